@@ -40,6 +40,7 @@ class BatchBuilder:
             _firsts(step),
             step.hidden,
             prompts=True if step.hidden else step.prompts,
+            positions=_positions(step),
         )
 
     def _add(self, chunk: SequenceChunk, hidden: bool, begin: int, outputs: int, block: int) -> int:
@@ -62,6 +63,13 @@ class BatchBuilder:
         states = self._states[: len(step.chunks)]
         states[:] = [chunk.states for chunk in step.chunks]
         return states
+
+
+def _positions(step: Step) -> np.ndarray | None:
+    """Positions of three axes, int32 (tokens, 3), or None if no sequence has them."""
+    if all(chunk.sequence.positions is None for chunk in step.chunks):
+        return None
+    return np.concatenate([chunk.sequence.positions_of(chunk.first, chunk.tokens) for chunk in step.chunks])
 
 
 def _firsts(step: Step) -> np.ndarray | None:

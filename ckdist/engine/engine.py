@@ -24,12 +24,12 @@ from ckdist.engine.output import Output
 from ckdist.engine.output_processor import OutputProcessor
 from ckdist.engine.pooling import POOLINGS, Pooling
 from ckdist.engine.queue_place import ANY_PLACE, QueuePlace
-from ckdist.engine.request import Tokens, check_prompt, check_sampling
+from ckdist.engine.request import Tokens, check_positions, check_prompt, check_sampling
 from ckdist.engine.sampler import Sampler
 from ckdist.engine.sampling_params import SamplingParams
 from ckdist.engine.sampling_state import sampling_state
 from ckdist.engine.scheduler import EngineBusy, Scheduler
-from ckdist.engine.sequence import MAX_ROLLBACK, Sequence, State
+from ckdist.engine.sequence import MAX_ROLLBACK, Sequence, State, delta_of
 from ckdist.engine.state_pool import StatePool
 from ckdist.engine.step_builder import SequenceChunk, Step
 from ckdist.engine.tenant import ONE_TENANT
@@ -137,12 +137,15 @@ class Engine:
         params: SamplingParams,
         tenant: bytes | None = ONE_TENANT,
         place: QueuePlace = ANY_PLACE,
+        positions: np.ndarray | None = None,
     ) -> None:
         """Queues a request.
 
         Args:
             tenant: Cached blocks are reused and left only within a tenant. None: neither.
             place: Its queue, and its order there.
+            positions: Positions of the prompt's tokens in time, height and width, (tokens, 3). Generated tokens have
+                the positions after the largest one. Blocks are named by tokens alone, so none are reused or left.
 
         Raises:
             RequestError: A field is wrong, or the prompt cannot fit.
@@ -167,6 +170,10 @@ class Engine:
         begin, source = (self._start, ids) if len(self._start) else (ids, None)
         capacity = min(len(begin) + params.max_tokens, self.max_positions)
         more = {"source": source, "tenant": tenant, "max_rollback": self._max_rollback, "place": place}
+        if positions is not None:
+            positions = self._check_positions(positions, len(ids), params.max_tokens > 0)
+            capacity = min(capacity, self.executable.context_length - delta_of(positions))
+            more |= {"positions": positions, "tenant": None}
         sequence = Sequence(id, begin, params, seed, capacity, time.monotonic(), state, **more)
         self._queue(sequence)
         if state is not None and state.constraint is not None:
@@ -218,6 +225,12 @@ class Engine:
                 "prompt",
             )
         return check_prompt(prompt, self.vocab_size)
+
+    def _check_positions(self, positions: np.ndarray, tokens: int, continues: bool) -> np.ndarray:
+        """The positions as int32 (tokens, 3). Raises RequestError if they are wrong or the model does not read them."""
+        if not self.executable.has_axes:
+            raise RequestError("positions of three axes are given, the model's have one; leave them out", "positions")
+        return check_positions(positions, tokens, self.executable.context_length - continues)
 
     def _queue(self, sequence: Sequence) -> None:
         self.scheduler.add(sequence)

@@ -33,6 +33,25 @@ def check_prompt(prompt: Tokens, vocab_size: int) -> np.ndarray:
     return ids.astype(np.int32)
 
 
+def check_positions(positions: np.ndarray, tokens: int, context: int) -> np.ndarray:
+    """Returns positions of three axes as int32 (tokens, 3).
+
+    Raises RequestError if they have another shape, or if a position is not less than `context`.
+    """
+    if positions.shape != (tokens, 3) or positions.dtype.kind not in "iu":
+        raise RequestError(
+            f"positions have the shape {positions.shape} and type {positions.dtype}; give three integers for each of "
+            f"{tokens} tokens",
+            "positions",
+        )
+    low, high = int(positions.min()), int(positions.max())
+    if low < 0 or high >= context:
+        raise RequestError(
+            f"position {low if low < 0 else high} is not from 0 to {context - 1}; raise --ctx-size", "positions"
+        )
+    return positions.astype(np.int32)
+
+
 def check_sampling(params: SamplingParams, vocab_size: int) -> None:
     """Raises RequestError if a field has a wrong type or is out of range."""
     converted(SamplingParams, vars(params))

@@ -36,6 +36,11 @@ class State(Enum):
     FINISHED = "finished"
 
 
+def delta_of(positions: np.ndarray) -> int:
+    """`Sequence.position_delta`: a generated token has the position after the largest one of the prompt."""
+    return int(positions.max()) + 1 - len(positions)
+
+
 class Sequence:
     """A prompt and its continuation.
 
@@ -58,6 +63,8 @@ class Sequence:
         pooling: If set, hidden states are wanted in place of logits, and nothing is sampled.
         first_text: Tokens of the first text if the prompt has two; with a source its tokens; else 0.
         tenant: Blocks are reused and left only within a tenant. None: neither.
+        positions: Positions of the prompt's tokens in time, height and width, int32 (prompt, 3). None: their places.
+        position_delta: Position of a generated token, on all three axes, minus its place in the sequence.
         encoded: Whether the encoder has read the source.
         settled: Leading positions that no rollback can reach: all tokens but one that will always stay. Kept up to date
             if `max_rollback` is not 0.
@@ -84,6 +91,8 @@ class Sequence:
         "params",
         "place",
         "pooling",
+        "position_delta",
+        "positions",
         "prompt",
         "prompt_logprobs",
         "refused_at",
@@ -104,7 +113,7 @@ class Sequence:
         self, id: Hashable, prompt: "Tokens", params: SamplingParams, seed: int, capacity: int, arrival: float,
         sampling_state: "SamplingState | None" = None, pooling: Pooling | None = None, first_text: int = 0,
         source: np.ndarray | None = None, tenant: bytes | None = ONE_TENANT, max_rollback: int = 0,
-        place: QueuePlace = ANY_PLACE,
+        place: QueuePlace = ANY_PLACE, positions: np.ndarray | None = None,
     ) -> None:  # fmt: skip
         self.id, self.params, self.seed, self.arrival = id, params, seed, arrival
         self.sampling_state, self.pooling, self.first_text = sampling_state, pooling, first_text
@@ -117,6 +126,8 @@ class Sequence:
         self.prompt = self.tokens[: len(prompt)]
         self.length = len(prompt)
         self.computed = self.in_flight = 0
+        self.positions = positions
+        self.position_delta = 0 if positions is None else delta_of(positions)
         self.source, self.encoded = source, False
         if source is not None:
             self.first_text = len(source)
@@ -161,6 +172,15 @@ class Sequence:
             tokens = tokens.copy()
             tokens[max(len(self.prompt) - begin, 0) :] |= GENERATED
         return tokens
+
+    def positions_of(self, first: int, tokens: int) -> np.ndarray:
+        """The positions of the tokens [first, first + tokens): int32 (tokens, 3)."""
+        places = np.arange(first, first + tokens, dtype=np.int32)[:, None]
+        found = np.repeat(places + np.int32(self.position_delta), 3, axis=1)
+        if self.positions is not None and first < len(self.positions):
+            given = self.positions[first : first + tokens]
+            found[: len(given)] = given
+        return found
 
     @property
     def reads_prompt(self) -> bool:

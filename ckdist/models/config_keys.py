@@ -54,7 +54,6 @@ _UNUSED = {  # reason -> fields
         "summary_activation summary_proj_to_labels summary_type summary_use_proj cross_attention_hidden_size"
     ),
     "said by other fields": "is_encoder_decoder tie_encoder_decoder qk_head_dim text_config",
-    "positions of images, which texts do not tell apart": "mrope_section mrope_interleaved",
 }
 UNUSED = {name: reason for reason, names in _UNUSED.items() for name in names.split()}
 ALSO_UNUSED = ("_", "unsloth_")  # prefixes of a writer's own notes

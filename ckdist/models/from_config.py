@@ -134,15 +134,18 @@ def part(f: Fields) -> float:
     return f.number("partial_rotary_factor", high=1.0)
 
 
-def rotations(f: Fields, n: Sizes, partial: float | None = None, interleaved: bool = False) -> dict[str, RopeSpec]:
+def rotations(
+    f: Fields, n: Sizes, partial: float | None = None, interleaved: bool = False, mrope_interleaved: bool = False
+) -> dict[str, RopeSpec]:
     """The rotation "global" of full layers, and "local" of sliding layers if the file has another one for them.
 
     Newer files have `rope_parameters`, older ones `rope_theta` and `rope_scaling`. `partial` is the result of `part`;
-    None: the family rotates whole heads.
+    None: the family rotates whole heads. `mrope_interleaved` is the family's default of that field.
     """
     parameters = f.sub("rope_parameters")
     nested = parameters.has("full_attention") or parameters.has("sliding_attention")
-    shape = rope.RopeShape(n.head_dim, n.max_position, f.number("rope_theta", low=1.0), partial, interleaved)
+    theta = f.number("rope_theta", low=1.0)
+    shape = rope.RopeShape(n.head_dim, n.max_position, theta, partial, interleaved, mrope_interleaved)
     found = {"global": rope.from_fields(parameters.sub("full_attention") if nested else parameters, shape, f)}
     if nested and parameters.has("sliding_attention"):
         found["local"] = rope.from_fields(parameters.sub("sliding_attention"), shape, f)

@@ -1,6 +1,7 @@
 """Computes the inverse frequencies of rotary position embeddings with each kind of scaling."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -9,7 +10,7 @@ from ckdist.errors import ModelFileError
 from ckdist.models.fields import Fields
 from ckdist.models.spec import RopeSpec
 
-KNOWN_SCALINGS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
+KNOWN_SCALINGS = ("default", "mrope", "linear", "dynamic", "llama3", "yarn", "longrope")
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,7 @@ class RopeShape:
     theta: float  # default, if the fields of the scaling lack it
     partial: float | None = None  # rotated fraction of a head, as default; None: all, independent of the file
     interleaved: bool = False
+    mrope_interleaved: bool = False  # default, if the fields of the scaling lack it
 
 
 def plain(head_dim: int, theta: float) -> np.ndarray:
@@ -124,11 +126,34 @@ def from_fields(scaling: Fields, shape: RopeShape, outer: Fields) -> RopeSpec:
         magnitude = scaling.number("attention_factor", magnitude, high=1e3)
     elif kind == "dynamic":  # changes frequencies only beyond max_position, which is the longest context
         scaling.number("factor", low=1e-6, high=1e6)
-    elif kind != "default":
+    elif kind not in ("default", "mrope"):
         raise unknown_scaling(scaling.where, kind)
+    axes = _mrope_axes(scaling, shape, len(frequencies))
     return RopeSpec(
-        frequencies.astype(np.float32), magnitude, shape.interleaved, theta=theta, scaling=dict(scaling.values)
+        frequencies.astype(np.float32), magnitude, shape.interleaved, axes, theta=theta, scaling=dict(scaling.values)
     )
+
+
+def _mrope_axes(scaling: Fields, shape: RopeShape, pairs: int) -> tuple[int, ...]:
+    """`RopeSpec.axes` of the field mrope_section; empty without it."""
+    is_interleaved = scaling.flag("mrope_interleaved", shape.mrope_interleaved)
+    if not scaling.has("mrope_section"):
+        return ()
+    sections = [int(n) for n in scaling.numbers("mrope_section", 3, low=-1.0, high=float(1 << 10))]
+    if not is_interleaved and sum(sections) != pairs:
+        raise scaling.error("mrope_section", sections, f"three numbers with the sum {pairs}, the pairs of a head")
+    return section_axes(sections, pairs, is_interleaved)
+
+
+def section_axes(sections: Sequence[int], pairs: int, is_interleaved: bool) -> tuple[int, ...]:
+    """`RopeSpec.axes`, (pairs,), of the numbers of pairs that time, height and width rotate.
+
+    - `is_interleaved`: time, height and width alternate as long as height and width have pairs left (Qwen3-VL). Else
+      the pairs of an axis are consecutive (Qwen2-VL).
+    """
+    if is_interleaved:
+        return tuple(i % 3 if i < 3 * sections[i % 3] else 0 for i in range(pairs))
+    return tuple(axis for axis, count in enumerate(sections) for _ in range(count))
 
 
 def _longrope(scaling: Fields, shape: RopeShape, outer: Fields, frequencies: np.ndarray) -> RopeSpec:

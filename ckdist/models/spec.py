@@ -22,6 +22,8 @@ class RopeSpec:
         inverse_frequencies: float32 (dims / 2,), with the scaling applied.
         magnitude: Factor on cos and sin.
         interleaved: Rotate pairs (2 i, 2 i + 1). Else pairs (i, i + dims / 2), as in Hugging Face's Llama.
+        axes: For each pair the axis of a position that rotates it: 0 time, 1 height, 2 width. Empty: positions have
+            one axis. Wang et al. 2024, arXiv:2409.12191, section 2.1 (M-RoPE).
         long: The rotation for contexts of more than `original_context` tokens (longrope).
         theta: From the file, for export.
         scaling: From the file, for export.
@@ -30,6 +32,7 @@ class RopeSpec:
     inverse_frequencies: np.ndarray = field(compare=False)
     magnitude: float = 1.0
     interleaved: bool = False
+    axes: tuple[int, ...] = field(default=(), compare=False)
     long: "RopeSpec | None" = None
     original_context: int = 0
     theta: float = field(default=1e4, compare=False)

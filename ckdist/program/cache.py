@@ -5,7 +5,7 @@ The native executor places the same list (`struct ckdist_layer`), so it alone co
 
 import functools
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from ckdist import native
@@ -29,8 +29,10 @@ class CacheArray:
     lifetime: str = "token"  # of `enum ckdist_lifetime`
 
     def fields(self, types: CacheTypes) -> dict[str, Any]:
-        """The fields of a `struct ckdist_cache_array`. Arrays of sequences are in float32."""
+        """The fields of a `struct ckdist_cache_array`. Arrays of sequences are in float32, an index in f32 or f16."""
         kind = "f32" if self.lifetime == "sequence" else types[self.name == "values"]
+        if self.name == "index" and kind != "f32":
+            kind = "f16"
         return {**vars(self), "type": KV_TYPES[kind]}
 
 
@@ -51,6 +53,10 @@ class LayerCache:
 
     # Linear attention. For each value head: the local key head that it reads.
     key_head_of: tuple[int, ...] = ()
+
+    def with_index(self, index: "LayerCache | None") -> "LayerCache":
+        """This cache and the array of `index_cache`, if the layer has one."""
+        return self if index is None else replace(self, arrays=(*self.arrays, *index.arrays))
 
     def fields(self, types: CacheTypes) -> dict[str, Any]:
         """The fields of a `struct ckdist_layer`."""
@@ -80,6 +86,11 @@ def latent_cache(heads: Dim, key_width: int, rank: int, mesh: Mesh) -> LayerCach
     groups = tuple(stop - start for start, stop in even_ranges(end - begin, count)) if count else ()
     arrays = CacheArray("latent", min(count, 1), rank), CacheArray("rope", min(count, 1), key_width - rank)
     return LayerCache(arrays, groups, heads.count, 1, begin)
+
+
+def index_cache(keys: Dim) -> LayerCache:
+    """The key of each token that chooses positions for sparse attention, on every rank."""
+    return LayerCache((CacheArray("index", 1, keys.elements),))
 
 
 def state_cache(keys: Dim, values: Dim, taps: int, key_head_of: tuple[int, ...]) -> LayerCache:

@@ -162,6 +162,7 @@ class Executable:
         self.threads, self.threads_batch = threads, threads_batch
         self.single_threads = threads  # of steps of at most SINGLE_ROWS tokens; at most `threads`
         self.has_logits, self.has_hidden = bool(plans), bool(hidden_plans)
+        self.has_axes = any(rope.axes for rope in spec.ropes.values())  # positions may have three axes
         first_hidden, plans = len(plans), [*plans, *hidden_plans]
         self._numbers = {PlanKey.of(plan.lowered, n >= first_hidden): n for n, plan in enumerate(plans)}
         assert len(self._numbers) == len(plans), "each kind of plan is there once"
@@ -327,6 +328,7 @@ class Executable:
         states = () if batch.states is None else (batch.states.reshape(-1),)
         firsts = () if batch.firsts is None else (batch.firsts,)
         embeddings = () if batch.embeddings is None else (batch.embeddings.reshape(-1).view(np.int32),)
+        positions = () if batch.positions is None else (batch.positions.reshape(-1),)
         arrays = (
             batch.token_ids,
             batch.chunks.reshape(-1),
@@ -334,6 +336,7 @@ class Executable:
             *states,
             *firsts,
             batch.logits_indices,
+            *positions,
             *embeddings,
         )
         size = _HEADER + sum(map(len, arrays))
@@ -346,6 +349,7 @@ class Executable:
         header.blocks, header.plan, header.steps = len(batch.block_tables), plan, steps
         header.states, header.firsts = sequences * len(states), sequences * len(firsts)
         header.embeddings = 0 if batch.embeddings is None else len(batch.embeddings)
+        header.positions = 0 if batch.positions is None else len(batch.positions)
         header.command.copies = copies
         header.threads = self.threads_of(tokens, sequences)
         np.concatenate(arrays, out=message.ints[_HEADER:size])

@@ -122,7 +122,9 @@ def sent_rows(graph: Graph, send: Instr) -> dict[str, Instr]:
     return residual(graph, send.inputs[0])
 
 
-def rotated_attention(graph: Graph, attend: Instr) -> dict[str, Instr]:
+def rotated_attention(
+    graph: Graph, attend: Instr, norms: tuple[str, ...] = ("rms_norm", "norm_latent")
+) -> dict[str, Instr]:
     """The rotations and norms of an attention's queries and keys. Each is optional. Latent keys are normed in part."""
     parts = {}
     for name, operand in zip(("q", "k"), attend.inputs, strict=False):
@@ -130,9 +132,14 @@ def rotated_attention(graph: Graph, attend: Instr) -> dict[str, Instr]:
         if rope := graph.maker(value, "rope"):
             parts[f"{name}_rope"] = rope
             value = rope.inputs[0]
-        if norm := graph.maker(value, "rms_norm", "norm_latent"):
+        if norm := graph.maker(value, *norms):
             parts[f"{name}_norm"] = norm
     return parts
+
+
+def rotated_index(graph: Graph, select: Instr) -> dict[str, Instr]:
+    """The rotations of an index's queries and keys, and the layer norm of keys."""
+    return rotated_attention(graph, select, ("layer_norm",))
 
 
 def delta_rule_with_its_parts(graph: Graph, rule: Instr) -> dict[str, Instr]:
@@ -167,6 +174,7 @@ PATTERNS: dict[str, Callable[[Graph, Instr], dict[str, Instr]]] = {
     "attend": rotated_attention,
     "delta_rule": delta_rule_with_its_parts,
     "attend_latent": rotated_attention,
+    "select_positions": rotated_index,
     "send": sent_rows,
 }
 

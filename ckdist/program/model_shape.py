@@ -24,6 +24,11 @@ class Rotation(Protocol):
         """Whether pairs (2i, 2i + 1) are rotated, else pairs (i, i + dims / 2)."""
         ...
 
+    @property
+    def axes(self) -> tuple[int, ...]:
+        """For each pair the axis, 0 to 2, of the position that rotates it. Empty: positions have one axis."""
+        ...
+
 
 class ModelShape(Protocol):
     """A decoder or an encoder."""

@@ -15,8 +15,10 @@ class RankContext:
     def __init__(self, mesh: Mesh, spec: ModelShape):
         self.mesh, self.spec = mesh, spec
         self.cache: dict[int, tuple[np.ndarray, np.ndarray]] = {}  # layer -> K, V: (positions, kv_heads, head_dim)
+        self.index: dict[int, np.ndarray] = {}  # layer -> keys that choose positions: (positions, width)
         self.states: dict[tuple[int, str], np.ndarray] = {}  # (layer, name) -> state of the sequence
         self.positions = np.zeros(0, np.int_)  # position in its sequence, for each token of the step
+        self.axes: np.ndarray | None = None  # (tokens, 3): positions of three axes, for rotations; None: of one
         self.first_token = 0  # index of this rank's first token in the step; not 0 only if tokens are sharded
         self.first_text: int | None = None  # tokens of the first text if the sequence is a pair of texts
         self.logits_indices = np.zeros(0, np.int_)  # indices of the step's tokens whose logits are needed
@@ -44,7 +46,8 @@ class RankContext:
 
     def rope_tables(self, rope: Rotation) -> tuple[np.ndarray, np.ndarray]:
         """Cos and sin of the step's positions: float32 (tokens, rotated dimensions / 2) each."""
-        angles = self.positions.astype(np.float32)[:, None] * rope.inverse_frequencies.astype(np.float32)
+        positions = self.positions[:, None] if self.axes is None or not rope.axes else self.axes[:, rope.axes]
+        angles = positions.astype(np.float32) * rope.inverse_frequencies.astype(np.float32)
         return np.cos(angles) * np.float32(rope.magnitude), np.sin(angles) * np.float32(rope.magnitude)
 
     def extend_cache(self, layer: int, k: np.ndarray, v: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

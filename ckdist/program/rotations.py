@@ -28,4 +28,6 @@ def rope_fields(rope: Rotation | None, positions: int) -> dict[str, Any]:
         angles = rows[:, None] * rope.inverse_frequencies.astype(np.float32)
         for table, function in ((cos, np.cos), (sin, np.sin)):
             np.multiply(function(angles), np.float32(rope.magnitude), out=table[begin : begin + _ROWS])
-    return {"cos": cos, "sin": sin, "dims": 2 * half, "interleaved": rope.interleaved}
+    # a pointer is null if it is absent
+    axes = {"axes": np.array(rope.axes, np.int32)} if rope.axes else {}
+    return {"cos": cos, "sin": sin, "dims": 2 * half, "interleaved": rope.interleaved, **axes}

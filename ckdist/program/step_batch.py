@@ -29,6 +29,9 @@ class Batch:
     hidden: bool = False  # return hidden states in place of logits
     # float32 (rows, hidden): inputs of the first layer in place of rows of the embedding table, e.g. of an image
     embeddings: np.ndarray | None = None
+    # int32 (tokens, 3): positions in time, height and width, which rotations read. None: each token's place in its
+    # sequence. Only for a model whose rotations have axes.
+    positions: np.ndarray | None = None
     prompts: bool | None = None  # whether the tokens are prompts', not generated; None: if a chunk has several
 
 

@@ -202,12 +202,14 @@ class Tracer(Emitter):
         window: int,
         bidirectional: bool = False,
         relative: tuple[Weight, int, int] | None = None,
+        positions: Value | None = None,
     ) -> Value:
         """Causal attention over the cache of `layer`, which k and v extend.
 
         - `sinks`: (heads,) scores without values.
         - `bidirectional`: not causal. All tokens of a sequence must be in the step.
         - `relative`: (weights of biases by distance, number of buckets, largest distance).
+        - `positions`: of `select_positions`; a token sees only these.
         """
         attrs: dict[str, Any] = {"layer": layer, "scale": scale, "soft_cap": soft_cap, "window": window}
         if bidirectional:
@@ -216,7 +218,8 @@ class Tracer(Emitter):
         if relative is not None:
             weights = (sinks, relative[0])
             attrs |= {"buckets": relative[1], "distance": relative[2]}
-        return self._emit("attend", (q, k, v), weights, ["o"], **attrs)
+        listed = () if positions is None else (positions,)
+        return self._emit("attend", (q, k, v, *listed), weights, ["o"], **attrs)
 
     def store_cross(self, k: Value, v: Value, queries: Dim, *, layer: int) -> None:
         """Stores keys and values of the encoder's output in the cache `layer`, for `attend_cross` with `queries`."""
@@ -253,10 +256,49 @@ class Tracer(Emitter):
         """Per head: rms_norm(x) * silu(gate)."""
         return self._emit("gated_norm", (x, gate), (w,), names=["o"], eps=eps)
 
+    def to_index(self, q: Value, k: Value, weights: Value) -> tuple[Value, Value, Value]:
+        """`to_heads` for `select_positions`: every rank gets the queries, keys and weights of all tokens.
+
+        All other exchanges of the layer come after `select_positions`, whose operands share their memory.
+        """
+        axis = self.sharding.tokens.axis
+        if not axis:
+            return q, k, weights
+        operands = (q, k, weights)
+        to = tuple(value.dims[-1] for value in operands)
+        q, k, weights = self.emit("all_to_all", operands, names=["index_q", "index_k", "index_w"], axis=axis, to=to)
+        return q, k, weights
+
+    def select_positions(self, q: Value, k: Value, weights: Value, *, layer: int, index_top_k: int) -> Value:
+        """The `index_top_k` positions of each token with the largest scores, for `attend` and `attend_latent`.
+
+        score = sum over index heads of weight * max(q . k, 0). The keys k extend the index of `layer`. A token with
+        fewer positions sees all. `to_index` makes the operands; the norm and the rotation of k and the rotation of q
+        may follow it.
+
+        Args:
+            q: (tokens, index_heads * width).
+            k: (tokens, width).
+            weights: (tokens, index_heads).
+        """
+        operands = (q, k, weights)
+        return self._emit("select_positions", operands, names=["positions"], layer=layer, index_top_k=index_top_k)
+
     def attend_latent(
-        self, q: Value, kv: Value, w: LatentWeights, *, layer: int, rope: str | None, scale: float, eps: float
+        self,
+        q: Value,
+        kv: Value,
+        w: LatentWeights,
+        *,
+        layer: int,
+        rope: str | None,
+        scale: float,
+        eps: float,
+        positions: Value | None = None,
     ) -> Value:
         """Causal latent attention in the absorbed form, over the cache of `layer`, which `kv` extends.
+
+        `positions`: of `select_positions`; a token sees only these.
 
         A head of q is [nope, rope]: first the part that is not rotated. `kv` is [latent vector, key to rotate].
         """
@@ -264,7 +306,8 @@ class Tracer(Emitter):
         q, k = self.linear_heads(q, w.keys), self.norm_latent(kv, w.norm, eps)
         if rope is not None:
             q, k = (self.rope(value, rope, first=rank) for value in (q, k))
-        o = self._emit("attend_latent", (q, k), names=["o"], layer=layer, scale=scale, value_width=rank)
+        listed = () if positions is None else (positions,)
+        o = self._emit("attend_latent", (q, k, *listed), names=["o"], layer=layer, scale=scale, value_width=rank)
         return self.linear_heads(o, w.values)
 
     def gated(self, gate: Value, up: Value, function: str) -> Value:

@@ -58,9 +58,10 @@ class TrainingTracer(Tracer):
         window: int,
         bidirectional: bool = False,
         relative: tuple[Weight, int, int] | None = None,
+        positions: Value | None = None,
     ) -> Value:
         """Causal attention within each sequence of the batch. Raises ConfigError for any other attention."""
-        del layer  # there is no cache to choose
+        del layer, positions  # there is no cache to choose, and no `select_positions`
         if relative is not None:
             raise ConfigError(NOT_TRAINED)
         if bidirectional:
@@ -78,6 +79,10 @@ class TrainingTracer(Tracer):
     def short_conv(self, *_: Any, **__: Any) -> tuple[Value, Value, Value]:
         """Raises ConfigError: linear attention has no gradients."""
         raise ConfigError(NOT_TRAINED)
+
+    def select_positions(self, *_: Any, **__: Any) -> Value:
+        """Raises ConfigError: the choice of positions has no gradient."""
+        raise ConfigError("models with sparse attention can be served, not trained: choose another model")
 
     def route(
         self, logits: Sequence[Value], correction: Weight | None, routing: Routing, shared: bool
@@ -121,9 +126,19 @@ class TrainingTracer(Tracer):
         return q, kv
 
     def attend_latent(
-        self, q: Value, kv: Value, w: LatentWeights, *, layer: int, rope: str | None, scale: float, eps: float
+        self,
+        q: Value,
+        kv: Value,
+        w: LatentWeights,
+        *,
+        layer: int,
+        rope: str | None,
+        scale: float,
+        eps: float,
+        positions: Value | None = None,
     ) -> Value:
         """Causal latent attention within each sequence, in the expanded form: each head has its own keys and values."""
+        del positions  # there is no `select_positions`
         (rank, nope), k = (w.keys.dims[0].width, w.keys.dims[1].elements), self.norm_latent(kv, w.norm, eps)
         if rope is not None:
             q, k = self.rope(q, rope, first=nope), self.rope(k, rope, first=rank)

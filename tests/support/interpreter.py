@@ -59,10 +59,11 @@ class Interpreter:
         ]
         self.length = 0
 
-    def run(self, token_ids: ArrayLike, outputs: ArrayLike | None = None) -> np.ndarray:
+    def run(self, token_ids: ArrayLike, outputs: ArrayLike | None = None, axes: np.ndarray | None = None) -> np.ndarray:
         """Appends `token_ids` to the sequence; returns the logits of rank 0, (outputs, vocab).
 
-        `outputs` are the indices into `token_ids` whose logits are returned, by default all.
+        `outputs` are the indices into `token_ids` whose logits are returned, by default all. `axes`: (tokens, 3),
+        positions of three axes.
         """
         ids = np.asarray(token_ids, np.int32)
         wanted = np.arange(len(ids)) if outputs is None else np.asarray(outputs)
@@ -70,6 +71,7 @@ class Interpreter:
         for context in self.contexts:
             begin, end = context.rows(axis, len(ids))
             context.positions, context.first_token = self.length + np.arange(len(ids)), begin
+            context.axes = axes
             context.logits_indices = wanted[(wanted >= begin) & (wanted < end)] - begin
             inputs.append([ids[begin:end]])
         self.length += len(ids)

@@ -37,6 +37,7 @@ class PagedExecutable:
         self.num_blocks, self.max_tokens, self.max_sequences = num_blocks, max_tokens, max_sequences
         self.vocab_size, self.context_length = vocab_size, context_length
         self.has_logits = self.has_hidden = True
+        self.has_axes = False
         self.splits_roles = False
         self.cache = np.full((num_blocks, BLOCK_TOKENS), -1, np.int32)
         self.batches: list[list[tuple[int, int]]] = []  # of each step: tokens and first position of its runs

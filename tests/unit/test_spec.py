@@ -260,7 +260,7 @@ def test_gguf_that_is_not_such_a_model(tmp_path):
         ({"hidden_act": "relu"}, "hidden_act is 'relu'; it must be one of silu"),
         (
             {"rope_scaling": {"type": "ntk", "factor": 2.0}},
-            "RoPE scaling 'ntk' is not known; the known ones are default, linear, dynamic, llama3, yarn, longrope",
+            "scaling 'ntk' is not known; the known ones are default, mrope, linear, dynamic, llama3, yarn, longrope",
         ),
         ({"rope_parameters": {"rope_type": "longrope"}}, "rope_parameters.short_factor is missing"),
         (
@@ -268,6 +268,8 @@ def test_gguf_that_is_not_such_a_model(tmp_path):
             "short_factor is .*a list of 8 numbers",
         ),
         ({"rope_scaling": {"type": "linear"}}, "rope_scaling.factor is missing"),
+        ({"rope_scaling": {"type": "mrope", "mrope_section": [4, 4]}}, "mrope_section is .*a list of 3 numbers"),
+        ({"rope_scaling": {"type": "mrope", "mrope_section": [4, 4, 1]}}, "three numbers with the sum 8, the pairs"),
         ({"rope_scaling": [1]}, "rope_scaling is \\[1\\]; it must be an object"),
         (
             {"rope_scaling": {"rope_type": "llama3", "factor": 8, "low_freq_factor": 4, "high_freq_factor": 1}},
@@ -294,6 +296,24 @@ def test_config_that_cannot_be(fields, message):
     with pytest.raises((ArchitectureError, ModelFileError), match=message) as e:
         spec_from_config(LLAMA | fields, "config.json")
     assert str(e.value).startswith("config.json: ") and "\n" not in str(e.value)
+
+
+@pytest.mark.parametrize(
+    "rope, runs",
+    [
+        # Qwen2-VL and Qwen2.5-VL: consecutive pairs
+        ({"type": "mrope", "mrope_section": [16, 24, 24]}, "0" * 16 + "1" * 24 + "2" * 24),
+        # Qwen3-VL: in turns, then time alone
+        (
+            {"rope_type": "default", "mrope_section": [24, 20, 20], "mrope_interleaved": True},
+            "012" * 20 + "0" * 4,
+        ),
+    ],
+)
+def test_the_axis_of_each_pair_of_published_models(rope, runs):
+    spec = spec_from_config(LLAMA | {"head_dim": 128, "rope_scaling": rope}, "config.json")
+    assert "".join(map(str, spec.ropes["global"].axes)) == runs
+    assert spec.ropes["global"].dims == 128
 
 
 JUNK = st.recursive(

@@ -15,7 +15,8 @@ from ckdist.models.families import family, llama
 from ckdist.models.families.family import Family, Form, GgufForm, GgufHeader, in_layers
 from ckdist.models.fields import Fields
 from ckdist.models.from_config import Sizes
-from ckdist.models.spec import Attention, GatedDeltaNet, LayerSpec, ModelSpec
+from ckdist.models.rope import section_axes
+from ckdist.models.spec import Attention, GatedDeltaNet, LayerSpec, ModelSpec, RopeSpec
 
 NAME = "qwen35"
 KEYS = llama.KEYS.but(
@@ -80,7 +81,7 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
     n = from_config.sizes(f)
     ffn = from_config.dense(f)
     layers = [LayerSpec(mixer, ffn) for mixer in mixers(f, n)]
-    ropes = from_config.rotations(f, n, from_config.part(f))
+    ropes = from_config.rotations(f, n, from_config.part(f), mrope_interleaved=True)
     return n.model(NAME, layers, ropes, from_config.tied(f, outer))
 
 
@@ -127,8 +128,7 @@ def gguf(header: GgufHeader) -> ModelSpec:
 
     n, ffn = gguf_sizes(header), from_gguf.dense(header)
     layers = [LayerSpec(mixer, ffn) for mixer in gguf_mixers(header, n, tiled=True)]
-    rope = from_gguf.rotation(header, n, 1e7, partial=True)
-    return n.model(NAME, layers, {"global": rope}, from_gguf.tied(header))
+    return n.model(NAME, layers, {"global": gguf_rotation(header, n)}, from_gguf.tied(header))
 
 
 def hybrid_metadata(spec: ModelSpec, where: str) -> dict[str, object]:
@@ -149,8 +149,22 @@ def hybrid_metadata(spec: ModelSpec, where: str) -> dict[str, object]:
     }
 
 
-def sections(frequencies: int) -> Sequence[int]:
+def gguf_rotation(header: GgufHeader, n: Sizes) -> RopeSpec:
+    """Reads the rotation from GGUF metadata, with its frequencies for time, height and width."""
+    from ckdist.models import from_gguf
+
+    rope, f, name = from_gguf.rotation(header, n, 1e7, partial=True), header.fields, "rope.dimension_sections"
+    if not f.has(name):
+        return rope
+    numbers = [int(number) for number in f.numbers(name, 4, low=-1.0, high=float(limits.MAX_HEAD_DIM))]
+    return replace(rope, axes=section_axes(numbers[:3], rope.dims // 2, True))
+
+
+def sections(rope: RopeSpec) -> Sequence[int]:
     """The numbers of a rotation's frequencies for time, height, width, and for nothing."""
+    if rope.axes:
+        return [*(rope.axes.count(axis) for axis in range(3)), 0]
+    frequencies = rope.dims // 2
     height, width = (frequencies * part // sum(SECTIONS) for part in SECTIONS[1:])
     return [frequencies - height - width, height, width, 0]
 
@@ -159,7 +173,7 @@ def export(spec: ModelSpec, where: str) -> GgufForm:
     """Returns the GGUF metadata of a model. Raises ArchitectureError for a model that GGUF cannot describe."""
     from ckdist.models import to_gguf
 
-    more = {**hybrid_metadata(spec, where), "rope.dimension_sections": sections(spec.ropes["global"].dims // 2)}
+    more = {**hybrid_metadata(spec, where), "rope.dimension_sections": sections(spec.ropes["global"])}
     return to_gguf.dense(NAME, spec, where, more)
 
 

@@ -28,7 +28,7 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
     n = from_config.sizes(f)
     ffn = qwen2moe.experts(f, ROUTING)
     layers = [LayerSpec(mixer, ffn) for mixer in qwen35.mixers(f, n)]
-    ropes = from_config.rotations(f, n, from_config.part(f))
+    ropes = from_config.rotations(f, n, from_config.part(f), mrope_interleaved=True)
     return n.model(NAME, layers, ropes, from_config.tied(f, outer))
 
 
@@ -38,8 +38,7 @@ def gguf(header: GgufHeader, name: str = NAME, routing: Routing = ROUTING, tiled
 
     n, ffn = qwen35.gguf_sizes(header), from_gguf.experts(header, routing, shared=True)
     layers = [LayerSpec(mixer, ffn) for mixer in qwen35.gguf_mixers(header, n, tiled)]
-    rope = from_gguf.rotation(header, n, 1e7, partial=True)
-    return n.model(name, layers, {"global": rope}, from_gguf.tied(header))
+    return n.model(name, layers, {"global": qwen35.gguf_rotation(header, n)}, from_gguf.tied(header))
 
 
 def export(spec: ModelSpec, where: str) -> GgufForm:
@@ -49,7 +48,7 @@ def export(spec: ModelSpec, where: str) -> GgufForm:
     more = {
         **to_gguf.experts(spec, where, ("expert_shared_feed_forward_length",)),
         **qwen35.hybrid_metadata(spec, where),
-        "rope.dimension_sections": qwen35.sections(spec.ropes["global"].dims // 2),
+        "rope.dimension_sections": qwen35.sections(spec.ropes["global"]),
     }
     return to_gguf.dense(NAME, spec, where, more)
 

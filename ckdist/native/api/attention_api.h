@@ -41,6 +41,7 @@ struct ckdist_rope {
   const float* sin;
   int32_t dims;
   int32_t interleaved; /* element 2 i is paired with 2 i + 1, else i with i + dims / 2 */
+  const int32_t* axes; /* (dims / 2,): axis, 0 to 2, of the position that rotates a pair; null: positions have one */
 };
 
 /* scratch: ckdist_attention_scratch_bytes() bytes, 64-byte aligned. */

@@ -34,6 +34,7 @@ struct ckdist_run {
   int32_t threads;     /* threads to use, at most those of the pool */
   int32_t plan, steps; /* plan to run, number of its steps; 0: all */
   int32_t embeddings;  /* rows of embeddings after the other arrays */
+  int32_t positions;   /* the number of tokens, or 0: positions of three axes before the embeddings */
 };
 /* Consecutive tokens of one sequence. */
 struct ckdist_sequence_chunk {

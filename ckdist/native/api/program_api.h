@@ -66,7 +66,8 @@ enum ckdist_array {
   ckdist_array_latent,
   ckdist_array_rope, /* rotated keys that belong to the latent vectors */
   ckdist_array_state,
-  ckdist_array_convolution /* the last inputs of a short convolution, oldest first */
+  ckdist_array_convolution, /* the last inputs of a short convolution, oldest first */
+  ckdist_array_index        /* keys that choose the positions of sparse attention: one head, in f32 or f16 */
 };
 /* token: an array has rows for each token, in blocks. sequence: rows for each sequence, in slots. */
 enum ckdist_lifetime { ckdist_lifetime_token, ckdist_lifetime_sequence };

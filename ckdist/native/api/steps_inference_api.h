@@ -24,6 +24,7 @@ enum ckdist_inference_step_kind {
   ckdist_step_attend_cross,
   ckdist_step_recv,
   ckdist_step_send,
+  ckdist_step_select_positions,
   ckdist_inference_step_kinds
 };
 
@@ -112,6 +113,7 @@ struct ckdist_attend_step {
      distance (key position - query position) from -reach to reach. */
   int32_t relative, reach;
   const int32_t* buckets;
+  int32_t listed; /* value of select_positions: a token with more positions sees only those; -1: it sees all */
 };
 
 /* Stores keys and values of all tokens in a layer's cache. */
@@ -211,6 +213,18 @@ struct ckdist_attend_latent_step {
   int32_t norm; /* vector */
   int32_t layer, rope_table;
   float eps, scale;
+  int32_t listed; /* as in attend */
+};
+
+/* Norms (layer norm) and rotates k, and stores it in the layer's index of keys. For each token with more positions than
+   the width of `out`: out = the positions with the largest scores, int32, ascending. Of equal scores the lower position
+   is taken. score = sum over heads of weight * max(q . k, 0). Rows of other tokens are not written. */
+struct ckdist_select_positions_step {
+  struct ckdist_step step;
+  int32_t q, k, weights, out; /* (tokens, heads, width), (tokens, width), (tokens, heads), (tokens, top_k) */
+  int32_t norm, norm_bias;    /* vectors */
+  int32_t layer, rope_table, heads;
+  float eps;
 };
 
 /* out = the rows that the previous stage sends: all tokens, or this rank's own if the ranks of a stage shard tokens.

@@ -77,6 +77,14 @@ struct AttentionTask {
   int64_t last_span() const { return (end() + kSpan - 1) / kSpan; }  // one past the last
 };
 
+// One token's queries of a lightning indexer, which chooses the positions that attention reads. A cache of index keys
+// is the cache of one head with latent values, in f32 or f16. DeepSeek-AI 2025, arXiv:2512.02556, section 2.1.
+struct IndexTask {
+  KvType type;
+  int width, heads;
+  const float *q, *weights;  // (heads, width), (heads,)
+};
+
 struct AttentionKernel {
   // Bytes of one block for one kv-head (K tile and V tile), a multiple of 64.
   int64_t (*block_bytes)(const CacheShape& cache);
@@ -92,6 +100,10 @@ struct AttentionKernel {
   // of threads. Then merge: all parts, from first_span() on, into `out`. The bits are equal to those of attend().
   void (*attend_spans)(const AttentionTask& task, int64_t first, int64_t last, uint8_t* parts, uint8_t* scratch);
   void (*merge)(const AttentionTask& task, uint8_t* parts, uint8_t* scratch);
+  // out[i] = sum over heads of weight * max(q . key i, 0), for the 16 positions of a block.
+  void (*index_scores)(const IndexTask& task, const uint8_t* block, float* out);
+  // Copies the key and value of one position from slot to slot.
+  void (*copy)(const CacheShape& cache, const uint8_t* from, int from_slot, uint8_t* to, int to_slot);
 };
 
 }  // namespace ckdist

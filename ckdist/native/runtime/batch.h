@@ -1,6 +1,8 @@
 // A step as rank 0 publishes it: struct ckdist_run and int32 arrays. `parse` checks all of it once.
 #pragma once
+#include <algorithm>
 #include <cstdint>
+#include <iterator>
 
 #include "core/export.h"
 
@@ -21,6 +23,7 @@ struct BatchView {
   const ckdist_state_slots* states = nullptr;  // (sequences,), or null
   const int32_t* firsts = nullptr;             // (sequences,): tokens of the first of a sequence's two texts; or null
   const int32_t* selected_tokens = nullptr;    // (selected,), ascending: tokens whose logits are computed
+  const int32_t* positions = nullptr;          // (tokens, 3): positions of three axes; null: places in the sequence
   const float* embeddings = nullptr;           // (rows, width): inputs in place of rows of the embedding table
 
   static constexpr int kHeader = sizeof(ckdist_run) / sizeof(int32_t);
@@ -39,8 +42,9 @@ struct BatchView {
     if (b.tokens < 1 || b.tokens > max_tokens || b.sequences < 1 || b.sequences > max_sequences || b.selected < 0 ||
         b.selected > max_selected || table < 0 || (h.states != 0 && h.states != b.sequences) ||
         (h.firsts != 0 && h.firsts != b.sequences) || h.embeddings < 0 || h.embeddings > program.embedding_rows ||
+        (h.positions != 0 && h.positions != b.tokens) ||
         ints != kHeader + b.tokens + 3 * b.sequences + table + 4 * int64_t{h.states} + h.firsts + b.selected +
-                    h.embeddings * program.embedding_width)
+                    3 * int64_t{h.positions} + h.embeddings * program.embedding_width)
       fail(Status::native,
            "batch of %lld tokens, %lld sequences, %lld outputs, %d embeddings exceeds %lld, %lld, %lld, %lld or has a "
            "wrong length",
@@ -54,7 +58,9 @@ struct BatchView {
     const int32_t* const firsts = states + 4 * h.states;
     if (h.firsts > 0) b.firsts = firsts;
     b.selected_tokens = firsts + h.firsts;
-    b.embeddings = reinterpret_cast<const float*>(b.selected_tokens + b.selected);
+    const int32_t* const positions = b.selected_tokens + b.selected;
+    if (h.positions > 0) b.positions = positions, b.check_positions(program);
+    b.embeddings = reinterpret_cast<const float*>(positions + 3 * int64_t{h.positions});
     for (int64_t i = 0; i < b.tokens; i++)
       if (b.token_ids[i] < -h.embeddings || b.token_ids[i] >= vocab)
         fail(Status::native, "token id %d is outside the vocabulary of %lld and %d rows of embeddings", b.token_ids[i],
@@ -86,6 +92,16 @@ struct BatchView {
              b.selected_tokens[i - 1]);
     }
     return b;
+  }
+
+  void check_positions(const ckdist_program& program) const {
+    const auto has_axes = [](const ckdist_rope& rope) { return rope.axes != nullptr; };
+    if (std::none_of(program.ropes, std::end(program.ropes), has_axes))
+      fail(Status::native, "a batch has positions of three axes, and the positions of the model have one");
+    for (int64_t i = 0; i < 3 * tokens; i++)
+      if (positions[i] < 0 || positions[i] >= program.context_length)
+        fail(Status::native, "position %d is outside the context of %lld", positions[i],
+             (long long)program.context_length);
   }
 };
 

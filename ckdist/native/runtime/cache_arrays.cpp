@@ -31,9 +31,23 @@ std::optional<CacheShape> CacheArrays::shape() const {
   return std::nullopt;
 }
 
-int64_t CacheArrays::block_bytes() const {
+std::optional<CacheShape> CacheArrays::index() const {
+  const auto* const index = find(ckdist_array_index);
+  if (index == nullptr) return std::nullopt;
+  const auto type = KvType(index->type);
+  if (type != KvType::f32 && type != KvType::f16)
+    fail(Status::native, "an index of keys has the type %d; f32 and f16 are possible", index->type);
+  return CacheShape{type, type, index->width, index->width, true};
+}
+
+int64_t CacheArrays::index_offset() const {
   const std::optional<CacheShape> head = shape();
   return head ? kernels().attention.block_bytes(*head) * arrays[0].heads : 0;
+}
+
+int64_t CacheArrays::block_bytes() const {
+  const std::optional<CacheShape> keys = index();
+  return index_offset() + (keys ? kernels().attention.block_bytes(*keys) : 0);
 }
 
 int64_t CacheArrays::state_floats() const {

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstring>
+#include <iterator>
 #include <utility>
 
 #include "copy_engines/stream_engine.h"
@@ -41,6 +42,8 @@ Inference::Inference(const ckdist_program& that, Communicator& job, Communicator
   read_lists();
   make_buffers();
   hidden_.resize(size_t(program.max_outputs * program.hidden));
+  for (size_t i = 0; i < std::size(axes_); i++)
+    if (program.ropes[i].axes != nullptr) axes_[i].resize(size_t(program.max_tokens * program.ropes[i].dims));
 }
 
 void Inference::make_cache() {
@@ -55,7 +58,8 @@ void Inference::make_cache() {
       layer.max_heads_per_kv = std::max(layer.max_heads_per_kv, int(own->heads_per_kv[h]));
     }
     layer.head_bytes = kernels.attention.block_bytes(layer.cache);
-    layer.block_bytes = arrays.block_bytes();
+    layer.block_bytes = arrays.block_bytes(), layer.index_offset = arrays.index_offset();
+    layer.index = arrays.index().value_or(CacheShape{});
     kv_bytes_ += layer.block_bytes * program.blocks;
     stored_bytes_ += layer.block_bytes;
   }
@@ -156,7 +160,7 @@ void Inference::reserve_exchange() {
 int64_t Inference::message_ints() const {
   const int64_t batch = BatchView::kHeader + program.max_tokens + 8 * program.max_sequences +
                         program.max_sequences * (program.context_length / kBlockTokens + 1) + program.max_outputs +
-                        program.embedding_rows * program.embedding_width;
+                        3 * program.max_tokens + program.embedding_rows * program.embedding_width;
   const int64_t copy = sizeof(ckdist_copy_blocks) + ckdist_copies_most * sizeof(ckdist_block_copy);
   return std::max(batch, copy / int64_t{sizeof(int32_t)});
 }
@@ -365,6 +369,7 @@ void Inference::begin(const BatchView& those) {
   first_selected = std::lower_bound(selected, selected + batch.selected, first_token) - selected;
   local_selected =
       std::lower_bound(selected, selected + batch.selected, first_token + local_tokens) - selected - first_selected;
+  if (batch.positions != nullptr) read_positions();
   if (plan->host_rows) host_rows->begin(local_tokens);
   active_ = std::min(std::max(batch.threads, 1), threads());
   for (Thread& thread : threads_) thread.ahead.step = -1;
@@ -375,6 +380,20 @@ void Inference::begin(const BatchView& those) {
   pool_->activate(active_);
   clear(batch.tokens > batch.sequences || batch.tokens >= kThreadRows ? active_ : groups(), counters_.get());
   clear(groups(), counters_.get() + threads() * most_steps_);
+}
+
+void Inference::read_positions() {
+  for (size_t i = 0; i < std::size(axes_); i++) {
+    const ckdist_rope& rope = program.ropes[i];
+    if (rope.axes == nullptr) continue;
+    const int64_t half = rope.dims / 2;
+    float* row = axes_[i].data();
+    for (int64_t t = 0; t < batch.tokens; t++, row += rope.dims)
+      for (int64_t pair = 0; pair < half; pair++) {
+        const int64_t at = batch.positions[3 * t + rope.axes[pair]] * half + pair;
+        row[pair] = rope.cos[at], row[half + pair] = rope.sin[at];
+      }
+  }
 }
 
 ckdist_step_stats Inference::stats(bool reset) {

@@ -78,6 +78,8 @@ class Inference : public Executor {
     const int32_t* heads_per_kv = nullptr;
     std::vector<int> first_head;  // query head, for each local kv-head
     int64_t head_bytes = 0, block_bytes = 0;
+    CacheShape index{};        // keys that choose positions, if the layer has them
+    int64_t index_offset = 0;  // of the index in a block, after the bytes of all heads
     int max_heads_per_kv = 1;
     uint8_t* blocks = nullptr;  // blocks of kv-head 0
 
@@ -87,6 +89,14 @@ class Inference : public Executor {
   std::vector<Layer> layers;
   StateSlots states;
   RelativeBiases biases;
+  // Cosines and sines of a token's rotation. `place`: the token's position in its sequence.
+  Rope rotation(int table, int64_t token, int64_t place) const {
+    const ckdist_rope& rope = program.ropes[table];
+    const int64_t half = rope.dims / 2;
+    const bool by_place = batch.positions == nullptr || rope.axes == nullptr;
+    const float* const cos = by_place ? rope.cos + place * half : axes_[table].data() + token * rope.dims;
+    return {cos, by_place ? rope.sin + place * half : cos + half, rope.dims, rope.interleaved != 0};
+  }
   std::unique_ptr<RowExchange> host_rows;  // for plans that shard rows over hosts; else null
 
   // State of the batch.
@@ -95,6 +105,14 @@ class Inference : public Executor {
   int64_t first_selected = 0, local_selected = 0;  // selected tokens among this rank's tokens
   bool packing = false;                            // the batch reads matrices that are not all packed
   Repacker* repacker() const { return repacker_; }
+
+  // A token's row of a value that each rank has whole, or that is in the slots of the tokens' ranks.
+  const float* row_of(int index, int64_t token) {
+    if (value(index).place == ckdist_place_tokens) return peer_row(index, token);
+    int64_t stride;
+    const float* const rows = floats(index, &stride);
+    return rows + token * stride;
+  }
 
   // If tokens are sharded: the first token of a local rank, and the local rank of a token.
   int64_t first_token_of(int rank) const { return (batch.tokens * rank + ranks->local_size - 1) / ranks->local_size; }
@@ -274,6 +292,7 @@ class Inference : public Executor {
   void make_buffers();
   void reserve_exchange();
   void begin(const BatchView& batch);
+  void read_positions();
   void count_step(double seconds);
   void replay(int thread);
   void trace_batch(int thread, int64_t begin);
@@ -298,7 +317,9 @@ class Inference : public Executor {
   std::unique_ptr<Slab> slabs_[ckdist_slab_kinds];
   std::vector<ThreadBuffers> buffers_;
   float* shared_rows_[2] = {};
-  std::vector<float> hidden_;                // (max_outputs, hidden)
+  std::vector<float> hidden_;  // (max_outputs, hidden)
+  // For each rotation with axes: cosines, then sines, of the batch's tokens, (max_tokens, dims). Else empty.
+  std::vector<float> axes_[std::size(ckdist_program{}.ropes)];
   std::vector<const float*> peers_[kSlots];  // slots of the ranks that share memory
   // (2 phases, threads, most_steps): next item of each step that shares its items dynamically. Items that groups divide
   // use the first rows of each phase.

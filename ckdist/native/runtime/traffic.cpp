@@ -20,9 +20,13 @@ void Traffic::read_plan(const Inference& inference) {
       add_matrices(inference, reinterpret_cast<const ckdist_linear_heads_step&>(*step).weight);
     } else if (step->kind == ckdist_step_attend) {
       const auto& attend = reinterpret_cast<const ckdist_attend_step&>(*step);
-      add_cache(inference, attend.layer, attend.window);
+      add_cache(inference, attend.layer, attend.listed < 0 ? attend.window : inference.value(attend.listed).width);
     } else if (step->kind == ckdist_step_attend_latent) {
-      add_cache(inference, reinterpret_cast<const ckdist_attend_latent_step&>(*step).layer, 0);
+      const auto& attend = reinterpret_cast<const ckdist_attend_latent_step&>(*step);
+      add_cache(inference, attend.layer, attend.listed < 0 ? 0 : inference.value(attend.listed).width);
+    } else if (step->kind == ckdist_step_select_positions) {
+      const auto& layer = inference.layers[reinterpret_cast<const ckdist_select_positions_step&>(*step).layer];
+      add_bytes(layer.block_bytes - layer.index_offset, 0);
     } else if (step->kind == ckdist_step_attend_cross) {
       add_cache(inference, reinterpret_cast<const ckdist_attend_cross_step&>(*step).layer, kCross);
     }
@@ -35,7 +39,11 @@ void Traffic::add_matrices(const Inference& inference, ckdist_span span) {
 }
 
 void Traffic::add_cache(const Inference& inference, int layer, int64_t window) {
-  const int64_t bytes = inference.layers[layer].block_bytes / ckdist_block_tokens;
+  add_bytes(inference.layers[layer].index_offset, window);
+}
+
+void Traffic::add_bytes(int64_t block_bytes, int64_t window) {
+  const int64_t bytes = block_bytes / ckdist_block_tokens;
   const auto known = std::find_if(caches_.begin(), caches_.end(), [=](const Cache& c) { return c.window == window; });
   if (known != caches_.end()) known->bytes += bytes;
   else caches_.push_back({window, bytes});

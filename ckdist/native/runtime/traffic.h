@@ -26,6 +26,7 @@ class Traffic {
   };
   void add_matrices(const Inference& inference, ckdist_span span);
   void add_cache(const Inference& inference, int layer, int64_t window);
+  void add_bytes(int64_t block_bytes, int64_t window);
 
   int64_t weights_ = 0;
   std::vector<Cache> caches_;

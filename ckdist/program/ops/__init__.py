@@ -31,6 +31,7 @@ FILES = {
     "loss": "cross_entropy cross_entropy_grad one",
     "low_rank": "low_rank",
     "output_rows": "output_rows mean_rows",
+    "index": "select_positions",
     "rms_norm": "rms_norm rms_norm_grad sum_squares rms_norm_heads",
     "stage_transfer": "recv send",
     "tally": "tally tally_grad",

@@ -97,6 +97,32 @@ def infer_attend(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
     return [((q.dims[0], replace(heads, width=v.dims[-1].width)), None)]
 
 
+def infer_attend_cached(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
+    """The dims of `infer_attend`, with listed positions as an optional fourth input."""
+    check_listed("attend", inputs[3:], inputs[0], attrs)
+    return infer_attend(inputs, weights, attrs)
+
+
+def check_listed(name: str, listed: Values, q: Value, attrs: Attrs) -> None:
+    """Raises LayoutError if positions are listed for other tokens, or if the attention is not causal over all."""
+    for positions in listed:
+        if positions.dims[0] != q.dims[0] or positions.dtype != "i32":
+            raise LayoutError(f"{name}: %{positions.name} has no positions for the tokens of %{q.name}")
+        if attrs.get("window") or attrs.get("bidirectional") or attrs.get("buckets"):
+            raise LayoutError(f"{name}: windows, biases and attention in both directions allow no listed positions")
+
+
+def is_listed(listed: Arrays, positions: int) -> np.ndarray:
+    """Whether a token sees each position: (tokens, positions). `listed` is empty, or has the positions of tokens, -1
+    for none.
+    """
+    if not listed:
+        return np.ones((1, positions), bool)
+    seen = np.zeros((len(listed[0]), positions + 1), bool)
+    np.put_along_axis(seen, listed[0], True, axis=1)  # column -1 is for none
+    return seen[:, :-1]
+
+
 class Heads:
     """The kv-head of each query head on this rank, and the scores of one head. Shared by attend and its gradient."""
 
@@ -147,21 +173,22 @@ def bucket_of(distances: np.ndarray, attrs: Attrs) -> np.ndarray:
     return after + np.where(away < single, away, grown)
 
 
-@op("attend", infer_attend)
+@op("attend", infer_attend_cached)
 def attend(context: RankContext, inputs: Arrays, weights: list[np.ndarray | None], attrs: Attrs) -> Arrays:
     """Grouped-query attention over the cache, which the call extends. Vaswani et al. 2017, arXiv:1706.03762.
 
-    It is causal unless `bidirectional`. The weights are optional: sinks, (heads,), and relative biases. A sink is a
-    score per head that adds to the sum of exponentials and has no value. Xiao et al. 2023, arXiv:2309.17453; learned
-    sinks: OpenAI 2025, arXiv:2508.10925.
+    It is causal unless `bidirectional`. A fourth input lists the positions that each token sees. The weights are
+    optional: sinks, (heads,), and relative biases. A sink is a score per head that adds to the sum of exponentials and
+    has no value. Xiao et al. 2023, arXiv:2309.17453; learned sinks: OpenAI 2025, arXiv:2508.10925.
     """
     sinks, biases = (*weights, None, None)[:2]
     heads = Heads(context, attrs, biases)
     q, k, v = (heads.split(inputs, i) for i in range(3))  # (tokens, heads, head_dim)
     k_all, v_all = context.extend_cache(attrs["layer"], k, v)  # (positions, kv_heads, head_dim)
     out = np.zeros((*q.shape[:2], v.shape[2]), q.dtype)
+    seen = is_listed(inputs[3:], len(k_all))
     for h, kv in enumerate(heads.kv_heads):
-        scores = heads.scores(q[:, h], k_all[:, kv], len(k_all) - len(q), h)
+        scores = np.where(seen, heads.scores(q[:, h], k_all[:, kv], len(k_all) - len(q), h), -np.inf)
         if sinks is not None:  # one more score, after those of the positions
             scores = np.concatenate([scores, np.full((len(q), 1), sinks[h], scores.dtype)], axis=1)
         p = np.exp(scores - scores.max(axis=-1, keepdims=True))
@@ -218,9 +245,10 @@ def lower_attend(lowering: "ServingLowering", group: "Group") -> None:
         eps=next((norm.attrs["eps"] for norm in (q_norm, over_heads) if norm), 0.0),
         scale=attrs["scale"],
         soft_cap=attrs["soft_cap"],
+        listed=lowering.place_of(instr.inputs[3]) if len(instr.inputs) > 3 else ValueIndex(ABSENT),
     )
-    cache = _cache(instr, lowering.mesh)
-    lowering.caches[attrs["layer"]] = replace(cache, key_places=lowering.key_places if over_heads else ())
+    cache = replace(_cache(instr, lowering.mesh), key_places=lowering.key_places if over_heads else ())
+    lowering.caches[attrs["layer"]] = cache.with_index(lowering.caches.get(attrs["layer"]))
 
 
 def _cache(attend: Instr, mesh: Mesh) -> LayerCache:

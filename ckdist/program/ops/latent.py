@@ -11,12 +11,13 @@ import numpy as np
 
 from ckdist.errors import LayoutError
 from ckdist.program.cache import latent_cache
-from ckdist.program.ops.attention_ops import NO_ROPE, ROPE_TABLES
+from ckdist.program.ops.attention_ops import NO_ROPE, ROPE_TABLES, check_listed, is_listed
 from ckdist.program.ops.op import lower, op, same, unsharded, vjp, whole
 from ckdist.program.ops.op_types import Arrays, Attrs, Gradients, Inferred, Values, Weights
 from ckdist.program.ops.rms_norm import inverse_rms, lower_norm_grad
 from ckdist.program.program import Instr, Value
 from ckdist.program.rank_context import RankContext
+from ckdist.program.step import ABSENT, ValueIndex
 
 if TYPE_CHECKING:  # these modules import the ops
     from ckdist.program.emitter import Emitter
@@ -90,8 +91,9 @@ def lower_norm_latent_grad(lowering: "TrainingLowering", instr: Instr) -> None:
 
 def infer_attend_latent(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
     """The heads of the queries, with the width of a value. Raises LayoutError if queries and keys differ in width."""
-    q, k = inputs
+    q, k = inputs[:2]
     whole("attend_latent", *inputs)
+    check_listed("attend_latent", inputs[2:], q, attrs)
     unsharded("attend_latent", k)
     heads, key = q.dims[-1], k.dims[-1]
     if heads.width != key.elements or not 0 < attrs["value_width"] <= key.elements:
@@ -102,13 +104,17 @@ def infer_attend_latent(inputs: Values, weights: Weights, attrs: Attrs) -> Infer
 
 @op("attend_latent", infer_attend_latent)
 def attend_latent(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
-    """Causal attention over the cache, which the call extends. Values are the first elements of the keys."""
-    q, k = inputs
+    """Causal attention over the cache, which the call extends. Values are the first elements of the keys.
+
+    A third input lists the positions that each token sees.
+    """
+    q, k, *listed = inputs
     keys, _ = context.extend_cache(attrs["layer"], k, k[:, : attrs["value_width"]])  # (positions, key width)
     heads = q.reshape(len(q), -1, keys.shape[1])  # (tokens, heads, key width)
     scores = np.einsum("thw,pw->htp", heads, keys) * np.float32(attrs["scale"])
     first = len(keys) - len(q)
-    scores = np.where(np.arange(len(keys)) <= first + np.arange(len(q))[:, None], scores, -np.inf)
+    visible = (np.arange(len(keys)) <= first + np.arange(len(q))[:, None]) & is_listed(listed, len(keys))
+    scores = np.where(visible, scores, -np.inf)
     p = np.exp(scores - scores.max(axis=-1, keepdims=True))
     out = np.einsum("htp,pv->thv", p / p.sum(axis=-1, keepdims=True), keys[:, : attrs["value_width"]])
     return [out.reshape(len(q), -1)]
@@ -124,7 +130,7 @@ def lower_norm_latent(lowering: "ServingLowering", group: "Group") -> None:
 def lower_attend_latent(lowering: "ServingLowering", group: "Group") -> None:
     """Emits one step that also computes the norm and the rotations, and extends the cache."""
     instr, rope, norm = group.instr, group["k_rope"], group["k_norm"]
-    q, k = instr.inputs
+    q, k, *listed = instr.inputs
     if (q_rope := group["q_rope"]) is not None:
         q = q_rope.inputs[0]
     k = norm.inputs[0] if norm else rope.inputs[0] if rope else k
@@ -141,6 +147,8 @@ def lower_attend_latent(lowering: "ServingLowering", group: "Group") -> None:
         rope_table=ROPE_TABLES[rope.attrs["table"]] if rope else NO_ROPE,
         eps=norm.attrs["eps"] if norm else 0.0,
         scale=instr.attrs["scale"],
+        listed=lowering.place_of(listed[0]) if listed else ValueIndex(ABSENT),
     )
     heads, key, rank = q.dims[-1], k.dims[-1], instr.attrs["value_width"]
-    lowering.caches[instr.attrs["layer"]] = latent_cache(heads, key.elements, rank, lowering.mesh)
+    cache, layer = latent_cache(heads, key.elements, rank, lowering.mesh), instr.attrs["layer"]
+    lowering.caches[layer] = cache.with_index(lowering.caches.get(layer))

@@ -11,6 +11,7 @@ from ckdist.config.engine_config import EngineConfig
 from ckdist.engine.single import SingleSequence
 from ckdist.layouts.phase_layouts import can_dispatch, layouts_for
 from ckdist.models.decoder import forward
+from ckdist.models.spec import ModelSpec
 from ckdist.program.executable import CacheConfig, Executable
 from ckdist.program.execution_plan import ExecutionPlan
 from ckdist.program.lower import lower, stored_dims
@@ -69,7 +70,7 @@ def phase_of(program, mesh, weights, chunk: int, stored=None, host_rows=False):
 
 def build(
     world,
-    family: str,
+    family: str | ModelSpec,
     transport: str,
     threads: int,
     chunk: int,
@@ -77,18 +78,20 @@ def build(
     kv_type: str,
     experts="tensor",
     prefill="auto",
+    weights=None,
+    forward=forward,
     **numbers,
 ):
-    """The spec, mesh, program and weights of a random model, its executable on this rank, and what must stay alive with
-    that.
+    """The spec, mesh, program and weights of a random model, or of one with these weights, its executable on this rank,
+    and what must stay alive with that.
 
     Ranks that share memory have a second phase, in which tokens are sharded; where experts are dispatched there is one
     more.
     """
-    s = spec(**{**FAMILIES, **PIECES, **LINEAR}[family], **numbers)
+    s = family if isinstance(family, ModelSpec) else spec(**{**FAMILIES, **PIECES, **LINEAR}[family], **numbers)
     prefill, layout, mesh = layouts_for(EngineConfig(transport=transport, experts=experts, prefill=prefill), world, s)
     program = trace(forward, s, layout, mesh)
-    weights = weights_of(program)
+    weights = weights or weights_of(program)
     phases = [phase_of(program, mesh, weights, chunk)]
     if prefill is not layout:
         tokens = trace(forward, s, prefill, mesh)

@@ -2,6 +2,7 @@
 #include "kernels/attention.h"
 
 #include "kernels/isa/attention_float.h"
+#include "kernels/isa/attention_index.h"
 #include "kernels/isa/attention_integer.h"
 #include "kernels/isa/attention_parts.h"
 #include "kernels/isa/attention_store.h"
@@ -61,7 +62,8 @@ void merge(const AttentionTask& task, uint8_t* parts, uint8_t* scratch) {
 }  // namespace
 
 extern const AttentionKernel attention_kernel = {
-    attention_block_bytes, attention_store, scratch_bytes, part_bytes, attend, attend_spans, merge};
+    attention_block_bytes, attention_store, scratch_bytes, part_bytes,    attend,
+    attend_spans,          merge,           index_scores,  attention_copy};
 
 }  // namespace CKDIST_ISA
 }  // namespace ckdist

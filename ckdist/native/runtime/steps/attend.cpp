@@ -11,9 +11,10 @@ struct Attend : AttentionRun<Attend, ckdist_attend_step> {
     const int32_t q = step.rotated >= 0 ? step.rotated : step.q;
     const float* const sinks = step.sinks >= 0 ? r.vector(step.sinks) : nullptr;
     const RelativeBias* const relative = step.relative >= 0 ? &r.biases.of(r.vector(step.relative)) : nullptr;
-    return {step.layer, q,       step.out, step.window, step.scale, step.soft_cap, sinks, step.bidirectional != 0,
-            false,      relative};
+    return {step.layer, q,        step.out,   step.window, step.scale, step.soft_cap, sinks, step.bidirectional != 0,
+            false,      relative, step.listed};
   }
+  static int64_t workspace_bytes(const Inference& r, const Fields& step) { return listed_bytes(r, step, step.listed); }
 
   // Buffers of one thread: the kernel's scratch memory, a rotated key, and the squares of a token's heads.
   struct Room {
@@ -100,6 +101,7 @@ struct Attend : AttentionRun<Attend, ckdist_attend_step> {
     auto [q, key, value, rotated, rotated_key] = heads_of(token, kv_head);
     const Start start = start_of(sequence);
     const int64_t position = r.batch.chunks[sequence].first_position + token - start.token;
+    const Rope rope = rotation(token, position);
     uint8_t* const block =
         of.kv(kv_head) + r.batch.block_tables[start.block + position / kBlockTokens] * of.block_bytes;
     // Prefetches the key half of the block, because storing a key touches each of its cache lines. Later positions of
@@ -111,12 +113,12 @@ struct Attend : AttentionRun<Attend, ckdist_attend_step> {
       if (together)
         k.scale_weighted(x, q_factor, r.vector(step.q_norm) + head + h * width, width, rotated), x = rotated;
       else if (step.q_norm >= 0) k.rms_norm(x, r.vector(step.q_norm), step.eps, width, rotated), x = rotated;
-      rotate(x, position, width, rotated);
+      rotate(x, rope, width, rotated);
     }
     if (together)
       k.scale_weighted(key, k_factor, r.vector(step.k_norm) + key_column, width, rotated_key), key = rotated_key;
     else if (step.k_norm >= 0) k.rms_norm(key, r.vector(step.k_norm), step.eps, width, rotated_key), key = rotated_key;
-    rotate(key, position, width, rotated_key);
+    rotate(key, rope, width, rotated_key);
     r.kernels.attention.store(of.cache, block, int(position % kBlockTokens), rotated_key, value);
   }
 
@@ -136,7 +138,7 @@ struct Attend : AttentionRun<Attend, ckdist_attend_step> {
 
   void run() {
     const int kv_heads = layer().kv_heads;
-    if (r.batch.tokens != r.batch.sequences) return attend_prompt();
+    if (r.batch.tokens != r.batch.sequences || step.listed >= 0) return attend_prompt();
     if (r.active() > 1 && kv_heads > 0) {
       const Split split = split_of();
       if (split.spans_each > 0) return attend_split(split);
@@ -184,7 +186,8 @@ struct Attend : AttentionRun<Attend, ckdist_attend_step> {
       rotate_and_store(sequence, token, kv_head);
     });
     r.meet(thread, index);
-    attend_tiles();
+    if (step.listed >= 0) attend_listed();
+    else attend_tiles();
     r.finish(thread, index, step.out, r.batch.tokens);
   }
 };

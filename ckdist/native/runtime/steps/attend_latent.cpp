@@ -8,7 +8,10 @@ namespace ckdist {
 namespace {
 
 struct AttendLatent : AttentionRun<AttendLatent, ckdist_attend_latent_step> {
-  AttentionFields attention() const { return {step.layer, step.q, step.out, 0, step.scale, 0.f, nullptr}; }
+  AttentionFields attention() const {
+    return {step.layer, step.q, step.out, 0, step.scale, 0.f, nullptr, false, false, nullptr, step.listed};
+  }
+  static int64_t workspace_bytes(const Inference& r, const Fields& step) { return listed_bytes(r, step, step.listed); }
 
   // Buffers of one thread: the kernel's scratch memory and a key.
   struct Room {
@@ -34,11 +37,12 @@ struct AttendLatent : AttentionRun<AttendLatent, ckdist_attend_latent_step> {
 
   void attend() {
     const bool single = r.batch.tokens == r.batch.sequences;  // one token per sequence
-    const Split split = single && r.active() > 1 ? split_of() : Split{};
+    const Split split = single && step.listed < 0 && r.active() > 1 ? split_of() : Split{};
     if (split.spans_each > 0) clear_parts();
     each_stored(1, [&](int sequence, int64_t token, int) { store_key(sequence, token); });
     rotate_queries();
     r.meet(thread, index);
+    if (step.listed >= 0) return attend_listed();
     const int groups = layer().kv_heads;
     if (!single) return attend_tiles();
     if (split.spans_each > 0) return attend_parts(split);
@@ -55,25 +59,18 @@ struct AttendLatent : AttentionRun<AttendLatent, ckdist_attend_latent_step> {
     const Start start = start_of(sequence);
     const int64_t position = r.batch.chunks[sequence].first_position + token - start.token;
     uint8_t* const block = of.kv(0) + r.batch.block_tables[start.block + position / kBlockTokens] * of.block_bytes;
-    const float* const x = key_row(token);
+    const float* const x = r.row_of(step.k, token);
     if (r.value(step.k).place == ckdist_place_tokens && r.rank_of(token) != r.ranks->local_rank)
       r.count_moved(thread, width * 4);
-    fetch_floats(key_row(std::min(token + kTokensAhead, r.batch.tokens - 1)), width);
+    fetch_floats(r.row_of(step.k, std::min(token + kTokensAhead, r.batch.tokens - 1)), width);
     // Storing a key touches each cache line of the block. Later positions of the block find the lines in the cache.
     for (int64_t line = 0; position % kBlockTokens == 0 && line < of.block_bytes; line += 64)
       __builtin_prefetch(block + line, 1);
     if (step.norm >= 0) r.kernels.elementwise.rms_norm(x, r.vector(step.norm), step.eps, latent, key);
     else std::copy(x, x + latent, key);
     std::copy(x + latent, x + width, key + latent);
-    rotate(key, position, width, key, latent);
+    rotate(key, rotation(token, position), width, key, latent);
     r.kernels.attention.store(of.cache, block, int(position % kBlockTokens), key, nullptr);
-  }
-
-  const float* key_row(int64_t token) {
-    if (r.value(step.k).place == ckdist_place_tokens) return r.peer_row(step.k, token);
-    int64_t stride;
-    const float* const k = r.floats(step.k, &stride);
-    return k + token * stride;
   }
 
   // Each thread rotates an equal part of all tokens' heads.
@@ -86,12 +83,14 @@ struct AttendLatent : AttentionRun<AttendLatent, ckdist_attend_latent_step> {
     for (int64_t s = 0; s < r.batch.sequences; s++) {
       const BatchView::Chunk& chunk = r.batch.chunks[s];
       const int64_t first = token, end = token + chunk.tokens;
-      for (token = std::max(first, own.begin / heads); token < end && token * heads < own.end; token++)
+      for (token = std::max(first, own.begin / heads); token < end && token * heads < own.end; token++) {
+        const Rope rope = rotation(token, chunk.first_position + token - first);
         for (int64_t h = std::max<int64_t>(own.begin - token * heads, 0); h < std::min(own.end - token * heads, heads);
              h++) {
           float* const head = q + token * stride + h * width;
-          rotate(head, chunk.first_position + token - first, width, head, layer().cache.value_width);
+          rotate(head, rope, width, head, layer().cache.value_width);
         }
+      }
       token = end;
     }
   }

@@ -21,6 +21,7 @@ struct AttentionFields {
   bool bidirectional = false;
   bool cross = false;                      // attends to an encoder's output
   const RelativeBias* relative = nullptr;  // null: none
+  int32_t listed = -1;                     // value of positions that tokens see if they have more; -1: all
 };
 
 // `Derived` must have `AttentionFields attention() const`.
@@ -33,6 +34,7 @@ struct AttentionRun : StepRun<Inference, StepFields> {
 
   struct Item {
     int sequence, first, tokens, kv_head;
+    int slot = -1;  // of the token's listed rows; -1: the number of the sequence
   };  // a task: query tokens [first, first + tokens) of a sequence
   // Decode attention divided along the context: each (sequence, kv-head) has parts. The thread that completes the last
   // part merges them.
@@ -76,14 +78,16 @@ struct AttentionRun : StepRun<Inference, StepFields> {
     return start;
   }
 
-  // Rotates a head at a position, from its dimension `first` on. Dimensions outside the rotated ones are copied.
-  void rotate(const float* x, int64_t position, int64_t width, float* out, int first = 0) const {
-    const int64_t dims = step.rope_table < 0 ? 0 : r.program.ropes[step.rope_table].dims;
+  // The rotation of a token, whose position in its sequence is `place`; of no dimensions if the step has none.
+  Rope rotation(int64_t token, int64_t place) const {
+    return step.rope_table < 0 ? Rope{} : r.rotation(step.rope_table, token, place);
+  }
+  // Rotates a head from its dimension `first` on. Dimensions outside the rotated ones are copied.
+  void rotate(const float* x, const Rope& rope, int64_t width, float* out, int first = 0) const {
+    const int64_t dims = rope.dims;
     if (dims > 0) {
-      const ckdist_rope& rope = r.program.ropes[step.rope_table];
       const ElementwiseKernel& k = r.kernels.elementwise;
-      (rope.interleaved ? k.rope_pairs : k.rope)(x + first, rope.cos + position * (dims / 2),
-                                                 rope.sin + position * (dims / 2), dims, out + first);
+      (rope.interleaved ? k.rope_pairs : k.rope)(x + first, rope.cos, rope.sin, dims, out + first);
     }
     if (out == x) return;
     std::copy(x, x + first, out);
@@ -98,6 +102,7 @@ struct AttentionRun : StepRun<Inference, StepFields> {
     task.first_position = chunk.first_position + first, task.tokens = tokens, task.window = of.window;
     if (of.bidirectional) task.context = chunk.first_position + chunk.tokens;
     if (of.cross) task.context = r.batch.firsts[sequence];
+    if (of.listed >= 0) task.first_position = std::min(task.first_position, r.value(of.listed).width - 1);
     return task;
   }
 
@@ -128,7 +133,102 @@ struct AttentionRun : StepRun<Inference, StepFields> {
     task.soft_cap = of.soft_cap;
     if (of.relative != nullptr) task.bias = of.relative->of(head), task.bias_reach = of.relative->reach;
     task.sinks = of.sinks ? of.sinks + head : nullptr;
+    if (of.listed < 0 || !is_listed(int64_t{r.batch.chunks[item.sequence].first_position} + item.first)) return task;
+    const Listed own = listed();
+    const int64_t slot = item.slot < 0 ? item.sequence : item.slot;
+    task.kv = own.rows + (cache.latent ? 0 : item.kv_head) * layer.head_bytes;
+    task.block_stride = layer.index_offset, task.block_table = own.table + slot * listed_blocks();
     return task;
+  }
+
+  // Sparse attention. A token with more than top_k positions sees those that a step has listed for it. Their keys and
+  // values are copied to blocks of the workspace, with the same bits, and the kernels attend to these blocks. Each of a
+  // number of slots has the rows of one token.
+  struct Listed {
+    uint8_t* rows;   // (slots, listed_blocks(), bytes of all heads)
+    int32_t* table;  // (slots, listed_blocks())
+  };
+  int64_t top_k() const { return r.value(fields().listed).width; }
+  bool is_listed(int64_t position) const { return fields().listed >= 0 && position >= top_k(); }
+  int64_t listed_blocks() const { return blocks_of(top_k()); }
+  static int64_t blocks_of(int64_t positions) { return (positions + kBlockTokens - 1) / kBlockTokens; }
+  static int64_t slots(const Inference& r) { return std::max<int64_t>(r.program.max_sequences, r.threads()); }
+  static Listed carve_listed(Carver& c, const Inference& r, const Inference::Layer& layer, int64_t blocks) {
+    uint8_t* const rows = c.bytes(slots(r) * blocks * layer.index_offset);
+    return {rows, reinterpret_cast<int32_t*>(c.bytes(slots(r) * blocks * int64_t{sizeof(int32_t)}))};
+  }
+  Listed listed() const {
+    Carver c{r.workspace()};
+    parts(c, r, layer());
+    return carve_listed(c, r, layer(), listed_blocks());
+  }
+  static int64_t listed_bytes(const Inference& r, const StepFields& step, int32_t listed) {
+    Carver c;
+    parts(c, r, r.layers[step.layer]);
+    if (listed >= 0) carve_listed(c, r, r.layers[step.layer], blocks_of(r.value(listed).width));
+    return c.used;
+  }
+
+  // A token of the batch: its sequence, and its index and position in it.
+  struct Token {
+    int sequence, first;
+    int64_t position;
+  };
+  Token token_of(int64_t token) const {
+    int sequence = 0;
+    for (; token >= r.batch.chunks[sequence].tokens; sequence++) token -= r.batch.chunks[sequence].tokens;
+    return {sequence, int(token), r.batch.chunks[sequence].first_position + token};
+  }
+
+  // Copies the listed rows of the tokens [begin, begin + count) to the slots 0, 1, ... Threads divide the blocks.
+  void copy_listed(int64_t begin, int64_t count) {
+    const Inference::Layer& layer = this->layer();
+    const Listed own = listed();
+    const int64_t each = listed_blocks(), all = count * each;
+    const int heads = layer.cache.latent ? 1 : layer.kv_heads;
+    for (int64_t i = all * thread / r.active(); i < all * (thread + 1) / r.active(); i++) {
+      const Token token = token_of(begin + i / each);
+      if (!is_listed(token.position)) continue;
+      const int32_t* const list = reinterpret_cast<const int32_t*>(r.row_of(fields().listed, begin + i / each));
+      const int32_t* const table = r.batch.block_tables + start_of(token.sequence).block;
+      own.table[i] = int32_t(i);
+      for (int64_t at = i % each * kBlockTokens, slot = 0; slot < kBlockTokens && at < top_k(); at++, slot++)
+        for (int h = 0; h < heads; h++)
+          r.kernels.attention.copy(layer.cache, layer.kv(h) + table[list[at] / kBlockTokens] * layer.block_bytes,
+                                   list[at] % kBlockTokens, own.rows + i * layer.index_offset + h * layer.head_bytes,
+                                   int(slot));
+    }
+  }
+
+  // Attention of all tokens, whose keys are stored.
+  void attend_listed() {
+    const int kv_heads = layer().kv_heads;
+    if (r.batch.tokens == r.batch.sequences) {  // one token per sequence
+      const Split split = r.active() > 1 ? split_of() : Split{};
+      if (split.spans_each > 0) clear_parts();
+      copy_listed(0, r.batch.tokens);
+      r.meet(thread, index);
+      if (split.spans_each > 0) return attend_parts(split);
+      return r.take_items(thread, index, r.batch.sequences * kv_heads, [&](int64_t i) {
+        r.kernels.attention.attend(task_of({int(i / kv_heads), 0, 1, int(i % kv_heads)}), r.memory(thread));
+      });
+    }
+    attend_tiles();
+    for (int64_t begin = 0, count; begin < r.batch.tokens; begin += count) {
+      count = std::min(slots(r), r.batch.tokens - begin);
+      bool any = false;
+      for (int64_t t = 0; t < count && !any; t++) any = is_listed(token_of(begin + t).position);
+      if (!any) continue;
+      copy_listed(begin, count);
+      r.meet(thread, index);
+      for (int64_t i = thread; i < count * kv_heads; i += r.active()) {
+        const Token token = token_of(begin + i / kv_heads);
+        if (!is_listed(token.position)) continue;
+        const Item item = {token.sequence, token.first, 1, int(i % kv_heads), int(i / kv_heads)};
+        r.kernels.attention.attend(task_of(item), r.memory(thread));
+      }
+      r.meet(thread, index);
+    }
   }
 
   // Splitting costs a barrier. It is worth it if whole (sequence, kv-head) items cannot be divided evenly: if the
@@ -210,11 +310,16 @@ struct AttentionRun : StepRun<Inference, StepFields> {
     }
   }
 
-  // Attention for tokens of prompts, whose keys are stored.
+  // Attention for tokens of prompts, whose keys are stored, if they see all positions before them.
   void attend_tiles() {
     const int kv_heads = layer().kv_heads;
     const int tile_tokens = layer().cache.latent ? kLatentTile : kQueryTile;
-    const auto tiles_of = [&](int64_t s) { return (r.batch.chunks[s].tokens + tile_tokens - 1) / tile_tokens; };
+    const int32_t listed = fields().listed;
+    const auto dense_tokens = [&](int64_t s) {
+      const BatchView::Chunk& chunk = r.batch.chunks[s];
+      return listed < 0 ? chunk.tokens : int(std::clamp<int64_t>(top_k() - chunk.first_position, 0, chunk.tokens));
+    };
+    const auto tiles_of = [&](int64_t s) { return (dense_tokens(s) + tile_tokens - 1) / tile_tokens; };
     int64_t tiles = 0;
     for (int64_t s = 0; s < r.batch.sequences; s++) tiles += tiles_of(s);
     // Keys and values of a head stay in a thread's caches from one tile of query tokens to the next. Tiles go from the
@@ -223,7 +328,7 @@ struct AttentionRun : StepRun<Inference, StepFields> {
       int64_t tile = tiles - 1 - i % tiles;
       int sequence = 0;
       for (int64_t n; tile >= (n = tiles_of(sequence)); sequence++) tile -= n;
-      const int first = int(tile) * tile_tokens, left = r.batch.chunks[sequence].tokens - first;
+      const int first = int(tile) * tile_tokens, left = dense_tokens(sequence) - first;
       const Item item = {sequence, first, std::min(tile_tokens, left), int(i / tiles)};
       r.kernels.attention.attend(task_of(item), r.memory(thread));
     });

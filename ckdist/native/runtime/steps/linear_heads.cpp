@@ -69,8 +69,9 @@ struct LinearHeads : StepRun<Inference, ckdist_linear_heads_step> {
     float* const out = r.floats(step.out, &out_stride) + rows.begin * out_stride + head * out_width;
     uint8_t* const activations = r.memory(thread);
     for (int64_t t = 0; t < n; t++) {
-      fetch_floats(x_row(std::min(rows.begin + t + kRowsAhead, rows.end - 1)) + head * step.x_width, step.x_width);
-      const float* const x = x_row(rows.begin + t) + head * step.x_width;
+      const float* const later = r.row_of(step.x, std::min(rows.begin + t + kRowsAhead, rows.end - 1));
+      fetch_floats(later + head * step.x_width, step.x_width);
+      const float* const x = r.row_of(step.x, rows.begin + t) + head * step.x_width;
       claim_floats(out + t * out_stride + tiles.begin * kTileRows,
                    std::min(tiles.end * kTileRows, step.head_rows) - tiles.begin * kTileRows);
       if (r.value(step.x).place == ckdist_place_tokens && r.rank_of(rows.begin + t) != r.ranks->local_rank)
@@ -82,13 +83,6 @@ struct LinearHeads : StepRun<Inference, ckdist_linear_heads_step> {
     each_packed(r, thread, weight, tiles.begin, tiles.end, [&](const Matrix& part, int64_t first) {
       r.multiply(thread, part, activations, x_stride, n, out + first * kTileRows, out_stride);
     });
-  }
-
-  const float* x_row(int64_t token) {
-    if (r.value(step.x).place == ckdist_place_tokens) return r.peer_row(step.x, token);
-    int64_t stride;
-    const float* const x = r.floats(step.x, &stride);
-    return x + token * stride;
   }
 
   // Prefetches the weights of the thread's first item.

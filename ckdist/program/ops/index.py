@@ -1,0 +1,84 @@
+"""select_positions: a lightning indexer, which chooses the positions that sparse attention reads.
+
+DeepSeek-AI 2025, arXiv:2512.02556, section 2.1. It has no gradient: `TrainingTracer` refuses it.
+"""
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ckdist.errors import LayoutError
+from ckdist.layout import Dim
+from ckdist.program.cache import index_cache
+from ckdist.program.ops.op import lower, op, unsharded, whole
+from ckdist.program.ops.op_types import Arrays, Attrs, Inferred, Values, Weights
+from ckdist.program.rank_context import RankContext
+from ckdist.program.rotations import NO_ROPE, ROPE_TABLES
+from ckdist.program.step import ABSENT, VectorIndex
+
+if TYPE_CHECKING:  # these modules import the ops
+    from ckdist.program.fusion import Group
+    from ckdist.program.lower import ServingLowering
+
+
+def infer_select_positions(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
+    """(tokens, index_top_k). Raises LayoutError if a rank lacks tokens or heads, or if the operands do not fit."""
+    q, k, w = inputs
+    whole("select_positions", *inputs)
+    for value in inputs:
+        unsharded("select_positions", value)
+    if q.dims[0].axis is not None:
+        raise LayoutError(f"select_positions: tokens are sharded over {q.dims[0].axis}; exchange them with to_index")
+    if q.dims[-1].width != k.dims[-1].elements or q.dims[-1].count != w.dims[-1].elements or attrs["index_top_k"] < 1:
+        raise LayoutError(f"select_positions: queries [{q.dims[-1]}], keys [{k.dims[-1]}], weights [{w.dims[-1]}]")
+    return [((q.dims[0], Dim("index_top_k", attrs["index_top_k"])), None)]
+
+
+@op("select_positions", infer_select_positions, dtypes=("i32",))
+def select_positions(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
+    """The positions with the largest scores, int32 (tokens, index_top_k), ascending; -1 after the last one.
+
+    score = sum over heads of weight * max(q . k, 0), over the layer's index keys, which the call extends. Equal scores
+    are taken by ascending position.
+
+    q: (tokens, heads * width), k: (tokens, width), weights of heads: (tokens, heads).
+    """
+    q, k, w = inputs
+    first, top_k = len(context.index.get(attrs["layer"], ())), attrs["index_top_k"]
+    keys = np.concatenate([context.index[attrs["layer"]], k]) if first else k  # (positions, width)
+    context.index[attrs["layer"]] = keys
+    dots = np.einsum("thw,pw->thp", q.reshape(len(q), -1, k.shape[1]), keys)
+    scores = np.einsum("thp,th->tp", np.maximum(dots, 0), w)
+    out = np.full((len(q), top_k), -1, np.int32)
+    for t, row in enumerate(scores):
+        best = np.sort(np.argsort(-row[: first + t + 1], kind="stable")[:top_k])
+        out[t, : len(best)] = best
+    return [out]
+
+
+@lower("select_positions", "inference")
+def lower_select_positions(lowering: "ServingLowering", group: "Group") -> None:
+    """Emits one step that also computes the norm of keys and the rotations, and extends the index."""
+    instr, norm, q_rope, k_rope = group.instr, group["k_norm"], group["q_rope"], group["k_rope"]
+    q, k, w = instr.inputs
+    heads, layer = q.dims[-1], instr.attrs["layer"]
+    if (q_rope and q_rope.attrs) != (k_rope and k_rope.attrs):
+        raise LayoutError(f"cannot lower {instr}: queries and keys have different rotations")
+    lowering.caches[layer] = index_cache(k.dims[-1])
+    if q_rope and k_rope:
+        q, k = q_rope.inputs[0], k_rope.inputs[0]
+    out = lowering.at[instr.outputs[0].name] = lowering.buffer("arena", instr.attrs["index_top_k"])
+    bias = norm.weights[1] if norm else None
+    lowering.emit(
+        "select_positions",
+        q=lowering.place_of(q),
+        k=lowering.place_of(norm.inputs[0] if norm else k),
+        weights=lowering.place_of(w),
+        out=out,
+        norm=lowering.vector(norm.weight(0)) if norm else VectorIndex(ABSENT),
+        norm_bias=lowering.vector(bias),
+        layer=layer,
+        rope_table=ROPE_TABLES[q_rope.attrs["table"]] if q_rope else NO_ROPE,
+        heads=heads.count,
+        eps=norm.attrs["eps"] if norm else 0.0,
+    )
