@@ -1,5 +1,5 @@
 // Products of many tokens with signed codes of 8 bits, without vpdpbusd. With vpmaddubsw, 32 products take three
-// instructions for multipliers (signs, products, widening), of which most CPUs have two, and an addition. Winograd's
+// instructions for multipliers (signs, products, widening) and an addition. Most CPUs have two multipliers. Winograd's
 // inner product ("A new algorithm for inner product", IEEE Transactions on Computers C-17, 1968) takes one, and three
 // additions:
 //   w0 x0 + w1 x1 = (x0 + w1) (x1 + w0) - x0 x1 - w0 w1
