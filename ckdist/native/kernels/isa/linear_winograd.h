@@ -80,7 +80,7 @@ struct WeightGroup {
   }
 };
 
-// Adds the products of a group with a few tokens, the first of which is number `at` of the panel, to their sums.
+// Adds the products of a group with a few tokens of the panel, from number `at` on, to their sums.
 inline void add_tokens(const WeightGroup& weights, const TokenPanel& x, int64_t at, float (*sums)[kTileRows]) {
   __m256i sum[kTokensAtOnce][kHalves];
   const uint8_t* const codes = x.codes[at];
