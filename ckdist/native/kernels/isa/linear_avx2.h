@@ -15,17 +15,17 @@ constexpr int kHalves = kTileRows / kLane;
 
 inline __m256i load(const uint8_t* at) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(at)); }
 
-// Lanes of half `half` that are rows of the tile.
-inline __m256i row_mask(const Strip& strip, int half) {
+// Lanes of half `half` that are among the first `rows` of the tile.
+inline __m256i row_mask(int rows, int half) {
   const __m256i lane = _mm256_add_epi32(_mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7), _mm256_set1_epi32(kLane * half));
-  return _mm256_cmpgt_epi32(_mm256_set1_epi32(strip.rows), lane);
+  return _mm256_cmpgt_epi32(_mm256_set1_epi32(rows), lane);
 }
 
 template <int tokens>
 inline void store_sums(const Strip& strip, const __m256 (*sums)[kHalves]) {
   for (int h = 0; h < kHalves; ++h)
     for (int t = 0; t < tokens; ++t)
-      _mm256_maskstore_ps(strip.y + t * strip.y_stride + kLane * h, row_mask(strip, h), sums[t][h]);
+      _mm256_maskstore_ps(strip.y + t * strip.y_stride + kLane * h, row_mask(strip.rows, h), sums[t][h]);
 }
 
 // Shifts bytes left (right if negative). The caller must mask off the bits from the neighbouring byte.

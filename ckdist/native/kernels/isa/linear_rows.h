@@ -5,7 +5,7 @@
 #elif defined(__AVX512F__)
 #include "kernels/isa/linear_avx512.h"
 #elif defined(__AVX2__)
-#include "kernels/isa/linear_avx2.h"
+#include "kernels/isa/linear_winograd.h"
 #elif defined(CKDIST_NEON)
 #include "kernels/isa/linear_neon.h"
 #else
@@ -30,6 +30,9 @@ constexpr LinearKernel kernel_of() {
   kernel.multiply = multiply_in_tiles<type>;
   if constexpr (prompt_format(kFormats, type) != activation_format(kFormats, type))
     kernel.multiply_prompt = multiply_prompt<type>;
+#elif defined(__AVX2__) && !defined(__AVX512F__)
+  if constexpr (in_pairs<type>()) kernel.multiply = multiply_in_panels<type>;
+  else kernel.multiply = multiply<Product<type>>;
 #else
   kernel.multiply = multiply<Product<type>>;
 #endif

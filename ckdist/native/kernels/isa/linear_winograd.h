@@ -1,0 +1,181 @@
+// Products of many tokens with signed codes of 8 bits, without vpdpbusd. With vpmaddubsw, 32 products take three
+// instructions for multipliers (signs, products, widening) and an addition. Most CPUs have two multipliers. Winograd's
+// inner product ("A new algorithm for inner product", IEEE Transactions on Computers C-17, 1968) takes one, and three
+// additions:
+//   w0 x0 + w1 x1 = (x0 + w1) (x1 + w0) - x0 x1 - w0 w1
+// The factors have 16 bits. x0 x1 is summed once for all rows, w0 w1 once for all tokens. Integers are exact and floats
+// are added in the order of a strip, so a token has the same bits in both. Private to isa/.
+#pragma once
+#include "kernels/isa/linear_avx2.h"
+
+namespace ckdist {
+namespace CKDIST_ISA {
+namespace {
+
+constexpr int kTokensAtOnce = 4;                   // their sums, for a tile, are half of the registers
+constexpr int kLeastTokens = 16, kLeastTiles = 2;  // fewer do not repay the expansion of weights, or of tokens
+constexpr int kMostTokens = 96, kMostGroups = 32;  // of a panel (216 KB), which stays in the L2 cache for all tiles
+
+// True for the types that are multiplied so.
+template <Type type>
+constexpr bool in_pairs() {
+  return is_signed<type>() && layout_of(type).scales == ScaleKind::half;
+}
+
+// Columns 4i and 4i + 2 of each word of four codes as 16-bit numbers; and columns 4i + 1 and 4i + 3.
+inline __m256i even_columns(__m256i codes) { return _mm256_srai_epi16(_mm256_slli_epi16(codes, 8), 8); }
+inline __m256i odd_columns(__m256i codes) { return _mm256_srai_epi16(codes, 8); }
+
+// Some tokens' activations of some groups of 32 columns, (groups, tokens).
+struct TokenPanel {
+  int64_t tokens;                                            // a multiple of kTokensAtOnce
+  alignas(64) uint8_t codes[kMostGroups * kMostTokens][64];  // even columns of 8 words, then odd ones
+  float scales[kMostGroups * kMostTokens];
+  int32_t products[kMostGroups * kMostTokens];  // minus the sum of x0 x1
+
+  void fill(Columns x, int64_t x_stride, int64_t count, int64_t groups) {
+    tokens = (count + kTokensAtOnce - 1) / kTokensAtOnce * kTokensAtOnce;
+    for (int64_t g = 0; g < groups; ++g, x.skip(1)) {
+      for (int64_t t = 0; t < tokens; ++t) {
+        const int64_t at = g * tokens + t, row = (t < count ? t : count - 1) * x_stride;
+        const __m256i word = load(x.codes + row), even = even_columns(word), odd = odd_columns(word);
+        _mm256_store_si256(reinterpret_cast<__m256i*>(codes[at]), even);
+        _mm256_store_si256(reinterpret_cast<__m256i*>(codes[at] + 32), odd);
+        const __m256i pairs = _mm256_madd_epi16(even, odd);
+        __m128i sum = _mm_add_epi32(_mm256_castsi256_si128(pairs), _mm256_extracti128_si256(pairs, 1));
+        sum = _mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0x4e));
+        products[at] = -_mm_cvtsi128_si32(_mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0xb1)));
+        std::memcpy(&scales[at], x.scales + row, sizeof(float));
+      }
+    }
+  }
+};
+
+// A tile's weights of 32 columns.
+struct WeightGroup {
+  __m256i odd[kSteps][kHalves], even[kSteps][kHalves];
+  __m256i products[kHalves];  // minus the sum of w0 w1
+  __m256 scale[kHalves];
+
+  template <Type type, int step>
+  [[gnu::always_inline]] void expand_step(const uint8_t* planes, int half) {
+    const __m256i codes = read_step<type, step>(planes);
+    even[step][half] = even_columns(codes), odd[step][half] = odd_columns(codes);
+    products[half] = _mm256_sub_epi32(products[half], _mm256_madd_epi16(even_columns(codes), odd_columns(codes)));
+  }
+
+  template <Type type>
+  void expand(const uint8_t* at, int group) {
+#pragma GCC unroll 2
+    for (int h = 0; h < kHalves; ++h) {
+      const Block<type> block = {at, h};
+      const uint8_t* planes = block.planes(group);
+      products[h] = _mm256_setzero_si256();
+      expand_step<type, 0>(planes, h), expand_step<type, 1>(planes, h);
+      expand_step<type, 2>(planes, h), expand_step<type, 3>(planes, h);
+      expand_step<type, 4>(planes, h), expand_step<type, 5>(planes, h);
+      expand_step<type, 6>(planes, h), expand_step<type, 7>(planes, h);
+      scale[h] = _mm256_castsi256_ps(block.scale(group));
+    }
+  }
+};
+
+// Adds the products of a group with a few tokens of the panel, from number `at` on, to their sums.
+inline void add_tokens(const WeightGroup& weights, const TokenPanel& x, int64_t at, float (*sums)[kTileRows]) {
+  __m256i sum[kTokensAtOnce][kHalves];
+  const uint8_t* const codes = x.codes[at];
+#pragma GCC unroll 4
+  for (int t = 0; t < kTokensAtOnce; ++t) {
+    const __m256i products = _mm256_set1_epi32(x.products[at + t]);
+    sum[t][0] = _mm256_add_epi32(weights.products[0], products);
+    sum[t][1] = _mm256_add_epi32(weights.products[1], products);
+  }
+#pragma GCC unroll 8
+  for (int s = 0; s < kSteps; ++s) {
+    const __m256i odd0 = weights.odd[s][0], odd1 = weights.odd[s][1];
+    const __m256i even0 = weights.even[s][0], even1 = weights.even[s][1];
+    // Written by hand: 8 sums, 4 vectors of weights and 4 intermediate results are all registers.
+#pragma GCC unroll 4
+    for (int t = 0; t < kTokensAtOnce; ++t) {
+      __m256i even, odd, first, second;
+      asm("vpbroadcastd %10, %2\n\tvpbroadcastd %11, %3\n\t"
+          "vpaddw %6, %2, %4\n\tvpaddw %8, %3, %5\n\tvpaddw %7, %2, %2\n\tvpaddw %9, %3, %3\n\t"
+          "vpmaddwd %4, %5, %4\n\tvpmaddwd %2, %3, %2\n\tvpaddd %4, %0, %0\n\tvpaddd %2, %1, %1"
+          : "+x"(sum[t][0]), "+x"(sum[t][1]), "=&x"(even), "=&x"(odd), "=&x"(first), "=&x"(second)
+          : "x"(odd0), "x"(odd1), "x"(even0), "x"(even1), "m"(CKDIST_WORD(codes + 64 * t + 4 * s)),
+            "m"(CKDIST_WORD(codes + 64 * t + 32 + 4 * s)));
+    }
+  }
+#pragma GCC unroll 4
+  for (int t = 0; t < kTokensAtOnce; ++t) {
+    const __m256 scale = _mm256_set1_ps(x.scales[at + t]);
+#pragma GCC unroll 2
+    for (int h = 0; h < kHalves; ++h) {
+      float* const to = sums[t] + kLane * h;
+      const __m256 scaled = _mm256_mul_ps(_mm256_cvtepi32_ps(sum[t][h]), weights.scale[h]);
+      _mm256_store_ps(to, _mm256_fmadd_ps(scaled, scale, _mm256_load_ps(to)));
+    }
+  }
+}
+
+// Multiplies a tile by the tokens of a panel. `blocks`: its columns' packed blocks. `adds`: to the sums in y.
+template <Type type>
+void multiply_panel(const uint8_t* block, int64_t blocks, const TokenPanel& x, int64_t tokens, int rows, bool adds,
+                    float* y, int64_t y_stride) {
+  constexpr BlockLayout layout = layout_of(type);
+  constexpr int groups = layout.columns / kGroupColumns;
+  alignas(64) float sums[kMostTokens][kTileRows];
+  const __m256i mask[kHalves] = {row_mask(rows, 0), row_mask(rows, 1)};
+  for (int64_t t = 0; t < x.tokens; ++t) {
+    __builtin_prefetch(y + (t < tokens ? t : 0) * y_stride, 1);
+    for (int h = 0; h < kHalves; ++h)
+      _mm256_store_ps(sums[t] + kLane * h, adds && t < tokens
+                                               ? _mm256_maskload_ps(y + t * y_stride + kLane * h, mask[h])
+                                               : _mm256_setzero_ps());
+  }
+  WeightGroup weights;
+  for (int64_t b = 0; b < blocks; ++b, block += layout.bytes()) {
+    fetch_lines(block + layout.bytes(), layout.bytes() / 64);  // the tokens take long enough
+    for (int g = 0; g < groups; ++g) {
+      weights.template expand<type>(block, g);
+      for (int64_t t = 0; t < x.tokens; t += kTokensAtOnce)
+        add_tokens(weights, x, (b * groups + g) * x.tokens + t, sums + t);
+    }
+  }
+  for (int64_t t = 0; t < tokens; ++t)
+    for (int h = 0; h < kHalves; ++h)
+      _mm256_maskstore_ps(y + t * y_stride + kLane * h, mask[h], _mm256_load_ps(sums[t] + kLane * h));
+}
+
+template <Type type>
+void multiply_in_panels(const Matrix& matrix, int64_t tile_begin, int64_t tile_end, const uint8_t* x, int64_t x_stride,
+                        int64_t tokens, float* y, int64_t y_stride) {
+  if (tokens < kLeastTokens || tile_end - tile_begin < kLeastTiles)
+    return multiply<Product<type>>(matrix, tile_begin, tile_end, x, x_stride, tokens, y, y_stride);
+  constexpr BlockLayout layout = layout_of(type);
+  constexpr int64_t groups = layout.columns / kGroupColumns, most_blocks = kMostGroups / groups;
+  const int64_t blocks = (matrix.cols + layout.columns - 1) / layout.columns;
+  const int64_t padded = ActivationRow::padded(matrix.cols);
+  TokenPanel panel;
+  for (int64_t token = 0; token < tokens; token += kMostTokens) {
+    const int64_t count = tokens - token < kMostTokens ? tokens - token : kMostTokens;
+    Columns columns = Columns::of(x + token * x_stride, padded);
+    int64_t block = 0;
+    do {  // once for a matrix without columns, too
+      const int64_t some = blocks - block < most_blocks ? blocks - block : most_blocks;
+      panel.fill(columns, x_stride, count, some * groups);
+      columns.skip(static_cast<int>(some * groups));
+      for (int64_t tile = tile_begin; tile < tile_end; ++tile) {
+        const int64_t left = matrix.rows - tile * kTileRows;
+        multiply_panel<type>(matrix.tiles + tile * matrix.tile_bytes + block * layout.bytes(), some, panel, count,
+                             static_cast<int>(left < kTileRows ? left : kTileRows), block > 0,
+                             y + token * y_stride + tile * kTileRows, y_stride);
+      }
+      block += most_blocks;
+    } while (block < blocks);
+  }
+}
+
+}  // namespace
+}  // namespace CKDIST_ISA
+}  // namespace ckdist
