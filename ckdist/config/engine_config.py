@@ -11,7 +11,7 @@ NAMES_HELP = "smollm2, gemma3-270m, hf:owner/repo[:quant or file], or https://ho
 MODEL_HELP = f"GGUF file, folder with safetensors, or a name: {NAMES_HELP} (default: the bundled model)"
 
 
-CACHE_TYPES = ("f32", "f16", "bf16", "i16", "q8_0")
+CACHE_TYPES = ("f32", "f16", "bf16", "i16", "q8_0", "q4_0")
 QUANTIZE_TYPES = ("q8_0", "q4_k")
 
 
