@@ -308,6 +308,33 @@ def test_precision_of_integers(isa):
         assert rms("q8_0", stored) < 0.1 * rms("q8_0", exact)
 
 
+@pytest.mark.parametrize("kv_type", ["q8_0", "q4_0"])
+def test_outliers_cost_rotated_types_less(isa, kv_type):
+    """Each group of 32 has an outlier. Without a transform, its scale would be too coarse for the others."""
+    v = np.random.default_rng(1).normal(size=(64, 128)).astype(F32)
+    v[:, [3, 37, 77, 110]] += 15
+    groups = v.reshape(64, 4, 32)
+    scale = np.abs(groups).max(-1, keepdims=True) / (8 if kv_type == "q4_0" else 127)
+    plain = np.rint(groups / scale) * scale - groups
+    error = (
+        attend(Cache(isa, kv_type, np.zeros_like(v), v), np.ones((64, 1, 128), F32), 0, Settings(window=1))[:, 0] - v
+    )
+    assert np.square(error).mean() < 0.5 * np.square(plain).mean()
+
+
+@pytest.mark.parametrize("kv_type", ["i16", "q8_0", "q4_0"])
+def test_the_last_of_131072_positions(kv_type):
+    positions, tokens, times = 1 << 17, 3, 128
+    k, v, q = random_case(32, positions // times, tokens, 4)  # the blocks are repeated
+    settings = Settings(scale=1 / 8)
+    cache = Cache(native.ffi.NULL, kv_type, k, v)
+    cache.table = np.tile(cache.table, times)
+    out = attend(cache, q, positions - tokens, settings)
+    k, v = (np.tile(rounded(kv_type, x), (times, 1)) for x in (k, v))
+    np.testing.assert_allclose(out, reference(k, v, q, positions - tokens, settings), atol=TOLERANCE[kv_type])
+    np.testing.assert_array_equal(attend(cache, q, positions - tokens, settings, spans=8), out)
+
+
 def test_blocks_outside_the_window_are_not_touched(isa, kv_type):
     k, v, q = random_case(64, 200, 1, 2)
     cache = Cache(isa, kv_type, k, v)
@@ -344,14 +371,14 @@ def test_every_magnitude_is_rounded_to_nearest_even(isa, kv_type):
     v = (rng.normal(size=(64, 64)) * 2.0 ** rng.integers(-28, 15, (64, 1))).astype(F32)
     if kv_type == "f16":  # halfway between neighbours, subnormal ones included
         v[:32] = (np.arange(32 * 64).reshape(32, 64) + 0.5) * 2.0**-24
-    if kv_type == "q8_0":  # a subnormal scale has few bits
+    if kv_type in ("q8_0", "q4_0"):  # a subnormal scale has few bits
         v[np.abs(v).max(1) < 0.02] = 1
     q = np.ones((64, 1, 64), F32)
     out = attend(Cache(isa, kv_type, np.zeros_like(v), v), q, 0, Settings(window=1))[:, 0]  # each sees itself alone
     if kv_type == "i16":
         assert (np.abs(out - v).max(1) <= np.abs(v).max(1) / 16383 * 0.501).all()
-    elif kv_type == "q8_0":  # scales are multiplied after the sum
-        np.testing.assert_allclose(out, rounded(kv_type, v), rtol=1e-6)
+    elif kv_type in ("q8_0", "q4_0"):  # the transform of a row has sums of all its elements
+        assert (np.abs(out - rounded(kv_type, v)).max(1) <= 1e-6 * np.abs(v).max(1)).all()
     else:
         np.testing.assert_array_equal(out, rounded(kv_type, v))
 
