@@ -3,8 +3,8 @@
 // f32, f16, bf16   K [width][16 positions], V [16 positions][width]
 // i16, q8_0, q4_0  codes in pairs, the operands of a dot product of 16-bit integers: K [width / 2][16 positions][2
 // dimensions], V [8 pairs][width][2 positions]. i16: int16 codes, one float scale. q8_0, q4_0: a float16 scale for each
-// group of 32 dimensions, or one for all if the width is not a multiple of 32. q8_0: int8 codes. q4_0: a pair is a byte,
-// its low half first, and a half n from -8 to 7 is the code 2 n + 1.
+// group of 32 dimensions, or one for all if the width is not a multiple of 32. q8_0: int8 codes. q4_0: a pair is a
+// byte, its low half first, and a half n from -8 to 7 is the code 2 n + 1.
 //
 // A block is K, V, the scales of K, the scales of V; scales are [groups][16 positions]. K and V may differ in type and
 // width. A latent cache has only K; its values' groups are the first of K's, and the elements after the values begin a

@@ -283,10 +283,11 @@ CKDIST_INLINE float scale_at(const uint8_t* scales, int group, int position) {
 template <class Code, class At, class Put>
 void convert_codes(const uint8_t* codes, const uint8_t* scales, int width, int group, int positions, At&& at,
                    Put&& put) {
+  const Code* code = reinterpret_cast<const Code*>(codes);
   for (int g = 0; g < width / group; ++g)
     for (int j = 0; j < positions; ++j) {
       const float scale = scale_at<Code>(scales, g, j);
-      for (int i = g * group; i < (g + 1) * group; ++i) put(i, j, static_cast<float>(code_of(codes_at<Code>(codes, 0), at(i, j))) * scale);
+      for (int i = g * group; i < (g + 1) * group; ++i) put(i, j, static_cast<float>(code_of(code, at(i, j))) * scale);
     }
 }
 

@@ -15,8 +15,7 @@ void widen(const uint8_t* const* codes, int first, int last, int width, int16_t*
   const int64_t tile = int64_t{width} * kBlockTokens;
   for (int b = first; b < last; ++b) {
     int16_t* wide = to + b * tile;
-    for (int64_t i = 0; i < tile; i += 2 * kLanes)
-      store_pairs(wide + i, load_pairs(codes_at<Code>(codes[b], i)));
+    for (int64_t i = 0; i < tile; i += 2 * kLanes) store_pairs(wide + i, load_pairs(codes_at<Code>(codes[b], i)));
     out[b] = reinterpret_cast<const uint8_t*>(wide);
   }
 }

@@ -17,9 +17,7 @@ template <class Code, int R, int B>
 __attribute__((noinline)) void score_rows(const Span& span, int first, const int16_t* q, int head_dim, int group,
                                           Behind behind, float* out) {
   int64_t ahead[B];
-  for (int b = 0; b < B; ++b) {
-    ahead[b] = span.after_k[first + b] - span.k[first + b];
-  }
+  for (int b = 0; b < B; ++b) { ahead[b] = span.after_k[first + b] - span.k[first + b]; }
   out += first * kLanes;
   for (int start = 0, end; start < head_dim; start += group) {
     end = start + group < head_dim ? start + group : head_dim;

@@ -126,7 +126,7 @@ void values_of_keys(const Span& span, int width, int16_t* values) {
       for (int64_t line = 0; line < kPairBytes<Key> * kPairs * kBlockTokens; line += 64)
         __builtin_prefetch(key + ahead + line, 0, 2);
       transpose_pairs<Key>(key, width - column < kLanes ? width - column : kLanes,
-                      values + (int64_t{column} * kSpan + int64_t{b} * kBlockTokens * kLanes));
+                           values + (int64_t{column} * kSpan + int64_t{b} * kBlockTokens * kLanes));
     }
   }
 }

@@ -71,7 +71,7 @@ bool quantise_small(KvType type, const float* x, int head_dim, int group, int8_t
   return finite;
 }
 
-// The byte of two halves, the first of which is the low one.
+// A byte of two halves.
 CKDIST_INLINE uint8_t pack(int8_t low, int8_t high) { return static_cast<uint8_t>((low & 15) | (high & 15) << 4); }
 
 void lay_out_key_halves(const int8_t* k, int slot, int width, uint8_t* tile) {

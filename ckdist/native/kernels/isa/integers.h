@@ -48,9 +48,9 @@ CKDIST_INLINE Ints load_pairs(const int8_t* p) {
 // The byte of a pair comes to the upper half of both words. Shifts keep the sign, and the last bit is 1 in all codes.
 CKDIST_INLINE Ints load_pairs(const Nibbles* p) {
   alignas(64) static constexpr uint8_t kSpread[64] = {
-      128, 0, 128, 0, 128, 1, 128, 1, 128, 2,  128, 2,  128, 3,  128, 3,  128, 4,  128, 4,  128,
-      5,   128, 5, 128, 6, 128, 6, 128, 7, 128, 7,  128, 8,  128, 8,  128, 9,  128, 9,  128, 10,
-      128, 10, 128, 11, 128, 11, 128, 12, 128, 12, 128, 13, 128, 13, 128, 14, 128, 14, 128, 15, 128, 15};
+      128, 0,  128, 0,  128, 1,  128, 1,  128, 2,  128, 2,  128, 3,  128, 3,  128, 4,  128, 4,  128, 5,
+      128, 5,  128, 6,  128, 6,  128, 7,  128, 7,  128, 8,  128, 8,  128, 9,  128, 9,  128, 10, 128, 10,
+      128, 11, 128, 11, 128, 12, 128, 12, 128, 13, 128, 13, 128, 14, 128, 14, 128, 15, 128, 15};
   const __m512i bytes = _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
   const __m512i words = _mm512_sllv_epi16(_mm512_shuffle_epi8(bytes, _mm512_load_si512(kSpread)), _mm512_set1_epi32(4));
   return {_mm512_or_si512(_mm512_srai_epi16(words, 11), _mm512_set1_epi16(1))};

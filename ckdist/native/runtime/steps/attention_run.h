@@ -11,8 +11,8 @@ namespace ckdist {
 constexpr int kQueryTile = 32;  // most query tokens of one attention task
 // The same for latent attention. Its heads are wide: the sums of 128 queries stay in the L2 cache.
 constexpr int kLatentTile = 16;
-constexpr int64_t kTilesEach = 4;     // tiles of a thread, at least, unless they have fewer queries than this:
-constexpr int kLeastQueries = 64;     // two Vecs of queries share each load of a key
+constexpr int64_t kTilesEach = 4;    // tiles of a thread, at least, unless they have fewer queries than this:
+constexpr int kLeastQueries = 64;    // two Vecs of queries share each load of a key
 constexpr int64_t kTokensAhead = 2;  // keys of this many tokens are prefetched while one is stored
 
 // The inputs of a step's tasks: values of rotated queries and of the result, and how scores are computed.
