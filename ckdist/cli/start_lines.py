@@ -4,11 +4,13 @@ import math
 
 from ckdist import native
 from ckdist.engine.loaded_model import Model
-from ckdist.layouts.memory_sizes import gigabytes
+from ckdist.layouts.memory_sizes import cache_name, gigabytes
+from ckdist.program.cache import block_bytes
 from ckdist.program.step_batch import BLOCK_TOKENS
 from ckdist.topology import this_machine
 from ckdist.weights.dtypes import BY_NUMBER
 
+LONG_CONTEXT = 131072  # tokens for which a start states the size of the cache, if the model has such positions
 KERNELS = {
     "amx": "AMX",
     "avx512_bf16": "AVX-512 (VNNI, BF16)",
@@ -23,6 +25,14 @@ KERNELS = {
 }
 
 
+def sequence_sizes(model: Model, block: int) -> str:
+    """Sizes of a sequence's cache: of the context, and of LONG_CONTEXT tokens. Blocks have `block` bytes."""
+    context = model.plan.cache.context_length
+    counts = [context] + [LONG_CONTEXT] * (context < LONG_CONTEXT <= model.spec.max_position)
+    sizes = (f"{gigabytes(-(-count // BLOCK_TOKENS) * block)} for a sequence of {count}" for count in counts)
+    return f" ({', '.join(sizes)})" if block else ""
+
+
 def start_lines(name: str, model: Model) -> tuple[list[str], list[str]]:
     """Returns three lines on rank 0, and advice on the placement of ranks, one line each. A collective call."""
     plan, world = model.plan, model.world
@@ -30,8 +40,9 @@ def start_lines(name: str, model: Model) -> tuple[list[str], list[str]]:
     known = quota is not None or plan.placement.note == this_machine().simple  # another line has it
     note = "" if known else plan.placement.note
     unpinned = not plan.placement.cpus and quota is None
-    rows = world.gather([model.weight_bytes, model.executable.kv_bytes, plan.memory, note, unpinned])
-    weights, cache = (max(row[i] for row in rows) for i in (0, 1))
+    block = block_bytes(model.executable.caches.values(), plan.cache.types)
+    rows = world.gather([model.weight_bytes, model.executable.kv_bytes, plan.memory, note, unpinned, block])
+    weights, cache, block = (max(row[i] for row in rows) for i in (0, 1, 5))
     advice = [note for note in dict.fromkeys(row[3] for row in rows) if note]
     if any(row[4] for row in rows):
         advice.append(
@@ -54,9 +65,9 @@ def start_lines(name: str, model: Model) -> tuple[list[str], list[str]]:
     lines = [
         f"{name}: {model.spec.family}, {parameters(model)}; {where}",
         (
-            f"memory per rank: {gigabytes(weights)} of weights and {gigabytes(cache)} of cache for {tokens} "
-            f"tokens{states}, "
-            f"of {gigabytes(min(row[2] for row in rows))} free"
+            f"memory per rank: {gigabytes(weights)} of weights and {gigabytes(cache)} of "
+            f"{cache_name(plan.cache.types)} cache for {tokens} tokens{sequence_sizes(model, block)}{states}, of "
+            f"{gigabytes(min(row[2] for row in rows))} free"
         ),
         f"{KERNELS.get(isa, isa)} kernels"
         + (f"; prefill: {model.prefill.reason}" if world.size > 1 else "")

@@ -24,7 +24,7 @@ def cache_disk(text: str) -> tuple[str, int | None]:
         raise ConfigError(f"--cache-disk {text}: the size {size} {error}") from None
 
 
-CACHE_TYPES = ("f32", "f16", "bf16", "i16", "q8_0")
+CACHE_TYPES = ("f32", "f16", "bf16", "i16", "q8_0", "q4_0")
 QUANTIZE_TYPES = ("q8_0", "q4_k")
 
 

@@ -16,7 +16,7 @@ F32 = np.float32
 # Largest error against float64 where queries and keys have a spread of 2 (scores of 4). Integer arithmetic rounds
 # queries and weights to codes of 16 bits; i16 is compared with what was given, so that its error includes the cache's
 # own (f16's would be 5e-3, bf16's 4e-2).
-TOLERANCE = {"f32": 2e-5, "f16": 2e-5, "bf16": 2e-5, "q8_0": 3e-3, "i16": 4e-3}
+TOLERANCE = {"f32": 2e-5, "f16": 2e-5, "bf16": 2e-5, "q8_0": 3e-3, "q4_0": 3e-3, "i16": 4e-3}
 # Levels with a dot product of integers, and those whose vectors they have.
 PAIRS_OF_LEVELS = [
     ("avx2_vnni", "avx2"),
@@ -25,7 +25,7 @@ PAIRS_OF_LEVELS = [
     ("neon_dotprod", "neon"),
     ("neon_i8mm", "neon"),
 ]
-TYPES = {"f32": 0, "f16": 1, "q8_0": 8, "i16": 25, "bf16": 30}
+TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q8_0": 8, "i16": 25, "bf16": 30}
 LEVELS = [level.encode() for level in each(INTEGERS)]
 # A level has code of its own for each type, so most tests pair each kernel with every shape.
 KERNELS = list(product(LEVELS, TYPES))
@@ -128,9 +128,29 @@ def rounded(kv_type, x):
         bits = x.view(np.uint32)
         return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16 << 16).astype(np.uint32).view(F32)
     group = 32 if x.shape[1] % 32 == 0 else x.shape[1]
-    g = x.reshape(len(x), -1, group)
-    scale = (np.abs(g).max(-1, keepdims=True) / F32(127)).astype(np.float16).astype(F32)
-    return (np.clip(np.rint(g * (F32(1) / scale)), -127, 127) * scale).astype(F32).reshape(x.shape)
+    g = hadamard(x).reshape(len(x), -1, group)
+    scale = (np.abs(g).max(-1, keepdims=True) / F32(127 if kv_type == "q8_0" else 16)).astype(np.float16).astype(F32)
+    units = g * (F32(1) / np.where(scale > 0, scale, np.inf))
+    codes = np.rint(units) if kv_type == "q8_0" else 2 * np.clip(np.rint(units / 2 - F32(0.5)), -8, 7) + 1
+    return hadamard((np.clip(codes, -127, 127) * scale).astype(F32).reshape(x.shape))
+
+
+def hadamard(x):
+    """The transform of each block of a row, whose length is the largest power of two that divides the row's."""
+    block = x.shape[1] & -x.shape[1]
+    y = x.reshape(len(x), -1, block).copy()
+    least = min(block, 16)
+    signs = np.array([[(-1) ** (i & j).bit_count() for j in range(least)] for i in range(least)], F32)
+    parts, y = y.reshape(len(x), -1, least), 0
+    for j in range(least):  # in the order of the kernel, so that no code is rounded to another side
+        y = y + parts[..., j : j + 1] * signs[j]
+    y = (y * (F32(1) / np.sqrt(F32(block)))).reshape(len(x), -1, block)
+    step = least
+    while step < block:
+        pairs = y.reshape(len(x), -1, 2, step)
+        y = np.stack([pairs[:, :, 0] + pairs[:, :, 1], pairs[:, :, 0] - pairs[:, :, 1]], axis=2)
+        step *= 2
+    return y.reshape(x.shape)
 
 
 def random_case(head_dim, positions, tokens, heads, seed=1):
@@ -172,6 +192,7 @@ def test_bidirectional(isa, kv_type, tokens, heads, first, window):
 
 
 MIXED = ["i16/q8_0", "q8_0/i16", "q8_0/f16", "f16/q8_0", "i16/f32", "bf16/i16", "f32/bf16", "f16/f32"]
+MIXED += ["i16/q4_0", "q4_0/i16", "q8_0/q4_0", "q4_0/q8_0", "q4_0/f16", "f16/q4_0"]
 
 
 @pairs(
@@ -287,6 +308,33 @@ def test_precision_of_integers(isa):
         assert rms("q8_0", stored) < 0.1 * rms("q8_0", exact)
 
 
+@pytest.mark.parametrize("kv_type", ["q8_0", "q4_0"])
+def test_outliers_cost_rotated_types_less(isa, kv_type):
+    """Each group of 32 has an outlier. Without a transform, its scale would be too coarse for the others."""
+    v = np.random.default_rng(1).normal(size=(64, 128)).astype(F32)
+    v[:, [3, 37, 77, 110]] += 15
+    groups = v.reshape(64, 4, 32)
+    scale = np.abs(groups).max(-1, keepdims=True) / (8 if kv_type == "q4_0" else 127)
+    plain = np.rint(groups / scale) * scale - groups
+    error = (
+        attend(Cache(isa, kv_type, np.zeros_like(v), v), np.ones((64, 1, 128), F32), 0, Settings(window=1))[:, 0] - v
+    )
+    assert np.square(error).mean() < 0.5 * np.square(plain).mean()
+
+
+@pytest.mark.parametrize("kv_type", ["i16", "q8_0", "q4_0"])
+def test_the_last_of_131072_positions(kv_type):
+    positions, tokens, times = 1 << 17, 3, 128
+    k, v, q = random_case(32, positions // times, tokens, 4)  # the blocks are repeated
+    settings = Settings(scale=1 / 8)
+    cache = Cache(native.ffi.NULL, kv_type, k, v)
+    cache.table = np.tile(cache.table, times)
+    out = attend(cache, q, positions - tokens, settings)
+    k, v = (np.tile(rounded(kv_type, x), (times, 1)) for x in (k, v))
+    np.testing.assert_allclose(out, reference(k, v, q, positions - tokens, settings), atol=TOLERANCE[kv_type])
+    np.testing.assert_array_equal(attend(cache, q, positions - tokens, settings, spans=8), out)
+
+
 def test_blocks_outside_the_window_are_not_touched(isa, kv_type):
     k, v, q = random_case(64, 200, 1, 2)
     cache = Cache(isa, kv_type, k, v)
@@ -323,14 +371,14 @@ def test_every_magnitude_is_rounded_to_nearest_even(isa, kv_type):
     v = (rng.normal(size=(64, 64)) * 2.0 ** rng.integers(-28, 15, (64, 1))).astype(F32)
     if kv_type == "f16":  # halfway between neighbours, subnormal ones included
         v[:32] = (np.arange(32 * 64).reshape(32, 64) + 0.5) * 2.0**-24
-    if kv_type == "q8_0":  # a subnormal scale has few bits
+    if kv_type in ("q8_0", "q4_0"):  # a subnormal scale has few bits
         v[np.abs(v).max(1) < 0.02] = 1
     q = np.ones((64, 1, 64), F32)
     out = attend(Cache(isa, kv_type, np.zeros_like(v), v), q, 0, Settings(window=1))[:, 0]  # each sees itself alone
     if kv_type == "i16":
         assert (np.abs(out - v).max(1) <= np.abs(v).max(1) / 16383 * 0.501).all()
-    elif kv_type == "q8_0":  # scales are multiplied after the sum
-        np.testing.assert_allclose(out, rounded(kv_type, v), rtol=1e-6)
+    elif kv_type in ("q8_0", "q4_0"):  # the transform of a row has sums of all its elements
+        assert (np.abs(out - rounded(kv_type, v)).max(1) <= 1e-6 * np.abs(v).max(1)).all()
     else:
         np.testing.assert_array_equal(out, rounded(kv_type, v))
 
@@ -339,6 +387,7 @@ def test_block_bytes_are_whole_cache_lines(isa, kv_type):
     for width in range(8, 264, 8):
         assert block_bytes(isa, TYPES[kv_type], 8, width, 264 - width) % 64 == 0
     assert block_bytes(isa, 8, 8, 128, 128) == 2 * (128 * 16 + 4 * 16 * 2)
+    assert block_bytes(isa, 2, 2, 128, 128) == 2 * (128 * 16 // 2 + 4 * 16 * 2)
     assert block_bytes(isa, 25, 25, 128, 128) == 2 * (128 * 16 * 2 + 16 * 4)
     assert block_bytes(isa, 25, 8, 128, 128) == 128 * 16 * 2 + 16 * 4 + 128 * 16 + 4 * 16 * 2
 
@@ -352,8 +401,8 @@ def block_bytes(isa, *shape):
 def test_wrong_shapes_are_refused(isa):
     with pytest.raises(errors.ConfigError, match=r"width of a head .12."):
         block_bytes(isa, 1, 1, 64, 12)
-    with pytest.raises(errors.ConfigError, match="KV type 2"):
-        block_bytes(isa, 1, 2, 64, 64)
+    with pytest.raises(errors.ConfigError, match="KV type 3"):
+        block_bytes(isa, 1, 3, 64, 64)
 
 
 LATENT = [(40, 8), (32, 16), (96, 32), (512, 64)]  # elements of the latent vector, and behind it

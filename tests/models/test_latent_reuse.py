@@ -1,4 +1,4 @@
-"""Latent attention through the engine: whatever is reused, cut into chunks or preempted, answers have the same bits."""
+"""Latent attention, and caches of few bits: whatever is reused, cut into chunks or preempted, answers have the same bits."""
 
 import numpy as np
 import pytest
@@ -13,6 +13,9 @@ CROWDED = {  # bytes of cache for one sequence of 336 tokens and some of another
     ("deepseek_v2", "f32"): 300 << 10,
     ("deepseek_v3", "i16"): 120 << 10,
     ("deepseek_v3", "q8_0"): 64 << 10,
+    ("deepseek_v3", "q4_0"): 40 << 10,
+    ("qwen3", "q4_0"): 48 << 10,
+    ("gemma2", "q8_0"): 96 << 10,
 }
 
 

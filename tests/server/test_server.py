@@ -207,7 +207,8 @@ def test_the_start_is_four_lines(server):
         r"ckdist-bundled: llama, 11\.0 M parameters, BF16; 2 ranks × 1 thread on 1 host \(shared memory\)\n", model
     )
     assert re.fullmatch(
-        r"memory per rank: [\d.]+ MiB of weights and [\d.]+ [GM]iB of cache for \d+ tokens, of [\d.]+ [GM]iB free\n",
+        r"memory per rank: [\d.]+ MiB of weights and [\d.]+ [GM]iB of i16 cache for \d+ tokens "
+        r"\([\d.]+ MiB for a sequence of 1024\), of [\d.]+ [GM]iB free\n",
         memory,
     )
     assert re.fullmatch(

@@ -8,8 +8,8 @@ extern "C" {
 /* The attention kernels, one call each; see kernels/attention.h. `isa` selects the kernel table; null: the table
    chosen at load. */
 
-/* The cache of one token and kv-head. Types are numbers of weight types: 0 f32, 1 f16, 8 q8_0, 25 i16, 30 bf16.
-   Widths are multiples of 8. */
+/* The cache of one token and kv-head. Types are numbers of weight types: 0 f32, 1 f16, 2 q4_0, 8 q8_0, 25 i16, 30
+   bf16. Widths are multiples of 8. */
 struct ckdist_cache_shape {
   int32_t key_type, value_type, key_width, value_width;
   int32_t latent; /* values are not stored: they are the first elements of the keys, with the keys' type */

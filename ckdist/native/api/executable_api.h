@@ -56,6 +56,7 @@ CKDIST_EXPORT int ckdist_executable_trace(struct ckdist_executable* executable, 
 enum ckdist_cache_type {
   ckdist_cache_f32 = 0,
   ckdist_cache_f16 = 1,
+  ckdist_cache_q4_0 = 2,
   ckdist_cache_q8_0 = 8,
   ckdist_cache_i16 = 25,
   ckdist_cache_bf16 = 30

@@ -8,8 +8,9 @@ namespace ckdist {
 
 inline void check_type(KvType kv_type) {
   const int type = int(kv_type);
-  if (type != 0 && type != 1 && type != 8 && type != 25 && type != 30)
-    fail(Status::config, "KV type %d is not known; use 0 (f32), 1 (f16), 8 (q8_0), 25 (i16) or 30 (bf16)", type);
+  if (type != 0 && type != 1 && type != 2 && type != 8 && type != 25 && type != 30)
+    fail(Status::config, "KV type %d is not known; use 0 (f32), 1 (f16), 2 (q4_0), 8 (q8_0), 25 (i16) or 30 (bf16)",
+         type);
 }
 
 inline CacheShape checked_shape(const CacheShape& cache) {

@@ -17,8 +17,9 @@ constexpr int kBlockTokens = 16;
 constexpr int kSpan = 256;
 
 // Numbers of weight types. i16: whole numbers of 16 bits with a scale per position. It has the precision and size of
-// f16, and products read it without conversion (see isa/attention_integer.cpp).
-enum class KvType : int32_t { f32 = 0, f16 = 1, q8_0 = 8, i16 = 25, bf16 = 30 };
+// f16, and products read it without conversion (see isa/attention_integer.cpp). q8_0 and q4_0 hold the Hadamard
+// transforms of keys and values (see isa/attention_rotation.h).
+enum class KvType : int32_t { f32 = 0, f16 = 1, q4_0 = 2, q8_0 = 8, i16 = 25, bf16 = 30 };
 
 // The cache of one token and kv-head. `latent`: no values are stored. They are the first elements of the keys, which
 // all heads of latent attention share, with the keys' type. The elements after them have scales of their own.

@@ -1,16 +1,25 @@
-// Attention over an integer cache if keys, values or both are bytes (q8_0).
+// Attention over an integer cache if keys, values or both have less than 16 bits.
 #include "kernels/isa/attention_typed.h"
 
 namespace ckdist {
 namespace CKDIST_ISA {
 namespace {
 
-// Calls run(a key's code, a value's code), whose types are those of the cache.
+// Calls run(a code of the type).
+template <class Run>
+void by_type(KvType type, Run&& run) {
+  if (type == KvType::q4_0) run(Nibbles{});
+  else type == KvType::q8_0 ? run(int8_t{}) : run(int16_t{});
+}
+
+// Calls run(a key's code, a value's code).
 template <class Run>
 void by_types(const AttentionTask& task, Run&& run) {
-  const bool key_bytes = task.key_type == KvType::q8_0, value_bytes = task.value_type == KvType::q8_0;
-  if (!key_bytes) run(int16_t{}, int8_t{});
-  else value_bytes ? run(int8_t{}, int8_t{}) : run(int8_t{}, int16_t{});
+  by_type(task.key_type, [&](auto key) {
+    by_type(task.value_type, [&](auto value) {
+      if constexpr (sizeof key + sizeof value < 4) run(key, value);
+    });
+  });
 }
 
 }  // namespace

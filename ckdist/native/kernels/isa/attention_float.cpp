@@ -13,7 +13,9 @@
 
 #include "kernels/isa/attention_bias.h"
 #include "kernels/isa/attention_parts.h"
+#include "kernels/isa/attention_rotation.h"
 #include "kernels/isa/exp.h"
+#include "kernels/isa/integers.h"
 
 namespace ckdist {
 namespace CKDIST_ISA {
@@ -47,6 +49,7 @@ CKDIST_INLINE Vec load_codes(const uint8_t* tile, int64_t index) {
 
 struct Workspace {
   int64_t queries, width, floats = 0;
+  float* rotated;  // (key_width,)
   float* q;        // groups of queries: (key_width, queries of the group) each
   float* sum;      // (queries, 16): the softmax's denominator in each lane
   float* weights;  // (queries of a group, 64)
@@ -63,6 +66,7 @@ struct Workspace {
       floats += round_lanes(n);
       return start;
     };
+    rotated = take(cache.key_width);
     q = take(queries * cache.key_width);
     sum = take(queries * kLanes);
     weights = take(kGroup * kChunk);
@@ -109,7 +113,7 @@ __attribute__((noinline)) void score(const Chunk& chunk, int first, const float*
     for (int b = 0; b < B; ++b) {
       const int64_t element = int64_t{i} * kLanes;
       key[b] = load_codes<type>(k[b], element);
-      if constexpr (kFetchAhead<type, R>) fetch(k[b] + code_bytes(type) * element + chunk.ahead[first + b]);
+      if constexpr (kFetchAhead<type, R>) fetch(k[b] + code_bytes(type, element) + chunk.ahead[first + b]);
     }
     for (int r = 0; r < R; ++r) {
       const Vec x = set(q[int64_t{i} * R + r]);
@@ -173,7 +177,7 @@ __attribute__((noinline)) void accumulate(const Chunk& chunk, const float* weigh
       for (int c = 0; c < D; ++c) {
         const int64_t element = j * chunk.v_row + column + c * kLanes;
         value[c] = load_codes<type>(chunk.v[b], element);
-        if constexpr (kFetchAhead<type, R>) fetch(chunk.v[b] + code_bytes(type) * element + chunk.ahead[b]);
+        if constexpr (kFetchAhead<type, R>) fetch(chunk.v[b] + code_bytes(type, element) + chunk.ahead[b]);
       }
       for (int r = 0; r < R; ++r) {
         const Vec weight = set(weights[r * kChunk + b * kLanes + j]);
@@ -245,7 +249,7 @@ void convert_keys(const uint8_t* k, int width, int64_t ahead, float* key) {
   for (int i = 0; i < width; ++i) {
     const int64_t element = int64_t{i} * kLanes;
     store(key + element, load_codes<type>(k, element));
-    fetch(k + code_bytes(type) * element + ahead);
+    fetch(k + code_bytes(type, element) + ahead);
   }
 }
 
@@ -257,11 +261,11 @@ void convert_values(const uint8_t* v, int width, int positions, int64_t ahead, f
     for (; width - i >= kLanes; i += kLanes) {
       const int64_t element = int64_t{j} * width + i;
       store(value + j * row + i, load_codes<type>(v, element));
-      fetch(v + code_bytes(type) * element + ahead);
+      fetch(v + code_bytes(type, element) + ahead);
     }
     if (i < width) {  // half a Vec, perhaps the last bytes of the cache
       uint8_t half[4 * kLanes] = {};
-      std::memcpy(half, v + code_bytes(type) * (int64_t{j} * width + i), code_bytes(type) * (width - i));
+      std::memcpy(half, v + code_bytes(type, int64_t{j} * width + i), code_bytes(type, width - i));
       store(value + j * row + i, load_codes<type>(half, 0));
     }
   }
@@ -283,7 +287,7 @@ void convert_codes(const uint8_t* codes, const uint8_t* scales, int width, int g
   for (int g = 0; g < width / group; ++g)
     for (int j = 0; j < positions; ++j) {
       const float scale = scale_at<Code>(scales, g, j);
-      for (int i = g * group; i < (g + 1) * group; ++i) put(i, j, static_cast<float>(code[at(i, j)]) * scale);
+      for (int i = g * group; i < (g + 1) * group; ++i) put(i, j, static_cast<float>(code_of(code, at(i, j))) * scale);
     }
 }
 
@@ -334,6 +338,7 @@ __attribute__((noinline)) Chunk convert(const AttentionTask& task, const Chunk& 
       case KvType::bf16: convert_keys<KvType::bf16>(k, k_width, ahead, key); break;
       case KvType::i16: convert_key_codes<int16_t>(k, chunk.k_scales[b], k_width, k_group, positions, key); break;
       case KvType::q8_0: convert_key_codes<int8_t>(k, chunk.k_scales[b], k_width, k_group, positions, key); break;
+      case KvType::q4_0: convert_key_codes<Nibbles>(k, chunk.k_scales[b], k_width, k_group, positions, key); break;
     }
     if (task.latent) {
       values_of_keys(key, v_width, value, work.width);
@@ -349,6 +354,9 @@ __attribute__((noinline)) Chunk convert(const AttentionTask& task, const Chunk& 
       case KvType::q8_0:
         convert_value_codes<int8_t>(v, chunk.v_scales[b], v_width, v_group, positions, value, work.width);
         break;
+      case KvType::q4_0:
+        convert_value_codes<Nibbles>(v, chunk.v_scales[b], v_width, v_group, positions, value, work.width);
+        break;
     }
   }
   return out;
@@ -362,6 +370,11 @@ void prepare_queries(const AttentionTask& task, const Workspace& work, int rows)
     for (int64_t r = 0; r < count; ++r) {
       const float* q =
           task.q + (row + r) / task.heads * task.q_token_stride + (row + r) % task.heads * task.q_head_stride;
+      if (is_rotated(task.key_type)) {
+        std::memcpy(work.rotated, q, 4 * task.key_width);
+        rotate_key(task.cache(), work.rotated);
+        q = work.rotated;
+      }
       for (int i = 0; i < task.key_width; ++i) packed[i * count + r] = q[i];
     }
   }

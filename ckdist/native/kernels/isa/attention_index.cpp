@@ -52,6 +52,7 @@ void copy_units(const uint8_t* from, int from_slot, uint8_t* to, int to_slot, in
   for (int64_t i = 0; i < n; ++i) y[i * kBlockTokens] = x[i * kBlockTokens];
 }
 void copy_units(int64_t bytes, const uint8_t* from, int from_slot, uint8_t* to, int to_slot, int64_t n) {
+  if (bytes == 1) copy_units<uint8_t>(from, from_slot, to, to_slot, n);
   if (bytes == 2) copy_units<uint16_t>(from, from_slot, to, to_slot, n);
   if (bytes == 4) copy_units<uint32_t>(from, from_slot, to, to_slot, n);
 }
@@ -62,6 +63,15 @@ void copy_value_codes(const uint8_t* from, int from_slot, uint8_t* to, int to_sl
   const Code* x = reinterpret_cast<const Code*>(from) + from_slot / 2 * width * 2 + from_slot % 2;
   Code* y = reinterpret_cast<Code*>(to) + to_slot / 2 * width * 2 + to_slot % 2;
   for (int64_t i = 0; i < width; ++i) y[2 * i] = x[2 * i];
+}
+
+// Codes of 4 bits: a byte has those of a pair of positions.
+void copy_value_halves(const uint8_t* from, int from_slot, uint8_t* to, int to_slot, int64_t width) {
+  const uint8_t* x = from + from_slot / 2 * width;
+  uint8_t* y = to + to_slot / 2 * width;
+  const int from_shift = from_slot % 2 * 4, to_shift = to_slot % 2 * 4, other = 0xf0 >> to_shift;
+  for (int64_t i = 0; i < width; ++i)
+    y[i] = static_cast<uint8_t>((y[i] & other) | (x[i] >> from_shift & 15) << to_shift);
 }
 
 }  // namespace
@@ -77,15 +87,15 @@ void attention_copy(const CacheShape& cache, const uint8_t* from, int from_slot,
     copy_units(BlockLayout::scale_bytes(type), from + offset, from_slot, to + offset, to_slot, groups);
   };
   const int pair = is_integer(cache.key_type) ? 2 : 1;  // dimensions of a unit of K
-  copy_units(code_bytes(cache.key_type) * pair, from, from_slot, to, to_slot, cache.key_width / pair);
+  copy_units(code_bytes(cache.key_type, 2) * pair / 2, from, from_slot, to, to_slot, cache.key_width / pair);
   copy_scales(cache.key_type, layout.k_scales_offset, key_groups(cache));
   if (cache.latent) return;
   const uint8_t* const v = from + layout.v_offset;
   uint8_t* const copied = to + layout.v_offset;
-  const int64_t width = cache.value_width, bytes = code_bytes(cache.value_type);
-  if (!is_integer(cache.value_type))
-    std::memcpy(copied + to_slot * width * bytes, v + from_slot * width * bytes, width * bytes);
-  else if (bytes == 1) copy_value_codes<int8_t>(v, from_slot, copied, to_slot, width);
+  const int64_t width = cache.value_width, bytes = code_bytes(cache.value_type, width);
+  if (!is_integer(cache.value_type)) std::memcpy(copied + to_slot * bytes, v + from_slot * bytes, bytes);
+  else if (cache.value_type == KvType::q4_0) copy_value_halves(v, from_slot, copied, to_slot, width);
+  else if (cache.value_type == KvType::q8_0) copy_value_codes<int8_t>(v, from_slot, copied, to_slot, width);
   else copy_value_codes<int16_t>(v, from_slot, copied, to_slot, width);
   copy_scales(cache.value_type, layout.v_scales_offset, width / layout.v_group);
 }

@@ -1,4 +1,4 @@
-// Attention over an integer cache (i16, q8_0): both products are dot products of 16-bit integers in pairs.
+// Attention over an integer cache (i16, q8_0, q4_0): both products are dot products of 16-bit integers in pairs.
 //
 // On every ISA, one instruction does twice the products of a float multiplication, and it reads the cache without
 // conversion. Queries become 16-bit codes with one scale each. Weights become integers in units of 2^-16 of the span's

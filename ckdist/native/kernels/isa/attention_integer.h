@@ -12,7 +12,7 @@ Shape shape_of_integers(const AttentionTask& task);
 int64_t integer_scratch_floats(const CacheShape& cache, int tokens, int heads);
 void attend_integer(const AttentionTask& task, float* scratch);
 void attend_integer_spans(const AttentionTask& task, int64_t first, int64_t last, float* parts, float* scratch);
-// The same if keys, values or both are bytes.
+// The same if keys, values or both have less than 16 bits.
 void attend_bytes(const AttentionTask& task, float* scratch);
 void attend_bytes_spans(const AttentionTask& task, int64_t first, int64_t last, float* parts, float* scratch);
 

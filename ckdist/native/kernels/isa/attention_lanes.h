@@ -9,13 +9,13 @@ namespace ckdist {
 namespace CKDIST_ISA {
 namespace {
 
-// Converts int8 codes of `width` dimensions to the layout of i16: keys or values of the blocks in use.
+// Converts codes of `width` dimensions to the layout of i16: keys or values of the blocks in use.
+template <class Code>
 void widen(const uint8_t* const* codes, int first, int last, int width, int16_t* to, const uint8_t** out) {
   const int64_t tile = int64_t{width} * kBlockTokens;
   for (int b = first; b < last; ++b) {
     int16_t* wide = to + b * tile;
-    for (int64_t i = 0; i < tile; i += 2 * kLanes)
-      store_pairs(wide + i, load_pairs(reinterpret_cast<const int8_t*>(codes[b]) + i));
+    for (int64_t i = 0; i < tile; i += 2 * kLanes) store_pairs(wide + i, load_pairs(codes_at<Code>(codes[b], i)));
     out[b] = reinterpret_cast<const uint8_t*>(wide);
   }
 }
@@ -182,9 +182,9 @@ template <class Key, class Value, class Done>
 void attend_lanes(const AttentionTask& task, const Shape& shape, const Workspace& work, const Span& codes,
                   const SpanPart& part, Done&& done) {
   Span span = codes;
-  if (sizeof(Key) == 1) widen(codes.k, codes.first, codes.last, task.key_width, work.keys, span.k);
+  if (sizeof(Key) == 1) widen<Key>(codes.k, codes.first, codes.last, task.key_width, work.keys, span.k);
   if (sizeof(Value) == 1 && !task.latent)
-    widen(codes.v, codes.first, codes.last, task.value_width, work.values, span.v);
+    widen<Value>(codes.v, codes.first, codes.last, task.value_width, work.values, span.v);
   // Other types are read while they are converted.
   const bool fetches = sizeof(Key) == 2 && sizeof(Value) == 2 && !task.latent;
   bool fetched = false;  // once is enough

@@ -1,5 +1,6 @@
 #include "kernels/isa/attention_parts.h"
 
+#include "kernels/isa/attention_rotation.h"
 #include "kernels/isa/exp.h"
 
 namespace ckdist {
@@ -93,6 +94,7 @@ void finish(const AttentionTask& task, const Shape& shape, const SpanPart& state
       const Vec inverse = set(inverses[row % kLanes]);
       for (int i = 0; i < task.value_width; i += kLanes)
         store_n(out + i, load(state.values + row * shape.width + i) * inverse + set(0.0f), lanes_from(i));
+      if (is_rotated(task.value_type)) rotate_blocks(out, task.value_width);
     }
     return;
   }
@@ -113,6 +115,8 @@ void finish(const AttentionTask& task, const Shape& shape, const SpanPart& state
         __builtin_prefetch(next[r] + i, 1);
       }
     }
+    if (is_rotated(task.value_type))
+      for (int r = 0; r < rows; ++r) rotate_blocks(out[r], task.value_width);
   }
 }
 

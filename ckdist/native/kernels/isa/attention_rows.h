@@ -16,12 +16,8 @@ int rows_of_group(const Shape& shape) {
 template <class Code, int R, int B>
 __attribute__((noinline)) void score_rows(const Span& span, int first, const int16_t* q, int head_dim, int group,
                                           Behind behind, float* out) {
-  const Code* k[B];
   int64_t ahead[B];
-  for (int b = 0; b < B; ++b) {
-    k[b] = reinterpret_cast<const Code*>(span.k[first + b]);
-    ahead[b] = span.after_k[first + b] - span.k[first + b];
-  }
+  for (int b = 0; b < B; ++b) { ahead[b] = span.after_k[first + b] - span.k[first + b]; }
   out += first * kLanes;
   for (int start = 0, end; start < head_dim; start += group) {
     end = start + group < head_dim ? start + group : head_dim;
@@ -31,7 +27,7 @@ __attribute__((noinline)) void score_rows(const Span& span, int first, const int
     for (int i = start / 2; i < end / 2; ++i) {
       Ints key[B];
       for (int b = 0; b < B; ++b) {
-        const Code* at = k[b] + i * 2 * kLanes;
+        const Code* at = codes_at<Code>(span.k[first + b], int64_t{i} * 2 * kLanes);
         key[b] = load_pairs(at);
         __builtin_prefetch(reinterpret_cast<const uint8_t*>(at) + ahead[b], 0, 2);
       }
@@ -70,14 +66,16 @@ __attribute__((noinline)) void accumulate_rows(const Span& span, int first, int 
     for (int c = 0; c < D; ++c) sum[r][c] = zeros();
   const int16_t* w[D / kShare];
   for (int s = 0; s < D / kShare; ++s) w[s] = weights + (column + s * kShare * kLanes) / group * R * kSpan;
+  const int64_t next_pair = span.v_pairs / 2 * kPairBytes<Code>;
   for (int b = first; b < last; ++b) {
-    const Code* v = span.values<Code>(b, column);
+    const uint8_t* v = reinterpret_cast<const uint8_t*>(span.values<Code>(b, column));
     const int64_t ahead = span.after_v[b] - span.v[b];
-    for (int j = 0; j < kBlockTokens / 2; ++j, v += span.v_pairs) {
+    for (int j = 0; j < kBlockTokens / 2; ++j, v += next_pair) {
       Ints value[D];
       for (int c = 0; c < D; ++c) {
-        value[c] = load_pairs(v + c * span.v_vecs);
-        __builtin_prefetch(reinterpret_cast<const uint8_t*>(v + c * span.v_vecs) + ahead, 0, 2);
+        const Code* at = codes_at<Code>(v, c * span.v_vecs);
+        value[c] = load_pairs(at);
+        __builtin_prefetch(reinterpret_cast<const uint8_t*>(at) + ahead, 0, 2);
       }
       for (int r = 0; r < R; ++r) {
         for (int s = 0; s < D / kShare; ++s) {

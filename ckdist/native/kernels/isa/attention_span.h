@@ -36,6 +36,7 @@ struct Workspace {
   // rows: groups of R queries, each (key_width / 2, R, 2). lanes: Vecs of queries, each (key_width / 2, 16, 2).
   int16_t* q;
   int16_t* codes;  // (16, key_width)
+  float* rotated;  // (key_width,)
   float* factor;   // (lanes,): score / (codes of q . k)
   // (lanes,), latent: additional factor of the scores of the elements after the values.
   float* behind;
@@ -61,6 +62,7 @@ struct Workspace {
     const auto words = [&](int64_t n) { return reinterpret_cast<int16_t*>(take((n + 1) / 2)); };
     q = words(lanes * (cache.key_width + 2 * kQueryPadding));
     codes = words(kLanes * int64_t{cache.key_width});
+    rotated = take(cache.key_width);
     factor = take(lanes);
     behind = take(lanes);
     scores = take(kSpan * kMostRows);
@@ -94,7 +96,7 @@ struct Span {
   // The codes of column `column` in a block of V.
   template <class Code>
   const Code* values(int block, int64_t column) const {
-    return reinterpret_cast<const Code*>(v[block]) + column / kLanes * v_vecs + column % kLanes * 2;
+    return codes_at<Code>(v[block], column / kLanes * v_vecs + column % kLanes * 2);
   }
 };
 
@@ -118,13 +120,13 @@ CKDIST_INLINE Vec load_scales(const uint8_t* scales, int group) {
 template <class Key>
 void values_of_keys(const Span& span, int width, int16_t* values) {
   for (int b = span.first; b < span.last; ++b) {
-    const Key* key = reinterpret_cast<const Key*>(span.k[b]);
     const int64_t ahead = span.after_k[b] - span.k[b];
-    for (int column = 0; column < width; column += kLanes, key += kLanes * kBlockTokens) {
-      for (int64_t line = 0; line < int64_t{sizeof(Key)} * kLanes * kBlockTokens; line += 64)
-        __builtin_prefetch(reinterpret_cast<const uint8_t*>(key) + ahead + line, 0, 2);
-      transpose_pairs(key, width - column < kLanes ? width - column : kLanes,
-                      values + (int64_t{column} * kSpan + int64_t{b} * kBlockTokens * kLanes));
+    for (int column = 0; column < width; column += kLanes) {
+      const uint8_t* key = span.k[b] + int64_t{column} * kPairs * kPairBytes<Key>;
+      for (int64_t line = 0; line < kPairBytes<Key> * kPairs * kBlockTokens; line += 64)
+        __builtin_prefetch(key + ahead + line, 0, 2);
+      transpose_pairs<Key>(key, width - column < kLanes ? width - column : kLanes,
+                           values + (int64_t{column} * kSpan + int64_t{b} * kBlockTokens * kLanes));
     }
   }
 }

@@ -1,10 +1,11 @@
-// Writes keys and values to blocks of the KV cache: rounding to the cache's type, and the scales of q8_0.
+// Writes keys and values to blocks of the KV cache: rounding to the cache's type, and the scales of q8_0 and q4_0.
 #include "kernels/isa/attention_store.h"
 
 #include <type_traits>
 
 #include "kernels/isa/attention_block.h"
 #include "kernels/isa/attention_integer.h"
+#include "kernels/isa/attention_rotation.h"
 
 namespace ckdist {
 namespace CKDIST_ISA {
@@ -39,9 +40,10 @@ void write_bf16(const float* x, int head_dim, int64_t step, uint16_t* tile) {
   for (int i = 0; i < head_dim; ++i) tile[i * step] = to_bf16(x[i]);
 }
 
-// Codes are relative to the stored scale, after its rounding to float16. scales: one for each group, 16 apart. Returns
-// false if any x is NaN or infinite.
-bool quantise_q8(const float* x, int head_dim, int group, int8_t* codes, uint16_t* scales) {
+// Codes of q8_0, or halves of bytes of q4_0. Codes are relative to the stored scale, after its rounding to float16.
+// scales: one for each group, 16 apart. Returns false if any x is NaN or infinite.
+bool quantise_small(KvType type, const float* x, int head_dim, int group, int8_t* codes, uint16_t* scales) {
+  const bool nibbles = type == KvType::q4_0;
   bool finite = true;
   for (int start = 0, end; start < head_dim; start += group) {
     end = start + group < head_dim ? start + group : head_dim;
@@ -52,19 +54,34 @@ bool quantise_q8(const float* x, int head_dim, int group, int8_t* codes, uint16_
       probe = fma(a, set(0.0f), probe);
     }
     finite = finite && reduce_sum(probe) == 0.0f;
-    const float ideal = reduce_max(largest) / 127.0f;
+    const float ideal = reduce_max(largest) / (nibbles ? 16.0f : 127.0f);
     const uint16_t scale = to_f16(ideal > kLargestF16 ? kLargestF16 : ideal);
     const float stored = from_f16(scale);
-    const Vec inverse = set(stored > 0.0f ? 1.0f / stored : 0.0f);
+    const float inverse = stored > 0.0f ? 1.0f / stored : 0.0f;
     for (int i = start; i < end; i += kLanes) {
       const int n = end - i < kLanes ? end - i : kLanes;
       int8_t lanes[kLanes];
-      store_i8(lanes, clamp(load_lanes(x + i, n) * inverse, 127.0f));
+      const Vec a = load_lanes(x + i, n);
+      if (nibbles) store_i8(lanes, max(set(-8.0f), min(set(7.0f), fma(a, set(0.5f * inverse), set(-0.5f)))));
+      else store_i8(lanes, clamp(a * set(inverse), 127.0f));
       std::memcpy(codes + i, lanes, n);
     }
     scales[start / group * kBlockTokens] = scale;
   }
   return finite;
+}
+
+// A byte of two halves.
+CKDIST_INLINE uint8_t pack(int8_t low, int8_t high) { return static_cast<uint8_t>((low & 15) | (high & 15) << 4); }
+
+void lay_out_key_halves(const int8_t* k, int slot, int width, uint8_t* tile) {
+  for (int i = 0; i < width; i += 2) tile[i / 2 * kBlockTokens + slot] = pack(k[i], k[i + 1]);
+}
+
+void lay_out_value_halves(const int8_t* v, int slot, int width, uint8_t* tile) {
+  uint8_t* value = tile + slot / 2 * width;
+  const int shift = slot % 2 * 4, other = 0xf0 >> shift;
+  for (int i = 0; i < width; ++i) value[i] = static_cast<uint8_t>((value[i] & other) | (v[i] & 15) << shift);
 }
 
 // Writes the codes of a key to a block: pairs of neighbouring dimensions.
@@ -91,6 +108,8 @@ void lay_out_value(const Code* v, int slot, int width, uint8_t* tile) {
 
 constexpr int kMostDimensions = 4096;
 
+int64_t element_bytes(KvType type) { return code_bytes(type, 2) / 2; }
+
 void write_plain(KvType type, const float* x, int width, int64_t step, uint8_t* tile) {
   if (type == KvType::f32) return write_f32(x, width, step, reinterpret_cast<float*>(tile));
   if (type == KvType::f16) return write_f16(x, width, step, reinterpret_cast<uint16_t*>(tile));
@@ -101,10 +120,10 @@ void write_plain(KvType type, const float* x, int width, int64_t step, uint8_t* 
 // `values` elements are also values.
 bool store_key(KvType type, const float* x, int slot, int width, int group, int values, uint8_t* tile,
                uint8_t* scales) {
-  if (type == KvType::q8_0) {
+  if (is_small(type)) {
     int8_t codes[kMostDimensions];
-    const bool finite = quantise_q8(x, width, group, codes, reinterpret_cast<uint16_t*>(scales) + slot);
-    lay_out_key(codes, slot, width, tile);
+    const bool finite = quantise_small(type, x, width, group, codes, reinterpret_cast<uint16_t*>(scales) + slot);
+    type == KvType::q4_0 ? lay_out_key_halves(codes, slot, width, tile) : lay_out_key(codes, slot, width, tile);
     return finite;
   }
   if (type == KvType::i16) {
@@ -119,15 +138,15 @@ bool store_key(KvType type, const float* x, int slot, int width, int group, int 
     lay_out_key(codes, slot, width, tile);
     return finite;
   }
-  write_plain(type, x, width, kBlockTokens, tile + code_bytes(type) * slot);
+  write_plain(type, x, width, kBlockTokens, tile + element_bytes(type) * slot);
   return true;
 }
 
 bool store_value(KvType type, const float* x, int slot, int width, int group, uint8_t* tile, uint8_t* scales) {
-  if (type == KvType::q8_0) {
+  if (is_small(type)) {
     int8_t codes[kMostDimensions];
-    const bool finite = quantise_q8(x, width, group, codes, reinterpret_cast<uint16_t*>(scales) + slot);
-    lay_out_value(codes, slot, width, tile);
+    const bool finite = quantise_small(type, x, width, group, codes, reinterpret_cast<uint16_t*>(scales) + slot);
+    type == KvType::q4_0 ? lay_out_value_halves(codes, slot, width, tile) : lay_out_value(codes, slot, width, tile);
     return finite;
   }
   if (type == KvType::i16) {
@@ -137,7 +156,7 @@ bool store_value(KvType type, const float* x, int slot, int width, int group, ui
     lay_out_value(codes, slot, width, tile);
     return scale == scale;
   }
-  write_plain(type, x, width, 1, tile + code_bytes(type) * slot * width);
+  write_plain(type, x, width, 1, tile + element_bytes(type) * slot * width);
   return true;
 }
 
@@ -149,18 +168,27 @@ int64_t attention_block_bytes(const CacheShape& cache) { return BlockLayout(cach
 // through the key itself if keys are floats.
 void attention_store(const CacheShape& cache, uint8_t* block, int slot, const float* k, const float* v) {
   const BlockLayout layout(cache);
+  float key[kMostDimensions], value[kMostDimensions];
+  if (is_rotated(cache.key_type)) {
+    k = static_cast<const float*>(std::memcpy(key, k, 4 * cache.key_width));
+    rotate_key(cache, key);
+  }
+  if (!cache.latent && is_rotated(cache.value_type)) {
+    v = static_cast<const float*>(std::memcpy(value, v, 4 * cache.value_width));
+    rotate_blocks(value, cache.value_width);
+  }
   bool finite = store_key(cache.key_type, k, slot, cache.key_width, layout.k_group,
                           cache.latent ? cache.value_width : 0, block, block + layout.k_scales_offset);
   if (!cache.latent)
     finite &= store_value(cache.value_type, v, slot, cache.value_width, layout.v_group, block + layout.v_offset,
                           block + layout.v_scales_offset);
   if (finite) return;
-  if (cache.key_type == KvType::q8_0) reinterpret_cast<uint16_t*>(block + layout.k_scales_offset)[slot] = 0x7e00;
+  if (is_small(cache.key_type)) reinterpret_cast<uint16_t*>(block + layout.k_scales_offset)[slot] = 0x7e00;
   else if (cache.key_type == KvType::i16)
     reinterpret_cast<float*>(block + layout.k_scales_offset)[slot] = __builtin_nanf("");
   else {
     const float nan = __builtin_nanf("");
-    write_plain(cache.key_type, &nan, 1, 1, block + code_bytes(cache.key_type) * slot);
+    write_plain(cache.key_type, &nan, 1, 1, block + element_bytes(cache.key_type) * slot);
   }
 }
 

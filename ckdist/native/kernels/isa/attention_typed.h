@@ -3,6 +3,7 @@
 #pragma once
 #include "kernels/isa/attention_integer.h"
 #include "kernels/isa/attention_lanes.h"
+#include "kernels/isa/attention_rotation.h"
 #include "kernels/isa/attention_rows.h"
 #ifdef __AMX_INT8__
 #include "kernels/isa/attention_tiles.h"
@@ -34,10 +35,16 @@ void prepare_queries(const AttentionTask& task, const Shape& shape, const Worksp
       for (int i = 0; i < task.key_width; i += kLanes) __builtin_prefetch(next + i);
     }
     const int width = task.latent ? task.value_width : task.key_width;
-    float scale = quantise(query(row), width, kLargestCode, kLongest, out);
+    const float* q = query(row);
+    if (is_rotated(task.key_type)) {
+      std::memcpy(work.rotated, q, 4 * task.key_width);
+      rotate_key(task.cache(), work.rotated);
+      q = work.rotated;
+    }
+    float scale = quantise(q, width, kLargestCode, kLongest, out);
     work.behind[row] = 1.0f;
     if (width < task.key_width) {
-      const float rest = quantise(query(row) + width, task.key_width - width, kLargestCode, kLongest, out + width);
+      const float rest = quantise(q + width, task.key_width - width, kLargestCode, kLongest, out + width);
       if (scale == 0.0f) scale = rest;
       else work.behind[row] = rest / scale;
     }

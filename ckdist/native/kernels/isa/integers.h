@@ -12,6 +12,27 @@
 namespace ckdist {
 namespace CKDIST_ISA {
 
+// A pair of codes of 4 bits (see attention_block.h).
+struct Nibbles {
+  uint8_t pair;
+};
+template <class Code>
+constexpr int kPairBytes = 2 * sizeof(Code);
+template <>
+constexpr int kPairBytes<Nibbles> = 1;
+// The codes from number `index` on, which is even.
+template <class Code>
+CKDIST_INLINE const Code* codes_at(const uint8_t* codes, int64_t index) {
+  return reinterpret_cast<const Code*>(codes + index / 2 * kPairBytes<Code>);
+}
+// Code number `index`.
+CKDIST_INLINE int16_t code_of(const int16_t* codes, int64_t index) { return codes[index]; }
+CKDIST_INLINE int16_t code_of(const int8_t* codes, int64_t index) { return codes[index]; }
+CKDIST_INLINE int16_t code_of(const Nibbles* codes, int64_t index) {
+  const int half = codes[index / 2].pair >> (index % 2 ? 4 : 0) & 15;
+  return static_cast<int16_t>(2 * (half < 8 ? half : half - 16) + 1);
+}
+
 #if defined(__AVX512F__)
 
 struct Ints {
@@ -23,6 +44,16 @@ CKDIST_INLINE Ints zeros() { return {_mm512_setzero_si512()}; }
 CKDIST_INLINE Ints load_pairs(const int16_t* p) { return {_mm512_loadu_si512(p)}; }
 CKDIST_INLINE Ints load_pairs(const int8_t* p) {
   return {_mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
+}
+// The byte of a pair comes to the upper half of both words. Shifts keep the sign, and the last bit is 1 in all codes.
+CKDIST_INLINE Ints load_pairs(const Nibbles* p) {
+  alignas(64) static constexpr uint8_t kSpread[64] = {
+      128, 0,  128, 0,  128, 1,  128, 1,  128, 2,  128, 2,  128, 3,  128, 3,  128, 4,  128, 4,  128, 5,
+      128, 5,  128, 6,  128, 6,  128, 7,  128, 7,  128, 8,  128, 8,  128, 9,  128, 9,  128, 10, 128, 10,
+      128, 11, 128, 11, 128, 12, 128, 12, 128, 13, 128, 13, 128, 14, 128, 14, 128, 15, 128, 15};
+  const __m512i bytes = _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  const __m512i words = _mm512_sllv_epi16(_mm512_shuffle_epi8(bytes, _mm512_load_si512(kSpread)), _mm512_set1_epi32(4));
+  return {_mm512_or_si512(_mm512_srai_epi16(words, 11), _mm512_set1_epi16(1))};
 }
 CKDIST_INLINE void store_pairs(int16_t* p, Ints a) { _mm512_storeu_si512(p, a.v); }
 CKDIST_INLINE Ints set_pair(const int16_t* p) {
@@ -84,6 +115,26 @@ CKDIST_INLINE Ints load_pairs(const int8_t* p) {
   return out;
 #endif
 }
+// The byte of a pair comes to the upper half of both words. Shifts keep the sign, and the last bit is 1 in all codes.
+CKDIST_INLINE Ints load_pairs(const Nibbles* p) {
+  Ints out;
+  for (int i = 0; i < kParts; ++i) {
+#if defined(__AVX2__)
+    const __m256i spread = _mm256_setr_epi8(-1, 0, -1, 0, -1, 1, -1, 1, -1, 2, -1, 2, -1, 3, -1, 3,  //
+                                            -1, 4, -1, 4, -1, 5, -1, 5, -1, 6, -1, 6, -1, 7, -1, 7);
+    const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p + kPartLanes * i));
+    const IntPart words = _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(bytes), spread);
+#else
+    int32_t four;
+    std::memcpy(&four, p + kPartLanes * i, 4);
+    const __m128i bytes = _mm_cvtsi32_si128(four), twice = _mm_unpacklo_epi8(bytes, bytes);
+    const IntPart words = _mm_unpacklo_epi16(twice, twice);
+#endif
+    const IntPart shifted = CKDIST_INTEGER(mullo_epi16)(words, CKDIST_INTEGER(set1_epi32)(0x10010));
+    out.v[i] = CKDIST_INTEGER_BITS(or)(CKDIST_INTEGER(srai_epi16)(shifted, 11), CKDIST_INTEGER(set1_epi16)(1));
+  }
+  return out;
+}
 CKDIST_INLINE void store_pairs(int16_t* p, Ints a) {
   for (int i = 0; i < kParts; ++i)
     CKDIST_INTEGER_BITS(storeu)(reinterpret_cast<IntPart*>(p + 2 * kPartLanes * i), a.v[i]);
@@ -135,6 +186,11 @@ CKDIST_INLINE void store_pairs(int16_t* p, Ints a) { std::memcpy(p, &a, sizeof a
 CKDIST_INLINE Ints load_pairs(const int8_t* p) {
   int16_t codes[2 * kLanes];
   for (int i = 0; i < 2 * kLanes; ++i) codes[i] = p[i];
+  return load_pairs(codes);
+}
+CKDIST_INLINE Ints load_pairs(const Nibbles* p) {
+  int16_t codes[2 * kLanes];
+  for (int i = 0; i < 2 * kLanes; ++i) codes[i] = code_of(p, i);
   return load_pairs(codes);
 }
 CKDIST_INLINE Ints set_pair(const int16_t* p) {

@@ -19,6 +19,14 @@ CKDIST_INLINE Ints load_pairs(const int16_t* p) { CKDIST_EACH_INTS(vreinterpretq
 CKDIST_INLINE Ints load_pairs(const int8_t* p) {
   CKDIST_EACH_INTS(vreinterpretq_s32_s16(vmovl_s8(vld1_s8(p + 8 * i))));
 }
+CKDIST_INLINE Ints load_pairs(const Nibbles* p) {
+  const int8x16_t bytes = vld1q_s8(reinterpret_cast<const int8_t*>(p)), one = vdupq_n_s8(1);
+  // Shifts keep the sign, and the last bit is 1 in all codes.
+  const int8x16_t low = vorrq_s8(vshrq_n_s8(vshlq_n_s8(bytes, 4), 3), one), high = vorrq_s8(vshrq_n_s8(bytes, 3), one);
+  const int8x16_t first = vzip1q_s8(low, high), last = vzip2q_s8(low, high);
+  return {{vreinterpretq_s32_s16(vmovl_s8(vget_low_s8(first))), vreinterpretq_s32_s16(vmovl_high_s8(first)),
+           vreinterpretq_s32_s16(vmovl_s8(vget_low_s8(last))), vreinterpretq_s32_s16(vmovl_high_s8(last))}};
+}
 CKDIST_INLINE void store_pairs(int16_t* p, Ints a) {
   for (int i = 0; i < kParts; ++i) vst1q_s16(p + 8 * i, vreinterpretq_s16_s32(a.v[i]));
 }

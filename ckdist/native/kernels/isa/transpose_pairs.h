@@ -15,11 +15,12 @@ constexpr int kPairs = kBlockTokens / 2;  // pairs of dimensions in sixteen colu
 
 // key: (8, 16 positions, 2 dimensions); only `columns` / 2 rows exist. out: (8, 16 dimensions, 2 positions).
 template <class Code>
-CKDIST_INLINE void transpose_pairs(const Code* key, int columns, int16_t* out) {
+CKDIST_INLINE void transpose_pairs(const uint8_t* key, int columns, int16_t* out) {
+  const auto load_row = [&](int i) { return load_pairs(codes_at<Code>(key, i * 2 * kLanes)); };
 #if defined(__AVX512F__)
   __m512i row[kPairs], half[kPairs], quarter[kPairs];
   for (int i = 0; i < kPairs; ++i) {
-    const __m512i x = 2 * i < columns ? load_pairs(key + i * 2 * kLanes).v : _mm512_setzero_si512();
+    const __m512i x = 2 * i < columns ? load_row(i).v : _mm512_setzero_si512();
     row[i] = _mm512_shufflehi_epi16(_mm512_shufflelo_epi16(x, 0xD8), 0xD8);
   }
   for (int i = 0; i < kPairs; i += 2) {  // positions of even and odd pairs, in 128-bit lanes
@@ -41,7 +42,7 @@ CKDIST_INLINE void transpose_pairs(const Code* key, int columns, int16_t* out) {
     for (int j = 0; j < kPairs; j += 4) {  // four pairs of positions
       __m256i row[4], half[4];
       for (int k = 0; k < 4; ++k) {
-        const Ints x = 2 * (i + k) < columns ? load_pairs(key + (i + k) * 2 * kLanes) : zeros();
+        const Ints x = 2 * (i + k) < columns ? load_row(i + k) : zeros();
         row[k] = _mm256_shufflehi_epi16(_mm256_shufflelo_epi16(x.v[j / 4], 0xD8), 0xD8);
       }
       for (int k = 0; k < 2; ++k) {
@@ -58,7 +59,7 @@ CKDIST_INLINE void transpose_pairs(const Code* key, int columns, int16_t* out) {
 #else
   for (int i = 0; i < kPairs; ++i) {
     int16_t codes[2 * kLanes] = {};
-    if (2 * i < columns) store_pairs(codes, load_pairs(key + i * 2 * kLanes));
+    if (2 * i < columns) store_pairs(codes, load_row(i));
     for (int j = 0; j < kPairs; ++j) {
       uint64_t four;
       std::memcpy(&four, codes + 4 * j, sizeof four);

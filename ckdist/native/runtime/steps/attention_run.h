@@ -8,9 +8,11 @@
 
 namespace ckdist {
 
-constexpr int kQueryTile = 32;  // query tokens of one attention task
-// Query tokens of one task of latent attention. Its heads are wide: the sums of 128 queries stay in the L2 cache.
+constexpr int kQueryTile = 32;  // most query tokens of one attention task
+// The same for latent attention. Its heads are wide: the sums of 128 queries stay in the L2 cache.
 constexpr int kLatentTile = 16;
+constexpr int64_t kTilesEach = 4;    // tiles of a thread, at least, unless they have fewer queries than this:
+constexpr int kLeastQueries = 64;    // two Vecs of queries share each load of a key
 constexpr int64_t kTokensAhead = 2;  // keys of this many tokens are prefetched while one is stored
 
 // The inputs of a step's tasks: values of rotated queries and of the result, and how scores are computed.
@@ -313,15 +315,24 @@ struct AttentionRun : StepRun<Inference, StepFields> {
   // Attention for tokens of prompts, whose keys are stored, if they see all positions before them.
   void attend_tiles() {
     const int kv_heads = layer().kv_heads;
-    const int tile_tokens = layer().cache.latent ? kLatentTile : kQueryTile;
+    int tile_tokens = layer().cache.latent ? kLatentTile : kQueryTile;
     const int32_t listed = fields().listed;
     const auto dense_tokens = [&](int64_t s) {
       const BatchView::Chunk& chunk = r.batch.chunks[s];
       return listed < 0 ? chunk.tokens : int(std::clamp<int64_t>(top_k() - chunk.first_position, 0, chunk.tokens));
     };
     const auto tiles_of = [&](int64_t s) { return (dense_tokens(s) + tile_tokens - 1) / tile_tokens; };
-    int64_t tiles = 0;
-    for (int64_t s = 0; s < r.batch.sequences; s++) tiles += tiles_of(s);
+    const auto count = [&] {
+      int64_t tiles = 0;
+      for (int64_t s = 0; s < r.batch.sequences; s++) tiles += tiles_of(s);
+      return tiles;
+    };
+    // Many threads take smaller tiles, so that none of them waits long for another one's last tile.
+    int64_t tiles = count();
+    while (tiles * kv_heads < kTilesEach * r.active() && tile_tokens * layer().max_heads_per_kv >= 2 * kLeastQueries) {
+      tile_tokens /= 2;
+      tiles = count();
+    }
     // Keys and values of a head stay in a thread's caches from one tile of query tokens to the next. Tiles go from the
     // longest context (the last tile) to the shortest.
     r.for_each_item(thread, index, tiles * kv_heads, [&](int64_t i) {
