@@ -1,11 +1,11 @@
-"""One wide layer with random weights at long contexts, for each type of the cache: decode at 1,024 and 32,768 tokens, and
-a chunk of a prompt that ends at 2,048 and at 32,768.
+"""One wide layer with random weights at long contexts, for each type of the cache: decode at 1,024 and 32,768 tokens,
+and a chunk of a prompt that ends at 2,048 and at 32,768.
 
     python benchmarks/long_contexts.py FILE.gguf [--types i16 q8_0 q4_0] [-t 1] [--hidden 4096]
 
 FILE.gguf is made if it is not there: Q4_K, heads of 128, a kv-head for four heads, an intermediate size of 3.5 times
-the hidden one. Times are CPU seconds of the process, the least of alternating rounds, so that a busy machine changes them
-little with one thread. Filling the cache is cheap: a step that wants no logits computes keys and values alone.
+the hidden one. Times are CPU seconds of the process, the least of alternating rounds, so that a busy machine changes
+them little with one thread. Filling the cache is cheap: a step that wants no logits computes keys and values alone.
 
 For decode, the bytes allow weights + cache at 1,024 over weights + cache at 32,768. For prompts, two rates show why a
 long context is slower: that of the products with weights, and that of the operations that attention adds.

@@ -1,4 +1,4 @@
-"""Latent attention, and caches of few bits: whatever is reused, cut into chunks or preempted, answers have the same bits."""
+"""Latent attention, and caches of few bits: reuse, chunks and preemption do not change the bits of answers."""
 
 import numpy as np
 import pytest

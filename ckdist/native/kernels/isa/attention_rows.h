@@ -29,7 +29,7 @@ __attribute__((noinline)) void score_rows(const Span& span, int first, const int
       for (int b = 0; b < B; ++b) {
         const Code* at = codes_at<Code>(span.k[first + b], int64_t{i} * 2 * kLanes);
         key[b] = load_pairs(at);
-        __builtin_prefetch(reinterpret_cast<const uint8_t*>(at) + ahead[b], 0, 2);
+        if (i % kLoadsPerLine<Code> == 0) __builtin_prefetch(reinterpret_cast<const uint8_t*>(at) + ahead[b], 0, 2);
       }
       for (int r = 0; r < R; ++r) {
         const Ints x = set_pair(q + (int64_t{i} * R + r) * 2);
@@ -75,7 +75,7 @@ __attribute__((noinline)) void accumulate_rows(const Span& span, int first, int 
       for (int c = 0; c < D; ++c) {
         const Code* at = codes_at<Code>(v, c * span.v_vecs);
         value[c] = load_pairs(at);
-        __builtin_prefetch(reinterpret_cast<const uint8_t*>(at) + ahead, 0, 2);
+        if (c % kLoadsPerLine<Code> == 0) __builtin_prefetch(reinterpret_cast<const uint8_t*>(at) + ahead, 0, 2);
       }
       for (int r = 0; r < R; ++r) {
         for (int s = 0; s < D / kShare; ++s) {

@@ -20,6 +20,9 @@ template <class Code>
 constexpr int kPairBytes = 2 * sizeof(Code);
 template <>
 constexpr int kPairBytes<Nibbles> = 1;
+// Loads of sixteen pairs that share a cache line.
+template <class Code>
+constexpr int kLoadsPerLine = 4 / kPairBytes<Code>;
 // The codes from number `index` on, which is even.
 template <class Code>
 CKDIST_INLINE const Code* codes_at(const uint8_t* codes, int64_t index) {
