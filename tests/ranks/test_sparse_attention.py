@@ -133,7 +133,7 @@ def test_tokens_see_the_positions_with_the_largest_scores(ranks):
         np.testing.assert_array_equal(logits, first)
 
 
-@pytest.mark.parametrize("kv_type", ["f32", "f16", "i16", "q8_0", "i16/q8_0", "q8_0/f16"])
+@pytest.mark.parametrize("kv_type", ["f32", "f16", "i16", "q8_0", "q4_0", "i16/q8_0", "q8_0/f16", "q8_0/q4_0"])
 def test_up_to_top_k_positions_are_dense_attention_to_the_bit(kv_type):
     """172 positions of at most 172; and of 171, of which only the last token leaves one out."""
     dense = on_ranks(2, logits_of, None, kv_type)
@@ -242,7 +242,7 @@ def test_reuse_preemption_and_batches_give_the_tokens_of_a_sequence_alone():
     assert found == alone and stats["preemptions_total"] > 0 and stats["cached_tokens_total"] > 0
 
 
-@pytest.mark.parametrize("kv_type", ["f32", "f16", "bf16", "i16", "q8_0", "i16/q8_0", "q8_0/f16"])
+@pytest.mark.parametrize("kv_type", ["f32", "f16", "bf16", "i16", "q8_0", "q4_0", "i16/q8_0", "q8_0/f16", "q8_0/q4_0"])
 def test_equal_scores_list_the_lower_positions(kv_type):
     """Without weights of heads all scores are zero, and each token sees the first positions, for any type of cache.
 
@@ -256,7 +256,8 @@ def test_equal_scores_list_the_lower_positions(kv_type):
         logits = reference.run(np.arange(172) * 7 % 100)
         found = on_ranks(2, logits_of, top_k, kv_type, weights=weights)
         errors.append(np.abs(found - logits).mean() / np.abs(logits).max())
-    assert errors[1] < 1e-6 if kv_type == "f32" else errors[1] < 2 * errors[0] < 0.1, errors
+    most = 0.3 if "q4_0" in kv_type else 0.1
+    assert errors[1] < 1e-6 if kv_type == "f32" else errors[1] < 2 * errors[0] < most, errors
 
 
 @pytest.mark.parametrize("kv_type", ["f32", "q8_0"])
