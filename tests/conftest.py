@@ -21,6 +21,7 @@ import pytest
 from ckdist.comm import communicator
 from ckdist.hub.store import FOLDER_VARIABLE, store_folder
 from ckdist.layouts import rank_plan
+from ckdist.train import report as training_report
 
 LONGEST = ("test_under_mpirun.py", "test_link_down.py", "test_layout.py")  # files with tests of 20 s and more
 POLLS = 50  # of a flag before a thread sleeps
@@ -63,6 +64,18 @@ def polls():
         patch.setattr(rank_plan, "SPINS", POLLS)
         patch.setattr(communicator, "_PATIENT_POLLS", POLLS)
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def pictures():
+    """Trainings in this process draw no picture of their loss, as without matplotlib: it takes longer than they do."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(training_report, "new_figure", no_figure)
+        yield
+
+
+def no_figure(width: float, height: float):
+    raise ImportError("no picture")
 
 
 @pytest.fixture(scope="module", autouse=True)

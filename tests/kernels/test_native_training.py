@@ -2,9 +2,11 @@
 over threads and ranks.
 """
 
+import functools
 import os
 import subprocess
 import sys
+import tempfile
 from dataclasses import replace
 
 import numpy as np
@@ -177,33 +179,34 @@ np.save(sys.argv[2], np.append(e.gradients.flat.astype(np.float64), loss))
 """
 
 
-def on_level(isa, dtype, folder, hidden=29):
+@functools.cache
+def on_level(isa, dtype, hidden=29):
     """Gradients and, last, the loss of a model of odd shapes, in a process that has this level's instructions alone."""
-    path = folder / f"{isa}-{dtype}.npy"
-    subprocess.run(
-        [sys.executable, "-c", ON_A_LEVEL, dtype, str(path), str(hidden)],
-        env={**os.environ, "CKDIST_ISA": isa},
-        check=True,
-        timeout=120,
-    )
-    return np.load(path)
+    with tempfile.NamedTemporaryFile(suffix=".npy") as file:
+        subprocess.run(
+            [sys.executable, "-c", ON_A_LEVEL, dtype, file.name, str(hidden)],
+            env={**os.environ, "CKDIST_ISA": isa},
+            check=True,
+            timeout=120,
+        )
+        return np.load(file.name)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("isa", each(("avx2", "avx512", "avx512_bf16")))
-def test_levels(isa, dtype, tmp_path):
-    plain, found = on_level("baseline", dtype, tmp_path), on_level(isa, dtype, tmp_path)
+def test_levels(isa, dtype):
+    plain, found = on_level("baseline", dtype), on_level(isa, dtype)
     same_order = isa == "avx512" or (isa == "avx512_bf16" and dtype == "float32")  # of sums, as on AVX2
     if same_order and "avx2" in HERE:
-        np.testing.assert_array_equal(found, on_level("avx2", dtype, tmp_path))
+        np.testing.assert_array_equal(found, on_level("avx2", dtype))
     assert found[-1] == pytest.approx(plain[-1], rel=LOSS_ERROR[dtype])
     assert np.linalg.norm(found - plain) / np.linalg.norm(plain[:-1]) < GRADIENT_ERROR[dtype]
 
 
 @pytest.mark.parametrize("isa", each(("avx2",)))
-def test_levels_of_many_tiles(isa, tmp_path):
+def test_levels_of_many_tiles(isa):
     """Parts of a gradient's columns, whose tiles are no multiple of those that a product takes at once."""
-    plain, found = (on_level(level, "float32", tmp_path, hidden=420) for level in ("baseline", isa))
+    plain, found = (on_level(level, "float32", hidden=420) for level in ("baseline", isa))
     assert np.linalg.norm(found - plain) / np.linalg.norm(plain[:-1]) < GRADIENT_ERROR["float32"]
 
 

@@ -2,8 +2,10 @@
 that are loaded, streamed to GGUF, and refused.
 """
 
+import functools
 import hashlib
 import json
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -241,21 +243,34 @@ def test_sizes_of_groups_that_lie(tmp_path, form, change, message):
     assert message in str(error.value) and "\n" not in str(error.value)
 
 
+@pytest.fixture(scope="module")
+def undamaged(tmp_path_factory):
+    """The folder of a model of one layer, by its form, which examples copy."""
+
+    @functools.cache
+    def written(form, mixture):
+        folder = tmp_path_factory.mktemp("undamaged")
+        if form == "mxfp4":
+            write_stacks(folder)
+        else:
+            write_published(folder, form, (MIXTURE if mixture else CONFIG) | {"num_hidden_layers": 1})
+        return folder
+
+    return written
+
+
 # Numbers of scales: not a number, infinities, the largest, the least, both zeros, one below zero.
 HOSTILE_SCALES = (np.nan, np.inf, -np.inf, 3.3e38, 1e-45, 0.0, -0.0, -1.0)
 
 
 @settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.sampled_from(sorted([*FORMS, "mxfp4"])), st.booleans(), st.data())
-def test_damaged_scales_are_refused_or_run(tmp_path_factory, form, mixture, data):
+def test_damaged_scales_are_refused_or_run(undamaged, tmp_path_factory, form, mixture, data):
     """A part of a quantised matrix, of one expert or of a dense one, is missing, has another shape or dtype, or numbers
     that no one meant.
     """
     folder = tmp_path_factory.mktemp("scales")
-    if form == "mxfp4":
-        write_stacks(folder)
-    else:
-        write_published(folder, form, (MIXTURE if mixture else CONFIG) | {"num_hidden_layers": 1})
+    shutil.copytree(undamaged(form, mixture), folder, dirs_exist_ok=True)
     path = folder / "quantised" / "model.safetensors"
     tensors = stored(path)
     parts = [name for name, (dtype, *_) in tensors.items() if not name.endswith((".weight", "_bias", "embed_tokens"))]
@@ -297,10 +312,10 @@ def damage(tensors: dict, name: str, data) -> None:
     st.sampled_from(sorted(FORMS)),
     st.lists(st.tuples(st.integers(0, 1 << 22), st.binary(min_size=1, max_size=8)), min_size=1, max_size=4),
 )
-def test_damaged_files_are_refused_or_run(tmp_path_factory, form, changes):
+def test_damaged_files_are_refused_or_run(undamaged, tmp_path_factory, form, changes):
     """Half of the changes fall into the header, the rest anywhere."""
     folder = tmp_path_factory.mktemp("damaged")
-    write_published(folder, form, CONFIG | {"num_hidden_layers": 1})
+    shutil.copytree(undamaged(form, False), folder, dirs_exist_ok=True)
     path = folder / "quantised" / "model.safetensors"
     data = bytearray(path.read_bytes())
     header = 8 + int.from_bytes(data[:8], "little")

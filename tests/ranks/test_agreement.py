@@ -146,10 +146,11 @@ def test_the_best_common_level_of_instructions():
     if len(here) < 2:
         pytest.skip("one level alone")
     at = lambda level: f"env CKDIST_ISA={level} {GENERATE} --json"
-    mixed, alone = ranks(at(here[0]), at(here[-1])), ranks(at(here[-1]), at(here[-1]))
+    best, next_best = here[:2]  # the lowest level computes for seconds
+    mixed, alone = ranks(at(best), at(next_best)), ranks(at(next_best), at(next_best))
     assert mixed.returncode == 0, mixed.stderr
     (line,) = mixed.stderr.splitlines()
-    assert f"{here[0]} on rank 0 (" in line and line.endswith(f": all compute with {here[-1]}")
+    assert f"{best} on rank 0 (" in line and line.endswith(f": all compute with {next_best}")
     ids = [json.loads(done.stdout)["token_ids"] for done in (mixed, alone)]
     assert ids[0] == ids[1] and not alone.stderr
 

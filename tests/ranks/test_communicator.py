@@ -25,6 +25,7 @@ from ckdist.comm.communicator import open_communicator
 from ckdist.errors import CommError, ConfigError
 from tests.support.collective_jobs import WRONG_CALLS, options, start_program
 from tests.support.launcher import mpirun, run_ranks
+from tests.support.pairs import pairs
 from tests.support.ports import free_port
 from tests.support.programs import collectives
 from tests.support.thread_ranks import run_threads
@@ -170,7 +171,7 @@ def test_counts_that_do_not_fit_name_both_numbers(transport):
             c.all_to_all(np.zeros(sum(send), np.int32), send, [2, 2, 2])
             c.barrier()
 
-    for _ in range(50):
+    for _ in range(20):
         run_threads(hosts, body)
 
 
@@ -243,9 +244,7 @@ def secret_file(tmp_path):
     return str(path)
 
 
-@pytest.mark.parametrize("transport", ["auto", "tcp"])
-@pytest.mark.parametrize("what", ["reduce", "recv", "idle"])
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+@pairs({"transport": ["auto", "tcp"], "what": ["reduce", "recv", "idle"], "how": [signal.SIGKILL, signal.SIGSTOP]})
 def test_lost_process_is_noticed_by_all(transport, what, how, secret_file):
     """A killed one at once, a stopped one within the timeout, whatever the others do; they name it, and leave no
     memory behind.

@@ -10,6 +10,9 @@ import pytest
 
 from ckdist import LLM, SamplingParams
 from ckdist.cli.export import export_gguf
+from ckdist.config.engine_config import EngineConfig
+from ckdist.engine.load_model import load_model
+from ckdist.engine.single import SingleSequence
 from ckdist.errors import ConfigError, ModelFileError
 from ckdist.layout import SINGLE
 from ckdist.mesh import Mesh
@@ -25,9 +28,9 @@ from ckdist.weights.adapter_file import FEED_FORWARD, LATENT, MODULES, Lora, loa
 from ckdist.weights.checkpoint import open_checkpoint
 from ckdist.weights.dequantize import read_tensor
 from ckdist.weights.safetensors import read_folder
-from tests.support.launcher import run_ranks
 from tests.support.paths import GOLDEN
 from tests.support.reference_training import reference_executable
+from tests.support.situations import driven
 from tests.support.thread_ranks import run_threads
 from tests.support.tiny_training import config
 
@@ -117,12 +120,16 @@ def test_a_trained_adapter_is_served_as_a_merged_model(base, tmp_path):
             np.testing.assert_allclose([p[0] for p in other.logprobs], [p[0] for p in one.logprobs], atol=2e-4)
 
 
-def logits(folder, ranks, model, ids, *flags) -> np.ndarray:  # (tokens, vocab)
-    out, numbers = folder / "logits.npy", ",".join(map(str, ids))
-    command = ["-m", "ckdist.cli.main", "perplexity", "-m", str(model), "--token-ids", numbers, "-t", "1"]
-    done = run_ranks(ranks, *command, "--save-logits", str(out), "-ctk", "f32", "-ctv", "f32", *flags)
-    assert done.returncode == 0, done.stderr
-    return np.load(out)
+def logits(ranks, model, ids, **settings) -> np.ndarray:  # (tokens, vocab)
+    c = EngineConfig(model=str(model), threads=1, cache_type_k="f32", cache_type_v="f32", **settings)
+
+    def rank(world):
+        loaded = load_model(c, world)
+        found = driven(world, loaded.executable, lambda executable: SingleSequence(executable).feed(ids))
+        loaded.close()
+        return found
+
+    return run_threads(ranks, rank)[0]
 
 
 @pytest.mark.parametrize(
@@ -133,15 +140,15 @@ def logits(folder, ranks, model, ids, *flags) -> np.ndarray:  # (tokens, vocab)
         ("qwen35-patterns", 1), ("qwen35-patterns", 2),
     ],
 )  # fmt: skip
-def test_pefts_adapters(folder, ranks, tmp_path):
+def test_pefts_adapters(folder, ranks):
     """Logits are PEFT's, and with tokens sharded the same bits; of 3 ranks one has nothing of gpt-oss' experts."""
     family = folder.partition("-")[0]
     expected, ids = np.load(LORA / folder / "logits.npy"), np.load(GOLDEN / family / "ids.npy")[:24]
-    adapter = ["--lora", str(LORA / folder)]
-    by_tensor = logits(tmp_path, ranks, GOLDEN / family, ids, *adapter, "--prefill", "tensor")
+    adapter = str(LORA / folder)
+    by_tensor = logits(ranks, GOLDEN / family, ids, lora=adapter, prefill="tensor" if ranks > 1 else "auto")
     assert np.abs(by_tensor - expected).max() < 1e-4
     if ranks > 1:
-        by_token = logits(tmp_path, ranks, GOLDEN / family, ids, *adapter, "--prefill", "token")
+        by_token = logits(ranks, GOLDEN / family, ids, lora=adapter, prefill="token")
         np.testing.assert_array_equal(by_token, by_tensor)
 
 

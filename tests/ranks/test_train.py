@@ -12,14 +12,17 @@ import subprocess
 import sys
 import threading
 import time
+import xml.etree.ElementTree as ET
 
 import numpy as np
 import pytest
 
 import ckdist
+from ckdist import figure
 from ckdist.comm.world import SingleWorld
 from ckdist.engine.load_model import BUNDLED
 from ckdist.errors import CapacityError, CommError, ConfigError, EngineError, ModelFileError
+from ckdist.train import report
 from ckdist.train import training_checkpoint as saved
 from ckdist.train.arena import Arena
 from ckdist.train.batch import PackedBatch
@@ -359,6 +362,14 @@ def test_tensorboard_on_request(tmp_path):
     pytest.importorskip("tensorboardX")
     train(config(tmp_path, max_steps=2, report_to=("tensorboard",)))
     assert sum(path.stat().st_size for path in (tmp_path / "out" / "tensorboard").iterdir()) > 100
+
+
+def test_the_picture_has_the_losses_of_training_and_validation(tmp_path, monkeypatch):
+    pytest.importorskip("matplotlib")
+    monkeypatch.setattr(report, "new_figure", figure.new_figure)  # tests/conftest.py leaves pictures out
+    train(config(tmp_path, max_steps=2, eval_steps=1))
+    picture = ET.parse(tmp_path / "out" / report.PICTURE).getroot()
+    assert picture.tag.endswith("svg") and {"line2d_1", "legend_1"} <= {element.get("id") for element in picture.iter()}
 
 
 def test_two_trainings_do_not_share_a_folder(tmp_path):

@@ -11,7 +11,7 @@ WHOLE_MODELS = tuple(  # two and three ranks have all that more have
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("ranks, without", [(2, ()), (3, ()), (5, WHOLE_MODELS), (7, WHOLE_MODELS)])
+@pytest.mark.parametrize("ranks, without", [(2, ()), (3, ()), (5, WHOLE_MODELS)])
 def test_the_ranks_own_code(ranks, without):
     done = run_ranks(ranks, "-m", "tests.support.mpi_pytest", FOLDER, *without, timeout=590)
     assert done.returncode == 0, done.stdout + done.stderr

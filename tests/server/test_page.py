@@ -317,8 +317,7 @@ def test_keys_alone_are_enough(page, engine):
     assert page.get_attribute("#theme", "aria-pressed") == "true"
 
 
-@pytest.mark.parametrize("width", [360, 1440])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width, scheme", [(360, "light"), (1440, "dark")])  # of places, and of colours
 def test_axe_has_no_findings(browser, served, engine, width, scheme):
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-playwright-python is not installed")
     engine.ranks = [{**RANK, "rank": i} for i in range(2)]

@@ -4,11 +4,12 @@ from ckdist.comm.communicator import open_communicator
 from tests.support.exchange import exchange
 from tests.support.steps import ARENA_BYTES
 
+ROUNDS = 80  # of two ranks, and so fewer of more: each checks the numbers of all
 KINDS = {"auto": "shared memory", "mpi": "mpi", "tcp": "tcp"}
 
 
 def test_exchange(world, transports):
     for transport in transports:
         communicator = open_communicator(world, transport, timeout=20.0, spins=20, arena_bytes=ARENA_BYTES)
-        exchange(communicator, 40)
+        exchange(communicator, ROUNDS // world.size)
         assert world.size == 1 or communicator.transport == KINDS[transport]

@@ -1,5 +1,5 @@
-"""A rank program: `logits.py TRANSPORT` prints a digest of a small random model's logits, over prompts long and
-short.
+"""A rank program: `logits.py TRANSPORT...` prints a digest of a small random model's logits over each transport, of
+prompts long and short.
 """
 
 import hashlib
@@ -14,24 +14,26 @@ from ckdist.engine.single import SingleSequence
 from tests.support.paths import ROOT
 
 world = start_world()
-model = load_model(
-    EngineConfig(
-        model=str(ROOT / "tests/golden/llama3"),
-        threads=1,
-        ctx_size=96,
-        parallel=1,
-        transport=sys.argv[1],
-        comm_timeout=10,
-        pipeline_parallel_size=1,  # hosts would choose stages
-    ),
-    world,
-)
-if world.rank == 0:
-    sequence, digest = SingleSequence(model.executable), hashlib.sha256()
-    for count in (60, 1, 1, 5):
-        digest.update(sequence.feed(np.arange(count) % 200 + 3).tobytes())
-    print("logits", digest.hexdigest()[:16], flush=True)
-else:
-    model.executable.work()
-model.close()
+for transport in sys.argv[1:]:
+    model = load_model(
+        EngineConfig(
+            model=str(ROOT / "tests/golden/llama3"),
+            threads=1,
+            ctx_size=96,
+            parallel=1,
+            transport=transport,
+            comm_timeout=10,
+            pipeline_parallel_size=1,  # hosts would choose stages
+        ),
+        world,
+    )
+    if world.rank == 0:
+        sequence, digest = SingleSequence(model.executable), hashlib.sha256()
+        for count in (60, 1, 1, 5):
+            digest.update(sequence.feed(np.arange(count) % 200 + 3).tobytes())
+        print("logits", digest.hexdigest()[:16], flush=True)
+        model.executable.stop()
+    else:
+        model.executable.work()
+    model.close()
 world.close()

@@ -1,7 +1,7 @@
-"""A published model on every rank: `NAME TOKENS.json GOLDEN.npz QUESTION PROMPT...`.
+"""A published model on every rank: `NAME TOKENS.json GOLDEN.npz COUNT QUESTION PROMPT...`.
 
-Rank 0 prints one JSON object: the texts whose ids are not the golden ones, perplexity and mean KL divergence, a chat
-by the model's own template, and greedy texts after the prompts.
+Rank 0 prints one JSON object: the texts whose ids are not the golden ones, perplexity and mean KL divergence of the
+first COUNT golden ids, a chat by the model's own template, and greedy texts after the prompts.
 """
 
 import functools
@@ -30,9 +30,9 @@ def kl_of(own: np.ndarray, golden: np.ndarray) -> np.ndarray:
     return (np.exp(golden) * (golden - own)).sum(1) + rest * np.log(rest / own_rest)
 
 
-def score(llm: LLM, golden) -> tuple[float, float]:
-    """Perplexity of the golden ids, and the mean KL divergence over those that have golden log-probabilities."""
-    ids = golden["ids"]
+def score(llm: LLM, golden, count: int) -> tuple[float, float]:
+    """Perplexity of `count` golden ids, and the mean KL divergence over those that have golden log-probabilities."""
+    ids = golden["ids"][:count]
     top_ids, top = golden["top_ids"].astype(np.int64), golden["top_logprobs"].astype(np.float64)
     scores, divergences, at = [], [], 0
     for logits in llm.engine.logits(ids.tolist()):
@@ -46,7 +46,7 @@ def score(llm: LLM, golden) -> tuple[float, float]:
     return float(np.exp(-np.concatenate(scores).mean())), float(np.concatenate(divergences).mean())
 
 
-def main(name: str, tokens_file: str, golden_file: str, question: str, *prompts: str) -> None:
+def main(name: str, tokens_file: str, golden_file: str, count: str, question: str, *prompts: str) -> None:
     begin = time.perf_counter()
     llm = LLM(name, threads=1, comm_timeout=60, ctx_size=2048, ubatch_size=128, parallel=len(prompts) + 1)
     loaded = time.perf_counter()
@@ -55,7 +55,7 @@ def main(name: str, tokens_file: str, golden_file: str, question: str, *prompts:
         ids_of = functools.partial(llm.tokenizer.encode, add_special=False)
         parsed = [case["text"] for case in cases if ids_of(case["text"]) != case["ids_special"]]
         plain = [case["text"] for case in cases if ids_of(case["text"], parse_special=False) != case["ids"]]
-        perplexity, kl = score(llm, np.load(golden_file))
+        perplexity, kl = score(llm, np.load(golden_file), int(count))
         scored = time.perf_counter()
         asked = [llm.tokenizer.encode(prompt) for prompt in prompts]
         rendered = llm.tokenizer.chat_template and llm.tokenizer.chat_template.render(

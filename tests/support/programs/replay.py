@@ -1,4 +1,6 @@
-"""A rank program: the native replay of small random models against the numpy interpreter, over every transport."""
+"""A rank program: `replay.py FAMILY...`, the native replay of small random models against the numpy interpreter, over
+every transport.
+"""
 
 import sys
 
@@ -131,7 +133,7 @@ def check(world, family: str, transport: str, threads: int, chunk: int, experts:
 
 def main() -> None:
     world = start_world()
-    for family in FAMILIES:
+    for family in sys.argv[1:]:
         for transport in ["auto", *(["mpi"] if hasattr(world, "mpi") else []), "tcp"] if world.size > 1 else ["auto"]:
             for threads, chunk in ((1, 64), (3, 16)):
                 worst = check(world, family, transport, threads, chunk)
