@@ -13,7 +13,6 @@ from ckdist.config.serve_config import ServeConfig
 from ckdist.engine.load_model import load_model
 from ckdist.engine.placement_map import placement_map
 from ckdist.engine.rank_reports import RankReports
-from ckdist.hub.resolve import resolve
 
 DRAIN_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)  # mpirun forwards SIGUSR1 and keeps running
 
@@ -48,7 +47,10 @@ def run(config: ServeConfig) -> int:
     listeners = together(world, lambda: rank_0 and rank_0.open_listeners(config))
     cpus = host_cpus(world)
     name = config.alias or (rank_0 and rank_0.model_name(config))
-    config = dataclasses.replace(config, model=resolve(config.model, world))
+    if config.model is not None:
+        from ckdist.hub.resolve import resolve
+
+        config = dataclasses.replace(config, model=resolve(config.model, world))
     if rank_0 is None:
         work(config, world)
     else:

@@ -27,7 +27,6 @@ from ckdist.engine.placement_map import placement_map
 from ckdist.engine.rank_reports import RankReports
 from ckdist.engine.socket_directory import socket_directory
 from ckdist.errors import ConfigError
-from ckdist.hub.model_url import is_url
 from ckdist.models.spec import ModelSpec
 from ckdist.serve.api_keys import asks_for_key
 from ckdist.serve.loopback import is_loopback
@@ -47,6 +46,8 @@ def model_name(config: ServeConfig) -> str:
     """Returns the model's name for clients without --alias: its file or folder, also at a URL, or the name in -m."""
     if not config.model:
         return "ckdist-bundled"
+    from ckdist.hub.model_url import is_url
+
     if is_url(config.model) or pathlib.Path(config.model).exists():
         return pathlib.Path(config.model.partition("?")[0]).stem
     return config.model.removeprefix("hf:")

@@ -388,9 +388,20 @@ class Scheduler:
             self.waiting.remove(sequence)
             sequence.state, sequence.refused_at = State.LOADING, -1
             return False
+        return self._run(sequence, prefix, known, source)
+
+    def _run(self, sequence: Sequence, prefix: list[int], known: int, source: int) -> bool:
+        """Runs a waiting sequence. Returns False if no slot is left for its state.
+
+        Args:
+            prefix: Blocks that it begins with.
+            known: Number of blocks of its prefix that are known; more than `prefix` has if a state is missing.
+            source: Slot of the state after `prefix`.
+        """
+        states = self.pool.states
         if states is not None:
-            spare = sequence.spare_states
-            own = SequenceState.claim(states, source, known * BLOCK_TOKENS, tenant is not None, spare)
+            is_cached = self.prefix_reuse and sequence.tenant is not None
+            own = SequenceState.claim(states, source, known * BLOCK_TOKENS, is_cached, sequence.spare_states)
             if own is None:
                 return False
             sequence.state_slots = own
@@ -403,7 +414,7 @@ class Scheduler:
             sequence.cached_tokens = sequence.computed
             sequence.cache_use.matched = max(0, sequence.computed - sequence.cache_use.loaded)
             sequence.cached_from = max(sequence.computed, self.pool.last_length(prefix[-1])) if prefix else 0
-        self.append_blocks(sequence, blocks - sequence.num_blocks)
+        self.append_blocks(sequence, sequence.blocks - sequence.num_blocks)
         sequence.state = State.RUNNING
         self.waiting.start(sequence)
         self.running.append(sequence)
