@@ -53,6 +53,7 @@ class Sequence:
         in_flight: Issued steps with a chunk of it that are not collected.
         pooling: If set, hidden states are wanted in place of logits, and nothing is sampled.
         first_text: Tokens of the first text if the prompt has two; with a source its tokens; else 0.
+        first_turn: Tokens of a conversation's first turn if other conversations may share it; else 0.
         tenant: Blocks are reused and left only within a tenant. None: neither.
         encoded: Whether the encoder has read the source.
         settled: Leading positions that no rollback can reach: all tokens but one that will always stay. Kept up to date
@@ -67,6 +68,7 @@ class Sequence:
         "computed",
         "encoded",
         "first_text",
+        "first_turn",
         "id",
         "in_flight",
         "length",
@@ -91,10 +93,11 @@ class Sequence:
     def __init__(
         self, id: Hashable, prompt: "Tokens", params: SamplingParams, seed: int, capacity: int, arrival: float,
         sampling_state: "SamplingState | None" = None, pooling: Pooling | None = None, first_text: int = 0,
-        source: np.ndarray | None = None, tenant: bytes | None = ONE_TENANT, max_rollback: int = 0,
+        source: np.ndarray | None = None, tenant: bytes | None = ONE_TENANT, max_rollback: int = 0, first_turn: int = 0,
     ) -> None:  # fmt: skip
         self.id, self.params, self.seed, self.arrival = id, params, seed, arrival
         self.sampling_state, self.pooling, self.first_text = sampling_state, pooling, first_text
+        self.first_turn = first_turn
         self.tenant, self.max_rollback, self.settled = tenant, max_rollback, len(prompt) - 1
         self.state = State.WAITING
         self.tokens = np.empty(capacity, np.int32)  # (capacity,) prompt, then output

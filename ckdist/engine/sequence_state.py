@@ -5,7 +5,10 @@ before the first position that a rollback can reach. After a rollback the next c
 that is still right, and computes the tokens since then again. The bits do not depend on the chunks.
 """
 
+from collections.abc import Collection
 from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
 
 from ckdist.engine.state_pool import StatePool
 from ckdist.program.step_batch import BLOCK_TOKENS, NO_SLOT
@@ -14,6 +17,7 @@ if TYPE_CHECKING:
     from ckdist.engine.sequence import Sequence
 
 SNAPSHOT_TOKENS = 1024  # within a prompt, a state is saved after each multiple of this
+LEAST_TURN_TOKENS = 64  # a shorter first turn gets no snapshot
 
 
 class StateRow(NamedTuple):
@@ -69,6 +73,18 @@ class SequenceState:
             return None
         slot, *others = [pool.allocate() for _ in range(1 + spare)]
         return cls(pool, slot, begin, known, reuses, others)
+
+    def most_tokens(self, sequence: "Sequence", first: int, tokens: int) -> int:
+        """Returns the tokens of a chunk of at most `tokens`.
+
+        A chunk leaves one snapshot. So it ends at the wanted one if it would reach the last one of the prompt, too. If
+        no block of the prompt is known, one is wanted after its first turn, where other conversations may branch off.
+        """
+        if first == 0 and self.wanted == 0:
+            self.wanted = sequence.first_turn // BLOCK_TOKENS * BLOCK_TOKENS
+        last = (sequence.length - 1) // BLOCK_TOKENS * BLOCK_TOKENS
+        is_both = self._reuses and first < self.wanted < last <= first + tokens
+        return self.wanted - first if is_both else tokens
 
     def row(self, sequence: "Sequence", first: int, tokens: int) -> StateRow:
         """Returns the slots of a chunk, with a slot for the state that is saved on the way."""
@@ -160,8 +176,8 @@ class SequenceState:
         return self._pool.allocate() if slot == NO_SLOT and self._pool.available else slot
 
     def _keep(self, sequence: "Sequence", position: int, slot: int, decoded: bool) -> None:
-        block = int(sequence.block_table[position // BLOCK_TOKENS - 1])
-        self._last_block = block if self._pool.keep(slot, block) and decoded else -1
+        *before, block = sequence.block_table[: position // BLOCK_TOKENS].tolist()
+        self._last_block = block if self._pool.keep(slot, block, before) and decoded else -1
 
 
 def _crosses(sequence: "Sequence", end: int) -> bool:
@@ -202,3 +218,15 @@ def snapshot_position(first: int, tokens: int, length: int, wanted: int) -> int:
     unit = BLOCK_TOKENS if end == length else SNAPSHOT_TOKENS
     position = end // unit * unit
     return position if position > first else 0
+
+
+def first_turn(prompt: np.ndarray, ends: Collection[int]) -> int:
+    """Tokens of the first turn of a conversation; 0 if it is short, or if only the beginning of an answer follows.
+
+    Args:
+        prompt: int32 (tokens,).
+        ends: Tokens that end a turn.
+    """
+    is_end = np.isin(prompt, list(ends))
+    tokens = int(is_end.argmax()) + 1 if is_end.any() else 0
+    return tokens if LEAST_TURN_TOKENS <= tokens <= len(prompt) - BLOCK_TOKENS else 0
