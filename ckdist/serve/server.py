@@ -99,7 +99,7 @@ class HttpServer:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})  # rank 0 started this process with it blocked
         self.client.on_state = lambda state: log.info("the engine is %s", state)
         self.client.start()
-        beating = asyncio.create_task(Heartbeat(self.settings.heartbeat, lambda: self.service.state == "ready").run())
+        beating = asyncio.create_task(Heartbeat(self.settings.heartbeat, lambda: self.service.has_started).run())
         answering = asyncio.create_task(self.uvicorn.serve(self.listeners))
         loading = asyncio.create_task(self.service.text.start())
         try:
@@ -136,7 +136,7 @@ class HttpServer:
             if loading is None and self.service.text.ended:
                 log.error("the tokenizer's process has ended; it is restarted")
                 self.service.tokenizer, loading = None, asyncio.create_task(self.service.text.start())
-            if prefill is None and loading is None and self.service.prefilling and self.client.state == "ready":
+            if prefill is None and self.service.prefilling and self.service.has_started:
                 prefill = asyncio.create_task(prefill_all(self.service, self.settings.prefill_file or ""))
             if prefill is not None and prefill.done():
                 if (error := prefill.exception()) is not None:

@@ -80,6 +80,11 @@ class Service:
         return state
 
     @property
+    def has_started(self) -> bool:
+        """Whether prompts can be computed, those of --prefill-file too."""
+        return self.client.state == "ready" and self.tokenizer is not None
+
+    @property
     def vocab_size(self) -> int:
         """Rows of the model's embedding; a tokenizer may know fewer tokens."""
         return int(self.client.model.get("vocab_size") or self.loaded_tokenizer().vocab_size)

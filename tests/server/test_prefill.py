@@ -13,6 +13,7 @@ from ckdist.serve.prefill_file import read_prefill_file
 from ckdist.serve.process import HttpProcess, listen
 from tests.server.test_tenant_faces import key_file
 from tests.support.fake_engine import FakeEngine
+from tests.support.running import running
 from tests.support.served import VOCAB, serving, wait_for, write_tokenizer
 
 SYSTEM = {"role": "system", "content": "be brief"}
@@ -160,3 +161,15 @@ def test_a_wrong_file_is_one_line(tmp_path, name, text, words):
     with pytest.raises(ConfigError) as caught:
         read_prefill_file(str(tmp_path / name), {"ann", "bob"})
     assert words in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_real_server_finds_the_prompts_of_its_file(tmp_path):
+    file = tmp_path / "digest.txt"
+    file.write_text("You are a coding agent. " * 20)
+    with running("--prefill-file", str(file)) as url:
+        messages = [{"role": "system", "content": file.read_text()}, ASK]
+        usage = httpx.post(url + "/v1/chat/completions", json={"messages": messages, "max_tokens": 1}).json()["usage"]
+        cached = usage["prompt_tokens_details"]["cached_tokens"]
+        assert cached >= usage["prompt_tokens"] - 32
+        answer = post(url, {"messages": messages}).json()
+        assert answer["cached_tokens"] >= cached and answer["computed_tokens"] <= 16
