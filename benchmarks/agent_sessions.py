@@ -86,7 +86,7 @@ class Server:
             "thinking_budget_tokens": THINKING_TOKENS,
             "return_token_ids": True,
         }
-        more = {"tools": turn.tools, "tool_choice": "none"} if turn.tools else {}
+        more = {"tools": turn.tools} if turn.tools else {}
         return body | more | ({"chat_template_kwargs": turn.variables} if turn.variables else {})
 
     def ask(self, turn: Turn) -> Answered:

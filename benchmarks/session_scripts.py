@@ -12,7 +12,7 @@ WORDS = [
     "file", "line", "class", "test", "value", "name", "path", "list", "open",
     "read", "write", "index", "table", "index", "error", "count", "node", "tree",
 ]  # fmt: skip
-SYSTEM_WORDS, QUESTION_WORDS, SHORT_RESULT, LONG_RESULT = 250, 30, (30, 80), (100, 160)
+SYSTEM_WORDS, QUESTION_WORDS, SHORT_RESULT, LONG_RESULT = 120, 30, (30, 80), (100, 160)
 TURNS = 30
 
 # The layouts of three published templates, with the marks of SmolLM2's vocabulary.
@@ -79,7 +79,7 @@ def tools_of(rng: random.Random, count: int = 6) -> list[dict[str, Any]]:
     parameters = {"type": "object", "properties": {"path": {"type": "string"}, "line": {"type": "integer"}}}
     names = ("read_file", "write_file", "run_tests", "list_files", "search_text", "apply_patch")[:count]
     return [
-        {"type": "function", "function": {"name": n, "description": words(rng, 18), "parameters": parameters}}
+        {"type": "function", "function": {"name": n, "description": words(rng, 10), "parameters": parameters}}
         for n in names
     ]
 

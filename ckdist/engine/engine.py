@@ -28,7 +28,7 @@ from ckdist.engine.sampling_params import SamplingParams
 from ckdist.engine.sampling_state import sampling_state
 from ckdist.engine.scheduler import EngineBusy, Scheduler
 from ckdist.engine.sequence import MAX_ROLLBACK, Sequence, State
-from ckdist.engine.sequence_state import first_turn
+from ckdist.engine.sequence_state import turn_ends
 from ckdist.engine.state_pool import StatePool
 from ckdist.engine.step_builder import SequenceChunk, Step
 from ckdist.engine.tenant import ONE_TENANT
@@ -148,8 +148,8 @@ class Engine:
         begin, source = (self._start, ids) if len(self._start) else (ids, None)
         capacity = min(len(begin) + params.max_tokens, self.max_positions)
         places = {"source": source, "tenant": tenant, "max_rollback": self._max_rollback}
-        turn = 0 if self.states is None else first_turn(ids, self.outputs.eos_token_ids)
-        sequence = Sequence(id, begin, params, seed, capacity, time.monotonic(), state, first_turn=turn, **places)
+        ends = (0, 0) if self.states is None else turn_ends(ids, self.outputs.eos_token_ids)
+        sequence = Sequence(id, begin, params, seed, capacity, time.monotonic(), state, turn_ends=ends, **places)
         self._queue(sequence)
         if state is not None and state.constraint is not None:
             self._compiling.append(sequence)

@@ -54,6 +54,7 @@ class Sequence:
         pooling: If set, hidden states are wanted in place of logits, and nothing is sampled.
         first_text: Tokens of the first text if the prompt has two; with a source its tokens; else 0.
         first_turn: Tokens of a conversation's first turn if other conversations may share it; else 0.
+        last_turn: Tokens up to the end of the prompt's last turn; 0 if there is none.
         tenant: Blocks are reused and left only within a tenant. None: neither.
         encoded: Whether the encoder has read the source.
         settled: Leading positions that no rollback can reach: all tokens but one that will always stay. Kept up to date
@@ -71,6 +72,7 @@ class Sequence:
         "first_turn",
         "id",
         "in_flight",
+        "last_turn",
         "length",
         "max_rollback",
         "num_blocks",
@@ -93,11 +95,12 @@ class Sequence:
     def __init__(
         self, id: Hashable, prompt: "Tokens", params: SamplingParams, seed: int, capacity: int, arrival: float,
         sampling_state: "SamplingState | None" = None, pooling: Pooling | None = None, first_text: int = 0,
-        source: np.ndarray | None = None, tenant: bytes | None = ONE_TENANT, max_rollback: int = 0, first_turn: int = 0,
+        source: np.ndarray | None = None, tenant: bytes | None = ONE_TENANT, max_rollback: int = 0,
+        turn_ends: tuple[int, int] = (0, 0),
     ) -> None:  # fmt: skip
         self.id, self.params, self.seed, self.arrival = id, params, seed, arrival
         self.sampling_state, self.pooling, self.first_text = sampling_state, pooling, first_text
-        self.first_turn = first_turn
+        self.first_turn, self.last_turn = turn_ends
         self.tenant, self.max_rollback, self.settled = tenant, max_rollback, len(prompt) - 1
         self.state = State.WAITING
         self.tokens = np.empty(capacity, np.int32)  # (capacity,) prompt, then output

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 SNAPSHOT_TOKENS = 1024  # within a prompt, a state is saved after each multiple of this
 LEAST_TURN_TOKENS = 64  # a shorter first turn gets no snapshot
+MOST_ANSWER_BEGIN = 32  # tokens after the last turn of a prompt, as the mark of the assistant, that a template may drop
 
 
 class StateRow(NamedTuple):
@@ -82,7 +83,7 @@ class SequenceState:
         """
         if first == 0 and self.wanted == 0:
             self.wanted = sequence.first_turn // BLOCK_TOKENS * BLOCK_TOKENS
-        last = (sequence.length - 1) // BLOCK_TOKENS * BLOCK_TOKENS
+        last = last_position(sequence.length, sequence.last_turn)
         is_both = self._reuses and first < self.wanted < last <= first + tokens
         return self.wanted - first if is_both else tokens
 
@@ -94,7 +95,11 @@ class SequenceState:
             position = saved_position(first, end, sequence.settled)
             save = self._spare.pop() if position else NO_SLOT
         else:
-            position = snapshot_position(first, tokens, sequence.length, self.wanted) if self._reuses else 0
+            position = (
+                snapshot_position(first, tokens, sequence.length, self.wanted, sequence.last_turn)
+                if self._reuses
+                else 0
+            )
             save = self._snapshot_slot(tokens == 1) if position else NO_SLOT
         return StateRow(self._begin, self._slot, save, position if save != NO_SLOT else 0)
 
@@ -197,22 +202,23 @@ def saved_position(first: int, end: int, settled: int) -> int:
     return settled if first < settled else 0
 
 
-def snapshot_position(first: int, tokens: int, length: int, wanted: int) -> int:
+def snapshot_position(first: int, tokens: int, length: int, wanted: int, last_turn: int = 0) -> int:
     """Number of tokens before the snapshot that a chunk leaves; 0 if it leaves none.
 
     The first of these that lies in the chunk:
 
     - `wanted`, where another sequence is known to branch off
-    - the last block boundary at which the same prompt could begin again (its last token is always computed)
+    - `last_position`
     - the end of a block that decoding fills, or within a prompt a multiple of SNAPSHOT_TOKENS
 
     Args:
         length: Tokens of the sequence.
+        last_turn: As in `last_position`.
     """
     end = first + tokens
     if first < wanted <= end:
         return wanted
-    last = (length - 1) // BLOCK_TOKENS * BLOCK_TOKENS
+    last = last_position(length, last_turn)
     if first < last <= end:
         return last
     unit = BLOCK_TOKENS if end == length else SNAPSHOT_TOKENS
@@ -220,13 +226,31 @@ def snapshot_position(first: int, tokens: int, length: int, wanted: int) -> int:
     return position if position > first else 0
 
 
-def first_turn(prompt: np.ndarray, ends: Collection[int]) -> int:
-    """Tokens of the first turn of a conversation; 0 if it is short, or if only the beginning of an answer follows.
+def last_position(length: int, last_turn: int) -> int:
+    """The last block boundary at which the same prompt could begin again. Its last token is always computed.
+
+    If only the beginning of an answer follows the last turn, it is before that: the next prompt may lack the mark of
+    reasoning there.
+
+    Args:
+        length: Tokens of the sequence.
+        last_turn: Its tokens up to the end of the prompt's last turn.
+    """
+    end = last_turn if length - last_turn <= MOST_ANSWER_BEGIN else length
+    return min(end, length - 1) // BLOCK_TOKENS * BLOCK_TOKENS
+
+
+def turn_ends(prompt: np.ndarray, ends: Collection[int]) -> tuple[int, int]:
+    """Tokens of a conversation up to the end of its first turn, and up to the end of its last one.
+
+    The first is 0 if that turn is short, or if only the beginning of an answer follows.
 
     Args:
         prompt: int32 (tokens,).
         ends: Tokens that end a turn.
     """
-    is_end = np.isin(prompt, list(ends))
-    tokens = int(is_end.argmax()) + 1 if is_end.any() else 0
-    return tokens if LEAST_TURN_TOKENS <= tokens <= len(prompt) - BLOCK_TOKENS else 0
+    found = np.flatnonzero(np.isin(prompt, list(ends)))
+    if not len(found):
+        return 0, 0
+    first, last = int(found[0]) + 1, int(found[-1]) + 1
+    return first if LEAST_TURN_TOKENS <= first <= len(prompt) - BLOCK_TOKENS else 0, last

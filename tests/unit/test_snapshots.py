@@ -6,7 +6,7 @@ from ckdist.engine.block_pool import BlockPool
 from ckdist.engine.sampling_params import SamplingParams
 from ckdist.engine.scheduler import Scheduler
 from ckdist.engine.sequence import Sequence
-from ckdist.engine.sequence_state import first_turn
+from ckdist.engine.sequence_state import turn_ends
 from ckdist.engine.state_pool import StatePool
 from ckdist.program.step_batch import BLOCK_TOKENS
 
@@ -25,9 +25,9 @@ class Conversations:
 
     def answer(self, prompt: list[int], tokens: int = 40) -> tuple[int, list[int]]:
         """Runs a request alone. Returns the prompt's computed tokens, and prompt and answer."""
-        turn = first_turn(np.array(prompt), {END})
+        ends = turn_ends(np.array(prompt), {END})
         params = SamplingParams(max_tokens=tokens)
-        sequence = Sequence(0, prompt, params, 0, len(prompt) + tokens, 0.0, first_turn=turn)
+        sequence = Sequence(0, prompt, params, 0, len(prompt) + tokens, 0.0, turn_ends=ends)
         self.scheduler.add(sequence)
         while sequence.length < len(prompt) + tokens:
             step = self.scheduler.schedule()
@@ -53,6 +53,16 @@ def test_a_prompt_whose_system_prompt_was_saved_leaves_its_own_end_too():
     made.answer(prompt)
     computed, _ = made.answer(prompt)
     assert computed <= BLOCK_TOKENS
+
+
+def test_a_prompt_can_go_on_without_the_beginning_of_its_answer():
+    made = Conversations(slots=8)
+    text = made.turn(200)
+    for _ in range(16):  # the beginning crosses a block's boundary at some of these lengths
+        computed, _ = made.answer([*text, 7, 8, 9, 10, 11])
+        assert computed == len(text) + 5 or computed <= len(last) + 5 + BLOCK_TOKENS
+        last = made.turn(101)
+        text += [7, *last]
 
 
 def test_many_turns_of_an_agent_leave_the_state_before_its_reasoning():
