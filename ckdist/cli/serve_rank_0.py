@@ -187,6 +187,8 @@ def serve(
         http.wait_answering(ANSWERING_SECONDS)
         curl = curl_line(http.url, config, bool(tokenizer.templates), model.spec)
         lines += [f"serving {name} at {http.url}  try: {curl}", *filter(None, [stop_line(), keys_line(config)])]
+        if config.prefill_file is not None:
+            lines.append("the prompts of --prefill-file are computed first; /health says when requests are answered")
         if listeners.metrics is not None:
             lines.append(f"metrics at {http.url_of(listeners.metrics)}/metrics, without a key")
         print(*lines, sep="\n", flush=True)

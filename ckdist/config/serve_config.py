@@ -67,6 +67,13 @@ class ServeConfig(EngineConfig):
             "repeated"
         ),
     )
+    prefill_file: str | None = option(
+        None,
+        "--prefill-file",
+        metavar="FILE",
+        help="compute these prompts before the first request: a text is a system prompt; a file *.jsonl has bodies of "
+        "/v1/cache/prefill, one a line",
+    )
     max_queue: int = option(
         128, "--max-queue", within=(0, 1 << 16), help="most waiting sequences beyond --parallel; more get HTTP 429"
     )

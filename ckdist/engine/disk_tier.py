@@ -289,7 +289,8 @@ class DiskTier:
         if self._states is not None:
             slot = load.copies[-1].place
             if load.good == len(load.copies):
-                self._states.keep(slot, (load.prefix + shared)[-1])
+                *before, last = load.prefix + shared
+                self._states.keep(slot, last, before)
             else:
                 self._states.release(slot)
         self._pool.release(load.prefix + shared)

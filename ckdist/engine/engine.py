@@ -30,6 +30,7 @@ from ckdist.engine.sampling_params import SamplingParams
 from ckdist.engine.sampling_state import sampling_state
 from ckdist.engine.scheduler import EngineBusy, Scheduler
 from ckdist.engine.sequence import MAX_ROLLBACK, Sequence, State, delta_of
+from ckdist.engine.sequence_state import turn_ends
 from ckdist.engine.state_pool import StatePool
 from ckdist.engine.step_builder import SequenceChunk, Step
 from ckdist.engine.tenant import ONE_TENANT
@@ -174,7 +175,8 @@ class Engine:
             positions = self._check_positions(positions, len(ids), params.max_tokens > 0)
             capacity = min(capacity, self.executable.context_length - delta_of(positions))
             more |= {"positions": positions, "tenant": None}
-        sequence = Sequence(id, begin, params, seed, capacity, time.monotonic(), state, **more)
+        ends = (0, 0) if self.states is None else turn_ends(ids, self.outputs.eos_token_ids)
+        sequence = Sequence(id, begin, params, seed, capacity, time.monotonic(), state, turn_ends=ends, **more)
         self._queue(sequence)
         if state is not None and state.constraint is not None:
             self._compiling.append(sequence)

@@ -62,6 +62,8 @@ class Sequence:
         in_flight: Issued steps with a chunk of it that are not collected.
         pooling: If set, hidden states are wanted in place of logits, and nothing is sampled.
         first_text: Tokens of the first text if the prompt has two; with a source its tokens; else 0.
+        first_turn: Tokens of a conversation's first turn if other conversations may share it; else 0.
+        last_turn: Tokens up to the end of the prompt's last turn; 0 if there is none.
         tenant: Blocks are reused and left only within a tenant. None: neither.
         positions: Positions of the prompt's tokens in time, height and width, int32 (prompt, 3). None: their places.
         position_delta: Position of a generated token, on all three axes, minus its place in the sequence.
@@ -82,8 +84,10 @@ class Sequence:
         "computed",
         "encoded",
         "first_text",
+        "first_turn",
         "id",
         "in_flight",
+        "last_turn",
         "length",
         "max_rollback",
         "num_blocks",
@@ -114,9 +118,11 @@ class Sequence:
         sampling_state: "SamplingState | None" = None, pooling: Pooling | None = None, first_text: int = 0,
         source: np.ndarray | None = None, tenant: bytes | None = ONE_TENANT, max_rollback: int = 0,
         place: QueuePlace = ANY_PLACE, positions: np.ndarray | None = None,
+        turn_ends: tuple[int, int] = (0, 0),
     ) -> None:  # fmt: skip
         self.id, self.params, self.seed, self.arrival = id, params, seed, arrival
         self.sampling_state, self.pooling, self.first_text = sampling_state, pooling, first_text
+        self.first_turn, self.last_turn = turn_ends
         self.tenant, self.max_rollback, self.settled = tenant, max_rollback, len(prompt) - 1
         self.place, self.number = place, 0
         self.refused_at, self.refused_since = -1, 0.0

@@ -5,7 +5,10 @@ before the first position that a rollback can reach. After a rollback the next c
 that is still right, and computes the tokens since then again. The bits do not depend on the chunks.
 """
 
+from collections.abc import Collection
 from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
 
 from ckdist.engine.state_pool import StatePool
 from ckdist.program.step_batch import BLOCK_TOKENS, NO_SLOT
@@ -14,6 +17,8 @@ if TYPE_CHECKING:
     from ckdist.engine.sequence import Sequence
 
 SNAPSHOT_TOKENS = 1024  # within a prompt, a state is saved after each multiple of this
+LEAST_TURN_TOKENS = 64  # a shorter first turn gets no snapshot
+MOST_ANSWER_BEGIN = 32  # tokens after the last turn of a prompt, as the mark of the assistant, that a template may drop
 
 
 class StateRow(NamedTuple):
@@ -70,6 +75,18 @@ class SequenceState:
         slot, *others = [pool.allocate() for _ in range(1 + spare)]
         return cls(pool, slot, begin, known, reuses, others)
 
+    def most_tokens(self, sequence: "Sequence", first: int, tokens: int) -> int:
+        """Returns the tokens of a chunk of at most `tokens`.
+
+        A chunk leaves one snapshot. So it ends at the wanted one if it would reach the last one of the prompt, too. If
+        no block of the prompt is known, one is wanted after its first turn, where other conversations may branch off.
+        """
+        if first == 0 and self.wanted == 0:
+            self.wanted = sequence.first_turn // BLOCK_TOKENS * BLOCK_TOKENS
+        last = last_position(sequence.length, sequence.last_turn)
+        is_both = self._reuses and first < self.wanted < last <= first + tokens
+        return self.wanted - first if is_both else tokens
+
     def row(self, sequence: "Sequence", first: int, tokens: int) -> StateRow:
         """Returns the slots of a chunk, with a slot for the state that is saved on the way."""
         end, save = first + tokens, NO_SLOT
@@ -78,7 +95,11 @@ class SequenceState:
             position = saved_position(first, end, sequence.settled)
             save = self._spare.pop() if position else NO_SLOT
         else:
-            position = snapshot_position(first, tokens, sequence.length, self.wanted) if self._reuses else 0
+            position = (
+                snapshot_position(first, tokens, sequence.length, self.wanted, sequence.last_turn)
+                if self._reuses
+                else 0
+            )
             save = self._snapshot_slot(tokens == 1) if position else NO_SLOT
         return StateRow(self._begin, self._slot, save, position if save != NO_SLOT else 0)
 
@@ -160,8 +181,8 @@ class SequenceState:
         return self._pool.allocate() if slot == NO_SLOT and self._pool.available else slot
 
     def _keep(self, sequence: "Sequence", position: int, slot: int, decoded: bool) -> None:
-        block = int(sequence.block_table[position // BLOCK_TOKENS - 1])
-        self._last_block = block if self._pool.keep(slot, block) and decoded else -1
+        *before, block = sequence.block_table[: position // BLOCK_TOKENS].tolist()
+        self._last_block = block if self._pool.keep(slot, block, before) and decoded else -1
 
 
 def _crosses(sequence: "Sequence", end: int) -> bool:
@@ -181,24 +202,55 @@ def saved_position(first: int, end: int, settled: int) -> int:
     return settled if first < settled else 0
 
 
-def snapshot_position(first: int, tokens: int, length: int, wanted: int) -> int:
+def snapshot_position(first: int, tokens: int, length: int, wanted: int, last_turn: int = 0) -> int:
     """Number of tokens before the snapshot that a chunk leaves; 0 if it leaves none.
 
     The first of these that lies in the chunk:
 
     - `wanted`, where another sequence is known to branch off
-    - the last block boundary at which the same prompt could begin again (its last token is always computed)
+    - `last_position`
     - the end of a block that decoding fills, or within a prompt a multiple of SNAPSHOT_TOKENS
 
     Args:
         length: Tokens of the sequence.
+        last_turn: As in `last_position`.
     """
     end = first + tokens
     if first < wanted <= end:
         return wanted
-    last = (length - 1) // BLOCK_TOKENS * BLOCK_TOKENS
+    last = last_position(length, last_turn)
     if first < last <= end:
         return last
     unit = BLOCK_TOKENS if end == length else SNAPSHOT_TOKENS
     position = end // unit * unit
     return position if position > first else 0
+
+
+def last_position(length: int, last_turn: int) -> int:
+    """The last block boundary at which the same prompt could begin again. Its last token is always computed.
+
+    If only the beginning of an answer follows the last turn, it is before that: the next prompt may lack the mark of
+    reasoning there.
+
+    Args:
+        length: Tokens of the sequence.
+        last_turn: Its tokens up to the end of the prompt's last turn.
+    """
+    end = last_turn if length - last_turn <= MOST_ANSWER_BEGIN else length
+    return min(end, length - 1) // BLOCK_TOKENS * BLOCK_TOKENS
+
+
+def turn_ends(prompt: np.ndarray, ends: Collection[int]) -> tuple[int, int]:
+    """Tokens of a conversation up to the end of its first turn, and up to the end of its last one.
+
+    The first is 0 if that turn is short, or if only the beginning of an answer follows.
+
+    Args:
+        prompt: int32 (tokens,).
+        ends: Tokens that end a turn.
+    """
+    found = np.flatnonzero(np.isin(prompt, list(ends)))
+    if not len(found):
+        return 0, 0
+    first, last = int(found[0]) + 1, int(found[-1]) + 1
+    return first if LEAST_TURN_TOKENS <= first <= len(prompt) - BLOCK_TOKENS else 0, last

@@ -3,22 +3,45 @@
 A snapshot is the state after the last token of a known block, so that a sequence can continue from that prefix. A state
 cannot be divided at any other position. The pool moves no states. The executable holds these, under the same slot
 numbers.
+
+If a slot is needed, the snapshot with the lowest value goes: the blocks that a later sequence would have to compute
+again, by the time since it was used last (hyperbolic caching, Blankstein et al. 2017). So the snapshots of a long
+conversation get sparse with their age, and its turns do not drive out its beginning.
 """
 
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from ckdist.program.step_batch import NO_SLOT
 
+NO_BLOCK = -1
+
+
+@dataclass(slots=True)
+class Snapshot:
+    """The state after a block.
+
+    Attributes:
+        before: Block with the snapshot before it, or NO_BLOCK.
+        blocks: Number of blocks since that one, or since the beginning.
+        used: Time of its last use, in uses of snapshots.
+    """
+
+    block: int
+    before: int
+    blocks: int
+    used: int = 0
+
 
 class StatePool:
-    """Slots for states. A snapshot without readers is evicted if a slot is needed, least recently used first."""
+    """Slots for states. A snapshot without readers is evicted if a slot is needed, the least valuable first."""
 
     def __init__(self, num_slots: int) -> None:
         self.num_slots = num_slots
         self.saved = 0  # snapshots, since the start
         self._free = list(range(num_slots - 1, -1, -1))
-        self._snapshots: OrderedDict[int, int] = OrderedDict()  # slot -> its block, least recently used first
+        self._snapshots: dict[int, Snapshot] = {}  # by slot
+        self._uses = 0  # of snapshots, since the start
         self._of_block: dict[int, int] = {}  # block -> the snapshot after it
         self._readers: dict[int, int] = {}  # slot -> sequences that are about to begin with it
         self.on_keep: Callable[[int, int], None] | None = None  # called with slot and block of a new snapshot
@@ -45,7 +68,8 @@ class StatePool:
         """Returns a slot for the caller's own use. Needs one `available`."""
         if self._free:
             return self._free.pop()
-        slot = next(slot for slot in self._snapshots if slot not in self._readers)
+        idle = (slot for slot in self._snapshots if slot not in self._readers)
+        slot = min(idle, key=self._value)
         self._forget(slot)
         return slot
 
@@ -58,14 +82,17 @@ class StatePool:
         self._readers[slot] = self._readers.get(slot, 0) + 1
 
     def let_go(self, slot: int) -> None:
-        """Removes a reader. The snapshot is now the most recently used."""
+        """Removes a reader. This is a use."""
         self._readers[slot] -= 1
         if self._readers[slot] == 0:
             del self._readers[slot]
-        self._snapshots.move_to_end(slot)
+        self._use(slot)
 
-    def keep(self, slot: int, block: int) -> bool:
+    def keep(self, slot: int, block: int, blocks_before: Sequence[int] = ()) -> bool:
         """Makes a slot that the caller owns the snapshot after a known block.
+
+        Args:
+            blocks_before: The blocks of its prefix.
 
         Returns:
             False if that block has a snapshot already. The slot is then freed.
@@ -73,10 +100,13 @@ class StatePool:
         known = self._of_block.get(block)
         if known is not None:
             self.release(slot)
-            self._snapshots.move_to_end(known)
+            self._use(known)
             return False
-        self._snapshots[slot] = block
+        count, before = self.latest(blocks_before)
+        blocks = len(blocks_before) + 1 - count
+        self._snapshots[slot] = Snapshot(block, self._snapshots[before].block if count else NO_BLOCK, blocks)
         self._of_block[block] = slot
+        self._use(slot)
         self.saved += 1
         if self.on_keep is not None:
             self.on_keep(slot, block)
@@ -105,5 +135,18 @@ class StatePool:
             self._forget(slot)
             self._free.append(slot)
 
+    def _use(self, slot: int) -> None:
+        self._uses += 1
+        self._snapshots[slot].used = self._uses
+
+    def _value(self, slot: int) -> float:
+        snapshot = self._snapshots[slot]
+        return snapshot.blocks / (1 + self._uses - snapshot.used)
+
     def _forget(self, slot: int) -> None:
-        del self._of_block[self._snapshots.pop(slot)]
+        gone = self._snapshots.pop(slot)
+        del self._of_block[gone.block]
+        for snapshot in self._snapshots.values():
+            if snapshot.before == gone.block:  # without `gone`, its blocks have to be computed, too
+                snapshot.before = gone.before
+                snapshot.blocks += gone.blocks

@@ -61,7 +61,10 @@ class StepBuilder:
         """Adds the sequence's next tokens, as far as the budgets allow."""
         first, row, budget = sequence.computed, self.outputs, self.budget - self.tokens
         end = len(sequence.prompt) if self.prompts else sequence.length
+        own = sequence.state_slots
         tokens = min(end - first, budget)
+        if own is not None:
+            tokens = own.most_tokens(sequence, first, tokens)
         if sequence.source is not None and not sequence.encoded:
             tokens, rows = len(sequence.source), 0
             if tokens > budget:
@@ -78,7 +81,6 @@ class StepBuilder:
             tokens, rows = tokens - 1, 0
         if tokens <= 0 or (self.whole_prompts and sequence.pooling is not None and tokens < sequence.length):
             return  # a later step takes a whole prompt before later arrivals
-        own = sequence.state_slots
         states = NO_ROW if own is None else own.row(sequence, first, tokens)
         self.chunks.append(SequenceChunk(sequence, first, tokens, row, rows, states))
         self.tokens += tokens

@@ -169,6 +169,15 @@ class Accounts:
         """Whether clients need a key."""
         return bool(self._keys)
 
+    @property
+    def names(self) -> list[str]:
+        """Names of the keys."""
+        return list(self._by_name)
+
+    def root(self, name: str) -> bytes:
+        """The tenant of a key's requests without a cache salt."""
+        return self._by_name[name].root
+
     def replace(self, keys: Iterable[ApiKey]) -> None:
         """Replaces the keys. A name that stays keeps its account, with its new limits."""
         known, self._by_name = self._by_name, {}

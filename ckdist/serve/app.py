@@ -12,7 +12,7 @@ from starlette.routing import BaseRoute, Route
 from ckdist.errors import CkdistError
 from ckdist.serve.access import Access
 from ckdist.serve.answer import CLIENT_GONE, ClientGone, problem_answer
-from ckdist.serve.paths import absent, anthropic, embeddings, llama_server, openai, page, status, tokens
+from ckdist.serve.paths import absent, anthropic, embeddings, llama_server, openai, page, prompt_cache, status, tokens
 from ckdist.serve.paths.path import Path, PathNames
 from ckdist.serve.problems import Problem
 from ckdist.serve.request_log import note_problem
@@ -25,6 +25,7 @@ PATHS = (
     *llama_server.PATHS,
     *embeddings.PATHS,
     *tokens.PATHS,
+    *prompt_cache.PATHS,
     *absent.PATHS,
 )
 CODES = {404: "unknown_url", 405: "method_not_supported"}

@@ -15,14 +15,15 @@ import time
 from collections.abc import Collection
 
 from ckdist.config.serve_config import ServeConfig
-from ckdist.errors import ConfigError, EngineError
+from ckdist.errors import CkdistError, ConfigError, EngineError
 from ckdist.overrides import metadata_overrides
 from ckdist.python_words import module_words
 from ckdist.serve.api_keys import VARIABLE, default_limits, given_keys, read_key_file
 from ckdist.serve.error_output import ErrorOutput
 from ckdist.serve.heartbeat import STUCK_SECONDS, FailureDetector
 from ckdist.serve.loopback import is_loopback
-from ckdist.serve.settings import BACKLOG, HttpSettings
+from ckdist.serve.prefill_file import read_prefill_file
+from ckdist.serve.settings import BACKLOG, USER_ERROR, HttpSettings
 
 FEWEST_FILES = 128
 KILL_SECONDS = 5.0
@@ -68,8 +69,10 @@ class HttpProcess:
     def __init__(self, settings: HttpSettings, listener: socket.socket, metrics: socket.socket | None = None):
         """`settings` has the descriptors of `listener` and of `metrics`. `stop` closes these sockets.
 
-        Raises EngineError if the process does not start.
+        Raises EngineError if the process does not start, and ConfigError if --prefill-file is wrong.
         """
+        if settings.prefill_file is not None:
+            read_prefill_file(settings.prefill_file, {key.name for key in (*settings.api_keys, *settings.file_keys)})
         self.url = self.url_of(listener)
         self._settings, self._listeners = settings, [listener, *([metrics] if metrics is not None else [])]
         self._ending = False  # `drain` was called
@@ -122,6 +125,7 @@ class HttpProcess:
             file_keys=file_keys,
             api_key_file=None if path is None else os.path.abspath(path),  # noqa: PTH100 - links may change
             key_limits=default_limits(config),
+            prefill_file=None if config.prefill_file is None else os.path.abspath(config.prefill_file),  # noqa: PTH100
             shared_cache=config.shared_cache,
             special_in_text=config.special_tokens_in_text,
             cors_origins=config.cors_origin,
@@ -159,12 +163,17 @@ class HttpProcess:
         code = self._process.poll()
         return 0 if self._ending and code == -signal.SIGTERM else code
 
-    def failure(self) -> EngineError | None:
-        """Returns an error with the reason if the process has exited by itself with a code other than 0."""
+    def failure(self) -> CkdistError | None:
+        """Returns an error with the reason if the process has exited by itself with a code other than 0.
+
+        USER_ERROR is the code of a mistake of the user.
+        """
         if not (code := self.poll()):
             return None
         how = f"was ended by signal {-code}" if code < 0 else f"ended with code {code}"
         reason = self._errors.last_line() or "it wrote no message"
+        if code == USER_ERROR:
+            return ConfigError(reason.partition("ERROR: ")[2] or reason)
         return EngineError(f"the HTTP process {how}: {reason}")
 
     def wait_answering(self, seconds: float) -> None:

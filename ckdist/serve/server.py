@@ -19,14 +19,15 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from ckdist.errors import CkdistError
+from ckdist.errors import CkdistError, UserError
 from ckdist.serve.app import create_app, create_watching_app
 from ckdist.serve.connections import ConnectionPool, OutOfFiles, room_for
 from ckdist.serve.engine_client import EngineClient
 from ckdist.serve.heartbeat import Heartbeat
 from ckdist.serve.metrics_port import MetricsPort
+from ckdist.serve.prefill_file import prefill_all
 from ckdist.serve.service import Service
-from ckdist.serve.settings import BACKLOG, HttpSettings
+from ckdist.serve.settings import BACKLOG, USER_ERROR, HttpSettings
 from ckdist.tokens.vocabulary import Vocabulary
 
 WATCH_SECONDS = 0.1
@@ -98,7 +99,7 @@ class HttpServer:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})  # rank 0 started this process with it blocked
         self.client.on_state = lambda state: log.info("the engine is %s", state)
         self.client.start()
-        beating = asyncio.create_task(Heartbeat(self.settings.heartbeat, lambda: self.service.state == "ready").run())
+        beating = asyncio.create_task(Heartbeat(self.settings.heartbeat, lambda: self.service.has_started).run())
         answering = asyncio.create_task(self.uvicorn.serve(self.listeners))
         loading = asyncio.create_task(self.service.text.start())
         try:
@@ -124,6 +125,7 @@ class HttpServer:
     async def _watch(self, begun: asyncio.Task[Vocabulary]) -> int:
         """Watches the tokenizer, rank 0 and signals. Returns the exit code. `begun` loads the tokenizer."""
         loading: asyncio.Task[Vocabulary] | None = begun
+        prefill: asyncio.Task[None] | None = None
         while True:
             if loading is not None and loading.done():
                 if (error := loading.exception()) is not None:
@@ -134,10 +136,18 @@ class HttpServer:
             if loading is None and self.service.text.ended:
                 log.error("the tokenizer's process has ended; it is restarted")
                 self.service.tokenizer, loading = None, asyncio.create_task(self.service.text.start())
+            if prefill is None and self.service.prefilling and self.service.has_started:
+                prefill = asyncio.create_task(prefill_all(self.service, self.settings.prefill_file or ""))
+            if prefill is not None and prefill.done():
+                if (error := prefill.exception()) is not None:
+                    return await self._give_up(_reason(error), USER_ERROR if isinstance(error, UserError) else 1)
+                self.service.prefilling, prefill = False, None
             self.connections.close_silent()
             if os.getppid() != self.settings.parent:
                 return await self._outlive_rank_0()
             if self.signals or self.client.state == "draining":
+                if prefill is not None:
+                    prefill.cancel()
                 return await self._drain()
             await asyncio.sleep(WATCH_SECONDS)
 
@@ -167,14 +177,17 @@ class HttpServer:
             os.dup2(self.settings.log, 2)  # rank 0, which copied this process's output, is gone
         return await self._give_up("rank 0 has ended; the server is going down")
 
-    async def _give_up(self, reason: str) -> int:
-        """Answers 503 with the reason for `linger` seconds, so that clients that retry at once see it."""
+    async def _give_up(self, reason: str, code: int = 1) -> int:
+        """Answers 503 with the reason for `linger` seconds, so that clients that retry at once see it.
+
+        Returns the exit code.
+        """
         log.error("%s", reason)
         self.client.lose(reason)
         end = time.monotonic() + self.settings.linger
         while time.monotonic() < end and not self.signals:  # noqa: ASYNC110 - it has a time limit
             await asyncio.sleep(WATCH_SECONDS)
-        return 1
+        return code
 
 
 def _reason(error: BaseException) -> str:

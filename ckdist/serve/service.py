@@ -14,6 +14,7 @@ from starlette.responses import Response
 
 from ckdist import __version__
 from ckdist.engine.messages import unpack_tokens
+from ckdist.engine.queue_place import NO_CLIENT
 from ckdist.errors import EngineError
 from ckdist.serve.accounts import Account, Accounts
 from ckdist.serve.answer import END_OF_STREAM, EventStream, LongAnswer, while_connected
@@ -62,6 +63,7 @@ class Service:
         self.text = TextWork(settings.model, settings.overrides)
         self.tokenizer: Vocabulary | None = None
         self.draining = False
+        self.prefilling = settings.prefill_file is not None  # its prompts are not computed yet
         self.created = int(time.time())
         self.machine = Machine(client, lambda: self._machine_facts, lambda: self.state)
         self.metrics = Metrics(settings.model_name, lambda: self.state, lambda: client.active, lambda: client.stats)
@@ -69,13 +71,20 @@ class Service:
 
     @property
     def state(self) -> str:
-        """The engine's state, but loading until the tokenizer is there, and draining once this process shall end."""
+        """The engine's state, but loading until the tokenizer is there and the prompts of --prefill-file are computed,
+        and draining once this process shall end.
+        """
         state = self.client.state
         if state == "ready" and self.draining:
             return "draining"
-        if state == "ready" and self.tokenizer is None:
+        if state == "ready" and (self.tokenizer is None or self.prefilling):
             return "loading"
         return state
+
+    @property
+    def has_started(self) -> bool:
+        """Whether prompts can be computed, those of --prefill-file too."""
+        return self.client.state == "ready" and self.tokenizer is not None
 
     @property
     def vocab_size(self) -> int:
@@ -98,6 +107,8 @@ class Service:
         if problem is not None:
             raise problem
         self.loaded_tokenizer()
+        if self.prefilling:
+            raise Problem(503, "the prompts of --prefill-file are being computed; try again soon")
 
     def loaded_tokenizer(self) -> Vocabulary:
         """Returns the tokenizer's vocabulary. Raises Problem 503 while it loads, or loads again."""
@@ -132,7 +143,13 @@ class Service:
 
     async def prepare(self, kind: str, request: Request) -> Prepared:
         """Prepares the request's body for the engine (see `TextWork.prepare`). `kind` must need the engine."""
-        prepared = await self._text_work(kind, request, None)
+        return self._checked(kind, await self._text_work(kind, request, None))
+
+    async def prepare_body(self, kind: str, body: bytes) -> Prepared:
+        """Prepares a body of the operator, which no client waits for."""
+        return self._checked(kind, await self.text.prepare(kind, body, self.facts, NO_CLIENT))
+
+    def _checked(self, kind: str, prepared: Prepared | EmbeddingWork | list[bytes]) -> Prepared:
         assert isinstance(prepared, Prepared), f"{kind} needs no engine"
         self._report(prepared.ignored, prepared.skipped)
         return prepared
@@ -184,15 +201,36 @@ class Service:
 
         `form` is the class of the answer. `end` is sent after the last event of a stream.
         """
-        tokenizer = self.loaded_tokenizer()  # its process may have ended since the request was prepared
-        account = self._account(request)
-        run = Run(self.client, tokenizer, self.metrics, prepared, self.settings.max_sequences, account)
-        note_run(run, self._logged_prompt(tokenizer, prepared) if self.settings.log_prompts else None)
+        tokenizer, run = self.loaded_tokenizer(), self._run(prepared, self._account(request))
         answer, timeout = form(run, tokenizer, self.source), self.settings.timeout
         if prepared.stream:
             return EventStream(answer.events(), lambda: run.progress_at, timeout, self.settings.stall_timeout, end)
         whole = await while_connected(request.receive, answer.whole(), lambda: run.progress_at, timeout)
         return LongAnswer([await to_json_in_turns(whole)])
+
+    async def prefill(self, request: Request, prepared: Prepared) -> dict[str, Any]:
+        """Computes prompts for later requests. Returns the answer of /v1/cache/prefill."""
+        run = self._run(prepared, self._account(request))
+        await while_connected(request.receive, run.whole(), lambda: run.progress_at, self.settings.timeout)
+        return self._prefilled(run)
+
+    async def run_prefill(self, prepared: Prepared, account: Account) -> dict[str, Any]:
+        """Like `prefill`, for no client."""
+        run = self._run(prepared, account)
+        await run.whole()
+        return self._prefilled(run)
+
+    def _prefilled(self, run: Run) -> dict[str, Any]:
+        usage = run.usage()
+        prompt, cached = usage["prompt_tokens"], usage["prompt_tokens_details"]["cached_tokens"]
+        counts = {"prompt_tokens": prompt, "cached_tokens": cached, "computed_tokens": prompt - cached}
+        return {"object": "cache.prefill", "model": self.settings.model_name, **counts}
+
+    def _run(self, prepared: Prepared, account: Account) -> Run:
+        tokenizer = self.loaded_tokenizer()  # its process may have ended since the request was prepared
+        run = Run(self.client, tokenizer, self.metrics, prepared, self.settings.max_sequences, account)
+        note_run(run, self._logged_prompt(tokenizer, prepared) if self.settings.log_prompts else None)
+        return run
 
     @staticmethod
     def _logged_prompt(tokenizer: Vocabulary, prepared: Prepared) -> str:

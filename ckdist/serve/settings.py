@@ -9,6 +9,7 @@ from ckdist.errors import ConfigError
 from ckdist.serve.api_keys import ApiKey, KeyLimits, read_key_file
 
 BACKLOG = 4096  # connections that wait to be accepted
+USER_ERROR = 2  # exit code of the HTTP process after a mistake of the user
 LOG_FORMAT = "%(asctime)s http %(levelname)s: %(message)s"  # of this process and of its children
 
 log = logging.getLogger(__name__)
@@ -29,6 +30,7 @@ class HttpSettings:
     file_keys: tuple[ApiKey, ...] = ()  # keys of `api_key_file`, which may be read again
     api_key_file: str | None = None
     key_limits: KeyLimits = field(default_factory=KeyLimits)  # of clients whose key has none of its own
+    prefill_file: str | None = None  # prompts to compute before the first request
     shared_cache: bool = False  # all keys share one tenant of the prefix cache
     special_in_text: bool = False  # texts of messages may contain control tokens
     cors_origins: tuple[str, ...] = ()  # origins whose web pages may use the server

@@ -12,6 +12,7 @@ from ckdist.program.step_batch import Batch
 from tests.support.paths import GOLDEN
 from tests.support.situations import answers
 
+END = 2  # a token that ends a turn
 BLOCK_BYTES = 4096  # of the golden model: one layer with two kv-heads of 16, in float32
 
 
@@ -31,10 +32,11 @@ def loaded():
 def test_the_same_bits_as_alone_and_anew(loaded, seed):
     rng = np.random.default_rng(seed)
     common, requests = rng.integers(3, 240, 90).tolist(), []
+    common[66] = END
     for _ in range(10):
         kept = int(rng.integers(0, 90))
         requests.append(([*common[:kept], *rng.integers(3, 240, int(rng.integers(1, 20))).tolist()], 40))
-    together, engine = answers(loaded.executable, requests, True)
+    together, engine = answers(loaded.executable, requests, True, [END])
     assert engine.scheduler.preemptions > 0 and engine.stats()["cached_tokens_total"] > 0
     for request, answer in zip(requests, together, strict=True):
         assert answers(loaded.executable, [request], False)[0] == [answer]

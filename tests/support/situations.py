@@ -65,13 +65,16 @@ def texts(engine) -> tuple[list[list[int]], dict]:
     return [found[i] for i in range(len(prompts))], engine.stats()
 
 
-def answers(executable, requests, prefix_reuse: bool) -> tuple[list, Engine]:
-    """Of each request its tokens and their log probabilities, two requests arriving per step."""
-    engine, found = Engine(executable, Sampler(executable.vocab_size), prefix_reuse=prefix_reuse), {}
+def answers(executable, requests, prefix_reuse: bool, ends=()) -> tuple[list, Engine]:
+    """Of each request its tokens and their log probabilities, two requests arriving per step.
+
+    `ends`: tokens that end turns, and no answer.
+    """
+    engine, found = Engine(executable, Sampler(executable.vocab_size), ends, prefix_reuse=prefix_reuse), {}
     waiting = list(enumerate(requests))
     while waiting or engine.has_work:
         for id, (prompt, tokens) in waiting[:2]:
-            engine.add(id, prompt, SamplingParams(max_tokens=tokens, temperature=0.0, logprobs=2))
+            engine.add(id, prompt, SamplingParams(max_tokens=tokens, temperature=0.0, logprobs=2, ignore_eos=True))
         waiting = waiting[2:]
         for output in engine.step():
             found.setdefault(output.id, []).extend(zip(output.tokens, output.logprobs or [], strict=True))

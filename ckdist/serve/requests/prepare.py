@@ -15,6 +15,7 @@ from ckdist.serve.requests.embedding_request import embedding, llama_embedding, 
 from ckdist.serve.requests.field_table import RULES, check_fields
 from ckdist.serve.requests.json_body import parse_object
 from ckdist.serve.requests.llama_request import infill, llama_completion
+from ckdist.serve.requests.prefill_request import face_of, prefill
 from ckdist.serve.requests.request_fields import Fields
 from ckdist.serve.requests.tokenize_answer import detokenize, tokenize, tokenizer_facts
 from ckdist.serve.text_records import EmbeddingWork, ModelFacts, Prepared
@@ -26,7 +27,8 @@ def prepare(
 ) -> Prepared | EmbeddingWork | dict[str, Any]:
     """Prepares a request of this kind (a key of `KINDS`). Raises RequestError or Problem for invalid requests."""
     fields = parse_object(body)
-    ignored = check_fields(kind, fields, facts.strict_fields) if kind in RULES else ()
+    face = face_of(fields) if kind == "prefill" else kind
+    ignored = check_fields(face, fields, facts.strict_fields) if face in RULES else ()
     result = KINDS[kind](fields, tokenizer, facts)
     return result if isinstance(result, dict) else structs.replace(result, ignored=ignored)
 
@@ -59,6 +61,7 @@ KINDS: dict[str, Callable[[dict[str, Any], Tokenizer, ModelFacts], Prepared | Em
     "completion": completion,
     "llama_completion": llama_completion,
     "infill": infill,
+    "prefill": prefill,
     "embedding": embedding,
     "llama_embedding": llama_embedding,
     "rerank": rerank,

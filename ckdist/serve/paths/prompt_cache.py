@@ -1,0 +1,16 @@
+"""The prefix cache: prompts that are computed ahead."""
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ckdist.serve.answer import json_answer
+from ckdist.serve.paths.path import Path
+from ckdist.serve.service import Service
+
+
+async def prefill(service: Service, request: Request) -> Response:
+    """Computes the prompt of a later chat or completion and keeps it in the cache. The body is that request's."""
+    return json_answer(await service.prefill(request, await service.prepare("prefill", request)))
+
+
+PATHS = (Path("/v1/cache/prefill", prefill, ("POST",)),)
