@@ -13,8 +13,7 @@ CROWDED = {  # bytes of cache for one sequence of 336 tokens and some of another
     ("deepseek_v2", "f32"): 300 << 10,
     ("deepseek_v3", "i16"): 120 << 10,
     ("deepseek_v3", "q8_0"): 64 << 10,
-    ("deepseek_v3", "q4_0"): 40 << 10,
-    ("qwen3", "q4_0"): 48 << 10,
+    ("qwen3", "q4_0"): 64 << 10,
     ("gemma2", "q8_0"): 96 << 10,
 }
 
