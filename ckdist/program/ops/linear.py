@@ -108,7 +108,8 @@ def _results(lowering: "ServingLowering", group: "Group") -> list[ValueIndex]:
     follows = group["gated"] or group["soft_cap"] or group["activate"]
     last = follows.outputs[0] if follows else values[0]
     reader = lowering.graph.reader(last)
-    if reader is None or reader.op == "all_gather":
+    # Ranks write logits to the memory of rank 0. A gather of sharded tokens copies other values as well.
+    if reader is None or (reader.op == "all_gather" and not last.dims[0].axis):
         dim = values[0].dims[-1]
         results = [lowering.buffer("logits", dim.local(lowering.mesh), offset=dim.share(lowering.mesh)[0])]
     else:
