@@ -11,7 +11,6 @@ from ckdist.config.engine_config import EngineConfig
 from ckdist.engine.load_model import load_model
 from ckdist.engine.loaded_model import Model
 from ckdist.errors import CkdistError, UserError
-from ckdist.hub.resolve import resolve
 from ckdist.models.spec import ModelSpec
 
 Config = TypeVar("Config", bound=EngineConfig)
@@ -58,6 +57,8 @@ def model_session(config: EngineConfig, world: World | None = None, measure: boo
         measure: As in `load_model`.
     """
     world = world or start_ranks(config)
+    from ckdist.hub.resolve import resolve
+
     config = dataclasses.replace(config, model=resolve(config.model, world))
     model: Model = load_model(config, world, progress=world.rank == 0, measure=measure)
     if world.rank == 0:

@@ -4,7 +4,6 @@ import math
 from typing import TYPE_CHECKING
 
 from ckdist.engine.engine import Engine
-from ckdist.engine.expert_load import dispatch_stats, expert_stats
 from ckdist.engine.grammars import Grammars
 from ckdist.engine.loaded_model import Model
 from ckdist.engine.prefill_measurement import prefill_stats
@@ -14,6 +13,7 @@ from ckdist.tokens.tried import load_tried
 
 if TYPE_CHECKING:
     from ckdist.engine.dry_breakers import DryBreakers
+    from ckdist.program.executable import Executable
 
 
 def make_engine(model: Model, max_waiting: int = 512, max_step_seconds: float = math.inf) -> tuple[Engine, Tokenizer]:
@@ -23,8 +23,7 @@ def make_engine(model: Model, max_waiting: int = 512, max_step_seconds: float = 
     stats = lambda: {
         **prefill_stats(model.prefill, executable),
         **model.loader.filled.stats(),
-        **expert_stats(executable.expert_rows()),
-        **(dispatch_stats(executable.dispatch_from, executable.dispatched_tokens) if executable.dispatches else {}),
+        **(_expert_stats(executable) if executable.experts else {}),
     }
     lane = model.trace and model.trace.main
     engine = Engine(
@@ -34,6 +33,13 @@ def make_engine(model: Model, max_waiting: int = 512, max_step_seconds: float = 
         banned_tokens=model.spec.banned_tokens, max_step_seconds=max_step_seconds, disk=model.disk,
     )  # fmt: skip
     return engine, tokenizer
+
+
+def _expert_stats(executable: "Executable") -> dict[str, float | str]:
+    from ckdist.engine.expert_load import dispatch_stats, expert_stats
+
+    sent = dispatch_stats(executable.dispatch_from, executable.dispatched_tokens) if executable.dispatches else {}
+    return {**expert_stats(executable.expert_rows()), **sent}
 
 
 def _breakers(tokenizer: Tokenizer) -> "DryBreakers":

@@ -14,7 +14,6 @@ from ckdist.config.engine_config import EngineConfig
 from ckdist.engine.loaded_model import Model
 from ckdist.engine.prefill_measurement import choose_prefill
 from ckdist.engine.stage_programs import StagePrograms
-from ckdist.engine.thread_measurement import choose_threads
 from ckdist.models.blocks.moe import is_expert
 from ckdist.program.lowered import Lowered
 from ckdist.program.program import Program
@@ -22,6 +21,8 @@ from ckdist.topology import this_machine
 from ckdist.weights.packed_type import packed_type
 
 log = logging.getLogger(__name__)
+
+LEAST_THREADS = 5  # decode with fewer is not measured, nor with those of --threads
 
 
 def choose_steps(
@@ -43,8 +44,12 @@ def choose_steps(
         key = functools.partial(prefill_key, model, programs.decode, decode)
         choice = choose_prefill(config, world, executable, model.loader.held, key, measure and stages is None, why)
         if not why and model.spec.generates and model.spec.encoder is None:
-            own_key = functools.partial(thread_key, model, key)
-            model.decode_threads = choose_threads(config, world, executable, model.loader.held, own_key, measure)
+            threads = world.broadcast(0 if config.threads else executable.threads)
+            if threads >= LEAST_THREADS:
+                from ckdist.engine.thread_measurement import choose_threads
+
+                own_key = functools.partial(thread_key, model, key)
+                model.decode_threads = choose_threads(threads, world, executable, model.loader.held, own_key, measure)
     model.prefill = choice
     if executable.dispatches:
         executable.dispatch_from = dispatch_tokens(model, programs.dispatch_hosts, programs.link)

@@ -11,33 +11,32 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from ckdist.comm.world_protocol import World
-from ckdist.config.engine_config import EngineConfig
 from ckdist.engine.prefill_measurement import prompt
 from ckdist.engine.start_measurement import kept_or_measured
 from ckdist.layouts.prefill_choice import Measured, compare
 from ckdist.program.executable import DECODE, Executable
 from ckdist.program.step_batch import Batch
 
-LEAST_THREADS = 5  # fewer are not measured
 SECONDS = 0.25  # limit of a measurement
 STEPS = 4  # of one duration
 
 
 def choose_threads(
-    config: EngineConfig,
+    threads: int,
     world: World,
     executable: Executable,
     held: Callable[[], AbstractContextManager[Any]],
     key: Callable[[], object],
     remeasure: bool,
 ) -> str:
-    """Sets the executable's `single_threads`; returns the choice in a few words, or "" if --threads says it.
+    """Sets the executable's `single_threads`; returns the choice in a few words.
 
-    A collective call. The other arguments are those of `kept_or_measured`.
+    A collective call.
+
+    Args:
+        threads: Of rank 0, which sends its number with each step.
+        world, executable, held, key, remeasure: As in `kept_or_measured`.
     """
-    threads = world.broadcast(0 if config.threads else executable.threads)  # rank 0 sends its number with each step
-    if threads < LEAST_THREADS:
-        return ""
     rows, kept = kept_or_measured("threads", world, executable, held, key, remeasure, lambda: measure(executable))
     faster = [(count, ratio) for count, ratio, is_faster in rows if is_faster]
     before = "measured before" if kept else "measured"

@@ -22,7 +22,6 @@ from ckdist.serve.api_keys import VARIABLE, default_limits, given_keys, read_key
 from ckdist.serve.error_output import ErrorOutput
 from ckdist.serve.heartbeat import STUCK_SECONDS, FailureDetector
 from ckdist.serve.loopback import is_loopback
-from ckdist.serve.prefill_file import read_prefill_file
 from ckdist.serve.settings import BACKLOG, USER_ERROR, HttpSettings
 
 FEWEST_FILES = 128
@@ -72,6 +71,8 @@ class HttpProcess:
         Raises EngineError if the process does not start, and ConfigError if --prefill-file is wrong.
         """
         if settings.prefill_file is not None:
+            from ckdist.serve.prefill_file import read_prefill_file
+
             read_prefill_file(settings.prefill_file, {key.name for key in (*settings.api_keys, *settings.file_keys)})
         self.url = self.url_of(listener)
         self._settings, self._listeners = settings, [listener, *([metrics] if metrics is not None else [])]

@@ -8,7 +8,7 @@ import pytest
 
 from ckdist.comm.world import SingleWorld
 from ckdist.config.engine_config import EngineConfig
-from ckdist.engine import thread_measurement
+from ckdist.engine import step_choices, thread_measurement
 from ckdist.engine.load_model import load_model
 from ckdist.engine.thread_measurement import SECONDS, measure
 from tests.support.paths import GOLDEN
@@ -60,7 +60,7 @@ def test_fewer_threads_are_taken_as_long_as_they_are_faster():
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_second_start_measures_nothing_and_a_flag_is_obeyed(ranks, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(thread_measurement, "LEAST_THREADS", 1)
+    monkeypatch.setattr(step_choices, "LEAST_THREADS", 1)
     calls = []
     monkeypatch.setattr(thread_measurement, "measure", lambda e: calls.append(measure(e)) or [(1, 0.8, True)])
 
