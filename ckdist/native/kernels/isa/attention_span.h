@@ -167,7 +167,7 @@ Span open_span(const AttentionTask& task, const Shape& shape, const Workspace& w
     else if (task.next_kv && b < task.next_blocks)
       span.after_v[b] = task.next_kv + task.next_table[b] * task.block_stride;
     else span.after_v[b] = span.v[b];
-    if (next < blocks)  // its scales, all of which are read at once
+    if (next < blocks)  // its scales are read at once
       for (int64_t at = layout.k_scales_offset; at < layout.bytes; at += 64)
         __builtin_prefetch(span.after_v[b] + at, 0, 2);
   }
