@@ -490,14 +490,7 @@ def shared_blocks(sequence: Sequence, running: Sequence) -> int:
 
 
 def match_end(is_cached: bool, known: int, used: int, limit: int) -> str:
-    """Why a match in memory ended.
-
-    Args:
-        is_cached: The request uses the cache.
-        known: Blocks that were found.
-        used: Blocks that it can begin with; fewer if a state is missing.
-        limit: Tokens that may be reused.
-    """
+    """Why a match of `known` blocks ended, of which a sequence can begin with `used`; `limit` in tokens."""
     if not is_cached:
         return "not cached"
     if used < known:

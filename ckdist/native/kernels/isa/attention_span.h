@@ -167,6 +167,9 @@ Span open_span(const AttentionTask& task, const Shape& shape, const Workspace& w
     else if (task.next_kv && b < task.next_blocks)
       span.after_v[b] = task.next_kv + task.next_table[b] * task.block_stride;
     else span.after_v[b] = span.v[b];
+    if (next < blocks)  // its scales are read at once
+      for (int64_t at = layout.k_scales_offset; at < layout.bytes; at += 64)
+        __builtin_prefetch(span.after_v[b] + at, 0, 2);
   }
   if (task.latent) {  // the keys of the next span are prefetched while values are made of these
     for (int b = span.first; b < span.last; ++b) {
