@@ -67,6 +67,14 @@ def polls():
 
 
 @pytest.fixture(scope="session", autouse=True)
+def caches():
+    """Models in this process promise themselves little memory: they live long, and other workers need memory, too."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rank_plan, "KV_TOKENS", 1 << 14)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
 def pictures():
     """Trainings in this process draw no picture of their loss, as without matplotlib: it takes longer than they do."""
     with pytest.MonkeyPatch.context() as patch:

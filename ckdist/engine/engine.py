@@ -17,7 +17,6 @@ import numpy as np
 
 from ckdist.engine.batch_builder import BatchBuilder
 from ckdist.engine.block_pool import BlockPool
-from ckdist.engine.constraint import Constraint
 from ckdist.engine.grammars import Grammars, GrammarsBusy, Masks
 from ckdist.engine.histogram import Histogram
 from ckdist.engine.output import Output
@@ -40,6 +39,7 @@ from ckdist.program.executable import Executable
 from ckdist.program.step_batch import BLOCK_TOKENS, NO_SLOT, Batch, own_slots
 
 if TYPE_CHECKING:
+    from ckdist.engine.constraint import Constraint
     from ckdist.engine.disk_cache import DiskCache
     from ckdist.engine.disk_tier import DiskTier
     from ckdist.engine.dry_breakers import DryBreakers
@@ -439,7 +439,7 @@ class Engine:
             self.pool.release(table)
 
 
-def _constraint(sequence: Sequence) -> Constraint:
+def _constraint(sequence: Sequence) -> "Constraint":
     state = sequence.sampling_state
     assert state is not None and state.constraint is not None, "it came with a grammar"
     return state.constraint

@@ -17,7 +17,6 @@ from weakref import WeakSet
 import numpy as np
 
 from ckdist.engine.compiled_grammar import CompiledGrammar
-from ckdist.engine.constraint import Constraint
 from ckdist.engine.side_thread import Batch, SideThread
 from ckdist.errors import RequestError
 from ckdist.tokens.tokenizer import Tokenizer
@@ -25,6 +24,7 @@ from ckdist.tokens.tokenizer import Tokenizer
 if TYPE_CHECKING:  # most processes need no grammar, and llguidance loads slowly
     from llguidance import LLMatcher
 
+    from ckdist.engine.constraint import Constraint
     from ckdist.engine.grammar_compiler import GrammarCompiler
 
 MAX_KEPT = 64  # compiled grammars
@@ -89,7 +89,7 @@ class Grammars:
         self._kept.move_to_end(grammar)
         return found
 
-    def leave(self, constraint: Constraint) -> None:
+    def leave(self, constraint: "Constraint") -> None:
         """Ends a sequence's use of its grammar.
 
         The grammar is dropped if it could not be followed or there was no room for it. The oldest grammars are dropped
@@ -118,7 +118,7 @@ class Grammars:
             return True
         return any(found.future.done() for found in self._kept.values())
 
-    def begin_masks(self, constraints: Sequence[tuple[Constraint, np.ndarray | None]]) -> "Masks":
+    def begin_masks(self, constraints: "Sequence[tuple[Constraint, np.ndarray | None]]") -> "Masks":
         """Starts to compute the masks of next tokens.
 
         Args:
@@ -131,7 +131,7 @@ class Grammars:
         """Waits for the masks. A constraint that takes too long gets an `error`."""
         self._masking.finish(masks.batch, lambda index: masks.constraints[index].give_up())
 
-    def advance(self, moves: Sequence[tuple[Constraint, int]]) -> None:
+    def advance(self, moves: "Sequence[tuple[Constraint, int]]") -> None:
         """Moves each constraint on by its next token.
 
         This takes no longer than the mask that allowed the token. In another thread it would hold the GIL as well.
@@ -167,5 +167,5 @@ class Grammars:
 class Masks:
     """Masks that are being computed."""
 
-    constraints: list[Constraint]
+    constraints: "list[Constraint]"
     batch: Batch

@@ -11,13 +11,13 @@ from ckdist.layouts.rank_plan import Plan
 from ckdist.models.spec import ModelSpec
 from ckdist.program.executable import Executable
 from ckdist.weights.checkpoint import Checkpoint
-from ckdist.weights.host_shards import HostShards
 from ckdist.weights.loader import ShardLoader
 
 if TYPE_CHECKING:
     from ckdist.engine.disk_cache import DiskCache
     from ckdist.engine.trace import Labels, Trace
     from ckdist.weights.adapter import Adapter
+    from ckdist.weights.host_shards import HostShards
 
 
 @dataclass
@@ -32,7 +32,7 @@ class Model:
     checkpoint: Checkpoint
     plan: Plan
     loader: ShardLoader
-    shards: HostShards | None
+    shards: "HostShards | None"
     adapter: "Adapter | None"
     executable: Executable
     weight_bytes: int  # of this rank

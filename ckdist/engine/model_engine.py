@@ -1,19 +1,20 @@
 """Rank 0's engine over a loaded model."""
 
 import math
+import sys
 from typing import TYPE_CHECKING
 
 from ckdist.engine.engine import Engine
 from ckdist.engine.grammars import Grammars
 from ckdist.engine.loaded_model import Model
-from ckdist.engine.prefill_measurement import prefill_stats
 from ckdist.engine.sampler import Sampler
+from ckdist.layouts.prefill_choice import PrefillChoice
+from ckdist.program.executable import DECODE, PREFILL, Executable
 from ckdist.tokens.tokenizer import Tokenizer
 from ckdist.tokens.tried import load_tried
 
 if TYPE_CHECKING:
     from ckdist.engine.dry_breakers import DryBreakers
-    from ckdist.program.executable import Executable
 
 
 def make_engine(model: Model, max_waiting: int = 512, max_step_seconds: float = math.inf) -> tuple[Engine, Tokenizer]:
@@ -35,7 +36,18 @@ def make_engine(model: Model, max_waiting: int = 512, max_step_seconds: float = 
     return engine, tokenizer
 
 
-def _expert_stats(executable: "Executable") -> dict[str, float | str]:
+def prefill_stats(choice: PrefillChoice, executable: Executable) -> dict[str, float | str]:
+    """Values for metrics: reason, threshold (0: none), and tokens of steps with prompts by layout."""
+    counts = dict(enumerate(executable.prefill_tokens))
+    return {
+        "prefill_choice_info": choice.reason,
+        "prefill_by_token_from": 0 if choice.from_tokens == sys.maxsize else choice.from_tokens,
+        "prefill_by_token_tokens_total": counts.get(PREFILL, 0),
+        "prefill_by_tensor_tokens_total": counts.get(DECODE, 0),
+    }
+
+
+def _expert_stats(executable: Executable) -> dict[str, float | str]:
     from ckdist.engine.expert_load import dispatch_stats, expert_stats
 
     sent = dispatch_stats(executable.dispatch_from, executable.dispatched_tokens) if executable.dispatches else {}

@@ -1,7 +1,6 @@
 """Measures the first layer of a model in both forms of prefill, and sets the form."""
 
 import functools
-import sys
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -13,7 +12,7 @@ from ckdist.comm.world_protocol import World
 from ckdist.config.engine_config import EngineConfig
 from ckdist.engine.start_measurement import kept_or_measured
 from ckdist.layouts.prefill_choice import Measured, PrefillChoice, choose, compare
-from ckdist.program.executable import DECODE, PREFILL, Executable, StageRanks
+from ckdist.program.executable import DECODE, PREFILL, Executable
 from ckdist.program.step_batch import BLOCK_TOKENS, Batch, own_slots
 
 LEAST_TOKENS = 8  # smallest measured step
@@ -29,14 +28,12 @@ def choose_prefill(
     remeasure: bool = False,
     unmeasured: str = "",
 ) -> PrefillChoice:
-    """Sets the executable's `prefill_from`. A collective call, while the cache is empty.
+    """Sets the `prefill_from` of an executable with two layouts. A collective call, while the cache is empty.
 
     Args:
         held, key, remeasure: As for `kept_or_measured`.
         unmeasured: The reason to measure nothing, such as threads that share cores, or "".
     """
-    if executable.layouts == 1:
-        return PrefillChoice(reason=only_tensor(config, world, executable.stages))
     if config.prefill == "token":
         executable.prefill_from = 0
         return PrefillChoice(0, "token-parallel, as --prefill says")
@@ -79,25 +76,3 @@ def layer_seconds(executable: Executable, batch: Batch, phase: int) -> float:
     executable.stats(reset=True)
     executable.run_layer(batch, phase)
     return executable.stats().total
-
-
-def prefill_stats(choice: PrefillChoice, executable: Executable) -> dict[str, float | str]:
-    """Values for metrics: reason, threshold (0: none), and tokens of steps with prompts by layout."""
-    counts = dict(enumerate(executable.prefill_tokens))
-    return {
-        "prefill_choice_info": choice.reason,
-        "prefill_by_token_from": 0 if choice.from_tokens == sys.maxsize else choice.from_tokens,
-        "prefill_by_token_tokens_total": counts.get(PREFILL, 0),
-        "prefill_by_tensor_tokens_total": counts.get(DECODE, 0),
-    }
-
-
-def only_tensor(config: EngineConfig, world: World, stages: StageRanks | None) -> str:
-    """The reason why there is no choice."""
-    if world.size == 1:
-        return "on one rank"
-    if stages is not None and stages.communicator.size == 1:
-        return "in stages of one rank each"
-    if config.prefill == "tensor":
-        return "tensor-parallel, as --prefill says"
-    return "tensor-parallel (token-parallel needs ranks that share memory, evenly over hosts)"

@@ -12,12 +12,12 @@ from ckdist.program.lowered import Lowered, MatrixKey, VectorKey
 from ckdist.topology import Placement, bind_memory
 from ckdist.weights.dtypes import BY_NUMBER
 from ckdist.weights.handles import MatrixHandle, VectorHandle
-from ckdist.weights.host_shards import HostShards
 from ckdist.weights.loader import ShardLoader
 from ckdist.weights.packed_matrix import PackedMatrix, is_low_rank
 
 if TYPE_CHECKING:
     from ckdist.weights.adapter import Adapter
+    from ckdist.weights.host_shards import HostShards
 
 
 class RankWeights:
@@ -59,6 +59,8 @@ class RankWeights:
         bind_memory(placement)
         self.loader.open(shared=shared)
         if shared:
+            from ckdist.weights.host_shards import HostShards
+
             own = {key: handle for key, handle in self._matrices.items() if isinstance(handle, MatrixHandle)}
             self.shards = HostShards(stage, self.loader, own, self._vectors)
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ckdist.engine.constraint import Constraint
 from ckdist.engine.grammars import Grammars
 from ckdist.engine.sampling_params import SamplingParams
 from ckdist.engine.sequence import MAX_ROLLBACK
@@ -16,6 +15,7 @@ from ckdist.errors import RequestError
 from ckdist.native import CData
 
 if TYPE_CHECKING:
+    from ckdist.engine.constraint import Constraint
     from ckdist.engine.dry_breakers import DryBreakers
 
 
@@ -25,7 +25,7 @@ class SamplingState:
 
     banned: np.ndarray | None = None  # int32 ids of tokens that may not be drawn yet
     breakers: Future[CData] | None = None  # a native ckdist_dry_breakers
-    constraint: Constraint | None = None  # the sequence's position in its grammar
+    constraint: "Constraint | None" = None  # the sequence's position in its grammar
     mirostat_mu: float = 0.0  # bits: most surprise of the next token
     always: np.ndarray | None = None  # int32 ids of tokens that may never be drawn
     early: np.ndarray | None = None  # `banned` up to `min_tokens`
@@ -85,6 +85,8 @@ def sampling_state(
     if params.grammar is not None:
         if grammars is None:
             raise RequestError("grammar needs a tokenizer, and this engine has none; leave it out", "grammar")
+        from ckdist.engine.constraint import Constraint
+
         constraint = Constraint(grammars.find(params.grammar), grammars.vocab_size)
     if banned is None and breakers is None and constraint is None and not params.mirostat:
         return None

@@ -490,7 +490,7 @@ def shared_blocks(sequence: Sequence, running: Sequence) -> int:
 
 
 def match_end(is_cached: bool, known: int, used: int, limit: int) -> str:
-    """Why a match of `known` blocks ended, of which a sequence can begin with `used`; `limit` in tokens."""
+    """Why a match of `known` blocks ended. A sequence begins with `used` of them, at most `limit` tokens."""
     if not is_cached:
         return "not cached"
     if used < known:

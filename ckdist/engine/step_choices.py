@@ -10,11 +10,13 @@ from ckdist import native
 from ckdist.comm.host_name import machine_name
 from ckdist.comm.thresholds import load_thresholds
 from ckdist.comm.transports.link import Link
+from ckdist.comm.world_protocol import World
 from ckdist.config.engine_config import EngineConfig
 from ckdist.engine.loaded_model import Model
-from ckdist.engine.prefill_measurement import choose_prefill
 from ckdist.engine.stage_programs import StagePrograms
+from ckdist.layouts.prefill_choice import PrefillChoice
 from ckdist.models.blocks.moe import is_expert
+from ckdist.program.executable import StageRanks
 from ckdist.program.lowered import Lowered
 from ckdist.program.program import Program
 from ckdist.topology import this_machine
@@ -42,7 +44,12 @@ def choose_steps(
         why = "threads share cores" if model.plan.crowded else ""
         why = "it is not measured with stages" if stages else "steps of other models run" if colocated else why
         key = functools.partial(prefill_key, model, programs.decode, decode)
-        choice = choose_prefill(config, world, executable, model.loader.held, key, measure and stages is None, why)
+        if executable.layouts == 1:
+            choice = PrefillChoice(reason=only_tensor(config, world, stages))
+        else:
+            from ckdist.engine.prefill_measurement import choose_prefill
+
+            choice = choose_prefill(config, world, executable, model.loader.held, key, measure and stages is None, why)
         if not why and model.spec.generates and model.spec.encoder is None:
             threads = world.broadcast(0 if config.threads else executable.threads)
             if threads >= LEAST_THREADS:
@@ -57,6 +64,17 @@ def choose_steps(
         log.debug("prefill: %s", choice.reason)
     if world.rank == 0 and choice.ratios:
         log.debug("seconds token-parallel / tensor-parallel by tokens of a step: %s", dict(choice.ratios))
+
+
+def only_tensor(config: EngineConfig, world: World, stages: StageRanks | None) -> str:
+    """The reason why there is one form of prefill."""
+    if world.size == 1:
+        return "on one rank"
+    if stages is not None and stages.communicator.size == 1:
+        return "in stages of one rank each"
+    if config.prefill == "tensor":
+        return "tensor-parallel, as --prefill says"
+    return "tensor-parallel (token-parallel needs ranks that share memory, evenly over hosts)"
 
 
 def dispatch_tokens(model: Model, hosts: int, link: Link) -> int:

@@ -34,7 +34,7 @@ def choose_threads(
     A collective call.
 
     Args:
-        threads: Of rank 0, which sends its number with each step.
+        threads: Number of threads of rank 0, which sends it with each step.
         world, executable, held, key, remeasure: As in `kept_or_measured`.
     """
     rows, kept = kept_or_measured("threads", world, executable, held, key, remeasure, lambda: measure(executable))

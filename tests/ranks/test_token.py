@@ -14,7 +14,7 @@ from ckdist.comm.world import SingleWorld
 from ckdist.config.engine_config import EngineConfig
 from ckdist.engine.engine import Engine
 from ckdist.engine.load_model import load_model
-from ckdist.engine.prefill_measurement import prefill_stats
+from ckdist.engine.model_engine import prefill_stats
 from ckdist.engine.sampler import Sampler
 from ckdist.engine.single import SingleSequence
 from ckdist.errors import ConfigError

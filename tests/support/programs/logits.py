@@ -32,7 +32,6 @@ for transport in sys.argv[1:]:
         for count in (60, 1, 1, 5):
             digest.update(sequence.feed(np.arange(count) % 200 + 3).tobytes())
         print("logits", digest.hexdigest()[:16], flush=True)
-        model.executable.stop()
     else:
         model.executable.work()
     model.close()
