@@ -42,7 +42,6 @@ def every_way(executable, folder: pathlib.Path, experts: str) -> None:
         executable.stats(reset=True)
         same = "equal" if greedy(executable, folder) == expected else "DIFFERENT"
         print(f"{folder.name} {experts} {name}: {same} tokens, {executable.stats().sent} bytes", flush=True)
-    executable.stop()
 
 
 def run(world, folder: pathlib.Path, experts: str) -> None:
