@@ -262,7 +262,7 @@ def test_a_thousand_evictions_under_several_clients(tmp_path):
             asked += zip(round_of, answers(engine, round_of, tokens=2), strict=True)
             talks = [(prompt if len(prompt) < 220 else prompt[:60]) for prompt in round_of]
         stats = engine.stats()
-        assert stats["disk_loaded_tokens_total"] > 0 and stats["preemptions_total"] >= 0
+        assert stats["disk_loaded_tokens_total"] > 0
     finally:
         loaded.close()
     loaded = load(MODEL)
