@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import Field, fields
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
+from ckdist.config.engine_config import EngineConfig
+from ckdist.config.given_elsewhere import layered
 from ckdist.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -53,11 +55,11 @@ def parser_for(config_class: type, prog: str) -> CommandParser:
         meta = item.metadata
         if isinstance(item.default, bool):
             parser.add_argument(
-                *meta["flags"], dest=item.name, action="store_true", default=item.default, help=meta["help"]
+                *meta["flags"], dest=item.name, action="store_true", default=argparse.SUPPRESS, help=meta["help"]
             )
             continue
         settings: dict[str, Any] = {
-            "default": item.default,
+            "default": argparse.SUPPRESS,
             "type": _reader(meta["parse"]),
             "metavar": meta["metavar"],
             "help": _help(item),
@@ -66,7 +68,6 @@ def parser_for(config_class: type, prog: str) -> CommandParser:
             settings["choices"] = meta["choices"]
         if meta["repeat"]:
             settings["action"] = "append"
-            settings["default"] = None
         if meta["rest"]:
             parser.rest = parser.add_argument(meta["flags"][0], nargs="...", **{**settings, "default": []})
         elif meta["flags"][0].startswith("-"):
@@ -74,7 +75,7 @@ def parser_for(config_class: type, prog: str) -> CommandParser:
             if meta["former"]:
                 parser.flags[meta["former"]] = action
         else:
-            parser.add_argument(meta["flags"][0], nargs="?", **settings)
+            parser.add_argument(meta["flags"][0], nargs="?", **{**settings, "default": item.default})
     return parser
 
 
@@ -82,18 +83,20 @@ def parse_arguments(config_class: type[Config], arguments: Sequence[str], prog: 
     """Parses `arguments` into a configuration. `--help` prints the help and exits with 0.
 
     Raises:
-        ConfigError: A flag is unknown (the message names the nearest one), lacks its value, or is out of range.
+        ConfigError: A flag is unknown (the message names the nearest one), lacks its value, or is out of range. So is a
+            variable or a key of the file, in a command that runs a model.
     """
     parser = parser_for(config_class, prog)
     try:
         paired, rest = _pair(parser, arguments)
         values = vars(parser.parse_args(paired))
         for item in fields(config_class):
-            if item.metadata["repeat"]:
-                default: Any = item.default
-                values[item.name] = tuple(values[item.name] or default)
+            if item.metadata["repeat"] and item.name in values:
+                values[item.name] = tuple(values[item.name])
             if item.metadata["rest"]:
                 values[item.name] = tuple(rest)
+        if issubclass(config_class, EngineConfig):
+            values = layered(config_class, values)
         return config_class(**values)
     except ConfigError as error:
         raise ConfigError(_one_line(str(error))) from None

@@ -13,6 +13,7 @@ import time
 from ckdist import __version__, native
 from ckdist.cli.arguments import parse_arguments
 from ckdist.cli.frozen_import import frozen_import
+from ckdist.config.given_elsewhere import misspelt_variables
 from ckdist.errors import CkdistError, ConfigError, EngineError, FetchError, UserError
 from ckdist.terminal import styled
 
@@ -42,6 +43,8 @@ COMMANDS = {
     "completion": ("commands:CompletionCommand", "print a completion script for bash, zsh or fish"),
 }
 MODULES = {"cache": "prompt_caches"}  # of commands whose module has another name
+log = logging.getLogger(__name__)
+
 RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "RANK")
 
 
@@ -99,6 +102,9 @@ def run(arguments: list[str], rank: int | None) -> int:
     settings = parse_arguments(settings_class(arguments[0]), arguments[1:], f"ckdist {arguments[0]}")
     level = logging.DEBUG if settings.verbose else logging.WARNING if rank else logging.INFO
     logging.basicConfig(level=level, format="%(message)s", stream=sys.stderr)
+    if not rank:
+        for line in misspelt_variables(type(settings), os.environ):
+            log.warning("%s", line)
     command = frozen_import(f"ckdist.cli.{MODULES.get(arguments[0], arguments[0].replace('-', '_'))}")
     native.isa()  # raises for a CKDIST_ISA that this CPU lacks, before anything starts
     from ckdist.cli.command_ranks import run_ranks

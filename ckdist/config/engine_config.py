@@ -186,6 +186,13 @@ class EngineConfig(Settings):
         metavar="FILE.json",
         help="write a timeline of all threads and ranks, for Perfetto (ui.perfetto.dev) or chrome://tracing",
     )
+    config: str | None = option(
+        None,
+        "--config",
+        metavar="FILE.toml",
+        help="read settings from this file: ctx_size = 4096; a flag wins over a variable such as CKDIST_CTX_SIZE, and "
+        "that over the file",
+    )
     verbose: bool = option(False, "-v", "--verbose", help="log more")
 
     def __post_init__(self) -> None:

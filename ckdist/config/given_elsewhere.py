@@ -1,0 +1,127 @@
+"""Settings without a flag: variables like CKDIST_CTX_SIZE, and the TOML file of --config.
+
+A flag wins over a variable, and a variable over the file.
+"""
+
+import difflib
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import Field, fields
+from typing import TYPE_CHECKING, Any
+
+from ckdist.config.options import checked
+from ckdist.errors import ConfigError
+from ckdist.text_file import read_text_file
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+PREFIX = "CKDIST_"
+MAX_FILE_BYTES = 1 << 20
+# Variables that are read elsewhere: CKDIST_API_KEY is a secret, and CKDIST_MODELS the folder of fetched models.
+READ_ELSEWHERE = ("CKDIST_API_KEY", "CKDIST_MODELS")
+WORDS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+
+
+def variable_of(item: Field[Any]) -> str:
+    """Returns the variable of a setting: `--ctx-size` is CKDIST_CTX_SIZE."""
+    return PREFIX + item.metadata["flags"][-1].lstrip("-").replace("-", "_").upper()
+
+
+def from_environment(config_class: type["DataclassInstance"], environment: Mapping[str, str]) -> dict[str, Any]:
+    """Reads the variables of a command's flags. An empty variable counts as absent.
+
+    Returns the values by field. Raises ConfigError if one is wrong.
+    """
+    items = _variables(config_class).items()
+    return {item.name: _parsed(item, environment[name], name) for name, item in items if environment.get(name)}
+
+
+def misspelt_variables(config_class: type["DataclassInstance"], environment: Mapping[str, str]) -> list[str]:
+    """Returns a line for each variable that nothing reads and whose name is almost that of a flag."""
+    known = _variables(config_class)
+    lines: list[str] = []
+    for name in environment:
+        if name.startswith(PREFIX) and name not in known and name not in READ_ELSEWHERE:
+            close = difflib.get_close_matches(name, known, n=1, cutoff=0.85)
+            lines += [f"{name} is not read; did you mean {nearest}?" for nearest in close]
+    return lines
+
+
+def from_file(config_class: type["DataclassInstance"], path: str) -> dict[str, Any]:
+    """Reads a TOML file whose keys are flags without dashes, such as `ctx_size` or `ctx-size`.
+
+    Returns the values by field. Raises ConfigError if the file is unreadable, or a key or a value is wrong.
+    """
+    return from_table(config_class, read_toml(path), path)
+
+
+def from_table(config_class: type["DataclassInstance"], table: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Reads the settings in a TOML table. `where` names it in messages. Raises ConfigError for wrong ones."""
+    known = {name: item for item in fields(config_class) for name in _names(item)}
+    values: dict[str, Any] = {}
+    for key, value in table.items():
+        item = known.get(key.replace("-", "_"))
+        if item is None:
+            close = difflib.get_close_matches(key, known, n=1)
+            hint = f", did you mean {close[0]}?" if close else ""
+            raise ConfigError(f"{where} has an unknown setting {key!r:.60}{hint}")
+        if not item.repr:
+            raise ConfigError(f"{where}: {key} is a secret, and others may read the file: use {item.name}_file")
+        if item.name in values:
+            raise ConfigError(f"{where} gives {item.name} twice: leave {key!r:.60} out")
+        values[item.name] = _parsed(item, value, f"{where}: {key}")
+    return values
+
+
+def read_toml(path: str) -> dict[str, Any]:
+    """Reads a TOML file. Raises ConfigError if it is unreadable."""
+    if sys.version_info >= (3, 11):  # here: most starts have no file
+        import tomllib
+    else:
+        import tomli as tomllib
+    try:
+        return tomllib.loads(read_text_file(path, path, MAX_FILE_BYTES))
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise ConfigError(f"{path} is not TOML: {error}") from None
+
+
+def layered(config_class: type["DataclassInstance"], flags: Mapping[str, Any]) -> dict[str, Any]:
+    """Adds the values of variables and of the file to those of the given `flags`. All are by field.
+
+    Raises ConfigError as the two readers do.
+    """
+    values = from_environment(config_class, os.environ) | dict(flags)
+    path = values.get("config")
+    return values if path is None else from_file(config_class, path) | values
+
+
+def _variables(config_class: type["DataclassInstance"]) -> dict[str, Field[Any]]:
+    flagged = [item for item in fields(config_class) if item.metadata["flags"][-1].startswith("-")]
+    return {name: item for item in flagged if (name := variable_of(item)) not in READ_ELSEWHERE}
+
+
+def _names(item: Field[Any]) -> list[str]:
+    """Returns the keys of a setting in a file. A positional argument and `config` have none."""
+    flags = [flag for flag in item.metadata["flags"] if flag.startswith("--")]
+    return [] if item.name == "config" else [item.name] * bool(flags) + [flag[2:].replace("-", "_") for flag in flags]
+
+
+def _parsed(item: Field[Any], value: Any, name: str) -> Any:
+    """Returns a value in the type of its setting. A text is parsed as a flag's value is."""
+    meta = item.metadata
+    if isinstance(value, str):
+        try:
+            if meta["kind"] is bool:
+                value = WORDS[value.lower()]
+            elif meta["repeat"]:
+                value = tuple(meta["parse"](part.strip()) for part in value.split(","))
+            else:
+                value = meta["parse"](value)
+        except KeyError:
+            raise ConfigError(f"{name} ({value!r:.60}) must be true or false") from None
+        except ValueError as error:
+            raise ConfigError(f"{name}: {value!r:.60} {error}") from None
+    value = checked(item, value, name)
+    return (value,) if meta["repeat"] and not isinstance(value, tuple) else value
