@@ -4,6 +4,7 @@ A flag wins over a variable, and a variable over the file.
 """
 
 import difflib
+import json
 import os
 import sys
 from collections.abc import Mapping
@@ -111,6 +112,8 @@ def _names(item: Field[Any]) -> list[str]:
 def _parsed(item: Field[Any], value: Any, name: str) -> Any:
     """Returns a value in the type of its setting. A text is parsed as a flag's value is."""
     meta = item.metadata
+    if isinstance(value, dict) and meta["kind"] is str:
+        value = json.dumps(value)  # --chat-template-kwargs as a table
     if isinstance(value, str):
         try:
             if meta["kind"] is bool:
@@ -123,5 +126,4 @@ def _parsed(item: Field[Any], value: Any, name: str) -> Any:
             raise ConfigError(f"{name} ({value!r:.60}) must be true or false") from None
         except ValueError as error:
             raise ConfigError(f"{name}: {value!r:.60} {error}") from None
-    value = checked(item, value, name)
-    return (value,) if meta["repeat"] and not isinstance(value, tuple) else value
+    return checked(item, [value] if meta["repeat"] and not isinstance(value, (list, tuple)) else value, name)

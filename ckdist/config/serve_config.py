@@ -5,11 +5,12 @@ from dataclasses import dataclass
 
 from ckdist.config.engine_config import EngineConfig
 from ckdist.config.options import byte_size, option
+from ckdist.config.request_defaults import RequestDefaultFlags
 from ckdist.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServeConfig(EngineConfig):
+class ServeConfig(RequestDefaultFlags, EngineConfig):
     """`ckdist serve`: answer the OpenAI API over HTTP."""
 
     host: str = option("127.0.0.1", "--host", help="address to listen on")

@@ -22,7 +22,9 @@ from ckdist.serve.api_keys import VARIABLE, default_limits, given_keys, read_key
 from ckdist.serve.error_output import ErrorOutput
 from ckdist.serve.heartbeat import STUCK_SECONDS, FailureDetector
 from ckdist.serve.loopback import is_loopback
+from ckdist.serve.requests.template_names import reserved_variable
 from ckdist.serve.settings import BACKLOG, USER_ERROR, HttpSettings
+from ckdist.tokens.tokenizer_source import CHAT_TEMPLATE
 
 FEWEST_FILES = 128
 KILL_SECONDS = 5.0
@@ -56,6 +58,21 @@ def listen(host: str, port: int, flag: str = "--port") -> socket.socket:
             f"cannot listen on {host} port {port}: {error.strerror}; choose another --host or {flag}"
         ) from None
     return listener
+
+
+def overrides_of(config: ServeConfig) -> dict[str, int | float | bool | str]:
+    """Returns the values in place of the model's metadata: --override-kv, and the text of --chat-template-file.
+
+    Raises ConfigError if the file is no template, or --chat-template-kwargs has a reserved name.
+    """
+    if name := reserved_variable(config.request_defaults.template_variables):
+        raise ConfigError(f"--chat-template-kwargs cannot set {name!r:.64}: leave it out")
+    overrides = metadata_overrides(config.override_kv)
+    if config.chat_template_file is None:
+        return overrides
+    from ckdist.serve.template_file import read_template_file
+
+    return overrides | {CHAT_TEMPLATE: read_template_file(config.chat_template_file)}
 
 
 class HttpProcess:
@@ -117,7 +134,8 @@ class HttpProcess:
             endpoint=endpoint,
             model=model,
             model_name=config.alias or model_name,
-            overrides=metadata_overrides(config.override_kv),
+            overrides=overrides_of(config),
+            defaults=config.request_defaults,
             listener=listener.fileno(),
             metrics_listener=-1 if metrics is None else metrics.fileno(),
             parent=os.getpid(),

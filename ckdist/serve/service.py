@@ -122,7 +122,9 @@ class Service:
         settings = self.settings
         name, sizes = settings.model_name, (self.vocab_size, self.context_length)
         scores, encodes = str(self.client.model.get("scores", "")), bool(self.client.model.get("encodes"))
-        return ModelFacts(name, *sizes, settings.strict_fields, scores, encodes, settings.special_in_text)
+        return ModelFacts(
+            name, *sizes, settings.strict_fields, scores, encodes, settings.defaults, settings.special_in_text
+        )
 
     @property
     def known_model(self) -> dict[str, Any]:

@@ -4,6 +4,7 @@ import json
 import logging
 from dataclasses import asdict, dataclass, field, replace
 
+from ckdist.config.request_defaults import RequestDefaults
 from ckdist.engine.typed_records import converted
 from ckdist.errors import ConfigError
 from ckdist.serve.api_keys import ApiKey, KeyLimits, read_key_file
@@ -32,6 +33,7 @@ class HttpSettings:
     key_limits: KeyLimits = field(default_factory=KeyLimits)  # of clients whose key has none of its own
     prefill_file: str | None = None  # prompts to compute before the first request
     shared_cache: bool = False  # all keys share one tenant of the prefix cache
+    defaults: RequestDefaults = field(default_factory=RequestDefaults)
     special_in_text: bool = False  # texts of messages may contain control tokens
     cors_origins: tuple[str, ...] = ()  # origins whose web pages may use the server
     allowed_hosts: tuple[str, ...] | None = None  # names that the server answers to; None: any

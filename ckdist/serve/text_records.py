@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 from msgspec import field
 from msgspec.msgpack import Decoder
 
+from ckdist.config.request_defaults import RequestDefaults
 from ckdist.engine.messages import TOKEN_BYTES, check_tokens, unpack_tokens
 from ckdist.engine.queue_place import ANY_PLACE, QueuePlace
 from ckdist.engine.sampling_params import SamplingParams
@@ -28,6 +29,7 @@ class ModelFacts(Record, frozen=True):
     strict_fields: bool = False  # refuse unknown fields
     scores: str = ""  # a cross-encoder's function from its output to scores: sigmoid or identity; else ""
     encodes: bool = False  # an encoder reads prompts, and the output does not continue them
+    defaults: RequestDefaults = field(default_factory=RequestDefaults)
     special_in_text: bool = False  # control tokens in texts of messages count as such
 
     def check_continues(self, what: str) -> None:

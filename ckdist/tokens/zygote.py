@@ -39,6 +39,7 @@ Handler = Callable[[Tokenizer, dict[str, Any], bytes], tuple[Any, bytes]]
 REAP_SECONDS = 0.5
 TRYING = Limits(cpu=1.0, memory=512 << 20)  # for a chat template: published ones take a tenth
 FORK, KILL, STATUS = b"F", b"K", b"S"  # followed by the worker's number; FORK brings the worker's socket
+MAX_SETTINGS = 1 << 18  # bytes; a chat template among them
 STATUS_SECONDS = 1.0  # for a worker to end after its socket was closed
 KEPT_SIGNALS = 256
 
@@ -46,7 +47,7 @@ KEPT_SIGNALS = 256
 def main() -> None:
     """Loads the tokenizer, reports the result, and forks workers until the owner closes its side."""
     control = socket.socket(fileno=0)
-    settings = json.loads(control.recv(1 << 16))
+    settings = json.loads(control.recv(MAX_SETTINGS))
     die_with_parent(settings["parent"])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the owner, which ends this process or continues
     # A panic of the tokenizers library writes many lines to descriptor 2. Python's log still goes to standard error.

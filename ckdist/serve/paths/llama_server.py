@@ -31,7 +31,11 @@ async def infill(service: Service, request: Request) -> Response:
 async def props(service: Service, request: Request) -> Response:
     """The server's settings. The model's name replaces its path, which stays private."""
     service.check_ready()
-    name, settings = service.settings.model_name, llama_settings(SamplingParams(**LLAMA_DEFAULTS), -1)
+    given = service.settings.defaults
+    name, settings = (
+        service.settings.model_name,
+        llama_settings(SamplingParams(**LLAMA_DEFAULTS | given.sampling), given.max_tokens or -1),
+    )
     known = {
         "default_generation_settings": {"id": 0, "n_ctx": service.context_length, "params": settings},
         "total_slots": service.settings.parallel,

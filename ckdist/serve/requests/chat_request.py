@@ -19,6 +19,7 @@ from ckdist.tokens.control_text import RenderedChat
 from ckdist.tokens.tokenizer import Tokenizer
 
 MAX_MESSAGES = 4096
+UNLIMITED = -1
 REASONING_FORMATS = ("none", "auto", "deepseek")
 
 
@@ -28,7 +29,7 @@ def chat(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts) -> Prepa
     tools, work = _read(fields, tokenizer, facts)
     rendered = _render(fields, tools, tokenizer, facts)
     tokens = tokens_of_chat(fields, rendered, tokenizer, facts)
-    splits, budget = _reasoning(fields)
+    splits, budget = _reasoning(fields, facts)
     form = answer_form(tokenizer, rendered.text, tools, splits)
     sampling = work.sampling
     if (budget or 0) >= min(sampling.max_tokens, facts.context_length):
@@ -63,14 +64,18 @@ def _read(fields: Fields, tokenizer: Tokenizer, facts: ModelFacts) -> tuple[Tool
     """Reads all fields but those of the prompt. Raises RequestError for invalid and unsupported values."""
     facts.check_continues("chat")
     tools = read_tools(fields)
-    _reasoning(fields)
+    _reasoning(fields, facts)
     return tools, read_params(fields, tokenizer, facts, _logprobs(fields), least_tokens=1)
 
 
-def _reasoning(fields: Fields) -> tuple[bool, int | None]:
+def _reasoning(fields: Fields, facts: ModelFacts) -> tuple[bool, int | None]:
     """Returns whether reasoning is separated from content, and the maximum number of its tokens, if any."""
     splits, budget = _splits_reasoning(fields), read_thinking_budget(fields)
-    if budget is not None and not splits:
+    if budget is None:
+        return splits, facts.defaults.thinking_budget if splits else None
+    if budget == UNLIMITED:
+        return splits, None
+    if not splits:
         message = "a thinking budget needs reasoning that is separate from content; leave out reasoning_format"
         raise RequestError(message, "reasoning_format", "invalid_value")
     return splits, budget
@@ -84,7 +89,7 @@ def _render(fields: Fields, tools: Tools, tokenizer: Tokenizer, facts: ModelFact
         _messages(fields),
         add_generation_prompt=fields.switch("add_generation_prompt", True),
         tools=tools.given,
-        **template_variables(fields),
+        **facts.defaults.template_variables | template_variables(fields),
     )
 
 

@@ -42,9 +42,10 @@ def read_params(
     sampling_defaults: dict[str, Any] | None = None,
 ) -> Prepared:
     """Reads the shared parameters. Raises RequestError for invalid values."""
-    sampling = read_sampling(fields, tokenizer, facts.vocab_size, sampling_defaults or {})
+    defaults = facts.defaults
+    sampling = read_sampling(fields, tokenizer, facts.vocab_size, (sampling_defaults or {}) | defaults.sampling)
     grammar = read_structure(fields)
-    max_tokens = _max_tokens(fields, least_tokens, default_tokens)
+    max_tokens = _max_tokens(fields, least_tokens, defaults.max_tokens or default_tokens)
     if max_tokens is not None and sampling.min_tokens > max_tokens:
         message = f"min_tokens ({sampling.min_tokens}) is more than the {max_tokens} tokens that the answer may have"
         raise RequestError(message, "min_tokens", "invalid_value")

@@ -7,11 +7,9 @@ from typing import Any
 
 from ckdist.errors import RequestError
 from ckdist.serve.requests.request_fields import Fields
+from ckdist.serve.requests.template_names import reserved_variable
 from ckdist.tokens.chat_input import kind_of
 
-RESERVED = frozenset(
-    ["messages", "tools", "template", "add_generation_prompt", "continue_final_message", "bos_token", "eos_token"]
-)
 MAX_EFFORT_CHARS = 32
 NO_EFFORT = "none"
 MAX_BUDGET = 1 << 31
@@ -36,10 +34,9 @@ def read_template_variables(fields: Fields) -> dict[str, Any]:
     (gpt-oss), `verbosity` and `documents`. A template ignores variables that it does not read.
     """
     kwargs = fields.value("chat_template_kwargs", dict) or {}
-    for name in kwargs:
-        if name in RESERVED or not name.isidentifier() or name.startswith("_"):
-            message = f"chat_template_kwargs cannot set {name[:64]!r}"
-            raise RequestError(message, "chat_template_kwargs", "invalid_value")
+    if name := reserved_variable(kwargs):
+        message = f"chat_template_kwargs cannot set {name[:64]!r}"
+        raise RequestError(message, "chat_template_kwargs", "invalid_value")
     variables: dict[str, Any] = {}
     documents = fields.value("documents", list)
     if documents:
@@ -58,7 +55,7 @@ def read_template_variables(fields: Fields) -> dict[str, Any]:
 
 
 def read_thinking_budget(fields: Fields) -> int | None:
-    """Returns the maximum number of reasoning tokens; None: no limit.
+    """Returns the maximum number of reasoning tokens; -1: no limit; None: the request does not say.
 
     `thinking.budget_tokens` is Anthropic's, `reasoning.max_tokens` OpenRouter's.
     """
@@ -69,7 +66,7 @@ def read_thinking_budget(fields: Fields) -> int | None:
         budget = fields.inner("reasoning").integer("max_tokens", None, 0, MAX_BUDGET)
     if budget is None:
         budget = fields.integer(BUDGETS, None, -1, MAX_BUDGET)
-    return None if budget == -1 else budget
+    return budget
 
 
 def _switch(fields: Fields) -> bool | None:
