@@ -118,6 +118,12 @@ class ServeConfig(RequestDefaultFlags, EngineConfig):
     )
     no_log_requests: bool = option(False, "--no-log-requests", help="do not log requests")
     log_prompts: bool = option(False, "--log-prompts", help="log the prompt of each request")
+    otlp_traces_endpoint: str | None = option(
+        None,
+        "--otlp-traces-endpoint",
+        metavar="URL",
+        help="send a trace of each request to this OpenTelemetry collector, e.g. http://127.0.0.1:4318",
+    )
     timeout: float = option(
         600.0,
         "--timeout",

@@ -17,6 +17,7 @@ from ckdist.serve.paths.absent import NAMES
 from ckdist.serve.paths.path import PathNames
 from ckdist.serve.problems import Problem
 from ckdist.serve.settings import HttpSettings
+from ckdist.serve.traces import Traces
 
 PROBES = ("/livez", "/readyz", "/health", "/ping")
 OPEN_PATHS = (*PROBES, *(path.name for path in page.PATHS))
@@ -37,6 +38,7 @@ class Access:
         self.max_requests = settings.max_requests
         self.origins = Origins(settings.cors_origins, settings.allowed_hosts)
         self.under_way = 0
+        self.traces: Traces | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handles one HTTP request of ASGI. The server passes no other scopes."""
@@ -66,6 +68,8 @@ class Access:
         finally:
             for counter in counted:
                 counter.under_way -= 1
+            if self.traces is not None:
+                self.traces.add(request, status)
             request_log.end(request, status, scope.get("ckdist.key", "-"), self.model)
             self.metrics.requests.labels(path, str(status)).inc()
             self.metrics.request_seconds.labels(path).observe(time.monotonic() - begun)

@@ -91,6 +91,10 @@ class EmbeddingRun:
         """Token counts for the request's log line."""
         return {"prompt_tokens": self.prompt_tokens, "prompts": len(self.work.prompts)}
 
+    def moments(self) -> tuple[float, ...]:
+        """Empty: there are no tokens."""
+        return ()
+
     def _submit(self, generation: Generation, begun: int) -> int:
         """Sends prompts to the engine as long as there is room. Returns the number of prompts sent so far."""
         pooling, sequences = (self._client.model.get(name) for name in ("pooling", "sequences"))

@@ -24,6 +24,7 @@ from ckdist.serve.heartbeat import STUCK_SECONDS, FailureDetector
 from ckdist.serve.loopback import is_loopback
 from ckdist.serve.requests.template_names import reserved_variable
 from ckdist.serve.settings import BACKLOG, USER_ERROR, HttpSettings
+from ckdist.serve.traces import check_traces
 from ckdist.tokens.tokenizer_source import CHAT_TEMPLATE
 
 FEWEST_FILES = 128
@@ -58,6 +59,14 @@ def listen(host: str, port: int, flag: str = "--port") -> socket.socket:
             f"cannot listen on {host} port {port}: {error.strerror}; choose another --host or {flag}"
         ) from None
     return listener
+
+
+def check_outputs(config: ServeConfig) -> None:
+    """Makes the log file. Raises ConfigError if it or the collector of traces cannot be used."""
+    if config.log_file is not None:
+        make_log_file(config.log_file)
+    if config.otlp_traces_endpoint is not None:
+        check_traces(config.otlp_traces_endpoint)
 
 
 def overrides_of(config: ServeConfig) -> dict[str, int | float | bool | str]:
@@ -123,8 +132,7 @@ class HttpProcess:
         None: this process's. Raises ConfigError for unreadable keys, and if too few files may be open.
         """
         check_file_limit()
-        if config.log_file is not None:
-            make_log_file(config.log_file)
+        check_outputs(config)
         api_keys, path = given_keys(config), config.api_key_file
         file_keys = () if path is None else read_key_file(path)
         # web pages could use such a server like its user
@@ -163,6 +171,7 @@ class HttpProcess:
             log_format=config.log_format,
             log_requests=not config.no_log_requests,
             log_prompts=config.log_prompts,
+            traces_endpoint=config.otlp_traces_endpoint,
             verbose=config.verbose,
         )
         return cls(settings, listener, metrics)

@@ -29,6 +29,13 @@ class Tokens(Protocol):
         """Token counts and speeds by their names in the log."""
         ...
 
+    def moments(self) -> tuple[float, ...]:
+        """When its prompt was submitted, and when its first and its last token came, in seconds of time.monotonic.
+
+        Empty if there is no token.
+        """
+        ...
+
 
 @dataclass
 class Request:
@@ -38,6 +45,7 @@ class Request:
     client: str
     method: str
     path: str
+    traceparent: str = ""  # W3C Trace Context, as the client sent it
     begun: float = field(default_factory=time.monotonic)
     run: Tokens | None = None
     problem: Problem | None = None
@@ -55,7 +63,8 @@ def begin(scope: dict[str, Any], headers: dict[bytes, bytes]) -> Request:
     given = headers.get(b"x-request-id", b"")
     name = given.decode() if REQUEST_ID.fullmatch(given) else secrets.token_hex(8)
     address = (scope.get("client") or ("-",))[0]
-    request = Request(name, address, scope["method"], scope["path"])
+    parent = headers.get(b"traceparent", b"")[:MAX_PATH].decode("latin-1")
+    request = Request(name, address, scope["method"], scope["path"], parent)
     _current.set(request)
     return request
 

@@ -160,6 +160,10 @@ class Run:
             "tokens_per_second": round((self._completion_tokens - len(self._heard)) / seconds, 2) if seconds else 0.0,
         }
 
+    def moments(self) -> tuple[float, ...]:
+        """The times of the submission, of the first token and of the last one. Empty if there is no token."""
+        return (self._begun_at, self._first_at, self._last_at) if self._heard else ()
+
     def timings(self) -> dict[str, Any]:
         """Returns llama-server's timings object for the tokens so far."""
         prompt_seconds, seconds = self._first_at - self._begun_at, self._last_at - self._first_at

@@ -28,6 +28,7 @@ from ckdist.serve.metrics_port import MetricsPort
 from ckdist.serve.prefill_file import prefill_all
 from ckdist.serve.service import Service
 from ckdist.serve.settings import BACKLOG, USER_ERROR, HttpSettings
+from ckdist.serve.traces import Traces
 from ckdist.tokens.vocabulary import Vocabulary
 
 WATCH_SECONDS = 0.1
@@ -63,7 +64,10 @@ class HttpServer:
         self.settings, self.listeners = settings, [listener]
         self.client = EngineClient(settings.endpoint)
         self.service = Service(settings, self.client)
-        app: ASGIApp = create_app(self.service)
+        access = create_app(self.service)
+        endpoint = settings.traces_endpoint
+        self.traces = access.traces = None if endpoint is None else Traces(endpoint, settings.model_name)
+        app: ASGIApp = access
         if settings.metrics_listener >= 0:
             self.listeners.append(socket.socket(fileno=settings.metrics_listener))
             app = MetricsPort(app, create_watching_app(self.service), self.listeners[-1].getsockname()[1])
@@ -111,6 +115,8 @@ class HttpServer:
             beating.cancel()
             self.service.text.close()
             self.client.close()
+            if self.traces is not None:
+                self.traces.close()
 
     def _count_signal(self) -> None:
         self.signals += 1

@@ -57,6 +57,7 @@ class HttpSettings:
     log_format: str = "text"
     log_requests: bool = True
     log_prompts: bool = False
+    traces_endpoint: str | None = None  # of an OpenTelemetry collector
     verbose: bool = False
 
     def to_json(self) -> bytes:

@@ -1,0 +1,29 @@
+"""`ckdist status`."""
+
+import re
+from dataclasses import dataclass
+
+from ckdist.config.options import Settings, option
+from ckdist.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class StatusConfig(Settings):
+    """`ckdist status`: show the state, load and ranks of a running server."""
+
+    url: str = option("http://127.0.0.1:8080", "url", metavar="URL", help="the server (default: http://127.0.0.1:8080)")
+    api_key: str | None = option(
+        None,
+        "--api-key",
+        metavar="KEY",
+        secret=True,
+        help="API key for the server; ps shows it, so prefer CKDIST_API_KEY",
+    )
+    once: bool = option(False, "--once", help="print the table once, as without a terminal")
+    json: bool = option(False, "--json", help="print one JSON object")
+    verbose: bool = option(False, "-v", "--verbose", help="log more")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not re.fullmatch(r"https?://[^/\s]+(/\S*)?", self.url):
+            raise ConfigError(f"the URL ({self.url}) must be http://HOST:PORT or https://HOST:PORT")
