@@ -21,7 +21,18 @@ from ckdist.cli.main import COMMANDS, settings_class
 from ckdist.engine.expert_load import dispatch_stats, expert_stats
 from ckdist.engine.llm import LLM
 from ckdist.serve.metrics import Metrics
-from ckdist.serve.paths import absent, anthropic, embeddings, llama_server, openai, page, prompt_cache, status, tokens
+from ckdist.serve.paths import (
+    absent,
+    anthropic,
+    embeddings,
+    llama_server,
+    openai,
+    page,
+    prompt_cache,
+    slot_actions,
+    status,
+    tokens,
+)
 from ckdist.serve.problems import TYPES
 from ckdist.serve.requests.field_table import EVERY, HARMLESS, HONOURED, REFUSED, Harmless, Honoured, Neutral
 from ckdist.serve.requests.params import MAX_TOKENS_NAMES
@@ -240,6 +251,7 @@ def endpoints() -> str:
         "Embeddings": embeddings,
         "Tokens and templates": tokens,
         "The prefix cache": prompt_cache,
+        "Saved slots": slot_actions,
         "Status": status,
         "The page": page,
     }

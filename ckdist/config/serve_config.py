@@ -75,6 +75,12 @@ class ServeConfig(RequestDefaultFlags, EngineConfig):
         help="compute these prompts before the first request: a text is a system prompt; a file *.jsonl has bodies of "
         "/v1/cache/prefill, one a line",
     )
+    slot_save_path: str | None = option(
+        None,
+        "--slot-save-path",
+        metavar="DIR",
+        help="folder for /slots/{id}?action=save and restore; without --cache-disk, DIR/blocks keeps cached prompts",
+    )
     max_queue: int = option(
         128, "--max-queue", within=(0, 1 << 16), help="most waiting sequences beyond --parallel; more get HTTP 429"
     )
@@ -144,6 +150,8 @@ class ServeConfig(RequestDefaultFlags, EngineConfig):
     )
 
     def __post_init__(self) -> None:
+        if self.slot_save_path is not None and self.cache_disk is None:
+            object.__setattr__(self, "cache_disk", f"{self.slot_save_path.rstrip('/') or '/'}/blocks")
         super().__post_init__()
         if self.no_auth and (self.api_key or self.api_key_file):
             given = "--api-key" if self.api_key else f"--api-key-file {self.api_key_file}"

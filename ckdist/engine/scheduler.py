@@ -37,6 +37,7 @@ MIN_AWAITED_BLOCKS = 4
 # After this time, no sequence of a client with as large a share passes a sequence that finds too few blocks.
 PASSING_SECONDS = 10.0
 # Prompts have at least this part of the limit of a step's seconds, even if decoding takes all of it.
+AIM = 0.9  # of the limit of a step: a prediction errs by some per cent
 LEAST_PROMPT_PART = 0.25
 
 
@@ -151,7 +152,7 @@ class Scheduler:
         if self.costs.stages > 1:
             step.budget = self._piece_budget(step.tokens)
         if self._has_decoding and not self.whole_prompts:
-            left = self.max_step_seconds - self.speed.decode_seconds
+            left = AIM * self.max_step_seconds - self.speed.decode_seconds
             step.seconds = max(left, LEAST_PROMPT_PART * self.max_step_seconds)
         # Chunks of running prompts, then of prompts from the queue.
         for sequence in self.waiting.order(prompts):

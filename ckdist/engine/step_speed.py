@@ -1,20 +1,24 @@
 """Predicts the seconds of prompts' tokens and of decode steps from the steps so far."""
 
+import math
 from collections.abc import Iterable
 
 from ckdist.engine.step_builder import SequenceChunk
 from ckdist.program.stage_costs import PIECE_UNIT
 
 MEMORY = 0.7  # weight of all earlier steps against the last one
-BAND_TOKENS = 1024  # of context; attention makes a token's seconds grow with it
+USUAL_FADES = 0.9  # per step
 NOMINAL_SECONDS = 1e-3  # of a token if nothing was measured: shares are then in tokens
 UNMEASURED_TOKENS = 64  # in a step with a limit of seconds, before the first measurement
+SPREAD = 512.0  # of the contexts in the memory; if they differ by less, the slope stays almost as it was
 
 
 class StepSpeed:
     """Measured seconds of steps.
 
-    Seconds per prompt token are kept by band of context: [0, 1), [1, 3), [3, 7) ... times BAND_TOKENS.
+    A prompt token after c tokens of context takes level + slope * c seconds, because attention reads the context. Both
+    are a least-squares fit over the last steps. A small step reads the weights for few tokens, so it says little about
+    a large one: earlier steps fade by its tokens.
 
     Attributes:
         decode_seconds: Seconds of a step without prompts; 0 before the first one.
@@ -23,7 +27,11 @@ class StepSpeed:
 
     def __init__(self) -> None:
         self.decode_seconds, self.start_seconds = 0.0, NOMINAL_SECONDS
-        self._bands: dict[int, tuple[float, float]] = {}  # (tokens, seconds), faded
+        self._level = self._slope = 0.0
+        self._usual = 0.0  # prompt tokens of a step: the most of the last ones
+        self._measured = False  # a step had UNMEASURED_TOKENS prompt tokens or more
+        # Faded sums over chunks of tokens: 1, c, c * c, seconds, seconds * c, each per token.
+        self._tokens = self._contexts = self._squares = self._spent = self._products = 0.0
 
     def observe(self, chunks: Iterable[SequenceChunk], seconds: float) -> None:
         """Takes the measured seconds of a step."""
@@ -35,21 +43,38 @@ class StepSpeed:
         if len(prompts) < len(chunks):
             seconds = max(0.0, seconds - self.decode_seconds)
         predicted = [self.prompt_seconds(chunk.first, chunk.tokens) for chunk in prompts]
-        correction = seconds / sum(predicted)
+        correction = max(seconds, 1e-9) / sum(predicted)
+        total = sum(chunk.tokens for chunk in prompts)
+        self._usual = max(USUAL_FADES * self._usual, total)
+        memory = MEMORY ** (total / self._usual)
+        if not self._measured and total >= UNMEASURED_TOKENS:
+            self._measured, memory = True, 0.0
+        sums = (self._tokens, self._contexts, self._squares, self._spent, self._products)
+        tokens, contexts, squares, spent, products = (memory * value for value in sums)
         for chunk, part in zip(prompts, predicted, strict=True):
-            band = _band(chunk.first + chunk.tokens // 2)
-            tokens, spent = self._bands.get(band, (0.0, 0.0))
-            self._bands[band] = MEMORY * tokens + chunk.tokens, MEMORY * spent + max(part * correction, 1e-9)
+            context, own = chunk.first + chunk.tokens / 2, part * correction
+            tokens += chunk.tokens
+            contexts += chunk.tokens * context
+            squares += chunk.tokens * context**2
+            spent += own
+            products += own * context
+        self._tokens, self._contexts, self._squares, self._spent, self._products = (
+            tokens, contexts, squares, spent, products,
+        )  # fmt: skip
+        self._fit()
 
     def prompt_seconds(self, first: int, tokens: int) -> float:
         """Seconds of `tokens` prompt tokens after `first` tokens of context."""
-        return tokens * self._token_seconds(first + tokens // 2)
+        return tokens * self._token_seconds(first + tokens / 2)
 
     def prompt_tokens(self, seconds: float, first: int) -> int:
         """Most prompt tokens after `first` tokens of context within `seconds`."""
-        if not self._bands:
+        if not self._tokens:
             return UNMEASURED_TOKENS
-        tokens = max(0, int(min(seconds / self._token_seconds(first), 1 << 30)))
+        # The positive root of tokens * (begin + slope * tokens / 2) = seconds.
+        begin = self._token_seconds(first)
+        tokens = 2 * seconds / (begin + math.sqrt(begin**2 + 2 * self._slope * max(0.0, seconds)))
+        tokens = max(0, int(min(tokens, 1 << 30 if self._measured else UNMEASURED_TOKENS)))
         return tokens if tokens < PIECE_UNIT else tokens // PIECE_UNIT * PIECE_UNIT
 
     def seconds(self, chunks: list[SequenceChunk]) -> list[float]:
@@ -58,17 +83,20 @@ class StepSpeed:
         decode = (self.decode_seconds or decodes * NOMINAL_SECONDS) / max(1, decodes)
         return [decode if chunk.decodes else self.prompt_seconds(chunk.first, chunk.tokens) for chunk in chunks]
 
-    def _token_seconds(self, context: int) -> float:
-        """Seconds of a prompt token in the measured band that is nearest to `context`."""
-        if not self._bands:
+    def _token_seconds(self, context: float) -> float:
+        if not self._tokens:
             return self.start_seconds
-        wanted = _band(context)
-        tokens, seconds = self._bands[min(self._bands, key=lambda band: abs(band - wanted))]
-        return seconds / tokens
+        mean = self._spent / self._tokens
+        return max(self._level + self._slope * context, mean / 8)  # far from all measured contexts, a line may be wrong
 
-
-def _band(context: int) -> int:
-    return (context // BAND_TOKENS + 1).bit_length()
+    def _fit(self) -> None:
+        """Fits level and slope. The slope is drawn to its last value as if that had been seen over SPREAD tokens."""
+        mean = self._contexts / self._tokens
+        spread = self._squares - self._contexts * mean
+        weight = self._tokens * SPREAD**2
+        together = self._products - self._spent * mean
+        self._slope = max(0.0, (together + weight * self._slope) / (spread + weight))
+        self._level = self._spent / self._tokens - self._slope * mean
 
 
 def _faded(before: float, now: float) -> float:

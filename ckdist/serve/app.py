@@ -12,7 +12,18 @@ from starlette.routing import BaseRoute, Route
 from ckdist.errors import CkdistError
 from ckdist.serve.access import Access
 from ckdist.serve.answer import CLIENT_GONE, ClientGone, problem_answer
-from ckdist.serve.paths import absent, anthropic, embeddings, llama_server, openai, page, prompt_cache, status, tokens
+from ckdist.serve.paths import (
+    absent,
+    anthropic,
+    embeddings,
+    llama_server,
+    openai,
+    page,
+    prompt_cache,
+    slot_actions,
+    status,
+    tokens,
+)
 from ckdist.serve.paths.path import Path, PathNames
 from ckdist.serve.problems import Problem
 from ckdist.serve.request_log import note_problem
@@ -26,6 +37,7 @@ PATHS = (
     *embeddings.PATHS,
     *tokens.PATHS,
     *prompt_cache.PATHS,
+    *slot_actions.PATHS,
     *absent.PATHS,
 )
 CODES = {404: "unknown_url", 405: "method_not_supported"}

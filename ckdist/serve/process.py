@@ -84,6 +84,11 @@ def overrides_of(config: ServeConfig) -> dict[str, int | float | bool | str]:
     return overrides | {CHAT_TEMPLATE: read_template_file(config.chat_template_file)}
 
 
+def absolute(path: str | None) -> str | None:
+    """Returns an absolute path. Links in it stay, because they may change."""
+    return None if path is None else os.path.abspath(path)  # noqa: PTH100
+
+
 class HttpProcess:
     """A running HTTP process, which answers at `url`.
 
@@ -150,9 +155,10 @@ class HttpProcess:
             cpus=tuple(sorted(os.sched_getaffinity(0) if cpus is None else cpus)),
             api_keys=api_keys,
             file_keys=file_keys,
-            api_key_file=None if path is None else os.path.abspath(path),  # noqa: PTH100 - links may change
+            api_key_file=absolute(path),
             key_limits=default_limits(config),
-            prefill_file=None if config.prefill_file is None else os.path.abspath(config.prefill_file),  # noqa: PTH100
+            prefill_file=absolute(config.prefill_file),
+            slot_folder=absolute(config.slot_save_path),
             shared_cache=config.shared_cache,
             special_in_text=config.special_tokens_in_text,
             cors_origins=config.cors_origin,

@@ -2,6 +2,7 @@
 
 import dataclasses
 import time
+from collections.abc import Callable
 from typing import Any
 
 from ckdist.engine.messages import TOKEN_BYTES, Tokens, unpack_tokens
@@ -35,6 +36,8 @@ class Run:
         self._client, self._tokenizer, self._metrics = client, tokenizer, metrics
         self._generation = client.generation(account)
         self._choices: dict[int, Choice] = {}  # unfinished choices
+        self.on_first: Callable[[list[int]], None] | None = None  # gets the tokens of the first choice at its end
+        self._first: list[int] = []
         self._heard: set[int] = set()
         self._unseen: dict[int, Growth] = {}  # pieces with tokens but no text yet, as of half a character
         self._heard_at: dict[int, float] = {}  # time of the last tokens of each choice
@@ -180,6 +183,10 @@ class Run:
         if choice.number not in self._heard:
             self._heard.add(choice.number)
             await self._prepend_prompt(piece, message)
+        if self.on_first is not None and choice.number == 0:
+            self._first += piece.tokens
+            if choice.finish_reason is not None:
+                self.on_first(self._first)
         if choice.finish_reason is not None:
             del self._choices[choice.number]
             self._finish_reasons[choice.finish_reason] = None

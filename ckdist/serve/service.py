@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ckdist import __version__
-from ckdist.engine.messages import unpack_tokens
+from ckdist.engine.messages import pack_tokens, unpack_tokens
 from ckdist.engine.queue_place import NO_CLIENT
 from ckdist.errors import EngineError
 from ckdist.serve.accounts import Account, Accounts
@@ -27,6 +27,7 @@ from ckdist.serve.openai_answer import Source
 from ckdist.serve.problems import Problem
 from ckdist.serve.request_log import MAX_PROMPT_TOKENS, note_run
 from ckdist.serve.run import Run
+from ckdist.serve.saved_slots import SavedSlots, Slot
 from ckdist.serve.settings import HttpSettings
 from ckdist.serve.text_records import EmbeddingWork, ModelFacts, Prepared
 from ckdist.serve.text_work import TextWork
@@ -60,6 +61,8 @@ class Service:
         self.settings, self.client = settings, client
         keys = (*settings.api_keys, *settings.file_keys)
         self.accounts = Accounts(keys, settings.shared_cache, settings.key_limits)
+        folder = settings.slot_folder
+        self.slots = None if folder is None else SavedSlots(folder, settings.parallel, settings.model_name)
         self.text = TextWork(settings.model, settings.overrides)
         self.tokenizer: Vocabulary | None = None
         self.draining = False
@@ -231,6 +234,12 @@ class Service:
     def _run(self, prepared: Prepared, account: Account) -> Run:
         tokenizer = self.loaded_tokenizer()  # its process may have ended since the request was prepared
         run = Run(self.client, tokenizer, self.metrics, prepared, self.settings.max_sequences, account)
+        if self.slots is not None and prepared.cache_prompt:
+            slots, prompt = self.slots, prepared.prompts[0]
+            if prepared.slot >= 0:
+                slots.check(prepared.slot)
+            kept = lambda tokens: Slot(prompt + pack_tokens(tokens), prepared.cache_salt)
+            run.on_first = lambda tokens: slots.note(account, prepared.slot, kept(tokens))
         note_run(run, self._logged_prompt(tokenizer, prepared) if self.settings.log_prompts else None)
         return run
 

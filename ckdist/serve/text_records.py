@@ -71,6 +71,7 @@ class Prepared(Message, frozen=True, kw_only=True):
     answer: AnswerForm | None = None  # format of a chat's answer; None: it is text alone
     cache_salt: str | None = None  # see `read_cache_use`
     cache_prompt: bool = True
+    slot: int = -1  # the slot that --slot-save-path saves it from; -1: any
     place: QueuePlace = ANY_PLACE  # without the client
     echoed: dict[str, Any] = field(default_factory=dict[str, Any])  # fields of the request that the answer repeats
 

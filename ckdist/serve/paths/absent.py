@@ -50,7 +50,6 @@ NAMES = {
     "/wake_up": "the server does not sleep",
     "/is_sleeping": "the server does not sleep; use /health",
     "/reset_prefix_cache": "a restart empties the cache",
-    "/slots/{name:path}": "slots are not saved; the prefix cache finds earlier prompts again",
     "/api/{name:path}": "Ollama's own API is not served; use /v1/chat/completions, which Ollama has too",
 }
 

@@ -106,6 +106,7 @@ HONOURED = (
     honoured("params", GENERATES, "stop", "stream", "lora", "include_stop_str_in_output", "skip_special_tokens"),
     honoured("params", GENERATES - ITEMS, "n", "n_cmpl", "best_of", "return_token_ids", "return_tokens"),
     honoured("params", GENERATES - ITEMS, *USAGE),
+    honoured("params", GENERATES, "id_slot", "slot_id"),
     honoured("params", GENERATES - ITEMS, "timings_per_token"),
     honoured("anthropic", ANTHROPIC, "system", "stop_sequences"),
     honoured("responses", RESPONSES, "max_output_tokens", "instructions", "input", "include"),
@@ -220,7 +221,6 @@ REFUSED = (
 
 LIBRARY = "it chooses the library for grammars"
 DRAFTS = "drafts are verified, so the answer is the same without them"
-SLOT = "it chooses a slot or a copy of the model, and all of them give the same answer"
 LOADER = "it controls how Ollama loads a model; this model is already loaded"
 CHARGED = "it is about a provider's charges, storage or users"
 HARMLESS = (
@@ -237,7 +237,7 @@ HARMLESS = (
     harmless(DRAFTS, "speculative", "speculative.n_min"),
     harmless(DRAFTS, "speculative.n_max", "speculative.p_min"),
     harmless(DRAFTS, "speculative.p_split", "speculative.type"),
-    harmless(SLOT, "id_slot", "slot_id", "data_parallel_rank"),
+    harmless("it chooses a copy of the model, and all of them give the same answer", "data_parallel_rank"),
     harmless("the context is never shifted: an answer ends when it is full", "n_keep", "n_discard", "num_keep"),
     harmless("a prompt that does not fit is refused, never truncated", "truncation", "transforms", "num_ctx"),
     harmless(

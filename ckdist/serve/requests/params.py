@@ -20,6 +20,7 @@ from ckdist.tokens.tokenizer import Tokenizer
 MAX_CHOICES = 16
 MAX_LENGTH = 1 << 31
 MAX_TOKENS_NAMES = ("max_completion_tokens", "max_tokens", "n_predict", "num_predict", "max_new_tokens")
+MAX_SLOT = 1 << 20
 UNLIMITED = (-1, -2)  # in llama.cpp and Ollama: until the context is full
 
 
@@ -67,6 +68,7 @@ def read_params(
         timings_per_token=fields.switch("timings_per_token"),
         cache_salt=cache_salt,
         cache_prompt=cache_prompt,
+        slot=fields.integer(("id_slot", "slot_id"), -1, -1, MAX_SLOT),
         place=read_place(fields),
     )
 
