@@ -110,7 +110,10 @@ class LlamaServer(Server):
         """Sends a turn."""
         body = self.body(turn)
         del body["return_token_ids"]
-        rendered = self.http.post("/apply-template", json=body).raise_for_status().json()["prompt"]
+        form = self.http.post("/apply-template", json=body)
+        if form.status_code != 200:
+            sys.exit(f"llama-server answers {form.status_code}: {form.text[:400]}")
+        rendered = form.json()["prompt"]
         answer = self._send(body)
         message, timings = kept(answer["choices"][0]["message"]), answer["timings"]
         thought = message.get("reasoning_content")

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from ckdist.cli.serve import DRAIN_SIGNALS
 from ckdist.cli.session import dismissing
-from ckdist.cli.start_lines import start_lines
+from ckdist.cli.start_lines import parameter_facts, start_lines
 from ckdist.comm.world_protocol import World
 from ckdist.config.serve_config import ServeConfig
 from ckdist.engine.coordinator import Coordinator
@@ -69,10 +69,11 @@ def curl_line(url: str, config: ServeConfig, chats: bool, spec: ModelSpec | None
     return f"curl {url}/v1/{path} -H 'Content-Type: application/json'{key} -d '{body}'"
 
 
-def embedding_facts(config: ServeConfig, model: Model) -> dict[str, str | int]:
-    """Returns the facts that the HTTP process needs in order to embed.
+def model_facts(config: ServeConfig, model: Model) -> dict[str, str | int]:
+    """Returns the facts about the model that the HTTP process needs.
 
     Returns:
+        architecture, num_parameters, type, size_bytes: For clients that ask; the type is that of most parameters.
         pooling: The kind of pooling.
         sequences: Most texts in a step.
         scores: The function from a cross-encoder's output to a score; "" for other models.
@@ -81,7 +82,10 @@ def embedding_facts(config: ServeConfig, model: Model) -> dict[str, str | int]:
     scorer, sequences = model.spec.scorer, model.plan.cache.max_sequences
     pooling = stored_pooling(model.checkpoint) if config.pooling == "auto" or scorer else config.pooling
     scores = "" if scorer is None else "sigmoid" if scorer.sigmoid else "identity"
-    return {"pooling": pooling, "sequences": sequences, "scores": scores, "encodes": model.spec.encoder is not None}
+    count, kind, size = parameter_facts(model)
+    about = {"architecture": model.spec.family, "num_parameters": count, "type": kind, "size_bytes": size}
+    embeds = {"pooling": pooling, "sequences": sequences, "scores": scores}
+    return {**about, **embeds, "encodes": model.spec.encoder is not None}
 
 
 def open_line(config: ServeConfig, listener: socket.socket) -> str | None:
@@ -183,7 +187,7 @@ def serve(
         log.debug("%s", placement_map(model))
         for line in advice[:1]:
             log.warning("%s", line)
-        coordinator.begin(engine, RankReports(model), embedding_facts(config, model))
+        coordinator.begin(engine, RankReports(model), model_facts(config, model))
         http.wait_answering(ANSWERING_SECONDS)
         curl = curl_line(http.url, config, bool(tokenizer.templates), model.spec)
         lines += [f"serving {name} at {http.url}  try: {curl}", *filter(None, [stop_line(), keys_line(config)])]

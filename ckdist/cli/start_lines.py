@@ -76,12 +76,18 @@ def start_lines(name: str, model: Model) -> tuple[list[str], list[str]]:
     return lines, advice
 
 
-def parameters(model: Model) -> str:
-    """Formats the number of parameters, and the type that most have. Tied weights count once."""
+def parameter_facts(model: Model) -> tuple[int, str, int]:
+    """Returns the number of parameters, the type that most have, and their bytes. Tied weights count once."""
     sources = {(source.file, source.offset): source for source in model.checkpoint.tensors.values()}.values()
     counts: dict[str, int] = {}
     for source in sources:
         kind = BY_NUMBER[source.type].name
         counts[kind] = counts.get(kind, 0) + math.prod(source.shape)
-    total, most = sum(counts.values()), max(counts, key=lambda kind: counts[kind])
+    size = sum(BY_NUMBER[source.type].row_bytes(math.prod(source.shape)) for source in sources)
+    return sum(counts.values()), max(counts, key=lambda kind: counts[kind]), size
+
+
+def parameters(model: Model) -> str:
+    """Formats the number of parameters, and the type that most have."""
+    total, most, _ = parameter_facts(model)
     return f"{total / 1e9:.2f} B parameters, {most}" if total >= 1e9 else f"{total / 1e6:.1f} M parameters, {most}"

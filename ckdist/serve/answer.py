@@ -11,7 +11,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from ckdist.serve.encoding import Turns, to_json, to_json_in_turns
-from ckdist.serve.problems import ANTHROPIC, Problem
+from ckdist.serve.problems import ANTHROPIC, OLLAMA, Problem
 from ckdist.serve.request_log import note_problem
 
 CHECK_SECONDS = 1.0
@@ -79,6 +79,8 @@ def problem_answer(problem: Problem, path: str, more_headers: Mapping[str, str] 
 
 def problem_event(problem: Problem, path: str) -> bytes:
     """Returns the error as the last event of a stream."""
+    if path.startswith(OLLAMA):
+        return to_json(problem.body_for(path)) + b"\n"
     name = b"event: error\n" if path.startswith(ANTHROPIC) else b""
     return name + event(problem.body_for(path))
 
@@ -133,7 +135,7 @@ async def _disconnect(receive: Receive) -> None:
 
 
 class EventStream(Response):
-    """A stream of server-sent events.
+    """A stream of server-sent events, or of lines of JSON on Ollama's paths.
 
     A failure before the first event becomes an error answer with its own status. A later failure becomes the last
     event. While there are no events, signs of life are sent, which are no progress.
@@ -162,11 +164,14 @@ class EventStream(Response):
         self._waits_since: float | None = None  # while the client reads too slowly
         self._writing = asyncio.Lock()
         self._started = False
+        self._kind = b"text/event-stream; charset=utf-8"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Sends the events, until the last one or until the client disconnects."""
         try:
             sign = ANTHROPIC_PING if scope["path"].startswith(ANTHROPIC) else KEEP_ALIVE
+            if scope["path"].startswith(OLLAMA):
+                sign, self._kind = b"", b"application/x-ndjson"
             await while_connected(receive, self._send_all(send, sign), self._progress, self.timeout)
         except ClientGone:
             note_problem(CLIENT_GONE)
@@ -193,7 +198,9 @@ class EventStream(Response):
             self._waits_since = time.monotonic()
             if not self._started:
                 self._started = True
-                await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
+                await send(
+                    {"type": "http.response.start", "status": 200, "headers": [(b"content-type", self._kind), *HEADERS]}
+                )
             await send({"type": "http.response.body", "body": data, "more_body": more})
             self._wrote_at, self._waits_since = time.monotonic(), None
 
@@ -209,8 +216,8 @@ class EventStream(Response):
         await self._write(send, self.end, more=False)
 
     async def _send_signs(self, send: Send, sign: bytes) -> None:
-        """Sends a sign of life whenever nothing was sent for KEEP_ALIVE_SECONDS."""
-        while True:
+        """Sends a sign of life whenever nothing was sent for KEEP_ALIVE_SECONDS. Lines of JSON have none."""
+        while sign:
             idle = time.monotonic() - self._wrote_at
             if idle >= KEEP_ALIVE_SECONDS:
                 await self._write(send, sign)
@@ -219,7 +226,6 @@ class EventStream(Response):
 
 
 HEADERS = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),  # a proxy must not buffer events
 ]

@@ -11,6 +11,7 @@ TYPES = {
     429: "rate_limit_error",
 }
 ANTHROPIC = "/v1/messages"  # start of its paths
+OLLAMA = "/api/"
 ANTHROPIC_TYPES = {
     401: "authentication_error",
     403: "permission_error",
@@ -62,7 +63,9 @@ class Problem(CkdistError):  # noqa: N818 - RFC 9457's word
         return cls(500, "internal error; the server's log has the details")
 
     def body_for(self, path: str) -> dict[str, Any]:
-        """Returns the JSON of the answer: Anthropic's error object on Anthropic's paths, else OpenAI's."""
+        """Returns the JSON of the answer: the error object of Anthropic or Ollama on their paths, else OpenAI's."""
+        if path.startswith(OLLAMA):
+            return {"error": self.message}
         if not path.startswith(ANTHROPIC):
             return self.body()
         kind = ANTHROPIC_TYPES.get(self.status, "api_error" if self.status >= 500 else "invalid_request_error")

@@ -62,7 +62,8 @@ def listen(host: str, port: int, flag: str = "--port") -> socket.socket:
 
 
 def check_outputs(config: ServeConfig) -> None:
-    """Makes the log file. Raises ConfigError if it or the collector of traces cannot be used."""
+    """Makes the log file. Raises ConfigError if it or the collector cannot be used, or too few files may be open."""
+    check_file_limit()
     if config.log_file is not None:
         make_log_file(config.log_file)
     if config.otlp_traces_endpoint is not None:
@@ -136,7 +137,6 @@ class HttpProcess:
         owns `listener` and `metrics` (for --metrics-port) from now on. `cpus` are the CPUs that the process may use;
         None: this process's. Raises ConfigError for unreadable keys, and if too few files may be open.
         """
-        check_file_limit()
         check_outputs(config)
         api_keys, path = given_keys(config), config.api_key_file
         file_keys = () if path is None else read_key_file(path)

@@ -146,9 +146,9 @@ class Service:
         digest = hashlib.blake2b(json.dumps([self.settings.model_name, self.known_model]).encode(), digest_size=4)
         return Source(self.settings.model_name, f"ckdist-{__version__}-{digest.hexdigest()}")
 
-    async def prepare(self, kind: str, request: Request) -> Prepared:
-        """Prepares the request's body for the engine (see `TextWork.prepare`). `kind` must need the engine."""
-        return self._checked(kind, await self._text_work(kind, request, None))
+    async def prepare(self, kind: str, request: Request, body: bytes | None = None) -> Prepared:
+        """Prepares the request's body, or `body` (see `TextWork.prepare`). `kind` must need the engine."""
+        return self._checked(kind, await self._text_work(kind, request, body))
 
     async def prepare_body(self, kind: str, body: bytes) -> Prepared:
         """Prepares a body of the operator, which no client waits for."""

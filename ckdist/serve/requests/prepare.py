@@ -15,6 +15,7 @@ from ckdist.serve.requests.embedding_request import embedding, llama_embedding, 
 from ckdist.serve.requests.field_table import RULES, check_fields
 from ckdist.serve.requests.json_body import parse_object
 from ckdist.serve.requests.llama_request import infill, llama_completion
+from ckdist.serve.requests.ollama_request import ollama_chat, ollama_embed, ollama_generate
 from ckdist.serve.requests.prefill_request import face_of, prefill
 from ckdist.serve.requests.request_fields import Fields
 from ckdist.serve.requests.tokenize_answer import detokenize, tokenize, tokenizer_facts
@@ -30,7 +31,7 @@ def prepare(
     face = face_of(fields) if kind == "prefill" else kind
     ignored = check_fields(face, fields, facts.strict_fields) if face in RULES else ()
     result = KINDS[kind](fields, tokenizer, facts)
-    return result if isinstance(result, dict) else structs.replace(result, ignored=ignored)
+    return result if isinstance(result, dict) else structs.replace(result, ignored=(*result.ignored, *ignored))
 
 
 def messages(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts) -> Prepared:
@@ -62,6 +63,9 @@ KINDS: dict[str, Callable[[dict[str, Any], Tokenizer, ModelFacts], Prepared | Em
     "llama_completion": llama_completion,
     "infill": infill,
     "prefill": prefill,
+    "ollama_chat": ollama_chat,
+    "ollama_generate": ollama_generate,
+    "ollama_embed": ollama_embed,
     "embedding": embedding,
     "llama_embedding": llama_embedding,
     "rerank": rerank,

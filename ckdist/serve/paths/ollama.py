@@ -1,0 +1,170 @@
+"""Ollama's own API, for its clients and front ends. Errors on its paths have its format (`Problem.body_for`)."""
+
+import hashlib
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ckdist.serve.answer import LongAnswer, json_answer
+from ckdist.serve.body import read_body
+from ckdist.serve.encoding import to_json
+from ckdist.serve.ollama_answer import OllamaAnswer, OllamaText, moment, ollama_vector, ollama_vectors
+from ckdist.serve.paths.path import Path
+from ckdist.serve.problems import Problem
+from ckdist.serve.requests.json_body import parse_object
+from ckdist.serve.requests.request_fields import Fields
+from ckdist.serve.service import Service
+
+NO_END = b""  # these streams end with their last line
+VERSION = "0.12.6"  # of Ollama's API whose fields are read; clients ask for a least one
+TAG = ":latest"
+FOREVER = "0001-01-01T00:00:00Z"  # the model stays loaded
+
+
+async def version(service: Service, request: Request) -> Response:
+    """The version of Ollama's API that is served."""
+    return json_answer({"version": VERSION})
+
+
+async def tags(service: Service, request: Request) -> Response:
+    """The models that this server has."""
+    return json_answer({"models": [{**_entry(service), "modified_at": moment()}]})
+
+
+async def loaded(service: Service, request: Request) -> Response:
+    """The models that are loaded."""
+    ready = service.state == "ready"
+    more = {"expires_at": FOREVER, "size_vram": 0, "context_length": service.known_model.get("context_length", 0)}
+    return json_answer({"models": [{**_entry(service), **more}] if ready else []})
+
+
+async def show(service: Service, request: Request) -> Response:
+    """Facts about a model: its template, its capabilities and its sizes."""
+    service.check_ready()
+    name = await _named_model(service, request)
+    known, kind = service.known_model, service.known_model.get("architecture", "unknown")
+    facts = await service.finished("tokenizer_facts", request, to_json({}))
+    template = parse_object(b"".join(facts)).get("chat_template", "")
+    info = {
+        "general.architecture": kind,
+        "general.basename": name,
+        "general.parameter_count": known.get("num_parameters", 0),
+        f"{kind}.context_length": known.get("context_length", 0),
+        f"{kind}.vocab_size": known.get("vocab_size", 0),
+    }
+    shown = {"modelfile": f"FROM {name}\n", "parameters": "", "template": template, "license": ""}
+    return json_answer(
+        {**shown, "details": _details(service), "model_info": info, "capabilities": _abilities(template)}
+    )
+
+
+async def chat(service: Service, request: Request) -> Response:
+    """The answer to a chat. A chat without messages only asks whether the model is loaded."""
+    body = await _body(service, request)
+    if not body.get("messages"):
+        return json_answer({**_head(service), "message": {"role": "assistant", "content": ""}, **_nothing(body)})
+    return await service.answer(
+        request, await service.prepare("ollama_chat", request, to_json(body)), OllamaAnswer, NO_END
+    )
+
+
+async def generate(service: Service, request: Request) -> Response:
+    """The continuation of a prompt. An empty prompt only asks whether the model is loaded."""
+    body = await _body(service, request)
+    if not body.get("prompt") and not body.get("suffix"):
+        return json_answer({**_head(service), "response": "", **_nothing(body)})
+    prepared = await service.prepare("ollama_generate", request, to_json(body))
+    return await service.answer(request, prepared, OllamaText, NO_END)
+
+
+async def embed(service: Service, request: Request) -> Response:
+    """A vector for each text."""
+    return LongAnswer(await service.embed(request, "ollama_embed", ollama_vectors))
+
+
+async def embeddings(service: Service, request: Request) -> Response:
+    """A vector for one text, in the older format."""
+    return LongAnswer(await service.embed(request, "ollama_embed", ollama_vector))
+
+
+async def pull(service: Service, request: Request) -> Response:
+    """Success for the model that this server has. Raises Problem 404 for others."""
+    body = await _body(service, request)
+    await _named_model(service, request, body)
+    line = {"status": "success"}
+    if body.get("stream", True) is False:
+        return json_answer(line)
+    return Response(to_json(line) + b"\n", media_type="application/x-ndjson")
+
+
+async def delete(service: Service, request: Request) -> Response:
+    """Raises Problem: clients cannot remove models."""
+    name = await _named_model(service, request)
+    raise Problem(403, f"{name!r} is served, and clients cannot remove it; end the server and remove its file")
+
+
+async def refuse(service: Service, request: Request) -> Response:
+    """Raises Problem: models are made by `ckdist export` and named by `ckdist serve`."""
+    why = "clients cannot make, copy or push models; ckdist export makes them, and ckdist serve --alias names them"
+    raise Problem(403, f"{request.url.path[:200]} is not supported: {why}")
+
+
+async def _body(service: Service, request: Request) -> dict[str, Any]:
+    service.check_ready()
+    return parse_object(await read_body(request, service.settings.max_body) or b"{}")
+
+
+async def _named_model(service: Service, request: Request, body: dict[str, Any] | None = None) -> str:
+    """Returns the name of the model in the body. Raises Problem 404 if the server lacks it."""
+    fields = Fields(await _body(service, request) if body is None else body)
+    name, own = fields.text(("model", "name"), ""), service.settings.model_name
+    if name.removesuffix(TAG) != own.removesuffix(TAG):
+        raise Problem(404, f"model {name[:200]!r} not found; this server has {own!r}", "model", "model_not_found")
+    return own
+
+
+def _head(service: Service) -> dict[str, Any]:
+    return {"model": service.settings.model_name, "created_at": moment()}
+
+
+def _nothing(body: dict[str, Any]) -> dict[str, Any]:
+    """The end of an answer to a request that only loads or unloads. The model stays loaded."""
+    return {"done": True, "done_reason": "unload" if body.get("keep_alive") in (0, "0", "0s") else "load"}
+
+
+def _entry(service: Service) -> dict[str, Any]:
+    name = service.settings.model_name
+    digest = hashlib.sha256(service.source.fingerprint.encode()).hexdigest()
+    size = service.known_model.get("size_bytes", 0)
+    return {"name": name, "model": name, "size": size, "digest": digest, "details": _details(service)}
+
+
+def _details(service: Service) -> dict[str, Any]:
+    known = service.known_model
+    kind, count = str(known.get("architecture", "unknown")), known.get("num_parameters", 0)
+    size = f"{count / 1e9:.1f}B" if count >= 1e9 else f"{count / 1e6:.0f}M"
+    form = str(service.client.model.get("type", "unknown"))
+    shared = {"parent_model": "", "format": "gguf", "family": kind, "families": [kind]}
+    return {**shared, "parameter_size": size, "quantization_level": form}
+
+
+def _abilities(template: str) -> list[str]:
+    """Returns Ollama's words for completions, tools and thinking, as far as the template has them."""
+    found = {"tools": "tools", "thinking": "think"}
+    return ["completion", *(name for name, word in found.items() if word in template)]
+
+
+PATHS = (
+    Path("/api/version", version),
+    Path("/api/tags", tags),
+    Path("/api/ps", loaded),
+    Path("/api/show", show, ("POST",)),
+    Path("/api/chat", chat, ("POST",)),
+    Path("/api/generate", generate, ("POST",)),
+    Path("/api/embed", embed, ("POST",)),
+    Path("/api/embeddings", embeddings, ("POST",)),
+    Path("/api/pull", pull, ("POST",)),
+    Path("/api/delete", delete, ("DELETE",)),
+    *(Path(f"/api/{name}", refuse, ("POST",)) for name in ("create", "copy", "push")),
+)
