@@ -8,7 +8,7 @@ words, so that the text of an answer has the same tokens in the next prompt.
 
 A prompt's token has to be computed if it comes after the longest common prefix with any prompt and answer before it;
 at least the last token has to be. A server computes those that `cached_tokens` of the usage leaves out. llama-server
-does not return token ids: its prompts are tokenised with /apply-template and /tokenize, its answers from their text.
+does not return token ids: its prompts come from /apply-template and are tokenised, and its answers from their text.
 """
 
 import argparse
@@ -104,23 +104,25 @@ class Server:
 
 
 class LlamaServer(Server):
-    """llama-server, which returns no token ids of chats."""
+    """llama-server, which refuses a grammar with tools. So it gets the rendered chat, and its answers do not think."""
 
     def ask(self, turn: Turn) -> Answered:
         """Sends a turn."""
         body = self.body(turn)
-        del body["return_token_ids"]
-        form = self.http.post("/apply-template", json=body)
-        if form.status_code != 200:
-            sys.exit(f"llama-server answers {form.status_code}: {form.text[:400]}")
-        rendered = form.json()["prompt"]
-        answer = self._send(body)
-        message, timings = kept(answer["choices"][0]["message"]), answer["timings"]
-        thought = message.get("reasoning_content")
-        text = (f"{thought}\n</think>\n\n" if thought else "") + (message["content"] or "")
-        prompt = self.tokens(rendered)
-        whole = self.tokens(rendered + text)
-        return Answered(prompt, whole[len(prompt) :], len(prompt) - timings["prompt_n"], message)
+        form = {name: body[name] for name in ("messages", "tools", "chat_template_kwargs") if name in body}
+        rendered = self._answer("/apply-template", form)["prompt"]
+        bias = [[int(token), value] for token, value in self.bias.items()]
+        more = {"grammar": ANSWER, "logit_bias": bias, "temperature": 0, "n_predict": ANSWER_TOKENS}
+        answer = self._answer("/completion", {"prompt": rendered, **more})
+        prompt, whole = self.tokens(rendered), self.tokens(rendered + answer["content"])
+        message = {"role": "assistant", "content": answer["content"]}
+        return Answered(prompt, whole[len(prompt) :], len(prompt) - answer["timings"]["prompt_n"], message)
+
+    def _answer(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        got = self.http.post(path, json=body)
+        if got.status_code != 200:
+            sys.exit(f"llama-server answers {got.status_code}: {got.text[:400]}")
+        return got.json()
 
 
 def kept(message: Message) -> Message:

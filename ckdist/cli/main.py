@@ -22,6 +22,7 @@ COMMANDS = {
     "serve": ("serve_config:ServeConfig", "answer the OpenAI API over HTTP"),
     "generate": ("generate_config:GenerateConfig", "continue one prompt on the terminal"),
     "chat": ("chat_config:ChatConfig", "chat with a model on the terminal"),
+    "batch": ("batch_config:BatchConfig", "answer a file of requests, and continue where it stopped"),
     "status": ("status_config:StatusConfig", "show the state, load and ranks of a running server"),
     "perplexity": ("perplexity_config:PerplexityConfig", "score a text, or save its logits"),
     "pull": ("commands:PullCommand", "fetch a model by its name"),
@@ -43,7 +44,11 @@ COMMANDS = {
     "doctor": ("commands:DoctorConfig", "show this machine, the features that work, its speed, and advice"),
     "completion": ("commands:CompletionCommand", "print a completion script for bash, zsh or fish"),
 }
-MODULES = {"cache": "prompt_caches", "status": "server_status"}  # of commands whose module has another name
+MODULES = {
+    "batch": "batch_command",
+    "cache": "prompt_caches",
+    "status": "server_status",
+}  # of commands whose module has another name
 log = logging.getLogger(__name__)
 
 RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "RANK")

@@ -11,7 +11,7 @@ import os
 import pathlib
 import signal
 import socket
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import NamedTuple
 
 from ckdist.cli.serve import DRAIN_SIGNALS
@@ -20,6 +20,7 @@ from ckdist.cli.start_lines import parameter_facts, start_lines
 from ckdist.comm.world_protocol import World
 from ckdist.config.serve_config import ServeConfig
 from ckdist.engine.coordinator import Coordinator
+from ckdist.engine.engine import Engine
 from ckdist.engine.load_model import BUNDLED, load_model
 from ckdist.engine.loaded_model import Model
 from ckdist.engine.model_engine import make_engine
@@ -32,6 +33,7 @@ from ckdist.serve.api_keys import asks_for_key
 from ckdist.serve.loopback import is_loopback
 from ckdist.serve.notify import notify
 from ckdist.serve.process import HttpProcess, listen
+from ckdist.tokens.tokenizer import Tokenizer
 from ckdist.weights.stored_pooling import stored_pooling
 
 DRAINED_VARIABLE = "CKDIST_DRAINED"  # launch/drained sets it: with it mpirun may get SIGTERM
@@ -155,8 +157,42 @@ def handle_signals(config: ServeConfig, http: HttpProcess, coordinator: Coordina
         signal.signal(signal.SIGHUP, lambda *_: http.read_keys_again())
 
 
+def make_served_engine(config: ServeConfig, model: Model) -> tuple[Engine, Tokenizer]:
+    """Makes the engine and the tokenizer, and prepares grammars."""
+    engine, tokenizer = make_engine(model, config.max_queue + config.parallel, config.max_step_ms / 1000 or math.inf)
+    if engine.grammars is not None and tokenizer.eos_token_ids:
+        engine.grammars.prepare()
+    return engine, tokenizer
+
+
+def logged_lines(name: str, model: Model) -> list[str]:
+    """Returns the lines about the start, and logs where ranks are placed. A collective call."""
+    lines, advice = start_lines(name, model)
+    log.debug("%s", placement_map(model))
+    for line in advice[:1]:
+        log.warning("%s", line)
+    return lines
+
+
+def say_ready(config: ServeConfig, listeners: Listeners, http: HttpProcess, name: str, lines: list[str]) -> None:
+    """Prints the lines about the start, and advice after them."""
+    lines += filter(None, [stop_line(), keys_line(config)])
+    if config.prefill_file is not None:
+        lines.append("the prompts of --prefill-file are computed first; /health says when requests are answered")
+    if listeners.metrics is not None:
+        lines.append(f"metrics at {http.url_of(listeners.metrics)}/metrics, without a key")
+    print(*lines, sep="\n", flush=True)
+    notify("READY=1", f"STATUS=serving {name} at {http.url}")
+
+
 def serve(
-    config: ServeConfig, world: World, listeners: Listeners, name: str, cpus: Collection[int], parent: int
+    config: ServeConfig,
+    world: World,
+    listeners: Listeners,
+    name: str,
+    cpus: Collection[int],
+    parent: int,
+    on_ready: Callable[[str, Callable[[], None]], None] | None = None,
 ) -> None:
     """Serves until the server is stopped. Raises EngineError if the HTTP process fails.
 
@@ -164,6 +200,7 @@ def serve(
         name: The model's name for clients.
         cpus: The CPUs that the HTTP process may use.
         parent: The process that started this one.
+        on_ready: Takes the URL and a function that ends the server. The lines about the start are not printed then.
     """
     with contextlib.ExitStack() as held:
         directory = held.enter_context(socket_directory())
@@ -179,24 +216,15 @@ def serve(
         handle_signals(config, http, coordinator)
         model = load_model(config, world, progress=True, embeddings=True)
         with dismissing(model, world):
-            limit = config.max_step_ms / 1000 or math.inf
-            engine, tokenizer = make_engine(model, config.max_queue + config.parallel, limit)
-            if engine.grammars is not None and tokenizer.eos_token_ids:
-                engine.grammars.prepare()
-        lines, advice = start_lines(name, model)
-        log.debug("%s", placement_map(model))
-        for line in advice[:1]:
-            log.warning("%s", line)
+            engine, tokenizer = make_served_engine(config, model)
+        lines = logged_lines(name, model)
         coordinator.begin(engine, RankReports(model), model_facts(config, model))
         http.wait_answering(ANSWERING_SECONDS)
-        curl = curl_line(http.url, config, bool(tokenizer.templates), model.spec)
-        lines += [f"serving {name} at {http.url}  try: {curl}", *filter(None, [stop_line(), keys_line(config)])]
-        if config.prefill_file is not None:
-            lines.append("the prompts of --prefill-file are computed first; /health says when requests are answered")
-        if listeners.metrics is not None:
-            lines.append(f"metrics at {http.url_of(listeners.metrics)}/metrics, without a key")
-        print(*lines, sep="\n", flush=True)
-        notify("READY=1", f"STATUS=serving {name} at {http.url}")
+        if on_ready is not None:
+            on_ready(http.url, coordinator.request_drain)
+        else:
+            curl = curl_line(http.url, config, bool(tokenizer.templates), model.spec)
+            say_ready(config, listeners, http, name, [*lines, f"serving {name} at {http.url}  try: {curl}"])
 
         def watch() -> None:
             """Checks the peers, the launcher, the loader and the HTTP process between two steps."""

@@ -99,4 +99,5 @@ class ChatAnswer:
 
     def _entry(self, token: int, logprob: float | None) -> dict[str, Any]:
         piece = self.tokenizer.token_bytes(token)
-        return {"token": piece.decode("utf-8", "replace"), "logprob": logprob, "bytes": list(piece)}
+        name = f"token_id:{token}" if self.work.names_ids else piece.decode("utf-8", "replace")
+        return {"token": name, "logprob": logprob, "bytes": list(piece)}

@@ -66,7 +66,9 @@ class CompletionAnswer:
         return top
 
     def _token(self, token: int) -> str:
-        r"""A token as text. Incomplete UTF-8 is written as OpenAI does: `bytes:\xe2\x82`."""
+        r"""A token as text. Incomplete UTF-8 is written as OpenAI writes it: `bytes:\xe2\x82`."""
+        if self.work.names_ids:
+            return f"token_id:{token}"
         piece = self.tokenizer.token_bytes(token)
         try:
             return piece.decode("utf-8")

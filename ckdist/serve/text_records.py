@@ -64,6 +64,7 @@ class Prepared(Message, frozen=True, kw_only=True):
     include_stop: bool = False  # return the stop string
     skip_special: bool = True  # omit special tokens
     token_ids: bool = False  # return token ids
+    names_ids: bool = False  # log-probabilities name tokens by id: token_id:7
     timings_per_token: bool = False  # every chunk has the timings
     response_fields: tuple[str, ...] = ()  # wanted parts of the answer; empty: all
     ignored: tuple[str, ...] = ()  # names of unknown fields

@@ -65,6 +65,7 @@ def read_params(
         include_stop=fields.switch("include_stop_str_in_output"),
         skip_special=fields.switch("skip_special_tokens", True),
         token_ids=fields.switch(("return_token_ids", "return_tokens")),
+        names_ids=fields.switch("return_tokens_as_token_ids"),
         timings_per_token=fields.switch("timings_per_token"),
         cache_salt=cache_salt,
         cache_prompt=cache_prompt,
