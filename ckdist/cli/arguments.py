@@ -6,12 +6,13 @@ guessed from a prefix, and a value may begin with a dash.
 
 import argparse
 import difflib
+import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import Field, fields
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from ckdist.config.engine_config import EngineConfig
-from ckdist.config.given_elsewhere import layered
+from ckdist.config.options import PREFIX
 from ckdist.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -95,11 +96,18 @@ def parse_arguments(config_class: type[Config], arguments: Sequence[str], prog: 
                 values[item.name] = tuple(values[item.name])
             if item.metadata["rest"]:
                 values[item.name] = tuple(rest)
-        if issubclass(config_class, EngineConfig):
+        if issubclass(config_class, EngineConfig) and ("config" in values or is_in_environment()):
+            from ckdist.config.given_elsewhere import layered
+
             values = layered(config_class, values)
         return config_class(**values)
     except ConfigError as error:
         raise ConfigError(_one_line(str(error))) from None
+
+
+def is_in_environment() -> bool:
+    """Whether a variable may be a setting."""
+    return any(name.startswith(PREFIX) for name in os.environ)
 
 
 def _pair(parser: CommandParser, arguments: Sequence[str]) -> tuple[list[str], list[str]]:

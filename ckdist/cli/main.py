@@ -11,9 +11,8 @@ import sys
 import time
 
 from ckdist import __version__, native
-from ckdist.cli.arguments import parse_arguments
+from ckdist.cli.arguments import is_in_environment, parse_arguments
 from ckdist.cli.frozen_import import frozen_import
-from ckdist.config.given_elsewhere import misspelt_variables
 from ckdist.errors import CkdistError, ConfigError, EngineError, FetchError, UserError
 from ckdist.terminal import styled
 
@@ -108,7 +107,9 @@ def run(arguments: list[str], rank: int | None) -> int:
     settings = parse_arguments(settings_class(arguments[0]), arguments[1:], f"ckdist {arguments[0]}")
     level = logging.DEBUG if settings.verbose else logging.WARNING if rank else logging.INFO
     logging.basicConfig(level=level, format="%(message)s", stream=sys.stderr)
-    if not rank:
+    if not rank and is_in_environment():
+        from ckdist.config.given_elsewhere import misspelt_variables
+
         for line in misspelt_variables(type(settings), os.environ):
             log.warning("%s", line)
     command = frozen_import(f"ckdist.cli.{MODULES.get(arguments[0], arguments[0].replace('-', '_'))}")

@@ -11,14 +11,13 @@ from collections.abc import Mapping
 from dataclasses import Field, fields
 from typing import TYPE_CHECKING, Any
 
-from ckdist.config.options import checked
+from ckdist.config.options import PREFIX, checked
 from ckdist.errors import ConfigError
 from ckdist.text_file import read_text_file
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-PREFIX = "CKDIST_"
 MAX_FILE_BYTES = 1 << 20
 # Variables that are read elsewhere: CKDIST_API_KEY is a secret, and CKDIST_MODELS the folder of fetched models.
 READ_ELSEWHERE = ("CKDIST_API_KEY", "CKDIST_MODELS")

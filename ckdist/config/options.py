@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a text", dict: "a table"}
+PREFIX = "CKDIST_"  # of variables
 BYTE_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 

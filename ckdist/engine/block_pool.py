@@ -11,13 +11,15 @@ unreferenced blocks, and evicting the least recently used never orphans a child.
 
 from collections import Counter, OrderedDict
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from ckdist.engine.state_pool import StatePool
 from ckdist.engine.tenant import ONE_TENANT
 from ckdist.program.step_batch import BLOCK_TOKENS
+
+if TYPE_CHECKING:
+    from ckdist.engine.state_pool import StatePool
 
 ROOT = -1  # the parent of a sequence's first block
 TOKEN_BYTES = 4  # of an int32
@@ -35,7 +37,7 @@ class BlockPool:
         on_share: Called with the blocks that become known.
     """
 
-    def __init__(self, num_blocks: int, states: StatePool | None = None) -> None:
+    def __init__(self, num_blocks: int, states: "StatePool | None" = None) -> None:
         self.num_blocks, self.states = num_blocks, states
         self._references = [0] * num_blocks
         self._free = list(range(num_blocks - 1, -1, -1))  # without reusable content; the last is taken first

@@ -30,7 +30,6 @@ from ckdist.engine.sampling_state import sampling_state
 from ckdist.engine.scheduler import EngineBusy, Scheduler
 from ckdist.engine.sequence import MAX_ROLLBACK, Sequence, State, delta_of
 from ckdist.engine.sequence_state import turn_ends
-from ckdist.engine.state_pool import StatePool
 from ckdist.engine.step_builder import SequenceChunk, Step
 from ckdist.engine.tenant import ONE_TENANT
 from ckdist.errors import ConfigError, RequestError
@@ -39,6 +38,7 @@ from ckdist.program.executable import Executable
 from ckdist.program.step_batch import BLOCK_TOKENS, NO_SLOT, Batch, own_slots
 
 if TYPE_CHECKING:
+    from ckdist.engine.state_pool import StatePool
     from ckdist.engine.constraint import Constraint
     from ckdist.engine.disk_cache import DiskCache
     from ckdist.engine.disk_tier import DiskTier
@@ -47,6 +47,15 @@ if TYPE_CHECKING:
 
 STEP_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 NO_SAMPLING = SamplingParams(max_tokens=0)
+
+
+def state_pool(slots: int) -> "StatePool | None":
+    """Returns a pool of slots for states, or None for a model without states."""
+    if not slots:
+        return None
+    from ckdist.engine.state_pool import StatePool
+
+    return StatePool(slots)
 
 
 class Engine:
@@ -90,7 +99,7 @@ class Engine:
             if executable.context_length <= cache
             else f"the KV cache of {cache} positions"
         )
-        self.states = StatePool(executable.state_slots) if executable.state_slots else None
+        self.states = state_pool(executable.state_slots)
         self.pool = BlockPool(executable.num_blocks, self.states)
         self.scheduler = Scheduler(
             self.pool, executable.max_tokens, executable.max_sequences,

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from ckdist.engine.state_pool import StatePool
 from ckdist.program.step_batch import BLOCK_TOKENS, NO_SLOT
 
 if TYPE_CHECKING:
     from ckdist.engine.sequence import Sequence
+    from ckdist.engine.state_pool import StatePool
 
 SNAPSHOT_TOKENS = 1024  # within a prompt, a state is saved after each multiple of this
 LEAST_TURN_TOKENS = 64  # a shorter first turn gets no snapshot
@@ -47,7 +47,7 @@ class SequenceState:
         wanted: Number of tokens after which others would begin, so that a snapshot is needed; 0: none.
     """
 
-    def __init__(self, pool: StatePool, slot: int, begin: int, wanted: int, reuses: bool, spare: list[int]) -> None:
+    def __init__(self, pool: "StatePool", slot: int, begin: int, wanted: int, reuses: bool, spare: list[int]) -> None:
         self._pool, self._slot, self._begin, self.wanted = pool, slot, begin, wanted
         self._reuses, self._spare = reuses, spare
         self._snapshot = begin if begin != slot else NO_SLOT  # of the pool, as long as it is read
@@ -56,7 +56,7 @@ class SequenceState:
         self._is_offered = False  # the first of these is a snapshot of the pool, which it holds as a reader
 
     @classmethod
-    def claim(cls, pool: StatePool, begin: int, known: int, reuses: bool, spare: int) -> "SequenceState | None":
+    def claim(cls, pool: "StatePool", begin: int, known: int, reuses: bool, spare: int) -> "SequenceState | None":
         """Takes slots for a sequence that begins with the snapshot `begin`. Returns None if too few are available.
 
         Args:

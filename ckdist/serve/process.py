@@ -22,9 +22,7 @@ from ckdist.serve.api_keys import VARIABLE, default_limits, given_keys, read_key
 from ckdist.serve.error_output import ErrorOutput
 from ckdist.serve.heartbeat import STUCK_SECONDS, FailureDetector
 from ckdist.serve.loopback import is_loopback
-from ckdist.serve.requests.template_names import reserved_variable
 from ckdist.serve.settings import BACKLOG, USER_ERROR, HttpSettings
-from ckdist.serve.traces import check_traces
 from ckdist.tokens.tokenizer_source import CHAT_TEMPLATE
 
 FEWEST_FILES = 128
@@ -67,6 +65,8 @@ def check_outputs(config: ServeConfig) -> None:
     if config.log_file is not None:
         make_log_file(config.log_file)
     if config.otlp_traces_endpoint is not None:
+        from ckdist.serve.traces import check_traces
+
         check_traces(config.otlp_traces_endpoint)
 
 
@@ -75,8 +75,11 @@ def overrides_of(config: ServeConfig) -> dict[str, int | float | bool | str]:
 
     Raises ConfigError if the file is no template, or --chat-template-kwargs has a reserved name.
     """
-    if name := reserved_variable(config.request_defaults.template_variables):
-        raise ConfigError(f"--chat-template-kwargs cannot set {name!r:.64}: leave it out")
+    if config.chat_template_kwargs is not None:
+        from ckdist.serve.requests.template_names import reserved_variable
+
+        if name := reserved_variable(config.request_defaults.template_variables):
+            raise ConfigError(f"--chat-template-kwargs cannot set {name!r:.64}: leave it out")
     overrides = metadata_overrides(config.override_kv)
     if config.chat_template_file is None:
         return overrides
