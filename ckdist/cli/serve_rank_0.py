@@ -31,7 +31,6 @@ from ckdist.errors import ConfigError
 from ckdist.models.spec import ModelSpec
 from ckdist.serve.api_keys import asks_for_key
 from ckdist.serve.loopback import is_loopback
-from ckdist.serve.notify import notify
 from ckdist.serve.process import HttpProcess, listen
 from ckdist.tokens.tokenizer import Tokenizer
 from ckdist.weights.stored_pooling import stored_pooling
@@ -182,7 +181,10 @@ def say_ready(config: ServeConfig, listeners: Listeners, http: HttpProcess, name
     if listeners.metrics is not None:
         lines.append(f"metrics at {http.url_of(listeners.metrics)}/metrics, without a key")
     print(*lines, sep="\n", flush=True)
-    notify("READY=1", f"STATUS=serving {name} at {http.url}")
+    if "NOTIFY_SOCKET" in os.environ:
+        from ckdist.serve.notify import notify
+
+        notify("READY=1", f"STATUS=serving {name} at {http.url}")
 
 
 def serve(

@@ -4,6 +4,7 @@ Every function here is called by all ranks of a world together.
 """
 
 import contextlib
+import dataclasses
 import functools
 import logging
 import os
@@ -19,12 +20,13 @@ from ckdist.engine.loaded_model import Model
 from ckdist.engine.rank_executable import bind
 from ckdist.engine.rank_steps import has_prompt_products, lower_programs
 from ckdist.engine.rank_weights import RankWeights, check_quantize
-from ckdist.engine.stage_layers import layers_of_stages, with_chosen_layout
 from ckdist.engine.stage_programs import trace_programs
 from ckdist.engine.stage_ranks import stage_rank, tell_stages
 from ckdist.engine.step_choices import choose_steps
 from ckdist.errors import ConfigError
+from ckdist.layout import Layout, Range
 from ckdist.layouts.rank_plan import make_plan, step_tokens
+from ckdist.mesh import Mesh
 from ckdist.native import CData
 from ckdist.overrides import metadata_overrides
 from ckdist.program.tracer import Tracer
@@ -70,8 +72,8 @@ def load_model(
     # programs of this rank's stage
     tracer = functools.partial(Tracer, low_rank=adapter.low_rank) if adapter else Tracer
     loader = ShardLoader(checkpoint, loading_threads(config, world), config.quantize)
-    config = with_chosen_layout(config, world, checkpoint)
-    rank = stage_rank(world, layers_of_stages(config, world, loader, tracer))
+    config, layers = with_stages(config, world, loader, tracer)
+    rank = stage_rank(world, layers)
     programs = trace_programs(config, world, rank, checkpoint.spec, adapter, tracer, embeddings)
     trace = open_trace(config, world)
     # their steps, and the weights that these read
@@ -102,6 +104,18 @@ def load_model(
         executable.trace(trace.handle)
         executable.worker.trace(trace.handle)
     return model
+
+
+def with_stages(
+    config: EngineConfig, world: World, loader: ShardLoader, tracer: Callable[[Layout, Mesh], Tracer]
+) -> tuple[EngineConfig, list[Range]]:
+    """Returns the configuration with its number of stages, and the layers of each stage. A collective call."""
+    if world.size == 1 and (config.pipeline_parallel_size or 1) == 1 and config.layout is None:
+        return dataclasses.replace(config, pipeline_parallel_size=1), [(0, len(loader.checkpoint.spec.layers))]
+    from ckdist.engine.stage_layers import layers_of_stages, with_chosen_layout
+
+    config = with_chosen_layout(config, world, loader.checkpoint)
+    return config, layers_of_stages(config, world, loader, tracer)
 
 
 def load_colocated(request: dict[str, Any], world: World, colocation: Colocation) -> Model:

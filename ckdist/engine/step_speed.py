@@ -30,8 +30,8 @@ class StepSpeed:
         self._level = self._slope = 0.0
         self._usual = 0.0  # prompt tokens of a step: the most of the last ones
         self._measured = False  # a step had UNMEASURED_TOKENS prompt tokens or more
-        # Faded sums over chunks of tokens: 1, c, c * c, seconds, seconds * c, each per token.
-        self._tokens = self._contexts = self._squares = self._spent = self._products = 0.0
+        # Faded sums over tokens: 1, c, c * c, seconds, seconds * c.
+        self._sums = [0.0] * 5
 
     def observe(self, chunks: Iterable[SequenceChunk], seconds: float) -> None:
         """Takes the measured seconds of a step."""
@@ -49,18 +49,12 @@ class StepSpeed:
         memory = MEMORY ** (total / self._usual)
         if not self._measured and total >= UNMEASURED_TOKENS:
             self._measured, memory = True, 0.0
-        sums = (self._tokens, self._contexts, self._squares, self._spent, self._products)
-        tokens, contexts, squares, spent, products = (memory * value for value in sums)
+        sums = [memory * value for value in self._sums]
         for chunk, part in zip(prompts, predicted, strict=True):
-            context, own = chunk.first + chunk.tokens / 2, part * correction
-            tokens += chunk.tokens
-            contexts += chunk.tokens * context
-            squares += chunk.tokens * context**2
-            spent += own
-            products += own * context
-        self._tokens, self._contexts, self._squares, self._spent, self._products = (
-            tokens, contexts, squares, spent, products,
-        )  # fmt: skip
+            context, own = chunk.first + chunk.tokens / 2, part * correction / chunk.tokens
+            for i, value in enumerate((1.0, context, context**2, own, own * context)):
+                sums[i] += chunk.tokens * value
+        self._sums = sums
         self._fit()
 
     def prompt_seconds(self, first: int, tokens: int) -> float:
@@ -69,7 +63,7 @@ class StepSpeed:
 
     def prompt_tokens(self, seconds: float, first: int) -> int:
         """Most prompt tokens after `first` tokens of context within `seconds`."""
-        if not self._tokens:
+        if not self._sums[0]:
             return UNMEASURED_TOKENS
         # The positive root of tokens * (begin + slope * tokens / 2) = seconds.
         begin = self._token_seconds(first)
@@ -84,19 +78,17 @@ class StepSpeed:
         return [decode if chunk.decodes else self.prompt_seconds(chunk.first, chunk.tokens) for chunk in chunks]
 
     def _token_seconds(self, context: float) -> float:
-        if not self._tokens:
+        tokens, _, _, spent, _ = self._sums
+        if not tokens:
             return self.start_seconds
-        mean = self._spent / self._tokens
-        return max(self._level + self._slope * context, mean / 8)  # far from all measured contexts, a line may be wrong
+        return max(self._level + self._slope * context, spent / tokens / 8)  # a line may be wrong far from its points
 
     def _fit(self) -> None:
         """Fits level and slope. The slope is drawn to its last value as if that had been seen over SPREAD tokens."""
-        mean = self._contexts / self._tokens
-        spread = self._squares - self._contexts * mean
-        weight = self._tokens * SPREAD**2
-        together = self._products - self._spent * mean
-        self._slope = max(0.0, (together + weight * self._slope) / (spread + weight))
-        self._level = self._spent / self._tokens - self._slope * mean
+        tokens, contexts, squares, spent, products = self._sums
+        mean, weight = contexts / tokens, tokens * SPREAD**2
+        self._slope = max(0.0, (products - spent * mean + weight * self._slope) / (squares - contexts * mean + weight))
+        self._level = spent / tokens - self._slope * mean
 
 
 def _faded(before: float, now: float) -> float:
