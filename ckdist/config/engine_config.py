@@ -11,17 +11,17 @@ NAMES_HELP = "smollm2, gemma3-270m, hf:owner/repo[:quant or file], or https://ho
 MODEL_HELP = f"GGUF file, folder with safetensors, or a name: {NAMES_HELP} (default: the bundled model)"
 
 
-def cache_disk(text: str) -> tuple[str, int | None]:
-    """Parses DIR[:SIZE]. Raises ConfigError if the size is wrong."""
+def folder_and_size(text: str, flag: str) -> tuple[str, int | None]:
+    """Parses DIR[:SIZE], the value of `flag`. Raises ConfigError if the size is wrong."""
     directory, colon, size = text.rpartition(":")
     if not colon or "/" in size:
         directory, size = text, None
     if not directory:
-        raise ConfigError(f"--cache-disk {text} names no folder: write DIR or DIR:SIZE, e.g. /var/cache/ckdist:100G")
+        raise ConfigError(f"{flag} {text} names no folder: write DIR or DIR:SIZE, e.g. /var/cache/ckdist:100G")
     try:
         return directory, None if size is None else byte_size(size)
     except ValueError as error:
-        raise ConfigError(f"--cache-disk {text}: the size {size} {error}") from None
+        raise ConfigError(f"{flag} {text}: the size {size} {error}") from None
 
 
 CACHE_TYPES = ("f32", "f16", "bf16", "i16", "q8_0", "q4_0")
@@ -207,7 +207,7 @@ class EngineConfig(Settings):
             object.__setattr__(self, "hf_repo", None)
         metadata_overrides(self.override_kv)
         if self.cache_disk is not None:
-            cache_disk(self.cache_disk)
+            folder_and_size(self.cache_disk, "--cache-disk")
         if self.quantize and self.repack in ("dsa", "threads"):
             raise ConfigError(
                 f"--repack {self.repack} serves weights as they are stored, and --quantize {self.quantize} "

@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass
 
-from ckdist.config.engine_config import EngineConfig
+from ckdist.config.engine_config import EngineConfig, folder_and_size
 from ckdist.config.options import byte_size, option
 from ckdist.config.request_defaults import RequestDefaultFlags
 from ckdist.errors import ConfigError
@@ -75,6 +75,10 @@ class ServeConfig(RequestDefaultFlags, EngineConfig):
         help="compute these prompts before the first request: a text is a system prompt; a file *.jsonl has bodies of "
         "/v1/cache/prefill, one a line",
     )
+    batch_dir: str | None = option(
+        None, "--batch-dir", metavar="DIR[:SIZE]",
+        help="folder for /v1/files and /v1/batches, and the most bytes that it may hold (default: no batches; 10G)",
+    )  # fmt: skip
     slot_save_path: str | None = option(
         None,
         "--slot-save-path",
@@ -153,6 +157,8 @@ class ServeConfig(RequestDefaultFlags, EngineConfig):
         if self.slot_save_path is not None and self.cache_disk is None:
             object.__setattr__(self, "cache_disk", f"{self.slot_save_path.rstrip('/') or '/'}/blocks")
         super().__post_init__()
+        if self.batch_dir is not None:
+            folder_and_size(self.batch_dir, "--batch-dir")
         if self.no_auth and (self.api_key or self.api_key_file):
             given = "--api-key" if self.api_key else f"--api-key-file {self.api_key_file}"
             raise ConfigError(f"--no-auth and {given} contradict each other: leave one out")

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from ckdist import native
-from ckdist.config.engine_config import cache_disk
+from ckdist.config.engine_config import folder_and_size
 from ckdist.errors import ConfigError
 
 FORMAT = 1  # of the folder
@@ -190,7 +190,7 @@ def open_directory(directory: str) -> Iterator[int]:
 
 def check_directory(place: str) -> None:
     """Raises ConfigError if the directory in `place`, DIR[:SIZE], cannot be used."""
-    with open_directory(cache_disk(place)[0]):
+    with open_directory(folder_and_size(place, "--cache-disk")[0]):
         pass
 
 

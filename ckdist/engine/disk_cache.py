@@ -21,7 +21,7 @@ from ckdist import native
 from ckdist.comm.user_cache import read_kept, write_kept
 from ckdist.comm.world import together
 from ckdist.comm.world_protocol import World
-from ckdist.config.engine_config import EngineConfig, cache_disk
+from ckdist.config.engine_config import EngineConfig, folder_and_size
 from ckdist.engine.cache_folder import FORMAT, CacheFolder
 from ckdist.engine.loaded_model import Model
 from ckdist.engine.prefill_measurement import layer_seconds, prompt
@@ -88,7 +88,7 @@ def open_disk_cache(place: str, config: EngineConfig, model: Model) -> DiskCache
     """
     if not model.spec.generates or model.spec.encoder is not None:
         raise ConfigError(f"--cache-disk is for decoders, and {model.checkpoint.path} has an encoder; leave it out")
-    directory, size = cache_disk(place)
+    directory, size = folder_and_size(place, "--cache-disk")
     world, executable = model.world, model.executable
     key = folder_key(config, model)
     own = {kind: executable.slab_bytes(kind) for kind in SLABS}

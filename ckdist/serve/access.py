@@ -18,10 +18,12 @@ from ckdist.serve.paths.path import PathNames
 from ckdist.serve.problems import Problem
 from ckdist.serve.settings import HttpSettings
 from ckdist.serve.traces import Traces
+from ckdist.serve.upload_form import FORM
 
 PROBES = ("/livez", "/readyz", "/health", "/ping")
 OPEN_PATHS = (*PROBES, *(path.name for path in page.PATHS))
 EVER_ANSWERED = (*PROBES, "/metrics")  # even if too many requests are under way
+UPLOADS = "/v1/files"
 
 
 class Access:
@@ -100,8 +102,9 @@ class Access:
         if is_preflight(method, headers):
             return self.origins.preflight(headers)
         problem = self.origins.refusal(method, headers)
-        if problem is not None and problem.status == 415 and path in NAMES:
-            problem = None  # the application answers that the path does not exist, rather than that JSON is needed
+        is_form = path == UPLOADS and headers.get(b"content-type", b"").startswith(FORM.encode())
+        if problem is not None and problem.status == 415 and (path in NAMES or is_form):
+            problem = None  # a path that does not exist is answered as such; files are uploaded as forms
         problem = problem or no_key
         if problem is None and path not in EVER_ANSWERED:
             problem = self._overload(account)

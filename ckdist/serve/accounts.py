@@ -178,6 +178,10 @@ class Accounts:
         """The tenant of a key's requests without a cache salt."""
         return self._by_name[name].root
 
+    def named(self, name: str) -> Account | None:
+        """Returns the account of the keys with this name, or None."""
+        return self._by_name.get(name)
+
     def replace(self, keys: Iterable[ApiKey]) -> None:
         """Replaces the keys. A name that stays keeps its account, with its new limits."""
         known, self._by_name = self._by_name, {}

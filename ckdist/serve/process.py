@@ -13,7 +13,9 @@ import subprocess
 import threading
 import time
 from collections.abc import Collection
+from typing import Any
 
+from ckdist.config.engine_config import folder_and_size
 from ckdist.config.serve_config import ServeConfig
 from ckdist.errors import CkdistError, ConfigError, EngineError
 from ckdist.overrides import metadata_overrides
@@ -27,6 +29,7 @@ from ckdist.tokens.tokenizer_source import CHAT_TEMPLATE
 
 FEWEST_FILES = 128
 KILL_SECONDS = 5.0
+DEFAULT_BATCH_BYTES = 10 << 30
 LOOK_SECONDS = 1.0
 MAX_RESTARTS = 3  # within RESTART_SECONDS
 RESTART_SECONDS = 60.0
@@ -91,6 +94,14 @@ def overrides_of(config: ServeConfig) -> dict[str, int | float | bool | str]:
 def absolute(path: str | None) -> str | None:
     """Returns an absolute path. Links in it stay, because they may change."""
     return None if path is None else os.path.abspath(path)  # noqa: PTH100
+
+
+def batch_settings(config: ServeConfig) -> dict[str, Any]:
+    """Returns the settings of --batch-dir."""
+    if config.batch_dir is None:
+        return {}
+    folder, size = folder_and_size(config.batch_dir, "--batch-dir")
+    return {"batch_folder": absolute(folder), "batch_bytes": size or DEFAULT_BATCH_BYTES}
 
 
 class HttpProcess:
@@ -161,6 +172,7 @@ class HttpProcess:
             api_key_file=absolute(path),
             key_limits=default_limits(config),
             prefill_file=absolute(config.prefill_file),
+            **batch_settings(config),
             slot_folder=absolute(config.slot_save_path),
             shared_cache=config.shared_cache,
             special_in_text=config.special_tokens_in_text,

@@ -34,6 +34,7 @@ from ckdist.serve.text_work import TextWork
 from ckdist.tokens.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
+    from ckdist.serve.batch_runner import BatchRunner
     from ckdist.serve.embedding_run import EmbeddingRun
 
 MODEL_FACTS = ("architecture", "vocab_size", "context_length", "num_parameters", "size_bytes")
@@ -66,6 +67,7 @@ class Service:
         self.text = TextWork(settings.model, settings.overrides)
         self.tokenizer: Vocabulary | None = None
         self.draining = False
+        self.batches: BatchRunner | None = None  # of --batch-dir
         self.prefilling = settings.prefill_file is not None  # its prompts are not computed yet
         self.created = int(time.time())
         self.machine = Machine(client, lambda: self._machine_facts, lambda: self.state)

@@ -32,6 +32,8 @@ class HttpSettings:
     api_key_file: str | None = None
     key_limits: KeyLimits = field(default_factory=KeyLimits)  # of clients whose key has none of its own
     prefill_file: str | None = None  # prompts to compute before the first request
+    batch_folder: str | None = None  # of --batch-dir
+    batch_bytes: int = 0  # the most that it may hold
     slot_folder: str | None = None  # of --slot-save-path
     shared_cache: bool = False  # all keys share one tenant of the prefix cache
     defaults: RequestDefaults = field(default_factory=RequestDefaults)

@@ -8,8 +8,6 @@ from ckdist.serve.problems import Problem
 from ckdist.serve.service import Service
 
 METHODS = ("GET", "POST", "PUT", "DELETE")
-ONE_BY_ONE = "send the requests one by one; the engine batches them"
-NO_FILES = "files are not kept; put their text into the messages"
 ONE_MODEL = "the server has one model for its whole life; start another server"
 ONE_ADAPTER = "start the server with --lora ADAPTER"
 NAMES = {
@@ -18,18 +16,12 @@ NAMES = {
     "/generate": "use /v1/completions",
     "/generate_stream": "use /v1/completions with stream",
     "/v1/complete": "use /v1/messages",
-    "/v1/messages/batches": ONE_BY_ONE,
-    "/v1/messages/batches/{name:path}": ONE_BY_ONE,
     "/v1/responses/{name:path}": "answers are not kept",
     "/v1/chat/completions/{name:path}": "answers are not kept",
     "/v1/conversations": "conversations are not kept; send all messages",
     "/v1/conversations/{name:path}": "conversations are not kept; send all messages",
-    "/v1/batches": ONE_BY_ONE,
-    "/v1/batches/{name:path}": ONE_BY_ONE,
-    "/v1/files": NO_FILES,
-    "/v1/files/{name:path}": NO_FILES,
-    "/v1/uploads": NO_FILES,
-    "/v1/uploads/{name:path}": NO_FILES,
+    "/v1/uploads": "send the whole file to /v1/files",
+    "/v1/uploads/{name:path}": "send the whole file to /v1/files",
     "/v1/vector_stores": "texts are not kept; use /v1/embeddings and /v1/rerank",
     "/v1/vector_stores/{name:path}": "texts are not kept; use /v1/embeddings and /v1/rerank",
     "/v1/containers": "no code is run here",

@@ -1,0 +1,220 @@
+"""Runs the batches of --batch-dir, the oldest first, beside live requests and in the class below them.
+
+Each line goes through the paths of the application, as a request of its owner. Its result is in a file before the next
+status of the batch. After a restart the lines without a result are run.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from starlette.types import ASGIApp, Message
+
+from ckdist.errors import CkdistError, RequestError
+from ckdist.serve.accounts import Account
+from ckdist.serve.batch_lines import BadLinesError, Line, body_at, in_order, read_lines
+from ckdist.serve.batch_output import BatchOutput
+from ckdist.serve.batch_store import MAX_LINES, BatchStore
+from ckdist.serve.encoding import to_json
+from ckdist.serve.problems import Problem
+from ckdist.serve.requests.json_body import parse_object
+
+if TYPE_CHECKING:
+    from ckdist.serve.service import Service
+
+IDLE_SECONDS = 0.5
+BUSY_SECONDS = 0.5  # after a 429 or 503, before a line is tried again
+ROOM_LINES = 64  # between two looks at the room in the folder
+LINE_BYTES = 1 << 20  # that must be free
+BUSY = (429, 503)
+
+log = logging.getLogger(__name__)
+
+
+class BatchRunner:
+    """The task. `wake` begins it; leaving the event loop ends it."""
+
+    def __init__(self, service: "Service", app: ASGIApp, store: BatchStore):
+        self._service, self._app, self.store = service, app, store
+        self._outputs: dict[str, BatchOutput] = {}  # of running batches
+        self._told = 0.0
+
+    async def run(self) -> None:
+        """Runs batches until it is cancelled."""
+        while True:
+            batch = next(iter(self.store.unfinished()), None)
+            if batch is None or not self._service.has_started or self._service.draining:
+                await asyncio.sleep(IDLE_SECONDS)
+                continue
+            try:
+                await self._run(batch)
+            except asyncio.CancelledError:
+                raise
+            except (CkdistError, OSError) as error:
+                self._fail(batch, str(error))
+            except Exception as error:
+                log.exception("batch %s has failed", batch["id"])
+                self._fail(batch, f"internal error: {type(error).__name__}")
+
+    def counts(self, batch: dict[str, Any]) -> tuple[int, int, int]:
+        """Returns the numbers of lines of a batch: all, answered and failed."""
+        output = self._outputs.get(batch["id"])
+        if output is None:
+            return batch.get("total", 0), batch.get("completed", 0), batch.get("failed", 0)
+        answered = sum(output.done.values())
+        return batch.get("total", 0), answered, len(output.done) - answered
+
+    async def _run(self, batch: dict[str, Any]) -> None:
+        store, batch_id = self.store, batch["id"]
+        account = self._account(batch["owner"])
+        source = store.path(batch["input_file_id"])
+        strict = self._service.settings.strict_fields
+        with source.open("rb") as file:
+            try:
+                lines = await asyncio.to_thread(read_lines, file, "the input", MAX_LINES, strict, batch.get("endpoint"))
+            except BadLinesError as error:
+                errors = [
+                    {"line": bad.number, "message": bad.reason, "code": "invalid_line"} for bad in error.lines[:1000]
+                ]
+                store.change(batch_id, "failed", failed_at=int(time.time()), errors=errors)
+                return
+            if batch["status"] == "validating":
+                batch = store.change(batch_id, "in_progress", in_progress_at=int(time.time()), total=len(lines))
+            answers, errors = (store.results(batch_id, kind) for kind in ("answers", "errors"))
+            with BatchOutput(answers, errors) as output:
+                self._outputs[batch_id] = output
+                try:
+                    left = [line for line in lines if line.custom_id not in output.done]
+                    await self._run_lines(batch, file, in_order(left), account, output)
+                    self._end(batch_id, lines, output)
+                finally:
+                    del self._outputs[batch_id]
+
+    async def _run_lines(
+        self, batch: dict[str, Any], file: Any, lines: Iterator[Line], account: Account, output: BatchOutput
+    ) -> None:
+        """Runs lines, as many at once as sequences decode, until all have run or the batch is to end."""
+        running: set[asyncio.Task[None]] = set()
+        number, exhausted = 0, False
+        try:
+            while running or not exhausted:
+                while not exhausted and len(running) < self._service.settings.parallel + 1:
+                    if self._shall_end(batch["id"]):
+                        exhausted = True
+                        break
+                    line = next(lines, None)
+                    if line is None:
+                        exhausted = True
+                        break
+                    if number % ROOM_LINES == 0:
+                        self.store.check_room(LINE_BYTES)
+                    number += 1
+                    running.add(asyncio.create_task(self._run_line(line, body_at(file, line), account, output)))
+                if not running:
+                    break
+                done, running = await asyncio.wait(running, timeout=IDLE_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    task.result()
+                if self._service.draining:
+                    raise asyncio.CancelledError
+        finally:
+            for task in running:
+                task.cancel()
+            if running:
+                await asyncio.wait(running)
+
+    def _shall_end(self, batch_id: str) -> bool:
+        now = next((batch for batch in self.store.unfinished() if batch["id"] == batch_id), None)
+        return now is None or now["status"] == "cancelling" or time.time() > now["expires_at"]
+
+    async def _run_line(self, line: Line, body: dict[str, Any], account: Account, output: BatchOutput) -> None:
+        data = to_json({**body, "service_tier": "batch"})
+        while True:
+            status, request_id, answer = await self.call(line.url, data, account)
+            if status not in BUSY:
+                break
+            await asyncio.sleep(BUSY_SECONDS)
+        output.add(line.custom_id, status, request_id, answer)
+
+    async def call(self, path: str, body: bytes, account: Account) -> tuple[int, str, Any]:
+        """Returns the status, an id and the JSON of the application's answer to a request of `account`."""
+        parts, status = list[bytes](), 500
+        given = iter([{"type": "http.request", "body": body, "more_body": False}])
+        forever = asyncio.Event()
+
+        async def receive() -> Message:
+            message = next(given, None)
+            if message is None:
+                await forever.wait()
+            return message or {"type": "http.disconnect"}
+
+        async def send(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            else:
+                parts.append(message.get("body", b""))
+
+        headers = [(b"content-type", b"application/json")]
+        scope = {
+            "type": "http", "http_version": "1.1", "method": "POST", "path": path, "raw_path": path.encode(),
+            "query_string": b"", "root_path": "", "scheme": "http", "headers": headers, "client": None, "server": None,
+            "ckdist.account": account, "ckdist.key": account.name,
+        }  # fmt: skip
+        await self._app(scope, receive, send)
+        try:
+            answer = parse_object(b"".join(parts))
+        except Problem:
+            answer = {"error": {"message": "the answer is no JSON"}}
+        return status, f"req_{time.time_ns():x}", answer
+
+    def _end(self, batch_id: str, lines: list[Line], output: BatchOutput) -> None:
+        """Ends a batch: lines that did not run are errors, and both outputs become files."""
+        store, now = self.store, int(time.time())
+        batch = next((one for one in store.unfinished() if one["id"] == batch_id), None)
+        if batch is None:
+            return
+        left = [line for line in lines if line.custom_id not in output.done]
+        cancelled = batch["status"] == "cancelling"
+        code = "batch_cancelled" if cancelled else "batch_expired"
+        text = "the batch was cancelled" if cancelled else "the batch has expired"
+        for line in left:
+            output.add(line.custom_id, 0, "", None, {"code": code, "message": f"{text} before this request ran"})
+        answered = sum(output.done.values())
+        counts = {"completed": answered, "failed": len(output.done) - answered, "unrun": len(left)}
+        output.close()
+        files = {}
+        for kind, name in (("answers", "output_file_id"), ("errors", "error_file_id")):
+            path = store.results(batch_id, kind)
+            if path.exists() and path.stat().st_size:
+                files[name] = store.add_file(batch["owner"], path, "batch_output", f"{batch_id}_{kind}.jsonl")["id"]
+            else:
+                path.unlink(missing_ok=True)
+        status = "completed" if not left else "cancelled" if cancelled else "expired"
+        store.change(batch_id, status, **{f"{status}_at": now}, finalizing_at=now, **counts, **files)
+        log.warning("batch %s is %s: %d answers, %d errors", batch_id, status, counts["completed"], counts["failed"])
+
+    def _fail(self, batch: dict[str, Any], why: str) -> None:
+        """Ends a batch that cannot go on. Its results stay."""
+        log.error("batch %s has failed: %s", batch["id"], why)
+        errors = [{"line": None, "message": why, "code": "failed"}]
+        files: dict[str, str] = {}
+        for kind, name in (("answers", "output_file_id"), ("errors", "error_file_id")):
+            path = self.store.results(batch["id"], kind)
+            if path.exists() and path.stat().st_size:
+                files[name] = self.store.add_file(batch["owner"], path, "batch_output", f"{batch['id']}_{kind}.jsonl")[
+                    "id"
+                ]
+        self.store.change(batch["id"], "failed", failed_at=int(time.time()), errors=errors, **files)
+
+    def _account(self, owner: str) -> Account:
+        """Raises RequestError if the owner's key is gone."""
+        accounts = self._service.accounts
+        if not accounts.ask_for_key:
+            return Account(address="batch")
+        account = accounts.named(owner)
+        if account is None:
+            raise RequestError(f"the key {owner!r} of the batch is gone")
+        return account
