@@ -25,7 +25,9 @@ from ckdist.serve.paths import (
     absent,
     anthropic,
     embeddings,
+    file_batches,
     llama_server,
+    message_batches,
     ollama,
     openai,
     page,
@@ -254,6 +256,8 @@ def endpoints() -> str:
         "Tokens and templates": tokens,
         "The prefix cache": prompt_cache,
         "Saved slots": slot_actions,
+        "Files and batches": file_batches,
+        "Anthropic's batches": message_batches,
         "Status": status,
         "The page": page,
     }

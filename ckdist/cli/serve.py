@@ -5,13 +5,12 @@ import os
 import signal
 
 from ckdist.cli.frozen_import import frozen_import
-from ckdist.cli.start_lines import start_lines
+from ckdist.cli.start_lines import log_map, start_lines
 from ckdist.comm.agreement import start_ranks
 from ckdist.comm.world import together
 from ckdist.comm.world_protocol import World
 from ckdist.config.serve_config import ServeConfig
 from ckdist.engine.load_model import load_model
-from ckdist.engine.placement_map import placement_map
 from ckdist.engine.rank_reports import RankReports
 
 DRAIN_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)  # mpirun forwards SIGUSR1 and keeps running
@@ -32,7 +31,7 @@ def work(config: ServeConfig, world: World) -> None:
         signal.signal(number, signal.SIG_IGN)
     model = load_model(config, world, embeddings=True)
     start_lines("", model)
-    placement_map(model)
+    log_map(model)
     RankReports(model)
     model.executable.work()
     model.close()

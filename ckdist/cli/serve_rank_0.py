@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from ckdist.cli.serve import DRAIN_SIGNALS
 from ckdist.cli.session import dismissing
-from ckdist.cli.start_lines import parameter_facts, start_lines
+from ckdist.cli.start_lines import log_map, parameter_facts, start_lines
 from ckdist.comm.world_protocol import World
 from ckdist.config.serve_config import ServeConfig
 from ckdist.engine.coordinator import Coordinator
@@ -24,7 +24,6 @@ from ckdist.engine.engine import Engine
 from ckdist.engine.load_model import BUNDLED, load_model
 from ckdist.engine.loaded_model import Model
 from ckdist.engine.model_engine import make_engine
-from ckdist.engine.placement_map import placement_map
 from ckdist.engine.rank_reports import RankReports
 from ckdist.engine.socket_directory import socket_directory
 from ckdist.errors import ConfigError
@@ -167,7 +166,7 @@ def make_served_engine(config: ServeConfig, model: Model) -> tuple[Engine, Token
 def logged_lines(name: str, model: Model) -> list[str]:
     """Returns the lines about the start, and logs where ranks are placed. A collective call."""
     lines, advice = start_lines(name, model)
-    log.debug("%s", placement_map(model))
+    log_map(model)
     for line in advice[:1]:
         log.warning("%s", line)
     return lines

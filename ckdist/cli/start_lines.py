@@ -1,5 +1,6 @@
 """Lines that `ckdist serve` prints at its start: model, ranks, memory, kernels, and the choice of prefill."""
 
+import logging
 import math
 
 from ckdist import native
@@ -12,17 +13,12 @@ from ckdist.weights.dtypes import BY_NUMBER
 
 LONG_CONTEXT = 131072  # tokens for which a start states the size of the cache, if the model has such positions
 KERNELS = {
-    "amx": "AMX",
-    "avx512_bf16": "AVX-512 (VNNI, BF16)",
-    "avx512_vnni": "AVX-512 (VNNI)",
-    "avx512": "AVX-512",
-    "avx2_vnni": "AVX2 (VNNI)",
-    "avx2": "AVX2",
-    "neon_bf16": "NEON (I8MM, BF16)",
-    "neon_i8mm": "NEON (I8MM)",
-    "neon_dotprod": "NEON (dot product)",
-    "neon": "NEON",
-}
+    "amx": "AMX", "avx512_bf16": "AVX-512 (VNNI, BF16)", "avx512_vnni": "AVX-512 (VNNI)", "avx512": "AVX-512",
+    "avx2_vnni": "AVX2 (VNNI)", "avx2": "AVX2", "neon_bf16": "NEON (I8MM, BF16)", "neon_i8mm": "NEON (I8MM)",
+    "neon_dotprod": "NEON (dot product)", "neon": "NEON",
+}  # fmt: skip
+
+log = logging.getLogger(__name__)
 
 
 def sequence_sizes(model: Model, block: int) -> str:
@@ -74,6 +70,14 @@ def start_lines(name: str, model: Model) -> tuple[list[str], list[str]]:
         + (f"; {model.decode_threads}" if model.decode_threads else ""),
     ]
     return lines, advice
+
+
+def log_map(model: Model) -> None:
+    """Logs the locations of weights and caches if a rank has -v. A collective call."""
+    if any(model.world.gather(log.isEnabledFor(logging.DEBUG))):
+        from ckdist.engine.placement_map import placement_map
+
+        log.debug("%s", placement_map(model))
 
 
 def parameter_facts(model: Model) -> tuple[int, str, int]:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ckdist.engine.block_pool import ROOT, BlockPool
+from ckdist.engine.live_requests import LiveRequests
 from ckdist.engine.request_queue import RequestQueue
 from ckdist.engine.sequence import Sequence, State
 from ckdist.engine.sequence_state import SequenceState
@@ -36,9 +37,6 @@ if TYPE_CHECKING:
 MIN_AWAITED_BLOCKS = 4
 # After this time, no sequence of a client with as large a share passes a sequence that finds too few blocks.
 PASSING_SECONDS = 10.0
-# Prompts have at least this part of the limit of a step's seconds, even if decoding takes all of it.
-AIM = 0.9  # of the limit of a step: a prediction errs by some per cent
-LEAST_PROMPT_PART = 0.25
 
 
 class EngineBusy(RequestError):  # noqa: N818, a state and no fault
@@ -79,20 +77,18 @@ class Scheduler:
     ) -> None:
         self.costs = costs or StageCosts()
         self.pool, self.max_tokens, self.max_outputs, self.max_waiting = pool, max_tokens, max_outputs, max_waiting
-        self.max_sequences = min(
-            max_sequences, max_tokens, max_outputs
-        )  # so that a step can decode all running sequences
+        self.max_sequences = min(max_sequences, max_tokens, max_outputs)  # a step can decode all running sequences
         self.splits_roles = splits_roles
         self.prefix_reuse, self.whole_prompts = prefix_reuse and not whole_prompts, whole_prompts
-        self.max_step_seconds, self.speed, self._clock = max_step_seconds, StepSpeed(), clock
+        self.max_step_seconds, self._clock = max_step_seconds, clock
+        self.speed, self._live = StepSpeed(), LiveRequests(clock)
         self.waiting = RequestQueue(self.max_sequences, pool.num_blocks)
         self.running: list[Sequence] = []
         self.preemptions = 0  # for want of blocks
         self.displaced = 0  # preempted in favour of waiting sequences
         self.tier: DiskTier | None = None
         self._hidden_running = 0  # running sequences that want hidden states
-        self._last_hidden = False  # whether the last step made hidden states
-        self._last_prompts = False  # whether the last step read prompts, if roles are split
+        self._last_hidden = self._last_prompts = False  # the last step's: hidden states; prompts, if roles are split
         self._piece_work = 0.0  # work of a piece of prompts, until none is left
 
     @property
@@ -119,6 +115,7 @@ class Scheduler:
                 f"rolling back {sequence.max_rollback} tokens needs {1 + sequence.spare_states} slots of states, and "
                 f"there are {states.num_slots}; raise --parallel"
             )
+        self._live.see(sequence)
         self.waiting.add(sequence)
 
     def schedule(self) -> Step | None:
@@ -141,7 +138,7 @@ class Scheduler:
         most_decoding = self._most_decoding()
         prompts: list[Sequence] = []
         # A token for each decoding sequence. Preemption may shorten `running` in the loop, at its end.
-        for sequence in self.running:
+        for sequence in self._live.first(self.running):
             left = sequence.length - sequence.computed
             if left == 0 or not _fits(sequence, hidden, role) or not self._extend(sequence):
                 continue
@@ -152,13 +149,13 @@ class Scheduler:
         if self.costs.stages > 1:
             step.budget = self._piece_budget(step.tokens)
         if self._has_decoding and not self.whole_prompts:
-            left = AIM * self.max_step_seconds - self.speed.decode_seconds
-            step.seconds = max(left, LEAST_PROMPT_PART * self.max_step_seconds)
+            step.limit_seconds(self.max_step_seconds, self.speed.decode_seconds)
+        step.batch_seconds = self._live.batch_seconds(self.running, self.max_step_seconds)
         # Chunks of running prompts, then of prompts from the queue.
         for sequence in self.waiting.order(prompts):
             self._add_prompt(step, sequence)
         while role is not False and step.has_room and (sequence := self._admit_next()) is not None:
-            if _fits(sequence, hidden, role):
+            if _fits(sequence, hidden, role) and not self._live.holds(sequence):
                 self._add_prompt(step, sequence)
         return Step(step.chunks, hidden, role) if step.chunks else None
 
@@ -212,16 +209,18 @@ class Scheduler:
 
     def _add_prompt(self, step: StepBuilder, sequence: Sequence) -> None:
         """Adds tokens of a prompt, as far as the step's budgets of tokens and of seconds allow, and at least one."""
-        if step.seconds == math.inf:
+        seconds = min(step.seconds, step.batch_seconds) if sequence.place.batch else step.seconds
+        if seconds == math.inf:
             step.add(sequence)
             return
         budget, before, first = step.budget, step.tokens, sequence.computed
         least = all(chunk.decodes for chunk in step.chunks)
-        most = max(self.speed.prompt_tokens(step.seconds, first), int(least))
+        most = max(self.speed.prompt_tokens(seconds, first), int(least))
         step.budget = min(budget, before + most)
         step.add(sequence)
         step.budget, tokens = budget, step.tokens - before
-        step.seconds = step.seconds - self.speed.prompt_seconds(first, tokens) if tokens < most else 0.0
+        spent = self.speed.prompt_seconds(first, tokens) if tokens < most else seconds
+        step.seconds, step.batch_seconds = step.seconds - spent, step.batch_seconds - spent
 
     @property
     def _has_decoding(self) -> bool:

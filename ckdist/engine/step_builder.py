@@ -6,6 +6,9 @@ from typing import NamedTuple
 from ckdist.engine.sequence import Sequence
 from ckdist.engine.sequence_state import NO_ROW, StateRow
 
+AIM = 0.9  # of the limit of a step: a prediction errs by some per cent
+LEAST_PROMPT_PART = 0.25  # of the limit, for prompts, even if decoding takes all of it
+
 
 class SequenceChunk(NamedTuple):
     """A sequence's part of a step: positions [first, first + tokens).
@@ -47,6 +50,7 @@ class StepBuilder:
         self.max_outputs = max_outputs  # most rows of logits or hidden states of the step
         self.prompts = prompts  # as in Step
         self.seconds = math.inf  # predicted seconds that are left for prompts
+        self.batch_seconds = math.inf  # and for those of batches
         self.whole_prompts = whole_prompts  # prompts whose hidden states are wanted are added whole or not at all
         self.chunks: list[SequenceChunk] = []
         self.tokens = 0  # of the chunks
@@ -56,6 +60,10 @@ class StepBuilder:
     def has_room(self) -> bool:
         """Whether the step may have more tokens of prompts."""
         return self.tokens < self.budget and self.seconds > 0
+
+    def limit_seconds(self, most: float, decode_seconds: float) -> None:
+        """Limits prompts in a step of `most` seconds. Decoding takes `decode_seconds` of them."""
+        self.seconds = max(AIM * most - decode_seconds, LEAST_PROMPT_PART * most)
 
     def add(self, sequence: Sequence) -> None:
         """Adds the sequence's next tokens, as far as the budgets allow."""

@@ -15,8 +15,8 @@ from ckdist.serve.answer import CLIENT_GONE, ClientGone, problem_answer
 from ckdist.serve.paths import (
     absent,
     anthropic,
-    batches,
     embeddings,
+    file_batches,
     llama_server,
     message_batches,
     ollama,
@@ -36,7 +36,7 @@ PATHS = (
     *status.PATHS,
     *openai.PATHS,
     *anthropic.PATHS,
-    *batches.PATHS,
+    *file_batches.PATHS,
     *message_batches.PATHS,
     *llama_server.PATHS,
     *ollama.PATHS,

@@ -1,4 +1,4 @@
-"""Runs the batches of --batch-dir, the oldest first, beside live requests and in the class below them.
+"""Runs the batches of --batch-dir, the oldest first. Live requests come before them.
 
 Each line goes through the paths of the application, as a request of its owner. Its result is in a file before the next
 status of the batch. After a restart the lines without a result are run.
@@ -95,7 +95,7 @@ class BatchRunner:
     async def _run_lines(
         self, batch: dict[str, Any], file: Any, lines: Iterator[Line], account: Account, output: BatchOutput
     ) -> None:
-        """Runs lines, as many at once as sequences decode, until all have run or the batch is to end."""
+        """Runs lines until all have run or the batch is to end. One more runs at once than sequences decode."""
         running: set[asyncio.Task[None]] = set()
         number, exhausted = 0, False
         try:

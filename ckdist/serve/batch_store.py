@@ -1,7 +1,7 @@
-"""Files and batches of clients, as `--batch-dir` keeps them: rows in SQLite, contents beside it.
+"""Files and batches of clients, as `--batch-dir` keeps them: rows in SQLite, and contents in files.
 
     DIR/batches.sqlite      a row for each file and each batch
-    DIR/files/FILE          what a client has uploaded, and results once a batch has ended
+    DIR/files/FILE          contents that a client has uploaded, and results once a batch has ended
     DIR/results/BATCH       answers and errors of a running batch (`batch_output`)
 
 Every row has an owner: the name of the client's key. Others do not see it.

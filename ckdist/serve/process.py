@@ -154,8 +154,7 @@ class HttpProcess:
         check_outputs(config)
         api_keys, path = given_keys(config), config.api_key_file
         file_keys = () if path is None else read_key_file(path)
-        # web pages could use such a server like its user
-        open_on_loopback = is_loopback(listener.getsockname()[0]) and not (api_keys or file_keys)
+        open_on_loopback = is_loopback(listener.getsockname()[0]) and not (api_keys or file_keys)  # to web pages, too
         max_sequences = config.parallel + config.max_queue
         settings = HttpSettings(
             endpoint=endpoint,

@@ -248,3 +248,16 @@ def test_a_limit_of_seconds_changes_no_order_and_ends_everything():
             break
     assert not scheduler.waiting and not scheduler.running and scheduler.pool.available == 60
     assert scheduler.max_step_seconds < math.inf
+
+
+def test_batches_leave_live_prompts_their_steps_and_take_short_ones_beside_them():
+    scheduler = make(max_tokens=2048, max_step_seconds=0.2)
+    add(scheduler, "batch", 4000, 50, batch=True)
+    alone = advance(scheduler, read)
+    assert sum(chunk.tokens for chunk in alone) == 2048, "no live request came yet"
+    live = add(scheduler, "live", 300, 30, client="b")
+    while live.reads_prompt:
+        assert {chunk.sequence.id for chunk in advance(scheduler, read)} == {"live"}
+    steps = [advance(scheduler, read) for _ in range(5)]
+    assert all(chunks[0].sequence.id == "live" for chunks in steps)
+    assert 1 <= max(chunk.tokens for chunks in steps for chunk in chunks) <= 16

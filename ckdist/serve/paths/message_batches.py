@@ -17,7 +17,7 @@ from ckdist.serve.batch_runner import BatchRunner
 from ckdist.serve.batch_store import MAX_FILE, MAX_LINES, OPEN
 from ckdist.serve.body import read_body
 from ckdist.serve.encoding import to_json
-from ckdist.serve.paths.batches import WINDOW_SECONDS, page, room_of
+from ckdist.serve.paths.file_batches import WINDOW_SECONDS, page, room_of
 from ckdist.serve.paths.path import Path
 from ckdist.serve.problems import ANTHROPIC_TYPES, Problem
 from ckdist.serve.requests.json_body import parse_object

@@ -89,7 +89,7 @@ async def batches(service: Service, request: Request) -> Response:
 
 
 async def batch(service: Service, request: Request) -> Response:
-    """GET: a batch. POST with /cancel: ends it; what has run stays."""
+    """GET: a batch. POST with /cancel: ends it; its results stay."""
     room, owner = room_of(service, request)
     name, _, what = request.path_params["name"].partition("/")
     found = room.store.batch(owner, FACE, name)
