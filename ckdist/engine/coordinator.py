@@ -274,7 +274,8 @@ class Coordinator:
             if isinstance(request, Embed):
                 self._engine.embed(key, prompt, request.pooling, request.first_text, request.tenant, request.place)
             else:
-                self._engine.add(key, prompt, request.sampling, request.tenant, request.place)
+                drawn = np.frombuffer(request.drawn, "<i4")
+                self._engine.add(key, prompt, request.sampling, request.tenant, request.place, drawn=drawn)
 
     def _enter(self, state: str, error: str | None = None) -> None:
         """Changes the state and sends it to every peer."""
@@ -298,16 +299,17 @@ class Coordinator:
 
     def _fail(self, error: CkdistError) -> None:
         """Ends all requests with an error: status 503 if a rank is lost, else 500."""
-        self._fail_requests(str(error), 503 if isinstance(error, CommError) else 500)
+        self._fail_requests(str(error), 503 if isinstance(error, CommError) else 500, ends_engine=True)
         self._enter("failed", str(error))
 
-    def _fail_requests(self, message: str, status: int) -> None:
+    def _fail_requests(self, message: str, status: int, ends_engine: bool = False) -> None:
         engine = self._engine
         if engine is None:
             return
         for key in engine.ids:
             engine.abort(key)
-            self._send_error(*_peer_and_id(key), message, None, status)
+            peer, request_id = _peer_and_id(key)
+            self._send(peer, encode(messages.Failure(request_id, message, None, status, ends_engine)))
 
     def _send_output(self, output: Output) -> None:
         """Sends an output to the peer that made the request."""
