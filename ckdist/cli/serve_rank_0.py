@@ -20,6 +20,7 @@ from ckdist.cli.start_lines import start_lines
 from ckdist.comm.world_protocol import World
 from ckdist.config.serve_config import ServeConfig
 from ckdist.engine.coordinator import Coordinator
+from ckdist.engine.engine import Engine
 from ckdist.engine.load_model import BUNDLED, load_model
 from ckdist.engine.loaded_model import Model
 from ckdist.engine.model_engine import make_engine
@@ -32,6 +33,7 @@ from ckdist.serve.api_keys import asks_for_key
 from ckdist.serve.loopback import is_loopback
 from ckdist.serve.notify import notify
 from ckdist.serve.process import HttpProcess, listen
+from ckdist.tokens.tokenizer import Tokenizer
 from ckdist.weights.stored_pooling import stored_pooling
 
 DRAINED_VARIABLE = "CKDIST_DRAINED"  # launch/drained sets it: with it mpirun may get SIGTERM
@@ -151,6 +153,17 @@ def handle_signals(config: ServeConfig, http: HttpProcess, coordinator: Coordina
         signal.signal(signal.SIGHUP, lambda *_: http.read_keys_again())
 
 
+def load_engine(config: ServeConfig, world: World) -> tuple[Model, Engine, Tokenizer]:
+    """Loads the model and makes rank 0's engine. A collective call: other ranks call `load_model`."""
+    model = load_model(config, world, progress=True, embeddings=True)
+    with dismissing(model, world):
+        limit = config.max_step_ms / 1000 or math.inf
+        engine, tokenizer = make_engine(model, config.max_queue + config.parallel, limit)
+        if engine.grammars is not None and tokenizer.eos_token_ids:
+            engine.grammars.prepare()
+    return model, engine, tokenizer
+
+
 def serve(
     config: ServeConfig, world: World, listeners: Listeners, name: str, cpus: Collection[int], parent: int
 ) -> None:
@@ -173,12 +186,7 @@ def serve(
         if line := open_line(config, listeners.http):
             log.warning("%s", line)
         handle_signals(config, http, coordinator)
-        model = load_model(config, world, progress=True, embeddings=True)
-        with dismissing(model, world):
-            limit = config.max_step_ms / 1000 or math.inf
-            engine, tokenizer = make_engine(model, config.max_queue + config.parallel, limit)
-            if engine.grammars is not None and tokenizer.eos_token_ids:
-                engine.grammars.prepare()
+        model, engine, tokenizer = load_engine(config, world)
         lines, advice = start_lines(name, model)
         log.debug("%s", placement_map(model))
         for line in advice[:1]:

@@ -66,7 +66,7 @@ class Access:
         finally:
             for counter in counted:
                 counter.under_way -= 1
-            request_log.end(request, status, scope.get("ckdist.key", "-"), self.model)
+            request_log.end(request, status, scope.get("ckdist.key", "-"), scope.get("ckdist.model", self.model))
             self.metrics.requests.labels(path, str(status)).inc()
             self.metrics.request_seconds.labels(path).observe(time.monotonic() - begun)
 
