@@ -156,5 +156,7 @@ def _check_names(entries: list[ModelEntry]) -> None:
             if not NAME.fullmatch(name):
                 raise ConfigError(f"{name!r:.80} is no name of a model: use 1 to 200 characters without spaces")
             if name in names:
-                raise ConfigError(f"two models have the name {name!r}: give each its own, as [[model]] in --models FILE")
+                raise ConfigError(
+                    f"two models have the name {name!r}: give each its own, as [[model]] in --models FILE"
+                )
             names.add(name)

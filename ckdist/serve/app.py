@@ -13,7 +13,18 @@ from ckdist.errors import CkdistError
 from ckdist.serve.access import Access
 from ckdist.serve.accounts import Accounts
 from ckdist.serve.answer import CLIENT_GONE, ClientGone, problem_answer
-from ckdist.serve.paths import absent, anthropic, embeddings, llama_server, models, openai, page, prompt_cache, status, tokens
+from ckdist.serve.paths import (
+    absent,
+    anthropic,
+    embeddings,
+    llama_server,
+    models,
+    openai,
+    page,
+    prompt_cache,
+    status,
+    tokens,
+)
 from ckdist.serve.paths.path import Path, PathNames
 from ckdist.serve.model_router import ModelRouter
 from ckdist.serve.problems import Problem
@@ -69,9 +80,7 @@ def create_router_watching_app(router: ModelRouter, metrics: RouterMetrics) -> S
 
 
 def _routed(service: Service, paths: Iterable[Path]) -> Starlette:
-    return _application(
-        [Route(path.name, partial(path.handle, service), methods=list(path.methods)) for path in paths]
-    )
+    return _application([Route(path.name, partial(path.handle, service), methods=list(path.methods)) for path in paths])
 
 
 def _application(routes: Sequence[BaseRoute]) -> Starlette:

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import math
 import time
 from collections import deque
 from collections.abc import Coroutine
@@ -20,7 +21,8 @@ LOOK_SECONDS = 0.05
 LAST_WORDS_SECONDS = 3.0  # for an engine that has failed to end by itself
 MAX_RESTARTS = 3  # within RESTART_SECONDS
 RESTART_SECONDS = 120.0
-DRAIN_WORD = "the server is shutting down"
+RETRY_SECONDS = 10.0  # after a load that failed
+SHUTTING_DOWN = "the server is shutting down"
 
 State = Literal["unloaded", "loading", "loaded", "unloading"]
 log = logging.getLogger(__name__)
@@ -52,6 +54,7 @@ class HostedModel:
         self.needs = hosted.memory
         self.restarts = 0
         self.job: EngineJob | None = None
+        self._refused_until = 0.0  # no request loads it before that
         self._restarted_at: deque[float] = deque()
         self._life: asyncio.Task[None] | None = None
         self._ready: asyncio.Future[None] | None = None
@@ -72,7 +75,7 @@ class HostedModel:
             try:
                 self.needs = await predicted_memory(self.hosted)
             except ValueError as error:
-                self.problem = str(error)
+                self._fail(error)
                 raise self._refusal() from None
         return self.needs
 
@@ -88,9 +91,9 @@ class HostedModel:
         if self._ready is not None:
             await asyncio.shield(self._ready)
 
-    def check_loads(self) -> None:
-        """Raises Problem 503 with the reason if the last load failed."""
-        if self.problem is not None:
+    def check_may_load(self) -> None:
+        """Raises Problem 503 with the reason if it has failed a short time ago."""
+        if self.problem is not None and time.monotonic() < self._refused_until:
             raise self._refusal()
 
     async def unload(self) -> None:
@@ -100,12 +103,18 @@ class HostedModel:
         self.state = "unloading"
         self._life.cancel()
         await asyncio.wait((self._life,))
-        self.client.lose(DRAIN_WORD)
+        self.client.lose(SHUTTING_DOWN)
         await self._end_processes()
         self._end("unloaded")
 
     def _refusal(self) -> Problem:
-        return Problem(503, f"the model {self.name!r} does not load: {self.problem}", retry_after=10)
+        wait = max(1, math.ceil(self._refused_until - time.monotonic()))
+        return Problem(503, f"the model {self.name!r} does not run: {self.problem}", retry_after=wait)
+
+    def _fail(self, error: Exception, seconds: float = RETRY_SECONDS) -> None:
+        self.problem = str(error)
+        self._refused_until = max(self._refused_until, time.monotonic() + seconds)
+        log.error("the model %s does not run: %s", self.name, error)
 
     def _end(self, state: State) -> None:
         self.state, self._life = state, None
@@ -128,8 +137,7 @@ class HostedModel:
                 self._enter_loaded()
                 await self._watch()
         except CkdistError as error:
-            self.problem = str(error)
-            log.error("the model %s has ended: %s", self.name, error)
+            self._fail(error)
             self.client.lose(str(self._refusal()))
             await self._end_processes()
             self._end("unloaded")
@@ -183,6 +191,7 @@ class HostedModel:
                 self._restarted_at.popleft()
             if len(self._restarted_at) >= MAX_RESTARTS:
                 most = f"after {MAX_RESTARTS} restarts in {RESTART_SECONDS:g} s it is not restarted again"
+                self._refused_until = self._restarted_at[0] + RESTART_SECONDS
                 raise Problem(503, f"its engine has ended ({reason}); {most}")
             self._restarted_at.append(now)
             self.restarts += 1

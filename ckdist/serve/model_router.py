@@ -80,23 +80,25 @@ class ModelRouter:
             raise Problem(503, "no model is loaded; name one: ?model=NAME", "model")
         return max(loaded, key=lambda model: model.used_at)
 
-    async def load(self, model: HostedModel, waits: bool = True) -> None:
-        """Returns when the model is loaded. Raises Problem 503 if that fails or takes longer than --timeout.
-
-        `waits`: if there is no room, wait for requests of other models to end.
-        """
+    async def load(self, model: HostedModel) -> None:
+        """Returns when the model is loaded. Raises Problem 503 if that fails or takes longer than --timeout."""
         try:
-            await asyncio.wait_for(self._load(model, waits), self.settings.timeout)
+            await asyncio.wait_for(self._load(model), self.settings.timeout)
         except asyncio.TimeoutError:
             message = f"the model {model.name!r} was not loaded within {self.settings.timeout:g} seconds (--timeout)"
             raise Problem(503, message, retry_after=LOAD_RETRY_SECONDS) from None
 
-    async def begin(self, model: HostedModel, waits: bool = True) -> None:
-        """Makes room and begins to load the model, if it is not loaded."""
+    async def begin(self, model: HostedModel, waits: bool) -> None:
+        """Makes room and begins to load the model, if it is not loaded.
+
+        `waits`: without room, wait for requests of other models to end. An operator's order does not wait, and loads a model that has just failed.
+        """
         async with self._room:
             if self.draining:
                 raise Problem(503, "the server is shutting down")
             if model.state == "unloaded":
+                if waits:
+                    model.check_may_load()
                 await self._make_room(model, await model.predict(), waits)
                 model.begin()
 
@@ -114,13 +116,13 @@ class ModelRouter:
         model.used_at = time.monotonic()
         self._released.set()
 
-    async def _load(self, model: HostedModel, waits: bool) -> None:
+    async def _load(self, model: HostedModel) -> None:
         while model.state != "loaded":
             if model.state in ("unloaded", "unloading"):
-                await self.begin(model, waits)
+                await self.begin(model, waits=True)
             await model.wait()
             if model.state == "unloaded":
-                model.check_loads()
+                model.check_may_load()
 
     async def _make_room(self, model: HostedModel, needs: int, waits: bool) -> None:
         """Unloads models until there is room for one more. The least recently used one goes first."""
@@ -145,9 +147,7 @@ class ModelRouter:
             else:
                 free = _size(limit - self.used_bytes)
                 message = f"{len(self._resident())} models are loaded and {free} are free, of {_size(limit)}"
-                raise Problem(
-                    503, f"{message}; {model.name!r} needs {_size(needs)}", retry_after=LOAD_RETRY_SECONDS
-                )
+                raise Problem(503, f"{message}; {model.name!r} needs {_size(needs)}", retry_after=LOAD_RETRY_SECONDS)
 
     def _has_room(self, needs: int) -> bool:
         most = self.settings.models_max

@@ -43,7 +43,9 @@ class RouterMetrics(Collector):
                 if family.name in OF_HTTP:
                     continue
                 joined = families.setdefault(family.name, Metric(family.name, family.documentation, family.type))
-                joined.samples += [sample._replace(labels={**sample.labels, "model": name}) for sample in family.samples]
+                joined.samples += [
+                    sample._replace(labels={**sample.labels, "model": name}) for sample in family.samples
+                ]
         families |= {family.name: family for family in self._of_models()}
         return families.values()
 

@@ -37,7 +37,7 @@ def check_every_cut(make_engine, prompt, params) -> None:
         assert joined(messages_of(make_engine(), prompt, params, before)) == joined(whole[cut:]), cut
 
 
-@pytest.mark.parametrize("fields", STATEFUL[2:] + [{"temperature": 0.0}, {"temperature": 1.0, "logprobs": 2}])
+@pytest.mark.parametrize("fields", [*STATEFUL[2:], {"temperature": 0.0}, {"temperature": 1.0, "logprobs": 2}])
 def test_continues_after_any_token(fields):
     params = SamplingParams(max_tokens=24, seed=5, **fields)
     check_every_cut(lambda: Engine(PagedExecutable(), Sampler(50), {7}), [3, 1, 4, 1, 5], params)
@@ -47,9 +47,7 @@ def test_continues_after_any_token(fields):
 def test_continues_a_grammar_also_within_forced_tokens(logprobs):
     tokenizer = tokenizer_of(BUNDLED)
     vocab, grammars = tokenizer.vocab_size, Grammars(tokenizer, tokenizer.vocab_size)
-    make = lambda: Engine(
-        PagedExecutable(vocab_size=vocab), Sampler(vocab), tokenizer.eos_token_ids, grammars=grammars
-    )
+    make = lambda: Engine(PagedExecutable(vocab_size=vocab), Sampler(vocab), tokenizer.eos_token_ids, grammars=grammars)
     check_every_cut(make, [5], SamplingParams(max_tokens=60, seed=3, grammar=GRAMMAR, logprobs=logprobs))
 
 
