@@ -34,6 +34,7 @@ class CommandParser(argparse.ArgumentParser):
         self.arguments: list[argparse.Action] = []
         self.flags: dict[str, argparse.Action] = {}
         self.rest: argparse.Action | None = None
+        self.after: dict[str, str] = {}  # a long flag: the flag that its second and later uses are
         super().__init__(**settings)
 
     def add_argument(self, *names: Any, **settings: Any) -> argparse.Action:
@@ -77,6 +78,8 @@ def parser_for(config_class: type, prog: str) -> CommandParser:
                 parser.flags[meta["former"]] = action
         else:
             parser.add_argument(meta["flags"][0], nargs="?", **{**settings, "default": item.default})
+        if first := meta.get("after"):
+            parser.after[first] = meta["flags"][-1]
     return parser
 
 
@@ -138,7 +141,10 @@ def _pair(parser: CommandParser, arguments: Sequence[str]) -> tuple[list[str], l
             if not words or words[0] in actions:
                 raise ConfigError(f"{flag} needs a value; see {parser.prog} --help")
             value = words.pop(0)
-        paired.append(f"{action.option_strings[-1]}={value}")
+        name = action.option_strings[-1]
+        if name in parser.after and any(known.startswith(f"{name}=") for known in paired):
+            name = parser.after[name]
+        paired.append(f"{name}={value}")
     return paired, []
 
 

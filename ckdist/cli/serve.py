@@ -12,6 +12,7 @@ from ckdist.comm.world_protocol import World
 from ckdist.config.serve_config import ServeConfig
 from ckdist.engine.load_model import load_model
 from ckdist.engine.rank_reports import RankReports
+from ckdist.engine.socket_directory import DIRECTORY
 
 DRAIN_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)  # mpirun forwards SIGUSR1 and keeps running
 
@@ -39,11 +40,17 @@ def work(config: ServeConfig, world: World) -> None:
 
 
 def run(config: ServeConfig) -> int:
-    """Serves until it is stopped. Returns 0. Raises EngineError if the HTTP process fails."""
+    """Serves until it is stopped. Returns 0. Raises EngineError if the HTTP process fails.
+
+    With DIRECTORY in the environment, the engine answers on a socket in that folder, and there is no HTTP process.
+    """
+    if config.is_router:
+        return frozen_import("ckdist.cli.serve_models").run(config)
     parent = os.getppid()
     world = start_ranks(config)
     rank_0 = frozen_import("ckdist.cli.serve_rank_0") if world.rank == 0 else None
-    listeners = together(world, lambda: rank_0 and rank_0.open_listeners(config))
+    directory = os.environ.get(DIRECTORY)
+    listeners = together(world, lambda: None if directory else rank_0 and rank_0.open_listeners(config))
     cpus = host_cpus(world)
     name = config.alias or (rank_0 and rank_0.model_name(config))
     if config.model is not None:
@@ -52,6 +59,8 @@ def run(config: ServeConfig) -> int:
         config = dataclasses.replace(config, model=resolve(config.model, world))
     if rank_0 is None:
         work(config, world)
+    elif directory:
+        frozen_import("ckdist.cli.engine_rank_0").serve(config, world, directory, name)
     else:
         rank_0.serve(config, world, listeners, name, cpus, parent)
     return 0

@@ -155,14 +155,6 @@ def handle_signals(config: ServeConfig, http: HttpProcess, coordinator: Coordina
         signal.signal(signal.SIGHUP, lambda *_: http.read_keys_again())
 
 
-def make_served_engine(config: ServeConfig, model: Model) -> tuple[Engine, Tokenizer]:
-    """Makes the engine and the tokenizer, and prepares grammars."""
-    engine, tokenizer = make_engine(model, config.max_queue + config.parallel, config.max_step_ms / 1000 or math.inf)
-    if engine.grammars is not None and tokenizer.eos_token_ids:
-        engine.grammars.prepare()
-    return engine, tokenizer
-
-
 def logged_lines(name: str, model: Model) -> list[str]:
     """Returns the lines about the start, and logs where ranks are placed. A collective call."""
     lines, advice = start_lines(name, model)
@@ -184,6 +176,17 @@ def say_ready(config: ServeConfig, listeners: Listeners, http: HttpProcess, name
         from ckdist.serve.notify import notify
 
         notify("READY=1", f"STATUS=serving {name} at {http.url}")
+
+
+def load_engine(config: ServeConfig, world: World) -> tuple[Model, Engine, Tokenizer]:
+    """Loads the model and makes rank 0's engine. A collective call: other ranks call `load_model`."""
+    model = load_model(config, world, progress=True, embeddings=True)
+    with dismissing(model, world):
+        limit = config.max_step_ms / 1000 or math.inf
+        engine, tokenizer = make_engine(model, config.max_queue + config.parallel, limit)
+        if engine.grammars is not None and tokenizer.eos_token_ids:
+            engine.grammars.prepare()
+    return model, engine, tokenizer
 
 
 def serve(
@@ -215,9 +218,7 @@ def serve(
         if line := open_line(config, listeners.http):
             log.warning("%s", line)
         handle_signals(config, http, coordinator)
-        model = load_model(config, world, progress=True, embeddings=True)
-        with dismissing(model, world):
-            engine, tokenizer = make_served_engine(config, model)
+        model, engine, tokenizer = load_engine(config, world)
         lines = logged_lines(name, model)
         coordinator.begin(engine, RankReports(model), model_facts(config, model))
         http.wait_answering(ANSWERING_SECONDS)

@@ -91,6 +91,15 @@ class EngineConfig(Settings):
             "weights, for at most 1048576 tokens or one sequence)"
         ),
     )
+    memory: int | None = option(
+        None,
+        "--memory",
+        kind=int,
+        parse=byte_size,
+        within=(1 << 20, 1 << 50),
+        metavar="SIZE",
+        help="most memory for the weights, caches and buffers of all ranks of a host (default: the free memory)",
+    )
     cache_disk: str | None = option(
         None,
         "--cache-disk",

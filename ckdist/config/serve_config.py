@@ -15,6 +15,26 @@ class ServeConfig(RequestDefaultFlags, EngineConfig):
 
     host: str = option("127.0.0.1", "--host", help="address to listen on")
     port: int = option(8080, "--port", within=(0, 65535), help="port to listen on; 0: any free port")
+    further_model: tuple[str, ...] = option(
+        (), "--further-model", repeat=True, metavar="MODEL", facets={"after": "--model"},
+        help="also serve this model, under the name of its file or folder; a second -m is the same",
+    )  # fmt: skip
+    models: str | None = option(
+        None, "--models", metavar="FILE or FOLDER",
+        help="serve the models of this TOML file, or all in this folder, each as a job of its own (docs/operate/models.md)",
+    )  # fmt: skip
+    models_max: int | None = option(
+        None, "--models-max", kind=int, within=(1, 1000),
+        help="most models in memory at once; the least recently used one without requests is unloaded",
+    )  # fmt: skip
+    models_memory: int | None = option(
+        None, "--models-memory", kind=int, parse=byte_size, within=(1 << 20, 1 << 50), metavar="SIZE",
+        help="most memory of all models together (default: the free memory at the start)",
+    )  # fmt: skip
+    keep_alive: float | None = option(
+        None, "--keep-alive", kind=float, within=(0, 1e9), metavar="SECONDS",
+        help="unload a model that has had no request for this long (default: never)",
+    )  # fmt: skip
     alias: str | None = option(
         None,
         "-a",
@@ -152,6 +172,15 @@ class ServeConfig(RequestDefaultFlags, EngineConfig):
         metavar="SECONDS",
         help="limit for running requests to finish after SIGTERM",
     )
+
+    @property
+    def is_router(self) -> bool:
+        """Whether the HTTP process starts a job per model."""
+        return self.models is not None or bool(self.further_model) or self.models_max is not None
+
+    @property
+    def runs_model(self) -> bool:
+        return not self.is_router
 
     def __post_init__(self) -> None:
         if self.slot_save_path is not None and self.cache_disk is None:

@@ -2,6 +2,7 @@
 
 import time
 from collections import deque
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -30,12 +31,14 @@ class Constraint:
     Attributes:
         allowed: Mask of the next token, uint32 (ceil(vocabulary / 32),). Token t is bit t % 32 of word t // 32.
         error: The reason why the grammar cannot be followed any further, or None.
+        earlier: Tokens that another engine drew. They are followed before the first mask.
         forced: Tokens that come next without sampling.
     """
 
     def __init__(self, compiled: CompiledGrammar, vocab_size: int) -> None:
         self.compiled = compiled
         self.allowed = np.zeros(-(-vocab_size // WORD_BITS), np.uint32)
+        self.earlier: Iterable[int] = ()
         self.forced: deque[int] = deque()
         self.error: str | None = None
         self._address, self._bytes = self.allowed.ctypes.data, self.allowed.nbytes
@@ -70,6 +73,9 @@ class Constraint:
         if matcher is None:
             matcher = self._matcher = self.compiled.future.result(0).deep_copy()
             self._find_forced(matcher, 0)
+            for token in self.earlier:
+                self.advance(int(token))
+            self.earlier = ()
         if self.forced:
             self.allowed[:] = 0
             self.allowed[self.forced[0] // WORD_BITS] |= np.uint32(1 << self.forced[0] % WORD_BITS)

@@ -8,11 +8,11 @@ While the engine has work, the loop reads the socket between steps. Otherwise it
 
 import logging
 import os
-import pathlib
 import stat
 import threading
 import time
 from collections.abc import Callable, Hashable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,7 @@ from ckdist.engine.messages import MAX_MESSAGE_BYTES, TO_RANK_0, WATCH_SECONDS, 
 from ckdist.engine.output import Output
 from ckdist.engine.rank_reports import RankReports
 from ckdist.engine.scheduler import EngineBusy
-from ckdist.engine.socket_directory import SOCKET
+from ckdist.engine.socket_directory import socket_address
 from ckdist.errors import CkdistError, CommError, ConfigError, EngineError, RequestError, UserError
 from ckdist.native import lib
 
@@ -40,11 +40,6 @@ MAX_UNSENT = 100_000  # messages to a peer that does not read
 MAX_SOCKET_PATH = 107  # bytes, sun_path of unix(7)
 
 
-def socket_address(directory: str) -> str:
-    """The ZeroMQ address of the engine's socket in `directory`."""
-    return f"ipc://{pathlib.Path(directory, SOCKET)}"
-
-
 class Coordinator:
     """Answers messages once it is constructed. Accepts requests once `begin` has set an engine.
 
@@ -57,18 +52,21 @@ class Coordinator:
         model: Sent with every status. `begin` adds vocab_size and context_length.
         step_limit: Seconds of one step after which no status is sent.
         drain_seconds: Seconds that a drain waits for running requests.
+        turns: Held during each step, if engines share the cores.
 
     Raises:
         ConfigError: The directory cannot be used.
     """
 
     def __init__(
-        self, directory: str, model: dict[str, Any], *, step_limit: float = 120.0, drain_seconds: float = 60.0
-    ) -> None:
+        self, directory: str, model: dict[str, Any], *, step_limit: float = 120.0, drain_seconds: float = 60.0,
+        turns: AbstractContextManager[None] | None = None,
+    ) -> None:  # fmt: skip
         self.address = socket_address(directory)
         _check_directory(directory)
         self.state, self.error = "loading", None
         self._model, self._step_limit, self._drain_seconds = model, step_limit, drain_seconds
+        self._turns = nullcontext() if turns is None else turns
         self._engine: Engine | None = None
         self._ranks: RankReports | None = None
         self._watched_until = 0.0
@@ -193,7 +191,8 @@ class Coordinator:
         self._step_begin = time.monotonic()
         self._lock.release()
         try:
-            return engine.step()
+            with self._turns:
+                return engine.step()
         finally:
             self._lock.acquire()
             self._step_begin = None
@@ -274,7 +273,8 @@ class Coordinator:
             if isinstance(request, Embed):
                 self._engine.embed(key, prompt, request.pooling, request.first_text, request.tenant, request.place)
             else:
-                self._engine.add(key, prompt, request.sampling, request.tenant, request.place)
+                drawn = np.frombuffer(request.drawn, "<i4")
+                self._engine.add(key, prompt, request.sampling, request.tenant, request.place, drawn=drawn)
 
     def _enter(self, state: str, error: str | None = None) -> None:
         """Changes the state and sends it to every peer."""
@@ -298,16 +298,17 @@ class Coordinator:
 
     def _fail(self, error: CkdistError) -> None:
         """Ends all requests with an error: status 503 if a rank is lost, else 500."""
-        self._fail_requests(str(error), 503 if isinstance(error, CommError) else 500)
+        self._fail_requests(str(error), 503 if isinstance(error, CommError) else 500, ends_engine=True)
         self._enter("failed", str(error))
 
-    def _fail_requests(self, message: str, status: int) -> None:
+    def _fail_requests(self, message: str, status: int, ends_engine: bool = False) -> None:
         engine = self._engine
         if engine is None:
             return
         for key in engine.ids:
             engine.abort(key)
-            self._send_error(*_peer_and_id(key), message, None, status)
+            peer, request_id = _peer_and_id(key)
+            self._send(peer, encode(messages.Failure(request_id, message, None, status, ends_engine)))
 
     def _send_output(self, output: Output) -> None:
         """Sends an output to the peer that made the request."""

@@ -148,6 +148,7 @@ class Engine:
         tenant: bytes | None = ONE_TENANT,
         place: QueuePlace = ANY_PLACE,
         positions: np.ndarray | None = None,
+        drawn: Tokens = (),
     ) -> None:
         """Queues a request.
 
@@ -156,6 +157,7 @@ class Engine:
             place: Its queue, and its order there.
             positions: Positions of the prompt's tokens in time, height and width, (tokens, 3). Generated tokens have
                 the positions after the largest one. Blocks are named by tokens alone, so none are reused or left.
+            drawn: Tokens of the answer that another engine drew with these parameters. This one goes on after them.
 
         Raises:
             RequestError: A field is wrong, or the prompt cannot fit.
@@ -186,9 +188,25 @@ class Engine:
             more |= {"positions": positions, "tenant": None}
         ends = (0, 0) if self.states is None else turn_ends(ids, self.outputs.eos_token_ids)
         sequence = Sequence(id, begin, params, seed, capacity, time.monotonic(), state, turn_ends=ends, **more)
+        if len(drawn):
+            self._append_drawn(sequence, drawn)
         self._queue(sequence)
         if state is not None and state.constraint is not None:
             self._compiling.append(sequence)
+
+    def _append_drawn(self, sequence: Sequence, drawn: Tokens) -> None:
+        """Appends tokens of the answer and updates the sampling state. Raises RequestError if they are not possible."""
+        if sequence.params.mirostat:
+            raise RequestError("the state of mirostat does not follow from the tokens; draw them again", "drawn")
+        if sequence.length + len(drawn) >= len(sequence.tokens):
+            room = len(sequence.tokens) - sequence.length
+            raise RequestError(f"{len(drawn)} tokens were drawn, and the answer has at most {room}", "drawn")
+        for token in check_prompt(drawn, self.vocab_size).tolist():
+            sequence.append(token)
+        if (state := sequence.sampling_state) is not None:
+            if state.constraint is not None:
+                state.constraint.earlier = drawn
+            self.outputs.keep_state(sequence, state, None, 0)
 
     def embed(
         self,

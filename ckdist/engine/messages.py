@@ -39,16 +39,20 @@ class Hello(Message, frozen=True):
 
 
 class Submit(Message, frozen=True):
-    """Continue a prompt. EOS and stop tokens are not among the tokens that come back. The client finds stop strings."""
+    """Continue a prompt. EOS and stop tokens are not among the tokens that come back. The client finds stop strings.
+
+    `drawn`: tokens of the answer that an earlier engine drew; this one goes on after them.
+    """
 
     id: Id
     prompt: bytes  # see `pack_tokens`
     sampling: SamplingParams = field(default_factory=SamplingParams)
     tenant: Tenant = ONE_TENANT  # only cached blocks of this tenant are reused; null: none are reused or left
     place: QueuePlace = ANY_PLACE
+    drawn: bytes = b""
 
     def __post_init__(self) -> None:
-        check_tokens(self.prompt)
+        check_tokens(self.prompt, self.drawn)
 
 
 class Embed(Message, frozen=True):
@@ -169,6 +173,7 @@ class Failure(Message, frozen=True, tag="error"):
     message: str
     field: str | None = None
     status: int = 500  # an HTTP status: 400, 429, 500, 503
+    ends_engine: bool = False  # the engine ends as well, so another one may continue the request
 
 
 class Envelope(Record, frozen=True, forbid_unknown_fields=False):

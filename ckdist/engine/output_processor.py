@@ -156,12 +156,12 @@ class OutputProcessor:
         if constraint is not None and constraint.error is not None:
             return self.failed(sequence, constraint.error, 400)
         if state is not None:
-            self._keep_state(sequence, state, sample, len(sequence.output) - len(taken))
+            self.keep_state(sequence, state, sample, len(sequence.output) - len(taken))
         if logprobs is not None:
             logprobs = logprobs[: len(taken)]
         return replace(self.output(sequence, taken, logprobs, finish), stop_token=stop)
 
-    def _keep_state(self, sequence: Sequence, state: SamplingState, sample: Sample | None, before: int) -> None:
+    def keep_state(self, sequence: Sequence, state: SamplingState, sample: Sample | None, before: int) -> None:
         """Updates the sampling state after a token and drops the parts that are no longer needed.
 
         Args:

@@ -11,7 +11,16 @@ from collections.abc import Iterator
 
 PREFIX = "ckdist-"
 SOCKET = "engine"
+# The environment of an engine without an HTTP process of its own (`ckdist.serve.engine_job` sets it):
+DIRECTORY = "CKDIST_ENGINE_DIRECTORY"  # the private folder of its socket
+PARENT = "CKDIST_ENGINE_PARENT"  # the process that it ends with
+TURNS = "CKDIST_ENGINE_TURNS"  # the file that engines lock during a step if they share cores
 CONNECT_SECONDS = 0.2
+
+
+def socket_address(directory: str) -> str:
+    """The ZeroMQ address of the engine's socket in `directory`."""
+    return f"ipc://{pathlib.Path(directory, SOCKET)}"
 
 
 @contextlib.contextmanager

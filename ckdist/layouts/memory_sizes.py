@@ -34,10 +34,13 @@ def cache_name(types: CacheTypes) -> str:
     return "/".join(dict.fromkeys(types))
 
 
-def free_memory(ranks_on_host: int) -> int:
-    """Bytes of free memory per rank of this host, without those that the rank's loaded models will still touch."""
-    promised = native.lib.ckdist_promised_memory()
-    return native.lib.ckdist_available_memory() // ranks_on_host - promised - RESERVE
+def free_memory(ranks_on_host: int, limit: int | None = None) -> int:
+    """Bytes of free memory per rank of this host, without those that the rank's loaded models will still touch.
+
+    `limit`: most bytes of all ranks of this host (--memory).
+    """
+    promised, available = native.lib.ckdist_promised_memory(), native.lib.ckdist_available_memory()
+    return min(available, available if limit is None else limit) // ranks_on_host - promised - RESERVE
 
 
 def room(free: int) -> str:

@@ -63,7 +63,7 @@ class Plan:
         return f"{layout}; {threads}; {kv}; context {self.cache.context_length}"
 
 
-def _context(config: EngineConfig, spec: ModelSpec) -> int:
+def wanted_context(config: EngineConfig, spec: ModelSpec) -> int:
     """The wanted positions of one sequence. Raises CapacityError if the model has fewer."""
     context = config.ctx_size or min(spec.max_position, ENCODER_CONTEXT if spec.reads_whole else DEFAULT_CONTEXT)
     if context > spec.max_position:
@@ -100,12 +100,12 @@ def make_plan(
     placement = topology.place(world, max(threads, threads_batch))
     types = config.cache_type_k, config.cache_type_v
     per_block, per_slot = block_bytes(caches, types), slot_bytes(caches)
-    free = free_memory(world.local_size)
+    free = free_memory(world.local_size, config.memory)
     slots = _state_slots(config, world, per_slot, free - weights.total)
     room = free - weights.total - slots * per_slot
     if room < per_block:
         raise too_large(world.rank, (world.size, world.local_size), weights, per_block, free)
-    context = _context(config, spec)
+    context = wanted_context(config, spec)
     rope = rope_bytes_per_position(spec)
     limit = config.kv_memory or sys.maxsize
     budget = max(0, min(room - context * rope, limit))
@@ -129,7 +129,8 @@ def make_plan(
             f"on each rank, and {gigabytes(there)} are free for it: {remedy}"
         )
     # Memory is touched only when blocks are used, and more blocks keep more prompts.
-    total = most if config.kv_memory else min(max(context, min(int(most * KV_SHARE), KV_TOKENS)), most)
+    share = 1.0 if config.memory else KV_SHARE
+    total = most if config.kv_memory else min(max(context, min(int(most * share), KV_TOKENS)), most)
     most_tokens, sequences = step_tokens(config, spec), config.parallel
     if not spec.generates:  # only the sequences of one step need a cache; they keep nothing for later steps
         sequences = max(sequences, most_tokens // BLOCK_TOKENS)

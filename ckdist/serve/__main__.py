@@ -24,8 +24,13 @@ def main() -> int:
         os.sched_setaffinity(0, settings.cpus)
     gc.collect()
     gc.freeze()  # collections skip the imported modules: to scan them stops the event loop for 50 ms
+    listener = socket.socket(fileno=settings.listener)
+    if settings.models:
+        from ckdist.serve.router_server import RouterServer
+
+        return asyncio.run(RouterServer(settings, listener).run())
     try:
-        return asyncio.run(HttpServer(settings, socket.socket(fileno=settings.listener)).run())
+        return asyncio.run(HttpServer(settings, listener).run())
     finally:
         if os.getppid() != settings.parent:
             remove_endpoint(settings.endpoint)

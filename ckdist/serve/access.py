@@ -72,7 +72,7 @@ class Access:
                 counter.under_way -= 1
             if self.traces is not None:
                 self.traces.add(request, status)
-            request_log.end(request, status, scope.get("ckdist.key", "-"), self.model)
+            request_log.end(request, status, scope.get("ckdist.key", "-"), scope.get("ckdist.model", self.model))
             self.metrics.requests.labels(path, str(status)).inc()
             self.metrics.request_seconds.labels(path).observe(time.monotonic() - begun)
 

@@ -5,7 +5,8 @@ import hmac
 import math
 import time
 from collections import OrderedDict, deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 from msgspec import structs
 
@@ -26,6 +27,13 @@ def part_of(total: int, others: int) -> int:
     return -(-7 * (total - others) // 8)
 
 
+class HeldMessage(NamedTuple):
+    """A message that an account holds, and the function that sends it: models have engines of their own."""
+
+    message: Submit | Embed
+    send: "Callable[[Account, Submit | Embed], None]"
+
+
 class Account:
     """The use and the limits of a client.
 
@@ -44,7 +52,7 @@ class Account:
         self.client = address if name == NO_KEY else name
         self._label = f"address {address}" if name == NO_KEY else f"key {name!r}"
         self.running = self.under_way = 0
-        self.held: OrderedDict[str, Submit | Embed] = OrderedDict()
+        self.held: OrderedDict[str, HeldMessage] = OrderedDict()
         self._used: deque[tuple[int, int]] = deque()  # (second, tokens) within the last WINDOW_SECONDS
 
     @property
@@ -62,10 +70,10 @@ class Account:
         """Returns a request's place in the queues of rank 0."""
         return structs.replace(wanted, client=self.client)
 
-    def next_held(self) -> Submit | Embed:
+    def next_held(self) -> HeldMessage:
         """Removes and returns the message that is sent next: interactive first, then by priority and arrival."""
-        order = lambda message: (message.place.batch, message.place.priority)
-        return self.held.pop(min(self.held.values(), key=order).id)
+        order = lambda held: (held.message.place.batch, held.message.place.priority)
+        return self.held.pop(min(self.held.values(), key=order).message.id)
 
     def check_places(self, count: int, total: int, active: int) -> None:
         """Raises Problem if `count` more sequences are too many of the server's.

@@ -19,7 +19,7 @@ from ckdist.engine.messages import Abort, Drain, Embed, Embedding, Failure, Hell
 from ckdist.engine.queue_place import ANY_PLACE, QueuePlace
 from ckdist.engine.sampling_params import SamplingParams
 from ckdist.engine.tenant import ONE_TENANT
-from ckdist.serve.accounts import Account
+from ckdist.serve.accounts import Account, HeldMessage
 from ckdist.serve.encoding import TURN_SECONDS
 from ckdist.serve.problems import Problem
 
@@ -256,7 +256,7 @@ class EngineClient:
             raise problem
         account = generation.account
         if account.is_full:
-            account.held[message.id] = message
+            account.held[message.id] = HeldMessage(message, self.send_held)
         elif self._send(message):
             account.running += 1
         else:
@@ -281,13 +281,17 @@ class EngineClient:
         if account.held.pop(sequence_id, None) is None:
             account.running -= 1
         while account.held and not account.is_full:
-            message = account.next_held()
-            account.running += 1
-            if not self._send(message):
-                problem = Problem(503, f"the engine has not read the last {MAX_UNSENT} messages; try again later")
-                account.running -= 1
-                self._generations.pop(message.id).fail(problem, message.id)
+            held = account.next_held()
+            held.send(account, held.message)
         return generation
+
+    def send_held(self, account: Account, message: Submit | Embed) -> None:
+        """Sends a message that `account` held."""
+        account.running += 1
+        if not self._send(message):
+            problem = Problem(503, f"the engine has not read the last {MAX_UNSENT} messages; try again later")
+            account.running -= 1
+            self._generations.pop(message.id).fail(problem, message.id)
 
     def _send(self, message: messages.ToRank0) -> bool:
         try:

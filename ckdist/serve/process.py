@@ -12,7 +12,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from ckdist.config.engine_config import folder_and_size
@@ -144,12 +144,13 @@ class HttpProcess:
         listener: socket.socket,
         metrics: socket.socket | None = None,
         cpus: Collection[int] | None = None,
+        hosted: Mapping[str, Any] | None = None,
     ) -> "HttpProcess":
         """Starts the process. It answers 503 until rank 0's status is "ready".
 
         `endpoint` is the address of rank 0's ROUTER. `model` is the GGUF file or folder with the tokenizer. This object
         owns `listener` and `metrics` (for --metrics-port) from now on. `cpus` are the CPUs that the process may use;
-        None: this process's. Raises ConfigError for unreadable keys, and if too few files may be open.
+        None: this process's. `hosted`: fields of HttpSettings about several models, which then have no rank 0. Raises ConfigError for unreadable keys, and if too few files may be open.
         """
         check_outputs(config)
         api_keys, path = given_keys(config), config.api_key_file
@@ -193,6 +194,7 @@ class HttpProcess:
             log_prompts=config.log_prompts,
             traces_endpoint=config.otlp_traces_endpoint,
             verbose=config.verbose,
+            **(hosted or {}),
         )
         return cls(settings, listener, metrics)
 

@@ -54,6 +54,29 @@ class Uvicorn(uvicorn.Server):
             listener.listen(BACKLOG)
 
 
+def uvicorn_for(app: ASGIApp, settings: HttpSettings) -> tuple[ConnectionPool, Uvicorn]:
+    """Returns uvicorn for `app`, and the pool of its connections."""
+    room = room_for(settings.max_requests + SILENT_CONNECTIONS)
+    connections = ConnectionPool(room.places, settings.first_request, settings.silence)
+    config = uvicorn.Config(
+        connections.watched(app),
+        loop="asyncio",
+        # uvicorn only calls this, so a function is as good as a class.
+        http=cast("type[asyncio.Protocol]", connections.protocol(H11Protocol)),
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        backlog=room.accepts,
+        timeout_keep_alive=cast("int", settings.silence),  # it goes to call_later, which takes fractions
+        timeout_graceful_shutdown=SHUTDOWN_SECONDS,
+        h11_max_incomplete_event_size=MAX_HEADER_BYTES,
+    )
+    return connections, Uvicorn(config)
+
+
 class HttpServer:
     """One HTTP process.
 
@@ -73,26 +96,7 @@ class HttpServer:
             self.listeners.append(socket.socket(fileno=settings.metrics_listener))
             app = MetricsPort(app, create_watching_app(self.service), self.listeners[-1].getsockname()[1])
         self.signals = 0
-        room = room_for(settings.max_requests + SILENT_CONNECTIONS)
-        self.connections = ConnectionPool(room.places, settings.first_request, settings.silence)
-        self.uvicorn = Uvicorn(
-            uvicorn.Config(
-                self.connections.watched(app),
-                loop="asyncio",
-                # uvicorn only calls this, so a function is as good as a class.
-                http=cast("type[asyncio.Protocol]", self.connections.protocol(H11Protocol)),
-                ws="none",
-                lifespan="off",
-                log_config=None,
-                access_log=False,
-                proxy_headers=False,
-                server_header=False,
-                backlog=room.accepts,
-                timeout_keep_alive=cast("int", settings.silence),  # it goes to call_later, which takes fractions
-                timeout_graceful_shutdown=SHUTDOWN_SECONDS,
-                h11_max_incomplete_event_size=MAX_HEADER_BYTES,
-            )
-        )
+        self.connections, self.uvicorn = uvicorn_for(app, settings)
 
     async def run(self) -> int:
         """Serves until there is a reason to end. Returns the exit code."""

@@ -17,6 +17,26 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
+class HostedSettings:
+    """One of several models of a server. Its engine is a job of its own."""
+
+    name: str
+    words: tuple[str, ...]  # flags of its `ckdist serve`
+    model: str  # GGUF file or folder with the tokenizer
+    aliases: tuple[str, ...] = ()
+    overrides: dict[str, int | float | bool | str] = field(default_factory=dict)  # of the model's metadata
+    memory: int | None = None  # most bytes of all its ranks; None: a process predicts them before the first load
+    cpus: tuple[int, ...] = ()  # CPUs of its ranks
+    takes_turns: bool = False  # models without CPUs of their own run one step at a time
+    pinned: bool = False  # never unloaded
+    keep_alive: float | None = None  # seconds without a request after which it is unloaded; None: never
+    at_start: bool = False  # loaded at the start, not by the first request
+    parallel: int = 8
+    max_sequences: int = 136
+    adapter: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class HttpSettings:
     """Settings of the HTTP process. Times are in seconds."""
 
@@ -62,6 +82,9 @@ class HttpSettings:
     log_prompts: bool = False
     traces_endpoint: str | None = None  # of an OpenTelemetry collector
     verbose: bool = False
+    models: tuple[HostedSettings, ...] = ()  # if there are several; `endpoint` and `model` are empty then
+    models_max: int | None = None
+    models_memory: int = 0  # most bytes of all models together
 
     def to_json(self) -> bytes:
         """Returns the settings for the HTTP process's standard input."""

@@ -13,7 +13,7 @@ from ckdist.engine.messages import Submit
 from ckdist.engine.queue_place import ANY_PLACE, QueuePlace
 from ckdist.errors import ConfigError
 from ckdist.serve import answer
-from ckdist.serve.accounts import MAX_ADDRESSES, Account, Accounts, part_of
+from ckdist.serve.accounts import MAX_ADDRESSES, Account, Accounts, HeldMessage, part_of
 from ckdist.serve.answer import ANTHROPIC_PING, KEEP_ALIVE, EventStream
 from ckdist.serve.api_keys import ApiKey, KeyLimits
 from ckdist.serve.problems import Problem
@@ -126,8 +126,9 @@ def test_limits_of_an_address():
 def test_the_next_held_sequence_is_that_of_the_lowest_number():
     account = Account("a")
     for name, batch, priority in (("d", True, -5), ("c", False, 3), ("a", False, 0), ("b", False, 0)):
-        account.held[name] = Submit(name, b"", place=QueuePlace("a", batch, priority))
-    assert [account.next_held().id for _ in range(4)] == ["a", "b", "c", "d"] and not account.held
+        message = Submit(name, b"", place=QueuePlace("a", batch, priority))
+        account.held[name] = HeldMessage(message, lambda *_: None)
+    assert [account.next_held().message.id for _ in range(4)] == ["a", "b", "c", "d"] and not account.held
 
 
 @pytest.fixture(scope="module")

@@ -16,9 +16,9 @@ START_SECONDS = 90.0
 
 
 @contextlib.contextmanager
-def running(*flags: str) -> Iterator[str]:
+def running(*flags: str, threads: tuple[str, ...] = ("-t", "1")) -> Iterator[str]:
     """`ckdist serve flags...` of one rank and one thread; its URL, once it is ready."""
-    words = [sys.executable, "-m", "ckdist.cli.main", "serve", "--port", "0", "-t", "1", "-tp", "1", *flags]
+    words = [sys.executable, "-m", "ckdist.cli.main", "serve", "--port", "0", *threads, "-tp", "1", *flags]
     given = {"env": environment(), "cwd": ROOT, "text": True}
     process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **given)
     try:

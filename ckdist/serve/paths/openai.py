@@ -18,7 +18,7 @@ NO_END = b""  # these streams end with their last event
 
 async def models(service: Service, request: Request) -> Response:
     """A list with the server's one model."""
-    return json_answer({"object": "list", "data": [_model(service)]})
+    return json_answer({"object": "list", "data": [describe(service)]})
 
 
 async def model(service: Service, request: Request) -> Response:
@@ -27,7 +27,7 @@ async def model(service: Service, request: Request) -> Response:
     if name != own:
         message = f"there is no model {name[:200]!r}; this server has {own!r}"
         raise Problem(404, message, "model", "model_not_found")
-    return json_answer(_model(service))
+    return json_answer(describe(service))
 
 
 async def chat_completions(service: Service, request: Request) -> Response:
@@ -45,7 +45,7 @@ async def responses(service: Service, request: Request) -> Response:
     return await service.answer(request, await service.prepare("response", request), ResponsesAnswer, NO_END)
 
 
-def _model(service: Service) -> dict[str, Any]:
+def describe(service: Service) -> dict[str, Any]:
     name, known = service.settings.model_name, service.known_model
     model = {"id": name, "object": "model", "created": service.created, "owned_by": "ckdist", "root": name}
     return {**model, "parent": None, "max_model_len": known.get("context_length"), "meta": known}

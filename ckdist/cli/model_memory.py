@@ -1,0 +1,71 @@
+"""`python -m ckdist.cli.model_memory serve FLAGS`: prints the bytes that a model needs, before anything is loaded.
+
+These are its weights, the cache and the rotations of a few whole contexts, and a reserve for each rank.
+"""
+
+import dataclasses
+import functools
+import logging
+import sys
+
+from ckdist.cli.arguments import parse_arguments
+from ckdist.cli.command_ranks import wanted_ranks
+from ckdist.cli.main import report
+from ckdist.comm.world import SingleWorld
+from ckdist.config.serve_config import ServeConfig
+from ckdist.engine.load_model import open_adapter, open_model
+from ckdist.engine.rank_steps import lower_programs
+from ckdist.engine.rank_weights import RankWeights
+from ckdist.engine.stage_layers import layers_of_stages
+from ckdist.engine.stage_programs import trace_programs
+from ckdist.engine.stage_ranks import stage_rank
+from ckdist.errors import CkdistError, UserError
+from ckdist.layouts.memory_sizes import RESERVE
+from ckdist.layouts.rank_plan import step_tokens, wanted_context
+from ckdist.program.cache import block_bytes, slot_bytes
+from ckdist.program.rotations import rope_bytes_per_position
+from ckdist.program.step_batch import BLOCK_TOKENS
+from ckdist.program.tracer import Tracer
+from ckdist.weights.loader import ShardLoader
+
+CONTEXTS = 4  # whole contexts in the cache of a model whose memory nobody stated
+
+
+def needed_bytes(config: ServeConfig) -> int:
+    """Returns the bytes of all ranks. Raises a UserError if the model cannot be served."""
+    ranks = wanted_ranks(config)
+    config = dataclasses.replace(config, tensor_parallel_size=1, pipeline_parallel_size=1, layout=None)
+    world = SingleWorld()
+    checkpoint = open_model(config, world, embeddings=True)
+    spec = checkpoint.spec
+    adapter, _ = open_adapter(config, world, checkpoint)
+    tracer = functools.partial(Tracer, low_rank=adapter.low_rank) if adapter else Tracer
+    loader = ShardLoader(checkpoint, 1, config.quantize)
+    rank = stage_rank(world, layers_of_stages(config, world, loader, tracer))
+    programs = trace_programs(config, world, rank, spec, adapter, tracer, True)
+    steps = lower_programs(programs, loader, step_tokens(config, spec), False)
+    weights = RankWeights(loader, adapter)
+    own = [steps.main[0], *(steps.hidden if spec.encoder else [])]
+    for lowered in own:
+        weights.add(lowered)
+    caches = [cache for lowered in own for cache in lowered.caches.values()]
+    context, types = wanted_context(config, spec), (config.cache_type_k, config.cache_type_v)
+    blocks = CONTEXTS * -(-context // BLOCK_TOKENS)
+    cache = blocks * block_bytes(caches, types) if config.kv_memory is None else ranks * config.kv_memory
+    states = 2 * (config.parallel + 1) * slot_bytes(caches)
+    return weights.sizes().total + cache + states + ranks * (context * rope_bytes_per_position(spec) + RESERVE)
+
+
+def main() -> int:
+    """Prints the bytes. Returns the exit code."""
+    logging.basicConfig(level=logging.ERROR)
+    try:
+        print(needed_bytes(parse_arguments(ServeConfig, sys.argv[2:], "ckdist serve")))
+    except CkdistError as error:
+        report(error, None)
+        return 2 if isinstance(error, UserError) else 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

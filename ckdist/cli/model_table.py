@@ -1,0 +1,162 @@
+"""The models of `ckdist serve --models FILE or FOLDER`, or of several -m: their names and their settings."""
+
+import difflib
+import pathlib
+import re
+import sys
+from dataclasses import Field, dataclass, fields, replace
+from typing import Any, cast
+
+from ckdist.config.engine_config import EngineConfig
+from ckdist.config.options import checked
+from ckdist.config.serve_config import ServeConfig
+from ckdist.errors import ConfigError
+from ckdist.text_file import read_text_file
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+MAX_FILE_BYTES = 1 << 20
+MAX_MODELS = 1000
+NAME = re.compile(r"[^\s\x00-\x1f\x7f]{1,200}")
+# Settings of a model; all others are the server's.
+OWN = (*(item.name for item in fields(EngineConfig)), "max_step_ms", "max_queue", "pooling", "keep_alive")
+KEYS = ("name", "aliases", "path", "pinned", "load")
+FIELDS = {item.name: item for item in fields(ServeConfig)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelEntry:
+    """One model of the table. `config.model` is its path."""
+
+    name: str
+    config: ServeConfig
+    aliases: tuple[str, ...] = ()
+    pinned: bool = False
+    at_start: bool = False
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The flags of its job, without --model."""
+        words = ["--alias", self.name]
+        for name in OWN:
+            item, value = FIELDS[name], getattr(self.config, name)
+            flag = item.metadata["flags"][-1]
+            if name in ("keep_alive", "model") or value == item.default or value is None:
+                continue
+            if isinstance(value, bool):
+                words.append(flag)
+                continue
+            values: tuple[Any, ...] = value if isinstance(value, tuple) else (value,)
+            words += [f"{flag}={one}" for one in values]
+        return tuple(words)
+
+
+def read_table(config: ServeConfig) -> list[ModelEntry]:
+    """Returns the models that `config` names. Raises ConfigError if a setting or a name is wrong."""
+    base = replace(config, model=None, further_model=(), models=None, models_max=None)
+    given = ((config.model,) if config.model is not None else ()) + config.further_model
+    entries = [ModelEntry(name=_stem(model), config=replace(base, model=model), at_start=True) for model in given]
+    if config.models is not None:
+        path = pathlib.Path(config.models)
+        entries += _folder(path, base) if path.is_dir() else _file(path, base)
+    if not entries:
+        raise ConfigError(f"--models ({config.models}) names no model: give a TOML file with [[model]], or a folder")
+    if len(entries) > MAX_MODELS:
+        raise ConfigError(f"--models ({config.models}) names {len(entries)} models, more than {MAX_MODELS}")
+    _check_names(entries)
+    return entries
+
+
+def _stem(model: str) -> str:
+    return pathlib.Path(model.partition("?")[0]).stem if pathlib.Path(model).exists() else model.removeprefix("hf:")
+
+
+def _folder(folder: pathlib.Path, base: ServeConfig) -> list[ModelEntry]:
+    """Each GGUF file is a model, and each folder with safetensors or one GGUF file. They load on demand."""
+    paths = []
+    for path in sorted(folder.iterdir()):
+        if path.is_dir():
+            parts = sorted(path.glob("*.gguf"))
+            paths += [path] if (path / "config.json").exists() else parts[:1]
+        elif path.suffix == ".gguf" and not re.search(r"-0000[2-9]-of-|-000[1-9]\d-of-", path.name):
+            paths.append(path)
+    names = [path.name if path.is_dir() else re.sub(r"-00001-of-\d{5}$", "", path.stem) for path in paths]
+    return [
+        ModelEntry(name=name, config=replace(base, model=str(path))) for name, path in zip(names, paths, strict=True)
+    ]
+
+
+def _file(path: pathlib.Path, base: ServeConfig) -> list[ModelEntry]:
+    try:
+        table: dict[str, Any] = tomllib.loads(read_text_file(str(path), f"--models {path}", MAX_FILE_BYTES))
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise ConfigError(f"--models {path} is not TOML: {error}") from None
+    models = table.pop("model", [])
+    if table:
+        raise ConfigError(f"--models {path} has an unknown key {next(iter(table))!r}: write one [[model]] per model")
+    if not isinstance(models, list) or not all(isinstance(one, dict) for one in cast("list[Any]", models)):
+        raise ConfigError(f"--models {path}: write one [[model]] per model")
+    found = cast("list[dict[str, Any]]", models)
+    return [_entry(one, path, f"--models {path}, model {number}", base) for number, one in enumerate(found, 1)]
+
+
+def _entry(table: dict[str, Any], file: pathlib.Path, where: str, base: ServeConfig) -> ModelEntry:
+    known = {**{name: FIELDS[name] for name in OWN if name not in ("model", "hf_repo")}, **dict.fromkeys(KEYS)}
+    values = {key.replace("-", "_"): value for key, value in table.items()}
+    for key in values:
+        if key not in known:
+            close = difflib.get_close_matches(key, known, n=1)
+            hint = f", did you mean {close[0]}?" if close else f": a model has {', '.join(known)}"
+            raise ConfigError(f"{where}: unknown key {key!r}{hint}")
+    path = _text(values.pop("path", None), f"{where}: path")
+    relative = file.parent / path
+    model = str(relative) if relative.exists() else path
+    name = _text(values.pop("name", _stem(model)), f"{where}: name")
+    aliases: Any = values.pop("aliases", [])
+    if not isinstance(aliases, list):
+        raise ConfigError(f"{where}: aliases must be a list of names")
+    pinned, load = values.pop("pinned", False), values.pop("load", None)
+    if not isinstance(pinned, bool):
+        raise ConfigError(f"{where}: pinned must be true or false")
+    if load not in (None, "start", "demand"):
+        raise ConfigError(f"{where}: load must be start or demand, not {load!r:.40}")
+    own = {key: _value(FIELDS[key], value, f"{where}: {key}") for key, value in values.items()}
+    try:
+        config = replace(base, model=model, **own)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from None
+    names = tuple(_text(alias, f"{where}: aliases") for alias in cast("list[Any]", aliases))
+    at_start = load == "start" or (load is None and pinned)
+    return ModelEntry(name=name, config=config, aliases=names, pinned=pinned, at_start=at_start)
+
+
+def _value(item: Field[Any], value: Any, name: str) -> Any:
+    """The value in the type of the setting. A text is read as the flag's value."""
+    if isinstance(value, str) and item.metadata["kind"] is not str:
+        try:
+            value = item.metadata["parse"](value)
+        except ValueError as error:
+            raise ConfigError(f"{name} ({value!r:.80}) {error}") from None
+    return checked(item, value, name)
+
+
+def _text(value: Any, name: str) -> str:
+    if not isinstance(value, str) or not value:
+        raise ConfigError(f"{name} must be a text")
+    return value
+
+
+def _check_names(entries: list[ModelEntry]) -> None:
+    names: set[str] = set()
+    for entry in entries:
+        for name in (entry.name, *entry.aliases):
+            if not NAME.fullmatch(name):
+                raise ConfigError(f"{name!r:.80} is no name of a model: use 1 to 200 characters without spaces")
+            if name in names:
+                raise ConfigError(
+                    f"two models have the name {name!r}: give each its own, as [[model]] in --models FILE"
+                )
+            names.add(name)

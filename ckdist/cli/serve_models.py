@@ -1,0 +1,110 @@
+"""`ckdist serve` with several models: starts the HTTP process, which starts a job per model, and waits for it."""
+
+import logging
+import os
+import signal
+import time
+
+from ckdist import native
+from ckdist.cli.command_ranks import wanted_ranks
+from ckdist.cli.model_table import ModelEntry, read_table
+from ckdist.cli.serve import DRAIN_SIGNALS
+from ckdist.cli.serve_rank_0 import open_line, open_listeners
+from ckdist.comm.bootstrap.launchers import is_rank
+from ckdist.config.serve_config import ServeConfig
+from ckdist.errors import ConfigError
+from ckdist.hub.resolve import resolve
+from ckdist.layouts.memory_sizes import RESERVE, gigabytes
+from ckdist.overrides import metadata_overrides
+from ckdist.serve.notify import notify
+from ckdist.serve.process import HttpProcess
+from ckdist.serve.settings import HostedSettings
+from ckdist.topology import this_machine
+
+ANSWERING_SECONDS = 60.0
+LOOK_SECONDS = 0.2
+
+log = logging.getLogger(__name__)
+
+
+def run(config: ServeConfig) -> int:
+    """Serves until it is stopped. Returns 0. Raises EngineError if the HTTP process fails."""
+    if is_rank():
+        raise ConfigError("several models have a job each, so start `ckdist serve` without mpirun or ckdist launch")
+    for flag in ("--prefill-file", "--trace", "--alias"):
+        if getattr(config, flag[2:].replace("-", "_")) is not None:
+            raise ConfigError(f"{flag} is for one model, and several are served: leave it out")
+    limit = config.models_memory or native.lib.ckdist_available_memory() - RESERVE
+    models = hosted_models(read_table(config))
+    listeners = open_listeners(config)
+    hosted = {"models": models, "models_max": config.models_max, "models_memory": limit}
+    http = HttpProcess.start(config, "", "", "", *listeners, hosted=hosted)
+    for number in DRAIN_SIGNALS:
+        signal.signal(number, lambda *_: http.drain())
+    if config.api_key_file is not None:
+        signal.signal(signal.SIGHUP, lambda *_: http.read_keys_again())
+    if line := open_line(config, listeners.http):
+        log.warning("%s", line)
+    http.wait_answering(ANSWERING_SECONDS)
+    names = ", ".join(model.name for model in models)
+    most = f"{config.models_max} at once, " if config.models_max else ""
+    print(f"{len(models)} models: {names}; {most}in at most {gigabytes(limit)}")
+    print(f"serving {len(models)} models at {http.url}  try: curl {http.url}/v1/models", flush=True)
+    notify("READY=1", f"STATUS=serving {names} at {http.url}")
+    while http.poll() is None:
+        time.sleep(LOOK_SECONDS)
+    if failure := http.failure():
+        raise failure
+    http.stop()
+    return 0
+
+
+def hosted_models(entries: list[ModelEntry]) -> tuple[HostedSettings, ...]:
+    """Returns the models with their CPUs. Raises ConfigError if there are too few cores.
+
+    Models with `threads` have cores of their own. All others share the remaining cores, and run one step at a time. So
+    there are never more running threads than cores.
+    """
+    usable = os.sched_getaffinity(0)
+    cpus_of: dict[int, list[int]] = {}
+    for cpu in this_machine().cpus:
+        if cpu.number in usable:
+            cpus_of.setdefault(cpu.core, []).append(cpu.number)
+    cores = [tuple(cpus) for _, cpus in sorted(cpus_of.items())]  # the CPUs of each core
+    own = [_own_cores(entry) for entry in entries]
+    shares = any(not count for count in own)
+    if sum(own) + shares > len(cores):
+        raise ConfigError(
+            f"the threads of the models need {sum(own)} cores{', and the other models one' * shares}, of "
+            f"{len(cores)}: give fewer threads, or leave them out, and models take turns"
+        )
+    shared = cores[sum(own) :]
+    sharers = sum(not count for count in own)
+    models = []
+    for entry, count in zip(entries, own, strict=True):
+        mine, cores = (cores[:count], cores[count:]) if count else (shared, cores)
+        config = entry.config
+        models.append(
+            HostedSettings(
+                name=entry.name,
+                words=(*entry.words, f"--model={resolve(config.model)}"),
+                model=resolve(config.model) or "",
+                aliases=entry.aliases,
+                overrides=metadata_overrides(config.override_kv),
+                memory=config.memory,
+                cpus=tuple(cpu for cpus in mine for cpu in cpus),
+                takes_turns=not count and sharers > 1,
+                pinned=entry.pinned,
+                keep_alive=config.keep_alive,
+                at_start=entry.at_start,
+                parallel=config.parallel,
+                max_sequences=config.parallel + config.max_queue,
+                adapter=config.lora,
+            )
+        )
+    return tuple(models)
+
+
+def _own_cores(entry: ModelEntry) -> int:
+    config = entry.config
+    return max(config.threads, config.threads_batch if config.threads else 0) * wanted_ranks(config)

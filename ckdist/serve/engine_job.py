@@ -1,0 +1,102 @@
+"""An engine as a child of the HTTP process: one job of ranks, which answers on a socket of its own."""
+
+import asyncio
+import os
+import shutil
+import subprocess
+import tempfile
+
+from ckdist.engine.socket_directory import DIRECTORY, PARENT, PREFIX, TURNS, socket_address
+from ckdist.python_words import module_words
+from ckdist.serve.error_output import ErrorOutput
+from ckdist.serve.settings import HostedSettings
+
+LOOK_SECONDS = 0.02
+STOP_SECONDS = 10.0  # limit for a job without requests to end
+
+
+class EngineJob:
+    """A running job. The kernel kills it if this process ends. `stop` ends it and removes its folder.
+
+    Args:
+        hosted: The model.
+        memory: Most bytes of all its ranks.
+        turns: The file that jobs lock during a step.
+    """
+
+    def __init__(self, hosted: HostedSettings, memory: int, turns: str) -> None:
+        self._directory = tempfile.mkdtemp(prefix=PREFIX)
+        self.endpoint = socket_address(self._directory)
+        environment = {**os.environ, DIRECTORY: self._directory, PARENT: str(os.getpid())}
+        if hosted.takes_turns:
+            environment[TURNS] = turns
+        self._errors = ErrorOutput()
+        own = os.sched_getaffinity(0)
+        os.sched_setaffinity(0, hosted.cpus or own)  # the job inherits this thread's CPUs
+        try:
+            self._process = subprocess.Popen(
+                module_words("ckdist.cli.engine_job", "serve", *hosted.words, f"--memory={memory}"),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=self._errors.writing,
+                start_new_session=True,  # a terminal's Ctrl-C reaches this process, which then drains the job
+                env=environment,
+            )
+        finally:
+            os.sched_setaffinity(0, own)
+            self._errors.started()
+
+    @property
+    def pid(self) -> int:
+        """The process id of the job's first process."""
+        return self._process.pid
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the job has ended."""
+        return self._process.poll() is not None
+
+    async def reason(self) -> str:
+        """Returns the reason of its end: its last line, or how its process ended."""
+        code = self._process.poll() or 0
+        how = f"was ended by signal {-code}" if code < 0 else f"ended with code {code}"
+        line = await asyncio.to_thread(self._errors.last_line)
+        return line.removeprefix("ckdist: ") if line and code > 0 else how
+
+    async def ended_within(self, seconds: float) -> bool:
+        """Waits until the job has ended, at most `seconds`. Returns whether it has."""
+        loop = asyncio.get_running_loop()
+        end = loop.time() + seconds
+        while not self.has_ended and loop.time() < end:  # noqa: ASYNC110 - it has a time limit
+            await asyncio.sleep(LOOK_SECONDS)
+        return self.has_ended
+
+    async def stop(self, seconds: float = STOP_SECONDS) -> None:
+        """Drains the job and waits `seconds`. Then kills it."""
+        if not self.has_ended:
+            self._process.terminate()
+            await self.ended_within(seconds)
+        self.kill()
+
+    def kill(self) -> None:
+        """Kills the job, waits for it and removes its folder. Its ranks end with its first process."""
+        self._process.kill()
+        self._process.wait()
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+
+async def predicted_memory(hosted: HostedSettings) -> int:
+    """Returns the bytes that a model needs. Raises ValueError with the reason if it cannot be served."""
+    process = await asyncio.create_subprocess_exec(
+        *module_words("ckdist.cli.model_memory", "serve", *hosted.words),
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    try:
+        output, errors = await process.communicate()
+    except BaseException:
+        process.kill()
+        raise
+    if process.returncode or not output.strip().isdigit():
+        lines = errors.decode(errors="replace").strip().splitlines()
+        raise ValueError(lines[-1].removeprefix("ckdist: ") if lines else f"it ended with code {process.returncode}")
+    return int(output)

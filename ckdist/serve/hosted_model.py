@@ -1,0 +1,214 @@
+"""One of several models of a server: its engine and text workers, which start, restart and end with it."""
+
+import asyncio
+import contextlib
+import logging
+import math
+import time
+from collections import deque
+from collections.abc import Coroutine
+from dataclasses import replace
+from typing import Any, Literal
+
+from ckdist.errors import CkdistError
+from ckdist.serve.engine_job import EngineJob, predicted_memory
+from ckdist.serve.problems import Problem
+from ckdist.serve.resuming_client import ResumingClient
+from ckdist.serve.service import Service
+from ckdist.serve.settings import HostedSettings, HttpSettings
+
+LOOK_SECONDS = 0.05
+LAST_WORDS_SECONDS = 3.0  # for an engine that has failed to end by itself
+MAX_RESTARTS = 3  # within RESTART_SECONDS
+RESTART_SECONDS = 120.0
+RETRY_SECONDS = 10.0  # after a load that failed
+SHUTTING_DOWN = "the server is shutting down"
+
+State = Literal["unloaded", "loading", "loaded", "unloading"]
+log = logging.getLogger(__name__)
+
+
+class HostedModel:
+    """A model by its name. `begin` loads it, and `unload` ends its processes.
+
+    Attributes:
+        state: A model whose engine has crashed is "loading" until it runs again.
+        users: HTTP requests that need it.
+        used_at: When the last of them began or ended, in seconds of time.monotonic.
+        problem: The reason why the last load failed, or None.
+        needs: Bytes that it takes while it is not unloaded; None: not known yet.
+        restarts: Restarts after crashes, counted from the start of the server.
+    """
+
+    def __init__(self, settings: HttpSettings, hosted: HostedSettings, turns: str) -> None:
+        self.hosted, self._turns = hosted, turns
+        self.client = ResumingClient()
+        own = replace(
+            settings, model=hosted.model, model_name=hosted.name, overrides=hosted.overrides, models=(),
+            parallel=hosted.parallel, max_sequences=hosted.max_sequences, adapter=hosted.adapter,
+        )  # fmt: skip
+        self.service = Service(own, self.client)
+        self.state: State = "unloaded"
+        self.users, self.used_at = 0, time.monotonic()
+        self.problem: str | None = None
+        self.needs = hosted.memory
+        self.restarts = 0
+        self.job: EngineJob | None = None
+        self._refused_until = 0.0  # no request loads it before that
+        self._restarted_at: deque[float] = deque()
+        self._life: asyncio.Task[None] | None = None
+        self._ready: asyncio.Future[None] | None = None
+
+    @property
+    def name(self) -> str:
+        """The name in answers."""
+        return self.hosted.name
+
+    @property
+    def is_evictable(self) -> bool:
+        """Whether it may be unloaded for another model."""
+        return self.state == "loaded" and not self.users and not self.client.active and not self.hosted.pinned
+
+    async def predict(self) -> int:
+        """Returns the bytes that it needs. Raises Problem 503 if it cannot be served."""
+        if self.needs is None:
+            try:
+                self.needs = await predicted_memory(self.hosted)
+            except ValueError as error:
+                self._fail(error)
+                raise self._refusal() from None
+        return self.needs
+
+    def begin(self) -> None:
+        """Starts to load it. `wait` returns when it is loaded."""
+        assert self.state == "unloaded", "it is loaded once"
+        self.state, self.problem, self.used_at = "loading", None, time.monotonic()
+        self._ready = asyncio.get_running_loop().create_future()
+        self._life = asyncio.create_task(self._live())
+
+    async def wait(self) -> None:
+        """Returns when it is loaded, or has failed to load, which `state` shows."""
+        if self._ready is not None:
+            await asyncio.shield(self._ready)
+
+    def check_may_load(self) -> None:
+        """Raises Problem 503 with the reason if it has failed a short time ago."""
+        if self.problem is not None and time.monotonic() < self._refused_until:
+            raise self._refusal()
+
+    async def unload(self) -> None:
+        """Ends its processes. Its requests, if any, end with 503."""
+        if self._life is None:
+            return
+        self.state = "unloading"
+        self._life.cancel()
+        await asyncio.wait((self._life,))
+        self.client.lose(SHUTTING_DOWN)
+        await self._end_processes()
+        self._end("unloaded")
+
+    def _refusal(self) -> Problem:
+        wait = max(1, math.ceil(self._refused_until - time.monotonic()))
+        return Problem(503, f"the model {self.name!r} does not run: {self.problem}", retry_after=wait)
+
+    def _fail(self, error: Exception, seconds: float = RETRY_SECONDS) -> None:
+        self.problem = str(error)
+        self._refused_until = max(self._refused_until, time.monotonic() + seconds)
+        log.error("the model %s does not run: %s", self.name, error)
+
+    def _end(self, state: State) -> None:
+        self.state, self._life = state, None
+        if self._ready is not None and not self._ready.done():
+            self._ready.set_result(None)
+
+    async def _end_processes(self) -> None:
+        self.client.disconnect()
+        self.service.tokenizer = None
+        self.service.text.close()
+        if self.job is not None:
+            await self.job.stop()
+            self.job = None
+
+    async def _live(self) -> None:
+        """Loads the model and watches it. Ends only if it cannot be served any more."""
+        try:
+            await _together(self._start_job(), self._start_text())
+            while True:
+                self._enter_loaded()
+                await self._watch()
+        except CkdistError as error:
+            self._fail(error)
+            self.client.lose(str(self._refusal()))
+            await self._end_processes()
+            self._end("unloaded")
+
+    def _enter_loaded(self) -> None:
+        self.state, self.used_at = "loaded", time.monotonic()
+        log.info("the model %s is loaded", self.name)
+        if self._ready is not None and not self._ready.done():
+            self._ready.set_result(None)
+
+    async def _start_text(self) -> None:
+        self.service.tokenizer = await self.service.text.start()
+
+    async def _start_job(self) -> None:
+        """Starts the engine and waits until it is ready. Raises Problem 503 with the reason if it ends."""
+        job = self.job = EngineJob(self.hosted, self.needs or 0, self._turns)
+        self.client.connect(job.endpoint)
+        while self.client.state != "ready":
+            if job.has_ended or self.client.state == "failed":
+                await job.ended_within(LAST_WORDS_SECONDS)
+                raise Problem(503, await job.reason())
+            await asyncio.sleep(LOOK_SECONDS)
+
+    async def _watch(self) -> None:
+        """Returns when the engine or the text workers have ended and run again. Raises Problem if they cannot."""
+        job = self.job
+        assert job is not None, "it is loaded"
+        while not job.has_ended and self.client.state == "ready" and not self.service.text.ended:
+            await asyncio.sleep(LOOK_SECONDS)
+        self.state = "loading"
+        if self._ready is None or self._ready.done():
+            self._ready = asyncio.get_running_loop().create_future()
+        if self.service.text.ended:
+            log.error("the tokenizer's process of %s has ended; it is restarted", self.name)
+            self.service.tokenizer = None
+            await self._start_text()
+            return
+        await self._restart(job)
+
+    async def _restart(self, job: EngineJob) -> None:
+        """Starts the engine again after a crash. Its requests go on."""
+        while True:
+            state = self.client.state
+            await job.ended_within(0.0 if state == "stale" else LAST_WORDS_SECONDS)
+            reason = await job.reason() if job.has_ended else f"its state is {state}"
+            job.kill()
+            self.client.count_crash()
+            self.client.disconnect()
+            now = time.monotonic()
+            while self._restarted_at and now - self._restarted_at[0] > RESTART_SECONDS:
+                self._restarted_at.popleft()
+            if len(self._restarted_at) >= MAX_RESTARTS:
+                most = f"after {MAX_RESTARTS} restarts in {RESTART_SECONDS:g} s it is not restarted again"
+                self._refused_until = self._restarted_at[0] + RESTART_SECONDS
+                raise Problem(503, f"its engine has ended ({reason}); {most}")
+            self._restarted_at.append(now)
+            self.restarts += 1
+            log.warning("the engine of %s has ended (%s); it is restarted, and its requests go on", self.name, reason)
+            with contextlib.suppress(Problem):
+                await self._start_job()
+                return
+            assert self.job is not None, "it was started"
+            job = self.job
+
+
+async def _together(*work: Coroutine[Any, Any, None]) -> None:
+    """Waits for all. After the first error, which it raises, the others are cancelled."""
+    tasks = [asyncio.create_task(one) for one in work]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)

@@ -1,0 +1,196 @@
+"""Several models behind one address: finds a request's model, loads it, and unloads others that it needs room of."""
+
+import asyncio
+import contextlib
+import os
+import tempfile
+import time
+
+from ckdist.serve.hosted_model import HostedModel
+from ckdist.serve.problems import Problem
+from ckdist.serve.settings import HttpSettings
+
+IDLE_LOOK_SECONDS = 0.5
+LOAD_RETRY_SECONDS = 10  # Retry-After of a request that found no room
+
+
+class ModelRouter:
+    """The table of models. Call `start` first, on a running event loop, and `close` last.
+
+    Loads begin one after another, in the order in which their requests came. So nobody's room is taken by a later one.
+    """
+
+    def __init__(self, settings: HttpSettings) -> None:
+        self.settings = settings
+        self._turns, path = tempfile.mkstemp(prefix="ckdist-turns-")
+        self.turns_path = path
+        self.models = {hosted.name: HostedModel(settings, hosted, path) for hosted in settings.models}
+        self._names = {name: model for model in self.models.values() for name in (model.name, *model.hosted.aliases)}
+        self._room = asyncio.Lock()
+        self._released = asyncio.Event()
+        self.draining = False
+
+    def start(self) -> None:
+        """Begins to load the models that are loaded at the start, and to unload idle ones."""
+        self._tasks = [asyncio.create_task(self._load_first()), asyncio.create_task(self._unload_idle())]
+
+    async def close(self) -> None:
+        """Ends all models."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*(model.unload() for model in self.models.values()))
+        os.close(self._turns)
+        with contextlib.suppress(OSError):
+            os.unlink(self.turns_path)  # noqa: PTH108 - a plain path
+
+    def end_now(self) -> None:
+        """Kills what `close` has not ended."""
+        for model in self.models.values():
+            if model.job is not None:
+                model.job.kill()
+
+    @property
+    def active(self) -> int:
+        """Sequences of all models that run or wait."""
+        return sum(model.client.active for model in self.models.values())
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of the models that are loaded or load."""
+        return sum(model.needs or 0 for model in self._resident())
+
+    def find(self, name: str | None) -> HostedModel:
+        """Returns the model of this name or alias. None: the only model.
+
+        Raises Problem 404 for an unknown name, and 400 if there is no name and there are several models.
+        """
+        known = ", ".join(sorted(self.models))
+        if name is None:
+            if len(self.models) == 1:
+                return next(iter(self.models.values()))
+            raise Problem(400, f"model is missing; this server has {known}", "model")
+        if (model := self._names.get(name)) is None:
+            raise Problem(404, f"there is no model {name[:200]!r}; this server has {known}", "model", "model_not_found")
+        return model
+
+    def current(self) -> HostedModel:
+        """Returns the loaded model that was used last, for requests without a model. Raises Problem 503 if none is."""
+        loaded = [model for model in self.models.values() if model.state == "loaded"]
+        if not loaded:
+            raise Problem(503, "no model is loaded; name one: ?model=NAME", "model")
+        return max(loaded, key=lambda model: model.used_at)
+
+    async def load(self, model: HostedModel) -> None:
+        """Returns when the model is loaded. Raises Problem 503 if that fails or takes longer than --timeout."""
+        try:
+            await asyncio.wait_for(self._load(model), self.settings.timeout)
+        except asyncio.TimeoutError:
+            message = f"the model {model.name!r} was not loaded within {self.settings.timeout:g} seconds (--timeout)"
+            raise Problem(503, message, retry_after=LOAD_RETRY_SECONDS) from None
+
+    async def begin(self, model: HostedModel, waits: bool) -> None:
+        """Makes room and begins to load the model, if it is not loaded.
+
+        `waits`: without room, wait for requests of other models to end. An operator's order does not wait, and loads a model that has just failed.
+        """
+        async with self._room:
+            if self.draining:
+                raise Problem(503, "the server is shutting down")
+            if model.state == "unloaded":
+                if waits:
+                    model.check_may_load()
+                await self._make_room(model, await model.predict(), waits)
+                model.begin()
+
+    async def unload(self, model: HostedModel) -> None:
+        """Unloads a model without requests. Raises Problem 409 if it has some."""
+        async with self._room:
+            if model.users or model.client.active:
+                count = max(model.users, model.client.active)
+                raise Problem(409, f"the model {model.name!r} has {count} requests; try again when they have ended")
+            await model.unload()
+
+    def release(self, model: HostedModel) -> None:
+        """Ends a request's use of a model."""
+        model.users -= 1
+        model.used_at = time.monotonic()
+        self._released.set()
+
+    async def _load(self, model: HostedModel) -> None:
+        while model.state != "loaded":
+            if model.state in ("unloaded", "unloading"):
+                await self.begin(model, waits=True)
+            await model.wait()
+            if model.state == "unloaded":
+                model.check_may_load()
+
+    async def _make_room(self, model: HostedModel, needs: int, waits: bool) -> None:
+        """Unloads models until there is room for one more. The least recently used one goes first."""
+        limit = self.settings.models_memory
+        pinned = sum(one.needs or 0 for one in self._resident() if one.hosted.pinned)
+        if needs > limit - pinned:
+            held = f", of which pinned models hold {_size(pinned)}" if pinned else ""
+            raise Problem(
+                503,
+                f"the model {model.name!r} needs {_size(needs)}, and all models may take {_size(limit)}{held}: "
+                f"a model of at most {_size(limit - pinned)} would fit; lower its --ctx-size or raise --models-memory",
+                retry_after=LOAD_RETRY_SECONDS,
+            )
+        while not self._has_room(needs):
+            self._released.clear()
+            idle = [one for one in self._resident() if one.is_evictable]
+            if idle:
+                await min(idle, key=lambda one: one.used_at).unload()
+            elif waits:
+                with contextlib.suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(self._released.wait(), IDLE_LOOK_SECONDS)
+            else:
+                free = _size(limit - self.used_bytes)
+                message = f"{len(self._resident())} models are loaded and {free} are free, of {_size(limit)}"
+                raise Problem(503, f"{message}; {model.name!r} needs {_size(needs)}", retry_after=LOAD_RETRY_SECONDS)
+
+    def _has_room(self, needs: int) -> bool:
+        most = self.settings.models_max
+        counts = most is None or len(self._resident()) < most
+        return counts and self.used_bytes + needs <= self.settings.models_memory
+
+    def _resident(self) -> list[HostedModel]:
+        return [model for model in self.models.values() if model.state != "unloaded"]
+
+    async def _load_first(self) -> None:
+        for model in self.models.values():
+            if model.hosted.at_start:
+                with contextlib.suppress(Problem):  # `problem` has it, and the log
+                    await self.begin(model, waits=False)
+                    await model.wait()
+
+    async def _unload_idle(self) -> None:
+        while True:
+            await asyncio.sleep(IDLE_LOOK_SECONDS)
+            for model in self.models.values():
+                limit = model.hosted.keep_alive
+                if limit is not None and model.is_evictable and time.monotonic() - model.used_at >= limit:
+                    async with self._room:
+                        if model.is_evictable:
+                            await model.unload()
+
+
+class Hold:
+    """One request's use of a model, from its arrival to the last byte of its answer."""
+
+    def __init__(self, router: ModelRouter, model: HostedModel) -> None:
+        self._router, self._model = router, model
+        self._is_held = True
+        self.begun = time.monotonic()
+        model.users += 1
+        model.used_at = time.monotonic()
+
+    def release(self) -> None:
+        """Ends the use. Later calls do nothing."""
+        if self._is_held:
+            self._is_held = False
+            self._router.release(self._model)
+
+
+def _size(count: int) -> str:
+    return f"{count / 2**30:.2f} GiB"

@@ -1,0 +1,176 @@
+"""The paths of a server with several models: the list, loading and unloading, as llama-server's router has them.
+
+All other paths are those of one model, which the request names.
+"""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Message, Receive, Scope, Send
+
+from ckdist.serve.answer import json_answer, while_connected
+from ckdist.serve.body import read_body
+from ckdist.serve.hosted_model import HostedModel
+from ckdist.serve.model_router import Hold, ModelRouter
+from ckdist.serve.paths import status
+from ckdist.serve.paths.openai import describe
+from ckdist.serve.paths.path import Path
+from ckdist.serve.problems import Problem
+
+MAX_ORDER_BYTES = 1 << 16  # a body of /models/load
+
+
+class Named(msgspec.Struct):
+    """The part of a body that finds its model. The other fields are skipped."""
+
+    model: Any = None
+
+
+@dataclass(frozen=True)
+class RouterPath:
+    """One path of the server, not of a model."""
+
+    name: str
+    handle: Callable[[ModelRouter, Request], Awaitable[Response]]
+    methods: tuple[str, ...] = ("GET",)
+
+
+class HeldAnswer(Response):
+    """An answer whose model stays loaded until the last byte is sent."""
+
+    def __init__(self, answer: Response, hold: Hold) -> None:
+        self.answer, self.hold, self.background = answer, hold, None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Sends the answer."""
+        try:
+            await self.answer(scope, receive, send)
+        finally:
+            self.hold.release()
+
+
+async def pass_on(router: ModelRouter, path: Path, request: Request) -> Response:
+    """Loads the request's model if necessary, and answers with it."""
+    body = await read_body(request, router.settings.max_body) if request.method == "POST" else b""
+    name = _name_in(body) or request.query_params.get("model")
+    model = router.current() if name is None and request.method != "POST" else router.find(name)
+    request.scope["ckdist.model"] = model.name
+    hold = Hold(router, model)
+    try:
+        await while_connected(request.receive, router.load(model), lambda: hold.begun, router.settings.timeout + 1)
+        answer = await path.handle(model.service, Request(request.scope, _again(body, request.receive)))
+    except BaseException:
+        hold.release()
+        raise
+    if request.method != "POST":  # facts, and the view of the machine, keep no model in memory
+        hold.release()
+    return HeldAnswer(answer, hold)
+
+
+async def models(router: ModelRouter, request: Request) -> Response:
+    """All models, loaded or not."""
+    return json_answer({"object": "list", "data": [_described(model) for model in router.models.values()]})
+
+
+async def model(router: ModelRouter, request: Request) -> Response:
+    """The model of this name or alias. Raises Problem 404 for other names."""
+    return json_answer(_described(router.find(request.path_params["name"])))
+
+
+async def load(router: ModelRouter, request: Request) -> Response:
+    """Begins to load a model. Raises Problem 503 if there is no room for it."""
+    await router.begin(await _ordered(router, request), waits=False)
+    return json_answer({"success": True})
+
+
+async def unload(router: ModelRouter, request: Request) -> Response:
+    """Unloads a model. Raises Problem 409 if it has requests."""
+    await router.unload(await _ordered(router, request))
+    return json_answer({"success": True})
+
+
+async def health(router: ModelRouter, request: Request) -> Response:
+    """200 if requests can be answered: models load when they are needed. Else Problem 503."""
+    if router.draining:
+        raise Problem(503, "the server is shutting down")
+    first = [model for model in router.models.values() if model.hosted.at_start]
+    loading = [model.name for model in first if model.state == "loading" and not model.restarts]
+    if loading:
+        raise Problem(503, f"{', '.join(loading)} is loading; try again soon")
+    return json_answer({"status": "ok"})
+
+
+async def alive(router: ModelRouter, request: Request) -> Response:
+    """200 while this process answers."""
+    return json_answer({"status": "alive"})
+
+
+async def version(router: ModelRouter, request: Request) -> Response:
+    """This program's version."""
+    return await status.version(next(iter(router.models.values())).service, request)
+
+
+async def _ordered(router: ModelRouter, request: Request) -> HostedModel:
+    name = _name_in(await read_body(request, MAX_ORDER_BYTES))
+    if name is None:
+        raise Problem(400, 'model is missing; send {"model": "NAME"}', "model")
+    return router.find(name)
+
+
+def _name_in(body: bytes) -> str | None:
+    """Returns the field `model` of a body; None if there is none. Raises Problem 400 if it is no text."""
+    try:
+        name = msgspec.json.decode(body, type=Named).model if body else None
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        raise Problem(400, f"the body is not a JSON object: {str(error)[:200]}") from None
+    if not isinstance(name, str | None):
+        raise Problem(400, f"model must be a text, not {str(name)[:40]!r}", "model")
+    return name
+
+
+def _again(body: bytes, receive: Receive) -> Receive:
+    """Returns ASGI's receive for a request whose body was read."""
+    parts: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def next_message() -> Message:
+        return parts.pop() if parts else await receive()
+
+    return next_message
+
+
+def _described(model: HostedModel) -> dict[str, Any]:
+    hosted, known = model.hosted, model.client.model
+    state: dict[str, Any] = {"value": "unloaded" if model.state == "unloading" else model.state}
+    if model.problem is not None:
+        state |= {"failed": True, "error": model.problem}
+    tasks = [] if not known else ["completion"] if known.get("generates") else []
+    more = {
+        "aliases": list(hosted.aliases),
+        "status": state,
+        "capabilities": tasks + ["chat"] * bool(known.get("chats")) + ["embedding"] * ("pooling" in known),
+        "parameters": known.get("parameters"),
+        "memory_bytes": model.needs,
+        "pinned": hosted.pinned,
+        "requests": model.users,
+    }
+    return {**describe(model.service), **more}
+
+
+WATCHING_PATHS = (
+    RouterPath("/livez", alive),
+    RouterPath("/readyz", health),
+)
+PATHS = (
+    *WATCHING_PATHS,
+    RouterPath("/health", health),
+    RouterPath("/ping", health, ("GET", "POST")),
+    RouterPath("/version", version),
+    RouterPath("/v1/models", models),
+    RouterPath("/models/load", load, ("POST",)),
+    RouterPath("/models/unload", unload, ("POST",)),
+    RouterPath("/v1/models/{name:path}", model),
+)

@@ -1,0 +1,131 @@
+"""A client of one engine after another: requests outlive an engine that ends, and the next one continues them.
+
+An answer depends on the prompt, the parameters, the seed and the tokens drawn so far. So the seed is chosen here, and
+the next engine gets the tokens that the clients already have.
+"""
+
+import secrets
+from array import array
+from dataclasses import replace
+
+import zmq
+from msgspec import structs
+
+from ckdist.engine import messages
+from ckdist.engine.messages import Embed, Failure, Submit, Tokens
+from ckdist.serve.engine_client import EngineClient, Generation
+from ckdist.serve.problems import Problem
+
+MAX_CRASHES = 3  # engines that may end while a request runs
+
+
+class Resumable:
+    """A request, and the tokens of its answer so far.
+
+    Attributes:
+        skip: Tokens that the engine draws again, because the sampling state does not follow from the tokens.
+    """
+
+    def __init__(self, message: Submit | Embed) -> None:
+        if isinstance(message, Submit) and message.sampling.seed is None:
+            message = structs.replace(message, sampling=replace(message.sampling, seed=secrets.randbits(63)))
+        self.message = message
+        self.tokens = array("i")
+        self.skip = self.crashes = 0
+
+    def next_message(self) -> Submit | Embed:
+        """Returns the message for the next engine."""
+        if not isinstance(self.message, Submit) or not self.tokens:
+            return self.message
+        if self.message.sampling.mirostat:
+            self.skip = len(self.tokens)
+            return self.message
+        sampling = replace(self.message.sampling, prompt_logprobs=None)  # they came with the first token
+        return structs.replace(self.message, sampling=sampling, drawn=self.tokens.tobytes())
+
+    def take(self, message: Tokens) -> Tokens:
+        """Records new tokens. Returns the message without those that the client has."""
+        if self.skip:
+            known = min(self.skip, len(message.tokens))
+            self.skip -= known
+            logprobs = None if message.logprobs is None else message.logprobs[known:]
+            message = structs.replace(message, tokens=message.tokens[known:], logprobs=logprobs, prompt_logprobs=None)
+        self.tokens.extend(message.tokens)
+        return message
+
+
+class ResumingClient(EngineClient):
+    """`connect` to each engine, and `disconnect` when it ends. Between engines, requests wait.
+
+    Attributes:
+        is_connected: Whether there is an engine, which may still be loading.
+        resumed: Requests that were given to a further engine, counted from the start.
+    """
+
+    def __init__(self) -> None:
+        super().__init__("")
+        self.is_connected = False
+        self.resumed = 0
+        self._requests: dict[str, Resumable] = {}  # submitted and not ended; those that accounts hold are not here
+        self._flows = False  # the engine has said that it is ready
+
+    def connect(self, endpoint: str) -> None:
+        """Connects to an engine. Once it is ready, it gets all requests."""
+        self.endpoint, self.is_connected = endpoint, True
+        self.error = self._lost = self._heard_at = None
+        self._reported = "loading"
+        self.start()
+
+    def disconnect(self) -> None:
+        """Drops the connection. Requests wait for the next engine."""
+        if self.is_connected:
+            self._drain_socket()
+            self._socket.setsockopt(zmq.LINGER, 0)  # the engine is gone, and to wait would stop the event loop
+            self.close()
+        self.is_connected = self._flows = False
+        self.ranks, self.stats = [], {}
+        self._reported, self._heard_at = "loading", None
+
+    def count_crash(self) -> None:
+        """Counts a crash for every request that ran. Those that ran in MAX_CRASHES crashes end with 500."""
+        if not self._flows:
+            return  # the engine has not begun
+        for key, request in list(self._requests.items()):
+            request.crashes += 1
+            if request.crashes >= MAX_CRASHES and (generation := self._end(key)) is not None:
+                message = f"the request was running in {MAX_CRASHES} crashes of the model, so it is not run again"
+                generation.fail(Problem(500, message, code="request_crashes_model"), key)
+
+    def unavailable(self) -> Problem | None:
+        """Returns the reason why nothing can be submitted now. An engine that starts again is no reason."""
+        return None if self._lost is None else Problem(503, self._lost)
+
+    def _announce(self) -> None:
+        if self._lost is not None:
+            super()._announce()
+        elif self.state == "ready" and not self._flows:
+            self._flows = True
+            for request in list(self._requests.values()):
+                self.resumed += 1
+                super()._send(request.next_message())
+
+    def _send(self, message: messages.ToRank0) -> bool:
+        if not isinstance(message, (Submit, Embed)):
+            return not self.is_connected or super()._send(message)
+        request = self._requests[message.id] = Resumable(message)
+        if not self._flows or super()._send(request.message):
+            return True
+        del self._requests[message.id]
+        return False
+
+    def _handle(self, message: messages.FromRank0) -> None:
+        if isinstance(message, Failure) and message.ends_engine:
+            return  # the next engine continues it
+        if isinstance(message, Tokens) and (request := self._requests.get(message.id)) is not None:
+            message = request.take(message)
+        super()._handle(message)
+
+    def _end(self, sequence_id: str | None) -> Generation | None:
+        if sequence_id is not None:
+            self._requests.pop(sequence_id, None)
+        return super()._end(sequence_id)

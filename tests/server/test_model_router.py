@@ -1,0 +1,182 @@
+"""Several models behind one address: by name, on demand, within limits, and through crashes."""
+
+import json
+import pathlib
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import psutil
+import pytest
+
+from ckdist.engine.load_model import BUNDLED
+from tests.support.running import running
+from tests.support.served import wait_for
+
+TABLE = f"""
+[[model]]
+name = "a"
+path = "{BUNDLED}"
+aliases = ["gpt-4o"]
+ctx-size = 512
+load = "start"
+[[model]]
+name = "b"
+path = "{BUNDLED}"
+ctx_size = 256
+memory = "400M"
+[[model]]
+name = "c"
+path = "{BUNDLED}"
+cache_type_k = "q8_0"
+ctx_size = 256
+[[model]]
+name = "large"
+path = "{BUNDLED}"
+memory = "4T"
+[[model]]
+name = "broken"
+path = "{pathlib.Path(__file__)}"
+memory = "300M"
+"""
+BODIES = (
+    {"prompt": "def main(", "temperature": 0},
+    {"prompt": "The sky is", "temperature": 1, "seed": 7, "logprobs": 2},
+    {"prompt": "x", "temperature": 1, "seed": 3, "guided_regex": "[a-z ]{150,300}"},
+)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    path = tmp_path_factory.mktemp("router") / "models.toml"
+    path.write_text(TABLE)
+    with running("--models", str(path), "--models-max", "2", "--models-memory", "1G", threads=()) as url:
+        yield url
+
+
+def post(url, path, **body):
+    return httpx.post(url + path, json=body, timeout=60)
+
+
+def state(url, name) -> str:
+    return httpx.get(f"{url}/v1/models/{name}").json()["status"]["value"]
+
+
+def streamed(url, body, started: threading.Event | None = None) -> tuple[str, list]:
+    """The text and the log probabilities of a stream."""
+    text, scores = "", []
+    with httpx.stream("POST", f"{url}/v1/completions", json={**body, "stream": True}, timeout=60) as answer:
+        for line in answer.iter_lines():
+            if line.startswith("data: {"):
+                event = json.loads(line[6:])
+                assert "choices" in event, event
+                text += event["choices"][0]["text"]
+                scores.append(event["choices"][0]["logprobs"])
+                if started is not None:
+                    started.set()
+    return text, [score for part in scores if part for score in part["token_logprobs"]]
+
+
+def engine(name) -> psutil.Process:
+    """The process of the model's job."""
+    children = psutil.Process().children(recursive=True)
+    (found,) = [child for child in children if {"ckdist.cli.engine_job", name} <= set(child.cmdline())]
+    return found
+
+
+def test_eight_clients_of_three_models_get_the_bits_that_each_has_alone(server):
+    """Two models fit at once, so models are evicted and loaded while others answer."""
+    wants = [{**BODIES[i % 2], "model": ("a", "gpt-4o", "b", "c")[i // 2], "max_tokens": 40} for i in range(8)]
+    alone = [streamed(server, body) for body in wants]
+    with ThreadPoolExecutor(8) as pool:
+        together = list(pool.map(lambda body: streamed(server, body), wants))
+    assert together == alone
+    listed = {model["id"]: model for model in httpx.get(f"{server}/models").json()["data"]}
+    assert sum(model["status"]["value"] == "loaded" for model in listed.values()) == 2
+    assert listed["a"]["aliases"] == ["gpt-4o"] and listed["c"]["max_model_len"] == 256
+    assert "completion" in listed["c"]["capabilities"] and 0 < listed["c"]["memory_bytes"] < 1 << 30
+
+
+def test_a_killed_engine_comes_back_and_its_streams_go_on(server):
+    bodies = [{**body, "model": "a", "max_tokens": 400, "ignore_eos": True} for body in BODIES]
+    wanted = [streamed(server, body) for body in bodies]
+    process, started = engine("a"), threading.Event()
+    with ThreadPoolExecutor(3) as pool:
+        answers = [pool.submit(streamed, server, body, started) for body in bodies]
+        assert started.wait(30)
+        process.kill()
+        assert [answer.result() for answer in answers] == wanted
+    metrics = httpx.get(f"{server}/metrics").text
+    assert 'ckdist_model_restarts{model="a"} 1.0' in metrics
+    assert 'ckdist_resumed_requests{model="a"} 0.0' not in metrics
+
+
+def test_an_order_loads_and_unloads_and_a_model_with_requests_stays(server):
+    httpx.post(f"{server}/models/unload", json={"model": "b"})
+    assert post(server, "/models/load", model="b").json() == {"success": True}
+    wait_for(lambda: state(server, "b") == "loaded", 30)
+    assert post(server, "/models/unload", model="b").json() == {"success": True}
+    assert state(server, "b") == "unloaded"
+    started, body = threading.Event(), {**BODIES[2], "model": "a", "max_tokens": 400}
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(streamed, server, body, started)
+        assert started.wait(30)
+        process = engine("a")
+        process.suspend()
+        refused = post(server, "/models/unload", model="a")
+        process.resume()
+        assert len(answer.result()[0]) >= 150
+    assert refused.status_code == 409 and "has 1 request" in refused.text
+
+
+def test_refusals_name_the_reason_and_leave_the_others_running(server):
+    unknown = post(server, "/v1/chat/completions", model="gpt-5", messages=[])
+    assert unknown.status_code == 404 and "a, b, broken, c, large" in unknown.text
+    assert post(server, "/v1/completions", prompt="x").status_code == 400
+    assert post(server, "/v1/completions", prompt="x", model=["a"]).status_code == 400
+    assert httpx.post(f"{server}/v1/completions", content=b"[" * 100_000).status_code == 400
+    large = post(server, "/v1/completions", model="large", prompt="x")
+    assert large.status_code == 503 and "needs 4096.00 GiB, and all models may take 1.00 GiB" in large.text
+    broken = post(server, "/v1/completions", model="broken", prompt="x")
+    assert broken.status_code == 503 and int(broken.headers["retry-after"]) > 1
+    assert post(server, "/v1/completions", model="a", prompt="x", max_tokens=1).status_code == 200
+    assert httpx.get(f"{server}/props?model=a").status_code == 200 == httpx.get(f"{server}/health").status_code
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ('[[model]]\npath = "x"\nctxsize = 1', "unknown key 'ctxsize', did you mean ctx_size?"),
+        ('[[model]]\npath = "x"\nctx_size = "many"', "model 1: ctx_size \\('many'\\) is not a whole number"),
+        ('[[model]]\npath = "x"\n[[model]]\npath = "x"', "two models have the name 'x'"),
+        ('[[model]]\npath = "x"\nhost = "y"', "unknown key 'host'"),
+        ("model = 1", "write one \\[\\[model\\]\\] per model"),
+        ("", "names no model"),
+    ],
+)
+def test_a_wrong_table_is_refused_in_one_line(tmp_path, table, message):
+    from ckdist.cli.model_table import read_table
+    from ckdist.config.serve_config import ServeConfig
+    from ckdist.errors import ConfigError
+
+    path = tmp_path / "models.toml"
+    path.write_text(table)
+    with pytest.raises(ConfigError, match=message):
+        read_table(ServeConfig(models=str(path)))
+
+
+def test_cores_are_divided_and_the_rest_takes_turns(tmp_path):
+    from ckdist.cli.model_table import read_table
+    from ckdist.cli.serve_models import hosted_models
+    from ckdist.config.serve_config import ServeConfig
+    from ckdist.errors import ConfigError
+
+    path = tmp_path / "models.toml"
+    tables = [f'[[model]]\nname = "{name}"\npath = "{BUNDLED}"\ntensor_parallel_size = 1\n' for name in "abc"]
+    path.write_text(tables[0] + "threads = 1\n" + tables[1] + tables[2])
+    own, *shared = hosted_models(read_table(ServeConfig(models=str(path))))
+    assert not own.takes_turns and all(model.takes_turns for model in shared)
+    assert set(own.cpus).isdisjoint(shared[0].cpus) and shared[0].cpus == shared[1].cpus
+    path.write_text(tables[0] + "threads = 4096\n")
+    with pytest.raises(ConfigError, match="4096 cores"):
+        hosted_models(read_table(ServeConfig(models=str(path))))
