@@ -38,12 +38,12 @@ def run(config: ServeConfig) -> int:
     models = hosted_models(read_table(config))
     listeners = open_listeners(config)
     hosted = {"models": models, "models_max": config.models_max, "models_memory": limit}
-    http = HttpProcess.start(config, "", "", "", *listeners, hosted=hosted)
+    http = HttpProcess.start(config, "", "", "", listeners.http, listeners.metrics, more=listeners.more, hosted=hosted)
     for number in DRAIN_SIGNALS:
         signal.signal(number, lambda *_: http.drain())
     if config.api_key_file is not None:
         signal.signal(signal.SIGHUP, lambda *_: http.read_keys_again())
-    if line := open_line(config, listeners.http):
+    if line := open_line(config, listeners):
         log.warning("%s", line)
     http.wait_answering(ANSWERING_SECONDS)
     names = ", ".join(model.name for model in models)

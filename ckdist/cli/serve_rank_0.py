@@ -28,9 +28,9 @@ from ckdist.engine.rank_reports import RankReports
 from ckdist.engine.socket_directory import socket_directory
 from ckdist.errors import ConfigError
 from ckdist.models.spec import ModelSpec
+from ckdist.serve.addresses import UNIX, check_certificate, close, is_local, listen, listen_all
 from ckdist.serve.api_keys import asks_for_key
-from ckdist.serve.loopback import is_loopback
-from ckdist.serve.process import HttpProcess, listen
+from ckdist.serve.process import HttpProcess
 from ckdist.tokens.tokenizer import Tokenizer
 from ckdist.weights.stored_pooling import stored_pooling
 
@@ -88,37 +88,45 @@ def model_facts(config: ServeConfig, model: Model) -> dict[str, str | int]:
     return {**about, **embeds, "encodes": model.spec.encoder is not None}
 
 
-def open_line(config: ServeConfig, listener: socket.socket) -> str | None:
+class Listeners(NamedTuple):
+    """Rank 0's listening sockets."""
+
+    http: socket.socket
+    metrics: socket.socket | None  # of --metrics-port
+    more: tuple[socket.socket, ...] = ()  # of further addresses in --host
+
+
+def open_line(config: ServeConfig, listeners: Listeners) -> str | None:
     """Returns a warning if other hosts can reach the server and it requires no key."""
-    address, port = listener.getsockname()[:2]
-    if asks_for_key(config) or is_loopback(address):
+    reachable = [one for one in (listeners.http, *listeners.more) if not is_local(one)]
+    if asks_for_key(config) or not reachable:
         return None
+    address, port = reachable[0].getsockname()[:2]
     return (
         f"any client that reaches {address} port {port} can use this server; --api-key-file or CKDIST_API_KEY "
         "requires a key"
     )
 
 
-class Listeners(NamedTuple):
-    """Rank 0's listening sockets."""
-
-    http: socket.socket
-    metrics: socket.socket | None  # of --metrics-port
-
-
 def open_listeners(config: ServeConfig) -> Listeners:
     """Binds the ports before any expensive work.
 
     Raises:
-        ConfigError: A port is in use, or other hosts can reach a server that requires no key.
+        ConfigError: A port is in use, other hosts can reach a server that requires no key, or the certificate cannot
+            be used.
     """
-    http = listen(config.host, config.port)
-    line = open_line(config, http)
+    check_certificate(config.ssl_certfile, config.ssl_keyfile)
+    http, *more = listen_all(config.host, config.port)
+    listeners = Listeners(http, None, tuple(more))
+    line = open_line(config, listeners)
     if line and not config.no_auth:
-        http.close()
+        for listener in (http, *more):
+            close(listener)
         raise ConfigError(f"{line}; --no-auth serves without one")
-    metrics = None if config.metrics_port is None else listen(config.host, config.metrics_port, "--metrics-port")
-    return Listeners(http, metrics)
+    if config.metrics_port is None:
+        return listeners
+    first = next((name for name in config.host.split(",") if not name.startswith(UNIX)), "127.0.0.1")
+    return listeners._replace(metrics=listen(first, config.metrics_port, "--metrics-port"))
 
 
 def is_orphan(parent: int) -> bool:
@@ -212,10 +220,17 @@ def serve(
             Coordinator(directory, {"id": name}, step_limit=config.comm_timeout * 4, drain_seconds=config.drain_timeout)
         )
         http = HttpProcess.start(
-            config, coordinator.address, os.fspath(config.model or BUNDLED), name, *listeners, cpus
+            config,
+            coordinator.address,
+            os.fspath(config.model or BUNDLED),
+            name,
+            listeners.http,
+            listeners.metrics,
+            cpus,
+            more=listeners.more,
         )
         held.callback(http.stop)
-        if line := open_line(config, listeners.http):
+        if line := open_line(config, listeners):
             log.warning("%s", line)
         handle_signals(config, http, coordinator)
         model, engine, tokenizer = load_engine(config, world)

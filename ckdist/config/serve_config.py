@@ -13,7 +13,15 @@ from ckdist.errors import ConfigError
 class ServeConfig(RequestDefaultFlags, EngineConfig):
     """`ckdist serve`: answer the OpenAI API over HTTP."""
 
-    host: str = option("127.0.0.1", "--host", help="address to listen on")
+    host: str = option(
+        "127.0.0.1", "--host", metavar="ADDRESS[,ADDRESS]",
+        help="addresses to listen on, with commas; unix:/path: a Unix socket",
+    )  # fmt: skip
+    ssl_certfile: str | None = option(
+        None, "--ssl-certfile", metavar="FILE.pem", help="serve over TLS with this certificate and its chain"
+    )
+    ssl_keyfile: str | None = option(None, "--ssl-keyfile", metavar="FILE.pem", help="private key of --ssl-certfile")
+    api_prefix: str = option("", "--api-prefix", metavar="/PATH", help="path in front of all paths, e.g. /llm")
     port: int = option(8080, "--port", within=(0, 65535), help="port to listen on; 0: any free port")
     further_model: tuple[str, ...] = option(
         (), "--further-model", repeat=True, metavar="MODEL", facets={"after": "--model"},
@@ -194,6 +202,8 @@ class ServeConfig(RequestDefaultFlags, EngineConfig):
         if self.max_waiting_per_key is not None and self.max_running_per_key is None:
             given = f"--max-waiting-per-key ({self.max_waiting_per_key})"
             raise ConfigError(f"{given} needs --max-running-per-key: give both")
+        if not re.fullmatch(r"(/[A-Za-z0-9._~-]+)*", self.api_prefix):
+            raise ConfigError(f"--api-prefix ({self.api_prefix}) must be like /llm, without a slash at its end")
         for origin in self.cors_origin:
             if origin not in ("*", "null") and not re.fullmatch(
                 r"[a-z][a-z0-9+.-]*://[^/\s]+/?", origin, re.IGNORECASE

@@ -24,6 +24,7 @@ PROBES = ("/livez", "/readyz", "/health", "/ping")
 OPEN_PATHS = (*PROBES, *(path.name for path in page.PATHS))
 EVER_ANSWERED = (*PROBES, "/metrics")  # even if too many requests are under way
 UPLOADS = "/v1/files"
+OUTSIDE = "/outside --api-prefix"
 
 
 class Access:
@@ -39,7 +40,7 @@ class Access:
         self.accounts, self.failed_keys = accounts, FailedKeys()
         self.max_requests = settings.max_requests
         self.origins = Origins(settings.cors_origins, settings.allowed_hosts)
-        self.under_way = 0
+        self.under_way, self.prefix = 0, settings.api_prefix
         self.traces: Traces | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -57,6 +58,8 @@ class Access:
                 message = {**message, "headers": [*message.get("headers", ()), *more]}
             await send(message)
 
+        if self.prefix:
+            scope = {**scope, "path": self._below_prefix(scope["path"]), "root_path": self.prefix}
         known, path = self.names.resolve(scope["path"]) or (scope["path"], "other")
         account, problem = self._account(scope, path, headers)
         scope["ckdist.key"] = NO_KEY if account is None else account.name
@@ -75,6 +78,12 @@ class Access:
             request_log.end(request, status, scope.get("ckdist.key", "-"), scope.get("ckdist.model", self.model))
             self.metrics.requests.labels(path, str(status)).inc()
             self.metrics.request_seconds.labels(path).observe(time.monotonic() - begun)
+
+    def _below_prefix(self, path: str) -> str:
+        """Returns a path without --api-prefix. A path outside it becomes one that the application lacks."""
+        if path == self.prefix or path.startswith(f"{self.prefix}/"):
+            return path[len(self.prefix) :] or "/"
+        return f"{OUTSIDE}{path}"
 
     def _answer(
         self,

@@ -12,7 +12,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from ckdist.config.engine_config import folder_and_size
@@ -20,11 +20,11 @@ from ckdist.config.serve_config import ServeConfig
 from ckdist.errors import CkdistError, ConfigError, EngineError
 from ckdist.overrides import metadata_overrides
 from ckdist.python_words import module_words
+from ckdist.serve.addresses import close, is_local, url_of
 from ckdist.serve.api_keys import VARIABLE, default_limits, given_keys, read_key_file
 from ckdist.serve.error_output import ErrorOutput
 from ckdist.serve.heartbeat import STUCK_SECONDS, FailureDetector
-from ckdist.serve.loopback import is_loopback
-from ckdist.serve.settings import BACKLOG, USER_ERROR, HttpSettings
+from ckdist.serve.settings import USER_ERROR, HttpSettings
 from ckdist.tokens.tokenizer_source import CHAT_TEMPLATE
 
 FEWEST_FILES = 128
@@ -36,30 +36,6 @@ RESTART_SECONDS = 60.0
 REQUESTS_BESIDE_SEQUENCES = 512  # requests without sequences: they are read, refused or counted
 
 log = logging.getLogger(__name__)
-
-
-def listen(host: str, port: int, flag: str = "--port") -> socket.socket:
-    """Returns a listening socket. Call this before slow work, so that a port in use is reported at once.
-
-    `flag` names the port in messages. Raises ConfigError if the port is in use or the host is not this machine's.
-    """
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-    except (socket.gaierror, UnicodeError) as error:
-        raise ConfigError(f"--host ({host}) is not known: {getattr(error, 'strerror', error)}") from None
-    listener = socket.socket(family, kind, protocol)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen(BACKLOG)
-    except OSError as error:
-        listener.close()
-        raise ConfigError(
-            f"cannot listen on {host} port {port}: {error.strerror}; choose another --host or {flag}"
-        ) from None
-    return listener
 
 
 def check_outputs(config: ServeConfig) -> None:
@@ -111,28 +87,27 @@ class HttpProcess:
     RESTART_SECONDS. Its clients' connections end then. If it exits by itself, it is not restarted.
     """
 
-    def __init__(self, settings: HttpSettings, listener: socket.socket, metrics: socket.socket | None = None):
-        """`settings` has the descriptors of `listener` and of `metrics`. `stop` closes these sockets.
+    def __init__(self, settings: HttpSettings, listener: socket.socket, *others: socket.socket):
+        """`settings` has the descriptors of `listener` and `others`. `stop` closes these sockets.
 
         Raises EngineError if the process does not start, and ConfigError if --prefill-file is wrong.
         """
+        self._settings = settings
         if settings.prefill_file is not None:
             from ckdist.serve.prefill_file import read_prefill_file
 
             read_prefill_file(settings.prefill_file, {key.name for key in (*settings.api_keys, *settings.file_keys)})
         self.url = self.url_of(listener)
-        self._settings, self._listeners = settings, [listener, *([metrics] if metrics is not None else [])]
+        self._listeners = [listener, *others]
         self._ending = False  # `drain` was called
         self._restarts: collections.deque[float] = collections.deque()
         self._process, self._detector, self._errors = self._spawn()
         self._keeper = threading.Thread(target=self._keep, daemon=True, name="ckdist-http")
         self._keeper.start()
 
-    @staticmethod
-    def url_of(listener: socket.socket) -> str:
-        """Returns the URL of a listening socket."""
-        host, port = listener.getsockname()[:2]
-        return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    def url_of(self, listener: socket.socket) -> str:
+        """Returns the URL of one of its listening sockets, with the prefix of its paths."""
+        return url_of(listener, self._settings.certificate is not None) + self._settings.api_prefix
 
     @classmethod
     def start(
@@ -145,17 +120,18 @@ class HttpProcess:
         metrics: socket.socket | None = None,
         cpus: Collection[int] | None = None,
         hosted: Mapping[str, Any] | None = None,
+        more: Sequence[socket.socket] = (),
     ) -> "HttpProcess":
         """Starts the process. It answers 503 until rank 0's status is "ready".
 
         `endpoint` is the address of rank 0's ROUTER. `model` is the GGUF file or folder with the tokenizer. This object
-        owns `listener` and `metrics` (for --metrics-port) from now on. `cpus` are the CPUs that the process may use;
+        owns `listener`, `more` of them and `metrics` (for --metrics-port) from now on. `cpus` are the CPUs that the process may use;
         None: this process's. `hosted`: fields of HttpSettings about several models, which then have no rank 0. Raises ConfigError for unreadable keys, and if too few files may be open.
         """
         check_outputs(config)
         api_keys, path = given_keys(config), config.api_key_file
         file_keys = () if path is None else read_key_file(path)
-        open_on_loopback = is_loopback(listener.getsockname()[0]) and not (api_keys or file_keys)  # to web pages, too
+        open_on_loopback = all(map(is_local, (listener, *more))) and not (api_keys or file_keys)  # to web pages, too
         max_sequences = config.parallel + config.max_queue
         settings = HttpSettings(
             endpoint=endpoint,
@@ -165,6 +141,10 @@ class HttpProcess:
             defaults=config.request_defaults,
             listener=listener.fileno(),
             metrics_listener=-1 if metrics is None else metrics.fileno(),
+            more_listeners=tuple(one.fileno() for one in more),
+            certificate=absolute(config.ssl_certfile),
+            certificate_key=absolute(config.ssl_keyfile),
+            api_prefix=config.api_prefix,
             parent=os.getpid(),
             cpus=tuple(sorted(os.sched_getaffinity(0) if cpus is None else cpus)),
             api_keys=api_keys,
@@ -177,7 +157,9 @@ class HttpProcess:
             shared_cache=config.shared_cache,
             special_in_text=config.special_tokens_in_text,
             cors_origins=config.cors_origin,
-            allowed_hosts=(config.host, *config.allowed_host) if config.allowed_host or open_on_loopback else None,
+            allowed_hosts=(*config.host.split(","), *config.allowed_host)
+            if config.allowed_host or open_on_loopback
+            else None,
             parallel=config.parallel,
             max_sequences=max_sequences,
             max_requests=max_sequences + REQUESTS_BESIDE_SEQUENCES,
@@ -196,7 +178,7 @@ class HttpProcess:
             verbose=config.verbose,
             **(hosted or {}),
         )
-        return cls(settings, listener, metrics)
+        return cls(settings, listener, *more, *filter(None, [metrics]))
 
     @property
     def pid(self) -> int:
@@ -258,7 +240,7 @@ class HttpProcess:
             self._kill()
             self._keeper.join()
         for listener in self._listeners:
-            listener.close()
+            close(listener)
         code = self.poll()
         assert code is not None, "the keeper ends after the process"
         return code

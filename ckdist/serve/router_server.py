@@ -26,7 +26,10 @@ class RouterServer:
     """One HTTP process. `run` returns its exit code: 0 after draining, 1 if the command that started it has ended."""
 
     def __init__(self, settings: HttpSettings, listener: socket.socket) -> None:
-        self.settings, self.listeners = settings, [listener]
+        self.settings, self.listeners = (
+            settings,
+            [listener, *(socket.socket(fileno=number) for number in settings.more_listeners)],
+        )
         self.router = ModelRouter(settings)
         keys = (*settings.api_keys, *settings.file_keys)
         self.accounts = Accounts(keys, settings.shared_cache, settings.key_limits)

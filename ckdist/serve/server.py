@@ -73,6 +73,8 @@ def uvicorn_for(app: ASGIApp, settings: HttpSettings) -> tuple[ConnectionPool, U
         timeout_keep_alive=cast("int", settings.silence),  # it goes to call_later, which takes fractions
         timeout_graceful_shutdown=SHUTDOWN_SECONDS,
         h11_max_incomplete_event_size=MAX_HEADER_BYTES,
+        ssl_certfile=settings.certificate,
+        ssl_keyfile=settings.certificate_key,
     )
     return connections, Uvicorn(config)
 
@@ -84,7 +86,10 @@ class HttpServer:
     """
 
     def __init__(self, settings: HttpSettings, listener: socket.socket):
-        self.settings, self.listeners = settings, [listener]
+        self.settings, self.listeners = (
+            settings,
+            [listener, *(socket.socket(fileno=number) for number in settings.more_listeners)],
+        )
         self.client = EngineClient(settings.endpoint)
         self.service = Service(settings, self.client)
         access = create_app(self.service)

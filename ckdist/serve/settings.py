@@ -45,6 +45,10 @@ class HttpSettings:
     model_name: str
     overrides: dict[str, int | float | bool | str] = field(default_factory=dict)  # of the model's metadata
     listener: int  # descriptor of the inherited listening socket
+    more_listeners: tuple[int, ...] = ()  # descriptors of sockets of further addresses
+    certificate: str | None = None  # files for TLS
+    certificate_key: str | None = None
+    api_prefix: str = ""  # in front of all paths
     metrics_listener: int = -1  # descriptor of the socket of --metrics-port
     parent: int  # process id of rank 0
     api_keys: tuple[ApiKey, ...] = ()  # keys that are not in a file

@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from ckdist.errors import ModelFileError
-from ckdist.serve.process import listen
+from ckdist.serve.addresses import listen
 from ckdist.serve.server import HttpServer
 from ckdist.serve.settings import HttpSettings
 from ckdist.tokens.confined import Zygote, load_vocabulary

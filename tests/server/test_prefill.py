@@ -9,8 +9,9 @@ from tokenizers import pre_tokenizers
 
 from ckdist.config.serve_config import ServeConfig
 from ckdist.errors import ConfigError
+from ckdist.serve.addresses import listen
 from ckdist.serve.prefill_file import read_prefill_file
-from ckdist.serve.process import HttpProcess, listen
+from ckdist.serve.process import HttpProcess
 from tests.server.test_tenant_faces import key_file
 from tests.support.fake_engine import FakeEngine
 from tests.support.running import running

@@ -8,7 +8,8 @@ import pytest
 
 from ckdist.config.serve_config import ServeConfig
 from ckdist.errors import ConfigError
-from ckdist.serve.process import HttpProcess, listen
+from ckdist.serve.addresses import listen
+from ckdist.serve.process import HttpProcess
 from tests.support.served import serving, wait_for
 
 

@@ -23,10 +23,11 @@ from ckdist.engine.messages import pack_tokens
 from ckdist.engine.sampling_params import SamplingParams
 from ckdist.errors import ConfigError, EngineError, RequestError
 from ckdist.serve import body, heartbeat
+from ckdist.serve.addresses import listen
 from ckdist.serve.api_keys import ApiKey
 from ckdist.serve.engine_client import EngineClient
 from ckdist.serve.problems import Problem
-from ckdist.serve.process import HttpProcess, listen
+from ckdist.serve.process import HttpProcess
 from ckdist.serve.settings import HttpSettings
 from tests.support.clients import openai
 from tests.support.fake_engine import FakeEngine
@@ -182,7 +183,8 @@ def test_stopping_what_already_drains_is_no_second_word():
 RANK0 = """
 import sys
 from ckdist.config.serve_config import ServeConfig
-from ckdist.serve.process import HttpProcess, listen
+from ckdist.serve.addresses import listen
+from ckdist.serve.process import HttpProcess
 from tests.support.fake_engine import FakeEngine
 endpoint, folder, vocab = sys.argv[1:]
 with FakeEngine(endpoint, int(vocab)) as engine:

@@ -7,7 +7,8 @@ import httpx
 import pytest
 
 from ckdist.config.serve_config import ServeConfig
-from ckdist.serve.process import HttpProcess, listen
+from ckdist.serve.addresses import listen
+from ckdist.serve.process import HttpProcess
 from tests.support.fake_engine import FakeEngine
 from tests.support.served import VOCAB, serving, wait_for, write_tokenizer
 

@@ -15,7 +15,8 @@ import time
 from pathlib import Path
 
 from ckdist.config.serve_config import ServeConfig
-from ckdist.serve.process import HttpProcess, listen
+from ckdist.serve.addresses import listen
+from ckdist.serve.process import HttpProcess
 from tests.support.served import VOCAB, wait_for, write_tokenizer
 
 TOKENS = 5000

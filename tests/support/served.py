@@ -11,7 +11,8 @@ import tokenizers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
 from ckdist.config.serve_config import ServeConfig
-from ckdist.serve.process import HttpProcess, listen
+from ckdist.serve.addresses import listen
+from ckdist.serve.process import HttpProcess
 from tests.support.fake_engine import FakeEngine
 
 TEMPLATE = (

@@ -13,8 +13,9 @@ from ckdist.cli.arguments import parse_arguments
 from ckdist.cli.serve_rank_0 import open_listeners
 from ckdist.config.serve_config import ServeConfig
 from ckdist.errors import ConfigError
+from ckdist.serve.addresses import listen
 from ckdist.serve.notify import notify
-from ckdist.serve.process import HttpProcess, listen
+from ckdist.serve.process import HttpProcess
 from tests.support.paths import ROOT
 from tests.support.served import serving, wait_for
 
