@@ -28,7 +28,7 @@ from ckdist.engine.rank_reports import RankReports
 from ckdist.engine.socket_directory import socket_directory
 from ckdist.errors import ConfigError
 from ckdist.models.spec import ModelSpec
-from ckdist.serve.addresses import UNIX, check_certificate, close, is_local, listen, listen_all
+from ckdist.serve.addresses import UNIX, close, is_local, listen, listen_all
 from ckdist.serve.api_keys import asks_for_key
 from ckdist.serve.process import HttpProcess
 from ckdist.tokens.tokenizer import Tokenizer
@@ -109,13 +109,11 @@ def open_line(config: ServeConfig, listeners: Listeners) -> str | None:
 
 
 def open_listeners(config: ServeConfig) -> Listeners:
-    """Binds the ports before any expensive work.
+    """Binds the ports before any expensive work. Raises ConfigError if a flag about them cannot be followed."""
+    if config.ssl_certfile or config.ssl_keyfile:
+        from ckdist.serve.certificate import check_certificate
 
-    Raises:
-        ConfigError: A port is in use, other hosts can reach a server that requires no key, or the certificate cannot
-            be used.
-    """
-    check_certificate(config.ssl_certfile, config.ssl_keyfile)
+        check_certificate(config.ssl_certfile, config.ssl_keyfile)
     http, *more = listen_all(config.host, config.port)
     listeners = Listeners(http, None, tuple(more))
     line = open_line(config, listeners)

@@ -73,11 +73,13 @@ def start_lines(name: str, model: Model) -> tuple[list[str], list[str]]:
 
 
 def log_map(model: Model) -> None:
-    """Logs the locations of weights and caches if a rank has -v. A collective call."""
+    """Logs on rank 0 where weights and caches are, if a rank has -v. A collective call."""
     if any(model.world.gather(log.isEnabledFor(logging.DEBUG))):
         from ckdist.engine.placement_map import placement_map
 
-        log.debug("%s", placement_map(model))
+        text = placement_map(model)
+        if model.world.rank == 0:
+            log.debug("%s", text)
 
 
 def parameter_facts(model: Model) -> tuple[int, str, int]:

@@ -29,7 +29,7 @@ class ServeConfig(RequestDefaultFlags, EngineConfig):
     )  # fmt: skip
     models: str | None = option(
         None, "--models", metavar="FILE or FOLDER",
-        help="serve the models of this TOML file, or all in this folder, each as a job of its own (docs/operate/models.md)",
+        help="serve the models of this TOML file, or all in this folder, each as a job of its own",
     )  # fmt: skip
     models_max: int | None = option(
         None, "--models-max", kind=int, within=(1, 1000),
@@ -44,12 +44,9 @@ class ServeConfig(RequestDefaultFlags, EngineConfig):
         help="unload a model that has had no request for this long (default: never)",
     )  # fmt: skip
     alias: str | None = option(
-        None,
-        "-a",
-        "--alias",
-        metavar="NAME",
+        None, "-a", "--alias", metavar="NAME",
         help="model name in answers (default: the name of the model's file or folder)",
-    )
+    )  # fmt: skip
     metrics_port: int | None = option(
         None, "--metrics-port", kind=int, within=(0, 65535),
         help="also serve /metrics, /livez and /readyz on this port, without an API key; 0: any free port",
@@ -58,18 +55,13 @@ class ServeConfig(RequestDefaultFlags, EngineConfig):
         False, "--no-auth", help="allow other hosts to use the server without an API key; refused without this flag"
     )
     api_key: str | None = option(
-        None,
-        "--api-key",
-        metavar="KEY",
-        secret=True,
+        None, "--api-key", metavar="KEY", secret=True,
         help="key that clients must send, or several with commas; ps shows it, so prefer CKDIST_API_KEY",
-    )
+    )  # fmt: skip
     api_key_file: str | None = option(
-        None,
-        "--api-key-file",
-        metavar="FILE",
+        None, "--api-key-file", metavar="FILE",
         help="file of mode 600 with one key per line, or one TOML table [[key]] per key; SIGHUP reloads it",
-    )
+    )  # fmt: skip
     shared_cache: bool = option(
         False, "--shared-cache", help="reuse cached prompts across API keys; only cache_salt separates tenants"
     )
@@ -77,42 +69,32 @@ class ServeConfig(RequestDefaultFlags, EngineConfig):
         False, "--special-tokens-in-text", help="keep control tokens in the text of messages"
     )
     cors_origin: tuple[str, ...] = option(
-        (),
-        "--cors-origin",
-        repeat=True,
-        metavar="ORIGIN",
-        help=(
-            "allow web pages of this origin to use the server, e.g. https://chat.example:3000; *: all origins; may be "
-            "repeated"
-        ),
-    )
+        (), "--cors-origin", repeat=True, metavar="ORIGIN",
+        help="allow web pages of this origin to use the server, e.g. https://chat.example:3000; *: all origins; may "
+        "be repeated",
+    )  # fmt: skip
     allowed_host: tuple[str, ...] = option(
-        (),
-        "--allowed-host",
-        repeat=True,
-        metavar="NAME",
-        help=(
-            "allow clients to call a server on loopback by this name, in addition to localhost and addresses; may be "
-            "repeated"
-        ),
-    )
+        (), "--allowed-host", repeat=True, metavar="NAME",
+        help="allow clients to call a server on loopback by this name, in addition to localhost and addresses; may "
+        "be repeated",
+    )  # fmt: skip
     prefill_file: str | None = option(
-        None,
-        "--prefill-file",
-        metavar="FILE",
-        help="compute these prompts before the first request: a text is a system prompt; a file *.jsonl has bodies of "
-        "/v1/cache/prefill, one a line",
-    )
+        None, "--prefill-file", metavar="FILE",
+        help="compute these prompts before the first request: a text is a system prompt; a file *.jsonl has bodies "
+        "of /v1/cache/prefill, one a line",
+    )  # fmt: skip
     batch_dir: str | None = option(
         None, "--batch-dir", metavar="DIR[:SIZE]",
         help="folder for /v1/files and /v1/batches, and the most bytes that it may hold (default: no batches; 10G)",
     )  # fmt: skip
+    store_responses: float = option(
+        3600.0, "--store-responses", within=(0, 30 * 86400), metavar="SECONDS",
+        help="keep responses and conversations in memory for this long after their last use; 0: never",
+    )  # fmt: skip
     slot_save_path: str | None = option(
-        None,
-        "--slot-save-path",
-        metavar="DIR",
+        None, "--slot-save-path", metavar="DIR",
         help="folder for /slots/{id}?action=save and restore; without --cache-disk, DIR/blocks keeps cached prompts",
-    )
+    )  # fmt: skip
     max_queue: int = option(
         128, "--max-queue", within=(0, 1 << 16), help="most waiting sequences beyond --parallel; more get HTTP 429"
     )
@@ -136,50 +118,38 @@ class ServeConfig(RequestDefaultFlags, EngineConfig):
         8 << 20, "--max-body", parse=byte_size, within=(1 << 10, 1 << 30), metavar="SIZE", help="largest request body"
     )
     pooling: str = option(
-        "auto",
-        "--pooling",
-        choices=("auto", "mean", "last", "cls", "none"),
+        "auto", "--pooling", choices=("auto", "mean", "last", "cls", "none"),
         help="pooling of hidden states into an embedding (auto: from the model's files; none: one per token)",
-    )
+    )  # fmt: skip
     strict_fields: bool = option(
         False, "--strict-fields", help="refuse requests with unknown fields, instead of ignoring the fields"
     )
     no_webui: bool = option(False, "--no-webui", help="serve only the API, without the web page at /")
     log_file: str | None = option(
-        None,
-        "--log-file",
-        metavar="FILE",
+        None, "--log-file", metavar="FILE",
         help="append the log of the HTTP process to this file (default: standard error)",
-    )
+    )  # fmt: skip
     log_format: str = option(
         "text", "--log-format", choices=("text", "json"), help="format of the log; json: one JSON object per line"
     )
     no_log_requests: bool = option(False, "--no-log-requests", help="do not log requests")
     log_prompts: bool = option(False, "--log-prompts", help="log the prompt of each request")
     otlp_traces_endpoint: str | None = option(
-        None,
-        "--otlp-traces-endpoint",
-        metavar="URL",
+        None, "--otlp-traces-endpoint", metavar="URL",
         help="send a trace of each request to this OpenTelemetry collector, e.g. http://127.0.0.1:4318",
-    )
+    )  # fmt: skip
     timeout: float = option(
-        600.0,
-        "--timeout",
-        within=(1, 86400),
-        metavar="SECONDS",
+        600.0, "--timeout", within=(1, 86400), metavar="SECONDS",
         help="end requests that make no progress for this long",
-    )
+    )  # fmt: skip
     stall_timeout: float = option(
         60.0, "--stall-timeout", within=(1, 86400), metavar="SECONDS",
         help="end streams whose client reads nothing for this long",
     )  # fmt: skip
     drain_timeout: float = option(
-        30.0,
-        "--drain-timeout",
-        within=(0, 86400),
-        metavar="SECONDS",
+        30.0, "--drain-timeout", within=(0, 86400), metavar="SECONDS",
         help="limit for running requests to finish after SIGTERM",
-    )
+    )  # fmt: skip
 
     @property
     def is_router(self) -> bool:

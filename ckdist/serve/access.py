@@ -104,6 +104,8 @@ class Access:
             no_key: The reason why the client may not come in, or None.
             account: The client's account, if it has one.
         """
+        if path == "other" and known.startswith(OUTSIDE):
+            return problem_answer(Problem(404, f"all paths begin with {self.prefix}", code="unknown_url"), known)
         if b"content-length" in headers and b"transfer-encoding" in headers:
             # A proxy in front may use the other of the two, and take a part of the body for a new request.
             problem = Problem(400, "Content-Length and Transfer-Encoding contradict one another; send one of them")

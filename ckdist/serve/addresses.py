@@ -1,10 +1,8 @@
 """The addresses that a server listens on: TCP ports and Unix sockets, with or without TLS."""
 
 import contextlib
-import os
 import pathlib
 import socket
-import stat
 
 from ckdist.errors import ConfigError
 from ckdist.serve.loopback import is_loopback
@@ -20,7 +18,9 @@ def listen(host: str, port: int, flag: str = "--port") -> socket.socket:
     `flag` names the port in messages. Raises ConfigError if the port is in use or the host is not this machine's.
     """
     if host.startswith(UNIX):
-        return _listen_unix(host.removeprefix(UNIX))
+        from ckdist.serve.unix_socket import listen_unix
+
+        return listen_unix(host.removeprefix(UNIX))
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -82,46 +82,3 @@ def close(listener: socket.socket) -> None:
         if listener.family == socket.AF_UNIX:
             pathlib.Path(listener.getsockname()).unlink()
     listener.close()
-
-
-def check_certificate(certificate: str | None, key: str | None) -> None:
-    """Raises ConfigError unless both files are there and belong together, or none is given."""
-    if certificate is None and key is None:
-        return
-    if certificate is None or key is None:
-        missing = "--ssl-certfile" if certificate is None else "--ssl-keyfile"
-        raise ConfigError(f"TLS needs a certificate and its key: {missing} is missing")
-    import ssl
-
-    try:
-        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(certificate, key, password="")
-    except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
-        reason = getattr(error, "reason", None) or getattr(error, "strerror", None) or error
-        raise ConfigError(f"--ssl-certfile {certificate} with --ssl-keyfile {key} cannot be used: {reason}") from None
-
-
-def _listen_unix(path: str) -> socket.socket:
-    """Listens on a Unix socket that only this user can open. A socket that nobody listens on is replaced."""
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        if os.path.lexists(path) and stat.S_ISSOCK(os.lstat(path).st_mode) and not _answers(path):
-            os.unlink(path)  # noqa: PTH108 - a plain path
-        before = os.umask(0o177)
-        try:
-            listener.bind(path)
-        finally:
-            os.umask(before)
-        listener.listen(BACKLOG)
-    except (OSError, ValueError) as error:
-        listener.close()
-        raise ConfigError(f"cannot listen on {UNIX}{path}: {getattr(error, 'strerror', None) or error}") from None
-    return listener
-
-
-def _answers(path: str) -> bool:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
-        try:
-            client.connect(path)
-        except ConnectionRefusedError:
-            return False
-        return True

@@ -26,6 +26,7 @@ from ckdist.serve.paths import (
     openai,
     page,
     prompt_cache,
+    responses_paths,
     slot_actions,
     status,
     tokens,
@@ -39,6 +40,7 @@ from ckdist.serve.service import Service
 PATHS = (
     *status.PATHS,
     *openai.PATHS,
+    *responses_paths.PATHS,
     *anthropic.PATHS,
     *file_batches.PATHS,
     *message_batches.PATHS,

@@ -153,6 +153,7 @@ class HttpProcess:
             key_limits=default_limits(config),
             prefill_file=absolute(config.prefill_file),
             **batch_settings(config),
+            store_seconds=config.store_responses,
             slot_folder=absolute(config.slot_save_path),
             shared_cache=config.shared_cache,
             special_in_text=config.special_tokens_in_text,

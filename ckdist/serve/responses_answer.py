@@ -2,7 +2,7 @@
 
 import secrets
 import time
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from typing import Any
 
 from ckdist.serve.blocks import Block, Blocks, Moment
@@ -29,13 +29,14 @@ class ResponsesAnswer:
         self.id, self.created = f"resp_{secrets.token_hex(12)}", int(time.time())
         self._parser, self._blocks = ChatParser(run.work.answer), Blocks()
         self._events = 0
+        self.on_end: Callable[[dict[str, Any]], None] | None = None  # gets the complete response
 
     async def whole(self) -> dict[str, Any]:
         """Returns the complete `response` object."""
         (piece,) = await self.run.whole()
         for _ in self._blocks.take(self._parser.take(piece.text, ended=True)):
             pass
-        return self._response(piece.finish_reason)
+        return self._ended(piece.finish_reason)
 
     async def events(self) -> AsyncGenerator[bytes, None]:
         """Yields OpenAI's server-sent events, each with its name and number."""
@@ -53,9 +54,15 @@ class ResponsesAnswer:
                     if ended:
                         parts += self._moments(self._blocks.end())
                         name = "response.incomplete" if piece.finish_reason == "length" else "response.completed"
-                        parts.append(self._event(name, {"response": self._response(piece.finish_reason)}))
+                        parts.append(self._event(name, {"response": self._ended(piece.finish_reason)}))
                 if parts:
                     yield b"".join(parts)
+
+    def _ended(self, finish_reason: str | None) -> dict[str, Any]:
+        response = self._response(finish_reason)
+        if self.on_end is not None:
+            self.on_end(response)
+        return response
 
     def _response(self, finish_reason: str | None) -> dict[str, Any]:
         """Returns the `response` object. `finish_reason` is None while the answer grows."""

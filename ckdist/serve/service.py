@@ -21,6 +21,7 @@ from ckdist.serve.answer import END_OF_STREAM, EventStream, LongAnswer, while_co
 from ckdist.serve.body import read_body
 from ckdist.serve.encoding import to_json_in_turns
 from ckdist.serve.engine_client import EngineClient
+from ckdist.serve.kept_items import KeptItems
 from ckdist.serve.machine_events import Machine
 from ckdist.serve.metrics import Metrics
 from ckdist.serve.openai_answer import Source
@@ -64,6 +65,7 @@ class Service:
         self.accounts = Accounts(keys, settings.shared_cache, settings.key_limits)
         folder = settings.slot_folder
         self.slots = None if folder is None else SavedSlots(folder, settings.parallel, settings.model_name)
+        self.kept = KeptItems(settings.store_seconds) if settings.store_seconds else None
         self.text = TextWork(settings.model, settings.overrides)
         self.tokenizer: Vocabulary | None = None
         self.draining = False

@@ -58,6 +58,7 @@ class HttpSettings:
     prefill_file: str | None = None  # prompts to compute before the first request
     batch_folder: str | None = None  # of --batch-dir
     batch_bytes: int = 0  # the most that it may hold
+    store_seconds: float = 0.0  # in which responses can be continued; 0: they are not kept
     slot_folder: str | None = None  # of --slot-save-path
     shared_cache: bool = False  # all keys share one tenant of the prefix cache
     defaults: RequestDefaults = field(default_factory=RequestDefaults)

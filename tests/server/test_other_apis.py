@@ -135,5 +135,5 @@ def test_history_and_formats_of_responses(served, client):
     choice = {"type": "function", "name": "put"}
     client.responses.create(model="m", input=items, tools=RESPONSE_TOOLS, tool_choice=choice, max_output_tokens=5)
     assert "put" in served[0].submitted[-1]["sampling"]["grammar"]
-    for wrong in ({}, {"input": [3]}, {"input": "a", "previous_response_id": "x"}, {"input": [{"type": "x"}]}):
+    for wrong in ({}, {"input": [3]}, {"input": "a", "background": True}, {"input": [{"type": "x"}]}):
         assert httpx.post(f"{served[1].url}/v1/responses", json=wrong).status_code == 400

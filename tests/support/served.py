@@ -39,33 +39,41 @@ def write_tokenizer(folder: Path, template: str | None = TEMPLATE) -> Path:
 
 
 @contextlib.contextmanager
-def serving(engine_options: dict | None = None, template: str | None = TEMPLATE, metrics=None, **flags):
+def serving(
+    engine_options: dict | None = None,
+    template: str | None = TEMPLATE,
+    metrics=None,
+    listeners=None,
+    insecure=False,
+    **flags,
+):
     """A FakeEngine and an HttpProcess over it, ready. `metrics`: the socket of --metrics-port."""
     with tempfile.TemporaryDirectory() as name:
         folder = write_tokenizer(Path(name), template)
         endpoint = f"ipc://{name}/engine"
         with FakeEngine(endpoint, VOCAB, **(engine_options or {})) as engine:
+            first, *more = listeners or [listen("127.0.0.1", 0)]
             http = HttpProcess.start(
-                ServeConfig(port=0, **flags), endpoint, str(folder), "bytes", listen("127.0.0.1", 0), metrics
+                ServeConfig(port=0, **flags), endpoint, str(folder), "bytes", first, metrics, more=more
             )
             try:
-                wait_healthy(http.url)
+                wait_healthy(http.url, insecure=insecure)
                 yield engine, http
             finally:
                 http.stop()
 
 
-def healthy(url: str) -> bool:
+def healthy(url: str, insecure: bool = False) -> bool:
     """Whether the server there answers that it serves."""
     try:
-        return httpx.get(url + "/health").status_code == 200
+        return httpx.get(url + "/health", verify=not insecure).status_code == 200
     except httpx.TransportError:
         return False
 
 
-def wait_healthy(url: str, seconds: float = 60.0) -> None:
+def wait_healthy(url: str, seconds: float = 60.0, insecure: bool = False) -> None:
     """Until the server there answers that it serves."""
-    wait_for(lambda: healthy(url), seconds, every=0.05)
+    wait_for(lambda: healthy(url, insecure), seconds, every=0.05)
 
 
 def wait_for(condition, seconds: float = 15.0, every: float = 0.01) -> None:

@@ -16,10 +16,7 @@ NAMES = {
     "/generate": "use /v1/completions",
     "/generate_stream": "use /v1/completions with stream",
     "/v1/complete": "use /v1/messages",
-    "/v1/responses/{name:path}": "answers are not kept",
     "/v1/chat/completions/{name:path}": "answers are not kept",
-    "/v1/conversations": "conversations are not kept; send all messages",
-    "/v1/conversations/{name:path}": "conversations are not kept; send all messages",
     "/v1/uploads": "send the whole file to /v1/files",
     "/v1/uploads/{name:path}": "send the whole file to /v1/files",
     "/v1/vector_stores": "texts are not kept; use /v1/embeddings and /v1/rerank",
@@ -42,7 +39,7 @@ NAMES = {
     "/wake_up": "the server does not sleep",
     "/is_sleeping": "the server does not sleep; use /health",
     "/reset_prefix_cache": "a restart empties the cache",
-    "/api/{name:path}": "Ollama's own API is not served; use /v1/chat/completions, which Ollama has too",
+    "/api/{name:path}": "this part of Ollama's API is not served; chats, prompts and vectors are",
 }
 
 

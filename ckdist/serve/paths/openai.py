@@ -10,10 +10,7 @@ from ckdist.serve.chat_answer import ChatAnswer
 from ckdist.serve.completions import CompletionAnswer
 from ckdist.serve.paths.path import Path
 from ckdist.serve.problems import Problem
-from ckdist.serve.responses_answer import ResponsesAnswer
 from ckdist.serve.service import Service
-
-NO_END = b""  # these streams end with their last event
 
 
 async def models(service: Service, request: Request) -> Response:
@@ -40,11 +37,6 @@ async def completions(service: Service, request: Request) -> Response:
     return await service.answer(request, await service.prepare("completion", request), CompletionAnswer)
 
 
-async def responses(service: Service, request: Request) -> Response:
-    """The answer to an input, as items. The server does not store it."""
-    return await service.answer(request, await service.prepare("response", request), ResponsesAnswer, NO_END)
-
-
 def describe(service: Service) -> dict[str, Any]:
     name, known = service.settings.model_name, service.known_model
     model = {"id": name, "object": "model", "created": service.created, "owned_by": "ckdist", "root": name}
@@ -56,5 +48,4 @@ PATHS = (
     Path("/v1/models/{name:path}", model),
     Path("/v1/chat/completions", chat_completions, ("POST",)),
     Path("/v1/completions", completions, ("POST",)),
-    Path("/v1/responses", responses, ("POST",)),
 )

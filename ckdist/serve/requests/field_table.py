@@ -214,7 +214,11 @@ REFUSED = (
     refused("thinking_budget thinking_budget_tokens thinking_token_budget", -1, remedy="use a chat", faces=TEXTS),
     refused("reasoning_budget reasoning_budget_tokens", -1, remedy="use a chat", faces=TEXTS),
     # Services of a provider.
-    refused("previous_response_id conversation prompt", remedy="nothing is stored: send all input", faces=RESPONSES),
+    refused(
+        "previous_response_id conversation prompt",
+        remedy="send all input, or start the server with --store-responses",
+        faces=RESPONSES,
+    ),
     refused("background", False, remedy="answers are not stored", faces=RESPONSES),
     refused("mcp_servers", [], remedy="call the servers' tools yourself, as functions", faces=CHATS),
     refused("container", remedy="this server does not run code", faces=ANTHROPIC),
