@@ -1,4 +1,4 @@
-"""`python -m ckdist.cli.model_memory serve FLAGS`: prints the bytes that a model needs, before anything is loaded.
+"""`python -m ckdist.cli.model_memory serve FLAGS`: predicts the memory of a model, before anything is loaded.
 
 These are its weights, the cache and the rotations of a few whole contexts, and a reserve for each rank.
 """
@@ -7,6 +7,8 @@ import dataclasses
 import functools
 import logging
 import sys
+
+import msgspec
 
 from ckdist.cli.arguments import parse_arguments
 from ckdist.cli.command_ranks import wanted_ranks
@@ -26,12 +28,13 @@ from ckdist.program.cache import block_bytes, slot_bytes
 from ckdist.program.rotations import rope_bytes_per_position
 from ckdist.program.step_batch import BLOCK_TOKENS
 from ckdist.program.tracer import Tracer
+from ckdist.serve.predicted_memory import PredictedMemory
 from ckdist.weights.loader import ShardLoader
 
 CONTEXTS = 4  # whole contexts in the cache of a model whose memory nobody stated
 
 
-def needed_bytes(config: ServeConfig) -> int:
+def predicted(config: ServeConfig) -> PredictedMemory:
     """Returns the bytes of all ranks. Raises a UserError if the model cannot be served."""
     ranks = wanted_ranks(config)
     config = dataclasses.replace(config, tensor_parallel_size=1, pipeline_parallel_size=1, layout=None)
@@ -50,17 +53,21 @@ def needed_bytes(config: ServeConfig) -> int:
         weights.add(lowered)
     caches = [cache for lowered in own for cache in lowered.caches.values()]
     context, types = wanted_context(config, spec), (config.cache_type_k, config.cache_type_v)
-    blocks = CONTEXTS * -(-context // BLOCK_TOKENS)
-    cache = blocks * block_bytes(caches, types) if config.kv_memory is None else ranks * config.kv_memory
-    states = 2 * (config.parallel + 1) * slot_bytes(caches)
-    return weights.sizes().total + cache + states + ranks * (context * rope_bytes_per_position(spec) + RESERVE)
+    fixed = weights.sizes().total + 2 * (config.parallel + 1) * slot_bytes(caches) + ranks * RESERVE
+    per_token = ranks * rope_bytes_per_position(spec)
+    if config.kv_memory is None:
+        per_token += CONTEXTS * -(-block_bytes(caches, types) // BLOCK_TOKENS)
+    else:
+        fixed += ranks * config.kv_memory
+    return PredictedMemory(fixed, per_token, -(-context // BLOCK_TOKENS) * BLOCK_TOKENS)
 
 
 def main() -> int:
-    """Prints the bytes. Returns the exit code."""
+    """Prints the prediction as JSON. Returns the exit code."""
     logging.basicConfig(level=logging.ERROR)
     try:
-        print(needed_bytes(parse_arguments(ServeConfig, sys.argv[2:], "ckdist serve")))
+        prediction = predicted(parse_arguments(ServeConfig, sys.argv[2:], "ckdist serve"))
+        print(msgspec.json.encode(prediction).decode())
     except CkdistError as error:
         report(error, None)
         return 2 if isinstance(error, UserError) else 1

@@ -13,6 +13,7 @@ from ckdist.config.serve_config import ServeConfig
 from ckdist.engine.load_model import load_model
 from ckdist.engine.rank_reports import RankReports
 from ckdist.engine.socket_directory import DIRECTORY
+from ckdist.errors import ConfigError
 
 DRAIN_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)  # mpirun forwards SIGUSR1 and keeps running
 
@@ -46,6 +47,9 @@ def run(config: ServeConfig) -> int:
     """
     if config.is_router:
         return frozen_import("ckdist.cli.serve_models").run(config)
+    for flag, value in (("--models-memory", config.models_memory), ("--keep-alive", config.keep_alive)):
+        if value is not None:
+            raise ConfigError(f"{flag} is for several models: give --models, a second -m, or --models-max 1")
     parent = os.getppid()
     world = start_ranks(config)
     rank_0 = frozen_import("ckdist.cli.serve_rank_0") if world.rank == 0 else None

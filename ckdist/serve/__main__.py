@@ -12,7 +12,7 @@ from ckdist.serve.request_log import start_logging
 from ckdist.serve.server import HttpServer
 from ckdist.serve.settings import HttpSettings
 
-MAX_SETTINGS_BYTES = 1 << 20
+MAX_SETTINGS_BYTES = 16 << 20  # a thousand models
 
 
 def main() -> int:

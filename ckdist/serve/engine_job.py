@@ -83,20 +83,3 @@ class EngineJob:
         self._process.kill()
         self._process.wait()
         shutil.rmtree(self._directory, ignore_errors=True)
-
-
-async def predicted_memory(hosted: HostedSettings) -> int:
-    """Returns the bytes that a model needs. Raises ValueError with the reason if it cannot be served."""
-    process = await asyncio.create_subprocess_exec(
-        *module_words("ckdist.cli.model_memory", "serve", *hosted.words),
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
-    try:
-        output, errors = await process.communicate()
-    except BaseException:
-        process.kill()
-        raise
-    if process.returncode or not output.strip().isdigit():
-        lines = errors.decode(errors="replace").strip().splitlines()
-        raise ValueError(lines[-1].removeprefix("ckdist: ") if lines else f"it ended with code {process.returncode}")
-    return int(output)

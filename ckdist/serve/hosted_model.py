@@ -11,7 +11,8 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from ckdist.errors import CkdistError
-from ckdist.serve.engine_job import EngineJob, predicted_memory
+from ckdist.serve.engine_job import EngineJob
+from ckdist.serve.predicted_memory import PredictedMemory, predict_memory
 from ckdist.serve.problems import Problem
 from ckdist.serve.resuming_client import ResumingClient
 from ckdist.serve.service import Service
@@ -36,7 +37,7 @@ class HostedModel:
         users: HTTP requests that need it.
         used_at: When the last of them began or ended, in seconds of time.monotonic.
         problem: The reason why the last load failed, or None.
-        needs: Bytes that it takes while it is not unloaded; None: not known yet.
+        needs: Bytes that it takes while it is not unloaded; None: not predicted yet.
         restarts: Restarts after crashes, counted from the start of the server.
     """
 
@@ -52,6 +53,7 @@ class HostedModel:
         self.users, self.used_at = 0, time.monotonic()
         self.problem: str | None = None
         self.needs = hosted.memory
+        self.prediction: PredictedMemory | None = None
         self.restarts = 0
         self.job: EngineJob | None = None
         self._refused_until = 0.0  # no request loads it before that
@@ -73,8 +75,9 @@ class HostedModel:
         """Returns the bytes that it needs. Raises Problem 503 if it cannot be served."""
         if self.needs is None:
             try:
-                self.needs = await predicted_memory(self.hosted)
-            except ValueError as error:
+                self.prediction = await predict_memory(self.hosted.words)
+                self.needs = self.prediction.total
+            except CkdistError as error:
                 self._fail(error)
                 raise self._refusal() from None
         return self.needs

@@ -3,9 +3,11 @@
 import asyncio
 import contextlib
 import os
+import pathlib
 import tempfile
 import time
 
+from ckdist.engine.socket_directory import remove_dead
 from ckdist.serve.hosted_model import HostedModel
 from ckdist.serve.problems import Problem
 from ckdist.serve.settings import HttpSettings
@@ -22,8 +24,9 @@ class ModelRouter:
 
     def __init__(self, settings: HttpSettings) -> None:
         self.settings = settings
-        self._turns, path = tempfile.mkstemp(prefix="ckdist-turns-")
-        self.turns_path = path
+        remove_dead(pathlib.Path(tempfile.gettempdir()))  # sockets of engines that were killed with their server
+        self._turns = os.memfd_create("turns")
+        path = f"/proc/{os.getpid()}/fd/{self._turns}"  # the engines open it, and it leaves nothing behind
         self.models = {hosted.name: HostedModel(settings, hosted, path) for hosted in settings.models}
         self._names = {name: model for model in self.models.values() for name in (model.name, *model.hosted.aliases)}
         self._room = asyncio.Lock()
@@ -39,9 +42,6 @@ class ModelRouter:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*(model.unload() for model in self.models.values()))
-        os.close(self._turns)
-        with contextlib.suppress(OSError):
-            os.unlink(self.turns_path)  # noqa: PTH108 - a plain path
 
     def end_now(self) -> None:
         """Kills what `close` has not ended."""
@@ -129,11 +129,13 @@ class ModelRouter:
         limit = self.settings.models_memory
         pinned = sum(one.needs or 0 for one in self._resident() if one.hosted.pinned)
         if needs > limit - pinned:
+            prediction = model.prediction
+            remedy = "lower its memory" if prediction is None else prediction.remedy(limit - pinned)
             held = f", of which pinned models hold {_size(pinned)}" if pinned else ""
             raise Problem(
                 503,
                 f"the model {model.name!r} needs {_size(needs)}, and all models may take {_size(limit)}{held}: "
-                f"a model of at most {_size(limit - pinned)} would fit; lower its --ctx-size or raise --models-memory",
+                f"{remedy}, or raise --models-memory",
                 retry_after=LOAD_RETRY_SECONDS,
             )
         while not self._has_room(needs):

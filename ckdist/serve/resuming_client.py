@@ -16,6 +16,7 @@ from ckdist.engine.messages import Embed, Failure, Submit, Tokens
 from ckdist.serve.engine_client import EngineClient, Generation
 from ckdist.serve.problems import Problem
 
+STALE_SECONDS = 20.0  # an engine that has been silent for this long is started again
 MAX_CRASHES = 3  # engines that may end while a request runs
 
 
@@ -63,7 +64,7 @@ class ResumingClient(EngineClient):
     """
 
     def __init__(self) -> None:
-        super().__init__("")
+        super().__init__("", STALE_SECONDS)
         self.is_connected = False
         self.resumed = 0
         self._requests: dict[str, Resumable] = {}  # submitted and not ended; those that accounts hold are not here

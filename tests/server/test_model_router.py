@@ -31,9 +31,17 @@ path = "{BUNDLED}"
 cache_type_k = "q8_0"
 ctx_size = 256
 [[model]]
+name = "idle"
+path = "{BUNDLED}"
+keep-alive = 0
+[[model]]
 name = "large"
 path = "{BUNDLED}"
 memory = "4T"
+[[model]]
+name = "long"
+path = "{BUNDLED}"
+kv-memory = "2G"
 [[model]]
 name = "broken"
 path = "{pathlib.Path(__file__)}"
@@ -129,14 +137,21 @@ def test_an_order_loads_and_unloads_and_a_model_with_requests_stays(server):
     assert refused.status_code == 409 and "has 1 request" in refused.text
 
 
+def test_an_idle_model_goes(server):
+    assert post(server, "/v1/completions", model="idle", prompt="x", max_tokens=2).status_code == 200
+    wait_for(lambda: state(server, "idle") == "unloaded", 30)
+
+
 def test_refusals_name_the_reason_and_leave_the_others_running(server):
     unknown = post(server, "/v1/chat/completions", model="gpt-5", messages=[])
-    assert unknown.status_code == 404 and "a, b, broken, c, large" in unknown.text
+    assert unknown.status_code == 404 and "a, b, broken, c, idle, large, long" in unknown.text
     assert post(server, "/v1/completions", prompt="x").status_code == 400
     assert post(server, "/v1/completions", prompt="x", model=["a"]).status_code == 400
     assert httpx.post(f"{server}/v1/completions", content=b"[" * 100_000).status_code == 400
     large = post(server, "/v1/completions", model="large", prompt="x")
     assert large.status_code == 503 and "needs 4096.00 GiB, and all models may take 1.00 GiB" in large.text
+    long = post(server, "/v1/completions", model="long", prompt="x")
+    assert long.status_code == 503 and "'long' needs 2.27 GiB" in long.text and "raise --models-memory" in long.text
     broken = post(server, "/v1/completions", model="broken", prompt="x")
     assert broken.status_code == 503 and int(broken.headers["retry-after"]) > 1
     assert post(server, "/v1/completions", model="a", prompt="x", max_tokens=1).status_code == 200
