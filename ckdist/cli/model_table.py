@@ -1,29 +1,22 @@
 """The models of `ckdist serve --models FILE or FOLDER`, or of several -m: their names and their settings."""
 
-import difflib
 import pathlib
 import re
-import sys
-from dataclasses import Field, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, cast
 
 from ckdist.config.engine_config import EngineConfig
-from ckdist.config.options import checked
+from ckdist.config.given_elsewhere import from_table, read_toml
+from ckdist.config.request_defaults import RequestDefaultFlags
 from ckdist.config.serve_config import ServeConfig
 from ckdist.errors import ConfigError
-from ckdist.text_file import read_text_file
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
-MAX_FILE_BYTES = 1 << 20
 MAX_MODELS = 1000
 NAME = re.compile(r"[^\s\x00-\x1f\x7f]{1,200}")
-# Settings of a model; all others are the server's.
-OWN = (*(item.name for item in fields(EngineConfig)), "max_step_ms", "max_queue", "pooling", "keep_alive")
-KEYS = ("name", "aliases", "path", "pinned", "load")
+# Settings of a model's job, and those that the HTTP process applies to its requests. All others are the server's.
+ENGINE = {item.name for item in fields(EngineConfig)} - {"model", "hf_repo", "config", "trace"}
+OF_JOB = (*sorted(ENGINE), "max_step_ms", "max_queue", "pooling")
+OF_REQUESTS = ("keep_alive", *(item.name for item in fields(RequestDefaultFlags)))
 FIELDS = {item.name: item for item in fields(ServeConfig)}
 
 
@@ -41,10 +34,10 @@ class ModelEntry:
     def words(self) -> tuple[str, ...]:
         """The flags of its job, without --model."""
         words = ["--alias", self.name]
-        for name in OWN:
+        for name in OF_JOB:
             item, value = FIELDS[name], getattr(self.config, name)
             flag = item.metadata["flags"][-1]
-            if name in ("keep_alive", "model") or value == item.default or value is None:
+            if value == item.default or value is None:
                 continue
             if isinstance(value, bool):
                 words.append(flag)
@@ -56,7 +49,7 @@ class ModelEntry:
 
 def read_table(config: ServeConfig) -> list[ModelEntry]:
     """Returns the models that `config` names. Raises ConfigError if a setting or a name is wrong."""
-    base = replace(config, model=None, further_model=(), models=None, models_max=None)
+    base = replace(config, model=None, further_model=(), models=None, models_max=None, config=None)
     given = ((config.model,) if config.model is not None else ()) + config.further_model
     entries = [ModelEntry(name=_stem(model), config=replace(base, model=model), at_start=True) for model in given]
     if config.models is not None:
@@ -90,40 +83,30 @@ def _folder(folder: pathlib.Path, base: ServeConfig) -> list[ModelEntry]:
 
 
 def _file(path: pathlib.Path, base: ServeConfig) -> list[ModelEntry]:
-    try:
-        table: dict[str, Any] = tomllib.loads(read_text_file(str(path), f"--models {path}", MAX_FILE_BYTES))
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise ConfigError(f"--models {path} is not TOML: {error}") from None
-    models = table.pop("model", [])
-    if table:
-        raise ConfigError(f"--models {path} has an unknown key {next(iter(table))!r}: write one [[model]] per model")
-    if not isinstance(models, list) or not all(isinstance(one, dict) for one in cast("list[Any]", models)):
-        raise ConfigError(f"--models {path}: write one [[model]] per model")
+    table = read_toml(str(path))
+    models: Any = table.pop("model", [])
+    if table or not isinstance(models, list) or not all(isinstance(one, dict) for one in cast("list[Any]", models)):
+        raise ConfigError(f"{path} must have one table [[model]] per model, and nothing else")
     found = cast("list[dict[str, Any]]", models)
-    return [_entry(one, path, f"--models {path}, model {number}", base) for number, one in enumerate(found, 1)]
+    return [_entry(one, path.parent, f"{path}, model {number}", base) for number, one in enumerate(found, 1)]
 
 
-def _entry(table: dict[str, Any], file: pathlib.Path, where: str, base: ServeConfig) -> ModelEntry:
-    known = {**{name: FIELDS[name] for name in OWN if name not in ("model", "hf_repo")}, **dict.fromkeys(KEYS)}
-    values = {key.replace("-", "_"): value for key, value in table.items()}
-    for key in values:
-        if key not in known:
-            close = difflib.get_close_matches(key, known, n=1)
-            hint = f", did you mean {close[0]}?" if close else f": a model has {', '.join(known)}"
-            raise ConfigError(f"{where}: unknown key {key!r}{hint}")
-    path = _text(values.pop("path", None), f"{where}: path")
-    relative = file.parent / path
+def _entry(table: dict[str, Any], folder: pathlib.Path, where: str, base: ServeConfig) -> ModelEntry:
+    path = _text(table.pop("path", None), f"{where}: path")
+    relative = folder / path
     model = str(relative) if relative.exists() else path
-    name = _text(values.pop("name", _stem(model)), f"{where}: name")
-    aliases: Any = values.pop("aliases", [])
+    name = _text(table.pop("name", _stem(model)), f"{where}: name")
+    aliases, pinned, load = table.pop("aliases", []), table.pop("pinned", False), table.pop("load", None)
     if not isinstance(aliases, list):
         raise ConfigError(f"{where}: aliases must be a list of names")
-    pinned, load = values.pop("pinned", False), values.pop("load", None)
     if not isinstance(pinned, bool):
         raise ConfigError(f"{where}: pinned must be true or false")
     if load not in (None, "start", "demand"):
         raise ConfigError(f"{where}: load must be start or demand, not {load!r:.40}")
-    own = {key: _value(FIELDS[key], value, f"{where}: {key}") for key, value in values.items()}
+    own = from_table(ServeConfig, table, where)
+    for key in own:
+        if key not in OF_JOB and key not in OF_REQUESTS:
+            raise ConfigError(f"{where}: {key} is a setting of the whole server: give it as a flag")
     try:
         config = replace(base, model=model, **own)
     except ConfigError as error:
@@ -131,16 +114,6 @@ def _entry(table: dict[str, Any], file: pathlib.Path, where: str, base: ServeCon
     names = tuple(_text(alias, f"{where}: aliases") for alias in cast("list[Any]", aliases))
     at_start = load == "start" or (load is None and pinned)
     return ModelEntry(name=name, config=config, aliases=names, pinned=pinned, at_start=at_start)
-
-
-def _value(item: Field[Any], value: Any, name: str) -> Any:
-    """The value in the type of the setting. A text is read as the flag's value."""
-    if isinstance(value, str) and item.metadata["kind"] is not str:
-        try:
-            value = item.metadata["parse"](value)
-        except ValueError as error:
-            raise ConfigError(f"{name} ({value!r:.80}) {error}") from None
-    return checked(item, value, name)
 
 
 def _text(value: Any, name: str) -> str:

@@ -15,9 +15,8 @@ from ckdist.config.serve_config import ServeConfig
 from ckdist.errors import ConfigError
 from ckdist.hub.resolve import resolve
 from ckdist.layouts.memory_sizes import RESERVE, gigabytes
-from ckdist.overrides import metadata_overrides
 from ckdist.serve.notify import notify
-from ckdist.serve.process import HttpProcess
+from ckdist.serve.process import HttpProcess, overrides_of
 from ckdist.serve.settings import HostedSettings
 from ckdist.topology import this_machine
 
@@ -31,7 +30,7 @@ def run(config: ServeConfig) -> int:
     """Serves until it is stopped. Returns 0. Raises EngineError if the HTTP process fails."""
     if is_rank():
         raise ConfigError("several models have a job each, so start `ckdist serve` without mpirun or ckdist launch")
-    for flag in ("--prefill-file", "--trace", "--alias"):
+    for flag in ("--prefill-file", "--trace", "--alias", "--slot-save-path"):
         if getattr(config, flag[2:].replace("-", "_")) is not None:
             raise ConfigError(f"{flag} is for one model, and several are served: leave it out")
     limit = config.models_memory or native.lib.ckdist_available_memory() - RESERVE
@@ -90,7 +89,8 @@ def hosted_models(entries: list[ModelEntry]) -> tuple[HostedSettings, ...]:
                 words=(*entry.words, f"--model={resolve(config.model)}"),
                 model=resolve(config.model) or "",
                 aliases=entry.aliases,
-                overrides=metadata_overrides(config.override_kv),
+                overrides=overrides_of(config),
+                defaults=config.request_defaults,
                 memory=config.memory,
                 cpus=tuple(cpu for cpus in mine for cpu in cpus),
                 takes_turns=not count and sharers > 1,

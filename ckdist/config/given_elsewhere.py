@@ -34,13 +34,13 @@ def from_environment(config_class: type["DataclassInstance"], environment: Mappi
 
     Returns the values by field. Raises ConfigError if one is wrong.
     """
-    items = _variables(config_class).items()
+    items = setting_variables(config_class).items()
     return {item.name: _parsed(item, environment[name], name) for name, item in items if environment.get(name)}
 
 
 def misspelt_variables(config_class: type["DataclassInstance"], environment: Mapping[str, str]) -> list[str]:
     """Returns a line for each variable that nothing reads and whose name is almost that of a flag."""
-    known = _variables(config_class)
+    known = setting_variables(config_class)
     lines: list[str] = []
     for name in environment:
         if name.startswith(PREFIX) and name not in known and name not in READ_ELSEWHERE:
@@ -97,7 +97,8 @@ def layered(config_class: type["DataclassInstance"], flags: Mapping[str, Any]) -
     return values if path is None else from_file(config_class, path) | values
 
 
-def _variables(config_class: type["DataclassInstance"]) -> dict[str, Field[Any]]:
+def setting_variables(config_class: type["DataclassInstance"]) -> dict[str, Field[Any]]:
+    """Returns the settings of a command by the variables that give them."""
     flagged = [item for item in fields(config_class) if item.metadata["flags"][-1].startswith("-")]
     return {name: item for item in flagged if (name := variable_of(item)) not in READ_ELSEWHERE}
 

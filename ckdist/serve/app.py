@@ -11,9 +11,7 @@ from starlette.routing import BaseRoute, Route
 
 from ckdist.errors import CkdistError
 from ckdist.serve.access import Access
-from ckdist.serve.accounts import Accounts
 from ckdist.serve.answer import CLIENT_GONE, ClientGone, problem_answer
-from ckdist.serve.model_router import ModelRouter
 from ckdist.serve.paths import (
     absent,
     anthropic,
@@ -21,7 +19,6 @@ from ckdist.serve.paths import (
     file_batches,
     llama_server,
     message_batches,
-    models,
     ollama,
     openai,
     page,
@@ -34,7 +31,6 @@ from ckdist.serve.paths import (
 from ckdist.serve.paths.path import Path, PathNames
 from ckdist.serve.problems import Problem
 from ckdist.serve.request_log import note_problem
-from ckdist.serve.router_metrics import RouterMetrics
 from ckdist.serve.service import Service
 
 PATHS = (
@@ -67,33 +63,12 @@ def create_watching_app(service: Service) -> Starlette:
     return _routed(service, status.WATCHING_PATHS)
 
 
-def create_router_app(router: ModelRouter, accounts: Accounts, metrics: RouterMetrics) -> Access:
-    """Returns the ASGI application of a server with several models."""
-    own = {path.name for path in models.PATHS}
-    hosted = [path for path in PATHS if path.name not in own and path not in absent.PATHS]
-    any_service = next(iter(router.models.values())).service  # for paths that are the same for all models
-    same = (*absent.PATHS, *(page.PATHS if router.settings.webui else ()))
-    routes: list[BaseRoute] = [
-        Route("/metrics", lambda _: metrics.answer()),
-        *(Route(path.name, partial(path.handle, router), methods=list(path.methods)) for path in models.PATHS),
-        *(Route(path.name, partial(models.pass_on, router, path), methods=list(path.methods)) for path in hosted),
-        *(Route(path.name, partial(path.handle, any_service), methods=list(path.methods)) for path in same),
-    ]
-    names = ["/metrics", *own, *(path.name for path in hosted), *(path.name for path in same)]
-    return Access(_application(routes), router.settings, accounts, metrics.http, PathNames(names))
-
-
-def create_router_watching_app(router: ModelRouter, metrics: RouterMetrics) -> Starlette:
-    """Returns the ASGI application of the metrics port of such a server."""
-    routes = [Route(path.name, partial(path.handle, router)) for path in models.WATCHING_PATHS]
-    return _application([*routes, Route("/metrics", lambda _: metrics.answer())])
-
-
 def _routed(service: Service, paths: Iterable[Path]) -> Starlette:
-    return _application([Route(path.name, partial(path.handle, service), methods=list(path.methods)) for path in paths])
+    return application([Route(path.name, partial(path.handle, service), methods=list(path.methods)) for path in paths])
 
 
-def _application(routes: Sequence[BaseRoute]) -> Starlette:
+def application(routes: Sequence[BaseRoute]) -> Starlette:
+    """Returns the application of these routes, with answers to errors."""
     app = Starlette(routes=routes)
     app.router.redirect_slashes = False
     _add_error_answers(app)

@@ -6,6 +6,8 @@ import shutil
 import subprocess
 import tempfile
 
+from ckdist.config.given_elsewhere import setting_variables
+from ckdist.config.serve_config import ServeConfig
 from ckdist.engine.socket_directory import DIRECTORY, PARENT, PREFIX, TURNS, socket_address
 from ckdist.python_words import module_words
 from ckdist.serve.error_output import ErrorOutput
@@ -27,7 +29,9 @@ class EngineJob:
     def __init__(self, hosted: HostedSettings, memory: int, turns: str) -> None:
         self._directory = tempfile.mkdtemp(prefix=PREFIX)
         self.endpoint = socket_address(self._directory)
-        environment = {**os.environ, DIRECTORY: self._directory, PARENT: str(os.getpid())}
+        given = setting_variables(ServeConfig)  # the words have their values
+        environment = {name: value for name, value in os.environ.items() if name not in given}
+        environment |= {DIRECTORY: self._directory, PARENT: str(os.getpid())}
         if hosted.takes_turns:
             environment[TURNS] = turns
         self._errors = ErrorOutput()

@@ -45,13 +45,15 @@ class HostedModel:
         self.hosted, self._turns = hosted, turns
         self.client = ResumingClient()
         own = replace(
-            settings, model=hosted.model, model_name=hosted.name, overrides=hosted.overrides, models=(),
+            settings, model=hosted.model, model_name=hosted.name, overrides=hosted.overrides,
+            defaults=hosted.defaults, models=(),
             parallel=hosted.parallel, max_sequences=hosted.max_sequences, adapter=hosted.adapter,
         )  # fmt: skip
         self.service = Service(own, self.client)
-        self.state: State = "unloaded"
-        self.users, self.used_at = 0, time.monotonic()
+        self._state: State = "unloaded"
+        self.service.rests = True
         self.problem: str | None = None
+        self.users, self.used_at = 0, time.monotonic()
         self.needs = hosted.memory
         self.prediction: PredictedMemory | None = None
         self.restarts = 0
@@ -65,6 +67,16 @@ class HostedModel:
     def name(self) -> str:
         """The name in answers."""
         return self.hosted.name
+
+    @property
+    def state(self) -> State:
+        """Its state."""
+        return self._state
+
+    @state.setter
+    def state(self, state: State) -> None:
+        self._state = state
+        self.service.rests = state == "unloaded" and self.problem is None
 
     @property
     def is_evictable(self) -> bool:
@@ -168,7 +180,7 @@ class HostedModel:
         """Returns when the engine or the text workers have ended and run again. Raises Problem if they cannot."""
         job = self.job
         assert job is not None, "it is loaded"
-        while not job.has_ended and self.client.state == "ready" and not self.service.text.ended:
+        while not job.has_ended and self.client.state == "ready" and not self.service.text.ended:  # noqa: ASYNC110 - three conditions
             await asyncio.sleep(LOOK_SECONDS)
         self.state = "loading"
         if self._ready is None or self._ready.done():

@@ -74,11 +74,8 @@ class ModelRouter:
         return model
 
     def current(self) -> HostedModel:
-        """Returns the loaded model that was used last, for requests without a model. Raises Problem 503 if none is."""
-        loaded = [model for model in self.models.values() if model.state == "loaded"]
-        if not loaded:
-            raise Problem(503, "no model is loaded; name one: ?model=NAME", "model")
-        return max(loaded, key=lambda model: model.used_at)
+        """Returns the model that was used last, of the loaded ones if there are any: for requests without a model."""
+        return max(self.models.values(), key=lambda model: (model.state == "loaded", model.used_at))
 
     async def load(self, model: HostedModel) -> None:
         """Returns when the model is loaded. Raises Problem 503 if that fails or takes longer than --timeout."""

@@ -11,13 +11,14 @@ import time
 from starlette.types import ASGIApp
 
 from ckdist.serve.accounts import Accounts
-from ckdist.serve.app import create_router_app, create_router_watching_app
 from ckdist.serve.heartbeat import Heartbeat
 from ckdist.serve.metrics_port import MetricsPort
 from ckdist.serve.model_router import ModelRouter
+from ckdist.serve.router_app import create_router_app, create_router_watching_app
 from ckdist.serve.router_metrics import RouterMetrics
 from ckdist.serve.server import WATCH_SECONDS, uvicorn_for
 from ckdist.serve.settings import HttpSettings
+from ckdist.serve.traces import Traces
 
 log = logging.getLogger("ckdist.serve")
 
@@ -34,7 +35,10 @@ class RouterServer:
         keys = (*settings.api_keys, *settings.file_keys)
         self.accounts = Accounts(keys, settings.shared_cache, settings.key_limits)
         metrics = RouterMetrics(self.router)
-        app: ASGIApp = create_router_app(self.router, self.accounts, metrics)
+        access = create_router_app(self.router, self.accounts, metrics)
+        endpoint = settings.traces_endpoint
+        self.traces = access.traces = None if endpoint is None else Traces(endpoint, "")
+        app: ASGIApp = access
         if settings.metrics_listener >= 0:
             self.listeners.append(socket.socket(fileno=settings.metrics_listener))
             watching = create_router_watching_app(self.router, metrics)
@@ -67,6 +71,8 @@ class RouterServer:
         finally:
             beating.cancel()
             self.router.end_now()
+            if self.traces is not None:
+                self.traces.close()
 
     @property
     def _has_parent(self) -> bool:
@@ -90,7 +96,7 @@ class RouterServer:
         for model in router.models.values():
             model.service.draining = True
         end = time.monotonic() + self.settings.drain_timeout
-        while (router.active or self.connections.busy) and time.monotonic() < end and self.signals < 2:
+        while (router.active or self.connections.busy) and time.monotonic() < end and self.signals < 2:  # noqa: ASYNC110
             await asyncio.sleep(WATCH_SECONDS / 4)
         if router.active:
             log.warning("%d sequences did not finish in time, and end early", router.active)

@@ -70,6 +70,7 @@ class Service:
         self.tokenizer: Vocabulary | None = None
         self.draining = False
         self.batches: BatchRunner | None = None  # of --batch-dir
+        self.rests = False  # its engine is not loaded, and the next request loads it
         self.prefilling = settings.prefill_file is not None  # its prompts are not computed yet
         self.created = int(time.time())
         self.machine = Machine(client, lambda: self._machine_facts, lambda: self.state)
@@ -81,10 +82,10 @@ class Service:
         """The engine's state, but loading until the tokenizer is there and the prompts of --prefill-file are computed,
         and draining once this process shall end.
         """
-        state = self.client.state
+        state = "ready" if self.rests else self.client.state
         if state == "ready" and self.draining:
             return "draining"
-        if state == "ready" and (self.tokenizer is None or self.prefilling):
+        if state == "ready" and not self.rests and (self.tokenizer is None or self.prefilling):
             return "loading"
         return state
 

@@ -25,6 +25,7 @@ class HostedSettings:
     model: str  # GGUF file or folder with the tokenizer
     aliases: tuple[str, ...] = ()
     overrides: dict[str, int | float | bool | str] = field(default_factory=dict)  # of the model's metadata
+    defaults: RequestDefaults = field(default_factory=RequestDefaults)
     memory: int | None = None  # most bytes of all its ranks; None: a process predicts them before the first load
     cpus: tuple[int, ...] = ()  # CPUs of its ranks
     takes_turns: bool = False  # models without CPUs of their own run one step at a time

@@ -161,11 +161,11 @@ def test_refusals_name_the_reason_and_leave_the_others_running(server):
 @pytest.mark.parametrize(
     ("table", "message"),
     [
-        ('[[model]]\npath = "x"\nctxsize = 1', "unknown key 'ctxsize', did you mean ctx_size?"),
-        ('[[model]]\npath = "x"\nctx_size = "many"', "model 1: ctx_size \\('many'\\) is not a whole number"),
+        ('[[model]]\npath = "x"\nctxsize = 1', "model 1 has an unknown setting 'ctxsize', did you mean"),
+        ('[[model]]\npath = "x"\nctx_size = "many"', "model 1: ctx_size: 'many' is not a whole number"),
         ('[[model]]\npath = "x"\n[[model]]\npath = "x"', "two models have the name 'x'"),
-        ('[[model]]\npath = "x"\nhost = "y"', "unknown key 'host'"),
-        ("model = 1", "write one \\[\\[model\\]\\] per model"),
+        ('[[model]]\npath = "x"\nhost = "y"', "host is a setting of the whole server"),
+        ("model = 1", "must have one table"),
         ("", "names no model"),
     ],
 )

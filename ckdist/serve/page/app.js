@@ -38,6 +38,7 @@ class App {
       returned: () => this.loadModels(),
       refused: () => this.askKey(),
     });
+    byId("model").addEventListener("change", () => this.link.open());
     byId("new-chat").addEventListener("click", () => this.open(null));
     byId("not-kept").hidden = store.keeps;
   }

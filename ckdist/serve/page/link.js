@@ -38,7 +38,7 @@ export class Link {
   async listen() {
     const controller = this.controller = new AbortController();
     try {
-      for await (const event of this.server.machine(controller.signal)) {
+      for await (const event of this.server.machine(byId("model").value, controller.signal)) {
         this.wait = SOONEST;
         this.enter(event.state);
         this.heard(event);

@@ -60,9 +60,9 @@ export class Server {
     throw new ServerError(0, "The server was lost in the middle of the answer.");
   }
 
-  // Yields events with the state of the machine, twice a second, until the server ends them.
-  async *machine(signal) {
-    const response = await this.fetch("v1/machine", { signal });
+  // Yields events with the state of the machine as `model` uses it, twice a second, until the server ends them.
+  async *machine(model, signal) {
+    const response = await this.fetch(`v1/machine?model=${encodeURIComponent(model)}`, { signal });
     for await (const data of this.guarded(eventsOf(response.body))) yield JSON.parse(data);
   }
 

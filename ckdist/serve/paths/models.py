@@ -66,8 +66,6 @@ async def pass_on(router: ModelRouter, path: Path, request: Request) -> Response
     except BaseException:
         hold.release()
         raise
-    if request.method != "POST":  # facts, and the view of the machine, keep no model in memory
-        hold.release()
     return HeldAnswer(answer, hold)
 
 
@@ -91,6 +89,12 @@ async def unload(router: ModelRouter, request: Request) -> Response:
     """Unloads a model. Raises Problem 409 if it has requests."""
     await router.unload(await _ordered(router, request))
     return json_answer({"success": True})
+
+
+async def machine(router: ModelRouter, request: Request) -> Response:
+    """The state of the machine, as one model's ranks show it: the model that ?model= names, or the one used last."""
+    name = request.query_params.get("model")
+    return await status.machine((router.find(name) if name else router.current()).service, request)
 
 
 async def health(router: ModelRouter, request: Request) -> Response:
@@ -169,6 +173,7 @@ PATHS = (
     RouterPath("/health", health),
     RouterPath("/ping", health, ("GET", "POST")),
     RouterPath("/version", version),
+    RouterPath("/v1/machine", machine),
     RouterPath("/v1/models", models),
     RouterPath("/models/load", load, ("POST",)),
     RouterPath("/models/unload", unload, ("POST",)),

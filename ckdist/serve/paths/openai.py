@@ -38,6 +38,7 @@ async def completions(service: Service, request: Request) -> Response:
 
 
 def describe(service: Service) -> dict[str, Any]:
+    """Returns OpenAI's model object."""
     name, known = service.settings.model_name, service.known_model
     model = {"id": name, "object": "model", "created": service.created, "owned_by": "ckdist", "root": name}
     return {**model, "parent": None, "max_model_len": known.get("context_length"), "meta": known}
