@@ -158,6 +158,7 @@ class ServeConfig(RequestDefaultFlags, EngineConfig):
 
     @property
     def runs_model(self) -> bool:
+        """Whether the command has ranks of its own. A router's models are jobs, each with its ranks."""
         return not self.is_router
 
     def __post_init__(self) -> None:

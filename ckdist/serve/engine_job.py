@@ -39,7 +39,7 @@ class EngineJob:
         os.sched_setaffinity(0, hosted.cpus or own)  # the job inherits this thread's CPUs
         try:
             self._process = subprocess.Popen(
-                module_words("ckdist.cli.engine_job", "serve", *hosted.words, f"--memory={memory}"),
+                module_words("ckdist.cli.child_engine", "serve", *hosted.words, f"--memory={memory}"),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=self._errors.writing,

@@ -75,6 +75,7 @@ class HostedModel:
 
     @state.setter
     def state(self, state: State) -> None:
+        """Sets it, and how the page shows an idle model."""
         self._state = state
         self.service.rests = state == "unloaded" and self.problem is None
 
@@ -180,7 +181,8 @@ class HostedModel:
         """Returns when the engine or the text workers have ended and run again. Raises Problem if they cannot."""
         job = self.job
         assert job is not None, "it is loaded"
-        while not job.has_ended and self.client.state == "ready" and not self.service.text.ended:  # noqa: ASYNC110 - three conditions
+        runs = lambda: not job.has_ended and self.client.state == "ready" and not self.service.text.ended
+        while runs():  # noqa: ASYNC110 - processes and a clock
             await asyncio.sleep(LOOK_SECONDS)
         self.state = "loading"
         if self._ready is None or self._ready.done():

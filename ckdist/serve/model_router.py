@@ -1,4 +1,4 @@
-"""Several models behind one address: finds a request's model, loads it, and unloads others that it needs room of."""
+"""Several models behind one address: finds a request's model, loads it, and unloads others to make room."""
 
 import asyncio
 import contextlib
@@ -44,7 +44,7 @@ class ModelRouter:
         await asyncio.gather(*(model.unload() for model in self.models.values()))
 
     def end_now(self) -> None:
-        """Kills what `close` has not ended."""
+        """Kills the jobs that `close` has not ended."""
         for model in self.models.values():
             if model.job is not None:
                 model.job.kill()
@@ -88,7 +88,8 @@ class ModelRouter:
     async def begin(self, model: HostedModel, waits: bool) -> None:
         """Makes room and begins to load the model, if it is not loaded.
 
-        `waits`: without room, wait for requests of other models to end. An operator's order does not wait, and loads a model that has just failed.
+        `waits`: without room, wait for requests of other models to end. An operator's order does not wait, and loads a
+        model that has just failed.
         """
         async with self._room:
             if self.draining:

@@ -10,7 +10,7 @@ from ckdist.python_words import module_words
 
 
 class PredictedMemory(msgspec.Struct, frozen=True):
-    """Bytes of all ranks of a model, for a context of so many tokens."""
+    """Bytes of all ranks of a model, for sequences of `context` tokens."""
 
     fixed: int
     per_token: int

@@ -12,7 +12,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from ckdist.config.engine_config import folder_and_size
@@ -65,6 +65,16 @@ def overrides_of(config: ServeConfig) -> dict[str, int | float | bool | str]:
     from ckdist.serve.template_file import read_template_file
 
     return overrides | {CHAT_TEMPLATE: read_template_file(config.chat_template_file)}
+
+
+def allowed_hosts(
+    config: ServeConfig, listeners: Iterable[socket.socket], asks_for_key: bool
+) -> tuple[str, ...] | None:
+    """Returns the names that the server answers to; None: any. Web pages could use a server without keys on loopback
+    like its user.
+    """
+    open_on_loopback = all(map(is_local, listeners)) and not asks_for_key
+    return (*config.host.split(","), *config.allowed_host) if config.allowed_host or open_on_loopback else None
 
 
 def absolute(path: str | None) -> str | None:
@@ -125,13 +135,12 @@ class HttpProcess:
         """Starts the process. It answers 503 until rank 0's status is "ready".
 
         `endpoint` is the address of rank 0's ROUTER. `model` is the GGUF file or folder with the tokenizer. This object
-        owns `listener`, `more` of them and `metrics` (for --metrics-port) from now on. `cpus` are the CPUs that the process may use;
-        None: this process's. `hosted`: fields of HttpSettings about several models, which then have no rank 0. Raises ConfigError for unreadable keys, and if too few files may be open.
+        owns `listener`, `more` and `metrics` (for --metrics-port) from now on. `cpus` are those that the process may use (None:
+        this process's), `hosted` the settings of several models. Raises ConfigError if keys are unreadable.
         """
         check_outputs(config)
-        api_keys, path = given_keys(config), config.api_key_file
-        file_keys = () if path is None else read_key_file(path)
-        open_on_loopback = all(map(is_local, (listener, *more))) and not (api_keys or file_keys)  # to web pages, too
+        path = config.api_key_file
+        api_keys, file_keys = given_keys(config), () if path is None else read_key_file(path)
         max_sequences = config.parallel + config.max_queue
         settings = HttpSettings(
             endpoint=endpoint,
@@ -158,9 +167,7 @@ class HttpProcess:
             shared_cache=config.shared_cache,
             special_in_text=config.special_tokens_in_text,
             cors_origins=config.cors_origin,
-            allowed_hosts=(*config.host.split(","), *config.allowed_host)
-            if config.allowed_host or open_on_loopback
-            else None,
+            allowed_hosts=allowed_hosts(config, (listener, *more), bool(api_keys or file_keys)),
             parallel=config.parallel,
             max_sequences=max_sequences,
             max_requests=max_sequences + REQUESTS_BESIDE_SEQUENCES,

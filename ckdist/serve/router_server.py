@@ -96,7 +96,8 @@ class RouterServer:
         for model in router.models.values():
             model.service.draining = True
         end = time.monotonic() + self.settings.drain_timeout
-        while (router.active or self.connections.busy) and time.monotonic() < end and self.signals < 2:  # noqa: ASYNC110
+        is_needed = lambda: (router.active or self.connections.busy) and self.signals < 2
+        while is_needed() and time.monotonic() < end:  # noqa: ASYNC110 - it has a time limit
             await asyncio.sleep(WATCH_SECONDS / 4)
         if router.active:
             log.warning("%d sequences did not finish in time, and end early", router.active)

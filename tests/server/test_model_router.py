@@ -88,7 +88,7 @@ def streamed(url, body, started: threading.Event | None = None) -> tuple[str, li
 def engine(name) -> psutil.Process:
     """The process of the model's job."""
     children = psutil.Process().children(recursive=True)
-    (found,) = [child for child in children if {"ckdist.cli.engine_job", name} <= set(child.cmdline())]
+    (found,) = [child for child in children if {"ckdist.cli.child_engine", name} <= set(child.cmdline())]
     return found
 
 

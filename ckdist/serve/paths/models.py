@@ -141,6 +141,7 @@ def _again(body: bytes, receive: Receive) -> Receive:
     parts: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def next_message() -> Message:
+        """Returns the body, then the messages that follow it."""
         return parts.pop() if parts else await receive()
 
     return next_message

@@ -1,4 +1,4 @@
-"""`python -m ckdist.cli.engine_job serve …`: an engine without an HTTP process, which ends with its parent."""
+"""`python -m ckdist.cli.child_engine serve …`: an engine without an HTTP process, which ends with its parent."""
 
 import os
 import sys
