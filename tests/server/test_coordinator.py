@@ -395,7 +395,7 @@ def test_the_directory_is_private_and_short(tmp_path):
 
 
 def test_a_mistake_of_ours_in_one_message_is_a_500_and_ends_nothing_else(server, monkeypatch, caplog):
-    def broken(*_):
+    def broken(*_, **__):
         raise KeyError("no such thing")
 
     with monkeypatch.context() as patched:

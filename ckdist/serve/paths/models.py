@@ -153,11 +153,13 @@ def _described(model: HostedModel) -> dict[str, Any]:
     if model.problem is not None:
         state |= {"failed": True, "error": model.problem}
     tasks = [] if not known else ["completion"] if known.get("generates") else []
+    size, _, kind = str(known.get("parameters", "")).partition(", ")
     more = {
         "aliases": list(hosted.aliases),
         "status": state,
         "capabilities": tasks + ["chat"] * bool(known.get("chats")) + ["embedding"] * ("pooling" in known),
-        "parameters": known.get("parameters"),
+        "parameters": size or None,
+        "quantization": kind or None,
         "memory_bytes": model.needs,
         "pinned": hosted.pinned,
         "requests": model.users,
