@@ -217,16 +217,8 @@ def serve(
         coordinator = held.enter_context(
             Coordinator(directory, {"id": name}, step_limit=config.comm_timeout * 4, drain_seconds=config.drain_timeout)
         )
-        http = HttpProcess.start(
-            config,
-            coordinator.address,
-            os.fspath(config.model or BUNDLED),
-            name,
-            listeners.http,
-            listeners.metrics,
-            cpus,
-            more=listeners.more,
-        )
+        path, (first, metrics, more) = os.fspath(config.model or BUNDLED), listeners
+        http = HttpProcess.start(config, coordinator.address, path, name, first, metrics, cpus, more=more)
         held.callback(http.stop)
         if line := open_line(config, listeners):
             log.warning("%s", line)

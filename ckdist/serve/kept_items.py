@@ -1,4 +1,4 @@
-"""Responses and conversations that --store-responses keeps in memory: for a stated time, per client, and within bytes."""
+"""Responses and conversations that --store-responses keeps in memory, of each client, for a time and within bytes."""
 
 import json
 import secrets

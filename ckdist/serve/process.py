@@ -82,12 +82,25 @@ def absolute(path: str | None) -> str | None:
     return None if path is None else os.path.abspath(path)  # noqa: PTH100
 
 
-def batch_settings(config: ServeConfig) -> dict[str, Any]:
-    """Returns the settings of --batch-dir."""
+def kept_settings(config: ServeConfig) -> dict[str, Any]:
+    """Returns the settings of responses, slots and batches."""
+    kept = {"store_seconds": config.store_responses, "slot_folder": absolute(config.slot_save_path)}
     if config.batch_dir is None:
-        return {}
+        return kept
     folder, size = folder_and_size(config.batch_dir, "--batch-dir")
-    return {"batch_folder": absolute(folder), "batch_bytes": size or DEFAULT_BATCH_BYTES}
+    return {**kept, "batch_folder": absolute(folder), "batch_bytes": size or DEFAULT_BATCH_BYTES}
+
+
+def log_settings(config: ServeConfig) -> dict[str, Any]:
+    """Returns the settings of logs and traces."""
+    return {
+        "log_file": config.log_file,
+        "log_format": config.log_format,
+        "log_requests": not config.no_log_requests,
+        "log_prompts": config.log_prompts,
+        "traces_endpoint": config.otlp_traces_endpoint,
+        "verbose": config.verbose,
+    }
 
 
 class HttpProcess:
@@ -135,8 +148,8 @@ class HttpProcess:
         """Starts the process. It answers 503 until rank 0's status is "ready".
 
         `endpoint` is the address of rank 0's ROUTER. `model` is the GGUF file or folder with the tokenizer. This object
-        owns `listener`, `more` and `metrics` (for --metrics-port) from now on. `cpus` are those that the process may use (None:
-        this process's), `hosted` the settings of several models. Raises ConfigError if keys are unreadable.
+        owns `listener`, `more` and `metrics` (for --metrics-port) from now on. `cpus` are those that the process may use
+        (None: this process's), `hosted` the settings of several models. Raises ConfigError if keys are unreadable.
         """
         check_outputs(config)
         path = config.api_key_file
@@ -161,9 +174,7 @@ class HttpProcess:
             api_key_file=absolute(path),
             key_limits=default_limits(config),
             prefill_file=absolute(config.prefill_file),
-            **batch_settings(config),
-            store_seconds=config.store_responses,
-            slot_folder=absolute(config.slot_save_path),
+            **kept_settings(config),
             shared_cache=config.shared_cache,
             special_in_text=config.special_tokens_in_text,
             cors_origins=config.cors_origin,
@@ -178,12 +189,7 @@ class HttpProcess:
             strict_fields=config.strict_fields,
             webui=not config.no_webui,
             adapter=pathlib.Path(os.path.abspath(config.lora)).name if config.lora else None,  # noqa: PTH100 - no links
-            log_file=config.log_file,
-            log_format=config.log_format,
-            log_requests=not config.no_log_requests,
-            log_prompts=config.log_prompts,
-            traces_endpoint=config.otlp_traces_endpoint,
-            verbose=config.verbose,
+            **log_settings(config),
             **(hosted or {}),
         )
         return cls(settings, listener, *more, *filter(None, [metrics]))

@@ -252,7 +252,7 @@ def test_paths_that_are_not_served_say_so_whatever_is_sent(served, name):
     multipart = {"files": {"file": ("a.jsonl", b"{}")}, "data": {"purpose": "batch"}}
     for more in (multipart, {"json": {}}, {}):
         answer = httpx.post(f"{served[1].url}{path}", **more)
-        assert answer.status_code == 404 and "is not supported by this server: " in answer.json()["error"]["message"]
+        assert answer.status_code == 404 and "is not supported by this server: " in answer.text
 
 
 @pytest.mark.parametrize("field", ["grammar", "guided_grammar", "guided_regex", "guided_choice", "guided_json"])

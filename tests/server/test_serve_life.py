@@ -23,7 +23,7 @@ from ckdist.engine.messages import pack_tokens
 from ckdist.engine.sampling_params import SamplingParams
 from ckdist.errors import ConfigError, EngineError, RequestError
 from ckdist.serve import body, heartbeat
-from ckdist.serve.addresses import listen
+from ckdist.serve.addresses import listen, url_of
 from ckdist.serve.api_keys import ApiKey
 from ckdist.serve.engine_client import EngineClient
 from ckdist.serve.problems import Problem
@@ -183,7 +183,7 @@ def test_stopping_what_already_drains_is_no_second_word():
 RANK0 = """
 import sys
 from ckdist.config.serve_config import ServeConfig
-from ckdist.serve.addresses import listen
+from ckdist.serve.addresses import listen, url_of
 from ckdist.serve.process import HttpProcess
 from tests.support.fake_engine import FakeEngine
 endpoint, folder, vocab = sys.argv[1:]
@@ -283,7 +283,7 @@ def test_an_address_beyond_this_host_needs_a_key_or_no_auth():
 def test_probes_and_a_port_for_metrics_need_no_key():
     """While the model loads, while it serves, and while it drains; the port for metrics serves nothing else."""
     with listen("127.0.0.1", 0) as metrics, serving(api_key="k", metrics=metrics) as (engine, http):
-        watched = HttpProcess.url_of(metrics)
+        watched = url_of(metrics)
         engine.state = "loading"
         wait_for(lambda: status(http, "/readyz") == 503)
         assert status(http, "/livez") == 200 and status(http, "/metrics") == status(http, "/v1/models") == 401

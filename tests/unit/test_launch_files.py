@@ -13,9 +13,8 @@ from ckdist.cli.arguments import parse_arguments
 from ckdist.cli.serve_rank_0 import open_listeners
 from ckdist.config.serve_config import ServeConfig
 from ckdist.errors import ConfigError
-from ckdist.serve.addresses import listen
+from ckdist.serve.addresses import listen, url_of
 from ckdist.serve.notify import notify
-from ckdist.serve.process import HttpProcess
 from tests.support.paths import ROOT
 from tests.support.served import serving, wait_for
 
@@ -81,7 +80,7 @@ def test_probes_of_the_manifests_pass_though_the_server_asks_for_a_key(manifests
     with listen("127.0.0.1", 0) as metrics, serving(api_key="k", metrics=metrics) as (engine, http):
         get = lambda probe: httpx.get(f"{http.url}{probe['path']}").status_code
         assert {name: get(probe) for name, probe in probes.items()} == dict.fromkeys(probes, 200)
-        assert httpx.get(f"{HttpProcess.url_of(metrics)}/metrics").status_code == 200
+        assert httpx.get(f"{url_of(metrics)}/metrics").status_code == 200
         engine.state = "loading"
         wait_for(lambda: get(probes["readiness"]) == get(probes["startup"]) == 503)
         assert get(probes["liveness"]) == 200

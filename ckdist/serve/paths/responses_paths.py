@@ -130,7 +130,7 @@ def _room(service: Service) -> KeptItems:
 
 
 def _earlier(fields: Fields, kept: KeptItems, account: Any) -> tuple[Kept | None, Kept | None]:
-    """Returns what the input continues, and the conversation that grows, if there is one."""
+    """Returns the entry that the input continues, and the conversation that grows, if there is one."""
     previous, given = fields.text("previous_response_id"), fields.value("conversation", str, dict)
     if previous is not None and given is not None:
         raise Problem(400, "previous_response_id and conversation both continue something; give one", "conversation")
