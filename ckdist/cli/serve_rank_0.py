@@ -102,10 +102,8 @@ def open_line(config: ServeConfig, listeners: Listeners) -> str | None:
     if asks_for_key(config) or not reachable:
         return None
     address, port = reachable[0].getsockname()[:2]
-    return (
-        f"any client that reaches {address} port {port} can use this server; --api-key-file or CKDIST_API_KEY "
-        "requires a key"
-    )
+    remedy = "--api-key-file or CKDIST_API_KEY requires a key"
+    return f"any client that reaches {address} port {port} can use this server; {remedy}"
 
 
 def open_listeners(config: ServeConfig) -> Listeners:

@@ -41,10 +41,8 @@ def start_lines(name: str, model: Model) -> tuple[list[str], list[str]]:
     weights, cache, block = (max(row[i] for row in rows) for i in (0, 1, 5))
     advice = [note for note in dict.fromkeys(row[3] for row in rows) if note]
     if any(row[4] for row in rows):
-        advice.append(
-            "some ranks have fewer CPUs than threads, so no thread is pinned: "
-            "use fewer threads (-t) or ranks, or mpirun --bind-to none"
-        )
+        why = "some ranks have fewer CPUs than threads, so no thread is pinned"
+        advice.append(f"{why}: use fewer threads (-t) or ranks, or mpirun --bind-to none")
     hosts = len(set(world.hosts))
     threads = f"{plan.threads} thread{'s' * (plan.threads > 1)}"
     batch = f" ({plan.threads_batch} with prompts)" if plan.threads_batch != plan.threads else ""

@@ -1,11 +1,11 @@
 """The addresses that a server listens on: TCP ports and Unix sockets, with or without TLS."""
 
 import contextlib
+import ipaddress
 import pathlib
 import socket
 
 from ckdist.errors import ConfigError
-from ckdist.serve.loopback import is_loopback
 from ckdist.serve.settings import BACKLOG
 
 UNIX = "unix:"
@@ -65,7 +65,12 @@ def listen_all(hosts: str, port: int) -> list[socket.socket]:
 
 def is_local(listener: socket.socket) -> bool:
     """Whether only this machine's users reach the socket."""
-    return listener.family == socket.AF_UNIX or is_loopback(listener.getsockname()[0])
+    if listener.family == socket.AF_UNIX:
+        return True
+    try:
+        return ipaddress.ip_address(listener.getsockname()[0].partition("%")[0]).is_loopback
+    except ValueError:
+        return False
 
 
 def url_of(listener: socket.socket, secure: bool = False) -> str:

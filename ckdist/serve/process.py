@@ -94,13 +94,9 @@ def kept_settings(config: ServeConfig) -> dict[str, Any]:
 def log_settings(config: ServeConfig) -> dict[str, Any]:
     """Returns the settings of logs and traces."""
     return {
-        "log_file": config.log_file,
-        "log_format": config.log_format,
-        "log_requests": not config.no_log_requests,
-        "log_prompts": config.log_prompts,
-        "traces_endpoint": config.otlp_traces_endpoint,
-        "verbose": config.verbose,
-    }
+        "log_file": config.log_file, "log_format": config.log_format, "log_requests": not config.no_log_requests,
+        "log_prompts": config.log_prompts, "traces_endpoint": config.otlp_traces_endpoint, "verbose": config.verbose,
+    }  # fmt: skip
 
 
 class HttpProcess:
@@ -148,8 +144,8 @@ class HttpProcess:
         """Starts the process. It answers 503 until rank 0's status is "ready".
 
         `endpoint` is the address of rank 0's ROUTER. `model` is the GGUF file or folder with the tokenizer. This object
-        owns `listener`, `more` and `metrics` (for --metrics-port) from now on. `cpus` are those that the process may use
-        (None: this process's), `hosted` the settings of several models. Raises ConfigError if keys are unreadable.
+        owns `listener`, `more` and `metrics` (for --metrics-port) from now on. `cpus` are those that it may use (None:
+        this process's), `hosted` the settings of several models. Raises ConfigError if keys are unreadable.
         """
         check_outputs(config)
         path = config.api_key_file

@@ -17,7 +17,7 @@ import time
 import httpx
 import pytest
 
-from ckdist.cli.serve_rank_0 import open_line, open_listeners
+from ckdist.cli.serve_rank_0 import Listeners, open_line, open_listeners
 from ckdist.config.serve_config import ServeConfig
 from ckdist.engine.messages import pack_tokens
 from ckdist.engine.sampling_params import SamplingParams
@@ -183,7 +183,7 @@ def test_stopping_what_already_drains_is_no_second_word():
 RANK0 = """
 import sys
 from ckdist.config.serve_config import ServeConfig
-from ckdist.serve.addresses import listen, url_of
+from ckdist.serve.addresses import listen
 from ckdist.serve.process import HttpProcess
 from tests.support.fake_engine import FakeEngine
 endpoint, folder, vocab = sys.argv[1:]
@@ -264,7 +264,7 @@ def test_a_taken_port_and_an_unknown_host():
 )
 def test_a_server_open_to_all_warns(host, flags, warned):
     with listen(host, 0) as listener:
-        line = open_line(ServeConfig(host=host, **flags), listener)
+        line = open_line(ServeConfig(host=host, **flags), Listeners(listener, None))
         assert (line is not None) == warned and (not warned or ("0.0.0.0" in line and "--api-key" in line))
 
 
