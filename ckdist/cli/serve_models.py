@@ -30,7 +30,7 @@ def run(config: ServeConfig) -> int:
     """Serves until it is stopped. Returns 0. Raises EngineError if the HTTP process fails."""
     if is_rank():
         raise ConfigError("several models have a job each, so start `ckdist serve` without mpirun or ckdist launch")
-    for flag in ("--prefill-file", "--trace", "--alias", "--slot-save-path"):
+    for flag in ("--prefill-file", "--trace", "--alias", "--slot-save-path", "--batch-dir"):
         if getattr(config, flag[2:].replace("-", "_")) is not None:
             raise ConfigError(f"{flag} is for one model, and several are served: leave it out")
     limit = config.models_memory or native.lib.ckdist_available_memory() - RESERVE

@@ -9,10 +9,12 @@ import time
 
 from ckdist.engine.socket_directory import remove_dead
 from ckdist.serve.hosted_model import HostedModel
+from ckdist.serve.kept_items import KeptItems
 from ckdist.serve.problems import Problem
 from ckdist.serve.settings import HttpSettings
 
 IDLE_LOOK_SECONDS = 0.5
+OLLAMA_TAG = ":latest"  # Ollama's clients add it to names
 LOAD_RETRY_SECONDS = 10  # Retry-After of a request that found no room
 
 
@@ -28,6 +30,10 @@ class ModelRouter:
         self._turns = os.memfd_create("turns")
         path = f"/proc/{os.getpid()}/fd/{self._turns}"  # the engines open it, and it leaves nothing behind
         self.models = {hosted.name: HostedModel(settings, hosted, path) for hosted in settings.models}
+        if settings.store_seconds:
+            kept = KeptItems(settings.store_seconds)  # a response may be continued by another model
+            for model in self.models.values():
+                model.service.kept = kept
         self._names = {name: model for model in self.models.values() for name in (model.name, *model.hosted.aliases)}
         self._room = asyncio.Lock()
         self._released = asyncio.Event()
@@ -69,7 +75,7 @@ class ModelRouter:
             if len(self.models) == 1:
                 return next(iter(self.models.values()))
             raise Problem(400, f"model is missing; this server has {known}", "model")
-        if (model := self._names.get(name)) is None:
+        if (model := self._names.get(name) or self._names.get(name.removesuffix(OLLAMA_TAG))) is None:
             raise Problem(404, f"there is no model {name[:200]!r}; this server has {known}", "model", "model_not_found")
         return model
 

@@ -9,7 +9,7 @@ from ckdist.serve.access import Access
 from ckdist.serve.accounts import Accounts
 from ckdist.serve.app import PATHS, application
 from ckdist.serve.model_router import ModelRouter
-from ckdist.serve.paths import absent, models, page
+from ckdist.serve.paths import absent, models, page, responses_paths
 from ckdist.serve.paths.path import PathNames
 from ckdist.serve.router_metrics import RouterMetrics
 
@@ -17,9 +17,9 @@ from ckdist.serve.router_metrics import RouterMetrics
 def create_router_app(router: ModelRouter, accounts: Accounts, metrics: RouterMetrics) -> Access:
     """Returns the ASGI application of a server with several models."""
     own = {path.name for path in models.PATHS}
-    hosted = [path for path in PATHS if path.name not in own and path not in absent.PATHS]
     any_service = next(iter(router.models.values())).service  # for paths that are the same for all models
-    same = (*absent.PATHS, *(page.PATHS if router.settings.webui else ()))
+    same = (*absent.PATHS, *responses_paths.KEPT_PATHS, *(page.PATHS if router.settings.webui else ()))
+    hosted = [path for path in PATHS if path.name not in own and path not in same]
     routes: list[BaseRoute] = [
         Route("/metrics", lambda _: metrics.answer()),
         *(Route(path.name, partial(path.handle, router), methods=list(path.methods)) for path in models.PATHS),

@@ -137,6 +137,19 @@ def test_an_order_loads_and_unloads_and_a_model_with_requests_stays(server):
     assert refused.status_code == 409 and "has 1 request" in refused.text
 
 
+def test_other_faces_find_models_too(server):
+    listed = {model["name"] for model in httpx.get(f"{server}/api/tags").json()["models"]}
+    assert {"a", "b", "c"} <= listed and httpx.get(f"{server}/api/version").status_code == 200
+    body = {"model": "a:latest", "messages": [{"role": "user", "content": "def"}], "stream": False}
+    assert httpx.post(f"{server}/api/chat", json={**body, "options": {"num_predict": 2}}, timeout=60).json()["done"]
+    assert "a" in {model["name"] for model in httpx.get(f"{server}/api/ps").json()["models"]}
+    first = post(server, "/v1/responses", model="a", input="x", max_output_tokens=2).json()
+    again = post(server, "/v1/responses", model="a", input="y", max_output_tokens=2, previous_response_id=first["id"])
+    assert again.json()["previous_response_id"] == first["id"]
+    assert httpx.get(f"{server}/v1/responses/{first['id']}").json()["id"] == first["id"]
+    assert httpx.get(f"{server}/v1/batches").status_code == 404
+
+
 def test_an_idle_model_goes(server):
     assert post(server, "/v1/completions", model="idle", prompt="x", max_tokens=2).status_code == 200
     wait_for(lambda: state(server, "idle") == "unloaded", 30)

@@ -65,7 +65,8 @@ def test_a_prompt_with_the_template_and_raw(client, server):
     raw = list(client.generate("bytes", "ab", raw=True, options=NUMBERS, stream=True))
     assert text_of(engine.submitted[-1]["prompt"]) == "ab" and "".join(part.response for part in raw) == "ababa"
     assert client.generate("bytes").done_reason == "load"
-    assert client.generate("bytes", keep_alive=0).done_reason == "unload"
+    with pytest.raises(ollama.ResponseError, match="use POST /models/unload"):
+        client.generate("bytes", keep_alive=0)
 
 
 def test_defaults_are_ollamas_and_options_replace_them(client, server):

@@ -16,7 +16,7 @@ from ckdist.serve.answer import json_answer, while_connected
 from ckdist.serve.body import read_body
 from ckdist.serve.hosted_model import HostedModel
 from ckdist.serve.model_router import Hold, ModelRouter
-from ckdist.serve.paths import status
+from ckdist.serve.paths import ollama, status
 from ckdist.serve.paths.openai import describe
 from ckdist.serve.paths.path import Path
 from ckdist.serve.problems import Problem
@@ -118,6 +118,22 @@ async def version(router: ModelRouter, request: Request) -> Response:
     return await status.version(next(iter(router.models.values())).service, request)
 
 
+async def ollama_tags(router: ModelRouter, request: Request) -> Response:
+    """All models, as Ollama lists them."""
+    return json_answer({"models": [ollama.entry(model.service) for model in router.models.values()]})
+
+
+async def ollama_loaded(router: ModelRouter, request: Request) -> Response:
+    """The loaded models, as Ollama lists them."""
+    found = [model.service for model in router.models.values() if model.state == "loaded"]
+    return json_answer({"models": [ollama.loaded_entry(service) for service in found]})
+
+
+async def ollama_version(router: ModelRouter, request: Request) -> Response:
+    """The version of Ollama's API that is served."""
+    return await ollama.version(next(iter(router.models.values())).service, request)
+
+
 async def _ordered(router: ModelRouter, request: Request) -> HostedModel:
     name = _name_in(await read_body(request, MAX_ORDER_BYTES))
     if name is None:
@@ -181,4 +197,7 @@ PATHS = (
     RouterPath("/models/load", load, ("POST",)),
     RouterPath("/models/unload", unload, ("POST",)),
     RouterPath("/v1/models/{name:path}", model),
+    RouterPath("/api/version", ollama_version),
+    RouterPath("/api/tags", ollama_tags),
+    RouterPath("/api/ps", ollama_loaded),
 )

@@ -29,14 +29,12 @@ async def version(service: Service, request: Request) -> Response:
 
 async def tags(service: Service, request: Request) -> Response:
     """The models that this server has."""
-    return json_answer({"models": [{**_entry(service), "modified_at": moment()}]})
+    return json_answer({"models": [entry(service)]})
 
 
 async def loaded(service: Service, request: Request) -> Response:
     """The models that are loaded."""
-    ready = service.state == "ready"
-    more = {"expires_at": FOREVER, "size_vram": 0, "context_length": service.known_model.get("context_length", 0)}
-    return json_answer({"models": [{**_entry(service), **more}] if ready else []})
+    return json_answer({"models": [loaded_entry(service)] if service.state == "ready" else []})
 
 
 async def show(service: Service, request: Request) -> Response:
@@ -129,15 +127,25 @@ def _head(service: Service) -> dict[str, Any]:
 
 
 def _nothing(body: dict[str, Any]) -> dict[str, Any]:
-    """The end of an answer to a request that only loads or unloads. The model stays loaded."""
-    return {"done": True, "done_reason": "unload" if body.get("keep_alive") in (0, "0", "0s") else "load"}
+    """Returns the end of an answer to a request that only loads. Raises Problem 400 if it would unload."""
+    if body.get("keep_alive") in (0, "0", "0s"):
+        raise Problem(400, "keep_alive 0 cannot unload a model here; use POST /models/unload", "keep_alive")
+    return {"done": True, "done_reason": "load"}
 
 
-def _entry(service: Service) -> dict[str, Any]:
+def loaded_entry(service: Service) -> dict[str, Any]:
+    """Returns a model's entry in /api/ps."""
+    more = {"expires_at": FOREVER, "size_vram": 0, "context_length": service.known_model.get("context_length", 0)}
+    return {**entry(service), **more}
+
+
+def entry(service: Service) -> dict[str, Any]:
+    """Returns a model's entry in /api/tags."""
     name = service.settings.model_name
     digest = hashlib.sha256(service.source.fingerprint.encode()).hexdigest()
     size = service.known_model.get("size_bytes", 0)
-    return {"name": name, "model": name, "size": size, "digest": digest, "details": _details(service)}
+    shown = {"name": name, "model": name, "modified_at": moment(), "size": size}
+    return {**shown, "digest": digest, "details": _details(service)}
 
 
 def _details(service: Service) -> dict[str, Any]:

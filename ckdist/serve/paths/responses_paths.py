@@ -157,9 +157,9 @@ def _page(request: Request, items: list[Item]) -> dict[str, Any]:
     return {"object": "list", "data": part, **ends, "has_more": begin + len(part) < len(shown)}
 
 
-PATHS = (
-    Path("/v1/responses", create, ("POST",)),
+KEPT_PATHS = (  # they need no model
     Path("/v1/responses/{name:path}", response, ("GET", "DELETE")),
     Path("/v1/conversations", conversations, ("POST",)),
     Path("/v1/conversations/{name:path}", conversation, ("GET", "POST", "DELETE")),
 )
+PATHS = (Path("/v1/responses", create, ("POST",)), *KEPT_PATHS)
