@@ -9,6 +9,7 @@ from ckdist.config.engine_config import EngineConfig
 from ckdist.config.given_elsewhere import from_table, read_toml
 from ckdist.config.request_defaults import RequestDefaultFlags
 from ckdist.config.serve_config import ServeConfig
+from ckdist.engine.load_model import BUNDLED
 from ckdist.errors import ConfigError
 
 MAX_MODELS = 1000
@@ -52,7 +53,9 @@ def read_table(config: ServeConfig) -> list[ModelEntry]:
     base = replace(config, model=None, further_model=(), models=None, models_max=None, config=None)
     given = ((config.model,) if config.model is not None else ()) + config.further_model
     entries = [ModelEntry(name=_stem(model), config=replace(base, model=model), at_start=True) for model in given]
-    if config.models is not None:
+    if config.models is None and not given:
+        entries.append(ModelEntry(name="ckdist-bundled", config=replace(base, model=str(BUNDLED)), at_start=True))
+    elif config.models is not None:
         path = pathlib.Path(config.models)
         entries += _folder(path, base) if path.is_dir() else _file(path, base)
     if not entries:

@@ -16,7 +16,7 @@ from ckdist.errors import ConfigError
 from ckdist.hub.resolve import resolve
 from ckdist.layouts.memory_sizes import RESERVE, gigabytes
 from ckdist.serve.notify import notify
-from ckdist.serve.process import HttpProcess, overrides_of
+from ckdist.serve.process import HttpProcess, adapter_name, overrides_of
 from ckdist.serve.settings import HostedSettings
 from ckdist.topology import this_machine
 
@@ -99,7 +99,7 @@ def hosted_models(entries: list[ModelEntry]) -> tuple[HostedSettings, ...]:
                 at_start=entry.at_start,
                 parallel=config.parallel,
                 max_sequences=config.parallel + config.max_queue,
-                adapter=config.lora,
+                adapter=adapter_name(config),
             )
         )
     return tuple(models)

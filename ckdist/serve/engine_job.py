@@ -80,7 +80,7 @@ class EngineJob:
         if not self.has_ended:
             self._process.terminate()
             await self.ended_within(seconds)
-        self.kill()
+        await asyncio.to_thread(self.kill)  # the kernel needs seconds to free the memory of a large model
 
     def kill(self) -> None:
         """Kills the job, waits for it and removes its folder. Its ranks end with its first process."""

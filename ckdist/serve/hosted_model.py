@@ -200,7 +200,7 @@ class HostedModel:
             state = self.client.state
             await job.ended_within(0.0 if state == "stale" else LAST_WORDS_SECONDS)
             reason = await job.reason() if job.has_ended else f"its state is {state}"
-            job.kill()
+            await job.stop(0.0)
             self.client.count_crash()
             self.client.disconnect()
             now = time.monotonic()

@@ -1,11 +1,14 @@
 """Requests that outlive their engine: they go on with the next one, and not for ever."""
 
 import asyncio
+import contextlib
 
 import pytest
 
 from ckdist.engine.messages import Failure, pack_tokens, unpack_tokens
 from ckdist.engine.sampling_params import SamplingParams
+from ckdist.serve.accounts import Account
+from ckdist.serve.api_keys import KeyLimits
 from ckdist.serve.problems import Problem
 from ckdist.serve.resuming_client import MAX_CRASHES, ResumingClient
 from tests.server.test_engine_client import until
@@ -20,9 +23,11 @@ async def crash_at(client, endpoint, condition, limit: float = 10) -> dict:
     with FakeEngine(endpoint, VOCAB) as engine:
         engine.delay = 0.02
         client.connect(endpoint)
-        await asyncio.wait_for(until(lambda: engine.submitted and condition()), limit)
-        client.count_crash()
-        client.disconnect()
+        try:
+            await asyncio.wait_for(until(lambda: engine.submitted and condition()), limit)
+        finally:
+            client.count_crash()
+            client.disconnect()
         return engine.submitted[-1]
 
 
@@ -52,6 +57,30 @@ def test_goes_on_after_its_tokens(tmp_path, mirostat):
         else:
             assert list(unpack_tokens(second["drawn"]))[: len(seen)] == seen
             assert second["sampling"].get("prompt_logprobs") is None
+
+    asyncio.run(scenario())
+
+
+def test_a_held_request_is_sent_to_the_engine_of_its_own_model(tmp_path):
+    """A client may run one sequence at a time, of all models together."""
+
+    async def scenario():
+        account = Account("a", limits=KeyLimits(max_running=1))
+        first, second = f"ipc://{tmp_path}/a", f"ipc://{tmp_path}/b"
+        with FakeEngine(first, VOCAB) as one, FakeEngine(second, VOCAB) as other, contextlib.ExitStack() as held:
+            one.delay = 0.05
+            clients = ResumingClient(), ResumingClient()
+            for client, endpoint in zip(clients, (first, second), strict=True):
+                held.callback(client.disconnect)
+                client.connect(endpoint)
+            running, waiting = (held.enter_context(client.generation(account)) for client in clients)
+            running.submit(0, PROMPT, SamplingParams(max_tokens=100))
+            waiting.submit(0, PROMPT, SamplingParams(max_tokens=3))
+            await asyncio.wait_for(until(lambda: one.submitted), 10)
+            assert account.running == 1 and account.sequences == 2 and not other.submitted
+            running.abort(0)
+            await asyncio.wait_for(until(lambda: other.submitted and not waiting.running), 10)
+            assert account.sequences == 0 and len(one.submitted) == len(other.submitted) == 1
 
     asyncio.run(scenario())
 
