@@ -34,7 +34,7 @@ def work(config: ServeConfig, world: World) -> None:
     start_lines("", model)
     placement_map(model)
     RankReports(model)
-    model.executable.work()
+    model.work()
     model.close()
     world.close()
 

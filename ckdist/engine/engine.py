@@ -32,13 +32,14 @@ from ckdist.engine.sequence import MAX_ROLLBACK, Sequence, State, delta_of
 from ckdist.engine.sequence_state import turn_ends
 from ckdist.engine.state_pool import StatePool
 from ckdist.engine.step_builder import SequenceChunk, Step
-from ckdist.engine.tenant import ONE_TENANT
-from ckdist.errors import ConfigError, RequestError
+from ckdist.engine.tenant import ONE_TENANT, adapted_tenant
+from ckdist.errors import ConfigError, RequestError, UnknownAdapterError
 from ckdist.native import lib
 from ckdist.program.executable import Executable
 from ckdist.program.step_batch import BLOCK_TOKENS, NO_SLOT, Batch, own_slots
 
 if TYPE_CHECKING:
+    from ckdist.engine.adapters import Adapters, NamedAdapter
     from ckdist.engine.constraint import Constraint
     from ckdist.engine.disk_cache import DiskCache
     from ckdist.engine.disk_tier import DiskTier
@@ -66,6 +67,7 @@ class Engine:
         max_rollback: Last tokens of a sequence that may be rolled back, at most MAX_ROLLBACK.
         max_step_seconds: Limit of a step with prompts while a sequence decodes.
         disk: The cache on disk, or None.
+        adapters: The adapters that requests may name. None: there are none.
     """
 
     def __init__(
@@ -74,7 +76,7 @@ class Engine:
         more_stats: Callable[[], Mapping[str, float | str]] = dict, lane: "Lane | None" = None,
         make_breakers: Callable[[], "DryBreakers"] | None = None, grammars: Grammars | None = None,
         start_tokens: Tokens = (), banned_tokens: Tokens = (), max_rollback: int = 0,
-        max_step_seconds: float = math.inf, disk: "DiskCache | None" = None,
+        max_step_seconds: float = math.inf, disk: "DiskCache | None" = None, adapters: "Adapters | None" = None,
     ) -> None:  # fmt: skip
         if not 0 <= max_rollback <= MAX_ROLLBACK:
             raise ConfigError(f"max_rollback is {max_rollback}; it must be from 0 to {MAX_ROLLBACK}")
@@ -82,6 +84,7 @@ class Engine:
         self.executable, self.vocab_size = executable, executable.vocab_size
         self._more_stats, self.lane, self._make_breakers, self.grammars = more_stats, lane, make_breakers, grammars
         self._start, self._banned = np.array(start_tokens, np.int32), np.array(banned_tokens, np.int32)
+        self.adapters = adapters
         self._compiling: list[Sequence] = []  # with a grammar that is not compiled yet
         cache = executable.num_blocks * BLOCK_TOKENS
         self.max_positions = min(executable.context_length, cache)
@@ -139,6 +142,7 @@ class Engine:
         tenant: bytes | None = ONE_TENANT,
         place: QueuePlace = ANY_PLACE,
         positions: np.ndarray | None = None,
+        adapter: str | None = None,
     ) -> None:
         """Queues a request.
 
@@ -147,9 +151,11 @@ class Engine:
             place: Its queue, and its order there.
             positions: Positions of the prompt's tokens in time, height and width, (tokens, 3). Generated tokens have
                 the positions after the largest one. Blocks are named by tokens alone, so none are reused or left.
+            adapter: Name of the adapter that it runs with.
 
         Raises:
             RequestError: A field is wrong, or the prompt cannot fit.
+            UnknownAdapterError: There is no such adapter.
             EngineBusy: The queue is full, or too many breakers or grammars are being prepared.
         """
         if not self.executable.has_logits:
@@ -175,9 +181,16 @@ class Engine:
             positions = self._check_positions(positions, len(ids), params.max_tokens > 0)
             capacity = min(capacity, self.executable.context_length - delta_of(positions))
             more |= {"positions": positions, "tenant": None}
+        if adapter is not None:
+            more["adapter"] = used = self._use(adapter)
+            more["tenant"] = adapted_tenant(more["tenant"], used.digest)
         ends = (0, 0) if self.states is None else turn_ends(ids, self.outputs.eos_token_ids)
         sequence = Sequence(id, begin, params, seed, capacity, time.monotonic(), state, turn_ends=ends, **more)
-        self._queue(sequence)
+        try:
+            self._queue(sequence)
+        except BaseException:
+            self._leave_adapter(sequence)
+            raise
         if state is not None and state.constraint is not None:
             self._compiling.append(sequence)
 
@@ -234,6 +247,24 @@ class Engine:
             raise RequestError("positions of three axes are given, the model's have one; leave them out", "positions")
         return check_positions(positions, tokens, self.executable.context_length - continues)
 
+    def _use(self, adapter: str) -> "NamedAdapter":
+        if self.adapters is None:
+            raise UnknownAdapterError(
+                f"there is no adapter {adapter[:100]!r}: start with --lora NAME=FOLDER or --max-loras", "model"
+            )
+        return self.adapters.use(adapter)
+
+    def _leave_adapter(self, sequence: Sequence) -> None:
+        if sequence.adapter is not None and self.adapters is not None:
+            self.adapters.leave(sequence.adapter)
+
+    def load_adapter(self, name: str, folder: str, replaces: bool = False) -> None:
+        """Begins to load an adapter, which `adapters.take_load` ends. Raises RequestError if that is not possible."""
+        if self.adapters is None:
+            raise RequestError("the server has no slots for adapters: start it with --max-loras N", "lora_name")
+        self.collect_all()
+        self.adapters.begin_load(self.executable.worker, self.executable.model, name, folder, replaces)
+
     def _queue(self, sequence: Sequence) -> None:
         self.scheduler.add(sequence)
         self._sequences[sequence.id] = sequence
@@ -243,6 +274,7 @@ class Engine:
     def _finish(self, sequence: Sequence) -> None:
         self.scheduler.remove(sequence)
         del self._sequences[sequence.id]
+        self._leave_adapter(sequence)
         state = sequence.sampling_state
         if state is not None and state.constraint is not None and self.grammars is not None:
             self.grammars.leave(state.constraint)

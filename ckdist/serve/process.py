@@ -172,7 +172,7 @@ class HttpProcess:
             drain_timeout=config.drain_timeout,
             strict_fields=config.strict_fields,
             webui=not config.no_webui,
-            adapter=pathlib.Path(os.path.abspath(config.lora)).name if config.lora else None,  # noqa: PTH100 - no links
+            adapter=pathlib.Path(os.path.abspath(config.fixed_adapter)).name if config.fixed_adapter else None,  # noqa: PTH100 - no links
             log_file=config.log_file,
             log_format=config.log_format,
             log_requests=not config.no_log_requests,
