@@ -91,7 +91,10 @@ class EngineConfig(Settings):
         ),
     )
     max_loras: int = option(
-        0, "--max-loras", within=(0, 256), help="adapters at once that requests may name; 0: those of --lora NAME=FOLDER"
+        0,
+        "--max-loras",
+        within=(0, 256),
+        help="adapters at once that requests may name; 0: those of --lora NAME=FOLDER",
     )
     max_lora_rank: int = option(
         16, "--max-lora-rank", within=(1, 512), help="largest rank of an adapter that requests may name"
@@ -216,8 +219,6 @@ class EngineConfig(Settings):
     verbose: bool = option(False, "-v", "--verbose", help="log more")
 
     def __post_init__(self) -> None:
-        if self.lora is None:
-            object.__setattr__(self, "lora", ())
         super().__post_init__()
         self._check_adapters()
         if self.model == "":
@@ -262,7 +263,9 @@ class EngineConfig(Settings):
         if len(self.lora) - len(named) - (fixed is not None):
             raise ConfigError("--lora: several are for all requests, or have one name; give each a name: NAME=FOLDER")
         if fixed is not None and self.adapter_slots:
-            raise ConfigError(f"--lora {fixed} is for all requests, and others have names: give each a name: NAME=FOLDER")
+            raise ConfigError(
+                f"--lora {fixed} is for all requests, and others have names: give each a name: NAME=FOLDER"
+            )
         if len(named) > self.adapter_slots:
             raise ConfigError(f"{len(named)} adapters have names, and --max-loras is {self.max_loras}: raise it")
         if missing := [text for text in (fixed, *named.values()) if text == ""]:

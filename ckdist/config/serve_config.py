@@ -1,5 +1,6 @@
 """`ckdist serve`."""
 
+import os
 import re
 from dataclasses import dataclass
 
@@ -21,6 +22,12 @@ class ServeConfig(RequestDefaultFlags, EngineConfig):
         "--alias",
         metavar="NAME",
         help="model name in answers (default: the name of the model's file or folder)",
+    )
+    lora_dir: str | None = option(
+        None,
+        "--lora-dir",
+        metavar="DIR",
+        help="clients may load adapters from folders in DIR with /v1/load_lora_adapter, and unload any; needs --max-loras",
     )
     metrics_port: int | None = option(
         None, "--metrics-port", kind=int, within=(0, 65535),
@@ -153,6 +160,10 @@ class ServeConfig(RequestDefaultFlags, EngineConfig):
         if self.slot_save_path is not None and self.cache_disk is None:
             object.__setattr__(self, "cache_disk", f"{self.slot_save_path.rstrip('/') or '/'}/blocks")
         super().__post_init__()
+        if self.lora_dir is not None and not self.adapter_slots:
+            raise ConfigError(f"--lora-dir {self.lora_dir} needs places for adapters: give --max-loras N")
+        if self.lora_dir is not None and not os.path.isdir(self.lora_dir):  # noqa: PTH112 - the only use of a path
+            raise ConfigError(f"--lora-dir {self.lora_dir} is no folder: create it, or name another")
         if self.no_auth and (self.api_key or self.api_key_file):
             given = "--api-key" if self.api_key else f"--api-key-file {self.api_key_file}"
             raise ConfigError(f"--no-auth and {given} contradict each other: leave one out")

@@ -9,7 +9,6 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ckdist.comm.world_protocol import World, has_mpi
 from ckdist.config.engine_config import ADAPTER_NAME
@@ -44,7 +43,9 @@ class AdapterLoad:
         reason: Why a rank could not load it.
     """
 
-    def __init__(self, world: World, slots: AdapterSlots, name: str = "", request: tuple[int, str] | None = None) -> None:
+    def __init__(
+        self, world: World, slots: AdapterSlots, name: str = "", request: tuple[int, str] | None = None
+    ) -> None:
         self.name, self.slot = name, request[0] if request else -1
         self.digest, self.reason = b"", ""
         self._arguments = LoadWorld(world), slots, request
@@ -107,11 +108,6 @@ class Adapters:
             self._by_name[name] = NamedAdapter(name, slot, digest)
 
     @property
-    def names(self) -> list[str]:
-        """The names that requests may use."""
-        return list(self._by_name)
-
-    @property
     def is_loading(self) -> bool:
         """Whether a load is under way, or its result was not taken yet."""
         return self._load is not None
@@ -140,7 +136,9 @@ class Adapters:
             RequestError: The name is wrong or in use, all slots are, or another load is under way.
         """
         if not ADAPTER_NAME.fullmatch(name):
-            raise RequestError(f"lora_name ({name[:100]!r}) must be at most 100 letters, digits, dots and dashes", "lora_name")
+            raise RequestError(
+                f"lora_name ({name[:100]!r}) must be at most 100 letters, digits, dots and dashes", "lora_name"
+            )
         if self._load is not None:
             raise RequestError(f"adapter {self._load.name!r} is being loaded; load the next one after it", "lora_name")
         if name in self._by_name and not replaces:
@@ -189,6 +187,6 @@ class Adapters:
         if self._load is not None:
             self._load.wait()
 
-    def facts(self) -> list[dict[str, Any]]:
-        """For the status: name and number of each adapter."""
-        return [{"name": name, "id": adapter.slot} for name, adapter in self._by_name.items()]
+    def ids(self) -> dict[str, int]:
+        """The number of each adapter, by name."""
+        return {name: adapter.slot for name, adapter in self._by_name.items()}

@@ -39,7 +39,7 @@ from ckdist.program.executable import Executable
 from ckdist.program.step_batch import BLOCK_TOKENS, NO_SLOT, Batch, own_slots
 
 if TYPE_CHECKING:
-    from ckdist.engine.adapters import Adapters, NamedAdapter
+    from ckdist.engine.adapters import Adapters
     from ckdist.engine.constraint import Constraint
     from ckdist.engine.disk_cache import DiskCache
     from ckdist.engine.disk_tier import DiskTier
@@ -182,7 +182,7 @@ class Engine:
             capacity = min(capacity, self.executable.context_length - delta_of(positions))
             more |= {"positions": positions, "tenant": None}
         if adapter is not None:
-            more["adapter"] = used = self._use(adapter)
+            more["adapter"] = used = self._named().use(adapter)
             more["tenant"] = adapted_tenant(more["tenant"], used.digest)
         ends = (0, 0) if self.states is None else turn_ends(ids, self.outputs.eos_token_ids)
         sequence = Sequence(id, begin, params, seed, capacity, time.monotonic(), state, turn_ends=ends, **more)
@@ -247,12 +247,10 @@ class Engine:
             raise RequestError("positions of three axes are given, the model's have one; leave them out", "positions")
         return check_positions(positions, tokens, self.executable.context_length - continues)
 
-    def _use(self, adapter: str) -> "NamedAdapter":
+    def _named(self) -> "Adapters":
         if self.adapters is None:
-            raise UnknownAdapterError(
-                f"there is no adapter {adapter[:100]!r}: start with --lora NAME=FOLDER or --max-loras", "model"
-            )
-        return self.adapters.use(adapter)
+            raise UnknownAdapterError("there are no adapters: start with --lora NAME=FOLDER or --max-loras N", "model")
+        return self.adapters
 
     def _leave_adapter(self, sequence: Sequence) -> None:
         if sequence.adapter is not None and self.adapters is not None:
@@ -260,10 +258,12 @@ class Engine:
 
     def load_adapter(self, name: str, folder: str, replaces: bool = False) -> None:
         """Begins to load an adapter, which `adapters.take_load` ends. Raises RequestError if that is not possible."""
-        if self.adapters is None:
-            raise RequestError("the server has no slots for adapters: start it with --max-loras N", "lora_name")
         self.collect_all()
-        self.adapters.begin_load(self.executable.worker, self.executable.model, name, folder, replaces)
+        self._named().begin_load(self.executable.worker, self.executable.model, name, folder, replaces)
+
+    def unload_adapter(self, name: str) -> None:
+        """Makes an adapter unknown. Requests with it go on. Raises UnknownAdapterError."""
+        self._named().unload(name)
 
     def _queue(self, sequence: Sequence) -> None:
         self.scheduler.add(sequence)

@@ -82,7 +82,11 @@ def load_model(
     steps = lower_programs(programs, loader, step_tokens(config, checkpoint.spec), splits_roles, config.adapter_slots)
     weights = RankWeights(loader, adapter or slots)
     adapted = [lowered for lowered in steps.main if lowered.adapters]
-    own = [steps.main[0], *adapted, *(steps.hidden if checkpoint.spec.encoder else [])]  # an encoder has weights of its own
+    own = [
+        steps.main[0],
+        *adapted,
+        *(steps.hidden if checkpoint.spec.encoder else []),
+    ]  # an encoder has weights of its own
     for lowered in own:
         weights.add(lowered)
     check_quantize(loader, steps.main[0], world)

@@ -59,7 +59,9 @@ def _adapted_steps(
     loader: ShardLoader, mesh: Mesh, max_tokens: int, programs: StagePrograms, roles: tuple[bool, ...], slots: int
 ) -> list[Lowered]:
     """The programs for sequences with adapters, in the order of `RankSteps.main`."""
-    found = [_lower(loader, mesh, max_tokens, one, None, prompts, False) for one in programs.adapted[:1] for prompts in roles]
+    found = [
+        _lower(loader, mesh, max_tokens, one, None, prompts, False) for one in programs.adapted[:1] for prompts in roles
+    ]
     for one in programs.adapted[1:]:
         stored = stored_dims(one, programs.adapted[0])
         found.append(_lower(loader, mesh, max_tokens, one, stored, roles[-1], False))

@@ -173,6 +173,7 @@ class HttpProcess:
             strict_fields=config.strict_fields,
             webui=not config.no_webui,
             adapter=pathlib.Path(os.path.abspath(config.fixed_adapter)).name if config.fixed_adapter else None,  # noqa: PTH100 - no links
+            adapter_folder=absolute(config.lora_dir),
             log_file=config.log_file,
             log_format=config.log_format,
             log_requests=not config.no_log_requests,

@@ -2,6 +2,7 @@
 
 import hashlib
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 
@@ -14,10 +15,11 @@ from ckdist.program.program import Program
 from ckdist.program.tracer import LowRank
 from ckdist.weights.adapter_config import CONFIG
 from ckdist.weights.adapter_file import MODULES, WEIGHTS, load_adapter
-from ckdist.weights.packed_matrix import SlotMatrix, is_low_rank, pack_part
+from ckdist.weights.packed_matrix import PackedMatrix, SlotMatrix, is_low_rank, pack_part
 
 HEADER_BYTES = 16 << 20  # of an adapter's file, beside its matrices
 DIGEST_BYTES = 32
+Digest: TypeAlias = bytes
 
 
 class AdapterSlots:
@@ -59,7 +61,7 @@ class AdapterSlots:
         """Bytes of one slot."""
         return self.bytes // self.count
 
-    def load(self, slot: int, folder: Path) -> tuple[bytes, tuple[str, ...]]:
+    def load(self, slot: int, folder: Path) -> tuple[Digest, tuple[str, ...]]:
         """Loads an adapter into a slot that no step uses.
 
         Returns:
@@ -78,7 +80,7 @@ class AdapterSlots:
                 place.hold(_packed(key, tensors.get(key.name)))
         return digest, stored.notes
 
-    def _digest(self, folder: Path) -> bytes:
+    def _digest(self, folder: Path) -> Digest:
         """Reads both files once. Raises ModelFileError if they are larger than an adapter of the model can be."""
         digest = hashlib.blake2b(digest_size=DIGEST_BYTES)
         most = HEADER_BYTES + sum(4 * int(np.prod(shape)) for shape in self._shapes.values())
@@ -105,9 +107,11 @@ class AdapterSlots:
                     f"{folder} has {name}, a matrix of experts: start with --lora {folder}, without a name, which "
                     "adds it for all requests"
                 )
-            raise ModelFileError(f"{folder} has {name}, and the model has no such layer: it was trained on another model")
+            raise ModelFileError(
+                f"{folder} has {name}, and the model has no such layer: it was trained on another model"
+            )
         is_a = name.endswith(".lora_A.weight")
-        rank, width = (tensor.shape if is_a else tensor.shape[::-1])
+        rank, width = tensor.shape if is_a else tensor.shape[::-1]
         needed = self._shapes[name][1 if is_a else 0]
         if width != needed:
             raise ModelFileError(
@@ -121,7 +125,7 @@ class AdapterSlots:
             )
 
 
-def _packed(key: MatrixKey, tensor: np.ndarray | None):
+def _packed(key: MatrixKey, tensor: np.ndarray | None) -> PackedMatrix | None:
     """Packs a part of a matrix, whose rank is rounded up as that of an adapter for all rows."""
     if tensor is None:
         return None

@@ -1,6 +1,5 @@
 """Adapters that requests name: the bits of each alone in any batch, over ranks and stages; loads while steps run."""
 
-import time
 
 import pytest
 
@@ -9,14 +8,21 @@ from ckdist.config.engine_config import EngineConfig
 from ckdist.engine.load_model import BUNDLED, load_model
 from ckdist.engine.model_engine import make_engine
 from ckdist.engine.sampling_params import SamplingParams
-from ckdist.errors import ConfigError, ModelFileError, RequestError, UnknownAdapterError
 from ckdist.weights.adapter_file import MODULES
 from tests.support.adapters import random_adapter
-from tests.support.paths import GOLDEN
 from tests.support.thread_ranks import run_threads
 
 PARAMS = SamplingParams(max_tokens=5, temperature=0, logprobs=1, prompt_logprobs=0)
-TARGETS = (MODULES, ("q_proj", "down_proj"), MODULES, ("v_proj",), ("gate_proj",), ("up_proj", "o_proj"), MODULES, MODULES)
+TARGETS = (
+    MODULES,
+    ("q_proj", "down_proj"),
+    MODULES,
+    ("v_proj",),
+    ("gate_proj",),
+    ("up_proj", "o_proj"),
+    MODULES,
+    MODULES,
+)
 
 
 @pytest.fixture(scope="module")
