@@ -1,5 +1,6 @@
 """Adapters that requests name: the bits of each alone in any batch, over ranks and stages; loads while steps run."""
 
+import time
 
 import pytest
 
@@ -8,8 +9,10 @@ from ckdist.config.engine_config import EngineConfig
 from ckdist.engine.load_model import BUNDLED, load_model
 from ckdist.engine.model_engine import make_engine
 from ckdist.engine.sampling_params import SamplingParams
+from ckdist.errors import ConfigError, ModelFileError, RequestError, UnknownAdapterError
 from ckdist.weights.adapter_file import MODULES
 from tests.support.adapters import random_adapter
+from tests.support.paths import GOLDEN
 from tests.support.thread_ranks import run_threads
 
 PARAMS = SamplingParams(max_tokens=5, temperature=0, logprobs=1, prompt_logprobs=0)
@@ -100,3 +103,77 @@ def test_eight_adapters_in_one_batch_have_the_bits_of_each_alone(folders, ranks,
         fixed = {} if i == 8 else {"lora": str(folders[i])}
         expected = on_ranks(ranks, lambda engine, _, i=i: outputs(engine, [(requests[i][0], None)]), **fixed, **more)
         assert together[i] == expected[0]
+
+
+def finish_load(engine, name, folder, **more):
+    engine.load_adapter(name, str(folder), **more)
+    end = time.monotonic() + 30
+    while (load := engine.adapters.take_load()) is None:
+        assert time.monotonic() < end, "the load does not end"
+        time.sleep(0.002)
+    return load
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_a_slot_is_loaded_while_requests_run_and_kept_until_they_end(folders, ranks):
+    prompt = list(range(4, 20))
+
+    def body(engine, _):
+        first, second = (outputs(engine, [(prompt, name)])[0] for name in ("m0", "m1"))
+        engine.add("runs", prompt, PARAMS, tenant=None, adapter="m0")
+        begun = engine.step()
+        engine.unload_adapter("m0")
+        with pytest.raises(UnknownAdapterError, match="there is no adapter 'm0'; loaded are 'm1'"):
+            engine.add("late", prompt, PARAMS, adapter="m0")
+        with pytest.raises(RequestError, match="all 2 slots of --max-loras hold adapters, and 1 of them end"):
+            engine.load_adapter("m2", str(folders[2]))
+        tokens = [t for output in begun for t in output.tokens]
+        while engine.has_work:
+            tokens += [t for output in engine.step() for t in output.tokens]
+        assert tokens == [item for item in first if isinstance(item, int)]
+        assert finish_load(engine, "m2", folders[1]).digest
+        assert outputs(engine, [(prompt, "m1"), (prompt, "m2")]) == [second, second]
+        with pytest.raises(RequestError, match="'m2' is loaded"):
+            engine.load_adapter("m2", str(folders[0]))
+        engine.unload_adapter("m1")
+        assert finish_load(engine, "m2", folders[0], replaces=True).digest
+        assert outputs(engine, [(prompt, "m2")]) == [first]
+        engine.unload_adapter("m2")
+        assert "--max-lora-rank 20" in finish_load(engine, "m3", folders[7]).reason
+        assert engine.adapters.ids() == {}
+
+    flags = (f"m0={folders[0]}", f"m1={folders[1]}")
+    on_ranks(ranks, body, lora=flags)
+
+
+@pytest.mark.parametrize(
+    "settings, error, message",
+    [
+        ({"lora": ("a=x", "a=y")}, ConfigError, "several are for all requests, or have one name"),
+        ({"lora": ("a=x", "y")}, ConfigError, "--lora y is for all requests, and others have names"),
+        ({"lora": ("a=x", "b=y"), "max_loras": 1}, ConfigError, "2 adapters have names, and --max-loras is 1"),
+        ({"lora": ("a=",)}, ConfigError, "--lora names no folder"),
+        ({"lora": ("a=/nowhere",)}, ModelFileError, "/nowhere/adapter_config.json: No such file"),
+    ],
+)
+def test_wrong_flags_are_refused(settings, error, message):
+    with pytest.raises(error, match=message):
+        on_ranks(1, lambda *_: None, **settings)
+
+
+def test_an_adapter_of_experts_is_refused_by_name(tmp_path):
+    with pytest.raises(ModelFileError, match=r"a matrix of experts: start with --lora .*, without a name"):
+        on_ranks(1, lambda *_: None, model=GOLDEN / "qwen3moe", lora=(f"a={GOLDEN / 'lora/qwen3moe'}",))
+
+
+def test_an_adapter_has_a_prefix_of_its_own(folders):
+    prompt = list(range(4, 44))
+
+    def cached(engine, adapter):
+        engine.add("x", prompt, SamplingParams(max_tokens=1, temperature=0), adapter=adapter)
+        return next(output.cached_tokens for output in iter(engine.step, None) for output in output)
+
+    def body(engine, _):
+        assert [cached(engine, name) for name in ("m0", None, "m1", "m0", "m2")] == [0, 0, 0, 32, 32]
+
+    on_ranks(1, body, lora=(f"m0={folders[0]}", f"m1={folders[1]}", f"m2={folders[0]}"))
