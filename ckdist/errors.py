@@ -67,6 +67,10 @@ class RequestError(UserError):
         self.field, self.code, self.details = field, code, details or {}
 
 
+class UnknownAdapterError(RequestError):
+    """A request names an adapter that is not loaded."""
+
+
 class EngineError(CkdistError):
     """A failure at run time. Commands end with exit code 1, requests with HTTP 5xx."""
 

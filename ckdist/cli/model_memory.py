@@ -15,7 +15,7 @@ from ckdist.cli.command_ranks import wanted_ranks
 from ckdist.cli.main import report
 from ckdist.comm.world import SingleWorld
 from ckdist.config.serve_config import ServeConfig
-from ckdist.engine.load_model import open_adapter, open_model
+from ckdist.engine.load_model import open_adapter, open_model, open_slots
 from ckdist.engine.rank_steps import lower_programs
 from ckdist.engine.rank_weights import RankWeights
 from ckdist.engine.stage_layers import layers_of_stages
@@ -42,13 +42,15 @@ def predicted(config: ServeConfig) -> PredictedMemory:
     checkpoint = open_model(config, world, embeddings=True)
     spec = checkpoint.spec
     adapter, _ = open_adapter(config, world, checkpoint)
+    slots = open_slots(config, checkpoint)
     tracer = functools.partial(Tracer, low_rank=adapter.low_rank) if adapter else Tracer
     loader = ShardLoader(checkpoint, 1, config.quantize)
     rank = stage_rank(world, layers_of_stages(config, world, loader, tracer))
-    programs = trace_programs(config, world, rank, spec, adapter, tracer, True)
-    steps = lower_programs(programs, loader, step_tokens(config, spec), False)
-    weights = RankWeights(loader, adapter)
-    own = [steps.main[0], *(steps.hidden if spec.encoder else [])]
+    programs = trace_programs(config, world, rank, spec, adapter, slots, tracer, True)
+    steps = lower_programs(programs, loader, step_tokens(config, spec), False, config.adapter_slots)
+    weights = RankWeights(loader, adapter or slots)
+    adapted = [lowered for lowered in steps.main if lowered.adapters]
+    own = [steps.main[0], *adapted, *(steps.hidden if spec.encoder else [])]
     for lowered in own:
         weights.add(lowered)
     caches = [cache for lowered in own for cache in lowered.caches.values()]

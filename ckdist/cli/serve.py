@@ -35,7 +35,7 @@ def work(config: ServeConfig, world: World) -> None:
     start_lines("", model)
     log_map(model)
     RankReports(model)
-    model.executable.work()
+    model.work()
     model.close()
     world.close()
 

@@ -65,7 +65,7 @@ def model_session(config: EngineConfig, world: World | None = None, measure: boo
         with model.traced(), dismissing(model, world):
             yield model
     else:
-        model.executable.work()
+        model.work()
         yield None
     model.close()
     world.close()

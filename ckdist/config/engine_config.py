@@ -1,5 +1,6 @@
 """Settings of every command that runs a model."""
 
+import re
 from dataclasses import dataclass
 
 from ckdist.comm.transports.names import CHOICES
@@ -22,6 +23,15 @@ def folder_and_size(text: str, flag: str) -> tuple[str, int | None]:
         return directory, None if size is None else byte_size(size)
     except ValueError as error:
         raise ConfigError(f"{flag} {text}: the size {size} {error}") from None
+
+
+ADAPTER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+
+
+def named_adapter(text: str) -> tuple[str, str] | None:
+    """Parses NAME=FOLDER. None if there is no name."""
+    name, equals, folder = text.partition("=")
+    return (name, folder) if equals and ADAPTER_NAME.fullmatch(name) else None
 
 
 CACHE_TYPES = ("f32", "f16", "bf16", "i16", "q8_0", "q4_0")
@@ -59,10 +69,18 @@ class EngineConfig(Settings):
         help="type of the cached keys; i16: 16 bits, more precise and faster than f16",
     )  # fmt: skip
     cache_type_v: str = option("i16", "-ctv", "--cache-type-v", choices=CACHE_TYPES, help="type of the cached values")
-    lora: str | None = option(
-        None, "--lora", metavar="FOLDER",
-        help="adapter in PEFT's format (adapter_config.json), added to the model's weights",
+    lora: tuple[str, ...] = option(
+        (), "--lora", repeat=True, metavar="[NAME=]FOLDER",
+        help="adapter in PEFT's format (adapter_config.json); NAME=FOLDER: for the requests that name it, may be "
+        "repeated; FOLDER: for all requests",
     )  # fmt: skip
+    max_loras: int = option(
+        0, "--max-loras", within=(0, 256),
+        help="adapters at once that requests may name; 0: those of --lora NAME=FOLDER",
+    )  # fmt: skip
+    max_lora_rank: int = option(
+        16, "--max-lora-rank", within=(1, 512), help="largest rank of an adapter that requests may name"
+    )
     quantize: str | None = option(
         None, "--quantize", choices=QUANTIZE_TYPES, help="quantize a safetensors model to this type while loading"
     )
@@ -136,6 +154,7 @@ class EngineConfig(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self._check_adapters()
         if self.model == "":
             remedy = "use a GGUF file, a folder or a name, or leave the flag out for the bundled model"
             raise ConfigError(f"--model is empty: {remedy}")
@@ -157,3 +176,31 @@ class EngineConfig(Settings):
     def runs_model(self) -> bool:
         """Whether the command has ranks of its own, each with a part of a model."""
         return True
+
+    @property
+    def fixed_adapter(self) -> str | None:
+        """The folder of the adapter for all requests."""
+        return next((text for text in self.lora if named_adapter(text) is None), None)
+
+    @property
+    def named_adapters(self) -> dict[str, str]:
+        """The folders of the adapters that requests may name."""
+        return dict(found for text in self.lora if (found := named_adapter(text)) is not None)
+
+    @property
+    def adapter_slots(self) -> int:
+        """How many adapters requests may name at once."""
+        return self.max_loras or len(self.named_adapters)
+
+    def _check_adapters(self) -> None:
+        named, fixed = self.named_adapters, self.fixed_adapter
+        if len(self.lora) - len(named) - (fixed is not None):
+            raise ConfigError("--lora: several are for all requests, or have one name; give each a name: NAME=FOLDER")
+        if fixed is not None and self.adapter_slots:
+            raise ConfigError(
+                f"--lora {fixed} is for all requests, and others have names: give each a name: NAME=FOLDER"
+            )
+        if len(named) > self.adapter_slots:
+            raise ConfigError(f"{len(named)} adapters have names, and --max-loras is {self.max_loras}: raise it")
+        if missing := [text for text in (fixed, *named.values()) if text == ""]:
+            raise ConfigError(f"--lora names no folder ({missing[0]!r}): write FOLDER or NAME=FOLDER")

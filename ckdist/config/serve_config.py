@@ -1,5 +1,6 @@
 """`ckdist serve`."""
 
+import os
 import re
 from dataclasses import dataclass
 
@@ -46,6 +47,10 @@ class ServeConfig(RequestDefaultFlags, EngineConfig):
     alias: str | None = option(
         None, "-a", "--alias", metavar="NAME",
         help="model name in answers (default: the name of the model's file or folder)",
+    )  # fmt: skip
+    lora_dir: str | None = option(
+        None, "--lora-dir", metavar="DIR",
+        help="clients may load adapters from folders in DIR with /v1/load_lora_adapter, and unload any; needs --max-loras",
     )  # fmt: skip
     metrics_port: int | None = option(
         None, "--metrics-port", kind=int, within=(0, 65535),
@@ -167,6 +172,10 @@ class ServeConfig(RequestDefaultFlags, EngineConfig):
         super().__post_init__()
         if self.batch_dir is not None:
             folder_and_size(self.batch_dir, "--batch-dir")
+        if self.lora_dir is not None and not self.adapter_slots:
+            raise ConfigError(f"--lora-dir {self.lora_dir} needs places for adapters: give --max-loras N")
+        if self.lora_dir is not None and not os.path.isdir(self.lora_dir):  # noqa: PTH112 - the only use of a path
+            raise ConfigError(f"--lora-dir {self.lora_dir} is no folder: create it, or name another")
         if self.no_auth and (self.api_key or self.api_key_file):
             given = "--api-key" if self.api_key else f"--api-key-file {self.api_key_file}"
             raise ConfigError(f"--no-auth and {given} contradict each other: leave one out")

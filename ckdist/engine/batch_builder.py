@@ -41,6 +41,7 @@ class BatchBuilder:
             step.hidden,
             prompts=True if step.hidden else step.prompts,
             positions=_positions(step),
+            adapters=_adapters(step),
         )
 
     def _add(self, chunk: SequenceChunk, hidden: bool, begin: int, outputs: int, block: int) -> int:
@@ -70,6 +71,14 @@ def _positions(step: Step) -> np.ndarray | None:
     if all(chunk.sequence.positions is None for chunk in step.chunks):
         return None
     return np.concatenate([chunk.sequence.positions_of(chunk.first, chunk.tokens) for chunk in step.chunks])
+
+
+def _adapters(step: Step) -> np.ndarray | None:
+    """The slot of each chunk's adapter, or -1, int32 (chunks,). None if no sequence has an adapter."""
+    adapters = [chunk.sequence.adapter for chunk in step.chunks]
+    if not any(adapters):
+        return None
+    return np.array([-1 if adapter is None else adapter.slot for adapter in adapters], np.int32)
 
 
 def _firsts(step: Step) -> np.ndarray | None:

@@ -27,6 +27,15 @@ TOKEN_BYTES = 4  # of an int32
 OnShare: TypeAlias = Callable[[list[int], int, list[bytes], bytes], None]
 
 
+def state_pool(slots: int) -> "StatePool | None":
+    """Returns a pool of slots for states, or None for a model without states."""
+    if not slots:
+        return None
+    from ckdist.engine.state_pool import StatePool
+
+    return StatePool(slots)
+
+
 class BlockPool:
     """Blocks of BLOCK_TOKENS positions each, with reference counts.
 

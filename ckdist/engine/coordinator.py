@@ -25,7 +25,7 @@ from ckdist.engine.output import Output
 from ckdist.engine.rank_reports import RankReports
 from ckdist.engine.scheduler import EngineBusy
 from ckdist.engine.socket_directory import socket_address
-from ckdist.errors import CkdistError, CommError, ConfigError, EngineError, RequestError, UserError
+from ckdist.errors import CkdistError, CommError, ConfigError, EngineError, RequestError, UnknownAdapterError, UserError
 from ckdist.native import lib
 
 log = logging.getLogger(__name__)
@@ -69,6 +69,7 @@ class Coordinator:
         self._turns = nullcontext() if turns is None else turns
         self._engine: Engine | None = None
         self._ranks: RankReports | None = None
+        self._adapter_load: tuple[bytes, str] | None = None  # the peer that asked, and the peer's id of it
         self._watched_until = 0.0
         self._last_report = 0.0
         self._peers: set[bytes] = set()
@@ -152,7 +153,8 @@ class Coordinator:
         """Handles messages, then runs one step. Returns False once drained."""
         if not engine.has_work and self.state != "draining":
             idle = self._last_beat + BEAT_SECONDS - time.monotonic()
-            self._socket.poll(max(0, int(1000 * (min(idle, STORING_SECONDS) if engine.is_storing else idle))))
+            is_busy = engine.is_storing or self._adapter_load is not None
+            self._socket.poll(max(0, int(1000 * (min(idle, STORING_SECONDS) if is_busy else idle))))
             engine.tend()
             if check_peers is not None:
                 check_peers()
@@ -163,6 +165,7 @@ class Coordinator:
         if self._drain_requested and self.state != "draining":
             self._drain_end = time.monotonic() + self._drain_seconds + EARLY_END_SECONDS
             self._enter("draining")
+        self._end_adapter_load(engine)
         if engine.has_work:
             outputs = self._step(engine)
             begin = time.monotonic_ns()
@@ -233,6 +236,8 @@ class Coordinator:
                 case Submit() | Embed() as request:
                     envelope.check_sampling()
                     self._submit(peer, request)
+                case messages.LoadAdapter() | messages.UnloadAdapter() as request:
+                    self._change_adapters(peer, request)
                 case messages.Abort(id=key):
                     output = self._engine.abort((peer, key)) if self._engine is not None else None
                     if output is not None:
@@ -245,6 +250,8 @@ class Coordinator:
                     self._abandon(peer)
         except EngineBusy as error:
             self._send_error(peer, request_id, str(error), error.field, 429)
+        except UnknownAdapterError as error:
+            self._send_error(peer, request_id, str(error), error.field, 404)
         except RequestError as error:
             self._send_error(peer, request_id, str(error), error.field, 400)
         except Exception as error:  # a bug in handling one message must not end all requests
@@ -273,8 +280,35 @@ class Coordinator:
             if isinstance(request, Embed):
                 self._engine.embed(key, prompt, request.pooling, request.first_text, request.tenant, request.place)
             else:
-                drawn = np.frombuffer(request.drawn, "<i4")
-                self._engine.add(key, prompt, request.sampling, request.tenant, request.place, drawn=drawn)
+                more = {"drawn": np.frombuffer(request.drawn, "<i4"), "adapter": request.adapter}
+                self._engine.add(key, prompt, request.sampling, request.tenant, request.place, **more)
+
+    def _change_adapters(self, peer: bytes, request: messages.LoadAdapter | messages.UnloadAdapter) -> None:
+        """Unloads an adapter, or begins to load one. Raises RequestError if that is not possible."""
+        engine = self._engine
+        if engine is None or self.state != "ready":
+            self._send_error(peer, request.id, "the server is loading, or shuts down; try again later", None, 503)
+        elif isinstance(request, messages.LoadAdapter):
+            engine.load_adapter(request.name, request.folder, request.replaces)
+            self._adapter_load = peer, request.id
+        else:
+            engine.named_adapters().unload(request.name)
+            self._adapters_changed(peer, request.id)
+
+    def _end_adapter_load(self, engine: Engine) -> None:
+        """Answers the load of an adapter once it has ended."""
+        if self._adapter_load is None or engine.adapters is None or (load := engine.adapters.take_load()) is None:
+            return
+        (peer, request_id), self._adapter_load = self._adapter_load, None
+        if load.digest:
+            self._adapters_changed(peer, request_id)
+        else:
+            self._send_error(peer, request_id, load.reason, "lora_path", 400)
+
+    def _adapters_changed(self, peer: bytes, request_id: str) -> None:
+        self._last_beat = 0.0
+        self._beat()  # before the answer, so that the client knows the adapters then
+        self._send(peer, encode(messages.Done(request_id)))
 
     def _enter(self, state: str, error: str | None = None) -> None:
         """Changes the state and sends it to every peer."""
@@ -294,7 +328,8 @@ class Coordinator:
         stats = self._engine.stats() if self._engine is not None else {}
         is_watched = self._ranks is not None and time.monotonic() < self._watched_until
         ranks = self._ranks.rows() if self._ranks is not None and is_watched else []
-        return encode(messages.Status(self.state, self.error, self._model, stats, ranks, time.monotonic()))
+        adapters = self._engine and self._engine.adapters and self._engine.adapters.ids()
+        return encode(messages.Status(self.state, self.error, self._model, stats, ranks, adapters, time.monotonic()))
 
     def _fail(self, error: CkdistError) -> None:
         """Ends all requests with an error: status 503 if a rank is lost, else 500."""

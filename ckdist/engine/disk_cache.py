@@ -163,7 +163,7 @@ def content_digest(model: Model, config: EngineConfig) -> str:
     A file at a URL counts by its version, since this host may have parts of it alone.
     """
     digest = hashlib.blake2b(digest_size=16)
-    for file in model_files(model.checkpoint, pathlib.Path(config.lora) if config.lora else None):
+    for file in model_files(model.checkpoint, pathlib.Path(config.fixed_adapter) if config.fixed_adapter else None):
         digest.update(f"{file.name} {file.size} {file.version or _whole_digest(file)}\n".encode())
     return digest.hexdigest()
 

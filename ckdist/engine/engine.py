@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ckdist.engine.batch_builder import BatchBuilder
-from ckdist.engine.block_pool import BlockPool
+from ckdist.engine.block_pool import BlockPool, state_pool
 from ckdist.engine.grammars import Grammars, GrammarsBusy, Masks
 from ckdist.engine.histogram import Histogram
 from ckdist.engine.output import Output
@@ -31,31 +31,22 @@ from ckdist.engine.scheduler import EngineBusy, Scheduler
 from ckdist.engine.sequence import MAX_ROLLBACK, Sequence, State, delta_of
 from ckdist.engine.sequence_state import turn_ends
 from ckdist.engine.step_builder import SequenceChunk, Step
-from ckdist.engine.tenant import ONE_TENANT
-from ckdist.errors import ConfigError, RequestError
+from ckdist.engine.tenant import ONE_TENANT, adapted_tenant
+from ckdist.errors import ConfigError, RequestError, UnknownAdapterError
 from ckdist.native import lib
 from ckdist.program.executable import Executable
 from ckdist.program.step_batch import BLOCK_TOKENS, NO_SLOT, Batch, own_slots
 
 if TYPE_CHECKING:
+    from ckdist.engine.adapters import Adapters
     from ckdist.engine.constraint import Constraint
     from ckdist.engine.disk_cache import DiskCache
     from ckdist.engine.disk_tier import DiskTier
     from ckdist.engine.dry_breakers import DryBreakers
-    from ckdist.engine.state_pool import StatePool
     from ckdist.engine.trace import Lane
 
 STEP_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 NO_SAMPLING = SamplingParams(max_tokens=0)
-
-
-def state_pool(slots: int) -> "StatePool | None":
-    """Returns a pool of slots for states, or None for a model without states."""
-    if not slots:
-        return None
-    from ckdist.engine.state_pool import StatePool
-
-    return StatePool(slots)
 
 
 class Engine:
@@ -75,6 +66,7 @@ class Engine:
         max_rollback: Last tokens of a sequence that may be rolled back, at most MAX_ROLLBACK.
         max_step_seconds: Limit of a step with prompts while a sequence decodes.
         disk: The cache on disk, or None.
+        adapters: The adapters that requests may name. None: there are none.
     """
 
     def __init__(
@@ -83,7 +75,7 @@ class Engine:
         more_stats: Callable[[], Mapping[str, float | str]] = dict, lane: "Lane | None" = None,
         make_breakers: Callable[[], "DryBreakers"] | None = None, grammars: Grammars | None = None,
         start_tokens: Tokens = (), banned_tokens: Tokens = (), max_rollback: int = 0,
-        max_step_seconds: float = math.inf, disk: "DiskCache | None" = None,
+        max_step_seconds: float = math.inf, disk: "DiskCache | None" = None, adapters: "Adapters | None" = None,
     ) -> None:  # fmt: skip
         if not 0 <= max_rollback <= MAX_ROLLBACK:
             raise ConfigError(f"max_rollback is {max_rollback}; it must be from 0 to {MAX_ROLLBACK}")
@@ -91,6 +83,7 @@ class Engine:
         self.executable, self.vocab_size = executable, executable.vocab_size
         self._more_stats, self.lane, self._make_breakers, self.grammars = more_stats, lane, make_breakers, grammars
         self._start, self._banned = np.array(start_tokens, np.int32), np.array(banned_tokens, np.int32)
+        self.adapters = adapters
         self._compiling: list[Sequence] = []  # with a grammar that is not compiled yet
         cache = executable.num_blocks * BLOCK_TOKENS
         self.max_positions = min(executable.context_length, cache)
@@ -149,6 +142,7 @@ class Engine:
         place: QueuePlace = ANY_PLACE,
         positions: np.ndarray | None = None,
         drawn: Tokens = (),
+        adapter: str | None = None,
     ) -> None:
         """Queues a request.
 
@@ -158,9 +152,11 @@ class Engine:
             positions: Positions of the prompt's tokens in time, height and width, (tokens, 3). Generated tokens have
                 the positions after the largest one. Blocks are named by tokens alone, so none are reused or left.
             drawn: Tokens of the answer that another engine drew with these parameters. This one goes on after them.
+            adapter: Name of the adapter that it runs with.
 
         Raises:
             RequestError: A field is wrong, or the prompt cannot fit.
+            UnknownAdapterError: There is no such adapter.
             EngineBusy: The queue is full, or too many breakers or grammars are being prepared.
         """
         if not self.executable.has_logits:
@@ -186,11 +182,18 @@ class Engine:
             positions = self._check_positions(positions, len(ids), params.max_tokens > 0)
             capacity = min(capacity, self.executable.context_length - delta_of(positions))
             more |= {"positions": positions, "tenant": None}
+        if adapter is not None:
+            more["adapter"] = used = self.named_adapters().use(adapter)
+            more["tenant"] = adapted_tenant(more["tenant"], used.digest)
         ends = (0, 0) if self.states is None else turn_ends(ids, self.outputs.eos_token_ids)
         sequence = Sequence(id, begin, params, seed, capacity, time.monotonic(), state, turn_ends=ends, **more)
         if len(drawn):
             self._append_drawn(sequence, drawn)
-        self._queue(sequence)
+        try:
+            self._queue(sequence)
+        except BaseException:
+            self._leave_adapter(sequence)
+            raise
         if state is not None and state.constraint is not None:
             self._compiling.append(sequence)
 
@@ -261,6 +264,21 @@ class Engine:
             raise RequestError("positions of three axes are given, the model's have one; leave them out", "positions")
         return check_positions(positions, tokens, self.executable.context_length - continues)
 
+    def named_adapters(self) -> "Adapters":
+        """Returns the adapters that requests may name. Raises UnknownAdapterError if there are none."""
+        if self.adapters is None:
+            raise UnknownAdapterError("there are no adapters: start with --lora NAME=FOLDER or --max-loras N", "model")
+        return self.adapters
+
+    def _leave_adapter(self, sequence: Sequence) -> None:
+        if sequence.adapter is not None and self.adapters is not None:
+            self.adapters.leave(sequence.adapter)
+
+    def load_adapter(self, name: str, folder: str, replaces: bool = False) -> None:
+        """Begins to load an adapter, which `adapters.take_load` ends. Raises RequestError if that is not possible."""
+        self.collect_all()
+        self.named_adapters().begin_load(self.executable.worker, self.executable.model, name, folder, replaces)
+
     def _queue(self, sequence: Sequence) -> None:
         self.scheduler.add(sequence)
         self._sequences[sequence.id] = sequence
@@ -270,6 +288,7 @@ class Engine:
     def _finish(self, sequence: Sequence) -> None:
         self.scheduler.remove(sequence)
         del self._sequences[sequence.id]
+        self._leave_adapter(sequence)
         state = sequence.sampling_state
         if state is not None and state.constraint is not None and self.grammars is not None:
             self.grammars.leave(state.constraint)

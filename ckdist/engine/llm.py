@@ -70,7 +70,7 @@ class LLM:
             world.close()
 
         if world.rank != 0:
-            model.executable.work()
+            model.work()
             leave()
             raise SystemExit(0)
         self._attach(*make_engine(model), leave)

@@ -36,9 +36,11 @@ from ckdist.weights.loader import ShardLoader
 from ckdist.worker.colocation import Colocation
 
 if TYPE_CHECKING:
+    from ckdist.engine.adapters import Adapters
     from ckdist.engine.disk_cache import DiskCache
     from ckdist.engine.trace import Trace
     from ckdist.weights.adapter import Adapter
+    from ckdist.weights.adapter_slots import AdapterSlots
     from ckdist.weights.model_files import ModelFile
 
 log = logging.getLogger(__name__)
@@ -69,18 +71,21 @@ def load_model(
     # files
     checkpoint = open_model(config, world, embeddings)
     adapter, files = open_adapter(config, world, checkpoint)
+    slots = open_slots(config, checkpoint)
     # programs of this rank's stage
     tracer = functools.partial(Tracer, low_rank=adapter.low_rank) if adapter else Tracer
     loader = ShardLoader(checkpoint, loading_threads(config, world), config.quantize)
     config, layers = with_stages(config, world, loader, tracer)
     rank = stage_rank(world, layers)
-    programs = trace_programs(config, world, rank, checkpoint.spec, adapter, tracer, embeddings)
+    programs = trace_programs(config, world, rank, checkpoint.spec, adapter, slots, tracer, embeddings)
     trace = open_trace(config, world)
     # their steps, and the weights that these read
     splits_roles = has_prompt_products(loader, programs.decode, world, config.prompt_tiles == "auto")
-    steps = lower_programs(programs, loader, step_tokens(config, checkpoint.spec), splits_roles)
-    weights = RankWeights(loader, adapter)
-    own = [steps.main[0], *(steps.hidden if checkpoint.spec.encoder else [])]  # an encoder has weights of its own
+    steps = lower_programs(programs, loader, step_tokens(config, checkpoint.spec), splits_roles, config.adapter_slots)
+    weights = RankWeights(loader, adapter or slots)
+    adapted = [lowered for lowered in steps.main if lowered.adapters]
+    # An encoder's hidden states have weights of their own.
+    own = [steps.main[0], *adapted, *(steps.hidden if checkpoint.spec.encoder else [])]
     for lowered in own:
         weights.add(lowered)
     check_quantize(loader, steps.main[0], world)
@@ -94,7 +99,8 @@ def load_model(
         fill_and_compare(loader, files, world, fill)
     # steps bound to weights, cache and threads
     executable = bind(config, world, rank, programs.decode, plan, loader, plans, hidden_plans, colocation)
-    model = Model(world, checkpoint, plan, loader, weights.shards, adapter, executable, sizes.total, trace)
+    model = Model(world, checkpoint, plan, loader, weights.shards, adapter or slots, executable, sizes.total, trace)
+    model.adapters = open_adapters(config, world, slots)
     tell_stages(world, rank, sizes.total)
     tell_plan(model)
     choose_steps(model, config, programs, steps.main[0], measure, colocation is not None)
@@ -139,7 +145,7 @@ def open_model(config: EngineConfig, world: World, embeddings: bool) -> Checkpoi
             f"{checkpoint.path} is an encoder ({checkpoint.spec.family}), which makes no text: "
             "`ckdist serve` it and ask /v1/embeddings, or use LLM(...).embed"
         )
-    if config.lora and checkpoint.spec.encoder is not None:
+    if (config.lora or config.adapter_slots) and checkpoint.spec.encoder is not None:
         raise ConfigError(f"--lora is for decoders, and {checkpoint.path} has an encoder ({checkpoint.spec.family})")
     return checkpoint
 
@@ -148,7 +154,7 @@ def open_adapter(
     config: EngineConfig, world: World, checkpoint: Checkpoint
 ) -> tuple["Adapter | None", "list[ModelFile]"]:
     """Compares samples of all files over hosts, and opens the adapter. Returns it, and the files to compare whole."""
-    folder = pathlib.Path(config.lora) if config.lora else None
+    folder = pathlib.Path(config.fixed_adapter) if config.fixed_adapter else None
     files: list[ModelFile] = []
     if world.size > 1:
         from ckdist.weights.copies import compare_samples
@@ -162,8 +168,26 @@ def open_adapter(
 
     adapter = Adapter(folder, checkpoint.spec)
     for note in adapter.notes if world.rank == 0 else ():
-        log.warning("%s: %s", config.lora, note)
+        log.warning("%s: %s", config.fixed_adapter, note)
     return adapter, files
+
+
+def open_slots(config: EngineConfig, checkpoint: Checkpoint) -> "AdapterSlots | None":
+    """The slots of adapters that requests name. None if there are none."""
+    if not config.adapter_slots:
+        return None
+    from ckdist.weights.adapter_slots import AdapterSlots
+
+    return AdapterSlots(checkpoint.spec, config.adapter_slots, config.max_lora_rank)
+
+
+def open_adapters(config: EngineConfig, world: World, slots: "AdapterSlots | None") -> "Adapters | None":
+    """Loads the adapters that --lora names into slots. A collective call."""
+    if slots is None:
+        return None
+    from ckdist.engine.adapters import Adapters
+
+    return Adapters(world, slots, config.named_adapters)
 
 
 def open_disk(config: EngineConfig, model: Model) -> "DiskCache | None":

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ckdist.comm.world_protocol import World
+from ckdist.errors import NativeError
 from ckdist.layouts.prefill_choice import PrefillChoice
 from ckdist.layouts.rank_plan import Plan
 from ckdist.models.spec import ModelSpec
@@ -14,9 +15,11 @@ from ckdist.weights.checkpoint import Checkpoint
 from ckdist.weights.loader import ShardLoader
 
 if TYPE_CHECKING:
+    from ckdist.engine.adapters import Adapters
     from ckdist.engine.disk_cache import DiskCache
     from ckdist.engine.trace import Labels, Trace
     from ckdist.weights.adapter import Adapter
+    from ckdist.weights.adapter_slots import AdapterSlots
     from ckdist.weights.host_shards import HostShards
 
 
@@ -33,7 +36,7 @@ class Model:
     plan: Plan
     loader: ShardLoader
     shards: "HostShards | None"
-    adapter: "Adapter | None"
+    adapter: "Adapter | AdapterSlots | None"
     executable: Executable
     weight_bytes: int  # of this rank
     trace: "Trace | None"
@@ -41,11 +44,19 @@ class Model:
     decode_threads: str = ""  # the choice of threads and its reason, in a few words; "": all are used
     total_weight_bytes: int = 0  # of all ranks
     disk: "DiskCache | None" = None
+    adapters: "Adapters | None" = None  # those that requests name
 
     @property
     def spec(self) -> ModelSpec:
         """The model, with the layers of all stages."""
         return self.checkpoint.spec
+
+    def work(self) -> None:
+        """Ranks other than 0: executes rank 0's commands until it stops."""
+        while (command := self.executable.worker.work())[0] != "stop":
+            if command[0] != "adapt" or self.adapters is None:
+                raise NativeError(f"rank 0 sent {command[0]} for model {command[1]}, which this loop does not execute")
+            self.adapters.follow()
 
     def close(self) -> None:
         """Frees the model and the job's worker. Rank 0 first stops the other ranks.
@@ -54,6 +65,8 @@ class Model:
         """
         if self.world.rank == 0:
             self.executable.stop()
+        if self.adapters is not None:
+            self.adapters.close()
         if self.trace is not None:
             self.trace.save(self._labels())
         worker = self.executable.worker
@@ -87,7 +100,7 @@ class Model:
         executable = self.executable
         both = executable.has_logits and executable.has_hidden
         names = [
-            ("hidden states, " if key.hidden and both else "")
+            ("hidden states, " if key.hidden and both else "adapters, " if key.adapted else "")
             + ("rows by host" if key.by_host else "prefill by tokens" if key.sharded else "prefill")
             + (" by tensors" if self.world.size > 1 and not key.by_host and not key.sharded else "")
             for key in executable.keys

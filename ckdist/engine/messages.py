@@ -28,6 +28,7 @@ MAX_TENANT_BYTES = 64
 TOKEN_BYTES = 4
 
 Id = Annotated[str, Meta(min_length=1, max_length=MAX_ID_CHARS)]
+AdapterName = Annotated[str, Meta(max_length=MAX_ID_CHARS)]
 Tenant = Annotated[bytes, Meta(max_length=MAX_TENANT_BYTES)] | None
 State = Annotated[str, Meta(pattern=r"\A(loading|ready|draining|failed)\Z")]
 FinishReason = Annotated[str, Meta(pattern=r"\A(stop|length|abort)\Z")] | None
@@ -50,6 +51,7 @@ class Submit(Message, frozen=True):
     tenant: Tenant = ONE_TENANT  # only cached blocks of this tenant are reused; null: none are reused or left
     place: QueuePlace = ANY_PLACE
     drawn: bytes = b""
+    adapter: AdapterName | None = None
 
     def __post_init__(self) -> None:
         check_tokens(self.prompt, self.drawn)
@@ -67,6 +69,22 @@ class Embed(Message, frozen=True):
 
     def __post_init__(self) -> None:
         check_tokens(self.prompt)
+
+
+class LoadAdapter(Message, frozen=True):
+    """Load an adapter from a folder on every host. The answer is Done or Failure."""
+
+    id: Id
+    name: AdapterName
+    folder: str
+    replaces: bool = False  # the name may be in use
+
+
+class UnloadAdapter(Message, frozen=True):
+    """Forget an adapter. Requests with it go on. The answer is Done or Failure."""
+
+    id: Id
+    name: AdapterName
 
 
 class Abort(Message, frozen=True):
@@ -91,6 +109,7 @@ class Status(Message, frozen=True):
     model: dict[str, Any] = field(default_factory=dict[str, Any])  # vocab_size and context_length once ready
     stats: dict[str, int | float | str] = field(default_factory=dict[str, int | float | str])
     ranks: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])  # one per rank while a client watches
+    adapters: dict[str, int] | None = None  # ids of the adapters by name; None: there are no places for adapters
     clock: float = 0.0  # seconds, when `stats` were read
 
 
@@ -166,6 +185,12 @@ class Embedding(Message, frozen=True):
             raise RequestError("vector must be float32 bytes", "vector")
 
 
+class Done(Message, frozen=True):
+    """An adapter was loaded or unloaded."""
+
+    id: str
+
+
 class Failure(Message, frozen=True, tag="error"):
     """A request has failed, or a message was wrong, which then may have no id."""
 
@@ -194,8 +219,8 @@ class Envelope(Record, frozen=True, forbid_unknown_fields=False):
                 raise RequestError(f"unknown sampling field {name[:100]!r}", "sampling")
 
 
-ToRank0: TypeAlias = Hello | Submit | Embed | Abort | Watch | Drain
-FromRank0: TypeAlias = Status | Tokens | Embedding | Failure
+ToRank0: TypeAlias = Hello | Submit | Embed | Abort | LoadAdapter | UnloadAdapter | Watch | Drain
+FromRank0: TypeAlias = Status | Tokens | Embedding | Done | Failure
 SAMPLING_FIELDS = frozenset(item.name for item in fields(SamplingParams))
 ENVELOPE = Decoder(Envelope)
 TO_RANK_0 = Decoder[ToRank0](ToRank0)

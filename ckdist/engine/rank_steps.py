@@ -1,6 +1,7 @@
 """This rank's native steps, lowered from the programs of its stage."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import NamedTuple
 
 from ckdist import native
@@ -18,16 +19,21 @@ from ckdist.weights.packed_type import packed_type
 class RankSteps(NamedTuple):
     """The lowered programs of a rank."""
 
-    main: list[Lowered]  # decode, prompts if they have other products, prefill by tokens, and rows by host
+    # Decode, prompts if they have other products, prefill by tokens, and rows by host. Then the same for adapters, but
+    # without rows by host.
+    main: list[Lowered]
     hidden: list[Lowered]  # with hidden states in place of logits
 
 
-def lower_programs(programs: StagePrograms, loader: ShardLoader, max_tokens: int, splits_roles: bool) -> RankSteps:
+def lower_programs(
+    programs: StagePrograms, loader: ShardLoader, max_tokens: int, splits_roles: bool, slots: int = 0
+) -> RankSteps:
     """Lowers all programs of a stage.
 
     Args:
         max_tokens: Tokens of a step.
         splits_roles: Prompts have other products than generated tokens: see `has_prompt_products`.
+        slots: Slots for adapters.
     """
     mesh = programs.layouts[2]
 
@@ -45,7 +51,21 @@ def lower_programs(programs: StagePrograms, loader: ShardLoader, max_tokens: int
         main.append(steps_of(programs.prefill, prompts=True, host_rows=True))
     elif programs.dispatch_hosts:
         main += [steps_of(programs.decode, prompts, host_rows=True) for prompts in roles]
+    main += _adapted_steps(loader, mesh, max_tokens, programs, roles, slots)
     return RankSteps(main, [steps_of(program, prompts=True) for program in programs.hidden])
+
+
+def _adapted_steps(
+    loader: ShardLoader, mesh: Mesh, max_tokens: int, programs: StagePrograms, roles: tuple[bool, ...], slots: int
+) -> list[Lowered]:
+    """The programs for sequences with adapters, in the order of `RankSteps.main`."""
+    found = [
+        _lower(loader, mesh, max_tokens, one, None, prompts, False) for one in programs.adapted[:1] for prompts in roles
+    ]
+    for one in programs.adapted[1:]:
+        stored = stored_dims(one, programs.adapted[0])
+        found.append(_lower(loader, mesh, max_tokens, one, stored, roles[-1], False))
+    return [replace(lowered, adapters=slots) for lowered in found]
 
 
 def has_prompt_products(loader: ShardLoader, program: Program, world: World, wanted: bool) -> bool:

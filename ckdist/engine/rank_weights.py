@@ -13,10 +13,11 @@ from ckdist.topology import Placement, bind_memory
 from ckdist.weights.dtypes import BY_NUMBER
 from ckdist.weights.handles import MatrixHandle, VectorHandle
 from ckdist.weights.loader import ShardLoader
-from ckdist.weights.packed_matrix import PackedMatrix, is_low_rank
+from ckdist.weights.packed_matrix import PackedMatrix, SlotMatrix, is_low_rank
 
 if TYPE_CHECKING:
     from ckdist.weights.adapter import Adapter
+    from ckdist.weights.adapter_slots import AdapterSlots
     from ckdist.weights.host_shards import HostShards
 
 
@@ -27,10 +28,10 @@ class RankWeights:
         shards: The weights of all ranks of the host, if a program reads them.
     """
 
-    def __init__(self, loader: ShardLoader, adapter: "Adapter | None") -> None:
+    def __init__(self, loader: ShardLoader, adapter: "Adapter | AdapterSlots | None") -> None:
         self.loader, self.adapter = loader, adapter
         self.shards: HostShards | None = None
-        self._matrices: dict[MatrixKey, MatrixHandle | PackedMatrix] = {}
+        self._matrices: dict[MatrixKey, MatrixHandle | PackedMatrix | SlotMatrix] = {}
         self._vectors: dict[VectorKey, VectorHandle] = {}
 
     def add(self, lowered: Lowered) -> None:
@@ -39,7 +40,12 @@ class RankWeights:
         Columns are widened to whole blocks.
         """
         for key in lowered.matrices:
-            self._matrices[key] = self._low_rank(key) if is_low_rank(key.name) else self._add_matrix(key)
+            if is_low_rank(key.name):
+                self._matrices[key] = self._low_rank(key)
+            elif not lowered.adapters:
+                self._matrices[key] = self._add_matrix(key)
+        if lowered.adapters:  # its other weights are those of the programs without adapters
+            return
         for key in lowered.vectors:
             name, local_range = key
             self._vectors[key] = self.loader.add_vector(name, *local_range)
@@ -78,7 +84,7 @@ class RankWeights:
         ]
         return ExecutionPlan(lowered, matrices, [self.shards.vector(*key) for key in lowered.vectors])
 
-    def _low_rank(self, key: MatrixKey) -> PackedMatrix:
+    def _low_rank(self, key: MatrixKey) -> PackedMatrix | SlotMatrix:
         assert self.adapter is not None  # the program was traced with one
         return self.adapter.matrix(key)
 

@@ -19,6 +19,7 @@ from ckdist.errors import EngineError
 from ckdist.program.step_batch import BLOCK_TOKENS
 
 if TYPE_CHECKING:  # a simulation schedules sequences and needs neither grammars nor vocabularies
+    from ckdist.engine.adapters import NamedAdapter
     from ckdist.engine.request import Tokens
     from ckdist.engine.sampling_state import SamplingState
 
@@ -65,6 +66,7 @@ class Sequence:
         first_turn: Tokens of a conversation's first turn if other conversations may share it; else 0.
         last_turn: Tokens up to the end of the prompt's last turn; 0 if there is none.
         tenant: Blocks are reused and left only within a tenant. None: neither.
+        adapter: The adapter that it runs with, or None.
         positions: Positions of the prompt's tokens in time, height and width, int32 (prompt, 3). None: their places.
         position_delta: Position of a generated token, on all three axes, minus its place in the sequence.
         encoded: Whether the encoder has read the source.
@@ -76,6 +78,7 @@ class Sequence:
     """
 
     __slots__ = (
+        "adapter",
         "arrival",
         "block_table",
         "cache_use",
@@ -118,13 +121,13 @@ class Sequence:
         sampling_state: "SamplingState | None" = None, pooling: Pooling | None = None, first_text: int = 0,
         source: np.ndarray | None = None, tenant: bytes | None = ONE_TENANT, max_rollback: int = 0,
         place: QueuePlace = ANY_PLACE, positions: np.ndarray | None = None,
-        turn_ends: tuple[int, int] = (0, 0),
+        turn_ends: tuple[int, int] = (0, 0), adapter: "NamedAdapter | None" = None,
     ) -> None:  # fmt: skip
         self.id, self.params, self.seed, self.arrival = id, params, seed, arrival
         self.sampling_state, self.pooling, self.first_text = sampling_state, pooling, first_text
         self.first_turn, self.last_turn = turn_ends
         self.tenant, self.max_rollback, self.settled = tenant, max_rollback, len(prompt) - 1
-        self.place, self.number = place, 0
+        self.place, self.number, self.adapter = place, 0, adapter
         self.refused_at, self.refused_since = -1, 0.0
         self.state = State.WAITING
         self.tokens = np.empty(capacity, np.int32)  # (capacity,) prompt, then output

@@ -3,6 +3,7 @@
 Every function here is called by all ranks of a world together.
 """
 
+import functools
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from ckdist.program.tracer import Tracer, trace
 
 if TYPE_CHECKING:
     from ckdist.weights.adapter import Adapter
+    from ckdist.weights.adapter_slots import AdapterSlots
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +36,8 @@ class StagePrograms:
     layouts: tuple[Layout, Layout, Mesh]  # of prefill, of decode, mesh
     decode: Program
     prefill: Program | None  # if it shards tokens
+    # The same for sequences that may have adapters. Empty without slots.
+    adapted: tuple[Program, ...]
     # By layout, with hidden states in place of logits. Empty for an encoder, whose programs all do so, and with stages.
     hidden: list[Program]
     link: Link  # between hosts
@@ -46,6 +50,7 @@ def trace_programs(
     rank: StageRank,
     spec: ModelSpec,
     adapter: "Adapter | None",
+    slots: "AdapterSlots | None",
     tracer: Callable[[Layout, Mesh], Tracer],
     embeddings: bool,
 ) -> StagePrograms:
@@ -70,13 +75,20 @@ def trace_programs(
         adapter.check(program)
     program = stage.program(program, mesh)
     by_token = stage.program(trace(main, spec, prefill, mesh, tracer), mesh) if prefill is not decode else None
+    adapted = ()
+    if slots:
+        wide = functools.partial(Tracer, low_rank=slots.low_rank)
+        whole = [trace(main, spec, layout, mesh, wide) for layout in layouts]
+        slots.check(whole[0])
+        adapted = tuple(stage.program(one, mesh) for one in whole)
     agree(rank.world, "program", program.digest())
     wanted = spec.generates and (embeddings or spec.encoder is not None)
     hidden = layouts if stage.count == 1 and wanted else []
     hidden_programs = [trace(hidden_forward(spec), spec, layout, mesh, tracer) for layout in hidden]
     return StagePrograms(
-        (prefill, decode, mesh), program, by_token, hidden_programs, link, dispatch_hosts(world, rank, prefill)
-    )
+        (prefill, decode, mesh), program, by_token, adapted, hidden_programs, link,
+        dispatch_hosts(world, rank, prefill),
+    )  # fmt: skip
 
 
 def dispatch_hosts(world: World, rank: StageRank, prefill: Layout) -> int:

@@ -38,11 +38,13 @@ class PlanKey(NamedTuple):
     prompts: bool = False  # it has the products of prompts
     sharded: bool = False  # each rank has a range of the tokens
     by_host: bool = False  # hosts share out the rows
+    adapted: bool = False  # sequences may have adapters
 
     @staticmethod
     def of(lowered: Lowered, hidden: bool) -> "PlanKey":
         """The key of a lowered program."""
-        return PlanKey(hidden, lowered.prompts, lowered.tokens_sharded, lowered.host_rows != "none")
+        by_host, adapted = lowered.host_rows != "none", lowered.adapters > 0
+        return PlanKey(hidden, lowered.prompts, lowered.tokens_sharded, by_host, adapted)
 
 
 @dataclass(frozen=True)
@@ -168,6 +170,7 @@ class Executable:
         assert len(self._numbers) == len(plans), "each kind of plan is there once"
         self.layouts = 1 + any(key.sharded for key in self._numbers)  # 1: decode and prefill have the same
         self.splits_roles = any(key.prompts for key in self._numbers)
+        self.adapters = max(plan.lowered.adapters for plan in plans)  # slots for adapters of sequences
         self.dispatches = any(key.by_host for key in self._numbers)  # hosts may share rows out
         rows = [b.width for plan in hidden_plans for b in plan.lowered.buffers if b.place == "hidden"]
         self._hidden_width = max(rows, default=0)
@@ -228,6 +231,7 @@ class Executable:
             layers=layers,
             layer_count=count,
             experts=experts,
+            adapters=self.adapters,
             state_slots=config.state_slots,
             blocks=config.num_blocks,
             embedding_rows=config.embedding_rows,
@@ -286,7 +290,8 @@ class Executable:
     def _plan(self, batch: Batch, prompts: bool, layout: int) -> int:
         """The number of the plan that a batch runs."""
         hidden = batch.hidden or not self.has_logits  # only prompts' rows are wanted
-        key = PlanKey(hidden, (prompts or hidden) and self.splits_roles, layout == PREFILL)
+        adapted = batch.adapters is not None
+        key = PlanKey(hidden, (prompts or hidden) and self.splits_roles, layout == PREFILL, adapted=adapted)
         by_host = key._replace(by_host=True)
         if len(batch.token_ids) >= self.dispatch_from and by_host in self._numbers:
             self.dispatched_tokens += len(batch.token_ids)
@@ -328,6 +333,7 @@ class Executable:
         states = () if batch.states is None else (batch.states.reshape(-1),)
         firsts = () if batch.firsts is None else (batch.firsts,)
         embeddings = () if batch.embeddings is None else (batch.embeddings.reshape(-1).view(np.int32),)
+        adapters = () if batch.adapters is None else (batch.adapters,)
         positions = () if batch.positions is None else (batch.positions.reshape(-1),)
         arrays = (
             batch.token_ids,
@@ -336,6 +342,7 @@ class Executable:
             *states,
             *firsts,
             batch.logits_indices,
+            *adapters,
             *positions,
             *embeddings,
         )
@@ -348,6 +355,7 @@ class Executable:
         header.tokens, header.sequences, header.selected = tokens, sequences, selected
         header.blocks, header.plan, header.steps = len(batch.block_tables), plan, steps
         header.states, header.firsts = sequences * len(states), sequences * len(firsts)
+        header.adapters = sequences * len(adapters)
         header.embeddings = 0 if batch.embeddings is None else len(batch.embeddings)
         header.positions = 0 if batch.positions is None else len(batch.positions)
         header.command.copies = copies

@@ -14,7 +14,10 @@ SLOTS = 2  # partial values alternate between this many exchange buffers
 
 
 class MatrixKey(NamedTuple):
-    """A part of a weight. In a stack, rows and columns are those of each of its `matrices`."""
+    """A part of a weight. In a stack, rows and columns are those of each of its `matrices`.
+
+    The matrices of adapters in slots are a stack by slot.
+    """
 
     name: str
     rows: Range
@@ -105,6 +108,7 @@ class Lowered:
     host_rows: str = "none"  # a name of `enum ckdist_host_rows`: whether hosts share out a rank's rows
     prompts: bool = False  # rows are prompts' rows, if the level has other products for them
     experts: dict[int, int] = field(default_factory=dict)  # layer -> number of experts
+    adapters: int = 0  # slots for adapters of sequences
 
     # Training. The chunk with the loss runs its forward pass in the backward pass too.
     parameters: list[Parameter] = field(default_factory=list)

@@ -32,6 +32,8 @@ class Batch:
     # int32 (tokens, 3): positions in time, height and width, which rotations read. None: each token's place in its
     # sequence. Only for a model whose rotations have axes.
     positions: np.ndarray | None = None
+    # int32 (sequences,): slot of each sequence's adapter, or -1. None: no sequence has one.
+    adapters: np.ndarray | None = None
     prompts: bool | None = None  # whether the tokens are prompts', not generated; None: if a chunk has several
 
 

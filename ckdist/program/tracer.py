@@ -24,6 +24,7 @@ class LowRank:
 
     rank: Callable[[str], int]  # name of a linear, without ".weight" -> its rank; 0 if it has no LoRA
     scale: float
+    slots: int = 0  # adapters that a step may have, each sequence its own; 0: one adapter for all. Experts have one
 
     def pair(self, w: Weight) -> tuple[Weight, Weight] | None:
         """A and B of a matrix or a stack; None if it has no LoRA."""
@@ -119,7 +120,9 @@ class Tracer(Emitter):
             return outputs
         names = [f"{weights[i].name.split('.')[-2]}_lora" for i in pairs]
         operands, matrices = (x, *(outputs[i] for i in pairs)), [w for pair in pairs.values() for w in pair]
-        found = dict(zip(pairs, self.emit("low_rank", operands, matrices, names, scale=low_rank.scale), strict=True))
+        attrs = {"slots": low_rank.slots} if low_rank.slots else {}
+        results = self.emit("low_rank", operands, matrices, names, scale=low_rank.scale, **attrs)
+        found = dict(zip(pairs, results, strict=True))
         return tuple(found.get(i, value) for i, value in enumerate(outputs))
 
     def rms_norm(self, x: Value, w: Weight, eps: float) -> Value:

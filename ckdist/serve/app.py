@@ -14,6 +14,7 @@ from ckdist.serve.access import Access
 from ckdist.serve.answer import CLIENT_GONE, ClientGone, problem_answer
 from ckdist.serve.paths import (
     absent,
+    adapters,
     anthropic,
     embeddings,
     file_batches,
@@ -46,6 +47,7 @@ PATHS = (
     *tokens.PATHS,
     *prompt_cache.PATHS,
     *slot_actions.PATHS,
+    *adapters.PATHS,
     *absent.PATHS,
 )
 CODES = {404: "unknown_url", 405: "method_not_supported"}

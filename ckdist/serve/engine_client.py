@@ -15,7 +15,21 @@ from typing import Any
 import zmq
 
 from ckdist.engine import messages
-from ckdist.engine.messages import Abort, Drain, Embed, Embedding, Failure, Hello, Status, Submit, Tokens, Watch
+from ckdist.engine.messages import (
+    Abort,
+    Done,
+    Drain,
+    Embed,
+    Embedding,
+    Failure,
+    Hello,
+    LoadAdapter,
+    Status,
+    Submit,
+    Tokens,
+    UnloadAdapter,
+    Watch,
+)
 from ckdist.engine.queue_place import ANY_PLACE, QueuePlace
 from ckdist.engine.sampling_params import SamplingParams
 from ckdist.engine.tenant import ONE_TENANT
@@ -63,10 +77,11 @@ class Generation:
         sampling: SamplingParams,
         tenant: bytes | None = ONE_TENANT,
         place: QueuePlace = ANY_PLACE,
+        adapter: str | None = None,
     ) -> None:
         """Starts sequence `number`. Raises Problem 503 if the engine accepts nothing."""
         self._prompt_tokens[number] = len(prompt) // messages.TOKEN_BYTES
-        self._start(number, Submit(secrets.token_hex(8), prompt, sampling, tenant, place))
+        self._start(number, Submit(EngineClient.new_id(), prompt, sampling, tenant, place, adapter=adapter))
 
     def embed(
         self,
@@ -81,7 +96,7 @@ class Generation:
 
         `first_text`: tokens of the first text, if the prompt is a pair of texts.
         """
-        self._start(number, Embed(secrets.token_hex(8), prompt, pooling, first_text, tenant, place))
+        self._start(number, Embed(EngineClient.new_id(), prompt, pooling, first_text, tenant, place))
 
     def _start(self, number: int, message: Submit | Embed) -> None:
         self._client.submit(self, message)
@@ -163,6 +178,7 @@ class EngineClient:
         self.model: dict[str, Any] = {}
         self.stats: dict[str, int | float | str] = {}
         self.ranks: list[dict[str, Any]] = []
+        self.adapters: dict[str, int] | None = None
         self.clock = 0.0
         self.error: str | None = None
         self.on_state: Callable[[str], None] = lambda _: None
@@ -171,7 +187,13 @@ class EngineClient:
         self._heard_at: float | None = None
         self._lost: str | None = None
         self._generations: dict[str, Generation] = {}  # of the sequences that run or that accounts hold
+        self._calls: dict[str, asyncio.Future[None]] = {}  # answers that `call` waits for
         self._drain_pending = False
+
+    @staticmethod
+    def new_id() -> str:
+        """Returns an id for a message."""
+        return secrets.token_hex(8)
 
     def start(self) -> None:
         """Connects to rank 0, which sends its status regularly from then on."""
@@ -263,6 +285,18 @@ class EngineClient:
             raise Problem(503, f"the engine has not read the last {MAX_UNSENT} messages; try again later")
         self._generations[message.id] = generation
 
+    async def call(self, message: LoadAdapter | UnloadAdapter) -> None:
+        """Sends a message and waits until rank 0 has done what it says. Raises Problem if rank 0 refuses."""
+        if problem := self.unavailable():
+            raise problem
+        self._calls[message.id] = answer = asyncio.get_running_loop().create_future()
+        try:
+            if not self._send(message):
+                raise Problem(503, f"the engine has not read the last {MAX_UNSENT} messages; try again later")
+            await answer
+        finally:
+            self._calls.pop(message.id, None)
+
     def abort(self, sequence_id: str) -> None:
         """Ends a sequence, if it has not ended."""
         generation = self._generations.get(sequence_id)
@@ -321,8 +355,16 @@ class EngineClient:
         if isinstance(message, Status):
             self._reported, self.error = message.state, message.error
             self.model, self.stats = message.model, message.stats
-            self.ranks, self.clock = message.ranks, message.clock
+            self.ranks, self.adapters, self.clock = message.ranks, message.adapters, message.clock
             self._announce()
+            return
+        call = None if message.id is None else self._calls.pop(message.id, None)
+        if call is not None or isinstance(message, Done):
+            if call is not None and not call.done():
+                if isinstance(message, Failure):
+                    call.set_exception(_problem(message))
+                else:
+                    call.set_result(None)
             return
         if isinstance(message, Tokens) and message.finish_reason is None:
             generation = self._generations.get(message.id)
@@ -331,8 +373,7 @@ class EngineClient:
         if generation is None:
             return  # it was aborted while this message was on its way
         if isinstance(message, Failure):
-            status = message.status if message.status in (400, 429, 503) else 500
-            generation.fail(Problem(status, message.message, message.field), message.id)
+            generation.fail(_problem(message), message.id)
         else:
             generation.deliver(message)
 
@@ -348,6 +389,15 @@ class EngineClient:
         if state in ("failed", "stale") and problem is not None:
             for generation in set(self._generations.values()):
                 generation.fail(problem)
+            for call in self._calls.values():
+                if not call.done():
+                    call.set_exception(problem)
         if state != self._announced:
             self._announced = state
             self.on_state(state)
+
+
+def _problem(failure: Failure) -> Problem:
+    status = failure.status if failure.status in (400, 404, 429, 503) else 500
+    code = "model_not_found" if status == 404 else None
+    return Problem(status, failure.message, failure.field, code)

@@ -78,8 +78,9 @@ def allowed_hosts(
 
 
 def adapter_name(config: ServeConfig) -> str | None:
-    """Returns the name of the adapter's folder, or None."""
-    return pathlib.Path(os.path.abspath(config.lora)).name if config.lora else None  # noqa: PTH100 - no links
+    """Returns the name of the folder of the adapter for all requests, or None."""
+    folder = config.fixed_adapter
+    return None if folder is None else pathlib.Path(os.path.abspath(folder)).name  # noqa: PTH100 - no links
 
 
 def absolute(path: str | None) -> str | None:
@@ -190,6 +191,7 @@ class HttpProcess:
             strict_fields=config.strict_fields,
             webui=not config.no_webui,
             adapter=adapter_name(config),
+            adapter_folder=absolute(config.lora_dir),
             **log_settings(config),
             **(hosted or {}),
         )

@@ -131,8 +131,14 @@ class Service:
         name, sizes = settings.model_name, (self.vocab_size, self.context_length)
         scores, encodes = str(self.client.model.get("scores", "")), bool(self.client.model.get("encodes"))
         return ModelFacts(
-            name, *sizes, settings.strict_fields, scores, encodes, settings.defaults, settings.special_in_text
-        )
+            name, *sizes, settings.strict_fields, scores, encodes, settings.defaults, self.adapters,
+            settings.special_in_text,
+        )  # fmt: skip
+
+    @property
+    def adapters(self) -> dict[str, int] | None:
+        """Ids of the adapters by name. None: the server has no places for adapters."""
+        return self.client.adapters
 
     @property
     def known_model(self) -> dict[str, Any]:
@@ -148,8 +154,12 @@ class Service:
     @property
     def source(self) -> Source:
         """The name and the fingerprint of the model."""
-        digest = hashlib.blake2b(json.dumps([self.settings.model_name, self.known_model]).encode(), digest_size=4)
-        return Source(self.settings.model_name, f"ckdist-{__version__}-{digest.hexdigest()}")
+        return self._source(None)
+
+    def _source(self, adapter: str | None) -> Source:
+        name = adapter or self.settings.model_name
+        digest = hashlib.blake2b(json.dumps([name, self.known_model]).encode(), digest_size=4)
+        return Source(name, f"ckdist-{__version__}-{digest.hexdigest()}")
 
     async def prepare(self, kind: str, request: Request, body: bytes | None = None) -> Prepared:
         """Prepares the request's body, or `body` (see `TextWork.prepare`). `kind` must need the engine."""
@@ -212,7 +222,7 @@ class Service:
         `form` is the class of the answer. `end` is sent after the last event of a stream.
         """
         tokenizer, run = self.loaded_tokenizer(), self._run(prepared, self._account(request))
-        answer, timeout = form(run, tokenizer, self.source), self.settings.timeout
+        answer, timeout = form(run, tokenizer, self._source(prepared.adapter)), self.settings.timeout
         if prepared.stream:
             return EventStream(answer.events(), lambda: run.progress_at, timeout, self.settings.stall_timeout, end)
         whole = await while_connected(request.receive, answer.whole(), lambda: run.progress_at, timeout)

@@ -79,6 +79,7 @@ class HttpSettings:
     strict_fields: bool = False
     webui: bool = True  # the page at /
     adapter: str | None = None  # name of the LoRA adapter that the model was loaded with
+    adapter_folder: str | None = None  # of --lora-dir
     cpus: tuple[int, ...] = ()  # CPUs that the host's ranks were started with
     log: int = -1  # descriptor of rank 0's standard error, for lines after rank 0's end
     heartbeat: int = -1  # descriptor of the pipe for heartbeats to rank 0; -1: none

@@ -30,6 +30,7 @@ class ModelFacts(Record, frozen=True):
     scores: str = ""  # a cross-encoder's function from its output to scores: sigmoid or identity; else ""
     encodes: bool = False  # an encoder reads prompts, and the output does not continue them
     defaults: RequestDefaults = field(default_factory=RequestDefaults)
+    adapters: dict[str, int] | None = None  # ids of the adapters by name; None: the server has no places for adapters
     special_in_text: bool = False  # control tokens in texts of messages count as such
 
     def check_continues(self, what: str) -> None:
@@ -72,6 +73,7 @@ class Prepared(Message, frozen=True, kw_only=True):
     answer: AnswerForm | None = None  # format of a chat's answer; None: it is text alone
     cache_salt: str | None = None  # see `read_cache_use`
     cache_prompt: bool = True
+    adapter: str | None = None  # its name
     slot: int = -1  # the slot that --slot-save-path saves it from; -1: any
     place: QueuePlace = ANY_PLACE  # without the client
     echoed: dict[str, Any] = field(default_factory=dict[str, Any])  # fields of the request that the answer repeats

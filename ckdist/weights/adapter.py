@@ -2,15 +2,13 @@
 
 from pathlib import Path
 
-import numpy as np
-
 from ckdist.errors import ModelFileError
 from ckdist.models.spec import ModelSpec
 from ckdist.program.lowered import MatrixKey
 from ckdist.program.program import Program
 from ckdist.program.tracer import LowRank
 from ckdist.weights.adapter_file import load_adapter
-from ckdist.weights.packed_matrix import PackedMatrix
+from ckdist.weights.packed_matrix import PackedMatrix, pack_part
 
 
 class Adapter:
@@ -53,12 +51,10 @@ class Adapter:
         A second call with the same key returns the same object.
         """
         if key not in self._packed:
-            part = self._tensors[key.name][..., slice(*key.rows), slice(*key.columns)]
-            if part.ndim > 2 and key.matrices is not None:
-                part = part[slice(*key.matrices)]
-            ends = zip((key.rows, key.columns), part.shape[-2:], strict=True)
-            missing = [(0, 0)] * (part.ndim - 2) + [(0, end - begin - n) for (begin, end), n in ends]
-            self._packed[key] = PackedMatrix(np.pad(part, missing))
+            tensor = self._tensors[key.name]
+            if tensor.ndim > 2 and key.matrices is not None:
+                tensor = tensor[slice(*key.matrices)]
+            self._packed[key] = pack_part(tensor, key.rows, key.columns)
         return self._packed[key]
 
     @property

@@ -62,9 +62,10 @@ CHANGES = {
     "json_schema": {"json_schema": {"type": "integer"}},
     "logit_bias": {"logit_bias": {"5": 1}},
     "logprobs": {"logprobs": True},
-    "lora": {"lora": [{"id": 0, "scale": 0.5}]},
+    "lora": {"lora": [{"id": 0, "scale": 1}]},
     "messages": {"messages": [{"role": "user", "content": "cd"}]},
     "metadata": {"metadata": {"a": "b"}},
+    "model": {"model": "a"},
     "min_tokens": {"min_tokens": 3},
     "output_config.effort": {"output_config": {"effort": 3}},
     "output_config.format": {"output_config": {"format": SCHEMA}},
@@ -136,7 +137,7 @@ def tokenizer(tmp_path_factory):
 @pytest.fixture
 def prepared(tokenizer):
     def run(face, strict=False, scores="", **fields):
-        facts = ModelFacts("m", VOCAB, 256, strict, scores)
+        facts = ModelFacts("m", VOCAB, 256, strict, scores, adapters={"a": 0})
         return prepare(face, json.dumps(fields).encode(), tokenizer, facts)
 
     return run

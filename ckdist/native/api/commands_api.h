@@ -19,7 +19,9 @@ enum ckdist_command_kind {
      its memory. */
   ckdist_command_unload = 6,
   ckdist_command_copy_results = 7, /* the rank sends the results of its copies to rank 0, without waiting for any */
-  ckdist_command_kinds = 8
+  /* The loop of the rank returns this, too. The rank begins to load an adapter into a slot that no step uses. */
+  ckdist_command_adapt = 8,
+  ckdist_command_kinds = 9
 };
 struct ckdist_command {
   int32_t kind, model;
@@ -35,6 +37,7 @@ struct ckdist_run {
   int32_t plan, steps; /* plan to run, number of its steps; 0: all */
   int32_t embeddings;  /* rows of embeddings after the other arrays */
   int32_t positions;   /* the number of tokens, or 0: positions of three axes before the embeddings */
+  int32_t adapters;    /* the number of sequences, or 0: each one's adapter, or -1, before the positions */
 };
 /* Consecutive tokens of one sequence. */
 struct ckdist_sequence_chunk {

@@ -97,7 +97,7 @@ struct ckdist_layer {
 };
 
 struct ckdist_program {
-  const struct ckdist_execution_plan* plans; /* serving: at most 8, which use the same cache; training: one */
+  const struct ckdist_execution_plan* plans; /* serving: at most 12, which use the same cache; training: one */
   int32_t plan_count;
   int64_t max_tokens;
   int64_t vocab; /* over all ranks */
@@ -114,6 +114,7 @@ struct ckdist_program {
   const struct ckdist_layer* layers;
   int32_t layer_count;
   int32_t experts;     /* maximum experts of a layer; 0: no layer has experts */
+  int32_t adapters;    /* slots for adapters of sequences */
   int64_t state_slots; /* slots, each for all layers' states of one sequence; 0: no layer has a state */
   int64_t blocks;
   int64_t embedding_rows, embedding_width; /* maximum rows of embeddings in a batch, and their floats */

@@ -25,6 +25,7 @@ enum ckdist_inference_step_kind {
   ckdist_step_recv,
   ckdist_step_send,
   ckdist_step_select_positions,
+  ckdist_step_adapt,
   ckdist_inference_step_kinds
 };
 
@@ -84,7 +85,7 @@ struct ckdist_product {
   struct ckdist_span weight;     /* matrices: shards of the rows, with results side by side, or of the columns */
   int32_t bias;                  /* first of the vectors, one for each shard of the rows */
   struct ckdist_span low;        /* values: products of x with low-rank matrices A, as x; count 0: none */
-  struct ckdist_span low_weight; /* matrices B, sharded as the rows */
+  struct ckdist_span low_weight; /* matrices B, sharded as the rows; with adapters, these shards for each adapter */
 };
 
 /* All products of one input. */
@@ -96,6 +97,15 @@ struct ckdist_linear_step {
   int32_t gate;       /* enum ckdist_gate: with two products, the first out = gate(first) * second */
   int32_t activation; /* enum ckdist_gate, applied to each element of the results */
   float soft_cap;     /* applied to the results; 0: none */
+  int32_t adapters;   /* A and B are those of each row's adapter, of so many; 0: of all rows */
+};
+
+/* out = x * A^T with the A of each row's adapter. Rows without an adapter, or whose adapter has no A, are not written.
+   x, out, weight: as in linear; weight has one matrix per adapter. The other fields of the products are unused. */
+struct ckdist_adapt_step {
+  struct ckdist_step step;
+  int32_t count;
+  const struct ckdist_product* products;
 };
 
 /* Normalizes and rotates q and k, stores k and v in the cache, out = attention. */

@@ -24,6 +24,7 @@ struct BatchView {
   const int32_t* firsts = nullptr;             // (sequences,): tokens of the first of a sequence's two texts; or null
   const int32_t* selected_tokens = nullptr;    // (selected,), ascending: tokens whose logits are computed
   const int32_t* positions = nullptr;          // (tokens, 3): positions of three axes; null: places in the sequence
+  const int32_t* adapters = nullptr;           // (sequences,): slot of each sequence's adapter, or -1; null: none has one
   const float* embeddings = nullptr;           // (rows, width): inputs in place of rows of the embedding table
 
   static constexpr int kHeader = sizeof(ckdist_run) / sizeof(int32_t);
@@ -42,9 +43,9 @@ struct BatchView {
     if (b.tokens < 1 || b.tokens > max_tokens || b.sequences < 1 || b.sequences > max_sequences || b.selected < 0 ||
         b.selected > max_selected || table < 0 || (h.states != 0 && h.states != b.sequences) ||
         (h.firsts != 0 && h.firsts != b.sequences) || h.embeddings < 0 || h.embeddings > program.embedding_rows ||
-        (h.positions != 0 && h.positions != b.tokens) ||
+        (h.positions != 0 && h.positions != b.tokens) || (h.adapters != 0 && h.adapters != b.sequences) ||
         ints != kHeader + b.tokens + 3 * b.sequences + table + 4 * int64_t{h.states} + h.firsts + b.selected +
-                    3 * int64_t{h.positions} + h.embeddings * program.embedding_width)
+                    h.adapters + 3 * int64_t{h.positions} + h.embeddings * program.embedding_width)
       fail(Status::native,
            "batch of %lld tokens, %lld sequences, %lld outputs, %d embeddings exceeds %lld, %lld, %lld, %lld or has a "
            "wrong length",
@@ -58,7 +59,9 @@ struct BatchView {
     const int32_t* const firsts = states + 4 * h.states;
     if (h.firsts > 0) b.firsts = firsts;
     b.selected_tokens = firsts + h.firsts;
-    const int32_t* const positions = b.selected_tokens + b.selected;
+    const int32_t* const adapters = b.selected_tokens + b.selected;
+    if (h.adapters > 0) b.adapters = adapters;
+    const int32_t* const positions = adapters + h.adapters;
     if (h.positions > 0) b.positions = positions, b.check_positions(program);
     b.embeddings = reinterpret_cast<const float*>(positions + 3 * int64_t{h.positions});
     for (int64_t i = 0; i < b.tokens; i++)
@@ -76,6 +79,8 @@ struct BatchView {
       if (b.firsts != nullptr && (b.firsts[r] < 0 || b.firsts[r] > int64_t(chunk.blocks) * ckdist_block_tokens))
         fail(Status::native, "the first text of a sequence has %d tokens, and its %d blocks hold %d", b.firsts[r],
              chunk.blocks, chunk.blocks * ckdist_block_tokens);
+      if (b.adapters != nullptr && (b.adapters[r] < -1 || b.adapters[r] >= program.adapters))
+        fail(Status::native, "a sequence has adapter %d of %d", b.adapters[r], program.adapters);
       tokens += chunk.tokens, used += chunk.blocks;
     }
     if (tokens != b.tokens || used != table)

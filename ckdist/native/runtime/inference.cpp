@@ -42,6 +42,7 @@ Inference::Inference(const ckdist_program& that, Communicator& job, Communicator
   read_lists();
   make_buffers();
   hidden_.resize(size_t(program.max_outputs * program.hidden));
+  if (program.adapters > 0) adapter_of_.resize(size_t(program.max_tokens));
   for (size_t i = 0; i < std::size(axes_); i++)
     if (program.ropes[i].axes != nullptr) axes_[i].resize(size_t(program.max_tokens * program.ropes[i].dims));
 }
@@ -158,7 +159,7 @@ void Inference::reserve_exchange() {
 }
 
 int64_t Inference::message_ints() const {
-  const int64_t batch = BatchView::kHeader + program.max_tokens + 8 * program.max_sequences +
+  const int64_t batch = BatchView::kHeader + program.max_tokens + 9 * program.max_sequences +
                         program.max_sequences * (program.context_length / kBlockTokens + 1) + program.max_outputs +
                         3 * program.max_tokens + program.embedding_rows * program.embedding_width;
   const int64_t copy = sizeof(ckdist_copy_blocks) + ckdist_copies_most * sizeof(ckdist_block_copy);
@@ -370,6 +371,7 @@ void Inference::begin(const BatchView& those) {
   local_selected =
       std::lower_bound(selected, selected + batch.selected, first_token + local_tokens) - selected - first_selected;
   if (batch.positions != nullptr) read_positions();
+  if (batch.adapters != nullptr) read_adapters();
   if (plan->host_rows) host_rows->begin(local_tokens);
   active_ = std::min(std::max(batch.threads, 1), threads());
   for (Thread& thread : threads_) thread.ahead.step = -1;
@@ -394,6 +396,11 @@ void Inference::read_positions() {
         row[pair] = rope.cos[at], row[half + pair] = rope.sin[at];
       }
   }
+}
+
+void Inference::read_adapters() {
+  auto at = adapter_of_.begin();
+  for (int64_t s = 0; s < batch.sequences; s++) at = std::fill_n(at, batch.chunks[s].tokens, batch.adapters[s]);
 }
 
 ckdist_step_stats Inference::stats(bool reset) {

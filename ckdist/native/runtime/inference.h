@@ -135,6 +135,18 @@ class Inference : public Executor {
            : step.rows == ckdist_rows_selected ? batch.selected_tokens[r]
                                                : batch.selected_tokens[first_selected + r] - first_token;
   }
+  // Calls visit(adapter, rows) for consecutive rows of a step with the same adapter.
+  template <class Visit>
+  void each_adapter(const ckdist_step& step, Range rows, Visit&& visit) const {
+    if (batch.adapters == nullptr) return;
+    const int64_t before = step.rows == ckdist_rows_selected ? 0 : first_token;
+    const auto adapter = [&](int64_t row) { return adapter_of_[size_t(before + token_row(step, row))]; };
+    for (int64_t begin = rows.begin, end = begin; begin < rows.end; begin = end) {
+      const int32_t own = adapter(begin);
+      while (end < rows.end && adapter(end) == own) end++;
+      if (own >= 0) visit(own, Range{begin, end});
+    }
+  }
   // True if every thread computes the activations of all rows itself. Sharded rows are never replicated.
   bool replicated(const ckdist_step& step) const {
     return rows(step) <= kReplicatedRows &&
@@ -274,7 +286,7 @@ class Inference : public Executor {
   void begin_sum(int index, int out, int until, Idle idle = {});
 
  private:
-  static constexpr int kMaxPlans = 8;
+  static constexpr int kMaxPlans = 12;
   // A step without prompts keeps at most 1 / kKeptShare of the bytes it reads as packed slices. A step with prompts
   // keeps all slices that it packs.
   static constexpr int64_t kKeptShare = 16;
@@ -293,6 +305,7 @@ class Inference : public Executor {
   void reserve_exchange();
   void begin(const BatchView& batch);
   void read_positions();
+  void read_adapters();
   void count_step(double seconds);
   void replay(int thread);
   void trace_batch(int thread, int64_t begin);
@@ -318,6 +331,7 @@ class Inference : public Executor {
   std::vector<ThreadBuffers> buffers_;
   float* shared_rows_[2] = {};
   std::vector<float> hidden_;  // (max_outputs, hidden)
+  std::vector<int32_t> adapter_of_;  // of the batch's tokens, (max_tokens,); empty if the model has no adapters
   // For each rotation with axes: cosines, then sines, of the batch's tokens, (max_tokens, dims). Else empty.
   std::vector<float> axes_[std::size(ckdist_program{}.ropes)];
   std::vector<const float*> peers_[kSlots];  // slots of the ranks that share memory

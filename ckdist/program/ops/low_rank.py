@@ -103,15 +103,20 @@ class Low:
 
     values: Span
     b: Weight
+    slots: int
 
     def matrices(self, lowering: "ServingLowering", rows: list[Range]) -> Span:
-        """The shards of B, with the row ranges of the linear's matrix."""
-        return lowering.matrix([MatrixKey(self.b.name, part, (0, padded(self.b.dims[1].elements))) for part in rows])
+        """The shards of B, with the row ranges of the linear's matrix. With slots, those of each slot in turn."""
+        columns = (0, padded(self.b.dims[1].elements))
+        return lowering.matrix(
+            [MatrixKey(self.b.name, part, columns, slot) for slot in slot_ranges(self.slots) for part in rows]
+        )
 
 
 def lower_low_rank(lowering: "ServingLowering", linear: Instr, instr: Instr) -> dict[str, Low]:
     """Emits one step for all A. The linear's step multiplies the results with B. Returns them by weight name."""
     x, count = instr.inputs[0], len(instr.outputs)
+    slots = instr.attrs.get("slots", 0)
     weights = [instr.weight(index) for index in range(2 * count)]
     of = {v.name: w.name for v, w in zip(linear.outputs, linear.matrices, strict=True)}
     columns, products, found = lowering.columns(x), [], {}
@@ -124,13 +129,18 @@ def lower_low_rank(lowering: "ServingLowering", linear: Instr, instr: Instr) -> 
                 {
                     "x": Span(span, 1),
                     "out": low,
-                    "weight": lowering.matrix([MatrixKey(a.name, (0, rows), part)]),
+                    "weight": lowering.matrix(
+                        [MatrixKey(a.name, (0, rows), part, slot) for slot in slot_ranges(slots)]
+                    ),
                     "bias": VectorIndex(ABSENT),
                     "low": NO_SPAN,
                     "low_weight": NO_SPAN,
                 }
             )
-        found[of[value.name]] = Low(Span(lows[0], len(lows)), b)
+        found[of[value.name]] = Low(Span(lows[0], len(lows)), b, slots)
+    if slots:
+        lowering.emit("adapt", lowering.rows_of(x), count=len(products), products=products)
+        return found
     lowering.emit(
         "linear",
         lowering.rows_of(x),
@@ -140,8 +150,14 @@ def lower_low_rank(lowering: "ServingLowering", linear: Instr, instr: Instr) -> 
         gate=GATES["none"],
         activation=GATES["none"],
         soft_cap=0.0,
+        adapters=0,
     )
     return found
+
+
+def slot_ranges(slots: int) -> list[Range | None]:
+    """`MatrixKey.matrices` of each slot; [None] if one adapter is for all rows."""
+    return [(slot, slot + 1) for slot in range(slots)] or [None]
 
 
 def padded(rank: int) -> int:

@@ -9,7 +9,6 @@ from ckdist.serve.service import Service
 
 METHODS = ("GET", "POST", "PUT", "DELETE")
 ONE_MODEL = "the server has one model for its whole life; start another server"
-ONE_ADAPTER = "start the server with --lora ADAPTER"
 NAMES = {
     "/pooling": "use /v1/embeddings",
     "/classify": "classification is not supported",
@@ -31,8 +30,6 @@ NAMES = {
     "/v1/assistants": "use /v1/chat/completions",
     "/v1/threads": "use /v1/chat/completions",
     "/v1/fine_tuning/{name:path}": "train with `ckdist train`",
-    "/v1/load_lora_adapter": ONE_ADAPTER,
-    "/v1/unload_lora_adapter": ONE_ADAPTER,
     "/models/load": ONE_MODEL,
     "/models/unload": ONE_MODEL,
     "/sleep": "the server does not sleep; end it with SIGTERM",

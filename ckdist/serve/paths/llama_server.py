@@ -1,4 +1,4 @@
-"""llama-server's own API: completion, settings, slots and adapters."""
+"""llama-server's own API: completion, settings and slots."""
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -62,23 +62,10 @@ async def slots(service: Service, request: Request) -> Response:
     return json_answer(entries)
 
 
-async def lora_adapters(service: Service, request: Request) -> Response:
-    """The adapter that the model was loaded with, if any."""
-    adapter = service.settings.adapter
-    return json_answer([] if adapter is None else [{"id": 0, "path": adapter, "scale": 1.0}])
-
-
-async def change_lora_adapters(service: Service, request: Request) -> Response:
-    """Raises Problem 400, since scales are fixed."""
-    raise Problem(400, "the scale of an adapter is fixed while the server runs", "scale", "unsupported_parameter")
-
-
 PATHS = (
     Path("/completion", completion, ("POST",)),
     Path("/completions", completion, ("POST",)),
     Path("/infill", infill, ("POST",)),
     Path("/props", props),
     Path("/slots", slots),
-    Path("/lora-adapters", lora_adapters),
-    Path("/lora-adapters", change_lora_adapters, ("POST",)),
 )

@@ -8,23 +8,26 @@ from starlette.responses import Response
 from ckdist.serve.answer import json_answer
 from ckdist.serve.chat_answer import ChatAnswer
 from ckdist.serve.completions import CompletionAnswer
+from ckdist.serve.paths.adapters import entries
 from ckdist.serve.paths.path import Path
 from ckdist.serve.problems import Problem
 from ckdist.serve.service import Service
 
 
 async def models(service: Service, request: Request) -> Response:
-    """A list with the server's one model."""
-    return json_answer({"object": "list", "data": [describe(service)]})
+    """A list with the server's model and its adapters."""
+    return json_answer({"object": "list", "data": [describe(service), *entries(service)]})
 
 
 async def model(service: Service, request: Request) -> Response:
     """The model of this name. Raises Problem 404 for other names."""
-    name, own = request.path_params["name"], service.settings.model_name
-    if name != own:
-        message = f"there is no model {name[:200]!r}; this server has {own!r}"
+    name, models = request.path_params["name"], [describe(service), *entries(service)]
+    found = next((entry for entry in models if entry["id"] == name), None)
+    if found is None:
+        known = ", ".join(repr(entry["id"]) for entry in models)
+        message = f"there is no model {name[:200]!r}; this server has {known}"
         raise Problem(404, message, "model", "model_not_found")
-    return json_answer(describe(service))
+    return json_answer(found)
 
 
 async def chat_completions(service: Service, request: Request) -> Response:

@@ -99,11 +99,12 @@ def harmless(reason: str, *names: str, faces: frozenset[str] = EVERY) -> Row:
 HONOURED = (
     # The prefix cache.
     honoured("cache_use", EVERY - {"detokenize"}, "cache_salt", "cache_prompt"),
+    honoured("adapter_choice", EVERY, "model", "lora"),
     # The queue.
     honoured("place_fields", EVERY - {"detokenize"}, "priority", "service_tier"),
     # Length, end and number of answers.
     honoured("params", GENERATES, "max_completion_tokens", "max_tokens", "n_predict", "num_predict", "max_new_tokens"),
-    honoured("params", GENERATES, "stop", "stream", "lora", "include_stop_str_in_output", "skip_special_tokens"),
+    honoured("params", GENERATES, "stop", "stream", "include_stop_str_in_output", "skip_special_tokens"),
     honoured("params", GENERATES - ITEMS, "n", "n_cmpl", "best_of", "return_token_ids", "return_tokens"),
     honoured("params", GENERATES - ITEMS, "return_tokens_as_token_ids"),
     honoured("params", GENERATES - ITEMS, *USAGE),
@@ -230,7 +231,7 @@ DRAFTS = "drafts are verified, so the answer is the same without them"
 LOADER = "it controls how Ollama loads a model; this model is already loaded"
 CHARGED = "it is about a provider's charges, storage or users"
 HARMLESS = (
-    harmless("the server has one model, which answers under any name", "model", "models", "route", "provider"),
+    harmless("without adapters, the server has one model, which answers under any name", "models", "route", "provider"),
     harmless(CHARGED, "user", "store", "safety_identifier", "session_id", "trace", "inference_geo"),
     harmless(CHARGED, "metadata", faces=EVERY - RESPONSES),
     harmless("keys are read from headers", "api_key"),

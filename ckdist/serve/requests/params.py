@@ -53,7 +53,6 @@ def read_params(
     stream = fields.switch("stream")
     cache_salt, cache_prompt = read_cache_use(fields)
     options = fields.inner("stream_options")
-    _check_adapters(fields)
     limit = facts.context_length if max_tokens is None else max_tokens
     return Prepared(
         sampling=dataclasses.replace(sampling, max_tokens=limit, grammar=grammar, logprobs=logprobs),
@@ -72,13 +71,6 @@ def read_params(
         slot=fields.integer(("id_slot", "slot_id"), -1, -1, MAX_SLOT),
         place=read_place(fields),
     )
-
-
-def _check_adapters(fields: Fields) -> None:
-    """Checks llama-server's adapter scales. Loaded adapters have scale 1, and no request can change that."""
-    for item in fields.value("lora", list) or ():
-        if not isinstance(item, dict) or item.get("scale", 1) != 1:
-            raise RequestError("lora cannot change the scale of an adapter; leave it out", "lora", "unsupported_value")
 
 
 def _max_tokens(fields: Fields, least: int, default: int | None) -> int | None:

@@ -8,7 +8,9 @@ from typing import Any
 
 from msgspec import structs
 
+from ckdist.errors import RequestError
 from ckdist.serve.requests import anthropic_request, responses
+from ckdist.serve.requests.adapter_choice import read_adapter
 from ckdist.serve.requests.chat_request import apply_template, chat, rendered_chat, tokens_of_chat
 from ckdist.serve.requests.completion_request import completion
 from ckdist.serve.requests.embedding_request import embedding, llama_embedding, rerank, score
@@ -30,8 +32,15 @@ def prepare(
     fields = parse_object(body)
     face = face_of(fields) if kind == "prefill" else kind
     ignored = check_fields(face, fields, facts.strict_fields) if face in RULES else ()
+    adapter = read_adapter(Fields(fields), facts)
     result = KINDS[kind](fields, tokenizer, facts)
-    return result if isinstance(result, dict) else structs.replace(result, ignored=(*result.ignored, *ignored))
+    if isinstance(result, dict):
+        return result
+    if isinstance(result, Prepared):
+        return structs.replace(result, ignored=(*result.ignored, *ignored), adapter=adapter)
+    if adapter is not None:
+        raise RequestError(f"adapter {adapter!r} makes no vectors; name the model {facts.name!r}", "model")
+    return structs.replace(result, ignored=(*result.ignored, *ignored))
 
 
 def messages(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts) -> Prepared:

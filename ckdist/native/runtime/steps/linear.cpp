@@ -201,7 +201,7 @@ struct Linear : StepRun<Inference, ckdist_linear_step> {
     float* const y = r.floats(p.out, &stride) + (r.first_row(step.step) + rows.begin) * stride + column + from;
     product(weight, p.x.first, tiles, rows, y, stride);
     if (p.bias >= 0) add_bias(r.vector(p.bias + s) + from, to - from, rows, y, stride);
-    if (p.low.count > 0) add_low(r.matrix(p.low_weight.first + s), p.low.first, tiles, rows, y, stride);
+    if (p.low.count > 0) add_low(p, s, p.low.first, tiles, rows, y, stride);
     if (step.soft_cap != 0.f)
       for (int64_t t = 0; t < rows.end - rows.begin; t++)
         r.kernels.elementwise.soft_cap(y + t * stride, step.soft_cap, to - from);
@@ -214,13 +214,23 @@ struct Linear : StepRun<Inference, ckdist_linear_step> {
     for (int64_t t = 0; t < rows.end - rows.begin; t++) r.kernels.elementwise.add(bias, n, y + t * stride);
   }
 
-  // y += low * B^T for tiles of a matrix B.
-  void add_low(const Matrix& w, int low, Range tiles, Range rows, float* y, int64_t stride) {
+  // y += low * B^T for tiles of the matrices B in shard s, which belong to all rows or to each row's adapter.
+  void add_low(const Product& p, int s, int low, Range tiles, Range rows, float* y, int64_t stride) {
     Carver c{r.memory(thread)};
+    const LowRankSum sum = room(c, r, step).low;
     int64_t x_stride;
-    const float* const x = r.floats(low, &x_stride) + rows.begin * x_stride;
-    const int64_t columns = std::min(tiles.end * kTileRows, w.rows) - tiles.begin * kTileRows;
-    room(c, r, step).low.add(r.kernels, w, tiles, columns, x, x_stride, rows.end - rows.begin, y, stride);
+    const float* const x = r.floats(low, &x_stride);
+    const auto add = [&](const Matrix& w, Range some) {
+      const int64_t columns = std::min(tiles.end * kTileRows, w.rows) - tiles.begin * kTileRows;
+      sum.add(r.kernels, w, tiles, columns, x + some.begin * x_stride, x_stride, some.end - some.begin,
+              y + (some.begin - rows.begin) * stride, stride);
+    };
+    if (step.adapters == 0) return add(r.matrix(p.low_weight.first + s), rows);
+    const int shards = p.low_weight.count / step.adapters;
+    r.each_adapter(step.step, rows, [&](int adapter, Range some) {
+      const Matrix& w = r.matrix(p.low_weight.first + adapter * shards + s);
+      if (w.cols > 0) add(w, some);
+    });
   }
 
   // Multiplies by tiles of gate and up and joins the results. Many rows are divided into blocks of rows and tiles. Few
@@ -273,8 +283,7 @@ struct Linear : StepRun<Inference, ckdist_linear_step> {
           const int64_t to_stride = first ? stride : width;
           product(r.weight(p.weight.first + s), p.x.first + s, some_tiles, some_rows, to, to_stride);
           if (first && p.bias >= 0) add_bias(r.vector(p.bias) + from, width, some_rows, y, stride);
-          if (p.low.count > 0)
-            add_low(r.matrix(p.low_weight.first), p.low.first + s, some_tiles, some_rows, to, to_stride);
+          if (p.low.count > 0) add_low(p, 0, p.low.first + s, some_tiles, some_rows, to, to_stride);
           for (int64_t t = 0; !first && t < some_rows.end - some_rows.begin; t++)
             r.kernels.elementwise.add(sum + t * width, width, y + t * stride);
           first = false;

@@ -1,0 +1,91 @@
+"""vLLM's and llama-server's paths for adapters that requests name."""
+
+from pathlib import Path as Folder
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+
+from ckdist.engine.messages import LoadAdapter, UnloadAdapter
+from ckdist.serve.answer import json_answer
+from ckdist.serve.body import read_body
+from ckdist.serve.paths.path import Path
+from ckdist.serve.problems import Problem
+from ckdist.serve.requests.json_body import parse_object
+from ckdist.serve.requests.request_fields import Fields
+from ckdist.serve.service import Service
+
+
+async def load(service: Service, request: Request) -> Response:
+    """Loads a folder within --lora-dir: {"lora_name": ..., "lora_path": ..., "load_inplace": false}."""
+    fields = await _fields(service, request)
+    name, path = _needed(fields, "lora_name"), _needed(fields, "lora_path")
+    if name == service.settings.model_name:
+        raise Problem(400, f"lora_name ({name[:100]!r}) is the model's name", "lora_name", "invalid_value")
+    folder = _within(service.settings.adapter_folder or "", path)
+    await service.client.call(LoadAdapter(service.client.new_id(), name, folder, fields.switch("load_inplace")))
+    return PlainTextResponse(f"Success: LoRA adapter '{name}' added successfully.")
+
+
+async def unload(service: Service, request: Request) -> Response:
+    """Forgets an adapter: {"lora_name": ...}. Requests with it go on."""
+    name = _needed(await _fields(service, request), "lora_name")
+    await service.client.call(UnloadAdapter(service.client.new_id(), name))
+    return PlainTextResponse(f"Success: LoRA adapter '{name}' removed successfully.")
+
+
+async def lora_adapters(service: Service, request: Request) -> Response:
+    """The adapters. The scale is that of a request that names none."""
+    if service.adapters is not None:
+        found = [{"id": number, "path": name, "scale": 0.0} for name, number in service.adapters.items()]
+        return json_answer(found)
+    fixed = service.settings.adapter
+    return json_answer([] if fixed is None else [{"id": 0, "path": fixed, "scale": 1.0}])
+
+
+async def change_lora_adapters(service: Service, request: Request) -> Response:
+    """Raises Problem 400, since no request changes the adapter of others."""
+    remedy = "name an adapter in each request, as model or in lora"
+    message = f"the scales of adapters are fixed while the server runs: {remedy}"
+    raise Problem(400, message, "scale", "unsupported_parameter")
+
+
+async def _fields(service: Service, request: Request) -> Fields:
+    service.check_ready()
+    if service.settings.adapter_folder is None:
+        message = "adapters are loaded and unloaded only if the server was started with --lora-dir DIR"
+        raise Problem(403, message, code="not_allowed")
+    return Fields(parse_object(await read_body(request, service.settings.max_body)))
+
+
+def _needed(fields: Fields, name: str) -> str:
+    value = fields.text(name)
+    if not value:
+        raise Problem(400, f"{name} is needed", name, "missing_required_parameter")
+    return value
+
+
+def _within(root: str, path: str) -> str:
+    """The folder that `path` names within `root`, without links. Raises Problem 400 if it is not there."""
+    try:
+        folder = (Folder(root) / path).resolve(strict=True)
+        if folder.is_relative_to(Folder(root).resolve(strict=True)) and folder.is_dir():
+            return str(folder)
+    except (OSError, ValueError, RuntimeError):
+        pass
+    raise Problem(400, f"lora_path ({path[:200]!r}) is no folder within --lora-dir", "lora_path", "invalid_value")
+
+
+def entries(service: Service) -> list[dict[str, Any]]:
+    """The adapters as OpenAI's models. `parent` is the model."""
+    name = service.settings.model_name
+    model = {"object": "model", "created": service.created, "owned_by": "ckdist", "parent": name}
+    return [{"id": adapter, **model, "root": adapter} for adapter in service.adapters or ()]
+
+
+PATHS = (
+    Path("/v1/load_lora_adapter", load, ("POST",)),
+    Path("/v1/unload_lora_adapter", unload, ("POST",)),
+    Path("/lora-adapters", lora_adapters),
+    Path("/lora-adapters", change_lora_adapters, ("POST",)),
+)

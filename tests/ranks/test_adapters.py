@@ -1,0 +1,179 @@
+"""Adapters that requests name: the bits of each alone in any batch, over ranks and stages; loads while steps run."""
+
+import time
+
+import pytest
+
+from ckdist.comm.world import SingleWorld
+from ckdist.config.engine_config import EngineConfig
+from ckdist.engine.load_model import BUNDLED, load_model
+from ckdist.engine.model_engine import make_engine
+from ckdist.engine.sampling_params import SamplingParams
+from ckdist.errors import ConfigError, ModelFileError, RequestError, UnknownAdapterError
+from ckdist.weights.adapter_file import MODULES
+from tests.support.adapters import random_adapter
+from tests.support.paths import GOLDEN
+from tests.support.thread_ranks import run_threads
+
+PARAMS = SamplingParams(max_tokens=5, temperature=0, logprobs=1, prompt_logprobs=0)
+TARGETS = (
+    MODULES,
+    ("q_proj", "down_proj"),
+    MODULES,
+    ("v_proj",),
+    ("gate_proj",),
+    ("up_proj", "o_proj"),
+    MODULES,
+    MODULES,
+)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """Eight adapters of the bundled model, of several ranks and layers."""
+    made = [tmp_path_factory.mktemp("adapters") / f"a{i}" for i in range(8)]
+    for i, folder in enumerate(made):
+        random_adapter(folder, str(BUNDLED), TARGETS[i], seed=i, rank=(5, 16, 17, 1, 8, 16, 3, 20)[i], scale=0.05)
+    return made
+
+
+def outputs(engine, requests, together=True):
+    """Tokens and log probabilities of (prompt, adapter)."""
+    found = {}
+
+    def run(count):
+        while count:
+            for output in engine.step():
+                entry = found.setdefault(output.id, [])
+                entry += [*output.tokens, *output.logprobs, *(output.prompt_logprobs or [])]
+                count -= output.finish_reason is not None
+
+    for number, (prompt, adapter) in enumerate(requests):
+        engine.add(number, prompt, PARAMS, tenant=None, adapter=adapter)
+        if not together:
+            run(1)
+    run(len(requests) if together else 0)
+    return [found[number] for number in range(len(requests))]
+
+
+def on_ranks(ranks, body, model=BUNDLED, **settings):
+    """`body(engine, model)` on rank 0."""
+    common = {"threads": 1, "ubatch_size": 32, "ctx_size": 96, "comm_timeout": 20.0, "parallel": 16}
+
+    def rank(world):
+        loaded = load_model(EngineConfig(model=str(model), **common | settings), world)
+        try:
+            if world.rank:
+                return loaded.work()
+            return body(make_engine(loaded)[0], loaded)
+        finally:
+            loaded.close()
+
+    return rank(SingleWorld()) if ranks == 1 else run_threads(ranks, rank)[0]
+
+
+def requests_of(names):
+    return [([3 + i, *range(4, 12 + 5 * i)], name) for i, name in enumerate(names)]
+
+
+NAMES = [f"m{i}" for i in range(8)]
+
+
+def flags(folders):
+    return tuple(f"{name}={folder}" for name, folder in zip(NAMES, folders, strict=True))
+
+
+@pytest.mark.parametrize(
+    "ranks, more",
+    [(1, {}), (3, {"prefill": "token"}), (2, {"prefill": "tensor"}), (2, {"pipeline_parallel_size": 2})],
+    ids=["one", "tokens", "tensors", "stages"],
+)
+def test_eight_adapters_in_one_batch_have_the_bits_of_each_alone(folders, ranks, more):
+    """And of a server that adds the adapter for all requests."""
+    requests = requests_of([*NAMES, None])
+    together, alone = on_ranks(
+        ranks,
+        lambda engine, _: (outputs(engine, requests), outputs(engine, requests, together=False)),
+        lora=flags(folders),
+        max_lora_rank=32,
+        **more,
+    )
+    assert together == alone
+    for i in (0, 2, 5, 8):
+        fixed = {} if i == 8 else {"lora": str(folders[i])}
+        expected = on_ranks(ranks, lambda engine, _, i=i: outputs(engine, [(requests[i][0], None)]), **fixed, **more)
+        assert together[i] == expected[0]
+
+
+def finish_load(engine, name, folder, **more):
+    engine.load_adapter(name, str(folder), **more)
+    end = time.monotonic() + 30
+    while (load := engine.adapters.take_load()) is None:
+        assert time.monotonic() < end, "the load does not end"
+        time.sleep(0.002)
+    return load
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_a_slot_is_loaded_while_requests_run_and_kept_until_they_end(folders, ranks):
+    prompt = list(range(4, 20))
+
+    def body(engine, _):
+        first, second = (outputs(engine, [(prompt, name)])[0] for name in ("m0", "m1"))
+        engine.add("runs", prompt, PARAMS, tenant=None, adapter="m0")
+        begun = engine.step()
+        engine.named_adapters().unload("m0")
+        with pytest.raises(UnknownAdapterError, match="there is no adapter 'm0'; loaded are 'm1'"):
+            engine.add("late", prompt, PARAMS, adapter="m0")
+        with pytest.raises(RequestError, match="all 2 slots of --max-loras hold adapters, and 1 of them end"):
+            engine.load_adapter("m2", str(folders[2]))
+        tokens = [t for output in begun for t in output.tokens]
+        while engine.has_work:
+            tokens += [t for output in engine.step() for t in output.tokens]
+        assert tokens == [item for item in first if isinstance(item, int)]
+        assert finish_load(engine, "m2", folders[1]).digest
+        assert outputs(engine, [(prompt, "m1"), (prompt, "m2")]) == [second, second]
+        with pytest.raises(RequestError, match="'m2' is loaded"):
+            engine.load_adapter("m2", str(folders[0]))
+        engine.named_adapters().unload("m1")
+        assert finish_load(engine, "m2", folders[0], replaces=True).digest
+        assert outputs(engine, [(prompt, "m2")]) == [first]
+        engine.named_adapters().unload("m2")
+        assert "--max-lora-rank 20" in finish_load(engine, "m3", folders[7]).reason
+        assert engine.adapters.ids() == {}
+
+    flags = (f"m0={folders[0]}", f"m1={folders[1]}")
+    on_ranks(ranks, body, lora=flags)
+
+
+@pytest.mark.parametrize(
+    "settings, error, message",
+    [
+        ({"lora": ("a=x", "a=y")}, ConfigError, "several are for all requests, or have one name"),
+        ({"lora": ("a=x", "y")}, ConfigError, "--lora y is for all requests, and others have names"),
+        ({"lora": ("a=x", "b=y"), "max_loras": 1}, ConfigError, "2 adapters have names, and --max-loras is 1"),
+        ({"lora": ("a=",)}, ConfigError, "--lora names no folder"),
+        ({"lora": ("a=/nowhere",)}, ModelFileError, "/nowhere/adapter_config.json: No such file"),
+    ],
+)
+def test_wrong_flags_are_refused(settings, error, message):
+    with pytest.raises(error, match=message):
+        on_ranks(1, lambda *_: None, **settings)
+
+
+def test_an_adapter_of_experts_is_refused_by_name(tmp_path):
+    with pytest.raises(ModelFileError, match=r"a matrix of experts: start with --lora .*, without a name"):
+        on_ranks(1, lambda *_: None, model=GOLDEN / "qwen3moe", lora=(f"a={GOLDEN / 'lora/qwen3moe'}",))
+
+
+def test_an_adapter_has_a_prefix_of_its_own(folders):
+    prompt = list(range(4, 44))
+
+    def cached(engine, adapter):
+        engine.add("x", prompt, SamplingParams(max_tokens=1, temperature=0), adapter=adapter)
+        return next(output.cached_tokens for output in iter(engine.step, None) for output in output)
+
+    def body(engine, _):
+        assert [cached(engine, name) for name in ("m0", None, "m1", "m0", "m2")] == [0, 0, 0, 32, 32]
+
+    on_ranks(1, body, lora=(f"m0={folders[0]}", f"m1={folders[1]}", f"m2={folders[0]}"))

@@ -1,0 +1,125 @@
+"""Adapters that requests name, over HTTP: how they are named, loaded and unloaded, and what is refused."""
+
+import json
+import pathlib
+import shutil
+import threading
+
+import httpx
+import pytest
+
+from ckdist.engine.load_model import BUNDLED
+from tests.support.adapters import random_adapter
+from tests.support.running import running
+
+BODY = {"prompt": "def main(", "max_tokens": 6, "temperature": 0}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("loras")
+    for seed, name in enumerate(("first", "second", "wide")):
+        random_adapter(
+            folder / name, BUNDLED, ("q_proj", "down_proj"), seed=seed, rank=17 if name == "wide" else 4, scale=0.4
+        )
+    return folder
+
+
+@pytest.fixture(scope="module")
+def http(folder):
+    flags = ("--lora", f"one={folder / 'first'}", "--max-loras", "2", "--lora-dir", str(folder), "-a", "base")
+    with running(*flags) as url, httpx.Client(base_url=url, timeout=60) as client:
+        yield client
+
+
+def text(http, **fields):
+    answer = http.post("/v1/completions", json={**BODY, **fields})
+    assert answer.status_code == 200, answer.text
+    return answer.json()["choices"][0]["text"], answer.json()["model"]
+
+
+def load(http, name, path, **more):
+    return http.post("/v1/load_lora_adapter", json={"lora_name": name, "lora_path": str(path), **more})
+
+
+def unload(http, name):
+    return http.post("/v1/unload_lora_adapter", json={"lora_name": name})
+
+
+def test_an_adapter_is_named_by_model_or_lora(http):
+    base, one = text(http), text(http, model="one")
+    assert base == text(http, model="base") == (base[0], "base") and one == (one[0], "one")
+    assert one[0] != base[0] and one == text(http, model="base:one") == text(http, lora=[{"id": 0, "scale": 1}])
+    assert text(http, lora=[{"id": 0, "scale": 0}]) == base
+    assert [(m["id"], m["parent"]) for m in http.get("/v1/models").json()["data"]] == [("base", None), ("one", "base")]
+    assert http.get("/lora-adapters").json() == [{"id": 0, "path": "one", "scale": 0.0}]
+
+
+@pytest.mark.parametrize(
+    "fields, status, message",
+    [
+        ({"model": "two"}, 404, "there is no model 'two'; this server has 'base', 'one'"),
+        ({"lora": [{"id": 7}]}, 404, "there is no adapter with id 7; loaded are 0 (one)"),
+        ({"lora": [{"id": 0, "scale": 0.5}]}, 400, "the scale of an adapter is 0 or 1, not 0.5"),
+        ({"lora": [3]}, 400, 'lora must be a list like [{"id": 0, "scale": 1.0}]'),
+    ],
+)
+def test_what_is_not_there_is_refused_with_the_names_that_are(http, fields, status, message):
+    answer = http.post("/v1/completions", json={**BODY, **fields})
+    assert (answer.status_code, answer.json()["error"]["message"]) == (status, message)
+
+
+def test_an_adapter_is_loaded_and_replaced_while_requests_run_and_has_blocks_of_its_own(http, folder):
+    long = {**BODY, "model": "one", "max_tokens": 200, "ignore_eos": True}
+    expected = http.post("/v1/completions", json=long).json()["choices"][0]["text"]
+    found = []
+    stream = threading.Thread(target=lambda: found.append(http.post("/v1/completions", json=long).json()))
+    stream.start()
+    prompt = "import os\n" * 20
+    assert load(http, "two", "first").status_code == 200
+    assert text(http, model="two") == (text(http, model="one")[0], "two")
+    before = text(http, model="two", prompt=prompt)
+    usage = lambda **fields: http.post("/v1/completions", json={**BODY, "prompt": prompt, **fields}).json()["usage"]
+    assert usage(model="two")["prompt_tokens_details"]["cached_tokens"] > 0
+    assert usage(model="base")["prompt_tokens_details"]["cached_tokens"] == 0
+    assert "is loaded; unload it first" in load(http, "two", "second").json()["error"]["message"]
+    assert "all 2 slots of --max-loras hold adapters" in load(http, "three", "second").json()["error"]["message"]
+    assert unload(http, "two").status_code == 200 and unload(http, "two").status_code == 404
+    assert load(http, "two", folder / "second").status_code == 200
+    assert usage(model="two")["prompt_tokens_details"]["cached_tokens"] == 0
+    assert text(http, model="two", prompt=prompt) != before
+    assert unload(http, "two").status_code == 200
+    stream.join()
+    assert found[0]["choices"][0]["text"] == expected
+
+
+def test_hostile_folders_are_refused_with_one_line(http, folder, tmp_path):
+    shutil.copytree(folder / "second", tmp_path / "out")
+    (folder / "link").symlink_to(tmp_path / "out")
+    for path in (tmp_path / "out", "../", "link", "none", "a\0b", "/etc"):
+        answer = load(http, "two", path)
+        assert answer.status_code == 400 and "is no folder within --lora-dir" in answer.json()["error"]["message"], path
+    broken = folder / "broken"
+    shutil.copytree(folder / "second", broken)
+    weights = broken / "adapter_model.safetensors"
+    for data in (b"", b"\xff" * 8 + b"{}", weights.read_bytes()[:-5]):
+        weights.write_bytes(data)
+        answer = load(http, "two", "broken")
+        assert answer.status_code == 400 and "\n" not in answer.json()["error"]["message"]
+    with weights.open("wb") as file:
+        file.truncate(1 << 40)
+    assert "bytes, and an adapter of this model has at most" in load(http, "two", "broken").json()["error"]["message"]
+    message = load(http, "two", "wide").json()["error"]["message"]
+    assert "rank 17" in message and "--max-lora-rank 17" in message
+    config = json.loads((folder / "second/adapter_config.json").read_text())
+    (broken / "adapter_config.json").write_text(json.dumps(config | {"r": 1 << 40}))
+    assert load(http, "two", "broken").status_code == 400
+    assert load(http, "a/b", "second").status_code == 400 and load(http, "base", "second").status_code == 400
+    assert [entry["path"] for entry in http.get("/lora-adapters").json()] == ["one"]
+    assert text(http, model="one")[1] == "one"
+    assert pathlib.Path(folder).exists()
+
+
+def test_vectors_have_no_adapter(http):
+    answer = http.post("/v1/embeddings", json={"input": "a", "model": "one"})
+    assert answer.status_code == 400 and "adapter 'one' makes no vectors" in answer.json()["error"]["message"]
