@@ -12,10 +12,11 @@ UNIX = "unix:"
 MAX_ADDRESSES = 16
 
 
-def listen(host: str, port: int, flag: str = "--port") -> socket.socket:
+def listen(host: str, port: int, flag: str = "--port", alone: bool = True) -> socket.socket:
     """Returns a listening socket. Call this before slow work, so that a port in use is reported at once.
 
-    `flag` names the port in messages. Raises ConfigError if the port is in use or the host is not this machine's.
+    `flag` names the port in messages. An IPv6 address that is `alone` may take IPv4 clients, too. Raises ConfigError if
+    the port is in use or the host is not this machine's.
     """
     if host.startswith(UNIX):
         from ckdist.serve.unix_socket import listen_unix
@@ -30,7 +31,7 @@ def listen(host: str, port: int, flag: str = "--port") -> socket.socket:
     listener = socket.socket(family, kind, protocol)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if family == socket.AF_INET6:
+        if family == socket.AF_INET6 and not alone:
             listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)  # 0.0.0.0 may be another address
         listener.bind(address)
         listener.listen(BACKLOG)
@@ -53,7 +54,7 @@ def listen_all(hosts: str, port: int) -> list[socket.socket]:
     listeners: list[socket.socket] = []
     try:
         for name in names:
-            listeners.append(listen(name, port))
+            listeners.append(listen(name, port, alone=len(names) == 1))
             if listeners[-1].family != socket.AF_UNIX:
                 port = listeners[-1].getsockname()[1]
     except ConfigError:
