@@ -15,6 +15,7 @@ from ckdist.serve.answer import CLIENT_GONE, ClientGone, problem_answer
 from ckdist.serve.paths import (
     absent,
     anthropic,
+    conversations,
     embeddings,
     file_batches,
     llama_server,
@@ -23,9 +24,9 @@ from ckdist.serve.paths import (
     openai,
     page,
     prompt_cache,
-    responses_paths,
     slot_actions,
     status,
+    stored_responses,
     tokens,
 )
 from ckdist.serve.paths.path import Path, PathNames
@@ -36,7 +37,8 @@ from ckdist.serve.service import Service
 PATHS = (
     *status.PATHS,
     *openai.PATHS,
-    *responses_paths.PATHS,
+    *stored_responses.PATHS,
+    *conversations.PATHS,
     *anthropic.PATHS,
     *file_batches.PATHS,
     *message_batches.PATHS,
