@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from ckdist.serve.problems import Problem
 
-CLIENT_BYTES, TOTAL_BYTES = 32 << 20, 256 << 20
+CLIENT_BYTES, TOTAL_BYTES = 64 << 20, 512 << 20
 RECORD_BYTES = 512  # of the objects around a record's bytes, at most
 
 Item = tuple[str, bytes]  # id, JSON
