@@ -9,6 +9,7 @@ import httpx
 import openai
 import pytest
 
+from ckdist.cli.serve_rank_0 import curl_line
 from ckdist.config.serve_config import ServeConfig
 from ckdist.errors import ConfigError
 from ckdist.serve.addresses import close, is_local, listen, listen_all, url_of
@@ -86,6 +87,11 @@ def test_a_socket_that_nobody_listens_on_is_replaced_and_others_are_not(tmp_path
     assert path.read_text() == "a file"
     with pytest.raises(ConfigError, match="at most 16 different addresses"):
         listen_all("127.0.0.1,127.0.0.1", 0)
+
+
+def test_the_line_to_try_a_server_on_a_unix_socket():
+    line = curl_line("unix:/run/a b/llm", ServeConfig(api_prefix="/llm"), chats=False)
+    assert line.startswith("curl --unix-socket '/run/a b' http://localhost/llm/v1/completions -H ")
 
 
 def test_an_ipv6_address_alone_takes_ipv4_too():
