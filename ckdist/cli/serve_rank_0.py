@@ -9,7 +9,6 @@ import logging
 import math
 import os
 import pathlib
-import shlex
 import signal
 import socket
 from collections.abc import Callable, Collection
@@ -68,8 +67,8 @@ def curl_line(url: str, config: ServeConfig, chats: bool, spec: ModelSpec | None
         path, body = "rerank", {"query": "why is the sky blue", "documents": ["light scatters in air", "it rains"]}
     body = json.dumps(body)
     if url.startswith(UNIX):
-        socket_path = shlex.quote(url.removeprefix(UNIX).removesuffix(config.api_prefix))
-        url = f"--unix-socket {socket_path} http://localhost{config.api_prefix}"
+        where = url[len(UNIX) :].removesuffix(config.api_prefix)
+        url = f"--unix-socket '{where}' http://localhost{config.api_prefix}"
     return f"curl {url}/v1/{path} -H 'Content-Type: application/json'{key} -d '{body}'"
 
 
