@@ -24,6 +24,7 @@ from ckdist.serve.metrics import Metrics
 from ckdist.serve.paths import (
     absent,
     anthropic,
+    conversations,
     embeddings,
     file_batches,
     llama_server,
@@ -32,9 +33,9 @@ from ckdist.serve.paths import (
     openai,
     page,
     prompt_cache,
-    responses_paths,
     slot_actions,
     status,
+    stored_responses,
     tokens,
 )
 from ckdist.serve.problems import TYPES
@@ -259,7 +260,8 @@ def endpoints() -> str:
         "Embeddings": embeddings,
         "Tokens and templates": tokens,
         "The prefix cache": prompt_cache,
-        "Responses and conversations": responses_paths,
+        "Responses": stored_responses,
+        "Conversations": conversations,
         "Saved slots": slot_actions,
         "Files and batches": file_batches,
         "Anthropic's batches": message_batches,

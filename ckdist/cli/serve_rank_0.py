@@ -66,6 +66,9 @@ def curl_line(url: str, config: ServeConfig, chats: bool, spec: ModelSpec | None
     if spec is not None and spec.scorer is not None:
         path, body = "rerank", {"query": "why is the sky blue", "documents": ["light scatters in air", "it rains"]}
     body = json.dumps(body)
+    if url.startswith(UNIX):
+        where = url[len(UNIX) :].removesuffix(config.api_prefix)
+        url = f"--unix-socket '{where}' http://localhost{config.api_prefix}"
     return f"curl {url}/v1/{path} -H 'Content-Type: application/json'{key} -d '{body}'"
 
 

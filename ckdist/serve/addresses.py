@@ -12,33 +12,31 @@ UNIX = "unix:"
 MAX_ADDRESSES = 16
 
 
-def listen(host: str, port: int, flag: str = "--port") -> socket.socket:
+def listen(host: str, port: int, flag: str = "--port", alone: bool = True) -> socket.socket:
     """Returns a listening socket. Call this before slow work, so that a port in use is reported at once.
 
-    `flag` names the port in messages. Raises ConfigError if the port is in use or the host is not this machine's.
+    `flag` names the port in messages. An IPv6 address `alone` takes IPv4, too. Raises ConfigError if that cannot be.
     """
     if host.startswith(UNIX):
         from ckdist.serve.unix_socket import listen_unix
 
         return listen_unix(host.removeprefix(UNIX))
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, kind, protocol, _, address = found[0]
     except (socket.gaierror, UnicodeError) as error:
         raise ConfigError(f"--host ({host}) is not known: {getattr(error, 'strerror', error)}") from None
     listener = socket.socket(family, kind, protocol)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
-            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)  # 0.0.0.0 may be another address
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, not alone)
         listener.bind(address)
         listener.listen(BACKLOG)
     except OSError as error:
         listener.close()
-        raise ConfigError(
-            f"cannot listen on {host} port {port}: {error.strerror}; choose another --host or {flag}"
-        ) from None
+        why = f"cannot listen on {host} port {port}: {error.strerror}"
+        raise ConfigError(f"{why}; choose another --host or {flag}") from None
     return listener
 
 
@@ -53,7 +51,7 @@ def listen_all(hosts: str, port: int) -> list[socket.socket]:
     listeners: list[socket.socket] = []
     try:
         for name in names:
-            listeners.append(listen(name, port))
+            listeners.append(listen(name, port, alone=len(names) == 1))
             if listeners[-1].family != socket.AF_UNIX:
                 port = listeners[-1].getsockname()[1]
     except ConfigError:

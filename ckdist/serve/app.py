@@ -16,6 +16,7 @@ from ckdist.serve.paths import (
     absent,
     adapters,
     anthropic,
+    conversations,
     embeddings,
     file_batches,
     llama_server,
@@ -24,9 +25,9 @@ from ckdist.serve.paths import (
     openai,
     page,
     prompt_cache,
-    responses_paths,
     slot_actions,
     status,
+    stored_responses,
     tokens,
 )
 from ckdist.serve.paths.path import Path, PathNames
@@ -37,7 +38,8 @@ from ckdist.serve.service import Service
 PATHS = (
     *status.PATHS,
     *openai.PATHS,
-    *responses_paths.PATHS,
+    *stored_responses.PATHS,
+    *conversations.PATHS,
     *anthropic.PATHS,
     *file_batches.PATHS,
     *message_batches.PATHS,

@@ -9,8 +9,8 @@ import time
 
 from ckdist.engine.socket_directory import remove_dead
 from ckdist.serve.hosted_model import HostedModel
-from ckdist.serve.kept_items import KeptItems
 from ckdist.serve.problems import Problem
+from ckdist.serve.response_store import ResponseStore
 from ckdist.serve.settings import HttpSettings
 
 IDLE_LOOK_SECONDS = 0.5
@@ -30,10 +30,9 @@ class ModelRouter:
         self._turns = os.memfd_create("turns")
         path = f"/proc/{os.getpid()}/fd/{self._turns}"  # the engines open it, and it leaves nothing behind
         self.models = {hosted.name: HostedModel(settings, hosted, path) for hosted in settings.models}
-        if settings.store_seconds:
-            kept = KeptItems(settings.store_seconds)  # a response may be continued by another model
-            for model in self.models.values():
-                model.service.kept = kept
+        kept = ResponseStore(settings.store_seconds)  # a response may be continued by another model
+        for model in self.models.values():
+            model.service.kept = kept
         self._names = {name: model for model in self.models.values() for name in (model.name, *model.hosted.aliases)}
         self._room = asyncio.Lock()
         self._released = asyncio.Event()

@@ -19,7 +19,7 @@ DOCKER_HOST = "host.docker.internal"
 JSON_TYPES = ("", "application/json")
 CURL_TYPE = "application/x-www-form-urlencoded"  # default of `curl -d`, and of forms in web pages
 PREFLIGHT_SECONDS = 600
-METHODS = "GET, HEAD, POST, OPTIONS"
+METHODS = "GET, HEAD, POST, DELETE, OPTIONS"
 ALLOWED_HEADERS = "authorization, content-type, x-api-key"
 
 

@@ -24,19 +24,21 @@ GROWING = {
 class ResponsesAnswer:
     """One answer while it is generated."""
 
-    def __init__(self, run: Run, _tokenizer: Vocabulary, source: Source):
-        self.run, self.source, self.work = run, source, run.work
+    def __init__(
+        self, run: Run, _tokenizer: Vocabulary, source: Source, keep: Callable[[dict[str, Any]], None] | None = None
+    ):
+        """`keep` takes the complete answer."""
+        self.run, self.source, self.work, self._keep = run, source, run.work, keep
         self.id, self.created = f"resp_{secrets.token_hex(12)}", int(time.time())
         self._parser, self._blocks = ChatParser(run.work.answer), Blocks()
         self._events = 0
-        self.on_end: Callable[[dict[str, Any]], None] | None = None  # gets the complete response
 
     async def whole(self) -> dict[str, Any]:
         """Returns the complete `response` object."""
         (piece,) = await self.run.whole()
         for _ in self._blocks.take(self._parser.take(piece.text, ended=True)):
             pass
-        return self._ended(piece.finish_reason)
+        return self._response(piece.finish_reason)
 
     async def events(self) -> AsyncGenerator[bytes, None]:
         """Yields OpenAI's server-sent events, each with its name and number."""
@@ -54,21 +56,15 @@ class ResponsesAnswer:
                     if ended:
                         parts += self._moments(self._blocks.end())
                         name = "response.incomplete" if piece.finish_reason == "length" else "response.completed"
-                        parts.append(self._event(name, {"response": self._ended(piece.finish_reason)}))
+                        parts.append(self._event(name, {"response": self._response(piece.finish_reason)}))
                 if parts:
                     yield b"".join(parts)
-
-    def _ended(self, finish_reason: str | None) -> dict[str, Any]:
-        response = self._response(finish_reason)
-        if self.on_end is not None:
-            self.on_end(response)
-        return response
 
     def _response(self, finish_reason: str | None) -> dict[str, Any]:
         """Returns the `response` object. `finish_reason` is None while the answer grows."""
         cut = finish_reason == "length"
         status = "in_progress" if finish_reason is None else "incomplete" if cut else "completed"
-        return {
+        response = {
             "id": self.id,
             "object": "response",
             "created_at": self.created,
@@ -80,6 +76,9 @@ class ResponsesAnswer:
             "usage": self._usage() if finish_reason else None,
             **self.work.echoed,
         }
+        if finish_reason is not None and self._keep is not None:
+            self._keep(response)
+        return response
 
     def _usage(self) -> dict[str, Any]:
         usage = self.run.usage()

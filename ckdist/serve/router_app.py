@@ -9,7 +9,7 @@ from ckdist.serve.access import Access
 from ckdist.serve.accounts import Accounts
 from ckdist.serve.app import PATHS, application
 from ckdist.serve.model_router import ModelRouter
-from ckdist.serve.paths import absent, models, page, responses_paths
+from ckdist.serve.paths import absent, conversations, models, page, stored_responses
 from ckdist.serve.paths.path import PathNames
 from ckdist.serve.router_metrics import RouterMetrics
 
@@ -18,7 +18,12 @@ def create_router_app(router: ModelRouter, accounts: Accounts, metrics: RouterMe
     """Returns the ASGI application of a server with several models."""
     own = {path.name for path in models.PATHS}
     any_service = next(iter(router.models.values())).service  # for paths that are the same for all models
-    same = (*absent.PATHS, *responses_paths.KEPT_PATHS, *(page.PATHS if router.settings.webui else ()))
+    same = (
+        *absent.PATHS,
+        *stored_responses.KEPT_PATHS,
+        *conversations.PATHS,
+        *(page.PATHS if router.settings.webui else ()),
+    )
     hosted = [path for path in PATHS if path.name not in own and path not in same]
     routes: list[BaseRoute] = [
         Route("/metrics", lambda _: metrics.answer()),

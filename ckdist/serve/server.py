@@ -13,6 +13,7 @@ import signal
 import socket
 import time
 from collections.abc import Iterator
+from functools import partial
 from typing import cast
 
 import uvicorn
@@ -33,6 +34,7 @@ from ckdist.tokens.vocabulary import Vocabulary
 
 WATCH_SECONDS = 0.1
 SHUTDOWN_SECONDS = 2
+HANDSHAKE_SECONDS = 5.0  # of TLS; `ConnectionPool` does not count connections before its end
 MAX_HEADER_BYTES = 32 << 10
 SILENT_CONNECTIONS = 4096  # in addition to those with requests under way
 
@@ -48,10 +50,22 @@ class Uvicorn(uvicorn.Server):
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listens with a queue of BACKLOG connections."""
-        await super().startup(sockets)
+        """Listens with a queue of BACKLOG connections. Unix sockets have no TLS."""
+        config, loop = self.config, asyncio.get_running_loop()
+        protocol = partial(
+            config.http_protocol_class, config=config, server_state=self.server_state, app_state=self.lifespan.state
+        )
+        self.servers = list[asyncio.Server]()
         for listener in sockets or ():
+            tls = None if listener.family == socket.AF_UNIX else config.ssl
+            seconds = None if tls is None else HANDSHAKE_SECONDS
+            self.servers.append(
+                await loop.create_server(
+                    protocol, sock=listener, ssl=tls, ssl_handshake_timeout=seconds, backlog=config.backlog
+                )
+            )
             listener.listen(BACKLOG)
+        self.started = True
 
 
 def uvicorn_for(app: ASGIApp, settings: HttpSettings) -> tuple[ConnectionPool, Uvicorn]:

@@ -21,12 +21,12 @@ from ckdist.serve.answer import END_OF_STREAM, EventStream, LongAnswer, while_co
 from ckdist.serve.body import read_body
 from ckdist.serve.encoding import to_json_in_turns
 from ckdist.serve.engine_client import EngineClient
-from ckdist.serve.kept_items import KeptItems
 from ckdist.serve.machine_events import Machine
 from ckdist.serve.metrics import Metrics
 from ckdist.serve.openai_answer import Source
 from ckdist.serve.problems import Problem
 from ckdist.serve.request_log import MAX_PROMPT_TOKENS, note_run
+from ckdist.serve.response_store import ResponseStore
 from ckdist.serve.run import Run
 from ckdist.serve.saved_slots import SavedSlots, Slot
 from ckdist.serve.settings import HttpSettings
@@ -65,7 +65,7 @@ class Service:
         self.accounts = Accounts(keys, settings.shared_cache, settings.key_limits)
         folder = settings.slot_folder
         self.slots = None if folder is None else SavedSlots(folder, settings.parallel, settings.model_name)
-        self.kept = KeptItems(settings.store_seconds) if settings.store_seconds else None
+        self.kept = ResponseStore(settings.store_seconds)
         self.text = TextWork(settings.model, settings.overrides)
         self.tokenizer: Vocabulary | None = None
         self.draining = False

@@ -9,6 +9,8 @@ FIELDS = {
     "messages": "messages",
     "count_tokens": "messages",
     "response": "input",
+    "response_continued": "input",
+    "response_links": "input",
     "completion": "prompt",
     "infill": "input_prefix",
     "embedding": "input",

@@ -76,6 +76,7 @@ class Prepared(Message, frozen=True, kw_only=True):
     adapter: str | None = None  # its name
     slot: int = -1  # the slot that --slot-save-path saves it from; -1: any
     place: QueuePlace = ANY_PLACE  # without the client
+    items: list[tuple[str, bytes]] = field(default_factory=list[tuple[str, bytes]])  # of an input that is kept
     echoed: dict[str, Any] = field(default_factory=dict[str, Any])  # fields of the request that the answer repeats
 
     def __post_init__(self) -> None:

@@ -9,6 +9,7 @@ import httpx
 import openai
 import pytest
 
+from ckdist.cli.serve_rank_0 import curl_line
 from ckdist.config.serve_config import ServeConfig
 from ckdist.errors import ConfigError
 from ckdist.serve.addresses import close, is_local, listen, listen_all, url_of
@@ -30,9 +31,13 @@ def certificate(tmp_path_factory):
     return str(folder / "cert.pem"), str(folder / "key.pem")
 
 
-def test_a_client_over_tls_with_a_prefix(certificate):
+def test_a_client_over_tls_with_a_prefix(certificate, tmp_path):
     cert, key = certificate
-    with serving(ssl_certfile=cert, ssl_keyfile=key, api_prefix="/llm", insecure=True) as (_, http):
+    both = [listen("127.0.0.1", 0), listen(f"unix:{tmp_path}/s", 0)]
+    with (
+        serving(ssl_certfile=cert, ssl_keyfile=key, api_prefix="/llm", insecure=True, listeners=both) as (_, http),
+        socket.create_connection(both[0].getsockname()) as silent,
+    ):
         assert http.url.startswith("https://127.0.0.1:") and http.url.endswith("/llm")
         trusting = httpx.Client(verify=ssl.create_default_context(cafile=cert))
         api = openai.OpenAI(base_url=f"{http.url}/v1", api_key="k", http_client=trusting, max_retries=0)
@@ -43,6 +48,13 @@ def test_a_client_over_tls_with_a_prefix(certificate):
         assert trusting.get(f"{http.url}/v1/models/").status_code == 200
         with pytest.raises(httpx.ConnectError):
             httpx.get(f"{http.url}/health")
+        moved = trusting.get(http.url)
+        assert (moved.status_code, moved.headers["location"]) == (308, "/llm/")
+        assert trusting.get(f"{http.url}/page/app.js").status_code == 200
+        with httpx.Client(transport=httpx.HTTPTransport(uds=f"{tmp_path}/s")) as local:  # it needs no TLS
+            assert local.get("http://localhost/llm/health").status_code == 200
+        silent.settimeout(30)
+        assert silent.recv(1) == b""  # it has begun no handshake
 
 
 def test_several_addresses_and_a_unix_socket(tmp_path):
@@ -75,6 +87,18 @@ def test_a_socket_that_nobody_listens_on_is_replaced_and_others_are_not(tmp_path
     assert path.read_text() == "a file"
     with pytest.raises(ConfigError, match="at most 16 different addresses"):
         listen_all("127.0.0.1,127.0.0.1", 0)
+
+
+def test_the_line_to_try_a_server_on_a_unix_socket():
+    line = curl_line("unix:/run/a b/llm", ServeConfig(api_prefix="/llm"), chats=False)
+    assert line.startswith("curl --unix-socket '/run/a b' http://localhost/llm/v1/completions -H ")
+
+
+def test_an_ipv6_address_alone_takes_ipv4_too():
+    with listen("::", 0) as listener:
+        socket.create_connection(("127.0.0.1", listener.getsockname()[1]), 5).close()
+    for listener in listen_all("0.0.0.0,::", 0):
+        close(listener)
 
 
 @pytest.mark.parametrize("prefix", ["llm", "/llm/", "/a b", "//"])

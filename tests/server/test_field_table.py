@@ -144,10 +144,15 @@ def prepared(tokenizer):
 
 
 def outcome(prepared, face, **fields):
-    """What comes of a request, without what the answer repeats of it, or the field that its refusal names."""
+    """What comes of a request, without what the answer repeats of it, or the field that its refusal names.
+
+    Items that are kept have random ids.
+    """
     try:
         result = prepared(face, **{**FACES[face], **fields})
-        return result if face != "response" else structs.replace(result, echoed={"metadata": result.echoed["metadata"]})
+        if face != "response":
+            return result
+        return structs.replace(result, echoed={"metadata": result.echoed["metadata"]}, items=result.items[:0])
     except RequestError as error:
         return f"refused: {error.field} {error}"
 

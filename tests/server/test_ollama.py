@@ -80,6 +80,15 @@ def test_defaults_are_ollamas_and_options_replace_them(client, server):
     assert (given["temperature"], given["repetition_penalty"], given["seed"]) == (0.5, 1.2, 3)
 
 
+def test_long_bodies_are_read_in_text_workers_and_pictures_without_a_prompt_are_refused(client, server):
+    _, url = server
+    body = {"model": "bytes", "messages": SAY, "note": "a" * (1 << 17), "options": NUMBERS, "stream": False}
+    assert httpx.post(f"{url}/api/chat", json=body).json()["message"]["content"]
+    assert httpx.post(f"{url}/api/show", json={"model": "bytes", "note": body["note"]}).status_code == 413
+    with pytest.raises(ollama.ResponseError, match="images is not supported"):
+        client.generate("bytes", images=["eA=="])
+
+
 def test_vectors(client):
     assert len(client.embed("bytes", ["a", "bc"]).embeddings) == 2
     assert len(client.embed("bytes", "a").embeddings[0]) == len(client.embeddings("bytes", "a").embedding) > 0

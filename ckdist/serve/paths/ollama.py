@@ -19,6 +19,7 @@ from ckdist.serve.service import Service
 NO_END = b""  # these streams end with their last line
 VERSION = "0.12.6"  # of Ollama's API whose fields are read; clients ask for a least one
 TAG = ":latest"
+SHORT_BYTES = 64 << 10  # of a body that this process parses itself
 FOREVER = "0001-01-01T00:00:00Z"  # the model stays loaded
 
 
@@ -59,20 +60,18 @@ async def show(service: Service, request: Request) -> Response:
 
 async def chat(service: Service, request: Request) -> Response:
     """The answer to a chat. A chat without messages only asks whether the model is loaded."""
-    body = await _body(service, request)
-    if not body.get("messages"):
-        return json_answer({**_head(service), "message": {"role": "assistant", "content": ""}, **_nothing(body)})
-    return await service.answer(
-        request, await service.prepare("ollama_chat", request, to_json(body)), OllamaAnswer, NO_END
-    )
+    body, asked = await _question(service, request, "messages")
+    if asked is not None:
+        return json_answer({**_head(service), "message": {"role": "assistant", "content": ""}, **_nothing(asked)})
+    return await service.answer(request, await service.prepare("ollama_chat", request, body), OllamaAnswer, NO_END)
 
 
 async def generate(service: Service, request: Request) -> Response:
     """The continuation of a prompt. An empty prompt only asks whether the model is loaded."""
-    body = await _body(service, request)
-    if not body.get("prompt") and not body.get("suffix"):
-        return json_answer({**_head(service), "response": "", **_nothing(body)})
-    prepared = await service.prepare("ollama_generate", request, to_json(body))
+    body, asked = await _question(service, request, "prompt", "suffix", "images")
+    if asked is not None:
+        return json_answer({**_head(service), "response": "", **_nothing(asked)})
+    prepared = await service.prepare("ollama_generate", request, body)
     return await service.answer(request, prepared, OllamaText, NO_END)
 
 
@@ -108,9 +107,17 @@ async def refuse(service: Service, request: Request) -> Response:
     raise Problem(403, f"{request.url.path[:200]} is not supported: {why}")
 
 
+async def _question(service: Service, request: Request, *names: str) -> tuple[bytes, dict[str, Any] | None]:
+    """Returns the body, and its fields if it has none of `names`. A text worker parses a body that is not short."""
+    service.check_ready()
+    body = await read_body(request, service.settings.max_body) or b"{}"
+    fields = parse_object(body) if len(body) <= SHORT_BYTES else None
+    return body, None if fields is None or any(fields.get(name) for name in names) else fields
+
+
 async def _body(service: Service, request: Request) -> dict[str, Any]:
     service.check_ready()
-    return parse_object(await read_body(request, service.settings.max_body) or b"{}")
+    return parse_object(await read_body(request, SHORT_BYTES) or b"{}")
 
 
 async def _named_model(service: Service, request: Request, body: dict[str, Any] | None = None) -> str:

@@ -1,7 +1,7 @@
 """The web page. It needs no key, since it contains no secrets. `--no-webui` switches it off."""
 
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response
 
 from ckdist.serve.paths.path import Path
 from ckdist.serve.problems import Problem
@@ -10,7 +10,9 @@ from ckdist.serve.static_files import INDEX, static_files
 
 
 async def index(service: Service, request: Request) -> Response:
-    """The page: a chat, and a view of the machine."""
+    """The page: a chat, and a view of the machine. Its links are relative to a path that ends with a slash."""
+    if not request.scope["raw_path"].endswith(b"/"):
+        return RedirectResponse(f"{service.settings.api_prefix}/", 308)
     return static_files()[INDEX].answer(request.headers)
 
 

@@ -137,7 +137,8 @@ HONOURED = (
     honoured("thinking", CHATS, "reasoning_budget", "reasoning_budget_tokens"),
     honoured("anthropic", ANTHROPIC, "output_config.effort"),
     honoured("responses", RESPONSES, "text.verbosity"),
-    honoured("responses", RESPONSES, "metadata"),
+    honoured("responses", RESPONSES, "metadata", "store"),
+    honoured("kept_items", RESPONSES, "previous_response_id", "conversation"),
     # Completions.
     honoured("completion", TEXTS, "prompt"),
     honoured("completion", COMPLETIONS, "echo", "suffix", "add_special_tokens", "top_logprobs"),
@@ -215,12 +216,8 @@ REFUSED = (
     refused("thinking_budget thinking_budget_tokens thinking_token_budget", -1, remedy="use a chat", faces=TEXTS),
     refused("reasoning_budget reasoning_budget_tokens", -1, remedy="use a chat", faces=TEXTS),
     # Services of a provider.
-    refused(
-        "previous_response_id conversation prompt",
-        remedy="send all input, or start the server with --store-responses",
-        faces=RESPONSES,
-    ),
-    refused("background", False, remedy="answers are not stored", faces=RESPONSES),
+    refused("prompt", remedy="prompts are not stored: send all input", faces=RESPONSES),
+    refused("background", False, remedy="use stream", faces=RESPONSES),
     refused("mcp_servers", [], remedy="call the servers' tools yourself, as functions", faces=CHATS),
     refused("container", remedy="this server does not run code", faces=ANTHROPIC),
     refused("context_management", *NO_EDITS, remedy="send only the messages that you need", faces=CHATS),
@@ -232,8 +229,8 @@ LOADER = "it controls how Ollama loads a model; this model is already loaded"
 CHARGED = "it is about a provider's charges, storage or users"
 HARMLESS = (
     harmless("without adapters, the server has one model, which answers under any name", "models", "route", "provider"),
-    harmless(CHARGED, "user", "store", "safety_identifier", "session_id", "trace", "inference_geo"),
-    harmless(CHARGED, "metadata", faces=EVERY - RESPONSES),
+    harmless(CHARGED, "user", "safety_identifier", "session_id", "trace", "inference_geo"),
+    harmless(CHARGED, "metadata", "store", faces=EVERY - RESPONSES),
     harmless("keys are read from headers", "api_key"),
     harmless("it names the request or the client", "request_id", "client_metadata"),
     harmless("versions and betas differ in other fields", "anthropic_version", "anthropic_beta", "betas"),

@@ -16,6 +16,7 @@ from ckdist.serve.requests.completion_request import completion
 from ckdist.serve.requests.embedding_request import embedding, llama_embedding, rerank, score
 from ckdist.serve.requests.field_table import RULES, check_fields
 from ckdist.serve.requests.json_body import parse_object
+from ckdist.serve.requests.kept_items import named_items, response_links
 from ckdist.serve.requests.llama_request import infill, llama_completion
 from ckdist.serve.requests.ollama_request import ollama_chat, ollama_embed, ollama_generate
 from ckdist.serve.requests.prefill_request import face_of, prefill
@@ -59,8 +60,24 @@ def count_tokens(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts) 
 
 def response(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts) -> Prepared:
     """Prepares a body of /v1/responses for the engine."""
-    request, skipped = responses.to_chat(body)
-    return structs.replace(chat(request, tokenizer, facts), skipped=skipped, echoed=responses.echoed(body))
+    return _response(body, None, tokenizer, facts)
+
+
+def response_continued(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts) -> Prepared:
+    """Prepares a `body` of /v1/responses that continues the kept items in `history`."""
+    fields = Fields(body)
+    history, own = fields.value("history", list), fields.value("body", dict)
+    if history is None or own is None:
+        raise RequestError("the body must be one JSON object")
+    ignored = check_fields("response", own, facts.strict_fields)
+    return structs.replace(_response(own, history, tokenizer, facts), ignored=ignored)
+
+
+def _response(body: dict[str, Any], history: list[Any] | None, tokenizer: Tokenizer, facts: ModelFacts) -> Prepared:
+    request, skipped = responses.to_chat(body, history)
+    echoed = {**responses.echoed(body), "store": Fields(body).switch("store", True)}
+    items = named_items(body["input"]) if echoed["store"] or history is not None else []
+    return structs.replace(chat(request, tokenizer, facts), skipped=skipped, echoed=echoed, items=items)
 
 
 KINDS: dict[str, Callable[[dict[str, Any], Tokenizer, ModelFacts], Prepared | EmbeddingWork | dict[str, Any]]] = {
@@ -68,6 +85,8 @@ KINDS: dict[str, Callable[[dict[str, Any], Tokenizer, ModelFacts], Prepared | Em
     "messages": messages,
     "count_tokens": count_tokens,
     "response": response,
+    "response_continued": response_continued,
+    "response_links": response_links,
     "completion": completion,
     "llama_completion": llama_completion,
     "infill": infill,

@@ -1,6 +1,7 @@
 """Converts a body of OpenAI's /v1/responses to one of /v1/chat/completions."""
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 from ckdist.errors import RequestError
@@ -23,6 +24,7 @@ ECHOED: dict[str, Any] = {
     "metadata": {},
     "parallel_tool_calls": True,
     "previous_response_id": None,
+    "store": True,
     "reasoning": None,
     "temperature": 1.0,
     "text": {"format": {"type": "text"}},
@@ -38,16 +40,20 @@ def echoed(body: dict[str, Any]) -> dict[str, Any]:
     return {name: default if body.get(name) is None else body[name] for name, default in ECHOED.items()}
 
 
-def to_chat(body: dict[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
+def to_chat(body: dict[str, Any], history: list[Any] | None = None) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Returns the chat, and the types of the tools that are left out of it.
 
-    Raises RequestError if the body does not have OpenAI's format.
+    `history`: the kept items that come before the input. Raises RequestError if the body does not have OpenAI's format.
     """
     fields = Fields(body)
     given = fields.value("input", str, list)
     if given is None:
         raise RequestError("input is needed: a text, or a list of items", "input", "missing_required_parameter")
-    messages = [{"role": "user", "content": given}] if isinstance(given, str) else History().read(given)
+    for name in ("previous_response_id", "conversation"):
+        if history is None and fields.body.get(name) is not None:
+            raise RequestError(f"{name} is for POST /v1/responses alone, and its name must not be escaped", name)
+    items = [{"role": "user", "content": given}] if isinstance(given, str) else given
+    messages = History().read(items, history or ())
     instructions = fields.text("instructions")
     if instructions:
         messages.insert(0, {"role": "system", "content": instructions})
@@ -64,14 +70,18 @@ def to_chat(body: dict[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
 class History:
     """Converts the items of an input to messages of a chat."""
 
-    def __init__(self) -> None:
+    def __init__(self, field: str = "input") -> None:
+        self._field = field
         self._messages: list[dict[str, Any]] = []
         self._thought = ""  # of the message or call that comes next
 
-    def read(self, items: list[Any]) -> list[dict[str, Any]]:
-        """Converts `items`. Raises RequestError for unknown items, and for items that are not text."""
-        for index, item in enumerate(items):
-            where = f"input[{index}]"
+    def read(self, items: list[Any], before: Sequence[Any] = ()) -> list[dict[str, Any]]:
+        """Converts the kept items `before`, and `items`.
+
+        Raises RequestError for unknown items, and for items that are not text.
+        """
+        for index, item in enumerate([*before, *items], -len(before)):
+            where = f"{self._field}[{index}]" if index >= 0 else "a kept item"
             if not isinstance(item, dict):
                 raise RequestError(f"{where} must be an object, not {kind_of(item)}", "input")
             self._add(item, str(item.get("type", "message")), where)
