@@ -50,7 +50,8 @@ class ServeConfig(RequestDefaultFlags, EngineConfig):
     )  # fmt: skip
     lora_dir: str | None = option(
         None, "--lora-dir", metavar="DIR",
-        help="clients may load adapters from folders in DIR with /v1/load_lora_adapter, and unload any; needs --max-loras",
+        help="clients may load adapters from folders in DIR with /v1/load_lora_adapter, and unload any; needs "
+        "--max-loras",
     )  # fmt: skip
     metrics_port: int | None = option(
         None, "--metrics-port", kind=int, within=(0, 65535),

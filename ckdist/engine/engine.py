@@ -38,11 +38,11 @@ from ckdist.program.executable import Executable
 from ckdist.program.step_batch import BLOCK_TOKENS, NO_SLOT, Batch, own_slots
 
 if TYPE_CHECKING:
-    from ckdist.engine.adapters import Adapters
     from ckdist.engine.constraint import Constraint
     from ckdist.engine.disk_cache import DiskCache
     from ckdist.engine.disk_tier import DiskTier
     from ckdist.engine.dry_breakers import DryBreakers
+    from ckdist.engine.named_adapters import Adapters
     from ckdist.engine.trace import Lane
 
 STEP_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)

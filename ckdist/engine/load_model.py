@@ -36,8 +36,8 @@ from ckdist.weights.loader import ShardLoader
 from ckdist.worker.colocation import Colocation
 
 if TYPE_CHECKING:
-    from ckdist.engine.adapters import Adapters
     from ckdist.engine.disk_cache import DiskCache
+    from ckdist.engine.named_adapters import Adapters
     from ckdist.engine.trace import Trace
     from ckdist.weights.adapter import Adapter
     from ckdist.weights.adapter_slots import AdapterSlots
@@ -83,9 +83,7 @@ def load_model(
     splits_roles = has_prompt_products(loader, programs.decode, world, config.prompt_tiles == "auto")
     steps = lower_programs(programs, loader, step_tokens(config, checkpoint.spec), splits_roles, config.adapter_slots)
     weights = RankWeights(loader, adapter or slots)
-    adapted = [lowered for lowered in steps.main if lowered.adapters]
-    # An encoder's hidden states have weights of their own.
-    own = [steps.main[0], *adapted, *(steps.hidden if checkpoint.spec.encoder else [])]
+    own = steps.main[:1] + [one for one in steps.main if one.adapters] + steps.hidden * bool(checkpoint.spec.encoder)
     for lowered in own:
         weights.add(lowered)
     check_quantize(loader, steps.main[0], world)
@@ -185,7 +183,7 @@ def open_adapters(config: EngineConfig, world: World, slots: "AdapterSlots | Non
     """Loads the adapters that --lora names into slots. A collective call."""
     if slots is None:
         return None
-    from ckdist.engine.adapters import Adapters
+    from ckdist.engine.named_adapters import Adapters
 
     return Adapters(world, slots, config.named_adapters)
 

@@ -15,8 +15,8 @@ from ckdist.weights.checkpoint import Checkpoint
 from ckdist.weights.loader import ShardLoader
 
 if TYPE_CHECKING:
-    from ckdist.engine.adapters import Adapters
     from ckdist.engine.disk_cache import DiskCache
+    from ckdist.engine.named_adapters import Adapters
     from ckdist.engine.trace import Labels, Trace
     from ckdist.weights.adapter import Adapter
     from ckdist.weights.adapter_slots import AdapterSlots

@@ -31,7 +31,8 @@ def make_engine(model: Model, max_waiting: int = 512, max_step_seconds: float = 
         model.executable, Sampler(model.spec.vocab_size, model.executable.worker.pool), tokenizer.eos_token_ids,
         max_waiting=max_waiting, more_stats=stats, lane=lane, make_breakers=lambda: _breakers(tokenizer),
         grammars=Grammars(tokenizer, model.spec.vocab_size), start_tokens=model.spec.start_tokens,
-        banned_tokens=model.spec.banned_tokens, max_step_seconds=max_step_seconds, disk=model.disk, adapters=model.adapters,
+        banned_tokens=model.spec.banned_tokens, max_step_seconds=max_step_seconds, disk=model.disk,
+        adapters=model.adapters,
     )  # fmt: skip
     return engine, tokenizer
 

@@ -19,7 +19,7 @@ from ckdist.errors import EngineError
 from ckdist.program.step_batch import BLOCK_TOKENS
 
 if TYPE_CHECKING:  # a simulation schedules sequences and needs neither grammars nor vocabularies
-    from ckdist.engine.adapters import NamedAdapter
+    from ckdist.engine.named_adapters import NamedAdapter
     from ckdist.engine.request import Tokens
     from ckdist.engine.sampling_state import SamplingState
 

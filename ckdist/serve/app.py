@@ -14,12 +14,12 @@ from ckdist.serve.access import Access
 from ckdist.serve.answer import CLIENT_GONE, ClientGone, problem_answer
 from ckdist.serve.paths import (
     absent,
-    adapters,
     anthropic,
     conversations,
     embeddings,
     file_batches,
     llama_server,
+    lora_paths,
     message_batches,
     ollama,
     openai,
@@ -49,7 +49,7 @@ PATHS = (
     *tokens.PATHS,
     *prompt_cache.PATHS,
     *slot_actions.PATHS,
-    *adapters.PATHS,
+    *lora_paths.PATHS,
     *absent.PATHS,
 )
 CODES = {404: "unknown_url", 405: "method_not_supported"}

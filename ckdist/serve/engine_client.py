@@ -286,7 +286,7 @@ class EngineClient:
         self._generations[message.id] = generation
 
     async def call(self, message: LoadAdapter | UnloadAdapter) -> None:
-        """Sends a message and waits until rank 0 has done what it says. Raises Problem if rank 0 refuses."""
+        """Sends a message and waits until rank 0 has executed it. Raises Problem if rank 0 refuses."""
         if problem := self.unavailable():
             raise problem
         self._calls[message.id] = answer = asyncio.get_running_loop().create_future()

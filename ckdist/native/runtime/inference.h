@@ -330,7 +330,7 @@ class Inference : public Executor {
   std::unique_ptr<Slab> slabs_[ckdist_slab_kinds];
   std::vector<ThreadBuffers> buffers_;
   float* shared_rows_[2] = {};
-  std::vector<float> hidden_;  // (max_outputs, hidden)
+  std::vector<float> hidden_;        // (max_outputs, hidden)
   std::vector<int32_t> adapter_of_;  // of the batch's tokens, (max_tokens,); empty if the model has no adapters
   // For each rotation with axes: cosines, then sines, of the batch's tokens, (max_tokens, dims). Else empty.
   std::vector<float> axes_[std::size(ckdist_program{}.ropes)];

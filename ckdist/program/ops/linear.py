@@ -97,7 +97,7 @@ def lower_linear(lowering: "ServingLowering", group: "Group") -> None:
         gate=GATES[gated.attrs["function"] if gated else "none"],
         activation=GATES[activate.attrs["function"] if activate else "none"],
         soft_cap=cap.attrs["cap"] if cap else 0.0,
-        adapters=low_rank.attrs.get("slots", 0) if low_rank else 0,
+        adapters=low_rank.attrs.get("slots", False) if low_rank else False,
     )
 
 

@@ -150,7 +150,7 @@ def lower_low_rank(lowering: "ServingLowering", linear: Instr, instr: Instr) -> 
         gate=GATES["none"],
         activation=GATES["none"],
         soft_cap=0.0,
-        adapters=0,
+        adapters=False,
     )
     return found
 

@@ -8,7 +8,7 @@ from starlette.responses import Response
 from ckdist.serve.answer import json_answer
 from ckdist.serve.chat_answer import ChatAnswer
 from ckdist.serve.completions import CompletionAnswer
-from ckdist.serve.paths.adapters import entries
+from ckdist.serve.paths.lora_paths import entries
 from ckdist.serve.paths.path import Path
 from ckdist.serve.problems import Problem
 from ckdist.serve.service import Service

@@ -39,7 +39,7 @@ class AdapterLoad:
     """A load in a thread of its own.
 
     Attributes:
-        digest: Of the adapter's files; empty before the end, and if a rank could not load it.
+        digest: Digest of the adapter's files. It is empty before the end, and if a rank could not load it.
         reason: Why a rank could not load it.
     """
 
