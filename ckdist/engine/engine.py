@@ -159,11 +159,7 @@ class Engine:
             UnknownAdapterError: There is no such adapter.
             EngineBusy: The queue is full, or too many breakers or grammars are being prepared.
         """
-        if not self.executable.has_logits:
-            raise RequestError("the model is an encoder, which makes no text; ask it for embeddings", "model")
-        check_sampling(params, self.vocab_size)
-        if len(self._start) and params.prompt_logprobs is not None:
-            raise RequestError("an encoder reads the prompt, which has no log probabilities", "prompt_logprobs")
+        self._check_generates(params)
         ids = self._check_prompt(id, prompt, params.max_tokens > 0 and not len(self._start))
         seed = secrets.randbits(63) if params.seed is None else params.seed % 2**64
         self.scheduler.check_room()
@@ -187,15 +183,22 @@ class Engine:
             more["tenant"] = adapted_tenant(more["tenant"], used.digest)
         ends = (0, 0) if self.states is None else turn_ends(ids, self.outputs.eos_token_ids)
         sequence = Sequence(id, begin, params, seed, capacity, time.monotonic(), state, turn_ends=ends, **more)
-        if len(drawn):
-            self._append_drawn(sequence, drawn)
         try:
+            if len(drawn):
+                self._append_drawn(sequence, drawn)
             self._queue(sequence)
         except BaseException:
             self._leave_adapter(sequence)
             raise
         if state is not None and state.constraint is not None:
             self._compiling.append(sequence)
+
+    def _check_generates(self, params: SamplingParams) -> None:
+        if not self.executable.has_logits:
+            raise RequestError("the model is an encoder, which makes no text; ask it for embeddings", "model")
+        check_sampling(params, self.vocab_size)
+        if len(self._start) and params.prompt_logprobs is not None:
+            raise RequestError("an encoder reads the prompt, which has no log probabilities", "prompt_logprobs")
 
     def _append_drawn(self, sequence: Sequence, drawn: Tokens) -> None:
         """Appends tokens of the answer and updates the sampling state. Raises RequestError if they are not possible."""

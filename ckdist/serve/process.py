@@ -89,8 +89,9 @@ def absolute(path: str | None) -> str | None:
 
 
 def kept_settings(config: ServeConfig) -> dict[str, Any]:
-    """Returns the settings of responses, slots and batches."""
-    kept = {"store_seconds": config.store_responses, "slot_folder": absolute(config.slot_save_path)}
+    """Returns the settings of prompts, responses, slots and batches."""
+    files = {"slot_folder": absolute(config.slot_save_path), "prefill_file": absolute(config.prefill_file)}
+    kept = {"store_seconds": config.store_responses, **files}
     if config.batch_dir is None:
         return kept
     folder, size = folder_and_size(config.batch_dir, "--batch-dir")
@@ -175,7 +176,6 @@ class HttpProcess:
             file_keys=file_keys,
             api_key_file=absolute(path),
             key_limits=default_limits(config),
-            prefill_file=absolute(config.prefill_file),
             **kept_settings(config),
             shared_cache=config.shared_cache,
             special_in_text=config.special_tokens_in_text,

@@ -64,7 +64,7 @@ def test_a_state_is_never_gone_on_from_elsewhere(loaded):
 
 
 def test_states_that_do_not_fit_are_refused_with_the_sum(monkeypatch):
-    monkeypatch.setattr("ckdist.layouts.rank_plan.free_memory", lambda _: 1 << 20)
+    monkeypatch.setattr("ckdist.layouts.rank_plan.free_memory", lambda *_: 1 << 20)
     config = EngineConfig(model=str(GOLDEN / "qwen35"), threads=1, parallel=200)
     with pytest.raises(CapacityError, match=r"the states of --parallel 200 sequences and a snapshot need .*would fit"):
         load_model(config, SingleWorld())

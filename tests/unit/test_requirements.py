@@ -16,7 +16,11 @@ else:
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 WANTED = PROJECT["project"]["dependencies"]
 OPTIONAL = [line for lines in PROJECT["project"]["optional-dependencies"].values() for line in lines]
-MODULES = {"cffi": "_cffi_backend", "pyzmq": "zmq"}  # where a module is not named like its distribution
+MODULES = {
+    "cffi": "_cffi_backend",
+    "opentelemetry-sdk": "opentelemetry",
+    "pyzmq": "zmq",
+}  # where a module is not named like its distribution
 
 
 def test_every_version_has_both_bounds():
