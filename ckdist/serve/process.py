@@ -77,11 +77,6 @@ def allowed_hosts(
     return (*config.host.split(","), *config.allowed_host) if config.allowed_host or open_on_loopback else None
 
 
-def adapter_name(config: ServeConfig) -> str | None:
-    """Returns the name of the adapter's folder, or None."""
-    return pathlib.Path(os.path.abspath(config.lora)).name if config.lora else None  # noqa: PTH100 - no links
-
-
 def absolute(path: str | None) -> str | None:
     """Returns an absolute path. Links in it stay, because they may change."""
     return None if path is None else os.path.abspath(path)  # noqa: PTH100
@@ -189,7 +184,7 @@ class HttpProcess:
             drain_timeout=config.drain_timeout,
             strict_fields=config.strict_fields,
             webui=not config.no_webui,
-            adapter=adapter_name(config),
+            adapter=pathlib.Path(os.path.abspath(config.lora)).name if config.lora else None,  # noqa: PTH100 - no links
             **log_settings(config),
             **(hosted or {}),
         )
