@@ -37,6 +37,7 @@ class HostedModel:
         users: HTTP requests that need it.
         used_at: When the last of them began or ended, in seconds of time.monotonic.
         problem: The reason why the last load failed, or None.
+        keep_alive: Seconds without a request after which it is unloaded; None: never. A request may change it.
         needs: Bytes that it takes while it is not unloaded; None: not predicted yet.
         restarts: Restarts after crashes, counted from the start of the server.
     """
@@ -55,6 +56,7 @@ class HostedModel:
         self.problem: str | None = None
         self.users, self.used_at = 0, time.monotonic()
         self.needs = hosted.memory
+        self.keep_alive = hosted.keep_alive
         self.prediction: PredictedMemory | None = None
         self.restarts = 0
         self.job: EngineJob | None = None

@@ -173,7 +173,7 @@ class ModelRouter:
         while True:
             await asyncio.sleep(IDLE_LOOK_SECONDS)
             for model in self.models.values():
-                limit = model.hosted.keep_alive
+                limit = model.keep_alive
                 if limit is not None and model.is_evictable and time.monotonic() - model.used_at >= limit:
                     async with self._room:
                         if model.is_evictable:

@@ -1,6 +1,7 @@
 """Several models behind one address: by name, on demand, within limits, and through crashes."""
 
 import json
+import os
 import pathlib
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -58,7 +59,11 @@ BODIES = (
 def server(tmp_path_factory):
     path = tmp_path_factory.mktemp("router") / "models.toml"
     path.write_text(TABLE)
+    # Models without `threads` have a thread per core: on one core nobody waits for a thread that does not run.
+    given = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {max(given)})
     with running("--models", str(path), "--models-max", "2", "--models-memory", "1G", threads=()) as url:
+        os.sched_setaffinity(0, given)
         yield url
 
 
@@ -151,6 +156,10 @@ def test_other_faces_find_models_too(server):
 
 
 def test_an_idle_model_goes(server):
+    ordered = post(server, "/api/generate", name="b:latest", keep_alive="0m")
+    assert ordered.json()["done_reason"] == "unload" and ordered.json()["model"] == "b"
+    wait_for(lambda: state(server, "b") == "unloaded", 30)
+    assert post(server, "/api/generate", model="b", keep_alive="soon").status_code == 400
     assert post(server, "/v1/completions", model="idle", prompt="x", max_tokens=2).status_code == 200
     wait_for(lambda: state(server, "idle") == "unloaded", 30)
 

@@ -20,6 +20,7 @@ from ckdist.serve.paths import ollama, status
 from ckdist.serve.paths.openai import describe
 from ckdist.serve.paths.path import Path
 from ckdist.serve.problems import Problem
+from ckdist.serve.requests.duration import read_keep_alive
 
 MAX_ORDER_BYTES = 1 << 16  # a body of /models/load
 
@@ -28,6 +29,8 @@ class Named(msgspec.Struct):
     """The part of a body that finds its model. The other fields are skipped."""
 
     model: Any = None
+    name: Any = None  # Ollama's older clients
+    keep_alive: Any = None  # Ollama's
 
 
 @dataclass(frozen=True)
@@ -55,10 +58,14 @@ class HeldAnswer(Response):
 
 async def pass_on(router: ModelRouter, path: Path, request: Request) -> Response:
     """Loads the request's model if necessary, and answers with it."""
-    body = await read_body(request, router.settings.max_body) if request.method == "POST" else b""
-    name = _name_in(body) or request.query_params.get("model")
-    model = router.current() if name is None and request.method != "POST" else router.find(name)
+    has_body = request.method not in ("GET", "HEAD")
+    body = await read_body(request, router.settings.max_body) if has_body else b""
+    named, is_ollama = _named_in(body), path.name.startswith("/api/")
+    name = _text(named.model or (named.name if is_ollama else None)) or request.query_params.get("model")
+    model = router.find(name) if name is not None or has_body else router.current()
     request.scope["ckdist.model"] = model.name
+    if is_ollama and named.keep_alive is not None:
+        model.keep_alive = request.scope["ckdist.keep_alive"] = read_keep_alive(named.keep_alive)
     hold = Hold(router, model)
     try:
         await while_connected(request.receive, router.load(model), lambda: hold.begun, router.settings.timeout + 1)
@@ -135,18 +142,21 @@ async def ollama_version(router: ModelRouter, request: Request) -> Response:
 
 
 async def _ordered(router: ModelRouter, request: Request) -> HostedModel:
-    name = _name_in(await read_body(request, MAX_ORDER_BYTES))
+    name = _text(_named_in(await read_body(request, MAX_ORDER_BYTES)).model)
     if name is None:
         raise Problem(400, 'model is missing; send {"model": "NAME"}', "model")
     return router.find(name)
 
 
-def _name_in(body: bytes) -> str | None:
-    """Returns the field `model` of a body; None if there is none. Raises Problem 400 if it is no text."""
+def _named_in(body: bytes) -> Named:
+    """Returns the fields that find the model. Raises Problem 400 if the body is not a JSON object."""
     try:
-        name = msgspec.json.decode(body, type=Named).model if body else None
+        return msgspec.json.decode(body, type=Named) if body else Named()
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
         raise Problem(400, f"the body is not a JSON object: {str(error)[:200]}") from None
+
+
+def _text(name: Any) -> str | None:
     if not isinstance(name, str | None):
         raise Problem(400, f"model must be a text, not {str(name)[:40]!r}", "model")
     return name

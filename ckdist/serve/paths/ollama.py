@@ -62,7 +62,9 @@ async def chat(service: Service, request: Request) -> Response:
     """The answer to a chat. A chat without messages only asks whether the model is loaded."""
     body, asked = await _question(service, request, "messages")
     if asked is not None:
-        return json_answer({**_head(service), "message": {"role": "assistant", "content": ""}, **_nothing(asked)})
+        return json_answer(
+            {**_head(service), "message": {"role": "assistant", "content": ""}, **_nothing(request, asked)}
+        )
     return await service.answer(request, await service.prepare("ollama_chat", request, body), OllamaAnswer, NO_END)
 
 
@@ -70,7 +72,7 @@ async def generate(service: Service, request: Request) -> Response:
     """The continuation of a prompt. An empty prompt only asks whether the model is loaded."""
     body, asked = await _question(service, request, "prompt", "suffix", "images")
     if asked is not None:
-        return json_answer({**_head(service), "response": "", **_nothing(asked)})
+        return json_answer({**_head(service), "response": "", **_nothing(request, asked)})
     prepared = await service.prepare("ollama_generate", request, body)
     return await service.answer(request, prepared, OllamaText, NO_END)
 
@@ -124,6 +126,8 @@ async def _named_model(service: Service, request: Request, body: dict[str, Any] 
     """Returns the name of the model in the body. Raises Problem 404 if the server lacks it."""
     fields = Fields(await _body(service, request) if body is None else body)
     name, own = fields.text(("model", "name"), ""), service.settings.model_name
+    if "ckdist.model" in request.scope:  # the router has found it, perhaps by an alias
+        return own
     if name.removesuffix(TAG) != own.removesuffix(TAG):
         raise Problem(404, f"model {name[:200]!r} not found; this server has {own!r}", "model", "model_not_found")
     return own
@@ -133,8 +137,10 @@ def _head(service: Service) -> dict[str, Any]:
     return {"model": service.settings.model_name, "created_at": moment()}
 
 
-def _nothing(body: dict[str, Any]) -> dict[str, Any]:
-    """Returns the end of an answer to a request that only loads. Raises Problem 400 if it would unload."""
+def _nothing(request: Request, body: dict[str, Any]) -> dict[str, Any]:
+    """Returns the end of an answer to a request that only loads or unloads. Raises Problem 400 for the only model."""
+    if "ckdist.keep_alive" in request.scope:
+        return {"done": True, "done_reason": "load" if request.scope["ckdist.keep_alive"] != 0 else "unload"}
     if body.get("keep_alive") in (0, "0", "0s"):
         raise Problem(400, "keep_alive 0 cannot unload a model here; use POST /models/unload", "keep_alive")
     return {"done": True, "done_reason": "load"}
