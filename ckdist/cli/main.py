@@ -14,7 +14,6 @@ from ckdist import __version__, native
 from ckdist.cli.arguments import is_in_environment, parse_arguments
 from ckdist.cli.frozen_import import frozen_import
 from ckdist.errors import CkdistError, ConfigError, EngineError, FetchError, UserError
-from ckdist.terminal import styled
 
 # Command -> (its class in `ckdist.config`, imported on demand; its line of help).
 COMMANDS = {
@@ -92,6 +91,8 @@ def report(error: BaseException, rank: int | None) -> None:
         time.sleep(1.0)
     name = "" if rank is None or (rank == 0 and shared) else f"rank {rank}: "
     if sys.stderr is not None:  # print(file=None) would write to standard output
+        from ckdist.terminal import styled
+
         with contextlib.suppress(OSError):
             print(f"{styled('ckdist:', 'error', sys.stderr)} {name}{error}", file=sys.stderr, flush=True)
 

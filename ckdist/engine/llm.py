@@ -60,7 +60,8 @@ class LLM:
     """
 
     def __init__(self, path: str | None = None, **settings: Any) -> None:
-        config = EngineConfig(model=None if path is None else str(path), **present_names(EngineConfig, settings))
+        given = {name: value for name, value in settings.items() if value is not None}
+        config = EngineConfig(model=None if path is None else str(path), **present_names(EngineConfig, given))
         world = start_ranks(config)
         model = load_model(replace(config, model=resolve(config.model, world)), world, embeddings=True)
 
