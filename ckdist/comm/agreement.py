@@ -96,6 +96,8 @@ def flag_values(config: "DataclassInstance") -> dict[str, str]:
         value = getattr(config, item.name)
         if item.name in OWN_FLAGS:
             continue
+        if isinstance(value, tuple) and len(value) == 1:
+            value = value[0]  # a flag that may be repeated and was given once
         secret = not item.repr and value is not None
         name = item.metadata["flags"][-1] if item.metadata.get("flags") else item.name
         found[name] = HIDDEN + hashlib.sha256(repr(value).encode()).hexdigest() if secret else repr(value)

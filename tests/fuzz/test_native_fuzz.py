@@ -187,6 +187,7 @@ def test_messages_that_lie_are_refused(loaded, data):
         0,
         0,
         0,
+        0,
         *range(tokens),
         tokens,
         position,
@@ -239,18 +240,20 @@ def test_random_messages_are_refused(loaded, message):
         ({10: 1}, "wrong length"),
         ({10: 2}, "wrong length"),
         ({10: -1}, "wrong length"),
-        ({11: 1 << 20}, "outside the vocabulary"),
-        ({11: -1}, "outside the vocabulary"),
-        ({14: 48}, "in a context of 48"),
-        ({14: -1}, "in a context of 48"),
-        ({15: 0}, "has 0 blocks"),
-        ({16: 1 << 20}, "outside the cache"),
-        ({16: -1}, "outside the cache"),
-        ({17: 2}, "output 2 is outside the batch of 2"),
+        ({11: 1}, "wrong length"),
+        ({11: -1}, "wrong length"),
+        ({12: 1 << 20}, "outside the vocabulary"),
+        ({12: -1}, "outside the vocabulary"),
+        ({15: 48}, "in a context of 48"),
+        ({15: -1}, "in a context of 48"),
+        ({16: 0}, "has 0 blocks"),
+        ({17: 1 << 20}, "outside the cache"),
+        ({17: -1}, "outside the cache"),
+        ({18: 2}, "output 2 is outside the batch of 2"),
     ],
 )
 def test_every_lie_has_its_words(loaded, change, words):
-    message = [2, 1, 1, 1, 0, 0, 2, 0, 0, 0, 0, 5, 6, 2, 0, 1, 0, 1]
+    message = [2, 1, 1, 1, 0, 0, 2, 0, 0, 0, 0, 0, 5, 6, 2, 0, 1, 0, 1]
     send_step(loaded, message)
     for at, value in change.items():
         message[at] = value
@@ -258,9 +261,15 @@ def test_every_lie_has_its_words(loaded, change, words):
         send_step(loaded, message)
 
 
+@pytest.mark.parametrize("slot", [-1, 0])
+def test_a_model_without_slots_has_no_adapters(loaded, slot):
+    with pytest.raises(NativeError, match="the model has no slots for adapters"):
+        send_step(loaded, [2, 1, 1, 1, 0, 0, 2, 0, 0, 0, 0, 1, 5, 6, 2, 0, 1, 0, 1, slot])
+
+
 @pytest.mark.parametrize("first", [-1, 17, 1 << 30])
 def test_the_first_of_two_texts_fits_its_blocks(loaded, first):
-    message = [2, 1, 1, 1, 0, 1, 2, 0, 0, 0, 0, 5, 6, 2, 0, 1, 0]
+    message = [2, 1, 1, 1, 0, 1, 2, 0, 0, 0, 0, 0, 5, 6, 2, 0, 1, 0]
     send_step(loaded, [*message, 1, 1])
     with pytest.raises(NativeError, match=f"first text of a sequence has {first} tokens, and its 1 blocks hold 16"):
         send_step(loaded, [*message, first, 1])
@@ -268,13 +277,13 @@ def test_the_first_of_two_texts_fits_its_blocks(loaded, first):
 
 def test_positions_of_three_axes_lie_in_the_context(loaded):
     """`loaded` has one axis, and Qwen 3.5 has three."""
-    step = lambda *positions: [2, 1, 1, 1, 0, 0, 2, 0, 0, 0, 2, 5, 6, 2, 0, 1, 0, 1, *positions]
+    step = lambda *positions: [2, 1, 1, 1, 0, 0, 2, 0, 0, 0, 2, 0, 5, 6, 2, 0, 1, 0, 1, *positions]
     with pytest.raises(NativeError, match="the positions of the model have one"):
         send_step(loaded, step(0, 0, 0, 1, 1, 1))
     config = EngineConfig(model=str(GOLDEN / "qwen35"), threads=1, ctx_size=48, parallel=1, ubatch_size=8)
     model = load_model(config, start_world())
     slots = [-1, 0, -1, 0]
-    own = lambda *positions: [2, 1, 1, 1, 1, 0, 2, 0, 0, 0, 2, 5, 6, 2, 0, 1, 0, *slots, 1, *positions]
+    own = lambda *positions: [2, 1, 1, 1, 1, 0, 2, 0, 0, 0, 2, 0, 5, 6, 2, 0, 1, 0, *slots, 1, *positions]
     send_step(model, own(0, 47, 0, 1, 1, 47))
     for wrong in (-1, 48, 1 << 30):
         with pytest.raises(NativeError, match=f"position {wrong} is outside the context of 48"):
@@ -286,7 +295,7 @@ def test_positions_of_three_axes_lie_in_the_context(loaded):
 
 @pytest.mark.parametrize("outputs", [[1, 0], [0, 0]])
 def test_outputs_ascend(loaded, outputs):
-    message = [2, 1, 1, 2, 0, 0, 2, 0, 0, 0, 0, 5, 6, 2, 0, 1, 0]
+    message = [2, 1, 1, 2, 0, 0, 2, 0, 0, 0, 0, 0, 5, 6, 2, 0, 1, 0]
     send_step(loaded, [*message, 0, 1])
     with pytest.raises(NativeError, match=f"output {outputs[1]} comes after output {outputs[0]}; they must ascend"):
         send_step(loaded, [*message, *outputs])
@@ -299,11 +308,11 @@ COPY_INTS = native.ffi.sizeof("struct ckdist_block_copy") // 4
     "message, words",
     [
         ([COMMANDS["run"], 0], "2 ints has no header"),
-        ([8, 0, 0], "unknown kind 8"),
+        ([9, 0, 0], "unknown kind 9"),
         ([-1, 0, 0], "unknown kind -1"),
         ([COMMANDS["report"], 0, 0, 0], "has 4 ints, not 3"),
-        ([COMMANDS["run"], 1, 0, 2, 1, 1, 1, 0, 0, 2, 0, 0, 0, 0, 5, 6, 2, 0, 1, 0, 1], "model 1 is not loaded"),
-        ([COMMANDS["run"], 0, 1, 2, 1, 1, 1, 0, 0, 2, 0, 0, 0, 0, 5, 6, 2, 0, 1, 0, 1], "waits for copy 1 of 0"),
+        ([COMMANDS["run"], 1, 0, 2, 1, 1, 1, 0, 0, 2, 0, 0, 0, 0, 0, 5, 6, 2, 0, 1, 0, 1], "model 1 is not loaded"),
+        ([COMMANDS["run"], 0, 1, 2, 1, 1, 1, 0, 0, 2, 0, 0, 0, 0, 0, 5, 6, 2, 0, 1, 0, 1], "waits for copy 1 of 0"),
         ([COMMANDS["copy_results"], 0, 0, 0], "has 4 ints, not 3"),
         ([COMMANDS["copy_blocks"], 0, 0, 0, 1], "do not fit its blocks"),
         ([COMMANDS["copy_blocks"], 0, 0, 0, -1], "do not fit its blocks"),

@@ -51,6 +51,8 @@ struct BatchView {
            "wrong length",
            (long long)b.tokens, (long long)b.sequences, (long long)b.selected, h.embeddings, (long long)max_tokens,
            (long long)max_sequences, (long long)max_selected, (long long)program.embedding_rows);
+    if (h.adapters > 0 && program.adapters == 0)
+      fail(Status::native, "a batch names adapters, and the model has no slots for adapters");
     b.token_ids = m + kHeader;
     b.chunks = reinterpret_cast<const Chunk*>(b.token_ids + b.tokens);
     b.block_tables = b.token_ids + b.tokens + 3 * b.sequences;
