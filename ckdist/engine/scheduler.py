@@ -203,8 +203,8 @@ class Scheduler:
             gone.append(other)
             if self._admit(sequence, gone):
                 return True
-            if sequence.state is State.LOADING:
-                return False
+            if sequence.state is State.LOADING or other.state is State.WAITING:
+                return False  # they gave way, and it loads, or no slot is left for its state
         return False
 
     def _add_prompt(self, step: StepBuilder, sequence: Sequence) -> None:
@@ -381,6 +381,7 @@ class Scheduler:
             for other in gone:
                 self._preempt(other)
             self.displaced += len(gone)
+            sequence.refused_at = -1  # fewer running sequences need spare blocks, even if no block became free
             return self._admit(sequence)
         sequence.cache_use.end = match_end(tenant is not None, known, len(prefix), limit)
         tier = None if tenant is None else self.tier
