@@ -25,7 +25,7 @@ def run(config: GenerateConfig) -> int:
     with model_session(config) as model:
         if model is None:
             return 0
-        llm = LLM.from_engine(*make_engine(model))
+        llm = LLM.from_engine(*make_engine(model, config))
         sampling = sampling_of(config)
         prompt = llm.tokenizer.encode(config.prompt)
         start = time.perf_counter()
