@@ -53,6 +53,7 @@ class Drafter:
     def __init__(self, sequence: Sequence, acceptance: Acceptance, archive: NgramIndex | None) -> None:
         self._sequence, self._archive = sequence, archive
         self._index = NgramIndex(sequence.tokens)
+        self._last: list[int] = []  # tokens of the sequence, as many as the longest n-gram
         self.acceptance = Acceptance(acceptance)
         self._source: np.ndarray | None = None  # the text that is followed
         self._place = self._end = 0  # of its next token, and of the text
@@ -60,17 +61,20 @@ class Drafter:
 
     def follow(self) -> None:
         """Takes note of the sequence's new tokens and looks for a text to follow if there is none."""
-        sequence, index = self._sequence, self._index
+        sequence, index, last = self._sequence, self._index, self._last
         begin, length = index.length, sequence.length
-        if begin == length:
-            return
-        if begin:
-            for token in sequence.tokens[begin:length].tolist():
-                self._see(token)
-        if self._source is None:
-            index.extend(length - 1)
-            self._search(sequence.tokens[max(0, length - max(SIZES)) : length].tolist())
-        index.extend(length)
+        if not begin:
+            begin = max(0, length - 1)
+            index.extend(begin)
+            last += sequence.tokens[max(0, begin - max(SIZES)) : begin].tolist()
+        found = 0, 0
+        for token in sequence.tokens[begin:length].tolist():
+            last.append(token)
+            del last[: -max(SIZES)]
+            found = index.add(last)
+            self._see(token)
+        if self._source is None and begin < length:
+            self._search(last, *found)
 
     def _see(self, token: int) -> None:
         if self._source is None:
@@ -83,8 +87,7 @@ class Drafter:
         if not right or self._place >= self._end:
             self._source = None
 
-    def _search(self, last: list[int]) -> None:
-        place, agreed = self._index.find(last)
+    def _search(self, last: list[int], place: int, agreed: int) -> None:
         source, end = self._index.tokens, self._sequence.length
         if self._archive is not None:
             other, common = self._archive.find(last)

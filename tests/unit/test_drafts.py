@@ -140,7 +140,7 @@ def test_tokens_that_are_added_one_by_one_or_together_are_found_alike():
     whole, grown = NgramIndex(tokens), NgramIndex(tokens)
     whole.extend(2050)
     for length in range(1, 2051):
-        grown.extend(length)
+        grown.add(tokens[max(0, length - 8) : length].tolist())
     places = [grown.find(tokens[end - 8 : end].tolist()) for end in range(2008, 2050)]
     assert [place for place, _ in places] == list(range(2008, 2050)) and sum(common for _, common in places) > 8 * 38
     assert places == [whole.find(tokens[end - 8 : end].tolist()) for end in range(2008, 2050)]
