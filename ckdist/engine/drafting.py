@@ -90,7 +90,8 @@ class Drafting:
         if drafter is None:
             archive = self._archive.find(sequence.tenant) if kind == "suffix" else None
             drafter = sequence.drafter = Drafter(sequence, self._acceptance, archive)
-        drafter.follow()
+        if not drafter.follow():
+            return [], []
         most = min(sequence.params.draft_max or self._most, self._most, len(sequence.tokens) - sequence.length - 1)
         own = sequence.state_slots
         if own is not None:
