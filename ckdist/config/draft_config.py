@@ -16,7 +16,7 @@ class DraftFlags(Settings):
     spec: str = option(
         "auto", "--spec-type", "--spec", metavar="DRAFTER",
         help="draft tokens that one step verifies, with the same text: ngram (from prompt and answer), suffix (from "
-        "earlier answers of the tenant, too), auto (suffix), off; as many as measured steps make worthwhile",
+        "earlier answers of the tenant, too), auto (suffix), off",
     )  # fmt: skip
     draft_max: int = option(
         16, "--draft", "--draft-n", "--draft-max", within=(1, MAX_DRAFT), help="most drafted tokens of a step"

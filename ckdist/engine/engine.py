@@ -160,8 +160,6 @@ class Engine:
             UnknownAdapterError: There is no such adapter.
             EngineBusy: The queue is full, or too many breakers or grammars are being prepared.
         """
-        if not self._requests:
-            self.drafting = self.scheduler.drafting = self._make_drafting()
         self._check_generates(params)
         ids = self._check_prompt(id, prompt, params.max_tokens > 0 and not len(self._start))
         seed = secrets.randbits(63) if params.seed is None else params.seed % 2**64
@@ -286,6 +284,8 @@ class Engine:
         self.named_adapters().begin_load(self.executable.worker, self.executable.model, name, folder, replaces)
 
     def _queue(self, sequence: Sequence) -> None:
+        if self.drafting is None and sequence.pooling is None:
+            self.drafting = self.scheduler.drafting = self._make_drafting()
         self.scheduler.add(sequence)
         self._sequences[sequence.id] = sequence
         self._requests += 1

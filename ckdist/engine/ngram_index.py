@@ -22,7 +22,7 @@ class NgramIndex:
         self.tokens, self._shift = tokens, 64 - bits
         # Tokens before the end of the n-gram; 0: none. int32 (2^bits,) for each size.
         self._tables = [np.zeros(1 << bits, np.int32) for _ in SIZES]
-        self._ends = [memoryview(table) for table in self._tables]  # one number is read faster
+        self._ends = [table.data for table in self._tables]  # one number is read faster
         self.length = 0  # tokens that were added
 
     def extend(self, length: int) -> None:
