@@ -1,12 +1,14 @@
 """Drafts change no token, no log probability and no cached block, whatever they guess."""
 
 import random
+import re
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from ckdist.config.draft_config import DraftFlags
 from ckdist.engine.draft_gain import DraftGain
 from ckdist.engine.drafting import Drafting
 from ckdist.engine.engine import Engine
@@ -16,6 +18,7 @@ from ckdist.engine.ngram_index import NgramIndex
 from ckdist.engine.sampler import Sampler
 from ckdist.engine.sampling_params import SamplingParams
 from ckdist.engine.tenant import ONE_TENANT
+from ckdist.errors import ConfigError
 from ckdist.tokens.tokenizer_source import tokenizer_of
 from tests.support.paged_executable import PagedExecutable
 from tests.unit.test_engine import greedy
@@ -181,3 +184,26 @@ def test_drafts_are_as_many_as_pay():
     gain, lost = run_gain(lambda rows: 1.0 if rows <= 4 else 2.0, 0.8, 500)
     gain.observe_plain(1, 1.0)
     assert gain.choose(1, [0.7, 0.5, 0.4, 0.3, 0.2]) == 3
+
+
+@pytest.mark.parametrize(
+    "given, spec, most",
+    [
+        ({}, "auto", 16),
+        ({"spec": "ngram-mod", "draft_max": 3}, "ngram", 3),
+        ({"spec": "none"}, "off", 16),
+        ({"speculative_config": '{"method": "suffix", "num_speculative_tokens": 5}'}, "suffix", 5),
+        ({"spec": "mtp"}, "--spec mtp is not supported", 0),
+        ({"draft_min": 9, "draft_max": 8}, "--draft-min (9) is more than --draft-max (8)", 0),
+        ({"speculative_config": '{"method": "eagle"}'}, "--speculative-config: method eagle is not supported", 0),
+        ({"speculative_config": '{"model": "x"}'}, "--speculative-config: model is not supported", 0),
+        ({"speculative_config": "[1]"}, "--speculative-config [1] is not a JSON object", 0),
+    ],
+)
+def test_names_of_other_servers_are_read_and_missing_drafters_are_refused(given, spec, most):
+    if most:
+        flags = DraftFlags(**given)
+        assert (flags.spec, flags.draft_max) == (spec, most)
+    else:
+        with pytest.raises(ConfigError, match=re.escape(spec)):
+            DraftFlags(**given)
