@@ -45,6 +45,8 @@ CASES = {
     "gptoss, 2 stages": ("gptoss", 2, 2, {}),
     "deepseek_v3": ("deepseek_v3", 1, 1, {"threads": 2}),
     "deepseek_v2, 2 stages": ("deepseek_v2", 2, 2, {}),
+    "mixtral with an adapter": ("mixtral", 1, 1, {"threads": 2, "lora": (str(GOLDEN / "lora/mixtral"),)}),
+    "llama3 with an adapter, 2 ranks": ("llama3", 2, 1, {"lora": (str(GOLDEN / "lora/llama3-patterns"),)}),
     "qwen35": ("qwen35", 1, 1, {"threads": 2}),
     "qwen3next, 2 ranks": ("qwen3next", 2, 1, {}),
     "qwen35moe, 2 stages": ("qwen35moe", 2, 2, {}),
