@@ -15,7 +15,7 @@ from ckdist.engine.sampling_params import SamplingParams
 def sampling_of(config: SamplingConfig) -> SamplingParams:
     """Converts the sampling flags. Fields of equal names are copied."""
     breakers = () if config.dry_sequence_breakers == ("none",) else config.dry_sequence_breakers
-    names = {field.name for field in fields(SamplingParams)} & {field.name for field in fields(config)}
+    names = {field.name for field in fields(SamplingParams)} & {field.name for field in fields(SamplingConfig)}
     same = {name: getattr(config, name) for name in names}
     return SamplingParams(**{**same, "max_tokens": config.n_predict, "dry_sequence_breakers": breakers})
 
