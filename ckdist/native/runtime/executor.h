@@ -141,11 +141,21 @@ class Executor {
     pool_->wait_until(done);
   }
 
-  // Runs body(item) for every item on the next free thread. Ends with a barrier.
+  // Runs body(item) for every item. Items are divided evenly over the threads, so that a thread has consecutive items,
+  // and the same rows in most steps, in its caches. A thread that has finished takes items that others have left. Ends
+  // with a barrier.
   template <class Body>
   void parallel_for(int thread, int index, int64_t items, Body&& body) {
-    for (int64_t item; (item = next_.fetch_add(1, std::memory_order_relaxed)) < items;) body(item);
-    meet(thread, index, false, [this](Idle) { next_.store(0, std::memory_order_relaxed); });
+    for (int o = 0; o < active_; o++) {
+      const int owner = (thread + o) % active_;
+      const int64_t begin = items * owner / active_, count = items * (owner + 1) / active_ - begin;
+      std::atomic<int64_t>& taken = threads_[owner].taken;
+      if (count == 0 || (o > 0 && taken.load(std::memory_order_relaxed) >= count)) continue;
+      for (int64_t i; (i = taken.fetch_add(1, std::memory_order_relaxed)) < count;) body(begin + i);
+    }
+    meet(thread, index, false, [this](Idle) {
+      for (int owner = 0; owner < active_; owner++) threads_[owner].taken.store(0, std::memory_order_relaxed);
+    });
   }
 
  protected:
@@ -165,6 +175,7 @@ class Executor {
   struct alignas(64) Thread {
     Ahead ahead;
     TraceLane* lane = nullptr;
+    alignas(64) std::atomic<int64_t> taken{0};  // items of `parallel_for` that are begun
   };
   std::shared_ptr<Pool> pool_;
   std::vector<Thread> threads_;
@@ -187,7 +198,6 @@ class Executor {
 
   int64_t memory_bytes_ = 0, workspace_bytes_ = 0;
   std::optional<Arena> memory_, workspace_;
-  alignas(64) std::atomic<int64_t> next_{0};  // next item of `parallel_for`
 };
 
 // The active threads of a step as the team of a collective.

@@ -35,6 +35,34 @@ class Shares {
   int64_t threads_, bytes_, first_, rest_;
 };
 
+// Divides a product of many rows of activations among the threads of a rank. Each thread has tiles of its own, for all
+// rows. The rest are items of a few tiles by some of the rows, which the next free thread takes. Tiles alone would be too
+// few, and a single tile for all rows would read the activations of eight.
+class Blocks {
+ public:
+  // Own tiles are multiples of eight, as kernels take them, if there are enough. `rows_each`: fewest rows of an item.
+  Blocks(int64_t bytes, int64_t tile, int threads, int64_t rows, int64_t rows_each)
+      : bytes_(bytes), rows_(rows), parts_(std::max<int64_t>(rows / rows_each, 1)) {
+    tile = std::max<int64_t>(tile, 1);
+    const int64_t share = bytes / (tile * threads), most = share / 4 * 3;
+    own_ = threads == 1 ? bytes : (most < 8 ? share / 4 * 2 : most / 8 * 8) * tile;
+    own_bytes_ = own_ * threads;
+    wide_ = std::clamp<int64_t>(share / 4 * 2, 2, 8) * tile;
+  }
+
+  int64_t begin(int thread) const { return thread * own_; }
+  int64_t end(int thread) const { return (thread + 1) * own_; }
+  int64_t items() const { return (bytes_ - own_bytes_ + wide_ - 1) / wide_ * parts_; }
+  int64_t item_begin(int64_t item) const { return own_bytes_ + item / parts_ * wide_; }
+  int64_t item_end(int64_t item) const { return std::min(item_begin(item) + wide_, bytes_); }
+  // Multiples of 32 rows, as kernels take them.
+  int64_t first_row(int64_t item) const { return rows_ * (item % parts_) / parts_ / 32 * 32; }
+  int64_t end_row(int64_t item) const { return item % parts_ + 1 == parts_ ? rows_ : first_row(item + 1); }
+
+ private:
+  int64_t bytes_, rows_, parts_, own_, own_bytes_, wide_;
+};
+
 // The tile boundary nearest to byte `at` of a matrix that is divided into pieces of about `piece` bytes. Products read
 // two tiles at once, so a piece of several tiles has an even number of them.
 inline int64_t boundary(int64_t at, int64_t tile_bytes, int64_t tiles, int64_t piece, int threads) {

@@ -110,3 +110,25 @@ TEST_CASE("the busiest of many threads has at most 1.15 of the mean, or one tile
       }
   }
 }
+
+TEST_CASE("own tiles and items of a product of many rows cover every tile and row once") {
+  for (const int64_t tiles : {1, 3, 64, 129, 1024})
+    for (const int threads : {1, 2, 3, 16, 384})
+      for (const int64_t rows : {128, 200, 512, 1000}) {
+        CAPTURE(tiles);
+        CAPTURE(threads);
+        CAPTURE(rows);
+        constexpr int64_t kBytes = 3072;
+        const Blocks blocks(tiles * kBytes, kBytes, threads, rows, 128);
+        std::vector<int> seen(size_t(tiles * rows));
+        const auto take = [&](int64_t from, int64_t to, int64_t first, int64_t end) {
+          const auto at = [&](int64_t byte) { return boundary(byte, kBytes, tiles, INT64_MAX, threads); };
+          for (int64_t tile = at(from); tile < at(to); tile++)
+            for (int64_t row = first; row < end; row++) seen[size_t(tile * rows + row)]++;
+        };
+        for (int thread = 0; thread < threads; thread++) take(blocks.begin(thread), blocks.end(thread), 0, rows);
+        for (int64_t i = 0; i < blocks.items(); i++)
+          take(blocks.item_begin(i), blocks.item_end(i), blocks.first_row(i), blocks.end_row(i));
+        CHECK(std::all_of(seen.begin(), seen.end(), [](int times) { return times == 1; }));
+      }
+}

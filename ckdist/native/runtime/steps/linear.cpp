@@ -13,6 +13,10 @@ constexpr int64_t kPieceBytes = 1536 << 10, kLeastPieces = 4;
 constexpr int64_t kLeastTiles = 12;  // minimum tiles of a product at a time, because kernels are fast for many
 // Rows, and bytes of both weights, of a gated product at a time. They stay in the L2 cache.
 constexpr int64_t kGatedRows = 256, kGatedBytes = 512 << 10;
+// If weights are bfloat16, whose kernels take eight tiles: tiles of a gated product at a time.
+constexpr int64_t kGatedTiles = 16;
+constexpr int64_t kBlockRows = 128;         // fewest rows of an item that is a part of the rows
+constexpr int64_t kPairs = INT64_MAX;       // of `boundary`: pieces are pairs of tiles
 constexpr int64_t kAheadBytes = 256 << 10;  // bytes of a product's weights that are prefetched
 // Tokens and tiles of a summed product at a time. The result stays in the L2 cache.
 constexpr int64_t kSummedTokens = 256, kSummedPrompts = 512, kSummedTiles = 8;
@@ -42,6 +46,12 @@ struct Linear : StepRun<Inference, ckdist_linear_step> {
           multiply_bytes(bytes * piece / pieces, bytes * (piece + 1) / pieces, bytes / pieces,
                          {rows.begin + part.begin, rows.begin + part.end});
           end_item(groups, group, pieces * r.active());
+        });
+      } else if (n >= kBlockRows && r.active() > 1 && !r.packing && !r.plan->prompts && groups.count == 1) {
+        const Blocks blocks(bytes, piece_tile(r, step), r.active(), n, kBlockRows);
+        multiply_bytes(blocks.begin(thread), blocks.end(thread), kPairs, {0, n});
+        r.take_items(thread, index, blocks.items(), [&](int64_t i) {
+          multiply_bytes(blocks.item_begin(i), blocks.item_end(i), kPairs, {blocks.first_row(i), blocks.end_row(i)});
         });
       } else {
         const Shares shares(bytes, piece_tile(r, step), r.active(), n <= Inference::kFewRows);
@@ -241,9 +251,10 @@ struct Linear : StepRun<Inference, ckdist_linear_step> {
     const bool divided = rows.end - rows.begin > Inference::kFewRows && !r.packing;
     const int64_t pair_bytes = w.tile_bytes + r.matrix(up.weight.first + s).tile_bytes;
     const bool prompts = r.plan->prompts;
-    const int64_t tiles_each = prompts   ? kPromptTiles
-                               : divided ? tiles_at_once(kGatedBytes, pair_bytes, kLeastTiles)
-                                         : tiles.end - tiles.begin;
+    const int64_t tiles_each = prompts                           ? kPromptTiles
+                               : divided && w.type == Type::bf16 ? kGatedTiles
+                               : divided                         ? tiles_at_once(kGatedBytes, pair_bytes, kLeastTiles)
+                                                                 : tiles.end - tiles.begin;
     const int64_t rows_each = divided && !prompts ? kGatedRows : rows.end - rows.begin;
     int64_t gate_stride, up_stride;
     float* const g = r.floats(gate.out, &gate_stride) + column;

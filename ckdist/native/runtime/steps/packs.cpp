@@ -8,41 +8,29 @@ namespace ckdist {
 
 namespace {
 
-constexpr int64_t kPackTiles = 8, kPackRows = 32;  // tiles of an item; rows packed transposed at a time
+// Tiles of an item, and rows of an item that is packed transposed. They are few, so that all threads have items.
+constexpr int64_t kPackTiles = 2, kPackRows = 32;
 
 int64_t round16(int64_t n) { return (n + 15) / 16 * 16; }
 
-// One item of a pack: some tiles of it. If a transposed parameter must be unpacked first, whole rows of the parameter.
+// One item of a pack: some tiles of it, or some whole rows of a parameter that is packed transposed.
 struct PackItem {
   Training& r;
   const int thread;
   const ckdist_pack& pack;
   const Matrix& matrix;
 
-  static bool by_rows(const Training& r, const ckdist_pack& p) {
-    return p.transposed && std::any_of(p.parameters, p.parameters + p.count,
-                                       [&](int32_t w) { return r.packed_parameter(w) != nullptr; });
-  }
   static int64_t count(const Training& r, const ckdist_pack& p, const Matrix& m) {
-    if (!by_rows(r, p)) return (m.tile_count() + kPackTiles - 1) / kPackTiles;
+    if (!p.transposed) return (m.tile_count() + kPackTiles - 1) / kPackTiles;
     int64_t items = 0;
     for (int part = 0; part < p.count; ++part) items += (r.shape(p.parameters[part]).rows + kPackRows - 1) / kPackRows;
     return items;
   }
 
   void run(int64_t item) {
-    if (by_rows(r, pack)) return make_rows(item);
+    if (pack.transposed) return make_columns(item);
     const int64_t begin = item * kPackTiles, end = std::min(begin + kPackTiles, matrix.tile_count());
-    int64_t column = 0;
-    for (int part = 0; part < pack.count; ++part) {
-      const int32_t w = pack.parameters[part];
-      if (!pack.transposed) make_tiles(w, begin, end);
-      else
-        // A few rows at a time: the parts of a row in the tiles lie side by side.
-        for (int64_t row = 0; row < r.shape(w).rows; row += kPackRows)
-          make_columns(r.parameter(w) + row * r.shape(w).cols, w, row, column + row, begin, end);
-      column += round16(r.shape(w).rows);
-    }
+    for (int part = 0; part < pack.count; ++part) make_tiles(pack.parameters[part], begin, end);
   }
 
   int rows_of(int64_t tile) const { return int(std::min<int64_t>(kTileRows, matrix.rows - tile * kTileRows)); }
@@ -54,23 +42,21 @@ struct PackItem {
       r.packing.rows(rows(w, tile * kTileRows, rows_of(tile)), cols, rows_of(tile), cols, place(tile));
   }
 
-  // Packs rows [row, row + kPackRows) of parameter `w`, (rows, cols) at `x`, as columns of tiles from `column` on.
-  void make_columns(const float* x, int32_t w, int64_t row, int64_t column, int64_t begin, int64_t end) {
-    const int64_t cols = r.shape(w).cols, n = std::min(kPackRows, r.shape(w).rows - row);
-    for (int64_t tile = begin; tile < end; ++tile)
-      r.packing.columns(x + tile * kTileRows, cols, rows_of(tile), n, place(tile) + column * r.column_bytes());
-  }
-
-  void make_rows(int64_t item) {
+  // The parts of a row in the tiles lie side by side, so some rows are packed at a time, as columns of tiles.
+  void make_columns(int64_t item) {
     int64_t column = 0;
     for (int part = 0; part < pack.count; ++part) {
       const int32_t w = pack.parameters[part];
-      const int64_t items = (r.shape(w).rows + kPackRows - 1) / kPackRows, row = item * kPackRows;
+      const int64_t cols = r.shape(w).cols, all = r.shape(w).rows, items = (all + kPackRows - 1) / kPackRows;
       if (item < items) {
-        const float* const x = rows(w, row, std::min(kPackRows, r.shape(w).rows - row));
-        return make_columns(x, w, row, column + row, 0, matrix.tile_count());
+        const int64_t row = item * kPackRows, n = std::min(kPackRows, all - row);
+        const float* const x = rows(w, row, n);
+        for (int64_t tile = 0; tile < matrix.tile_count(); ++tile)
+          r.packing.columns(x + tile * kTileRows, cols, rows_of(tile), n,
+                            place(tile) + (column + row) * r.column_bytes());
+        return;
       }
-      item -= items, column += round16(r.shape(w).rows);
+      item -= items, column += round16(all);
     }
   }
 

@@ -9,8 +9,9 @@ namespace {
 constexpr int64_t kTileBytes = 1536 << 10;
 constexpr int64_t kMaxTiles = 32;  // maximum tiles of an item
 constexpr int64_t kOuterRows = 128,
-                  kSumTiles = 32;    // of a gradient; both factors stay in the L2 cache
-constexpr int64_t kTransposed = 64;  // tokens that are transposed at a time
+                  kSumTiles = 32;                // of a gradient; both factors stay in the L2 cache
+constexpr int64_t kLeastTiles = 12, kItems = 4;  // of an item; of a thread in one product
+constexpr int64_t kTransposed = 64;              // tokens that are transposed at a time
 
 int64_t round16(int64_t n) { return (n + 15) / 16 * 16; }
 }  // namespace
@@ -37,8 +38,11 @@ void Products::multiply(const Product* products, int n) {
   for (int p = 0; p < n; ++p) {
     Parts& c = parts[p];
     const int64_t all = products[p].matrix.tile_count();
+    c.by_tokens = (products[p].tokens + kTokens - 1) / kTokens;
+    const int64_t parts = std::max<int64_t>(kItems * r_.threads() / (n * std::max<int64_t>(c.by_tokens, 1)), 1);
     c.tiles = item_tiles(r_, products[p].matrix, kTileBytes);
-    c.by_tiles = (all + c.tiles - 1) / c.tiles, c.by_tokens = (products[p].tokens + kTokens - 1) / kTokens;
+    c.tiles = std::min(c.tiles, std::max((all / parts + 5) / 6 * 6, kLeastTiles));
+    c.by_tiles = (all + c.tiles - 1) / c.tiles;
     items += c.by_tiles * c.by_tokens;
   }
   r_.parallel_for(thread_, index_, items, [&](int64_t item) {
@@ -96,24 +100,32 @@ void Products::add_outer(const Matrix& x, int64_t tokens, const Outer* outers, i
   int64_t items[kMost + 1] = {0};
   for (int i = 0; i < n; ++i) items[i + 1] = items[i] + (outers[i].width + kOuterRows - 1) / kOuterRows;
   const int64_t parts = std::clamp<int64_t>(8 * r_.threads() / std::max<int64_t>(items[n], 1), 1,
-                                            (x.tile_count() + kSumTiles - 1) / kSumTiles);
+                                            (x.tile_count() + kLeastTiles - 1) / kLeastTiles);
+  const auto boundary = [&](int64_t part) {  // kernels take pairs of tiles
+    return part == parts ? x.tile_count() : x.tile_count() * part / parts / 2 * 2;
+  };
+  int64_t transposed = -1;  // the item whose columns of dy this thread has transposed; consecutive parts share them
   r_.parallel_for(thread_, index_, items[n] * parts, [&](int64_t index) {
     const int64_t item = index / parts, part = index % parts;
     int i = 0;
     while (item >= items[i + 1]) ++i;
-    outer_item(x, tokens, outers[i], (item - items[i]) * kOuterRows, x.tile_count() * part / parts,
-               x.tile_count() * (part + 1) / parts);
+    outer_item(x, tokens, outers[i], (item - items[i]) * kOuterRows, boundary(part), boundary(part + 1),
+               item == transposed);
+    transposed = tokens > kOuterColumns ? -1 : item;
   });
 }
 
-// Multiplies kOuterRows columns of dy, from column `at` on, by tiles [begin, end) of x.
-void Products::outer_item(const Matrix& x, int64_t tokens, const Outer& outer, int64_t at, int64_t begin, int64_t end) {
+// Multiplies kOuterRows columns of dy, from column `at` on, by tiles [begin, end) of x. `transposed`: the thread's
+// memory has these columns already.
+void Products::outer_item(const Matrix& x, int64_t tokens, const Outer& outer, int64_t at, int64_t begin, int64_t end,
+                          bool transposed) {
   const int64_t rows = std::min(kOuterRows, outer.width - at), dy_bytes = r_.tile_bytes(kOuterColumns);
   uint8_t* const dy = r_.memory(thread_);
   for (int64_t first = 0; first < tokens; first += kOuterColumns) {
     Matrix some = x;
     some.cols = std::min(kOuterColumns, tokens - first), some.tiles += first * r_.column_bytes();
-    transpose({outer.dy.row(first) + at * r_.element_bytes(), outer.dy.stride}, rows, some.cols, dy, dy_bytes);
+    if (!transposed)
+      transpose({outer.dy.row(first) + at * r_.element_bytes(), outer.dy.stride}, rows, some.cols, dy, dy_bytes);
     const int64_t after = first + kOuterColumns < tokens ? first + kOuterColumns : 0;
     for (int64_t tile = begin; tile < end; tile += kSumTiles) {
       const uint8_t* const next = tile + kSumTiles < end

@@ -46,7 +46,8 @@ class Products {
 
  private:
   void transpose(const Operand& x, int64_t width, int64_t tokens, uint8_t* tiles, int64_t tile_bytes) const;
-  void outer_item(const Matrix& x, int64_t tokens, const Outer& outer, int64_t at, int64_t begin, int64_t end);
+  void outer_item(const Matrix& x, int64_t tokens, const Outer& outer, int64_t at, int64_t begin, int64_t end,
+                  bool transposed);
 
   Training& r_;
   const int thread_, index_;
