@@ -36,8 +36,8 @@ class Shares {
 };
 
 // Divides a product of many rows of activations among the threads of a rank. Each thread has tiles of its own, for all
-// rows. The rest are items of a few tiles by some of the rows, which the next free thread takes. Tiles alone would be too
-// few, and a single tile for all rows would read the activations of eight.
+// rows. The rest are items of a few tiles by some of the rows, which the next free thread takes. Tiles alone would be
+// too few, and a single tile for all rows would read the activations of eight.
 class Blocks {
  public:
   // Own tiles are multiples of eight, as kernels take them, if there are enough. `rows_each`: fewest rows of an item.
