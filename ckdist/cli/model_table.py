@@ -98,6 +98,8 @@ def _entry(table: dict[str, Any], folder: pathlib.Path, where: str, base: ServeC
     path = _text(table.pop("path", None), f"{where}: path")
     relative = folder / path
     model = str(relative) if relative.exists() else path
+    if relative.is_dir() and not ((relative / "config.json").exists() or any(relative.glob("*.gguf"))):
+        raise ConfigError(f"{where}: path ({model}) is a folder without a model: it needs config.json or a GGUF file")
     name = _text(table.pop("name", _stem(model)), f"{where}: name")
     aliases, pinned, load = table.pop("aliases", []), table.pop("pinned", False), table.pop("load", None)
     if not isinstance(aliases, list):
@@ -126,13 +128,13 @@ def _text(value: Any, name: str) -> str:
 
 
 def _check_names(entries: list[ModelEntry]) -> None:
-    names: set[str] = set()
+    names: dict[str, ModelEntry] = {}
     for entry in entries:
         for name in (entry.name, *entry.aliases):
             if not NAME.fullmatch(name):
                 raise ConfigError(f"{name!r:.80} is no name of a model: use 1 to 200 characters without spaces")
-            if name in names:
+            if (other := names.setdefault(name, entry)) is not entry:
                 raise ConfigError(
-                    f"two models have the name {name!r}: give each its own, as [[model]] in --models FILE"
+                    f"two models have the name {name!r} ({other.config.model} and {entry.config.model}): "
+                    "give each its own, as [[model]] in --models FILE"
                 )
-            names.add(name)

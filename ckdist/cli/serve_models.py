@@ -47,9 +47,10 @@ def run(config: ServeConfig) -> int:
         log.warning("%s", line)
     http.wait_answering(ANSWERING_SECONDS)
     names = ", ".join(model.name for model in models)
+    count = "1 model" if len(models) == 1 else f"{len(models)} models"
     most = f"{config.models_max} at once, " if config.models_max else ""
-    print(f"{len(models)} models: {names}; {most}in at most {gigabytes(limit)}")
-    print(f"serving {len(models)} models at {http.url}  try: curl {http.url}/v1/models", flush=True)
+    print(f"{count}: {names}; {most}in at most {gigabytes(limit)}")
+    print(f"serving {count} at {http.url}  try: curl {http.url}/v1/models", flush=True)
     notify("READY=1", f"STATUS=serving {names} at {http.url}")
     while http.poll() is None:
         time.sleep(LOOK_SECONDS)
@@ -84,11 +85,15 @@ def hosted_models(entries: list[ModelEntry]) -> tuple[HostedSettings, ...]:
     for entry, count in zip(entries, own, strict=True):
         mine, cores = (cores[:count], cores[count:]) if count else (shared, cores)
         config = entry.config
+        try:
+            path = resolve(config.model) or ""
+        except ConfigError as error:
+            raise ConfigError(f"model {entry.name}: {error}") from None
         models.append(
             HostedSettings(
                 name=entry.name,
-                words=(*entry.words, f"--model={resolve(config.model)}"),
-                model=resolve(config.model) or "",
+                words=(*entry.words, f"--model={path}"),
+                model=path,
                 aliases=entry.aliases,
                 overrides=overrides_of(config),
                 defaults=config.request_defaults,

@@ -23,7 +23,7 @@ class EngineJob:
     Args:
         hosted: The model.
         memory: Most bytes of all its ranks.
-        turns: The file that jobs lock during a step.
+        turns: FILE:NUMBER, the job's row in the file of `CoreTurns`.
     """
 
     def __init__(self, hosted: HostedSettings, memory: int, turns: str) -> None:

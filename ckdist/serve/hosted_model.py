@@ -22,7 +22,9 @@ LOOK_SECONDS = 0.05
 LAST_WORDS_SECONDS = 3.0  # for an engine that has failed to end by itself
 MAX_RESTARTS = 3  # within RESTART_SECONDS
 RESTART_SECONDS = 120.0
-RETRY_SECONDS = 10.0  # after a load that failed
+RETRY_SECONDS = 10.0  # after a load that failed; twice as long after each further one
+MAX_RETRY_SECONDS = 600.0
+MAX_FAILURES = 10  # more change nothing
 SHUTTING_DOWN = "the server is shutting down"
 
 State = Literal["unloaded", "loading", "loaded", "unloading"]
@@ -61,6 +63,7 @@ class HostedModel:
         self.restarts = 0
         self.job: EngineJob | None = None
         self._refused_until = 0.0  # no request loads it before that
+        self._failures = 0  # loads that failed, since the last one that did not
         self._restarted_at: deque[float] = deque()
         self._life: asyncio.Task[None] | None = None
         self._ready: asyncio.Future[None] | None = None
@@ -88,7 +91,7 @@ class HostedModel:
 
     async def predict(self) -> int:
         """Returns the bytes that it needs. Raises Problem 503 if it cannot be served."""
-        if self.needs is None:
+        if self.needs is None or (self.problem is not None and self.hosted.memory is None):  # its file may be another
             try:
                 self.prediction = await predict_memory(self.hosted.words)
                 self.needs = self.prediction.total
@@ -129,8 +132,10 @@ class HostedModel:
         wait = max(1, math.ceil(self._refused_until - time.monotonic()))
         return Problem(503, f"the model {self.name!r} does not run: {self.problem}", retry_after=wait)
 
-    def _fail(self, error: Exception, seconds: float = RETRY_SECONDS) -> None:
+    def _fail(self, error: Exception) -> None:
         self.problem = str(error)
+        seconds = min(RETRY_SECONDS * 2.0**self._failures, MAX_RETRY_SECONDS)
+        self._failures = min(self._failures + 1, MAX_FAILURES)
         self._refused_until = max(self._refused_until, time.monotonic() + seconds)
         log.error("the model %s does not run: %s", self.name, error)
 
@@ -162,6 +167,7 @@ class HostedModel:
 
     def _enter_loaded(self) -> None:
         self.state, self.used_at = "loaded", time.monotonic()
+        self._failures = 0
         log.info("the model %s is loaded", self.name)
         if self._ready is not None and not self._ready.done():
             self._ready.set_result(None)

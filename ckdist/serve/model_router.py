@@ -7,6 +7,7 @@ import pathlib
 import tempfile
 import time
 
+from ckdist.engine.core_turns import turns_bytes
 from ckdist.engine.socket_directory import remove_dead
 from ckdist.serve.hosted_model import HostedModel
 from ckdist.serve.problems import Problem
@@ -28,8 +29,12 @@ class ModelRouter:
         self.settings = settings
         remove_dead(pathlib.Path(tempfile.gettempdir()))  # sockets of engines that were killed with their server
         self._turns = os.memfd_create("turns")
+        os.ftruncate(self._turns, turns_bytes(len(settings.models)))
         path = f"/proc/{os.getpid()}/fd/{self._turns}"  # the engines open it, and it leaves nothing behind
-        self.models = {hosted.name: HostedModel(settings, hosted, path) for hosted in settings.models}
+        self.models = {
+            hosted.name: HostedModel(settings, hosted, f"{path}:{number}")
+            for number, hosted in enumerate(settings.models)
+        }
         kept = ResponseStore(settings.store_seconds)  # a response may be continued by another model
         for model in self.models.values():
             model.service.kept = kept
@@ -110,7 +115,8 @@ class ModelRouter:
         async with self._room:
             if model.users or model.client.active:
                 count = max(model.users, model.client.active)
-                raise Problem(409, f"the model {model.name!r} has {count} requests; try again when they have ended")
+                have = "a request; try again when it has ended" if count == 1 else f"{count} requests; try again later"
+                raise Problem(409, f"the model {model.name!r} has {have}")
             await model.unload()
 
     def release(self, model: HostedModel) -> None:
