@@ -17,7 +17,7 @@ from ckdist.errors import ConfigError
 from ckdist.hub.resolve import resolve
 from ckdist.layouts.memory_sizes import RESERVE, gigabytes
 from ckdist.serve.notify import notify
-from ckdist.serve.process import HttpProcess, overrides_of
+from ckdist.serve.process import HttpProcess, absolute, overrides_of
 from ckdist.serve.settings import HostedSettings
 from ckdist.topology import this_machine
 
@@ -31,9 +31,6 @@ def run(config: ServeConfig) -> int:
     """Serves until it is stopped. Returns 0. Raises EngineError if the HTTP process fails."""
     if is_rank():
         raise ConfigError("several models have a job each, so start `ckdist serve` without mpirun or ckdist launch")
-    for flag in ("--prefill-file", "--trace", "--alias", "--slot-save-path", "--batch-dir"):
-        if getattr(config, flag[2:].replace("-", "_")) is not None:
-            raise ConfigError(f"{flag} is for one model, and several are served: leave it out")
     limit = config.models_memory or native.lib.ckdist_available_memory() - RESERVE
     models = hosted_models(read_table(config))
     listeners = open_listeners(config)
@@ -106,6 +103,8 @@ def hosted_models(entries: list[ModelEntry]) -> tuple[HostedSettings, ...]:
                 parallel=config.parallel,
                 max_sequences=config.parallel + config.max_queue,
                 adapter=pathlib.Path(config.lora).absolute().name if config.lora else None,
+                prefill_file=absolute(config.prefill_file),
+                slot_folder=absolute(config.slot_save_path),
             )
         )
     return tuple(models)

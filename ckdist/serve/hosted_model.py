@@ -13,6 +13,7 @@ from typing import Any, Literal
 from ckdist.errors import CkdistError
 from ckdist.serve.engine_job import EngineJob
 from ckdist.serve.predicted_memory import PredictedMemory, predict_memory
+from ckdist.serve.prefill_file import prefill_all
 from ckdist.serve.problems import Problem
 from ckdist.serve.resuming_client import ResumingClient
 from ckdist.serve.service import Service
@@ -51,6 +52,7 @@ class HostedModel:
             settings, model=hosted.model, model_name=hosted.name, overrides=hosted.overrides,
             defaults=hosted.defaults, models=(),
             parallel=hosted.parallel, max_sequences=hosted.max_sequences, adapter=hosted.adapter,
+            prefill_file=hosted.prefill_file, slot_folder=hosted.slot_folder,
         )  # fmt: skip
         self.service = Service(own, self.client)
         self._state: State = "unloaded"
@@ -103,8 +105,8 @@ class HostedModel:
     def begin(self) -> None:
         """Starts to load it. `wait` returns when it is loaded."""
         assert self.state == "unloaded", "it is loaded once"
-        self.state, self.problem, self.used_at = "loading", None, time.monotonic()
-        self._ready = asyncio.get_running_loop().create_future()
+        self._enter_loading()
+        self.problem, self.used_at = None, time.monotonic()
         self._life = asyncio.create_task(self._live())
 
     async def wait(self) -> None:
@@ -157,13 +159,29 @@ class HostedModel:
         try:
             await _together(self._start_job(), self._start_text())
             while True:
-                self._enter_loaded()
-                await self._watch()
+                prefill = asyncio.create_task(self._prefill())
+                try:
+                    await self._watch(prefill)
+                finally:
+                    prefill.cancel()
         except CkdistError as error:
             self._fail(error)
             self.client.lose(str(self._refusal()))
             await self._end_processes()
             self._end("unloaded")
+
+    def _enter_loading(self) -> None:
+        self.state = "loading"
+        self.service.prefilling = self.service.settings.prefill_file is not None
+        if self._ready is None or self._ready.done():
+            self._ready = asyncio.get_running_loop().create_future()
+
+    async def _prefill(self) -> None:
+        """Computes the prompts of the model's prefill file, which are in no engine that has just started."""
+        if (path := self.service.settings.prefill_file) is not None:
+            await prefill_all(self.service, path)
+            self.service.prefilling = False
+        self._enter_loaded()
 
     def _enter_loaded(self) -> None:
         self.state, self.used_at = "loaded", time.monotonic()
@@ -185,16 +203,20 @@ class HostedModel:
                 raise Problem(503, await job.reason())
             await asyncio.sleep(LOOK_SECONDS)
 
-    async def _watch(self) -> None:
-        """Returns when the engine or the text workers have ended and run again. Raises Problem if they cannot."""
+    async def _watch(self, prefill: asyncio.Task[None]) -> None:
+        """Returns when the engine or the text workers have ended and run again.
+
+        Raises Problem if they cannot, and the error of `prefill`.
+        """
         job = self.job
         assert job is not None, "it is loaded"
         runs = lambda: not job.has_ended and self.client.state == "ready" and not self.service.text.ended
-        while runs():  # noqa: ASYNC110 - processes and a clock
+        while runs():
+            if prefill.done():
+                prefill.result()
             await asyncio.sleep(LOOK_SECONDS)
-        self.state = "loading"
-        if self._ready is None or self._ready.done():
-            self._ready = asyncio.get_running_loop().create_future()
+        prefill.cancel()
+        self._enter_loading()
         if self.service.text.ended:
             log.error("the tokenizer's process of %s has ended; it is restarted", self.name)
             self.service.tokenizer = None

@@ -119,10 +119,12 @@ class HttpProcess:
         Raises EngineError if the process does not start, and ConfigError if --prefill-file is wrong.
         """
         self._settings = settings
-        if settings.prefill_file is not None:
+        ahead = {settings.prefill_file, *(model.prefill_file for model in settings.models)} - {None}
+        if ahead:
             from ckdist.serve.prefill_file import read_prefill_file
 
-            read_prefill_file(settings.prefill_file, {key.name for key in (*settings.api_keys, *settings.file_keys)})
+            for path in filter(None, ahead):
+                read_prefill_file(path, {key.name for key in (*settings.api_keys, *settings.file_keys)})
         self.url = self.url_of(listener)
         self._listeners = [listener, *others]
         self._ending = False  # `drain` was called

@@ -22,6 +22,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ckdist.errors import CkdistError, UserError
 from ckdist.serve.app import create_app, create_watching_app
+from ckdist.serve.batch_runner import open_batches
 from ckdist.serve.connections import ConnectionPool, OutOfFiles, room_for
 from ckdist.serve.engine_client import EngineClient
 from ckdist.serve.heartbeat import Heartbeat
@@ -107,7 +108,7 @@ class HttpServer:
         self.client = EngineClient(settings.endpoint)
         self.service = Service(settings, self.client)
         access = create_app(self.service)
-        self._app, self._batches = access.app, None
+        self._app = access.app
         endpoint = settings.traces_endpoint
         self.traces = access.traces = None if endpoint is None else Traces(endpoint, settings.model_name)
         app: ASGIApp = access
@@ -127,11 +128,10 @@ class HttpServer:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})  # rank 0 started this process with it blocked
         self.client.on_state = lambda state: log.info("the engine is %s", state)
         self.client.start()
-        if self.settings.batch_folder is not None:
-            try:
-                self._open_batches(self.settings.batch_folder)
-            except UserError as error:
-                return await self._give_up(str(error), USER_ERROR)
+        try:
+            batches = self.service.batches = open_batches(self.service, self._app, self.settings)
+        except UserError as error:
+            return await self._give_up(str(error), USER_ERROR)
         beating = asyncio.create_task(Heartbeat(self.settings.heartbeat, lambda: self.service.has_started).run())
         answering = asyncio.create_task(self.uvicorn.serve(self.listeners))
         loading = asyncio.create_task(self.service.text.start())
@@ -142,26 +142,12 @@ class HttpServer:
             return code
         finally:
             beating.cancel()
-            await self._close_batches()
+            if batches is not None:
+                await batches.close()
             self.service.text.close()
             self.client.close()
             if self.traces is not None:
                 self.traces.close()
-
-    def _open_batches(self, folder: str) -> None:
-        """Begins to run batches. Raises ConfigError if the folder cannot be used."""
-        from ckdist.serve.batch_runner import BatchRunner
-        from ckdist.serve.batch_store import BatchStore
-
-        store = BatchStore(folder, self.settings.batch_bytes)
-        self.service.batches = BatchRunner(self.service, self._app, store)
-        self._batches = asyncio.create_task(self.service.batches.run())
-
-    async def _close_batches(self) -> None:
-        if self._batches is not None and self.service.batches is not None:
-            self._batches.cancel()
-            await asyncio.wait([self._batches])
-            self.service.batches.store.close()
 
     def _count_signal(self) -> None:
         self.signals += 1

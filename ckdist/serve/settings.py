@@ -35,6 +35,8 @@ class HostedSettings:
     parallel: int = 8
     max_sequences: int = 136
     adapter: str | None = None
+    prefill_file: str | None = None
+    slot_folder: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
