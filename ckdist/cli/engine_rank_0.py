@@ -4,14 +4,14 @@ import os
 import signal
 
 from ckdist.cli.serve import DRAIN_SIGNALS
-from ckdist.cli.serve_rank_0 import STORING_SECONDS, load_engine, model_facts
-from ckdist.cli.start_lines import log_map, parameters, start_lines
+from ckdist.cli.serve_rank_0 import STORING_SECONDS, load_engine, logged_lines, model_facts, task_of
+from ckdist.cli.start_lines import parameters
 from ckdist.comm.world_protocol import World
 from ckdist.config.serve_config import ServeConfig
 from ckdist.engine.coordinator import Coordinator
 from ckdist.engine.core_turns import CoreTurns
 from ckdist.engine.rank_reports import RankReports
-from ckdist.engine.socket_directory import TURNS
+from ckdist.engine.socket_directory import READY, TURNS
 
 
 def core_turns() -> CoreTurns | None:
@@ -30,10 +30,10 @@ def serve(config: ServeConfig, world: World, directory: str, name: str) -> None:
             signal.signal(number, lambda *_: coordinator.request_drain())
         model, engine, tokenizer = load_engine(config, world)
         engine.scheduler.shares_cores = turns is not None
-        start_lines(name, model)
-        log_map(model)
+        lines = logged_lines(name, model)
         facts = {"parameters": parameters(model), "generates": model.spec.generates, "chats": bool(tokenizer.templates)}
         coordinator.begin(engine, RankReports(model), model_facts(config, model) | facts)
+        print(*lines, READY + task_of(bool(tokenizer.templates), model.spec), sep="\n", flush=True)
 
         def watch() -> None:
             """Checks the peers and the loader between two steps."""

@@ -9,8 +9,8 @@ from ckdist.config.engine_config import EngineConfig
 from ckdist.config.given_elsewhere import from_table, read_toml
 from ckdist.config.request_defaults import RequestDefaultFlags
 from ckdist.config.serve_config import ServeConfig
-from ckdist.engine.load_model import BUNDLED
 from ckdist.errors import ConfigError
+from ckdist.hub.bundled import BUNDLED
 from ckdist.serve.process import absolute
 
 MAX_MODELS = 1000

@@ -2,7 +2,6 @@
 
 import logging
 import os
-import pathlib
 import signal
 import time
 
@@ -10,18 +9,17 @@ from ckdist import native
 from ckdist.cli.command_ranks import wanted_ranks
 from ckdist.cli.model_table import ModelEntry, read_table
 from ckdist.cli.serve import DRAIN_SIGNALS
-from ckdist.cli.serve_rank_0 import open_line, open_listeners
+from ckdist.cli.server_start import ANSWERING_SECONDS, open_line, open_listeners
 from ckdist.comm.bootstrap.launchers import is_rank
 from ckdist.config.serve_config import ServeConfig
 from ckdist.errors import ConfigError
 from ckdist.hub.resolve import resolve
 from ckdist.layouts.memory_sizes import RESERVE, gigabytes
 from ckdist.serve.notify import notify
-from ckdist.serve.process import HttpProcess, absolute, overrides_of
+from ckdist.serve.process import HttpProcess, absolute, adapter_name, overrides_of
 from ckdist.serve.settings import HostedSettings
 from ckdist.topology import this_machine
 
-ANSWERING_SECONDS = 60.0
 LOOK_SECONDS = 0.2
 
 log = logging.getLogger(__name__)
@@ -102,7 +100,7 @@ def hosted_models(entries: list[ModelEntry]) -> tuple[HostedSettings, ...]:
                 at_start=entry.at_start,
                 parallel=config.parallel,
                 max_sequences=config.parallel + config.max_queue,
-                adapter=pathlib.Path(config.lora).absolute().name if config.lora else None,
+                adapter=adapter_name(config),
                 prefill_file=absolute(config.prefill_file),
                 slot_folder=absolute(config.slot_save_path),
             )

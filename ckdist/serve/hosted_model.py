@@ -195,12 +195,13 @@ class HostedModel:
 
     async def _start_job(self) -> None:
         """Starts the engine and waits until it is ready. Raises Problem 503 with the reason if it ends."""
-        job = self.job = EngineJob(self.hosted, self.needs or 0, self._turns)
+        words = (*self.hosted.words, f"--memory={self.needs or 0}")
+        job = self.job = EngineJob(words, self.hosted.cpus, self._turns if self.hosted.takes_turns else "")
         self.client.connect(job.endpoint)
         while self.client.state != "ready":
             if job.has_ended or self.client.state == "failed":
                 await job.ended_within(LAST_WORDS_SECONDS)
-                raise Problem(503, await job.reason())
+                raise Problem(503, await asyncio.to_thread(job.reason))
             await asyncio.sleep(LOOK_SECONDS)
 
     async def _watch(self, prefill: asyncio.Task[None]) -> None:
@@ -229,7 +230,7 @@ class HostedModel:
         while True:
             state = self.client.state
             await job.ended_within(0.0 if state == "stale" else LAST_WORDS_SECONDS)
-            reason = await job.reason() if job.has_ended else f"its state is {state}"
+            reason = await asyncio.to_thread(job.reason) if job.has_ended else f"its state is {state}"
             await job.stop(0.0)
             self.client.count_crash()
             self.client.disconnect()

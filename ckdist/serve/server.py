@@ -28,8 +28,9 @@ from ckdist.serve.engine_client import EngineClient
 from ckdist.serve.heartbeat import Heartbeat
 from ckdist.serve.metrics_port import MetricsPort
 from ckdist.serve.prefill_file import prefill_all
+from ckdist.serve.resuming_client import ResumingClient
 from ckdist.serve.service import Service
-from ckdist.serve.settings import BACKLOG, USER_ERROR, HttpSettings
+from ckdist.serve.settings import BACKLOG, ENDED_SIGNAL, STALE_SIGNAL, USER_ERROR, HttpSettings
 from ckdist.serve.traces import Traces
 from ckdist.tokens.vocabulary import Vocabulary
 
@@ -105,7 +106,7 @@ class HttpServer:
             settings,
             [listener, *(socket.socket(fileno=number) for number in settings.more_listeners)],
         )
-        self.client = EngineClient(settings.endpoint)
+        self.client = ResumingClient(settings.endpoint) if settings.restarts else EngineClient(settings.endpoint)
         self.service = Service(settings, self.client)
         access = create_app(self.service)
         self._app = access.app
@@ -125,7 +126,10 @@ class HttpServer:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._count_signal)
         loop.add_signal_handler(signal.SIGHUP, self._read_keys_again)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})  # rank 0 started this process with it blocked
+        loop.add_signal_handler(ENDED_SIGNAL, self._meet_next_engine)
+        signal.pthread_sigmask(
+            signal.SIG_UNBLOCK, {signal.SIGHUP, ENDED_SIGNAL}
+        )  # this process was started with them blocked
         self.client.on_state = lambda state: log.info("the engine is %s", state)
         self.client.start()
         try:
@@ -151,6 +155,13 @@ class HttpServer:
 
     def _count_signal(self) -> None:
         self.signals += 1
+
+    def _meet_next_engine(self) -> None:
+        """Continues all requests on the next engine, which listens at the same address."""
+        if isinstance(self.client, ResumingClient):
+            self.client.count_crash()
+            self.client.disconnect()
+            self.client.connect(self.settings.endpoint)
 
     def _read_keys_again(self) -> None:
         settings = self.settings.with_current_keys()
@@ -180,6 +191,8 @@ class HttpServer:
                     return await self._give_up(_reason(error), USER_ERROR if isinstance(error, UserError) else 1)
                 self.service.prefilling, prefill = False, None
             self.connections.close_silent()
+            if self.settings.restarts and self.client.state == "stale":
+                os.kill(self.settings.parent, STALE_SIGNAL)
             if os.getppid() != self.settings.parent:
                 return await self._outlive_rank_0()
             if self.signals or self.client.state == "draining":

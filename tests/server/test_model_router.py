@@ -11,6 +11,7 @@ import psutil
 import pytest
 
 from ckdist.engine.load_model import BUNDLED
+from tests.support.resumed_streams import BODIES, streamed
 from tests.support.running import running
 from tests.support.served import wait_for
 
@@ -52,11 +53,6 @@ path = "{pathlib.Path(__file__)}"
 memory = "300M"
 """
 SYSTEM = "You answer in one short sentence, and you name the file and the line of each fault that you find. " * 2
-BODIES = (
-    {"prompt": "def main(", "temperature": 0},
-    {"prompt": "The sky is", "temperature": 1, "seed": 7, "logprobs": 2},
-    {"prompt": "x", "temperature": 1, "seed": 3, "guided_regex": "[a-z ]{150,300}"},
-)
 
 
 @pytest.fixture(scope="module")
@@ -84,21 +80,6 @@ def post(url, path, **body):
 
 def state(url, name) -> str:
     return httpx.get(f"{url}/v1/models/{name}").json()["status"]["value"]
-
-
-def streamed(url, body, started: threading.Event | None = None) -> tuple[str, list]:
-    """The text and the log probabilities of a stream."""
-    text, scores = "", []
-    with httpx.stream("POST", f"{url}/v1/completions", json={**body, "stream": True}, timeout=60) as answer:
-        for line in answer.iter_lines():
-            if line.startswith("data: {"):
-                event = json.loads(line[6:])
-                assert "choices" in event, event
-                text += event["choices"][0]["text"]
-                scores.append(event["choices"][0]["logprobs"])
-                if started is not None:
-                    started.set()
-    return text, [score for part in scores if part for score in part["token_logprobs"]]
 
 
 def engine(name) -> psutil.Process:
