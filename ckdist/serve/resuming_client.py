@@ -58,6 +58,9 @@ class Resumable:
 class ResumingClient(EngineClient):
     """`connect` to each engine, and `disconnect` when it ends. Between engines, requests wait.
 
+    Args:
+        endpoint: The address of all engines. Requests are refused until the first one is ready.
+
     Attributes:
         is_connected: Whether there is an engine, which may still be loading.
         resumed: Requests that were given to a further engine, counted from the start.
@@ -65,6 +68,7 @@ class ResumingClient(EngineClient):
 
     def __init__(self, endpoint: str = "") -> None:
         super().__init__(endpoint, STALE_SECONDS)
+        self._refuses_first = bool(endpoint)
         self.is_connected = False
         self.resumed = 0
         self._requests: dict[str, Resumable] = {}  # submitted and not ended; those that accounts hold are not here
@@ -108,7 +112,7 @@ class ResumingClient(EngineClient):
     def unavailable(self) -> Problem | None:
         """Returns the reason why nothing can be submitted now. An engine that starts again is no reason."""
         if self._lost is None:
-            return None if self.model else super().unavailable()
+            return None if self.model or not self._refuses_first else super().unavailable()
         return Problem(503, self._lost)
 
     def _announce(self) -> None:
