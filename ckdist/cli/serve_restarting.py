@@ -59,7 +59,7 @@ class RestartedEngine:
         self.job.kill()
 
     def start_lines(self) -> list[str] | None:
-        """Returns the lines about the start, of which the last is the task, or None before an engine is ready."""
+        """Returns the lines about the start and, as the last one, the task. None: the engine is not ready."""
         try:
             lines = self._lines.get_nowait()
         except queue.Empty:
