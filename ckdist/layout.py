@@ -1,8 +1,8 @@
 """Sharding of work over ranks: a layout is a table from named dimensions to the mesh axes that shard them.
 
 Each sharded dimension is divided into contiguous ranges of whole units, for any number of ranks. Their lengths are
-nearly equal, or in proportion to the mesh's shares. A rank may get an empty range. Key-value heads follow the query heads that need them, so they are replicated if
-there are fewer of them than ranks.
+nearly equal, or in proportion to the mesh's shares. A rank may get an empty range. Key-value heads follow the query
+heads that need them, so they are replicated if there are fewer of them than ranks.
 """
 
 import itertools

@@ -15,7 +15,7 @@ namespace {
 constexpr int64_t kLeastDirect = 4096;  // bytes that are not copied before they are sent
 constexpr size_t kLeastIn = 4096, kMostIn = 2 * (Sealer::kMost + Sealer::kExtra);
 // TCP doubles its time between retransmissions, so a link of 5 s without traffic would carry data again after 6.2 s.
-constexpr int kRtoMaxMs = 44;  // TCP_RTO_MAX_MS, from Linux 6.15 on; older kernels refuse it
+constexpr int kRtoMaxMs = 44;                        // TCP_RTO_MAX_MS, from Linux 6.15 on; older kernels refuse it
 constexpr int kMostBetweenRetransmissionsMs = 1000;  // the least that the kernel takes
 }  // namespace
 
