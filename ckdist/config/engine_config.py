@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from ckdist.comm.transports.names import CHOICES, ENCRYPT
 from ckdist.config.draft_config import DraftFlags
-from ckdist.config.options import byte_size, integer_or_auto, option
+from ckdist.config.options import byte_size, integer_or_auto, option, proportions
 from ckdist.errors import ConfigError
 from ckdist.overrides import metadata_overrides
 
@@ -126,6 +126,11 @@ class EngineConfig(DraftFlags):
         None, "--layout", choices=("auto",),
         help="auto: choose pipeline or tensor parallelism from the link between hosts, measured at the start "
         "(default over several hosts without -pp, -tp, --prefill or --experts)",
+    )  # fmt: skip
+    tensor_split: str = option(
+        "auto", "-ts", "--tensor-split", parse=proportions, metavar="auto|even|N,N,...",
+        help="parts of the model that ranks hold, as numbers for each rank or for each host; auto: even, or by the "
+        "measured rates of memory if hosts differ",
     )  # fmt: skip
     prefill: str = option(
         "auto", "--prefill", choices=("auto", "token", "tensor"),
