@@ -47,6 +47,8 @@ Form: TypeAlias = Literal[
     "by_head",  # stored as a stack with one matrix per head
     # the name is that of a stored tensor
     "joined",  # for each head it has rows of one weight, then of the next
+    "one_row",  # a vector is stored as a matrix of one row
+    "stacked",  # one tensor has the matrices of all experts
     "alternating",  # the rows of several weights alternate
     "transposed",  # its matrices, if they are floats, have inputs as rows
     "transposed_or_not",  # the same, unless their shape is that of the weights

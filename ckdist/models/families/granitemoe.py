@@ -70,7 +70,8 @@ FAMILY = replace(
                 "shared_mlp.input_linear": (SHARED_GATE, SHARED_UP),
                 "shared_mlp.output_linear": SHARED_DOWN,
             },
-        )
+        ),
+        (r".*block_sparse_moe\.(input|output)_linear\.weight", "stacked"),
     ),
     gguf_names=family.GGUF_EXPERTS.but({}, family.INTERLEAVED),
 )
