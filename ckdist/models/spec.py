@@ -68,6 +68,7 @@ class Attention:
         rope: Name of one of the model's rotations. None: no rotation.
         window: Positions that a token attends to. 0: all.
         qk_norm: "head": norm each head of queries and keys. "row": norm all heads of a token together. "": no norm.
+        norms_rotated: The norm of each head comes after its rotation.
         gated: Multiply the output of each head by the sigmoid of a gate.
         sinks: Each head has a learned score that adds to the sum of its softmax and has no value.
         bidirectional: A token also attends to later tokens. A window then extends equally to both sides.
@@ -85,6 +86,7 @@ class Attention:
     qkv_bias: bool = False
     o_bias: bool = False
     qk_norm: str = ""
+    norms_rotated: bool = False
     gated: bool = False
     sinks: bool = False
     bidirectional: bool = False

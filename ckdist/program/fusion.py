@@ -125,10 +125,16 @@ def sent_rows(graph: Graph, send: Instr) -> dict[str, Instr]:
 def rotated_attention(
     graph: Graph, attend: Instr, norms: tuple[str, ...] = ("rms_norm", "norm_latent")
 ) -> dict[str, Instr]:
-    """The rotations and norms of an attention's queries and keys. Each is optional. Latent keys are normed in part."""
+    """The rotations and norms of an attention's queries and keys, in any order. Each is optional. Latent keys are normed
+    in part.
+    """
     parts = {}
     for name, operand in zip(("q", "k"), attend.inputs, strict=False):
         value = operand
+        last = graph.maker(value, *norms)
+        if last and (rope := graph.maker(last.inputs[0], "rope")):
+            parts |= {f"{name}_rope": rope, f"{name}_norm": last}
+            continue
         if rope := graph.maker(value, "rope"):
             parts[f"{name}_rope"] = rope
             value = rope.inputs[0]

@@ -22,7 +22,7 @@ class HeadPart:
     """A weight that is a part of each head's rows in a tensor, or in each matrix of a stack.
 
     The weight has rows [first, first + rows) of the `stored` rows of each head. If `transposed`, row c of head h of the
-    weight has the elements tensor[h * stored + first + j][c * every + lane], for j < rows.
+    weight has the elements tensor[h * stored + first + j][(c // width * every + lane) * width + c % width], for j < rows.
     """
 
     stored: int
@@ -32,6 +32,7 @@ class HeadPart:
     transposed: bool = False
     every: int = 1
     lane: int = 0
+    width: int = 1
 
     @property
     def head_rows(self) -> int:

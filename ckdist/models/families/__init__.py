@@ -3,16 +3,23 @@
 # File -> the family's name, and its names in `architectures`, `model_type` and `general.architecture`. A start imports
 # only the file of its model's family. `tests/unit/test_family_names.py` compares this table with the files.
 NAMES = {
+    "bailing_moe_v2": "bailing_moe_v2 BailingMoeV2ForCausalLM bailingmoe2",
     "bart": "bart BartForConditionalGeneration",
     "bert": "bert BertModel BertForMaskedLM BertForSequenceClassification",
     "deepseek_v2": "deepseek_v2 DeepseekV2ForCausalLM deepseek2",
     "deepseek_v3": "deepseek_v3 DeepseekV3ForCausalLM",
+    "dots1": "dots1 Dots1ForCausalLM",
+    "ernie4_5_moe": "ernie4_5_moe Ernie4_5_MoeForCausalLM ernie4_5-moe",
     "gemma2": "gemma2 Gemma2ForCausalLM",
     "gemma3": "gemma3 Gemma3ForCausalLM Gemma3ForConditionalGeneration gemma3_text",
     "glm4": "glm4 Glm4ForCausalLM",
+    "glm4_moe_lite": "glm4_moe_lite Glm4MoeLiteForCausalLM",
     "glm4moe": "glm4moe Glm4MoeForCausalLM glm4_moe",
     "gptoss": "gpt-oss GptOssForCausalLM gpt_oss",
     "granite": "granite GraniteForCausalLM",
+    "granitemoe": "granitemoe GraniteMoeForCausalLM GraniteMoeSharedForCausalLM granitemoeshared",
+    "granitemoehybrid": "granitemoehybrid GraniteMoeHybridForCausalLM",
+    "hunyuan_v1_moe": "hunyuan_v1_moe HunYuanMoEV1ForCausalLM hunyuan-moe",
     "kimi_k2": "kimi_k2 KimiK2ForCausalLM KimiK25ForConditionalGeneration Kimi_K25ForConditionalGeneration kimi_k25",
     "llama": "llama LlamaForCausalLM",
     "marian": "marian MarianMTModel",
@@ -33,6 +40,7 @@ NAMES = {
     "qwen35moe": "qwen35moe Qwen3_5MoeForConditionalGeneration Qwen3_5MoeForCausalLM qwen3_5_moe qwen3_5_moe_text",
     "qwen3moe": "qwen3moe Qwen3MoeForCausalLM qwen3_moe",
     "qwen3next": "qwen3next Qwen3NextForCausalLM qwen3_next",
+    "qwen3vlmoe": "qwen3vlmoe Qwen3VLMoeForConditionalGeneration qwen3_vl_moe qwen3_vl_moe_text",
     "roberta": (
         "roberta RobertaModel XLMRobertaModel RobertaForMaskedLM XLMRobertaForMaskedLM "
         "RobertaForSequenceClassification XLMRobertaForSequenceClassification xlm-roberta camembert"

@@ -81,14 +81,17 @@ def latent_attention(f: Fields, n: Sizes, rotation: RopeSpec, q_rank: int) -> La
     )
 
 
-def model(family_name: str, f: Fields, outer: Fields, routing: Routing) -> ModelSpec:
-    """Reads a config.json. `routing` has the defaults of its experts."""
+def model(family_name: str, f: Fields, outer: Fields, routing: Routing, dense: int | None = None) -> ModelSpec:
+    """Reads a config.json. `routing` has the defaults of its experts.
+
+    `dense` is the number of first layers without experts. Default: the field first_k_dense_replace.
+    """
     rotated = f.integer("qk_rope_head_dim", high=limits.MAX_HEAD_DIM)
     n = from_config.sizes(f, head_dim=rotated)
     ropes = from_config.rotations(f, n, interleaved=f.flag("rope_interleave"))
     q_rank = f.integer("q_lora_rank", None, high=limits.MAX_WIDTH) or 0
     attention = latent_attention(f, n, ropes["global"], q_rank)
-    dense = min(f.integer("first_k_dense_replace", low=0), n.num_layers)
+    dense = min(f.integer("first_k_dense_replace", low=0) if dense is None else dense, n.num_layers)
     if (step := f.integer("moe_layer_freq")) != 1:
         raise f.error("moe_layer_freq", step, "1: experts in all layers after the dense ones")
     layers = [LayerSpec(attention, from_config.dense(f))] * dense if dense else []
@@ -166,7 +169,9 @@ def gguf(header: GgufHeader) -> ModelSpec:
     dense = f.integer("leading_dense_block_count", 0, low=0) if from_gguf.is_mixture(header) else count
     layers = [LayerSpec(attention, from_gguf.dense(header))] * min(dense, count) if dense else []
     if len(layers) < count:
-        experts = from_gguf.experts(header, ROUTING, shared=True)
+        # Files of GLM-4.7-Flash lack expert_gating_func. Only models with sigmoids have correction biases.
+        corrected = any(name.endswith(".exp_probs_b.bias") for name in header.dims)
+        experts = from_gguf.experts(header, replace(ROUTING, scores="sigmoid") if corrected else ROUTING, shared=True)
         if experts.routing.scores == "sigmoid":
             experts = replace(experts, routing=replace(experts.routing, group_scores=2))
         layers += [LayerSpec(attention, experts)] * (count - len(layers))

@@ -49,6 +49,7 @@ Form: TypeAlias = Literal[
     "joined",  # for each head it has rows of one weight, then of the next
     "alternating",  # the rows of several weights alternate
     "transposed",  # its matrices, if they are floats, have inputs as rows
+    "transposed_or_not",  # the same, unless their shape is that of the weights
     "keys_values",  # for each head it has the rows that make keys, then those that make values
 ]
 

@@ -114,6 +114,7 @@ struct ckdist_attend_step {
   int32_t q, k, v, out;
   int32_t rotated;        /* value for rotated queries; -1: in place in q */
   int32_t q_norm, k_norm; /* vectors of a head's width; with `squares`, of all local heads */
+  int32_t norms_rotated;  /* the norms come after the rotation; without `squares` */
   int32_t squares;        /* value of sum_squares, if one norm covers all heads of a token */
   int32_t sinks;          /* vector of local heads: for each a score without a value */
   int32_t layer, rope_table, window;

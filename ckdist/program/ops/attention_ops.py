@@ -201,8 +201,10 @@ def lower_attend(lowering: "ServingLowering", group: "Group") -> None:
     """Emits one step that also computes the norms and the rotation, and extends the cache."""
     instr, attrs = group.instr, group.instr.attrs
     rope, q_norm, k_norm = group["q_rope"], group["q_norm"], group["k_norm"]
+    is_rotated_first = q_norm is not None and rope is not None and q_norm.inputs[0] in rope.outputs
+    order = ("rope", "norm") if is_rotated_first else ("norm", "rope")
     q, k = (
-        _first_operand(value, group[f"{name}_norm"], group[f"{name}_rope"])
+        _first_operand(value, *(group[f"{name}_{part}"] for part in order))
         for name, value in zip("qk", instr.inputs, strict=False)
     )
     over_heads = norm_over_heads(lowering.graph, q)
@@ -234,6 +236,7 @@ def lower_attend(lowering: "ServingLowering", group: "Group") -> None:
         rotated=rotated,
         q_norm=norms[0],
         k_norm=norms[1],
+        norms_rotated=is_rotated_first,
         sinks=lowering.vector(sinks),
         relative=lowering.vector(relative),
         reach=attrs["distance"] if relative else ABSENT,
