@@ -67,6 +67,7 @@ REFUSED_UNLESS = {  # a family that does not read a field supports only this val
     "lm_head_bias": False,
     "mlp_bias": False,
     "pruned_heads": {},
+    "use_bidirectional_attention": False,
     "use_sliding_window": False,
 }
 
