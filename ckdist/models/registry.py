@@ -16,7 +16,8 @@ from ckdist.models.limits import checked
 from ckdist.models.spec import ModelSpec, MoeFfn
 
 ENTRY_POINT = "ckdist.families"  # group of entry points; each names a Family
-SEVERAL_TEXT_PARTS = ("ministral3",)  # families whose `architectures` have one that may have other text parts
+# Architectures and types whose text part is of the family that it names -> defaults of the whole file
+SEVERAL_TEXT_PARTS = dict.fromkeys(("Mistral3ForConditionalGeneration", "mistral3"), {"tie_word_embeddings": True})
 
 
 @functools.cache
@@ -95,6 +96,11 @@ def spec_from_config(config: Mapping[str, Any], where: str) -> ModelSpec:
 
 def read_config(config: Mapping[str, Any], where: str) -> tuple[ModelSpec, list[str]]:
     """`spec_from_config`, and the unknown fields that may change results."""
+    return _read(family_of_config(config, where), config, where)
+
+
+def family_of_config(config: Mapping[str, Any], where: str) -> Family:
+    """The family of a config.json. Raises ArchitectureError if it is not known, and ModelFileError for wrong names."""
     whole = Fields(config, where)
     names = config.get("architectures")
     if names is not None and not (isinstance(names, list) and names and isinstance(names[0], str)):
@@ -102,22 +108,19 @@ def read_config(config: Mapping[str, Any], where: str) -> tuple[ModelSpec, list[
     name = names[0] if names else whole.text("model_type")
     names_of: Names = (lambda one: one.architectures) if names else (lambda one: one.model_types)
     found = _find(name, names_of, where, lambda near: _not_read(near, config, where))
-    return _read(_of_text_part(found, config, where), config, where)
-
-
-def _of_text_part(found: Family, config: Mapping[str, Any], where: str) -> Family:
-    """The family of the text part, if an architecture that reads images may have that of several families."""
-    text = Fields(config, where).sub("text_config")
-    if found.name not in SEVERAL_TEXT_PARTS or not text.has("model_type"):
+    text = whole.sub("text_config")
+    if name not in SEVERAL_TEXT_PARTS or not text.has("model_type"):
         return found
     return _find(text.text("model_type"), lambda one: one.model_types, f"{where}: text_config")
 
 
 def _read(found: Family, config: Mapping[str, Any], where: str) -> tuple[ModelSpec, list[str]]:
     """`read_config` for a known family."""
-    if Fields(config, where).has("text_config"):  # the language part of a multimodal model
-        fields = found.keys.fields(Fields(config, where).sub("text_config").values, where, "text_config.")
-        outer = replace(found.keys, defaults={}).fields(config, where)
+    whole = Fields(config, where)
+    if whole.has("text_config"):  # the language part of a multimodal model
+        fields = found.keys.fields(whole.sub("text_config").values, where, "text_config.")
+        name = (config.get("architectures") or [config.get("model_type")])[0]
+        outer = replace(found.keys, defaults=SEVERAL_TEXT_PARTS.get(name, {})).fields(config, where)
     else:
         fields = outer = found.keys.fields(config, where)
     spec = checked(found.from_config(fields, outer), where)

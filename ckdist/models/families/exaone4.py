@@ -19,7 +19,10 @@ KEYS = llama.KEYS.but(
         "sliding_window_pattern": PERIOD,
     },
     nulls={"num_key_value_heads": None, "sliding_window": None},
-    unused=("max_window_layers", "reorder_qk_norm"),  # notes of the published models
+    unused=(
+        *("max_window_layers", "reorder_qk_norm"),  # notes of the published models
+        *("layer_types", "sliding_window_pattern"),  # if there is no window
+    ),
 )
 
 

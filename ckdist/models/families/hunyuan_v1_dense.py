@@ -9,7 +9,7 @@ from ckdist.models.fields import Fields
 from ckdist.models.spec import LayerSpec, ModelSpec
 
 NAME, GGUF = "hunyuan_v1_dense", "hunyuan-dense"
-KEYS = hunyuan_v1_moe.KEYS.but(only={"moe_topk": 1, "num_experts": 1})
+KEYS = hunyuan_v1_moe.KEYS.but(only={"moe_topk": 1, "num_experts": 1, "use_rotary_pos_emb": True})
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
