@@ -124,6 +124,8 @@ def hidden_rows(g: Tracer, ids: Value, spec: ModelSpec) -> Value:
         from ckdist.models.blocks.scorer import scores
 
         x = scores(g, x, spec.scorer, spec.norm_eps)
+    for i, width in enumerate(spec.projections):  # they commute with the mean of a sequence's rows
+        x = g.linear(x, g.weight(f"{spec.root}.projections.{i}.weight", Dim("projection", width), x.dims[-1]))
     return g.output_rows(x)
 
 

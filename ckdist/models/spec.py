@@ -11,6 +11,7 @@ import numpy as np
 
 from ckdist.errors import ArchitectureError
 from ckdist.layout import Dim, Sharding
+from ckdist.program.query_scale import QueryScale
 from ckdist.program.routing import Routing
 
 
@@ -73,6 +74,7 @@ class Attention:
         sinks: Each head has a learned score that adds to the sum of its softmax and has no value.
         bidirectional: A token also attends to later tokens. A window then extends equally to both sides.
         relative: A bias on scores by distance.
+        query_scale: A factor on queries by their position.
     """
 
     num_heads: int
@@ -91,6 +93,7 @@ class Attention:
     sinks: bool = False
     bidirectional: bool = False
     relative: RelativeBias | None = None
+    query_scale: QueryScale | None = None
 
     @property
     def value_width(self) -> int:
@@ -142,6 +145,7 @@ class LatentAttention:
     q_lora_rank: int = 0  # low rank of queries; 0: one matrix makes them
     rope: str | None = "global"
     norm_eps: float = 0.0  # epsilon of the norms of both low ranks; 0: the model's
+    query_scale: QueryScale | None = None
 
     @property
     def head_dim(self) -> int:
@@ -261,6 +265,7 @@ class ModelSpec:
     start_tokens: tuple[int, ...] = ()  # decoding begins with these if there is an encoder
     banned_tokens: tuple[int, ...] = ()  # never sampled
     output_bias: bool = False  # the output projection has a bias
+    projections: tuple[int, ...] = ()  # widths of dense layers after the last norm, which make embeddings
     balance_coefficient: float = field(default=0.0, compare=False)  # of the load-balancing loss in training; 0: none
 
     @property

@@ -130,6 +130,84 @@ CONFIGS = {
         "num_attention_heads": 6, "num_key_value_heads": 2, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "partial_rotary_factor": 0.5,
         "hidden_act": "silu", "tie_word_embeddings": False, "attention_bias": True, "pad_token_id": 0,
     },
+    "seed_oss": {
+        "architectures": ["SeedOssForCausalLM"], "model_type": "seed_oss", "vocab_size": 248, "intermediate_size": 84,
+        "num_hidden_layers": 2, "num_attention_heads": 6, "num_key_value_heads": 2, "rms_norm_eps": 1e-6,
+        "rope_scaling": {"rope_type": "default"}, "rope_theta": 10000000.0, "attention_bias": True,
+        "attention_dropout": 0.1, "attention_out_bias": False, "mlp_bias": False, "residual_dropout": 0.1,
+        "hidden_act": "silu", "tie_word_embeddings": False, "pad_token_id": 1,
+    },
+    "ernie4_5": {
+        "architectures": ["Ernie4_5ForCausalLM"], "model_type": "ernie4_5", "vocab_size": 251, "intermediate_size": 88,
+        "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "rms_norm_eps": 1e-5,
+        "rope_theta": 500000, "use_bias": False, "hidden_act": "silu", "tie_word_embeddings": True, "pad_token_id": 0,
+    },
+    "hunyuan_v1_dense": {
+        "architectures": ["HunYuanDenseV1ForCausalLM"], "model_type": "hunyuan_v1_dense", "vocab_size": 244,
+        "intermediate_size": 80, "num_hidden_layers": 2, "num_attention_heads": 6, "num_key_value_heads": 2,
+        "attention_head_dim": 16, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "use_qk_norm": True, "use_cla": False,
+        "rope_scaling": {"alpha": 1000.0, "beta_fast": 32, "beta_slow": 1, "factor": 1.0, "mscale": 1.0,
+                         "mscale_all_dim": 1.0, "type": "dynamic"},
+        "hidden_act": "silu", "tie_word_embeddings": True, "attention_bias": False, "mlp_bias": False, "pad_token_id": 0,
+    },
+    # Windows with a rotation, and a layer with neither.
+    "exaone4": {
+        "architectures": ["Exaone4ForCausalLM"], "model_type": "exaone4", "vocab_size": 235, "intermediate_size": 72,
+        "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "rms_norm_eps": 1e-5,
+        "rope_theta": 1000000, "sliding_window": 20, "sliding_window_pattern": "LLLG", "reorder_qk_norm": True,
+        "layer_types": ["sliding_attention"] * 3 + ["full_attention"],
+        "rope_scaling": {"factor": 16.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0,
+                         "original_max_position_embeddings": 48, "rope_type": "llama3"},
+        "hidden_act": "silu", "tie_word_embeddings": False, "pad_token_id": 0,
+    },
+    # Queries scaled by position: the text has five steps of the scale.
+    "ministral3": {
+        "architectures": ["Ministral3ForCausalLM"], "model_type": "ministral3", "vocab_size": 239,
+        "intermediate_size": 76, "num_hidden_layers": 2, "num_attention_heads": 6, "num_key_value_heads": 2,
+        "rms_norm_eps": 1e-5, "sliding_window": None,
+        "rope_parameters": {"beta_fast": 32.0, "beta_slow": 1.0, "factor": 16.0, "llama_4_scaling_beta": 0.4,
+                            "mscale": 1.0, "mscale_all_dim": 1.0, "original_max_position_embeddings": 12,
+                            "rope_theta": 1000000.0, "rope_type": "yarn", "type": "yarn"},
+        "hidden_act": "silu", "tie_word_embeddings": False, "pad_token_id": 0,
+    },
+    "gemma": {
+        "architectures": ["GemmaForCausalLM"], "model_type": "gemma", "vocab_size": 252, "intermediate_size": 64,
+        "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 1, "rms_norm_eps": 1e-6,
+        "rope_theta": 10000.0, "hidden_act": "gelu", "attention_bias": False, "tie_word_embeddings": True,
+    },
+    # The text parts of models that read images too: their positions have three axes.
+    "qwen25vl": {
+        "architectures": ["Qwen2_5_VLForConditionalGeneration"], "model_type": "qwen2_5_vl",
+        "text_config": {
+            "model_type": "qwen2_5_vl_text", "vocab_size": 236, "intermediate_size": 76, "num_hidden_layers": 2,
+            "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": None, "hidden_size": 96, "rms_norm_eps": 1e-6,
+            "rope_theta": 1000000.0, "rope_scaling": {"mrope_section": [2, 3, 3], "rope_type": "default", "type": "default"},
+            "use_sliding_window": False, "sliding_window": 32768, "max_window_layers": 2, "hidden_act": "silu",
+        },
+        "vision_config": {
+            "model_type": "qwen2_5_vl", "depth": 1, "hidden_size": 8, "num_heads": 1, "intermediate_size": 8,
+            "out_hidden_size": 96, "patch_size": 2, "temporal_patch_size": 1, "spatial_merge_size": 1,
+            "in_channels": 1, "fullatt_block_indexes": [0], "window_size": 4,
+        },
+        "image_token_id": 232, "video_token_id": 233, "vision_start_token_id": 234, "vision_end_token_id": 235,
+        "tie_word_embeddings": False,
+    },
+    "qwen3vl": {
+        "architectures": ["Qwen3VLForConditionalGeneration"], "model_type": "qwen3_vl",
+        "text_config": {
+            "model_type": "qwen3_vl_text", "vocab_size": 233, "intermediate_size": 72, "num_hidden_layers": 2,
+            "num_attention_heads": 6, "num_key_value_heads": 2, "rms_norm_eps": 1e-6, "rope_theta": 5000000,
+            "rope_scaling": {"mrope_interleaved": True, "mrope_section": [4, 2, 2], "rope_type": "default"},
+            "hidden_act": "silu", "attention_bias": False,
+        },
+        "vision_config": {
+            "model_type": "qwen3_vl", "depth": 1, "hidden_size": 8, "num_heads": 1, "intermediate_size": 8,
+            "out_hidden_size": 64, "num_position_embeddings": 4, "patch_size": 2, "temporal_patch_size": 1,
+            "spatial_merge_size": 1, "in_channels": 1, "deepstack_visual_indexes": [],
+        },
+        "image_token_id": 229, "video_token_id": 230, "vision_start_token_id": 231, "vision_end_token_id": 232,
+        "tie_word_embeddings": True,
+    },
     # Experts. The second layer of qwen3moe has none.
     "qwen3moe": {
         "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "vocab_size": 238, "intermediate_size": 56,

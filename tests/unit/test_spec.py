@@ -289,7 +289,7 @@ def test_gguf_that_is_not_such_a_model(tmp_path):
             "a list of 7",
         ),
         ({"tie_word_embeddings": "yes"}, "tie_word_embeddings is 'yes'; it must be true or false"),
-        ({"architectures": ["Gemma3ForCausalLM"], "use_bidirectional_attention": True}, "only causal attention"),
+        ({"architectures": ["Gemma3ForCausalLM"], "use_bidirectional_attention": True}, "must be false"),
     ],
 )
 def test_config_that_cannot_be(fields, message):

@@ -57,6 +57,7 @@ def attention(g: Tracer, x: Value, a: Attention, path: str, layer: int, eps: flo
         k = g.rms_norm(k, w("k_norm.weight", head), eps)
     if a.rope is not None and not a.norms_rotated:
         q, k = g.rope(q, a.rope), g.rope(k, a.rope)
+    q = g.scale_queries(q, a.query_scale)
     sinks = w("sinks", replace(q.dims[-1], width=1)) if a.sinks else None
     scores = {"scale": a.scale, "soft_cap": a.soft_cap, "window": a.window}
     relative = relative_bias(g, a, path, layer)

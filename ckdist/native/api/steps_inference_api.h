@@ -125,6 +125,9 @@ struct ckdist_attend_step {
   int32_t relative, reach;
   const int32_t* buckets;
   int32_t listed; /* value of select_positions: a token with more positions sees only those; -1: it sees all */
+  /* q at position p is multiplied by 1 + query_beta * log(1 + floor(p / query_context)); query_beta 0: by 1 */
+  float query_beta;
+  int32_t query_context;
 };
 
 /* Stores keys and values of all tokens in a layer's cache. */
@@ -225,6 +228,8 @@ struct ckdist_attend_latent_step {
   int32_t layer, rope_table;
   float eps, scale;
   int32_t listed; /* as in attend */
+  float query_beta;
+  int32_t query_context; /* as in attend */
 };
 
 /* Norms (layer norm) and rotates k, and stores it in the layer's index of keys. For each token with more positions than

@@ -110,6 +110,7 @@ struct Attend : AttentionRun<Attend, ckdist_attend_step> {
     const Start start = start_of(sequence);
     const int64_t position = r.batch.chunks[sequence].first_position + token - start.token;
     const Rope rope = rotation(token, position);
+    const float scale = query_factor(step.query_beta, step.query_context, position);
     uint8_t* const block =
         of.kv(kv_head) + r.batch.block_tables[start.block + position / kBlockTokens] * of.block_bytes;
     // Prefetches the key half of the block, because storing a key touches each of its cache lines. Later positions of
@@ -121,6 +122,8 @@ struct Attend : AttentionRun<Attend, ckdist_attend_step> {
       if (together)
         k.scale_weighted(x, q_factor, r.vector(step.q_norm) + head + h * width, width, rotated), x = rotated;
       norm_and_rotate(x, together ? -1 : step.q_norm, rope, width, rotated);
+      if (step.query_beta != 0.f)
+        for (int i = 0; i < width; i++) rotated[i] *= scale;
     }
     if (together)
       k.scale_weighted(key, k_factor, r.vector(step.k_norm) + key_column, width, rotated_key), key = rotated_key;
