@@ -227,6 +227,7 @@ SAFETENSORS_EXPERTS = SAFETENSORS.but(in_layers("model.layers", {"mlp.experts.ga
 EXPERTS = in_layers("blk", {
     "ffn_gate_inp": "mlp.gate",
     "exp_probs_b": "mlp.gate.e_score_correction",
+    "ffn_gate_up_exps": (_GATE, _UP),
     "ffn_gate_exps": _GATE,
     "ffn_up_exps": _UP,
     "ffn_down_exps": _DOWN,
@@ -236,6 +237,7 @@ EXPERTS = in_layers("blk", {
     "ffn_down_shexp": "mlp.shared_expert.down_proj",
 })  # fmt: skip
 GGUF_EXPERTS = GGUF.but(EXPERTS)
+STACKED_EXPERTS = (r".*mlp\.experts\.(gate_up|down)_proj\.weight", "stacked")
 SHARED_EXPERTS = {
     f"mlp.shared_experts.{part}_proj": f"mlp.shared_expert.{part}_proj" for part in ("gate", "up", "down")
 }

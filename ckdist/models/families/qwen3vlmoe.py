@@ -27,7 +27,7 @@ KEYS = replace(qwen3moe.KEYS, aliases={"num_experts": "num_local_experts"}).but(
     unused=("sliding_window",),  # transformers has no windows in this family
 )
 
-STACKS = r".*mlp\.experts\.(gate_up|down)_proj\.weight"
+INPUTS_AS_ROWS = (family.STACKED_EXPERTS[0], "transposed_or_not")
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
@@ -67,5 +67,5 @@ FAMILY = replace(
     from_config=config,
     from_gguf=gguf,
     to_gguf=export,
-    safetensors=family.SAFETENSORS_EXPERTS.but({}, (STACKS, "stacked"), (STACKS, "transposed_or_not")),
+    safetensors=family.SAFETENSORS_EXPERTS.but({}, family.STACKED_EXPERTS, INPUTS_AS_ROWS),
 )
