@@ -32,7 +32,8 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM
 
-FAMILIES = ["llama2", "llama3", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "phi4", "olmo2", "olmo3", "granite", "smollm3", "glm4", "deepseek_dense"]
+FAMILIES = ["llama2", "llama3", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "phi4", "olmo2", "olmo3", "granite", "smollm3", "glm4", "deepseek_dense", "exaone4",
+            "hunyuan_v1_dense", "ministral3"]
 EXPERTS = ["mixtral", "qwen3moe", "deepseek_v3", "gptoss"]
 FAMILIES += EXPERTS
 BALANCED = {"mixtral": 0.02, "qwen3moe": 0.3}  # coefficient of the load-balancing loss

@@ -17,6 +17,7 @@ _EXPERT = re.compile(r"(.+\.experts)\.(0|[1-9]\d{0,4})\.(.+)")
 
 _STACK = re.compile(r"(.+\.experts\.(?:gate_up_proj|down_proj))(_bias)?")
 _CORRECTION = "e_score_correction_bias"
+_PROJECTIONS = "model.projections."  # in all families
 
 
 def stack_of(stored: str) -> tuple[str, int | None]:
@@ -95,6 +96,8 @@ class TensorNames:
 
     def weights_of(self, stored: str) -> tuple[str, ...]:
         """The weights in a stored tensor; empty if the forward does not read it."""
+        if stored.startswith(_PROJECTIONS):
+            return (stored,)
         name = _text_part(stored) if self.own_names else stored.removeprefix(self.outer)
         number, keys = _keys(name)
         for key, kind in keys:
