@@ -1,7 +1,7 @@
 """A model's weights as tensors of its family's safetensors files.
 
-They have their stored names. Stacks of experts become one tensor per expert unless the family stores stacks, and the keys' and values' matrices of
-latent attention become one tensor.
+They have their stored names. Stacks of experts become one tensor per expert unless the family stores stacks, and the
+keys' and values' matrices of latent attention become one tensor.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -57,9 +57,8 @@ def _stacks(names: TensorNames, weights: Mapping[str, np.ndarray]) -> Iterator[S
         transposed = names.has("transposed", stored) or names.has("transposed_or_not", stored)
         rows, columns = (sum(array.shape[1] for array in arrays),), arrays[0].shape[2:]
         shape = (experts, *columns, *rows) if transposed else (experts, *rows, *columns)
-        make = lambda arrays=arrays, turns=names.has("alternating", stored), transposed=transposed: _stack(
-            arrays, turns, transposed
-        )
+        is_alternating = names.has("alternating", stored)
+        make = lambda arrays=arrays, form=(is_alternating, transposed): _stack(arrays, *form)
         short = stem if kind == "weight" else f"{stem}_{kind}"
         yield StoredTensor(short if stack_of(short)[0] == stored else stored, shape, make)
 

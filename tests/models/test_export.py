@@ -84,7 +84,9 @@ def test_llama_cpp_continues_with_the_same_text(exported, monkeypatch):
     assert any(texts)
 
 
-@pytest.mark.parametrize("family", ["llama2", "llama3", "gemma2", "gemma3", "mixtral", "qwen2", "qwen3", *DENSE, *MIXTURES])
+@pytest.mark.parametrize(
+    "family", ["llama2", "llama3", "gemma2", "gemma3", "mixtral", "qwen2", "qwen3", *DENSE, *MIXTURES]
+)
 def test_every_family_comes_back_as_it_was(family, tmp_path, monkeypatch):
     monkeypatch.setattr("ckdist.cli.export.tokenizer_metadata", lambda *_: {})  # the golden models have none
     before = open_checkpoint(GOLDEN / family)

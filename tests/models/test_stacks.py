@@ -17,8 +17,26 @@ from ckdist.weights.loader import ShardLoader
 from tests.support.paths import GOLDEN
 
 FOLDER = GOLDEN / "qwen3moe"
-WRITTEN = ["mixtral", "qwen3moe", "qwen2moe", "deepseek_v2", "deepseek_v3", "glm4moe", "glm4_moe_lite", "bailing_moe_v2"]
-WRITTEN += ["dots1", "ernie4_5_moe", "granitemoe", "granite4", "granite4_moe", "hunyuan_v1_moe", "mistral4", "qwen3vlmoe"]
+WRITTEN = [
+    "mixtral",
+    "qwen3moe",
+    "qwen2moe",
+    "deepseek_v2",
+    "deepseek_v3",
+    "glm4moe",
+    "glm4_moe_lite",
+    "bailing_moe_v2",
+]
+WRITTEN += [
+    "dots1",
+    "ernie4_5_moe",
+    "granitemoe",
+    "granite4",
+    "granite4_moe",
+    "hunyuan_v1_moe",
+    "mistral4",
+    "qwen3vlmoe",
+]
 GATE = "model.layers.0.mlp.experts.gate_proj.weight"
 DOWN = "model.layers.0.mlp.experts.down_proj.weight"
 STORED = "model.layers.0.mlp.experts.{}.{}_proj.weight"

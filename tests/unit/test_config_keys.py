@@ -28,6 +28,7 @@ WITHOUT_EFFECT = {  # model -> fields whose value matters only together with ano
     "ernie4_5_moe": ("moe_layer_end_index",),  # which is the last layer
     "nomic_bert": ("max_position_embeddings",),  # no more than the 2048 that it was trained with
     "ministral3": ("rope_theta", "tie_word_embeddings"),  # the default of rope_parameters; the whole file has it
+    "mistral4": ("rope_theta", "tie_word_embeddings"),
     "mistral_small3": ("tie_word_embeddings",),
     **dict.fromkeys(("qwen2", "qwen25vl", "qwen3", "qwen3moe", "smollm3"), ("use_sliding_window", "max_window_layers")),
 }

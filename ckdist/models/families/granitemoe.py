@@ -31,7 +31,7 @@ def experts(f: Fields) -> MoeFfn:
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
     """Reads a config.json."""
-    return granite.model(NAME, f, outer, experts(f), **from_config.balance(f))
+    return granite.model(NAME, f, outer, experts(f), True, **from_config.balance(f))
 
 
 def gguf(header: GgufHeader) -> ModelSpec:
