@@ -65,5 +65,7 @@ FAMILY = replace(
     from_config=config,
     from_gguf=gguf,
     to_gguf=export,
-    safetensors=family.SAFETENSORS_EXPERTS.but({}, (r".*mlp\.experts\.(gate_up|down)_proj\.weight", "transposed_or_not")),
+    safetensors=family.SAFETENSORS_EXPERTS.but(
+        {}, (r".*mlp\.experts\.(gate_up|down)_proj\.weight", "transposed_or_not")
+    ),
 )
