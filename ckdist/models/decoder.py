@@ -29,7 +29,7 @@ OUTPUT_BIAS = "lm_head.bias"
 
 def projection(index: int) -> str:
     """The name of a dense layer's matrix after the last norm."""
-    return f"model.projections.{index}.weight"
+    return f"model.projection_{index}.weight"
 
 
 def block(g: Tracer, x: Value, model: ModelSpec, layer: int, rows: Rows = all_rows) -> Value:

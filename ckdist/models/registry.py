@@ -17,7 +17,10 @@ from ckdist.models.spec import ModelSpec, MoeFfn
 
 ENTRY_POINT = "ckdist.families"  # group of entry points; each names a Family
 # Architectures and types whose text part is of the family that it names -> defaults of the whole file
-SEVERAL_TEXT_PARTS = dict.fromkeys(("Mistral3ForConditionalGeneration", "mistral3"), {"tie_word_embeddings": True})
+SEVERAL_TEXT_PARTS: dict[Any, dict[str, Any]] = {
+    "Mistral3ForConditionalGeneration": {"tie_word_embeddings": True},
+    "mistral3": {"tie_word_embeddings": True},
+}
 
 
 @functools.cache
@@ -134,7 +137,7 @@ def _not_read(near: Family, config: Mapping[str, Any], where: str) -> str:
         unknown = _read(near, config, where)[1]
     except CkdistError as error:
         return "cannot read the file: " + str(error).removeprefix(f"{where}: ")
-    return f"does not have {', '.join(unknown)}" if unknown else ""
+    return f"does not have these fields: {', '.join(unknown)}" if unknown else ""
 
 
 def spec_from_gguf(

@@ -32,6 +32,6 @@ def unknown_architecture(name: str, nearest: list[str], lacks: str, where: str) 
     """
     said = f"{where}: architecture {name[:100]!r} is not known"
     if not nearest:
-        return ArchitectureError(f"{said}, and no known one has a similar name; docs/formats.md has the list")
+        return ArchitectureError(f"{said}, and no known one has a similar name; docs/formats.md lists them all")
     said += f"; the nearest known {'are' if len(nearest) > 1 else 'is'} {', '.join(nearest)}"
     return ArchitectureError(f"{said}; {nearest[0]} {lacks:.300}" if lacks else said)

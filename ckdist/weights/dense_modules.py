@@ -1,4 +1,4 @@
-"""Dense layers after the pooling of embeddings, as sentence-transformers stores them: folders 2_Dense, 3_Dense and on."""
+"""Dense layers after the pooling of embeddings, as sentence-transformers stores them: folders 2_Dense, 3_Dense."""
 
 import pathlib
 import re

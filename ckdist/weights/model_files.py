@@ -153,7 +153,9 @@ def model_files(checkpoint: Checkpoint, adapter: pathlib.Path | None = None) -> 
             firsts.setdefault(path, {}).setdefault(first, name)
     held = {path: tuple(span for file, span in checkpoint.held if file == path) for path in firsts}
     folder = checkpoint.path
-    name_of = lambda path: str(path.relative_to(folder)) if path.is_relative_to(folder) and path != folder else path.name
+    name_of = lambda path: (
+        str(path.relative_to(folder)) if path.is_relative_to(folder) and path != folder else path.name
+    )
     files = [ModelFile(name_of(p), p, tuple(sorted(found.items())), held[p]) for p, found in sorted(firsts.items())]
     if folder.is_dir():
         paths = [folder / name for name in (CONFIG, *BESIDE)] + sorted((folder / TEMPLATES).glob("*.jinja"))

@@ -4,6 +4,7 @@ Two dense layers without a function between them follow the mean of all tokens: 
 """
 
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 from ckdist.models.families import gemma3
@@ -46,9 +47,9 @@ def export(spec: ModelSpec, where: str) -> GgufForm:
     values: dict[str, Any] = {name.replace(gemma3.NAME, GGUF, 1): value for name, value in form.metadata.items()}
     window = max(layer.attention.window for layer in spec.layers)
     more = {"attention.sliding_window": 2 * (window - 1), "attention.causal": False, "pooling_type": 1}
-    widths = [spec.hidden_size, *spec.projections]
-    for name, rows in zip(DENSE, zip(widths, widths[1:], strict=False), strict=False):
-        more |= {f"{name}_feat_in": rows[0], f"{name}_feat_out": rows[1]}
+    rows = pairwise([spec.hidden_size, *spec.projections])
+    for name, (inputs, outputs) in zip(DENSE, rows, strict=False):
+        more |= {f"{name}_feat_in": inputs, f"{name}_feat_out": outputs}
     named = {f"{GGUF}.{name}": value for name, value in more.items()}
     return replace(form, metadata={**values, "general.architecture": GGUF, **named})
 
@@ -62,7 +63,5 @@ FAMILY = replace(
     from_config=config,
     from_gguf=gguf,
     to_gguf=export,
-    gguf_names=gemma3.FAMILY.gguf_names.but(
-        {name: f"model.projections.{i}" for i, name in enumerate(DENSE)}
-    ),
+    gguf_names=gemma3.FAMILY.gguf_names.but({name: f"model.projection_{i}" for i, name in enumerate(DENSE)}),
 )

@@ -17,7 +17,7 @@ _EXPERT = re.compile(r"(.+\.experts)\.(0|[1-9]\d{0,4})\.(.+)")
 
 _STACK = re.compile(r"(.+\.experts\.(?:gate_up_proj|down_proj))(_bias)?")
 _CORRECTION = "e_score_correction_bias"
-_PROJECTIONS = "model.projections."  # in all families
+_PROJECTIONS = "model.projection_"  # in all families
 
 
 def stack_of(stored: str) -> tuple[str, int | None]:

@@ -1,4 +1,4 @@
-"""Elementwise and rowwise ops: scale, scale_queries, soft_cap, activate, gated, add, select_rows, and their gradients."""
+"""Elementwise and rowwise ops: scale, scale_queries, soft_cap, activate, gated, add, select_rows; gradients."""
 
 import math
 from typing import TYPE_CHECKING
