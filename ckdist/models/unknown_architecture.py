@@ -9,7 +9,7 @@ _SHOWN = 3
 
 
 def _stem(name: str) -> str:
-    """The part of a name that tells architectures apart, in lower case."""
+    """The part of a name in which architectures differ, in lower case."""
     return name.partition("For")[0].lower().replace("_", "")
 
 

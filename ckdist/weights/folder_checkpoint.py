@@ -3,6 +3,7 @@
 import pathlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from ckdist.errors import ModelFileError
 from ckdist.hub.local_copy import open_file
@@ -10,12 +11,14 @@ from ckdist.models.decoder import EMBEDDING, OUTPUT, projection, weight_shapes
 from ckdist.models.families.family import TensorNames, stack_of
 from ckdist.models.registry import family, read_config
 from ckdist.weights.checkpoint import Checkpoint
-from ckdist.weights.dense_modules import dense_modules
 from ckdist.weights.generation import with_generation_rules
 from ckdist.weights.json_file import quantization_config, read_json_object
 from ckdist.weights.safetensors import read_folder
 from ckdist.weights.stored_weights import SAFETENSORS_TYPES, StoredWeights, notes_on, required, sources, weights_of
 from ckdist.weights.tensor_source import TensorSource
+
+if TYPE_CHECKING:  # few folders have such layers
+    from ckdist.weights.dense_modules import DenseModule
 
 
 def open_folder(path: pathlib.Path) -> Checkpoint:
@@ -27,7 +30,7 @@ def open_folder(path: pathlib.Path) -> Checkpoint:
     spec, unknown = read_config(config, str(config_path))
     folder = read_folder(path)
     stored, tensors, notes = [], dict(folder.tensors), list(folder.notes)
-    modules = dense_modules(path)
+    modules = _dense_modules(path)
     if modules and (spec.generates or spec.encoder is not None):
         notes.append(f"embeddings are those before {len(modules)} dense layers, as 2_Dense, which are not read")
     elif modules:
@@ -64,6 +67,15 @@ def open_folder(path: pathlib.Path) -> Checkpoint:
     notes += [f"{field} in config.json and is ignored: {spec.family} has no such field" for field in unknown]
     notes += notes_on(spec, unread, predicting, str(path))
     return Checkpoint(path, "safetensors", spec, tensors, config, tuple(notes))
+
+
+def _dense_modules(path: pathlib.Path) -> "list[DenseModule]":
+    """The dense layers of embeddings in a folder."""
+    if next(path.glob("*_Dense"), None) is None:
+        return []
+    from ckdist.weights.dense_modules import dense_modules
+
+    return dense_modules(path)
 
 
 def _naming_notes(
