@@ -36,6 +36,8 @@ FUSED = ("gate_up_proj", "down_proj")  # parameters of stacked experts
 WEIGHTS = "adapter_model.safetensors"
 PREFIX = "base_model.model."
 ANOTHER_MODEL = "it was trained on another model"
+HALF_LIMIT = 2.0**15
+HALVES = {"F16", "BF16"}
 Matrices = dict[str, np.ndarray]
 
 
@@ -69,8 +71,9 @@ class StoredAdapter:
     """The matrices of an adapter: a linear becomes W x + B (A x).
 
     Attributes:
-        matrices: float32 A (rank, in) and B (out, rank) by the model's names, as
-            model.layers.0.self_attn.q_proj.lora_A.weight. Stacks of these for experts. B includes the scale.
+        matrices: A (rank, in) and B (out, rank) by the model's names, as
+            model.layers.0.self_attn.q_proj.lora_A.weight. Stacks of these for experts. B includes the scale. float32,
+            or float16 if the file has 16 bits and it is no stack.
         notes: Warnings for the user, one line each.
     """
 
@@ -150,6 +153,8 @@ class _AdapterReader:
         if (index is not None) != is_expert(stems[0]) or (index is not None and len(stems) > 1):
             raise self._unknown(a.name)
         low, values = self._pair(self._key(stem, a), a, b)
+        if index is None and {a.dtype, b.dtype} <= HALVES:
+            low, values = halves(low, values)
         rows = self._rows_of(stored, weights, len(values)) if index is None else [slice(None)]
         if len(rows) != len(stems):
             total = sum(self.shapes[weight][0] for weight in weights)
@@ -274,6 +279,18 @@ class _AdapterReader:
         verb = "module has" if len(missing) == 1 else "modules have"
         note = f"{len(missing)} targeted {verb} no matrices, or not for all experts, as {missing[0]!r}"
         return (f"{note}: only the base's weights are used there",)
+
+
+def halves(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """A and B as float16, with the same product: both have about the same largest value, by a power of two.
+
+    The relative error of an element is at most 2^-11, or 2^-25 absolute. Unchanged if a value is too large.
+    """
+    largest = [float(np.abs(matrix).max(initial=0)) for matrix in (a, b)]
+    if not all(np.isfinite(largest)) or not all(largest) or max(largest) > HALF_LIMIT:
+        return a, b
+    factor = np.float32(2.0 ** round(np.log2(largest[1] / largest[0]) / 2))
+    return (a * factor).astype(np.float16), (b / factor).astype(np.float16)
 
 
 def _read(tensor: StoredTensor) -> np.ndarray:
