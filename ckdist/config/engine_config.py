@@ -3,8 +3,9 @@
 import re
 from dataclasses import dataclass
 
-from ckdist.comm.transports.names import CHOICES
-from ckdist.config.options import Settings, byte_size, integer_or_auto, option
+from ckdist.comm.transports.names import CHOICES, ENCRYPT
+from ckdist.config.draft_config import DraftFlags
+from ckdist.config.options import byte_size, integer_or_auto, option
 from ckdist.errors import ConfigError
 from ckdist.overrides import metadata_overrides
 
@@ -39,7 +40,7 @@ QUANTIZE_TYPES = ("q8_0", "q4_k")
 
 
 @dataclass(frozen=True, kw_only=True)
-class EngineConfig(Settings):
+class EngineConfig(DraftFlags):
     """Settings of every command that runs a model."""
 
     model: str | None = option(None, "-m", "--model", metavar="MODEL", help=MODEL_HELP)
@@ -105,6 +106,11 @@ class EngineConfig(Settings):
     transport: str = option(
         "auto", "--transport", choices=CHOICES,
         help="transport between hosts (shared memory is used within a host); auto: the fastest that works",
+    )  # fmt: skip
+    encrypt: str = option(
+        "auto", "--encrypt", choices=ENCRYPT,
+        help="encryption between hosts; auto: of tcp, while verbs and mpi are allowed and not encrypted; "
+        "always: tcp alone is used; never: for closed networks",
     )  # fmt: skip
     tensor_parallel_size: int = option(
         0, "-tp", "--tensor-parallel-size", parse=integer_or_auto, within=(0, 256),
