@@ -75,9 +75,7 @@ class AdapterSlots:
         tensors = stored.matrices
         for name, tensor in tensors.items():
             self._check(folder, name, tensor)
-        parts = {
-            key: _part(key, tensors.get(key.name)) for key in self._places if key.matrices == (slot, slot + 1)
-        }
+        parts = {key: _part(key, tensors.get(key.name)) for key in self._places if key.matrices == (slot, slot + 1)}
         packed = iter(pack_together([part for part in parts.values() if part is not None]))
         for key, part in parts.items():
             self._places[key].hold(None if part is None else next(packed))
