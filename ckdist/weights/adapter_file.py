@@ -8,6 +8,7 @@ Matrices of experts have two forms:
 """
 
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,8 +37,8 @@ FUSED = ("gate_up_proj", "down_proj")  # parameters of stacked experts
 WEIGHTS = "adapter_model.safetensors"
 PREFIX = "base_model.model."
 ANOTHER_MODEL = "it was trained on another model"
-HALF_LIMIT = 2.0**15
-HALVES = {"F16", "BF16"}
+HALVES = {"F16", "BF16"}  # types of the file whose matrices are kept as float16
+HALF_RANGE = (2.0**-12, 2.0**15)  # of the largest value, for errors of at most 2^-13 of it
 Matrices = dict[str, np.ndarray]
 
 
@@ -282,14 +283,15 @@ class _AdapterReader:
 
 
 def halves(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """A and B as float16, with the same product: both have about the same largest value, by a power of two.
+    """A and B as float16, with the same product. A power of two gives both about the same largest value.
 
-    The relative error of an element is at most 2^-11, or 2^-25 absolute. Unchanged if a value is too large.
+    The relative error of an element is at most 2^-11, or 2^-25 absolute. Unchanged if the values are not of its range.
     """
-    largest = [float(np.abs(matrix).max(initial=0)) for matrix in (a, b)]
-    if not all(np.isfinite(largest)) or not all(largest) or max(largest) > HALF_LIMIT:
+    largest_a, largest_b = (float(np.abs(matrix).max(initial=0)) for matrix in (a, b))
+    least, most = HALF_RANGE
+    if not least**2 <= largest_a * largest_b <= most**2:  # NaN, too
         return a, b
-    factor = np.float32(2.0 ** round(np.log2(largest[1] / largest[0]) / 2))
+    factor = np.float32(2.0 ** round(math.log2(largest_b / largest_a) / 2))
     return (a * factor).astype(np.float16), (b / factor).astype(np.float16)
 
 

@@ -12,7 +12,7 @@
 #include "kernels/elementwise.h"
 #include "kernels/gradient.h"
 #include "kernels/linear.h"
-#include "kernels/low_rank.h"
+#include "kernels/low_rank_rows.h"
 #include "kernels/machine.h"
 #include "kernels/optimizer.h"
 #include "kernels/packing.h"

@@ -8,7 +8,6 @@ from ckdist.serve.problems import Problem
 from ckdist.serve.requests.request_fields import Fields
 from ckdist.serve.text_records import ModelFacts
 
-
 OLLAMA_TAG = ":latest"  # Ollama's clients add it to names
 
 

@@ -1,5 +1,4 @@
 // Products of one input with several matrices, with their biases, low-rank additions, gate and soft cap.
-#include "kernels/prefetch.h"
 #include "runtime/shares.h"
 #include "runtime/steps/low_rank.h"
 #include "runtime/steps/packed_weight.h"
@@ -17,8 +16,6 @@ constexpr int64_t kGatedRows = 256, kGatedBytes = 512 << 10;
 constexpr int64_t kAheadBytes = 256 << 10;  // bytes of a product's weights that are prefetched
 // Tokens and tiles of a summed product at a time. The result stays in the L2 cache.
 constexpr int64_t kSummedTokens = 256, kSummedPrompts = 512, kSummedTiles = 8;
-
-constexpr int64_t kFetchedTiles = 1;
 
 struct Linear : StepRun<Inference, ckdist_linear_step> {
   using Product = ckdist_product;
@@ -202,13 +199,7 @@ struct Linear : StepRun<Inference, ckdist_linear_step> {
     int64_t stride;
     // (rows, columns)
     float* const y = r.floats(p.out, &stride) + (r.first_row(step.step) + rows.begin) * stride + column + from;
-    if (step.adapters > 0 && p.low.count > 0 && rows.end - rows.begin <= Inference::kFewRows) {
-      for (int64_t tile = tiles.begin; tile < tiles.end; tile += kFetchedTiles) {
-        const Range some = {tile, std::min(tile + kFetchedTiles, tiles.end)};
-        fetch_low(p, s, some, rows);
-        product(weight, p.x.first, some, rows, y + (tile - tiles.begin) * kTileRows, stride);
-      }
-    } else product(weight, p.x.first, tiles, rows, y, stride);
+    product(weight, p.x.first, tiles, rows, y, stride);
     if (p.bias >= 0) add_bias(r.vector(p.bias + s) + from, to - from, rows, y, stride);
     if (p.low.count > 0) add_low(p, s, p.low.first, tiles, rows, y, stride);
     if (step.soft_cap != 0.f)
@@ -239,15 +230,6 @@ struct Linear : StepRun<Inference, ckdist_linear_step> {
     r.each_adapter(step.step, rows, [&](int adapter, Range some) {
       const Matrix& w = r.matrix(p.low_weight.first + adapter * shards + s);
       if (w.cols > 0) add(w, some);
-    });
-  }
-
-  // Prefetches the tiles of B of a few rows' adapters: each is too short for the hardware to do so.
-  void fetch_low(const Product& p, int s, Range tiles, Range rows) {
-    const int shards = p.low_weight.count / step.adapters;
-    r.each_adapter(step.step, rows, [&](int adapter, Range) {
-      const Matrix& w = r.matrix(p.low_weight.first + adapter * shards + s);
-      if (w.cols > 0) fetch_lines(w.tiles + tiles.begin * w.tile_bytes, int((tiles.end - tiles.begin) * w.tile_bytes / 64));
     });
   }
 

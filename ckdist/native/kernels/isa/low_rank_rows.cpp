@@ -1,4 +1,4 @@
-#include "kernels/low_rank.h"
+#include "kernels/low_rank_rows.h"
 
 #include "kernels/isa/simd.h"
 #include "kernels/layout.h"
