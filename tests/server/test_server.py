@@ -225,7 +225,10 @@ def test_the_start_is_four_lines(server):
 def test_other_commands_say_nothing_but_their_result(tmp_path):
     """`bench` says what prefill does, then the names of columns and two rows."""
     model = ["-m", "tests/golden/llama3", "-t", "1"]
-    for words, lines in ((["perplexity", "--token-ids", "3,4,5"], 1), (["bench", "-p", "8", "-n", "2", "-r", "1", *MEASURED], 4)):
+    for words, lines in (
+        (["perplexity", "--token-ids", "3,4,5"], 1),
+        (["bench", "-p", "8", "-n", "2", "-r", "1", *MEASURED], 4),
+    ):
         done = run_ranks(2, "-m", "ckdist.cli.main", *words, *model, timeout=60, env={"XDG_CACHE_HOME": str(tmp_path)})
         assert (done.returncode, done.stderr, done.stdout.count("\n")) == (0, "", lines), done.stdout + done.stderr
 
