@@ -32,7 +32,8 @@ OTHER_NAMES = {
     "max_seq_length": "max_length", "max_seq_len": "max_length", "seq_len": "max_length", "block_size": "max_length",
     "sequence_len": "max_length", "context_length": "max_length", "model": "model_name_or_path",
     "base_model": "model_name_or_path", "tokenizer": "tokenizer_name", "data": "train_file", "dataset": "train_file",
-    "datasets": "train_file", "train_data": "train_file", "eval_file": "validation_file", "output": "output_dir",
+    "datasets": "train_file", "weights": "train_file_weights", "train_weights": "train_file_weights",
+    "dataset_weights": "train_file_weights", "train_data": "train_file", "eval_file": "validation_file", "output": "output_dir",
     "out": "output_dir", "optimizer": "optim", "warmup": "warmup_steps", "grad_clip": "max_grad_norm",
     "clip_grad": "max_grad_norm", "gradient_checkpointing": "activation_checkpointing", "r": "lora_r",
     "rank": "lora_r", "lora_rank": "lora_r", "alpha": "lora_alpha", "target_modules": "lora_target_modules",
@@ -54,7 +55,15 @@ class TrainConfig(Settings):
 
     train_file: tuple[str, ...] = option(
         (),
-        help="text, .jsonl, .json and .parquet files; * and ** match, {stdlib} is the folder of Python's library",
+        help="text, .jsonl, .json, .csv and .parquet files, or folders of them; * and ** match, {stdlib} is the folder "
+        "of Python's library",
+    )
+    train_file_weights: tuple[float, ...] = option(
+        (),
+        kind=float,
+        within=(0, 1e4),
+        help="passes of an epoch over each entry of train_file, as [2, 0.5]; a fraction is a random part of its "
+        "documents (default: 1 for each)",
     )
     validation_file: tuple[str, ...] = option(
         (),
@@ -63,7 +72,7 @@ class TrainConfig(Settings):
     validation_split_percentage: float = option(
         2.0, help="per cent of the training documents that are held out for validation", within=(0, 50)
     )
-    text_column: str = option("text", help="field or column that holds the text of .jsonl, .json and .parquet")
+    text_column: str = option("text", help="field or column that holds the text of .jsonl, .json, .csv and .parquet")
     bad_lines: str = option(
         "error",
         help="at a line that cannot be used: stop (error), or count it and go on (skip)",
@@ -164,6 +173,11 @@ class TrainConfig(Settings):
             raise ConfigError(
                 f"model_name_or_path (a model to continue from) or model_config (a new model) is needed, "
                 f"and {given} given"
+            )
+        if self.train_file_weights and len(self.train_file_weights) != len(self.train_file):
+            raise ConfigError(
+                f"train_file_weights has {len(self.train_file_weights)} numbers, and train_file has "
+                f"{len(self.train_file)} entries: give one for each"
             )
         if self.lora_r and not self.model_name_or_path:
             raise ConfigError(f"lora_r ({self.lora_r}) needs a model to continue from: set model_name_or_path")

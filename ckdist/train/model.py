@@ -25,7 +25,8 @@ from ckdist.tokens.tokenizer_source import tokenizer_of
 from ckdist.tokens.tried import load_tried
 from ckdist.train.arena import shape_of
 from ckdist.train.config import TrainConfig
-from ckdist.train.data.documents import find_files, read_documents
+from ckdist.train.data.data_files import find_files
+from ckdist.train.data.documents import read_documents
 from ckdist.train.data.records import BadLine
 from ckdist.train.initial import initial_matrix, initial_weight
 from ckdist.train.loss_program import LossProgram, lower_model, trace_model, trainable

@@ -12,7 +12,7 @@ import numpy as np
 from ckdist.models.registry import family
 from ckdist.regular_file import sync, write_synced
 from ckdist.tokens.tokenizer import Tokenizer
-from ckdist.train.data.token_cache import end_of_text
+from ckdist.train.data.turns import end_of_text
 from ckdist.train.model import TrainedModel
 from ckdist.train.stored_tensors import stored_tensors
 from ckdist.weights.safetensors import SINGLE_FILE
