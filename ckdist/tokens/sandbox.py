@@ -14,7 +14,6 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-
 GENERATION_BEGIN, GENERATION_END = "generation_begin_mark", "generation_end_mark"  # variables; training sets them
 
 

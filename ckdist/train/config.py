@@ -33,7 +33,8 @@ OTHER_NAMES = {
     "sequence_len": "max_length", "context_length": "max_length", "model": "model_name_or_path",
     "base_model": "model_name_or_path", "tokenizer": "tokenizer_name", "data": "train_file", "dataset": "train_file",
     "datasets": "train_file", "weights": "train_file_weights", "train_weights": "train_file_weights",
-    "dataset_weights": "train_file_weights", "train_data": "train_file", "eval_file": "validation_file", "output": "output_dir",
+    "dataset_weights": "train_file_weights", "train_data": "train_file", "eval_file": "validation_file",
+    "output": "output_dir",
     "out": "output_dir", "optimizer": "optim", "warmup": "warmup_steps", "grad_clip": "max_grad_norm",
     "clip_grad": "max_grad_norm", "gradient_checkpointing": "activation_checkpointing", "r": "lora_r",
     "rank": "lora_r", "lora_rank": "lora_r", "alpha": "lora_alpha", "target_modules": "lora_target_modules",
@@ -149,7 +150,9 @@ class TrainConfig(Settings):
         0, help="rank of LoRA's matrices; only these are trained; 0: train all weights", within=(0, 1 << 14)
     )
     lora_alpha: float = option(16.0, help="LoRA's product is scaled by alpha / rank", within=(0, 1e6))
-    lora_target_modules: tuple[str, ...] = option(("q_proj", "v_proj"), help="linear layers that get LoRA's matrices")
+    lora_target_modules: tuple[str, ...] = option(
+        ("q_proj", "v_proj"), help="linear layers that get LoRA's matrices; all-linear: all of them"
+    )
 
     logging_steps: int = option(10, help="steps between lines of metrics.jsonl", within=(1, MAX_STEPS))
     eval_steps: int = option(0, help="steps between validation losses; 0: only at the end", within=(0, MAX_STEPS))
@@ -219,12 +222,12 @@ def load_config(path: str, overrides: Iterable[str] = ()) -> TrainConfig:
         values: dict[str, Any] = tomllib.loads(read_text_file(path, path, MAX_CONFIG_BYTES))
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"cannot read {path}: {error}") from None
-    for override in overrides:
-        _override(values, override)
+    for text in overrides:
+        override(values, text)
     return from_mapping(values, path)
 
 
-def _override(values: dict[str, Any], text: str) -> None:
+def override(values: dict[str, Any], text: str) -> None:
     """Applies `learning_rate=1e-3`, `model_config.hidden_size=64` or `train_file=["a", "b"]`.
 
     The value is TOML, or else a text.

@@ -33,7 +33,7 @@ from ckdist.train.loss_program import LossProgram, lower_model, trace_model, tra
 from ckdist.train.shards import Shards
 from ckdist.train.stage import TrainingStage, product_operations
 from ckdist.train.tokenizer_training import tokenizer_config, train_tokenizer
-from ckdist.weights.adapter_file import Lora
+from ckdist.weights.adapter_file import MODULES, Lora
 from ckdist.weights.checkpoint import Checkpoint, open_checkpoint
 from ckdist.weights.dequantize import read_tensor
 from ckdist.weights.dtypes import BY_NUMBER, FLOATS
@@ -41,6 +41,7 @@ from ckdist.weights.handles import MatrixHandle
 from ckdist.weights.loader import ShardLoader
 
 INITIALIZER_RANGE = 0.02
+ALL_LINEAR = "all-linear"  # as in PEFT
 
 
 @dataclass(frozen=True)
@@ -148,7 +149,8 @@ def open_model(config: TrainConfig) -> TrainedModel:
         raise ConfigError(
             f"max_length ({config.max_length}) is more than the {spec.max_position} positions of the model"
         )
-    lora = Lora(config.lora_r, config.lora_alpha, config.lora_target_modules) if config.lora_r else None
+    targets = MODULES if config.lora_target_modules == (ALL_LINEAR,) else config.lora_target_modules
+    lora = Lora(config.lora_r, config.lora_alpha, targets) if config.lora_r else None
     tracer = functools.partial(TrainingTracer, low_rank=lora.low_rank()) if lora else TrainingTracer
     program = trace_loss(loss, spec, SINGLE, Mesh({"dp": 1}), tracer)
     weights = tuple(w for w in trainable(program) if not lora or ".lora_" in w.name)

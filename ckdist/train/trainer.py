@@ -35,7 +35,7 @@ from ckdist.train.model import TrainedModel, open_model, open_tokenizer
 from ckdist.train.model_folder import write_folder
 from ckdist.train.native_executable import NativeExecutable
 from ckdist.train.one_f_one_b import bubble
-from ckdist.train.optimizer import STATES, Optimizer
+from ckdist.train.optimizer import Optimizer
 from ckdist.train.pipeline import forward_backward
 from ckdist.train.ranks import TrainingRanks, training_mesh
 from ckdist.train.report import Report, StepReport, check_report_to
@@ -43,7 +43,7 @@ from ckdist.train.resumption import changed_settings, check_settings, settings_o
 from ckdist.train.schedule import Schedule
 from ckdist.train.training_checkpoint import Folder, SavedTensors, TrainState
 from ckdist.train.training_data import EVAL_ROWS, open_data
-from ckdist.train.training_memory import memory_line, require, training_bytes
+from ckdist.train.training_memory import memory_line, rank_bytes, require
 from ckdist.weights.adapter_file import save_adapter
 from ckdist.weights.copies import compare_samples
 from ckdist.weights.model_files import model_files
@@ -207,11 +207,7 @@ class Trainer:
 
     def _needed_memory(self, program: LossProgram, mesh: Mesh) -> dict[str, int]:
         """Bytes of this rank, by content. Raises CapacityError if they are not free."""
-        state = len(STATES[self.config.optim]), mesh.size("dp") if self.config.zero_stage else 1
-        needed = training_bytes(
-            program.lowered, program.max_tokens, program.operand_bytes, *state, program.stage.waiting
-        )
-        needed["rows for other stages"] = 4 * program.messages * program.message_floats
+        needed = rank_bytes(self.config, program, mesh)
         remedy = (
             "use a smaller batch or model, a larger tensor_parallel_size or pipeline_parallel_size, zero_stage 1 over "
             "more ranks, or lora_r"

@@ -1,4 +1,4 @@
-"""Counts of the records of a data set: what they were read as, what was left out, and what is unusual, with examples."""
+"""Counts of the records of a data set: by form, left out, and unusual, each with an example."""
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field

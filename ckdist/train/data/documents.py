@@ -196,9 +196,10 @@ def _parquet(path: Path, text_column: str) -> Iterator[Document | BadLine]:
 def _csv(path: Path, text_column: str, delimiter: str) -> Iterator[Document | BadLine]:
     """Reads a table whose first row has the columns' names. An empty cell is absent."""
     csv.field_size_limit(MAX_LINE_BYTES)
+    line = 0
     with open_regular(path) as raw, io.TextIOWrapper(raw, "utf-8-sig", newline="") as file:
         try:
-            rows, line = csv.reader(file, delimiter=delimiter, strict=True), 0
+            rows = csv.reader(file, delimiter=delimiter, strict=True)
             names = next(rows, [])
             if len(set(names)) < len(names):
                 raise ConfigError(f"{path} has two columns of one name: its first row must name the columns")

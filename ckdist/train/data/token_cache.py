@@ -77,16 +77,17 @@ def open_cache(
     bad_lines: str,
     write_chats: WriteChats,
     progress: bool = False,
+    quiet: bool = False,
 ) -> TokenCache:
     """Returns the tokens of `files`, and makes them first if they do not exist.
 
-    `bad_lines`: error or skip. `progress`: show a bar and warnings. Raises ConfigError if a line is bad or there are no
-    tokens, EngineError if the cache cannot be written.
+    `bad_lines`: error or skip. `progress`: show a bar and warnings. `quiet`: log no bad lines. Raises ConfigError if a
+    line is bad or there are no tokens, EngineError if the cache cannot be written.
     """
     folder = directory / cache_key(files, tokenizer, text_column, bad_lines)
     is_made = (folder / "meta.json").is_file()
     if not is_made:
-        _make(folder, files, tokenizer, text_column, bad_lines, write_chats, progress)
+        _make(folder, files, tokenizer, text_column, bad_lines, write_chats, progress, quiet)
     meta = json.loads((folder / "meta.json").read_text())
     if is_made and progress and meta["report"]["skipped"]:
         log.warning("%d lines in all were left out when these tokens were made", meta["report"]["skipped"])
@@ -128,6 +129,7 @@ def _make(
     bad_lines: str,
     write_chats: WriteChats,
     progress: bool,
+    quiet: bool,
 ) -> None:
     """Makes a cache in `folder`. Raises ConfigError for a fault that the user can mend, EngineError if it cannot be
     written.
@@ -138,7 +140,7 @@ def _make(
     except OSError as error:
         raise ConfigError(f"cannot write in {folder.parent}: {error.strerror}; set cache_dir") from None
     try:
-        with _Writer(temporary, tokenizer.vocab_size) as writer:
+        with _Writer(temporary, tokenizer.vocab_size, quiet) as writer:
             refuse = lambda bad: _refuse(bad, bad_lines, writer)
 
             def write(chats: list[Document]) -> list[Written]:
@@ -163,7 +165,7 @@ def _make(
         except OSError:  # another host made it in the meantime
             if not (folder / "meta.json").is_file():
                 raise
-        log.info("%d documents, %d tokens in %s", writer.documents, writer.tokens, folder)
+        (log.debug if quiet else log.info)("%d documents, %d tokens in %s", writer.documents, writer.tokens, folder)
     except OSError as error:
         raise EngineError(
             f"the token cache {folder} could not be written: {error.strerror or error}; make room, or set cache_dir"
@@ -175,8 +177,8 @@ def _make(
 class _Writer:
     """Writes the files of a cache. `tokens`, `documents` and `report` count; the context manager closes the files."""
 
-    def __init__(self, folder: Path, vocab_size: int) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, vocab_size: int, quiet: bool = False) -> None:
+        self.folder, self.quiet = folder, quiet
         self.dtype = np.dtype(np.uint16 if vocab_size <= 1 << 16 else np.uint32)
         self.tokens = self.documents = 0
         self.chats = False
@@ -225,12 +227,12 @@ class _Writer:
     def skip(self, bad: BadLine) -> None:
         """Counts a bad line, and logs the first SHOWN_BAD_LINES."""
         self.report.add_bad(bad.where, bad.why)
-        if self.report.skipped <= SHOWN_BAD_LINES:
+        if self.report.skipped <= SHOWN_BAD_LINES and not self.quiet:
             log.warning("left out: %s %s", bad.where, bad.why)
 
     def finish(self) -> None:
         """Writes meta.json and syncs all files. Raises OSError on failure."""
-        if self.report.skipped:
+        if self.report.skipped and not self.quiet:
             log.warning("%d lines in all were left out", self.report.skipped)
         if not self.chats:
             (self.folder / "learned.bin").unlink()
@@ -251,7 +253,9 @@ class _Writer:
 def _refuse(bad: BadLine, bad_lines: str, writer: _Writer) -> None:
     """Counts a bad line. Raises ConfigError if `bad_lines` is error."""
     if bad_lines == "error":
-        raise ConfigError(f'{bad.where} {bad.why}; mend it, or leave such lines out with bad_lines = "skip"')
+        raise ConfigError(
+            f'{bad.where} {bad.why}; mend it, or leave such lines out with bad_lines = "skip" (tune: --skip-bad)'
+        )
     writer.skip(bad)
 
 

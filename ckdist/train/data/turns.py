@@ -197,14 +197,14 @@ class _TurnWriter:
 
         In some formats, the token that begins the next message ends the answer.
         """
-        cuts = [at + len(text) for text in self.ends if (at := answer.find(text)) >= 0]
-        if cuts:
-            lost = answer[min(cuts) :].strip()
+        ends = [at + len(text) for text in self.ends if (at := answer.find(text)) >= 0]
+        if ends:
+            lost = answer[min(ends) :].strip()
             for text in self.ends:
                 lost = lost.removeprefix(text).strip()
             if lost:
                 raise RequestError(f"its template writes {lost[:40]!r} after the end of messages[{index}]")
-            return answer, min(cuts)
+            return answer, min(ends)
         following = messages[index + 1] if index + 1 < len(messages) else QUESTION
         try:
             after = self.render([*messages[: index + 1], following], add_generation_prompt=False)
