@@ -158,7 +158,7 @@ def run(config: ChatConfig) -> int:
     with model_session(config) as model:
         if model is None:
             return 0
-        engine, tokenizer = make_engine(model)
+        engine, tokenizer = make_engine(model, config)
         checkpoint, llm = model.checkpoint, LLM.from_engine(engine, tokenizer)
         name = pathlib.Path(checkpoint.path).name
         if tokenizer.chat_template is None:

@@ -190,7 +190,7 @@ def load_engine(config: ServeConfig, world: World) -> tuple[Model, Engine, Token
     model = load_model(config, world, progress=True, embeddings=True)
     with dismissing(model, world):
         limit = config.max_step_ms / 1000 or math.inf
-        engine, tokenizer = make_engine(model, config.max_queue + config.parallel, limit)
+        engine, tokenizer = make_engine(model, config, config.max_queue + config.parallel, limit)
         if engine.grammars is not None and tokenizer.eos_token_ids:
             engine.grammars.prepare()
     return model, engine, tokenizer

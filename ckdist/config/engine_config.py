@@ -4,7 +4,8 @@ import re
 from dataclasses import dataclass
 
 from ckdist.comm.transports.names import CHOICES
-from ckdist.config.options import Settings, byte_size, integer_or_auto, option
+from ckdist.config.draft_config import DraftFlags
+from ckdist.config.options import byte_size, integer_or_auto, option
 from ckdist.errors import ConfigError
 from ckdist.overrides import metadata_overrides
 
@@ -39,7 +40,7 @@ QUANTIZE_TYPES = ("q8_0", "q4_k")
 
 
 @dataclass(frozen=True, kw_only=True)
-class EngineConfig(Settings):
+class EngineConfig(DraftFlags):
     """Settings of every command that runs a model."""
 
     model: str | None = option(None, "-m", "--model", metavar="MODEL", help=MODEL_HELP)

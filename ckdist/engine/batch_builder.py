@@ -46,7 +46,7 @@ class BatchBuilder:
 
     def _add(self, chunk: SequenceChunk, hidden: bool, begin: int, outputs: int, block: int) -> int:
         """Writes a chunk at these offsets. Returns its number of blocks."""
-        sequence, first, tokens, _, wanted, _ = chunk
+        sequence, first, tokens, _, wanted, *_ = chunk
         end, blocks = begin + tokens, -(-max(first + tokens, sequence.first_text) // BLOCK_TOKENS)
         ids = sequence.tokens if sequence.source is None or not hidden else sequence.source
         self._token_ids[begin:end] = ids[first : first + tokens]

@@ -182,3 +182,12 @@ class BlockPool:
                     self._free.append(block)
                 else:
                     self._idle[block] = None
+
+
+def match_end(is_cached: bool, known: int, used: int, limit: int) -> str:
+    """Why a match of `known` blocks ended. A sequence begins with `used` of them, at most `limit` tokens."""
+    if not is_cached:
+        return "not cached"
+    if used < known:
+        return "no state"
+    return "whole prompt" if (known + 1) * BLOCK_TOKENS > limit else "new tokens"

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ckdist.engine.compiled_grammar import CompiledGrammar
-from ckdist.engine.sequence import MAX_ROLLBACK
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
@@ -44,8 +43,6 @@ class Constraint:
         self._address, self._bytes = self.allowed.ctypes.data, self.allowed.nbytes
         self._matcher: LLMatcher | None = None
         self._stopped = False
-        # Tokens that the matcher had consumed after each of the last updates of `forced`. The last is its position.
-        self._stops: deque[int] = deque(maxlen=MAX_ROLLBACK + 2)
         self._seconds_left = FIRST_SECONDS
 
     @property
@@ -72,7 +69,7 @@ class Constraint:
         matcher = self._matcher
         if matcher is None:
             matcher = self._matcher = self.compiled.future.result(0).deep_copy()
-            self._find_forced(matcher, 0)
+            self._find_forced(matcher)
             for token in self.earlier:
                 self.advance(int(token))
             self.earlier = ()
@@ -94,29 +91,18 @@ class Constraint:
         elif self.forced:
             self.forced.popleft()  # the matcher has consumed it already
         elif self._matcher is not None and self._matcher.consume_token(token):
-            self._find_forced(self._matcher, self._stops[-1] + 1)
+            self._find_forced(self._matcher)
         self._count(begin)
 
-    def rollback(self, tokens: list[int]) -> None:
-        """Returns to the position before `tokens`, the last ones that were appended.
-
-        The rest of a run of forced tokens is forced again, because the grammar might allow its text in other tokens.
-        """
-        if self.compiled.is_stuck:
-            self.give_up()
+    def allowed_of(self, tokens: list[int]) -> int:
+        """Returns how many of `tokens` may follow, if they are appended from here on."""
         matcher = self._matcher
-        if matcher is None:
-            return
+        if matcher is None or self.compiled.is_stuck or self.error is not None or self.forced:
+            return 0
         begin = time.thread_time()
-        ahead = [*tokens, *self.forced]
-        consumed = self._stops[-1]
-        position = consumed - len(ahead)
-        while len(self._stops) > 1 and self._stops[-2] >= position:
-            self._stops.pop()
-        self.forced = deque(ahead[: self._stops[-1] - position])
-        matcher.rollback(consumed - self._stops[-1])
-        self._stopped = matcher.is_stopped()
+        allowed = matcher.validate_tokens(tokens)
         self._count(begin)
+        return allowed
 
     def take_forced(self) -> list[int]:
         """Returns the tokens that must come next and clears `forced`."""
@@ -136,12 +122,11 @@ class Constraint:
         if kept.any():
             self.allowed[:] = kept
 
-    def _find_forced(self, matcher: "LLMatcher", consumed: int) -> None:
-        """Collects the tokens that must come next and moves the matcher past them, after `consumed` tokens."""
+    def _find_forced(self, matcher: "LLMatcher") -> None:
+        """Collects the tokens that must come next and moves the matcher past them."""
         tokens = matcher.compute_ff_tokens()
         if tokens and matcher.consume_tokens(tokens):
             self.forced.extend(tokens)
-        self._stops.append(consumed + len(self.forced))
         self._stopped = matcher.is_stopped()
 
     def _count(self, begin: float) -> None:

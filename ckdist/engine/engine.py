@@ -28,11 +28,11 @@ from ckdist.engine.sampler import Sampler
 from ckdist.engine.sampling_params import SamplingParams
 from ckdist.engine.sampling_state import sampling_state
 from ckdist.engine.scheduler import EngineBusy, Scheduler
-from ckdist.engine.sequence import MAX_ROLLBACK, Sequence, State, delta_of
+from ckdist.engine.sequence import Sequence, State, delta_of
 from ckdist.engine.sequence_state import turn_ends
 from ckdist.engine.step_builder import SequenceChunk, Step
 from ckdist.engine.tenant import ONE_TENANT, adapted_tenant
-from ckdist.errors import ConfigError, RequestError, UnknownAdapterError
+from ckdist.errors import RequestError, UnknownAdapterError
 from ckdist.native import lib
 from ckdist.program.executable import Executable
 from ckdist.program.step_batch import BLOCK_TOKENS, NO_SLOT, Batch, own_slots
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from ckdist.engine.constraint import Constraint
     from ckdist.engine.disk_cache import DiskCache
     from ckdist.engine.disk_tier import DiskTier
+    from ckdist.engine.drafting import Drafting
     from ckdist.engine.dry_breakers import DryBreakers
     from ckdist.engine.named_adapters import Adapters
     from ckdist.engine.trace import Lane
@@ -63,10 +64,10 @@ class Engine:
         grammars: Grammars of the vocabulary. If None, requests with a grammar are refused.
         start_tokens: First tokens of decoding if an encoder reads the prompt.
         banned_tokens: Tokens that are never drawn.
-        max_rollback: Last tokens of a sequence that may be rolled back, at most MAX_ROLLBACK.
         max_step_seconds: Limit of a step with prompts while a sequence decodes.
         disk: The cache on disk, or None.
         adapters: The adapters that requests may name. None: there are none.
+        make_drafting: Makes the drafts of all sequences, for the first request.
     """
 
     def __init__(
@@ -74,12 +75,10 @@ class Engine:
         max_waiting: int = 512, max_outputs: int | None = None, prefix_reuse: bool = True,
         more_stats: Callable[[], Mapping[str, float | str]] = dict, lane: "Lane | None" = None,
         make_breakers: Callable[[], "DryBreakers"] | None = None, grammars: Grammars | None = None,
-        start_tokens: Tokens = (), banned_tokens: Tokens = (), max_rollback: int = 0,
+        start_tokens: Tokens = (), banned_tokens: Tokens = (),
         max_step_seconds: float = math.inf, disk: "DiskCache | None" = None, adapters: "Adapters | None" = None,
+        make_drafting: Callable[[], "Drafting | None"] = lambda: None,
     ) -> None:  # fmt: skip
-        if not 0 <= max_rollback <= MAX_ROLLBACK:
-            raise ConfigError(f"max_rollback is {max_rollback}; it must be from 0 to {MAX_ROLLBACK}")
-        self._max_rollback = max_rollback
         self.executable, self.vocab_size = executable, executable.vocab_size
         self._more_stats, self.lane, self._make_breakers, self.grammars = more_stats, lane, make_breakers, grammars
         self._start, self._banned = np.array(start_tokens, np.int32), np.array(banned_tokens, np.int32)
@@ -105,6 +104,8 @@ class Engine:
             from ckdist.engine import disk_tier
 
             self.tier = self.scheduler.tier = disk_tier.DiskTier(disk, executable, self.pool, self.scheduler.speed)
+        self._make_drafting = make_drafting
+        self.drafting: Drafting | None = None
         self._builder = BatchBuilder(self.scheduler, self.max_positions)
         self._sequences: dict[Hashable, Sequence] = {}
         self._in_flight: deque[tuple[Step, int]] = deque()  # (issued step, ns), the oldest first
@@ -173,7 +174,7 @@ class Engine:
         )
         begin, source = (self._start, ids) if len(self._start) else (ids, None)
         capacity = min(len(begin) + params.max_tokens, self.max_positions)
-        more = {"source": source, "tenant": tenant, "max_rollback": self._max_rollback, "place": place}
+        more = {"source": source, "tenant": tenant, "place": place}
         if positions is not None:
             positions = self._check_positions(positions, len(ids), params.max_tokens > 0)
             capacity = min(capacity, self.executable.context_length - delta_of(positions))
@@ -212,7 +213,7 @@ class Engine:
         if (state := sequence.sampling_state) is not None:
             if state.constraint is not None:
                 state.constraint.earlier = drawn
-            self.outputs.keep_state(sequence, state, None, 0)
+            self.outputs.keep_state(sequence, state, None)
 
     def embed(
         self,
@@ -283,6 +284,8 @@ class Engine:
         self.named_adapters().begin_load(self.executable.worker, self.executable.model, name, folder, replaces)
 
     def _queue(self, sequence: Sequence) -> None:
+        if self.drafting is None and sequence.pooling is None:
+            self.drafting = self.scheduler.drafting = self._make_drafting()
         self.scheduler.add(sequence)
         self._sequences[sequence.id] = sequence
         self._requests += 1
@@ -353,14 +356,15 @@ class Engine:
         masks = None if step.hidden else self._begin_masks(step.chunks)
         logits = self.executable.collect()  # (outputs, vocab)
         ran = time.monotonic_ns()
-        if masks is not None and self.grammars is not None:
-            self.grammars.finish_masks(masks)
+        self.outputs.finish_masks(masks)
         for chunk in step.chunks:
             chunk.sequence.in_flight -= 1
         make = self.outputs.pool if step.hidden else self.outputs.process
         outputs = make(step.chunks, logits)
         begin, self._sampled = max(issued, self._sampled), time.monotonic_ns()
         self.scheduler.speed.observe(step.chunks, (ran - begin) * 1e-9)
+        if self.drafting is not None:
+            self.drafting.end(step.chunks, self.scheduler.keep, (ran - begin) * 1e-9)
         if self.lane is not None:
             tokens = sum(chunk.tokens for chunk in step.chunks)
             self.lane.add(lib.ckdist_trace_run, begin, ran, tokens, len(step.chunks))
@@ -400,9 +404,7 @@ class Engine:
     def _begin_masks(self, chunks: list[SequenceChunk]) -> Masks | None:
         """Starts the masks of next tokens during the step. Returns None if no sequence has a grammar."""
         sampled = (chunk.sequence for chunk in chunks if chunk.samples and chunk.sequence.state is not State.FINISHED)
-        states = [sequence.sampling_state for sequence in sampled]
-        followed = [(s.constraint, s.banned) for s in states if s is not None and s.constraint is not None]
-        return self.grammars.begin_masks(followed) if followed and self.grammars is not None else None
+        return self.outputs.begin_masks(sampled)
 
     def abort(self, id: Hashable) -> Output | None:
         """Ends a sequence and frees its blocks at once. Returns None if no sequence has this id."""
@@ -435,6 +437,7 @@ class Engine:
             **(self.tier.stats() if self.tier is not None else {}),
             **self._step_seconds.numbers("step_seconds"),
             **self.outputs.first_token_seconds.numbers("first_token_seconds"),
+            **(self.drafting.stats() if self.drafting is not None else {}),
             **self._more_stats(),
         }
 

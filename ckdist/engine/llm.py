@@ -74,7 +74,7 @@ class LLM:
             model.work()
             leave()
             raise SystemExit(0)
-        self._attach(*make_engine(model), leave)
+        self._attach(*make_engine(model, config), leave)
         self.pooling = stored_pooling(model.checkpoint)
 
     @classmethod

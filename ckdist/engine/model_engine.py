@@ -4,6 +4,7 @@ import math
 import sys
 from typing import TYPE_CHECKING
 
+from ckdist.config.draft_config import DraftFlags
 from ckdist.engine.engine import Engine
 from ckdist.engine.grammars import Grammars
 from ckdist.engine.loaded_model import Model
@@ -14,10 +15,15 @@ from ckdist.tokens.tokenizer import Tokenizer
 from ckdist.tokens.tried import load_tried
 
 if TYPE_CHECKING:
+    from ckdist.engine.drafting import Drafting
     from ckdist.engine.dry_breakers import DryBreakers
 
+USUAL_DRAFTS = DraftFlags()
 
-def make_engine(model: Model, max_waiting: int = 512, max_step_seconds: float = math.inf) -> tuple[Engine, Tokenizer]:
+
+def make_engine(
+    model: Model, drafts: DraftFlags = USUAL_DRAFTS, max_waiting: int = 512, max_step_seconds: float = math.inf
+) -> tuple[Engine, Tokenizer]:
     """Makes rank 0's engine over a loaded model, and the model's tokenizer."""
     tokenizer = load_tried(model.checkpoint.path, model.checkpoint.overrides)
     executable = model.executable
@@ -33,6 +39,7 @@ def make_engine(model: Model, max_waiting: int = 512, max_step_seconds: float = 
         grammars=Grammars(tokenizer, model.spec.vocab_size), start_tokens=model.spec.start_tokens,
         banned_tokens=model.spec.banned_tokens, max_step_seconds=max_step_seconds, disk=model.disk,
         adapters=model.adapters,
+        make_drafting=lambda: _drafting(drafts),
     )  # fmt: skip
     return engine, tokenizer
 
@@ -53,6 +60,12 @@ def _expert_stats(executable: Executable) -> dict[str, float | str]:
 
     sent = dispatch_stats(executable.dispatch_from, executable.dispatched_tokens) if executable.dispatches else {}
     return {**expert_stats(executable.expert_rows()), **sent}
+
+
+def _drafting(drafts: DraftFlags) -> "Drafting":
+    from ckdist.engine.drafting import Drafting
+
+    return Drafting(drafts.spec, drafts.draft_max, drafts.draft_min)
 
 
 def _breakers(tokenizer: Tokenizer) -> "DryBreakers":

@@ -1,7 +1,7 @@
 """The output of one sequence in one step."""
 
 from collections.abc import Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -29,3 +29,12 @@ class Output:
     cached_from: int = 0  # tokens of the earlier sequence that left the cached ones
     cache_use: CacheUse | None = None  # with the first output only
     embedding: np.ndarray | None = None  # float32 (hidden,) or (tokens, hidden), from `Engine.embed`
+
+
+def joined(first: Output, second: Output) -> Output:
+    """One output for two of the same sequence in one step."""
+    logprobs = first.logprobs if second.logprobs is None else (first.logprobs or []) + second.logprobs
+    return replace(
+        first, tokens=first.tokens + second.tokens, logprobs=logprobs, finish_reason=second.finish_reason,
+        error=second.error, error_status=second.error_status, stop_token=second.stop_token,
+    )  # fmt: skip

@@ -3,20 +3,22 @@
 import time
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
-from ckdist.engine.grammars import Grammars
+from ckdist.engine.grammars import Grammars, Masks
 from ckdist.engine.histogram import Histogram
-from ckdist.engine.output import Output
+from ckdist.engine.output import Output, joined
 from ckdist.engine.sampler import Sample, Sampler
 from ckdist.engine.sampling_state import SamplingState
 from ckdist.engine.sequence import Sequence, State
-from ckdist.engine.step_builder import SequenceChunk
+from ckdist.engine.step_builder import SequenceChunk, agreed_drafts
 from ckdist.errors import CkdistError
 
 FIRST_TOKEN_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 60.0, 120.0)
+
+Turn: TypeAlias = tuple[SequenceChunk, int]  # and its drafts that were drawn already
 
 
 class OutputProcessor:
@@ -43,8 +45,7 @@ class OutputProcessor:
     def process(self, chunks: list[SequenceChunk], logits: np.ndarray) -> list[Output]:
         """Returns the outputs of a step with these logits, float32 (outputs, vocab)."""
         outputs: list[Output] = []
-        sequences: list[Sequence] = []
-        places: list[int] = []
+        turns: list[Turn] = []
         for chunk in chunks:
             sequence = chunk.sequence
             if sequence.state is State.FINISHED:  # ended after the step was issued
@@ -56,15 +57,61 @@ class OutputProcessor:
             elif chunk.samples and (output := self._without_sampling(sequence)) is not None:
                 outputs.append(output)
             elif chunk.samples:
-                sequences.append(sequence)
-                places.append(chunk.row + chunk.rows - 1)
-        if sequences:
-            chosen = logits if len(places) == len(logits) else logits[places]  # (rows, vocab)
-            samples = self._sample(chosen, sequences)
-            self._advance_grammars(sequences, samples)
-            for sequence, sample in zip(sequences, samples, strict=True):
-                outputs.append(self._extend(sequence, sample))
+                turns.append((chunk, 0))
+        if turns:
+            made = self._draw(turns, logits)
+            outputs += self._draw_drafts(turns, made, logits) if any(chunk.drafts for chunk, _ in turns) else made
         return outputs
+
+    def _draw(self, turns: list[Turn], logits: np.ndarray) -> list[Output]:
+        """Draws the next token of each sequence from the row after its drafts that were drawn already."""
+        for chunk, agreed in turns:
+            if chunk.drafts and chunk.sequence.state is State.RUNNING:
+                chunk.sequence.computed = chunk.first + 1 + agreed
+        sequences = [chunk.sequence for chunk, _ in turns]
+        places = [chunk.row + chunk.rows - 1 - len(chunk.drafts) + agreed for chunk, agreed in turns]
+        chosen = logits if len(places) == len(logits) else logits[places]  # (rows, vocab)
+        samples = self._sample(chosen, sequences)
+        self._advance_grammars(sequences, samples)
+        return [self._extend(sequence, sample) for sequence, sample in zip(sequences, samples, strict=True)]
+
+    def _draw_drafts(self, turns: list[Turn], made: list[Output], logits: np.ndarray) -> list[Output]:
+        """Draws the rows after drafts, as long as all tokens of a sequence so far were its drafts.
+
+        Args:
+            made: Outputs with the first token of each sequence.
+
+        Returns:
+            One output per sequence.
+        """
+        outputs = {chunk.sequence.id: output for (chunk, _), output in zip(turns, made, strict=True)}
+        while turns:
+            going = [(chunk, agreed_drafts(chunk)) for chunk, _ in turns if chunk.drafts]
+            turns = []
+            for chunk, agreed in going:
+                sequence = chunk.sequence
+                if sequence.state is State.FINISHED or sequence.length != chunk.first + 1 + agreed:
+                    continue
+                if (output := self._without_sampling(sequence)) is not None:
+                    outputs[sequence.id] = joined(outputs[sequence.id], output)
+                else:
+                    turns.append((chunk, agreed))
+            if turns:
+                self.finish_masks(self.begin_masks([chunk.sequence for chunk, _ in turns]))
+                for (chunk, _), output in zip(turns, self._draw(turns, logits), strict=True):
+                    outputs[chunk.sequence.id] = joined(outputs[chunk.sequence.id], output)
+        return list(outputs.values())
+
+    def begin_masks(self, sequences: Iterable[Sequence]) -> Masks | None:
+        """Starts the masks of next tokens. Returns None if no sequence has a grammar."""
+        states = [sequence.sampling_state for sequence in sequences]
+        followed = [(s.constraint, s.banned) for s in states if s is not None and s.constraint is not None]
+        return self.grammars.begin_masks(followed) if followed and self.grammars is not None else None
+
+    def finish_masks(self, masks: Masks | None) -> None:
+        """Waits for masks."""
+        if masks is not None and self.grammars is not None:
+            self.grammars.finish_masks(masks)
 
     def pool(self, chunks: list[SequenceChunk], rows: np.ndarray) -> list[Output]:
         """Returns the outputs of a step with these hidden states, float32 (outputs, hidden)."""
@@ -156,26 +203,20 @@ class OutputProcessor:
         if constraint is not None and constraint.error is not None:
             return self.failed(sequence, constraint.error, 400)
         if state is not None:
-            self.keep_state(sequence, state, sample, len(sequence.output) - len(taken))
+            self.keep_state(sequence, state, sample)
         if logprobs is not None:
             logprobs = logprobs[: len(taken)]
         return replace(self.output(sequence, taken, logprobs, finish), stop_token=stop)
 
-    def keep_state(self, sequence: Sequence, state: SamplingState, sample: Sample | None, before: int) -> None:
-        """Updates the sampling state after a token and drops the parts that are no longer needed.
-
-        Args:
-            before: Output tokens before that token.
-        """
+    def keep_state(self, sequence: Sequence, state: SamplingState, sample: Sample | None) -> None:
+        """Updates the sampling state after a token and drops the parts that are no longer needed."""
         params = sequence.params
         if sample is not None and sample.mirostat_mu is not None:  # if `params.mirostat` is on
-            if sequence.max_rollback:
-                state.draws.append((before, state.mirostat_mu))
             state.mirostat_mu = sample.mirostat_mu
         if state.banned is not state.always and len(sequence.output) >= params.min_tokens:
             state.banned = state.always
             is_needed = state.banned is not None or state.breakers is not None or state.constraint is not None
-            if not is_needed and not params.mirostat and not sequence.max_rollback:
+            if not is_needed and not params.mirostat:
                 sequence.sampling_state = None
 
     def output(

@@ -1,16 +1,14 @@
 """The sampling state of one sequence besides its tokens. The sequence owns it, so preemption does not change it."""
 
-from collections import deque
 from collections.abc import Collection
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ckdist.engine.grammars import Grammars
 from ckdist.engine.sampling_params import SamplingParams
-from ckdist.engine.sequence import MAX_ROLLBACK
 from ckdist.errors import RequestError
 from ckdist.native import CData
 
@@ -28,18 +26,6 @@ class SamplingState:
     constraint: "Constraint | None" = None  # the sequence's position in its grammar
     mirostat_mu: float = 0.0  # bits: most surprise of the next token
     always: np.ndarray | None = None  # int32 ids of tokens that may never be drawn
-    early: np.ndarray | None = None  # `banned` up to `min_tokens`
-    # (output tokens before the draw, mirostat_mu before it) of the last draws, if tokens may be rolled back
-    draws: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=MAX_ROLLBACK))
-
-    def rollback(self, removed: list[int], left: int, min_tokens: int) -> None:
-        """Returns to the state before the last output tokens `removed`, with `left` output tokens before them."""
-        while self.draws and self.draws[-1][0] >= left:
-            self.mirostat_mu = self.draws.pop()[1]
-        if left < min_tokens:
-            self.banned = self.early
-        if self.constraint is not None and removed:
-            self.constraint.rollback(removed)
 
     @property
     def is_ready(self) -> bool:
@@ -90,4 +76,4 @@ def sampling_state(
         constraint = Constraint(grammars.find(params.grammar), grammars.vocab_size)
     if banned is None and breakers is None and constraint is None and not params.mirostat:
         return None
-    return SamplingState(banned, breakers, constraint, float(np.float32(2 * params.mirostat_tau)), always, banned)
+    return SamplingState(banned, breakers, constraint, float(np.float32(2 * params.mirostat_tau)), always)

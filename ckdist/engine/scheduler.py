@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ckdist.engine.block_pool import ROOT, BlockPool
+from ckdist.engine.block_pool import ROOT, BlockPool, match_end
 from ckdist.engine.live_requests import LiveRequests
 from ckdist.engine.request_queue import RequestQueue
-from ckdist.engine.sequence import Sequence, State
+from ckdist.engine.sequence import Sequence, State, shared_blocks
 from ckdist.engine.sequence_state import SequenceState
 from ckdist.engine.step_builder import Step, StepBuilder
 from ckdist.engine.step_speed import StepSpeed
@@ -32,6 +32,8 @@ from ckdist.program.step_batch import BLOCK_TOKENS, NO_SLOT
 
 if TYPE_CHECKING:
     from ckdist.engine.disk_tier import DiskTier
+    from ckdist.engine.drafting import Drafting
+    from ckdist.engine.step_builder import SequenceChunk
 
 # a prompt waits for a shared prefix that is being computed if that is this many blocks longer than the known one
 MIN_AWAITED_BLOCKS = 4
@@ -87,6 +89,7 @@ class Scheduler:
         self.preemptions = 0  # for want of blocks
         self.displaced = 0  # preempted in favour of waiting sequences
         self.tier: DiskTier | None = None
+        self.drafting: Drafting | None = None
         self._hidden_running = 0  # running sequences that want hidden states
         self._last_hidden = self._last_prompts = False  # the last step's: hidden states; prompts, if roles are split
         self._piece_work = 0.0  # work of a piece of prompts, until none is left
@@ -106,15 +109,8 @@ class Scheduler:
 
         Raises:
             EngineBusy: The queue is full.
-            RequestError: There are too few slots for the states that rolling it back needs.
         """
         self.check_room()
-        states = self.pool.states
-        if states is not None and states.num_slots <= sequence.spare_states:
-            raise RequestError(
-                f"rolling back {sequence.max_rollback} tokens needs {1 + sequence.spare_states} slots of states, and "
-                f"there are {states.num_slots}; raise --parallel"
-            )
         self._live.see(sequence)
         self.waiting.add(sequence)
 
@@ -140,7 +136,7 @@ class Scheduler:
         # A token for each decoding sequence. Preemption may shorten `running` in the loop, at its end.
         for sequence in self._live.first(self.running):
             left = sequence.length - sequence.computed
-            if left == 0 or not _fits(sequence, hidden, role) or not self._extend(sequence):
+            if left <= 0 or not _fits(sequence, hidden, role) or not self._extend(sequence):
                 continue
             if left > 1:  # a prompt, or tokens that a grammar has forced
                 prompts.append(sequence)
@@ -157,7 +153,10 @@ class Scheduler:
         while role is not False and step.has_room and (sequence := self._admit_next()) is not None:
             if _fits(sequence, hidden, role) and not self._live.holds(sequence):
                 self._add_prompt(step, sequence)
-        return Step(step.chunks, hidden, role) if step.chunks else None
+        chunks = step.chunks
+        if self.drafting is not None and chunks and all(chunk.decodes for chunk in chunks):
+            chunks = self.drafting.add(chunks, self.max_tokens, self.max_outputs, self.pool)
+        return Step(chunks, hidden, role) if chunks else None
 
     def _admit_in_turn(self, hidden: bool, role: bool | None) -> None:
         """Runs a waiting sequence of each client that has no prompt for this step, so that clients share the step.
@@ -203,8 +202,8 @@ class Scheduler:
             gone.append(other)
             if self._admit(sequence, gone):
                 return True
-            if sequence.state is State.LOADING:
-                return False
+            if sequence.state is State.LOADING or other.state is State.WAITING:
+                return False  # they gave way, and it loads, or no slot is left for its state
         return False
 
     def _add_prompt(self, step: StepBuilder, sequence: Sequence) -> None:
@@ -237,7 +236,7 @@ class Scheduler:
             return count
         groups = self.costs.groups(count)
         most = -(-count // groups)
-        awaited = sum(s.in_flight > 0 and s.computed == s.length for s in self.running)
+        awaited = sum(s.in_flight > 0 and s.computed >= s.length for s in self.running)
         return most if -(-awaited // most) < groups else 0
 
     def _piece_budget(self, decoding: int) -> int:
@@ -268,10 +267,10 @@ class Scheduler:
     def commit(self, step: Step) -> None:
         """Marks a step as issued: for later steps its positions are in the cache.
 
-        Its full blocks are known from then on, unless a rollback could reach their tokens.
+        Its full blocks are known from then on.
         """
         self.waiting.charge((chunk.sequence for chunk in step.chunks), self.speed.seconds(step.chunks))
-        for sequence, first, tokens, _, _, states in step.chunks:
+        for sequence, first, tokens, _, _, states, drafts in step.chunks:
             if step.hidden and sequence.pooling is None:
                 sequence.encoded = True
                 self._hidden_running -= 1
@@ -279,38 +278,34 @@ class Scheduler:
             sequence.computed = computed = first + tokens
             own = sequence.state_slots
             if own is not None:
-                own.commit(sequence, states)
+                own.commit()
             if (sequence.shared_blocks + 1) * BLOCK_TOKENS <= computed and not self.whole_prompts:
                 self.share_blocks(sequence)
-            if own is not None:
+            if own is not None and not drafts:
                 own.leave(sequence, states, decoded=tokens == 1)
 
-    def rollback(self, sequence: Sequence, count: int) -> None:
-        """Removes the last `count` tokens of a sequence. Its next logits have the bits of one that never had them.
+    def keep(self, chunk: "SequenceChunk", accepted: int) -> None:
+        """Ends a collected chunk with drafts. The first `accepted` ones were drawn.
 
-        If all its tokens were computed, as in a step with drafts, the caller appends the next one. Else the next step
-        computes the last token left again. If layers keep states, it also computes the tokens since a saved state.
-
-        Raises EngineError if a step of the sequence is under way, or if the limits do not allow `count`.
+        The sequence goes on as if the others were never computed. Their positions are written again.
         """
-        is_computed = sequence.computed == sequence.length
-        sequence.rollback(count)
-        computed = sequence.length if is_computed else sequence.length - 1
-        if computed < sequence.computed:
-            own = sequence.state_slots
-            sequence.computed = computed if own is None else own.rollback(computed)
-        kept = min(sequence.blocks, sequence.num_blocks)
-        self.pool.release(sequence.block_table[kept : sequence.num_blocks].tolist())
-        sequence.num_blocks = kept
+        sequence, own = chunk.sequence, chunk.sequence.state_slots
+        if sequence.state is not State.RUNNING:  # it has ended, or was preempted
+            return
+        all_right = accepted == len(chunk.drafts)
+        sequence.computed = chunk.first + 1 + (accepted if all_right or own is None else 0)
+        if own is not None:
+            own.keep_drafts(all_right)
 
     def remove(self, sequence: Sequence) -> None:
         """Ends a sequence in any state and frees its resources."""
         if sequence.state is State.RUNNING:
             self.running.remove(sequence)
             self.waiting.stop(sequence)
-            if sequence.max_rollback and not sequence.in_flight and not self.whole_prompts:
-                sequence.settled = sequence.computed
+            if sequence.drafter and not sequence.in_flight:  # the last drafts may have filled a block
                 self.share_blocks(sequence)
+            if self.drafting is not None:
+                self.drafting.archive(sequence)
             self._hidden_running -= sequence.wants_hidden
             self._release(sequence)
         elif sequence.state is State.WAITING:
@@ -360,8 +355,6 @@ class Scheduler:
             return False
         tenant = sequence.tenant if self.prefix_reuse else None
         states, limit, source = self.pool.states, sequence.reusable, NO_SLOT
-        if states is not None and sequence.max_rollback:
-            limit -= 1  # its first chunk saves a state before the last settled token
         named = self._named(sequence, 0, limit)
         prefix = [] if tenant is None else self.pool.match(named, limit, tenant)
         known, known_prefix = len(prefix), prefix
@@ -381,6 +374,7 @@ class Scheduler:
             for other in gone:
                 self._preempt(other)
             self.displaced += len(gone)
+            sequence.refused_at = -1  # fewer running sequences need spare blocks, even if no block became free
             return self._admit(sequence)
         sequence.cache_use.end = match_end(tenant is not None, known, len(prefix), limit)
         tier = None if tenant is None else self.tier
@@ -401,7 +395,7 @@ class Scheduler:
         states = self.pool.states
         if states is not None:
             is_cached = self.prefix_reuse and sequence.tenant is not None
-            own = SequenceState.claim(states, source, known * BLOCK_TOKENS, is_cached, sequence.spare_states)
+            own = SequenceState.claim(states, source, known * BLOCK_TOKENS, is_cached)
             if own is None:
                 return False
             sequence.state_slots = own
@@ -450,7 +444,7 @@ class Scheduler:
     def _release(self, sequence: Sequence) -> None:
         """Frees all blocks of a sequence and its state slot. Its snapshots stay."""
         if sequence.state_slots is not None:
-            sequence.state_slots.release(sequence)
+            sequence.state_slots.release()
             sequence.state_slots = None
         self.pool.release(sequence.block_table[: sequence.num_blocks].tolist(), sequence.length)
         sequence.num_blocks = sequence.shared_blocks = sequence.computed = 0
@@ -475,24 +469,3 @@ class Scheduler:
 def _fits(sequence: Sequence, hidden: bool, role: bool | None) -> bool:
     """Whether a sequence's next tokens suit a step."""
     return sequence.wants_hidden is hidden and role in (None, sequence.reads_prompt)
-
-
-def shared_blocks(sequence: Sequence, running: Sequence) -> int:
-    """Full blocks that `sequence` could reuse from `running` while that computes its prompt; 0 after that."""
-    if sequence.tenant is None or sequence.tenant != running.tenant:
-        return 0
-    end = min(sequence.reusable, running.length)
-    if running.length - running.computed <= 1 or end < BLOCK_TOKENS:
-        return 0
-    differs = sequence.tokens[:end] != running.tokens[:end]
-    first = int(differs.argmax())
-    return (first if differs[first] else end) // BLOCK_TOKENS
-
-
-def match_end(is_cached: bool, known: int, used: int, limit: int) -> str:
-    """Why a match of `known` blocks ended. A sequence begins with `used` of them, at most `limit` tokens."""
-    if not is_cached:
-        return "not cached"
-    if used < known:
-        return "no state"
-    return "whole prompt" if (known + 1) * BLOCK_TOKENS > limit else "new tokens"

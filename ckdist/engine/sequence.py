@@ -15,16 +15,15 @@ from ckdist.engine.queue_place import ANY_PLACE, QueuePlace
 from ckdist.engine.sampling_params import SamplingParams
 from ckdist.engine.sequence_state import SequenceState
 from ckdist.engine.tenant import ONE_TENANT
-from ckdist.errors import EngineError
 from ckdist.program.step_batch import BLOCK_TOKENS
 
 if TYPE_CHECKING:  # a simulation schedules sequences and needs neither grammars nor vocabularies
+    from ckdist.engine.drafter import Drafter
     from ckdist.engine.named_adapters import NamedAdapter
     from ckdist.engine.request import Tokens
     from ckdist.engine.sampling_state import SamplingState
 
 
-MAX_ROLLBACK = 16  # most tokens that can be rolled back
 GENERATED = 1 << 30  # marks generated tokens in names of blocks; no vocabulary is so large
 
 
@@ -52,7 +51,6 @@ class Sequence:
 
     Args:
         capacity: Most tokens, prompt and output together, that it may ever have.
-        max_rollback: Last tokens of the output that may be rolled back, at most MAX_ROLLBACK.
         place: Its queue, and its order there.
 
     Attributes:
@@ -70,11 +68,10 @@ class Sequence:
         positions: Positions of the prompt's tokens in time, height and width, int32 (prompt, 3). None: their places.
         position_delta: Position of a generated token, on all three axes, minus its place in the sequence.
         encoded: Whether the encoder has read the source.
-        settled: Leading positions that no rollback can reach: all tokens but one that will always stay. Kept up to date
-            if `max_rollback` is not 0.
         number: Its order of arrival in the queue; 0 before that.
         refused_at: Blocks that were available when it was last refused for want of blocks; -1: it was not.
         refused_since: Time of the first such refusal.
+        drafter: Guesses its next tokens, once it has decoded with drafts.
     """
 
     __slots__ = (
@@ -85,6 +82,7 @@ class Sequence:
         "cached_from",
         "cached_tokens",
         "computed",
+        "drafter",
         "encoded",
         "first_text",
         "first_turn",
@@ -92,7 +90,6 @@ class Sequence:
         "in_flight",
         "last_turn",
         "length",
-        "max_rollback",
         "num_blocks",
         "number",
         "params",
@@ -107,7 +104,6 @@ class Sequence:
         "sampling_state",
         "scored",
         "seed",
-        "settled",
         "shared_blocks",
         "source",
         "state",
@@ -119,16 +115,17 @@ class Sequence:
     def __init__(
         self, id: Hashable, prompt: "Tokens", params: SamplingParams, seed: int, capacity: int, arrival: float,
         sampling_state: "SamplingState | None" = None, pooling: Pooling | None = None, first_text: int = 0,
-        source: np.ndarray | None = None, tenant: bytes | None = ONE_TENANT, max_rollback: int = 0,
+        source: np.ndarray | None = None, tenant: bytes | None = ONE_TENANT,
         place: QueuePlace = ANY_PLACE, positions: np.ndarray | None = None,
         turn_ends: tuple[int, int] = (0, 0), adapter: "NamedAdapter | None" = None,
     ) -> None:  # fmt: skip
         self.id, self.params, self.seed, self.arrival = id, params, seed, arrival
         self.sampling_state, self.pooling, self.first_text = sampling_state, pooling, first_text
         self.first_turn, self.last_turn = turn_ends
-        self.tenant, self.max_rollback, self.settled = tenant, max_rollback, len(prompt) - 1
+        self.tenant = tenant
         self.place, self.number, self.adapter = place, 0, adapter
         self.refused_at, self.refused_since = -1, 0.0
+        self.drafter: Drafter | None = None
         self.state = State.WAITING
         self.tokens = np.empty(capacity, np.int32)  # (capacity,) prompt, then output
         self.tokens[: len(prompt)] = prompt
@@ -155,24 +152,6 @@ class Sequence:
         """Adds a token to the output. There must be room for it."""
         self.tokens[self.length] = token
         self.length += 1
-        if self.max_rollback:
-            self.settled = max(self.settled, self.length - 1 - self.max_rollback)
-
-    def rollback(self, count: int) -> None:
-        """Removes the last `count` tokens and returns the sampling state to its value before them.
-
-        `Scheduler.rollback` also returns blocks and states. Raises EngineError like it.
-        """
-        if self.in_flight:
-            raise EngineError(f"{count} tokens cannot be rolled back while a step of the sequence is under way")
-        left = self.length - count
-        if not 0 <= count <= self.max_rollback or left <= self.settled:
-            most = min(self.max_rollback, self.length - 1 - self.settled)
-            raise EngineError(f"{count} tokens cannot be rolled back; this sequence allows 0 to {most}")
-        removed = self.tokens[left : self.length].tolist()
-        self.length = left
-        if self.sampling_state is not None:
-            self.sampling_state.rollback(removed, len(self.output), self.params.min_tokens)
 
     def named(self, begin: int, end: int) -> np.ndarray:
         """The tokens [begin, end) as names of blocks have them: int32, with generated ones marked."""
@@ -229,21 +208,22 @@ class Sequence:
 
     @property
     def reusable(self) -> int:
-        """Leading tokens that may come from the cache. The last token and tokens to be scored must be computed.
-
-        Tokens that may be rolled back are computed into blocks of its own.
-        """
-        limit = self.scored if self.scoring else self.length - 1
-        return min(limit, self.settled) if self.max_rollback else limit
+        """Leading tokens that may come from the cache. The last token and tokens to be scored must be computed."""
+        return self.scored if self.scoring else self.length - 1
 
     @property
     def final(self) -> int:
-        """Leading computed positions that are never computed again while it runs."""
-        if not self.max_rollback or self.computed <= self.settled:
-            return self.computed
-        return self.settled if self.state_slots is None else self.state_slots.base(self.settled)
+        """Leading computed positions that are never computed again while it runs: all but those of drafts."""
+        return min(self.computed, self.length)
 
-    @property
-    def spare_states(self) -> int:
-        """Slots for saved states, if layers keep states: one state before `settled`, and one per block after it."""
-        return self.max_rollback // BLOCK_TOKENS + 2 if self.max_rollback else 0
+
+def shared_blocks(sequence: Sequence, running: Sequence) -> int:
+    """Full blocks that `sequence` could reuse from `running` while that computes its prompt; 0 after that."""
+    if sequence.tenant is None or sequence.tenant != running.tenant:
+        return 0
+    end = min(sequence.reusable, running.length)
+    if running.length - running.computed <= 1 or end < BLOCK_TOKENS:
+        return 0
+    differs = sequence.tokens[:end] != running.tokens[:end]
+    first = int(differs.argmax())
+    return (first if differs[first] else end) // BLOCK_TOKENS

@@ -1,9 +1,4 @@
-"""The states of a running sequence: its own, the snapshots that it leaves to others, and those that it can return to.
-
-A sequence that may be rolled back saves its state on its way, in slots of its own. One of these states is always at or
-before the first position that a rollback can reach. After a rollback the next chunk begins with the last saved state
-that is still right, and computes the tokens since then again. The bits do not depend on the chunks.
-"""
+"""The states of a running sequence: its own, the snapshots that it leaves to others, and that before its drafts."""
 
 from collections.abc import Collection
 from typing import TYPE_CHECKING, NamedTuple
@@ -41,39 +36,35 @@ class SequenceState:
         begin: Slot that its first chunk begins with. A snapshot has this sequence as a reader. NO_SLOT: it begins with
             its first token.
         reuses: Others may begin with its snapshots.
-        spare: Slots for saved states.
 
     Attributes:
         wanted: Number of tokens after which others would begin, so that a snapshot is needed; 0: none.
     """
 
-    def __init__(self, pool: "StatePool", slot: int, begin: int, wanted: int, reuses: bool, spare: list[int]) -> None:
+    def __init__(self, pool: "StatePool", slot: int, begin: int, wanted: int, reuses: bool) -> None:
         self._pool, self._slot, self._begin, self.wanted = pool, slot, begin, wanted
-        self._reuses, self._spare = reuses, spare
+        self._reuses = reuses
         self._snapshot = begin if begin != slot else NO_SLOT  # of the pool, as long as it is read
         self._last_block = -1  # decoding left a snapshot after it, which the next one replaces; -1: none
-        self._saved = [(0, NO_SLOT)]  # (position, slot), ascending; the state before the first token needs no slot
-        self._is_offered = False  # the first of these is a snapshot of the pool, which it holds as a reader
+        self._draft = NO_SLOT  # has the state before the first draft, during a step with drafts
 
     @classmethod
-    def claim(cls, pool: "StatePool", begin: int, known: int, reuses: bool, spare: int) -> "SequenceState | None":
+    def claim(cls, pool: "StatePool", begin: int, known: int, reuses: bool) -> "SequenceState | None":
         """Takes slots for a sequence that begins with the snapshot `begin`. Returns None if too few are available.
 
         Args:
             known: Tokens of its prefix in known blocks. If the snapshot has fewer, a new one is left there for the next
                 sequence with that prefix.
-            spare: Slots for saved states.
         """
-        if begin != NO_SLOT and pool.available == 1 + spare and pool.take(begin):  # the snapshot becomes the state
-            return cls(pool, begin, begin, 0, reuses, [pool.allocate() for _ in range(spare)])
+        if begin != NO_SLOT and pool.available == 1 and pool.take(begin):  # the snapshot becomes the state
+            return cls(pool, begin, begin, 0, reuses)
         if begin != NO_SLOT:
             pool.hold(begin)
-        if pool.available <= spare:
+        if not pool.available:
             if begin != NO_SLOT:
                 pool.let_go(begin)
             return None
-        slot, *others = [pool.allocate() for _ in range(1 + spare)]
-        return cls(pool, slot, begin, known, reuses, others)
+        return cls(pool, pool.allocate(), begin, known, reuses)
 
     def most_tokens(self, sequence: "Sequence", first: int, tokens: int) -> int:
         """Returns the tokens of a chunk of at most `tokens`.
@@ -89,89 +80,49 @@ class SequenceState:
 
     def row(self, sequence: "Sequence", first: int, tokens: int) -> StateRow:
         """Returns the slots of a chunk, with a slot for the state that is saved on the way."""
-        end, save = first + tokens, NO_SLOT
-        if _crosses(sequence, end):
-            self._settle(sequence)
-            position = saved_position(first, end, sequence.settled)
-            save = self._spare.pop() if position else NO_SLOT
-        else:
-            position = (
-                snapshot_position(first, tokens, sequence.length, self.wanted, sequence.last_turn)
-                if self._reuses
-                else 0
-            )
-            save = self._snapshot_slot(tokens == 1) if position else NO_SLOT
+        position = 0
+        if self._reuses:
+            position = snapshot_position(first, tokens, sequence.length, self.wanted, sequence.last_turn)
+        save = self._snapshot_slot(tokens == 1) if position else NO_SLOT
         return StateRow(self._begin, self._slot, save, position if save != NO_SLOT else 0)
 
-    def commit(self, sequence: "Sequence", row: StateRow) -> None:
-        """Marks a chunk with this row as issued. Its full blocks are shared after this."""
+    def commit(self) -> None:
+        """Marks a chunk as issued. Its full blocks are shared after this."""
         if self._snapshot != NO_SLOT:
             self._pool.let_go(self._snapshot)
             self._snapshot = NO_SLOT
         self._begin = self._slot
-        if row.save != NO_SLOT and _crosses(sequence, sequence.computed):
-            self._saved.append((row.save_position, row.save))
 
     def leave(self, sequence: "Sequence", row: StateRow, decoded: bool) -> None:
         """Leaves the snapshot of an issued chunk to other sequences. Call it after sharing the chunk's blocks."""
-        if _crosses(sequence, sequence.computed):
-            self._settle(sequence)
-            self._offer(sequence)
-        elif row.save != NO_SLOT:
+        if row.save != NO_SLOT:
             self._keep(sequence, row.save_position, row.save, decoded)
 
-    def base(self, settled: int) -> int:
-        """Position of the last saved state at or before `settled`. No rollback computes tokens before it again."""
-        return max(position for position, _ in self._saved if position <= settled)
+    @property
+    def can_draft(self) -> bool:
+        """Whether a slot is left for the state before the first draft."""
+        return self._pool.available > 0
 
-    def rollback(self, position: int) -> int:
-        """Lets the next chunk begin with the last state saved at or before `position`. Returns its position."""
-        while self._saved[-1][0] > position:
-            self._spare.append(self._saved.pop()[1])
-        first, self._begin = self._saved[-1]
-        return first
+    def draft_row(self, first: int) -> StateRow:
+        """Returns the slots of a chunk with drafts after position `first`. The state before them is saved."""
+        self._draft = self._pool.allocate()
+        return StateRow(self._begin, self._slot, self._draft, first + 1)
 
-    def release(self, sequence: "Sequence") -> None:
-        """Frees all slots. Snapshots stay, and the last settled state becomes one."""
+    def keep_drafts(self, all_right: bool) -> None:
+        """Ends a step with drafts. Unless all were right, the next chunk begins with the state before the first."""
+        if not all_right:
+            self._slot, self._draft = self._draft, self._slot
+            self._begin = self._slot
+        self._pool.release(self._draft)
+        self._draft = NO_SLOT
+
+    def release(self) -> None:
+        """Frees all slots. Snapshots stay."""
         if self._snapshot != NO_SLOT:
             self._pool.let_go(self._snapshot)
-        self._settle(sequence)
-        self._offer(sequence)
-        while self._saved:
-            self._drop_first()
-        for slot in (self._slot, *self._spare):
-            self._pool.release(slot)
-
-    def _settle(self, sequence: "Sequence") -> None:
-        """Drops the saved states that no rollback needs any more."""
-        while len(self._saved) > 1 and self._saved[1][0] <= sequence.settled:
-            self._drop_first()
-
-    def _offer(self, sequence: "Sequence") -> None:
-        """Makes the first saved state a snapshot if it follows a shared block and there is a slot in exchange."""
-        position, slot = self._saved[0]
-        blocks, rest = divmod(position, BLOCK_TOKENS)
-        if self._is_offered or not self._reuses or slot == NO_SLOT or rest or blocks > sequence.shared_blocks:
-            return
-        _, known = self._pool.latest([int(sequence.block_table[blocks - 1])])
-        decoded = position > len(sequence.prompt)
-        exchange = slot if known != NO_SLOT else self._snapshot_slot(decoded)
-        if exchange == NO_SLOT:
-            return
-        self._spare.append(exchange)
-        if known == NO_SLOT:
-            self._keep(sequence, position, slot, decoded)
-            known = slot
-        self._pool.hold(known)
-        self._saved[0], self._is_offered = (position, known), True
-
-    def _drop_first(self) -> None:
-        _, slot = self._saved.pop(0)
-        if self._is_offered:
-            self._pool.let_go(slot)
-        elif slot != NO_SLOT:
-            self._spare.append(slot)
-        self._is_offered = False
+        if self._draft != NO_SLOT:
+            self._pool.release(self._draft)
+        self._pool.release(self._slot)
 
     def _snapshot_slot(self, decoded: bool) -> int:
         """Returns a slot for a snapshot, if possible that of the last one that decoding left, or NO_SLOT."""
@@ -183,23 +134,6 @@ class SequenceState:
     def _keep(self, sequence: "Sequence", position: int, slot: int, decoded: bool) -> None:
         *before, block = sequence.block_table[: position // BLOCK_TOKENS].tolist()
         self._last_block = block if self._pool.keep(slot, block, before) and decoded else -1
-
-
-def _crosses(sequence: "Sequence", end: int) -> bool:
-    """Whether a chunk that ends there has tokens that may be rolled back."""
-    return sequence.max_rollback > 0 and end >= sequence.settled
-
-
-def saved_position(first: int, end: int, settled: int) -> int:
-    """Number of tokens before the state that a chunk of [first, end) saves for a rollback; 0 if it saves none.
-
-    The last block boundary, else the end of the settled tokens. Only settled tokens are saved if the chunk has any.
-    """
-    limit = settled if first < settled else end
-    boundary = limit // BLOCK_TOKENS * BLOCK_TOKENS
-    if boundary > first:
-        return boundary
-    return settled if first < settled else 0
 
 
 def snapshot_position(first: int, tokens: int, length: int, wanted: int, last_turn: int = 0) -> int:

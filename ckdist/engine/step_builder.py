@@ -22,16 +22,17 @@ class SequenceChunk(NamedTuple):
     row: int
     rows: int
     states: StateRow  # NO_ROW if no layer keeps states
+    drafts: tuple[int, ...] = ()  # its last tokens, which are guessed and not part of the sequence
 
     @property
     def samples(self) -> bool:
         """Whether its last logits choose the sequence's next token."""
-        return self.first + self.tokens == self.sequence.length
+        return self.first + self.tokens - len(self.drafts) == self.sequence.length
 
     @property
     def decodes(self) -> bool:
-        """Whether it computes one token in order to sample the next one."""
-        return self.tokens == 1 and self.rows == 1
+        """Whether it computes one token, and drafts after it, in order to sample the next one."""
+        return self.tokens == self.rows == 1 + len(self.drafts)
 
 
 class Step(NamedTuple):
@@ -93,3 +94,10 @@ class StepBuilder:
         self.chunks.append(SequenceChunk(sequence, first, tokens, row, rows, states))
         self.tokens += tokens
         self.outputs += rows
+
+
+def agreed_drafts(chunk: SequenceChunk) -> int:
+    """How many drafts of a chunk agree with the tokens that were drawn."""
+    drawn = chunk.sequence.tokens[chunk.first + 1 : chunk.sequence.length].tolist()
+    pairs = zip(chunk.drafts, drawn, strict=False)
+    return next((i for i, (draft, token) in enumerate(pairs) if draft != token), min(len(drawn), len(chunk.drafts)))

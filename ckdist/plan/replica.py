@@ -304,7 +304,7 @@ class Replica:
 def totals_of(step: Step) -> StepTotals:
     """Returns the totals of a step, which determine its cost."""
     prompt = attended = decodes = context = outputs = 0
-    for _, first, tokens, _, rows, _ in step.chunks:
+    for _, first, tokens, _, rows, *_ in step.chunks:
         outputs += rows
         if tokens == 1:
             decodes, context = decodes + 1, context + first + 1

@@ -45,7 +45,8 @@ def outputs(engine, requests, together=True):
         while count:
             for output in engine.step():
                 entry = found.setdefault(output.id, [])
-                entry += [*output.tokens, *output.logprobs, *(output.prompt_logprobs or [])]
+                entry += [item for pair in zip(output.tokens, output.logprobs, strict=True) for item in pair]
+                entry += output.prompt_logprobs or []
                 count -= output.finish_reason is not None
 
     for number, (prompt, adapter) in enumerate(requests):

@@ -5,7 +5,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from ckdist.engine.engine import Engine
@@ -67,6 +67,15 @@ requests = st.lists(
     st.integers(1, 3),  # steps that are under way
     st.sampled_from([math.inf, 1e-3]),  # seconds of a step
 )
+@example(  # batches give way, and no block becomes free, since another sequence uses them, too
+    [
+        (step, 0, prefix, [0], 0, None, 0.0, None, QueuePlace(client, batch, 0))
+        for step, prefix, client, batch in (
+            (0, 0, "a", False), (0, 48, "a", True), (0, 0, "a", True), (1, 16, "c", False), (1, 32, "c", False),
+        )
+    ],
+    10, 5, 3, 3, True, None, 2, math.inf,
+)  # fmt: skip
 def test_everyone_gets_what_they_would_get_alone(
     requests, num_blocks, max_tokens, max_sequences, max_outputs, prefix_reuse, more_slots, in_flight, seconds
 ):

@@ -102,6 +102,8 @@ HONOURED = (
     honoured("adapter_choice", EVERY, "model", "lora"),
     # The queue.
     honoured("place_fields", EVERY - {"detokenize"}, "priority", "service_tier"),
+    # Drafts.
+    honoured("draft_fields", GENERATES, "spec", "speculative.n_max", "speculative.type"),
     # Length, end and number of answers.
     honoured("params", GENERATES, "max_completion_tokens", "max_tokens", "n_predict", "num_predict", "max_new_tokens"),
     honoured("params", GENERATES, "stop", "stream", "include_stop_str_in_output", "skip_special_tokens"),
@@ -238,9 +240,7 @@ HARMLESS = (
     harmless("cached blocks are kept as long as there is room", "prompt_cache_retention", "prompt_cache_options"),
     harmless("only whole prefixes are reused", "n_cache_reuse"),
     harmless("it changes the speed, not the answer", "prediction", "speed", "backend_sampling"),
-    harmless(DRAFTS, "speculative", "speculative.n_min"),
-    harmless(DRAFTS, "speculative.n_max", "speculative.p_min"),
-    harmless(DRAFTS, "speculative.p_split", "speculative.type"),
+    harmless(DRAFTS, "speculative", "speculative.n_min", "speculative.p_min", "speculative.p_split"),
     harmless("it chooses a copy of the model, and all of them give the same answer", "data_parallel_rank"),
     harmless("the context is never shifted: an answer ends when it is full", "n_keep", "n_discard", "num_keep"),
     harmless("a prompt that does not fit is refused, never truncated", "truncation", "transforms", "num_ctx"),

@@ -9,6 +9,7 @@ from ckdist.engine.messages import pack_tokens
 from ckdist.engine.text import check_stop
 from ckdist.errors import RequestError
 from ckdist.serve.requests.cache_use import read_cache_use
+from ckdist.serve.requests.draft_fields import read_drafts
 from ckdist.serve.requests.place_fields import read_place
 from ckdist.serve.requests.prompt import fit_output
 from ckdist.serve.requests.request_fields import Fields
@@ -55,7 +56,9 @@ def read_params(
     options = fields.inner("stream_options")
     limit = facts.context_length if max_tokens is None else max_tokens
     return Prepared(
-        sampling=dataclasses.replace(sampling, max_tokens=limit, grammar=grammar, logprobs=logprobs),
+        sampling=dataclasses.replace(
+            sampling, max_tokens=limit, grammar=grammar, logprobs=logprobs, **read_drafts(fields)
+        ),
         stops=_stops(fields),
         n=_choices(fields),
         stream=stream,

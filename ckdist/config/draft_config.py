@@ -1,0 +1,49 @@
+"""Flags of drafts, under the names of llama-server and vLLM, too."""
+
+from dataclasses import dataclass
+
+from ckdist.config.options import Settings, option
+from ckdist.errors import ConfigError
+
+SPECS = ("auto", "off", "ngram", "suffix")
+MAX_DRAFT = 64  # tokens
+
+
+@dataclass(frozen=True, kw_only=True)
+class DraftFlags(Settings):
+    """Flags of drafts."""
+
+    spec: str = option(
+        "auto", "--spec-type", "--spec", metavar="DRAFTER",
+        help="draft tokens that one step verifies, with the same text: ngram (from prompt and answer), suffix (from "
+        "earlier answers of the tenant, too), auto (suffix), off",
+    )  # fmt: skip
+    draft_max: int = option(
+        16, "--draft", "--draft-n", "--draft-max", within=(1, MAX_DRAFT), help="most drafted tokens of a step"
+    )
+    draft_min: int = option(
+        1, "--draft-n-min", "--draft-min", within=(0, MAX_DRAFT), help="draft nothing if fewer tokens can be guessed"
+    )
+    speculative_config: str | None = option(
+        None, "--speculative-config", metavar="JSON",
+        help='vLLM\'s form of --spec and --draft-max: {"method": "ngram", "num_speculative_tokens": 5}',
+    )  # fmt: skip
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.spec not in SPECS:
+            from ckdist.config.drafter_names import drafter_name
+
+            try:
+                object.__setattr__(self, "spec", drafter_name(self.spec))
+            except ValueError as error:
+                raise ConfigError(f"--spec {error}") from None
+        if self.draft_min > self.draft_max:
+            raise ConfigError(
+                f"--draft-min ({self.draft_min}) is more than --draft-max ({self.draft_max}): lower it or raise that"
+            )
+        if self.speculative_config is not None:
+            from ckdist.config.drafter_names import draft_flags
+
+            for name, value in draft_flags(self.speculative_config).items():
+                object.__setattr__(self, name, value)

@@ -1,0 +1,49 @@
+"""Names of drafters, those of other servers included, and vLLM's form of the flags."""
+
+import json
+from typing import Any, cast
+
+from ckdist.config.draft_config import MAX_DRAFT, SPECS
+from ckdist.errors import ConfigError
+
+# Names of other servers for these drafters.
+ALIASES = {
+    "none": "off", "ngram-simple": "ngram", "ngram-map-k": "ngram", "ngram-map-k4v": "ngram", "ngram-mod": "ngram",
+    "ngram-cache": "suffix", "prompt_lookup": "ngram",
+}  # fmt: skip
+MISSING = ("model", "mtp", "draft", "draft-simple", "draft_model", "draft-mtp", "deepseek_mtp", "eagle", "eagle3")
+COUNT, LENGTHS = "num_speculative_tokens", ("prompt_lookup_min", "prompt_lookup_max")
+
+
+def drafter_name(name: str) -> str:
+    """Returns a name of SPECS. Raises ValueError for a drafter that does not exist."""
+    found = ALIASES.get(name, name)
+    if found in SPECS:
+        return found
+    if name in MISSING:
+        raise ValueError(f"{name} is not supported: no second model and no layer predicts drafts; use ngram or suffix")
+    raise ValueError(f"{name[:40]} is not known; use {', '.join(SPECS)}")
+
+
+def draft_flags(text: str) -> dict[str, str | int]:
+    """Fields of DraftFlags in vLLM's form. Raises ConfigError if it is wrong."""
+    flag = "--speculative-config"
+    try:
+        given = cast("dict[str, Any] | None", json.loads(text))
+    except (ValueError, RecursionError):
+        given = None
+    if not isinstance(given, dict):
+        raise ConfigError(f'{flag} {text[:40]} is not a JSON object, such as {{"method": "ngram"}}')
+    unknown = [name for name in given if name not in ("method", COUNT, *LENGTHS)]
+    if unknown:
+        raise ConfigError(f"{flag}: {unknown[0][:40]} is not supported; known are method and {COUNT}")
+    try:
+        fields: dict[str, str | int] = {"spec": drafter_name(str(given.get("method", "ngram")))}
+    except ValueError as error:
+        raise ConfigError(f"{flag}: method {error}") from None
+    if COUNT in given:
+        count = given[COUNT]
+        if type(count) is not int or not 1 <= count <= MAX_DRAFT:
+            raise ConfigError(f"{flag}: {COUNT} {str(count)[:40]} must be a whole number from 1 to {MAX_DRAFT}")
+        fields["draft_max"] = count
+    return fields

@@ -1,0 +1,128 @@
+"""Drafts of real models: rows of a step that verifies drafts have the bits of rows that are decoded one by one."""
+
+import os
+import random
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from ckdist.comm.world import SingleWorld
+from ckdist.config.engine_config import EngineConfig
+from ckdist.engine.engine import Engine
+from ckdist.engine.load_model import load_model
+from ckdist.engine.sampler import Sampler
+from ckdist.engine.sampling_params import SamplingParams
+from tests.support.levels import each
+from tests.support.paths import GOLDEN
+from tests.support.situations import driven
+from tests.support.thread_ranks import run_threads
+from tests.unit.test_drafts import answers, spoilt
+
+SAMPLING = (
+    {"temperature": 0.0},
+    {"temperature": 0.0, "logprobs": 3},
+    {"temperature": 1.0},
+    {"temperature": 1.0, "top_p": 0.9, "repetition_penalty": 1.2, "logprobs": 0},
+    {"mirostat": 2, "logprobs": 0},
+    {"dry_multiplier": 0.8, "dry_sequence_breakers": (), "temperature": 0.7, "logprobs": 0},
+    {"temperature": 0.5, "min_tokens": 20, "logprobs": 1},
+    {"temperature": 0.0, "spec": "off"},
+)
+# Dense, mixture, latent and hybrid models on ranks and stages; and a cache of few bits with too little room.
+CASES = {
+    "llama3": ("llama3", 1, 1, {"threads": 2}),
+    "llama3, crowded": (
+        "llama3",
+        1,
+        1,
+        {"threads": 2, "cache_type_k": "f32", "cache_type_v": "f32", "kv_memory": 96 << 10},
+    ),
+    "gemma3, 2 ranks": ("gemma3", 2, 1, {}),
+    "qwen3moe": ("qwen3moe", 1, 1, {"threads": 2}),
+    "mixtral, 3 ranks": ("mixtral", 3, 1, {}),
+    "gptoss, 2 stages": ("gptoss", 2, 2, {}),
+    "deepseek_v3": ("deepseek_v3", 1, 1, {"threads": 2}),
+    "deepseek_v2, 2 stages": ("deepseek_v2", 2, 2, {}),
+    "mixtral with an adapter": ("mixtral", 1, 1, {"threads": 2, "lora": (str(GOLDEN / "lora/mixtral"),)}),
+    "llama3 with an adapter, 2 ranks": ("llama3", 2, 1, {"lora": (str(GOLDEN / "lora/llama3-patterns"),)}),
+    "qwen35": ("qwen35", 1, 1, {"threads": 2}),
+    "qwen3next, 2 ranks": ("qwen3next", 2, 1, {}),
+    "qwen35moe, 2 stages": ("qwen35moe", 2, 2, {}),
+}
+
+
+class Recorded(Sampler):
+    """Keeps the logits that each token was drawn from."""
+
+    def __init__(self, vocab: int) -> None:
+        super().__init__(vocab)
+        self.drawn: dict[tuple[object, int], bytes] = {}
+
+    def sample(self, logits, rows):
+        for row, values in zip(rows, logits, strict=True):
+            assert self.drawn.setdefault((row.id, row.length), values.tobytes()) == values.tobytes()
+        return super().sample(logits, rows)
+
+
+def requests(vocab: int, eos: int):
+    """Eight at once, with common beginnings."""
+    rng = np.random.default_rng(0)
+    common = rng.integers(3, vocab - 1, 40).tolist()
+    return [
+        ([*common[: 5 * id], *rng.integers(3, vocab - 1, 1 + id).tolist()], SamplingParams(48, seed=id, **fields))
+        for id, fields in enumerate(SAMPLING)
+    ]
+
+
+def both(executable) -> None:
+    """Runs all requests without drafts and with some that are wrong."""
+    vocab = executable.vocab_size
+    asked = requests(vocab, 2)
+    plain, drafted = Recorded(vocab), Recorded(vocab)
+    expected = answers(Engine(executable, plain, {2}), asked)
+    drafting = spoilt([tokens for tokens, _, _ in expected], random.Random(5), vocab)
+    drafting._most = 7
+    engine = Engine(executable, drafted, {2}, make_drafting=lambda: drafting)
+    assert answers(engine, asked) == expected
+    assert drafted.drawn == plain.drawn
+    if executable.num_blocks < 30:
+        assert engine.scheduler.preemptions > 0
+    gain = drafting.gain
+    assert gain.accepted > 60 and gain.drafted > gain.accepted
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_no_bit_differs_with_drafts(case):
+    name, ranks, stages, more = CASES[case]
+    settings = {"threads": 1, "ubatch_size": 48, "ctx_size": 112, "parallel": 8, "comm_timeout": 30.0} | more
+    config = EngineConfig(model=str(GOLDEN / name), pipeline_parallel_size=stages, **settings)
+
+    def rank(world):
+        model = load_model(config, world)
+        driven(world, model.executable, both)
+        model.executable.close()
+
+    if ranks == 1:
+        rank(SingleWorld())
+    else:
+        run_threads(ranks, rank)
+
+
+@pytest.mark.parametrize("level", each(("baseline", "avx2")))
+def test_no_bit_differs_on_other_levels_of_instructions(level):
+    cases = "llama3 or qwen3moe or deepseek_v3 or qwen35"
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        __file__,
+        "-k",
+        f"with_drafts and ({cases})",
+    ]
+    done = subprocess.run(command, env={**os.environ, "CKDIST_ISA": level}, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stdout[-2000:]
