@@ -57,6 +57,33 @@ TEMPLATES = {
     + "<|assistant|>{% else %} {{ m.content or '' }}"
     + CALLS
     + "<|end|>{% endif %}{% endfor %}",
+    # Apertus: an answer after a tool's result has no header, which the prompt has
+    "no header after a result": TOOLS
+    + HEAD.replace("<|assistant|>\n", "{% if loop.previtem.role != 'tool' %}<|assistant|>\n{% endif %}")
+    + "{{ m.content or '' }}"
+    + CALLS
+    + "<|end|>\n"
+    + TAIL,
+    # Nemotron Nano v2: the prompt opens thoughts, and the template writes no end of them
+    "thoughts that never end": TOOLS
+    + HEAD
+    + "{{ m.content or '' }}"
+    + CALLS
+    + "<|end|>\n"
+    + TAIL.replace("<|assistant|>\n", "<|assistant|>\n<think>\n"),
+    # Command R7B: a prompt for the next answer is always there, and skips thoughts
+    "always a prompt": TOOLS
+    + HEAD
+    + "<response>{{ m.content or '' }}"
+    + CALLS
+    + "<|end|>{% endif %}{% endfor %}<|assistant|>\n<think></think>",
+    # Hy3: earlier answers have the header of a prompt, the last one has thoughts in it
+    "earlier answers look like prompts": TOOLS
+    + HEAD
+    + "<think>{% if loop.last %}{{ m.reasoning_content }}{% endif %}</think>{{ m.content or '' }}"
+    + CALLS
+    + "<|end|>\n"
+    + TAIL.replace("<|assistant|>\n", "<|assistant|>\n<think></think>"),
     # GLM: the next message's token ends an answer
     "ended by the next message": TOOLS
     + "{% for m in messages %}{% if m.role != 'assistant' %}<|end|>{{ m.content }}{% else %}<|assistant|>"
@@ -120,6 +147,8 @@ def test_an_answer_is_learned_after_the_tokens_that_a_server_computes(tmp_path, 
         text = tokenizer.decode(ids, skip_special=False)
         assert text.endswith("<|end|>") and text.count("<|end|>") == 1, text
         assert message["content"] in text and ("weather" in text) == ("tool_calls" in message), text
+        others = [other["content"] for other in record["messages"] if other is not message and other["content"]]
+        assert not any(other in text for other in others if other not in message["content"]), text
     assert sum(cache.learned) == sum(
         len(learned_after(cache, tokenizer.encode(turn.prompt, add_special=False)) or ())
         for turn in turns_of(*checked(record), tokenizer)
@@ -165,6 +194,18 @@ def test_thoughts_are_kept_or_dropped_as_the_template_does_and_counted(tmp_path,
     assert report.notes == {EMPTY_THOUGHTS: [4, f"{tmp_path}/a.jsonl:1"]}
     assert list(report.lines())[:2] == ["3 records: 3 of messages", "6 answers in 6 sequences"]
     assert [turn.notes for turn in turns_of(*checked(CHATS["thoughts"]), skips)] == [[NO_THOUGHTS]] * 2
+
+
+def test_marked_thoughts_become_those_of_the_template_and_are_dropped_if_it_skips_them(tokenizers):
+    marked = {"messages": [USER, {"role": "assistant", "content": "<think>Hm.</think>\n\nIt is."}]}
+    tokenizer = load_tokenizer(BUNDLED)
+    body = "{% if m.reasoning_content %}<seed:think>{{ m.reasoning_content }}</seed:think>{% endif %}{{ m.content }}<|end|>"
+    object.__setattr__(tokenizer, "chat_template", ChatTemplate(HEAD + body + TAIL))
+    assert answers(tokenizer, marked) == ["<seed:think>Hm.</seed:think>It is.<|end|>"]
+    assert answers(tokenizers["always a prompt"], marked) == ["<response>It is.<|end|>"]
+    never = tokenizers["thoughts that never end"]
+    assert answers(never, marked) == ["Hm.</think>\n\nIt is.<|end|>"]
+    assert answers(never, CHATS["thoughts"])[1] == "So.\n</think>\n\nColder.<|end|>"
 
 
 def test_a_missing_end_is_added_and_counted(tokenizers):

@@ -18,7 +18,8 @@ from ckdist.tokens.tokenizer import Tokenizer
 from ckdist.tokens.traits import joined_text
 
 GENERATION = re.compile(r"\{%[-+]?\s*generation\b")
-OTHER_THOUGHTS = (
+MARKS = (  # around thoughts
+    *THOUGHTS,
     ("<think:opensource>", "</think:opensource>"),
     ("<|channel>thought\n", "<channel|>"),
     ("Here are my reasoning steps:\n", "[BEGIN FINAL RESPONSE]"),
@@ -30,7 +31,8 @@ ADDED_END = "answers whose end token the template does not write: it was added"
 Span = tuple[int, int]
 QUESTION = {"role": "user", "content": "."}
 THOUGHT_FIELDS = ("reasoning_content", "reasoning", "thinking")
-HEADER = 12  # characters before an answer that must be those of the prompt
+SHOWN = 12  # last characters of a prompt that a message shows
+OPEN_TAG = re.compile(r"[<\[][^\s<>\[\]]*$")
 
 
 @dataclass(frozen=True)
@@ -83,12 +85,16 @@ def _common(first: str, second: str) -> int:
     return next((at for at, (a, b) in enumerate(pairs) if a != b), min(len(first), len(second)))
 
 
+def _common_end(first: str, second: str) -> str:
+    """The text that both end with."""
+    return first[len(first) - _common(first[::-1], second[::-1]) :]
+
+
 class _TurnWriter:
     """Finds the answers in the text of one template."""
 
     def __init__(self, render: Callable[..., str], source: str, tokenizer: Tokenizer) -> None:
         self.render = render
-        self.marks = [marks for marks in (*THOUGHTS, *OTHER_THOUGHTS) if marks[0] in source or marks[1] in source]
         self.has_generation = GENERATION.search(source) is not None
         self.ends = [text for i in sorted(tokenizer.eos_token_ids) if (text := tokenizer.token_text(i))]
         ending = end_of_text(tokenizer)
@@ -118,69 +124,106 @@ class _TurnWriter:
 
     def turn(self, messages: Sequence[Any], index: int) -> Turn:
         """The turn of the answer messages[index]."""
-        name = f"messages[{index}]"
-        prompt = self.render(messages[:index], add_generation_prompt=True)
-        whole = self.render(messages[: index + 1], add_generation_prompt=False)
-        thought, content = self._parts(messages[index])
-        notes: list[str] = []
+        name, history, message = f"messages[{index}]", messages[:index], messages[index]
+        prompt = self.render(history, add_generation_prompt=True)
+        thought, content = self._parts(message)
+        if thought and any(prompt.rstrip().endswith(end) for _, end in MARKS):  # the prompt skips thoughts
+            message = {**message, "content": None if message.get("tool_calls") and not content else content}
+        whole = self._written([*history, message])
         is_prefix = whole.startswith(prompt)
-        answer = whole[len(prompt) :] if is_prefix else self._rewritten(prompt, whole, messages, index, notes)
+        answer = whole[len(prompt) :] if is_prefix else self._rewritten(prompt, whole, history, message, name)
+        notes: list[str] = []
+        answer = self._with_thoughts(prompt, answer, thought, notes)
         if thought and thought not in answer:
             notes.append(NO_THOUGHTS)
-        self._check(answer, content, messages[index], name)
-        answer, end = self._ended(messages, index, whole, answer, notes)
+        self._check(answer, content, message, name)
+        answer, end = self._ended([*history, message, *messages[index + 1 :]], index, whole, answer, notes)
         learned = [(0, end)]
         if self.has_generation and is_prefix:
-            learned = self._generated(messages[: index + 1], len(prompt), end) or learned
+            learned = self._generated([*history, message], len(prompt), end) or learned
             if answer[learned[-1][1] : end].strip() in self.ends:  # a server generates the end token, too
                 learned[-1] = (learned[-1][0], end)
         return Turn(prompt, answer, learned, notes)
+
+    def _written(self, messages: Sequence[Any]) -> str:
+        """A chat that ends with an answer, without the next prompt that some templates always write after it."""
+        whole = self.render(messages, add_generation_prompt=False)
+        if self._always_prompts:
+            last = max((at + len(end) for end in self.ends if (at := whole.rfind(end)) >= 0), default=len(whole))
+            if self.render([QUESTION], add_generation_prompt=False).endswith(whole[last:].lstrip()):
+                whole = whole[:last]
+        return whole
+
+    @functools.cached_property
+    def _always_prompts(self) -> bool:
+        """Whether the template ignores add_generation_prompt."""
+        try:
+            return len({self.render([QUESTION], add_generation_prompt=flag) for flag in (False, True)}) == 1
+        except RequestError:
+            return False
 
     def _parts(self, message: dict[str, Any]) -> tuple[str, str]:
         """The thoughts and the words of an answer, without space around them. Thoughts may be marked in its content."""
         content = joined_text(message["content"]).strip()
         thought = message.get("reasoning_content") or ""
-        for begin, end in self.marks or THOUGHTS[:1]:
+        for begin, end in MARKS:
             if not thought and end in content and content.startswith(begin):
                 thought, _, content = content.removeprefix(begin).partition(end)
         return thought.strip(), content.strip()
 
-    def _rewritten(self, prompt: str, whole: str, messages: Sequence[Any], index: int, notes: list[str]) -> str:
-        """The answer if the prompt does not begin the whole text."""
-        common = _common(prompt, whole)
-        while prompt[common - 1 : common] in ("<", "["):  # two marks may begin with the same character
-            common -= 1
-        opening, rest = prompt[common:], whole[common:]
-        for begin, end in self.marks:
-            if prompt.rstrip().endswith(begin.rstrip()):  # the prompt opens thoughts, which the whole text has or drops
-                written = rest.lstrip().removeprefix(begin)
-                if end in written:
-                    return written.lstrip() if prompt[-1].isspace() else written
-                thought = self._parts(messages[index])[0]
-                if not thought:
-                    notes.append(EMPTY_THOUGHTS)
-                return f"{thought}\n{end}\n\n{written.lstrip()}"
-            if prompt.rstrip().endswith(end) and (begin in opening or end in opening):  # the prompt skips thoughts
+    def _rewritten(self, prompt: str, whole: str, history: Sequence[Any], message: dict[str, Any], name: str) -> str:
+        """The answer if the prompt does not begin the whole text: both are compared after the last message before it.
+
+        Raises RequestError if the end of the prompt is not in the whole text.
+        """
+        shown, written = self._tails(prompt, whole, history, message)
+        if written.startswith(shown):
+            return written[len(shown) :]
+        common = _common(shown, written)
+        if tag := OPEN_TAG.search(shown, 0, common):  # two marks may begin with the same characters
+            common = tag.start()
+        opening, rest = shown[common:], written[common:]
+        for begin, end in MARKS:
+            if shown.rstrip().endswith(begin.rstrip()):  # the prompt opens thoughts
+                rest = rest.lstrip().removeprefix(begin)
+                return rest.lstrip() if shown[-1].isspace() or end not in rest else rest
+            if shown.rstrip().endswith(end) and (begin in opening or end in opening):  # the prompt skips thoughts
                 return rest.partition(end)[2].lstrip() if end in rest else rest
         if not opening.strip():
             return rest
-        return self._aligned(prompt, whole, messages, index)
-
-    def _aligned(self, prompt: str, whole: str, messages: Sequence[Any], index: int) -> str:
-        """The answer if earlier messages are written differently before it. Its header shows where it begins."""
-        header = prompt.removeprefix(self.render(messages[:index], add_generation_prompt=False))
-        if header and header != prompt and (at := whole.rfind(header)) >= 0:
-            return whole[at + len(header) :]
-        other = {**messages[index], "content": f"\n{secrets.token_hex(8)}"}
-        changed = self.render([*messages[:index], other], add_generation_prompt=False)
-        before = whole[: _common(whole, changed)].rstrip()
-        shown = prompt.rstrip()
-        if before and before[-HEADER:] == shown[-HEADER:]:
-            return whole[len(before) + len(prompt) - len(shown) :]
+        header = prompt.removeprefix(self.render(history, add_generation_prompt=False))
+        if header and (at := written.find(header)) >= 0:
+            return written[at + len(header) :]
+        mark = secrets.token_hex(8)
+        plain = self._written([*history, {"role": "assistant", "content": mark}])
+        if opening == header and shown[:common] + mark in plain:  # only a prompt has the header
+            return rest
         raise RequestError(
-            f"its template ends a prompt with {prompt[-HEADER:]!r}, and does not write this before "
-            f"messages[{index}], so the assistant's words cannot be found"
+            f"its template ends a prompt with {prompt[-SHOWN:]!r}, and does not write this before {name}, so the "
+            f"assistant's words cannot be found"
         )
+
+    def _tails(self, prompt: str, whole: str, history: Sequence[Any], message: dict[str, Any]) -> tuple[str, str]:
+        """The parts of both texts after the last message of `history`: they do not change with its content."""
+        text = joined_text(history[-1]["content"]).strip()
+        other = {**history[-1], "content": secrets.token_hex(8) + ("y" if text.endswith("x") else "x")}
+        changed = [*history[:-1], other]
+        try:
+            return (
+                _common_end(prompt, self.render(changed, add_generation_prompt=True)),
+                _common_end(whole, self._written([*changed, message])),
+            )
+        except RequestError:
+            return prompt, whole
+
+    def _with_thoughts(self, prompt: str, answer: str, thought: str, notes: list[str]) -> str:
+        """The answer with thoughts, if the prompt opens them and the template drops them."""
+        for begin, end in MARKS:
+            if prompt.rstrip().endswith(begin.rstrip()) and end not in answer:
+                if not thought:
+                    notes.append(EMPTY_THOUGHTS)
+                return f"{thought}\n{end}\n\n{answer.lstrip()}"
+        return answer
 
     def _check(self, answer: str, content: str, message: dict[str, Any], name: str) -> None:
         """Raises RequestError if the template has not written the words or the calls of an answer."""
