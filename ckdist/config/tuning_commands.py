@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from ckdist.config.commands import GGUF_TYPES
 from ckdist.config.engine_config import NAMES_HELP
 from ckdist.config.options import Settings, option
 from ckdist.errors import ConfigError
@@ -74,3 +75,25 @@ class TuneCommand(Settings):
         super().__post_init__()
         if not self.files or self.model is None:
             raise ConfigError("ckdist tune needs a model and its data: ckdist tune -m smollm2 chats.jsonl")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MergeCommand(Settings):
+    """`ckdist merge`: write a model with an adapter added to its weights."""
+
+    model: str | None = option(None, "-m", "--model", metavar="MODEL", help=NAMES_HELP)
+    lora: str = option("", "--lora", metavar="DIR", help="the adapter's folder")
+    target: str | None = option(
+        None, "target", metavar="OUT", help="folder to write, or a file whose name ends in .gguf (a GGUF's only form)"
+    )
+    type: str = option(
+        "", "--type", choices=("", *GGUF_TYPES), help="type of the matrices (default: bf16, in a GGUF f16)"
+    )
+    verbose: bool = option(False, "-v", "--verbose", help="log more")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.model is None or not self.lora or self.target is None:
+            raise ConfigError(
+                "ckdist merge needs a model, an adapter and a target: ckdist merge -m smollm2 --lora out/adapter m.gguf"
+            )

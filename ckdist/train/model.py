@@ -15,7 +15,7 @@ from ckdist.errors import ConfigError, LayoutError
 from ckdist.layout import SINGLE
 from ckdist.mesh import Mesh
 from ckdist.models.decoder import loss
-from ckdist.models.registry import read_config
+from ckdist.models.registry import family, read_config
 from ckdist.models.spec import ModelSpec, MoeFfn
 from ckdist.program.program import Program, Weight
 from ckdist.program.training_tracer import TrainingTracer, trace_loss
@@ -131,11 +131,8 @@ def open_model(config: TrainConfig) -> TrainedModel:
     Raises ConfigError, ModelFileError or ArchitectureError for a fault that the user can mend.
     """
     checkpoint = open_checkpoint(config.model_name_or_path) if config.model_name_or_path else None
-    if checkpoint is not None and checkpoint.format != "safetensors" and not config.lora_r:
-        raise ConfigError(
-            f"{config.model_name_or_path} is a GGUF, whose weights cannot all be trained: "
-            "give a folder with safetensors, or set lora_r"
-        )
+    if checkpoint is not None and checkpoint.format == "gguf" and not config.lora_r:
+        family(checkpoint.spec.family).to_gguf(checkpoint.spec, config.model_name_or_path)  # the result can be written
     values = (
         dict(checkpoint.metadata)
         if checkpoint

@@ -32,7 +32,7 @@ from ckdist.train.data.batches import FileBatches, OwnBatches, Position, validat
 from ckdist.train.divergence import LostSteps
 from ckdist.train.loss_program import LossProgram
 from ckdist.train.model import TrainedModel, open_model, open_tokenizer
-from ckdist.train.model_folder import write_folder
+from ckdist.train.model_folder import write_result
 from ckdist.train.native_executable import NativeExecutable
 from ckdist.train.one_f_one_b import bubble
 from ckdist.train.optimizer import Optimizer
@@ -413,14 +413,14 @@ class Trainer:
         """Writes the finished model, or its adapter, on rank 0."""
         weights = self._gathered(self.executable.parameters)
         if self.world.rank == 0 and weights is not None:
-            out = self.output / ("adapter" if self.model.lora else "model")
             if self.model.lora:
+                out = self.output / "adapter"
                 base = self.config.model_name_or_path.removeprefix("hf:")
                 save_adapter(out, self.model.lora, base, weights, self.model.spec)
             else:
-                write_folder(out, self.model, weights, self.tokenizer, self.config.save_dtype)
+                out = write_result(self.output, self.model, weights, self.tokenizer, self.config.save_dtype)
             self._say(
-                f"the {out.name} is in {out}"
+                f"the {out.stem} is in {out}"
                 + (f"; {self.state.skipped_steps} steps were skipped" if self.state.skipped_steps else "")
             )
 

@@ -199,7 +199,7 @@ def test_thoughts_are_kept_or_dropped_as_the_template_does_and_counted(tmp_path,
 def test_marked_thoughts_become_those_of_the_template_and_are_dropped_if_it_skips_them(tokenizers):
     marked = {"messages": [USER, {"role": "assistant", "content": "<think>Hm.</think>\n\nIt is."}]}
     tokenizer = load_tokenizer(BUNDLED)
-    body = "{% if m.reasoning_content %}<seed:think>{{ m.reasoning_content }}</seed:think>{% endif %}{{ m.content }}<|end|>"
+    body = THOUGHT.replace("think>", "seed:think>") + "{{ m.content }}<|end|>"
     object.__setattr__(tokenizer, "chat_template", ChatTemplate(HEAD + body + TAIL))
     assert answers(tokenizer, marked) == ["<seed:think>Hm.</seed:think>It is.<|end|>"]
     assert answers(tokenizers["always a prompt"], marked) == ["<response>It is.<|end|>"]
