@@ -68,6 +68,7 @@ def load_model(
     Raises ModelFileError, ArchitectureError, CapacityError or ConfigError if the user can mend the cause, and CommError
     if ranks disagree.
     """
+    given, config = config, without_draft(config)
     # files
     checkpoint = open_model(config, world, embeddings)
     adapter, files = open_adapter(config, world, checkpoint)
@@ -104,6 +105,7 @@ def load_model(
     choose_steps(model, config, programs, steps.main[0], measure, colocation is not None)
     model.disk = open_disk(config, model)
     model.total_weight_bytes = sum(world.gather(sizes.total))
+    model.draft = open_draft(given, model)
     if trace:
         executable.trace(trace.handle)
         executable.worker.trace(trace.handle)
@@ -195,6 +197,24 @@ def open_disk(config: EngineConfig, model: Model) -> "DiskCache | None":
     from ckdist.engine.disk_cache import open_disk_cache
 
     return open_disk_cache(config.cache_disk, config, model)
+
+
+def without_draft(config: EngineConfig) -> EngineConfig:
+    """The configuration without the draft model and its part of --memory."""
+    if config.model_draft is None or config.memory is None:
+        return config
+    from ckdist.engine.draft_model import MEMORY_SHARE
+
+    return dataclasses.replace(config, memory=config.memory - config.memory // MEMORY_SHARE)
+
+
+def open_draft(config: EngineConfig, model: Model) -> Model | None:
+    """Loads the draft model that --model-draft names. A collective call."""
+    if config.model_draft is None:
+        return None
+    from ckdist.engine.draft_model import load_draft_model
+
+    return load_draft_model(config, model)
 
 
 def open_trace(config: EngineConfig, world: World) -> "Trace | None":
