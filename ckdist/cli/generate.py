@@ -5,6 +5,7 @@ import time
 from dataclasses import fields
 
 from ckdist.cli.session import model_session
+from ckdist.config.draft_config import DraftFlags
 from ckdist.config.generate_config import GenerateConfig
 from ckdist.config.sampling_config import SamplingConfig
 from ckdist.engine.llm import LLM
@@ -16,6 +17,7 @@ def sampling_of(config: SamplingConfig) -> SamplingParams:
     """Converts the sampling flags. Fields of equal names are copied."""
     breakers = () if config.dry_sequence_breakers == ("none",) else config.dry_sequence_breakers
     names = {field.name for field in fields(SamplingParams)} & {field.name for field in fields(SamplingConfig)}
+    names -= {field.name for field in fields(DraftFlags)}  # the engine has these
     same = {name: getattr(config, name) for name in names}
     return SamplingParams(**{**same, "max_tokens": config.n_predict, "dry_sequence_breakers": breakers})
 
