@@ -10,7 +10,7 @@ MIN_STEPS = 3  # plain steps of a width before drafts are added to it
 REFRESH_STEPS = 50  # a plain step comes at least so often, since contexts and other loads change
 MIN_GAIN = 1.03  # predicted tokens per second with and without drafts
 # Lost steps that are allowed at once, and that each step allows again: within 200 steps at most 1 %.
-MOST_LOST, ALLOWED = 1.3, 0.0035
+MOST_LOST, ALLOWED = 1.2, 0.003
 
 
 class Option(NamedTuple):
@@ -109,8 +109,7 @@ class DraftGain:
         """
         costs = self.costs
         plain, before = costs.cost(sequences) or seconds, costs.cost(sequences + drafted) or seconds
-        costs.measure(sequences + drafted, seconds)
-        cost = costs.cost(sequences + drafted) + spent
+        cost = costs.measure(sequences + drafted, seconds) + spent
         self._since_plain += 1
         self._lost = max(0.0, self._lost + cost / plain - (sequences + accepted) / sequences - ALLOWED)
         self.steps += 1

@@ -142,18 +142,17 @@ class Drafting:
 
     def _ask_model(self, model: "ModelDrafter", chunks: list[SequenceChunk], guesses: list[Guess]) -> float:
         """Replaces guesses by those of the draft model, if these are expected to gain more. Returns its seconds."""
-        count = len(chunks)
         most = {n: self._most_of(chunk) for n, chunk in enumerate(chunks) if self._may_ask(model, chunk, guesses[n])}
         places = [place for place, tokens in most.items() if tokens]
-        if not places or (self._by_gain and not self._pays(model, chunks, guesses, places)):
-            return 0.0
         charged, seconds = model.charged, model.seconds
-        for place in places:
-            model.read(chunks[place].sequence, is_free=not self._by_gain)
-        places = [place for place in places if model.is_ready(chunks[place].sequence)]
-        if places:
+        if places and (not self._by_gain or self._pays(model, chunks, guesses, places)):
+            # One prompt is read in a step, so that no step takes long.
+            for place in places:
+                if model.read(chunks[place].sequence, not self._by_gain) and self._by_gain:
+                    break
+            places = [place for place in places if model.is_ready(chunks[place].sequence)]
             sequences = [chunks[place].sequence for place in places]
-            drafts = self._draft(model, count, sequences, [most[place] for place in places])
+            drafts = self._draft(model, len(chunks), sequences, [most[place] for place in places]) if places else []
             for place, sequence, draft in zip(places, sequences, drafts, strict=True):
                 guesses[place] = self._allowed(sequence, *draft)
         self.gain.spend(model.seconds - seconds)
@@ -194,6 +193,7 @@ class Drafting:
     ) -> bool:
         """Whether the draft model is expected to gain more than earlier text, or is to be tried."""
         count, gain = len(chunks), self.gain
+        model.measure(len(places))
         each = model.costs.cost(len(places))
         self._without_model += 1
         rates = [model.rate(chunks[place].sequence) for place in places]
@@ -208,7 +208,6 @@ class Drafting:
         if self._without_model > self._retry:  # it seems too slow; maybe something disturbed it
             self._without_model, self._retry = 0, 2 * self._retry
             model.costs = RowCosts()
-            return True
         return False
 
     @staticmethod

@@ -8,7 +8,7 @@ import numpy as np
 
 from ckdist.engine.acceptance import Acceptance
 from ckdist.engine.block_pool import ROOT, BlockPool
-from ckdist.engine.row_costs import OUTLIER, RowCosts
+from ckdist.engine.row_costs import RowCosts
 from ckdist.engine.sampler import Sampler
 from ckdist.engine.sequence import Sequence
 from ckdist.program.executable import Executable
@@ -17,23 +17,24 @@ from ckdist.program.step_batch import BLOCK_TOKENS, Batch
 # The draft model's probability of its token, by the classes of `Acceptance`, and their parts before any was seen.
 CLASSES = 0.3, 0.5, 0.7, 0.9, 0.97
 PRIORS = 0.2, 0.4, 0.6, 0.8, 0.9, 0.95
-RATE_PRIORS = 0.6, 0.6  # of all tokens after the end of a prompt, and after a whole one
+RATE_PRIOR = 0.6  # part of all tokens that are right, before any was seen
 FADES = 0.98  # weight of all earlier tokens against the last one: several are multiplied, so they must be exact
 LEAST_PART = 0.1  # a token is not drafted if it is right with a smaller probability
-LEAST_READ = BLOCK_TOKENS  # tokens of a prompt; fewer say little about the next token
 BEHIND = 8  # tokens that a sequence may be ahead of the draft model, and read with its next draft
-LONGER = 4  # a longer end of a prompt is read once so many times as many tokens are paid for
+LEARN_TOKENS = 8  # until so many were drafted, prompts need not be paid for
 RATE_MEMORY = 0.8  # weight of all earlier prompts in the seconds of a token
-READ_SHARE = 0.005  # of all measured seconds, for prompts
+READ_SHARE = 0.001  # of all measured seconds, for prompts
 SAVED_SHARE = 0.5  # of the seconds that drafts save, for prompts
 MOST_CREDIT = 256  # plain steps
 
 
+Guess = tuple[list[int], list[float]]  # tokens, and for each the probability that it and all before it are right
+
+
 @dataclass
 class Follower:
-    """A sequence as the draft model has it: the tokens [begin, end) are in its cache."""
+    """A sequence as the draft model has it: the tokens [0, end) are in its cache."""
 
-    begin: int
     end: int
     blocks: list[int]
     acceptance: Acceptance
@@ -50,7 +51,7 @@ class Follower:
                 break
             right = int(sequence.tokens[self.base + agreed]) == token
             self.acceptance.count(place, right)
-            self.rate.count(not self.begin, right)
+            self.rate.count(0, right)
             if not right:
                 break
             agreed += 1
@@ -84,7 +85,7 @@ class ModelDrafter:
         self._pool = BlockPool(executable.num_blocks)
         self._limit = min(executable.context_length, executable.num_blocks * BLOCK_TOKENS)
         self._followers: dict[Hashable, Follower] = {}
-        self._acceptance, self._rate = Acceptance(PRIORS, FADES), Acceptance(RATE_PRIORS, FADES)
+        self._acceptance, self._rate = Acceptance(PRIORS, FADES), Acceptance((RATE_PRIOR,), FADES)
         self._credit = 0.0  # seconds that prompts may take
 
     def earn(self, seconds: float, saved: float, plain: float) -> None:
@@ -104,93 +105,90 @@ class ModelDrafter:
         return follower
 
     def rate(self, sequence: Sequence) -> float:
-        """The part of the drafted tokens of a sequence that are right, once `read` has read what is paid for."""
+        """The part of the drafted tokens of a sequence that are right."""
         follower = self._followers.get(sequence.id)
-        is_whole = (follower is not None and not follower.begin) or self._most_read(False) >= sequence.length
-        return (self._rate if follower is None else follower.rate).part(is_whole)
+        return (self._rate if follower is None else follower.rate).part(0)
 
-    def read(self, sequence: Sequence, is_free: bool) -> None:
-        """Reads tokens before the last ones, at most those of a step, if they are paid for.
+    def measure(self, rows: int) -> None:
+        """Measures steps with one token of each of `rows` sequences, unless narrower and wider ones were measured."""
+        if self.costs.spans(rows) or self._pool.available < rows:
+            return
+        blocks = self._pool.allocate(rows)
+        while not self.costs.is_known(rows):
+            scratch = [Follower(0, [block], self._acceptance, self._rate) for block in blocks]
+            self._guess([(follower, np.zeros(1, np.int32)) for follower in scratch], [([], []) for _ in blocks])
+        self._pool.release(blocks)
 
-        The draft model begins with the last tokens of a prompt if the whole prompt is too expensive. Later it reads
-        the whole one.
+    def read(self, sequence: Sequence, is_free: bool) -> bool:
+        """Reads tokens before the last ones, at most those of a step. Returns False if it reads none.
+
+        The first prompts are read in any case. Later ones are read if that is paid for: by a small part of all time,
+        and by a part of the time that drafts have saved.
 
         Args:
-            is_free: Read the whole prompt in any case.
+            is_free: Read them in any case.
         """
-        follower, length, most = self._followers.get(sequence.id), sequence.length, self._most_read(is_free)
-        if follower is not None and (
-            (follower.begin and most >= min(length, LONGER * (length - follower.begin)))
-            or length - follower.begin > self._limit - BEHIND
-        ):
-            self.leave(sequence)
-            follower = None
-        if follower is None and most < min(length, LEAST_READ):
-            return
-        if follower is None:
-            follower = self._begin(sequence, most)
-        count = min(length - 1 - follower.end, most, self.executable.max_tokens)
-        if count < BEHIND or not self._extend(follower, length):
-            return
+        follower = self._followers.get(sequence.id) or self._begin(sequence)
+        count = sequence.length - 1 - follower.end
+        is_free = is_free or self.drafted < LEARN_TOKENS
+        if count < BEHIND or not (is_free or count * self._read_each <= self._credit):
+            return False
+        if not self._extend(follower, sequence):
+            return False
+        count = min(count, self.executable.max_tokens)
         begin = time.perf_counter()
         self._run([(follower, sequence.tokens[follower.end : follower.end + count])], False)
         seconds = time.perf_counter() - begin
         each = seconds / count
         self._read_each = RATE_MEMORY * self._read_each + (1 - RATE_MEMORY) * each if self._read_each else each
         self.read_tokens, self.seconds = self.read_tokens + count, self.seconds + seconds
-        self._credit -= seconds
+        self._credit -= 0.0 if is_free else seconds
+        return True
 
-    def _most_read(self, is_free: bool) -> int:
-        """Tokens of prompts that are paid for."""
-        if is_free:
-            return self._limit
-        return max(0, int(self._credit / self._read_each)) if self._read_each else LEAST_READ
-
-    def _begin(self, sequence: Sequence, most: int) -> Follower:
-        length, blocks, begin = sequence.length, list[int](), 0
+    def _begin(self, sequence: Sequence) -> Follower:
+        blocks = list[int]()
         if sequence.tenant is not None:
-            blocks = self._pool.match(sequence.tokens[:length], min(length - 1, self._limit), sequence.tenant)
-        if length > self._limit - BEHIND or length - len(blocks) * BLOCK_TOKENS > most:
-            begin, blocks = max(0, length - min(most, self._limit // 2)), []
-        self._pool.hold(blocks)
-        end = begin + len(blocks) * BLOCK_TOKENS
-        follower = Follower(begin, end, blocks, self._acceptance.of_sequence(), self._rate.of_sequence())
-        self._followers[sequence.id] = follower
+            limit = min(sequence.length - 1, self._limit)
+            blocks = self._pool.match(sequence.tokens[: sequence.length], limit, sequence.tenant)
+            self._pool.hold(blocks)
+        rates = self._acceptance.of_sequence(), self._rate.of_sequence()
+        follower = self._followers[sequence.id] = Follower(len(blocks) * BLOCK_TOKENS, blocks, *rates)
         return follower
 
     def is_ready(self, sequence: Sequence) -> bool:
         """Whether a draft may follow the sequence's tokens at once."""
         follower = self._followers.get(sequence.id)
-        return (
-            follower is not None
-            and sequence.length - 1 - follower.end < BEHIND
-            and self._extend(follower, sequence.length)
-        )
+        return follower is not None and sequence.length - 1 - follower.end < BEHIND and self._extend(follower, sequence)
 
-    def _extend(self, follower: Follower, length: int) -> bool:
-        """Allocates blocks for the tokens up to `length`. Returns False if there are too few."""
-        needed = -(-(length - follower.begin) // BLOCK_TOKENS) - len(follower.blocks)
-        if needed > self._pool.available or length - follower.begin > self._limit:
+    def _extend(self, follower: Follower, sequence: Sequence, drafted: int = 0) -> bool:
+        """Allocates blocks for the tokens of a sequence and its drafted ones.
+
+        Returns False if there are too few blocks, or if a token is not the small model's.
+        """
+        length = sequence.length + drafted
+        needed = -(-length // BLOCK_TOKENS) - len(follower.blocks)
+        if needed > self._pool.available or length > self._limit:
+            return False
+        new = sequence.tokens[follower.end : sequence.length]
+        if len(new) and int(new.max()) >= self.executable.vocab_size:  # rows that no token of the tokenizer has
             return False
         if needed > 0:
             follower.blocks += self._pool.allocate(needed)
         return True
 
-    def begin_draft(self, sequences: list[Sequence]) -> list[tuple[list[int], list[float]]]:
+    def begin_draft(self, sequences: list[Sequence]) -> list[Guess]:
         """Drafts the next token of sequences that are ready. Returns drafts as `draft` does."""
         items = list[tuple[Follower, np.ndarray]]()
-        drafts = list[tuple[list[int], list[float]]]()
+        drafts = list[Guess]()
         for sequence in sequences:
             follower = self._followers[sequence.id]
             follower.base, follower.guesses, follower.classes = sequence.length, [], []
             items.append((follower, sequence.tokens[follower.end : sequence.length]))
             drafts.append(([], []))
-        self._guess(items, drafts)
+        self._draft_step(items, drafts)
         return drafts
 
-    def draft(
-        self, sequences: list[Sequence], drafts: list[tuple[list[int], list[float]]], places: list[int]
-    ) -> list[int]:
+    def draft(self, sequences: list[Sequence], drafts: list[Guess], places: list[int]) -> list[int]:
         """Drafts one more token of some sequences, after those in `drafts`.
 
         Args:
@@ -205,16 +203,23 @@ class ModelDrafter:
         for place in places:
             sequence, (tokens, parts) = sequences[place], drafts[place]
             follower = self._followers[sequence.id]
-            length = sequence.length + len(tokens)
             is_whole = follower.end == follower.base + len(tokens) - 1  # no token was left out
-            if is_whole and parts and parts[-1] >= LEAST_PART and self._extend(follower, length):
+            if is_whole and parts and parts[-1] >= LEAST_PART and self._extend(follower, sequence, len(tokens)):
                 going.append(place)
                 items.append((follower, np.array(tokens[-1:], np.int32)))
         if items:
-            self._guess(items, [drafts[place] for place in going])
+            self._draft_step(items, [drafts[place] for place in going])
         return going
 
-    def _guess(self, items: list[tuple[Follower, np.ndarray]], drafts: list[tuple[list[int], list[float]]]) -> None:
+    def _draft_step(self, items: list[tuple[Follower, np.ndarray]], drafts: list[Guess]) -> None:
+        self.charged += self._guess(items, drafts)
+        self.drafted += len(items)
+
+    def _guess(self, items: list[tuple[Follower, np.ndarray]], drafts: list[Guess]) -> float:
+        """Appends the most likely next token of each sequence to its drafts.
+
+        Returns its seconds, or fewer if it seems that something disturbed it.
+        """
         begin = time.perf_counter()
         logits = self._run(items, True)
         # (rows, vocab) -> the most likely token of each row, and its log probability
@@ -228,19 +233,16 @@ class ModelDrafter:
             follower.classes.append(place)
             tokens.append(token)
             parts.append((parts[-1] if parts else 1.0) * follower.acceptance.part(place))
-        seconds, rows = time.perf_counter() - begin, sum(len(tokens) for _, tokens in items)
-        expected = self.costs.cost(rows) or seconds
-        self.costs.measure(rows, seconds)
-        self.seconds, self.drafted = self.seconds + seconds, self.drafted + len(items)
-        self.charged += min(seconds, OUTLIER * expected)
+        seconds = time.perf_counter() - begin
+        self.seconds += seconds
+        return self.costs.measure(len(items), seconds)
 
     def _run(self, items: list[tuple[Follower, np.ndarray]], wants_logits: bool) -> np.ndarray:
         """Runs one step with the next tokens of some sequences: float32 logits (sequences, vocab) or (0, vocab)."""
         chunks, tables, ends = list[tuple[int, int, int]](), list[int](), list[int]()
         for follower, tokens in items:
-            first = follower.end - follower.begin
-            blocks = -(-(first + len(tokens)) // BLOCK_TOKENS)
-            chunks.append((len(tokens), first, blocks))
+            blocks = -(-(follower.end + len(tokens)) // BLOCK_TOKENS)
+            chunks.append((len(tokens), follower.end, blocks))
             tables += follower.blocks[:blocks]
             ends.append((ends[-1] if ends else -1) + len(tokens))
             follower.end += len(tokens)
@@ -260,7 +262,7 @@ class ModelDrafter:
             return
         follower.see(sequence)
         full = follower.end // BLOCK_TOKENS
-        if full and not follower.begin and sequence.tenant is not None:
+        if full and sequence.tenant is not None:
             tokens = sequence.tokens[: full * BLOCK_TOKENS].tobytes()
             follower.blocks[:full] = self._pool.share(follower.blocks[:full], ROOT, tokens, sequence.tenant)
         self._pool.release(follower.blocks, sequence.length)

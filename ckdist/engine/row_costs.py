@@ -21,6 +21,10 @@ class RowCosts:
         """Whether steps of this width were measured."""
         return rows in self._seconds
 
+    def spans(self, rows: int) -> bool:
+        """Whether steps that are at most, and that are at least, so wide were measured."""
+        return bool(self._rows) and self._rows[0] <= rows <= self._rows[-1]
+
     def cost(self, rows: int) -> float:
         """Predicted seconds of a step with `rows` rows, on a line between the measured numbers. 0.0: none is known."""
         known = self._rows
@@ -48,11 +52,12 @@ class RowCosts:
         most = self.cost(rows)
         return most + max(0.0, most - self.cost(widest)) if rows > widest and len(self._rows) > 1 else most
 
-    def measure(self, rows: int, seconds: float) -> None:
-        """Takes the seconds of a step."""
+    def measure(self, rows: int, seconds: float) -> float:
+        """Takes the seconds of a step. Returns them, or fewer if it seems that something disturbed it."""
+        usual = min(seconds, OUTLIER * (self.cost(rows) or seconds))
         known = self._seconds.get(rows)
         if known is not None:
-            self._seconds[rows] = MEMORY * known + (1 - MEMORY) * min(seconds, OUTLIER * known)
+            self._seconds[rows] = MEMORY * known + (1 - MEMORY) * usual
         elif rows in self._once or not self._seconds:
             self._seconds[rows] = min(seconds, self._once.pop(rows, seconds))
         else:
@@ -63,3 +68,4 @@ class RowCosts:
             self._seconds = {rows: cost for rows, cost in self._seconds.items() if rows in self._used}
             self._used.clear()
         self._rows = sorted(self._seconds)
+        return usual
