@@ -7,6 +7,7 @@ from ckdist.errors import ConfigError
 
 SPECS = ("auto", "off", "ngram", "suffix", "model")
 MAX_DRAFT = 64  # tokens
+MEMORY_SHARE = 4  # of --memory, a draft model has one part in so many
 
 
 @dataclass(frozen=True, kw_only=True)

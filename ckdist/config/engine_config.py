@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 
 from ckdist.comm.transports.names import CHOICES
-from ckdist.config.draft_config import DraftFlags
+from ckdist.config.draft_config import MEMORY_SHARE, DraftFlags
 from ckdist.config.options import byte_size, integer_or_auto, option
 from ckdist.errors import ConfigError
 from ckdist.overrides import metadata_overrides
@@ -177,6 +177,13 @@ class EngineConfig(DraftFlags):
     def runs_model(self) -> bool:
         """Whether the command has ranks of its own, each with a part of a model."""
         return True
+
+    @property
+    def own_memory(self) -> int | None:
+        """--memory without the part of a draft model."""
+        if self.memory is None or self.model_draft is None:
+            return self.memory
+        return self.memory - self.memory // MEMORY_SHARE
 
     @property
     def fixed_adapter(self) -> str | None:

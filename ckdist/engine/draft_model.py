@@ -8,6 +8,7 @@ from dataclasses import fields
 from ckdist import native
 from ckdist.comm.world import together
 from ckdist.comm.world_protocol import World
+from ckdist.config.draft_config import MEMORY_SHARE
 from ckdist.config.engine_config import EngineConfig
 from ckdist.engine.load_model import load_model
 from ckdist.engine.loaded_model import Model
@@ -18,7 +19,6 @@ from ckdist.weights.checkpoint import open_checkpoint
 from ckdist.worker.colocation import Colocation
 
 MOST_SEQUENCES = 16  # a step with more drafts nothing
-MEMORY_SHARE = 4  # of --memory, the draft model has one part in so many
 # Settings of the large model that the draft model does not share.
 OWN = {
     "model_draft": None, "spec": "off", "lora": (), "max_loras": 0, "override_kv": (), "quantize": None,
@@ -28,7 +28,7 @@ OWN = {
 
 
 def load_draft_model(config: EngineConfig, target: Model) -> Model:
-    """Loads the draft model beside `target`, in the same threads.
+    """Loads the draft model of `target`, in the same threads.
 
     Raises ConfigError if it cannot draft, and the errors of `load_model`.
     """

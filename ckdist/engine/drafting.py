@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from ckdist.engine.model_drafter import ModelDrafter
 
 MOST_SEQUENCES = 16  # a wider step drafts nothing
-# A draft model that does not pay drafts again after so many steps, to see whether it is still so. One that seems too slow
-# for that waits longer each time.
+# A draft model that does not pay drafts again after so many steps, to see whether it is still so. One that seems too
+# slow for that waits longer each time.
 PROBE_STEPS, RETRY_STEPS = 128, 512
 
 Guess = tuple[list[int], list[float]]  # tokens, and for each the probability that it and all before it are right
@@ -269,7 +269,7 @@ class Drafting:
 
 
 def _sum(rate: float, count: int) -> float:
-    """Expected right tokens of `count`, of which each is right with probability `rate` if those before it are."""
+    """Expected right tokens of `count`, each with probability `rate` if those before it are right."""
     return sum(rate**n for n in range(1, count + 1))
 
 

@@ -66,7 +66,7 @@ class ModelDrafter:
 
     Args:
         executable: The small model's. No step of another model is under way while it runs.
-        sampler: Of the small model's logits.
+        sampler: Draws from the small model's logits.
         most_token: Drafted tokens are less than this.
 
     Attributes:
