@@ -156,6 +156,13 @@ class EngineConfig(DraftFlags):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._check_adapters()
+        if self.model_draft is not None and (self.pipeline_parallel_size > 1 or self.layout == "auto"):
+            flag = (
+                "--layout auto" if self.layout == "auto" else f"--pipeline-parallel-size {self.pipeline_parallel_size}"
+            )
+            raise ConfigError(
+                f"--model-draft needs a shard of every layer on each rank, and {flag} is given: leave one out"
+            )
         if self.model == "":
             remedy = "use a GGUF file, a folder or a name, or leave the flag out for the bundled model"
             raise ConfigError(f"--model is empty: {remedy}")

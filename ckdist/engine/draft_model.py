@@ -35,10 +35,6 @@ def load_draft_model(config: EngineConfig, target: Model) -> Model:
     world, worker = target.world, target.executable.worker
     if not target.spec.generates or target.spec.encoder is not None:
         raise ConfigError(f"--model-draft is for decoders, and the model has an encoder ({target.spec.family})")
-    if target.executable.stages is not None:
-        raise ConfigError(
-            "--model-draft needs a job of one stage: give --pipeline-parallel-size 1, or leave --model-draft out"
-        )
     path = resolve(config.model_draft, world)
     checkpoint = together(world, lambda: open_checkpoint(path or ""))
     spec = checkpoint.spec
