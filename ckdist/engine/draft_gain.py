@@ -93,10 +93,10 @@ class DraftGain:
         Args:
             spent: Seconds of a draft model before it.
         """
-        self.costs.measure(sequences, seconds)
+        usual = self.costs.measure(sequences, seconds)
         self._plain[sequences] = self._plain.get(sequences, 0) + 1
         self._since_plain = 0
-        self._lost = max(0.0, self._lost + spent / self.costs.cost(sequences) - ALLOWED)
+        self._lost = max(0.0, self._lost + spent / usual - ALLOWED)
 
     def observe(
         self, sequences: int, drafted: int, accepted: int, expected: float, seconds: float, spent: float = 0.0

@@ -5,6 +5,8 @@ Every function but `check_vocabularies` is called by all ranks of a world togeth
 
 from dataclasses import fields
 
+import numpy as np
+
 from ckdist import native
 from ckdist.comm.world import together
 from ckdist.comm.world_protocol import World
@@ -14,6 +16,7 @@ from ckdist.engine.load_model import load_model
 from ckdist.engine.loaded_model import Model
 from ckdist.errors import ConfigError
 from ckdist.hub.resolve import resolve
+from ckdist.program.step_batch import Batch
 from ckdist.tokens.tokenizer import Tokenizer
 from ckdist.weights.checkpoint import open_checkpoint
 from ckdist.worker.colocation import Colocation
@@ -52,7 +55,22 @@ def load_draft_model(config: EngineConfig, target: Model) -> Model:
     if model.executable.state_slots:
         raise ConfigError(f"--model-draft {path} keeps states ({spec.family}), which cannot go back: use another model")
     model.executable.join()
+    _warm(model)
     return model
+
+
+def _warm(model: Model) -> None:
+    """Runs two steps, since the first one packs weights."""
+    executable = model.executable
+    with model.loader.held():
+        if model.world.rank:
+            executable.work()
+        else:
+            for _ in range(2):
+                one = np.zeros(1, np.int32)
+                executable.run(Batch(one, np.array([(1, 0, 1)], np.int32), one, one))
+            executable.stop()
+    executable.stats(reset=True)
 
 
 def _memory(config: EngineConfig, world: World) -> int | None:

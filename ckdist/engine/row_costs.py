@@ -58,8 +58,8 @@ class RowCosts:
         known = self._seconds.get(rows)
         if known is not None:
             self._seconds[rows] = MEMORY * known + (1 - MEMORY) * usual
-        elif rows in self._once or not self._seconds:
-            self._seconds[rows] = min(seconds, self._once.pop(rows, seconds))
+        elif rows in self._once:
+            self._seconds[rows] = min(seconds, self._once.pop(rows))
         else:
             self._once[rows] = seconds
         self._used.add(rows)
