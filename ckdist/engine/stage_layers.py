@@ -31,7 +31,9 @@ def with_chosen_layout(config: EngineConfig, world: World, checkpoint: Checkpoin
     `--layout auto` chooses the number. It is the default over several hosts, unless a flag says how to divide the
     model.
     """
-    divided = config.pipeline_parallel_size or config.tensor_parallel_size or config.prefill != "auto"
+    divided = (
+        config.pipeline_parallel_size or config.tensor_parallel_size or config.model_draft or config.prefill != "auto"
+    )
     chooses = config.layout == "auto" or not (len(set(world.hosts)) == 1 or divided or config.experts != "auto")
     if not chooses or not checkpoint.spec.generates or checkpoint.spec.reads_whole:
         return dataclasses.replace(config, pipeline_parallel_size=config.pipeline_parallel_size or 1)
