@@ -15,7 +15,8 @@ from ckdist.program.program import Program
 from ckdist.program.tracer import LowRank
 from ckdist.weights.adapter_config import CONFIG
 from ckdist.weights.adapter_file import MODULES, WEIGHTS, load_adapter
-from ckdist.weights.packed_matrix import SlotMatrix, is_low_rank, pack_together, part_of
+from ckdist.weights.packed_matrix import SlotMatrix, pack_together, part_of
+from ckdist.weights.packed_type import is_low_rank
 
 HEADER_BYTES = 16 << 20  # of an adapter's file, beside its matrices
 DIGEST_BYTES = 32
