@@ -157,6 +157,9 @@ def _check_names(entries: list[ModelEntry]) -> None:
                     f"two models have the name {name!r} ({other.config.model} and {entry.config.model}): "
                     "give each its own, as [[model]] in --models FILE"
                 )
+    for entry in entries:
+        if same := names.keys() & entry.config.named_adapters:
+            raise ConfigError(f"a model and an adapter of {entry.name} have the name {min(same)!r}: give each its own")
 
 
 def _check_files(entries: list[ModelEntry]) -> None:

@@ -101,6 +101,7 @@ def hosted_models(entries: list[ModelEntry]) -> tuple[HostedSettings, ...]:
                 parallel=config.parallel,
                 max_sequences=config.parallel + config.max_queue,
                 adapter=adapter_name(config),
+                adapters=tuple(config.named_adapters),
                 prefill_file=absolute(config.prefill_file),
                 slot_folder=absolute(config.slot_save_path),
             )

@@ -96,7 +96,7 @@ class ResumingClient(EngineClient):
             if not call.done():
                 call.set_exception(Problem(503, "the engine has ended; try again later"))
         self.is_connected = self._flows = False
-        self.ranks, self.stats = [], {}
+        self.ranks, self.stats, self.adapters = [], {}, None
         self._reported, self._heard_at = "loading", None
 
     def count_crash(self) -> None:
