@@ -33,7 +33,7 @@ def run(config: ServeConfig) -> int:
     models = hosted_models(read_table(config))
     listeners = open_listeners(config)
     hosted = {"models": models, "models_max": config.models_max, "models_memory": limit}
-    http = HttpProcess.start(config, "", "", "", listeners.http, listeners.metrics, more=listeners.more, hosted=hosted)
+    http = HttpProcess.start(config, "", "", "", listeners.http, listeners.metrics, more=listeners.more, own=hosted)
     for number in DRAIN_SIGNALS:
         signal.signal(number, lambda *_: http.drain())
     if config.api_key_file is not None:

@@ -123,9 +123,9 @@ def run(config: ServeConfig) -> int:
         config = dataclasses.replace(config, model=resolve(config.model))
     path = os.fspath(config.model or BUNDLED)
     with socket_directory() as directory, RestartedEngine(config, name, directory) as engine:
-        http = HttpProcess.start(
-            config, engine.address, path, name, listeners.http, listeners.metrics, more=listeners.more, restarts=True
-        )
+        first, metrics, more = listeners
+        own = {"restarts": True}
+        http = HttpProcess.start(config, engine.address, path, name, first, metrics, more=more, own=own)
         try:
             return _serve(config, listeners, name, engine, http)
         finally:

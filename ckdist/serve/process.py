@@ -147,16 +147,14 @@ class HttpProcess:
         listener: socket.socket,
         metrics: socket.socket | None = None,
         cpus: Collection[int] | None = None,
-        hosted: Mapping[str, Any] | None = None,
+        own: Mapping[str, Any] | None = None,
         more: Sequence[socket.socket] = (),
-        restarts: bool = False,
     ) -> "HttpProcess":
         """Starts the process. It answers 503 until rank 0's status is "ready".
 
         `endpoint` is the address of rank 0's ROUTER. `model` is the GGUF file or folder with the tokenizer. This object
         owns `listener`, `more` and `metrics` (for --metrics-port) from now on. `cpus` are those that it may use (None:
-        this process's), `hosted` the settings of several models. `restarts`: the caller restarts an engine that ends.
-        Raises ConfigError if keys are unreadable.
+        this process's), `own` the settings of this kind of server. Raises ConfigError if keys are unreadable.
         """
         check_outputs(config)
         path = config.api_key_file
@@ -196,9 +194,8 @@ class HttpProcess:
             webui=not config.no_webui,
             adapter=adapter_name(config),
             adapter_folder=absolute(config.lora_dir),
-            restarts=restarts,
             **log_settings(config),
-            **(hosted or {}),
+            **(own or {}),
         )
         return cls(settings, listener, *more, *filter(None, [metrics]))
 
