@@ -73,6 +73,7 @@ class ResumingClient(EngineClient):
         self.resumed = 0
         self._requests: dict[str, Resumable] = {}  # submitted and not ended; those that accounts hold are not here
         self._flows = False  # the engine has said that it is ready
+        self._loaded = set[str]()  # adapters that clients have loaded into the engine, and the next one lacks
 
     def connect(self, endpoint: str) -> None:
         """Connects to an engine. Once it is ready, it gets all requests."""
@@ -100,14 +101,28 @@ class ResumingClient(EngineClient):
         self._reported, self._heard_at = "loading", None
 
     def count_crash(self) -> None:
-        """Counts a crash for every request that ran. Those that ran in MAX_CRASHES crashes end with 500."""
+        """Counts a crash for every request that ran.
+
+        Those that ran in MAX_CRASHES crashes end with 500, and those whose adapter a client has loaded with 503.
+        """
         if not self._flows:
             return  # the engine has not begun
+        lost, self._loaded = self._loaded, set[str]()
         for key, request in list(self._requests.items()):
             request.crashes += 1
-            if request.crashes >= MAX_CRASHES and (generation := self._end(key)) is not None:
+            if isinstance(request.message, Submit) and request.message.adapter in lost:
+                if (generation := self._end(key)) is not None:
+                    reason = f"the engine has ended, and {request.message.adapter!r} must be loaded again"
+                    generation.fail(Problem(503, reason), key)
+            elif request.crashes >= MAX_CRASHES and (generation := self._end(key)) is not None:
                 message = f"the request was running in {MAX_CRASHES} crashes of the model, so it is not run again"
                 generation.fail(Problem(500, message, code="request_crashes_model"), key)
+
+    async def call(self, message: LoadAdapter | UnloadAdapter) -> None:
+        """Sends a message and waits until the engine has executed it. Raises Problem if it refuses, or ends."""
+        await super().call(message)
+        if isinstance(message, LoadAdapter):
+            self._loaded.add(message.name)
 
     def unavailable(self) -> Problem | None:
         """Returns the reason why nothing can be submitted now. An engine that starts again is no reason."""
