@@ -2,8 +2,8 @@
 
 import numpy as np
 
-# Mean of all tokens, last token, first token; none: a vector per token.
-POOLINGS = ("mean", "last", "cls", "none")
+# Mean of all tokens, last token, first token; none: a vector per token; rank: one number of the last token.
+POOLINGS = ("mean", "last", "cls", "none", "rank")
 
 
 class Pooling:
@@ -11,10 +11,11 @@ class Pooling:
 
     Args:
         kind: One of POOLINGS.
+        direction: For rank: float32 (hidden,). The result is its product with the last token's hidden state.
     """
 
-    def __init__(self, kind: str) -> None:
-        self.kind = kind
+    def __init__(self, kind: str, direction: np.ndarray | None = None) -> None:
+        self.kind, self._direction = kind, direction
         self._sum: np.ndarray | None = None  # float64 (hidden,)
         self._count = 0
         self._rows: list[np.ndarray] = []  # each float32 (tokens, hidden); only if `kind` is none
@@ -22,7 +23,7 @@ class Pooling:
     @property
     def needs_all(self) -> bool:
         """Whether the rows of all tokens are needed, not only the last one."""
-        return self.kind != "last"
+        return self.kind not in ("last", "rank")
 
     def take(self, rows: np.ndarray) -> None:
         """Adds rows, float32 (tokens, hidden), which are valid during the call only."""
@@ -32,12 +33,13 @@ class Pooling:
             self._count += len(rows)
         elif self.kind == "none":
             self._rows.append(rows.copy())
-        elif self.kind == "last" or self._sum is None:
-            self._sum, self._count = rows[-1 if self.kind == "last" else 0].astype(np.float64), 1
+        elif not self.needs_all or self._sum is None:
+            self._sum, self._count = rows[0 if self.needs_all else -1].astype(np.float64), 1
 
     def vector(self) -> np.ndarray:
-        """The result of at least one row: float32 (hidden,), or (tokens, hidden) if `kind` is none."""
+        """The result of at least one row: float32 (hidden,), (tokens, hidden) if `kind` is none, (1,) if it is rank."""
         if self.kind == "none":
             return np.concatenate(self._rows)
         assert self._sum is not None, "a prompt has a token"
-        return (self._sum / self._count).astype(np.float32)
+        vector = self._sum / self._count
+        return (vector if self._direction is None else np.array([vector @ self._direction])).astype(np.float32)
