@@ -72,7 +72,8 @@ if __name__ == "__main__":
         if rules := {name: published[name] for name in RULES if published.get(name) is not None}:
             write(path.with_name("generation_config.json"), rules)
         types.add(form.get("text_config", form)["model_type"])
-    tiny = [path for path in sorted(FOLDER.parent.rglob("config.json")) if FOLDER not in path.parents]
+    found = sorted(FOLDER.parent.rglob("config.json"))
+    tiny = [path for path in found if FOLDER not in path.parents and not path.parent.name.endswith("_Dense")]
     forms = {path.parent.relative_to(FOLDER.parent).as_posix(): json.loads(path.read_text()) for path in tiny}
     known = {name: form for name, form in forms.items() if form["model_type"] not in UNKNOWN}
     write(FOLDER / "golden.json", {name: saved(form) for name, form in known.items()})

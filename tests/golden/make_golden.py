@@ -23,6 +23,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
+from transformers.models.mistral4 import modeling_mistral4
 
 OUT = Path(__file__).parent
 TOKENS, GREEDY_PROMPT, GREEDY_TOKENS = 64, 8, 200
@@ -284,6 +285,20 @@ CONFIGS = {
                          "mscale_all_dim": 1.0, "beta_fast": 32, "beta_slow": 1},
         "tie_word_embeddings": False, "attention_bias": False, "pad_token_id": 0, "num_nextn_predict_layers": 0,
     },
+    # Softmax in the router, queries scaled by their position, a text longer than the original context of YaRN.
+    "mistral4": {
+        "architectures": ["Mistral4ForCausalLM"], "model_type": "mistral4", "vocab_size": 227,
+        "intermediate_size": 68, "num_hidden_layers": 2, "num_attention_heads": 5, "num_key_value_heads": 5,
+        "head_dim": None, "rms_norm_eps": 1e-6, "hidden_act": "silu", "kv_lora_rank": 32, "q_lora_rank": 36,
+        "qk_nope_head_dim": 16, "qk_rope_head_dim": 16, "v_head_dim": 24, "first_k_dense_replace": 1,
+        "n_routed_experts": 7, "num_experts_per_tok": 3, "n_group": 1, "topk_group": 1, "n_shared_experts": 1,
+        "moe_intermediate_size": 20, "routed_scaling_factor": 1.0, "norm_topk_prob": True,
+        "rope_parameters": {"beta_fast": 32.0, "beta_slow": 1.0, "factor": 16.0, "llama_4_scaling_beta": 0.4,
+                            "max_position_embeddings": 512, "mscale": 1.0, "mscale_all_dim": 1.0,
+                            "original_max_position_embeddings": 12, "partial_rotary_factor": 0.5,
+                            "rope_theta": 10000.0, "rope_type": "yarn", "type": "yarn"},
+        "tie_word_embeddings": False, "attention_bias": False, "pad_token_id": 0,
+    },
     "glm4_moe_lite": {
         "architectures": ["Glm4MoeLiteForCausalLM"], "model_type": "glm4_moe_lite", "vocab_size": 237,
         "intermediate_size": 68, "num_hidden_layers": 2, "num_attention_heads": 5, "num_key_value_heads": 5,
@@ -409,6 +424,10 @@ CONFIGS = {
     },
 }  # fmt: skip
 
+# Mistral 4 as its publisher computes it (apply_scale is false in params.json): YaRN does not scale its scores.
+# transformers 5.24 scales them as DeepSeek's.
+modeling_mistral4.yarn_apply_mscale = lambda rope_parameters, scaling: scaling
+
 
 @torch.no_grad()
 def randomise(model, generator: torch.Generator) -> None:
@@ -516,13 +535,16 @@ def write_family(family: str) -> None:
 
 
 def model_class(config: dict):
+    if config["model_type"] == "mistral4":  # which no class of AutoModel has
+        return transformers.Mistral4ForCausalLM
     return AutoModelForImageTextToText if "vision_config" in config else AutoModelForCausalLM
 
 
 def build(folder: Path):
     config = AutoConfig.from_pretrained(folder)
-    model = model_class(config.to_dict()).from_config(config, dtype=torch.float32, attn_implementation="eager")
-    return model.eval()
+    chosen = model_class(config.to_dict())
+    make = chosen.from_config if hasattr(chosen, "from_config") else chosen._from_config
+    return make(config, dtype=torch.float32, attn_implementation="eager").eval()
 
 
 @torch.no_grad()

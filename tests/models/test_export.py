@@ -34,6 +34,7 @@ from tests.support.byte_vocabulary import byte_vocabulary
 from tests.support.llama_cpp_peer import load_peer
 from tests.support.paths import GOLDEN
 
+MIXTURES = ["bailing_moe_v2", "dots1", "ernie4_5_moe", "granite4_moe", "hunyuan_v1_moe", "mistral4", "qwen3vlmoe"]
 DENSE = ["ernie4_5", "exaone4", "gemma", "hunyuan_v1_dense", "ministral3", "qwen25vl", "qwen3vl", "seed_oss"]
 # Of prompts whose greedy tokens are no near ties: the engines round activations differently, which moves logits by some
 # hundredths.
@@ -83,7 +84,9 @@ def test_llama_cpp_continues_with_the_same_text(exported, monkeypatch):
     assert any(texts)
 
 
-@pytest.mark.parametrize("family", ["llama2", "llama3", "qwen2", "qwen3", "gemma2", "gemma3", "mixtral", *DENSE])
+@pytest.mark.parametrize(
+    "family", ["llama2", "llama3", "gemma2", "gemma3", "mixtral", "qwen2", "qwen3", *DENSE, *MIXTURES]
+)
 def test_every_family_comes_back_as_it_was(family, tmp_path, monkeypatch):
     monkeypatch.setattr("ckdist.cli.export.tokenizer_metadata", lambda *_: {})  # the golden models have none
     before = open_checkpoint(GOLDEN / family)

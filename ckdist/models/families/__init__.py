@@ -31,6 +31,7 @@ NAMES = {
     "minimax_m2": "minimax-m2 MiniMaxM2ForCausalLM minimax_m2",
     "ministral3": "ministral3 Ministral3ForCausalLM Mistral3ForConditionalGeneration mistral3",
     "mistral": "mistral MistralForCausalLM",
+    "mistral4": "mistral4 Mistral4ForCausalLM",
     "mixtral": "mixtral MixtralForCausalLM",
     "modernbert": "modernbert ModernBertModel ModernBertForMaskedLM ModernBertForSequenceClassification",
     "mt5": "mt5 MT5ForConditionalGeneration MT5EncoderModel",

@@ -35,6 +35,7 @@ KEYS = ConfigKeys(
     unused=("moe_capacity", "moe_gate_act", "moe_norm_min"),  # how ERNIEKit trains; the least sum of chosen shares
 )
 ROUTING = Routing(used=6)
+CORRECTION = "mlp.moe_statics.e_score_correction"
 
 
 def sparse_layers(f: Fields, num_layers: int) -> list[bool]:
@@ -92,10 +93,8 @@ FAMILY = Family(
     from_gguf=gguf,
     to_gguf=export,
     safetensors=family.SAFETENSORS_EXPERTS.but(
-        in_layers(
-            "model.layers",
-            {**family.SHARED_EXPERTS, "mlp.moe_statics.e_score_correction": "mlp.gate.e_score_correction"},
-        )
+        in_layers("model.layers", family.SHARED_EXPERTS | {CORRECTION: "mlp.gate.e_score_correction"}),
+        (r".*\.moe_statics\.e_score_correction_bias", "one_row"),
     ),
     gguf_names=family.GGUF_EXPERTS,
 )

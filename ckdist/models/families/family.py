@@ -48,6 +48,8 @@ Form: TypeAlias = Literal[
     "by_head",  # stored as a stack with one matrix per head
     # the name is that of a stored tensor
     "joined",  # for each head it has rows of one weight, then of the next
+    "one_row",  # a vector is stored as a matrix of one row
+    "stacked",  # one tensor has the matrices of all experts
     "alternating",  # the rows of several weights alternate
     "transposed",  # its matrices, if they are floats, have inputs as rows
     "transposed_or_not",  # the same, unless their shape is that of the weights
@@ -228,6 +230,7 @@ SAFETENSORS_EXPERTS = SAFETENSORS.but(in_layers("model.layers", {"mlp.experts.ga
 EXPERTS = in_layers("blk", {
     "ffn_gate_inp": "mlp.gate",
     "exp_probs_b": "mlp.gate.e_score_correction",
+    "ffn_gate_up_exps": (_GATE, _UP),
     "ffn_gate_exps": _GATE,
     "ffn_up_exps": _UP,
     "ffn_down_exps": _DOWN,
@@ -237,6 +240,7 @@ EXPERTS = in_layers("blk", {
     "ffn_down_shexp": "mlp.shared_expert.down_proj",
 })  # fmt: skip
 GGUF_EXPERTS = GGUF.but(EXPERTS)
+STACKED_EXPERTS = (r".*mlp\.experts\.(gate_up|down)_proj\.weight", "stacked")
 SHARED_EXPERTS = {
     f"mlp.shared_experts.{part}_proj": f"mlp.shared_expert.{part}_proj" for part in ("gate", "up", "down")
 }

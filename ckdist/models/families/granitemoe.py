@@ -31,7 +31,7 @@ def experts(f: Fields) -> MoeFfn:
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
     """Reads a config.json."""
-    return granite.model(NAME, f, outer, experts(f), **from_config.balance(f))
+    return granite.model(NAME, f, outer, experts(f), True, **from_config.balance(f))
 
 
 def gguf(header: GgufHeader) -> ModelSpec:
@@ -70,7 +70,8 @@ FAMILY = replace(
                 "shared_mlp.input_linear": (SHARED_GATE, SHARED_UP),
                 "shared_mlp.output_linear": SHARED_DOWN,
             },
-        )
+        ),
+        (r".*block_sparse_moe\.(input|output)_linear\.weight", "stacked"),
     ),
     gguf_names=family.GGUF_EXPERTS.but({}, family.INTERLEAVED),
 )

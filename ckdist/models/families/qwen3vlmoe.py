@@ -13,12 +13,12 @@ from ckdist.models.fields import Fields
 from ckdist.models.spec import LayerSpec, ModelSpec
 
 NAME = "qwen3vlmoe"
-KEYS = qwen3moe.KEYS.but(
+KEYS = replace(qwen3moe.KEYS, aliases={"num_experts": "num_local_experts"}).but(
     defaults={
         "max_position_embeddings": 128000,
-        "num_experts": 60,
         "num_experts_per_tok": 4,
         "num_key_value_heads": 16,
+        "num_local_experts": 60,
         "rope_theta": 5e5,
         "sliding_window": None,
         "tie_word_embeddings": True,
@@ -27,12 +27,14 @@ KEYS = qwen3moe.KEYS.but(
     unused=("sliding_window",),  # transformers has no windows in this family
 )
 
+INPUTS_AS_ROWS = (family.STACKED_EXPERTS[0], "transposed_or_not")
+
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
     """Reads a config.json."""
     n, bias = from_config.sizes(f), f.flag("attention_bias")
     attention = n.attention(qkv_bias=bias, o_bias=bias, qk_norm="head")
-    experts = lambda: from_config.experts(f, "num_experts", "moe_intermediate_size", qwen3moe.ROUTING)
+    experts = lambda: from_config.experts(f, "num_local_experts", "moe_intermediate_size", qwen3moe.ROUTING)
     layers = [LayerSpec(attention, ffn) for ffn in qwen3moe.feed_forwards(f, n.num_layers, experts)]
     ropes = from_config.rotations(f, n, mrope_interleaved=True)
     return n.model(NAME, layers, ropes, from_config.tied(f, outer), **from_config.balance(f))
@@ -65,7 +67,5 @@ FAMILY = replace(
     from_config=config,
     from_gguf=gguf,
     to_gguf=export,
-    safetensors=family.SAFETENSORS_EXPERTS.but(
-        {}, (r".*mlp\.experts\.(gate_up|down)_proj\.weight", "transposed_or_not")
-    ),
+    safetensors=family.SAFETENSORS_EXPERTS.but({}, family.STACKED_EXPERTS, INPUTS_AS_ROWS),
 )

@@ -51,15 +51,15 @@ StoredMatrix stored_matrix(const Loader& loader, const ckdist_matrix_plan& plan)
   std::vector<ckdist::FilePlace> places = places_of(loader, plan.files, plan.offsets, plan.count);
   if (places.empty()) ckdist::fail(ckdist::Status::native, "%s has no matrix", plan.name);
   const ckdist_head_part& part = plan.part;
-  ckdist::Source source{plan.name,
-                        std::move(places),
-                        static_cast<Type>(plan.source_type),
-                        plan.rows,
-                        plan.cols,
-                        plan.head_rows,
-                        {part.stored, part.first, part.rows, part.columns, part.transposed != 0, part.every, part.lane,
-                         part.width},
-                        plan.scales ? scales_of(loader, *plan.scales, plan.count) : ckdist::Scales{}};
+  ckdist::Source source{
+      plan.name,
+      std::move(places),
+      static_cast<Type>(plan.source_type),
+      plan.rows,
+      plan.cols,
+      plan.head_rows,
+      {part.stored, part.first, part.rows, part.columns, part.transposed != 0, part.every, part.lane, part.width},
+      plan.scales ? scales_of(loader, *plan.scales, plan.count) : ckdist::Scales{}};
   return StoredMatrix(std::move(source), static_cast<Type>(plan.packed_type), std::move(ranges), plan.col_begin,
                       plan.col_end);
 }

@@ -142,8 +142,7 @@ void StoredMatrix::gather(int64_t matrix, int64_t row, int count, float* out) co
     const int64_t begin = column / traits.block_elements * traits.block_elements;
     const int64_t size = std::min<int64_t>(std::max(traits.block_elements, kTileRows), part.columns - begin);
     n = 1;
-    while (i + n < count && stored_row(row + i + n) == at + n * step && column + n * step < begin + size)
-      n++;
+    while (i + n < count && stored_row(row + i + n) == at + n * step && column + n * step < begin + size) n++;
     const int64_t span = (n - 1) * step + 1;
     for (int64_t j = 0; j < cols; ++j) {
       const int64_t stored_at = head * part.stored + part.first + col_begin_ + j;
