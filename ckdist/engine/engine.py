@@ -21,7 +21,7 @@ from ckdist.engine.grammars import Grammars, GrammarsBusy, Masks
 from ckdist.engine.histogram import Histogram
 from ckdist.engine.output import Output
 from ckdist.engine.output_processor import OutputProcessor
-from ckdist.engine.pooling import POOLINGS, Pooling
+from ckdist.engine.pooling import new_pooling
 from ckdist.engine.queue_place import ANY_PLACE, QueuePlace
 from ckdist.engine.request import Tokens, check_positions, check_prompt, check_sampling
 from ckdist.engine.sampler import Sampler
@@ -228,7 +228,7 @@ class Engine:
     ) -> None:
         """Queues a prompt whose hidden states after the last norm become the `embedding` of its Output.
 
-        The embedding of a cross-encoder is its score.
+        The embedding is a score if the model is a cross-encoder, or `pooling` is rank.
 
         Args:
             pooling: One of POOLINGS.
@@ -239,11 +239,7 @@ class Engine:
             RequestError: `pooling` is wrong, or the prompt cannot fit.
             EngineBusy: The queue is full.
         """
-        if pooling not in POOLINGS:
-            raise RequestError(f"pooling {pooling[:40]!r} is not known: use one of {', '.join(POOLINGS)}", "pooling")
-        if (pooling == "rank") != (self.ranking is not None):
-            is_ranking = "ranks documents" if self.ranking else "does not rank documents"
-            raise RequestError(f"pooling {pooling} is not possible: the model {is_ranking}", "pooling")
+        pools = new_pooling(pooling, self.ranking)
         if not self.executable.has_hidden:
             raise RequestError(
                 "a model in several stages gives no embeddings; give --pipeline-parallel-size 1", "model"
@@ -251,9 +247,8 @@ class Engine:
         ids = self._check_prompt(id, prompt, False)
         if not 0 <= first_text <= len(ids):
             raise RequestError(f"the first text has {first_text} of {len(ids)} tokens", "first_text")
-        direction = self.ranking.direction if self.ranking else None
-        pools = {"pooling": Pooling(pooling, direction), "first_text": first_text, "tenant": tenant, "place": place}
-        self._queue(Sequence(id, ids, NO_SAMPLING, 0, len(ids), time.monotonic(), **pools))
+        fields = {"pooling": pools, "first_text": first_text, "tenant": tenant, "place": place}
+        self._queue(Sequence(id, ids, NO_SAMPLING, 0, len(ids), time.monotonic(), **fields))
 
     def _check_prompt(self, id: Hashable, prompt: Tokens, continues: bool) -> np.ndarray:
         """The prompt as int32 (tokens,). Raises RequestError if it is wrong or leaves no room for the output."""
@@ -292,6 +287,8 @@ class Engine:
     def _queue(self, sequence: Sequence) -> None:
         if self.drafting is None and sequence.pooling is None:
             self.drafting = self.scheduler.drafting = self._make_drafting()
+        if self.drafting is not None:
+            self.drafting.check(sequence)
         self.scheduler.add(sequence)
         self._sequences[sequence.id] = sequence
         self._requests += 1

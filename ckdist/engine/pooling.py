@@ -1,6 +1,13 @@
 """Pools the hidden states of a prompt's tokens to one vector, or keeps all of them."""
 
+from typing import TYPE_CHECKING
+
 import numpy as np
+
+from ckdist.errors import RequestError
+
+if TYPE_CHECKING:  # few models rank documents
+    from ckdist.weights.stored_ranking import Ranking
 
 # Mean of all tokens, last token, first token; none: a vector per token; rank: one number of the last token.
 POOLINGS = ("mean", "last", "cls", "none", "rank")
@@ -43,3 +50,13 @@ class Pooling:
         assert self._sum is not None, "a prompt has a token"
         vector = self._sum / self._count
         return (vector if self._direction is None else np.array([vector @ self._direction])).astype(np.float32)
+
+
+def new_pooling(kind: str, ranking: "Ranking | None") -> Pooling:
+    """Makes a pooling. `ranking`: the model's. Raises RequestError if the kind is not known, or is not for the model."""
+    if kind not in POOLINGS:
+        raise RequestError(f"pooling {kind[:40]!r} is not known: use one of {', '.join(POOLINGS)}", "pooling")
+    if (kind == "rank") != (ranking is not None):
+        is_ranking = "ranks documents" if ranking else "does not rank documents"
+        raise RequestError(f"pooling {kind} is not possible: the model {is_ranking}", "pooling")
+    return Pooling(kind, ranking.direction if ranking else None)

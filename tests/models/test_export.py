@@ -14,7 +14,6 @@ from safetensors.numpy import save_file
 from tokenizers import decoders, models, normalizers, trainers
 
 from ckdist import LLM, SamplingParams
-from ckdist.cli.export import export_gguf
 from ckdist.comm.world import SingleWorld
 from ckdist.config.engine_config import EngineConfig
 from ckdist.engine.load_model import BUNDLED, load_model
@@ -29,6 +28,7 @@ from ckdist.tokens.tokenizer_source import tokenizer_of
 from ckdist.tokens.tokenizer_to_gguf import PROBES, tokenizer_metadata
 from ckdist.weights.checkpoint import open_checkpoint
 from ckdist.weights.dequantize import read_tensor
+from ckdist.weights.gguf_export import export_gguf
 from ckdist.weights.gguf_writer import write_gguf
 from tests.support.byte_vocabulary import byte_vocabulary
 from tests.support.llama_cpp_peer import load_peer
@@ -88,7 +88,7 @@ def test_llama_cpp_continues_with_the_same_text(exported, monkeypatch):
     "family", ["llama2", "llama3", "gemma2", "gemma3", "mixtral", "qwen2", "qwen3", *DENSE, *MIXTURES]
 )
 def test_every_family_comes_back_as_it_was(family, tmp_path, monkeypatch):
-    monkeypatch.setattr("ckdist.cli.export.tokenizer_metadata", lambda *_: {})  # the golden models have none
+    monkeypatch.setattr("ckdist.weights.gguf_export.tokenizer_metadata", lambda *_: {})  # the golden models have none
     before = open_checkpoint(GOLDEN / family)
     try:
         export_gguf(str(GOLDEN / family), str(tmp_path / "m.gguf"), "f32")
@@ -291,7 +291,7 @@ NEW = {
 @pytest.mark.parametrize("family", NEW)
 def test_the_new_families_as_gguf(family, tmp_path, monkeypatch):
     """The file holds what the folder does, and llama.cpp computes the same logits of it (its cache is f16)."""
-    monkeypatch.setattr("ckdist.cli.export.tokenizer_metadata", byte_vocabulary)
+    monkeypatch.setattr("ckdist.weights.gguf_export.tokenizer_metadata", byte_vocabulary)
     config = {"architectures": [f"{family}ForCausalLM"], **SIZES, **NEW[family]}
     write_stored(tmp_path, config)
     path, ids = tmp_path / "m.gguf", np.arange(60) * 7 % 290 + 4

@@ -7,12 +7,12 @@ import shutil
 import numpy as np
 import pytest
 
-from ckdist.cli.export import export_gguf
 from ckdist.errors import ConfigError, ModelFileError
 from ckdist.models.spec import Attention
 from ckdist.train.trainer import train
 from ckdist.weights.checkpoint import open_checkpoint
 from ckdist.weights.dequantize import read_tensor
+from ckdist.weights.gguf_export import export_gguf
 from tests.support.paths import GOLDEN
 from tests.support.tiny_training import config
 

@@ -20,7 +20,8 @@ constexpr uint32_t kMagic = 0x31706b63;
 constexpr int64_t kMostPeriodNs = 1'000'000'000;
 constexpr int64_t kLookNs = 100'000'000;  // poll interval if no descriptor signals a change
 constexpr int kPidfdOpen = 434;           // the same number on every architecture
-int64_t period_ns(int64_t timeout_ns) { return std::min(kMostPeriodNs, timeout_ns / 10); }
+// An outage of 0.8 of the timeout must leave time for a retransmission (sealed_socket.cpp) and for the next heartbeat.
+int64_t period_ns(int64_t timeout_ns) { return std::min(kMostPeriodNs, timeout_ns / 32); }
 }  // namespace
 
 FailureDetector::FailureDetector(int rank, int size, std::shared_ptr<ShmRendezvous> rendezvous, std::vector<int> local,
@@ -196,14 +197,15 @@ void FailureDetector::look_at_transport(int r) {
 }
 
 void FailureDetector::run() {
-  const int64_t period = period_ns(timeout_ns_), patience = timeout_ns_ - 2 * period;
+  const int64_t period = period_ns(timeout_ns_), patience = timeout_ns_ - period;
+  const int64_t asleep = std::min(3 * kMostPeriodNs, timeout_ns_ / 4);
   int64_t next = 0, looked = now_ns();
   std::vector<pollfd> watched;
   while (!ending_) {
     int64_t now = now_ns();
     // This process itself did not run (stopped by a terminal, or the machine slept). So the silence of its peers means
     // nothing.
-    if (now - looked > 3 * period)
+    if (now - looked > asleep)
       for (Peer& p : peers_) p.heard_ns = now;
     looked = now;
     if (now >= next) heartbeat(), next = now + period;
@@ -225,7 +227,7 @@ void FailureDetector::run() {
       else if (p.socket) look_at_socket(r);
       else look_at_transport(r);
       now = now_ns();
-      if (p.gone || now - p.heard_ns < patience || now - looked > 3 * period) continue;
+      if (p.gone || now - p.heard_ns < patience || now - looked > asleep) continue;
       char text[120];
       std::snprintf(text, sizeof text, "has not been heard of for %.1f s: it is stopped or cut off",
                     double(now - p.heard_ns) * 1e-9);
