@@ -84,15 +84,15 @@ def model_facts(config: ServeConfig, model: Model, ranking: "Ranking | None" = N
         sequences: Most texts in a step.
         scores: The function from a cross-encoder's output to a score; "" for other models.
         encodes: Whether an encoder reads prompts.
-        rank_template: The question of a decoder that ranks documents; "" for other models.
+        rank_template: The question of a decoder that ranks documents, or "".
     """
     scorer, sequences = model.spec.scorer, model.plan.cache.max_sequences
     pooling = stored_pooling(model.checkpoint) if config.pooling == "auto" or scorer else config.pooling
     scores = "sigmoid" if ranking or (scorer and scorer.sigmoid) else "identity" if scorer else ""
     count, kind, size = parameter_facts(model)
     about = {"architecture": model.spec.family, "num_parameters": count, "type": kind, "size_bytes": size}
-    embeds = {"pooling": pooling, "sequences": sequences, "scores": scores}
-    embeds["rank_template"] = ranking.template if ranking else ""
+    template = ranking.template if ranking else ""
+    embeds = {"pooling": pooling, "sequences": sequences, "scores": scores, "rank_template": template}
     return {**about, **embeds, "encodes": model.spec.encoder is not None}
 
 

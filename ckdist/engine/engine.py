@@ -226,9 +226,7 @@ class Engine:
         tenant: bytes | None = ONE_TENANT,
         place: QueuePlace = ANY_PLACE,
     ) -> None:
-        """Queues a prompt whose hidden states after the last norm become the `embedding` of its Output.
-
-        The embedding is a score if the model is a cross-encoder, or `pooling` is rank.
+        """Queues a prompt whose hidden states after the last norm, or whose score, become the `embedding` of its Output.
 
         Args:
             pooling: One of POOLINGS.
@@ -247,8 +245,8 @@ class Engine:
         ids = self._check_prompt(id, prompt, False)
         if not 0 <= first_text <= len(ids):
             raise RequestError(f"the first text has {first_text} of {len(ids)} tokens", "first_text")
-        fields = {"pooling": pools, "first_text": first_text, "tenant": tenant, "place": place}
-        self._queue(Sequence(id, ids, NO_SAMPLING, 0, len(ids), time.monotonic(), **fields))
+        fields = {"first_text": first_text, "tenant": tenant, "place": place}
+        self._queue(Sequence(id, ids, NO_SAMPLING, 0, len(ids), time.monotonic(), pooling=pools, **fields))
 
     def _check_prompt(self, id: Hashable, prompt: Tokens, continues: bool) -> np.ndarray:
         """The prompt as int32 (tokens,). Raises RequestError if it is wrong or leaves no room for the output."""

@@ -18,7 +18,7 @@ class Pooling:
 
     Args:
         kind: One of POOLINGS.
-        direction: For rank: float32 (hidden,). The result is its product with the last token's hidden state.
+        direction: For rank: float32 (hidden,), to multiply with the last token's hidden state.
     """
 
     def __init__(self, kind: str, direction: np.ndarray | None = None) -> None:
@@ -57,6 +57,7 @@ def new_pooling(kind: str, ranking: "Ranking | None") -> Pooling:
     if kind not in POOLINGS:
         raise RequestError(f"pooling {kind[:40]!r} is not known: use one of {', '.join(POOLINGS)}", "pooling")
     if (kind == "rank") != (ranking is not None):
-        is_ranking = "ranks documents" if ranking else "does not rank documents"
-        raise RequestError(f"pooling {kind} is not possible: the model {is_ranking}", "pooling")
+        raise RequestError(
+            f"the model {'ranks' if ranking else 'does not rank'}, so pooling {kind} is wrong", "pooling"
+        )
     return Pooling(kind, ranking.direction if ranking else None)

@@ -30,7 +30,7 @@ def test_a_score_is_the_logit_of_yes_less_that_of_no(tmp_path):
     llm = LLM(str(folder), threads=1)
     assert llm.pooling == "rank"
     prompts = [llm.tokenizer.encode(text) for text in ("def main():", "import os\n" * 30)]
-    with pytest.raises(RequestError, match="pooling rank is not possible: the model does not rank documents"):
+    with pytest.raises(RequestError, match="the model does not rank, so pooling rank is wrong"):
         llm.embed(prompts)
     checkpoint = open_checkpoint(folder)
     llm.engine.ranking = stored_ranking(checkpoint, llm.tokenizer)

@@ -119,7 +119,9 @@ def test_a_cross_encoder():
         best = sorted((1 / (1 + np.exp(-x)) for x in logits), reverse=True)[:2]
         assert [result["relevance_score"] for result in results] == pytest.approx(best)
         assert logits[0] == logits[2] + 1 and logits[2] == logits[1] + 1
-        raw = http.post("/score", json={"text_1": "ab", "text_2": body["documents"][::2], "use_activation": False}).json()
+        raw = http.post(
+            "/score", json={"text_1": "ab", "text_2": body["documents"][::2], "use_activation": False}
+        ).json()
         assert [item["score"] for item in raw["data"]] == pytest.approx([logits[0], logits[2]])
         long = http.post("/v1/rerank", json={"query": "a" * 300, "documents": ["b"]})
         assert long.status_code == 400 and "exceeds the available context size" in long.json()["error"]["message"]
