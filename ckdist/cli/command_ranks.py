@@ -23,7 +23,10 @@ def wanted_ranks(settings: object) -> int:
     """Returns the number of ranks that a command needs. Raises ConfigError if a training file is unreadable."""
     if not isinstance(settings, EngineConfig):
         from ckdist.config.commands import TrainCommand
+        from ckdist.config.tuning_commands import TuneCommand
 
+        if isinstance(settings, TuneCommand):
+            return settings.data_parallel_size or 1
         return _training_ranks(settings) if isinstance(settings, TrainCommand) else 1
     if not settings.runs_model:
         return 1

@@ -3,9 +3,9 @@
 import re
 from dataclasses import dataclass
 
-from ckdist.comm.transports.names import CHOICES
+from ckdist.comm.transports.names import CHOICES, ENCRYPT
 from ckdist.config.draft_config import MEMORY_SHARE, DraftFlags
-from ckdist.config.options import byte_size, integer_or_auto, option
+from ckdist.config.options import byte_size, integer_or_auto, option, proportions
 from ckdist.errors import ConfigError
 from ckdist.overrides import metadata_overrides
 
@@ -107,6 +107,11 @@ class EngineConfig(DraftFlags):
         "auto", "--transport", choices=CHOICES,
         help="transport between hosts (shared memory is used within a host); auto: the fastest that works",
     )  # fmt: skip
+    encrypt: str = option(
+        "auto", "--encrypt", choices=ENCRYPT,
+        help="encryption between hosts; auto: of tcp, while verbs and mpi are allowed and not encrypted; "
+        "always: tcp alone is used; never: for closed networks",
+    )  # fmt: skip
     tensor_parallel_size: int = option(
         0, "-tp", "--tensor-parallel-size", parse=integer_or_auto, within=(0, 256),
         help="ranks that shard each layer; started on this host if there is no launcher; 0 or auto: the started "
@@ -121,6 +126,11 @@ class EngineConfig(DraftFlags):
         None, "--layout", choices=("auto",),
         help="auto: choose pipeline or tensor parallelism from the link between hosts, measured at the start "
         "(default over several hosts without -pp, -tp, --prefill or --experts)",
+    )  # fmt: skip
+    tensor_split: str = option(
+        "auto", "-ts", "--tensor-split", parse=proportions, metavar="auto|even|N,N,...",
+        help="parts of the model that ranks hold, as numbers for each rank or for each host; auto: even, or by the "
+        "measured rates of memory if hosts differ",
     )  # fmt: skip
     prefill: str = option(
         "auto", "--prefill", choices=("auto", "token", "tensor"),

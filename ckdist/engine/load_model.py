@@ -75,8 +75,8 @@ def load_model(
     # programs of this rank's stage
     tracer = functools.partial(Tracer, low_rank=adapter.low_rank) if adapter else Tracer
     loader = ShardLoader(checkpoint, loading_threads(config, world), config.quantize)
-    config, layers = with_stages(config, world, loader, tracer)
-    rank = stage_rank(world, layers)
+    config, layers, shares = with_stages(config, world, loader, tracer)
+    rank = stage_rank(world, layers, shares)
     programs = trace_programs(config, world, rank, checkpoint.spec, adapter, slots, tracer, embeddings)
     trace = open_trace(config, world)
     # their steps, and the weights that these read
@@ -112,14 +112,23 @@ def load_model(
 
 def with_stages(
     config: EngineConfig, world: World, loader: ShardLoader, tracer: Callable[[Layout, Mesh], Tracer]
-) -> tuple[EngineConfig, list[Range]]:
-    """Returns the configuration with its number of stages, and the layers of each stage. A collective call."""
+) -> tuple[EngineConfig, list[Range], tuple[int, ...]]:
+    """The configuration with its number of stages, the layers of each, and the shares of ranks. A collective call."""
     if world.size == 1 and (config.pipeline_parallel_size or 1) == 1 and config.layout is None:
-        return dataclasses.replace(config, pipeline_parallel_size=1), [(0, len(loader.checkpoint.spec.layers))]
+        return dataclasses.replace(config, pipeline_parallel_size=1), [(0, len(loader.checkpoint.spec.layers))], ()
     from ckdist.engine.stage_layers import layers_of_stages, with_chosen_layout
 
-    config = with_chosen_layout(config, world, loader.checkpoint)
-    return config, layers_of_stages(config, world, loader, tracer)
+    config, shares = with_chosen_layout(config, world, loader.checkpoint), open_shares(config, world, loader.checkpoint)
+    return config, layers_of_stages(config, world, loader, tracer, shares), shares
+
+
+def open_shares(config: EngineConfig, world: World, checkpoint: Checkpoint) -> tuple[int, ...]:
+    """The relative shares of the ranks by --tensor-split; () if they are equal. A collective call."""
+    if config.tensor_split == "even" or (config.tensor_split == "auto" and world.size == 1):
+        return ()
+    from ckdist.layouts.rank_shares import rank_shares
+
+    return together(world, lambda: rank_shares(config, world, checkpoint))
 
 
 def load_colocated(request: dict[str, Any], world: World, colocation: Colocation) -> Model:

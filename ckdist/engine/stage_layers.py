@@ -12,6 +12,7 @@ from ckdist import native
 from ckdist.comm.agreement import agree
 from ckdist.comm.world_protocol import World
 from ckdist.config.engine_config import EngineConfig
+from ckdist.engine.stage_ranks import ranks_of_stages
 from ckdist.errors import ConfigError
 from ckdist.layout import SINGLE, Layout, Range
 from ckdist.mesh import Mesh
@@ -45,9 +46,15 @@ def with_chosen_layout(config: EngineConfig, world: World, checkpoint: Checkpoin
 
 
 def layers_of_stages(
-    config: EngineConfig, world: World, loader: ShardLoader, tracer: Callable[[Layout, Mesh], Tracer]
+    config: EngineConfig,
+    world: World,
+    loader: ShardLoader,
+    tracer: Callable[[Layout, Mesh], Tracer],
+    shares: tuple[int, ...] = (),
 ) -> list[Range]:
     """The layers of each stage, the same on every rank. A collective call.
+
+    `shares`: the ranks' relative shares of the model; (): all are equal.
 
     Raises ConfigError if the model or the job cannot have that many stages.
     """
@@ -63,5 +70,6 @@ def layers_of_stages(
         )
     program = trace(forward, spec, SINGLE, Mesh(), tracer)
     agree(world, "model", program.digest())  # each stage compares only its own part
-    layers = divide_layers(program, count, native.isa(), functools.partial(weight_cost, loader))
+    speeds = [sum(shares[rank] for rank in ranks) for ranks in ranks_of_stages(world.size, count)] if shares else ()
+    layers = divide_layers(program, count, native.isa(), functools.partial(weight_cost, loader), speeds)
     return [(begin, end) for begin, end in world.broadcast(layers)]

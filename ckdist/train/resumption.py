@@ -17,6 +17,7 @@ REFUSED = {
     "lora_alpha": "the learned matrices would be scaled by another factor",
     "lora_target_modules": "other layers would have matrices",
     "max_length": "the position in the data counts rows of max_length",
+    "train_file_weights": "an epoch would have other documents, and the position in the data would move",
     "validation_split_percentage": "held-out documents would be trained on, and the position in the data would move",
     "seed": "the order of the data would be another",
     "optim": "the optimizer's state would be another",
