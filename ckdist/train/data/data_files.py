@@ -44,8 +44,7 @@ def find_source(pattern: str, warn: Warn = lambda _: None) -> list[Path]:
     matches = [Path(name) for name in names if Path(name).is_file()]
     if not matches:
         raise ConfigError(
-            f"train_file or validation_file {pattern!r} finds no file here ({Path.cwd()}); "
-            "give names or patterns as data/*.txt, or a folder"
+            f"no data file is at {pattern!r} (from {Path.cwd()}): give names or patterns as data/*.txt, or a folder"
         )
     return matches
 
