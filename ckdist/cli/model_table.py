@@ -136,3 +136,6 @@ def _check_names(entries: list[ModelEntry]) -> None:
                     f"two models have the name {name!r}: give each its own, as [[model]] in --models FILE"
                 )
             names.add(name)
+    for entry in entries:
+        if same := names.intersection(entry.config.named_adapters):
+            raise ConfigError(f"a model and an adapter of {entry.name} have the name {min(same)!r}: give each its own")

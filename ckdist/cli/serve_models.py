@@ -2,7 +2,6 @@
 
 import logging
 import os
-import pathlib
 import signal
 import time
 
@@ -17,7 +16,7 @@ from ckdist.errors import ConfigError
 from ckdist.hub.resolve import resolve
 from ckdist.layouts.memory_sizes import RESERVE, gigabytes
 from ckdist.serve.notify import notify
-from ckdist.serve.process import HttpProcess, overrides_of
+from ckdist.serve.process import HttpProcess, adapter_name, overrides_of
 from ckdist.serve.settings import HostedSettings
 from ckdist.topology import this_machine
 
@@ -100,7 +99,8 @@ def hosted_models(entries: list[ModelEntry]) -> tuple[HostedSettings, ...]:
                 at_start=entry.at_start,
                 parallel=config.parallel,
                 max_sequences=config.parallel + config.max_queue,
-                adapter=pathlib.Path(config.lora).absolute().name if config.lora else None,
+                adapter=adapter_name(config),
+                adapters=tuple(config.named_adapters),
             )
         )
     return tuple(models)

@@ -286,6 +286,8 @@ class Engine:
     def _queue(self, sequence: Sequence) -> None:
         if self.drafting is None and sequence.pooling is None:
             self.drafting = self.scheduler.drafting = self._make_drafting()
+        if self.drafting is not None:
+            self.drafting.check(sequence)
         self.scheduler.add(sequence)
         self._sequences[sequence.id] = sequence
         self._requests += 1

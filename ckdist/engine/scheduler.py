@@ -312,6 +312,8 @@ class Scheduler:
             self.waiting.remove(sequence)
         elif sequence.state is State.LOADING and self.tier is not None:
             self.tier.cancel(sequence)
+        if self.drafting is not None:
+            self.drafting.leave(sequence)
         sequence.state = State.FINISHED
 
     def _extend(self, sequence: Sequence) -> bool:

@@ -4,11 +4,11 @@ import functools
 import importlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
-from ckdist.errors import ArchitectureError
+from ckdist.errors import ArchitectureError, CkdistError
 from ckdist.models import families
 from ckdist.models.families.family import Family, GgufHeader
 from ckdist.models.fields import Fields
@@ -16,6 +16,11 @@ from ckdist.models.limits import checked
 from ckdist.models.spec import ModelSpec, MoeFfn
 
 ENTRY_POINT = "ckdist.families"  # group of entry points; each names a Family
+# Architectures and types whose text part is of the family that it names -> defaults of the whole file
+SEVERAL_TEXT_PARTS: dict[Any, dict[str, Any]] = {
+    "Mistral3ForConditionalGeneration": {"tie_word_embeddings": True},
+    "mistral3": {"tie_word_embeddings": True},
+}
 
 
 @functools.cache
@@ -62,15 +67,26 @@ def family(name: str) -> Family:
     return _find(name, lambda one: (one.name,), "the model")
 
 
-def _find(name: str, names_of: Callable[[Family], Iterable[str]], where: str) -> Family:
-    """The first family with `name` in `names_of(family)`. Raises ArchitectureError if there is none."""
+Names: TypeAlias = Callable[[Family], Iterable[str]]
+
+
+def _lookup(name: str, names_of: Names) -> Family | None:
+    """The first family with `name` in `names_of(family)`."""
     if (file := families.FILES.get(name)) and name in names_of(own := own_family(file)):
         return own
-    for other in other_families().values():
-        if name in names_of(other):
-            return other
-    known = dict.fromkeys(name for one in known_families().values() for name in names_of(one))
-    raise ArchitectureError(f"{where}: architecture {name[:100]!r} is not known; the known ones are {', '.join(known)}")
+    return next((other for other in other_families().values() if name in names_of(other)), None)
+
+
+def _find(name: str, names_of: Names, where: str, missing: Callable[[Family], str] | None = None) -> Family:
+    """`_lookup`. Raises ArchitectureError if there is none. `missing` returns why a near one is not it."""
+    if found := _lookup(name, names_of):
+        return found
+    from ckdist.models.unknown_architecture import nearest_names, unknown_architecture
+
+    by_name = {other: one for one in known_families().values() for other in names_of(one)}
+    nearest = nearest_names(name, by_name)
+    lacks = missing(by_name[nearest[0]]) if missing and nearest else ""
+    raise unknown_architecture(name, nearest, lacks, where)
 
 
 def spec_from_config(config: Mapping[str, Any], where: str) -> ModelSpec:
@@ -83,22 +99,45 @@ def spec_from_config(config: Mapping[str, Any], where: str) -> ModelSpec:
 
 def read_config(config: Mapping[str, Any], where: str) -> tuple[ModelSpec, list[str]]:
     """`spec_from_config`, and the unknown fields that may change results."""
+    return _read(family_of_config(config, where), config, where)
+
+
+def family_of_config(config: Mapping[str, Any], where: str) -> Family:
+    """The family of a config.json. Raises ArchitectureError if it is not known, and ModelFileError for wrong names."""
     whole = Fields(config, where)
     names = config.get("architectures")
     if names is not None and not (isinstance(names, list) and names and isinstance(names[0], str)):
         raise whole.error("architectures", names, "a list of names")
     name = names[0] if names else whole.text("model_type")
-    found = _find(name, (lambda one: one.architectures) if names else (lambda one: one.model_types), where)
+    names_of: Names = (lambda one: one.architectures) if names else (lambda one: one.model_types)
+    found = _find(name, names_of, where, lambda near: _not_read(near, config, where))
+    text = whole.sub("text_config")
+    if name not in SEVERAL_TEXT_PARTS or not text.has("model_type"):
+        return found
+    return _find(text.text("model_type"), lambda one: one.model_types, f"{where}: text_config")
+
+
+def _read(found: Family, config: Mapping[str, Any], where: str) -> tuple[ModelSpec, list[str]]:
+    """`read_config` for a known family."""
+    whole = Fields(config, where)
     if whole.has("text_config"):  # the language part of a multimodal model
         fields = found.keys.fields(whole.sub("text_config").values, where, "text_config.")
-        outer = replace(found.keys, defaults={}).fields(config, where)
+        name = (config.get("architectures") or [config.get("model_type")])[0]
+        outer = replace(found.keys, defaults=SEVERAL_TEXT_PARTS.get(name, {})).fields(config, where)
     else:
         fields = outer = found.keys.fields(config, where)
-    if fields.flag("use_bidirectional_attention"):
-        raise fields.error("use_bidirectional_attention", True, "false: only causal attention is supported")
     spec = checked(found.from_config(fields, outer), where)
     unknown = found.keys.unknown(fields)
     return spec, unknown if outer is fields else [*unknown, *found.keys.unknown(outer)]
+
+
+def _not_read(near: Family, config: Mapping[str, Any], where: str) -> str:
+    """Why `near` is not the family of a file: the fields that it does not have, or its error."""
+    try:
+        unknown = _read(near, config, where)[1]
+    except CkdistError as error:
+        return "cannot read the file: " + str(error).removeprefix(f"{where}: ")
+    return f"does not have these fields: {', '.join(unknown)}" if unknown else ""
 
 
 def spec_from_gguf(

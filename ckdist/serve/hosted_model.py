@@ -14,6 +14,7 @@ from ckdist.errors import CkdistError
 from ckdist.serve.engine_job import EngineJob
 from ckdist.serve.predicted_memory import PredictedMemory, predict_memory
 from ckdist.serve.problems import Problem
+from ckdist.serve.requests.adapter_choice import adapter_in
 from ckdist.serve.resuming_client import ResumingClient
 from ckdist.serve.service import Service
 from ckdist.serve.settings import HostedSettings, HttpSettings
@@ -47,7 +48,7 @@ class HostedModel:
         self.client = ResumingClient()
         own = replace(
             settings, model=hosted.model, model_name=hosted.name, overrides=hosted.overrides,
-            defaults=hosted.defaults, models=(),
+            aliases=hosted.aliases, defaults=hosted.defaults, models=(),
             parallel=hosted.parallel, max_sequences=hosted.max_sequences, adapter=hosted.adapter,
         )  # fmt: skip
         self.service = Service(own, self.client)
@@ -69,6 +70,16 @@ class HostedModel:
     def name(self) -> str:
         """The name in answers."""
         return self.hosted.name
+
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        """Names of the adapters that requests may name: those that are loaded now, or with the model."""
+        loaded = self.client.adapters
+        return self.hosted.adapters if loaded is None else tuple(loaded)
+
+    def adapter(self, name: str) -> str | None:
+        """The adapter that NAME or MODEL:NAME stands for. None: this model has no such adapter."""
+        return adapter_in(name, (self.name, *self.hosted.aliases), self.adapters)
 
     @property
     def state(self) -> State:

@@ -10,11 +10,11 @@ import time
 from ckdist.engine.socket_directory import remove_dead
 from ckdist.serve.hosted_model import HostedModel
 from ckdist.serve.problems import Problem
+from ckdist.serve.requests.adapter_choice import spellings
 from ckdist.serve.response_store import ResponseStore
 from ckdist.serve.settings import HttpSettings
 
 IDLE_LOOK_SECONDS = 0.5
-OLLAMA_TAG = ":latest"  # Ollama's clients add it to names
 LOAD_RETRY_SECONDS = 10  # Retry-After of a request that found no room
 
 
@@ -65,18 +65,28 @@ class ModelRouter:
         return sum(model.needs or 0 for model in self._resident())
 
     def find(self, name: str | None) -> HostedModel:
-        """Returns the model of this name or alias. None: the only model.
+        """Returns the model of this name or alias, or with the adapter of this name. None: the only model.
 
-        Raises Problem 404 for an unknown name, and 400 if there is no name and there are several models.
+        Raises Problem 404 for an unknown name, and 400 if there is no name and there are several models, or if several
+        have an adapter of this name.
         """
         known = ", ".join(sorted(self.models))
         if name is None:
             if len(self.models) == 1:
                 return next(iter(self.models.values()))
             raise Problem(400, f"model is missing; this server has {known}", "model")
-        if (model := self._names.get(name) or self._names.get(name.removesuffix(OLLAMA_TAG))) is None:
-            raise Problem(404, f"there is no model {name[:200]!r}; this server has {known}", "model", "model_not_found")
-        return model
+        for spelled in spellings(name):
+            if spelled in self._names:
+                return self._names[spelled]
+        owners = [model for model in self.models.values() if model.adapter(name) is not None]
+        if len(owners) == 1:
+            return owners[0]
+        if owners:
+            whole = " or ".join(f"{model.name}:{model.adapter(name)}" for model in owners[:2])
+            message = f"{len(owners)} models have the adapter {name[:200]!r}: name {whole}"
+            raise Problem(400, message, "model", "invalid_value")
+        known = ", ".join([known, *sorted({name for model in self.models.values() for name in model.adapters})])
+        raise Problem(404, f"there is no model {name[:200]!r}; this server has {known}", "model", "model_not_found")
 
     def current(self) -> HostedModel:
         """Returns the model that was used last, of the loaded ones if there are any: for requests without a model."""

@@ -84,7 +84,7 @@ class ResumingClient(EngineClient):
             self._socket.setsockopt(zmq.LINGER, 0)  # the engine is gone, and to wait would stop the event loop
             self.close()
         self.is_connected = self._flows = False
-        self.ranks, self.stats = [], {}
+        self.ranks, self.stats, self.adapters = [], {}, None
         self._reported, self._heard_at = "loading", None
 
     def count_crash(self) -> None:

@@ -35,6 +35,7 @@ class HostedSettings:
     parallel: int = 8
     max_sequences: int = 136
     adapter: str | None = None
+    adapters: tuple[str, ...] = ()  # names of those that are loaded with it, and that requests name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +45,7 @@ class HttpSettings:
     endpoint: str  # address of rank 0's ROUTER
     model: str
     model_name: str
+    aliases: tuple[str, ...] = ()  # further names of the model
     overrides: dict[str, int | float | bool | str] = field(default_factory=dict)  # of the model's metadata
     listener: int  # descriptor of the inherited listening socket
     more_listeners: tuple[int, ...] = ()  # descriptors of sockets of further addresses

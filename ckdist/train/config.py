@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, cast
 
-from ckdist.comm.transports.names import CHOICES
+from ckdist.comm.transports.names import CHOICES, ENCRYPT
 from ckdist.config.options import Settings, option
 from ckdist.errors import ConfigError
 from ckdist.text_file import read_text_file
@@ -142,6 +142,7 @@ class TrainConfig(Settings):
     zero_stage: int = option(0, help="1: shard the optimizer's state over replicas", within=(0, 1))
     threads: int = option(0, help="compute threads of one rank; 0: its share of the cores", within=(0, 4096))
     transport: str = option("auto", help="transport between hosts", choices=CHOICES)
+    encrypt: str = option("auto", help="encryption between hosts, as --encrypt of ckdist serve", choices=ENCRYPT)
     ddp_timeout: float = option(
         1800.0, help="seconds until a rank that is alive but does not respond counts as lost", within=(1, 1e6)
     )

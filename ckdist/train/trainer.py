@@ -88,7 +88,7 @@ def train(
         ConfigError, ModelFileError, ...: A fault that the user can mend.
         CommError: A rank is lost.
     """
-    ranks = start_world() if world is None else world
+    ranks = start_world(config.encrypt) if world is None else world
     trainer = Trainer(config, ranks, share_source(ranks, batches), make_executable or native_executable)
     try:
         last = trainer.run(on_step, should_stop)

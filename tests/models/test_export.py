@@ -34,6 +34,8 @@ from tests.support.byte_vocabulary import byte_vocabulary
 from tests.support.llama_cpp_peer import load_peer
 from tests.support.paths import GOLDEN
 
+MIXTURES = ["bailing_moe_v2", "dots1", "ernie4_5_moe", "granite4_moe", "hunyuan_v1_moe", "mistral4", "qwen3vlmoe"]
+DENSE = ["ernie4_5", "exaone4", "gemma", "hunyuan_v1_dense", "ministral3", "qwen25vl", "qwen3vl", "seed_oss"]
 # Of prompts whose greedy tokens are no near ties: the engines round activations differently, which moves logits by some
 # hundredths.
 PROMPTS = ["try:\n    import", "    def __init__(self", "What does json.dumps do?"]
@@ -82,7 +84,9 @@ def test_llama_cpp_continues_with_the_same_text(exported, monkeypatch):
     assert any(texts)
 
 
-@pytest.mark.parametrize("family", ["llama2", "llama3", "qwen2", "qwen3", "gemma2", "gemma3", "mixtral"])
+@pytest.mark.parametrize(
+    "family", ["llama2", "llama3", "gemma2", "gemma3", "mixtral", "qwen2", "qwen3", *DENSE, *MIXTURES]
+)
 def test_every_family_comes_back_as_it_was(family, tmp_path, monkeypatch):
     monkeypatch.setattr("ckdist.weights.gguf_export.tokenizer_metadata", lambda *_: {})  # the golden models have none
     before = open_checkpoint(GOLDEN / family)
@@ -232,6 +236,17 @@ NEW = {
         "embedding_multiplier": 3.0, "attention_multiplier": 0.2, "residual_multiplier": 0.4, "logits_scaling": 0.5,
     },
     "SmolLM3": {},
+    "SeedOss": {"attention_bias": True},
+    "Ernie4_5": {},
+    "HunYuanDenseV1": {"rope_scaling": {"type": "dynamic", "alpha": 50.0, "factor": 1.0}},
+    "Exaone4": {"sliding_window": None},  # in llama.cpp only models of 64 layers have windows
+    "Gemma": {"hidden_act": "gelu", "tie_word_embeddings": True},
+    "Ministral3": {
+        "rope_parameters": {
+            **YARN, "attention_factor": None, "mscale": 1.0, "mscale_all_dim": 1.0, "rope_theta": 1e6,
+            "llama_4_scaling_beta": 0.3, "original_max_position_embeddings": 16,
+        },
+    },
     "Glm4": {"attention_bias": True},
     "Mixtral": {"num_local_experts": 6, "num_experts_per_tok": 2},
     "Qwen3Moe": {**EXPERTS, "norm_topk_prob": True},

@@ -2,6 +2,7 @@
 
 import time
 
+import numpy as np
 import pytest
 
 from ckdist.comm.world import SingleWorld
@@ -30,10 +31,11 @@ TARGETS = (
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    """Eight adapters of the bundled model, of several ranks and layers."""
+    """Eight adapters of the bundled model, of several ranks, layers and types."""
     made = [tmp_path_factory.mktemp("adapters") / f"a{i}" for i in range(8)]
     for i, folder in enumerate(made):
-        random_adapter(folder, str(BUNDLED), TARGETS[i], seed=i, rank=(5, 16, 17, 1, 8, 16, 3, 20)[i], scale=0.05)
+        rank, dtype = (5, 16, 17, 1, 8, 16, 3, 20)[i], (np.float16, np.float32)[i % 3 > 0]
+        random_adapter(folder, str(BUNDLED), TARGETS[i], seed=i, rank=rank, scale=0.05, dtype=dtype)
     return made
 
 
@@ -90,8 +92,8 @@ def flags(folders):
     ids=["one", "tokens", "tensors", "stages"],
 )
 def test_eight_adapters_in_one_batch_have_the_bits_of_each_alone(folders, ranks, more):
-    """And of a server that adds the adapter for all requests."""
-    requests = requests_of([*NAMES, None])
+    """And of a server that adds the adapter for all requests. Two adapters have several rows side by side."""
+    requests = requests_of([*NAMES, None, *NAMES[:1] * 3, *NAMES[7:] * 3])
     together, alone = on_ranks(
         ranks,
         lambda engine, _: (outputs(engine, requests), outputs(engine, requests, together=False)),

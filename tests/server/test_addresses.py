@@ -6,7 +6,6 @@ import ssl
 import subprocess
 
 import httpx
-import openai
 import pytest
 
 from ckdist.cli.serve_rank_0 import curl_line
@@ -14,6 +13,7 @@ from ckdist.config.serve_config import ServeConfig
 from ckdist.errors import ConfigError
 from ckdist.serve.addresses import close, is_local, listen, listen_all, url_of
 from ckdist.serve.certificate import check_certificate
+from tests.support.clients import openai
 from tests.support.served import serving
 
 

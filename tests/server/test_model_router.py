@@ -11,6 +11,7 @@ import psutil
 import pytest
 
 from ckdist.engine.load_model import BUNDLED
+from tests.support.adapters import random_adapter
 from tests.support.running import running
 from tests.support.served import wait_for
 
@@ -33,8 +34,15 @@ cache_type_k = "q8_0"
 ctx_size = 256
 [[model]]
 name = "idle"
+aliases = ["rests"]
 path = "{BUNDLED}"
 keep-alive = 0
+lora = ["sql=LORAS/sql", "mail=LORAS/mail"]
+[[model]]
+name = "fixed"
+path = "{BUNDLED}"
+ctx-size = 256
+lora = ["mail=LORAS/mail"]
 [[model]]
 name = "large"
 path = "{BUNDLED}"
@@ -58,7 +66,9 @@ BODIES = (
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
     path = tmp_path_factory.mktemp("router") / "models.toml"
-    path.write_text(TABLE)
+    for seed, name in enumerate(("sql", "mail")):
+        random_adapter(path.parent / name, BUNDLED, ("q_proj", "down_proj"), seed=seed, rank=4, scale=0.4)
+    path.write_text(TABLE.replace("LORAS", str(path.parent)))
     # Models without `threads` have a thread per core: on one core nobody waits for a thread that does not run.
     given = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {max(given)})
@@ -155,6 +165,20 @@ def test_other_faces_find_models_too(server):
     assert httpx.get(f"{server}/v1/batches").status_code == 404
 
 
+def test_an_adapter_is_found_by_its_name_and_its_model_is_loaded(server):
+    text = lambda name: post(server, "/v1/completions", **BODIES[0], max_tokens=6, model=name).json()["choices"][0][
+        "text"
+    ]
+    base, sql, mail = text("rests"), text("sql"), text("idle:mail")
+    assert len({base, sql, mail}) == 3 and base == text("idle:latest")
+    assert sql == text("rests:sql") == text("sql:latest") and mail == text("fixed:mail")
+    listed = {entry["id"]: entry for entry in httpx.get(f"{server}/v1/models").json()["data"]}
+    wait_for(lambda: state(server, "idle") == "unloaded", 30)
+    assert listed["sql"]["parent"] == "idle" and httpx.get(f"{server}/v1/models/sql").json() == listed["sql"]
+    twice = post(server, "/v1/completions", prompt="x", model="mail")
+    assert twice.status_code == 400 and "2 models have the adapter 'mail': name idle:mail or fixed:mail" in twice.text
+
+
 def test_an_idle_model_goes(server):
     ordered = post(server, "/api/generate", name="b:latest", keep_alive="0m")
     assert ordered.json()["done_reason"] == "unload" and ordered.json()["model"] == "b"
@@ -166,7 +190,7 @@ def test_an_idle_model_goes(server):
 
 def test_refusals_name_the_reason_and_leave_the_others_running(server):
     unknown = post(server, "/v1/chat/completions", model="gpt-5", messages=[])
-    assert unknown.status_code == 404 and "a, b, broken, c, idle, large, long" in unknown.text
+    assert unknown.status_code == 404 and "a, b, broken, c, fixed, idle, large, long, mail, sql" in unknown.text
     assert post(server, "/v1/completions", prompt="x").status_code == 400
     assert post(server, "/v1/completions", prompt="x", model=["a"]).status_code == 400
     assert httpx.post(f"{server}/v1/completions", content=b"[" * 100_000).status_code == 400
@@ -186,6 +210,7 @@ def test_refusals_name_the_reason_and_leave_the_others_running(server):
         ('[[model]]\npath = "x"\nctxsize = 1', "model 1 has an unknown setting 'ctxsize', did you mean"),
         ('[[model]]\npath = "x"\nctx_size = "many"', "model 1: ctx_size: 'many' is not a whole number"),
         ('[[model]]\npath = "x"\n[[model]]\npath = "x"', "two models have the name 'x'"),
+        ('[[model]]\npath = "x"\n[[model]]\npath = "y"\nlora = ["x=z"]', "an adapter of y have the name 'x'"),
         ('[[model]]\npath = "x"\nhost = "y"', "host is a setting of the whole server"),
         ("model = 1", "must have one table"),
         ("", "names no model"),

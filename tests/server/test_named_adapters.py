@@ -120,6 +120,14 @@ def test_hostile_folders_are_refused_with_one_line(http, folder, tmp_path):
     assert pathlib.Path(folder).exists()
 
 
+def test_a_continued_response_has_the_adapter_that_it_names(http):
+    first = http.post("/v1/responses", json={"model": "one", "input": "x", "max_output_tokens": 2}).json()
+    more = {"input": "y", "max_output_tokens": 2, "previous_response_id": first["id"]}
+    assert http.post("/v1/responses", json={**more, "model": "one"}).json()["model"] == first["model"] == "one"
+    unknown = http.post("/v1/responses", json={**more, "model": "two"})
+    assert unknown.status_code == 404 and "there is no model 'two'" in unknown.text
+
+
 def test_vectors_have_no_adapter(http):
     answer = http.post("/v1/embeddings", json={"input": "a", "model": "one"})
     assert answer.status_code == 400 and "adapter 'one' makes no vectors" in answer.json()["error"]["message"]

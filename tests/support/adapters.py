@@ -10,7 +10,7 @@ from ckdist.weights.checkpoint import open_checkpoint
 safetensors = pytest.importorskip("safetensors.numpy")
 
 
-def random_adapter(folder, model, targets, seed=0, rank=5, scale=0.3):
+def random_adapter(folder, model, targets, seed=0, rank=5, scale=0.3, dtype=np.float32):
     """An adapter in PEFT's format, written here without ckdist, and the matrices that it adds by the names of the
     weights.
     """
@@ -21,9 +21,9 @@ def random_adapter(folder, model, targets, seed=0, rank=5, scale=0.3):
         if stem.rpartition(".")[2] not in targets or stem.startswith("model.layers.1.mlp.up"):
             continue
         out, into = tensor.shape
-        a, b = (scale * rng.standard_normal(shape).astype(np.float32) for shape in ((rank, into), (out, rank)))
+        a, b = (scale * rng.standard_normal(shape).astype(dtype) for shape in ((rank, into), (out, rank)))
         stored |= {f"base_model.model.{stem}.lora_A.weight": a, f"base_model.model.{stem}.lora_B.weight": b}
-        added[name] = 2.5 / rank * b @ a
+        added[name] = 2.5 / rank * np.float32(b) @ np.float32(a)
     folder.mkdir()
     safetensors.save_file(stored, folder / "adapter_model.safetensors")
     fields = {

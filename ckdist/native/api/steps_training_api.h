@@ -62,7 +62,8 @@ struct ckdist_convert_step {
 struct ckdist_scale_step {
   struct ckdist_step step;
   int32_t x, out;
-  float factor;
+  float factor, query_beta;
+  int32_t query_context; /* a further factor, by the position of the row's token, as in attend */
 };
 
 struct ckdist_add_step {

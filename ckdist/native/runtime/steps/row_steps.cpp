@@ -1,6 +1,7 @@
 // Training steps whose rows are independent of each other.
 #include <algorithm>
 
+#include "runtime/query_scale.h"
 #include "runtime/training.h"
 
 namespace ckdist {
@@ -40,7 +41,8 @@ struct Convert : TrainingRun<ckdist_convert_step> {
 struct Scale : TrainingRun<ckdist_scale_step> {
   void run() {
     each_token([&](int64_t t) {
-      r.kernels.row.scale(r.row(step.x, t), step.factor, r.width(step.out), r.row(step.out, t));
+      const float factor = step.factor * query_factor(step.query_beta, step.query_context, r.batch.positions[t]);
+      r.kernels.row.scale(r.row(step.x, t), factor, r.width(step.out), r.row(step.out, t));
       r.pad(step.out, t);
     });
   }
