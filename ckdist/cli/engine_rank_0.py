@@ -40,7 +40,7 @@ def serve(config: ServeConfig, world: World, directory: str, name: str) -> None:
         start_lines(name, model)
         log_map(model)
         facts = {"parameters": parameters(model), "generates": model.spec.generates, "chats": bool(tokenizer.templates)}
-        coordinator.begin(engine, RankReports(model), model_facts(config, model) | facts)
+        coordinator.begin(engine, RankReports(model), model_facts(config, model, engine.ranking) | facts)
 
         def watch() -> None:
             """Checks the peers and the loader between two steps."""
