@@ -155,7 +155,8 @@ class HttpProcess:
 
         `endpoint` is the address of rank 0's ROUTER. `model` is the GGUF file or folder with the tokenizer. This object
         owns `listener`, `more` and `metrics` (for --metrics-port) from now on. `cpus` are those that it may use (None:
-        this process's), `hosted` the settings of several models. `restarts`: the caller restarts an engine that ends. Raises ConfigError if keys are unreadable.
+        this process's), `hosted` the settings of several models. `restarts`: the caller restarts an engine that ends.
+        Raises ConfigError if keys are unreadable.
         """
         check_outputs(config)
         path = config.api_key_file
