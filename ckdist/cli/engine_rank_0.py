@@ -32,7 +32,7 @@ def serve(config: ServeConfig, world: World, directory: str, name: str) -> None:
         engine.scheduler.shares_cores = turns is not None
         lines = logged_lines(name, model)
         facts = {"parameters": parameters(model), "generates": model.spec.generates, "chats": bool(tokenizer.templates)}
-        coordinator.begin(engine, RankReports(model), model_facts(config, model) | facts)
+        coordinator.begin(engine, RankReports(model), model_facts(config, model, engine.ranking) | facts)
         print(*lines, READY + task_of(bool(tokenizer.templates), model.spec), sep="\n", flush=True)
 
         def watch() -> None:

@@ -9,6 +9,7 @@ import math
 import os
 import signal
 from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING
 
 from ckdist.cli.serve import DRAIN_SIGNALS
 from ckdist.cli.server_start import ANSWERING_SECONDS, Listeners, open_line, say_ready
@@ -29,6 +30,9 @@ from ckdist.serve.process import HttpProcess
 from ckdist.tokens.tokenizer import Tokenizer
 from ckdist.weights.stored_pooling import stored_pooling
 
+if TYPE_CHECKING:  # few models rank documents
+    from ckdist.weights.stored_ranking import Ranking
+
 DRAINED_VARIABLE = "CKDIST_DRAINED"  # launch/drained sets it: with it mpirun may get SIGTERM
 
 STORING_SECONDS = 5.0  # after a drain, for blocks that are not on disk yet
@@ -36,7 +40,7 @@ STORING_SECONDS = 5.0  # after a drain, for blocks that are not on disk yet
 log = logging.getLogger(__name__)
 
 
-def model_facts(config: ServeConfig, model: Model) -> dict[str, str | int]:
+def model_facts(config: ServeConfig, model: Model, ranking: "Ranking | None" = None) -> dict[str, str | int]:
     """Returns the facts about the model that the HTTP process needs.
 
     Returns:
@@ -45,13 +49,15 @@ def model_facts(config: ServeConfig, model: Model) -> dict[str, str | int]:
         sequences: Most texts in a step.
         scores: The function from a cross-encoder's output to a score; "" for other models.
         encodes: Whether an encoder reads prompts.
+        rank_template: The question of a decoder that ranks documents, or "".
     """
     scorer, sequences = model.spec.scorer, model.plan.cache.max_sequences
     pooling = stored_pooling(model.checkpoint) if config.pooling == "auto" or scorer else config.pooling
-    scores = "" if scorer is None else "sigmoid" if scorer.sigmoid else "identity"
+    scores = "sigmoid" if ranking or (scorer and scorer.sigmoid) else "identity" if scorer else ""
     count, kind, size = parameter_facts(model)
     about = {"architecture": model.spec.family, "num_parameters": count, "type": kind, "size_bytes": size}
-    embeds = {"pooling": pooling, "sequences": sequences, "scores": scores}
+    template = ranking.template if ranking else ""
+    embeds = {"pooling": pooling, "sequences": sequences, "scores": scores, "rank_template": template}
     return {**about, **embeds, "encodes": model.spec.encoder is not None}
 
 
@@ -110,6 +116,11 @@ def load_engine(config: ServeConfig, world: World) -> tuple[Model, Engine, Token
         engine, tokenizer = make_engine(model, config, config.max_queue + config.parallel, limit)
         if engine.grammars is not None and tokenizer.eos_token_ids:
             engine.grammars.prepare()
+        pooling = stored_pooling(model.checkpoint) if config.pooling == "auto" else config.pooling
+        if pooling == "rank" and model.spec.scorer is None:
+            from ckdist.weights.stored_ranking import stored_ranking
+
+            engine.ranking = stored_ranking(model.checkpoint, tokenizer)
     return model, engine, tokenizer
 
 
@@ -143,7 +154,7 @@ def serve(
         handle_signals(config, http, coordinator)
         model, engine, tokenizer = load_engine(config, world)
         lines = logged_lines(name, model)
-        coordinator.begin(engine, RankReports(model), model_facts(config, model))
+        coordinator.begin(engine, RankReports(model), model_facts(config, model, engine.ranking))
         http.wait_answering(ANSWERING_SECONDS)
         if on_ready is not None:
             on_ready(http.url, coordinator.request_drain)

@@ -138,7 +138,7 @@ class Service:
         scores, encodes = str(self.client.model.get("scores", "")), bool(self.client.model.get("encodes"))
         return ModelFacts(
             name, *sizes, settings.strict_fields, scores, encodes, settings.defaults, self.adapters,
-            settings.special_in_text, settings.aliases,
+            settings.special_in_text, settings.aliases, str(self.client.model.get("rank_template", "")),
         )  # fmt: skip
 
     @property
