@@ -1,4 +1,4 @@
-"""The ranks of `ckdist serve`: rank 0 runs the HTTP process and the engine's loop (`serve_rank_0`), the others compute."""
+"""The ranks of `ckdist serve`: rank 0 runs the HTTP process and the engine's loop, and the others compute."""
 
 import dataclasses
 import os

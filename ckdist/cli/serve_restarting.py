@@ -8,6 +8,7 @@ import asyncio
 import dataclasses
 import logging
 import os
+import pathlib
 import queue
 import signal
 import subprocess
@@ -36,7 +37,7 @@ log = logging.getLogger(__name__)
 
 
 class RestartedEngine:
-    """The engine's job at `address`. `watch` starts it again if it has ended. Leaving the `with` block ends it.
+    """The engine's job at `address`, which may be started again. Leaving the `with` block ends it.
 
     Attributes:
         is_ready: Whether an engine has been ready.
@@ -59,7 +60,7 @@ class RestartedEngine:
         self.job.kill()
 
     def start_lines(self) -> list[str] | None:
-        """Returns the lines about the start, of which the last is the task, or None before an engine is ready."""
+        """Returns the lines about the start and, as the last one, the task. None: the engine is not ready."""
         try:
             lines = self._lines.get_nowait()
         except queue.Empty:
@@ -68,18 +69,19 @@ class RestartedEngine:
         return lines
 
     def note_stuck(self) -> None:
-        """Has `watch` kill the engine, which gives no sign of life."""
+        """Notes that the engine gives no sign of life. Safe in a signal handler."""
         self._is_stuck = True
 
-    def watch(self, http: HttpProcess) -> None:
-        """Restarts an engine that has ended. Raises EngineError after MAX_RESTARTS in RESTART_SECONDS."""
+    def end_if_stuck(self) -> None:
+        """Kills the engine after `note_stuck`."""
         if self._is_stuck:
             self._is_stuck = False
             self.job.kill()
-        if not self.job.has_ended:
-            return
+
+    def restart(self, http: HttpProcess) -> None:
+        """Starts the engine again, which has ended. Raises EngineError after MAX_RESTARTS in RESTART_SECONDS."""
         reason, now = self.job.reason(), time.monotonic()
-        self._remove_socket()
+        pathlib.Path(self._directory, SOCKET).unlink(missing_ok=True)
         http.expect_next_engine()
         while self._restarted_at and now - self._restarted_at[0] > RESTART_SECONDS:
             self._restarted_at.popleft()
@@ -107,11 +109,6 @@ class RestartedEngine:
             if line.startswith(READY):
                 found.put([*lines, line.removeprefix(READY)])
             lines.append(line)
-
-    def _remove_socket(self) -> None:
-        path = os.path.join(self._directory, SOCKET)  # noqa: PTH118
-        if os.path.exists(path):  # noqa: PTH110
-            os.unlink(path)  # noqa: PTH108
 
 
 def run(config: ServeConfig) -> int:
@@ -155,16 +152,17 @@ def _serve(config: ServeConfig, listeners: Listeners, name: str, engine: Restart
         if not engine.is_ready and (lines := engine.start_lines()) is not None:
             http.wait_answering(ANSWERING_SECONDS)
             say_ready(config, listeners, http, name, lines[:-1], lines[-1])
-        if not engine.job.has_ended or engine.job.code:
+        engine.end_if_stuck()
+        if engine.job.has_ended:
             if ending.is_set():
-                if engine.job.has_ended:
+                if engine.job.code:
                     http.drain()  # again: its requests cannot finish
-            elif engine.job.has_ended and not engine.is_ready:
+            elif engine.job.code == 0:
+                drain()  # somebody has drained the engine
+            elif not engine.is_ready:
                 return _failed_start(engine)
             else:
-                engine.watch(http)
-        elif not ending.is_set():
-            drain()  # somebody has drained the engine
+                engine.restart(http)
         time.sleep(LOOK_SECONDS if engine.is_ready else START_LOOK_SECONDS)
     if failure := http.failure():
         raise failure

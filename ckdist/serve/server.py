@@ -117,6 +117,7 @@ class HttpServer:
             self.listeners.append(socket.socket(fileno=settings.metrics_listener))
             app = MetricsPort(app, create_watching_app(self.service), self.listeners[-1].getsockname()[1])
         self.signals = 0
+        self._is_stuck = False  # the engine is, and will be ended
         self.connections, self.uvicorn = uvicorn_for(app, settings)
 
     async def run(self) -> int:
@@ -159,6 +160,7 @@ class HttpServer:
     def _meet_next_engine(self) -> None:
         """Continues all requests on the next engine, which listens at the same address."""
         if isinstance(self.client, ResumingClient):
+            self._is_stuck = False
             self.client.count_crash()
             self.client.disconnect()
             self.client.connect(self.settings.endpoint)
@@ -191,7 +193,8 @@ class HttpServer:
                     return await self._give_up(_reason(error), USER_ERROR if isinstance(error, UserError) else 1)
                 self.service.prefilling, prefill = False, None
             self.connections.close_silent()
-            if self.settings.restarts and self.client.state == "stale":
+            if self.settings.restarts and not self._is_stuck and self.client.state == "stale":
+                self._is_stuck = True
                 os.kill(self.settings.parent, STALE_SIGNAL)
             if os.getppid() != self.settings.parent:
                 return await self._outlive_rank_0()
