@@ -154,12 +154,11 @@ class HttpProcess:
         """Starts the process. It answers 503 until rank 0's status is "ready". Raises ConfigError for unreadable keys.
 
         `endpoint` is the address of rank 0's ROUTER. `model` is the GGUF file or folder with the tokenizer. This object
-        owns `listener`, `more` and `metrics` (for --metrics-port). `cpus`: those that it may use (None: this process's).
+        owns `listener`, `more` and `metrics` (--metrics-port). `cpus`: those that it may use (None: this process's).
         `hosted`: settings of several models. `restarts`: the caller restarts an engine that ends.
         """
         check_outputs(config)
-        path = config.api_key_file
-        api_keys, file_keys = given_keys(config), () if path is None else read_key_file(path)
+        api_keys, file_keys = given_keys(config), read_key_file(config.api_key_file) if config.api_key_file else ()
         settings = HttpSettings(
             endpoint=endpoint,
             model=model,
@@ -176,7 +175,7 @@ class HttpProcess:
             cpus=tuple(sorted(os.sched_getaffinity(0) if cpus is None else cpus)),
             api_keys=api_keys,
             file_keys=file_keys,
-            api_key_file=absolute(path),
+            api_key_file=absolute(config.api_key_file),
             key_limits=default_limits(config),
             **kept_settings(config),
             shared_cache=config.shared_cache,
