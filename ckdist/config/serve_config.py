@@ -44,6 +44,9 @@ class ServeConfig(RequestDefaultFlags, EngineConfig):
         None, "--keep-alive", kind=float, within=(0, 1e9), metavar="SECONDS",
         help="unload a model that has had no request for this long (default: never)",
     )  # fmt: skip
+    no_restart: bool = option(
+        False, "--no-restart", help="end the server if its engine ends, instead of starting the engine again"
+    )
     alias: str | None = option(
         None, "-a", "--alias", metavar="NAME",
         help="model name in answers (default: the name of the model's file or folder)",

@@ -14,7 +14,7 @@ from ckdist.config.draft_config import MEMORY_SHARE
 from ckdist.config.engine_config import EngineConfig
 from ckdist.engine.load_model import load_model
 from ckdist.engine.loaded_model import Model
-from ckdist.errors import ConfigError
+from ckdist.errors import CapacityError, ConfigError
 from ckdist.hub.resolve import resolve
 from ckdist.program.step_batch import Batch
 from ckdist.tokens.tokenizer import Tokenizer
@@ -51,7 +51,10 @@ def load_draft_model(config: EngineConfig, target: Model) -> Model:
         **shared, **OWN, "model": path, "ctx_size": context, "parallel": min(config.parallel, MOST_SEQUENCES),
         "memory": _memory(config, world),
     })  # fmt: skip
-    model = load_model(own, world, colocation=Colocation(worker, communicator, target.executable.model + 1))
+    try:
+        model = load_model(own, world, colocation=Colocation(worker, communicator, target.executable.model + 1))
+    except CapacityError as error:
+        raise CapacityError(f"--model-draft {path}: {error}") from None
     if model.executable.state_slots:
         raise ConfigError(f"--model-draft {path} keeps states ({spec.family}), which cannot go back: use another model")
     model.executable.join()

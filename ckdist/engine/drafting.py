@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 MOST_SEQUENCES = 16  # a wider step drafts nothing
 # A draft model that does not pay drafts again after so many steps, to see whether it is still so. One that seems too
 # slow for that waits longer each time.
+LEARN_TOKENS = 8  # until a draft model drafted so many, prompts need not be paid for
 PROBE_STEPS, RETRY_STEPS = 128, 512
 
 Guess = tuple[list[int], list[float]]  # tokens, and for each the probability that it and all before it are right
@@ -145,16 +146,20 @@ class Drafting:
         most = {n: self._most_of(chunk) for n, chunk in enumerate(chunks) if self._may_ask(model, chunk, guesses[n])}
         places = [place for place, tokens in most.items() if tokens]
         charged, seconds = model.charged, model.seconds
-        if places and (not self._by_gain or self._pays(model, chunks, guesses, places)):
-            # One prompt is read in a step, so that no step takes long.
+        pays = bool(places) and (not self._by_gain or self._pays(model, chunks, guesses, places))
+        if pays or (places and self._tries(model, len(chunks), len(places))):
+            self._without_model = 0
+            is_free = not self._by_gain or (pays and model.drafted < LEARN_TOKENS)
             for place in places:
-                if model.read(chunks[place].sequence, not self._by_gain) and self._by_gain:
-                    break
+                if model.read(chunks[place].sequence, is_free) and self._by_gain:
+                    break  # one prompt is read in a step, so that no step takes long
             places = [place for place in places if model.is_ready(chunks[place].sequence)]
             sequences = [chunks[place].sequence for place in places]
             drafts = self._draft(model, len(chunks), sequences, [most[place] for place in places]) if places else []
             for place, sequence, draft in zip(places, sequences, drafts, strict=True):
-                guesses[place] = self._allowed(sequence, *draft)
+                allowed = self._allowed(sequence, *draft)
+                if sum(allowed[1]) > sum(guesses[place][1]):
+                    guesses[place] = allowed
         self.gain.spend(model.seconds - seconds)
         return model.charged - charged
 
@@ -191,24 +196,31 @@ class Drafting:
     def _pays(
         self, model: "ModelDrafter", chunks: list[SequenceChunk], guesses: list[Guess], places: list[int]
     ) -> bool:
-        """Whether the draft model is expected to gain more than earlier text, or is to be tried."""
+        """Whether the draft model is expected to gain more than earlier text."""
         count, gain = len(chunks), self.gain
         model.measure(len(places))
         each = model.costs.cost(len(places))
-        self._without_model += 1
         rates = [model.rate(chunks[place].sequence) for place in places]
         depths = range(1, self._most + 1)
         options = [Option(sum(_sum(rate, n) for rate in rates), n * len(places), n * each) for n in depths]
         speed = gain.best(count, options)[1]
         parts = sorted((part for _, parts in guesses for part in parts), reverse=True)
         text = gain.best(count, [Option(sum(parts[:n]), n) for n in range(1, len(parts) + 1)])[1]
-        if speed > text or (self._without_model > PROBE_STEPS and gain.allows(count, each)):
-            self._without_model = 0
-            return True
+        return speed > text
+
+    def _tries(self, model: "ModelDrafter", count: int, places: int) -> bool:
+        """Whether a draft model that does not pay is to be tried once more.
+
+        Args:
+            count: Sequences of the step.
+            places: Those of them that the draft model may follow.
+        """
+        self._without_model += 1
         if self._without_model > self._retry:  # it seems too slow; maybe something disturbed it
             self._without_model, self._retry = 0, 2 * self._retry
             model.costs = RowCosts()
-        return False
+            return False
+        return self._without_model > PROBE_STEPS and self.gain.allows(count, model.costs.cost(places))
 
     @staticmethod
     def _within_blocks(chunk: SequenceChunk, drafts: list[int], pool: "BlockPool") -> list[int]:

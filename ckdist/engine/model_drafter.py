@@ -21,7 +21,6 @@ RATE_PRIOR = 0.6  # part of all tokens that are right, before any was seen
 FADES = 0.98  # weight of all earlier tokens against the last one: several are multiplied, so they must be exact
 LEAST_PART = 0.1  # a token is not drafted if it is right with a smaller probability
 BEHIND = 8  # tokens that a sequence may be ahead of the draft model, and read with its next draft
-LEARN_TOKENS = 8  # until so many were drafted, prompts need not be paid for
 RATE_MEMORY = 0.8  # weight of all earlier prompts in the seconds of a token
 READ_SHARE = 0.001  # of all measured seconds, for prompts
 SAVED_SHARE = 0.5  # of the seconds that drafts save, for prompts
@@ -122,15 +121,13 @@ class ModelDrafter:
     def read(self, sequence: Sequence, is_free: bool) -> bool:
         """Reads tokens before the last ones, at most those of a step. Returns False if it reads none.
 
-        The first prompts are read in any case. Later ones are read if that is paid for: by a small part of all time,
-        and by a part of the time that drafts have saved.
+        A small part of all time, and a part of the time that drafts have saved, pay for that.
 
         Args:
-            is_free: Read them in any case.
+            is_free: It need not be paid for.
         """
         follower = self._followers.get(sequence.id) or self._begin(sequence)
         count = sequence.length - 1 - follower.end
-        is_free = is_free or self.drafted < LEARN_TOKENS
         if count < BEHIND or not (is_free or count * self._read_each <= self._credit):
             return False
         if not self._extend(follower, sequence):

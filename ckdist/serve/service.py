@@ -94,6 +94,12 @@ class Service:
         """Whether prompts can be computed, those of --prefill-file too."""
         return self.client.state == "ready" and self.tokenizer is not None
 
+    is_crowded = False  # its engine runs no other model
+
+    def cannot_load(self, name: Any) -> bool:  # noqa: ARG002
+        """Returns False: its engine has started."""
+        return False
+
     @property
     def vocab_size(self) -> int:
         """Rows of the model's embedding; a tokenizer may know fewer tokens."""
