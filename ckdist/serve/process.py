@@ -157,8 +157,7 @@ class HttpProcess:
         `own`: settings of this kind of server.
         """
         check_outputs(config)
-        path = config.api_key_file
-        api_keys, file_keys = given_keys(config), () if path is None else read_key_file(path)
+        api_keys, file_keys = given_keys(config), read_key_file(config.api_key_file) if config.api_key_file else ()
         settings = HttpSettings(
             endpoint=endpoint,
             model=model,
@@ -175,7 +174,7 @@ class HttpProcess:
             cpus=tuple(sorted(os.sched_getaffinity(0) if cpus is None else cpus)),
             api_keys=api_keys,
             file_keys=file_keys,
-            api_key_file=absolute(path),
+            api_key_file=absolute(config.api_key_file),
             key_limits=default_limits(config),
             **kept_settings(config),
             shared_cache=config.shared_cache,

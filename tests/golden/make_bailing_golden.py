@@ -1,6 +1,6 @@
-"""Makes the golden model bailing_moe_v2 as make_golden.py makes the others. transformers has no class for it: its
-numbers are those of the published modeling_bailing_moe_v2.py and configuration_bailing_moe_v2.py (a copy is in
-NVIDIA-NeMo/Megatron-Bridge, src/megatron/bridge/models/bailing).
+"""Makes the golden model bailing_moe_v2 as make_golden.py makes the others. transformers has no class for it: its numbers are
+those of the published modeling_bailing_moe_v2.py and configuration_bailing_moe_v2.py (a copy is in NVIDIA-NeMo/Megatron-Bridge,
+src/megatron/bridge/models/bailing).
 
     pip install ckdist[golden] && python tests/golden/make_bailing_golden.py FOLDER_OF_BOTH_FILES
 """
@@ -20,15 +20,12 @@ NAME, WITNESS = "bailing_moe_v2", "modeling_bailing_moe_v2.py, as published"
 CONFIG = {
     "architectures": ["BailingMoeV2ForCausalLM"], "model_type": "bailing_moe", "vocab_size": 239, "hidden_size": 64,
     "intermediate_size": 76, "num_hidden_layers": 3, "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 16,
-    "rms_norm_eps": 1e-6, "rope_theta": 600000, "rope_scaling": None, "partial_rotary_factor": 0.5,
-    "first_k_dense_replace": 1,
+    "rms_norm_eps": 1e-6, "rope_theta": 600000, "rope_scaling": None, "partial_rotary_factor": 0.5, "first_k_dense_replace": 1,
     "num_experts": 8, "num_experts_per_tok": 3, "num_shared_experts": 1, "moe_intermediate_size": 36,
     "moe_shared_expert_intermediate_size": 36, "n_group": 4, "topk_group": 2, "norm_topk_prob": True,
-    "routed_scaling_factor": 2.5, "score_function": "sigmoid", "moe_router_enable_expert_bias": True,
-    "use_qk_norm": True,
+    "routed_scaling_factor": 2.5, "score_function": "sigmoid", "moe_router_enable_expert_bias": True, "use_qk_norm": True,
     "use_qkv_bias": False, "use_bias": False, "hidden_act": "silu", "max_position_embeddings": 512,
-    "tie_word_embeddings": False, "num_nextn_predict_layers": 0, "pad_token_id": 0, "eos_token_id": 2,
-    "torch_dtype": "float32",
+    "tie_word_embeddings": False, "num_nextn_predict_layers": 0, "pad_token_id": 0, "eos_token_id": 2, "torch_dtype": "float32",
 }  # fmt: skip
 
 
@@ -90,8 +87,7 @@ def build(classes, seed: int):
     model, generator = model_class(config).float().eval(), torch.Generator().manual_seed(seed)
     make_golden.randomise(model, generator)
     with torch.no_grad():
-        table = model.model.word_embeddings.weight
-        table.copy_(torch.randn(table.shape, generator=generator))
+        model.model.word_embeddings.weight.copy_(torch.randn(model.model.word_embeddings.weight.shape, generator=generator))
         for name, buffer in model.named_buffers():
             if name.endswith("expert_bias"):
                 buffer.copy_(0.2 * torch.randn(buffer.shape, generator=generator))
