@@ -12,7 +12,7 @@ def run(command: ExportCommand) -> int:
         raise ConfigError("export needs a format, a folder and a file: ckdist export --gguf IN OUT.gguf")
     source = resolve(command.source)
     if command.lora:
-        from ckdist.weights.gguf_adapter import export_adapter
+        from ckdist.weights.gguf_adapter_export import export_adapter
 
         size = export_adapter(source, command.lora, command.target)
         print(f"{command.target}: adapter, {size / 1e6:.1f} MB")

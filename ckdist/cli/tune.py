@@ -42,7 +42,7 @@ SETTINGS_FILE = "train.toml"  # in the output folder: the settings, for `ckdist 
 
 def run(command: TuneCommand) -> int:
     """Plans on rank 0, prints the plan, and trains on all ranks. Returns 0, or 130 after a signal."""
-    world = start_world()
+    world = start_world(command.encrypt)
     model = resolve(command.model, world) or ""
     plan = together(world, lambda: _planned(command, model, world) if world.rank == 0 else None)
     config = from_mapping(world.broadcast(plan.config.as_dict() if plan else None), "ckdist tune")
@@ -95,11 +95,14 @@ def _chosen(command: TuneCommand, model: str, world: World) -> tuple[TrainConfig
         "output_dir": command.output or f"{name}-{stem}",
         "bad_lines": "skip" if command.skip_bad else "error",
         "data_parallel_size": world.size,
+        "encrypt": command.encrypt,
     }
     given = dict(values)
     for text in command.set:
         override(given, text)
     asked = from_mapping(given, "ckdist tune")  # unknown fields and wrong values are refused before anything is read
+    if asked.encrypt != command.encrypt:  # the ranks are connected already
+        raise ConfigError(f"ckdist tune: write --encrypt {asked.encrypt}, not --set encrypt={asked.encrypt}")
     cache = _tokens(asked, model)
     spec = open_checkpoint(model).spec
     values |= default_settings(cache, spec.max_position, command.full, command.lora_r, command.max_length)

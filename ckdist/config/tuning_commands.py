@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from ckdist.comm.transports.names import ENCRYPT
 from ckdist.config.commands import GGUF_TYPES
 from ckdist.config.engine_config import NAMES_HELP
 from ckdist.config.options import Settings, option
@@ -75,6 +76,7 @@ class TuneCommand(Settings):
         None, "-dp", "--data-parallel-size", kind=int, within=(1, 1 << 16),
         help="replicas; started on this host if there is no launcher (default: 1)",
     )  # fmt: skip
+    encrypt: str = option("auto", "--encrypt", choices=ENCRYPT, help="encryption between hosts, as of ckdist serve")
     verbose: bool = option(False, "-v", "--verbose", help="log more")
 
     def __post_init__(self) -> None:
@@ -88,7 +90,7 @@ class MergeCommand(Settings):
     """`ckdist merge`: write a model with an adapter added to its weights."""
 
     model: str | None = option(None, "-m", "--model", metavar="MODEL", help=NAMES_HELP)
-    lora: str = option("", "--lora", metavar="DIR", help="the adapter's folder")
+    lora: str = option("", "--lora", metavar="DIR", help="the adapter's folder, or its GGUF file")
     target: str | None = option(
         None, "target", metavar="OUT", help="folder to write, or a file whose name ends in .gguf (a GGUF's only form)"
     )

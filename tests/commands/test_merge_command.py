@@ -8,12 +8,15 @@ import pytest
 from ckdist.cli.main import run
 from ckdist.engine.load_model import BUNDLED
 from ckdist.errors import ConfigError
-from ckdist.weights.adapter_file import Lora, save_adapter
+from ckdist.weights.adapter_file import MODULES, Lora, load_adapter, save_adapter
 from ckdist.weights.checkpoint import open_checkpoint
 from ckdist.weights.dequantize import read_tensor
 from ckdist.weights.gguf import read_gguf
+from ckdist.weights.gguf_adapter_export import export_adapter
 from ckdist.weights.gguf_export import export_gguf
 from ckdist.weights.merged_weights import MergedWeights
+from tests.support.adapters import random_adapter
+from tests.support.paths import GOLDEN
 
 STEMS = ("model.layers.0.self_attn.q_proj", "model.layers.1.mlp.down_proj")
 
@@ -59,20 +62,34 @@ def test_a_merged_model_has_the_adapters_product_in_its_weights(files, base, tar
 
 def test_an_adapter_of_a_gguf_is_in_the_order_of_its_rows(files):
     gguf = pytest.importorskip("gguf")
-    out = files / "adapter.gguf"
-    for base in (str(BUNDLED), str(files / "base.gguf")):
-        assert run(["export", "--gguf", "--lora", str(files / "adapter"), base, str(out)], None) == 0
-        reader = gguf.GGUFReader(str(out))
-        read = {tensor.name: tensor.data for tensor in reader.tensors}
-        field = lambda key: reader.get_field(key).contents()
-        assert (field("general.type"), field("adapter.type"), field("adapter.lora.alpha")) == ("adapter", "lora", 4.0)
-        run(["merge", "-m", base, "--lora", str(files / "adapter"), str(files / "w.gguf"), "--type", "f32"], None)
-        plain, merged = (gguf.GGUFReader(str(files / name)) for name in ("base.gguf", "w.gguf"))
-        before, after = ({t.name: t.data for t in file.tensors} for file in (plain, merged))
-        assert len(read) == 4
-        for name in ("blk.0.attn_q.weight", "blk.1.ffn_down.weight"):
-            product = read[f"{name}.lora_b"] @ read[f"{name}.lora_a"]
-            assert np.allclose(before[name] + product, after[name], rtol=0, atol=1e-5)
+    base, adapter, out = (str(files / name) for name in ("base.gguf", "adapter", "adapter.gguf"))
+    assert run(["export", "--gguf", "--lora", adapter, base, out], None) == 0
+    assert run(["merge", "-m", base, "--lora", adapter, str(files / "w.gguf"), "--type", "f32"], None) == 0
+    written, *models = (gguf.GGUFReader(path) for path in (out, base, str(files / "w.gguf")))
+    field = lambda key: written.get_field(key).contents()
+    assert (field("general.type"), field("adapter.type"), field("adapter.lora.alpha")) == ("adapter", "lora", 4.0)
+    read, before, after = ({t.name: t.data for t in file.tensors} for file in (written, *models))
+    assert len(read) == 4
+    for name in ("blk.0.attn_q.weight", "blk.1.ffn_down.weight"):
+        product = read[f"{name}.lora_b"] @ read[f"{name}.lora_a"]
+        assert np.allclose(before[name] + product, after[name], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("model", ["llama3", "phi3", "qwen2"])
+def test_a_written_adapter_is_read_back_with_the_same_products(tmp_path, model):
+    """Also if rows of heads are interleaved (llama3), or several weights are one tensor (phi3)."""
+    random_adapter(tmp_path / "peft", GOLDEN / model, MODULES)
+    assert export_adapter(str(GOLDEN / model), str(tmp_path / "peft"), str(tmp_path / "a.gguf"))
+    spec = open_checkpoint(GOLDEN / model).spec
+    old, new = (load_adapter(path, spec).matrices for path in (tmp_path / "peft", tmp_path / "a.gguf"))
+    stems = {name.rpartition(".lora_")[0] for name in new}
+    assert len(stems) > 4 and stems >= {name.rpartition(".lora_")[0] for name in old}
+    for stem in stems:
+        before, after = (
+            one[f"{stem}.lora_B.weight"] @ one[f"{stem}.lora_A.weight"] if f"{stem}.lora_A.weight" in one else 0.0
+            for one in (old, new)
+        )
+        np.testing.assert_allclose(after, before, atol=1e-5, err_msg=stem)
 
 
 def test_all_weights_of_a_gguf_are_trained_and_written_as_one(files, tmp_path):
