@@ -12,7 +12,8 @@ import msgpack
 import numpy as np
 
 from ckdist.comm.bootstrap.connection import HEARTBEAT_SECONDS, BootstrapConnection
-from ckdist.comm.bootstrap.handshake import SECRET_VARIABLE, read_secret
+from ckdist.comm.bootstrap.handshake import SECRET_VARIABLE, job_secret, read_secret
+from ckdist.comm.bootstrap.sealed_messages import KEYS
 from ckdist.comm.bootstrap.sockets import HEARTBEATS, connect_ranks
 from ckdist.comm.bootstrap.star_world import packed
 from ckdist.comm.bootstrap.tcp_world import INTERFACE_VARIABLE
@@ -28,7 +29,7 @@ COLLECT_TAG = 77
 class MpiWorld:
     """The ranks of an MPI job. The constructor is a collective call and raises ImportError if mpi4py does not load."""
 
-    def __init__(self) -> None:
+    def __init__(self, encrypt: str = "auto") -> None:
         import mpi4py
 
         # A rank that fails must be able to end while its peers are gone. So only close() finalises MPI.
@@ -36,13 +37,13 @@ class MpiWorld:
         _leave_network_alone()
         from mpi4py import MPI
 
-        self.mpi, self.comm = MPI, MPI.COMM_WORLD
+        self.mpi, self.comm, self.encrypt = MPI, MPI.COMM_WORLD, encrypt
         self.rank, self.size = self.comm.Get_rank(), self.comm.Get_size()
         self._connections: list[BootstrapConnection] = []
         self.hosts = tuple(self.gather_all(host_name()))
         same = [r for r, host in enumerate(self.hosts) if host == self.hosts[self.rank]]
         self.local_rank, self.local_size = same.index(self.rank), len(same)
-        self.secret = self._secret()
+        self.secret = self._secret() or (job_secret(self) if len(set(self.hosts)) > 1 else None)
         self._watch()
 
     def _secret(self) -> bytes | None:
@@ -59,10 +60,10 @@ class MpiWorld:
     def _watch(self) -> None:
         """Opens connections for heartbeats while ranks load: MPI reports dead ranks, but not stopped ones."""
         sockets: list[socket.socket | None] = []
-        problem = None
+        problem, keys = None, b""
         try:
             interface = os.environ.get(INTERFACE_VARIABLE)
-            (files,) = connect_ranks(self, interface, [HEARTBEATS], seconds=WATCH_SECONDS)
+            ((files, keys),) = connect_ranks(self, interface, [HEARTBEATS], seconds=WATCH_SECONDS)
             sockets = [socket.socket(fileno=fd) if fd >= 0 else None for fd in files]
         except CkdistError as error:
             problem = str(error)
@@ -73,7 +74,9 @@ class MpiWorld:
                 log.warning("a rank that is stopped while it loads will not be noticed: %s", problems[0])
             return
         self._connections = [
-            BootstrapConnection(peer, connection) for peer, connection in enumerate(sockets) if connection
+            BootstrapConnection(peer, connection, keys=keys[KEYS * peer : KEYS * (peer + 1)])
+            for peer, connection in enumerate(sockets)
+            if connection
         ]
 
     def broadcast(self, value: Any = None) -> Any:
