@@ -58,12 +58,10 @@ def _tokens(checkpoint: Checkpoint, tokenizer: Tokenizer) -> tuple[int, int]:
             raise ModelFileError(f"{checkpoint.path}: {name} is {str(labels)[:80]}; it must be {LABELS}")
     elif (path := checkpoint.folder.joinpath(*LOGIT_SCORE)).exists():
         config = read_json_object(path)
-    fields, found = Fields(config, str(checkpoint.path)), []
+    fields, found = Fields(config, str(checkpoint.path)), list[int]()
     for label, field in zip(LABELS, ("true_token_id", "false_token_id"), strict=True):
         ids = tokenizer.encode(label, add_special=False)
-        usual = ids[0] if len(ids) == 1 else None
-        token = fields.integer(field, usual, low=0, high=1 << 31)
-        if token is None:
+        if not fields.has(field) and len(ids) != 1:
             raise ModelFileError(f"{checkpoint.path}: {label!r} has {len(ids)} tokens; a reranker needs one")
-        found.append(token)
+        found.append(fields.integer(field, ids[0], low=0, high=1 << 31))
     return found[0], found[1]
