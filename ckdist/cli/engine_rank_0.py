@@ -43,5 +43,5 @@ def serve(config: ServeConfig, world: World, directory: str, name: str) -> None:
         with model.traced():
             coordinator.run(check_peers=watch)
             engine.finish_storing(STORING_SECONDS)
-        model.close()
+    model.close()  # after the coordinator, whose second thread reads the model's counters
     world.close()

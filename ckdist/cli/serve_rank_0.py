@@ -177,5 +177,5 @@ def serve(
             coordinator.run(check_peers=watch)
             engine.finish_storing(STORING_SECONDS)
         http.stop(config.drain_timeout)
-        model.close()
+    model.close()  # after the coordinator, whose second thread reads the model's counters
     world.close()
