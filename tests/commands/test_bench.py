@@ -39,7 +39,9 @@ def bench(monkeypatch, capfd):
 
 def test_drafts(bench):
     """The bundled model drafts for itself."""
-    rows = json.loads(bench("--spec", "suffix", "-md", BUNDLED, "-n", 40, "-npl", "1,2", "-r", 1, "-t", 1, "-o", "json"))
+    rows = json.loads(
+        bench("--spec", "suffix", "-md", BUNDLED, "-n", 40, "-npl", "1,2", "-r", 1, "-t", 1, "-o", "json")
+    )
     assert [(row["text"], row["n_parallel"]) for row in rows] == [
         (text, sequences) for text in ("code", "tools", "chat") for sequences in (1, 2)
     ]
