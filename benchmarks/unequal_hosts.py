@@ -1,4 +1,4 @@
-"""Decode and prompts on two hosts of unequal speed, with even and with measured shares: `--tensor-split even` and `auto`.
+"""Decode and prompts on two hosts of unequal speed: `--tensor-split even`, and `auto`, which measures the shares.
 
     python benchmarks/unequal_hosts.py MODEL [PERCENT] [ROUNDS]
 

@@ -17,6 +17,7 @@ from ckdist.tokens.tokenizer import Tokenizer
 from ckdist.tokens.tried import load_tried
 from ckdist.train.data.chats import ChatProcess
 from ckdist.train.data.data_files import find_files
+from ckdist.train.data.data_report import counted
 from ckdist.train.data.token_cache import TokenCache, open_cache
 from ckdist.train.data.truncation import count_truncated, describe_truncation
 
@@ -44,7 +45,7 @@ def report_lines(cache: TokenCache, max_length: int) -> Iterator[str]:
     """The counts of records, tokens and truncated sequences."""
     yield from cache.report.lines()
     if cache.report.skipped:
-        yield f"{cache.report.skipped} records cannot be used:"
+        yield f"{counted(cache.report.skipped, 'record')} cannot be used:"
         yield from (f"  {line}" for line in cache.report.bad)
     learned = cache.tokens.size if cache.learned is None else int(cache.learned.sum())
     sizes = np.diff(cache.starts)

@@ -4,6 +4,7 @@ import contextlib
 import logging
 import pathlib
 from dataclasses import replace
+from typing import NamedTuple
 
 from ckdist.cli.train import trained
 from ckdist.comm.world import start_world, together
@@ -23,6 +24,7 @@ from ckdist.train.model import open_model
 from ckdist.train.ranks import training_mesh
 from ckdist.train.trainer import PEAK_FORMATS
 from ckdist.train.tuning import (
+    Expected,
     as_toml,
     default_epochs,
     default_settings,
@@ -42,30 +44,41 @@ def run(command: TuneCommand) -> int:
     """Plans on rank 0, prints the plan, and trains on all ranks. Returns 0, or 130 after a signal."""
     world = start_world()
     model = resolve(command.model, world) or ""
-    config = together(world, lambda: planned(command, model, world) if world.rank == 0 else None)
-    config = world.broadcast(config)
+    plan = together(world, lambda: _planned(command, model, world) if world.rank == 0 else None)
+    config = from_mapping(world.broadcast(plan.config.as_dict() if plan else None), "ckdist tune")
+    threads = config.threads or default_threads(world)
+    cpus = place(world, threads).cpus
+    rate = min(world.gather(arithmetic_rate(threads, cpus, PEAK_FORMATS[config.bf16])))
+    if plan:
+        report = plan.report if command.dry_run else ()  # a training logs it, too
+        for line in (*report, *description(config, str(command.model), plan.cost, rate)):
+            log.info("%s", line)
     code = 0 if command.dry_run else trained(config, world)
     world.close()
     return code
 
 
-def planned(command: TuneCommand, model: str, world: World) -> TrainConfig:
-    """Chooses the settings, logs the memory and the time, and writes the settings to the output folder."""
+class Plan(NamedTuple):
+    """The settings of a training, its cost, and the report of its data."""
+
+    config: TrainConfig
+    cost: Expected
+    report: tuple[str, ...]
+
+
+def _planned(command: TuneCommand, model: str, world: World) -> Plan:
+    """Chooses the settings and writes them to the output folder. Not a collective call."""
     config, cache = _chosen(command, model, world)
     mesh = training_mesh(config, world.size, world.rank)
-    opened = open_model(replace(config, model_name_or_path=model))
+    config = replace(config, model_name_or_path=model)
+    opened = open_model(config)
     is_left_open = not any(text.partition("=")[0].strip() in BATCH_FIELDS for text in command.set)
-    config, needed = fitted(replace(config, model_name_or_path=model), opened, mesh, world.local_size, is_left_open)
-    one = expected(config, opened, cache, mesh.size("dp"), needed)
-    threads = config.threads or default_threads(world)
-    rate = arithmetic_rate(threads, place(world, threads).cpus, PEAK_FORMATS[config.bf16])
+    config, needed = fitted(config, opened, mesh, world.local_size, is_left_open)
+    cost = expected(config, opened, cache, mesh.size("dp"), needed)
     config = replace(config, model_name_or_path=command.model or "")
-    report = cache.report.lines() if command.dry_run else ()  # a training logs it, too
-    for line in (*report, *description(config, str(command.model), one, rate)):
-        log.info("%s", line)
     if not command.dry_run:
         write_synced(pathlib.Path(config.output_dir) / SETTINGS_FILE, as_toml(config).encode())
-    return config
+    return Plan(config, cost, tuple(cache.report.lines()))
 
 
 BATCH_FIELDS = ("per_device_train_batch_size", "gradient_accumulation_steps", "activation_checkpointing")

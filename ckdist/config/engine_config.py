@@ -72,8 +72,8 @@ class EngineConfig(DraftFlags):
     cache_type_v: str = option("i16", "-ctv", "--cache-type-v", choices=CACHE_TYPES, help="type of the cached values")
     lora: tuple[str, ...] = option(
         (), "--lora", repeat=True, metavar="[NAME=]FOLDER",
-        help="adapter in PEFT's format (adapter_config.json); NAME=FOLDER: for the requests that name it, may be "
-        "repeated; FOLDER: for all requests",
+        help="adapter in PEFT's format (adapter_config.json), or a GGUF file; NAME=FOLDER: for the requests that name "
+        "it, may be repeated; FOLDER: for all requests",
     )  # fmt: skip
     max_loras: int = option(
         0, "--max-loras", within=(0, 256),

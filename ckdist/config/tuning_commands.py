@@ -51,12 +51,18 @@ class TuneCommand(Settings):
         0.0, "--epochs", within=(0, 1e6), metavar="N", help="passes over the data (default: 3, more for little data)"
     )
     learning_rate: float = option(
-        0.0, "--learning-rate", within=(0, 1e3), metavar="RATE", help="peak rate (default: 2e-4, 2e-5 with --full)"
+        0.0,
+        "--learning-rate",
+        "--lr",
+        within=(0, 1e3),
+        metavar="RATE",
+        help="peak rate (default: 2e-4, 2e-5 with --full)",
     )
-    lora_r: int = option(16, "--lora-r", within=(1, 1 << 14), help="rank of the adapter's matrices")
+    lora_r: int = option(16, "--lora-r", "--lora-rank", within=(1, 1 << 14), help="rank of the adapter's matrices")
     max_length: int = option(
         0,
         "--max-length",
+        "--max-seq-length",
         within=(0, 1 << 20),
         help="longest sequence in tokens (default: the longest chat, if <= 2048)",
     )

@@ -24,6 +24,7 @@ from ckdist.engine.stage_programs import trace_programs
 from ckdist.engine.stage_ranks import StageRank, stage_rank, tell_stages
 from ckdist.engine.step_choices import choose_steps
 from ckdist.errors import ConfigError
+from ckdist.hub.bundled import BUNDLED
 from ckdist.layout import Layout, Range
 from ckdist.layouts.rank_plan import make_plan, step_tokens
 from ckdist.mesh import Mesh
@@ -44,8 +45,6 @@ if TYPE_CHECKING:
     from ckdist.weights.model_files import ModelFile
 
 log = logging.getLogger(__name__)
-
-BUNDLED = pathlib.Path(__file__).parent.parent / "models" / "bundled"
 
 
 def load_model(

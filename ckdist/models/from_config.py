@@ -10,7 +10,6 @@ from typing import Any
 from ckdist.models import limits, rope
 from ckdist.models.fields import Fields
 from ckdist.models.spec import Attention, DenseFfn, LayerSpec, ModelSpec, MoeFfn, RopeSpec
-from ckdist.program.query_scale import QueryScale
 from ckdist.program.routing import Routing
 
 ACTIVATIONS = {
@@ -133,15 +132,6 @@ def sliding_layers(f: Fields, num_layers: int, otherwise: list[bool]) -> list[bo
 def part(f: Fields) -> float:
     """The rotated fraction of a head, for families with partial rotation."""
     return f.number("partial_rotary_factor", high=1.0)
-
-
-def query_scale(f: Fields) -> QueryScale | None:
-    """The scale of queries by their position, which stands among the parameters of the rotation; None: no scale."""
-    parameters = f.sub("rope_parameters")
-    beta = parameters.number("llama_4_scaling_beta", 0.0, low=-1e-9, high=1e3)
-    if not beta:
-        return None
-    return QueryScale(beta, parameters.integer("original_max_position_embeddings", high=limits.MAX_POSITION))
 
 
 def rotations(

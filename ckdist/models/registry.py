@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from ckdist.errors import ArchitectureError, CkdistError
+from ckdist.errors import ArchitectureError
 from ckdist.models import families
 from ckdist.models.families.family import Family, GgufHeader
 from ckdist.models.fields import Fields
@@ -70,23 +70,18 @@ def family(name: str) -> Family:
 Names: TypeAlias = Callable[[Family], Iterable[str]]
 
 
-def _lookup(name: str, names_of: Names) -> Family | None:
-    """The first family with `name` in `names_of(family)`."""
+def _find(name: str, names_of: Names, where: str, read: Callable[[Family], list[str]] | None = None) -> Family:
+    """The first family with `name` in `names_of(family)`.
+
+    Raises ArchitectureError if there is none. `read` returns the fields of the file that a family does not have.
+    """
     if (file := families.FILES.get(name)) and name in names_of(own := own_family(file)):
         return own
-    return next((other for other in other_families().values() if name in names_of(other)), None)
+    if other := next((one for one in other_families().values() if name in names_of(one)), None):
+        return other
+    from ckdist.models.unknown_architecture import unknown_architecture
 
-
-def _find(name: str, names_of: Names, where: str, missing: Callable[[Family], str] | None = None) -> Family:
-    """`_lookup`. Raises ArchitectureError if there is none. `missing` returns why a near one is not it."""
-    if found := _lookup(name, names_of):
-        return found
-    from ckdist.models.unknown_architecture import nearest_names, unknown_architecture
-
-    by_name = {other: one for one in known_families().values() for other in names_of(one)}
-    nearest = nearest_names(name, by_name)
-    lacks = missing(by_name[nearest[0]]) if missing and nearest else ""
-    raise unknown_architecture(name, nearest, lacks, where)
+    raise unknown_architecture(name, {n: one for one in known_families().values() for n in names_of(one)}, where, read)
 
 
 def spec_from_config(config: Mapping[str, Any], where: str) -> ModelSpec:
@@ -110,7 +105,7 @@ def family_of_config(config: Mapping[str, Any], where: str) -> Family:
         raise whole.error("architectures", names, "a list of names")
     name = names[0] if names else whole.text("model_type")
     names_of: Names = (lambda one: one.architectures) if names else (lambda one: one.model_types)
-    found = _find(name, names_of, where, lambda near: _not_read(near, config, where))
+    found = _find(name, names_of, where, lambda near: _read(near, config, where)[1])
     text = whole.sub("text_config")
     if name not in SEVERAL_TEXT_PARTS or not text.has("model_type"):
         return found
@@ -129,15 +124,6 @@ def _read(found: Family, config: Mapping[str, Any], where: str) -> tuple[ModelSp
     spec = checked(found.from_config(fields, outer), where)
     unknown = found.keys.unknown(fields)
     return spec, unknown if outer is fields else [*unknown, *found.keys.unknown(outer)]
-
-
-def _not_read(near: Family, config: Mapping[str, Any], where: str) -> str:
-    """Why `near` is not the family of a file: the fields that it does not have, or its error."""
-    try:
-        unknown = _read(near, config, where)[1]
-    except CkdistError as error:
-        return "cannot read the file: " + str(error).removeprefix(f"{where}: ")
-    return f"does not have these fields: {', '.join(unknown)}" if unknown else ""
 
 
 def spec_from_gguf(

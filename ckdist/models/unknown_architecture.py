@@ -1,9 +1,10 @@
 """The error for an architecture that is not known: it names the nearest ones, and the fields that these do not read."""
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Callable, Mapping
 
-from ckdist.errors import ArchitectureError
+from ckdist.errors import ArchitectureError, CkdistError
+from ckdist.models.families.family import Family
 
 _SHOWN = 3
 
@@ -13,25 +14,29 @@ def _stem(name: str) -> str:
     return name.partition("For")[0].lower().replace("_", "")
 
 
-def nearest_names(name: str, known: Iterable[str]) -> list[str]:
-    """At most three known names that are similar to `name`, the most similar first."""
-    by_stem: dict[str, str] = {}
-    for other in known:
-        by_stem.setdefault(_stem(other), other)
-    return [by_stem[stem] for stem in difflib.get_close_matches(_stem(name), by_stem, _SHOWN)]
-
-
-def unknown_architecture(name: str, nearest: list[str], lacks: str, where: str) -> ArchitectureError:
-    """Returns the error.
+def unknown_architecture(
+    name: str, known: Mapping[str, Family], where: str, read: Callable[[Family], list[str]] | None
+) -> ArchitectureError:
+    """Returns the error for the architecture `name`.
 
     Args:
         name: The architecture.
-        nearest: Similar names that are known.
-        lacks: Why the family of the first of them cannot read the model, or "".
+        known: Known names, and their families.
         where: Beginning of the message.
+        read: Returns the fields of the file that a family does not have.
     """
+    by_stem: dict[str, str] = {}
+    for other in known:
+        by_stem.setdefault(_stem(other), other)
+    nearest = [by_stem[stem] for stem in difflib.get_close_matches(_stem(name), by_stem, _SHOWN)]
     said = f"{where}: architecture {name[:100]!r} is not known"
     if not nearest:
         return ArchitectureError(f"{said}, and no known one has a similar name; docs/formats.md lists them all")
     said += f"; the nearest known {'are' if len(nearest) > 1 else 'is'} {', '.join(nearest)}"
-    return ArchitectureError(f"{said}; {nearest[0]} {lacks:.300}" if lacks else said)
+    try:
+        fields = read(known[nearest[0]]) if read else []
+    except CkdistError as error:
+        return ArchitectureError(f"{said}; {nearest[0]} cannot read the file: {str(error).removeprefix(f'{where}: ')}")
+    if fields:
+        said += f"; {nearest[0]} does not have these fields: {', '.join(fields)[:300]}"
+    return ArchitectureError(said)

@@ -24,7 +24,7 @@ from ckdist.serve.addresses import close, is_local, url_of
 from ckdist.serve.api_keys import VARIABLE, default_limits, given_keys, read_key_file
 from ckdist.serve.error_output import ErrorOutput
 from ckdist.serve.heartbeat import STUCK_SECONDS, FailureDetector
-from ckdist.serve.settings import USER_ERROR, HttpSettings
+from ckdist.serve.settings import ENDED_SIGNAL, USER_ERROR, HttpSettings
 from ckdist.tokens.tokenizer_source import CHAT_TEMPLATE
 
 FEWEST_FILES = 128
@@ -119,10 +119,12 @@ class HttpProcess:
         Raises EngineError if the process does not start, and ConfigError if --prefill-file is wrong.
         """
         self._settings = settings
-        if settings.prefill_file is not None:
+        ahead = {settings.prefill_file, *(model.prefill_file for model in settings.models)} - {None}
+        if ahead:
             from ckdist.serve.prefill_file import read_prefill_file
 
-            read_prefill_file(settings.prefill_file, {key.name for key in (*settings.api_keys, *settings.file_keys)})
+            for path in filter(None, ahead):
+                read_prefill_file(path, {key.name for key in (*settings.api_keys, *settings.file_keys)})
         self.url = self.url_of(listener)
         self._listeners = [listener, *others]
         self._ending = False  # `drain` was called
@@ -147,12 +149,14 @@ class HttpProcess:
         cpus: Collection[int] | None = None,
         hosted: Mapping[str, Any] | None = None,
         more: Sequence[socket.socket] = (),
+        restarts: bool = False,
     ) -> "HttpProcess":
         """Starts the process. It answers 503 until rank 0's status is "ready".
 
         `endpoint` is the address of rank 0's ROUTER. `model` is the GGUF file or folder with the tokenizer. This object
         owns `listener`, `more` and `metrics` (for --metrics-port) from now on. `cpus` are those that it may use (None:
-        this process's), `hosted` the settings of several models. Raises ConfigError if keys are unreadable.
+        this process's), `hosted` the settings of several models. `restarts`: the caller restarts an engine that ends.
+        Raises ConfigError if keys are unreadable.
         """
         check_outputs(config)
         path = config.api_key_file
@@ -192,6 +196,7 @@ class HttpProcess:
             webui=not config.no_webui,
             adapter=adapter_name(config),
             adapter_folder=absolute(config.lora_dir),
+            restarts=restarts,
             **log_settings(config),
             **(hosted or {}),
         )
@@ -240,6 +245,11 @@ class HttpProcess:
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGTERM)
 
+    def expect_next_engine(self) -> None:
+        """Makes the process continue its requests on the next engine. Call this when one has ended."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.send_signal(ENDED_SIGNAL)
+
     def read_keys_again(self) -> None:
         """Makes the process read its key file again. A restarted process reads the file anyway."""
         with contextlib.suppress(ProcessLookupError):
@@ -266,8 +276,8 @@ class HttpProcess:
         reading, writing = os.pipe()
         errors, own = ErrorOutput(), os.dup(2)
         environment = {name: value for name, value in os.environ.items() if name != VARIABLE}
-        # The process inherits the mask, so that a SIGHUP waits until it has a handler.
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
+        # The process inherits the mask, so that these signals wait until it has handlers.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP, ENDED_SIGNAL})
         try:
             process = subprocess.Popen(
                 module_words("ckdist.serve"),

@@ -39,12 +39,14 @@ class Expected:
         bytes: Memory of a rank, by purpose.
         operations: Operations of one rank's matrix products, over all steps.
         trained: Parameters that are trained.
+        is_gguf: The base is a GGUF, so that all its weights are written as one.
     """
 
     steps: int
     bytes: Mapping[str, int]
     operations: float
     trained: int
+    is_gguf: bool
 
 
 def default_settings(cache: TokenCache, positions: int, full: bool, lora_r: int, max_length: int = 0) -> dict[str, Any]:
@@ -124,7 +126,8 @@ def expected(
     attended = 12.0 * len(model.spec.layers) * model.spec.hidden_size * config.max_length / 2
     operations = model.operations(tokens, learned * tokens) + attended * tokens
     trained = sum(w.elements for w in model.weights)
-    return Expected(steps, needed, operations, trained)
+    is_gguf = model.checkpoint is not None and model.checkpoint.format == "gguf"
+    return Expected(steps, needed, operations, trained, is_gguf)
 
 
 def description(config: TrainConfig, name: str, one: Expected, rate: float) -> Iterator[str]:
@@ -144,7 +147,8 @@ def description(config: TrainConfig, name: str, one: Expected, rate: float) -> I
     hours = one.operations / (EFFICIENCY * rate) / 3600
     shown = f"{hours:.1f} hours" if hours >= 1 else f"{60 * hours:.1f} minutes"
     yield f"time      about {shown}, or {FACTOR} times more or less ({rate / 1e9:.0f} GFLOP/s measured)"
-    yield f"result    {Path(config.output_dir) / ('adapter' if config.lora_r else 'model')}"
+    result = "adapter" if config.lora_r else "model.gguf" if one.is_gguf else "model"
+    yield f"result    {Path(config.output_dir) / result}"
 
 
 def as_toml(config: TrainConfig) -> str:

@@ -82,12 +82,21 @@ class StoredAdapter:
     notes: tuple[str, ...]
 
 
+def files_of(path: Path) -> tuple[Path, ...]:
+    """The files of an adapter: a GGUF file, or two in PEFT's folder. The last one has the matrices."""
+    return (path,) if path.is_file() else (path / CONFIG, path / WEIGHTS)
+
+
 def load_adapter(folder: Path, spec: ModelSpec) -> StoredAdapter:
-    """Reads an adapter of a model.
+    """Reads an adapter of a model, from PEFT's folder or a GGUF file.
 
     Raises:
         ModelFileError: A file or a matrix is missing, does not fit the model, or is not supported.
     """
+    if folder.is_file():
+        from ckdist.weights.adapter_gguf import read_gguf_adapter  # it imports this module
+
+        return read_gguf_adapter(folder, spec)
     return _AdapterReader(folder, spec).read()
 
 

@@ -13,9 +13,9 @@ from ckdist.program.lowered import MatrixKey
 from ckdist.program.ops.low_rank import padded
 from ckdist.program.program import Program
 from ckdist.program.tracer import LowRank
-from ckdist.weights.adapter_config import CONFIG
-from ckdist.weights.adapter_file import MODULES, WEIGHTS, load_adapter
-from ckdist.weights.packed_matrix import SlotMatrix, is_low_rank, pack_together, part_of
+from ckdist.weights.adapter_file import MODULES, files_of, load_adapter
+from ckdist.weights.packed_matrix import SlotMatrix, pack_together, part_of
+from ckdist.weights.packed_type import is_low_rank
 
 HEADER_BYTES = 16 << 20  # of an adapter's file, beside its matrices
 DIGEST_BYTES = 32
@@ -85,8 +85,9 @@ class AdapterSlots:
         """Reads both files once. Raises ModelFileError if they are larger than an adapter of the model can be."""
         digest = hashlib.blake2b(digest_size=DIGEST_BYTES)
         most = HEADER_BYTES + sum(4 * int(np.prod(shape)) for shape in self._shapes.values())
-        for name, limit in ((CONFIG, HEADER_BYTES), (WEIGHTS, 4 * most)):  # a larger rank has a message of its own
-            path = folder / name
+        *configs, weights = files_of(folder)
+        limits = {**dict.fromkeys(configs, HEADER_BYTES), weights: 4 * most}  # a larger rank has a message of its own
+        for path, limit in limits.items():
             try:
                 size = path.stat().st_size
                 if size > limit:

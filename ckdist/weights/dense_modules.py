@@ -2,12 +2,14 @@
 
 import pathlib
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ckdist.errors import ModelFileError
 from ckdist.hub.folder_files import CONFIG, SINGLE_FILE
+from ckdist.models.decoder import projection
 from ckdist.models.fields import Fields
 from ckdist.models.limits import MAX_WIDTH
+from ckdist.models.spec import ModelSpec
 from ckdist.weights.json_file import read_json_object
 from ckdist.weights.safetensors import StoredTensor, read_safetensors
 
@@ -23,13 +25,21 @@ class DenseModule:
     weight: StoredTensor
 
 
-def dense_modules(folder: pathlib.Path) -> list[DenseModule]:
-    """The dense layers of a model's folder, in order.
+def add_dense_layers(
+    spec: ModelSpec, folder: pathlib.Path, tensors: dict[str, StoredTensor], notes: list[str]
+) -> ModelSpec:
+    """Returns `spec` with the dense layers of a model's folder, and adds their matrices to `tensors`.
 
-    Raises ModelFileError for one with a bias or a function: only a plain matrix commutes with the mean of tokens.
+    A decoder's are not read, which a note says. Raises ModelFileError for one with a bias or a function: only a plain
+    matrix commutes with the mean of tokens.
     """
     paths = [path for path in folder.iterdir() if _FOLDER.fullmatch(path.name) and (path / CONFIG).is_file()]
-    return [_module(path) for path in sorted(paths, key=lambda path: int(path.name.partition("_")[0]))]
+    if spec.generates or spec.encoder is not None:
+        notes += [f"embeddings are those before the dense layer {path.name}, which is not read" for path in paths]
+        return spec
+    modules = [_module(path) for path in sorted(paths, key=lambda path: int(path.name.partition("_")[0]))]
+    tensors |= {projection(i): module.weight for i, module in enumerate(modules)}
+    return replace(spec, projections=tuple(module.width for module in modules))
 
 
 def _module(path: pathlib.Path) -> DenseModule:

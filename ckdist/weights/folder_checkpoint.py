@@ -3,11 +3,10 @@
 import pathlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from ckdist.errors import ModelFileError
 from ckdist.hub.local_copy import open_file
-from ckdist.models.decoder import EMBEDDING, OUTPUT, projection, weight_shapes
+from ckdist.models.decoder import EMBEDDING, OUTPUT, weight_shapes
 from ckdist.models.families.family import TensorNames, stack_of
 from ckdist.models.registry import family, read_config
 from ckdist.weights.checkpoint import Checkpoint
@@ -16,9 +15,6 @@ from ckdist.weights.json_file import quantization_config, read_json_object
 from ckdist.weights.safetensors import read_folder
 from ckdist.weights.stored_weights import SAFETENSORS_TYPES, StoredWeights, notes_on, required, sources, weights_of
 from ckdist.weights.tensor_source import TensorSource
-
-if TYPE_CHECKING:  # few folders have such layers
-    from ckdist.weights.dense_modules import DenseModule
 
 
 def open_folder(path: pathlib.Path) -> Checkpoint:
@@ -30,12 +26,10 @@ def open_folder(path: pathlib.Path) -> Checkpoint:
     spec, unknown = read_config(config, str(config_path))
     folder = read_folder(path)
     stored, tensors, notes = [], dict(folder.tensors), list(folder.notes)
-    modules = _dense_modules(path)
-    if modules and (spec.generates or spec.encoder is not None):
-        notes.append(f"embeddings are those before {len(modules)} dense layers, as 2_Dense, which are not read")
-    elif modules:
-        spec = replace(spec, projections=tuple(module.width for module in modules))
-        tensors |= {projection(i): module.weight for i, module in enumerate(modules)}
+    if next(path.glob("*_Dense"), None) is not None:
+        from ckdist.weights.dense_modules import add_dense_layers
+
+        spec = add_dense_layers(spec, path, tensors, notes)
     if quantization := quantization_config(config):
         from ckdist.weights.published import join_tensors
 
@@ -67,15 +61,6 @@ def open_folder(path: pathlib.Path) -> Checkpoint:
     notes += [f"{field} in config.json and is ignored: {spec.family} has no such field" for field in unknown]
     notes += notes_on(spec, unread, predicting, str(path))
     return Checkpoint(path, "safetensors", spec, tensors, config, tuple(notes))
-
-
-def _dense_modules(path: pathlib.Path) -> "list[DenseModule]":
-    """The dense layers of embeddings in a folder."""
-    if next(path.glob("*_Dense"), None) is None:
-        return []
-    from ckdist.weights.dense_modules import dense_modules
-
-    return dense_modules(path)
 
 
 def _naming_notes(

@@ -103,8 +103,3 @@ def _type_of(values: np.ndarray) -> int:
 
 def _aligned(memory: np.ndarray, unit: int) -> np.ndarray:
     return memory[-memory.ctypes.data % unit :]
-
-
-def is_low_rank(name: str) -> bool:
-    """Whether a matrix of a lowered program belongs to an adapter, not to the model."""
-    return ".lora_" in name

@@ -93,7 +93,7 @@ def start(*words: str, **more) -> subprocess.Popen:
 
 def test_a_server_drains_and_a_lost_rank_is_named():
     port = free_port()
-    words = ("serve", "-tp", "2", "--port", str(port), "-t", "1", "-c", "256", "--comm-timeout", "5")
+    words = ("serve", "--no-restart", "-tp", "2", "--port", str(port), "-t", "1", "-c", "256", "--comm-timeout", "5")
     for number, code in ((signal.SIGTERM, 0), (signal.SIGKILL, 128 + signal.SIGKILL)):
         job = start(*words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
         try:

@@ -2,6 +2,8 @@
 
 import json
 import logging
+import subprocess
+import sys
 
 import pytest
 
@@ -26,7 +28,7 @@ def test_a_check_shows_counts_reasons_and_the_learned_tokens(chats, capsys):
     assert run(["data", "check", chats, "-m", str(BUNDLED), "--samples", "3", "--max-length", "9"], None) == 1
     out = capsys.readouterr().out
     assert out.startswith(
-        "3 records: 3 of ShareGPT\n3 answers in 3 sequences\n1 records cannot be used:\n  chats.jsonl:4"
+        "3 records: 3 of ShareGPT\n3 answers in 3 sequences\n1 record cannot be used:\n  chats.jsonl:4"
     )
     assert "data: 3 of 3 chats are longer than max_length (9)" in out or "no answer left to learn" in out
     assert "\nSay no.<|end|>\n<|assistant|>\n>>>no<|end|><<<" in out
@@ -62,6 +64,13 @@ def test_a_mistake_is_one_line_before_anything_is_trained(chats, words, said):
     with pytest.raises(ConfigError) as caught:
         run(["tune", "-m", str(BUNDLED), chats, *words], None)
     assert said in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_several_ranks_agree_on_a_plan(chats):
+    words = [sys.executable, "-m", "ckdist.cli.main", "tune", "-m", str(BUNDLED), chats, "--skip-bad", "--dry-run"]
+    said = subprocess.run([*words, "-dp", "2", "--lr", "0.01"], capture_output=True, text=True, timeout=100)
+    assert said.returncode == 0, said.stderr
+    assert said.stderr.count("rate      0.01, cosine") == 1 and said.stderr.count("GFLOP/s measured") == 1, said.stderr
 
 
 def test_little_data_has_more_epochs():

@@ -34,7 +34,7 @@ from tests.support.byte_vocabulary import byte_vocabulary
 from tests.support.llama_cpp_peer import load_peer
 from tests.support.paths import GOLDEN
 
-MIXTURES = ["bailing_moe_v2", "dots1", "ernie4_5_moe", "granite4_moe", "hunyuan_v1_moe", "mistral4", "qwen3vlmoe"]
+MIXTURES = ["bailing_moe_v2", "dots1", "ernie4_5_moe", "granitemoe", "hunyuan_v1_moe", "mistral4", "qwen3vlmoe"]
 DENSE = ["ernie4_5", "exaone4", "gemma", "hunyuan_v1_dense", "ministral3", "qwen25vl", "qwen3vl", "seed_oss"]
 # Of prompts whose greedy tokens are no near ties: the engines round activations differently, which moves logits by some
 # hundredths.

@@ -121,7 +121,7 @@ def test_what_is_no_encoder_of_texts(tmp_path, changed, words):
 
 
 def test_embedding_gemma_with_the_dense_layers_of_its_folder(tmp_path, monkeypatch):
-    monkeypatch.setattr("ckdist.cli.export.tokenizer_metadata", lambda *_: {})  # the golden models have none
+    monkeypatch.setattr("ckdist.weights.gguf_export.tokenizer_metadata", lambda *_: {})  # the golden models have none
     folder, path = GOLDEN / "encoders" / "embedding_gemma", tmp_path / "embedding_gemma.gguf"
     export_gguf(str(folder), str(path), "f32")
     stored, names = open_checkpoint(path), gguf.get_tensor_name_map(gguf.MODEL_ARCH.GEMMA_EMBEDDING, 3)

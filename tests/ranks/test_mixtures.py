@@ -34,8 +34,8 @@ def test_hosts_with_whole_experts_have_the_golden_logits(family):
     assert np.abs(difference).max() < 2e-5 * max(1.0, np.abs(golden).max())
 
 
-# Norms of rotated keys, queries scaled by position, positions with three axes.
-@pytest.mark.parametrize("family", ["hunyuan_v1_moe", "mistral4", "qwen3vlmoe"])
+# Norms of rotated keys, queries scaled by position, positions with three axes, windows beside layers without rotation.
+@pytest.mark.parametrize("family", ["hunyuan_v1_moe", "mistral4", "qwen3vlmoe", "ministral3", "exaone4"])
 def test_a_reused_prefix_has_the_same_bits(family):
     model = load(family, SingleWorld(), ubatch_size=24, parallel=2)
     shared = np.load(GOLDEN / family / "ids.npy").tolist()[:40]

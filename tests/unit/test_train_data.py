@@ -76,7 +76,7 @@ def test_bad_lines_are_named_or_counted(tmp_path, tokenizer, chats, caplog):
     (tmp_path / "bad.txt").write_bytes(b"one\n\xff\xfe\n")
     with pytest.raises(ConfigError, match=r"bad.txt:2 byte 0 is not UTF-8"):
         open_cache(tmp_path / "cache", [tmp_path / "bad.txt"], tokenizer, "text", "error", chats.write)
-    with pytest.raises(ConfigError, match="finds no file"):
+    with pytest.raises(ConfigError, match="no data file is at"):
         find_files([str(tmp_path / "*.none")])
 
 

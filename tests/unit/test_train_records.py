@@ -168,7 +168,7 @@ def test_a_folder_is_its_records_without_other_splits(tmp_path):
         (tmp_path / name).write_text("{}")
     said: list[str] = []
     assert [path.name for path in find_files([str(tmp_path)], said.append)] == ["train-0.jsonl"]
-    assert said[0].endswith("1 files look like another split and are left out, as test-0.jsonl")
+    assert said[0].endswith("left out as another split: 1 file, as test-0.jsonl")
     (tmp_path / "data" / "train-0.jsonl").unlink()
     (tmp_path / "a.txt").write_text("a")
     assert [path.name for path in find_files([str(tmp_path)])] == ["a.txt"]

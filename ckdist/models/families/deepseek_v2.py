@@ -13,7 +13,7 @@ from ckdist.models.families.family import Family, GgufForm, GgufHeader, in_layer
 from ckdist.models.fields import Fields
 from ckdist.models.from_config import Sizes
 from ckdist.models.spec import Attention, LatentAttention, LayerSpec, ModelSpec, MoeFfn, RopeSpec
-from ckdist.program.query_scale import QueryScale
+from ckdist.models.stored_query_scale import gguf_query_scale
 from ckdist.program.routing import Routing
 
 NAME, GGUF = "deepseek_v2", "deepseek2"
@@ -141,14 +141,6 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
 def gguf(header: GgufHeader) -> ModelSpec:
     """Reads GGUF metadata."""
     return gguf_model(header, ROUTING, 0.0)
-
-
-def gguf_query_scale(f: Fields, beta: float) -> QueryScale | None:
-    """Reads the scale of queries by their position, which Mistral's models have. `beta` is the default."""
-    beta = f.number("attention.temperature_scale", beta, low=-1e-9, high=1e3)
-    lengths = [f"{name}_length" for name in ("attention.temperature", "rope.scaling.original_context")]
-    length = next((name for name in lengths if f.has(name)), lengths[0])
-    return QueryScale(beta, f.integer(length, high=limits.MAX_POSITION)) if beta else None
 
 
 def gguf_model(header: GgufHeader, routing: Routing, beta: float) -> ModelSpec:

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from ckdist.errors import ArchitectureError
 from ckdist.models import from_config, limits
 from ckdist.models.families import family, granite
 from ckdist.models.families.family import GgufForm, GgufHeader, in_layers
@@ -42,9 +43,11 @@ def gguf(header: GgufHeader) -> ModelSpec:
 
 
 def export(spec: ModelSpec, where: str) -> GgufForm:
-    """Returns the GGUF metadata of a model."""
+    """Returns the GGUF metadata of a model. Raises ArchitectureError if it has no rotation."""
     from ckdist.models import to_gguf
 
+    if not spec.layers[0].attention.rope:
+        raise ArchitectureError(f"{where}: {NAME} without rotation has no GGUF form: its readers rotate")
     return granite.form(NAME, spec, where, to_gguf.experts(spec, where, ["expert_shared_feed_forward_length"]))
 
 

@@ -6,12 +6,12 @@ Models that read images too have the text part of Mistral Small 3, Ministral 3 o
 from dataclasses import replace
 from typing import Any
 
-from ckdist.models import from_config, limits, rope
+from ckdist.models import from_config, rope
 from ckdist.models.families import llama
 from ckdist.models.families.family import GgufForm, GgufHeader
 from ckdist.models.fields import Fields
 from ckdist.models.spec import LayerSpec, ModelSpec, RopeSpec
-from ckdist.program.query_scale import QueryScale
+from ckdist.models.stored_query_scale import config_query_scale, gguf_query_scale
 
 NAME, GGUF = "ministral3", "mistral3"
 KEYS = llama.KEYS.but(
@@ -42,7 +42,7 @@ KEYS = llama.KEYS.but(
 def config(f: Fields, outer: Fields) -> ModelSpec:
     """Reads a config.json."""
     n = from_config.sizes(f)
-    attention = n.attention(window=from_config.window(f), query_scale=from_config.query_scale(f))
+    attention = n.attention(window=from_config.window(f), query_scale=config_query_scale(f))
     layers = [LayerSpec(attention, from_config.dense(f))] * n.num_layers
     return n.model(NAME, layers, from_config.rotations(f, n), from_config.tied(f, outer))
 
@@ -56,13 +56,6 @@ def gguf(header: GgufHeader) -> ModelSpec:
     layers = [LayerSpec(attention, from_gguf.dense(header))] * n.num_layers
     rotation = gguf_magnitude(header.fields, from_gguf.rotation(header, n))
     return n.model(NAME, layers, {"global": rotation}, from_gguf.tied(header))
-
-
-def gguf_query_scale(f: Fields) -> QueryScale | None:
-    """Reads the scale of queries from GGUF metadata; None: no scale."""
-    beta = f.number("attention.temperature_scale", 0.0, low=-1e-9, high=1e3)
-    length = "rope.scaling.original_context_length"
-    return QueryScale(beta, f.integer(length, high=limits.MAX_POSITION)) if beta else None
 
 
 def gguf_magnitude(f: Fields, rotation: RopeSpec) -> RopeSpec:

@@ -8,11 +8,11 @@ and SGLang measured lower accuracy of the published weights (vllm-project/vllm#5
 from dataclasses import replace
 from typing import Any
 
-from ckdist.models import from_config
 from ckdist.models.families import deepseek_v2, deepseek_v3, family
 from ckdist.models.families.family import GgufForm, GgufHeader
 from ckdist.models.fields import Fields
 from ckdist.models.spec import LatentAttention, LayerSpec, ModelSpec
+from ckdist.models.stored_query_scale import config_query_scale
 from ckdist.program.routing import Routing
 
 NAME = "mistral4"
@@ -49,7 +49,7 @@ BETA = 0.1  # of all published models; their GGUF files of architecture mistral4
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
     """Reads a config.json."""
-    spec, query_scale = deepseek_v2.model(NAME, f, outer, ROUTING), from_config.query_scale(f)
+    spec, query_scale = deepseek_v2.model(NAME, f, outer, ROUTING), config_query_scale(f)
     eps = 0.0 if spec.norm_eps == deepseek_v2.NORM_EPS else deepseek_v2.NORM_EPS
 
     def with_scales(layer: LayerSpec) -> LayerSpec:

@@ -35,8 +35,7 @@ def scale(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -
 def lower_scale(lowering: "TrainingLowering", instr: Instr) -> None:
     """Emits one step."""
     (x,), (out,) = instr.inputs, instr.outputs
-    factor, rule = instr.attrs.get("factor", 1.0), query_fields(instr if instr.op == "scale_queries" else None)
-    lowering.emit("scale", x=lowering.place_of(x), out=lowering.output(out), factor=factor, **rule)
+    lowering.emit("scale", x=lowering.place_of(x), out=lowering.output(out), factor=instr.attrs["factor"])
 
 
 @vjp("scale")
@@ -52,7 +51,11 @@ def scale_queries(context: RankContext, inputs: Arrays, weights: Arrays, attrs: 
     return [inputs[0] * (1 + np.float32(attrs["beta"]) * far)[:, None]]
 
 
-lower("scale_queries", "training")(lower_scale)
+@lower("scale_queries", "training")
+def lower_scale_queries(lowering: "TrainingLowering", instr: Instr) -> None:
+    """Emits one step."""
+    x, out = lowering.place_of(instr.inputs[0]), lowering.output(instr.outputs[0])
+    lowering.emit("scale_queries", x=x, out=out, **query_fields(instr))
 
 
 @vjp("scale_queries")

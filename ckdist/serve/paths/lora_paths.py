@@ -17,7 +17,7 @@ from ckdist.serve.service import Service
 
 
 async def load(service: Service, request: Request) -> Response:
-    """Loads a folder within --lora-dir: {"lora_name": ..., "lora_path": ..., "load_inplace": false}."""
+    """Loads a folder or file within --lora-dir: {"lora_name": ..., "lora_path": ..., "load_inplace": false}."""
     fields = await _fields(service, request)
     name, path = _needed(fields, "lora_name"), _needed(fields, "lora_path")
     if name in (service.settings.model_name, *service.settings.aliases):
@@ -66,14 +66,16 @@ def _needed(fields: Fields, name: str) -> str:
 
 
 def _within(root: str, path: str) -> str:
-    """The folder that `path` names within `root`, without links. Raises Problem 400 if it is not there."""
+    """The folder or file that `path` names within `root`, without links. Raises Problem 400 if it is not there."""
     try:
         folder = (Folder(root) / path).resolve(strict=True)
-        if folder.is_relative_to(Folder(root).resolve(strict=True)) and folder.is_dir():
+        if folder.is_relative_to(Folder(root).resolve(strict=True)) and (folder.is_dir() or folder.is_file()):
             return str(folder)
     except (OSError, ValueError, RuntimeError):
         pass
-    raise Problem(400, f"lora_path ({path[:200]!r}) is no folder within --lora-dir", "lora_path", "invalid_value")
+    raise Problem(
+        400, f"lora_path ({path[:200]!r}) is no folder or file within --lora-dir", "lora_path", "invalid_value"
+    )
 
 
 def entry(service: Service, adapter: str) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from ckdist.serve.answer import json_answer, while_connected
+from ckdist.serve.batch_runner import BATCH
 from ckdist.serve.body import read_body
 from ckdist.serve.hosted_model import HostedModel
 from ckdist.serve.model_router import Hold, ModelRouter
@@ -69,7 +70,8 @@ async def pass_on(router: ModelRouter, path: Path, request: Request) -> Response
         model.keep_alive = request.scope["ckdist.keep_alive"] = read_keep_alive(named.keep_alive)
     hold = Hold(router, model)
     try:
-        await while_connected(request.receive, router.load(model), lambda: hold.begun, router.settings.timeout + 1)
+        load = router.load(model, waits=BATCH not in request.scope)
+        await while_connected(request.receive, load, lambda: hold.begun, router.settings.timeout + 1)
         answer = await path.handle(model.service, Request(request.scope, _again(body, request.receive)))
     except BaseException:
         hold.release()
@@ -97,7 +99,7 @@ async def model(router: ModelRouter, request: Request) -> Response:
 
 async def load(router: ModelRouter, request: Request) -> Response:
     """Begins to load a model. Raises Problem 503 if there is no room for it."""
-    await router.begin(await _ordered(router, request), waits=False)
+    await router.begin(await _ordered(router, request), waits=False, is_order=True)
     return json_answer({"success": True})
 
 

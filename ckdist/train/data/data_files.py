@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from ckdist.errors import ConfigError
+from ckdist.train.data.data_report import counted
 
 LIBRARY = "{stdlib}"
 LINES = (".jsonl", ".ndjson", ".jsonlines")
@@ -44,8 +45,7 @@ def find_source(pattern: str, warn: Warn = lambda _: None) -> list[Path]:
     matches = [Path(name) for name in names if Path(name).is_file()]
     if not matches:
         raise ConfigError(
-            f"train_file or validation_file {pattern!r} finds no file here ({Path.cwd()}); "
-            "give names or patterns as data/*.txt, or a folder"
+            f"no data file is at {pattern!r} (from {Path.cwd()}): give names or patterns as data/*.txt, or a folder"
         )
     return matches
 
@@ -59,8 +59,8 @@ def _of_folder(folder: Path, warn: Warn) -> list[Path]:
         chosen = [path for path in data if not OTHER_SPLIT.search(path.stem)]
         if chosen:
             if splits := [path for path in data if path not in chosen]:
-                warn(f"{folder}: {len(splits)} files look like another split and are left out, as {splits[0].name}")
+                warn(f"{folder}: left out as another split: {counted(len(splits), 'file')}, as {splits[0].name}")
             if rest := [path for path in visible if path not in data]:
-                warn(f"{folder}: {len(rest)} files of other kinds are left out, as {rest[0].name}")
+                warn(f"{folder}: left out as another kind: {counted(len(rest), 'file')}, as {rest[0].name}")
             return chosen
     raise ConfigError(f"{folder} has no file to train on: {', '.join((*RECORDS, *TEXTS))} are read from a folder")

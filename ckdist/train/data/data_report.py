@@ -7,6 +7,11 @@ from typing import Any
 SHOWN_BAD_LINES = 5
 
 
+def counted(number: int, noun: str) -> str:
+    """A number with its noun, as "1 record" and "2 records"."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
 @dataclass
 class DataReport:
     """The counts of one token cache, which stores them."""
@@ -39,8 +44,8 @@ class DataReport:
     def lines(self) -> Iterator[str]:
         """The report, a finding per line."""
         forms = ", ".join(f"{count} of {form}" for form, count in self.forms.items())
-        yield f"{sum(self.forms.values())} records: {forms or 'none'}"
+        yield f"{counted(sum(self.forms.values()), 'record')}: {forms or 'none'}"
         if self.answers:
-            yield f"{self.answers} answers in {self.sequences} sequences"
+            yield f"{counted(self.answers, 'answer')} in {counted(self.sequences, 'sequence')}"
         for note, (count, where) in self.notes.items():
             yield f"{count} {note}, as in {where}"
