@@ -46,7 +46,9 @@ def test_a_gguf_file_of_a_reranker(tmp_path, monkeypatch):
     more = {"llama.pooling_type": 4, "tokenizer.chat_template.rerank": template}
     for labels, said in ((["yes", "no"], "'yes' has 2 tokens; a reranker needs one"), (["a", "b"], "it must be")):
         given = {**more, "llama.classifier.output_labels": labels}
-        monkeypatch.setattr("ckdist.weights.gguf_export.tokenizer_metadata", lambda *of, g=given: tokenizer_metadata(*of) | g)
+        monkeypatch.setattr(
+            "ckdist.weights.gguf_export.tokenizer_metadata", lambda *of, g=given: tokenizer_metadata(*of) | g
+        )
         export_gguf(str(BUNDLED), str(path), "f16")
         checkpoint, tokenizer = open_checkpoint(path), tokenizer_of(path)
         assert stored_pooling(checkpoint) == "rank" and tokenizer.templates["rerank"] == template
