@@ -89,6 +89,8 @@ class Drafting:
         room = min(tokens, outputs) - count
         guesses = [self._guess(chunk) for chunk in chunks]
         spent = self._spent = 0.0 if self.model is None else self._ask_model(self.model, chunks, guesses)
+        if not any(tokens for tokens, _ in guesses):
+            return chunks
         # (probability, place of the sequence)
         offers = [(part, place) for place, (_, parts) in enumerate(guesses) for part in parts]
         offers.sort(key=lambda offer: -offer[0])  # stable: a token stays after those before it

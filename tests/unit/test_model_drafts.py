@@ -71,8 +71,7 @@ def test_the_cache_of_a_draft_model_is_right_after_refused_drafts_and_is_used_ag
     answers(engine, [(prompts[0], greedy(60)), (prompts[1], SamplingParams(60, temperature=1.0, seed=1))])
     gain, own = drafting.gain, drafting.model.executable
     assert 40 < gain.accepted < gain.drafted
-    for tokens in drafting.model._pool._shared:
-        assert tokens  # both left their blocks
+    assert drafting.model._pool.cached > 6  # both left their blocks
     wrong, accepted, read = gain.drafted - gain.accepted, gain.accepted, drafting.model.read_tokens
     answers(engine, [(prompts[0], greedy(60))])
     assert gain.drafted - gain.accepted == wrong and gain.accepted > accepted + 45
