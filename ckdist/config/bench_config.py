@@ -19,8 +19,8 @@ class BenchConfig(EngineConfig):
 
     target: str = option(
         "model", "target", choices=("model", "drafts", "steps", "machine", "comm"),
-        help="thing to measure; drafts: decode without and with drafts (default with --spec or -md); steps: "
-        "steps of the engine by their content, for ckdist simulate",
+        help="thing to measure; drafts: decode without and with drafts (default with --spec or -md); steps: steps of "
+        "the engine by their content, for ckdist simulate",
     )  # fmt: skip
     tune: bool = option(
         False,

@@ -168,9 +168,9 @@ class Drafting:
             sequences = [chunks[place].sequence for place in places]
             drafts = self._draft(model, len(chunks), sequences, [most[place] for place in places]) if places else []
             for place, sequence, draft in zip(places, sequences, drafts, strict=True):
-                guess = self._allowed(sequence, *draft)
-                if sum(guess[1]) > sum(guesses[place][1]):
-                    guesses[place] = guess
+                allowed = self._allowed(sequence, *draft)
+                if sum(allowed[1]) > sum(guesses[place][1]):
+                    guesses[place] = allowed
         self.gain.spend(model.seconds - seconds)
         return model.charged - charged
 

@@ -226,7 +226,7 @@ class Engine:
         tenant: bytes | None = ONE_TENANT,
         place: QueuePlace = ANY_PLACE,
     ) -> None:
-        """Queues a prompt whose hidden states after the last norm, or whose score, become the `embedding` of its Output.
+        """Queues a prompt whose hidden states after the last norm, or whose score, are its Output's `embedding`.
 
         Args:
             pooling: One of POOLINGS.

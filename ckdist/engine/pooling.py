@@ -53,7 +53,7 @@ class Pooling:
 
 
 def new_pooling(kind: str, ranking: "Ranking | None") -> Pooling:
-    """Makes a pooling. `ranking`: the model's. Raises RequestError if the kind is not known, or is not for the model."""
+    """Makes a pooling. `ranking`: the model's. Raises RequestError if the model has no such kind."""
     if kind not in POOLINGS:
         raise RequestError(f"pooling {kind[:40]!r} is not known: use one of {', '.join(POOLINGS)}", "pooling")
     if (kind == "rank") != (ranking is not None):

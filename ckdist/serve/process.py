@@ -151,17 +151,14 @@ class HttpProcess:
         more: Sequence[socket.socket] = (),
         restarts: bool = False,
     ) -> "HttpProcess":
-        """Starts the process. It answers 503 until rank 0's status is "ready".
+        """Starts the process. It answers 503 until rank 0's status is "ready". Raises ConfigError for unreadable keys.
 
         `endpoint` is the address of rank 0's ROUTER. `model` is the GGUF file or folder with the tokenizer. This object
-        owns `listener`, `more` and `metrics` (for --metrics-port) from now on. `cpus` are those that it may use (None:
-        this process's), `hosted` the settings of several models. `restarts`: the caller restarts an engine that ends.
-        Raises ConfigError if keys are unreadable.
+        owns `listener`, `more` and `metrics` (--metrics-port). `cpus`: those that it may use (None: this process's).
+        `hosted`: settings of several models. `restarts`: the caller restarts an engine that ends.
         """
         check_outputs(config)
-        path = config.api_key_file
-        api_keys, file_keys = given_keys(config), () if path is None else read_key_file(path)
-        max_sequences = config.parallel + config.max_queue
+        api_keys, file_keys = given_keys(config), read_key_file(config.api_key_file) if config.api_key_file else ()
         settings = HttpSettings(
             endpoint=endpoint,
             model=model,
@@ -178,7 +175,7 @@ class HttpProcess:
             cpus=tuple(sorted(os.sched_getaffinity(0) if cpus is None else cpus)),
             api_keys=api_keys,
             file_keys=file_keys,
-            api_key_file=absolute(path),
+            api_key_file=absolute(config.api_key_file),
             key_limits=default_limits(config),
             **kept_settings(config),
             shared_cache=config.shared_cache,
@@ -186,8 +183,8 @@ class HttpProcess:
             cors_origins=config.cors_origin,
             allowed_hosts=allowed_hosts(config, (listener, *more), bool(api_keys or file_keys)),
             parallel=config.parallel,
-            max_sequences=max_sequences,
-            max_requests=max_sequences + REQUESTS_BESIDE_SEQUENCES,
+            max_sequences=config.parallel + config.max_queue,
+            max_requests=config.parallel + config.max_queue + REQUESTS_BESIDE_SEQUENCES,
             max_body=config.max_body,
             timeout=config.timeout,
             stall_timeout=config.stall_timeout,

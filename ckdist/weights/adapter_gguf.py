@@ -1,4 +1,4 @@
-"""LoRA adapters in GGUF, in llama.cpp's form: for each weight `NAME.lora_a` (rank, in) and `NAME.lora_b` (out, rank)."""
+"""LoRA adapters in GGUF, in llama.cpp's form: `NAME.lora_a` (rank, in) and `NAME.lora_b` (out, rank) for a weight."""
 
 import math
 from collections.abc import Mapping, Sequence

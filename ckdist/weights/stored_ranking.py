@@ -62,8 +62,7 @@ def _tokens(checkpoint: Checkpoint, tokenizer: Tokenizer) -> tuple[int, int]:
     for label, field in zip(LABELS, ("true_token_id", "false_token_id"), strict=True):
         ids = tokenizer.encode(label, add_special=False)
         usual = ids[0] if len(ids) == 1 else None
-        token = fields.integer(field, usual, low=0, high=1 << 31)
-        if token is None:
+        if not fields.has(field) and usual is None:
             raise ModelFileError(f"{checkpoint.path}: {label!r} has {len(ids)} tokens; a reranker needs one")
-        found.append(token)
+        found.append(fields.integer(field, usual, low=0, high=1 << 31))
     return found[0], found[1]
