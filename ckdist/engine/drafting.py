@@ -24,10 +24,11 @@ if TYPE_CHECKING:
     from ckdist.engine.model_drafter import ModelDrafter
 
 MOST_SEQUENCES = 16  # a wider step drafts nothing
-# A draft model that does not pay drafts again after so many steps, to see whether it is still so. One that seems too
-# slow for that waits longer each time.
 LEARN_TOKENS = 8  # until a draft model drafted so many, prompts need not be paid for
-PROBE_STEPS, RETRY_STEPS = 128, 512
+REST_STEPS = 7  # after a step in which the draft model does not pay, since it takes time to find that
+# A draft model that does not pay is tried again after so many refusals, to see whether it is still so. One that seems
+# too slow for that is measured again, after twice as many each time.
+REFUSALS, MOST_REFUSALS = 16, 64
 
 Guess = tuple[list[int], list[float]]  # tokens, and for each the probability that it and all before it are right
 
@@ -53,8 +54,9 @@ class Drafting:
     ) -> None:
         self.kind, self._most, self._least, self._by_gain = kind, most, least, by_gain
         self.model = model
+        self._rest = 0  # steps before the draft model is thought of again
         self._spent = 0.0  # seconds of the draft model before the step under way
-        self._without_model, self._retry = 0, RETRY_STEPS  # steps since it drafted last; and until it must again
+        self._without_model, self._retry = 0, MOST_REFUSALS  # refusals since it drafted last; and those that are enough
         self._archive = AnswerArchive()
         self._acceptance = Acceptance(PRIORS)
         self.gain = DraftGain()
@@ -87,6 +89,8 @@ class Drafting:
         room = min(tokens, outputs) - count
         guesses = [self._guess(chunk) for chunk in chunks]
         spent = self._spent = 0.0 if self.model is None else self._ask_model(self.model, chunks, guesses)
+        if not any(tokens for tokens, _ in guesses):
+            return chunks
         # (probability, place of the sequence)
         offers = [(part, place) for place, (_, parts) in enumerate(guesses) for part in parts]
         offers.sort(key=lambda offer: -offer[0])  # stable: a token stays after those before it
@@ -143,17 +147,24 @@ class Drafting:
 
     def _ask_model(self, model: "ModelDrafter", chunks: list[SequenceChunk], guesses: list[Guess]) -> float:
         """Replaces guesses by those of the draft model, if these are expected to gain more. Returns its seconds."""
+        if self._rest > 0:
+            self._rest -= 1
+            return 0.0
         most = {n: self._most_of(chunk) for n, chunk in enumerate(chunks) if self._may_ask(model, chunk, guesses[n])}
         places = [place for place, tokens in most.items() if tokens]
         charged, seconds = model.charged, model.seconds
         pays = bool(places) and (not self._by_gain or self._pays(model, chunks, guesses, places))
+        self._rest = REST_STEPS * bool(places)
         if pays or (places and self._tries(model, len(chunks), len(places))):
             self._without_model = 0
             is_free = not self._by_gain or (pays and model.drafted < LEARN_TOKENS)
             for place in places:
-                if model.read(chunks[place].sequence, is_free) and self._by_gain:
-                    break  # one prompt is read in a step, so that no step takes long
+                if model.read(chunks[place].sequence, is_free):
+                    self._rest = 0
+                    if self._by_gain:
+                        break  # one prompt is read in a step, so that no step takes long
             places = [place for place in places if model.is_ready(chunks[place].sequence)]
+            self._rest *= not places
             sequences = [chunks[place].sequence for place in places]
             drafts = self._draft(model, len(chunks), sequences, [most[place] for place in places]) if places else []
             for place, sequence, draft in zip(places, sequences, drafts, strict=True):
@@ -220,7 +231,7 @@ class Drafting:
             self._without_model, self._retry = 0, 2 * self._retry
             model.costs = RowCosts()
             return False
-        return self._without_model > PROBE_STEPS and self.gain.allows(count, model.costs.cost(places))
+        return self._without_model > REFUSALS and self.gain.allows(count, model.costs.cost(places))
 
     @staticmethod
     def _within_blocks(chunk: SequenceChunk, drafts: list[int], pool: "BlockPool") -> list[int]:
@@ -274,8 +285,8 @@ class Drafting:
             "draft_tokens_total": gain.drafted,
             "draft_accepted_tokens_total": gain.accepted,
             "draft_seconds_total": gain.seconds,
-            "draft_predicted_gain": 1 + gain.predicted / gain.seconds if gain.seconds else 1.0,
-            "draft_measured_gain": 1 + gain.measured / gain.seconds if gain.seconds else 1.0,
+            "draft_predicted_gain": 1 + gain.predicted / gain.seconds if gain.steps else 1.0,
+            "draft_measured_gain": 1 + gain.measured / gain.seconds if gain.steps else 1.0,
             **(self.model.stats() if self.model is not None else {}),
         }
 

@@ -10,11 +10,14 @@ import tokenizers
 from ckdist.engine.draft_model import check_vocabularies
 from ckdist.engine.drafting import Drafting
 from ckdist.engine.engine import Engine
+from ckdist.engine.grammars import Grammars
+from ckdist.engine.load_model import BUNDLED
 from ckdist.engine.model_drafter import ModelDrafter
 from ckdist.engine.sampler import Sampler
 from ckdist.engine.sampling_params import SamplingParams
 from ckdist.errors import ConfigError, RequestError
 from ckdist.tokens.tokenizer import Tokenizer
+from ckdist.tokens.tokenizer_source import tokenizer_of
 from tests.support.paged_executable import PagedExecutable
 from tests.unit.test_drafts import answers, small
 from tests.unit.test_engine import greedy
@@ -68,8 +71,7 @@ def test_the_cache_of_a_draft_model_is_right_after_refused_drafts_and_is_used_ag
     answers(engine, [(prompts[0], greedy(60)), (prompts[1], SamplingParams(60, temperature=1.0, seed=1))])
     gain, own = drafting.gain, drafting.model.executable
     assert 40 < gain.accepted < gain.drafted
-    for tokens in drafting.model._pool._shared:
-        assert tokens  # both left their blocks
+    assert drafting.model._pool.cached > 6  # both left their blocks
     wrong, accepted, read = gain.drafted - gain.accepted, gain.accepted, drafting.model.read_tokens
     answers(engine, [(prompts[0], greedy(60))])
     assert gain.drafted - gain.accepted == wrong and gain.accepted > accepted + 45
@@ -116,6 +118,33 @@ def test_a_draft_model_is_used_as_far_as_it_pays_with_its_own_seconds(monkeypatc
     if wrong in (0.0, 0.3) and seconds < 1:
         stats = drafting.stats()
         assert stats["draft_measured_gain"] == pytest.approx(stats["draft_predicted_gain"], rel=0.15)
+
+
+def test_grammars_prune_the_tokens_of_a_draft_model():
+    tokenizer = tokenizer_of(BUNDLED)
+    vocab, grammars = tokenizer.vocab_size, Grammars(tokenizer, tokenizer.vocab_size)
+    grammar = '%llguidance {}\nstart: "The answer is " /[^x]{90}/ "."'
+    requests = [([5], SamplingParams(40, seed=seed, temperature=0.0, grammar=grammar, logprobs=0)) for seed in (1, 2)]
+    drafting = Drafting("model", 6, by_gain=False)
+    drafting.model = ModelDrafter(PagedExecutable(vocab_size=vocab), Sampler(vocab), vocab)
+    plain, drafted = (
+        answers(
+            Engine(PagedExecutable(vocab_size=vocab), Sampler(vocab), {2}, grammars=grammars, make_drafting=make),
+            requests,
+        )
+        for make in (lambda: None, lambda: drafting)
+    )
+    assert plain == drafted
+    assert 10 < drafting.gain.accepted <= drafting.gain.drafted < drafting.model.drafted
+
+
+def test_a_draft_model_with_fewer_rows_never_reads_a_token_that_it_does_not_have():
+    requests = [(list(range(20)), greedy(60)), ([45] * 20, greedy(60))]
+    plain = answers(Engine(PagedExecutable(), Sampler(50)), requests)
+    model = ModelDrafter(PagedExecutable(vocab_size=40), Sampler(40), 50)
+    drafting = Drafting("model", by_gain=False, model=model)
+    assert answers(Engine(PagedExecutable(), Sampler(50), make_drafting=lambda: drafting), requests) == plain
+    assert model.drafted > 0 and model.executable.cache.max() < 40
 
 
 def test_a_request_for_a_draft_model_is_refused_if_there_is_none():
