@@ -69,9 +69,9 @@ serve: $(VENV)/.serve $(LIBRARY)
 	test $$code -eq 0 || { model=; echo "serving the bundled model instead: a toy, whose text loops"; }; \
 	exec launch/drained mpirun -n $(RANKS) ckdist serve --port $(PORT) $$model
 
-# The linters, formatters and the type checker, in .venv too.
+# The linters, formatters, the type checker, and the documentation's generator, in .venv too.
 $(VENV)/.lint: $(VENV)/.ready
-	$(INSTALL) --editable '.[lint]'
+	$(INSTALL) --editable '.[docs,lint]'
 	@touch $@
 
 # Counts findings and holds them against the record: none may rise.
@@ -183,8 +183,7 @@ bench-check: setup
 	$(BIN)/python benchmarks/instructions.py
 
 # The documentation as a site in build/site; a warning is an error.
-docs: setup
-	@test -x $(BIN)/mkdocs || $(INSTALL) --editable '.[docs]'
+docs: setup $(VENV)/.lint
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
 	@echo "build/site/index.html"
 

@@ -1,6 +1,6 @@
 """Tokens per second with adapters in one batch: eight of them, one, and none, in turn. And a server without slots.
 
-python benchmarks/adapters.py MODEL [--rank 16] [--sequences 8] [--threads 2]
+python benchmarks/adapters_in_batch.py MODEL [--type F16] [--rank 16] [--sequences 8] [--threads 2]
 """
 
 import argparse
@@ -17,21 +17,28 @@ import numpy as np
 from ckdist import LLM, SamplingParams
 from ckdist.models.blocks.moe import is_of_mixture
 from ckdist.models.decoder import weight_shapes
-from ckdist.weights.adapter_file import Lora, save_adapter
+from ckdist.weights.adapter_file import PREFIX, WEIGHTS, Lora, save_adapter
 from ckdist.weights.checkpoint import open_checkpoint
+from ckdist.weights.safetensors_writer import TensorToWrite, write_safetensors
 
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
-def write_adapter(folder: pathlib.Path, model: str, rank: int, seed: int) -> None:
-    """Writes a random adapter of all linears."""
+def write_adapter(folder: pathlib.Path, model: str, rank: int, seed: int, kind: str) -> None:
+    """Writes a random adapter of all linears, in F32 or F16."""
     spec, rng, parameters = open_checkpoint(model).spec, np.random.default_rng(seed), {}
     for name, shape in weight_shapes(spec).items():
         stem = name.removesuffix(".weight")
         if stem.rpartition(".")[2] in TARGETS and not is_of_mixture(name):
-            for kind, size in (("A", (rank, shape[1])), ("B", (shape[0], rank))):
-                parameters[f"{stem}.lora_{kind}.weight"] = 0.01 * rng.standard_normal(size).astype(np.float32)
+            for part, size in (("A", (rank, shape[1])), ("B", (shape[0], rank))):
+                parameters[f"{stem}.lora_{part}.weight"] = 0.01 * rng.standard_normal(size).astype(np.float32)
     save_adapter(folder, Lora(rank, float(rank), TARGETS), model, parameters, spec)
+    if kind == "F16":
+        tensors = [
+            TensorToWrite(PREFIX + name, kind, array.shape, lambda array=array: array.astype(np.float16))
+            for name, array in parameters.items()
+        ]
+        write_safetensors(folder / WEIGHTS, tensors)
 
 
 def rate(llm: LLM, adapters: list[str | None], tokens: int) -> float:
@@ -53,6 +60,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model")
     parser.add_argument("--rank", type=int, default=16)
+    parser.add_argument("--type", choices=("F32", "F16"), default="F32", help="of the matrices in the files")
     parser.add_argument("--sequences", type=int, default=8)
     parser.add_argument("--threads", type=int, default=0)
     parser.add_argument("--rounds", type=int, default=7)
@@ -62,7 +70,7 @@ def main() -> None:
         flags = []
         for i in range(given.sequences):
             folder = pathlib.Path(temporary) / f"a{i}"
-            write_adapter(folder, given.model, given.rank, i)
+            write_adapter(folder, given.model, given.rank, i, given.type)
             flags.append(f"m{i}={folder}")
         common = {"threads": given.threads, "parallel": given.sequences, "repack": "off", "ctx_size": 512}
         slots = LLM(given.model, lora=flags, max_lora_rank=max(16, given.rank), **common)

@@ -1,12 +1,12 @@
 """Sharding of work over ranks: a layout is a table from named dimensions to the mesh axes that shard them.
 
-Each sharded dimension is divided into contiguous ranges of whole units, of nearly equal length, for any number of
-ranks. A rank may get an empty range. Key-value heads follow the query heads that need them, so they are replicated if
-there are fewer of them than ranks.
+Each sharded dimension is divided into contiguous ranges of whole units, for any number of ranks. Their lengths are
+nearly equal, or in proportion to the mesh's shares. A rank may get an empty range. Key-value heads follow the query
+heads that need them, so they are replicated if there are fewer of them than ranks.
 """
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ckdist.errors import LayoutError
@@ -26,9 +26,17 @@ def even_ranges(size: int, parts: int, unit: int = 1) -> list[Range]:
     Returns:
         `parts` ranges. Some are empty if there are fewer units than parts, but never the first: rank 0 always has work.
     """
-    units = -(-size // unit)
-    bounds = [min(size, unit * -(-units * i // parts)) for i in range(parts + 1)]
-    return list(itertools.pairwise(bounds))
+    return ranges_by_shares(size, (1,) * parts, unit)
+
+
+def ranges_by_shares(size: int, shares: Sequence[int], unit: int = 1) -> list[Range]:
+    """As `even_ranges`, with a range for each of `shares`, whose length is in proportion to it.
+
+    Neighbouring ranges together are the range of the sum of their shares.
+    """
+    units, total = -(-size // unit), sum(shares)
+    ends = (0, *itertools.accumulate(shares))
+    return list(itertools.pairwise(min(size, unit * -(-units * end // total)) for end in ends))
 
 
 @dataclass(frozen=True)
@@ -62,11 +70,11 @@ class Dim:
         """This rank's items, [begin, end). Raises LayoutError if the dimension is symbolic."""
         if self.axis is None:
             return 0, self.count
-        parts, index = mesh.size(self.axis), mesh.index(self.axis)
+        shares, index = mesh.shares_along(self.axis), mesh.index(self.axis)
         if self.leader is None:
-            return even_ranges(self.count, parts, self.unit)[index]
+            return ranges_by_shares(self.count, shares, self.unit)[index]
         size, unit, group = self.leader
-        begin, end = even_ranges(size, parts, unit)[index]
+        begin, end = ranges_by_shares(size, shares, unit)[index]
         return (begin // group, -(-end // group)) if begin < end else (begin // group, begin // group)
 
     def span(self, mesh: Mesh) -> Range:

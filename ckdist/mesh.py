@@ -7,7 +7,7 @@ depend on hosts: groups may span them in any way.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from ckdist.errors import ConfigError, LayoutError
@@ -29,10 +29,12 @@ class Mesh:
     Attributes:
         axes: Axis name -> number of ranks along it.
         rank: This process's index.
+        shares: Each rank's relative part of everything that is sharded. (): all parts are equal.
     """
 
     axes: Mapping[str, int] = field(default_factory=lambda: {"tp": 1})
     rank: int = 0
+    shares: tuple[int, ...] = ()
 
     @staticmethod
     def of_job(ranks: int, rank: int, dp: int = 0, pp: int = 1, ep: int = 1, tp: int = 1) -> "Mesh":
@@ -84,7 +86,18 @@ class Mesh:
     def along(self, axis: str) -> list["Mesh"]:
         """The meshes of all ranks that differ from this one at most along `axis`, in order."""
         first = self.rank - self.index(axis) * self._stride(axis)
-        return [Mesh(self.axes, first + i * self._stride(axis)) for i in range(self.axes[axis])]
+        return [replace(self, rank=first + i * self._stride(axis)) for i in range(self.axes[axis])]
+
+    def shares_along(self, axis: str) -> list[int]:
+        """The relative parts of the coordinates along `axis`, each the sum of its ranks' parts."""
+        if not self.shares:
+            return [1] * self.size(axis)
+        if self.parts(axis) != (axis,):
+            return list(self.shares)
+        sums, stride = [0] * self.axes[axis], self._stride(axis)
+        for rank, share in enumerate(self.shares):
+            sums[rank // stride % self.axes[axis]] += share
+        return sums
 
     def group(self, *axes: str) -> list[int]:
         """The ranks that differ from this one at most along `axes`, in order. This rank is among them."""

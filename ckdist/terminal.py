@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 RESET = "\x1b[0m"
 WIDEST = 1000  # columns
-STYLES = {"error": "\x1b[1;31m", "strong": "\x1b[1m", "quiet": "\x1b[2m", "user": "\x1b[1;36m"}
+STYLES = {"error": "\x1b[1;31m", "strong": "\x1b[1m", "quiet": "\x1b[2m", "user": "\x1b[1;36m", "learned": "\x1b[1;32m"}
 
 
 def is_terminal(stream: TextIO | None) -> bool:

@@ -69,7 +69,7 @@ VARIABLES = {
     "CKDIST_DRAINED": "set by `launch/drained`, under which SIGTERM to mpirun drains",
     "CKDIST_ENGINE_DIRECTORY": "set by a server with several models: the folder of an engine's socket",
     "CKDIST_ENGINE_PARENT": "set by such a server: the process that the engine ends with",
-    "CKDIST_ENGINE_TURNS": "set by such a server: the file that engines lock during a step if they share cores",
+    "CKDIST_ENGINE_TURNS": "set by such a server: FILE:NUMBER, where engines that share cores take turns",
     "CKDIST_INTERFACE": "network interface that carries the ranks, by its name, where a host has several",
     "CKDIST_ISA": "level of instructions to use, as `avx2`; one that the CPU lacks is an error",
     "CKDIST_JOB_SECRET_FILE": "file with the secret that ranks prove without MPI; only its owner may read it",

@@ -32,6 +32,7 @@ def pytest_configure(config) -> None:
     """A cache folder of this run and one for the sessions of mpirun, which child processes inherit, workers among
     them.
     """
+    gc.disable()  # until all tests are collected
     # A shell starts its background jobs with SIGINT ignored. Children inherit that, and would not end by it.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -115,8 +116,9 @@ def pytest_collection_modifyitems(items) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """What was collected stays: it is not searched for garbage while tests run."""
+    """What was collected stays: it is not searched for garbage, neither before nor while tests run."""
     gc.freeze()
+    gc.enable()
 
 
 def pytest_terminal_summary(terminalreporter) -> None:

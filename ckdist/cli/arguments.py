@@ -76,6 +76,9 @@ def parser_for(config_class: type, prog: str) -> CommandParser:
             action = parser.add_argument(*meta["flags"], dest=item.name, **settings)
             if meta["former"]:
                 parser.flags[meta["former"]] = action
+        elif meta["repeat"]:
+            del settings["action"]
+            parser.add_argument(meta["flags"][0], nargs="*", **{**settings, "default": item.default})
         else:
             parser.add_argument(meta["flags"][0], nargs="?", **{**settings, "default": item.default})
         if first := meta.get("after"):
@@ -93,6 +96,7 @@ def parse_arguments(config_class: type[Config], arguments: Sequence[str], prog: 
     parser = parser_for(config_class, prog)
     try:
         paired, rest = _pair(parser, arguments)
+        paired.sort(key=lambda word: not word.startswith("-") or word == "-")  # flags first: arguments may be repeated
         values = vars(parser.parse_args(paired))
         for item in fields(config_class):
             if item.metadata["repeat"] and item.name in values:

@@ -15,7 +15,8 @@ from contextlib import ExitStack
 from typing import Any
 
 from ckdist.cli.frozen_import import frozen_import
-from ckdist.cli.serve import host_cpus, work
+from ckdist.cli.serve_ranks import host_cpus, work
+from ckdist.cli.server_start import model_name, open_listeners
 from ckdist.comm.agreement import start_ranks
 from ckdist.comm.world import together
 from ckdist.config.batch_config import BatchConfig
@@ -47,7 +48,7 @@ def run(config: BatchConfig) -> int:
     served, key = serve_config(config), secrets.token_urlsafe(32)
     os.environ[VARIABLE] = key  # nobody else may use the port
     rank_0 = frozen_import("ckdist.cli.serve_rank_0") if world.rank == 0 else None
-    listeners = together(world, lambda: rank_0 and rank_0.open_listeners(served))
+    listeners = together(world, lambda: open_listeners(served) if rank_0 else None)
     cpus = host_cpus(world)
     if served.model is not None:
         from ckdist.hub.resolve import resolve
@@ -56,7 +57,7 @@ def run(config: BatchConfig) -> int:
     if rank_0 is None or batch is None:
         work(served, world)
         return 0
-    name = rank_0.model_name(config)
+    name = model_name(config)
     rank_0.serve(served, world, listeners, name, cpus, parent, lambda url, end: batch.start(url, key, end))
     return batch.report()
 

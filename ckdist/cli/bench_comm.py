@@ -169,7 +169,7 @@ def tune(world: World, repetitions: int) -> Thresholds:
 
 def run(config: BenchConfig) -> int:
     """Rank 0 prints rows of times, or with --tune the thresholds that it chose and stored. Returns 0."""
-    world = start_world()
+    world = start_world(config.encrypt)
     if config.tune:
         start = time.monotonic()
         thresholds = tune(world, config.repetitions)

@@ -8,8 +8,10 @@ import pathlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from ckdist.cli.serve import has_own_ranks
 from ckdist.comm.bootstrap.launchers import MAX_RANKS, is_rank
 from ckdist.config.engine_config import EngineConfig
+from ckdist.config.serve_config import ServeConfig
 from ckdist.python_words import module_words
 from ckdist.topology import this_machine
 
@@ -23,7 +25,10 @@ def wanted_ranks(settings: object) -> int:
     """Returns the number of ranks that a command needs. Raises ConfigError if a training file is unreadable."""
     if not isinstance(settings, EngineConfig):
         from ckdist.config.commands import TrainCommand
+        from ckdist.config.tuning_commands import TuneCommand
 
+        if isinstance(settings, TuneCommand):
+            return settings.data_parallel_size or 1
         return _training_ranks(settings) if isinstance(settings, TrainCommand) else 1
     if not settings.runs_model:
         return 1
@@ -47,6 +52,8 @@ def run_ranks(settings: object, arguments: Sequence[str]) -> int | None:
     Returns:
         The exit code. None if the command must run in this process: it needs one rank, or this process is a rank.
     """
+    if isinstance(settings, ServeConfig) and not has_own_ranks(settings):
+        return None
     if is_rank() or (count := wanted_ranks(settings)) == 1:
         return None
     from ckdist.launcher.hosts import Host

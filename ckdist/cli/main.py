@@ -27,6 +27,9 @@ COMMANDS = {
     "list": ("commands:ListCommand", "list named models, and those already fetched"),
     "cache": ("commands:CacheCommand", "list, verify or prune the prompts that --cache-disk has kept"),
     "train": ("commands:TrainCommand", "train a model from scratch, or fine-tune one"),
+    "tune": ("tuning_commands:TuneCommand", "fine-tune a model on chats or texts, without a configuration file"),
+    "merge": ("tuning_commands:MergeCommand", "write a model with an adapter added to its weights"),
+    "data": ("tuning_commands:DataCommand", "check data files, and show the tokens that a training learns"),
     "launch": (
         "launch_config:LaunchCommand",
         "start a command as several ranks, here or on several hosts, without MPI",
@@ -45,6 +48,7 @@ COMMANDS = {
 MODULES = {
     "batch": "batch_command",
     "cache": "prompt_caches",
+    "data": "data_check",
     "status": "server_status",
 }  # of commands whose module has another name
 log = logging.getLogger(__name__)

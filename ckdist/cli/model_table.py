@@ -9,15 +9,22 @@ from ckdist.config.engine_config import EngineConfig
 from ckdist.config.given_elsewhere import from_table, read_toml
 from ckdist.config.request_defaults import RequestDefaultFlags
 from ckdist.config.serve_config import ServeConfig
-from ckdist.engine.load_model import BUNDLED
 from ckdist.errors import ConfigError
+from ckdist.hub.bundled import BUNDLED
+from ckdist.serve.process import absolute
 
 MAX_MODELS = 1000
 NAME = re.compile(r"[^\s\x00-\x1f\x7f]{1,200}")
 # Settings of a model's job, and those that the HTTP process applies to its requests. All others are the server's.
-ENGINE = {item.name for item in fields(EngineConfig)} - {"model", "hf_repo", "config", "trace"}
+ENGINE = {item.name for item in fields(EngineConfig)} - {"model", "hf_repo", "config"}
 OF_JOB = (*sorted(ENGINE), "max_step_ms", "max_queue", "pooling")
-OF_REQUESTS = ("keep_alive", *(item.name for item in fields(RequestDefaultFlags)))
+OF_REQUESTS = (
+    "alias",
+    "prefill_file",
+    "slot_save_path",
+    "keep_alive",
+    *(item.name for item in fields(RequestDefaultFlags)),
+)
 FIELDS = {item.name: item for item in fields(ServeConfig)}
 
 
@@ -52,10 +59,18 @@ def read_table(config: ServeConfig) -> list[ModelEntry]:
     """Returns the models that `config` names. Raises ConfigError if a setting or a name is wrong."""
     base = replace(config, model=None, further_model=(), models=None, models_max=None, config=None)
     given = ((config.model,) if config.model is not None else ()) + config.further_model
-    entries = [ModelEntry(name=_stem(model), config=replace(base, model=model), at_start=True) for model in given]
+    names = [_stem(model) for model in given]
+    if config.models is not None and config.alias is not None:
+        raise ConfigError(
+            f"--alias {config.alias} is the name of one -m: models of --models have `name` in its TOML file"
+        )
     if config.models is None and not given:
-        entries.append(ModelEntry(name="ckdist-bundled", config=replace(base, model=str(BUNDLED)), at_start=True))
-    elif config.models is not None:
+        given, names = (str(BUNDLED),), ["ckdist-bundled"]
+    entries = [
+        ModelEntry(name=config.alias or name, config=replace(base, model=model), at_start=True)
+        for model, name in zip(given, names, strict=True)
+    ]
+    if config.models is not None:
         path = pathlib.Path(config.models)
         entries += _folder(path, base) if path.is_dir() else _file(path, base)
     if not entries:
@@ -63,6 +78,7 @@ def read_table(config: ServeConfig) -> list[ModelEntry]:
     if len(entries) > MAX_MODELS:
         raise ConfigError(f"--models ({config.models}) names {len(entries)} models, more than {MAX_MODELS}")
     _check_names(entries)
+    _check_files(entries)
     return entries
 
 
@@ -98,7 +114,12 @@ def _entry(table: dict[str, Any], folder: pathlib.Path, where: str, base: ServeC
     path = _text(table.pop("path", None), f"{where}: path")
     relative = folder / path
     model = str(relative) if relative.exists() else path
-    name = _text(table.pop("name", _stem(model)), f"{where}: name")
+    if relative.is_dir() and not ((relative / "config.json").exists() or any(relative.glob("*.gguf"))):
+        raise ConfigError(f"{where}: path ({model}) is a folder without a model: it needs config.json or a GGUF file")
+    given = {key: table.pop(key) for key in ("name", "alias") if key in table}
+    if len(given) > 1:
+        raise ConfigError(f"{where}: name and alias are the same setting: leave one out")
+    name = _text(next(iter(given.values()), _stem(model)), f"{where}: name")
     aliases, pinned, load = table.pop("aliases", []), table.pop("pinned", False), table.pop("load", None)
     if not isinstance(aliases, list):
         raise ConfigError(f"{where}: aliases must be a list of names")
@@ -126,13 +147,29 @@ def _text(value: Any, name: str) -> str:
 
 
 def _check_names(entries: list[ModelEntry]) -> None:
-    names: set[str] = set()
+    names: dict[str, ModelEntry] = {}
     for entry in entries:
         for name in (entry.name, *entry.aliases):
             if not NAME.fullmatch(name):
                 raise ConfigError(f"{name!r:.80} is no name of a model: use 1 to 200 characters without spaces")
-            if name in names:
+            if (other := names.setdefault(name, entry)) is not entry:
                 raise ConfigError(
-                    f"two models have the name {name!r}: give each its own, as [[model]] in --models FILE"
+                    f"two models have the name {name!r} ({other.config.model} and {entry.config.model}): "
+                    "give each its own, as [[model]] in --models FILE"
                 )
-            names.add(name)
+    for entry in entries:
+        if same := names.keys() & entry.config.named_adapters:
+            raise ConfigError(f"a model and an adapter of {entry.name} have the name {min(same)!r}: give each its own")
+
+
+def _check_files(entries: list[ModelEntry]) -> None:
+    """Raises ConfigError if two models write into the same place."""
+    for name in ("trace", "slot_save_path"):
+        places: dict[str, ModelEntry] = {}
+        for entry in entries:
+            place = absolute(getattr(entry.config, name))
+            if place is not None and (other := places.setdefault(place, entry)) is not entry:
+                raise ConfigError(
+                    f"the models {other.name!r} and {entry.name!r} have the same {name} ({place}): "
+                    "give each its own, as [[model]] in --models FILE"
+                )

@@ -1,70 +1,29 @@
-"""`ckdist serve`: rank 0 runs the HTTP process and the engine's loop (`serve_rank_0`). The other ranks compute."""
+"""`ckdist serve`: with several models, as ranks of a launcher, or as an engine that is restarted if it ends."""
 
-import dataclasses
 import os
 import signal
 
 from ckdist.cli.frozen_import import frozen_import
-from ckdist.cli.start_lines import log_map, start_lines
-from ckdist.comm.agreement import start_ranks
-from ckdist.comm.world import together
-from ckdist.comm.world_protocol import World
+from ckdist.comm.bootstrap.launchers import is_rank
 from ckdist.config.serve_config import ServeConfig
-from ckdist.engine.load_model import load_model
-from ckdist.engine.rank_reports import RankReports
 from ckdist.engine.socket_directory import DIRECTORY
 from ckdist.errors import ConfigError
 
 DRAIN_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)  # mpirun forwards SIGUSR1 and keeps running
 
 
-def host_cpus(world: World) -> set[int]:
-    """Returns on rank 0 the CPUs that this host's ranks were started with. A collective call."""
-    masks = world.gather((world.hosts[world.rank], sorted(os.sched_getaffinity(0))))
-    return {cpu for host, mask in masks if host == world.hosts[world.rank] for cpu in mask}
-
-
-def work(config: ServeConfig, world: World) -> None:
-    """Runs a rank other than 0.
-
-    A signal from a launcher or a terminal reaches all ranks. These ranks ignore it: rank 0 drains and then ends them.
-    """
-    for number in DRAIN_SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
-    model = load_model(config, world, embeddings=True)
-    start_lines("", model)
-    log_map(model)
-    RankReports(model)
-    model.work()
-    model.close()
-    world.close()
+def has_own_ranks(config: ServeConfig) -> bool:
+    """Whether this process is a rank, or becomes several. Else it starts another process for the engine."""
+    return not config.is_router and (config.no_restart or is_rank() or DIRECTORY in os.environ)
 
 
 def run(config: ServeConfig) -> int:
-    """Serves until it is stopped. Returns 0. Raises EngineError if the HTTP process fails.
+    """Serves until it is stopped. Returns 0, or the exit code of an engine that does not start.
 
-    With DIRECTORY in the environment, the engine answers on a socket in that folder, and there is no HTTP process.
+    Raises EngineError if the HTTP process or the engine fails.
     """
-    if config.is_router:
-        return frozen_import("ckdist.cli.serve_models").run(config)
     for flag, value in (("--models-memory", config.models_memory), ("--keep-alive", config.keep_alive)):
-        if value is not None:
+        if value is not None and not config.is_router:
             raise ConfigError(f"{flag} is for several models: give --models, a second -m, or --models-max 1")
-    parent = os.getppid()
-    world = start_ranks(config)
-    rank_0 = frozen_import("ckdist.cli.serve_rank_0") if world.rank == 0 else None
-    directory = os.environ.get(DIRECTORY)
-    listeners = together(world, lambda: None if directory else rank_0 and rank_0.open_listeners(config))
-    cpus = host_cpus(world)
-    name = config.alias or (rank_0 and rank_0.model_name(config))
-    if config.model is not None:
-        from ckdist.hub.resolve import resolve
-
-        config = dataclasses.replace(config, model=resolve(config.model, world))
-    if rank_0 is None:
-        work(config, world)
-    elif directory:
-        frozen_import("ckdist.cli.engine_rank_0").serve(config, world, directory, name)
-    else:
-        rank_0.serve(config, world, listeners, name, cpus, parent)
-    return 0
+    module = "serve_models" if config.is_router else "serve_ranks" if has_own_ranks(config) else "serve_restarting"
+    return frozen_import(f"ckdist.cli.{module}").run(config)

@@ -2,7 +2,6 @@
 
 import logging
 import os
-import pathlib
 import signal
 import time
 
@@ -10,18 +9,17 @@ from ckdist import native
 from ckdist.cli.command_ranks import wanted_ranks
 from ckdist.cli.model_table import ModelEntry, read_table
 from ckdist.cli.serve import DRAIN_SIGNALS
-from ckdist.cli.serve_rank_0 import open_line, open_listeners
+from ckdist.cli.server_start import ANSWERING_SECONDS, open_line, open_listeners
 from ckdist.comm.bootstrap.launchers import is_rank
 from ckdist.config.serve_config import ServeConfig
 from ckdist.errors import ConfigError
 from ckdist.hub.resolve import resolve
 from ckdist.layouts.memory_sizes import RESERVE, gigabytes
 from ckdist.serve.notify import notify
-from ckdist.serve.process import HttpProcess, overrides_of
+from ckdist.serve.process import HttpProcess, absolute, adapter_name, overrides_of
 from ckdist.serve.settings import HostedSettings
 from ckdist.topology import this_machine
 
-ANSWERING_SECONDS = 60.0
 LOOK_SECONDS = 0.2
 
 log = logging.getLogger(__name__)
@@ -31,14 +29,11 @@ def run(config: ServeConfig) -> int:
     """Serves until it is stopped. Returns 0. Raises EngineError if the HTTP process fails."""
     if is_rank():
         raise ConfigError("several models have a job each, so start `ckdist serve` without mpirun or ckdist launch")
-    for flag in ("--prefill-file", "--trace", "--alias", "--slot-save-path", "--batch-dir"):
-        if getattr(config, flag[2:].replace("-", "_")) is not None:
-            raise ConfigError(f"{flag} is for one model, and several are served: leave it out")
     limit = config.models_memory or native.lib.ckdist_available_memory() - RESERVE
     models = hosted_models(read_table(config))
     listeners = open_listeners(config)
     hosted = {"models": models, "models_max": config.models_max, "models_memory": limit}
-    http = HttpProcess.start(config, "", "", "", listeners.http, listeners.metrics, more=listeners.more, hosted=hosted)
+    http = HttpProcess.start(config, "", "", "", listeners.http, listeners.metrics, more=listeners.more, own=hosted)
     for number in DRAIN_SIGNALS:
         signal.signal(number, lambda *_: http.drain())
     if config.api_key_file is not None:
@@ -47,9 +42,10 @@ def run(config: ServeConfig) -> int:
         log.warning("%s", line)
     http.wait_answering(ANSWERING_SECONDS)
     names = ", ".join(model.name for model in models)
+    count = "1 model" if len(models) == 1 else f"{len(models)} models"
     most = f"{config.models_max} at once, " if config.models_max else ""
-    print(f"{len(models)} models: {names}; {most}in at most {gigabytes(limit)}")
-    print(f"serving {len(models)} models at {http.url}  try: curl {http.url}/v1/models", flush=True)
+    print(f"{count}: {names}; {most}in at most {gigabytes(limit)}")
+    print(f"serving {count} at {http.url}  try: curl {http.url}/v1/models", flush=True)
     notify("READY=1", f"STATUS=serving {names} at {http.url}")
     while http.poll() is None:
         time.sleep(LOOK_SECONDS)
@@ -84,11 +80,15 @@ def hosted_models(entries: list[ModelEntry]) -> tuple[HostedSettings, ...]:
     for entry, count in zip(entries, own, strict=True):
         mine, cores = (cores[:count], cores[count:]) if count else (shared, cores)
         config = entry.config
+        try:
+            path = resolve(config.model) or ""
+        except ConfigError as error:
+            raise ConfigError(f"model {entry.name}: {error}") from None
         models.append(
             HostedSettings(
                 name=entry.name,
-                words=(*entry.words, f"--model={resolve(config.model)}"),
-                model=resolve(config.model) or "",
+                words=(*entry.words, f"--model={path}"),
+                model=path,
                 aliases=entry.aliases,
                 overrides=overrides_of(config),
                 defaults=config.request_defaults,
@@ -100,7 +100,10 @@ def hosted_models(entries: list[ModelEntry]) -> tuple[HostedSettings, ...]:
                 at_start=entry.at_start,
                 parallel=config.parallel,
                 max_sequences=config.parallel + config.max_queue,
-                adapter=pathlib.Path(config.lora).absolute().name if config.lora else None,
+                adapter=adapter_name(config),
+                adapters=tuple(config.named_adapters),
+                prefill_file=absolute(config.prefill_file),
+                slot_folder=absolute(config.slot_save_path),
             )
         )
     return tuple(models)

@@ -3,17 +3,22 @@
 import signal
 from types import FrameType
 
+from ckdist.comm.world_protocol import World
 from ckdist.config.commands import TrainCommand
 from ckdist.errors import ConfigError
-from ckdist.train.config import load_config
+from ckdist.train.config import TrainConfig, load_config
 from ckdist.train.trainer import train
 
 
 def run(command: TrainCommand) -> int:
-    """Trains. Returns 0, or 130 if a signal has ended it."""
+    """Trains as the file says."""
     if command.file is None:
         raise ConfigError("which configuration? ckdist train CONFIG.toml, as examples/train_tiny.toml")
-    config = load_config(command.file, command.overrides)
+    return trained(load_config(command.file, command.overrides))
+
+
+def trained(config: TrainConfig, world: World | None = None) -> int:
+    """Trains until the end or a signal. Returns 0, or 130 if a signal has ended it."""
     asked = signalled = False
 
     def ask(_number: int, _frame: FrameType | None) -> None:
@@ -39,5 +44,5 @@ def run(command: TrainCommand) -> int:
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, ask)
-    train(config, should_stop=should_stop)
+    train(config, should_stop=should_stop, world=world)
     return 130 if signalled else 0

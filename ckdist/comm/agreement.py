@@ -143,6 +143,6 @@ def use_common_level(world: World) -> None:
 
 def start_ranks(config: "DataclassInstance") -> World:
     """Returns the world of this process, after all its ranks have agreed on how they were started."""
-    world = start_world()
+    world = start_world(getattr(config, "encrypt", "auto"))
     agree_on_start(world, config)
     return world

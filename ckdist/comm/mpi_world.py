@@ -12,7 +12,8 @@ import msgpack
 import numpy as np
 
 from ckdist.comm.bootstrap.connection import HEARTBEAT_SECONDS, BootstrapConnection
-from ckdist.comm.bootstrap.handshake import SECRET_VARIABLE, read_secret
+from ckdist.comm.bootstrap.handshake import SECRET_VARIABLE, job_secret, read_secret
+from ckdist.comm.bootstrap.sealed_messages import KEYS
 from ckdist.comm.bootstrap.sockets import HEARTBEATS, connect_ranks
 from ckdist.comm.bootstrap.star_world import packed
 from ckdist.comm.bootstrap.tcp_world import INTERFACE_VARIABLE
@@ -28,21 +29,21 @@ COLLECT_TAG = 77
 class MpiWorld:
     """The ranks of an MPI job. The constructor is a collective call and raises ImportError if mpi4py does not load."""
 
-    def __init__(self) -> None:
+    def __init__(self, encrypt: str = "auto") -> None:
         import mpi4py
 
         # A rank that fails must be able to end while its peers are gone. So only close() finalises MPI.
         mpi4py.rc.finalize = False
-        _leave_tcp_alone()
+        _leave_network_alone()
         from mpi4py import MPI
 
-        self.mpi, self.comm = MPI, MPI.COMM_WORLD
+        self.mpi, self.comm, self.encrypt = MPI, MPI.COMM_WORLD, encrypt
         self.rank, self.size = self.comm.Get_rank(), self.comm.Get_size()
         self._connections: list[BootstrapConnection] = []
         self.hosts = tuple(self.gather_all(host_name()))
         same = [r for r, host in enumerate(self.hosts) if host == self.hosts[self.rank]]
         self.local_rank, self.local_size = same.index(self.rank), len(same)
-        self.secret = self._secret()
+        self.secret = self._secret() or (job_secret(self) if len(set(self.hosts)) > 1 else None)
         self._watch()
 
     def _secret(self) -> bytes | None:
@@ -59,10 +60,10 @@ class MpiWorld:
     def _watch(self) -> None:
         """Opens connections for heartbeats while ranks load: MPI reports dead ranks, but not stopped ones."""
         sockets: list[socket.socket | None] = []
-        problem = None
+        problem, keys = None, b""
         try:
             interface = os.environ.get(INTERFACE_VARIABLE)
-            (files,) = connect_ranks(self, interface, [HEARTBEATS], seconds=WATCH_SECONDS)
+            ((files, keys),) = connect_ranks(self, interface, [HEARTBEATS], seconds=WATCH_SECONDS)
             sockets = [socket.socket(fileno=fd) if fd >= 0 else None for fd in files]
         except CkdistError as error:
             problem = str(error)
@@ -73,7 +74,9 @@ class MpiWorld:
                 log.warning("a rank that is stopped while it loads will not be noticed: %s", problems[0])
             return
         self._connections = [
-            BootstrapConnection(peer, connection) for peer, connection in enumerate(sockets) if connection
+            BootstrapConnection(peer, connection, keys=keys[KEYS * peer : KEYS * (peer + 1)])
+            for peer, connection in enumerate(sockets)
+            if connection
         ]
 
     def broadcast(self, value: Any = None) -> Any:
@@ -148,11 +151,13 @@ class MpiWorld:
         return True
 
 
-def _leave_tcp_alone() -> None:
-    """Disables TCP in Open MPI if all ranks share one host: it would listen on all addresses.
+def _leave_network_alone() -> None:
+    """Disables TCP and libfabric in Open MPI if all ranks share one host.
 
-    A setting of the user's own stays.
+    TCP would listen on all addresses. Starting libfabric costs each rank 50 ms of CPU time. A setting of the user's own
+    stays.
     """
     size = os.environ.get("OMPI_COMM_WORLD_SIZE")
     if size is not None and size == os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE"):
-        os.environ.setdefault("OMPI_MCA_btl", "^tcp")
+        os.environ.setdefault("OMPI_MCA_btl", "^tcp,ofi")
+        os.environ.setdefault("OMPI_MCA_pml", "^cm")

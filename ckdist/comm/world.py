@@ -45,8 +45,8 @@ class SingleWorld:
         """Does nothing."""
 
 
-def start_world() -> World:
-    """Returns the world that this process was started in.
+def start_world(encrypt: str = "auto") -> World:
+    """Returns the world that this process was started in. `encrypt`: the value of `--encrypt`.
 
     Connections of ckdist's own launcher come first. An MPI launcher comes before RANK and its companions: it may set
     these too.
@@ -54,17 +54,17 @@ def start_world() -> World:
     if os.environ.get(CONNECTIONS_VARIABLE):
         from ckdist.comm.bootstrap.launched_world import LaunchedWorld
 
-        return LaunchedWorld()
+        return LaunchedWorld(encrypt)
     if not any(name in os.environ for name in MPI_VARIABLES):
         if not is_rank():
             return SingleWorld()
         from ckdist.comm.bootstrap.tcp_world import TcpWorld, is_started
 
-        return TcpWorld.from_environment(log=log.warning) if is_started() else SingleWorld()
+        return TcpWorld.from_environment(log=log.warning, encrypt=encrypt) if is_started() else SingleWorld()
     try:
         from ckdist.comm.mpi_world import MpiWorld
 
-        return MpiWorld()
+        return MpiWorld(encrypt)
     except ImportError as error:
         raise ConfigError(
             f"started by an MPI launcher, but mpi4py does not load ({error}): pip install 'ckdist[mpi]'"

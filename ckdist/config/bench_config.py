@@ -18,8 +18,9 @@ class BenchConfig(EngineConfig):
     """`ckdist bench`: measure a model's prefill and decode, the engine's steps, or the machine itself."""
 
     target: str = option(
-        "model", "target", choices=("model", "steps", "machine", "comm"),
-        help="thing to measure; steps: steps of the engine by their content, for ckdist simulate",
+        "model", "target", choices=("model", "drafts", "steps", "machine", "comm"),
+        help="thing to measure; drafts: decode without and with drafts (default with --spec or -md); steps: steps of "
+        "the engine by their content, for ckdist simulate",
     )  # fmt: skip
     tune: bool = option(
         False,
@@ -51,6 +52,10 @@ class BenchConfig(EngineConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.target == "model" and (self.spec not in ("auto", "off") or self.model_draft is not None):
+            object.__setattr__(self, "target", "drafts")
+        if self.target == "drafts":
+            self._check_drafts()
         if self.save is not None and self.target != "machine":
             raise ConfigError(
                 f"--save writes a machine, but the target is {self.target}: use ckdist bench machine --save"
@@ -75,7 +80,17 @@ class BenchConfig(EngineConfig):
         if self.target == "model" and not any((*self.n_prompt, *self.n_gen)):
             raise ConfigError("--n-prompt 0 and --n-gen 0 leave nothing to measure: give one of them")
 
+    def _check_drafts(self) -> None:
+        if self.spec == "off":
+            raise ConfigError(
+                "--spec off leaves nothing to compare: use auto, ngram, suffix, or model with --model-draft"
+            )
+        if self.sweep is not None:
+            raise ConfigError(f"--sweep {self.sweep} measures no drafts: leave it or --spec out")
+        if not all(self.n_gen):
+            raise ConfigError("drafts are measured in decode: use --n-gen above 0")
+
     @property
     def runs_model(self) -> bool:
         """False if the machine is measured."""
-        return self.target in ("model", "steps")
+        return self.target in ("model", "drafts", "steps")

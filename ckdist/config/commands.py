@@ -83,15 +83,19 @@ class TrainCommand(Settings):
         return (*self.set, *(f"{name}={size}" for name, size in sizes.items() if size is not None))
 
 
+GGUF_TYPES = ("f16", "bf16", "f32", "q8_0", "q4_k")
+
+
 @dataclass(frozen=True, kw_only=True)
 class ExportCommand(Settings):
-    """`ckdist export`: write a Hugging Face folder as one GGUF file."""
+    """`ckdist export`: write a Hugging Face folder, or an adapter, as one GGUF file."""
 
     gguf: bool = option(False, "--gguf", help="write GGUF, the only format")
-    type: str = option("f16", "--type", choices=("f16", "bf16", "f32", "q8_0", "q4_k"), help="type of the matrices")
+    type: str = option("f16", "--type", choices=GGUF_TYPES, help="type of the matrices")
     source: str | None = option(
         None, "source", metavar="IN", help="folder with config.json, safetensors and a tokenizer, or hf:owner/repo"
     )
+    lora: str = option("", "--lora", metavar="DIR", help="write only this adapter of IN, which may be a GGUF too")
     target: str | None = option(None, "target", metavar="OUT.gguf", help="file to write")
     verbose: bool = option(False, "-v", "--verbose", help="log more")
 

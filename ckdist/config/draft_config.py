@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from ckdist.config.options import Settings, option
 from ckdist.errors import ConfigError
 
-SPECS = ("auto", "off", "ngram", "suffix")
+SPECS = ("auto", "off", "ngram", "suffix", "model")
 MAX_DRAFT = 64  # tokens
+MEMORY_SHARE = 4  # of --memory, a draft model has one part in so many
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,7 +17,11 @@ class DraftFlags(Settings):
     spec: str = option(
         "auto", "--spec-type", "--spec", metavar="DRAFTER",
         help="draft tokens that one step verifies, with the same text: ngram (from prompt and answer), suffix (from "
-        "earlier answers of the tenant, too), auto (suffix), off",
+        "earlier answers of the tenant, too), model (--model-draft), auto (the better one of these two), off",
+    )  # fmt: skip
+    model_draft: str | None = option(
+        None, "-md", "--model-draft", metavar="MODEL",
+        help="small model that drafts tokens; it needs the same tokenizer, and every rank has a shard of it",
     )  # fmt: skip
     draft_max: int = option(
         16, "--draft", "--draft-n", "--draft-max", within=(1, MAX_DRAFT), help="most drafted tokens of a step"
@@ -47,3 +52,7 @@ class DraftFlags(Settings):
 
             for name, value in draft_flags(self.speculative_config).items():
                 object.__setattr__(self, name, value)
+        if self.model_draft == "":
+            raise ConfigError("--model-draft is empty: name a small model, or leave the flag out")
+        if self.spec == "model" and self.model_draft is None:
+            raise ConfigError("--spec model needs a small model: give --model-draft FILE, or use --spec suffix")

@@ -9,9 +9,10 @@ from ckdist.errors import ConfigError
 # Names of other servers for these drafters.
 ALIASES = {
     "none": "off", "ngram-simple": "ngram", "ngram-map-k": "ngram", "ngram-map-k4v": "ngram", "ngram-mod": "ngram",
-    "ngram-cache": "suffix", "prompt_lookup": "ngram",
+    "ngram-cache": "suffix", "prompt_lookup": "ngram", "draft": "model", "draft-simple": "model",
+    "draft_model": "model",
 }  # fmt: skip
-MISSING = ("model", "mtp", "draft", "draft-simple", "draft_model", "draft-mtp", "deepseek_mtp", "eagle", "eagle3")
+MISSING = ("mtp", "draft-mtp", "deepseek_mtp", "eagle", "eagle3")
 COUNT, LENGTHS = "num_speculative_tokens", ("prompt_lookup_min", "prompt_lookup_max")
 
 
@@ -21,7 +22,7 @@ def drafter_name(name: str) -> str:
     if found in SPECS:
         return found
     if name in MISSING:
-        raise ValueError(f"{name} is not supported: no second model and no layer predicts drafts; use ngram or suffix")
+        raise ValueError(f"{name} is not supported: no layer predicts drafts; use model, ngram or suffix")
     raise ValueError(f"{name[:40]} is not known; use {', '.join(SPECS)}")
 
 
@@ -34,13 +35,18 @@ def draft_flags(text: str) -> dict[str, str | int]:
         given = None
     if not isinstance(given, dict):
         raise ConfigError(f'{flag} {text[:40]} is not a JSON object, such as {{"method": "ngram"}}')
-    unknown = [name for name in given if name not in ("method", COUNT, *LENGTHS)]
+    unknown = [name for name in given if name not in ("method", "model", COUNT, *LENGTHS)]
     if unknown:
-        raise ConfigError(f"{flag}: {unknown[0][:40]} is not supported; known are method and {COUNT}")
+        raise ConfigError(f"{flag}: {unknown[0][:40]} is not supported; known are method, model and {COUNT}")
     try:
-        fields: dict[str, str | int] = {"spec": drafter_name(str(given.get("method", "ngram")))}
+        method = str(given.get("method", "model" if "model" in given else "ngram"))
+        fields: dict[str, str | int] = {"spec": drafter_name(method)}
     except ValueError as error:
         raise ConfigError(f"{flag}: method {error}") from None
+    if "model" in given:
+        if fields["spec"] != "model" or not isinstance(given["model"], str):
+            raise ConfigError(f"{flag}: model {str(given['model'])[:40]} must be the name of a model, for method model")
+        fields["model_draft"] = given["model"]
     if COUNT in given:
         count = given[COUNT]
         if type(count) is not int or not 1 <= count <= MAX_DRAFT:

@@ -3,9 +3,9 @@
 import re
 from dataclasses import dataclass
 
-from ckdist.comm.transports.names import CHOICES
-from ckdist.config.draft_config import DraftFlags
-from ckdist.config.options import byte_size, integer_or_auto, option
+from ckdist.comm.transports.names import CHOICES, ENCRYPT
+from ckdist.config.draft_config import MEMORY_SHARE, DraftFlags
+from ckdist.config.options import byte_size, integer_or_auto, option, proportions
 from ckdist.errors import ConfigError
 from ckdist.overrides import metadata_overrides
 
@@ -72,8 +72,8 @@ class EngineConfig(DraftFlags):
     cache_type_v: str = option("i16", "-ctv", "--cache-type-v", choices=CACHE_TYPES, help="type of the cached values")
     lora: tuple[str, ...] = option(
         (), "--lora", repeat=True, metavar="[NAME=]FOLDER",
-        help="adapter in PEFT's format (adapter_config.json); NAME=FOLDER: for the requests that name it, may be "
-        "repeated; FOLDER: for all requests",
+        help="adapter in PEFT's format (adapter_config.json), or a GGUF file; NAME=FOLDER: for the requests that name "
+        "it, may be repeated; FOLDER: for all requests",
     )  # fmt: skip
     max_loras: int = option(
         0, "--max-loras", within=(0, 256),
@@ -107,6 +107,11 @@ class EngineConfig(DraftFlags):
         "auto", "--transport", choices=CHOICES,
         help="transport between hosts (shared memory is used within a host); auto: the fastest that works",
     )  # fmt: skip
+    encrypt: str = option(
+        "auto", "--encrypt", choices=ENCRYPT,
+        help="encryption between hosts; auto: of tcp, while verbs and mpi are allowed and not encrypted; "
+        "always: tcp alone is used; never: for closed networks",
+    )  # fmt: skip
     tensor_parallel_size: int = option(
         0, "-tp", "--tensor-parallel-size", parse=integer_or_auto, within=(0, 256),
         help="ranks that shard each layer; started on this host if there is no launcher; 0 or auto: the started "
@@ -121,6 +126,11 @@ class EngineConfig(DraftFlags):
         None, "--layout", choices=("auto",),
         help="auto: choose pipeline or tensor parallelism from the link between hosts, measured at the start "
         "(default over several hosts without -pp, -tp, --prefill or --experts)",
+    )  # fmt: skip
+    tensor_split: str = option(
+        "auto", "-ts", "--tensor-split", parse=proportions, metavar="auto|even|N,N,...",
+        help="parts of the model that ranks hold, as numbers for each rank or for each host; auto: even, or by the "
+        "measured rates of memory if hosts differ",
     )  # fmt: skip
     prefill: str = option(
         "auto", "--prefill", choices=("auto", "token", "tensor"),
@@ -156,6 +166,13 @@ class EngineConfig(DraftFlags):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._check_adapters()
+        if self.model_draft is not None and (self.pipeline_parallel_size > 1 or self.layout == "auto"):
+            flag = (
+                "--layout auto" if self.layout == "auto" else f"--pipeline-parallel-size {self.pipeline_parallel_size}"
+            )
+            raise ConfigError(
+                f"--model-draft needs a shard of every layer on each rank, and {flag} is given: leave one out"
+            )
         if self.model == "":
             remedy = "use a GGUF file, a folder or a name, or leave the flag out for the bundled model"
             raise ConfigError(f"--model is empty: {remedy}")
@@ -177,6 +194,13 @@ class EngineConfig(DraftFlags):
     def runs_model(self) -> bool:
         """Whether the command has ranks of its own, each with a part of a model."""
         return True
+
+    @property
+    def own_memory(self) -> int | None:
+        """--memory without the part of a draft model."""
+        if self.memory is None or self.model_draft is None:
+            return self.memory
+        return self.memory - self.memory // MEMORY_SHARE
 
     @property
     def fixed_adapter(self) -> str | None:

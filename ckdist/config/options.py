@@ -53,6 +53,15 @@ def integer_list(text: str) -> tuple[int, ...]:
     return tuple(integer(part.strip()) for part in text.split(","))
 
 
+def proportions(text: str) -> str:
+    """Parses `auto`, `even`, or positive numbers such as `3,1` or `0.7,0.3`. Returns it unchanged."""
+    if text not in ("auto", "even"):
+        for part in text.split(","):
+            if not (re.fullmatch(r"\d{1,6}(\.\d{1,6})?", part.strip(), re.ASCII) and float(part)):
+                raise ValueError("is neither auto nor even nor a list of positive numbers such as 3,1")
+    return text
+
+
 def escaped(text: str) -> str:
     r"""Replaces the escapes \n, \r, \t, \", \' and \\ as C does."""
     return re.sub(r"\\([nrt\"'\\])", lambda match: {"n": "\n", "r": "\r", "t": "\t"}.get(match[1], match[1]), text)

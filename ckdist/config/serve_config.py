@@ -44,6 +44,9 @@ class ServeConfig(RequestDefaultFlags, EngineConfig):
         None, "--keep-alive", kind=float, within=(0, 1e9), metavar="SECONDS",
         help="unload a model that has had no request for this long (default: never)",
     )  # fmt: skip
+    no_restart: bool = option(
+        False, "--no-restart", help="end the server if its engine ends, instead of starting the engine again"
+    )
     alias: str | None = option(
         None, "-a", "--alias", metavar="NAME",
         help="model name in answers (default: the name of the model's file or folder)",
@@ -124,8 +127,9 @@ class ServeConfig(RequestDefaultFlags, EngineConfig):
         8 << 20, "--max-body", parse=byte_size, within=(1 << 10, 1 << 30), metavar="SIZE", help="largest request body"
     )
     pooling: str = option(
-        "auto", "--pooling", choices=("auto", "mean", "last", "cls", "none"),
-        help="pooling of hidden states into an embedding (auto: from the model's files; none: one per token)",
+        "auto", "--pooling", choices=("auto", "mean", "last", "cls", "none", "rank"),
+        help="pooling of hidden states into an embedding (auto: from the model's files; none: one per token; "
+        "rank: a decoder answers yes or no for /v1/rerank)",
     )  # fmt: skip
     strict_fields: bool = option(
         False, "--strict-fields", help="refuse requests with unknown fields, instead of ignoring the fields"

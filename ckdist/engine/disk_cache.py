@@ -151,6 +151,7 @@ def folder_key(config: EngineConfig, model: Model) -> str:
         "roles": executable.splits_roles,
         "hosts": hosts,
         "experts": config.experts,
+        "shares": list(model.plan.mesh.shares),
         "ranks": world.gather(own),
     }
     parts["model"] = world.broadcast(parts["model"])

@@ -1,99 +1,115 @@
 """Decides how many drafted tokens a step verifies: as many as pay, from measured seconds, within a limit of losses."""
 
-from bisect import bisect_left
+from collections.abc import Iterable
+from itertools import accumulate
+from typing import NamedTuple
 
-MEMORY = 0.8  # weight of all earlier steps of a width against the last one
-OUTLIER = 2.0  # a step counts at most as this times the estimate
+from ckdist.engine.row_costs import RowCosts
+
 MIN_STEPS = 3  # plain steps of a width before drafts are added to it
 REFRESH_STEPS = 50  # a plain step comes at least so often, since contexts and other loads change
-FORGET_STEPS = 256  # after which a width that was not used is forgotten, so that it is tried again
 MIN_GAIN = 1.03  # predicted tokens per second with and without drafts
 # Lost steps that are allowed at once, and that each step allows again: within 200 steps at most 1 %.
-MOST_LOST, ALLOWED = 1.0, 0.005
+MOST_LOST, ALLOWED = 1.2, 0.003
+
+
+class Option(NamedTuple):
+    """Drafts that a step may verify."""
+
+    accepted: float  # expected tokens that are right
+    rows: int  # drafted tokens
+    spent: float = 0.0  # seconds that a draft model takes before the step
 
 
 class DraftGain:
     """Seconds of decode steps by their rows, and the steps that drafts have lost.
 
     Attributes:
+        costs: Seconds of the steps, without those of a draft model.
         drafted, accepted: Tokens since the start.
         predicted, measured: Seconds that drafts save, since the start: as predicted before their steps, and as the
             accepted tokens gave.
-        seconds: Measured seconds of the steps with drafts.
+        seconds: Measured seconds of the steps with drafts, and of a draft model.
     """
 
     def __init__(self) -> None:
-        self._seconds: dict[int, float] = {}  # by rows, of widths that were measured twice
-        self._once: dict[int, float] = {}  # by rows, of widths that were measured once, since one step may be disturbed
-        self._rows: list[int] = []  # the keys of it, ascending
-        self._used: set[int] = set()  # rows of the steps since widths were forgotten
-        self._steps = 0
+        self.costs = RowCosts()
         self._plain: dict[int, int] = {}  # by rows: steps without drafts
         self._since_plain = 0
         self._lost = 0.0  # in steps
         self.drafted = self.accepted = self.steps = 0
         self.predicted = self.measured = self.seconds = 0.0
 
-    def cost(self, rows: int) -> float:
-        """Predicted seconds of a step with `rows` rows, on a line between the measured numbers."""
-        known = self._rows
-        if not known:
-            return 0.0
-        at = bisect_left(known, rows)
-        if at < len(known) and known[at] == rows:
-            return self._seconds[rows]
-        if at == 0 or len(known) == 1:
-            return self._seconds[known[0]] * rows / known[0]
-        high = min(at, len(known) - 1)
-        first, second = known[high - 1], known[high]
-        slope = max(0.0, (self._seconds[second] - self._seconds[first]) / (second - first))
-        return self._seconds[first] + slope * (rows - first)
-
-    def choose(self, sequences: int, parts: list[float]) -> int:
+    def choose(self, sequences: int, parts: list[float], spent: float = 0.0) -> int:
         """Returns how many of the drafted tokens to verify in a step with `sequences` sequences.
 
         Args:
             parts: Probability of each drafted token that it is accepted, descending.
+            spent: Seconds that a draft model has taken for them already.
         """
-        if not parts or self._plain.get(sequences, 0) < MIN_STEPS or self._since_plain >= REFRESH_STEPS:
-            return 0
-        plain = self.cost(sequences)
-        best, most, tokens = MIN_GAIN / plain, 0, float(sequences)
-        for count, part in enumerate(parts, 1):
-            tokens += part
-            speed = tokens / sequences / self._least_cost(sequences + count)
-            if speed > best and self._lost + self._most_cost(sequences + count) / plain - 1 <= MOST_LOST:
+        right = accumulate(parts)
+        options = (Option(accepted, count, spent) for count, accepted in enumerate(right, 1))
+        return self.best(sequences, options, spent)[0]
+
+    def best(self, sequences: int, options: Iterable[Option], spent: float = 0.0) -> tuple[int, float]:
+        """Returns the best option, counted from 1, and its tokens per second and sequence. (0, 0.0): no option pays.
+
+        Args:
+            spent: Seconds of a draft model that are lost without drafts.
+        """
+        costs, best, most = self.costs, 0.0, 0
+        if self._plain.get(sequences, 0) < MIN_STEPS or not costs.is_known(sequences):
+            return 0, 0.0
+        if self._since_plain >= REFRESH_STEPS:
+            return 0, 0.0
+        least = MIN_GAIN / (costs.cost(sequences) + spent)
+        for count, option in enumerate(options, 1):
+            speed = self._speed(sequences, option)
+            if speed > max(least, best) and self._is_allowed(sequences, option):
                 best, most = speed, count
-        return most
+        return most, best
 
-    def _least_cost(self, rows: int) -> float:
-        """The cost of a width that was tried, else of the next narrower one."""
-        while rows > self._rows[0] and rows not in self._seconds:
-            rows -= 1
-        return self.cost(rows)
+    def _speed(self, sequences: int, option: Option) -> float:
+        seconds = self.costs.least_cost(sequences + option.rows) + option.spent
+        return (1 + option.accepted / sequences) / seconds
 
-    def _most_cost(self, rows: int) -> float:
-        """The cost of a width. One beyond the measured ones is taken to cost twice as much as they suggest."""
-        widest = self._rows[-1]
-        most = self.cost(rows)
-        return most + max(0.0, most - self.cost(widest)) if rows > widest and len(self._rows) > 1 else most
+    def _is_allowed(self, sequences: int, option: Option) -> bool:
+        worst = self.costs.most_cost(sequences + option.rows) + option.spent
+        return self._lost + worst / self.costs.cost(sequences) - 1 <= MOST_LOST
 
-    def observe_plain(self, sequences: int, seconds: float) -> None:
-        """Takes the measured seconds of a step without drafts and without prompts."""
-        self._measure(sequences, seconds)
+    def is_better(self, sequences: int, option: Option, than: Option) -> bool:
+        """Whether an option gives more tokens per second than another one, and may be taken."""
+        faster = self._speed(sequences, option) > self._speed(sequences, than)
+        return faster and self._is_allowed(sequences, option)
+
+    def allows(self, sequences: int, spent: float) -> bool:
+        """Whether a draft model may spend these seconds in order to learn how good it is."""
+        plain = self.costs.cost(sequences)
+        return self._plain.get(sequences, 0) >= MIN_STEPS and self._lost + spent / plain <= MOST_LOST
+
+    def observe_plain(self, sequences: int, seconds: float, spent: float = 0.0) -> None:
+        """Takes the measured seconds of a step without drafts and without prompts.
+
+        Args:
+            spent: Seconds of a draft model before it.
+        """
+        usual = self.costs.measure(sequences, seconds)
         self._plain[sequences] = self._plain.get(sequences, 0) + 1
         self._since_plain = 0
-        self._lost = max(0.0, self._lost - ALLOWED)
+        self._lost = max(0.0, self._lost + spent / usual - ALLOWED)
 
-    def observe(self, sequences: int, drafted: int, accepted: int, expected: float, seconds: float) -> None:
+    def observe(
+        self, sequences: int, drafted: int, accepted: int, expected: float, seconds: float, spent: float = 0.0
+    ) -> None:
         """Takes the measured seconds of a step with drafts.
 
         Args:
             expected: The sum of the probabilities of the drafted tokens.
+            spent: Seconds of a draft model before it.
         """
-        plain, before = self.cost(sequences) or seconds, self.cost(sequences + drafted) or seconds
-        self._measure(sequences + drafted, seconds)
-        cost = self.cost(sequences + drafted)
+        costs = self.costs
+        plain, before = costs.cost(sequences) or seconds, costs.cost(sequences + drafted) or seconds
+        cost = costs.measure(sequences + drafted, seconds) + spent
         self._since_plain += 1
         self._lost = max(0.0, self._lost + cost / plain - (sequences + accepted) / sequences - ALLOWED)
         self.steps += 1
@@ -102,18 +118,8 @@ class DraftGain:
         self.measured += plain * (1 + accepted / sequences) - seconds
         self.seconds += seconds
 
-    def _measure(self, rows: int, seconds: float) -> None:
-        known = self._seconds.get(rows)
-        if known is not None:
-            self._seconds[rows] = MEMORY * known + (1 - MEMORY) * min(seconds, OUTLIER * known)
-        elif rows in self._once or not self._seconds:
-            self._seconds[rows] = min(seconds, self._once.pop(rows, seconds))
-        else:
-            self._once[rows] = seconds
-        self._used.add(rows)
-        self._steps += 1
-        if self._steps % FORGET_STEPS == 0:
-            self._seconds = {rows: cost for rows, cost in self._seconds.items() if rows in self._used}
-            self._plain = {rows: count for rows, count in self._plain.items() if rows in self._used}
-            self._used.clear()
-        self._rows = sorted(self._seconds)
+    def spend(self, seconds: float) -> None:
+        """Counts seconds of a draft model in the gain."""
+        self.predicted -= seconds
+        self.measured -= seconds
+        self.seconds += seconds

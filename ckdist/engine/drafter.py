@@ -2,38 +2,14 @@
 
 import numpy as np
 
+from ckdist.engine.acceptance import Acceptance
 from ckdist.engine.ngram_index import SIZES, NgramIndex
 from ckdist.engine.sequence import Sequence
 
 # Tokens that agree before the draft, by the classes of `Acceptance`.
 CLASSES = 4, 8, 16, 32
-PRIOR = 0.5, 2.0  # part that is right, and its weight in tokens
-OWN_WEIGHT = 8.0  # of the engine's estimate against the tokens of one sequence
-REST_TOKENS, REST_BELOW = 4, 0.4  # a drafter that guesses so little looks at so many tokens together, which is faster
-FADES = 0.95  # weight of all earlier tokens against the last one
-
-
-class Acceptance:
-    """How many drafted tokens are right, by the number of tokens that agree before them. Earlier tokens fade."""
-
-    def __init__(self, parent: "Acceptance | None" = None) -> None:
-        self._parent = parent
-        self._right = [0.0] * (len(CLASSES) + 1)
-        self._all = [0.0] * (len(CLASSES) + 1)
-
-    def count(self, agreed: int, right: bool) -> None:
-        """Takes note of a token that was guessed after `agreed` tokens."""
-        place = class_of(agreed)
-        self._right[place] = FADES * self._right[place] + right
-        self._all[place] = FADES * self._all[place] + 1
-        if self._parent is not None:
-            self._parent.count(agreed, right)
-
-    def part(self, agreed: int) -> float:
-        """The part of the tokens after `agreed` ones that are right."""
-        place = class_of(agreed)
-        prior, weight = PRIOR if self._parent is None else (self._parent.part(agreed), OWN_WEIGHT)
-        return (self._right[place] + prior * weight) / (self._all[place] + weight)
+PRIORS = (0.5,) * (len(CLASSES) + 1)
+REST_TOKENS, REST_BELOW = 8, 0.4  # a drafter that guesses so little looks at so many tokens together, which is faster
 
 
 def class_of(agreed: int) -> int:
@@ -55,7 +31,7 @@ class Drafter:
         self._sequence, self._archive = sequence, archive
         self._index = NgramIndex(sequence.tokens)
         self._last: list[int] = []  # tokens of the sequence, as many as the longest n-gram
-        self.acceptance = Acceptance(acceptance)
+        self.acceptance = acceptance.of_sequence()
         self._source: np.ndarray | None = None  # the text that is followed
         self._place = self._end = 0  # of its next token, and of the text
         self._agreed = 0  # tokens before that which agree
@@ -67,7 +43,7 @@ class Drafter:
         """
         sequence, index, last = self._sequence, self._index, self._last
         begin, length = index.length, sequence.length
-        if begin and length - begin < REST_TOKENS and self.acceptance.part(SIZES[-1]) < REST_BELOW:
+        if begin and length - begin < REST_TOKENS and self.acceptance.part(class_of(SIZES[-1])) < REST_BELOW:
             return False
         if not begin:
             begin = max(0, length - 1)
@@ -87,7 +63,7 @@ class Drafter:
         if self._source is None:
             return
         right = self._place < self._end and int(self._source[self._place]) == token
-        self.acceptance.count(self._agreed, right)
+        self.acceptance.count(class_of(self._agreed), right)
         self._place, self._agreed = self._place + 1, self._agreed + 1
         if self._source is self._sequence.tokens:
             self._end = self._sequence.length
@@ -113,6 +89,6 @@ class Drafter:
                 tokens += tokens[: most - len(tokens)]
         parts, product = list[float](), 1.0
         for i in range(len(tokens)):
-            product *= self.acceptance.part(self._agreed + i)
+            product *= self.acceptance.part(class_of(self._agreed + i))
             parts.append(product)
         return tokens, parts

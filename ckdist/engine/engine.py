@@ -21,7 +21,7 @@ from ckdist.engine.grammars import Grammars, GrammarsBusy, Masks
 from ckdist.engine.histogram import Histogram
 from ckdist.engine.output import Output
 from ckdist.engine.output_processor import OutputProcessor
-from ckdist.engine.pooling import POOLINGS, Pooling
+from ckdist.engine.pooling import new_pooling
 from ckdist.engine.queue_place import ANY_PLACE, QueuePlace
 from ckdist.engine.request import Tokens, check_positions, check_prompt, check_sampling
 from ckdist.engine.sampler import Sampler
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from ckdist.engine.dry_breakers import DryBreakers
     from ckdist.engine.named_adapters import Adapters
     from ckdist.engine.trace import Lane
+    from ckdist.weights.stored_ranking import Ranking
 
 STEP_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 NO_SAMPLING = SamplingParams(max_tokens=0)
@@ -83,6 +84,7 @@ class Engine:
         self._more_stats, self.lane, self._make_breakers, self.grammars = more_stats, lane, make_breakers, grammars
         self._start, self._banned = np.array(start_tokens, np.int32), np.array(banned_tokens, np.int32)
         self.adapters = adapters
+        self.ranking: Ranking | None = None  # of a decoder that ranks documents
         self._compiling: list[Sequence] = []  # with a grammar that is not compiled yet
         cache = executable.num_blocks * BLOCK_TOKENS
         self.max_positions = min(executable.context_length, cache)
@@ -224,9 +226,7 @@ class Engine:
         tenant: bytes | None = ONE_TENANT,
         place: QueuePlace = ANY_PLACE,
     ) -> None:
-        """Queues a prompt whose hidden states after the last norm become the `embedding` of its Output.
-
-        The embedding of a cross-encoder is its score.
+        """Queues a prompt whose hidden states after the last norm, or whose score, are its Output's `embedding`.
 
         Args:
             pooling: One of POOLINGS.
@@ -237,8 +237,7 @@ class Engine:
             RequestError: `pooling` is wrong, or the prompt cannot fit.
             EngineBusy: The queue is full.
         """
-        if pooling not in POOLINGS:
-            raise RequestError(f"pooling {pooling[:40]!r} is not known: use one of {', '.join(POOLINGS)}", "pooling")
+        pools = new_pooling(pooling, self.ranking)
         if not self.executable.has_hidden:
             raise RequestError(
                 "a model in several stages gives no embeddings; give --pipeline-parallel-size 1", "model"
@@ -246,8 +245,8 @@ class Engine:
         ids = self._check_prompt(id, prompt, False)
         if not 0 <= first_text <= len(ids):
             raise RequestError(f"the first text has {first_text} of {len(ids)} tokens", "first_text")
-        pools = {"pooling": Pooling(pooling), "first_text": first_text, "tenant": tenant, "place": place}
-        self._queue(Sequence(id, ids, NO_SAMPLING, 0, len(ids), time.monotonic(), **pools))
+        fields = {"first_text": first_text, "tenant": tenant, "place": place}
+        self._queue(Sequence(id, ids, NO_SAMPLING, 0, len(ids), time.monotonic(), pooling=pools, **fields))
 
     def _check_prompt(self, id: Hashable, prompt: Tokens, continues: bool) -> np.ndarray:
         """The prompt as int32 (tokens,). Raises RequestError if it is wrong or leaves no room for the output."""
@@ -286,6 +285,8 @@ class Engine:
     def _queue(self, sequence: Sequence) -> None:
         if self.drafting is None and sequence.pooling is None:
             self.drafting = self.scheduler.drafting = self._make_drafting()
+        if self.drafting is not None:
+            self.drafting.check(sequence)
         self.scheduler.add(sequence)
         self._sequences[sequence.id] = sequence
         self._requests += 1

@@ -21,9 +21,10 @@ from ckdist.engine.rank_executable import bind
 from ckdist.engine.rank_steps import has_prompt_products, lower_programs
 from ckdist.engine.rank_weights import RankWeights, check_quantize
 from ckdist.engine.stage_programs import trace_programs
-from ckdist.engine.stage_ranks import stage_rank, tell_stages
+from ckdist.engine.stage_ranks import StageRank, stage_rank, tell_stages
 from ckdist.engine.step_choices import choose_steps
 from ckdist.errors import ConfigError
+from ckdist.hub.bundled import BUNDLED
 from ckdist.layout import Layout, Range
 from ckdist.layouts.rank_plan import make_plan, step_tokens
 from ckdist.mesh import Mesh
@@ -44,8 +45,6 @@ if TYPE_CHECKING:
     from ckdist.weights.model_files import ModelFile
 
 log = logging.getLogger(__name__)
-
-BUNDLED = pathlib.Path(__file__).parent.parent / "models" / "bundled"
 
 
 def load_model(
@@ -75,8 +74,8 @@ def load_model(
     # programs of this rank's stage
     tracer = functools.partial(Tracer, low_rank=adapter.low_rank) if adapter else Tracer
     loader = ShardLoader(checkpoint, loading_threads(config, world), config.quantize)
-    config, layers = with_stages(config, world, loader, tracer)
-    rank = stage_rank(world, layers)
+    config, layers, shares = with_stages(config, world, loader, tracer)
+    rank = stage_rank(world, layers, shares)
     programs = trace_programs(config, world, rank, checkpoint.spec, adapter, slots, tracer, embeddings)
     trace = open_trace(config, world)
     # their steps, and the weights that these read
@@ -99,11 +98,11 @@ def load_model(
     executable = bind(config, world, rank, programs.decode, plan, loader, plans, hidden_plans, colocation)
     model = Model(world, checkpoint, plan, loader, weights.shards, adapter or slots, executable, sizes.total, trace)
     model.adapters = open_adapters(config, world, slots)
-    tell_stages(world, rank, sizes.total)
-    tell_plan(model)
+    tell_plan(model, rank)
     choose_steps(model, config, programs, steps.main[0], measure, colocation is not None)
     model.disk = open_disk(config, model)
     model.total_weight_bytes = sum(world.gather(sizes.total))
+    model.draft = open_draft(config, model)
     if trace:
         executable.trace(trace.handle)
         executable.worker.trace(trace.handle)
@@ -112,14 +111,23 @@ def load_model(
 
 def with_stages(
     config: EngineConfig, world: World, loader: ShardLoader, tracer: Callable[[Layout, Mesh], Tracer]
-) -> tuple[EngineConfig, list[Range]]:
-    """Returns the configuration with its number of stages, and the layers of each stage. A collective call."""
+) -> tuple[EngineConfig, list[Range], tuple[int, ...]]:
+    """The configuration with its number of stages, the layers of each, and the shares of ranks. A collective call."""
     if world.size == 1 and (config.pipeline_parallel_size or 1) == 1 and config.layout is None:
-        return dataclasses.replace(config, pipeline_parallel_size=1), [(0, len(loader.checkpoint.spec.layers))]
+        return dataclasses.replace(config, pipeline_parallel_size=1), [(0, len(loader.checkpoint.spec.layers))], ()
     from ckdist.engine.stage_layers import layers_of_stages, with_chosen_layout
 
-    config = with_chosen_layout(config, world, loader.checkpoint)
-    return config, layers_of_stages(config, world, loader, tracer)
+    config, shares = with_chosen_layout(config, world, loader.checkpoint), open_shares(config, world, loader.checkpoint)
+    return config, layers_of_stages(config, world, loader, tracer, shares), shares
+
+
+def open_shares(config: EngineConfig, world: World, checkpoint: Checkpoint) -> tuple[int, ...]:
+    """The relative shares of the ranks by --tensor-split; () if they are equal. A collective call."""
+    if config.tensor_split == "even" or (config.tensor_split == "auto" and world.size == 1):
+        return ()
+    from ckdist.layouts.rank_shares import rank_shares
+
+    return together(world, lambda: rank_shares(config, world, checkpoint))
 
 
 def load_colocated(request: dict[str, Any], world: World, colocation: Colocation) -> Model:
@@ -197,6 +205,15 @@ def open_disk(config: EngineConfig, model: Model) -> "DiskCache | None":
     return open_disk_cache(config.cache_disk, config, model)
 
 
+def open_draft(config: EngineConfig, model: Model) -> Model | None:
+    """Loads the draft model that --model-draft names. A collective call."""
+    if config.model_draft is None:
+        return None
+    from ckdist.engine.draft_model import load_draft_model
+
+    return load_draft_model(config, model)
+
+
 def open_trace(config: EngineConfig, world: World) -> "Trace | None":
     """Makes the rank's trace if --trace wants one."""
     if not config.trace:
@@ -206,9 +223,10 @@ def open_trace(config: EngineConfig, world: World) -> "Trace | None":
     return Trace(config.trace, world, max(config.threads or default_threads(world), config.threads_batch))
 
 
-def tell_plan(model: Model) -> None:
-    """Logs the plan of the ranks, and warns of a quota that has too few CPUs."""
+def tell_plan(model: Model, rank: StageRank) -> None:
+    """Logs the stages and the plan of the ranks, and warns of a quota that has too few CPUs. A collective call."""
     world, plan = model.world, model.plan
+    tell_stages(world, rank, model.weight_bytes)
     if world.rank == 0:
         log.debug("%s%s", "each stage: " if model.executable.stages else "", plan)
     if world.local_rank == 0 and plan.placement.is_over_quota:

@@ -45,6 +45,7 @@ class Model:
     total_weight_bytes: int = 0  # of all ranks
     disk: "DiskCache | None" = None
     adapters: "Adapters | None" = None  # those that requests name
+    draft: "Model | None" = None  # the draft model
 
     @property
     def spec(self) -> ModelSpec:
@@ -71,6 +72,8 @@ class Model:
             self.trace.save(self._labels())
         worker = self.executable.worker
         worker.close()
+        if self.draft is not None:
+            self.draft.free()
         self.free()
         worker.communicator.close()
 

@@ -32,6 +32,11 @@ def make_engine(
         **model.loader.filled.stats(),
         **(_expert_stats(executable) if executable.experts else {}),
     }
+    draft = model.draft
+    if draft is not None:
+        from ckdist.engine.draft_model import check_vocabularies
+
+        check_vocabularies(tokenizer, load_tried(draft.checkpoint.path, {}), str(draft.checkpoint.path))
     lane = model.trace and model.trace.main
     engine = Engine(
         model.executable, Sampler(model.spec.vocab_size, model.executable.worker.pool), tokenizer.eos_token_ids,
@@ -39,7 +44,7 @@ def make_engine(
         grammars=Grammars(tokenizer, model.spec.vocab_size), start_tokens=model.spec.start_tokens,
         banned_tokens=model.spec.banned_tokens, max_step_seconds=max_step_seconds, disk=model.disk,
         adapters=model.adapters,
-        make_drafting=lambda: _drafting(drafts),
+        make_drafting=lambda: _drafting(drafts, model),
     )  # fmt: skip
     return engine, tokenizer
 
@@ -62,10 +67,16 @@ def _expert_stats(executable: Executable) -> dict[str, float | str]:
     return {**expert_stats(executable.expert_rows()), **sent}
 
 
-def _drafting(drafts: DraftFlags) -> "Drafting":
+def _drafting(drafts: DraftFlags, model: Model) -> "Drafting":
     from ckdist.engine.drafting import Drafting
 
-    return Drafting(drafts.spec, drafts.draft_max, drafts.draft_min)
+    drafter = None
+    if model.draft is not None:
+        from ckdist.engine.model_drafter import ModelDrafter
+
+        own = model.draft.executable
+        drafter = ModelDrafter(own, Sampler(own.vocab_size, own.worker.pool), model.executable.vocab_size)
+    return Drafting(drafts.spec, drafts.draft_max, drafts.draft_min, model=drafter)
 
 
 def _breakers(tokenizer: Tokenizer) -> "DryBreakers":

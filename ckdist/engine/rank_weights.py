@@ -13,12 +13,13 @@ from ckdist.topology import Placement, bind_memory
 from ckdist.weights.dtypes import BY_NUMBER
 from ckdist.weights.handles import MatrixHandle, VectorHandle
 from ckdist.weights.loader import ShardLoader
-from ckdist.weights.packed_matrix import PackedMatrix, SlotMatrix, is_low_rank
+from ckdist.weights.packed_type import is_low_rank
 
 if TYPE_CHECKING:
     from ckdist.weights.adapter import Adapter
     from ckdist.weights.adapter_slots import AdapterSlots
     from ckdist.weights.host_shards import HostShards
+    from ckdist.weights.packed_matrix import PackedMatrix, SlotMatrix
 
 
 class RankWeights:
@@ -84,7 +85,7 @@ class RankWeights:
         ]
         return ExecutionPlan(lowered, matrices, [self.shards.vector(*key) for key in lowered.vectors])
 
-    def _low_rank(self, key: MatrixKey) -> PackedMatrix | SlotMatrix:
+    def _low_rank(self, key: MatrixKey) -> "PackedMatrix | SlotMatrix":
         assert self.adapter is not None  # the program was traced with one
         return self.adapter.matrix(key)
 

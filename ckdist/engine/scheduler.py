@@ -83,6 +83,7 @@ class Scheduler:
         self.splits_roles = splits_roles
         self.prefix_reuse, self.whole_prompts = prefix_reuse and not whole_prompts, whole_prompts
         self.max_step_seconds, self._clock = max_step_seconds, clock
+        self.shares_cores = False  # sequences of other engines wait for this one's steps
         self.speed, self._live = StepSpeed(), LiveRequests(clock)
         self.waiting = RequestQueue(self.max_sequences, pool.num_blocks)
         self.running: list[Sequence] = []
@@ -144,7 +145,7 @@ class Scheduler:
                 step.add(sequence)
         if self.costs.stages > 1:
             step.budget = self._piece_budget(step.tokens)
-        if self._has_decoding and not self.whole_prompts:
+        if (self._has_decoding or self.shares_cores) and not self.whole_prompts:
             step.limit_seconds(self.max_step_seconds, self.speed.decode_seconds)
         step.batch_seconds = self._live.batch_seconds(self.running, self.max_step_seconds)
         # Chunks of running prompts, then of prompts from the queue.
@@ -312,6 +313,8 @@ class Scheduler:
             self.waiting.remove(sequence)
         elif sequence.state is State.LOADING and self.tier is not None:
             self.tier.cancel(sequence)
+        if self.drafting is not None:
+            self.drafting.leave(sequence)
         sequence.state = State.FINISHED
 
     def _extend(self, sequence: Sequence) -> bool:

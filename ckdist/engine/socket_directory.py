@@ -14,7 +14,8 @@ SOCKET = "engine"
 # The environment of an engine without an HTTP process of its own (`ckdist.serve.engine_job` sets it):
 DIRECTORY = "CKDIST_ENGINE_DIRECTORY"  # the private folder of its socket
 PARENT = "CKDIST_ENGINE_PARENT"  # the process that it ends with
-TURNS = "CKDIST_ENGINE_TURNS"  # the file that engines lock during a step if they share cores
+TURNS = "CKDIST_ENGINE_TURNS"  # FILE:NUMBER of `CoreTurns`, if engines share cores
+READY = "ready: "  # before the last line of its output at its start, which is the path under /v1 to try it with
 CONNECT_SECONDS = 0.2
 
 

@@ -12,6 +12,7 @@ from ckdist import native
 from ckdist.comm.agreement import agree
 from ckdist.comm.world_protocol import World
 from ckdist.config.engine_config import EngineConfig
+from ckdist.engine.stage_ranks import ranks_of_stages
 from ckdist.errors import ConfigError
 from ckdist.layout import SINGLE, Layout, Range
 from ckdist.mesh import Mesh
@@ -30,7 +31,9 @@ def with_chosen_layout(config: EngineConfig, world: World, checkpoint: Checkpoin
     `--layout auto` chooses the number. It is the default over several hosts, unless a flag says how to divide the
     model.
     """
-    divided = config.pipeline_parallel_size or config.tensor_parallel_size or config.prefill != "auto"
+    divided = (
+        config.pipeline_parallel_size or config.tensor_parallel_size or config.model_draft or config.prefill != "auto"
+    )
     chooses = config.layout == "auto" or not (len(set(world.hosts)) == 1 or divided or config.experts != "auto")
     if not chooses or not checkpoint.spec.generates or checkpoint.spec.reads_whole:
         return dataclasses.replace(config, pipeline_parallel_size=config.pipeline_parallel_size or 1)
@@ -43,9 +46,15 @@ def with_chosen_layout(config: EngineConfig, world: World, checkpoint: Checkpoin
 
 
 def layers_of_stages(
-    config: EngineConfig, world: World, loader: ShardLoader, tracer: Callable[[Layout, Mesh], Tracer]
+    config: EngineConfig,
+    world: World,
+    loader: ShardLoader,
+    tracer: Callable[[Layout, Mesh], Tracer],
+    shares: tuple[int, ...] = (),
 ) -> list[Range]:
     """The layers of each stage, the same on every rank. A collective call.
+
+    `shares`: the ranks' relative shares of the model; (): all are equal.
 
     Raises ConfigError if the model or the job cannot have that many stages.
     """
@@ -61,5 +70,6 @@ def layers_of_stages(
         )
     program = trace(forward, spec, SINGLE, Mesh(), tracer)
     agree(world, "model", program.digest())  # each stage compares only its own part
-    layers = divide_layers(program, count, native.isa(), functools.partial(weight_cost, loader))
+    speeds = [sum(shares[rank] for rank in ranks) for ranks in ranks_of_stages(world.size, count)] if shares else ()
+    layers = divide_layers(program, count, native.isa(), functools.partial(weight_cost, loader), speeds)
     return [(begin, end) for begin, end in world.broadcast(layers)]

@@ -6,7 +6,7 @@ Every function here is called by all ranks of a world together.
 import functools
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ckdist.comm.agreement import agree
@@ -66,6 +66,7 @@ def trace_programs(
     placed = config.experts != "tensor" and all(world.gather(places_experts(rank.world, spec)))
     link = measured_link(world, config.transport, config.comm_timeout) if placed else NOMINAL_LINK
     prefill, decode, mesh = layouts_for(config, rank.world, spec, link)
+    mesh = replace(mesh, shares=rank.shares)
     # Every stage needs the same plans. The output of an encoder is cached by heads.
     if spec.encoder is not None or not all(world.gather(prefill is not decode)):
         prefill = decode

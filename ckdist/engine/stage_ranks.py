@@ -31,6 +31,7 @@ class StageRank:
     world: World  # the ranks of the stage
     previous: int = -1  # the job's rank that sends rows to this one; -1: none
     next: int = -1  # the job's rank that receives rows from this one; -1: none
+    shares: tuple[int, ...] = ()  # relative shares of the stage's ranks; (): all are equal
 
     def part_of(self, spec: ModelSpec) -> ModelSpec:
         """The model with the layers of this rank's stage."""
@@ -38,11 +39,20 @@ class StageRank:
         return replace(spec, layers=spec.layers[begin:end])
 
 
-def stage_rank(world: World, layers: Sequence[Range]) -> StageRank:
-    """The place of this rank in a job with one stage for each range in `layers`."""
+def ranks_of_stages(ranks: int, count: int) -> list[list[int]]:
+    """The job's ranks of each of `count` stages."""
+    return [Mesh.of_job(ranks, at % count * (ranks // count), dp=1, pp=count, tp=ranks // count).group("tp")
+            for at in range(1, count + 1)]  # fmt: skip
+
+
+def stage_rank(world: World, layers: Sequence[Range], shares: Sequence[int] = ()) -> StageRank:
+    """The place of this rank in a job with one stage for each range in `layers`.
+
+    `shares`: the relative shares of the job's ranks; (): all are equal.
+    """
     count = len(layers)
     if count == 1:
-        return StageRank(Stage(0, 1, layers[0]), world)
+        return StageRank(Stage(0, 1, layers[0]), world, shares=tuple(shares))
     from ckdist.comm.group_world import GroupWorld
 
     mesh = Mesh.of_job(world.size, world.rank, dp=1, pp=count, tp=world.size // count)
@@ -54,6 +64,7 @@ def stage_rank(world: World, layers: Sequence[Range]) -> StageRank:
         GroupWorld(world, mesh.group("tp")),
         -1 if stage.first else peers[at - 1],
         -1 if stage.last else peers[(at + 1) % count],
+        tuple(shares[rank] for rank in mesh.group("tp")) if shares else (),
     )
 
 

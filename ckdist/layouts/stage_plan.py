@@ -23,7 +23,9 @@ def check_stages(count: int, ranks: int, layers: int) -> None:
         raise ConfigError(f"{flag} does not divide {ranks} rank{'s' * (ranks > 1)}: start a multiple of {count} ranks")
 
 
-def divide_layers(program: Program, count: int, isa: str, weight: Callable[[str], WeightCost]) -> list[Range]:
+def divide_layers(
+    program: Program, count: int, isa: str, weight: Callable[[str], WeightCost], speeds: Sequence[int] = ()
+) -> list[Range]:
     """Divides the layers of a program for one rank into `count` stages of even cost.
 
     A layer's cost is its fraction of a decode step, in which the head is a large part, plus its fraction of a prompt,
@@ -32,6 +34,7 @@ def divide_layers(program: Program, count: int, isa: str, weight: Callable[[str]
     Args:
         isa: Level of instructions of the ranks.
         weight: The cost of a matrix per element.
+        speeds: Relative speeds of the stages; (): all are equal.
     """
     parts, ends = [[]], {v.name for v in program.boundaries}
     for instr in program.instrs:
@@ -44,22 +47,25 @@ def divide_layers(program: Program, count: int, isa: str, weight: Callable[[str]
         layers[0] += embedding
         layers[-1] += last  # the head
         shares.append([each / sum(layers) for each in layers])
-    return even_slices([decode + prompt for decode, prompt in zip(*shares, strict=True)], count)
+    return even_slices([decode + prompt for decode, prompt in zip(*shares, strict=True)], count, speeds)
 
 
-def even_slices(costs: Sequence[float], count: int) -> list[Range]:
-    """`count` contiguous slices of `costs`, none empty, with the smallest largest sum; ties: the most even ones."""
-    sums = [sum(costs[:i]) for i in range(len(costs) + 1)]
+def even_slices(costs: Sequence[float], count: int, speeds: Sequence[int] = ()) -> list[Range]:
+    """`count` contiguous slices of `costs`, none empty, with the smallest largest sum; ties: the most even ones.
+
+    `speeds`: each slice's sum is divided by its relative speed.
+    """
+    sums, speeds = [sum(costs[:i]) for i in range(len(costs) + 1)], speeds or (1,) * count
 
     @cache
     def best(begin: int, slices: int) -> tuple[float, float, tuple[int, ...]]:
         """(largest sum, sum of squares, ends of the slices) for the costs from `begin` on."""
         if slices == 1:
-            own = sums[-1] - sums[begin]
+            own = (sums[-1] - sums[begin]) / speeds[-1]
             return own, own * own, (len(costs),)
         found = []
         for end in range(begin + 1, len(costs) - slices + 2):
-            own, (largest, squares, ends) = sums[end] - sums[begin], best(end, slices - 1)
+            own, (largest, squares, ends) = (sums[end] - sums[begin]) / speeds[-slices], best(end, slices - 1)
             found.append((max(own, largest), own * own + squares, (end, *ends)))
         return min(found)
 

@@ -40,7 +40,8 @@ _UNUSED = {  # reason -> fields
         "vision_config audio_config boi_token_index eoi_token_index image_token_index mm_tokens_per_image "
         "image_token_id video_token_id vision_start_token_id vision_end_token_id media_placeholder_token_id "
         "projection_hidden_size projection_layer_norm_eps use_unified_vision_chunk video_placeholder "
-        "language_model_only boi_token_id eoi_token_id image_seq_length"
+        "language_model_only boi_token_id eoi_token_id image_seq_length multimodal_projector_bias projector_hidden_act "
+        "spatial_merge_size vision_feature_layer"
     ),
     "how another program computes the same": (
         "auto_map attn_implementation cache_implementation chunk_size_feed_forward deterministic_flash_attn ep_size "
@@ -67,6 +68,7 @@ REFUSED_UNLESS = {  # a family that does not read a field supports only this val
     "lm_head_bias": False,
     "mlp_bias": False,
     "pruned_heads": {},
+    "use_bidirectional_attention": False,
     "use_sliding_window": False,
 }
 

@@ -27,6 +27,11 @@ OUTPUT = "lm_head.weight"
 OUTPUT_BIAS = "lm_head.bias"
 
 
+def projection(index: int) -> str:
+    """The name of a dense layer's matrix after the last norm."""
+    return f"model.projection_{index}.weight"
+
+
 def block(g: Tracer, x: Value, model: ModelSpec, layer: int, rows: Rows = all_rows) -> Value:
     """One layer: x + mixer(norm(x)), then cross-attention if there is one, then x + ffn(norm(x)).
 
@@ -124,6 +129,8 @@ def hidden_rows(g: Tracer, ids: Value, spec: ModelSpec) -> Value:
         from ckdist.models.blocks.scorer import scores
 
         x = scores(g, x, spec.scorer, spec.norm_eps)
+    for i, width in enumerate(spec.projections):  # they commute with the mean of a sequence's rows
+        x = g.linear(x, g.weight(projection(i), Dim("projection", width), x.dims[-1]))
     return g.output_rows(x)
 
 

@@ -196,6 +196,15 @@ def rotation(
     return RopeSpec(frequencies.astype(np.float32), magnitude, interleaved, theta=theta)
 
 
+def three_axes(header: GgufHeader, rotation: RopeSpec, is_interleaved: bool) -> RopeSpec:
+    """`rotation` with the file's numbers of frequencies for time, height and width, if there are any."""
+    f, name = header.fields, "rope.dimension_sections"
+    if not f.has(name):
+        return rotation
+    numbers = [int(number) for number in f.numbers(name, 4, low=-1.0, high=float(limits.MAX_HEAD_DIM))]
+    return replace(rotation, axes=rope.section_axes(numbers[:3], rotation.dims // 2, is_interleaved))
+
+
 def plain_rotation(header: GgufHeader, n: Sizes, theta: float = 1e4) -> RopeSpec:
     """The rotation without scaling, which some families have in sliding layers."""
     theta = header.fields.number("rope.freq_base", theta, low=1.0)

@@ -4,7 +4,7 @@ import functools
 import importlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -16,6 +16,11 @@ from ckdist.models.limits import checked
 from ckdist.models.spec import ModelSpec, MoeFfn
 
 ENTRY_POINT = "ckdist.families"  # group of entry points; each names a Family
+# Architectures and types whose text part is of the family that it names -> defaults of the whole file
+SEVERAL_TEXT_PARTS: dict[Any, dict[str, Any]] = {
+    "Mistral3ForConditionalGeneration": {"tie_word_embeddings": True},
+    "mistral3": {"tie_word_embeddings": True},
+}
 
 
 @functools.cache
@@ -62,15 +67,21 @@ def family(name: str) -> Family:
     return _find(name, lambda one: (one.name,), "the model")
 
 
-def _find(name: str, names_of: Callable[[Family], Iterable[str]], where: str) -> Family:
-    """The first family with `name` in `names_of(family)`. Raises ArchitectureError if there is none."""
+Names: TypeAlias = Callable[[Family], Iterable[str]]
+
+
+def _find(name: str, names_of: Names, where: str, read: Callable[[Family], list[str]] | None = None) -> Family:
+    """The first family with `name` in `names_of(family)`.
+
+    Raises ArchitectureError if there is none. `read` returns the fields of the file that a family does not have.
+    """
     if (file := families.FILES.get(name)) and name in names_of(own := own_family(file)):
         return own
-    for other in other_families().values():
-        if name in names_of(other):
-            return other
-    known = dict.fromkeys(name for one in known_families().values() for name in names_of(one))
-    raise ArchitectureError(f"{where}: architecture {name[:100]!r} is not known; the known ones are {', '.join(known)}")
+    if other := next((one for one in other_families().values() if name in names_of(one)), None):
+        return other
+    from ckdist.models.unknown_architecture import unknown_architecture
+
+    raise unknown_architecture(name, {n: one for one in known_families().values() for n in names_of(one)}, where, read)
 
 
 def spec_from_config(config: Mapping[str, Any], where: str) -> ModelSpec:
@@ -83,19 +94,33 @@ def spec_from_config(config: Mapping[str, Any], where: str) -> ModelSpec:
 
 def read_config(config: Mapping[str, Any], where: str) -> tuple[ModelSpec, list[str]]:
     """`spec_from_config`, and the unknown fields that may change results."""
+    return _read(family_of_config(config, where), config, where)
+
+
+def family_of_config(config: Mapping[str, Any], where: str) -> Family:
+    """The family of a config.json. Raises ArchitectureError if it is not known, and ModelFileError for wrong names."""
     whole = Fields(config, where)
     names = config.get("architectures")
     if names is not None and not (isinstance(names, list) and names and isinstance(names[0], str)):
         raise whole.error("architectures", names, "a list of names")
     name = names[0] if names else whole.text("model_type")
-    found = _find(name, (lambda one: one.architectures) if names else (lambda one: one.model_types), where)
+    names_of: Names = (lambda one: one.architectures) if names else (lambda one: one.model_types)
+    found = _find(name, names_of, where, lambda near: _read(near, config, where)[1])
+    text = whole.sub("text_config")
+    if name not in SEVERAL_TEXT_PARTS or not text.has("model_type"):
+        return found
+    return _find(text.text("model_type"), lambda one: one.model_types, f"{where}: text_config")
+
+
+def _read(found: Family, config: Mapping[str, Any], where: str) -> tuple[ModelSpec, list[str]]:
+    """`read_config` for a known family."""
+    whole = Fields(config, where)
     if whole.has("text_config"):  # the language part of a multimodal model
         fields = found.keys.fields(whole.sub("text_config").values, where, "text_config.")
-        outer = replace(found.keys, defaults={}).fields(config, where)
+        name = (config.get("architectures") or [config.get("model_type")])[0]
+        outer = replace(found.keys, defaults=SEVERAL_TEXT_PARTS.get(name, {})).fields(config, where)
     else:
         fields = outer = found.keys.fields(config, where)
-    if fields.flag("use_bidirectional_attention"):
-        raise fields.error("use_bidirectional_attention", True, "false: only causal attention is supported")
     spec = checked(found.from_config(fields, outer), where)
     unknown = found.keys.unknown(fields)
     return spec, unknown if outer is fields else [*unknown, *found.keys.unknown(outer)]

@@ -124,6 +124,10 @@ def from_fields(scaling: Fields, shape: RopeShape, outer: Fields) -> RopeSpec:
         if all(scales):
             magnitude = yarn_magnitude(factor, scales[0]) / yarn_magnitude(factor, scales[1])
         magnitude = scaling.number("attention_factor", magnitude, high=1e3)
+    elif kind == "dynamic" and (alpha := scaling.number("alpha", 0.0, low=-1.0, high=1e6)):
+        dims = 2 * len(frequencies)
+        theta *= alpha ** (dims / (dims - 2))  # NTK-aware scaling with a fixed factor (Hunyuan)
+        frequencies = plain(dims, theta)
     elif kind == "dynamic":  # changes frequencies only beyond max_position, which is the longest context
         scaling.number("factor", low=1e-6, high=1e6)
     elif kind not in ("default", "mrope"):

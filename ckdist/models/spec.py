@@ -11,6 +11,7 @@ import numpy as np
 
 from ckdist.errors import ArchitectureError
 from ckdist.layout import Dim, Sharding
+from ckdist.program.query_scale import QueryScale
 from ckdist.program.routing import Routing
 
 
@@ -68,10 +69,12 @@ class Attention:
         rope: Name of one of the model's rotations. None: no rotation.
         window: Positions that a token attends to. 0: all.
         qk_norm: "head": norm each head of queries and keys. "row": norm all heads of a token together. "": no norm.
+        norms_rotated: The norm of each head comes after its rotation.
         gated: Multiply the output of each head by the sigmoid of a gate.
         sinks: Each head has a learned score that adds to the sum of its softmax and has no value.
         bidirectional: A token also attends to later tokens. A window then extends equally to both sides.
         relative: A bias on scores by distance.
+        query_scale: A factor on queries by their position.
     """
 
     num_heads: int
@@ -85,10 +88,12 @@ class Attention:
     qkv_bias: bool = False
     o_bias: bool = False
     qk_norm: str = ""
+    norms_rotated: bool = False
     gated: bool = False
     sinks: bool = False
     bidirectional: bool = False
     relative: RelativeBias | None = None
+    query_scale: QueryScale | None = None
 
     @property
     def value_width(self) -> int:
@@ -140,6 +145,7 @@ class LatentAttention:
     q_lora_rank: int = 0  # low rank of queries; 0: one matrix makes them
     rope: str | None = "global"
     norm_eps: float = 0.0  # epsilon of the norms of both low ranks; 0: the model's
+    query_scale: QueryScale | None = None
 
     @property
     def head_dim(self) -> int:
@@ -259,6 +265,7 @@ class ModelSpec:
     start_tokens: tuple[int, ...] = ()  # decoding begins with these if there is an encoder
     banned_tokens: tuple[int, ...] = ()  # never sampled
     output_bias: bool = False  # the output projection has a bias
+    projections: tuple[int, ...] = ()  # widths of dense layers after the last norm, which make embeddings
     balance_coefficient: float = field(default=0.0, compare=False)  # of the load-balancing loss in training; 0: none
 
     @property

@@ -125,15 +125,17 @@ def sent_rows(graph: Graph, send: Instr) -> dict[str, Instr]:
 def rotated_attention(
     graph: Graph, attend: Instr, norms: tuple[str, ...] = ("rms_norm", "norm_latent")
 ) -> dict[str, Instr]:
-    """The rotations and norms of an attention's queries and keys. Each is optional. Latent keys are normed in part."""
+    """The norms and rotations of an attention's queries and keys, in any order, then the scale of queries.
+
+    Each is optional. Latent keys are normed in part.
+    """
     parts = {}
     for name, operand in zip(("q", "k"), attend.inputs, strict=False):
         value = operand
-        if rope := graph.maker(value, "rope"):
-            parts[f"{name}_rope"] = rope
-            value = rope.inputs[0]
-        if norm := graph.maker(value, *norms):
-            parts[f"{name}_norm"] = norm
+        for part, ops in (("scale", ("scale_queries",)), ("norm", norms), ("rope", ("rope",)), ("norm", norms)):
+            if f"{name}_{part}" not in parts and (made := graph.maker(value, *ops)):
+                parts[f"{name}_{part}"] = made
+                value = made.inputs[0]
     return parts
 
 

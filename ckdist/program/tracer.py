@@ -13,6 +13,7 @@ from ckdist.layout import Dim, Layout, Sharding, head_dims
 from ckdist.mesh import WHOLE, Mesh
 from ckdist.program.emitter import Emitter
 from ckdist.program.program import Program, Value, Weight
+from ckdist.program.query_scale import QueryScale
 from ckdist.program.routing import Routing
 
 Spec = TypeVar("Spec")
@@ -192,6 +193,10 @@ class Tracer(Emitter):
         """Rotates the dimensions of each head from `first` on; `table` is "global" or "local"."""
         return self._emit("rope", (x,), table=table, first=first) if first else self._emit("rope", (x,), table=table)
 
+    def scale_queries(self, q: Value, rule: QueryScale | None) -> Value:
+        """Scales queries by their position. None: unchanged."""
+        return q if rule is None else self._emit("scale_queries", (q,), beta=rule.beta, context=rule.context)
+
     def attend(
         self,
         q: Value,
@@ -298,6 +303,7 @@ class Tracer(Emitter):
         scale: float,
         eps: float,
         positions: Value | None = None,
+        query_scale: QueryScale | None = None,
     ) -> Value:
         """Causal latent attention in the absorbed form, over the cache of `layer`, which `kv` extends.
 
@@ -309,6 +315,7 @@ class Tracer(Emitter):
         q, k = self.linear_heads(q, w.keys), self.norm_latent(kv, w.norm, eps)
         if rope is not None:
             q, k = (self.rope(value, rope, first=rank) for value in (q, k))
+        q = self.scale_queries(q, query_scale)
         listed = () if positions is None else (positions,)
         o = self._emit("attend_latent", (q, k, *listed), names=["o"], layer=layer, scale=scale, value_width=rank)
         return self.linear_heads(o, w.values)

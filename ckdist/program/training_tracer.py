@@ -7,6 +7,7 @@ from ckdist.errors import ConfigError
 from ckdist.layout import Dim, Layout, Sharding
 from ckdist.mesh import Mesh
 from ckdist.program.program import Program, Value, Weight
+from ckdist.program.query_scale import QueryScale
 from ckdist.program.routing import Routing
 from ckdist.program.tracer import LatentWeights, LowRank, Spec, Tracer
 
@@ -136,12 +137,14 @@ class TrainingTracer(Tracer):
         scale: float,
         eps: float,
         positions: Value | None = None,
+        query_scale: QueryScale | None = None,
     ) -> Value:
         """Causal latent attention within each sequence, in the expanded form: each head has its own keys and values."""
         del positions  # there is no `select_positions`
         (rank, nope), k = (w.keys.dims[0].width, w.keys.dims[1].elements), self.norm_latent(kv, w.norm, eps)
         if rope is not None:
             q, k = self.rope(q, rope, first=nope), self.rope(k, rope, first=rank)
+        q = self.scale_queries(q, query_scale)
         keys = self._emit("latent_keys", (k,), (w.keys,), names=["keys"])
         latent = self._emit("latent_values", (k,), names=["latent"], dim=w.values.dims[1])
         values = self.linear(latent, w.values, names=["values"])

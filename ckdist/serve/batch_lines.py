@@ -37,7 +37,7 @@ class Line:
     Attributes:
         number: Its number in the file, from 1.
         begin, size: Its place in the file, in bytes.
-        order: Lines with a common beginning of their prompts are neighbours in this order.
+        order: Lines of a model, and then those with a common beginning of their prompts, are neighbours in this order.
     """
 
     number: int
@@ -138,10 +138,11 @@ def check_body(path: str, body: dict[str, Any], strict: bool) -> None:
 
 
 def order_of(body: Mapping[str, Any]) -> tuple[int, ...]:
-    """Returns checksums of the beginnings of a prompt, the shortest first."""
+    """Returns checksums of the model and of the beginnings of the prompt, the shortest first."""
     given = body.get("messages") or body.get("prompt") or body.get("input") or ""
     text = json.dumps([body.get("system") or body.get("instructions") or "", body.get("tools") or "", given])
-    return tuple(zlib.crc32(text[:size].encode()) for size in BEGINNINGS)
+    model = json.dumps(body.get("model"))
+    return tuple(zlib.crc32(part.encode()) for part in (model, *(text[:size] for size in BEGINNINGS)))
 
 
 def body_at(file: BinaryIO, line: Line) -> dict[str, Any]:
@@ -157,5 +158,5 @@ def body_at(file: BinaryIO, line: Line) -> dict[str, Any]:
 
 
 def in_order(lines: list[Line]) -> Iterator[Line]:
-    """Yields lines so that prompts with a common beginning are neighbours."""
+    """Yields lines so that those of a model are neighbours, and of them prompts with a common beginning."""
     yield from sorted(lines, key=lambda line: (line.url, line.order, line.number))

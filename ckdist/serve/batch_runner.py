@@ -6,26 +6,27 @@ status of the batch. After a restart the lines without a result are run.
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from starlette.types import ASGIApp, Message
 
 from ckdist.errors import CkdistError, RequestError
-from ckdist.serve.accounts import Account
+from ckdist.serve.accounts import Account, Accounts
 from ckdist.serve.batch_lines import BadLinesError, Line, body_at, in_order, read_lines
 from ckdist.serve.batch_output import BatchOutput
 from ckdist.serve.batch_store import MAX_LINES, BatchStore
 from ckdist.serve.encoding import to_json
 from ckdist.serve.problems import Problem
 from ckdist.serve.requests.json_body import parse_object
-
-if TYPE_CHECKING:
-    from ckdist.serve.service import Service
+from ckdist.serve.settings import HttpSettings
 
 IDLE_SECONDS = 0.5
 BUSY_SECONDS = 0.5  # after a 429 or 503, before a line is tried again
+REFUSED_SECONDS = 600.0  # in which a model cannot load, before its 503 is a line's result
+BATCH = "ckdist.batch"  # in the scope of a line's request
 ROOM_LINES = 64  # between two looks at the room in the folder
 LINE_BYTES = 1 << 20  # that must be free
 BUSY = (429, 503)
@@ -33,19 +34,53 @@ BUSY = (429, 503)
 log = logging.getLogger(__name__)
 
 
+class BatchHost(Protocol):
+    """The server that answers the lines: one model's service, or the router."""
+
+    settings: HttpSettings
+    accounts: Accounts
+    draining: bool
+
+    @property
+    def has_started(self) -> bool:
+        """Whether lines can run."""
+        ...
+
+    @property
+    def is_crowded(self) -> bool:
+        """Whether a model's load waits until another model has no requests. No further lines begin."""
+        ...
+
+    def cannot_load(self, name: Any) -> bool:
+        """Whether the model of this name has failed to load."""
+        ...
+
+
+def open_batches(host: BatchHost, app: ASGIApp, settings: HttpSettings) -> "BatchRunner | None":
+    """Begins to run the batches of --batch-dir. Raises ConfigError if the folder cannot be used."""
+    if settings.batch_folder is None:
+        return None
+    return BatchRunner(host, app, BatchStore(settings.batch_folder, settings.batch_bytes))
+
+
 class BatchRunner:
-    """The task. `wake` begins it; leaving the event loop ends it."""
+    """Runs batches from its construction, on a running event loop, until `close`."""
 
-    def __init__(self, service: "Service", app: ASGIApp, store: BatchStore):
-        self._service, self._app, self.store = service, app, store
+    def __init__(self, host: BatchHost, app: ASGIApp, store: BatchStore):
+        self._host, self._app, self.store = host, app, store
         self._outputs: dict[str, BatchOutput] = {}  # of running batches
-        self._told = 0.0
+        self._task = asyncio.create_task(self._run_all())
 
-    async def run(self) -> None:
-        """Runs batches until it is cancelled."""
+    async def close(self) -> None:
+        """Ends running lines, which the next server runs again."""
+        self._task.cancel()
+        await asyncio.wait([self._task])
+        self.store.close()
+
+    async def _run_all(self) -> None:
         while True:
             batch = next(iter(self.store.unfinished()), None)
-            if batch is None or not self._service.has_started or self._service.draining:
+            if batch is None or not self._host.has_started or self._host.draining:
                 await asyncio.sleep(IDLE_SECONDS)
                 continue
             try:
@@ -70,7 +105,7 @@ class BatchRunner:
         store, batch_id = self.store, batch["id"]
         account = self._account(batch["owner"])
         source = store.path(batch["input_file_id"])
-        strict = self._service.settings.strict_fields
+        strict = self._host.settings.strict_fields
         with source.open("rb") as file:
             try:
                 lines = await asyncio.to_thread(read_lines, file, "the input", MAX_LINES, strict, batch.get("endpoint"))
@@ -100,7 +135,8 @@ class BatchRunner:
         number, exhausted = 0, False
         try:
             while running or not exhausted:
-                while not exhausted and len(running) < self._service.settings.parallel + 1:
+                room = 0 if running and self._host.is_crowded else self._host.settings.parallel + 1
+                while not exhausted and len(running) < room:
                     if self._shall_end(batch["id"]):
                         exhausted = True
                         break
@@ -117,7 +153,7 @@ class BatchRunner:
                 done, running = await asyncio.wait(running, timeout=IDLE_SECONDS, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
                     task.result()
-                if self._service.draining:
+                if self._host.draining:
                     raise asyncio.CancelledError
         finally:
             for task in running:
@@ -131,10 +167,13 @@ class BatchRunner:
 
     async def _run_line(self, line: Line, body: dict[str, Any], account: Account, output: BatchOutput) -> None:
         data = to_json({**body, "service_tier": "batch"})
+        end = math.inf
         while True:
             status, request_id, answer = await self.call(line.url, data, account)
-            if status not in BUSY:
+            now = time.monotonic()
+            if status not in BUSY or now > end:
                 break
+            end = min(end, now + REFUSED_SECONDS) if self._host.cannot_load(body.get("model")) else math.inf
             await asyncio.sleep(BUSY_SECONDS)
         output.add(line.custom_id, status, request_id, answer)
 
@@ -161,7 +200,7 @@ class BatchRunner:
         scope = {
             "type": "http", "http_version": "1.1", "method": "POST", "path": path, "raw_path": path.encode(),
             "query_string": b"", "root_path": "", "scheme": "http", "headers": headers, "client": None, "server": None,
-            "ckdist.account": account, "ckdist.key": account.name,
+            "ckdist.account": account, "ckdist.key": account.name, BATCH: True,
         }  # fmt: skip
         await self._app(scope, receive, send)
         try:
@@ -211,7 +250,7 @@ class BatchRunner:
 
     def _account(self, owner: str) -> Account:
         """Raises RequestError if the owner's key is gone."""
-        accounts = self._service.accounts
+        accounts = self._host.accounts
         if not accounts.ask_for_key:
             return Account(address="batch")
         account = accounts.named(owner)

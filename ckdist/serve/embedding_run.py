@@ -79,7 +79,7 @@ class EmbeddingRun:
         Raises like `vectors`.
         """
         vectors, count = await self.vectors(), self.work.queries
-        if self.work.first_texts:
+        if not count:  # pairs
             return 1 / (1 + np.exp(-vectors[:, 0])) if self.work.sigmoid else vectors[:, 0]
         return (vectors[:count] * vectors[count:]).sum(axis=1).clip(-1, 1)  # rounding may exceed 1
 

@@ -5,13 +5,14 @@ import os
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Collection, Sequence
+from typing import IO
 
 from ckdist.config.given_elsewhere import setting_variables
 from ckdist.config.serve_config import ServeConfig
 from ckdist.engine.socket_directory import DIRECTORY, PARENT, PREFIX, TURNS, socket_address
 from ckdist.python_words import module_words
 from ckdist.serve.error_output import ErrorOutput
-from ckdist.serve.settings import HostedSettings
 
 LOOK_SECONDS = 0.02
 STOP_SECONDS = 10.0  # limit for a job without requests to end
@@ -21,27 +22,37 @@ class EngineJob:
     """A running job. The kernel kills it if this process ends. `stop` ends it and removes its folder.
 
     Args:
-        hosted: The model.
-        memory: Most bytes of all its ranks.
-        turns: The file that jobs lock during a step.
+        words: Flags of its `ckdist serve`.
+        cpus: CPUs of its ranks. Empty: this process's.
+        turns: FILE:NUMBER, the job's row in the file of `CoreTurns`. Empty: it takes no turns.
+        directory: For its socket. None: one of its own, which `kill` removes.
+        output: As `stdout` of `subprocess.Popen`.
     """
 
-    def __init__(self, hosted: HostedSettings, memory: int, turns: str) -> None:
-        self._directory = tempfile.mkdtemp(prefix=PREFIX)
-        self.endpoint = socket_address(self._directory)
+    def __init__(
+        self,
+        words: Sequence[str],
+        cpus: Collection[int] = (),
+        turns: str = "",
+        directory: str | None = None,
+        output: int = subprocess.DEVNULL,
+    ) -> None:
+        self._own_directory = tempfile.mkdtemp(prefix=PREFIX) if directory is None else None
+        directory = directory or self._own_directory or ""
+        self.endpoint = socket_address(directory)
         given = setting_variables(ServeConfig)  # the words have their values
         environment = {name: value for name, value in os.environ.items() if name not in given}
-        environment |= {DIRECTORY: self._directory, PARENT: str(os.getpid())}
-        if hosted.takes_turns:
+        environment |= {DIRECTORY: directory, PARENT: str(os.getpid())}
+        if turns:
             environment[TURNS] = turns
         self._errors = ErrorOutput()
         own = os.sched_getaffinity(0)
-        os.sched_setaffinity(0, hosted.cpus or own)  # the job inherits this thread's CPUs
+        os.sched_setaffinity(0, cpus or own)  # the job inherits this thread's CPUs
         try:
             self._process = subprocess.Popen(
-                module_words("ckdist.cli.child_engine", "serve", *hosted.words, f"--memory={memory}"),
+                module_words("ckdist.cli.child_engine", "serve", *words),
                 stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
+                stdout=output,
                 stderr=self._errors.writing,
                 start_new_session=True,  # a terminal's Ctrl-C reaches this process, which then drains the job
                 env=environment,
@@ -60,11 +71,22 @@ class EngineJob:
         """Whether the job has ended."""
         return self._process.poll() is not None
 
-    async def reason(self) -> str:
+    @property
+    def output(self) -> IO[bytes]:
+        """Its standard output, if `output` was a pipe."""
+        assert self._process.stdout is not None, "a pipe"
+        return self._process.stdout
+
+    @property
+    def code(self) -> int:
+        """The exit code of a job that has ended; negative: the signal that ended it."""
+        return self._process.wait()
+
+    def reason(self) -> str:
         """Returns the reason of its end: its last line, or how its process ended."""
         code = self._process.poll() or 0
         how = f"was ended by signal {-code}" if code < 0 else f"ended with code {code}"
-        line = await asyncio.to_thread(self._errors.last_line)
+        line = self._errors.last_line()
         return line.removeprefix("ckdist: ") if line and code > 0 else how
 
     async def ended_within(self, seconds: float) -> bool:
@@ -86,4 +108,5 @@ class EngineJob:
         """Kills the job, waits for it and removes its folder. Its ranks end with its first process."""
         self._process.kill()
         self._process.wait()
-        shutil.rmtree(self._directory, ignore_errors=True)
+        if self._own_directory is not None:
+            shutil.rmtree(self._own_directory, ignore_errors=True)

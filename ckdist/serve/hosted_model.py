@@ -13,7 +13,9 @@ from typing import Any, Literal
 from ckdist.errors import CkdistError
 from ckdist.serve.engine_job import EngineJob
 from ckdist.serve.predicted_memory import PredictedMemory, predict_memory
+from ckdist.serve.prefill_file import prefill_all
 from ckdist.serve.problems import Problem
+from ckdist.serve.requests.adapter_choice import adapter_in
 from ckdist.serve.resuming_client import ResumingClient
 from ckdist.serve.service import Service
 from ckdist.serve.settings import HostedSettings, HttpSettings
@@ -22,7 +24,9 @@ LOOK_SECONDS = 0.05
 LAST_WORDS_SECONDS = 3.0  # for an engine that has failed to end by itself
 MAX_RESTARTS = 3  # within RESTART_SECONDS
 RESTART_SECONDS = 120.0
-RETRY_SECONDS = 10.0  # after a load that failed
+RETRY_SECONDS = 10.0  # after a load that failed; twice as long after each further one
+MAX_RETRY_SECONDS = 600.0
+MAX_FAILURES = 10  # more change nothing
 SHUTTING_DOWN = "the server is shutting down"
 
 State = Literal["unloaded", "loading", "loaded", "unloading"]
@@ -47,8 +51,9 @@ class HostedModel:
         self.client = ResumingClient()
         own = replace(
             settings, model=hosted.model, model_name=hosted.name, overrides=hosted.overrides,
-            defaults=hosted.defaults, models=(),
+            aliases=hosted.aliases, defaults=hosted.defaults, models=(),
             parallel=hosted.parallel, max_sequences=hosted.max_sequences, adapter=hosted.adapter,
+            prefill_file=hosted.prefill_file, slot_folder=hosted.slot_folder,
         )  # fmt: skip
         self.service = Service(own, self.client)
         self._state: State = "unloaded"
@@ -61,6 +66,7 @@ class HostedModel:
         self.restarts = 0
         self.job: EngineJob | None = None
         self._refused_until = 0.0  # no request loads it before that
+        self._failures = 0  # loads that failed, since the last one that did not
         self._restarted_at: deque[float] = deque()
         self._life: asyncio.Task[None] | None = None
         self._ready: asyncio.Future[None] | None = None
@@ -69,6 +75,16 @@ class HostedModel:
     def name(self) -> str:
         """The name in answers."""
         return self.hosted.name
+
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        """Names of the adapters that requests may name: those that are loaded now, or with the model."""
+        loaded = self.client.adapters
+        return self.hosted.adapters if loaded is None else tuple(loaded)
+
+    def adapter(self, name: str) -> str | None:
+        """The adapter that NAME or MODEL:NAME stands for. None: this model has no such adapter."""
+        return adapter_in(name, (self.name, *self.hosted.aliases), self.adapters)
 
     @property
     def state(self) -> State:
@@ -88,7 +104,7 @@ class HostedModel:
 
     async def predict(self) -> int:
         """Returns the bytes that it needs. Raises Problem 503 if it cannot be served."""
-        if self.needs is None:
+        if self.needs is None or (self.problem is not None and self.hosted.memory is None):  # its file may be another
             try:
                 self.prediction = await predict_memory(self.hosted.words)
                 self.needs = self.prediction.total
@@ -100,8 +116,8 @@ class HostedModel:
     def begin(self) -> None:
         """Starts to load it. `wait` returns when it is loaded."""
         assert self.state == "unloaded", "it is loaded once"
-        self.state, self.problem, self.used_at = "loading", None, time.monotonic()
-        self._ready = asyncio.get_running_loop().create_future()
+        self._enter_loading()
+        self.problem, self.used_at = None, time.monotonic()
         self._life = asyncio.create_task(self._live())
 
     async def wait(self) -> None:
@@ -129,8 +145,10 @@ class HostedModel:
         wait = max(1, math.ceil(self._refused_until - time.monotonic()))
         return Problem(503, f"the model {self.name!r} does not run: {self.problem}", retry_after=wait)
 
-    def _fail(self, error: Exception, seconds: float = RETRY_SECONDS) -> None:
+    def _fail(self, error: Exception) -> None:
         self.problem = str(error)
+        seconds = min(RETRY_SECONDS * 2.0**self._failures, MAX_RETRY_SECONDS)
+        self._failures = min(self._failures + 1, MAX_FAILURES)
         self._refused_until = max(self._refused_until, time.monotonic() + seconds)
         log.error("the model %s does not run: %s", self.name, error)
 
@@ -152,16 +170,33 @@ class HostedModel:
         try:
             await _together(self._start_job(), self._start_text())
             while True:
-                self._enter_loaded()
-                await self._watch()
+                prefill = asyncio.create_task(self._prefill())
+                try:
+                    await self._watch(prefill)
+                finally:
+                    prefill.cancel()
         except CkdistError as error:
             self._fail(error)
             self.client.lose(str(self._refusal()))
             await self._end_processes()
             self._end("unloaded")
 
+    def _enter_loading(self) -> None:
+        self.state = "loading"
+        self.service.prefilling = self.service.settings.prefill_file is not None
+        if self._ready is None or self._ready.done():
+            self._ready = asyncio.get_running_loop().create_future()
+
+    async def _prefill(self) -> None:
+        """Computes the prompts of the model's prefill file, which are in no engine that has just started."""
+        if (path := self.service.settings.prefill_file) is not None:
+            await prefill_all(self.service, path)
+            self.service.prefilling = False
+        self._enter_loaded()
+
     def _enter_loaded(self) -> None:
         self.state, self.used_at = "loaded", time.monotonic()
+        self._failures = 0
         log.info("the model %s is loaded", self.name)
         if self._ready is not None and not self._ready.done():
             self._ready.set_result(None)
@@ -171,24 +206,29 @@ class HostedModel:
 
     async def _start_job(self) -> None:
         """Starts the engine and waits until it is ready. Raises Problem 503 with the reason if it ends."""
-        job = self.job = EngineJob(self.hosted, self.needs or 0, self._turns)
+        words = (*self.hosted.words, f"--memory={self.needs or 0}")
+        job = self.job = EngineJob(words, self.hosted.cpus, self._turns if self.hosted.takes_turns else "")
         self.client.connect(job.endpoint)
         while self.client.state != "ready":
             if job.has_ended or self.client.state == "failed":
                 await job.ended_within(LAST_WORDS_SECONDS)
-                raise Problem(503, await job.reason())
+                raise Problem(503, await asyncio.to_thread(job.reason))
             await asyncio.sleep(LOOK_SECONDS)
 
-    async def _watch(self) -> None:
-        """Returns when the engine or the text workers have ended and run again. Raises Problem if they cannot."""
+    async def _watch(self, prefill: asyncio.Task[None]) -> None:
+        """Returns when the engine or the text workers have ended and run again.
+
+        Raises Problem if they cannot, and the error of `prefill`.
+        """
         job = self.job
         assert job is not None, "it is loaded"
         runs = lambda: not job.has_ended and self.client.state == "ready" and not self.service.text.ended
-        while runs():  # noqa: ASYNC110 - processes and a clock
+        while runs():
+            if prefill.done():
+                prefill.result()
             await asyncio.sleep(LOOK_SECONDS)
-        self.state = "loading"
-        if self._ready is None or self._ready.done():
-            self._ready = asyncio.get_running_loop().create_future()
+        prefill.cancel()
+        self._enter_loading()
         if self.service.text.ended:
             log.error("the tokenizer's process of %s has ended; it is restarted", self.name)
             self.service.tokenizer = None
@@ -201,7 +241,7 @@ class HostedModel:
         while True:
             state = self.client.state
             await job.ended_within(0.0 if state == "stale" else LAST_WORDS_SECONDS)
-            reason = await job.reason() if job.has_ended else f"its state is {state}"
+            reason = await asyncio.to_thread(job.reason) if job.has_ended else f"its state is {state}"
             await job.stop(0.0)
             self.client.count_crash()
             self.client.disconnect()

@@ -6,15 +6,18 @@ import os
 import pathlib
 import tempfile
 import time
+from typing import Any
 
+from ckdist.engine.core_turns import turns_bytes
 from ckdist.engine.socket_directory import remove_dead
+from ckdist.serve.accounts import Accounts
 from ckdist.serve.hosted_model import HostedModel
 from ckdist.serve.problems import Problem
+from ckdist.serve.requests.adapter_choice import spellings
 from ckdist.serve.response_store import ResponseStore
 from ckdist.serve.settings import HttpSettings
 
 IDLE_LOOK_SECONDS = 0.5
-OLLAMA_TAG = ":latest"  # Ollama's clients add it to names
 LOAD_RETRY_SECONDS = 10  # Retry-After of a request that found no room
 
 
@@ -22,21 +25,32 @@ class ModelRouter:
     """The table of models. Call `start` first, on a running event loop, and `close` last.
 
     Loads begin one after another, in the order in which their requests came. So nobody's room is taken by a later one.
+
+    Attributes:
+        accounts: The clients of all models.
+        is_crowded: Whether a load waits until another model has no requests.
     """
 
     def __init__(self, settings: HttpSettings) -> None:
         self.settings = settings
         remove_dead(pathlib.Path(tempfile.gettempdir()))  # sockets of engines that were killed with their server
         self._turns = os.memfd_create("turns")
+        os.ftruncate(self._turns, turns_bytes(len(settings.models)))
         path = f"/proc/{os.getpid()}/fd/{self._turns}"  # the engines open it, and it leaves nothing behind
-        self.models = {hosted.name: HostedModel(settings, hosted, path) for hosted in settings.models}
+        self.models = {
+            hosted.name: HostedModel(settings, hosted, f"{path}:{number}")
+            for number, hosted in enumerate(settings.models)
+        }
+        self.accounts = Accounts((*settings.api_keys, *settings.file_keys), settings.shared_cache, settings.key_limits)
         kept = ResponseStore(settings.store_seconds)  # a response may be continued by another model
         for model in self.models.values():
-            model.service.kept = kept
+            model.service.kept, model.service.accounts = kept, self.accounts
         self._names = {name: model for model in self.models.values() for name in (model.name, *model.hosted.aliases)}
         self._room = asyncio.Lock()
         self._released = asyncio.Event()
         self.draining = False
+        self.has_started = True  # a request loads its model
+        self.is_crowded = False
 
     def start(self) -> None:
         """Begins to load the models that are loaded at the start, and to unload idle ones."""
@@ -65,42 +79,60 @@ class ModelRouter:
         return sum(model.needs or 0 for model in self._resident())
 
     def find(self, name: str | None) -> HostedModel:
-        """Returns the model of this name or alias. None: the only model.
+        """Returns the model of this name or alias, or with the adapter of this name. None: the only model.
 
-        Raises Problem 404 for an unknown name, and 400 if there is no name and there are several models.
+        Raises Problem 404 for an unknown name, and 400 if there is no name and there are several models, or if several
+        have an adapter of this name.
         """
         known = ", ".join(sorted(self.models))
         if name is None:
             if len(self.models) == 1:
                 return next(iter(self.models.values()))
             raise Problem(400, f"model is missing; this server has {known}", "model")
-        if (model := self._names.get(name) or self._names.get(name.removesuffix(OLLAMA_TAG))) is None:
-            raise Problem(404, f"there is no model {name[:200]!r}; this server has {known}", "model", "model_not_found")
-        return model
+        for spelled in spellings(name):
+            if spelled in self._names:
+                return self._names[spelled]
+        owners = [model for model in self.models.values() if model.adapter(name) is not None]
+        if len(owners) == 1:
+            return owners[0]
+        if owners:
+            whole = " or ".join(f"{model.name}:{model.adapter(name)}" for model in owners[:2])
+            message = f"{len(owners)} models have the adapter {name[:200]!r}: name {whole}"
+            raise Problem(400, message, "model", "invalid_value")
+        known = ", ".join([known, *sorted({name for model in self.models.values() for name in model.adapters})])
+        raise Problem(404, f"there is no model {name[:200]!r}; this server has {known}", "model", "model_not_found")
 
     def current(self) -> HostedModel:
         """Returns the model that was used last, of the loaded ones if there are any: for requests without a model."""
         return max(self.models.values(), key=lambda model: (model.state == "loaded", model.used_at))
 
-    async def load(self, model: HostedModel) -> None:
-        """Returns when the model is loaded. Raises Problem 503 if that fails or takes longer than --timeout."""
+    def cannot_load(self, name: Any) -> bool:
+        """Whether the model of this name has failed to load, or needs more than the memory of all models."""
+        model = self._names.get(name) if isinstance(name, str) else None
+        return model is not None and (model.problem is not None or (model.needs or 0) > self.settings.models_memory)
+
+    async def load(self, model: HostedModel, waits: bool = True) -> None:
+        """Returns when the model is loaded. Raises Problem 503 if that fails or takes longer than --timeout.
+
+        `waits`: as in `begin`.
+        """
         try:
-            await asyncio.wait_for(self._load(model), self.settings.timeout)
+            await asyncio.wait_for(self._load(model, waits), self.settings.timeout)
         except asyncio.TimeoutError:
             message = f"the model {model.name!r} was not loaded within {self.settings.timeout:g} seconds (--timeout)"
             raise Problem(503, message, retry_after=LOAD_RETRY_SECONDS) from None
 
-    async def begin(self, model: HostedModel, waits: bool) -> None:
+    async def begin(self, model: HostedModel, waits: bool, is_order: bool = False) -> None:
         """Makes room and begins to load the model, if it is not loaded.
 
-        `waits`: without room, wait for requests of other models to end. An operator's order does not wait, and loads a
-        model that has just failed.
+        `waits`: without room, wait for requests of other models to end, and let no other model load meanwhile.
+        `is_order`: load a model that has just failed, too.
         """
         async with self._room:
             if self.draining:
                 raise Problem(503, "the server is shutting down")
             if model.state == "unloaded":
-                if waits:
+                if not is_order:
                     model.check_may_load()
                 await self._make_room(model, await model.predict(), waits)
                 model.begin()
@@ -110,7 +142,8 @@ class ModelRouter:
         async with self._room:
             if model.users or model.client.active:
                 count = max(model.users, model.client.active)
-                raise Problem(409, f"the model {model.name!r} has {count} requests; try again when they have ended")
+                have = f"{count} request{'s' * (count > 1)}"
+                raise Problem(409, f"the model {model.name!r} has {have}; try again later")
             await model.unload()
 
     def release(self, model: HostedModel) -> None:
@@ -119,15 +152,21 @@ class ModelRouter:
         model.used_at = time.monotonic()
         self._released.set()
 
-    async def _load(self, model: HostedModel) -> None:
+    async def _load(self, model: HostedModel, waits: bool) -> None:
         while model.state != "loaded":
             if model.state in ("unloaded", "unloading"):
-                await self.begin(model, waits=True)
+                await self.begin(model, waits)
             await model.wait()
             if model.state == "unloaded":
                 model.check_may_load()
 
     async def _make_room(self, model: HostedModel, needs: int, waits: bool) -> None:
+        try:
+            await self._unload_for(model, needs, waits)
+        finally:
+            self.is_crowded = False
+
+    async def _unload_for(self, model: HostedModel, needs: int, waits: bool) -> None:
         """Unloads models until there is room for one more. The least recently used one goes first."""
         limit = self.settings.models_memory
         pinned = sum(one.needs or 0 for one in self._resident() if one.hosted.pinned)
@@ -147,6 +186,7 @@ class ModelRouter:
             if idle:
                 await min(idle, key=lambda one: one.used_at).unload()
             elif waits:
+                self.is_crowded = True
                 with contextlib.suppress(asyncio.TimeoutError):
                     await asyncio.wait_for(self._released.wait(), IDLE_LOOK_SECONDS)
             else:
@@ -166,7 +206,7 @@ class ModelRouter:
         for model in self.models.values():
             if model.hosted.at_start:
                 with contextlib.suppress(Problem):  # `problem` has it, and the log
-                    await self.begin(model, waits=False)
+                    await self.begin(model, waits=False, is_order=True)
                     await model.wait()
 
     async def _unload_idle(self) -> None:

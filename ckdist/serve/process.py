@@ -24,7 +24,7 @@ from ckdist.serve.addresses import close, is_local, url_of
 from ckdist.serve.api_keys import VARIABLE, default_limits, given_keys, read_key_file
 from ckdist.serve.error_output import ErrorOutput
 from ckdist.serve.heartbeat import STUCK_SECONDS, FailureDetector
-from ckdist.serve.settings import USER_ERROR, HttpSettings
+from ckdist.serve.settings import ENDED_SIGNAL, USER_ERROR, HttpSettings
 from ckdist.tokens.tokenizer_source import CHAT_TEMPLATE
 
 FEWEST_FILES = 128
@@ -119,10 +119,12 @@ class HttpProcess:
         Raises EngineError if the process does not start, and ConfigError if --prefill-file is wrong.
         """
         self._settings = settings
-        if settings.prefill_file is not None:
+        ahead = {settings.prefill_file, *(model.prefill_file for model in settings.models)} - {None}
+        if ahead:
             from ckdist.serve.prefill_file import read_prefill_file
 
-            read_prefill_file(settings.prefill_file, {key.name for key in (*settings.api_keys, *settings.file_keys)})
+            for path in filter(None, ahead):
+                read_prefill_file(path, {key.name for key in (*settings.api_keys, *settings.file_keys)})
         self.url = self.url_of(listener)
         self._listeners = [listener, *others]
         self._ending = False  # `drain` was called
@@ -145,19 +147,17 @@ class HttpProcess:
         listener: socket.socket,
         metrics: socket.socket | None = None,
         cpus: Collection[int] | None = None,
-        hosted: Mapping[str, Any] | None = None,
+        own: Mapping[str, Any] | None = None,
         more: Sequence[socket.socket] = (),
     ) -> "HttpProcess":
-        """Starts the process. It answers 503 until rank 0's status is "ready".
+        """Starts the process. It answers 503 until rank 0's status is "ready". Raises ConfigError for unreadable keys.
 
         `endpoint` is the address of rank 0's ROUTER. `model` is the GGUF file or folder with the tokenizer. This object
-        owns `listener`, `more` and `metrics` (for --metrics-port) from now on. `cpus` are those that it may use (None:
-        this process's), `hosted` the settings of several models. Raises ConfigError if keys are unreadable.
+        owns `listener`, `more` and `metrics` (for --metrics-port). `cpus`: those that it may use; None: this process's.
+        `own`: settings of this kind of server.
         """
         check_outputs(config)
-        path = config.api_key_file
-        api_keys, file_keys = given_keys(config), () if path is None else read_key_file(path)
-        max_sequences = config.parallel + config.max_queue
+        api_keys, file_keys = given_keys(config), read_key_file(config.api_key_file) if config.api_key_file else ()
         settings = HttpSettings(
             endpoint=endpoint,
             model=model,
@@ -174,7 +174,7 @@ class HttpProcess:
             cpus=tuple(sorted(os.sched_getaffinity(0) if cpus is None else cpus)),
             api_keys=api_keys,
             file_keys=file_keys,
-            api_key_file=absolute(path),
+            api_key_file=absolute(config.api_key_file),
             key_limits=default_limits(config),
             **kept_settings(config),
             shared_cache=config.shared_cache,
@@ -182,8 +182,8 @@ class HttpProcess:
             cors_origins=config.cors_origin,
             allowed_hosts=allowed_hosts(config, (listener, *more), bool(api_keys or file_keys)),
             parallel=config.parallel,
-            max_sequences=max_sequences,
-            max_requests=max_sequences + REQUESTS_BESIDE_SEQUENCES,
+            max_sequences=config.parallel + config.max_queue,
+            max_requests=config.parallel + config.max_queue + REQUESTS_BESIDE_SEQUENCES,
             max_body=config.max_body,
             timeout=config.timeout,
             stall_timeout=config.stall_timeout,
@@ -193,7 +193,7 @@ class HttpProcess:
             adapter=adapter_name(config),
             adapter_folder=absolute(config.lora_dir),
             **log_settings(config),
-            **(hosted or {}),
+            **(own or {}),
         )
         return cls(settings, listener, *more, *filter(None, [metrics]))
 
@@ -240,6 +240,11 @@ class HttpProcess:
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGTERM)
 
+    def expect_next_engine(self) -> None:
+        """Makes the process continue its requests on the next engine. Call this when one has ended."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.send_signal(ENDED_SIGNAL)
+
     def read_keys_again(self) -> None:
         """Makes the process read its key file again. A restarted process reads the file anyway."""
         with contextlib.suppress(ProcessLookupError):
@@ -266,8 +271,8 @@ class HttpProcess:
         reading, writing = os.pipe()
         errors, own = ErrorOutput(), os.dup(2)
         environment = {name: value for name, value in os.environ.items() if name != VARIABLE}
-        # The process inherits the mask, so that a SIGHUP waits until it has a handler.
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
+        # The process inherits the mask, so that these signals wait until it has handlers.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP, ENDED_SIGNAL})
         try:
             process = subprocess.Popen(
                 module_words("ckdist.serve"),

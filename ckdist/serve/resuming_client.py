@@ -12,7 +12,7 @@ import zmq
 from msgspec import structs
 
 from ckdist.engine import messages
-from ckdist.engine.messages import Embed, Failure, Submit, Tokens
+from ckdist.engine.messages import Embed, Failure, LoadAdapter, Submit, Tokens, UnloadAdapter
 from ckdist.serve.engine_client import EngineClient, Generation
 from ckdist.serve.problems import Problem
 
@@ -58,24 +58,34 @@ class Resumable:
 class ResumingClient(EngineClient):
     """`connect` to each engine, and `disconnect` when it ends. Between engines, requests wait.
 
+    Args:
+        endpoint: The address of all engines. Requests are refused until the first one is ready.
+
     Attributes:
         is_connected: Whether there is an engine, which may still be loading.
         resumed: Requests that were given to a further engine, counted from the start.
     """
 
-    def __init__(self) -> None:
-        super().__init__("", STALE_SECONDS)
+    def __init__(self, endpoint: str = "") -> None:
+        super().__init__(endpoint, STALE_SECONDS)
+        self._refuses_first = bool(endpoint)
         self.is_connected = False
         self.resumed = 0
         self._requests: dict[str, Resumable] = {}  # submitted and not ended; those that accounts hold are not here
         self._flows = False  # the engine has said that it is ready
+        self._loaded = set[str]()  # adapters that clients have loaded into the engine, and the next one lacks
 
     def connect(self, endpoint: str) -> None:
         """Connects to an engine. Once it is ready, it gets all requests."""
-        self.endpoint, self.is_connected = endpoint, True
+        self.endpoint = endpoint
         self.error = self._lost = self._heard_at = None
         self._reported = "loading"
         self.start()
+
+    def start(self) -> None:
+        """Connects to the engine at `endpoint`."""
+        self.is_connected = True
+        super().start()
 
     def disconnect(self) -> None:
         """Drops the connection. Requests wait for the next engine."""
@@ -83,23 +93,42 @@ class ResumingClient(EngineClient):
             self._drain_socket()
             self._socket.setsockopt(zmq.LINGER, 0)  # the engine is gone, and to wait would stop the event loop
             self.close()
+        for call in self._calls.values():
+            if not call.done():
+                call.set_exception(Problem(503, "the engine has ended; try again later"))
         self.is_connected = self._flows = False
-        self.ranks, self.stats = [], {}
+        self.ranks, self.stats, self.adapters = [], {}, None
         self._reported, self._heard_at = "loading", None
 
     def count_crash(self) -> None:
-        """Counts a crash for every request that ran. Those that ran in MAX_CRASHES crashes end with 500."""
+        """Counts a crash for every request that ran.
+
+        Those that ran in MAX_CRASHES crashes end with 500, and those whose adapter a client has loaded with 503.
+        """
         if not self._flows:
             return  # the engine has not begun
+        lost, self._loaded = self._loaded, set[str]()
         for key, request in list(self._requests.items()):
             request.crashes += 1
-            if request.crashes >= MAX_CRASHES and (generation := self._end(key)) is not None:
+            if isinstance(request.message, Submit) and request.message.adapter in lost:
+                if (generation := self._end(key)) is not None:
+                    reason = f"the engine has ended, and {request.message.adapter!r} must be loaded again"
+                    generation.fail(Problem(503, reason), key)
+            elif request.crashes >= MAX_CRASHES and (generation := self._end(key)) is not None:
                 message = f"the request was running in {MAX_CRASHES} crashes of the model, so it is not run again"
                 generation.fail(Problem(500, message, code="request_crashes_model"), key)
 
+    async def call(self, message: LoadAdapter | UnloadAdapter) -> None:
+        """Sends a message and waits until the engine has executed it. Raises Problem if it refuses, or ends."""
+        await super().call(message)
+        if isinstance(message, LoadAdapter):
+            self._loaded.add(message.name)
+
     def unavailable(self) -> Problem | None:
         """Returns the reason why nothing can be submitted now. An engine that starts again is no reason."""
-        return None if self._lost is None else Problem(503, self._lost)
+        if self._lost is None:
+            return None if self.model or not self._refuses_first else super().unavailable()
+        return Problem(503, self._lost)
 
     def _announce(self) -> None:
         if self._lost is not None:
@@ -111,6 +140,8 @@ class ResumingClient(EngineClient):
                 super()._send(request.next_message())
 
     def _send(self, message: messages.ToRank0) -> bool:
+        if isinstance(message, (LoadAdapter, UnloadAdapter)) and not self._flows:
+            return False
         if not isinstance(message, (Submit, Embed)):
             return not self.is_connected or super()._send(message)
         request = self._requests[message.id] = Resumable(message)

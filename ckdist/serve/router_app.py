@@ -6,15 +6,14 @@ from starlette.applications import Starlette
 from starlette.routing import BaseRoute, Route
 
 from ckdist.serve.access import Access
-from ckdist.serve.accounts import Accounts
 from ckdist.serve.app import PATHS, application
 from ckdist.serve.model_router import ModelRouter
-from ckdist.serve.paths import absent, conversations, models, page, stored_responses
+from ckdist.serve.paths import absent, conversations, file_batches, message_batches, models, page, stored_responses
 from ckdist.serve.paths.path import PathNames
 from ckdist.serve.router_metrics import RouterMetrics
 
 
-def create_router_app(router: ModelRouter, accounts: Accounts, metrics: RouterMetrics) -> Access:
+def create_router_app(router: ModelRouter, metrics: RouterMetrics) -> Access:
     """Returns the ASGI application of a server with several models."""
     own = {path.name for path in models.PATHS}
     any_service = next(iter(router.models.values())).service  # for paths that are the same for all models
@@ -22,6 +21,8 @@ def create_router_app(router: ModelRouter, accounts: Accounts, metrics: RouterMe
         *absent.PATHS,
         *stored_responses.KEPT_PATHS,
         *conversations.PATHS,
+        *file_batches.PATHS,
+        *message_batches.PATHS,
         *(page.PATHS if router.settings.webui else ()),
     )
     hosted = [path for path in PATHS if path.name not in own and path not in same]
@@ -32,7 +33,7 @@ def create_router_app(router: ModelRouter, accounts: Accounts, metrics: RouterMe
         *(Route(path.name, partial(path.handle, any_service), methods=list(path.methods)) for path in same),
     ]
     names = ["/metrics", *own, *(path.name for path in hosted), *(path.name for path in same)]
-    return Access(application(routes), router.settings, accounts, metrics.http, PathNames(names))
+    return Access(application(routes), router.settings, router.accounts, metrics.http, PathNames(names))
 
 
 def create_router_watching_app(router: ModelRouter, metrics: RouterMetrics) -> Starlette:

@@ -10,14 +10,15 @@ import time
 
 from starlette.types import ASGIApp
 
-from ckdist.serve.accounts import Accounts
+from ckdist.errors import UserError
+from ckdist.serve.batch_runner import open_batches
 from ckdist.serve.heartbeat import Heartbeat
 from ckdist.serve.metrics_port import MetricsPort
 from ckdist.serve.model_router import ModelRouter
 from ckdist.serve.router_app import create_router_app, create_router_watching_app
 from ckdist.serve.router_metrics import RouterMetrics
 from ckdist.serve.server import WATCH_SECONDS, uvicorn_for
-from ckdist.serve.settings import HttpSettings
+from ckdist.serve.settings import USER_ERROR, HttpSettings
 from ckdist.serve.traces import Traces
 
 log = logging.getLogger("ckdist.serve")
@@ -32,10 +33,9 @@ class RouterServer:
             [listener, *(socket.socket(fileno=number) for number in settings.more_listeners)],
         )
         self.router = ModelRouter(settings)
-        keys = (*settings.api_keys, *settings.file_keys)
-        self.accounts = Accounts(keys, settings.shared_cache, settings.key_limits)
         metrics = RouterMetrics(self.router)
-        access = create_router_app(self.router, self.accounts, metrics)
+        access = create_router_app(self.router, metrics)
+        self._app = access.app
         endpoint = settings.traces_endpoint
         self.traces = access.traces = None if endpoint is None else Traces(endpoint, "")
         app: ASGIApp = access
@@ -53,6 +53,13 @@ class RouterServer:
             loop.add_signal_handler(number, self._count_signal)
         loop.add_signal_handler(signal.SIGHUP, self._read_keys_again)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})  # it was blocked until there is a handler
+        try:
+            batches = open_batches(self.router, self._app, self.settings)
+        except UserError as error:
+            log.error("%s", error)
+            return USER_ERROR
+        for model in self.router.models.values():
+            model.service.batches = batches
         beating = asyncio.create_task(Heartbeat(self.settings.heartbeat, lambda: True).run())
         answering = asyncio.create_task(self.uvicorn.serve(self.listeners))
         self.router.start()
@@ -64,6 +71,8 @@ class RouterServer:
                 await asyncio.sleep(WATCH_SECONDS)
             if self._has_parent:
                 await self._drain()
+            if batches is not None:
+                await batches.close()
             await self.router.close()
             self.uvicorn.should_exit = True
             await answering
@@ -85,7 +94,7 @@ class RouterServer:
         settings = self.settings.with_current_keys()
         if settings is not self.settings:
             self.settings = settings
-            self.accounts.replace((*settings.api_keys, *settings.file_keys))
+            self.router.accounts.replace((*settings.api_keys, *settings.file_keys))
             log.warning("the API keys were read again: %d in %s", len(settings.file_keys), settings.api_key_file)
 
     async def _drain(self) -> None:

@@ -22,13 +22,15 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ckdist.errors import CkdistError, UserError
 from ckdist.serve.app import create_app, create_watching_app
+from ckdist.serve.batch_runner import open_batches
 from ckdist.serve.connections import ConnectionPool, OutOfFiles, room_for
 from ckdist.serve.engine_client import EngineClient
 from ckdist.serve.heartbeat import Heartbeat
 from ckdist.serve.metrics_port import MetricsPort
 from ckdist.serve.prefill_file import prefill_all
+from ckdist.serve.resuming_client import ResumingClient
 from ckdist.serve.service import Service
-from ckdist.serve.settings import BACKLOG, USER_ERROR, HttpSettings
+from ckdist.serve.settings import BACKLOG, ENDED_SIGNAL, STALE_SIGNAL, USER_ERROR, HttpSettings
 from ckdist.serve.traces import Traces
 from ckdist.tokens.vocabulary import Vocabulary
 
@@ -104,10 +106,10 @@ class HttpServer:
             settings,
             [listener, *(socket.socket(fileno=number) for number in settings.more_listeners)],
         )
-        self.client = EngineClient(settings.endpoint)
+        self.client = ResumingClient(settings.endpoint) if settings.restarts else EngineClient(settings.endpoint)
         self.service = Service(settings, self.client)
         access = create_app(self.service)
-        self._app, self._batches = access.app, None
+        self._app = access.app
         endpoint = settings.traces_endpoint
         self.traces = access.traces = None if endpoint is None else Traces(endpoint, settings.model_name)
         app: ASGIApp = access
@@ -115,6 +117,7 @@ class HttpServer:
             self.listeners.append(socket.socket(fileno=settings.metrics_listener))
             app = MetricsPort(app, create_watching_app(self.service), self.listeners[-1].getsockname()[1])
         self.signals = 0
+        self._is_stuck = False  # the engine is, and will be ended
         self.connections, self.uvicorn = uvicorn_for(app, settings)
 
     async def run(self) -> int:
@@ -124,14 +127,16 @@ class HttpServer:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._count_signal)
         loop.add_signal_handler(signal.SIGHUP, self._read_keys_again)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})  # rank 0 started this process with it blocked
+        loop.add_signal_handler(ENDED_SIGNAL, self._meet_next_engine)
+        signal.pthread_sigmask(
+            signal.SIG_UNBLOCK, {signal.SIGHUP, ENDED_SIGNAL}
+        )  # this process was started with them blocked
         self.client.on_state = lambda state: log.info("the engine is %s", state)
         self.client.start()
-        if self.settings.batch_folder is not None:
-            try:
-                self._open_batches(self.settings.batch_folder)
-            except UserError as error:
-                return await self._give_up(str(error), USER_ERROR)
+        try:
+            batches = self.service.batches = open_batches(self.service, self._app, self.settings)
+        except UserError as error:
+            return await self._give_up(str(error), USER_ERROR)
         beating = asyncio.create_task(Heartbeat(self.settings.heartbeat, lambda: self.service.has_started).run())
         answering = asyncio.create_task(self.uvicorn.serve(self.listeners))
         loading = asyncio.create_task(self.service.text.start())
@@ -142,29 +147,23 @@ class HttpServer:
             return code
         finally:
             beating.cancel()
-            await self._close_batches()
+            if batches is not None:
+                await batches.close()
             self.service.text.close()
             self.client.close()
             if self.traces is not None:
                 self.traces.close()
 
-    def _open_batches(self, folder: str) -> None:
-        """Begins to run batches. Raises ConfigError if the folder cannot be used."""
-        from ckdist.serve.batch_runner import BatchRunner
-        from ckdist.serve.batch_store import BatchStore
-
-        store = BatchStore(folder, self.settings.batch_bytes)
-        self.service.batches = BatchRunner(self.service, self._app, store)
-        self._batches = asyncio.create_task(self.service.batches.run())
-
-    async def _close_batches(self) -> None:
-        if self._batches is not None and self.service.batches is not None:
-            self._batches.cancel()
-            await asyncio.wait([self._batches])
-            self.service.batches.store.close()
-
     def _count_signal(self) -> None:
         self.signals += 1
+
+    def _meet_next_engine(self) -> None:
+        """Continues all requests on the next engine, which listens at the same address."""
+        if isinstance(self.client, ResumingClient):
+            self._is_stuck = False
+            self.client.count_crash()
+            self.client.disconnect()
+            self.client.connect(self.settings.endpoint)
 
     def _read_keys_again(self) -> None:
         settings = self.settings.with_current_keys()
@@ -194,6 +193,9 @@ class HttpServer:
                     return await self._give_up(_reason(error), USER_ERROR if isinstance(error, UserError) else 1)
                 self.service.prefilling, prefill = False, None
             self.connections.close_silent()
+            if self.settings.restarts and not self._is_stuck and self.client.state == "stale":
+                self._is_stuck = True
+                os.kill(self.settings.parent, STALE_SIGNAL)
             if os.getppid() != self.settings.parent:
                 return await self._outlive_rank_0()
             if self.signals or self.client.state == "draining":

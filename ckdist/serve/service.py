@@ -94,6 +94,12 @@ class Service:
         """Whether prompts can be computed, those of --prefill-file too."""
         return self.client.state == "ready" and self.tokenizer is not None
 
+    is_crowded = False  # its engine runs no other model
+
+    def cannot_load(self, name: Any) -> bool:  # noqa: ARG002
+        """Returns False: its engine has started."""
+        return False
+
     @property
     def vocab_size(self) -> int:
         """Rows of the model's embedding; a tokenizer may know fewer tokens."""
@@ -132,7 +138,7 @@ class Service:
         scores, encodes = str(self.client.model.get("scores", "")), bool(self.client.model.get("encodes"))
         return ModelFacts(
             name, *sizes, settings.strict_fields, scores, encodes, settings.defaults, self.adapters,
-            settings.special_in_text,
+            settings.special_in_text, settings.aliases, str(self.client.model.get("rank_template", "")),
         )  # fmt: skip
 
     @property

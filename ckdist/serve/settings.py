@@ -2,6 +2,7 @@
 
 import json
 import logging
+import signal
 from dataclasses import asdict, dataclass, field, replace
 
 from ckdist.config.request_defaults import RequestDefaults
@@ -11,6 +12,8 @@ from ckdist.serve.api_keys import ApiKey, KeyLimits, read_key_file
 
 BACKLOG = 4096  # connections that wait to be accepted
 USER_ERROR = 2  # exit code of the HTTP process after a mistake of the user
+ENDED_SIGNAL = signal.SIGUSR1  # tells the HTTP process that its engine has ended, and another one will listen
+STALE_SIGNAL = signal.SIGUSR2  # tells the process that restarts the engine that it is stuck
 LOG_FORMAT = "%(asctime)s http %(levelname)s: %(message)s"  # of this process and of its children
 
 log = logging.getLogger(__name__)
@@ -35,6 +38,9 @@ class HostedSettings:
     parallel: int = 8
     max_sequences: int = 136
     adapter: str | None = None
+    adapters: tuple[str, ...] = ()  # names of those that are loaded with it, and that requests name
+    prefill_file: str | None = None
+    slot_folder: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +50,7 @@ class HttpSettings:
     endpoint: str  # address of rank 0's ROUTER
     model: str
     model_name: str
+    aliases: tuple[str, ...] = ()  # further names of the model
     overrides: dict[str, int | float | bool | str] = field(default_factory=dict)  # of the model's metadata
     listener: int  # descriptor of the inherited listening socket
     more_listeners: tuple[int, ...] = ()  # descriptors of sockets of further addresses
@@ -51,7 +58,8 @@ class HttpSettings:
     certificate_key: str | None = None
     api_prefix: str = ""  # in front of all paths
     metrics_listener: int = -1  # descriptor of the socket of --metrics-port
-    parent: int  # process id of rank 0
+    parent: int  # process id of rank 0, or of the command that restarts it
+    restarts: bool = False  # `parent` starts rank 0 again if it ends, and signals this
     api_keys: tuple[ApiKey, ...] = ()  # keys that are not in a file
     file_keys: tuple[ApiKey, ...] = ()  # keys of `api_key_file`, which may be read again
     api_key_file: str | None = None

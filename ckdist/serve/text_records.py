@@ -32,6 +32,8 @@ class ModelFacts(Record, frozen=True):
     defaults: RequestDefaults = field(default_factory=RequestDefaults)
     adapters: dict[str, int] | None = None  # ids of the adapters by name; None: the server has no places for adapters
     special_in_text: bool = False  # control tokens in texts of messages count as such
+    aliases: tuple[str, ...] = ()  # further names of the model
+    rank_template: str = ""  # of a decoder that ranks: the question, with {query} and {document}; else ""
 
     def check_continues(self, what: str) -> None:
         """Raises RequestError if the output does not continue the prompt, as the named feature needs."""

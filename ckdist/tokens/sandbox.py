@@ -14,16 +14,22 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+GENERATION_BEGIN, GENERATION_END = "generation_begin_mark", "generation_end_mark"  # variables; training sets them
+
 
 class GenerationTag(Extension):
-    """`{% generation %}` marks the assistant's text for training. When rendering, only its body counts."""
+    """`{% generation %}` marks the assistant's text for training. Its body is written between two variables, which are
+    empty unless training sets them.
+    """
 
     tags = {"generation"}  # noqa: RUF012 - as jinja2 declares it
 
     def parse(self, parser: Parser) -> nodes.Node | list[nodes.Node]:
-        """Returns the body of the tag."""
+        """Returns the body of the tag, between the variables."""
         next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        begin, end = (nodes.Output([nodes.Name(name, "load")]) for name in (GENERATION_BEGIN, GENERATION_END))
+        return [begin, *body, end]
 
 
 class ChatEnvironment(ImmutableSandboxedEnvironment):

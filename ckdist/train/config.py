@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, cast
 
-from ckdist.comm.transports.names import CHOICES
+from ckdist.comm.transports.names import CHOICES, ENCRYPT
 from ckdist.config.options import Settings, option
 from ckdist.errors import ConfigError
 from ckdist.text_file import read_text_file
@@ -32,7 +32,9 @@ OTHER_NAMES = {
     "max_seq_length": "max_length", "max_seq_len": "max_length", "seq_len": "max_length", "block_size": "max_length",
     "sequence_len": "max_length", "context_length": "max_length", "model": "model_name_or_path",
     "base_model": "model_name_or_path", "tokenizer": "tokenizer_name", "data": "train_file", "dataset": "train_file",
-    "datasets": "train_file", "train_data": "train_file", "eval_file": "validation_file", "output": "output_dir",
+    "datasets": "train_file", "weights": "train_file_weights", "train_weights": "train_file_weights",
+    "dataset_weights": "train_file_weights", "train_data": "train_file", "eval_file": "validation_file",
+    "output": "output_dir",
     "out": "output_dir", "optimizer": "optim", "warmup": "warmup_steps", "grad_clip": "max_grad_norm",
     "clip_grad": "max_grad_norm", "gradient_checkpointing": "activation_checkpointing", "r": "lora_r",
     "rank": "lora_r", "lora_rank": "lora_r", "alpha": "lora_alpha", "target_modules": "lora_target_modules",
@@ -54,7 +56,15 @@ class TrainConfig(Settings):
 
     train_file: tuple[str, ...] = option(
         (),
-        help="text, .jsonl, .json and .parquet files; * and ** match, {stdlib} is the folder of Python's library",
+        help="text, .jsonl, .json, .csv and .parquet files, or folders of them; * and ** match, {stdlib} is the folder "
+        "of Python's library",
+    )
+    train_file_weights: tuple[float, ...] = option(
+        (),
+        kind=float,
+        within=(0, 1e4),
+        help="passes of an epoch over each entry of train_file, as [2, 0.5]; a fraction is a random part of its "
+        "documents (default: 1 for each)",
     )
     validation_file: tuple[str, ...] = option(
         (),
@@ -63,7 +73,7 @@ class TrainConfig(Settings):
     validation_split_percentage: float = option(
         2.0, help="per cent of the training documents that are held out for validation", within=(0, 50)
     )
-    text_column: str = option("text", help="field or column that holds the text of .jsonl, .json and .parquet")
+    text_column: str = option("text", help="field or column that holds the text of .jsonl, .json, .csv and .parquet")
     bad_lines: str = option(
         "error",
         help="at a line that cannot be used: stop (error), or count it and go on (skip)",
@@ -132,6 +142,7 @@ class TrainConfig(Settings):
     zero_stage: int = option(0, help="1: shard the optimizer's state over replicas", within=(0, 1))
     threads: int = option(0, help="compute threads of one rank; 0: its share of the cores", within=(0, 4096))
     transport: str = option("auto", help="transport between hosts", choices=CHOICES)
+    encrypt: str = option("auto", help="encryption between hosts, as --encrypt of ckdist serve", choices=ENCRYPT)
     ddp_timeout: float = option(
         1800.0, help="seconds until a rank that is alive but does not respond counts as lost", within=(1, 1e6)
     )
@@ -140,7 +151,9 @@ class TrainConfig(Settings):
         0, help="rank of LoRA's matrices; only these are trained; 0: train all weights", within=(0, 1 << 14)
     )
     lora_alpha: float = option(16.0, help="LoRA's product is scaled by alpha / rank", within=(0, 1e6))
-    lora_target_modules: tuple[str, ...] = option(("q_proj", "v_proj"), help="linear layers that get LoRA's matrices")
+    lora_target_modules: tuple[str, ...] = option(
+        ("q_proj", "v_proj"), help="linear layers that get LoRA's matrices; all-linear: all of them"
+    )
 
     logging_steps: int = option(10, help="steps between lines of metrics.jsonl", within=(1, MAX_STEPS))
     eval_steps: int = option(0, help="steps between validation losses; 0: only at the end", within=(0, MAX_STEPS))
@@ -164,6 +177,11 @@ class TrainConfig(Settings):
             raise ConfigError(
                 f"model_name_or_path (a model to continue from) or model_config (a new model) is needed, "
                 f"and {given} given"
+            )
+        if self.train_file_weights and len(self.train_file_weights) != len(self.train_file):
+            raise ConfigError(
+                f"train_file_weights has {len(self.train_file_weights)} numbers, and train_file has "
+                f"{len(self.train_file)} entries: give one for each"
             )
         if self.lora_r and not self.model_name_or_path:
             raise ConfigError(f"lora_r ({self.lora_r}) needs a model to continue from: set model_name_or_path")
@@ -205,12 +223,12 @@ def load_config(path: str, overrides: Iterable[str] = ()) -> TrainConfig:
         values: dict[str, Any] = tomllib.loads(read_text_file(path, path, MAX_CONFIG_BYTES))
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"cannot read {path}: {error}") from None
-    for override in overrides:
-        _override(values, override)
+    for text in overrides:
+        override(values, text)
     return from_mapping(values, path)
 
 
-def _override(values: dict[str, Any], text: str) -> None:
+def override(values: dict[str, Any], text: str) -> None:
     """Applies `learning_rate=1e-3`, `model_config.hidden_size=64` or `train_file=["a", "b"]`.
 
     The value is TOML, or else a text.

@@ -15,7 +15,7 @@ from ckdist.errors import ConfigError, LayoutError
 from ckdist.layout import SINGLE
 from ckdist.mesh import Mesh
 from ckdist.models.decoder import loss
-from ckdist.models.registry import read_config
+from ckdist.models.registry import family, read_config
 from ckdist.models.spec import ModelSpec, MoeFfn
 from ckdist.program.program import Program, Weight
 from ckdist.program.training_tracer import TrainingTracer, trace_loss
@@ -25,14 +25,15 @@ from ckdist.tokens.tokenizer_source import tokenizer_of
 from ckdist.tokens.tried import load_tried
 from ckdist.train.arena import shape_of
 from ckdist.train.config import TrainConfig
-from ckdist.train.data.documents import find_files, read_documents
+from ckdist.train.data.data_files import find_files
+from ckdist.train.data.documents import read_documents
 from ckdist.train.data.records import BadLine
 from ckdist.train.initial import initial_matrix, initial_weight
 from ckdist.train.loss_program import LossProgram, lower_model, trace_model, trainable
 from ckdist.train.shards import Shards
 from ckdist.train.stage import TrainingStage, product_operations
 from ckdist.train.tokenizer_training import tokenizer_config, train_tokenizer
-from ckdist.weights.adapter_file import Lora
+from ckdist.weights.adapter_file import MODULES, Lora
 from ckdist.weights.checkpoint import Checkpoint, open_checkpoint
 from ckdist.weights.dequantize import read_tensor
 from ckdist.weights.dtypes import BY_NUMBER, FLOATS
@@ -40,6 +41,7 @@ from ckdist.weights.handles import MatrixHandle
 from ckdist.weights.loader import ShardLoader
 
 INITIALIZER_RANGE = 0.02
+ALL_LINEAR = "all-linear"  # as in PEFT
 
 
 @dataclass(frozen=True)
@@ -129,11 +131,8 @@ def open_model(config: TrainConfig) -> TrainedModel:
     Raises ConfigError, ModelFileError or ArchitectureError for a fault that the user can mend.
     """
     checkpoint = open_checkpoint(config.model_name_or_path) if config.model_name_or_path else None
-    if checkpoint is not None and checkpoint.format != "safetensors" and not config.lora_r:
-        raise ConfigError(
-            f"{config.model_name_or_path} is a GGUF, whose weights cannot all be trained: "
-            "give a folder with safetensors, or set lora_r"
-        )
+    if checkpoint is not None and checkpoint.format == "gguf" and not config.lora_r:
+        family(checkpoint.spec.family).to_gguf(checkpoint.spec, config.model_name_or_path)  # the result can be written
     values = (
         dict(checkpoint.metadata)
         if checkpoint
@@ -147,7 +146,8 @@ def open_model(config: TrainConfig) -> TrainedModel:
         raise ConfigError(
             f"max_length ({config.max_length}) is more than the {spec.max_position} positions of the model"
         )
-    lora = Lora(config.lora_r, config.lora_alpha, config.lora_target_modules) if config.lora_r else None
+    targets = MODULES if config.lora_target_modules == (ALL_LINEAR,) else config.lora_target_modules
+    lora = Lora(config.lora_r, config.lora_alpha, targets) if config.lora_r else None
     tracer = functools.partial(TrainingTracer, low_rank=lora.low_rank()) if lora else TrainingTracer
     program = trace_loss(loss, spec, SINGLE, Mesh({"dp": 1}), tracer)
     weights = tuple(w for w in trainable(program) if not lora or ".lora_" in w.name)

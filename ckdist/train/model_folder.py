@@ -1,24 +1,28 @@
-"""Writes the finished model as a Hugging Face folder (config, safetensors, tokenizer) that ckdist and transformers
-load.
-"""
+"""Writes a finished model: a Hugging Face folder (config, safetensors, tokenizer), or a GGUF if its base is one."""
 
 import json
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from ckdist.models.registry import family
+from ckdist.models.spec import ModelSpec
 from ckdist.regular_file import sync, write_synced
 from ckdist.tokens.tokenizer import Tokenizer
-from ckdist.train.data.token_cache import end_of_text
+from ckdist.train.data.turns import end_of_text
 from ckdist.train.model import TrainedModel
 from ckdist.train.stored_tensors import stored_tensors
+from ckdist.weights.dequantize import read_rows
+from ckdist.weights.gguf_export import write_model
 from ckdist.weights.safetensors import SINGLE_FILE
 from ckdist.weights.safetensors_writer import TensorToWrite, as_stored, write_safetensors
+from ckdist.weights.tensor_source import TensorSource
 
 _TYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
+_GGUF_TYPES = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}
 TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
     "tokenizer.model", "tiktoken.model", "vocab.json", "merges.txt",
@@ -26,15 +30,50 @@ TOKENIZER_FILES = (
 )  # fmt: skip
 
 
+def write_result(
+    output: Path, model: TrainedModel, parameters: Mapping[str, np.ndarray], tokenizer: Tokenizer, save_dtype: str
+) -> Path:
+    """Writes `output`/model, or `output`/model.gguf, and returns its path. `parameters`: the trained weights."""
+    if model.checkpoint is not None and model.checkpoint.format == "gguf":
+
+        def rows(name: str, source: TensorSource, begin: int, end: int, matrix: int = 0, /) -> np.ndarray:
+            """Rows of a trained weight, or of a frozen one in the base."""
+            if name not in parameters:
+                return read_rows(source, begin, end, matrix)
+            values = parameters[name]
+            return values[matrix, begin:end] if source.matrices else values[begin:end]
+
+        out = output / "model.gguf"
+        write_model(model.checkpoint, str(out), _GGUF_TYPES[save_dtype], read=rows)
+        return out
+    out = output / "model"
+    frozen = {w.name: model.load(w.name) for w in model.program.weights if w.name not in parameters}
+    write_folder(out, model.spec, model.config, {**parameters, **frozen}, tokenizer, model.tokenizer_folder, save_dtype)
+    return out
+
+
 def write_folder(
-    out: Path, model: TrainedModel, parameters: Mapping[str, np.ndarray], tokenizer: Tokenizer, save_dtype: str
+    out: Path,
+    spec: ModelSpec,
+    config: Mapping[str, Any],
+    weights: Mapping[str, np.ndarray],
+    tokenizer: Tokenizer,
+    tokenizer_folder: Path,
+    save_dtype: str,
 ) -> None:
-    """Writes the model to `out`. Each file is written under a temporary name and then replaces its old version."""
+    """Writes a model to `out`. Each file is written under a temporary name and then replaces its old version.
+
+    Args:
+        config: The fields of config.json.
+        weights: float32 by the program's names.
+        tokenizer_folder: Its tokenizer's files are copied.
+        save_dtype: bfloat16, float16 or float32.
+    """
     out.mkdir(parents=True, exist_ok=True)
     # Weights are saved as floats.
-    own = {name: value for name, value in model.config.items() if name != "quantization_config"}
-    config = {"architectures": [family(model.spec.family).architectures[0]], **own, "torch_dtype": save_dtype}
-    config |= {"vocab_size": model.spec.vocab_size, "tie_word_embeddings": model.spec.tie_embeddings}
+    own = {name: value for name, value in config.items() if name != "quantization_config"}
+    config = {"architectures": [family(spec.family).architectures[0]], **own, "torch_dtype": save_dtype}
+    config |= {"vocab_size": spec.vocab_size, "tie_word_embeddings": spec.tie_embeddings}
     if "eos_token_id" not in config:
         ends = sorted(
             tokenizer.eos_token_ids | {i for i in tokenizer.special_ids if tokenizer.token_text(i) == "<|end|>"}
@@ -44,15 +83,14 @@ def write_folder(
             "eos_token_id": ends if len(ends) > 1 else end_of_text(tokenizer),
         }
     for name in TOKENIZER_FILES:
-        source = model.tokenizer_folder / name
+        source = tokenizer_folder / name
         if source.is_file() and (out / name).resolve() != source.resolve():
             shutil.copyfile(source, out / f"{name}.tmp")
             (out / f"{name}.tmp").replace(out / name)
-    frozen = {w.name: model.load(w.name) for w in model.program.weights if w.name not in parameters}
     dtype = _TYPES[save_dtype]
     tensors = [
         TensorToWrite(t.name, dtype, t.shape, lambda t=t: as_stored(t.values(), dtype))
-        for t in stored_tensors(model.spec, {**parameters, **frozen})
+        for t in stored_tensors(spec, weights)
     ]
     write_safetensors(out / f"{SINGLE_FILE}.tmp", tensors, {"format": "pt"})
     (out / f"{SINGLE_FILE}.tmp").replace(out / SINGLE_FILE)

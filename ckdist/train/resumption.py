@@ -17,6 +17,7 @@ REFUSED = {
     "lora_alpha": "the learned matrices would be scaled by another factor",
     "lora_target_modules": "other layers would have matrices",
     "max_length": "the position in the data counts rows of max_length",
+    "train_file_weights": "an epoch would have other documents, and the position in the data would move",
     "validation_split_percentage": "held-out documents would be trained on, and the position in the data would move",
     "seed": "the order of the data would be another",
     "optim": "the optimizer's state would be another",
@@ -35,7 +36,7 @@ WITHOUT_EFFECT = (
     "output_dir", "cache_dir", "activation_checkpointing", "tensor_parallel_size", "data_parallel_size",
     "pipeline_parallel_size", "virtual_pipeline_parallel_size", "expert_parallel_size", "zero_stage", "threads",
     "transport", "ddp_timeout", "logging_steps", "eval_steps", "save_steps", "save_total_limit", "resume",
-    "save_dtype", "report_to",
+    "save_dtype", "report_to", "encrypt",
 )  # fmt: skip
 SCHEDULE = ("learning_rate", "lr_scheduler_type", "warmup_steps", "warmup_ratio", "num_decay_steps", "min_lr_ratio")
 

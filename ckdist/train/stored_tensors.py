@@ -1,7 +1,7 @@
 """A model's weights as tensors of its family's safetensors files.
 
-They have their stored names. Stacks of experts become one tensor per expert, and the keys' and values' matrices of
-latent attention become one tensor.
+They have their stored names. Stacks of experts become one tensor per expert unless the family stores stacks, and the
+keys' and values' matrices of latent attention become one tensor.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ckdist.models.blocks.moe import is_expert
-from ckdist.models.families.family import TensorNames
+from ckdist.models.families.family import TensorNames, stack_of
 from ckdist.models.registry import family
 from ckdist.models.spec import ModelSpec
 from ckdist.weights.stored_weights import num_heads
@@ -27,10 +27,10 @@ class StoredTensor(NamedTuple):
 def stored_tensors(spec: ModelSpec, weights: Mapping[str, np.ndarray]) -> Iterator[StoredTensor]:
     """The stored tensors of `weights`, which are whole and have their names in the program."""
     names = family(spec.family).safetensors
-    if names.uses("alternating"):
-        by_turns = {name: values for name, values in weights.items() if is_expert(name)}
-        weights = {name: values for name, values in weights.items() if name not in by_turns}
-        yield from _by_turns(names, by_turns)
+    if names.uses("stacked"):
+        experts = {name: values for name, values in weights.items() if is_expert(name)}
+        weights = {name: values for name, values in weights.items() if name not in experts}
+        yield from _stacks(names, experts)
     stacks = {name: stack for name, stack in weights.items() if stack.ndim > 2}
     for name, stack in stacks.items():
         for index, matrix in enumerate(stack):
@@ -43,22 +43,33 @@ def stored_tensors(spec: ModelSpec, weights: Mapping[str, np.ndarray]) -> Iterat
             yield StoredTensor(stored, shape, lambda arrays=arrays, heads=heads: _kv_b(heads, *arrays))
         else:
             shape = (sum(array.shape[0] for array in arrays), *arrays[0].shape[1:])
+            shape = (1, *shape) if names.has("one_row", stored) else shape
             named = list(zip(parts, arrays, strict=True))
-            yield StoredTensor(stored, shape, lambda named=named: _rows(names, named))
+            yield StoredTensor(stored, shape, lambda named=named, shape=shape: _rows(names, named).reshape(shape))
 
 
-def _by_turns(names: TensorNames, weights: Mapping[str, np.ndarray]) -> Iterator[StoredTensor]:
-    """One tensor per stack (and per stack of biases): inputs are rows, and gate and up alternate."""
+def _stacks(names: TensorNames, weights: Mapping[str, np.ndarray]) -> Iterator[StoredTensor]:
+    """One tensor per stack, and per stack of biases."""
     for stored, parts in names.stored(weights).items():
         stem, _, kind = stored.rpartition(".")
         experts = len(weights[f"{parts[0].rpartition('.')[0]}.weight"])
         arrays = [weights[part].reshape(experts, -1, *weights[part].shape[2:]) for part in parts]
-        rows = len(parts) * arrays[0].shape[1]
-        shape = (experts, *arrays[0].shape[2:], rows)
-        make = lambda arrays=arrays, shape=shape: np.ascontiguousarray(
-            np.stack(arrays, axis=2).reshape(shape[0], shape[-1], -1).swapaxes(1, 2).reshape(shape)
-        )
-        yield StoredTensor(stem if kind == "weight" else f"{stem}_bias", shape, make)
+        transposed = names.has("transposed", stored) or names.has("transposed_or_not", stored)
+        rows, columns = (sum(array.shape[1] for array in arrays),), arrays[0].shape[2:]
+        shape = (experts, *columns, *rows) if transposed else (experts, *rows, *columns)
+        is_alternating = names.has("alternating", stored)
+        make = lambda arrays=arrays, form=(is_alternating, transposed): _stack(arrays, *form)
+        short = stem if kind == "weight" else f"{stem}_{kind}"
+        yield StoredTensor(short if stack_of(short)[0] == stored else stored, shape, make)
+
+
+def _stack(arrays: list[np.ndarray], alternating: bool, transposed: bool) -> np.ndarray:
+    """Joins the rows of stacks: those of each follow one another, or alternate. If `transposed`, inputs are rows."""
+    if alternating:
+        rows = np.stack(arrays, axis=2).reshape(len(arrays[0]), -1, *arrays[0].shape[2:])
+    else:
+        rows = np.concatenate(arrays, axis=1)
+    return np.ascontiguousarray(rows.swapaxes(1, 2) if transposed else rows)
 
 
 def _rows(names: TensorNames, parts: list[tuple[str, np.ndarray]]) -> np.ndarray:

@@ -32,10 +32,10 @@ from ckdist.train.data.batches import FileBatches, OwnBatches, Position, validat
 from ckdist.train.divergence import LostSteps
 from ckdist.train.loss_program import LossProgram
 from ckdist.train.model import TrainedModel, open_model, open_tokenizer
-from ckdist.train.model_folder import write_folder
+from ckdist.train.model_folder import write_result
 from ckdist.train.native_executable import NativeExecutable
 from ckdist.train.one_f_one_b import bubble
-from ckdist.train.optimizer import STATES, Optimizer
+from ckdist.train.optimizer import Optimizer
 from ckdist.train.pipeline import forward_backward
 from ckdist.train.ranks import TrainingRanks, training_mesh
 from ckdist.train.report import Report, StepReport, check_report_to
@@ -43,7 +43,7 @@ from ckdist.train.resumption import changed_settings, check_settings, settings_o
 from ckdist.train.schedule import Schedule
 from ckdist.train.training_checkpoint import Folder, SavedTensors, TrainState
 from ckdist.train.training_data import EVAL_ROWS, open_data
-from ckdist.train.training_memory import memory_line, require, training_bytes
+from ckdist.train.training_memory import memory_line, rank_bytes, require
 from ckdist.weights.adapter_file import save_adapter
 from ckdist.weights.copies import compare_samples
 from ckdist.weights.model_files import model_files
@@ -88,7 +88,7 @@ def train(
         ConfigError, ModelFileError, ...: A fault that the user can mend.
         CommError: A rank is lost.
     """
-    ranks = start_world() if world is None else world
+    ranks = start_world(config.encrypt) if world is None else world
     trainer = Trainer(config, ranks, share_source(ranks, batches), make_executable or native_executable)
     try:
         last = trainer.run(on_step, should_stop)
@@ -207,11 +207,7 @@ class Trainer:
 
     def _needed_memory(self, program: LossProgram, mesh: Mesh) -> dict[str, int]:
         """Bytes of this rank, by content. Raises CapacityError if they are not free."""
-        state = len(STATES[self.config.optim]), mesh.size("dp") if self.config.zero_stage else 1
-        needed = training_bytes(
-            program.lowered, program.max_tokens, program.operand_bytes, *state, program.stage.waiting
-        )
-        needed["rows for other stages"] = 4 * program.messages * program.message_floats
+        needed = rank_bytes(self.config, program, mesh)
         remedy = (
             "use a smaller batch or model, a larger tensor_parallel_size or pipeline_parallel_size, zero_stage 1 over "
             "more ranks, or lora_r"
@@ -417,14 +413,14 @@ class Trainer:
         """Writes the finished model, or its adapter, on rank 0."""
         weights = self._gathered(self.executable.parameters)
         if self.world.rank == 0 and weights is not None:
-            out = self.output / ("adapter" if self.model.lora else "model")
             if self.model.lora:
+                out = self.output / "adapter"
                 base = self.config.model_name_or_path.removeprefix("hf:")
                 save_adapter(out, self.model.lora, base, weights, self.model.spec)
             else:
-                write_folder(out, self.model, weights, self.tokenizer, self.config.save_dtype)
+                out = write_result(self.output, self.model, weights, self.tokenizer, self.config.save_dtype)
             self._say(
-                f"the {out.name} is in {out}"
+                f"the {out.stem} is in {out}"
                 + (f"; {self.state.skipped_steps} steps were skipped" if self.state.skipped_steps else "")
             )
 

@@ -17,7 +17,7 @@ from ckdist.train.batch_source import BatchSource
 from ckdist.train.config import TrainConfig
 from ckdist.train.data.batches import FileBatches, OwnBatches
 from ckdist.train.data.chats import ChatProcess
-from ckdist.train.data.documents import find_files
+from ckdist.train.data.data_files import find_files, find_source
 from ckdist.train.data.token_cache import TokenCache, open_cache
 from ckdist.train.data.token_rows import Rows, split
 from ckdist.train.data.truncation import count_truncated, describe_truncation
@@ -70,6 +70,9 @@ def _file_batches(config: TrainConfig, world: World, mesh: Mesh, tokenizer: Toke
     for path in sorted({path.resolve() for path in files} & {path.resolve() for path in held_files}):
         say(f"{path} is in train_file and in validation_file: the validation loss is of what was learned")
     cache = _open_cache(c, world, files, tokenizer, folder)
+    if world.rank == 0:
+        for line in cache.report.lines():
+            log.info("train_file: %s", line)
     documents, held = split(cache, held_out_percentage(c), c.seed)
     validated = _open_cache(c, world, held_files, tokenizer, folder) if held_files else cache
     held = np.arange(validated.documents) if held_files else held
@@ -78,11 +81,25 @@ def _file_batches(config: TrainConfig, world: World, mesh: Mesh, tokenizer: Toke
         say(line)
     if counts.divided and world.rank == 0:
         log.info("%d of %d texts are longer than max_length and are learned in parts", counts.divided, counts.texts)
-    rows = Rows(cache, documents, c.max_length, c.seed)
+    rows = Rows(cache, documents, c.max_length, c.seed, passes=_passes(c, cache, documents))
+    if not rows.count(0):
+        raise ConfigError(f"train_file_weights ({', '.join(map(str, c.train_file_weights))}) leave no document")
     batches = FileBatches(
         rows, mesh.index("dp"), mesh.size("dp"), c.per_device_train_batch_size, c.gradient_accumulation_steps
     )
     return TrainingData(batches, _validation(c, validated, held, say), cache.digest)
+
+
+def _passes(c: TrainConfig, cache: TokenCache, documents: np.ndarray) -> np.ndarray | None:
+    """How often an epoch has each of `documents`, from the weight of its entry in train_file; None: once."""
+    if not c.train_file_weights:
+        return None
+    weights: dict[str, float] = {}  # by file
+    for entry, weight in zip(c.train_file, c.train_file_weights, strict=True):
+        for path in find_source(entry):
+            weights.setdefault(str(path.resolve()), weight)
+    by_file = np.array([weights[str(Path(file).resolve())] for file in cache.files])
+    return by_file[cache.file_numbers()[documents]]
 
 
 def _validation(c: TrainConfig, cache: TokenCache, held: np.ndarray, say: Callable[[str], None]) -> Rows | None:

@@ -4,8 +4,12 @@ from collections.abc import Mapping, Sequence
 
 from ckdist.errors import CapacityError
 from ckdist.layouts.memory_sizes import free_memory, gigabytes, room
+from ckdist.mesh import Mesh
 from ckdist.program.lowered import Lowered
 from ckdist.program.step import PackIndex, Step
+from ckdist.train.config import TrainConfig
+from ckdist.train.loss_program import LossProgram
+from ckdist.train.optimizer import STATES
 
 TILE = 16  # rows and columns of packed matrices are padded to multiples of this
 LOGIT_BYTES = 32 << 20  # gradients of logits in memory at once, as in native/runtime/steps/cross_entropy.cpp
@@ -64,6 +68,14 @@ def training_bytes(
         "activations": lowered.arena_bytes + sum(kept * n for kept, n in zip(lowered.kept_bytes, waiting, strict=True)),
         "workspace": max(map(workspace, lowered.steps), default=0),
     }
+
+
+def rank_bytes(config: TrainConfig, program: LossProgram, mesh: Mesh) -> dict[str, int]:
+    """Bytes of a rank of `mesh` by purpose, for the lowered `program` of a configuration."""
+    state = len(STATES[config.optim]), mesh.size("dp") if config.zero_stage else 1
+    needed = training_bytes(program.lowered, program.max_tokens, program.operand_bytes, *state, program.stage.waiting)
+    needed["rows for other stages"] = 4 * program.messages * program.message_floats
+    return needed
 
 
 def memory_line(of: str, needed: Mapping[str, int]) -> str:

@@ -8,7 +8,7 @@ from ckdist.program.lowered import MatrixKey
 from ckdist.program.program import Program
 from ckdist.program.tracer import LowRank
 from ckdist.weights.adapter_file import load_adapter
-from ckdist.weights.packed_matrix import PackedMatrix, pack_part
+from ckdist.weights.packed_matrix import PackedMatrix, part_of
 
 
 class Adapter:
@@ -54,7 +54,7 @@ class Adapter:
             tensor = self._tensors[key.name]
             if tensor.ndim > 2 and key.matrices is not None:
                 tensor = tensor[slice(*key.matrices)]
-            self._packed[key] = pack_part(tensor, key.rows, key.columns)
+            self._packed[key] = PackedMatrix(part_of(tensor, key.rows, key.columns))
         return self._packed[key]
 
     @property

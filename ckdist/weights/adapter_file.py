@@ -8,6 +8,7 @@ Matrices of experts have two forms:
 """
 
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +37,8 @@ FUSED = ("gate_up_proj", "down_proj")  # parameters of stacked experts
 WEIGHTS = "adapter_model.safetensors"
 PREFIX = "base_model.model."
 ANOTHER_MODEL = "it was trained on another model"
+HALVES = {"F16", "BF16"}  # types of the file whose matrices are kept as float16
+HALF_RANGE = (2.0**-12, 2.0**15)  # of the largest value, for errors of at most 2^-13 of it
 Matrices = dict[str, np.ndarray]
 
 
@@ -69,8 +72,9 @@ class StoredAdapter:
     """The matrices of an adapter: a linear becomes W x + B (A x).
 
     Attributes:
-        matrices: float32 A (rank, in) and B (out, rank) by the model's names, as
-            model.layers.0.self_attn.q_proj.lora_A.weight. Stacks of these for experts. B includes the scale.
+        matrices: A (rank, in) and B (out, rank) by the model's names, as
+            model.layers.0.self_attn.q_proj.lora_A.weight. Stacks of these for experts. B includes the scale. float32,
+            or float16 if the file has 16 bits and it is no stack.
         notes: Warnings for the user, one line each.
     """
 
@@ -78,12 +82,21 @@ class StoredAdapter:
     notes: tuple[str, ...]
 
 
+def files_of(path: Path) -> tuple[Path, ...]:
+    """The files of an adapter: a GGUF file, or two in PEFT's folder. The last one has the matrices."""
+    return (path,) if path.is_file() else (path / CONFIG, path / WEIGHTS)
+
+
 def load_adapter(folder: Path, spec: ModelSpec) -> StoredAdapter:
-    """Reads an adapter of a model.
+    """Reads an adapter of a model, from PEFT's folder or a GGUF file.
 
     Raises:
         ModelFileError: A file or a matrix is missing, does not fit the model, or is not supported.
     """
+    if folder.is_file():
+        from ckdist.weights.adapter_gguf import read_gguf_adapter  # it imports this module
+
+        return read_gguf_adapter(folder, spec)
     return _AdapterReader(folder, spec).read()
 
 
@@ -150,6 +163,8 @@ class _AdapterReader:
         if (index is not None) != is_expert(stems[0]) or (index is not None and len(stems) > 1):
             raise self._unknown(a.name)
         low, values = self._pair(self._key(stem, a), a, b)
+        if index is None and {a.dtype, b.dtype} <= HALVES:
+            low, values = halves(low, values)
         rows = self._rows_of(stored, weights, len(values)) if index is None else [slice(None)]
         if len(rows) != len(stems):
             total = sum(self.shapes[weight][0] for weight in weights)
@@ -274,6 +289,19 @@ class _AdapterReader:
         verb = "module has" if len(missing) == 1 else "modules have"
         note = f"{len(missing)} targeted {verb} no matrices, or not for all experts, as {missing[0]!r}"
         return (f"{note}: only the base's weights are used there",)
+
+
+def halves(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """A and B as float16, with the same product. A power of two gives both about the same largest value.
+
+    The relative error of an element is at most 2^-11, or 2^-25 absolute. Unchanged if the values are not of its range.
+    """
+    largest_a, largest_b = (float(np.abs(matrix).max(initial=0)) for matrix in (a, b))
+    least, most = HALF_RANGE
+    if not least**2 <= largest_a * largest_b <= most**2:  # NaN, too
+        return a, b
+    factor = np.float32(2.0 ** round(math.log2(largest_b / largest_a) / 2))
+    return (a * factor).astype(np.float16), (b / factor).astype(np.float16)
 
 
 def _read(tensor: StoredTensor) -> np.ndarray:

@@ -13,9 +13,9 @@ from ckdist.program.lowered import MatrixKey
 from ckdist.program.ops.low_rank import padded
 from ckdist.program.program import Program
 from ckdist.program.tracer import LowRank
-from ckdist.weights.adapter_config import CONFIG
-from ckdist.weights.adapter_file import MODULES, WEIGHTS, load_adapter
-from ckdist.weights.packed_matrix import PackedMatrix, SlotMatrix, is_low_rank, pack_part
+from ckdist.weights.adapter_file import MODULES, files_of, load_adapter
+from ckdist.weights.packed_matrix import SlotMatrix, pack_together, part_of
+from ckdist.weights.packed_type import is_low_rank
 
 HEADER_BYTES = 16 << 20  # of an adapter's file, beside its matrices
 DIGEST_BYTES = 32
@@ -75,17 +75,19 @@ class AdapterSlots:
         tensors = stored.matrices
         for name, tensor in tensors.items():
             self._check(folder, name, tensor)
-        for key, place in self._places.items():
-            if key.matrices == (slot, slot + 1):
-                place.hold(_packed(key, tensors.get(key.name)))
+        parts = {key: _part(key, tensors.get(key.name)) for key in self._places if key.matrices == (slot, slot + 1)}
+        packed = iter(pack_together([part for part in parts.values() if part is not None]))
+        for key, part in parts.items():
+            self._places[key].hold(None if part is None else next(packed))
         return digest, stored.notes
 
     def _digest(self, folder: Path) -> Digest:
         """Reads both files once. Raises ModelFileError if they are larger than an adapter of the model can be."""
         digest = hashlib.blake2b(digest_size=DIGEST_BYTES)
         most = HEADER_BYTES + sum(4 * int(np.prod(shape)) for shape in self._shapes.values())
-        for name, limit in ((CONFIG, HEADER_BYTES), (WEIGHTS, 4 * most)):  # a larger rank has a message of its own
-            path = folder / name
+        *configs, weights = files_of(folder)
+        limits = {**dict.fromkeys(configs, HEADER_BYTES), weights: 4 * most}  # a larger rank has a message of its own
+        for path, limit in limits.items():
             try:
                 size = path.stat().st_size
                 if size > limit:
@@ -125,11 +127,11 @@ class AdapterSlots:
             )
 
 
-def _packed(key: MatrixKey, tensor: np.ndarray | None) -> PackedMatrix | None:
-    """Packs a part of a matrix, whose rank is rounded up as that of an adapter for all rows."""
+def _part(key: MatrixKey, tensor: np.ndarray | None) -> np.ndarray | None:
+    """The part of a matrix, or None if it is empty. Its rank is rounded up as that of an adapter for all rows."""
     if tensor is None:
         return None
     is_a = key.name.endswith(".lora_A.weight")
     rank = (0, padded(tensor.shape[0 if is_a else 1]))
     rows, columns = (rank, key.columns) if is_a else (key.rows, rank)
-    return None if rows[0] == rows[1] or columns[0] == columns[1] else pack_part(tensor, rows, columns)
+    return None if rows[0] == rows[1] or columns[0] == columns[1] else part_of(tensor, rows, columns)

@@ -42,7 +42,8 @@ def _part_rows(source: TensorSource, part: HeadPart, begin: int, end: int, matri
     values = read_rows(whole, first * part.stored, last * part.stored, matrix)
     heads = values.reshape(-1, part.stored, part.columns)[:, part.first : part.first + part.rows]
     if part.transposed:
-        heads = heads.swapaxes(1, 2)[:, part.lane :: part.every]
+        runs = heads.reshape(len(heads), part.rows, -1, part.every, part.width)[:, :, :, part.lane]
+        heads = runs.reshape(len(heads), part.rows, -1).swapaxes(1, 2)
     rows = heads.reshape(-1, *source.shape[1:][-1:])
     return rows[begin - first * part.head_rows : end - first * part.head_rows]
 

@@ -25,25 +25,29 @@ def open_folder(path: pathlib.Path) -> Checkpoint:
     config = with_generation_rules(read_json_object(config_path), path)
     spec, unknown = read_config(config, str(config_path))
     folder = read_folder(path)
-    stored, tensors = [], folder.tensors
+    stored, tensors, notes = [], dict(folder.tensors), list(folder.notes)
+    if next(path.glob("*_Dense"), None) is not None:
+        from ckdist.weights.dense_modules import add_dense_layers
+
+        spec = add_dense_layers(spec, path, tensors, notes)
     if quantization := quantization_config(config):
         from ckdist.weights.published import join_tensors
 
         stored, tensors = join_tensors(tensors, quantization, str(path))
     stored += [
         StoredWeights(
-            t.name,
+            name,
             SAFETENSORS_TYPES[t.dtype].number if t.dtype in SAFETENSORS_TYPES else -1,
             t.shape,
             t.file,
             t.offset,
             t.dtype,
         )
-        for t in tensors.values()
+        for name, t in tensors.items()
     ]
     shapes, names = weight_shapes(spec), family(spec.family).safetensors
     found, unread = sources(spec, names, stored, {OUTPUT: shapes[EMBEDDING], **shapes})
-    notes = [*folder.notes, *_naming_notes(names, stored, shapes)]
+    notes += _naming_notes(names, stored, shapes)
     if spec.tie_embeddings and OUTPUT in found and EMBEDDING not in found:
         found[EMBEDDING] = replace(found[OUTPUT], name=EMBEDDING)
     elif spec.tie_embeddings and OUTPUT in found and not _has_same_bytes(found[OUTPUT], found[EMBEDDING]):

@@ -1,7 +1,7 @@
 """Writes GGUF files, version 3: metadata, then tensors, some rows at a time. No whole tensor is kept in memory.
 
 Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. GGUF types follow the Python types: bool, int
-(uint32), float (float32), str, and lists of one of these (ints as int32).
+(uint32), float (float32), str, lists of one of these (ints as int32), and numpy arrays of numbers.
 """
 
 import os
@@ -16,7 +16,8 @@ from ckdist.weights.dtypes import TensorType
 from ckdist.weights.gguf import MAGIC
 
 ALIGNMENT = 32
-_UINT32, _INT32, _FLOAT32, _BOOL, _STRING, _ARRAY = 4, 5, 6, 7, 8, 9
+_UINT32, _INT32, _FLOAT32, _BOOL, _STRING, _ARRAY, _INT64 = 4, 5, 6, 7, 8, 9, 11
+_NUMBERS = {"u1": 0, "i1": 1, "u2": 2, "i2": 3, "u4": 4, "i4": 5, "f4": 6, "b1": 7, "u8": 10, "i8": 11, "f8": 12}
 
 
 class GgufTensorToWrite(NamedTuple):
@@ -72,10 +73,12 @@ def _value(value: Any) -> bytes:
             return struct.pack("<IIQ", _ARRAY, _BOOL, len(value)) + np.array(value, np.uint8).tobytes()
         kind, dtype = (_FLOAT32, "<f4") if value and isinstance(value[0], float) else (_INT32, "<i4")
         return struct.pack("<IIQ", _ARRAY, kind, len(value)) + np.array(value, dtype).tobytes()
+    if isinstance(value, np.ndarray):
+        return struct.pack("<IIQ", _ARRAY, _NUMBERS[value.dtype.str[1:]], len(value)) + value.tobytes()
     if isinstance(value, bool):
         return struct.pack("<IB", _BOOL, value)
     if isinstance(value, int):
-        return struct.pack("<II", _UINT32, value)
+        return struct.pack("<II", _UINT32, value) if 0 <= value < 1 << 32 else struct.pack("<Iq", _INT64, value)
     if isinstance(value, float):
         return struct.pack("<If", _FLOAT32, value)
     return struct.pack("<I", _STRING) + _text(value)

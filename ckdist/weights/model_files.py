@@ -152,10 +152,14 @@ def model_files(checkpoint: Checkpoint, adapter: pathlib.Path | None = None) -> 
         for path, first in (*source.places, *scales):
             firsts.setdefault(path, {}).setdefault(first, name)
     held = {path: tuple(span for file, span in checkpoint.held if file == path) for path in firsts}
-    files = [ModelFile(p.name, p, tuple(sorted(found.items())), held[p]) for p, found in sorted(firsts.items())]
-    if (folder := checkpoint.path).is_dir():
+    folder = checkpoint.path
+    name_of = lambda path: (
+        str(path.relative_to(folder)) if path.is_relative_to(folder) and path != folder else path.name
+    )
+    files = [ModelFile(name_of(p), p, tuple(sorted(found.items())), held[p]) for p, found in sorted(firsts.items())]
+    if folder.is_dir():
         paths = [folder / name for name in (CONFIG, *BESIDE)] + sorted((folder / TEMPLATES).glob("*.jinja"))
-        files += [ModelFile(str(p.relative_to(folder)), p) for p in paths if p.is_file()]
+        files += [ModelFile(name_of(p), p) for p in paths if p.is_file() and p not in firsts]
     if adapter is not None:
         from ckdist.weights.adapter_config import CONFIG as ADAPTER_CONFIG
         from ckdist.weights.adapter_file import WEIGHTS as ADAPTER_WEIGHTS

@@ -3,9 +3,8 @@
 from typing import NamedTuple
 
 from ckdist import native
-from ckdist.weights.dtypes import BY_NUMBER
+from ckdist.weights.dtypes import BY_NUMBER, F32
 from ckdist.weights.loader import ShardLoader
-from ckdist.weights.packed_matrix import PackedMatrix, is_low_rank
 
 
 class WeightCost(NamedTuple):
@@ -18,7 +17,12 @@ class WeightCost(NamedTuple):
 
 def packed_type(loader: ShardLoader, name: str) -> int:
     """The ggml number of the type that matrix `name` of a program is packed in."""
-    return PackedMatrix.type if is_low_rank(name) else loader.type_of(name)
+    return F32.number if is_low_rank(name) else loader.type_of(name)
+
+
+def is_low_rank(name: str) -> bool:
+    """Whether a matrix of a lowered program belongs to an adapter, not to the model."""
+    return ".lora_" in name
 
 
 def weight_cost(loader: ShardLoader, name: str) -> WeightCost:

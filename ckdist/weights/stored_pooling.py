@@ -5,16 +5,17 @@ from ckdist.weights.checkpoint import Checkpoint
 from ckdist.weights.json_file import read_json_object
 
 FOLDER_FILE = ("1_Pooling", "config.json")
+LOGIT_SCORE = ("1_LogitScore", "config.json")  # of a decoder that ranks documents
 FOLDER_FLAGS = {
     "pooling_mode_mean_tokens": "mean",
     "pooling_mode_cls_token": "cls",
     "pooling_mode_lasttoken": "last",
 }
-GGUF_NUMBERS = {1: "mean", 2: "cls", 3: "last"}
+GGUF_NUMBERS = {1: "mean", 2: "cls", 3: "last", 4: "rank"}
 
 
 def stored_pooling(checkpoint: Checkpoint) -> str:
-    """The pooling of a model: mean, cls or last. By default mean for an encoder, and last for a decoder.
+    """The pooling of a model: mean, cls, last or rank. By default mean for an encoder, and last for a decoder.
 
     Raises:
         ModelFileError: The files define another kind of pooling.
@@ -25,6 +26,8 @@ def stored_pooling(checkpoint: Checkpoint) -> str:
     if checkpoint.format == "gguf":
         number = checkpoint.metadata.get(f"{checkpoint.metadata['general.architecture']}.pooling_type")
         return GGUF_NUMBERS.get(number, usual) if isinstance(number, int) else usual
+    if checkpoint.spec.generates and checkpoint.folder.joinpath(*LOGIT_SCORE).exists():
+        return "rank"
     path = checkpoint.folder.joinpath(*FOLDER_FILE)
     if not path.exists():
         return usual

@@ -62,9 +62,10 @@ def sources(
         if tensor.type < 0:
             raise ModelFileError(f"{tensor.file}: tensor {weights[0]!r} has dtype {tensor.dtype}; {KNOWN_TYPES}")
         known = found if index is None else {w: s[index] for w, s in stacks.items() if index in s}
-        transposed = tensor.scales is None and names.has("transposed", name)
-        if transposed or names.has("alternating", name):
-            sources = _interleaved_weights(tensor, weights, shapes, transposed)
+        transposed = tensor.scales is None and _is_transposed(names, tensor, weights, shapes)
+        alternating = names.has("alternating", name)
+        if transposed or alternating:
+            sources = _interleaved_weights(tensor, weights, shapes, transposed, int(alternating))
         else:
             sources = _weights_in(tensor, weights, shapes)
         for source in sources:
@@ -84,6 +85,15 @@ def sources(
     for weight, matrices in stacks.items():
         found[weight] = _stacked(weight, matrices, shapes[weight])
     return found, unread
+
+
+def _is_transposed(
+    names: TensorNames, tensor: StoredWeights, weights: tuple[str, ...], shapes: Mapping[str, tuple[int, ...]]
+) -> bool:
+    """Whether the matrices of a tensor have inputs as rows."""
+    if not names.has("transposed_or_not", name := stack_of(tensor.name)[0]):
+        return names.has("transposed", name)
+    return tensor.shape[-2:] != (sum(shapes[weight][-2] for weight in weights), shapes[weights[0]][-1])
 
 
 def weights_of(names: TensorNames, stored: str, shapes: Mapping[str, tuple[int, ...]]) -> tuple[str, ...]:
@@ -122,11 +132,12 @@ def _weights_in(
 
 
 def _interleaved_weights(
-    tensor: StoredWeights, weights: tuple[str, ...], shapes: Mapping[str, tuple[int, ...]], transposed: bool
+    tensor: StoredWeights, weights: tuple[str, ...], shapes: Mapping[str, tuple[int, ...]], transposed: bool, width: int
 ) -> list[TensorSource]:
     """The sources of weights whose rows alternate in a tensor, or in each matrix of a stack.
 
-    If `transposed`, the tensor's rows are inputs, and its columns alternate.
+    If `transposed`, the tensor's rows are inputs, and its columns alternate in runs of `width`. 0: as many as a weight
+    has rows, so the weights' columns follow one another.
     """
     count, shape = len(weights), shapes[weights[0]]
     *stack, rows, columns = shape if len(shape) > 1 else (*shape, 1)
@@ -141,7 +152,7 @@ def _interleaved_weights(
     offsets = [tensor.offset + matrix * matrix_bytes for matrix in range(math.prod(stack))]
     places = tuple((tensor.file, offset) for offset in offsets) if stack else ()
     parts = (
-        HeadPart(columns, 0, columns, count * rows, True, count, lane)
+        HeadPart(columns, 0, columns, count * rows, True, count, lane, width or rows)
         if transposed
         else HeadPart(count, lane, 1, columns)
         for lane in range(count)

@@ -22,7 +22,8 @@ class HeadPart:
     """A weight that is a part of each head's rows in a tensor, or in each matrix of a stack.
 
     The weight has rows [first, first + rows) of the `stored` rows of each head. If `transposed`, row c of head h of the
-    weight has the elements tensor[h * stored + first + j][c * every + lane], for j < rows.
+    weight has the elements tensor[h * stored + first + j][column], for j < rows, where column is
+    (c // width * every + lane) * width + c % width.
     """
 
     stored: int
@@ -32,6 +33,7 @@ class HeadPart:
     transposed: bool = False
     every: int = 1
     lane: int = 0
+    width: int = 1
 
     @property
     def head_rows(self) -> int:

@@ -14,7 +14,7 @@ from ckdist.cli.bench_sweep import fewest_threads
 from ckdist.comm.world import SingleWorld
 from ckdist.config.bench_config import BenchConfig
 from ckdist.config.engine_config import EngineConfig
-from ckdist.engine.load_model import load_model
+from ckdist.engine.load_model import BUNDLED, load_model
 from ckdist.engine.lockstep import LockstepSequences
 from ckdist.engine.single import SingleSequence
 from ckdist.errors import CapacityError, ConfigError
@@ -35,6 +35,19 @@ def bench(monkeypatch, capfd):
         return capfd.readouterr().out
 
     return run
+
+
+def test_drafts(bench):
+    """The bundled model drafts for itself."""
+    rows = json.loads(
+        bench("--spec", "suffix", "-md", BUNDLED, "-n", 40, "-npl", "1,2", "-r", 1, "-t", 1, "-o", "json")
+    )
+    assert [(row["text"], row["n_parallel"]) for row in rows] == [
+        (text, sequences) for text in ("code", "tools", "chat") for sequences in (1, 2)
+    ]
+    for row in rows:
+        assert row["ts_off"] > 0 and row["ts_drafts"] > 0 and row["measured_gain"] > 0 and row["predicted_gain"] > 0
+    assert sum(row["drafted"] for row in rows) >= sum(row["accepted"] for row in rows) > 0
 
 
 @pytest.mark.alone

@@ -148,8 +148,7 @@ def test_folders_that_are_no_models(refused, tmp_path):
     assert "has no config.json; give a folder with one, or a GGUF file" in refused("generate", "-m", tmp_path)
     made = folder(tmp_path, architectures=["NewForCausalLM"])
     refusal = refused("generate", "-m", made)
-    assert "architecture 'NewForCausalLM' is not known; the known ones are Bart" in refusal
-    assert "Glm4ForCausalLM" in refusal and "SmolLM3ForCausalLM" in refusal
+    assert "architecture 'NewForCausalLM' is not known, and no known one has a similar name" in refusal
     shutil.rmtree(made)
     tensors = load_file(folder(tmp_path) / "model.safetensors")
     norm = tensors.pop("model.norm.weight")

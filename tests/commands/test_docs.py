@@ -21,6 +21,7 @@ from dataclasses import dataclass
 
 import pytest
 
+from tests.support.launcher import one_host
 from tests.support.paths import ROOT
 from tests.support.ports import free_port
 
@@ -86,8 +87,8 @@ def place(tmp_path):
         script = commands / name
         script.write_text(f'#!/bin/sh\nexec {sys.executable} {words} "$@"\n')
         script.chmod(0o755)
-    path = f"{commands}:{pathlib.Path(sys.executable).parent}:{os.environ['PATH']}"
-    return tmp_path, {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "XDG_STATE_HOME": str(tmp_path)}
+    given = one_host()
+    return tmp_path, {**given, "PATH": f"{commands}:{given['PATH']}", "XDG_STATE_HOME": str(tmp_path)}
 
 
 @pytest.mark.parametrize("page", RUNNABLE, ids=lambda p: str(p.relative_to(ROOT)))

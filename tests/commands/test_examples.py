@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from tests.support.launched import LAUNCH
-from tests.support.launcher import environment
+from tests.support.launcher import one_host
 from tests.support.paths import ROOT
 from tests.support.ports import free_port
 from tests.support.served import wait_healthy
@@ -23,7 +23,7 @@ def run(name: str, *words: str, ranks: int = 0, folder=ROOT, **more) -> str:
     before = [*LAUNCH, "-n", str(ranks), "--no-prefix"] if ranks else []
     done = subprocess.run(
         [*before, sys.executable, str(EXAMPLES / name), *words],
-        env=environment(), cwd=folder, capture_output=True, text=True, timeout=150, **more,
+        env=one_host(), cwd=folder, capture_output=True, text=True, timeout=150, **more,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -66,7 +66,7 @@ def test_train_pipeline(tmp_path):
         words += ["--set", "logging_steps=1", "--set", f"output_dir=on{stages}", "--set", "max_length=64", "-v"]
         words += ["--set", 'train_file=["{stdlib}/json/*.py"]']
         command = [sys.executable, "-m", "ckdist.cli.main", *words]
-        done = subprocess.run(command, env=environment(), cwd=tmp_path, capture_output=True, text=True, timeout=150)
+        done = subprocess.run(command, env=one_host(), cwd=tmp_path, capture_output=True, text=True, timeout=150)
         assert done.returncode == 0, done.stderr
         told[stages] = [json.loads(line)["loss"] for line in (tmp_path / f"on{stages}/metrics.jsonl").open()]
     assert "stage 1 of 2 (layers 4 to 7): " in done.stderr and "(12% by formula)" in done.stderr, done.stderr
@@ -91,7 +91,7 @@ def test_collectives():
 def test_chat_client():
     port = free_port()
     words = [sys.executable, "-m", "ckdist.cli.main", "serve", "-t", "1", "-c", "256", "--port", str(port)]
-    server = subprocess.Popen(words, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    server = subprocess.Popen(words, env=one_host(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         wait_healthy(f"http://127.0.0.1:{port}")
         flags = ("--url", f"http://127.0.0.1:{port}", "--max-tokens", "12")

@@ -21,7 +21,7 @@ from ckdist.config.generate_config import GenerateConfig
 from ckdist.topology import read_machine
 from tests.support.generated import GENERATE, tokens_of_one_process
 from tests.support.launched import ranks_of, wait_ended
-from tests.support.launcher import environment, mpirun
+from tests.support.launcher import mpirun, one_host
 from tests.support.paths import ROOT
 from tests.support.ports import free_port
 from tests.support.served import wait_healthy
@@ -33,7 +33,7 @@ CKDIST = (sys.executable, "-m", "ckdist.cli.main")
 
 def ckdist(*words: str, before=CKDIST, **more) -> subprocess.CompletedProcess:
     return subprocess.run(
-        [*before, *words], env=environment(), capture_output=True, text=True, timeout=60, cwd=ROOT, **more
+        [*before, *words], env=one_host(), capture_output=True, text=True, timeout=60, cwd=ROOT, **more
     )
 
 
@@ -88,12 +88,12 @@ def test_a_training_of_two_replicas(tmp_path):
 
 
 def start(*words: str, **more) -> subprocess.Popen:
-    return subprocess.Popen([*CKDIST, *words], env=environment(), cwd=ROOT, **more)
+    return subprocess.Popen([*CKDIST, *words], env=one_host(), cwd=ROOT, **more)
 
 
 def test_a_server_drains_and_a_lost_rank_is_named():
     port = free_port()
-    words = ("serve", "-tp", "2", "--port", str(port), "-t", "1", "-c", "256", "--comm-timeout", "5")
+    words = ("serve", "--no-restart", "-tp", "2", "--port", str(port), "-t", "1", "-c", "256", "--comm-timeout", "5")
     for number, code in ((signal.SIGTERM, 0), (signal.SIGKILL, 128 + signal.SIGKILL)):
         job = start(*words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
         try:
@@ -121,7 +121,7 @@ class Terminal:
         self.pid, self.fd = pty.fork()
         if self.pid == 0:
             os.chdir(ROOT)
-            os.execvpe(CKDIST[0], [*CKDIST, *words], {**environment(), "TERM": "dumb"})
+            os.execvpe(CKDIST[0], [*CKDIST, *words], {**one_host(), "TERM": "dumb"})
         self.text = ""
 
     def wait_for(self, *texts: str) -> None:

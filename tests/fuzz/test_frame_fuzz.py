@@ -1,22 +1,24 @@
-"""Damaged sessions for the parser of frames between ranks (tests/native/fuzz), under sanitizers."""
+"""Damaged sessions for the parser of frames between ranks, and damaged sealed records, under sanitizers."""
 
 import os
 import re
 import subprocess
 
+import pytest
+
 from tests.support.compiled import NATIVE, OURS, compiled
 
 SECONDS = os.environ.get("CKDIST_FUZZ_SECONDS", "3")  # `make fuzz` takes longer
 TRANSPORTS = NATIVE / "comm/transports"
-SOURCES = [
-    OURS / "fuzz/frame_fuzz.cpp",
-    *(TRANSPORTS / f"{n}.cpp" for n in ("stream_transport", "stream_frames", "transport")),
-]
+SEALED = [TRANSPORTS / "sealed_socket.cpp", TRANSPORTS / "sealer.cpp", NATIVE / "core/crypto_library.cpp"]
+FRAMES = [TRANSPORTS / f"{n}.cpp" for n in ("stream_transport", "stream_frames", "transport")]
 FLAGS = ["-O1", "-g", "-fno-omit-frame-pointer", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
 
 
-def test_damaged_frames_are_refused_and_nothing_is_stored_elsewhere():
-    program = compiled("frame_fuzz", SOURCES, *FLAGS, unknown=["cannot find -lasan", "libasan", "libubsan", "-lubsan"])
+@pytest.mark.parametrize("name, sources", [("frame_fuzz", FRAMES + SEALED), ("sealed_fuzz", SEALED)])
+def test_damaged_streams_are_refused_and_nothing_is_stored_elsewhere(name, sources):
+    unknown = ["cannot find -lasan", "libasan", "libubsan", "-lubsan"]
+    program = compiled(name, [OURS / f"fuzz/{name}.cpp", *sources], *FLAGS, unknown=unknown)
     done = subprocess.run([program, SECONDS], capture_output=True, text=True, timeout=float(SECONDS) + 120)
     assert done.returncode == 0, done.stderr[-4000:]
     print(done.stdout)

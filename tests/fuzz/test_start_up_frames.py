@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from ckdist.comm.bootstrap import connection as start_up
 from ckdist.comm.bootstrap.connection import BootstrapConnection, receive
 from ckdist.comm.bootstrap.handshake import Listener, Purpose, connect
+from ckdist.comm.bootstrap.sealed_messages import SealedMessages
 from ckdist.comm.bootstrap.star_world import StarWorld
 from ckdist.errors import CommError
 from ckdist.launcher.agent_frames import FrameReader
@@ -82,6 +83,35 @@ def test_a_ranks_start_up_messages_are_values_or_an_error(data):
         world.close()
 
 
+@settings(max_examples=EXAMPLES, **FUZZ)
+@given(st.lists(st.binary(min_size=1, max_size=200) | st.just(bytes(70_000)), min_size=1, max_size=3), st.data())
+def test_sealed_start_up_messages_arrive_as_they_were_sent_or_not_at_all(messages, data):
+    """Bytes of the stream are changed, left out, repeated or inserted on their way."""
+    keys = bytes(range(32))
+    sealed = SealedMessages(keys)
+    stream = bytearray(b"".join(sealed.seal(struct.pack("!I", len(message)) + message) for message in messages))
+    at = data.draw(st.integers(0, len(stream) - 1))
+    size = data.draw(st.integers(1, min(80, len(stream) - at)))
+    piece = bytes(stream[at : at + size])
+    stream[at : at + size] = data.draw(st.sampled_from([b"", 2 * piece, piece[::-1], piece + b"x", piece]))
+    here, there = socket.socketpair()
+    receiver = BootstrapConnection(1, here, keys=keys[16:] + keys[:16])
+    try:
+        with contextlib.suppress(OSError):  # it does not read on after damage
+            there.sendall(stream)
+            there.shutdown(socket.SHUT_WR)
+        receiver._thread.join(10)
+        got = list(receiver.messages)
+        assert got == messages[: len(got)]
+        assert receiver.end in (
+            "it sent bytes that are not sealed with the keys of this job",
+            "it closed its connection",
+        )
+    finally:
+        there.close()
+        receiver.close()
+
+
 def test_messages_that_nobody_takes_are_bounded(monkeypatch):
     monkeypatch.setattr(start_up, "MAX_WAITING", (8, 1000))
     for data in (
@@ -101,11 +131,11 @@ def test_messages_that_nobody_takes_are_bounded(monkeypatch):
 
 @settings(max_examples=30, **FUZZ)
 @given(
-    st.lists(st.tuples(st.integers(0, 55), st.integers(1, 255)), max_size=3), st.binary(max_size=48), st.integers(0, 56)
+    st.lists(st.tuples(st.integers(0, 56), st.integers(1, 255)), max_size=3), st.binary(max_size=48), st.integers(0, 57)
 )
 def test_a_stranger_is_dropped_and_a_rank_still_comes(changes, proof, cut):
     """A hello with a few bytes changed or cut, then something that is no proof."""
-    hello = bytearray(struct.pack("!8s32s4sIII", b"ckdist1\n", bytes(32), b"data", 1, 0, 0))
+    hello = bytearray(struct.pack("!8s32s?4sIII", b"ckdist2\n", bytes(32), False, b"data", 1, 0, 0))
     for at, change in changes:
         hello[at] ^= change
     told: list[str] = []
@@ -117,7 +147,7 @@ def test_a_stranger_is_dropped_and_a_rank_still_comes(changes, proof, cut):
             stranger.shutdown(socket.SHUT_WR)
             while stranger.recv(4096):
                 pass
-        connect(listener.address[:2], Purpose(b"data", 1, 0), SECRET, 10).close()
+        connect(listener.address[:2], Purpose(b"data", 1, 0), SECRET, 10).socket.close()
         assert all("\n" not in line and line.startswith("dropped a connection from 127.0.0.1: ") for line in told)
     finally:
         listener.close()

@@ -14,13 +14,13 @@ import transformers
 
 FOLDER = pathlib.Path(__file__).with_name("configs")
 RULES = ("decoder_start_token_id", "forced_bos_token_id", "bad_words_ids")  # save_pretrained moves them to this file
-UNKNOWN = ("kimi_k2",)  # models whose type transformers does not know: they run by code of their own
+UNKNOWN = ("kimi_k2", "bailing_moe", "bailing_moe_v2")  # models whose type transformers does not know
 
 
 def model_class(config: transformers.PretrainedConfig) -> type:
     """The class of the architecture that the file names, or the one that transformers has in its place."""
     name = config.architectures[0]
-    for candidate in (name, name.replace("KimiK25", "Kimi_K25")):
+    for candidate in (name, name.replace("KimiK25", "Kimi_K25"), name.replace("5_For", "5For")):
         if hasattr(transformers, candidate):
             return getattr(transformers, candidate)
     raise ValueError(f"transformers has no {name}")
@@ -72,7 +72,9 @@ if __name__ == "__main__":
         if rules := {name: published[name] for name in RULES if published.get(name) is not None}:
             write(path.with_name("generation_config.json"), rules)
         types.add(form.get("text_config", form)["model_type"])
-    tiny = [path for path in sorted(FOLDER.parent.rglob("config.json")) if FOLDER not in path.parents]
+    found = sorted(FOLDER.parent.rglob("config.json"))
+    tiny = [path for path in found if FOLDER not in path.parents and not path.parent.name.endswith("_Dense")]
     forms = {path.parent.relative_to(FOLDER.parent).as_posix(): json.loads(path.read_text()) for path in tiny}
-    write(FOLDER / "golden.json", {name: saved(form) for name, form in forms.items()})
+    known = {name: form for name, form in forms.items() if form["model_type"] not in UNKNOWN}
+    write(FOLDER / "golden.json", {name: saved(form) for name, form in known.items()})
     write(FOLDER / "classes.json", {name: class_fields(transformers.CONFIG_MAPPING[name]) for name in sorted(types)})

@@ -57,6 +57,21 @@ CONFIGS = {
         "pad_token_id": 0,
         "architectures": ["ModernBertModel"],
     },
+    "embedding_gemma": {
+        "model_type": "gemma3_text",
+        "num_hidden_layers": 3,
+        "num_key_value_heads": 1,
+        "head_dim": 16,
+        "max_position_embeddings": 128,
+        "sliding_window": 24,
+        "query_pre_attn_scalar": 16,
+        "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+        "rope_local_base_freq": 10000.0,
+        "rope_theta": 1000000.0,
+        "use_bidirectional_attention": True,
+        "projections": [72, 48],
+        "architectures": ["Gemma3TextModel"],
+    },
     "bert_scorer": {
         "model_type": "bert",
         "max_position_embeddings": 96,
@@ -91,7 +106,7 @@ CONFIGS = {
 def make(name: str, fields: dict) -> None:
     """Writes one folder."""
     given = {**COMMON, **fields}
-    kind = given.pop("model_type")
+    kind, widths = given.pop("model_type"), given.pop("projections", [])
     scores = "id2label" in given
     labels = {"id2label": {0: "LABEL_0"}, "label2id": {"LABEL_0": 0}} if scores else {}
     plain = {k: v for k, v in given.items() if k not in ("torch_dtype", "id2label")}
@@ -103,7 +118,8 @@ def make(name: str, fields: dict) -> None:
     with torch.no_grad():
         for key, tensor in model.named_parameters():
             spread = 0.5 if tensor.ndim == 1 else 1.5 / tensor.shape[-1] ** 0.5
-            center = 1.0 if "norm" in key.lower() and key.endswith("weight") else 0.0
+            is_norm = "norm" in key.lower() and key.endswith("weight")
+            center = 1.0 if is_norm and not kind.startswith("gemma") else 0.0  # Gemma multiplies by 1 + weight
             tensor.copy_(center + spread * torch.randn_like(tensor))
         ids = np.random.default_rng(3).integers(2, COMMON["vocab_size"], TOKENS, dtype=np.int32)
         result = scores_of(model, ids) if scores else model(torch.from_numpy(ids).long()[None]).last_hidden_state[0]
@@ -113,9 +129,24 @@ def make(name: str, fields: dict) -> None:
     (folder / "config.json").write_text(json.dumps(written, indent=2, sort_keys=True) + "\n")
     tensors = {key: tensor.contiguous() for key, tensor in model.state_dict().items()}
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    result = result @ write_dense_layers(folder, given["hidden_size"], widths).T if widths else result
     np.save(folder / "ids.npy", ids)
     np.save(folder / ("scores.npy" if scores else "hidden.npy"), result.numpy().astype(np.float32))
     print(name, transformers.__version__, sorted(tensors)[:4], result.abs().max())
+
+
+def write_dense_layers(folder: Path, inputs: int, widths: list[int]) -> torch.Tensor:
+    """Writes layers as sentence-transformers saves them. Returns the product of their matrices, (width, inputs)."""
+    product = torch.eye(inputs)
+    for i, width in enumerate(widths, 2):
+        weight = torch.randn(width, inputs) / inputs**0.5
+        (folder / f"{i}_Dense").mkdir(exist_ok=True)
+        about = {"in_features": inputs, "out_features": width, "bias": False}
+        about["activation_function"] = "torch.nn.modules.linear.Identity"
+        (folder / f"{i}_Dense" / "config.json").write_text(json.dumps(about, indent=2) + "\n")
+        save_file({"linear.weight": weight}, folder / f"{i}_Dense" / "model.safetensors", metadata={"format": "pt"})
+        product, inputs = weight @ product, width
+    return product
 
 
 def scores_of(model, ids: np.ndarray) -> torch.Tensor:

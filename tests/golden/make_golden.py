@@ -21,8 +21,9 @@ from pathlib import Path
 import numpy as np
 import torch
 import transformers
-from safetensors.torch import save_file
-from transformers import AutoConfig, AutoModelForCausalLM
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
+from transformers.models.mistral4 import modeling_mistral4
 
 OUT = Path(__file__).parent
 TOKENS, GREEDY_PROMPT, GREEDY_TOKENS = 64, 8, 200
@@ -130,6 +131,84 @@ CONFIGS = {
         "num_attention_heads": 6, "num_key_value_heads": 2, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "partial_rotary_factor": 0.5,
         "hidden_act": "silu", "tie_word_embeddings": False, "attention_bias": True, "pad_token_id": 0,
     },
+    "seed_oss": {
+        "architectures": ["SeedOssForCausalLM"], "model_type": "seed_oss", "vocab_size": 248, "intermediate_size": 84,
+        "num_hidden_layers": 2, "num_attention_heads": 6, "num_key_value_heads": 2, "rms_norm_eps": 1e-6,
+        "rope_scaling": {"rope_type": "default"}, "rope_theta": 10000000.0, "attention_bias": True,
+        "attention_dropout": 0.1, "attention_out_bias": False, "mlp_bias": False, "residual_dropout": 0.1,
+        "hidden_act": "silu", "tie_word_embeddings": False, "pad_token_id": 1,
+    },
+    "ernie4_5": {
+        "architectures": ["Ernie4_5ForCausalLM"], "model_type": "ernie4_5", "vocab_size": 251, "intermediate_size": 88,
+        "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "rms_norm_eps": 1e-5,
+        "rope_theta": 500000, "use_bias": False, "hidden_act": "silu", "tie_word_embeddings": True, "pad_token_id": 0,
+    },
+    "hunyuan_v1_dense": {
+        "architectures": ["HunYuanDenseV1ForCausalLM"], "model_type": "hunyuan_v1_dense", "vocab_size": 244,
+        "intermediate_size": 80, "num_hidden_layers": 2, "num_attention_heads": 6, "num_key_value_heads": 2,
+        "attention_head_dim": 16, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "use_qk_norm": True, "use_cla": False,
+        "rope_scaling": {"alpha": 1000.0, "beta_fast": 32, "beta_slow": 1, "factor": 1.0, "mscale": 1.0,
+                         "mscale_all_dim": 1.0, "type": "dynamic"},
+        "hidden_act": "silu", "tie_word_embeddings": True, "attention_bias": False, "mlp_bias": False, "pad_token_id": 0,
+    },
+    # Windows with a rotation, and a layer with neither.
+    "exaone4": {
+        "architectures": ["Exaone4ForCausalLM"], "model_type": "exaone4", "vocab_size": 235, "intermediate_size": 72,
+        "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "rms_norm_eps": 1e-5,
+        "rope_theta": 1000000, "sliding_window": 20, "sliding_window_pattern": "LLLG", "reorder_qk_norm": True,
+        "layer_types": ["sliding_attention"] * 3 + ["full_attention"],
+        "rope_scaling": {"factor": 16.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0,
+                         "original_max_position_embeddings": 48, "rope_type": "llama3"},
+        "hidden_act": "silu", "tie_word_embeddings": False, "pad_token_id": 0,
+    },
+    # Queries scaled by position: the text has five steps of the scale.
+    "ministral3": {
+        "architectures": ["Ministral3ForCausalLM"], "model_type": "ministral3", "vocab_size": 239,
+        "intermediate_size": 76, "num_hidden_layers": 2, "num_attention_heads": 6, "num_key_value_heads": 2,
+        "rms_norm_eps": 1e-5, "sliding_window": None,
+        "rope_parameters": {"beta_fast": 32.0, "beta_slow": 1.0, "factor": 16.0, "llama_4_scaling_beta": 0.4,
+                            "mscale": 1.0, "mscale_all_dim": 1.0, "original_max_position_embeddings": 12,
+                            "rope_theta": 1000000.0, "rope_type": "yarn", "type": "yarn"},
+        "hidden_act": "silu", "tie_word_embeddings": False, "pad_token_id": 0,
+    },
+    "gemma": {
+        "architectures": ["GemmaForCausalLM"], "model_type": "gemma", "vocab_size": 252, "intermediate_size": 64,
+        "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 1, "rms_norm_eps": 1e-6,
+        "rope_theta": 10000.0, "hidden_act": "gelu", "attention_bias": False, "tie_word_embeddings": True,
+    },
+    # The text parts of models that read images too: their positions have three axes.
+    "qwen25vl": {
+        "architectures": ["Qwen2_5_VLForConditionalGeneration"], "model_type": "qwen2_5_vl",
+        "text_config": {
+            "model_type": "qwen2_5_vl_text", "vocab_size": 236, "intermediate_size": 76, "num_hidden_layers": 2,
+            "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": None, "hidden_size": 96, "rms_norm_eps": 1e-6,
+            "rope_theta": 1000000.0, "rope_scaling": {"mrope_section": [2, 3, 3], "rope_type": "default", "type": "default"},
+            "use_sliding_window": False, "sliding_window": 32768, "max_window_layers": 2, "hidden_act": "silu",
+        },
+        "vision_config": {
+            "model_type": "qwen2_5_vl", "depth": 1, "hidden_size": 8, "num_heads": 1, "intermediate_size": 8,
+            "out_hidden_size": 96, "patch_size": 2, "temporal_patch_size": 1, "spatial_merge_size": 1,
+            "in_channels": 1, "fullatt_block_indexes": [0], "window_size": 4,
+        },
+        "image_token_id": 232, "video_token_id": 233, "vision_start_token_id": 234, "vision_end_token_id": 235,
+        "tie_word_embeddings": False,
+    },
+    "qwen3vl": {
+        "architectures": ["Qwen3VLForConditionalGeneration"], "model_type": "qwen3_vl",
+        "text_config": {
+            "model_type": "qwen3_vl_text", "vocab_size": 233, "intermediate_size": 72, "num_hidden_layers": 2,
+            "num_attention_heads": 6, "num_key_value_heads": 2, "rms_norm_eps": 1e-6, "rope_theta": 5000000,
+            "rope_scaling": {"mrope_interleaved": True, "mrope_section": [4, 2, 2], "rope_type": "default"},
+            "hidden_act": "silu", "attention_bias": False,
+        },
+        "vision_config": {
+            "model_type": "qwen3_vl", "depth": 1, "hidden_size": 8, "num_heads": 1, "intermediate_size": 8,
+            "out_hidden_size": 64, "num_position_embeddings": 4, "patch_size": 2, "temporal_patch_size": 1,
+            "spatial_merge_size": 1, "in_channels": 1, "deepstack_visual_indexes": [],
+        },
+        "image_token_id": 229, "video_token_id": 230, "vision_start_token_id": 231, "vision_end_token_id": 232,
+        "tie_word_embeddings": True,
+    },
     # Experts. The second layer of qwen3moe has none.
     "qwen3moe": {
         "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "vocab_size": 238, "intermediate_size": 56,
@@ -206,6 +285,105 @@ CONFIGS = {
                          "mscale_all_dim": 1.0, "beta_fast": 32, "beta_slow": 1},
         "tie_word_embeddings": False, "attention_bias": False, "pad_token_id": 0, "num_nextn_predict_layers": 0,
     },
+    # Softmax in the router, queries scaled by their position, a text longer than the original context of YaRN.
+    "mistral4": {
+        "architectures": ["Mistral4ForCausalLM"], "model_type": "mistral4", "vocab_size": 227,
+        "intermediate_size": 68, "num_hidden_layers": 2, "num_attention_heads": 5, "num_key_value_heads": 5,
+        "head_dim": None, "rms_norm_eps": 1e-6, "hidden_act": "silu", "kv_lora_rank": 32, "q_lora_rank": 36,
+        "qk_nope_head_dim": 16, "qk_rope_head_dim": 16, "v_head_dim": 24, "first_k_dense_replace": 1,
+        "n_routed_experts": 7, "num_experts_per_tok": 3, "n_group": 1, "topk_group": 1, "n_shared_experts": 1,
+        "moe_intermediate_size": 20, "routed_scaling_factor": 1.0, "norm_topk_prob": True,
+        "rope_parameters": {"beta_fast": 32.0, "beta_slow": 1.0, "factor": 16.0, "llama_4_scaling_beta": 0.4,
+                            "max_position_embeddings": 512, "mscale": 1.0, "mscale_all_dim": 1.0,
+                            "original_max_position_embeddings": 12, "partial_rotary_factor": 0.5,
+                            "rope_theta": 10000.0, "rope_type": "yarn", "type": "yarn"},
+        "tie_word_embeddings": False, "attention_bias": False, "pad_token_id": 0,
+    },
+    "glm4_moe_lite": {
+        "architectures": ["Glm4MoeLiteForCausalLM"], "model_type": "glm4_moe_lite", "vocab_size": 237,
+        "intermediate_size": 68, "num_hidden_layers": 2, "num_attention_heads": 5, "num_key_value_heads": 5,
+        "head_dim": None, "rms_norm_eps": 1e-5, "rope_theta": 1000000, "rope_scaling": None, "hidden_act": "silu",
+        "kv_lora_rank": 32, "q_lora_rank": 36, "qk_nope_head_dim": 24, "qk_rope_head_dim": 8, "v_head_dim": 32,
+        "partial_rotary_factor": 1.0, "first_k_dense_replace": 1, "n_routed_experts": 8, "num_experts_per_tok": 3,
+        "n_group": 1, "topk_group": 1, "topk_method": "noaux_tc", "n_shared_experts": 1, "moe_intermediate_size": 20,
+        "routed_scaling_factor": 1.8, "norm_topk_prob": True, "tie_word_embeddings": False, "attention_bias": False,
+        "pad_token_id": 0, "num_nextn_predict_layers": 0,
+    },
+    "dots1": {
+        "architectures": ["Dots1ForCausalLM"], "model_type": "dots1", "vocab_size": 241, "intermediate_size": 68,
+        "num_hidden_layers": 2, "num_attention_heads": 5, "num_key_value_heads": 5, "rms_norm_eps": 1e-5,
+        "rope_theta": 10000000, "first_k_dense_replace": 1, "n_routed_experts": 7, "num_experts_per_tok": 3,
+        "n_shared_experts": 2, "moe_intermediate_size": 20, "n_group": 1, "topk_group": 1, "norm_topk_prob": True,
+        "routed_scaling_factor": 2.5, "scoring_func": "noaux_tc", "moe_layer_freq": 1, "sliding_window": None,
+        "max_window_layers": 2, "use_sliding_window": False, "hidden_act": "silu", "tie_word_embeddings": False,
+        "attention_bias": False, "pad_token_id": 0,
+    },
+    # Rotated pairs are neighbours, experts chosen by softmax and a correction bias.
+    "ernie4_5_moe": {
+        "architectures": ["Ernie4_5_MoeForCausalLM"], "model_type": "ernie4_5_moe", "vocab_size": 244,
+        "intermediate_size": 72, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "rms_norm_eps": 1e-5, "rope_theta": 500000, "use_bias": False, "moe_num_experts": 7, "moe_k": 3,
+        "moe_num_shared_experts": 2, "moe_intermediate_size": 20, "moe_layer_start_index": 1,
+        "moe_layer_end_index": 2, "moe_layer_interval": 1, "moe_capacity": [64, 64, 64], "moe_gate": "topk",
+        "moe_use_aux_free": True, "num_nextn_predict_layers": 0, "hidden_act": "silu", "tie_word_embeddings": True,
+        "pad_token_id": 0,
+    },
+    # Norms of rotated heads, another base of the rotation.
+    "hunyuan_v1_moe": {
+        "architectures": ["HunYuanMoEV1ForCausalLM"], "model_type": "hunyuan_v1_moe", "vocab_size": 246,
+        "intermediate_size": 36, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "num_experts": 6, "moe_topk": [2, 2],
+        "moe_intermediate_size": [36, 36], "num_shared_expert": [1, 1], "use_mixed_mlp_moe": True, "use_qk_norm": True,
+        "norm_topk_prob": True, "use_cla": False, "attention_head_dim": 16,
+        "rope_scaling": {"alpha": 1000.0, "beta_fast": 32, "beta_slow": 1, "factor": 1.0, "mscale": 1.0,
+                         "mscale_all_dim": 0.0, "type": "dynamic"},
+        "hidden_act": "silu", "tie_word_embeddings": True, "attention_bias": False, "mlp_bias": False, "pad_token_id": 0,
+    },
+    "granitemoe": {
+        "architectures": ["GraniteMoeForCausalLM"], "model_type": "granitemoe", "vocab_size": 232, "head_dim": None,
+        "intermediate_size": 28, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "rope_scaling": None, "num_local_experts": 7,
+        "num_experts_per_tok": 3, "embedding_multiplier": 12.0, "attention_multiplier": 0.2,
+        "residual_multiplier": 0.35, "logits_scaling": 0.25, "hidden_act": "silu", "tie_word_embeddings": True,
+        "attention_bias": False, "output_router_logits": False, "router_aux_loss_coef": 0.0, "pad_token_id": 0,
+    },
+    # Granite 4 without Mamba: a dense model, and one with experts, a shared expert and no rotation.
+    "granite4": {
+        "architectures": ["GraniteMoeHybridForCausalLM"], "model_type": "granitemoehybrid", "vocab_size": 229,
+        "head_dim": None, "intermediate_size": 84, "shared_intermediate_size": 84, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "rms_norm_eps": 1e-5, "rope_theta": 10000000,
+        "rope_scaling": None, "position_embedding_type": "rope", "layer_types": ["attention"] * 2,
+        "num_local_experts": 0, "num_experts_per_tok": 0, "mamba_n_heads": 8, "mamba_d_head": 16, "mamba_expand": 2, "mamba_n_groups": 1, "mamba_d_state": 16, "mamba_d_conv": 4,
+        "embedding_multiplier": 12, "attention_multiplier": 0.2, "residual_multiplier": 0.35, "logits_scaling": 0.25,
+        "hidden_act": "silu", "tie_word_embeddings": True, "attention_bias": False, "pad_token_id": 0,
+    },
+    "granite4_moe": {
+        "architectures": ["GraniteMoeHybridForCausalLM"], "model_type": "granitemoehybrid", "vocab_size": 228,
+        "head_dim": None, "intermediate_size": 28, "shared_intermediate_size": 44, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "rms_norm_eps": 1e-5, "rope_theta": 10000,
+        "rope_scaling": None, "position_embedding_type": "nope", "layer_types": ["attention"] * 2,
+        "num_local_experts": 7, "num_experts_per_tok": 3, "mamba_n_heads": 8, "mamba_d_head": 16, "mamba_expand": 2, "mamba_n_groups": 1, "mamba_d_state": 16, "mamba_d_conv": 4,
+        "embedding_multiplier": 12, "attention_multiplier": 0.2, "residual_multiplier": 0.35, "logits_scaling": 0.25,
+        "hidden_act": "silu", "tie_word_embeddings": True, "attention_bias": False, "pad_token_id": 0,
+    },
+    # The text part of a model that reads images too; published stacks of experts have inputs as rows.
+    "qwen3vlmoe": {
+        "architectures": ["Qwen3VLMoeForConditionalGeneration"], "model_type": "qwen3_vl_moe",
+        "text_config": {
+            "model_type": "qwen3_vl_moe_text", "vocab_size": 234, "intermediate_size": 56, "num_hidden_layers": 2,
+            "num_attention_heads": 6, "num_key_value_heads": 2, "rms_norm_eps": 1e-6, "rope_theta": 5000000,
+            "rope_scaling": {"mrope_interleaved": True, "mrope_section": [4, 2, 2], "rope_type": "default"},
+            "hidden_act": "silu", "num_experts": 7, "num_experts_per_tok": 3, "moe_intermediate_size": 20,
+            "norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": [], "attention_bias": False,
+        },
+        "vision_config": {
+            "model_type": "qwen3_vl_moe", "depth": 1, "hidden_size": 8, "num_heads": 1, "intermediate_size": 8,
+            "out_hidden_size": 64, "num_position_embeddings": 4, "patch_size": 2, "temporal_patch_size": 1,
+            "spatial_merge_size": 1, "in_channels": 1, "deepstack_visual_indexes": [],
+        },
+        "image_token_id": 230, "video_token_id": 231, "vision_start_token_id": 232, "vision_end_token_id": 233,
+        "tie_word_embeddings": False,
+    },
     # Without experts: what training has gradients of.
     "deepseek_dense": {
         "architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3", "vocab_size": 236,
@@ -246,11 +424,16 @@ CONFIGS = {
     },
 }  # fmt: skip
 
+# Mistral 4 as its publisher computes it (apply_scale is false in params.json): YaRN does not scale its scores.
+# transformers 5.24 scales them as DeepSeek's.
+modeling_mistral4.yarn_apply_mscale = lambda rope_parameters, scaling: scaling
+
 
 @torch.no_grad()
 def randomise(model, generator: torch.Generator) -> None:
     """Weights under which every part matters: activations of order one, attention that is neither flat nor one-hot."""
     gemma, tied = model.config.model_type.startswith("gemma"), model.config.tie_word_embeddings
+    hidden = model.config.get_text_config().hidden_size
     hybrid = model.config.model_type.startswith(("qwen3_5", "qwen3_next"))
     for name, parameter in model.named_parameters():
         noise = torch.randn(parameter.shape, generator=generator)
@@ -267,7 +450,9 @@ def randomise(model, generator: torch.Generator) -> None:
         elif name.endswith("sinks"):
             parameter.copy_(noise)
         elif name.endswith("experts.gate_up_proj"):  # wide enough for clamped gates to bite
-            parameter.copy_(noise * (4.0 / math.sqrt(model.config.hidden_size)))
+            parameter.copy_(noise * (4.0 / math.sqrt(hidden)))
+        elif name.endswith("correction_bias"):
+            parameter.copy_(0.2 * noise)
         elif name.endswith("bias"):
             parameter.copy_(0.7 * noise)
         elif "embed_tokens" in name:
@@ -293,13 +478,16 @@ def write_family(family: str) -> None:
     folder = OUT / family
     folder.mkdir(exist_ok=True)
     config = {name: value for name, value in {**COMMON, **CONFIGS[family]}.items() if name != "head_dim" or value}
+    if text := CONFIGS[family].get("text_config"):
+        config = {**CONFIGS[family], "text_config": {**COMMON, **text}}
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     best = None
     for seed in range(SEEDS):
         generator = torch.Generator().manual_seed(seed)
         model = build(folder)
         randomise(model, generator)
-        ids = torch.randint(3, config["vocab_size"], (TOKENS,), generator=generator)
+        vocab = model.config.get_text_config().vocab_size - 4 * ("vision_config" in config)  # tokens of images
+        ids = torch.randint(3, vocab, (TOKENS,), generator=generator)
         greedy, margin = greedy_text(model, ids[:GREEDY_PROMPT])
         distinct = len(set(greedy.tolist()))
         if margin >= SMALLEST_MARGIN and (best is None or distinct > best[0]):
@@ -312,13 +500,20 @@ def write_family(family: str) -> None:
         model.save_pretrained(folder)  # with the names that hubs have, each expert by itself
         (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
         (folder / "generation_config.json").unlink(missing_ok=True)
+        if config["model_type"] == "qwen3_vl_moe":  # which transformers reads in this form, and saves in another one
+            path, swapped = folder / "model.safetensors", (".gate_up_proj", ".down_proj")
+            tensors = {
+                name: tensor.swapaxes(1, 2).contiguous() if name.endswith(swapped) else tensor
+                for name, tensor in load_file(path).items()
+            }
+            save_file(tensors, path, metadata={"format": "pt"})
     else:
         named = model.named_parameters()
         tensors = {name: p.detach().clone() for name, p in named if not (tied and name == "lm_head.weight")}
         save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
 
     # The numbers come from the folder as written, so that its config.json is what they were computed with.
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    model = model_class(config).from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
     again, margin = greedy_text(model, ids[:GREEDY_PROMPT])
     assert torch.equal(again, greedy), f"{family}: the saved model is not the one that was made"
     with torch.no_grad():
@@ -339,9 +534,17 @@ def write_family(family: str) -> None:
     print(family, golden, f"{(folder / 'model.safetensors').stat().st_size} bytes", flush=True)
 
 
+def model_class(config: dict):
+    if config["model_type"] == "mistral4":  # which no class of AutoModel has
+        return transformers.Mistral4ForCausalLM
+    return AutoModelForImageTextToText if "vision_config" in config else AutoModelForCausalLM
+
+
 def build(folder: Path):
     config = AutoConfig.from_pretrained(folder)
-    return AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager").eval()
+    chosen = model_class(config.to_dict())
+    make = chosen.from_config if hasattr(chosen, "from_config") else chosen._from_config
+    return make(config, dtype=torch.float32, attn_implementation="eager").eval()
 
 
 @torch.no_grad()

@@ -32,13 +32,18 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM
 
-FAMILIES = ["llama2", "llama3", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "phi4", "olmo2", "olmo3", "granite", "smollm3", "glm4", "deepseek_dense"]
-EXPERTS = ["mixtral", "qwen3moe", "deepseek_v3", "gptoss"]
+FAMILIES = ["llama2", "llama3", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "phi4", "olmo2", "olmo3", "granite", "smollm3", "glm4", "deepseek_dense", "exaone4",
+            "hunyuan_v1_dense", "ministral3"]
+EXPERTS = ["mixtral", "qwen3moe", "deepseek_v3", "gptoss", "hunyuan_v1_moe"]
 FAMILIES += EXPERTS
 BALANCED = {"mixtral": 0.02, "qwen3moe": 0.3}  # coefficient of the load-balancing loss
 # Routers' logits are 0.08 from those of float32 at most where products are in bfloat16.
 CLEAR, CLEAR_LENGTHS = 0.25, [9, 1, 12, 5, 10, 8, 11, 8]
 FUSED = {"self_attn.qkv_proj": ("q_proj", "k_proj", "v_proj"), "mlp.gate_up_proj": ("gate_proj", "up_proj")}
+RENAMED = {
+    "shared_experts": "shared_expert", "mlp.router.": "mlp.gate.", "mlp.gate.wg.": "mlp.gate.", "shared_mlp.": "shared_expert.",
+    "query_layernorm": "q_norm", "key_layernorm": "k_norm",
+}  # fmt: skip
 GOLDEN = Path(__file__).parent
 OUT = GOLDEN / "training"
 # At this rate rounding stays rounding: float32 and float64 losses differ by less than 2e-6 over the 20 steps. At 0.002
@@ -98,7 +103,8 @@ def loss_sum(model, batches, index: int, routed: list | None = None) -> torch.Te
 
 def split(name: str, gradient: np.ndarray, config) -> dict[str, np.ndarray]:
     """A tensor that stacks several matrices as these, by their own names."""
-    name = name.replace("shared_experts", "shared_expert").replace("mlp.router.", "mlp.gate.")
+    for stored, weight in RENAMED.items():
+        name = name.replace(stored, weight)
     if config.model_type == "gpt_oss" and ".experts." in name:  # inputs are rows, gate and up stand by turns
         stem, kind = name.removesuffix("_bias"), "bias" if name.endswith("_bias") else "weight"
         parts = ("gate_up_proj", ("gate_proj", "up_proj")) if "gate_up" in name else ("down_proj", ("down_proj",))

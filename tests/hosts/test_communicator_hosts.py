@@ -146,3 +146,23 @@ def test_a_lost_rank_is_named_by_all(hosts, tmp_path, fault, what):
             p.kill()
             p.communicate()
     assert not hosts.processes()
+
+
+def test_an_outage_of_two_thirds_of_the_timeout_loses_nobody(hosts, tmp_path):
+    """TCP alone would send again after 6.2 s at the latest, which leaves a second for a busy machine."""
+    processes = start(hosts, 1, tmp_path, "tests/support/programs/until_lost.py", "tcp", "reduce", "8")
+    try:
+        for p in processes:
+            assert p.stdout.readline()
+        hosts.set_link("down")
+        time.sleep(5.3)
+        hosts.set_link("up")
+        time.sleep(3)
+        assert [p.poll() for p in processes] == [None, None]
+        processes[1].kill()
+        _, error = processes[0].communicate(timeout=20)
+        assert "rank 1 " in error and "closed the connection" in error, error
+    finally:
+        for p in processes:
+            p.kill()
+            p.communicate()

@@ -116,7 +116,7 @@ def test_golden_models(family, dtype):
     [
         {},
         {"changes": ({"window": 21}, {}), "mixer": {"soft_cap": 3.0}, "logit_soft_cap": 4.0},
-        *(PIECES[name] for name in ("norms_after", "multipliers", "no_rope", "experts_in_groups")),
+        *(PIECES[name] for name in ("norms_after", "multipliers", "no_rope", "norms_rotated", "experts_in_groups")),
         {"layer": {"ffn": MoeFfn(5, 21, Routing(2), "gelu_tanh")}},
     ],
 )

@@ -10,8 +10,10 @@ import pytest
 
 from ckdist.comm.world import SingleWorld
 from ckdist.config.engine_config import EngineConfig
+from ckdist.engine.drafting import Drafting
 from ckdist.engine.engine import Engine
 from ckdist.engine.load_model import load_model
+from ckdist.engine.model_drafter import ModelDrafter
 from ckdist.engine.sampler import Sampler
 from ckdist.engine.sampling_params import SamplingParams
 from tests.support.levels import each
@@ -102,6 +104,43 @@ def test_no_bit_differs_with_drafts(case):
     def rank(world):
         model = load_model(config, world)
         driven(world, model.executable, both)
+        model.executable.close()
+
+    if ranks == 1:
+        rank(SingleWorld())
+    else:
+        run_threads(ranks, rank)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_no_bit_differs_with_a_draft_model_and_its_tokens_are_right(ranks):
+    """It is the model itself."""
+    settings = {"threads": 2 // ranks, "ubatch_size": 48, "ctx_size": 112, "parallel": 8, "comm_timeout": 30.0}
+    name = str(GOLDEN / "llama3")
+    config = EngineConfig(model=name, pipeline_parallel_size=1, model_draft=name, spec="model", **settings)
+
+    def rank(world):
+        model = load_model(config, world)
+        own = model.draft.executable
+        vocab = own.vocab_size
+
+        def run(executable):
+            asked = requests(vocab, 2)
+            plain, drafted = Recorded(vocab), Recorded(vocab)
+            expected = answers(Engine(executable, plain, {2}), asked)
+            drafting = Drafting("model", 5, by_gain=False, model=ModelDrafter(own, Sampler(vocab), vocab))
+            engine = Engine(executable, drafted, {2}, make_drafting=lambda: drafting)
+            assert answers(engine, asked) == expected
+            assert drafted.drawn == plain.drawn
+            gain = drafting.gain
+            assert gain.accepted > 60 and gain.drafted > gain.accepted
+            refused = gain.drafted - gain.accepted
+            answers(engine, asked[:2])  # at temperature 0
+            assert gain.drafted - gain.accepted == refused
+
+        driven(world, model.executable, run)
+        if ranks == 1:
+            model.draft.free()
         model.executable.close()
 
     if ranks == 1:

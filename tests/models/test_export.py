@@ -14,7 +14,6 @@ from safetensors.numpy import save_file
 from tokenizers import decoders, models, normalizers, trainers
 
 from ckdist import LLM, SamplingParams
-from ckdist.cli.export import export_gguf
 from ckdist.comm.world import SingleWorld
 from ckdist.config.engine_config import EngineConfig
 from ckdist.engine.load_model import BUNDLED, load_model
@@ -29,11 +28,14 @@ from ckdist.tokens.tokenizer_source import tokenizer_of
 from ckdist.tokens.tokenizer_to_gguf import PROBES, tokenizer_metadata
 from ckdist.weights.checkpoint import open_checkpoint
 from ckdist.weights.dequantize import read_tensor
+from ckdist.weights.gguf_export import export_gguf
 from ckdist.weights.gguf_writer import write_gguf
 from tests.support.byte_vocabulary import byte_vocabulary
 from tests.support.llama_cpp_peer import load_peer
 from tests.support.paths import GOLDEN
 
+MIXTURES = ["bailing_moe_v2", "dots1", "ernie4_5_moe", "granitemoe", "hunyuan_v1_moe", "mistral4", "qwen3vlmoe"]
+DENSE = ["ernie4_5", "exaone4", "gemma", "hunyuan_v1_dense", "ministral3", "qwen25vl", "qwen3vl", "seed_oss"]
 # Of prompts whose greedy tokens are no near ties: the engines round activations differently, which moves logits by some
 # hundredths.
 PROMPTS = ["try:\n    import", "    def __init__(self", "What does json.dumps do?"]
@@ -82,9 +84,11 @@ def test_llama_cpp_continues_with_the_same_text(exported, monkeypatch):
     assert any(texts)
 
 
-@pytest.mark.parametrize("family", ["llama2", "llama3", "qwen2", "qwen3", "gemma2", "gemma3", "mixtral"])
+@pytest.mark.parametrize(
+    "family", ["llama2", "llama3", "gemma2", "gemma3", "mixtral", "qwen2", "qwen3", *DENSE, *MIXTURES]
+)
 def test_every_family_comes_back_as_it_was(family, tmp_path, monkeypatch):
-    monkeypatch.setattr("ckdist.cli.export.tokenizer_metadata", lambda *_: {})  # the golden models have none
+    monkeypatch.setattr("ckdist.weights.gguf_export.tokenizer_metadata", lambda *_: {})  # the golden models have none
     before = open_checkpoint(GOLDEN / family)
     try:
         export_gguf(str(GOLDEN / family), str(tmp_path / "m.gguf"), "f32")
@@ -232,6 +236,17 @@ NEW = {
         "embedding_multiplier": 3.0, "attention_multiplier": 0.2, "residual_multiplier": 0.4, "logits_scaling": 0.5,
     },
     "SmolLM3": {},
+    "SeedOss": {"attention_bias": True},
+    "Ernie4_5": {},
+    "HunYuanDenseV1": {"rope_scaling": {"type": "dynamic", "alpha": 50.0, "factor": 1.0}},
+    "Exaone4": {"sliding_window": None},  # in llama.cpp only models of 64 layers have windows
+    "Gemma": {"hidden_act": "gelu", "tie_word_embeddings": True},
+    "Ministral3": {
+        "rope_parameters": {
+            **YARN, "attention_factor": None, "mscale": 1.0, "mscale_all_dim": 1.0, "rope_theta": 1e6,
+            "llama_4_scaling_beta": 0.3, "original_max_position_embeddings": 16,
+        },
+    },
     "Glm4": {"attention_bias": True},
     "Mixtral": {"num_local_experts": 6, "num_experts_per_tok": 2},
     "Qwen3Moe": {**EXPERTS, "norm_topk_prob": True},
@@ -276,7 +291,7 @@ NEW = {
 @pytest.mark.parametrize("family", NEW)
 def test_the_new_families_as_gguf(family, tmp_path, monkeypatch):
     """The file holds what the folder does, and llama.cpp computes the same logits of it (its cache is f16)."""
-    monkeypatch.setattr("ckdist.cli.export.tokenizer_metadata", byte_vocabulary)
+    monkeypatch.setattr("ckdist.weights.gguf_export.tokenizer_metadata", byte_vocabulary)
     config = {"architectures": [f"{family}ForCausalLM"], **SIZES, **NEW[family]}
     write_stored(tmp_path, config)
     path, ids = tmp_path / "m.gguf", np.arange(60) * 7 % 290 + 4

@@ -7,12 +7,12 @@ import shutil
 import numpy as np
 import pytest
 
-from ckdist.cli.export import export_gguf
 from ckdist.errors import ConfigError, ModelFileError
 from ckdist.models.spec import Attention
 from ckdist.train.trainer import train
 from ckdist.weights.checkpoint import open_checkpoint
 from ckdist.weights.dequantize import read_tensor
+from ckdist.weights.gguf_export import export_gguf
 from tests.support.paths import GOLDEN
 from tests.support.tiny_training import config
 
@@ -55,8 +55,11 @@ def assert_same(checkpoint, family):
 def test_names_without_model_are_read(tmp_path, family, prefix):
     """As AutoModel saves a text model, and a multimodal one."""
     tensors = {
-        name if name.startswith("lm_head") else prefix + name.removeprefix("model."): array
+        name
+        if name.startswith("lm_head")
+        else prefix + name.removeprefix("model.").removeprefix("language_model."): array
         for name, array in stored(family).items()
+        if ".visual." not in name
     }
     checkpoint = open_checkpoint(folder(tmp_path / "model", family, tensors))
     assert_same(checkpoint, family)

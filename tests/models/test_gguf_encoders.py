@@ -1,12 +1,14 @@
 """Encoders as GGUF files: golden models under the names that the gguf package maps them to, written by it."""
 
 import json
+import shutil
 
 import gguf
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from ckdist.cli.export import export_gguf
 from ckdist.comm.world import SingleWorld
 from ckdist.config.engine_config import EngineConfig
 from ckdist.engine.engine import Engine
@@ -116,3 +118,31 @@ def test_what_is_no_encoder_of_texts(tmp_path, changed, words):
     write(tmp_path / "bert.gguf", "bert", **changed)
     with pytest.raises(ModelFileError, match=words):
         open_checkpoint(tmp_path / "bert.gguf")
+
+
+def test_embedding_gemma_with_the_dense_layers_of_its_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr("ckdist.weights.gguf_export.tokenizer_metadata", lambda *_: {})  # the golden models have none
+    folder, path = GOLDEN / "encoders" / "embedding_gemma", tmp_path / "embedding_gemma.gguf"
+    export_gguf(str(folder), str(path), "f32")
+    stored, names = open_checkpoint(path), gguf.get_tensor_name_map(gguf.MODEL_ARCH.GEMMA_EMBEDDING, 3)
+    known = {*names.mapping.values(), *((None, f"dense_{i}") for i in (2, 3))}
+    assert {tensor.name.removesuffix(".weight") for tensor in gguf.GGUFReader(path).tensors} <= {n for _, n in known}
+    assert (stored.spec.projections, stored_pooling(stored)) == ((72, 48), "mean")
+    expected = np.load(folder / "hidden.npy")
+    assert np.abs(hidden(path) - expected[0]).max() < 2e-5 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize(
+    "about, words",
+    [
+        ({"activation_function": "torch.nn.modules.activation.Tanh"}, "dense layers with a function are not supported"),
+        ({"bias": True}, "dense layers with a bias are not supported"),
+        ({"out_features": 7}, r"has shape \(72, 48\), but the model needs \(7, 48\)"),
+    ],
+)
+def test_dense_layers_that_cannot_be_read(tmp_path, about, words):
+    folder = shutil.copytree(GOLDEN / "encoders" / "embedding_gemma", tmp_path / "model")
+    config = folder / "2_Dense" / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | about))
+    with pytest.raises(ModelFileError, match=words):
+        open_checkpoint(folder)

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from ckdist.cli.export import export_gguf
 from ckdist.comm.world import SingleWorld
 from ckdist.config.engine_config import EngineConfig
 from ckdist.engine.load_model import load_model
@@ -18,6 +17,7 @@ from ckdist.models.families import gptoss
 from ckdist.models.registry import spec_from_config
 from ckdist.weights.checkpoint import open_checkpoint
 from ckdist.weights.dequantize import read_rows, read_tensor
+from ckdist.weights.gguf_export import export_gguf
 from tests.support.byte_vocabulary import byte_vocabulary
 from tests.support.llama_cpp_peer import load_peer
 from tests.support.paths import GOLDEN
@@ -145,8 +145,8 @@ def test_blocks_on_several_ranks(published, hosts, experts):
 
 
 def test_blocks_stay_as_they_are_in_gguf(published, tmp_path, monkeypatch):
-    monkeypatch.setattr("ckdist.cli.export.tokenizer_metadata", byte_vocabulary)
-    monkeypatch.setattr("ckdist.cli.export.CHUNK_FLOATS", 640)  # ten rows of gate and up, six of down
+    monkeypatch.setattr("ckdist.weights.gguf_export.tokenizer_metadata", byte_vocabulary)
+    monkeypatch.setattr("ckdist.weights.gguf_export.CHUNK_FLOATS", 640)  # ten rows of gate and up, six of down
     path = tmp_path / "m.gguf"
     export_gguf(str(published / "quantised"), str(path), "f32")
     before, after = open_checkpoint(published / "quantised"), open_checkpoint(path)
@@ -181,7 +181,7 @@ def test_blocks_stay_as_they_are_in_gguf(published, tmp_path, monkeypatch):
     ],
 )
 def test_damaged_blocks(published, tmp_path, monkeypatch, change, message):
-    monkeypatch.setattr("ckdist.cli.export.tokenizer_metadata", lambda *_: {})
+    monkeypatch.setattr("ckdist.weights.gguf_export.tokenizer_metadata", lambda *_: {})
     tensors = load_file(published / "quantised" / "model.safetensors")
     for part, shape in change.items():
         old = tensors.pop(GATE_UP + part)

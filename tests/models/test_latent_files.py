@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from ckdist.cli.export import TYPES, stored
 from ckdist.comm.world import SingleWorld
 from ckdist.config.engine_config import EngineConfig
 from ckdist.engine.load_model import load_model
@@ -16,6 +15,7 @@ from ckdist.models.registry import family
 from ckdist.weights import dtypes
 from ckdist.weights.checkpoint import open_checkpoint
 from ckdist.weights.dequantize import dequantize, read_tensor
+from ckdist.weights.gguf_export import TYPES, stored
 from ckdist.weights.gguf_writer import GgufTensorToWrite, write_gguf
 from tests.support.paths import GOLDEN
 

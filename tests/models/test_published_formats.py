@@ -134,7 +134,7 @@ def test_export_holds_a_few_rows_at_a_time(tmp_path):
     code = f"""
 import resource
 import ckdist.cli.main
-from ckdist.cli import export
+from ckdist.weights import gguf_export as export
 export.tokenizer_metadata = lambda *_: {{}}
 largest = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 before = largest()

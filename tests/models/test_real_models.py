@@ -26,7 +26,7 @@ from ckdist.errors import CkdistError
 from ckdist.hub.catalogue import CATALOGUE
 from ckdist.hub.fetch import fetch
 from ckdist.hub.store import Store
-from tests.support.launcher import environment, mpirun, run_ranks
+from tests.support.launcher import mpirun, one_host, run_ranks
 from tests.support.paths import GOLDEN as GOLDEN_FILES
 
 GOLDEN = GOLDEN_FILES / "real"
@@ -105,7 +105,7 @@ def test_the_line_that_serve_prints_asks_a_question():
     words = ["-m", "ckdist.cli.main", "serve", "-m", "smollm2", "--port", "0", "-t", "1"]
     server = subprocess.Popen(
         [*mpirun(2), *words],
-        env=environment(),
+        env=one_host(),
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,

@@ -1,7 +1,9 @@
 """Adapters that requests name: the bits of each alone in any batch, over ranks and stages; loads while steps run."""
 
+import shutil
 import time
 
+import numpy as np
 import pytest
 
 from ckdist.comm.world import SingleWorld
@@ -10,9 +12,10 @@ from ckdist.engine.load_model import BUNDLED, load_model
 from ckdist.engine.model_engine import make_engine
 from ckdist.engine.sampling_params import SamplingParams
 from ckdist.errors import ConfigError, ModelFileError, RequestError, UnknownAdapterError
-from ckdist.weights.adapter_file import MODULES
+from ckdist.weights.adapter_file import LATENT, MODULES
 from tests.support.adapters import random_adapter
 from tests.support.paths import GOLDEN
+from tests.support.served import write_tokenizer
 from tests.support.thread_ranks import run_threads
 
 PARAMS = SamplingParams(max_tokens=5, temperature=0, logprobs=1, prompt_logprobs=0)
@@ -30,10 +33,11 @@ TARGETS = (
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    """Eight adapters of the bundled model, of several ranks and layers."""
+    """Eight adapters of the bundled model, of several ranks, layers and types."""
     made = [tmp_path_factory.mktemp("adapters") / f"a{i}" for i in range(8)]
     for i, folder in enumerate(made):
-        random_adapter(folder, str(BUNDLED), TARGETS[i], seed=i, rank=(5, 16, 17, 1, 8, 16, 3, 20)[i], scale=0.05)
+        rank, dtype = (5, 16, 17, 1, 8, 16, 3, 20)[i], (np.float16, np.float32)[i % 3 > 0]
+        random_adapter(folder, str(BUNDLED), TARGETS[i], seed=i, rank=rank, scale=0.05, dtype=dtype)
     return made
 
 
@@ -90,8 +94,8 @@ def flags(folders):
     ids=["one", "tokens", "tensors", "stages"],
 )
 def test_eight_adapters_in_one_batch_have_the_bits_of_each_alone(folders, ranks, more):
-    """And of a server that adds the adapter for all requests."""
-    requests = requests_of([*NAMES, None])
+    """And of a server that adds the adapter for all requests. Two adapters have several rows side by side."""
+    requests = requests_of([*NAMES, None, *NAMES[:1] * 3, *NAMES[7:] * 3])
     together, alone = on_ranks(
         ranks,
         lambda engine, _: (outputs(engine, requests), outputs(engine, requests, together=False)),
@@ -104,6 +108,26 @@ def test_eight_adapters_in_one_batch_have_the_bits_of_each_alone(folders, ranks,
         fixed = {} if i == 8 else {"lora": str(folders[i])}
         expected = on_ranks(ranks, lambda engine, _, i=i: outputs(engine, [(requests[i][0], None)]), **fixed, **more)
         assert together[i] == expected[0]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_latent_projections_have_adapters_per_request(tmp_path, ranks):
+    model = shutil.copytree(GOLDEN / "deepseek_dense", tmp_path / "model")
+    write_tokenizer(model)
+    for seed, name in enumerate(("x", "y")):
+        random_adapter(tmp_path / name, model, (*LATENT, "o_proj"), seed=seed, rank=4 + seed, scale=0.1)
+    requests = requests_of(("x", "y", None))
+    together, alone = on_ranks(
+        ranks,
+        lambda engine, _: (outputs(engine, requests), outputs(engine, requests, together=False)),
+        model=model,
+        lora=(f"x={tmp_path / 'x'}", f"y={tmp_path / 'y'}"),
+    )
+    assert together == alone
+    for i, folders in enumerate([(str(tmp_path / "x"),), (str(tmp_path / "y"),), ()]):
+        fixed = lambda engine, _: outputs(engine, [(prompt, None) for prompt, _ in requests], together=False)
+        by_all = on_ranks(ranks, fixed, model=model, lora=folders)
+        assert [found == own for found, own in zip(together, by_all, strict=True)] == [j == i for j in range(3)]
 
 
 def finish_load(engine, name, folder, **more):

@@ -308,12 +308,35 @@ class TestHandshake:
     def test_both_know(self):
         listener, _ = self.listen(b"s" * 16)
         purpose = Purpose(b"test", 1, 0)
-        near = connect(listener.address, purpose, b"s" * 16, 5)
-        far = listener.take(purpose, time.monotonic() + 5)
+        near, near_keys = connect(listener.address, purpose, b"s" * 16, 5)
+        far, far_keys = listener.take(purpose, time.monotonic() + 5)
         near.sendall(b"x")
-        assert far.recv(1) == b"x"
+        assert far.recv(1) == b"x" and near_keys == far_keys == b""
         for s in (near, far):
             s.close()
+        listener.close()
+
+    def test_keys_differ_by_connection_and_direction(self):
+        listener = Listener("127.0.0.1", 0, 0, b"s" * 16, sealed=True)
+        keys = []
+        for lane in range(2):
+            near = connect(listener.address, Purpose(b"test", 1, 0, lane), b"s" * 16, 5, sealed=True)
+            far = listener.take(Purpose(b"test", 1, 0, lane), time.monotonic() + 5)
+            assert near.keys == far.keys[16:] + far.keys[:16]
+            keys += [near.keys[:16], near.keys[16:]]
+            near.socket.close(), far.socket.close()
+        assert len(set(keys)) == 4
+        listener.close()
+
+    @pytest.mark.parametrize("sealed", [True, False])
+    def test_the_ends_agree_whether_to_seal(self, sealed):
+        listener, _ = self.listen(b"s" * 16)
+        listener.sealed = not sealed
+        words = ("with", "without") if sealed else ("without", "with")
+        with pytest.raises(
+            CommError, match=f"was started {words[0]} --encrypt never, and this rank {words[1]} --encrypt"
+        ):
+            connect(listener.address, Purpose(b"test", 1, 0), b"s" * 16, 2, sealed=sealed)
         listener.close()
 
     def test_strangers_are_dropped_with_one_line(self):
@@ -341,15 +364,15 @@ class TestHandshake:
                 held.enter_context(socket.create_connection(listener.address, 5))
             begun = time.monotonic()
             purpose = Purpose(b"test", 1, 0)
-            connect(listener.address, purpose, b"s" * 16, 20).close()
-            listener.take(purpose, time.monotonic() + 5).close()
+            connect(listener.address, purpose, b"s" * 16, 20).socket.close()
+            listener.take(purpose, time.monotonic() + 5).socket.close()
             assert time.monotonic() - begun < 5
         listener.close()
 
     def test_who_connects_proves_first(self):
         """A stranger gets a nonce and nothing that depends on the secret; the rank it then is refused to, too."""
         listener, _ = self.listen(b"s" * 16)
-        hello = struct.pack("!8s32s4sIII", b"ckdist1\n", bytes(32), b"test", 1, 0, 0)
+        hello = struct.pack("!8s32s?4sIII", b"ckdist2\n", bytes(32), False, b"test", 1, 0, 0)
         said = []
         for _ in range(2):
             with socket.create_connection(listener.address, 5) as stranger:
@@ -434,7 +457,7 @@ class TestHandshake:
             world.gather(0)  # the bytes of its arena
             (address, _) = world.gather(["127.0.0.1", 1])
             data, heartbeats = (
-                connect(tuple(address), Purpose(kind, 1, 0), b"s" * 16, 5) for kind in (DATA, HEARTBEATS)
+                connect(tuple(address), Purpose(kind, 1, 0), b"s" * 16, 5).socket for kind in (DATA, HEARTBEATS)
             )
             world.gather(["", False])  # its transport is open
             data.sendall(os.urandom(4096))

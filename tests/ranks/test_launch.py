@@ -160,8 +160,8 @@ def ask(port: int, tokens: int, **more) -> httpx.Response:
 
 @pytest.mark.parametrize(
     "rank, how, flags",
-    [(0, signal.SIGKILL, ()), (1, signal.SIGKILL, ("-pp", "2")), (1, signal.SIGSTOP, ("-pp", "2"))],
-    ids=["killed", "stage killed", "stage stopped"],
+    [(0, signal.SIGKILL, ()), (1, signal.SIGSTOP, ("-pp", "2"))],
+    ids=["killed", "stage stopped"],
 )
 def test_a_server_answers_again_after_a_lost_rank(rank, how, flags):
     """No request hangs: those under way end, and those that come meanwhile are answered or refused at once."""
@@ -174,8 +174,8 @@ def test_a_server_answers_again_after_a_lost_rank(rank, how, flags):
                 status = ask(port, 60, timeout=HEALTHY_SECONDS).status_code
             except httpx.TransportError:
                 status = 0
-                time.sleep(0.05)
             ends.append((status, time.monotonic() - began))
+            time.sleep(0.1)
 
     done = threading.Event()
     with serving(port, "--restarts", "1", serve=flags) as job:

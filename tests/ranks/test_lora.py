@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from ckdist import LLM, SamplingParams
-from ckdist.cli.export import export_gguf
 from ckdist.engine.load_model import BUNDLED
 from ckdist.errors import ConfigError, ModelFileError
 from ckdist.mesh import Mesh
@@ -20,6 +19,7 @@ from ckdist.weights.adapter_file import MODULES, Lora, load_adapter, save_adapte
 from ckdist.weights.checkpoint import open_checkpoint
 from ckdist.weights.dequantize import read_tensor
 from ckdist.weights.dtypes import Q8_0
+from ckdist.weights.gguf_export import export_gguf
 from tests.support.adapters import random_adapter
 from tests.support.launcher import run_ranks
 from tests.support.reference_training import reference_executable

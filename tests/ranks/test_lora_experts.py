@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from ckdist import LLM, SamplingParams
-from ckdist.cli.export import export_gguf
 from ckdist.config.engine_config import EngineConfig
 from ckdist.engine.load_model import load_model
 from ckdist.engine.single import SingleSequence
@@ -27,6 +26,7 @@ from ckdist.train.trainer import native_executable, train
 from ckdist.weights.adapter_file import FEED_FORWARD, LATENT, MODULES, Lora, load_adapter, save_adapter
 from ckdist.weights.checkpoint import open_checkpoint
 from ckdist.weights.dequantize import read_tensor
+from ckdist.weights.gguf_export import export_gguf
 from ckdist.weights.safetensors import read_folder
 from tests.support.paths import GOLDEN
 from tests.support.reference_training import reference_executable

@@ -162,7 +162,7 @@ def test_chances_are_those_of_coins():
 
 def test_the_choice_is_seen(own_cache):
     words = ["-m", "ckdist.cli.main", "bench", "-m", str(LLAMA), "-t", "1", "-p", "48", "-n", "2", "-r", "1"]
-    done = run_ranks(2, *words, "-c", "96", "--tune", "-v", "-o", "json", timeout=60)
+    done = run_ranks(2, *words, "--prefill", "auto", "-c", "96", "--tune", "-v", "-o", "json", timeout=60)
     assert done.returncode == 0, done.stderr
     prompt, _ = json.loads(done.stdout)
     found, reason = prompt["layout_choice"]["ratios"], prompt["layout_choice"]["reason"]

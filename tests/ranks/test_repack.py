@@ -22,7 +22,7 @@ from ckdist.native import lib
 from ckdist.weights.loader import ShardLoader
 from ckdist.weights.tensor_source import TensorSource
 from tests.support.checkpoints import WEIGHT, checkpoint_of, write_model
-from tests.support.launcher import environment, mpirun
+from tests.support.launcher import mpirun, one_host
 from tests.support.paths import GOLDEN, ROOT
 from tests.support.thread_ranks import run_threads
 from tests.support.two_states import BEFORE, LARGE, TYPES, loaded, logits, situations
@@ -153,7 +153,7 @@ def test_a_job_ends_by_one_line(tmp_path):
         "1",
     ]
     process = subprocess.Popen(
-        [*mpirun(2), *words], env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT
+        [*mpirun(2), *words], env=one_host(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT
     )
     length = (folder / "model.safetensors").stat().st_size
     process.stdout.read(20)

@@ -44,7 +44,6 @@ def test_server(size, tmp_path):
     folder = write_tokenizer(shutil.copytree(ROOT / "tests/golden/llama3", tmp_path / "model"))
     port, path, http = free_port(), secret(tmp_path), free_port()
     words = ("serve", "-m", str(folder), "--port", str(http), "-t", "1", "-c", "64", "--comm-timeout", "5")
-    words += ("--prefill", "tensor")  # what auto would measure takes long where cores are busy
     ranks = [start(rank, size, port, *words, CKDIST_JOB_SECRET_FILE=path) for rank in range(size)]
     try:
         url = f"http://127.0.0.1:{http}"

@@ -6,14 +6,14 @@ import ssl
 import subprocess
 
 import httpx
-import openai
 import pytest
 
-from ckdist.cli.serve_rank_0 import curl_line
+from ckdist.cli.server_start import curl_line
 from ckdist.config.serve_config import ServeConfig
 from ckdist.errors import ConfigError
 from ckdist.serve.addresses import close, is_local, listen, listen_all, url_of
 from ckdist.serve.certificate import check_certificate
+from tests.support.clients import openai
 from tests.support.served import serving
 
 
@@ -90,7 +90,7 @@ def test_a_socket_that_nobody_listens_on_is_replaced_and_others_are_not(tmp_path
 
 
 def test_the_line_to_try_a_server_on_a_unix_socket():
-    line = curl_line("unix:/run/a b/llm", ServeConfig(api_prefix="/llm"), chats=False)
+    line = curl_line("unix:/run/a b/llm", ServeConfig(api_prefix="/llm"), "completions")
     assert line.startswith("curl --unix-socket '/run/a b' http://localhost/llm/v1/completions -H ")
 
 

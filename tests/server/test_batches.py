@@ -3,12 +3,11 @@
 import json
 import time
 
-import anthropic
 import httpx
-import openai
 import pytest
 
 from ckdist.serve.batch_store import BatchStore
+from tests.support.clients import anthropic, openai
 from tests.support.served import serving, wait_for
 
 KEYS = "[[key]]\nname = 'ann'\nkey = 'ann-secret'\n[[key]]\nname = 'bob'\nkey = 'bob-secret'\n"

@@ -1,6 +1,7 @@
 """Embeddings over a fake rank 0, by the `openai` client and by plain requests."""
 
 import base64
+import string
 
 import httpx
 import numpy as np
@@ -108,7 +109,8 @@ def test_a_cross_encoder():
         engine.model["scores"] = "sigmoid"
         wait_for(lambda: http.post("/v1/embeddings", json={"input": "a"}).status_code == 400)
         engine.submitted.clear()
-        body = {"query": "ab", "documents": ["ccc", "", "dd"], "top_n": 2}
+        counted = next(c for c in string.ascii_letters if vector_of(tokens_of(http, f"{c} {c}"))[0] == 2)
+        body = {"query": "ab", "documents": [f"{counted} {counted}", "", counted], "top_n": 2}
         results = http.post("/v1/rerank", json=body).json()["results"]
         query, documents = tokens_of(http, "ab"), [tokens_of(http, text) for text in body["documents"]]
         sent = sorted((message["prompt"], message["first_text"]) for message in engine.submitted)
@@ -116,7 +118,29 @@ def test_a_cross_encoder():
         logits = [vector_of([*query, *document])[0] for document in documents]
         best = sorted((1 / (1 + np.exp(-x)) for x in logits), reverse=True)[:2]
         assert [result["relevance_score"] for result in results] == pytest.approx(best)
-        raw = http.post("/score", json={"text_1": "ab", "text_2": ["ccc", "dd"], "use_activation": False}).json()
+        assert logits[0] == logits[2] + 1 and logits[2] == logits[1] + 1
+        raw = http.post(
+            "/score", json={"text_1": "ab", "text_2": body["documents"][::2], "use_activation": False}
+        ).json()
         assert [item["score"] for item in raw["data"]] == pytest.approx([logits[0], logits[2]])
         long = http.post("/v1/rerank", json={"query": "a" * 300, "documents": ["b"]})
         assert long.status_code == 400 and "exceeds the available context size" in long.json()["error"]["message"]
+
+
+def test_a_decoder_that_ranks():
+    """The question of the model's template; control tokens in the texts are plain text."""
+    with serving(parallel=2, max_queue=4) as (engine, served), httpx.Client(base_url=served.url, timeout=20) as http:
+        engine.model |= {"scores": "sigmoid", "pooling": "rank", "rank_template": "ask {query} of {document}?"}
+        wait_for(lambda: http.post("/v1/embeddings", json={"input": "a"}).status_code == 400)
+        engine.submitted.clear()
+        counted = next(c for c in string.ascii_letters if vector_of(tokens_of(http, f"{c} {c}"))[0] == 2)
+        body = {"query": "a{document}", "documents": ["", f"{counted} {counted}"]}
+        ranked = http.post("/v1/rerank", json=body).json()["results"]
+        prompts = [tokens_of(http, f"ask a{{document}} of {text}?") for text in body["documents"][::-1]]
+        assert sorted(message["prompt"] for message in engine.submitted) == sorted(prompts)
+        logits = [vector_of(prompt)[0] for prompt in prompts]
+        expected = [1 / (1 + np.exp(-logit)) for logit in logits]
+        assert [result["relevance_score"] for result in ranked] == pytest.approx(expected)
+        assert [result["index"] for result in ranked] == [1, 0] and expected[0] > expected[1]
+        body = {"query": "a", "documents": ["b"], "truncate_prompt_tokens": 9}
+        assert "truncate_prompt_tokens is not possible" in http.post("/v1/rerank", json=body).text

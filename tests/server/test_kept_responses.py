@@ -1,12 +1,12 @@
 """Responses and conversations that the server keeps, with OpenAI's client."""
 
 import httpx
-import openai
 import pytest
 
 from ckdist.serve.problems import Problem
 from ckdist.serve.response_store import Conversation, KeptResponse, ResponseStore
 from tests.server.test_ollama import text_of
+from tests.support.clients import openai
 from tests.support.served import serving
 
 GREEDY = {"model": "bytes", "max_output_tokens": 4, "temperature": 0}

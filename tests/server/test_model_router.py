@@ -11,6 +11,8 @@ import psutil
 import pytest
 
 from ckdist.engine.load_model import BUNDLED
+from tests.support.adapters import random_adapter
+from tests.support.resumed_streams import BODIES, streamed
 from tests.support.running import running
 from tests.support.served import wait_for
 
@@ -31,10 +33,20 @@ name = "c"
 path = "{BUNDLED}"
 cache_type_k = "q8_0"
 ctx_size = 256
+prefill_file = "FOLDER/system.txt"
+slot_save_path = "FOLDER/slots"
+trace = "FOLDER/trace.json"
 [[model]]
 name = "idle"
+aliases = ["rests"]
 path = "{BUNDLED}"
 keep-alive = 0
+lora = ["sql=LORAS/sql", "mail=LORAS/mail"]
+[[model]]
+name = "fixed"
+path = "{BUNDLED}"
+ctx-size = 256
+lora = ["mail=LORAS/mail"]
 [[model]]
 name = "large"
 path = "{BUNDLED}"
@@ -48,23 +60,28 @@ name = "broken"
 path = "{pathlib.Path(__file__)}"
 memory = "300M"
 """
-BODIES = (
-    {"prompt": "def main(", "temperature": 0},
-    {"prompt": "The sky is", "temperature": 1, "seed": 7, "logprobs": 2},
-    {"prompt": "x", "temperature": 1, "seed": 3, "guided_regex": "[a-z ]{150,300}"},
-)
+SYSTEM = "You answer in one short sentence, and you name the file and the line of each fault that you find. " * 2
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    path = tmp_path_factory.mktemp("router") / "models.toml"
-    path.write_text(TABLE)
+def server(folder):
+    path = folder / "models.toml"
+    for seed, name in enumerate(("sql", "mail")):
+        random_adapter(folder / name, BUNDLED, ("q_proj", "down_proj"), seed=seed, rank=4, scale=0.4)
+    path.write_text(TABLE.replace("LORAS", str(folder)).replace("FOLDER", str(folder)))
+    (folder / "system.txt").write_text(SYSTEM)
+    batches = ("--batch-dir", str(folder / "batches"))
     # Models without `threads` have a thread per core: on one core nobody waits for a thread that does not run.
     given = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {max(given)})
-    with running("--models", str(path), "--models-max", "2", "--models-memory", "1G", threads=()) as url:
+    with running("--models", str(path), "--models-max", "2", "--models-memory", "1G", *batches, threads=()) as url:
         os.sched_setaffinity(0, given)
         yield url
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("router")
 
 
 def post(url, path, **body):
@@ -73,21 +90,6 @@ def post(url, path, **body):
 
 def state(url, name) -> str:
     return httpx.get(f"{url}/v1/models/{name}").json()["status"]["value"]
-
-
-def streamed(url, body, started: threading.Event | None = None) -> tuple[str, list]:
-    """The text and the log probabilities of a stream."""
-    text, scores = "", []
-    with httpx.stream("POST", f"{url}/v1/completions", json={**body, "stream": True}, timeout=60) as answer:
-        for line in answer.iter_lines():
-            if line.startswith("data: {"):
-                event = json.loads(line[6:])
-                assert "choices" in event, event
-                text += event["choices"][0]["text"]
-                scores.append(event["choices"][0]["logprobs"])
-                if started is not None:
-                    started.set()
-    return text, [score for part in scores if part for score in part["token_logprobs"]]
 
 
 def engine(name) -> psutil.Process:
@@ -152,7 +154,48 @@ def test_other_faces_find_models_too(server):
     again = post(server, "/v1/responses", model="a", input="y", max_output_tokens=2, previous_response_id=first["id"])
     assert again.json()["previous_response_id"] == first["id"]
     assert httpx.get(f"{server}/v1/responses/{first['id']}").json()["id"] == first["id"]
-    assert httpx.get(f"{server}/v1/batches").status_code == 404
+
+
+def test_each_model_has_its_prompts_slots_and_trace(server, folder):
+    """The prompts of a model's file are computed after each load, before its first request."""
+    post(server, "/models/unload", model="c")
+    question = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": "x"}]
+    chat = post(server, "/v1/chat/completions", model="c", messages=question, max_tokens=2).json()
+    assert chat["usage"]["prompt_tokens_details"]["cached_tokens"] >= 32
+    post(server, "/v1/completions", model="c", prompt="def main(", max_tokens=2, id_slot=0)
+    saved = httpx.post(f"{server}/slots/0?action=save&model=c", json={"filename": "x"}).json()
+    assert saved["n_saved"] > 0 and list((folder / "slots").glob("*/x"))
+    assert httpx.post(f"{server}/slots/0?action=save&model=a", json={"filename": "x"}, timeout=60).status_code == 501
+    assert post(server, "/models/unload", model="c").status_code == 200 and (folder / "trace.json").stat().st_size
+
+
+def test_the_lines_of_a_batch_choose_their_models(server):
+    bodies = [{"model": name, "prompt": "x", "max_tokens": 2} for name in ("a", "b", "gpt-4o", "c", "gpt-5")]
+    lines = [{"custom_id": str(i), "url": "/v1/completions", "body": body} for i, body in enumerate(bodies)]
+    upload = {"file": "\n".join(map(json.dumps, lines)).encode()}
+    file = httpx.post(f"{server}/v1/files", data={"purpose": "batch"}, files=upload).json()
+    batch = post(server, "/v1/batches", input_file_id=file["id"], endpoint="/v1/completions").json()
+    wait_for(lambda: httpx.get(f"{server}/v1/batches/{batch['id']}").json()["status"] == "completed", 60)
+    batch = httpx.get(f"{server}/v1/batches/{batch['id']}").json()
+    text, errors = (
+        httpx.get(f"{server}/v1/files/{batch[name]}/content").text for name in ("output_file_id", "error_file_id")
+    )
+    answers = {line["custom_id"]: line["response"]["body"]["model"] for line in map(json.loads, text.splitlines())}
+    assert answers == {"0": "a", "1": "b", "2": "a", "3": "c"} and "there is no model 'gpt-5'" in errors
+
+
+def test_an_adapter_is_found_by_its_name_and_its_model_is_loaded(server):
+    text = lambda name: post(server, "/v1/completions", **BODIES[0], max_tokens=6, model=name).json()["choices"][0][
+        "text"
+    ]
+    base, sql, mail = text("rests"), text("sql"), text("idle:mail")
+    assert len({base, sql, mail}) == 3 and base == text("idle:latest")
+    assert sql == text("rests:sql") == text("sql:latest") and mail == text("fixed:mail")
+    listed = {entry["id"]: entry for entry in httpx.get(f"{server}/v1/models").json()["data"]}
+    wait_for(lambda: state(server, "idle") == "unloaded", 30)
+    assert listed["sql"]["parent"] == "idle" and httpx.get(f"{server}/v1/models/sql").json() == listed["sql"]
+    twice = post(server, "/v1/completions", prompt="x", model="mail")
+    assert twice.status_code == 400 and "2 models have the adapter 'mail': name idle:mail or fixed:mail" in twice.text
 
 
 def test_an_idle_model_goes(server):
@@ -166,7 +209,7 @@ def test_an_idle_model_goes(server):
 
 def test_refusals_name_the_reason_and_leave_the_others_running(server):
     unknown = post(server, "/v1/chat/completions", model="gpt-5", messages=[])
-    assert unknown.status_code == 404 and "a, b, broken, c, idle, large, long" in unknown.text
+    assert unknown.status_code == 404 and "a, b, broken, c, fixed, idle, large, long, mail, sql" in unknown.text
     assert post(server, "/v1/completions", prompt="x").status_code == 400
     assert post(server, "/v1/completions", prompt="x", model=["a"]).status_code == 400
     assert httpx.post(f"{server}/v1/completions", content=b"[" * 100_000).status_code == 400
@@ -175,7 +218,10 @@ def test_refusals_name_the_reason_and_leave_the_others_running(server):
     long = post(server, "/v1/completions", model="long", prompt="x")
     assert long.status_code == 503 and "'long' needs 2.27 GiB" in long.text and "raise --models-memory" in long.text
     broken = post(server, "/v1/completions", model="broken", prompt="x")
-    assert broken.status_code == 503 and int(broken.headers["retry-after"]) > 1
+    assert broken.status_code == 503 and 1 < int(broken.headers["retry-after"]) <= 10 and "GGUF" in broken.text
+    post(server, "/models/load", model="broken")  # an operator's order does not wait, and fails again
+    wait_for(lambda: state(server, "broken") == "unloaded", 30)
+    assert int(post(server, "/v1/completions", model="broken", prompt="x").headers["retry-after"]) > 10
     assert post(server, "/v1/completions", model="a", prompt="x", max_tokens=1).status_code == 200
     assert httpx.get(f"{server}/props?model=a").status_code == 200 == httpx.get(f"{server}/health").status_code
 
@@ -186,7 +232,14 @@ def test_refusals_name_the_reason_and_leave_the_others_running(server):
         ('[[model]]\npath = "x"\nctxsize = 1', "model 1 has an unknown setting 'ctxsize', did you mean"),
         ('[[model]]\npath = "x"\nctx_size = "many"', "model 1: ctx_size: 'many' is not a whole number"),
         ('[[model]]\npath = "x"\n[[model]]\npath = "x"', "two models have the name 'x'"),
+        ('[[model]]\npath = "x"\n[[model]]\npath = "y"\nlora = ["x=z"]', "an adapter of y have the name 'x'"),
         ('[[model]]\npath = "x"\nhost = "y"', "host is a setting of the whole server"),
+        ('[[model]]\npath = "x"\nname = "y"\nalias = "z"', "model 1: name and alias are the same setting"),
+        ('[[model]]\npath = "."', "is a folder without a model: it needs config.json or a GGUF file"),
+        (
+            '[[model]]\npath = "x"\ntrace = "t"\n[[model]]\npath = "y"\ntrace = "./t"',
+            "the models 'x' and 'y' have the same trace",
+        ),
         ("model = 1", "must have one table"),
         ("", "names no model"),
     ],

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from ckdist.engine.load_model import BUNDLED
-from tests.support.adapters import random_adapter
+from tests.support.adapters import as_gguf, random_adapter
 from tests.support.running import running
 
 BODY = {"prompt": "def main(", "max_tokens": 6, "temperature": 0}
@@ -93,12 +93,21 @@ def test_an_adapter_is_loaded_and_replaced_while_requests_run_and_has_blocks_of_
     assert found[0]["choices"][0]["text"] == expected
 
 
+def test_an_adapter_in_gguf_gives_the_text_of_the_one_in_peft_s_format(http, folder):
+    as_gguf(folder / "first.gguf", folder / "first", BUNDLED)
+    assert load(http, "gguf", "first.gguf").status_code == 200
+    assert text(http, model="gguf")[0] == text(http, model="one")[0]
+    assert unload(http, "gguf").status_code == 200
+
+
 def test_hostile_folders_are_refused_with_one_line(http, folder, tmp_path):
     shutil.copytree(folder / "second", tmp_path / "out")
     (folder / "link").symlink_to(tmp_path / "out")
     for path in (tmp_path / "out", "../", "link", "none", "a\0b", "/etc"):
         answer = load(http, "two", path)
-        assert answer.status_code == 400 and "is no folder within --lora-dir" in answer.json()["error"]["message"], path
+        assert (
+            answer.status_code == 400 and "is no folder or file within --lora-dir" in answer.json()["error"]["message"]
+        ), path
     broken = folder / "broken"
     shutil.copytree(folder / "second", broken)
     weights = broken / "adapter_model.safetensors"
@@ -118,6 +127,14 @@ def test_hostile_folders_are_refused_with_one_line(http, folder, tmp_path):
     assert [entry["path"] for entry in http.get("/lora-adapters").json()] == ["one"]
     assert text(http, model="one")[1] == "one"
     assert pathlib.Path(folder).exists()
+
+
+def test_a_continued_response_has_the_adapter_that_it_names(http):
+    first = http.post("/v1/responses", json={"model": "one", "input": "x", "max_output_tokens": 2}).json()
+    more = {"input": "y", "max_output_tokens": 2, "previous_response_id": first["id"]}
+    assert http.post("/v1/responses", json={**more, "model": "one"}).json()["model"] == first["model"] == "one"
+    unknown = http.post("/v1/responses", json={**more, "model": "two"})
+    assert unknown.status_code == 404 and "there is no model 'two'" in unknown.text
 
 
 def test_vectors_have_no_adapter(http):

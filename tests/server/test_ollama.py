@@ -10,10 +10,10 @@ from ckdist.errors import RequestError
 from ckdist.serve.requests.prepare import prepare
 from ckdist.serve.text_records import ModelFacts
 from ckdist.tokens.tokenizer_source import tokenizer_of
+from tests.support.clients import ollama
 from tests.support.reasoning_templates import QWEN3
 from tests.support.served import VOCAB, serving, write_tokenizer
 
-ollama = pytest.importorskip("ollama")
 SAY = [{"role": "user", "content": "say"}]
 LETTERS = sorted(pre_tokenizers.ByteLevel.alphabet())
 NUMBERS = {"num_predict": 5, "temperature": 0}

@@ -5,7 +5,7 @@ import contextlib
 
 import pytest
 
-from ckdist.engine.messages import Failure, pack_tokens, unpack_tokens
+from ckdist.engine.messages import Done, Failure, LoadAdapter, pack_tokens, unpack_tokens
 from ckdist.engine.sampling_params import SamplingParams
 from ckdist.serve.accounts import Account
 from ckdist.serve.api_keys import KeyLimits
@@ -98,5 +98,34 @@ def test_a_request_of_three_crashes_is_refused_and_others_go_on(tmp_path):
                 while True:
                     await poison.next()
             assert refused.value.status == 500 and client.active == 1 and later.running == 1
+
+    asyncio.run(scenario())
+
+
+def test_a_request_is_not_continued_with_another_adapter_of_its_name(tmp_path):
+    """The next engine has the adapters of the start, without those that clients have loaded in their place."""
+
+    async def scenario():
+        client = ResumingClient()
+        with client.generation() as generation:
+            generation.submit(0, PROMPT, SamplingParams(max_tokens=200), adapter="x")
+
+            async def load():
+                loading = asyncio.create_task(client.call(LoadAdapter("id", "x", "/folder")))
+                await asyncio.sleep(0)
+                client._handle(Done("id"))
+                await loading
+
+            loads = []
+
+            def loaded():
+                if not loads:
+                    loads.append(asyncio.create_task(load()))
+                return loads[0].done() and not loads[0].result()
+
+            await crash_at(client, f"ipc://{tmp_path}/a", loaded)
+            with pytest.raises(Problem, match="'x' must be loaded again"):
+                while True:
+                    await generation.next()
 
     asyncio.run(scenario())

@@ -17,7 +17,7 @@ import time
 import httpx
 import pytest
 
-from ckdist.cli.serve_rank_0 import Listeners, open_line, open_listeners
+from ckdist.cli.server_start import Listeners, open_line, open_listeners
 from ckdist.config.serve_config import ServeConfig
 from ckdist.engine.messages import pack_tokens
 from ckdist.engine.sampling_params import SamplingParams

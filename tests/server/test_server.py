@@ -15,9 +15,10 @@ import psutil
 import pytest
 
 from tests.support.clients import openai
-from tests.support.launcher import environment, mpirun, run_ranks
+from tests.support.launcher import environment, mpirun, one_host, run_ranks
 from tests.support.paths import ROOT
 
+MEASURED = ("--prefill", "auto")  # a job of a test measures no prefill by default
 PROMPTS = [
     "def main(",
     "import os\n",
@@ -37,7 +38,7 @@ class Server:
         words = ["-m", "ckdist.cli.main", "serve", "--port", "0", "-t", "1", "--comm-timeout", "5", *flags]
         self.process = subprocess.Popen(
             [*wrapper, *mpirun(ranks), *words],
-            env=environment(),
+            env=one_host(),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -88,7 +89,7 @@ def serving(ranks: int, *flags: str, **more):
 
 @pytest.fixture(scope="module")
 def server():
-    with serving(2) as server:
+    with serving(2, *MEASURED) as server:
         yield server
 
 
@@ -224,7 +225,10 @@ def test_the_start_is_four_lines(server):
 def test_other_commands_say_nothing_but_their_result(tmp_path):
     """`bench` says what prefill does, then the names of columns and two rows."""
     model = ["-m", "tests/golden/llama3", "-t", "1"]
-    for words, lines in ((["perplexity", "--token-ids", "3,4,5"], 1), (["bench", "-p", "8", "-n", "2", "-r", "1"], 4)):
+    for words, lines in (
+        (["perplexity", "--token-ids", "3,4,5"], 1),
+        (["bench", "-p", "8", "-n", "2", "-r", "1", *MEASURED], 4),
+    ):
         done = run_ranks(2, "-m", "ckdist.cli.main", *words, *model, timeout=60, env={"XDG_CACHE_HOME": str(tmp_path)})
         assert (done.returncode, done.stderr, done.stdout.count("\n")) == (0, "", lines), done.stdout + done.stderr
 
@@ -234,7 +238,7 @@ def test_each_rank_holds_its_half():
 
     It and all numbers of the choice are told with -v.
     """
-    with serving(2, "-v") as verbose:
+    with serving(2, "-v", *MEASURED) as verbose:
         verbose.close()
         lines = verbose.output().splitlines()
     rows = [re.findall(r"([\d.]+) MiB", line) for line in lines if re.match(r"[01] +\S+ +\d", line)]

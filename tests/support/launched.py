@@ -9,15 +9,20 @@ from collections.abc import Iterator, Sequence
 
 import psutil
 
-from tests.support.launcher import environment
+from tests.support.launcher import environment, one_host
 from tests.support.paths import ROOT
 
 LAUNCH = (sys.executable, "-m", "ckdist.cli.main", "launch")
 
 
+def variables(words: Sequence[str]) -> dict[str, str]:
+    """The environment of a job. One over several hosts chooses its layout by what it is not told."""
+    return environment() if {"--hosts", "--hostfile"} & set(words) else one_host()
+
+
 def launch(*words: str, timeout: float = 60, **more) -> subprocess.CompletedProcess:
     """`ckdist launch words...`, to its end."""
-    env = {**environment(), **more.pop("env", {})}
+    env = {**variables(words), **more.pop("env", {})}
     return subprocess.run([*LAUNCH, *words], env=env, capture_output=True, text=True, timeout=timeout, cwd=ROOT, **more)
 
 
@@ -26,7 +31,7 @@ def launched(*words: str, before: Sequence[str] = (), **more) -> Iterator[subpro
     """`before... ckdist launch words...` while the `with` lasts; its standard error goes with its output."""
     job = subprocess.Popen(
         [*before, *LAUNCH, *words],
-        env={**environment(), **more.pop("env", {})},
+        env={**variables(words), **more.pop("env", {})},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

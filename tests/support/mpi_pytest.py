@@ -12,10 +12,12 @@ import sys
 import pytest
 from mpi4py import MPI
 
+UNUSED = ("hypothesispytest", "xdist", "xdist.looponfail", "anyio")  # plugins that take a third of a rank's start
 rank = MPI.COMM_WORLD.rank
 said = io.StringIO()
 with contextlib.redirect_stdout(said) if rank else contextlib.nullcontext():
-    code = pytest.main(["--with-mpi", "-x", "-q", "--durations=3", *sys.argv[1:]])
+    without = [f"-pno:{name}" for name in UNUSED]
+    code = pytest.main(["--with-mpi", "-x", "-q", "--durations=3", *without, *sys.argv[1:]])
 if code and rank:
     sys.stdout.write(f"rank {rank}:\n{said.getvalue()}")
 if code:

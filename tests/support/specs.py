@@ -18,6 +18,7 @@ from ckdist.models.spec import (
     Norms,
     RopeSpec,
 )
+from ckdist.program.query_scale import QueryScale
 from ckdist.program.routing import Routing
 
 
@@ -68,7 +69,8 @@ FAMILIES = {
     },
 }
 # What no family above has: norms after, norms over all heads of a token, layers without rotation, multipliers, a part
-# of a head rotated in neighbours, layers that differ in heads and widths, experts, sinks, biases.
+# of a head rotated in neighbours, layers that differ in heads and widths, norms after a rotation, queries scaled by
+# position, experts, sinks, biases.
 PIECES = {
     "norms_after": {
         "layer": {"norms": Norms(None, "post_attention_layernorm", None, "post_feedforward_layernorm")},
@@ -82,6 +84,10 @@ PIECES = {
             {"num_heads": 2 * kv_heads, "head_dim": 8, "value_dim": 16, "rope": "local", "window": 5},
         ),
         "ropes": {"local": rope(8)},
+    },
+    "norms_rotated": {
+        "mixer": {"qk_norm": "head", "norms_rotated": True},
+        "changes": ({"query_scale": QueryScale(0.4, 3)}, {"rope": None, "query_scale": QueryScale(0.2, 2)}),
     },
     "experts": {"layer": {"ffn": MoeFfn(9, 72, Routing(2))}},
     "experts_in_groups": {
@@ -112,7 +118,7 @@ LINEAR = {
     "latent": {
         "first": (
             LatentAttention(5, 32, 24, 16, 20, 0.2, q_lora_rank=36),
-            LatentAttention(9, 40, 16, 16, 24, 0.2, rope="local"),
+            LatentAttention(9, 40, 16, 16, 24, 0.2, rope="local", query_scale=QueryScale(0.4, 3)),
         ),
         "ropes": {"local": rope(16, interleaved=True)},
     },

@@ -3,7 +3,7 @@
 import subprocess
 import sys
 
-from tests.support.launcher import environment
+from tests.support.launcher import one_host
 from tests.support.paths import ROOT
 
 CKDIST = (sys.executable, "-m", "ckdist.cli.main")
@@ -19,7 +19,7 @@ def secret(folder, text: str = "a secret of this job alone") -> str:
 
 def start(rank: int, size: int, port: int, *words: str, **more: str) -> subprocess.Popen:
     """One rank of `ckdist words...`; `more` are variables of its environment."""
-    env = {name: value for name, value in environment().items() if not name.startswith(MPI)}
+    env = {name: value for name, value in one_host().items() if not name.startswith(MPI)}
     env |= {
         "RANK": str(rank),
         "WORLD_SIZE": str(size),

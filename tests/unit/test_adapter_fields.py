@@ -7,8 +7,9 @@ import pytest
 
 from ckdist.errors import ModelFileError
 from ckdist.weights.adapter_config import FIELDS, AdapterConfig, Rule
-from ckdist.weights.adapter_file import load_adapter
+from ckdist.weights.adapter_file import WEIGHTS, load_adapter
 from ckdist.weights.checkpoint import open_checkpoint
+from ckdist.weights.safetensors_writer import TensorToWrite, write_safetensors
 from tests.support.paths import GOLDEN
 
 safetensors = pytest.importorskip("safetensors.numpy")
@@ -151,3 +152,31 @@ def test_a_target_without_matrices_is_named_and_a_matrix_without_a_target_refuse
 def test_matrices_on_embeddings_are_refused_by_name(tmp_path, name):
     with pytest.raises(ModelFileError, match=rf"{name}.lora_A.weight' is not a matrix of LoRA on .* merge it"):
         adapter(tmp_path, "llama3", [name], target_modules=["lm_head", "embed_tokens"])
+
+
+@pytest.mark.parametrize("largest", [(0.02, 3e-4), (1e-6, 900.0), (1e-9, 1e-9), (1e30, 1.0), (np.nan, 1.0)])
+def test_matrices_of_16_bits_are_kept_in_float16_within_its_range(tmp_path, largest):
+    """Else in float32."""
+    written(tmp_path, lora_alpha=6)
+    rng, stem, checkpoint = (
+        np.random.default_rng(0),
+        "model.layers.0.self_attn.q_proj",
+        open_checkpoint(GOLDEN / "llama3"),
+    )
+    rows, columns = checkpoint.tensors[f"{stem}.weight"].shape
+    shapes = {f"{stem}.lora_A.weight": (4, columns), f"{stem}.lora_B.weight": (rows, 4)}
+    pair = {
+        name: (np.float32(most * rng.uniform(-1, 1, shape)).view(np.uint32) >> 16 << 16).view(np.float32)
+        for most, (name, shape) in zip(largest, shapes.items(), strict=True)
+    }
+    halves = [
+        TensorToWrite(name, "BF16", array.shape, lambda array=array: array.view(np.uint16)[:, 1::2])
+        for name, array in pair.items()
+    ]
+    write_safetensors(tmp_path / WEIGHTS, halves, {})
+    found = load_adapter(tmp_path, checkpoint.spec).matrices
+    fits = largest[0] < 1 and sum(largest) > 1e-8
+    assert {matrix.dtype for matrix in found.values()} == {np.dtype(np.float16 if fits else np.float32)}
+    a, b = (matrix.astype(float) for matrix in pair.values())
+    low, values = (found[name] for name in shapes)
+    np.testing.assert_allclose(values.astype(float) @ low, 1.5 * b @ a, rtol=0, atol=2.0**-11 * np.abs(b @ a).max())

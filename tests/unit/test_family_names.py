@@ -4,7 +4,7 @@ import subprocess
 import sys
 
 from ckdist.models import families
-from ckdist.models.registry import own_family
+from ckdist.models.registry import own_families, own_family
 from tests.support.paths import ROOT
 
 FOLDER = ROOT / "ckdist" / "models" / "families"
@@ -17,6 +17,13 @@ def test_the_table_has_every_family_and_its_names():
         read = [own.gguf] if own.from_gguf else []
         assert names.split() == list(dict.fromkeys([own.name, *own.architectures, *own.model_types, *read])), file
     assert len(families.FILES) == sum(len(names.split()) for names in families.NAMES.values())
+
+
+def test_the_page_of_formats_has_every_architecture():
+    page = (ROOT / "docs" / "formats.md").read_text()
+    for one in own_families().values():
+        for name in (*one.architectures, *([one.gguf] if one.from_gguf else [])):
+            assert f"`{name}`" in page, name
 
 
 def test_a_name_imports_the_file_of_its_family_alone():

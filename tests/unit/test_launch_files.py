@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from ckdist.cli.arguments import parse_arguments
-from ckdist.cli.serve_rank_0 import open_listeners
+from ckdist.cli.server_start import open_listeners
 from ckdist.config.serve_config import ServeConfig
 from ckdist.errors import ConfigError
 from ckdist.serve.addresses import listen, url_of

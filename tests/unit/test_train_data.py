@@ -15,7 +15,7 @@ from ckdist.tokens.tokenizer_folder import load_tokenizer
 from ckdist.train.batch import PackedBatch
 from ckdist.train.data.batches import FileBatches, OwnBatches, Position
 from ckdist.train.data.chats import ChatProcess
-from ckdist.train.data.documents import find_files
+from ckdist.train.data.data_files import find_files
 from ckdist.train.data.token_cache import TokenCache, open_cache
 from ckdist.train.data.token_rows import Rows, split
 
@@ -76,7 +76,7 @@ def test_bad_lines_are_named_or_counted(tmp_path, tokenizer, chats, caplog):
     (tmp_path / "bad.txt").write_bytes(b"one\n\xff\xfe\n")
     with pytest.raises(ConfigError, match=r"bad.txt:2 byte 0 is not UTF-8"):
         open_cache(tmp_path / "cache", [tmp_path / "bad.txt"], tokenizer, "text", "error", chats.write)
-    with pytest.raises(ConfigError, match="finds no file"):
+    with pytest.raises(ConfigError, match="no data file is at"):
         find_files([str(tmp_path / "*.none")])
 
 
@@ -91,7 +91,7 @@ def test_loss_is_on_the_assistants_turns_alone(tmp_path, tokenizer, chats):
         tmp_path / "cache", jsonl(tmp_path, {"messages": messages}), tokenizer, "text", "error", chats.write
     )
     learned = np.asarray(cache.tokens)[np.asarray(cache.learned) == 1]
-    assert tokenizer.decode(learned.tolist(), skip_special=False) == "This.<|end|>\nThat.<|end|>\n"
+    assert tokenizer.decode(learned.tolist(), skip_special=False) == "This.<|end|>That.<|end|>"
     ids, targets, starts = Rows(cache, np.arange(1), 512, seed=0).row(0, 0)
     assert starts == [0] and targets[targets >= 0].tolist() == learned.tolist()
     np.testing.assert_array_equal(targets[:-1][targets[:-1] >= 0], ids[1:][targets[:-1] >= 0])
@@ -135,9 +135,7 @@ def test_parquet_rows(tmp_path, tokenizer, chats):
     assert cache.documents == 2 and cache.skipped == 1
     with pytest.raises(ConfigError, match=r"a.parquet:3 has no text in 'content'"):
         open_cache(tmp_path / "cache", [path], tokenizer, "content", "error", chats.write)
-    with pytest.raises(
-        ConfigError, match=r"has no text in 'text' and no 'messages'; its keys are content, n: set text_column"
-    ):
+    with pytest.raises(ConfigError, match=r"has no text in 'text' and no chat; its keys are content, n: give messages"):
         open_cache(tmp_path / "cache", [path], tokenizer, "text", "error", chats.write)
 
 

@@ -10,10 +10,11 @@ from ckdist.serve.requests.prepare import apply_template
 from ckdist.serve.text_records import ModelFacts
 from ckdist.tokens.chat_template import ChatTemplate
 from ckdist.tokens.tokenizer_folder import load_tokenizer
-from ckdist.train.data.chats import write_chat
-from ckdist.train.data.documents import find_files, read_documents
+from ckdist.train.data.data_files import find_files
+from ckdist.train.data.documents import read_documents
 from ckdist.train.data.records import BadLine, Document
 from ckdist.train.data.token_cache import open_cache
+from ckdist.train.data.turns import turns_of
 
 USER, ANSWER = {"role": "user", "content": "Say yes."}, {"role": "assistant", "content": "yes"}
 TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}}
@@ -66,7 +67,10 @@ def test_a_json_file_of_one_record_or_of_none(tmp_path):
         ("a.json", '[{"text": "one"}\n {"text": "two"}]', 'a.json:2 has \'{"text": "two"}]\' where a comma or the end'),
         ("a.json", '[{"text": "one"},\n {"text": ]', "a.json:2 is not JSON: "),
         ("a.json", '[{"text": "one"}] x', "has 'x' after its list"),
-        ("a.csv", "text\none\n", "a.csv is no text, and .csv is not read: give .jsonl, .json, .parquet or text"),
+        ("a.db", "text\none\n", "a.db is no text, and .db is not read: give .jsonl, .json, .csv, .parquet or text"),
+        ("a.csv", "text,text\na,b\n", "a.csv has two columns of one name"),
+        ("a.csv", "body\na\n", "a.csv has no text in 'text' and no chat; its keys are body"),
+        ("a.csv", 'text\na\n"b\n', "a.csv:3 is not CSV"),
         ("a.jsonl.gz", "x", "a.jsonl.gz is no text, and .gz is not read"),
         ("a.ARROW", "x", "a.ARROW is no text, and .arrow is not read"),
         ("a.bin", "ab\0c", "a.bin is no text: it has a byte 0"),
@@ -81,16 +85,95 @@ def test_data_with_a_structure_is_never_read_as_text(tmp_path, name, data, said)
 @pytest.mark.parametrize(
     "record, said",
     [
-        ({"conversations": [{"from": "human", "value": "Hi."}]}, "its keys are conversations: write ShareGPT's"),
-        ({"instruction": "a", "input": "", "output": "b"}, "its keys are instruction, input, output: write Alpaca's"),
-        ({"prompt": "a", "completion": "b"}, "its keys are prompt, completion: write prompt as the user's message"),
-        ({"body": "a"}, "has no text in 'text' and no 'messages'; its keys are body: set text_column"),
+        ({"prompt": "a", "chosen": "b", "rejected": "c"}, "its keys are prompt, chosen, rejected: preferences are not"),
+        ({"body": "a"}, "has no text in 'text' and no chat; its keys are body: give messages, conversations,"),
+        (
+            {"conversations": [{"from": "humann", "value": "a"}]},
+            "conversations[0].from ('humann') must be one of human",
+        ),
+        ({"conversations": [{"from": "human", "value": 3}]}, "conversations[0].value must be a text, not a number"),
+        ({"conversations": [{"from": "human", "value": "Hi."}]}, "its last message is of the role 'user'"),
+        ({"instruction": "a", "output": ["b"]}, "output must be a text, not a list"),
+        ({"instruction": "a", "output": "b", "history": ["c"]}, "history must be a list of pairs"),
+        ({"prompt": [USER, ANSWER, USER], "completion": [ANSWER]}, "prompt has an answer of the assistant's, which"),
         ({}, "its keys are none"),
         ([1], "is a list, not an object"),
     ],
 )
 def test_other_forms_are_refused_with_their_keys(tmp_path, record, said):
     assert said in refused(tmp_path, record)
+
+
+@pytest.mark.parametrize(
+    "record, roles, said",
+    [
+        (
+            {"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}], "system": "s"},
+            ["system", "user", "assistant"],
+            "b",
+        ),
+        (
+            {
+                "conversations": [
+                    {"from": "human", "value": "a"},
+                    {"from": "function_call", "value": '{"name": "weather", "arguments": {"x": 1}}'},
+                    {"from": "observation", "value": "12 C"},
+                    {"from": "gpt", "value": "b"},
+                ],
+                "tools": json.dumps([TOOL]),
+            },
+            ["user", "assistant", "tool", "assistant"],
+            "b",
+        ),
+        ({"conversation": [USER, ANSWER]}, ["user", "assistant"], "yes"),
+        ({"instruction": "a", "input": "", "output": "b", "text": "other"}, ["user", "assistant"], "b"),
+        ({"instruction": "a", "output": "b", "history": [["c", "d"]]}, ["user", "assistant"] * 2, "b"),
+        ({"prompt": "a", "completion": "b"}, ["user", "assistant"], "b"),
+        ({"prompt": [USER], "completion": [ANSWER]}, ["user", "assistant"], "yes"),
+        ({"question": "a", "answer": "b"}, ["user", "assistant"], "b"),
+    ],
+)
+def test_other_forms_are_read_as_chats(tmp_path, record, roles, said):
+    (document,) = read(tmp_path, "a.jsonl", json.dumps(record))
+    assert isinstance(document, Document) and document.messages, document
+    assert [message["role"] for message in document.messages] == roles
+    assert document.messages[-1]["content"] == said and len(document.tools) == ("tools" in record)
+
+
+def test_an_input_of_alpacas_stands_under_the_instruction(tmp_path):
+    (document,) = read(tmp_path, "a.jsonl", json.dumps({"instruction": "a", "input": "b", "output": "c"}))
+    assert isinstance(document, Document) and (document.messages or [{}])[0]["content"] == "a\n\nb"
+
+
+def test_a_json_object_with_one_list_of_records_is_that_list(tmp_path):
+    data = '{"version": "1 [", "meta": {"data": [1]},\n"data": [{"text": "one"},\n{"text": "two"}], "n": 2}'
+    documents = read(tmp_path, "a.json", data)
+    assert [(d.where[-1], d.text) for d in documents if isinstance(d, Document)] == [("2", "one"), ("3", "two")]
+
+
+def test_a_csv_file_is_rows_with_the_columns_of_its_first(tmp_path):
+    rows = 'prompt,id,completion\n"a,\nb",1,c\n,2,d\n\ne,3,f,g\n'
+    first, second, third = read(tmp_path, "a.csv", rows)
+    assert isinstance(first, Document) and first.where.endswith("a.csv:2") and first.form == "prompt and completion"
+    assert [message["content"] for message in first.messages or ()] == ["a,\nb", "c"]
+    assert isinstance(second, BadLine) and second.where.endswith(":4") and "has no text in 'text'" in second.why
+    assert isinstance(third, BadLine) and third.where.endswith(":6") and third.why.startswith("has 4 cells")
+    (chat,) = read(tmp_path, "a.tsv", "messages\n" + '"' + json.dumps([USER, ANSWER]).replace('"', '""') + '"\n')
+    assert isinstance(chat, Document) and chat.messages == [USER, ANSWER]
+
+
+def test_a_folder_is_its_records_without_other_splits(tmp_path):
+    (tmp_path / "data").mkdir()
+    for name in ("README.md", "dataset_infos.json", "data/train-0.jsonl", "data/test-0.jsonl", ".hidden.jsonl"):
+        (tmp_path / name).write_text("{}")
+    said: list[str] = []
+    assert [path.name for path in find_files([str(tmp_path)], said.append)] == ["train-0.jsonl"]
+    assert said[0].endswith("left out as another split: 1 file, as test-0.jsonl")
+    (tmp_path / "data" / "train-0.jsonl").unlink()
+    (tmp_path / "a.txt").write_text("a")
+    assert [path.name for path in find_files([str(tmp_path)])] == ["a.txt"]
+    with pytest.raises(ConfigError, match="has no file to train on"):
+        find_files([str(tmp_path / "data")])
 
 
 @pytest.mark.parametrize(
@@ -126,7 +209,8 @@ def test_a_chat_that_would_teach_the_wrong_thing_is_refused(tmp_path, messages, 
 @pytest.mark.parametrize(
     "more, said",
     [
-        ({"tools": "[]"}, "tools must be a list, not a string"),
+        ({"tools": "{}"}, "tools must be a list, not an object"),
+        ({"tools": "["}, "tools is a text that is not JSON"),
         ({"tools": [{"type": "web_search"}]}, "tools[0] has type 'web_search'"),
         ({"tools": [TOOL, TOOL]}, "tools has two tools of one name"),
         ({"functions": [{"name": "f"}]}, "functions is not read in training"),
@@ -166,12 +250,12 @@ def test_training_learns_an_answer_behind_the_prompt_that_a_server_makes(tmp_pat
         object.__setattr__(tokenizer, "chat_template", ChatTemplate(source))
     record = {"messages": [USER, CALLED, RESULT, {**ANSWER, "thinking": "hm"}], "tools": [TOOL]}
     (tmp_path / "a.jsonl").write_text(json.dumps(record))
-    write = lambda chats: [write_chat(*chat, tokenizer) for chat in chats]
+    write = lambda chats: [turns_of(*chat, tokenizer) for chat in chats]
     cache = open_cache(tmp_path / "cache", [tmp_path / "a.jsonl"], tokenizer, "text", "error", write)
     assert cache.where(0) == f"{tmp_path / 'a.jsonl'}:1"
     body = {**record, "messages": record["messages"][:-1]}
     prompt = apply_template(body, tokenizer, ModelFacts("m", 4096, 4096))["prompt"]
-    text = tokenizer.decode(cache.tokens.tolist(), skip_special=False)
+    text = tokenizer.decode(cache.tokens[cache.starts[-2] :].tolist(), skip_special=False)
     assert text.startswith(prompt) and "weather" in prompt and text[len(prompt) :].startswith("yes")
 
 
@@ -194,13 +278,11 @@ def test_a_file_that_is_named_twice_is_read_once_and_said(tmp_path, monkeypatch)
     assert [str(path) for path in find_files(["a.txt", "*.txt", str(tmp_path / "a.txt")], said.append)] == ["a.txt"]
     assert said[0] == "a.txt is named twice, and is read once"
     assert said[1] == "b.txt is named twice (as a.txt too), and is read once" and len(said) == 3
-    with pytest.raises(ConfigError, match=r"it is a folder: write .*/\*.jsonl"):
-        find_files([str(tmp_path)])
 
 
 def test_a_control_token_in_a_text_is_refused_since_a_server_reads_it_as_text():
     tokenizer = load_tokenizer(BUNDLED)
     for messages in ([{**USER, "content": "What is <|end|>?"}, ANSWER], [USER, {**ANSWER, "content": "a<|user|>"}]):
         with pytest.raises(RequestError, match=r"its text has the control token '<\|(end|user)\|>', which a server"):
-            write_chat(messages, (), tokenizer)
-    assert write_chat([USER, {**ANSWER, "content": "a < b | c > d"}], (), tokenizer)
+            turns_of(messages, (), tokenizer)
+    assert turns_of([USER, {**ANSWER, "content": "a < b | c > d"}], (), tokenizer)

@@ -32,14 +32,20 @@ class BootstrapConnection:
     Args:
         connection: A connected socket, which this object takes over.
         quiet: Seconds before the peer's first heartbeat is expected.
+        keys: They encrypt all messages (`handshake.Joined`). b"": none are encrypted.
     """
 
-    def __init__(self, peer: int, connection: socket.socket, quiet: float = 0.0) -> None:
+    def __init__(self, peer: int, connection: socket.socket, quiet: float = 0.0, keys: bytes = b"") -> None:
         self.peer, self.connection = peer, connection
         self.messages: collections.deque[bytes] = collections.deque()
         self.end: str | None = None  # why nothing more comes
         self.heard = time.monotonic() + quiet
         self._sending, self._closed = threading.Lock(), False
+        self._sealed = None
+        if keys:
+            from ckdist.comm.bootstrap.sealed_messages import SealedMessages
+
+            self._sealed = SealedMessages(keys)
         if connection.family != socket.AF_UNIX:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             for name, value in KEEP_ALIVE.items():
@@ -53,7 +59,7 @@ class BootstrapConnection:
         if len(data) > MAX_MESSAGE:
             raise CommError(f"a start-up message of {len(data)} bytes; at most {MAX_MESSAGE} can be sent")
         with self._sending:
-            self.connection.sendall(_LENGTH.pack(len(data) | (_LAST if last else 0)) + data)
+            self._write(_LENGTH.pack(len(data) | (_LAST if last else 0)) + data)
 
     def check(self) -> None:
         """Raises CommError if the peer has sent no heartbeat for SILENT_SECONDS."""
@@ -73,7 +79,7 @@ class BootstrapConnection:
         self.connection.close()
 
     def _run(self) -> None:
-        buffer, next_heartbeat, looked = bytearray(), 0.0, time.monotonic()
+        received, buffer, next_heartbeat, looked = bytearray(), bytearray(), 0.0, time.monotonic()
         try:
             while not self._closed:
                 now = time.monotonic()
@@ -88,6 +94,9 @@ class BootstrapConnection:
                     data = self.connection.recv(1 << 16)
                     if not data:
                         raise OSError("it closed its connection")
+                    if self._sealed is not None:
+                        received += data
+                        data = self._sealed.open(received)
                     buffer += data
                     self._take(buffer)
         except (OSError, ValueError) as error:
@@ -95,12 +104,15 @@ class BootstrapConnection:
                 self.end = self.end or str(error)
                 _changed.notify_all()
 
+    def _write(self, data: bytes) -> None:
+        self.connection.sendall(data if self._sealed is None else self._sealed.seal(data))
+
     def _send_heartbeat(self) -> None:
         # A message that is being sent shows the peer that this rank lives, so no heartbeat is needed.
         if self._sending.acquire(blocking=False):
             try:
                 if select.select([], [self.connection], [], 0)[1]:
-                    self.connection.sendall(_LENGTH.pack(0))
+                    self._write(_LENGTH.pack(0))
             except OSError:
                 pass  # the peer's last message may still be readable
             finally:

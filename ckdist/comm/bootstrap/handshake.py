@@ -2,7 +2,7 @@
 
 Both hold the job's secret. Each sends an HMAC-SHA256 over both ends' fresh nonces, the purpose and its own role, so
 nothing can be replayed or reflected. The client proves first: a stranger receives nothing that would help to guess the
-secret. The handshake authenticates; it does not encrypt later traffic.
+secret. Both derive the keys that seal later traffic from the secret and the nonces (`native/comm/transports/sealer.h`).
 """
 
 import collections
@@ -17,7 +17,7 @@ import struct
 import threading
 import time
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckdist.comm.world_protocol import Log, World
 from ckdist.errors import CommError, ConfigError
@@ -26,8 +26,9 @@ from ckdist.regular_file import open_regular
 SECRET_VARIABLE = "CKDIST_JOB_SECRET_FILE"  # noqa: S105, the name of a variable
 MIN_SECRET = 16
 REMEDY = "`(umask 077; head -c 32 /dev/urandom | base64 > FILE)`"
-_MAGIC = b"ckdist1\n"
-_HELLO = struct.Struct("!8s32s4sIII")  # magic, nonce, purpose, from, to, lane
+_MAGIC = b"ckdist2\n"
+_HELLO = struct.Struct("!8s32s?4sIII")  # magic, nonce, sealed, purpose, from, to, lane
+_PURPOSE = 41  # bytes before the purpose
 _PROOF_BYTES = hashlib.sha256().digest_size
 _STRANGERS = 256  # connections before their proof; at one more, the oldest is closed
 _FIRST_SECONDS = 2.0  # for a connection's first bytes: a rank sends them as soon as it is connected
@@ -43,6 +44,13 @@ class Purpose:
     source: int
     target: int
     lane: int = 0
+
+
+class Joined(NamedTuple):
+    """An authenticated connection, and its keys (`sealed_messages`), or b"" if it is not encrypted."""
+
+    socket: socket.socket
+    keys: bytes
 
 
 def read_secret(path: str | None = None) -> bytes:
@@ -78,9 +86,14 @@ def read_secret(path: str | None = None) -> bytes:
 def job_secret(world: World) -> bytes:
     """The secret that all ranks of `world` hold. A collective call.
 
-    In a world without one, rank 0 draws it. It is then as safe as that world's own messages.
+    In a world without one, rank 0 draws it. Ranks of several hosts agree on it without sending it in clear.
     """
-    return getattr(world, "secret", None) or world.broadcast(secrets.token_bytes(32) if world.rank == 0 else None)
+    known = getattr(world, "secret", None)
+    if known or len(set(world.hosts)) == 1:
+        return known or world.broadcast(secrets.token_bytes(32) if world.rank == 0 else None)
+    from ckdist.comm.bootstrap.sealed_messages import agreed_secret
+
+    return agreed_secret(world)
 
 
 def receive_exactly(connection: socket.socket, size: int, deadline: float) -> bytes:
@@ -107,19 +120,30 @@ def _proof(secret: bytes, role: bytes, client: bytes, server: bytes) -> bytes:
     return hmac.new(secret, role + client + server, hashlib.sha256).digest()
 
 
-def _hello(purpose: Purpose) -> bytes:
-    return _HELLO.pack(_MAGIC, secrets.token_bytes(32), purpose.kind, purpose.source, purpose.target, purpose.lane)
+def _keys(secret: bytes, client: bytes, server: bytes, is_client: bool) -> bytes:
+    """The keys of one end of a sealed connection."""
+    to_server, to_client = (_proof(secret, role, client, server)[:16] for role in (b"to server", b"to client"))
+    return to_server + to_client if is_client else to_client + to_server
+
+
+def _hello(purpose: Purpose, sealed: bool) -> bytes:
+    ends = purpose.source, purpose.target, purpose.lane
+    return _HELLO.pack(_MAGIC, secrets.token_bytes(32), sealed, purpose.kind, *ends)
+
+
+def _flag(sealed: bool) -> str:
+    return f"with{'out' if sealed else ''} --encrypt never"
 
 
 def connect(
-    address: tuple[str, int], purpose: Purpose, secret: bytes, timeout: float, source: str = ""
-) -> socket.socket:
+    address: tuple[str, int], purpose: Purpose, secret: bytes, timeout: float, source: str = "", sealed: bool = False
+) -> Joined:
     """Returns an authenticated connection to the listener at `address`. It retries until the listener has room.
 
     Raises CommError after `timeout` seconds, or if the peer fails the handshake.
     """
     deadline, there = time.monotonic() + timeout, f"rank {purpose.target} at {address[0]}:{address[1]}"
-    client = _hello(purpose)
+    client = _hello(purpose, sealed)
     while True:
         try:
             connection = socket.create_connection(
@@ -142,8 +166,10 @@ def connect(
             ) from None
         time.sleep(_AGAIN_SECONDS)
     try:
-        if server[: len(_MAGIC)] != _MAGIC or server[40:] != client[40:]:
+        if server[: len(_MAGIC)] != _MAGIC or server[_PURPOSE:] != client[_PURPOSE:]:
             raise CommError(f"{there} is not rank {purpose.target} of this job")
+        if server[_PURPOSE - 1] != sealed:
+            raise CommError(f"{there} was started {_flag(not sealed)}, and this rank {_flag(sealed)}")
         connection.sendall(_proof(secret, b"client", client, server))
         try:
             proof = receive_exactly(connection, _PROOF_BYTES, deadline)
@@ -155,7 +181,7 @@ def connect(
         connection.close()
         raise CommError(f"rank {purpose.source} could not join rank {purpose.target}: {error}") from None
     connection.settimeout(None)
-    return connection
+    return Joined(connection, _keys(secret, client, server, is_client=True) if sealed else b"")
 
 
 class Listener:
@@ -168,16 +194,24 @@ class Listener:
         port: 0: any free port.
         patience: Seconds until a client must have proved itself.
         log: Receives the lines.
+        sealed: The connections are encrypted.
 
     Raises:
         ConfigError: It cannot listen there.
     """
 
     def __init__(
-        self, address: str, port: int, rank: int, secret: bytes, patience: float = 10.0, log: Log | None = None
+        self,
+        address: str,
+        port: int,
+        rank: int,
+        secret: bytes,
+        patience: float = 10.0,
+        log: Log | None = None,
+        sealed: bool = False,
     ) -> None:
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        self.rank, self.secret, self.patience, self.log = rank, secret, patience, log
+        self.rank, self.secret, self.patience, self.log, self.sealed = rank, secret, patience, log, sealed
         self.socket = socket.socket(family, socket.SOCK_STREAM)
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -189,7 +223,7 @@ class Listener:
             ) from None
         self.socket.listen(512)
         self.address = self.socket.getsockname()[:2]
-        self._proven: dict[Purpose, socket.socket] = {}
+        self._proven: dict[Purpose, Joined] = {}
         self._changed = threading.Condition()
         self._strangers: collections.OrderedDict[socket.socket, None] = collections.OrderedDict()  # oldest first
         self._dropped = 0
@@ -218,12 +252,14 @@ class Listener:
         try:
             begun = time.monotonic()
             client = receive_exactly(connection, _HELLO.size, begun + min(_FIRST_SECONDS, self.patience))
-            magic, _, kind, source, target, lane = _HELLO.unpack(client)
+            magic, _, sealed, kind, source, target, lane = _HELLO.unpack(client)
             if magic != _MAGIC:
                 raise CommError("it is not a rank of a job")
-            server = _HELLO.pack(_MAGIC, secrets.token_bytes(32), kind, source, self.rank, lane)
+            server = _HELLO.pack(_MAGIC, secrets.token_bytes(32), self.sealed, kind, source, self.rank, lane)
             connection.settimeout(self.patience)
             connection.sendall(server)
+            if sealed != self.sealed:
+                raise CommError(f"it was started {_flag(sealed)}, and this rank {_flag(self.sealed)}")
             proof = receive_exactly(connection, _PROOF_BYTES, begun + self.patience)
             if not hmac.compare_digest(proof, _proof(self.secret, b"client", client, server)) or target != self.rank:
                 raise CommError("it does not know this job's secret")
@@ -238,7 +274,8 @@ class Listener:
                 purpose = Purpose(kind, source, target, lane)
                 if self._closed or purpose in self._proven:
                     raise CommError("a rank came twice")
-                self._proven[purpose] = connection
+                keys = _keys(self.secret, client, server, is_client=False) if sealed else b""
+                self._proven[purpose] = Joined(connection, keys)
                 self._changed.notify_all()
         except (CommError, OSError) as error:
             connection.close()
@@ -254,7 +291,7 @@ class Listener:
         if self.log and count <= _DROPPED_LINES:
             self.log(line if count < _DROPPED_LINES else f"{line}; further ones are not logged")
 
-    def take(self, purpose: Purpose, deadline: float) -> socket.socket:
+    def take(self, purpose: Purpose, deadline: float) -> Joined:
         """Waits for the connection of `purpose`. Raises CommError at `deadline` (time.monotonic)."""
         with self._changed:
             while purpose not in self._proven:
@@ -267,7 +304,7 @@ class Listener:
                 self._changed.wait(left)
             return self._proven.pop(purpose)
 
-    def take_any(self, deadline: float) -> tuple[Purpose, socket.socket] | None:
+    def take_any(self, deadline: float) -> tuple[Purpose, Joined] | None:
         """Returns the first connection of any purpose, or None at `deadline` (time.monotonic)."""
         with self._changed:
             while not self._proven:
@@ -281,8 +318,8 @@ class Listener:
         """Stops listening and closes the connections that were not taken."""
         with self._changed:
             self._closed = True
-            for connection in self._proven.values():
-                connection.close()
+            for joined in self._proven.values():
+                joined.socket.close()
         with contextlib.suppress(OSError):
             self.socket.shutdown(socket.SHUT_RDWR)
         self.socket.close()

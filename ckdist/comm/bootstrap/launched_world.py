@@ -45,12 +45,12 @@ class LaunchedWorld(StarWorld):
     The constructor is a collective call and raises ConfigError if the environment is not a rank's.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, encrypt: str = "auto") -> None:
         sockets = inherited(os.environ[CONNECTIONS_VARIABLE])
         rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         if sorted(sockets) != (list(range(1, size)) if rank == 0 else [0]):
             raise ConfigError(f"rank {rank} of {size} has connections to ranks {', '.join(map(str, sorted(sockets)))}")
-        super().__init__(rank, size, None)
+        super().__init__(rank, size, None, encrypt)
         patience = start_seconds()  # the others may still be starting
         self._connections = {peer: BootstrapConnection(peer, sockets[peer], quiet=patience) for peer in sorted(sockets)}
         self.find_hosts()

@@ -4,8 +4,9 @@ import ipaddress
 import socket as sockets
 import time
 from collections.abc import Sequence
+from typing import NamedTuple
 
-from ckdist.comm.bootstrap.handshake import Listener, Purpose, connect, job_secret
+from ckdist.comm.bootstrap.handshake import Joined, Listener, Purpose, connect, job_secret
 from ckdist.comm.bootstrap.packet_sizes import check_packet_sizes
 from ckdist.comm.bootstrap.tcp_world import INTERFACE_VARIABLE, address_of
 from ckdist.comm.world_protocol import Log, World
@@ -16,14 +17,21 @@ DATA, HEARTBEATS = b"data", b"beat"  # what a connection carries
 CONNECT_SECONDS = 30.0
 
 
+class Connections(NamedTuple):
+    """This rank's connections of one kind: file descriptors, -1 for itself, and all keys, or b"" if not encrypted."""
+
+    descriptors: list[int]
+    keys: bytes
+
+
 def connect_ranks(
     world: World,
     interface: str | None,
     kinds: Sequence[bytes],
     log: Log | None = None,
     seconds: float = CONNECT_SECONDS,
-) -> list[list[int]]:
-    """Connects every two ranks. A collective call.
+) -> list[Connections]:
+    """Connects every two ranks. Traffic between hosts is sealed unless `world.encrypt` is "never". A collective call.
 
     Args:
         world: The ranks.
@@ -33,7 +41,7 @@ def connect_ranks(
         seconds: Time limit.
 
     Returns:
-        For each of `kinds` the ranks' file descriptors, -1 for this rank itself.
+        The connections for each of `kinds`.
 
     Raises:
         ConfigError: A rank cannot listen. Every rank raises it.
@@ -43,10 +51,11 @@ def connect_ranks(
     reached = getattr(world, "address", None)  # that the master used
     found = reached if interface or reached is not None else common_address(world)
     listener, address, problem = None, "", ""
-    connections: dict[tuple[bytes, int], sockets.socket] = {}
+    connections: dict[tuple[bytes, int], Joined] = {}
+    sealed = seals(world)
     try:
         address = address_of(interface) if interface else str(found)
-        listener = Listener(address, 0, world.rank, secret, log=log)
+        listener = Listener(address, 0, world.rank, secret, log=log, sealed=sealed)
     except ConfigError as error:
         problem = str(error)
     try:
@@ -58,22 +67,36 @@ def connect_ranks(
         for peer in range(world.rank):
             for kind in kinds:
                 purpose = Purpose(kind, world.rank, peer)
-                connections[kind, peer] = connect(tuple(listening[peer]), purpose, secret, seconds, address)
+                connections[kind, peer] = connect(tuple(listening[peer]), purpose, secret, seconds, address, sealed)
         for peer in range(world.rank + 1, world.size):
             for kind in kinds:
                 connections[kind, peer] = listener.take(Purpose(kind, peer, world.rank), deadline)
-        data = {peer: connection for (kind, peer), connection in connections.items() if kind == DATA}
+        data = {peer: joined.socket for (kind, peer), joined in connections.items() if kind == DATA}
         check_packet_sizes(world, data, seconds)
     except CommError:
-        for connection in connections.values():  # peers must not wait for this rank
-            connection.close()
+        for joined in connections.values():  # peers must not wait for this rank
+            joined.socket.close()
         raise
     finally:
         if listener:
             listener.close()
-    return [
-        [connections[kind, peer].detach() if peer != world.rank else -1 for peer in range(world.size)] for kind in kinds
-    ]
+    return [_detached(connections, kind, world) for kind in kinds]
+
+
+def _detached(connections: dict[tuple[bytes, int], Joined], kind: bytes, world: World) -> Connections:
+    """Gives the connections of one kind away."""
+    descriptors, keys = list[int](), list[bytes]()
+    for peer in range(world.size):
+        joined = connections.get((kind, peer))
+        descriptors.append(joined.socket.detach() if joined else -1)
+        keys.append(joined.keys if joined else b"")
+    longest = max(map(len, keys))
+    return Connections(descriptors, b"".join(key.ljust(longest, b"\0") for key in keys))
+
+
+def seals(world: World) -> bool:
+    """Whether traffic between the ranks over TCP is sealed: between hosts, unless the user chose otherwise."""
+    return len(set(world.hosts)) > 1 and getattr(world, "encrypt", "auto") != "never"
 
 
 def common_address(world: World) -> str:

@@ -47,10 +47,11 @@ class StarWorld:
 
     Args:
         secret: The job's common secret, or None if the connections themselves are trusted.
+        encrypt: `--encrypt`.
     """
 
-    def __init__(self, rank: int, size: int, secret: bytes | None) -> None:
-        self.rank, self.size, self.secret = rank, size, secret
+    def __init__(self, rank: int, size: int, secret: bytes | None, encrypt: str = "auto") -> None:
+        self.rank, self.size, self.secret, self.encrypt = rank, size, secret, encrypt
         self._connections: dict[int, BootstrapConnection] = {}
 
     def find_hosts(self, host: str | None = None) -> None:

@@ -91,6 +91,7 @@ class TcpWorld(StarWorld):
         timeout: Seconds until all ranks must have connected.
         host: Name of this rank's host. Default: the machine's.
         log: Receives a line for each connection that was dropped.
+        encrypt: `--encrypt`.
 
     Raises:
         ConfigError: The settings of the ranks are wrong or differ.
@@ -108,6 +109,7 @@ class TcpWorld(StarWorld):
         timeout: float = START_SECONDS,
         host: str | None = None,
         log: Log | None = None,
+        encrypt: str = "auto",
     ) -> None:
         if not 0 < size <= MAX_RANKS or not 0 <= rank < size:
             raise ConfigError(
@@ -116,24 +118,26 @@ class TcpWorld(StarWorld):
             )
         if not 0 < port < 65536:
             raise ConfigError(f"MASTER_PORT ({port}) must be from 1 to 65535")
-        super().__init__(rank, size, secret)
+        super().__init__(rank, size, secret, encrypt)
+        sealed = encrypt != "never"
         own = address_of(interface) if interface else ""
         if rank == 0:
             self.address = own or _resolve(master)
-            self._assemble(port, secret, timeout, log)
+            self._assemble(Listener(self.address, port, 0, secret, log=log, sealed=sealed), timeout)
         else:
-            connection = connect((master, port), Purpose(b"boot", rank, 0, size), secret, timeout, own)
+            purpose = Purpose(b"boot", rank, 0, size)
+            connection, keys = connect((master, port), purpose, secret, timeout, own, sealed)
             self.address = connection.getsockname()[0]
             # Rank 0 sends only when all ranks are there.
-            self._connections[0] = BootstrapConnection(0, connection, quiet=timeout)
+            self._connections[0] = BootstrapConnection(0, connection, quiet=timeout, keys=keys)
             (problem,) = self._receive([0], timeout + 10)
             if problem:
                 raise ConfigError(str(problem)) if "WORLD_SIZE" in str(problem) else CommError(str(problem))
         self.find_hosts(host)
 
-    def _assemble(self, port: int, secret: bytes, timeout: float, log: Log | None) -> None:
+    def _assemble(self, listener: Listener, timeout: float) -> None:
         """Rank 0 accepts the other ranks. If it cannot go on, it sends the reason to those that are connected."""
-        listener = Listener(self.address, port, 0, secret, log=log)
+        port = listener.address[1]
         deadline, problem, came_so_far = time.monotonic() + timeout, None, {}
         try:
             while len(came_so_far) < self.size - 1 and not problem:
@@ -147,7 +151,7 @@ class TcpWorld(StarWorld):
                         f"or wait longer with {TIMEOUT_VARIABLE}"
                     )
                     break
-                purpose, connection = came
+                purpose, joined = came
                 rank, size = purpose.source, purpose.lane
                 if size != self.size:
                     problem = ConfigError(
@@ -156,10 +160,12 @@ class TcpWorld(StarWorld):
                     )
                 elif rank in came_so_far or not 0 < rank < size:
                     problem = ConfigError(f"RANK {rank} of WORLD_SIZE {size} came twice: give every process its own")
-                came_so_far[rank if rank not in came_so_far else -1] = connection
+                came_so_far[rank if rank not in came_so_far else -1] = joined
         finally:
             listener.close()
-        self._connections = {peer: BootstrapConnection(peer, connection) for peer, connection in came_so_far.items()}
+        self._connections = {
+            peer: BootstrapConnection(peer, connection, keys=keys) for peer, (connection, keys) in came_so_far.items()
+        }
         for peer in self._connections:
             try:
                 self._send(peer, problem and str(problem))
@@ -170,6 +176,13 @@ class TcpWorld(StarWorld):
             raise problem
 
     @classmethod
-    def from_environment(cls, log: Log | None = None) -> "TcpWorld":
+    def from_environment(cls, log: Log | None = None, encrypt: str = "auto") -> "TcpWorld":
         """The world of RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, with the secret in CKDIST_JOB_SECRET_FILE."""
-        return cls(*_environment(), read_secret(), os.environ.get(INTERFACE_VARIABLE), start_seconds(), log=log)
+        return cls(
+            *_environment(),
+            read_secret(),
+            os.environ.get(INTERFACE_VARIABLE),
+            start_seconds(),
+            log=log,
+            encrypt=encrypt,
+        )

@@ -30,8 +30,10 @@ def open_transport(world: World, transport: str, interface: str | None, timeout:
 
 
 def _open_tcp(world: World, interface: str | None, timeout: float, log: Log | None) -> CData:
-    sockets, heartbeats = connect_ranks(world, interface, (DATA, HEARTBEATS), log)
-    return native.new(lib.ckdist_transport_tcp, world.rank, world.size, sockets, heartbeats, timeout)
+    data, heartbeats = connect_ranks(world, interface, (DATA, HEARTBEATS), log)
+    keys = data.keys + heartbeats.keys or None
+    descriptors = data.descriptors, heartbeats.descriptors
+    return native.new(lib.ckdist_transport_tcp, world.rank, world.size, *descriptors, keys, timeout)
 
 
 def before_mpi_ends(world: MpiRanks, action: Callable[[], object]) -> None:

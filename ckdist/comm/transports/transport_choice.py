@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from ckdist import native
+from ckdist.comm.bootstrap.sockets import seals
 from ckdist.comm.bootstrap.tcp_world import INTERFACE_VARIABLE
 from ckdist.comm.transports.link import LARGE, SMALL
 from ckdist.comm.transports.names import ORDER
@@ -46,6 +47,10 @@ def choose_transport(
     A collective call with the same result on every rank. If a named transport does not work, raises ConfigError if the
     user can mend it, else CommError.
     """
+    if getattr(world, "encrypt", "auto") == "always" and wanted != "tcp" and len(set(world.hosts)) > 1:
+        if wanted != "auto":
+            raise ConfigError(f"--transport {wanted} encrypts nothing, and --encrypt is always: leave one of them out")
+        wanted = "tcp"
     candidates = [wanted] if wanted != "auto" else [name for name in ORDER if name != "mpi" or has_mpi(world)]
     opened: dict[str, CData] = {}
     refused: dict[str, CkdistError] = {}
@@ -79,7 +84,16 @@ def choose_transport(
     for name, handle in opened.items():
         if name != chosen:
             ffi.release(handle)
-    return ChosenTransport(chosen, opened[chosen], _reason(chosen, wanted, times, refused), times.get(chosen))
+    reason = _reason(chosen, wanted, times, refused) + _protection(world, chosen)
+    return ChosenTransport(chosen, opened[chosen], reason, times.get(chosen))
+
+
+def _protection(world: World, chosen: str) -> str:
+    if len(set(world.hosts)) == 1:
+        return ""
+    if chosen == "tcp":
+        return "; its traffic is encrypted" if seals(world) else "; nothing is encrypted (--encrypt never)"
+    return f"; {chosen} does not encrypt: use it on a closed network, or --encrypt always for tcp with encryption"
 
 
 def _product(times: Sequence[float]) -> float:

@@ -197,7 +197,7 @@ def open_verbs(world: World, interface: str | None = None, timeout: float = 30.0
     agreed(lambda: opened.connect(addresses))
     agreed(around)
     (heartbeats,) = connect_ranks(world, None, [HEARTBEATS])
-    return native.new(native.lib.ckdist_transport_verbs, opened.handle, heartbeats)
+    return native.new(native.lib.ckdist_transport_verbs, opened.handle, heartbeats.descriptors, heartbeats.keys or None)
 
 
 class VerbsTransport:

@@ -49,12 +49,15 @@ def attention(g: Tracer, x: Value, a: Attention, path: str, layer: int, eps: flo
     if a.qk_norm == "row":
         q, k = g.rms_norm_heads(q, k, w("q_norm.weight", heads), w("k_norm.weight", keys), eps)
     q, k, v = g.to_heads((q, k, v), lambda sharding: sharding.heads(a.num_heads, a.num_kv_heads, a.head_dim))
+    if a.rope is not None and a.norms_rotated:
+        q, k = g.rope(q, a.rope), g.rope(k, a.rope)
     if a.qk_norm == "head":
         head = Dim("head_dim", a.head_dim)
         q = g.rms_norm(q, w("q_norm.weight", head), eps)
         k = g.rms_norm(k, w("k_norm.weight", head), eps)
-    if a.rope is not None:
+    if a.rope is not None and not a.norms_rotated:
         q, k = g.rope(q, a.rope), g.rope(k, a.rope)
+    q = g.scale_queries(q, a.query_scale)
     sinks = w("sinks", replace(q.dims[-1], width=1)) if a.sinks else None
     scores = {"scale": a.scale, "soft_cap": a.soft_cap, "window": a.window}
     relative = relative_bias(g, a, path, layer)

@@ -32,7 +32,8 @@ def latent_attention(
     own = q.dims[-1]  # if tokens were sharded before the exchange, heads are now
     k_b = w("k_b_proj", replace(own, width=a.kv_lora_rank), Dim("nope", a.nope_dim))
     latent = LatentWeights(w("kv_a_layernorm", rank), k_b, w("v_b_proj", replace(own, width=a.v_dim), rank))
-    o = g.attend_latent(q, kv, latent, layer=layer, rope=a.rope, scale=a.scale, eps=a.norm_eps or eps)
+    fields = {"rope": a.rope, "scale": a.scale, "query_scale": a.query_scale}
+    o = g.attend_latent(q, kv, latent, layer=layer, eps=a.norm_eps or eps, **fields)
     out = replace(heads, width=a.v_dim)  # columns of o_proj
     o = rows(g.to_tokens(o, out))
     return g.reduce(g.linear(o, w("o_proj", hidden, out), names=["attn"]))

@@ -1,7 +1,9 @@
 """DeepSeek-V2 and V2-Lite: latent attention, a router with softmax. Also all GGUF files of architecture deepseek2."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from ckdist.errors import ArchitectureError
 from ckdist.models import from_config, limits, rope
@@ -11,6 +13,7 @@ from ckdist.models.families.family import Family, GgufForm, GgufHeader, in_layer
 from ckdist.models.fields import Fields
 from ckdist.models.from_config import Sizes
 from ckdist.models.spec import Attention, LatentAttention, LayerSpec, ModelSpec, MoeFfn, RopeSpec
+from ckdist.models.stored_query_scale import gguf_query_scale
 from ckdist.program.routing import Routing
 
 NAME, GGUF = "deepseek_v2", "deepseek2"
@@ -81,14 +84,17 @@ def latent_attention(f: Fields, n: Sizes, rotation: RopeSpec, q_rank: int) -> La
     )
 
 
-def model(family_name: str, f: Fields, outer: Fields, routing: Routing) -> ModelSpec:
-    """Reads a config.json. `routing` has the defaults of its experts."""
+def model(family_name: str, f: Fields, outer: Fields, routing: Routing, dense: int | None = None) -> ModelSpec:
+    """Reads a config.json. `routing` has the defaults of its experts.
+
+    `dense` is the number of first layers without experts. Default: the field first_k_dense_replace.
+    """
     rotated = f.integer("qk_rope_head_dim", high=limits.MAX_HEAD_DIM)
     n = from_config.sizes(f, head_dim=rotated)
     ropes = from_config.rotations(f, n, interleaved=f.flag("rope_interleave"))
     q_rank = f.integer("q_lora_rank", None, high=limits.MAX_WIDTH) or 0
     attention = latent_attention(f, n, ropes["global"], q_rank)
-    dense = min(f.integer("first_k_dense_replace", low=0), n.num_layers)
+    dense = min(f.integer("first_k_dense_replace", low=0) if dense is None else dense, n.num_layers)
     if (step := f.integer("moe_layer_freq")) != 1:
         raise f.error("moe_layer_freq", step, "1: experts in all layers after the dense ones")
     layers = [LayerSpec(attention, from_config.dense(f))] * dense if dense else []
@@ -133,7 +139,15 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
 
 
 def gguf(header: GgufHeader) -> ModelSpec:
-    """Reads GGUF metadata, of files with attn_kv_b, or with attn_k_b and attn_v_b."""
+    """Reads GGUF metadata."""
+    return gguf_model(header, ROUTING, 0.0)
+
+
+def gguf_model(header: GgufHeader, routing: Routing, beta: float) -> ModelSpec:
+    """Reads GGUF metadata, of files with attn_kv_b, or with attn_k_b and attn_v_b.
+
+    `routing` has the defaults of the experts; `beta` is the default of attention.temperature_scale.
+    """
     from ckdist.models import from_gguf
 
     f = header.fields
@@ -148,9 +162,10 @@ def gguf(header: GgufHeader) -> ModelSpec:
     of_rotation = replace(header, fields=Fields({**f.values, **widths}, f.where, f.prefix))
     n = from_gguf.sizes(of_rotation)
     rotation = from_gguf.rotation(of_rotation, n, interleaved=True)
-    scale = key**-0.5
+    scale, query_scale = key**-0.5, gguf_query_scale(f, beta)
     if multiplier := f.number("rope.scaling.yarn_log_multiplier", 0.0, low=-1.0):
-        scale *= (1 + multiplier * math.log(max(1.0, f.number("rope.scaling.factor", 1.0)))) ** 2
+        magnitude = 1 + multiplier * math.log(max(1.0, f.number("rope.scaling.factor", 1.0)))
+        scale *= magnitude**2 if query_scale is None else 1.0  # mistral4.py says why
         rotation = replace(rotation, magnitude=1.0)
     attention = LatentAttention(
         n.num_heads,
@@ -160,13 +175,16 @@ def gguf(header: GgufHeader) -> ModelSpec:
         value,
         scale,
         0 if from_gguf.has(header, "attn_q.weight") else f.integer("attention.q_lora_rank", high=limits.MAX_WIDTH),
+        query_scale=query_scale,
     )
     predicting = f.integer("nextn_predict_layers", 0, low=0, high=n.num_layers - 1)
     count = n.num_layers - predicting
     dense = f.integer("leading_dense_block_count", 0, low=0) if from_gguf.is_mixture(header) else count
     layers = [LayerSpec(attention, from_gguf.dense(header))] * min(dense, count) if dense else []
     if len(layers) < count:
-        experts = from_gguf.experts(header, ROUTING, shared=True)
+        # Files of GLM-4.7-Flash lack expert_gating_func. Only models with sigmoids have correction biases.
+        corrected = any(name.endswith(".exp_probs_b.bias") for name in header.dims)
+        experts = from_gguf.experts(header, replace(routing, scores="sigmoid") if corrected else routing, shared=True)
         if experts.routing.scores == "sigmoid":
             experts = replace(experts, routing=replace(experts.routing, group_scores=2))
         layers += [LayerSpec(attention, experts)] * (count - len(layers))
@@ -174,8 +192,8 @@ def gguf(header: GgufHeader) -> ModelSpec:
     return n.model(NAME, layers, {"global": rotation}, from_gguf.tied(header))
 
 
-def export(spec: ModelSpec, where: str) -> GgufForm:
-    """Returns the GGUF metadata of a model.
+def form(architecture: str, spec: ModelSpec, where: str, own: Mapping[str, Any]) -> GgufForm:
+    """Returns the GGUF metadata of a model. `own` are further values.
 
     Raises ArchitectureError for a rotation of halves, and for YaRN with two magnitudes.
     """
@@ -204,15 +222,21 @@ def export(spec: ModelSpec, where: str) -> GgufForm:
         "attention.key_length_mla": a.head_dim,
         "attention.value_length_mla": a.v_dim,
         "rope.dimension_count": a.rope_dim,
+        **own,
     }
     if a.q_lora_rank:
         more["attention.q_lora_rank"] = a.q_lora_rank
-    form = to_gguf.dense(GGUF, shaped, where, more)
-    if all_dims := float(r.scaling.get("mscale_all_dim") or 0.0):
+    return to_gguf.dense(architecture, shaped, where, more)
+
+
+def export(spec: ModelSpec, where: str) -> GgufForm:
+    """Returns the GGUF metadata of a model."""
+    made = form(GGUF, spec, where, {})
+    if all_dims := float(spec.ropes["global"].scaling.get("mscale_all_dim") or 0.0):
         scaling = f"{GGUF}.rope.scaling."
-        kept = {name: value for name, value in form.metadata.items() if name != f"{scaling}attn_factor"}
-        form = replace(form, metadata={**kept, f"{scaling}yarn_log_multiplier": 0.1 * all_dims})
-    return form
+        kept = {name: value for name, value in made.metadata.items() if name != f"{scaling}attn_factor"}
+        made = replace(made, metadata={**kept, f"{scaling}yarn_log_multiplier": 0.1 * all_dims})
+    return made
 
 
 SAFETENSORS = family.SAFETENSORS_EXPERTS.but(

@@ -17,6 +17,7 @@ _EXPERT = re.compile(r"(.+\.experts)\.(0|[1-9]\d{0,4})\.(.+)")
 
 _STACK = re.compile(r"(.+\.experts\.(?:gate_up_proj|down_proj))(_bias)?")
 _CORRECTION = "e_score_correction_bias"
+_PROJECTIONS = "model.projection_"  # in all families
 
 
 def stack_of(stored: str) -> tuple[str, int | None]:
@@ -47,8 +48,11 @@ Form: TypeAlias = Literal[
     "by_head",  # stored as a stack with one matrix per head
     # the name is that of a stored tensor
     "joined",  # for each head it has rows of one weight, then of the next
+    "one_row",  # a vector is stored as a matrix of one row
+    "stacked",  # one tensor has the matrices of all experts
     "alternating",  # the rows of several weights alternate
     "transposed",  # its matrices, if they are floats, have inputs as rows
+    "transposed_or_not",  # the same, unless their shape is that of the weights
     "keys_values",  # for each head it has the rows that make keys, then those that make values
 ]
 
@@ -92,6 +96,8 @@ class TensorNames:
 
     def weights_of(self, stored: str) -> tuple[str, ...]:
         """The weights in a stored tensor; empty if the forward does not read it."""
+        if stored.startswith(_PROJECTIONS):
+            return (stored,)
         name = _text_part(stored) if self.own_names else stored.removeprefix(self.outer)
         number, keys = _keys(name)
         for key, kind in keys:
@@ -224,6 +230,7 @@ SAFETENSORS_EXPERTS = SAFETENSORS.but(in_layers("model.layers", {"mlp.experts.ga
 EXPERTS = in_layers("blk", {
     "ffn_gate_inp": "mlp.gate",
     "exp_probs_b": "mlp.gate.e_score_correction",
+    "ffn_gate_up_exps": (_GATE, _UP),
     "ffn_gate_exps": _GATE,
     "ffn_up_exps": _UP,
     "ffn_down_exps": _DOWN,
@@ -233,6 +240,7 @@ EXPERTS = in_layers("blk", {
     "ffn_down_shexp": "mlp.shared_expert.down_proj",
 })  # fmt: skip
 GGUF_EXPERTS = GGUF.but(EXPERTS)
+STACKED_EXPERTS = (r".*mlp\.experts\.(gate_up|down)_proj\.weight", "stacked")
 SHARED_EXPERTS = {
     f"mlp.shared_experts.{part}_proj": f"mlp.shared_expert.{part}_proj" for part in ("gate", "up", "down")
 }

@@ -42,11 +42,9 @@ def model(n: Sizes, attention: Attention, ffns: Sequence[DenseFfn | MoeFfn], rop
     return n.model(NAME, layers, {"global": rope}, tied)
 
 
-def config(f: Fields, outer: Fields) -> ModelSpec:
-    """Reads a config.json."""
-    n = from_config.sizes(f)
-    attention = n.attention(qkv_bias=f.flag("attention_bias"), qk_norm="head" if f.flag("use_qk_norm") else "")
-    routing = Routing(
+def routing(f: Fields) -> Routing:
+    """Reads how experts are chosen, from a config.json."""
+    return Routing(
         used=8,
         scores="sigmoid",
         renormalise=f.flag("norm_topk_prob"),
@@ -54,15 +52,29 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
         groups=f.integer("n_group", high=limits.MAX_EXPERTS),
         top_groups=f.integer("topk_group", high=limits.MAX_EXPERTS),
     )
-    shared = f.integer("n_shared_experts", low=0, high=limits.MAX_EXPERTS)
+
+
+def feed_forwards(
+    f: Fields, num_layers: int, count: str = "n_routed_experts", shared: str = "n_shared_experts"
+) -> list[DenseFfn | MoeFfn]:
+    """Reads the feed-forward of each layer: first dense ones, then experts and shared experts of the same width.
+
+    `count` and `shared` are the fields of their numbers.
+    """
     size = f.integer("moe_intermediate_size", high=limits.MAX_FFN)
-    ffn = from_config.experts(
-        f, "n_routed_experts", "moe_intermediate_size", routing, correction_bias=True, shared_size=shared * size
-    )
-    dense = min(f.integer("first_k_dense_replace", low=0, high=limits.MAX_LAYERS), n.num_layers)
-    ffns = [from_config.dense(f)] * dense if dense else []
+    shared_size = f.integer(shared, low=0, high=limits.MAX_EXPERTS) * size
+    more = {"correction_bias": True, "shared_size": shared_size}
+    experts = from_config.experts(f, count, "moe_intermediate_size", routing(f), **more)
+    dense = min(f.integer("first_k_dense_replace", low=0, high=limits.MAX_LAYERS), num_layers)
+    return [*([from_config.dense(f)] * dense if dense else []), *[experts] * (num_layers - dense)]
+
+
+def config(f: Fields, outer: Fields) -> ModelSpec:
+    """Reads a config.json."""
+    n = from_config.sizes(f)
+    attention = n.attention(qkv_bias=f.flag("attention_bias"), qk_norm="head" if f.flag("use_qk_norm") else "")
     rope = from_config.rotations(f, n, from_config.part(f))["global"]
-    return model(n, attention, [*ffns, *[ffn] * (n.num_layers - dense)], rope, from_config.tied(f, outer))
+    return model(n, attention, feed_forwards(f, n.num_layers), rope, from_config.tied(f, outer))
 
 
 def gguf(header: GgufHeader) -> ModelSpec:

@@ -108,6 +108,7 @@ FAMILY = Family(
     to_gguf=export,
     safetensors=family.SAFETENSORS_EXPERTS.but(
         in_layers("model.layers", {"mlp.router": "mlp.gate"}),
+        (r".*mlp\.experts\.(gate_up|down)_proj\.\w+", "stacked"),
         (r".*mlp\.experts\.gate_up_proj\.\w+", "alternating"),
         (r".*mlp\.experts\.(gate_up|down)_proj\.weight", "transposed"),
     ),

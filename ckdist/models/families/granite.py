@@ -1,12 +1,14 @@
 """Granite 3, dense: Llama with multipliers on embeddings, scores, residuals and logits."""
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from ckdist.models import from_config
 from ckdist.models.families import llama
 from ckdist.models.families.family import GgufForm, GgufHeader
 from ckdist.models.fields import Fields
-from ckdist.models.spec import LayerSpec, ModelSpec
+from ckdist.models.spec import DenseFfn, LayerSpec, ModelSpec, MoeFfn
 
 NAME = "granite"
 KEYS = llama.KEYS.but(
@@ -16,35 +18,40 @@ KEYS = llama.KEYS.but(
 )
 
 
-def config(f: Fields, outer: Fields) -> ModelSpec:
-    """Reads a config.json."""
+def model(name: str, f: Fields, outer: Fields, ffn: DenseFfn | MoeFfn, rotates: bool = True, **more: Any) -> ModelSpec:
+    """Reads a config.json. `more` are further fields of ModelSpec."""
     n, bias = from_config.sizes(f), f.flag("attention_bias")
     multiplier = lambda name: f.number(name, high=1e6)
-    scale = multiplier("attention_multiplier")
-    attention = n.attention(scale=scale, qkv_bias=bias, o_bias=bias)
-    ffn = from_config.dense(f, bias=f.flag("mlp_bias"))
+    rope = "global" if rotates else None
+    attention = n.attention(scale=multiplier("attention_multiplier"), qkv_bias=bias, o_bias=bias, rope=rope)
     layers = [LayerSpec(attention, ffn, residual_scale=multiplier("residual_multiplier"))] * n.num_layers
     return n.model(
-        NAME,
+        name,
         layers,
         from_config.rotations(f, n),
         from_config.tied(f, outer),
         embedding_scale=multiplier("embedding_multiplier"),
         logit_scale=1 / multiplier("logits_scaling"),
+        **more,
     )
 
 
-def gguf(header: GgufHeader) -> ModelSpec:
-    """Reads GGUF metadata."""
+def config(f: Fields, outer: Fields) -> ModelSpec:
+    """Reads a config.json."""
+    return model(NAME, f, outer, from_config.dense(f, bias=f.flag("mlp_bias")))
+
+
+def gguf_model(name: str, header: GgufHeader, ffn: DenseFfn | MoeFfn) -> ModelSpec:
+    """Reads GGUF metadata. Models without rotation have false in rope.scaling.finetuned."""
     from ckdist.models import from_gguf
 
     f, n = header.fields, from_gguf.sizes(header)
     multiplier = lambda name: f.number(name, 1.0, high=1e6)
-    ffn = from_gguf.dense(header)
-    layer = LayerSpec(from_gguf.attention(header, n), ffn, residual_scale=multiplier("residual_scale"))
+    rope = "global" if f.flag("rope.scaling.finetuned", True) else None
+    attention = replace(from_gguf.attention(header, n), rope=rope)
     return n.model(
-        NAME,
-        [layer] * n.num_layers,
+        name,
+        [LayerSpec(attention, ffn, residual_scale=multiplier("residual_scale"))] * n.num_layers,
         {"global": from_gguf.rotation(header, n)},
         from_gguf.tied(header),
         embedding_scale=multiplier("embedding_scale"),
@@ -52,18 +59,32 @@ def gguf(header: GgufHeader) -> ModelSpec:
     )
 
 
-def export(spec: ModelSpec, where: str) -> GgufForm:
-    """Returns the GGUF metadata of a model."""
+def gguf(header: GgufHeader) -> ModelSpec:
+    """Reads GGUF metadata."""
+    from ckdist.models import from_gguf
+
+    return gguf_model(NAME, header, from_gguf.dense(header))
+
+
+def form(architecture: str, spec: ModelSpec, where: str, more: Mapping[str, Any]) -> GgufForm:
+    """Returns the GGUF metadata of a model. `more` are further values."""
     from ckdist.models import to_gguf
 
-    more = {
+    attention = spec.layers[0].attention
+    own = {
         "rope.dimension_count": spec.ropes["global"].dims,
-        "attention.scale": float(spec.layers[0].attention.scale),
+        "attention.scale": float(attention.scale),
         "residual_scale": float(spec.layers[0].residual_scale),
         "embedding_scale": float(spec.embedding_scale),
         "logit_scale": 1 / float(spec.logit_scale),
+        **({} if attention.rope else {"rope.scaling.finetuned": False}),
     }
-    return to_gguf.dense(NAME, spec, where, more, factors=True)
+    return to_gguf.dense(architecture, spec, where, {**own, **more}, factors=True)
+
+
+def export(spec: ModelSpec, where: str) -> GgufForm:
+    """Returns the GGUF metadata of a model."""
+    return form(NAME, spec, where, {})
 
 
 FAMILY = replace(

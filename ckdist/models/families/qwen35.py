@@ -15,7 +15,6 @@ from ckdist.models.families import family, llama
 from ckdist.models.families.family import Family, Form, GgufForm, GgufHeader, in_layers
 from ckdist.models.fields import Fields
 from ckdist.models.from_config import Sizes
-from ckdist.models.rope import section_axes
 from ckdist.models.spec import Attention, GatedDeltaNet, LayerSpec, ModelSpec, RopeSpec
 
 NAME = "qwen35"
@@ -153,11 +152,7 @@ def gguf_rotation(header: GgufHeader, n: Sizes) -> RopeSpec:
     """Reads the rotation from GGUF metadata, with its frequencies for time, height and width."""
     from ckdist.models import from_gguf
 
-    rope, f, name = from_gguf.rotation(header, n, 1e7, partial=True), header.fields, "rope.dimension_sections"
-    if not f.has(name):
-        return rope
-    numbers = [int(number) for number in f.numbers(name, 4, low=-1.0, high=float(limits.MAX_HEAD_DIM))]
-    return replace(rope, axes=section_axes(numbers[:3], rope.dims // 2, True))
+    return from_gguf.three_axes(header, from_gguf.rotation(header, n, 1e7, partial=True), is_interleaved=True)
 
 
 def sections(rope: RopeSpec) -> Sequence[int]:

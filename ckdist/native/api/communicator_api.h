@@ -36,10 +36,11 @@ CKDIST_EXPORT int ckdist_rendezvous_new(const char* path, int32_t index, int32_t
 CKDIST_EXPORT const char* ckdist_rendezvous_path(struct ckdist_rendezvous* rendezvous);
 CKDIST_EXPORT void ckdist_rendezvous_free(struct ckdist_rendezvous* rendezvous);
 
-/* Transports between ranks of any hosts. sockets, heartbeats: a connected and authenticated one per rank. The transport
-   takes ownership. */
+/* Transports between ranks of any hosts. sockets, heartbeats: a connected and authenticated one per rank, -1 for the
+   rank itself. The transport takes ownership. keys: what seals each of them (sealer_api.h), those of `heartbeats` after
+   those of `sockets`; null: nothing is sealed. */
 CKDIST_EXPORT int ckdist_transport_tcp(int32_t rank, int32_t size, const int32_t* sockets, const int32_t* heartbeats,
-                                       double timeout_s, struct ckdist_transport** out);
+                                       const uint8_t* keys, double timeout_s, struct ckdist_transport** out);
 /* Addresses of MPI_Isend, MPI_Irecv, MPI_Test, MPI_Iprobe and MPI_Get_count, and the values of MPI_BYTE and of a
  * communicator. */
 CKDIST_EXPORT int ckdist_transport_mpi(void* isend, void* irecv, void* test, void* iprobe, void* get_count, void* byte,
@@ -47,7 +48,7 @@ CKDIST_EXPORT int ckdist_transport_mpi(void* isend, void* irecv, void* test, voi
                                        struct ckdist_transport** out);
 /* Takes over a connected verbs transport (verbs_api.h). The handle is empty afterwards and must still be freed. */
 struct ckdist_verbs;
-CKDIST_EXPORT int ckdist_transport_verbs(struct ckdist_verbs* verbs, const int32_t* sockets,
+CKDIST_EXPORT int ckdist_transport_verbs(struct ckdist_verbs* verbs, const int32_t* heartbeats, const uint8_t* keys,
                                          struct ckdist_transport** out);
 /* Sets the machine name of each rank, for errors. Call it before the transport is used. */
 CKDIST_EXPORT int ckdist_transport_name_hosts(struct ckdist_transport* transport, const char* const* hosts);

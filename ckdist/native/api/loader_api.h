@@ -18,13 +18,14 @@ struct ckdist_matrix {
 
 /* The rows that a matrix takes of each head of a tensor. The tensor has rows of `columns` elements, `stored` rows
    for each head. The matrix takes `rows` rows from `first` on. transposed: these rows are the matrix's columns, and
-   a head's columns are its rows; of every `every` columns only number `lane` is taken. The same for each matrix of a
-   stack. */
+   a head's columns are its rows; of every `every` runs of `width` columns only number `lane` is taken. The same for
+   each matrix of a stack. */
 struct ckdist_head_part {
   int64_t stored; /* 0: the matrix is the tensor */
   int64_t first, rows, columns;
   int32_t transposed;
   int64_t every, lane; /* 1 and 0: all columns */
+  int64_t width;       /* not 0 if `transposed` */
 };
 
 /* The layout of scales in separate tensors. */

@@ -114,6 +114,7 @@ struct ckdist_attend_step {
   int32_t q, k, v, out;
   int32_t rotated;        /* value for rotated queries; -1: in place in q */
   int32_t q_norm, k_norm; /* vectors of a head's width; with `squares`, of all local heads */
+  int32_t norms_rotated;  /* the norms come after the rotation; without `squares` */
   int32_t squares;        /* value of sum_squares, if one norm covers all heads of a token */
   int32_t sinks;          /* vector of local heads: for each a score without a value */
   int32_t layer, rope_table, window;
@@ -124,6 +125,9 @@ struct ckdist_attend_step {
   int32_t relative, reach;
   const int32_t* buckets;
   int32_t listed; /* value of select_positions: a token with more positions sees only those; -1: it sees all */
+  /* q at position p is multiplied by 1 + query_beta * log(1 + floor(p / query_context)); query_beta 0: by 1 */
+  float query_beta;
+  int32_t query_context;
 };
 
 /* Stores keys and values of all tokens in a layer's cache. */
@@ -224,6 +228,8 @@ struct ckdist_attend_latent_step {
   int32_t layer, rope_table;
   float eps, scale;
   int32_t listed; /* as in attend */
+  float query_beta;
+  int32_t query_context; /* as in attend */
 };
 
 /* Norms (layer norm) and rotates k, and stores it in the layer's index of keys. For each token with more positions than

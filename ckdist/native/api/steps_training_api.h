@@ -13,6 +13,7 @@ enum ckdist_training_step_kind {
   ckdist_step_lookup = ckdist_inference_step_kinds,
   ckdist_step_convert,
   ckdist_step_scale,
+  ckdist_step_scale_queries,
   ckdist_step_add,
   ckdist_step_rms_norm,
   ckdist_step_rms_norm_grad,
@@ -63,6 +64,14 @@ struct ckdist_scale_step {
   struct ckdist_step step;
   int32_t x, out;
   float factor;
+};
+
+/* out = x, scaled by the position of the row's token as attend scales queries. */
+struct ckdist_scale_queries_step {
+  struct ckdist_step step;
+  int32_t x, out;
+  float query_beta;
+  int32_t query_context;
 };
 
 struct ckdist_add_step {

@@ -90,10 +90,10 @@ const char* ckdist_rendezvous_path(ckdist_rendezvous* rendezvous) { return rende
 void ckdist_rendezvous_free(ckdist_rendezvous* rendezvous) { delete rendezvous; }
 
 int ckdist_transport_tcp(int32_t rank, int32_t size, const int32_t* sockets, const int32_t* heartbeats,
-                         double timeout_s, ckdist_transport** out) {
+                         const uint8_t* keys, double timeout_s, ckdist_transport** out) {
   return guard([&] {
-    auto tcp = std::make_shared<TcpTransport>(rank, size, sockets, timeout_s);
-    tcp->heartbeat_sockets.assign(heartbeats, heartbeats + size);
+    auto tcp = std::make_shared<TcpTransport>(rank, size, SealedSocket::all(sockets, size, keys), timeout_s);
+    tcp->heartbeat_sockets = SealedSocket::all(heartbeats, size, keys ? keys + 2 * Sealer::kKeyBytes * size : nullptr);
     *out = new ckdist_transport{std::move(tcp)};
   });
 }
@@ -108,10 +108,11 @@ int ckdist_transport_mpi(void* isend, void* irecv, void* test, void* iprobe, voi
                                                                rank, size, timeout_s)};
   });
 }
-int ckdist_transport_verbs(ckdist_verbs* verbs, const int32_t* sockets, ckdist_transport** out) {
+int ckdist_transport_verbs(ckdist_verbs* verbs, const int32_t* heartbeats, const uint8_t* keys,
+                           ckdist_transport** out) {
   return guard([&] {
     if (!verbs->transport) fail(Status::native, "the verbs transport was given away already");
-    verbs->transport->heartbeat_sockets.assign(sockets, sockets + verbs->transport->size);
+    verbs->transport->heartbeat_sockets = SealedSocket::all(heartbeats, verbs->transport->size, keys);
     *out = new ckdist_transport{std::move(verbs->transport)};
   });
 }

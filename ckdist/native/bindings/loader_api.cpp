@@ -51,14 +51,15 @@ StoredMatrix stored_matrix(const Loader& loader, const ckdist_matrix_plan& plan)
   std::vector<ckdist::FilePlace> places = places_of(loader, plan.files, plan.offsets, plan.count);
   if (places.empty()) ckdist::fail(ckdist::Status::native, "%s has no matrix", plan.name);
   const ckdist_head_part& part = plan.part;
-  ckdist::Source source{plan.name,
-                        std::move(places),
-                        static_cast<Type>(plan.source_type),
-                        plan.rows,
-                        plan.cols,
-                        plan.head_rows,
-                        {part.stored, part.first, part.rows, part.columns, part.transposed != 0, part.every, part.lane},
-                        plan.scales ? scales_of(loader, *plan.scales, plan.count) : ckdist::Scales{}};
+  ckdist::Source source{
+      plan.name,
+      std::move(places),
+      static_cast<Type>(plan.source_type),
+      plan.rows,
+      plan.cols,
+      plan.head_rows,
+      {part.stored, part.first, part.rows, part.columns, part.transposed != 0, part.every, part.lane, part.width},
+      plan.scales ? scales_of(loader, *plan.scales, plan.count) : ckdist::Scales{}};
   return StoredMatrix(std::move(source), static_cast<Type>(plan.packed_type), std::move(ranges), plan.col_begin,
                       plan.col_end);
 }
@@ -93,7 +94,7 @@ int ckdist_loader_add_vector(ckdist_loader* loader, const ckdist_vector_plan* pl
                                 plan->size,
                                 1,
                                 plan->head_rows,
-                                {plan->stored, plan->lane, 1, 1, false, 1, 0},
+                                {plan->stored, plan->lane, 1, 1, false, 1, 0, 1},
                                 {}};
     index = loader->loader.add_vector({source, plan->begin, plan->end, plan->plus_one != 0, plan->minus_exp != 0});
   });

@@ -12,6 +12,7 @@
 #include "kernels/elementwise.h"
 #include "kernels/gradient.h"
 #include "kernels/linear.h"
+#include "kernels/low_rank_rows.h"
 #include "kernels/machine.h"
 #include "kernels/optimizer.h"
 #include "kernels/packing.h"
@@ -38,6 +39,7 @@ struct Kernels {
   SoftmaxKernel softmax;
   QuantizeKernel quantize;
   DeltaRuleKernel delta_rule;
+  LowRankKernel low_rank;
 };
 
 // A level of instructions, and the features that this CPU lacks for it, as in /proc/cpuinfo; "" if none is missing.

@@ -54,7 +54,8 @@ void Source::check() const {
          head_rows);
   if (part.stored &&
       (part.first < 0 || part.rows <= 0 || part.first + part.rows > part.stored || part.every < 1 || part.lane < 0 ||
-       part.lane >= part.every || part.columns % part.every || rows * part.every * cols % (part.rows * part.columns)))
+       part.lane >= part.every || part.columns % part.every || rows * part.every * cols % (part.rows * part.columns) ||
+       (part.transposed && (part.width < 1 || part.columns / part.every % part.width))))
     fail(Status::native, "%s takes rows [%" PRId64 ", %" PRId64 ") of %" PRId64 " of each head", name.c_str(),
          part.first, part.first + part.rows, part.stored);
   const int64_t stored_cols = part.stored ? part.columns : cols;
@@ -123,7 +124,7 @@ int64_t StoredMatrix::stored_row(int64_t row) const {
   row += range->begin;
   const HeadPart& part = source_.part;
   if (!part.stored) return interleaved(row, source_.head_rows);
-  if (part.transposed) return row * part.every + part.lane;
+  if (part.transposed) return (row / part.width * part.every + part.lane) * part.width + row % part.width;
   return row / part.rows * part.stored + part.first + row % part.rows;
 }
 
@@ -135,14 +136,14 @@ void StoredMatrix::gather(int64_t matrix, int64_t row, int count, float* out) co
   const LinearKernel& kernel = kernels().linear[static_cast<int>(source_.type)];
   alignas(64) uint8_t tile[kColumnPad * kTileRows * sizeof(float) * 2];
   float block[kColumnPad];
+  const int64_t step = part.width > 1 ? 1 : part.every;
   for (int i = 0, n; i < count; i += n) {  // rows of one head whose elements lie in the same blocks
     const int64_t at = stored_row(row + i), head = at / part.columns, column = at % part.columns;
     const int64_t begin = column / traits.block_elements * traits.block_elements;
     const int64_t size = std::min<int64_t>(std::max(traits.block_elements, kTileRows), part.columns - begin);
     n = 1;
-    while (i + n < count && stored_row(row + i + n) == at + n * part.every && column + n * part.every < begin + size)
-      n++;
-    const int64_t span = (n - 1) * part.every + 1;
+    while (i + n < count && stored_row(row + i + n) == at + n * step && column + n * step < begin + size) n++;
+    const int64_t span = (n - 1) * step + 1;
     for (int64_t j = 0; j < cols; ++j) {
       const int64_t stored_at = head * part.stored + part.first + col_begin_ + j;
       const uint8_t* const stored = source_.places[matrix].data() + stored_at * row_bytes_ + source_.bytes(begin);
@@ -157,7 +158,7 @@ void StoredMatrix::gather(int64_t matrix, int64_t row, int count, float* out) co
         kernel.unpack_row(tile, 0, size, block);
         std::memmove(block, block + column - begin, span * sizeof(float));
       }
-      for (int k = 0; k < n; ++k) out[(i + k) * cols + j] = block[k * part.every];
+      for (int k = 0; k < n; ++k) out[(i + k) * cols + j] = block[k * step];
     }
   }
 }

@@ -17,6 +17,7 @@ struct HeadPart {
   int64_t stored, first, rows, columns;  // stored = 0: the matrix is the tensor
   bool transposed;
   int64_t every, lane;
+  int64_t width;  // at least 1 if transposed
 };
 
 // A tensor in its file, a part of its heads, or a stack of such matrices of one shape, each with its own place.

@@ -19,7 +19,9 @@ FILES = {
     "collectives": "all_reduce all_gather shard all_to_all",
     "cross_attention_ops": "store_cross attend_cross",
     "delta_rule": "short_conv l2_norm delta_gates delta_rule gated_norm",
-    "elementwise": "scale soft_cap soft_cap_grad activate gated gated_grad add select_rows select_rows_grad",
+    "elementwise": (
+        "scale scale_queries soft_cap soft_cap_grad activate gated gated_grad add select_rows select_rows_grad"
+    ),
     "embedding": "embed embed_positions embed_waves embed_grad",
     "experts": "route experts",
     "experts_grad": "route_grad grouped_experts grouped_experts_grad switched switched_grad",

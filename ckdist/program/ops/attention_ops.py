@@ -9,6 +9,7 @@ from ckdist.errors import LayoutError
 from ckdist.mesh import Mesh
 from ckdist.program.cache import LayerCache, attention_cache
 from ckdist.program.fusion import norm_over_heads
+from ckdist.program.ops.elementwise import query_fields
 from ckdist.program.ops.op import lower, op, same, summed_over, unchanged_whole, vjp, whole
 from ckdist.program.ops.op_types import Arrays, Attrs, Gradients, Inferred, Values, Weights
 from ckdist.program.program import Instr, Value
@@ -201,8 +202,10 @@ def lower_attend(lowering: "ServingLowering", group: "Group") -> None:
     """Emits one step that also computes the norms and the rotation, and extends the cache."""
     instr, attrs = group.instr, group.instr.attrs
     rope, q_norm, k_norm = group["q_rope"], group["q_norm"], group["k_norm"]
+    is_rotated_first = q_norm is not None and rope is not None and q_norm.inputs[0] in rope.outputs
+    order = ("rope", "norm", "scale") if is_rotated_first else ("norm", "rope", "scale")
     q, k = (
-        _first_operand(value, group[f"{name}_norm"], group[f"{name}_rope"])
+        _first_operand(value, *(group[f"{name}_{part}"] for part in order))
         for name, value in zip("qk", instr.inputs, strict=False)
     )
     over_heads = norm_over_heads(lowering.graph, q)
@@ -234,6 +237,7 @@ def lower_attend(lowering: "ServingLowering", group: "Group") -> None:
         rotated=rotated,
         q_norm=norms[0],
         k_norm=norms[1],
+        norms_rotated=is_rotated_first,
         sinks=lowering.vector(sinks),
         relative=lowering.vector(relative),
         reach=attrs["distance"] if relative else ABSENT,
@@ -246,6 +250,7 @@ def lower_attend(lowering: "ServingLowering", group: "Group") -> None:
         scale=attrs["scale"],
         soft_cap=attrs["soft_cap"],
         listed=lowering.place_of(instr.inputs[3]) if len(instr.inputs) > 3 else ValueIndex(ABSENT),
+        **query_fields(group["q_scale"]),
     )
     cache = replace(_cache(instr, lowering.mesh), key_places=lowering.key_places if over_heads else ())
     lowering.caches[attrs["layer"]] = cache.with_index(lowering.caches.get(attrs["layer"]))

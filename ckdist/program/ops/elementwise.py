@@ -1,4 +1,4 @@
-"""Elementwise and rowwise ops: scale, soft_cap, activate, gated, add, select_rows, and their gradients."""
+"""Elementwise and rowwise ops: scale, scale_queries, soft_cap, activate, gated, add, select_rows; gradients."""
 
 import math
 from typing import TYPE_CHECKING
@@ -11,6 +11,7 @@ from ckdist.program.ops.op import lower, op, same, unchanged, unchanged_whole, v
 from ckdist.program.ops.op_types import Arrays, Attrs, Gradients, Inferred, Values, Weights
 from ckdist.program.program import Instr, Value
 from ckdist.program.rank_context import RankContext
+from ckdist.program.step import ABSENT
 
 if TYPE_CHECKING:  # these modules import the ops
     from ckdist.program.emitter import Emitter
@@ -41,6 +42,32 @@ def lower_scale(lowering: "TrainingLowering", instr: Instr) -> None:
 def scale_vjp(g: "Emitter", instr: Instr, grads: list[Value], wanted: list[bool]) -> Gradients:
     """The gradient times the factor."""
     return [*g.emit("scale", (grads[0],), names=["d_scale"], factor=instr.attrs["factor"])]
+
+
+@op("scale_queries", unchanged)
+def scale_queries(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
+    """Multiplies each row by 1 + beta * log(1 + floor(position / context))."""
+    far = np.log1p((context.positions // attrs["context"]).astype(np.float32))
+    return [inputs[0] * (1 + np.float32(attrs["beta"]) * far)[:, None]]
+
+
+@lower("scale_queries", "training")
+def lower_scale_queries(lowering: "TrainingLowering", instr: Instr) -> None:
+    """Emits one step."""
+    x, out = lowering.place_of(instr.inputs[0]), lowering.output(instr.outputs[0])
+    lowering.emit("scale_queries", x=x, out=out, **query_fields(instr))
+
+
+@vjp("scale_queries")
+def scale_queries_vjp(g: "Emitter", instr: Instr, grads: list[Value], wanted: list[bool]) -> Gradients:
+    """The gradient times the same factors."""
+    return [*g.emit("scale_queries", (grads[0],), names=["d_scale"], **instr.attrs)]
+
+
+def query_fields(instr: Instr | None) -> dict[str, float | int]:
+    """The fields of a step that scales queries as `instr` says. None: it does not."""
+    attrs = instr.attrs if instr else {"beta": 0.0, "context": ABSENT}
+    return {"query_beta": attrs["beta"], "query_context": attrs["context"]}
 
 
 @op("soft_cap", unchanged_whole("soft_cap"))

@@ -12,6 +12,7 @@ import numpy as np
 from ckdist.errors import LayoutError
 from ckdist.program.cache import latent_cache
 from ckdist.program.ops.attention_ops import NO_ROPE, ROPE_TABLES, check_listed, is_listed
+from ckdist.program.ops.elementwise import query_fields
 from ckdist.program.ops.op import lower, op, same, unsharded, vjp, whole
 from ckdist.program.ops.op_types import Arrays, Attrs, Gradients, Inferred, Values, Weights
 from ckdist.program.ops.rms_norm import inverse_rms, lower_norm_grad
@@ -131,8 +132,8 @@ def lower_attend_latent(lowering: "ServingLowering", group: "Group") -> None:
     """Emits one step that also computes the norm and the rotations, and extends the cache."""
     instr, rope, norm = group.instr, group["k_rope"], group["k_norm"]
     q, k, *listed = instr.inputs
-    if (q_rope := group["q_rope"]) is not None:
-        q = q_rope.inputs[0]
+    for part in (group["q_scale"], group["q_rope"]):
+        q = part.inputs[0] if part else q
     k = norm.inputs[0] if norm else rope.inputs[0] if rope else k
     (out,) = instr.outputs
     place = lowering.buffer("arena", out.dims[-1].local(lowering.mesh))
@@ -148,6 +149,7 @@ def lower_attend_latent(lowering: "ServingLowering", group: "Group") -> None:
         eps=norm.attrs["eps"] if norm else 0.0,
         scale=instr.attrs["scale"],
         listed=lowering.place_of(listed[0]) if listed else ValueIndex(ABSENT),
+        **query_fields(group["q_scale"]),
     )
     heads, key, rank = q.dims[-1], k.dims[-1], instr.attrs["value_width"]
     cache, layer = latent_cache(heads, key.elements, rank, lowering.mesh), instr.attrs["layer"]

@@ -20,13 +20,15 @@ export class MachineView {
     this.requests = line("Requests");
     this.cache = meter("Cache blocks", "cache");
     this.hits = line("Prompts found in the cache");
+    this.drafts = line("Drafted tokens that were right");
     this.list = element("ol", { class: "ranks" });
     this.experts = element("div", { class: "experts", role: "img" });
     this.busiest = line("Busiest expert");
     this.expertsSection = element("section", { hidden: true }, element("h3", {}, "Experts"),
       element("dl", { class: "lines" }, this.busiest.node), this.experts);
     this.body = element("div", {}, element("div", { class: "tiles" }, this.prefill.node, this.decode.node),
-      this.packing.node, element("dl", { class: "lines" }, this.requests.node, this.hits.node), this.cache.node,
+      this.packing.node, element("dl", { class: "lines" }, this.requests.node, this.hits.node, this.drafts.node),
+      this.cache.node,
       element("h3", {}, "Ranks"), this.list, legend(), this.expertsSection);
     root.append(this.body);
   }
@@ -64,6 +66,7 @@ export class MachineView {
     this.cache.draw([used / blocks || 0, idle / blocks || 0],
       `${count(used)} used, ${count(idle)} reusable, of ${count(blocks)}`);
     this.hits.draw(share(stats.cached_tokens_total ?? 0, stats.prompt_tokens_total ?? 0));
+    this.drafts.draw(share(stats.draft_accepted_tokens_total ?? 0, stats.draft_tokens_total ?? 0));
     this.drawRanks(event);
     this.drawExperts(event);
   }

@@ -17,10 +17,10 @@ from ckdist.serve.service import Service
 
 
 async def load(service: Service, request: Request) -> Response:
-    """Loads a folder within --lora-dir: {"lora_name": ..., "lora_path": ..., "load_inplace": false}."""
+    """Loads a folder or file within --lora-dir: {"lora_name": ..., "lora_path": ..., "load_inplace": false}."""
     fields = await _fields(service, request)
     name, path = _needed(fields, "lora_name"), _needed(fields, "lora_path")
-    if name == service.settings.model_name:
+    if name in (service.settings.model_name, *service.settings.aliases):
         raise Problem(400, f"lora_name ({name[:100]!r}) is the model's name", "lora_name", "invalid_value")
     folder = _within(service.settings.adapter_folder or "", path)
     await service.client.call(LoadAdapter(service.client.new_id(), name, folder, fields.switch("load_inplace")))
@@ -66,21 +66,22 @@ def _needed(fields: Fields, name: str) -> str:
 
 
 def _within(root: str, path: str) -> str:
-    """The folder that `path` names within `root`, without links. Raises Problem 400 if it is not there."""
+    """The folder or file that `path` names within `root`, without links. Raises Problem 400 if it is not there."""
     try:
         folder = (Folder(root) / path).resolve(strict=True)
-        if folder.is_relative_to(Folder(root).resolve(strict=True)) and folder.is_dir():
+        if folder.is_relative_to(Folder(root).resolve(strict=True)) and (folder.is_dir() or folder.is_file()):
             return str(folder)
     except (OSError, ValueError, RuntimeError):
         pass
-    raise Problem(400, f"lora_path ({path[:200]!r}) is no folder within --lora-dir", "lora_path", "invalid_value")
+    raise Problem(
+        400, f"lora_path ({path[:200]!r}) is no folder or file within --lora-dir", "lora_path", "invalid_value"
+    )
 
 
-def entries(service: Service) -> list[dict[str, Any]]:
-    """The adapters as OpenAI's models. `parent` is the model."""
-    name = service.settings.model_name
-    model = {"object": "model", "created": service.created, "owned_by": "ckdist", "parent": name}
-    return [{"id": adapter, **model, "root": adapter} for adapter in service.adapters or ()]
+def entry(service: Service, adapter: str) -> dict[str, Any]:
+    """An adapter as OpenAI's model. `parent` is the model."""
+    model = {"object": "model", "created": service.created, "owned_by": "ckdist"}
+    return {"id": adapter, **model, "parent": service.settings.model_name, "root": adapter}
 
 
 PATHS = (

@@ -13,10 +13,12 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from ckdist.serve.answer import json_answer, while_connected
+from ckdist.serve.batch_runner import BATCH
 from ckdist.serve.body import read_body
 from ckdist.serve.hosted_model import HostedModel
 from ckdist.serve.model_router import Hold, ModelRouter
 from ckdist.serve.paths import ollama, status
+from ckdist.serve.paths.lora_paths import entry
 from ckdist.serve.paths.openai import describe
 from ckdist.serve.paths.path import Path
 from ckdist.serve.problems import Problem
@@ -68,7 +70,8 @@ async def pass_on(router: ModelRouter, path: Path, request: Request) -> Response
         model.keep_alive = request.scope["ckdist.keep_alive"] = read_keep_alive(named.keep_alive)
     hold = Hold(router, model)
     try:
-        await while_connected(request.receive, router.load(model), lambda: hold.begun, router.settings.timeout + 1)
+        load = router.load(model, waits=BATCH not in request.scope)
+        await while_connected(request.receive, load, lambda: hold.begun, router.settings.timeout + 1)
         answer = await path.handle(model.service, Request(request.scope, _again(body, request.receive)))
     except BaseException:
         hold.release()
@@ -77,18 +80,26 @@ async def pass_on(router: ModelRouter, path: Path, request: Request) -> Response
 
 
 async def models(router: ModelRouter, request: Request) -> Response:
-    """All models, loaded or not."""
-    return json_answer({"object": "list", "data": [_described(model) for model in router.models.values()]})
+    """All models and their adapters, loaded or not."""
+    found = [
+        each
+        for model in router.models.values()
+        for each in (_described(model), *(_described_adapter(model, name) for name in model.adapters))
+    ]
+    return json_answer({"object": "list", "data": found})
 
 
 async def model(router: ModelRouter, request: Request) -> Response:
-    """The model of this name or alias. Raises Problem 404 for other names."""
-    return json_answer(_described(router.find(request.path_params["name"])))
+    """The model of this name or alias, or the adapter. Raises Problem 404 for other names."""
+    name = request.path_params["name"]
+    model = router.find(name)
+    adapter = model.adapter(name)
+    return json_answer(_described(model) if adapter is None else _described_adapter(model, adapter))
 
 
 async def load(router: ModelRouter, request: Request) -> Response:
     """Begins to load a model. Raises Problem 503 if there is no room for it."""
-    await router.begin(await _ordered(router, request), waits=False)
+    await router.begin(await _ordered(router, request), waits=False, is_order=True)
     return json_answer({"success": True})
 
 
@@ -173,16 +184,22 @@ def _again(body: bytes, receive: Receive) -> Receive:
     return next_message
 
 
+def _status(model: HostedModel) -> dict[str, Any]:
+    state: dict[str, Any] = {"value": "unloaded" if model.state == "unloading" else model.state}
+    return state if model.problem is None else {**state, "failed": True, "error": model.problem}
+
+
+def _described_adapter(model: HostedModel, adapter: str) -> dict[str, Any]:
+    return {**entry(model.service, adapter), "status": _status(model)}
+
+
 def _described(model: HostedModel) -> dict[str, Any]:
     hosted, known = model.hosted, model.client.model
-    state: dict[str, Any] = {"value": "unloaded" if model.state == "unloading" else model.state}
-    if model.problem is not None:
-        state |= {"failed": True, "error": model.problem}
     tasks = [] if not known else ["completion"] if known.get("generates") else []
     size, _, kind = str(known.get("parameters", "")).partition(", ")
     more = {
         "aliases": list(hosted.aliases),
-        "status": state,
+        "status": _status(model),
         "capabilities": tasks + ["chat"] * bool(known.get("chats")) + ["embedding"] * ("pooling" in known),
         "parameters": size or None,
         "quantization": kind or None,

@@ -8,7 +8,7 @@ from starlette.responses import Response
 from ckdist.serve.answer import json_answer
 from ckdist.serve.chat_answer import ChatAnswer
 from ckdist.serve.completions import CompletionAnswer
-from ckdist.serve.paths.lora_paths import entries
+from ckdist.serve.paths.lora_paths import entry
 from ckdist.serve.paths.path import Path
 from ckdist.serve.problems import Problem
 from ckdist.serve.service import Service
@@ -16,12 +16,12 @@ from ckdist.serve.service import Service
 
 async def models(service: Service, request: Request) -> Response:
     """A list with the server's model and its adapters."""
-    return json_answer({"object": "list", "data": [describe(service), *entries(service)]})
+    return json_answer({"object": "list", "data": _entries(service)})
 
 
 async def model(service: Service, request: Request) -> Response:
     """The model of this name. Raises Problem 404 for other names."""
-    name, models = request.path_params["name"], [describe(service), *entries(service)]
+    name, models = request.path_params["name"], _entries(service)
     found = next((entry for entry in models if entry["id"] == name), None)
     if found is None:
         known = ", ".join(repr(entry["id"]) for entry in models)
@@ -45,6 +45,10 @@ def describe(service: Service) -> dict[str, Any]:
     name, known = service.settings.model_name, service.known_model
     model = {"id": name, "object": "model", "created": service.created, "owned_by": "ckdist", "root": name}
     return {**model, "parent": None, "max_model_len": known.get("context_length"), "meta": known}
+
+
+def _entries(service: Service) -> list[dict[str, Any]]:
+    return [describe(service), *(entry(service, adapter) for adapter in service.adapters or ())]
 
 
 PATHS = (

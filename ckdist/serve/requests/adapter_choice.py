@@ -1,11 +1,25 @@
 """The adapter of a request: its `model`, as vLLM has it, or llama-server's `lora`."""
 
+from collections.abc import Container, Iterable
 from typing import Any
 
 from ckdist.errors import RequestError
 from ckdist.serve.problems import Problem
 from ckdist.serve.requests.request_fields import Fields
 from ckdist.serve.text_records import ModelFacts
+
+OLLAMA_TAG = ":latest"  # Ollama's clients add it to names
+
+
+def spellings(name: str) -> tuple[str, str]:
+    """The name, and the name without Ollama's tag."""
+    return name, name.removesuffix(OLLAMA_TAG)
+
+
+def adapter_in(name: str, models: Iterable[str], adapters: Container[str]) -> str | None:
+    """Returns the adapter that NAME or MODEL:NAME stands for, of a model with these names. None: it has no such one."""
+    candidates = (name.removeprefix(prefix) for name in spellings(name) for prefix in ("", *(f"{m}:" for m in models)))
+    return next((candidate for candidate in candidates if candidate in adapters), None)
 
 
 def read_adapter(fields: Fields, facts: ModelFacts) -> str | None:
@@ -25,13 +39,15 @@ def _by_model(fields: Fields, facts: ModelFacts) -> str | None:
     if facts.adapters is None:
         return None
     model = fields.text("model")
-    if model is None or model in ("", facts.name):
+    if not model:
         return None
-    name = model.removeprefix(f"{facts.name}:")
-    if name not in facts.adapters:
-        known = ", ".join(repr(known) for known in (facts.name, *facts.adapters))
-        raise Problem(404, f"there is no model {model[:200]!r}; this server has {known}", "model", "model_not_found")
-    return name
+    names = (facts.name, *facts.aliases)
+    if not set(names).isdisjoint(spellings(model)):
+        return None
+    if (adapter := adapter_in(model, names, facts.adapters)) is not None:
+        return adapter
+    known = ", ".join(repr(known) for known in (facts.name, *facts.adapters))
+    raise Problem(404, f"there is no model {model[:200]!r}; this server has {known}", "model", "model_not_found")
 
 
 def _by_id(fields: Fields, facts: ModelFacts) -> str | None:

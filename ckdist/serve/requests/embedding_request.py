@@ -142,18 +142,37 @@ def _pairs(
         raise RequestError(f"{field} has more than {MAX_INPUTS} texts; send them in several requests", field)
     limit = fields.integer("truncate_prompt_tokens", 0, -1, 1 << 31)
     cut = facts.context_length if limit == -1 else min(limit, facts.context_length)
+    if facts.rank_template and limit:
+        raise RequestError("truncate_prompt_tokens is not possible with this reranker; shorten the texts", field)
     sigmoid = fields.switch(("use_activation", "activation"), True) and facts.scores == "sigmoid"
     salt, reuse = read_cache_use(fields)
     more |= {"cache_salt": salt, "cache_prompt": reuse, "place": read_place(fields)}
     known: dict[str, list[int]] = {}  # ids by text: queries repeat
     prompts, first_texts = list[bytes](), list[int]()
     for texts in pairs:
-        for text in texts:
-            known[text] = known.get(text) or tokenizer.encode(text, add_special=False)
-        tokens, first_text = _pair(known[texts[0]], known[texts[1]], tokenizer, facts, field, cut)
+        if facts.rank_template:
+            tokens, first_text = _question(*texts, tokenizer, facts, field), 0
+        else:
+            for text in texts:
+                known[text] = known.get(text) or tokenizer.encode(text, add_special=False)
+            tokens, first_text = _pair(known[texts[0]], known[texts[1]], tokenizer, facts, field, cut)
         prompts.append(pack_tokens(tokens))
         first_texts.append(first_text)
-    return EmbeddingWork(prompts, first_texts=tuple(first_texts), sigmoid=sigmoid, **more)
+    # scores are no vectors, whose length could be 1
+    return EmbeddingWork(prompts, first_texts=tuple(first_texts), sigmoid=sigmoid, normalise=False, **more)
+
+
+def _question(query: str, document: str, tokenizer: Tokenizer, facts: ModelFacts, field: str) -> list[int]:
+    """Returns the ids of a reranker's question. Control tokens in both texts are plain text."""
+    before, _, rest = facts.rank_template.partition("{query}")
+    between, _, after = rest.partition("{document}")
+    first, second = len(before), len(before) + len(query) + len(between)
+    literal = [(first, first + len(query)), (second, second + len(document))]
+    text = before + query + between + document + after
+    tokens = tokenizer.encode(text, add_special=False, literal=literal)
+    if len(tokens) > facts.context_length:
+        raise too_long(len(tokens), facts.context_length, facts.context_length, field)
+    return tokens
 
 
 def _pair(

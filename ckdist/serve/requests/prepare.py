@@ -33,7 +33,7 @@ def prepare(
     fields = parse_object(body)
     face = face_of(fields) if kind == "prefill" else kind
     ignored = check_fields(face, fields, facts.strict_fields) if face in RULES else ()
-    adapter = read_adapter(Fields(fields), facts)
+    adapter = read_adapter(Fields(fields["body"] if kind == "response_continued" else fields), facts)
     result = KINDS[kind](fields, tokenizer, facts)
     if isinstance(result, dict):
         return result

@@ -1,57 +1,31 @@
-"""Reads texts and chats from text files, JSON lines and Parquet, one at a time, each with its file and line."""
+"""Reads texts and chats from text files, JSON, CSV and Parquet, one at a time, each with its file and line."""
 
-import glob
+import csv
+import io
 import json
 import re
-import sysconfig
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from ckdist.errors import ConfigError, one_line
 from ckdist.regular_file import open_regular
-from ckdist.train.data.records import BadLine, Document, columns_of, no_text, read_record
+from ckdist.train.data.data_files import LINES
+from ckdist.train.data.record_forms import form_of
+from ckdist.train.data.records import NOT_READ, BadLine, Document, columns_of, no_text, read_record
 
 PIECE_CHARACTERS = 1 << 16  # a longer text file is read in pieces of whole lines
 MAX_LINE_BYTES = 64 << 20
 MAX_JSON_BYTES = 1 << 30
-LIBRARY = "{stdlib}"
 NEWLINE = "\n"
-LINES = (".jsonl", ".ndjson", ".jsonlines")
 # Structured data, archives and documents: their bytes are not a text to learn.
 NOT_TEXT = re.compile(
-    r"\.(7z|arrow|avro|bz2|csv|db|docx|epub|feather|gguf|gif|gz|h5|hdf5|ipc|jpe?g|lz4|mp[34]|msgpack|np[yz]|odt|orc|"
-    r"pdf|pickle|pkl|png|pptx|pq|pth?|rar|rtf|safetensors|sqlite3?|tar|tfrecord|tgz|tsv|wav|xlsx?|xz|zip|zst)"
+    r"\.(7z|arrow|avro|bz2|db|docx|epub|feather|gguf|gif|gz|h5|hdf5|ipc|jpe?g|lz4|mp[34]|msgpack|np[yz]|odt|orc|"
+    r"pdf|pickle|pkl|png|pptx|pq|pth?|rar|rtf|safetensors|sqlite3?|tar|tfrecord|tgz|wav|xlsx?|xz|zip|zst)"
 )
+DELIMITERS = {".csv": ",", ".tsv": "\t"}
+JSON_COLUMNS = ("messages", "conversations", "conversation", "tools", "history")  # cells that hold JSON
 BINARY_BYTES = 8000  # a file with a 0 among these first bytes is not a text, as in git
-
-
-def find_files(patterns: Iterable[str], warn: Callable[[str], None] = lambda _: None) -> list[Path]:
-    """Returns the files that names and patterns match, each once, in order.
-
-    `warn` is called with a message for a file that two of them match. Raises ConfigError if one of them matches no
-    file.
-    """
-    found: dict[Path, Path] = {}  # by resolved path
-    for pattern in patterns:
-        written = pattern.replace(LIBRARY, glob.escape(sysconfig.get_paths()["stdlib"]))
-        path = Path(written).expanduser()
-        # Path.glob takes no pattern that begins at the root.
-        names = sorted(glob.glob(str(path), recursive=True))  # noqa: PTH207
-        matches = [Path(name) for name in names if Path(name).is_file()]
-        if not matches:
-            raise ConfigError(
-                f"train_file or validation_file {pattern!r} finds no file here ({Path.cwd()}); "
-                + (
-                    f"it is a folder: write {pattern}/*.jsonl"
-                    if path.is_dir()
-                    else "give names or patterns as data/*.txt"
-                )
-            )
-        for match in matches:
-            if (first := found.setdefault(match.resolve(), match)) is not match:
-                warn(f"{match} is named twice{'' if first == match else f' (as {first} too)'}, and is read once")
-    return list(found.values())
 
 
 def read_documents(path: Path, text_column: str) -> Iterator[Document | BadLine]:
@@ -66,8 +40,10 @@ def read_documents(path: Path, text_column: str) -> Iterator[Document | BadLine]
             yield from _json(path, text_column)
         elif kind == ".parquet":
             yield from _parquet(path, text_column)
+        elif kind in DELIMITERS:
+            yield from _csv(path, text_column, DELIMITERS[kind])
         elif NOT_TEXT.fullmatch(kind):
-            raise ConfigError(f"{path} is no text, and {kind} is not read: give .jsonl, .json, .parquet or text")
+            raise ConfigError(f"{path} is no text, and {kind} is not read: give .jsonl, .json, .csv, .parquet or text")
         else:
             yield from _text(path)
     except OSError as error:
@@ -109,7 +85,7 @@ def _json_lines(path: Path, text_column: str) -> Iterator[Document | BadLine]:
 
 
 def _json(path: Path, text_column: str) -> Iterator[Document | BadLine]:
-    """Reads a list of records, one record, or one record per line.
+    """Reads a list of records, an object that has one such list, one record, or one record per line.
 
     Raises ConfigError if a list breaks off: the start of the next record cannot be found.
     """
@@ -128,9 +104,38 @@ def _json(path: Path, text_column: str) -> Iterator[Document | BadLine]:
         except (ValueError, RecursionError):
             yield from _json_lines(path, text_column)
         else:
-            yield read_record(record, f"{path}:{text.count(NEWLINE, 0, begin) + 1}", text_column)
+            key = _list_key(record, text_column)
+            if key is None:
+                yield read_record(record, f"{path}:{text.count(NEWLINE, 0, begin) + 1}", text_column)
+            else:
+                yield from _json_list(text, _list_begin(text, begin, key), path, text_column, False)
         return
     yield from _json_list(text, begin + 1, path, text_column)
+
+
+def _list_key(record: Any, text_column: str) -> str | None:
+    """The key of the one list of objects in an object that is no record itself, such as {"data": [...]}."""
+    if not isinstance(record, dict) or text_column in record or form_of(record):
+        return None
+    keys = [
+        key
+        for key, value in record.items()
+        if isinstance(value, list) and value and all(isinstance(item, dict) for item in value)
+    ]
+    return keys[0] if len(keys) == 1 else None
+
+
+def _list_begin(text: str, at: int, key: str) -> int:
+    """The position after the bracket that begins the list of `key` in the object that begins at `at`."""
+    decode = json.JSONDecoder().raw_decode
+    at = _skip_space(text, at + 1)
+    while True:
+        name, at = decode(text, at)
+        at = _skip_space(text, _skip_space(text, at) + 1)  # the colon
+        if name == key:
+            return at + 1
+        at = _skip_space(text, decode(text, at)[1])
+        at = _skip_space(text, at + 1)  # the comma
 
 
 def _skip_space(text: str, at: int) -> int:
@@ -139,8 +144,8 @@ def _skip_space(text: str, at: int) -> int:
     return at
 
 
-def _json_list(text: str, at: int, path: Path, text_column: str) -> Iterator[Document | BadLine]:
-    """The records of the list that begins before `at`."""
+def _json_list(text: str, at: int, path: Path, text_column: str, is_whole: bool = True) -> Iterator[Document | BadLine]:
+    """The records of the list that begins before `at`. `is_whole`: nothing may follow it."""
     decode, line, counted = json.JSONDecoder().raw_decode, 1, 0
     at = _skip_space(text, at)
     ended = text.startswith("]", at)
@@ -157,7 +162,7 @@ def _json_list(text: str, at: int, path: Path, text_column: str) -> Iterator[Doc
             line += text.count(NEWLINE, counted, at)
             raise ConfigError(f"{path}:{line} has {text[at : at + 20]!r} where a comma or the end of the list belongs")
         at = at if ended else _skip_space(text, at + 1)
-    if rest := text[at + 1 :].strip():
+    if is_whole and (rest := text[at + 1 :].strip()):
         raise ConfigError(f"{path} has {rest[:20]!r} after its list: write one list")
 
 
@@ -177,7 +182,7 @@ def _parquet(path: Path, text_column: str) -> Iterator[Document | BadLine]:
     try:
         file = parquet.ParquetFile(path)
         names = file.schema_arrow.names
-        if not {text_column, "messages"} & set(names):
+        if text_column not in names and form_of(names) is None:
             raise ConfigError(f"{path} {no_text(names, text_column)}")
         number = 0
         for batch in file.iter_batches(batch_size=1024, columns=columns_of(names, text_column)):
@@ -186,6 +191,44 @@ def _parquet(path: Path, text_column: str) -> Iterator[Document | BadLine]:
                 yield read_record(_without_nulls(record), f"{path}:{number}", text_column)
     except pa.ArrowException as error:
         raise ConfigError(f"{path} is not Parquet that can be read: {one_line(error)}") from None
+
+
+def _csv(path: Path, text_column: str, delimiter: str) -> Iterator[Document | BadLine]:
+    """Reads a table whose first row has the columns' names. An empty cell is absent."""
+    csv.field_size_limit(MAX_LINE_BYTES)
+    line = 0
+    with open_regular(path) as raw, io.TextIOWrapper(raw, "utf-8-sig", newline="") as file:
+        try:
+            rows = csv.reader(file, delimiter=delimiter, strict=True)
+            names = next(rows, [])
+            if len(set(names)) < len(names):
+                raise ConfigError(f"{path} has two columns of one name: its first row must name the columns")
+            if text_column not in names and form_of(names) is None:
+                raise ConfigError(f"{path} {no_text(names, text_column)}")
+            kept = set(columns_of(names, text_column))
+            line = rows.line_num
+            for row in rows:
+                where, line = f"{path}:{line + 1}", rows.line_num
+                if row and len(row) != len(names):
+                    yield BadLine(where, f"has {len(row)} cells, and the first row has {len(names)}")
+                elif row:
+                    cells = zip(names, row, strict=True)
+                    yield _row({name: cell for name, cell in cells if name in kept and cell}, where, text_column)
+        except csv.Error as error:
+            raise ConfigError(f"{path}:{line + 1} is not CSV: {error}") from None
+        except UnicodeDecodeError as error:
+            raise ConfigError(f"{path} is not UTF-8 at byte {error.start} of a block: save it as UTF-8") from None
+
+
+def _row(record: dict[str, Any], where: str, text_column: str) -> Document | BadLine:
+    """Reads one row of a CSV file, whose lists are JSON."""
+    for name in (*JSON_COLUMNS, *NOT_READ):
+        if name in record and name != text_column:
+            try:
+                record[name] = json.loads(record[name])
+            except (ValueError, RecursionError):
+                return BadLine(where, f"has a cell in {name!r} that is not JSON")
+    return read_record(record, where, text_column)
 
 
 def _without_nulls(value: Any) -> Any:

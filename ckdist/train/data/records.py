@@ -9,20 +9,10 @@ from typing import Any
 
 from ckdist.errors import RequestError
 from ckdist.tokens.chat_input import kind_of, read_message, read_tool_list
+from ckdist.train.data.record_forms import KNOWN, form_keys, form_of
 
-# (keys of another trainer's form, how to write such a record here)
-OTHER_FORMS = (
-    ({"conversations"}, "write ShareGPT's conversations as messages, each with a role (user, assistant) and a content"),
-    ({"conversation"}, "write the conversation as messages, each with a role (user, assistant) and a content"),
-    ({"chosen", "rejected"}, "preferences are not trained; write the chosen chat as messages"),
-    (
-        {"instruction", "output"},
-        "write Alpaca's instruction and input as the user's message, output as the assistant's",
-    ),
-    ({"prompt", "completion"}, "write prompt as the user's message, completion as the assistant's"),
-    ({"prompt", "response"}, "write prompt as the user's message, response as the assistant's"),
-    ({"question", "answer"}, "write question as the user's message, answer as the assistant's"),
-)
+DEFAULT_COLUMN = "text"
+PREFERENCES = "preferences are not trained; write the chosen chat as messages"
 NOT_READ = ("functions", "function_call", "tool_choice", "documents", "chat_template_kwargs", "chat_template")
 MOST_KEYS = 12  # keys of a record that a message shows
 
@@ -33,6 +23,7 @@ class Document:
 
     where: str  # file:line
     text: str = ""
+    form: str = field(default="text", kw_only=True)  # of the record, for reports
     messages: list[dict[str, Any]] | None = None
     tools: tuple[dict[str, Any], ...] = ()
     begins: bool = field(default=True, kw_only=True)
@@ -48,12 +39,20 @@ class BadLine:
 
 
 def read_record(record: object, where: str, text_column: str) -> Document | BadLine:
-    """Reads a JSON object or a row of a table. `messages` have precedence over the text."""
+    """Reads a JSON object or a row of a table.
+
+    A chat's form has precedence over a text, unless `text_column` was set and the record has no `messages`.
+    """
     if not isinstance(record, dict):
         return BadLine(where, f"is {kind_of(record)}, not an object")
-    if record.get("messages") is not None:
+    present = [name for name, value in record.items() if value is not None]
+    form = form_of(present)
+    if form is not None and not (
+        text_column in present and "messages" not in present and text_column != DEFAULT_COLUMN
+    ):
+        name, convert = form
         try:
-            return _chat(record, where)
+            return _chat(record, convert(record), where, name)
         except RequestError as error:
             return BadLine(where, f"has a chat that cannot be learned: {error}")
     text = record.get(text_column)
@@ -67,24 +66,29 @@ def read_record(record: object, where: str, text_column: str) -> Document | BadL
 
 
 def no_text(keys: list[str], text_column: str) -> str:
-    """A message for a record without a text: its keys, the keys that are read, and a remedy for other trainers'
-    forms.
-    """
-    remedy = next((remedy for known, remedy in OTHER_FORMS if known <= set(keys)), "set text_column to the text's key")
+    """A message for a record without a text or a chat: its keys, the forms that are read, and a remedy."""
+    remedy = f"give {KNOWN}, or set text_column to the text's key"
+    if {"chosen", "rejected"} <= set(keys):
+        remedy = PREFERENCES
     shown = ", ".join(map(str, keys[:MOST_KEYS])) + (", …" if len(keys) > MOST_KEYS else "")
-    return f"has no text in {text_column!r} and no 'messages'; its keys are {shown[:200] or 'none'}: {remedy}"
+    return f"has no text in {text_column!r} and no chat; its keys are {shown[:200] or 'none'}: {remedy}"
 
 
 def columns_of(names: list[str], text_column: str) -> list[str]:
     """The columns of a table that `read_record` reads."""
-    return [name for name in names if name in (text_column, "messages", "tools", *NOT_READ)]
+    return [name for name in names if name in {text_column, "tools", *NOT_READ, *form_keys(names)}]
 
 
-def _chat(record: dict[str, Any], where: str) -> Document:
+def _chat(record: dict[str, Any], given: object, where: str, form: str) -> Document:
     """Raises RequestError for a chat that serving would refuse, or that teaches nothing or the wrong thing."""
     if unread := [name for name in NOT_READ if record.get(name)]:
         raise RequestError(f"{unread[0]} is not read in training; remove it, or give tools and tool_calls")
-    given, tools = record["messages"], record.get("tools")
+    tools = record.get("tools")
+    if isinstance(tools, str):  # tables hold tools as JSON
+        try:
+            tools = json.loads(tools) if tools.strip() else None
+        except (ValueError, RecursionError):
+            raise RequestError("tools is a text that is not JSON") from None
     if not isinstance(given, list) or not given:
         raise RequestError(f"messages must be a list of messages, not {kind_of(given) if given else 'empty'}")
     if tools is not None and not isinstance(tools, list):
@@ -98,7 +102,7 @@ def _chat(record: dict[str, Any], where: str) -> Document:
         json.dumps([messages, tools], ensure_ascii=False, default=str).encode()
     except UnicodeEncodeError:
         raise RequestError("a text is not Unicode (half of a surrogate pair)") from None
-    return Document(where, messages=messages, tools=read_tool_list(tools or [], "tools"))
+    return Document(where, messages=messages, tools=read_tool_list(tools or [], "tools"), form=form)
 
 
 def _check_order(roles: list[str]) -> None:

@@ -8,10 +8,10 @@ import json
 import logging
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -20,24 +20,30 @@ from ckdist.errors import ConfigError, EngineError, RequestError
 from ckdist.progress import ProgressBar
 from ckdist.regular_file import sync, write_synced
 from ckdist.tokens.tokenizer import Tokenizer
-from ckdist.train.data.chats import WriteChats
+from ckdist.train.data.chats import WriteChats, Written
+from ckdist.train.data.data_report import SHOWN_BAD_LINES, DataReport
 from ckdist.train.data.documents import read_documents
+from ckdist.train.data.record_forms import COMPLETION
 from ckdist.train.data.records import BadLine, Document
+from ckdist.train.data.sequences import LearnedTokens, encode_turns
+from ckdist.train.data.turns import Turn, end_of_text
 
 log = logging.getLogger(__name__)
 
-VERSION = 2
+VERSION = 3
 BATCH_CHARACTERS = 4 << 20  # tokenised at once, on all cores
-SHOWN_BAD_LINES = 5
 LINE_BITS = 40  # low bits of a place; the file's index is above them
 
-Waiting: TypeAlias = tuple[Document, str, list[tuple[int, int]] | None]  # document, text, spans that are learned
-Encoded: TypeAlias = tuple[str, list[int], np.ndarray | None]  # file:line, ids, mask of a chat's learned tokens
+Waiting: TypeAlias = tuple[Document, list[Turn] | None]  # a document, and the turns of a chat
+Encoded: TypeAlias = tuple[Document, list[LearnedTokens]]
 
 
 @dataclass(frozen=True)
 class TokenCache:
-    """Documents end to end. Document d is tokens[starts[d]:starts[d + 1]]."""
+    """Documents end to end. Document d is tokens[starts[d]:starts[d + 1]].
+
+    A document is a text, or a sequence of a chat. Those of one record follow each other and have the same place.
+    """
 
     tokens: np.ndarray  # uint16 or uint32 (tokens,)
     starts: np.ndarray  # int64 (documents + 1,)
@@ -46,11 +52,16 @@ class TokenCache:
     skipped: int  # bad lines that were left out
     places: np.ndarray  # int64 (documents,): index in `files` << LINE_BITS | line
     files: tuple[str, ...]
+    report: DataReport = field(default_factory=DataReport)
 
     @property
     def documents(self) -> int:
         """Number of documents."""
         return len(self.starts) - 1
+
+    def file_numbers(self) -> np.ndarray:
+        """int64 (documents,): the index in `files` of each document."""
+        return np.asarray(self.places) >> LINE_BITS
 
     def where(self, document: int) -> str:
         """The start of a document, as file:line."""
@@ -66,19 +77,20 @@ def open_cache(
     bad_lines: str,
     write_chats: WriteChats,
     progress: bool = False,
+    quiet: bool = False,
 ) -> TokenCache:
     """Returns the tokens of `files`, and makes them first if they do not exist.
 
-    `bad_lines`: error or skip. `progress`: show a bar and warnings. Raises ConfigError if a line is bad or there are no
-    tokens, EngineError if the cache cannot be written.
+    `bad_lines`: error or skip. `progress`: show a bar and warnings. `quiet`: log no bad lines. Raises ConfigError if a
+    line is bad or there are no tokens, EngineError if the cache cannot be written.
     """
     folder = directory / cache_key(files, tokenizer, text_column, bad_lines)
     is_made = (folder / "meta.json").is_file()
     if not is_made:
-        _make(folder, files, tokenizer, text_column, bad_lines, write_chats, progress)
+        _make(folder, files, tokenizer, text_column, bad_lines, write_chats, progress, quiet)
     meta = json.loads((folder / "meta.json").read_text())
-    if is_made and progress and meta["skipped"]:
-        log.warning("%d lines in all were left out when these tokens were made", meta["skipped"])
+    if is_made and progress and meta["report"]["skipped"]:
+        log.warning("%d lines in all were left out when these tokens were made", meta["report"]["skipped"])
 
     def load(name: str, dtype: DTypeLike, size: int) -> np.ndarray:
         """Maps a file of the cache."""
@@ -88,7 +100,8 @@ def open_cache(
     starts = load("starts.bin", np.int64, meta["documents"] + 1)
     learned = load("learned.bin", np.uint8, meta["tokens"]) if meta["chats"] else None
     places = load("places.bin", np.int64, meta["documents"])
-    return TokenCache(tokens, starts, learned, meta["digest"], meta["skipped"], places, tuple(meta["files"]))
+    report = DataReport(**meta["report"])
+    return TokenCache(tokens, starts, learned, meta["digest"], report.skipped, places, tuple(meta["files"]), report)
 
 
 def cache_key(files: list[Path], tokenizer: Tokenizer, text_column: str, bad_lines: str) -> str:
@@ -108,14 +121,6 @@ def cache_key(files: list[Path], tokenizer: Tokenizer, text_column: str, bad_lin
     return digest.hexdigest()[:32]
 
 
-def end_of_text(tokenizer: Tokenizer) -> int | None:
-    """The token after a text, or None.
-
-    If several tokens end something, the first in the vocabulary ends texts; the others end turns.
-    """
-    return min(tokenizer.eos_token_ids, default=None)
-
-
 def _make(
     folder: Path,
     files: list[Path],
@@ -124,6 +129,7 @@ def _make(
     bad_lines: str,
     write_chats: WriteChats,
     progress: bool,
+    quiet: bool,
 ) -> None:
     """Makes a cache in `folder`. Raises ConfigError for a fault that the user can mend, EngineError if it cannot be
     written.
@@ -134,23 +140,32 @@ def _make(
     except OSError as error:
         raise ConfigError(f"cannot write in {folder.parent}: {error.strerror}; set cache_dir") from None
     try:
-        with _Writer(temporary, tokenizer.vocab_size) as writer:
+        with _Writer(temporary, tokenizer.vocab_size, quiet) as writer:
             refuse = lambda bad: _refuse(bad, bad_lines, writer)
-            if not tokenizer.templates:
-                write_chats = lambda chats: [RequestError("the tokenizer has no chat template")] * len(chats)
+
+            def write(chats: list[Document]) -> list[Written]:
+                """The turns of chats, or why they cannot be written."""
+                if not tokenizer.templates:
+                    return [_plain_turn(chat, tokenizer) for chat in chats]
+                return write_chats([(chat.messages or [], chat.tools) for chat in chats])
+
             for batch in _batches(_read(files, text_column, bad_lines, writer, progress)):
-                for where, ids, learned in _encode_batch(_written(batch, write_chats, refuse), tokenizer):
-                    writer.add(where, ids, learned)
+                waiting = list(_written(batch, write, refuse))
+                for document, sequences in _encode_batch(waiting, tokenizer):
+                    writer.add(document, sequences)
+                for document, turns in waiting:
+                    writer.count(document, turns or [])
         if not writer.tokens:
             held = f"{files[0]} has" if len(files) == 1 else f"{files[0]} and {len(files) - 1} more files have"
-            raise ConfigError(f"{held} no text" + (f" but {writer.skipped} bad lines" if writer.skipped else ""))
+            skipped = writer.report.skipped
+            raise ConfigError(f"{held} no text" + (f" but {skipped} bad lines" if skipped else ""))
         writer.finish()
         try:
             temporary.rename(folder)
         except OSError:  # another host made it in the meantime
             if not (folder / "meta.json").is_file():
                 raise
-        log.info("%d documents, %d tokens in %s", writer.documents, writer.tokens, folder)
+        (log.debug if quiet else log.info)("%d documents, %d tokens in %s", writer.documents, writer.tokens, folder)
     except OSError as error:
         raise EngineError(
             f"the token cache {folder} could not be written: {error.strerror or error}; make room, or set cache_dir"
@@ -160,15 +175,16 @@ def _make(
 
 
 class _Writer:
-    """Writes the files of a cache. `tokens`, `documents` and `skipped` count; the context manager closes the files."""
+    """Writes the files of a cache. `tokens`, `documents` and `report` count; the context manager closes the files."""
 
-    def __init__(self, folder: Path, vocab_size: int) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, vocab_size: int, quiet: bool = False) -> None:
+        self.folder, self.quiet = folder, quiet
         self.dtype = np.dtype(np.uint16 if vocab_size <= 1 << 16 else np.uint32)
-        self.tokens = self.documents = self.skipped = 0
+        self.tokens = self.documents = 0
         self.chats = False
         self.files: dict[str, int] = {}
         self.digest = hashlib.sha256()
+        self.report = DataReport()
 
     def __enter__(self) -> "_Writer":
         self._tokens, self._starts, self._learned, self._places = (
@@ -182,41 +198,52 @@ class _Writer:
         for file in (self._tokens, self._starts, self._learned, self._places):
             file.close()
 
-    def add(self, where: str, ids: list[int], learned: np.ndarray | None) -> None:
-        """Appends a document. `learned`: bool (tokens,) of a chat. Raises OSError if the disk is full."""
-        path, _, line = where.rpartition(":")
+    def add(self, document: Document, sequences: Iterable[LearnedTokens]) -> None:
+        """Appends the sequences of a record. Raises OSError if the disk is full."""
+        path, _, line = document.where.rpartition(":")
         place = self.files.setdefault(path, len(self.files)) << LINE_BITS | int(line)
-        data = np.asarray(ids, self.dtype).tobytes()
-        flags = np.ones(len(ids), np.uint8) if learned is None else learned.astype(np.uint8)
-        self.chats |= learned is not None
-        self.tokens += len(ids)
-        self.documents += 1
-        self._tokens.write(data)
-        self._learned.write(flags.tobytes())
-        self._starts.write(np.int64(self.tokens).tobytes())
-        self._places.write(np.int64(place).tobytes())
-        self.digest.update(data + flags.tobytes())
+        self.chats |= document.messages is not None
+        for ids, learned in sequences:
+            data = np.asarray(ids, self.dtype).tobytes()
+            flags = learned.astype(np.uint8).tobytes()
+            self.tokens += len(ids)
+            self.documents += 1
+            self._tokens.write(data)
+            self._learned.write(flags)
+            self._starts.write(np.int64(self.tokens).tobytes())
+            self._places.write(np.int64(place).tobytes())
+            self.digest.update(data + flags)
+            self.report.sequences += document.messages is not None
+
+    def count(self, document: Document, turns: Sequence[Turn]) -> None:
+        """Counts a record and the findings of its turns."""
+        if document.begins:
+            self.report.add_record(document.form)
+        self.report.answers += len(turns)
+        for turn in turns:
+            for note in turn.notes:
+                self.report.add_note(note, document.where)
 
     def skip(self, bad: BadLine) -> None:
         """Counts a bad line, and logs the first SHOWN_BAD_LINES."""
-        self.skipped += 1
-        if self.skipped <= SHOWN_BAD_LINES:
+        self.report.add_bad(bad.where, bad.why)
+        if self.report.skipped <= SHOWN_BAD_LINES and not self.quiet:
             log.warning("left out: %s %s", bad.where, bad.why)
 
     def finish(self) -> None:
         """Writes meta.json and syncs all files. Raises OSError on failure."""
-        if self.skipped:
-            log.warning("%d lines in all were left out", self.skipped)
+        if self.report.skipped and not self.quiet:
+            log.warning("%d lines in all were left out", self.report.skipped)
         if not self.chats:
             (self.folder / "learned.bin").unlink()
-        meta = {
+        meta: dict[str, Any] = {
             "version": VERSION,
             "documents": self.documents,
             "tokens": self.tokens,
             "dtype": self.dtype.name,
             "chats": self.chats,
-            "skipped": self.skipped,
             "files": list(self.files),
+            "report": self.report.as_dict(),
         }
         for path in self.folder.iterdir():  # synced before the folder gets its name
             sync(path)
@@ -226,7 +253,9 @@ class _Writer:
 def _refuse(bad: BadLine, bad_lines: str, writer: _Writer) -> None:
     """Counts a bad line. Raises ConfigError if `bad_lines` is error."""
     if bad_lines == "error":
-        raise ConfigError(f'{bad.where} {bad.why}; mend it, or leave such lines out with bad_lines = "skip"')
+        raise ConfigError(
+            f'{bad.where} {bad.why}; mend it, or leave such lines out with bad_lines = "skip" (tune: --skip-bad)'
+        )
     writer.skip(bad)
 
 
@@ -256,42 +285,46 @@ def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
     yield batch
 
 
-def _written(batch: list[Document], write_chats: WriteChats, refuse: Callable[[BadLine], None]) -> list[Waiting]:
+def _plain_turn(document: Document, tokenizer: Tokenizer) -> Written:
+    """A prompt and its completion as plain text, for a tokenizer without a chat template."""
+    messages = document.messages or []
+    texts = [message["content"] for message in messages]
+    if document.form != COMPLETION or len(messages) != 2 or not all(isinstance(text, str) for text in texts):
+        return RequestError("the tokenizer has no chat template")
+    ending = end_of_text(tokenizer)
+    completion = texts[1] + ("" if ending is None else tokenizer.token_text(ending))
+    return [
+        Turn("".join(map(tokenizer.token_text, tokenizer.prefix)) + texts[0], completion, [(0, len(completion))], [])
+    ]
+
+
+def _written(
+    batch: list[Document], write: Callable[[list[Document]], list[Written]], refuse: Callable[[BadLine], None]
+) -> Iterator[Waiting]:
     """Renders chats. Those that cannot be rendered are refused."""
-    chats = iter(
-        write_chats([(document.messages, document.tools) for document in batch if document.messages is not None])
-    )
-    waiting: list[Waiting] = []
+    chats = iter(write([document for document in batch if document.messages is not None]))
     for document in batch:
-        if document.messages is None:
-            waiting.append((document, document.text, None))
-            continue
-        written = next(chats)
+        written = None if document.messages is None else next(chats)
         if isinstance(written, RequestError):
             refuse(BadLine(document.where, f"is a chat that cannot be written: {written}"))
         else:
-            waiting.append((document, *written))
-    return waiting
+            yield document, written
 
 
 def _encode_batch(waiting: list[Waiting], tokenizer: Tokenizer) -> Iterator[Encoded]:
-    """Tokenises on all cores. Yields file:line, ids and, for chats, a mask of learned tokens."""
+    """Tokenises on all cores."""
     ending = end_of_text(tokenizer)
-    encodings = (
-        tokenizer.backend.encode_batch([text for _, text, _ in waiting], add_special_tokens=False) if waiting else []
-    )
-    for (document, _, spans), encoding in zip(waiting, encodings, strict=False):
-        ids = encoding.ids
-        if spans is not None:
-            begins = np.array([begin for begin, _ in encoding.offsets], np.int64)
-            learned = np.zeros(len(ids), bool)
-            for begin, end in spans:
-                learned |= (begins >= begin) & (begins < end)
-            yield document.where, ids, learned
+    texts = [document.text for document, turns in waiting if turns is None]
+    encodings = iter(tokenizer.backend.encode_batch(texts, add_special_tokens=False) if texts else [])
+    chats = encode_turns([turns for _, turns in waiting if turns is not None], tokenizer)
+    for document, turns in waiting:
+        if turns is not None:
+            yield document, [sequence for sequence in next(chats) if sequence.ids]
             continue
+        ids = next(encodings).ids
         if document.begins and tuple(ids[: len(tokenizer.prefix)]) != tokenizer.prefix:
             ids = [*tokenizer.prefix, *ids]
         if document.ends and ending is not None:
             ids = [*ids, ending]
         if ids:
-            yield document.where, ids, None
+            yield document, [LearnedTokens(ids, np.ones(len(ids), bool))]

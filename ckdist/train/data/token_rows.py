@@ -27,9 +27,20 @@ class Rows:
         length: Tokens of a row.
         seed: Seed of the order.
         shuffle: False: the documents' own order, for validation.
+        passes: float (documents,): how often an epoch has each document; None: once. A fraction is a random part of
+            the documents with the same value, another one in each epoch.
     """
 
-    def __init__(self, cache: TokenCache, documents: np.ndarray, length: int, seed: int, shuffle: bool = True) -> None:
+    def __init__(
+        self,
+        cache: TokenCache,
+        documents: np.ndarray,
+        length: int,
+        seed: int,
+        shuffle: bool = True,
+        passes: np.ndarray | None = None,
+    ) -> None:
+        self.passes = passes
         self.cache, self.documents, self.length, self.seed, self.shuffle = cache, documents, length, seed, shuffle
         self.whole = cache.learned is not None
         self._whole_rows = lru_cache(maxsize=2)(lambda epoch: self._pack(self._order(epoch)))
@@ -74,10 +85,21 @@ class Rows:
 
     def _order(self, epoch: int) -> np.ndarray:
         """The documents in an epoch's order, (documents,)."""
-        order = self.documents
+        order = self.documents if self.passes is None else self._repeated(epoch)
         if self.shuffle:
             order = order[np.random.default_rng((self.seed, epoch)).permutation(len(order))]
         return order
+
+    def _repeated(self, epoch: int) -> np.ndarray:
+        """The documents of an epoch by their passes, in their own order."""
+        assert self.passes is not None, "only weighted documents are repeated"
+        counts = self.passes.astype(np.int64)
+        random = np.random.default_rng((self.seed, epoch, 2))
+        for value in np.unique(self.passes):
+            same = np.flatnonzero(self.passes == value)
+            rest = round(float(value - np.floor(value)) * len(same))
+            counts[random.permutation(same)[:rest]] += 1
+        return np.repeat(self.documents, counts)
 
     def _lay_out(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
         """(documents in an epoch's order, end of each among its tokens), both (documents,)."""
@@ -110,8 +132,14 @@ class Rows:
 
 
 def split(cache: TokenCache, percentage: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the documents to train on and the held-out documents, both in their own order."""
-    held = min(int(np.ceil(cache.documents * percentage / 100)), cache.documents - 1) if percentage else 0
-    chosen = np.zeros(cache.documents, bool)
-    chosen[np.random.default_rng((seed, 1 << 32)).permutation(cache.documents)[:held]] = True
-    return np.flatnonzero(~chosen), np.flatnonzero(chosen)
+    """Returns the documents to train on and the held-out documents, both in their own order.
+
+    All sequences of one record are on the same side.
+    """
+    places = np.asarray(cache.places)
+    record = np.concatenate([np.zeros(1, np.int64), np.cumsum(places[1:] != places[:-1])])  # of each document
+    count = int(record[-1]) + 1
+    held = min(int(np.ceil(count * percentage / 100)), count - 1) if percentage else 0
+    chosen = np.zeros(count, bool)
+    chosen[np.random.default_rng((seed, 1 << 32)).permutation(count)[:held]] = True
+    return np.flatnonzero(~chosen[record]), np.flatnonzero(chosen[record])

@@ -67,8 +67,9 @@ std::vector<Communicator::Parts> parts_of(const std::vector<int>& host_of, bool 
       std::iota(own.arenas.begin(), own.arenas.end(), 0);
     }
     if (shared && order.hosts().size() == 1) continue;
-    const auto tcp = std::make_shared<TcpTransport>(rank, ranks, data.data() + rank * ranks, kTimeout);
-    tcp->heartbeat_sockets.assign(heartbeats.begin() + rank * ranks, heartbeats.begin() + (rank + 1) * ranks);
+    const auto tcp = std::make_shared<TcpTransport>(
+        rank, ranks, SealedSocket::all(data.data() + rank * ranks, ranks, nullptr), kTimeout);
+    tcp->heartbeat_sockets = SealedSocket::all(heartbeats.data() + rank * ranks, ranks, nullptr);
     own.transport = tcp;
   }
   return all;

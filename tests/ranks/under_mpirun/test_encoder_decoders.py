@@ -18,7 +18,7 @@ LONG = SamplingParams(max_tokens=60, temperature=0, ignore_eos=True)
 
 def on_rank_0(world, model, check, **settings) -> None:
     """Runs `check(engine)` on rank 0 while the other ranks work for it."""
-    fields = {"cache_type_k": "f32", "cache_type_v": "f32", "threads": 1, **settings}
+    fields = {"cache_type_k": "f32", "cache_type_v": "f32", "threads": 1, "prefill": "token", **settings}
     loaded = load_model(EngineConfig(model=str(model), **fields), world)
     try:
         if world.rank == 0:

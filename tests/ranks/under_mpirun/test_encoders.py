@@ -42,7 +42,7 @@ def embed(engine: Engine, prompts, pooling: str, first_text: int = 0) -> list[np
 
 
 def test_there_are_encoders():
-    assert [folder.name for folder in ENCODERS] == ["bert", "modernbert", "nomic_bert", "roberta"]
+    assert [folder.name for folder in ENCODERS] == ["bert", "embedding_gemma", "modernbert", "nomic_bert", "roberta"]
     assert [folder.name for folder in SCORERS] == ["bert_scorer", "modernbert_scorer", "roberta_scorer"]
 
 

@@ -48,7 +48,9 @@ def score(llm: LLM, golden, count: int) -> tuple[float, float]:
 
 def main(name: str, tokens_file: str, golden_file: str, count: str, question: str, *prompts: str) -> None:
     begin = time.perf_counter()
-    llm = LLM(name, threads=1, comm_timeout=60, ctx_size=2048, ubatch_size=128, parallel=len(prompts) + 1)
+    llm = LLM(
+        name, threads=1, comm_timeout=60, ctx_size=2048, ubatch_size=128, parallel=len(prompts) + 1, prefill="token"
+    )
     loaded = time.perf_counter()
     with llm, open(tokens_file) as file:
         cases = json.load(file)

@@ -20,7 +20,8 @@ constexpr uint32_t kMagic = 0x31706b63;
 constexpr int64_t kMostPeriodNs = 1'000'000'000;
 constexpr int64_t kLookNs = 100'000'000;  // poll interval if no descriptor signals a change
 constexpr int kPidfdOpen = 434;           // the same number on every architecture
-int64_t period_ns(int64_t timeout_ns) { return std::min(kMostPeriodNs, timeout_ns / 10); }
+// An outage of 0.8 of the timeout must leave time for a retransmission (sealed_socket.cpp) and for the next heartbeat.
+int64_t period_ns(int64_t timeout_ns) { return std::min(kMostPeriodNs, timeout_ns / 32); }
 }  // namespace
 
 FailureDetector::FailureDetector(int rank, int size, std::shared_ptr<ShmRendezvous> rendezvous, std::vector<int> local,
@@ -36,7 +37,7 @@ FailureDetector::FailureDetector(int rank, int size, std::shared_ptr<ShmRendezvo
   for (int r = 0; r < size; r++) {
     peers_[r].heard_ns = now_ns();
     if (r != rank && peers_[r].local < 0 && !transport_->heartbeat_sockets.empty())
-      peers_[r].socket = transport_->heartbeat_sockets[r];
+      peers_[r].socket = &transport_->heartbeat_sockets[r];
     if (over_transport(r) && !transport_->has_heartbeats())
       peers_[r].gone = true;  // such a transport watches its peers itself
   }
@@ -96,9 +97,9 @@ void FailureDetector::tell(Kind kind, const char* text) {
   for (size_t r = 0; r < peers_.size(); r++) {
     const Peer& p = peers_[r];
     // Frames are much smaller than a socket's buffer. If a frame does not fit, the peer has not read for a long time.
-    if (p.socket >= 0) {
-      [[maybe_unused]] const ssize_t sent =
-          send(p.socket, &frame, size_t(kHead + frame.text_bytes), MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (p.socket) {
+      p.socket->write(&frame, kHead + frame.text_bytes);
+      p.socket->flush();
     } else if (over_transport(int(r)) && transport_->has_heartbeats()) {
       Turn turn(*transport_);
       transport_->send_heartbeat(int(r), &frame, kHead + frame.text_bytes);
@@ -150,13 +151,12 @@ void FailureDetector::look_at_socket(int r) {
   Peer& p = peers_[r];
   while (!p.gone) {
     const int64_t wanted = p.got < kHead ? kHead : kHead + p.frame.text_bytes;
-    const ssize_t n = p.got < wanted ? recv(p.socket, reinterpret_cast<uint8_t*>(&p.frame) + p.got,
-                                            size_t(wanted - p.got), MSG_DONTWAIT)
-                                     : 0;
+    const ssize_t n = p.got < wanted ? p.socket->read(reinterpret_cast<uint8_t*>(&p.frame) + p.got, wanted - p.got) : 0;
     if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) return;
     if (n <= 0 && p.got < wanted) {
-      report_lost(r, n < 0 && errno != ECONNRESET && errno != EPIPE ? "does not answer: its connection timed out"
-                                                                    : "closed the connection: it ended or died");
+      report_lost(r, n < 0 && errno == EBADMSG                        ? SealedSocket::kBroken
+                     : n < 0 && errno != ECONNRESET && errno != EPIPE ? "does not answer: its connection timed out"
+                                                                      : "closed the connection: it ended or died");
       return;
     }
     p.got += n;
@@ -197,14 +197,15 @@ void FailureDetector::look_at_transport(int r) {
 }
 
 void FailureDetector::run() {
-  const int64_t period = period_ns(timeout_ns_), patience = timeout_ns_ - 2 * period;
+  const int64_t period = period_ns(timeout_ns_), patience = timeout_ns_ - period;
+  const int64_t asleep = std::min(3 * kMostPeriodNs, timeout_ns_ / 4);
   int64_t next = 0, looked = now_ns();
   std::vector<pollfd> watched;
   while (!ending_) {
     int64_t now = now_ns();
     // This process itself did not run (stopped by a terminal, or the machine slept). So the silence of its peers means
     // nothing.
-    if (now - looked > 3 * period)
+    if (now - looked > asleep)
       for (Peer& p : peers_) p.heard_ns = now;
     looked = now;
     if (now >= next) heartbeat(), next = now + period;
@@ -213,9 +214,9 @@ void FailureDetector::run() {
     for (size_t r = 0; r < peers_.size(); r++) {
       const Peer& p = peers_[r];
       if (p.gone) continue;
-      if (p.socket >= 0) watched.push_back({p.socket, POLLIN, 0});
+      if (p.socket) watched.push_back({p.socket->fd(), POLLIN, 0});
       if (p.process >= 0) watched.push_back({p.process, POLLIN, 0});
-      blind |= p.socket < 0;
+      blind |= !p.socket;
     }
     const int64_t nap = std::min(next - now, blind ? kLookNs : next - now);
     poll(watched.data(), watched.size(), int(std::max<int64_t>(1, nap / 1'000'000)));
@@ -223,10 +224,10 @@ void FailureDetector::run() {
       Peer& p = peers_[r];
       if (p.gone) continue;
       if (p.local >= 0) look_at_local(r);
-      else if (p.socket >= 0) look_at_socket(r);
+      else if (p.socket) look_at_socket(r);
       else look_at_transport(r);
       now = now_ns();
-      if (p.gone || now - p.heard_ns < patience || now - looked > 3 * period) continue;
+      if (p.gone || now - p.heard_ns < patience || now - looked > asleep) continue;
       char text[120];
       std::snprintf(text, sizeof text, "has not been heard of for %.1f s: it is stopped or cut off",
                     double(now - p.heard_ns) * 1e-9);

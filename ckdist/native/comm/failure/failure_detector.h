@@ -71,10 +71,10 @@ class FailureDetector {
   struct Peer {
     std::atomic<uint64_t> moved{0};
     std::atomic<int> waits_for{-1};
-    int local = -1;  // index in the rendezvous
-    int socket = -1;
-    int process = -1;   // pidfd
-    bool gone = false;  // has left, or is already reported
+    int local = -1;                  // index in the rendezvous
+    SealedSocket* socket = nullptr;  // of the transport
+    int process = -1;                // pidfd
+    bool gone = false;               // has left, or is already reported
     int64_t heard_ns = 0;
     uint64_t heartbeats = 0;  // of a local peer, at the last check
     int64_t got = 0;          // received bytes of `frame`
@@ -92,7 +92,7 @@ class FailureDetector {
   void tell(Kind kind, const char* text);
   void report_lost(int r, const char* what);
   [[noreturn]] void fail_with_reason(const CallName& call) const;
-  bool over_transport(int r) const { return r != rank_ && peers_[r].local < 0 && peers_[r].socket < 0; }
+  bool over_transport(int r) const { return r != rank_ && peers_[r].local < 0 && !peers_[r].socket; }
 
   const int rank_;
   const int64_t timeout_ns_;

@@ -238,6 +238,7 @@ void StreamTransport::drain(int peer) {
       o.sent += n;
       add_moved(n);
     }
+    if (!flush(peer)) return;
     finish(o.request);
     to.answers -= o.header.kind == FrameKind::got;
     to.out.pop_front();

@@ -41,7 +41,8 @@ class StreamTransport : public Transport {
   // Both return the number of bytes moved, 0 if none can be moved now. If the stream has ended, they call ended().
   virtual int64_t write(int peer, const void* data, int64_t bytes) = 0;
   virtual int64_t read(int peer, void* data, int64_t bytes) = 0;
-  virtual void look() {}  // called before the streams are read, to find those with data
+  virtual bool flush(int) { return true; }  // sends all bytes that write() has taken; false: not all of it yet
+  virtual void look() {}                    // called before the streams are read, to find those with data
   // placed: the position of `data` for peers that read this rank's memory in place, or -1. in_place: the peer's memory
   // at such a position, or null if this is not possible.
   virtual int64_t placed(const void*, int64_t) const { return -1; }

@@ -29,16 +29,16 @@ bool info_of(int fd, tcp_info* info) {
 
 }  // namespace
 
-TcpTransport::TcpTransport(int rank, int size, const int* sockets, double timeout_s)
+TcpTransport::TcpTransport(int rank, int size, std::vector<SealedSocket> sockets, double timeout_s)
     : StreamTransport(rank, size, timeout_s),
-      sockets_(sockets, sockets + size),
+      sockets_(std::move(sockets)),
       readable_(sockets_.size()),
       watched_(sockets_.size()),
       epoll_(epoll_create1(EPOLL_CLOEXEC)) {
   if (epoll_ < 0) fail(Status::native, "epoll_create1: %s", std::strerror(errno));
   for (int i = 0; i < size; i++) {
     if (i == rank) continue;
-    const int fd = sockets_[i], one = 1;
+    const int fd = sockets_[i].fd(), one = 1;
     // A peer whose host is gone does not answer. The kernel gives up on it as soon as a caller here would.
     const unsigned patience = unsigned(std::min(timeout_s, 2e6) * 1000);
     fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK);
@@ -51,27 +51,24 @@ TcpTransport::TcpTransport(int rank, int size, const int* sockets, double timeou
   }
 }
 
-TcpTransport::~TcpTransport() {
-  for (int i = 0; i < size; i++)
-    if (i != rank) close(sockets_[i]);
-  close(epoll_);
-}
+TcpTransport::~TcpTransport() { close(epoll_); }
 
 int64_t TcpTransport::write(int peer, const void* data, int64_t bytes) {
-  const ssize_t n = send(sockets_[peer], data, size_t(bytes), MSG_NOSIGNAL);
-  if (n >= 0) return n;
-  if (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR) return 0;
-  // Data that the peer sent before its end must still be read. The reader finds the end, and a goodbye is more precise
-  // than a broken pipe.
-  return 0;
+  // An error is not reported here: data that the peer sent before its end must still be read. The reader finds the end,
+  // and a goodbye is more precise than a broken pipe.
+  return sockets_[peer].write(data, bytes);
 }
 
 int64_t TcpTransport::read(int peer, void* data, int64_t bytes) {
-  if (!readable_[peer]) return 0;
-  const ssize_t n = recv(sockets_[peer], data, size_t(bytes), 0);
+  if (!readable_[peer] && !sockets_[peer].has_data()) return 0;
+  const ssize_t n = sockets_[peer].read(data, bytes);
   if (n > 0) return n;
   readable_[peer] = false;
   if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) return 0;
+  if (n < 0 && errno == EBADMSG) {
+    ended(peer, SealedSocket::kBroken);
+    return 0;
+  }
   const bool reset = n == 0 || errno == ECONNRESET;
   // A connection that times out without a route reports that instead (EHOSTUNREACH, ENETUNREACH).
   ended(peer,
@@ -86,8 +83,8 @@ int64_t TcpTransport::read(int peer, void* data, int64_t bytes) {
 // True if a packet of full size was not acknowledged for long, while packets of the heartbeats' connection were.
 bool TcpTransport::loses_large_packets(int peer) const {
   tcp_info data, heartbeats;
-  if (size_t(peer) >= heartbeat_sockets.size() || !info_of(heartbeat_sockets[peer], &heartbeats) ||
-      !info_of(sockets_[peer], &data))
+  if (size_t(peer) >= heartbeat_sockets.size() || !info_of(heartbeat_sockets[peer].fd(), &heartbeats) ||
+      !info_of(sockets_[peer].fd(), &data))
     return false;
   return data.tcpi_last_ack_recv > uint64_t(timeout_ns / 2'000'000) &&
          data.tcpi_bytes_sent >= data.tcpi_bytes_retrans + data.tcpi_bytes_acked + data.tcpi_snd_mss &&
@@ -101,7 +98,7 @@ void TcpTransport::idle(int64_t ns) {
     if (wanted == watched_[i]) continue;
     epoll_event event{wanted ? EPOLLIN | EPOLLOUT : EPOLLIN, {}};
     event.data.u32 = uint32_t(i);
-    epoll_ctl(epoll_, EPOLL_CTL_MOD, sockets_[i], &event);
+    epoll_ctl(epoll_, EPOLL_CTL_MOD, sockets_[i].fd(), &event);
     watched_[i] = wanted;
   }
   wait(int(std::max<int64_t>(1, ns / 1'000'000)));

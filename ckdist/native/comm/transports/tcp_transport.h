@@ -1,4 +1,5 @@
-// Transport over TCP sockets, which ckdist/comm/bootstrap/handshake.py has already connected and authenticated.
+// Transport over TCP sockets, which ckdist/comm/bootstrap/handshake.py has already connected and authenticated. Their
+// bytes are sealed, unless the user chose otherwise.
 #pragma once
 #include "comm/transports/stream_transport.h"
 
@@ -6,8 +7,8 @@ namespace ckdist {
 
 class TcpTransport : public StreamTransport {
  public:
-  // sockets: by rank; this rank's own entry is ignored. The transport takes ownership.
-  TcpTransport(int rank, int size, const int* sockets, double timeout_s);
+  // sockets: by rank; this rank's own entry is -1.
+  TcpTransport(int rank, int size, std::vector<SealedSocket> sockets, double timeout_s);
   ~TcpTransport() override;
 
   void idle(int64_t ns) override;
@@ -15,13 +16,14 @@ class TcpTransport : public StreamTransport {
 
  private:
   int64_t write(int peer, const void* data, int64_t bytes) override;
+  bool flush(int peer) override { return sockets_[peer].flush(); }
   int64_t read(int peer, void* data, int64_t bytes) override;
 
   void look() override { wait(0); }
   void wait(int milliseconds);
   bool loses_large_packets(int peer) const;
 
-  std::vector<int> sockets_;
+  std::vector<SealedSocket> sockets_;
   std::vector<bool> readable_;  // epoll reported data that is not completely read
   std::vector<bool> watched_;   // epoll watches for room to write
   int epoll_;

@@ -6,13 +6,13 @@
 // One thread uses a transport at a time: if several communicators share it, each call takes a Turn.
 #pragma once
 #include <sched.h>
-#include <unistd.h>
 
 #include <atomic>
 #include <cstdint>
 #include <string>
 #include <vector>
 
+#include "comm/transports/sealed_socket.h"
 #include "core/futex.h"
 
 namespace ckdist {
@@ -22,10 +22,7 @@ class Transport {
   using Request = uint64_t;  // 0: already complete
 
   Transport(int rank, int size, double timeout_s) : rank(rank), size(size), timeout_ns(int64_t(timeout_s * 1e9)) {}
-  virtual ~Transport() {
-    for (const int fd : heartbeat_sockets)
-      if (fd >= 0) close(fd);
-  }
+  virtual ~Transport() = default;
   const int rank, size;
   const int64_t timeout_ns;  // maximum time of a wait for a peer
 
@@ -87,8 +84,8 @@ class Transport {
   std::vector<std::string> hosts;   // the ranks' machine names, for errors; or empty
   std::string who(int peer) const;  // "rank 1 (on node7)"
 
-  std::vector<int> heartbeat_sockets;  // by rank: a connection only for heartbeats, or -1; owned by this
-  int contexts = 1;                    // number of communicators so far; all ranks agree on it when one is created
+  std::vector<SealedSocket> heartbeat_sockets;  // by rank: a connection only for heartbeats; or empty
+  int contexts = 1;  // number of communicators so far; all ranks agree on it when one is created
 
  private:
   friend struct Turn;

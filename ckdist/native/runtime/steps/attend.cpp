@@ -89,7 +89,15 @@ struct Attend : AttentionRun<Attend, ckdist_attend_step> {
             r.peer_row(step.v, token) + value_column, rotated, room().key};  // inputs in the slot of the token's rank
   }
 
-  // Rotates one token's queries and key of one kv-head, after the norms if the model has them. Stores key and value.
+  // Norms and rotates a head x to `out`, which may be x. norm: a vector, or negative.
+  void norm_and_rotate(const float* x, int norm, const Rope& rope, int width, float* out) {
+    const ElementwiseKernel& k = r.kernels.elementwise;
+    if (norm >= 0 && !step.norms_rotated) k.rms_norm(x, r.vector(norm), step.eps, width, out), x = out;
+    rotate(x, rope, width, out);
+    if (norm >= 0 && step.norms_rotated) k.rms_norm(out, r.vector(norm), step.eps, width, out);
+  }
+
+  // Norms and rotates one token's queries and key of one kv-head. Stores key and value.
   void rotate_and_store(int sequence, int64_t token, int kv_head) {
     const ElementwiseKernel& k = r.kernels.elementwise;
     const Inference::Layer& of = layer();
@@ -102,6 +110,7 @@ struct Attend : AttentionRun<Attend, ckdist_attend_step> {
     const Start start = start_of(sequence);
     const int64_t position = r.batch.chunks[sequence].first_position + token - start.token;
     const Rope rope = rotation(token, position);
+    const float scale = query_factor(step.query_beta, step.query_context, position);
     uint8_t* const block =
         of.kv(kv_head) + r.batch.block_tables[start.block + position / kBlockTokens] * of.block_bytes;
     // Prefetches the key half of the block, because storing a key touches each of its cache lines. Later positions of
@@ -112,13 +121,13 @@ struct Attend : AttentionRun<Attend, ckdist_attend_step> {
       const float* x = q;
       if (together)
         k.scale_weighted(x, q_factor, r.vector(step.q_norm) + head + h * width, width, rotated), x = rotated;
-      else if (step.q_norm >= 0) k.rms_norm(x, r.vector(step.q_norm), step.eps, width, rotated), x = rotated;
-      rotate(x, rope, width, rotated);
+      norm_and_rotate(x, together ? -1 : step.q_norm, rope, width, rotated);
+      if (step.query_beta != 0.f)
+        for (int i = 0; i < width; i++) rotated[i] *= scale;
     }
     if (together)
       k.scale_weighted(key, k_factor, r.vector(step.k_norm) + key_column, width, rotated_key), key = rotated_key;
-    else if (step.k_norm >= 0) k.rms_norm(key, r.vector(step.k_norm), step.eps, width, rotated_key), key = rotated_key;
-    rotate(key, rope, width, rotated_key);
+    norm_and_rotate(key, together ? -1 : step.k_norm, rope, width, rotated_key);
     r.kernels.attention.store(of.cache, block, int(position % kBlockTokens), rotated_key, value);
   }
 

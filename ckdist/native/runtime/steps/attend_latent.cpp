@@ -84,11 +84,15 @@ struct AttendLatent : AttentionRun<AttendLatent, ckdist_attend_latent_step> {
       const BatchView::Chunk& chunk = r.batch.chunks[s];
       const int64_t first = token, end = token + chunk.tokens;
       for (token = std::max(first, own.begin / heads); token < end && token * heads < own.end; token++) {
-        const Rope rope = rotation(token, chunk.first_position + token - first);
+        const int64_t position = chunk.first_position + token - first;
+        const Rope rope = rotation(token, position);
+        const float scale = query_factor(step.query_beta, step.query_context, position);
         for (int64_t h = std::max<int64_t>(own.begin - token * heads, 0); h < std::min(own.end - token * heads, heads);
              h++) {
           float* const head = q + token * stride + h * width;
           rotate(head, rope, width, head, layer().cache.value_width);
+          if (step.query_beta != 0.f)
+            for (int64_t i = 0; i < width; i++) head[i] *= scale;
         }
       }
       token = end;

@@ -5,6 +5,7 @@
 
 #include "kernels/prefetch.h"
 #include "runtime/inference.h"
+#include "runtime/query_scale.h"
 
 namespace ckdist {
 

@@ -8,6 +8,7 @@ namespace ckdist {
 
 struct LowRankSum {
   static constexpr int64_t kTokens = 16, kTiles = 8;  // tokens and tiles at a time
+  static constexpr int64_t kSingleRows = 2;           // products of at most this many rows are computed row by row
 
   float* sums;  // (kTokens, kTiles * kTileRows)
 
@@ -17,6 +18,12 @@ struct LowRankSum {
   // tile.
   void add(const Kernels& kernels, const Matrix& b, Range tiles, int64_t columns, const float* x, int64_t x_stride,
            int64_t rows, float* y, int64_t stride) const {
+    if (rows <= kSingleRows) {
+      for (int64_t row = 0; row < rows; row++)
+        kernels.low_rank.add(b.type == Type::f16, b.tiles + tiles.begin * b.tile_bytes, b.tile_bytes, columns, b.cols,
+                             x + row * x_stride, y + row * stride);
+      return;
+    }
     for (int64_t tile = tiles.begin; tile < tiles.end; tile += kTiles) {
       const int64_t last = std::min(tile + kTiles, tiles.end), from = (tile - tiles.begin) * kTileRows,
                     width = std::min((last - tile) * kTileRows, columns - from);

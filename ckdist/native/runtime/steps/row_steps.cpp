@@ -1,6 +1,7 @@
 // Training steps whose rows are independent of each other.
 #include <algorithm>
 
+#include "runtime/query_scale.h"
 #include "runtime/training.h"
 
 namespace ckdist {
@@ -41,6 +42,16 @@ struct Scale : TrainingRun<ckdist_scale_step> {
   void run() {
     each_token([&](int64_t t) {
       r.kernels.row.scale(r.row(step.x, t), step.factor, r.width(step.out), r.row(step.out, t));
+      r.pad(step.out, t);
+    });
+  }
+};
+
+struct ScaleQueries : TrainingRun<ckdist_scale_queries_step> {
+  void run() {
+    each_token([&](int64_t t) {
+      const float factor = query_factor(step.query_beta, step.query_context, r.batch.positions[t]);
+      r.kernels.row.scale(r.row(step.x, t), factor, r.width(step.out), r.row(step.out, t));
       r.pad(step.out, t);
     });
   }
@@ -118,6 +129,7 @@ struct GatedGrad : TrainingRun<ckdist_gated_grad_step> {
 const RegisteredKind<Lookup> kLookup(ckdist_step_lookup);
 const RegisteredKind<Convert> kConvert(ckdist_step_convert);
 const RegisteredKind<Scale> kScale(ckdist_step_scale);
+const RegisteredKind<ScaleQueries> kScaleQueries(ckdist_step_scale_queries);
 const RegisteredKind<Add> kAdd(ckdist_step_add);
 const RegisteredKind<RmsNorm> kRmsNorm(ckdist_step_rms_norm);
 const RegisteredKind<Rope> kRope(ckdist_step_rope);

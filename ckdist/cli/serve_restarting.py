@@ -1,0 +1,178 @@
+"""`ckdist serve` of one model on one host: an engine and an HTTP process, which outlive each other.
+
+This process is the parent of both. It restarts an engine that ends. The HTTP process keeps the connections and the
+queue, and continues its requests on the next engine.
+"""
+
+import asyncio
+import dataclasses
+import logging
+import os
+import pathlib
+import queue
+import signal
+import subprocess
+import threading
+import time
+from collections import deque
+
+from ckdist.cli.model_table import ModelEntry
+from ckdist.cli.serve import DRAIN_SIGNALS
+from ckdist.cli.server_start import ANSWERING_SECONDS, Listeners, model_name, open_line, open_listeners, say_ready
+from ckdist.config.serve_config import ServeConfig
+from ckdist.engine.socket_directory import READY, SOCKET, socket_address, socket_directory
+from ckdist.errors import EngineError
+from ckdist.hub.bundled import BUNDLED
+from ckdist.serve.engine_job import EngineJob
+from ckdist.serve.process import HttpProcess
+from ckdist.serve.settings import STALE_SIGNAL
+
+LOOK_SECONDS = 0.2
+START_LOOK_SECONDS = 0.02
+MAX_RESTARTS = 3  # within RESTART_SECONDS
+RESTART_SECONDS = 120.0
+STOP_SECONDS = 10.0  # limit for an engine without requests to end
+
+log = logging.getLogger(__name__)
+
+
+class RestartedEngine:
+    """The engine's job at `address`, which may be started again. Leaving the `with` block ends it.
+
+    Attributes:
+        is_ready: Whether an engine has been ready.
+    """
+
+    def __init__(self, config: ServeConfig, name: str, directory: str) -> None:
+        words = ModelEntry(name=name, config=config).words
+        model = () if config.model is None else (f"--model={config.model}",)
+        self._words = (*words, *model, f"--drain-timeout={config.drain_timeout}")
+        self._directory, self.address = directory, socket_address(directory)
+        self.is_ready = False
+        self._is_stuck = False
+        self._restarted_at: deque[float] = deque()
+        self._start()
+
+    def __enter__(self) -> "RestartedEngine":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.job.kill()
+
+    def start_lines(self) -> list[str] | None:
+        """Returns the lines about the start and, as the last one, the task. None: the engine is not ready."""
+        try:
+            lines = self._lines.get_nowait()
+        except queue.Empty:
+            return None
+        self.is_ready = True
+        return lines
+
+    def note_stuck(self) -> None:
+        """Notes that the engine gives no sign of life. Safe in a signal handler."""
+        self._is_stuck = True
+
+    def end_if_stuck(self) -> None:
+        """Kills the engine after `note_stuck`."""
+        if self._is_stuck:
+            self._is_stuck = False
+            self.job.kill()
+
+    def restart(self, http: HttpProcess) -> None:
+        """Starts the engine again, which has ended. Raises EngineError after MAX_RESTARTS in RESTART_SECONDS."""
+        reason, now = self.job.reason(), time.monotonic()
+        pathlib.Path(self._directory, SOCKET).unlink(missing_ok=True)
+        http.expect_next_engine()
+        while self._restarted_at and now - self._restarted_at[0] > RESTART_SECONDS:
+            self._restarted_at.popleft()
+        if len(self._restarted_at) >= MAX_RESTARTS:
+            most = f"after {MAX_RESTARTS} restarts in {RESTART_SECONDS:g} s it is not restarted again"
+            raise EngineError(f"the engine has ended ({reason}); {most}")
+        self._restarted_at.append(now)
+        log.warning("the engine has ended (%s); it is restarted, and its requests go on", reason)
+        self._start()
+
+    def stop(self) -> None:
+        """Ends the engine, which may store blocks and write a trace."""
+        asyncio.run(self.job.stop(STOP_SECONDS))
+
+    def _start(self) -> None:
+        self.job = EngineJob(self._words, directory=self._directory, output=subprocess.PIPE)
+        self._lines: queue.SimpleQueue[list[str]] = queue.SimpleQueue()
+        threading.Thread(target=self._read, daemon=True, name="ckdist-engine-output").start()
+
+    def _read(self) -> None:
+        """Collects the lines about the engine's start."""
+        lines, found = list[str](), self._lines
+        for data in self.job.output:
+            line = data.decode(errors="replace").rstrip("\n")
+            if line.startswith(READY):
+                found.put([*lines, line.removeprefix(READY)])
+            lines.append(line)
+
+
+def run(config: ServeConfig) -> int:
+    """Serves until it is stopped. Returns 0, or the exit code of an engine that does not start.
+
+    Raises EngineError if the HTTP process fails, or the engine ends again and again.
+    """
+    listeners, name = open_listeners(config), config.alias or model_name(config)
+    if config.model is not None:
+        from ckdist.hub.resolve import resolve
+
+        config = dataclasses.replace(config, model=resolve(config.model))
+    path = os.fspath(config.model or BUNDLED)
+    with socket_directory() as directory, RestartedEngine(config, name, directory) as engine:
+        first, metrics, more = listeners
+        own = {"restarts": True}
+        http = HttpProcess.start(config, engine.address, path, name, first, metrics, more=more, own=own)
+        try:
+            return _serve(config, listeners, name, engine, http)
+        finally:
+            http.drain()  # if it still runs: a second signal ends its requests
+            http.stop()
+
+
+def _serve(config: ServeConfig, listeners: Listeners, name: str, engine: RestartedEngine, http: HttpProcess) -> int:
+    ending = threading.Event()
+
+    def drain(*_: object) -> None:
+        """Refuses new requests, and ends the server when the running ones are done."""
+        ending.set()
+        http.drain()
+
+    for number in DRAIN_SIGNALS:
+        signal.signal(number, drain)
+    signal.signal(STALE_SIGNAL, lambda *_: engine.note_stuck())
+    if config.api_key_file is not None:
+        signal.signal(signal.SIGHUP, lambda *_: http.read_keys_again())
+    if line := open_line(config, listeners):
+        log.warning("%s", line)
+    while http.poll() is None:
+        if not engine.is_ready and (lines := engine.start_lines()) is not None:
+            http.wait_answering(ANSWERING_SECONDS)
+            say_ready(config, listeners, http, name, lines[:-1], lines[-1])
+        engine.end_if_stuck()
+        if engine.job.has_ended:
+            if ending.is_set():
+                if engine.job.code:
+                    http.drain()  # again: its requests cannot finish
+            elif engine.job.code == 0:
+                drain()  # somebody has drained the engine
+            elif not engine.is_ready:
+                return _failed_start(engine)
+            else:
+                engine.restart(http)
+        time.sleep(LOOK_SECONDS if engine.is_ready else START_LOOK_SECONDS)
+    if failure := http.failure():
+        raise failure
+    engine.stop()
+    return 0
+
+
+def _failed_start(engine: RestartedEngine) -> int:
+    """Returns the exit code. The engine has written the reason."""
+    code = engine.job.code
+    if code < 0:
+        raise EngineError(f"the engine {engine.job.reason()} before it was ready")
+    return code

@@ -1,0 +1,107 @@
+"""Settings of the commands that fine-tune without a configuration file, and that check their data."""
+
+from dataclasses import dataclass
+
+from ckdist.comm.transports.names import ENCRYPT
+from ckdist.config.commands import GGUF_TYPES
+from ckdist.config.engine_config import NAMES_HELP
+from ckdist.config.options import Settings, option
+from ckdist.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataCommand(Settings):
+    """`ckdist data check`: show how data files are read, and the tokens that a training would learn."""
+
+    action: str | None = option(None, "action", choices=("check",), help="check: read the files as a training does")
+    files: tuple[str, ...] = option(
+        (), "files", repeat=True, metavar="FILE", help="files, patterns or folders, as train_file of a training"
+    )
+    model: str | None = option(None, "-m", "--model", metavar="MODEL", help=NAMES_HELP)
+    samples: int = option(2, "--samples", within=(0, 1000), help="sequences that are shown")
+    text_column: str = option("text", "--text-column", metavar="NAME", help="field or column that holds a text")
+    max_length: int = option(
+        0,
+        "--max-length",
+        within=(0, 1 << 20),
+        help="count the tokens that a training with this max_length loses; 0: none",
+    )
+    verbose: bool = option(False, "-v", "--verbose", help="log more")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.action is None or not self.files or self.model is None:
+            raise ConfigError(
+                "ckdist data needs check, the files and the model: ckdist data check chats.jsonl -m smollm2"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuneCommand(Settings):
+    """`ckdist tune`: fine-tune a model on data files, without a configuration file."""
+
+    files: tuple[str, ...] = option(
+        (), "files", repeat=True, metavar="FILE", help="chats or texts: files, patterns or folders"
+    )
+    model: str | None = option(None, "-m", "--model", metavar="MODEL", help=NAMES_HELP)
+    output: str = option(
+        "", "-o", "--output", metavar="DIR", help="folder of the result (default: MODEL-FILE in this folder)"
+    )
+    full: bool = option(False, "--full", help="train all weights (default: a LoRA adapter on all linear layers)")
+    epochs: float = option(
+        0.0, "--epochs", within=(0, 1e6), metavar="N", help="passes over the data (default: 3, more for little data)"
+    )
+    learning_rate: float = option(
+        0.0,
+        "--learning-rate",
+        "--lr",
+        within=(0, 1e3),
+        metavar="RATE",
+        help="peak rate (default: 2e-4, 2e-5 with --full)",
+    )
+    lora_r: int = option(16, "--lora-r", "--lora-rank", within=(1, 1 << 14), help="rank of the adapter's matrices")
+    max_length: int = option(
+        0,
+        "--max-length",
+        "--max-seq-length",
+        within=(0, 1 << 20),
+        help="longest sequence in tokens (default: the longest chat, if <= 2048)",
+    )
+    set: tuple[str, ...] = option(
+        (), "--set", repeat=True, metavar="FIELD=VALUE", help="set any field of a training, e.g. weight_decay=0.1"
+    )
+    skip_bad: bool = option(False, "--skip-bad", help="leave out records that cannot be used, and count them")
+    dry_run: bool = option(False, "--dry-run", help="show the settings, the memory and the hours, and do not train")
+    data_parallel_size: int | None = option(
+        None, "-dp", "--data-parallel-size", kind=int, within=(1, 1 << 16),
+        help="replicas; started on this host if there is no launcher (default: 1)",
+    )  # fmt: skip
+    encrypt: str = option("auto", "--encrypt", choices=ENCRYPT, help="encryption between hosts, as of ckdist serve")
+    verbose: bool = option(False, "-v", "--verbose", help="log more")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.files or self.model is None:
+            raise ConfigError("ckdist tune needs a model and its data: ckdist tune -m smollm2 chats.jsonl")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MergeCommand(Settings):
+    """`ckdist merge`: write a model with an adapter added to its weights."""
+
+    model: str | None = option(None, "-m", "--model", metavar="MODEL", help=NAMES_HELP)
+    lora: str = option("", "--lora", metavar="DIR", help="the adapter's folder, or its GGUF file")
+    target: str | None = option(
+        None, "target", metavar="OUT", help="folder to write, or a file whose name ends in .gguf (a GGUF's only form)"
+    )
+    type: str = option(
+        "", "--type", choices=("", *GGUF_TYPES), help="type of the matrices (default: bf16, in a GGUF f16)"
+    )
+    verbose: bool = option(False, "-v", "--verbose", help="log more")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.model is None or not self.lora or self.target is None:
+            raise ConfigError(
+                "ckdist merge needs a model, an adapter and a target: ckdist merge -m smollm2 --lora out/adapter m.gguf"
+            )

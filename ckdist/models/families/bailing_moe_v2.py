@@ -1,0 +1,99 @@
+"""Ling and Ring 2: GLM-4.5's layers, with queries, keys and values in one tensor. Always norms of heads.
+
+Layers that predict further tokens (MTP) are left out.
+"""
+
+from dataclasses import replace
+
+from ckdist.models import from_config, limits
+from ckdist.models.config_keys import ConfigKeys
+from ckdist.models.families import family, glm4moe
+from ckdist.models.families.family import GgufForm, GgufHeader, in_layers
+from ckdist.models.fields import Fields
+from ckdist.models.spec import ModelSpec, MoeFfn
+
+NAME, GGUF = "bailing_moe_v2", "bailingmoe2"
+QKV = tuple(f"self_attn.{part}_proj" for part in "qkv")
+KEYS = ConfigKeys(
+    {
+        "first_k_dense_replace": 1,
+        "head_dim": 128,
+        "hidden_act": "silu",
+        "max_position_embeddings": 32768,
+        "moe_intermediate_size": 512,
+        "n_group": 8,
+        "num_experts": 256,
+        "num_experts_per_tok": 8,
+        "num_key_value_heads": 4,
+        "norm_topk_prob": True,
+        "num_shared_experts": 1,
+        "partial_rotary_factor": 1.0,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 6e5,
+        "routed_scaling_factor": 1.0,
+        "topk_group": 4,
+        "use_qk_norm": True,
+    },
+    only={
+        "moe_router_enable_expert_bias": True,
+        "score_function": "sigmoid",
+        "use_bias": False,
+        "use_qk_norm": True,
+        "use_rmsnorm": True,
+    },
+    unused=("max_window_layers", "mtp_loss_scaling_factor", "output_dropout", "router_dtype"),
+)
+
+
+def config(f: Fields, outer: Fields) -> ModelSpec:
+    """Reads a config.json."""
+    n = from_config.sizes(f)
+    attention = n.attention(qkv_bias=f.flag("use_qkv_bias"), qk_norm="head")
+    ffns = glm4moe.feed_forwards(f, n.num_layers, "num_experts", "num_shared_experts")
+    if isinstance(last := ffns[-1], MoeFfn):
+        width = f.integer("moe_shared_expert_intermediate_size", last.shared_size, high=limits.MAX_FFN)
+        if width != last.shared_size:
+            raise f.error(
+                "moe_shared_expert_intermediate_size", width, f"that of all shared experts, {last.shared_size}"
+            )
+    rope = from_config.rotations(f, n, from_config.part(f))["global"]
+    return replace(glm4moe.model(n, attention, ffns, rope, from_config.tied(f, outer)), family=NAME)
+
+
+def gguf(header: GgufHeader) -> ModelSpec:
+    """Reads GGUF metadata. Its number of layers includes those that predict further tokens."""
+    return replace(glm4moe.gguf(header), family=NAME)
+
+
+def export(spec: ModelSpec, where: str) -> GgufForm:
+    """Returns the GGUF metadata of a model."""
+    from ckdist.models import to_gguf
+
+    names = ("expert_shared_feed_forward_length", *family.GROUPED_EXPERTS)
+    more = {"rope.dimension_count": spec.ropes["global"].dims, **to_gguf.experts(spec, where, names)}
+    return to_gguf.dense(GGUF, spec, where, more)
+
+
+FAMILY = replace(
+    glm4moe.FAMILY,
+    name=NAME,
+    architectures=("BailingMoeV2ForCausalLM",),
+    model_types=("bailing_moe_v2",),
+    keys=KEYS,
+    gguf=GGUF,
+    from_config=config,
+    from_gguf=gguf,
+    to_gguf=export,
+    safetensors=family.SAFETENSORS_EXPERTS.but({
+        "model.word_embeddings": "model.embed_tokens",
+        **in_layers("model.layers", {
+            **family.SHARED_EXPERTS,
+            "attention.query_key_value": QKV,
+            "attention.query_layernorm": "self_attn.q_norm",
+            "attention.key_layernorm": "self_attn.k_norm",
+            "attention.dense": "self_attn.o_proj",
+            "mlp.gate.expert_bias": "mlp.gate.e_score_correction.bias",
+        }),
+    }),
+    gguf_names=family.GGUF_EXPERTS.but(in_layers("blk", {"attn_qkv": QKV})),
+)  # fmt: skip

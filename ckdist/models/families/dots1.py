@@ -1,0 +1,69 @@
+"""dots.llm1: GLM-4.5's layers with whole heads rotated, norms of heads, and more shared experts."""
+
+from dataclasses import replace
+
+from ckdist.models import from_config, limits
+from ckdist.models.families import family, glm4moe
+from ckdist.models.families.family import GgufForm, GgufHeader
+from ckdist.models.fields import Fields
+from ckdist.models.spec import LayerSpec, ModelSpec
+
+NAME = "dots1"
+KEYS = replace(glm4moe.KEYS, nulls={"sliding_window": None}).but(
+    defaults={
+        "first_k_dense_replace": 0,
+        "max_position_embeddings": 2048,
+        "max_window_layers": 62,
+        "norm_topk_prob": False,
+        "num_key_value_heads": 32,
+        "partial_rotary_factor": None,
+        "rms_norm_eps": 1e-6,
+        "scoring_func": "sigmoid",
+        "sliding_window": 4096,
+    },
+    only={"moe_layer_freq": 1, "topk_method": "noaux_tc"},
+    unused=("use_sliding_window",),  # transformers decides by sliding_window and max_window_layers
+)
+
+
+def config(f: Fields, outer: Fields) -> ModelSpec:
+    """Reads a config.json."""
+    n, bias, window = from_config.sizes(f), f.flag("attention_bias"), from_config.window(f)
+    if f.text("scoring_func") not in ("sigmoid", "noaux_tc"):  # both mean the same
+        raise f.error("scoring_func", f.text("scoring_func"), "sigmoid or noaux_tc")
+    first = f.integer("max_window_layers", low=0, high=limits.MAX_LAYERS)
+    sliding = from_config.sliding_layers(f, n.num_layers, [i >= first for i in range(n.num_layers)])
+    attention = n.attention(qkv_bias=bias, o_bias=bias, qk_norm="head")
+    layers = [
+        LayerSpec(replace(attention, window=window * slides), ffn)
+        for slides, ffn in zip(sliding, glm4moe.feed_forwards(f, n.num_layers), strict=True)
+    ]
+    return n.model(NAME, layers, from_config.rotations(f, n), from_config.tied(f, outer))
+
+
+def gguf(header: GgufHeader) -> ModelSpec:
+    """Reads GGUF metadata."""
+    return replace(glm4moe.gguf(header), family=NAME)
+
+
+def export(spec: ModelSpec, where: str) -> GgufForm:
+    """Returns the GGUF metadata of a model. Raises ArchitectureError for windows."""
+    from ckdist.models import to_gguf
+
+    to_gguf.refuse_windows(spec, where, "a sliding window ({window}) of dots1 has no GGUF form", "set it to null")
+    more = {"rope.dimension_count": spec.ropes["global"].dims}
+    return to_gguf.dense(NAME, spec, where, {**more, **to_gguf.experts(spec, where, family.GROUPED_EXPERTS)})
+
+
+FAMILY = replace(
+    glm4moe.FAMILY,
+    name=NAME,
+    architectures=("Dots1ForCausalLM",),
+    model_types=("dots1",),
+    keys=KEYS,
+    gguf=NAME,
+    from_config=config,
+    from_gguf=gguf,
+    to_gguf=export,
+    gguf_names=family.GGUF_EXPERTS,
+)

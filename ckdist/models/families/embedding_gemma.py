@@ -1,0 +1,67 @@
+"""EmbeddingGemma: Gemma 3 whose tokens attend to later ones too. Windows extend to both sides.
+
+Two dense layers without a function between them follow the mean of all tokens: `ModelSpec.projections`.
+"""
+
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+from ckdist.models.families import gemma3
+from ckdist.models.families.family import GgufForm, GgufHeader
+from ckdist.models.fields import Fields
+from ckdist.models.spec import LayerSpec, ModelSpec
+
+NAME, GGUF = "embedding_gemma", "gemma-embedding"
+DENSE = ("dense_2", "dense_3")  # in GGUF files
+
+
+def bidirectional(spec: ModelSpec) -> ModelSpec:
+    """The model whose tokens attend to both sides. `spec` has the windows of the file: both sides together."""
+
+    def both_sides(layer: LayerSpec) -> LayerSpec:
+        window = layer.attention.window
+        return replace(
+            layer, mixer=replace(layer.attention, bidirectional=True, window=window // 2 + 1 if window else 0)
+        )
+
+    return replace(spec, layers=tuple(map(both_sides, spec.layers)))
+
+
+def config(f: Fields, outer: Fields) -> ModelSpec:
+    """Reads a config.json."""
+    spec = replace(gemma3.config(f, outer), family=NAME)
+    return bidirectional(spec) if f.flag("use_bidirectional_attention") else spec
+
+
+def gguf(header: GgufHeader) -> ModelSpec:
+    """Reads GGUF metadata."""
+    spec = bidirectional(replace(gemma3.gguf(header), family=NAME))
+    dims = (header.dims.get(f"{name}.weight", ()) for name in DENSE)
+    return replace(spec, projections=tuple(rows[1] for rows in dims if len(rows) > 1))
+
+
+def export(spec: ModelSpec, where: str) -> GgufForm:
+    """Returns the GGUF metadata of a model."""
+    form = gemma3.export(spec, where)
+    values: dict[str, Any] = {name.replace(gemma3.NAME, GGUF, 1): value for name, value in form.metadata.items()}
+    window = max(layer.attention.window for layer in spec.layers)
+    more = {"attention.sliding_window": 2 * (window - 1), "attention.causal": False, "pooling_type": 1}
+    rows = pairwise([spec.hidden_size, *spec.projections])
+    for name, (inputs, outputs) in zip(DENSE, rows, strict=False):
+        more |= {f"{name}_feat_in": inputs, f"{name}_feat_out": outputs}
+    named = {f"{GGUF}.{name}": value for name, value in more.items()}
+    return replace(form, metadata={**values, "general.architecture": GGUF, **named})
+
+
+FAMILY = replace(
+    gemma3.FAMILY,
+    name=NAME,
+    architectures=("Gemma3TextModel",),
+    model_types=(),
+    gguf=GGUF,
+    from_config=config,
+    from_gguf=gguf,
+    to_gguf=export,
+    gguf_names=gemma3.FAMILY.gguf_names.but({name: f"model.projection_{i}" for i, name in enumerate(DENSE)}),
+)

@@ -1,0 +1,53 @@
+"""ERNIE 4.5 without experts: Llama whose rotated pairs are neighbours."""
+
+from dataclasses import replace
+
+from ckdist.models import from_config
+from ckdist.models.families import llama, qwen2
+from ckdist.models.families.family import GgufHeader
+from ckdist.models.fields import Fields
+from ckdist.models.spec import LayerSpec, ModelSpec
+
+NAME = "ernie4_5"
+KEYS = llama.KEYS.but(
+    defaults={
+        "head_dim": 128,
+        "max_position_embeddings": 131072,
+        "num_attention_heads": 16,
+        "num_hidden_layers": 18,
+        "num_key_value_heads": 2,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 5e5,
+        "tie_word_embeddings": True,
+    },
+    nulls={"head_dim": None, "num_key_value_heads": None},
+)
+
+
+def config(f: Fields, outer: Fields) -> ModelSpec:
+    """Reads a config.json."""
+    n, bias = from_config.sizes(f), f.flag("use_bias")
+    attention, ropes = n.attention(qkv_bias=bias, o_bias=bias), from_config.rotations(f, n, interleaved=True)
+    layers = [LayerSpec(attention, from_config.dense(f, bias=bias))] * n.num_layers
+    return n.model(NAME, layers, ropes, from_config.tied(f, outer))
+
+
+def gguf(header: GgufHeader) -> ModelSpec:
+    """Reads GGUF metadata."""
+    from ckdist.models import from_gguf
+
+    n = from_gguf.sizes(header)
+    layers = [LayerSpec(from_gguf.attention(header, n), from_gguf.dense(header))] * n.num_layers
+    return n.model(NAME, layers, {"global": from_gguf.rotation(header, n, interleaved=True)}, from_gguf.tied(header))
+
+
+FAMILY = replace(
+    qwen2.FAMILY,
+    name=NAME,
+    architectures=("Ernie4_5ForCausalLM", "Ernie4_5_ForCausalLM"),
+    model_types=(NAME,),
+    keys=KEYS,
+    gguf=NAME,
+    from_config=config,
+    from_gguf=gguf,
+)

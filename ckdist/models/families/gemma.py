@@ -1,0 +1,68 @@
+"""Gemma 1: Llama with scaled embeddings, a gate of GELU, and norms that multiply by 1 + weight."""
+
+import math
+from dataclasses import replace
+
+from ckdist.errors import ArchitectureError
+from ckdist.models import from_config
+from ckdist.models.families import family, gemma2, llama
+from ckdist.models.families.family import GgufForm, GgufHeader
+from ckdist.models.fields import Fields
+from ckdist.models.spec import LayerSpec, ModelSpec
+
+NAME = "gemma"
+KEYS = llama.KEYS.but(
+    defaults={
+        "head_dim": 256,
+        "hidden_act": "gelu_pytorch_tanh",
+        "max_position_embeddings": 8192,
+        "num_attention_heads": 16,
+        "num_hidden_layers": 28,
+        "num_key_value_heads": 16,
+        "tie_word_embeddings": True,
+    },
+    unused=("hidden_activation",),  # hidden_act is read
+)
+
+
+def config(f: Fields, outer: Fields) -> ModelSpec:
+    """Reads a config.json. The published files name the tanh form of GELU gelu."""
+    n, bias = from_config.sizes(f), f.flag("attention_bias")
+    function = from_config.activation(f)
+    ffn = from_config.dense(f, "gelu_tanh" if function == "gelu" else function)
+    layers = [LayerSpec(n.attention(qkv_bias=bias, o_bias=bias), ffn)] * n.num_layers
+    ropes, tied = from_config.rotations(f, n), from_config.tied(f, outer)
+    return n.model(NAME, layers, ropes, tied, embedding_scale=math.sqrt(n.hidden_size))
+
+
+def gguf(header: GgufHeader) -> ModelSpec:
+    """Reads GGUF metadata."""
+    from ckdist.models import from_gguf
+
+    n = from_gguf.sizes(header)
+    layers = [LayerSpec(from_gguf.attention(header, n), from_gguf.dense(header, "gelu_tanh"))] * n.num_layers
+    ropes, tied = {"global": from_gguf.rotation(header, n)}, from_gguf.tied(header)
+    return n.model(NAME, layers, ropes, tied, embedding_scale=math.sqrt(n.hidden_size))
+
+
+def export(spec: ModelSpec, where: str) -> GgufForm:
+    """Returns the GGUF metadata of a model. Raises ArchitectureError for an output projection of its own."""
+    from ckdist.models import to_gguf
+
+    if not spec.tie_embeddings:
+        raise ArchitectureError(f"{where}: gemma with tie_word_embeddings false has no GGUF form")
+    return to_gguf.dense(NAME, spec, where)
+
+
+FAMILY = replace(
+    gemma2.FAMILY,
+    name=NAME,
+    architectures=("GemmaForCausalLM",),
+    model_types=(NAME,),
+    keys=KEYS,
+    gguf=NAME,
+    from_config=config,
+    from_gguf=gguf,
+    to_gguf=export,
+    gguf_names=family.GGUF,
+)

@@ -1,0 +1,80 @@
+"""Granite 3 with experts, and a shared expert in some models. Also Granite 4 with experts and without Mamba."""
+
+from dataclasses import replace
+
+from ckdist.errors import ArchitectureError
+from ckdist.models import from_config, limits
+from ckdist.models.families import family, granite
+from ckdist.models.families.family import GgufForm, GgufHeader, in_layers
+from ckdist.models.fields import Fields
+from ckdist.models.spec import ModelSpec, MoeFfn
+from ckdist.program.routing import Routing
+
+NAME = "granitemoe"
+KEYS = granite.KEYS.but(
+    defaults={
+        "num_experts_per_tok": 2,
+        "num_local_experts": 8,
+        "router_aux_loss_coef": 0.001,
+        "shared_intermediate_size": 0,
+    },
+    only={"normalization_function": "rmsnorm"},
+    unused=("init_method", "mlp_bias"),
+)
+ROUTING = Routing(used=2)
+
+
+def experts(f: Fields) -> MoeFfn:
+    """Reads the experts from a config.json."""
+    shared = f.integer("shared_intermediate_size", low=0, high=limits.MAX_FFN)
+    return from_config.experts(f, "num_local_experts", "intermediate_size", ROUTING, shared_size=shared)
+
+
+def config(f: Fields, outer: Fields) -> ModelSpec:
+    """Reads a config.json."""
+    return granite.model(NAME, f, outer, experts(f), True, **from_config.balance(f))
+
+
+def gguf(header: GgufHeader) -> ModelSpec:
+    """Reads GGUF metadata."""
+    from ckdist.models import from_gguf
+
+    return granite.gguf_model(NAME, header, from_gguf.experts(header, ROUTING, shared=True))
+
+
+def export(spec: ModelSpec, where: str) -> GgufForm:
+    """Returns the GGUF metadata of a model. Raises ArchitectureError if it has no rotation."""
+    from ckdist.models import to_gguf
+
+    if not spec.layers[0].attention.rope:
+        raise ArchitectureError(f"{where}: {NAME} without rotation has no GGUF form: its readers rotate")
+    return granite.form(NAME, spec, where, to_gguf.experts(spec, where, ["expert_shared_feed_forward_length"]))
+
+
+GATE, UP, DOWN = (f"mlp.experts.{part}_proj" for part in ("gate", "up", "down"))
+SHARED_GATE, SHARED_UP, SHARED_DOWN = (f"mlp.shared_expert.{part}_proj" for part in ("gate", "up", "down"))
+FAMILY = replace(
+    granite.FAMILY,
+    name=NAME,
+    architectures=("GraniteMoeForCausalLM", "GraniteMoeSharedForCausalLM"),
+    model_types=("granitemoe", "granitemoeshared"),
+    keys=KEYS,
+    gguf=NAME,
+    from_config=config,
+    from_gguf=gguf,
+    to_gguf=export,
+    safetensors=family.SAFETENSORS.but(
+        in_layers(
+            "model.layers",
+            {
+                "block_sparse_moe.router.layer": "mlp.gate",
+                "block_sparse_moe.input_linear": (GATE, UP),
+                "block_sparse_moe.output_linear": DOWN,
+                "shared_mlp.input_linear": (SHARED_GATE, SHARED_UP),
+                "shared_mlp.output_linear": SHARED_DOWN,
+            },
+        ),
+        (r".*block_sparse_moe\.(input|output)_linear\.weight", "stacked"),
+    ),
+    gguf_names=family.GGUF_EXPERTS.but({}, family.INTERLEAVED),
+)

@@ -1,0 +1,57 @@
+"""Hunyuan without experts: queries and keys are normed after their rotation."""
+
+from dataclasses import replace
+
+from ckdist.models import from_config
+from ckdist.models.families import family, hunyuan_v1_moe
+from ckdist.models.families.family import GgufForm, GgufHeader, in_layers
+from ckdist.models.fields import Fields
+from ckdist.models.spec import LayerSpec, ModelSpec
+
+NAME, GGUF = "hunyuan_v1_dense", "hunyuan-dense"
+KEYS = hunyuan_v1_moe.KEYS.but(only={"moe_topk": 1, "num_experts": 1, "use_rotary_pos_emb": True})
+
+
+def config(f: Fields, outer: Fields) -> ModelSpec:
+    """Reads a config.json."""
+    n, bias = from_config.sizes(f), f.flag("attention_bias")
+    attention = n.attention(qkv_bias=bias, o_bias=bias, qk_norm="head", norms_rotated=True)
+    layers = [LayerSpec(attention, from_config.dense(f))] * n.num_layers
+    return n.model(NAME, layers, from_config.rotations(f, n), from_config.tied(f, outer))
+
+
+def gguf(header: GgufHeader) -> ModelSpec:
+    """Reads GGUF metadata."""
+    from ckdist.models import from_gguf
+
+    n = from_gguf.sizes(header)
+    attention = replace(from_gguf.attention(header, n), norms_rotated=True)
+    layers = [LayerSpec(attention, from_gguf.dense(header))] * n.num_layers
+    return n.model(NAME, layers, {"global": from_gguf.rotation(header, n)}, from_gguf.tied(header))
+
+
+def export(spec: ModelSpec, where: str) -> GgufForm:
+    """Returns the GGUF metadata of a model."""
+    from ckdist.models import to_gguf
+
+    return to_gguf.dense(GGUF, spec, where)
+
+
+FAMILY = replace(
+    hunyuan_v1_moe.FAMILY,
+    name=NAME,
+    architectures=("HunYuanDenseV1ForCausalLM",),
+    model_types=(NAME,),
+    keys=KEYS,
+    gguf=GGUF,
+    from_config=config,
+    from_gguf=gguf,
+    to_gguf=export,
+    safetensors=family.SAFETENSORS.but(
+        in_layers(
+            "model.layers",
+            {"self_attn.query_layernorm": "self_attn.q_norm", "self_attn.key_layernorm": "self_attn.k_norm"},
+        )
+    ),
+    gguf_names=family.GGUF,
+)

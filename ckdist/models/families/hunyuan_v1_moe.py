@@ -1,0 +1,99 @@
+"""Hunyuan-A13B: all layers have experts and a shared expert; queries and keys are normed after their rotation."""
+
+from dataclasses import replace
+
+from ckdist.models import from_config, limits
+from ckdist.models.families import family, llama
+from ckdist.models.families.family import Family, GgufForm, GgufHeader, in_layers
+from ckdist.models.fields import Fields
+from ckdist.models.spec import LayerSpec, ModelSpec, MoeFfn
+from ckdist.program.routing import Routing
+
+NAME, GGUF = "hunyuan_v1_moe", "hunyuan-moe"
+KEYS = llama.KEYS.but(
+    defaults={"moe_topk": 1, "num_experts": 1, "rms_norm_eps": 1e-5},
+    aliases={"attention_head_dim": "head_dim", "num_experts_per_tok": "moe_topk", "num_local_experts": "num_experts"},
+    only={
+        "group_limited_greedy": False,
+        "moe_layer_num_skipped": 0,
+        "norm_topk_prob": True,
+        "norm_type": "rms",
+        "position_embedding_xdrope": False,
+        "routed_scaling_factor": 1.0,
+        "use_cla": False,
+        "use_mixed_mlp_moe": True,
+        "use_mla": False,
+        "use_qk_norm": True,
+    },
+    unused=(
+        *("beta_fast", "beta_slow", "factor", "mscale", "mscale_all_dim"),  # of the rotation, if it has `alpha`
+        *("add_classification_head", "class_num", "cla_share_factor", "dense_list", "pool_type", "skip_cls_token"),
+        *("eod_token_id", "im_end_id", "im_newline_id", "im_start_id", "mask_init_id", "pad_id", "text_end_id"),
+        *("text_start_id", "video_end_id", "video_start_id", "org_vocab_size", "anyres_pooling_size"),
+        *("moe_drop_tokens", "moe_random_routing_dropped_token"),
+    ),
+)
+ROUTING = Routing(used=1)
+
+
+def every_layer(f: Fields, name: str, high: int, default: int | None = None) -> int:
+    """Reads a number that may be a list with one for each layer. Raises ModelFileError if layers differ."""
+    value = f.raw(name)
+    if not isinstance(value, list):
+        return f.integer(name, *([] if default is None else [default]), high=high)
+    if not value or any(each != value[0] for each in value):
+        raise f.error(name, value, "the same in every layer")
+    return Fields({name: value[0]}, f.where, f.prefix).integer(name, high=high)
+
+
+def config(f: Fields, outer: Fields) -> ModelSpec:
+    """Reads a config.json."""
+    n, bias = from_config.sizes(f), f.flag("attention_bias")
+    size = f.integer("intermediate_size", high=limits.MAX_FFN)
+    for name, needed in (("moe_intermediate_size", size), ("num_shared_expert", 1)):
+        if (given := every_layer(f, name, limits.MAX_FFN, needed)) != needed:
+            raise f.error(name, given, f"{needed}: the width of experts is intermediate_size, and one is shared")
+    routing = replace(ROUTING, used=every_layer(f, "moe_topk", limits.MAX_EXPERTS))
+    count = every_layer(f, "num_experts", limits.MAX_EXPERTS)
+    ffn = MoeFfn(count, size, routing, from_config.activation(f), shared_size=size)
+    attention = n.attention(qkv_bias=bias, o_bias=bias, qk_norm="head", norms_rotated=True)
+    layers = [LayerSpec(attention, ffn)] * n.num_layers
+    return n.model(NAME, layers, from_config.rotations(f, n), from_config.tied(f, outer))
+
+
+def gguf(header: GgufHeader) -> ModelSpec:
+    """Reads GGUF metadata."""
+    from ckdist.models import from_gguf
+
+    n, ffn = from_gguf.sizes(header), from_gguf.experts(header, ROUTING, shared=True)
+    layer = LayerSpec(replace(from_gguf.attention(header, n), norms_rotated=True), ffn)
+    return n.model(NAME, [layer] * n.num_layers, {"global": from_gguf.rotation(header, n)}, from_gguf.tied(header))
+
+
+def export(spec: ModelSpec, where: str) -> GgufForm:
+    """Returns the GGUF metadata of a model."""
+    from ckdist.models import to_gguf
+
+    names = ["expert_shared_count", "expert_shared_feed_forward_length"]
+    return to_gguf.dense(GGUF, spec, where, to_gguf.experts(spec, where, names))
+
+
+FAMILY = Family(
+    name=NAME,
+    architectures=("HunYuanMoEV1ForCausalLM",),
+    model_types=("hunyuan_v1_moe",),
+    keys=KEYS,
+    gguf=GGUF,
+    from_config=config,
+    from_gguf=gguf,
+    to_gguf=export,
+    safetensors=family.SAFETENSORS_EXPERTS.but(
+        in_layers("model.layers", {
+            "mlp.gate.wg": "mlp.gate",
+            **{f"mlp.shared_mlp.{part}_proj": f"mlp.shared_expert.{part}_proj" for part in ("gate", "up", "down")},
+            "self_attn.query_layernorm": "self_attn.q_norm",
+            "self_attn.key_layernorm": "self_attn.k_norm",
+        }),
+    ),
+    gguf_names=family.GGUF_EXPERTS,
+)  # fmt: skip

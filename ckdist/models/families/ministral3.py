@@ -1,0 +1,93 @@
+"""Ministral 3: Mistral whose queries are scaled by their position. Its rotation is scaled by YaRN.
+
+Models that read images too have the text part of Mistral Small 3, Ministral 3 or Mistral Small 4.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+from ckdist.models import from_config, rope
+from ckdist.models.families import llama
+from ckdist.models.families.family import GgufForm, GgufHeader
+from ckdist.models.fields import Fields
+from ckdist.models.spec import LayerSpec, ModelSpec, RopeSpec
+from ckdist.models.stored_query_scale import config_query_scale, gguf_query_scale
+
+NAME, GGUF = "ministral3", "mistral3"
+KEYS = llama.KEYS.but(
+    defaults={
+        "head_dim": 128,
+        "max_position_embeddings": 262144,
+        "num_attention_heads": 32,
+        "num_hidden_layers": 34,
+        "num_key_value_heads": 8,
+        "rms_norm_eps": 1e-5,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 1e6,
+            "factor": 16.0,
+            "original_max_position_embeddings": 16384,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+            "llama_4_scaling_beta": 0.1,
+        },
+    },
+    nulls={"head_dim": None, "num_key_value_heads": None},
+    unused=("max_position_embeddings",),  # among the parameters of the rotation
+)
+
+
+def config(f: Fields, outer: Fields) -> ModelSpec:
+    """Reads a config.json."""
+    n = from_config.sizes(f)
+    attention = n.attention(window=from_config.window(f), query_scale=config_query_scale(f))
+    layers = [LayerSpec(attention, from_config.dense(f))] * n.num_layers
+    return n.model(NAME, layers, from_config.rotations(f, n), from_config.tied(f, outer))
+
+
+def gguf(header: GgufHeader) -> ModelSpec:
+    """Reads GGUF metadata."""
+    from ckdist.models import from_gguf
+
+    n = from_gguf.sizes(header)
+    attention = replace(from_gguf.attention(header, n), query_scale=gguf_query_scale(header.fields))
+    layers = [LayerSpec(attention, from_gguf.dense(header))] * n.num_layers
+    rotation = gguf_magnitude(header.fields, from_gguf.rotation(header, n))
+    return n.model(NAME, layers, {"global": rotation}, from_gguf.tied(header))
+
+
+def gguf_magnitude(f: Fields, rotation: RopeSpec) -> RopeSpec:
+    """Divides the magnitude of YaRN by that of the multiplier in the file, if there is one."""
+    multiplier = f.number("rope.scaling.yarn_log_multiplier", 0.0, low=-1.0, high=1e3)
+    by = rope.yarn_magnitude(f.number("rope.scaling.factor", 1.0), multiplier)
+    return replace(rotation, magnitude=rotation.magnitude / by)
+
+
+def export(spec: ModelSpec, where: str) -> GgufForm:
+    """Returns the GGUF metadata of a model. Raises ArchitectureError for windows."""
+    from ckdist.models import to_gguf
+
+    what = "a Ministral 3 with a sliding window ({window}) has no GGUF form"
+    to_gguf.refuse_windows(spec, where, what, "set sliding_window to null")
+    r, scale = spec.ropes["global"], spec.layers[0].attention.query_scale
+    more: dict[str, Any] = {"rope.dimension_count": r.dims}
+    if r.scaling.get("rope_type", r.scaling.get("type")) == "yarn":
+        more |= {"rope.scaling.yarn_log_multiplier": 1.0, "rope.scaling.attn_factor": r.magnitude}
+    if scale is not None:
+        more |= {"attention.temperature_scale": scale.beta, "rope.scaling.original_context_length": scale.context}
+    return to_gguf.dense(GGUF, spec, where, more, factors=True)
+
+
+FAMILY = replace(
+    llama.FAMILY,
+    name=NAME,
+    architectures=("Ministral3ForCausalLM", "Mistral3ForConditionalGeneration"),
+    model_types=(NAME, "mistral3"),
+    keys=KEYS,
+    gguf=GGUF,
+    from_config=config,
+    from_gguf=gguf,
+    to_gguf=export,
+)

@@ -1,0 +1,71 @@
+"""The text part of Qwen3-VL with experts: Qwen 3 with experts.
+
+Stacks of experts have inputs as rows in published files, and outputs as rows in those that transformers 5 saves.
+Positions have three axes; all are the same for text. Images are not read.
+"""
+
+from dataclasses import replace
+
+from ckdist.models import from_config
+from ckdist.models.families import family, qwen3moe, qwen35
+from ckdist.models.families.family import GgufForm, GgufHeader
+from ckdist.models.fields import Fields
+from ckdist.models.spec import LayerSpec, ModelSpec
+
+NAME = "qwen3vlmoe"
+KEYS = replace(qwen3moe.KEYS, aliases={"num_experts": "num_local_experts"}).but(
+    defaults={
+        "max_position_embeddings": 128000,
+        "num_experts_per_tok": 4,
+        "num_key_value_heads": 16,
+        "num_local_experts": 60,
+        "rope_theta": 5e5,
+        "sliding_window": None,
+        "tie_word_embeddings": True,
+    },
+    only={"norm_topk_prob": True},
+    unused=("sliding_window",),  # transformers has no windows in this family
+)
+
+INPUTS_AS_ROWS = (family.STACKED_EXPERTS[0], "transposed_or_not")
+
+
+def config(f: Fields, outer: Fields) -> ModelSpec:
+    """Reads a config.json."""
+    n, bias = from_config.sizes(f), f.flag("attention_bias")
+    attention = n.attention(qkv_bias=bias, o_bias=bias, qk_norm="head")
+    experts = lambda: from_config.experts(f, "num_local_experts", "moe_intermediate_size", qwen3moe.ROUTING)
+    layers = [LayerSpec(attention, ffn) for ffn in qwen3moe.feed_forwards(f, n.num_layers, experts)]
+    ropes = from_config.rotations(f, n, mrope_interleaved=True)
+    return n.model(NAME, layers, ropes, from_config.tied(f, outer), **from_config.balance(f))
+
+
+def gguf(header: GgufHeader) -> ModelSpec:
+    """Reads GGUF metadata."""
+    from ckdist.models import from_gguf
+
+    n = from_gguf.sizes(header)
+    layer = LayerSpec(from_gguf.attention(header, n), from_gguf.experts(header, qwen3moe.ROUTING))
+    return n.model(NAME, [layer] * n.num_layers, {"global": qwen35.gguf_rotation(header, n)}, from_gguf.tied(header))
+
+
+def export(spec: ModelSpec, where: str) -> GgufForm:
+    """Returns the GGUF metadata of a model. The features of images, which it does not hold, have no layers."""
+    from ckdist.models import to_gguf
+
+    more = {"rope.dimension_sections": qwen35.sections(spec.ropes["global"]), "n_deepstack_layers": 0}
+    return to_gguf.dense(NAME, spec, where, {**more, **to_gguf.experts(spec, where)})
+
+
+FAMILY = replace(
+    qwen3moe.FAMILY,
+    name=NAME,
+    architectures=("Qwen3VLMoeForConditionalGeneration",),
+    model_types=("qwen3_vl_moe", "qwen3_vl_moe_text"),
+    keys=KEYS,
+    gguf=NAME,
+    from_config=config,
+    from_gguf=gguf,
+    to_gguf=export,
+    safetensors=family.SAFETENSORS_EXPERTS.but({}, family.STACKED_EXPERTS, INPUTS_AS_ROWS),
+)

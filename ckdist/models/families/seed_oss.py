@@ -1,0 +1,42 @@
+"""Seed-OSS: Llama with biases on queries, keys and values."""
+
+from dataclasses import replace
+
+from ckdist.models import from_config
+from ckdist.models.families import family, llama, qwen2
+from ckdist.models.fields import Fields
+from ckdist.models.spec import LayerSpec, ModelSpec
+
+NAME = "seed_oss"
+KEYS = llama.KEYS.but(
+    defaults={
+        "attention_bias": True,
+        "head_dim": 128,
+        "max_position_embeddings": 524288,
+        "num_attention_heads": 80,
+        "num_hidden_layers": 64,
+        "num_key_value_heads": 8,
+    },
+    nulls={"head_dim": None, "num_key_value_heads": None},
+    unused=("residual_dropout",),
+)
+
+
+def config(f: Fields, outer: Fields) -> ModelSpec:
+    """Reads a config.json."""
+    n = from_config.sizes(f)
+    attention = n.attention(qkv_bias=f.flag("attention_bias"), o_bias=f.flag("attention_out_bias"))
+    layers = [LayerSpec(attention, from_config.dense(f, bias=f.flag("mlp_bias")))] * n.num_layers
+    return n.model(NAME, layers, from_config.rotations(f, n), from_config.tied(f, outer))
+
+
+FAMILY = replace(
+    qwen2.FAMILY,
+    name=NAME,
+    architectures=("SeedOssForCausalLM",),
+    model_types=(NAME,),
+    keys=KEYS,
+    gguf=NAME,
+    from_config=config,
+    gguf_names=family.GGUF.but(family.POST_ATTENTION_NORM),
+)

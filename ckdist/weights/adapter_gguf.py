@@ -1,0 +1,104 @@
+"""LoRA adapters in GGUF, in llama.cpp's form: `NAME.lora_a` (rank, in) and `NAME.lora_b` (out, rank) for a weight."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ckdist.errors import ModelFileError
+from ckdist.models.decoder import weight_shapes
+from ckdist.models.families.family import Family, Form
+from ckdist.models.registry import family
+from ckdist.models.spec import ModelSpec
+from ckdist.weights import dtypes
+from ckdist.weights.adapter_file import ANOTHER_MODEL, MODULES, Matrices, StoredAdapter, halves
+from ckdist.weights.dequantize import read_tensor
+from ckdist.weights.gguf import GgufTensor, read_gguf
+from ckdist.weights.stored_weights import head_dim, weights_of
+from ckdist.weights.tensor_source import TensorSource
+
+ALPHA = "adapter.lora.alpha"
+KEYS = ("adapter.type", ALPHA, "adapter.lora.task_name", "adapter.lora.prompt_prefix")  # the last two only inform
+UNREAD_FORMS: tuple[Form, ...] = ("joined", "keys_values", "alternating", "transposed")
+
+
+def read_gguf_adapter(file: Path, spec: ModelSpec) -> StoredAdapter:
+    """Reads an adapter of a model. Raises ModelFileError for the same reasons as `load_adapter`."""
+    model, own = read_gguf(file), family(spec.family)
+    alpha, shapes = _alpha(file, model.metadata, own), weight_shapes(spec)
+    found: Matrices = {}
+    for name, a in model.tensors.items():
+        stored, _, kind = name.rpartition(".")
+        other = f"{stored}.lora_{'b' if kind == 'lora_a' else 'a'}"
+        weights = weights_of(own.gguf_names, stored, shapes)
+        stems = [weight.removesuffix(".weight") for weight in weights]
+        known = stems and all(stem.rpartition(".")[2] in MODULES for stem in stems)
+        if kind not in ("lora_a", "lora_b") or not known or any(own.gguf_names.has(f, stored) for f in UNREAD_FORMS):
+            raise ModelFileError(
+                f"{file}: tensor {name!r:.120} is not a matrix of LoRA on one of {', '.join(MODULES)}: merge it into "
+                "its base, and give that model"
+            )
+        if other not in model.tensors:
+            raise ModelFileError(f"{file} has {name}, but not {other}")
+        if kind == "lora_a":
+            interleaved = own.gguf_names.has("interleaved", weights[0])
+            pair = _pair(a, model.tensors[other], alpha, head_dim(spec, weights[0]) if interleaved else 0)
+            found |= _by_weight(stems, [shapes[weight][-2] for weight in weights], pair, f"{file}: {other}")
+    if not found:
+        raise ModelFileError(f"{file} holds no matrix")
+    return StoredAdapter(found, ())
+
+
+def _alpha(file: Path, metadata: Mapping[str, Any], own: Family) -> float:
+    """alpha, or 0 if B has the whole scale. Raises ModelFileError if it is no LoRA adapter of the family."""
+    kind, adapter = metadata.get("general.type"), metadata.get("adapter.type")
+    if (kind, adapter) != ("adapter", "lora"):
+        raise ModelFileError(
+            f"{file} has general.type {kind!r:.40} and adapter.type {adapter!r:.40}; an adapter has adapter and lora"
+        )
+    architecture = metadata.get("general.architecture")
+    if architecture != own.gguf:
+        raise ModelFileError(f"{file} is for architecture {architecture!r:.40}, and the model's is {own.gguf!r}")
+    if unknown := [key for key in metadata if key.startswith("adapter.") and key not in KEYS]:
+        raise ModelFileError(f"{file}: {unknown[0]:.80} is not supported: take an adapter without it")
+    alpha = metadata.get(ALPHA, 0.0)
+    if not isinstance(alpha, float) or not math.isfinite(alpha):
+        raise ModelFileError(f"{file}: {ALPHA} is {alpha!r:.40}, and must be a finite number")
+    return alpha
+
+
+def _pair(a: GgufTensor, b: GgufTensor, alpha: float, head_rows: int) -> tuple[np.ndarray, np.ndarray]:
+    """A, and B times the scale. `head_rows`: rows of a head of B whose halves are interleaved; 0: none are."""
+    if len(a.dims) != len(b.dims) or len(a.dims) not in (2, 3) or (a.dims[1], a.dims[2:]) != (b.dims[0], b.dims[2:]):
+        raise ModelFileError(
+            f"{a.file}: {a.name} and {b.name} have shapes {list(a.dims[::-1])} and {list(b.dims[::-1])}, and must be "
+            "(rank, in) and (out, rank)"
+        )
+    if head_rows and b.dims[1] % head_rows:
+        raise ModelFileError(
+            f"{b.file}: {b.name} has {b.dims[1]} rows, and a head of the model {head_rows}: {ANOTHER_MODEL}"
+        )
+    low, values = _read(a), _read(b, head_rows) * np.float32(alpha / b.dims[0] if alpha else 1)
+    is_half = a.type in (dtypes.F16, dtypes.BF16) and b.type in (dtypes.F16, dtypes.BF16)
+    return halves(low, values) if is_half and low.ndim == 2 else (low, values)
+
+
+def _read(tensor: GgufTensor, head_rows: int = 0) -> np.ndarray:
+    *rows, columns = tensor.dims[::-1]
+    source = TensorSource(tensor.name, tensor.type.number, (math.prod(rows), columns), tensor.file, tensor.offset)
+    return read_tensor(replace(source, head_rows=head_rows)).reshape(*rows, columns)
+
+
+def _by_weight(stems: Sequence[str], rows: Sequence[int], pair: tuple[np.ndarray, np.ndarray], where: str) -> Matrices:
+    """The matrices by the model's names. B has the rows of the weights in order."""
+    low, values = pair
+    if values.shape[-2] != sum(rows):
+        raise ModelFileError(f"{where} has {values.shape[-2]} rows, and the model needs {sum(rows)}: {ANOTHER_MODEL}")
+    found: Matrices = {}
+    for stem, part in zip(stems, np.split(values, np.cumsum(rows)[:-1], axis=-2), strict=True):
+        found[f"{stem}.lora_A.weight"] = low
+        found[f"{stem}.lora_B.weight"] = np.ascontiguousarray(part)
+    return found

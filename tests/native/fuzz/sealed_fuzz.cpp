@@ -1,0 +1,160 @@
+// Damaged streams of sealed records: sealed_fuzz SECONDS [SEED]
+//
+// A stream is changed, cut, repeated, reordered or inserted into between two sockets. The reader must get a beginning
+// of what was written and then an error or the end, whatever sizes it reads.
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "comm/transports/sealed_socket.h"
+
+using namespace ckdist;
+
+namespace {
+
+using Bytes = std::vector<uint8_t>;
+std::mt19937_64 random_bits;
+
+uint64_t below(uint64_t n) { return random_bits() % n; }
+
+Bytes random_bytes(size_t count) {
+  Bytes bytes(count);
+  for (uint8_t& b : bytes) b = uint8_t(random_bits());
+  return bytes;
+}
+
+[[noreturn]] void die(const std::string& what) {
+  std::fprintf(stderr, "%s\n", what.c_str());
+  std::exit(1);
+}
+
+struct Pair {
+  int ends[2];
+  Pair() {
+    if (socketpair(AF_UNIX, SOCK_STREAM, 0, ends)) die("no socketpair");
+  }
+};
+
+// Records of `plain`, and where each of them begins.
+Bytes sealed(const Bytes& plain, const Bytes& keys, std::vector<size_t>* begins) {
+  Pair pair;
+  SealedSocket writer(pair.ends[0], keys.data());
+  Bytes stream, part(1 << 18);
+  const auto collect = [&] {
+    for (ssize_t n; (n = recv(pair.ends[1], part.data(), part.size(), MSG_DONTWAIT)) > 0;)
+      stream.insert(stream.end(), part.begin(), part.begin() + n);
+  };
+  for (size_t done = 0; done < plain.size();) {
+    const size_t piece = std::min<size_t>(plain.size() - done, 1 + below(below(4) ? 300 : 200'000));
+    done += size_t(writer.write(plain.data() + done, int64_t(piece)));
+    if (below(2)) writer.flush();
+    collect();
+  }
+  while (!writer.flush()) collect();
+  collect();
+  close(pair.ends[1]);
+  for (size_t at = 0; at < stream.size();) {
+    begins->push_back(at);
+    const int64_t inside = Sealer::data_bytes(stream.data() + at);
+    if (inside < 0) die("the writer made no record");
+    at += size_t(inside + Sealer::kExtra);
+  }
+  return stream;
+}
+
+// Returns false if it is still the same.
+bool damage(Bytes& stream, const std::vector<size_t>& begins) {
+  const Bytes before = stream;
+  const auto record = [&] {
+    const size_t i = below(begins.size());
+    return std::make_pair(begins[i], i + 1 < begins.size() ? begins[i + 1] : stream.size());
+  };
+  const auto at = [&](size_t i) { return stream.begin() + ptrdiff_t(i); };
+  switch (below(6)) {
+    case 0: stream[below(stream.size())] ^= uint8_t(1 << below(8)); break;
+    case 1: stream.resize(below(stream.size())); break;
+    case 2: {  // repeated
+      const auto [begin, end] = record();
+      const Bytes copy(at(begin), at(end));
+      stream.insert(at(end), copy.begin(), copy.end());
+      break;
+    }
+    case 3: {  // left out
+      const auto [begin, end] = record();
+      stream.erase(at(begin), at(end));
+      break;
+    }
+    case 4: {  // reordered
+      const auto [begin, end] = record();
+      const Bytes copy(at(begin), at(end));
+      stream.erase(at(begin), at(end));
+      stream.insert(stream.begin(), copy.begin(), copy.end());
+      break;
+    }
+    default: {  // injected
+      const Bytes more = random_bytes(1 + below(100));
+      stream.insert(at(below(stream.size() + 1)), more.begin(), more.end());
+    }
+  }
+  return stream != before;
+}
+
+void session(int* broken) {
+  const Bytes keys = random_bytes(2 * Sealer::kKeyBytes);
+  Bytes other(keys.begin() + Sealer::kKeyBytes, keys.end());  // the reader's: to send, and to receive
+  other.insert(other.end(), keys.begin(), keys.begin() + Sealer::kKeyBytes);
+  const Bytes plain = random_bytes(1 + below(below(3) ? 5000 : 400'000));
+  std::vector<size_t> begins;
+  Bytes stream = sealed(plain, keys, &begins);
+  const bool damaged = below(5) && damage(stream, begins);
+  Pair pair;
+  SealedSocket reader(pair.ends[1], other.data());
+  Bytes got, part(200'000);
+  size_t sent = 0;
+  bool ended = false, refused = false;
+  while (!ended && !refused) {
+    if (sent < stream.size()) {
+      const size_t n = std::min<size_t>(stream.size() - sent, 1 + below(below(2) ? 100 : 150'000));
+      const ssize_t done = send(pair.ends[0], stream.data() + sent, n, MSG_DONTWAIT);
+      if (done > 0) sent += size_t(done);
+      if (sent == stream.size()) shutdown(pair.ends[0], SHUT_WR);
+    } else if (stream.empty()) {
+      shutdown(pair.ends[0], SHUT_WR);
+    }
+    for (;;) {
+      const int64_t room = 1 + int64_t(below(below(2) ? 100 : part.size()));
+      const ssize_t n = reader.read(part.data(), room);
+      if (n > room) die("more was read than there is room for");
+      if (n > 0) got.insert(got.end(), part.begin(), part.begin() + n);
+      ended = n == 0;
+      refused = n < 0 && errno == EBADMSG;
+      if (n <= 0) break;
+    }
+  }
+  close(pair.ends[0]);
+  if (got.size() > plain.size() || !std::equal(got.begin(), got.end(), plain.begin())) die("other bytes were read");
+  if (!damaged && (refused || got.size() != plain.size())) die("a good stream was refused");
+  if (damaged && !refused && got.size() == plain.size()) die("a damaged stream passed");
+  *broken += refused;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const double seconds = argc > 1 ? std::atof(argv[1]) : 1;
+  const uint64_t seed = argc > 2 ? std::strtoull(argv[2], nullptr, 10) : std::random_device{}();
+  random_bits.seed(seed);
+  const auto end = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
+  int sessions = 0, broken = 0;
+  std::fprintf(stderr, "seed %llu\n", (unsigned long long)seed);
+  while (std::chrono::steady_clock::now() < end) session(&broken), sessions++;
+  std::printf("%d sessions of seed %llu, %d of them refused\n", sessions, (unsigned long long)seed, broken);
+}

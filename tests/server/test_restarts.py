@@ -1,0 +1,89 @@
+"""One server whose engine and HTTP process outlive each other."""
+
+import re
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import psutil
+import pytest
+
+from tests.support.launcher import environment
+from tests.support.paths import ROOT
+from tests.support.resumed_streams import BODIES, streamed
+from tests.support.served import wait_for
+
+WORDS = [sys.executable, "-m", "ckdist.cli.main", "serve", "--port", "0", "-t", "1", "--alias", "m"]
+
+
+def started(*flags: str) -> subprocess.Popen:
+    given = {"env": environment(), "cwd": ROOT, "text": True}
+    return subprocess.Popen([*WORDS, *flags], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **given)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    process = started("-tp", "1", "--trace", str(tmp_path_factory.mktemp("trace") / "t.json"))
+    url = next(found[1] for line in process.stdout if (found := re.search(r"serving m at (http://\S+)", line)))
+    wait_for(lambda: httpx.get(f"{url}/health").status_code == 200, 30)
+    yield process, url
+    if process.poll() is None:
+        process.kill()
+    process.wait()
+
+
+def child(server, module: str) -> psutil.Process:
+    """A child of the command."""
+    children = psutil.Process(server[0].pid).children()
+    (found,) = [one for one in children if module in one.cmdline()]
+    return found
+
+
+def test_streams_go_on_after_the_end_of_the_engine_and_the_http_process_stays(server):
+    url = server[1]
+    bodies = [{**body, "max_tokens": 200, "ignore_eos": True} for body in BODIES]
+    wanted = [streamed(url, body) for body in bodies]
+    http, engine, started = (
+        child(server, "ckdist.serve").pid,
+        child(server, "ckdist.cli.child_engine"),
+        threading.Event(),
+    )
+    with ThreadPoolExecutor(3) as pool:
+        answers = [pool.submit(streamed, url, body, started) for body in bodies]
+        assert started.wait(30)
+        engine.kill()
+        assert [answer.result() for answer in answers] == wanted
+    assert child(server, "ckdist.serve").pid == http and child(server, "ckdist.cli.child_engine").pid != engine.pid
+
+
+def test_the_engine_stays_after_the_end_of_the_http_process(server):
+    url = server[1]
+    http, engine = child(server, "ckdist.serve"), child(server, "ckdist.cli.child_engine").pid
+    http.kill()
+    wait_for(lambda: not http.is_running() and httpx.get(f"{url}/health", timeout=20).is_success, 30, every=0.1)
+    assert httpx.post(f"{url}/v1/completions", json={"prompt": "x", "max_tokens": 2}, timeout=60).status_code == 200
+    assert child(server, "ckdist.cli.child_engine").pid == engine
+
+
+def test_a_signal_drains_both_and_the_engine_writes_its_trace(server):
+    process, url = server
+    trace = process.args[-1]
+    body, begun = {**BODIES[0], "max_tokens": 150, "ignore_eos": True}, threading.Event()
+    whole = streamed(url, body)
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(streamed, url, body, begun)
+        assert begun.wait(30)
+        process.terminate()
+        assert answer.result() == whole
+    assert process.wait(30) == 0
+    with open(trace) as file:
+        assert file.read(1)
+
+
+@pytest.mark.parametrize("flags", [("-m", "/nowhere.gguf"), ("--kv-memory", "1K"), ("--prefill-file", "/nowhere")])
+def test_a_wrong_start_ends_with_one_line_and_code_2(flags):
+    process = started("-tp", "1", *flags)
+    output = process.communicate(timeout=60)[0]
+    assert process.returncode == 2 and output.count("ckdist: ") == 1 and "Traceback" not in output, output
