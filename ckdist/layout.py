@@ -29,14 +29,19 @@ def even_ranges(size: int, parts: int, unit: int = 1) -> list[Range]:
     return ranges_by_shares(size, (1,) * parts, unit)
 
 
-def ranges_by_shares(size: int, shares: Sequence[int], unit: int = 1) -> list[Range]:
+def ranges_by_shares(size: int, shares: Sequence[int], unit: int = 1, least: int = 0) -> list[Range]:
     """As `even_ranges`, with a range for each of `shares`, whose length is in proportion to it.
 
-    Neighbouring ranges together are the range of the sum of their shares.
+    Neighbouring ranges together are the range of the sum of their shares, unless `least` changes them.
+
+    Args:
+        least: Units that each range has at least, if there are enough.
     """
-    units, total = -(-size // unit), sum(shares)
-    ends = (0, *itertools.accumulate(shares))
-    return list(itertools.pairwise(min(size, unit * -(-units * end // total)) for end in ends))
+    units, total, ends = -(-size // unit), sum(shares), [0]
+    least = min(least, units // len(shares))
+    for later, end in zip(range(len(shares) - 1, -1, -1), itertools.accumulate(shares), strict=True):
+        ends.append(min(max(-(-units * end // total), ends[-1] + least), units - later * least))
+    return list(itertools.pairwise(min(size, unit * end) for end in ends))
 
 
 @dataclass(frozen=True)
@@ -51,6 +56,7 @@ class Dim:
     width: int = 1
     axis: str | None = None  # the mesh axis that shards it
     unit: int = 1  # items that stay together
+    least: int = 0  # units that each rank has at least, if there are enough
     # if it follows the sharding of another dimension: (size, unit, items per own item) of that dimension
     leader: tuple[int, int, int] | None = None
 
@@ -72,7 +78,7 @@ class Dim:
             return 0, self.count
         shares, index = mesh.shares_along(self.axis), mesh.index(self.axis)
         if self.leader is None:
-            return ranges_by_shares(self.count, shares, self.unit)[index]
+            return ranges_by_shares(self.count, shares, self.unit, self.least)[index]
         size, unit, group = self.leader
         begin, end = ranges_by_shares(size, shares, unit)[index]
         return (begin // group, -(-end // group)) if begin < end else (begin // group, begin // group)
@@ -197,7 +203,7 @@ class Sharding:
 
     def experts(self, count: int) -> Dim:
         """The experts of a layer."""
-        return Dim("experts", count, axis=self.axis("experts"))
+        return Dim("experts", count, axis=self.axis("experts"), least=1)
 
     def expert_ffn(self, size: int) -> Dim:
         """The columns of an expert's down projection."""

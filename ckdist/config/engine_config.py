@@ -113,7 +113,7 @@ class EngineConfig(DraftFlags):
         "always: tcp alone is used; never: for closed networks",
     )  # fmt: skip
     tensor_parallel_size: int = option(
-        0, "-tp", "--tensor-parallel-size", parse=integer_or_auto, within=(0, 256),
+        0, "-tp", "--tensor-parallel-size", parse=integer_or_auto, within=(0, 1024),
         help="ranks that shard each layer; started on this host if there is no launcher; 0 or auto: the started "
         "ranks, or one per NUMA node",
     )  # fmt: skip

@@ -34,6 +34,9 @@ def test_ranges_cover_everything_in_proportion(size, shares, unit):
     for (begin, end), share in zip(ranges, shares, strict=True):
         assert begin == end or begin % unit == 0
         assert abs((end - begin) - size * share / sum(shares)) < 2 * unit
+    filled = ranges_by_shares(size, shares, unit, 1)
+    assert filled[-1][1] == size and all(a[1] == b[0] for a, b in itertools.pairwise(filled))
+    assert all(begin < end for begin, end in filled) or size <= unit * (len(shares) - 1)
     joined = [sum(shares[:2]), *shares[2:]]
     assert ranges_by_shares(size, joined, unit)[0] == (0, ranges[min(1, len(ranges) - 1)][1])
     assert ranges_by_shares(size, [3] * len(shares), unit) == even_ranges(size, len(shares), unit)
@@ -62,12 +65,12 @@ def test_logits_are_those_of_one_rank(path):
         assert large > small
 
 
-@pytest.mark.parametrize("settings", [{"pipeline_parallel_size": 1}, {"pipeline_parallel_size": 2}], ids=str)
+@pytest.mark.parametrize("stages, experts", [(1, "tensor"), (2, "tensor"), (1, "expert")])
 @pytest.mark.parametrize("name", ["qwen2", "qwen3moe"])
-def test_logits_over_hosts_are_those_of_one_rank(name, settings):
-    path = GOLDEN / name
+def test_logits_over_hosts_are_those_of_one_rank(name, stages, experts):
+    path, settings = GOLDEN / name, {"pipeline_parallel_size": stages, "experts": experts, "transport": "tcp"}
     expected, _ = logits_of(SingleWorld(), path, "even")
-    ranks = run_threads(HOSTS, lambda world: logits_of(world, path, "3,1", transport="tcp", **settings))
+    ranks = run_threads(HOSTS, lambda world: logits_of(world, path, "9,1", **settings))
     assert np.abs(ranks[0][0] - expected).max() <= 1e-5 * np.abs(expected).max()
 
 

@@ -2,7 +2,7 @@
 
 import os
 
-MAX_RANKS = 256  # of a job
+MAX_RANKS = 1024  # of a job
 CONNECTIONS_VARIABLE = "CKDIST_CONNECTIONS"  # of `ckdist launch`: see `launched_world`
 # Set by the launchers of Open MPI, MPICH and Intel MPI, and by PMIx, such as Slurm's.
 MPI_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK", "MPI_LOCALNRANKS")

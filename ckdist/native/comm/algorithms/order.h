@@ -12,7 +12,7 @@
 
 namespace ckdist {
 
-constexpr int kMaxRanks = 256;
+constexpr int kMaxRanks = 1024;
 
 class Order {
  public:
