@@ -91,10 +91,9 @@ def measured_shares(config: EngineConfig, world: World, weight_bytes: int) -> tu
 
 
 def hardware(world: World, threads: int) -> list[str | int]:
-    """The CPU, threads and CPUs of time of this rank, and its memory in steps of an eighth."""
+    """The CPU, threads and CPUs of time of this rank, and its host's memory in steps of an eighth."""
     machine = this_machine()
-    memory = round(8 * math.log2(machine.memory.total / world.local_size))
-    return [machine.model, machine.amx, threads, f"{quota_of(world)}", memory]
+    return [machine.model, machine.amx, threads, f"{quota_of(world)}", round(8 * math.log2(machine.memory.total))]
 
 
 def read_rate(threads: int) -> float:

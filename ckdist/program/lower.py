@@ -185,8 +185,14 @@ class ServingLowering(Lowering):
 
     def _is_shared(self, exchange: Instr) -> bool:
         """Whether more than one linear makes the operands of an all_to_all."""
-        makers = [self.graph.maker(v, "linear") for v in exchange.inputs]
+        makers = [self._linear_of(v) for v in exchange.inputs]
         return None not in makers and any(maker is not makers[0] for maker in makers)
+
+    def _linear_of(self, value: Value) -> Instr | None:
+        """The linear that makes a value, with an adapter or without; None: another op makes it."""
+        if adapted := self.graph.maker(value, "low_rank"):
+            value = adapted.inputs[1 + [v.name for v in adapted.outputs].index(value.name)]
+        return self.graph.maker(value, "linear")
 
     def _results_of_an_exchange(self, values: Sequence[Value], exchange: Instr, rows: int) -> list[ValueIndex]:
         """The buffers that one of several steps writes for an all_to_all, and those of values that stay here.

@@ -122,11 +122,12 @@ def test_latent_projections_have_adapters_per_request(tmp_path, ranks):
         lambda engine, _: (outputs(engine, requests), outputs(engine, requests, together=False)),
         model=model,
         lora=(f"x={tmp_path / 'x'}", f"y={tmp_path / 'y'}"),
+        prefill="token",
     )
     assert together == alone
     for i, folders in enumerate([(str(tmp_path / "x"),), (str(tmp_path / "y"),), ()]):
         fixed = lambda engine, _: outputs(engine, [(prompt, None) for prompt, _ in requests], together=False)
-        by_all = on_ranks(ranks, fixed, model=model, lora=folders)
+        by_all = on_ranks(ranks, fixed, model=model, lora=folders, prefill="tensor")
         assert [found == own for found, own in zip(together, by_all, strict=True)] == [j == i for j in range(3)]
 
 

@@ -50,13 +50,14 @@ def refused(monkeypatch):
         both = threading.Barrier(2)
 
         def body(world):
+            world.encrypt = "never"
             c = open_communicator(world, "tcp", timeout=5, arena_bytes=1 << 20, share=False)
             memory = np.zeros(1 << 16, np.uint8)
             window = Window(c, 0, memory[:64])
             both.wait(20)
             if world.rank == 1:
                 data, _ = files[1]
-                write(data[0], sent)
+                write(data.descriptors[0], sent)
             else:
                 with pytest.raises(CommError, match=pattern) as failure:
                     c.recv(np.zeros(1 << 20, np.uint8), 1)

@@ -172,10 +172,17 @@ def steps_of_threads():
         "algorithms": ("order",),
         "bootstrap": ("host_memory", "segment", "shm_rendezvous"),
         "failure": ("failure_detector", "process"),
-        "transports": ("stream_frames", "stream_transport", "tcp_transport", "transport"),
+        "transports": (
+            "sealed_socket",
+            "sealer",
+            "stream_frames",
+            "stream_transport",
+            "tcp_transport",
+            "transport",
+        ),  # fmt: skip
     }
     sources = [NATIVE / "comm" / room / f"{name}.cpp" for room, names in rooms.items() for name in names]
-    sources += [NATIVE / "runtime/pool.cpp", OURS / "steps.cpp"]
+    sources += [NATIVE / "core/crypto_library.cpp", NATIVE / "runtime/pool.cpp", OURS / "steps.cpp"]
     return compiled("steps", sources, "-O1", "-g1", "-fsanitize=thread", "-pthread", unknown=("tsan",))
 
 
