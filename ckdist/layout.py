@@ -32,10 +32,7 @@ def even_ranges(size: int, parts: int, unit: int = 1) -> list[Range]:
 def ranges_by_shares(size: int, shares: Sequence[int], unit: int = 1, least: int = 0) -> list[Range]:
     """As `even_ranges`, with a range for each of `shares`, whose length is in proportion to it.
 
-    Neighbouring ranges together are the range of the sum of their shares, unless `least` changes them.
-
-    Args:
-        least: Units that each range has at least, if there are enough.
+    Neighbours together are the range of the sum of their shares. `least`: units of each range, if there are enough.
     """
     units, total, ends = -(-size // unit), sum(shares), [0]
     least = min(least, units // len(shares))

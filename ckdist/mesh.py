@@ -90,13 +90,11 @@ class Mesh:
 
     def shares_along(self, axis: str) -> list[int]:
         """The relative parts of the coordinates along `axis`, each the sum of its ranks' parts."""
-        if not self.shares:
-            return [1] * self.size(axis)
-        if self.parts(axis) != (axis,):
-            return list(self.shares)
-        sums, stride = [0] * self.axes[axis], self._stride(axis)
+        if not self.shares or self.parts(axis) != (axis,):
+            return list(self.shares) or [1] * self.size(axis)
+        sums = [0] * self.axes[axis]
         for rank, share in enumerate(self.shares):
-            sums[rank // stride % self.axes[axis]] += share
+            sums[rank // self._stride(axis) % self.axes[axis]] += share
         return sums
 
     def group(self, *axes: str) -> list[int]:

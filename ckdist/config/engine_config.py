@@ -129,8 +129,7 @@ class EngineConfig(DraftFlags):
     )  # fmt: skip
     tensor_split: str = option(
         "auto", "-ts", "--tensor-split", parse=proportions, metavar="auto|even|N,N,...",
-        help="parts of the model that ranks hold, as numbers for each rank or for each host; auto: even, or by the "
-        "measured rates of memory if hosts differ",
+        help="parts of the model by rank or by host; auto: even, or by measured rates of memory if hosts differ",
     )  # fmt: skip
     prefill: str = option(
         "auto", "--prefill", choices=("auto", "token", "tensor"),

@@ -55,11 +55,10 @@ def integer_list(text: str) -> tuple[int, ...]:
 
 def proportions(text: str) -> str:
     """Parses `auto`, `even`, or positive numbers such as `3,1` or `0.7,0.3`. Returns it unchanged."""
-    if text not in ("auto", "even"):
-        for part in text.split(","):
-            if not (re.fullmatch(r"\d{1,6}(\.\d{1,6})?", part.strip(), re.ASCII) and float(part)):
-                raise ValueError("is neither auto nor even nor a list of positive numbers such as 3,1")
-    return text
+    number = r"\s*(?![0.]+\s*(,|$))\d{1,6}(\.\d{1,6})?\s*"
+    if re.fullmatch(rf"auto|even|{number}(,{number})*", text, re.ASCII):
+        return text
+    raise ValueError("is neither auto nor even nor a list of positive numbers such as 3,1")
 
 
 def escaped(text: str) -> str:

@@ -123,7 +123,7 @@ def with_stages(
 
 def open_shares(config: EngineConfig, world: World, checkpoint: Checkpoint) -> tuple[int, ...]:
     """The relative shares of the ranks by --tensor-split; () if they are equal. A collective call."""
-    if config.tensor_split == "even" or (config.tensor_split == "auto" and world.size == 1):
+    if config.tensor_split == "even":
         return ()
     from ckdist.layouts.rank_shares import rank_shares
 

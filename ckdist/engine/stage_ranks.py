@@ -41,8 +41,8 @@ class StageRank:
 
 def ranks_of_stages(ranks: int, count: int) -> list[list[int]]:
     """The job's ranks of each of `count` stages."""
-    return [Mesh.of_job(ranks, at % count * (ranks // count), dp=1, pp=count, tp=ranks // count).group("tp")
-            for at in range(1, count + 1)]  # fmt: skip
+    each = ranks // count
+    return [[*range(at % count * each, (at % count + 1) * each)] for at in range(1, count + 1)]
 
 
 def stage_rank(world: World, layers: Sequence[Range], shares: Sequence[int] = ()) -> StageRank:

@@ -189,7 +189,7 @@ class ServingLowering(Lowering):
         return None not in makers and any(maker is not makers[0] for maker in makers)
 
     def _linear_of(self, value: Value) -> Instr | None:
-        """The linear that makes a value, with an adapter or without; None: another op makes it."""
+        """The linear that makes a value, with an adapter or without."""
         if adapted := self.graph.maker(value, "low_rank"):
             value = adapted.inputs[1 + [v.name for v in adapted.outputs].index(value.name)]
         return self.graph.maker(value, "linear")

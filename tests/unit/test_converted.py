@@ -1,7 +1,8 @@
 """GGUF metadata as llama.cpp's converter (b11434) writes it of the golden models: one spec, and every tensor is read.
 
-configs/converted.json has the metadata, and the tensors' names and dimensions. Entry `large3` is the model of `mistral4`
-in the form of Mistral Large 3: params.json and consolidated.safetensors, which the converter reads as deepseek2.
+configs/converted.json has the metadata, and the tensors' names and dimensions. Entry `large3` is the model of
+`mistral4` in the form of Mistral Large 3: params.json and consolidated.safetensors, which the converter reads as
+deepseek2.
 """
 
 import dataclasses
