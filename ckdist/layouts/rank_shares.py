@@ -5,6 +5,7 @@ the rate at which it reads memory, as far as its memory allows. Ranks on equal h
 measured, so that their results have the same bits at every start.
 """
 
+import contextlib
 import logging
 import math
 import time
@@ -14,10 +15,10 @@ from fractions import Fraction
 from ckdist.comm.host_name import machine_name
 from ckdist.comm.world_protocol import World
 from ckdist.config.engine_config import EngineConfig
-from ckdist.errors import ConfigError
+from ckdist.errors import CkdistError, ConfigError
 from ckdist.layouts.memory_sizes import free_memory
 from ckdist.topology import default_threads
-from ckdist.topology.bandwidth import read_bandwidth
+from ckdist.topology.bandwidth import read_bandwidth, read_size
 from ckdist.topology.machine import this_machine
 from ckdist.topology.placement import quota_of
 from ckdist.weights import dtypes
@@ -26,7 +27,6 @@ from ckdist.weights.checkpoint import Checkpoint
 log = logging.getLogger(__name__)
 
 SECONDS = 0.6  # of a measurement: several periods of a control group's quota
-BYTES_EACH = 64 << 20  # that a thread reads before it looks at the clock
 ALIKE = 1.25  # rates whose ratio is smaller count as equal
 FULLEST = 0.8  # most of a rank's free memory that weights take
 STEPS = 8  # a measured share is a multiple of 1 / STEPS of the largest
@@ -97,12 +97,15 @@ def hardware(world: World, threads: int) -> list[str | int]:
 
 
 def read_rate(threads: int) -> float:
-    """Bytes per second that this rank reads, over whole periods of a quota, or 0.0 with too little memory."""
+    """Bytes per second that this rank reads, over whole periods of a quota; 0.0 with too little memory to measure."""
+    machine = this_machine()
+    each = read_size(machine, list(machine.binding.cpus)) // threads
     begun, seconds, reads = time.monotonic(), 0.0, 0
-    while time.monotonic() - begun < SECONDS:
-        seconds += threads * BYTES_EACH / read_bandwidth(threads, (), 1, BYTES_EACH)
-        reads += 1
-    return reads * threads * BYTES_EACH / seconds
+    with contextlib.suppress(CkdistError):  # a failed measurement must not stop the job
+        while time.monotonic() - begun < SECONDS:
+            seconds += threads * each / read_bandwidth(threads, (), 1, each)
+            reads += 1
+    return reads * threads * each / seconds if reads else 0.0
 
 
 def shares_of(rates: Sequence[float], most: Sequence[float]) -> list[int]:
