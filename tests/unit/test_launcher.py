@@ -30,7 +30,7 @@ def test_hosts_of_flags_and_files(tmp_path):
 
 @pytest.mark.parametrize(
     "text",
-    ["", "a,,b", "-oProxyCommand=x", "a b", "a:0", "a:999", "a;b", "$(x)", "a slots=x", "@a", "me@", "a@b@c", "-x@a"],
+    ["", "a,,b", "-oProxyCommand=x", "a b", "a:0", "a:9999", "a;b", "$(x)", "a slots=x", "@a", "me@", "a@b@c", "-x@a"],
 )
 def test_what_is_no_host(text):
     with pytest.raises(ConfigError, match=r"is not a host|slots; from 1 to 1024"):
