@@ -128,8 +128,8 @@ class EngineConfig(DraftFlags):
         "(default over several hosts without -pp, -tp, --prefill or --experts)",
     )  # fmt: skip
     tensor_split: str = option(
-        "auto", "-ts", "--tensor-split", parse=proportions, metavar="auto|even|N,N,...",
-        help="parts of the model by rank or by host; auto: even, or by measured rates of memory if hosts differ",
+        "even", "-ts", "--tensor-split", parse=proportions, metavar="even|auto|N,N,...",
+        help="parts of the model by rank or by host; auto: by measured rates of memory if hosts differ, else even",
     )  # fmt: skip
     prefill: str = option(
         "auto", "--prefill", choices=("auto", "token", "tensor"),

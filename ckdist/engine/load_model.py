@@ -123,7 +123,7 @@ def with_stages(
 
 def open_shares(config: EngineConfig, world: World, checkpoint: Checkpoint) -> tuple[int, ...]:
     """The relative shares of the ranks by --tensor-split; () if they are equal. A collective call."""
-    if config.tensor_split == "even":
+    if config.tensor_split == "even" and len(set(world.hosts)) == 1:
         return ()
     from ckdist.layouts.rank_shares import rank_shares
 

@@ -37,9 +37,16 @@ def rank_shares(config: EngineConfig, world: World, checkpoint: Checkpoint) -> t
 
     Raises ConfigError if the numbers do not fit the ranks.
     """
-    if config.tensor_split == "auto":
-        return measured_shares(config, world, stored_bytes(checkpoint)) if len(set(world.hosts)) > 1 else ()
-    return () if config.tensor_split == "even" else given_shares(config.tensor_split, world)
+    if config.tensor_split not in ("auto", "even"):
+        return given_shares(config.tensor_split, world)
+    threads = config.threads or default_threads(world)
+    if len({tuple(facts) for facts in world.gather(hardware(world, threads))}) == 1:
+        return ()
+    if config.tensor_split == "auto" and len(set(world.hosts)) > 1:
+        return measured_shares(config, world, threads, stored_bytes(checkpoint))
+    if world.rank == 0:
+        log.info("hosts differ, and ranks hold equal parts of the model: --tensor-split auto measures their memory")
+    return ()
 
 
 def stored_bytes(checkpoint: Checkpoint) -> int:
@@ -70,11 +77,8 @@ def whole_numbers(parts: Sequence[Fraction]) -> tuple[int, ...]:
     return () if len(set(found)) == 1 else tuple(part // common for part in found)
 
 
-def measured_shares(config: EngineConfig, world: World, weight_bytes: int) -> tuple[int, ...]:
+def measured_shares(config: EngineConfig, world: World, threads: int, weight_bytes: int) -> tuple[int, ...]:
     """The shares by the rates at which all ranks read memory at once, and by their free memory. A collective call."""
-    threads = config.threads or default_threads(world)
-    if len({tuple(facts) for facts in world.gather(hardware(world, threads))}) == 1:
-        return ()
     rates = world.gather(read_rate(threads))
     rooms = world.gather(free_memory(world.local_size, config.memory))
     shares = shares_of(rates, [FULLEST * room / weight_bytes for room in rooms])
@@ -84,7 +88,7 @@ def measured_shares(config: EngineConfig, world: World, weight_bytes: int) -> tu
             for rank, (host, found) in enumerate(zip(world.hosts, rates, strict=True))
         )
         log.warning(
-            "hosts differ, so ranks hold %s parts of the model: %s; --tensor-split %s keeps this, even turns it off",
+            "hosts differ, so ranks hold %s parts of the model: %s; --tensor-split %s keeps this",
             ":".join(map(str, shares)), shown, ",".join(map(str, shares)),
         )  # fmt: skip
     return tuple(shares)

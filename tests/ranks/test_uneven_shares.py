@@ -97,6 +97,7 @@ def test_measured_shares_follow_rates_as_far_as_memory_allows():
 
 
 def test_hosts_are_measured_and_named(monkeypatch, caplog):
+    caplog.set_level("INFO")
     rates, measured = (31e9, 30e9, 15e9, 15e9), threading.local()
     monkeypatch.setattr("ckdist.layouts.rank_shares.read_rate", lambda _threads: measured.rate)
     monkeypatch.setattr("ckdist.layouts.rank_shares.hardware", lambda world, _threads: [world.hosts[world.rank]])
@@ -108,8 +109,9 @@ def test_hosts_are_measured_and_named(monkeypatch, caplog):
 
     assert run_threads(HOSTS, rank) == [(8, 8, 4, 4)] * 4
     assert "hosts differ, so ranks hold 8:8:4:4 parts of the model: rank 0 on one 31.0 GB/s" in caplog.text
-    assert "rank 3 on two 15.0 GB/s; --tensor-split 8,8,4,4 keeps this, even turns it off" in caplog.text
+    assert "rank 3 on two 15.0 GB/s; --tensor-split 8,8,4,4 keeps this" in caplog.text
     assert run_threads(HOSTS, lambda world: rank(world, "even")) == [()] * 4
+    assert "hosts differ, and ranks hold equal parts of the model: --tensor-split auto" in caplog.text
     assert run_threads(4, rank) == [()] * 4  # one host: ranks are even
     monkeypatch.setattr("ckdist.layouts.rank_shares.hardware", lambda _world, threads: [threads])
     assert run_threads(HOSTS, rank) == [()] * 4  # equal hosts, whatever is measured
