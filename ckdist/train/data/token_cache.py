@@ -157,8 +157,9 @@ def _make(
                     writer.count(document, turns or [])
         if not writer.tokens:
             held = f"{files[0]} has" if len(files) == 1 else f"{files[0]} and {len(files) - 1} more files have"
-            skipped = writer.report.skipped
-            raise ConfigError(f"{held} no text" + (f" but {skipped} bad lines" if skipped else ""))
+            bad = writer.report
+            why = f" ({bad.skipped} bad lines): {bad.bad[0]}" if bad.bad else ""
+            raise ConfigError(f"{held} no text{why}")
         writer.finish()
         try:
             temporary.rename(folder)
