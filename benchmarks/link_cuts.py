@@ -77,7 +77,7 @@ class Ranks:
 
 
 def cut(hosts: list[Host], way: str, down: bool) -> None:
-    """Lets packets go to nobody, or lets them pass again."""
+    """Sends packets to an address that no host has, or to the right host again."""
     for source, target in (hosts, hosts[::-1]):
         if way not in ("both ways", f"to rank {hosts.index(target)}"):
             continue

@@ -67,7 +67,7 @@ def run(config: BenchConfig) -> int:
     world = start_world()
     if config.save is not None:
         return save(config.save, world)
-    threads = config.threads or default_threads(world)
+    threads = default_threads(world, config.threads)
     cpus = place(world, threads).cpus
     row = {"isa": native.isa(), "isa_reason": reason(), "ranks": world.size, "n_threads": threads}
     if world.rank == 0:

@@ -44,7 +44,7 @@ def run(config: BenchConfig) -> int:
     """Measures a model. Rank 0 prints the rows. Returns 0."""
     config = dataclasses.replace(packed_first(config), parallel=max(config.parallel, *config.n_parallel))
     world = start_ranks(config)
-    threads = config.threads or default_threads(world)
+    threads = default_threads(world, config.threads)
     bounds = measure_bounds(world, threads, place(world, threads).cpus)
     with model_session(config, world, measure=config.tune) as model:
         if model is None:

@@ -13,7 +13,7 @@ DRAIN_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)  # mpirun forwar
 
 
 def has_own_ranks(config: ServeConfig) -> bool:
-    """Whether this process is a rank, or becomes several. Else it starts another process for the engine."""
+    """Returns True if this process is a rank or starts ranks. If not, it starts another process for the engine."""
     return not config.is_router and (config.no_restart or is_rank() or DIRECTORY in os.environ)
 
 

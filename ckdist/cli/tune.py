@@ -46,7 +46,7 @@ def run(command: TuneCommand) -> int:
     model = resolve(command.model, world) or ""
     plan = together(world, lambda: _planned(command, model, world) if world.rank == 0 else None)
     config = from_mapping(world.broadcast(plan.config.as_dict() if plan else None), "ckdist tune")
-    threads = config.threads or default_threads(world)
+    threads = default_threads(world, config.threads)
     cpus = place(world, threads).cpus
     rate = min(world.gather(arithmetic_rate(threads, cpus, PEAK_FORMATS[config.bf16])))
     if plan:

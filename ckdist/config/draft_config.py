@@ -7,7 +7,7 @@ from ckdist.errors import ConfigError
 
 SPECS = ("auto", "off", "ngram", "suffix", "model")
 MAX_DRAFT = 64  # tokens
-MEMORY_SHARE = 4  # of --memory, a draft model has one part in so many
+MEMORY_SHARE = 4  # a draft model has 1 / MEMORY_SHARE of --memory
 
 
 @dataclass(frozen=True, kw_only=True)

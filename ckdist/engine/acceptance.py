@@ -1,4 +1,4 @@
-"""How many drafted tokens are right, by classes of tokens."""
+"""The share of drafted tokens that are right, by classes of tokens."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ FADES = 0.95
 
 
 class Acceptance:
-    """How many drafted tokens are right, by their class. Earlier tokens fade.
+    """The share of drafted tokens that are right, by their class. Earlier tokens count less.
 
     Args:
         priors: The part that is right of each class, before any token was seen.

@@ -61,7 +61,7 @@ class CoreTurns(contextlib.AbstractContextManager[None]):
         self._rows[self._row + 1] = until
 
     def _is_ahead(self) -> bool:
-        """Whether another engine that wants a turn has a smaller tag."""
+        """Returns True if another engine that waits for a turn has a smaller tag."""
         rows, now = self._rows, time.monotonic()
         return any(
             rows[row] < self._begin and rows[row + 1] > now and row != self._row and _lives(int(rows[row + 2]))

@@ -78,12 +78,12 @@ class DraftGain:
         return self._lost + worst / self.costs.cost(sequences) - 1 <= MOST_LOST
 
     def is_better(self, sequences: int, option: Option, than: Option) -> bool:
-        """Whether an option gives more tokens per second than another one, and may be taken."""
+        """Returns True if an option gives more tokens per second than another one, and may be taken."""
         faster = self._speed(sequences, option) > self._speed(sequences, than)
         return faster and self._is_allowed(sequences, option)
 
     def allows(self, sequences: int, spent: float) -> bool:
-        """Whether a draft model may spend these seconds in order to learn how good it is."""
+        """Returns True if a draft model may spend these seconds to measure its acceptance."""
         plain = self.costs.cost(sequences)
         return self._plain.get(sequences, 0) >= MIN_STEPS and self._lost + spent / plain <= MOST_LOST
 

@@ -220,7 +220,7 @@ def open_trace(config: EngineConfig, world: World) -> "Trace | None":
         return None
     from ckdist.engine.trace import Trace
 
-    return Trace(config.trace, world, max(config.threads or default_threads(world), config.threads_batch))
+    return Trace(config.trace, world, max(default_threads(world, config.threads), config.threads_batch))
 
 
 def tell_plan(model: Model, rank: StageRank) -> None:
@@ -267,4 +267,4 @@ def fill_shard(loader: ShardLoader, config: EngineConfig, world: World, progress
 
 def loading_threads(config: EngineConfig, world: World) -> int:
     """Threads that read and pack weights: as many as will run, at most one per CPU."""
-    return min(max(config.threads or 0, config.threads_batch or 0), os.cpu_count() or 1) or default_threads(world)
+    return default_threads(world, min(max(config.threads, config.threads_batch), os.cpu_count() or 1))

@@ -93,7 +93,7 @@ def choose_layout(world: World, config: EngineConfig, checkpoint: Checkpoint) ->
         return LayoutChoice(counts[0], f"{_named(counts[0])}: all ranks share memory")
     if differing := uneven(world):
         return LayoutChoice(counts[0], f"{_named(counts[0])}: there is no prediction, because {differing}")
-    threads = min(world.gather(config.threads or default_threads(world)))
+    threads = min(world.gather(default_threads(world, config.threads)))
     link, chosen = measured_link(world, config.transport, config.comm_timeout), None
     if world.rank == 0:
         chosen = best_layout(checkpoint, config, counts, (hosts, threads * world.size), link)

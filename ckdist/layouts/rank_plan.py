@@ -95,7 +95,7 @@ def make_plan(
     Raises CapacityError, with a remedy, if weights or cache do not fit the free memory.
     """
     prefill, layout, mesh = layouts
-    threads = config.threads or topology.default_threads(world)
+    threads = topology.default_threads(world, config.threads)
     threads_batch = config.threads_batch or threads
     placement = topology.place(world, max(threads, threads_batch))
     types = config.cache_type_k, config.cache_type_v

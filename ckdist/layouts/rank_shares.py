@@ -39,7 +39,7 @@ def rank_shares(config: EngineConfig, world: World, checkpoint: Checkpoint) -> t
     """
     if config.tensor_split not in ("auto", "even"):
         return given_shares(config.tensor_split, world)
-    threads = config.threads or default_threads(world)
+    threads = default_threads(world, config.threads)
     if len({tuple(facts) for facts in world.gather(hardware(world, threads))}) == 1:
         return ()
     if config.tensor_split == "auto" and len(set(world.hosts)) > 1:
@@ -80,7 +80,7 @@ def whole_numbers(parts: Sequence[Fraction]) -> tuple[int, ...]:
 def measured_shares(config: EngineConfig, world: World, threads: int, weight_bytes: int) -> tuple[int, ...]:
     """The shares by the rates at which all ranks read memory at once, and by their free memory. A collective call."""
     rates = world.gather(read_rate(threads))
-    rooms = world.gather(free_memory(world.local_size, config.memory))
+    rooms = world.gather(free_memory(world.local_size, config.own_memory))
     shares = shares_of(rates, [FULLEST * room / weight_bytes for room in rooms])
     if world.rank == 0 and shares:
         shown = ", ".join(

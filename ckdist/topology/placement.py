@@ -77,10 +77,10 @@ def place(world: World, threads: int | None = None) -> Placement:
     return place_rank(machine, masks, world.local_rank, wanted, quota)
 
 
-def default_threads(world: World) -> int:
-    """The default threads: one per fast physical core of the share, limited by the quota. A collective call."""
-    machine, quota = this_machine(), quota_of(world)
-    return threads_of(machine, shares(machine, _masks(world))[world.local_rank], world.rank == 0, quota)
+def default_threads(world: World, wanted: int = 0) -> int:
+    """`wanted` threads, or one per fast physical core of the share, within the quota. A collective call for either."""
+    machine, quota, masks = this_machine(), quota_of(world), _masks(world)
+    return wanted or threads_of(machine, shares(machine, masks)[world.local_rank], world.rank == 0, quota)
 
 
 def _of_host(world: World, own: Any) -> list[Any]:

@@ -131,7 +131,7 @@ class Trainer:
 
     def _enter_place(self) -> None:
         """Chooses the threads, and binds later allocations to the rank's memory nodes, as in serving."""
-        self.threads = self.config.threads or default_threads(self.world)
+        self.threads = default_threads(self.world, self.config.threads)
         self.placement = place(self.world, self.threads)
         self.placement.enter()
         bind_memory(self.placement)

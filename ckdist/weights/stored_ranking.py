@@ -11,8 +11,10 @@ from ckdist.models.fields import Fields
 from ckdist.tokens.tokenizer import Tokenizer
 from ckdist.weights.checkpoint import Checkpoint
 from ckdist.weights.dequantize import read_rows
+from ckdist.weights.gguf import read_gguf
 from ckdist.weights.json_file import read_json_object
 from ckdist.weights.stored_pooling import LOGIT_SCORE
+from ckdist.weights.tensor_source import TensorSource
 
 QUERY, DOCUMENT = "{query}", "{document}"
 TEMPLATE = (  # of the model card; GGUF files have it too
@@ -23,6 +25,7 @@ TEMPLATE = (  # of the model card; GGUF files have it too
     "<|im_start|>assistant\n<think>\n\n</think>\n\n"
 )
 LABELS = ["yes", "no"]
+CLASSIFIER = "cls.output.weight"  # of a GGUF: a row for each label
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,8 @@ def stored_ranking(checkpoint: Checkpoint, tokenizer: Tokenizer) -> Ranking:
     template = tokenizer.templates.get("rerank", TEMPLATE)
     if not 0 <= template.find(QUERY) < template.find(DOCUMENT):
         raise ModelFileError(f"{checkpoint.path}: the template rerank must have {QUERY}, then {DOCUMENT}")
+    if (rows := _classifier(checkpoint)) is not None:
+        return Ranking(template, rows[0] - rows[1])
     yes, no = _tokens(checkpoint, tokenizer)
     head, vocab = checkpoint.tensors[OUTPUT], checkpoint.spec.vocab_size
     if not (yes < vocab and no < vocab):
@@ -48,20 +53,33 @@ def stored_ranking(checkpoint: Checkpoint, tokenizer: Tokenizer) -> Ranking:
     return Ranking(template, np.float32(checkpoint.spec.logit_scale) * (row(yes) - row(no)))
 
 
+def _classifier(checkpoint: Checkpoint) -> np.ndarray | None:
+    """The output layer of a GGUF, float32 (2, hidden). None: its rows are those of the output projection."""
+    if checkpoint.format != "gguf":
+        return None
+    name = f"{checkpoint.metadata['general.architecture']}.classifier.output_labels"
+    labels = checkpoint.metadata.get(name, LABELS)
+    if list(labels) != LABELS:
+        raise ModelFileError(f"{checkpoint.path}: {name} is {str(labels)[:80]}; it must be {LABELS}")
+    if (tensor := read_gguf(checkpoint.path).tensors.get(CLASSIFIER)) is None:
+        return None
+    shape, needed = tuple(tensor.dims[::-1]), (len(LABELS), checkpoint.spec.hidden_size)
+    if shape != needed:
+        raise ModelFileError(
+            f"{checkpoint.path}: tensor {CLASSIFIER!r} has shape {shape}, but the model needs {needed}"
+        )
+    return read_rows(TensorSource(CLASSIFIER, tensor.type.number, shape, tensor.file, tensor.offset), 0, len(LABELS))
+
+
 def _tokens(checkpoint: Checkpoint, tokenizer: Tokenizer) -> tuple[int, int]:
     """The tokens of yes and no."""
     config: dict[str, Any] = {}
-    if checkpoint.format == "gguf":
-        name = f"{checkpoint.metadata['general.architecture']}.classifier.output_labels"
-        labels = checkpoint.metadata.get(name, LABELS)
-        if list(labels) != LABELS:
-            raise ModelFileError(f"{checkpoint.path}: {name} is {str(labels)[:80]}; it must be {LABELS}")
-    elif (path := checkpoint.folder.joinpath(*LOGIT_SCORE)).exists():
+    if checkpoint.format != "gguf" and (path := checkpoint.folder.joinpath(*LOGIT_SCORE)).exists():
         config = read_json_object(path)
     fields, found = Fields(config, str(checkpoint.path)), list[int]()
     for label, field in zip(LABELS, ("true_token_id", "false_token_id"), strict=True):
         ids = tokenizer.encode(label, add_special=False)
         if not fields.has(field) and len(ids) != 1:
             raise ModelFileError(f"{checkpoint.path}: {label!r} has {len(ids)} tokens; a reranker needs one")
-        found.append(fields.integer(field, ids[0], low=0, high=1 << 31))
+        found.append(fields.integer(field, *ids[:1], low=0, high=1 << 31))
     return found[0], found[1]

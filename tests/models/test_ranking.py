@@ -3,6 +3,7 @@
 import json
 import shutil
 
+import gguf
 import numpy as np
 import pytest
 
@@ -54,6 +55,30 @@ def test_a_gguf_file_of_a_reranker(tmp_path, monkeypatch):
         assert stored_pooling(checkpoint) == "rank" and tokenizer.templates["rerank"] == template
         with pytest.raises(ModelFileError, match=said):
             stored_ranking(checkpoint, tokenizer)
+
+
+@pytest.mark.parametrize("rows", [2, 3])
+def test_a_gguf_file_has_an_output_layer_of_its_own(tmp_path, rows):
+    """Its rows decide, not those of the output projection."""
+    reader = gguf.GGUFReader(GOLDEN / "gguf/BF16.gguf")
+    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "qwen3")
+    for field in reader.fields.values():
+        if not field.name.startswith("GGUF.") and field.name != "general.architecture":
+            writer.add_key_value(field.name, field.contents(), field.types[0], field.types[-1])
+    for tensor in reader.tensors:
+        writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+    hidden = open_checkpoint(GOLDEN / "gguf/BF16.gguf").spec.hidden_size
+    own = np.random.default_rng(0).standard_normal((rows, hidden)).astype(np.float32)
+    writer.add_tensor("cls.output.weight", own)
+    writer.write_header_to_file(), writer.write_kv_data_to_file(), writer.write_tensors_to_file()
+    writer.close()
+    tokenizer = tokenizer_of(BUNDLED)
+    if rows == 2:
+        direction = stored_ranking(open_checkpoint(tmp_path / "m.gguf"), tokenizer).direction
+        np.testing.assert_array_equal(direction, own[0] - own[1])
+    else:
+        with pytest.raises(ModelFileError, match=r"has shape \(3, \d+\), but the model needs \(2, "):
+            stored_ranking(open_checkpoint(tmp_path / "m.gguf"), tokenizer)
 
 
 def test_an_embedding_model_of_qwen_3_pools_the_last_token(tmp_path):

@@ -45,7 +45,7 @@ def test_ranges_cover_everything_in_proportion(size, shares, unit):
 def logits_of(world, path, split: str, **settings) -> tuple[np.ndarray, int]:
     """Logits of a prompt in two chunks and of a token behind it, and the bytes of this rank's weights."""
     exact = {"cache_type_k": "f32", "cache_type_v": "f32", "threads": 1, "ubatch_size": 32, "ctx_size": 64}
-    model = load_model(EngineConfig(model=str(path), tensor_split=split, **exact, **settings), world)
+    model = load_model(EngineConfig(model=str(path), tensor_split=split, **exact | settings), world)
 
     def body(executable):
         sequence = SingleSequence(executable)
@@ -71,6 +71,14 @@ def test_logits_over_hosts_are_those_of_one_rank(name, stages, experts):
     path, settings = GOLDEN / name, {"pipeline_parallel_size": stages, "experts": experts, "transport": "tcp"}
     expected, _ = logits_of(SingleWorld(), path, "even")
     ranks = run_threads(HOSTS, lambda world: logits_of(world, path, "9,1", **settings))
+    assert np.abs(ranks[0][0] - expected).max() <= 1e-5 * np.abs(expected).max()
+
+
+def test_ranks_may_want_threads_and_leave_them_out():
+    """The numbers of threads are no collective call of some ranks only."""
+    path = GOLDEN / "qwen2"
+    expected, _ = logits_of(SingleWorld(), path, "even")
+    ranks = run_threads(HOSTS, lambda world: logits_of(world, path, "even", threads=world.rank % 2, transport="tcp"))
     assert np.abs(ranks[0][0] - expected).max() <= 1e-5 * np.abs(expected).max()
 
 

@@ -95,7 +95,7 @@ def _detached(connections: dict[tuple[bytes, int], Joined], kind: bytes, world: 
 
 
 def seals(world: World) -> bool:
-    """Whether traffic between the ranks over TCP is sealed: between hosts, unless the user chose otherwise."""
+    """Returns True if the ranks seal their traffic over TCP: ranks of several hosts do, without `--encrypt never`."""
     return len(set(world.hosts)) > 1 and getattr(world, "encrypt", "auto") != "never"
 
 

@@ -30,5 +30,5 @@ FAMILY = Family(
     from_gguf=qwen2.gguf,
     to_gguf=qwen2.export,
     gguf_names=family.GGUF,
-    ignored=(*family.ROTATIONS, r"cls\.output\.weight"),  # of a reranker: rows of the output projection
+    ignored=(*family.ROTATIONS, r"cls\.output\.weight"),  # stored_ranking.py reads it
 )
