@@ -5,7 +5,7 @@ sharding. The forward calls `g.reduce` if a result may be partial, and `g.to_hea
 nothing in a layout that does not need them.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from ckdist.errors import ConfigError
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 EMBEDDING = "model.embed_tokens.weight"
 OUTPUT = "lm_head.weight"
+PER_LAYER = "model.embed_tokens_per_layer.weight"  # read by rows in its file, never packed
 OUTPUT_BIAS = "lm_head.bias"
 
 
@@ -32,10 +33,20 @@ def projection(index: int) -> str:
     return f"model.projection_{index}.weight"
 
 
-def block(g: Tracer, x: Value, model: ModelSpec, layer: int, rows: Rows = all_rows) -> Value:
+def block(
+    g: Tracer,
+    x: Value,
+    model: ModelSpec,
+    layer: int,
+    rows: Rows = all_rows,
+    kept: dict[int, tuple[Value, Value]] | None = None,
+    inputs: Sequence[Value] = (),
+) -> Value:
     """One layer: x + mixer(norm(x)), then cross-attention if there is one, then x + ffn(norm(x)).
 
     x: (tokens, hidden) -> (rows, hidden), for the rows that `rows` selects.
+
+    `kept`: keys and values of earlier layers. `inputs`: the layers' inputs, if the model has per-layer embeddings.
     """
     spec, norms = model.layers[layer], RowNorm(model.norm, model.norm_eps)
     path, names, eps = f"{model.root}.layers.{layer}", spec.norms, norms.eps
@@ -59,7 +70,7 @@ def block(g: Tracer, x: Value, model: ModelSpec, layer: int, rows: Rows = all_ro
 
         mixed = latent_attention(g, normed, mixer, f"{path}.self_attn", layer, eps, select_rows)
     else:
-        mixed = attention(g, normed, mixer, f"{path}.self_attn", layer, eps, select_rows)
+        mixed = attention(g, normed, mixer, f"{path}.self_attn", layer, eps, select_rows, kept)
     of_mixer, of_ffn = names.replaces_stream
     x = add(select_rows(normed if of_mixer else x), mixed, names.after_mixer)
     if cross is not None:
@@ -70,9 +81,20 @@ def block(g: Tracer, x: Value, model: ModelSpec, layer: int, rows: Rows = all_ro
         x = add(rows(normed if cross.replaces_stream else x), mixed, None)
     normed, ffn = norm(x, names.before_ffn), spec.ffn
     x = normed if of_ffn else x
-    if isinstance(ffn, MoeFfn):
-        return add(x, moe_ffn(g, normed, ffn, f"{path}.mlp"), names.after_ffn)
-    return add(x, dense_ffn(g, normed, ffn, f"{path}.mlp"), names.after_ffn)
+    if isinstance(ffn, MoeFfn) and ffn.beside:
+        from ckdist.models.blocks.layer_inputs import moe_beside_dense
+
+        part = moe_beside_dense(g, x, normed, ffn, path, eps)
+    elif isinstance(ffn, MoeFfn):
+        part = moe_ffn(g, normed, ffn, f"{path}.mlp")
+    else:
+        part = dense_ffn(g, normed, ffn, f"{path}.mlp")
+    x = add(x, part, names.after_ffn)
+    if inputs:
+        from ckdist.models.blocks.layer_inputs import with_layer_input
+
+        x = with_layer_input(g, x, rows(inputs[layer]), model, path)
+    return g.scale_by(x, g.weight(f"{path}.layer_scalar", Dim("scalar", 1))) if spec.scalar else x
 
 
 def table(g: Tracer, spec: ModelSpec, name: str) -> Weight:
@@ -90,9 +112,13 @@ def hidden(g: Tracer, ids: Value, spec: ModelSpec, rows: Rows = all_rows) -> Val
         positions = rows_of("embed_positions", spec.positions) if spec.positions else None
         types = rows_of("embed_types", spec.token_types) if spec.token_types else None
         x = g.add(g.embed_positions(ids, positions, types, spec.first_position), x)
-    x = g.boundary(x)
+    x, kept, inputs = g.boundary(x), dict[int, tuple[Value, Value]](), ()
+    if spec.layer_inputs:
+        from ckdist.models.blocks.layer_inputs import layer_inputs
+
+        inputs = layer_inputs(g, ids, x, spec)
     for i in range(len(spec.layers)):
-        x = g.boundary(block(g, x, spec, i, rows if i == len(spec.layers) - 1 else all_rows))
+        x = g.boundary(block(g, x, spec, i, rows if i == len(spec.layers) - 1 else all_rows, kept, inputs))
     return x
 
 
@@ -172,6 +198,8 @@ def loss(g: "TrainingTracer", ids: Value, targets: Value, spec: ModelSpec) -> Va
         raise ConfigError(f"{spec.family} is an encoder: it can be served, not trained; choose another model")
     if spec.encoder is not None:
         raise ConfigError(f"{spec.family} has an encoder: it can be served, not trained; choose another model")
+    if spec.shares_layers:
+        raise ConfigError(f"{spec.family} shares values between layers: it can be served, not trained")
     x = g.scale(final_norm(g, hidden(g, ids, spec), spec), spec.logit_scale)
     total = g.cross_entropy(x, targets, head(g, spec), spec.logit_soft_cap)
     if spec.balance_coefficient:

@@ -10,7 +10,7 @@ from ckdist.errors import ModelFileError
 from ckdist.models.fields import Fields
 from ckdist.models.spec import RopeSpec
 
-KNOWN_SCALINGS = ("default", "mrope", "linear", "dynamic", "llama3", "yarn", "longrope")
+KNOWN_SCALINGS = ("default", "mrope", "linear", "dynamic", "llama3", "yarn", "longrope", "proportional")
 
 
 @dataclass(frozen=True)
@@ -124,6 +124,10 @@ def from_fields(scaling: Fields, shape: RopeShape, outer: Fields) -> RopeSpec:
         if all(scales):
             magnitude = yarn_magnitude(factor, scales[0]) / yarn_magnitude(factor, scales[1])
         magnitude = scaling.number("attention_factor", magnitude, high=1e3)
+    elif kind == "proportional":  # the fraction of pairs that rotate, with the frequencies of a whole head
+        share = scaling.number("partial_rotary_factor", 1.0, high=1.0)
+        frequencies = linear(frequencies, scaling.number("factor", 1.0, low=1e-6, high=1e6))
+        frequencies[int(share * shape.head_dim // 2) :] = 0
     elif kind == "dynamic" and (alpha := scaling.number("alpha", 0.0, low=-1.0, high=1e6)):
         dims = 2 * len(frequencies)
         theta *= alpha ** (dims / (dims - 2))  # NTK-aware scaling with a fixed factor (Hunyuan)

@@ -211,6 +211,7 @@ class Tracer(Emitter):
         bidirectional: bool = False,
         relative: tuple[Weight, int, int] | None = None,
         positions: Value | None = None,
+        shared: bool = False,
     ) -> Value:
         """Causal attention over the cache of `layer`, which k and v extend.
 
@@ -218,8 +219,11 @@ class Tracer(Emitter):
         - `bidirectional`: not causal. All tokens of a sequence must be in the step.
         - `relative`: (weights of biases by distance, number of buckets, largest distance).
         - `positions`: of `select_positions`; a token sees only these.
+        - `shared`: the cache has k and v already, which an earlier `attend` of this `layer` has stored.
         """
         attrs: dict[str, Any] = {"layer": layer, "scale": scale, "soft_cap": soft_cap, "window": window}
+        if shared:
+            attrs["shared"] = True
         if bidirectional:
             attrs["bidirectional"] = True
         weights: tuple[Weight | None, ...] = () if sinks is None else (sinks,)
@@ -337,14 +341,21 @@ class Tracer(Emitter):
         return self._emit("mean_rows", (x,), names=["mean"])
 
     def route(
-        self, logits: Sequence[Value], correction: Weight | None, routing: Routing, shared: bool
+        self,
+        logits: Sequence[Value],
+        correction: Weight | None,
+        routing: Routing,
+        shared: bool,
+        factors: Weight | None = None,
     ) -> tuple[Value, Value]:
         """The experts of each token and their shares.
 
         If `shared`, the last share is that of the expert that all tokens use: sigmoid(logits[1]), or 1 without it.
+        `factors`: (experts,) factors of the other shares.
         """
+        weights = (correction,) if factors is None else (correction, factors)
         chosen, shares = self.emit(
-            "route", logits, (correction,), ["chosen", "shares"], shared=shared, **dataclasses.asdict(routing)
+            "route", logits, weights, ["chosen", "shares"], shared=shared, **dataclasses.asdict(routing)
         )
         return chosen, shares
 
@@ -376,6 +387,19 @@ class Tracer(Emitter):
     def add(self, x: Value, y: Value) -> Value:
         """The sum of two values of the same dimensions."""
         return self._emit("add", (x, y), names=["x"])
+
+    def scale_by(self, x: Value, scalar: Weight) -> Value:
+        """Returns x * scalar, with a weight of one element."""
+        return self._emit("scale_by", (x,), (scalar,), names=["x"])
+
+    def sum_rows(self, y: Value, norm: Weight, x: Value | None, eps: float) -> Value:
+        """Returns rms_norm(y), plus x unless that is None, in memory of its own."""
+        return self._emit("sum_rows", (y,) if x is None else (y, x), (norm,), names=["x"], eps=eps)
+
+    def layer_inputs(self, ids: Value, x: Value, table: Weight, norm: Weight, **attrs: float) -> tuple[Value, ...]:
+        """The inputs of the layers, (tokens, width) each. x: (tokens, layers * width). See `LayerInputs` in spec.py."""
+        count = table.dims[1].count
+        return self.emit("layer_inputs", (ids, x), (table, norm), ["input"] * count, **attrs)
 
     def scale(self, x: Value, factor: float) -> Value:
         """Returns x * factor. Emits nothing if the factor is 1."""

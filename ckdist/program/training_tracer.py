@@ -60,9 +60,10 @@ class TrainingTracer(Tracer):
         bidirectional: bool = False,
         relative: tuple[Weight, int, int] | None = None,
         positions: Value | None = None,
+        shared: bool = False,
     ) -> Value:
         """Causal attention within each sequence of the batch. Raises ConfigError for any other attention."""
-        del layer, positions  # there is no cache to choose, and no `select_positions`
+        del layer, positions, shared  # there is no cache to choose, and no `select_positions`
         if relative is not None:
             raise ConfigError(NOT_TRAINED)
         if bidirectional:
@@ -81,15 +82,26 @@ class TrainingTracer(Tracer):
         """Raises ConfigError: linear attention has no gradients."""
         raise ConfigError(NOT_TRAINED)
 
+    def scale_by(self, *_: Any, **__: Any) -> Value:
+        """Raises ConfigError: a layer's factor has no gradient."""
+        raise ConfigError(NOT_TRAINED)
+
     def select_positions(self, *_: Any, **__: Any) -> Value:
         """Raises ConfigError: the choice of positions has no gradient."""
         raise ConfigError("models with sparse attention can be served, not trained: choose another model")
 
     def route(
-        self, logits: Sequence[Value], correction: Weight | None, routing: Routing, shared: bool
+        self,
+        logits: Sequence[Value],
+        correction: Weight | None,
+        routing: Routing,
+        shared: bool,
+        factors: Weight | None = None,
     ) -> tuple[Value, Value]:
         """The experts of each token and their shares, without a shared expert."""
         del shared  # `experts` computes the shared expert separately
+        if factors is not None:
+            raise ConfigError(NOT_TRAINED)
         router, *switch = logits
         chosen, shares = super().route([router], correction, routing, False)
         self._switches.update((shares, x) for x in switch)

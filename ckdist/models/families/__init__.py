@@ -16,6 +16,7 @@ NAMES = {
     "gemma": "gemma GemmaForCausalLM",
     "gemma2": "gemma2 Gemma2ForCausalLM",
     "gemma3": "gemma3 Gemma3ForCausalLM Gemma3ForConditionalGeneration gemma3_text",
+    "gemma4": "gemma4 Gemma4ForCausalLM Gemma4ForConditionalGeneration gemma4_text",
     "glm4": "glm4 Glm4ForCausalLM",
     "glm4_moe_lite": "glm4_moe_lite Glm4MoeLiteForCausalLM",
     "glm4moe": "glm4moe Glm4MoeForCausalLM glm4_moe",

@@ -27,6 +27,7 @@ FILES = {
     "experts_grad": "route_grad grouped_experts grouped_experts_grad switched switched_grad",
     "latent": "norm_latent norm_latent_grad attend_latent",
     "latent_keys": "latent_keys latent_keys_grad latent_keys_weight_grad latent_values latent_values_grad",
+    "layer_inputs": "layer_inputs scale_by sum_rows",
     "layer_norm": "layer_norm",
     "linear": "linear linear_grad linear_weight_grad bias_grad",
     "linear_heads": "linear_heads",

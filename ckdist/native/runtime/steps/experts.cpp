@@ -156,6 +156,9 @@ struct Experts : StepRun<Inference, ckdist_experts_step> {
     const float* const correction = step.correction >= 0 ? r.vector(step.correction) : nullptr;
     choose_experts(r.kernels, step.routing, logits, stride, correction, own.logits, choice.experts(row),
                    choice.shares(row));
+    if (step.share_factors >= 0)
+      for (int slot = 0; slot < step.routing.used; slot++)
+        choice.shares(row)[slot] *= r.vector(step.share_factors)[choice.experts(row)[slot]];
     choice.all(row) = 1.f;
     if (step.switches >= 0) {
       const float x = r.floats(step.switches, &stride)[row * r.value(step.switches).width];
