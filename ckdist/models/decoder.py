@@ -15,7 +15,7 @@ from ckdist.models.blocks.attention import Rows, all_rows, attention
 from ckdist.models.blocks.ffn import dense_ffn
 from ckdist.models.blocks.moe import moe_ffn
 from ckdist.models.blocks.norm import RowNorm
-from ckdist.models.spec import GatedDeltaNet, LatentAttention, ModelSpec, MoeFfn
+from ckdist.models.spec import DenseFfn, GatedDeltaNet, LatentAttention, ModelSpec, MoeFfn
 from ckdist.program.program import Value, Weight
 from ckdist.program.tracer import Tracer, trace
 
@@ -81,20 +81,23 @@ def block(
         x = add(rows(normed if cross.replaces_stream else x), mixed, None)
     normed, ffn = norm(x, names.before_ffn), spec.ffn
     x = normed if of_ffn else x
-    if isinstance(ffn, MoeFfn) and ffn.beside:
-        from ckdist.models.blocks.layer_inputs import moe_beside_dense
-
-        part = moe_beside_dense(g, x, normed, ffn, path, eps)
-    elif isinstance(ffn, MoeFfn):
-        part = moe_ffn(g, normed, ffn, f"{path}.mlp")
-    else:
-        part = dense_ffn(g, normed, ffn, f"{path}.mlp")
-    x = add(x, part, names.after_ffn)
+    x = add(x, feed_forward(g, x, normed, ffn, path, eps), names.after_ffn)
     if inputs:
-        from ckdist.models.blocks.layer_inputs import with_layer_input
+        from ckdist.models.blocks.per_layer import with_layer_input
 
         x = with_layer_input(g, x, rows(inputs[layer]), model, path)
     return g.scale_by(x, g.weight(f"{path}.layer_scalar", Dim("scalar", 1))) if spec.scalar else x
+
+
+def feed_forward(g: Tracer, x: Value, normed: Value, ffn: DenseFfn | MoeFfn, path: str, eps: float) -> Value:
+    """The feed-forward of a layer. x: (rows, hidden); `normed`: its norm."""
+    if isinstance(ffn, DenseFfn):
+        return dense_ffn(g, normed, ffn, f"{path}.mlp")
+    if not ffn.dense_size:
+        return moe_ffn(g, normed, ffn, f"{path}.mlp")
+    from ckdist.models.blocks.per_layer import moe_and_dense
+
+    return moe_and_dense(g, x, normed, ffn, path, eps)
 
 
 def table(g: Tracer, spec: ModelSpec, name: str) -> Weight:
@@ -114,7 +117,7 @@ def hidden(g: Tracer, ids: Value, spec: ModelSpec, rows: Rows = all_rows) -> Val
         x = g.add(g.embed_positions(ids, positions, types, spec.first_position), x)
     x, kept, inputs = g.boundary(x), dict[int, tuple[Value, Value]](), ()
     if spec.layer_inputs:
-        from ckdist.models.blocks.layer_inputs import layer_inputs
+        from ckdist.models.blocks.per_layer import layer_inputs
 
         inputs = layer_inputs(g, ids, x, spec)
     for i in range(len(spec.layers)):

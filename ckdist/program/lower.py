@@ -263,7 +263,8 @@ class ServingLowering(Lowering):
         factor = parts["post_factor"].attrs["factor"] if "post_factor" in parts else 1.0
         scalar = self.vector(by.weight(0) if by else None)
         if norm := parts.get("post_norm"):
-            return Residual(x, self.place_of(norm.inputs[0]), self.vector(norm.weights[0]), scalar, norm.attrs["eps"], factor)
+            y, weight = self.place_of(norm.inputs[0]), self.vector(norm.weights[0])
+            return Residual(x, y, weight, scalar, norm.attrs["eps"], factor)
         y = parts["post_factor"].inputs[0] if "post_factor" in parts else add.inputs[1]
         return Residual(x, self.place_of(y), scalar=scalar, post_factor=factor)
 

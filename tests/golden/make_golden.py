@@ -94,21 +94,21 @@ CONFIGS = {
     },
     # As E2B: full layers with wider heads, caches that later layers share, a wider MLP there, per-layer embeddings.
     "gemma4": {
-        "architectures": ["Gemma4ForCausalLM"], "model_type": "gemma4_text", "vocab_size": 200, "hidden_size": 48, "intermediate_size": 24,
-        "num_hidden_layers": 7, "num_attention_heads": 6, "num_key_value_heads": 2, "rms_norm_eps": 1e-6, "head_dim": 8, "global_head_dim": 16,
-        "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2 + ["full_attention"], "num_kv_shared_layers": 3,
-        "attention_k_eq_v": False, "use_double_wide_mlp": True, "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 200,
+        "architectures": ["Gemma4ForCausalLM"], "model_type": "gemma4_text", "vocab_size": 120, "hidden_size": 32, "intermediate_size": 20,
+        "num_hidden_layers": 6, "num_attention_heads": 4, "num_key_value_heads": 2, "rms_norm_eps": 1e-6, "head_dim": 8, "global_head_dim": 16,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"] * 2, "num_kv_shared_layers": 3,
+        "attention_k_eq_v": False, "use_double_wide_mlp": True, "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 120,
         "sliding_window": 18, "final_logit_softcapping": 8.0, "hidden_activation": "gelu_pytorch_tanh", "attention_bias": False,
         "rope_parameters": GEMMA4_ROPE, "enable_moe_block": False, "tie_word_embeddings": True, "pad_token_id": 0,
     },
     # As 26B-A4B: experts beside an MLP; keys of full layers are their values.
     "gemma4_moe": {
-        "architectures": ["Gemma4ForCausalLM"], "model_type": "gemma4_text", "vocab_size": 203, "hidden_size": 48, "intermediate_size": 24,
-        "num_hidden_layers": 3, "num_attention_heads": 6, "num_key_value_heads": 3, "rms_norm_eps": 1e-6, "head_dim": 8, "global_head_dim": 16,
-        "num_global_key_value_heads": 2, "layer_types": ["sliding_attention", "full_attention"] + ["full_attention"], "num_kv_shared_layers": 0,
+        "architectures": ["Gemma4ForCausalLM"], "model_type": "gemma4_text", "vocab_size": 123, "hidden_size": 32, "intermediate_size": 20,
+        "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "rms_norm_eps": 1e-6, "head_dim": 8, "global_head_dim": 16,
+        "num_global_key_value_heads": 1, "layer_types": ["sliding_attention", "full_attention", "full_attention"], "num_kv_shared_layers": 0,
         "attention_k_eq_v": True, "hidden_size_per_layer_input": 0, "sliding_window": 20, "final_logit_softcapping": 8.0,
         "hidden_activation": "gelu_pytorch_tanh", "attention_bias": False, "rope_parameters": GEMMA4_ROPE, "enable_moe_block": True,
-        "num_experts": 7, "top_k_experts": 3, "moe_intermediate_size": 20, "tie_word_embeddings": True, "pad_token_id": 0,
+        "num_experts": 5, "top_k_experts": 2, "moe_intermediate_size": 16, "tie_word_embeddings": True, "pad_token_id": 0,
     },
     # longrope's long factors: every text is longer than the original context. And its short ones, with a part rotated.
     "phi3": {

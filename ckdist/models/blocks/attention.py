@@ -41,8 +41,8 @@ def attention(
 ) -> Value:
     """x: (tokens, hidden), normalised -> (rows, hidden).
 
-    `path` is the prefix of the weights' names. `rows` selects the rows whose results are needed. `kept` has the keys and
-    values of earlier layers; the layer adds its own.
+    `path` is the prefix of the weights' names. `rows` selects the rows whose results are needed. `kept` has the keys
+    and values of earlier layers; the layer adds its own.
     """
     kept = {} if kept is None else kept
     w = lambda name, *dims: g.weight(f"{path}.{name}", *dims)
@@ -79,9 +79,7 @@ def attention(
     return g.reduce(g.linear(o, w("o_proj.weight", hidden, out), bias=o_bias, names=["attn"]))
 
 
-def _placed(
-    g: Tracer, a: Attention, w: Callable[..., Weight], parts: list[Value], eps: float
-) -> list[Value]:
+def _placed(g: Tracer, a: Attention, w: Callable[..., Weight], parts: list[Value], eps: float) -> list[Value]:
     """Norms and rotates queries and, if the layer has its own, keys."""
     if a.rope is not None and a.norms_rotated:
         parts = [g.rope(part, a.rope) for part in parts]

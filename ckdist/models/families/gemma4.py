@@ -1,4 +1,4 @@
-"""Gemma 4: full layers with wider heads, caches that later layers share, per-layer embeddings, experts beside an MLP."""
+"""Gemma 4: wider heads in full layers, caches that later layers share, per-layer embeddings, experts and an MLP."""
 
 import math
 from dataclasses import replace
@@ -42,10 +42,8 @@ KEYS = ConfigKeys(
         "vocab_size_per_layer_input": 262144,
     },
     nulls={"final_logit_softcapping": None, "hidden_size_per_layer_input": 0},
-    unused=(
-        "audio_token_id boa_token_id eoa_token_id eoa_token_index vision_soft_tokens_per_image "  # of images and sound
-        "use_bidirectional_attention"  # "vision": of images
-    ).split(),
+    # of images and sound
+    unused=("audio_token_id", "boa_token_id", "eoa_token_id", "eoa_token_index", "vision_soft_tokens_per_image"),
 )
 
 
@@ -67,7 +65,7 @@ def spec_of(
 
 
 def full_sizes(f: Fields, n: Sizes, sliding: list[bool]) -> tuple[int, int]:
-    """(head_dim, kv-heads) of full layers: of the published files, or of `per_layer_config` as transformers saves it."""
+    """(head_dim, kv-heads) of full layers: published files have fields, transformers saves `per_layer_config`."""
     eq, overrides = f.flag("attention_k_eq_v"), f.sub("per_layer_config")
     kv_heads = f.integer("num_global_key_value_heads", n.num_kv_heads, high=limits.MAX_HEADS) if eq else n.num_kv_heads
     width = f.integer("global_head_dim", high=limits.MAX_HEAD_DIM)
@@ -119,8 +117,8 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
 
 
 def of_experts(ffn: MoeFfn, dense: DenseFfn) -> MoeFfn:
-    """`ffn` beside a dense feed-forward."""
-    return replace(ffn, activation=dense.activation, share_factors=True, beside=dense.intermediate_size)
+    """`ffn`, and a dense feed-forward."""
+    return replace(ffn, activation=dense.activation, share_factors=True, dense_size=dense.intermediate_size)
 
 
 def gguf(header: GgufHeader) -> ModelSpec:
@@ -138,7 +136,8 @@ def gguf(header: GgufHeader) -> ModelSpec:
     width = f.integer("attention.key_length_swa", n.head_dim, high=limits.MAX_HEAD_DIM)
     full = replace(
         from_gguf.attention(header, n),
-        scale=1.0, value_norm=True, num_kv_heads=kv_heads[last], keys_as_values=f"blk.{last}.attn_v.weight" not in header.dims,
+        scale=1.0, value_norm=True, num_kv_heads=kv_heads[last],
+        keys_as_values=f"blk.{last}.attn_v.weight" not in header.dims,
     )  # fmt: skip
     slide = replace(
         full, head_dim=width, num_kv_heads=kv_heads[sliding.index(True) if True in sliding else 0],
@@ -176,7 +175,8 @@ def export(spec: ModelSpec, where: str) -> GgufForm:
         "attention.shared_kv_layers": sum(a.source is not None for a in attentions),
         "attention.head_count_kv": [a.num_kv_heads for a in attentions],
         "feed_forward_length": [
-            layer.ffn.beside if isinstance(layer.ffn, MoeFfn) else layer.ffn.intermediate_size for layer in spec.layers
+            layer.ffn.dense_size if isinstance(layer.ffn, MoeFfn) else layer.ffn.intermediate_size
+            for layer in spec.layers
         ],
         "embedding_length_per_layer_input": spec.layer_inputs.width if spec.layer_inputs else 0,
         "rope.freq_base_swa": float(spec.ropes["local"].theta),
@@ -186,9 +186,12 @@ def export(spec: ModelSpec, where: str) -> GgufForm:
         more[f"rope.dimension_count{suffix}"] = a.head_dim
     if isinstance(spec.layers[0].ffn, MoeFfn):
         more |= to_gguf.experts(spec, where)
-    turned = spec.ropes["global"]  # GGUF divides frequencies that do not rotate by 1e30
-    least = rope.plain(full.head_dim, turned.theta).astype(np.float32) * np.float32(1e-30)
-    ropes = {**spec.ropes, "global": replace(turned, inverse_frequencies=np.maximum(turned.inverse_frequencies, least))}
+    rotation = spec.ropes["global"]  # GGUF divides frequencies that do not rotate by 1e30
+    least = rope.plain(full.head_dim, rotation.theta).astype(np.float32) * np.float32(1e-30)
+    ropes = {
+        **spec.ropes,
+        "global": replace(rotation, inverse_frequencies=np.maximum(rotation.inverse_frequencies, least)),
+    }
     return to_gguf.dense(NAME, replace(spec, ropes=ropes), where, more, factors=True)
 
 
@@ -234,5 +237,5 @@ FAMILY = Family(
             "ffn_down_exps.scale": "mlp.gate.factors",
         }),
     }),
-    ignored=(*family.ROTATIONS, r"rope_freqs\.weight", r"model\.(language_model\.)?layers\.\d+\.self_attn\.(k|v)_(proj|norm)\.weight"),
+    ignored=(*family.ROTATIONS, r"model\.(language_model\.)?layers\.\d+\.self_attn\.(k|v)_(proj|norm)\.weight"),
 )  # fmt: skip

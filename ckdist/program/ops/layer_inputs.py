@@ -68,7 +68,7 @@ def infer_scale_by(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
 
 @op("scale_by", infer_scale_by)
 def scale_by(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
-    """x * w, with a weight of one element. The step that reads the sum computes it."""
+    """Returns x * w, with a weight of one element. The step that reads the sum computes it."""
     return [inputs[0] * weights[0]]
 
 

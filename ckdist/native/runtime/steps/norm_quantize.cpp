@@ -73,7 +73,8 @@ struct NormQuantize : StepRun<Inference, ckdist_norm_quantize_step> {
     each_shard(
         [&](int rank, const ckdist_value& a, uint8_t* base, const float* part) {
           const float* s = r.peer_slot(y, rank) + (r.first_token + in_row) * a.floats;
-          if (part != nullptr) r.kernels.elementwise.gated(GateFunction(step.gate_function), part, s, a.floats, room), s = room;
+          if (part != nullptr)
+            r.kernels.elementwise.gated(GateFunction(step.gate_function), part, s, a.floats, room), s = room;
           quantize(a, s, base, out_row);
           r.count_moved(thread, rank == r.ranks->local_rank ? 0 : a.floats * 4);
         },

@@ -1,4 +1,4 @@
-"""Parts of layers with per-layer embeddings, and of layers with experts beside a dense feed-forward."""
+"""Parts of layers with per-layer embeddings, and of layers with experts and a dense feed-forward."""
 
 from ckdist.layout import Dim
 from ckdist.models.blocks.ffn import dense_ffn
@@ -35,12 +35,12 @@ def with_layer_input(g: Tracer, x: Value, own: Value, spec: ModelSpec, path: str
     return g.add(x, RowNorm(spec.norm, spec.norm_eps)(g, part, f"{path}.post_per_layer_input_norm"))
 
 
-def moe_beside_dense(g: Tracer, x: Value, normed: Value, f: MoeFfn, path: str, eps: float) -> Value:
+def moe_and_dense(g: Tracer, x: Value, normed: Value, f: MoeFfn, path: str, eps: float) -> Value:
     """norm(dense(normed)) + norm(experts(norm(x))). The router reads x with a norm of its own. x: (rows, hidden)."""
     hidden = x.dims[-1]
     w = lambda name: g.weight(f"{path}.{name}", hidden)
     after_dense, before, after = (w(f"{name}.weight") for name in GEMMA_NORMS)
-    dense = dense_ffn(g, normed, DenseFfn(f.beside, f.activation), f"{path}.mlp")
+    dense = dense_ffn(g, normed, DenseFfn(f.dense_size, f.activation), f"{path}.mlp")
     total = g.sum_rows(dense, after_dense, None, eps)
     routed = g.scale(g.rms_norm(x, w("mlp.gate_norm.weight"), eps), hidden.elements**-0.5)
     experts = moe_ffn(g, g.rms_norm(x, before, eps), f, f"{path}.mlp", routed)
