@@ -82,11 +82,11 @@ def block(
     normed, ffn = norm(x, names.before_ffn), spec.ffn
     x = normed if of_ffn else x
     x = add(x, feed_forward(g, x, normed, ffn, path, eps), names.after_ffn)
-    if inputs:
-        from ckdist.models.blocks.per_layer import with_layer_input
+    if not inputs and not spec.scalar:
+        return x
+    from ckdist.models.blocks.per_layer import end_of_layer
 
-        x = with_layer_input(g, x, rows(inputs[layer]), model, path)
-    return g.scale_by(x, g.weight(f"{path}.layer_scalar", Dim("scalar", 1))) if spec.scalar else x
+    return end_of_layer(g, x, rows(inputs[layer]) if inputs else None, model, path, spec.scalar)
 
 
 def feed_forward(g: Tracer, x: Value, normed: Value, ffn: DenseFfn | MoeFfn, path: str, eps: float) -> Value:
@@ -201,8 +201,8 @@ def loss(g: "TrainingTracer", ids: Value, targets: Value, spec: ModelSpec) -> Va
         raise ConfigError(f"{spec.family} is an encoder: it can be served, not trained; choose another model")
     if spec.encoder is not None:
         raise ConfigError(f"{spec.family} has an encoder: it can be served, not trained; choose another model")
-    if spec.shares_layers:
-        raise ConfigError(f"{spec.family} shares values between layers: it can be served, not trained")
+    if spec.shares_layers or any(layer.scalar for layer in spec.layers):
+        raise ConfigError(f"{spec.family} can be served, not trained: its layers have parts without gradients")
     x = g.scale(final_norm(g, hidden(g, ids, spec), spec), spec.logit_scale)
     total = g.cross_entropy(x, targets, head(g, spec), spec.logit_soft_cap)
     if spec.balance_coefficient:

@@ -1,7 +1,7 @@
 """Upper limits of a model's numbers, and checks for each ModelSpec."""
 
 from ckdist.errors import ModelFileError
-from ckdist.models.spec import Attention, GatedDeltaNet, LatentAttention, ModelSpec, MoeFfn
+from ckdist.models.spec import GatedDeltaNet, LatentAttention, ModelSpec, MoeFfn
 
 MAX_LAYERS = 1024
 MAX_WIDTH = 1 << 20  # hidden size and heads * head_dim
@@ -38,8 +38,6 @@ def checked(spec: ModelSpec, where: str) -> ModelSpec:
             raise ModelFileError(
                 f"{where}: {a.num_heads} attention heads cannot share {a.num_kv_heads} kv-heads evenly"
             )
-        if isinstance(a, Attention) and a.source is not None:
-            _check_source(spec, a, where)
         if a.head_dim % 2:
             raise ModelFileError(f"{where}: head_dim is {a.head_dim}; it must be even to be rotated")
         if a.num_heads * a.head_dim > MAX_WIDTH:
@@ -48,19 +46,6 @@ def checked(spec: ModelSpec, where: str) -> ModelSpec:
         if isinstance(f, MoeFfn):
             _check_experts(f, where)
     return spec
-
-
-def _check_source(spec: ModelSpec, a: Attention, where: str) -> None:
-    """Raises ModelFileError if a layer cannot read the cache of layer `a.source`."""
-    source = spec.layers[a.source or 0].mixer
-    if not isinstance(source, Attention) or source.source is not None or source.chunk != a.chunk:
-        raise ModelFileError(f"{where}: layer {a.source} has no keys and values of its own for a later layer to read")
-    sizes = [(x.num_heads, x.num_kv_heads, x.head_dim, x.value_width) for x in (a, source)]
-    if sizes[0] != sizes[1]:
-        raise ModelFileError(
-            f"{where}: a layer with (heads, kv-heads, widths) {sizes[0]} cannot read the cache of layer {a.source}, "
-            f"which has {sizes[1]}"
-        )
 
 
 def _check_linear(d: GatedDeltaNet, where: str) -> None:

@@ -189,6 +189,7 @@ class MoeFfn:
     shared_size: int = 0  # intermediate size of the shared expert, which all tokens use; 0: none
     shared_gate: bool = False  # multiply the output of the shared expert by sigmoid(w x)
     bias: bool = False  # of the router and of the routed experts
+    shares_input: bool = False  # shares multiply the inputs of routed experts in place of their outputs
     share_factors: bool = False  # each expert has a learned factor of its share
     dense_size: int = 0  # intermediate size of a dense feed-forward that is added, each with its own norms; 0: none
 
@@ -310,11 +311,6 @@ class ModelSpec:
         return self.layer_inputs is not None or any(
             isinstance(layer.mixer, Attention) and layer.mixer.source is not None for layer in self.layers
         )
-
-    @property
-    def has_no_stages(self) -> bool:
-        """Whether its layers cannot be divided into pipeline stages."""
-        return self.reads_whole or self.shares_layers
 
     @property
     def first_cross_cache(self) -> int:

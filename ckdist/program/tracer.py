@@ -195,7 +195,7 @@ class Tracer(Emitter):
 
     def scale_queries(self, q: Value, rule: QueryScale | None) -> Value:
         """Scales queries by their position. None: unchanged."""
-        return q if rule is None else self._emit("scale_queries", (q,), beta=rule.beta, context=rule.context)
+        return q if rule is None else self._emit("scale_queries", (q,), **vars(rule))
 
     def attend(
         self,
@@ -367,13 +367,17 @@ class Tracer(Emitter):
         weights: Sequence[Weight],
         function: str,
         biases: Sequence[Weight] = (),
+        shares_input: bool = False,
     ) -> Value:
         """The sum of share * output over a token's experts. Partial if experts or their sizes are sharded.
 
         `weights` are the stacks gate, up and down, then those of the shared expert, if there is one. `biases` is empty
         or has those of the routed experts' gate, up and down.
+        `shares_input`: shares multiply the routed experts' inputs in place of their outputs.
         """
         operands, matrices, attrs = (x, chosen, shares), *self._of_experts(weights, biases)
+        if shares_input:
+            attrs["shares_input"] = True
         return self._emit("experts", operands, matrices, names=["moe"], function=function, **attrs)
 
     def _of_experts(self, weights: Sequence[Weight], biases: Sequence[Weight]) -> tuple[list[Weight], dict[str, Any]]:
@@ -387,19 +391,6 @@ class Tracer(Emitter):
     def add(self, x: Value, y: Value) -> Value:
         """The sum of two values of the same dimensions."""
         return self._emit("add", (x, y), names=["x"])
-
-    def scale_by(self, x: Value, scalar: Weight) -> Value:
-        """Returns x * scalar, with a weight of one element."""
-        return self._emit("scale_by", (x,), (scalar,), names=["x"])
-
-    def sum_rows(self, y: Value, norm: Weight, x: Value | None, eps: float) -> Value:
-        """Returns rms_norm(y), plus x unless that is None, in memory of its own."""
-        return self._emit("sum_rows", (y,) if x is None else (y, x), (norm,), names=["x"], eps=eps)
-
-    def layer_inputs(self, ids: Value, x: Value, table: Weight, norm: Weight, **attrs: float) -> tuple[Value, ...]:
-        """The inputs of the layers, (tokens, width) each. x: (tokens, layers * width). See `LayerInputs` in spec.py."""
-        count = table.dims[1].count
-        return self.emit("layer_inputs", (ids, x), (table, norm), ["input"] * count, **attrs)
 
     def scale(self, x: Value, factor: float) -> Value:
         """Returns x * factor. Emits nothing if the factor is 1."""

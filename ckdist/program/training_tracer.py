@@ -82,10 +82,6 @@ class TrainingTracer(Tracer):
         """Raises ConfigError: linear attention has no gradients."""
         raise ConfigError(NOT_TRAINED)
 
-    def scale_by(self, *_: Any, **__: Any) -> Value:
-        """Raises ConfigError: a layer's factor has no gradient."""
-        raise ConfigError(NOT_TRAINED)
-
     def select_positions(self, *_: Any, **__: Any) -> Value:
         """Raises ConfigError: the choice of positions has no gradient."""
         raise ConfigError("models with sparse attention can be served, not trained: choose another model")
@@ -116,12 +112,15 @@ class TrainingTracer(Tracer):
         weights: Sequence[Weight],
         function: str,
         biases: Sequence[Weight] = (),
+        shares_input: bool = False,
     ) -> Value:
         """`Tracer.experts` in a form with gradients.
 
         Routed experts are one instruction that keeps the values for its gradient. The shared expert is made of linears.
         """
         check_gradient(function)
+        if shares_input:
+            raise ConfigError(NOT_TRAINED)
         own, shared = weights[:3], weights[3:]
         operands, matrices, attrs = (x, chosen, shares), *self._of_experts(own, biases)
         names = ["moe", "gate", "up", *(["low"] * len(attrs.get("adapted", ())))]

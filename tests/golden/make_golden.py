@@ -110,6 +110,15 @@ CONFIGS = {
         "hidden_activation": "gelu_pytorch_tanh", "attention_bias": False, "rope_parameters": GEMMA4_ROPE, "enable_moe_block": True,
         "num_experts": 5, "top_k_experts": 2, "moe_intermediate_size": 16, "tie_word_embeddings": True, "pad_token_id": 0,
     },
+    # Attention within chunks, layers without rotation whose queries are scaled by position, dense layers between others.
+    "llama4": {
+        "architectures": ["Llama4ForCausalLM"], "model_type": "llama4_text", "vocab_size": 125, "hidden_size": 32, "head_dim": 8,
+        "intermediate_size": 16, "intermediate_size_mlp": 40, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "rms_norm_eps": 1e-5, "rope_theta": 500.0, "rope_scaling": LLAMA3_ROPE, "num_local_experts": 5, "num_experts_per_tok": 1,
+        "interleave_moe_layer_step": 2, "use_qk_norm": True, "no_rope_layers": [1, 1, 0, 1], "attention_chunk_size": 20,
+        "attn_temperature_tuning": True, "floor_scale": 6, "attn_scale": 0.3, "hidden_act": "silu", "tie_word_embeddings": False,
+        "attention_bias": False, "pad_token_id": 0,
+    },
     # longrope's long factors: every text is longer than the original context. And its short ones, with a part rotated.
     "phi3": {
         "architectures": ["Phi3ForCausalLM"], "model_type": "phi3", "vocab_size": 255, "intermediate_size": 88, "num_hidden_layers": 2,

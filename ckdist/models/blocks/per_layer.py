@@ -22,11 +22,21 @@ def layer_inputs(g: Tracer, ids: Value, x: Value, spec: ModelSpec) -> tuple[Valu
     table = g.weight(PER_LAYER, Dim("vocab", p.rows), columns)
     norm = g.weight("model.per_layer_projection_norm.weight", Dim("layer_input", p.width))
     factors = {"x_factor": hidden.elements**-0.5, "row_factor": p.width**0.5, "factor": 0.5**0.5}
-    return g.layer_inputs(ids, projected, table, norm, eps=spec.norm_eps, **factors)
+    names = ["input"] * len(spec.layers)
+    return g.emit("layer_inputs", (ids, projected), (table, norm), names, eps=spec.norm_eps, **factors)
 
 
-def with_layer_input(g: Tracer, x: Value, own: Value, spec: ModelSpec, path: str) -> Value:
-    """x: (rows, hidden) -> x + norm(projection(f(gate x) * own)). own: (rows, width), the layer's input."""
+def end_of_layer(g: Tracer, x: Value, own: Value | None, spec: ModelSpec, path: str, scaled: bool) -> Value:
+    """x: (rows, hidden) -> scalar * (x + norm(projection(f(gate x) * own))). own: (rows, width), the layer's input."""
+    if own is not None:
+        x = _with_input(g, x, own, spec, path)
+    if not scaled:
+        return x
+    (x,) = g.emit("scale_by", (x,), (g.weight(f"{path}.layer_scalar", Dim("scalar", 1)),), ["x"])
+    return x
+
+
+def _with_input(g: Tracer, x: Value, own: Value, spec: ModelSpec, path: str) -> Value:
     assert spec.layer_inputs is not None
     hidden, width = x.dims[-1], own.dims[-1]
     gate = g.linear(x, g.weight(f"{path}.per_layer_input_gate.weight", width, hidden), names=["gate"])
@@ -41,7 +51,8 @@ def moe_and_dense(g: Tracer, x: Value, normed: Value, f: MoeFfn, path: str, eps:
     w = lambda name: g.weight(f"{path}.{name}", hidden)
     after_dense, before, after = (w(f"{name}.weight") for name in GEMMA_NORMS)
     dense = dense_ffn(g, normed, DenseFfn(f.dense_size, f.activation), f"{path}.mlp")
-    total = g.sum_rows(dense, after_dense, None, eps)
+    (total,) = g.emit("sum_rows", (dense,), (after_dense,), ["x"], eps=eps)
     routed = g.scale(g.rms_norm(x, w("mlp.gate_norm.weight"), eps), hidden.elements**-0.5)
     experts = moe_ffn(g, g.rms_norm(x, before, eps), f, f"{path}.mlp", routed)
-    return g.sum_rows(experts, after, total, eps)
+    (total,) = g.emit("sum_rows", (experts, total), (after,), ["x"], eps=eps)
+    return total

@@ -42,8 +42,10 @@ KEYS = ConfigKeys(
         "vocab_size_per_layer_input": 262144,
     },
     nulls={"final_logit_softcapping": None, "hidden_size_per_layer_input": 0},
-    # of images and sound
-    unused=("audio_token_id", "boa_token_id", "eoa_token_id", "eoa_token_index", "vision_soft_tokens_per_image"),
+    unused=(
+        *("audio_token_id", "boa_token_id", "eoa_token_id", "eoa_token_index", "vision_soft_tokens_per_image"),
+        "rope_theta",  # each kind of layer has its own
+    ),
 )
 
 
@@ -69,14 +71,15 @@ def full_sizes(f: Fields, n: Sizes, sliding: list[bool]) -> tuple[int, int]:
     eq, overrides = f.flag("attention_k_eq_v"), f.sub("per_layer_config")
     kv_heads = f.integer("num_global_key_value_heads", n.num_kv_heads, high=limits.MAX_HEADS) if eq else n.num_kv_heads
     width = f.integer("global_head_dim", high=limits.MAX_HEAD_DIM)
-    if overrides.values:
+    names = {int(name): name for name in overrides.values if name.isdecimal()}  # "05", "11", ...
+    if names:
         kv_heads, width = n.num_kv_heads, n.head_dim
     found = {
         (
             own.integer("head_dim", width, high=limits.MAX_HEAD_DIM),
             own.integer("num_key_value_heads", kv_heads, high=limits.MAX_HEADS),
         )
-        for own in (overrides.sub(str(i)) for i, slides in enumerate(sliding) if not slides)
+        for own in (overrides.sub(names.get(i, "")) for i, slides in enumerate(sliding) if not slides)
     }
     if len(found) != 1:
         raise f.error("per_layer_config", f.raw("per_layer_config"), "the same for all full layers")
@@ -89,8 +92,8 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
     sliding = from_config.sliding_layers(f, n.num_layers, [(i + 1) % PERIOD != 0 for i in range(n.num_layers)])
     sliding[-1] = False  # as in transformers
     width, kv_heads = full_sizes(f, n, sliding)
-    if f.raw("use_bidirectional_attention") == "all":
-        raise f.error("use_bidirectional_attention", "all", '"vision" or null')
+    if (which := f.raw("use_bidirectional_attention")) not in (None, False, "vision"):
+        raise f.error("use_bidirectional_attention", which, '"vision" or null')
     bias = f.flag("attention_bias")
     slide = n.attention(1.0, qk_norm="head", value_norm=True, qkv_bias=bias, o_bias=bias)
     full = replace(slide, head_dim=width, num_kv_heads=kv_heads, keys_as_values=f.flag("attention_k_eq_v"))
@@ -104,8 +107,8 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
         size = f.integer("moe_intermediate_size", high=limits.MAX_FFN)
         count = f.integer("num_experts", high=limits.MAX_EXPERTS)
         mixture = of_experts(MoeFfn(count, size, routing), dense)
-    inputs = f.integer("hidden_size_per_layer_input", low=0, high=limits.MAX_WIDTH)
-    rows = f.integer("vocab_size_per_layer_input", high=limits.MAX_VOCAB)
+    inputs = f.integer("hidden_size_per_layer_input", 0, low=0, high=limits.MAX_WIDTH)
+    rows = f.integer("vocab_size_per_layer_input", n.vocab_size, high=limits.MAX_VOCAB)
     ropes = from_config.rotations(f, replace(n, head_dim=width))
     return spec_of(
         n, full, slide, sliding, shared, lambda i: mixture or (dense if i < n.num_layers - shared else last), f,

@@ -152,9 +152,10 @@ struct ckdist_attend_step {
   int32_t relative, reach;
   const int32_t* buckets;
   int32_t listed; /* value of select_positions: a token with more positions sees only those; -1: it sees all */
-  /* q at position p is multiplied by 1 + query_beta * log(1 + floor(p / query_context)); query_beta 0: by 1 */
+  /* q at position p is multiplied by 1 + query_beta * log(1 + floor((p + query_offset) / query_context)); query_beta 0:
+     by 1 */
   float query_beta;
-  int32_t query_context;
+  int32_t query_context, query_offset;
 };
 
 /* Stores keys and values of all tokens in a layer's cache. */
@@ -228,6 +229,7 @@ struct ckdist_experts_step {
   int32_t logits, switches; /* switches: gate of the set that all tokens use; -1: its share is 1 */
   int32_t correction;       /* vector */
   int32_t share_factors;    /* vector: a factor of each expert's share; -1: none */
+  int32_t shares_input;     /* shares multiply the inputs of the chosen experts in place of their outputs */
   struct ckdist_routing routing;
   int32_t gate; /* enum ckdist_gate */
   int32_t count;
@@ -257,7 +259,7 @@ struct ckdist_attend_latent_step {
   float eps, scale;
   int32_t listed; /* as in attend */
   float query_beta;
-  int32_t query_context; /* as in attend */
+  int32_t query_context, query_offset; /* as in attend */
 };
 
 /* Norms (layer norm) and rotates k, and stores it in the layer's index of keys. For each token with more positions than

@@ -14,7 +14,7 @@ from ckdist.program.ops.op import OPS, Op
 
 # File -> the ops that it registers. `tests/unit/test_vjp.py` compares this table with the files.
 FILES = {
-    "attention_ops": "rope rope_grad attend attend_packed attend_grad",
+    "attention_ops": "rope rope_grad attend",
     "balance_loss": "balance_loss balance_loss_grad",
     "collectives": "all_reduce all_gather shard all_to_all",
     "cross_attention_ops": "store_cross attend_cross",
@@ -35,6 +35,7 @@ FILES = {
     "low_rank": "low_rank",
     "output_rows": "output_rows mean_rows",
     "index": "select_positions",
+    "packed_attention": "attend_packed attend_grad",
     "rms_norm": "rms_norm rms_norm_grad sum_squares rms_norm_heads",
     "stage_transfer": "recv send",
     "tally": "tally tally_grad",

@@ -196,7 +196,10 @@ def experts(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs)
             own = [own[0][begin:end], own[1][begin:end], own[2] * np.float32(context.adds_bias(ffn))]
         pairs = [pair and (pair[0][e], pair[1][e]) for pair in low]
         matrices = [w[e] for w in split.matrices[:3]]
-        out[rows] += shares[rows, slots, None] * _expert(context, x[rows], matrices, own, pairs, attrs)
+        of_rows, by_input = shares[rows, slots, None], attrs.get("shares_input", False)
+        inputs_of = x[rows] * of_rows if by_input else x[rows]
+        made = _expert(context, inputs_of, matrices, own, pairs, attrs)
+        out[rows] += made if by_input else of_rows * made
     if shared:
         out += shares[:, -1:] * _expert(context, x, shared, [], split.low_of(3), attrs)
     return [out]
@@ -251,6 +254,7 @@ def lower_experts(lowering: "ServingLowering", group: "Group") -> None:
         correction=lowering.vector(routed.weights[0]),
         share_factors=lowering.vector((*routed.weights, None)[1]),
         routing=routing(routed.attrs),
+        shares_input=instr.attrs.get("shares_input", False),
         gate=GATES[instr.attrs["function"]],
         count=len(sets),
         sets=sets,

@@ -42,7 +42,9 @@ def layer_inputs(context: RankContext, inputs: Arrays, weights: Arrays, attrs: A
 
 @lower("layer_inputs", "inference")
 def lower_layer_inputs(lowering: "ServingLowering", group: "Group") -> None:
-    """Emits one step. The table is read in its file."""
+    """Emits one step. The table is read in its file. Raises LayoutError if hosts share rows out."""
+    if lowering.host_rows:
+        raise LayoutError("layer_inputs makes all rows on each host: use --experts tensor")
     instr = group.instr
     table, norm = instr.weight(0), instr.weight(1)
     width = instr.outputs[0].dims[-1].elements
@@ -93,13 +95,14 @@ def lower_sum_rows(lowering: "ServingLowering", group: "Group") -> None:
     y, *x = group.instr.inputs
     (total,) = group.instr.outputs
     source = lowering.place_of(y)
-    if source in lowering.of_hosts:
-        raise LayoutError(f"sum_rows needs all rows of %{y.name} on each host")
+    by_host = source in lowering.of_hosts
     out = lowering.buffer("arena", y.dims[-1].elements, rows=lowering.most_rows(total), selected=total.selected)
     lowering.at[total.name] = out
+    if by_host:
+        lowering.of_hosts.add(out)
     lowering.emit(
         "sum_rows",
-        total.rows,
+        "host" if by_host else total.rows,
         x=lowering.place_of(x[0]) if x else ValueIndex(ABSENT),
         y=source,
         post_norm=lowering.vector(group.instr.weight(0)),

@@ -126,7 +126,7 @@ struct Attend : AttentionRun<Attend, ckdist_attend_step> {
     const Start start = start_of(sequence);
     const int64_t position = r.batch.chunks[sequence].first_position + token - start.token;
     const Rope rope = rotation(token, position);
-    const float scale = query_factor(step.query_beta, step.query_context, position);
+    const float scale = query_factor(step.query_beta, step.query_context, position + step.query_offset);
     uint8_t* const block =
         of.kv(kv_head) + r.batch.block_tables[start.block + position / kBlockTokens] * of.block_bytes;
     // Prefetches the key half of the block, because storing a key touches each of its cache lines. Later positions of
