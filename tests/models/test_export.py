@@ -259,6 +259,10 @@ NEW = {
         "layer_types": ["sliding_attention", "full_attention"] * 2, "tie_word_embeddings": True, "rms_norm_eps": 1e-6,
         "num_experts": 8, "top_k_experts": 3, "moe_intermediate_size": 48,
     },
+    "Llama4": {
+        "num_local_experts": 6, "intermediate_size": 64, "intermediate_size_mlp": 96, "interleave_moe_layer_step": 2,
+        "rope_theta": 1e4,
+    },
     "Glm4": {"attention_bias": True},
     "Mixtral": {"num_local_experts": 6, "num_experts_per_tok": 2},
     "Qwen3Moe": {**EXPERTS, "norm_topk_prob": True},

@@ -57,7 +57,9 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
     """Reads a config.json."""
     n, bias = from_config.sizes(f), f.flag("attention_bias")
     base = n.attention(qkv_bias=bias, o_bias=bias, qk_norm="unit" if f.flag("use_qk_norm") else "")
-    rotated = smollm3.rotated_layers(f, n.num_layers)
+    period = f.integer("no_rope_layer_interval")
+    derived = [(i + 1) % period != 0 for i in range(n.num_layers)]
+    rotated = smollm3.rotated_layers(f, n.num_layers) if f.raw("no_rope_layers") else derived
     chunk = f.integer("attention_chunk_size", 0, high=limits.MAX_POSITION)
     types = f.raw("layer_types")
     known = ("chunked_attention", "full_attention")
@@ -65,7 +67,10 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
         raise f.error("layer_types", types, f"a list of {n.num_layers} of {' and '.join(known)}")
     chunked = rotated if types is None else [kind == known[0] for kind in types]
     beta, context = f.number("attn_scale", high=1e3), f.integer("floor_scale", high=limits.MAX_POSITION)
-    scale = QueryScale(beta, context, 1) if f.flag("attn_temperature_tuning") else None
+    tuned = f.raw("attn_temperature_tuning")
+    if type(tuned) not in (bool, int):  # 4 in published files
+        raise f.error("attn_temperature_tuning", tuned, "true or false")
+    scale = QueryScale(beta, context, 1) if tuned else None
     moe = from_config.experts(f, "num_local_experts", "intermediate_size", ROUTING, shares_input=True)
     moe = replace(moe, shared_size=moe.intermediate_size)
     dense = DenseFfn(f.integer("intermediate_size_mlp", high=limits.MAX_FFN), moe.activation)
