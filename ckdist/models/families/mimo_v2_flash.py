@@ -46,7 +46,10 @@ KEYS = ConfigKeys(
         "scoring_func": "sigmoid",
         "topk_method": "noaux_tc",
     },
-    unused=("attention_chunk_size", "hybrid_block_size", "moe_router_dtype"),
+    unused=(
+        *("attention_chunk_size", "hybrid_block_size", "moe_router_dtype"),
+        *("hybrid_layer_pattern", "moe_layer_freq", "sliding_window", "swa_rope_theta"),  # published files repeat these
+    ),
 )
 
 
