@@ -54,6 +54,7 @@ class Tracer(Emitter):
         self.low_rank = low_rank
         self.mesh, self.sharding = mesh, Sharding(layout, mesh)
         self.boundaries: list[Value] = []
+        self.positions: Value | None = None  # of the last layer with an indexer
 
     def _emit(
         self,
@@ -171,15 +172,15 @@ class Tracer(Emitter):
         axis = self.sharding.tokens.axis
         return self._emit("all_to_all", (o,), names=["o"], axis=axis, to=(heads,)) if axis else o
 
-    def to_heads_latent(self, q: Value, kv: Value) -> tuple[Value, Value]:
-        """`to_heads` for latent attention: queries, and the latent vectors that all heads share."""
+    def to_heads_latent(self, q: Value, *shared: Value) -> tuple[Value, ...]:
+        """`to_heads` for latent attention: queries, and values that all heads share: latent vectors, and an index."""
         axis = self.sharding.tokens.axis
         if not axis:
-            return q, kv
-        heads, latent = (x.dims[-1] for x in (q, kv))
+            return q, *shared
+        heads, *whole = (x.dims[-1] for x in (q, *shared))
         heads, _ = head_dims(heads.count, 1, heads.width, WHOLE if heads.axis else axis, self.mesh)
-        q, kv = self.emit("all_to_all", (q, kv), names=["q", "kv"], axis=axis, to=(heads, latent))
-        return q, kv
+        names = [x.name.rpartition(".")[0] for x in (q, *shared)]
+        return self.emit("all_to_all", (q, *shared), names=names, axis=axis, to=(heads, *whole))
 
     def linear_heads(self, x: Value, weight: Weight) -> Value:
         """Per head: [w_head @ x[:columns], x[columns:]]."""
