@@ -24,6 +24,7 @@ REQUIRED += ("num_attention_heads", "num_experts", "num_local_experts", "n_route
 WITHOUT_EFFECT = {  # model -> fields whose value matters only together with another one
     "bert": ("pad_token_id",),  # where positions begin is RoBERTa's to say
     "bert_scorer": ("pad_token_id",),
+    **dict.fromkeys(("deepseek_v32", "glm_moe_dsa"), ("first_k_dense_replace",)),  # mlp_layer_types says it
     "dots1": ("max_window_layers",),
     "ernie4_5_moe": ("moe_layer_end_index",),  # which is the last layer
     "nomic_bert": ("max_position_embeddings",),  # no more than the 2048 that it was trained with

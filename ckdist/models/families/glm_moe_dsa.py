@@ -35,7 +35,7 @@ TYPES = {"full": True, "shared": False, "F": True, "S": False}
 SHARING_CONTEXT = 1048576  # of GLM-5.2: GGUF files without types are of 5.2 from this context length on
 
 
-def period(count: int, every: int, first: int = 2) -> list[bool]:
+def period(count: int, every: int, first: int = 3) -> list[bool]:
     """Whether each layer has an indexer: the first ones, and then one of `every`."""
     return [max(i - first + 1, 0) % every == 0 for i in range(count)]
 
