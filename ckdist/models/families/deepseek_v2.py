@@ -199,8 +199,7 @@ def form(architecture: str, spec: ModelSpec, where: str, own: Mapping[str, Any])
     """
     from ckdist.models import to_gguf
 
-    a, r = spec.layers[0].mixer, spec.ropes["global"]
-    assert isinstance(a, LatentAttention)
+    a, r = next(one.mixer for one in spec.layers if isinstance(one.mixer, LatentAttention)), spec.ropes["global"]
     if r.scaling.get("mscale_all_dim") and r.magnitude != 1.0:
         raise ArchitectureError(f"{where}: YaRN with mscale and mscale_all_dim that differ has no GGUF form")
     if a.norm_eps not in (0.0, spec.norm_eps):
