@@ -65,7 +65,8 @@ def kimi_delta_attention(
     of = lambda dim, width: replace(dim, width=width)
     heads, _ = d.heads(g.sharding)
     keys, values, hidden = of(heads, d.key_dim), of(heads, d.value_dim), x.dims[-1]
-    of_x = [w(f"{name}_proj.weight", dim, hidden) for name, dim in zip("qkvb", (keys, keys, values, heads), strict=True)]
+    rows_of = {"q": keys, "k": keys, "v": values, "b": heads}
+    of_x = [w(f"{name}_proj.weight", dim, hidden) for name, dim in rows_of.items()]
     if d.gate_rank:
         low = Dim("gate_rank", d.gate_rank)
         low_f, low_g, q, k, v, b = g.linears(

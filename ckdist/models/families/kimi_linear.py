@@ -68,7 +68,8 @@ def delta_attention(f: Fields) -> GatedDeltaNet:
 def config(f: Fields, outer: Fields) -> ModelSpec:
     """Reads a config.json."""
     rotated = f.integer("qk_rope_head_dim", high=limits.MAX_HEAD_DIM)
-    n, none = from_config.sizes(f, head_dim=rotated), RopeSpec(rope.plain(rotated, 1e4).astype(np.float32))
+    n = from_config.sizes(f, head_dim=rotated)
+    none = RopeSpec(rope.plain(rotated, 1e4).astype(np.float32), interleaved=True)  # no layer uses it
     attention = deepseek_v2.latent_attention(f, n, none, f.integer("q_lora_rank", None, high=limits.MAX_WIDTH) or 0)
     dense = min(glm4_moe_lite.dense_layers(f), n.num_layers)
     ffns = [from_config.dense(f)] * dense + [deepseek_v2.mixture(f, ROUTING)] * (n.num_layers - dense)
@@ -114,7 +115,8 @@ def gguf_values(spec: ModelSpec, weight: str, values: np.ndarray) -> np.ndarray:
     """Converts the values of a weight for GGUF."""
     if weight.endswith(".A_log"):
         return -np.exp(values).reshape(-1, 1)
-    return values.reshape(-1, 1, values.shape[-1]) if "_conv1d." in weight else values
+    mixer = spec.layers[int(weight.split(".")[2])].mixer if "_conv1d." in weight else None
+    return values.reshape(-1, 1, mixer.conv_kernel) if isinstance(mixer, GatedDeltaNet) else values
 
 
 PARTS = {f"ssm_conv1d_{part}": f"self_attn.{part}_conv1d" for part in "qkv"}
