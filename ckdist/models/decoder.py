@@ -51,9 +51,9 @@ def block(g: Tracer, x: Value, model: ModelSpec, layer: int, rows: Rows = all_ro
     normed, mixer, cross = norm(x, names.before_mixer), spec.mixer, spec.cross
     select_rows = rows if cross is None else all_rows  # the last attention of a layer selects rows
     if isinstance(mixer, GatedDeltaNet):
-        from ckdist.models.blocks.gated_delta_net import gated_delta_net
+        from ckdist.models.blocks.gated_delta_net import linear_attention
 
-        mixed = gated_delta_net(g, normed, mixer, f"{path}.linear_attn", layer, eps, select_rows)
+        mixed = linear_attention(g, normed, mixer, path, layer, eps, select_rows)
     elif isinstance(mixer, LatentAttention):
         from ckdist.models.blocks.latent_attention import latent_attention
 

@@ -66,8 +66,11 @@ def logits(model):
 
 @pytest.mark.parametrize("folder", distinct_families(), ids=lambda folder: folder.name)
 def test_one_text_on_every_stage(folder):
-    """As many stages as there are layers, up to three: uneven ones where there are four layers."""
-    assert run(min(3, LAYERS[folder]), folder, min(3, LAYERS[folder]), generated) == run(1, folder, 1, generated)
+    """As many stages as there are layers, up to three: uneven ones where there are four layers. Two of GLM-5's layers
+    share positions, and so a stage.
+    """
+    stages = 2 if folder.name == "glm_moe_dsa" else min(3, LAYERS[folder])
+    assert run(stages, folder, stages, generated) == run(1, folder, 1, generated)
 
 
 @pytest.mark.parametrize("prefill", ["token", "tensor"])

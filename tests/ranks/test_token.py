@@ -188,7 +188,8 @@ def test_one_text_over_hosts(folder):
     """
     expected = text_of_one_rank(folder)
     hosts, one, other = ["one", "one", "two", "two"], "token", "tensor"
-    if folder.name.startswith(("olmo", "minimax", "deepseek", "glm4_moe_lite", "mistral4")):
+    latent = ("deepseek", "glm4_moe_lite", "glm_moe_dsa", "kimi_linear", "mistral4")
+    if folder.name.startswith(("olmo", "minimax", *latent)):
         why = "norms all heads of a token together|has latent attention, and each host caches all its tokens"
         with pytest.raises(ConfigError, match=why):
             thread_ranks.run_threads(hosts, lambda world: generated(world, folder, "token", "tcp"))
