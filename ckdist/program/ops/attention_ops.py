@@ -153,7 +153,9 @@ class Heads:
             scores = self.attrs["soft_cap"] * np.tanh(scores / self.attrs["soft_cap"])
         both, window = self.attrs.get("bidirectional", False), self.attrs["window"]
         visible = (positions <= own) | both
-        if window:
+        if window < 0:  # chunks of -window tokens
+            visible &= positions >= own // -window * -window
+        elif window:
             visible &= (positions > own - window) & (positions < own + window)
         return np.where(visible, scores, -np.inf)
 
@@ -185,7 +187,8 @@ def attend(context: RankContext, inputs: Arrays, weights: list[np.ndarray | None
     sinks, biases = (*weights, None, None)[:2]
     heads = Heads(context, attrs, biases)
     q, k, v = (heads.split(inputs, i) for i in range(3))  # (tokens, heads, head_dim)
-    k_all, v_all = context.extend_cache(attrs["layer"], k, v)  # (positions, kv_heads, head_dim)
+    # (positions, kv_heads, head_dim) each
+    k_all, v_all = context.cache[attrs["layer"]] if attrs.get("shared") else context.extend_cache(attrs["layer"], k, v)
     out = np.zeros((*q.shape[:2], v.shape[2]), q.dtype)
     seen = is_listed(inputs[3:], len(k_all))
     for h, kv in enumerate(heads.kv_heads):
@@ -208,7 +211,7 @@ def lower_attend(lowering: "ServingLowering", group: "Group") -> None:
         _first_operand(value, *(group[f"{name}_{part}"] for part in order))
         for name, value in zip("qk", instr.inputs, strict=False)
     )
-    over_heads = norm_over_heads(lowering.graph, q)
+    over_heads, is_shared = norm_over_heads(lowering.graph, q), attrs.get("shared", False)
     sinks, relative = (*instr.weights, None, None)[:2]
     (out,) = instr.outputs
     heads, rotated = out.dims[-1], ValueIndex(ABSENT)
@@ -222,7 +225,8 @@ def lower_attend(lowering: "ServingLowering", group: "Group") -> None:
     else:
         place = lowering.buffer("arena", width)
     lowering.at[out.name] = place
-    norms = [lowering.vector(norm.weights[0] if norm else None) for norm in (q_norm, k_norm)]
+    units = [norm and norm.op == "l2_norm" for norm in (q_norm, group["v_norm"])]
+    norms = [lowering.vector(norm.weights[0] if norm and norm.weights else None) for norm in (q_norm, k_norm)]
     if over_heads:
         norms = [lowering.held_vector(w) for w in (over_heads.weight(0), over_heads.weight(1))]
     distances = np.arange(-attrs["distance"], attrs["distance"] + 1) if relative else None
@@ -231,13 +235,14 @@ def lower_attend(lowering: "ServingLowering", group: "Group") -> None:
         "attend",
         **buckets,
         q=lowering.place_of(q),
-        k=lowering.place_of(k),
-        v=lowering.place_of(instr.inputs[2]),
+        k=ValueIndex(ABSENT) if is_shared else lowering.place_of(k),
+        v=ValueIndex(ABSENT) if is_shared else lowering.place_of(_first_operand(instr.inputs[2], group["v_norm"])),
         out=place,
         rotated=rotated,
         q_norm=norms[0],
         k_norm=norms[1],
         norms_rotated=is_rotated_first,
+        unit_norms=bool(units[0]) + 2 * bool(units[1]),
         sinks=lowering.vector(sinks),
         relative=lowering.vector(relative),
         reach=attrs["distance"] if relative else ABSENT,
@@ -246,12 +251,14 @@ def lower_attend(lowering: "ServingLowering", group: "Group") -> None:
         rope_table=ROPE_TABLES[rope.attrs["table"]] if rope else NO_ROPE,
         window=attrs["window"],
         bidirectional=attrs.get("bidirectional", False),
-        eps=next((norm.attrs["eps"] for norm in (q_norm, over_heads) if norm), 0.0),
+        eps=next((_eps(norm) for norm in (q_norm, over_heads, group["v_norm"]) if norm), 0.0),
         scale=attrs["scale"],
         soft_cap=attrs["soft_cap"],
         listed=lowering.place_of(instr.inputs[3]) if len(instr.inputs) > 3 else ValueIndex(ABSENT),
         **query_fields(group["q_scale"]),
     )
+    if is_shared:
+        return
     cache = replace(cache_of(instr, lowering.mesh), key_places=lowering.key_places if over_heads else ())
     lowering.caches[attrs["layer"]] = cache.with_index(lowering.caches.get(attrs["layer"]))
 
@@ -259,6 +266,12 @@ def lower_attend(lowering: "ServingLowering", group: "Group") -> None:
 def cache_of(attend: Instr, mesh: Mesh) -> LayerCache:
     heads, keys, values = (value.dims[-1] for value in attend.inputs[:3])
     return attention_cache(heads, keys, values, mesh)
+
+
+def _eps(norm: Instr) -> float:
+    """The epsilon of a norm's mean of squares."""
+    width = norm.inputs[0].dims[-1].width
+    return norm.attrs["eps"] / width if norm.op == "l2_norm" else norm.attrs["eps"]
 
 
 def _first_operand(value: Value, *parts: Instr | None) -> Value:

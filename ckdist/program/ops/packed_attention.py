@@ -1,4 +1,4 @@
-"""attend_packed (attention over packed sequences, for training) and its gradient."""
+"""attend_packed (attention over packed sequences) and its gradient, for training."""
 
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
