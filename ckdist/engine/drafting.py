@@ -38,6 +38,7 @@ class Drafting:
 
     Args:
         kind: One of SPECS, for requests that name none. auto: the better one of suffix and a draft model.
+            mtp: `model` is the model's own layer.
         most: Most drafted tokens of one sequence in a step.
         least: A sequence with fewer guessed tokens drafts nothing.
         by_gain: Let the measured seconds choose the number of tokens. Else it is `most`.
@@ -67,13 +68,17 @@ class Drafting:
         kind = sequence.params.spec or self.kind
         if sequence.source is not None or sequence.pooling is not None:
             return "off"
+        if kind == "mtp":
+            return "model"
         return "suffix" if kind == "auto" and self.model is None else kind
 
     def check(self, sequence: Sequence) -> None:
         """Raises RequestError if the request names a drafter that is not there."""
-        if sequence.params.spec == "model" and self.model is None:
+        spec = sequence.params.spec
+        if spec in ("model", "mtp") and (self.model is None or spec == "mtp" != self.kind):
+            needed, flag = ("layers", "--spec mtp") if spec == "mtp" else ("a draft model", "--model-draft")
             raise RequestError(
-                "spec model needs a draft model, and there is none: start with --model-draft, or use suffix", "spec"
+                f"spec {spec} needs {needed} to draft, and there is none: start with {flag}, or use suffix", "spec"
             )
 
     def add(self, chunks: list[SequenceChunk], tokens: int, outputs: int, pool: "BlockPool") -> list[SequenceChunk]:
@@ -254,8 +259,10 @@ class Drafting:
         spent, self._spent = self._spent, 0.0
         drafted = accepted = 0
         for chunk in chunks:
+            agreed = agreed_drafts(chunk) if chunk.drafts else 0
+            if self.model is not None:
+                self.model.take(chunk, agreed)
             if chunk.drafts:
-                agreed = agreed_drafts(chunk)
                 drafted, accepted = drafted + len(chunk.drafts), accepted + agreed
                 keep(chunk, agreed)
         if drafted:

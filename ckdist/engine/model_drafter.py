@@ -11,6 +11,7 @@ from ckdist.engine.block_pool import ROOT, BlockPool
 from ckdist.engine.row_costs import RowCosts
 from ckdist.engine.sampler import Sampler
 from ckdist.engine.sequence import Sequence
+from ckdist.engine.step_builder import SequenceChunk
 from ckdist.program.executable import Executable
 from ckdist.program.step_batch import BLOCK_TOKENS, Batch
 
@@ -38,6 +39,7 @@ class Follower:
     blocks: list[int]
     acceptance: Acceptance
     rate: Acceptance
+    offset: int = 0  # the first token in the cache
     base: int = 0  # place of the first guess
     guesses: list[int] = field(default_factory=list[int])
     classes: list[int] = field(default_factory=list[int])
@@ -162,7 +164,7 @@ class ModelDrafter:
 
         Returns False if there are too few blocks, or if a token is not the small model's.
         """
-        length = sequence.length + drafted
+        length = sequence.length + drafted - follower.offset
         needed = -(-length // BLOCK_TOKENS) - len(follower.blocks)
         if needed > self._pool.available or length > self._limit:
             return False
@@ -237,9 +239,12 @@ class ModelDrafter:
     def _run(self, items: list[tuple[Follower, np.ndarray]], wants_logits: bool) -> np.ndarray:
         """Runs one step with the next tokens of some sequences: float32 logits (sequences, vocab) or (0, vocab)."""
         chunks, tables, ends = list[tuple[int, int, int]](), list[int](), list[int]()
+        inputs = [self._inputs(follower, tokens) for follower, tokens in items]
+        embeddings = [rows for rows in inputs if rows is not None]
         for follower, tokens in items:
-            blocks = -(-(follower.end + len(tokens)) // BLOCK_TOKENS)
-            chunks.append((len(tokens), follower.end, blocks))
+            first = follower.end - follower.offset
+            blocks = -(-(first + len(tokens)) // BLOCK_TOKENS)
+            chunks.append((len(tokens), first, blocks))
             tables += follower.blocks[:blocks]
             ends.append((ends[-1] if ends else -1) + len(tokens))
             follower.end += len(tokens)
@@ -249,8 +254,16 @@ class ModelDrafter:
                 np.array(chunks, np.int32),
                 np.array(tables, np.int32),
                 np.array(ends if wants_logits else [], np.int32),
+                embeddings=np.concatenate(embeddings) if embeddings else None,
             )
         )
+
+    def _inputs(self, follower: Follower, tokens: np.ndarray) -> np.ndarray | None:
+        """The rows of hidden states that a layer reads with the tokens, float32 (tokens, hidden). A model reads none."""
+        return None
+
+    def take(self, chunk: SequenceChunk, agreed: int) -> None:
+        """Takes a sequence's part of a step that was collected, and how many of its drafts were right."""
 
     def leave(self, sequence: Sequence) -> None:
         """Frees the blocks of a sequence. Its tenant's later sequences may begin with them."""

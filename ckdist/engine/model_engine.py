@@ -33,7 +33,7 @@ def make_engine(
         **(_expert_stats(executable) if executable.experts else {}),
     }
     draft = model.draft
-    if draft is not None:
+    if draft is not None and not draft.spec.predicts:
         from ckdist.engine.draft_model import check_vocabularies
 
         check_vocabularies(tokenizer, load_tried(draft.checkpoint.path, {}), str(draft.checkpoint.path))
@@ -72,10 +72,16 @@ def _drafting(drafts: DraftFlags, model: Model) -> "Drafting":
 
     drafter = None
     if model.draft is not None:
-        from ckdist.engine.model_drafter import ModelDrafter
+        own, target = model.draft.executable, model.executable
+        args = own, Sampler(own.vocab_size, own.worker.pool), target.vocab_size
+        if model.draft.spec.predicts:
+            from ckdist.engine.layer_drafter import LayerDrafter
 
-        own = model.draft.executable
-        drafter = ModelDrafter(own, Sampler(own.vocab_size, own.worker.pool), model.executable.vocab_size)
+            drafter = LayerDrafter(*args, target)
+        else:
+            from ckdist.engine.model_drafter import ModelDrafter
+
+            drafter = ModelDrafter(*args)
     return Drafting(drafts.spec, drafts.draft_max, drafts.draft_min, model=drafter)
 
 

@@ -113,8 +113,12 @@ def final_norm(g: Tracer, x: Value, spec: ModelSpec) -> Value:
 
 def forward(g: Tracer, ids: Value, spec: ModelSpec) -> Value:
     """(tokens,) ids -> (outputs, vocab) logits of the tokens that the batch selects."""
-    x = g.scale(final_norm(g, g.gather(hidden(g, ids, spec, g.select_rows)), spec), spec.logit_scale)
-    out = head(g, spec)
+    return logits(g, final_norm(g, g.gather(hidden(g, ids, spec, g.select_rows)), spec), spec)
+
+
+def logits(g: Tracer, x: Value, spec: ModelSpec) -> Value:
+    """(outputs, hidden) after the last norm -> (outputs, vocab)."""
+    out, x = head(g, spec), g.scale(x, spec.logit_scale)
     bias = (g.weight(OUTPUT_BIAS, out.dims[0]),) if spec.output_bias else ()
     return g.gather(g.soft_cap(g.linear(x, out, bias=bias, names=["logits"]), spec.logit_soft_cap))
 
@@ -160,6 +164,10 @@ def hidden_forward(spec: ModelSpec) -> Callable[[Tracer, Value, ModelSpec], Valu
 
 def main_forward(spec: ModelSpec) -> Callable[[Tracer, Value, ModelSpec], Value]:
     """The forward that reads all weights, except those of `spec.encoder`. For an encoder it is `hidden_rows`."""
+    if spec.predicts:
+        from ckdist.models.predictor import predict
+
+        return predict
     return forward if spec.generates else hidden_rows
 
 

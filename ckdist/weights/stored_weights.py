@@ -259,6 +259,12 @@ def num_experts(spec: ModelSpec, weight: str) -> int:
     return ffn.num_experts
 
 
+def left_of(stored: Sequence[StoredWeights], unread: Sequence[str]) -> tuple[StoredWeights, ...]:
+    """The tensors with these names."""
+    names = set(unread)
+    return tuple(one for one in stored if one.name in names)
+
+
 def notes_on(spec: ModelSpec, unread: list[str], predicting_layers: Any, where: str) -> tuple[str, ...]:
     """The notes of `notes_on_unread` about a model's files."""
     if not unread:

@@ -32,6 +32,7 @@ FILES = {
     "linear_heads": "linear_heads",
     "loss": "cross_entropy cross_entropy_grad one",
     "low_rank": "low_rank",
+    "input_rows": "input_rows",
     "output_rows": "output_rows mean_rows",
     "index": "select_positions",
     "rms_norm": "rms_norm rms_norm_grad sum_squares rms_norm_heads",
