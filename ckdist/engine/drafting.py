@@ -9,11 +9,14 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from ckdist.config.draft_config import DraftFlags
 from ckdist.engine.acceptance import Acceptance
 from ckdist.engine.answer_archive import AnswerArchive
 from ckdist.engine.draft_gain import DraftGain, Option
 from ckdist.engine.drafter import PRIORS, Drafter
+from ckdist.engine.loaded_model import Model
 from ckdist.engine.row_costs import RowCosts
+from ckdist.engine.sampler import Sampler
 from ckdist.engine.sequence import Sequence
 from ckdist.engine.step_builder import SequenceChunk, agreed_drafts
 from ckdist.errors import RequestError
@@ -296,6 +299,23 @@ class Drafting:
             "draft_measured_gain": 1 + gain.measured / gain.seconds if gain.steps else 1.0,
             **(self.model.stats() if self.model is not None else {}),
         }
+
+
+def make_drafting(drafts: DraftFlags, model: Model) -> Drafting:
+    """The drafts of an engine over a loaded model."""
+    if model.draft is None:
+        return Drafting(drafts.spec, drafts.draft_max, drafts.draft_min)
+    own, target = model.draft.executable, model.executable
+    args = own, Sampler(own.vocab_size, own.worker.pool), target.vocab_size
+    if model.draft.spec.predicts:
+        from ckdist.engine.layer_drafter import LayerDrafter
+
+        drafter = LayerDrafter(*args, target)
+    else:
+        from ckdist.engine.model_drafter import ModelDrafter
+
+        drafter = ModelDrafter(*args)
+    return Drafting(drafts.spec, drafts.draft_max, drafts.draft_min, model=drafter)
 
 
 def _sum(rate: float, count: int) -> float:

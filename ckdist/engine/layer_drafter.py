@@ -11,7 +11,7 @@ import numpy as np
 
 from ckdist.engine.model_drafter import BEHIND, Follower, ModelDrafter
 from ckdist.engine.sampler import Sampler
-from ckdist.engine.sequence import Sequence
+from ckdist.engine.sequence import Sequence, State
 from ckdist.engine.step_builder import SequenceChunk
 from ckdist.program.executable import Executable
 
@@ -48,7 +48,7 @@ class LayerDrafter(ModelDrafter):
         sequence = chunk.sequence
         first = chunk.first + chunk.tokens - chunk.rows  # of the tokens with rows
         count = min(chunk.rows - len(chunk.drafts) + agreed, sequence.length - 1 - first)
-        if count <= 0 or sequence.pooling is not None:
+        if count <= 0 or sequence.pooling is not None or sequence.state is State.FINISHED:
             return
         follower = self._followers.get(sequence.id)
         if follower is None:

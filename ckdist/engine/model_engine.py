@@ -68,21 +68,9 @@ def _expert_stats(executable: Executable) -> dict[str, float | str]:
 
 
 def _drafting(drafts: DraftFlags, model: Model) -> "Drafting":
-    from ckdist.engine.drafting import Drafting
+    from ckdist.engine.drafting import make_drafting
 
-    drafter = None
-    if model.draft is not None:
-        own, target = model.draft.executable, model.executable
-        args = own, Sampler(own.vocab_size, own.worker.pool), target.vocab_size
-        if model.draft.spec.predicts:
-            from ckdist.engine.layer_drafter import LayerDrafter
-
-            drafter = LayerDrafter(*args, target)
-        else:
-            from ckdist.engine.model_drafter import ModelDrafter
-
-            drafter = ModelDrafter(*args)
-    return Drafting(drafts.spec, drafts.draft_max, drafts.draft_min, model=drafter)
+    return make_drafting(drafts, model)
 
 
 def _breakers(tokenizer: Tokenizer) -> "DryBreakers":

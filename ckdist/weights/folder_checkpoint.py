@@ -13,7 +13,7 @@ from ckdist.weights.checkpoint import Checkpoint
 from ckdist.weights.generation import with_generation_rules
 from ckdist.weights.json_file import quantization_config, read_json_object
 from ckdist.weights.safetensors import read_folder
-from ckdist.weights.stored_weights import SAFETENSORS_TYPES, StoredWeights, left_of, notes_on, required, sources, weights_of
+from ckdist.weights.stored_weights import SAFETENSORS_TYPES, StoredWeights, notes_on, required, sources, weights_of
 from ckdist.weights.tensor_source import TensorSource
 
 
@@ -60,9 +60,7 @@ def open_folder(path: pathlib.Path) -> Checkpoint:
     predicting = config.get("num_nextn_predict_layers")
     notes += [f"{field} in config.json and is ignored: {spec.family} has no such field" for field in unknown]
     notes += notes_on(spec, unread, predicting, str(path))
-    return Checkpoint(
-        path, "safetensors", spec, tensors, config, tuple(notes), unread=left_of(stored, unread)
-    )
+    return Checkpoint(path, "safetensors", spec, tensors, config, tuple(notes), unread=tuple(unread))
 
 
 def _naming_notes(

@@ -13,7 +13,7 @@ from ckdist.models.registry import family, spec_from_gguf
 from ckdist.weights import dtypes
 from ckdist.weights.checkpoint import Checkpoint
 from ckdist.weights.gguf import GgufModel, read_gguf
-from ckdist.weights.stored_weights import StoredWeights, left_of, notes_on, required, sources
+from ckdist.weights.stored_weights import StoredWeights, notes_on, required, sources
 
 MAX_VECTOR = 1 << 10  # elements of a tensor that the spec holds
 
@@ -42,8 +42,8 @@ def open_gguf(path: pathlib.Path, overrides: Mapping[str, Any]) -> Checkpoint:
     metadata = {name: value for name, value in model.metadata.items() if not _of_vocabulary(name, value)}
     small = [model.tensors[name] for name in held if name in model.tensors]
     spans = tuple((t.file, (t.offset, t.offset + t.nbytes)) for t in small)
-    notes, left = notes_on(spec, unread, predicting, where), left_of(stored, unread)
-    return Checkpoint(path, "gguf", spec, tensors, metadata, notes, overrides, left, spans)
+    notes = notes_on(spec, unread, predicting, where)
+    return Checkpoint(path, "gguf", spec, tensors, metadata, notes, overrides, tuple(unread), spans)
 
 
 def _of_vocabulary(name: str, value: object) -> bool:

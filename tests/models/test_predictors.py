@@ -59,12 +59,12 @@ def test_logits_are_those_of_transformers(family, ranks, tmp_path):
     on_ranks(folder, ranks, body, cache_type_k="f32", cache_type_v="f32")
 
 
-@pytest.mark.parametrize("family, ranks", [("deepseek_v3", 1), ("glm4moe", 3), ("qwen3next", 2)])
+@pytest.mark.parametrize("family, ranks", [("deepseek_v3", 1), ("qwen3next", 1), ("glm4moe", 3)])
 def test_no_bit_differs_with_such_a_layer(family, ranks, tmp_path):
     def body(model):
         own, executable = model.draft.executable, model.executable
         vocab = executable.vocab_size
-        asked = requests(vocab, 2)
+        asked = requests(vocab, 2)[: 8 if ranks == 1 else 2]
         plain, drafted = Recorded(vocab), Recorded(vocab)
         expected = answers(Engine(executable, plain, {2}), asked)
         drafting = Drafting(
@@ -74,7 +74,7 @@ def test_no_bit_differs_with_such_a_layer(family, ranks, tmp_path):
         assert answers(engine, asked) == expected
         assert drafted.drawn == plain.drawn
         gain, pool = drafting.gain, drafting.model._pool
-        assert gain.accepted > 60 and gain.drafted > gain.accepted
+        assert gain.accepted > 25 and gain.drafted > gain.accepted
         assert pool.available == pool.num_blocks and not drafting.model._followers
 
     on_ranks(with_predictor(GOLDEN / family, tmp_path, follows=True), ranks, body, ubatch_size=48)

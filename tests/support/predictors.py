@@ -57,7 +57,7 @@ def with_predictor(golden: Path, folder: Path, follows: bool = False) -> Path:
     own = own_weights(hidden, zero)
     if follows:
         adds = re.compile(r".*\.(o_proj|out_proj|down_proj)\.weight")
-        tensors = {name: t * np.float32(0.06 if adds.fullmatch(name) else 1) for name, t in tensors.items()}
+        tensors = {name: t * np.float32(0.03 if adds.fullmatch(name) else 1) for name, t in tensors.items()}
         own["eh_proj"] = np.concatenate([np.eye(hidden), np.zeros((hidden, hidden))], 1).astype(np.float32)
         own |= {name: np.full(hidden, 1 + zero, np.float32) for name in ("enorm", "hnorm")}
         own["shared_head.norm"] = tensors["model.norm.weight"]
