@@ -30,6 +30,10 @@ class DraftFlags(Settings):
     draft_min: int = option(
         1, "--draft-n-min", "--draft-min", within=(0, MAX_DRAFT), help="draft nothing if fewer tokens can be guessed"
     )
+    draft_p_min: float = option(
+        0.0, "--draft-p-min", "--spec-draft-p-min", within=(0.0, 1.0),
+        help="a draft model or the model's own layer stops at a token that it gives a smaller probability",
+    )  # fmt: skip
     speculative_config: str | None = option(
         None, "--speculative-config", metavar="JSON",
         help='vLLM\'s form of --spec and --draft-max: {"method": "ngram", "num_speculative_tokens": 5}',
@@ -56,10 +60,7 @@ class DraftFlags(Settings):
         if self.model_draft == "":
             raise ConfigError("--model-draft is empty: name a small model, or leave the flag out")
         if self.spec == "mtp" and self.model_draft is not None:
-            raise ConfigError(
-                f"--spec mtp drafts with the model's own layer, and --model-draft {self.model_draft} is given: "
-                "leave one out"
-            )
+            raise ConfigError(f"--spec mtp and --model-draft {self.model_draft} both draft: leave one out")
         if self.spec == "model" and self.model_draft is None:
             raise ConfigError("--spec model needs a small model: give --model-draft FILE, or use --spec suffix")
 

@@ -23,7 +23,7 @@ def drafter_name(name: str) -> str:
     if found in SPECS:
         return found
     if name in MISSING:
-        raise ValueError(f"{name} is not supported: no layer predicts drafts; use model, ngram or suffix")
+        raise ValueError(f"{name} is not supported: a model of its own kind predicts drafts; use mtp, model or suffix")
     raise ValueError(f"{name[:40]} is not known; use {', '.join(SPECS)}")
 
 

@@ -143,7 +143,12 @@ class Drafting:
                 return 0
             # A step that fills a block has no drafts, so that it leaves its snapshot.
             most = min(most, -(chunk.first + 1) % BLOCK_TOKENS - 1)
-        return most if most >= max(1, self._least) else 0
+        return most if most >= max(1, self._least_of(sequence)) else 0
+
+    def _least_of(self, sequence: Sequence) -> int:
+        """Fewer drafted tokens of a sequence are not verified."""
+        own = sequence.params.draft_min
+        return self._least if own is None else own
 
     def _allowed(self, sequence: Sequence, tokens: list[int], parts: list[float]) -> Guess:
         """The tokens that the sequence's grammar allows, if they are enough."""
@@ -151,7 +156,7 @@ class Drafting:
         if state is not None and state.constraint is not None and tokens:
             allowed = state.constraint.allowed_of(tokens)
             tokens, parts = tokens[:allowed], parts[:allowed]
-        return (tokens, parts) if len(tokens) >= self._least else ([], [])
+        return (tokens, parts) if len(tokens) >= self._least_of(sequence) else ([], [])
 
     def _ask_model(self, model: "ModelDrafter", chunks: list[SequenceChunk], guesses: list[Guess]) -> float:
         """Replaces guesses by those of the draft model, if these are expected to gain more. Returns its seconds."""
@@ -310,11 +315,12 @@ def make_drafting(drafts: DraftFlags, model: Model) -> Drafting:
     if model.draft.spec.predicts:
         from ckdist.engine.layer_drafter import LayerDrafter
 
-        drafter = LayerDrafter(*args, target)
+        drafter: ModelDrafter = LayerDrafter(*args, target)
     else:
-        from ckdist.engine.model_drafter import ModelDrafter
+        from ckdist.engine import model_drafter
 
-        drafter = ModelDrafter(*args)
+        drafter = model_drafter.ModelDrafter(*args)
+    drafter.least = drafts.draft_p_min
     return Drafting(drafts.spec, drafts.draft_max, drafts.draft_min, model=drafter)
 
 

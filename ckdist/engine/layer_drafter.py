@@ -63,7 +63,7 @@ class LayerDrafter(ModelDrafter):
             follower.offset = follower.end
         follower.rows += list(rows.copy())
 
-    def read(self, sequence: Sequence, is_free: bool) -> bool:
+    def read(self, sequence: Sequence, is_free: bool) -> bool:  # noqa: ARG002
         """Returns False: prompts have no rows."""
         return False
 

@@ -43,6 +43,7 @@ class Follower:
     base: int = 0  # place of the first guess
     guesses: list[int] = field(default_factory=list[int])
     classes: list[int] = field(default_factory=list[int])
+    least: float = 0.0  # probability below which a draft stops
 
     def see(self, sequence: Sequence) -> None:
         """Compares the last guesses with the tokens that came, and takes the wrong ones back."""
@@ -75,6 +76,7 @@ class ModelDrafter:
         read_tokens: Tokens of prompts that it has read.
         seconds: All its time.
         charged: The time of drafted tokens. A disturbed step counts less.
+        least: Probability below which it stops, for requests that give none.
     """
 
     def __init__(self, executable: Executable, sampler: Sampler, most_token: int) -> None:
@@ -82,6 +84,7 @@ class ModelDrafter:
         self.costs = RowCosts()
         self.read_tokens = self.drafted = 0
         self.seconds = self.charged = 0.0
+        self.least = 0.0
         self._read_each = 0.0  # seconds of a token of a prompt
         self._pool = BlockPool(executable.num_blocks)
         self._limit = min(executable.context_length, executable.num_blocks * BLOCK_TOKENS)
@@ -182,6 +185,8 @@ class ModelDrafter:
         for sequence in sequences:
             follower = self._followers[sequence.id]
             follower.base, follower.guesses, follower.classes = sequence.length, [], []
+            least = sequence.params.draft_p_min
+            follower.least = self.least if least is None else least
             items.append((follower, sequence.tokens[follower.end : sequence.length]))
             drafts.append(([], []))
         self._draft_step(items, drafts)
@@ -225,9 +230,10 @@ class ModelDrafter:
         samples = self._sampler.logprobs(logits, np.zeros(len(items), np.int32), 1)
         for (follower, _), (tokens, parts), sample in zip(items, drafts, samples, strict=True):
             token, logprob = sample.top[0]
-            if token >= self._most_token:  # a row that the vocabulary does not use
+            probability = float(np.exp(logprob))
+            if token >= self._most_token or probability < follower.least:  # the vocabulary does not use all rows
                 continue
-            place = sum(float(np.exp(logprob)) >= limit for limit in CLASSES)
+            place = sum(probability >= limit for limit in CLASSES)
             follower.guesses.append(token)
             follower.classes.append(place)
             tokens.append(token)
@@ -258,7 +264,7 @@ class ModelDrafter:
             )
         )
 
-    def _inputs(self, follower: Follower, tokens: np.ndarray) -> np.ndarray | None:
+    def _inputs(self, follower: Follower, tokens: np.ndarray) -> np.ndarray | None:  # noqa: ARG002
         """The rows of hidden states that a layer reads with the tokens, float32 (tokens, hidden). A model reads none."""
         return None
 

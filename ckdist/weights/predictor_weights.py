@@ -57,7 +57,6 @@ def _renamed(stored: Iterable[StoredWeights], layers: int, root: str) -> Iterabl
         if match is None:
             continue
         part = PARTS.get(match[1].removesuffix(".weight"))
-        if part == "proj" and len(one.shape) == 2:
-            rows, columns = one.shape
-            one = replace(one, shape=(2 * rows, columns // 2))
-        yield replace(one, name=f"predictor.{part}.weight" if part else f"{root}.0.{match[1]}")
+        is_pair = part == "proj" and len(one.shape) == 2
+        shape = (2 * one.shape[0], one.shape[1] // 2) if is_pair else one.shape
+        yield replace(one, name=f"predictor.{part}.weight" if part else f"{root}.0.{match[1]}", shape=shape)
