@@ -49,7 +49,7 @@ def supervised(
         counts = ", ".join(f"{host.name}:{host.slots}" for host in hosts)
         output.say(f"one rank for each NUMA node: {counts}; use -n N or slots to change it")
     size = sum(map(len, place_ranks(command.ranks, hosts).values()))
-    job = Job(command.command, size, str(pathlib.Path.cwd()), forwarded(command.env))
+    job = Job(command.command, size, str(pathlib.Path.cwd()), forwarded(command.env), keeps=command.restarts > 0)
     policy = Policy(command.restarts, command.min_ranks, command.stop_timeout)
     return Supervisor(job, hosts, policy, output, agent, children).run()
 

@@ -13,8 +13,9 @@ from ckdist.launcher.children import Children
 from ckdist.launcher.event_loop import EventLoop
 from ckdist.launcher.hosts import Host, place_ranks
 from ckdist.launcher.job import Job
+from ckdist.launcher.keeper import Keeper
 from ckdist.launcher.rank_output import Output
-from ckdist.launcher.remote_ranks import SSH, agent_words
+from ckdist.launcher.remote_ranks import SSH, RemoteRanks, agent_words
 
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0  # seconds before a restart; the pause doubles each time
 SETTLED_SECONDS = 600.0  # after this run time the count of restarts begins again
@@ -38,6 +39,7 @@ class Supervisor:
 
     Args:
         agent: Template that starts the agent of a host. None: ssh, and no agent on this host.
+        keeper: Holds the weights of this host's ranks. None: made if the job keeps them.
         children: Processes that the caller has started. All other children count as left behind by ranks.
 
     Raises:
@@ -52,7 +54,10 @@ class Supervisor:
         output: Output,
         agent: str | None = None,
         children: Children | None = None,
+        keeper: Keeper | None = None,
     ) -> None:
+        self._keeper = keeper or (Keeper() if job.keeps else None)
+        self._resting: dict[str, RemoteRanks] = {}
         self._job, self._policy, self._output = job, policy, output
         self._placed = place_ranks(job.size, hosts)
         self._agents: dict[str, Sequence[str] | None] = {
@@ -72,20 +77,27 @@ class Supervisor:
         handlers: dict[int, Callable[[int], object]] = {signal.SIGCHLD: lambda _: self._children.reap()}
         handlers |= dict.fromkeys(STOPPING, self._stop) | dict.fromkeys(PASSED_ON, self._pass_on)
         with self._loop.signals(handlers):
-            used, pause = 0, FIRST_PAUSE
-            while True:
-                outcome = self._run_once()
-                if time.monotonic() - self._begun > SETTLED_SECONDS:
-                    used, pause = 0, FIRST_PAUSE
-                if self._stopped or not outcome.again or used >= self._policy.restarts:
-                    self._report_end(outcome, used)
-                    return outcome.code
-                used += 1
-                left = f"restart {used} of {self._policy.restarts}"
-                self._output.say(f"{outcome.reason}; all ranks start again in {pause:g} s ({left})")
-                if self._waited(pause):
-                    return outcome.code
-                pause = min(2 * pause, LONGEST_PAUSE)
+            try:
+                return self._run_with_restarts()
+            finally:
+                for host in self._resting.values():
+                    host.close()
+
+    def _run_with_restarts(self) -> int:
+        used, pause = 0, FIRST_PAUSE
+        while True:
+            outcome = self._run_once()
+            if time.monotonic() - self._begun > SETTLED_SECONDS:
+                used, pause = 0, FIRST_PAUSE
+            if self._stopped or not outcome.again or used >= self._policy.restarts:
+                self._report_end(outcome, used)
+                return outcome.code
+            used += 1
+            left = f"restart {used} of {self._policy.restarts}"
+            self._output.say(f"{outcome.reason}; all ranks start again in {pause:g} s ({left})")
+            if self._waited(pause):
+                return outcome.code
+            pause = min(2 * pause, LONGEST_PAUSE)
 
     def _run_once(self) -> Outcome:
         """Runs the job once.
@@ -116,7 +128,8 @@ class Supervisor:
     def _attempt_on(self, placed: Mapping[str, range]) -> Outcome:
         job, self._begun = replace(self._job, size=sum(map(len, placed.values()))), time.monotonic()
         self._attempt = Attempt(
-            self._loop, self._children, job, placed, self._agents, self._output, self._policy.stop_seconds
+            *(self._loop, self._children, job, placed, self._agents, self._output, self._policy.stop_seconds),
+            *(self._keeper, self._resting),
         )
         outcome = self._attempt.run()
         self._attempt = None

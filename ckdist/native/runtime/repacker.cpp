@@ -141,6 +141,9 @@ void Repacker::keep(const SlicedMatrix& matrix, int64_t slice, const uint8_t* fr
 }
 
 void Repacker::publish(const SlicedMatrix& matrix, int64_t slice) {
+  WeightArena::Kept* const kept = matrix.arena().kept();
+  for (const MappedFile* file : files_)
+    if (kept && file->has_failed()) __atomic_store_n(&kept->damaged, 1u, __ATOMIC_RELEASE);
   matrix.publish(slice);
   matrix.arena().written(matrix.bytes(slice));
   stored_done_.fetch_add(matrix.stored().stored_bytes() * (matrix.begin(slice + 1) - matrix.begin(slice)) /
