@@ -1,5 +1,6 @@
 #include "runtime/repacker.h"
 
+#include <pthread.h>
 #include <sched.h>
 
 #include <chrono>
@@ -61,6 +62,10 @@ Repacker::~Repacker() { stop(); }
 
 void Repacker::stop() {
   stop_ = true;
+  // With SCHED_IDLE, a thread could wait for seconds on a busy machine before it sees this.
+  const sched_param none = {};
+  for (std::thread& thread : threads_)
+    if (thread.joinable()) pthread_setschedparam(thread.native_handle(), SCHED_OTHER, &none);
   for (std::thread& thread : threads_)
     if (thread.joinable()) thread.join();
 }
