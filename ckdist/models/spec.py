@@ -5,7 +5,7 @@ A model is a tuple of layers, each with its own description. It does not depend 
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,6 +13,9 @@ from ckdist.errors import ArchitectureError
 from ckdist.layout import Dim, Sharding
 from ckdist.program.query_scale import QueryScale
 from ckdist.program.routing import Routing
+
+if TYPE_CHECKING:
+    from ckdist.models.indexer import Indexer
 
 
 @dataclass(frozen=True)
@@ -126,6 +129,9 @@ class GatedDeltaNet:
     value_dim: int  # of values, per head
     conv_kernel: int = 4  # kernel length of the short convolution, in tokens
     tiled: bool = False
+    by_row: bool = False  # each row of a state has its own decay: Kimi Delta Attention, arXiv:2510.26692
+    gate_rank: int = 0  # with `by_row`: low rank of decays and output gates; 0: one matrix makes them
+    lowest: float = 0.0  # with `by_row`: logarithm of the least decay, below 0; 0: none
 
     def heads(self, sharding: Sharding, width: int = 1) -> tuple[Dim, Dim]:
         """The dimensions of value heads and key heads, of `width` elements each.
@@ -157,6 +163,8 @@ class LatentAttention:
     rope: str | None = "global"
     norm_eps: float = 0.0  # epsilon of the norms of both low ranks; 0: the model's
     query_scale: QueryScale | None = None
+    indexer: "Indexer | None" = None  # a token sees the positions that this chooses
+    shares_positions: bool = False  # a token sees those of the last layer with an indexer
 
     @property
     def head_dim(self) -> int:
@@ -295,6 +303,7 @@ class ModelSpec:
     output_bias: bool = False  # the output projection has a bias
     layer_inputs: LayerInputs | None = None
     projections: tuple[int, ...] = ()  # widths of dense layers after the last norm, which make embeddings
+    predicts: bool = False  # a layer that predicts the token after the next one: see predictor.py
     balance_coefficient: float = field(default=0.0, compare=False)  # of the load-balancing loss in training; 0: none
 
     @property

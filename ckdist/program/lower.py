@@ -280,6 +280,8 @@ class ServingLowering(Lowering):
         """
         if value.name not in self.prepared:
             self._norm_quantize(value)
+        elif (last := next(reversed(self.prepared))) != value.name:  # threads keep the activations of one value
+            raise LayoutError(f"cannot lower: {name} reads %{value.name} after a linear of %{last}; reorder them")
         return self.prepared[value.name][name]
 
     def normed(self, value: Value) -> tuple[Residual, dict[str, Any]]:

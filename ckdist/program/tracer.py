@@ -54,6 +54,7 @@ class Tracer(Emitter):
         self.low_rank = low_rank
         self.mesh, self.sharding = mesh, Sharding(layout, mesh)
         self.boundaries: list[Value] = []
+        self.positions: Value | None = None  # of the last layer with an indexer
 
     def _emit(
         self,
@@ -171,15 +172,15 @@ class Tracer(Emitter):
         axis = self.sharding.tokens.axis
         return self._emit("all_to_all", (o,), names=["o"], axis=axis, to=(heads,)) if axis else o
 
-    def to_heads_latent(self, q: Value, kv: Value) -> tuple[Value, Value]:
-        """`to_heads` for latent attention: queries, and the latent vectors that all heads share."""
+    def to_heads_latent(self, q: Value, *shared: Value) -> tuple[Value, ...]:
+        """`to_heads` for latent attention: queries, and values that all heads share: latent vectors, and an index."""
         axis = self.sharding.tokens.axis
         if not axis:
-            return q, kv
-        heads, latent = (x.dims[-1] for x in (q, kv))
+            return q, *shared
+        heads, *whole = (x.dims[-1] for x in (q, *shared))
         heads, _ = head_dims(heads.count, 1, heads.width, WHOLE if heads.axis else axis, self.mesh)
-        q, kv = self.emit("all_to_all", (q, kv), names=["q", "kv"], axis=axis, to=(heads, latent))
-        return q, kv
+        names = [x.name.rpartition(".")[0] for x in (q, *shared)]
+        return self.emit("all_to_all", (q, *shared), names=names, axis=axis, to=(heads, *whole))
 
     def linear_heads(self, x: Value, weight: Weight) -> Value:
         """Per head: [w_head @ x[:columns], x[columns:]]."""
@@ -255,18 +256,20 @@ class Tracer(Emitter):
         """Per head: x / sqrt(sum(x^2) + eps) * scale."""
         return self._emit("l2_norm", (x,), names=["norm"], eps=eps, scale=scale)
 
-    def delta_gates(self, a: Value, b: Value, a_log: Weight, dt_bias: Weight) -> tuple[Value, Value]:
-        """Per head: the decay of the state, and the weight beta of the new value."""
-        decay, beta = self.emit("delta_gates", (a, b), (a_log, dt_bias), ["decay", "beta"])
+    def delta_gates(
+        self, a: Value, b: Value, a_log: Weight, dt_bias: Weight, lowest: float = 0.0
+    ) -> tuple[Value, Value]:
+        """Per head: the decays of the state, one for all rows or one each, and the weight beta of the new value."""
+        decay, beta = self.emit("delta_gates", (a, b), (a_log, dt_bias), ["decay", "beta"], lowest=lowest)
         return decay, beta
 
     def delta_rule(self, q: Value, k: Value, v: Value, decay: Value, beta: Value, *, layer: int, tiled: bool) -> Value:
         """The gated delta rule: keys and values update the states of `layer` token by token, queries read them."""
         return self._emit("delta_rule", (q, k, v, decay, beta), names=["o"], layer=layer, tiled=tiled)
 
-    def gated_norm(self, x: Value, gate: Value, w: Weight, eps: float) -> Value:
-        """Per head: rms_norm(x) * silu(gate)."""
-        return self._emit("gated_norm", (x, gate), (w,), names=["o"], eps=eps)
+    def gated_norm(self, x: Value, gate: Value, w: Weight, eps: float, function: str = "silu") -> Value:
+        """Per head: rms_norm(x) * function(gate)."""
+        return self._emit("gated_norm", (x, gate), (w,), names=["o"], eps=eps, function=function)
 
     def to_index(self, q: Value, k: Value, weights: Value) -> tuple[Value, Value, Value]:
         """`to_heads` for `select_positions`: every rank gets the queries, keys and weights of all tokens.
@@ -331,6 +334,10 @@ class Tracer(Emitter):
     def activate(self, x: Value, function: str) -> Value:
         """function(x)."""
         return self._emit("activate", (x,), names=["act"], function=function)
+
+    def input_rows(self, ids: Value, hidden: Dim) -> Value:
+        """(tokens,) ids -> (tokens, hidden): the rows that the batch brings, one for each token."""
+        return self._emit("input_rows", (ids,), names=["rows"], hidden=hidden)
 
     def output_rows(self, x: Value) -> Value:
         """Marks these rows as the output of the program."""

@@ -16,6 +16,7 @@ Head counts, ffn widths and vocabularies are such that cuts over 2 and 3 ranks c
 import argparse
 import json
 import math
+import re
 from pathlib import Path
 
 import numpy as np
@@ -354,6 +355,50 @@ CONFIGS = {
         "routed_scaling_factor": 1.8, "norm_topk_prob": True, "tie_word_embeddings": False, "attention_bias": False,
         "pad_token_id": 0, "num_nextn_predict_layers": 0,
     },
+    # Sparse attention over 19 positions, of more than 200.
+    "deepseek_v32": {
+        "architectures": ["DeepseekV32ForCausalLM"], "model_type": "deepseek_v32", "vocab_size": 205,
+        "intermediate_size": 36, "num_hidden_layers": 2, "num_attention_heads": 5, "num_key_value_heads": 5,
+        "hidden_size": 32, "head_dim": None, "rms_norm_eps": 1e-6, "rope_theta": 10000, "hidden_act": "silu",
+        "kv_lora_rank": 24, "q_lora_rank": 20, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 12,
+        "rope_scaling": {"type": "yarn", "factor": 8, "original_max_position_embeddings": 64, "mscale": 1.0,
+                         "mscale_all_dim": 1.0, "beta_fast": 32, "beta_slow": 1},
+        "first_k_dense_replace": 1, "n_routed_experts": 8, "num_experts_per_tok": 3, "n_group": 4, "topk_group": 2,
+        "topk_method": "noaux_tc", "scoring_func": "sigmoid", "n_shared_experts": 1, "moe_intermediate_size": 12,
+        "moe_layer_freq": 1, "routed_scaling_factor": 2.5, "norm_topk_prob": True, "index_head_dim": 16,
+        "index_n_heads": 12, "index_topk": 19, "tie_word_embeddings": False, "attention_bias": False,
+        "pad_token_id": 0, "num_nextn_predict_layers": 0,
+    },
+    # The second layer sees the positions of the first one.
+    "glm_moe_dsa": {
+        "architectures": ["GlmMoeDsaForCausalLM"], "model_type": "glm_moe_dsa", "vocab_size": 203,
+        "intermediate_size": 36, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 4,
+        "hidden_size": 32, "head_dim": None, "rms_norm_eps": 1e-5, "hidden_act": "silu", "kv_lora_rank": 16,
+        "q_lora_rank": 16, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16,
+        "rope_parameters": {"rope_theta": 1000000, "rope_type": "default"}, "rope_interleave": True,
+        "first_k_dense_replace": 1, "n_routed_experts": 6, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1,
+        "topk_method": "noaux_tc", "scoring_func": "sigmoid", "n_shared_experts": 1, "moe_intermediate_size": 12,
+        "moe_layer_freq": 1, "routed_scaling_factor": 2.5, "norm_topk_prob": True, "index_head_dim": 16,
+        "index_n_heads": 12, "index_topk": 21, "indexer_rope_interleave": True,
+        "indexer_types": ["full", "shared", "full"], "index_topk_freq": 1, "index_skip_topk_offset": 0,
+        "index_share_for_mtp_iteration": False, "tie_word_embeddings": False, "attention_bias": False,
+        "pad_token_id": 0, "num_nextn_predict_layers": 0,
+    },
+    # Attention without rotation in the second layer.
+    "kimi_linear": {
+        "architectures": ["KimiLinearForCausalLM"], "model_type": "kimi_linear", "vocab_size": 207, "hidden_size": 32,
+        "head_dim": None, "max_position_embeddings": None, "model_max_length": 512, "intermediate_size": 36,
+        "num_hidden_layers": 3, "num_attention_heads": 3, "num_key_value_heads": 3, "rms_norm_eps": 1e-5,
+        "hidden_act": "silu", "first_k_dense_replace": 1, "kv_lora_rank": 24, "q_lora_rank": None,
+        "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 12, "mla_use_nope": True,
+        "linear_attn_config": {"full_attn_layers": [2], "kda_layers": [1, 3], "head_dim": 16, "num_heads": 3,
+                               "short_conv_kernel_size": 4},
+        "moe_intermediate_size": 12, "moe_layer_freq": 1, "moe_renormalize": True,
+        "moe_router_activation_func": "sigmoid", "num_expert_group": 1, "num_experts": 6, "num_experts_per_token": 2,
+        "num_shared_experts": 1, "num_nextn_predict_layers": 0, "pad_token_id": 0, "rope_scaling": None,
+        "rope_theta": 10000.0, "routed_scaling_factor": 2.446, "tie_word_embeddings": False, "topk_group": 1,
+        "use_grouped_topk": True,
+    },
     "dots1": {
         "architectures": ["Dots1ForCausalLM"], "model_type": "dots1", "vocab_size": 241, "intermediate_size": 68,
         "num_hidden_layers": 2, "num_attention_heads": 5, "num_key_value_heads": 5, "rms_norm_eps": 1e-5,
@@ -484,7 +529,7 @@ def randomise(model, generator: torch.Generator) -> None:
     for name, parameter in model.named_parameters():
         noise = torch.randn(parameter.shape, generator=generator)
         if "A_log" in name:  # states that forget within a few tokens, and others that do not
-            parameter.copy_(torch.linspace(-3.0, 1.0, len(parameter)))
+            parameter.copy_(torch.linspace(-3.0, 1.0, parameter.numel()).view_as(parameter))
         elif "conv1d" in name:
             parameter.copy_(noise)
         elif hybrid and "norm" in name:  # multiplies by 1 + weight, but for that of linear attention
@@ -533,7 +578,7 @@ POST_NORMS = ("post_attention_layernorm.weight", "post_feedforward_layernorm.wei
 def write_family(family: str) -> None:
     folder = OUT / family
     folder.mkdir(exist_ok=True)
-    config = {name: value for name, value in {**COMMON, **CONFIGS[family]}.items() if name != "head_dim" or value}
+    config = {name: value for name, value in {**COMMON, **CONFIGS[family]}.items() if value or name not in ("head_dim", "max_position_embeddings")}
     if text := CONFIGS[family].get("text_config"):
         config = {**CONFIGS[family], "text_config": {**COMMON, **text}}
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
@@ -562,6 +607,10 @@ def write_family(family: str) -> None:
                 name: tensor.swapaxes(1, 2).contiguous() if name.endswith(swapped) else tensor
                 for name, tensor in load_file(path).items()
             }
+            save_file(tensors, path, metadata={"format": "pt"})
+        if config["model_type"] == "kimi_linear":  # saved with the prefix of experts; published files have this one
+            path, dense = folder / "model.safetensors", re.compile(r"block_sparse_moe(?=\.(gate|up|down)_proj)")
+            tensors = {dense.sub("mlp", name): tensor for name, tensor in load_file(path).items()}
             save_file(tensors, path, metadata={"format": "pt"})
     else:
         named = model.named_parameters()

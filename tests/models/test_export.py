@@ -287,6 +287,20 @@ NEW = {
         **LATENT, "q_lora_rank": 40, "n_group": 4, "topk_group": 2, "num_key_value_heads": 4,
         "rope_scaling": {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0, "attention_factor": None},
     },
+    # heads of the index enough for no two scores to be zero
+    "DeepseekV32": {
+        **LATENT, "q_lora_rank": 40, "n_group": 4, "topk_group": 2, "num_key_value_heads": 4, "index_head_dim": 64,
+        "index_n_heads": 24, "index_topk": 40,
+    },
+    "GlmMoeDsa": {
+        **LATENT, "q_lora_rank": 40, "num_key_value_heads": 4, "index_head_dim": 64, "index_n_heads": 24,
+        "index_topk": 40, "num_hidden_layers": 2, "indexer_types": ["full", "shared"],
+    },
+    "KimiLinear": {
+        **LATENT, "q_lora_rank": None, "num_key_value_heads": 4, "num_hidden_layers": 2, "mla_use_nope": True,
+        "linear_attn_config": {"full_attn_layers": [2], "kda_layers": [1], "head_dim": 64, "num_heads": 4,
+                               "short_conv_kernel_size": 4},
+    },
     # heads as wide as llama.cpp has kernels for
     "Qwen3_5": {
         "linear_num_key_heads": 2, "linear_num_value_heads": 6, "linear_key_head_dim": 64, "linear_value_head_dim": 64,

@@ -31,8 +31,9 @@ enum ckdist_inference_step_kind {
   ckdist_inference_step_kinds
 };
 
-/* How a token selects a row of a table. type: row 0, or row 1 for tokens of a second text. */
-enum ckdist_embed_by { ckdist_embed_by_id, ckdist_embed_by_position, ckdist_embed_by_type };
+/* How a token selects a row of a table. type: row 0, or row 1 for tokens of a second text. place: token t has row t of
+   the batch's embeddings, without a table. */
+enum ckdist_embed_by { ckdist_embed_by_id, ckdist_embed_by_position, ckdist_embed_by_type, ckdist_embed_by_place };
 
 /* out = scale * rows of the table's shards; zeros for ids of another rank's part of the vocabulary.
    by: enum ckdist_embed_by.
@@ -188,14 +189,17 @@ struct ckdist_sum_squares_step {
 
 /* Linear attention of local value heads. Weights are vectors.
    q, k, v: SiLU of their short convolutions. q and k are divided by their lengths; q is multiplied by scale.
-   out = rms_norm(q applied to the updated state) * silu(z). */
+   The state's factor is exp(-exp(a_log) * softplus(a + dt_bias)), or exp(lowest * sigmoid(exp(a_log) * (a + dt_bias)))
+   if lowest is below 0. out = rms_norm(q applied to the updated state) * gate(z). */
 struct ckdist_delta_rule_step {
   struct ckdist_step step;
   int32_t q, k, v, z, b, a, out;
   int32_t conv_q, conv_k, conv_v, a_log, dt_bias, norm;
   int32_t layer;
   int32_t exchanged; /* rows of q to a are in the slots of their tokens' ranks */
-  float eps, l2_eps, scale;
+  int32_t by_row;    /* a and dt_bias have a factor for each row of a state, as many as a key has elements */
+  int32_t gate;      /* of enum ckdist_gate */
+  float eps, l2_eps, scale, lowest;
 };
 
 /* Matrices of LoRA, stacks if the other matrix is a stack: x * a^T * b^T is added to x * matrix^T. For gate and up,
