@@ -8,8 +8,9 @@ from ckdist.config.engine_config import EngineConfig
 from ckdist.engine.load_model import load_model
 from ckdist.engine.single import SingleSequence
 from ckdist.errors import ConfigError
-from ckdist.models.decoder import PER_LAYER, loss
+from ckdist.models.decoder import PER_LAYER
 from ckdist.models.registry import spec_from_config
+from ckdist.models.training_loss import loss
 from ckdist.weights.checkpoint import open_checkpoint
 from ckdist.weights.dtypes import F32, Q4_K, Q8_0
 from ckdist.weights.gguf_export import export_gguf

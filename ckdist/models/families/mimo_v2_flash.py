@@ -88,7 +88,8 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
     )  # fmt: skip
     routing = Routing(
         used=0, scores="sigmoid", renormalise=f.flag("norm_topk_prob"), scale=f.number("routed_scaling_factor"),
-        groups=f.integer("n_group", high=limits.MAX_EXPERTS), top_groups=f.integer("topk_group", high=limits.MAX_EXPERTS),
+        groups=f.integer("n_group", high=limits.MAX_EXPERTS),
+        top_groups=f.integer("topk_group", high=limits.MAX_EXPERTS),
     )  # fmt: skip
     moe = from_config.experts(f, "n_routed_experts", "moe_intermediate_size", routing, correction_bias=True)
     dense, part = from_config.dense(f), from_config.part(f)
