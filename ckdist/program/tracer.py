@@ -252,11 +252,9 @@ class Tracer(Emitter):
         """Per head: x / sqrt(sum(x^2) + eps) * scale."""
         return self._emit("l2_norm", (x,), names=["norm"], eps=eps, scale=scale)
 
-    def delta_gates(
-        self, a: Value, b: Value, a_log: Weight, dt_bias: Weight, lowest: float = 0.0
-    ) -> tuple[Value, Value]:
+    def delta_gates(self, a: Value, b: Value, a_log: Weight, dt_bias: Weight) -> tuple[Value, Value]:
         """Per head: the decays of the state, one for all rows or one each, and the weight beta of the new value."""
-        decay, beta = self.emit("delta_gates", (a, b), (a_log, dt_bias), ["decay", "beta"], lowest=lowest)
+        decay, beta = self.emit("delta_gates", (a, b), (a_log, dt_bias), ["decay", "beta"])
         return decay, beta
 
     def delta_rule(self, q: Value, k: Value, v: Value, decay: Value, beta: Value, *, layer: int, tiled: bool) -> Value:

@@ -153,7 +153,6 @@ struct DeltaRule : StepRun<Inference, ckdist_delta_rule_step> {
   // The factor of a head's state, or of the row of it that `a` and element `channel` of dt_bias are for.
   float decay_of(float a_factor, float a, int64_t channel) const {
     a += r.vector(step.dt_bias)[channel];
-    if (step.lowest < 0.f) return std::exp(step.lowest / (1.f + std::exp(-a_factor * a)));
     const float softplus = std::max(a, 0.f) + std::log1p(std::exp(-std::abs(a)));
     return std::exp(-a_factor * softplus);
   }
