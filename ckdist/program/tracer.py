@@ -196,7 +196,7 @@ class Tracer(Emitter):
 
     def scale_queries(self, q: Value, rule: QueryScale | None) -> Value:
         """Scales queries by their position. None: unchanged."""
-        return q if rule is None else self._emit("scale_queries", (q,), beta=rule.beta, context=rule.context)
+        return q if rule is None else self._emit("scale_queries", (q,), **vars(rule))
 
     def attend(
         self,
@@ -212,6 +212,7 @@ class Tracer(Emitter):
         bidirectional: bool = False,
         relative: tuple[Weight, int, int] | None = None,
         positions: Value | None = None,
+        shared: bool = False,
     ) -> Value:
         """Causal attention over the cache of `layer`, which k and v extend.
 
@@ -219,8 +220,11 @@ class Tracer(Emitter):
         - `bidirectional`: not causal. All tokens of a sequence must be in the step.
         - `relative`: (weights of biases by distance, number of buckets, largest distance).
         - `positions`: of `select_positions`; a token sees only these.
+        - `shared`: the cache has k and v already, which an earlier `attend` of this `layer` has stored.
         """
         attrs: dict[str, Any] = {"layer": layer, "scale": scale, "soft_cap": soft_cap, "window": window}
+        if shared:
+            attrs["shared"] = True
         if bidirectional:
             attrs["bidirectional"] = True
         weights: tuple[Weight | None, ...] = () if sinks is None else (sinks,)
@@ -338,14 +342,21 @@ class Tracer(Emitter):
         return self._emit("mean_rows", (x,), names=["mean"])
 
     def route(
-        self, logits: Sequence[Value], correction: Weight | None, routing: Routing, shared: bool
+        self,
+        logits: Sequence[Value],
+        correction: Weight | None,
+        routing: Routing,
+        shared: bool,
+        factors: Weight | None = None,
     ) -> tuple[Value, Value]:
         """The experts of each token and their shares.
 
         If `shared`, the last share is that of the expert that all tokens use: sigmoid(logits[1]), or 1 without it.
+        `factors`: (experts,) factors of the other shares.
         """
+        weights = (correction,) if factors is None else (correction, factors)
         chosen, shares = self.emit(
-            "route", logits, (correction,), ["chosen", "shares"], shared=shared, **dataclasses.asdict(routing)
+            "route", logits, weights, ["chosen", "shares"], shared=shared, **dataclasses.asdict(routing)
         )
         return chosen, shares
 
@@ -357,13 +368,17 @@ class Tracer(Emitter):
         weights: Sequence[Weight],
         function: str,
         biases: Sequence[Weight] = (),
+        shares_input: bool = False,
     ) -> Value:
         """The sum of share * output over a token's experts. Partial if experts or their sizes are sharded.
 
         `weights` are the stacks gate, up and down, then those of the shared expert, if there is one. `biases` is empty
         or has those of the routed experts' gate, up and down.
+        `shares_input`: shares multiply the routed experts' inputs in place of their outputs.
         """
         operands, matrices, attrs = (x, chosen, shares), *self._of_experts(weights, biases)
+        if shares_input:
+            attrs["shares_input"] = True
         return self._emit("experts", operands, matrices, names=["moe"], function=function, **attrs)
 
     def _of_experts(self, weights: Sequence[Weight], biases: Sequence[Weight]) -> tuple[list[Weight], dict[str, Any]]:

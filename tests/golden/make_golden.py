@@ -47,6 +47,11 @@ LLAMA3_ROPE = {
     "original_max_position_embeddings": 48,
 }
 
+GEMMA4_ROPE = {
+    "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+    "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1000000.0},
+}
+
 # config.json as the hubs have it: rope_theta and rope_scaling at the top level. qwen3 has `rope_parameters`, as
 # transformers 5 writes.
 CONFIGS = {
@@ -87,6 +92,33 @@ CONFIGS = {
         "rope_local_base_freq": 10000.0, "rope_scaling": {"rope_type": "linear", "factor": 8.0}, "query_pre_attn_scalar": 16,
         "sliding_window": 18, "sliding_window_pattern": 3, "hidden_activation": "gelu_pytorch_tanh", "attention_bias": False,
         "attn_logit_softcapping": None, "final_logit_softcapping": None, "tie_word_embeddings": True,
+    },
+    # As E2B: full layers with wider heads, caches that later layers share, a wider MLP there, per-layer embeddings.
+    "gemma4": {
+        "architectures": ["Gemma4ForCausalLM"], "model_type": "gemma4_text", "vocab_size": 120, "hidden_size": 32, "intermediate_size": 20,
+        "num_hidden_layers": 6, "num_attention_heads": 4, "num_key_value_heads": 2, "rms_norm_eps": 1e-6, "head_dim": 8, "global_head_dim": 16,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"] * 2, "num_kv_shared_layers": 3,
+        "attention_k_eq_v": False, "use_double_wide_mlp": True, "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 120,
+        "sliding_window": 18, "final_logit_softcapping": 8.0, "hidden_activation": "gelu_pytorch_tanh", "attention_bias": False,
+        "rope_parameters": GEMMA4_ROPE, "enable_moe_block": False, "tie_word_embeddings": True, "pad_token_id": 0,
+    },
+    # As 26B-A4B: experts beside an MLP; keys of full layers are their values.
+    "gemma4_moe": {
+        "architectures": ["Gemma4ForCausalLM"], "model_type": "gemma4_text", "vocab_size": 123, "hidden_size": 32, "intermediate_size": 20,
+        "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "rms_norm_eps": 1e-6, "head_dim": 8, "global_head_dim": 16,
+        "num_global_key_value_heads": 1, "layer_types": ["sliding_attention", "full_attention", "full_attention"], "num_kv_shared_layers": 0,
+        "attention_k_eq_v": True, "hidden_size_per_layer_input": 0, "sliding_window": 20, "final_logit_softcapping": 8.0,
+        "hidden_activation": "gelu_pytorch_tanh", "attention_bias": False, "rope_parameters": GEMMA4_ROPE, "enable_moe_block": True,
+        "num_experts": 5, "top_k_experts": 2, "moe_intermediate_size": 16, "tie_word_embeddings": True, "pad_token_id": 0,
+    },
+    # Attention within chunks, layers without rotation whose queries are scaled by position, dense layers between others.
+    "llama4": {
+        "architectures": ["Llama4ForCausalLM"], "model_type": "llama4_text", "vocab_size": 125, "hidden_size": 32, "head_dim": 8,
+        "intermediate_size": 16, "intermediate_size_mlp": 40, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "rms_norm_eps": 1e-5, "rope_theta": 500.0, "rope_scaling": LLAMA3_ROPE, "num_local_experts": 5, "num_experts_per_tok": 1,
+        "interleave_moe_layer_step": 2, "use_qk_norm": True, "no_rope_layers": [1, 1, 0, 1], "attention_chunk_size": 20,
+        "attn_temperature_tuning": True, "floor_scale": 6, "attn_scale": 0.3, "hidden_act": "silu", "tie_word_embeddings": False,
+        "attention_bias": False, "pad_token_id": 0,
     },
     # longrope's long factors: every text is longer than the original context. And its short ones, with a part rotated.
     "phi3": {
@@ -480,6 +512,7 @@ def randomise(model, generator: torch.Generator) -> None:
     gemma, tied = model.config.model_type.startswith("gemma"), model.config.tie_word_embeddings
     hidden = model.config.get_text_config().hidden_size
     hybrid = model.config.model_type.startswith(("qwen3_5", "qwen3_next"))
+    gemma4 = model.config.model_type.startswith("gemma4")
     for name, parameter in model.named_parameters():
         noise = torch.randn(parameter.shape, generator=generator)
         if "A_log" in name:  # states that forget within a few tokens, and others that do not
@@ -490,8 +523,16 @@ def randomise(model, generator: torch.Generator) -> None:
             parameter.copy_(0.25 * noise + (1.0 if "linear_attn" in name else 0.0))
         elif "dt_bias" in name:
             parameter.copy_(0.7 * noise)
-        elif "norm" in name:  # Gemma multiplies by 1 + weight
-            parameter.copy_(0.25 * noise + (gemma_norm(name) if gemma else 1.0))
+        elif gemma4 and name.endswith(("q_norm.weight", "k_norm.weight")):  # scores have no other scale
+            parameter.copy_(0.1 * noise + 0.5)
+        elif name.endswith("router.scale"):
+            parameter.copy_(math.sqrt(hidden) * (1 + 0.25 * noise))
+        elif name.endswith("per_expert_scale"):
+            parameter.copy_(1 + 0.25 * noise)
+        elif name.endswith("embed_tokens_per_layer.weight"):
+            parameter.copy_(0.35 * noise)
+        elif "norm" in name:  # Gemma 1 to 3 multiply by 1 + weight
+            parameter.copy_(0.25 * noise + (gemma_norm(name) + gemma4 if gemma else 1.0))
         elif name.endswith("sinks"):
             parameter.copy_(noise)
         elif name.endswith("experts.gate_up_proj"):  # wide enough for clamped gates to bite
@@ -509,6 +550,8 @@ def randomise(model, generator: torch.Generator) -> None:
     for name, buffer in model.named_buffers():
         if "correction_bias" in name:
             buffer.copy_(0.2 * torch.randn(buffer.shape, generator=generator))
+        elif name.endswith("layer_scalar"):
+            buffer.copy_(0.8 + 0.1 * torch.randn(buffer.shape, generator=generator))
 
 
 def gemma_norm(name: str) -> float:
@@ -541,7 +584,7 @@ def write_family(family: str) -> None:
         raise SystemExit(f"{family}: no seed below {SEEDS} keeps a margin of {SMALLEST_MARGIN}")
     distinct, seed, margin, model, ids, greedy = best
     tied = config["tie_word_embeddings"]
-    if any(".experts." in name for name, _ in model.named_parameters()):
+    if any(".experts." in name for name, _ in model.named_parameters()) or "gemma4" in config["model_type"]:
         model.save_pretrained(folder)  # with the names that hubs have, each expert by itself
         (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
         (folder / "generation_config.json").unlink(missing_ok=True)

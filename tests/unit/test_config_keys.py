@@ -31,6 +31,9 @@ WITHOUT_EFFECT = {  # model -> fields whose value matters only together with ano
         *("first_k_dense_replace", "linear_conv_kernel_dim", "linear_head_dim", "linear_num_heads"),
     ),
     "nomic_bert": ("max_position_embeddings",),  # no more than the 2048 that it was trained with
+    "gemma4_moe": ("vocab_size_per_layer_input", "use_double_wide_mlp"),
+    "llama4": ("intermediate_size_mlp",),  # all layers have experts
+    "gemma4_unified": ("use_double_wide_mlp",),
     "ministral3": ("rope_theta", "tie_word_embeddings"),  # the default of rope_parameters; the whole file has it
     "mistral4": ("rope_theta", "tie_word_embeddings"),
     "mistral_small3": ("tie_word_embeddings",),

@@ -17,6 +17,10 @@ NAMES = {
     "gemma": "gemma GemmaForCausalLM",
     "gemma2": "gemma2 Gemma2ForCausalLM",
     "gemma3": "gemma3 Gemma3ForCausalLM Gemma3ForConditionalGeneration gemma3_text",
+    "gemma4": "gemma4 Gemma4ForCausalLM Gemma4ForConditionalGeneration gemma4_text",
+    "gemma4_unified": (
+        "gemma4_unified Gemma4UnifiedForCausalLM Gemma4UnifiedForConditionalGeneration gemma4_unified_text"
+    ),
     "glm4": "glm4 Glm4ForCausalLM",
     "glm4_moe_lite": "glm4_moe_lite Glm4MoeLiteForCausalLM",
     "glm4moe": "glm4moe Glm4MoeForCausalLM glm4_moe",
@@ -30,6 +34,7 @@ NAMES = {
     "kimi_k2": "kimi_k2 KimiK2ForCausalLM KimiK25ForConditionalGeneration Kimi_K25ForConditionalGeneration kimi_k25",
     "kimi_linear": "kimi_linear KimiLinearForCausalLM kimi-linear",
     "llama": "llama LlamaForCausalLM",
+    "llama4": "llama4 Llama4ForCausalLM Llama4ForConditionalGeneration llama4_text",
     "marian": "marian MarianMTModel",
     "minimax_m2": "minimax-m2 MiniMaxM2ForCausalLM minimax_m2",
     "ministral3": "ministral3 Ministral3ForCausalLM Mistral3ForConditionalGeneration mistral3",
