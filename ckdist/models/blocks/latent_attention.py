@@ -26,7 +26,7 @@ def latent_attention(
         q_rank = Dim("q_lora", a.q_lora_rank)
         of_rows, of_low, names = [w("q_a_proj", q_rank, hidden)], [w("q_b_proj", heads, q_rank)], []
         if a.indexer:
-            from ckdist.models.blocks.indexer import index_weights, select
+            from ckdist.models.blocks.lightning_indexer import index_weights, select
 
             of_index = index_weights(g, a.indexer, f"{path}.indexer", hidden, q_rank)
             of_rows, of_low, names = [*of_rows, *of_index.rows], [*of_low, of_index.queries], ["index_k", "index_w"]

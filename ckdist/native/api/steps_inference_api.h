@@ -188,7 +188,8 @@ struct ckdist_sum_squares_step {
 
 /* Linear attention of local value heads. Weights are vectors.
    q, k, v: SiLU of their short convolutions. q and k are divided by their lengths; q is multiplied by scale.
-   The state's factor is exp(-exp(a_log) * softplus(a + dt_bias)). out = rms_norm(q applied to the updated state) * gate(z). */
+   The state's factor is exp(-exp(a_log) * softplus(a + dt_bias)).
+   out = rms_norm(q applied to the updated state) * gate(z). */
 struct ckdist_delta_rule_step {
   struct ckdist_step step;
   int32_t q, k, v, z, b, a, out;

@@ -1,4 +1,4 @@
-"""A lightning indexer: scores of all positions by a few small heads, of which the largest are attended to."""
+"""A lightning indexer: small heads score all positions. Attention reads the positions with the largest scores."""
 
 from dataclasses import dataclass, replace
 
