@@ -32,7 +32,10 @@ def with_chosen_layout(config: EngineConfig, world: World, checkpoint: Checkpoin
     model.
     """
     divided = (
-        config.pipeline_parallel_size or config.tensor_parallel_size or config.model_draft or config.prefill != "auto"
+        config.pipeline_parallel_size
+        or config.tensor_parallel_size
+        or config.has_draft_model
+        or config.prefill != "auto"
     )
     chooses = config.layout == "auto" or not (len(set(world.hosts)) == 1 or divided or config.experts != "auto")
     if not chooses or not checkpoint.spec.generates or checkpoint.spec.reads_whole or checkpoint.spec.shares_layers:

@@ -6,9 +6,7 @@ nothing in a layout that does not need them.
 """
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
-from ckdist.errors import ConfigError
 from ckdist.layout import SINGLE, Dim
 from ckdist.mesh import Mesh
 from ckdist.models.blocks.attention import Rows, all_rows, attention
@@ -18,9 +16,6 @@ from ckdist.models.blocks.norm import RowNorm
 from ckdist.models.spec import DenseFfn, GatedDeltaNet, LatentAttention, ModelSpec, MoeFfn
 from ckdist.program.program import Value, Weight
 from ckdist.program.tracer import Tracer, trace
-
-if TYPE_CHECKING:
-    from ckdist.program.training_tracer import TrainingTracer
 
 EMBEDDING = "model.embed_tokens.weight"
 OUTPUT = "lm_head.weight"
@@ -142,8 +137,12 @@ def final_norm(g: Tracer, x: Value, spec: ModelSpec) -> Value:
 
 def forward(g: Tracer, ids: Value, spec: ModelSpec) -> Value:
     """(tokens,) ids -> (outputs, vocab) logits of the tokens that the batch selects."""
-    x = g.scale(final_norm(g, g.gather(hidden(g, ids, spec, g.select_rows)), spec), spec.logit_scale)
-    out = head(g, spec)
+    return logits(g, final_norm(g, g.gather(hidden(g, ids, spec, g.select_rows)), spec), spec)
+
+
+def logits(g: Tracer, x: Value, spec: ModelSpec) -> Value:
+    """(outputs, hidden) after the last norm -> (outputs, vocab)."""
+    out, x = head(g, spec), g.scale(x, spec.logit_scale)
     bias = (g.weight(OUTPUT_BIAS, out.dims[0]),) if spec.output_bias else ()
     return g.gather(g.soft_cap(g.linear(x, out, bias=bias, names=["logits"]), spec.logit_soft_cap))
 
@@ -163,55 +162,26 @@ def hidden_rows(g: Tracer, ids: Value, spec: ModelSpec) -> Value:
     return g.output_rows(x)
 
 
-def encode(g: Tracer, ids: Value, spec: ModelSpec) -> Value:
-    """(tokens,) ids -> (outputs, hidden) of the encoder after its last norm, for the tokens that the batch selects.
-
-    It also caches the keys and values of each layer's cross-attention.
-    """
-    from ckdist.models.blocks.cross_attention import store_cross
-
-    encoder = spec.encoder
-    if encoder is None:
-        raise ConfigError(f"{spec.family} has no encoder")
-    x = hidden(g, ids, encoder)
-    read = final_norm(g, x, encoder)
-    for i, layer in enumerate(spec.layers):
-        if layer.cross is not None:
-            path = f"{spec.root}.layers.{i}.cross_attn"
-            store_cross(g, read, layer.cross.attention, path, spec.first_cross_cache + i)
-    return g.output_rows(final_norm(g, g.select_rows(x), encoder))
-
-
 def hidden_forward(spec: ModelSpec) -> Callable[[Tracer, Value, ModelSpec], Value]:
     """The forward that makes hidden states: those of the encoder, if the model has one."""
-    return hidden_rows if spec.encoder is None else encode
+    if spec.encoder is None:
+        return hidden_rows
+    from ckdist.models.encoder import encode
+
+    return encode
 
 
 def main_forward(spec: ModelSpec) -> Callable[[Tracer, Value, ModelSpec], Value]:
     """The forward that reads all weights, except those of `spec.encoder`. For an encoder it is `hidden_rows`."""
+    if spec.predicts:
+        from ckdist.models.predictor import predict
+
+        return predict
     return forward if spec.generates else hidden_rows
-
-
-def loss(g: "TrainingTracer", ids: Value, targets: Value, spec: ModelSpec) -> Value:
-    """(tokens,) ids and targets (-1: no target) -> the sum of losses over the tokens of all ranks.
-
-    It includes the load-balancing loss of experts.
-    """
-    if not spec.generates:
-        raise ConfigError(f"{spec.family} is an encoder: it can be served, not trained; choose another model")
-    if spec.encoder is not None:
-        raise ConfigError(f"{spec.family} has an encoder: it can be served, not trained; choose another model")
-    if spec.shares_layers or any(layer.scalar for layer in spec.layers):
-        raise ConfigError(f"{spec.family} can be served, not trained: its layers have parts without gradients")
-    x = g.scale(final_norm(g, hidden(g, ids, spec), spec), spec.logit_scale)
-    total = g.cross_entropy(x, targets, head(g, spec), spec.logit_soft_cap)
-    if spec.balance_coefficient:
-        total = g.add(total, g.balance_loss(targets, spec.balance_coefficient))
-    return g.reduce(total)
 
 
 def weight_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
     """Name -> shape, (out, in) or (n,), of all weights that the forward reads. Tied embeddings have one entry."""
-    forwards = [main_forward(spec), *([] if spec.encoder is None else [encode])]
+    forwards = [main_forward(spec), *([] if spec.encoder is None else [hidden_forward(spec)])]
     weights = [w for one in forwards for w in trace(one, spec, SINGLE, Mesh()).weights]
     return {w.name: tuple(d.elements for d in w.dims) for w in weights}

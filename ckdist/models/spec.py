@@ -300,6 +300,7 @@ class ModelSpec:
     output_bias: bool = False  # the output projection has a bias
     layer_inputs: LayerInputs | None = None
     projections: tuple[int, ...] = ()  # widths of dense layers after the last norm, which make embeddings
+    predicts: bool = False  # a layer that predicts the token after the next one: see predictor.py
     balance_coefficient: float = field(default=0.0, compare=False)  # of the load-balancing loss in training; 0: none
 
     @property

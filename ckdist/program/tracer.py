@@ -333,6 +333,10 @@ class Tracer(Emitter):
         """function(x)."""
         return self._emit("activate", (x,), names=["act"], function=function)
 
+    def input_rows(self, ids: Value, hidden: Dim) -> Value:
+        """(tokens,) ids -> (tokens, hidden): the rows that the batch brings, one for each token."""
+        return self._emit("input_rows", (ids,), names=["rows"], hidden=hidden)
+
     def output_rows(self, x: Value) -> Value:
         """Marks these rows as the output of the program."""
         return self._emit("output_rows", (x,), names=["rows"])

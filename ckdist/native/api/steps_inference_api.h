@@ -31,8 +31,9 @@ enum ckdist_inference_step_kind {
   ckdist_inference_step_kinds
 };
 
-/* How a token selects a row of a table. type: row 0, or row 1 for tokens of a second text. */
-enum ckdist_embed_by { ckdist_embed_by_id, ckdist_embed_by_position, ckdist_embed_by_type };
+/* How a token selects a row of a table. type: row 0, or row 1 for tokens of a second text. place: token t has row t of
+   the batch's embeddings, without a table. */
+enum ckdist_embed_by { ckdist_embed_by_id, ckdist_embed_by_position, ckdist_embed_by_type, ckdist_embed_by_place };
 
 /* out = scale * rows of the table's shards; zeros for ids of another rank's part of the vocabulary.
    by: enum ckdist_embed_by.

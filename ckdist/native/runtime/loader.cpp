@@ -72,13 +72,32 @@ void Loader::slice(PlannedMatrix& planned, WeightArena& arena, int64_t tiles, in
   planned.weight.sliced = planned.sliced.get();
 }
 
-// States lie after the weights: they touch one or two pages and leave the others to the packing threads.
-void Loader::open(bool shared) {
+// States lie after the weights: they touch few pages and leave the others to the packing threads. Each start on a kept
+// arena uses the other of two copies. A rank of the last start that is still ending changes the old copy only, and the
+// tiles that it writes have the same bytes.
+void Loader::open(bool shared, const std::string& path) {
   if (arena_) fail(Status::native, "the loader is open already");
-  arena_ = std::make_unique<WeightArena>(arena_bytes(), shared);
+  const bool again = !path.empty();
+  arena_ = again ? std::make_unique<WeightArena>(path, arena_bytes())
+                 : std::make_unique<WeightArena>(arena_bytes(), shared);
+  WeightArena::Kept* const kept = arena_->kept();
+  const uint32_t last = again ? __atomic_load_n(&kept->states, __ATOMIC_ACQUIRE) & 1 : 1;
+  const bool usable = again && !__atomic_load_n(&kept->damaged, __ATOMIC_ACQUIRE);
+  states_ = last ? 0 : state_bytes_;
+  int64_t left = 0;
   for (PlannedMatrix& planned : matrices_) {
-    slice(planned, *arena_, planned.tiles_offset, weight_bytes_ + planned.states_offset);
-    if (!planned.mapped) planned.sliced->begin_stored();
+    const uint8_t* const before = arena_->data() + weight_bytes_ + last * state_bytes_ + planned.states_offset;
+    slice(planned, *arena_, planned.tiles_offset, weight_bytes_ + states_ + planned.states_offset);
+    if (planned.mapped) continue;
+    const Matrix& shape = planned.stored.shape();
+    const int64_t packed =
+        planned.sliced->begin(usable ? reinterpret_cast<const SlicedMatrix::States*>(before) : nullptr);
+    kept_bytes_ += packed, left += shape.tile_count() * shape.tile_bytes - packed;
+  }
+  if (again) {
+    __atomic_store_n(&kept->states, 1 - last, __ATOMIC_RELEASE);
+    __atomic_store_n(&kept->damaged, 0u, __ATOMIC_RELEASE);  // last: the old states may name damaged slices
+    arena_->promise(left);
   }
   for (const PlannedVector& planned : vectors_)
     planned.stored.read(reinterpret_cast<float*>(arena_->data() + planned.offset));

@@ -34,6 +34,7 @@ FILES = {
     "linear_heads": "linear_heads",
     "loss": "cross_entropy cross_entropy_grad one",
     "low_rank": "low_rank",
+    "input_rows": "input_rows",
     "output_rows": "output_rows mean_rows",
     "index": "select_positions",
     "packed_attention": "attend_packed attend_grad",
