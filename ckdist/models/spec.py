@@ -130,8 +130,7 @@ class GatedDeltaNet:
     conv_kernel: int = 4  # kernel length of the short convolution, in tokens
     tiled: bool = False
     by_row: bool = False  # each row of a state has its own decay: Kimi Delta Attention, arXiv:2510.26692
-    gate_rank: int = 0  # with `by_row`: low rank of decays and output gates; 0: one matrix makes them
-    lowest: float = 0.0  # with `by_row`: logarithm of the least decay, below 0; 0: none
+    gate_rank: int = 0  # with `by_row`: low rank of decays and output gates
 
     def heads(self, sharding: Sharding, width: int = 1) -> tuple[Dim, Dim]:
         """The dimensions of value heads and key heads, of `width` elements each.

@@ -119,7 +119,7 @@ LINEAR = {
     "kimi_delta_attention": {
         "first": (
             GatedDeltaNet(5, 5, 9, 16, conv_kernel=3, by_row=True, gate_rank=7),
-            GatedDeltaNet(3, 3, 16, 40, by_row=True, lowest=-2.0),
+            GatedDeltaNet(3, 3, 16, 40, by_row=True, gate_rank=4),
             LatentAttention(5, 32, 24, 16, 20, 0.2, rope=None),
         ),
     },

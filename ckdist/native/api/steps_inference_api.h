@@ -189,8 +189,8 @@ struct ckdist_sum_squares_step {
 
 /* Linear attention of local value heads. Weights are vectors.
    q, k, v: SiLU of their short convolutions. q and k are divided by their lengths; q is multiplied by scale.
-   The state's factor is exp(-exp(a_log) * softplus(a + dt_bias)), or exp(lowest * sigmoid(exp(a_log) * (a + dt_bias)))
-   if lowest is below 0. out = rms_norm(q applied to the updated state) * gate(z). */
+   The state's factor is exp(-exp(a_log) * softplus(a + dt_bias)).
+   out = rms_norm(q applied to the updated state) * gate(z). */
 struct ckdist_delta_rule_step {
   struct ckdist_step step;
   int32_t q, k, v, z, b, a, out;
@@ -199,7 +199,7 @@ struct ckdist_delta_rule_step {
   int32_t exchanged; /* rows of q to a are in the slots of their tokens' ranks */
   int32_t by_row;    /* a and dt_bias have a factor for each row of a state, as many as a key has elements */
   int32_t gate;      /* of enum ckdist_gate */
-  float eps, l2_eps, scale, lowest;
+  float eps, l2_eps, scale;
 };
 
 /* Matrices of LoRA, stacks if the other matrix is a stack: x * a^T * b^T is added to x * matrix^T. For gate and up,

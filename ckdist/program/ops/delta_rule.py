@@ -78,14 +78,11 @@ def delta_gates(context: RankContext, inputs: Arrays, weights: Arrays, attrs: At
     """The decay exp(-exp(A_log) * softplus(a + dt_bias)) and beta = sigmoid(b). Yang et al. 2024, section 3.4.
 
     The decay is that of Mamba 2: Dao & Gu 2024, arXiv:2405.21060. If `a` has several elements per head, each row of a
-    state has its own decay: Kimi Team 2025, arXiv:2510.26692. If `lowest` is below 0, the decay is
-    exp(lowest * sigmoid(exp(A_log) * (a + dt_bias))).
+    state has its own decay: Kimi Team 2025, arXiv:2510.26692.
     """
     (a, b), (a_log, dt_bias) = inputs, weights
     rate = np.repeat(np.exp(a_log), attrs["inputs"][0].dims[-1].width)  # (elements of a,)
-    a = a + dt_bias
-    log = attrs["lowest"] / (1 + np.exp(-rate * a)) if attrs["lowest"] else -rate * softplus(a)
-    return [np.exp(log), 1 / (1 + np.exp(-b))]
+    return [np.exp(-rate * softplus(a + dt_bias)), 1 / (1 + np.exp(-b))]
 
 
 def infer_delta_rule(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
@@ -203,7 +200,6 @@ def lower_delta_rule(lowering: "ServingLowering", group: "Group") -> None:
         exchanged=exchanged,
         by_row=instr.inputs[3].dims[-1].width > 1,
         gate=GATES[parts.norm.attrs["function"]],
-        lowest=parts.gates.attrs["lowest"],
         eps=parts.norm.attrs["eps"],
         l2_eps=parts.q_norm.attrs["eps"],
         scale=parts.q_norm.attrs["scale"],

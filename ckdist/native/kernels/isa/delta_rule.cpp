@@ -105,8 +105,7 @@ void update_state(const DeltaTokens& tokens, int key_width, int columns, float* 
           store(tokens.out + at, fma(read, taken[w], decay * (sums.q[0][w] + sums.q[1][w])));
         }
         asked_key += key_width, asked_query += key_width;
-        if (t + 1 < end)
-          pass<by_row, true, true>(part, key_width, factor, key, taken, asked_key, asked_query, sums);
+        if (t + 1 < end) pass<by_row, true, true>(part, key_width, factor, key, taken, asked_key, asked_query, sums);
         else pass<by_row, true, false>(part, key_width, factor, key, taken, nullptr, nullptr, sums);
       }
     }

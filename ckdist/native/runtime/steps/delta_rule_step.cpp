@@ -144,7 +144,8 @@ struct DeltaRule : StepRun<Inference, ckdist_delta_rule_step> {
       float* const o = item.room.out + t * columns;
       const ElementwiseKernel& k = r.kernels.elementwise;
       k.rms_norm(o, r.vector(step.norm), step.eps, values, o);
-      k.gated(GateFunction(step.gate), row(step.z, token) + int64_t{item.head} * values, o, values, out + token * stride);
+      const float* const z = row(step.z, token) + int64_t{item.head} * values;
+      k.gated(GateFunction(step.gate), z, o, values, out + token * stride);
       if (step.exchanged && r.rank_of(token) != r.ranks->local_rank)
         r.count_moved(thread, ((step.by_row ? 3 : 2) * keys + 2 * values + 2) * int64_t{sizeof(float)});
     }
@@ -153,7 +154,6 @@ struct DeltaRule : StepRun<Inference, ckdist_delta_rule_step> {
   // The factor of a head's state, or of the row of it that `a` and element `channel` of dt_bias are for.
   float decay_of(float a_factor, float a, int64_t channel) const {
     a += r.vector(step.dt_bias)[channel];
-    if (step.lowest < 0.f) return std::exp(step.lowest / (1.f + std::exp(-a_factor * a)));
     const float softplus = std::max(a, 0.f) + std::log1p(std::exp(-std::abs(a)));
     return std::exp(-a_factor * softplus);
   }
