@@ -273,7 +273,7 @@ class ModelDrafter:
         )
 
     def _inputs(self, follower: Follower, tokens: np.ndarray) -> np.ndarray | None:  # noqa: ARG002
-        """The rows of hidden states that a layer reads with the tokens, float32 (tokens, hidden). A model reads none."""
+        """The hidden states that a layer reads with the tokens, float32 (tokens, hidden). A model reads none."""
         return None
 
     def take(self, chunk: SequenceChunk, agreed: int) -> None:
