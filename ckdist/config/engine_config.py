@@ -151,6 +151,9 @@ class EngineConfig(DraftFlags):
         help="answer from the model's file while a DSA queue or threads pack the weights; auto: DSA if present; off: "
         "pack all weights first",
     )  # fmt: skip
+    no_keep_weights: bool = option(
+        False, "--no-keep-weights", help="do not keep packed weights in memory while a launcher or a server restarts"
+    )
     trace: str | None = option(
         None, "--trace", metavar="FILE.json",
         help="write a timeline of all threads and ranks, for Perfetto (ui.perfetto.dev) or chrome://tracing",

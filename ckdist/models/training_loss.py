@@ -16,6 +16,8 @@ def loss(g: TrainingTracer, ids: Value, targets: Value, spec: ModelSpec) -> Valu
         raise ConfigError(f"{spec.family} is an encoder: it can be served, not trained; choose another model")
     if spec.encoder is not None:
         raise ConfigError(f"{spec.family} has an encoder: it can be served, not trained; choose another model")
+    if spec.shares_layers or any(layer.scalar for layer in spec.layers):
+        raise ConfigError(f"{spec.family} can be served, not trained: its layers have parts without gradients")
     x = g.scale(final_norm(g, hidden(g, ids, spec), spec), spec.logit_scale)
     total = g.cross_entropy(x, targets, head(g, spec), spec.logit_soft_cap)
     if spec.balance_coefficient:

@@ -74,7 +74,7 @@ class TrainedModel:
             shards = Shards(trace_model(self.spec, mesh, self.tracer).weights, mesh)
             return lower_model(
                 self.spec,
-                config.per_device_train_batch_size * config.max_length,
+                config.batch_tokens,
                 "bfloat16" if config.bf16 else "float32",
                 mesh,
                 [w.name for w in self.weights],

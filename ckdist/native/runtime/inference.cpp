@@ -113,6 +113,7 @@ void Inference::make_buffers() {
     }
     plan_bytes_[p] = 0;
     for (int m = 0; m < plan->matrix_count; m++) {
+      if (weight(m).sliced && weight(m).sliced->mapped()) continue;
       plan_bytes_[p] += matrix(m).tile_count() * matrix(m).tile_bytes;
       if (plan->prompts && kernels.linear[int(matrix(m).type)].multiply_prompt) panel = kPromptBytes;
       if (repacker_ && weight(m).sliced) slice = std::max(slice, round_up(weight(m).sliced->largest_bytes(), 4096));
