@@ -14,9 +14,9 @@ import numpy as np
 from ckdist.errors import ConfigError, LayoutError
 from ckdist.layout import SINGLE
 from ckdist.mesh import Mesh
-from ckdist.models.decoder import loss
 from ckdist.models.registry import family, read_config
 from ckdist.models.spec import ModelSpec, MoeFfn
+from ckdist.models.training_loss import loss
 from ckdist.program.program import Program, Weight
 from ckdist.program.training_tracer import TrainingTracer, trace_loss
 from ckdist.regular_file import write_synced
