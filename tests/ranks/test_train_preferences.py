@@ -23,9 +23,12 @@ def settings(folder, method: str, **fields):
     labels = [
         {"prompt": f"Say {c}.", "completion": text, "label": text == c} for c in COLOURS for text in (c, f"no {c}")
     ]
-    (folder / "a.jsonl").write_text("\n".join(map(json.dumps, labels if method == "kto" else pairs)))
+    data = folder.parent / f"{method}.jsonl"
+    if not data.exists():  # the runs of a test share its tokens
+        data.write_text("\n".join(map(json.dumps, labels if method == "kto" else pairs)))
     own = {
-        "train_file": (str(folder / "a.jsonl"),),
+        "train_file": (str(data),),
+        "cache_dir": str(folder.parent / "cache"),
         "model_config": MODEL | {"vocab_size": 4096},
         "tokenizer_name": str(BUNDLED),
     }

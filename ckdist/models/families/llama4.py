@@ -95,7 +95,9 @@ def gguf(header: GgufHeader) -> ModelSpec:
     base = replace(base, qk_norm="" if moe.num_experts == 128 else "unit")
     ffn = lambda i: dense if (i + 1) % step else moe
     layers = layers_of(n, base, chunk, rotated, rotated, SCALE, ffn)
-    return n.model(NAME, layers, {"global": from_gguf.rotation(header, n, THETA, interleaved=True)}, from_gguf.tied(header))
+    return n.model(
+        NAME, layers, {"global": from_gguf.rotation(header, n, THETA, interleaved=True)}, from_gguf.tied(header)
+    )
 
 
 def export(spec: ModelSpec, where: str) -> GgufForm:
@@ -107,8 +109,12 @@ def export(spec: ModelSpec, where: str) -> GgufForm:
         raise ArchitectureError(f"{where}: {NAME} without experts has no GGUF form")
     step, moe = with_experts[0] + 1, spec.layers[with_experts[0]].ffn
     assert isinstance(moe, MoeFfn)
-    dense = next((layer.ffn for layer in spec.layers if isinstance(layer.ffn, DenseFfn)), DenseFfn(moe.intermediate_size))
-    a = replace(spec.layers[0].attention, rope="global", qk_norm="" if moe.num_experts == 128 else "unit", query_scale=None)
+    dense = next(
+        (layer.ffn for layer in spec.layers if isinstance(layer.ffn, DenseFfn)), DenseFfn(moe.intermediate_size)
+    )
+    a = replace(
+        spec.layers[0].attention, rope="global", qk_norm="" if moe.num_experts == 128 else "unit", query_scale=None
+    )
     chunked = spec.layers[0].attention.chunk > 0
     rotated = [not chunked or (i + 1) % PERIOD != 0 for i in range(len(spec.layers))]
     a = replace(a, norms_rotated=False, chunk=0)
