@@ -44,7 +44,7 @@ class PreferenceRows(Rows):
 
     Attributes:
         reference: float64 (units, 2): log-probabilities of the answers before training. Whoever computes them sets it.
-        dropped: Units of which no answer is left at this length.
+        dropped: Number of units with an answer that `length` removes.
     """
 
     def __init__(
