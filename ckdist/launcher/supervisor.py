@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from ckdist.comm.bootstrap.launchers import FULL_RANKS_VARIABLE
 from ckdist.errors import ConfigError
 from ckdist.launcher.attempt import Attempt, Outcome
 from ckdist.launcher.children import Children
@@ -144,6 +145,9 @@ class Supervisor:
 
     def _attempt_on(self, placed: Mapping[str, range]) -> Outcome:
         job, self._begun = replace(self._job, size=sum(map(len, placed.values()))), time.monotonic()
+        if job.size < self._job.size:
+            began = {FULL_RANKS_VARIABLE: str(self._job.size)}
+            job = replace(job, environment=job.environment | began)
         self._attempt = Attempt(
             *(self._loop, self._children, job, placed, self._agents, self._output, self._policy.stop_seconds),
             *(self._keeper, self._resting),
