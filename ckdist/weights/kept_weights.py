@@ -1,8 +1,8 @@
 """A rank's packed weights, which stay in memory between the end of the rank and its next start.
 
 The process that restarts ranks holds the ends of a pair of sockets for each of them (`ckdist/launcher/keeper.py`). A
-rank sends the descriptor of its arena into the pair, where nobody reads it. The message keeps the memory alive until
-the next rank receives it, or until the last end closes.
+rank sends the descriptor of its arena into the pair, and that process does not read it. The message keeps the memory
+alive until the next rank receives it, or until the last end closes.
 """
 
 import contextlib
@@ -50,7 +50,7 @@ class KeptWeights:
     """The weights of the last start, and the place where this start leaves its own.
 
     Attributes:
-        path: Of the arena of the last start; "" if there is none that suits.
+        path: The path of the last start's arena; "" if no arena suits.
         comparison: Random name of the start that compared the weights with those of other hosts; "" if none has.
     """
 
