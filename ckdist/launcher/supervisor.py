@@ -7,13 +7,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ckdist.comm.bootstrap.launchers import FULL_RANKS_VARIABLE
 from ckdist.errors import ConfigError
 from ckdist.launcher.attempt import Attempt, Outcome
 from ckdist.launcher.children import Children
 from ckdist.launcher.event_loop import EventLoop
 from ckdist.launcher.hosts import Host, place_ranks
-from ckdist.launcher.job import Job
+from ckdist.launcher.job import FULL_RANKS_VARIABLE, Job
 from ckdist.launcher.keeper import Keeper
 from ckdist.launcher.rank_output import Output
 from ckdist.launcher.remote_ranks import SSH, RemoteRanks, agent_words

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ckdist.comm.bootstrap.launchers import FULL_RANKS_VARIABLE
 from ckdist.comm.communicator import Communicator
 from ckdist.errors import ConfigError
+from ckdist.launcher.job import FULL_RANKS_VARIABLE
 from ckdist.mesh import WHOLE, Mesh
 from ckdist.train.config import TrainConfig
 

@@ -9,7 +9,6 @@ import contextlib
 import hashlib
 import logging
 import os
-import secrets
 import socket
 from typing import TYPE_CHECKING
 
@@ -19,7 +18,6 @@ from ckdist import native
 from ckdist.comm.agreement import build_digests
 from ckdist.comm.bootstrap.launched_world import inherited
 from ckdist.comm.bootstrap.launchers import KEPT_VARIABLE
-from ckdist.comm.world_protocol import World
 from ckdist.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -86,9 +84,9 @@ class KeptWeights:
             self._fd = int(loader.path.rpartition("/")[2])
             self._send(loader.planned_bytes)
 
-    def compared(self, world: World) -> None:
-        """Records that all hosts have the same weights. A collective call."""
-        self.comparison = world.gather(secrets.token_hex(16))[0]
+    def name_comparison(self, name: str) -> None:
+        """Records that the start `name` has compared the weights with those of other hosts."""
+        self.comparison = name
         header, fd = self._receive()
         if header is not None and fd >= 0:
             os.close(fd)
