@@ -166,12 +166,12 @@ class EngineConfig(DraftFlags):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._check_adapters()
-        if self.model_draft is not None and (self.pipeline_parallel_size > 1 or self.layout == "auto"):
+        if self.has_draft_model and (self.pipeline_parallel_size > 1 or self.layout == "auto"):
             flag = (
                 "--layout auto" if self.layout == "auto" else f"--pipeline-parallel-size {self.pipeline_parallel_size}"
             )
             raise ConfigError(
-                f"--model-draft needs a shard of every layer on each rank, and {flag} is given: leave one out"
+                f"{'--spec mtp' if self.spec == 'mtp' else '--model-draft'} needs a shard of every layer on each rank, and {flag} is given: leave one out"
             )
         if self.model == "":
             remedy = "use a GGUF file, a folder or a name, or leave the flag out for the bundled model"
@@ -198,7 +198,7 @@ class EngineConfig(DraftFlags):
     @property
     def own_memory(self) -> int | None:
         """--memory without the part of a draft model."""
-        if self.memory is None or self.model_draft is None:
+        if self.memory is None or not self.has_draft_model:
             return self.memory
         return self.memory - self.memory // MEMORY_SHARE
 

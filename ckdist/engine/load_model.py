@@ -56,6 +56,7 @@ def load_model(
     fill: Callable[[ShardLoader], object] | None = None,
     embeddings: bool = False,
     colocation: Colocation | None = None,
+    checkpoint: Checkpoint | None = None,
 ) -> Model:
     """Loads this rank's part of the model at `config.model` (None: the bundled one), ready to run.
 
@@ -64,12 +65,13 @@ def load_model(
         fill: Packs the planned weights, or starts to. None: as --repack says.
         embeddings: Hidden states are needed, so an encoder is accepted, which makes no text.
         colocation: The rank's worker, if it runs other models. The model may run after `executable.join`.
+        checkpoint: The model, if it is open.
 
     Raises ModelFileError, ArchitectureError, CapacityError or ConfigError if the user can mend the cause, and CommError
     if ranks disagree.
     """
     # files
-    checkpoint = open_model(config, world, embeddings)
+    checkpoint = checkpoint or open_model(config, world, embeddings)
     adapter, files = open_adapter(config, world, checkpoint)
     slots = open_slots(config, checkpoint)
     # programs of this rank's stage
@@ -211,8 +213,8 @@ def open_disk(config: EngineConfig, model: Model) -> "DiskCache | None":
 
 
 def open_draft(config: EngineConfig, model: Model) -> Model | None:
-    """Loads the draft model that --model-draft names. A collective call."""
-    if config.model_draft is None:
+    """Loads the draft model that --model-draft names, or the layer of --spec mtp. A collective call."""
+    if not config.has_draft_model:
         return None
     from ckdist.engine.draft_model import load_draft_model
 

@@ -137,7 +137,7 @@ def make_plan(
         total = min(total, most_tokens + sequences * BLOCK_TOKENS)
     context = min(context, total)
     blocks = -(-total // BLOCK_TOKENS)
-    cache = CacheConfig(most_tokens, sequences, context, blocks, *types, slots)
+    cache = CacheConfig(most_tokens, sequences, context, blocks, *types, slots, spec.predicts * most_tokens)
     return Plan(mesh, prefill, layout, cache, threads, threads_batch, spins, placement, max(0, free))
 
 

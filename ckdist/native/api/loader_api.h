@@ -63,7 +63,8 @@ struct ckdist_matrix_plan {
   int64_t col_begin, col_end;
   const int64_t* row_ranges; /* (range_count, 2): begin, end */
   int64_t range_count;
-  int32_t cold; /* packed after all others */
+  int32_t cold;   /* packed after all others */
+  int32_t mapped; /* never packed: steps read its rows in the file */
 };
 
 /* Elements [begin, end) of a stored vector of F32, F16 or BF16, which are converted to float32. */

@@ -80,8 +80,9 @@ void ckdist_loader_free(ckdist_loader* loader) { delete loader; }
 
 int ckdist_loader_add_matrix(ckdist_loader* loader, const ckdist_matrix_plan* plan) {
   int index = 0;
-  const int status =
-      ckdist::guard([&] { index = loader->loader.add_matrix(stored_matrix(loader->loader, *plan), plan->cold != 0); });
+  const int status = ckdist::guard([&] {
+    index = loader->loader.add_matrix(stored_matrix(loader->loader, *plan), plan->cold != 0, plan->mapped != 0);
+  });
   return status < 0 ? status : index;
 }
 

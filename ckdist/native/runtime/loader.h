@@ -26,8 +26,9 @@ class Loader {
   // Announces that parts of this file are still being written. Call it before the file is read.
   void expect_writes(int index);
 
-  // Return the indices for matrix() and vector(). `cold`: packed after all others.
-  int add_matrix(StoredMatrix stored, bool cold);
+  // Return the indices for matrix() and vector(). `cold`: packed after all others. `mapped`: never packed; steps read
+  // rows in the file.
+  int add_matrix(StoredMatrix stored, bool cold, bool mapped);
   int add_vector(StoredVector stored);
 
   int64_t arena_bytes() const { return weight_bytes_ + 2 * state_bytes_; }
@@ -57,9 +58,9 @@ class Loader {
 
  private:
   struct PlannedMatrix {
-    PlannedMatrix(StoredMatrix s, bool c) : stored(std::move(s)), cold(c) {}
+    PlannedMatrix(StoredMatrix s, bool c, bool m) : stored(std::move(s)), cold(c), mapped(m) {}
     StoredMatrix stored;
-    bool cold;
+    bool cold, mapped;
     int64_t tiles_offset = 0, states_offset = 0;  // states lie after the weights
     std::unique_ptr<SlicedMatrix> sliced;
     Weight weight{};

@@ -44,6 +44,7 @@ class SlicedMatrix {
   const StoredMatrix& stored() const { return stored_; }
   WeightArena& arena() const { return arena_; }
   uint8_t* tiles() const { return tiles_; }
+  bool mapped() const { return tiles_ == nullptr; }  // never packed: only its stored rows are read
   int64_t count() const { return count_; }
   int64_t slice_of(int64_t tile) const { return tile / tiles_each_; }
   int64_t begin(int64_t slice) const {
