@@ -30,8 +30,8 @@ from ckdist.train.batch import PackedBatch
 from ckdist.train.batch_source import BatchSource, share_source
 from ckdist.train.config import TrainConfig
 from ckdist.train.data.batches import FileBatches, OwnBatches, Position, validation_batches
-from ckdist.train.divergence import LostSteps
 from ckdist.train.data.preference_rows import PreferenceRows
+from ckdist.train.divergence import LostSteps
 from ckdist.train.loss_program import LossProgram
 from ckdist.train.model import TrainedModel, open_model, open_tokenizer
 from ckdist.train.model_folder import write_result
