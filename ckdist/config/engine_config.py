@@ -151,9 +151,7 @@ class EngineConfig(DraftFlags):
         help="answer from the model's file while a DSA queue or threads pack the weights; auto: DSA if present; off: "
         "pack all weights first",
     )  # fmt: skip
-    no_keep_weights: bool = option(
-        False, "--no-keep-weights", help="do not keep packed weights in memory while a launcher or a server restarts"
-    )
+    no_keep_weights: bool = option(False, "--no-keep-weights", help="free the packed weights between two starts")
     trace: str | None = option(
         None, "--trace", metavar="FILE.json",
         help="write a timeline of all threads and ranks, for Perfetto (ui.perfetto.dev) or chrome://tracing",

@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from ckdist.engine.trace import Trace
     from ckdist.weights.adapter import Adapter
     from ckdist.weights.adapter_slots import AdapterSlots
-    from ckdist.weights.kept_weights import KeptWeights
     from ckdist.weights.model_files import ModelFile
 
 log = logging.getLogger(__name__)
@@ -76,7 +75,10 @@ def load_model(
     # programs of this rank's stage
     tracer = functools.partial(Tracer, low_rank=adapter.low_rank) if adapter else Tracer
     loader = ShardLoader(checkpoint, loading_threads(config, world), config.quantize)
-    loader.kept = open_kept(config)
+    if KEPT_VARIABLE in os.environ and not config.no_keep_weights:
+        from ckdist.weights.kept_weights import inherited_weights
+
+        loader.kept = inherited_weights()
     config, layers, shares = with_stages(config, world, loader, tracer)
     rank = stage_rank(world, layers, shares)
     programs = trace_programs(config, world, rank, checkpoint.spec, adapter, slots, tracer, embeddings)
@@ -181,15 +183,6 @@ def open_adapter(
     return adapter, files
 
 
-def open_kept(config: EngineConfig) -> "KeptWeights | None":
-    """The packed weights of the last start, if a process holds them between starts."""
-    if config.no_keep_weights or KEPT_VARIABLE not in os.environ:
-        return None
-    from ckdist.weights.kept_weights import inherited_weights
-
-    return inherited_weights()
-
-
 def open_slots(config: EngineConfig, checkpoint: Checkpoint) -> "AdapterSlots | None":
     """The slots of adapters that requests name. None if there are none."""
     if not config.adapter_slots:
@@ -252,31 +245,22 @@ def fill_and_compare(
 
     Raises ModelFileError if they differ.
     """
-    if not files or _compared_before(loader, world):
+    if not files:
         fill(loader)
         return
     from ckdist.weights.whole_comparison import MAX_READERS, WholeComparison
 
-    comparison = WholeComparison(world, files, loader.byte_ranges(), min(loader.threads, MAX_READERS))
+    comparison = WholeComparison(world, files, loader.byte_ranges(), min(loader.threads, MAX_READERS), loader.kept)
     fill(loader)
     # Background packing would free pages that the comparison must then read again, so it pauses.
     with loader.held() if comparison.has_copies else contextlib.nullcontext():
         comparison.finish()
-    if loader.kept:
-        loader.kept.compared(world)
-
-
-def _compared_before(loader: ShardLoader, world: World) -> bool:
-    """Whether all ranks keep weights from a start that has compared them. A collective call."""
-    starts = set(world.gather(loader.kept.comparison if loader.kept else ""))
-    return len(starts) == 1 and "" not in starts
 
 
 def fill_shard(loader: ShardLoader, config: EngineConfig, world: World, progress: bool, trace: CData | None) -> None:
     """Packs all weights, or starts to, as --repack says."""
     if config.repack != "off" and not config.quantize:
-        # Logged with -v alone, since it may come in the middle of a text, and only by rank 0, which reads the weights
-        # of all ranks of its host.
+        # With -v alone, since it may come in the middle of a text. Rank 0 reads the weights of all ranks of its host.
         on_finished = (lambda filled: log.debug("%s", filled)) if world.rank == 0 else None
         loader.repack(config.repack, trace=trace, on_finished=on_finished)
         return

@@ -12,7 +12,7 @@ from ckdist.launcher.attempt import Attempt, Outcome
 from ckdist.launcher.children import Children
 from ckdist.launcher.event_loop import EventLoop
 from ckdist.launcher.hosts import Host, place_ranks
-from ckdist.launcher.job import Job
+from ckdist.launcher.job import FULL_RANKS_VARIABLE, Job
 from ckdist.launcher.keeper import Keeper
 from ckdist.launcher.rank_output import Output
 from ckdist.launcher.remote_ranks import SSH, RemoteRanks, agent_words
@@ -144,6 +144,9 @@ class Supervisor:
 
     def _attempt_on(self, placed: Mapping[str, range]) -> Outcome:
         job, self._begun = replace(self._job, size=sum(map(len, placed.values()))), time.monotonic()
+        if job.size < self._job.size:
+            began = {FULL_RANKS_VARIABLE: str(self._job.size)}
+            job = replace(job, environment=job.environment | began)
         self._attempt = Attempt(
             *(self._loop, self._children, job, placed, self._agents, self._output, self._policy.stop_seconds),
             *(self._keeper, self._resting),

@@ -40,9 +40,8 @@ def free_memory(ranks_on_host: int, limit: int | None = None, kept: int = 0) -> 
 
     `limit`: most bytes of all ranks of this host (--memory). `kept`: allocated bytes of each rank that count as free.
     """
-    promised = native.lib.ckdist_promised_memory()
     available = native.lib.ckdist_available_memory() + ranks_on_host * kept
-    return min(available, available if limit is None else limit) // ranks_on_host - promised - RESERVE
+    return min(available, limit or available) // ranks_on_host - native.lib.ckdist_promised_memory() - RESERVE
 
 
 def room(free: int) -> str:

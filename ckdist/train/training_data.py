@@ -23,6 +23,7 @@ from ckdist.train.data.preferences import KINDS
 from ckdist.train.data.token_cache import TokenCache, open_cache
 from ckdist.train.data.token_rows import Rows, split
 from ckdist.train.data.truncation import count_truncated, describe_truncation
+from ckdist.train.ranks import full_replicas
 
 log = logging.getLogger(__name__)
 
@@ -99,8 +100,14 @@ def _file_batches(config: TrainConfig, world: World, mesh: Mesh, tokenizer: Toke
     if not rows.count(0):
         raise ConfigError(f"train_file_weights ({', '.join(map(str, c.train_file_weights))}) leave no document")
     batches = FileBatches(
-        rows, mesh.index("dp"), mesh.size("dp"), c.per_device_train_batch_size, c.gradient_accumulation_steps
+        *(rows, mesh.index("dp"), mesh.size("dp"), c.per_device_train_batch_size, c.gradient_accumulation_steps),
+        replicas=full_replicas(mesh),
     )
+    if full_replicas(mesh) > mesh.size("dp"):
+        say(
+            f"{mesh.size('dp')} of {full_replicas(mesh)} replicas go on: each computes up to {batches.accumulation} "
+            f"batches of a step, not {c.gradient_accumulation_steps}, so a step keeps its {batches.rows_of_step} rows"
+        )
     return TrainingData(batches, _validation(c, validated, held, say), cache.digest)
 
 

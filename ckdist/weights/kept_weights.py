@@ -1,15 +1,14 @@
 """A rank's packed weights, which stay in memory between the end of the rank and its next start.
 
 The process that restarts ranks holds the ends of a pair of sockets for each of them (`ckdist/launcher/keeper.py`). A
-rank sends the descriptor of its arena into the pair, where nobody reads it. The message keeps the memory alive until
-the next rank receives it, or until the last end closes.
+rank sends the descriptor of its arena into the pair, and that process does not read it. The message keeps the memory
+alive until the next rank receives it, or until the last end closes.
 """
 
 import contextlib
 import hashlib
 import logging
 import os
-import secrets
 import socket
 from typing import TYPE_CHECKING
 
@@ -19,7 +18,6 @@ from ckdist import native
 from ckdist.comm.agreement import build_digests
 from ckdist.comm.bootstrap.launched_world import inherited
 from ckdist.comm.bootstrap.launchers import KEPT_VARIABLE
-from ckdist.comm.world_protocol import World
 from ckdist.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -50,7 +48,7 @@ class KeptWeights:
     """The weights of the last start, and the place where this start leaves its own.
 
     Attributes:
-        path: Of the arena of the last start; "" if there is none that suits.
+        path: The path of the last start's arena; "" if no arena suits.
         comparison: Random name of the start that compared the weights with those of other hosts; "" if none has.
     """
 
@@ -86,9 +84,9 @@ class KeptWeights:
             self._fd = int(loader.path.rpartition("/")[2])
             self._send(loader.planned_bytes)
 
-    def compared(self, world: World) -> None:
-        """Records that all hosts have the same weights. A collective call."""
-        self.comparison = world.gather(secrets.token_hex(16))[0]
+    def name_comparison(self, name: str) -> None:
+        """Records that the start `name` has compared the weights with those of other hosts."""
+        self.comparison = name
         header, fd = self._receive()
         if header is not None and fd >= 0:
             os.close(fd)

@@ -26,12 +26,13 @@ from ckdist.models.decoder import EMBEDDING, OUTPUT, PER_LAYER
 from ckdist.native import address, call, check, ffi, lib, new
 from ckdist.weights import dtypes
 from ckdist.weights.checkpoint import Checkpoint
-from ckdist.weights.filled import Filled, LoadReport
+from ckdist.weights.filled import Filled
 from ckdist.weights.handles import MatrixHandle, VectorHandle
 from ckdist.weights.tensor_source import Place, TensorSource
 
 if TYPE_CHECKING:  # few files have scales apart from their codes
     from ckdist.weights.kept_weights import KeptWeights
+    from ckdist.weights.load_report import LoadReport
     from ckdist.weights.scales import Scales
 
 log = logging.getLogger(__name__)
@@ -259,7 +260,7 @@ class ShardLoader:
         plan = self._matrix_plan(name, (row_range,), *col_range, chosen)
         return call(lib.ckdist_loader_add_peer_matrix, self._native, peer, plan, *place[4:])
 
-    def load(self, progress: bool = True, trace: Any = None) -> LoadReport:
+    def load(self, progress: bool = True, trace: Any = None) -> "LoadReport":
         """Packs everything that was planned, and waits until this is done; call it once.
 
         Args:
@@ -271,6 +272,7 @@ class ShardLoader:
             ModelFileError: A file has become shorter, or a value cannot be quantised.
         """
         from ckdist.progress import ProgressBar
+        from ckdist.weights.load_report import LoadReport
 
         began = time.perf_counter()
         if not self._open:

@@ -184,4 +184,6 @@ def test_a_training_goes_on_with_fewer_ranks(hosts, tmp_path):
         said = job.stdout.read()
         assert job.wait(60) == 0, said
     assert f"host {hosts.addresses[1]} was lost" in said and "continuing with 1 of 2 ranks" in said, said
+    kept = "1 of 2 replicas go on: each computes up to 2 batches of a step, not 1, so a step keeps its 6 rows"
+    assert kept in said and "other settings" not in said, said
     assert (tmp_path / "out" / "model" / "model.safetensors").exists()

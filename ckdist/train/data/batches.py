@@ -29,18 +29,26 @@ class FileBatches:
         per_device: Rows of a micro-batch.
         accumulation: Micro-batches of a step.
         position: The first row.
+        replicas: The ranks that `accumulation` is for, if more than `size`: they leave the rows of a step to the others.
+
+    Attributes:
+        rows_of_step: Rows of a step over all ranks.
     """
 
     def __init__(
-        self, rows: Rows, rank: int, size: int, per_device: int, accumulation: int, position: Position = Position()
+        self,
+        rows: Rows,
+        rank: int,
+        size: int,
+        per_device: int,
+        accumulation: int,
+        position: Position = Position(),
+        replicas: int = 0,
     ) -> None:
-        self.rows, self.rank, self.size, self.per_device, self.accumulation = rows, rank, size, per_device, accumulation
+        self.rows, self.rank, self.size, self.per_device = rows, rank, size, per_device
+        self.rows_of_step = max(replicas, size) * per_device * accumulation
+        self.accumulation = -(-self.rows_of_step // (size * per_device))
         self.position = position
-
-    @property
-    def rows_of_step(self) -> int:
-        """Rows of a step over all ranks."""
-        return self.size * self.per_device * self.accumulation
 
     def steps_left(self, epochs: float) -> int:
         """Steps from the position to the end of `epochs` epochs. The last step of an epoch may be smaller."""
