@@ -15,6 +15,7 @@ SOCKET = "engine"
 DIRECTORY = "CKDIST_ENGINE_DIRECTORY"  # the private folder of its socket
 PARENT = "CKDIST_ENGINE_PARENT"  # the process that it ends with
 TURNS = "CKDIST_ENGINE_TURNS"  # FILE:NUMBER of `CoreTurns`, if engines share cores
+AGAIN = "CKDIST_ENGINE_AGAIN"  # set if the job ran before
 READY = "ready: "  # before the last line of its output at its start, which is the path under /v1 to try it with
 CONNECT_SECONDS = 0.2
 

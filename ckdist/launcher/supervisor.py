@@ -39,6 +39,7 @@ class Supervisor:
     Args:
         agent: Template that starts the agent of a host. None: ssh, and no agent on this host.
         children: Processes that the caller has started. All other children count as left behind by ranks.
+        reached: Whether all hosts have been reached before. Then the first start waits for them.
 
     Raises:
         ConfigError: The template, the hosts or the policy cannot be used.
@@ -52,6 +53,7 @@ class Supervisor:
         output: Output,
         agent: str | None = None,
         children: Children | None = None,
+        reached: bool = False,
     ) -> None:
         self._job, self._policy, self._output = job, policy, output
         self._placed = place_ranks(job.size, hosts)
@@ -65,7 +67,7 @@ class Supervisor:
         self._attempt: Attempt | None = None
         self._begun = time.monotonic()  # start of the last attempt
         self._stopped = False
-        self._reached = False  # all hosts have been reached once
+        self._reached = reached  # all hosts have been reached once
 
     def run(self) -> int:
         """Runs until the job has ended for good. Returns its exit code, 128 + number after a signal."""

@@ -10,7 +10,7 @@ from typing import IO
 
 from ckdist.config.given_elsewhere import setting_variables
 from ckdist.config.serve_config import ServeConfig
-from ckdist.engine.socket_directory import DIRECTORY, PARENT, PREFIX, TURNS, socket_address
+from ckdist.engine.socket_directory import AGAIN, DIRECTORY, PARENT, PREFIX, TURNS, socket_address
 from ckdist.python_words import module_words
 from ckdist.serve.error_output import ErrorOutput
 
@@ -27,6 +27,8 @@ class EngineJob:
         turns: FILE:NUMBER, the job's row in the file of `CoreTurns`. Empty: it takes no turns.
         directory: For its socket. None: one of its own, which `kill` removes.
         output: As `stdout` of `subprocess.Popen`.
+        launch: Words of `ckdist launch` before `serve`. Empty: the job is this host's.
+        again: Whether the job ran before.
     """
 
     def __init__(
@@ -36,6 +38,8 @@ class EngineJob:
         turns: str = "",
         directory: str | None = None,
         output: int = subprocess.DEVNULL,
+        launch: Sequence[str] = (),
+        again: bool = False,
     ) -> None:
         self._own_directory = tempfile.mkdtemp(prefix=PREFIX) if directory is None else None
         directory = directory or self._own_directory or ""
@@ -45,12 +49,14 @@ class EngineJob:
         environment |= {DIRECTORY: directory, PARENT: str(os.getpid())}
         if turns:
             environment[TURNS] = turns
+        if again:
+            environment[AGAIN] = "1"
         self._errors = ErrorOutput()
         own = os.sched_getaffinity(0)
         os.sched_setaffinity(0, cpus or own)  # the job inherits this thread's CPUs
         try:
             self._process = subprocess.Popen(
-                module_words("ckdist.cli.child_engine", "serve", *words),
+                module_words("ckdist.cli.child_engine", *launch, "serve", *words),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=self._errors.writing,
