@@ -1,6 +1,7 @@
 """The private folder of the engine's socket. It is removed with its server, or by the next one."""
 
 import contextlib
+import errno
 import os
 import pathlib
 import shutil
@@ -57,10 +58,4 @@ def _is_dead(path: pathlib.Path) -> bool:
         return False
     with socket.socket(socket.AF_UNIX) as probe:
         probe.settimeout(CONNECT_SECONDS)
-        try:
-            probe.connect(os.fspath(path))
-        except ConnectionRefusedError:
-            return True
-        except OSError:
-            pass
-    return False
+        return probe.connect_ex(os.fspath(path)) == errno.ECONNREFUSED

@@ -153,6 +153,8 @@ class ResumingClient(EngineClient):
     def _handle(self, message: messages.FromRank0) -> None:
         if isinstance(message, Failure) and message.ends_engine:
             return  # the next engine continues it
+        if isinstance(message, messages.Status) and message.state == "loading":
+            message = structs.replace(message, model=self.model)  # the facts of the engine before, if there was one
         if isinstance(message, Tokens) and (request := self._requests.get(message.id)) is not None:
             message = request.take(message)
         super()._handle(message)
