@@ -28,7 +28,7 @@ class ProgressBar:
 
     Attributes:
         n: Units of `total` that are done.
-        sink: Takes (what, n, total) of every bar of this process. None: bars are drawn.
+        sink: Takes the label, `n` and `total` of every bar of this process. None: bars are drawn.
     """
 
     sink: Callable[[str, int, int], None] | None = None
