@@ -11,6 +11,7 @@ from ckdist.errors import ConfigError
 from ckdist.launcher.children import Children
 from ckdist.launcher.hosts import Host, parse_hosts, place_ranks, read_hostfile
 from ckdist.launcher.job import Job
+from ckdist.launcher.keeper import Keeper
 from ckdist.launcher.node_count import with_slots
 from ckdist.launcher.rank_output import Output
 from ckdist.launcher.ray_hosts import RayHosts
@@ -49,15 +50,20 @@ def supervised(
     command: LaunchCommand, hosts: tuple[Host, ...], agent: str | None, children: Children | None = None
 ) -> int:
     """Runs the job on these hosts. Returns its exit code."""
+    keeper = Keeper.inherited()  # before `forwarded`: its variable is this host's
+    if command.spares >= len(hosts):
+        raise ConfigError(f"--spares {command.spares} leaves none of {len(hosts)} hosts for the job: name more hosts")
     children, output = children or Children(), Output(not command.no_prefix)
     if command.ranks is None and not all(host.slots for host in hosts):
         hosts = with_slots(hosts, agent, children)
         counts = ", ".join(f"{host.name}:{host.slots}" for host in hosts)
         output.say(f"one rank for each NUMA node: {counts}; use -n N or slots to change it")
+    hosts, spares = hosts[: len(hosts) - command.spares], hosts[len(hosts) - command.spares :]
     size = sum(map(len, place_ranks(command.ranks, hosts).values()))
-    job = Job(command.command, size, str(pathlib.Path.cwd()), forwarded(command.env))
+    job = Job(command.command, size, str(pathlib.Path.cwd()), forwarded(command.env), keeps=command.restarts > 0)
     policy = Policy(command.restarts, command.min_ranks, command.stop_timeout)
-    return Supervisor(job, hosts, policy, output, agent, children, reached=AGAIN in os.environ).run()
+    again = AGAIN in os.environ
+    return Supervisor(job, hosts, policy, output, agent, children, reached=again, keeper=keeper, spares=spares).run()
 
 
 def server_of(command: LaunchCommand) -> "tuple[list[str], ServeConfig] | None":
@@ -68,7 +74,7 @@ def server_of(command: LaunchCommand) -> "tuple[list[str], ServeConfig] | None":
     words = command.command
     at = words.index("serve") if "serve" in words else 0
     is_ours = at > 0 and pathlib.Path(words[at - 1]).name in ("ckdist", "ckdist.cli.main")
-    if not is_ours or DIRECTORY in os.environ or not hosts_of(command)[0].is_this:
+    if not is_ours or DIRECTORY in os.environ or command.spares or not hosts_of(command)[0].is_this:
         return None
     from ckdist.cli.arguments import parse_arguments
     from ckdist.config.serve_config import ServeConfig
@@ -97,7 +103,8 @@ def run(command: LaunchCommand) -> int:
     if command.on is None:
         if (server := server_of(command)) is not None:
             launch, config = server
-            return frozen_import("ckdist.cli.serve_restarting").run(config, launch, command.restarts)
+            here = command.ranks or hosts_of(command)[0].slots or 0
+            return frozen_import("ckdist.cli.serve_restarting").run(config, launch, command.restarts, here)
         return supervised(command, hosts_of(command), command.agent)
     children = Children()
     with RayHosts(children, command.ranks) as nodes:

@@ -18,6 +18,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 
+from ckdist.cli.command_ranks import wanted_ranks
 from ckdist.cli.model_table import ModelEntry
 from ckdist.cli.serve import DRAIN_SIGNALS
 from ckdist.cli.server_start import ANSWERING_SECONDS, Listeners, model_name, open_line, open_listeners, say_ready
@@ -25,6 +26,7 @@ from ckdist.config.serve_config import ServeConfig
 from ckdist.engine.socket_directory import READY, SOCKET, socket_address, socket_directory
 from ckdist.errors import EngineError
 from ckdist.hub.bundled import BUNDLED
+from ckdist.launcher.keeper import Keeper
 from ckdist.serve.engine_job import EngineJob
 from ckdist.serve.process import HttpProcess
 from ckdist.serve.settings import STALE_SIGNAL
@@ -44,14 +46,14 @@ class RestartedEngine:
     """The engine's job at `address`, which may be started again. Leaving the `with` block ends it.
 
     Args:
-        launch, restarts: As for `run`.
+        launch, restarts, ranks: As for `run`.
 
     Attributes:
         is_ready: Whether an engine has been ready.
     """
 
     def __init__(
-        self, config: ServeConfig, name: str, directory: str, launch: Sequence[str] = (), restarts: int = 0
+        self, config: ServeConfig, name: str, directory: str, launch: Sequence[str], restarts: int, ranks: int
     ) -> None:
         self._launch, self._most = launch, restarts or MAX_RESTARTS
         self._within = LAUNCHED_RESTART_SECONDS if restarts else RESTART_SECONDS
@@ -59,6 +61,8 @@ class RestartedEngine:
         model = () if config.model is None else (f"--model={config.model}",)
         self._words = (*words, *model, f"--drain-timeout={config.drain_timeout}")
         self._directory, self.address = directory, socket_address(directory)
+        self._keeper = None if config.no_keep_weights else Keeper()
+        self._ranks = ranks or wanted_ranks(config)
         self.is_ready = False
         self._is_stuck = False
         self._restarted_at: deque[float] = deque()
@@ -108,7 +112,7 @@ class RestartedEngine:
         asyncio.run(self.job.stop(STOP_SECONDS))
 
     def _start(self) -> None:
-        more = {"launch": self._launch, "again": self.is_ready}
+        more = {"launch": self._launch, "again": self.is_ready, "keeper": self._keeper, "ranks": self._ranks}
         self.job = EngineJob(self._words, directory=self._directory, output=subprocess.PIPE, **more)
         self._lines: queue.SimpleQueue[list[str]] = queue.SimpleQueue()
         threading.Thread(target=self._read, daemon=True, name="ckdist-engine-output").start()
@@ -124,12 +128,13 @@ class RestartedEngine:
             lines.append(line)
 
 
-def run(config: ServeConfig, launch: Sequence[str] = (), restarts: int = 0) -> int:
+def run(config: ServeConfig, launch: Sequence[str] = (), restarts: int = 0, ranks: int = 0) -> int:
     """Serves until it is stopped. Returns 0, or the exit code of an engine that does not start.
 
     Args:
         launch: Words before `serve` that start the engine's ranks: `launch`, its flags, and the program.
         restarts: Most restarts within ten minutes. 0: as on one host.
+        ranks: Ranks of this host. 0: as its settings need.
 
     Raises EngineError if the HTTP process fails, or the engine ends again and again.
     """
@@ -140,7 +145,7 @@ def run(config: ServeConfig, launch: Sequence[str] = (), restarts: int = 0) -> i
         config = dataclasses.replace(config, model=resolve(config.model))
     path = os.fspath(config.model or BUNDLED)
     of_job = given if launch else config  # each host finds the model for itself
-    with socket_directory() as directory, RestartedEngine(of_job, name, directory, launch, restarts) as engine:
+    with socket_directory() as directory, RestartedEngine(of_job, name, directory, launch, restarts, ranks) as engine:
         first, metrics, more = listeners
         own = {"restarts": True}
         http = HttpProcess.start(config, engine.address, path, name, first, metrics, more=more, own=own)
