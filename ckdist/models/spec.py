@@ -80,6 +80,7 @@ class Attention:
         bidirectional: A token also attends to later tokens. A window then extends equally to both sides.
         relative: A bias on scores by distance.
         query_scale: A factor on queries by their position.
+        output_scale: Factor on the output.
         value_norm: Norm each head of values, without weights.
         keys_as_values: Values are the keys before their norm and rotation.
         source: Number of the layer whose keys and values it reads. None: its own.
@@ -103,6 +104,7 @@ class Attention:
     bidirectional: bool = False
     relative: RelativeBias | None = None
     query_scale: QueryScale | None = None
+    output_scale: float = 1.0
     value_norm: bool = False
     keys_as_values: bool = False
     source: int | None = None

@@ -111,6 +111,19 @@ CONFIGS = {
         "hidden_activation": "gelu_pytorch_tanh", "attention_bias": False, "rope_parameters": GEMMA4_ROPE, "enable_moe_block": True,
         "num_experts": 5, "top_k_experts": 2, "moe_intermediate_size": 16, "tie_word_embeddings": True, "pad_token_id": 0,
     },
+    # Sliding layers have sinks and more kv-heads; values are narrower than keys, and scaled.
+    "mimo_v2_flash": {
+        "architectures": ["MiMoV2FlashForCausalLM"], "model_type": "mimo_v2_flash", "vocab_size": 127, "hidden_size": 32, "head_dim": 24,
+        "v_head_dim": 8, "intermediate_size": 40, "moe_intermediate_size": 16, "num_hidden_layers": 3, "num_attention_heads": 4,
+        "num_key_value_heads": 1, "rms_norm_eps": 1e-5, "n_routed_experts": 5, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1,
+        "norm_topk_prob": True, "routed_scaling_factor": None, "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+        "mlp_layer_types": ["dense", "sparse", "sparse"], "sliding_window": 18, "attention_value_scale": 0.707, "hidden_act": "silu",
+        "tie_word_embeddings": False, "attention_bias": True, "pad_token_id": 0,
+        "rope_parameters": {
+            "full_attention": {"rope_type": "default", "rope_theta": 5000000.0, "partial_rotary_factor": 0.334},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.334},
+        },
+    },
     # Attention within chunks, layers without rotation whose queries are scaled by position, dense layers between others.
     "llama4": {
         "architectures": ["Llama4ForCausalLM"], "model_type": "llama4_text", "vocab_size": 125, "hidden_size": 32, "head_dim": 8,

@@ -32,7 +32,7 @@ WITHOUT_EFFECT = {  # model -> fields whose value matters only together with ano
     ),
     "nomic_bert": ("max_position_embeddings",),  # no more than the 2048 that it was trained with
     "gemma4_moe": ("vocab_size_per_layer_input", "use_double_wide_mlp"),
-    "llama4": ("intermediate_size_mlp",),  # all layers have experts
+    "llama4": ("intermediate_size_mlp", "interleave_moe_layer_step"),  # all layers have experts
     "gemma4_unified": ("use_double_wide_mlp",),
     "ministral3": ("rope_theta", "tie_word_embeddings"),  # the default of rope_parameters; the whole file has it
     "mistral4": ("rope_theta", "tie_word_embeddings"),

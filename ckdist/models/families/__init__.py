@@ -36,6 +36,7 @@ NAMES = {
     "llama": "llama LlamaForCausalLM",
     "llama4": "llama4 Llama4ForCausalLM Llama4ForConditionalGeneration llama4_text",
     "marian": "marian MarianMTModel",
+    "mimo_v2_flash": "mimo_v2_flash MiMoV2FlashForCausalLM",
     "minimax_m2": "minimax-m2 MiniMaxM2ForCausalLM minimax_m2",
     "ministral3": "ministral3 Ministral3ForCausalLM Mistral3ForConditionalGeneration mistral3",
     "mistral": "mistral MistralForCausalLM",

@@ -134,7 +134,7 @@ struct ckdist_layer_inputs_step {
 
 /* Normalizes and rotates q and k, stores k and v in the cache, out = attention. Without k and v (-1) it stores nothing:
    the layer's cache is that of an earlier step.
-   unit_norms: q and k (1), or v (2), are divided by the RMS of each head; q_norm and k_norm are absent then.
+   unit_norms: q and k are divided by the RMS of each head; q_norm and k_norm are absent. value_norm: v is.
    window: as in AttentionTask; negative: chunks. */
 struct ckdist_attend_step {
   struct ckdist_step step;
@@ -144,7 +144,7 @@ struct ckdist_attend_step {
   int32_t norms_rotated;  /* the norms come after the rotation; without `squares` */
   int32_t squares;        /* value of sum_squares, if one norm covers all heads of a token */
   int32_t sinks;          /* vector of local heads: for each a score without a value */
-  int32_t unit_norms;
+  int32_t unit_norms, value_norm;
   int32_t layer, rope_table, window;
   int32_t bidirectional; /* a token sees its whole sequence, whose tokens are all in the batch */
   float eps, scale, soft_cap;
@@ -153,10 +153,10 @@ struct ckdist_attend_step {
   int32_t relative, reach;
   const int32_t* buckets;
   int32_t listed; /* value of select_positions: a token with more positions sees only those; -1: it sees all */
-  /* q at position p is multiplied by 1 + query_beta * log(1 + floor((p + query_offset) / query_context)); query_beta 0:
-     by 1 */
+  /* q at position p is multiplied by 1 + query_beta * log(1 + floor((p + query_from_one) / query_context)); query_beta
+     0: by 1 */
   float query_beta;
-  int32_t query_context, query_offset;
+  int32_t query_context, query_from_one;
 };
 
 /* Stores keys and values of all tokens in a layer's cache. */
@@ -263,7 +263,7 @@ struct ckdist_attend_latent_step {
   float eps, scale;
   int32_t listed; /* as in attend */
   float query_beta;
-  int32_t query_context, query_offset; /* as in attend */
+  int32_t query_context, query_from_one; /* as in attend */
 };
 
 /* Norms (layer norm) and rotates k, and stores it in the layer's index of keys. For each token with more positions than

@@ -7,10 +7,10 @@
 #include <cmath>
 
 #include "runtime/shares.h"
-#include "runtime/steps/residual.h"
 #include "runtime/steps/expert_exchange.h"
 #include "runtime/steps/low_rank.h"
 #include "runtime/steps/packed_weight.h"
+#include "runtime/steps/residual.h"
 
 namespace ckdist {
 namespace {
@@ -447,7 +447,7 @@ struct Experts : StepRun<Inference, ckdist_experts_step> {
                  own.scratch, width);
       for (int64_t i = 0; i < count; i++) {
         const int64_t token = g.set == 1 ? row + i : grouping.tokens[g.first + row + i];
-        const float share = g.set == 1              ? choice.all(token)
+        const float share = g.set == 1               ? choice.all(token)
                             : step.shares_input != 0 ? 1.f
                                                      : grouping.shares[g.first + row + i];
         r.kernels.elementwise.add_scaled(own.scratch + i * width, share, columns, y + token * y_stride);
