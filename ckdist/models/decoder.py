@@ -15,7 +15,7 @@ from ckdist.models.blocks.attention import Rows, all_rows, attention
 from ckdist.models.blocks.ffn import dense_ffn
 from ckdist.models.blocks.moe import moe_ffn
 from ckdist.models.blocks.norm import RowNorm
-from ckdist.models.spec import GatedDeltaNet, LatentAttention, ModelSpec, MoeFfn
+from ckdist.models.spec import GatedConv, GatedDeltaNet, LatentAttention, Mamba2, ModelSpec, MoeFfn
 from ckdist.program.program import Value, Weight
 from ckdist.program.tracer import Tracer, trace
 
@@ -58,6 +58,14 @@ def block(g: Tracer, x: Value, model: ModelSpec, layer: int, rows: Rows = all_ro
         from ckdist.models.blocks.latent_attention import latent_attention
 
         mixed = latent_attention(g, normed, mixer, f"{path}.self_attn", layer, eps, select_rows)
+    elif isinstance(mixer, GatedConv):
+        from ckdist.models.blocks.gated_conv import gated_conv
+
+        mixed = gated_conv(g, normed, mixer, f"{path}.conv", layer, select_rows)
+    elif isinstance(mixer, Mamba2):
+        from ckdist.models.blocks.mamba2 import mamba2
+
+        mixed = mamba2(g, normed, mixer, f"{path}.mamba", layer, eps, select_rows)
     else:
         mixed = attention(g, normed, mixer, f"{path}.self_attn", layer, eps, select_rows)
     of_mixer, of_ffn = names.replaces_stream

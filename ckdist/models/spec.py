@@ -3,9 +3,10 @@
 A model is a tuple of layers, each with its own description. It does not depend on files or on sharding.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -129,6 +130,47 @@ class GatedDeltaNet:
 
 
 @dataclass(frozen=True)
+class GatedConv:
+    """LFM2's mixer: out_proj(c * convolution(b * x)), where a linear makes b, c and x."""
+
+    channels: int
+    conv_kernel: int = 3
+    bias: bool = False  # of all three parts
+
+    def heads(self, sharding: Sharding) -> tuple[Dim, Dim]:
+        """The channels, sharded in parts of 64 or of the largest smaller power of two that divides them."""
+        width = math.gcd(self.channels, 64)
+        return sharding.heads(self.channels // width, self.channels // width, width)
+
+
+@dataclass(frozen=True)
+class Mamba2:
+    """Mamba-2. Dao & Gu 2024, arXiv:2405.21060. Each head has a state of state_dim x head_dim.
+
+    Attributes:
+        num_groups: Heads of a group share b and c.
+        norm_groups: Parts of the output that are normed separately. 0: no norm.
+        dt_limits: Least and largest step of time.
+        scales: Factors on z, x, b, c and dt as in_proj makes them.
+    """
+
+    num_heads: int
+    head_dim: int
+    num_groups: int
+    state_dim: int
+    conv_kernel: int = 4
+    conv_bias: bool = True
+    bias: bool = False
+    norm_groups: int = 1
+    dt_limits: tuple[float, float] = (0.0, math.inf)
+    scales: tuple[float, float, float, float, float] = (1.0, 1.0, 1.0, 1.0, 1.0)
+
+    def heads(self, sharding: Sharding) -> tuple[Dim, Dim]:
+        """The dimensions of heads and groups, of one element each."""
+        return sharding.heads(self.num_heads, self.num_groups, 1)
+
+
+@dataclass(frozen=True)
 class LatentAttention:
     """Multi-head latent attention (DeepSeek-AI 2024, arXiv:2405.04434, section 2.1).
 
@@ -210,11 +252,14 @@ class CrossAttention:
     replaces_stream: bool = False  # as in `Norms`, for the norm before this part
 
 
+Mixer: TypeAlias = Attention | LatentAttention | GatedDeltaNet | GatedConv | Mamba2
+
+
 @dataclass(frozen=True)
 class LayerSpec:
     """One layer: x + r mixer(norm(x)), then `cross` if there is one, then x + r ffn(norm(x)); r = `residual_scale`."""
 
-    mixer: Attention | LatentAttention | GatedDeltaNet
+    mixer: Mixer
     ffn: DenseFfn | MoeFfn
     norms: Norms = Norms()
     residual_scale: float = 1.0

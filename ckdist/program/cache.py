@@ -103,6 +103,12 @@ def state_cache(keys: Dim, values: Dim, taps: int, key_head_of: tuple[int, ...])
     return LayerCache(arrays, key_head_of=key_head_of)
 
 
+def convolution_cache(channels: Dim, taps: int, mesh: Mesh) -> LayerCache:
+    """The inputs of a short convolution of `taps` tokens, for each sequence, without a state."""
+    begin, end = channels.share(mesh)
+    return LayerCache((CacheArray("convolution", end - begin, channels.width, taps - 1, "sequence"),))
+
+
 @functools.cache
 def cache_bytes(layer: LayerCache, lifetime: str, types: CacheTypes) -> int:
     """Bytes of a layer's arrays in a block of BLOCK_TOKENS positions ("token"), or in a slot ("sequence")."""

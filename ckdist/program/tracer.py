@@ -264,6 +264,19 @@ class Tracer(Emitter):
         """Per head: rms_norm(x) * silu(gate)."""
         return self._emit("gated_norm", (x, gate), (w,), names=["o"], eps=eps)
 
+    def gated_conv(self, b: Value, c: Value, x: Value, kernel: Weight, bias: Weight | None, *, layer: int) -> Value:
+        """c * (causal depthwise convolution of b * x over the tokens of the sequence)."""
+        return self._emit("gated_conv", (b, c, x), (kernel, *([bias] if bias else [])), names=["o"], layer=layer)
+
+    def mamba2(self, parts: Sequence[Value], weights: Sequence[Weight], **attrs: Any) -> Value:
+        """Mamba-2 of c, b, x, z and dt: x updates the states of a layer, c reads them."""
+        return self._emit("mamba2", parts, weights, names=["o"], **attrs)
+
+    def group_norm(self, x: Value, w: Weight, groups: int, eps: float) -> Value:
+        """rms_norm over groups of heads. An all_reduce sums the squares over ranks."""
+        squares = (self.reduce(self._emit("head_squares", (x,), names=["squares"])),) if x.dims[-1].axis else ()
+        return self._emit("group_norm", (x, *squares), (w,), names=["norm"], groups=groups, eps=eps)
+
     def to_index(self, q: Value, k: Value, weights: Value) -> tuple[Value, Value, Value]:
         """`to_heads` for `select_positions`: every rank gets the queries, keys and weights of all tokens.
 

@@ -81,6 +81,8 @@ class TrainingTracer(Tracer):
         """Raises ConfigError: linear attention has no gradients."""
         raise ConfigError(NOT_TRAINED)
 
+    mamba2 = gated_conv = short_conv  # pyright: ignore[reportAssignmentType]
+
     def select_positions(self, *_: Any, **__: Any) -> Value:
         """Raises ConfigError: the choice of positions has no gradient."""
         raise ConfigError("models with sparse attention can be served, not trained: choose another model")

@@ -422,6 +422,20 @@ CONFIGS = {
         "full_attention_interval": 4, "rope_theta": 10000000.0, "partial_rotary_factor": 0.5, "tie_word_embeddings": False,
         "attention_bias": False,
     },
+    # Layers with a gated short convolution.
+    "lfm2": {
+        "architectures": ["Lfm2ForCausalLM"], "model_type": "lfm2", "vocab_size": 237, "hidden_size": 80, "block_ff_dim": 108, "block_auto_adjust_ff_dim": True,
+        "block_ffn_dim_multiplier": 1.0, "block_multiple_of": 8, "num_hidden_layers": 4, "num_attention_heads": 5,
+        "num_key_value_heads": 5, "norm_eps": 1e-5, "rope_theta": 1000000.0, "conv_L_cache": 3, "conv_bias": False, "full_attn_idxs": [1, 3],
+        "tie_word_embeddings": True,
+    },
+    "lfm2moe": {
+        "architectures": ["Lfm2MoeForCausalLM"], "model_type": "lfm2_moe", "vocab_size": 235, "hidden_size": 80, "intermediate_size": 72,
+        "moe_intermediate_size": 24, "num_dense_layers": 1, "num_experts": 7, "num_experts_per_tok": 3, "use_expert_bias": True,
+        "norm_topk_prob": True, "routed_scaling_factor": 1.0, "num_hidden_layers": 4, "num_attention_heads": 5, "num_key_value_heads": 5,
+        "norm_eps": 1e-5, "rope_theta": 1000000.0, "conv_L_cache": 3, "conv_bias": False,
+        "layer_types": ["conv", "full_attention", "conv", "full_attention"], "tie_word_embeddings": True,
+    },
 }  # fmt: skip
 
 # Mistral 4 as its publisher computes it (apply_scale is false in params.json): YaRN does not scale its scores.
@@ -462,7 +476,7 @@ def randomise(model, generator: torch.Generator) -> None:
         else:
             parameter.copy_(noise * (2.0 / math.sqrt(parameter.shape[-1])))
     for name, buffer in model.named_buffers():
-        if "correction_bias" in name:
+        if "correction_bias" in name or "expert_bias" in name:
             buffer.copy_(0.2 * torch.randn(buffer.shape, generator=generator))
 
 

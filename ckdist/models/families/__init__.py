@@ -26,6 +26,8 @@ NAMES = {
     "hunyuan_v1_dense": "hunyuan_v1_dense HunYuanDenseV1ForCausalLM hunyuan-dense",
     "hunyuan_v1_moe": "hunyuan_v1_moe HunYuanMoEV1ForCausalLM hunyuan-moe",
     "kimi_k2": "kimi_k2 KimiK2ForCausalLM KimiK25ForConditionalGeneration Kimi_K25ForConditionalGeneration kimi_k25",
+    "lfm2": "lfm2 Lfm2ForCausalLM",
+    "lfm2moe": "lfm2moe Lfm2MoeForCausalLM lfm2_moe",
     "llama": "llama LlamaForCausalLM",
     "marian": "marian MarianMTModel",
     "minimax_m2": "minimax-m2 MiniMaxM2ForCausalLM minimax_m2",

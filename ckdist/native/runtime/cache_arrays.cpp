@@ -56,9 +56,9 @@ int64_t CacheArrays::state_floats() const {
 }
 
 int64_t CacheArrays::head_floats() const {
-  if (find(ckdist_array_state) == nullptr) return 0;
-  const ckdist_cache_array& convolution = at(ckdist_array_convolution);
-  return (state_floats() + int64_t{convolution.rows} * convolution.width + 15) / 16 * 16;
+  const ckdist_cache_array* const convolution = find(ckdist_array_convolution);
+  if (convolution == nullptr) return 0;
+  return (state_floats() + int64_t{convolution->rows} * convolution->width + 15) / 16 * 16;
 }
 
 int64_t CacheArrays::slot_bytes() const {

@@ -17,6 +17,7 @@ from ckdist.program.ops.op_types import Arrays, Attrs, Inferred, Values, Weights
 from ckdist.program.ops.rms_norm import inverse_rms
 from ckdist.program.program import Instr
 from ckdist.program.rank_context import RankContext
+from ckdist.program.step import ABSENT, VectorIndex
 
 if TYPE_CHECKING:  # these modules import the ops
     from ckdist.program.fusion import Group
@@ -163,15 +164,7 @@ def lower_delta_rule(lowering: "ServingLowering", group: "Group") -> None:
     instr, attrs, parts = group.instr, group.instr.attrs, _parts(group)
     (out,) = parts.norm.outputs
     heads, keys = out.dims[-1], instr.inputs[0].dims[-1]
-    width, reader = heads.local(lowering.mesh), lowering.graph.reader(out)
-    exchanged = reader is not None and reader.op == "all_to_all"
-    if exchanged:
-        most = max(heads.local(mesh) for mesh in lowering.peers)
-        place = lowering.slot(width, lowering.max_tokens, most)
-        lowering.next_slot()
-    else:
-        place = lowering.buffer("arena", width)
-    lowering.at[out.name] = place
+    place, exchanged = lowering.head_results(out)
     q, k, v = map(lowering.place_of, parts.conv.inputs)
     a, b = map(lowering.place_of, parts.gates.inputs)
     conv = [lowering.vector(parts.conv.weight(i)) for i in range(3)]
@@ -187,11 +180,16 @@ def lower_delta_rule(lowering: "ServingLowering", group: "Group") -> None:
         conv_q=conv[0],
         conv_k=conv[1],
         conv_v=conv[2],
+        **dict.fromkeys(("bias_q", "bias_k", "bias_v", "skip"), VectorIndex(ABSENT)),
         a_log=lowering.vector(parts.gates.weight(0)),
         dt_bias=lowering.vector(parts.gates.weight(1)),
         norm=lowering.vector(parts.norm.weight(0)),
         layer=attrs["layer"],
         exchanged=exchanged,
+        corrects=True,
+        **dict.fromkeys(("q_scale", "k_scale", "v_scale", "gate_scale", "dt_scale"), 1.0),
+        dt_low=0.0,
+        dt_high=0.0,
         eps=parts.norm.attrs["eps"],
         l2_eps=parts.q_norm.attrs["eps"],
         scale=parts.q_norm.attrs["scale"],

@@ -16,12 +16,14 @@ CKDIST_INLINE void each(int64_t n, Body&& body) {
   if (i < n) body(i, static_cast<int>(n - i));
 }
 
-void short_conv(const float* const* rows, const float* taps, int64_t stride, int tap_count, int64_t n, float* out) {
+void short_conv(const float* const* rows, const float* taps, int64_t stride, int tap_count, const float* bias,
+                bool activates, int64_t n, float* out) {
   each(n, [&](int64_t c, int lanes) {
     Vec sum = load_lanes(taps + c, lanes) * load_lanes(rows[0] + c, lanes);
     for (int i = 1; i < tap_count; ++i)
       sum = fma(load_lanes(taps + i * stride + c, lanes), load_lanes(rows[i] + c, lanes), sum);
-    store_lanes(out + c, silu(sum), lanes);
+    if (bias) sum = sum + load_lanes(bias + c, lanes);
+    store_lanes(out + c, activates ? silu(sum) : sum, lanes);
   });
 }
 
@@ -53,8 +55,8 @@ CKDIST_INLINE void clear(Sums& s) {
 }
 
 // One pass over the state. `updates`: updates it with one token's key and values. `asks`: computes the products of the
-// state with the next token's key and query.
-template <bool updates, bool asks>
+// state with the next token's query and, if it `corrects`, with its key.
+template <bool updates, bool asks, bool corrects>
 CKDIST_INLINE void pass(float* state, int key_width, float decay, const float* key, const Vec* taken,
                         const float* next_key, const float* next_query, Sums& sums) {
   const Vec by = set(decay);
@@ -65,7 +67,7 @@ CKDIST_INLINE void pass(float* state, int key_width, float decay, const float* k
       Vec s = load(at);
       if constexpr (updates) s = fma(set(key[r]), taken[w], by * s), store(at, s);
       if constexpr (asks) {
-        sums.k[chain][w] = fma(set(next_key[r]), s, sums.k[chain][w]);
+        if constexpr (corrects) sums.k[chain][w] = fma(set(next_key[r]), s, sums.k[chain][w]);
         sums.q[chain][w] = fma(set(next_query[r]), s, sums.q[chain][w]);
       }
     }
@@ -76,7 +78,8 @@ CKDIST_INLINE void pass(float* state, int key_width, float decay, const float* k
   for (int c = 0; r + c < key_width; ++c) row(r + c, c);
 }
 
-void update(const DeltaTokens& tokens, int key_width, int columns, float* state) {
+template <bool corrects>
+void update_by(const DeltaTokens& tokens, int key_width, int columns, float* state) {
   constexpr int kPiece = 64;
   float reads[kPiece];  // q . k of each token
   for (int first = 0; first < tokens.count; first += kPiece) {
@@ -88,22 +91,28 @@ void update(const DeltaTokens& tokens, int key_width, int columns, float* state)
       Sums sums;
       const float* key = tokens.k + int64_t{first} * key_width;
       const float* query = tokens.q + int64_t{first} * key_width;
-      pass<false, true>(part, key_width, 1.0f, nullptr, nullptr, key, query, sums);
+      pass<false, true, corrects>(part, key_width, 1.0f, nullptr, nullptr, key, query, sums);
       for (int t = first; t < end; ++t, key += key_width, query += key_width) {
         const Vec decay = set(tokens.decay[t]), beta = set(tokens.beta[t]), read = set(reads[t - first]);
         Vec taken[kWide];
         for (int w = 0; w < kWide; ++w) {
           const int64_t at = int64_t{t} * columns + column + w * kLanes;
-          const Vec known = decay * (sums.k[0][w] + sums.k[1][w]);
-          taken[w] = beta * (load(tokens.v + at) - known);
+          Vec value = load(tokens.v + at);
+          if constexpr (corrects) value = value - decay * (sums.k[0][w] + sums.k[1][w]);
+          taken[w] = beta * value;
           store(tokens.out + at, fma(read, taken[w], decay * (sums.q[0][w] + sums.q[1][w])));
         }
         if (t + 1 < end)
-          pass<true, true>(part, key_width, tokens.decay[t], key, taken, key + key_width, query + key_width, sums);
-        else pass<true, false>(part, key_width, tokens.decay[t], key, taken, nullptr, nullptr, sums);
+          pass<true, true, corrects>(part, key_width, tokens.decay[t], key, taken, key + key_width, query + key_width, sums);
+        else pass<true, false, corrects>(part, key_width, tokens.decay[t], key, taken, nullptr, nullptr, sums);
       }
     }
   }
+}
+
+void update(const DeltaTokens& tokens, int key_width, int columns, float* state) {
+  if (tokens.corrects) update_by<true>(tokens, key_width, columns, state);
+  else update_by<false>(tokens, key_width, columns, state);
 }
 
 }  // namespace
