@@ -15,7 +15,7 @@ from ckdist.models.blocks.attention import Rows, all_rows, attention
 from ckdist.models.blocks.ffn import dense_ffn
 from ckdist.models.blocks.moe import moe_ffn
 from ckdist.models.blocks.norm import RowNorm
-from ckdist.models.spec import GatedConv, GatedDeltaNet, LatentAttention, Mamba2, ModelSpec, MoeFfn
+from ckdist.models.spec import Attention, GatedConv, GatedDeltaNet, LatentAttention, Mixer, ModelSpec, MoeFfn
 from ckdist.program.program import Value, Weight
 from ckdist.program.tracer import Tracer, trace
 
@@ -48,39 +48,48 @@ def block(g: Tracer, x: Value, model: ModelSpec, layer: int, rows: Rows = all_ro
         """Returns x + residual_scale * norm(part)."""
         return g.add(x, g.scale(norm(part, name), spec.residual_scale))
 
-    normed, mixer, cross = norm(x, names.before_mixer), spec.mixer, spec.cross
+    cross, ffn = spec.cross, spec.ffn
     select_rows = rows if cross is None else all_rows  # the last attention of a layer selects rows
-    if isinstance(mixer, GatedDeltaNet):
-        from ckdist.models.blocks.gated_delta_net import gated_delta_net
-
-        mixed = gated_delta_net(g, normed, mixer, f"{path}.linear_attn", layer, eps, select_rows)
-    elif isinstance(mixer, LatentAttention):
-        from ckdist.models.blocks.latent_attention import latent_attention
-
-        mixed = latent_attention(g, normed, mixer, f"{path}.self_attn", layer, eps, select_rows)
-    elif isinstance(mixer, GatedConv):
-        from ckdist.models.blocks.gated_conv import gated_conv
-
-        mixed = gated_conv(g, normed, mixer, f"{path}.conv", layer, select_rows)
-    elif isinstance(mixer, Mamba2):
-        from ckdist.models.blocks.mamba2 import mamba2
-
-        mixed = mamba2(g, normed, mixer, f"{path}.mamba", layer, eps, select_rows)
+    if spec.mixer is None:
+        x = select_rows(x)
     else:
-        mixed = attention(g, normed, mixer, f"{path}.self_attn", layer, eps, select_rows)
-    of_mixer, of_ffn = names.replaces_stream
-    x = add(select_rows(normed if of_mixer else x), mixed, names.after_mixer)
+        normed = norm(x, names.before_mixer)
+        mixed = mix(g, normed, spec.mixer, path, layer, eps, select_rows)
+        x = add(select_rows(normed if names.replaces_stream[0] else x), mixed, names.after_mixer)
     if cross is not None:
         from ckdist.models.blocks.cross_attention import cross_attention
 
         normed, cache = norm(x, cross.norm), model.first_cross_cache + layer
         mixed = cross_attention(g, normed, cross.attention, f"{path}.cross_attn", cache, rows)
         x = add(rows(normed if cross.replaces_stream else x), mixed, None)
-    normed, ffn = norm(x, names.before_ffn), spec.ffn
-    x = normed if of_ffn else x
+    if ffn is None:
+        return x
+    normed = norm(x, names.before_ffn)
+    x = normed if names.replaces_stream[1] else x
     if isinstance(ffn, MoeFfn):
         return add(x, moe_ffn(g, normed, ffn, f"{path}.mlp"), names.after_ffn)
     return add(x, dense_ffn(g, normed, ffn, f"{path}.mlp"), names.after_ffn)
+
+
+def mix(g: Tracer, x: Value, mixer: Mixer, path: str, layer: int, eps: float, rows: Rows) -> Value:
+    """The mixer of a layer. x: (tokens, hidden), normalised -> (rows, hidden)."""
+    if isinstance(mixer, Attention):
+        return attention(g, x, mixer, f"{path}.self_attn", layer, eps, rows)
+    if isinstance(mixer, GatedDeltaNet):
+        from ckdist.models.blocks.gated_delta_net import gated_delta_net
+
+        return gated_delta_net(g, x, mixer, f"{path}.linear_attn", layer, eps, rows)
+    if isinstance(mixer, LatentAttention):
+        from ckdist.models.blocks.latent_attention import latent_attention
+
+        return latent_attention(g, x, mixer, f"{path}.self_attn", layer, eps, rows)
+    if isinstance(mixer, GatedConv):
+        from ckdist.models.blocks.gated_conv import gated_conv
+
+        return gated_conv(g, x, mixer, f"{path}.conv", layer, rows)
+    from ckdist.models.blocks.mamba2 import mamba2
+
+    return mamba2(g, x, mixer, f"{path}.mamba", layer, eps, rows)
 
 
 def table(g: Tracer, spec: ModelSpec, name: str) -> Weight:

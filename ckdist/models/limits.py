@@ -26,7 +26,7 @@ def checked(spec: ModelSpec, where: str) -> ModelSpec:
                     f"{where}: the decoder has {a.num_kv_heads} heads of {a.head_dim}, the encoder {b.num_kv_heads} of "
                     f"{b.head_dim}; both must be the same, for they share a cache"
                 )
-    for a in dict.fromkeys(layer.mixer for layer in spec.layers):
+    for a in dict.fromkeys(layer.mixer for layer in spec.layers if layer.mixer is not None):
         if isinstance(a, GatedDeltaNet):
             _check_linear(a, where)
             continue

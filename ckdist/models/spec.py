@@ -205,14 +205,14 @@ class DenseFfn:
     """Feed-forward: down(activation(gate x) * up x), or down(activation(up x)) if not `gated`."""
 
     intermediate_size: int
-    activation: str = "silu"  # silu, gelu, gelu_tanh, clamped_swiglu
+    activation: str = "silu"  # silu, gelu, gelu_tanh, clamped_swiglu, relu2
     bias: bool = False
     gated: bool = True
 
 
 @dataclass(frozen=True)
 class MoeFfn:
-    """Mixture of experts. Each expert is a gated feed-forward; a token uses `routing.used` of them."""
+    """Mixture of experts. Each expert is a feed-forward; a token uses `routing.used` of them."""
 
     num_experts: int
     intermediate_size: int  # of one expert
@@ -222,6 +222,7 @@ class MoeFfn:
     shared_size: int = 0  # intermediate size of the shared expert, which all tokens use; 0: none
     shared_gate: bool = False  # multiply the output of the shared expert by sigmoid(w x)
     bias: bool = False  # of the router and of the routed experts
+    gated: bool = True  # else down(relu(up x)^2)
 
 
 @dataclass(frozen=True)
@@ -257,10 +258,13 @@ Mixer: TypeAlias = Attention | LatentAttention | GatedDeltaNet | GatedConv | Mam
 
 @dataclass(frozen=True)
 class LayerSpec:
-    """One layer: x + r mixer(norm(x)), then `cross` if there is one, then x + r ffn(norm(x)); r = `residual_scale`."""
+    """One layer: x + r mixer(norm(x)), then `cross` if there is one, then x + r ffn(norm(x)); r = `residual_scale`.
 
-    mixer: Mixer
-    ffn: DenseFfn | MoeFfn
+    A mixer or a feed-forward that is None is left out, with its norms.
+    """
+
+    mixer: Mixer | None
+    ffn: DenseFfn | MoeFfn | None
     norms: Norms = Norms()
     residual_scale: float = 1.0
     cross: CrossAttention | None = None

@@ -191,7 +191,8 @@ struct ckdist_head_squares_step {
 };
 
 /* out = rms_norm of x over each of `groups` groups of heads. squares: the sums of head_squares; -1: x has all heads.
-   parts: x lies in the slots of so many ranks, whose heads end at `ends`; 0: in one place. */
+   parts: x lies in the slots of so many ranks, whose heads end at `ends`, and each rank that has heads has a vector of
+   weights from `norm` on; 0: in one place. */
 struct ckdist_group_norm_step {
   struct ckdist_step step;
   int32_t x, squares, norm, out, heads, first_head, head_width, groups, parts;

@@ -174,13 +174,15 @@ def lower_group_norm(lowering: "ServingLowering", group: "Group") -> None:
     heads, exchange = x.dims[-1], lowering.graph.maker(x, "all_to_all")
     dim = exchange.inputs[0].dims[-1] if exchange else heads
     ends = [dim.share(mesh)[1] for mesh in lowering.peers] if exchange else []
+    weight = instr.weight(0)
+    norm = lowering.shard_vectors(weight, lowering.pieces(heads)) if exchange else lowering.vector(weight)
     place = lowering.buffer("arena", heads.local(lowering.mesh), rows=lowering.most_rows(out), selected=out.selected)
     lowering.at[out.name] = place
     lowering.emit(
         "group_norm",
         x=lowering.place_of(x),
         squares=lowering.place_of(squares[0]) if squares else ValueIndex(ABSENT),
-        norm=lowering.vector(instr.weight(0)),
+        norm=norm,
         out=place,
         heads=heads.count,
         first_head=heads.share(lowering.mesh)[0],

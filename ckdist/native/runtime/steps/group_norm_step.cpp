@@ -31,24 +31,27 @@ struct GroupNorm : StepRun<Inference, ckdist_group_norm_step> {
   }
 
   void run() {
-    int64_t stride;
-    float* const out = r.floats(step.out, &stride);
-    const int64_t group = step.heads / step.groups, heads = r.value(step.out).width / step.head_width;
-    const float* const weight = r.vector(step.norm);
     const Range own = r.rows_of(thread, r.local_tokens);
-    for (int64_t t = own.begin; t < own.end; t++) {
-      const float* const row = row_of(t);
-      const float* const squares = squares_of(t, row);
-      for (int64_t h = 0; h < heads; h++) {
-        const int64_t first = (step.first_head + h) / group * group;
-        float sum = 0.f;
-        for (int64_t i = 0; i < group; i++) sum += squares[first + i];
-        const float by = 1.f / std::sqrt(sum / float(group * step.head_width) + step.eps);
-        const int64_t at = h * step.head_width;
-        r.kernels.elementwise.scale_weighted(row + at, by, weight + at, step.head_width, out + t * stride + at);
-      }
-    }
+    for (int64_t t = own.begin; t < own.end; t++) make_row(t);
     r.finish(thread, index, step.out, r.local_tokens);
+  }
+
+  void make_row(int64_t token) {
+    int64_t stride;
+    float* const out = r.floats(step.out, &stride) + token * stride;
+    const float* const row = row_of(token);
+    const float* const squares = squares_of(token, row);
+    const int64_t heads = r.value(step.out).width / step.head_width, group = step.heads / step.groups;
+    int32_t norm = step.norm;
+    for (int64_t h = 0, part = 0, begin = 0; h < heads; h++) {
+      for (; part < step.parts && h >= step.ends[part]; part++) norm += step.ends[part] > begin, begin = step.ends[part];
+      const int64_t first = (step.first_head + h) / group * group, at = h * step.head_width;
+      float sum = 0.f;
+      for (int64_t i = 0; i < group; i++) sum += squares[first + i];
+      const float by = 1.f / std::sqrt(sum / float(group * step.head_width) + step.eps);
+      const float* const weight = r.vector(norm) + (h - begin) * step.head_width;
+      r.kernels.elementwise.scale_weighted(row + at, by, weight, step.head_width, out + at);
+    }
   }
 
   // A token's row of x.
