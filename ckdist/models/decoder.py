@@ -5,6 +5,7 @@ sharding. The forward calls `g.reduce` if a result may be partial, and `g.to_hea
 nothing in a layout that does not need them.
 """
 
+import importlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -15,7 +16,7 @@ from ckdist.models.blocks.attention import Rows, all_rows, attention
 from ckdist.models.blocks.ffn import dense_ffn
 from ckdist.models.blocks.moe import moe_ffn
 from ckdist.models.blocks.norm import RowNorm
-from ckdist.models.spec import Attention, GatedConv, GatedDeltaNet, LatentAttention, Mixer, ModelSpec, MoeFfn
+from ckdist.models.spec import Attention, Mixer, ModelSpec, MoeFfn
 from ckdist.program.program import Value, Weight
 from ckdist.program.tracer import Tracer, trace
 
@@ -25,6 +26,12 @@ if TYPE_CHECKING:
 EMBEDDING = "model.embed_tokens.weight"
 OUTPUT = "lm_head.weight"
 OUTPUT_BIAS = "lm_head.bias"
+BLOCKS = {  # mixer -> (its file and function in `blocks`, prefix of its weights)
+    "GatedConv": ("gated_conv", "conv"),
+    "GatedDeltaNet": ("gated_delta_net", "linear_attn"),
+    "LatentAttention": ("latent_attention", "self_attn"),
+    "Mamba2": ("mamba2", "mamba"),
+}
 
 
 def projection(index: int) -> str:
@@ -48,14 +55,23 @@ def block(g: Tracer, x: Value, model: ModelSpec, layer: int, rows: Rows = all_ro
         """Returns x + residual_scale * norm(part)."""
         return g.add(x, g.scale(norm(part, name), spec.residual_scale))
 
-    cross, ffn = spec.cross, spec.ffn
+    cross, ffn, before = spec.cross, spec.ffn, x
     select_rows = rows if cross is None else all_rows  # the last attention of a layer selects rows
     if spec.mixer is None:
         x = select_rows(x)
     else:
-        normed = norm(x, names.before_mixer)
-        mixed = mix(g, normed, spec.mixer, path, layer, eps, select_rows)
-        x = add(select_rows(normed if names.replaces_stream[0] else x), mixed, names.after_mixer)
+        normed = norm(before, names.before_mixer)
+        x = select_rows(normed if names.replaces_stream[0] else before)
+        *parallel, (mixer, scale) = parts_of(spec.mixer)
+        for part, factor in parallel:  # a decode step keeps activations until its next product: each part has a norm
+            mixed = mix(g, normed, part, path, layer, eps, select_rows)
+            (x,) = g.emit("join", (x, mixed), names=["x"], factor=factor * spec.residual_scale)
+            normed = norm(before, names.before_mixer)
+        mixed = mix(g, normed, mixer, path, layer, eps, select_rows)
+        if spec.parallel:
+            (x,) = g.emit("join", (x, mixed), names=["x"], factor=scale * spec.residual_scale)
+        else:
+            x = add(x, g.scale(mixed, scale), names.after_mixer)
     if cross is not None:
         from ckdist.models.blocks.cross_attention import cross_attention
 
@@ -64,32 +80,27 @@ def block(g: Tracer, x: Value, model: ModelSpec, layer: int, rows: Rows = all_ro
         x = add(rows(normed if cross.replaces_stream else x), mixed, None)
     if ffn is None:
         return x
-    normed = norm(x, names.before_ffn)
+    normed = norm(select_rows(before), names.before_mixer) if spec.parallel else norm(x, names.before_ffn)
     x = normed if names.replaces_stream[1] else x
     if isinstance(ffn, MoeFfn):
         return add(x, moe_ffn(g, normed, ffn, f"{path}.mlp"), names.after_ffn)
-    return add(x, dense_ffn(g, normed, ffn, f"{path}.mlp"), names.after_ffn)
+    return add(x, g.scale(dense_ffn(g, normed, ffn, f"{path}.mlp"), ffn.scale), names.after_ffn)
+
+
+def parts_of(mixer: Mixer) -> list[tuple[Mixer, float]]:
+    """The parts of a mixer that read the same input, and the factors of their results."""
+    if type(mixer).__name__ != "AttentionAndMamba":
+        return [(mixer, 1.0)]
+    return [(mixer.attention, mixer.attention_scale), (mixer.mamba, mixer.mamba_scale)]  # pyright: ignore
 
 
 def mix(g: Tracer, x: Value, mixer: Mixer, path: str, layer: int, eps: float, rows: Rows) -> Value:
-    """The mixer of a layer. x: (tokens, hidden), normalised -> (rows, hidden)."""
+    """One part of a mixer. x: (tokens, hidden), normalised -> (rows, hidden)."""
     if isinstance(mixer, Attention):
         return attention(g, x, mixer, f"{path}.self_attn", layer, eps, rows)
-    if isinstance(mixer, GatedDeltaNet):
-        from ckdist.models.blocks.gated_delta_net import gated_delta_net
-
-        return gated_delta_net(g, x, mixer, f"{path}.linear_attn", layer, eps, rows)
-    if isinstance(mixer, LatentAttention):
-        from ckdist.models.blocks.latent_attention import latent_attention
-
-        return latent_attention(g, x, mixer, f"{path}.self_attn", layer, eps, rows)
-    if isinstance(mixer, GatedConv):
-        from ckdist.models.blocks.gated_conv import gated_conv
-
-        return gated_conv(g, x, mixer, f"{path}.conv", layer, rows)
-    from ckdist.models.blocks.mamba2 import mamba2
-
-    return mamba2(g, x, mixer, f"{path}.mamba", layer, eps, rows)
+    block, name = BLOCKS[type(mixer).__name__]
+    function = getattr(importlib.import_module(f"ckdist.models.blocks.{block}"), block)
+    return function(g, x, mixer, f"{path}.{name}", layer, eps, rows)
 
 
 def table(g: Tracer, spec: ModelSpec, name: str) -> Weight:

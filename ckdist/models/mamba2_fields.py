@@ -10,7 +10,8 @@ from ckdist.models import limits
 from ckdist.models.families.family import Form, GgufHeader, in_layers
 from ckdist.models.fields import Fields
 from ckdist.models.from_config import Sizes
-from ckdist.models.spec import Attention, Mamba2, ModelSpec
+from ckdist.models.spec import Attention, ModelSpec
+from ckdist.models.state_mixers import Mamba2
 
 DEFAULTS = {  # of transformers' classes whose fields begin with mamba_
     "mamba_conv_bias": True,

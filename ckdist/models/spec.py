@@ -3,17 +3,18 @@
 A model is a tuple of layers, each with its own description. It does not depend on files or on sharding.
 """
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from ckdist.errors import ArchitectureError
-from ckdist.layout import Dim, Sharding
 from ckdist.program.query_scale import QueryScale
 from ckdist.program.routing import Routing
+
+if TYPE_CHECKING:
+    from ckdist.models.state_mixers import AttentionAndMamba, GatedConv, GatedDeltaNet, Mamba2
 
 
 @dataclass(frozen=True)
@@ -103,74 +104,6 @@ class Attention:
 
 
 @dataclass(frozen=True)
-class GatedDeltaNet:
-    """Linear attention by the gated delta rule. Yang et al. 2024, arXiv:2412.06464.
-
-    Each value head has a state of key_dim x value_dim. Several value heads may share a key head: value head i reads key
-    head i // (value heads per key head), or i % num_key_heads if `tiled`.
-    """
-
-    num_key_heads: int
-    num_value_heads: int
-    key_dim: int  # of queries and keys, per head
-    value_dim: int  # of values, per head
-    conv_kernel: int = 4  # kernel length of the short convolution, in tokens
-    tiled: bool = False
-
-    def heads(self, sharding: Sharding, width: int = 1) -> tuple[Dim, Dim]:
-        """The dimensions of value heads and key heads, of `width` elements each.
-
-        If heads are tiled and shared, key heads are replicated: consecutive value heads read key heads far apart.
-        """
-        if not self.tiled or self.num_key_heads == self.num_value_heads:
-            return sharding.heads(self.num_value_heads, self.num_key_heads, width)
-        return sharding.heads(self.num_value_heads, self.num_value_heads, width)[0], Dim(
-            "kv_heads", self.num_key_heads, width
-        )
-
-
-@dataclass(frozen=True)
-class GatedConv:
-    """LFM2's mixer: out_proj(c * convolution(b * x)), where a linear makes b, c and x."""
-
-    channels: int
-    conv_kernel: int = 3
-    bias: bool = False  # of all three parts
-
-    def heads(self, sharding: Sharding) -> tuple[Dim, Dim]:
-        """The channels, sharded in parts of 64 or of the largest smaller power of two that divides them."""
-        width = math.gcd(self.channels, 64)
-        return sharding.heads(self.channels // width, self.channels // width, width)
-
-
-@dataclass(frozen=True)
-class Mamba2:
-    """Mamba-2. Dao & Gu 2024, arXiv:2405.21060. Each head has a state of state_dim x head_dim.
-
-    Attributes:
-        num_groups: Heads of a group share b and c.
-        norm_groups: Parts of the output that are normed separately. 0: no norm.
-        dt_limits: Least and largest step of time.
-        scales: Factors on z, x, b, c and dt as in_proj makes them.
-    """
-
-    num_heads: int
-    head_dim: int
-    num_groups: int
-    state_dim: int
-    conv_kernel: int = 4
-    conv_bias: bool = True
-    bias: bool = False
-    norm_groups: int = 1
-    dt_limits: tuple[float, float] = (0.0, math.inf)
-    scales: tuple[float, float, float, float, float] = (1.0, 1.0, 1.0, 1.0, 1.0)
-
-    def heads(self, sharding: Sharding) -> tuple[Dim, Dim]:
-        """The dimensions of heads and groups, of one element each."""
-        return sharding.heads(self.num_heads, self.num_groups, 1)
-
-
-@dataclass(frozen=True)
 class LatentAttention:
     """Multi-head latent attention (DeepSeek-AI 2024, arXiv:2405.04434, section 2.1).
 
@@ -208,6 +141,8 @@ class DenseFfn:
     activation: str = "silu"  # silu, gelu, gelu_tanh, clamped_swiglu, relu2
     bias: bool = False
     gated: bool = True
+    gate_scale: float = 1.0  # factor on gate x
+    scale: float = 1.0  # factor on the result
 
 
 @dataclass(frozen=True)
@@ -253,7 +188,7 @@ class CrossAttention:
     replaces_stream: bool = False  # as in `Norms`, for the norm before this part
 
 
-Mixer: TypeAlias = Attention | LatentAttention | GatedDeltaNet | GatedConv | Mamba2
+Mixer: TypeAlias = "Attention | LatentAttention | GatedDeltaNet | GatedConv | Mamba2 | AttentionAndMamba"
 
 
 @dataclass(frozen=True)
@@ -263,11 +198,12 @@ class LayerSpec:
     A mixer or a feed-forward that is None is left out, with its norms.
     """
 
-    mixer: Mixer | None
+    mixer: "Mixer | None"
     ffn: DenseFfn | MoeFfn | None
     norms: Norms = Norms()
     residual_scale: float = 1.0
     cross: CrossAttention | None = None
+    parallel: bool = False  # mixer and feed-forward read the same norm, `before_mixer`
 
     @property
     def attention(self) -> Attention:

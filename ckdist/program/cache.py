@@ -58,6 +58,10 @@ class LayerCache:
         """This cache and the array of `index_cache`, if the layer has one."""
         return self if index is None else replace(self, arrays=(*self.arrays, *index.arrays))
 
+    def with_states(self, states: "LayerCache") -> "LayerCache":
+        """This cache and the arrays of `state_cache`, for a layer with both."""
+        return replace(self, arrays=(*self.arrays, *states.arrays), key_head_of=states.key_head_of)
+
     def fields(self, types: CacheTypes) -> dict[str, Any]:
         """The fields of a `struct ckdist_layer`."""
         return {

@@ -240,42 +240,11 @@ class Tracer(Emitter):
         """
         return self._emit("attend_cross", (q,), names=["o"], layer=layer, scale=scale, keys=keys, values=values)
 
-    def short_conv(
-        self, q: Value, k: Value, v: Value, kernels: Sequence[Weight], *, layer: int
-    ) -> tuple[Value, Value, Value]:
-        """SiLU of a causal depthwise convolution over the tokens of the sequence."""
-        q, k, v = self.emit("short_conv", (q, k, v), kernels, ["q", "k", "v"], layer=layer)
-        return q, k, v
-
-    def l2_norm(self, x: Value, eps: float, scale: float = 1.0) -> Value:
-        """Per head: x / sqrt(sum(x^2) + eps) * scale."""
-        return self._emit("l2_norm", (x,), names=["norm"], eps=eps, scale=scale)
-
-    def delta_gates(self, a: Value, b: Value, a_log: Weight, dt_bias: Weight) -> tuple[Value, Value]:
-        """Per head: the decay of the state, and the weight beta of the new value."""
-        decay, beta = self.emit("delta_gates", (a, b), (a_log, dt_bias), ["decay", "beta"])
-        return decay, beta
-
-    def delta_rule(self, q: Value, k: Value, v: Value, decay: Value, beta: Value, *, layer: int, tiled: bool) -> Value:
-        """The gated delta rule: keys and values update the states of `layer` token by token, queries read them."""
-        return self._emit("delta_rule", (q, k, v, decay, beta), names=["o"], layer=layer, tiled=tiled)
-
-    def gated_norm(self, x: Value, gate: Value, w: Weight, eps: float) -> Value:
-        """Per head: rms_norm(x) * silu(gate)."""
-        return self._emit("gated_norm", (x, gate), (w,), names=["o"], eps=eps)
-
-    def gated_conv(self, b: Value, c: Value, x: Value, kernel: Weight, bias: Weight | None, *, layer: int) -> Value:
-        """c * (causal depthwise convolution of b * x over the tokens of the sequence)."""
-        return self._emit("gated_conv", (b, c, x), (kernel, *([bias] if bias else [])), names=["o"], layer=layer)
-
-    def mamba2(self, parts: Sequence[Value], weights: Sequence[Weight], **attrs: Any) -> Value:
-        """Mamba-2 of c, b, x, z and dt: x updates the states of a layer, c reads them."""
-        return self._emit("mamba2", parts, weights, names=["o"], **attrs)
-
-    def group_norm(self, x: Value, w: Weight, groups: int, eps: float) -> Value:
-        """rms_norm over groups of heads. An all_reduce sums the squares over ranks."""
-        squares = (self.reduce(self._emit("head_squares", (x,), names=["squares"])),) if x.dims[-1].axis else ()
-        return self._emit("group_norm", (x, *squares), (w,), names=["norm"], groups=groups, eps=eps)
+    def stateful(
+        self, op: str, inputs: Sequence[Value], weights: Sequence[Weight | None], names: Sequence[str], **attrs: Any
+    ) -> tuple[Value, ...]:
+        """`emit` for ops that keep a state of each sequence, or belong to one that does. They are not trained."""
+        return self.emit(op, inputs, weights, names, **attrs)
 
     def to_index(self, q: Value, k: Value, weights: Value) -> tuple[Value, Value, Value]:
         """`to_heads` for `select_positions`: every rank gets the queries, keys and weights of all tokens.
@@ -333,9 +302,10 @@ class Tracer(Emitter):
         o = self._emit("attend_latent", (q, k, *listed), names=["o"], layer=layer, scale=scale, value_width=rank)
         return self.linear_heads(o, w.values)
 
-    def gated(self, gate: Value, up: Value, function: str) -> Value:
-        """function(gate) * up."""
-        return self._emit("gated", (gate, up), names=["act"], function=function)
+    def gated(self, gate: Value, up: Value, function: str, scale: float = 1.0) -> Value:
+        """function(scale * gate) * up."""
+        more = {} if scale == 1.0 else {"scale": scale}
+        return self._emit("gated", (gate, up), names=["act"], function=function, **more)
 
     def activate(self, x: Value, function: str) -> Value:
         """function(x)."""

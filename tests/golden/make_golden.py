@@ -471,6 +471,30 @@ CONFIGS = {
         "n_shared_experts": 1, "moe_intermediate_size": 20, "moe_shared_expert_intermediate_size": 36, "n_group": 1, "topk_group": 1,
         "norm_topk_prob": True, "routed_scaling_factor": 2.5, "tie_word_embeddings": False, "pad_token_id": 0,
     },
+    # Attention and Mamba-2 side by side.
+    "falcon_h1": {
+        "architectures": ["FalconH1ForCausalLM"], "model_type": "falcon_h1", "vocab_size": 139, "hidden_size": 40, "head_dim": 8,
+        "intermediate_size": 44, "num_hidden_layers": 2, "num_attention_heads": 5, "num_key_value_heads": 5, "rms_norm_eps": 1e-5,
+        "rope_theta": 100000000000.0, "mamba_d_ssm": 60, "mamba_n_heads": 5, "mamba_d_head": 12, "mamba_n_groups": 1, "mamba_d_state": 16,
+        "mamba_d_conv": 4, "mamba_chunk_size": 16, "mamba_conv_bias": True, "mamba_proj_bias": False, "mamba_norm_before_gate": False,
+        "mamba_rms_norm": False, "attention_in_multiplier": 0.9, "attention_out_multiplier": 0.8, "embedding_multiplier": 5.656854249492381,
+        "key_multiplier": 0.7, "lm_head_multiplier": 0.4, "mlp_multipliers": [0.88, 0.59], "ssm_in_multiplier": 1.25,
+        "ssm_multipliers": [0.35, 0.6, 0.7, 0.5, 0.8], "ssm_out_multiplier": 0.3, "hidden_act": "silu", "tie_word_embeddings": False,
+        "pad_token_id": 0,
+    },
+    "bamba": {
+        "architectures": ["BambaForCausalLM"], "model_type": "bamba", "vocab_size": 137, "hidden_size": 48, "head_dim": None,
+        "intermediate_size": 44, "num_hidden_layers": 3, "num_attention_heads": 6, "num_key_value_heads": 3, "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0, "attn_layer_indices": [1], "attn_rotary_emb": 4, "mamba_n_heads": 6, "mamba_d_head": 16,
+        "mamba_expand": 2, "mamba_n_groups": 1, "mamba_d_state": 16, "mamba_d_conv": 4, "mamba_chunk_size": 16, "mamba_conv_bias": True,
+        "mamba_proj_bias": False, "hidden_act": "silu", "tie_word_embeddings": False, "pad_token_id": 0,
+    },
+    "cohere2": {
+        "architectures": ["Cohere2ForCausalLM"], "model_type": "cohere2", "vocab_size": 211, "hidden_size": 48, "head_dim": None,
+        "intermediate_size": 72, "num_hidden_layers": 4, "num_attention_heads": 6, "num_key_value_heads": 3, "layer_norm_eps": 1e-5,
+        "rope_theta": 50000.0, "sliding_window": 12, "sliding_window_pattern": 4, "logit_scale": 0.25, "hidden_act": "silu",
+        "tie_word_embeddings": True, "attention_bias": False, "pad_token_id": 0,
+    },
 }  # fmt: skip
 
 # Mistral 4 as its publisher computes it (apply_scale is false in params.json): YaRN does not scale its scores.

@@ -7,17 +7,8 @@ from dataclasses import replace
 import numpy as np
 
 from ckdist.models.families.gemma2 import NORMS
-from ckdist.models.spec import (
-    Attention,
-    DenseFfn,
-    GatedDeltaNet,
-    LatentAttention,
-    LayerSpec,
-    ModelSpec,
-    MoeFfn,
-    Norms,
-    RopeSpec,
-)
+from ckdist.models.spec import Attention, DenseFfn, LatentAttention, LayerSpec, ModelSpec, MoeFfn, Norms, RopeSpec
+from ckdist.models.state_mixers import GatedDeltaNet
 from ckdist.program.query_scale import QueryScale
 from ckdist.program.routing import Routing
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from ckdist.layout import Dim
 from ckdist.models.blocks.attention import Rows, all_rows
-from ckdist.models.spec import GatedDeltaNet
+from ckdist.models.state_mixers import GatedDeltaNet
 from ckdist.program.program import Value
 from ckdist.program.tracer import Tracer
 
@@ -36,10 +36,11 @@ def gated_delta_net(
     own, parts = a.dims[-1], zip("qkv", (q, k, v), strict=True)  # own: the heads, sharded like the states
     taps = lambda x: of(x.dims[-1], x.dims[-1].width * d.conv_kernel)
     kernels = [w(f"conv1d_{name}.weight", taps(x)) for name, x in parts]
-    q, k, v = g.short_conv(q, k, v, kernels, layer=layer)
-    q, k = g.l2_norm(q, L2_EPS, d.key_dim**-0.5), g.l2_norm(k, L2_EPS)
-    decay, beta = g.delta_gates(a, b, w("A_log", own), w("dt_bias", own))
-    o = g.delta_rule(q, k, v, decay, beta, layer=layer, tiled=d.tiled)
-    o = g.gated_norm(o, z, w("norm.weight", Dim("head_dim", d.value_dim)), eps)
+    q, k, v = g.stateful("short_conv", (q, k, v), kernels, ["q", "k", "v"], layer=layer)
+    (q,) = g.stateful("l2_norm", (q,), (), ["norm"], eps=L2_EPS, scale=d.key_dim**-0.5)
+    (k,) = g.stateful("l2_norm", (k,), (), ["norm"], eps=L2_EPS, scale=1.0)
+    gates = g.stateful("delta_gates", (a, b), (w("A_log", own), w("dt_bias", own)), ["decay", "beta"])
+    (o,) = g.stateful("delta_rule", (q, k, v, *gates), (), ["o"], layer=layer, tiled=d.tiled)
+    (o,) = g.stateful("gated_norm", (o, z), (w("norm.weight", Dim("head_dim", d.value_dim)),), ["o"], eps=eps)
     o = rows(g.to_tokens(o, values))
     return g.reduce(g.linear(o, w("out_proj.weight", hidden, values), names=["attn"]))

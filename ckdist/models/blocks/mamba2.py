@@ -3,9 +3,15 @@
 from dataclasses import replace
 
 from ckdist.models.blocks.attention import Rows, all_rows
-from ckdist.models.spec import Mamba2
-from ckdist.program.program import Value
+from ckdist.models.state_mixers import Mamba2
+from ckdist.program.program import Value, Weight
 from ckdist.program.tracer import Tracer
+
+
+def group_norm(g: Tracer, x: Value, w: Weight, groups: int, eps: float) -> Value:
+    """rms_norm over groups of heads. An all_reduce sums the squares over ranks that share the heads."""
+    squares = (g.reduce(g.stateful("head_squares", (x,), (), ["squares"])[0]),) if x.dims[-1].axis else ()
+    return g.stateful("group_norm", (x, *squares), (w,), ["norm"], groups=groups, eps=eps)[0]
 
 
 def mamba2(g: Tracer, x: Value, m: Mamba2, path: str, layer: int, eps: float, rows: Rows = all_rows) -> Value:
@@ -25,10 +31,11 @@ def mamba2(g: Tracer, x: Value, m: Mamba2, path: str, layer: int, eps: float, ro
     weights = [w(f"conv1d_{part}.weight", replace(d, width=d.width * m.conv_kernel)) for part, d in convolved.items()]
     weights += [w("A_log", own), w("D", own), w("dt_bias", own)]
     weights += [w(f"conv1d_{part}.bias", d) for part, d in convolved.items() if m.conv_bias]
-    y = g.mamba2((c, b, v, z, dt), weights, layer=layer, scales=m.scales, limits=m.dt_limits)
+    attrs = {"layer": layer, "scales": m.scales, "limits": m.dt_limits}
+    (y,) = g.stateful("mamba2", (c, b, v, z, dt), weights, ["o"], **attrs)
     y = g.to_tokens(y, values)
     if m.norm_groups:
-        y = g.group_norm(y, w("norm.weight", values), m.norm_groups, eps)
+        y = group_norm(g, y, w("norm.weight", values), m.norm_groups, eps)
     out_bias = (w("out_proj.bias", hidden),) if m.bias else ()
     y = rows(y)
     return g.reduce(g.linear(y, w("out_proj.weight", hidden, values), bias=out_bias, names=["attn"]))

@@ -4,8 +4,10 @@
 # only the file of its model's family. `tests/unit/test_family_names.py` compares this table with the files.
 NAMES = {
     "bailing_moe_v2": "bailing_moe_v2 BailingMoeV2ForCausalLM bailingmoe2",
+    "bamba": "bamba BambaForCausalLM",
     "bart": "bart BartForConditionalGeneration",
     "bert": "bert BertModel BertForMaskedLM BertForSequenceClassification",
+    "cohere2": "cohere2 Cohere2ForCausalLM",
     "deepseek_v2": "deepseek_v2 DeepseekV2ForCausalLM deepseek2",
     "deepseek_v3": "deepseek_v3 DeepseekV3ForCausalLM",
     "dots1": "dots1 Dots1ForCausalLM",
@@ -13,6 +15,7 @@ NAMES = {
     "ernie4_5": "ernie4_5 Ernie4_5ForCausalLM Ernie4_5_ForCausalLM",
     "ernie4_5_moe": "ernie4_5_moe Ernie4_5_MoeForCausalLM ernie4_5-moe",
     "exaone4": "exaone4 Exaone4ForCausalLM",
+    "falcon_h1": "falcon_h1 FalconH1ForCausalLM falcon-h1",
     "gemma": "gemma GemmaForCausalLM",
     "gemma2": "gemma2 Gemma2ForCausalLM",
     "gemma3": "gemma3 Gemma3ForCausalLM Gemma3ForConditionalGeneration gemma3_text",
@@ -38,6 +41,7 @@ NAMES = {
     "modernbert": "modernbert ModernBertModel ModernBertForMaskedLM ModernBertForSequenceClassification",
     "mt5": "mt5 MT5ForConditionalGeneration MT5EncoderModel",
     "nemotron_h": "nemotron_h NemotronHForCausalLM",
+    "nemotron_h_moe": "nemotron_h_moe",
     "nomic_bert": "nomic_bert NomicBertModel nomic-bert",
     "olmo2": "olmo2 Olmo2ForCausalLM",
     "olmo3": "olmo3 Olmo3ForCausalLM",

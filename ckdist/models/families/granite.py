@@ -9,7 +9,8 @@ from ckdist.models import from_config
 from ckdist.models.families import llama
 from ckdist.models.families.family import GgufForm, GgufHeader
 from ckdist.models.fields import Fields
-from ckdist.models.spec import Attention, DenseFfn, LayerSpec, Mamba2, ModelSpec, MoeFfn
+from ckdist.models.spec import Attention, DenseFfn, LayerSpec, ModelSpec, MoeFfn
+from ckdist.models.state_mixers import Mamba2
 
 NAME = "granite"
 KEYS = llama.KEYS.but(

@@ -11,10 +11,11 @@ from ckdist.models.families import family
 from ckdist.models.families.family import Family, GgufForm, GgufHeader, in_layers
 from ckdist.models.fields import Fields
 from ckdist.models.from_config import Sizes
-from ckdist.models.spec import DenseFfn, LayerSpec, Mamba2, MoeFfn, ModelSpec, Norms
+from ckdist.models.spec import DenseFfn, LayerSpec, MoeFfn, ModelSpec, Norms
+from ckdist.models.state_mixers import Mamba2
 from ckdist.program.routing import Routing
 
-NAME, GGUF_EXPERTS = "nemotron_h", "nemotron_h_moe"
+NAME, MOE = "nemotron_h", "nemotron_h_moe"
 ACTIVATION = "relu2"
 KEYS = ConfigKeys(
     {
@@ -60,7 +61,9 @@ KEYS = ConfigKeys(
         *("rescale_prenorm_residual", "residual_in_fp32", "use_mamba_kernels"),
         *("time_step_floor", "time_step_max", "time_step_min", "time_step_rank"),  # initial values of weights
         *("norm_eps", "num_query_groups", "partial_rotary_factor", "rms_norm_eps", "rope_theta", "sliding_window"),
-        *("mtp_hybrid_override_pattern", "mtp_layers_block_type"),
+        *("mtp_hybrid_override_pattern", "mtp_layers_block_type", "intermediate_size", "mlp_hidden_act"),
+        *("moe_intermediate_size", "moe_shared_expert_intermediate_size", "n_group", "n_routed_experts"),
+        *("norm_topk_prob", "num_experts_per_tok", "routed_scaling_factor", "topk_group"),  # if there are no experts
     ),
 )
 NORMS = Norms(before_ffn="input_layernorm")
@@ -137,7 +140,7 @@ def dense(size: int, f: Fields | None = None) -> DenseFfn:
 
 def model(n: Sizes, layers: list[LayerSpec], tied: bool) -> ModelSpec:
     """A model of these layers."""
-    return n.model(NAME, layers, {}, tied)
+    return n.model(MOE if any(isinstance(one.ffn, MoeFfn) for one in layers) else NAME, layers, {}, tied)
 
 
 def gguf(header: GgufHeader) -> ModelSpec:
@@ -171,7 +174,7 @@ def export(spec: ModelSpec, where: str) -> GgufForm:
         "feed_forward_length": [layer.ffn.intermediate_size if layer.ffn else 0 for layer in spec.layers],
         "rope.scaling.finetuned": False,
     }
-    return to_gguf.dense(GGUF_EXPERTS if mixture else NAME, spec, where, more)
+    return to_gguf.dense(spec.family, spec, where, more)
 
 
 MIXER = {

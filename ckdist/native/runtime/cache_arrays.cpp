@@ -63,7 +63,7 @@ int64_t CacheArrays::head_floats() const {
 
 int64_t CacheArrays::slot_bytes() const {
   const int64_t floats = head_floats();
-  return floats ? floats * arrays[0].heads * int64_t{sizeof(float)} : 0;
+  return floats ? floats * at(ckdist_array_convolution).heads * int64_t{sizeof(float)} : 0;
 }
 
 }  // namespace ckdist

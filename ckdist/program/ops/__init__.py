@@ -26,6 +26,7 @@ FILES = {
     "experts": "route experts",
     "experts_grad": "route_grad grouped_experts grouped_experts_grad switched switched_grad",
     "gated_conv": "gated_conv",
+    "join": "join",
     "latent": "norm_latent norm_latent_grad attend_latent",
     "latent_keys": "latent_keys latent_keys_grad latent_keys_weight_grad latent_values latent_values_grad",
     "layer_norm": "layer_norm",

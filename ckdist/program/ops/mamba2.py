@@ -109,7 +109,8 @@ def lower_mamba2(lowering: "ServingLowering", group: "Group") -> None:
     heads, groups = out.dims[-1], instr.inputs[0].dims[-1]
     taps = instr.weight(2).dims[0].width // heads.width
     of = tuple(key_heads(groups, heads, False, lowering.mesh))
-    lowering.caches[attrs["layer"]] = state_cache(groups, heads, taps, of)
+    states, cache = state_cache(groups, heads, taps, of), lowering.caches.get(attrs["layer"])
+    lowering.caches[attrs["layer"]] = cache.with_states(states) if cache else states
 
 
 def infer_head_squares(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
