@@ -58,7 +58,7 @@ KEYS = ConfigKeys(
     only={"mamba_hidden_act": "silu", "mamba_proj_bias": False, "n_shared_experts": 1, "use_bias": False},
     unused=(
         *("chunk_size", "expand", "mamba_ssm_cache_dtype", "moe_shared_expert_overlap", "num_logits_to_keep"),
-        *("rescale_prenorm_residual", "residual_in_fp32", "use_mamba_kernels"),
+        *("hidden_dropout", "rescale_prenorm_residual", "residual_in_fp32", "use_mamba_kernels"),
         *("time_step_floor", "time_step_max", "time_step_min", "time_step_rank"),  # initial values of weights
         *("norm_eps", "num_query_groups", "partial_rotary_factor", "rms_norm_eps", "rope_theta", "sliding_window"),
         *("mtp_hybrid_override_pattern", "mtp_layers_block_type", "intermediate_size", "mlp_hidden_act"),

@@ -28,8 +28,8 @@ def gated_conv(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Att
     """c * (bias + sum over i of w[:, i] * (b * x)[t - taps + 1 + i]), with zeros before the sequence."""
     b, c, x = inputs
     kernel, *bias = weights
-    kernel, place = kernel.reshape(x.shape[1], -1), (attrs["layer"], "x")  # (channels, taps)
-    taps = kernel.shape[1] if x.shape[1] else 1
+    taps = attrs["weights"][0].dims[0].width // attrs["inputs"][2].dims[-1].width
+    kernel, place = kernel.reshape(x.shape[1], taps), (attrs["layer"], "x")  # (channels, taps)
     tail = context.states.get(place, np.zeros((taps - 1, x.shape[1]), x.dtype))
     rows = np.concatenate([tail, b * x])  # (taps - 1 + tokens, channels)
     context.states[place] = rows[len(rows) - taps + 1 :]

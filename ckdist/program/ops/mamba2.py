@@ -49,8 +49,8 @@ def mamba2(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) 
     kernels, (a_log, d, dt_bias), biases = weights[:3], weights[3:6], weights[6:]
     parts = {}
     for i, (name, rows) in enumerate(zip(PARTS, inputs, strict=False)):
-        kernel, place = kernels[i].reshape(rows.shape[1], -1), (attrs["layer"], name)
         taps = attrs["weights"][i].dims[0].width // attrs["inputs"][i].dims[-1].width
+        kernel, place = kernels[i].reshape(rows.shape[1], taps), (attrs["layer"], name)
         tail = context.states.get(place, np.zeros((taps - 1, rows.shape[1]), rows.dtype))
         seen = np.concatenate([tail, rows])
         context.states[place] = seen[len(seen) - taps + 1 :]
@@ -58,8 +58,8 @@ def mamba2(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) 
         parts[name] = silu(made + biases[i] if biases else made)
     groups, heads = attrs["inputs"][0].dims[-1], attrs["inputs"][2].dims[-1]
     of = key_heads(groups, heads, False, context.mesh)
-    c, b = (parts[name].reshape(len(parts[name]), -1, groups.width)[:, of] for name in ("c", "b"))
-    x = parts["x"].reshape(len(inputs[2]), -1, heads.width)  # (tokens, heads, head_dim)
+    c, b = (parts[n].reshape(len(parts[n]), parts[n].shape[1] // groups.width, groups.width)[:, of] for n in "cb")
+    x = parts["x"].reshape(len(inputs[2]), len(of), heads.width)  # (tokens, heads, head_dim)
     dt = np.clip(softplus(inputs[4] * scales["dt"] + dt_bias), *map(np.float32, attrs["limits"]))
     decay, place = np.exp(-np.exp(a_log) * dt), (attrs["layer"], "recurrent")
     state = context.states.get(place, np.zeros((len(of), groups.width, heads.width), x.dtype))
