@@ -47,7 +47,8 @@ def dt_limits(f: Fields) -> tuple[float, float]:
     value = f.raw("time_step_limit")
     if value is None:
         return 0.0, math.inf
-    plain = [one.get("__float__") if isinstance(one, dict) else one for one in value] if isinstance(value, list) else []
+    spelled = lambda one: one.get("__float__", "") if isinstance(one, dict) else one
+    plain = [spelled(one) for one in value] if isinstance(value, list) else []
     try:
         low, high = (float(one) for one in plain)
     except (TypeError, ValueError):

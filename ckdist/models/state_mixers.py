@@ -12,9 +12,7 @@ from ckdist.models.spec import Attention
 def _check_convolution(kernel: int, where: str) -> None:
     """Raises ModelFileError for a kernel of a length that is not supported."""
     if not 2 <= kernel <= limits.MAX_CONV:
-        raise ModelFileError(
-            f"{where}: a short convolution sees {kernel} tokens; it must see 2 to {limits.MAX_CONV}"
-        )
+        raise ModelFileError(f"{where}: a short convolution sees {kernel} tokens; it must see 2 to {limits.MAX_CONV}")
 
 
 def _check_widths(where: str, *heads: tuple[int, int]) -> None:

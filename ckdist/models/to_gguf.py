@@ -117,7 +117,11 @@ def _rotation(
     base, plain = {"rope.freq_base": float(r.theta)}, rope.plain(r.dims, r.theta)
     of = lambda made: (plain / made.inverse_frequencies.astype(np.float64)).astype(np.float32)
     if r.long is not None:
-        keys = {**base, "rope.scaling.original_context_length": r.original_context, "rope.scaling.attn_factor": r.magnitude}
+        keys = {
+            **base,
+            "rope.scaling.original_context_length": r.original_context,
+            "rope.scaling.attn_factor": r.magnitude,
+        }
         return keys, {"rope_factors_short.weight": of(r), "rope_factors_long.weight": of(r.long)}
     if (r.scaling.get("rope_type") or r.scaling.get("type")) == "yarn":
         return {**base, **_yarn(spec, r, where, truncate)}, {}

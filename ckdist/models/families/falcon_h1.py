@@ -65,7 +65,9 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
     return model(n, [LayerSpec(mixer, ffn, NORMS)], f, outer, factor)
 
 
-def model(n: from_config.Sizes, layer: list[LayerSpec], f: Fields, outer: Fields, factor: dict[str, float]) -> ModelSpec:
+def model(
+    n: from_config.Sizes, layer: list[LayerSpec], f: Fields, outer: Fields, factor: dict[str, float]
+) -> ModelSpec:
     """A model of identical layers."""
     return n.model(
         NAME,
@@ -94,6 +96,7 @@ def export(spec: ModelSpec, where: str) -> GgufForm:
     raise ArchitectureError(f"{where}: {spec.family} cannot be written as GGUF: its factors are not in its weights")
 
 
+FFN_NORM = dict.fromkeys(("ffn_norm.weight", "ffn_norm"), "pre_ff_layernorm.weight")  # converters leave `.weight` out
 FAMILY = Family(
     name=NAME,
     architectures=("FalconH1ForCausalLM",),
@@ -113,7 +116,7 @@ FAMILY = Family(
         }
     ),
     gguf_names=family.GGUF.but(
-        {**mamba2_fields.GGUF, **in_layers("blk", {"ffn_norm": "pre_ff_layernorm"})}, mamba2_fields.GGUF_FORM
+        {**mamba2_fields.GGUF, **in_layers("blk", FFN_NORM)}, mamba2_fields.GGUF_FORM
     ),
     gguf_values=mamba2_fields.gguf_values,
 )

@@ -55,7 +55,10 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
 def gguf_model(
     name: str, header: GgufHeader, ffn: DenseFfn | MoeFfn, mixers: Sequence[Mamba2 | None] = ()
 ) -> ModelSpec:
-    """Reads GGUF metadata. `mixers`: of each layer, in place of attention. Models without rotation have false in rope.scaling.finetuned."""
+    """Reads GGUF metadata. `mixers`: of each layer, in place of attention.
+
+    Models without rotation have false in rope.scaling.finetuned.
+    """
     from ckdist.models import from_gguf
 
     f, n = header.fields, from_gguf.sizes(header)

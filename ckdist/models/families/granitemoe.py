@@ -34,7 +34,7 @@ def experts(f: Fields) -> MoeFfn:
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
     """Reads a config.json."""
-    return granite.model(NAME, f, outer, experts(f), True, **from_config.balance(f))
+    return granite.model(NAME, f, outer, experts(f), True, (), **from_config.balance(f))
 
 
 def gguf(header: GgufHeader) -> ModelSpec:

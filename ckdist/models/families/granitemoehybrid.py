@@ -1,4 +1,4 @@
-"""Granite 4: Mamba-2 in most layers, or in none. Models with experts are read as granitemoe, whose tensors they have."""
+"""Granite 4: Mamba-2 in most layers, or in none. Models with experts are read as granitemoe, with its tensors."""
 
 from dataclasses import replace
 
@@ -47,7 +47,9 @@ def gguf(header: GgufHeader) -> ModelSpec:
     mamba, is_mixture = mamba2_fields.from_gguf(header), from_gguf.is_mixture(header)
     count = header.fields.integer("block_count", high=limits.MAX_LAYERS)
     full = from_gguf.layers_with(header.fields, "attention.head_count_kv", count)
-    if header.fields.flag("rope.scaling.finetuned", True):  # files of Bamba, whose heads are reordered as if all rotated
+    if header.fields.flag(
+        "rope.scaling.finetuned", True
+    ):  # files of Bamba, whose heads are reordered as if all rotated
         raise header.fields.error("rope.scaling.finetuned", True, "false: rotation is not supported in this form")
     ffn = from_gguf.experts(header, granitemoe.ROUTING, shared=True) if is_mixture else from_gguf.dense(header)
     name = granitemoe.NAME if is_mixture else NAME

@@ -6,7 +6,7 @@ from ckdist.models import from_config, limits
 from ckdist.models.families import family, lfm2
 from ckdist.models.families.family import GgufForm, GgufHeader, in_layers
 from ckdist.models.fields import Fields
-from ckdist.models.spec import DenseFfn, MoeFfn, ModelSpec
+from ckdist.models.spec import DenseFfn, ModelSpec, MoeFfn
 from ckdist.program.routing import Routing
 
 NAME = "lfm2moe"

@@ -11,7 +11,7 @@ from ckdist.models.families import family
 from ckdist.models.families.family import Family, GgufForm, GgufHeader, in_layers
 from ckdist.models.fields import Fields
 from ckdist.models.from_config import Sizes
-from ckdist.models.spec import DenseFfn, LayerSpec, MoeFfn, ModelSpec, Norms
+from ckdist.models.spec import Attention, DenseFfn, LayerSpec, ModelSpec, MoeFfn, Norms
 from ckdist.models.state_mixers import Mamba2
 from ckdist.program.routing import Routing
 
@@ -108,10 +108,13 @@ def mamba(f: Fields) -> Mamba2:
     """Reads the Mamba-2 mixer of a layer."""
     heads, width = ("mamba_num_heads", limits.MAX_HEADS), ("mamba_head_dim", limits.MAX_HEAD_DIM)
     groups, states = ("n_groups", limits.MAX_HEADS), ("ssm_state_size", limits.MAX_HEAD_DIM)
-    sizes = [f.integer(name, high=high) for name, high in (heads, width, groups, states)]
+    size = lambda name, high: f.integer(name, high=high)
     kernel = f.integer("conv_kernel", low=2, high=limits.MAX_CONV)
     bias, low_high = f.flag("use_conv_bias"), mamba2_fields.dt_limits(f)
-    return Mamba2(*sizes, kernel, bias, norm_groups=sizes[2], dt_limits=low_high)
+    normed = size(*groups)
+    return Mamba2(
+        size(*heads), size(*width), normed, size(*states), kernel, bias, norm_groups=normed, dt_limits=low_high
+    )
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
@@ -167,11 +170,14 @@ def export(spec: ModelSpec, where: str) -> GgufForm:
     from ckdist.models import to_gguf
 
     mixture = any(isinstance(layer.ffn, MoeFfn) for layer in spec.layers)
+    widths = [layer.mixer.head_dim for layer in spec.layers if isinstance(layer.mixer, Attention)]
     names = ("expert_shared_feed_forward_length", *family.GROUPED_EXPERTS[1:])
     more = {
         **mamba2_fields.metadata(spec, where),
         **(to_gguf.experts(spec, where, names) if mixture else {}),
         "feed_forward_length": [layer.ffn.intermediate_size if layer.ffn else 0 for layer in spec.layers],
+        "attention.layer_norm_epsilon": float(spec.norm_eps),
+        "rope.dimension_count": widths[0] if widths else 0,
         "rope.scaling.finetuned": False,
     }
     return to_gguf.dense(spec.family, spec, where, more)

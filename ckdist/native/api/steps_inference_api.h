@@ -101,7 +101,7 @@ struct ckdist_linear_step {
   int32_t activation; /* enum ckdist_gate, applied to each element of the results */
   float soft_cap;     /* applied to the results; 0: none */
   float gate_scale;
-  int32_t adapters;   /* A and B are those of each row's adapter, of so many; 0: of all rows */
+  int32_t adapters; /* A and B are those of each row's adapter, of so many; 0: of all rows */
 };
 
 /* out = x * A^T with the A of each row's adapter. Rows without an adapter, or whose adapter has no A, are not written.

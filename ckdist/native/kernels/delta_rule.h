@@ -22,14 +22,14 @@ struct DeltaTokens {
 };
 
 struct DeltaRuleKernel {
-  // out[c] = f(bias[c] + sum over i of taps[i * stride + c] * rows[i][c]), the oldest row first. f: SiLU if `activates`.
-  // bias: null: 0.
+  // out[c] = f(bias[c] + sum over i of taps[i * stride + c] * rows[i][c]), the oldest row first. f: SiLU if
+  // `activates`. bias: null: 0.
   void (*short_conv)(const float* const* rows, const float* taps, int64_t stride, int tap_count, const float* bias,
                      bool activates, int64_t n, float* out);
   // out[i] = x[i] * scale / sqrt(sum of x^2 + eps). out may be x.
   void (*l2_norm)(const float* x, float eps, float scale, int64_t n, float* out);
-  // For each token: S = decay S; S = S + k beta (v - k S), without k S unless it corrects; out = q S. state: (columns / kStateColumns, key_width,
-  // kStateColumns); columns: whole multiples of kStateColumns.
+  // For each token: S = decay S; S = S + k beta (v - k S), without k S unless it corrects; out = q S. state: (columns /
+  // kStateColumns, key_width, kStateColumns); columns: whole multiples of kStateColumns.
   void (*update)(const DeltaTokens& tokens, int key_width, int columns, float* state);
 };
 

@@ -33,8 +33,7 @@ void StateSlots::place(uint8_t* memory) {
 void StateSlots::transpose(Layer& layer, int part, const float* stored, int64_t channels, float scale) {
   layer.kernels[part].resize(channels * layer.taps);
   for (int64_t c = 0; c < channels; c++)
-    for (int t = 0; t < layer.taps; t++)
-      layer.kernels[part][t * channels + c] = scale * stored[c * layer.taps + t];
+    for (int t = 0; t < layer.taps; t++) layer.kernels[part][t * channels + c] = scale * stored[c * layer.taps + t];
 }
 
 void StateSlots::read_kernels(const ckdist_execution_plan& plan) {

@@ -16,8 +16,8 @@ namespace ckdist {
 class StateSlots {
  public:
   // One layer's states on this rank. In a slot each value head has `head_floats` consecutive floats: its state if there
-  // is one (see kernels/delta_rule.h), then the inputs of its convolutions, (taps - 1, channels), oldest token first. A token's
-  // channels are those of its query, its key and its value.
+  // is one (see kernels/delta_rule.h), then the inputs of its convolutions, (taps - 1, channels), oldest token first. A
+  // token's channels are those of its query, its key and its value.
   struct Layer {
     int value_heads = 0, key_width = 0, value_width = 0, channels = 0, taps = 0;
     const int32_t* key_head_of = nullptr;

@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # these modules import the ops
 
 @op("join", unchanged_whole("join"))
 def join(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
-    """x + factor * y. It has no gradient: models with parts side by side are served only."""
+    """Returns x + factor * y. It has no gradient: models with parts side by side are served only."""
     return [inputs[0] + np.float32(attrs["factor"]) * inputs[1]]
 
 

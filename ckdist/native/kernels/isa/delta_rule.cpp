@@ -103,7 +103,8 @@ void update_by(const DeltaTokens& tokens, int key_width, int columns, float* sta
           store(tokens.out + at, fma(read, taken[w], decay * (sums.q[0][w] + sums.q[1][w])));
         }
         if (t + 1 < end)
-          pass<true, true, corrects>(part, key_width, tokens.decay[t], key, taken, key + key_width, query + key_width, sums);
+          pass<true, true, corrects>(part, key_width, tokens.decay[t], key, taken, key + key_width, query + key_width,
+                                     sums);
         else pass<true, false, corrects>(part, key_width, tokens.decay[t], key, taken, nullptr, nullptr, sums);
       }
     }

@@ -18,10 +18,15 @@ struct DeltaRule : StepRun<Inference, ckdist_delta_rule_step> {
   };
   static Room room(Carver& c, const Inference& r, const Fields& step) {
     const StateSlots::Layer& layer = r.states.layers[step.layer];
-    const int64_t keys = int64_t{kStateTile} * layer.key_width,
-                  values = kStateTile * state_columns(layer.value_width);
-    return {c.floats(keys),       c.floats(keys),       c.floats(values),           c.floats(values),
-            c.floats(kStateTile), c.floats(kStateTile), c.floats(layer.value_width), c.floats(layer.channels)};
+    const int64_t keys = int64_t{kStateTile} * layer.key_width, values = kStateTile * state_columns(layer.value_width);
+    return {c.floats(keys),
+            c.floats(keys),
+            c.floats(values),
+            c.floats(values),
+            c.floats(kStateTile),
+            c.floats(kStateTile),
+            c.floats(layer.value_width),
+            c.floats(layer.channels)};
   }
   static int64_t thread_bytes(const Inference& r, const Fields& step) {
     Carver c;

@@ -44,7 +44,8 @@ struct GroupNorm : StepRun<Inference, ckdist_group_norm_step> {
     const int64_t heads = r.value(step.out).width / step.head_width, group = step.heads / step.groups;
     int32_t norm = step.norm;
     for (int64_t h = 0, part = 0, begin = 0; h < heads; h++) {
-      for (; part < step.parts && h >= step.ends[part]; part++) norm += step.ends[part] > begin, begin = step.ends[part];
+      for (; part < step.parts && h >= step.ends[part]; part++)
+        norm += step.ends[part] > begin, begin = step.ends[part];
       const int64_t first = (step.first_head + h) / group * group, at = h * step.head_width;
       float sum = 0.f;
       for (int64_t i = 0; i < group; i++) sum += squares[first + i];

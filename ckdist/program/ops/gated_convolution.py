@@ -25,7 +25,7 @@ def infer_gated_conv(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred
 
 @op("gated_conv", infer_gated_conv)
 def gated_conv(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
-    """c * (bias + sum over i of w[:, i] * (b * x)[t - taps + 1 + i]), with zeros before the sequence."""
+    """Returns c * (bias + sum over i of w[:, i] * (b * x)[t - taps + 1 + i]), with zeros before the sequence."""
     b, c, x = inputs
     kernel, *bias = weights
     taps = attrs["weights"][0].dims[0].width // attrs["inputs"][2].dims[-1].width

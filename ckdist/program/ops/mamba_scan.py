@@ -156,7 +156,7 @@ def infer_group_norm(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred
 
 @op("group_norm", infer_group_norm)
 def group_norm(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
-    """x / sqrt(mean over the group of x^2 + eps) * w, for groups of consecutive heads."""
+    """Returns x / sqrt(mean over the group of x^2 + eps) * w, for groups of consecutive heads."""
     dim, (w,) = attrs["inputs"][0].dims[-1], weights
     begin, end = context.share(dim)
     x = inputs[0].reshape(len(inputs[0]), end - begin, dim.width)
