@@ -57,21 +57,18 @@ def block(g: Tracer, x: Value, model: ModelSpec, layer: int, rows: Rows = all_ro
 
     cross, ffn, before = spec.cross, spec.ffn, x
     select_rows = rows if cross is None else all_rows  # the last attention of a layer selects rows
-    if spec.mixer is None:
-        x = select_rows(x)
-    else:
-        normed = norm(before, names.before_mixer)
-        x = select_rows(normed if names.replaces_stream[0] else before)
-        *parallel, (mixer, scale) = parts_of(spec.mixer)
-        for part, factor in parallel:  # a decode step keeps activations until its next product: each part has a norm
-            mixed = mix(g, normed, part, path, layer, eps, select_rows)
+    parts = [] if spec.mixer is None else getattr(spec.mixer, "parts", [(spec.mixer, 1.0)])
+    x = x if parts else select_rows(x)
+    for at, (part, factor) in enumerate(parts, 1):
+        # A decode step keeps activations until its next product, so each part has a norm of its own. The last part
+        # selects rows: steps of all tokens come before those of selected ones.
+        choose, normed = select_rows if at == len(parts) else all_rows, norm(before, names.before_mixer)
+        mixed = mix(g, normed, part, path, layer, eps, choose)
+        x = choose(normed if names.replaces_stream[0] else x)
+        if spec.parallel or at < len(parts):
             (x,) = g.emit("join", (x, mixed), names=["x"], factor=factor * spec.residual_scale)
-            normed = norm(before, names.before_mixer)
-        mixed = mix(g, normed, mixer, path, layer, eps, select_rows)
-        if spec.parallel:
-            (x,) = g.emit("join", (x, mixed), names=["x"], factor=scale * spec.residual_scale)
         else:
-            x = add(x, g.scale(mixed, scale), names.after_mixer)
+            x = add(x, g.scale(mixed, factor), names.after_mixer)
     if cross is not None:
         from ckdist.models.blocks.cross_attention import cross_attention
 
@@ -85,13 +82,6 @@ def block(g: Tracer, x: Value, model: ModelSpec, layer: int, rows: Rows = all_ro
     if isinstance(ffn, MoeFfn):
         return add(x, moe_ffn(g, normed, ffn, f"{path}.mlp"), names.after_ffn)
     return add(x, g.scale(dense_ffn(g, normed, ffn, f"{path}.mlp"), ffn.scale), names.after_ffn)
-
-
-def parts_of(mixer: Mixer) -> list[tuple[Mixer, float]]:
-    """The parts of a mixer that read the same input, and the factors of their results."""
-    if type(mixer).__name__ != "AttentionAndMamba":
-        return [(mixer, 1.0)]
-    return [(mixer.attention, mixer.attention_scale), (mixer.mamba, mixer.mamba_scale)]  # pyright: ignore
 
 
 def mix(g: Tracer, x: Value, mixer: Mixer, path: str, layer: int, eps: float, rows: Rows) -> Value:

@@ -121,6 +121,11 @@ class AttentionAndMamba:
     attention_scale: float = 1.0
     mamba_scale: float = 1.0
 
+    @property
+    def parts(self) -> list[tuple[Attention | Mamba2, float]]:
+        """The mixers, and the factors of their results."""
+        return [(self.attention, self.attention_scale), (self.mamba, self.mamba_scale)]
+
     def check(self, where: str) -> None:
         """Raises ModelFileError if the numbers do not fit together."""
         self.mamba.check(where)

@@ -58,10 +58,6 @@ class LayerCache:
         """This cache and the array of `index_cache`, if the layer has one."""
         return self if index is None else replace(self, arrays=(*self.arrays, *index.arrays))
 
-    def with_states(self, states: "LayerCache") -> "LayerCache":
-        """This cache and the arrays of `state_cache`, for a layer with both."""
-        return replace(self, arrays=(*self.arrays, *states.arrays), key_head_of=states.key_head_of)
-
     def fields(self, types: CacheTypes) -> dict[str, Any]:
         """The fields of a `struct ckdist_layer`."""
         return {
@@ -105,12 +101,6 @@ def state_cache(keys: Dim, values: Dim, taps: int, key_head_of: tuple[int, ...])
         CacheArray("convolution", heads, channels, taps - 1, "sequence"),
     )
     return LayerCache(arrays, key_head_of=key_head_of)
-
-
-def convolution_cache(channels: Dim, taps: int, mesh: Mesh) -> LayerCache:
-    """The inputs of a short convolution of `taps` tokens, for each sequence, without a state."""
-    begin, end = channels.share(mesh)
-    return LayerCache((CacheArray("convolution", end - begin, channels.width, taps - 1, "sequence"),))
 
 
 @functools.cache

@@ -177,19 +177,6 @@ class ServingLowering(Lowering):
         self.next_slot()
         return results
 
-    def head_results(self, out: Value) -> tuple[ValueIndex, bool]:
-        """The buffer for all tokens of this rank's heads, and whether an all_to_all exchanges them for tokens."""
-        reader = self.graph.reader(out)
-        exchanged = reader is not None and reader.op == "all_to_all"
-        width = out.dims[-1].local(self.mesh)
-        if exchanged:
-            most = max(out.dims[-1].local(mesh) for mesh in self.peers)
-            self.at[out.name] = self.slot(width, self.max_tokens, most)
-            self.next_slot()
-        else:
-            self.at[out.name] = self.buffer("arena", width)
-        return self.at[out.name], exchanged
-
     def _host_rows(self) -> str:
         """A name of `enum ckdist_host_rows`."""
         if not self.host_rows:

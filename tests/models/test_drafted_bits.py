@@ -52,6 +52,9 @@ CASES = {
     "qwen35": ("qwen35", 1, 1, {"threads": 2}),
     "qwen3next, 2 ranks": ("qwen3next", 2, 1, {}),
     "qwen35moe, 2 stages": ("qwen35moe", 2, 2, {}),
+    "granite4h, 2 ranks": ("granite4h", 2, 1, {}),
+    "falcon_h1, 2 stages": ("falcon_h1", 2, 2, {}),
+    "lfm2": ("lfm2", 1, 1, {"threads": 2}),
 }
 
 

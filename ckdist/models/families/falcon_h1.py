@@ -115,8 +115,6 @@ FAMILY = Family(
             **mamba2_fields.SAFETENSORS,
         }
     ),
-    gguf_names=family.GGUF.but(
-        {**mamba2_fields.GGUF, **in_layers("blk", FFN_NORM)}, mamba2_fields.GGUF_FORM
-    ),
+    gguf_names=family.GGUF.but({**mamba2_fields.GGUF, **in_layers("blk", FFN_NORM)}, mamba2_fields.GGUF_FORM),
     gguf_values=mamba2_fields.gguf_values,
 )

@@ -56,14 +56,16 @@ KEYS = ConfigKeys(
         "num_local_experts": "n_routed_experts",
     },
     only={"mamba_hidden_act": "silu", "mamba_proj_bias": False, "n_shared_experts": 1, "use_bias": False},
-    unused=(
-        *("chunk_size", "expand", "mamba_ssm_cache_dtype", "moe_shared_expert_overlap", "num_logits_to_keep"),
-        *("hidden_dropout", "rescale_prenorm_residual", "residual_in_fp32", "use_mamba_kernels"),
-        *("time_step_floor", "time_step_max", "time_step_min", "time_step_rank"),  # initial values of weights
-        *("norm_eps", "num_query_groups", "partial_rotary_factor", "rms_norm_eps", "rope_theta", "sliding_window"),
-        *("mtp_hybrid_override_pattern", "mtp_layers_block_type", "intermediate_size", "mlp_hidden_act"),
-        *("moe_intermediate_size", "moe_shared_expert_intermediate_size", "n_group", "n_routed_experts"),
-        *("norm_topk_prob", "num_experts_per_tok", "routed_scaling_factor", "topk_group"),  # if there are no experts
+    unused=tuple(
+        (
+            "chunk_size expand hidden_dropout mamba_ssm_cache_dtype moe_shared_expert_overlap mtp_layers_block_type "
+            "mtp_hybrid_override_pattern norm_eps num_logits_to_keep num_query_groups partial_rotary_factor "
+            "rescale_prenorm_residual residual_in_fp32 rms_norm_eps rope_theta sliding_window use_mamba_kernels "
+            "time_step_floor time_step_max time_step_min time_step_rank "  # initial values of weights
+            # if there are no feed-forwards or no experts
+            "intermediate_size mlp_hidden_act moe_intermediate_size moe_shared_expert_intermediate_size n_group "
+            "n_routed_experts norm_topk_prob num_experts_per_tok routed_scaling_factor topk_group"
+        ).split()
     ),
 )
 NORMS = Norms(before_ffn="input_layernorm")
@@ -91,16 +93,12 @@ def experts(f: Fields) -> MoeFfn:
     """Reads the experts of a layer."""
     if f.has("moe_latent_size"):
         raise f.error("moe_latent_size", f.raw("moe_latent_size"), "null: experts of latent size are not supported")
-    size, count = (lambda name: f.integer(name, high=limits.MAX_FFN)), limits.MAX_EXPERTS
-    routing = Routing(
-        f.integer("num_experts_per_tok", high=count),
-        "sigmoid",
-        renormalise=f.flag("norm_topk_prob"),
-        scale=f.number("routed_scaling_factor", high=1e6),
-        groups=f.integer("n_group", high=count),
-        top_groups=f.integer("topk_group", high=count),
-    )
-    number, shared = f.integer("n_routed_experts", high=count), size("moe_shared_expert_intermediate_size")
+    size = lambda name: f.integer(name, high=limits.MAX_FFN)
+    count = lambda name: f.integer(name, high=limits.MAX_EXPERTS)
+    groups = {"groups": count("n_group"), "top_groups": count("topk_group")}
+    scale, renormalise = f.number("routed_scaling_factor", high=1e6), f.flag("norm_topk_prob")
+    routing = Routing(count("num_experts_per_tok"), "sigmoid", renormalise, scale, **groups)
+    number, shared = count("n_routed_experts"), size("moe_shared_expert_intermediate_size")
     return MoeFfn(number, size("moe_intermediate_size"), routing, ACTIVATION, True, shared, gated=False)
 
 
@@ -150,7 +148,7 @@ def gguf(header: GgufHeader) -> ModelSpec:
     """Reads GGUF metadata: layers with kv-heads have attention, those with a feed-forward have that alone."""
     from ckdist.models import from_gguf
 
-    n, f = from_gguf.sizes(header), header.fields
+    n, f = from_gguf.sizes(header, "attention.layer_norm_epsilon"), header.fields
     full = from_gguf.layers_with(f, "attention.head_count_kv", n.num_layers)
     wide = from_gguf.layers_with(f, "feed_forward_length", n.num_layers)
     attention = LayerSpec(replace(from_gguf.attention(header, n), rope=None), None, NORMS)

@@ -97,10 +97,10 @@ struct ckdist_linear_step {
   int32_t count;
   const struct ckdist_product* products;
   int32_t summed;     /* shards are of the columns; their products are added in order */
-  int32_t gate;       /* enum ckdist_gate: with two products, the first out = gate(gate_scale * first) * second */
+  int32_t gate;       /* enum ckdist_gate: with two products, the first out = gate(gate_factor * first) * second */
   int32_t activation; /* enum ckdist_gate, applied to each element of the results */
   float soft_cap;     /* applied to the results; 0: none */
-  float gate_scale;
+  float gate_factor;
   int32_t adapters; /* A and B are those of each row's adapter, of so many; 0: of all rows */
 };
 

@@ -15,9 +15,9 @@ from ckdist.program.cache import state_cache
 from ckdist.program.ops.op import lower, op, total, unchanged_whole, whole
 from ckdist.program.ops.op_types import Arrays, Attrs, Inferred, Values, Weights
 from ckdist.program.ops.rms_norm import inverse_rms
-from ckdist.program.program import Instr
+from ckdist.program.program import Instr, Value
 from ckdist.program.rank_context import RankContext
-from ckdist.program.step import ABSENT, VectorIndex
+from ckdist.program.step import ABSENT, ValueIndex, VectorIndex
 
 if TYPE_CHECKING:  # these modules import the ops
     from ckdist.program.fusion import Group
@@ -158,13 +158,26 @@ def _parts(group: "Group") -> _Parts:
     return _Parts(**found)  # pyright: ignore[reportArgumentType]
 
 
+def head_results(lowering: "ServingLowering", out: Value) -> tuple[ValueIndex, bool]:
+    """The buffer for all tokens of this rank's heads, and whether an all_to_all exchanges them for tokens."""
+    reader, width = lowering.graph.reader(out), out.dims[-1].local(lowering.mesh)
+    exchanged = reader is not None and reader.op == "all_to_all"
+    if exchanged:
+        most = max(out.dims[-1].local(mesh) for mesh in lowering.peers)
+        lowering.at[out.name] = lowering.slot(width, lowering.max_tokens, most)
+        lowering.next_slot()
+    else:
+        lowering.at[out.name] = lowering.buffer("arena", width)
+    return lowering.at[out.name], exchanged
+
+
 @lower("delta_rule", "inference")
 def lower_delta_rule(lowering: "ServingLowering", group: "Group") -> None:
     """Emits one step that also computes convolutions, norms and gates, and updates the states."""
     instr, attrs, parts = group.instr, group.instr.attrs, _parts(group)
     (out,) = parts.norm.outputs
     heads, keys = out.dims[-1], instr.inputs[0].dims[-1]
-    place, exchanged = lowering.head_results(out)
+    place, exchanged = head_results(lowering, out)
     q, k, v = map(lowering.place_of, parts.conv.inputs)
     a, b = map(lowering.place_of, parts.gates.inputs)
     conv = [lowering.vector(parts.conv.weight(i)) for i in range(3)]

@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ckdist.errors import LayoutError
-from ckdist.program.cache import convolution_cache
+from ckdist.program.cache import CacheArray, LayerCache
+from ckdist.program.ops.delta_rule import head_results
 from ckdist.program.ops.op import lower, op, total, unchanged_whole
 from ckdist.program.ops.op_types import Arrays, Attrs, Inferred, Values, Weights
 from ckdist.program.rank_context import RankContext
@@ -43,7 +44,7 @@ def lower_gated_conv(lowering: "ServingLowering", group: "Group") -> None:
     instr, (out,) = group.instr, group.instr.outputs
     b, c, x = map(lowering.place_of, instr.inputs)
     heads, kernel = out.dims[-1], instr.weight(0)
-    place, exchanged = lowering.head_results(out)
+    place, exchanged = head_results(lowering, out)
     bias = instr.weights[1] if len(instr.weights) > 1 else None
     lowering.emit(
         "gated_conv",
@@ -57,4 +58,6 @@ def lower_gated_conv(lowering: "ServingLowering", group: "Group") -> None:
         exchanged=exchanged,
     )
     taps = kernel.dims[0].width // heads.width
-    lowering.caches[instr.attrs["layer"]] = convolution_cache(heads, taps, lowering.mesh)
+    begin, end = heads.share(lowering.mesh)
+    tail = CacheArray("convolution", end - begin, heads.width, taps - 1, "sequence")
+    lowering.caches[instr.attrs["layer"]] = LayerCache((tail,))

@@ -10,7 +10,7 @@ import numpy as np
 
 from ckdist.errors import LayoutError
 from ckdist.program.cache import state_cache
-from ckdist.program.ops.delta_rule import key_heads, silu, softplus
+from ckdist.program.ops.delta_rule import head_results, key_heads, silu, softplus
 from ckdist.program.ops.op import lower, op, same, total, whole
 from ckdist.program.ops.op_types import Arrays, Attrs, Inferred, Values, Weights
 from ckdist.program.rank_context import RankContext
@@ -76,7 +76,7 @@ def lower_mamba2(lowering: "ServingLowering", group: "Group") -> None:
     """Emits the step of linear attention, without corrections by keys."""
     instr, attrs, (out,) = group.instr, group.instr.attrs, group.instr.outputs
     q, k, v, z, a = map(lowering.place_of, instr.inputs)
-    place, exchanged = lowering.head_results(out)
+    place, exchanged = head_results(lowering, out)
     vectors = [lowering.vector(w) for w in instr.weights]
     biases = vectors[6:] or [VectorIndex(ABSENT)] * 3
     z_scale, x_scale, b_scale, c_scale, dt_scale = attrs["scales"]
@@ -110,7 +110,9 @@ def lower_mamba2(lowering: "ServingLowering", group: "Group") -> None:
     taps = instr.weight(2).dims[0].width // heads.width
     of = tuple(key_heads(groups, heads, False, lowering.mesh))
     states, cache = state_cache(groups, heads, taps, of), lowering.caches.get(attrs["layer"])
-    lowering.caches[attrs["layer"]] = cache.with_states(states) if cache else states
+    if cache is not None:  # attention in the same layer
+        states = replace(cache, arrays=(*cache.arrays, *states.arrays), key_head_of=of)
+    lowering.caches[attrs["layer"]] = states
 
 
 def infer_head_squares(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
