@@ -26,11 +26,14 @@ def checked(spec: ModelSpec, where: str) -> ModelSpec:
                     f"{where}: the decoder has {a.num_kv_heads} heads of {a.head_dim}, the encoder {b.num_kv_heads} of "
                     f"{b.head_dim}; both must be the same, for they share a cache"
                 )
+    kinds = (Attention, LatentAttention)
     for a in dict.fromkeys(layer.mixer for layer in spec.layers if layer.mixer is not None):
-        if isinstance(a, Attention | LatentAttention):
+        if isinstance(a, kinds):
             check_attention(a, where)
         else:
             a.check(where)
+    if not any(isinstance(getattr(layer.mixer, "attention", layer.mixer), kinds) for layer in spec.layers):
+        raise ModelFileError(f"{where}: no layer has attention; models without any are not supported")
     for f in dict.fromkeys(layer.ffn for layer in spec.layers):
         if isinstance(f, MoeFfn):
             _check_experts(f, where)

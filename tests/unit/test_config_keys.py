@@ -27,10 +27,6 @@ WITHOUT_EFFECT = {  # model -> fields whose value matters only together with ano
     "dots1": ("max_window_layers",),
     "ernie4_5_moe": ("moe_layer_end_index",),  # which is the last layer
     "falcon_h1": ("mamba_norm_before_gate",),  # without mamba_rms_norm
-    # without layer_types no layer has attention
-    **dict.fromkeys(
-        ("granite4_h_tiny", "granite4_micro"), ("attention_bias", "attention_multiplier", "num_key_value_heads")
-    ),
     "lfm2": ("block_multiple_of",),  # the size is a multiple of both
     "nomic_bert": ("max_position_embeddings",),  # no more than the 2048 that it was trained with
     "ministral3": ("rope_theta", "tie_word_embeddings"),  # the default of rope_parameters; the whole file has it
