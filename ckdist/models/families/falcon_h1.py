@@ -7,7 +7,7 @@ from ckdist.errors import ArchitectureError
 from ckdist.models import from_config, limits, mamba2_fields
 from ckdist.models.config_keys import ConfigKeys
 from ckdist.models.families import family
-from ckdist.models.families.family import Family, GgufForm, GgufHeader, in_layers
+from ckdist.models.families.family import Family, GgufForm, GgufHeader, Target, in_layers
 from ckdist.models.fields import Fields
 from ckdist.models.spec import DenseFfn, LayerSpec, ModelSpec, Norms
 from ckdist.models.state_mixers import AttentionAndMamba
@@ -96,7 +96,9 @@ def export(spec: ModelSpec, where: str) -> GgufForm:
     raise ArchitectureError(f"{where}: {spec.family} cannot be written as GGUF: its factors are not in its weights")
 
 
-FFN_NORM = dict.fromkeys(("ffn_norm.weight", "ffn_norm"), "pre_ff_layernorm.weight")  # converters leave `.weight` out
+FFN_NORM: dict[str, Target] = dict.fromkeys(
+    ("ffn_norm.weight", "ffn_norm"), "pre_ff_layernorm.weight"
+)  # converters leave `.weight` out
 FAMILY = Family(
     name=NAME,
     architectures=("FalconH1ForCausalLM",),

@@ -56,16 +56,15 @@ KEYS = ConfigKeys(
         "num_local_experts": "n_routed_experts",
     },
     only={"mamba_hidden_act": "silu", "mamba_proj_bias": False, "n_shared_experts": 1, "use_bias": False},
-    unused=tuple(
-        (
-            "chunk_size expand hidden_dropout mamba_ssm_cache_dtype moe_shared_expert_overlap mtp_layers_block_type "
-            "mtp_hybrid_override_pattern norm_eps num_logits_to_keep num_query_groups partial_rotary_factor "
-            "rescale_prenorm_residual residual_in_fp32 rms_norm_eps rope_theta sliding_window use_mamba_kernels "
-            "time_step_floor time_step_max time_step_min time_step_rank "  # initial values of weights
-            # if there are no feed-forwards or no experts
-            "intermediate_size mlp_hidden_act moe_intermediate_size moe_shared_expert_intermediate_size n_group "
-            "n_routed_experts norm_topk_prob num_experts_per_tok routed_scaling_factor topk_group"
-        ).split()
+    # what transformers does not read, initial values of weights, and fields of parts that no layer has
+    unused=(
+        *("chunk_size", "expand", "hidden_dropout", "mamba_ssm_cache_dtype", "moe_shared_expert_overlap"),
+        *("mtp_layers_block_type", "mtp_hybrid_override_pattern", "norm_eps", "num_logits_to_keep"),
+        *("num_query_groups", "partial_rotary_factor", "rescale_prenorm_residual", "residual_in_fp32", "rms_norm_eps"),
+        *("rope_theta", "sliding_window", "use_mamba_kernels", "time_step_floor", "time_step_max", "time_step_min"),
+        *("time_step_rank", "intermediate_size", "mlp_hidden_act", "moe_intermediate_size"),
+        *("moe_shared_expert_intermediate_size", "n_group", "n_routed_experts", "norm_topk_prob"),
+        *("num_experts_per_tok", "routed_scaling_factor", "topk_group"),
     ),
 )
 NORMS = Norms(before_ffn="input_layernorm")
