@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ckdist import native
+from ckdist.comm.bootstrap.launchers import KEPT_VARIABLE
 from ckdist.comm.world import together
 from ckdist.comm.world_protocol import World
 from ckdist.config.engine_config import EngineConfig
@@ -55,6 +56,7 @@ def load_model(
     fill: Callable[[ShardLoader], object] | None = None,
     embeddings: bool = False,
     colocation: Colocation | None = None,
+    checkpoint: Checkpoint | None = None,
 ) -> Model:
     """Loads this rank's part of the model at `config.model` (None: the bundled one), ready to run.
 
@@ -67,13 +69,16 @@ def load_model(
     Raises ModelFileError, ArchitectureError, CapacityError or ConfigError if the user can mend the cause, and CommError
     if ranks disagree.
     """
-    # files
-    checkpoint = open_model(config, world, embeddings)
+    checkpoint = checkpoint or open_model(config, world, embeddings)
     adapter, files = open_adapter(config, world, checkpoint)
     slots = open_slots(config, checkpoint)
     # programs of this rank's stage
     tracer = functools.partial(Tracer, low_rank=adapter.low_rank) if adapter else Tracer
     loader = ShardLoader(checkpoint, loading_threads(config, world), config.quantize)
+    if KEPT_VARIABLE in os.environ and not config.no_keep_weights:
+        from ckdist.weights.kept_weights import inherited_weights
+
+        loader.kept = inherited_weights()
     config, layers, shares = with_stages(config, world, loader, tracer)
     rank = stage_rank(world, layers, shares)
     programs = trace_programs(config, world, rank, checkpoint.spec, adapter, slots, tracer, embeddings)
@@ -145,7 +150,7 @@ def open_model(config: EngineConfig, world: World, embeddings: bool) -> Checkpoi
         world, lambda: open_checkpoint(config.model or BUNDLED, metadata_overrides(config.override_kv))
     )
     if world.rank == 0:
-        checkpoint.warn(log)
+        checkpoint.warn(log, "without --spec mtp" if config.spec == "mtp" else None)
     if not (checkpoint.spec.generates or embeddings):
         raise ConfigError(
             f"{checkpoint.path} is an encoder ({checkpoint.spec.family}), which makes no text: "
@@ -206,8 +211,8 @@ def open_disk(config: EngineConfig, model: Model) -> "DiskCache | None":
 
 
 def open_draft(config: EngineConfig, model: Model) -> Model | None:
-    """Loads the draft model that --model-draft names. A collective call."""
-    if config.model_draft is None:
+    """Loads the draft model that --model-draft names, or the layer of --spec mtp. A collective call."""
+    if not config.has_draft_model:
         return None
     from ckdist.engine.draft_model import load_draft_model
 
@@ -245,7 +250,7 @@ def fill_and_compare(
         return
     from ckdist.weights.whole_comparison import MAX_READERS, WholeComparison
 
-    comparison = WholeComparison(world, files, loader.byte_ranges(), min(loader.threads, MAX_READERS))
+    comparison = WholeComparison(world, files, loader.byte_ranges(), min(loader.threads, MAX_READERS), loader.kept)
     fill(loader)
     # Background packing would free pages that the comparison must then read again, so it pauses.
     with loader.held() if comparison.has_copies else contextlib.nullcontext():
@@ -255,8 +260,7 @@ def fill_and_compare(
 def fill_shard(loader: ShardLoader, config: EngineConfig, world: World, progress: bool, trace: CData | None) -> None:
     """Packs all weights, or starts to, as --repack says."""
     if config.repack != "off" and not config.quantize:
-        # Logged with -v alone, since it may come in the middle of a text, and only by rank 0, which reads the weights
-        # of all ranks of its host.
+        # With -v alone, since it may come in the middle of a text. Rank 0 reads the weights of all ranks of its host.
         on_finished = (lambda filled: log.debug("%s", filled)) if world.rank == 0 else None
         loader.repack(config.repack, trace=trace, on_finished=on_finished)
         return

@@ -1,5 +1,6 @@
 """Rank 0's engine over a loaded model."""
 
+import importlib
 import math
 import sys
 from typing import TYPE_CHECKING
@@ -15,7 +16,6 @@ from ckdist.tokens.tokenizer import Tokenizer
 from ckdist.tokens.tried import load_tried
 
 if TYPE_CHECKING:
-    from ckdist.engine.drafting import Drafting
     from ckdist.engine.dry_breakers import DryBreakers
 
 USUAL_DRAFTS = DraftFlags()
@@ -33,7 +33,7 @@ def make_engine(
         **(_expert_stats(executable) if executable.experts else {}),
     }
     draft = model.draft
-    if draft is not None:
+    if draft is not None and not draft.spec.predicts:
         from ckdist.engine.draft_model import check_vocabularies
 
         check_vocabularies(tokenizer, load_tried(draft.checkpoint.path, {}), str(draft.checkpoint.path))
@@ -44,7 +44,7 @@ def make_engine(
         grammars=Grammars(tokenizer, model.spec.vocab_size), start_tokens=model.spec.start_tokens,
         banned_tokens=model.spec.banned_tokens, max_step_seconds=max_step_seconds, disk=model.disk,
         adapters=model.adapters,
-        make_drafting=lambda: _drafting(drafts, model),
+        make_drafting=lambda: importlib.import_module("ckdist.engine.drafting").make_drafting(drafts, model),
     )  # fmt: skip
     return engine, tokenizer
 
@@ -65,18 +65,6 @@ def _expert_stats(executable: Executable) -> dict[str, float | str]:
 
     sent = dispatch_stats(executable.dispatch_from, executable.dispatched_tokens) if executable.dispatches else {}
     return {**expert_stats(executable.expert_rows()), **sent}
-
-
-def _drafting(drafts: DraftFlags, model: Model) -> "Drafting":
-    from ckdist.engine.drafting import Drafting
-
-    drafter = None
-    if model.draft is not None:
-        from ckdist.engine.model_drafter import ModelDrafter
-
-        own = model.draft.executable
-        drafter = ModelDrafter(own, Sampler(own.vocab_size, own.worker.pool), model.executable.vocab_size)
-    return Drafting(drafts.spec, drafts.draft_max, drafts.draft_min, model=drafter)
 
 
 def _breakers(tokenizer: Tokenizer) -> "DryBreakers":

@@ -10,6 +10,9 @@ from typing import Any
 from ckdist.comm.bootstrap.launched_world import describe
 from ckdist.comm.bootstrap.launchers import CONNECTIONS_VARIABLE, RANK_VARIABLES
 
+FULL_RANKS_VARIABLE = "CKDIST_JOB_BEGAN_WITH"  # ranks, if the job continues with fewer (--min-ranks)
+_REPLACED = RANK_VARIABLES | {FULL_RANKS_VARIABLE}
+
 
 @dataclass(frozen=True)
 class Job:
@@ -22,6 +25,8 @@ class Job:
     # True: the output of ranks is read line by line, and no rank has a terminal.
     # False: ranks share the output of this process, and rank 0 its input.
     captured: bool = True
+    # Hosts keep the packed weights of their ranks for the next run.
+    keeps: bool = False
 
     def as_dict(self) -> dict[str, Any]:
         """Returns the fields by name."""
@@ -43,7 +48,7 @@ class Job:
             local: Number of ranks of the host.
             descriptors: Peer -> descriptor that the rank inherits.
         """
-        result = {name: value for name, value in os.environ.items() if name not in RANK_VARIABLES} | self.environment
+        result = {name: value for name, value in os.environ.items() if name not in _REPLACED} | self.environment
         own = str(pathlib.Path(sys.executable).parent)
         result["PATH"] = os.pathsep.join([own, result.get("PATH", os.defpath)])
         result.setdefault("PYTHONUNBUFFERED", "1")  # lines arrive as they are written

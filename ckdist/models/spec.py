@@ -14,6 +14,7 @@ from ckdist.program.query_scale import QueryScale
 from ckdist.program.routing import Routing
 
 if TYPE_CHECKING:
+    from ckdist.models.indexer import Indexer
     from ckdist.models.state_mixers import AttentionAndMamba, GatedConv, GatedDeltaNet, Mamba2
 
 
@@ -70,13 +71,19 @@ class Attention:
     Attributes:
         rope: Name of one of the model's rotations. None: no rotation.
         window: Positions that a token attends to. 0: all.
-        qk_norm: "head": norm each head of queries and keys. "row": norm all heads of a token together. "": no norm.
+        chunk: Tokens of a chunk; a token attends only to its own chunk. 0: no chunks.
+        qk_norm: "head": norm each head of queries and keys. "unit": the same without weights. "row": norm all heads of
+            a token together. "": no norm.
         norms_rotated: The norm of each head comes after its rotation.
         gated: Multiply the output of each head by the sigmoid of a gate.
         sinks: Each head has a learned score that adds to the sum of its softmax and has no value.
         bidirectional: A token also attends to later tokens. A window then extends equally to both sides.
         relative: A bias on scores by distance.
         query_scale: A factor on queries by their position.
+        output_scale: Factor on the output.
+        value_norm: Norm each head of values, without weights.
+        keys_as_values: Values are the keys before their norm and rotation.
+        source: Number of the layer whose keys and values it reads. None: its own.
     """
 
     num_heads: int
@@ -86,6 +93,7 @@ class Attention:
     value_dim: int = 0  # of values; 0: head_dim
     rope: str | None = "global"
     window: int = 0
+    chunk: int = 0
     soft_cap: float = 0.0  # on scores; 0: none
     qkv_bias: bool = False
     o_bias: bool = False
@@ -96,6 +104,10 @@ class Attention:
     bidirectional: bool = False
     relative: RelativeBias | None = None
     query_scale: QueryScale | None = None
+    output_scale: float = 1.0
+    value_norm: bool = False
+    keys_as_values: bool = False
+    source: int | None = None
 
     @property
     def value_width(self) -> int:
@@ -121,6 +133,8 @@ class LatentAttention:
     rope: str | None = "global"
     norm_eps: float = 0.0  # epsilon of the norms of both low ranks; 0: the model's
     query_scale: QueryScale | None = None
+    indexer: "Indexer | None" = None  # a token sees the positions that this chooses
+    shares_positions: bool = False  # a token sees those of the last layer with an indexer
 
     @property
     def head_dim(self) -> int:
@@ -158,6 +172,9 @@ class MoeFfn:
     shared_gate: bool = False  # multiply the output of the shared expert by sigmoid(w x)
     bias: bool = False  # of the router and of the routed experts
     gated: bool = True  # else down(relu(up x)^2)
+    shares_input: bool = False  # shares multiply the inputs of routed experts in place of their outputs
+    share_factors: bool = False  # each expert has a learned factor of its share
+    dense_size: int = 0  # intermediate size of a dense feed-forward that is added, each with its own norms; 0: none
 
 
 @dataclass(frozen=True)
@@ -204,6 +221,7 @@ class LayerSpec:
     residual_scale: float = 1.0
     cross: CrossAttention | None = None
     parallel: bool = False  # mixer and feed-forward read the same norm, `before_mixer`
+    scalar: bool = False  # the output of the layer is multiplied by a learned number
 
     @property
     def attention(self) -> Attention:
@@ -211,6 +229,19 @@ class LayerSpec:
         if not isinstance(self.mixer, Attention):
             raise ArchitectureError(f"a layer has {type(self.mixer).__name__} where attention is expected")
         return self.mixer
+
+
+@dataclass(frozen=True)
+class LayerInputs:
+    """Per-layer embeddings: x + norm(projection(f(gate x) * input)) at the end of each layer.
+
+    A layer's input is (norm(projection of the token's embedding) + the token's row of a table) / sqrt(2). The table is
+    read by rows from its file.
+    """
+
+    width: int  # of a layer's input
+    rows: int  # of the table; tokens beyond have its first row
+    activation: str = "gelu_tanh"
 
 
 @dataclass(frozen=True)
@@ -250,7 +281,9 @@ class ModelSpec:
     start_tokens: tuple[int, ...] = ()  # decoding begins with these if there is an encoder
     banned_tokens: tuple[int, ...] = ()  # never sampled
     output_bias: bool = False  # the output projection has a bias
+    layer_inputs: LayerInputs | None = None
     projections: tuple[int, ...] = ()  # widths of dense layers after the last norm, which make embeddings
+    predicts: bool = False  # a layer that predicts the token after the next one: see predictor.py
     balance_coefficient: float = field(default=0.0, compare=False)  # of the load-balancing loss in training; 0: none
 
     @property
@@ -262,6 +295,13 @@ class ModelSpec:
     def reads_whole(self) -> bool:
         """Whether a prompt must be computed in one step, because its tokens attend to later ones."""
         return self.encoder is not None or not self.generates
+
+    @property
+    def shares_layers(self) -> bool:
+        """Whether layers read values of earlier ones: caches, or inputs that are made before the first layer."""
+        return self.layer_inputs is not None or any(
+            isinstance(layer.mixer, Attention) and layer.mixer.source is not None for layer in self.layers
+        )
 
     @property
     def first_cross_cache(self) -> int:

@@ -36,6 +36,8 @@ class GatedDeltaNet:
     value_dim: int  # of values, per head
     conv_kernel: int = 4  # kernel length of the short convolution, in tokens
     tiled: bool = False
+    by_row: bool = False  # each row of a state has its own decay: Kimi Delta Attention, arXiv:2510.26692
+    gate_rank: int = 0  # with `by_row`: low rank of decays and output gates
 
     def heads(self, sharding: Sharding, width: int = 1) -> tuple[Dim, Dim]:
         """The dimensions of value heads and key heads, of `width` elements each.

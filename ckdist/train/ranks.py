@@ -5,20 +5,22 @@ Replicas (`dp`) train on different parts of each batch. The ranks of a replica t
 is not supported in training yet.
 """
 
+import os
 from dataclasses import dataclass
 
 import numpy as np
 
 from ckdist.comm.communicator import Communicator
 from ckdist.errors import ConfigError
-from ckdist.mesh import Mesh
+from ckdist.launcher.job import FULL_RANKS_VARIABLE
+from ckdist.mesh import WHOLE, Mesh
 from ckdist.train.config import TrainConfig
 
 
 def training_mesh(config: TrainConfig, ranks: int, rank: int) -> Mesh:
     """The mesh of a configuration. Raises ConfigError if the ranks do not fill it, or experts are sharded."""
     sizes = {
-        "dp": config.data_parallel_size,
+        "dp": 0 if FULL_RANKS_VARIABLE in os.environ else config.data_parallel_size,
         "pp": config.pipeline_parallel_size,
         "ep": config.expert_parallel_size,
         "tp": config.tensor_parallel_size,
@@ -29,6 +31,12 @@ def training_mesh(config: TrainConfig, ranks: int, rank: int) -> Mesh:
             "not experts"
         )
     return Mesh.of_job(ranks, rank, **sizes)
+
+
+def full_replicas(mesh: Mesh) -> int:
+    """Replicas with which a launcher started the job, if it continues with fewer; else those of the mesh."""
+    replicas = mesh.size("dp")
+    return max(replicas, int(os.environ.get(FULL_RANKS_VARIABLE, "0")) * replicas // mesh.size(WHOLE))
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """Compares all bytes that ranks compute with, between the copies of a model's files, while weights are packed."""
 
+import secrets
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -11,6 +12,7 @@ from ckdist.comm.world import together
 from ckdist.comm.world_protocol import World
 from ckdist.layout import Range
 from ckdist.weights.copies import Copies, differing_block
+from ckdist.weights.kept_weights import KeptWeights
 from ckdist.weights.model_files import ModelFile
 
 MAX_READERS = 4  # threads per rank
@@ -26,12 +28,21 @@ class WholeComparison:
     """
 
     def __init__(
-        self, world: World, files: Sequence[ModelFile], needed: Mapping[Path, Sequence[Range]], threads: int
+        self,
+        world: World,
+        files: Sequence[ModelFile],
+        needed: Mapping[Path, Sequence[Range]],
+        threads: int,
+        kept: KeptWeights | None = None,
     ) -> None:
         """Starts `threads` threads; a collective call.
 
         `needed` has the bytes of each file that this rank computes with. A file that is not in it is needed whole.
+        Nothing is read if all ranks have `kept` weights from one start that has compared them.
         """
+        self._kept = kept
+        starts = set(world.gather(kept.comparison if kept else ""))
+        self._is_done = len(starts) == 1 and "" not in starts
         self._copies = Copies.find(world, files, by_host=False)
         self._chunks: list[tuple[int, Range]] = []  # (index of a file, its bytes)
         self._parts: list[list[np.ndarray]] = []  # the chunks that each rank of each copy reads
@@ -64,8 +75,8 @@ class WholeComparison:
 
     @property
     def has_copies(self) -> bool:
-        """Whether there is more than one copy to compare."""
-        return len(self._copies.groups) > 1
+        """Whether there is more than one copy, and they were not compared before."""
+        return len(self._copies.groups) > 1 and not self._is_done
 
     def finish(self) -> None:
         """Waits for all ranks and compares the copies; a collective call.
@@ -93,3 +104,6 @@ class WholeComparison:
             assert pair is not None  # one of these digests is not the greatest
             index, span = self._chunks[chunk]
             differing_block(copies, index, (readers[pair[0]], readers[pair[1]]), span)
+        names = copies.world.gather(secrets.token_hex(16))
+        if self._kept:
+            self._kept.name_comparison(names[0])

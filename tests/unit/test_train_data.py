@@ -180,6 +180,18 @@ def test_an_epoch_is_every_pair_once_on_any_number_of_ranks(ranks, per_device, a
     assert sorted(found) == sorted(expected)
 
 
+def test_fewer_replicas_compute_the_rows_of_a_step_that_more_would():
+    cache = made_up(np.random.default_rng(0).integers(1, 60, 50))
+
+    def steps(ranks, **more):
+        rows = Rows(cache, np.arange(50), 32, seed=3)
+        sources = [FileBatches(rows, rank, ranks, 2, 2, **more) for rank in range(ranks)]
+        count = sources[0].steps_left(1.0)
+        return [sorted(pair for source in sources for pair in pairs(source.take())) for _ in range(count)]
+
+    assert steps(2, replicas=3) == steps(1, replicas=3) == steps(3)
+
+
 def test_a_place_in_the_data_gives_the_same_batches_again():
     rows = Rows(made_up([7, 40, 3, 90, 21]), np.arange(5), 16, seed=1)
     source = FileBatches(rows, 1, 2, 2, 1)

@@ -11,6 +11,7 @@ import numpy as np
 from ckdist.errors import LayoutError
 from ckdist.program.cache import state_cache
 from ckdist.program.ops.delta_rule import head_results, key_heads, silu, softplus
+from ckdist.program.ops.elementwise import GATES
 from ckdist.program.ops.op import lower, op, same, total, whole
 from ckdist.program.ops.op_types import Arrays, Attrs, Inferred, Values, Weights
 from ckdist.program.rank_context import RankContext
@@ -95,6 +96,8 @@ def lower_mamba2(lowering: "ServingLowering", group: "Group") -> None:
         layer=attrs["layer"],
         exchanged=exchanged,
         corrects=False,
+        by_row=False,
+        gate=GATES["silu"],
         eps=0.0,
         l2_eps=0.0,
         scale=1.0,

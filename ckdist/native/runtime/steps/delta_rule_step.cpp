@@ -12,21 +12,25 @@ namespace {
 struct DeltaRule : StepRun<Inference, ckdist_delta_rule_step> {
   // Buffers of one thread for a tile of one head.
   struct Room {
-    // q, k: (kStateTile, key_width). v, out: (kStateTile, value columns). decay, beta: (kStateTile,).
-    // gate: (value_width,). zeros: (channels,).
-    float *q, *k, *v, *out, *decay, *beta, *gate, *zeros;
+    // q, k: (kStateTile, key_width). v, out: (kStateTile, value columns). beta: (kStateTile,). gate: (value_width,).
+    // zeros: (channels,). decay: (kStateTile,); with a factor per row (kStateTile, key_width), as decayed_q and
+    // decayed_k, which else are empty.
+    float *q, *k, *v, *out, *decay, *beta, *gate, *zeros, *decayed_q, *decayed_k;
   };
   static Room room(Carver& c, const Inference& r, const Fields& step) {
     const StateSlots::Layer& layer = r.states.layers[step.layer];
     const int64_t keys = int64_t{kStateTile} * layer.key_width, values = kStateTile * state_columns(layer.value_width);
+    const int64_t by_row = step.by_row ? keys : 0;
     return {c.floats(keys),
             c.floats(keys),
             c.floats(values),
             c.floats(values),
-            c.floats(kStateTile),
+            c.floats(std::max<int64_t>(kStateTile, by_row)),
             c.floats(kStateTile),
             c.floats(layer.value_width),
-            c.floats(layer.channels)};
+            c.floats(layer.channels),
+            c.floats(by_row),
+            c.floats(by_row)};
   }
   static int64_t thread_bytes(const Inference& r, const Fields& step) {
     Carver c;
@@ -67,27 +71,28 @@ struct DeltaRule : StepRun<Inference, ckdist_delta_rule_step> {
     const DeltaRuleKernel& kernel = r.kernels.delta_rule;
     const Room here = room();
     const int keys = layer.key_width, values = layer.value_width, columns = int(state_columns(values));
-    const float a_factor = std::exp(r.vector(step.a_log)[item.head]), bias = r.vector(step.dt_bias)[item.head];
+    const float a_factor = std::exp(r.vector(step.a_log)[item.head]);
     for (int t = 0; t < count; t++) {
       float* const q = here.q + t * keys;
       float* const k = here.k + t * keys;
       convolve(item, done + t, 0, q), convolve(item, done + t, 1, k);
       convolve(item, done + t, 2, here.v + t * columns);
       const int64_t token = item.first_token + done + t;
-      const float a = state_row(*this, step.a, token)[item.head] * step.dt_scale + bias;
-      const float softplus = std::max(a, 0.f) + std::log1p(std::exp(-std::abs(a)));
       if (step.corrects) {
         kernel.l2_norm(q, step.l2_eps, step.scale, keys, q);
         kernel.l2_norm(k, step.l2_eps, 1.f, keys, k);
-        here.decay[t] = std::exp(-a_factor * softplus);
+        if (step.by_row) decay_rows(item, here, a_factor, token, t);
+        else here.decay[t] = std::exp(-a_factor * softplus(state_row(*this, step.a, token)[item.head], item.head));
         here.beta[t] = 1.f / (1.f + std::exp(-state_row(*this, step.b, token)[item.head]));
       } else {
-        here.beta[t] = std::min(std::max(softplus, step.dt_low), step.dt_high);
+        const float dt = softplus(state_row(*this, step.a, token)[item.head] * step.dt_scale, item.head);
+        here.beta[t] = std::min(std::max(dt, step.dt_low), step.dt_high);
         here.decay[t] = std::exp(-a_factor * here.beta[t]);
       }
     }
-    kernel.update({count, here.q, here.k, here.v, here.decay, here.beta, here.out, step.corrects != 0}, keys, columns,
-                  state);
+    kernel.update({count, here.q, here.k, here.v, here.decay, here.beta, here.out,
+                   step.by_row ? here.decayed_q : nullptr, step.by_row ? here.decayed_k : nullptr, step.corrects != 0},
+                  keys, columns, state);
     int64_t stride;
     float* const out = r.floats(step.out, &stride) + int64_t{item.head} * values;
     for (int t = 0; t < count; t++) {
@@ -101,9 +106,26 @@ struct DeltaRule : StepRun<Inference, ckdist_delta_rule_step> {
         for (int i = 0; i < values; i++) here.gate[i] = step.gate_scale * z[i];
         z = here.gate;
       }
-      k.gated(GateFunction::silu, z, o, values, out + token * stride);
+      k.gated(GateFunction(step.gate), z, o, values, out + token * stride);
       if (step.exchanged && r.rank_of(token) != r.ranks->local_rank)
-        r.count_moved(thread, (2 * keys + 2 * values + 2) * int64_t{sizeof(float)});
+        r.count_moved(thread, ((step.by_row ? 3 : 2) * keys + 2 * values + 2) * int64_t{sizeof(float)});
+    }
+  }
+
+  // softplus(a + element `channel` of dt_bias).
+  float softplus(float a, int64_t channel) const {
+    a += r.vector(step.dt_bias)[channel];
+    return std::max(a, 0.f) + std::log1p(std::exp(-std::abs(a)));
+  }
+  // The factors of the state's rows for token `t` of the tile, and its query and key times these.
+  void decay_rows(const StateItem& item, const Room& here, float a_factor, int64_t token, int t) const {
+    const int width = item.layer.key_width;
+    const int64_t first = int64_t{item.head} * width, to = int64_t{t} * width;
+    const float* const a = state_row(*this, step.a, token) + first;
+    for (int i = 0; i < width; i++) {
+      const float factor = here.decay[to + i] = std::exp(-a_factor * softplus(a[i], first + i));
+      here.decayed_q[to + i] = here.q[to + i] * factor;
+      here.decayed_k[to + i] = here.k[to + i] * factor;
     }
   }
 
