@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ckdist.program.ops.elementwise import GATES
 from ckdist.program.ops.op import lower, op, unchanged_whole
 from ckdist.program.ops.op_types import Arrays, Attrs
 from ckdist.program.rank_context import RankContext
@@ -35,7 +36,8 @@ def lower_join(lowering: "ServingLowering", group: "Group") -> None:
         x=x,
         y=y,
         gate=ValueIndex(ABSENT),
-        **dict.fromkeys(("post_norm", "norm", "norm_bias"), VectorIndex(ABSENT)),
+        gate_function=GATES["none"],
+        **dict.fromkeys(("post_norm", "norm", "norm_bias", "scalar"), VectorIndex(ABSENT)),
         **dict.fromkeys(("post_eps", "eps"), 0.0),
         post_factor=group.instr.attrs["factor"],
         factor=1.0,
