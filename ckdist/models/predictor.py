@@ -9,7 +9,8 @@ from dataclasses import replace
 
 from ckdist.models.blocks.norm import RowNorm
 from ckdist.models.decoder import EMBEDDING, block, final_norm, hidden, logits, table
-from ckdist.models.spec import GatedDeltaNet, ModelSpec
+from ckdist.models.spec import ModelSpec
+from ckdist.models.state_mixers import GatedDeltaNet
 from ckdist.program.program import Value
 from ckdist.program.tracer import Tracer
 

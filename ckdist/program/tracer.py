@@ -245,11 +245,17 @@ class Tracer(Emitter):
         """
         return self._emit("attend_cross", (q,), names=["o"], layer=layer, scale=scale, keys=keys, values=values)
 
+    def stateful(
+        self, op: str, inputs: Sequence[Value], weights: Sequence[Weight | None], names: Sequence[str], **attrs: Any
+    ) -> tuple[Value, ...]:
+        """`emit` for ops that keep a state of each sequence, or belong to one that does. They are not trained."""
+        return self.emit(op, inputs, weights, names, **attrs)
+
     def short_conv(
         self, q: Value, k: Value, v: Value, kernels: Sequence[Weight], *, layer: int
     ) -> tuple[Value, Value, Value]:
         """SiLU of a causal depthwise convolution over the tokens of the sequence."""
-        q, k, v = self.emit("short_conv", (q, k, v), kernels, ["q", "k", "v"], layer=layer)
+        q, k, v = self.stateful("short_conv", (q, k, v), kernels, ["q", "k", "v"], layer=layer)
         return q, k, v
 
     def l2_norm(self, x: Value, eps: float, scale: float = 1.0) -> Value:
@@ -311,9 +317,10 @@ class Tracer(Emitter):
         o = self._emit("attend_latent", (q, k, *listed), names=["o"], layer=layer, scale=scale, value_width=rank)
         return self.linear_heads(o, w.values)
 
-    def gated(self, gate: Value, up: Value, function: str) -> Value:
-        """function(gate) * up."""
-        return self._emit("gated", (gate, up), names=["act"], function=function)
+    def gated(self, gate: Value, up: Value, function: str, scale: float = 1.0) -> Value:
+        """function(scale * gate) * up."""
+        more: dict[str, Any] = {} if scale == 1.0 else {"scale": scale}
+        return self._emit("gated", (gate, up), names=["act"], function=function, **more)
 
     def activate(self, x: Value, function: str) -> Value:
         """function(x)."""

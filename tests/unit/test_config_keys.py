@@ -27,6 +27,8 @@ WITHOUT_EFFECT = {  # model -> fields whose value matters only together with ano
     **dict.fromkeys(("deepseek_v32", "glm_moe_dsa"), ("first_k_dense_replace",)),  # mlp_layer_types says it
     "dots1": ("max_window_layers",),
     "ernie4_5_moe": ("moe_layer_end_index",),  # which is the last layer
+    "falcon_h1": ("mamba_norm_before_gate",),  # without mamba_rms_norm
+    "lfm2": ("block_multiple_of",),  # the size is a multiple of both
     "kimi_linear": (  # mlp_layer_types and linear_attn_config say it
         *("first_k_dense_replace", "linear_conv_kernel_dim", "linear_head_dim", "linear_num_heads"),
     ),

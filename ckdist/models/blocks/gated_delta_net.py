@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from ckdist.layout import Dim
 from ckdist.models.blocks.attention import Rows, all_rows
-from ckdist.models.spec import GatedDeltaNet
+from ckdist.models.state_mixers import GatedDeltaNet
 from ckdist.program.program import Value
 from ckdist.program.tracer import Tracer
 

@@ -97,7 +97,9 @@ def activate(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs
 
 
 def _function(x: np.ndarray, name: str) -> np.ndarray:
-    """tanh, ReLU, SiLU, sigmoid, GELU, or GELU in its tanh form (Hendrycks & Gimpel 2016, arXiv:1606.08415)."""
+    """tanh, ReLU (squared), SiLU, sigmoid, GELU, or its tanh form (Hendrycks & Gimpel 2016, arXiv:1606.08415)."""
+    if name == "relu2":
+        return np.maximum(x, 0) ** 2
     if name in ("tanh", "relu"):
         return np.tanh(x) if name == "tanh" else np.maximum(x, 0)
     if name == "silu":
@@ -120,7 +122,7 @@ def gated(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -
     if attrs["function"] == "clamped_swiglu":
         g, u = np.minimum(gate, np.float32(SWIGLU_LIMIT)), np.clip(up, np.float32(-SWIGLU_LIMIT), SWIGLU_LIMIT)
         return [g / (1 + np.exp(np.float32(-SWIGLU_ALPHA) * g)) * (u + 1)]
-    return [_function(gate, attrs["function"]) * up]
+    return [_function(gate * np.float32(attrs.get("scale", 1.0)), attrs["function"]) * up]
 
 
 @lower("gated", "training")
