@@ -58,9 +58,11 @@ def run_ranks(settings: object, arguments: Sequence[str]) -> int | None:
         return None
     from ckdist.launcher.hosts import Host
     from ckdist.launcher.job import Job
+    from ckdist.launcher.keeper import Keeper
     from ckdist.launcher.rank_output import Output
     from ckdist.launcher.supervisor import Policy, Supervisor
 
     words = tuple(module_words("ckdist.cli.main", *arguments))
     job = Job(words, count, str(pathlib.Path.cwd()), captured=False)
-    return Supervisor(job, [Host("localhost", count)], Policy(stop_seconds=STOP_SECONDS), Output()).run()
+    policy, keeper = Policy(stop_seconds=STOP_SECONDS), Keeper.inherited()
+    return Supervisor(job, [Host("localhost", count)], policy, Output(), keeper=keeper).run()

@@ -43,15 +43,18 @@ def supervised(
     command: LaunchCommand, hosts: tuple[Host, ...], agent: str | None, children: Children | None = None
 ) -> int:
     """Runs the job on these hosts. Returns its exit code."""
+    if command.spares >= len(hosts):
+        raise ConfigError(f"--spares {command.spares} leaves none of {len(hosts)} hosts for the job: name more hosts")
     children, output = children or Children(), Output(not command.no_prefix)
     if command.ranks is None and not all(host.slots for host in hosts):
         hosts = with_slots(hosts, agent, children)
         counts = ", ".join(f"{host.name}:{host.slots}" for host in hosts)
         output.say(f"one rank for each NUMA node: {counts}; use -n N or slots to change it")
+    hosts, spares = hosts[: len(hosts) - command.spares], hosts[len(hosts) - command.spares :]
     size = sum(map(len, place_ranks(command.ranks, hosts).values()))
-    job = Job(command.command, size, str(pathlib.Path.cwd()), forwarded(command.env))
+    job = Job(command.command, size, str(pathlib.Path.cwd()), forwarded(command.env), keeps=command.restarts > 0)
     policy = Policy(command.restarts, command.min_ranks, command.stop_timeout)
-    return Supervisor(job, hosts, policy, output, agent, children).run()
+    return Supervisor(job, hosts, policy, output, agent, children, spares=spares).run()
 
 
 def run(command: LaunchCommand) -> int:

@@ -16,6 +16,7 @@ import threading
 import time
 from collections import deque
 
+from ckdist.cli.command_ranks import wanted_ranks
 from ckdist.cli.model_table import ModelEntry
 from ckdist.cli.serve import DRAIN_SIGNALS
 from ckdist.cli.server_start import ANSWERING_SECONDS, Listeners, model_name, open_line, open_listeners, say_ready
@@ -23,6 +24,7 @@ from ckdist.config.serve_config import ServeConfig
 from ckdist.engine.socket_directory import READY, SOCKET, socket_address, socket_directory
 from ckdist.errors import EngineError
 from ckdist.hub.bundled import BUNDLED
+from ckdist.launcher.keeper import Keeper
 from ckdist.serve.engine_job import EngineJob
 from ckdist.serve.process import HttpProcess
 from ckdist.serve.settings import STALE_SIGNAL
@@ -48,6 +50,8 @@ class RestartedEngine:
         model = () if config.model is None else (f"--model={config.model}",)
         self._words = (*words, *model, f"--drain-timeout={config.drain_timeout}")
         self._directory, self.address = directory, socket_address(directory)
+        self._keeper = None if config.no_keep_weights else Keeper()
+        self._ranks = wanted_ranks(config)
         self.is_ready = False
         self._is_stuck = False
         self._restarted_at: deque[float] = deque()
@@ -97,7 +101,9 @@ class RestartedEngine:
         asyncio.run(self.job.stop(STOP_SECONDS))
 
     def _start(self) -> None:
-        self.job = EngineJob(self._words, directory=self._directory, output=subprocess.PIPE)
+        self.job = EngineJob(
+            self._words, directory=self._directory, output=subprocess.PIPE, keeper=self._keeper, ranks=self._ranks
+        )
         self._lines: queue.SimpleQueue[list[str]] = queue.SimpleQueue()
         threading.Thread(target=self._read, daemon=True, name="ckdist-engine-output").start()
 

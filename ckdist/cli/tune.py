@@ -19,6 +19,7 @@ from ckdist.topology.arithmetic import arithmetic_rate
 from ckdist.train.config import TrainConfig, from_mapping, override
 from ckdist.train.data.chats import ChatProcess
 from ckdist.train.data.data_files import find_files
+from ckdist.train.data.preferences import KINDS
 from ckdist.train.data.token_cache import TokenCache, open_cache
 from ckdist.train.model import open_model
 from ckdist.train.ranks import training_mesh
@@ -96,6 +97,8 @@ def _chosen(command: TuneCommand, model: str, world: World) -> tuple[TrainConfig
         "bad_lines": "skip" if command.skip_bad else "error",
         "data_parallel_size": world.size,
         "encrypt": command.encrypt,
+        "method": command.method,
+        **({"beta": command.beta} if command.beta else {}),
     }
     given = dict(values)
     for text in command.set:
@@ -105,7 +108,7 @@ def _chosen(command: TuneCommand, model: str, world: World) -> tuple[TrainConfig
         raise ConfigError(f"ckdist tune: write --encrypt {asked.encrypt}, not --set encrypt={asked.encrypt}")
     cache = _tokens(asked, model)
     spec = open_checkpoint(model).spec
-    values |= default_settings(cache, spec.max_position, command.full, command.lora_r, command.max_length)
+    values |= default_settings(cache, spec.max_position, command.full, command.lora_r, command.max_length, asked.method)
     if command.learning_rate:
         values["learning_rate"] = command.learning_rate
     for text in command.set:
@@ -127,7 +130,8 @@ def _tokens(config: TrainConfig, model: str) -> TokenCache:
         files = find_files(config.train_file, lambda line: log.warning("%s", line))
         directory = pathlib.Path(config.cache_dir or pathlib.Path(config.output_dir) / "cache")
         cache = open_cache(
-            directory, files, load_tried(folder), config.text_column, config.bad_lines, chats.write, progress=True
+            directory, files, load_tried(folder), config.text_column, config.bad_lines, chats.write, progress=True,
+            kind=KINDS.get(config.method, ""),
         )
     if cache.learned is not None and not cache.learned.any():
         raise ConfigError(f"{files[0]} has no answer to learn")

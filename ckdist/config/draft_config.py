@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from ckdist.config.options import Settings, option
 from ckdist.errors import ConfigError
 
-SPECS = ("auto", "off", "ngram", "suffix", "model")
+SPECS = ("auto", "off", "ngram", "suffix", "model", "mtp")
 MAX_DRAFT = 64  # tokens
 MEMORY_SHARE = 4  # a draft model has 1 / MEMORY_SHARE of --memory
 
@@ -17,7 +17,8 @@ class DraftFlags(Settings):
     spec: str = option(
         "auto", "--spec-type", "--spec", metavar="DRAFTER",
         help="draft tokens that one step verifies, with the same text: ngram (from prompt and answer), suffix (from "
-        "earlier answers of the tenant, too), model (--model-draft), auto (the better one of these two), off",
+        "earlier answers of the tenant, too), model (--model-draft), auto (the better one of these two), mtp (the "
+        "model's own layer that predicts tokens), off",
     )  # fmt: skip
     model_draft: str | None = option(
         None, "-md", "--model-draft", metavar="MODEL",
@@ -29,6 +30,10 @@ class DraftFlags(Settings):
     draft_min: int = option(
         1, "--draft-n-min", "--draft-min", within=(0, MAX_DRAFT), help="draft nothing if fewer tokens can be guessed"
     )
+    draft_p_min: float = option(
+        0.0, "--draft-p-min", "--spec-draft-p-min", within=(0.0, 1.0),
+        help="a draft model or the model's own layer stops at a token that it gives a smaller probability",
+    )  # fmt: skip
     speculative_config: str | None = option(
         None, "--speculative-config", metavar="JSON",
         help='vLLM\'s form of --spec and --draft-max: {"method": "ngram", "num_speculative_tokens": 5}',
@@ -54,5 +59,12 @@ class DraftFlags(Settings):
                 object.__setattr__(self, name, value)
         if self.model_draft == "":
             raise ConfigError("--model-draft is empty: name a small model, or leave the flag out")
+        if self.spec == "mtp" and self.model_draft is not None:
+            raise ConfigError(f"--spec mtp and --model-draft {self.model_draft} both draft: leave one out")
         if self.spec == "model" and self.model_draft is None:
             raise ConfigError("--spec model needs a small model: give --model-draft FILE, or use --spec suffix")
+
+    @property
+    def has_draft_model(self) -> bool:
+        """Whether a draft model, or the model's own layer as one, runs beside the model."""
+        return self.model_draft is not None or self.spec == "mtp"

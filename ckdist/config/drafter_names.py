@@ -10,9 +10,10 @@ from ckdist.errors import ConfigError
 ALIASES = {
     "none": "off", "ngram-simple": "ngram", "ngram-map-k": "ngram", "ngram-map-k4v": "ngram", "ngram-mod": "ngram",
     "ngram-cache": "suffix", "prompt_lookup": "ngram", "draft": "model", "draft-simple": "model",
-    "draft_model": "model",
+    "draft_model": "model", "draft-mtp": "mtp", "deepseek_mtp": "mtp", "glm4_moe_mtp": "mtp", "qwen3_next_mtp": "mtp",
+    "qwen3_5_mtp": "mtp",
 }  # fmt: skip
-MISSING = ("mtp", "draft-mtp", "deepseek_mtp", "eagle", "eagle3")
+MISSING = ("eagle", "eagle3", "draft-eagle3", "medusa")
 COUNT, LENGTHS = "num_speculative_tokens", ("prompt_lookup_min", "prompt_lookup_max")
 
 
@@ -22,7 +23,7 @@ def drafter_name(name: str) -> str:
     if found in SPECS:
         return found
     if name in MISSING:
-        raise ValueError(f"{name} is not supported: no layer predicts drafts; use model, ngram or suffix")
+        raise ValueError(f"{name} is not supported: a model of its own kind predicts drafts; use mtp, model or suffix")
     raise ValueError(f"{name[:40]} is not known; use {', '.join(SPECS)}")
 
 

@@ -151,6 +151,9 @@ class EngineConfig(DraftFlags):
         help="answer from the model's file while a DSA queue or threads pack the weights; auto: DSA if present; off: "
         "pack all weights first",
     )  # fmt: skip
+    no_keep_weights: bool = option(
+        False, "--no-keep-weights", help="do not keep packed weights in memory while a launcher or a server restarts"
+    )
     trace: str | None = option(
         None, "--trace", metavar="FILE.json",
         help="write a timeline of all threads and ranks, for Perfetto (ui.perfetto.dev) or chrome://tracing",
@@ -165,12 +168,12 @@ class EngineConfig(DraftFlags):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._check_adapters()
-        if self.model_draft is not None and (self.pipeline_parallel_size > 1 or self.layout == "auto"):
+        if self.has_draft_model and (self.pipeline_parallel_size > 1 or self.layout == "auto"):
             flag = (
                 "--layout auto" if self.layout == "auto" else f"--pipeline-parallel-size {self.pipeline_parallel_size}"
             )
             raise ConfigError(
-                f"--model-draft needs a shard of every layer on each rank, and {flag} is given: leave one out"
+                f"{'--spec mtp' if self.spec == 'mtp' else '--model-draft'} needs a shard of every layer on each rank, and {flag} is given: leave one out"
             )
         if self.model == "":
             remedy = "use a GGUF file, a folder or a name, or leave the flag out for the bundled model"
@@ -197,7 +200,7 @@ class EngineConfig(DraftFlags):
     @property
     def own_memory(self) -> int | None:
         """--memory without the part of a draft model."""
-        if self.memory is None or self.model_draft is None:
+        if self.memory is None or not self.has_draft_model:
             return self.memory
         return self.memory - self.memory // MEMORY_SHARE
 

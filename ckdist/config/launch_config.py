@@ -59,6 +59,13 @@ class LaunchCommand(Settings):
         metavar="M",
         help="continue with at least M ranks if hosts cannot be reached (default: all)",
     )
+    spares: int = option(
+        0,
+        "--spares",
+        within=(0, 255),
+        metavar="N",
+        help="the last N hosts are spares: one takes the ranks of a host that cannot be reached at a restart",
+    )
     stop_timeout: float = option(
         300.0,
         "--stop-timeout",
@@ -78,6 +85,8 @@ class LaunchCommand(Settings):
             raise ConfigError("which command? ckdist launch -n 2 ckdist serve")
         if self.hosts is not None and self.hostfile is not None:
             raise ConfigError(f"--hosts ({self.hosts}) and --hostfile ({self.hostfile}) both name hosts: give one")
+        if self.spares and (self.restarts == 0 or self.on):
+            raise ConfigError(f"--spares {self.spares} needs --restarts K, and --hosts or --hostfile")
         if self.on is not None and (self.hosts or self.hostfile or self.agent):
             raise ConfigError(
                 f"--on {self.on} takes the hosts from {self.on}: leave --hosts, --hostfile and --agent out"

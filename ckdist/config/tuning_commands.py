@@ -48,6 +48,15 @@ class TuneCommand(Settings):
         "", "-o", "--output", metavar="DIR", help="folder of the result (default: MODEL-FILE in this folder)"
     )
     full: bool = option(False, "--full", help="train all weights (default: a LoRA adapter on all linear layers)")
+    method: str = option(
+        "sft",
+        "--method",
+        choices=("sft", "dpo", "orpo", "kto"),
+        help="learn the texts and answers, or from preferences: chosen and rejected (dpo, orpo), or labels (kto)",
+    )
+    beta: float = option(
+        0.0, "--beta", within=(0, 1e3), metavar="B", help="strength of a preference's loss (default: 0.1)"
+    )
     epochs: float = option(
         0.0, "--epochs", within=(0, 1e6), metavar="N", help="passes over the data (default: 3, more for little data)"
     )
@@ -57,7 +66,7 @@ class TuneCommand(Settings):
         "--lr",
         within=(0, 1e3),
         metavar="RATE",
-        help="peak rate (default: 2e-4, 2e-5 with --full)",
+        help="peak rate (default: 2e-4, 2e-5 with --full; a tenth for preferences)",
     )
     lora_r: int = option(16, "--lora-r", "--lora-rank", within=(1, 1 << 14), help="rank of the adapter's matrices")
     max_length: int = option(

@@ -12,6 +12,7 @@ from ckdist.comm.world import together
 from ckdist.comm.world_protocol import World
 from ckdist.config.draft_config import MEMORY_SHARE
 from ckdist.config.engine_config import EngineConfig
+from ckdist.engine.layer_drafter import MOST_ROWS
 from ckdist.engine.load_model import load_model
 from ckdist.engine.loaded_model import Model
 from ckdist.errors import CapacityError, ConfigError
@@ -19,9 +20,11 @@ from ckdist.hub.resolve import resolve
 from ckdist.program.step_batch import Batch
 from ckdist.tokens.tokenizer import Tokenizer
 from ckdist.weights.checkpoint import open_checkpoint
+from ckdist.weights.predictor_weights import open_predictor
 from ckdist.worker.colocation import Colocation
 
 MOST_SEQUENCES = 16  # a step with more drafts nothing
+LAYER_TOKENS = MOST_SEQUENCES * MOST_ROWS  # of a step of the model's own layer
 # Settings of the large model that the draft model does not share.
 OWN = {
     "model_draft": None, "spec": "off", "lora": (), "max_loras": 0, "override_kv": (), "quantize": None,
@@ -38,8 +41,12 @@ def load_draft_model(config: EngineConfig, target: Model) -> Model:
     world, worker = target.world, target.executable.worker
     if not target.spec.generates or target.spec.encoder is not None:
         raise ConfigError(f"--model-draft is for decoders, and the model has an encoder ({target.spec.family})")
-    path = resolve(config.model_draft, world)
-    checkpoint = together(world, lambda: open_checkpoint(path or ""))
+    if config.spec == "mtp":
+        path = str(target.checkpoint.path)
+        checkpoint = together(world, lambda: open_predictor(target.checkpoint))
+    else:
+        path = resolve(config.model_draft, world)
+        checkpoint = together(world, lambda: open_checkpoint(path or ""))
     spec = checkpoint.spec
     if not spec.generates or spec.encoder is not None:
         raise ConfigError(f"--model-draft {path} has an encoder ({spec.family}): use a decoder")
@@ -49,12 +56,14 @@ def load_draft_model(config: EngineConfig, target: Model) -> Model:
     shared = {field.name: getattr(config, field.name) for field in fields(EngineConfig)}
     own = EngineConfig(**{
         **shared, **OWN, "model": path, "ctx_size": context, "parallel": min(config.parallel, MOST_SEQUENCES),
-        "memory": _memory(config, world),
+        "memory": _memory(config, world), **({"ubatch_size": LAYER_TOKENS} if spec.predicts else {}),
     })  # fmt: skip
     try:
-        model = load_model(own, world, colocation=Colocation(worker, communicator, target.executable.model + 1))
+        colocation = Colocation(worker, communicator, target.executable.model + 1)
+        model = load_model(own, world, colocation=colocation, checkpoint=checkpoint)
     except CapacityError as error:
-        raise CapacityError(f"--model-draft {path}: {error}") from None
+        flag = "--spec mtp" if spec.predicts else "--model-draft"
+        raise CapacityError(f"{flag} {path}: {error}") from None
     if model.executable.state_slots:
         raise ConfigError(f"--model-draft {path} keeps states ({spec.family}), which cannot go back: use another model")
     model.executable.join()
@@ -71,7 +80,8 @@ def _warm(model: Model) -> None:
         else:
             for _ in range(2):
                 one = np.zeros(1, np.int32)
-                executable.run(Batch(one, np.array([(1, 0, 1)], np.int32), one, one))
+                rows = np.zeros((1, executable.spec.hidden_size), np.float32) if model.spec.predicts else None
+                executable.run(Batch(one, np.array([(1, 0, 1)], np.int32), one, one, embeddings=rows))
             executable.stop()
     executable.stats(reset=True)
 

@@ -9,11 +9,14 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from ckdist.config.draft_config import DraftFlags
 from ckdist.engine.acceptance import Acceptance
 from ckdist.engine.answer_archive import AnswerArchive
 from ckdist.engine.draft_gain import DraftGain, Option
 from ckdist.engine.drafter import PRIORS, Drafter
+from ckdist.engine.loaded_model import Model
 from ckdist.engine.row_costs import RowCosts
+from ckdist.engine.sampler import Sampler
 from ckdist.engine.sequence import Sequence
 from ckdist.engine.step_builder import SequenceChunk, agreed_drafts
 from ckdist.errors import RequestError
@@ -38,6 +41,7 @@ class Drafting:
 
     Args:
         kind: One of SPECS, for requests that name none. auto: the better one of suffix and a draft model.
+            mtp: `model` is the model's own layer.
         most: Most drafted tokens of one sequence in a step.
         least: A sequence with fewer guessed tokens drafts nothing.
         by_gain: Let the measured seconds choose the number of tokens. Else it is `most`.
@@ -67,13 +71,17 @@ class Drafting:
         kind = sequence.params.spec or self.kind
         if sequence.source is not None or sequence.pooling is not None:
             return "off"
+        if kind == "mtp":
+            return "model"
         return "suffix" if kind == "auto" and self.model is None else kind
 
     def check(self, sequence: Sequence) -> None:
         """Raises RequestError if the request names a drafter that is not there."""
-        if sequence.params.spec == "model" and self.model is None:
+        spec = sequence.params.spec
+        if spec in ("model", "mtp") and (self.model is None or spec == "mtp" != self.kind):
+            needed, flag = ("layers", "--spec mtp") if spec == "mtp" else ("a draft model", "--model-draft")
             raise RequestError(
-                "spec model needs a draft model, and there is none: start with --model-draft, or use suffix", "spec"
+                f"spec {spec} needs {needed} to draft, and there is none: start with {flag}, or use suffix", "spec"
             )
 
     def add(self, chunks: list[SequenceChunk], tokens: int, outputs: int, pool: "BlockPool") -> list[SequenceChunk]:
@@ -135,7 +143,12 @@ class Drafting:
                 return 0
             # A step that fills a block has no drafts, so that it leaves its snapshot.
             most = min(most, -(chunk.first + 1) % BLOCK_TOKENS - 1)
-        return most if most >= max(1, self._least) else 0
+        return most if most >= max(1, self._least_of(sequence)) else 0
+
+    def _least_of(self, sequence: Sequence) -> int:
+        """Fewer drafted tokens of a sequence are not verified."""
+        own = sequence.params.draft_min
+        return self._least if own is None else own
 
     def _allowed(self, sequence: Sequence, tokens: list[int], parts: list[float]) -> Guess:
         """The tokens that the sequence's grammar allows, if they are enough."""
@@ -143,7 +156,7 @@ class Drafting:
         if state is not None and state.constraint is not None and tokens:
             allowed = state.constraint.allowed_of(tokens)
             tokens, parts = tokens[:allowed], parts[:allowed]
-        return (tokens, parts) if len(tokens) >= self._least else ([], [])
+        return (tokens, parts) if len(tokens) >= self._least_of(sequence) else ([], [])
 
     def _ask_model(self, model: "ModelDrafter", chunks: list[SequenceChunk], guesses: list[Guess]) -> float:
         """Replaces guesses by those of the draft model, if these are expected to gain more. Returns its seconds."""
@@ -254,8 +267,10 @@ class Drafting:
         spent, self._spent = self._spent, 0.0
         drafted = accepted = 0
         for chunk in chunks:
+            agreed = agreed_drafts(chunk) if chunk.drafts else 0
+            if self.model is not None:
+                self.model.take(chunk, agreed)
             if chunk.drafts:
-                agreed = agreed_drafts(chunk)
                 drafted, accepted = drafted + len(chunk.drafts), accepted + agreed
                 keep(chunk, agreed)
         if drafted:
@@ -289,6 +304,24 @@ class Drafting:
             "draft_measured_gain": 1 + gain.measured / gain.seconds if gain.steps else 1.0,
             **(self.model.stats() if self.model is not None else {}),
         }
+
+
+def make_drafting(drafts: DraftFlags, model: Model) -> Drafting:
+    """The drafts of an engine over a loaded model."""
+    if model.draft is None:
+        return Drafting(drafts.spec, drafts.draft_max, drafts.draft_min)
+    own, target = model.draft.executable, model.executable
+    args = own, Sampler(own.vocab_size, own.worker.pool), target.vocab_size
+    if model.draft.spec.predicts:
+        from ckdist.engine.layer_drafter import LayerDrafter
+
+        drafter: ModelDrafter = LayerDrafter(*args, target)
+    else:
+        from ckdist.engine import model_drafter
+
+        drafter = model_drafter.ModelDrafter(*args)
+    drafter.least = drafts.draft_p_min
+    return Drafting(drafts.spec, drafts.draft_max, drafts.draft_min, model=drafter)
 
 
 def _sum(rate: float, count: int) -> float:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ckdist import native
+from ckdist.comm.bootstrap.launchers import KEPT_VARIABLE
 from ckdist.comm.world import together
 from ckdist.comm.world_protocol import World
 from ckdist.config.engine_config import EngineConfig
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from ckdist.engine.trace import Trace
     from ckdist.weights.adapter import Adapter
     from ckdist.weights.adapter_slots import AdapterSlots
+    from ckdist.weights.kept_weights import KeptWeights
     from ckdist.weights.model_files import ModelFile
 
 log = logging.getLogger(__name__)
@@ -55,6 +57,7 @@ def load_model(
     fill: Callable[[ShardLoader], object] | None = None,
     embeddings: bool = False,
     colocation: Colocation | None = None,
+    checkpoint: Checkpoint | None = None,
 ) -> Model:
     """Loads this rank's part of the model at `config.model` (None: the bundled one), ready to run.
 
@@ -63,17 +66,19 @@ def load_model(
         fill: Packs the planned weights, or starts to. None: as --repack says.
         embeddings: Hidden states are needed, so an encoder is accepted, which makes no text.
         colocation: The rank's worker, if it runs other models. The model may run after `executable.join`.
+        checkpoint: The model, if it is open.
 
     Raises ModelFileError, ArchitectureError, CapacityError or ConfigError if the user can mend the cause, and CommError
     if ranks disagree.
     """
     # files
-    checkpoint = open_model(config, world, embeddings)
+    checkpoint = checkpoint or open_model(config, world, embeddings)
     adapter, files = open_adapter(config, world, checkpoint)
     slots = open_slots(config, checkpoint)
     # programs of this rank's stage
     tracer = functools.partial(Tracer, low_rank=adapter.low_rank) if adapter else Tracer
     loader = ShardLoader(checkpoint, loading_threads(config, world), config.quantize)
+    loader.kept = open_kept(config)
     config, layers, shares = with_stages(config, world, loader, tracer)
     rank = stage_rank(world, layers, shares)
     programs = trace_programs(config, world, rank, checkpoint.spec, adapter, slots, tracer, embeddings)
@@ -178,6 +183,15 @@ def open_adapter(
     return adapter, files
 
 
+def open_kept(config: EngineConfig) -> "KeptWeights | None":
+    """The packed weights of the last start, if a process holds them between starts."""
+    if config.no_keep_weights or KEPT_VARIABLE not in os.environ:
+        return None
+    from ckdist.weights.kept_weights import inherited_weights
+
+    return inherited_weights()
+
+
 def open_slots(config: EngineConfig, checkpoint: Checkpoint) -> "AdapterSlots | None":
     """The slots of adapters that requests name. None if there are none."""
     if not config.adapter_slots:
@@ -206,8 +220,8 @@ def open_disk(config: EngineConfig, model: Model) -> "DiskCache | None":
 
 
 def open_draft(config: EngineConfig, model: Model) -> Model | None:
-    """Loads the draft model that --model-draft names. A collective call."""
-    if config.model_draft is None:
+    """Loads the draft model that --model-draft names, or the layer of --spec mtp. A collective call."""
+    if not config.has_draft_model:
         return None
     from ckdist.engine.draft_model import load_draft_model
 
@@ -240,7 +254,7 @@ def fill_and_compare(
 
     Raises ModelFileError if they differ.
     """
-    if not files:
+    if not files or _compared_before(loader, world):
         fill(loader)
         return
     from ckdist.weights.whole_comparison import MAX_READERS, WholeComparison
@@ -250,6 +264,14 @@ def fill_and_compare(
     # Background packing would free pages that the comparison must then read again, so it pauses.
     with loader.held() if comparison.has_copies else contextlib.nullcontext():
         comparison.finish()
+    if loader.kept:
+        loader.kept.compared(world)
+
+
+def _compared_before(loader: ShardLoader, world: World) -> bool:
+    """Whether all ranks keep weights from a start that has compared them. A collective call."""
+    starts = set(world.gather(loader.kept.comparison if loader.kept else ""))
+    return len(starts) == 1 and "" not in starts
 
 
 def fill_shard(loader: ShardLoader, config: EngineConfig, world: World, progress: bool, trace: CData | None) -> None:

@@ -11,6 +11,7 @@ from ckdist.engine.block_pool import ROOT, BlockPool
 from ckdist.engine.row_costs import RowCosts
 from ckdist.engine.sampler import Sampler
 from ckdist.engine.sequence import Sequence
+from ckdist.engine.step_builder import SequenceChunk
 from ckdist.program.executable import Executable
 from ckdist.program.step_batch import BLOCK_TOKENS, Batch
 
@@ -38,9 +39,11 @@ class Follower:
     blocks: list[int]
     acceptance: Acceptance
     rate: Acceptance
+    offset: int = 0  # the first token in the cache
     base: int = 0  # place of the first guess
     guesses: list[int] = field(default_factory=list[int])
     classes: list[int] = field(default_factory=list[int])
+    least: float = 0.0  # probability below which a draft stops
 
     def see(self, sequence: Sequence) -> None:
         """Compares the last guesses with the tokens that came, and takes the wrong ones back."""
@@ -73,6 +76,7 @@ class ModelDrafter:
         read_tokens: Tokens of prompts that it has read.
         seconds: All its time.
         charged: The time of drafted tokens. A disturbed step counts less.
+        least: Probability below which it stops, for requests that give none.
     """
 
     def __init__(self, executable: Executable, sampler: Sampler, most_token: int) -> None:
@@ -80,6 +84,7 @@ class ModelDrafter:
         self.costs = RowCosts()
         self.read_tokens = self.drafted = 0
         self.seconds = self.charged = 0.0
+        self.least = 0.0
         self._read_each = 0.0  # seconds of a token of a prompt
         self._pool = BlockPool(executable.num_blocks)
         self._limit = min(executable.context_length, executable.num_blocks * BLOCK_TOKENS)
@@ -162,7 +167,7 @@ class ModelDrafter:
 
         Returns False if there are too few blocks, or if a token is not the small model's.
         """
-        length = sequence.length + drafted
+        length = sequence.length + drafted - follower.offset
         needed = -(-length // BLOCK_TOKENS) - len(follower.blocks)
         if needed > self._pool.available or length > self._limit:
             return False
@@ -180,6 +185,8 @@ class ModelDrafter:
         for sequence in sequences:
             follower = self._followers[sequence.id]
             follower.base, follower.guesses, follower.classes = sequence.length, [], []
+            least = sequence.params.draft_p_min
+            follower.least = self.least if least is None else least
             items.append((follower, sequence.tokens[follower.end : sequence.length]))
             drafts.append(([], []))
         self._draft_step(items, drafts)
@@ -223,9 +230,10 @@ class ModelDrafter:
         samples = self._sampler.logprobs(logits, np.zeros(len(items), np.int32), 1)
         for (follower, _), (tokens, parts), sample in zip(items, drafts, samples, strict=True):
             token, logprob = sample.top[0]
-            if token >= self._most_token:  # a row that the vocabulary does not use
+            probability = float(np.exp(logprob))
+            if token >= self._most_token or probability < follower.least:  # the vocabulary does not use all rows
                 continue
-            place = sum(float(np.exp(logprob)) >= limit for limit in CLASSES)
+            place = sum(probability >= limit for limit in CLASSES)
             follower.guesses.append(token)
             follower.classes.append(place)
             tokens.append(token)
@@ -237,9 +245,12 @@ class ModelDrafter:
     def _run(self, items: list[tuple[Follower, np.ndarray]], wants_logits: bool) -> np.ndarray:
         """Runs one step with the next tokens of some sequences: float32 logits (sequences, vocab) or (0, vocab)."""
         chunks, tables, ends = list[tuple[int, int, int]](), list[int](), list[int]()
+        inputs = [self._inputs(follower, tokens) for follower, tokens in items]
+        embeddings = [rows for rows in inputs if rows is not None]
         for follower, tokens in items:
-            blocks = -(-(follower.end + len(tokens)) // BLOCK_TOKENS)
-            chunks.append((len(tokens), follower.end, blocks))
+            first = follower.end - follower.offset
+            blocks = -(-(first + len(tokens)) // BLOCK_TOKENS)
+            chunks.append((len(tokens), first, blocks))
             tables += follower.blocks[:blocks]
             ends.append((ends[-1] if ends else -1) + len(tokens))
             follower.end += len(tokens)
@@ -249,8 +260,16 @@ class ModelDrafter:
                 np.array(chunks, np.int32),
                 np.array(tables, np.int32),
                 np.array(ends if wants_logits else [], np.int32),
+                embeddings=np.concatenate(embeddings) if embeddings else None,
             )
         )
+
+    def _inputs(self, follower: Follower, tokens: np.ndarray) -> np.ndarray | None:  # noqa: ARG002
+        """The rows of hidden states that a layer reads with the tokens, float32 (tokens, hidden). A model reads none."""
+        return None
+
+    def take(self, chunk: SequenceChunk, agreed: int) -> None:
+        """Takes a sequence's part of a step that was collected, and how many of its drafts were right."""
 
     def leave(self, sequence: Sequence) -> None:
         """Frees the blocks of a sequence. Its tenant's later sequences may begin with them."""

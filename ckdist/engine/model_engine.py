@@ -33,7 +33,7 @@ def make_engine(
         **(_expert_stats(executable) if executable.experts else {}),
     }
     draft = model.draft
-    if draft is not None:
+    if draft is not None and not draft.spec.predicts:
         from ckdist.engine.draft_model import check_vocabularies
 
         check_vocabularies(tokenizer, load_tried(draft.checkpoint.path, {}), str(draft.checkpoint.path))
@@ -68,15 +68,9 @@ def _expert_stats(executable: Executable) -> dict[str, float | str]:
 
 
 def _drafting(drafts: DraftFlags, model: Model) -> "Drafting":
-    from ckdist.engine.drafting import Drafting
+    from ckdist.engine.drafting import make_drafting
 
-    drafter = None
-    if model.draft is not None:
-        from ckdist.engine.model_drafter import ModelDrafter
-
-        own = model.draft.executable
-        drafter = ModelDrafter(own, Sampler(own.vocab_size, own.worker.pool), model.executable.vocab_size)
-    return Drafting(drafts.spec, drafts.draft_max, drafts.draft_min, model=drafter)
+    return make_drafting(drafts, model)
 
 
 def _breakers(tokenizer: Tokenizer) -> "DryBreakers":

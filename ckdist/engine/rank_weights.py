@@ -55,7 +55,8 @@ class RankWeights:
         """The planned bytes."""
         total = self.loader.planned_bytes + (self.adapter.bytes if self.adapter else 0)
         experts = dict.fromkeys(handle for key, handle in self._matrices.items() if is_expert(key.name))
-        return WeightBytes(total, sum(BY_NUMBER[h.type].row_bytes(h.rows * h.cols) for h in experts))
+        kept = self.loader.kept.find(self.loader) if self.loader.kept else 0
+        return WeightBytes(total, sum(BY_NUMBER[h.type].row_bytes(h.rows * h.cols) for h in experts), kept)
 
     def open(self, placement: Placement, stage: World, shared: bool) -> None:
         """Opens the arena where this rank's threads run. A collective call of the stage's ranks.

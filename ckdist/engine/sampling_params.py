@@ -33,9 +33,11 @@ class SamplingParams(SamplingFields):
     min_keep: int = parameter(0, within=(0, MAX_INTEGER), step="")
     # The output follows this grammar (`ckdist.tokens.grammar`) and ends with it, even with `ignore_eos`. None: free.
     grammar: str | None = None
-    # Drafts, which change the speed alone: a name of `ckdist.config.drafts`, and the most drafted tokens of a step.
+    # Drafts, which change the speed alone: see DraftFlags.
     spec: str | None = None
     draft_max: int | None = None
+    draft_min: int | None = None
+    draft_p_min: float | None = None
 
     @cached_property
     def active_samplers(self) -> tuple[str, ...]:

@@ -32,10 +32,13 @@ def with_chosen_layout(config: EngineConfig, world: World, checkpoint: Checkpoin
     model.
     """
     divided = (
-        config.pipeline_parallel_size or config.tensor_parallel_size or config.model_draft or config.prefill != "auto"
+        config.pipeline_parallel_size
+        or config.tensor_parallel_size
+        or config.has_draft_model
+        or config.prefill != "auto"
     )
     chooses = config.layout == "auto" or not (len(set(world.hosts)) == 1 or divided or config.experts != "auto")
-    if not chooses or not checkpoint.spec.generates or checkpoint.spec.reads_whole:
+    if not chooses or not checkpoint.spec.generates or checkpoint.spec.reads_whole or checkpoint.spec.shares_layers:
         return dataclasses.replace(config, pipeline_parallel_size=config.pipeline_parallel_size or 1)
     from ckdist.layouts.layout_choice import choose_layout
 
@@ -64,10 +67,9 @@ def layers_of_stages(
     from ckdist.layouts.stage_plan import check_stages, divide_layers
 
     check_stages(count, world.size, len(spec.layers))
-    if spec.reads_whole:
-        raise ConfigError(
-            f"{spec.family} has an encoder, which has no stages: leave --pipeline-parallel-size {count} out"
-        )
+    if spec.reads_whole or spec.shares_layers:
+        reason = "has an encoder" if spec.reads_whole else "has layers that read values of others"
+        raise ConfigError(f"{spec.family} {reason}, which allows no stages: leave --pipeline-parallel-size {count} out")
     program = trace(forward, spec, SINGLE, Mesh(), tracer)
     agree(world, "model", program.digest())  # each stage compares only its own part
     speeds = [sum(shares[rank] for rank in ranks) for ranks in ranks_of_stages(world.size, count)] if shares else ()

@@ -70,7 +70,10 @@ def trace_programs(
     # Every stage needs the same plans. The output of an encoder is cached by heads.
     if spec.encoder is not None or not all(world.gather(prefill is not decode)):
         prefill = decode
-    main, layouts = main_forward(spec), [decode] if prefill is decode else [decode, prefill]
+    main = main_forward(spec)
+    if config.spec == "mtp":
+        from ckdist.models.predictor import logits_and_rows as main
+    layouts = [decode] if prefill is decode else [decode, prefill]
     program = trace(main, spec, decode, mesh, tracer)
     if adapter:
         adapter.check(program)

@@ -17,6 +17,7 @@ from ckdist.launcher.channel import Channel
 from ckdist.launcher.children import Children
 from ckdist.launcher.event_loop import EventLoop
 from ckdist.launcher.job import Job
+from ckdist.launcher.keeper import Keeper
 from ckdist.launcher.local_ranks import LocalRanks, StartError, nodes_here
 
 IDLE_SECONDS = 120.0  # limit for a job to arrive
@@ -34,9 +35,10 @@ class Agent:
 
     def __init__(self, reader: int, writer: int) -> None:
         self.loop, self.children = EventLoop(), Children()
+        self.keeper: Keeper | None = None  # of a job whose hosts keep weights: the agent then stays for its next run
         self.ranks = LocalRanks(self.loop, self.children, self)
         self.frames = FrameReader()
-        self.started = self.leaving = False
+        self.started = self.ended_by_itself = self.ending = self.leaving = False
         self.channel = Channel(self.loop, reader, writer, self._take)
 
     def line(self, rank: int, stream: int, text: bytes) -> None:
@@ -52,21 +54,35 @@ class Agent:
         self.channel.send(packed("ended", rank, code))
 
     def run(self) -> int:
-        """Runs until the job or the supervisor has ended. Returns 0."""
+        """Runs until the job or the supervisor has ended. Returns 0.
+
+        If the job keeps weights, the agent stays after a run until the supervisor ends it.
+        """
         handlers = dict.fromkeys(ENDING, self._leave)
         with self.loop.signals({signal.SIGCHLD: lambda _: self.children.reap(), **handlers}):
             self.channel.send(GREETING + packed("hello", __version__))
             deadline = time.monotonic() + IDLE_SECONDS
-            while not self.leaving and not (self.started and self.ranks.done):
+            while not self.leaving:
                 self.loop.turn(time.monotonic() + 60)
-                if not self.started and time.monotonic() > deadline:
+                if not self.started and self.keeper is None and time.monotonic() > deadline:
                     break
-            self.ranks.close()
-            self.channel.send(packed("done"))
+                over = self.started and self.ranks.done
+                if over or self.ending:
+                    if self.keeper is None:
+                        break
+                    self._end_run()
+                    self.ended_by_itself = over
+            self._end_run()
             deadline = time.monotonic() + FLUSH_SECONDS
             while self.channel.writes and self.loop.turn(deadline):
                 pass
         return 0
+
+    def _end_run(self) -> None:
+        self.ranks.close()
+        self.channel.send(packed("done"))
+        self.ranks = LocalRanks(self.loop, self.children, self, self.keeper)
+        self.started = self.ending = False
 
     def _leave(self, *_: object) -> None:
         self.leaving = True
@@ -87,7 +103,7 @@ class Agent:
             job, first, count = parts
             self.started = True
             try:
-                self.ranks.start(Job.from_dict(job), range(first, first + count))
+                self._start(Job.from_dict(job), range(first, first + count))
             except StartError as error:
                 self._fail(str(error), error.code)
         elif word == "count":
@@ -100,9 +116,18 @@ class Agent:
         elif word == "signal":
             self.ranks.signal(*parts)
         elif word == "kill":
+            # A run gets one "done": this may have crossed one that is on its way.
+            self.ending, self.ended_by_itself = not self.ended_by_itself, False
+        elif word == "leave":
             self._leave()
         else:
             self._fail(f"the supervisor sent {word!r}, which this version does not know", 1)
+
+    def _start(self, job: Job, ranks: range) -> None:
+        if job.keeps and self.keeper is None:
+            self.keeper = Keeper()
+            self.ranks = LocalRanks(self.loop, self.children, self, self.keeper)
+        self.ranks.start(job, ranks)
 
     def _fail(self, text: str, code: int) -> None:
         self.channel.send(packed("failed", text, code))

@@ -10,6 +10,7 @@ from ckdist.errors import ConfigError
 from ckdist.launcher.children import NOT_EXECUTABLE, NOT_FOUND, Children
 from ckdist.launcher.event_loop import EventLoop
 from ckdist.launcher.job import Job
+from ckdist.launcher.keeper import Keeper
 from ckdist.launcher.local_ranks import LocalRanks, StartError
 from ckdist.launcher.rank_output import Output
 from ckdist.launcher.remote_ranks import RemoteRanks
@@ -39,6 +40,8 @@ class Attempt:
         placed: The ranks of each host.
         agents: The command that starts the agent on each host; None for this host.
         stop_seconds: Limit for ranks to end after a signal.
+        keeper: Holds the weights of this host's ranks between runs.
+        resting: Hosts whose agents wait for a further run. Takes and leaves them here.
     """
 
     def __init__(
@@ -50,7 +53,10 @@ class Attempt:
         agents: Mapping[str, Sequence[str] | None],
         output: Output,
         stop_seconds: float,
+        keeper: Keeper | None,
+        resting: dict[str, RemoteRanks],
     ) -> None:
+        self._keeper, self._resting = keeper, resting
         self._loop, self._children, self._job, self._output = loop, children, job, output
         self._placed = {host: ranks for host, ranks in placed.items() if ranks}
         self._agents, self._stop_seconds = agents, stop_seconds
@@ -73,8 +79,11 @@ class Attempt:
             self._killed = True
             for host in self._hosts.values():
                 host.kill()
-            for host in self._hosts.values():
-                host.close()
+            for name, host in self._hosts.items():
+                if isinstance(host, RemoteRanks) and self._job.keeps and host.rest():
+                    self._resting[name] = host
+                else:
+                    host.close()
 
     def stop(self, number: int) -> None:
         """Forwards a signal that ends the ranks. They have `stop_seconds`, and less after a second signal."""
@@ -131,7 +140,11 @@ class Attempt:
         for name in self._placed:
             words, events = self._agents[name], HostEvents(self, name)
             if words is None:
-                self._hosts[name] = LocalRanks(self._loop, self._children, events)
+                self._hosts[name] = LocalRanks(self._loop, self._children, events, self._keeper)
+                continue
+            resting = self._resting.pop(name, None)
+            if resting is not None and resting.resume(events):
+                self._hosts[name] = resting
                 continue
             try:
                 self._hosts[name] = RemoteRanks(self._loop, self._children, events, name, words)

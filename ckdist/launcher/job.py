@@ -22,6 +22,8 @@ class Job:
     # True: the output of ranks is read line by line, and no rank has a terminal.
     # False: ranks share the output of this process, and rank 0 its input.
     captured: bool = True
+    # Hosts keep the packed weights of their ranks for the next run.
+    keeps: bool = False
 
     def as_dict(self) -> dict[str, Any]:
         """Returns the fields by name."""

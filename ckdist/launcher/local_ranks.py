@@ -17,6 +17,7 @@ from ckdist.launcher.channel import Channel
 from ckdist.launcher.children import NOT_EXECUTABLE, NOT_FOUND, Child, Children
 from ckdist.launcher.event_loop import EventLoop
 from ckdist.launcher.job import Job
+from ckdist.launcher.keeper import Keeper
 
 LONGEST_LINE = 1 << 16
 KILL_SECONDS = 10.0  # limit for the kernel to end a killed rank
@@ -68,8 +69,8 @@ class LocalRanks:
 
     ready = True  # this host needs no agent
 
-    def __init__(self, loop: EventLoop, children: Children, events: Events) -> None:
-        self._loop, self._children, self._events = loop, children, events
+    def __init__(self, loop: EventLoop, children: Children, events: Events, keeper: Keeper | None = None) -> None:
+        self._loop, self._children, self._events, self._keeper = loop, children, events, keeper
         self._ranks: dict[int, Child] = {}
         self._links: dict[int, Channel] = {}
         self._outputs: list[Channel] = []
@@ -139,6 +140,11 @@ class LocalRanks:
 
     def _start_rank(self, job: Job, rank: int, ranks: range, descriptors: dict[int, int]) -> None:
         environment = job.rank_environment(rank, ranks.start, len(ranks), descriptors)
+        kept: list[int] = []
+        if self._keeper:
+            local = [rank - ranks.start]
+            kept = self._keeper.descriptors(local)
+            environment |= self._keeper.environment(local)
         pipes: list[tuple[int, int]] = [os.pipe(), os.pipe()] if job.captured else []
         terminal = rank == 0 and not (job.captured and os.isatty(0))
         streams = (None if terminal else subprocess.DEVNULL, *(pipes[i][1] if pipes else None for i in range(2)))
@@ -149,7 +155,7 @@ class LocalRanks:
                 environment=environment,
                 folder=job.folder,
                 streams=streams,
-                descriptors=tuple(descriptors.values()),
+                descriptors=(*descriptors.values(), *kept),
                 own_group=job.captured or rank > 0,  # Ctrl-C reaches rank 0 if it shares the terminal
             )
         except OSError as error:

@@ -121,6 +121,24 @@ class RemoteRanks:
         self._close_by = min(self._close_by, time.monotonic() + CLOSE_SECONDS)
         self._channel.send(packed("kill"))
 
+    def rest(self) -> bool:
+        """Waits until the agent has ended its ranks after `kill`. Returns whether it can start ranks again."""
+        while not self.done and self._agent.code is None and self._loop.turn(self._close_by):
+            pass
+        return self.ready and self.done and self._is_connected
+
+    def resume(self, events: HostEvents) -> bool:
+        """Prepares a further run after `rest`. Returns False if the agent has ended; it is then closed."""
+        if not self._is_connected:
+            self.close()
+            return False
+        self._events, self.done, self._closing, self._close_by = events, False, False, math.inf
+        return True
+
+    @property
+    def _is_connected(self) -> bool:
+        return self._agent.code is None and self._channel.reads
+
     def close(self) -> None:
         """Makes the agent end its ranks and itself.
 
@@ -128,6 +146,7 @@ class RemoteRanks:
         connection closes.
         """
         self.kill()
+        self._channel.send(packed("leave"))
         while self._agent.code is None and self._loop.turn(self._close_by):
             pass
         self._agent.signal(signal.SIGKILL)

@@ -13,8 +13,9 @@ from ckdist.launcher.children import Children
 from ckdist.launcher.event_loop import EventLoop
 from ckdist.launcher.hosts import Host, place_ranks
 from ckdist.launcher.job import Job
+from ckdist.launcher.keeper import Keeper
 from ckdist.launcher.rank_output import Output
-from ckdist.launcher.remote_ranks import SSH, agent_words
+from ckdist.launcher.remote_ranks import SSH, RemoteRanks, agent_words
 
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0  # seconds before a restart; the pause doubles each time
 SETTLED_SECONDS = 600.0  # after this run time the count of restarts begins again
@@ -38,6 +39,8 @@ class Supervisor:
 
     Args:
         agent: Template that starts the agent of a host. None: ssh, and no agent on this host.
+        keeper: Holds the weights of this host's ranks. None: made if the job keeps them.
+        spares: Hosts that take the ranks of a host that cannot be reached.
         children: Processes that the caller has started. All other children count as left behind by ranks.
 
     Raises:
@@ -52,12 +55,17 @@ class Supervisor:
         output: Output,
         agent: str | None = None,
         children: Children | None = None,
+        keeper: Keeper | None = None,
+        spares: Sequence[Host] = (),
     ) -> None:
+        self._spares = list(spares)
+        self._keeper = keeper or (Keeper() if job.keeps else None)
+        self._resting: dict[str, RemoteRanks] = {}
         self._job, self._policy, self._output = job, policy, output
-        self._placed = place_ranks(job.size, hosts)
+        self._placed: Mapping[str, range] = place_ranks(job.size, hosts)
         self._agents: dict[str, Sequence[str] | None] = {
             host.name: None if host.is_this and agent is None else agent_words(agent or SSH, host.name)
-            for host in hosts
+            for host in (*hosts, *spares)
         }
         if policy.min_ranks is not None and policy.min_ranks > job.size:
             raise ConfigError(f"--min-ranks ({policy.min_ranks}) is more than the {job.size} ranks of the job")
@@ -72,27 +80,34 @@ class Supervisor:
         handlers: dict[int, Callable[[int], object]] = {signal.SIGCHLD: lambda _: self._children.reap()}
         handlers |= dict.fromkeys(STOPPING, self._stop) | dict.fromkeys(PASSED_ON, self._pass_on)
         with self._loop.signals(handlers):
-            used, pause = 0, FIRST_PAUSE
-            while True:
-                outcome = self._run_once()
-                if time.monotonic() - self._begun > SETTLED_SECONDS:
-                    used, pause = 0, FIRST_PAUSE
-                if self._stopped or not outcome.again or used >= self._policy.restarts:
-                    self._report_end(outcome, used)
-                    return outcome.code
-                used += 1
-                left = f"restart {used} of {self._policy.restarts}"
-                self._output.say(f"{outcome.reason}; all ranks start again in {pause:g} s ({left})")
-                if self._waited(pause):
-                    return outcome.code
-                pause = min(2 * pause, LONGEST_PAUSE)
+            try:
+                return self._run_with_restarts()
+            finally:
+                for host in self._resting.values():
+                    host.close()
+
+    def _run_with_restarts(self) -> int:
+        used, pause = 0, FIRST_PAUSE
+        while True:
+            outcome = self._run_once()
+            if time.monotonic() - self._begun > SETTLED_SECONDS:
+                used, pause = 0, FIRST_PAUSE
+            if self._stopped or not outcome.again or used >= self._policy.restarts:
+                self._report_end(outcome, used)
+                return outcome.code
+            used += 1
+            left = f"restart {used} of {self._policy.restarts}"
+            self._output.say(f"{outcome.reason}; all ranks start again in {pause:g} s ({left})")
+            if self._waited(pause):
+                return outcome.code
+            pause = min(2 * pause, LONGEST_PAUSE)
 
     def _run_once(self) -> Outcome:
         """Runs the job once.
 
         If hosts cannot be reached, continues on the others if they are enough, else waits for all hosts.
         """
-        placed: Mapping[str, range] = self._placed
+        placed = self._placed
         patience, said = time.monotonic() + AWAIT_SECONDS, ""
         while True:
             outcome = self._attempt_on(placed)
@@ -100,6 +115,12 @@ class Supervisor:
             fewer = sum(host.slots or 0 for host in left)
             if self._stopped or not outcome.unreached:
                 return outcome
+            if (spare := self._take_spare(outcome.unreached[0], placed)) is not None:
+                self._output.say(f"{outcome.reason}; {spare} takes its ranks")
+                placed = self._placed = {
+                    spare if name == outcome.unreached[0] else name: ranks for name, ranks in placed.items()
+                }
+                continue
             if left and fewer >= (self._policy.min_ranks or self._job.size):
                 self._output.say(f"{outcome.reason}; continuing with {fewer} of {self._job.size} ranks")
                 placed = place_ranks(fewer, left)
@@ -113,10 +134,19 @@ class Supervisor:
             if self._waited(REACH_PAUSE):
                 return outcome
 
+    def _take_spare(self, lost: str, placed: Mapping[str, range]) -> str | None:
+        """Removes the first spare that has slots for the ranks of `lost`, and returns its name."""
+        for spare in self._spares:
+            if spare.slots is None or spare.slots >= len(placed[lost]):
+                self._spares.remove(spare)
+                return spare.name
+        return None
+
     def _attempt_on(self, placed: Mapping[str, range]) -> Outcome:
         job, self._begun = replace(self._job, size=sum(map(len, placed.values()))), time.monotonic()
         self._attempt = Attempt(
-            self._loop, self._children, job, placed, self._agents, self._output, self._policy.stop_seconds
+            *(self._loop, self._children, job, placed, self._agents, self._output, self._policy.stop_seconds),
+            *(self._keeper, self._resting),
         )
         outcome = self._attempt.run()
         self._attempt = None

@@ -16,6 +16,7 @@ class WeightBytes:
 
     total: int
     experts: int = 0  # bytes of experts, a part of `total`
+    kept: int = 0  # bytes of `total` that the last start has allocated
 
     def __str__(self) -> str:
         if not self.experts:
@@ -34,12 +35,13 @@ def cache_name(types: CacheTypes) -> str:
     return "/".join(dict.fromkeys(types))
 
 
-def free_memory(ranks_on_host: int, limit: int | None = None) -> int:
+def free_memory(ranks_on_host: int, limit: int | None = None, kept: int = 0) -> int:
     """Bytes of free memory per rank of this host, without those that the rank's loaded models will still touch.
 
-    `limit`: most bytes of all ranks of this host (--memory).
+    `limit`: most bytes of all ranks of this host (--memory). `kept`: allocated bytes of each rank that count as free.
     """
-    promised, available = native.lib.ckdist_promised_memory(), native.lib.ckdist_available_memory()
+    promised = native.lib.ckdist_promised_memory()
+    available = native.lib.ckdist_available_memory() + ranks_on_host * kept
     return min(available, available if limit is None else limit) // ranks_on_host - promised - RESERVE
 
 

@@ -100,7 +100,7 @@ def make_plan(
     placement = topology.place(world, max(threads, threads_batch))
     types = config.cache_type_k, config.cache_type_v
     per_block, per_slot = block_bytes(caches, types), slot_bytes(caches)
-    free = free_memory(world.local_size, config.own_memory)
+    free = free_memory(world.local_size, config.own_memory, weights.kept)
     slots = _state_slots(config, world, per_slot, free - weights.total)
     room = free - weights.total - slots * per_slot
     if room < per_block:
@@ -137,7 +137,7 @@ def make_plan(
         total = min(total, most_tokens + sequences * BLOCK_TOKENS)
     context = min(context, total)
     blocks = -(-total // BLOCK_TOKENS)
-    cache = CacheConfig(most_tokens, sequences, context, blocks, *types, slots)
+    cache = CacheConfig(most_tokens, sequences, context, blocks, *types, slots, spec.predicts * most_tokens)
     return Plan(mesh, prefill, layout, cache, threads, threads_batch, spins, placement, max(0, free))
 
 

@@ -8,7 +8,7 @@ from ckdist.errors import ConfigError
 from ckdist.layout import Range
 from ckdist.layouts.rough_cost import work
 from ckdist.mesh import Mesh
-from ckdist.program.program import Program
+from ckdist.program.program import Instr, Program
 from ckdist.weights.packed_type import WeightCost
 
 PROMPT = 2048  # tokens of the prompt for which layers are divided
@@ -47,7 +47,25 @@ def divide_layers(
         layers[0] += embedding
         layers[-1] += last  # the head
         shares.append([each / sum(layers) for each in layers])
-    return even_slices([decode + prompt for decode, prompt in zip(*shares, strict=True)], count, speeds)
+    costs, starts = [decode + prompt for decode, prompt in zip(*shares, strict=True)], first_layers(parts[1:-1])
+    if len(starts) < count:
+        raise ConfigError(
+            f"--pipeline-parallel-size {count} is more than the {len(starts)} groups of layers of the model: layers "
+            "that share a selection of positions are in one stage"
+        )
+    bounds = [*starts, len(costs)]
+    slices = even_slices([sum(costs[begin:end]) for begin, end in pairwise(bounds)], count, speeds)
+    return [(bounds[begin], bounds[end]) for begin, end in slices]
+
+
+def first_layers(layers: Sequence[Sequence[Instr]]) -> list[int]:
+    """The layers that a stage may begin with: they and the later ones read only the boundary before them."""
+    made = {v.name: i for i, part in enumerate(layers) for instr in part[:-1] for v in instr.outputs}
+    reads = [
+        min([i, *(made.get(v.name, i) for instr in part if instr.op != "tally" for v in instr.inputs)])
+        for i, part in enumerate(layers)
+    ]
+    return [i for i in range(len(layers)) if min(reads[i:]) >= i]
 
 
 def even_slices(costs: Sequence[float], count: int, speeds: Sequence[int] = ()) -> list[Range]:

@@ -5,25 +5,21 @@ sharding. The forward calls `g.reduce` if a result may be partial, and `g.to_hea
 nothing in a layout that does not need them.
 """
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
 
-from ckdist.errors import ConfigError
 from ckdist.layout import SINGLE, Dim
 from ckdist.mesh import Mesh
 from ckdist.models.blocks.attention import Rows, all_rows, attention
 from ckdist.models.blocks.ffn import dense_ffn
 from ckdist.models.blocks.moe import moe_ffn
 from ckdist.models.blocks.norm import RowNorm
-from ckdist.models.spec import GatedDeltaNet, LatentAttention, ModelSpec, MoeFfn
+from ckdist.models.spec import DenseFfn, GatedDeltaNet, LatentAttention, ModelSpec, MoeFfn
 from ckdist.program.program import Value, Weight
 from ckdist.program.tracer import Tracer, trace
 
-if TYPE_CHECKING:
-    from ckdist.program.training_tracer import TrainingTracer
-
 EMBEDDING = "model.embed_tokens.weight"
 OUTPUT = "lm_head.weight"
+PER_LAYER = "model.embed_tokens_per_layer.weight"  # read by rows in its file, never packed
 OUTPUT_BIAS = "lm_head.bias"
 
 
@@ -32,10 +28,20 @@ def projection(index: int) -> str:
     return f"model.projection_{index}.weight"
 
 
-def block(g: Tracer, x: Value, model: ModelSpec, layer: int, rows: Rows = all_rows) -> Value:
+def block(
+    g: Tracer,
+    x: Value,
+    model: ModelSpec,
+    layer: int,
+    rows: Rows = all_rows,
+    kept: dict[int, tuple[Value, Value]] | None = None,
+    inputs: Sequence[Value] = (),
+) -> Value:
     """One layer: x + mixer(norm(x)), then cross-attention if there is one, then x + ffn(norm(x)).
 
     x: (tokens, hidden) -> (rows, hidden), for the rows that `rows` selects.
+
+    `kept`: keys and values of earlier layers. `inputs`: the layers' inputs, if the model has per-layer embeddings.
     """
     spec, norms = model.layers[layer], RowNorm(model.norm, model.norm_eps)
     path, names, eps = f"{model.root}.layers.{layer}", spec.norms, norms.eps
@@ -51,15 +57,15 @@ def block(g: Tracer, x: Value, model: ModelSpec, layer: int, rows: Rows = all_ro
     normed, mixer, cross = norm(x, names.before_mixer), spec.mixer, spec.cross
     select_rows = rows if cross is None else all_rows  # the last attention of a layer selects rows
     if isinstance(mixer, GatedDeltaNet):
-        from ckdist.models.blocks.gated_delta_net import gated_delta_net
+        from ckdist.models.blocks.gated_delta_net import linear_attention
 
-        mixed = gated_delta_net(g, normed, mixer, f"{path}.linear_attn", layer, eps, select_rows)
+        mixed = linear_attention(g, normed, mixer, path, layer, eps, select_rows)
     elif isinstance(mixer, LatentAttention):
         from ckdist.models.blocks.latent_attention import latent_attention
 
         mixed = latent_attention(g, normed, mixer, f"{path}.self_attn", layer, eps, select_rows)
     else:
-        mixed = attention(g, normed, mixer, f"{path}.self_attn", layer, eps, select_rows)
+        mixed = attention(g, normed, mixer, f"{path}.self_attn", layer, eps, select_rows, kept)
     of_mixer, of_ffn = names.replaces_stream
     x = add(select_rows(normed if of_mixer else x), mixed, names.after_mixer)
     if cross is not None:
@@ -70,9 +76,23 @@ def block(g: Tracer, x: Value, model: ModelSpec, layer: int, rows: Rows = all_ro
         x = add(rows(normed if cross.replaces_stream else x), mixed, None)
     normed, ffn = norm(x, names.before_ffn), spec.ffn
     x = normed if of_ffn else x
-    if isinstance(ffn, MoeFfn):
-        return add(x, moe_ffn(g, normed, ffn, f"{path}.mlp"), names.after_ffn)
-    return add(x, dense_ffn(g, normed, ffn, f"{path}.mlp"), names.after_ffn)
+    x = add(x, feed_forward(g, x, normed, ffn, path, eps), names.after_ffn)
+    if not inputs and not spec.scalar:
+        return x
+    from ckdist.models.blocks.per_layer import end_of_layer
+
+    return end_of_layer(g, x, rows(inputs[layer]) if inputs else None, model, path, spec.scalar)
+
+
+def feed_forward(g: Tracer, x: Value, normed: Value, ffn: DenseFfn | MoeFfn, path: str, eps: float) -> Value:
+    """The feed-forward of a layer. x: (rows, hidden); `normed`: its norm."""
+    if isinstance(ffn, DenseFfn):
+        return dense_ffn(g, normed, ffn, f"{path}.mlp")
+    if not ffn.dense_size:
+        return moe_ffn(g, normed, ffn, f"{path}.mlp")
+    from ckdist.models.blocks.per_layer import moe_and_dense
+
+    return moe_and_dense(g, x, normed, ffn, path, eps)
 
 
 def table(g: Tracer, spec: ModelSpec, name: str) -> Weight:
@@ -90,9 +110,13 @@ def hidden(g: Tracer, ids: Value, spec: ModelSpec, rows: Rows = all_rows) -> Val
         positions = rows_of("embed_positions", spec.positions) if spec.positions else None
         types = rows_of("embed_types", spec.token_types) if spec.token_types else None
         x = g.add(g.embed_positions(ids, positions, types, spec.first_position), x)
-    x = g.boundary(x)
+    x, kept, inputs = g.boundary(x), dict[int, tuple[Value, Value]](), ()
+    if spec.layer_inputs:
+        from ckdist.models.blocks.per_layer import layer_inputs
+
+        inputs = layer_inputs(g, ids, x, spec)
     for i in range(len(spec.layers)):
-        x = g.boundary(block(g, x, spec, i, rows if i == len(spec.layers) - 1 else all_rows))
+        x = g.boundary(block(g, x, spec, i, rows if i == len(spec.layers) - 1 else all_rows, kept, inputs))
     return x
 
 
@@ -113,8 +137,12 @@ def final_norm(g: Tracer, x: Value, spec: ModelSpec) -> Value:
 
 def forward(g: Tracer, ids: Value, spec: ModelSpec) -> Value:
     """(tokens,) ids -> (outputs, vocab) logits of the tokens that the batch selects."""
-    x = g.scale(final_norm(g, g.gather(hidden(g, ids, spec, g.select_rows)), spec), spec.logit_scale)
-    out = head(g, spec)
+    return logits(g, final_norm(g, g.gather(hidden(g, ids, spec, g.select_rows)), spec), spec)
+
+
+def logits(g: Tracer, x: Value, spec: ModelSpec) -> Value:
+    """(outputs, hidden) after the last norm -> (outputs, vocab)."""
+    out, x = head(g, spec), g.scale(x, spec.logit_scale)
     bias = (g.weight(OUTPUT_BIAS, out.dims[0]),) if spec.output_bias else ()
     return g.gather(g.soft_cap(g.linear(x, out, bias=bias, names=["logits"]), spec.logit_soft_cap))
 
@@ -134,53 +162,26 @@ def hidden_rows(g: Tracer, ids: Value, spec: ModelSpec) -> Value:
     return g.output_rows(x)
 
 
-def encode(g: Tracer, ids: Value, spec: ModelSpec) -> Value:
-    """(tokens,) ids -> (outputs, hidden) of the encoder after its last norm, for the tokens that the batch selects.
-
-    It also caches the keys and values of each layer's cross-attention.
-    """
-    from ckdist.models.blocks.cross_attention import store_cross
-
-    encoder = spec.encoder
-    if encoder is None:
-        raise ConfigError(f"{spec.family} has no encoder")
-    x = hidden(g, ids, encoder)
-    read = final_norm(g, x, encoder)
-    for i, layer in enumerate(spec.layers):
-        if layer.cross is not None:
-            path = f"{spec.root}.layers.{i}.cross_attn"
-            store_cross(g, read, layer.cross.attention, path, spec.first_cross_cache + i)
-    return g.output_rows(final_norm(g, g.select_rows(x), encoder))
-
-
 def hidden_forward(spec: ModelSpec) -> Callable[[Tracer, Value, ModelSpec], Value]:
     """The forward that makes hidden states: those of the encoder, if the model has one."""
-    return hidden_rows if spec.encoder is None else encode
+    if spec.encoder is None:
+        return hidden_rows
+    from ckdist.models.encoder import encode
+
+    return encode
 
 
 def main_forward(spec: ModelSpec) -> Callable[[Tracer, Value, ModelSpec], Value]:
     """The forward that reads all weights, except those of `spec.encoder`. For an encoder it is `hidden_rows`."""
+    if spec.predicts:
+        from ckdist.models.predictor import predict
+
+        return predict
     return forward if spec.generates else hidden_rows
-
-
-def loss(g: "TrainingTracer", ids: Value, targets: Value, spec: ModelSpec) -> Value:
-    """(tokens,) ids and targets (-1: no target) -> the sum of losses over the tokens of all ranks.
-
-    It includes the load-balancing loss of experts.
-    """
-    if not spec.generates:
-        raise ConfigError(f"{spec.family} is an encoder: it can be served, not trained; choose another model")
-    if spec.encoder is not None:
-        raise ConfigError(f"{spec.family} has an encoder: it can be served, not trained; choose another model")
-    x = g.scale(final_norm(g, hidden(g, ids, spec), spec), spec.logit_scale)
-    total = g.cross_entropy(x, targets, head(g, spec), spec.logit_soft_cap)
-    if spec.balance_coefficient:
-        total = g.add(total, g.balance_loss(targets, spec.balance_coefficient))
-    return g.reduce(total)
 
 
 def weight_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
     """Name -> shape, (out, in) or (n,), of all weights that the forward reads. Tied embeddings have one entry."""
-    forwards = [main_forward(spec), *([] if spec.encoder is None else [encode])]
+    forwards = [main_forward(spec), *([] if spec.encoder is None else [hidden_forward(spec)])]
     weights = [w for one in forwards for w in trace(one, spec, SINGLE, Mesh()).weights]
     return {w.name: tuple(d.elements for d in w.dims) for w in weights}

@@ -10,7 +10,7 @@ from ckdist.errors import ModelFileError
 from ckdist.models.fields import Fields
 from ckdist.models.spec import RopeSpec
 
-KNOWN_SCALINGS = ("default", "mrope", "linear", "dynamic", "llama3", "yarn", "longrope")
+KNOWN_SCALINGS = ("default", "mrope", "linear", "dynamic", "llama3", "yarn", "longrope", "proportional")
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ def llama3(
 ) -> np.ndarray:
     """Stretches long wavelengths by `factor`, keeps short ones, and blends between both. Llama 3.1 model card."""
     turns = original_context * frequencies / (2 * math.pi)  # rotations over the original context
-    keep = np.clip((turns - low_freq) / (high_freq - low_freq), 0, 1)
+    keep = np.clip((turns - low_freq) / max(high_freq - low_freq, 1e-30), 0, 1)  # a step if both are equal
     return frequencies * (keep + (1 - keep) / factor)
 
 
@@ -110,8 +110,8 @@ def from_fields(scaling: Fields, shape: RopeShape, outer: Fields) -> RopeSpec:
         frequencies = linear(frequencies, scaling.number("factor", low=1e-6, high=1e6))
     elif kind == "llama3":
         low, high = scaling.number("low_freq_factor"), scaling.number("high_freq_factor")
-        if low >= high:
-            raise scaling.error("low_freq_factor", low, f"below high_freq_factor, which is {high:g}")
+        if low > high:
+            raise scaling.error("low_freq_factor", low, f"at most high_freq_factor, which is {high:g}")
         original = scaling.integer("original_max_position_embeddings", max_position, high=1 << 30)
         frequencies = llama3(frequencies, scaling.number("factor", low=1e-6, high=1e6), low, high, original)
     elif kind == "yarn":
@@ -124,6 +124,10 @@ def from_fields(scaling: Fields, shape: RopeShape, outer: Fields) -> RopeSpec:
         if all(scales):
             magnitude = yarn_magnitude(factor, scales[0]) / yarn_magnitude(factor, scales[1])
         magnitude = scaling.number("attention_factor", magnitude, high=1e3)
+    elif kind == "proportional":  # the fraction of pairs that rotate, with the frequencies of a whole head
+        share = scaling.number("partial_rotary_factor", 1.0, high=1.0)
+        frequencies = linear(frequencies, scaling.number("factor", 1.0, low=1e-6, high=1e6))
+        frequencies[int(share * shape.head_dim // 2) :] = 0
     elif kind == "dynamic" and (alpha := scaling.number("alpha", 0.0, low=-1.0, high=1e6)):
         dims = 2 * len(frequencies)
         theta *= alpha ** (dims / (dims - 2))  # NTK-aware scaling with a fixed factor (Hunyuan)

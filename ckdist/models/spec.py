@@ -5,7 +5,7 @@ A model is a tuple of layers, each with its own description. It does not depend 
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,6 +13,9 @@ from ckdist.errors import ArchitectureError
 from ckdist.layout import Dim, Sharding
 from ckdist.program.query_scale import QueryScale
 from ckdist.program.routing import Routing
+
+if TYPE_CHECKING:
+    from ckdist.models.indexer import Indexer
 
 
 @dataclass(frozen=True)
@@ -68,13 +71,18 @@ class Attention:
     Attributes:
         rope: Name of one of the model's rotations. None: no rotation.
         window: Positions that a token attends to. 0: all.
-        qk_norm: "head": norm each head of queries and keys. "row": norm all heads of a token together. "": no norm.
+        chunk: Tokens of a chunk; a token attends only to its own chunk. 0: no chunks.
+        qk_norm: "head": norm each head of queries and keys. "unit": the same without weights. "row": norm all heads of
+            a token together. "": no norm.
         norms_rotated: The norm of each head comes after its rotation.
         gated: Multiply the output of each head by the sigmoid of a gate.
         sinks: Each head has a learned score that adds to the sum of its softmax and has no value.
         bidirectional: A token also attends to later tokens. A window then extends equally to both sides.
         relative: A bias on scores by distance.
         query_scale: A factor on queries by their position.
+        value_norm: Norm each head of values, without weights.
+        keys_as_values: Values are the keys before their norm and rotation.
+        source: Number of the layer whose keys and values it reads. None: its own.
     """
 
     num_heads: int
@@ -84,6 +92,7 @@ class Attention:
     value_dim: int = 0  # of values; 0: head_dim
     rope: str | None = "global"
     window: int = 0
+    chunk: int = 0
     soft_cap: float = 0.0  # on scores; 0: none
     qkv_bias: bool = False
     o_bias: bool = False
@@ -94,6 +103,9 @@ class Attention:
     bidirectional: bool = False
     relative: RelativeBias | None = None
     query_scale: QueryScale | None = None
+    value_norm: bool = False
+    keys_as_values: bool = False
+    source: int | None = None
 
     @property
     def value_width(self) -> int:
@@ -115,6 +127,9 @@ class GatedDeltaNet:
     value_dim: int  # of values, per head
     conv_kernel: int = 4  # kernel length of the short convolution, in tokens
     tiled: bool = False
+    by_row: bool = False  # each row of a state has its own decay: Kimi Delta Attention, arXiv:2510.26692
+    gate_rank: int = 0  # with `by_row`: low rank of decays and output gates; 0: one matrix makes them
+    lowest: float = 0.0  # with `by_row`: logarithm of the least decay, below 0; 0: none
 
     def heads(self, sharding: Sharding, width: int = 1) -> tuple[Dim, Dim]:
         """The dimensions of value heads and key heads, of `width` elements each.
@@ -146,6 +161,8 @@ class LatentAttention:
     rope: str | None = "global"
     norm_eps: float = 0.0  # epsilon of the norms of both low ranks; 0: the model's
     query_scale: QueryScale | None = None
+    indexer: "Indexer | None" = None  # a token sees the positions that this chooses
+    shares_positions: bool = False  # a token sees those of the last layer with an indexer
 
     @property
     def head_dim(self) -> int:
@@ -180,6 +197,9 @@ class MoeFfn:
     shared_size: int = 0  # intermediate size of the shared expert, which all tokens use; 0: none
     shared_gate: bool = False  # multiply the output of the shared expert by sigmoid(w x)
     bias: bool = False  # of the router and of the routed experts
+    shares_input: bool = False  # shares multiply the inputs of routed experts in place of their outputs
+    share_factors: bool = False  # each expert has a learned factor of its share
+    dense_size: int = 0  # intermediate size of a dense feed-forward that is added, each with its own norms; 0: none
 
 
 @dataclass(frozen=True)
@@ -219,6 +239,7 @@ class LayerSpec:
     norms: Norms = Norms()
     residual_scale: float = 1.0
     cross: CrossAttention | None = None
+    scalar: bool = False  # the output of the layer is multiplied by a learned number
 
     @property
     def attention(self) -> Attention:
@@ -226,6 +247,19 @@ class LayerSpec:
         if not isinstance(self.mixer, Attention):
             raise ArchitectureError(f"a layer has {type(self.mixer).__name__} where attention is expected")
         return self.mixer
+
+
+@dataclass(frozen=True)
+class LayerInputs:
+    """Per-layer embeddings: x + norm(projection(f(gate x) * input)) at the end of each layer.
+
+    A layer's input is (norm(projection of the token's embedding) + the token's row of a table) / sqrt(2). The table is
+    read by rows from its file.
+    """
+
+    width: int  # of a layer's input
+    rows: int  # of the table; tokens beyond have its first row
+    activation: str = "gelu_tanh"
 
 
 @dataclass(frozen=True)
@@ -265,7 +299,9 @@ class ModelSpec:
     start_tokens: tuple[int, ...] = ()  # decoding begins with these if there is an encoder
     banned_tokens: tuple[int, ...] = ()  # never sampled
     output_bias: bool = False  # the output projection has a bias
+    layer_inputs: LayerInputs | None = None
     projections: tuple[int, ...] = ()  # widths of dense layers after the last norm, which make embeddings
+    predicts: bool = False  # a layer that predicts the token after the next one: see predictor.py
     balance_coefficient: float = field(default=0.0, compare=False)  # of the load-balancing loss in training; 0: none
 
     @property
@@ -277,6 +313,13 @@ class ModelSpec:
     def reads_whole(self) -> bool:
         """Whether a prompt must be computed in one step, because its tokens attend to later ones."""
         return self.encoder is not None or not self.generates
+
+    @property
+    def shares_layers(self) -> bool:
+        """Whether layers read values of earlier ones: caches, or inputs that are made before the first layer."""
+        return self.layer_inputs is not None or any(
+            isinstance(layer.mixer, Attention) and layer.mixer.source is not None for layer in self.layers
+        )
 
     @property
     def first_cross_cache(self) -> int:

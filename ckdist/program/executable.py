@@ -172,7 +172,7 @@ class Executable:
         self.splits_roles = any(key.prompts for key in self._numbers)
         self.adapters = max(plan.lowered.adapters for plan in plans)  # slots for adapters of sequences
         self.dispatches = any(key.by_host for key in self._numbers)  # hosts may share rows out
-        rows = [b.width for plan in hidden_plans for b in plan.lowered.buffers if b.place == "hidden"]
+        rows = [b.width for plan in plans for b in plan.lowered.buffers if b.place == "hidden"]
         self._hidden_width = max(rows, default=0)
         self.prefill_from, self.dispatch_from = 0, sys.maxsize
         self.prefill_tokens = [0] * self.layouts  # by layout, DECODE or PREFILL: tokens of all steps with prompts
@@ -309,12 +309,16 @@ class Executable:
         """
         selected, hidden = self._collect()
         if hidden:
-            if self._hidden is None:
-                self._hidden = self._rows(native.lib.ckdist_executable_hidden(self._handle), self._hidden_width)
-            return self._hidden[:selected]
+            return self.output_rows()[:selected]
         if self._logits is None:
             self._logits = self._rows(native.lib.ckdist_executable_logits(self._handle), self.vocab_size)
         return self._logits[:selected]
+
+    def output_rows(self) -> np.ndarray:
+        """Rank 0: the last step's float32 rows (max_tokens, hidden) that its plan marks beside logits."""
+        if self._hidden is None:
+            self._hidden = self._rows(native.lib.ckdist_executable_hidden(self._handle), self._hidden_width)
+        return self._hidden
 
     def _rows(self, address: native.CData, width: int) -> np.ndarray:
         """A view of the native float32 array (max_tokens, width) at `address`."""

@@ -71,21 +71,24 @@ def linear_with_what_follows(graph: Graph, linear: Instr) -> dict[str, Instr]:
         adapted = dict(zip((v.name for v in reader.inputs[1:]), reader.outputs, strict=True))
         value = adapted.get(value.name, value)
     reader = graph.reader(value)
+    if reader is not None and reader.op == "gated" and len(linear.outputs) == 1:
+        return parts  # `up` is made elsewhere: the step that reads the result computes it
     if reader is not None and reader.op in ("gated", "soft_cap", "activate"):
         parts[reader.op] = reader
     return parts
 
 
 def output_with_its_norm(graph: Graph, output: Instr) -> dict[str, Instr]:
-    """The norm and residual that make the output rows of the program."""
+    """The norm and residual that make the output rows of the program, or the input of experts."""
     return normed(graph, output.inputs[0])
 
 
 def normed(graph: Graph, value: Value) -> dict[str, Instr]:
-    """`value` = factor * norm(x + post_factor * rms_norm(y)), or y * sigmoid(gate). Each part is optional."""
+    """`value` = factor * norm(scalar * (x + post_factor * rms_norm(y))), or y * f(gate). Each part is optional."""
     parts = {}
     gate = graph.maker(graph.source(value), "gated")
-    if gate is not None and gate.attrs["function"] == "sigmoid":
+    of_layer = gate is not None and graph.maker(graph.source(gate.inputs[1]), "layer_inputs")
+    if gate is not None and (of_layer or gate.attrs["function"] == "sigmoid"):
         return {"out_gate": gate}
     scale = graph.maker(graph.source(value), "scale")
     if norm := graph.maker(graph.source(scale.inputs[0] if scale else value), "rms_norm", "layer_norm"):
@@ -97,8 +100,13 @@ def normed(graph: Graph, value: Value) -> dict[str, Instr]:
 
 
 def residual(graph: Graph, value: Value) -> dict[str, Instr]:
-    """`value` = x + post_factor * rms_norm(y). The factor and the norm are optional; without an add it is y alone."""
+    """`value` = scalar * (x + post_factor * rms_norm(y)). The factors and the norm are optional; without an add it is y
+    alone.
+    """
     parts = {}
+    if by := graph.maker(graph.source(value), "scale_by"):
+        parts["scalar"] = by
+        value = by.inputs[0]
     if add := graph.maker(graph.source(value), "add"):
         parts["add"] = add
         value = add.inputs[1]
@@ -123,7 +131,7 @@ def sent_rows(graph: Graph, send: Instr) -> dict[str, Instr]:
 
 
 def rotated_attention(
-    graph: Graph, attend: Instr, norms: tuple[str, ...] = ("rms_norm", "norm_latent")
+    graph: Graph, attend: Instr, norms: tuple[str, ...] = ("rms_norm", "norm_latent", "l2_norm")
 ) -> dict[str, Instr]:
     """The norms and rotations of an attention's queries and keys, in any order, then the scale of queries.
 
@@ -136,6 +144,8 @@ def rotated_attention(
             if f"{name}_{part}" not in parts and (made := graph.maker(value, *ops)):
                 parts[f"{name}_{part}"] = made
                 value = made.inputs[0]
+    if len(attend.inputs) > 2 and (made := graph.maker(attend.inputs[2], "l2_norm")):
+        parts["v_norm"] = made
     return parts
 
 
@@ -170,6 +180,7 @@ def norm_over_heads(graph: Graph, value: Value) -> Instr | None:
 PATTERNS: dict[str, Callable[[Graph, Instr], dict[str, Instr]]] = {
     "embed": scaled_embedding,
     "linear": linear_with_what_follows,
+    "experts": output_with_its_norm,
     "output_rows": output_with_its_norm,
     "mean_rows": output_with_its_norm,
     "all_gather": gathered_rows,

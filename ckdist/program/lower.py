@@ -28,6 +28,7 @@ from ckdist.program.cache import LayerCache
 from ckdist.program.fusion import fuse, normed, residual
 from ckdist.program.lowered import SLOTS, Buffer, Lowered, MatrixKey, StepList, VectorKey
 from ckdist.program.lowering import Lowering
+from ckdist.program.ops.elementwise import GATES
 from ckdist.program.program import Instr, Program, Value, Weight
 from ckdist.program.step import ABSENT, NO_SPAN, MatrixIndex, Span, ValueIndex, VectorIndex
 
@@ -36,11 +37,12 @@ Key = TypeVar("Key", MatrixKey, VectorKey)
 
 @dataclass(frozen=True)
 class Residual:
-    """x + post_factor * norm(sum of y), as operand indices. Absent operands are ABSENT."""
+    """scalar * (x + post_factor * norm(sum of y)), as operand indices. Absent operands are ABSENT."""
 
     x: ValueIndex
     y: ValueIndex
     post_norm: VectorIndex = VectorIndex(ABSENT)
+    scalar: VectorIndex = VectorIndex(ABSENT)
     post_eps: float = 0.0
     post_factor: float = 1.0
 
@@ -250,7 +252,8 @@ class ServingLowering(Lowering):
     def residual(self, value: Value) -> Residual:
         """The residual that makes `value`, or its buffer alone. Raises LayoutError if x is not in memory."""
         value = self.source(value)
-        add = self.graph.maker(value, "add")
+        by = self.graph.maker(value, "scale_by")
+        add = self.graph.maker(by.inputs[0] if by else value, "add")
         if value.name in self.at or add is None:
             return Residual(ValueIndex(ABSENT), self.place_of(value))
         x = self.place_of(add.inputs[0])
@@ -258,10 +261,12 @@ class ServingLowering(Lowering):
             raise LayoutError(f"cannot lower an add whose first operand was not normed before: {add}")
         parts = residual(self.graph, value)
         factor = parts["post_factor"].attrs["factor"] if "post_factor" in parts else 1.0
+        scalar = self.vector(by.weight(0) if by else None)
         if norm := parts.get("post_norm"):
-            return Residual(x, self.place_of(norm.inputs[0]), self.vector(norm.weights[0]), norm.attrs["eps"], factor)
+            y, weight = self.place_of(norm.inputs[0]), self.vector(norm.weights[0])
+            return Residual(x, y, weight, scalar, norm.attrs["eps"], factor)
         y = parts["post_factor"].inputs[0] if "post_factor" in parts else add.inputs[1]
-        return Residual(x, self.place_of(y), post_factor=factor)
+        return Residual(x, self.place_of(y), scalar=scalar, post_factor=factor)
 
     def columns(self, value: Value) -> list[Range]:
         """The column ranges of matrices that read `value`: one per shard whose products are summed, or one for all."""
@@ -275,6 +280,8 @@ class ServingLowering(Lowering):
         """
         if value.name not in self.prepared:
             self._norm_quantize(value)
+        elif (last := next(reversed(self.prepared))) != value.name:  # threads keep the activations of one value
+            raise LayoutError(f"cannot lower: {name} reads %{value.name} after a linear of %{last}; reorder them")
         return self.prepared[value.name][name]
 
     def normed(self, value: Value) -> tuple[Residual, dict[str, Any]]:
@@ -326,6 +333,7 @@ class ServingLowering(Lowering):
             **source.fields(),
             **numbers,
             gate=self.place_of(gate.inputs[0]) if gate is not None else ValueIndex(ABSENT),
+            gate_function=GATES[gate.attrs["function"] if gate is not None else "none"],
             sum=sum_,
             normed=kept,
             activations=[*spans, *[NO_SPAN] * (MOST_FORMS - len(spans))],

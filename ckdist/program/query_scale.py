@@ -5,10 +5,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class QueryScale:
-    """Queries at position p are multiplied by 1 + beta * log(1 + floor(p / context)).
+    """Queries at position p are multiplied by 1 + beta * log(1 + floor((p + offset) / context)).
 
     So attention stays sharp beyond `context` positions, as in Llama 4 and Ministral 3.
     """
 
     beta: float
     context: int
+    offset: int = 0

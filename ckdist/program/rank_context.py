@@ -22,6 +22,7 @@ class RankContext:
         self.first_token = 0  # index of this rank's first token in the step; not 0 only if tokens are sharded
         self.first_text: int | None = None  # tokens of the first text if the sequence is a pair of texts
         self.logits_indices = np.zeros(0, np.int_)  # indices of the step's tokens whose logits are needed
+        self.input_rows = np.zeros((0, 0), np.float32)  # (tokens, hidden): rows of hidden states of the step's tokens
         self.received: dict[int, list[np.ndarray]] = {}  # stage -> the values that it has sent
         self.starts = np.zeros(1, np.int32)  # first token of each packed sequence, and the end of the last
 

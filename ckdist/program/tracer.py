@@ -54,6 +54,7 @@ class Tracer(Emitter):
         self.low_rank = low_rank
         self.mesh, self.sharding = mesh, Sharding(layout, mesh)
         self.boundaries: list[Value] = []
+        self.positions: Value | None = None  # of the last layer with an indexer
 
     def _emit(
         self,
@@ -171,15 +172,15 @@ class Tracer(Emitter):
         axis = self.sharding.tokens.axis
         return self._emit("all_to_all", (o,), names=["o"], axis=axis, to=(heads,)) if axis else o
 
-    def to_heads_latent(self, q: Value, kv: Value) -> tuple[Value, Value]:
-        """`to_heads` for latent attention: queries, and the latent vectors that all heads share."""
+    def to_heads_latent(self, q: Value, *shared: Value) -> tuple[Value, ...]:
+        """`to_heads` for latent attention: queries, and values that all heads share: latent vectors, and an index."""
         axis = self.sharding.tokens.axis
         if not axis:
-            return q, kv
-        heads, latent = (x.dims[-1] for x in (q, kv))
+            return q, *shared
+        heads, *whole = (x.dims[-1] for x in (q, *shared))
         heads, _ = head_dims(heads.count, 1, heads.width, WHOLE if heads.axis else axis, self.mesh)
-        q, kv = self.emit("all_to_all", (q, kv), names=["q", "kv"], axis=axis, to=(heads, latent))
-        return q, kv
+        names = [x.name.rpartition(".")[0] for x in (q, *shared)]
+        return self.emit("all_to_all", (q, *shared), names=names, axis=axis, to=(heads, *whole))
 
     def linear_heads(self, x: Value, weight: Weight) -> Value:
         """Per head: [w_head @ x[:columns], x[columns:]]."""
@@ -195,7 +196,7 @@ class Tracer(Emitter):
 
     def scale_queries(self, q: Value, rule: QueryScale | None) -> Value:
         """Scales queries by their position. None: unchanged."""
-        return q if rule is None else self._emit("scale_queries", (q,), beta=rule.beta, context=rule.context)
+        return q if rule is None else self._emit("scale_queries", (q,), **vars(rule))
 
     def attend(
         self,
@@ -211,6 +212,7 @@ class Tracer(Emitter):
         bidirectional: bool = False,
         relative: tuple[Weight, int, int] | None = None,
         positions: Value | None = None,
+        shared: bool = False,
     ) -> Value:
         """Causal attention over the cache of `layer`, which k and v extend.
 
@@ -218,8 +220,11 @@ class Tracer(Emitter):
         - `bidirectional`: not causal. All tokens of a sequence must be in the step.
         - `relative`: (weights of biases by distance, number of buckets, largest distance).
         - `positions`: of `select_positions`; a token sees only these.
+        - `shared`: the cache has k and v already, which an earlier `attend` of this `layer` has stored.
         """
         attrs: dict[str, Any] = {"layer": layer, "scale": scale, "soft_cap": soft_cap, "window": window}
+        if shared:
+            attrs["shared"] = True
         if bidirectional:
             attrs["bidirectional"] = True
         weights: tuple[Weight | None, ...] = () if sinks is None else (sinks,)
@@ -251,18 +256,20 @@ class Tracer(Emitter):
         """Per head: x / sqrt(sum(x^2) + eps) * scale."""
         return self._emit("l2_norm", (x,), names=["norm"], eps=eps, scale=scale)
 
-    def delta_gates(self, a: Value, b: Value, a_log: Weight, dt_bias: Weight) -> tuple[Value, Value]:
-        """Per head: the decay of the state, and the weight beta of the new value."""
-        decay, beta = self.emit("delta_gates", (a, b), (a_log, dt_bias), ["decay", "beta"])
+    def delta_gates(
+        self, a: Value, b: Value, a_log: Weight, dt_bias: Weight, lowest: float = 0.0
+    ) -> tuple[Value, Value]:
+        """Per head: the decays of the state, one for all rows or one each, and the weight beta of the new value."""
+        decay, beta = self.emit("delta_gates", (a, b), (a_log, dt_bias), ["decay", "beta"], lowest=lowest)
         return decay, beta
 
     def delta_rule(self, q: Value, k: Value, v: Value, decay: Value, beta: Value, *, layer: int, tiled: bool) -> Value:
         """The gated delta rule: keys and values update the states of `layer` token by token, queries read them."""
         return self._emit("delta_rule", (q, k, v, decay, beta), names=["o"], layer=layer, tiled=tiled)
 
-    def gated_norm(self, x: Value, gate: Value, w: Weight, eps: float) -> Value:
-        """Per head: rms_norm(x) * silu(gate)."""
-        return self._emit("gated_norm", (x, gate), (w,), names=["o"], eps=eps)
+    def gated_norm(self, x: Value, gate: Value, w: Weight, eps: float, function: str = "silu") -> Value:
+        """Per head: rms_norm(x) * function(gate)."""
+        return self._emit("gated_norm", (x, gate), (w,), names=["o"], eps=eps, function=function)
 
     def to_index(self, q: Value, k: Value, weights: Value) -> tuple[Value, Value, Value]:
         """`to_heads` for `select_positions`: every rank gets the queries, keys and weights of all tokens.
@@ -328,6 +335,10 @@ class Tracer(Emitter):
         """function(x)."""
         return self._emit("activate", (x,), names=["act"], function=function)
 
+    def input_rows(self, ids: Value, hidden: Dim) -> Value:
+        """(tokens,) ids -> (tokens, hidden): the rows that the batch brings, one for each token."""
+        return self._emit("input_rows", (ids,), names=["rows"], hidden=hidden)
+
     def output_rows(self, x: Value) -> Value:
         """Marks these rows as the output of the program."""
         return self._emit("output_rows", (x,), names=["rows"])
@@ -337,14 +348,21 @@ class Tracer(Emitter):
         return self._emit("mean_rows", (x,), names=["mean"])
 
     def route(
-        self, logits: Sequence[Value], correction: Weight | None, routing: Routing, shared: bool
+        self,
+        logits: Sequence[Value],
+        correction: Weight | None,
+        routing: Routing,
+        shared: bool,
+        factors: Weight | None = None,
     ) -> tuple[Value, Value]:
         """The experts of each token and their shares.
 
         If `shared`, the last share is that of the expert that all tokens use: sigmoid(logits[1]), or 1 without it.
+        `factors`: (experts,) factors of the other shares.
         """
+        weights = (correction,) if factors is None else (correction, factors)
         chosen, shares = self.emit(
-            "route", logits, (correction,), ["chosen", "shares"], shared=shared, **dataclasses.asdict(routing)
+            "route", logits, weights, ["chosen", "shares"], shared=shared, **dataclasses.asdict(routing)
         )
         return chosen, shares
 
@@ -356,13 +374,17 @@ class Tracer(Emitter):
         weights: Sequence[Weight],
         function: str,
         biases: Sequence[Weight] = (),
+        shares_input: bool = False,
     ) -> Value:
         """The sum of share * output over a token's experts. Partial if experts or their sizes are sharded.
 
         `weights` are the stacks gate, up and down, then those of the shared expert, if there is one. `biases` is empty
         or has those of the routed experts' gate, up and down.
+        `shares_input`: shares multiply the routed experts' inputs in place of their outputs.
         """
         operands, matrices, attrs = (x, chosen, shares), *self._of_experts(weights, biases)
+        if shares_input:
+            attrs["shares_input"] = True
         return self._emit("experts", operands, matrices, names=["moe"], function=function, **attrs)
 
     def _of_experts(self, weights: Sequence[Weight], biases: Sequence[Weight]) -> tuple[list[Weight], dict[str, Any]]:

@@ -60,9 +60,10 @@ class TrainingTracer(Tracer):
         bidirectional: bool = False,
         relative: tuple[Weight, int, int] | None = None,
         positions: Value | None = None,
+        shared: bool = False,
     ) -> Value:
         """Causal attention within each sequence of the batch. Raises ConfigError for any other attention."""
-        del layer, positions  # there is no cache to choose, and no `select_positions`
+        del layer, positions, shared  # there is no cache to choose, and no `select_positions`
         if relative is not None:
             raise ConfigError(NOT_TRAINED)
         if bidirectional:
@@ -86,10 +87,17 @@ class TrainingTracer(Tracer):
         raise ConfigError("models with sparse attention can be served, not trained: choose another model")
 
     def route(
-        self, logits: Sequence[Value], correction: Weight | None, routing: Routing, shared: bool
+        self,
+        logits: Sequence[Value],
+        correction: Weight | None,
+        routing: Routing,
+        shared: bool,
+        factors: Weight | None = None,
     ) -> tuple[Value, Value]:
         """The experts of each token and their shares, without a shared expert."""
         del shared  # `experts` computes the shared expert separately
+        if factors is not None:
+            raise ConfigError(NOT_TRAINED)
         router, *switch = logits
         chosen, shares = super().route([router], correction, routing, False)
         self._switches.update((shares, x) for x in switch)
@@ -104,12 +112,15 @@ class TrainingTracer(Tracer):
         weights: Sequence[Weight],
         function: str,
         biases: Sequence[Weight] = (),
+        shares_input: bool = False,
     ) -> Value:
         """`Tracer.experts` in a form with gradients.
 
         Routed experts are one instruction that keeps the values for its gradient. The shared expert is made of linears.
         """
         check_gradient(function)
+        if shares_input:
+            raise ConfigError(NOT_TRAINED)
         own, shared = weights[:3], weights[3:]
         operands, matrices, attrs = (x, chosen, shares), *self._of_experts(own, biases)
         names = ["moe", "gate", "up", *(["low"] * len(attrs.get("adapted", ())))]

@@ -6,13 +6,16 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Collection, Sequence
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 from ckdist.config.given_elsewhere import setting_variables
 from ckdist.config.serve_config import ServeConfig
 from ckdist.engine.socket_directory import DIRECTORY, PARENT, PREFIX, TURNS, socket_address
 from ckdist.python_words import module_words
 from ckdist.serve.error_output import ErrorOutput
+
+if TYPE_CHECKING:
+    from ckdist.launcher.keeper import Keeper
 
 LOOK_SECONDS = 0.02
 STOP_SECONDS = 10.0  # limit for a job without requests to end
@@ -27,6 +30,7 @@ class EngineJob:
         turns: FILE:NUMBER, the job's row in the file of `CoreTurns`. Empty: it takes no turns.
         directory: For its socket. None: one of its own, which `kill` removes.
         output: As `stdout` of `subprocess.Popen`.
+        keeper: Holds the weights of its `ranks` ranks for a later job. None: they end with the job.
     """
 
     def __init__(
@@ -36,6 +40,8 @@ class EngineJob:
         turns: str = "",
         directory: str | None = None,
         output: int = subprocess.DEVNULL,
+        keeper: "Keeper | None" = None,
+        ranks: int = 1,
     ) -> None:
         self._own_directory = tempfile.mkdtemp(prefix=PREFIX) if directory is None else None
         directory = directory or self._own_directory or ""
@@ -45,6 +51,8 @@ class EngineJob:
         environment |= {DIRECTORY: directory, PARENT: str(os.getpid())}
         if turns:
             environment[TURNS] = turns
+        if keeper:
+            environment |= keeper.environment(range(ranks))
         self._errors = ErrorOutput()
         own = os.sched_getaffinity(0)
         os.sched_setaffinity(0, cpus or own)  # the job inherits this thread's CPUs
@@ -56,6 +64,7 @@ class EngineJob:
                 stderr=self._errors.writing,
                 start_new_session=True,  # a terminal's Ctrl-C reaches this process, which then drains the job
                 env=environment,
+                pass_fds=keeper.descriptors(range(ranks)) if keeper else (),
             )
         finally:
             os.sched_setaffinity(0, own)

@@ -12,7 +12,7 @@ import zmq
 from msgspec import structs
 
 from ckdist.engine import messages
-from ckdist.engine.messages import Embed, Failure, LoadAdapter, Submit, Tokens, UnloadAdapter
+from ckdist.engine.messages import Embed, Failure, LoadAdapter, Status, Submit, Tokens, UnloadAdapter
 from ckdist.serve.engine_client import EngineClient, Generation
 from ckdist.serve.problems import Problem
 
@@ -68,7 +68,7 @@ class ResumingClient(EngineClient):
 
     def __init__(self, endpoint: str = "") -> None:
         super().__init__(endpoint, STALE_SECONDS)
-        self._refuses_first = bool(endpoint)
+        self._refuses_first, self._is_first = bool(endpoint), True  # the first engine, which was not ready yet
         self.is_connected = False
         self.resumed = 0
         self._requests: dict[str, Resumable] = {}  # submitted and not ended; those that accounts hold are not here
@@ -127,14 +127,14 @@ class ResumingClient(EngineClient):
     def unavailable(self) -> Problem | None:
         """Returns the reason why nothing can be submitted now. An engine that starts again is no reason."""
         if self._lost is None:
-            return None if self.model or not self._refuses_first else super().unavailable()
+            return super().unavailable() if self._refuses_first and self._is_first else None
         return Problem(503, self._lost)
 
     def _announce(self) -> None:
         if self._lost is not None:
             super()._announce()
         elif self.state == "ready" and not self._flows:
-            self._flows = True
+            self._flows, self._is_first = True, False
             for request in list(self._requests.values()):
                 self.resumed += 1
                 super()._send(request.next_message())
@@ -153,6 +153,8 @@ class ResumingClient(EngineClient):
     def _handle(self, message: messages.FromRank0) -> None:
         if isinstance(message, Failure) and message.ends_engine:
             return  # the next engine continues it
+        if isinstance(message, Status) and message.state == "loading" and not self._is_first:
+            message = structs.replace(message, model=self.model)  # requests come meanwhile, and need its facts
         if isinstance(message, Tokens) and (request := self._requests.get(message.id)) is not None:
             message = request.take(message)
         super()._handle(message)

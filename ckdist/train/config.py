@@ -114,6 +114,18 @@ class TrainConfig(Settings):
         0.0, help="final learning rate of linear, cosine and wsd, as a fraction of learning_rate", within=(0, 1)
     )
 
+    method: str = option(
+        "sft",
+        help="sft: learn the texts and answers; dpo, orpo or kto: learn from preferences",
+        choices=("sft", "dpo", "orpo", "kto"),
+    )
+    beta: float = option(0.1, help="dpo, kto: weight of the distance from the model before training; orpo: weight of "
+                         "the odds ratio", within=(1e-6, 1e3))  # fmt: skip
+    loss_type: str = option("sigmoid", help="loss of dpo", choices=("sigmoid", "hinge", "ipo"))
+    rpo_alpha: float = option(0.0, help="dpo: weight of the chosen answers' cross-entropy", within=(0, 1e3))
+    desirable_weight: float = option(1.0, help="kto: weight of answers with a true label", within=(0, 1e3))
+    undesirable_weight: float = option(1.0, help="kto: weight of answers with a false label", within=(0, 1e3))
+
     router_aux_loss_coef: float = option(
         -1.0, help="coefficient of the load-balancing loss of experts; 0: none; -1: the model's own", within=(-1, 1e6)
     )
@@ -183,10 +195,27 @@ class TrainConfig(Settings):
                 f"train_file_weights has {len(self.train_file_weights)} numbers, and train_file has "
                 f"{len(self.train_file)} entries: give one for each"
             )
+        self._check_method()
         if self.lora_r and not self.model_name_or_path:
             raise ConfigError(f"lora_r ({self.lora_r}) needs a model to continue from: set model_name_or_path")
         if self.resume in ("", "latest"):
             raise ConfigError(f"resume ({self.resume!r}) must be auto, never, or a checkpoint's folder")
+
+    @property
+    def batch_tokens(self) -> int:
+        """Most tokens of a batch. A row of preferences has two sequences."""
+        return self.per_device_train_batch_size * self.max_length * (1 if self.method == "sft" else 2)
+
+    def _check_method(self) -> None:
+        """Raises ConfigError for a setting that the method would ignore."""
+        used = {"sft": (), "dpo": ("beta", "loss_type", "rpo_alpha"), "orpo": ("beta",)}
+        used["kto"] = ("beta", "desirable_weight", "undesirable_weight")
+        for name in ("beta", "loss_type", "rpo_alpha", "desirable_weight", "undesirable_weight"):
+            value, default = getattr(self, name), type(self).__dataclass_fields__[name].default
+            if name not in used[self.method] and value != default:
+                raise ConfigError(f"{name} ({value}) has no effect with method {self.method}: leave it out")
+        if self.method != "sft" and self.train_file_weights:
+            raise ConfigError(f"train_file_weights has no effect with method {self.method}: leave it out")
 
     def as_dict(self) -> dict[str, Any]:
         """The fields by name."""

@@ -7,8 +7,8 @@ from ckdist.errors import ConfigError
 from ckdist.layout import TRAINING
 from ckdist.mesh import Mesh
 from ckdist.models.blocks.moe import is_correction
-from ckdist.models.decoder import loss as loss_of
 from ckdist.models.spec import ModelSpec
+from ckdist.models.training_loss import loss as loss_of
 from ckdist.program.autodiff import backward
 from ckdist.program.lower_training import ChunkPrograms, lower_training
 from ckdist.program.lowered import Lowered

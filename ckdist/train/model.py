@@ -14,9 +14,9 @@ import numpy as np
 from ckdist.errors import ConfigError, LayoutError
 from ckdist.layout import SINGLE
 from ckdist.mesh import Mesh
-from ckdist.models.decoder import loss
 from ckdist.models.registry import family, read_config
 from ckdist.models.spec import ModelSpec, MoeFfn
+from ckdist.models.training_loss import loss
 from ckdist.program.program import Program, Weight
 from ckdist.program.training_tracer import TrainingTracer, trace_loss
 from ckdist.regular_file import write_synced
@@ -74,7 +74,7 @@ class TrainedModel:
             shards = Shards(trace_model(self.spec, mesh, self.tracer).weights, mesh)
             return lower_model(
                 self.spec,
-                config.per_device_train_batch_size * config.max_length,
+                config.batch_tokens,
                 "bfloat16" if config.bf16 else "float32",
                 mesh,
                 [w.name for w in self.weights],

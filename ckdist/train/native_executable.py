@@ -149,8 +149,23 @@ class NativeExecutable:
         """Returns this rank's sum of losses without gradients; 0 if another stage computes the loss."""
         return sum(self._run(batch, chunk) for chunk in range(len(self._fresh)))
 
+    def token_losses(self, batch: PackedBatch) -> np.ndarray:
+        """Returns the loss of each token without its weight, float32 (tokens,); 0 without a target.
+
+        The rank must have all layers.
+        """
+        losses = np.empty(len(batch.token_ids), np.float32)
+        self._run(batch, 0, token_losses=losses)
+        return losses
+
     def _run(
-        self, batch: PackedBatch, chunk: int, slot: int = 0, backward: bool = False, reduce: bool = False
+        self,
+        batch: PackedBatch,
+        chunk: int,
+        slot: int = 0,
+        backward: bool = False,
+        reduce: bool = False,
+        token_losses: np.ndarray | None = None,
     ) -> float:
         """Runs one pass and returns its sum of losses."""
         ids, targets, starts = (
@@ -164,9 +179,12 @@ class NativeExecutable:
             raise ConfigError(
                 f"a batch has {len(starts)} starts; pass where each sequence begins, and where the last ends"
             )
+        weights = None if batch.weights is None else np.ascontiguousarray(batch.weights, np.float32)
+        if weights is not None and len(weights) != len(ids):
+            raise ConfigError(f"a batch has {len(ids)} tokens and {len(weights)} weights; pass one weight per token")
         if self._handle is None:
             raise ConfigError("this executable is closed")
-        given = [ids, targets, starts, len(ids), len(starts) - 1]
+        given = [ids, targets, starts, len(ids), len(starts) - 1, weights, token_losses]
         kept = self._kept[chunk] + slot * self.program.lowered.kept_bytes[chunk]
         clear = backward and self._fresh[chunk]
         one_pass = [2 * chunk + backward, clear, reduce, kept]

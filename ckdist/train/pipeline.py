@@ -1,7 +1,7 @@
 """One step's batches through a rank's stage, in the order of 1F1B."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,6 +19,8 @@ class StepSums:
     loss: float  # sum of losses; 0 on ranks without the model's last layers
     balance: float  # sum of load-balancing losses; 0 on the same ranks
     busy: float  # seconds in which this rank did not wait for other stages
+    units: int | None = None  # of preferences: the loss and its gradient are sums over them
+    metrics: Mapping[str, float] | None = None  # of preferences, over all replicas
 
 
 def forward_backward(executable: NativeExecutable, stage: TrainingStage, batches: Sequence[PackedBatch]) -> StepSums:

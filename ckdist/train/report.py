@@ -6,6 +6,7 @@ import importlib.util
 import json
 import logging
 import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,7 @@ class StepReport:
     aux_loss: float | None = None  # load-balancing loss of experts, without its coefficient; not in `loss`
     bubble: float | None = None  # waiting time of stages / their computing time
     bubble_formula: float | None = None  # (S - 1) / (M V) for S stages, V chunks per stage, M batches
+    metrics: Mapping[str, float] | None = None  # of preferences, by the names of TRL
 
     @property
     def is_lost(self) -> bool:
@@ -106,6 +108,7 @@ class Report:
             for k, v in asdict(r).items()
             if v is not None
         }
+        line |= line.pop("metrics", {})
         try:
             self._file.write(json.dumps(line) + "\n")
         except OSError as error:  # training goes on; the next checkpoint fails if the disk is still full
@@ -113,6 +116,7 @@ class Report:
         if not self._bar.shown:
             more = (("aux", r.aux_loss), ("eval", r.eval_loss))
             ahead = "".join(f" {name} loss {value:.4f}" for name, value in more if value is not None)
+            ahead += "".join(f" {name} {value:.3f}" for name, value in (r.metrics or {}).items())
             stages = "" if r.bubble is None else f" bubble {r.bubble:.0%} ({r.bubble_formula:.0%} by formula)"
             log.info(
                 "step %d of %d loss %.4f%s lr %.2e norm %.3f %s %.1f GFLOP/s%s%s",
@@ -123,6 +127,8 @@ class Report:
             for name in ("loss", "aux_loss", "eval_loss", "learning_rate", "grad_norm", *speeds):
                 if (value := getattr(r, name)) is not None and math.isfinite(value):
                     self._board.add_scalar(f"train/{name}", value, r.step)
+            for name, value in (r.metrics or {}).items():
+                self._board.add_scalar(f"train/{name}", value, r.step)
 
     def say(self, text: str) -> None:
         """Prints a line above the bar."""

@@ -16,6 +16,7 @@ REFUSED = {
     "lora_r": "the matrices would have other shapes",
     "lora_alpha": "the learned matrices would be scaled by another factor",
     "lora_target_modules": "other layers would have matrices",
+    "method": "the loss would be another",
     "max_length": "the position in the data counts rows of max_length",
     "train_file_weights": "an epoch would have other documents, and the position in the data would move",
     "validation_split_percentage": "held-out documents would be trained on, and the position in the data would move",
@@ -27,7 +28,8 @@ NAMED = (
     "model_name_or_path", "num_train_epochs", "max_steps", "validation_file", "per_device_train_batch_size",
     "gradient_accumulation_steps", "learning_rate", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon",
     "momentum", "max_grad_norm", "lr_scheduler_type", "warmup_steps", "warmup_ratio", "num_decay_steps",
-    "min_lr_ratio", "router_aux_loss_coef", "bf16",
+    "min_lr_ratio", "router_aux_loss_coef", "bf16", "beta", "loss_type", "rpo_alpha", "desirable_weight",
+    "undesirable_weight",
 )  # fmt: skip
 # The tokens' digest covers these four.
 OF_THE_DATA = ("train_file", "text_column", "bad_lines", "tokenizer_name")

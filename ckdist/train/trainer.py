@@ -6,7 +6,7 @@ All ranks call every function here together. A NativeExecutable computes the gra
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeAlias
@@ -26,17 +26,20 @@ from ckdist.topology import bind_memory, default_threads, place
 from ckdist.topology.arithmetic import arithmetic_rate
 from ckdist.train import training_checkpoint as saved
 from ckdist.train.arena import Arena
+from ckdist.train.batch import PackedBatch
 from ckdist.train.batch_source import BatchSource, share_source
 from ckdist.train.config import TrainConfig
 from ckdist.train.data.batches import FileBatches, OwnBatches, Position, validation_batches
 from ckdist.train.divergence import LostSteps
+from ckdist.train.data.preference_rows import PreferenceRows
 from ckdist.train.loss_program import LossProgram
 from ckdist.train.model import TrainedModel, open_model, open_tokenizer
 from ckdist.train.model_folder import write_result
 from ckdist.train.native_executable import NativeExecutable
 from ckdist.train.one_f_one_b import bubble
 from ckdist.train.optimizer import Optimizer
-from ckdist.train.pipeline import forward_backward
+from ckdist.train.pipeline import StepSums, forward_backward
+from ckdist.train.preference_step import PreferenceStep, check_preferences
 from ckdist.train.ranks import TrainingRanks, training_mesh
 from ckdist.train.report import Report, StepReport, check_report_to
 from ckdist.train.resumption import changed_settings, check_settings, settings_of
@@ -146,6 +149,8 @@ class Trainer:
         resumed = world.broadcast(str(self.folder.choose(config.resume) or "") if self.folder is not None else None)
         base = resolve(config.model_name_or_path or None, world) or ""
         self.model = open_model(replace(config, model_name_or_path=base))
+        if config.method != "sft":
+            check_preferences(config, self.model.spec)
         if self.model.checkpoint is not None and world.rank == 0:
             self.model.checkpoint.warn(log)
         if world.local_rank == 0:
@@ -181,9 +186,15 @@ class Trainer:
             self.shards.replicated,
             self.shards.tied,
         )
+        self.preference: PreferenceStep | None = None
         data = open_data(config, world, mesh, self.tokenizer, self.model.tokenizer_folder, source)
         self.batches, self.validation = data.batches, data.validation
         self.state = TrainState(seed=config.seed, data=data.digest)
+        if isinstance(self.batches, FileBatches) and isinstance(self.batches.rows, PreferenceRows):
+            self.preference = PreferenceStep(config, self.executable, self.ranks)
+            for rows in (self.batches.rows, self.validation):
+                if isinstance(rows, PreferenceRows):
+                    self.preference.measure_reference(rows)  # with the weights before training
         self._resume(Path(resumed) if resumed else None)
         self.schedule = Schedule.of(config, self.state.steps)
         self.lost = LostSteps(config.learning_rate, self.state.skipped_steps)
@@ -341,23 +352,31 @@ class Trainer:
         tokens = sum(int((batch.targets >= 0).sum()) for batch in batches)
         every = sum(batch.tokens_to_learn_from() for batch in batches)
         computing = time.perf_counter()
-        own = forward_backward(self.executable, self.stage, batches)
-        sums = own.loss, own.balance, tokens, every, self._stops(should_stop)
-        loss, balance, tokens, every, stops = self.ranks.sum_replicas(*sums)
+        own = self._forward_backward(batches)
+        counted = tokens if own.units is None else own.units
+        sums = own.loss, own.balance, counted, tokens, every, self._stops(should_stop)
+        loss, balance, counted, tokens, every, stops = self.ranks.sum_replicas(*sums)
         waiting = self._bubble(time.perf_counter() - computing, own.busy, len(batches))
         rate = self.schedule.rate(self.state.step)
-        result = self.optimizer.step(rate, tokens if math.isfinite(loss) else 0)
+        result = self.optimizer.step(rate, counted if math.isfinite(loss) else 0)
         self._advance(int(tokens), result.skipped)
         seconds = time.perf_counter() - began
         gflops, peak = self.model.operations(every, tokens) / seconds / 1e9, self.peak / 1e9
         report = StepReport(
-            self.state.step, self.state.steps, self._epoch(), loss / max(tokens, 1), rate, result.grad_norm,
+            self.state.step, self.state.steps, self._epoch(), loss / max(counted, 1), rate, result.grad_norm,
             result.skipped, int(tokens), int(every), seconds, every / seconds, tokens / seconds, gflops,
             peak, gflops / peak if gflops <= peak and peak else 0.0,
             aux_loss=balance / max(tokens, 1) if self.model.spec.balance_coefficient else None,
+            metrics=own.metrics,
             **waiting,
         )  # fmt: skip
         return report, bool(stops)
+
+    def _forward_backward(self, batches: Sequence[PackedBatch]) -> StepSums:
+        """Computes the losses and gradients of one step. A collective call."""
+        if self.preference is not None:
+            return self.preference.forward_backward(batches, self.batches.rows)
+        return forward_backward(self.executable, self.stage, batches)
 
     def _bubble(self, seconds: float, busy: float, batches: int) -> dict[str, float]:
         """The report's bubble fields of a step of `seconds`, in which this rank computed for `busy`. A
@@ -396,13 +415,11 @@ class Trainer:
         """The mean loss over the held-out tokens."""
         loss, tokens = 0.0, 0
         assert self.validation is not None  # otherwise it is not called
-        for batch in validation_batches(
-            self.validation,
-            self.ranks.mesh.index("dp"),
-            self.ranks.mesh.size("dp"),
-            self.config.per_device_train_batch_size,
-            EVAL_ROWS,
-        ):
+        mesh, per_device = self.ranks.mesh, self.config.per_device_train_batch_size
+        batches = validation_batches(self.validation, mesh.index("dp"), mesh.size("dp"), per_device, EVAL_ROWS)
+        if self.preference is not None:
+            return self.preference.loss(list(batches), self.validation)
+        for batch in batches:
             loss += self.executable.loss(batch)
             tokens += int((batch.targets >= 0).sum())
         self.executable.flush()

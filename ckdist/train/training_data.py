@@ -18,6 +18,8 @@ from ckdist.train.config import TrainConfig
 from ckdist.train.data.batches import FileBatches, OwnBatches
 from ckdist.train.data.chats import ChatProcess
 from ckdist.train.data.data_files import find_files, find_source
+from ckdist.train.data.preference_rows import PreferenceRows
+from ckdist.train.data.preferences import KINDS
 from ckdist.train.data.token_cache import TokenCache, open_cache
 from ckdist.train.data.token_rows import Rows, split
 from ckdist.train.data.truncation import count_truncated, describe_truncation
@@ -58,6 +60,8 @@ def _own_batches(config: TrainConfig, mesh: Mesh, source: BatchSource) -> Traini
     """Steps of a user's source. Raises ConfigError without max_steps: a source has no end."""
     if config.max_steps < 0:
         raise ConfigError("a batch source has no end: set max_steps")
+    if config.method != "sft":
+        raise ConfigError(f"a batch source has no preferences: method {config.method} needs train_file")
     tokens = config.per_device_train_batch_size * config.max_length
     return TrainingData(OwnBatches(source, mesh.index("dp"), mesh.size("dp"), tokens))
 
@@ -81,13 +85,28 @@ def _file_batches(config: TrainConfig, world: World, mesh: Mesh, tokenizer: Toke
         say(line)
     if counts.divided and world.rank == 0:
         log.info("%d of %d texts are longer than max_length and are learned in parts", counts.divided, counts.texts)
-    rows = Rows(cache, documents, c.max_length, c.seed, passes=_passes(c, cache, documents))
+    rows = rows_of(c, cache, documents, passes=_passes(c, cache, documents))
+    if isinstance(rows, PreferenceRows) and rows.dropped:
+        say(f"train_file: {rows.dropped} preferences are left out: max_length ({c.max_length}) leaves none of an answer")
     if not rows.count(0):
         raise ConfigError(f"train_file_weights ({', '.join(map(str, c.train_file_weights))}) leave no document")
     batches = FileBatches(
         rows, mesh.index("dp"), mesh.size("dp"), c.per_device_train_batch_size, c.gradient_accumulation_steps
     )
     return TrainingData(batches, _validation(c, validated, held, say), cache.digest)
+
+
+def rows_of(
+    config: TrainConfig,
+    cache: TokenCache,
+    documents: np.ndarray,
+    shuffle: bool = True,
+    passes: np.ndarray | None = None,
+) -> Rows:
+    """The rows of some documents of a cache, which the method of a training decides."""
+    if config.method == "sft":
+        return Rows(cache, documents, config.max_length, config.seed, shuffle, passes)
+    return PreferenceRows(cache, documents, config.max_length, config.seed, config.method, shuffle)
 
 
 def _passes(c: TrainConfig, cache: TokenCache, documents: np.ndarray) -> np.ndarray | None:
@@ -117,7 +136,7 @@ def _validation(c: TrainConfig, cache: TokenCache, held: np.ndarray, say: Callab
             raise
         say(f"there is no validation loss: {error}")
         return None
-    validation = Rows(cache, held, c.max_length, c.seed, shuffle=False)
+    validation = rows_of(c, cache, held, shuffle=False)
     if (rows := validation.count(0)) > EVAL_ROWS:
         say(f"the validation loss is taken on the first {EVAL_ROWS} of {rows} rows of max_length")
     return validation
@@ -139,6 +158,7 @@ def _open_cache(config: TrainConfig, world: World, files: list[Path], tokenizer:
         config.bad_lines,
         chats.write,
         world.rank == 0,
+        kind=KINDS.get(config.method, ""),
     )
     with contextlib.closing(chats):
         cache = load() if world.local_rank == 0 else None

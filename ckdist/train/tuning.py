@@ -14,8 +14,9 @@ from ckdist.mesh import Mesh
 from ckdist.train.config import TrainConfig
 from ckdist.train.data.batches import FileBatches
 from ckdist.train.data.token_cache import TokenCache
-from ckdist.train.data.token_rows import Rows, split
+from ckdist.train.data.token_rows import split
 from ckdist.train.model import TrainedModel
+from ckdist.train.training_data import rows_of
 from ckdist.train.training_memory import rank_bytes
 
 MOST_LENGTH = 2048  # default of max_length is at most this
@@ -49,22 +50,26 @@ class Expected:
     is_gguf: bool
 
 
-def default_settings(cache: TokenCache, positions: int, full: bool, lora_r: int, max_length: int = 0) -> dict[str, Any]:
+def default_settings(
+    cache: TokenCache, positions: int, full: bool, lora_r: int, max_length: int = 0, method: str = "sft"
+) -> dict[str, Any]:
     """The settings that depend on the data: lengths, batches, epochs, rates.
 
     Args:
         positions: The model's most positions.
         max_length: The user's; 0: chosen.
+        method: As of TrainConfig.
     """
     sizes = np.diff(cache.starts)
     longest = int(sizes.max()) if cache.learned is not None else MOST_LENGTH
     length = max_length or min(MOST_LENGTH, positions, max(128, -(-longest // 64) * 64))
+    paired = method != "sft"  # a row has two sequences
     step = min(STEP_TOKENS, max(FEW_TOKENS, int(sizes.sum()) // STEPS_OF_EPOCH))
     records = sum(cache.report.forms.values())
     settings: dict[str, Any] = {
         "max_length": length,
-        "per_device_train_batch_size": max(1, step // length),
-        "learning_rate": 2e-5 if full else 2e-4,
+        "per_device_train_batch_size": max(2, step // (2 * length)) if paired else max(1, step // length),
+        "learning_rate": (2e-5 if full else 2e-4) / (10 if paired else 1),
         "lr_scheduler_type": "cosine",
         "warmup_ratio": 0.03,
         "validation_split_percentage": 2.0 if records >= HELD_OUT_FROM else 0.0,
@@ -82,7 +87,7 @@ def default_epochs(steps: int) -> float:
 def steps_of(config: TrainConfig, cache: TokenCache, replicas: int, epochs: float) -> int:
     """Steps of `epochs` passes over the part of the data that is not held out."""
     documents, _ = split(cache, config.validation_split_percentage, config.seed)
-    rows = Rows(cache, documents, config.max_length, config.seed)
+    rows = rows_of(config, cache, documents)
     batches = FileBatches(rows, 0, replicas, config.per_device_train_batch_size, config.gradient_accumulation_steps)
     return batches.steps_left(epochs)
 
@@ -121,7 +126,7 @@ def expected(
 ) -> Expected:
     """The steps, memory and operations of a training."""
     steps = config.max_steps if config.max_steps >= 0 else steps_of(config, cache, replicas, config.num_train_epochs)
-    tokens = steps * config.per_device_train_batch_size * config.gradient_accumulation_steps * config.max_length
+    tokens = steps * config.batch_tokens * config.gradient_accumulation_steps
     learned = 1.0 if cache.learned is None else float(np.mean(cache.learned))
     attended = 12.0 * len(model.spec.layers) * model.spec.hidden_size * config.max_length / 2
     operations = model.operations(tokens, learned * tokens) + attended * tokens
@@ -133,10 +138,12 @@ def expected(
 def description(config: TrainConfig, name: str, one: Expected, rate: float) -> Iterator[str]:
     """Lines about a training before it starts. `rate`: operations per second of one rank's products."""
     rows = config.per_device_train_batch_size * config.gradient_accumulation_steps
+    what = "" if config.method == "sft" else f"{config.method} of preferences, "
     method = f"LoRA of rank {config.lora_r} on all linear layers" if config.lora_r else "all weights"
-    yield f"model     {name}: {method}, {one.trained / 1e6:.3g} M trained parameters"
+    yield f"model     {name}: {what}{method}, {one.trained / 1e6:.3g} M trained parameters"
     epochs = f"{config.num_train_epochs:g} epochs" if config.max_steps < 0 else "max_steps"
-    yield f"steps     {one.steps} ({epochs}); each has {rows} x {config.max_length} tokens of every replica"
+    unit = config.max_length if config.method == "sft" else f"2 x {config.max_length}"
+    yield f"steps     {one.steps} ({epochs}); each has {rows} x {unit} tokens of every replica"
     yield (
         f"rate      {config.learning_rate:g}, {config.lr_scheduler_type}, warm-up {config.warmup_ratio:.0%}; "
         f"{config.validation_split_percentage:g} % of the data held out"

@@ -60,7 +60,7 @@ def open_folder(path: pathlib.Path) -> Checkpoint:
     predicting = config.get("num_nextn_predict_layers")
     notes += [f"{field} in config.json and is ignored: {spec.family} has no such field" for field in unknown]
     notes += notes_on(spec, unread, predicting, str(path))
-    return Checkpoint(path, "safetensors", spec, tensors, config, tuple(notes))
+    return Checkpoint(path, "safetensors", spec, tensors, config, tuple(notes), unread=tuple(unread))
 
 
 def _naming_notes(

@@ -42,9 +42,8 @@ def open_gguf(path: pathlib.Path, overrides: Mapping[str, Any]) -> Checkpoint:
     metadata = {name: value for name, value in model.metadata.items() if not _of_vocabulary(name, value)}
     small = [model.tensors[name] for name in held if name in model.tensors]
     spans = tuple((t.file, (t.offset, t.offset + t.nbytes)) for t in small)
-    return Checkpoint(
-        path, "gguf", spec, tensors, metadata, notes_on(spec, unread, predicting, where), overrides, spans
-    )
+    notes = notes_on(spec, unread, predicting, where)
+    return Checkpoint(path, "gguf", spec, tensors, metadata, notes, overrides, tuple(unread), spans)
 
 
 def _of_vocabulary(name: str, value: object) -> bool:

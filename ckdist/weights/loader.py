@@ -22,7 +22,7 @@ from ckdist.errors import ConfigError, LayoutError
 from ckdist.hub.local_copy import has_parts
 from ckdist.layout import Range
 from ckdist.models.blocks.moe import is_router
-from ckdist.models.decoder import EMBEDDING, OUTPUT
+from ckdist.models.decoder import EMBEDDING, OUTPUT, PER_LAYER
 from ckdist.native import address, call, check, ffi, lib, new
 from ckdist.weights import dtypes
 from ckdist.weights.checkpoint import Checkpoint
@@ -31,6 +31,7 @@ from ckdist.weights.handles import MatrixHandle, VectorHandle
 from ckdist.weights.tensor_source import Place, TensorSource
 
 if TYPE_CHECKING:  # few files have scales apart from their codes
+    from ckdist.weights.kept_weights import KeptWeights
     from ckdist.weights.scales import Scales
 
 log = logging.getLogger(__name__)
@@ -61,9 +62,11 @@ class ShardLoader:
         # By planned part. Weak references: a handle keeps its loader alive, not the other way.
         self._matrices = weakref.WeakValueDictionary[tuple[Any, ...], MatrixHandle]()
         self._vectors = weakref.WeakValueDictionary[tuple[Any, ...], VectorHandle]()
-        self._read: list[tuple[TensorSource, Sequence[Range], Sequence[int]]] = []  # planned rows
+        self.planned: list[tuple[TensorSource, Sequence[Range], Sequence[int], Range, int]] = []  # and columns, type
+        self.kept: KeptWeights | None = None
         self._open = False
         self._reporter: threading.Thread | None = None
+        self.stamps = {path: path.stat() for path in self._files}  # before they are opened
         paths = [os.fsencode(path) for path in self._files]
         self._native = new(lib.ckdist_loader_create, paths, len(paths))
         for path, number in self._files.items():
@@ -115,7 +118,7 @@ class ShardLoader:
         plan = self._matrix_plan(name, ranges, begin, end, chosen)
         index = call(lib.ckdist_loader_add_matrix, self._native, plan)
         rows = len(chosen) * sum(e - b for b, e in ranges)
-        self._read.append((source, ranges, chosen))
+        self.planned.append((source, ranges, chosen, (begin, end), packed.number))
         handle = MatrixHandle(self, index, packed.number, rows, (begin, end))
         self._matrices[key] = handle
         return handle
@@ -134,7 +137,7 @@ class ShardLoader:
             "part": source.part or {},
             "rows": rows, "cols": cols, "col_begin": begin, "col_end": end,
             "row_ranges": np.array(ranges, np.int64).reshape(-1, 2), "range_count": len(ranges),
-            "cold": name == EMBEDDING and self._untied,
+            "cold": name == EMBEDDING and self._untied, "mapped": name == PER_LAYER,
         }  # fmt: skip
 
     def _places(self, places: Sequence[Place]) -> tuple[np.ndarray, np.ndarray]:
@@ -167,7 +170,7 @@ class ShardLoader:
         key = (source.name, int(begin), int(end))
         if (known := self._vectors.get(key)) is not None:
             return known
-        self._read.append((source, [(begin, end)], (0,)))
+        self.planned.append((source, [(begin, end)], (0,), (0, 1), 0))
         plan = {
             "name": name, "file": self._files[source.file],
             "source_type": source.type, "head_rows": source.head_rows,
@@ -206,13 +209,16 @@ class ShardLoader:
             FetchError: A URL cannot be read.
         """
         self._fetch()
-        check(lib.ckdist_loader_open(self._native, shared))
+        kept = self.kept.path if self.kept else ""
+        check(lib.ckdist_loader_open(self._native, shared or self.kept is not None, os.fsencode(kept)))
         self._open = True
+        if self.kept:
+            self.kept.hand_over(self, lib.ckdist_loader_kept_bytes(self._native))
 
     def byte_ranges(self) -> dict[pathlib.Path, list[Range]]:
         """The planned byte ranges of each file of the model."""
         wanted: dict[pathlib.Path, list[Range]] = {path: [] for path in self._files}
-        for source, rows, matrices in self._read:
+        for source, rows, matrices, *_ in self.planned:
             for path, part in source.byte_ranges(rows, matrices):
                 wanted[path].append(part)
         return wanted
@@ -370,7 +376,7 @@ class ShardLoader:
 
 def planned_type(name: str, source: TensorSource, quantize: str | None = None) -> int:
     """The ggml number of the type that a matrix is packed in. `quantize` is that of ShardLoader."""
-    wanted = None if quantize is None else QUANTIZATIONS[quantize]
+    wanted = None if quantize is None or name == PER_LAYER else QUANTIZATIONS[quantize]
     if dtypes.BY_NUMBER[source.type] not in dtypes.FLOATS:
         if source.part is not None and source.part.transposed:  # its blocks run along the other dimension
             return (dtypes.F32 if source.shape[1] % dtypes.Q8_0.block_elements else dtypes.Q8_0).number

@@ -38,16 +38,16 @@ class StoredWeights:
 
 def sources(
     spec: ModelSpec, names: TensorNames, stored: list[StoredWeights], shapes: Mapping[str, tuple[int, ...]]
-) -> tuple[dict[str, TensorSource], list[str]]:
-    """The source of each weight of `shapes`, and the names of tensors that hold none of them."""
+) -> tuple[dict[str, TensorSource], list[StoredWeights]]:
+    """The source of each weight of `shapes`, and the tensors that hold none of them."""
     found: dict[str, TensorSource] = {}
     stacks: dict[str, dict[int, TensorSource]] = {}
-    unread = []
+    unread: list[StoredWeights] = []
     for one in stored:
         name, index = stack_of(one.name)
         weights = weights_of(names, name, shapes)
         if not weights:
-            unread.append(one.name)
+            unread.append(one)
             continue
         # a vector may be stored as a matrix with one row for each channel
         tensor = replace(one, shape=(math.prod(one.shape),)) if len(shapes[weights[0]]) == 1 else one
@@ -259,18 +259,18 @@ def num_experts(spec: ModelSpec, weight: str) -> int:
     return ffn.num_experts
 
 
-def notes_on(spec: ModelSpec, unread: list[str], predicting_layers: Any, where: str) -> tuple[str, ...]:
+def notes_on(spec: ModelSpec, unread: list[StoredWeights], predicting_layers: Any, where: str) -> tuple[str, ...]:
     """The notes of `notes_on_unread` about a model's files."""
     if not unread:
         return ()
     from ckdist.weights.unread import notes_on_unread
 
     count = predicting_layers if type(predicting_layers) is int else 0
-    return notes_on_unread(unread, family(spec.family), len(spec.layers), count, where)
+    return notes_on_unread([one.name for one in unread], family(spec.family), len(spec.layers), count, where)
 
 
 def required(
-    spec: ModelSpec, found: Mapping[str, TensorSource], where: str, unread: Sequence[str]
+    spec: ModelSpec, found: Mapping[str, TensorSource], where: str, unread: Sequence[StoredWeights]
 ) -> dict[str, TensorSource]:
     """The sources of all weights that `spec` needs, in its order.
 
@@ -282,7 +282,7 @@ def required(
         if source is None:
             there = f"{len(found)} tensors of the model are there"
             if not found and unread:
-                there = f"none of the model's tensors are there, but {unread[0]!r:.100} is one of {len(unread)}"
+                there = f"none of the model's tensors are there, but {unread[0].name!r:.100} is one of {len(unread)}"
             raise ModelFileError(f"{where}: tensor {name!r} of shape {shape} is missing; {there}")
         if len(shape) == 2 and len(source.shape) == 3:  # one matrix per head; their rows follow one another
             source = replace(source, shape=(source.shape[0] * source.shape[1], source.shape[2]), matrices=())

@@ -16,6 +16,7 @@ Head counts, ffn widths and vocabularies are such that cuts over 2 and 3 ranks c
 import argparse
 import json
 import math
+import re
 from pathlib import Path
 
 import numpy as np
@@ -44,6 +45,11 @@ LLAMA3_ROPE = {
     "low_freq_factor": 1.0,
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 48,
+}
+
+GEMMA4_ROPE = {
+    "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+    "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1000000.0},
 }
 
 # config.json as the hubs have it: rope_theta and rope_scaling at the top level. qwen3 has `rope_parameters`, as
@@ -86,6 +92,33 @@ CONFIGS = {
         "rope_local_base_freq": 10000.0, "rope_scaling": {"rope_type": "linear", "factor": 8.0}, "query_pre_attn_scalar": 16,
         "sliding_window": 18, "sliding_window_pattern": 3, "hidden_activation": "gelu_pytorch_tanh", "attention_bias": False,
         "attn_logit_softcapping": None, "final_logit_softcapping": None, "tie_word_embeddings": True,
+    },
+    # As E2B: full layers with wider heads, caches that later layers share, a wider MLP there, per-layer embeddings.
+    "gemma4": {
+        "architectures": ["Gemma4ForCausalLM"], "model_type": "gemma4_text", "vocab_size": 120, "hidden_size": 32, "intermediate_size": 20,
+        "num_hidden_layers": 6, "num_attention_heads": 4, "num_key_value_heads": 2, "rms_norm_eps": 1e-6, "head_dim": 8, "global_head_dim": 16,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"] * 2, "num_kv_shared_layers": 3,
+        "attention_k_eq_v": False, "use_double_wide_mlp": True, "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 120,
+        "sliding_window": 18, "final_logit_softcapping": 8.0, "hidden_activation": "gelu_pytorch_tanh", "attention_bias": False,
+        "rope_parameters": GEMMA4_ROPE, "enable_moe_block": False, "tie_word_embeddings": True, "pad_token_id": 0,
+    },
+    # As 26B-A4B: experts beside an MLP; keys of full layers are their values.
+    "gemma4_moe": {
+        "architectures": ["Gemma4ForCausalLM"], "model_type": "gemma4_text", "vocab_size": 123, "hidden_size": 32, "intermediate_size": 20,
+        "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "rms_norm_eps": 1e-6, "head_dim": 8, "global_head_dim": 16,
+        "num_global_key_value_heads": 1, "layer_types": ["sliding_attention", "full_attention", "full_attention"], "num_kv_shared_layers": 0,
+        "attention_k_eq_v": True, "hidden_size_per_layer_input": 0, "sliding_window": 20, "final_logit_softcapping": 8.0,
+        "hidden_activation": "gelu_pytorch_tanh", "attention_bias": False, "rope_parameters": GEMMA4_ROPE, "enable_moe_block": True,
+        "num_experts": 5, "top_k_experts": 2, "moe_intermediate_size": 16, "tie_word_embeddings": True, "pad_token_id": 0,
+    },
+    # Attention within chunks, layers without rotation whose queries are scaled by position, dense layers between others.
+    "llama4": {
+        "architectures": ["Llama4ForCausalLM"], "model_type": "llama4_text", "vocab_size": 125, "hidden_size": 32, "head_dim": 8,
+        "intermediate_size": 16, "intermediate_size_mlp": 40, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "rms_norm_eps": 1e-5, "rope_theta": 500.0, "rope_scaling": LLAMA3_ROPE, "num_local_experts": 5, "num_experts_per_tok": 1,
+        "interleave_moe_layer_step": 2, "use_qk_norm": True, "no_rope_layers": [1, 1, 0, 1], "attention_chunk_size": 20,
+        "attn_temperature_tuning": True, "floor_scale": 6, "attn_scale": 0.3, "hidden_act": "silu", "tie_word_embeddings": False,
+        "attention_bias": False, "pad_token_id": 0,
     },
     # longrope's long factors: every text is longer than the original context. And its short ones, with a part rotated.
     "phi3": {
@@ -309,6 +342,50 @@ CONFIGS = {
         "routed_scaling_factor": 1.8, "norm_topk_prob": True, "tie_word_embeddings": False, "attention_bias": False,
         "pad_token_id": 0, "num_nextn_predict_layers": 0,
     },
+    # Sparse attention over 19 positions, of more than 200.
+    "deepseek_v32": {
+        "architectures": ["DeepseekV32ForCausalLM"], "model_type": "deepseek_v32", "vocab_size": 205,
+        "intermediate_size": 36, "num_hidden_layers": 2, "num_attention_heads": 5, "num_key_value_heads": 5,
+        "hidden_size": 32, "head_dim": None, "rms_norm_eps": 1e-6, "rope_theta": 10000, "hidden_act": "silu",
+        "kv_lora_rank": 24, "q_lora_rank": 20, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 12,
+        "rope_scaling": {"type": "yarn", "factor": 8, "original_max_position_embeddings": 64, "mscale": 1.0,
+                         "mscale_all_dim": 1.0, "beta_fast": 32, "beta_slow": 1},
+        "first_k_dense_replace": 1, "n_routed_experts": 8, "num_experts_per_tok": 3, "n_group": 4, "topk_group": 2,
+        "topk_method": "noaux_tc", "scoring_func": "sigmoid", "n_shared_experts": 1, "moe_intermediate_size": 12,
+        "moe_layer_freq": 1, "routed_scaling_factor": 2.5, "norm_topk_prob": True, "index_head_dim": 16,
+        "index_n_heads": 12, "index_topk": 19, "tie_word_embeddings": False, "attention_bias": False,
+        "pad_token_id": 0, "num_nextn_predict_layers": 0,
+    },
+    # The second layer sees the positions of the first one.
+    "glm_moe_dsa": {
+        "architectures": ["GlmMoeDsaForCausalLM"], "model_type": "glm_moe_dsa", "vocab_size": 203,
+        "intermediate_size": 36, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 4,
+        "hidden_size": 32, "head_dim": None, "rms_norm_eps": 1e-5, "hidden_act": "silu", "kv_lora_rank": 16,
+        "q_lora_rank": 16, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16,
+        "rope_parameters": {"rope_theta": 1000000, "rope_type": "default"}, "rope_interleave": True,
+        "first_k_dense_replace": 1, "n_routed_experts": 6, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1,
+        "topk_method": "noaux_tc", "scoring_func": "sigmoid", "n_shared_experts": 1, "moe_intermediate_size": 12,
+        "moe_layer_freq": 1, "routed_scaling_factor": 2.5, "norm_topk_prob": True, "index_head_dim": 16,
+        "index_n_heads": 12, "index_topk": 21, "indexer_rope_interleave": True,
+        "indexer_types": ["full", "shared", "full"], "index_topk_freq": 1, "index_skip_topk_offset": 0,
+        "index_share_for_mtp_iteration": False, "tie_word_embeddings": False, "attention_bias": False,
+        "pad_token_id": 0, "num_nextn_predict_layers": 0,
+    },
+    # Attention without rotation in the second layer.
+    "kimi_linear": {
+        "architectures": ["KimiLinearForCausalLM"], "model_type": "kimi_linear", "vocab_size": 207, "hidden_size": 32,
+        "head_dim": None, "max_position_embeddings": None, "model_max_length": 512, "intermediate_size": 36,
+        "num_hidden_layers": 3, "num_attention_heads": 3, "num_key_value_heads": 3, "rms_norm_eps": 1e-5,
+        "hidden_act": "silu", "first_k_dense_replace": 1, "kv_lora_rank": 24, "q_lora_rank": None,
+        "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 12, "mla_use_nope": True,
+        "linear_attn_config": {"full_attn_layers": [2], "kda_layers": [1, 3], "head_dim": 16, "num_heads": 3,
+                               "short_conv_kernel_size": 4},
+        "moe_intermediate_size": 12, "moe_layer_freq": 1, "moe_renormalize": True,
+        "moe_router_activation_func": "sigmoid", "num_expert_group": 1, "num_experts": 6, "num_experts_per_token": 2,
+        "num_shared_experts": 1, "num_nextn_predict_layers": 0, "pad_token_id": 0, "rope_scaling": None,
+        "rope_theta": 10000.0, "routed_scaling_factor": 2.446, "tie_word_embeddings": False, "topk_group": 1,
+        "use_grouped_topk": True,
+    },
     "dots1": {
         "architectures": ["Dots1ForCausalLM"], "model_type": "dots1", "vocab_size": 241, "intermediate_size": 68,
         "num_hidden_layers": 2, "num_attention_heads": 5, "num_key_value_heads": 5, "rms_norm_eps": 1e-5,
@@ -435,18 +512,27 @@ def randomise(model, generator: torch.Generator) -> None:
     gemma, tied = model.config.model_type.startswith("gemma"), model.config.tie_word_embeddings
     hidden = model.config.get_text_config().hidden_size
     hybrid = model.config.model_type.startswith(("qwen3_5", "qwen3_next"))
+    gemma4 = model.config.model_type.startswith("gemma4")
     for name, parameter in model.named_parameters():
         noise = torch.randn(parameter.shape, generator=generator)
         if "A_log" in name:  # states that forget within a few tokens, and others that do not
-            parameter.copy_(torch.linspace(-3.0, 1.0, len(parameter)))
+            parameter.copy_(torch.linspace(-3.0, 1.0, parameter.numel()).view_as(parameter))
         elif "conv1d" in name:
             parameter.copy_(noise)
         elif hybrid and "norm" in name:  # multiplies by 1 + weight, but for that of linear attention
             parameter.copy_(0.25 * noise + (1.0 if "linear_attn" in name else 0.0))
         elif "dt_bias" in name:
             parameter.copy_(0.7 * noise)
-        elif "norm" in name:  # Gemma multiplies by 1 + weight
-            parameter.copy_(0.25 * noise + (gemma_norm(name) if gemma else 1.0))
+        elif gemma4 and name.endswith(("q_norm.weight", "k_norm.weight")):  # scores have no other scale
+            parameter.copy_(0.1 * noise + 0.5)
+        elif name.endswith("router.scale"):
+            parameter.copy_(math.sqrt(hidden) * (1 + 0.25 * noise))
+        elif name.endswith("per_expert_scale"):
+            parameter.copy_(1 + 0.25 * noise)
+        elif name.endswith("embed_tokens_per_layer.weight"):
+            parameter.copy_(0.35 * noise)
+        elif "norm" in name:  # Gemma 1 to 3 multiply by 1 + weight
+            parameter.copy_(0.25 * noise + (gemma_norm(name) + gemma4 if gemma else 1.0))
         elif name.endswith("sinks"):
             parameter.copy_(noise)
         elif name.endswith("experts.gate_up_proj"):  # wide enough for clamped gates to bite
@@ -464,6 +550,8 @@ def randomise(model, generator: torch.Generator) -> None:
     for name, buffer in model.named_buffers():
         if "correction_bias" in name:
             buffer.copy_(0.2 * torch.randn(buffer.shape, generator=generator))
+        elif name.endswith("layer_scalar"):
+            buffer.copy_(0.8 + 0.1 * torch.randn(buffer.shape, generator=generator))
 
 
 def gemma_norm(name: str) -> float:
@@ -477,7 +565,7 @@ POST_NORMS = ("post_attention_layernorm.weight", "post_feedforward_layernorm.wei
 def write_family(family: str) -> None:
     folder = OUT / family
     folder.mkdir(exist_ok=True)
-    config = {name: value for name, value in {**COMMON, **CONFIGS[family]}.items() if name != "head_dim" or value}
+    config = {name: value for name, value in {**COMMON, **CONFIGS[family]}.items() if value or name not in ("head_dim", "max_position_embeddings")}
     if text := CONFIGS[family].get("text_config"):
         config = {**CONFIGS[family], "text_config": {**COMMON, **text}}
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
@@ -496,7 +584,7 @@ def write_family(family: str) -> None:
         raise SystemExit(f"{family}: no seed below {SEEDS} keeps a margin of {SMALLEST_MARGIN}")
     distinct, seed, margin, model, ids, greedy = best
     tied = config["tie_word_embeddings"]
-    if any(".experts." in name for name, _ in model.named_parameters()):
+    if any(".experts." in name for name, _ in model.named_parameters()) or "gemma4" in config["model_type"]:
         model.save_pretrained(folder)  # with the names that hubs have, each expert by itself
         (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
         (folder / "generation_config.json").unlink(missing_ok=True)
@@ -506,6 +594,10 @@ def write_family(family: str) -> None:
                 name: tensor.swapaxes(1, 2).contiguous() if name.endswith(swapped) else tensor
                 for name, tensor in load_file(path).items()
             }
+            save_file(tensors, path, metadata={"format": "pt"})
+        if config["model_type"] == "kimi_linear":  # saved with the prefix of experts; published files have this one
+            path, dense = folder / "model.safetensors", re.compile(r"block_sparse_moe(?=\.(gate|up|down)_proj)")
+            tensors = {dense.sub("mlp", name): tensor for name, tensor in load_file(path).items()}
             save_file(tensors, path, metadata={"format": "pt"})
     else:
         named = model.named_parameters()

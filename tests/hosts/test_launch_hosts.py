@@ -138,6 +138,37 @@ def test_a_host_that_was_there_is_waited_for(hosts):
     assert "restart 1 of 1" in output.text() and output.text().count("cannot be reached") == 1
 
 
+def test_packed_weights_outlive_a_rank(hosts):
+    """On both hosts, whose agents stay."""
+    generate = " ".join(("ckdist", *GENERATE, "-v")).replace("def main(", "'def main('")
+    first = f"{hosts.directory}/first"
+    shell = f"{generate} || exit; [ $RANK = 0 ] || [ -e {first} ] || {{ touch {first}; kill -9 $$; }}"
+    flags = words(hosts, "-n", "2", "--restarts", "1", "--no-prefix")
+    done = launch(*flags, "bash", "-c", shell, env=env(hosts))
+    assert done.returncode == 0, done.stderr
+    texts = [json.loads(line)["token_ids"] for line in done.stdout.splitlines() if line.startswith("{")]
+    assert texts == [tokens_of_one_process()] * 2
+    assert done.stderr.count("GB of packed weights were kept from the last start") == 2, done.stderr
+
+
+def test_a_spare_takes_the_ranks_of_a_lost_host(hosts):
+    """The spare is the first host again, by its name in the table."""
+    first, second = hosts.addresses
+    hosts.table.write_text(hosts.table.read_text() + f"spare {hosts.namespaces[0]}\n")
+    flags = ("--hosts", f"{first},{second},spare", "--spares", "1", "--agent", AGENT, "--restarts", "1")
+    shell = f"echo $(hostname) $WORLD_SIZE; [ -e {hosts.directory}/back ] || sleep 100"
+    with launched(*flags, "bash", "-c", shell, env=env(hosts)) as job:
+        output = Output(job)
+        output.wait_for(f"{hosts.namespaces[1]} 2")
+        pathlib.Path(hosts.directory, "back").touch()
+        hosts.table.write_text(hosts.table.read_text().replace(f"{second} ", "gone "))
+        agents(hosts, 1)[0].kill()
+        assert output.wait(30) == [0], output.text()
+    text = output.text()
+    assert "has no host " in text and "; spare takes its ranks" in text
+    assert text.count(f"{hosts.namespaces[0]} 2") == 3, text
+
+
 def agents(hosts: Hosts, host: int) -> list[psutil.Process]:
     """The launcher's agent on a host."""
     return [p for p in hosts.processes(host) if p.name()[:6] == "python" and "ckdist.launcher.agent" in p.cmdline()[-1]]

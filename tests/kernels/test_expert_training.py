@@ -8,8 +8,8 @@ import pytest
 from ckdist.comm.communicator import open_communicator
 from ckdist.layout import SINGLE
 from ckdist.mesh import Mesh
-from ckdist.models.decoder import loss
 from ckdist.models.spec import LatentAttention, LayerSpec, MoeFfn
+from ckdist.models.training_loss import loss
 from ckdist.program.autodiff import backward
 from ckdist.program.pool import ThreadPool
 from ckdist.program.routing import Routing

@@ -16,8 +16,8 @@ from ckdist.comm.communicator import open_communicator
 from ckdist.errors import ConfigError
 from ckdist.layout import DATA
 from ckdist.mesh import Mesh
-from ckdist.models.decoder import loss as loss_of
 from ckdist.models.spec import MoeFfn
+from ckdist.models.training_loss import loss as loss_of
 from ckdist.program.autodiff import backward
 from ckdist.program.pool import ThreadPool
 from ckdist.program.routing import Routing

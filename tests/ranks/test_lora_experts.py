@@ -15,7 +15,7 @@ from ckdist.engine.single import SingleSequence
 from ckdist.errors import ConfigError, ModelFileError
 from ckdist.layout import SINGLE
 from ckdist.mesh import Mesh
-from ckdist.models.decoder import loss
+from ckdist.models.training_loss import loss
 from ckdist.program.pool import ThreadPool
 from ckdist.program.training_tracer import TrainingTracer, trace_loss
 from ckdist.train.batch import PackedBatch

@@ -22,12 +22,11 @@ from ckdist.native import lib
 from ckdist.weights.loader import ShardLoader
 from ckdist.weights.tensor_source import TensorSource
 from tests.support.checkpoints import WEIGHT, checkpoint_of, write_model
+from tests.support.distinct_families import distinct_families
 from tests.support.launcher import mpirun, one_host
 from tests.support.paths import GOLDEN, ROOT
 from tests.support.thread_ranks import run_threads
 from tests.support.two_states import BEFORE, LARGE, TYPES, loaded, logits, situations
-
-FAMILIES = sorted(path.parent for path in GOLDEN.glob("*/config.json"))
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +57,7 @@ def test_every_type_has_the_same_bits(path):
             assert until == 0 or before.fraction > 0
 
 
-@pytest.mark.parametrize("folder", FAMILIES, ids=lambda folder: folder.name)
+@pytest.mark.parametrize("folder", distinct_families(), ids=lambda folder: folder.name)
 def test_every_family_has_the_same_bits(folder):
     for ranks, until in ((1, 0.0), (2, 0.37), (1, 1.0)):
         assert_same(folder, ranks, until)

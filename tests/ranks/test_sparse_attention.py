@@ -15,7 +15,10 @@ from ckdist.engine.single import SingleSequence
 from ckdist.errors import ConfigError, LayoutError
 from ckdist.layout import SINGLE, TENSOR, Dim
 from ckdist.mesh import Mesh
+from ckdist.models.blocks.latent_attention import latent_attention
 from ckdist.models.decoder import EMBEDDING, OUTPUT, final_norm, head, table
+from ckdist.models.indexer import Indexer
+from ckdist.models.spec import LatentAttention
 from ckdist.program.cache import block_bytes
 from ckdist.program.step_batch import Batch
 from ckdist.program.tracer import LatentWeights, trace
@@ -145,33 +148,9 @@ def test_up_to_top_k_positions_are_dense_attention_to_the_bit(kv_type):
 
 def deepseek(g, ids, s):
     """The sum x + attention(x) of DeepSeek-V3.2, without a norm before it, in place of logits."""
-    w = lambda name, *dims: g.weight(f"{name}.weight", *dims)
     x = g.reduce(g.embed(ids, table(g, s, EMBEDDING)))
-    hidden, low, rank = x.dims[-1], Dim("q_lora", 36), Dim("kv_lora", 32)
-    index_heads, key = Dim("index_heads", 16, 24), Dim("index", 1, 24)
-    matrices = [
-        w("q_a_proj", low, hidden),
-        w("indexer.wk", key, hidden),
-        w("indexer.weights_proj", replace(index_heads, width=1), hidden),
-    ]
-    q_a, k, weights = g.linear(x, *matrices, names=["q_a", "k", "w"])
-    q_a = g.rms_norm(q_a, w("q_a_layernorm", low), 1e-6)
-    q = g.linear(q_a, w("indexer.wq_b", index_heads, low), names=["q"])
-    q, k, weights = g.to_index(q, k, weights)
-    norms = w("indexer.k_norm", key), g.weight("indexer.k_norm.bias", key)
-    q, k = g.rope(q, "local"), g.rope(g.layer_norm(k, *norms, 1e-6), "local")
-    positions = g.select_positions(q, k, weights, layer=0, index_top_k=19)
-    heads, _ = g.sharding.heads(5, 1, 40)
-    kv = g.linear(x, w("kv_a_proj_with_mqa", Dim("latent", 1, 48), hidden), names=["kv"])
-    q = g.linear(q_a, w("q_b_proj", heads, low), names=["q"])
-    q, kv = g.to_heads_latent(q, kv)
-    own = replace(q.dims[-1], width=32)
-    latent = LatentWeights(
-        w("kv_a_layernorm", rank), w("k_b", own, Dim("nope", 24)), w("v_b", replace(own, width=20), rank)
-    )
-    o = g.attend_latent(q, kv, latent, layer=0, rope="global", scale=40**-0.5, eps=1e-6, positions=positions)
-    out = replace(heads, width=20)
-    attn = g.reduce(g.linear(g.select_rows(g.to_tokens(o, out)), w("o_proj", hidden, out), names=["attn"]))
+    a = LatentAttention(5, 32, 24, 16, 20, 40**-0.5, 36, norm_eps=1e-6, indexer=Indexer(16, 24, 19, "local"))
+    attn = latent_attention(g, x, a, "layer", 0, 1e-6, g.select_rows)
     return g.gather(g.linear(g.gather(g.add(g.select_rows(x), attn)), head(g, s), names=["logits"]))
 
 
@@ -180,9 +159,10 @@ def test_the_layer_of_deepseek_v32_gives_the_output_of_transformers(ranks):
     with np.load(GOLDEN / "index" / "deepseek_v32.npz") as file:
         arrays = {key: value.astype(np.float32) for key, value in file.items()}
     nope, values = np.split(arrays["kv_b_proj.weight"].reshape(5, 44, 32), [24], axis=1)  # (heads, width, rank)
-    own = {"k_b.weight": nope.swapaxes(1, 2).reshape(-1, 24), "v_b.weight": values.reshape(-1, 32)}
+    own = {"k_b_proj.weight": nope.swapaxes(1, 2).reshape(-1, 24), "v_b_proj.weight": values.reshape(-1, 32)}
     identity = np.eye(64, dtype=np.float32)
-    weights = {**arrays, **own, EMBEDDING: identity, OUTPUT: identity}
+    weights = {f"layer.{name}": w for name, w in {**arrays, **own}.items()}
+    weights |= {EMBEDDING: identity, OUTPUT: identity}
     s = spec(vocab=64, ropes={"global": rope(16, interleaved=True), "local": rope(16)})
 
     def body(executable):

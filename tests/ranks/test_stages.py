@@ -29,14 +29,14 @@ from ckdist.program.tracer import trace
 from ckdist.weights.adapter_file import MODULES, Lora, save_adapter
 from ckdist.weights.checkpoint import open_checkpoint
 from ckdist.weights.packed_type import WeightCost
+from tests.support.distinct_families import distinct_families
 from tests.support.interpreter import Interpreter
 from tests.support.paths import GOLDEN
 from tests.support.situations import driven, situations, texts
 from tests.support.specs import FAMILIES, PIECES, spec, weights_of
 from tests.support.thread_ranks import run_threads
 
-MODELS = sorted(path.parent for path in GOLDEN.glob("*/config.json"))
-LAYERS = {folder: len(open_checkpoint(folder).spec.layers) for folder in MODELS}
+LAYERS = {folder: len(open_checkpoint(folder).spec.layers) for folder in distinct_families()}
 
 
 def loaded(world, path, stages: int, **more):
@@ -64,10 +64,13 @@ def logits(model):
     return situations(model.executable)
 
 
-@pytest.mark.parametrize("folder", MODELS, ids=lambda folder: folder.name)
+@pytest.mark.parametrize("folder", distinct_families(), ids=lambda folder: folder.name)
 def test_one_text_on_every_stage(folder):
-    """As many stages as there are layers, up to three: uneven ones where there are four layers."""
-    assert run(min(3, LAYERS[folder]), folder, min(3, LAYERS[folder]), generated) == run(1, folder, 1, generated)
+    """As many stages as there are layers, up to three: uneven ones where there are four layers. Two of GLM-5's layers
+    share positions, and so a stage.
+    """
+    stages = 2 if folder.name == "glm_moe_dsa" else min(3, LAYERS[folder])
+    assert run(stages, folder, stages, generated) == run(1, folder, 1, generated)
 
 
 @pytest.mark.parametrize("prefill", ["token", "tensor"])

@@ -21,6 +21,7 @@ from ckdist.errors import ConfigError
 from ckdist.layout import TENSOR, TOKEN, TOKEN_IN_HOSTS
 from ckdist.layouts.phase_layouts import layouts_for
 from tests.support import thread_ranks
+from tests.support.distinct_families import distinct_families
 from tests.support.pairs import pairs
 from tests.support.paths import GOLDEN
 from tests.support.programs.replay import build
@@ -30,7 +31,9 @@ from tests.support.thread_ranks import run_threads
 
 MODELS = sorted(path.parent for path in GOLDEN.glob("*/config.json"))
 EXPERTS = ("num_experts_per_tok", "moe_k", "moe_topk")
-MIXTURES = [folder for folder in MODELS if any(name in (folder / "config.json").read_text() for name in EXPERTS)]
+MIXTURES = [
+    folder for folder in distinct_families() if any(name in (folder / "config.json").read_text() for name in EXPERTS)
+]
 
 
 def both_ways(executable):
@@ -178,14 +181,15 @@ def text_of_one_rank(folder):
     return generated(SingleWorld(), folder, "auto")[0]
 
 
-@pytest.mark.parametrize("folder", MODELS, ids=lambda folder: folder.name)
+@pytest.mark.parametrize("folder", distinct_families(), ids=lambda folder: folder.name)
 def test_one_text_over_hosts(folder):
     """Norms over all heads of a token are not summed over hosts in token-parallel prefill: OLMo and MiniMax are
     tensor-parallel.
     """
     expected = text_of_one_rank(folder)
     hosts, one, other = ["one", "one", "two", "two"], "token", "tensor"
-    if folder.name.startswith(("olmo", "minimax", "deepseek", "glm4_moe_lite", "mistral4")):
+    latent = ("deepseek", "glm4_moe_lite", "glm_moe_dsa", "kimi_linear", "mistral4")
+    if folder.name.startswith(("olmo", "minimax", *latent)):
         why = "norms all heads of a token together|has latent attention, and each host caches all its tokens"
         with pytest.raises(ConfigError, match=why):
             thread_ranks.run_threads(hosts, lambda world: generated(world, folder, "token", "tcp"))
@@ -208,7 +212,7 @@ def test_one_text_with_whole_experts_on_hosts(hosts, folder):
     assert thread_ranks.run_threads(hosts, run)[0][0] == expected
 
 
-@pytest.mark.parametrize("folder", MODELS, ids=lambda folder: folder.name)
+@pytest.mark.parametrize("folder", distinct_families(), ids=lambda folder: folder.name)
 def test_one_text_whatever_is_cut(folder):
     expected = text_of_one_rank(folder)
     for ranks, prefill in ((3, "tensor"), (4, "token")):

@@ -18,11 +18,11 @@ from ckdist.layout import even_ranges, ranges_by_shares
 from ckdist.layouts.rank_shares import given_shares, rank_shares, shares_of
 from ckdist.layouts.stage_plan import even_slices
 from ckdist.weights.checkpoint import open_checkpoint
+from tests.support.distinct_families import distinct_families
 from tests.support.paths import GOLDEN
 from tests.support.situations import driven
 from tests.support.thread_ranks import ThreadWorld, run_threads
 
-MODELS = sorted(path.parent for path in GOLDEN.glob("*/config.json"))
 HOSTS = ("one", "one", "two", "two")
 
 
@@ -56,7 +56,7 @@ def logits_of(world, path, split: str, **settings) -> tuple[np.ndarray, int]:
     return result, model.weight_bytes
 
 
-@pytest.mark.parametrize("path", MODELS, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", distinct_families(), ids=lambda path: path.name)
 def test_logits_are_those_of_one_rank(path):
     expected, _ = logits_of(SingleWorld(), path, "even")
     for prefill in ("token", "tensor"):

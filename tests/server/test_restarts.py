@@ -78,6 +78,7 @@ def test_a_signal_drains_both_and_the_engine_writes_its_trace(server):
         process.terminate()
         assert answer.result() == whole
     assert process.wait(30) == 0
+    assert "GB of packed weights were kept from the last start" in process.stdout.read()
     with open(trace) as file:
         assert file.read(1)
 

@@ -5,7 +5,7 @@ import contextlib
 
 import pytest
 
-from ckdist.engine.messages import Done, Failure, LoadAdapter, pack_tokens, unpack_tokens
+from ckdist.engine.messages import Done, Failure, LoadAdapter, Status, pack_tokens, unpack_tokens
 from ckdist.engine.sampling_params import SamplingParams
 from ckdist.serve.accounts import Account
 from ckdist.serve.api_keys import KeyLimits
@@ -57,6 +57,21 @@ def test_goes_on_after_its_tokens(tmp_path, mirostat):
         else:
             assert list(unpack_tokens(second["drawn"]))[: len(seen)] == seen
             assert second["sampling"].get("prompt_logprobs") is None
+
+    asyncio.run(scenario())
+
+
+def test_requests_wait_for_the_facts_of_the_first_engine_and_keep_them(tmp_path):
+    """An engine that loads sends its name alone: the context length comes when it is ready."""
+
+    async def scenario():
+        client = ResumingClient(f"ipc://{tmp_path}/engine")
+        loading, facts = Status("loading", model={"id": "m"}), {"id": "m", "context_length": 64}
+        client._handle(loading)
+        assert client.unavailable().status == 503
+        client._handle(Status("ready", model=facts))
+        client._handle(loading)
+        assert client.unavailable() is None and client.model == facts
 
     asyncio.run(scenario())
 

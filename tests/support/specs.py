@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from ckdist.models.families.gemma2 import NORMS
+from ckdist.models.indexer import Indexer
 from ckdist.models.spec import (
     Attention,
     DenseFfn,
@@ -114,6 +115,20 @@ LINEAR = {
         "first": (GatedDeltaNet(3, 6, 16, 40), GatedDeltaNet(5, 5, 9, 16, conv_kernel=3)),
         "mixer": {"qk_norm": "head", "gated": True, "value_dim": 24},
         "ropes": {"global": rope(8)},
+    },
+    "kimi_delta_attention": {
+        "first": (
+            GatedDeltaNet(5, 5, 9, 16, conv_kernel=3, by_row=True, gate_rank=7),
+            GatedDeltaNet(3, 3, 16, 40, by_row=True, lowest=-2.0),
+            LatentAttention(5, 32, 24, 16, 20, 0.2, rope=None),
+        ),
+    },
+    "sparse": {
+        "first": (
+            LatentAttention(5, 32, 24, 16, 20, 0.2, q_lora_rank=36, indexer=Indexer(12, 16, 7, "local")),
+            LatentAttention(9, 40, 16, 16, 24, 0.2, q_lora_rank=20, shares_positions=True),
+        ),
+        "ropes": {"local": rope(16), "global": rope(16, interleaved=True)},
     },
     "latent": {
         "first": (

@@ -8,7 +8,8 @@ import pytest
 from ckdist.errors import LayoutError
 from ckdist.layout import DATA, SINGLE, TRAINING, Dim, Layout
 from ckdist.mesh import Mesh
-from ckdist.models.decoder import forward, loss
+from ckdist.models.decoder import forward
+from ckdist.models.training_loss import loss
 from ckdist.program.autodiff import backward
 from ckdist.program.pipeline_stage import Stage
 from ckdist.program.program import Weight

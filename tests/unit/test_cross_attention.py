@@ -9,7 +9,8 @@ import pytest
 from ckdist.errors import ModelFileError
 from ckdist.layout import TENSOR
 from ckdist.mesh import WHOLE, Mesh
-from ckdist.models.decoder import encode, forward
+from ckdist.models.decoder import forward
+from ckdist.models.encoder import encode
 from ckdist.models.registry import spec_from_config
 from ckdist.program.tracer import trace
 from ckdist.tokens.tokenizer_folder import load_tokenizer

@@ -6,7 +6,8 @@ import pytest
 from ckdist.errors import LayoutError
 from ckdist.layout import SINGLE, TENSOR, TOKEN
 from ckdist.mesh import Mesh
-from ckdist.models.decoder import forward, loss
+from ckdist.models.decoder import forward
+from ckdist.models.training_loss import loss
 from ckdist.program.lower import lower, stored_dims
 from ckdist.program.step import ValueIndex
 from ckdist.program.tracer import trace

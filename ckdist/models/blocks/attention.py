@@ -29,42 +29,65 @@ def relative_bias(g: Tracer, a: Attention, path: str, layer: int) -> tuple[Weigh
     return g.weight(f"{first}.relative_bias.weight", table), a.relative.buckets, a.relative.distance
 
 
-def attention(g: Tracer, x: Value, a: Attention, path: str, layer: int, eps: float, rows: Rows = all_rows) -> Value:
+def attention(
+    g: Tracer,
+    x: Value,
+    a: Attention,
+    path: str,
+    layer: int,
+    eps: float,
+    rows: Rows = all_rows,
+    kept: dict[int, tuple[Value, Value]] | None = None,
+) -> Value:
     """x: (tokens, hidden), normalised -> (rows, hidden).
 
-    `path` is the prefix of the weights' names. `rows` selects the rows whose results are needed.
+    `path` is the prefix of the weights' names. `rows` selects the rows whose results are needed. `kept` has the keys
+    and values of earlier layers; the layer adds its own.
     """
+    kept = {} if kept is None else kept
     w = lambda name, *dims: g.weight(f"{path}.{name}", *dims)
     heads, keys = g.sharding.heads(a.num_heads, a.num_kv_heads, a.head_dim)
-    values, hidden = replace(keys, width=a.value_width), x.dims[-1]
-    bias = (w("q_proj.bias", heads), w("k_proj.bias", keys), w("v_proj.bias", values)) if a.qkv_bias else ()
-    matrices = [w("q_proj.weight", heads, hidden), w("k_proj.weight", keys, hidden), w("v_proj.weight", values, hidden)]
-    out = replace(heads, width=a.value_width)  # columns of o_proj
-    gates: list[Value] = []
-    if a.gated:
-        matrices.insert(1, w("gate_proj.weight", out, hidden))
-        q, *gates, k, v = g.linears(x, matrices, names=["q", "gate", "k", "v"])
-    else:
-        q, k, v = g.linears(x, matrices, bias, ["q", "k", "v"])
+    hidden, out = x.dims[-1], replace(heads, width=a.value_width)  # out: columns of o_proj
+    rows_of = {"q": heads, "gate": out, "k": keys, "v": replace(keys, width=a.value_width)}
+    absent = [*(() if a.gated else ("gate",)), *(("k", "v") if a.source is not None else ())]
+    names = [name for name in rows_of if name not in absent and not (name == "v" and a.keys_as_values)]
+    matrices = [w(f"{name}_proj.weight", rows_of[name], hidden) for name in names]
+    bias = [w(f"{name}_proj.bias", rows_of[name]) for name in names] if a.qkv_bias and not a.gated else []
+    made = dict(zip(names, g.linears(x, matrices, bias, names), strict=True))
+    gates = [made.pop("gate")] if a.gated else []
     if a.qk_norm == "row":
-        q, k = g.rms_norm_heads(q, k, w("q_norm.weight", heads), w("k_norm.weight", keys), eps)
-    q, k, v = g.to_heads((q, k, v), lambda sharding: sharding.heads(a.num_heads, a.num_kv_heads, a.head_dim))
-    if a.rope is not None and a.norms_rotated:
-        q, k = g.rope(q, a.rope), g.rope(k, a.rope)
-    if a.qk_norm == "head":
-        head = Dim("head_dim", a.head_dim)
-        q = g.rms_norm(q, w("q_norm.weight", head), eps)
-        k = g.rms_norm(k, w("k_norm.weight", head), eps)
-    if a.rope is not None and not a.norms_rotated:
-        q, k = g.rope(q, a.rope), g.rope(k, a.rope)
+        weights = w("q_norm.weight", heads), w("k_norm.weight", keys)
+        made["q"], made["k"] = g.rms_norm_heads(made["q"], made["k"], *weights, eps)
+    shared = lambda sharding: sharding.heads(a.num_heads, a.num_kv_heads, a.head_dim)
+    made = dict(zip(made, g.to_heads(tuple(made.values()), shared), strict=True))
+    q, *own = _placed(g, a, w, [made[name] for name in ("q", "k") if name in made], eps)
+    if a.source is None:
+        v = made.get("v", made["k"])
+        kept[layer] = own[0], g.l2_norm(v, a.value_width * eps, a.value_width**0.5) if a.value_norm else v
+    k, v = kept[layer if a.source is None else a.source]
     q = g.scale_queries(q, a.query_scale)
     sinks = w("sinks", replace(q.dims[-1], width=1)) if a.sinks else None
-    scores = {"scale": a.scale, "soft_cap": a.soft_cap, "window": a.window}
+    scores = {"scale": a.scale, "soft_cap": a.soft_cap, "window": -a.chunk or a.window}
     relative = relative_bias(g, a, path, layer)
-    o = g.attend(q, k, v, sinks, layer=layer, **scores, bidirectional=a.bidirectional, relative=relative)
+    where = {"layer": layer} if a.source is None else {"layer": a.source, "shared": True}
+    o = g.attend(q, k, v, sinks, **where, **scores, bidirectional=a.bidirectional, relative=relative)
     o_bias = (w("o_proj.bias", hidden),) if a.o_bias else ()
     o = g.to_tokens(o, out)
     for gate in gates:
         o = g.gated(gate, o, "sigmoid")
     o = rows(o)
     return g.reduce(g.linear(o, w("o_proj.weight", hidden, out), bias=o_bias, names=["attn"]))
+
+
+def _placed(g: Tracer, a: Attention, w: Callable[..., Weight], parts: list[Value], eps: float) -> list[Value]:
+    """Norms and rotates queries and, if the layer has its own, keys."""
+    if a.rope is not None and a.norms_rotated:
+        parts = [g.rope(part, a.rope) for part in parts]
+    if a.qk_norm == "head":
+        head = Dim("head_dim", a.head_dim)
+        parts = [g.rms_norm(part, w(f"{n}_norm.weight", head), eps) for n, part in zip("qk", parts, strict=False)]
+    elif a.qk_norm == "unit":
+        parts = [g.l2_norm(part, a.head_dim * eps, a.head_dim**0.5) for part in parts]
+    if a.rope is not None and not a.norms_rotated:
+        parts = [g.rope(part, a.rope) for part in parts]
+    return parts

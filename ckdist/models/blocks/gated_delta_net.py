@@ -11,6 +11,15 @@ from ckdist.program.tracer import Tracer
 L2_EPS = 1e-6  # epsilon of the l2 norms of queries and keys
 
 
+def linear_attention(
+    g: Tracer, x: Value, d: GatedDeltaNet, path: str, layer: int, eps: float, rows: Rows = all_rows
+) -> Value:
+    """`gated_delta_net`, or `kimi_delta_attention`. `path` is the prefix of the layer's names."""
+    if d.by_row:
+        return kimi_delta_attention(g, x, d, f"{path}.self_attn", layer, eps, rows)
+    return gated_delta_net(g, x, d, f"{path}.linear_attn", layer, eps, rows)
+
+
 def gated_delta_net(
     g: Tracer, x: Value, d: GatedDeltaNet, path: str, layer: int, eps: float, rows: Rows = all_rows
 ) -> Value:
@@ -43,3 +52,41 @@ def gated_delta_net(
     o = g.gated_norm(o, z, w("norm.weight", Dim("head_dim", d.value_dim)), eps)
     o = rows(g.to_tokens(o, values))
     return g.reduce(g.linear(o, w("out_proj.weight", hidden, values), names=["attn"]))
+
+
+def kimi_delta_attention(
+    g: Tracer, x: Value, d: GatedDeltaNet, path: str, layer: int, eps: float, rows: Rows = all_rows
+) -> Value:
+    """`gated_delta_net` with a decay for each row of a state, and a sigmoid as the output's gate.
+
+    A low rank makes decays and gates. Kimi Team 2025, arXiv:2510.26692, section 3.
+    """
+    w = lambda name, *dims: g.weight(f"{path}.{name}", *dims)
+    of = lambda dim, width: replace(dim, width=width)
+    heads, _ = d.heads(g.sharding)
+    keys, values, hidden = of(heads, d.key_dim), of(heads, d.value_dim), x.dims[-1]
+    rows_of = {"q": keys, "k": keys, "v": values, "b": heads}
+    of_x = [w(f"{name}_proj.weight", dim, hidden) for name, dim in rows_of.items()]
+    if d.gate_rank:
+        low = Dim("gate_rank", d.gate_rank)
+        low_f, low_g, q, k, v, b = g.linears(
+            x,
+            [w("f_a_proj.weight", low, hidden), w("g_a_proj.weight", low, hidden), *of_x],
+            names=["f_a", "g_a", "q", "k", "v", "b"],
+        )
+        a = g.linear(low_f, w("f_b_proj.weight", keys, low), names=["a"])
+        z = g.linear(low_g, w("g_b_proj.weight", values, low), names=["z"])
+    else:
+        of_gates = w("g_proj.weight", values, hidden), w("f_proj.weight", keys, hidden)
+        z, a, q, k, v, b = g.linears(x, [*of_gates, *of_x], names=["z", "a", "q", "k", "v", "b"])
+    z, a, q, k, v, b = g.to_heads((z, a, q, k, v, b), d.heads)  # z is made last
+    own = b.dims[-1]  # the heads, sharded like the states
+    taps = lambda x: of(x.dims[-1], x.dims[-1].width * d.conv_kernel)
+    kernels = [w(f"{name}_conv1d.weight", taps(part)) for name, part in zip("qkv", (q, k, v), strict=True)]
+    q, k, v = g.short_conv(q, k, v, kernels, layer=layer)
+    q, k = g.l2_norm(q, L2_EPS, d.key_dim**-0.5), g.l2_norm(k, L2_EPS)
+    decay, beta = g.delta_gates(a, b, w("A_log", own), w("dt_bias", of(own, d.key_dim)), d.lowest)
+    o = g.delta_rule(q, k, v, decay, beta, layer=layer, tiled=False)
+    o = g.gated_norm(o, z, w("o_norm.weight", Dim("head_dim", d.value_dim)), eps, "sigmoid")
+    o = rows(g.to_tokens(o, values))
+    return g.reduce(g.linear(o, w("o_proj.weight", hidden, values), names=["attn"]))

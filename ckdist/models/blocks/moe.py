@@ -10,6 +10,7 @@ from ckdist.program.tracer import Tracer
 ROUTER = "gate.weight"
 SHARED_GATE = "shared_expert_gate.weight"
 CORRECTION = "gate.e_score_correction.bias"
+FACTORS = "gate.factors"  # of the experts' shares
 
 
 def is_router(name: str) -> bool:
@@ -32,15 +33,19 @@ def is_expert(name: str) -> bool:
     return ".mlp.experts." in name
 
 
-def moe_ffn(g: Tracer, x: Value, f: MoeFfn, path: str) -> Value:
-    """x: (tokens, hidden), normalised -> (tokens, hidden). `path` is the prefix of the weights' names."""
+def moe_ffn(g: Tracer, x: Value, f: MoeFfn, path: str, routed: Value | None = None) -> Value:
+    """x: (tokens, hidden), normalised -> (tokens, hidden). `path` is the prefix of the weights' names.
+
+    `routed`: the input of the router, if that is not x.
+    """
     w = lambda name, *dims: g.weight(f"{path}.{name}", *dims)
     hidden, router = x.dims[-1], w(ROUTER, Dim("experts", f.num_experts), x.dims[-1])
     routers = (router, w(SHARED_GATE, Dim("switch", 1), hidden)) if f.shared_gate else (router,)
     biases = [w("gate.bias", router.dims[0])] if f.bias else []
-    logits = g.linears(x, routers, biases, names=["router", "switch"][: len(routers)])
+    logits = g.linears(x if routed is None else routed, routers, biases, names=["router", "switch"][: len(routers)])
     correction = w(CORRECTION, router.dims[0]) if f.correction_bias else None
-    chosen, shares = g.route(logits, correction, f.routing, shared=f.shared_size > 0)
+    factors = w(FACTORS, router.dims[0]) if f.share_factors else None
+    chosen, shares = g.route(logits, correction, f.routing, shared=f.shared_size > 0, factors=factors)
     experts, ffn = g.sharding.experts(f.num_experts), g.sharding.expert_ffn(f.intermediate_size)
     gate, up = (w(f"experts.{name}.weight", experts, ffn, hidden) for name in ("gate_proj", "up_proj"))
     weights = [gate, up, w("experts.down_proj.weight", experts, hidden, ffn)]
@@ -50,4 +55,4 @@ def moe_ffn(g: Tracer, x: Value, f: MoeFfn, path: str) -> Value:
         weights.append(w("shared_expert.down_proj.weight", hidden, shared))
     widths = (("gate_proj", ffn), ("up_proj", ffn), ("down_proj", hidden))
     of_experts = [w(f"experts.{name}.bias", replace(experts, width=dim.elements)) for name, dim in widths if f.bias]
-    return g.reduce(g.experts(x, chosen, shares, weights, f.activation, of_experts))
+    return g.reduce(g.experts(x, chosen, shares, weights, f.activation, of_experts, f.shares_input))

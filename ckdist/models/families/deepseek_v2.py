@@ -199,8 +199,7 @@ def form(architecture: str, spec: ModelSpec, where: str, own: Mapping[str, Any])
     """
     from ckdist.models import to_gguf
 
-    a, r = spec.layers[0].mixer, spec.ropes["global"]
-    assert isinstance(a, LatentAttention)
+    a, r = next(one.mixer for one in spec.layers if isinstance(one.mixer, LatentAttention)), spec.ropes["global"]
     if r.scaling.get("mscale_all_dim") and r.magnitude != 1.0:
         raise ArchitectureError(f"{where}: YaRN with mscale and mscale_all_dim that differ has no GGUF form")
     if a.norm_eps not in (0.0, spec.norm_eps):
@@ -231,9 +230,14 @@ def form(architecture: str, spec: ModelSpec, where: str, own: Mapping[str, Any])
 
 def export(spec: ModelSpec, where: str) -> GgufForm:
     """Returns the GGUF metadata of a model."""
-    made = form(GGUF, spec, where, {})
+    return yarn_form(GGUF, spec, where, {})
+
+
+def yarn_form(architecture: str, spec: ModelSpec, where: str, own: Mapping[str, Any]) -> GgufForm:
+    """`form` with YaRN's magnitude as readers of deepseek2 expect it."""
+    made = form(architecture, spec, where, own)
     if all_dims := float(spec.ropes["global"].scaling.get("mscale_all_dim") or 0.0):
-        scaling = f"{GGUF}.rope.scaling."
+        scaling = f"{architecture}.rope.scaling."
         kept = {name: value for name, value in made.metadata.items() if name != f"{scaling}attn_factor"}
         made = replace(made, metadata={**kept, f"{scaling}yarn_log_multiplier": 0.1 * all_dims})
     return made

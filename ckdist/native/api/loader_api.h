@@ -63,7 +63,8 @@ struct ckdist_matrix_plan {
   int64_t col_begin, col_end;
   const int64_t* row_ranges; /* (range_count, 2): begin, end */
   int64_t range_count;
-  int32_t cold; /* packed after all others */
+  int32_t cold;   /* packed after all others */
+  int32_t mapped; /* never packed: steps read its rows in the file */
 };
 
 /* Elements [begin, end) of a stored vector of F32, F16 or BF16, which are converted to float32. */
@@ -99,9 +100,12 @@ CKDIST_EXPORT int ckdist_loader_add_vector(ckdist_loader* loader, const struct c
 CKDIST_EXPORT int64_t ckdist_loader_arena_bytes(const ckdist_loader* loader);
 CKDIST_EXPORT int64_t ckdist_loader_source_bytes(const ckdist_loader* loader);
 
-/* Allocates the arena and reads the vectors. `shared`: other processes of this host can map the arena. After this
-   call an executable that has the loader can multiply by the matrices. */
-CKDIST_EXPORT int ckdist_loader_open(ckdist_loader* loader, int shared);
+/* Allocates the arena and reads the vectors. `shared`: other processes of this host can map the arena. `kept`: the path
+   of a shared arena that a loader with the same plan has filled, perhaps in part; or "". After this call an executable
+   that has the loader can multiply by the matrices. */
+CKDIST_EXPORT int ckdist_loader_open(ckdist_loader* loader, int shared, const char* kept);
+/* Bytes of the kept arena that were packed. */
+CKDIST_EXPORT int64_t ckdist_loader_kept_bytes(const ckdist_loader* loader);
 /* The beginning of the arena; null before ckdist_loader_open. */
 CKDIST_EXPORT const void* ckdist_loader_arena(const ckdist_loader* loader);
 /* The path for mapping a shared arena in other processes, while the loader lives; else empty. Valid until the next

@@ -26,11 +26,14 @@ enum ckdist_inference_step_kind {
   ckdist_step_send,
   ckdist_step_select_positions,
   ckdist_step_adapt,
+  ckdist_step_sum_rows,
+  ckdist_step_layer_inputs,
   ckdist_inference_step_kinds
 };
 
-/* How a token selects a row of a table. type: row 0, or row 1 for tokens of a second text. */
-enum ckdist_embed_by { ckdist_embed_by_id, ckdist_embed_by_position, ckdist_embed_by_type };
+/* How a token selects a row of a table. type: row 0, or row 1 for tokens of a second text. place: token t has row t of
+   the batch's embeddings, without a table. */
+enum ckdist_embed_by { ckdist_embed_by_id, ckdist_embed_by_position, ckdist_embed_by_type, ckdist_embed_by_place };
 
 /* out = scale * rows of the table's shards; zeros for ids of another rank's part of the vocabulary.
    by: enum ckdist_embed_by.
@@ -44,15 +47,16 @@ struct ckdist_embed_step {
   float scale;
 };
 
-/* r = x + post_factor * rms_norm(sum of y's summands); absent operands are skipped. sum = r. activations = factor *
-   norm(r), in the formats that products read. normed = norm(r) in floats.
+/* r = scalar * (x + post_factor * rms_norm(sum of y's summands)); absent operands are skipped. sum = r. activations =
+   factor * norm(r), in the formats that products read. normed = norm(r) in floats.
+   scalar: a vector of one element.
    norm: rms_norm, or with `centred` the layer norm, plus norm_bias.
    activations: values for each format, one for each shard of the columns; each takes the next floats.
-   gate: a value; y is multiplied by its sigmoid. Then y is the only other operand. */
+   gate: a value; y is multiplied by gate_function (enum ckdist_gate) of it. Then y is the only other operand. */
 struct ckdist_norm_quantize_step {
   struct ckdist_step step;
-  int32_t x, y, gate;
-  int32_t post_norm, norm, norm_bias; /* vectors */
+  int32_t x, y, gate, gate_function;
+  int32_t post_norm, scalar, norm, norm_bias; /* vectors */
   float post_eps, eps, post_factor, factor;
   int32_t centred;
   int32_t sum, normed;
@@ -64,7 +68,7 @@ struct ckdist_norm_quantize_step {
 struct ckdist_output_rows_step {
   struct ckdist_step step;
   int32_t x, y;
-  int32_t post_norm, norm, norm_bias; /* vectors */
+  int32_t post_norm, scalar, norm, norm_bias; /* vectors */
   float post_eps, eps, post_factor, factor;
   int32_t centred, out;
 };
@@ -73,7 +77,7 @@ struct ckdist_output_rows_step {
 struct ckdist_mean_rows_step {
   struct ckdist_step step;
   int32_t x, y;
-  int32_t post_norm, norm, norm_bias; /* vectors */
+  int32_t post_norm, scalar, norm, norm_bias; /* vectors */
   float post_eps, eps, post_factor, factor;
   int32_t centred, out;
 };
@@ -108,7 +112,30 @@ struct ckdist_adapt_step {
   const struct ckdist_product* products;
 };
 
-/* Normalizes and rotates q and k, stores k and v in the cache, out = attention. */
+/* out = scalar * (x + post_factor * rms_norm(sum of y)). */
+struct ckdist_sum_rows_step {
+  struct ckdist_step step;
+  int32_t x, y, post_norm, scalar, out;
+  float post_eps, post_factor;
+};
+
+/* For each layer l: out[l] = (rms_norm(x of the layer * x_factor) + row of the layer * row_factor) * factor, with the
+   token's row of the table. Tokens that the table lacks have its first row.
+   x: (tokens, layers * width).
+   out: values, each (tokens, width).
+   table: a matrix that stays in its file. */
+struct ckdist_layer_inputs_step {
+  struct ckdist_step step;
+  int32_t x, norm;
+  struct ckdist_span out;
+  int32_t table;
+  float eps, x_factor, row_factor, factor;
+};
+
+/* Normalizes and rotates q and k, stores k and v in the cache, out = attention. Without k and v (-1) it stores nothing:
+   the layer's cache is that of an earlier step.
+   unit_norms: q and k (1), or v (2), are divided by the RMS of each head; q_norm and k_norm are absent then.
+   window: as in AttentionTask; negative: chunks. */
 struct ckdist_attend_step {
   struct ckdist_step step;
   int32_t q, k, v, out;
@@ -117,6 +144,7 @@ struct ckdist_attend_step {
   int32_t norms_rotated;  /* the norms come after the rotation; without `squares` */
   int32_t squares;        /* value of sum_squares, if one norm covers all heads of a token */
   int32_t sinks;          /* vector of local heads: for each a score without a value */
+  int32_t unit_norms;
   int32_t layer, rope_table, window;
   int32_t bidirectional; /* a token sees its whole sequence, whose tokens are all in the batch */
   float eps, scale, soft_cap;
@@ -125,9 +153,10 @@ struct ckdist_attend_step {
   int32_t relative, reach;
   const int32_t* buckets;
   int32_t listed; /* value of select_positions: a token with more positions sees only those; -1: it sees all */
-  /* q at position p is multiplied by 1 + query_beta * log(1 + floor(p / query_context)); query_beta 0: by 1 */
+  /* q at position p is multiplied by 1 + query_beta * log(1 + floor((p + query_offset) / query_context)); query_beta 0:
+     by 1 */
   float query_beta;
-  int32_t query_context;
+  int32_t query_context, query_offset;
 };
 
 /* Stores keys and values of all tokens in a layer's cache. */
@@ -143,11 +172,11 @@ struct ckdist_attend_cross_step {
   float scale;
 };
 
-/* out, row i = x + post_factor * rms_norm(sum of y) of the i-th selected token; the rank that has the token writes
-   it. */
+/* out, row i = scalar * (x + post_factor * rms_norm(sum of y)) of the i-th selected token; the rank that has the token
+   writes it. */
 struct ckdist_gather_rows_step {
   struct ckdist_step step;
-  int32_t x, y, post_norm, out;
+  int32_t x, y, post_norm, scalar, out;
   float post_eps, post_factor;
 };
 
@@ -160,14 +189,17 @@ struct ckdist_sum_squares_step {
 
 /* Linear attention of local value heads. Weights are vectors.
    q, k, v: SiLU of their short convolutions. q and k are divided by their lengths; q is multiplied by scale.
-   out = rms_norm(q applied to the updated state) * silu(z). */
+   The state's factor is exp(-exp(a_log) * softplus(a + dt_bias)), or exp(lowest * sigmoid(exp(a_log) * (a + dt_bias)))
+   if lowest is below 0. out = rms_norm(q applied to the updated state) * gate(z). */
 struct ckdist_delta_rule_step {
   struct ckdist_step step;
   int32_t q, k, v, z, b, a, out;
   int32_t conv_q, conv_k, conv_v, a_log, dt_bias, norm;
   int32_t layer;
   int32_t exchanged; /* rows of q to a are in the slots of their tokens' ranks */
-  float eps, l2_eps, scale;
+  int32_t by_row;    /* a and dt_bias have a factor for each row of a state, as many as a key has elements */
+  int32_t gate;      /* of enum ckdist_gate */
+  float eps, l2_eps, scale, lowest;
 };
 
 /* Matrices of LoRA, stacks if the other matrix is a stack: x * a^T * b^T is added to x * matrix^T. For gate and up,
@@ -200,6 +232,8 @@ struct ckdist_experts_step {
   struct ckdist_step step;
   int32_t logits, switches; /* switches: gate of the set that all tokens use; -1: its share is 1 */
   int32_t correction;       /* vector */
+  int32_t share_factors;    /* vector: a factor of each expert's share; -1: none */
+  int32_t shares_input;     /* shares multiply the inputs of the chosen experts in place of their outputs */
   struct ckdist_routing routing;
   int32_t gate; /* enum ckdist_gate */
   int32_t count;
@@ -229,7 +263,7 @@ struct ckdist_attend_latent_step {
   float eps, scale;
   int32_t listed; /* as in attend */
   float query_beta;
-  int32_t query_context; /* as in attend */
+  int32_t query_context, query_offset; /* as in attend */
 };
 
 /* Norms (layer norm) and rotates k, and stores it in the layer's index of keys. For each token with more positions than
@@ -250,10 +284,11 @@ struct ckdist_recv_step {
   int32_t out;
 };
 
-/* Sends this rank's rows of x + post_factor * rms_norm(sum of y) to the next stage. The last step of a stage. */
+/* Sends this rank's rows of scalar * (x + post_factor * rms_norm(sum of y)) to the next stage. The last step of a
+   stage. */
 struct ckdist_send_step {
   struct ckdist_step step;
-  int32_t x, y, post_norm;
+  int32_t x, y, post_norm, scalar;
   float post_eps, post_factor;
 };
 

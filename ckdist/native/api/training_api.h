@@ -13,6 +13,8 @@ struct ckdist_training_batch {
   const int32_t* targets;
   const int32_t* starts; /* (sequences + 1,) */
   int64_t tokens, sequences;
+  const float* weights; /* (tokens,): factor of each token's loss and gradient; null: 1 */
+  float* token_losses;  /* (tokens,): receives the losses without weights, 0 without a target; may be null */
 };
 
 /* One pass over a batch. list: of the program's plan. kept: offset of the batch's values in kept memory. clear:

@@ -80,8 +80,9 @@ void ckdist_loader_free(ckdist_loader* loader) { delete loader; }
 
 int ckdist_loader_add_matrix(ckdist_loader* loader, const ckdist_matrix_plan* plan) {
   int index = 0;
-  const int status =
-      ckdist::guard([&] { index = loader->loader.add_matrix(stored_matrix(loader->loader, *plan), plan->cold != 0); });
+  const int status = ckdist::guard([&] {
+    index = loader->loader.add_matrix(stored_matrix(loader->loader, *plan), plan->cold != 0, plan->mapped != 0);
+  });
   return status < 0 ? status : index;
 }
 
@@ -104,9 +105,11 @@ int ckdist_loader_add_vector(ckdist_loader* loader, const ckdist_vector_plan* pl
 int64_t ckdist_loader_arena_bytes(const ckdist_loader* loader) { return loader->loader.arena_bytes(); }
 int64_t ckdist_loader_source_bytes(const ckdist_loader* loader) { return loader->loader.source_bytes(); }
 
-int ckdist_loader_open(ckdist_loader* loader, int shared) {
-  return ckdist::guard([&] { loader->loader.open(shared != 0); });
+int ckdist_loader_open(ckdist_loader* loader, int shared, const char* kept) {
+  return ckdist::guard([&] { loader->loader.open(shared != 0, kept); });
 }
+
+int64_t ckdist_loader_kept_bytes(const ckdist_loader* loader) { return loader->loader.kept_bytes(); }
 
 const void* ckdist_loader_arena(const ckdist_loader* loader) { return loader->loader.arena(); }
 

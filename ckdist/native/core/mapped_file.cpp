@@ -165,9 +165,14 @@ void MappedFile::check() const {
     fail(Status::model_file, "%s cannot be read at byte %" PRId64 ": input/output error", path_.c_str(), damaged);
 }
 
+bool MappedFile::has_failed() const {
+  return is_rejected_ || (guard_ && guard_->damaged.load(std::memory_order_acquire) >= 0);
+}
+
 void MappedFile::reject(const std::string& why) const {
   std::lock_guard<std::mutex> hold(rejecting_);
   if (rejected_.empty()) rejected_ = why;
+  is_rejected_ = true;
 }
 
 void MappedFile::will_need(int64_t offset, int64_t bytes) const {

@@ -12,6 +12,7 @@
 #include <signal.h>
 #include <sys/stat.h>
 
+#include <atomic>
 #include <cstdint>
 #include <mutex>
 #include <string>
@@ -36,6 +37,8 @@ class MappedFile {
   void expect_writes() { written_to_ = true; }
   // Makes every later check() throw this message, because the file has invalid content. The first message is kept.
   void reject(const std::string& why) const;
+  // True if bytes read as zeros because of an input error, or the file was rejected. Takes no lock.
+  bool has_failed() const;
   // Asks the system to begin reading these bytes.
   void will_need(int64_t offset, int64_t bytes) const;
   // Removes the pages of these bytes from this process's memory and, with `cache`, from the page cache if no other
@@ -57,6 +60,7 @@ class MappedFile {
   const uint8_t* data_ = nullptr;
   Guard* guard_ = nullptr;
   mutable std::mutex rejecting_;
+  mutable std::atomic<bool> is_rejected_{false};
   mutable std::string rejected_;  // the reason, or empty
 };
 

@@ -53,7 +53,9 @@ struct AttentionTask {
   int64_t out_token_stride, out_head_stride;
   float scale;     // scores are scale * q.k
   float soft_cap;  // 0: none; else cap * tanh(score / cap)
-  int64_t window;  // 0: all; else only positions > own - window, and < own + window
+  // 0: all; > 0: only positions > own - window, and < own + window; < 0: only positions of the own chunk, which begins
+  // at a multiple of -window.
+  int64_t window;
   const float*
       // (heads,): for each head a score without a value; null: none. Xiao et al. 2023, arXiv:2309.17453.
       sinks;
@@ -66,7 +68,10 @@ struct AttentionTask {
 
   CacheShape cache() const { return {key_type, value_type, key_width, value_width, latent}; }
   // The query at a position sees positions [from, to).
-  int64_t from(int64_t position) const { return window > 0 && position >= window ? position + 1 - window : 0; }
+  int64_t from(int64_t position) const {
+    if (window < 0) return position / -window * -window;
+    return window > 0 && position >= window ? position + 1 - window : 0;
+  }
   int64_t to(int64_t position) const {
     if (context == 0) return position + 1;
     return window > 0 && position + window < context ? position + window : context;

@@ -14,9 +14,11 @@ struct DeltaTokens {
   const float* q;      // (count, key_width), queries
   const float* k;      // (count, key_width)
   const float* v;      // (count, columns)
-  const float* decay;  // (count,) factors of the state
+  const float* decay;  // (count,) factors of the state, or (count, key_width), each for a row of the state
   const float* beta;   // (count,) weights of the new values
   float* out;          // (count, columns)
+  // With a factor per row: queries and keys times the factors, (count, key_width). Else null.
+  const float *decayed_q, *decayed_k;
 };
 
 struct DeltaRuleKernel {

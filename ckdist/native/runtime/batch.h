@@ -25,7 +25,8 @@ struct BatchView {
   const int32_t* selected_tokens = nullptr;    // (selected,), ascending: tokens whose logits are computed
   const int32_t* positions = nullptr;          // (tokens, 3): positions of three axes; null: places in the sequence
   const int32_t* adapters = nullptr;  // (sequences,): slot of each sequence's adapter, or -1; null: none has one
-  const float* embeddings = nullptr;  // (rows, width): inputs in place of rows of the embedding table
+  const float* embeddings = nullptr;  // (rows, width): inputs in place of rows of the embedding table, or beside them
+  int64_t embedding_rows = 0;
 
   static constexpr int kHeader = sizeof(ckdist_run) / sizeof(int32_t);
 
@@ -66,6 +67,7 @@ struct BatchView {
     const int32_t* const positions = adapters + h.adapters;
     if (h.positions > 0) b.positions = positions, b.check_positions(program);
     b.embeddings = reinterpret_cast<const float*>(positions + 3 * int64_t{h.positions});
+    b.embedding_rows = h.embeddings;
     for (int64_t i = 0; i < b.tokens; i++)
       if (b.token_ids[i] < -h.embeddings || b.token_ids[i] >= vocab)
         fail(Status::native, "token id %d is outside the vocabulary of %lld and %d rows of embeddings", b.token_ids[i],

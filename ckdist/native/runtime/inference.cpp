@@ -87,6 +87,10 @@ void Inference::read_lists() {
     biases.read_plan(program, *plan);
     needs_firsts_[p] = std::any_of(steps.begin(), steps.end(),
                                    [](const ckdist_step* step) { return step->kind == ckdist_step_attend_cross; });
+    needs_rows_[p] = std::any_of(steps.begin(), steps.end(), [](const ckdist_step* step) {
+      return step->kind == ckdist_step_embed &&
+             reinterpret_cast<const ckdist_embed_step*>(step)->by == ckdist_embed_by_place;
+    });
     const auto of_tokens = [](const ckdist_step* step) {
       return step->rows == ckdist_rows_tokens || step->rows == ckdist_rows_host;
     };
@@ -109,6 +113,7 @@ void Inference::make_buffers() {
     }
     plan_bytes_[p] = 0;
     for (int m = 0; m < plan->matrix_count; m++) {
+      if (weight(m).sliced && weight(m).sliced->mapped()) continue;
       plan_bytes_[p] += matrix(m).tile_count() * matrix(m).tile_bytes;
       if (plan->prompts && kernels.linear[int(matrix(m).type)].multiply_prompt) panel = kPromptBytes;
       if (repacker_ && weight(m).sliced) slice = std::max(slice, round_up(weight(m).sliced->largest_bytes(), 4096));
@@ -250,7 +255,8 @@ void Inference::finish(int thread, int index, int out, int64_t rows) {
     StepTeam team(*this, thread, index);
     host_rows->reduce_scatter(team, {floats(out, &stride), int(v.offset)}, floats(v.sum, &stride), v.width, index);
   } else if (v.place == ckdist_place_logits) meet(thread, index, true, [&](Idle) { end_batch(rows, index); });
-  else if (v.place == ckdist_place_hidden) meet(thread, index, true, [&](Idle) { end_batch(0, index); });
+  else if (v.place == ckdist_place_hidden && index + 1 == int(list_->steps.size()))
+    meet(thread, index, true, [&](Idle) { end_batch(0, index); });
   else if (v.place != ckdist_place_slot && v.place != ckdist_place_sums) meet(thread, index);
   else if (v.place == ckdist_place_slot && plan->tokens_sharded)
     meet(thread, index, true, [&](Idle idle) { ranks->all_gather(index, idle); });
@@ -320,6 +326,9 @@ BatchView Inference::accept(const int32_t* message, int64_t ints) {
       (those.firsts == nullptr || *std::min_element(those.firsts, those.firsts + those.sequences) < 1))
     fail(Status::native, "a batch of %lld sequences decodes without the output of an encoder",
          (long long)those.sequences);
+  if (needs_rows_[those.plan] && those.embedding_rows < those.tokens)
+    fail(Status::native, "a batch of %lld tokens has %lld rows of hidden states", (long long)those.tokens,
+         (long long)those.embedding_rows);
   states.accept(those);
   return those;
 }

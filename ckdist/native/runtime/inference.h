@@ -321,6 +321,7 @@ class Inference : public Executor {
   int64_t plan_bytes_[kMaxPlans];  // bytes of the matrices that a step reads
   int token_steps_[kMaxPlans];     // steps before those of selected rows only
   bool needs_firsts_[kMaxPlans];   // the plan attends to an encoder's output
+  bool needs_rows_[kMaxPlans];     // the plan reads a row of the batch's embeddings for each token
   int most_steps_ = 0;             // largest number of steps of a plan, rounded up to whole cache lines of counters
   uint32_t runs_ = 0;              // number of batches so far
   std::unique_ptr<Counter[]> step_counters_;

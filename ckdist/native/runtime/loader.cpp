@@ -37,13 +37,17 @@ int64_t Loader::reserve(int64_t bytes, const std::string& name) {
   return offset;
 }
 
-int Loader::add_matrix(StoredMatrix stored, bool cold) {
+int Loader::add_matrix(StoredMatrix stored, bool cold, bool mapped) {
+  if (mapped) {
+    matrices_.emplace_back(std::move(stored), cold, mapped);
+    return static_cast<int>(matrices_.size()) - 1;
+  }
   const Matrix& shape = stored.shape();
   int64_t bytes;
   if (__builtin_mul_overflow(shape.tile_count(), shape.tile_bytes, &bytes))
     fail(Status::capacity, "%s needs more than %" PRId64 " bytes", stored.source().name.c_str(), INT64_MAX);
   const int64_t tiles = reserve(bytes, stored.source().name);
-  matrices_.emplace_back(std::move(stored), cold);
+  matrices_.emplace_back(std::move(stored), cold, mapped);
   PlannedMatrix& planned = matrices_.back();
   planned.tiles_offset = tiles, planned.states_offset = state_bytes_;
   state_bytes_ += SlicedMatrix::state_bytes(planned.stored.shape());
@@ -62,19 +66,38 @@ int Loader::add_vector(StoredVector stored) {
 void Loader::slice(PlannedMatrix& planned, WeightArena& arena, int64_t tiles, int64_t states) {
   uint8_t* const data = arena.data();
   planned.weight.matrix = planned.stored.shape();
-  planned.weight.matrix.tiles = data + tiles;
-  planned.sliced = std::make_unique<SlicedMatrix>(planned.stored, arena, data + tiles,
+  planned.weight.matrix.tiles = planned.mapped ? nullptr : data + tiles;
+  planned.sliced = std::make_unique<SlicedMatrix>(planned.stored, arena, planned.mapped ? nullptr : data + tiles,
                                                   reinterpret_cast<SlicedMatrix::States*>(data + states));
   planned.weight.sliced = planned.sliced.get();
 }
 
-// States lie after the weights: they touch one or two pages and leave the others to the packing threads.
-void Loader::open(bool shared) {
+// States lie after the weights: they touch few pages and leave the others to the packing threads. Each start on a kept
+// arena uses the other of two copies. A rank of the last start that is still ending changes the old copy only, and the
+// tiles that it writes have the same bytes.
+void Loader::open(bool shared, const std::string& path) {
   if (arena_) fail(Status::native, "the loader is open already");
-  arena_ = std::make_unique<WeightArena>(arena_bytes(), shared);
+  const bool again = !path.empty();
+  arena_ = again ? std::make_unique<WeightArena>(path, arena_bytes())
+                 : std::make_unique<WeightArena>(arena_bytes(), shared);
+  WeightArena::Kept* const kept = arena_->kept();
+  const uint32_t last = again ? __atomic_load_n(&kept->states, __ATOMIC_ACQUIRE) & 1 : 1;
+  const bool usable = again && !__atomic_load_n(&kept->damaged, __ATOMIC_ACQUIRE);
+  states_ = last ? 0 : state_bytes_;
+  int64_t left = 0;
   for (PlannedMatrix& planned : matrices_) {
-    slice(planned, *arena_, planned.tiles_offset, weight_bytes_ + planned.states_offset);
-    planned.sliced->begin_stored();
+    const uint8_t* const before = arena_->data() + weight_bytes_ + last * state_bytes_ + planned.states_offset;
+    slice(planned, *arena_, planned.tiles_offset, weight_bytes_ + states_ + planned.states_offset);
+    if (planned.mapped) continue;
+    const Matrix& shape = planned.stored.shape();
+    const int64_t packed =
+        planned.sliced->begin(usable ? reinterpret_cast<const SlicedMatrix::States*>(before) : nullptr);
+    kept_bytes_ += packed, left += shape.tile_count() * shape.tile_bytes - packed;
+  }
+  if (again) {
+    __atomic_store_n(&kept->states, 1 - last, __ATOMIC_RELEASE);
+    __atomic_store_n(&kept->damaged, 0u, __ATOMIC_RELEASE);  // last: the old states may name damaged slices
+    arena_->promise(left);
   }
   for (const PlannedVector& planned : vectors_)
     planned.stored.read(reinterpret_cast<float*>(arena_->data() + planned.offset));
@@ -100,7 +123,7 @@ int Loader::add_peer(const std::string& path, int64_t arena_bytes) {
 
 const Weight& Loader::add_peer_matrix(int peer, StoredMatrix stored, int64_t tiles_offset, int64_t states_offset) {
   if (repacker_) fail(Status::native, "%s was added to a loader that is filling", stored.source().name.c_str());
-  peer_matrices_.emplace_back(std::move(stored), false);
+  peer_matrices_.emplace_back(std::move(stored), false, false);
   slice(peer_matrices_.back(), peer_arenas_[peer], tiles_offset, states_offset);
   return peer_matrices_.back().weight;
 }
@@ -111,7 +134,8 @@ void Loader::fill(Repacker::Way way) {
   if (way.threads < 1 || way.threads > kMaxThreads)
     fail(Status::config, "%d loading threads: use 1 to %d", way.threads, kMaxThreads);
   std::vector<const PlannedMatrix*> order;
-  for (const PlannedMatrix& planned : matrices_) order.push_back(&planned);
+  for (const PlannedMatrix& planned : matrices_)
+    if (!planned.mapped) order.push_back(&planned);
   if (way.background)
     std::stable_sort(order.begin(), order.end(),
                      [](const PlannedMatrix* a, const PlannedMatrix* b) { return a->cold < b->cold; });

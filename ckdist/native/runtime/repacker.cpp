@@ -1,5 +1,6 @@
 #include "runtime/repacker.h"
 
+#include <pthread.h>
 #include <sched.h>
 
 #include <chrono>
@@ -61,6 +62,10 @@ Repacker::~Repacker() { stop(); }
 
 void Repacker::stop() {
   stop_ = true;
+  // With SCHED_IDLE, a thread could wait for seconds on a busy machine before it sees this.
+  const sched_param none = {};
+  for (std::thread& thread : threads_)
+    if (thread.joinable()) pthread_setschedparam(thread.native_handle(), SCHED_OTHER, &none);
   for (std::thread& thread : threads_)
     if (thread.joinable()) thread.join();
 }
@@ -141,6 +146,9 @@ void Repacker::keep(const SlicedMatrix& matrix, int64_t slice, const uint8_t* fr
 }
 
 void Repacker::publish(const SlicedMatrix& matrix, int64_t slice) {
+  WeightArena::Kept* const kept = matrix.arena().kept();
+  for (const MappedFile* file : files_)
+    if (kept && file->has_failed()) __atomic_store_n(&kept->damaged, 1u, __ATOMIC_RELEASE);
   matrix.publish(slice);
   matrix.arena().written(matrix.bytes(slice));
   stored_done_.fetch_add(matrix.stored().stored_bytes() * (matrix.begin(slice + 1) - matrix.begin(slice)) /

@@ -17,7 +17,7 @@ class SlicedMatrix {
  public:
   static constexpr int64_t kSliceBytes = 256 << 10;  // approximate packed size: an L2 cache keeps it during a product
 
-  // Lies in the arena. Initially all bytes are 0 (every slice is stored), and `left` is the number of slices.
+  // Lies in the arena. Initially every slice is stored, and `left` is the number of slices.
   struct States {
     uint32_t left;  // slices that are not ready
     __extension__ uint8_t of[];
@@ -44,6 +44,7 @@ class SlicedMatrix {
   const StoredMatrix& stored() const { return stored_; }
   WeightArena& arena() const { return arena_; }
   uint8_t* tiles() const { return tiles_; }
+  bool mapped() const { return tiles_ == nullptr; }  // never packed: only its stored rows are read
   int64_t count() const { return count_; }
   int64_t slice_of(int64_t tile) const { return tile / tiles_each_; }
   int64_t begin(int64_t slice) const {
@@ -67,7 +68,17 @@ class SlicedMatrix {
     __atomic_store_n(states_->of + slice, uint8_t{kReady}, __ATOMIC_RELEASE);
     __atomic_sub_fetch(&states_->left, 1u, __ATOMIC_ACQ_REL);
   }
-  void begin_stored() const { __atomic_store_n(&states_->left, static_cast<uint32_t>(count_), __ATOMIC_RELEASE); }
+  // Takes over the slices that are ready in `before` (null: none). Returns their bytes.
+  int64_t begin(const States* before) const {
+    int64_t ready = 0, kept = 0;
+    for (int64_t i = 0; i < count_; ++i) {
+      const bool is_ready = before && __atomic_load_n(before->of + i, __ATOMIC_ACQUIRE) == kReady;
+      __atomic_store_n(states_->of + i, is_ready ? uint8_t{kReady} : uint8_t{kStored}, __ATOMIC_RELAXED);
+      if (is_ready) ready++, kept += bytes(i);
+    }
+    __atomic_store_n(&states_->left, static_cast<uint32_t>(count_ - ready), __ATOMIC_RELEASE);
+    return kept;
+  }
 
  private:
   enum : uint8_t { kStored = 0, kClaimed = 1, kReady = 2 };

@@ -245,6 +245,11 @@ void StoredMatrix::pack_row(int64_t row, uint8_t* out) const {
   pack_(rows, 1, shape_.cols, out);
 }
 
+void StoredMatrix::will_need_row(int64_t row) const {
+  const FilePlace& place = source_.places[0];
+  place.file->will_need(place.offset + stored_row(row) * row_bytes_ + segment_begin_, segment_bytes_);
+}
+
 void StoredMatrix::will_need(int64_t begin, int64_t end) const {
   const HeadPart& part = source_.part;
   for (int64_t tile = begin, next; tile < end; tile = next) {  // up to the end of a matrix at a time

@@ -65,6 +65,8 @@ class StoredMatrix {
   // Packs one row, as row 0 of the tile at `out`. Not for a stack. If joined codes or scales are not finite, the file
   // is rejected.
   void pack_row(int64_t row, uint8_t* out) const;
+  // Asks the system to begin reading the bytes that pack_row(row) will need.
+  void will_need_row(int64_t row) const;
   // Asks the system to begin reading the bytes that pack(begin, end) will need.
   void will_need(int64_t begin, int64_t end) const;
 

@@ -54,7 +54,10 @@ int64_t Traffic::bytes(const BatchView& batch) const {
   for (const Cache& cache : caches_)
     for (int64_t s = 0; s < batch.sequences; s++) {
       const int64_t positions = cache.window == kCross ? batch.firsts[s] : int64_t{batch.chunks[s].first_position} + 1;
-      total += cache.bytes * (cache.window > 0 ? std::min(cache.window, positions) : positions);
+      const int64_t seen = cache.window > 0 || cache.window == kCross ? std::min(cache.window, positions)
+                           : cache.window < 0                         ? (positions - 1) % -cache.window + 1
+                                                                      : positions;
+      total += cache.bytes * seen;
     }
   return total;
 }

@@ -19,7 +19,7 @@ class Traffic {
   int64_t bytes(const BatchView& batch) const;
 
  private:
-  static constexpr int64_t kCross = -1;  // in place of a window: all of the encoder's output
+  static constexpr int64_t kCross = INT64_MAX;  // in place of a window: all of the encoder's output
   // Bytes of one position in all layers with the same window (0: all positions).
   struct Cache {
     int64_t window, bytes;

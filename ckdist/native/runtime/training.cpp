@@ -78,11 +78,14 @@ void Training::check(const ckdist_training_batch& b) const {
 // token.
 void Training::take(const ckdist_training_batch& b) {
   batch.token_ids.clear(), batch.targets.clear(), batch.positions.clear(), batch.learned.clear();
+  batch.given.clear(), batch.weights.clear();
   batch.starts.assign(1, 0);
   const auto append = [&](int64_t begin, int64_t end) {
     batch.token_ids.insert(batch.token_ids.end(), b.token_ids + begin, b.token_ids + end);
     batch.targets.insert(batch.targets.end(), b.targets + begin, b.targets + end);
-    for (int64_t t = begin; t < end; ++t) batch.positions.push_back(int32_t(t - begin));
+    for (int64_t t = begin; t < end; ++t)
+      batch.positions.push_back(int32_t(t - begin)), batch.given.push_back(int32_t(t));
+    if (b.weights) batch.weights.insert(batch.weights.end(), b.weights + begin, b.weights + end);
     batch.starts.push_back(int32_t(batch.token_ids.size()));
   };
   for (int64_t s = 0; s < b.sequences; ++s)
@@ -117,7 +120,11 @@ double Training::run(const ckdist_training_batch& those, const ckdist_training_p
   frozen_packed_ = true;
   seconds_[ckdist_step_reduce_gradients] += double(now_ns() - start) * 1e-9;
   double loss = 0;
-  for (int64_t t = 0; t < batch.tokens; ++t) loss += losses[t];
+  for (int64_t t = 0; t < batch.tokens; ++t) loss += losses[t] * weight(t);
+  if (those.token_losses) {
+    std::fill_n(those.token_losses, those.tokens, 0.f);
+    for (int64_t t = 0; t < batch.tokens; ++t) those.token_losses[batch.given[t]] = float(losses[t]);
+  }
   return loss;
 }
 

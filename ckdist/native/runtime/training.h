@@ -50,6 +50,8 @@ class Training : public Executor {
   struct Batch {
     std::vector<int32_t> token_ids, targets, starts, positions;
     std::vector<int32_t> learned;  // tokens whose logits are computed, in order
+    std::vector<int32_t> given;    // of each token: its place in the batch as it was given
+    std::vector<float> weights;    // of each token's loss; empty: 1
     int64_t tokens = 0;
   };
 
@@ -60,9 +62,10 @@ class Training : public Executor {
   const Type tile_type;  // type of packed tiles
   const ProductKernel& scratch_product;
   Batch batch;
-  std::vector<double> losses;  // one for each token
+  std::vector<double> losses;  // one for each token, without its weight
   double balance = 0;          // load-balancing loss * number of targets
 
+  float weight(int64_t token) const { return batch.weights.empty() ? 1 : batch.weights[size_t(token)]; }  // of its loss
   // The i-th of the tokens whose logits are computed; true if logits of all tokens are computed.
   int64_t learned(int64_t i) const { return all_learned() ? i : batch.learned[i]; }
   bool all_learned() const { return int64_t(batch.learned.size()) == batch.tokens; }

@@ -8,13 +8,18 @@ namespace {
 
 constexpr int64_t kHugePage = Segment::kHugePage;
 constexpr int64_t kPage = 4096;
+constexpr int64_t kKeptBytes = 64;
+
+WeightArena::Kept* kept_at(uint8_t* data, int64_t whole) {
+  return reinterpret_cast<WeightArena::Kept*>(data + (whole - whole / kHugePage - kKeptBytes) / kKeptBytes * kKeptBytes);
+}
 
 }  // namespace
 
-// Rounds up to whole huge pages, with one byte for each page at the end.
+// Rounds up to whole huge pages, with Kept and one byte for each page at the end.
 int64_t WeightArena::shared_bytes(int64_t bytes) {
-  const int64_t pages = (bytes + kHugePage - 1) / kHugePage + 1;
-  return (bytes + pages + kHugePage - 1) / kHugePage * kHugePage;
+  const int64_t pages = (bytes + kKeptBytes + kHugePage - 1) / kHugePage + 1;
+  return (bytes + kKeptBytes + pages + kHugePage - 1) / kHugePage * kHugePage;
 }
 
 WeightArena::WeightArena(int64_t bytes, bool shared) {
@@ -41,6 +46,7 @@ WeightArena::WeightArena(int64_t bytes, bool shared) {
       bytes = 0;  // the memory is already allocated
     }
     data_ = segment_->data();
+    kept_ = kept_at(data_, whole);
   }
   promise_memory(promised_ = bytes);
 }
@@ -50,6 +56,12 @@ WeightArena::WeightArena(const std::string& path, int64_t bytes) {
   segment_ = std::make_unique<Segment>(path, whole);
   data_ = segment_->data();
   asked_ = data_ + whole - whole / kHugePage;
+  kept_ = kept_at(data_, whole);
+}
+
+void WeightArena::promise(int64_t bytes) {
+  promise_memory(bytes);
+  promised_ += bytes;
 }
 
 WeightArena::~WeightArena() { promise_memory(-promised_); }

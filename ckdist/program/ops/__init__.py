@@ -14,7 +14,7 @@ from ckdist.program.ops.op import OPS, Op
 
 # File -> the ops that it registers. `tests/unit/test_vjp.py` compares this table with the files.
 FILES = {
-    "attention_ops": "rope rope_grad attend attend_packed attend_grad",
+    "attention_ops": "rope rope_grad attend",
     "balance_loss": "balance_loss balance_loss_grad",
     "collectives": "all_reduce all_gather shard all_to_all",
     "cross_attention_ops": "store_cross attend_cross",
@@ -27,13 +27,17 @@ FILES = {
     "experts_grad": "route_grad grouped_experts grouped_experts_grad switched switched_grad",
     "latent": "norm_latent norm_latent_grad attend_latent",
     "latent_keys": "latent_keys latent_keys_grad latent_keys_weight_grad latent_values latent_values_grad",
+    "layer_inputs": "layer_inputs scale_by sum_rows",
     "layer_norm": "layer_norm",
-    "linear": "linear linear_grad linear_weight_grad bias_grad",
+    "linear": "linear",
+    "linear_grad": "linear_grad linear_weight_grad bias_grad",
     "linear_heads": "linear_heads",
     "loss": "cross_entropy cross_entropy_grad one",
     "low_rank": "low_rank",
+    "input_rows": "input_rows",
     "output_rows": "output_rows mean_rows",
     "index": "select_positions",
+    "packed_attention": "attend_packed attend_grad",
     "rms_norm": "rms_norm rms_norm_grad sum_squares rms_norm_heads",
     "stage_transfer": "recv send",
     "tally": "tally tally_grad",

@@ -1,7 +1,7 @@
-"""rope, attend (over a cache), attend_packed (over packed sequences), and the gradients for training."""
+"""rope and its gradient, and attend (over a cache)."""
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -10,12 +10,12 @@ from ckdist.mesh import Mesh
 from ckdist.program.cache import LayerCache, attention_cache
 from ckdist.program.fusion import norm_over_heads
 from ckdist.program.ops.elementwise import query_fields
-from ckdist.program.ops.op import lower, op, same, summed_over, unchanged_whole, vjp, whole
+from ckdist.program.ops.op import lower, op, unchanged_whole, vjp, whole
 from ckdist.program.ops.op_types import Arrays, Attrs, Gradients, Inferred, Values, Weights
 from ckdist.program.program import Instr, Value
 from ckdist.program.rank_context import RankContext
 from ckdist.program.rotations import NO_ROPE, ROPE_TABLES
-from ckdist.program.step import ABSENT, GradientIndex, ParameterIndex, ValueIndex
+from ckdist.program.step import ABSENT, ValueIndex
 
 if TYPE_CHECKING:  # these modules import the ops
     from ckdist.program.emitter import Emitter
@@ -153,7 +153,9 @@ class Heads:
             scores = self.attrs["soft_cap"] * np.tanh(scores / self.attrs["soft_cap"])
         both, window = self.attrs.get("bidirectional", False), self.attrs["window"]
         visible = (positions <= own) | both
-        if window:
+        if window < 0:  # chunks of -window tokens
+            visible &= positions >= own // -window * -window
+        elif window:
             visible &= (positions > own - window) & (positions < own + window)
         return np.where(visible, scores, -np.inf)
 
@@ -185,7 +187,8 @@ def attend(context: RankContext, inputs: Arrays, weights: list[np.ndarray | None
     sinks, biases = (*weights, None, None)[:2]
     heads = Heads(context, attrs, biases)
     q, k, v = (heads.split(inputs, i) for i in range(3))  # (tokens, heads, head_dim)
-    k_all, v_all = context.extend_cache(attrs["layer"], k, v)  # (positions, kv_heads, head_dim)
+    # (positions, kv_heads, head_dim) each
+    k_all, v_all = context.cache[attrs["layer"]] if attrs.get("shared") else context.extend_cache(attrs["layer"], k, v)
     out = np.zeros((*q.shape[:2], v.shape[2]), q.dtype)
     seen = is_listed(inputs[3:], len(k_all))
     for h, kv in enumerate(heads.kv_heads):
@@ -208,7 +211,7 @@ def lower_attend(lowering: "ServingLowering", group: "Group") -> None:
         _first_operand(value, *(group[f"{name}_{part}"] for part in order))
         for name, value in zip("qk", instr.inputs, strict=False)
     )
-    over_heads = norm_over_heads(lowering.graph, q)
+    over_heads, is_shared = norm_over_heads(lowering.graph, q), attrs.get("shared", False)
     sinks, relative = (*instr.weights, None, None)[:2]
     (out,) = instr.outputs
     heads, rotated = out.dims[-1], ValueIndex(ABSENT)
@@ -222,7 +225,8 @@ def lower_attend(lowering: "ServingLowering", group: "Group") -> None:
     else:
         place = lowering.buffer("arena", width)
     lowering.at[out.name] = place
-    norms = [lowering.vector(norm.weights[0] if norm else None) for norm in (q_norm, k_norm)]
+    units = [norm and norm.op == "l2_norm" for norm in (q_norm, group["v_norm"])]
+    norms = [lowering.vector(norm.weights[0] if norm and norm.weights else None) for norm in (q_norm, k_norm)]
     if over_heads:
         norms = [lowering.held_vector(w) for w in (over_heads.weight(0), over_heads.weight(1))]
     distances = np.arange(-attrs["distance"], attrs["distance"] + 1) if relative else None
@@ -231,13 +235,14 @@ def lower_attend(lowering: "ServingLowering", group: "Group") -> None:
         "attend",
         **buckets,
         q=lowering.place_of(q),
-        k=lowering.place_of(k),
-        v=lowering.place_of(instr.inputs[2]),
+        k=ValueIndex(ABSENT) if is_shared else lowering.place_of(k),
+        v=ValueIndex(ABSENT) if is_shared else lowering.place_of(_first_operand(instr.inputs[2], group["v_norm"])),
         out=place,
         rotated=rotated,
         q_norm=norms[0],
         k_norm=norms[1],
         norms_rotated=is_rotated_first,
+        unit_norms=bool(units[0]) + 2 * bool(units[1]),
         sinks=lowering.vector(sinks),
         relative=lowering.vector(relative),
         reach=attrs["distance"] if relative else ABSENT,
@@ -246,137 +251,29 @@ def lower_attend(lowering: "ServingLowering", group: "Group") -> None:
         rope_table=ROPE_TABLES[rope.attrs["table"]] if rope else NO_ROPE,
         window=attrs["window"],
         bidirectional=attrs.get("bidirectional", False),
-        eps=next((norm.attrs["eps"] for norm in (q_norm, over_heads) if norm), 0.0),
+        eps=next((_eps(norm) for norm in (q_norm, over_heads, group["v_norm"]) if norm), 0.0),
         scale=attrs["scale"],
         soft_cap=attrs["soft_cap"],
         listed=lowering.place_of(instr.inputs[3]) if len(instr.inputs) > 3 else ValueIndex(ABSENT),
         **query_fields(group["q_scale"]),
     )
-    cache = replace(_cache(instr, lowering.mesh), key_places=lowering.key_places if over_heads else ())
+    if is_shared:
+        return
+    cache = replace(cache_of(instr, lowering.mesh), key_places=lowering.key_places if over_heads else ())
     lowering.caches[attrs["layer"]] = cache.with_index(lowering.caches.get(attrs["layer"]))
 
 
-def _cache(attend: Instr, mesh: Mesh) -> LayerCache:
+def cache_of(attend: Instr, mesh: Mesh) -> LayerCache:
     heads, keys, values = (value.dims[-1] for value in attend.inputs[:3])
     return attention_cache(heads, keys, values, mesh)
+
+
+def _eps(norm: Instr) -> float:
+    """The epsilon of a norm's mean of squares."""
+    width = norm.inputs[0].dims[-1].width
+    return norm.attrs["eps"] / width if norm.op == "l2_norm" else norm.attrs["eps"]
 
 
 def _first_operand(value: Value, *parts: Instr | None) -> Value:
     """The input of the first part that is not None, or the value itself."""
     return next((part.inputs[0] for part in parts if part), value)
-
-
-def infer_attend_packed(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
-    """The dims of `attend`, and one number for each token and head."""
-    (output,) = infer_attend(inputs, weights, attrs)
-    tokens, heads = inputs[0].dims
-    return [output, ((tokens, replace(heads, width=1)), None)]
-
-
-@op("attend_packed", infer_attend_packed)
-def attend_packed(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
-    """Causal grouped-query attention within each packed sequence.
-
-    The second output is log(sum(exp(score))) with sinks, (tokens, heads).
-    """
-    heads = Heads(context, attrs)
-    q, k, v = (heads.split(inputs, i) for i in range(3))
-    out, log_sum_exp = np.zeros((*q.shape[:2], v.shape[2]), q.dtype), np.zeros(q.shape[:2], q.dtype)
-    for s in context.sequences():
-        for h, kv in enumerate(heads.kv_heads):
-            scores = heads.scores(q[s, h], k[s, kv])
-            largest = scores.max(axis=-1, keepdims=True)
-            log_sum = largest + np.log(np.exp(scores - largest).sum(axis=-1, keepdims=True))
-            for sinks in weights:
-                log_sum = np.logaddexp(log_sum, sinks[h], dtype=scores.dtype)
-            out[s, h] = np.exp(scores - log_sum) @ v[s, kv]
-            log_sum_exp[s, h] = log_sum[:, 0]
-    return [out.reshape(len(out), -1), log_sum_exp]
-
-
-@lower("attend_packed", "training")
-def lower_attend_packed(lowering: "TrainingLowering", instr: Instr) -> None:
-    """Emits one step."""
-    if len(set(_cache(instr, lowering.mesh).heads_per_kv)) != 1:
-        raise LayoutError(
-            f"training needs equal numbers of query heads for each kv_head of a rank, at least 1: {instr}"
-        )
-    q, k, v = map(lowering.operand, instr.inputs)
-    out, log_sum_exp = map(lowering.output, instr.outputs)
-    sinks = lowering.parameter(instr.weights[0] if instr.weights else None)
-    fields = {"q": q, "k": k, "v": v, "sinks": sinks, "out": out, "log_sum_exp": log_sum_exp}
-    lowering.emit("attend_packed", **fields, **_scores(instr))
-
-
-def _scores(instr: Instr) -> dict[str, Any]:
-    """The attributes that the scores depend on."""
-    return {name: instr.attrs[name] for name in ("window", "scale", "soft_cap")}
-
-
-@vjp("attend_packed")
-def attend_packed_vjp(g: "Emitter", instr: Instr, grads: Gradients, wanted: list[bool]) -> Gradients:
-    """One instruction for all gradients, with sinks. Raises LayoutError if the log-sum-exp has a gradient."""
-    if grads[0] is None or grads[1] is not None:
-        raise LayoutError(
-            f"attend_packed has no gradient through its log-sum-exp %{instr.outputs[1].name}; only through its result"
-        )
-    operands = (*instr.inputs, *instr.outputs, grads[0])
-    sinks = instr.weights if any(wanted[3:]) else ()  # frozen sinks are part of the log-sum-exp
-    names = ["d_q", "d_k", "d_v", *(f"d_{w.name}" for w in sinks if w)]
-    found = g.emit("attend_grad", operands, sinks, names, **instr.attrs)
-    return [*found, *([None] * (len(wanted) - len(found)))]
-
-
-def infer_attend_grad(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
-    """The dims of q, k, v, and of sinks, partial over tokens. Raises LayoutError if ranks share a kv-head."""
-    q, k, v, o, _, do = inputs
-    infer_attend(inputs, weights, attrs)
-    same("attend_grad", o, do)
-    heads, kv_heads = q.dims[-1], k.dims[-1]
-    if heads.axis and heads.unit * kv_heads.count % heads.count:
-        raise LayoutError(
-            f"attend_grad: {kv_heads.size} kv_heads sharded over {heads.axis} are shared by its ranks, "
-            f"and a shared head's gradient is on neither; "
-            f"give {heads.axis} at most {kv_heads.size} ranks"
-        )
-    return [(q.dims, None), (k.dims, None), (v.dims, None), *((w.dims, summed_over(q.dims[0])) for w in weights)]
-
-
-@op("attend_grad", infer_attend_grad)
-def attend_grad(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
-    """With p = exp(score - log_sum_exp): dv = p.T @ do, ds = p * (do @ v.T - rowsum(do * o)). A sink's dp is 0.
-
-    Dao et al. 2022, arXiv:2205.14135.
-    """
-    heads = Heads(context, attrs)
-    q, k, v, o, do = (heads.split(inputs, i) for i in (0, 1, 2, 3, 5))
-    log_sum_exp = inputs[4]  # (tokens, heads)
-    dq, dk, dv = np.zeros_like(q), np.zeros_like(k), np.zeros_like(v)
-    for s in context.sequences():
-        for h, kv in enumerate(heads.kv_heads):
-            scores = heads.scores(q[s, h], k[s, kv])
-            p = np.exp(scores - log_sum_exp[s, h, None])  # (tokens, positions)
-            dv[s, kv] += p.T @ do[s, h]
-            ds = p * (do[s, h] @ v[s, kv].T - (do[s, h] * o[s, h]).sum(axis=-1, keepdims=True))
-            if attrs["soft_cap"]:
-                ds = ds * np.where(p > 0, 1 - (scores / attrs["soft_cap"]) ** 2, 0)
-            ds = ds * np.float32(attrs["scale"])
-            dq[s, h] = ds @ k[s, kv]
-            dk[s, kv] += ds.T @ q[s, h]
-    d_sinks = [-(np.exp(sinks - log_sum_exp) * (do * o).sum(axis=-1)).sum(axis=0) for sinks in weights]
-    return [dq.reshape(inputs[0].shape), dk.reshape(inputs[1].shape), dv.reshape(inputs[2].shape), *d_sinks]
-
-
-@lower("attend_grad", "training")
-def lower_attend_grad(lowering: "TrainingLowering", instr: Instr) -> None:
-    """Emits one step."""
-    q, k, v, o, lse, d_o = instr.inputs
-    inputs = {
-        name: lowering.operand(value) for name, value in (("q", q), ("k", k), ("v", v), ("out", o), ("d_out", d_o))
-    }
-    dq, dk, dv = map(lowering.output, instr.outputs[:3])
-    sinks, gradient = ParameterIndex(ABSENT), GradientIndex(ABSENT)
-    if instr.weights:
-        sinks, gradient = lowering.parameter(instr.weights[0]), lowering.gradient(instr.outputs[3])
-    fields = {"log_sum_exp": lowering.place_of(lse), "dq": dq, "dk": dk, "dv": dv}
-    lowering.emit("attend_grad", **inputs, **fields, sinks=sinks, sinks_gradient=gradient, **_scores(instr))

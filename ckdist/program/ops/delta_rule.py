@@ -12,6 +12,7 @@ from ckdist.errors import LayoutError
 from ckdist.layout import Dim
 from ckdist.mesh import Mesh
 from ckdist.program.cache import state_cache
+from ckdist.program.ops.elementwise import GATES
 from ckdist.program.ops.op import lower, op, total, unchanged_whole, whole
 from ckdist.program.ops.op_types import Arrays, Attrs, Inferred, Values, Weights
 from ckdist.program.ops.rms_norm import inverse_rms
@@ -66,20 +67,25 @@ def l2_norm(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs)
 
 def infer_delta_gates(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
     """The dims of the inputs. Raises LayoutError if a weight has other heads."""
-    for w in weights:
-        if w.dims[0] != inputs[0].dims[-1]:
-            raise LayoutError(f"delta_gates of [{inputs[0].dims[-1]}] has a weight of [{w.dims[0]}]: {w}")
-    return unchanged_whole("delta_gates")(inputs, weights, attrs) * 2
+    a, b, (a_log, dt_bias) = inputs[0].dims[-1], inputs[1].dims[-1], (w.dims[0] for w in weights)
+    if dt_bias != a or a_log != b or replace(a, width=1) != b:
+        raise LayoutError(f"delta_gates of [{a}] and [{b}] has weights of [{dt_bias}] and [{a_log}]")
+    return [(value.dims, None) for value in inputs]
 
 
 @op("delta_gates", infer_delta_gates)
 def delta_gates(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
     """The decay exp(-exp(A_log) * softplus(a + dt_bias)) and beta = sigmoid(b). Yang et al. 2024, section 3.4.
 
-    The decay is that of Mamba 2: Dao & Gu 2024, arXiv:2405.21060.
+    The decay is that of Mamba 2: Dao & Gu 2024, arXiv:2405.21060. If `a` has several elements per head, each row of a
+    state has its own decay: Kimi Team 2025, arXiv:2510.26692. If `lowest` is below 0, the decay is
+    exp(lowest * sigmoid(exp(A_log) * (a + dt_bias))).
     """
     (a, b), (a_log, dt_bias) = inputs, weights
-    return [np.exp(-np.exp(a_log) * softplus(a + dt_bias)), 1 / (1 + np.exp(-b))]
+    rate = np.repeat(np.exp(a_log), attrs["inputs"][0].dims[-1].width)  # (elements of a,)
+    a = a + dt_bias
+    log = attrs["lowest"] / (1 + np.exp(-rate * a)) if attrs["lowest"] else -rate * softplus(a)
+    return [np.exp(log), 1 / (1 + np.exp(-b))]
 
 
 def infer_delta_rule(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
@@ -87,7 +93,9 @@ def infer_delta_rule(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred
     q, k, v, decay, beta = inputs
     whole("delta_rule", *inputs)
     keys, values = q.dims[-1], v.dims[-1]
-    if k.dims != q.dims or any(x.dims[-1] != replace(values, width=1) for x in (decay, beta)):
+    factors = decay.dims[-1].width  # of a state: one, or one for each of its rows
+    gates = replace(values, width=factors), replace(values, width=1)
+    if k.dims != q.dims or (decay.dims[-1], beta.dims[-1]) != gates or factors not in (1, keys.width):
         raise LayoutError(f"delta_rule: keys [{k.dims[-1]}], values [{values}], gates [{decay.dims[-1]}] do not fit")
     if values.count % keys.count:
         raise LayoutError(f"delta_rule: {values.count} value heads are not a multiple of {keys.count} key heads")
@@ -114,7 +122,7 @@ def delta_rule(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Att
     state = context.states.get(place, np.zeros((len(of), key_dim.width, value_dim.width), v.dtype))
     out = np.zeros_like(values)
     for t in range(len(v)):
-        state = state * decay[t][:, None, None]
+        state = state * decay[t].reshape(len(of), attrs["inputs"][3].dims[-1].width, 1)
         delta = beta[t][:, None] * (values[t] - np.einsum("hk,hkv->hv", k[t], state))
         state = state + k[t][:, :, None] * delta[:, None]
         out[t] = np.einsum("hk,hkv->hv", q[t], state)
@@ -131,10 +139,11 @@ def infer_gated_norm(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred
 
 @op("gated_norm", infer_gated_norm)
 def gated_norm(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
-    """Per head: rms_norm(x) * w * silu(gate)."""
+    """Per head: rms_norm(x) * w * function(gate), where the function is silu or sigmoid."""
     (x, gate), (w,) = inputs, weights
     heads = x.reshape(-1, w.shape[-1])  # (tokens * heads, value_dim)
-    return [(heads * inverse_rms(heads, attrs["eps"]) * w).reshape(x.shape) * silu(gate)]
+    factor = silu(gate) if attrs["function"] == "silu" else 1 / (1 + np.exp(-gate))
+    return [(heads * inverse_rms(heads, attrs["eps"]) * w).reshape(x.shape) * factor]
 
 
 @dataclass(frozen=True)
@@ -192,6 +201,9 @@ def lower_delta_rule(lowering: "ServingLowering", group: "Group") -> None:
         norm=lowering.vector(parts.norm.weight(0)),
         layer=attrs["layer"],
         exchanged=exchanged,
+        by_row=instr.inputs[3].dims[-1].width > 1,
+        gate=GATES[parts.norm.attrs["function"]],
+        lowest=parts.gates.attrs["lowest"],
         eps=parts.norm.attrs["eps"],
         l2_eps=parts.q_norm.attrs["eps"],
         scale=parts.q_norm.attrs["scale"],

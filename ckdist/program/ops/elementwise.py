@@ -46,8 +46,8 @@ def scale_vjp(g: "Emitter", instr: Instr, grads: list[Value], wanted: list[bool]
 
 @op("scale_queries", unchanged)
 def scale_queries(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
-    """Multiplies each row by 1 + beta * log(1 + floor(position / context))."""
-    far = np.log1p((context.positions // attrs["context"]).astype(np.float32))
+    """Multiplies each row by 1 + beta * log(1 + floor((position + offset) / context))."""
+    far = np.log1p(((context.positions + attrs["offset"]) // attrs["context"]).astype(np.float32))
     return [inputs[0] * (1 + np.float32(attrs["beta"]) * far)[:, None]]
 
 
@@ -66,8 +66,8 @@ def scale_queries_vjp(g: "Emitter", instr: Instr, grads: list[Value], wanted: li
 
 def query_fields(instr: Instr | None) -> dict[str, float | int]:
     """The fields of a step that scales queries as `instr` says. None: it does not."""
-    attrs = instr.attrs if instr else {"beta": 0.0, "context": ABSENT}
-    return {"query_beta": attrs["beta"], "query_context": attrs["context"]}
+    attrs = instr.attrs if instr else {"beta": 0.0, "context": ABSENT, "offset": 0}
+    return {f"query_{name}": attrs[name] for name in ("beta", "context", "offset")}
 
 
 @op("soft_cap", unchanged_whole("soft_cap"))

@@ -52,7 +52,7 @@ def infer_route(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
 def route(context: RankContext, inputs: Arrays, weights: list[np.ndarray | None], attrs: Attrs) -> Arrays:
     """See `Routing`. DeepSeek-V3, arXiv:2412.19437, section 2.1.2; groups as in DeepSeek-V2, arXiv:2405.04434."""
     logits, *switch = inputs
-    (correction,) = weights
+    correction, factors = (*weights, None)[:2]
     count, groups = logits.shape[1], attrs["groups"]
     scores = scores_of(logits, attrs["scores"])  # (tokens, experts)
     choice = scores if correction is None else scores + correction
@@ -68,6 +68,8 @@ def route(context: RankContext, inputs: Arrays, weights: list[np.ndarray | None]
     if attrs["renormalise"]:
         shares = shares / (shares.sum(axis=-1, keepdims=True) + np.float32(1e-20))
     shares = shares * np.float32(attrs["scale"])
+    if factors is not None:
+        shares = shares * factors[chosen]
     if attrs["shared"]:
         own = 1 / (1 + np.exp(-switch[0])) if switch else np.ones((len(shares), 1), shares.dtype)
         shares = np.concatenate([shares, own], axis=1)
@@ -194,7 +196,10 @@ def experts(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs)
             own = [own[0][begin:end], own[1][begin:end], own[2] * np.float32(context.adds_bias(ffn))]
         pairs = [pair and (pair[0][e], pair[1][e]) for pair in low]
         matrices = [w[e] for w in split.matrices[:3]]
-        out[rows] += shares[rows, slots, None] * _expert(context, x[rows], matrices, own, pairs, attrs)
+        of_rows, by_input = shares[rows, slots, None], attrs.get("shares_input", False)
+        inputs_of = x[rows] * of_rows if by_input else x[rows]
+        made = _expert(context, inputs_of, matrices, own, pairs, attrs)
+        out[rows] += made if by_input else of_rows * made
     if shared:
         out += shares[:, -1:] * _expert(context, x, shared, [], split.low_of(3), attrs)
     return [out]
@@ -247,7 +252,9 @@ def lower_experts(lowering: "ServingLowering", group: "Group") -> None:
         logits=logits,
         switches=switch[0] if switch else ValueIndex(ABSENT),
         correction=lowering.vector(routed.weights[0]),
+        share_factors=lowering.vector((*routed.weights, None)[1]),
         routing=routing(routed.attrs),
+        shares_input=instr.attrs.get("shares_input", False),
         gate=GATES[instr.attrs["function"]],
         count=len(sets),
         sets=sets,

@@ -1,4 +1,4 @@
-"""Drafts of one request: llama-server's `speculative.type` and `speculative.n_max`, and `spec`."""
+"""Drafts of one request: llama-server's `speculative.type`, `n_max`, `n_min` and `p_min`; and `spec`."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ KINDS = ("spec", "speculative.type")
 
 
 def read_drafts(fields: Fields) -> dict[str, Any]:
-    """Returns `spec` and `draft_max` of SamplingParams. Raises RequestError for a drafter that does not exist."""
+    """Returns `spec` and the `draft_` fields of SamplingParams. Raises RequestError for a drafter that does not exist."""
     kind = fields.text(KINDS)
     try:
         kind = kind and drafter_name(kind)
@@ -21,4 +21,6 @@ def read_drafts(fields: Fields) -> dict[str, Any]:
     # 0: no drafts, as for llama-server; not given: the server's own.
     if fields.value("speculative.n_max", int) is not None and most == 0:
         kind = "off"
-    return {"spec": kind, "draft_max": min(most, MAX_DRAFT) or None}
+    least = fields.integer("speculative.n_min", None, 0, MAX_DRAFT)
+    p_min = fields.number("speculative.p_min", 0.0, 0.0, 1.0)
+    return {"spec": kind, "draft_max": min(most, MAX_DRAFT) or None, "draft_min": least, "draft_p_min": p_min or None}

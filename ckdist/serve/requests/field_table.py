@@ -104,6 +104,7 @@ HONOURED = (
     honoured("place_fields", EVERY - {"detokenize"}, "priority", "service_tier"),
     # Drafts.
     honoured("draft_fields", GENERATES, "spec", "speculative.n_max", "speculative.type"),
+    honoured("draft_fields", GENERATES, "speculative.n_min", "speculative.p_min"),
     # Length, end and number of answers.
     honoured("params", GENERATES, "max_completion_tokens", "max_tokens", "n_predict", "num_predict", "max_new_tokens"),
     honoured("params", GENERATES, "stop", "stream", "include_stop_str_in_output", "skip_special_tokens"),
@@ -221,6 +222,7 @@ REFUSED = (
     refused("prompt", remedy="prompts are not stored: send all input", faces=RESPONSES),
     refused("background", False, remedy="use stream", faces=RESPONSES),
     refused("mcp_servers", [], remedy="call the servers' tools yourself, as functions", faces=CHATS),
+    refused("speculative.p_split", 0.1, remedy="drafts have no branches: use speculative.p_min"),
     refused("container", remedy="this server does not run code", faces=ANTHROPIC),
     refused("context_management", *NO_EDITS, remedy="send only the messages that you need", faces=CHATS),
 )
@@ -240,7 +242,7 @@ HARMLESS = (
     harmless("cached blocks are kept as long as there is room", "prompt_cache_retention", "prompt_cache_options"),
     harmless("only whole prefixes are reused", "n_cache_reuse"),
     harmless("it changes the speed, not the answer", "prediction", "speed", "backend_sampling"),
-    harmless(DRAFTS, "speculative", "speculative.n_min", "speculative.p_min", "speculative.p_split"),
+    harmless(DRAFTS, "speculative"),
     harmless("it chooses a copy of the model, and all of them give the same answer", "data_parallel_rank"),
     harmless("the context is never shifted: an answer ends when it is full", "n_keep", "n_discard", "num_keep"),
     harmless("a prompt that does not fit is refused, never truncated", "truncation", "transforms", "num_ctx"),

@@ -22,22 +22,6 @@ class Position:
     row: int = 0
 
 
-def pack(rows: list[tuple[np.ndarray, np.ndarray, list[int]]], count: int, length: int) -> PackedBatch:
-    """Packs `count` rows of `length` tokens. Missing tokens and rows become sequences without targets."""
-    ids, targets, starts = np.zeros(count * length, np.int32), np.full(count * length, -1, np.int32), []
-    for index in range(count):
-        begin = index * length
-        if index >= len(rows):
-            starts.append(begin)
-            continue
-        tokens, following, own = rows[index]
-        ids[begin : begin + len(tokens)], targets[begin : begin + len(tokens)] = tokens, following
-        starts += [begin + start for start in own]
-        if len(tokens) < length:
-            starts.append(begin + len(tokens))
-    return PackedBatch(ids, targets, np.array([*starts, count * length], np.int32))
-
-
 class FileBatches:
     """Steps over the rows of a data set, epoch after epoch.
 
@@ -82,8 +66,7 @@ class FileBatches:
 
     def _batch(self, epoch: int, first: int, share: tuple[int, int]) -> PackedBatch:
         """Rows [begin, end) of `share`, counted from `first`, as a batch."""
-        rows = [self.rows.row(epoch, first + index) for index in range(*share)]
-        return pack(rows, self.per_device, self.rows.length)
+        return self.rows.batch(epoch, range(first + share[0], first + share[1]), self.per_device)
 
 
 class OwnBatches:
@@ -142,6 +125,4 @@ def validation_batches(rows: Rows, rank: int, size: int, per_device: int, limit:
     """This rank's batches of at most `limit` rows. Every row goes to one rank."""
     begin, end = even_ranges(min(rows.count(0), limit), size)[rank]
     for first in range(begin, end, per_device):
-        yield pack(
-            [rows.row(0, index) for index in range(first, min(end, first + per_device))], per_device, rows.length
-        )
+        yield rows.batch(0, range(first, min(end, first + per_device)), per_device)

@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 from ckdist.errors import ConfigError, one_line
 from ckdist.regular_file import open_regular
 from ckdist.train.data.data_files import LINES
-from ckdist.train.data.record_forms import form_of
+from ckdist.train.data.record_forms import form_of, preference_keys
 from ckdist.train.data.records import NOT_READ, BadLine, Document, columns_of, no_text, read_record
 
 PIECE_CHARACTERS = 1 << 16  # a longer text file is read in pieces of whole lines
@@ -115,7 +115,7 @@ def _json(path: Path, text_column: str) -> Iterator[Document | BadLine]:
 
 def _list_key(record: Any, text_column: str) -> str | None:
     """The key of the one list of objects in an object that is no record itself, such as {"data": [...]}."""
-    if not isinstance(record, dict) or text_column in record or form_of(record):
+    if not isinstance(record, dict) or text_column in record or form_of(record) or preference_keys(record):
         return None
     keys = [
         key
@@ -182,7 +182,7 @@ def _parquet(path: Path, text_column: str) -> Iterator[Document | BadLine]:
     try:
         file = parquet.ParquetFile(path)
         names = file.schema_arrow.names
-        if text_column not in names and form_of(names) is None:
+        if text_column not in names and form_of(names) is None and not preference_keys(names):
             raise ConfigError(f"{path} {no_text(names, text_column)}")
         number = 0
         for batch in file.iter_batches(batch_size=1024, columns=columns_of(names, text_column)):
@@ -203,7 +203,7 @@ def _csv(path: Path, text_column: str, delimiter: str) -> Iterator[Document | Ba
             names = next(rows, [])
             if len(set(names)) < len(names):
                 raise ConfigError(f"{path} has two columns of one name: its first row must name the columns")
-            if text_column not in names and form_of(names) is None:
+            if text_column not in names and form_of(names) is None and not preference_keys(names):
                 raise ConfigError(f"{path} {no_text(names, text_column)}")
             kept = set(columns_of(names, text_column))
             line = rows.line_num

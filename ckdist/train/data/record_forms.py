@@ -129,6 +129,16 @@ FORMS: tuple[tuple[frozenset[str], str, Callable[[Record], list[Any]], tuple[str
 KNOWN = "messages, conversations, instruction and output, prompt and completion, or question and answer"
 
 
+PAIR_KEYS, LABEL_KEYS = ("chosen", "rejected"), ("prompt", "completion", "label")
+
+
+def preference_keys(keys: Iterable[str]) -> set[str]:
+    """The keys among `keys` that a preference reads; empty if the record is none."""
+    there = set(keys)
+    is_one = there.issuperset(PAIR_KEYS) or there.issuperset(LABEL_KEYS)
+    return there & {*PAIR_KEYS, *LABEL_KEYS, "tools", "system"} if is_one else set()
+
+
 def form_of(keys: Iterable[str]) -> tuple[str, Callable[[Record], list[Any]]] | None:
     """The name and the converter of the form that a record with `keys` has; None if it has none."""
     there = set(keys)

@@ -4,22 +4,25 @@ A record is refused rather than trained on in part: no field that changes the to
 """
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ckdist.errors import RequestError
 from ckdist.tokens.chat_input import kind_of, read_message, read_tool_list
-from ckdist.train.data.record_forms import KNOWN, form_keys, form_of
+from ckdist.train.data.record_forms import KNOWN, form_keys, form_of, preference_keys
 
 DEFAULT_COLUMN = "text"
-PREFERENCES = "preferences are not trained; write the chosen chat as messages"
+PREFERENCES = "train preferences with method dpo or orpo (tune: --method), or write the chosen chat as messages"
 NOT_READ = ("functions", "function_call", "tool_choice", "documents", "chat_template_kwargs", "chat_template")
 MOST_KEYS = 12  # keys of a record that a message shows
 
 
 @dataclass(frozen=True)
 class Document:
-    """A text, or a chat's messages and tools. `begins` and `ends`: this is the first (last) piece of its text."""
+    """A text, or a chat's messages and tools. `begins` and `ends`: this is the first (last) piece of its text.
+
+    A preference has the labels of its answers, and a chat for each of them: `messages` and those in `others`.
+    """
 
     where: str  # file:line
     text: str = ""
@@ -28,6 +31,10 @@ class Document:
     tools: tuple[dict[str, Any], ...] = ()
     begins: bool = field(default=True, kw_only=True)
     ends: bool = field(default=True, kw_only=True)
+    preference: dict[str, Any] | None = field(default=None, kw_only=True)  # these fields of the record
+    others: tuple[list[dict[str, Any]], ...] = field(default=(), kw_only=True)
+    labels: tuple[int, ...] = field(default=(), kw_only=True)
+    is_plain: bool = field(default=False, kw_only=True)  # no template is applied
 
 
 @dataclass(frozen=True)
@@ -36,10 +43,20 @@ class BadLine:
 
     where: str
     why: str
+    preference: dict[str, Any] | None = None  # these fields of the record, which has no text and no chat
 
 
 def read_record(record: object, where: str, text_column: str) -> Document | BadLine:
-    """Reads a JSON object or a row of a table.
+    """Reads a JSON object or a row of a table. The result has the fields of a preference, too."""
+    document = _read(record, where, text_column)
+    names = [name for name, value in record.items() if value is not None] if isinstance(record, dict) else []
+    if isinstance(record, dict) and (keys := preference_keys(names)):
+        return replace(document, preference={key: record[key] for key in keys})
+    return document
+
+
+def _read(record: object, where: str, text_column: str) -> Document | BadLine:
+    """Reads a record as a text or a chat.
 
     A chat's form has precedence over a text, unless `text_column` was set and the record has no `messages`.
     """
@@ -52,7 +69,7 @@ def read_record(record: object, where: str, text_column: str) -> Document | BadL
     ):
         name, convert = form
         try:
-            return _chat(record, convert(record), where, name)
+            return read_chat(record, convert(record), where, name)
         except RequestError as error:
             return BadLine(where, f"has a chat that cannot be learned: {error}")
     text = record.get(text_column)
@@ -76,11 +93,14 @@ def no_text(keys: list[str], text_column: str) -> str:
 
 def columns_of(names: list[str], text_column: str) -> list[str]:
     """The columns of a table that `read_record` reads."""
-    return [name for name in names if name in {text_column, "tools", *NOT_READ, *form_keys(names)}]
+    read = {text_column, "tools", *NOT_READ, *form_keys(names), *preference_keys(names)}
+    return [name for name in names if name in read]
 
 
-def _chat(record: dict[str, Any], given: object, where: str, form: str) -> Document:
-    """Raises RequestError for a chat that serving would refuse, or that teaches nothing or the wrong thing."""
+def read_chat(record: dict[str, Any], given: object, where: str, form: str) -> Document:
+    """Reads messages, and the tools of their record.
+
+    Raises RequestError for a chat that serving would refuse, or that teaches nothing or the wrong thing."""
     if unread := [name for name in NOT_READ if record.get(name)]:
         raise RequestError(f"{unread[0]} is not read in training; remove it, or give tools and tool_calls")
     tools = record.get("tools")

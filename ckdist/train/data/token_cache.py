@@ -9,7 +9,7 @@ import logging
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -23,6 +23,7 @@ from ckdist.tokens.tokenizer import Tokenizer
 from ckdist.train.data.chats import WriteChats, Written
 from ckdist.train.data.data_report import SHOWN_BAD_LINES, DataReport
 from ckdist.train.data.documents import read_documents
+from ckdist.train.data.preferences import read_preference, write_answers
 from ckdist.train.data.record_forms import COMPLETION
 from ckdist.train.data.records import BadLine, Document
 from ckdist.train.data.sequences import LearnedTokens, encode_turns
@@ -53,6 +54,7 @@ class TokenCache:
     places: np.ndarray  # int64 (documents,): index in `files` << LINE_BITS | line
     files: tuple[str, ...]
     report: DataReport = field(default_factory=DataReport)
+    labels: np.ndarray | None = None  # uint8 (documents,): of preferences, 1 for a good answer
 
     @property
     def documents(self) -> int:
@@ -78,16 +80,18 @@ def open_cache(
     write_chats: WriteChats,
     progress: bool = False,
     quiet: bool = False,
+    kind: str = "",
 ) -> TokenCache:
     """Returns the tokens of `files`, and makes them first if they do not exist.
 
-    `bad_lines`: error or skip. `progress`: show a bar and warnings. `quiet`: log no bad lines. Raises ConfigError if a
+    `bad_lines`: error or skip. `progress`: show a bar and warnings. `quiet`: log no bad lines. `kind`: of
+    preferences, pairs or labels. Raises ConfigError if a
     line is bad or there are no tokens, EngineError if the cache cannot be written.
     """
-    folder = directory / cache_key(files, tokenizer, text_column, bad_lines)
+    folder = directory / cache_key(files, tokenizer, text_column, bad_lines, kind)
     is_made = (folder / "meta.json").is_file()
     if not is_made:
-        _make(folder, files, tokenizer, text_column, bad_lines, write_chats, progress, quiet)
+        _make(folder, files, tokenizer, text_column, bad_lines, write_chats, progress, quiet, kind)
     meta = json.loads((folder / "meta.json").read_text())
     if is_made and progress and meta["report"]["skipped"]:
         log.warning("%d lines in all were left out when these tokens were made", meta["report"]["skipped"])
@@ -101,10 +105,12 @@ def open_cache(
     learned = load("learned.bin", np.uint8, meta["tokens"]) if meta["chats"] else None
     places = load("places.bin", np.int64, meta["documents"])
     report = DataReport(**meta["report"])
-    return TokenCache(tokens, starts, learned, meta["digest"], report.skipped, places, tuple(meta["files"]), report)
+    labels = load("labels.bin", np.uint8, meta["documents"]) if kind else None
+    named = tuple(meta["files"])
+    return TokenCache(tokens, starts, learned, meta["digest"], report.skipped, places, named, report, labels)
 
 
-def cache_key(files: list[Path], tokenizer: Tokenizer, text_column: str, bad_lines: str) -> str:
+def cache_key(files: list[Path], tokenizer: Tokenizer, text_column: str, bad_lines: str, kind: str = "") -> str:
     """A digest of the files (names, sizes, times), the tokenizer, and the rules of reading."""
     rules = [
         VERSION,
@@ -113,6 +119,7 @@ def cache_key(files: list[Path], tokenizer: Tokenizer, text_column: str, bad_lin
         tokenizer.prefix,
         sorted(tokenizer.eos_token_ids),
         dict(tokenizer.templates),
+        *filter(None, [kind]),
     ]
     digest = hashlib.sha256(json.dumps(rules).encode() + tokenizer.backend.to_str().encode())
     for file in files:
@@ -130,6 +137,7 @@ def _make(
     write_chats: WriteChats,
     progress: bool,
     quiet: bool,
+    kind: str,
 ) -> None:
     """Makes a cache in `folder`. Raises ConfigError for a fault that the user can mend, EngineError if it cannot be
     written.
@@ -140,16 +148,18 @@ def _make(
     except OSError as error:
         raise ConfigError(f"cannot write in {folder.parent}: {error.strerror}; set cache_dir") from None
     try:
-        with _Writer(temporary, tokenizer.vocab_size, quiet) as writer:
+        with _Writer(temporary, tokenizer.vocab_size, quiet, kind) as writer:
             refuse = lambda bad: _refuse(bad, bad_lines, writer)
 
             def write(chats: list[Document]) -> list[Written]:
                 """The turns of chats, or why they cannot be written."""
+                if kind:
+                    return _written_answers(chats, tokenizer, write_chats)
                 if not tokenizer.templates:
                     return [_plain_turn(chat, tokenizer) for chat in chats]
                 return write_chats([(chat.messages or [], chat.tools) for chat in chats])
 
-            for batch in _batches(_read(files, text_column, bad_lines, writer, progress)):
+            for batch in _batches(_read(files, text_column, bad_lines, writer, progress, kind)):
                 waiting = list(_written(batch, write, refuse))
                 for document, sequences in _encode_batch(waiting, tokenizer):
                     writer.add(document, sequences)
@@ -178,7 +188,8 @@ def _make(
 class _Writer:
     """Writes the files of a cache. `tokens`, `documents` and `report` count; the context manager closes the files."""
 
-    def __init__(self, folder: Path, vocab_size: int, quiet: bool = False) -> None:
+    def __init__(self, folder: Path, vocab_size: int, quiet: bool = False, kind: str = "") -> None:
+        self.kind, self.labels = kind, bytearray()
         self.folder, self.quiet = folder, quiet
         self.dtype = np.dtype(np.uint16 if vocab_size <= 1 << 16 else np.uint32)
         self.tokens = self.documents = 0
@@ -201,6 +212,10 @@ class _Writer:
 
     def add(self, document: Document, sequences: Iterable[LearnedTokens]) -> None:
         """Appends the sequences of a record. Raises OSError if the disk is full."""
+        sequences = list(sequences)
+        if self.kind and len(sequences) != len(document.labels):
+            return self.skip(BadLine(document.where, "has an answer without a token"))
+        self.labels += bytes(document.labels)
         path, _, line = document.where.rpartition(":")
         place = self.files.setdefault(path, len(self.files)) << LINE_BITS | int(line)
         self.chats |= document.messages is not None
@@ -237,6 +252,9 @@ class _Writer:
             log.warning("%d lines in all were left out", self.report.skipped)
         if not self.chats:
             (self.folder / "learned.bin").unlink()
+        if self.kind:
+            write_synced(self.folder / "labels.bin", bytes(self.labels))
+            self.digest.update(self.labels)
         meta: dict[str, Any] = {
             "version": VERSION,
             "documents": self.documents,
@@ -260,12 +278,15 @@ def _refuse(bad: BadLine, bad_lines: str, writer: _Writer) -> None:
     writer.skip(bad)
 
 
-def _read(files: list[Path], text_column: str, bad_lines: str, writer: _Writer, progress: bool) -> Iterator[Document]:
+def _read(
+    files: list[Path], text_column: str, bad_lines: str, writer: _Writer, progress: bool, kind: str
+) -> Iterator[Document]:
     """Yields the documents of all files, with a progress bar. Raises ConfigError as `read_documents` and `_refuse`."""
     total = sum(file.stat().st_size for file in files)
     with ProgressBar(total, "B", "tokenising", progress) as bar:
         for file in files:
-            for document in read_documents(file, text_column):
+            for read in read_documents(file, text_column):
+                document = read_preference(read, kind) if kind else read
                 if isinstance(document, BadLine):
                     _refuse(document, bad_lines, writer)
                     continue
@@ -284,6 +305,14 @@ def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
             yield batch
             batch, size = [], 0
     yield batch
+
+
+def _written_answers(documents: list[Document], tokenizer: Tokenizer, write_chats: WriteChats) -> list[Written]:
+    """The turns of preferences. Without a template, a prompt and its answer are plain text."""
+    if not tokenizer.templates:
+        documents = [replace(document, is_plain=True) for document in documents]
+    plain = lambda _, chat: _plain_turn(Document("", messages=chat, form=COMPLETION), tokenizer)
+    return write_answers(documents, write_chats, plain)
 
 
 def _plain_turn(document: Document, tokenizer: Tokenizer) -> Written:

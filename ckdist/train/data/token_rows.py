@@ -13,10 +13,27 @@ from typing import TypeAlias
 
 import numpy as np
 
+from ckdist.train.batch import PackedBatch
 from ckdist.train.data.token_cache import TokenCache
 
 OPEN_ROWS = 64  # rows that first fit tries
 Pieces: TypeAlias = list[tuple[int, int, int]]  # begin and end in the cache's tokens, and the document's end
+
+
+def pack(rows: list[tuple[np.ndarray, np.ndarray, list[int]]], count: int, length: int) -> PackedBatch:
+    """Packs `count` rows of `length` tokens. Missing tokens and rows become sequences without targets."""
+    ids, targets, starts = np.zeros(count * length, np.int32), np.full(count * length, -1, np.int32), []
+    for index in range(count):
+        begin = index * length
+        if index >= len(rows):
+            starts.append(begin)
+            continue
+        tokens, following, own = rows[index]
+        ids[begin : begin + len(tokens)], targets[begin : begin + len(tokens)] = tokens, following
+        starts += [begin + start for start in own]
+        if len(tokens) < length:
+            starts.append(begin + len(tokens))
+    return PackedBatch(ids, targets, np.array([*starts, count * length], np.int32))
 
 
 class Rows:
@@ -68,6 +85,10 @@ class Rows:
             starts.append(at)
             at += end - begin
         return np.concatenate(ids), np.concatenate(targets), starts
+
+    def batch(self, epoch: int, indices: range, count: int) -> PackedBatch:
+        """The rows `indices` of an epoch, filled up to `count` rows."""
+        return pack([self.row(epoch, index) for index in indices], count, self.length)
 
     def _pieces(self, epoch: int, index: int) -> Pieces:
         index = int(self._places(epoch)[index]) if self.shuffle else index

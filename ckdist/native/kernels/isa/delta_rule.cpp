@@ -53,13 +53,14 @@ CKDIST_INLINE void clear(Sums& s) {
 }
 
 // One pass over the state. `updates`: updates it with one token's key and values. `asks`: computes the products of the
-// state with the next token's key and query.
-template <bool updates, bool asks>
-CKDIST_INLINE void pass(float* state, int key_width, float decay, const float* key, const Vec* taken,
+// state with the next token's key and query. `by_row`: each row of the state has its own factor.
+template <bool by_row, bool updates, bool asks>
+CKDIST_INLINE void pass(float* state, int key_width, const float* decay, const float* key, const Vec* taken,
                         const float* next_key, const float* next_query, Sums& sums) {
-  const Vec by = set(decay);
+  const Vec one = set(updates && !by_row ? *decay : 1.0f);
   if constexpr (asks) clear(sums);
   const auto row = [&](int r, int chain) __attribute__((always_inline)) {
+    const Vec by = updates && by_row ? set(decay[r]) : one;
     for (int w = 0; w < kWide; ++w) {
       float* const at = state + r * kStateColumns + w * kLanes;
       Vec s = load(at);
@@ -76,9 +77,12 @@ CKDIST_INLINE void pass(float* state, int key_width, float decay, const float* k
   for (int c = 0; r + c < key_width; ++c) row(r + c, c);
 }
 
-void update(const DeltaTokens& tokens, int key_width, int columns, float* state) {
+// With a factor per row the products are those of the decayed state: q and k have the factors.
+template <bool by_row>
+void update_state(const DeltaTokens& tokens, int key_width, int columns, float* state) {
   constexpr int kPiece = 64;
   float reads[kPiece];  // q . k of each token
+  const int64_t factors = by_row ? key_width : 1;
   for (int first = 0; first < tokens.count; first += kPiece) {
     const int end = first + kPiece < tokens.count ? first + kPiece : tokens.count;
     for (int t = first; t < end; ++t)
@@ -87,10 +91,12 @@ void update(const DeltaTokens& tokens, int key_width, int columns, float* state)
       float* const part = state + int64_t{column / kStateColumns} * key_width * kStateColumns + column % kStateColumns;
       Sums sums;
       const float* key = tokens.k + int64_t{first} * key_width;
-      const float* query = tokens.q + int64_t{first} * key_width;
-      pass<false, true>(part, key_width, 1.0f, nullptr, nullptr, key, query, sums);
-      for (int t = first; t < end; ++t, key += key_width, query += key_width) {
-        const Vec decay = set(tokens.decay[t]), beta = set(tokens.beta[t]), read = set(reads[t - first]);
+      const float* asked_key = (by_row ? tokens.decayed_k : tokens.k) + int64_t{first} * key_width;
+      const float* asked_query = (by_row ? tokens.decayed_q : tokens.q) + int64_t{first} * key_width;
+      pass<by_row, false, true>(part, key_width, nullptr, nullptr, nullptr, asked_key, asked_query, sums);
+      for (int t = first; t < end; ++t, key += key_width) {
+        const float* const factor = tokens.decay + t * factors;
+        const Vec decay = set(by_row ? 1.0f : *factor), beta = set(tokens.beta[t]), read = set(reads[t - first]);
         Vec taken[kWide];
         for (int w = 0; w < kWide; ++w) {
           const int64_t at = int64_t{t} * columns + column + w * kLanes;
@@ -98,12 +104,18 @@ void update(const DeltaTokens& tokens, int key_width, int columns, float* state)
           taken[w] = beta * (load(tokens.v + at) - known);
           store(tokens.out + at, fma(read, taken[w], decay * (sums.q[0][w] + sums.q[1][w])));
         }
+        asked_key += key_width, asked_query += key_width;
         if (t + 1 < end)
-          pass<true, true>(part, key_width, tokens.decay[t], key, taken, key + key_width, query + key_width, sums);
-        else pass<true, false>(part, key_width, tokens.decay[t], key, taken, nullptr, nullptr, sums);
+          pass<by_row, true, true>(part, key_width, factor, key, taken, asked_key, asked_query, sums);
+        else pass<by_row, true, false>(part, key_width, factor, key, taken, nullptr, nullptr, sums);
       }
     }
   }
+}
+
+void update(const DeltaTokens& tokens, int key_width, int columns, float* state) {
+  if (tokens.decayed_k != nullptr) update_state<true>(tokens, key_width, columns, state);
+  else update_state<false>(tokens, key_width, columns, state);
 }
 
 }  // namespace

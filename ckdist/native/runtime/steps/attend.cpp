@@ -2,6 +2,7 @@
 #include <cmath>
 
 #include "runtime/steps/attention_run.h"
+#include "runtime/steps/residual.h"
 
 namespace ckdist {
 namespace {
@@ -16,17 +17,18 @@ struct Attend : AttentionRun<Attend, ckdist_attend_step> {
   }
   static int64_t workspace_bytes(const Inference& r, const Fields& step) { return listed_bytes(r, step, step.listed); }
 
-  // Buffers of one thread: the kernel's scratch memory, a rotated key, and the squares of a token's heads.
+  // Buffers of one thread: the kernel's scratch memory, a rotated key, a normed value, the squares of a token's heads.
   struct Room {
     uint8_t* scratch;
-    float *key, *squares;
+    float *key, *value, *squares;
   };
   static Room room(Carver& c, const Inference& r, const Fields& step) {
     const Inference::Layer& layer = r.layers[step.layer];
     uint8_t* const scratch =
         c.bytes(r.kernels.attention.scratch_bytes(layer.cache, kQueryTile, layer.max_heads_per_kv));
     float* const key = c.floats(layer.cache.key_width);
-    return {scratch, key, c.floats(step.squares >= 0 ? r.value(step.squares).width : 0)};
+    float* const value = c.floats(layer.cache.value_width);
+    return {scratch, key, value, c.floats(step.squares >= 0 ? r.value(step.squares).width : 0)};
   }
   Room room() const {
     Carver c{r.memory(thread)};
@@ -79,21 +81,35 @@ struct Attend : AttentionRun<Attend, ckdist_attend_step> {
     int64_t stride;
     if (step.rotated < 0) {
       float* const q = r.floats(step.q, &stride) + token * stride + head;
+      if (!stores()) return {q, nullptr, nullptr, q, nullptr};
       float* const key = r.floats(step.k, &stride) + token * stride + key_column;
       return {q, key, r.floats(step.v, &stride) + token * stride + value_column, q, key};
     }
     if (r.rank_of(token) != r.ranks->local_rank)
       r.count_moved(thread, ((layer().heads_per_kv[kv_head] + 1) * cache.key_width + cache.value_width) * 4);
     float* const rotated = r.floats(step.rotated, &stride) + token * stride + head;
+    if (!stores()) return {r.peer_row(step.q, token) + head, nullptr, nullptr, rotated, nullptr};
     return {r.peer_row(step.q, token) + head, r.peer_row(step.k, token) + key_column,
             r.peer_row(step.v, token) + value_column, rotated, room().key};  // inputs in the slot of the token's rank
+  }
+
+  // Keys and values of the batch are stored: the layer has a cache of its own.
+  bool stores() const { return step.k >= 0; }
+
+  // out = x / sqrt(mean(x^2) + eps); out may be x.
+  void unit_norm(const float* x, int64_t width, float* out) const {
+    const float mean = r.kernels.elementwise.sum_squares(x, width) / float(width);
+    scaled(x, 1.f / std::sqrt(mean + step.eps), width, out);
   }
 
   // Norms and rotates a head x to `out`, which may be x. norm: a vector, or negative.
   void norm_and_rotate(const float* x, int norm, const Rope& rope, int width, float* out) {
     const ElementwiseKernel& k = r.kernels.elementwise;
+    const bool unit = (step.unit_norms & 1) != 0;
+    if (unit && !step.norms_rotated) unit_norm(x, width, out), x = out;
     if (norm >= 0 && !step.norms_rotated) k.rms_norm(x, r.vector(norm), step.eps, width, out), x = out;
     rotate(x, rope, width, out);
+    if (unit && step.norms_rotated) unit_norm(out, width, out);
     if (norm >= 0 && step.norms_rotated) k.rms_norm(out, r.vector(norm), step.eps, width, out);
   }
 
@@ -110,7 +126,7 @@ struct Attend : AttentionRun<Attend, ckdist_attend_step> {
     const Start start = start_of(sequence);
     const int64_t position = r.batch.chunks[sequence].first_position + token - start.token;
     const Rope rope = rotation(token, position);
-    const float scale = query_factor(step.query_beta, step.query_context, position);
+    const float scale = query_factor(step.query_beta, step.query_context, position + step.query_offset);
     uint8_t* const block =
         of.kv(kv_head) + r.batch.block_tables[start.block + position / kBlockTokens] * of.block_bytes;
     // Prefetches the key half of the block, because storing a key touches each of its cache lines. Later positions of
@@ -125,6 +141,11 @@ struct Attend : AttentionRun<Attend, ckdist_attend_step> {
       if (step.query_beta != 0.f)
         for (int i = 0; i < width; i++) rotated[i] *= scale;
     }
+    if (!stores()) return;
+    if (step.unit_norms & 2) {  // before the key, which may be the value and be normed in place
+      unit_norm(value, of.cache.value_width, room().value);
+      value = room().value;
+    }
     if (together)
       k.scale_weighted(key, k_factor, r.vector(step.k_norm) + key_column, width, rotated_key), key = rotated_key;
     norm_and_rotate(key, together ? -1 : step.k_norm, rope, width, rotated_key);
@@ -136,6 +157,7 @@ struct Attend : AttentionRun<Attend, ckdist_attend_step> {
   void fetch_token(int64_t token, int kv_head) {
     const Inference::Layer& layer = this->layer();
     for (const int32_t of : {step.q, step.k, step.v}) {
+      if (of < 0) continue;
       const int64_t width = of == step.v ? layer.cache.value_width : layer.cache.key_width;
       int64_t stride;
       const float* at = step.rotated >= 0 ? r.peer_row(of, token) : r.floats(of, &stride) + token * stride;

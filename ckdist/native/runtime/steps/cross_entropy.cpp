@@ -3,8 +3,9 @@
 //
 // The logits are computed in parts of the vocabulary. The thread that computes a part also computes exp(logit - largest
 // logit of the part), while the logits are in the cache. When all parts are complete, they are scaled to a common
-// maximum. If many tokens have no target, as in chats, the tokens with a target are gathered first. Ranks that shard
-// the vocabulary exchange three numbers per token (Shoeybi et al. 2019, arXiv:1909.08053, section 3).
+// maximum and by the token's weight. If many tokens have no target, as in chats, the tokens with a target are gathered
+// first. Ranks that shard the vocabulary exchange three numbers per token (Shoeybi et al. 2019, arXiv:1909.08053,
+// section 3).
 #include <algorithm>
 #include <cmath>
 
@@ -149,14 +150,15 @@ struct CrossEntropy : TrainingRun<ckdist_cross_entropy_step> {
     const double log_sum_exp = all.most + std::log(all.sum);
     r.losses[of] = log_sum_exp - logit;
     if (!d.at) return;
+    const float weight = r.weight(of);
     for (int64_t part = 0; part < parts; ++part) {
       const int64_t column = part * columns;
       const Row some{d.at + column * r.element_bytes(), d.narrow};
       const double largest = s.largest[token * parts + part];
-      r.kernels.row.scale(some, float(std::exp(largest - log_sum_exp)), std::min(columns, vocab - column), some);
+      r.kernels.row.scale(some, weight * float(std::exp(largest - log_sum_exp)), std::min(columns, vocab - column), some);
     }
     const float slope = cap == 0 ? 1 : 1 - logit / cap * (logit / cap),
-                own = float(std::expm1(logit - log_sum_exp)) * slope;
+                own = weight * float(std::expm1(logit - log_sum_exp)) * slope;
     if (local >= 0 && local < vocab) {
       if (d.narrow) reinterpret_cast<uint16_t*>(d.at)[local] = bf16_of_float(own);
       else reinterpret_cast<float*>(d.at)[local] = own;

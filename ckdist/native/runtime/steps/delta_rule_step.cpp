@@ -16,14 +16,23 @@ constexpr int kMaxTaps = 16;
 struct DeltaRule : StepRun<Inference, ckdist_delta_rule_step> {
   // Buffers of one thread for a tile of one head.
   struct Room {
-    // q, k: (kTile, key_width). v, out: (kTile, value columns). decay, beta: (kTile,). zeros: (channels,).
-    float *q, *k, *v, *out, *decay, *beta, *zeros;
+    // q, k: (kTile, key_width). v, out: (kTile, value columns). beta: (kTile,). zeros: (channels,).
+    // decay: (kTile,); with a factor per row (kTile, key_width), as decayed_q and decayed_k, which else are empty.
+    float *q, *k, *v, *out, *decay, *beta, *zeros, *decayed_q, *decayed_k;
   };
   static Room room(Carver& c, const Inference& r, const Fields& step) {
     const StateSlots::Layer& layer = r.states.layers[step.layer];
     const int64_t keys = int64_t{kTile} * layer.key_width, values = kTile * state_columns(layer.value_width);
-    return {c.floats(keys),  c.floats(keys),  c.floats(values),          c.floats(values),
-            c.floats(kTile), c.floats(kTile), c.floats(layer.channels())};
+    const int64_t by_row = step.by_row ? keys : 0;
+    return {c.floats(keys),
+            c.floats(keys),
+            c.floats(values),
+            c.floats(values),
+            c.floats(std::max<int64_t>(kTile, by_row)),
+            c.floats(kTile),
+            c.floats(layer.channels()),
+            c.floats(by_row),
+            c.floats(by_row)};
   }
   static int64_t thread_bytes(const Inference& r, const Fields& step) {
     Carver c;
@@ -111,7 +120,7 @@ struct DeltaRule : StepRun<Inference, ckdist_delta_rule_step> {
     const StateSlots::Layer& layer = item.layer;
     const DeltaRuleKernel& kernel = r.kernels.delta_rule;
     const int keys = layer.key_width, values = layer.value_width, columns = int(state_columns(values));
-    const float a_factor = std::exp(r.vector(step.a_log)[item.head]), bias = r.vector(step.dt_bias)[item.head];
+    const float a_factor = std::exp(r.vector(step.a_log)[item.head]);
     for (int t = 0; t < count; t++) {
       float* const q = item.room.q + t * keys;
       float* const k = item.room.k + t * keys;
@@ -120,13 +129,14 @@ struct DeltaRule : StepRun<Inference, ckdist_delta_rule_step> {
       kernel.l2_norm(q, step.l2_eps, step.scale, keys, q);
       kernel.l2_norm(k, step.l2_eps, 1.f, keys, k);
       const int64_t token = item.first_token + done + t;
-      const float a = row(step.a, token)[item.head] + bias;
-      const float softplus = std::max(a, 0.f) + std::log1p(std::exp(-std::abs(a)));
-      item.room.decay[t] = std::exp(-a_factor * softplus);
+      if (step.by_row) decay_rows(item, a_factor, token, t);
+      else item.room.decay[t] = decay_of(a_factor, row(step.a, token)[item.head], item.head);
       item.room.beta[t] = 1.f / (1.f + std::exp(-row(step.b, token)[item.head]));
     }
-    kernel.update({count, item.room.q, item.room.k, item.room.v, item.room.decay, item.room.beta, item.room.out}, keys,
-                  columns, state);
+    const Room& own = item.room;
+    kernel.update({count, own.q, own.k, own.v, own.decay, own.beta, own.out, step.by_row ? own.decayed_q : nullptr,
+                   step.by_row ? own.decayed_k : nullptr},
+                  keys, columns, state);
     int64_t stride;
     float* const out = r.floats(step.out, &stride) + int64_t{item.head} * values;
     for (int t = 0; t < count; t++) {
@@ -134,9 +144,28 @@ struct DeltaRule : StepRun<Inference, ckdist_delta_rule_step> {
       float* const o = item.room.out + t * columns;
       const ElementwiseKernel& k = r.kernels.elementwise;
       k.rms_norm(o, r.vector(step.norm), step.eps, values, o);
-      k.gated(GateFunction::silu, row(step.z, token) + int64_t{item.head} * values, o, values, out + token * stride);
+      k.gated(GateFunction(step.gate), row(step.z, token) + int64_t{item.head} * values, o, values, out + token * stride);
       if (step.exchanged && r.rank_of(token) != r.ranks->local_rank)
-        r.count_moved(thread, (2 * keys + 2 * values + 2) * int64_t{sizeof(float)});
+        r.count_moved(thread, ((step.by_row ? 3 : 2) * keys + 2 * values + 2) * int64_t{sizeof(float)});
+    }
+  }
+
+  // The factor of a head's state, or of the row of it that `a` and element `channel` of dt_bias are for.
+  float decay_of(float a_factor, float a, int64_t channel) const {
+    a += r.vector(step.dt_bias)[channel];
+    if (step.lowest < 0.f) return std::exp(step.lowest / (1.f + std::exp(-a_factor * a)));
+    const float softplus = std::max(a, 0.f) + std::log1p(std::exp(-std::abs(a)));
+    return std::exp(-a_factor * softplus);
+  }
+  // The factors of the state's rows for token `t` of the tile, and its query and key times these.
+  void decay_rows(const Item& item, float a_factor, int64_t token, int t) const {
+    const int width = item.layer.key_width;
+    const int64_t first = int64_t{item.head} * width, to = int64_t{t} * width;
+    const float* const a = row(step.a, token) + first;
+    for (int i = 0; i < width; i++) {
+      const float factor = item.room.decay[to + i] = decay_of(a_factor, a[i], first + i);
+      item.room.decayed_q[to + i] = item.room.q[to + i] * factor;
+      item.room.decayed_k[to + i] = item.room.k[to + i] * factor;
     }
   }
 

@@ -51,6 +51,10 @@ struct Embed : StepRun<Inference, ckdist_embed_step> {
         write_waves(place_of(token).position, row);
         continue;
       }
+      if (step.by == ckdist_embed_by_place) {
+        std::copy_n(r.batch.embeddings + token * stride, stride, row);
+        continue;
+      }
       if (const int32_t id = r.batch.token_ids[token]; step.by == ckdist_embed_by_id && id < 0) {
         write_embedding(-1 - id, row, stride);
         continue;

@@ -7,6 +7,7 @@
 #include <cmath>
 
 #include "runtime/shares.h"
+#include "runtime/steps/residual.h"
 #include "runtime/steps/expert_exchange.h"
 #include "runtime/steps/low_rank.h"
 #include "runtime/steps/packed_weight.h"
@@ -156,6 +157,9 @@ struct Experts : StepRun<Inference, ckdist_experts_step> {
     const float* const correction = step.correction >= 0 ? r.vector(step.correction) : nullptr;
     choose_experts(r.kernels, step.routing, logits, stride, correction, own.logits, choice.experts(row),
                    choice.shares(row));
+    if (step.share_factors >= 0)
+      for (int slot = 0; slot < step.routing.used; slot++)
+        choice.shares(row)[slot] *= r.vector(step.share_factors)[choice.experts(row)[slot]];
     choice.all(row) = 1.f;
     if (step.switches >= 0) {
       const float x = r.floats(step.switches, &stride)[row * r.value(step.switches).width];
@@ -339,6 +343,10 @@ struct Experts : StepRun<Inference, ckdist_experts_step> {
       if (set.up_low.a.count > 0)
         add_low(g, set.up_low.b.first + s, tiles, columns, low + of_gate, low_stride, count, up, scratch_stride);
     }
+    for (int64_t row = 0; step.shares_input != 0 && g.set == 0 && row < count; row++) {
+      const float share = grouping.shares[g.first + rows.begin + row];
+      for (float* const x : {gate, up}) scaled(x + row * scratch_stride, share, columns, x + row * scratch_stride);
+    }
     const int64_t bias = g.expert * set.bias_width + set.bias_column + column + from;
     add_bias(set.gate_bias, bias, columns, count, gate, scratch_stride);
     add_bias(set.up_bias, bias, columns, count, up, scratch_stride);
@@ -439,7 +447,9 @@ struct Experts : StepRun<Inference, ckdist_experts_step> {
                  own.scratch, width);
       for (int64_t i = 0; i < count; i++) {
         const int64_t token = g.set == 1 ? row + i : grouping.tokens[g.first + row + i];
-        const float share = g.set == 1 ? choice.all(token) : grouping.shares[g.first + row + i];
+        const float share = g.set == 1              ? choice.all(token)
+                            : step.shares_input != 0 ? 1.f
+                                                     : grouping.shares[g.first + row + i];
         r.kernels.elementwise.add_scaled(own.scratch + i * width, share, columns, y + token * y_stride);
       }
     }

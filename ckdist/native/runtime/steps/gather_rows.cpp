@@ -11,14 +11,7 @@ struct GatherRows : StepRun<Inference, ckdist_gather_rows_step> {
   void run() {
     int64_t stride;
     float* const out = r.floats(step.out, &stride);  // (selected, hidden)
-    const Residual residual{r,
-                            thread,
-                            step.x,
-                            step.y,
-                            step.post_norm,
-                            step.post_eps,
-                            step.post_factor,
-                            reinterpret_cast<float*>(r.memory(thread))};
+    const Residual residual = Residual::of(r, thread, step, reinterpret_cast<float*>(r.memory(thread)));
     for (int64_t o = thread; o < r.batch.selected; o += r.active()) {
       const int64_t row = r.batch.selected_tokens[o] - r.first_token;
       if (row < 0 || row >= r.local_tokens) continue;

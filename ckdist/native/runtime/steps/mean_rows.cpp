@@ -35,7 +35,7 @@ struct MeanRows : StepRun<Inference, ckdist_mean_rows_step> {
     const int64_t width = r.value(step.y).width;
     Carver c{r.memory(thread)};
     const auto [sum, place] = room(c, width);
-    const Residual residual{r, thread, step.x, step.y, step.post_norm, step.post_eps, step.post_factor, place};
+    const Residual residual = Residual::of(r, thread, step, place);
     std::fill(sum, sum + width, 0.0);
     for (int64_t row = first; row < last; row++) {
       const float* const s = normed(r, step, residual.read(row, r.token_row(step.step, row)), width, place);

@@ -39,20 +39,25 @@ struct NormQuantize : StepRun<Inference, ckdist_norm_quantize_step> {
 
   Residual residual() const {
     float* const room = reinterpret_cast<float*>(r.memory(thread));
-    return {r, thread, step.x, step.y, step.post_norm, step.post_eps, step.post_factor, room};
+    return Residual::of(r, thread, step, room);
+  }
+
+  const float* gate_row(int64_t out_row, int64_t in_row) const {
+    int64_t stride;
+    const float* const rows = r.floats(step.gate, &stride);
+    return rows + (r.value(step.gate).selected ? out_row : in_row) * stride;
   }
 
   void make_row(int64_t out_row, bool keep) {
     const ckdist_value& y = r.value(step.y);
     const int64_t in_row = r.token_row(step.step, out_row);
     float* const room = reinterpret_cast<float*>(r.memory(thread));
-    int64_t gate_stride;
-    const float* const gate = step.gate >= 0 ? r.floats(step.gate, &gate_stride) + in_row * gate_stride : nullptr;
+    const float* const gate = step.gate >= 0 ? gate_row(out_row, in_row) : nullptr;
     if (y.place == ckdist_place_columns) return quantize_columns(y, out_row, in_row, gate, room);
     const ElementwiseKernel& k = r.kernels.elementwise;
     const float* s = shared == nullptr ? residual().read(out_row, in_row) : shared + out_row * y.width;
     if (shared != nullptr && step.post_norm >= 0) s = residual().added(s, out_row, in_row, {0, y.width});
-    if (gate != nullptr) k.gated(GateFunction::sigmoid, gate, s, y.width, room), s = room;
+    if (gate != nullptr) k.gated(GateFunction(step.gate_function), gate, s, y.width, room), s = room;
     int64_t stride;
     const int64_t place = (r.first_row(step.step) + out_row) * y.width;  // offset in `sum` and `normed`
     if (step.sum >= 0 && keep) std::copy(s, s + y.width, r.floats(step.sum, &stride) + place);
@@ -68,7 +73,8 @@ struct NormQuantize : StepRun<Inference, ckdist_norm_quantize_step> {
     each_shard(
         [&](int rank, const ckdist_value& a, uint8_t* base, const float* part) {
           const float* s = r.peer_slot(y, rank) + (r.first_token + in_row) * a.floats;
-          if (part != nullptr) r.kernels.elementwise.gated(GateFunction::sigmoid, part, s, a.floats, room), s = room;
+          if (part != nullptr)
+            r.kernels.elementwise.gated(GateFunction(step.gate_function), part, s, a.floats, room), s = room;
           quantize(a, s, base, out_row);
           r.count_moved(thread, rank == r.ranks->local_rank ? 0 : a.floats * 4);
         },

@@ -10,7 +10,7 @@ struct OutputRows : StepRun<Inference, ckdist_output_rows_step> {
   void run() {
     const int64_t n = r.rows(step.step), width = r.value(step.y).width;
     float* const room = reinterpret_cast<float*>(r.memory(thread));
-    const Residual residual{r, thread, step.x, step.y, step.post_norm, step.post_eps, step.post_factor, room};
+    const Residual residual = Residual::of(r, thread, step, room);
     int64_t stride;
     float* const out = r.floats(step.out, &stride);  // (selected, hidden)
     const Range own = r.rows_of(thread, n);

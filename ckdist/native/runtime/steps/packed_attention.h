@@ -45,7 +45,9 @@ struct PackedAttention : TrainingRun<Fields> {
   }
   // The first key that a query sees.
   int64_t first_seen(int64_t query) const {
-    return this->step.window ? std::max<int64_t>(0, query - this->step.window + 1) : 0;
+    const int64_t window = this->step.window;
+    if (window < 0) return query / -window * -window;
+    return window ? std::max<int64_t>(0, query - window + 1) : 0;
   }
 
   // Prefetches a head's columns of some rows during other products. The rows are a few cache lines each and far apart,

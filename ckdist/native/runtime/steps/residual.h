@@ -1,4 +1,4 @@
-// Rows of the residual stream: x + factor * rms_norm(sum of the ranks' summands), and their norms.
+// Rows of the residual stream: scalar * (x + factor * rms_norm(sum of the ranks' summands)), and their norms.
 #pragma once
 #include "runtime/inference.h"
 
@@ -27,9 +27,14 @@ const float* normed(const Inference& r, const Fields& step, const float* s, int6
 struct Residual {
   Inference& r;
   const int thread;
-  const int32_t x, y, post_norm;
+  const int32_t x, y, post_norm, scalar;
   const float post_eps, post_factor;
   float* const row;
+
+  template <class Fields>
+  static Residual of(Inference& r, int thread, const Fields& step, float* row) {
+    return {r, thread, step.x, step.y, step.post_norm, step.scalar, step.post_eps, step.post_factor, row};
+  }
 
   static int64_t row_bytes(const Inference& r, int32_t y) { return r.value(y).width * int64_t{sizeof(float)}; }
 
@@ -64,7 +69,7 @@ struct Residual {
     return added(summed(out_row, in_row, all), out_row, in_row, all);
   }
 
-  // x + factor * norm(s), where `s` has `columns` of the sum: all of them if there is a norm.
+  // scalar * (x + factor * norm(s)), where `s` has `columns` of the sum: all of them if there is a norm.
   const float* added(const float* s, int64_t out_row, int64_t in_row, Range columns) const {
     const ElementwiseKernel& k = r.kernels.elementwise;
     const int64_t n = columns.end - columns.begin;
@@ -77,6 +82,7 @@ struct Residual {
       const float* two[] = {before, s};
       k.sum_parts(nullptr, two, 2, n, row), s = row;
     }
+    if (scalar >= 0) s = scaled(s, *r.vector(scalar), n, row);
     return s;
   }
 
@@ -98,7 +104,7 @@ struct Residual {
     for (int64_t out_row = 0; out_row < n; out_row++) {
       float* const to = rows + out_row * v.width + own.begin;
       const int64_t in_row = r.token_row(step, out_row);
-      const Residual part = {r, thread, x, y, post_norm, post_eps, post_factor, to};
+      const Residual part = {r, thread, x, y, post_norm, scalar, post_eps, post_factor, to};
       const float* s = part.summed(out_row, in_row, own);
       if (post_norm < 0) s = part.added(s, out_row, in_row, own);
       if (s != to) std::copy(s, s + (own.end - own.begin), to);

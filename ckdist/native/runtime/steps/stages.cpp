@@ -23,14 +23,7 @@ struct Send : StepRun<Inference, ckdist_send_step> {
   static int64_t thread_bytes(const Inference& r, const Fields& step) { return Residual::row_bytes(r, step.y); }
 
   void run() {
-    const Residual residual{r,
-                            thread,
-                            step.x,
-                            step.y,
-                            step.post_norm,
-                            step.post_eps,
-                            step.post_factor,
-                            reinterpret_cast<float*>(r.memory(thread))};
+    const Residual residual = Residual::of(r, thread, step, reinterpret_cast<float*>(r.memory(thread)));
     const int64_t width = r.value(step.y).width;
     const Range own = r.stage_rows();
     const Range part = r.rows_of(thread, own.end - own.begin);

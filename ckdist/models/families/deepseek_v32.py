@@ -1,0 +1,106 @@
+"""DeepSeek-V3.2: V3 with a lightning indexer in each layer, which chooses the positions that a token sees."""
+
+from dataclasses import replace
+
+from ckdist.errors import ArchitectureError
+from ckdist.models import limits
+from ckdist.models.families import deepseek_v2, deepseek_v3, glm4_moe_lite
+from ckdist.models.families.family import GgufForm, GgufHeader, in_layers
+from ckdist.models.fields import Fields
+from ckdist.models.indexer import Indexer
+from ckdist.models.spec import LatentAttention, ModelSpec
+from ckdist.program.routing import Routing
+
+NAME, GGUF = "deepseek_v32", "deepseek32"
+INDEX = {"index_head_dim": 128, "index_n_heads": 64, "index_topk": 2048, "indexer_rope_interleave": False}
+KEYS = deepseek_v3.KEYS.but(
+    defaults={**INDEX, "max_position_embeddings": 163840, "q_lora_rank": 1536},
+    aliases={"layer_types": "indexed_layer_types"},
+    unused=("indexed_layer_types",),  # all layers are sparse
+)
+
+
+def with_indexers(spec: ModelSpec, f: Fields, indexer: Indexer, full: list[bool]) -> ModelSpec:
+    """The model with an indexer in the layers of `full`. The others see the positions of the layer before.
+
+    Rotation "local" has the frequencies of "global", in halves: for an indexer that rotates unlike the attention.
+    """
+    if not full[0]:
+        raise f.error("indexer_types", full, 'a list that begins with "full"')
+    rotation = spec.ropes["global"]
+    if indexer.head_dim < rotation.dims or indexer.head_dim % 8:
+        raise f.error("index_head_dim", indexer.head_dim, f"a multiple of 8 and at least {rotation.dims}, as rotated")
+    layers = []
+    for layer, own in zip(spec.layers, full, strict=True):
+        assert isinstance(layer.mixer, LatentAttention)
+        more = {"indexer": indexer} if own else {"shares_positions": True}
+        layers.append(replace(layer, mixer=replace(layer.mixer, **more)))
+    ropes = {**spec.ropes, **({} if indexer.rope == "global" else {"local": replace(rotation, interleaved=False)})}
+    return replace(spec, layers=tuple(layers), ropes=ropes)
+
+
+def sparse_model(name: str, f: Fields, outer: Fields, routing: Routing, full: list[bool] | None = None) -> ModelSpec:
+    """Reads a config.json. `full`: whether each layer has an indexer; None: all have."""
+    spec = deepseek_v2.model(name, f, outer, routing, glm4_moe_lite.dense_layers(f))
+    f.integer("q_lora_rank", high=limits.MAX_WIDTH)  # which the indexer reads
+    same = f.flag("indexer_rope_interleave") == f.flag("rope_interleave")
+    indexer = Indexer(
+        f.integer("index_n_heads", high=limits.MAX_HEADS),
+        f.integer("index_head_dim", high=limits.MAX_HEAD_DIM),
+        f.integer("index_topk", high=limits.MAX_POSITION),
+        "global" if same else "local",
+    )
+    return with_indexers(spec, f, indexer, full or [True] * len(spec.layers))
+
+
+def config(f: Fields, outer: Fields) -> ModelSpec:
+    """Reads a config.json."""
+    return sparse_model(NAME, f, outer, deepseek_v3.ROUTING)
+
+
+def gguf_indexer(f: Fields, rope: str) -> Indexer:
+    """Reads the indexer from GGUF metadata."""
+    return Indexer(
+        f.integer("attention.indexer.head_count", high=limits.MAX_HEADS),
+        f.integer("attention.indexer.key_length", high=limits.MAX_HEAD_DIM),
+        f.integer("attention.indexer.top_k", high=limits.MAX_POSITION),
+        rope,
+    )
+
+
+def gguf(header: GgufHeader) -> ModelSpec:
+    """Reads GGUF metadata."""
+    spec = replace(deepseek_v2.gguf_model(header, deepseek_v2.ROUTING, 0.0), family=NAME)
+    return with_indexers(spec, header.fields, gguf_indexer(header.fields, "local"), [True] * len(spec.layers))
+
+
+def sparse_form(architecture: str, spec: ModelSpec, where: str, rope: str) -> GgufForm:
+    """Returns the GGUF metadata of a model. Raises ArchitectureError if its indexer is rotated otherwise."""
+    mixer = spec.layers[0].mixer
+    assert isinstance(mixer, LatentAttention) and mixer.indexer
+    if mixer.indexer.rope != rope:
+        raise ArchitectureError(f"{where}: indexer_rope_interleave {rope != 'global'} has no GGUF form")
+    sizes = {"head_count": "num_heads", "key_length": "head_dim", "top_k": "top_k"}
+    own = {f"attention.indexer.{name}": getattr(mixer.indexer, field) for name, field in sizes.items()}
+    return deepseek_v2.yarn_form(architecture, spec, where, own)
+
+
+def export(spec: ModelSpec, where: str) -> GgufForm:
+    """Returns the GGUF metadata of a model."""
+    return sparse_form(GGUF, spec, where, "local")
+
+
+INDEXER = {"attn_k": "wk", "attn_q_b": "wq_b", "k_norm": "k_norm", "proj": "weights_proj"}
+NAMES = {f"indexer.{name}": f"self_attn.indexer.{part}" for name, part in INDEXER.items()}
+FAMILY = replace(
+    deepseek_v3.FAMILY,
+    name=NAME,
+    architectures=("DeepseekV32ForCausalLM",),
+    model_types=("deepseek_v32",),
+    keys=KEYS,
+    gguf=GGUF,
+    from_config=config,
+    from_gguf=gguf,
+    to_gguf=export,
+    gguf_names=deepseek_v2.GGUF_NAMES.but(in_layers("blk", NAMES)),
+)

@@ -1,0 +1,33 @@
+"""Gemma 4 12B: Gemma 4 without per-layer embeddings and experts. Images and sound have no encoders of their own."""
+
+from dataclasses import replace
+
+from ckdist.models.families import gemma4
+from ckdist.models.fields import Fields
+from ckdist.models.spec import ModelSpec
+
+NAME = "gemma4_unified"
+
+
+def config(f: Fields, outer: Fields) -> ModelSpec:
+    """Reads a config.json."""
+    return replace(gemma4.config(f, outer), family=NAME)
+
+
+FAMILY = replace(
+    gemma4.FAMILY,
+    name=NAME,
+    architectures=("Gemma4UnifiedForCausalLM", "Gemma4UnifiedForConditionalGeneration"),
+    model_types=("gemma4_unified_text", "gemma4_unified"),
+    keys=gemma4.KEYS.but(
+        defaults={
+            "hidden_size_per_layer_input": None,
+            "max_position_embeddings": 262144,
+            "sliding_window": 1024,
+            "vocab_size_per_layer_input": None,
+        },
+        unused=("vocab_size_per_layer_input", "audio_samples_per_token", "num_soft_tokens_per_image"),
+    ),
+    from_config=config,
+    from_gguf=None,
+)

@@ -1,0 +1,145 @@
+"""Kimi-Linear: Kimi Delta Attention, latent attention without rotation in some layers, and DeepSeek-V3's experts."""
+
+from dataclasses import replace
+
+import numpy as np
+
+from ckdist.errors import ArchitectureError
+from ckdist.models import from_config, limits, rope
+from ckdist.models.families import deepseek_v2, deepseek_v3, glm4_moe_lite
+from ckdist.models.families.family import GgufForm, GgufHeader, in_layers
+from ckdist.models.fields import Fields
+from ckdist.models.spec import GatedDeltaNet, LatentAttention, LayerSpec, ModelSpec, RopeSpec
+from ckdist.program.routing import Routing
+
+NAME, GGUF = "kimi_linear", "kimi-linear"
+LINEAR, FULL = "linear_attention", "full_attention"
+KEYS = deepseek_v3.KEYS.but(
+    defaults={
+        "first_k_dense_replace": 1,
+        "linear_conv_kernel_dim": 4,
+        "linear_head_dim": 128,
+        "linear_num_heads": 32,
+        "max_position_embeddings": 1048576,
+        "n_group": 1,
+        "q_lora_rank": None,
+        "rms_norm_eps": 1e-5,
+        "routed_scaling_factor": 2.446,
+        "topk_group": 1,
+    },
+    aliases={
+        "model_max_length": "max_position_embeddings",
+        "moe_renormalize": "norm_topk_prob",
+        "moe_router_activation_func": "scoring_func",
+        "num_expert_group": "n_group",
+        "num_experts_per_token": "num_experts_per_tok",
+        "num_shared_experts": "n_shared_experts",
+    },
+    only={"mla_use_nope": True, "moe_layer_freq": 1, "use_grouped_topk": True},
+    unused=("rope_interleave", "rope_parameters", "rope_theta"),  # there is no rotation
+)
+ROUTING = Routing(used=8, scores="sigmoid", scale=2.446, group_scores=2)
+
+
+def linear_layers(f: Fields, count: int) -> list[bool]:
+    """Reads from a config.json whether each layer has linear attention."""
+    own, types = f.sub("linear_attn_config"), f.raw("layer_types")
+    full, linear = own.raw("full_attn_layers"), own.raw("kda_layers")  # numbers from 1 on
+    if types is None and full is not None:
+        if not isinstance(full, list) or not isinstance(linear, list) or {*full, *linear} != {*range(1, count + 1)}:
+            raise own.error("full_attn_layers", full, f"with kda_layers the numbers 1 to {count}, each in one of both")
+        types = [FULL if i + 1 in full else LINEAR for i in range(count)]
+    if types is None:
+        types = [FULL if i and i % 4 == 0 else LINEAR for i in range(count)]
+    if not isinstance(types, list) or len(types) != count or any(one not in (LINEAR, FULL) for one in types):
+        raise f.error("layer_types", types, f"a list of {count} of {LINEAR} and {FULL}")
+    return [one == LINEAR for one in types]
+
+
+def delta_attention(f: Fields) -> GatedDeltaNet:
+    """Reads the linear attention from a config.json."""
+    own = f.sub("linear_attn_config")
+    of = lambda name, absent, high: own.integer(name, f.integer(absent, high=high), high=high)
+    heads, width = of("num_heads", "linear_num_heads", limits.MAX_HEADS), of("head_dim", "linear_head_dim", 1 << 10)
+    taps = of("short_conv_kernel_size", "linear_conv_kernel_dim", limits.MAX_CONV)
+    return GatedDeltaNet(heads, heads, width, width, taps, by_row=True, gate_rank=width)
+
+
+def config(f: Fields, outer: Fields) -> ModelSpec:
+    """Reads a config.json."""
+    rotated = f.integer("qk_rope_head_dim", high=limits.MAX_HEAD_DIM)
+    n = from_config.sizes(f, head_dim=rotated)
+    none = RopeSpec(rope.plain(rotated, 1e4).astype(np.float32), interleaved=True)  # no layer uses it
+    attention = deepseek_v2.latent_attention(f, n, none, f.integer("q_lora_rank", None, high=limits.MAX_WIDTH) or 0)
+    dense = min(glm4_moe_lite.dense_layers(f), n.num_layers)
+    ffns = [from_config.dense(f)] * dense + [deepseek_v2.mixture(f, ROUTING)] * (n.num_layers - dense)
+    full, linear = replace(attention, rope=None), delta_attention(f)
+    mixers = [linear if flag else full for flag in linear_layers(f, n.num_layers)]
+    layers = [LayerSpec(mixer, ffn) for mixer, ffn in zip(mixers, ffns, strict=True)]
+    return n.model(NAME, layers, {"global": none}, from_config.tied(f, outer))
+
+
+def gguf(header: GgufHeader) -> ModelSpec:
+    """Reads GGUF metadata."""
+    f, name = header.fields, "attention.head_count_kv"
+    counts = f.values.get(name)
+    if not isinstance(counts, np.ndarray) or len(counts) != f.integer("block_count", high=limits.MAX_LAYERS):
+        raise f.error(name, counts, "a number for each layer, 0 for linear attention")
+    uniform = replace(header, fields=Fields({**f.values, name: 1}, f.where, f.prefix))
+    spec = deepseek_v2.gguf_model(uniform, ROUTING, 0.0)
+    width, taps = (f.integer(key, high=high) for key, high in (("kda.head_dim", 1 << 10), ("ssm.conv_kernel", 16)))
+    layers = []
+    for layer, count in zip(spec.layers, counts.tolist(), strict=True):
+        assert isinstance(layer.mixer, LatentAttention)
+        heads = layer.mixer.num_heads
+        linear = GatedDeltaNet(heads, heads, width, width, taps, by_row=True, gate_rank=width)
+        layers.append(replace(layer, mixer=replace(layer.mixer, rope=None) if count else linear))
+    return replace(spec, family=NAME, layers=tuple(layers))
+
+
+def export(spec: ModelSpec, where: str) -> GgufForm:
+    """Returns the GGUF metadata of a model. Raises ArchitectureError for a model that GGUF cannot describe."""
+    full = next((layer.mixer for layer in spec.layers if isinstance(layer.mixer, LatentAttention)), None)
+    linear = next((layer.mixer for layer in spec.layers if isinstance(layer.mixer, GatedDeltaNet)), None)
+    if full is None or linear is None or full.num_heads != linear.num_value_heads:
+        raise ArchitectureError(f"{where}: one kind of attention alone, or with other heads, has no GGUF form")
+    own = {
+        "attention.head_count_kv": [int(layer.mixer is not linear) for layer in spec.layers],
+        "kda.head_dim": linear.key_dim,
+        "ssm.conv_kernel": linear.conv_kernel,
+    }
+    return deepseek_v2.form(GGUF, spec, where, own)
+
+
+def gguf_values(spec: ModelSpec, weight: str, values: np.ndarray) -> np.ndarray:
+    """Converts the values of a weight for GGUF."""
+    if weight.endswith(".A_log"):
+        return -np.exp(values).reshape(-1, 1)
+    mixer = spec.layers[int(weight.split(".")[2])].mixer if "_conv1d." in weight else None
+    return values.reshape(-1, 1, mixer.conv_kernel) if isinstance(mixer, GatedDeltaNet) else values
+
+
+PARTS = {f"ssm_conv1d_{part}": f"self_attn.{part}_conv1d" for part in "qkv"}
+PARTS |= {f"ssm_{part}": f"self_attn.{part}_proj" for part in ("f_a", "f_b", "g_a", "g_b")}
+PARTS |= {"ssm_beta": "self_attn.b_proj", "ssm_norm": "self_attn.o_norm"}
+PARTS |= {"ssm_a": "self_attn.A_log", "ssm_dt.bias": "self_attn.dt_bias"}
+EXPERTS = {"w1": "gate", "w3": "up", "w2": "down"}
+ROUTER = {name: f"mlp.{name}" for name in ("gate", "gate.e_score_correction")}
+MOE = ROUTER | {f"experts.{name}": f"mlp.experts.{part}_proj" for name, part in EXPERTS.items()}
+MOE |= {f"shared_experts.{part}_proj": f"mlp.shared_expert.{part}_proj" for part in EXPERTS.values()}
+FAMILY = replace(
+    deepseek_v3.FAMILY,
+    name=NAME,
+    architectures=("KimiLinearForCausalLM",),
+    model_types=("kimi_linear",),
+    keys=KEYS,
+    gguf=GGUF,
+    from_config=config,
+    from_gguf=gguf,
+    to_gguf=export,
+    gguf_values=gguf_values,
+    safetensors=deepseek_v2.SAFETENSORS.but(
+        in_layers("model.layers", {f"block_sparse_moe.{name}": part for name, part in MOE.items()})
+    ),
+    gguf_names=deepseek_v2.GGUF_NAMES.but(in_layers("blk", PARTS), (r".*\.A_log", "minus_exp")),
+)

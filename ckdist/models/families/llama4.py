@@ -1,0 +1,160 @@
+"""Llama 4: attention within chunks, layers without rotation, and experts whose inputs are scaled by their shares."""
+
+from dataclasses import replace
+from typing import Any
+
+from ckdist.errors import ArchitectureError
+from ckdist.models import from_config, limits
+from ckdist.models.families import family, llama, smollm3
+from ckdist.models.families.family import Family, GgufForm, GgufHeader, in_layers
+from ckdist.models.fields import Fields
+from ckdist.models.from_config import Sizes
+from ckdist.models.spec import Attention, DenseFfn, LayerSpec, ModelSpec, MoeFfn
+from ckdist.program.query_scale import QueryScale
+from ckdist.program.routing import Routing
+
+NAME, PERIOD, CHUNK, THETA = "llama4", 4, 8192, 5e5
+SCALE = QueryScale(0.1, CHUNK, 1)  # GGUF readers know these numbers, and norms unless there are 128 experts
+ROUTING = Routing(used=1, scores="sigmoid", renormalise=False)
+KEYS = llama.KEYS.but(
+    defaults={
+        "attention_chunk_size": CHUNK,
+        "attn_scale": SCALE.beta,
+        "attn_temperature_tuning": True,
+        "floor_scale": CHUNK,
+        "head_dim": 128,
+        "hidden_size": 5120,
+        "intermediate_size": 8192,
+        "intermediate_size_mlp": 16384,
+        "interleave_moe_layer_step": 1,
+        "max_position_embeddings": 131072,
+        "no_rope_layer_interval": PERIOD,
+        "num_attention_heads": 40,
+        "num_experts_per_tok": 1,
+        "num_hidden_layers": 48,
+        "num_key_value_heads": 8,
+        "num_local_experts": 16,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": THETA,
+        "use_qk_norm": True,
+        "vocab_size": 202048,
+    },
+    nulls={"attention_chunk_size": None, "num_key_value_heads": None},
+    unused=("router_aux_loss_coef", "attn_scale", "floor_scale", "for_llm_compressor"),
+)
+
+
+def layers_of(
+    n: Sizes, base: Attention, chunk: int, rotated: list[bool], chunked: list[bool], scale: QueryScale | None, ffn: Any
+) -> list[LayerSpec]:
+    """The layers. `ffn(i)` is the feed-forward of layer i."""
+    turning, still = replace(base, norms_rotated=True), replace(base, qk_norm="", rope=None, query_scale=scale)
+    kinds = zip(range(n.num_layers), rotated, chunked, strict=True)
+    return [LayerSpec(replace(turning if r else still, chunk=chunk * c), ffn(i)) for i, r, c in kinds]
+
+
+def config(f: Fields, outer: Fields) -> ModelSpec:
+    """Reads a config.json."""
+    n, bias = from_config.sizes(f), f.flag("attention_bias")
+    base = n.attention(qkv_bias=bias, o_bias=bias, qk_norm="unit" if f.flag("use_qk_norm") else "")
+    period = f.integer("no_rope_layer_interval")
+    derived = [(i + 1) % period != 0 for i in range(n.num_layers)]
+    rotated = smollm3.rotated_layers(f, n.num_layers) if f.raw("no_rope_layers") else derived
+    chunk = f.integer("attention_chunk_size", 0, high=limits.MAX_POSITION)
+    types = f.raw("layer_types")
+    known = ("chunked_attention", "full_attention")
+    if types is not None and (len(types) != n.num_layers or any(kind not in known for kind in types)):
+        raise f.error("layer_types", types, f"a list of {n.num_layers} of {' and '.join(known)}")
+    chunked = rotated if types is None else [kind == known[0] for kind in types]
+    beta, context = f.number("attn_scale", high=1e3), f.integer("floor_scale", high=limits.MAX_POSITION)
+    tuned = f.raw("attn_temperature_tuning")
+    if type(tuned) not in (bool, int):  # 4 in published files
+        raise f.error("attn_temperature_tuning", tuned, "true or false")
+    scale = QueryScale(beta, context, 1) if tuned else None
+    moe = from_config.experts(f, "num_local_experts", "intermediate_size", ROUTING, shares_input=True)
+    moe = replace(moe, shared_size=moe.intermediate_size)
+    dense = DenseFfn(f.integer("intermediate_size_mlp", high=limits.MAX_FFN), moe.activation)
+    step, listed = f.integer("interleave_moe_layer_step", high=limits.MAX_LAYERS), f.raw("moe_layers")
+    if listed is not None and not (isinstance(listed, list) and all(type(i) is int for i in listed)):
+        raise f.error("moe_layers", listed, "a list of layers")
+    with_experts = range(step - 1, n.num_layers, step) if listed is None else listed
+    layers = layers_of(n, base, chunk, rotated, chunked, scale, lambda i: moe if i in with_experts else dense)
+    return n.model(NAME, layers, from_config.rotations(f, n, interleaved=True), from_config.tied(f, outer))
+
+
+def gguf(header: GgufHeader) -> ModelSpec:
+    """Reads GGUF metadata."""
+    from ckdist.models import from_gguf
+
+    f, n = header.fields, from_gguf.sizes(header)
+    base = replace(from_gguf.attention(header, n), qk_norm="")
+    moe = replace(from_gguf.experts(header, ROUTING, shared=True), shares_input=True)
+    dense, step = from_gguf.dense(header), f.integer("interleave_moe_layer_step", high=limits.MAX_LAYERS)
+    chunk = CHUNK * (f.integer("attention.sliding_window", 1, low=0, high=limits.MAX_POSITION) > 0)
+    rotated = [not chunk or (i + 1) % PERIOD != 0 for i in range(n.num_layers)]
+    base = replace(base, qk_norm="" if moe.num_experts == 128 else "unit")
+    ffn = lambda i: dense if (i + 1) % step else moe
+    layers = layers_of(n, base, chunk, rotated, rotated, SCALE, ffn)
+    return n.model(NAME, layers, {"global": from_gguf.rotation(header, n, THETA, interleaved=True)}, from_gguf.tied(header))
+
+
+def export(spec: ModelSpec, where: str) -> GgufForm:
+    """Returns the GGUF metadata of a model. Raises ArchitectureError for numbers that GGUF readers do not know."""
+    from ckdist.models import to_gguf
+
+    with_experts = [i for i, layer in enumerate(spec.layers) if isinstance(layer.ffn, MoeFfn)]
+    if not with_experts:
+        raise ArchitectureError(f"{where}: {NAME} without experts has no GGUF form")
+    step, moe = with_experts[0] + 1, spec.layers[with_experts[0]].ffn
+    assert isinstance(moe, MoeFfn)
+    dense = next((layer.ffn for layer in spec.layers if isinstance(layer.ffn, DenseFfn)), DenseFfn(moe.intermediate_size))
+    a = replace(spec.layers[0].attention, rope="global", qk_norm="" if moe.num_experts == 128 else "unit", query_scale=None)
+    chunked = spec.layers[0].attention.chunk > 0
+    rotated = [not chunked or (i + 1) % PERIOD != 0 for i in range(len(spec.layers))]
+    a = replace(a, norms_rotated=False, chunk=0)
+    n = Sizes(len(spec.layers), spec.hidden_size, a.num_heads, a.num_kv_heads, a.head_dim, 0, 0, 0.0)
+    ffn = lambda i: dense if (i + 1) % step else moe
+    known = layers_of(n, a, CHUNK * chunked, rotated, rotated, SCALE, ffn)
+    if known != list(spec.layers):
+        raise ArchitectureError(
+            f"{where}: GGUF readers know a {NAME} with chunks of {CHUNK} tokens and a layer without rotation every "
+            f"{PERIOD} layers; other numbers have no GGUF form"
+        )
+    more = {
+        "feed_forward_length": dense.intermediate_size,
+        "interleave_moe_layer_step": step,
+        "expert_count": moe.num_experts,
+        "expert_used_count": moe.routing.used,
+        "expert_feed_forward_length": moe.intermediate_size,
+        "rope.dimension_count": a.head_dim,
+        **({} if chunked else {"attention.sliding_window": 0}),
+    }
+    return to_gguf.dense(NAME, spec, where, more, factors=True)
+
+
+_EXPERTS = tuple(f"mlp.experts.{part}_proj" for part in ("gate", "up"))
+FAMILY = Family(
+    name=NAME,
+    architectures=("Llama4ForCausalLM", "Llama4ForConditionalGeneration"),
+    model_types=("llama4_text", "llama4"),
+    keys=KEYS,
+    gguf=NAME,
+    from_config=config,
+    from_gguf=gguf,
+    to_gguf=export,
+    safetensors=family.SAFETENSORS.but(
+        in_layers("model.layers", {
+            "feed_forward.router": "mlp.gate",
+            "feed_forward.experts.gate_up_proj": _EXPERTS,
+            "feed_forward.experts.down_proj": "mlp.experts.down_proj",
+            **{f"feed_forward.{part}_proj": f"mlp.{part}_proj" for part in ("gate", "up", "down")},
+            **{
+                f"feed_forward.shared_expert.{part}_proj": f"mlp.shared_expert.{part}_proj"
+                for part in ("gate", "up", "down")
+            },
+        }),
+        (r".*\.experts\.(gate_up|down)_proj\.weight", "stacked"),
+        (r".*\.experts\.(gate_up|down)_proj\.weight", "transposed"),
+    ),
+    gguf_names=family.GGUF_EXPERTS,
+)  # fmt: skip

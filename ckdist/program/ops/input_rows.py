@@ -1,0 +1,43 @@
+"""input_rows: rows of hidden states that a batch brings, one for each token."""
+
+from typing import TYPE_CHECKING
+
+from ckdist import native
+from ckdist.program.ops.op import lower, op
+from ckdist.program.ops.op_types import Arrays, Attrs, Inferred, Values, Weights
+from ckdist.program.rank_context import RankContext
+from ckdist.program.rotations import NO_ROPE
+from ckdist.program.step import ABSENT, NO_SPAN, MatrixIndex
+
+if TYPE_CHECKING:  # these modules import the ops
+    from ckdist.program.fusion import Group
+    from ckdist.program.lower import ServingLowering
+
+
+def infer_input_rows(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
+    """(tokens, hidden), whole."""
+    return [((inputs[0].dims[0], attrs["hidden"]), None)]
+
+
+@op("input_rows", infer_input_rows)
+def input_rows(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
+    """The rows of this rank's tokens."""
+    begin = context.first_token
+    return [context.input_rows[begin : begin + len(inputs[0])]]
+
+
+@lower("input_rows", "inference")
+def lower_input_rows(lowering: "ServingLowering", group: "Group") -> None:
+    """Emits one step of the kind `embed`, without a table."""
+    (out,) = group.instr.outputs
+    (lowering.at[out.name],) = lowering.results([out])
+    lowering.emit(
+        "embed",
+        out=lowering.at[out.name],
+        by=native.lib.ckdist_embed_by_place,
+        waves=NO_ROPE,
+        table=NO_SPAN,
+        added=MatrixIndex(ABSENT),
+        first_row=0,
+        scale=1.0,
+    )

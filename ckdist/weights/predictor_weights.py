@@ -1,0 +1,62 @@
+"""Opens the layer of a model's files that predicts the token after the next one."""
+
+import re
+from collections.abc import Iterable
+from dataclasses import replace
+
+from ckdist.errors import ConfigError
+from ckdist.models.decoder import EMBEDDING, OUTPUT, weight_shapes
+from ckdist.models.predictor import predictor
+from ckdist.models.registry import family
+from ckdist.weights.checkpoint import Checkpoint
+from ckdist.weights.stored_weights import StoredWeights, required, sources
+
+# Names of both formats, without the layer's prefix -> names of RULES.
+PARTS = {
+    "enorm": "enorm", "hnorm": "hnorm", "eh_proj": "proj", "shared_head.norm": "norm", "shared_head.head": "head",
+    "embed_tokens": "embedding", "shared_head_norm": "norm", "shared_head_head": "head",
+    "pre_fc_norm_embedding": "enorm", "pre_fc_norm_hidden": "hnorm", "fc": "proj", "norm": "norm",
+}  # fmt: skip
+RULES = {
+    "predictor.enorm": "model.enorm",
+    "predictor.hnorm": "model.hnorm",
+    "predictor.proj": ("model.eproj", "model.hproj"),  # side by side in each row
+    "predictor.norm": "model.norm",
+    "predictor.head": "lm_head",
+    "predictor.embedding": "model.embed_tokens",
+}
+
+
+def open_predictor(checkpoint: Checkpoint) -> Checkpoint:
+    """The layer as a model of its own, with the model's embeddings and head. Raises ConfigError if there is none."""
+    spec, where = predictor(checkpoint.spec), str(checkpoint.path)
+    is_gguf = checkpoint.format == "gguf"
+    stored = list(_renamed(checkpoint.unread, len(checkpoint.spec.layers), "blk" if is_gguf else "model.layers"))
+    if not any(one.name == "predictor.proj.weight" for one in stored):
+        raise ConfigError(
+            f"--spec mtp needs layers that predict tokens, and {where} has none: use --spec suffix, or --model-draft"
+        )
+    own = family(spec.family)
+    names = (own.gguf_names if is_gguf else own.safetensors).but(RULES, (r"predictor\.proj\.weight", "alternating"))
+    shapes = weight_shapes(spec)
+    found, unread = sources(spec, names, stored, {OUTPUT: shapes[EMBEDDING], **shapes})
+    shared = {name: source for name, source in checkpoint.tensors.items() if name in (EMBEDDING, OUTPUT)}
+    if spec.tie_embeddings and OUTPUT in found:
+        spec = replace(spec, tie_embeddings=False)
+    return replace(
+        checkpoint, spec=spec, tensors=required(spec, {**shared, **found}, where, unread), notes=(), unread=()
+    )
+
+
+def _renamed(stored: Iterable[StoredWeights], layers: int, root: str) -> Iterable[StoredWeights]:
+    """The tensors of the first such layer, with the names of a model of one layer and those of RULES."""
+    layer = re.compile(rf"(?:.+\.)?(?:(?:layers|blk)\.{layers}|mtp\.layers\.0)\.(?:nextn\.)?(.+)")
+    outer = re.compile(r"(?:model\.)?mtp\.([a-z_]+\.weight)")
+    for one in stored:
+        match = layer.fullmatch(one.name) or outer.fullmatch(one.name)
+        if match is None:
+            continue
+        part = PARTS.get(match[1].removesuffix(".weight"))
+        is_pair = part == "proj" and len(one.shape) == 2
+        shape = (2 * one.shape[0], one.shape[1] // 2) if is_pair else one.shape
+        yield replace(one, name=f"predictor.{part}.weight" if part else f"{root}.0.{match[1]}", shape=shape)
