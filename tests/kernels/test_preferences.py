@@ -116,6 +116,10 @@ def test_derivatives_of_the_losses():
             np.testing.assert_allclose(function(policy).slopes[:, column], numeric, atol=1e-7)
 
 
+AB = [("Q", "a"), ("Q", "b")]
+HUMAN = "Human: Q Bot:"
+
+
 def said(chat: str) -> list[dict]:
     return [{"role": "user", "content": "Q"}, {"role": "assistant", "content": chat}]
 
@@ -123,10 +127,10 @@ def said(chat: str) -> list[dict]:
 @pytest.mark.parametrize(
     "record, kind, expected",
     [
-        ({"prompt": "Q", "chosen": "a", "rejected": "b"}, "pairs", [("Q", "a"), ("Q", "b")]),
-        ({"prompt": said("x")[:1], "chosen": said("a")[1:], "rejected": said("b")[1:]}, "pairs", [("Q", "a"), ("Q", "b")]),
-        ({"messages": said("z"), "prompt": "Q", "chosen": said("a"), "rejected": said("b")}, "pairs", [("Q", "a"), ("Q", "b")]),
-        ({"chosen": "Human: Q Bot: yes", "rejected": "Human: Q Bot: yet"}, "pairs", [("Human: Q Bot:", " yes"), ("Human: Q Bot:", " yet")]),
+        ({"prompt": "Q", "chosen": "a", "rejected": "b"}, "pairs", AB),
+        ({"prompt": said("x")[:1], "chosen": said("a")[1:], "rejected": said("b")[1:]}, "pairs", AB),
+        ({"messages": said("z"), "prompt": "Q", "chosen": said("a"), "rejected": said("b")}, "pairs", AB),
+        ({"chosen": f"{HUMAN} yes", "rejected": f"{HUMAN} yet"}, "pairs", [(HUMAN, " yes"), (HUMAN, " yet")]),
         ({"prompt": "Q", "completion": "a", "label": False}, "labels", [("Q", "a")]),
         ({"prompt": "Q", "completion": "a", "label": "maybe"}, "labels", "label ('maybe') must be true or false"),
         ({"prompt": "Q", "chosen": "a", "rejected": "a"}, "pairs", "are the same answer"),

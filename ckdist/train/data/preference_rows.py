@@ -43,7 +43,7 @@ class PreferenceRows(Rows):
         shuffle: False: the documents' own order, for validation.
 
     Attributes:
-        reference: float64 (units, 2): log-probabilities of the answers before training. Whoever computes them sets it.
+        reference: float64 (units, 2): log-probabilities of the answers before training, set after the rows are made.
         dropped: Number of units with an answer that `length` removes.
     """
 
