@@ -180,6 +180,7 @@ def export(spec: ModelSpec, where: str) -> GgufForm:
         "feed_forward_length": [
             layer.ffn.dense_size if isinstance(layer.ffn, MoeFfn) else layer.ffn.intermediate_size
             for layer in spec.layers
+            if layer.ffn is not None
         ],
         "embedding_length_per_layer_input": spec.layer_inputs.width if spec.layer_inputs else 0,
         "rope.freq_base_swa": float(spec.ropes["local"].theta),
