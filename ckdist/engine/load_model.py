@@ -74,11 +74,7 @@ def load_model(
     slots = open_slots(config, checkpoint)
     # programs of this rank's stage
     tracer = functools.partial(Tracer, low_rank=adapter.low_rank) if adapter else Tracer
-    loader = ShardLoader(checkpoint, loading_threads(config, world), config.quantize)
-    if KEPT_VARIABLE in os.environ and not config.no_keep_weights:
-        from ckdist.weights.kept_weights import inherited_weights
-
-        loader.kept = inherited_weights()
+    loader = _open_loader(config, world, checkpoint)
     config, layers, shares = with_stages(config, world, loader, tracer)
     rank = stage_rank(world, layers, shares)
     programs = trace_programs(config, world, rank, checkpoint.spec, adapter, slots, tracer, embeddings)
@@ -112,6 +108,15 @@ def load_model(
         executable.trace(trace.handle)
         executable.worker.trace(trace.handle)
     return model
+
+
+def _open_loader(config: EngineConfig, world: World, checkpoint: Checkpoint) -> ShardLoader:
+    loader = ShardLoader(checkpoint, loading_threads(config, world), config.quantize)
+    if KEPT_VARIABLE in os.environ and not config.no_keep_weights:
+        from ckdist.weights.kept_weights import inherited_weights
+
+        loader.kept = inherited_weights()
+    return loader
 
 
 def with_stages(

@@ -133,9 +133,9 @@ class TrainingTracer(Tracer):
             y = self._emit("switched", (y, self._switches[shares]))
         return self.add(chosen_sum, y)
 
-    def to_heads_latent(self, q: Value, kv: Value) -> tuple[Value, Value]:
+    def to_heads_latent(self, q: Value, *shared: Value) -> tuple[Value, ...]:
         """Emits nothing, like `to_heads`."""
-        return q, kv
+        return q, *shared
 
     def attend_latent(
         self,

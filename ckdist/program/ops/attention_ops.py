@@ -258,10 +258,9 @@ def lower_attend(lowering: "ServingLowering", group: "Group") -> None:
         listed=lowering.place_of(instr.inputs[3]) if len(instr.inputs) > 3 else ValueIndex(ABSENT),
         **query_fields(group["q_scale"]),
     )
-    if is_shared:
-        return
-    cache = replace(cache_of(instr, lowering.mesh), key_places=lowering.key_places if over_heads else ())
-    lowering.caches[attrs["layer"]] = cache.with_index(lowering.caches.get(attrs["layer"]))
+    if not is_shared:
+        cache = replace(cache_of(instr, lowering.mesh), key_places=lowering.key_places if over_heads else ())
+        lowering.caches[attrs["layer"]] = cache.with_index(lowering.caches.get(attrs["layer"]))
 
 
 def cache_of(attend: Instr, mesh: Mesh) -> LayerCache:
