@@ -28,7 +28,9 @@ def normed(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 
 def stacked(tensors: dict[str, torch.Tensor], layer: int) -> dict[str, torch.Tensor]:
     """Tensors of a layer in the names of a model of one layer."""
-    return {f"model.layers.0.{n.split('.', 3)[3]}": t for n, t in tensors.items() if n.startswith(f"model.layers.{layer}.")}
+    return {
+        f"model.layers.0.{n.split('.', 3)[3]}": t for n, t in tensors.items() if n.startswith(f"model.layers.{layer}.")
+    }
 
 
 def main() -> None:
@@ -42,7 +44,9 @@ def main() -> None:
             hidden = model.model(ids).last_hidden_state
             own = {n: torch.from_numpy(t.copy()) for n, t in read(folder / "model.safetensors").items()}
             is_qwen, count = "qwen" in config.model_type, config.num_hidden_layers
-            get = lambda name: own[f"mtp.{QWEN[name]}.weight" if is_qwen else f"model.layers.{count}.{name}.weight"] + 0.0
+            get = lambda name: (
+                own[f"mtp.{QWEN[name]}.weight" if is_qwen else f"model.layers.{count}.{name}.weight"] + 0.0
+            )
             plus, eps = float(is_qwen), config.rms_norm_eps
             parts = [
                 normed(model.model.embed_tokens(ids[:, 1:]), get("enorm") + plus, eps),
