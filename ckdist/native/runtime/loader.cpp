@@ -78,8 +78,8 @@ void Loader::slice(PlannedMatrix& planned, WeightArena& arena, int64_t tiles, in
 void Loader::open(bool shared, const std::string& path) {
   if (arena_) fail(Status::native, "the loader is open already");
   const bool again = !path.empty();
-  arena_ = again ? std::make_unique<WeightArena>(path, arena_bytes())
-                 : std::make_unique<WeightArena>(arena_bytes(), shared);
+  arena_ =
+      again ? std::make_unique<WeightArena>(path, arena_bytes()) : std::make_unique<WeightArena>(arena_bytes(), shared);
   WeightArena::Kept* const kept = arena_->kept();
   const uint32_t last = again ? __atomic_load_n(&kept->states, __ATOMIC_ACQUIRE) & 1 : 1;
   const bool usable = again && !__atomic_load_n(&kept->damaged, __ATOMIC_ACQUIRE);

@@ -11,7 +11,8 @@ constexpr int64_t kPage = 4096;
 constexpr int64_t kKeptBytes = 64;
 
 WeightArena::Kept* kept_at(uint8_t* data, int64_t whole) {
-  return reinterpret_cast<WeightArena::Kept*>(data + (whole - whole / kHugePage - kKeptBytes) / kKeptBytes * kKeptBytes);
+  return reinterpret_cast<WeightArena::Kept*>(data +
+                                              (whole - whole / kHugePage - kKeptBytes) / kKeptBytes * kKeptBytes);
 }
 
 }  // namespace
