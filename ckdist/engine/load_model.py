@@ -76,11 +76,7 @@ def load_model(
     slots = open_slots(config, checkpoint)
     # programs of this rank's stage
     tracer = functools.partial(Tracer, low_rank=adapter.low_rank) if adapter else Tracer
-    loader = ShardLoader(checkpoint, loading_threads(config, world), config.quantize)
-    if KEPT_VARIABLE in os.environ and not config.no_keep_weights:
-        from ckdist.weights.kept_weights import inherited_weights
-
-        loader.kept = inherited_weights()
+    loader = open_loader(config, world, checkpoint)
     config, layers, shares = with_stages(config, world, loader, tracer)
     rank = stage_rank(world, layers, shares)
     programs = trace_programs(config, world, rank, checkpoint.spec, adapter, slots, tracer, embeddings)
@@ -114,6 +110,16 @@ def load_model(
         executable.trace(trace.handle)
         executable.worker.trace(trace.handle)
     return model
+
+
+def open_loader(config: EngineConfig, world: World, checkpoint: Checkpoint) -> ShardLoader:
+    """The loader, with the packed weights of the last start if a process holds them."""
+    loader = ShardLoader(checkpoint, loading_threads(config, world), config.quantize)
+    if KEPT_VARIABLE in os.environ and not config.no_keep_weights:
+        from ckdist.weights.kept_weights import inherited_weights
+
+        loader.kept = inherited_weights()
+    return loader
 
 
 def with_stages(
