@@ -1,6 +1,7 @@
 """Tokens that a server computes for prompts of agents, over the tokens that it had to compute.
 
-    python benchmarks/agent_sessions.py [--models dense,hybrid] [--llama-server PROGRAM] [--only NAME] [--json] [-v]
+    python benchmarks/agent_sessions.py [--models dense,hybrid] [--llama-server PROGRAM] [--hybrid FILE.gguf]
+        [--only NAME] [--json] [-v]
 
 It serves SmolLM2 (`ckdist pull smollm2`) and a tiny Qwen3-Next with random weights on 127.0.0.1, each with three chat
 templates, and plays the sessions of benchmarks/session_scripts.py over HTTP. Answers are greedy and made of common
@@ -9,6 +10,8 @@ words, so that the text of an answer has the same tokens in the next prompt.
 A prompt's token has to be computed if it comes after the longest common prefix with any prompt and answer before it;
 at least the last token has to be. A server computes those that `cached_tokens` of the usage leaves out. llama-server
 does not return token ids: its prompts come from /apply-template and are tokenised, and its answers from their text.
+It plays the hybrid's sessions only with --hybrid, a Qwen3-Next in a GGUF file with SmolLM2's tokenizer. Keys and values
+of linear attention must have the same width there.
 """
 
 import argparse
@@ -157,10 +160,10 @@ def play(server: Server, session: Session, history: list[np.ndarray], verbose: b
     return totals
 
 
-def write_dense(source: pathlib.Path, template: str, path: pathlib.Path) -> None:
-    """Writes SmolLM2's GGUF file with another chat template."""
+def write_gguf(source: pathlib.Path, template: str, path: pathlib.Path) -> None:
+    """Writes a GGUF file with another chat template."""
     reader = gguf.GGUFReader(source)
-    writer = gguf.GGUFWriter(path, "llama")
+    writer = gguf.GGUFWriter(path, reader.fields["general.architecture"].contents())
     for field in reader.fields.values():
         if field.name.startswith("GGUF.") or field.name in ("general.architecture", TEMPLATE_KEY):
             continue
@@ -225,6 +228,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Tokens computed for prompts of agents, over those that had to be")
     parser.add_argument("--models", default="dense,hybrid", help="dense, hybrid, or both")
     parser.add_argument("--llama-server", help="the program, to play the same sessions with its defaults")
+    parser.add_argument("--hybrid", type=pathlib.Path, help="a GGUF file in place of the Qwen3-Next of ours")
     parser.add_argument("--only", default="", help="only sessions whose name or template contains this")
     parser.add_argument("--json", action="store_true", help="print the rows as JSON")
     parser.add_argument("-v", "--verbose", action="store_true", help="print each request")
@@ -242,13 +246,14 @@ def main() -> None:
 def play_all(given: argparse.Namespace, model: str, template: str, sessions: list[Session]) -> list[list[Any]]:
     """Plays sessions of one template on each server, and returns their rows."""
     source = pathlib.Path(resolve("smollm2"))
+    in_gguf = source if model == "dense" else given.hybrid
     rows: list[list[Any]] = []
     with tempfile.TemporaryDirectory() as name:
-        path = pathlib.Path(name) / ("model.gguf" if model == "dense" else "model")
-        (write_dense if model == "dense" else write_hybrid)(source, TEMPLATES[template], path)
+        path = pathlib.Path(name) / ("model.gguf" if in_gguf else "model")
+        (write_gguf if in_gguf else write_hybrid)(in_gguf or source, TEMPLATES[template], path)
         ours = [sys.executable, "-m", "ckdist.cli.main", "serve", "-m", str(path), "-c", str(CONTEXT)]
         servers: list[tuple[str, type[Server], list[str]]] = [("ckdist", Server, ours)]
-        if given.llama_server and model == "dense":
+        if given.llama_server and in_gguf:
             peer = [given.llama_server, "-m", str(path), "--jinja", "-c", "0"]
             servers.append(("llama-server", LlamaServer, peer))
         for server_name, kind, words in servers:

@@ -5,7 +5,7 @@ and a chunk of a prompt that ends at 2,048 and at 32,768.
 
 FILE.gguf is made if it is not there: Q4_K, heads of 128, a kv-head for four heads, an intermediate size of 3.5 times
 the hidden one. Times are CPU seconds of the process, the least of alternating rounds, so that a busy machine changes
-them little with one thread. Filling the cache is cheap: a step that wants no logits computes keys and values alone.
+them little with one thread. A step that wants no logits ends after attention, so filling the cache is cheaper.
 
 For decode, the bytes allow weights + cache at 1,024 over weights + cache at 32,768. For prompts, two rates show why a
 long context is slower: that of the products with weights, and that of the operations that attention adds.

@@ -5,6 +5,7 @@ The thread that reports progress draws it, at most ten times a second. A separat
 
 import sys
 import time
+from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -27,16 +28,19 @@ class ProgressBar:
 
     Attributes:
         n: Units of `total` that are done.
+        sink: Takes the label, `n` and `total` of every bar of this process. None: bars are drawn.
     """
+
+    sink: Callable[[str, int, int], None] | None = None
 
     def __init__(
         self, total: int, unit: str, what: str, shown: bool = True, leave: bool = False, start: int = 0
     ) -> None:
-        self.total, self.n = total, start
-        self.shown = shown and is_terminal(sys.stderr)
+        self.total, self.n, self._what = total, start, what
+        self.shown = shown and (self.sink is not None or is_terminal(sys.stderr))
         self._drawn = 0.0
         self._progress: Progress | None = None
-        if not self.shown:
+        if not self.shown or self.sink is not None:
             return
         self._progress = _drawing(unit, leave)
         self._task = self._progress.add_task(what, total=total, completed=start, note="")
@@ -45,6 +49,8 @@ class ProgressBar:
     def update(self, done: int) -> None:
         """Adds `done` units."""
         self.n += done
+        if self.shown and self.sink is not None:
+            self.sink(self._what, self.n, self.total)
         if self._progress is not None:
             self._progress.update(self._task, completed=self.n)
             self._draw()

@@ -18,6 +18,7 @@ from ckdist.tokens.tried import load_tried
 from ckdist.train.data.chats import ChatProcess
 from ckdist.train.data.data_files import find_files
 from ckdist.train.data.data_report import counted
+from ckdist.train.data.preferences import KINDS
 from ckdist.train.data.token_cache import TokenCache, open_cache
 from ckdist.train.data.truncation import count_truncated, describe_truncation
 
@@ -32,7 +33,10 @@ def run(command: DataCommand) -> int:
     notes: list[str] = []
     files = find_files(command.files, notes.append)
     with tempfile.TemporaryDirectory() as folder, contextlib.closing(ChatProcess(pathlib.Path(model))) as chats:
-        cache = open_cache(pathlib.Path(folder), files, tokenizer, command.text_column, "skip", chats.write, quiet=True)
+        kind = KINDS.get(command.method, "")
+        cache = open_cache(
+            pathlib.Path(folder), files, tokenizer, command.text_column, "skip", chats.write, quiet=True, kind=kind
+        )
         for line in (*notes, *report_lines(cache, command.max_length)):
             print(printable(line))
         for document in chosen(cache.documents, command.samples):

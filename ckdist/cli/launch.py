@@ -2,16 +2,23 @@
 
 import os
 import pathlib
+from typing import TYPE_CHECKING
 
+from ckdist.cli.frozen_import import frozen_import
 from ckdist.config.launch_config import LaunchCommand
+from ckdist.engine.socket_directory import AGAIN, DIRECTORY
 from ckdist.errors import ConfigError
 from ckdist.launcher.children import Children
 from ckdist.launcher.hosts import Host, parse_hosts, place_ranks, read_hostfile
 from ckdist.launcher.job import Job
+from ckdist.launcher.keeper import Keeper
 from ckdist.launcher.node_count import with_slots
 from ckdist.launcher.rank_output import Output
 from ckdist.launcher.ray_hosts import RayHosts
 from ckdist.launcher.supervisor import Policy, Supervisor
+
+if TYPE_CHECKING:
+    from ckdist.config.serve_config import ServeConfig
 
 
 def hosts_of(command: LaunchCommand) -> tuple[Host, ...]:
@@ -43,6 +50,7 @@ def supervised(
     command: LaunchCommand, hosts: tuple[Host, ...], agent: str | None, children: Children | None = None
 ) -> int:
     """Runs the job on these hosts. Returns its exit code."""
+    keeper = Keeper.inherited()  # before `forwarded`: its variable is this host's
     if command.spares >= len(hosts):
         raise ConfigError(f"--spares {command.spares} leaves none of {len(hosts)} hosts for the job: name more hosts")
     children, output = children or Children(), Output(not command.no_prefix)
@@ -54,12 +62,49 @@ def supervised(
     size = sum(map(len, place_ranks(command.ranks, hosts).values()))
     job = Job(command.command, size, str(pathlib.Path.cwd()), forwarded(command.env), keeps=command.restarts > 0)
     policy = Policy(command.restarts, command.min_ranks, command.stop_timeout)
-    return Supervisor(job, hosts, policy, output, agent, children, spares=spares).run()
+    again = AGAIN in os.environ
+    return Supervisor(job, hosts, policy, output, agent, children, reached=again, keeper=keeper, spares=spares).run()
+
+
+def server_of(command: LaunchCommand) -> "tuple[list[str], ServeConfig] | None":
+    """The words before `serve` and its settings, if the ranks are of a server that their HTTP process may outlive.
+
+    Rank 0 must be on this host, since the HTTP process reaches it by a socket in a folder.
+    """
+    words = command.command
+    at = words.index("serve") if "serve" in words else 0
+    is_ours = at > 0 and pathlib.Path(words[at - 1]).name in ("ckdist", "ckdist.cli.main")
+    if not is_ours or DIRECTORY in os.environ or command.spares or not hosts_of(command)[0].is_this:
+        return None
+    from ckdist.cli.arguments import parse_arguments
+    from ckdist.config.serve_config import ServeConfig
+
+    config = parse_arguments(ServeConfig, words[at + 1 :], "ckdist serve")
+    return None if config.is_router or config.no_restart else (_words(command) + list(words[:at]), config)
+
+
+def _words(command: LaunchCommand) -> list[str]:
+    """`launch` with its flags, without --restarts."""
+    flags = {
+        "--ranks": command.ranks,
+        "--hosts": command.hosts,
+        "--hostfile": command.hostfile,
+        "--agent": command.agent,
+        "--min-ranks": command.min_ranks,
+        "--stop-timeout": command.stop_timeout,
+    }
+    words = [f"{flag}={value}" for flag, value in flags.items() if value is not None]
+    words += [f"--env={variable}" for variable in command.env]
+    return ["launch", *words, *["--no-prefix"] * command.no_prefix]
 
 
 def run(command: LaunchCommand) -> int:
     """Runs the job. Returns its exit code."""
     if command.on is None:
+        if (server := server_of(command)) is not None:
+            launch, config = server
+            here = command.ranks or hosts_of(command)[0].slots or 0
+            return frozen_import("ckdist.cli.serve_restarting").run(config, launch, command.restarts, here)
         return supervised(command, hosts_of(command), command.agent)
     children = Children()
     with RayHosts(children, command.ranks) as nodes:

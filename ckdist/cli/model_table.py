@@ -55,9 +55,15 @@ class ModelEntry:
         return tuple(words)
 
 
+def base_of(config: ServeConfig) -> ServeConfig:
+    """The settings of a model that has none of its own."""
+    own = {"further_model": (), "models": None, "models_max": None, "allow_model_changes": False}
+    return replace(config, model=None, config=None, **own)
+
+
 def read_table(config: ServeConfig) -> list[ModelEntry]:
     """Returns the models that `config` names. Raises ConfigError if a setting or a name is wrong."""
-    base = replace(config, model=None, further_model=(), models=None, models_max=None, config=None)
+    base = base_of(config)
     given = ((config.model,) if config.model is not None else ()) + config.further_model
     names = [_stem(model) for model in given]
     if config.models is not None and config.alias is not None:

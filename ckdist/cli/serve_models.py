@@ -4,10 +4,11 @@ import logging
 import os
 import signal
 import time
+from dataclasses import replace
 
 from ckdist import native
 from ckdist.cli.command_ranks import wanted_ranks
-from ckdist.cli.model_table import ModelEntry, read_table
+from ckdist.cli.model_table import ModelEntry, base_of, read_table
 from ckdist.cli.serve import DRAIN_SIGNALS
 from ckdist.cli.server_start import ANSWERING_SECONDS, open_line, open_listeners
 from ckdist.comm.bootstrap.launchers import is_rank
@@ -30,9 +31,9 @@ def run(config: ServeConfig) -> int:
     if is_rank():
         raise ConfigError("several models have a job each, so start `ckdist serve` without mpirun or ckdist launch")
     limit = config.models_memory or native.lib.ckdist_available_memory() - RESERVE
-    models = hosted_models(read_table(config))
+    models, pulled = models_of(config)
     listeners = open_listeners(config)
-    hosted = {"models": models, "models_max": config.models_max, "models_memory": limit}
+    hosted = {"models": models, "pulled": pulled, "models_max": config.models_max, "models_memory": limit}
     http = HttpProcess.start(config, "", "", "", listeners.http, listeners.metrics, more=listeners.more, own=hosted)
     for number in DRAIN_SIGNALS:
         signal.signal(number, lambda *_: http.drain())
@@ -53,6 +54,16 @@ def run(config: ServeConfig) -> int:
         raise failure
     http.stop()
     return 0
+
+
+def models_of(config: ServeConfig) -> tuple[tuple[HostedSettings, ...], HostedSettings | None]:
+    """Returns the models, and the settings of those that clients may pull, without name and path."""
+    entries = read_table(config)
+    if not config.allow_model_changes:
+        return hosted_models(entries), None
+    unnamed = ModelEntry(name="", config=replace(base_of(config), threads=0))
+    *models, pulled = hosted_models([*entries, unnamed])
+    return tuple(models), replace(pulled, words=unnamed.words[2:])
 
 
 def hosted_models(entries: list[ModelEntry]) -> tuple[HostedSettings, ...]:

@@ -1,4 +1,5 @@
-"""`ckdist serve` of one model on one host: an engine and an HTTP process, which outlive each other.
+"""`ckdist serve` of one model on one host or under `ckdist launch`: an engine and an HTTP process, which outlive each
+other.
 
 This process is the parent of both. It restarts an engine that ends. The HTTP process keeps the connections and the
 queue, and continues its requests on the next engine.
@@ -15,6 +16,7 @@ import subprocess
 import threading
 import time
 from collections import deque
+from collections.abc import Sequence
 
 from ckdist.cli.command_ranks import wanted_ranks
 from ckdist.cli.model_table import ModelEntry
@@ -29,10 +31,12 @@ from ckdist.serve.engine_job import EngineJob
 from ckdist.serve.process import HttpProcess
 from ckdist.serve.settings import STALE_SIGNAL
 
+RANK_0 = "[0] "  # before each line of rank 0 under `ckdist launch`
 LOOK_SECONDS = 0.2
 START_LOOK_SECONDS = 0.02
 MAX_RESTARTS = 3  # within RESTART_SECONDS
 RESTART_SECONDS = 120.0
+LAUNCHED_RESTART_SECONDS = 600.0  # for --restarts of `ckdist launch`
 STOP_SECONDS = 10.0  # limit for an engine without requests to end
 
 log = logging.getLogger(__name__)
@@ -41,17 +45,24 @@ log = logging.getLogger(__name__)
 class RestartedEngine:
     """The engine's job at `address`, which may be started again. Leaving the `with` block ends it.
 
+    Args:
+        launch, restarts, ranks: As for `run`.
+
     Attributes:
         is_ready: Whether an engine has been ready.
     """
 
-    def __init__(self, config: ServeConfig, name: str, directory: str) -> None:
+    def __init__(
+        self, config: ServeConfig, name: str, directory: str, launch: Sequence[str], restarts: int, ranks: int
+    ) -> None:
+        self._launch, self._most = launch, restarts or MAX_RESTARTS
+        self._within = LAUNCHED_RESTART_SECONDS if restarts else RESTART_SECONDS
         words = ModelEntry(name=name, config=config).words
         model = () if config.model is None else (f"--model={config.model}",)
         self._words = (*words, *model, f"--drain-timeout={config.drain_timeout}")
         self._directory, self.address = directory, socket_address(directory)
         self._keeper = None if config.no_keep_weights else Keeper()
-        self._ranks = wanted_ranks(config)
+        self._ranks = ranks or wanted_ranks(config)
         self.is_ready = False
         self._is_stuck = False
         self._restarted_at: deque[float] = deque()
@@ -83,14 +94,14 @@ class RestartedEngine:
             self.job.kill()
 
     def restart(self, http: HttpProcess) -> None:
-        """Starts the engine again, which has ended. Raises EngineError after MAX_RESTARTS in RESTART_SECONDS."""
+        """Starts the engine again, which has ended. Raises EngineError if that happened too often."""
         reason, now = self.job.reason(), time.monotonic()
         pathlib.Path(self._directory, SOCKET).unlink(missing_ok=True)
         http.expect_next_engine()
-        while self._restarted_at and now - self._restarted_at[0] > RESTART_SECONDS:
+        while self._restarted_at and now - self._restarted_at[0] > self._within:
             self._restarted_at.popleft()
-        if len(self._restarted_at) >= MAX_RESTARTS:
-            most = f"after {MAX_RESTARTS} restarts in {RESTART_SECONDS:g} s it is not restarted again"
+        if len(self._restarted_at) >= self._most:
+            most = f"after {self._most} restarts in {self._within:g} s it is not restarted again"
             raise EngineError(f"the engine has ended ({reason}); {most}")
         self._restarted_at.append(now)
         log.warning("the engine has ended (%s); it is restarted, and its requests go on", reason)
@@ -101,9 +112,8 @@ class RestartedEngine:
         asyncio.run(self.job.stop(STOP_SECONDS))
 
     def _start(self) -> None:
-        self.job = EngineJob(
-            self._words, directory=self._directory, output=subprocess.PIPE, keeper=self._keeper, ranks=self._ranks
-        )
+        more = {"launch": self._launch, "again": self.is_ready, "keeper": self._keeper, "ranks": self._ranks}
+        self.job = EngineJob(self._words, directory=self._directory, output=subprocess.PIPE, **more)
         self._lines: queue.SimpleQueue[list[str]] = queue.SimpleQueue()
         threading.Thread(target=self._read, daemon=True, name="ckdist-engine-output").start()
 
@@ -112,23 +122,30 @@ class RestartedEngine:
         lines, found = list[str](), self._lines
         for data in self.job.output:
             line = data.decode(errors="replace").rstrip("\n")
-            if line.startswith(READY):
-                found.put([*lines, line.removeprefix(READY)])
+            before, _, task = line.partition(READY)
+            if task and before in ("", RANK_0):
+                found.put([*lines, task])
             lines.append(line)
 
 
-def run(config: ServeConfig) -> int:
+def run(config: ServeConfig, launch: Sequence[str] = (), restarts: int = 0, ranks: int = 0) -> int:
     """Serves until it is stopped. Returns 0, or the exit code of an engine that does not start.
+
+    Args:
+        launch: Words before `serve` that start the engine's ranks: `launch`, its flags, and the program.
+        restarts: Most restarts within ten minutes. 0: as on one host.
+        ranks: Ranks of this host. 0: as its settings need.
 
     Raises EngineError if the HTTP process fails, or the engine ends again and again.
     """
-    listeners, name = open_listeners(config), config.alias or model_name(config)
+    listeners, name, given = open_listeners(config), config.alias or model_name(config), config
     if config.model is not None:
         from ckdist.hub.resolve import resolve
 
         config = dataclasses.replace(config, model=resolve(config.model))
     path = os.fspath(config.model or BUNDLED)
-    with socket_directory() as directory, RestartedEngine(config, name, directory) as engine:
+    of_job = given if launch else config  # each host finds the model for itself
+    with socket_directory() as directory, RestartedEngine(of_job, name, directory, launch, restarts, ranks) as engine:
         first, metrics, more = listeners
         own = {"restarts": True}
         http = HttpProcess.start(config, engine.address, path, name, first, metrics, more=more, own=own)

@@ -130,7 +130,13 @@ def _tokens(config: TrainConfig, model: str) -> TokenCache:
         files = find_files(config.train_file, lambda line: log.warning("%s", line))
         directory = pathlib.Path(config.cache_dir or pathlib.Path(config.output_dir) / "cache")
         cache = open_cache(
-            directory, files, load_tried(folder), config.text_column, config.bad_lines, chats.write, progress=True,
+            directory,
+            files,
+            load_tried(folder),
+            config.text_column,
+            config.bad_lines,
+            chats.write,
+            progress=True,
             kind=KINDS.get(config.method, ""),
         )
     if cache.learned is not None and not cache.learned.any():

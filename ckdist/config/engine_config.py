@@ -170,9 +170,8 @@ class EngineConfig(DraftFlags):
             flag = (
                 "--layout auto" if self.layout == "auto" else f"--pipeline-parallel-size {self.pipeline_parallel_size}"
             )
-            raise ConfigError(
-                f"{'--spec mtp' if self.spec == 'mtp' else '--model-draft'} needs a shard of every layer on each rank, and {flag} is given: leave one out"
-            )
+            needs = "--spec mtp" if self.spec == "mtp" else "--model-draft"
+            raise ConfigError(f"{needs} needs a shard of every layer on each rank, and {flag} is given: leave one out")
         if self.model == "":
             remedy = "use a GGUF file, a folder or a name, or leave the flag out for the bundled model"
             raise ConfigError(f"--model is empty: {remedy}")

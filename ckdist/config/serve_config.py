@@ -44,6 +44,11 @@ class ServeConfig(RequestDefaultFlags, EngineConfig):
         None, "--keep-alive", kind=float, within=(0, 1e9), metavar="SECONDS",
         help="unload a model that has had no request for this long (default: never)",
     )  # fmt: skip
+    allow_model_changes: bool = option(
+        False, "--allow-model-changes",
+        help="with several models, clients may copy, pull and delete models with Ollama's paths: this fetches and "
+        "removes files",
+    )  # fmt: skip
     no_restart: bool = option(
         False, "--no-restart", help="end the server if its engine ends, instead of starting the engine again"
     )
@@ -175,6 +180,8 @@ class ServeConfig(RequestDefaultFlags, EngineConfig):
         if self.slot_save_path is not None and self.cache_disk is None:
             object.__setattr__(self, "cache_disk", f"{self.slot_save_path.rstrip('/') or '/'}/blocks")
         super().__post_init__()
+        if self.allow_model_changes and not self.is_router:
+            raise ConfigError("--allow-model-changes is for several models: give --models, or --models-max 1")
         if self.batch_dir is not None:
             folder_and_size(self.batch_dir, "--batch-dir")
         if self.lora_dir is not None and not self.adapter_slots:

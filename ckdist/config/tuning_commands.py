@@ -19,6 +19,9 @@ class DataCommand(Settings):
     )
     model: str | None = option(None, "-m", "--model", metavar="MODEL", help=NAMES_HELP)
     samples: int = option(2, "--samples", within=(0, 1000), help="sequences that are shown")
+    method: str = option(
+        "sft", "--method", choices=("sft", "dpo", "orpo", "kto"), help="read the records as this method of a training"
+    )
     text_column: str = option("text", "--text-column", metavar="NAME", help="field or column that holds a text")
     max_length: int = option(
         0,

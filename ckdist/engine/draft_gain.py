@@ -87,6 +87,10 @@ class DraftGain:
         plain = self.costs.cost(sequences)
         return self._plain.get(sequences, 0) >= MIN_STEPS and self._lost + spent / plain <= MOST_LOST
 
+    def lose(self, sequences: int, seconds: float) -> None:
+        """Counts seconds in which a draft model was measured."""
+        self._lost += seconds / self.costs.cost(sequences)
+
     def observe_plain(self, sequences: int, seconds: float, spent: float = 0.0) -> None:
         """Takes the measured seconds of a step without drafts and without prompts.
 

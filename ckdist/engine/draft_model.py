@@ -24,7 +24,7 @@ from ckdist.weights.predictor_weights import open_predictor
 from ckdist.worker.colocation import Colocation
 
 MOST_SEQUENCES = 16  # a step with more drafts nothing
-LAYER_TOKENS = MOST_SEQUENCES * MOST_ROWS  # of a step of the model's own layer
+LAYER = {"batch_size": MOST_SEQUENCES * MOST_ROWS, "ubatch_size": MOST_SEQUENCES * MOST_ROWS}  # its largest step
 # Settings of the large model that the draft model does not share.
 OWN = {
     "model_draft": None, "spec": "off", "lora": (), "max_loras": 0, "override_kv": (), "quantize": None,
@@ -56,7 +56,7 @@ def load_draft_model(config: EngineConfig, target: Model) -> Model:
     shared = {field.name: getattr(config, field.name) for field in fields(EngineConfig)}
     own = EngineConfig(**{
         **shared, **OWN, "model": path, "ctx_size": context, "parallel": min(config.parallel, MOST_SEQUENCES),
-        "memory": _memory(config, world), **({"ubatch_size": LAYER_TOKENS} if spec.predicts else {}),
+        "memory": _memory(config, world), **(LAYER if spec.predicts else {}),
     })  # fmt: skip
     try:
         colocation = Colocation(worker, communicator, target.executable.model + 1)

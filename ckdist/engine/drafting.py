@@ -222,7 +222,10 @@ class Drafting:
     ) -> bool:
         """Whether the draft model is expected to gain more than earlier text."""
         count, gain = len(chunks), self.gain
-        model.measure(len(places))
+        plain = gain.costs.cost(count)
+        if not plain:
+            return False
+        gain.lose(count, model.measure(len(places), plain))
         each = model.costs.cost(len(places))
         rates = [model.rate(chunks[place].sequence) for place in places]
         depths = range(1, self._most + 1)

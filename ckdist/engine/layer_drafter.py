@@ -23,7 +23,8 @@ class RowFollower(Follower):
     """A sequence as the layer has it."""
 
     rows: list[np.ndarray] = field(default_factory=list[np.ndarray])  # the model's, of the tokens from `end` on
-    own: np.ndarray | None = None  # the layer's row for the token after its last one
+    # the layer's row for the token after its last one
+    own: np.ndarray = field(default_factory=lambda: np.zeros(0, np.float32))
 
     def see(self, sequence: Sequence) -> None:
         """As for a draft model, but all drafted tokens are taken back."""

@@ -65,12 +65,10 @@ def load_model(
         fill: Packs the planned weights, or starts to. None: as --repack says.
         embeddings: Hidden states are needed, so an encoder is accepted, which makes no text.
         colocation: The rank's worker, if it runs other models. The model may run after `executable.join`.
-        checkpoint: The model, if it is open.
 
     Raises ModelFileError, ArchitectureError, CapacityError or ConfigError if the user can mend the cause, and CommError
     if ranks disagree.
     """
-    # files
     checkpoint = checkpoint or open_model(config, world, embeddings)
     adapter, files = open_adapter(config, world, checkpoint)
     slots = open_slots(config, checkpoint)
@@ -158,7 +156,7 @@ def open_model(config: EngineConfig, world: World, embeddings: bool) -> Checkpoi
         world, lambda: open_checkpoint(config.model or BUNDLED, metadata_overrides(config.override_kv))
     )
     if world.rank == 0:
-        checkpoint.warn(log)
+        checkpoint.warn(log, "without --spec mtp" if config.spec == "mtp" else None)
     if not (checkpoint.spec.generates or embeddings):
         raise ConfigError(
             f"{checkpoint.path} is an encoder ({checkpoint.spec.family}), which makes no text: "

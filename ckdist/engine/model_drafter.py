@@ -113,15 +113,23 @@ class ModelDrafter:
         follower = self._followers.get(sequence.id)
         return (self._rate if follower is None else follower.rate).part(0)
 
-    def measure(self, rows: int) -> None:
-        """Measures steps with one token of each of `rows` sequences, unless narrower and wider ones were measured."""
+    def measure(self, rows: int, plain: float) -> float:
+        """Measures steps with one token of each of `rows` sequences, unless narrower and wider ones were measured.
+
+        One measurement is enough if it takes longer than a step without drafts, `plain`. Returns the seconds of all.
+        """
         if self.costs.spans(rows) or self._pool.available < rows:
-            return
-        blocks = self._pool.allocate(rows)
+            return 0.0
+        blocks, before = self._pool.allocate(rows), self.seconds
         while not self.costs.is_known(rows):
             scratch = [Follower(0, [block], self._acceptance, self._rate) for block in blocks]
-            self._guess([(follower, np.zeros(1, np.int32)) for follower in scratch], [([], []) for _ in blocks])
+            seconds = self._guess(
+                [(follower, np.zeros(1, np.int32)) for follower in scratch], [([], []) for _ in blocks]
+            )
+            if seconds > plain:
+                self.costs.measure(rows, seconds)
         self._pool.release(blocks)
+        return self.seconds - before
 
     def read(self, sequence: Sequence, is_free: bool) -> bool:
         """Reads tokens before the last ones, at most those of a step. Returns False if it reads none.
@@ -265,7 +273,7 @@ class ModelDrafter:
         )
 
     def _inputs(self, follower: Follower, tokens: np.ndarray) -> np.ndarray | None:  # noqa: ARG002
-        """The rows of hidden states that a layer reads with the tokens, float32 (tokens, hidden). A model reads none."""
+        """The hidden states that a layer reads with the tokens, float32 (tokens, hidden). A model reads none."""
         return None
 
     def take(self, chunk: SequenceChunk, agreed: int) -> None:

@@ -1,5 +1,6 @@
 """Rank 0's engine over a loaded model."""
 
+import importlib
 import math
 import sys
 from typing import TYPE_CHECKING
@@ -15,7 +16,6 @@ from ckdist.tokens.tokenizer import Tokenizer
 from ckdist.tokens.tried import load_tried
 
 if TYPE_CHECKING:
-    from ckdist.engine.drafting import Drafting
     from ckdist.engine.dry_breakers import DryBreakers
 
 USUAL_DRAFTS = DraftFlags()
@@ -44,7 +44,7 @@ def make_engine(
         grammars=Grammars(tokenizer, model.spec.vocab_size), start_tokens=model.spec.start_tokens,
         banned_tokens=model.spec.banned_tokens, max_step_seconds=max_step_seconds, disk=model.disk,
         adapters=model.adapters,
-        make_drafting=lambda: _drafting(drafts, model),
+        make_drafting=lambda: importlib.import_module("ckdist.engine.drafting").make_drafting(drafts, model),
     )  # fmt: skip
     return engine, tokenizer
 
@@ -65,12 +65,6 @@ def _expert_stats(executable: Executable) -> dict[str, float | str]:
 
     sent = dispatch_stats(executable.dispatch_from, executable.dispatched_tokens) if executable.dispatches else {}
     return {**expert_stats(executable.expert_rows()), **sent}
-
-
-def _drafting(drafts: DraftFlags, model: Model) -> "Drafting":
-    from ckdist.engine.drafting import make_drafting
-
-    return make_drafting(drafts, model)
 
 
 def _breakers(tokenizer: Tokenizer) -> "DryBreakers":

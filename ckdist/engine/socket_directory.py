@@ -1,6 +1,7 @@
 """The private folder of the engine's socket. It is removed with its server, or by the next one."""
 
 import contextlib
+import errno
 import os
 import pathlib
 import shutil
@@ -15,6 +16,7 @@ SOCKET = "engine"
 DIRECTORY = "CKDIST_ENGINE_DIRECTORY"  # the private folder of its socket
 PARENT = "CKDIST_ENGINE_PARENT"  # the process that it ends with
 TURNS = "CKDIST_ENGINE_TURNS"  # FILE:NUMBER of `CoreTurns`, if engines share cores
+AGAIN = "CKDIST_ENGINE_AGAIN"  # set if the job ran before
 READY = "ready: "  # before the last line of its output at its start, which is the path under /v1 to try it with
 CONNECT_SECONDS = 0.2
 
@@ -56,10 +58,4 @@ def _is_dead(path: pathlib.Path) -> bool:
         return False
     with socket.socket(socket.AF_UNIX) as probe:
         probe.settimeout(CONNECT_SECONDS)
-        try:
-            probe.connect(os.fspath(path))
-        except ConnectionRefusedError:
-            return True
-        except OSError:
-            pass
-    return False
+        return probe.connect_ex(os.fspath(path)) == errno.ECONNREFUSED

@@ -169,7 +169,9 @@ def _watched(fetch: Callable[[], str], repository: str, file: str, size: int) ->
         while not wait([result], REDRAW_SECONDS).done:
             came = sum(_size(path) for path in folder.glob("blobs/*.incomplete"))
             bar.update(max(0, min(came, size) - bar.n))
-        return result.result()
+        path = result.result()
+        bar.update(size - bar.n)
+        return path
 
 
 def _settle(result: "Future[str]", action: Callable[[], str]) -> None:

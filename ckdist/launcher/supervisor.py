@@ -42,6 +42,7 @@ class Supervisor:
         keeper: Holds the weights of this host's ranks. None: made if the job keeps them.
         spares: Hosts that take the ranks of a host that cannot be reached.
         children: Processes that the caller has started. All other children count as left behind by ranks.
+        reached: Whether all hosts have been reached before. Then the first start waits for them.
 
     Raises:
         ConfigError: The template, the hosts or the policy cannot be used.
@@ -55,6 +56,7 @@ class Supervisor:
         output: Output,
         agent: str | None = None,
         children: Children | None = None,
+        reached: bool = False,
         keeper: Keeper | None = None,
         spares: Sequence[Host] = (),
     ) -> None:
@@ -73,7 +75,7 @@ class Supervisor:
         self._attempt: Attempt | None = None
         self._begun = time.monotonic()  # start of the last attempt
         self._stopped = False
-        self._reached = False  # all hosts have been reached once
+        self._reached = reached  # all hosts have been reached once
 
     def run(self) -> int:
         """Runs until the job has ended for good. Returns its exit code, 128 + number after a signal."""

@@ -14,7 +14,7 @@ from ckdist.config.engine_config import EngineConfig
 from ckdist.errors import ConfigError
 from ckdist.layout import SINGLE, TENSOR, TOKEN, TOKEN_IN_HOSTS, Layout, with_whole_experts
 from ckdist.mesh import HOST, LOCAL, WHOLE, Mesh
-from ckdist.models.spec import Attention, LatentAttention, ModelSpec, MoeFfn
+from ckdist.models.spec import Attention, LatentAttention, Mixer, ModelSpec, MoeFfn
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +54,11 @@ def layouts_for(
         mesh = _mesh_of_hosts(world)
     by_experts = with_whole_experts(decode, in_hosts)
     return by_experts if prefill is decode else with_whole_experts(prefill, in_hosts), by_experts, mesh
+
+
+def norms_groups(mixer: "Mixer | None") -> bool:
+    """Whether the results of a mixer's heads are normed together: Mamba-2 with a norm."""
+    return bool(getattr(getattr(mixer, "mamba", mixer), "norm_groups", 0))
 
 
 def places_experts(world: World, spec: ModelSpec) -> bool:
@@ -102,6 +107,8 @@ def _layouts(config: EngineConfig, world: World, spec: ModelSpec | None) -> tupl
             and any(isinstance(layer.mixer, Attention) and layer.mixer.qk_norm == "row" for layer in spec.layers)
         ):
             apart = f"{spec.family} norms all heads of a token together, which needs sums over hosts"
+        elif not apart and spec is not None and any(norms_groups(layer.mixer) for layer in spec.layers):
+            apart = f"{spec.family} norms groups of heads together, which needs sums over hosts"
         elif not apart and spec is not None and any(isinstance(layer.mixer, LatentAttention) for layer in spec.layers):
             apart = f"{spec.family} has latent attention, and each host caches all its tokens"
         elif not apart and config.pipeline_parallel_size > 1:

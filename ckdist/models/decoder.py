@@ -5,7 +5,9 @@ sharding. The forward calls `g.reduce` if a result may be partial, and `g.to_hea
 nothing in a layout that does not need them.
 """
 
+import importlib
 from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 from ckdist.layout import SINGLE, Dim
 from ckdist.mesh import Mesh
@@ -13,7 +15,7 @@ from ckdist.models.blocks.attention import Rows, all_rows, attention
 from ckdist.models.blocks.ffn import dense_ffn
 from ckdist.models.blocks.moe import moe_ffn
 from ckdist.models.blocks.norm import RowNorm
-from ckdist.models.spec import DenseFfn, GatedDeltaNet, LatentAttention, ModelSpec, MoeFfn
+from ckdist.models.spec import Attention, DenseFfn, Mixer, ModelSpec, MoeFfn
 from ckdist.program.program import Value, Weight
 from ckdist.program.tracer import Tracer, trace
 
@@ -21,6 +23,13 @@ EMBEDDING = "model.embed_tokens.weight"
 OUTPUT = "lm_head.weight"
 PER_LAYER = "model.embed_tokens_per_layer.weight"  # read by rows in its file, never packed
 OUTPUT_BIAS = "lm_head.bias"
+Kept: TypeAlias = dict[int, tuple[Value, Value]]
+BLOCKS = {  # mixer -> (its file in `blocks`, its function, prefix of its weights)
+    "GatedConv": ("gated_conv", "gated_conv", ".conv"),
+    "GatedDeltaNet": ("gated_delta_net", "linear_attention", ""),
+    "LatentAttention": ("latent_attention", "latent_attention", ".self_attn"),
+    "Mamba2": ("mamba2", "mamba2", ".mamba"),
+}
 
 
 def projection(index: int) -> str:
@@ -54,29 +63,30 @@ def block(
         """Returns x + residual_scale * norm(part)."""
         return g.add(x, g.scale(norm(part, name), spec.residual_scale))
 
-    normed, mixer, cross = norm(x, names.before_mixer), spec.mixer, spec.cross
+    cross, ffn, before = spec.cross, spec.ffn, x
     select_rows = rows if cross is None else all_rows  # the last attention of a layer selects rows
-    if isinstance(mixer, GatedDeltaNet):
-        from ckdist.models.blocks.gated_delta_net import linear_attention
-
-        mixed = linear_attention(g, normed, mixer, path, layer, eps, select_rows)
-    elif isinstance(mixer, LatentAttention):
-        from ckdist.models.blocks.latent_attention import latent_attention
-
-        mixed = latent_attention(g, normed, mixer, f"{path}.self_attn", layer, eps, select_rows)
-    else:
-        mixed = attention(g, normed, mixer, f"{path}.self_attn", layer, eps, select_rows, kept)
-    of_mixer, of_ffn = names.replaces_stream
-    x = add(select_rows(normed if of_mixer else x), mixed, names.after_mixer)
+    parts = [] if spec.mixer is None else getattr(spec.mixer, "parts", [(spec.mixer, 1.0)])
+    x = x if parts else select_rows(x)
+    for at, (part, factor) in enumerate(parts, 1):
+        # A decode step keeps activations until its next product, so each part has a norm of its own. The last part
+        # selects rows: steps of all tokens come before those of selected ones.
+        choose, normed = select_rows if at == len(parts) else all_rows, norm(before, names.before_mixer)
+        mixed = mix(g, normed, part, path, layer, eps, choose, kept)
+        x = choose(normed if names.replaces_stream[0] else x)
+        if spec.parallel or at < len(parts):
+            (x,) = g.emit("join", (x, mixed), names=["x"], factor=factor * spec.residual_scale)
+        else:
+            x = add(x, g.scale(mixed, factor), names.after_mixer)
     if cross is not None:
         from ckdist.models.blocks.cross_attention import cross_attention
 
         normed, cache = norm(x, cross.norm), model.first_cross_cache + layer
         mixed = cross_attention(g, normed, cross.attention, f"{path}.cross_attn", cache, rows)
         x = add(rows(normed if cross.replaces_stream else x), mixed, None)
-    normed, ffn = norm(x, names.before_ffn), spec.ffn
-    x = normed if of_ffn else x
-    x = add(x, feed_forward(g, x, normed, ffn, path, eps), names.after_ffn)
+    if ffn is not None:
+        normed = norm(select_rows(before), names.before_mixer) if spec.parallel else norm(x, names.before_ffn)
+        x = normed if names.replaces_stream[1] else x
+        x = add(x, feed_forward(g, x, normed, ffn, path, eps), names.after_ffn)
     if not inputs and not spec.scalar:
         return x
     from ckdist.models.blocks.per_layer import end_of_layer
@@ -84,10 +94,19 @@ def block(
     return end_of_layer(g, x, rows(inputs[layer]) if inputs else None, model, path, spec.scalar)
 
 
+def mix(g: Tracer, x: Value, mixer: Mixer, path: str, layer: int, eps: float, rows: Rows, kept: Kept | None) -> Value:
+    """One part of a mixer. x: (tokens, hidden), normalised -> (rows, hidden)."""
+    if isinstance(mixer, Attention):
+        return attention(g, x, mixer, f"{path}.self_attn", layer, eps, rows, kept)
+    file, name, prefix = BLOCKS[type(mixer).__name__]
+    block = getattr(importlib.import_module(f"ckdist.models.blocks.{file}"), name)
+    return block(g, x, mixer, path + prefix, layer, eps, rows)
+
+
 def feed_forward(g: Tracer, x: Value, normed: Value, ffn: DenseFfn | MoeFfn, path: str, eps: float) -> Value:
     """The feed-forward of a layer. x: (rows, hidden); `normed`: its norm."""
     if isinstance(ffn, DenseFfn):
-        return dense_ffn(g, normed, ffn, f"{path}.mlp")
+        return g.scale(dense_ffn(g, normed, ffn, f"{path}.mlp"), ffn.scale)
     if not ffn.dense_size:
         return moe_ffn(g, normed, ffn, f"{path}.mlp")
     from ckdist.models.blocks.per_layer import moe_and_dense

@@ -42,13 +42,27 @@ def sizes(header: GgufHeader, epsilon: str = "attention.layer_norm_rms_epsilon")
 
 
 def per_layer(f: Fields, name: str, high: int) -> int:
-    """Reads a number that may be an array with one per layer. Raises ModelFileError if layers differ."""
+    """Reads a number that may be an array with one per layer: 0 in layers without it, else the same in all.
+
+    Raises ModelFileError if layers differ.
+    """
     value = f.values.get(name)
     if isinstance(value, np.ndarray):
+        value = value[value != 0]
         if value.size == 0 or (value != value[0]).any():
             raise f.error(name, np.unique(value)[:8].tolist(), "the same in every layer")
         return Fields({name: value[0].item()}, f.where, f.prefix).integer(name, high=high)
     return f.integer(name, high=high)
+
+
+def layers_with(f: Fields, name: str, num_layers: int) -> list[bool]:
+    """Whether each layer has more than 0 of a number that may be an array with one per layer."""
+    value = f.values.get(name)
+    if not isinstance(value, np.ndarray):
+        return [True] * num_layers
+    if len(value) != num_layers:
+        raise f.error(name, f"{len(value)} values", f"one for each of {num_layers} layers")
+    return (value > 0).tolist()
 
 
 def head_dim(f: Fields, hidden_size: int, num_heads: int) -> int:

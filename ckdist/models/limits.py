@@ -1,7 +1,7 @@
 """Upper limits of a model's numbers, and checks for each ModelSpec."""
 
 from ckdist.errors import ModelFileError
-from ckdist.models.spec import GatedDeltaNet, LatentAttention, ModelSpec, MoeFfn
+from ckdist.models.spec import Attention, LatentAttention, ModelSpec, MoeFfn
 
 MAX_LAYERS = 1024
 MAX_WIDTH = 1 << 20  # hidden size and heads * head_dim
@@ -26,40 +26,32 @@ def checked(spec: ModelSpec, where: str) -> ModelSpec:
                     f"{where}: the decoder has {a.num_kv_heads} heads of {a.head_dim}, the encoder {b.num_kv_heads} of "
                     f"{b.head_dim}; both must be the same, for they share a cache"
                 )
-    for a in dict.fromkeys(layer.mixer for layer in spec.layers):
-        if isinstance(a, GatedDeltaNet):
-            _check_linear(a, where)
-            continue
-        if isinstance(a, LatentAttention):
-            for name, width in (("kv_lora_rank", a.kv_lora_rank), ("qk_rope_head_dim", a.rope_dim)):
-                if width % 8:
-                    raise ModelFileError(f"{where}: {name} is {width}; it must be a multiple of 8 to be cached")
-        elif a.num_heads % a.num_kv_heads:
-            raise ModelFileError(
-                f"{where}: {a.num_heads} attention heads cannot share {a.num_kv_heads} kv-heads evenly"
-            )
-        if a.head_dim % 2:
-            raise ModelFileError(f"{where}: head_dim is {a.head_dim}; it must be even to be rotated")
-        if a.num_heads * a.head_dim > MAX_WIDTH:
-            raise ModelFileError(f"{where}: {a.num_heads} heads of {a.head_dim} are wider than the {MAX_WIDTH} allowed")
+    kinds = (Attention, LatentAttention)
+    for a in dict.fromkeys(layer.mixer for layer in spec.layers if layer.mixer is not None):
+        if isinstance(a, kinds):
+            check_attention(a, where)
+        else:
+            a.check(where)
+    if not any(isinstance(getattr(layer.mixer, "attention", layer.mixer), kinds) for layer in spec.layers):
+        raise ModelFileError(f"{where}: no layer has attention; models without any are not supported")
     for f in dict.fromkeys(layer.ffn for layer in spec.layers):
         if isinstance(f, MoeFfn):
             _check_experts(f, where)
     return spec
 
 
-def _check_linear(d: GatedDeltaNet, where: str) -> None:
-    """Raises ModelFileError if numbers of linear attention do not fit together."""
-    if d.num_value_heads % d.num_key_heads:
-        raise ModelFileError(
-            f"{where}: {d.num_value_heads} value heads of linear attention cannot share "
-            f"{d.num_key_heads} key heads evenly"
-        )
-    if not 2 <= d.conv_kernel <= MAX_CONV:
-        raise ModelFileError(f"{where}: a short convolution sees {d.conv_kernel} tokens; it must see 2 to {MAX_CONV}")
-    for heads, width in ((d.num_key_heads, d.key_dim), (d.num_value_heads, d.value_dim)):
-        if heads * width > MAX_WIDTH:
-            raise ModelFileError(f"{where}: {heads} heads of {width} are wider than the {MAX_WIDTH} allowed")
+def check_attention(a: Attention | LatentAttention, where: str) -> None:
+    """Raises ModelFileError if numbers of attention do not fit together."""
+    if isinstance(a, LatentAttention):
+        for name, width in (("kv_lora_rank", a.kv_lora_rank), ("qk_rope_head_dim", a.rope_dim)):
+            if width % 8:
+                raise ModelFileError(f"{where}: {name} is {width}; it must be a multiple of 8 to be cached")
+    elif a.num_heads % a.num_kv_heads:
+        raise ModelFileError(f"{where}: {a.num_heads} attention heads cannot share {a.num_kv_heads} kv-heads evenly")
+    if a.head_dim % 2:
+        raise ModelFileError(f"{where}: head_dim is {a.head_dim}; it must be even to be rotated")
+    if a.num_heads * a.head_dim > MAX_WIDTH:
+        raise ModelFileError(f"{where}: {a.num_heads} heads of {a.head_dim} are wider than the {MAX_WIDTH} allowed")
 
 
 def _check_experts(f: MoeFfn, where: str) -> None:

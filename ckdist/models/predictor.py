@@ -9,14 +9,16 @@ from dataclasses import replace
 
 from ckdist.models.blocks.norm import RowNorm
 from ckdist.models.decoder import EMBEDDING, block, final_norm, hidden, logits, table
-from ckdist.models.spec import GatedDeltaNet, ModelSpec
+from ckdist.models.spec import ModelSpec
+from ckdist.models.state_mixers import GatedDeltaNet
 from ckdist.program.program import Value
 from ckdist.program.tracer import Tracer
 
 
 def predictor(spec: ModelSpec) -> ModelSpec:
-    """The layer as a model of its own. It is like the model's last layer with attention."""
-    layer = next(layer for layer in reversed(spec.layers) if not isinstance(layer.mixer, GatedDeltaNet))
+    """The layer as a model of its own. It is like the model's last layer with attention to positions of its own."""
+    alone = lambda mixer: not isinstance(mixer, GatedDeltaNet) and not getattr(mixer, "shares_positions", False)
+    layer = next(layer for layer in reversed(spec.layers) if alone(layer.mixer))
     return replace(spec, layers=(layer,), predicts=True)
 
 

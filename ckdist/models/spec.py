@@ -5,17 +5,17 @@ A model is a tuple of layers, each with its own description. It does not depend 
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from ckdist.errors import ArchitectureError
-from ckdist.layout import Dim, Sharding
 from ckdist.program.query_scale import QueryScale
 from ckdist.program.routing import Routing
 
 if TYPE_CHECKING:
     from ckdist.models.indexer import Indexer
+    from ckdist.models.state_mixers import AttentionAndMamba, GatedConv, GatedDeltaNet, Mamba2
 
 
 @dataclass(frozen=True)
@@ -80,6 +80,7 @@ class Attention:
         bidirectional: A token also attends to later tokens. A window then extends equally to both sides.
         relative: A bias on scores by distance.
         query_scale: A factor on queries by their position.
+        output_scale: Factor on the output.
         value_norm: Norm each head of values, without weights.
         keys_as_values: Values are the keys before their norm and rotation.
         source: Number of the layer whose keys and values it reads. None: its own.
@@ -103,6 +104,7 @@ class Attention:
     bidirectional: bool = False
     relative: RelativeBias | None = None
     query_scale: QueryScale | None = None
+    output_scale: float = 1.0
     value_norm: bool = False
     keys_as_values: bool = False
     source: int | None = None
@@ -111,36 +113,6 @@ class Attention:
     def value_width(self) -> int:
         """Elements of a value per head."""
         return self.value_dim or self.head_dim
-
-
-@dataclass(frozen=True)
-class GatedDeltaNet:
-    """Linear attention by the gated delta rule. Yang et al. 2024, arXiv:2412.06464.
-
-    Each value head has a state of key_dim x value_dim. Several value heads may share a key head: value head i reads key
-    head i // (value heads per key head), or i % num_key_heads if `tiled`.
-    """
-
-    num_key_heads: int
-    num_value_heads: int
-    key_dim: int  # of queries and keys, per head
-    value_dim: int  # of values, per head
-    conv_kernel: int = 4  # kernel length of the short convolution, in tokens
-    tiled: bool = False
-    by_row: bool = False  # each row of a state has its own decay: Kimi Delta Attention, arXiv:2510.26692
-    gate_rank: int = 0  # with `by_row`: low rank of decays and output gates; 0: one matrix makes them
-    lowest: float = 0.0  # with `by_row`: logarithm of the least decay, below 0; 0: none
-
-    def heads(self, sharding: Sharding, width: int = 1) -> tuple[Dim, Dim]:
-        """The dimensions of value heads and key heads, of `width` elements each.
-
-        If heads are tiled and shared, key heads are replicated: consecutive value heads read key heads far apart.
-        """
-        if not self.tiled or self.num_key_heads == self.num_value_heads:
-            return sharding.heads(self.num_value_heads, self.num_key_heads, width)
-        return sharding.heads(self.num_value_heads, self.num_value_heads, width)[0], Dim(
-            "kv_heads", self.num_key_heads, width
-        )
 
 
 @dataclass(frozen=True)
@@ -180,14 +152,16 @@ class DenseFfn:
     """Feed-forward: down(activation(gate x) * up x), or down(activation(up x)) if not `gated`."""
 
     intermediate_size: int
-    activation: str = "silu"  # silu, gelu, gelu_tanh, clamped_swiglu
+    activation: str = "silu"  # silu, gelu, gelu_tanh, clamped_swiglu, relu2
     bias: bool = False
     gated: bool = True
+    gate_scale: float = 1.0  # factor on gate x
+    scale: float = 1.0  # factor on the result
 
 
 @dataclass(frozen=True)
 class MoeFfn:
-    """Mixture of experts. Each expert is a gated feed-forward; a token uses `routing.used` of them."""
+    """Mixture of experts. Each expert is a feed-forward; a token uses `routing.used` of them."""
 
     num_experts: int
     intermediate_size: int  # of one expert
@@ -197,6 +171,7 @@ class MoeFfn:
     shared_size: int = 0  # intermediate size of the shared expert, which all tokens use; 0: none
     shared_gate: bool = False  # multiply the output of the shared expert by sigmoid(w x)
     bias: bool = False  # of the router and of the routed experts
+    gated: bool = True  # else down(relu(up x)^2)
     shares_input: bool = False  # shares multiply the inputs of routed experts in place of their outputs
     share_factors: bool = False  # each expert has a learned factor of its share
     dense_size: int = 0  # intermediate size of a dense feed-forward that is added, each with its own norms; 0: none
@@ -230,15 +205,22 @@ class CrossAttention:
     replaces_stream: bool = False  # as in `Norms`, for the norm before this part
 
 
+Mixer: TypeAlias = "Attention | LatentAttention | GatedDeltaNet | GatedConv | Mamba2 | AttentionAndMamba"
+
+
 @dataclass(frozen=True)
 class LayerSpec:
-    """One layer: x + r mixer(norm(x)), then `cross` if there is one, then x + r ffn(norm(x)); r = `residual_scale`."""
+    """One layer: x + r mixer(norm(x)), then `cross` if there is one, then x + r ffn(norm(x)); r = `residual_scale`.
 
-    mixer: Attention | LatentAttention | GatedDeltaNet
-    ffn: DenseFfn | MoeFfn
+    A mixer or a feed-forward that is None is left out, with its norms.
+    """
+
+    mixer: "Mixer | None"
+    ffn: DenseFfn | MoeFfn | None
     norms: Norms = Norms()
     residual_scale: float = 1.0
     cross: CrossAttention | None = None
+    parallel: bool = False  # mixer and feed-forward read the same norm, `before_mixer`
     scalar: bool = False  # the output of the layer is multiplied by a learned number
 
     @property

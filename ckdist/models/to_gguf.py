@@ -12,6 +12,7 @@ from ckdist.models.spec import Attention, ModelSpec, MoeFfn, RopeSpec
 
 # the function that GGUF readers use for an architecture; all others: silu
 ACTIVATIONS = {**dict.fromkeys(("gemma", "gemma2", "gemma3", "gemma4"), "gelu_tanh"), "gpt-oss": "clamped_swiglu"}
+ACTIVATIONS |= dict.fromkeys(("nemotron_h", "nemotron_h_moe"), "relu2")
 
 
 def dense(
@@ -36,24 +37,23 @@ def dense(
         ArchitectureError: GGUF cannot describe the model.
     """
     first = next((layer for layer in spec.layers if isinstance(layer.mixer, Attention)), spec.layers[0])
-    mixer, ffn = first.attention, spec.layers[0].ffn
+    mixer, ffns = first.attention, [layer.ffn for layer in spec.layers if layer.ffn is not None]
     own = ACTIVATIONS.get(architecture, "silu")
-    if other := {layer.ffn.activation for layer in spec.layers} - {own}:
+    if other := {ffn.activation for ffn in ffns} - {own}:
         raise ArchitectureError(
             f"{where}: {architecture} with the activation {other.pop()} has no GGUF form: its readers compute {own}"
         )
-    rotation, vectors = _rotation(spec, architecture, where, factors, truncate)
+    rotation, vectors = _rotation(spec, architecture, where, factors, truncate) if spec.ropes else ({}, {})
     values = {
         "block_count": len(spec.layers),
         "context_length": spec.max_position,
         "embedding_length": spec.hidden_size,
-        "feed_forward_length": ffn.intermediate_size,
+        "feed_forward_length": ffns[0].intermediate_size if ffns else 0,
         "attention.head_count": mixer.num_heads,
         "attention.head_count_kv": mixer.num_kv_heads,
         "attention.key_length": mixer.head_dim,
         "attention.value_length": mixer.value_width,
         "attention.layer_norm_rms_epsilon": float(spec.norm_eps),
-        "rope.freq_base": float(spec.ropes["global"].theta),
         "vocab_size": spec.vocab_size,
         **rotation,
         **(more or {}),
@@ -69,8 +69,9 @@ def experts(spec: ModelSpec, where: str, names: Collection[str] = ()) -> dict[st
     if layers with experts differ, or if a dense layer follows them.
     """
     found = [layer.ffn for layer in spec.layers if isinstance(layer.ffn, MoeFfn)]
-    dense_layers = len(spec.layers) - len(found)
-    ordered = all(isinstance(layer.ffn, MoeFfn) for layer in spec.layers[dense_layers:])
+    ffns = [layer.ffn for layer in spec.layers if layer.ffn is not None]
+    dense_layers = len(ffns) - len(found)
+    ordered = all(isinstance(ffn, MoeFfn) for ffn in ffns[dense_layers:])
     if len(set(found)) != 1 or not ordered:
         raise ArchitectureError(f"{where}: layers whose experts differ, or stop, have no GGUF form")
     ffn, routing = found[0], found[0].routing
@@ -113,21 +114,25 @@ def _rotation(
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """(metadata, tensors) for the scaling of frequencies: YaRN's fields, one factor, or a factor for each frequency."""
     r = spec.ropes["global"]
-    plain = rope.plain(r.dims, r.theta)
+    base, plain = {"rope.freq_base": float(r.theta)}, rope.plain(r.dims, r.theta)
     of = lambda made: (plain / made.inverse_frequencies.astype(np.float64)).astype(np.float32)
     if r.long is not None:
-        keys = {"rope.scaling.original_context_length": r.original_context, "rope.scaling.attn_factor": r.magnitude}
+        keys = {
+            **base,
+            "rope.scaling.original_context_length": r.original_context,
+            "rope.scaling.attn_factor": r.magnitude,
+        }
         return keys, {"rope_factors_short.weight": of(r), "rope_factors_long.weight": of(r.long)}
     if (r.scaling.get("rope_type") or r.scaling.get("type")) == "yarn":
-        return _yarn(spec, r, where, truncate), {}
+        return {**base, **_yarn(spec, r, where, truncate)}, {}
     ratios = plain / r.inverse_frequencies.astype(np.float64)
     if np.allclose(ratios, 1.0, rtol=1e-5):
-        return {}, {}
+        return base, {}
     if np.allclose(ratios, ratios[0], rtol=1e-5):
-        return {"rope.scaling.type": "linear", "rope.scaling.factor": float(ratios[0])}, {}
+        return {**base, "rope.scaling.type": "linear", "rope.scaling.factor": float(ratios[0])}, {}
     if not factors:
         raise ArchitectureError(f"{where}: {architecture} with a scaled rotation of this kind has no GGUF form")
-    return {}, {"rope_freqs.weight": of(r)}
+    return base, {"rope_freqs.weight": of(r)}
 
 
 def _yarn(spec: ModelSpec, r: RopeSpec, where: str, truncate: bool) -> dict[str, Any]:

@@ -138,7 +138,7 @@ class CostModel:
             return self._product(instr, shape)
         if instr.op in ATTENTION:
             return self._attend(instr, shape)
-        if instr.op == "delta_rule":  # per element of a state: four multiply-adds, one read and one write
+        if instr.op in ("delta_rule", "mamba2"):  # per element of a state: four multiply-adds, one read and one write
             size = instr.inputs[0].dims[1].width * instr.inputs[2].dims[1].local(self.mesh)
             computed = 8.0 * shape.tokens * size / (threads * machine.attention)
             return self._overlapped(8.0 * shape.sequences * size, computed, shape)

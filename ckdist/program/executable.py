@@ -315,7 +315,7 @@ class Executable:
         return self._logits[:selected]
 
     def output_rows(self) -> np.ndarray:
-        """Rank 0: the last step's float32 rows (max_tokens, hidden) that its plan marks beside logits."""
+        """Rank 0: the last step's float32 rows (max_tokens, hidden) that its plan returns with the logits."""
         if self._hidden is None:
             self._hidden = self._rows(native.lib.ckdist_executable_hidden(self._handle), self._hidden_width)
         return self._hidden

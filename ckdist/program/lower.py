@@ -312,7 +312,7 @@ class ServingLowering(Lowering):
         gate = parts.get("out_gate")
         source, numbers = self.normed(value)
         lies = self.buffers[source.y].place == "arena" and source.x == ABSENT and source.post_norm == ABSENT
-        again = any(reader.op in ("add", "select_rows") for reader in self.graph.readers(stream))
+        again = any(reader.op in ("add", "join", "select_rows") for reader in self.graph.readers(stream))
         by_host, selects = source.y in self.of_hosts, self._selects(stream)
         if again and (not lies or (by_host and selects)):
             selected = value.selected

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class QueryScale:
-    """Queries at position p are multiplied by 1 + beta * log(1 + floor((p + offset) / context)).
+    """Queries at position p are multiplied by 1 + beta * log(1 + floor((p + from_one) / context)).
 
     So attention stays sharp beyond `context` positions, as in Llama 4 and Ministral 3.
     """
 
     beta: float
     context: int
-    offset: int = 0
+    from_one: bool = False  # positions count from 1

@@ -245,22 +245,26 @@ class Tracer(Emitter):
         """
         return self._emit("attend_cross", (q,), names=["o"], layer=layer, scale=scale, keys=keys, values=values)
 
+    def stateful(
+        self, op: str, inputs: Sequence[Value], weights: Sequence[Weight | None], names: Sequence[str], **attrs: Any
+    ) -> tuple[Value, ...]:
+        """`emit` for ops that keep a state of each sequence, or belong to one that does. They are not trained."""
+        return self.emit(op, inputs, weights, names, **attrs)
+
     def short_conv(
         self, q: Value, k: Value, v: Value, kernels: Sequence[Weight], *, layer: int
     ) -> tuple[Value, Value, Value]:
         """SiLU of a causal depthwise convolution over the tokens of the sequence."""
-        q, k, v = self.emit("short_conv", (q, k, v), kernels, ["q", "k", "v"], layer=layer)
+        q, k, v = self.stateful("short_conv", (q, k, v), kernels, ["q", "k", "v"], layer=layer)
         return q, k, v
 
     def l2_norm(self, x: Value, eps: float, scale: float = 1.0) -> Value:
         """Per head: x / sqrt(sum(x^2) + eps) * scale."""
         return self._emit("l2_norm", (x,), names=["norm"], eps=eps, scale=scale)
 
-    def delta_gates(
-        self, a: Value, b: Value, a_log: Weight, dt_bias: Weight, lowest: float = 0.0
-    ) -> tuple[Value, Value]:
+    def delta_gates(self, a: Value, b: Value, a_log: Weight, dt_bias: Weight) -> tuple[Value, Value]:
         """Per head: the decays of the state, one for all rows or one each, and the weight beta of the new value."""
-        decay, beta = self.emit("delta_gates", (a, b), (a_log, dt_bias), ["decay", "beta"], lowest=lowest)
+        decay, beta = self.emit("delta_gates", (a, b), (a_log, dt_bias), ["decay", "beta"])
         return decay, beta
 
     def delta_rule(self, q: Value, k: Value, v: Value, decay: Value, beta: Value, *, layer: int, tiled: bool) -> Value:
@@ -271,25 +275,11 @@ class Tracer(Emitter):
         """Per head: rms_norm(x) * function(gate)."""
         return self._emit("gated_norm", (x, gate), (w,), names=["o"], eps=eps, function=function)
 
-    def to_index(self, q: Value, k: Value, weights: Value) -> tuple[Value, Value, Value]:
-        """`to_heads` for `select_positions`: every rank gets the queries, keys and weights of all tokens.
-
-        All other exchanges of the layer come after `select_positions`, whose operands share their memory.
-        """
-        axis = self.sharding.tokens.axis
-        if not axis:
-            return q, k, weights
-        operands = (q, k, weights)
-        to = tuple(value.dims[-1] for value in operands)
-        q, k, weights = self.emit("all_to_all", operands, names=["index_q", "index_k", "index_w"], axis=axis, to=to)
-        return q, k, weights
-
     def select_positions(self, q: Value, k: Value, weights: Value, *, layer: int, index_top_k: int) -> Value:
         """The `index_top_k` positions of each token with the largest scores, for `attend` and `attend_latent`.
 
         score = sum over index heads of weight * max(q . k, 0). The keys k extend the index of `layer`. A token with
-        fewer positions sees all. `to_index` makes the operands; the norm and the rotation of k and the rotation of q
-        may follow it.
+        fewer positions sees all. The operands have all tokens; k may be normed and rotated, q rotated.
 
         Args:
             q: (tokens, index_heads * width).
@@ -327,9 +317,10 @@ class Tracer(Emitter):
         o = self._emit("attend_latent", (q, k, *listed), names=["o"], layer=layer, scale=scale, value_width=rank)
         return self.linear_heads(o, w.values)
 
-    def gated(self, gate: Value, up: Value, function: str) -> Value:
-        """function(gate) * up."""
-        return self._emit("gated", (gate, up), names=["act"], function=function)
+    def gated(self, gate: Value, up: Value, function: str, scale: float = 1.0) -> Value:
+        """function(scale * gate) * up."""
+        more: dict[str, Any] = {} if scale == 1.0 else {"scale": scale}
+        return self._emit("gated", (gate, up), names=["act"], function=function, **more)
 
     def activate(self, x: Value, function: str) -> Value:
         """function(x)."""

@@ -71,15 +71,15 @@ class TrainingTracer(Tracer):
         weights, attrs = () if sinks is None else (sinks,), {"scale": scale, "soft_cap": soft_cap, "window": window}
         return self.emit("attend_packed", (q, k, v), weights, ["o", "lse"], **attrs)[0]
 
-    def gated(self, gate: Value, up: Value, function: str) -> Value:
+    def gated(self, gate: Value, up: Value, function: str, scale: float = 1.0) -> Value:
         """function(gate) * up. Raises ConfigError for a gate after attention, or a function without a gradient."""
-        if function == "sigmoid":
+        if function == "sigmoid" or scale != 1.0:
             raise ConfigError(NOT_TRAINED)
         check_gradient(function)
         return super().gated(gate, up, function)
 
-    def short_conv(self, *_: Any, **__: Any) -> tuple[Value, Value, Value]:
-        """Raises ConfigError: linear attention has no gradients."""
+    def stateful(self, *_: Any, **__: Any) -> tuple[Value, ...]:
+        """Raises ConfigError: linear attention and short convolutions have no gradients."""
         raise ConfigError(NOT_TRAINED)
 
     def select_positions(self, *_: Any, **__: Any) -> Value:

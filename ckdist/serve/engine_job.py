@@ -10,7 +10,7 @@ from typing import IO, TYPE_CHECKING
 
 from ckdist.config.given_elsewhere import setting_variables
 from ckdist.config.serve_config import ServeConfig
-from ckdist.engine.socket_directory import DIRECTORY, PARENT, PREFIX, TURNS, socket_address
+from ckdist.engine.socket_directory import AGAIN, DIRECTORY, PARENT, PREFIX, TURNS, socket_address
 from ckdist.python_words import module_words
 from ckdist.serve.error_output import ErrorOutput
 
@@ -30,6 +30,8 @@ class EngineJob:
         turns: FILE:NUMBER, the job's row in the file of `CoreTurns`. Empty: it takes no turns.
         directory: For its socket. None: one of its own, which `kill` removes.
         output: As `stdout` of `subprocess.Popen`.
+        launch: Words of `ckdist launch` before `serve`. Empty: the job is this host's.
+        again: Whether the job ran before.
         keeper: Holds the weights of its `ranks` ranks for a later job. None: they end with the job.
     """
 
@@ -40,6 +42,8 @@ class EngineJob:
         turns: str = "",
         directory: str | None = None,
         output: int = subprocess.DEVNULL,
+        launch: Sequence[str] = (),
+        again: bool = False,
         keeper: "Keeper | None" = None,
         ranks: int = 1,
     ) -> None:
@@ -51,6 +55,8 @@ class EngineJob:
         environment |= {DIRECTORY: directory, PARENT: str(os.getpid())}
         if turns:
             environment[TURNS] = turns
+        if again:
+            environment[AGAIN] = "1"
         if keeper:
             environment |= keeper.environment(range(ranks))
         self._errors = ErrorOutput()
@@ -58,7 +64,7 @@ class EngineJob:
         os.sched_setaffinity(0, cpus or own)  # the job inherits this thread's CPUs
         try:
             self._process = subprocess.Popen(
-                module_words("ckdist.cli.child_engine", "serve", *words),
+                module_words("ckdist.cli.child_engine", *launch, "serve", *words),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=self._errors.writing,

@@ -6,6 +6,7 @@ import os
 import pathlib
 import tempfile
 import time
+from dataclasses import replace
 from typing import Any
 
 from ckdist.engine.core_turns import turns_bytes
@@ -15,9 +16,11 @@ from ckdist.serve.hosted_model import HostedModel
 from ckdist.serve.problems import Problem
 from ckdist.serve.requests.adapter_choice import spellings
 from ckdist.serve.response_store import ResponseStore
-from ckdist.serve.settings import HttpSettings
+from ckdist.serve.settings import HostedSettings, HttpSettings
 
 IDLE_LOOK_SECONDS = 0.5
+MAX_PULLED = 16  # models that clients may pull
+MAX_COPIES = 64  # names that they may give
 LOAD_RETRY_SECONDS = 10  # Retry-After of a request that found no room
 
 
@@ -35,17 +38,18 @@ class ModelRouter:
         self.settings = settings
         remove_dead(pathlib.Path(tempfile.gettempdir()))  # sockets of engines that were killed with their server
         self._turns = os.memfd_create("turns")
-        os.ftruncate(self._turns, turns_bytes(len(settings.models)))
-        path = f"/proc/{os.getpid()}/fd/{self._turns}"  # the engines open it, and it leaves nothing behind
-        self.models = {
-            hosted.name: HostedModel(settings, hosted, f"{path}:{number}")
-            for number, hosted in enumerate(settings.models)
-        }
+        self._rows = list(range(len(settings.models) + MAX_PULLED))  # of the file of turns; those that are free
+        os.ftruncate(self._turns, turns_bytes(len(self._rows)))
         self.accounts = Accounts((*settings.api_keys, *settings.file_keys), settings.shared_cache, settings.key_limits)
-        kept = ResponseStore(settings.store_seconds)  # a response may be continued by another model
-        for model in self.models.values():
-            model.service.kept, model.service.accounts = kept, self.accounts
-        self._names = {name: model for model in self.models.values() for name in (model.name, *model.hosted.aliases)}
+        self._kept = ResponseStore(settings.store_seconds)  # a response may be continued by another model
+        self.models: dict[str, HostedModel] = {}
+        self._names: dict[str, HostedModel] = {}
+        self._row_of: dict[str, int] = {}
+        self._copies: set[str] = set()  # names that clients have given
+        self._pulled: dict[str, str | None] = {}  # models that clients have pulled: the path if the pull has fetched it
+        self.pulling = asyncio.Lock()
+        for hosted in settings.models:
+            self._add(hosted)
         self._room = asyncio.Lock()
         self._released = asyncio.Event()
         self.draining = False
@@ -110,6 +114,53 @@ class ModelRouter:
         """Whether the model of this name has failed to load, or needs more than the memory of all models."""
         model = self._names.get(name) if isinstance(name, str) else None
         return model is not None and (model.problem is not None or (model.needs or 0) > self.settings.models_memory)
+
+    def add_copy(self, model: HostedModel, name: str) -> None:
+        """Gives a model a further name. Raises Problem if the name is taken, or there are too many."""
+        if name in self._names:
+            raise Problem(409, f"there is a model {name!r}: delete it first", "destination")
+        if len(self._copies) >= MAX_COPIES:
+            raise Problem(409, f"there are {MAX_COPIES} copies: delete one first", "destination")
+        self._names[name] = model
+        self._copies.add(name)
+
+    def add_pulled(self, name: str, path: str, is_new: bool) -> None:
+        """Serves a model that a client has pulled. Raises Problem if there are too many."""
+        template = self.settings.pulled
+        assert template is not None, "it is allowed"
+        if name in self._names:
+            return
+        if not self._rows:
+            raise Problem(409, f"clients have pulled {MAX_PULLED} models: delete one first", "model")
+        words = (*template.words, f"--alias={name}", f"--model={path}")
+        self._add(replace(template, name=name, words=words, model=path))
+        self._pulled[name] = path if is_new else None
+
+    async def remove(self, name: str) -> str | None:
+        """Removes a copy, or a model that a client has pulled. Returns the path of files to remove, or None.
+
+        Raises Problem 403 for a model that the server was started with, and 409 for one that has requests.
+        """
+        model = self.find(name)
+        if name in self._copies:
+            self._copies.discard(name)
+            del self._names[name]
+            return None
+        if name not in self._pulled:
+            raise Problem(403, f"the server was started with the model {name!r}: remove it there", "model")
+        await self.unload(model)
+        self._names = {other: one for other, one in self._names.items() if one is not model}
+        self._copies &= self._names.keys()
+        del self.models[name]
+        self._rows.append(self._row_of.pop(name))
+        return self._pulled.pop(name)
+
+    def _add(self, hosted: HostedSettings) -> None:
+        row = self._row_of[hosted.name] = self._rows.pop(0)
+        path = f"/proc/{os.getpid()}/fd/{self._turns}"  # the engines open it, and it leaves nothing behind
+        model = self.models[hosted.name] = HostedModel(self.settings, hosted, f"{path}:{row}")
+        model.service.kept, model.service.accounts = self._kept, self.accounts
+        self._names |= dict.fromkeys((model.name, *hosted.aliases), model)
 
     async def load(self, model: HostedModel, waits: bool = True) -> None:
         """Returns when the model is loaded. Raises Problem 503 if that fails or takes longer than --timeout.
@@ -203,7 +254,7 @@ class ModelRouter:
         return [model for model in self.models.values() if model.state != "unloaded"]
 
     async def _load_first(self) -> None:
-        for model in self.models.values():
+        for model in list(self.models.values()):
             if model.hosted.at_start:
                 with contextlib.suppress(Problem):  # `problem` has it, and the log
                     await self.begin(model, waits=False, is_order=True)
@@ -212,7 +263,7 @@ class ModelRouter:
     async def _unload_idle(self) -> None:
         while True:
             await asyncio.sleep(IDLE_LOOK_SECONDS)
-            for model in self.models.values():
+            for model in list(self.models.values()):
                 limit = model.keep_alive
                 if limit is not None and model.is_evictable and time.monotonic() - model.used_at >= limit:
                     async with self._room:

@@ -98,6 +98,7 @@ class HttpSettings:
     traces_endpoint: str | None = None  # of an OpenTelemetry collector
     verbose: bool = False
     models: tuple[HostedSettings, ...] = ()  # if there are several; `endpoint` and `model` are empty then
+    pulled: HostedSettings | None = None  # of models that clients pull, without name and path; None: they may not
     models_max: int | None = None
     models_memory: int = 0  # most bytes of all models together
 

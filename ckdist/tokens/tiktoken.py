@@ -21,7 +21,8 @@ MAX_RANKS_BYTES = 16 << 20  # Kimi-K2's has 2.8 MB
 MAX_PIECE_BYTES = 1024
 AGAIN = "fetch the model's files again"
 RESERVED = 256  # ids of special tokens, after the ranks
-SPLIT_OF_TYPE = {"kimi_k2": "kimi-k2", "kimi_k25": "kimi-k2"}  # model_type of config.json -> name in SPLITS
+# model_type of config.json -> name in SPLITS
+SPLIT_OF_TYPE = dict.fromkeys(("kimi_k2", "kimi_k25", "kimi_linear"), "kimi-k2")
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 _LINE = re.compile(rb"([A-Za-z0-9+/]+={0,2}) ([0-9]{1,8})")
 _LETTERS = {byte: letter for letter, byte in BYTE_ALPHABET.items()}

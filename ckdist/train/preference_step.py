@@ -17,6 +17,7 @@ from ckdist.models.spec import ModelSpec
 from ckdist.train.batch import PackedBatch
 from ckdist.train.config import TrainConfig
 from ckdist.train.data.preference_rows import PreferenceBatch, PreferenceRows
+from ckdist.train.data.token_rows import Rows
 from ckdist.train.native_executable import NativeExecutable
 from ckdist.train.pipeline import StepSums
 from ckdist.train.preference_loss import UnitLosses, dpo, kto, orpo
@@ -49,7 +50,6 @@ class Totals(NamedTuple):
     divergence: float
 
 
-
 class PreferenceStep:
     """Computes losses and gradients of preferences. All ranks call its functions together."""
 
@@ -58,19 +58,20 @@ class PreferenceStep:
         # The coefficient of the cross-entropy of chosen sequences.
         self.cross_entropy = 1.0 if config.method == "orpo" else config.rpo_alpha
 
-    def measure_reference(self, rows: PreferenceRows) -> None:
-        """Sets `rows.reference` from the present weights. ORPO needs none."""
-        if self.config.method == "orpo":
-            return
+    def measure_reference(self, *every: Rows) -> None:
+        """Sets `reference` of all rows from the present weights. ORPO needs none."""
         mesh, per_device = self.ranks.mesh, self.config.per_device_train_batch_size
-        begin, end = even_ranges(rows.count(0), mesh.size("dp"))[mesh.index("dp")]
-        for first in range(begin, end, per_device):
-            units = np.arange(first, min(end, first + per_device))
-            rows.reference[units] = self._measure(rows.units_batch(units)).policy
-        flat = self.ranks.sum_replicas(*rows.reference.ravel().tolist())
-        rows.reference[:] = np.reshape(flat, rows.reference.shape)
+        for rows in every:
+            if self.config.method == "orpo" or not isinstance(rows, PreferenceRows):
+                continue
+            begin, end = even_ranges(rows.count(0), mesh.size("dp"))[mesh.index("dp")]
+            for first in range(begin, end, per_device):
+                units = np.arange(first, min(end, first + per_device))
+                rows.reference[units] = self._measure(rows.units_batch(units)).policy
+            flat = self.ranks.sum_replicas(*rows.reference.ravel().tolist())
+            rows.reference[:] = np.reshape(flat, rows.reference.shape)
 
-    def forward_backward(self, batches: Sequence[PreferenceBatch], rows: PreferenceRows) -> StepSums:
+    def forward_backward(self, batches: Sequence[PackedBatch], rows: Rows) -> StepSums:
         """Computes the gradients of the sum of losses over the units of all replicas, from zero, and reduces them."""
         began = time.perf_counter()
         measured = [self._measure(batch) for batch in batches]
@@ -87,14 +88,15 @@ class PreferenceStep:
         self.executable.flush()
         loss, metrics = self._metrics(totals)
         share = loss * totals.units if self.ranks.mesh.index("dp") == 0 else 0.0  # the caller sums over replicas
-        units = sum(len(batch.units) for batch in batches)
+        units = sum(len(one.batch.units) for one in measured)
         return StepSums(share, 0.0, time.perf_counter() - began, units, metrics)
 
-    def loss(self, batches: Sequence[PreferenceBatch], rows: PreferenceRows) -> float:
+    def loss(self, batches: Sequence[PackedBatch], rows: Rows) -> float:
         """Returns the mean loss over the units of all replicas."""
         return self._metrics(self._losses([self._measure(batch) for batch in batches], rows)[1])[0]
 
-    def _measure(self, batch: PreferenceBatch) -> Measured:
+    def _measure(self, batch: PackedBatch) -> Measured:
+        assert isinstance(batch, PreferenceBatch), "rows of preferences make such batches"
         if not len(batch.units):
             return Measured(batch, np.zeros(1), np.zeros((0, 2)), np.zeros((0, 2)), np.zeros(1, bool))
         tokens = -self.executable.token_losses(batch).astype(np.float64)
@@ -104,8 +106,9 @@ class PreferenceStep:
         learned = (sequence % 2 == 0) & (batch.targets >= 0) & (self.cross_entropy > 0)
         return Measured(batch, tokens, policy.reshape(-1, 2), lengths.reshape(-1, 2), learned)
 
-    def _losses(self, measured: Sequence[Measured], rows: PreferenceRows) -> tuple[list[UnitLosses], Totals]:
+    def _losses(self, measured: Sequence[Measured], rows: Rows) -> tuple[list[UnitLosses], Totals]:
         """The losses of this rank's units, and sums over the units of all replicas."""
+        assert isinstance(rows, PreferenceRows), "only these have a reference"
         c, losses, own = self.config, [], np.zeros(len(Totals._fields) - 1)
         references = [rows.reference[one.batch.units] for one in measured]
         divergence = 0.0
@@ -132,7 +135,7 @@ class PreferenceStep:
                 rewards[is_good, 0].sum(), rewards[is_bad, 1].sum(), is_good.sum(), is_bad.sum(),
                 (rewards[:, 0] > rewards[:, 1]).sum(),
             ]  # fmt: skip
-        return losses, Totals(*self.ranks.sum_replicas(*own.tolist()), divergence)
+        return losses, Totals._make([*self.ranks.sum_replicas(*own.tolist()), divergence])
 
     def _metrics(self, of: Totals) -> tuple[float, dict[str, float]]:
         """The mean loss, and the metrics of a step by the names of TRL."""

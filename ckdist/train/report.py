@@ -108,7 +108,8 @@ class Report:
             for k, v in asdict(r).items()
             if v is not None
         }
-        line |= line.pop("metrics", {})
+        line.pop("metrics", None)
+        line |= r.metrics or {}
         try:
             self._file.write(json.dumps(line) + "\n")
         except OSError as error:  # training goes on; the next checkpoint fails if the disk is still full

@@ -30,7 +30,6 @@ from ckdist.train.batch import PackedBatch
 from ckdist.train.batch_source import BatchSource, share_source
 from ckdist.train.config import TrainConfig
 from ckdist.train.data.batches import FileBatches, OwnBatches, Position, validation_batches
-from ckdist.train.data.preference_rows import PreferenceRows
 from ckdist.train.divergence import LostSteps
 from ckdist.train.loss_program import LossProgram
 from ckdist.train.model import TrainedModel, open_model, open_tokenizer
@@ -190,11 +189,9 @@ class Trainer:
         data = open_data(config, world, mesh, self.tokenizer, self.model.tokenizer_folder, source)
         self.batches, self.validation = data.batches, data.validation
         self.state = TrainState(seed=config.seed, data=data.digest)
-        if isinstance(self.batches, FileBatches) and isinstance(self.batches.rows, PreferenceRows):
+        if config.method != "sft":
             self.preference = PreferenceStep(config, self.executable, self.ranks)
-            for rows in (self.batches.rows, self.validation):
-                if isinstance(rows, PreferenceRows):
-                    self.preference.measure_reference(rows)  # with the weights before training
+            self.preference.measure_reference(*data.rows)  # with the weights before training
         self._resume(Path(resumed) if resumed else None)
         self.schedule = Schedule.of(config, self.state.steps)
         self.lost = LostSteps(config.learning_rate, self.state.skipped_steps)
@@ -374,7 +371,7 @@ class Trainer:
 
     def _forward_backward(self, batches: Sequence[PackedBatch]) -> StepSums:
         """Computes the losses and gradients of one step. A collective call."""
-        if self.preference is not None:
+        if self.preference is not None and isinstance(self.batches, FileBatches):
             return self.preference.forward_backward(batches, self.batches.rows)
         return forward_backward(self.executable, self.stage, batches)
 

@@ -38,6 +38,12 @@ class TrainingData:
     validation: Rows | None = None  # rows of the validation loss; None if there is none
     digest: str = ""  # of the training tokens
 
+    @property
+    def rows(self) -> list[Rows]:
+        """The rows of training, then those of validation, as far as there are any."""
+        training = self.batches.rows if isinstance(self.batches, FileBatches) else None
+        return [rows for rows in (training, self.validation) if rows is not None]
+
 
 def open_data(
     config: TrainConfig,
@@ -88,7 +94,9 @@ def _file_batches(config: TrainConfig, world: World, mesh: Mesh, tokenizer: Toke
         log.info("%d of %d texts are longer than max_length and are learned in parts", counts.divided, counts.texts)
     rows = rows_of(c, cache, documents, passes=_passes(c, cache, documents))
     if isinstance(rows, PreferenceRows) and rows.dropped:
-        say(f"train_file: {rows.dropped} preferences are left out: max_length ({c.max_length}) leaves none of an answer")
+        say(
+            f"train_file: {rows.dropped} preferences are left out: max_length ({c.max_length}) leaves none of an answer"
+        )
     if not rows.count(0):
         raise ConfigError(f"train_file_weights ({', '.join(map(str, c.train_file_weights))}) leave no document")
     batches = FileBatches(

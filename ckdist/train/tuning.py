@@ -68,7 +68,7 @@ def default_settings(
     records = sum(cache.report.forms.values())
     settings: dict[str, Any] = {
         "max_length": length,
-        "per_device_train_batch_size": max(2, step // (2 * length)) if paired else max(1, step // length),
+        "per_device_train_batch_size": max(4, step // (2 * length)) if paired else max(1, step // length),
         "learning_rate": (2e-5 if full else 2e-4) / (10 if paired else 1),
         "lr_scheduler_type": "cosine",
         "warmup_ratio": 0.03,

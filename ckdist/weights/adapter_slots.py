@@ -13,7 +13,7 @@ from ckdist.program.lowered import MatrixKey
 from ckdist.program.ops.low_rank import padded
 from ckdist.program.program import Program
 from ckdist.program.tracer import LowRank
-from ckdist.weights.adapter_file import MODULES, files_of, load_adapter
+from ckdist.weights.adapter_file import MODULES, Matrices, files_of, halves, load_adapter
 from ckdist.weights.packed_matrix import SlotMatrix, pack_together, part_of
 from ckdist.weights.packed_type import is_low_rank
 
@@ -75,6 +75,7 @@ class AdapterSlots:
         tensors = stored.matrices
         for name, tensor in tensors.items():
             self._check(folder, name, tensor)
+        tensors = _in_halves(tensors)
         parts = {key: _part(key, tensors.get(key.name)) for key in self._places if key.matrices == (slot, slot + 1)}
         packed = iter(pack_together([part for part in parts.values() if part is not None]))
         for key, part in parts.items():
@@ -125,6 +126,16 @@ class AdapterSlots:
                 f"{folder} has rank {rank} at {name}, more than --max-lora-rank {self.max_rank}: start with "
                 f"--max-lora-rank {rank}"
             )
+
+
+def _in_halves(tensors: Matrices) -> Matrices:
+    """The matrices in float16: a step reads those of all its adapters, so their bytes are most of its time."""
+    found = dict(tensors)
+    for name, a in tensors.items():
+        if name.endswith(".lora_A.weight") and a.dtype == np.float32:
+            other = name.replace(".lora_A.", ".lora_B.")
+            found[name], found[other] = halves(a, tensors[other])
+    return found
 
 
 def _part(key: MatrixKey, tensor: np.ndarray | None) -> np.ndarray | None:

@@ -41,9 +41,9 @@ class Checkpoint:
         """The folder of the model's files."""
         return self.path if self.path.is_dir() else self.path.parent
 
-    def warn(self, log: logging.Logger) -> None:
-        """Logs the notes."""
-        for note in self.notes:
+    def warn(self, log: logging.Logger, silent: str | None = None) -> None:
+        """Logs the notes, but none that begins with `silent`."""
+        for note in self.notes if silent is None else (note for note in self.notes if not note.startswith(silent)):
             log.warning("%s: %s", self.path.name, note)
 
 

@@ -12,7 +12,7 @@ from ckdist.errors import ModelFileError
 from ckdist.models.decoder import EMBEDDING, OUTPUT, weight_shapes
 from ckdist.models.families.family import TensorNames, stack_of
 from ckdist.models.registry import family
-from ckdist.models.spec import GatedDeltaNet, LatentAttention, ModelSpec, MoeFfn
+from ckdist.models.spec import LatentAttention, ModelSpec, MoeFfn
 from ckdist.weights import dtypes
 from ckdist.weights.tensor_source import HeadPart, TensorSource
 
@@ -237,7 +237,7 @@ def _joined_parts(
 def heads_of(spec: ModelSpec, weight: str) -> int:
     """The number of heads in a tensor that groups rows of several weights by head."""
     mixer = spec.layers[int(weight.split(".")[2])].mixer
-    return mixer.num_key_heads if isinstance(mixer, GatedDeltaNet) else mixer.num_heads
+    return getattr(mixer, "num_key_heads", 0) or getattr(mixer, "num_heads", 1)
 
 
 def head_dim(spec: ModelSpec, weight: str) -> int:

@@ -12,7 +12,7 @@ _HARMLESS = (  # pattern for names of both formats -> the feature that is missin
         "images are not read",
     ),
     (re.compile(r"(model\.)?(audio_\w+|embed_audio)\..+|a\..+"), "audio is not read"),
-    (re.compile(r"(model\.)?mtp(_\w+)?\..+"), "tokens are predicted one at a time"),
+    (re.compile(r"(model\.)?mtp(_\w+)?\..+"), "without --spec mtp, tokens are predicted one at a time"),
 )
 _LAYER = re.compile(r"(?:blk|(?:model\.)?layers)\.(\d+)\..+")
 _SHOWN = 3

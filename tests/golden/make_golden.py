@@ -111,6 +111,19 @@ CONFIGS = {
         "hidden_activation": "gelu_pytorch_tanh", "attention_bias": False, "rope_parameters": GEMMA4_ROPE, "enable_moe_block": True,
         "num_experts": 5, "top_k_experts": 2, "moe_intermediate_size": 16, "tie_word_embeddings": True, "pad_token_id": 0,
     },
+    # Sliding layers have sinks and more kv-heads; values are narrower than keys, and scaled.
+    "mimo_v2_flash": {
+        "architectures": ["MiMoV2FlashForCausalLM"], "model_type": "mimo_v2_flash", "vocab_size": 127, "hidden_size": 32, "head_dim": 24,
+        "v_head_dim": 8, "intermediate_size": 40, "moe_intermediate_size": 16, "num_hidden_layers": 3, "num_attention_heads": 4,
+        "num_key_value_heads": 1, "rms_norm_eps": 1e-5, "n_routed_experts": 5, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1,
+        "norm_topk_prob": True, "routed_scaling_factor": None, "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+        "mlp_layer_types": ["dense", "sparse", "sparse"], "sliding_window": 18, "attention_value_scale": 0.707, "hidden_act": "silu",
+        "tie_word_embeddings": False, "attention_bias": True, "pad_token_id": 0,
+        "rope_parameters": {
+            "full_attention": {"rope_type": "default", "rope_theta": 5000000.0, "partial_rotary_factor": 0.334},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.334},
+        },
+    },
     # Attention within chunks, layers without rotation whose queries are scaled by position, dense layers between others.
     "llama4": {
         "architectures": ["Llama4ForCausalLM"], "model_type": "llama4_text", "vocab_size": 125, "hidden_size": 32, "head_dim": 8,
@@ -499,6 +512,79 @@ CONFIGS = {
         "full_attention_interval": 4, "rope_theta": 10000000.0, "partial_rotary_factor": 0.5, "tie_word_embeddings": False,
         "attention_bias": False,
     },
+    # Layers with a gated short convolution.
+    "lfm2": {
+        "architectures": ["Lfm2ForCausalLM"], "model_type": "lfm2", "vocab_size": 157, "hidden_size": 40, "head_dim": None, "block_ff_dim": 60, "block_auto_adjust_ff_dim": True,
+        "block_ffn_dim_multiplier": 1.0, "block_multiple_of": 8, "num_hidden_layers": 4, "num_attention_heads": 5,
+        "num_key_value_heads": 5, "norm_eps": 1e-5, "rope_theta": 1000000.0, "conv_L_cache": 3, "conv_bias": False, "full_attn_idxs": [1, 3],
+        "tie_word_embeddings": True,
+    },
+    "lfm2moe": {
+        "architectures": ["Lfm2MoeForCausalLM"], "model_type": "lfm2_moe", "vocab_size": 153, "hidden_size": 40, "head_dim": None, "intermediate_size": 36,
+        "moe_intermediate_size": 20, "num_dense_layers": 1, "num_experts": 5, "num_experts_per_tok": 3, "use_expert_bias": True,
+        "norm_topk_prob": True, "routed_scaling_factor": 1.0, "num_hidden_layers": 4, "num_attention_heads": 5, "num_key_value_heads": 5,
+        "norm_eps": 1e-5, "rope_theta": 1000000.0, "conv_L_cache": 3, "conv_bias": False,
+        "layer_types": ["conv", "full_attention", "conv", "full_attention"], "tie_word_embeddings": True,
+    },
+    # Mamba-2 in most layers.
+    "granite4h": {
+        "architectures": ["GraniteMoeHybridForCausalLM"], "model_type": "granitemoehybrid", "vocab_size": 149, "hidden_size": 40, "head_dim": None,
+        "intermediate_size": 20, "shared_intermediate_size": 36, "num_hidden_layers": 4, "num_attention_heads": 5, "num_key_value_heads": 5,
+        "rms_norm_eps": 1e-5, "rope_theta": 10000, "rope_scaling": None, "position_embedding_type": "nope",
+        "layer_types": ["mamba", "attention", "mamba", "mamba"], "num_local_experts": 5, "num_experts_per_tok": 2, "mamba_n_heads": 10,
+        "mamba_d_head": 8, "mamba_expand": 2, "mamba_n_groups": 1, "mamba_d_state": 16, "mamba_d_conv": 4, "mamba_chunk_size": 16,
+        "mamba_conv_bias": True, "mamba_proj_bias": False, "embedding_multiplier": 12, "attention_multiplier": 0.2,
+        "residual_multiplier": 0.35, "logits_scaling": 0.25, "hidden_act": "silu", "tie_word_embeddings": True, "attention_bias": False, "pad_token_id": 0,
+    },
+    "granite4h_dense": {
+        "architectures": ["GraniteMoeHybridForCausalLM"], "model_type": "granitemoehybrid", "vocab_size": 151, "hidden_size": 48, "head_dim": None,
+        "intermediate_size": 20, "shared_intermediate_size": 40, "num_hidden_layers": 3, "num_attention_heads": 6, "num_key_value_heads": 3,
+        "rms_norm_eps": 1e-5, "rope_theta": 10000, "rope_scaling": None, "position_embedding_type": "nope",
+        "layer_types": ["mamba", "attention", "mamba"], "num_local_experts": 0, "num_experts_per_tok": 0, "mamba_n_heads": 6,
+        "mamba_d_head": 16, "mamba_expand": 2, "mamba_n_groups": 3, "mamba_d_state": 12, "mamba_d_conv": 4, "mamba_chunk_size": 16,
+        "mamba_conv_bias": True, "mamba_proj_bias": True, "embedding_multiplier": 12, "attention_multiplier": 0.2,
+        "residual_multiplier": 0.35, "logits_scaling": 0.25, "hidden_act": "silu", "tie_word_embeddings": True, "attention_bias": False, "pad_token_id": 0,
+    },
+    # One part in each layer.
+    "nemotron_h": {
+        "architectures": ["NemotronHForCausalLM"], "model_type": "nemotron_h", "vocab_size": 147, "hidden_size": 40, "head_dim": 8,
+        "intermediate_size": 52, "hybrid_override_pattern": "M-M*-M-", "num_attention_heads": 5, "num_key_value_heads": 1,
+        "layer_norm_epsilon": 1e-5, "mamba_num_heads": 6, "mamba_head_dim": 12, "n_groups": 2, "ssm_state_size": 16, "conv_kernel": 4,
+        "chunk_size": 16, "mlp_hidden_act": "relu2", "use_conv_bias": True, "time_step_limit": [0.0, float("inf")],
+        "tie_word_embeddings": False, "pad_token_id": 0,
+    },
+    "nemotron_h_moe": {
+        "architectures": ["NemotronHForCausalLM"], "model_type": "nemotron_h", "vocab_size": 143, "hidden_size": 40, "head_dim": 8,
+        "intermediate_size": 20, "hybrid_override_pattern": "MEM*E", "num_attention_heads": 5, "num_key_value_heads": 5,
+        "layer_norm_epsilon": 1e-5, "mamba_num_heads": 5, "mamba_head_dim": 16, "n_groups": 1, "ssm_state_size": 8, "conv_kernel": 4,
+        "chunk_size": 16, "mlp_hidden_act": "relu2", "use_conv_bias": True, "n_routed_experts": 6, "num_experts_per_tok": 3,
+        "n_shared_experts": 1, "moe_intermediate_size": 20, "moe_shared_expert_intermediate_size": 36, "n_group": 1, "topk_group": 1,
+        "norm_topk_prob": True, "routed_scaling_factor": 2.5, "tie_word_embeddings": False, "pad_token_id": 0,
+    },
+    # Attention and Mamba-2 side by side.
+    "falcon_h1": {
+        "architectures": ["FalconH1ForCausalLM"], "model_type": "falcon_h1", "vocab_size": 139, "hidden_size": 40, "head_dim": 8,
+        "intermediate_size": 44, "num_hidden_layers": 2, "num_attention_heads": 5, "num_key_value_heads": 5, "rms_norm_eps": 1e-5,
+        "rope_theta": 100000000000.0, "mamba_d_ssm": 60, "mamba_n_heads": 5, "mamba_d_head": 12, "mamba_n_groups": 1, "mamba_d_state": 16,
+        "mamba_d_conv": 4, "mamba_chunk_size": 16, "mamba_conv_bias": True, "mamba_proj_bias": False, "mamba_norm_before_gate": False,
+        "mamba_rms_norm": False, "attention_in_multiplier": 0.9, "attention_out_multiplier": 0.8, "embedding_multiplier": 5.656854249492381,
+        "key_multiplier": 0.7, "lm_head_multiplier": 0.4, "mlp_multipliers": [0.88, 0.59], "ssm_in_multiplier": 1.25,
+        "ssm_multipliers": [0.35, 0.6, 0.7, 0.5, 0.8], "ssm_out_multiplier": 0.3, "hidden_act": "silu", "tie_word_embeddings": False,
+        "pad_token_id": 0,
+    },
+    "bamba": {
+        "architectures": ["BambaForCausalLM"], "model_type": "bamba", "vocab_size": 137, "hidden_size": 48, "head_dim": None,
+        "intermediate_size": 44, "num_hidden_layers": 3, "num_attention_heads": 6, "num_key_value_heads": 3, "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0, "attn_layer_indices": [1], "attn_rotary_emb": 4, "mamba_n_heads": 6, "mamba_d_head": 16,
+        "mamba_expand": 2, "mamba_n_groups": 1, "mamba_d_state": 16, "mamba_d_conv": 4, "mamba_chunk_size": 16, "mamba_conv_bias": True,
+        "mamba_proj_bias": False, "hidden_act": "silu", "tie_word_embeddings": False, "pad_token_id": 0,
+    },
+    "cohere2": {
+        "architectures": ["Cohere2ForCausalLM"], "model_type": "cohere2", "vocab_size": 211, "hidden_size": 48, "head_dim": None,
+        "intermediate_size": 72, "num_hidden_layers": 4, "num_attention_heads": 6, "num_key_value_heads": 3, "layer_norm_eps": 1e-5,
+        "rope_theta": 50000.0, "sliding_window": 12, "sliding_window_pattern": 4, "logit_scale": 0.25, "hidden_act": "silu",
+        "tie_word_embeddings": True, "attention_bias": False, "pad_token_id": 0,
+    },
 }  # fmt: skip
 
 # Mistral 4 as its publisher computes it (apply_scale is false in params.json): YaRN does not scale its scores.
@@ -548,7 +634,7 @@ def randomise(model, generator: torch.Generator) -> None:
         else:
             parameter.copy_(noise * (2.0 / math.sqrt(parameter.shape[-1])))
     for name, buffer in model.named_buffers():
-        if "correction_bias" in name:
+        if "correction_bias" in name or "expert_bias" in name:
             buffer.copy_(0.2 * torch.randn(buffer.shape, generator=generator))
         elif name.endswith("layer_scalar"):
             buffer.copy_(0.8 + 0.1 * torch.randn(buffer.shape, generator=generator))

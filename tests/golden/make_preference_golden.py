@@ -7,7 +7,7 @@ AdamW with a constant rate, float32, one batch a step. Of each case NAME:
     NAME/desirable       uint8 (steps, units), of KTO
     NAME/losses, norms   float64 (steps,): before each update, the loss and the gradient's norm before clipping
     NAME/rewards         float64 (steps, 2): chosen, rejected
-    NAME/weights         float32: the model's embeddings of the first 40 tokens after the steps
+    NAME/weights         float32: the model's embeddings of the first 10 tokens after the steps
 Sequences 2 i and 2 i + 1 are those of a unit: chosen and rejected, or of KTO the answer and the mismatched one.
 """
 
@@ -37,10 +37,10 @@ CASES = {
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
     """A word is a token: "w17" is 17."""
-    words = {f"w{i}": i for i in range(VOCAB)}
-    backend = Tokenizer(models.WordLevel(words, unk_token="w0"))
+    words = {"<unknown>": 0, "<end>": 1, "<pad>": 2} | {f"w{i}": i for i in range(3, VOCAB)}
+    backend = Tokenizer(models.WordLevel(words, unk_token="<unknown>"))
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="w1", pad_token="w2", bos_token=None)
+    return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<end>", pad_token="<pad>", bos_token=None)
 
 
 def make_records(method: str) -> list[dict]:
@@ -126,7 +126,7 @@ def run(name: str) -> dict[str, np.ndarray]:
     result |= {"ids": padded(found["ids"], -1, np.int32), "answers": padded(found["answers"], 0, np.uint8)}
     if method == "kto":
         result["desirable"] = np.array(found["desirable"])
-    result["weights"] = model.get_input_embeddings().weight.detach().numpy()[:40].copy()
+    result["weights"] = model.get_input_embeddings().weight.detach().numpy()[:10].copy()
     return result
 
 

@@ -55,6 +55,9 @@ CASES = {
     "glm_moe_dsa, 2 stages": ("glm_moe_dsa", 2, 2, {}),
     "kimi_linear, 2 ranks": ("kimi_linear", 2, 1, {}),
     "qwen35moe, 2 stages": ("qwen35moe", 2, 2, {}),
+    "granite4h, 2 ranks": ("granite4h", 2, 1, {}),
+    "falcon_h1, 2 stages": ("falcon_h1", 2, 2, {}),
+    "lfm2": ("lfm2", 1, 1, {"threads": 2}),
 }
 
 

@@ -205,7 +205,7 @@ def test_what_changes_no_answer_is_noted(tmp_path):
     write_model(tmp_path, CONFIG | {"num_nextn_predict_layers": 1}, **beside, **buffers)
     notes = open_checkpoint(tmp_path).notes
     assert len(notes) == 2 and "images are not read: 2 tensors, as " in notes[0] + notes[1]
-    assert "tokens are predicted one at a time: 2 tensors, as " in notes[0] + notes[1]
+    assert "without --spec mtp, tokens are predicted one at a time: 2 tensors, as " in notes[0] + notes[1]
     write_model(tmp_path)
     assert open_checkpoint(tmp_path).notes == ()
 
@@ -284,7 +284,7 @@ def test_an_index_that_lies(tmp_path):
 def test_layers_that_predict_further_tokens_are_left_out(family, layers, names):
     """As published, in either format: one line. A layer that the model does not say predicts is an error."""
     (note,) = notes_on_unread(names, known_families()[family], layers, 1, "m")
-    assert note == f"tokens are predicted one at a time: 2 tensors, as {names[0]!r}, stay unused"
+    assert note == f"without --spec mtp, tokens are predicted one at a time: 2 tensors, as {names[0]!r}, stay unused"
     if not names[0].startswith("mtp."):
         with pytest.raises(ModelFileError, match=f"in a {family} model of {layers} layers"):
             notes_on_unread(names, known_families()[family], layers, 0, "m")

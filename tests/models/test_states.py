@@ -28,6 +28,32 @@ def loaded():
     model.close()
 
 
+@pytest.fixture
+def other(request):
+    """Another golden model with little room: its name, and the bytes of its blocks."""
+    name, block_bytes = request.param
+    config = EngineConfig(
+        model=str(GOLDEN / name), cache_type_k="f32", cache_type_v="f32", threads=2, ubatch_size=24, ctx_size=160,
+        parallel=4, kv_memory=16 * block_bytes,
+    )  # fmt: skip
+    model = load_model(config, SingleWorld())
+    yield model
+    model.close()
+
+
+@pytest.mark.parametrize(
+    "other", [("granite4h", 5120), ("falcon_h1", 2 * 5120), ("lfm2", 2 * 5120)], ids=lambda one: one[0], indirect=True
+)
+def test_mamba_and_short_convolutions_have_the_same_bits_as_alone(other):
+    rng = np.random.default_rng(1)
+    common = rng.integers(3, 130, 90).tolist()
+    requests = [([*common[:kept], *rng.integers(3, 130, 9).tolist()], 40) for kept in rng.integers(0, 90, 8).tolist()]
+    together, engine = answers(other.executable, requests, True, [END])
+    assert engine.scheduler.preemptions > 0 and engine.stats()["cached_tokens_total"] > 0
+    for request, answer in zip(requests, together, strict=True):
+        assert answers(other.executable, [request], False)[0] == [answer]
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_the_same_bits_as_alone_and_anew(loaded, seed):
     rng = np.random.default_rng(seed)

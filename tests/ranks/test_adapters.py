@@ -94,7 +94,7 @@ def flags(folders):
     ids=["one", "tokens", "tensors", "stages"],
 )
 def test_eight_adapters_in_one_batch_have_the_bits_of_each_alone(folders, ranks, more):
-    """And of a server that adds the adapter for all requests. Two adapters have several rows side by side."""
+    """And of a server that adds it for all requests, if its files are of 16 bits. Some adapters have several rows."""
     requests = requests_of([*NAMES, None, *NAMES[:1] * 3, *NAMES[7:] * 3])
     together, alone = on_ranks(
         ranks,
@@ -104,7 +104,7 @@ def test_eight_adapters_in_one_batch_have_the_bits_of_each_alone(folders, ranks,
         **more,
     )
     assert together == alone
-    for i in (0, 2, 5, 8):
+    for i in (0, 3, 6, 8):
         fixed = {} if i == 8 else {"lora": str(folders[i])}
         expected = on_ranks(ranks, lambda engine, _, i=i: outputs(engine, [(requests[i][0], None)]), **fixed, **more)
         assert together[i] == expected[0]
@@ -115,7 +115,9 @@ def test_latent_projections_have_adapters_per_request(tmp_path, ranks):
     model = shutil.copytree(GOLDEN / "deepseek_dense", tmp_path / "model")
     write_tokenizer(model)
     for seed, name in enumerate(("x", "y")):
-        random_adapter(tmp_path / name, model, (*LATENT, "o_proj"), seed=seed, rank=4 + seed, scale=0.1)
+        random_adapter(
+            tmp_path / name, model, (*LATENT, "o_proj"), seed=seed, rank=4 + seed, scale=0.1, dtype=np.float16
+        )
     requests = requests_of(("x", "y", None))
     together, alone = on_ranks(
         ranks,

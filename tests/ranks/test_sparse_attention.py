@@ -34,6 +34,13 @@ TOP_K, INDEX_HEADS, WIDTH = 37, 5, 16
 MODEL = spec(ropes={"local": rope(8)})  # keys of the index are rotated in part
 
 
+def to_index(g, *operands):
+    """Every rank gets the operands of all tokens. The other exchanges of the layer come after `select_positions`."""
+    axis, to = g.sharding.tokens.axis, tuple(value.dims[-1] for value in operands)
+    names = ["index_q", "index_k", "index_w"]
+    return g.emit("all_to_all", operands, names=names, axis=axis, to=to) if axis else operands
+
+
 def select(g, x, layer, top_k):
     """The positions of a layer, or None."""
     if top_k is None:
@@ -42,7 +49,7 @@ def select(g, x, layer, top_k):
     heads, key, hidden = Dim("index_heads", INDEX_HEADS, WIDTH), Dim("index", 1, WIDTH), x.dims[-1]
     k, weights = g.linear(x, w("wk", key, hidden), w("weights_proj", replace(heads, width=1), hidden), names=["k", "w"])
     q = g.linear(x, w("wq_b", heads, hidden), names=["q"])
-    q, k, weights = g.to_index(q, k, weights)
+    q, k, weights = to_index(g, q, k, weights)
     k = g.layer_norm(k, w("k_norm.weight", Dim("width", WIDTH)), w("k_norm.bias", Dim("width", WIDTH)), 1e-6)
     return g.select_positions(g.rope(q, "local"), g.rope(k, "local"), weights, layer=layer, index_top_k=top_k)
 

@@ -238,6 +238,14 @@ def test_layers_are_divided_for_decode_and_for_prompts():
     assert small == [(0, 4), (4, 8)] and 4 < large[0][1] < 8
 
 
+def test_layers_that_see_the_same_positions_are_in_one_stage():
+    program = trace(forward, open_checkpoint(GOLDEN / "glm_moe_dsa").spec, SINGLE, Mesh())
+    divided = lambda count: divide_layers(program, count, "avx2", lambda _: WeightCost(1.0, 2))
+    assert divided(2) == [(0, 2), (2, 3)]
+    with pytest.raises(ConfigError, match="3 is more than the 2 groups of layers"):
+        divided(3)
+
+
 def test_rank_0_has_the_last_stage():
     def rank(world):
         place = stage_rank(world, [(0, 2), (2, 3), (3, 5)])

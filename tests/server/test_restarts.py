@@ -15,23 +15,32 @@ from tests.support.paths import ROOT
 from tests.support.resumed_streams import BODIES, streamed
 from tests.support.served import wait_for
 
-WORDS = [sys.executable, "-m", "ckdist.cli.main", "serve", "--port", "0", "-t", "1", "--alias", "m"]
+COMMAND = [sys.executable, "-m", "ckdist.cli.main"]
+WORDS = [*COMMAND, "serve", "--port", "0", "-t", "1", "--alias", "m"]
 
 
-def started(*flags: str) -> subprocess.Popen:
+def started(*flags: str, before: tuple[str, ...] = ()) -> subprocess.Popen:
     given = {"env": environment(), "cwd": ROOT, "text": True}
-    return subprocess.Popen([*WORDS, *flags], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **given)
+    return subprocess.Popen([*before, *WORDS, *flags], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **given)
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    process = started("-tp", "1", "--trace", str(tmp_path_factory.mktemp("trace") / "t.json"))
+def answering(process: subprocess.Popen):
     url = next(found[1] for line in process.stdout if (found := re.search(r"serving m at (http://\S+)", line)))
     wait_for(lambda: httpx.get(f"{url}/health").status_code == 200, 30)
     yield process, url
     if process.poll() is None:
         process.kill()
     process.wait()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    yield from answering(started("-tp", "1", "--trace", str(tmp_path_factory.mktemp("trace") / "t.json")))
+
+
+@pytest.fixture(scope="module")
+def launched():
+    yield from answering(started(before=(*COMMAND, "launch", "-n", "2")))
 
 
 def child(server, module: str) -> psutil.Process:
@@ -56,6 +65,21 @@ def test_streams_go_on_after_the_end_of_the_engine_and_the_http_process_stays(se
         engine.kill()
         assert [answer.result() for answer in answers] == wanted
     assert child(server, "ckdist.serve").pid == http and child(server, "ckdist.cli.child_engine").pid != engine.pid
+
+
+def test_streams_go_on_after_the_loss_of_a_launched_rank(launched):
+    process, url = launched
+    body, begun = {**BODIES[0], "max_tokens": 200, "ignore_eos": True}, threading.Event()
+    wanted, http = streamed(url, body), child(launched, "ckdist.serve").pid
+    (rank_1,) = [one for one in child(launched, "ckdist.cli.child_engine").children() if one.environ()["RANK"] == "1"]
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(streamed, url, body, begun)
+        assert begun.wait(30)
+        rank_1.kill()
+        assert answer.result() == wanted
+    assert child(launched, "ckdist.serve").pid == http and not rank_1.is_running()
+    process.terminate()
+    assert process.wait(30) == 0
 
 
 def test_the_engine_stays_after_the_end_of_the_http_process(server):

@@ -51,9 +51,9 @@ def ranks_of(job: subprocess.Popen) -> dict[int, psutil.Process]:
     """The processes that are the job's ranks on this host."""
     found = {}
     with contextlib.suppress(psutil.Error):
-        for process in psutil.Process(job.pid).children():
+        for process in psutil.Process(job.pid).children(recursive=True):  # parents first
             with contextlib.suppress(psutil.Error, KeyError):
-                found[int(process.environ()["RANK"])] = process
+                found.setdefault(int(process.environ()["RANK"]), process)
     return found
 
 

@@ -8,17 +8,8 @@ import numpy as np
 
 from ckdist.models.families.gemma2 import NORMS
 from ckdist.models.indexer import Indexer
-from ckdist.models.spec import (
-    Attention,
-    DenseFfn,
-    GatedDeltaNet,
-    LatentAttention,
-    LayerSpec,
-    ModelSpec,
-    MoeFfn,
-    Norms,
-    RopeSpec,
-)
+from ckdist.models.spec import Attention, DenseFfn, LatentAttention, LayerSpec, ModelSpec, MoeFfn, Norms, RopeSpec
+from ckdist.models.state_mixers import AttentionAndMamba, GatedConv, GatedDeltaNet, Mamba2
 from ckdist.program.query_scale import QueryScale
 from ckdist.program.routing import Routing
 
@@ -119,7 +110,7 @@ LINEAR = {
     "kimi_delta_attention": {
         "first": (
             GatedDeltaNet(5, 5, 9, 16, conv_kernel=3, by_row=True, gate_rank=7),
-            GatedDeltaNet(3, 3, 16, 40, by_row=True, lowest=-2.0),
+            GatedDeltaNet(3, 3, 16, 40, by_row=True, gate_rank=4),
             LatentAttention(5, 32, 24, 16, 20, 0.2, rope=None),
         ),
     },
@@ -137,6 +128,16 @@ LINEAR = {
         ),
         "ropes": {"local": rope(16, interleaved=True)},
     },
+    "mamba2": {
+        "first": (
+            Mamba2(6, 12, 3, 9, norm_groups=2, dt_limits=(0.02, 1.5), scales=(0.8, 1.2, 0.9, 1.1, 0.7)),
+            Mamba2(5, 32, 1, 16, conv_kernel=3, conv_bias=False, bias=True, norm_groups=0),
+            None,
+            AttentionAndMamba(Attention(4, 2, 16, 0.2), Mamba2(4, 40, 2, 8), 0.7, 1.3),
+        ),
+        "layer": {"ffn": MoeFfn(5, 72, Routing(2), "relu2", shared_size=40, gated=False)},
+    },
+    "gated_conv": {"first": (GatedConv(96), GatedConv(96, 5, bias=True))},
     "tiled_heads": {"first": (GatedDeltaNet(2, 6, 16, 32, tiled=True),), "mixer": {"gated": True}},
 }
 

@@ -27,12 +27,14 @@ WITHOUT_EFFECT = {  # model -> fields whose value matters only together with ano
     **dict.fromkeys(("deepseek_v32", "glm_moe_dsa"), ("first_k_dense_replace",)),  # mlp_layer_types says it
     "dots1": ("max_window_layers",),
     "ernie4_5_moe": ("moe_layer_end_index",),  # which is the last layer
+    "falcon_h1": ("mamba_norm_before_gate",),  # without mamba_rms_norm
+    "lfm2": ("block_multiple_of",),  # the size is a multiple of both
     "kimi_linear": (  # mlp_layer_types and linear_attn_config say it
         *("first_k_dense_replace", "linear_conv_kernel_dim", "linear_head_dim", "linear_num_heads"),
     ),
     "nomic_bert": ("max_position_embeddings",),  # no more than the 2048 that it was trained with
     "gemma4_moe": ("vocab_size_per_layer_input", "use_double_wide_mlp"),
-    "llama4": ("intermediate_size_mlp",),  # all layers have experts
+    "llama4": ("intermediate_size_mlp", "interleave_moe_layer_step"),  # all layers have experts
     "gemma4_unified": ("use_double_wide_mlp",),
     "ministral3": ("rope_theta", "tie_word_embeddings"),  # the default of rope_parameters; the whole file has it
     "mistral4": ("rope_theta", "tie_word_embeddings"),

@@ -19,7 +19,10 @@ from ckdist.engine.sampler import Sampler
 from ckdist.engine.sampling_params import SamplingParams
 from ckdist.engine.tenant import ONE_TENANT
 from ckdist.errors import ConfigError
+from ckdist.tokens.grammar import quoted
 from ckdist.tokens.tokenizer_source import tokenizer_of
+from ckdist.tokens.tool_format import HERMES
+from ckdist.tokens.tool_grammar import ToolGrammar
 from tests.support.paged_executable import PagedExecutable
 from tests.unit.test_engine import greedy
 from tests.unit.test_engine_sampling import STATEFUL
@@ -101,11 +104,22 @@ def test_right_drafts_save_steps_and_are_cached_like_other_tokens(slots):
     assert output.cached_tokens == 112
 
 
-def test_grammars_prune_drafts_and_their_forced_tokens_stay():
+CITY = {"type": "object", "properties": {"city": {"type": "string", "maxLength": 12}}, "required": ["city"]}
+CALLS = ToolGrammar(HERMES, quoted).lark({"get_weather": CITY}, True, None)
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        '%llguidance {}\nstart: "The answer is " /[a-z]{30}/ ", or perhaps " /[0-9 ]{9}/ "."',
+        f"%llguidance {{}}\n{CALLS}",
+    ],
+    ids=["text", "calls of tools"],
+)
+def test_grammars_prune_drafts_and_their_forced_tokens_stay(grammar):
     tokenizer = tokenizer_of(BUNDLED)
     vocab = tokenizer.vocab_size
     grammars = Grammars(tokenizer, vocab)
-    grammar = '%llguidance {}\nstart: "The answer is " /[a-z]{30}/ ", or perhaps " /[0-9 ]{9}/ "."'
     requests = [
         ([5], SamplingParams(max_tokens=60, seed=seed, grammar=grammar, logprobs=logprobs))
         for seed in (1, 2)
@@ -124,6 +138,16 @@ def test_grammars_prune_drafts_and_their_forced_tokens_stay():
     )
     assert answers(engine, requests) == plain
     assert drafting.gain.accepted > 10
+
+
+def test_a_request_has_a_least_number_of_drafts():
+    prompt = list(range(20))
+    engine = Engine(PagedExecutable(), Sampler(50), make_drafting=lambda: Drafting("suffix", 4, by_gain=False))
+    counts = []
+    for least in None, None, 5:
+        answers(engine, [(prompt, SamplingParams(60, temperature=0.0, draft_min=least))])
+        counts.append(engine.drafting.gain.drafted)
+    assert counts[1] == counts[2] > 0
 
 
 def test_tenants_see_no_answers_of_each_other():

@@ -99,7 +99,7 @@ class Clock:
 
 @pytest.mark.parametrize(
     "wrong, seconds, least, most",
-    [(0.0, 0.1, 1.6, 4.0), (0.3, 0.1, 1.1, 4.0), (0.95, 0.1, 0.99, 1.01), (0.0, 2.0, 0.985, 1.01)],
+    [(0.0, 0.1, 1.6, 4.0), (0.3, 0.1, 1.1, 4.0), (0.95, 0.1, 0.99, 1.01), (0.0, 2.0, 0.99, 1.01)],
 )
 def test_a_draft_model_is_used_as_far_as_it_pays_with_its_own_seconds(monkeypatch, wrong, seconds, least, most):
     """The time of long prompts that it reads counts too."""
@@ -145,6 +145,16 @@ def test_a_draft_model_with_fewer_rows_never_reads_a_token_that_it_does_not_have
     drafting = Drafting("model", by_gain=False, model=model)
     assert answers(Engine(PagedExecutable(), Sampler(50), make_drafting=lambda: drafting), requests) == plain
     assert model.drafted > 0 and model.executable.cache.max() < 40
+
+
+def test_a_draft_model_stops_below_a_probability():
+    counts = []
+    for least in None, 0.999:
+        drafting = drafting_of(0.0)
+        engine = Engine(PagedExecutable(), Sampler(50), make_drafting=lambda d=drafting: d)
+        answers(engine, [(list(range(20)), SamplingParams(40, temperature=0.0, draft_p_min=least))])
+        counts.append(drafting.gain.drafted)
+    assert counts[0] > 20 and counts[1] == 0
 
 
 def test_a_request_for_a_draft_model_is_refused_if_there_is_none():

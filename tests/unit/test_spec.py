@@ -284,7 +284,7 @@ def test_gguf_that_is_not_such_a_model(tmp_path):
         ({"rope_scaling": [1]}, "rope_scaling is \\[1\\]; it must be an object"),
         (
             {"rope_scaling": {"rope_type": "llama3", "factor": 8, "low_freq_factor": 4, "high_freq_factor": 1}},
-            "below high_freq_factor, which is 1",
+            "at most high_freq_factor, which is 1",
         ),
         (
             {"architectures": ["Glm4ForCausalLM"], "head_dim": 16, "partial_rotary_factor": 0.2},

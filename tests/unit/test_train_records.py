@@ -85,7 +85,10 @@ def test_data_with_a_structure_is_never_read_as_text(tmp_path, name, data, said)
 @pytest.mark.parametrize(
     "record, said",
     [
-        ({"prompt": "a", "chosen": "b", "rejected": "c"}, "its keys are prompt, chosen, rejected: preferences are not"),
+        (
+            {"prompt": "a", "chosen": "b", "rejected": "c"},
+            "its keys are prompt, chosen, rejected: train preferences with",
+        ),
         ({"body": "a"}, "has no text in 'text' and no chat; its keys are body: give messages, conversations,"),
         (
             {"conversations": [{"from": "humann", "value": "a"}]},

@@ -76,7 +76,8 @@ def attention(
     for gate in gates:
         o = g.gated(gate, o, "sigmoid")
     o = rows(o)
-    return g.reduce(g.linear(o, w("o_proj.weight", hidden, out), bias=o_bias, names=["attn"]))
+    result = g.reduce(g.linear(o, w("o_proj.weight", hidden, out), bias=o_bias, names=["attn"]))
+    return g.scale(result, a.output_scale)
 
 
 def _placed(g: Tracer, a: Attention, w: Callable[..., Weight], parts: list[Value], eps: float) -> list[Value]:

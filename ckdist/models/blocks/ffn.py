@@ -15,7 +15,7 @@ def dense_ffn(g: Tracer, x: Value, f: DenseFfn, path: str) -> Value:
         gate, up = g.linear(
             x, w("gate_proj.weight", ffn, hidden), w("up_proj.weight", ffn, hidden), bias=bias, names=["gate", "up"]
         )
-        act = g.gated(gate, up, f.activation)
+        act = g.gated(gate, up, f.activation, f.gate_scale)
     else:
         bias = (w("up_proj.bias", ffn),) if f.bias else ()
         act = g.activate(g.linear(x, w("up_proj.weight", ffn, hidden), bias=bias, names=["up"]), f.activation)

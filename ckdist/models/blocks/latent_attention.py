@@ -21,24 +21,25 @@ def latent_attention(
     heads, _ = g.sharding.heads(a.num_heads, 1, a.nope_dim + a.rope_dim)
     latent = Dim("latent", 1, a.key_width)
     kv_a = w("kv_a_proj_with_mqa", latent, hidden)
-    index = ()  # queries, keys and weights of heads of the indexer
+    of_index, index = None, ()
     if a.q_lora_rank:
         q_rank = Dim("q_lora", a.q_lora_rank)
-        of_rows, of_low, names = [w("q_a_proj", q_rank, hidden)], [w("q_b_proj", heads, q_rank)], []
-        if a.indexer:
-            from ckdist.models.blocks.indexer import index_weights, select
+        if a.indexer is not None:
+            from ckdist.models.blocks.lightning_indexer import index_weights
 
             of_index = index_weights(g, a.indexer, f"{path}.indexer", hidden, q_rank)
-            of_rows, of_low, names = [*of_rows, *of_index.rows], [*of_low, of_index.queries], ["index_k", "index_w"]
-        q_a, *index, kv = g.linears(x, [*of_rows, kv_a], names=["q_a", *names, "kv"])
+        of_rows, of_low = (of_index.rows, (of_index.queries,)) if of_index else ((), ())
+        names = ["q_a", *("index_k", "index_w")[: len(of_rows)], "kv"]
+        q_a, *index, kv = g.linears(x, [w("q_a_proj", q_rank, hidden), *of_rows, kv_a], names=names)
         normed = g.rms_norm(q_a, w("q_a_layernorm", q_rank), a.norm_eps or eps)
-        q, *index_q = g.linears(normed, of_low, names=["q", "index_q"][: len(of_low)])
+        of_normed = [w("q_b_proj", heads, q_rank), *of_low]
+        q, *index_q = g.linears(normed, of_normed, names=["q", "index_q"][: len(of_normed)])
         index = (*index_q, *index)
     else:
         q, kv = g.linear(x, w("q_proj", heads, hidden), kv_a, names=["q", "kv"])
     q, kv, *index = g.to_heads_latent(q, kv, *index)
-    if a.indexer:
-        g.positions = select(g, tuple(index), a.indexer, of_index, layer)
+    if of_index is not None:
+        g.positions = of_index.select(g, *index, layer=layer)
     own = q.dims[-1]  # if tokens were sharded before the exchange, heads are now
     k_b = w("k_b_proj", replace(own, width=a.kv_lora_rank), Dim("nope", a.nope_dim))
     latent = LatentWeights(w("kv_a_layernorm", rank), k_b, w("v_b_proj", replace(own, width=a.v_dim), rank))

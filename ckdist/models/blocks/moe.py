@@ -47,12 +47,14 @@ def moe_ffn(g: Tracer, x: Value, f: MoeFfn, path: str, routed: Value | None = No
     factors = w(FACTORS, router.dims[0]) if f.share_factors else None
     chosen, shares = g.route(logits, correction, f.routing, shared=f.shared_size > 0, factors=factors)
     experts, ffn = g.sharding.experts(f.num_experts), g.sharding.expert_ffn(f.intermediate_size)
-    gate, up = (w(f"experts.{name}.weight", experts, ffn, hidden) for name in ("gate_proj", "up_proj"))
+    # without a gate, relu(up x)^2 = relu(up x) * up x: one matrix in both places
+    first, function = ("gate_proj", f.activation) if f.gated else ("up_proj", "relu")
+    gate, up = (w(f"experts.{name}.weight", experts, ffn, hidden) for name in (first, "up_proj"))
     weights = [gate, up, w("experts.down_proj.weight", experts, hidden, ffn)]
     if f.shared_size:
         shared = g.sharding.ffn(f.shared_size)
-        weights += [w(f"shared_expert.{name}.weight", shared, hidden) for name in ("gate_proj", "up_proj")]
+        weights += [w(f"shared_expert.{name}.weight", shared, hidden) for name in (first, "up_proj")]
         weights.append(w("shared_expert.down_proj.weight", hidden, shared))
     widths = (("gate_proj", ffn), ("up_proj", ffn), ("down_proj", hidden))
     of_experts = [w(f"experts.{name}.bias", replace(experts, width=dim.elements)) for name, dim in widths if f.bias]
-    return g.reduce(g.experts(x, chosen, shares, weights, f.activation, of_experts, f.shares_input))
+    return g.reduce(g.experts(x, chosen, shares, weights, function, of_experts, f.shares_input))

@@ -1,6 +1,6 @@
 """GLM-4.5: some dense layers, then layers with experts and a shared expert; half of each head is rotated.
 
-Layers that predict further tokens (MTP) are left out.
+A layer that predicts further tokens (MTP) drafts: see `ckdist.models.predictor`.
 """
 
 from collections.abc import Sequence

@@ -1,14 +1,16 @@
 """Granite 3, dense: Llama with multipliers on embeddings, scores, residuals and logits."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from ckdist.errors import ArchitectureError
 from ckdist.models import from_config
 from ckdist.models.families import llama
 from ckdist.models.families.family import GgufForm, GgufHeader
 from ckdist.models.fields import Fields
-from ckdist.models.spec import DenseFfn, LayerSpec, ModelSpec, MoeFfn
+from ckdist.models.spec import Attention, DenseFfn, LayerSpec, ModelSpec, MoeFfn
+from ckdist.models.state_mixers import Mamba2
 
 NAME = "granite"
 KEYS = llama.KEYS.but(
@@ -18,13 +20,22 @@ KEYS = llama.KEYS.but(
 )
 
 
-def model(name: str, f: Fields, outer: Fields, ffn: DenseFfn | MoeFfn, rotates: bool = True, **more: Any) -> ModelSpec:
-    """Reads a config.json. `more` are further fields of ModelSpec."""
+def model(
+    name: str,
+    f: Fields,
+    outer: Fields,
+    ffn: DenseFfn | MoeFfn,
+    rotates: bool = True,
+    mixers: Sequence[Mamba2 | None] = (),
+    **more: Any,
+) -> ModelSpec:
+    """Reads a config.json. `mixers`: of each layer, in place of attention. `more` are further fields of ModelSpec."""
     n, bias = from_config.sizes(f), f.flag("attention_bias")
     multiplier = lambda name: f.number(name, high=1e6)
     rope = "global" if rotates else None
     attention = n.attention(scale=multiplier("attention_multiplier"), qkv_bias=bias, o_bias=bias, rope=rope)
-    layers = [LayerSpec(attention, ffn, residual_scale=multiplier("residual_multiplier"))] * n.num_layers
+    scale = multiplier("residual_multiplier")
+    layers = [LayerSpec(mixer or attention, ffn, residual_scale=scale) for mixer in mixers or [None] * n.num_layers]
     return n.model(
         name,
         layers,
@@ -41,17 +52,22 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
     return model(NAME, f, outer, from_config.dense(f, bias=f.flag("mlp_bias")))
 
 
-def gguf_model(name: str, header: GgufHeader, ffn: DenseFfn | MoeFfn) -> ModelSpec:
-    """Reads GGUF metadata. Models without rotation have false in rope.scaling.finetuned."""
+def gguf_model(
+    name: str, header: GgufHeader, ffn: DenseFfn | MoeFfn, mixers: Sequence[Mamba2 | None] = ()
+) -> ModelSpec:
+    """Reads GGUF metadata. `mixers`: of each layer, in place of attention.
+
+    Models without rotation have false in rope.scaling.finetuned.
+    """
     from ckdist.models import from_gguf
 
     f, n = header.fields, from_gguf.sizes(header)
     multiplier = lambda name: f.number(name, 1.0, high=1e6)
     rope = "global" if f.flag("rope.scaling.finetuned", True) else None
-    attention = replace(from_gguf.attention(header, n), rope=rope)
+    attention, scale = replace(from_gguf.attention(header, n), rope=rope), multiplier("residual_scale")
     return n.model(
         name,
-        [LayerSpec(attention, ffn, residual_scale=multiplier("residual_scale"))] * n.num_layers,
+        [LayerSpec(mixer or attention, ffn, residual_scale=scale) for mixer in mixers or [None] * n.num_layers],
         {"global": from_gguf.rotation(header, n)},
         from_gguf.tied(header),
         embedding_scale=multiplier("embedding_scale"),
@@ -70,7 +86,9 @@ def form(architecture: str, spec: ModelSpec, where: str, more: Mapping[str, Any]
     """Returns the GGUF metadata of a model. `more` are further values."""
     from ckdist.models import to_gguf
 
-    attention = spec.layers[0].attention
+    attention = next((layer.mixer for layer in spec.layers if isinstance(layer.mixer, Attention)), None)
+    if attention is None:
+        raise ArchitectureError(f"{where}: {spec.family} without attention has no GGUF form")
     own = {
         "rope.dimension_count": spec.ropes["global"].dims,
         "attention.scale": float(attention.scale),

@@ -1,13 +1,15 @@
 """Granite 3 with experts, and a shared expert in some models. Also Granite 4 with experts and without Mamba."""
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from ckdist.errors import ArchitectureError
-from ckdist.models import from_config, limits
+from ckdist.models import from_config, limits, mamba2_fields
 from ckdist.models.families import family, granite
 from ckdist.models.families.family import GgufForm, GgufHeader, in_layers
 from ckdist.models.fields import Fields
-from ckdist.models.spec import ModelSpec, MoeFfn
+from ckdist.models.spec import Attention, ModelSpec, MoeFfn
 from ckdist.program.routing import Routing
 
 NAME = "granitemoe"
@@ -32,7 +34,7 @@ def experts(f: Fields) -> MoeFfn:
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
     """Reads a config.json."""
-    return granite.model(NAME, f, outer, experts(f), True, **from_config.balance(f))
+    return granite.model(NAME, f, outer, experts(f), True, (), **from_config.balance(f))
 
 
 def gguf(header: GgufHeader) -> ModelSpec:
@@ -43,12 +45,21 @@ def gguf(header: GgufHeader) -> ModelSpec:
 
 
 def export(spec: ModelSpec, where: str) -> GgufForm:
-    """Returns the GGUF metadata of a model. Raises ArchitectureError if it has no rotation."""
+    """Returns the GGUF metadata of a model. Raises ArchitectureError if it has no rotation and no Mamba layers."""
     from ckdist.models import to_gguf
 
+    if mamba2_fields.mamba_of(spec):
+        return hybrid_form(spec, where, to_gguf.experts(spec, where, ["expert_shared_feed_forward_length"]))
     if not spec.layers[0].attention.rope:
         raise ArchitectureError(f"{where}: {NAME} without rotation has no GGUF form: its readers rotate")
     return granite.form(NAME, spec, where, to_gguf.experts(spec, where, ["expert_shared_feed_forward_length"]))
+
+
+def hybrid_form(spec: ModelSpec, where: str, more: Mapping[str, Any]) -> GgufForm:
+    """Returns the GGUF metadata of a model with Mamba layers. Raises ArchitectureError if it has a rotation."""
+    if any(isinstance(layer.mixer, Attention) and layer.mixer.rope for layer in spec.layers):
+        raise ArchitectureError(f"{where}: {spec.family} with Mamba layers and a rotation has no GGUF form")
+    return granite.form("granitehybrid", spec, where, {**mamba2_fields.metadata(spec, where), **more})
 
 
 GATE, UP, DOWN = (f"mlp.experts.{part}_proj" for part in ("gate", "up", "down"))
@@ -73,8 +84,10 @@ FAMILY = replace(
                 "shared_mlp.input_linear": (SHARED_GATE, SHARED_UP),
                 "shared_mlp.output_linear": SHARED_DOWN,
             },
-        ),
+        )
+        | mamba2_fields.SAFETENSORS,
         (r".*block_sparse_moe\.(input|output)_linear\.weight", "stacked"),
     ),
-    gguf_names=family.GGUF_EXPERTS.but({}, family.INTERLEAVED),
+    gguf_names=family.GGUF_EXPERTS.but(mamba2_fields.GGUF, family.INTERLEAVED, mamba2_fields.GGUF_FORM),
+    gguf_values=mamba2_fields.gguf_values,
 )

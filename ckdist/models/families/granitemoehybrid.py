@@ -1,40 +1,64 @@
-"""Granite 4 without Mamba layers. Models with experts are read as granitemoe, whose names of tensors they have."""
+"""Granite 4: Mamba-2 in most layers, or in none. Models with experts are read as granitemoe, with its tensors."""
 
 from dataclasses import replace
 
-from ckdist.models import from_config, limits
+from ckdist.models import from_config, limits, mamba2_fields
 from ckdist.models.families import family, granite, granitemoe
-from ckdist.models.families.family import in_layers
+from ckdist.models.families.family import GgufForm, GgufHeader, in_layers
 from ckdist.models.fields import Fields
+from ckdist.models.mamba2_fields import FULL, MAMBA
 from ckdist.models.spec import DenseFfn, ModelSpec
 
-NAME = "granitemoehybrid"
+NAME, GGUF = "granitemoehybrid", "granitehybrid"
 KEYS = granitemoe.KEYS.but(
-    defaults={"shared_intermediate_size": 1024},
+    defaults={"shared_intermediate_size": 1024, **mamba2_fields.DEFAULTS},
     aliases={"layers_block_type": "layer_types"},
     unused=(
         *("intermediate_size", "num_experts_per_tok", "router_aux_loss_coef"),  # if there are no experts
-        *(f"mamba_{name}" for name in ("n_heads", "n_groups", "d_state", "d_head", "d_conv", "expand", "chunk_size")),
-        *("mamba_conv_bias", "mamba_proj_bias", "time_step_limit"),
+        *(name for name in (*mamba2_fields.DEFAULTS, "time_step_limit")),  # if there are no Mamba layers
+        "mamba_chunk_size",
     ),
 )
-ATTENTION = ("attention", "full_attention")  # names in published and in newer files
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
     """Reads a config.json."""
-    count = f.integer("num_hidden_layers", high=limits.MAX_LAYERS)
-    types = f.raw("layer_types")
-    if not isinstance(types, list) or len(types) != count or any(kind not in ATTENTION for kind in types):
-        raise f.error("layer_types", types, f"attention for each of {count} layers: Mamba layers are not supported")
+    n = from_config.sizes(f)
+    count, types = n.num_layers, f.raw("layer_types")
+    types = [MAMBA[1]] * count if types is None else types
+    if not isinstance(types, list) or len(types) != count or any(kind not in (*MAMBA, *FULL) for kind in types):
+        raise f.error("layer_types", types, f"mamba or attention for each of {count} layers")
     position = f.text("position_embedding_type", "nope")
     if position not in ("rope", "nope"):
         raise f.error("position_embedding_type", position, "rope or nope")
-    rotates = position == "rope"
+    rotates, mamba = position == "rope", mamba2_fields.read(f, n) if set(types) & {*MAMBA} else None
+    mixers = tuple(mamba if kind in MAMBA else None for kind in types)
     if f.integer("num_local_experts", low=0, high=limits.MAX_EXPERTS):
-        return granite.model(granitemoe.NAME, f, outer, granitemoe.experts(f), rotates, **from_config.balance(f))
+        ffn, more = granitemoe.experts(f), from_config.balance(f)
+        return granite.model(granitemoe.NAME, f, outer, ffn, rotates, mixers, **more)
     ffn = DenseFfn(f.integer("shared_intermediate_size", high=limits.MAX_FFN), from_config.activation(f))
-    return granite.model(NAME, f, outer, ffn, rotates)
+    return granite.model(NAME, f, outer, ffn, rotates, mixers)
+
+
+def gguf(header: GgufHeader) -> ModelSpec:
+    """Reads GGUF metadata."""
+    from ckdist.models import from_gguf
+
+    mamba, is_mixture = mamba2_fields.from_gguf(header), from_gguf.is_mixture(header)
+    count = header.fields.integer("block_count", high=limits.MAX_LAYERS)
+    full = from_gguf.layers_with(header.fields, "attention.head_count_kv", count)
+    if header.fields.flag(
+        "rope.scaling.finetuned", True
+    ):  # files of Bamba, whose heads are reordered as if all rotated
+        raise header.fields.error("rope.scaling.finetuned", True, "false: rotation is not supported in this form")
+    ffn = from_gguf.experts(header, granitemoe.ROUTING, shared=True) if is_mixture else from_gguf.dense(header)
+    name = granitemoe.NAME if is_mixture else NAME
+    return granite.gguf_model(name, header, ffn, tuple(None if is_full else mamba for is_full in full))
+
+
+def export(spec: ModelSpec, where: str) -> GgufForm:
+    """Returns the GGUF metadata of a model without experts."""
+    return granitemoe.hybrid_form(spec, where, {}) if mamba2_fields.mamba_of(spec) else granite.export(spec, where)
 
 
 FAMILY = replace(
@@ -43,15 +67,22 @@ FAMILY = replace(
     architectures=("GraniteMoeHybridForCausalLM",),
     model_types=("granitemoehybrid",),
     keys=KEYS,
+    gguf=GGUF,
     from_config=config,
-    from_gguf=None,
+    from_gguf=gguf,
+    to_gguf=export,
     safetensors=family.SAFETENSORS.but(
-        in_layers(
-            "model.layers",
-            {
-                "shared_mlp.input_linear": ("mlp.gate_proj", "mlp.up_proj"),
-                "shared_mlp.output_linear": "mlp.down_proj",
-            },
-        )
+        {
+            **in_layers(
+                "model.layers",
+                {
+                    "shared_mlp.input_linear": ("mlp.gate_proj", "mlp.up_proj"),
+                    "shared_mlp.output_linear": "mlp.down_proj",
+                },
+            ),
+            **mamba2_fields.SAFETENSORS,
+        }
     ),
+    gguf_names=granite.FAMILY.gguf_names.but(mamba2_fields.GGUF, mamba2_fields.GGUF_FORM),
+    gguf_values=mamba2_fields.gguf_values,
 )

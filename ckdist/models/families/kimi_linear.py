@@ -9,7 +9,8 @@ from ckdist.models import from_config, limits, rope
 from ckdist.models.families import deepseek_v2, deepseek_v3, glm4_moe_lite
 from ckdist.models.families.family import GgufForm, GgufHeader, in_layers
 from ckdist.models.fields import Fields
-from ckdist.models.spec import GatedDeltaNet, LatentAttention, LayerSpec, ModelSpec, RopeSpec
+from ckdist.models.spec import LatentAttention, LayerSpec, ModelSpec, RopeSpec
+from ckdist.models.state_mixers import GatedDeltaNet
 from ckdist.program.routing import Routing
 
 NAME, GGUF = "kimi_linear", "kimi-linear"

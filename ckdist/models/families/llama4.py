@@ -14,7 +14,7 @@ from ckdist.program.query_scale import QueryScale
 from ckdist.program.routing import Routing
 
 NAME, PERIOD, CHUNK, THETA = "llama4", 4, 8192, 5e5
-SCALE = QueryScale(0.1, CHUNK, 1)  # GGUF readers know these numbers, and norms unless there are 128 experts
+SCALE = QueryScale(0.1, CHUNK, from_one=True)  # GGUF readers know these numbers, and norms unless there are 128 experts
 ROUTING = Routing(used=1, scores="sigmoid", renormalise=False)
 KEYS = llama.KEYS.but(
     defaults={
@@ -70,7 +70,7 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
     tuned = f.raw("attn_temperature_tuning")
     if type(tuned) not in (bool, int):  # 4 in published files
         raise f.error("attn_temperature_tuning", tuned, "true or false")
-    scale = QueryScale(beta, context, 1) if tuned else None
+    scale = QueryScale(beta, context, from_one=True) if tuned else None
     moe = from_config.experts(f, "num_local_experts", "intermediate_size", ROUTING, shares_input=True)
     moe = replace(moe, shared_size=moe.intermediate_size)
     dense = DenseFfn(f.integer("intermediate_size_mlp", high=limits.MAX_FFN), moe.activation)
@@ -95,7 +95,9 @@ def gguf(header: GgufHeader) -> ModelSpec:
     base = replace(base, qk_norm="" if moe.num_experts == 128 else "unit")
     ffn = lambda i: dense if (i + 1) % step else moe
     layers = layers_of(n, base, chunk, rotated, rotated, SCALE, ffn)
-    return n.model(NAME, layers, {"global": from_gguf.rotation(header, n, THETA, interleaved=True)}, from_gguf.tied(header))
+    return n.model(
+        NAME, layers, {"global": from_gguf.rotation(header, n, THETA, interleaved=True)}, from_gguf.tied(header)
+    )
 
 
 def export(spec: ModelSpec, where: str) -> GgufForm:
@@ -107,8 +109,12 @@ def export(spec: ModelSpec, where: str) -> GgufForm:
         raise ArchitectureError(f"{where}: {NAME} without experts has no GGUF form")
     step, moe = with_experts[0] + 1, spec.layers[with_experts[0]].ffn
     assert isinstance(moe, MoeFfn)
-    dense = next((layer.ffn for layer in spec.layers if isinstance(layer.ffn, DenseFfn)), DenseFfn(moe.intermediate_size))
-    a = replace(spec.layers[0].attention, rope="global", qk_norm="" if moe.num_experts == 128 else "unit", query_scale=None)
+    dense = next(
+        (layer.ffn for layer in spec.layers if isinstance(layer.ffn, DenseFfn)), DenseFfn(moe.intermediate_size)
+    )
+    a = replace(
+        spec.layers[0].attention, rope="global", qk_norm="" if moe.num_experts == 128 else "unit", query_scale=None
+    )
     chunked = spec.layers[0].attention.chunk > 0
     rotated = [not chunked or (i + 1) % PERIOD != 0 for i in range(len(spec.layers))]
     a = replace(a, norms_rotated=False, chunk=0)

@@ -15,7 +15,8 @@ from ckdist.models.families import family, llama
 from ckdist.models.families.family import Family, Form, GgufForm, GgufHeader, in_layers
 from ckdist.models.fields import Fields
 from ckdist.models.from_config import Sizes
-from ckdist.models.spec import Attention, GatedDeltaNet, LayerSpec, ModelSpec, RopeSpec
+from ckdist.models.spec import Attention, LayerSpec, ModelSpec, RopeSpec
+from ckdist.models.state_mixers import GatedDeltaNet
 
 NAME = "qwen35"
 KEYS = llama.KEYS.but(

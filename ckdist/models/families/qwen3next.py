@@ -11,7 +11,8 @@ from ckdist.models import from_config
 from ckdist.models.families import family, qwen2moe, qwen3moe, qwen35, qwen35moe
 from ckdist.models.families.family import Family, GgufForm, GgufHeader, TensorNames, in_layers
 from ckdist.models.fields import Fields
-from ckdist.models.spec import GatedDeltaNet, LayerSpec, ModelSpec
+from ckdist.models.spec import LayerSpec, ModelSpec
+from ckdist.models.state_mixers import GatedDeltaNet
 from ckdist.program.routing import Routing
 
 NAME = "qwen3next"

@@ -28,6 +28,9 @@ enum ckdist_inference_step_kind {
   ckdist_step_adapt,
   ckdist_step_sum_rows,
   ckdist_step_layer_inputs,
+  ckdist_step_gated_conv,
+  ckdist_step_head_squares,
+  ckdist_step_group_norm,
   ckdist_inference_step_kinds
 };
 
@@ -98,10 +101,11 @@ struct ckdist_linear_step {
   int32_t count;
   const struct ckdist_product* products;
   int32_t summed;     /* shards are of the columns; their products are added in order */
-  int32_t gate;       /* enum ckdist_gate: with two products, the first out = gate(first) * second */
+  int32_t gate;       /* enum ckdist_gate: with two products, the first out = gate(gate_factor * first) * second */
   int32_t activation; /* enum ckdist_gate, applied to each element of the results */
   float soft_cap;     /* applied to the results; 0: none */
-  int32_t adapters;   /* A and B are those of each row's adapter, of so many; 0: of all rows */
+  float gate_factor;
+  int32_t adapters; /* A and B are those of each row's adapter, of so many; 0: of all rows */
 };
 
 /* out = x * A^T with the A of each row's adapter. Rows without an adapter, or whose adapter has no A, are not written.
@@ -134,7 +138,7 @@ struct ckdist_layer_inputs_step {
 
 /* Normalizes and rotates q and k, stores k and v in the cache, out = attention. Without k and v (-1) it stores nothing:
    the layer's cache is that of an earlier step.
-   unit_norms: q and k (1), or v (2), are divided by the RMS of each head; q_norm and k_norm are absent then.
+   unit_norms: q and k are divided by the RMS of each head; q_norm and k_norm are absent. value_norm: v is.
    window: as in AttentionTask; negative: chunks. */
 struct ckdist_attend_step {
   struct ckdist_step step;
@@ -144,7 +148,7 @@ struct ckdist_attend_step {
   int32_t norms_rotated;  /* the norms come after the rotation; without `squares` */
   int32_t squares;        /* value of sum_squares, if one norm covers all heads of a token */
   int32_t sinks;          /* vector of local heads: for each a score without a value */
-  int32_t unit_norms;
+  int32_t unit_norms, value_norm;
   int32_t layer, rope_table, window;
   int32_t bidirectional; /* a token sees its whole sequence, whose tokens are all in the batch */
   float eps, scale, soft_cap;
@@ -153,10 +157,10 @@ struct ckdist_attend_step {
   int32_t relative, reach;
   const int32_t* buckets;
   int32_t listed; /* value of select_positions: a token with more positions sees only those; -1: it sees all */
-  /* q at position p is multiplied by 1 + query_beta * log(1 + floor((p + query_offset) / query_context)); query_beta 0:
-     by 1 */
+  /* q at position p is multiplied by 1 + query_beta * log(1 + floor((p + query_from_one) / query_context)); query_beta
+     0: by 1 */
   float query_beta;
-  int32_t query_context, query_offset;
+  int32_t query_context, query_from_one;
 };
 
 /* Stores keys and values of all tokens in a layer's cache. */
@@ -187,19 +191,46 @@ struct ckdist_sum_squares_step {
   int32_t q, k, out, layer;
 };
 
-/* Linear attention of local value heads. Weights are vectors.
-   q, k, v: SiLU of their short convolutions. q and k are divided by their lengths; q is multiplied by scale.
-   The state's factor is exp(-exp(a_log) * softplus(a + dt_bias)), or exp(lowest * sigmoid(exp(a_log) * (a + dt_bias)))
-   if lowest is below 0. out = rms_norm(q applied to the updated state) * gate(z). */
+/* Linear attention of local value heads. Weights are vectors; -1: absent.
+   q, k, v: SiLU of their short convolutions, whose inputs are multiplied by q_scale, k_scale and v_scale.
+   corrects: the gated delta rule. q and k are divided by their lengths; q is multiplied by scale. beta = sigmoid(b).
+   Else Mamba-2: beta = softplus(dt_scale * a + dt_bias), from dt_low to dt_high; b is unused.
+   The state's factor is exp(-exp(a_log) * softplus(a + dt_bias)), or exp(-exp(a_log) * beta) of Mamba-2.
+   out = rms_norm(q applied to the updated state + skip * v) * gate(gate_scale * z). */
 struct ckdist_delta_rule_step {
   struct ckdist_step step;
   int32_t q, k, v, z, b, a, out;
-  int32_t conv_q, conv_k, conv_v, a_log, dt_bias, norm;
+  int32_t conv_q, conv_k, conv_v, bias_q, bias_k, bias_v, a_log, dt_bias, skip, norm;
   int32_t layer;
   int32_t exchanged; /* rows of q to a are in the slots of their tokens' ranks */
-  int32_t by_row;    /* a and dt_bias have a factor for each row of a state, as many as a key has elements */
-  int32_t gate;      /* of enum ckdist_gate */
-  float eps, l2_eps, scale, lowest;
+  int32_t corrects;
+  int32_t by_row; /* a and dt_bias have a factor for each row of a state, as many as a key has elements */
+  int32_t gate;   /* of enum ckdist_gate */
+  float eps, l2_eps, scale;
+  float q_scale, k_scale, v_scale, gate_scale, dt_scale, dt_low, dt_high;
+};
+
+/* out = c * (short convolution of b * x + bias), without an activation. conv, bias: vectors; -1: no bias. */
+struct ckdist_gated_conv_step {
+  struct ckdist_step step;
+  int32_t b, c, x, out, conv, bias, layer;
+  int32_t exchanged; /* as in delta_rule */
+};
+
+/* out, (tokens, heads) = the sum of squares of each head of x; 0 for heads of other ranks. */
+struct ckdist_head_squares_step {
+  struct ckdist_step step;
+  int32_t x, out, heads, first_head, head_width;
+};
+
+/* out = rms_norm of x over each of `groups` groups of heads. squares: the sums of head_squares; -1: x has all heads.
+   parts: x lies in the slots of so many ranks, whose heads end at `ends`, and each rank that has heads has a vector of
+   weights from `norm` on; 0: in one place. */
+struct ckdist_group_norm_step {
+  struct ckdist_step step;
+  int32_t x, squares, norm, out, heads, first_head, head_width, groups, parts;
+  const int32_t* ends;
+  float eps;
 };
 
 /* Matrices of LoRA, stacks if the other matrix is a stack: x * a^T * b^T is added to x * matrix^T. For gate and up,
@@ -263,7 +294,7 @@ struct ckdist_attend_latent_step {
   float eps, scale;
   int32_t listed; /* as in attend */
   float query_beta;
-  int32_t query_context, query_offset; /* as in attend */
+  int32_t query_context, query_from_one; /* as in attend */
 };
 
 /* Norms (layer norm) and rotates k, and stores it in the layer's index of keys. For each token with more positions than

@@ -71,7 +71,7 @@ struct ckdist_scale_queries_step {
   struct ckdist_step step;
   int32_t x, out;
   float query_beta;
-  int32_t query_context, query_offset;
+  int32_t query_context, query_from_one;
 };
 
 struct ckdist_add_step {

@@ -1,4 +1,5 @@
-// Linear attention by the gated delta rule. Yang et al. 2024, arXiv:2412.06464.
+// Linear attention by the gated delta rule (Yang et al. 2024, arXiv:2412.06464) and by Mamba-2 (Dao & Gu 2024,
+// arXiv:2405.21060), which has the same states.
 //
 // One pass over the state updates it for a token and also computes the products for the next token. So the state is
 // read and written once per token, from the L1 cache. The order of every sum depends only on the head's width, so a
@@ -19,15 +20,18 @@ struct DeltaTokens {
   float* out;          // (count, columns)
   // With a factor per row: queries and keys times the factors, (count, key_width). Else null.
   const float *decayed_q, *decayed_k;
+  bool corrects;  // delta rule; else Mamba-2
 };
 
 struct DeltaRuleKernel {
-  // out[c] = silu(sum over i of taps[i * stride + c] * rows[i][c]), the oldest row first.
-  void (*short_conv)(const float* const* rows, const float* taps, int64_t stride, int tap_count, int64_t n, float* out);
+  // out[c] = f(bias[c] + sum over i of taps[i * stride + c] * rows[i][c]), the oldest row first. f: SiLU if
+  // `activates`. bias: null: 0.
+  void (*short_conv)(const float* const* rows, const float* taps, int64_t stride, int tap_count, const float* bias,
+                     bool activates, int64_t n, float* out);
   // out[i] = x[i] * scale / sqrt(sum of x^2 + eps). out may be x.
   void (*l2_norm)(const float* x, float eps, float scale, int64_t n, float* out);
-  // For each token: S = decay S; S = S + k beta (v - k S); out = q S. state: (columns / kStateColumns, key_width,
-  // kStateColumns); columns: whole multiples of kStateColumns.
+  // For each token: S = decay S; S = S + k beta (v - k S), without k S unless it corrects; out = q S. state: (columns /
+  // kStateColumns, key_width, kStateColumns); columns: whole multiples of kStateColumns.
   void (*update)(const DeltaTokens& tokens, int key_width, int columns, float* state);
 };
 

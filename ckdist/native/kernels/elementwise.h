@@ -13,7 +13,8 @@ enum class GateFunction : int32_t {
   clamped_swiglu = 3,
   gelu = 4,
   tanh = 5,
-  relu = 6
+  relu = 6,
+  relu2 = 7  // max(x, 0)^2
 };
 
 struct ElementwiseKernel {

@@ -25,7 +25,7 @@ struct BatchView {
   const int32_t* selected_tokens = nullptr;    // (selected,), ascending: tokens whose logits are computed
   const int32_t* positions = nullptr;          // (tokens, 3): positions of three axes; null: places in the sequence
   const int32_t* adapters = nullptr;  // (sequences,): slot of each sequence's adapter, or -1; null: none has one
-  const float* embeddings = nullptr;  // (rows, width): inputs in place of rows of the embedding table, or beside them
+  const float* embeddings = nullptr;  // (rows, width): inputs in place of rows of the embedding table, or besides them
   int64_t embedding_rows = 0;
 
   static constexpr int kHeader = sizeof(ckdist_run) / sizeof(int32_t);

@@ -56,14 +56,14 @@ int64_t CacheArrays::state_floats() const {
 }
 
 int64_t CacheArrays::head_floats() const {
-  if (find(ckdist_array_state) == nullptr) return 0;
-  const ckdist_cache_array& convolution = at(ckdist_array_convolution);
-  return (state_floats() + int64_t{convolution.rows} * convolution.width + 15) / 16 * 16;
+  const ckdist_cache_array* const convolution = find(ckdist_array_convolution);
+  if (convolution == nullptr) return 0;
+  return (state_floats() + int64_t{convolution->rows} * convolution->width + 15) / 16 * 16;
 }
 
 int64_t CacheArrays::slot_bytes() const {
   const int64_t floats = head_floats();
-  return floats ? floats * arrays[0].heads * int64_t{sizeof(float)} : 0;
+  return floats ? floats * at(ckdist_array_convolution).heads * int64_t{sizeof(float)} : 0;
 }
 
 }  // namespace ckdist

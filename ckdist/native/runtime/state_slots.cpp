@@ -13,10 +13,11 @@ StateSlots::StateSlots(const ckdist_program& program)
   for (const ckdist_layer* own = program.layers; own != program.layers + program.layer_count; own++) {
     const CacheArrays arrays{own->arrays, own->array_count};
     Layer& layer = layers.emplace_back();
-    const ckdist_cache_array* const state = arrays.find(ckdist_array_state);
-    if (state == nullptr) continue;
-    layer.value_heads = state->heads, layer.key_width = state->rows, layer.value_width = state->width;
-    layer.taps = arrays.at(ckdist_array_convolution).rows + 1, layer.key_head_of = own->key_head_of;
+    const ckdist_cache_array* const convolution = arrays.find(ckdist_array_convolution);
+    if (convolution == nullptr) continue;
+    layer.value_heads = convolution->heads, layer.channels = convolution->width, layer.taps = convolution->rows + 1;
+    if (const ckdist_cache_array* const state = arrays.find(ckdist_array_state))
+      layer.key_width = state->rows, layer.value_width = state->width, layer.key_head_of = own->key_head_of;
     layer.state_floats = arrays.state_floats(), layer.head_floats = arrays.head_floats();
     bytes_ += slots_ * arrays.slot_bytes();
   }
@@ -29,22 +30,29 @@ void StateSlots::place(uint8_t* memory) {
   }
 }
 
+void StateSlots::transpose(Layer& layer, int part, const float* stored, int64_t channels, float scale) {
+  layer.kernels[part].resize(channels * layer.taps);
+  for (int64_t c = 0; c < channels; c++)
+    for (int t = 0; t < layer.taps; t++) layer.kernels[part][t * channels + c] = scale * stored[c * layer.taps + t];
+}
+
 void StateSlots::read_kernels(const ckdist_execution_plan& plan) {
   for (int i = 0; i < plan.lists[0].count; i++) {
     const ckdist_step* const those = plan.lists[0].steps[i];
-    if (those->kind != ckdist_step_delta_rule) continue;
-    const auto& step = *reinterpret_cast<const ckdist_delta_rule_step*>(those);
-    Layer& layer = layers[step.layer];
-    if (layer.value_heads == 0) continue;
-    const int key_heads = *std::max_element(layer.key_head_of, layer.key_head_of + layer.value_heads) + 1;
-    const int64_t keys = int64_t{key_heads} * layer.key_width, values = int64_t{layer.value_heads} * layer.value_width;
-    const int32_t vectors[] = {step.conv_q, step.conv_k, step.conv_v};
-    for (int part = 0; part < 3; part++) {
-      const int64_t channels = part < 2 ? keys : values;
-      const float* const stored = plan.vectors[vectors[part]];
-      layer.kernels[part].resize(channels * layer.taps);
-      for (int64_t c = 0; c < channels; c++)
-        for (int t = 0; t < layer.taps; t++) layer.kernels[part][t * channels + c] = stored[c * layer.taps + t];
+    if (those->kind == ckdist_step_gated_conv) {
+      const auto& step = *reinterpret_cast<const ckdist_gated_conv_step*>(those);
+      Layer& layer = layers[step.layer];
+      if (layer.value_heads)
+        transpose(layer, 0, plan.vectors[step.conv], int64_t{layer.value_heads} * layer.channels, 1.f);
+    } else if (those->kind == ckdist_step_delta_rule) {
+      const auto& step = *reinterpret_cast<const ckdist_delta_rule_step*>(those);
+      Layer& layer = layers[step.layer];
+      if (layer.value_heads == 0) continue;
+      const int key_heads = *std::max_element(layer.key_head_of, layer.key_head_of + layer.value_heads) + 1;
+      const int64_t keys = int64_t{key_heads} * layer.key_width;
+      transpose(layer, 0, plan.vectors[step.conv_q], keys, step.q_scale);
+      transpose(layer, 1, plan.vectors[step.conv_k], keys, step.k_scale);
+      transpose(layer, 2, plan.vectors[step.conv_v], int64_t{layer.value_heads} * layer.value_width, step.v_scale);
     }
   }
 }

@@ -1,4 +1,4 @@
-// The states of linear attention: one slot per sequence, beyond the keys and values of tokens.
+// The states of linear attention and short convolutions: one slot per sequence, beyond the keys and values of tokens.
 //
 // A slot holds the states of all layers after a known number of tokens. A step that would continue from the state of
 // other tokens is refused.
@@ -15,17 +15,16 @@ namespace ckdist {
 
 class StateSlots {
  public:
-  // One layer's states on this rank. In a slot each value head has `head_floats` consecutive floats: its state (see
-  // kernels/delta_rule.h), then the inputs of its convolutions, (taps - 1, channels), oldest token first. A token's
-  // channels are those of its query, its key and its value.
+  // One layer's states on this rank. In a slot each value head has `head_floats` consecutive floats: its state if there
+  // is one (see kernels/delta_rule.h), then the inputs of its convolutions, (taps - 1, channels), oldest token first. A
+  // token's channels are those of its query, its key and its value.
   struct Layer {
-    int value_heads = 0, key_width = 0, value_width = 0, taps = 0;
+    int value_heads = 0, key_width = 0, value_width = 0, channels = 0, taps = 0;
     const int32_t* key_head_of = nullptr;
     int64_t state_floats = 0, head_floats = 0;
     float* first = nullptr;         // of slot 0
-    std::vector<float> kernels[3];  // of q, k and v: (taps, channels of all local heads)
+    std::vector<float> kernels[3];  // of q, k and v, or of one part: (taps, channels of all local heads)
 
-    int channels() const { return 2 * key_width + value_width; }
     float* head(int64_t slot, int head) const { return first + (slot * value_heads + head) * head_floats; }
     float* tail(float* head) const { return head + state_floats; }
     float* slot(int64_t slot) const { return first + slot * value_heads * head_floats; }
@@ -51,6 +50,7 @@ class StateSlots {
 
  private:
   void check(const BatchView& batch) const;
+  static void transpose(Layer& layer, int part, const float* stored, int64_t channels, float scale);
 
   const int64_t slots_;
   int64_t bytes_ = 0;

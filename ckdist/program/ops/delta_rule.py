@@ -16,8 +16,9 @@ from ckdist.program.ops.elementwise import GATES
 from ckdist.program.ops.op import lower, op, total, unchanged_whole, whole
 from ckdist.program.ops.op_types import Arrays, Attrs, Inferred, Values, Weights
 from ckdist.program.ops.rms_norm import inverse_rms
-from ckdist.program.program import Instr
+from ckdist.program.program import Instr, Value
 from ckdist.program.rank_context import RankContext
+from ckdist.program.step import ABSENT, ValueIndex, VectorIndex
 
 if TYPE_CHECKING:  # these modules import the ops
     from ckdist.program.fusion import Group
@@ -78,14 +79,11 @@ def delta_gates(context: RankContext, inputs: Arrays, weights: Arrays, attrs: At
     """The decay exp(-exp(A_log) * softplus(a + dt_bias)) and beta = sigmoid(b). Yang et al. 2024, section 3.4.
 
     The decay is that of Mamba 2: Dao & Gu 2024, arXiv:2405.21060. If `a` has several elements per head, each row of a
-    state has its own decay: Kimi Team 2025, arXiv:2510.26692. If `lowest` is below 0, the decay is
-    exp(lowest * sigmoid(exp(A_log) * (a + dt_bias))).
+    state has its own decay: Kimi Team 2025, arXiv:2510.26692.
     """
     (a, b), (a_log, dt_bias) = inputs, weights
     rate = np.repeat(np.exp(a_log), attrs["inputs"][0].dims[-1].width)  # (elements of a,)
-    a = a + dt_bias
-    log = attrs["lowest"] / (1 + np.exp(-rate * a)) if attrs["lowest"] else -rate * softplus(a)
-    return [np.exp(log), 1 / (1 + np.exp(-b))]
+    return [np.exp(-rate * softplus(a + dt_bias)), 1 / (1 + np.exp(-b))]
 
 
 def infer_delta_rule(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
@@ -166,21 +164,26 @@ def _parts(group: "Group") -> _Parts:
     return _Parts(**found)  # pyright: ignore[reportArgumentType]
 
 
+def head_results(lowering: "ServingLowering", out: Value) -> tuple[ValueIndex, bool]:
+    """The buffer for all tokens of this rank's heads, and whether an all_to_all exchanges them for tokens."""
+    reader, width = lowering.graph.reader(out), out.dims[-1].local(lowering.mesh)
+    exchanged = reader is not None and reader.op == "all_to_all"
+    if exchanged:
+        most = max(out.dims[-1].local(mesh) for mesh in lowering.peers)
+        lowering.at[out.name] = lowering.slot(width, lowering.max_tokens, most)
+        lowering.next_slot()
+    else:
+        lowering.at[out.name] = lowering.buffer("arena", width)
+    return lowering.at[out.name], exchanged
+
+
 @lower("delta_rule", "inference")
 def lower_delta_rule(lowering: "ServingLowering", group: "Group") -> None:
     """Emits one step that also computes convolutions, norms and gates, and updates the states."""
     instr, attrs, parts = group.instr, group.instr.attrs, _parts(group)
     (out,) = parts.norm.outputs
     heads, keys = out.dims[-1], instr.inputs[0].dims[-1]
-    width, reader = heads.local(lowering.mesh), lowering.graph.reader(out)
-    exchanged = reader is not None and reader.op == "all_to_all"
-    if exchanged:
-        most = max(heads.local(mesh) for mesh in lowering.peers)
-        place = lowering.slot(width, lowering.max_tokens, most)
-        lowering.next_slot()
-    else:
-        place = lowering.buffer("arena", width)
-    lowering.at[out.name] = place
+    place, exchanged = head_results(lowering, out)
     q, k, v = map(lowering.place_of, parts.conv.inputs)
     a, b = map(lowering.place_of, parts.gates.inputs)
     conv = [lowering.vector(parts.conv.weight(i)) for i in range(3)]
@@ -196,14 +199,18 @@ def lower_delta_rule(lowering: "ServingLowering", group: "Group") -> None:
         conv_q=conv[0],
         conv_k=conv[1],
         conv_v=conv[2],
+        **dict.fromkeys(("bias_q", "bias_k", "bias_v", "skip"), VectorIndex(ABSENT)),
         a_log=lowering.vector(parts.gates.weight(0)),
         dt_bias=lowering.vector(parts.gates.weight(1)),
         norm=lowering.vector(parts.norm.weight(0)),
         layer=attrs["layer"],
         exchanged=exchanged,
+        corrects=True,
+        **dict.fromkeys(("q_scale", "k_scale", "v_scale", "gate_scale", "dt_scale"), 1.0),
+        dt_low=0.0,
+        dt_high=0.0,
         by_row=instr.inputs[3].dims[-1].width > 1,
         gate=GATES[parts.norm.attrs["function"]],
-        lowest=parts.gates.attrs["lowest"],
         eps=parts.norm.attrs["eps"],
         l2_eps=parts.q_norm.attrs["eps"],
         scale=parts.q_norm.attrs["scale"],

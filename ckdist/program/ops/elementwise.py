@@ -46,8 +46,8 @@ def scale_vjp(g: "Emitter", instr: Instr, grads: list[Value], wanted: list[bool]
 
 @op("scale_queries", unchanged)
 def scale_queries(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
-    """Multiplies each row by 1 + beta * log(1 + floor((position + offset) / context))."""
-    far = np.log1p(((context.positions + attrs["offset"]) // attrs["context"]).astype(np.float32))
+    """Multiplies each row by 1 + beta * log(1 + floor((position + from_one) / context))."""
+    far = np.log1p(((context.positions + attrs["from_one"]) // attrs["context"]).astype(np.float32))
     return [inputs[0] * (1 + np.float32(attrs["beta"]) * far)[:, None]]
 
 
@@ -66,8 +66,8 @@ def scale_queries_vjp(g: "Emitter", instr: Instr, grads: list[Value], wanted: li
 
 def query_fields(instr: Instr | None) -> dict[str, float | int]:
     """The fields of a step that scales queries as `instr` says. None: it does not."""
-    attrs = instr.attrs if instr else {"beta": 0.0, "context": ABSENT, "offset": 0}
-    return {f"query_{name}": attrs[name] for name in ("beta", "context", "offset")}
+    attrs = instr.attrs if instr else {"beta": 0.0, "context": ABSENT, "from_one": False}
+    return {f"query_{name}": attrs[name] for name in ("beta", "context", "from_one")}
 
 
 @op("soft_cap", unchanged_whole("soft_cap"))
@@ -97,7 +97,9 @@ def activate(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs
 
 
 def _function(x: np.ndarray, name: str) -> np.ndarray:
-    """tanh, ReLU, SiLU, sigmoid, GELU, or GELU in its tanh form (Hendrycks & Gimpel 2016, arXiv:1606.08415)."""
+    """tanh, ReLU (squared), SiLU, sigmoid, GELU, or its tanh form (Hendrycks & Gimpel 2016, arXiv:1606.08415)."""
+    if name == "relu2":
+        return np.maximum(x, 0) ** 2
     if name in ("tanh", "relu"):
         return np.tanh(x) if name == "tanh" else np.maximum(x, 0)
     if name == "silu":
@@ -120,7 +122,7 @@ def gated(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -
     if attrs["function"] == "clamped_swiglu":
         g, u = np.minimum(gate, np.float32(SWIGLU_LIMIT)), np.clip(up, np.float32(-SWIGLU_LIMIT), SWIGLU_LIMIT)
         return [g / (1 + np.exp(np.float32(-SWIGLU_ALPHA) * g)) * (u + 1)]
-    return [_function(gate, attrs["function"]) * up]
+    return [_function(gate * np.float32(attrs.get("scale", 1.0)), attrs["function"]) * up]
 
 
 @lower("gated", "training")

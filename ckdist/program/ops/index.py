@@ -28,7 +28,7 @@ def infer_select_positions(inputs: Values, weights: Weights, attrs: Attrs) -> In
     for value in inputs:
         unsharded("select_positions", value)
     if q.dims[0].axis is not None:
-        raise LayoutError(f"select_positions: tokens are sharded over {q.dims[0].axis}; exchange them with to_index")
+        raise LayoutError(f"select_positions: tokens are sharded over {q.dims[0].axis}; exchange them first")
     if q.dims[-1].width != k.dims[-1].elements or q.dims[-1].count != w.dims[-1].elements or attrs["index_top_k"] < 1:
         raise LayoutError(f"select_positions: queries [{q.dims[-1]}], keys [{k.dims[-1]}], weights [{w.dims[-1]}]")
     return [((q.dims[0], Dim("index_top_k", attrs["index_top_k"])), None)]

@@ -17,7 +17,7 @@ from ckdist.serve.batch_runner import BATCH
 from ckdist.serve.body import read_body
 from ckdist.serve.hosted_model import HostedModel
 from ckdist.serve.model_router import Hold, ModelRouter
-from ckdist.serve.paths import ollama, status
+from ckdist.serve.paths import model_changes, ollama, status
 from ckdist.serve.paths.lora_paths import entry
 from ckdist.serve.paths.openai import describe
 from ckdist.serve.paths.path import Path
@@ -227,4 +227,7 @@ PATHS = (
     RouterPath("/api/version", ollama_version),
     RouterPath("/api/tags", ollama_tags),
     RouterPath("/api/ps", ollama_loaded),
+    RouterPath("/api/copy", model_changes.copy, ("POST",)),
+    RouterPath("/api/delete", model_changes.delete, ("DELETE",)),
+    RouterPath("/api/pull", model_changes.pull, ("POST",)),
 )

@@ -100,12 +100,12 @@ async def pull(service: Service, request: Request) -> Response:
 async def delete(service: Service, request: Request) -> Response:
     """Raises Problem: clients cannot remove models."""
     name = await _named_model(service, request)
-    raise Problem(403, f"{name!r} is served, and clients cannot remove it; end the server and remove its file")
+    raise Problem(403, f"{name!r} is served, and clients cannot remove it; a server with --models may allow that")
 
 
 async def refuse(service: Service, request: Request) -> Response:
     """Raises Problem: models are made by `ckdist export` and named by `ckdist serve`."""
-    why = "clients cannot make, copy or push models; ckdist export makes them, and ckdist serve --alias names them"
+    why = "clients cannot make or push models, nor copy the only one; ckdist export makes them, and --alias names them"
     raise Problem(403, f"{request.url.path[:200]} is not supported: {why}")
 
 

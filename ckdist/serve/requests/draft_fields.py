@@ -11,7 +11,7 @@ KINDS = ("spec", "speculative.type")
 
 
 def read_drafts(fields: Fields) -> dict[str, Any]:
-    """Returns `spec` and the `draft_` fields of SamplingParams. Raises RequestError for a drafter that does not exist."""
+    """Returns `spec` and `draft_` fields of SamplingParams. Raises RequestError for a drafter that does not exist."""
     kind = fields.text(KINDS)
     try:
         kind = kind and drafter_name(kind)

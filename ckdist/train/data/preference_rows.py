@@ -43,8 +43,8 @@ class PreferenceRows(Rows):
         shuffle: False: the documents' own order, for validation.
 
     Attributes:
-        reference: float64 (units, 2): log-probabilities of the answers before training. Whoever computes them sets it.
-        dropped: Units of which no answer is left at this length.
+        reference: float64 (units, 2): log-probabilities of the answers before training, set after the rows are made.
+        dropped: Number of units with an answer that `length` removes.
     """
 
     def __init__(

@@ -49,7 +49,9 @@ def write_answers(
     """
     chats = [[document.messages, *document.others] for document in documents]
     rendered = iter(
-        write([(chat, doc.tools) for doc, own in zip(documents, chats, strict=True) if not doc.is_plain for chat in own])
+        write(
+            [(chat, doc.tools) for doc, own in zip(documents, chats, strict=True) if not doc.is_plain for chat in own]
+        )
     )
     written = []
     for document, own in zip(documents, chats, strict=True):

@@ -100,7 +100,8 @@ def columns_of(names: list[str], text_column: str) -> list[str]:
 def read_chat(record: dict[str, Any], given: object, where: str, form: str) -> Document:
     """Reads messages, and the tools of their record.
 
-    Raises RequestError for a chat that serving would refuse, or that teaches nothing or the wrong thing."""
+    Raises RequestError for a chat that serving would refuse, or that teaches nothing or the wrong thing.
+    """
     if unread := [name for name in NOT_READ if record.get(name)]:
         raise RequestError(f"{unread[0]} is not read in training; remove it, or give tools and tool_calls")
     tools = record.get("tools")

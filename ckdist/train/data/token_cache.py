@@ -214,7 +214,8 @@ class _Writer:
         """Appends the sequences of a record. Raises OSError if the disk is full."""
         sequences = list(sequences)
         if self.kind and len(sequences) != len(document.labels):
-            return self.skip(BadLine(document.where, "has an answer without a token"))
+            self.skip(BadLine(document.where, "has an answer without a token"))
+            return
         self.labels += bytes(document.labels)
         path, _, line = document.where.rpartition(":")
         place = self.files.setdefault(path, len(self.files)) << LINE_BITS | int(line)

@@ -16,12 +16,14 @@ CKDIST_INLINE void each(int64_t n, Body&& body) {
   if (i < n) body(i, static_cast<int>(n - i));
 }
 
-void short_conv(const float* const* rows, const float* taps, int64_t stride, int tap_count, int64_t n, float* out) {
+void short_conv(const float* const* rows, const float* taps, int64_t stride, int tap_count, const float* bias,
+                bool activates, int64_t n, float* out) {
   each(n, [&](int64_t c, int lanes) {
     Vec sum = load_lanes(taps + c, lanes) * load_lanes(rows[0] + c, lanes);
     for (int i = 1; i < tap_count; ++i)
       sum = fma(load_lanes(taps + i * stride + c, lanes), load_lanes(rows[i] + c, lanes), sum);
-    store_lanes(out + c, silu(sum), lanes);
+    if (bias) sum = sum + load_lanes(bias + c, lanes);
+    store_lanes(out + c, activates ? silu(sum) : sum, lanes);
   });
 }
 
@@ -53,8 +55,9 @@ CKDIST_INLINE void clear(Sums& s) {
 }
 
 // One pass over the state. `updates`: updates it with one token's key and values. `asks`: computes the products of the
-// state with the next token's key and query. `by_row`: each row of the state has its own factor.
-template <bool by_row, bool updates, bool asks>
+// state with the next token's query and, if it `corrects`, with its key. `by_row`: each row of the state has its own
+// factor.
+template <bool by_row, bool updates, bool asks, bool corrects>
 CKDIST_INLINE void pass(float* state, int key_width, const float* decay, const float* key, const Vec* taken,
                         const float* next_key, const float* next_query, Sums& sums) {
   const Vec one = set(updates && !by_row ? *decay : 1.0f);
@@ -66,7 +69,7 @@ CKDIST_INLINE void pass(float* state, int key_width, const float* decay, const f
       Vec s = load(at);
       if constexpr (updates) s = fma(set(key[r]), taken[w], by * s), store(at, s);
       if constexpr (asks) {
-        sums.k[chain][w] = fma(set(next_key[r]), s, sums.k[chain][w]);
+        if constexpr (corrects) sums.k[chain][w] = fma(set(next_key[r]), s, sums.k[chain][w]);
         sums.q[chain][w] = fma(set(next_query[r]), s, sums.q[chain][w]);
       }
     }
@@ -78,7 +81,7 @@ CKDIST_INLINE void pass(float* state, int key_width, const float* decay, const f
 }
 
 // With a factor per row the products are those of the decayed state: q and k have the factors.
-template <bool by_row>
+template <bool by_row, bool corrects>
 void update_state(const DeltaTokens& tokens, int key_width, int columns, float* state) {
   constexpr int kPiece = 64;
   float reads[kPiece];  // q . k of each token
@@ -93,29 +96,31 @@ void update_state(const DeltaTokens& tokens, int key_width, int columns, float* 
       const float* key = tokens.k + int64_t{first} * key_width;
       const float* asked_key = (by_row ? tokens.decayed_k : tokens.k) + int64_t{first} * key_width;
       const float* asked_query = (by_row ? tokens.decayed_q : tokens.q) + int64_t{first} * key_width;
-      pass<by_row, false, true>(part, key_width, nullptr, nullptr, nullptr, asked_key, asked_query, sums);
+      pass<by_row, false, true, corrects>(part, key_width, nullptr, nullptr, nullptr, asked_key, asked_query, sums);
       for (int t = first; t < end; ++t, key += key_width) {
         const float* const factor = tokens.decay + t * factors;
         const Vec decay = set(by_row ? 1.0f : *factor), beta = set(tokens.beta[t]), read = set(reads[t - first]);
         Vec taken[kWide];
         for (int w = 0; w < kWide; ++w) {
           const int64_t at = int64_t{t} * columns + column + w * kLanes;
-          const Vec known = decay * (sums.k[0][w] + sums.k[1][w]);
-          taken[w] = beta * (load(tokens.v + at) - known);
+          Vec value = load(tokens.v + at);
+          if constexpr (corrects) value = value - decay * (sums.k[0][w] + sums.k[1][w]);
+          taken[w] = beta * value;
           store(tokens.out + at, fma(read, taken[w], decay * (sums.q[0][w] + sums.q[1][w])));
         }
         asked_key += key_width, asked_query += key_width;
         if (t + 1 < end)
-          pass<by_row, true, true>(part, key_width, factor, key, taken, asked_key, asked_query, sums);
-        else pass<by_row, true, false>(part, key_width, factor, key, taken, nullptr, nullptr, sums);
+          pass<by_row, true, true, corrects>(part, key_width, factor, key, taken, asked_key, asked_query, sums);
+        else pass<by_row, true, false, corrects>(part, key_width, factor, key, taken, nullptr, nullptr, sums);
       }
     }
   }
 }
 
 void update(const DeltaTokens& tokens, int key_width, int columns, float* state) {
-  if (tokens.decayed_k != nullptr) update_state<true>(tokens, key_width, columns, state);
-  else update_state<false>(tokens, key_width, columns, state);
+  if (tokens.decayed_k != nullptr) update_state<true, true>(tokens, key_width, columns, state);
+  else if (tokens.corrects) update_state<false, true>(tokens, key_width, columns, state);
+  else update_state<false, false>(tokens, key_width, columns, state);
 }
 
 }  // namespace

@@ -105,6 +105,11 @@ CKDIST_INLINE void with_function(GateFunction function, Body&& body) {
   else if (function == GateFunction::gelu) body([](Vec x) { return gelu(x); });
   else if (function == GateFunction::tanh) body([](Vec x) { return tanh(x); });
   else if (function == GateFunction::relu) body([](Vec x) { return max(x, set(0.0f)); });
+  else if (function == GateFunction::relu2)
+    body([](Vec x) {
+      const Vec y = max(x, set(0.0f));
+      return y * y;
+    });
   else body([](Vec x) { return gelu_tanh(x); });
 }
 

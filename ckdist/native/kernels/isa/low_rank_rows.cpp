@@ -8,13 +8,21 @@ namespace CKDIST_ISA {
 namespace {
 
 constexpr int kTogether = 4;
+constexpr int64_t kLine = 64, kAhead = 4096;  // bytes of a cache line, and of the tiles between a fetch and its use
+template <bool halves>
+constexpr int64_t kBlockBytes = int64_t{kFloatColumnPad} * kTileRows * (halves ? 2 : 4);
 
 template <bool halves, int count>
 CKDIST_INLINE void dots(const uint8_t* const* tiles, const float* const* x, int64_t cols, Vec* sums) {
 #pragma GCC unroll 4
   for (int i = 0; i < count; ++i) sums[i] = set(0.0f);
   const int64_t padded = (cols + kFloatColumnPad - 1) / kFloatColumnPad * kFloatColumnPad;
-  for (int64_t block = 0; block < padded; block += kFloatColumnPad)
+  for (int64_t block = 0; block < padded; block += kFloatColumnPad) {
+#pragma GCC unroll 4
+    for (int i = 0; i < count; ++i)
+#pragma GCC unroll 4
+      for (int64_t line = 0; line < kBlockBytes<halves>; line += kLine)
+        __builtin_prefetch(tiles[i] + block / kFloatColumnPad * kBlockBytes<halves> + kAhead + line);
 #pragma GCC unroll 4
     for (int64_t c = block; c < block + kFloatColumnPad; ++c)
 #pragma GCC unroll 4
@@ -23,6 +31,7 @@ CKDIST_INLINE void dots(const uint8_t* const* tiles, const float* const* x, int6
                                    : load(reinterpret_cast<const float*>(tiles[i]) + c * kLanes);
         sums[i] = fma(weights, set(x[i][c]), sums[i]);
       }
+  }
 }
 
 template <bool halves, int count>

@@ -105,7 +105,7 @@ struct Attend : AttentionRun<Attend, ckdist_attend_step> {
   // Norms and rotates a head x to `out`, which may be x. norm: a vector, or negative.
   void norm_and_rotate(const float* x, int norm, const Rope& rope, int width, float* out) {
     const ElementwiseKernel& k = r.kernels.elementwise;
-    const bool unit = (step.unit_norms & 1) != 0;
+    const bool unit = step.unit_norms != 0;
     if (unit && !step.norms_rotated) unit_norm(x, width, out), x = out;
     if (norm >= 0 && !step.norms_rotated) k.rms_norm(x, r.vector(norm), step.eps, width, out), x = out;
     rotate(x, rope, width, out);
@@ -126,7 +126,7 @@ struct Attend : AttentionRun<Attend, ckdist_attend_step> {
     const Start start = start_of(sequence);
     const int64_t position = r.batch.chunks[sequence].first_position + token - start.token;
     const Rope rope = rotation(token, position);
-    const float scale = query_factor(step.query_beta, step.query_context, position + step.query_offset);
+    const float scale = query_factor(step.query_beta, step.query_context, position + step.query_from_one);
     uint8_t* const block =
         of.kv(kv_head) + r.batch.block_tables[start.block + position / kBlockTokens] * of.block_bytes;
     // Prefetches the key half of the block, because storing a key touches each of its cache lines. Later positions of
@@ -142,7 +142,7 @@ struct Attend : AttentionRun<Attend, ckdist_attend_step> {
         for (int i = 0; i < width; i++) rotated[i] *= scale;
     }
     if (!stores()) return;
-    if (step.unit_norms & 2) {  // before the key, which may be the value and be normed in place
+    if (step.value_norm != 0) {  // before the key, which may be the value and be normed in place
       unit_norm(value, of.cache.value_width, room().value);
       value = room().value;
     }

@@ -86,7 +86,7 @@ struct AttendLatent : AttentionRun<AttendLatent, ckdist_attend_latent_step> {
       for (token = std::max(first, own.begin / heads); token < end && token * heads < own.end; token++) {
         const int64_t position = chunk.first_position + token - first;
         const Rope rope = rotation(token, position);
-        const float scale = query_factor(step.query_beta, step.query_context, position + step.query_offset);
+        const float scale = query_factor(step.query_beta, step.query_context, position + step.query_from_one);
         for (int64_t h = std::max<int64_t>(own.begin - token * heads, 0); h < std::min(own.end - token * heads, heads);
              h++) {
           float* const head = q + token * stride + h * width;

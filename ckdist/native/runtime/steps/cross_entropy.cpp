@@ -155,7 +155,8 @@ struct CrossEntropy : TrainingRun<ckdist_cross_entropy_step> {
       const int64_t column = part * columns;
       const Row some{d.at + column * r.element_bytes(), d.narrow};
       const double largest = s.largest[token * parts + part];
-      r.kernels.row.scale(some, weight * float(std::exp(largest - log_sum_exp)), std::min(columns, vocab - column), some);
+      r.kernels.row.scale(some, weight * float(std::exp(largest - log_sum_exp)), std::min(columns, vocab - column),
+                          some);
     }
     const float slope = cap == 0 ? 1 : 1 - logit / cap * (logit / cap),
                 own = weight * float(std::expm1(logit - log_sum_exp)) * slope;

@@ -7,10 +7,10 @@
 #include <cmath>
 
 #include "runtime/shares.h"
-#include "runtime/steps/residual.h"
 #include "runtime/steps/expert_exchange.h"
 #include "runtime/steps/low_rank.h"
 #include "runtime/steps/packed_weight.h"
+#include "runtime/steps/residual.h"
 
 namespace ckdist {
 namespace {
@@ -333,8 +333,13 @@ struct Experts : StepRun<Inference, ckdist_experts_step> {
     const int64_t x_stride = r.value(set.gate_x).stride;
     float *const gate = own.scratch, *const up = gate + scratch_floats(r) / 2;  // (count, scratch_stride)
     product(g, set.gate.first + s, tiles, x, x_stride, count, gate, scratch_stride);
-    if (set.up_x != set.gate_x) x = inputs(g, set.up_x, rows);
-    product(g, set.up.first + s, tiles, x, r.value(set.up_x).stride, count, up, scratch_stride);
+    const bool one = set.gate.first == set.up.first;  // experts without gates: f(up) * up
+    if (one) {
+      std::copy(gate, gate + count * scratch_stride, up);
+    } else {
+      if (set.up_x != set.gate_x) x = inputs(g, set.up_x, rows);
+      product(g, set.up.first + s, tiles, x, r.value(set.up_x).stride, count, up, scratch_stride);
+    }
     if (set.low_x >= 0) {
       const int64_t low_stride = low_width(r, set), of_gate = a_columns(r, set, set.gate_low);
       const float* const low = own.low + low_row * low_stride;
@@ -447,7 +452,7 @@ struct Experts : StepRun<Inference, ckdist_experts_step> {
                  own.scratch, width);
       for (int64_t i = 0; i < count; i++) {
         const int64_t token = g.set == 1 ? row + i : grouping.tokens[g.first + row + i];
-        const float share = g.set == 1              ? choice.all(token)
+        const float share = g.set == 1               ? choice.all(token)
                             : step.shares_input != 0 ? 1.f
                                                      : grouping.shares[g.first + row + i];
         r.kernels.elementwise.add_scaled(own.scratch + i * width, share, columns, y + token * y_stride);

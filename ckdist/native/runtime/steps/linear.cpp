@@ -265,9 +265,11 @@ struct Linear : StepRun<Inference, ckdist_linear_step> {
       for (int64_t row = rows.begin; row < rows.end; row += rows_each) {
         const Range some_rows = {row, std::min(row + rows_each, rows.end)};
         for (int m = 0; m < 2; m++) multiply(step.products[m], s, column, some_tiles, some_rows);
-        for (int64_t t = some_rows.begin; t < some_rows.end; t++)
-          r.kernels.elementwise.gated(GateFunction(step.gate), g + t * gate_stride + from, u + t * up_stride + from,
-                                      to - from, g + t * gate_stride + from);
+        for (int64_t t = some_rows.begin; t < some_rows.end; t++) {
+          float* const own = g + t * gate_stride + from;
+          for (int64_t i = 0; step.gate_factor != 1.f && i < to - from; i++) own[i] *= step.gate_factor;
+          r.kernels.elementwise.gated(GateFunction(step.gate), own, u + t * up_stride + from, to - from, own);
+        }
       }
     }
   }

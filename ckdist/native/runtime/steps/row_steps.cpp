@@ -50,7 +50,8 @@ struct Scale : TrainingRun<ckdist_scale_step> {
 struct ScaleQueries : TrainingRun<ckdist_scale_queries_step> {
   void run() {
     each_token([&](int64_t t) {
-      const float factor = query_factor(step.query_beta, step.query_context, r.batch.positions[t] + step.query_offset);
+      const float factor =
+          query_factor(step.query_beta, step.query_context, r.batch.positions[t] + step.query_from_one);
       r.kernels.row.scale(r.row(step.x, t), factor, r.width(step.out), r.row(step.out, t));
       r.pad(step.out, t);
     });

@@ -1,4 +1,4 @@
-"""A lightning indexer: scores of all positions by a few small heads, of which the largest are attended to."""
+"""A lightning indexer: small heads score all positions. Attention reads the positions with the largest scores."""
 
 from dataclasses import dataclass, replace
 
@@ -14,9 +14,19 @@ NORM_EPS = 1e-6  # of the layer norm of keys, independent of config.json
 class IndexWeights:
     """The weights of an indexer."""
 
-    rows: tuple[Weight, ...]  # make the key, and the weights of heads, from the rows that the layer reads
+    sizes: Indexer
+    rows: tuple[Weight, Weight]  # make the key, and the weights of heads, from the rows that the layer reads
     queries: Weight  # makes the queries from the low rank of the layer's queries
     norm: tuple[Weight, Weight]
+
+    def select(self, g: Tracer, q: Value, k: Value, weights: Value, *, layer: int) -> Value:
+        """The positions that each token sees, by the queries, keys and weights of heads of all tokens.
+
+        Scores lack positive constants, which change no order.
+        """
+        rope, top_k = self.sizes.rope, self.sizes.top_k
+        q, k = g.rope(q, rope), g.rope(g.layer_norm(k, *self.norm, NORM_EPS), rope)
+        return g.select_positions(q, k, weights, layer=layer, index_top_k=top_k)
 
 
 def index_weights(g: Tracer, i: Indexer, path: str, hidden: Dim, q_rank: Dim) -> IndexWeights:
@@ -24,14 +34,4 @@ def index_weights(g: Tracer, i: Indexer, path: str, hidden: Dim, q_rank: Dim) ->
     w = lambda name, *dims: g.weight(f"{path}.{name}", *dims)
     heads, key = Dim("index_heads", i.num_heads, i.head_dim), Dim("index", 1, i.head_dim)
     rows = w("wk.weight", key, hidden), w("weights_proj.weight", replace(heads, width=1), hidden)
-    return IndexWeights(rows, w("wq_b.weight", heads, q_rank), (w("k_norm.weight", key), w("k_norm.bias", key)))
-
-
-def select(g: Tracer, operands: tuple[Value, Value, Value], i: Indexer, w: IndexWeights, layer: int) -> Value:
-    """The positions that each token sees. operands: queries, keys and weights of heads, of all tokens.
-
-    Scores lack positive constants, which change no order.
-    """
-    q, k, weights = operands
-    q, k = g.rope(q, i.rope), g.rope(g.layer_norm(k, *w.norm, NORM_EPS), i.rope)
-    return g.select_positions(q, k, weights, layer=layer, index_top_k=i.top_k)
+    return IndexWeights(i, rows, w("wq_b.weight", heads, q_rank), (w("k_norm.weight", key), w("k_norm.bias", key)))

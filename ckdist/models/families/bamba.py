@@ -1,0 +1,67 @@
+"""Bamba: Mamba-2 in most layers, attention with half-rotated heads in the others."""
+
+from ckdist.errors import ArchitectureError
+from ckdist.models import from_config, mamba2_fields
+from ckdist.models.config_keys import ConfigKeys
+from ckdist.models.families import family
+from ckdist.models.families.family import Family, GgufForm, in_layers
+from ckdist.models.fields import Fields
+from ckdist.models.spec import LayerSpec, ModelSpec, Norms
+
+NAME = "bamba"
+NORMS = Norms(before_ffn="pre_ff_layernorm")
+KEYS = ConfigKeys(
+    {
+        **mamba2_fields.DEFAULTS,
+        "hidden_act": "silu",
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "max_position_embeddings": 262144,
+        "num_attention_heads": 32,
+        "num_hidden_layers": 32,
+        "num_key_value_heads": 8,
+        "partial_rotary_factor": 0.5,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 1e4,
+        "vocab_size": 128000,
+    },
+    nulls={"num_key_value_heads": None},
+    unused=("attn_rotary_emb", "mamba_chunk_size", "num_logits_to_keep", "z_loss_coefficient"),
+)
+
+
+def config(f: Fields, outer: Fields) -> ModelSpec:
+    """Reads a config.json."""
+    n, bias, full = from_config.sizes(f), f.flag("attention_bias"), f.raw("attn_layer_indices") or []
+    if not isinstance(full, list) or any(type(i) is not int or not 0 <= i < n.num_layers for i in full):
+        raise f.error("attn_layer_indices", full, f"a list of numbers below {n.num_layers}")
+    ffn = from_config.dense(f, bias=f.flag("mlp_bias"))
+    mamba, attention = mamba2_fields.read(f, n), n.attention(qkv_bias=bias, o_bias=bias)
+    layers = [LayerSpec(attention if i in full else mamba, ffn, NORMS) for i in range(n.num_layers)]
+    return n.model(NAME, layers, from_config.rotations(f, n, from_config.part(f)), from_config.tied(f, outer))
+
+
+def export(spec: ModelSpec, where: str) -> GgufForm:
+    """Raises ArchitectureError: readers of GGUF rotate other pairs of a half-rotated head."""
+    raise ArchitectureError(f"{where}: {spec.family} has no GGUF form: its readers rotate other pairs")
+
+
+FAMILY = Family(
+    name=NAME,
+    architectures=("BambaForCausalLM",),
+    model_types=("bamba",),
+    keys=KEYS,
+    gguf=NAME,
+    from_config=config,
+    to_gguf=export,
+    safetensors=family.SAFETENSORS.but(
+        {
+            "model.final_layernorm": "model.norm",
+            **in_layers(
+                "model.layers", {f"feed_forward.{part}_proj": f"mlp.{part}_proj" for part in ("gate", "up", "down")}
+            ),
+            **mamba2_fields.SAFETENSORS,
+        }
+    ),
+    gguf_names=family.GGUF,
+)

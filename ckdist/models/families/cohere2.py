@@ -1,0 +1,98 @@
+"""Command R7B and Command A (Cohere 2): attention and feed-forward of the same norm. Three of four layers slide.
+
+Sliding layers rotate, full layers do not. The norm is a layer norm without bias.
+"""
+
+from dataclasses import replace
+
+from ckdist.models import from_config
+from ckdist.models.config_keys import ConfigKeys
+from ckdist.models.families import family
+from ckdist.models.families.family import Family, GgufForm, GgufHeader
+from ckdist.models.fields import Fields
+from ckdist.models.spec import Attention, DenseFfn, LayerSpec, ModelSpec, Norms
+
+NAME, PERIOD = "cohere2", 4
+NORMS = Norms(before_ffn=None)
+KEYS = ConfigKeys(
+    {
+        "hidden_act": "silu",
+        "hidden_size": 8192,
+        "intermediate_size": 22528,
+        "layer_norm_eps": 1e-5,
+        "logit_scale": 0.0625,
+        "max_position_embeddings": 8192,
+        "num_attention_heads": 64,
+        "num_hidden_layers": 40,
+        "rope_theta": 1e4,
+        "sliding_window": 4096,
+        "sliding_window_pattern": PERIOD,
+        "tie_word_embeddings": True,
+        "vocab_size": 256000,
+    },
+    nulls={"sliding_window": None, "num_key_value_heads": None},
+    only={"order_of_interleaved_layers": "local_attn_first", "position_embedding_type": "rope_gptj", "rotary_pct": 1.0,
+          "use_gated_activation": True, "use_parallel_block": True, "use_parallel_embedding": False,
+          "use_qk_norm": False},
+    unused=("layer_switch", "head_dim", "use_embedding_sharing"),
+)  # fmt: skip
+
+
+def layers(attention: Attention, window: int, ffn: DenseFfn, sliding: list[bool]) -> list[LayerSpec]:
+    """The layers: sliding ones with a window and a rotation, the others without."""
+    kinds = {True: replace(attention, window=window), False: replace(attention, rope=None)}
+    return [LayerSpec(kinds[slides], ffn, NORMS, parallel=True) for slides in sliding]
+
+
+def config(f: Fields, outer: Fields) -> ModelSpec:
+    """Reads a config.json."""
+    n, bias = replace(from_config.sizes(f, "layer_norm_eps")), f.flag("attention_bias")
+    n = replace(n, head_dim=n.hidden_size // n.num_heads)  # as transformers
+    period = f.integer("sliding_window_pattern")
+    sliding = from_config.sliding_layers(f, n.num_layers, [(i + 1) % period != 0 for i in range(n.num_layers)])
+    made = layers(n.attention(qkv_bias=bias, o_bias=bias), from_config.window(f), from_config.dense(f), sliding)
+    ropes, tied = from_config.rotations(f, n, interleaved=True), from_config.tied(f, outer)
+    return n.model(NAME, made, ropes, tied, norm="layer", logit_scale=f.number("logit_scale", high=1e6))
+
+
+def gguf(header: GgufHeader) -> ModelSpec:
+    """Reads GGUF metadata."""
+    from ckdist.models import from_gguf
+
+    f, n = header.fields, from_gguf.sizes(header, "attention.layer_norm_epsilon")
+    sliding = from_gguf.sliding_layers(f, n.num_layers, PERIOD)
+    window = f.integer("attention.sliding_window", 4096, low=0)
+    made = layers(from_gguf.attention(header, n), window, from_gguf.dense(header), sliding)
+    ropes = {"global": from_gguf.rotation(header, n, interleaved=True)}
+    scale = f.number("logit_scale", 1.0, high=1e6)
+    return n.model(NAME, made, ropes, from_gguf.tied(header), norm="layer", logit_scale=scale)
+
+
+def export(spec: ModelSpec, where: str) -> GgufForm:
+    """Returns the GGUF metadata of a model. Raises ArchitectureError for a model that GGUF cannot describe."""
+    from ckdist.errors import ArchitectureError
+    from ckdist.models import to_gguf
+
+    sliding = [bool(layer.attention.window) for layer in spec.layers]
+    if sliding != [(i + 1) % PERIOD != 0 for i in range(len(sliding))]:
+        raise ArchitectureError(f"{where}: {NAME} with other layers without a window than each fourth has no GGUF form")
+    more = {
+        "attention.layer_norm_epsilon": float(spec.norm_eps),
+        "attention.sliding_window": max(layer.attention.window for layer in spec.layers),
+        "logit_scale": float(spec.logit_scale),
+        "rope.dimension_count": spec.ropes["global"].dims,
+    }
+    return to_gguf.dense(NAME, spec, where, more)
+
+
+FAMILY = Family(
+    name=NAME,
+    architectures=("Cohere2ForCausalLM",),
+    model_types=("cohere2",),
+    keys=KEYS,
+    gguf=NAME,
+    from_config=config,
+    from_gguf=gguf,
+    to_gguf=export,
+    gguf_names=family.GGUF,
+)

@@ -1,0 +1,95 @@
+"""LFM2 with experts, except in the first layers."""
+
+from dataclasses import replace
+
+from ckdist.models import from_config, limits
+from ckdist.models.families import family, lfm2
+from ckdist.models.families.family import GgufForm, GgufHeader, in_layers
+from ckdist.models.fields import Fields
+from ckdist.models.spec import DenseFfn, ModelSpec, MoeFfn
+from ckdist.program.routing import Routing
+
+NAME = "lfm2moe"
+KEYS = lfm2.KEYS.but(
+    defaults={
+        **dict.fromkeys(("block_auto_adjust_ff_dim", "block_ffn_dim_multiplier", "block_multiple_of")),
+        "hidden_size": 2048,
+        "intermediate_size": 7168,
+        "moe_intermediate_size": 1792,
+        "norm_topk_prob": True,
+        "num_dense_layers": 2,
+        "num_experts": 32,
+        "num_experts_per_tok": 4,
+        "routed_scaling_factor": 1.0,
+        "use_expert_bias": True,
+    },
+)
+ROUTING = Routing(used=4, scores="sigmoid")
+
+
+def config(f: Fields, outer: Fields) -> ModelSpec:
+    """Reads a config.json."""
+    n = from_config.sizes(f, "norm_eps")
+    dense = f.integer("num_dense_layers", low=0, high=limits.MAX_LAYERS)
+    routing = Routing(
+        f.integer("num_experts_per_tok", high=limits.MAX_EXPERTS),
+        "sigmoid",
+        renormalise=f.flag("norm_topk_prob"),
+        scale=f.number("routed_scaling_factor", high=1e6),
+    )
+    experts = MoeFfn(
+        f.integer("num_experts", high=limits.MAX_EXPERTS),
+        f.integer("moe_intermediate_size", high=limits.MAX_FFN),
+        routing,
+        correction_bias=f.flag("use_expert_bias"),
+    )
+    first = DenseFfn(f.integer("intermediate_size", high=limits.MAX_FFN))
+    made = lfm2.layers(f, n, [first if i < dense else experts for i in range(n.num_layers)])
+    return n.model(NAME, made, from_config.rotations(f, n), from_config.tied(f, outer))
+
+
+def gguf(header: GgufHeader) -> ModelSpec:
+    """Reads GGUF metadata."""
+    from ckdist.models import from_gguf
+
+    n, experts = from_gguf.sizes(header), from_gguf.experts(header, ROUTING)
+    dense = header.fields.integer("leading_dense_block_count", 0, low=0, high=limits.MAX_LAYERS)
+    first = DenseFfn(from_gguf.ffn_size(header))
+    return lfm2.gguf_model(NAME, header, n, [first if i < dense else experts for i in range(n.num_layers)])
+
+
+def export(spec: ModelSpec, where: str) -> GgufForm:
+    """Returns the GGUF metadata of a model. Raises ArchitectureError for another routing than that of its readers."""
+    from ckdist.models import to_gguf
+
+    to_gguf.refuse_renormalised(spec, where, renormalised=False)
+    experts = to_gguf.experts(spec, where, ("leading_dense_block_count", "expert_gating_func"))
+    return to_gguf.dense(NAME, spec, where, {**lfm2.hybrid_metadata(spec, where), **experts})
+
+
+FAMILY = replace(
+    lfm2.FAMILY,
+    name=NAME,
+    architectures=("Lfm2MoeForCausalLM",),
+    model_types=("lfm2_moe",),
+    keys=KEYS,
+    gguf=NAME,
+    from_config=config,
+    from_gguf=gguf,
+    to_gguf=export,
+    safetensors=lfm2.FAMILY.safetensors.but(
+        in_layers(
+            "model.layers",
+            {
+                "feed_forward.gate": "mlp.gate",
+                "feed_forward.expert_bias": "mlp.gate.e_score_correction.bias",
+                "feed_forward.experts.gate_up_proj": ("mlp.experts.gate_proj", "mlp.experts.up_proj"),
+                "feed_forward.experts.w1": "mlp.experts.gate_proj",
+                "feed_forward.experts.w3": "mlp.experts.up_proj",
+                "feed_forward.experts.down_proj": "mlp.experts.down_proj",
+                "feed_forward.experts.w2": "mlp.experts.down_proj",
+            },
+        )
+    ),
+    gguf_names=family.GGUF_EXPERTS.but({"output_norm": (), **lfm2.GGUF_NAMES}),
+)

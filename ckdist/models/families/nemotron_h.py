@@ -1,0 +1,218 @@
+"""Nemotron-H and Nemotron 3 Nano: each layer is Mamba-2, attention without rotation, a feed-forward, or experts.
+
+Feed-forwards and experts have no gate: down(relu(up x)^2).
+"""
+
+from dataclasses import replace
+
+from ckdist.models import from_config, limits, mamba2_fields
+from ckdist.models.config_keys import ConfigKeys
+from ckdist.models.families import family
+from ckdist.models.families.family import Family, GgufForm, GgufHeader, in_layers
+from ckdist.models.fields import Fields
+from ckdist.models.from_config import Sizes
+from ckdist.models.spec import Attention, DenseFfn, LayerSpec, ModelSpec, MoeFfn, Norms
+from ckdist.models.state_mixers import Mamba2
+from ckdist.program.routing import Routing
+
+NAME, MOE = "nemotron_h", "nemotron_h_moe"
+ACTIVATION = "relu2"
+KEYS = ConfigKeys(
+    {
+        "conv_kernel": 4,
+        "head_dim": 128,
+        "hidden_size": 4096,
+        "intermediate_size": 21504,
+        "layer_norm_epsilon": 1e-5,
+        "layer_types": ["linear_attention", "moe", "full_attention", "mlp"],
+        "mamba_head_dim": 64,
+        "mamba_num_heads": 128,
+        "max_position_embeddings": 4096,
+        "mlp_hidden_act": ACTIVATION,
+        "moe_intermediate_size": 7688,
+        "moe_shared_expert_intermediate_size": 7688,
+        "n_group": 1,
+        "n_groups": 8,
+        "n_routed_experts": 8,
+        "norm_topk_prob": True,
+        "num_attention_heads": 32,
+        "num_experts_per_tok": 2,
+        "num_hidden_layers": 0,
+        "num_key_value_heads": 8,
+        "rope_theta": 1e4,
+        "routed_scaling_factor": 1.0,
+        "ssm_state_size": 128,
+        "topk_group": 1,
+        "use_conv_bias": True,
+        "vocab_size": 131072,
+    },
+    aliases={
+        "attention_head_dim": "head_dim",
+        "layers_block_type": "layer_types",
+        "mamba_conv_bias": "use_conv_bias",
+        "mamba_d_conv": "conv_kernel",
+        "mamba_dt_limit": "time_step_limit",
+        "mamba_n_groups": "n_groups",
+        "num_local_experts": "n_routed_experts",
+    },
+    only={"mamba_hidden_act": "silu", "mamba_proj_bias": False, "n_shared_experts": 1, "use_bias": False},
+    # what transformers does not read, initial values of weights, and fields of parts that no layer has
+    unused=(
+        *("chunk_size", "expand", "hidden_dropout", "mamba_ssm_cache_dtype", "moe_shared_expert_overlap"),
+        *("mtp_layers_block_type", "mtp_hybrid_override_pattern", "norm_eps", "num_logits_to_keep"),
+        *("num_query_groups", "partial_rotary_factor", "rescale_prenorm_residual", "residual_in_fp32", "rms_norm_eps"),
+        *("rope_theta", "sliding_window", "use_mamba_kernels", "time_step_floor", "time_step_max", "time_step_min"),
+        *("time_step_rank", "intermediate_size", "mlp_hidden_act", "moe_intermediate_size"),
+        *("moe_shared_expert_intermediate_size", "n_group", "n_routed_experts", "norm_topk_prob"),
+        *("num_experts_per_tok", "routed_scaling_factor", "topk_group"),
+    ),
+)
+NORMS = Norms(before_ffn="input_layernorm")
+SIGNS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}  # of hybrid_override_pattern
+KINDS = {**dict.fromkeys(mamba2_fields.MAMBA, "mamba"), **dict.fromkeys(mamba2_fields.FULL, "attention")}
+
+
+def kinds(f: Fields) -> list[str]:
+    """Reads the kind of each layer: a value of SIGNS."""
+    pattern = f.text("hybrid_override_pattern", "")
+    types = f.raw("layer_types")
+    types = [SIGNS.get(sign, sign) for sign in pattern] if pattern else types
+    if not isinstance(types, list) or not 0 < len(types) <= limits.MAX_LAYERS:
+        raise f.error("layer_types", types, f"a list of 1 to {limits.MAX_LAYERS} kinds of layers")
+    found = [KINDS.get(kind, kind) if isinstance(kind, str) else "" for kind in types]
+    count = f.integer("num_hidden_layers", low=0, high=limits.MAX_LAYERS)
+    if unknown := [kind for kind in found if kind not in SIGNS.values()]:
+        raise f.error("layer_types", unknown[0], f"one of {', '.join(SIGNS.values())}, for each layer")
+    if count not in (0, len(found)):
+        raise f.error("num_hidden_layers", count, f"{len(found)}, the number of kinds of layers")
+    return found
+
+
+def experts(f: Fields) -> MoeFfn:
+    """Reads the experts of a layer."""
+    if f.has("moe_latent_size"):
+        raise f.error("moe_latent_size", f.raw("moe_latent_size"), "null: experts of latent size are not supported")
+    size = lambda name: f.integer(name, high=limits.MAX_FFN)
+    count = lambda name: f.integer(name, high=limits.MAX_EXPERTS)
+    groups = {"groups": count("n_group"), "top_groups": count("topk_group")}
+    scale, renormalise = f.number("routed_scaling_factor", high=1e6), f.flag("norm_topk_prob")
+    routing = Routing(count("num_experts_per_tok"), "sigmoid", renormalise, scale, **groups)
+    number, shared = count("n_routed_experts"), size("moe_shared_expert_intermediate_size")
+    return MoeFfn(number, size("moe_intermediate_size"), routing, ACTIVATION, True, shared, gated=False)
+
+
+def mamba(f: Fields) -> Mamba2:
+    """Reads the Mamba-2 mixer of a layer."""
+    heads, width = ("mamba_num_heads", limits.MAX_HEADS), ("mamba_head_dim", limits.MAX_HEAD_DIM)
+    groups, states = ("n_groups", limits.MAX_HEADS), ("ssm_state_size", limits.MAX_HEAD_DIM)
+    size = lambda name, high: f.integer(name, high=high)
+    kernel = f.integer("conv_kernel", low=2, high=limits.MAX_CONV)
+    bias, low_high = f.flag("use_conv_bias"), mamba2_fields.dt_limits(f)
+    normed = size(*groups)
+    return Mamba2(
+        size(*heads), size(*width), normed, size(*states), kernel, bias, norm_groups=normed, dt_limits=low_high
+    )
+
+
+def config(f: Fields, outer: Fields) -> ModelSpec:
+    """Reads a config.json."""
+    found = kinds(f)
+    whole = Fields({**f.values, "num_hidden_layers": len(found)}, f.where, f.prefix)
+    n, bias = from_config.sizes(whole, "layer_norm_epsilon"), f.flag("attention_bias")
+    for name in whole.values.keys() - {one for _, one in whole.unread()}:
+        f.raw(name)
+    if (act := f.text("mlp_hidden_act")) != ACTIVATION:
+        raise f.error("mlp_hidden_act", act, ACTIVATION)
+    made = {
+        "attention": lambda: LayerSpec(n.attention(qkv_bias=bias, o_bias=bias, rope=None), None, NORMS),
+        "mamba": lambda: LayerSpec(mamba(f), None, NORMS),
+        "mlp": lambda: LayerSpec(None, dense(f.integer("intermediate_size", high=limits.MAX_FFN), f), NORMS),
+        "moe": lambda: LayerSpec(None, experts(f), NORMS),
+    }
+    layers = {kind: made[kind]() for kind in dict.fromkeys(found)}
+    return model(n, [layers[kind] for kind in found], from_config.tied(f, outer))
+
+
+def dense(size: int, f: Fields | None = None) -> DenseFfn:
+    """The feed-forward of a layer. `f`: the config.json, with its biases."""
+    return DenseFfn(size, ACTIVATION, f is not None and f.flag("mlp_bias"), gated=False)
+
+
+def model(n: Sizes, layers: list[LayerSpec], tied: bool) -> ModelSpec:
+    """A model of these layers."""
+    return n.model(MOE if any(isinstance(one.ffn, MoeFfn) for one in layers) else NAME, layers, {}, tied)
+
+
+def gguf(header: GgufHeader) -> ModelSpec:
+    """Reads GGUF metadata: layers with kv-heads have attention, those with a feed-forward have that alone."""
+    from ckdist.models import from_gguf
+
+    n, f = from_gguf.sizes(header, "attention.layer_norm_epsilon"), header.fields
+    full = from_gguf.layers_with(f, "attention.head_count_kv", n.num_layers)
+    wide = from_gguf.layers_with(f, "feed_forward_length", n.num_layers)
+    attention = LayerSpec(replace(from_gguf.attention(header, n), rope=None), None, NORMS)
+    if from_gguf.is_mixture(header):
+        shared = f.integer("expert_shared_feed_forward_length", high=limits.MAX_FFN)
+        ffn = from_gguf.experts(header, Routing(used=2, scores="sigmoid"))
+        ffn = replace(ffn, activation=ACTIVATION, gated=False, shared_size=shared)
+    else:
+        ffn = dense(from_gguf.ffn_size(header))
+    other, mixer = LayerSpec(None, ffn, NORMS), LayerSpec(mamba2_fields.from_gguf(header), None, NORMS)
+    layers = [attention if a else other if b else mixer for a, b in zip(full, wide, strict=True)]
+    return model(n, layers, from_gguf.tied(header))
+
+
+def export(spec: ModelSpec, where: str) -> GgufForm:
+    """Returns the GGUF metadata of a model. Raises ArchitectureError for a model that GGUF cannot describe."""
+    from ckdist.models import to_gguf
+
+    mixture = any(isinstance(layer.ffn, MoeFfn) for layer in spec.layers)
+    widths = [layer.mixer.head_dim for layer in spec.layers if isinstance(layer.mixer, Attention)]
+    names = ("expert_shared_feed_forward_length", *family.GROUPED_EXPERTS[1:])
+    more = {
+        **mamba2_fields.metadata(spec, where),
+        **(to_gguf.experts(spec, where, names) if mixture else {}),
+        "feed_forward_length": [layer.ffn.intermediate_size if layer.ffn else 0 for layer in spec.layers],
+        "attention.layer_norm_epsilon": float(spec.norm_eps),
+        "rope.dimension_count": widths[0] if widths else 0,
+        "rope.scaling.finetuned": False,
+    }
+    return to_gguf.dense(spec.family, spec, where, more)
+
+
+MIXER = {
+    **{name: f"self_attn.{name}" for name in ("q_proj", "k_proj", "v_proj", "o_proj")},
+    **{name: f"mamba.{name}" for name in ("A_log", "D", "dt_bias", "norm", "out_proj")},
+    "in_proj": mamba2_fields.IN_PROJ,
+    "conv1d": mamba2_fields.CONV1D,
+    **{f"{part}_proj": f"mlp.{part}_proj" for part in ("up", "down")},
+    **{f"experts.{part}_proj": f"mlp.experts.{part}_proj" for part in ("up", "down")},
+    **{f"shared_experts.{part}_proj": f"mlp.shared_expert.{part}_proj" for part in ("up", "down")},
+    "gate": "mlp.gate",
+    "gate.e_score_correction.bias": "mlp.gate.e_score_correction.bias",
+}
+FAMILY = Family(
+    name=NAME,
+    architectures=("NemotronHForCausalLM",),
+    model_types=("nemotron_h",),
+    keys=KEYS,
+    gguf=NAME,
+    from_config=config,
+    from_gguf=gguf,
+    to_gguf=export,
+    safetensors=family.SAFETENSORS.but(
+        {
+            name: target
+            for root in ("model", "backbone")
+            for name, target in {
+                f"{root}.embeddings": "model.embed_tokens",
+                f"{root}.norm_f": "model.norm",
+                **in_layers(f"{root}.layers", {f"mixer.{name}": target for name, target in MIXER.items()}),
+                **in_layers(f"{root}.layers", {"norm": "input_layernorm"}),
+            }.items()
+        }
+    ),
+    gguf_names=family.GGUF_EXPERTS.but(mamba2_fields.GGUF, mamba2_fields.GGUF_FORM),
+    gguf_values=mamba2_fields.gguf_values,
+    ignored=(*family.ROTATIONS, r"mtp\..*"),
+)
