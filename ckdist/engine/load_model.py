@@ -74,7 +74,7 @@ def load_model(
     slots = open_slots(config, checkpoint)
     # programs of this rank's stage
     tracer = functools.partial(Tracer, low_rank=adapter.low_rank) if adapter else Tracer
-    loader = _open_loader(config, world, checkpoint)
+    loader = open_loader(config, world, checkpoint)
     config, layers, shares = with_stages(config, world, loader, tracer)
     rank = stage_rank(world, layers, shares)
     programs = trace_programs(config, world, rank, checkpoint.spec, adapter, slots, tracer, embeddings)
@@ -110,7 +110,8 @@ def load_model(
     return model
 
 
-def _open_loader(config: EngineConfig, world: World, checkpoint: Checkpoint) -> ShardLoader:
+def open_loader(config: EngineConfig, world: World, checkpoint: Checkpoint) -> ShardLoader:
+    """The loader, with the packed weights of the last start if a process holds them."""
     loader = ShardLoader(checkpoint, loading_threads(config, world), config.quantize)
     if KEPT_VARIABLE in os.environ and not config.no_keep_weights:
         from ckdist.weights.kept_weights import inherited_weights

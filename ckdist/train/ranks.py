@@ -39,6 +39,11 @@ def full_replicas(mesh: Mesh) -> int:
     return max(replicas, int(os.environ.get(FULL_RANKS_VARIABLE, "0")) * replicas // mesh.size(WHOLE))
 
 
+def accumulated_batches(config: TrainConfig, mesh: Mesh) -> int:
+    """Most batches of a replica in one step: gradient_accumulation_steps, or more if replicas are missing."""
+    return -(-config.gradient_accumulation_steps * full_replicas(mesh) // mesh.size("dp"))
+
+
 @dataclass(frozen=True)
 class TrainingRanks:
     """One rank's place in the mesh, and its communicators. None: the group would have one rank."""

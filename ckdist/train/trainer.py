@@ -39,7 +39,7 @@ from ckdist.train.one_f_one_b import bubble
 from ckdist.train.optimizer import Optimizer
 from ckdist.train.pipeline import StepSums, forward_backward
 from ckdist.train.preference_step import PreferenceStep, check_preferences
-from ckdist.train.ranks import TrainingRanks, full_replicas, training_mesh
+from ckdist.train.ranks import TrainingRanks, accumulated_batches, training_mesh
 from ckdist.train.report import Report, StepReport, check_report_to
 from ckdist.train.resumption import changed_settings, check_settings, settings_of
 from ckdist.train.schedule import Schedule
@@ -159,8 +159,7 @@ class Trainer:
         self._enter_place()
         # Batches of a step. A user's source may return more than the configuration says.
         steady = 2 * mesh.size("pp") if source is not None else 1
-        accumulated = -(-config.gradient_accumulation_steps * full_replicas(mesh) // mesh.size("dp"))
-        program = self.model.lowered(config, mesh, max(accumulated, steady))
+        program = self.model.lowered(config, mesh, max(accumulated_batches(config, mesh), steady))
         self.stage = program.stage
         needed = self._needed_memory(program, mesh)
         if world.size > 1:

@@ -29,7 +29,7 @@ class FileBatches:
         per_device: Rows of a micro-batch.
         accumulation: Micro-batches of a step.
         position: The first row.
-        replicas: The ranks that `accumulation` is for, if more than `size`: they leave the rows of a step to the others.
+        replicas: The ranks that `accumulation` is for, if more than `size`: the others compute their rows.
 
     Attributes:
         rows_of_step: Rows of a step over all ranks.
