@@ -22,7 +22,7 @@ MAX_PIECE_BYTES = 1024
 AGAIN = "fetch the model's files again"
 RESERVED = 256  # ids of special tokens, after the ranks
 # model_type of config.json -> name in SPLITS
-SPLIT_OF_TYPE = dict.fromkeys(("kimi_k2", "kimi_k25", "kimi_linear"), "kimi-k2")
+SPLIT_OF_TYPE: dict[str, str] = dict.fromkeys(("kimi_k2", "kimi_k25", "kimi_linear"), "kimi-k2")
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 _LINE = re.compile(rb"([A-Za-z0-9+/]+={0,2}) ([0-9]{1,8})")
 _LETTERS = {byte: letter for letter, byte in BYTE_ALPHABET.items()}

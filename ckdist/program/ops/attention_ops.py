@@ -264,6 +264,7 @@ def lower_attend(lowering: "ServingLowering", group: "Group") -> None:
 
 
 def cache_of(attend: Instr, mesh: Mesh) -> LayerCache:
+    """The layer's keys and values, as `attend` stores them."""
     heads, keys, values = (value.dims[-1] for value in attend.inputs[:3])
     return attention_cache(heads, keys, values, mesh)
 
