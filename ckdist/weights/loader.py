@@ -67,7 +67,8 @@ class ShardLoader:
         self.kept: KeptWeights | None = None
         self._open = False
         self._reporter: threading.Thread | None = None
-        self.stamps = {path: path.stat() for path in self._files}  # before they are opened
+        # before they are opened, which fails if one is missing
+        self.stamps = {path: path.stat() for path in self._files if path.exists()}
         paths = [os.fsencode(path) for path in self._files]
         self._native = new(lib.ckdist_loader_create, paths, len(paths))
         for path, number in self._files.items():

@@ -149,6 +149,7 @@ def lower_low_rank(lowering: "ServingLowering", linear: Instr, instr: Instr) -> 
         summed=False,
         gate=GATES["none"],
         activation=GATES["none"],
+        gate_factor=1.0,
         soft_cap=0.0,
         adapters=False,
     )
