@@ -67,8 +67,12 @@ def logits(model):
 @pytest.mark.parametrize("folder", distinct_families(), ids=lambda folder: folder.name)
 def test_one_text_on_every_stage(folder):
     """As many stages as there are layers, up to three: uneven ones where there are four layers. Two of GLM-5's layers
-    share positions, and so a stage.
+    share positions, and so a stage. Gemma 4's layers read caches of others, which allows no stages.
     """
+    if folder.name.startswith("gemma4"):
+        with pytest.raises(ConfigError, match="allows no stages"):
+            run(2, folder, 2, generated)
+        return
     stages = 2 if folder.name == "glm_moe_dsa" else min(3, LAYERS[folder])
     assert run(stages, folder, stages, generated) == run(1, folder, 1, generated)
 

@@ -14,9 +14,10 @@ def driven(world, executable, body):
     if world.rank:
         executable.work()
         return None
-    result = body(executable)
-    executable.stop()
-    return result
+    try:
+        return body(executable)
+    finally:
+        executable.stop()  # or the others would wait after an error
 
 
 def situations(executable) -> list[np.ndarray]:
@@ -51,7 +52,7 @@ def texts(engine) -> tuple[list[list[int]], dict]:
     counters.
     """
     rng = np.random.default_rng(0)
-    prompts = [rng.integers(3, 180, n).tolist() for n in (50, 1, 2, 37)]
+    prompts = [(rng.integers(3, 180, n) % engine.vocab_size).tolist() for n in (50, 1, 2, 37)]
     prompts += [[*prompts[0][:40], 9, 8, 7], prompts[0]]
     found = {}
     for ids in ((0, 1, 2), (3, 4), (5,)):
