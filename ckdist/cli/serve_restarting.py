@@ -29,7 +29,7 @@ from ckdist.hub.bundled import BUNDLED
 from ckdist.launcher.keeper import Keeper
 from ckdist.serve.engine_job import EngineJob
 from ckdist.serve.process import HttpProcess
-from ckdist.serve.settings import STALE_SIGNAL
+from ckdist.serve.settings import STALE_SECONDS, STALE_SIGNAL
 
 RANK_0 = "[0] "  # before each line of rank 0 under `ckdist launch`
 LOOK_SECONDS = 0.2
@@ -88,10 +88,11 @@ class RestartedEngine:
         self._is_stuck = True
 
     def end_if_stuck(self) -> None:
-        """Kills the engine after `note_stuck`."""
+        """Kills the engine after `note_stuck`, unless it is too young to have been silent: the last one was meant."""
         if self._is_stuck:
             self._is_stuck = False
-            self.job.kill()
+            if time.monotonic() - self._begun > STALE_SECONDS:
+                self.job.kill()
 
     def restart(self, http: HttpProcess) -> None:
         """Starts the engine again, which has ended. Raises EngineError if that happened too often."""
@@ -114,6 +115,7 @@ class RestartedEngine:
     def _start(self) -> None:
         more = {"launch": self._launch, "again": self.is_ready, "keeper": self._keeper, "ranks": self._ranks}
         self.job = EngineJob(self._words, directory=self._directory, output=subprocess.PIPE, **more)
+        self._begun = time.monotonic()
         self._lines: queue.SimpleQueue[list[str]] = queue.SimpleQueue()
         threading.Thread(target=self._read, daemon=True, name="ckdist-engine-output").start()
 

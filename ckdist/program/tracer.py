@@ -319,7 +319,7 @@ class Tracer(Emitter):
 
     def gated(self, gate: Value, up: Value, function: str, scale: float = 1.0) -> Value:
         """function(scale * gate) * up."""
-        more: dict[str, Any] = {} if scale == 1.0 else {"scale": scale}
+        more: dict[str, Any] = {} if scale == 1.0 else {"gate_scale": scale}
         return self._emit("gated", (gate, up), names=["act"], function=function, **more)
 
     def activate(self, x: Value, function: str) -> Value:

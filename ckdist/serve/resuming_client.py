@@ -15,8 +15,8 @@ from ckdist.engine import messages
 from ckdist.engine.messages import Embed, Failure, LoadAdapter, Status, Submit, Tokens, UnloadAdapter
 from ckdist.serve.engine_client import EngineClient, Generation
 from ckdist.serve.problems import Problem
+from ckdist.serve.settings import STALE_SECONDS
 
-STALE_SECONDS = 20.0  # an engine that has been silent for this long is started again
 MAX_CRASHES = 3  # engines that may end while a request runs
 
 

@@ -13,6 +13,7 @@ from ckdist.serve.api_keys import ApiKey, KeyLimits, read_key_file
 BACKLOG = 4096  # connections that wait to be accepted
 USER_ERROR = 2  # exit code of the HTTP process after a mistake of the user
 ENDED_SIGNAL = signal.SIGUSR1  # tells the HTTP process that its engine has ended, and another one will listen
+STALE_SECONDS = 20.0  # an engine that has been silent for this long is started again
 STALE_SIGNAL = signal.SIGUSR2  # tells the process that restarts the engine that it is stuck
 LOG_FORMAT = "%(asctime)s http %(levelname)s: %(message)s"  # of this process and of its children
 

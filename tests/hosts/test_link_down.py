@@ -1,7 +1,6 @@
 """`ckdist launch --restarts` over two hosts, the second by ssh, whose only link goes down and comes back."""
 
 import json
-import re
 import threading
 import time
 
@@ -44,7 +43,7 @@ def ask(tokens: int) -> tuple[int, str]:
 
 
 def test_a_server_of_two_stages(hosts):
-    """Down for an eighth of the timeout nothing is lost. For longer, requests end, and there are answers again."""
+    """Down for an eighth of the timeout nothing is lost. For longer, ranks start again, and requests go on."""
     short, ends, done = [], [], threading.Event()
 
     def ask_once() -> None:
@@ -67,13 +66,13 @@ def test_a_server_of_two_stages(hosts):
         before = ask(900)
         asking = threading.Thread(target=ask_once, daemon=True)
         asking.start()
-        time.sleep(0.3)
+        time.sleep(0.05)  # 900 tokens take ten times as long
         hosts.set_link("down")
         time.sleep(TIMEOUT / 8)
         hosts.set_link("up")
         assert not short
         asking.join()
-        assert short == [before] and before[0] == 200 and "start again" not in output.text()
+        assert short == [before] and before[0] == 200 and "has ended" not in output.text()
 
         clients = [threading.Thread(target=keep_asking, daemon=True) for _ in range(3)]
         for client in clients:
@@ -89,10 +88,8 @@ def test_a_server_of_two_stages(hosts):
             client.join()
         job.terminate()
         assert output.wait(20) == [0], output.text()
-    again = r"rank [01] of 2 on \S+ ended with code 1; all ranks start again in 1 s \(restart 1 of 3\)"
-    assert re.search(again, output.text()), output.text()
-    statuses = {status for status, _ in ends}
-    assert {0, 200} <= statuses <= {0, 200, 503} and max(seconds for _, seconds in ends) < TIMEOUT + 5
+    assert "the engine has ended" in output.text() and "its requests go on" in output.text(), output.text()
+    assert {status for status, _ in ends} == {200}
     assert hosts.wait_empty(5) == []
 
 

@@ -122,7 +122,7 @@ def gated(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -
     if attrs["function"] == "clamped_swiglu":
         g, u = np.minimum(gate, np.float32(SWIGLU_LIMIT)), np.clip(up, np.float32(-SWIGLU_LIMIT), SWIGLU_LIMIT)
         return [g / (1 + np.exp(np.float32(-SWIGLU_ALPHA) * g)) * (u + 1)]
-    return [_function(gate * np.float32(attrs.get("scale", 1.0)), attrs["function"]) * up]
+    return [_function(gate * np.float32(attrs.get("gate_scale", 1.0)), attrs["function"]) * up]
 
 
 @lower("gated", "training")

@@ -95,7 +95,7 @@ def lower_linear(lowering: "ServingLowering", group: "Group") -> None:
         products=products,
         summed=summed,
         gate=GATES[gated.attrs["function"] if gated else "none"],
-        gate_factor=gated.attrs.get("scale", 1.0) if gated else 1.0,
+        gate_factor=gated.attrs.get("gate_scale", 1.0) if gated else 1.0,
         activation=GATES[activate.attrs["function"] if activate else "none"],
         soft_cap=cap.attrs["cap"] if cap else 0.0,
         adapters=low_rank.attrs.get("slots", False) if low_rank else False,
