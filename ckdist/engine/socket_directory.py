@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 PREFIX = "ckdist-"
 SOCKET = "engine"
+OWNER = "owner"  # a socket with a listener as long as the process that made the folder lives
 # The environment of an engine without an HTTP process of its own (`ckdist.serve.engine_job` sets it):
 DIRECTORY = "CKDIST_ENGINE_DIRECTORY"  # the private folder of its socket
 PARENT = "CKDIST_ENGINE_PARENT"  # the process that it ends with
@@ -32,23 +33,27 @@ def socket_directory() -> Iterator[str]:
     remove_dead(pathlib.Path(tempfile.gettempdir()))
     directory = tempfile.mkdtemp(prefix=PREFIX)
     try:
-        yield directory
+        with socket.socket(socket.AF_UNIX) as owner:  # between two engines, another server would remove the folder
+            owner.bind(f"{directory}/{OWNER}")
+            owner.listen()
+            yield directory
     finally:
         shutil.rmtree(directory, ignore_errors=True)
 
 
 def remove_dead(parent: pathlib.Path) -> None:
-    """Removes this user's folders in `parent` that hold nothing but a socket without a listener."""
+    """Removes this user's folders in `parent` that hold nothing but sockets without a listener."""
     for folder in parent.glob(f"{PREFIX}*"):
         with contextlib.suppress(OSError):
             info = folder.lstat()
             if (
                 stat.S_ISDIR(info.st_mode)
                 and info.st_uid == os.geteuid()
-                and [entry.name for entry in folder.iterdir()] == [SOCKET]
-                and _is_dead(folder / SOCKET)
+                and (entries := list(folder.iterdir()))
+                and all(entry.name in (SOCKET, OWNER) and _is_dead(entry) for entry in entries)
             ):
-                (folder / SOCKET).unlink()
+                for entry in entries:
+                    entry.unlink()
                 folder.rmdir()
 
 

@@ -197,7 +197,8 @@ def test_a_server_answers_again_after_a_lost_rank(rank, how, flags):
         job.terminate()
         assert job.wait(HEALTHY_SECONDS) == 0
         said = job.stdout.read()
-    killed = rf"the engine has ended \(rank {rank} of 2 was ended by signal 9"
+    # on a busy machine the other rank may end before the kernel has ended the killed one
+    killed = rf"the engine has ended \(rank ({rank} of 2 was ended by signal 9|{1 - rank} of 2 ended with code 1)"
     assert re.search(killed if how == signal.SIGKILL else "rank 1 has not been heard of", said), said
     assert "it is restarted, and its requests go on" in said
     assert after == before

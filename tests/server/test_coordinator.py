@@ -186,6 +186,10 @@ def test_folders_of_killed_servers_are_removed(tmp_path, monkeypatch):
     with socket_directory() as own:
         assert os.stat(own).st_mode & 0o777 == 0o700
         assert {name for name, folder in folders.items() if folder.exists()} == {"live", "full", "empty", "file"}
+        with socket.socket(socket.AF_UNIX) as engine:
+            engine.bind(f"{own}/engine")
+        with socket_directory():  # another server starts while this one's engine starts again
+            assert os.path.exists(own)
     assert not os.path.exists(own)
     sockets["live"].close()
 
