@@ -101,7 +101,7 @@ class OllamaAnswer:
         return {
             "done": True,
             "done_reason": REASONS.get(piece.finish_reason or "", "stop"),
-            "total_duration": nanoseconds(time.monotonic() - self._begun),
+            "total_duration": nanoseconds(time.monotonic() - min(begin, self._begun)),
             "load_duration": 0,
             "prompt_eval_count": usage["prompt_tokens"],
             "prompt_eval_duration": nanoseconds(first - begin),
