@@ -88,7 +88,8 @@ def normed(graph: Graph, value: Value) -> dict[str, Instr]:
     parts = {}
     gate = graph.maker(graph.source(value), "gated")
     of_layer = gate is not None and graph.maker(graph.source(gate.inputs[1]), "layer_inputs")
-    if gate is not None and (of_layer or gate.attrs["function"] == "sigmoid"):
+    made = gate is not None and (of_layer or graph.maker(gate.inputs[0], "cut_rows"))
+    if gate is not None and (made or gate.attrs["function"] == "sigmoid"):
         return {"out_gate": gate}
     scale = graph.maker(graph.source(value), "scale")
     if norm := graph.maker(graph.source(scale.inputs[0] if scale else value), "rms_norm", "layer_norm"):

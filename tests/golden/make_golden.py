@@ -93,6 +93,16 @@ CONFIGS = {
         "sliding_window": 18, "sliding_window_pattern": 3, "hidden_activation": "gelu_pytorch_tanh", "attention_bias": False,
         "attn_logit_softcapping": None, "final_logit_softcapping": None, "tie_word_embeddings": True,
     },
+    # Gates cut in some layers, feed-forwards of two widths, caches that later layers share, a smaller per-layer table.
+    "gemma3n": {
+        "architectures": ["Gemma3nForCausalLM"], "model_type": "gemma3n_text", "vocab_size": 100, "hidden_size": 24, "head_dim": 8,
+        "intermediate_size": [40, 40, 72, 40], "num_hidden_layers": 4, "num_attention_heads": 3, "num_key_value_heads": 1,
+        "rms_norm_eps": 1e-6, "layer_types": ["sliding_attention", "full_attention"] * 2, "num_kv_shared_layers": 2,
+        "activation_sparsity_pattern": [0.9, 0.0, 0.75, 0.0], "altup_num_inputs": 4, "laurel_rank": 6, "hidden_size_per_layer_input": 8,
+        "vocab_size_per_layer_input": 90, "sliding_window": 18, "rope_theta": 1000000.0, "rope_local_base_freq": 10000.0,
+        "final_logit_softcapping": 8.0, "hidden_activation": "gelu_pytorch_tanh", "attention_bias": False, "tie_word_embeddings": True,
+        "pad_token_id": 0,
+    },
     # As E2B: full layers with wider heads, caches that later layers share, a wider MLP there, per-layer embeddings.
     "gemma4": {
         "architectures": ["Gemma4ForCausalLM"], "model_type": "gemma4_text", "vocab_size": 120, "hidden_size": 32, "intermediate_size": 20,
@@ -598,7 +608,7 @@ def randomise(model, generator: torch.Generator) -> None:
     gemma, tied = model.config.model_type.startswith("gemma"), model.config.tie_word_embeddings
     hidden = model.config.get_text_config().hidden_size
     hybrid = model.config.model_type.startswith(("qwen3_5", "qwen3_next"))
-    gemma4 = model.config.model_type.startswith("gemma4")
+    gemma4 = model.config.model_type.startswith(("gemma4", "gemma3n"))
     for name, parameter in model.named_parameters():
         noise = torch.randn(parameter.shape, generator=generator)
         if "A_log" in name:  # states that forget within a few tokens, and others that do not
@@ -611,6 +621,10 @@ def randomise(model, generator: torch.Generator) -> None:
             parameter.copy_(0.7 * noise)
         elif gemma4 and name.endswith(("q_norm.weight", "k_norm.weight")):  # scores have no other scale
             parameter.copy_(0.1 * noise + 0.5)
+        elif name.endswith("modality_router.weight"):  # its input is divided by the width
+            parameter.copy_(0.4 * noise * math.sqrt(hidden))
+        elif name.endswith("_coefs.weight"):  # larger ones amplify rounding
+            parameter.copy_(0.25 * noise)
         elif name.endswith("router.scale"):
             parameter.copy_(math.sqrt(hidden) * (1 + 0.25 * noise))
         elif name.endswith("per_expert_scale"):

@@ -20,6 +20,7 @@ NAMES = {
     "gemma": "gemma GemmaForCausalLM",
     "gemma2": "gemma2 Gemma2ForCausalLM",
     "gemma3": "gemma3 Gemma3ForCausalLM Gemma3ForConditionalGeneration gemma3_text",
+    "gemma3n": "gemma3n Gemma3nForConditionalGeneration Gemma3nForCausalLM gemma3n_text",
     "gemma4": "gemma4 Gemma4ForCausalLM Gemma4ForConditionalGeneration gemma4_text",
     "gemma4_unified": (
         "gemma4_unified Gemma4UnifiedForCausalLM Gemma4UnifiedForConditionalGeneration gemma4_unified_text"
