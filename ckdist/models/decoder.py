@@ -135,7 +135,7 @@ def hidden(g: Tracer, ids: Value, spec: ModelSpec, rows: Rows = all_rows) -> Val
 
         inputs = layer_inputs(g, ids, x, spec)
     if spec.altup:
-        from ckdist.models.blocks.altup import run_layers
+        from ckdist.models.blocks.altup_layers import run_layers
 
         return rows(run_layers(g, x, spec, inputs, spec.altup))
     for i in range(len(spec.layers)):

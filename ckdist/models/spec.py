@@ -14,9 +14,9 @@ from ckdist.program.query_scale import QueryScale
 from ckdist.program.routing import Routing
 
 if TYPE_CHECKING:
-    from ckdist.models.altup import AltUp
+    from ckdist.models.altup_fields import AltUp
     from ckdist.models.indexer import Indexer
-    from ckdist.models.scorer import Scorer
+    from ckdist.models.scoring_head import Scorer
     from ckdist.models.state_mixers import AttentionAndMamba, GatedConv, GatedDeltaNet, Mamba2
 
 

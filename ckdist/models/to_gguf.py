@@ -11,7 +11,10 @@ from ckdist.models.families.family import GgufForm
 from ckdist.models.spec import Attention, ModelSpec, MoeFfn, RopeSpec
 
 # the function that GGUF readers use for an architecture; all others: silu
-ACTIVATIONS = {**dict.fromkeys(("gemma", "gemma2", "gemma3", "gemma3n", "gemma4"), "gelu_tanh"), "gpt-oss": "clamped_swiglu"}
+ACTIVATIONS = {
+    **dict.fromkeys(("gemma", "gemma2", "gemma3", "gemma3n", "gemma4"), "gelu_tanh"),
+    "gpt-oss": "clamped_swiglu",
+}
 ACTIVATIONS |= dict.fromkeys(("nemotron_h", "nemotron_h_moe"), "relu2")
 
 

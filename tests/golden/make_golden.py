@@ -665,7 +665,11 @@ POST_NORMS = ("post_attention_layernorm.weight", "post_feedforward_layernorm.wei
 def write_family(family: str) -> None:
     folder = OUT / family
     folder.mkdir(exist_ok=True)
-    config = {name: value for name, value in {**COMMON, **CONFIGS[family]}.items() if value or name not in ("head_dim", "max_position_embeddings")}
+    config = {
+        name: value
+        for name, value in {**COMMON, **CONFIGS[family]}.items()
+        if value or name not in ("head_dim", "max_position_embeddings")
+    }
     if text := CONFIGS[family].get("text_config"):
         config = {**CONFIGS[family], "text_config": {**COMMON, **text}}
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")

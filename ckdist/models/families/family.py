@@ -132,8 +132,7 @@ def _keys(name: str) -> tuple[int, list[tuple[str, str]]]:
     key = f"{match[1]}.{{}}.{match[3]}" if match else name
     stem, _, kind = key.rpartition(".")
     keys = [(key, ""), (stem, f".{kind}")] if kind in ("weight", "bias") else [(key, "")]
-    if match:
-        keys.append((name.rpartition(".")[0], f".{kind}"))  # a rule for this number alone
+    keys.append((name.rpartition(".")[0], f".{kind}"))  # a rule for this number alone
     return int(match[2]) if match else 0, [] if "{" in name else keys
 
 

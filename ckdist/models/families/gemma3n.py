@@ -6,8 +6,8 @@ from statistics import NormalDist
 import numpy as np
 
 from ckdist.models import from_config, limits
-from ckdist.models.altup import AltUp
-from ckdist.models.families import family, gemma2, gemma3, gemma4
+from ckdist.models.altup_fields import AltUp
+from ckdist.models.families import gemma2, gemma3, gemma4
 from ckdist.models.families.family import Family, GgufForm, GgufHeader, in_layers
 from ckdist.models.fields import Fields
 from ckdist.models.spec import DenseFfn, LayerInputs, ModelSpec
@@ -80,7 +80,9 @@ def gguf(header: GgufHeader) -> ModelSpec:
     cut = cuts(None, count) if scales is None else [float(s) if s > -np.inf else None for s in scales]
     if len(cut) != count:
         raise f.error("activation_sparsity_scale", scales, f"{count} numbers")
-    layers = [replace(layer, ffn=replace(layer.ffn, deviations=own)) for layer, own in zip(spec.layers, cut, strict=True)]
+    ffns = [layer.ffn for layer in spec.layers if isinstance(layer.ffn, DenseFfn)]
+    ffns = [replace(ffn, deviations=own) for ffn, own in zip(ffns, cut, strict=True)]
+    layers = [replace(layer, ffn=ffn) for layer, ffn in zip(spec.layers, ffns, strict=True)]
     rank = header.dims.get("blk.0.laurel_l.weight", (0, 1))[1]
     altup = AltUp(f.integer("altup.num_inputs", 4, low=2, high=8), rank)
     return replace(spec, family=NAME, layers=tuple(layers), altup=altup)

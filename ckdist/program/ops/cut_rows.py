@@ -1,4 +1,4 @@
-"""column_sums and cut_rows: rows cut at a number of standard deviations above their mean, over the columns of all ranks."""
+"""column_sums and cut_rows: rows cut at some standard deviations above their mean over the columns of all ranks."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-// Alternating updates: several streams of hidden states, one of which each layer computes.
+// Alternating updates: several streams of hidden states. Each layer computes one and corrects all.
 #include <cmath>
 
 #include "runtime/steps/residual.h"
@@ -63,7 +63,8 @@ struct AltUp : StepRun<Inference, ckdist_altup_step> {
     r.kernels.elementwise.rms_norm(v, r.vector(step.norm), step.eps, n, normed);
     for (int i = 0; i < step.count; i++)
       modalities[i] = std::tanh(dot(r.vector(step.router) + i * n, normed, n) / float(n));
-    for (int i = 0; i < step.count * per; i++) c[i] = dot(r.vector(step.coefs) + i * step.count, modalities, step.count);
+    for (int i = 0; i < step.count * per; i++)
+      c[i] = dot(r.vector(step.coefs) + i * step.count, modalities, step.count);
   }
 };
 

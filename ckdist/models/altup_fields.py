@@ -1,4 +1,4 @@
-"""Alternating updates: streams of hidden states beside the one that layers compute."""
+"""Alternating updates: a model has several streams of hidden states, and layers compute one."""
 
 from dataclasses import dataclass
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from ckdist.layout import Dim
-from ckdist.models.altup import AltUp
+from ckdist.models.altup_fields import AltUp
 from ckdist.models.blocks.attention import all_rows, attention
 from ckdist.models.blocks.ffn import dense_ffn
 from ckdist.models.blocks.per_layer import input_part
