@@ -35,7 +35,8 @@ from tests.support.byte_vocabulary import byte_vocabulary
 from tests.support.llama_cpp_peer import load_peer
 from tests.support.paths import GOLDEN
 
-MIXTURES = ["bailing_moe_v2", "dots1", "ernie4_5_moe", "granitemoe", "hunyuan_v1_moe", "mistral4", "qwen3vlmoe"]
+MIXTURES = ["bailing_moe_v2", "dots1", "ernie4_5_moe", "exaone_moe", "granitemoe", "hunyuan_v1_moe", "hy_v3", "mellum"]
+MIXTURES += ["mistral4", "qwen3vlmoe"]
 DENSE = ["cohere2", "ernie4_5", "exaone4", "gemma", "gemma3n", "hunyuan_v1_dense", "ministral3", "qwen25vl", "qwen3vl"]
 DENSE += ["seed_oss"]
 HYBRID = ["granite4h", "granite4h_dense", "lfm2", "lfm2moe", "nemotron_h", "nemotron_h_moe"]
@@ -250,6 +251,19 @@ NEW = {
         "rope_parameters": {
             **YARN, "attention_factor": None, "mscale": 1.0, "mscale_all_dim": 1.0, "rope_theta": 1e6,
             "llama_4_scaling_beta": 0.3, "original_max_position_embeddings": 16,
+        },
+    },
+    "SolarOpen": {
+        **EXPERTS, "n_routed_experts": 8, "n_shared_experts": 1, "num_hidden_layers": 2, "routed_scaling_factor": 1.5,
+    },
+    "HYV3": {**EXPERTS, "num_hidden_layers": 3, "num_shared_experts": 1, "first_k_dense_replace": 1},
+    "ExaoneMoe": {**EXPERTS, "num_shared_experts": 1, "sliding_window": 24, "sliding_window_pattern": "LLLG"},
+    "Mellum": {
+        **EXPERTS, "sliding_window": 24, "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "rope_parameters": {
+            "full_attention": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0,
+                               "original_max_position_embeddings": 64},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
         },
     },
     "Gemma3n": {  # llama.cpp knows these sizes; its variance is that of n - 1

@@ -49,7 +49,7 @@ def layer(
     x, rank = predicted[0], Dim("laurel", a.rank)
 
     def add(x: Value, y: Value, norm: str, factor: float = 1.0) -> Value:
-        """factor * (x + norm(y)), in memory."""
+        """Returns factor * (x + norm(y)), in memory."""
         (total,) = g.emit("sum_rows", (y, x), (w(norm),), ["x"], eps=eps, factor=factor)
         return total
 

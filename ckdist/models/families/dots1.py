@@ -1,6 +1,8 @@
 """dots.llm1: GLM-4.5's layers with whole heads rotated, norms of heads, and more shared experts."""
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from ckdist.models import from_config, limits
 from ckdist.models.families import family, glm4moe
@@ -51,8 +53,16 @@ def export(spec: ModelSpec, where: str) -> GgufForm:
     from ckdist.models import to_gguf
 
     to_gguf.refuse_windows(spec, where, "a sliding window ({window}) of dots1 has no GGUF form", "set it to null")
-    more = {"rope.dimension_count": spec.ropes["global"].dims}
-    return to_gguf.dense(NAME, spec, where, {**more, **to_gguf.experts(spec, where, family.GROUPED_EXPERTS)})
+    return with_experts(NAME, spec, where)
+
+
+def with_experts(architecture: str, spec: ModelSpec, where: str, more: Mapping[str, Any] | None = None) -> GgufForm:
+    """Returns the GGUF metadata of a model with GLM-4.5's experts. `more` are further values."""
+    from ckdist.models import to_gguf
+
+    names = ("expert_shared_feed_forward_length", *family.GROUPED_EXPERTS)
+    own = {"rope.dimension_count": spec.ropes["global"].dims, **to_gguf.experts(spec, where, names)}
+    return to_gguf.dense(architecture, spec, where, {**own, **(more or {})})
 
 
 FAMILY = replace(

@@ -28,7 +28,7 @@ def infer_streams(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
 
 
 def _coefficients(v: np.ndarray, weights: Arrays, eps: float) -> np.ndarray:
-    """c = coefs * tanh(router * rms_norm(v) / width): (tokens, rows of coefs)."""
+    """Returns coefs * tanh(router * rms_norm(v) / width): (tokens, rows of coefs)."""
     norm, router, coefs = weights[:3]
     router = router.reshape(-1, v.shape[-1])
     modalities = np.tanh((v * inverse_rms(v, eps) * norm) @ router.T / np.float32(v.shape[-1]))
