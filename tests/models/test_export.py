@@ -256,7 +256,7 @@ NEW = {
     "SolarOpen": {
         **EXPERTS, "n_routed_experts": 8, "n_shared_experts": 1, "num_hidden_layers": 2, "routed_scaling_factor": 1.5,
     },
-    "HYV3": {**EXPERTS, "num_hidden_layers": 3, "num_shared_experts": 1, "first_k_dense_replace": 1},
+    "HYV3": {**EXPERTS, "num_experts_per_tok": 2, "num_shared_experts": 1, "first_k_dense_replace": 1},
     "ExaoneMoe": {**EXPERTS, "num_shared_experts": 1, "sliding_window": 24, "sliding_window_pattern": "LLLG"},
     "Mellum": {
         **EXPERTS, "sliding_window": 24, "layer_types": ["sliding_attention", "full_attention"] * 2,
