@@ -13,8 +13,8 @@ import numpy as np
 
 from ckdist import native
 from ckdist.errors import ConfigError, EngineError
-from ckdist.models.blocks.moe import is_expert, is_router
 from ckdist.models.decoder import EMBEDDING, OUTPUT
+from ckdist.models.moe_weights import is_expert, is_router
 from ckdist.models.registry import family
 from ckdist.progress import ProgressBar
 from ckdist.tokens.tokenizer_to_gguf import tokenizer_metadata
