@@ -51,6 +51,9 @@ async def lora_adapters(service: Service, request: Request) -> Response:
 
 async def change_lora_adapters(service: Service, request: Request) -> Response:
     """Sets the adapter of requests that name none: [{"id": 0, "scale": 0.5}]. Adapters not in the list have scale 0."""
+    if service.settings.adapter_folder is None and service.adapters is None:
+        message = "no adapter has a scale that can be changed: start with --lora NAME=FOLDER and --lora-dir DIR"
+        raise Problem(400, message, "scale", "unsupported_parameter")
     _check_allowed(service)
     items = parse_list(await read_body(request, service.settings.max_body))
     service.adapter_of_all = chosen_adapter(items, service.adapters or {})
