@@ -42,7 +42,7 @@ Inference::Inference(const ckdist_program& that, Communicator& job, Communicator
   read_lists();
   make_buffers();
   hidden_.resize(size_t(program.max_outputs * program.hidden));
-  if (program.adapters > 0) adapter_of_.resize(size_t(program.max_tokens));
+  if (program.adapters > 0) adapter_of_.resize(size_t(program.max_tokens)), scale_of_.resize(adapter_of_.size());
   for (size_t i = 0; i < std::size(axes_); i++)
     if (program.ropes[i].axes != nullptr) axes_[i].resize(size_t(program.max_tokens * program.ropes[i].dims));
 }
@@ -410,7 +410,11 @@ void Inference::read_positions() {
 
 void Inference::read_adapters() {
   auto at = adapter_of_.begin();
-  for (int64_t s = 0; s < batch.sequences; s++) at = std::fill_n(at, batch.chunks[s].tokens, batch.adapters[s]);
+  auto scale = scale_of_.begin();
+  for (int64_t s = 0; s < batch.sequences; s++) {
+    at = std::fill_n(at, batch.chunks[s].tokens, batch.adapter(s));
+    scale = std::fill_n(scale, batch.chunks[s].tokens, batch.adapter_scale(s));
+  }
 }
 
 ckdist_step_stats Inference::stats(bool reset) {

@@ -136,12 +136,17 @@ class Inference : public Executor {
            : step.rows == ckdist_rows_selected ? batch.selected_tokens[r]
                                                : batch.selected_tokens[first_selected + r] - first_token;
   }
+  // Index of row r of a step among the batch's tokens.
+  size_t batch_token(const ckdist_step& step, int64_t r) const {
+    return size_t((step.rows == ckdist_rows_selected ? 0 : first_token) + token_row(step, r));
+  }
+  // The scale of the adapter of a row that has one.
+  double adapter_scale(const ckdist_step& step, int64_t r) const { return scale_of_[batch_token(step, r)]; }
   // Calls visit(adapter, rows) for consecutive rows of a step with the same adapter.
   template <class Visit>
   void each_adapter(const ckdist_step& step, Range rows, Visit&& visit) const {
     if (batch.adapters == nullptr) return;
-    const int64_t before = step.rows == ckdist_rows_selected ? 0 : first_token;
-    const auto adapter = [&](int64_t row) { return adapter_of_[size_t(before + token_row(step, row))]; };
+    const auto adapter = [&](int64_t row) { return adapter_of_[batch_token(step, row)]; };
     for (int64_t begin = rows.begin, end = begin; begin < rows.end; begin = end) {
       const int32_t own = adapter(begin);
       while (end < rows.end && adapter(end) == own) end++;
@@ -333,6 +338,7 @@ class Inference : public Executor {
   std::vector<ThreadBuffers> buffers_;
   float* shared_rows_[2] = {};
   std::vector<float> hidden_;        // (max_outputs, hidden)
+  std::vector<double> scale_of_;     // of the batch's tokens with adapters, as adapter_of_
   std::vector<int32_t> adapter_of_;  // of the batch's tokens, (max_tokens,); empty if the model has no adapters
   // For each rotation with axes: cosines, then sines, of the batch's tokens, (max_tokens, dims). Else empty.
   std::vector<float> axes_[std::size(ckdist_program{}.ropes)];
