@@ -118,17 +118,17 @@ CONFIGS = {
         "qk_norm": True, "hidden_act": "silu", "tie_word_embeddings": False, "pad_token_id": 0,
     },
     "exaone_moe": {
-        "architectures": ["ExaoneMoeForCausalLM"], "model_type": "exaone_moe", "vocab_size": 122, "hidden_size": 32, "head_dim": 8,
-        "intermediate_size": 40, "moe_intermediate_size": 12, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "architectures": ["ExaoneMoeForCausalLM"], "model_type": "exaone_moe", "vocab_size": 90, "hidden_size": 32, "head_dim": 8,
+        "intermediate_size": 24, "moe_intermediate_size": 12, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2,
         "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "sliding_window": 18, "sliding_window_pattern": "LLG",
-        "layer_types": ["sliding_attention", "sliding_attention", "full_attention"], "num_experts": 5, "num_experts_per_tok": 2,
+        "layer_types": ["sliding_attention", "sliding_attention", "full_attention"], "num_experts": 4, "num_experts_per_tok": 2,
         "num_shared_experts": 1, "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1, "routed_scaling_factor": 1.7,
         "norm_topk_prob": True, "hidden_act": "silu", "tie_word_embeddings": False, "pad_token_id": 0,
     },
     "mellum": {
-        "architectures": ["MellumForCausalLM"], "model_type": "mellum", "vocab_size": 123, "hidden_size": 32, "head_dim": 8,
+        "architectures": ["MellumForCausalLM"], "model_type": "mellum", "vocab_size": 90, "hidden_size": 32, "head_dim": 8,
         "intermediate_size": 40, "moe_intermediate_size": 12, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2,
-        "rms_norm_eps": 1e-5, "num_experts": 5, "num_experts_per_tok": 2, "norm_topk_prob": True, "sliding_window": 18,
+        "rms_norm_eps": 1e-5, "num_experts": 4, "num_experts_per_tok": 2, "norm_topk_prob": True, "sliding_window": 18,
         "layer_types": ["sliding_attention", "full_attention", "sliding_attention"], "mlp_layer_types": ["sparse"] * 3,
         "rope_parameters": {
             "full_attention": {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 32},

@@ -1,12 +1,10 @@
 """dots.llm1: GLM-4.5's layers with whole heads rotated, norms of heads, and more shared experts."""
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from ckdist.models import from_config, limits
 from ckdist.models.families import family, glm4moe
-from ckdist.models.families.family import GgufForm, GgufHeader
+from ckdist.models.families.family import GgufHeader, GgufWriter
 from ckdist.models.fields import Fields
 from ckdist.models.spec import LayerSpec, ModelSpec
 
@@ -48,32 +46,11 @@ def gguf(header: GgufHeader) -> ModelSpec:
     return replace(glm4moe.gguf(header), family=NAME)
 
 
-def export(spec: ModelSpec, where: str) -> GgufForm:
-    """Returns the GGUF metadata of a model. Raises ArchitectureError for windows."""
-    from ckdist.models import to_gguf
-
-    to_gguf.refuse_windows(spec, where, "a sliding window ({window}) of dots1 has no GGUF form", "set it to null")
-    return with_experts(NAME, spec, where)
-
-
-def with_experts(architecture: str, spec: ModelSpec, where: str, more: Mapping[str, Any] | None = None) -> GgufForm:
-    """Returns the GGUF metadata of a model with GLM-4.5's experts. `more` are further values."""
-    from ckdist.models import to_gguf
-
-    names = ("expert_shared_feed_forward_length", *family.GROUPED_EXPERTS)
-    own = {"rope.dimension_count": spec.ropes["global"].dims, **to_gguf.experts(spec, where, names)}
-    return to_gguf.dense(architecture, spec, where, {**own, **(more or {})})
-
-
 FAMILY = replace(
     glm4moe.FAMILY,
-    name=NAME,
-    architectures=("Dots1ForCausalLM",),
-    model_types=("dots1",),
     keys=KEYS,
-    gguf=NAME,
     from_config=config,
     from_gguf=gguf,
-    to_gguf=export,
+    to_gguf=GgufWriter(experts=family.GROUPED_EXPERTS, rotated=True, windows="sliding_window to null"),
     gguf_names=family.GGUF_EXPERTS,
 )

@@ -3,12 +3,12 @@
 from dataclasses import replace
 
 from ckdist.models import from_config
-from ckdist.models.families import dots1, exaone4, family, glm4_moe_lite, glm4moe
-from ckdist.models.families.family import GgufForm, GgufHeader, in_layers
+from ckdist.models.families import exaone4, family, glm4_moe_lite, glm4moe
+from ckdist.models.families.family import GgufHeader, GgufWriter, in_layers
 from ckdist.models.fields import Fields
 from ckdist.models.spec import DenseFfn, LayerSpec, ModelSpec
 
-NAME, GGUF = "exaone_moe", "exaone-moe"
+NAME = "exaone_moe"
 KEYS = glm4moe.KEYS.but(
     defaults={
         "hidden_size": 4096,
@@ -64,23 +64,12 @@ def gguf(header: GgufHeader) -> ModelSpec:
     return with_windows(spec, window, sliding)
 
 
-def export(spec: ModelSpec, where: str) -> GgufForm:
-    """Returns the GGUF metadata of a model."""
-    windows = [layer.attention.window for layer in spec.layers]
-    more = {"attention.sliding_window": max(windows), "attention.sliding_window_pattern": [w > 0 for w in windows]}
-    return dots1.with_experts(GGUF, spec, where, more if any(windows) else {})
-
-
 FAMILY = replace(
     glm4moe.FAMILY,
-    name=NAME,
-    architectures=("ExaoneMoeForCausalLM", "ExaoneMoEForCausalLM"),
-    model_types=(NAME,),
     keys=KEYS,
-    gguf=GGUF,
     from_config=config,
     from_gguf=gguf,
-    to_gguf=export,
+    to_gguf=GgufWriter(exaone4.written, ("expert_shared_feed_forward_length", *family.GROUPED_EXPERTS), rotated=True),
     safetensors=glm4moe.FAMILY.safetensors.but(
         in_layers("model.layers", {"mlp.e_score_correction": "mlp.gate.e_score_correction"})
     ),

@@ -117,11 +117,7 @@ def gguf_values(spec: ModelSpec, weight: str, values: np.ndarray) -> np.ndarray:
 
 
 FAMILY = Family(
-    name=NAME,
-    architectures=("Gemma3nForConditionalGeneration", "Gemma3nForCausalLM"),
-    model_types=("gemma3n_text", "gemma3n"),
     keys=KEYS,
-    gguf=NAME,
     from_config=config,
     from_gguf=gguf,
     to_gguf=export,

@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 from ckdist.models import from_config
-from ckdist.models.families import dots1, family, glm4_moe_lite, glm4moe
-from ckdist.models.families.family import GgufForm, GgufHeader, in_layers
+from ckdist.models.families import family, glm4_moe_lite, glm4moe
+from ckdist.models.families.family import GgufHeader, GgufWriter, in_layers
 from ckdist.models.fields import Fields
 from ckdist.models.spec import LayerSpec, ModelSpec
 
@@ -53,21 +53,12 @@ def gguf(header: GgufHeader) -> ModelSpec:
     return replace(glm4moe.gguf(replace(header, fields=fields)), family=NAME)
 
 
-def export(spec: ModelSpec, where: str) -> GgufForm:
-    """Returns the GGUF metadata of a model."""
-    return dots1.with_experts(NAME, spec, where)
-
-
 FAMILY = replace(
     glm4moe.FAMILY,
-    name=NAME,
-    architectures=("HYV3ForCausalLM",),
-    model_types=(NAME,),
     keys=KEYS,
-    gguf=NAME,
     from_config=config,
     from_gguf=gguf,
-    to_gguf=export,
+    to_gguf=GgufWriter(experts=("expert_shared_feed_forward_length", *family.GROUPED_EXPERTS), rotated=True),
     safetensors=family.SAFETENSORS_EXPERTS.but(
         in_layers("model.layers", {
             **{one.replace("shared_experts", "shared_mlp"): to for one, to in family.SHARED_EXPERTS.items()},

@@ -1,11 +1,12 @@
 """Mellum 2: Qwen 3 with experts, and windows in some layers. These have a rotation of their own."""
 
 from dataclasses import replace
+from typing import Any
 
 from ckdist.errors import ArchitectureError
 from ckdist.models import from_config
-from ckdist.models.families import family, qwen3moe
-from ckdist.models.families.family import Family, GgufForm, GgufHeader
+from ckdist.models.families import exaone4, family, qwen3moe
+from ckdist.models.families.family import Family, GgufHeader, GgufReader, GgufWriter
 from ckdist.models.fields import Fields
 from ckdist.models.spec import LayerSpec, ModelSpec
 
@@ -51,7 +52,7 @@ def gguf(header: GgufHeader) -> ModelSpec:
     """Reads GGUF metadata."""
     from ckdist.models import from_gguf
 
-    f, spec = header.fields, qwen3moe.gguf(header)
+    f, spec = header.fields, from_gguf.uniform(GgufReader(qwen3moe.ROUTING), header)
     full, window = spec.layers[0].attention, f.integer("attention.sliding_window", 0, low=0, high=1 << 30)
     sliding = from_gguf.sliding_layers(f, len(spec.layers), PERIOD) if window else [False] * len(spec.layers)
     slide = replace(full, window=window, rope="local")
@@ -60,27 +61,18 @@ def gguf(header: GgufHeader) -> ModelSpec:
     return replace(spec, family=NAME, layers=tuple(layers), ropes={**spec.ropes, "local": local})
 
 
-def export(spec: ModelSpec, where: str) -> GgufForm:
-    """Returns the GGUF metadata of a model. Raises ArchitectureError for two bases, or shares as they are."""
-    from ckdist.models import to_gguf
-
-    to_gguf.refuse_renormalised(spec, where, False)
+def written(spec: ModelSpec, where: str) -> dict[str, Any]:
+    """Further GGUF metadata. Raises ArchitectureError for two bases."""
     if len({rope.theta for rope in spec.ropes.values()}) > 1:
         raise ArchitectureError(f"{where}: a Mellum whose rotations have two bases has no GGUF form")
-    windows = [layer.attention.window for layer in spec.layers]
-    more = {"attention.sliding_window": max(windows), "attention.sliding_window_pattern": [w > 0 for w in windows]}
-    return to_gguf.dense(NAME, spec, where, {**(more if any(windows) else {}), **to_gguf.experts(spec, where)})
+    return exaone4.written(spec, where)
 
 
 FAMILY = Family(
-    name=NAME,
-    architectures=("MellumForCausalLM",),
-    model_types=(NAME,),
     keys=KEYS,
-    gguf=NAME,
     from_config=config,
     from_gguf=gguf,
-    to_gguf=export,
+    to_gguf=GgufWriter(written, experts=(), renormalised=False),
     safetensors=family.SAFETENSORS_EXPERTS,
     gguf_names=family.GGUF_EXPERTS,
 )

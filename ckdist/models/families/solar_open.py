@@ -34,10 +34,8 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
 
 FAMILY = replace(
     glm4moe.FAMILY,
-    name=NAME,
-    architectures=("SolarOpenForCausalLM",),
-    model_types=(NAME,),
     keys=KEYS,
+    gguf=glm4moe.NAME,
     from_config=config,
     from_gguf=None,
 )
