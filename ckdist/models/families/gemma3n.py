@@ -5,6 +5,7 @@ from statistics import NormalDist
 
 import numpy as np
 
+from ckdist.errors import ArchitectureError
 from ckdist.models import from_config, limits
 from ckdist.models.altup_fields import AltUp
 from ckdist.models.families import gemma2, gemma3, gemma4
@@ -75,11 +76,10 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
 def gguf(header: GgufHeader) -> ModelSpec:
     """Reads GGUF metadata."""
     spec, f = gemma4.gguf(header, PERIOD), header.fields
-    scales = f.values.get("activation_sparsity_scale")
-    count = len(spec.layers)
-    cut = cuts(None, count) if scales is None else [float(s) if s > -np.inf else None for s in scales]
-    if len(cut) != count:
-        raise f.error("activation_sparsity_scale", scales, f"{count} numbers")
+    scales, count = f.values.get("activation_sparsity_scale", []), len(spec.layers)
+    if f.has("activation_sparsity_scale") and (np.shape(scales) != (count,) or not np.all(np.asarray(scales) < 100)):
+        raise f.error("activation_sparsity_scale", scales, f"{count} numbers below 100")
+    cut = [float(s) if s > -np.inf else None for s in scales] or cuts(None, count)
     ffns = [layer.ffn for layer in spec.layers if isinstance(layer.ffn, DenseFfn)]
     ffns = [replace(ffn, deviations=own) for ffn, own in zip(ffns, cut, strict=True)]
     layers = [replace(layer, ffn=ffn) for layer, ffn in zip(spec.layers, ffns, strict=True)]
@@ -92,12 +92,14 @@ def export(spec: ModelSpec, where: str) -> GgufForm:
     """Returns the GGUF metadata of a model."""
     from ckdist.models import to_gguf
 
+    if not spec.altup or spec.altup.streams != 4:
+        raise ArchitectureError(f"{where}: a Gemma 3n with other than 4 streams has no GGUF form")
     cut = [layer.ffn.deviations for layer in spec.layers if isinstance(layer.ffn, DenseFfn)]
     more = {
         **gemma4.values(spec),
         "activation_sparsity_scale": [-np.inf if own is None else own for own in cut],
         "altup.active_idx": 0,
-        "altup.num_inputs": spec.altup.streams if spec.altup else 1,
+        "altup.num_inputs": spec.altup.streams,
     }
     unread = {}  # GGUF readers need keys and values of all layers, and do not compute those of shared caches
     for i, a in enumerate(layer.attention for layer in spec.layers):
