@@ -87,9 +87,7 @@ def build(classes, seed: int):
     model, generator = model_class(config).float().eval(), torch.Generator().manual_seed(seed)
     make_golden.randomise(model, generator)
     with torch.no_grad():
-        model.model.word_embeddings.weight.copy_(
-            torch.randn(model.model.word_embeddings.weight.shape, generator=generator)
-        )
+        model.model.word_embeddings.weight.copy_(torch.randn(model.model.word_embeddings.weight.shape, generator=generator))
         for name, buffer in model.named_buffers():
             if name.endswith("expert_bias"):
                 buffer.copy_(0.2 * torch.randn(buffer.shape, generator=generator))

@@ -154,6 +154,7 @@ def make(name: str, given: dict) -> None:
     print(name, transformers.__version__, f"margin {margin:.3g}, {len(np.unique(greedy))} tokens, {size} bytes")
 
 
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", default=list(CONFIGS))

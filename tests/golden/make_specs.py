@@ -17,13 +17,7 @@ BASE = {
     "vocab_size": 512, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 7, "num_attention_heads": 4,
     "num_key_value_heads": 2, "max_position_embeddings": 4096, "rms_norm_eps": 1e-5,
 }  # fmt: skip
-LLAMA3 = {
-    "rope_type": "llama3",
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 8192,
-}
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024}
 CASES = {
     "llama": ("Llama", {}),
@@ -50,9 +44,7 @@ MODULES = {"Llama": llama, "Mistral": mistral, "Qwen2": qwen2, "Qwen3": qwen3, "
 def case(family: str, fields: dict) -> dict:
     old = BASE | json.loads(json.dumps(fields)) | {"architectures": [f"{family}ForCausalLM"]}
     module = MODULES[family]
-    config = getattr(module, f"{family}TextConfig" if family == "Gemma3" else f"{family}Config")(
-        **json.loads(json.dumps(old))
-    )
+    config = getattr(module, f"{family}TextConfig" if family == "Gemma3" else f"{family}Config")(**json.loads(json.dumps(old)))
     rotary = getattr(module, f"{family}RotaryEmbedding")(config)
     model = getattr(module, f"{family}ForCausalLM")(config)
     attention = [layer.self_attn for layer in model.model.layers]

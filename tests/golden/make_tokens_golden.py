@@ -26,9 +26,7 @@ def main() -> None:
     OUT.mkdir(exist_ok=True)
     lines = Path(dataclasses.__file__).read_text(encoding="utf-8").split("\n") + SCRIPTS
     rng = random.Random(7)
-    texts = TEXTS + [
-        "".join(rng.choices("abcdefnrst   \n\t.,()='é日😀_019", k=rng.randrange(1, 60))) for _ in range(40)
-    ]
+    texts = TEXTS + ["".join(rng.choices("abcdefnrst   \n\t.,()='é日😀_019", k=rng.randrange(1, 60))) for _ in range(40)]
     for kind, model in (("bpe", "llama"), ("unigram", "t5")):
         for adds_space in (True, False):
             processor = train(lines, kind, adds_space)
@@ -37,9 +35,7 @@ def main() -> None:
             # here.
             cases = [[text, processor.encode(text)] for text in texts if "<turn>" not in text and "<tool>" not in text]
             name = f"{kind}{'_space' if adds_space else ''}.json"
-            (OUT / name).write_text(
-                json.dumps({"metadata": metadata, "cases": cases}, ensure_ascii=False) + "\n", encoding="utf-8"
-            )
+            (OUT / name).write_text(json.dumps({"metadata": metadata, "cases": cases}, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def train(lines: list[str], kind: str, adds_space: bool) -> sentencepiece.SentencePieceProcessor:

@@ -32,25 +32,8 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM
 
-FAMILIES = [
-    "llama2",
-    "llama3",
-    "mistral",
-    "qwen2",
-    "qwen3",
-    "gemma2",
-    "gemma3",
-    "phi4",
-    "olmo2",
-    "olmo3",
-    "granite",
-    "smollm3",
-    "glm4",
-    "deepseek_dense",
-    "exaone4",
-    "hunyuan_v1_dense",
-    "ministral3",
-]
+FAMILIES = ["llama2", "llama3", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "phi4", "olmo2", "olmo3", "granite", "smollm3", "glm4", "deepseek_dense", "exaone4",
+            "hunyuan_v1_dense", "ministral3"]
 EXPERTS = ["mixtral", "qwen3moe", "deepseek_v3", "gptoss", "hunyuan_v1_moe"]
 FAMILIES += EXPERTS
 BALANCED = {"mixtral": 0.02, "qwen3moe": 0.3}  # coefficient of the load-balancing loss
@@ -231,9 +214,7 @@ def write_family(family: str, batches) -> None:
     others = [p for name, p in parameters.items() if p.ndim == 1 or name.endswith("bias")]
     decay = OPTIMIZER["weight_decay"]
     groups = [{"params": decayed, "weight_decay": decay}, {"params": others, "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(
-        groups, lr=OPTIMIZER["lr"], betas=tuple(OPTIMIZER["betas"]), eps=OPTIMIZER["eps"], foreach=False
-    )
+    optimizer = torch.optim.AdamW(groups, lr=OPTIMIZER["lr"], betas=tuple(OPTIMIZER["betas"]), eps=OPTIMIZER["eps"], foreach=False)
     losses = []
     for step in range(STEPS):
         index = step % len(LENGTHS)

@@ -34,10 +34,7 @@ from ckdist.tokens.splits import SPLITS, Split  # noqa: E402
 
 OUT = Path(__file__).parent / "vocab"
 REAL = Path(__file__).parent / "real"
-NUMBERS = [
-    " ".join("123456789012"[:n] for n in range(1, 13)),
-    "1234567abc 12345 abc1234 x12 1,234,567.89 ½ ² ٣٤٥٦ 0x1F600",
-]
+NUMBERS = [" ".join("123456789012"[:n] for n in range(1, 13)), "1234567abc 12345 abc1234 x12 1,234,567.89 ½ ² ٣٤٥٦ 0x1F600"]
 TEXTS = [
     *NUMBERS,
     "1000² 12345½678 1234567½ ½123 ²²² x1234 1234x 1234567_ ٣٤٥٦٧٨٩ " + "7" * 20,
@@ -83,9 +80,7 @@ def quiet(level, text, data):
 def main() -> None:
     OUT.mkdir(exist_ok=True)
     llama_cpp.llama_log_set(quiet, None)
-    texts = list(
-        dict.fromkeys([*TEXTS, *(case["text"] for case in json.loads((REAL / "smollm2.tokens.json").read_text()))])
-    )
+    texts = list(dict.fromkeys([*TEXTS, *(case["text"] for case in json.loads((REAL / "smollm2.tokens.json").read_text()))]))
     byte_level, visible, words = train(texts, True), train(texts, False), train_words(texts)
     arrays = {}
     for split in dict.fromkeys(SPLITS.values()):
@@ -101,22 +96,12 @@ def main() -> None:
             shown = [[tokens[k] for k in ids[i][first : first + 5]] for ids in (by_llama[0], by_regex)]
             print(f"    {ascii(texts[i])[:70]}: llama.cpp {shown[0]}, the pattern {shown[1]}")
         # What is a word before \b, `regex` and the tokenizers library see differently for digits like these.
-        arrays |= packed(
-            names[0],
-            [
-                None if r"\b" in split.patterns[0] and set("½²") & set(text) else ids
-                for text, ids in zip(texts, by_regex)
-            ],
-        )
+        arrays |= packed(names[0], [None if r"\b" in split.patterns[0] and set("½²") & set(text) else ids for text, ids in zip(texts, by_regex)])
     assert llama_ids("gemma4", "", *visible, texts) == llama_ids("gpt2", "gemma4", *visible, texts)
-    arrays |= packed(
-        "bert", [None if uncertain(text) else ids for text, ids in zip(texts, llama_ids("bert", "", words, [], texts))]
-    )
+    arrays |= packed("bert", [None if uncertain(text) else ids for text, ids in zip(texts, llama_ids("bert", "", words, [], texts))])
     np.savez_compressed(OUT / "ids.npz", **arrays)
     vocabularies = {"byte_level": byte_level, "visible_space": visible, "words": (words, [])}
-    (OUT / "vocab.json").write_text(
-        json.dumps({"texts": texts, **vocabularies}, ensure_ascii=True) + "\n", encoding="utf-8"
-    )
+    (OUT / "vocab.json").write_text(json.dumps({"texts": texts, **vocabularies}, ensure_ascii=True) + "\n", encoding="utf-8")
 
 
 def packed(name: str, ids: list[list[int] | None]) -> dict[str, np.ndarray]:
@@ -126,10 +111,7 @@ def packed(name: str, ids: list[list[int] | None]) -> dict[str, np.ndarray]:
 
 def uncertain(text: str) -> bool:
     """Texts with marks or Hangul, that llama.cpp does not take apart as BERT does, and with control characters."""
-    return any(
-        unicodedata.category(c) in ("Mn", "Mc", "Me", "Cc", "Cf") and c not in "\t\n\r" or "\u1100" <= c <= "\u11ff"
-        for c in unicodedata.normalize("NFD", text)
-    )
+    return any(unicodedata.category(c) in ("Mn", "Mc", "Me", "Cc", "Cf") and c not in "\t\n\r" or "\u1100" <= c <= "\u11ff" for c in unicodedata.normalize("NFD", text))
 
 
 def train(texts: list[str], byte_level: bool) -> tuple[list[str], list[str]]:
@@ -146,12 +128,7 @@ def train(texts: list[str], byte_level: bool) -> tuple[list[str], list[str]]:
         backend.normalizer = normalizers.Replace(" ", "\u2581")
         backend.pre_tokenizer = pre_tokenizers.Split(tokenizers.Regex(r"[^\n]+|\n+"), "isolated")
     trainer = trainers.BpeTrainer(
-        vocab_size=2000,
-        min_frequency=2,
-        max_token_length=7,
-        initial_alphabet=alphabet,
-        special_tokens=extra,
-        show_progress=False,
+        vocab_size=2000, min_frequency=2, max_token_length=7, initial_alphabet=alphabet, special_tokens=extra, show_progress=False
     )
     texts = [text for text in texts if "\0" not in text]  # GGUF's readers end a token there
     backend.train_from_iterator([*texts * 2, numbers, Path(__file__).read_text(encoding="utf-8")], trainer)
@@ -165,9 +142,7 @@ def train_words(texts: list[str]) -> list[str]:
     backend = tokenizers.Tokenizer(models.WordPiece(unk_token="[UNK]"))
     backend.normalizer, backend.pre_tokenizer = normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-    backend.train_from_iterator(
-        texts * 2, trainers.WordPieceTrainer(vocab_size=900, special_tokens=special, show_progress=False)
-    )
+    backend.train_from_iterator(texts * 2, trainers.WordPieceTrainer(vocab_size=900, special_tokens=special, show_progress=False))
     tokens = sorted(backend.get_vocab(), key=backend.get_vocab().get)
     return [t if t in special else t[2:] if t.startswith("##") else f"\u2581{t}" for t in tokens]
 
@@ -179,10 +154,7 @@ def regex_ids(split: Split, tokens: list[str], merges: list[str], text: str) -> 
     for pattern in split.patterns:
         pattern = regex.sub(r"\\x\{([0-9A-F]+)\}", lambda code: chr(int(code[1], 16)), pattern)
         pieces = [part for piece in pieces for part in isolated(regex.compile(pattern, regex.V1), piece)]
-    ids, rank = (
-        {token: i for i, token in enumerate(tokens)},
-        {tuple(merge.split(" ")): i for i, merge in enumerate(merges)},
-    )
+    ids, rank = {token: i for i, token in enumerate(tokens)}, {tuple(merge.split(" ")): i for i, merge in enumerate(merges)}
     letters = {byte: letter for letter, byte in BYTE_ALPHABET.items()}
     found = []
     for piece in pieces:
@@ -218,10 +190,7 @@ def llama_ids(kind: str, name: str, tokens: list[str], merges: list[str], texts:
         if name:
             writer.add_tokenizer_pre(name)
         writer.add_token_list(tokens)
-        types = [
-            6 if token.startswith("<0x") else 3 if token.startswith("[") and kind == "bert" and len(token) > 3 else 1
-            for token in tokens
-        ]
+        types = [6 if token.startswith("<0x") else 3 if token.startswith("[") and kind == "bert" and len(token) > 3 else 1 for token in tokens]
         writer.add_token_types(types)
         if kind == "bert":
             for key, token in (("unknown", "[UNK]"), ("bos", "[CLS]"), ("seperator", "[SEP]"), ("padding", "[PAD]")):
