@@ -78,7 +78,7 @@ def test_scales_are_those_of_a_request_or_of_the_server(http):
     many = [{"id": 0, "scale": 0.5}, {"id": 1, "scale": 2}]
     for answer in (http.post("/lora-adapters", json=many), http.post("/v1/completions", json={**BODY, "lora": many})):
         assert answer.status_code == 400 and "names 2 adapters, and a request has one" in answer.text
-    for wrong in ({}, [3], [{"id": True}], [{"id": 0, "scale": True}]):
+    for wrong in ({}, [3], [{"id": 0}, {"id": 0, "scale": 2}], [{"id": True}], [{"id": 0, "scale": True}]):
         assert http.post("/lora-adapters", json=wrong).status_code == 400, wrong
     assert http.post("/lora-adapters", json=[{"id": 9}]).status_code == 404
     assert http.post("/lora-adapters", json=[{"id": 0, "scale": 0.5}, {"id": 1, "scale": 0}]).json()["success"]

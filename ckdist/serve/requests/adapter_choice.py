@@ -77,6 +77,8 @@ def chosen_adapter(items: list[Any] | None, ids: Mapping[str, int]) -> Choice | 
         return None
     names = {number: name for name, number in ids.items()}
     chosen = dict(_checked(item, names) for item in items)
+    if len(chosen) < len(items):
+        raise RequestError(f"lora has {len(items)} entries for {len(chosen)} adapters", "lora", "invalid_value")
     wanted = [(name, scale) for name, scale in chosen.items() if scale]
     if len(wanted) > 1:
         raise RequestError(
