@@ -21,7 +21,7 @@ async def load(service: Service, request: Request) -> Response:
     """Loads a folder or file within --lora-dir: {"lora_name": ..., "lora_path": ..., "load_inplace": false}."""
     fields = await _fields(service, request)
     name, path = _needed(fields, "lora_name"), _needed(fields, "lora_path")
-    if name in (service.settings.model_name, *service.settings.aliases):
+    if name in (service.settings.model_name, *service.settings.aliases, *service.copies):
         raise Problem(400, f"lora_name ({name[:100]!r}) is the model's name", "lora_name", "invalid_value")
     folder = _within(service.settings.adapter_folder or "", path)
     await service.client.call(LoadAdapter(service.client.new_id(), name, folder, fields.switch("load_inplace")))
