@@ -16,9 +16,9 @@ from pathlib import Path
 import numpy as np
 
 from ckdist.errors import ConfigError, ModelFileError
-from ckdist.models.blocks.moe import is_expert, is_of_mixture
 from ckdist.models.decoder import weight_shapes
 from ckdist.models.families.family import TensorNames, stack_of
+from ckdist.models.moe_weights import is_expert, is_of_mixture
 from ckdist.models.registry import family
 from ckdist.models.spec import ModelSpec, MoeFfn
 from ckdist.program.tracer import LowRank

@@ -7,7 +7,7 @@ from typing import TypeAlias
 import numpy as np
 
 from ckdist.errors import ModelFileError
-from ckdist.models.blocks.moe import is_of_mixture
+from ckdist.models.moe_weights import is_of_mixture
 from ckdist.models.spec import ModelSpec
 from ckdist.program.lowered import MatrixKey
 from ckdist.program.ops.low_rank import padded

@@ -78,10 +78,11 @@ class Inference : public Executor {
     const int32_t* heads_per_kv = nullptr;
     std::vector<int> first_head;  // query head, for each local kv-head
     int64_t head_bytes = 0, block_bytes = 0;
+    int64_t block_stride = 0;  // from a block to the next one: a block has all layers
     CacheShape index{};        // keys that choose positions, if the layer has them
     int64_t index_offset = 0;  // of the index in a block, after the bytes of all heads
     int max_heads_per_kv = 1;
-    uint8_t* blocks = nullptr;  // blocks of kv-head 0
+    uint8_t* blocks = nullptr;  // kv-head 0 in block 0
 
     uint8_t* kv(int kv_head) const { return cache.latent ? blocks : blocks + kv_head * head_bytes; }
     int64_t heads() const { return kv_heads ? first_head[kv_heads - 1] + heads_per_kv[kv_heads - 1] : 0; }
