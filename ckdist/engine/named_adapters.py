@@ -38,7 +38,7 @@ class NamedAdapter:
 
 @dataclass(frozen=True)
 class AdapterUse:
-    """A request's adapter. `scale` multiplies what it adds to the model."""
+    """A request's adapter. `scale` multiplies its products."""
 
     adapter: NamedAdapter
     scale: float

@@ -73,7 +73,7 @@ class BatchStore:
         return self.folder / "results" / f"{batch_id}.{kind}.jsonl"
 
     def check_room(self, size: int) -> None:
-        """Raises Problem 507 if `size` more bytes exceed the limit of the folder, or leave no room for rows on the disk."""
+        """Raises Problem 507 if `size` more bytes exceed the folder's limit, or the disk has no room for them."""
         free = shutil.disk_usage(self.folder).free
         if free < size + ROWS_BYTES:
             message = f"the disk of --batch-dir has {free} bytes free, and {size} bytes and their rows need"

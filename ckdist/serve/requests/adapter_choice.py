@@ -60,7 +60,7 @@ def _by_id(fields: Fields, facts: ModelFacts) -> Choice | None:
         for item in fields.value("lora", list) or ():
             if not isinstance(item, dict) or item.get("scale", 1) != 1:
                 raise RequestError(
-                    "the scale of an adapter for all requests is fixed; start with --lora NAME=FOLDER, or leave lora out",
+                    "the adapter for all requests has a fixed scale; start with --lora NAME=FOLDER, or leave lora out",
                     "lora",
                     "unsupported_value",
                 )
