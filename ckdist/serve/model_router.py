@@ -246,7 +246,8 @@ class ModelRouter:
                     await asyncio.wait_for(self._released.wait(), IDLE_LOOK_SECONDS)
             else:
                 free = _size(limit - self.used_bytes)
-                message = f"{len(self._resident())} models are loaded and {free} are free, of {_size(limit)}"
+                count = len(self._resident())
+                message = f"{count} model{'s are' if count != 1 else ' is'} loaded and {free} are free, of {_size(limit)}"
                 raise Problem(503, f"{message}; {model.name!r} needs {_size(needs)}", retry_after=LOAD_RETRY_SECONDS)
 
     def _has_room(self, needs: int) -> bool:

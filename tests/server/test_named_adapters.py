@@ -144,6 +144,9 @@ def test_hostile_folders_are_refused_with_one_line(http, folder, tmp_path):
     config = json.loads((folder / "second/adapter_config.json").read_text())
     (broken / "adapter_config.json").write_text(json.dumps(config | {"r": 1 << 40}))
     assert load(http, "two", "broken").status_code == 400
+    random_adapter(folder / "nan", BUNDLED, ("q_proj",), rank=2, scale=float("nan"))
+    assert "has values that are not finite" in load(http, "two", "nan").text
+    assert "lora_name ('xxx" in load(http, "x" * 300, "second").text
     assert load(http, "a/b", "second").status_code == 400 and load(http, "base", "second").status_code == 400
     assert [entry["path"] for entry in http.get("/lora-adapters").json()] == ["one"]
     assert text(http, model="one")[1] == "one"
