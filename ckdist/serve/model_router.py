@@ -247,7 +247,9 @@ class ModelRouter:
             else:
                 free = _size(limit - self.used_bytes)
                 count = len(self._resident())
-                message = f"{count} model{'s are' if count != 1 else ' is'} loaded and {free} are free, of {_size(limit)}"
+                message = (
+                    f"{count} model{'s are' if count != 1 else ' is'} loaded and {free} are free, of {_size(limit)}"
+                )
                 raise Problem(503, f"{message}; {model.name!r} needs {_size(needs)}", retry_after=LOAD_RETRY_SECONDS)
 
     def _has_room(self, needs: int) -> bool:
