@@ -3,8 +3,8 @@
     python -m benchmarks.random_model /tmp/random.gguf 24      (1.7 GB)
     python -m benchmarks.killed_processes -m /tmp/random.gguf [FLAGS of ckdist serve]
 
-Prints for each process if the streams went on, the longest pause of a stream, and if all texts are those of an
-undisturbed run; else how long a new request waited for its first token, or how the command ended. Needs root, ip and
+Prints for each process if the streams went on, the seconds until the first and the last of them had its next token,
+and if all texts are those of an undisturbed run; else how long a new request waited for its first token, or how the command ended. Needs root, ip and
 tc.
 """
 
@@ -22,12 +22,14 @@ import psutil
 
 from benchmarks.limited_links import network
 
-STREAMS, TOKENS, BEFORE = 8, 40, 8  # BEFORE: tokens of a stream before the kill
+STREAMS, TOKENS, BEFORE = 8, 80, 8  # BEFORE: tokens of a stream before the kill
+STEP = 0.5  # seconds of a step at most, on a quiet machine
 READY_SECONDS, AGAIN_SECONDS, END_SECONDS = 180.0, 60.0, 30.0
 URL = "http://127.0.0.1:8080"
 AGENT = Path(__file__).parent.parent / "launch" / "netns-agent"
-COMMAND = "the command itself"
+COMMAND, LINKS = "the command itself", "no process, but all TCP connections between the hosts (`ss -K`)"
 KINDS = (
+    LINKS,
     *("a text worker", "the HTTP process", "rank 0", "rank 1, on the other host", "the other host's agent"),
     *("the first host's agent", "the launcher of the ranks", COMMAND),
 )
@@ -57,9 +59,9 @@ class Stream(threading.Thread):
         except httpx.HTTPError:
             pass
 
-    def pause(self) -> float:
-        """The longest time between two tokens."""
-        return max((b - a for a, b in zip(self.times, self.times[1:], strict=False)), default=0.0)
+    def pause(self, since: float) -> float:
+        """Seconds from a kill to the next token. Those of the first STEP seconds may have been computed before it."""
+        return next((when for when in self.times if when > since + STEP), since) - since
 
 
 def started(hosts: list[str], flags: list[str]) -> subprocess.Popen[str]:
@@ -84,7 +86,7 @@ def started(hosts: list[str], flags: list[str]) -> subprocess.Popen[str]:
 
 def find(server: psutil.Process, kind: str, hosts: list[str]) -> psutil.Process:
     """The process of a kind."""
-    if kind == COMMAND:
+    if kind in (COMMAND, LINKS):
         return server
     for process in server.children(recursive=True):
         words, parent = process.cmdline(), process.parent()
@@ -109,6 +111,12 @@ def _host(process: psutil.Process) -> str:
     return subprocess.run(words, capture_output=True, text=True, timeout=20, check=True).stdout.strip()
 
 
+def first_address() -> str:
+    """This host's address between the hosts."""
+    words = ["hostname", "-I"]
+    return subprocess.run(words, capture_output=True, text=True, timeout=20, check=True).stdout.split()[0]
+
+
 def first_token(since: float) -> str:
     """Waits until a new request gets a token."""
     while time.monotonic() < since + AGAIN_SECONDS:
@@ -127,23 +135,31 @@ def undisturbed() -> list[str]:
         stream.join()
     if not all(stream.whole for stream in streams):
         raise SystemExit("a stream ended without a kill")
-    print(f"longest pause without a kill: {max(map(Stream.pause, streams)):.2f} s", flush=True)
+    print(f"seconds of {TOKENS} tokens without a kill: {streams[0].times[-1] - streams[0].times[0]:.2f}", flush=True)
     return [stream.text for stream in streams]
 
 
 def killed(server: "subprocess.Popen[str]", kind: str, hosts: list[str], whole: list[str]) -> str:
     """Kills a process in the middle of the streams. Returns what came of them."""
+    process = find(psutil.Process(server.pid), kind, hosts)
     streams = [Stream(index) for index in range(STREAMS)]
     while any(stream.is_alive() and len(stream.times) < BEFORE for stream in streams):
         time.sleep(0.01)
-    process, since = find(psutil.Process(server.pid), kind, hosts), time.monotonic()
-    others = [*psutil.Process(server.pid).children(recursive=True)] if kind == COMMAND else []
-    process.kill()
+    others = psutil.Process(server.pid).children(recursive=True) if kind == COMMAND else []
+    if not all(stream.is_alive() for stream in streams):
+        raise SystemExit(f"a stream ended before the kill of {kind}")
+    if kind == LINKS:
+        others_of = ["ss", "-t", "-K", "dst", f"{first_address()[:-1]}2"]
+        subprocess.run(others_of, check=True, capture_output=True, timeout=20)
+    else:
+        process.kill()
+    since = time.monotonic()
     for stream in streams:
         stream.join()
     if all(stream.whole for stream in streams):
         same = "the same texts" if [stream.text for stream in streams] == whole else "OTHER TEXTS"
-        return f"streams went on, longest pause {max(map(Stream.pause, streams)):.1f} s, {same}"
+        pauses = [stream.pause(since) for stream in streams]
+        return f"streams went on after {min(pauses):.1f} to {max(pauses):.1f} s, {same}"
     if kind != COMMAND:
         return first_token(since)
     left = psutil.wait_procs(others, END_SECONDS)[1]

@@ -35,8 +35,8 @@ def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
 def end_soon(pid: int) -> None:
     """Gives the threads of a killed process normal priority, if this user may.
 
-    A process ends with its last thread. Under SCHED_IDLE, a thread can wait for many seconds on a busy host until it may
-    end. Call this while the process cannot be waited for.
+    A process ends with its last thread. On a busy host, a thread under SCHED_IDLE can wait for many seconds until it
+    may end. Call this while the process cannot be waited for.
     """
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:

@@ -138,7 +138,12 @@ def open_shares(config: EngineConfig, world: World, checkpoint: Checkpoint) -> t
         return ()
     from ckdist.layouts.rank_shares import rank_shares
 
-    return together(world, lambda: rank_shares(config, world, checkpoint))
+    choose = lambda: list(together(world, lambda: rank_shares(config, world, checkpoint)))
+    if config.tensor_split != "auto" or len(set(world.hosts)) == 1:
+        return tuple(choose())
+    from ckdist.engine.kept_choice import kept_choice
+
+    return tuple(kept_choice(world, "shares", [config.model, config.threads], choose))
 
 
 def load_colocated(request: dict[str, Any], world: World, colocation: Colocation) -> Model:

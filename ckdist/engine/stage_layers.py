@@ -28,8 +28,8 @@ log = logging.getLogger(__name__)
 def with_chosen_layout(config: EngineConfig, world: World, checkpoint: Checkpoint) -> EngineConfig:
     """The configuration with its number of stages. A collective call.
 
-    `--layout auto` chooses the number. It is the default over several hosts, unless a flag says how to divide the
-    model.
+    `--layout auto` chooses the number, once for all restarts. It is the default over several hosts, unless a flag says
+    how to divide the model.
     """
     divided = (
         config.pipeline_parallel_size
@@ -40,12 +40,18 @@ def with_chosen_layout(config: EngineConfig, world: World, checkpoint: Checkpoin
     chooses = config.layout == "auto" or not (len(set(world.hosts)) == 1 or divided or config.experts != "auto")
     if not chooses or not checkpoint.spec.generates or checkpoint.spec.reads_whole or checkpoint.spec.shares_layers:
         return dataclasses.replace(config, pipeline_parallel_size=config.pipeline_parallel_size or 1)
+    from ckdist.engine.kept_choice import kept_choice
     from ckdist.layouts.layout_choice import choose_layout
 
-    choice = choose_layout(world, config, checkpoint)
-    if world.rank == 0:
-        log.info("layout: %s", choice.reason)
-    return dataclasses.replace(config, pipeline_parallel_size=choice.stages)
+    def choose() -> list[int]:
+        choice = choose_layout(world, config, checkpoint)
+        if world.rank == 0:
+            log.info("layout: %s", choice.reason)
+        return [choice.stages]
+
+    key = [config.model, config.pipeline_parallel_size, config.tensor_parallel_size, config.threads]
+    (stages,) = kept_choice(world, "layout", key, choose)
+    return dataclasses.replace(config, pipeline_parallel_size=stages)
 
 
 def layers_of_stages(

@@ -61,7 +61,7 @@ class Supervisor:
         reached: bool = False,
         keeper: Keeper | None = None,
         spares: Sequence[Host] = (),
-        may_restart: Callable[[str], Mapping[str, str] | None] | None = None,
+        may_restart: Callable[[str], dict[str, str] | None] | None = None,
     ) -> None:
         self._spares, self._may_restart = list(spares), may_restart
         self._keeper = keeper or (Keeper() if job.keeps else None)

@@ -107,9 +107,13 @@ def test_a_connection_that_was_not_inherited():
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may raise a thread's priority")
 def test_threads_of_a_process_that_ends_get_normal_priority():
     # Its first thread ends, as after kill -9; the other one waits for its turn.
-    code = "import ctypes, os, threading, time\n" \
-        "def idle():\n os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0)); print(flush=True); time.sleep(60)\n" \
-        "threading.Thread(target=idle).start()\nctypes.CDLL(None).pthread_exit(None)"  # fmt: skip
+    lines = [
+        "import ctypes, os, threading, time",
+        "def idle(): os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0)); print(flush=True); time.sleep(60)",
+        "threading.Thread(target=idle).start()",
+        "ctypes.CDLL(None).pthread_exit(None)",
+    ]
+    code = "\n".join(lines)
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
         process.stdout.readline()
         found = lambda: {os.sched_getscheduler(int(t)) for t in os.listdir(f"/proc/{process.pid}/task")}
