@@ -4,8 +4,8 @@
     python -m benchmarks.killed_processes -m /tmp/random.gguf [FLAGS of ckdist serve]
 
 Prints for each process if the streams went on, the seconds until the first and the last of them had its next token,
-and if all texts are those of an undisturbed run; else how long a new request waited for its first token, or how the command ended. Needs root, ip and
-tc.
+and if all texts are those of an undisturbed run; else how long a new request waited for its first token, or how the
+command ended. Needs root, ip and tc.
 """
 
 import json
@@ -22,7 +22,7 @@ import psutil
 
 from benchmarks.limited_links import network
 
-STREAMS, TOKENS, BEFORE = 8, 80, 8  # BEFORE: tokens of a stream before the kill
+STREAMS, TOKENS, BEFORE = 8, 150, 8  # BEFORE: tokens of a stream before the kill
 STEP = 0.5  # seconds of a step at most, on a quiet machine
 READY_SECONDS, AGAIN_SECONDS, END_SECONDS = 180.0, 60.0, 30.0
 URL = "http://127.0.0.1:8080"

@@ -32,22 +32,6 @@ def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
         os._exit(1)
 
 
-def end_soon(pid: int) -> None:
-    """Gives the threads of a killed process normal priority, if this user may.
-
-    A process ends with its last thread. On a busy host, a thread under SCHED_IDLE can wait for many seconds until it
-    may end. Call this while the process cannot be waited for.
-    """
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            if file.read().rpartition(b")")[2].split(None, 1)[0] != b"Z":
-                return
-        for thread in os.listdir(f"/proc/{pid}/task"):  # noqa: PTH208, this file imports little
-            os.sched_setscheduler(int(thread), os.SCHED_OTHER, os.sched_param(0))
-    except OSError:
-        pass
-
-
 def adopt_orphans() -> None:
     """Makes orphans of this process's children its own children, so that it can end them and wait for them."""
     prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)

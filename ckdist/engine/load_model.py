@@ -136,14 +136,9 @@ def open_shares(config: EngineConfig, world: World, checkpoint: Checkpoint) -> t
     """The relative shares of the ranks by --tensor-split; () if they are equal. A collective call."""
     if config.tensor_split == "even" and len(set(world.hosts)) == 1:
         return ()
-    from ckdist.layouts.rank_shares import rank_shares
+    from ckdist.engine.kept_choice import kept_shares
 
-    choose = lambda: list(together(world, lambda: rank_shares(config, world, checkpoint)))
-    if config.tensor_split != "auto" or len(set(world.hosts)) == 1:
-        return tuple(choose())
-    from ckdist.engine.kept_choice import kept_choice
-
-    return tuple(kept_choice(world, "shares", [config.model, config.threads], choose))
+    return kept_shares(config, world, checkpoint)
 
 
 def load_colocated(request: dict[str, Any], world: World, colocation: Colocation) -> Model:

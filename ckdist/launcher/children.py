@@ -11,8 +11,9 @@ from typing import IO, Any
 
 import psutil
 
+from ckdist.launcher.ended_threads import end_soon
 from ckdist.launcher.event_loop import EventLoop
-from ckdist.prctl import adopt_orphans, die_with_parent, end_soon
+from ckdist.prctl import adopt_orphans, die_with_parent
 
 NOT_FOUND, NOT_EXECUTABLE = 127, 126  # exit codes of a command that cannot be started, as in a shell
 POLL_SECONDS = 0.05

@@ -12,7 +12,7 @@ from typing import IO, TYPE_CHECKING
 from ckdist.config.given_elsewhere import setting_variables
 from ckdist.config.serve_config import ServeConfig
 from ckdist.engine.socket_directory import AGAIN, DIRECTORY, PARENT, PREFIX, TURNS, socket_address
-from ckdist.prctl import end_soon
+from ckdist.launcher.ended_threads import end_soon
 from ckdist.python_words import module_words
 from ckdist.serve.error_output import ErrorOutput
 
