@@ -121,5 +121,5 @@ FAMILY = Family(
         in_layers("model.layers", {"self_attn.attention_sink_bias": "self_attn.sinks"})
     ),
     gguf_names=family.GGUF_EXPERTS,
-    ignored=(*family.ROTATIONS, r"model\.mtp\..*"),
+    ignored=family.ROTATIONS,
 )

@@ -214,5 +214,5 @@ FAMILY = Family(
     ),
     gguf_names=family.GGUF_EXPERTS.but(mamba2_fields.GGUF, mamba2_fields.GGUF_FORM),
     gguf_values=mamba2_fields.gguf_values,
-    ignored=(*family.ROTATIONS, r"mtp\..*"),
+    ignored=family.ROTATIONS,
 )
