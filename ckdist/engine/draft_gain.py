@@ -1,5 +1,6 @@
 """Decides how many drafted tokens a step verifies: as many as pay, from measured seconds, within a limit of losses."""
 
+from collections import deque
 from collections.abc import Iterable
 from itertools import accumulate
 from typing import NamedTuple
@@ -9,8 +10,12 @@ from ckdist.engine.row_costs import RowCosts
 MIN_STEPS = 3  # plain steps of a width before drafts are added to it
 REFRESH_STEPS = 50  # a plain step comes at least so often, since contexts and other loads change
 MIN_GAIN = 1.03  # predicted tokens per second with and without drafts
-# Lost steps that are allowed at once, and that each step allows again: within 200 steps at most 1 %.
-MOST_LOST, ALLOWED = 1.2, 0.003
+WINDOW = 200  # steps, of which drafts may lose 1 %
+MOST_LOST = 1.8  # steps of any window; prompts of a draft model may take 0.2 more
+# That part of the steps that drafts saved lately may be lost in addition, at most so many steps: a run of wrong drafts
+# does not end drafts that pay.
+RISKED, MOST_RISKED = 0.05, 4.0
+MOST_TRIED = 0.4  # lost steps of a window above which a draft model is not tried, so that wider steps can be
 
 
 class Option(NamedTuple):
@@ -36,7 +41,10 @@ class DraftGain:
         self.costs = RowCosts()
         self._plain: dict[int, int] = {}  # by rows: steps without drafts
         self._since_plain = 0
-        self._lost = 0.0  # in steps
+        self._losses = deque[tuple[int, float]]()  # (number of the step, lost steps), since the losses began
+        self._lost = 0.0  # the most that any run of the last steps of a window has lost, in steps
+        self._saved = 0.0  # steps, of which earlier ones count less
+        self._step = 0
         self.drafted = self.accepted = self.steps = 0
         self.predicted = self.measured = self.seconds = 0.0
 
@@ -60,7 +68,7 @@ class DraftGain:
         costs, best, most = self.costs, 0.0, 0
         if self._plain.get(sequences, 0) < MIN_STEPS or not costs.is_known(sequences):
             return 0, 0.0
-        if self._since_plain >= REFRESH_STEPS:
+        if self.is_due:
             return 0, 0.0
         least = MIN_GAIN / (costs.cost(sequences) + spent)
         for count, option in enumerate(options, 1):
@@ -75,7 +83,8 @@ class DraftGain:
 
     def _is_allowed(self, sequences: int, option: Option) -> bool:
         worst = self.costs.most_cost(sequences + option.rows) + option.spent
-        return self._lost + worst / self.costs.cost(sequences) - 1 <= MOST_LOST
+        limit = MOST_LOST + min(MOST_RISKED, RISKED * self._saved)
+        return self._lost + worst / self.costs.cost(sequences) - 1 <= limit
 
     def is_better(self, sequences: int, option: Option, than: Option) -> bool:
         """Returns True if an option gives more tokens per second than another one, and may be taken."""
@@ -85,11 +94,29 @@ class DraftGain:
     def allows(self, sequences: int, spent: float) -> bool:
         """Returns True if a draft model may spend these seconds to measure its acceptance."""
         plain = self.costs.cost(sequences)
-        return self._plain.get(sequences, 0) >= MIN_STEPS and self._lost + spent / plain <= MOST_LOST
+        return self._plain.get(sequences, 0) >= MIN_STEPS and self._lost + spent / plain <= MOST_TRIED
 
     def lose(self, sequences: int, seconds: float) -> None:
         """Counts seconds in which a draft model was measured."""
-        self._lost += seconds / self.costs.cost(sequences)
+        self._count(seconds / self.costs.cost(sequences))
+
+    def _count(self, lost: float) -> None:
+        """Counts lost steps, which are negative if drafts gained."""
+        losses = self._losses
+        if lost:
+            losses.append((self._step, lost))
+        elif not losses or losses[0][0] > self._step - WINDOW:
+            return
+        while losses and losses[0][0] <= self._step - WINDOW:
+            losses.popleft()
+        self._lost = max(accumulate((lost for _, lost in reversed(losses)), initial=0.0))
+        if not self._lost:
+            losses.clear()
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the next step must have no drafts, to measure it."""
+        return self._since_plain >= REFRESH_STEPS
 
     def observe_plain(self, sequences: int, seconds: float, spent: float = 0.0) -> None:
         """Takes the measured seconds of a step without drafts and without prompts.
@@ -100,7 +127,8 @@ class DraftGain:
         usual = self.costs.measure(sequences, seconds)
         self._plain[sequences] = self._plain.get(sequences, 0) + 1
         self._since_plain = 0
-        self._lost = max(0.0, self._lost + spent / usual - ALLOWED)
+        self._step += 1
+        self._count(spent / usual)
 
     def observe(
         self, sequences: int, drafted: int, accepted: int, expected: float, seconds: float, spent: float = 0.0
@@ -115,7 +143,10 @@ class DraftGain:
         plain, before = costs.cost(sequences) or seconds, costs.cost(sequences + drafted) or seconds
         cost = costs.measure(sequences + drafted, seconds) + spent
         self._since_plain += 1
-        self._lost = max(0.0, self._lost + cost / plain - (sequences + accepted) / sequences - ALLOWED)
+        self._step += 1
+        lost = cost / plain - (sequences + accepted) / sequences
+        self._saved = max(0.0, self._saved * (1 - 1 / WINDOW) - lost)
+        self._count(lost)
         self.steps += 1
         self.drafted, self.accepted = self.drafted + drafted, self.accepted + accepted
         self.predicted += plain * (1 + expected / sequences) - before

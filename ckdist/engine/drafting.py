@@ -160,8 +160,8 @@ class Drafting:
 
     def _ask_model(self, model: "ModelDrafter", chunks: list[SequenceChunk], guesses: list[Guess]) -> float:
         """Replaces guesses by those of the draft model, if these are expected to gain more. Returns its seconds."""
-        if self._rest > 0:
-            self._rest -= 1
+        if self._rest > 0 or (self._by_gain and self.gain.is_due):
+            self._rest = max(0, self._rest - 1)
             return 0.0
         most = {n: self._most_of(chunk) for n, chunk in enumerate(chunks) if self._may_ask(model, chunk, guesses[n])}
         places = [place for place, tokens in most.items() if tokens]
@@ -247,7 +247,8 @@ class Drafting:
             self._without_model, self._retry = 0, 2 * self._retry
             model.costs = RowCosts()
             return False
-        return self._without_model > REFUSALS and self.gain.allows(count, model.costs.cost(places))
+        learns = model.drafted < LEARN_TOKENS
+        return (learns or self._without_model > REFUSALS) and self.gain.allows(count, model.costs.cost(places))
 
     @staticmethod
     def _within_blocks(chunk: SequenceChunk, drafts: list[int], pool: "BlockPool") -> list[int]:

@@ -49,6 +49,8 @@ class RowCosts:
     def most_cost(self, rows: int) -> float:
         """The cost of a width. One beyond the measured ones is taken to cost twice as much as they suggest."""
         widest = self._rows[-1]
+        if rows in self._once:
+            return self._once[rows]
         most = self.cost(rows)
         return most + max(0.0, most - self.cost(widest)) if rows > widest and len(self._rows) > 1 else most
 
