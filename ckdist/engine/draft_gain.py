@@ -15,6 +15,7 @@ MOST_LOST = 1.8  # steps of any window; prompts of a draft model may take 0.2 mo
 # That part of the steps that drafts saved lately may be lost in addition, at most so many steps: a run of wrong drafts
 # does not end drafts that pay.
 RISKED, MOST_RISKED = 0.05, 4.0
+STAKES = 3.0
 MOST_TRIED = 0.4  # lost steps of a window above which a draft model is not tried, so that wider steps can be
 
 
@@ -84,7 +85,8 @@ class DraftGain:
     def _is_allowed(self, sequences: int, option: Option) -> bool:
         worst = self.costs.most_cost(sequences + option.rows) + option.spent
         limit = MOST_LOST + min(MOST_RISKED, RISKED * self._saved)
-        return self._lost + worst / self.costs.cost(sequences) - 1 <= limit
+        stake = worst / self.costs.cost(sequences) - 1
+        return self._lost + (stake if option.rows <= sequences else STAKES * stake) <= limit
 
     def is_better(self, sequences: int, option: Option, than: Option) -> bool:
         """Returns True if an option gives more tokens per second than another one, and may be taken."""
