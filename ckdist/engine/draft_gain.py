@@ -8,6 +8,7 @@ from typing import NamedTuple
 from ckdist.engine.row_costs import RowCosts
 
 MIN_STEPS = 3  # plain steps of a width before drafts are added to it
+SAMPLED = 4  # of plain steps after one another, one in so many is measured
 REFRESH_STEPS = 50  # a plain step comes at least so often, since contexts and other loads change
 MIN_GAIN = 1.03  # predicted tokens per second with and without drafts
 WINDOW = 200  # steps, of which drafts may lose 1 %
@@ -120,16 +121,23 @@ class DraftGain:
         """Whether the next step must have no drafts, to measure it."""
         return self._since_plain >= REFRESH_STEPS
 
+    def skips(self, sequences: int) -> bool:
+        """Counts a plain step that needs no measurement. Returns False if it needs one."""
+        if self._since_plain or self._step % SAMPLED == 0 or self._plain.get(sequences, 0) <= MIN_STEPS:
+            return False
+        self._step += 1
+        return True
+
     def observe_plain(self, sequences: int, seconds: float, spent: float = 0.0) -> None:
         """Takes the measured seconds of a step without drafts and without prompts.
 
         Args:
             spent: Seconds of a draft model before it.
         """
+        self._step += 1
         usual = self.costs.measure(sequences, seconds)
         self._plain[sequences] = self._plain.get(sequences, 0) + 1
         self._since_plain = 0
-        self._step += 1
         self._count(spent / usual)
 
     def observe(

@@ -120,12 +120,11 @@ class Drafting:
 
     def _guess(self, chunk: SequenceChunk) -> Guess:
         """Tokens from earlier text."""
-        sequence = chunk.sequence
-        kind = self.kind_of(sequence)
-        if kind in ("off", "model"):
-            return [], []
-        drafter = sequence.drafter
+        sequence, drafter = chunk.sequence, chunk.sequence.drafter
         if drafter is None:
+            kind = self.kind_of(sequence)
+            if kind in ("off", "model"):
+                return [], []
             archive = None if kind == "ngram" else self._archive.find(sequence.tenant)
             drafter = sequence.drafter = Drafter(sequence, self._acceptance, archive)
         if not drafter.follow():
@@ -268,6 +267,8 @@ class Drafting:
             keep: Takes each chunk with drafts, and how many of them were drawn.
             seconds: Measured time of the step.
         """
+        if self.model is None and not self._expected and self.gain.skips(len(chunks)):
+            return
         spent, self._spent = self._spent, 0.0
         drafted = accepted = 0
         for chunk in chunks:
