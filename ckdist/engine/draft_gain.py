@@ -17,6 +17,7 @@ MOST_LOST = 1.8  # steps of any window; prompts of a draft model may take 0.2 mo
 # does not end drafts that pay.
 RISKED, MOST_RISKED = 0.05, 4.0
 STAKES = 3.0
+FADES, PRIOR = 0.98, 2.0  # of the verified tokens that were expected and right; weight of the expected ones at first
 MOST_TRIED = 0.4  # lost steps of a window above which a draft model is not tried, so that wider steps can be
 
 
@@ -46,6 +47,7 @@ class DraftGain:
         self._losses = deque[tuple[int, float]]()  # (number of the step, lost steps), since the losses began
         self._lost = 0.0  # the most that any run of the last steps of a window has lost, in steps
         self._saved = 0.0  # steps, of which earlier ones count less
+        self._expected = self._right = PRIOR  # tokens, of which earlier ones count less
         self._step = 0
         self.drafted = self.accepted = self.steps = 0
         self.predicted = self.measured = self.seconds = 0.0
@@ -81,7 +83,8 @@ class DraftGain:
 
     def _speed(self, sequences: int, option: Option) -> float:
         seconds = self.costs.least_cost(sequences + option.rows) + option.spent
-        return (1 + option.accepted / sequences) / seconds
+        right = min(1.0, self._right / self._expected) * option.accepted
+        return (1 + right / sequences) / seconds
 
     def _is_allowed(self, sequences: int, option: Option) -> bool:
         worst = self.costs.most_cost(sequences + option.rows) + option.spent
@@ -155,6 +158,8 @@ class DraftGain:
         self._since_plain += 1
         self._step += 1
         lost = cost / plain - (sequences + accepted) / sequences
+        self._right = FADES * self._right + accepted + (1 - FADES) * PRIOR
+        self._expected = FADES * self._expected + expected + (1 - FADES) * PRIOR
         self._saved = max(0.0, self._saved * (1 - 1 / WINDOW) - lost)
         self._count(lost)
         self.steps += 1
