@@ -16,8 +16,9 @@ MOST_LOST = 1.8  # steps of any window; prompts of a draft model may take 0.2 mo
 # That part of the steps that drafts saved lately may be lost in addition, at most so many steps: a run of wrong drafts
 # does not end drafts that pay.
 RISKED, MOST_RISKED = 0.05, 4.0
-STAKES = 3.0
-FADES, PRIOR = 0.98, 2.0  # of the verified tokens that were expected and right; weight of the expected ones at first
+STAKES = 3.0  # steps with more than one draft of a sequence: so many of them may fail before the limit
+# Weight of all earlier verified tokens against those of the last step, and of tokens before any was verified.
+FADES, PRIOR = 0.98, 2.0
 MOST_TRIED = 0.4  # lost steps of a window above which a draft model is not tried, so that wider steps can be
 
 
@@ -83,8 +84,11 @@ class DraftGain:
 
     def _speed(self, sequences: int, option: Option) -> float:
         seconds = self.costs.least_cost(sequences + option.rows) + option.spent
-        right = min(1.0, self._right / self._expected) * option.accepted
-        return (1 + right / sequences) / seconds
+        return (1 + self._corrected(option.accepted) / sequences) / seconds
+
+    def _corrected(self, expected: float) -> float:
+        """Expected right tokens, if lately fewer were right than were expected."""
+        return min(1.0, self._right / self._expected) * expected
 
     def _is_allowed(self, sequences: int, option: Option) -> bool:
         worst = self.costs.most_cost(sequences + option.rows) + option.spent
@@ -158,13 +162,14 @@ class DraftGain:
         self._since_plain += 1
         self._step += 1
         lost = cost / plain - (sequences + accepted) / sequences
+        predicted = self._corrected(expected)
         self._right = FADES * self._right + accepted + (1 - FADES) * PRIOR
         self._expected = FADES * self._expected + expected + (1 - FADES) * PRIOR
         self._saved = max(0.0, self._saved * (1 - 1 / WINDOW) - lost)
         self._count(lost)
         self.steps += 1
         self.drafted, self.accepted = self.drafted + drafted, self.accepted + accepted
-        self.predicted += plain * (1 + expected / sequences) - before
+        self.predicted += plain * (1 + predicted / sequences) - before
         self.measured += plain * (1 + accepted / sequences) - seconds
         self.seconds += seconds
 
