@@ -10,7 +10,7 @@ from ckdist.engine.sequence import Sequence
 CLASSES = 4, 8, 16, 32
 PRIORS = (0.4,) * (len(CLASSES) + 1)
 # (share of right tokens, tokens): a drafter below this share is asked every so many tokens.
-RESTS = (0.25, 32), (0.4, 8)
+RESTS = (0.2, 16), (0.4, 8)
 SINGLE = 8  # more new tokens than that are added to the index together
 
 
@@ -62,7 +62,7 @@ class Drafter:
             self._see(token)
         if self._source is None and begin < length:
             self._search(last, *found)
-        part = self.acceptance.part(class_of(SIZES[-1]))
+        part = self.acceptance.part(class_of(self._agreed if self._source is not None else SIZES[-1]))
         self._rest = next((tokens for below, tokens in RESTS if part < below), 0)
         return True
 
