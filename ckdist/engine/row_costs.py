@@ -3,6 +3,7 @@
 from bisect import bisect_left
 
 MEMORY = 0.8  # weight of all earlier steps of a width against the last one
+FALLS = 0.5  # the same if the last one was faster: other processes disturb steps, and nothing makes them faster
 OUTLIER = 2.0  # a step counts at most as this times the estimate
 FORGET_STEPS = 256  # after which a width that was not used is forgotten, so that it is tried again
 
@@ -59,7 +60,8 @@ class RowCosts:
         usual = min(seconds, OUTLIER * (self.cost(rows) or seconds))
         known = self._seconds.get(rows)
         if known is not None:
-            self._seconds[rows] = MEMORY * known + (1 - MEMORY) * usual
+            memory = MEMORY if usual > known else FALLS
+            self._seconds[rows] = memory * known + (1 - memory) * usual
         elif rows in self._once:
             self._seconds[rows] = min(seconds, self._once.pop(rows))
         else:
