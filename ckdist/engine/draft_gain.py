@@ -128,6 +128,11 @@ class DraftGain:
         """Whether the next step must have no drafts, to measure it."""
         return self._since_plain >= REFRESH_STEPS
 
+    def _verify(self, right: int, expected: float) -> None:
+        """Counts drafted tokens that were right and those that were expected to be. Earlier ones count less."""
+        self._right = FADES * self._right + right + (1 - FADES) * PRIOR
+        self._expected = FADES * self._expected + expected + (1 - FADES) * PRIOR
+
     def skips(self, sequences: int) -> bool:
         """Counts a plain step that needs no measurement. Returns False if it needs one."""
         if self._since_plain or self._step % SAMPLED == 0 or self._plain.get(sequences, 0) <= MIN_STEPS:
@@ -142,6 +147,7 @@ class DraftGain:
             spent: Seconds of a draft model before it.
         """
         self._step += 1
+        self._verify(0, 0.0)  # or drafts that began badly would not be tried again
         usual = self.costs.measure(sequences, seconds)
         self._plain[sequences] = self._plain.get(sequences, 0) + 1
         self._since_plain = 0
@@ -163,8 +169,7 @@ class DraftGain:
         self._step += 1
         lost = cost / plain - (sequences + accepted) / sequences
         predicted = self._corrected(expected)
-        self._right = FADES * self._right + accepted + (1 - FADES) * PRIOR
-        self._expected = FADES * self._expected + expected + (1 - FADES) * PRIOR
+        self._verify(accepted, expected)
         self._saved = max(0.0, self._saved * (1 - 1 / WINDOW) - lost)
         self._count(lost)
         self.steps += 1
