@@ -67,6 +67,7 @@ def run(config: PlanConfig) -> int:
         from ckdist.cli.plan_training import run_training
 
         return run_training(config, question)
+    draft = draft_of(config, checkpoint)
     with progress:
         if len(questions) > 1:
             compared = [(each, answers(each)) for each in questions]
@@ -74,8 +75,9 @@ def run(config: PlanConfig) -> int:
             report = machine_lines(compared)
         else:
             found = answers(question)
-            numbers = as_json(question, found) if config.json else None
-            report = lines(question, found, not config.sequences)
+            drafts = with_drafts(config, question, found, draft) if config.spec != "off" else {}
+            numbers = as_json(question, found, drafts) if config.json else None
+            report = [*lines(question, found, not config.sequences), *draft_lines(config, drafts)]
         text = json.dumps(numbers, indent=1) if config.json else "\n".join(report)
     print(text)
     if config.plot:
@@ -178,6 +180,43 @@ def question_of(
         min(config.n_prompt, context), config.ubatch_size, config.quantize, (config.cache_type_k, config.cache_type_v),
         config.n_gen, config.objective, report,
     )  # fmt: skip
+
+
+def draft_of(config: PlanConfig, checkpoint: Checkpoint) -> Checkpoint | None:
+    """The model or layer that drafts. None: drafts take no time. Raises ConfigError if there is none."""
+    if config.spec not in ("model", "mtp"):
+        return None
+    if config.spec == "mtp":
+        from ckdist.plan.draft_speed import layer_of
+
+        return layer_of(checkpoint)
+    return open_model(dataclasses.replace(config, model=config.model_draft, type=None))
+
+
+def with_drafts(
+    config: PlanConfig, question: Question, found: list[Answer], draft: Checkpoint | None
+) -> dict[str, dict[str, float]]:
+    """Layout -> drafted tokens of each sequence in a step, tokens per second, and their ratio to those without."""
+    from ckdist.plan.draft_speed import drafted
+
+    drafts = {}
+    for one in found:
+        if one.decode is not None:
+            asked = config.acceptance, config.draft_max, question.sequences, question.context
+            count, speed = drafted(question.predictor(one.way), draft, *asked)
+            gain = speed.tokens / one.decode.tokens
+            drafts[str(one.way)] = {"drafted": count, "tokens_per_second": speed.tokens, "gain": gain}
+    return drafts
+
+
+def draft_lines(config: PlanConfig, drafts: dict[str, dict[str, float]]) -> Iterator[str]:
+    """Yields decode with drafts by layout."""
+    if drafts:
+        right = f"drafts, {config.acceptance:.0%} are right"
+        yield f"{right:<35s}{'of a step':<12s}{'decode tok/s':<14s}gain"
+    for way, one in drafts.items():
+        speed = number(one["tokens_per_second"])
+        yield f"--spec {config.spec:<7s}{way:<21s}{one['drafted']:<12.0f}{speed:<14s}{times(one['gain'])}"
 
 
 def lines(question: Question, found: list[Answer], users: bool) -> Iterator[str]:
@@ -380,7 +419,9 @@ def count(elements: float) -> str:
     return f"{elements / 1e6:.0f} M"
 
 
-def as_json(question: Question, found: list[Answer]) -> dict[str, Any]:
+def as_json(
+    question: Question, found: list[Answer], drafts: dict[str, dict[str, float]] | None = None
+) -> dict[str, Any]:
     """Returns all numbers of the plan."""
     total, used = parameters(question.checkpoint)
     asked = {
@@ -405,6 +446,7 @@ def as_json(question: Question, found: list[Answer]) -> dict[str, Any]:
             "memory": [dataclasses.asdict(memory) | {"total": memory.total} for memory in one.memory],
             "decode": speed(one.decode),
             "prefill": speed(one.prefill),
+            "drafts": (drafts or {}).get(str(one.way)),
         }
         for one in found
     ]

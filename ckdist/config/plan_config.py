@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from ckdist.config.draft_config import MAX_DRAFT
+from ckdist.config.drafter_names import drafter_name
 from ckdist.config.engine_config import CACHE_TYPES, QUANTIZE_TYPES
 from ckdist.config.options import Settings, option
 from ckdist.errors import ConfigError
@@ -64,6 +66,21 @@ class PlanConfig(Settings):
     ubatch_size: int = option(512, "-ub", "--ubatch-size", within=(1, 1 << 20), help="most tokens of a step")
     cache_type_k: str = option("i16", "-ctk", "--cache-type-k", choices=CACHE_TYPES, help="type of the cached keys")
     cache_type_v: str = option("i16", "-ctv", "--cache-type-v", choices=CACHE_TYPES, help="type of the cached values")
+    spec: str = option(
+        "off", "--spec-type", "--spec", metavar="DRAFTER",
+        help="predict decode with drafts, too: ngram or suffix (guesses take no time), model (--model-draft) or mtp "
+        "(the model's own layer that predicts tokens)",
+    )  # fmt: skip
+    model_draft: str | None = option(
+        None, "-md", "--model-draft", metavar="MODEL", help="small model that drafts tokens"
+    )
+    acceptance: float = option(
+        0.7, "--acceptance", within=(0.0, 1.0), metavar="P",
+        help="probability that a drafted token is right if those before it are",
+    )  # fmt: skip
+    draft_max: int = option(
+        16, "--draft", "--draft-n", "--draft-max", within=(1, MAX_DRAFT), help="most drafted tokens of a step"
+    )
     train: str | None = option(
         None, "--train", choices=("full", "lora"), help="plan a training; full: all weights; lora: adapters only"
     )
@@ -90,8 +107,17 @@ class PlanConfig(Settings):
         super().__post_init__()
         if not self.model:
             raise ConfigError("which model? ckdist plan -m MODEL, a config.json, or the name of a shape, e.g. kimi-k2")
-        if len(self.machine) > 1 and (self.train or self.plot):
-            flag = "--train" if self.train else "--plot"
+        try:
+            object.__setattr__(self, "spec", drafter_name(self.spec))
+        except ValueError as error:
+            raise ConfigError(f"--spec {error}") from None
+        if (self.spec == "model") != (self.model_draft is not None):
+            raise ConfigError("--spec model and --model-draft MODEL need each other: give both or neither")
+        drafts = self.spec != "off"
+        if drafts and self.train:
+            raise ConfigError(f"--train has no drafts: leave --spec {self.spec} out")
+        if len(self.machine) > 1 and (self.train or self.plot or drafts):
+            flag = "--train" if self.train else "--plot" if self.plot else "--spec"
             raise ConfigError(f"{flag} is for one --machine, and there are {len(self.machine)}: use one")
         if self.type and self.quantize:
             raise ConfigError(

@@ -3,6 +3,7 @@
 Every function but `check_vocabularies` is called by all ranks of a world together.
 """
 
+import logging
 from dataclasses import fields
 
 import numpy as np
@@ -23,6 +24,7 @@ from ckdist.weights.checkpoint import open_checkpoint
 from ckdist.weights.predictor_weights import open_predictor
 from ckdist.worker.colocation import Colocation
 
+log = logging.getLogger(__name__)
 MOST_SEQUENCES = 16  # a step with more drafts nothing
 LAYER = {"batch_size": MOST_SEQUENCES * MOST_ROWS, "ubatch_size": MOST_SEQUENCES * MOST_ROWS}  # its largest step
 # Settings of the large model that the draft model does not share.
@@ -47,6 +49,8 @@ def load_draft_model(config: EngineConfig, target: Model) -> Model:
     else:
         path = resolve(config.model_draft, world)
         checkpoint = together(world, lambda: open_checkpoint(path or ""))
+    if world.rank == 0:
+        checkpoint.warn(log)
     spec = checkpoint.spec
     if not spec.generates or spec.encoder is not None:
         raise ConfigError(f"--model-draft {path} has an encoder ({spec.family}): use a decoder")

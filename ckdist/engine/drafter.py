@@ -8,8 +8,10 @@ from ckdist.engine.sequence import Sequence
 
 # Tokens that agree before the draft, by the classes of `Acceptance`.
 CLASSES = 4, 8, 16, 32
-PRIORS = (0.5,) * (len(CLASSES) + 1)
-REST_TOKENS, REST_BELOW = 8, 0.4  # a drafter below this share of right tokens is asked every 8 tokens
+PRIORS = (0.4,) * (len(CLASSES) + 1)
+# (share of right tokens, tokens): a drafter below this share is asked every so many tokens.
+RESTS = (0.2, 16), (0.4, 8)
+SINGLE = 8  # more new tokens than that are added to the index together
 
 
 def class_of(agreed: int) -> int:
@@ -35,6 +37,7 @@ class Drafter:
         self._source: np.ndarray | None = None  # the text that is followed
         self._place = self._end = 0  # of its next token, and of the text
         self._agreed = 0  # tokens before that which agree
+        self._rest = 0  # new tokens before it is asked again
 
     def follow(self) -> bool:
         """Takes note of the sequence's new tokens and looks for a text to follow if there is none.
@@ -43,12 +46,14 @@ class Drafter:
         """
         sequence, index, last = self._sequence, self._index, self._last
         begin, length = index.length, sequence.length
-        if begin and length - begin < REST_TOKENS and self.acceptance.part(class_of(SIZES[-1])) < REST_BELOW:
+        if length - begin < self._rest:
             return False
-        if not begin:
+        if not begin or length - begin > SINGLE:
+            for token in sequence.tokens[begin : length - 1].tolist() if self._source is not None else ():
+                self._see(token)
             begin = max(0, length - 1)
             index.extend(begin)
-            last += sequence.tokens[max(0, begin - max(SIZES)) : begin].tolist()
+            last[:] = sequence.tokens[max(0, begin - max(SIZES)) : begin].tolist()
         found = 0, 0
         for token in sequence.tokens[begin:length].tolist():
             last.append(token)
@@ -57,6 +62,8 @@ class Drafter:
             self._see(token)
         if self._source is None and begin < length:
             self._search(last, *found)
+        part = self.acceptance.part(class_of(self._agreed if self._source is not None else SIZES[-1]))
+        self._rest = next((tokens for below, tokens in RESTS if part < below), 0)
         return True
 
     def _see(self, token: int) -> None:

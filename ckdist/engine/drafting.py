@@ -120,12 +120,11 @@ class Drafting:
 
     def _guess(self, chunk: SequenceChunk) -> Guess:
         """Tokens from earlier text."""
-        sequence = chunk.sequence
-        kind = self.kind_of(sequence)
-        if kind in ("off", "model"):
-            return [], []
-        drafter = sequence.drafter
+        sequence, drafter = chunk.sequence, chunk.sequence.drafter
         if drafter is None:
+            kind = self.kind_of(sequence)
+            if kind in ("off", "model"):
+                return [], []
             archive = None if kind == "ngram" else self._archive.find(sequence.tenant)
             drafter = sequence.drafter = Drafter(sequence, self._acceptance, archive)
         if not drafter.follow():
@@ -160,8 +159,8 @@ class Drafting:
 
     def _ask_model(self, model: "ModelDrafter", chunks: list[SequenceChunk], guesses: list[Guess]) -> float:
         """Replaces guesses by those of the draft model, if these are expected to gain more. Returns its seconds."""
-        if self._rest > 0:
-            self._rest -= 1
+        if self._rest > 0 or (self._by_gain and self.gain.is_due):
+            self._rest = max(0, self._rest - 1)
             return 0.0
         most = {n: self._most_of(chunk) for n, chunk in enumerate(chunks) if self._may_ask(model, chunk, guesses[n])}
         places = [place for place, tokens in most.items() if tokens]
@@ -247,7 +246,8 @@ class Drafting:
             self._without_model, self._retry = 0, 2 * self._retry
             model.costs = RowCosts()
             return False
-        return self._without_model > REFUSALS and self.gain.allows(count, model.costs.cost(places))
+        learns = model.drafted < LEARN_TOKENS
+        return (learns or self._without_model > REFUSALS) and self.gain.allows(count, model.costs.cost(places))
 
     @staticmethod
     def _within_blocks(chunk: SequenceChunk, drafts: list[int], pool: "BlockPool") -> list[int]:
@@ -267,6 +267,8 @@ class Drafting:
             keep: Takes each chunk with drafts, and how many of them were drawn.
             seconds: Measured time of the step.
         """
+        if self.model is None and not self._expected and self.gain.skips(len(chunks)):
+            return
         spent, self._spent = self._spent, 0.0
         drafted = accepted = 0
         for chunk in chunks:

@@ -23,7 +23,8 @@ FADES = 0.98  # weight of all earlier tokens against the last one: several are m
 LEAST_PART = 0.1  # a token is not drafted if it is right with a smaller probability
 BEHIND = 8  # tokens that a sequence may be ahead of the draft model, and read with its next draft
 RATE_MEMORY = 0.8  # weight of all earlier prompts in the seconds of a token
-READ_SHARE = 0.001  # of all measured seconds, for prompts
+READ_SHARE = 0.001  # of all measured seconds, for prompts; at most that part of READ_STEPS plain steps at once
+READ_STEPS = 200
 SAVED_SHARE = 0.5  # of the seconds that drafts save, for prompts
 MOST_CREDIT = 256  # plain steps
 
@@ -99,7 +100,8 @@ class ModelDrafter:
             plain: Seconds of a step without drafts.
         """
         most = max(self._credit, MOST_CREDIT * plain)
-        self._credit = min(self._credit + READ_SHARE * seconds + max(0.0, SAVED_SHARE * saved), most)
+        share = READ_SHARE * seconds if self._credit < READ_SHARE * READ_STEPS * plain else 0.0
+        self._credit = min(self._credit + share + max(0.0, SAVED_SHARE * saved), most)
 
     def see(self, sequence: Sequence) -> Follower | None:
         """The draft model's part of a sequence, which has seen its last tokens. None: it has no part yet."""
@@ -137,10 +139,10 @@ class ModelDrafter:
         A small part of all time, and a part of the time that drafts have saved, pay for that.
 
         Args:
-            is_free: It need not be paid for.
+            is_free: It need not be paid for, if nothing of this sequence was drafted yet.
         """
         follower = self._followers.get(sequence.id) or self._begin(sequence)
-        count = sequence.length - 1 - follower.end
+        count, is_free = sequence.length - 1 - follower.end, is_free and not follower.base
         if count < BEHIND or not (is_free or count * self._read_each <= self._credit):
             return False
         if not self._extend(follower, sequence):

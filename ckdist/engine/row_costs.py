@@ -3,6 +3,7 @@
 from bisect import bisect_left
 
 MEMORY = 0.8  # weight of all earlier steps of a width against the last one
+FALLS = 0.5  # the same if the last one was faster: other processes disturb steps, and nothing makes them faster
 OUTLIER = 2.0  # a step counts at most as this times the estimate
 FORGET_STEPS = 256  # after which a width that was not used is forgotten, so that it is tried again
 
@@ -49,6 +50,8 @@ class RowCosts:
     def most_cost(self, rows: int) -> float:
         """The cost of a width. One beyond the measured ones is taken to cost twice as much as they suggest."""
         widest = self._rows[-1]
+        if rows in self._once:
+            return self._once[rows]
         most = self.cost(rows)
         return most + max(0.0, most - self.cost(widest)) if rows > widest and len(self._rows) > 1 else most
 
@@ -57,7 +60,8 @@ class RowCosts:
         usual = min(seconds, OUTLIER * (self.cost(rows) or seconds))
         known = self._seconds.get(rows)
         if known is not None:
-            self._seconds[rows] = MEMORY * known + (1 - MEMORY) * usual
+            memory = MEMORY if usual > known else FALLS
+            self._seconds[rows] = memory * known + (1 - memory) * usual
         elif rows in self._once:
             self._seconds[rows] = min(seconds, self._once.pop(rows))
         else:

@@ -9,16 +9,23 @@ from dataclasses import replace
 
 from ckdist.models.blocks.norm import RowNorm
 from ckdist.models.decoder import EMBEDDING, block, final_norm, hidden, logits, table
-from ckdist.models.spec import ModelSpec
+from ckdist.models.spec import DenseFfn, ModelSpec
 from ckdist.models.state_mixers import GatedDeltaNet
 from ckdist.program.program import Value
 from ckdist.program.tracer import Tracer
 
 
 def predictor(spec: ModelSpec) -> ModelSpec:
-    """The layer as a model of its own. It is like the model's last layer with attention to positions of its own."""
+    """The layer as a model of its own. It is like the model's last layer with attention to positions of its own.
+
+    MiMo's has a window and a dense feed-forward (vLLM, mimo_v2_mtp.py).
+    """
     alone = lambda mixer: not isinstance(mixer, GatedDeltaNet) and not getattr(mixer, "shares_positions", False)
-    layer = next(layer for layer in reversed(spec.layers) if alone(layer.mixer))
+    layers = [layer for layer in reversed(spec.layers) if alone(layer.mixer)]
+    layer = layers[0]
+    if spec.family == "mimo_v2_flash":
+        layer = next((one for one in layers if getattr(one.mixer, "window", 0)), layer)
+        layer = replace(layer, ffn=next((one.ffn for one in layers if isinstance(one.ffn, DenseFfn)), layer.ffn))
     return replace(spec, layers=(layer,), predicts=True)
 
 

@@ -16,6 +16,7 @@ PARTS = {
     "enorm": "enorm", "hnorm": "hnorm", "eh_proj": "proj", "shared_head.norm": "norm", "shared_head.head": "head",
     "embed_tokens": "embedding", "shared_head_norm": "norm", "shared_head_head": "head",
     "pre_fc_norm_embedding": "enorm", "pre_fc_norm_hidden": "hnorm", "fc": "proj", "norm": "norm",
+    "final_layernorm": "norm",
 }  # fmt: skip
 RULES = {
     "predictor.enorm": "model.enorm",
@@ -36,6 +37,11 @@ def open_predictor(checkpoint: Checkpoint) -> Checkpoint:
         raise ConfigError(
             f"--spec mtp needs layers that predict tokens, and {where} has none: use --spec suffix, or --model-draft"
         )
+    if any(layer.mixer is None or layer.ffn is None for layer in checkpoint.spec.layers):
+        raise ConfigError(
+            f"--spec mtp: the layers of {where} that predict tokens ({spec.family}) are not supported: use --spec "
+            "suffix, or --model-draft"
+        )
     own = family(spec.family)
     names = (own.gguf_names if is_gguf else own.safetensors).but(RULES, (r"predictor\.proj\.weight", "alternating"))
     shapes = weight_shapes(spec)
@@ -43,9 +49,12 @@ def open_predictor(checkpoint: Checkpoint) -> Checkpoint:
     shared = {name: source for name, source in checkpoint.tensors.items() if name in (EMBEDDING, OUTPUT)}
     if spec.tie_embeddings and OUTPUT in found:
         spec = replace(spec, tie_embeddings=False)
-    return replace(
-        checkpoint, spec=spec, tensors=required(spec, {**shared, **found}, where, unread), notes=(), unread=()
-    )
+    second = len(checkpoint.spec.layers) + 1
+    further = re.compile(rf"(?:.+\.)?(?:(?:layers|blk)\.{second}|mtp\.layers\.[1-9]\d*)\..+")
+    unused = [one.name for one in checkpoint.unread if further.fullmatch(one.name)]
+    note = f"--spec mtp reads the first layer that predicts tokens: {len(unused)} tensors of others stay unused"
+    tensors = required(spec, {**shared, **found}, where, unread)
+    return replace(checkpoint, spec=spec, tensors=tensors, notes=(note,) * bool(unused), unread=())
 
 
 def _renamed(stored: Iterable[StoredWeights], layers: int, root: str) -> Iterable[StoredWeights]:
@@ -59,4 +68,5 @@ def _renamed(stored: Iterable[StoredWeights], layers: int, root: str) -> Iterabl
         part = PARTS.get(match[1].removesuffix(".weight"))
         is_pair = part == "proj" and len(one.shape) == 2
         shape = (2 * one.shape[0], one.shape[1] // 2) if is_pair else one.shape
-        yield replace(one, name=f"predictor.{part}.weight" if part else f"{root}.0.{match[1]}", shape=shape)
+        own = match[1].replace("pre_mlp_layernorm", "post_attention_layernorm")
+        yield replace(one, name=f"predictor.{part}.weight" if part else f"{root}.0.{own}", shape=shape)

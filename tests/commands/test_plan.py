@@ -11,6 +11,7 @@ from ckdist import native
 from ckdist.cli.main import main
 from ckdist.engine.load_model import BUNDLED
 from ckdist.plan.machine_spec import machine_named
+from tests.unit.test_predict import MIXTURE
 
 
 def plan(*words, capsys=None):
@@ -108,6 +109,18 @@ def test_json_has_every_way(capsys):
         assert way["decode"]["bound"] in way["decode"]["parts"]
 
 
+def test_drafts_are_priced_by_layout(tmp_path, capsys):
+    (tmp_path / "config.json").write_text(json.dumps(MIXTURE | {"num_nextn_predict_layers": 1}))
+    asked = ("-m", str(tmp_path), "--type", "Q4_K", "--machine", "desktop", "--hosts", "2", "--acceptance", "0.95")
+    found = json.loads(plan(*asked, "--spec", "mtp", "--json", capsys=capsys)[1])["ways"]
+    ways = {way["name"]: way["drafts"] for way in found}
+    assert (ways["stages"]["drafted"], ways["stages"]["gain"]) == (0, 1)  # the layer has no stages
+    text = plan(*asked, "--spec", "ngram", capsys=capsys)[1]
+    rows = [line.split() for line in text.splitlines() if line.startswith("--spec ngram")]
+    assert {row[2] for row in rows} == ways.keys() and all(float(row[-2]) > ways[row[2]]["gain"] for row in rows)
+    assert max(map(len, text.splitlines())) <= 80 and "95% are right" in text
+
+
 def test_a_folder_without_weights_and_its_picture(tmp_path, capsys):
     pytest.importorskip("matplotlib")
     (tmp_path / "config.json").write_bytes((BUNDLED / "config.json").read_bytes())
@@ -159,6 +172,9 @@ def test_a_training_is_planned(method, capsys):
         (["--type", "Q9"], "--type Q9 is not known"),
         (["--machine", "desktop", "--machine", "epyc-9755", "--train", "full"], "--train is for one --machine"),
         (["--objective", "cheap"], "--objective"),
+        (["--spec", "mtp"], "qwen3-0.6b.json names none: use --spec suffix"),
+        (["--spec", "model"], "--spec model and --model-draft MODEL need each other"),
+        (["--spec", "eagle"], "--spec eagle is not supported"),
         (["--plot", "plan.doc"], "a picture's file must end with .svg"),
         (["--hosts", "4096", "--machine", "xeon-6980p"], "a plan has from 1 to"),
     ],

@@ -16,7 +16,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
-from tests.support.predictors import QWEN, read, with_predictor
+from tests.support.predictors import MIMO, QWEN, read, with_predictor
 
 GOLDEN = Path(__file__).parent
 ROWS = 16  # the last ones are kept
@@ -35,7 +35,7 @@ def stacked(tensors: dict[str, torch.Tensor], layer: int) -> dict[str, torch.Ten
 
 def main() -> None:
     (GOLDEN / "predictors").mkdir(exist_ok=True)
-    for family in ("deepseek_v3", "glm4moe", "qwen3next"):
+    for family in sys.argv[1:] or ("deepseek_v3", "glm4moe", "qwen3next", "mimo_v2_flash"):
         with tempfile.TemporaryDirectory() as temporary, torch.no_grad():
             folder = with_predictor(GOLDEN / family, Path(temporary))
             config = AutoConfig.from_pretrained(GOLDEN / family)
@@ -44,9 +44,10 @@ def main() -> None:
             hidden = model.model(ids).last_hidden_state
             own = {n: torch.from_numpy(t.copy()) for n, t in read(folder / "model.safetensors").items()}
             is_qwen, count = "qwen" in config.model_type, config.num_hidden_layers
-            get = lambda name: (
-                own[f"mtp.{QWEN[name]}.weight" if is_qwen else f"model.layers.{count}.{name}.weight"] + 0.0
-            )
+            is_mimo = family == "mimo_v2_flash"
+            root = "mtp" if is_qwen else "model.mtp.layers.0" if is_mimo else f"model.layers.{count}"
+            names = QWEN if is_qwen else MIMO if is_mimo else {}
+            get = lambda name: own[f"{root}.{names.get(name, name)}.weight"] + 0.0
             plus, eps = float(is_qwen), config.rms_norm_eps
             parts = [
                 normed(model.model.embed_tokens(ids[:, 1:]), get("enorm") + plus, eps),
@@ -58,10 +59,16 @@ def main() -> None:
             if is_qwen:
                 single.layer_types = ["full_attention"]
             else:
-                single.mlp_layer_types = ["sparse"]
+                single.mlp_layer_types = ["dense" if is_mimo else "sparse"]
+            if is_mimo:
+                single.layer_types = ["sliding_attention"]
             layer = AutoModelForCausalLM.from_config(single, dtype=torch.float32).eval()
             state = layer.state_dict()
             whole = stacked(model.state_dict(), count - 1)
+            if is_mimo:  # the attention of the sliding layer, and the feed-forward of the dense one
+                whole = stacked(model.state_dict(), 0) | {
+                    n: t for n, t in stacked(model.state_dict(), 1).items() if ".mlp." not in n
+                }
             missing = [n for n in state if n.startswith("model.layers.0.") and n not in whole]
             assert not missing, missing
             state |= whole | {"lm_head.weight": model.lm_head.weight, "model.norm.weight": get("shared_head.norm")}

@@ -12,15 +12,17 @@ from ckdist.comm.world import SingleWorld
 from ckdist.config.engine_config import EngineConfig
 from ckdist.engine.drafting import Drafting
 from ckdist.engine.engine import Engine
-from ckdist.engine.load_model import load_model
+from ckdist.engine.grammars import Grammars
+from ckdist.engine.load_model import BUNDLED, load_model
 from ckdist.engine.model_drafter import ModelDrafter
 from ckdist.engine.sampler import Sampler
 from ckdist.engine.sampling_params import SamplingParams
+from ckdist.tokens.tokenizer_source import tokenizer_of
 from tests.support.levels import each
 from tests.support.paths import GOLDEN
 from tests.support.situations import driven
 from tests.support.thread_ranks import run_threads
-from tests.unit.test_drafts import answers, spoilt
+from tests.unit.test_drafts import GRAMMARS, answers, spoilt
 
 SAMPLING = (
     {"temperature": 0.0},
@@ -44,6 +46,7 @@ CASES = {
     "gemma3, 2 ranks": ("gemma3", 2, 1, {}),
     "qwen3moe": ("qwen3moe", 1, 1, {"threads": 2}),
     "mixtral, 3 ranks": ("mixtral", 3, 1, {}),
+    "gemma4, crowded": ("gemma4", 1, 1, {"threads": 2, "kv_memory": 72 << 10}),
     "gptoss, 2 stages": ("gptoss", 2, 2, {}),
     "deepseek_v3": ("deepseek_v3", 1, 1, {"threads": 2}),
     "deepseek_v2, 2 stages": ("deepseek_v2", 2, 2, {}),
@@ -55,7 +58,12 @@ CASES = {
     "glm_moe_dsa, 2 stages": ("glm_moe_dsa", 2, 2, {}),
     "kimi_linear, 2 ranks": ("kimi_linear", 2, 1, {}),
     "qwen35moe, 2 stages": ("qwen35moe", 2, 2, {}),
-    "granite4h, 2 ranks": ("granite4h", 2, 1, {}),
+    "granite4h, 2 ranks, crowded": (
+        "granite4h",
+        2,
+        1,
+        {"cache_type_k": "f32", "cache_type_v": "f32", "kv_memory": 64 << 10},
+    ),
     "falcon_h1, 2 stages": ("falcon_h1", 2, 2, {}),
     "lfm2": ("lfm2", 1, 1, {"threads": 2}),
 }
@@ -116,6 +124,27 @@ def test_no_bit_differs_with_drafts(case):
         rank(SingleWorld())
     else:
         run_threads(ranks, rank)
+
+
+def test_no_bit_differs_with_grammars_and_calls_of_tools():
+    settings = {"threads": 2, "ctx_size": 256, "parallel": 4, "pipeline_parallel_size": 1}
+    model = load_model(EngineConfig(**settings), SingleWorld())
+    executable, tokenizer = model.executable, tokenizer_of(BUNDLED)
+    grammars = Grammars(tokenizer, vocab := executable.vocab_size)
+    asked = [
+        (tokenizer.encode(text), SamplingParams(60, seed=seed, grammar=grammar, logprobs=0, temperature=float(seed)))
+        for text, grammar in zip(("The answer is", "Weather"), GRAMMARS, strict=True)
+        for seed in (0, 1)
+    ]
+    make = lambda sampler, drafting: Engine(
+        executable, sampler, tokenizer.eos_token_ids, grammars=grammars, make_drafting=lambda: drafting
+    )
+    plain, drafted = Recorded(vocab), Recorded(vocab)
+    expected = answers(make(plain, None), asked)
+    drafting = spoilt([tokens for tokens, _, _ in expected], random.Random(1), vocab)
+    assert answers(make(drafted, drafting), asked) == expected
+    assert drafted.drawn == plain.drawn and drafting.gain.drafted > drafting.gain.accepted > 20
+    model.executable.close()
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

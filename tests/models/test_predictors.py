@@ -1,5 +1,7 @@
 """Layers that predict the token after the next one: their logits, and drafts that change no bit."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -18,6 +20,7 @@ from ckdist.weights.dtypes import F32
 from ckdist.weights.gguf import read_gguf
 from ckdist.weights.gguf_writer import GgufTensorToWrite, write_gguf
 from ckdist.weights.predictor_weights import open_predictor
+from ckdist.weights.stored_weights import StoredWeights
 from tests.models.test_drafted_bits import Recorded, requests
 from tests.support.paths import GOLDEN
 from tests.support.predictors import own_weights, read, with_predictor
@@ -45,7 +48,7 @@ def on_ranks(folder, ranks: int, body, **settings) -> None:
         run_threads(ranks, rank)
 
 
-@pytest.mark.parametrize("family, ranks", [("deepseek_v3", 1), ("glm4moe", 2), ("qwen3next", 1)])
+@pytest.mark.parametrize("family, ranks", [("deepseek_v3", 1), ("glm4moe", 2), ("qwen3next", 1), ("mimo_v2_flash", 2)])
 def test_logits_are_those_of_transformers(family, ranks, tmp_path):
     golden, ids = np.load(GOLDEN / "predictors" / f"{family}.npy"), np.load(GOLDEN / family / "ids.npy")
     blocks = -(-len(ids) // BLOCK_TOKENS)
@@ -105,7 +108,7 @@ def test_the_layer_of_a_gguf_file_is_that_of_the_folder(tmp_path):
     assert np.abs(near).max() < 0.02
 
 
-@pytest.mark.parametrize("family, ranks", [("deepseek_v3", 1), ("qwen3next", 1), ("glm4moe", 3)])
+@pytest.mark.parametrize("family, ranks", [("deepseek_v3", 1), ("qwen3next", 1), ("glm4moe", 3), ("mimo_v2_flash", 1)])
 def test_no_bit_differs_with_such_a_layer(family, ranks, tmp_path):
     def body(model):
         own, executable = model.draft.executable, model.executable
@@ -129,3 +132,15 @@ def test_no_bit_differs_with_such_a_layer(family, ranks, tmp_path):
 def test_a_model_without_such_a_layer_is_refused():
     with pytest.raises(ConfigError, match=r"--spec mtp needs layers that predict tokens, and .*llama3 has none"):
         load_model(EngineConfig(model=str(GOLDEN / "llama3"), **SETTINGS, threads=1), SingleWorld())
+
+
+def test_layers_that_this_cannot_read_are_refused_and_further_ones_are_named(tmp_path):
+    nemotron = open_checkpoint(GOLDEN / "nemotron_h_moe")
+    proj = StoredWeights("mtp.layers.0.eh_proj.weight", F32.number, (64, 128), nemotron.path, 0)
+    with pytest.raises(ConfigError, match=r"layers of .*nemotron_h_moe that predict tokens .* are not supported"):
+        open_predictor(replace(nemotron, unread=(proj,)))
+    mimo = open_checkpoint(with_predictor(GOLDEN / "mimo_v2_flash", tmp_path))
+    second = replace(mimo.unread[0], name="model.mtp.layers.1.enorm.weight")
+    assert not open_predictor(mimo).notes
+    (note,) = open_predictor(replace(mimo, unread=(*mimo.unread, second))).notes
+    assert note == "--spec mtp reads the first layer that predicts tokens: 1 tensors of others stay unused"

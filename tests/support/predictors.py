@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+MIMO = {"shared_head.norm": "final_layernorm", "post_attention_layernorm.weight": "pre_mlp_layernorm.weight"}
 QWEN = {"enorm": "pre_fc_norm_embedding", "hnorm": "pre_fc_norm_hidden", "eh_proj": "fc", "shared_head.norm": "norm"}
 HEADER = 8
 
@@ -50,10 +51,16 @@ def with_predictor(golden: Path, folder: Path, follows: bool = False) -> Path:
     """
     config = json.loads((golden / "config.json").read_text())
     layers, hidden, is_qwen = config["num_hidden_layers"], config["hidden_size"], "qwen" in config["model_type"]
+    is_mimo = "mimo" in config["model_type"]
     tensors, zero = read(golden / "model.safetensors"), -float(is_qwen)
-    root = f"model.layers.{layers}." if not is_qwen else "mtp.layers.0."
+    root = "model.mtp.layers.0." if is_mimo else "mtp.layers.0." if is_qwen else f"model.layers.{layers}."
+    names = MIMO if is_mimo else {}
     last = {n: t for n, t in tensors.items() if n.startswith(f"model.layers.{layers - 1}.")}
-    tensors |= {f"{root}{name.split('.', 3)[3]}": values for name, values in last.items()}
+    if is_mimo:  # the attention of its sliding layer, and the feed-forward of its dense layer
+        last = {n: t for n, t in tensors.items() if n.startswith("model.layers.1.") and ".mlp." not in n}
+        last |= {n: t for n, t in tensors.items() if n.startswith("model.layers.0.mlp.")}
+    parts = {name.split(".", 3)[3]: values for name, values in last.items()}
+    tensors |= {f"{root}{names.get(name, name)}": values for name, values in parts.items()}
     own = own_weights(hidden, zero)
     if follows:
         adds = re.compile(r".*\.(o_proj|out_proj|down_proj)\.weight")
@@ -62,7 +69,7 @@ def with_predictor(golden: Path, folder: Path, follows: bool = False) -> Path:
         own |= {name: np.full(hidden, 1 + zero, np.float32) for name in ("enorm", "hnorm")}
         own["shared_head.norm"] = tensors["model.norm.weight"]
     for name, values in own.items():
-        tensors[f"mtp.{QWEN[name]}.weight" if is_qwen else f"{root}{name}.weight"] = values
+        tensors[f"mtp.{QWEN[name]}.weight" if is_qwen else f"{root}{names.get(name, name)}.weight"] = values
     config["num_nextn_predict_layers"] = 1
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))

@@ -106,16 +106,13 @@ def test_right_drafts_save_steps_and_are_cached_like_other_tokens(slots):
 
 CITY = {"type": "object", "properties": {"city": {"type": "string", "maxLength": 12}}, "required": ["city"]}
 CALLS = ToolGrammar(HERMES, quoted).lark({"get_weather": CITY}, True, None)
-
-
-@pytest.mark.parametrize(
-    "grammar",
-    [
-        '%llguidance {}\nstart: "The answer is " /[a-z]{30}/ ", or perhaps " /[0-9 ]{9}/ "."',
-        f"%llguidance {{}}\n{CALLS}",
-    ],
-    ids=["text", "calls of tools"],
+GRAMMARS = (
+    '%llguidance {}\nstart: "The answer is " /[a-z]{30}/ ", or perhaps " /[0-9 ]{9}/ "."',
+    f"%llguidance {{}}\n{CALLS}",
 )
+
+
+@pytest.mark.parametrize("grammar", GRAMMARS, ids=["text", "calls of tools"])
 def test_grammars_prune_drafts_and_their_forced_tokens_stay(grammar):
     tokenizer = tokenizer_of(BUNDLED)
     vocab = tokenizer.vocab_size

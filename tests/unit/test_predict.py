@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from ckdist.errors import ConfigError
 from ckdist.layouts.rough_cost import experts_hit
 from ckdist.plan.cluster import Cluster
+from ckdist.plan.draft_speed import drafted
 from ckdist.plan.machine_spec import MachineSpec
 from ckdist.plan.predict import PredictedStepCost, Predictor, Way, ways_for
 from ckdist.plan.step_cost import StepTotals
@@ -123,6 +124,17 @@ def test_a_way_that_cannot_be_is_refused():
         predictor(hosts=8, way=Way("stages", stages=8))
     with pytest.raises(ConfigError, match="a plan has from 1 to"):
         Cluster(MACHINE, 0)
+
+
+def test_drafts_are_priced_by_their_rows_and_the_drafter():
+    p, draft = predictor(), describe_config(DENSE | {"num_hidden_layers": 1}, "config.json", "Q4_K")
+    one, step = p.seconds(StepShape.decode(1, 100)), lambda rows: p.seconds(StepShape((Chunks(1, rows, 100),), rows))
+    own = predictor(DENSE | {"num_hidden_layers": 1}).seconds(StepShape.decode(1, 100))
+    for drafter, each in ((None, 0.0), (draft, own)):
+        speeds = [sum(0.9**n for n in range(k + 1)) / (step(1 + k) + k * each) for k in range(9)]
+        count, rate = drafted(p, drafter, 0.9, 8, 1, 100)
+        assert speeds[count] == max(speeds) == pytest.approx(rate.tokens) and rate.tokens > 1 / one
+    assert drafted(p, None, 0.0, 8, 1, 100)[0] == drafted(p, None, 0.9, 8, 17, 100)[0] == 0
 
 
 def test_a_step_of_a_simulation_is_priced():
