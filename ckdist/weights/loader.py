@@ -156,6 +156,7 @@ class ShardLoader:
             "rows": scales.shape[0], "cols": scales.shape[1], "first_row": scales.first_row,
             "files": files, "offsets": offsets,
             "zero_files": zero_files if scales.zeros else None, "zero_offsets": zero_offsets,
+            "zero_added": scales.zero_added,
         }  # fmt: skip
 
     @property

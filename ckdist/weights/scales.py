@@ -36,7 +36,9 @@ E4M3_VALUES = _e4m3_values()
 class Scales:
     """The scales of a matrix, or of each matrix of a stack: one per `rows_each` rows and `cols_each` columns."""
 
-    codes: str  # bytes: one for each column; nibbles: two columns in a byte, the first in its low half
+    # bytes: one for each column; nibbles: two columns in a byte, the first in its low half; column_words, row_words:
+    # words of 32 bits across rows (`across.py`)
+    codes: str
     form: str  # f32, f16, bf16, or exponent: a byte for 2 ** (byte - 127)
     rows_each: int
     cols_each: int
@@ -45,6 +47,16 @@ class Scales:
     # Zero points of each matrix: 4 bits per scale, eight rows in an int32. Empty: 4-bit codes have the zero point 8.
     zeros: tuple[Place, ...] = ()
     first_row: int = 0  # row at which the matrix begins, if several matrices share a tensor of scales
+    zero_added: int = 0  # added to each 32 bits of zero points
+
+    @property
+    def is_across(self) -> bool:
+        """Whether words of codes and zero points lie across rows, and scales are stored as (groups, rows)."""
+        return self.codes in ("column_words", "row_words")
+
+    def row_step(self, columns: int) -> int:
+        """Bytes from a row to the next; 0 if codes lie across rows, so that the matrix has the tensor's offset."""
+        return 0 if self.is_across else self.code_bytes(columns)
 
     def code_bytes(self, elements: int) -> int:
         """Bytes of `elements` codes."""
@@ -65,15 +77,22 @@ class Scales:
         found = [(self.places[matrix], self.matrix_bytes)]
         return [*found, (self.zeros[matrix], self.zero_bytes)] if self.zeros else found
 
-    def values(self, codes: np.ndarray, type_number: int, matrix: int, rows: tuple[int, int], read: Read) -> np.ndarray:
-        """The float32 values (rows, cols) of rows [begin, end) of a matrix. `codes` is uint8 (rows, bytes)."""
+    def values(
+        self, place: Place, type_number: int, matrix: int, rows: tuple[int, int], columns: int, read: Read
+    ) -> np.ndarray:
+        """The float32 values (rows, columns) of rows [begin, end) of a matrix whose codes begin at `place`."""
         begin, end = rows
-        of_rows = (self.first_row + np.arange(begin, end)) // self.rows_each
+        at = self.first_row + np.arange(begin, end)
+        if self.is_across:
+            from ckdist.weights.across import across_values
+
+            return across_values(self, place, matrix, at, columns, read)
+        of_rows = at // self.rows_each
         first, last = int(of_rows[0]), int(of_rows[-1]) + 1
         row_bytes = self.shape[1] * _ITEM_BYTES[self.form]
         path, offset = self.places[matrix]
         stored = read((path, offset + first * row_bytes), (last - first) * row_bytes)
-        scales = self._scales(stored)[of_rows - first]  # (rows, groups)
+        scales = self.floats(stored).reshape(-1, self.shape[1])[of_rows - first]  # (rows, groups)
         zeros = np.full(scales.shape, SYMMETRIC, np.int32)
         if self.zeros:
             path, offset = self.zeros[matrix]
@@ -81,6 +100,9 @@ class Scales:
             words = read((path, offset + first * word_bytes), (last - first) * word_bytes)
             words = words.view("<u4").reshape(-1, self.shape[1])[of_rows // 8 - first]
             zeros = (words >> (4 * (of_rows % 8)).astype(np.uint32)[:, None] & 15).astype(np.int32)
+        path, offset = place
+        row_bytes = self.code_bytes(columns)
+        codes = read((path, offset + begin * row_bytes), (end - begin) * row_bytes).reshape(end - begin, row_bytes)
         if self.codes == "bytes":
             plain = E4M3_VALUES[codes]
         else:
@@ -92,17 +114,15 @@ class Scales:
         with np.errstate(over="ignore"):  # a damaged scale may overflow to inf
             return scales[:, groups] * plain
 
-    def _scales(self, data: np.ndarray) -> np.ndarray:
-        """Converts the bytes of scales to float32 (rows, groups)."""
+    def floats(self, data: np.ndarray) -> np.ndarray:
+        """Converts the bytes of scales to float32."""
         if self.form == "f32":
-            values = data.view("<f4")
-        elif self.form == "f16":
-            values = data.view("<f2").astype(np.float32)
-        elif self.form == "bf16":
-            values = (data.view("<u2").astype(np.uint32) << 16).view(np.float32)
-        else:
-            values = np.ldexp(np.float32(1), data.astype(np.int32) - 127)
-        return values.reshape(-1, self.shape[1])
+            return data.view("<f4")
+        if self.form == "f16":
+            return data.view("<f2").astype(np.float32)
+        if self.form == "bf16":
+            return (data.view("<u2").astype(np.uint32) << 16).view(np.float32)
+        return np.ldexp(np.float32(1), data.astype(np.int32) - 127)
 
 
 FP4_VALUES = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)  # E2M1

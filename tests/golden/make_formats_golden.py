@@ -1,14 +1,19 @@
 """Makes tests/golden/formats: a small matrix in each quantised form of safetensors, and its values in float32 by torch,
-compressed-tensors and transformers.
+compressed-tensors, transformers and AutoAWQ.
 
-    pip install torch transformers compressed-tensors && python tests/golden/make_formats_golden.py
+    pip install torch transformers compressed-tensors && pip download --no-deps --no-binary :all: autoawq==0.2.9
+    python tests/golden/make_formats_golden.py autoawq-0.2.9/awq/utils/packing_utils.py
+
+GPTQ's values are by its published formula, scale * (code - zero point), written here with torch.
 
 FORMAT.safetensors holds the tensors as a model has them, `linear.weight…` or `linear_blocks`; values.json the SHA-256
 of the float32 that they mean, (rows, cols) or (matrices, rows, cols), with zeros that have no sign.
 """
 
 import hashlib
+import importlib.util
 import json
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -71,6 +76,48 @@ def float8(rng: torch.Generator, strategy: str, dtype: torch.dtype) -> tuple[dic
     return state | {"weight_scale": scale.to(dtype)}, values
 
 
+ACROSS = {  # group (None: a row), symmetric, added to zero points as they are stored
+    "gptq-32": (32, True, -1),
+    "gptq-128": (128, False, 0),
+    "gptq-row": (None, False, -1),
+}
+SHIFTS = torch.arange(0, 32, 4)
+
+
+def words(nibbles: torch.Tensor) -> torch.Tensor:
+    """int32 (..., n / 8) of codes (..., n), the first in the lowest bits."""
+    whole = (nibbles.long().unflatten(-1, (-1, 8)) << SHIFTS).sum(-1)
+    return whole.where(whole < 1 << 31, whole - (1 << 32)).int()
+
+
+def gptq(rng: torch.Generator, group: int | None, symmetric: bool, added: int) -> tuple[dict, torch.Tensor]:
+    """The tensors of GPTQ and their values. Columns of a last group may be missing."""
+    rows, cols = 40, COLS
+    order = torch.arange(cols) // (group or cols)
+    codes = torch.randint(0, 16, (cols, rows), generator=rng)
+    zeros = torch.randint(1, 16, (int(order[-1]) + 1, rows), generator=rng)
+    zeros = torch.full_like(zeros, 8) if symmetric else zeros
+    scales = (torch.rand(zeros.shape, generator=rng) * 0.01 + 0.001).half()
+    tensors = {"qweight": words(codes.T).T, "qzeros": words(zeros + added), "scales": scales, "g_idx": order.int()}
+    shift = SHIFTS.int()
+    stored = tensors["qweight"].unsqueeze(1) >> shift[None, :, None] & 15  # (cols / 8, 8, rows)
+    points = (tensors["qzeros"].unsqueeze(-1) >> shift & 15).flatten(1) - added
+    return tensors, (scales[order].float() * (stored.flatten(0, 1) - points[order]).float()).T
+
+
+def awq(rng: torch.Generator, group: int, path: str) -> tuple[dict, torch.Tensor]:
+    """The tensors of AWQ in its order "gemm", and their values by AutoAWQ's packing_utils.py at `path`."""
+    spec = importlib.util.spec_from_file_location("packing_utils", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    rows, cols = 40, 384
+    any_word = lambda *shape: torch.randint(-(1 << 31), 1 << 31, shape, generator=rng).int()
+    tensors = {"qweight": any_word(cols, rows // 8), "qzeros": any_word(cols // group, rows // 8)}
+    tensors["scales"] = (torch.rand((cols // group, rows), generator=rng) * 0.01 + 0.001).half()
+    values = module.dequantize_gemm(tensors["qweight"], tensors["qzeros"], tensors["scales"].float(), 4, group)
+    return tensors, values.T
+
+
 def write(name: str, state: dict, values: torch.Tensor, prefix: str = "linear.") -> None:
     """One format's file, and what it means."""
     save_file({prefix + key: value.contiguous() for key, value in state.items()}, OUT / f"{name}.safetensors")
@@ -92,6 +139,10 @@ def main() -> None:
     scales[0, 0] = torch.tensor([0, 1, 2, 254, 127], dtype=torch.uint8)  # of which two are subnormal numbers
     values = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32).transpose(1, 2)  # to (matrices, out, in)
     write("mxfp4", {"linear_blocks": blocks, "linear_scales": scales}, values, "")
+    for name, (group, symmetric, added) in ACROSS.items():
+        write(name, *gptq(rng, group, symmetric, added))
+    for group in (32, 128):
+        write(f"awq-{group}", *awq(rng, group, sys.argv[1]))
     (OUT / "values.json").write_text(json.dumps(VALUES, indent=1) + "\n")
 
 

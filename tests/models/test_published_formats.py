@@ -47,6 +47,10 @@ FILES = sorted((GOLDEN / "formats").glob("*.safetensors"))
 METHODS = {
     **dict.fromkeys(("fp8-block", "fp8-matrix", "fp8-row"), FORMS["fp8-block"]),
     **{f"int4-{size}": packed(group_size=size) for size in (32, 128)},
+    "gptq-32": FORMS["gptq-32"],
+    "gptq-128": FORMS["gptq-32"] | {"group_size": 128, "sym": False, "checkpoint_format": "gptq_v2"},
+    "gptq-row": FORMS["gptq-32"] | {"group_size": -1, "sym": False},
+    **{f"awq-{size}": FORMS["awq-32-zero"] | {"group_size": size} for size in (32, 128)},
     "int4-row": packed(strategy="channel"),
     "mxfp4": {"quant_method": "mxfp4"},
 }
@@ -110,6 +114,9 @@ def test_a_quantised_model_has_the_logits_of_its_values(tmp_path, form, config):
     np.testing.assert_array_equal(ours, logits(tmp_path / "quantised", repack="off"))
     requantised = logits(tmp_path / "quantised", quantize="q8_0")
     assert np.sqrt(np.mean((requantised - plain) ** 2)) < 0.05 * np.sqrt(np.mean(plain**2))
+    for ranks in () if form.startswith(("fp8", "int4")) else (2, 3):
+        shared = run_threads(ranks, lambda world: logits(tmp_path / "quantised", world))[0]
+        assert np.sqrt(np.mean((shared - ours) ** 2)) < 0.01 * np.sqrt(np.mean(ours**2))
 
 
 @pytest.mark.parametrize("form", ["fp8-block", "int4-32"])
@@ -162,6 +169,7 @@ def edited(tensors: dict, name: str, dtype=None, shape=None, data=None) -> None:
 
 
 Q = "model.layers.0.self_attn.q_proj.weight"
+G = Q.removesuffix("weight")
 NAN = b"\xff\xff"
 
 
@@ -186,6 +194,15 @@ NAN = b"\xff\xff"
         ("int4-32", lambda t: edited(t, Q + "_scale", data=NAN * 2048), "no finite number"),
         ("int4-32-zero", lambda t: edited(t, Q + "_zero_point", shape=(8, 32)), "needs"),
         ("int4-32", lambda t: t.update({Q + "_g_idx": ("I32", (256,), bytes(1024))}), "order of its own"),
+        ("gptq-32", lambda t: t.pop(G + "qzeros"), "has no"),
+        ("gptq-32", lambda t: t.pop(G + "qweight"), "whose others are missing"),
+        ("gptq-32", lambda t: edited(t, G + "g_idx", data=np.arange(256, dtype="<i4")[::-1].tobytes()), "desc_act"),
+        ("gptq-32", lambda t: edited(t, G + "g_idx", shape=(16, 16)), "must be (256,)"),
+        ("gptq-32", lambda t: edited(t, G + "scales", shape=(256, 8)), "needs (256 / group, 256)"),
+        ("gptq-32", lambda t: edited(t, G + "qweight", shape=(8192,)), "it must be I32"),
+        ("gptq-32", lambda t: edited(t, G + "qzeros", data=b"\x77" * 1023 + b"\x87"), "does not keep"),
+        ("awq-32-zero", lambda t: edited(t, G + "scales", data=b"\x00\x7c" * 2048), "no finite number"),
+        ("awq-32-zero", lambda t: edited(t, G + "qzeros", shape=(32, 8)), "needs (8, 32)"),
     ],
 )
 def test_parts_that_lie_are_named_in_one_line(tmp_path, form, edit, message):
@@ -203,7 +220,10 @@ def test_parts_that_lie_are_named_in_one_line(tmp_path, form, edit, message):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"quant_method": "gptq"}, "which is not read"),
+        ({"quant_method": "aqlm"}, "which is not read"),
+        (FORMS["gptq-32"] | {"bits": 8}, "bits is '8'"),
+        (FORMS["gptq-32"] | {"checkpoint_format": "marlin"}, "of gptq in form 'marlin'"),
+        (FORMS["awq-32-zero"] | {"version": "gemv"}, "of awq in form 'gemv'"),
         ({"quant_method": "fp8", "activation_scheme": "static"}, "activation_scheme"),
         ({"quant_method": "fp8", "fmt": "e5m2"}, "fmt"),
         ({"quant_method": "fp8", "weight_block_size": [128, 96]}, "multiples of 128"),
@@ -231,6 +251,8 @@ def test_what_is_not_read_is_refused_in_one_line(tmp_path, change, message):
         ("int4-32", packed(strategy="channel"), "has scales of 32 columns, but group_size is None"),
         ("int4-32", packed(group_size=[32]), r"but group_size is [32]"),
         ("int4-row-zero", packed(group_size=32), "has scales of 256 columns, but group_size is 32"),
+        ("gptq-32", FORMS["gptq-32"] | {"group_size": 64}, "has 8 groups of 256 columns, but group_size is 64"),
+        ("awq-32-zero", FORMS["awq-32-zero"] | {"group_size": "x"}, "has 8 groups of 256 columns, but group_size is x"),
         ("fp8-block", FORMS["fp8-block"] | {"weight_block_size": [64, 128]}, "needs (4, 2) of blocks of (64, 128)"),
     ],
 )

@@ -37,6 +37,8 @@ FORMS = {
     "int4-32": packed(group_size=32),
     "int4-32-zero": packed(group_size=32, symmetric=False),
     "int4-row-zero": packed(strategy="channel", symmetric=False),
+    "gptq-32": {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False, "sym": True},
+    "awq-32-zero": {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm", "zero_point": True},
 }
 
 Tensor = tuple[str, tuple[int, ...], bytes]  # dtype, shape, and what the file holds
@@ -95,6 +97,10 @@ def quantised(form: str, name: str, weight: np.ndarray) -> tuple[dict[str, Tenso
     words = lambda nibbles: (nibbles.reshape(*nibbles.shape[:-1], -1, 8) << np.arange(0, 32, 4, dtype=np.uint32)).sum(
         -1
     )
+    values = scales[..., None] * (codes.reshape(groups.shape).astype(np.float32) - zeros[..., None].astype(np.float32))
+    values = values.reshape(rows, cols).astype(np.float32)
+    if not form.startswith("int4"):
+        return _across(form, name, words, codes, scales, zeros.astype(np.uint32)), values
     tensors = {
         name + "_packed": ("I32", (rows, cols // 8), words(codes).astype("<u4").tobytes()),
         name + "_scale": stored_bf16(scales),
@@ -104,8 +110,23 @@ def quantised(form: str, name: str, weight: np.ndarray) -> tuple[dict[str, Tenso
         columns = np.pad(zeros, ((0, -rows % 8), (0, 0))).T.astype(np.uint32)  # (groups, rows)
         packed = words(columns).T.astype("<u4")
         tensors[name + "_zero_point"] = ("I32", packed.shape, np.ascontiguousarray(packed).tobytes())
-    values = scales[..., None] * (codes.reshape(groups.shape).astype(np.float32) - zeros[..., None].astype(np.float32))
-    return tensors, values.reshape(rows, cols).astype(np.float32)
+    return tensors, values
+
+
+def _across(form: str, name: str, words, codes, scales: np.ndarray, zeros: np.ndarray) -> dict[str, Tensor]:
+    """The tensors of a matrix of GPTQ's first format or of AWQ. `codes` (rows, cols), `zeros` (rows, groups)."""
+    stem, cols = name.removesuffix("weight"), codes.shape[1]
+    order = lambda rows: rows.reshape(*rows.shape[:-1], -1, 8)[..., [0, 2, 4, 6, 1, 3, 5, 7]].reshape(rows.shape)
+    if form.startswith("awq"):
+        packed, points = words(order(codes.T)), words(order(zeros.T))
+    else:
+        packed, points = words(codes).T, words(zeros.T - 1)
+    bytes_of = lambda array: ("I32", array.shape, np.ascontiguousarray(array.astype("<u4")).tobytes())
+    tensors = {stem + "qweight": bytes_of(packed), stem + "qzeros": bytes_of(points)}
+    tensors[stem + "scales"] = "F16", scales.T.shape, np.ascontiguousarray(scales.T).astype("<f2").tobytes()
+    if form.startswith("gptq"):
+        tensors[stem + "g_idx"] = bytes_of(np.arange(cols) // (cols // scales.shape[1]))
+    return tensors
 
 
 def write_published(folder, form: str, config: dict = CONFIG) -> None:

@@ -29,7 +29,13 @@ struct ckdist_head_part {
 };
 
 /* The layout of scales in separate tensors. */
-enum ckdist_codes { ckdist_codes_whole, ckdist_codes_bytes, ckdist_codes_nibbles };
+enum ckdist_codes {
+  ckdist_codes_whole,
+  ckdist_codes_bytes,
+  ckdist_codes_nibbles,
+  ckdist_codes_column_words, /* words of eight columns of a row, [columns / 8][rows]; scales are transposed as well */
+  ckdist_codes_row_words     /* words of eight rows of a column, [columns][rows / 8]; scales are transposed as well */
+};
 enum ckdist_scale_form { ckdist_scale_f32, ckdist_scale_f16, ckdist_scale_bf16, ckdist_scale_exponent };
 struct ckdist_scales {
   enum ckdist_codes codes; /* bits per column */
@@ -41,6 +47,7 @@ struct ckdist_scales {
   const int64_t* offsets;
   const int32_t* zero_files; /* for each matrix: its zero points, 4 bits, 8 rows in 32 bits; null: all are 8 */
   const int64_t* zero_offsets;
+  int32_t zero_added; /* is added to each 32 bits of zero points */
 };
 
 /* The part of a stored tensor that a matrix takes: the concatenated rows of `row_ranges`, and columns [col_begin,

@@ -61,6 +61,10 @@ int store_scale(Type type, Scale scale, uint32_t zero, uint8_t* out) {
 }
 
 bool makes(Type type, CodeForm codes, ScaleForm form, bool zeros) {
+  if (codes == CodeForm::column_words || codes == CodeForm::row_words) {
+    codes = CodeForm::nibbles;
+    if (type == Type::q4_0 || type == Type::int4_32) zeros = false;  // join_row compares them with kSymmetric
+  }
   switch (type) {
     case Type::f8_e4m3: return codes == CodeForm::bytes && form != ScaleForm::exponent && !zeros;
     case Type::mxfp4: return codes == CodeForm::nibbles && form == ScaleForm::exponent && !zeros;
@@ -69,6 +73,20 @@ bool makes(Type type, CodeForm codes, ScaleForm form, bool zeros) {
     case Type::int4_32z:
     case Type::int4_128z: return codes == CodeForm::nibbles && form != ScaleForm::exponent;
     default: return false;
+  }
+}
+
+// The codes of 32 columns of a row, whose tensor has words across `rows` rows, as 16 bytes of neighbouring pairs.
+void gather_pairs(CodeForm form, const uint8_t* tensor, int64_t rows, int64_t row, int64_t col, uint8_t* pairs) {
+  if (form == CodeForm::column_words) {
+    for (int i = 0; i < kColumns / 8; ++i) std::memcpy(pairs + 4 * i, tensor + 4 * ((col / 8 + i) * rows + row), 4);
+    return;
+  }
+  const int shift = kRowWordShifts[row % 8] & 7;
+  const uint8_t* byte = tensor + (col * rows / 8 + row / 8) * 4 + kRowWordShifts[row % 8] / 8;
+  for (int i = 0; i < kColumns / 2; ++i, byte += rows) {
+    const int first = byte[0] >> shift & 0x0f, second = byte[rows / 2] >> shift & 0x0f;
+    pairs[i] = static_cast<uint8_t>(first | second << 4);
   }
 }
 
@@ -96,33 +114,43 @@ void Scales::check(const char* name, Type type, int64_t matrix_rows, int64_t mat
          matrix_rows, matrix_cols, rows, cols);
   if (places.size() != matrices || (!zeros.empty() && zeros.size() != matrices))
     fail(Status::native, "%s has %zu matrices and %zu tensors of scales", name, matrices, places.size());
+  if (is_across() && (rows % 8 || rows_each != 1))
+    fail(Status::native, "%s has words across %" PRId64 " rows, which are no multiple of 8", name, rows);
   for (const FilePlace& place : places) check_within(name, place, rows * cols * scale_bytes(form));
   for (const FilePlace& place : zeros) check_within(name, place, (rows + 7) / 8 * cols * 4);
 }
 
 bool join_row(const Scales& scales, Type type, int64_t matrix, int64_t row, int64_t col, int64_t cols,
               const uint8_t* codes, uint8_t* out) {
+  const bool across = scales.is_across();
   const int64_t of_rows = (scales.first_row + row) / scales.rows_each;
-  const uint8_t* const of_row =
-      scales.places[matrix].data() + of_rows * scales.cols * int64_t{scale_bytes(scales.form)};
-  const uint8_t* const zeros =
-      scales.zeros.empty() ? nullptr : scales.zeros[matrix].data() + of_rows / 8 * scales.cols * 4;
+  // A scale's index is of_rows * row_step + its column * column_step; a word of zero points has eight rows.
+  const int64_t row_step = across ? 1 : scales.cols, column_step = across ? scales.rows : 1;
+  const int64_t zero_at = of_rows / 8 * row_step, zero_step = across ? scales.rows / 8 : 1;
+  const int zero_shift = (scales.codes == CodeForm::row_words ? kRowWordShifts : kWordShifts)[of_rows % 8];
+  const uint8_t* const stored = scales.places[matrix].data();
+  const uint8_t* const zeros = scales.zeros.empty() ? nullptr : scales.zeros[matrix].data();
   const bool zeroed = type == Type::int4_32z || type == Type::int4_128z;
   bool good = true;
   for (int64_t c = col; c < col + cols; c += kColumns, out += type_traits(type).block_bytes) {
     const int64_t of_cols = c / scales.cols_each;
-    const Scale scale = read_scale(scales.form, of_row + of_cols * scale_bytes(scales.form));
+    const Scale scale =
+        read_scale(scales.form, stored + (of_rows * row_step + of_cols * column_step) * scale_bytes(scales.form));
     uint32_t zero = kSymmetric;
     if (zeros) {
-      std::memcpy(&zero, zeros + 4 * of_cols, sizeof zero);
-      zero = zero >> (4 * (of_rows % 8)) & kZeroPoint;
+      std::memcpy(&zero, zeros + 4 * (zero_at + of_cols * zero_step), sizeof zero);
+      zero = (zero + scales.zero_added) >> zero_shift & kZeroPoint;
     }
-    good = good && finite(scale.single) && !(zeroed && (scale.single & kZeroPoint));
+    good = good && finite(scale.single) && (zeroed ? !(scale.single & kZeroPoint) : zero == kSymmetric);
     const int begin = store_scale(type, scale, zero, out);
     if (scales.codes == CodeForm::bytes) {
       good = good && !has_nan(codes);
       std::memcpy(out + begin, codes, kColumns);
       codes += kColumns;
+    } else if (across) {
+      uint8_t pairs[kColumns / 2];
+      gather_pairs(scales.codes, codes, scales.rows, of_rows, c, pairs);
+      copy_nibbles(pairs, out + begin);
     } else {
       copy_nibbles(codes, out + begin);
       codes += kColumns / 2;
