@@ -35,16 +35,20 @@ from ckdist.weights.scales import FORMS, Read, Scales
 from ckdist.weights.tensor_source import Place
 
 ONES = 0x11111111  # 1 in each field of four bits
-_OLDER = (("quantize_config.json", "gptq"), ("quant_config.json", "awq"))  # files that config.json replaced
+_OLDER = {  # files that config.json replaced
+    "quantize_config.json": "gptq", "quant_config.json": "awq", "hf_quant_config.json": "modelopt",
+}  # fmt: skip
 _NAMES = {"bits": ("bits", "w_bit"), "group_size": ("group_size", "q_group_size")}
 _VERSIONS = {"gptq": ("checkpoint_format", "format"), "awq": ("version", "format")}
 
 
 def older_quantization(folder: pathlib.Path) -> dict[str, Any] | None:
-    """The quantization_config in a file of its own, as AutoGPTQ and AutoAWQ once saved it; None without such a file."""
-    for name, method in _OLDER:
+    """The quantization_config in a file of its own, as AutoGPTQ, AutoAWQ and ModelOpt saved it; None without a file."""
+    for name, method in _OLDER.items():
         if (folder / name).is_file():
-            return {"quant_method": method, **read_json_object(folder / name)}
+            saved = read_json_object(folder / name)
+            inner = saved.get("quantization")
+            return {"quant_method": method, **(inner if isinstance(inner, dict) else saved)}
     return None
 
 

@@ -31,7 +31,7 @@ def open_folder(path: pathlib.Path) -> Checkpoint:
 
         spec = add_dense_layers(spec, path, tensors, notes)
     quantization = quantization_config(config)
-    if quantization or any(name.endswith(".qweight") for name in tensors):
+    if quantization or any(name.endswith((".qweight", "weight_scale_2")) for name in tensors):
         from ckdist.weights.published import join_tensors
 
         stored, tensors = join_tensors(tensors, quantization, str(path))

@@ -157,6 +157,7 @@ class ShardLoader:
             "files": files, "offsets": offsets,
             "zero_files": zero_files if scales.zeros else None, "zero_offsets": zero_offsets,
             "zero_added": scales.zero_added,
+            "factors": np.array([scales.factors[i] for i in chosen], np.float32) if scales.factors else None,
         }  # fmt: skip
 
     @property

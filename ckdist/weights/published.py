@@ -5,7 +5,7 @@
 | fp8                 | weight (E4M3), weight_scale_inv                                 | blocks, whole matrices    |
 | compressed-tensors  | weight (E4M3), weight_scale                                     | blocks, rows, matrices    |
 | compressed-tensors  | weight_packed, weight_scale, weight_shape, [weight_zero_point]  | four bits, groups         |
-| mxfp4               | name_blocks, name_scales                                        | groups of 32              |
+| mxfp4, modelopt     | FP4: see `fp4.py`                                               | groups of 32, 16          |
 | gptq, awq           | qweight, scales, qzeros, [g_idx]                                | four bits, groups         |
 
 A module that is not quantised is recognised by its tensor: for example, a weight in BF16.
@@ -19,7 +19,9 @@ from typing import Any
 from ckdist.errors import ModelFileError
 from ckdist.weights import dtypes
 from ckdist.weights.across import across, check_across, older_quantization
+from ckdist.weights.fp4 import check_modelopt, mxfp4, packed_fp4
 from ckdist.weights.published_parts import (
+    EXPONENTS,
     FLOATS,
     INTEGERS,
     UNDIVIDED,
@@ -35,9 +37,17 @@ from ckdist.weights.safetensors import StoredTensor
 from ckdist.weights.scales import FORMS, Scales
 from ckdist.weights.stored_weights import StoredWeights
 
-READ = "fp8, compressed-tensors (float-quantized, pack-quantized of 4 bits), mxfp4, and gptq and awq of 4 bits"
+READ = "fp8, compressed-tensors of 8-bit floats, 4-bit integers and FP4, mxfp4, modelopt's NVFP4, and gptq and awq"
+_FORMS = {  # of compressed-tensors -> the fields of weights
+    "float-quantized": {"num_bits": (8,), "type": ("float",)},
+    "naive-quantized": {"num_bits": (8,), "type": ("float",)},
+    "mxfp8-quantized": {"num_bits": (8,), "type": ("float",), "group_size": (32,)},
+    "pack-quantized": {"num_bits": (4,), "type": ("int",)},
+    "mxfp4-pack-quantized": {"num_bits": (4,), "type": ("float",), "group_size": (32,)},
+    "nvfp4-pack-quantized": {"num_bits": (4,), "type": ("float",), "group_size": (16,)},
+}
 _PARTS = (
-    *(f".weight{part}" for part in ("_packed", "_scale", "_scale_inv", "_zero_point", "_shape", "_g_idx")),
+    *(f".weight{part}" for part in ("_packed", "_scale", "_scale_inv", "_zero_point", "_shape", "_g_idx", "_scale_2", "_global_scale")),
     *(".qweight", ".scales", ".qzeros", ".g_idx"),
 )
 
@@ -51,6 +61,9 @@ def check_method(quantization: Mapping[str, Any], where: str) -> str:
         _check_groups(quantization, where)
     elif method in ("gptq", "awq"):
         check_across(quantization, where)
+    elif method in ("modelopt", "modelopt_fp4"):
+        check_modelopt(quantization, where)
+        method = "modelopt"
     elif method != "mxfp4":
         raise ModelFileError(
             f"{where} is quantised by {str(method)[:40]!r}, which is not read; {READ} are: "
@@ -68,11 +81,9 @@ def _check_groups(quantization: Mapping[str, Any], where: str) -> None:
     for group in groups.values():
         form = group.get("format") or quantization.get("format")
         weights = group.get("weights")
-        if form not in ("float-quantized", "naive-quantized", "pack-quantized") or not isinstance(weights, dict):
+        if not isinstance(form, str) or form not in _FORMS or not isinstance(weights, dict):
             raise ModelFileError(f"{where} has matrices of format {str(form)[:40]!r}, which is not read; {READ} are")
-        packed = form == "pack-quantized"
-        allowed = {"num_bits": (4,) if packed else (8,), "type": ("int",) if packed else ("float",)}
-        _expect(weights, {**allowed, "dynamic": (False, None), "actorder": (None, "weight", "static", False)}, where)
+        _expect(weights, {**_FORMS[form], "dynamic": (False, None), "actorder": (None, "weight", "static", False)}, where)
         activations = group.get("input_activations")
         if isinstance(activations, dict) and not activations.get("dynamic"):
             raise ModelFileError(
@@ -102,18 +113,22 @@ def join_tensors(
     """
     quantization = quantization or older_quantization(pathlib.Path(where))
     if quantization is None:
-        raise ModelFileError(f"{where}: config.json has no quantization_config, but tensors are quantised (qweight)")
+        raise ModelFileError(f"{where}: config.json has no quantization_config, but its tensors are quantised")
     method = check_method(quantization, where)
     joined, used = [], set()
     for name, tensor in stored.items():
         if method == "mxfp4":
-            found = _mxfp4(name, tensor, stored) if name.endswith("_blocks") else None
+            found = mxfp4(name, tensor, stored) if name.endswith("_blocks") else None
         elif method in ("gptq", "awq"):
             found = across(tensor, stored, quantization) if name.endswith(".qweight") else None
         elif name.endswith(".weight") and tensor.dtype == "F8_E4M3":
             found = _float8(name, tensor, stored, quantization)
+        elif name.endswith(".weight_packed") and tensor.dtype == "U8":
+            found = packed_fp4(name.removesuffix("_packed"), tensor, stored)
         elif name.endswith(".weight_packed"):
             found = _int4(name.removesuffix("_packed"), tensor, stored, quantization)
+        elif f"{name}_scale_2" in stored and method == "modelopt":
+            found = packed_fp4(name, tensor, stored)
         else:
             found = None
         if found:
@@ -133,7 +148,7 @@ def _float8(
 ) -> Joined:
     """A matrix of 8-bit floats, with a scale per block, per row, or for the whole matrix."""
     inverse = f"{name}_scale_inv" in stored
-    part = part_of(stored, f"{name}_scale_inv" if inverse else f"{name}_scale", codes, FLOATS)
+    part = part_of(stored, f"{name}_scale_inv" if inverse else f"{name}_scale", codes, (*FLOATS, *EXPONENTS))
     if len(codes.shape) != 2 or codes.shape[1] % dtypes.F8_E4M3.block_elements or not codes.shape[0]:
         raise ModelFileError(
             f"{codes.file}: tensor {name!r} has shape {codes.shape}; "
@@ -151,7 +166,8 @@ def _float8(
         if part.shape != shape:
             raise shape_error(part, codes, f"{shape} of blocks of {each}")
     scales = Scales("bytes", FORMS[part.dtype], *each, shape, ((part.file, part.offset),))
-    return joined_weights(name, dtypes.F8_E4M3, codes.shape, codes, scales), codes, part
+    stored_as = dtypes.F8_E4M3_32 if each[1] % UNDIVIDED else dtypes.F8_E4M3
+    return joined_weights(name, stored_as, codes.shape, codes, scales), codes, part
 
 
 def _block_size(quantization: Mapping[str, Any], codes: StoredTensor) -> tuple[int, int]:
@@ -159,17 +175,21 @@ def _block_size(quantization: Mapping[str, Any], codes: StoredTensor) -> tuple[i
     size = quantization.get("weight_block_size")
     groups = quantization.get("config_groups")
     if isinstance(groups, dict):
-        sizes = [group["weights"].get("block_structure") for group in groups.values()]
+        every = [group["weights"] for group in groups.values()]
+        sizes = [
+            each.get("block_structure") or (each.get("strategy") == "group" and [1, each.get("group_size")])
+            for each in every
+        ]
         size = next((size for size in sizes if size), size)
     if (
         not isinstance(size, list)
         or len(size) != 2
         or not all(type(n) is int and 0 < n < 1 << 30 for n in size)
-        or size[1] % UNDIVIDED
+        or size[1] % dtypes.F8_E4M3.block_elements
     ):
         raise ModelFileError(
             f"{codes.file}: {codes.name!r} has scales of blocks of {str(size)[:40]} rows and columns; "
-            f"columns must come in multiples of {UNDIVIDED}"
+            f"columns must come in multiples of {dtypes.F8_E4M3.block_elements}"
         )
     return size[0], size[1]
 
@@ -216,21 +236,3 @@ def _check_group(part: StoredTensor, group: int, cols: int, quantization: Mappin
             f"{part.file}: tensor {part.name!r} has scales of {group} columns, but group_size is {stated} in "
             "config.json: one of the two files is damaged or another model's; fetch both again"
         )
-
-
-def _mxfp4(name: str, blocks: StoredTensor, stored: Mapping[str, StoredTensor]) -> Joined:
-    """A stack of FP4 matrices, two codes in a byte, with an exponent per 32 columns."""
-    stem = name.removesuffix("_blocks")
-    part = part_of(stored, f"{stem}_scales", blocks, ("U8",))
-    if blocks.dtype != "U8" or len(blocks.shape) < 3 or blocks.shape[-1] != 16 or not math.prod(blocks.shape):
-        raise ModelFileError(
-            f"{blocks.file}: tensor {name!r} is {blocks.dtype} {blocks.shape}; it must be U8 (…, out, in / 32, 16)"
-        )
-    if part.shape != blocks.shape[:-1]:
-        raise shape_error(part, blocks, f"{blocks.shape[:-1]}")
-    *stack, rows, groups = part.shape
-    count = math.prod(stack)
-    places = tuple((part.file, part.offset + i * rows * groups) for i in range(count))
-    scales = Scales("nibbles", "exponent", 1, 32, (rows, groups), places)
-    return joined_weights(stem, dtypes.MXFP4, (*stack, rows, 32 * groups), blocks, scales), blocks, part
-

@@ -16,6 +16,7 @@ from ckdist.weights.stored_weights import StoredWeights
 UNDIVIDED = 128  # the number of columns that share a scale of 8-bit floats is a multiple of this
 FLOATS = ("F32", "F16", "BF16")
 INTEGERS = ("I32", "U32")
+EXPONENTS = ("U8", "F8_E8M0")  # E8M0: 2 ** (byte - 127)
 MAX_ORDER_BYTES = 4 << 20  # of the group indices of a million columns
 
 Joined = tuple[Any, ...]  # StoredWeights, then the stored tensors of its parts
@@ -64,7 +65,7 @@ def round_up(n: int, multiple: int) -> int:
 
 
 def read_numbers(tensor: StoredTensor, shape: tuple[int, ...]) -> np.ndarray:
-    """Reads an integer tensor. Raises ModelFileError if it has another shape, is large or cannot be read."""
+    """Reads a tensor of integers or F32. Raises ModelFileError if it has another shape, is large or cannot be read."""
     if tensor.shape != shape or tensor.nbytes > MAX_ORDER_BYTES:
         raise ModelFileError(f"{tensor.file}: tensor {tensor.name!r} has shape {tensor.shape}; it must be {shape}")
     try:
@@ -74,4 +75,4 @@ def read_numbers(tensor: StoredTensor, shape: tuple[int, ...]) -> np.ndarray:
         raise ModelFileError(f"{tensor.file} cannot be read: {e.strerror or e}") from None
     if len(data) != tensor.nbytes:
         raise ModelFileError(f"{tensor.file}: {tensor.name!r} is cut short: the file is truncated")
-    return np.frombuffer(data, "<i8" if tensor.dtype == "I64" else "<i4")
+    return np.frombuffer(data, {"I64": "<i8", "F32": "<f4"}.get(tensor.dtype, "<i4"))

@@ -16,8 +16,10 @@ from ckdist.weights.tensor_source import Place
 Read = Callable[[Place, int], np.ndarray]  # reads a number of bytes at a place
 
 SYMMETRIC = 8  # zero point of 4-bit codes if none is stored
-FORMS = {"F32": "f32", "F16": "f16", "BF16": "bf16", "U8": "exponent"}  # dtype of a tensor of scales -> `Scales.form`
-_ITEM_BYTES = {"f32": 4, "f16": 2, "bf16": 2, "exponent": 1}
+FORMS = {  # dtype of a tensor of scales -> `Scales.form`
+    "F32": "f32", "F16": "f16", "BF16": "bf16", "U8": "exponent", "F8_E8M0": "exponent"
+}  # fmt: skip
+_ITEM_BYTES = {"f32": 4, "f16": 2, "bf16": 2, "exponent": 1, "float8": 1}
 
 
 def _e4m3_values() -> np.ndarray:
@@ -39,7 +41,7 @@ class Scales:
     # bytes: one for each column; nibbles: two columns in a byte, the first in its low half; column_words, row_words:
     # words of 32 bits across rows (`across.py`)
     codes: str
-    form: str  # f32, f16, bf16, or exponent: a byte for 2 ** (byte - 127)
+    form: str  # f32, f16, bf16; exponent: a byte for 2 ** (byte - 127); float8: E4M3, times the matrix's factor
     rows_each: int
     cols_each: int
     shape: tuple[int, int]  # shape of one matrix's scales
@@ -48,6 +50,7 @@ class Scales:
     zeros: tuple[Place, ...] = ()
     first_row: int = 0  # row at which the matrix begins, if several matrices share a tensor of scales
     zero_added: int = 0  # added to each 32 bits of zero points
+    factors: tuple[float, ...] = ()  # one for each matrix; only for float8
 
     @property
     def is_across(self) -> bool:
@@ -93,6 +96,8 @@ class Scales:
         path, offset = self.places[matrix]
         stored = read((path, offset + first * row_bytes), (last - first) * row_bytes)
         scales = self.floats(stored).reshape(-1, self.shape[1])[of_rows - first]  # (rows, groups)
+        if self.factors:
+            scales = scales * np.float32(self.factors[matrix])
         zeros = np.full(scales.shape, SYMMETRIC, np.int32)
         if self.zeros:
             path, offset = self.zeros[matrix]
@@ -107,9 +112,10 @@ class Scales:
             plain = E4M3_VALUES[codes]
         else:
             pairs = np.stack([codes & 15, codes >> 4], axis=-1).reshape(len(codes), -1)
-            plain = FP4_VALUES[pairs] if type_number == dtypes.MXFP4.number else pairs.astype(np.float32)
+            is_fp4 = type_number in (dtypes.MXFP4.number, dtypes.NVFP4.number)
+            plain = FP4_VALUES[pairs] if is_fp4 else pairs.astype(np.float32)
         groups = np.arange(plain.shape[1]) // self.cols_each
-        if self.codes == "nibbles" and type_number != dtypes.MXFP4.number:
+        if self.codes == "nibbles" and not is_fp4:
             plain = plain - zeros[:, groups].astype(np.float32)
         with np.errstate(over="ignore"):  # a damaged scale may overflow to inf
             return scales[:, groups] * plain
@@ -120,6 +126,8 @@ class Scales:
             return data.view("<f4")
         if self.form == "f16":
             return data.view("<f2").astype(np.float32)
+        if self.form == "float8":
+            return E4M3_VALUES[data]
         if self.form == "bf16":
             return (data.view("<u2").astype(np.uint32) << 16).view(np.float32)
         return np.ldexp(np.float32(1), data.astype(np.int32) - 127)
@@ -136,14 +144,15 @@ def stacked_scales(scales: Sequence[Scales | None], where: str) -> Scales | None
     first = scales[0]
     if first is None:
         return None
-    places, zeros = [], []
+    places, zeros, factors = [], [], []
     for index, one in enumerate(scales):
         if (
             one is None
-            or replace(one, places=first.places, zeros=first.zeros) != first
+            or replace(one, places=first.places, zeros=first.zeros, factors=first.factors) != first
             or bool(one.zeros) != bool(first.zeros)
         ):
             raise ModelFileError(f"{where}: the scales of matrix {index} are of another form than those of the first")
         places += one.places
         zeros += one.zeros
-    return replace(first, places=tuple(places), zeros=tuple(zeros))
+        factors += one.factors
+    return replace(first, places=tuple(places), zeros=tuple(zeros), factors=tuple(factors))

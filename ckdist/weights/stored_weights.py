@@ -263,10 +263,11 @@ def notes_on(spec: ModelSpec, unread: list[StoredWeights], predicting_layers: An
     """The notes of `notes_on_unread` about a model's files."""
     if not unread:
         return ()
-    from ckdist.weights.unread import notes_on_unread
+    from ckdist.weights.unread import is_zero_bias, notes_on_unread
 
     count = predicting_layers if type(predicting_layers) is int else 0
-    return notes_on_unread([one.name for one in unread], family(spec.family), len(spec.layers), count, where)
+    names = [one.name for one in unread if not is_zero_bias(one)]
+    return notes_on_unread(names, family(spec.family), len(spec.layers), count, where)
 
 
 def required(

@@ -19,7 +19,10 @@ from pathlib import Path
 import numpy as np
 import torch
 from compressed_tensors.compressors import NaiveQuantizationCompressor, PackedQuantizationCompressor
+from compressed_tensors.compressors.mx_utils import decompress_mx_scale
+from compressed_tensors.compressors.nvfp4.helpers import unpack_fp4_from_uint8
 from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
+from compressed_tensors.quantization.lifecycle.forward import dequantize
 from safetensors.torch import save_file
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
@@ -118,6 +121,44 @@ def awq(rng: torch.Generator, group: int, path: str) -> tuple[dict, torch.Tensor
     return tensors, values.T
 
 
+FP4 = {  # scheme, columns per scale, whole factor
+    "mxfp4pack": ("mxfp4", 32, None),
+    "nvfp4": ("nvfp4", 16, 64.0),  # a power of two, whose reciprocal has no error
+}
+
+
+def fp4(rng: torch.Generator, group: int, factor: float | None) -> tuple[dict, torch.Tensor]:
+    """The tensors of compressed-tensors' packed FP4 and their values."""
+    rows, cols = 40, COLS
+    args = QuantizationArgs(
+        num_bits=4, type="float", symmetric=True, strategy="tensor_group" if factor else "group", group_size=group
+    )
+    tensors = {"weight_packed": torch.randint(0, 256, (rows, cols // 2), dtype=torch.uint8, generator=rng)}
+    shape = (rows, cols // group)
+    if factor:
+        codes = torch.randint(0, 0x7F, shape, dtype=torch.uint8, generator=rng)  # subnormal ones too, no NaN
+        tensors["weight_scale"] = codes.view(torch.float8_e4m3fn)
+        tensors["weight_global_scale"] = torch.tensor([factor])
+        tensors["input_global_scale"] = torch.tensor([3.0])
+        scale = tensors["weight_scale"].float()
+    else:
+        tensors["weight_scale"] = torch.randint(110, 130, shape, dtype=torch.uint8, generator=rng)
+        scale = decompress_mx_scale(tensors["weight_scale"]).float()
+    plain = unpack_fp4_from_uint8(tensors["weight_packed"], rows, cols, torch.float32)
+    whole = tensors.get("weight_global_scale")
+    return tensors, dequantize(plain, scale, args=args, global_scale=whole, dtype=torch.float32)
+
+
+def modelopt(tensors: dict, factor: float) -> tuple[dict, torch.Tensor]:
+    """The same codes with another factor as ModelOpt names them, and their values by its formula."""
+    rows, cols = 40, COLS
+    named = {"weight": tensors["weight_packed"], "weight_scale": tensors["weight_scale"]}
+    named |= {"weight_scale_2": torch.tensor(factor), "input_scale": torch.tensor(0.5)}
+    scale = named["weight_scale"].float() * named["weight_scale_2"]
+    plain = unpack_fp4_from_uint8(named["weight"], rows, cols, torch.float32)
+    return named, plain * scale.repeat_interleave(16, 1)
+
+
 def write(name: str, state: dict, values: torch.Tensor, prefix: str = "linear.") -> None:
     """One format's file, and what it means."""
     save_file({prefix + key: value.contiguous() for key, value in state.items()}, OUT / f"{name}.safetensors")
@@ -143,6 +184,18 @@ def main() -> None:
         write(name, *gptq(rng, group, symmetric, added))
     for group in (32, 128):
         write(f"awq-{group}", *awq(rng, group, sys.argv[1]))
+    for name, (_, group, factor) in FP4.items():
+        state, values = fp4(rng, group, factor)
+        write(name, state, values)
+    write("modelopt", *modelopt(state, 3.7e-5))
+    codes = torch.randint(0, 0x7F, (40, COLS), dtype=torch.uint8, generator=rng)
+    for rows, form, name in ((1, "U8", "weight_scale"), (32, "F8_E8M0", "weight_scale_inv")):
+        exponents = torch.randint(110, 130, (-(-40 // rows), COLS // 32), dtype=torch.uint8, generator=rng)
+        each = exponents.view(torch.float8_e8m0fnu).float()
+        each = each.repeat_interleave(rows, 0).repeat_interleave(32, 1)[:40]
+        scales = exponents.view(torch.float8_e8m0fnu) if form != "U8" else exponents
+        plain = codes.view(torch.float8_e4m3fn)
+        write(f"mxfp8-{rows}", {"weight": plain, name: scales}, plain.float() * each)
     (OUT / "values.json").write_text(json.dumps(VALUES, indent=1) + "\n")
 
 

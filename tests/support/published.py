@@ -23,6 +23,13 @@ def packed(**weights) -> dict:
     return {"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": groups}
 
 
+def packed_fp4(kind: str, group: int, form: str = "", **more) -> dict:
+    """quantization_config of compressed-tensors' FP4, nvfp4 or mxfp4, or another form with groups of floats."""
+    weights = {"num_bits": 4, "type": "float", "symmetric": True, "group_size": group, **more}
+    groups = {"group_0": {"weights": weights, "input_activations": {"dynamic": "local", "num_bits": 4}}}
+    return {"quant_method": "compressed-tensors", "format": form or f"{kind}-pack-quantized", "config_groups": groups}
+
+
 MIXTURE = CONFIG | {  # all experts are taken, so that rounding changes no choice
     "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 4,
     "moe_intermediate_size": 160, "norm_topk_prob": True,
@@ -37,6 +44,7 @@ FORMS = {
     "int4-32": packed(group_size=32),
     "int4-32-zero": packed(group_size=32, symmetric=False),
     "int4-row-zero": packed(strategy="channel", symmetric=False),
+    "nvfp4": {"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 16, "ignore": ["lm_head"]},
     "gptq-32": {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False, "sym": True},
     "awq-32-zero": {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm", "zero_point": True},
 }
@@ -86,6 +94,8 @@ def quantised(form: str, name: str, weight: np.ndarray) -> tuple[dict[str, Tenso
         suffix = "_scale_inv" if form == "fp8-block" else "_scale"
         tensors = {name: ("F8_E4M3", (rows, cols), codes.tobytes()), name + suffix: stored_bf16(scales)}
         return tensors, each * E4M3_VALUES[codes]
+    if form == "nvfp4":
+        return _nvfp4(name, weight)
     group = 32 if "32" in form else cols
     groups = weight.reshape(rows, -1, group)
     zeros = np.full(groups.shape[:2], 8)
@@ -111,6 +121,27 @@ def quantised(form: str, name: str, weight: np.ndarray) -> tuple[dict[str, Tenso
         packed = words(columns).T.astype("<u4")
         tensors[name + "_zero_point"] = ("I32", packed.shape, np.ascontiguousarray(packed).tobytes())
     return tensors, values
+
+
+def _nvfp4(name: str, weight: np.ndarray) -> tuple[dict[str, Tensor], np.ndarray]:
+    """The tensors of a matrix of ModelOpt's NVFP4, and their values."""
+    rows, cols = weight.shape
+    groups = weight.reshape(rows, -1, 16)
+    factor = np.float32(np.abs(weight).max() / (448 * 6))
+    ordered = E4M3_VALUES[:127]
+    scales = np.searchsorted(ordered, np.abs(groups).max(-1) / (6 * factor)).clip(1, 126).astype(np.uint8)
+    each = ordered[scales][..., None] * factor
+    magnitudes = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
+    nearest = np.abs(np.abs(groups)[..., None] / each[..., None] - magnitudes).argmin(-1).astype(np.uint8)
+    codes = (nearest | (groups < 0) * np.uint8(8)).reshape(rows, cols)
+    values = (each * np.where(groups < 0, -1, 1) * magnitudes[nearest]).reshape(rows, cols).astype(np.float32)
+    number = lambda value: ("F32", (), np.float32(value).tobytes())
+    return {
+        name: ("U8", (rows, cols // 2), (codes[:, ::2] | codes[:, 1::2] << 4).tobytes()),
+        name + "_scale": ("F8_E4M3", scales.shape, scales.tobytes()),
+        name + "_scale_2": number(factor),
+        name.removesuffix("weight") + "input_scale": number(0.3),
+    }, values
 
 
 def _across(form: str, name: str, words, codes, scales: np.ndarray, zeros: np.ndarray) -> dict[str, Tensor]:

@@ -36,7 +36,13 @@ enum ckdist_codes {
   ckdist_codes_column_words, /* words of eight columns of a row, [columns / 8][rows]; scales are transposed as well */
   ckdist_codes_row_words     /* words of eight rows of a column, [columns][rows / 8]; scales are transposed as well */
 };
-enum ckdist_scale_form { ckdist_scale_f32, ckdist_scale_f16, ckdist_scale_bf16, ckdist_scale_exponent };
+enum ckdist_scale_form {
+  ckdist_scale_f32,
+  ckdist_scale_f16,
+  ckdist_scale_bf16,
+  ckdist_scale_exponent,
+  ckdist_scale_float8
+};
 struct ckdist_scales {
   enum ckdist_codes codes; /* bits per column */
   enum ckdist_scale_form form;
@@ -47,7 +53,8 @@ struct ckdist_scales {
   const int64_t* offsets;
   const int32_t* zero_files; /* for each matrix: its zero points, 4 bits, 8 rows in 32 bits; null: all are 8 */
   const int64_t* zero_offsets;
-  int32_t zero_added; /* is added to each 32 bits of zero points */
+  int32_t zero_added;   /* is added to each 32 bits of zero points */
+  const float* factors; /* only for float8, for each matrix: its scales are multiplied by it */
 };
 
 /* The part of a stored tensor that a matrix takes: the concatenated rows of `row_ranges`, and columns [col_begin,

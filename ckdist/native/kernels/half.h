@@ -46,6 +46,12 @@ static inline float float_of_e4m3(uint8_t bits) {
   return float_of_bits(bits_of_float(scaled) | (bits & 0x80u) << 24);
 }
 
+// An E4M3 code without sign, shifted to a float's position: its value * 2^-120.
+constexpr int kE4m3Shift = 20;
+static inline float float_of_shifted_e4m3(uint8_t bits) {
+  return float_of_bits(static_cast<uint32_t>(bits) << kE4m3Shift);
+}
+
 // 2^(exponent - 128), which is E8M0 / 2. The two smallest values are subnormal numbers.
 constexpr uint32_t kLeastPower = 0x00200000u;  // 2^-128
 static inline float float_of_exponent(uint8_t exponent) {

@@ -12,7 +12,12 @@ namespace {
 constexpr int kColumns = 32;  // columns of a block of every type here
 constexpr uint32_t kSymmetric = 8;
 
-int scale_bytes(ScaleForm form) { return form == ScaleForm::f32 ? 4 : form == ScaleForm::exponent ? 1 : 2; }
+constexpr int kFloat8Group = 16;  // columns that share a float8 scale
+constexpr int kFloat8Begin = 6;   // bytes of a block before its codes
+
+int scale_bytes(ScaleForm form) {
+  return form == ScaleForm::f32 ? 4 : form == ScaleForm::exponent || form == ScaleForm::float8 ? 1 : 2;
+}
 
 // Converts 16 bytes of neighbouring pairs (32 columns) to the layout of blocks: columns 16 to 31 in the upper nibbles.
 void copy_nibbles(const uint8_t* pairs, uint8_t* out) {
@@ -46,15 +51,24 @@ Scale read_scale(ScaleForm form, const uint8_t* at) {
     case ScaleForm::f32: return {bits, bits};
     case ScaleForm::f16: return {bits, bits_of_float(float_of_half(static_cast<uint16_t>(bits)))};
     case ScaleForm::bf16: return {bits, bits << 16};
-    default: return {bits, bits == 0xff ? 0x7fc00000u : 0};
+    case ScaleForm::exponent: return {bits, bits == 0xff ? 0x7fc00000u : bits ? bits << 23 : 2 * kLeastPower};
+    default: return {bits, 0};
   }
 }
 
 bool finite(uint32_t single) { return (single & 0x7f800000u) != 0x7f800000u; }
 
+// Writes the factor and the two scales of a block of nvfp4. Returns false if a scale is negative or NaN.
+bool store_float8(float factor, const uint8_t* scales, uint8_t* out) {
+  factor *= 0x1p119f;
+  std::memcpy(out, &factor, sizeof factor);
+  std::memcpy(out + 4, scales, 2);
+  return scales[0] < 0x7f && scales[1] < 0x7f;
+}
+
 // Writes the scale of a block. Returns the offset of the block's codes.
 int store_scale(Type type, Scale scale, uint32_t zero, uint8_t* out) {
-  const uint32_t word = type == Type::f8_e4m3 ? scale.single : scale.single | zero;
+  const uint32_t word = is_float8(type) ? scale.single : scale.single | zero;
   const int bytes = type == Type::mxfp4 ? 1 : type == Type::q4_0 || type == Type::int4_32 ? 2 : 4;
   std::memcpy(out, bytes == 4 ? &word : &scale.stored, static_cast<size_t>(bytes));
   return bytes;
@@ -66,12 +80,14 @@ bool makes(Type type, CodeForm codes, ScaleForm form, bool zeros) {
     if (type == Type::q4_0 || type == Type::int4_32) zeros = false;  // join_row compares them with kSymmetric
   }
   switch (type) {
-    case Type::f8_e4m3: return codes == CodeForm::bytes && form != ScaleForm::exponent && !zeros;
+    case Type::f8_e4m3:
+    case Type::f8_e4m3_32: return codes == CodeForm::bytes && form != ScaleForm::float8 && !zeros;
     case Type::mxfp4: return codes == CodeForm::nibbles && form == ScaleForm::exponent && !zeros;
     case Type::q4_0: return codes == CodeForm::nibbles && form == ScaleForm::f16 && !zeros;
     case Type::int4_32: return codes == CodeForm::nibbles && form == ScaleForm::bf16 && !zeros;
     case Type::int4_32z:
-    case Type::int4_128z: return codes == CodeForm::nibbles && form != ScaleForm::exponent;
+    case Type::int4_128z: return codes == CodeForm::nibbles && form < ScaleForm::exponent;
+    case Type::nvfp4: return codes == CodeForm::nibbles && form == ScaleForm::float8 && !zeros;
     default: return false;
   }
 }
@@ -103,7 +119,13 @@ void Scales::check(const char* name, Type type, int64_t matrix_rows, int64_t mat
   constexpr int64_t most = int64_t{1} << 40;
   if (!makes(type, codes, form, !zeros.empty()))
     fail(Status::native, "the codes and scales of %s do not make %s", name, type_traits(type).name);
-  const int64_t alike = undivided_columns(type);
+  const int64_t alike = form == ScaleForm::float8 ? kFloat8Group : undivided_columns(type);
+  if (form == ScaleForm::float8) {
+    if (cols_each != kFloat8Group || factors.size() != matrices)
+      fail(Status::native, "%s has %zu factors and scales of %" PRId64 " columns", name, factors.size(), cols_each);
+    for (const float factor : factors)
+      if (!(factor > 0 && factor < 256)) fail(Status::native, "%s has the factor %g", name, double{factor});
+  }
   if (rows_each < 1 || cols_each < 1 || cols_each % alike || rows < 0 || cols < 0 || rows > most || cols > most ||
       first_row < 0 || first_row > most)
     fail(Status::native, "%s has a scale for %" PRId64 " rows and %" PRId64 " columns; columns come in %" PRId64, name,
@@ -133,6 +155,12 @@ bool join_row(const Scales& scales, Type type, int64_t matrix, int64_t row, int6
   const bool zeroed = type == Type::int4_32z || type == Type::int4_128z;
   bool good = true;
   for (int64_t c = col; c < col + cols; c += kColumns, out += type_traits(type).block_bytes) {
+    if (scales.form == ScaleForm::float8) {
+      good &= store_float8(scales.factors[matrix], stored + of_rows * row_step + c / kFloat8Group, out);
+      copy_nibbles(codes, out + kFloat8Begin);
+      codes += kColumns / 2;
+      continue;
+    }
     const int64_t of_cols = c / scales.cols_each;
     const Scale scale =
         read_scale(scales.form, stored + (of_rows * row_step + of_cols * column_step) * scale_bytes(scales.form));

@@ -30,7 +30,8 @@ enum class CodeForm : int32_t {
 constexpr int kWordShifts[8] = {0, 4, 8, 12, 16, 20, 24, 28};
 constexpr int kRowWordShifts[8] = {0, 16, 4, 20, 8, 24, 12, 28};
 
-enum class ScaleForm : int32_t { f32, f16, bf16, exponent };  // exponent: a byte, 2^(byte - 127)
+// exponent: a byte, 2^(byte - 127). float8: an E4M3 code without sign, times the matrix's factor.
+enum class ScaleForm : int32_t { f32, f16, bf16, exponent, float8 };
 
 // The scales of a matrix, or of each matrix of a stack: one for every `rows_each` rows and `cols_each` columns.
 struct Scales {
@@ -44,6 +45,7 @@ struct Scales {
   // For each matrix: zero points of four bits, eight rows in 32 bits, [rows / 8][cols of scales]. Empty: all are 8.
   std::vector<FilePlace> zeros;
   uint32_t zero_added = 0;  // is added to each word of zero points
+  std::vector<float> factors;  // one for each matrix; only for float8
 
   bool is_across() const { return codes == CodeForm::column_words || codes == CodeForm::row_words; }
   int64_t code_bytes(int64_t columns) const { return codes == CodeForm::bytes ? columns : columns / 2; }
