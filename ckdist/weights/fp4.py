@@ -29,7 +29,7 @@ MOST = 256  # no factor of NVFP4 reaches this: its scales would be above 100,000
 def check_modelopt(quantization: Mapping[str, Any], where: str) -> None:
     """Raises ModelFileError unless ModelOpt has quantised matrices to NVFP4."""
     algorithm, size = quantization.get("quant_algo"), quantization.get("group_size")
-    if algorithm != "NVFP4" or size not in (None, 16):
+    if algorithm not in ("NVFP4", "W4A16_NVFP4") or size not in (None, 16):
         raise ModelFileError(
             f"{where} is quantised by modelopt to {str(algorithm)[:40]!r} in groups of {str(size)[:20]}, which is not "
             "read; NVFP4 in groups of 16 is: take the model as it was before, or a GGUF file of it"

@@ -49,7 +49,9 @@ def dequantize(name, data):
     blocks = data.reshape(len(data), -1, block_of(name)[1])
     if name == "NVFP4":
         factors = np.ascontiguousarray(blocks[..., :4]).view("<f4").astype(np.float64)
-        scales = (factors * e4m3(blocks[..., 4:6]) * 2.0**-120).astype(np.float32).repeat(16, -1)
+        codes = blocks[..., 4:6].astype(int)
+        numbers = np.where(codes, np.ldexp(1 + (codes & 7) / 8, (codes >> 3) - 127), 0)
+        scales = (factors * numbers).astype(np.float32).repeat(16, -1)
         halves = np.array([0, 1, 2, 3, 4, 6, 8, 12], np.float32)
         codes = np.concatenate([blocks[..., 6:] & 15, blocks[..., 6:] >> 4], -1)
         return (scales * np.where(codes & 8, -halves[codes & 7], halves[codes & 7])).reshape(len(data), -1)
@@ -88,7 +90,7 @@ def random_own(name, rows, count, rng):
     words = scales.view("<u4")
     if name == "NVFP4":
         words = (np.abs(scales) * np.float32(2.0**112)).view("<u4")
-        blocks[..., 4:6] %= 127
+        blocks[..., 4:6] = np.array([0, *range(8, 151)], np.uint8)[blocks[..., 4:6] % 144]
     elif not name.startswith("F8"):
         zeros = np.repeat(rng.integers(0, 16, (rows, -(-count // each)), np.uint32), each, 1)[:, :count]
         words = words & ~np.uint32(0xFFFF) | zeros

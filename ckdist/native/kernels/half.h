@@ -46,10 +46,15 @@ static inline float float_of_e4m3(uint8_t bits) {
   return float_of_bits(bits_of_float(scaled) | (bits & 0x80u) << 24);
 }
 
-// An E4M3 code without sign, shifted to a float's position: its value * 2^-120.
-constexpr int kE4m3Shift = 20;
-static inline float float_of_shifted_e4m3(uint8_t bits) {
-  return float_of_bits(static_cast<uint32_t>(bits) << kE4m3Shift);
+// A scale of NVFP4 as it is packed: E4M3 without sign as five bits of exponent and three of mantissa, since products
+// with subnormal floats are slow. Shifted to a float's position, it is the value * 2^-117; 0 is 0.
+constexpr int kScaleShift = 20;
+static inline float float_of_shifted_scale(uint8_t bits) {
+  return float_of_bits(static_cast<uint32_t>(bits) << kScaleShift);
+}
+static inline uint8_t scale_of_e4m3(uint8_t code) {
+  constexpr uint8_t subnormal[8] = {0, 8, 16, 20, 24, 26, 28, 30};
+  return code < 8 ? subnormal[code] : static_cast<uint8_t>(code + 24);
 }
 
 // 2^(exponent - 128), which is E8M0 / 2. The two smallest values are subnormal numbers.

@@ -41,7 +41,7 @@ enum class ScaleKind {
   bfloat,         // a bfloat16 per group
   zeroed,         // a float32 per group; its four lowest bits are the zero point
   single,         // a float32 per group
-  float8,         // block scale, a float32 * 2^119, * E4M3 without sign
+  float8,         // block scale, a float32 * 2^116, * a code of scale_of_e4m3
 };
 
 // value = scale * (code - offset), or scale * code - minimum if `minimum` is set. With zeroed scales the minimum is

@@ -241,7 +241,7 @@ void block_values(const Block& block, float* out) {
     float scale = block_scale, minimum = block_minimum;
     if (layout.scales == ScaleKind::unsigned_byte) scale *= block.scales[group], minimum *= block.minima[group];
     if (layout.scales == ScaleKind::expanded) scale *= interleaved_of(type).unit * block.scales[group];
-    if (layout.scales == ScaleKind::float8) scale *= float_of_shifted_e4m3(block.scales[group]);
+    if (layout.scales == ScaleKind::float8) scale *= float_of_shifted_scale(block.scales[group]);
     if (layout.scales == ScaleKind::signed_byte) scale *= static_cast<int8_t>(block.scales[group]);
     if (layout.scales == ScaleKind::nibbles) scale *= block.scales[group] & 0x0f, minimum *= block.scales[group] >> 4;
     for (int i = start; i < start + layout.group; ++i) {

@@ -60,9 +60,9 @@ bool finite(uint32_t single) { return (single & 0x7f800000u) != 0x7f800000u; }
 
 // Writes the factor and the two scales of a block of nvfp4. Returns false if a scale is negative or NaN.
 bool store_float8(float factor, const uint8_t* scales, uint8_t* out) {
-  factor *= 0x1p119f;
+  factor *= 0x1p116f;  // 2^117, and half of it because the code book has twice the values
   std::memcpy(out, &factor, sizeof factor);
-  std::memcpy(out + 4, scales, 2);
+  out[4] = scale_of_e4m3(scales[0]), out[5] = scale_of_e4m3(scales[1]);
   return scales[0] < 0x7f && scales[1] < 0x7f;
 }
 

@@ -114,7 +114,7 @@ struct Block {
     if constexpr (layout.scales == ScaleKind::unsigned_byte) return widen(scales);
     if constexpr (layout.scales == ScaleKind::exponent) return power_of_two(widen(scales));
     if constexpr (layout.scales == ScaleKind::float8) {
-      const __m256i shifted_code = _mm256_slli_epi32(widen(scales), kE4m3Shift);
+      const __m256i shifted_code = _mm256_slli_epi32(widen(scales), kScaleShift);
       return _mm256_castps_si256(_mm256_mul_ps(block_scale(), _mm256_castsi256_ps(shifted_code)));
     }
     if constexpr (layout.scales == ScaleKind::signed_byte || layout.scales == ScaleKind::expanded)

@@ -106,7 +106,7 @@ struct Block {
     if constexpr (layout.scales == ScaleKind::unsigned_byte) return widen(scales);
     if constexpr (layout.scales == ScaleKind::exponent) return power_of_two(widen(scales));
     if constexpr (layout.scales == ScaleKind::float8) {
-      const __m512i shifted_code = _mm512_slli_epi32(widen(scales), kE4m3Shift);
+      const __m512i shifted_code = _mm512_slli_epi32(widen(scales), kScaleShift);
       return _mm512_castps_si512(_mm512_mul_ps(block_scale(), _mm512_castsi512_ps(shifted_code)));
     }
     if constexpr (layout.scales == ScaleKind::signed_byte || layout.scales == ScaleKind::expanded)

@@ -90,7 +90,7 @@ void read_scales(const uint8_t* block, const Rows& block_scale, const Rows& bloc
     } else if (layout.scales == ScaleKind::exponent) {
       scale.lane[r] = float_of_exponent(scales[r]);
     } else if (layout.scales == ScaleKind::float8) {
-      scale.lane[r] = block_scale.lane[r] * float_of_shifted_e4m3(scales[r]);
+      scale.lane[r] = block_scale.lane[r] * float_of_shifted_scale(scales[r]);
     } else if (layout.scales == ScaleKind::unsigned_byte) {
       scale.lane[r] = block_scale.lane[r] * scales[r];
       minimum.lane[r] =

@@ -128,7 +128,7 @@ struct Block {
     if constexpr (layout.scales == ScaleKind::unsigned_byte) return widen(scales);
     if constexpr (layout.scales == ScaleKind::exponent) return power_of_two(widen(scales));
     if constexpr (layout.scales == ScaleKind::float8)
-      return as_ints(vmulq_f32(block_scale(), as_floats(vshlq_n_s32(widen(scales), kE4m3Shift))));
+      return as_ints(vmulq_f32(block_scale(), as_floats(vshlq_n_s32(widen(scales), kScaleShift))));
     if constexpr (layout.scales == ScaleKind::signed_byte || layout.scales == ScaleKind::expanded)
       return widen_signed(scales);
     return product(block_scale(), vandq_s32(widen(scales), vdupq_n_s32(0x0f)));
