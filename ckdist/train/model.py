@@ -99,7 +99,8 @@ class TrainedModel:
             kind, columns = BY_NUMBER[self.checkpoint.tensors[name].type], weight.dims[-1]
             unit = lib.ckdist_type_undivided_columns(kind.number)
             whole_blocks = all(edge % unit == 0 or edge == columns.elements for edge in columns.span(shards.mesh))
-            if kind not in FLOATS and whole_blocks:
+            scales = self.checkpoint.tensors[name].scales
+            if kind not in FLOATS and whole_blocks and not (scales and scales.order):
                 found.append(name)
         return found
 

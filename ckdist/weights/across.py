@@ -23,10 +23,10 @@ from ckdist.weights.published_parts import (
     INTEGERS,
     UNDIVIDED,
     Joined,
+    column_order,
     int4_type,
     joined_weights,
     part_of,
-    read_numbers,
     round_up,
     shape_error,
 )
@@ -106,13 +106,15 @@ def across(codes: StoredTensor, stored: Mapping[str, StoredTensor], quantization
     if zeros.shape != (groups, rows // 8):
         raise shape_error(zeros, codes, f"{(groups, rows // 8)}")
     parts = [codes, part, zeros]
-    if (order := stored.get(f"{stem}g_idx")) is not None and not awq:
-        _check_order(part_of(stored, order.name, codes, INTEGERS), cols, group)
-        parts.append(order)
+    order = b""
+    if (index := stored.get(f"{stem}g_idx")) is not None and not awq:
+        order = column_order(part_of(stored, index.name, codes, INTEGERS), cols, group)
+        parts.append(index)
     places = ((part.file, part.offset),), ((zeros.file, zeros.offset),)
-    kind = "row_words" if awq else "column_words"
+    kind = "rows" if awq else "columns"
     second = awq or "gptq_v2" in (quantization.get("checkpoint_format"), quantization.get("format"))
     scales = Scales(kind, FORMS[part.dtype], 1, group, (rows, groups), *places, zero_added=0 if second else ONES)
+    scales = replace(scales, order=order)
     stored_as = int4_type(replace(scales, zeros=()) if _is_symmetric(quantization) else scales)
     return joined_weights(f"{stem}weight", stored_as, (rows, cols), codes, scales), *parts
 
@@ -133,21 +135,12 @@ def _group(part: StoredTensor, groups: int, cols: int, quantization: Mapping[str
     )
 
 
-def _check_order(order: StoredTensor, cols: int, group: int) -> None:
-    """Raises ModelFileError unless the columns of each group follow one another."""
-    if (read_numbers(order, (cols,)) != np.arange(cols) // group).any():
-        raise ModelFileError(
-            f"{order.file}: tensor {order.name!r} has columns in an order of their own (desc_act), which is not read: "
-            "take the model without desc_act, or a GGUF file of it"
-        )
-
-
 def across_values(
     scales: Scales, place: Place, matrix: int, rows: np.ndarray, columns: int, read: Read
 ) -> np.ndarray:
     """The float32 values (rows, columns) of these rows of the tensor at `place`."""
     total, groups = scales.shape
-    by_row = scales.codes == "row_words"
+    by_row = scales.codes == "rows"
     fields = np.array([0, 4, 1, 5, 2, 6, 3, 7] if by_row else range(8), np.uint32)
     shifts = 4 * fields[rows % 8]
     words = read(place, total * columns // 2).view("<u4")
@@ -159,6 +152,6 @@ def across_values(
     zeros = read(scales.zeros[matrix], scales.zero_bytes).view("<u4") + np.uint32(scales.zero_added)
     zeros = zeros.reshape(groups, -1)[:, rows // 8] >> shifts & 15
     stored = scales.floats(read(scales.places[matrix], scales.matrix_bytes)).reshape(groups, total)[:, rows]
-    group = np.arange(columns) // scales.cols_each
+    group = scales.groups(columns)
     with np.errstate(over="ignore"):  # a damaged scale may overflow to inf
         return (stored[group] * (codes.astype(np.float32) - zeros[group].astype(np.float32))).T

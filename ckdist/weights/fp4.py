@@ -76,7 +76,7 @@ def packed_fp4(name: str, codes: StoredTensor, stored: Mapping[str, StoredTensor
         return joined_weights(name, dtypes.MXFP4, (rows, cols), codes, scales), codes, part, *unused
     whole = part_of(stored, f"{name}{published}", codes, ("F32",))
     factor = _factor(whole, inverse=published == "_global_scale")
-    scales = Scales("nibbles", "float8", 1, group, part.shape, place, factors=(factor,))
+    scales = Scales("nibbles", "e4m3", 1, group, part.shape, place, factors=(factor,))
     return joined_weights(name, dtypes.NVFP4, (rows, cols), codes, scales), codes, part, whole, *unused
 
 

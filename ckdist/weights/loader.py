@@ -112,6 +112,11 @@ class ShardLoader:
         transposed = source.part is not None and source.part.transposed
         numbers = [packed.number] if transposed else [packed.number, source.type]
         block = max(lib.ckdist_type_undivided_columns(number) for number in numbers)
+        if source.scales and source.scales.order and end - begin < cols:
+            raise ConfigError(
+                f"{name} has columns in an order of its own (desc_act), which cannot be sharded: "
+                "use -pp with a stage for each rank, or the model without desc_act"
+            )
         if begin % block or (end % block and end != cols):
             blocks = f"{packed.name}, which has blocks of {block}"
             raise LayoutError(
@@ -156,7 +161,8 @@ class ShardLoader:
             "rows": scales.shape[0], "cols": scales.shape[1], "first_row": scales.first_row,
             "files": files, "offsets": offsets,
             "zero_files": zero_files if scales.zeros else None, "zero_offsets": zero_offsets,
-            "zero_added": scales.zero_added,
+            "zero_added": scales.zero_added, "order_count": len(scales.order) // 4,
+            "order": np.frombuffer(scales.order, np.int32) if scales.order else None,
             "factors": np.array([scales.factors[i] for i in chosen], np.float32) if scales.factors else None,
         }  # fmt: skip
 

@@ -26,6 +26,7 @@ from ckdist.weights.published_parts import (
     INTEGERS,
     UNDIVIDED,
     Joined,
+    column_order,
     int4_type,
     joined_weights,
     part_of,
@@ -83,7 +84,7 @@ def _check_groups(quantization: Mapping[str, Any], where: str) -> None:
         weights = group.get("weights")
         if not isinstance(form, str) or form not in _FORMS or not isinstance(weights, dict):
             raise ModelFileError(f"{where} has matrices of format {str(form)[:40]!r}, which is not read; {READ} are")
-        _expect(weights, {**_FORMS[form], "dynamic": (False, None), "actorder": (None, "weight", "static", False)}, where)
+        _expect(weights, {**_FORMS[form], "dynamic": (False, None), "actorder": (None, "weight", "static", "group", False)}, where)
         activations = group.get("input_activations")
         if isinstance(activations, dict) and not activations.get("dynamic"):
             raise ModelFileError(
@@ -201,8 +202,6 @@ def _int4(
     part = part_of(stored, f"{name}_scale", codes, FLOATS)
     stated = part_of(stored, f"{name}_shape", codes, ("I64", "I32"))
     zeros = stored.get(f"{name}_zero_point")
-    if f"{name}_g_idx" in stored:
-        raise ModelFileError(f"{codes.file}: {name!r} has columns in an order of its own (g_idx), which is not read")
     if len(codes.shape) != 2 or codes.dtype not in INTEGERS or not codes.shape[0]:
         raise ModelFileError(
             f"{codes.file}: tensor {codes.name!r} is {codes.dtype} {codes.shape}; it must be I32 (out, in / 8)"
@@ -222,8 +221,12 @@ def _int4(
             raise shape_error(zeros, codes, f"{(-(-rows // 8), groups)}")
         parts.append(zeros)
     each = round_up(group, UNDIVIDED) if groups == 1 else group
+    order = b""
+    if (index := stored.get(f"{name}_g_idx")) is not None:
+        order = column_order(part_of(stored, index.name, codes, INTEGERS), cols, group)
+        parts.append(index)
     zero_places = ((zeros.file, zeros.offset),) if zeros else ()
-    scales = Scales("nibbles", FORMS[part.dtype], 1, each, part.shape, ((part.file, part.offset),), zero_places)
+    scales = Scales("nibbles", FORMS[part.dtype], 1, each, part.shape, ((part.file, part.offset),), zero_places, order=order)
     return joined_weights(name, int4_type(scales), (rows, cols), codes, scales), *parts
 
 

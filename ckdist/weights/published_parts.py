@@ -59,6 +59,21 @@ def int4_type(scales: Scales) -> dtypes.TensorType:
     return dtypes.Q4_0 if scales.form == "f16" else dtypes.INT4_32
 
 
+def column_order(index: StoredTensor, cols: int, group: int) -> bytes:
+    """The stored column of each column if the columns of a group follow one another, int32; empty if they do.
+
+    Raises ModelFileError unless each number of a group stands `group` times in `index`, the last less often.
+    """
+    numbers = read_numbers(index, (cols,))
+    runs = np.arange(cols) // group
+    if not (np.sort(numbers) == runs).all():
+        raise ModelFileError(
+            f"{index.file}: tensor {index.name!r} does not have the number of each group {group} times: "
+            f"its numbers go from {numbers.min()} to {numbers.max()}, of {int(runs[-1]) + 1} groups"
+        )
+    return b"" if (numbers == runs).all() else np.argsort(numbers, kind="stable").astype(np.int32).tobytes()
+
+
 def round_up(n: int, multiple: int) -> int:
     """The smallest multiple that is not below n."""
     return -(-n // multiple) * multiple

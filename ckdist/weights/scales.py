@@ -19,7 +19,7 @@ SYMMETRIC = 8  # zero point of 4-bit codes if none is stored
 FORMS = {  # dtype of a tensor of scales -> `Scales.form`
     "F32": "f32", "F16": "f16", "BF16": "bf16", "U8": "exponent", "F8_E8M0": "exponent"
 }  # fmt: skip
-_ITEM_BYTES = {"f32": 4, "f16": 2, "bf16": 2, "exponent": 1, "float8": 1}
+_ITEM_BYTES = {"f32": 4, "f16": 2, "bf16": 2, "exponent": 1, "e4m3": 1}
 
 
 def _e4m3_values() -> np.ndarray:
@@ -38,10 +38,10 @@ E4M3_VALUES = _e4m3_values()
 class Scales:
     """The scales of a matrix, or of each matrix of a stack: one per `rows_each` rows and `cols_each` columns."""
 
-    # bytes: one for each column; nibbles: two columns in a byte, the first in its low half; column_words, row_words:
+    # bytes: one for each column; nibbles: two columns in a byte, the first in its low half; columns, rows:
     # words of 32 bits across rows (`across.py`)
     codes: str
-    form: str  # f32, f16, bf16; exponent: a byte for 2 ** (byte - 127); float8: E4M3, times the matrix's factor
+    form: str  # f32, f16, bf16; exponent: a byte for 2 ** (byte - 127); e4m3: 8-bit floats, times the matrix's factor
     rows_each: int
     cols_each: int
     shape: tuple[int, int]  # shape of one matrix's scales
@@ -50,12 +50,14 @@ class Scales:
     zeros: tuple[Place, ...] = ()
     first_row: int = 0  # row at which the matrix begins, if several matrices share a tensor of scales
     zero_added: int = 0  # added to each 32 bits of zero points
-    factors: tuple[float, ...] = ()  # one for each matrix; only for float8
+    # Column in the file of each column of the matrix, int32, if groups are no runs of columns in the file.
+    order: bytes = b""
+    factors: tuple[float, ...] = ()  # one for each matrix; only for e4m3
 
     @property
     def is_across(self) -> bool:
         """Whether words of codes and zero points lie across rows, and scales are stored as (groups, rows)."""
-        return self.codes in ("column_words", "row_words")
+        return self.codes in ("columns", "rows")
 
     def row_step(self, columns: int) -> int:
         """Bytes from a row to the next; 0 if codes lie across rows, so that the matrix has the tensor's offset."""
@@ -114,11 +116,18 @@ class Scales:
             pairs = np.stack([codes & 15, codes >> 4], axis=-1).reshape(len(codes), -1)
             is_fp4 = type_number in (dtypes.MXFP4.number, dtypes.NVFP4.number)
             plain = FP4_VALUES[pairs] if is_fp4 else pairs.astype(np.float32)
-        groups = np.arange(plain.shape[1]) // self.cols_each
+        groups = self.groups(columns)
         if self.codes == "nibbles" and not is_fp4:
             plain = plain - zeros[:, groups].astype(np.float32)
         with np.errstate(over="ignore"):  # a damaged scale may overflow to inf
             return scales[:, groups] * plain
+
+    def groups(self, columns: int) -> np.ndarray:
+        """The group of each column in the file."""
+        groups = np.arange(columns) // self.cols_each
+        if self.order:
+            groups[np.frombuffer(self.order, np.int32)] = groups.copy()
+        return groups
 
     def floats(self, data: np.ndarray) -> np.ndarray:
         """Converts the bytes of scales to float32."""
@@ -126,7 +135,7 @@ class Scales:
             return data.view("<f4")
         if self.form == "f16":
             return data.view("<f2").astype(np.float32)
-        if self.form == "float8":
+        if self.form == "e4m3":
             return E4M3_VALUES[data]
         if self.form == "bf16":
             return (data.view("<u2").astype(np.uint32) << 16).view(np.float32)
@@ -146,6 +155,11 @@ def stacked_scales(scales: Sequence[Scales | None], where: str) -> Scales | None
         return None
     places, zeros, factors = [], [], []
     for index, one in enumerate(scales):
+        if one is not None and one.order:
+            raise ModelFileError(
+                f"{where}: matrix {index} has columns in an order of its own (desc_act), which experts cannot have: "
+                "take the model without desc_act, or a GGUF file of it"
+            )
         if (
             one is None
             or replace(one, places=first.places, zeros=first.zeros, factors=first.factors) != first

@@ -46,6 +46,7 @@ FORMS = {
     "int4-row-zero": packed(strategy="channel", symmetric=False),
     "nvfp4": {"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 16, "ignore": ["lm_head"]},
     "gptq-32": {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False, "sym": True},
+    "gptq-32-order": {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": True, "sym": True},
     "awq-32-zero": {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm", "zero_point": True},
 }
 
@@ -97,6 +98,16 @@ def quantised(form: str, name: str, weight: np.ndarray) -> tuple[dict[str, Tenso
     if form == "nvfp4":
         return _nvfp4(name, weight)
     group = 32 if "32" in form else cols
+    if form == "gptq-32-order":  # columns of one input have one order
+        order = np.random.default_rng(cols + ("o_proj" in name)).permutation(cols)
+        tensors, values = quantised("gptq-32", name, weight[:, order])
+        stem, stored = name.removesuffix("weight"), np.argsort(order)
+        words = np.frombuffer(tensors[stem + "qweight"][2], "<u4").reshape(-1, rows)
+        codes = (words[:, None] >> np.arange(0, 32, 4, dtype=np.uint32)[:, None] & 15).reshape(cols, rows)[stored]
+        words = (codes.reshape(-1, 8, rows) << np.arange(0, 32, 4, dtype=np.uint32)[:, None]).sum(1).astype("<u4")
+        tensors[stem + "qweight"] = "I32", words.shape, words.tobytes()
+        tensors[stem + "g_idx"] = "I32", (cols,), (stored // 32).astype("<i4").tobytes()
+        return tensors, np.ascontiguousarray(values[:, stored])
     groups = weight.reshape(rows, -1, group)
     zeros = np.full(groups.shape[:2], 8)
     scales = bf16(np.abs(groups).max(-1) / 7.5)

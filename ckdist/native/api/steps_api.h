@@ -66,6 +66,7 @@ struct ckdist_value {
   int64_t room;     /* training: elements per row with padding; zeros after the width */
   int64_t stride;   /* bytes from row to row */
   int64_t kept;     /* training: true if kept between two passes of a batch */
+  const int32_t* order; /* activations: the source's column of each column; null: the same */
 };
 
 enum ckdist_scores { ckdist_scores_softmax, ckdist_scores_sigmoid };

@@ -1,5 +1,6 @@
 #include "runtime/joined_rows.h"
 
+#include <algorithm>
 #include <cinttypes>
 #include <cstring>
 
@@ -16,7 +17,7 @@ constexpr int kFloat8Group = 16;  // columns that share a float8 scale
 constexpr int kFloat8Begin = 6;   // bytes of a block before its codes
 
 int scale_bytes(ScaleForm form) {
-  return form == ScaleForm::f32 ? 4 : form == ScaleForm::exponent || form == ScaleForm::float8 ? 1 : 2;
+  return form == ScaleForm::f32 ? 4 : form == ScaleForm::exponent || form == ScaleForm::e4m3 ? 1 : 2;
 }
 
 // Converts 16 bytes of neighbouring pairs (32 columns) to the layout of blocks: columns 16 to 31 in the upper nibbles.
@@ -75,26 +76,26 @@ int store_scale(Type type, Scale scale, uint32_t zero, uint8_t* out) {
 }
 
 bool makes(Type type, CodeForm codes, ScaleForm form, bool zeros) {
-  if (codes == CodeForm::column_words || codes == CodeForm::row_words) {
+  if (codes == CodeForm::columns || codes == CodeForm::rows) {
     codes = CodeForm::nibbles;
     if (type == Type::q4_0 || type == Type::int4_32) zeros = false;  // join_row compares them with kSymmetric
   }
   switch (type) {
     case Type::f8_e4m3:
-    case Type::f8_e4m3_32: return codes == CodeForm::bytes && form != ScaleForm::float8 && !zeros;
+    case Type::f8_e4m3_32: return codes == CodeForm::bytes && form != ScaleForm::e4m3 && !zeros;
     case Type::mxfp4: return codes == CodeForm::nibbles && form == ScaleForm::exponent && !zeros;
     case Type::q4_0: return codes == CodeForm::nibbles && form == ScaleForm::f16 && !zeros;
     case Type::int4_32: return codes == CodeForm::nibbles && form == ScaleForm::bf16 && !zeros;
     case Type::int4_32z:
     case Type::int4_128z: return codes == CodeForm::nibbles && form < ScaleForm::exponent;
-    case Type::nvfp4: return codes == CodeForm::nibbles && form == ScaleForm::float8 && !zeros;
+    case Type::nvfp4: return codes == CodeForm::nibbles && form == ScaleForm::e4m3 && !zeros;
     default: return false;
   }
 }
 
 // The codes of 32 columns of a row, whose tensor has words across `rows` rows, as 16 bytes of neighbouring pairs.
 void gather_pairs(CodeForm form, const uint8_t* tensor, int64_t rows, int64_t row, int64_t col, uint8_t* pairs) {
-  if (form == CodeForm::column_words) {
+  if (form == CodeForm::columns) {
     for (int i = 0; i < kColumns / 8; ++i) std::memcpy(pairs + 4 * i, tensor + 4 * ((col / 8 + i) * rows + row), 4);
     return;
   }
@@ -104,6 +105,16 @@ void gather_pairs(CodeForm form, const uint8_t* tensor, int64_t rows, int64_t ro
     const int first = byte[0] >> shift & 0x0f, second = byte[rows / 2] >> shift & 0x0f;
     pairs[i] = static_cast<uint8_t>(first | second << 4);
   }
+}
+
+// The same for 32 stored columns at `columns` of a row. `codes`: as those of join_row.
+void gather_ordered(const Scales& s, const uint8_t* codes, int64_t row, const int32_t* columns, uint8_t* pairs) {
+  const auto code = [&](int64_t column) {
+    const int64_t byte = s.codes == CodeForm::columns ? 4 * (column / 8 * s.rows + row) + column % 8 / 2 : column / 2;
+    return codes[byte] >> (4 * (column % 2)) & 0x0f;
+  };
+  for (int i = 0; i < kColumns / 2; ++i)
+    pairs[i] = static_cast<uint8_t>(code(columns[2 * i]) | code(columns[2 * i + 1]) << 4);
 }
 
 void check_within(const char* name, const FilePlace& place, int64_t bytes) {
@@ -119,8 +130,8 @@ void Scales::check(const char* name, Type type, int64_t matrix_rows, int64_t mat
   constexpr int64_t most = int64_t{1} << 40;
   if (!makes(type, codes, form, !zeros.empty()))
     fail(Status::native, "the codes and scales of %s do not make %s", name, type_traits(type).name);
-  const int64_t alike = form == ScaleForm::float8 ? kFloat8Group : undivided_columns(type);
-  if (form == ScaleForm::float8) {
+  const int64_t alike = form == ScaleForm::e4m3 ? kFloat8Group : undivided_columns(type);
+  if (form == ScaleForm::e4m3) {
     if (cols_each != kFloat8Group || factors.size() != matrices)
       fail(Status::native, "%s has %zu factors and scales of %" PRId64 " columns", name, factors.size(), cols_each);
     for (const float factor : factors)
@@ -136,6 +147,11 @@ void Scales::check(const char* name, Type type, int64_t matrix_rows, int64_t mat
          matrix_rows, matrix_cols, rows, cols);
   if (places.size() != matrices || (!zeros.empty() && zeros.size() != matrices))
     fail(Status::native, "%s has %zu matrices and %zu tensors of scales", name, matrices, places.size());
+  const auto outside = [&](int32_t column) { return column < 0 || column >= matrix_cols; };
+  if (!order.empty() && (codes == CodeForm::bytes || codes == CodeForm::rows || form == ScaleForm::e4m3 ||
+                         matrices != 1 || static_cast<int64_t>(order.size()) != matrix_cols ||
+                         std::any_of(order.begin(), order.end(), outside)))
+    fail(Status::native, "%s cannot have %zu columns in an order of their own", name, order.size());
   if (is_across() && (rows % 8 || rows_each != 1))
     fail(Status::native, "%s has words across %" PRId64 " rows, which are no multiple of 8", name, rows);
   for (const FilePlace& place : places) check_within(name, place, rows * cols * scale_bytes(form));
@@ -149,13 +165,13 @@ bool join_row(const Scales& scales, Type type, int64_t matrix, int64_t row, int6
   // A scale's index is of_rows * row_step + its column * column_step; a word of zero points has eight rows.
   const int64_t row_step = across ? 1 : scales.cols, column_step = across ? scales.rows : 1;
   const int64_t zero_at = of_rows / 8 * row_step, zero_step = across ? scales.rows / 8 : 1;
-  const int zero_shift = (scales.codes == CodeForm::row_words ? kRowWordShifts : kWordShifts)[of_rows % 8];
+  const int zero_shift = (scales.codes == CodeForm::rows ? kRowWordShifts : kWordShifts)[of_rows % 8];
   const uint8_t* const stored = scales.places[matrix].data();
   const uint8_t* const zeros = scales.zeros.empty() ? nullptr : scales.zeros[matrix].data();
   const bool zeroed = type == Type::int4_32z || type == Type::int4_128z;
   bool good = true;
   for (int64_t c = col; c < col + cols; c += kColumns, out += type_traits(type).block_bytes) {
-    if (scales.form == ScaleForm::float8) {
+    if (scales.form == ScaleForm::e4m3) {
       good &= store_float8(scales.factors[matrix], stored + of_rows * row_step + c / kFloat8Group, out);
       copy_nibbles(codes, out + kFloat8Begin);
       codes += kColumns / 2;
@@ -175,9 +191,10 @@ bool join_row(const Scales& scales, Type type, int64_t matrix, int64_t row, int6
       good = good && !has_nan(codes);
       std::memcpy(out + begin, codes, kColumns);
       codes += kColumns;
-    } else if (across) {
+    } else if (across || !scales.order.empty()) {
       uint8_t pairs[kColumns / 2];
-      gather_pairs(scales.codes, codes, scales.rows, of_rows, c, pairs);
+      if (scales.order.empty()) gather_pairs(scales.codes, codes, scales.rows, of_rows, c, pairs);
+      else gather_ordered(scales, codes, of_rows, scales.order.data() + c, pairs);
       copy_nibbles(pairs, out + begin);
     } else {
       copy_nibbles(codes, out + begin);

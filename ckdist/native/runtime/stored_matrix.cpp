@@ -209,8 +209,11 @@ void StoredMatrix::pack(int64_t begin, int64_t end, uint8_t* out, Rows* scratch)
 
 void StoredMatrix::join(int64_t matrix, int64_t stored, int64_t col, int64_t cols, uint8_t* out) const {
   const FilePlace& place = source_.places[matrix];
-  if (!join_row(source_.scales, source_.type, matrix, stored, col, cols,
-                place.data() + (source_.scales.is_across() ? 0 : stored * row_bytes_ + source_.bytes(col)), out))
+  const Scales& scales = source_.scales;
+  const int64_t code_at = source_.bytes(col);
+  if (!join_row(scales, source_.type, matrix, stored, col, cols,
+                place.data() + (scales.is_across() ? 0 : stored * row_bytes_ + (scales.order.empty() ? code_at : 0)),
+                out))
     place.file->reject(place.file->path() + ": tensor " + source_.name + " has a code or a scale in row " +
                        std::to_string(stored) + " that is no finite number, or has a zero point or bits that " +
                        type_traits(source_.type).name + " does not keep: it is damaged");
