@@ -101,7 +101,9 @@ def _lower(
         prompts=prompts,
     )
     tensors = loader.checkpoint.tensors
-    if orders := {name: source.scales.order for name, source in tensors.items() if source.scales and source.scales.order}:
+    if orders := {
+        name: source.scales.order for name, source in tensors.items() if source.scales and source.scales.order
+    }:
         from ckdist.program.column_orders import with_orders
 
         return with_orders(lowered, orders)

@@ -120,7 +120,7 @@ def across(codes: StoredTensor, stored: Mapping[str, StoredTensor], quantization
 
 
 def _group(part: StoredTensor, groups: int, cols: int, quantization: Mapping[str, Any]) -> int:
-    """Columns that share a scale. Raises ModelFileError if no size in the configuration makes so many groups."""
+    """Columns that share a scale. Raises ModelFileError if no size in the configuration makes this number of groups."""
     own = quantization.get("dynamic")  # rules for some modules
     of_modules = [entry for entry in own.values() if isinstance(entry, dict)] if isinstance(own, dict) else []
     sizes = [_setting(entry, "group_size") for entry in (quantization, *of_modules)]
@@ -135,9 +135,7 @@ def _group(part: StoredTensor, groups: int, cols: int, quantization: Mapping[str
     )
 
 
-def across_values(
-    scales: Scales, place: Place, matrix: int, rows: np.ndarray, columns: int, read: Read
-) -> np.ndarray:
+def across_values(scales: Scales, place: Place, matrix: int, rows: np.ndarray, columns: int, read: Read) -> np.ndarray:
     """The float32 values (rows, columns) of these rows of the tensor at `place`."""
     total, groups = scales.shape
     by_row = scales.codes == "rows"

@@ -72,11 +72,11 @@ def packed_fp4(name: str, codes: StoredTensor, stored: Mapping[str, StoredTensor
         raise shape_error(part, codes, f"{(rows, cols // group)}")
     place = ((part.file, part.offset),)
     if published is None:
-        scales = Scales("nibbles", "exponent", 1, group, part.shape, place)
+        scales = Scales("nibbles", "exponent", 1, group, (rows, cols // group), place)
         return joined_weights(name, dtypes.MXFP4, (rows, cols), codes, scales), codes, part, *unused
     whole = part_of(stored, f"{name}{published}", codes, ("F32",))
     factor = _factor(whole, inverse=published == "_global_scale")
-    scales = Scales("nibbles", "e4m3", 1, group, part.shape, place, factors=(factor,))
+    scales = Scales("nibbles", "e4m3", 1, group, (rows, cols // group), place, factors=(factor,))
     return joined_weights(name, dtypes.NVFP4, (rows, cols), codes, scales), codes, part, whole, *unused
 
 

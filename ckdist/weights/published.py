@@ -48,7 +48,10 @@ _FORMS = {  # of compressed-tensors -> the fields of weights
     "nvfp4-pack-quantized": {"num_bits": (4,), "type": ("float",), "group_size": (16,)},
 }
 _PARTS = (
-    *(f".weight{part}" for part in ("_packed", "_scale", "_scale_inv", "_zero_point", "_shape", "_g_idx", "_scale_2", "_global_scale")),
+    *(
+        f".weight{part}"
+        for part in ("_packed", "_scale", "_scale_inv", "_zero_point", "_shape", "_g_idx", "_scale_2", "_global_scale")
+    ),
     *(".qweight", ".scales", ".qzeros", ".g_idx"),
 )
 
@@ -84,7 +87,11 @@ def _check_groups(quantization: Mapping[str, Any], where: str) -> None:
         weights = group.get("weights")
         if not isinstance(form, str) or form not in _FORMS or not isinstance(weights, dict):
             raise ModelFileError(f"{where} has matrices of format {str(form)[:40]!r}, which is not read; {READ} are")
-        _expect(weights, {**_FORMS[form], "dynamic": (False, None), "actorder": (None, "weight", "static", "group", False)}, where)
+        _expect(
+            weights,
+            {**_FORMS[form], "dynamic": (False, None), "actorder": (None, "weight", "static", "group", False)},
+            where,
+        )
         activations = group.get("input_activations")
         if isinstance(activations, dict) and not activations.get("dynamic"):
             raise ModelFileError(
@@ -226,7 +233,9 @@ def _int4(
         order = column_order(part_of(stored, index.name, codes, INTEGERS), cols, group)
         parts.append(index)
     zero_places = ((zeros.file, zeros.offset),) if zeros else ()
-    scales = Scales("nibbles", FORMS[part.dtype], 1, each, part.shape, ((part.file, part.offset),), zero_places, order=order)
+    scales = Scales(
+        "nibbles", FORMS[part.dtype], 1, each, part.shape, ((part.file, part.offset),), zero_places, order=order
+    )
     return joined_weights(name, int4_type(scales), (rows, cols), codes, scales), *parts
 
 

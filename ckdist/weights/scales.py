@@ -108,13 +108,13 @@ class Scales:
             words = words.view("<u4").reshape(-1, self.shape[1])[of_rows // 8 - first]
             zeros = (words >> (4 * (of_rows % 8)).astype(np.uint32)[:, None] & 15).astype(np.int32)
         path, offset = place
+        is_fp4 = type_number in (dtypes.MXFP4.number, dtypes.NVFP4.number)
         row_bytes = self.code_bytes(columns)
         codes = read((path, offset + begin * row_bytes), (end - begin) * row_bytes).reshape(end - begin, row_bytes)
         if self.codes == "bytes":
             plain = E4M3_VALUES[codes]
         else:
             pairs = np.stack([codes & 15, codes >> 4], axis=-1).reshape(len(codes), -1)
-            is_fp4 = type_number in (dtypes.MXFP4.number, dtypes.NVFP4.number)
             plain = FP4_VALUES[pairs] if is_fp4 else pairs.astype(np.float32)
         groups = self.groups(columns)
         if self.codes == "nibbles" and not is_fp4:

@@ -220,7 +220,11 @@ NAN = b"\xff\xff"
         ("int4-32", lambda t: t.update({Q + "_g_idx": ("I32", (256,), bytes(1024))}), "each group 32 times"),
         ("gptq-32", lambda t: t.pop(G + "qzeros"), "has no"),
         ("gptq-32", lambda t: t.pop(G + "qweight"), "whose others are missing"),
-        ("gptq-32", lambda t: edited(t, G + "g_idx", data=np.arange(256, dtype="<i4").tobytes()), "each group 32 times"),
+        (
+            "gptq-32",
+            lambda t: edited(t, G + "g_idx", data=np.arange(256, dtype="<i4").tobytes()),
+            "each group 32 times",
+        ),
         ("gptq-32", lambda t: edited(t, G + "g_idx", shape=(16, 16)), "must be (256,)"),
         ("gptq-32", lambda t: edited(t, G + "scales", shape=(256, 8)), "needs (256 / group, 256)"),
         ("gptq-32", lambda t: edited(t, G + "qweight", shape=(8192,)), "it must be I32"),

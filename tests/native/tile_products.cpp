@@ -40,10 +40,10 @@ extern "C" {
 
 void tile_multiply(int type, int64_t rows, int64_t cols, const uint8_t* tiles, int64_t begin, int64_t end,
                    const uint8_t* x, int64_t x_stride, int64_t tokens, float* y) {
-  const LinearKernel& kernel = static_cast<Type>(type) == Type::bf16      ? amx::bf16_kernel
-                               : is_float8(static_cast<Type>(type))       ? amx::float8_kernels.of[type]
-                               : is_interleaved(static_cast<Type>(type))  ? amx::interleaved_kernels.of[type]
-                                                                          : amx::ordered_kernels.of[type];
+  const LinearKernel& kernel = static_cast<Type>(type) == Type::bf16     ? amx::bf16_kernel
+                               : is_float8(static_cast<Type>(type))      ? amx::float8_kernels.of[type]
+                               : is_interleaved(static_cast<Type>(type)) ? amx::interleaved_kernels.of[type]
+                                                                         : amx::ordered_kernels.of[type];
   kernel.multiply({static_cast<Type>(type), rows, cols, kernel.tile_bytes(cols), tiles}, begin, end, x, x_stride,
                   tokens, y, rows);
 }

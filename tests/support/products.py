@@ -34,7 +34,14 @@ HALF_FIELDS = {  # where a block's float16 scales stand, in bytes
 }
 
 
-OWN = {"F8_E4M3": 64, "INT4_32": 65, "INT4_32Z": 66, "INT4_128Z": 67, "NVFP4": 68, "F8_E4M3_32": 69}  # types of safetensors
+OWN = {
+    "F8_E4M3": 64,
+    "INT4_32": 65,
+    "INT4_32Z": 66,
+    "INT4_128Z": 67,
+    "NVFP4": 68,
+    "F8_E4M3_32": 69,
+}  # types of safetensors
 TYPES = ["F32", "F16", "BF16", *HALF_FIELDS, *OWN]
 
 

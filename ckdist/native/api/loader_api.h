@@ -29,8 +29,8 @@ struct ckdist_head_part {
   int64_t width;       /* not 0 if `transposed` */
 };
 
-/* The layout of codes and scales in separate tensors. Codes of `columns` are words of eight columns of a row, [columns / 8][rows]; of `rows` eight rows of a column,
-   [columns][rows / 8]. Their scales are transposed as well. */
+/* The layout of codes and scales in separate tensors. Codes of `columns` are words of eight columns of a row, [columns
+   / 8][rows]; of `rows` eight rows of a column, [columns][rows / 8]. Their scales are transposed as well. */
 enum ckdist_codes { ckdist_code_whole, ckdist_code_bytes, ckdist_code_nibbles, ckdist_code_columns, ckdist_code_rows };
 enum ckdist_scale { ckdist_scale_f32, ckdist_scale_f16, ckdist_scale_bf16, ckdist_scale_exponent, ckdist_scale_e4m3 };
 struct ckdist_scales {

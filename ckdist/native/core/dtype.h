@@ -31,11 +31,11 @@ enum class Type : int32_t {
   tq1_0 = 34,
   tq2_0 = 35,
   mxfp4 = 39,
-  f8_e4m3 = 64,    // 8-bit floats, a float32 scale per 128 columns
-  int4_32 = 65,    // a bfloat16 scale per 32 columns, codes around 8
-  int4_32z = 66,   // a scale and a zero point per 32 columns
-  int4_128z = 67,  // as int4_32z, per 128 columns
-  nvfp4 = 68,      // FP4 codes, an E4M3 scale per 16 columns, times a float32
+  f8_e4m3 = 64,     // 8-bit floats, a float32 scale per 128 columns
+  int4_32 = 65,     // a bfloat16 scale per 32 columns, codes around 8
+  int4_32z = 66,    // a scale and a zero point per 32 columns
+  int4_128z = 67,   // as int4_32z, per 128 columns
+  nvfp4 = 68,       // FP4 codes, an E4M3 scale per 16 columns, times a float32
   f8_e4m3_32 = 69,  // 8-bit floats, a float32 scale per 32 columns
 };
 

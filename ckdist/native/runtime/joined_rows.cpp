@@ -148,9 +148,9 @@ void Scales::check(const char* name, Type type, int64_t matrix_rows, int64_t mat
   if (places.size() != matrices || (!zeros.empty() && zeros.size() != matrices))
     fail(Status::native, "%s has %zu matrices and %zu tensors of scales", name, matrices, places.size());
   const auto outside = [&](int32_t column) { return column < 0 || column >= matrix_cols; };
-  if (!order.empty() && (codes == CodeForm::bytes || codes == CodeForm::rows || form == ScaleForm::e4m3 ||
-                         matrices != 1 || static_cast<int64_t>(order.size()) != matrix_cols ||
-                         std::any_of(order.begin(), order.end(), outside)))
+  if (!order.empty() &&
+      (codes == CodeForm::bytes || codes == CodeForm::rows || form == ScaleForm::e4m3 || matrices != 1 ||
+       static_cast<int64_t>(order.size()) != matrix_cols || std::any_of(order.begin(), order.end(), outside)))
     fail(Status::native, "%s cannot have %zu columns in an order of their own", name, order.size());
   if (is_across() && (rows % 8 || rows_each != 1))
     fail(Status::native, "%s has words across %" PRId64 " rows, which are no multiple of 8", name, rows);

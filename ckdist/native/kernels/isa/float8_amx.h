@@ -1,6 +1,6 @@
 // Products of 8-bit floats with AMX. Blocks are expanded once for all tokens to pairs of bfloat16, which are the layout
-// of a tile of weights. Sums of a block's columns stay in tiles and are then scaled. Tiles handle every number of tokens,
-// because their order of additions differs from that of vectors. Private to isa/.
+// of a tile of weights. Sums of a block's columns stay in tiles and are then scaled. Tiles handle every number of
+// tokens, because their order of additions differs from that of vectors. Private to isa/.
 #pragma once
 #include "kernels/isa/linear_amx.h"
 #include "kernels/isa/linear_float8.h"

@@ -20,13 +20,13 @@ constexpr auto kMultiply = multiply<Float8Product<type>>;
 
 constexpr KernelTable make_table() {
   KernelTable table = {};
-#define CKDIST_KERNEL(name)                                                                             \
-  table.of[static_cast<int>(Type::name)] = {activation_format(kFormats, Type::name),                    \
-                                            Tiles<Type::name>::tile_bytes,                              \
-                                            CKDIST_VECTORS::pack_tile<Type::name>,                      \
-                                            Tiles<Type::name>::unpack_row,                              \
-                                            kMultiply<Type::name>,                                      \
-                                            prompt_format(kFormats, Type::name),                        \
+#define CKDIST_KERNEL(name)                                                          \
+  table.of[static_cast<int>(Type::name)] = {activation_format(kFormats, Type::name), \
+                                            Tiles<Type::name>::tile_bytes,           \
+                                            CKDIST_VECTORS::pack_tile<Type::name>,   \
+                                            Tiles<Type::name>::unpack_row,           \
+                                            kMultiply<Type::name>,                   \
+                                            prompt_format(kFormats, Type::name),     \
                                             nullptr};
   CKDIST_EACH_FLOAT8_TYPE(CKDIST_KERNEL)
 #undef CKDIST_KERNEL
