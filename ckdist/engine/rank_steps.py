@@ -100,11 +100,8 @@ def _lower(
         host_rows=host_rows,
         prompts=prompts,
     )
-    tensors = loader.checkpoint.tensors
-    if orders := {
-        name: source.scales.order for name, source in tensors.items() if source.scales and source.scales.order
-    }:
+    if any(source.scales and source.scales.order for source in loader.checkpoint.tensors.values()):
         from ckdist.program.column_orders import with_orders
 
-        return with_orders(lowered, orders)
+        return with_orders(lowered, loader.checkpoint.tensors)
     return lowered

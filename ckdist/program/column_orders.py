@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -9,15 +10,16 @@ from ckdist.errors import ConfigError
 from ckdist.program.lowered import Lowered
 
 
-def with_orders(lowered: Lowered, orders: Mapping[str, bytes]) -> Lowered:
+def with_orders(lowered: Lowered, sources: Mapping[str, Any]) -> Lowered:
     """Gives activations the order of the matrices that read them.
 
     Args:
-        orders: Name of a matrix -> the value's column of each column, int32 as bytes.
+        sources: Name of a weight -> its TensorSource.
 
     Raises:
         ConfigError: Matrices of one value have different orders, or a step other than `linear` has such a matrix.
     """
+    orders = {name: source.scales.order for name, source in sources.items() if source.scales and source.scales.order}
     found: dict[int, tuple[str, bytes | None]] = {}  # activations -> a matrix that reads them, and its order
     linears: set[str] = set()
     for step in lowered.steps:

@@ -6,10 +6,11 @@ reference definition of the values, for tools that need float32.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
-from ckdist.errors import ModelFileError
+from ckdist.errors import ConfigError, ModelFileError
 from ckdist.weights import dtypes
 from ckdist.weights.tensor_source import Place
 
@@ -121,6 +122,34 @@ class Scales:
             plain = plain - zeros[:, groups].astype(np.float32)
         with np.errstate(over="ignore"):  # a damaged scale may overflow to inf
             return scales[:, groups] * plain
+
+    def plan(
+        self, name: str, chosen: range, places: Callable[[Sequence[Place]], tuple[np.ndarray, np.ndarray]], columns: int
+    ) -> dict[str, Any]:
+        """The fields of the native `struct ckdist_scales` of the matrices `chosen` of the weight `name`.
+
+        Args:
+            places: Numbers of files and offsets of places.
+            columns: Columns that this rank has.
+
+        Raises ConfigError if these are not all columns, and columns have an order of their own.
+        """
+        if self.order and columns < len(self.order) // 4:
+            raise ConfigError(
+                f"{name} has columns in an order of its own (desc_act), which cannot be sharded: "
+                "use -pp with a stage for each rank, or the model without desc_act"
+            )
+        files, offsets = places([self.places[index] for index in chosen])
+        zero_files, zero_offsets = places([self.zeros[index] for index in chosen if self.zeros])
+        return {
+            "codes": self.codes, "form": self.form, "rows_each": self.rows_each, "cols_each": self.cols_each,
+            "rows": self.shape[0], "cols": self.shape[1], "first_row": self.first_row,
+            "files": files, "offsets": offsets,
+            "zero_files": zero_files if self.zeros else None, "zero_offsets": zero_offsets,
+            "zero_added": self.zero_added, "order_count": len(self.order) // 4,
+            "order": np.frombuffer(self.order, np.int32) if self.order else None,
+            "factors": np.array([self.factors[i] for i in chosen], np.float32) if self.factors else None,
+        }  # fmt: skip
 
     def groups(self, columns: int) -> np.ndarray:
         """The group of each column in the file."""
