@@ -1,11 +1,11 @@
 """Matrices of FP4 (E2M1) in published models, two codes in a byte, with a scale per 16 or 32 columns.
 
-|                                           | codes               | scales                                 | factor              |
-|-------------------------------------------|---------------------|----------------------------------------|---------------------|
-| mxfp4                                     | name_blocks         | name_scales, exponents of 32 columns   |                     |
-| compressed-tensors, mxfp4-pack-quantized  | weight_packed       | weight_scale, exponents of 32 columns  |                     |
-| compressed-tensors, nvfp4-pack-quantized  | weight_packed       | weight_scale, E4M3 of 16 columns       | 1 / …_global_scale  |
-| modelopt, NVFP4                           | weight              | weight_scale, E4M3 of 16 columns       | weight_scale_2      |
+|                                           | codes          | scales                          | factor             |
+|-------------------------------------------|----------------|---------------------------------|--------------------|
+| mxfp4                                     | name_blocks    | name_scales, powers of 2 for 32 |                    |
+| compressed-tensors, mxfp4-pack-quantized  | weight_packed  | weight_scale, the same          |                    |
+| compressed-tensors, nvfp4-pack-quantized  | weight_packed  | weight_scale, E4M3 for 16       | 1 / …_global_scale |
+| modelopt, NVFP4                           | weight         | weight_scale, E4M3 for 16       | weight_scale_2     |
 
 Scales of activations (`input_scale`, `input_global_scale`) are not used: activations have ckdist's own format.
 """
