@@ -90,7 +90,7 @@ def _lower(
 ) -> Lowered:
     """Lowers a program for weights in the types that the loader packs."""
     format_of = native.lib.ckdist_prompt_format if prompts else native.lib.ckdist_activation_format
-    return lower(
+    lowered = lower(
         program,
         mesh,
         formats=lambda name: format_of(native.ffi.NULL, packed_type(loader, name)),
@@ -100,3 +100,8 @@ def _lower(
         host_rows=host_rows,
         prompts=prompts,
     )
+    if any(source.scales and source.scales.order for source in loader.checkpoint.tensors.values()):
+        from ckdist.program.column_orders import with_orders
+
+        return with_orders(lowered, loader.checkpoint.tensors)
+    return lowered

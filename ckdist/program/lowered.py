@@ -2,7 +2,7 @@
 
 import re
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from ckdist.layout import Range
 from ckdist.program.cache import LayerCache
@@ -44,6 +44,7 @@ class Buffer:
     room: int = 0  # training: elements that a row has space for
     stride: int = 0  # bytes from row to row
     kept: bool = False  # training: in the memory that is kept for a batch between its two passes
+    order: Any = None  # activations: the source's column of each column, int32
 
     @property
     def is_operand(self) -> bool:

@@ -17,6 +17,7 @@ from ckdist.mesh import Mesh
 from ckdist.models.registry import family, read_config
 from ckdist.models.spec import ModelSpec, MoeFfn
 from ckdist.models.training_loss import loss
+from ckdist.native import lib
 from ckdist.program.program import Program, Weight
 from ckdist.program.training_tracer import TrainingTracer, trace_loss
 from ckdist.regular_file import write_synced
@@ -95,9 +96,11 @@ class TrainedModel:
         for name, weight in shards.weights.items():
             if len(weight.dims) == 1 or name in trained or ".lora_" in name:
                 continue
-            kind = BY_NUMBER[self.checkpoint.tensors[name].type]
-            whole_blocks = all(edge % kind.block_elements == 0 for edge in weight.dims[-1].span(shards.mesh))
-            if kind not in FLOATS and whole_blocks:
+            kind, columns = BY_NUMBER[self.checkpoint.tensors[name].type], weight.dims[-1]
+            unit = lib.ckdist_type_undivided_columns(kind.number)
+            whole_blocks = all(edge % unit == 0 or edge == columns.elements for edge in columns.span(shards.mesh))
+            scales = self.checkpoint.tensors[name].scales
+            if kind not in FLOATS and whole_blocks and not (scales and scales.order):
                 found.append(name)
         return found
 

@@ -59,18 +59,17 @@ def read_rows(source: TensorSource, begin: int, end: int, matrix: int = 0) -> np
     order = np.arange(begin, end) if source.row_order is None else source.row_order[begin:end]
     low, high = (int(order.min()), int(order.max()) + 1) if len(order) else (begin, begin)
     columns, scales = int(np.prod(row_shape, dtype=np.int64)), source.scales
-    row_bytes = scales.code_bytes(columns) if scales else dtypes.BY_NUMBER[source.type].row_bytes(columns)
 
     def read(place: Place, count: int) -> np.ndarray:
         """Reads uint8 (count,) at a place in a file."""
         return stored_bytes(source.name, *place, count)
 
     path, offset = source.places[matrix]
-    data = read((path, offset + low * row_bytes), (high - low) * row_bytes)
     if scales:
-        values = scales.values(data.reshape(high - low, row_bytes), source.type, matrix, (low, high), read)
+        values = scales.values((path, offset), source.type, matrix, (low, high), columns, read)
     else:
-        values = dequantize(data, source.type, columns)
+        row_bytes = dtypes.BY_NUMBER[source.type].row_bytes(columns)
+        values = dequantize(read((path, offset + low * row_bytes), (high - low) * row_bytes), source.type, columns)
     values = values.reshape(high - low, *row_shape)
     if source.row_order is not None:
         values = values[order - low]

@@ -14,6 +14,7 @@ from ckdist.models.decoder import EMBEDDING, OUTPUT, weight_shapes
 from ckdist.models.moe_weights import is_expert, is_router
 from ckdist.models.registry import spec_from_config
 from ckdist.weights import dtypes
+from ckdist.weights.across import across_type
 from ckdist.weights.checkpoint import Checkpoint
 from ckdist.weights.json_file import quantization_config, read_json_object
 from ckdist.weights.loader import quantized_type
@@ -97,9 +98,15 @@ def _quantized(config: Mapping[str, Any], name: str, where: str) -> dtypes.Tenso
         return dtypes.MXFP4 if is_expert(name) else None
     if method == "fp8":
         return dtypes.F8_E4M3
+    if method == "modelopt":
+        return dtypes.NVFP4
+    if method in ("gptq", "awq"):
+        return across_type(quantization)
     groups = quantization["config_groups"].values()
     if any(group["weights"].get("num_bits") == 8 for group in groups):
         return dtypes.F8_E4M3
+    if any(group["weights"].get("type") == "float" for group in groups):
+        return dtypes.NVFP4 if any(group["weights"].get("group_size") == 16 for group in groups) else dtypes.MXFP4
     targets = [str(target) for group in groups for target in group.get("targets") or ()]
     ignored = [str(entry) for entry in quantization.get("ignore") or ()]
     only_experts = any("self_attn" in entry for entry in ignored) or any("expert" in target for target in targets)

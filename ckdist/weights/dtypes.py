@@ -38,7 +38,7 @@ BY_NAME = {t.name: t for t in KNOWN}
 F32, F16, BF16, Q4_0, Q8_0, Q4_K, MXFP4 = (
     BY_NAME[name] for name in ("F32", "F16", "BF16", "Q4_0", "Q8_0", "Q4_K", "MXFP4")
 )
-F8_E4M3, INT4_32, INT4_32Z, INT4_128Z = (BY_NAME[name] for name in ("F8_E4M3", "INT4_32", "INT4_32Z", "INT4_128Z"))
+F8_E4M3, INT4_32, INT4_32Z, INT4_128Z, NVFP4, F8_E4M3_32 = KNOWN[-6:]  # as in core/dtype.h
 FLOATS = (F32, F16, BF16)
 
 # GGUF types that are not supported, for the error message.

@@ -30,7 +30,8 @@ def open_folder(path: pathlib.Path) -> Checkpoint:
         from ckdist.weights.dense_modules import add_dense_layers
 
         spec = add_dense_layers(spec, path, tensors, notes)
-    if quantization := quantization_config(config):
+    quantization = quantization_config(config)
+    if quantization or any(name.endswith((".qweight", "weight_scale_2")) for name in tensors):
         from ckdist.weights.published import join_tensors
 
         stored, tensors = join_tensors(tensors, quantization, str(path))

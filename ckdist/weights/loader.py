@@ -33,7 +33,6 @@ from ckdist.weights.tensor_source import Place, TensorSource
 if TYPE_CHECKING:  # few files have scales apart from their codes
     from ckdist.weights.kept_weights import KeptWeights
     from ckdist.weights.load_report import LoadReport
-    from ckdist.weights.scales import Scales
 
 log = logging.getLogger(__name__)
 
@@ -134,7 +133,7 @@ class ShardLoader:
         files, offsets = self._places([source.places[index] for index in chosen])
         return {
             "name": name, "count": len(chosen), "files": files, "offsets": offsets,
-            "scales": self._scales(source.scales, chosen) if source.scales else None,
+            "scales": source.scales.plan(name, chosen, self._places, end - begin) if source.scales else None,
             "source_type": source.type, "packed_type": self.type_of(name), "head_rows": source.head_rows,
             "part": source.part or {},
             "rows": rows, "cols": cols, "col_begin": begin, "col_end": end,
@@ -146,17 +145,6 @@ class ShardLoader:
         """File numbers, int32 (matrices,), and offsets, int64 (matrices,)."""
         files = np.array([self._files[path] for path, _ in places], np.int32)
         return files, np.array([offset for _, offset in places], np.int64)
-
-    def _scales(self, scales: "Scales", chosen: range) -> dict[str, Any]:
-        """The fields of the native `struct ckdist_scales` of the matrices `chosen`."""
-        files, offsets = self._places([scales.places[index] for index in chosen])
-        zero_files, zero_offsets = self._places([scales.zeros[index] for index in chosen if scales.zeros])
-        return {
-            "codes": scales.codes, "form": scales.form, "rows_each": scales.rows_each, "cols_each": scales.cols_each,
-            "rows": scales.shape[0], "cols": scales.shape[1], "first_row": scales.first_row,
-            "files": files, "offsets": offsets,
-            "zero_files": zero_files if scales.zeros else None, "zero_offsets": zero_offsets,
-        }  # fmt: skip
 
     @property
     def _untied(self) -> bool:

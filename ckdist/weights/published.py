@@ -5,29 +5,55 @@
 | fp8                 | weight (E4M3), weight_scale_inv                                 | blocks, whole matrices    |
 | compressed-tensors  | weight (E4M3), weight_scale                                     | blocks, rows, matrices    |
 | compressed-tensors  | weight_packed, weight_scale, weight_shape, [weight_zero_point]  | four bits, groups         |
-| mxfp4               | name_blocks, name_scales                                        | groups of 32              |
+| mxfp4, modelopt     | FP4: see `fp4.py`                                               | groups of 32, 16          |
+| gptq, awq           | qweight, scales, qzeros, [g_idx]                                | four bits, groups         |
 
 A module that is not quantised is recognised by its tensor: for example, a weight in BF16.
 """
 
 import math
-import os
+import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 from ckdist.errors import ModelFileError
-from ckdist.hub.local_copy import open_file
 from ckdist.weights import dtypes
+from ckdist.weights.across import across, check_across, older_quantization
+from ckdist.weights.fp4 import check_modelopt, mxfp4, packed_fp4
+from ckdist.weights.published_parts import (
+    EXPONENTS,
+    FLOATS,
+    INTEGERS,
+    UNDIVIDED,
+    Joined,
+    column_order,
+    int4_type,
+    joined_weights,
+    part_of,
+    read_numbers,
+    round_up,
+    shape_error,
+)
 from ckdist.weights.safetensors import StoredTensor
 from ckdist.weights.scales import FORMS, Scales
 from ckdist.weights.stored_weights import StoredWeights
 
-READ = "fp8, compressed-tensors (float-quantized, pack-quantized of 4 bits) and mxfp4"
-UNDIVIDED = 128  # the number of columns that share a scale of 8-bit floats is a multiple of this
-_PARTS = ("_packed", "_scale", "_scale_inv", "_zero_point", "_shape", "_g_idx")
-_FLOATS = ("F32", "F16", "BF16")
+READ = "fp8, compressed-tensors of 8-bit floats, 4-bit integers and FP4, mxfp4, modelopt's NVFP4, and gptq and awq"
+_FORMS = {  # of compressed-tensors -> the fields of weights
+    "float-quantized": {"num_bits": (8,), "type": ("float",)},
+    "naive-quantized": {"num_bits": (8,), "type": ("float",)},
+    "mxfp8-quantized": {"num_bits": (8,), "type": ("float",), "group_size": (32,)},
+    "pack-quantized": {"num_bits": (4,), "type": ("int",)},
+    "mxfp4-pack-quantized": {"num_bits": (4,), "type": ("float",), "group_size": (32,)},
+    "nvfp4-pack-quantized": {"num_bits": (4,), "type": ("float",), "group_size": (16,)},
+}
+_PARTS = (
+    *(
+        f".weight{part}"
+        for part in ("_packed", "_scale", "_scale_inv", "_zero_point", "_shape", "_g_idx", "_scale_2", "_global_scale")
+    ),
+    *(".qweight", ".scales", ".qzeros", ".g_idx"),
+)
 
 
 def check_method(quantization: Mapping[str, Any], where: str) -> str:
@@ -37,6 +63,11 @@ def check_method(quantization: Mapping[str, Any], where: str) -> str:
         _expect(quantization, {"fmt": ("e4m3", None), "activation_scheme": ("dynamic", None)}, where)
     elif method == "compressed-tensors":
         _check_groups(quantization, where)
+    elif method in ("gptq", "awq"):
+        check_across(quantization, where)
+    elif method in ("modelopt", "modelopt_fp4"):
+        check_modelopt(quantization, where)
+        method = "modelopt"
     elif method != "mxfp4":
         raise ModelFileError(
             f"{where} is quantised by {str(method)[:40]!r}, which is not read; {READ} are: "
@@ -54,11 +85,13 @@ def _check_groups(quantization: Mapping[str, Any], where: str) -> None:
     for group in groups.values():
         form = group.get("format") or quantization.get("format")
         weights = group.get("weights")
-        if form not in ("float-quantized", "naive-quantized", "pack-quantized") or not isinstance(weights, dict):
+        if not isinstance(form, str) or form not in _FORMS or not isinstance(weights, dict):
             raise ModelFileError(f"{where} has matrices of format {str(form)[:40]!r}, which is not read; {READ} are")
-        packed = form == "pack-quantized"
-        allowed = {"num_bits": (4,) if packed else (8,), "type": ("int",) if packed else ("float",)}
-        _expect(weights, {**allowed, "dynamic": (False, None), "actorder": (None, "weight", "static", False)}, where)
+        _expect(
+            weights,
+            {**_FORMS[form], "dynamic": (False, None), "actorder": (None, "weight", "static", "group", False)},
+            where,
+        )
         activations = group.get("input_activations")
         if isinstance(activations, dict) and not activations.get("dynamic"):
             raise ModelFileError(
@@ -75,23 +108,35 @@ def _expect(settings: Mapping[str, Any], allowed: Mapping[str, tuple[Any, ...]],
 
 
 def join_tensors(
-    stored: Mapping[str, StoredTensor], quantization: Mapping[str, Any], where: str
+    stored: Mapping[str, StoredTensor], quantization: Mapping[str, Any] | None, where: str
 ) -> tuple[list[StoredWeights], dict[str, StoredTensor]]:
     """Splits the tensors of a folder into quantised matrices and all other tensors.
+
+    Args:
+        quantization: The quantization_config of config.json. None: it is in an older file of the folder `where`.
 
     Raises:
         ModelFileError: The method is not supported (begins with `where`), or the parts of a matrix are incomplete, do
             not fit together, or have a form that is not supported (names the tensor).
     """
+    quantization = quantization or older_quantization(pathlib.Path(where))
+    if quantization is None:
+        raise ModelFileError(f"{where}: config.json has no quantization_config, but its tensors are quantised")
     method = check_method(quantization, where)
     joined, used = [], set()
     for name, tensor in stored.items():
         if method == "mxfp4":
-            found = _mxfp4(name, tensor, stored) if name.endswith("_blocks") else None
+            found = mxfp4(name, tensor, stored) if name.endswith("_blocks") else None
+        elif method in ("gptq", "awq"):
+            found = across(tensor, stored, quantization) if name.endswith(".qweight") else None
         elif name.endswith(".weight") and tensor.dtype == "F8_E4M3":
             found = _float8(name, tensor, stored, quantization)
+        elif name.endswith(".weight_packed") and tensor.dtype == "U8":
+            found = packed_fp4(name.removesuffix("_packed"), tensor, stored)
         elif name.endswith(".weight_packed"):
             found = _int4(name.removesuffix("_packed"), tensor, stored, quantization)
+        elif f"{name}_scale_2" in stored and method == "modelopt":
+            found = packed_fp4(name, tensor, stored)
         else:
             found = None
         if found:
@@ -99,34 +144,11 @@ def join_tensors(
             used |= {part.name for part in found[1:]}
     rest = {name: tensor for name, tensor in stored.items() if name not in used}
     for name, tensor in rest.items():
-        if name.endswith(tuple(f".weight{part}" for part in _PARTS)) or tensor.dtype == "F8_E4M3":
+        if name.endswith(_PARTS) or tensor.dtype == "F8_E4M3":
             raise ModelFileError(
                 f"{tensor.file}: tensor {name!r} is a part of a quantised matrix whose others are missing"
             )
     return joined, rest
-
-
-def _part(
-    stored: Mapping[str, StoredTensor], name: str, of: StoredTensor, dtypes_read: tuple[str, ...]
-) -> StoredTensor:
-    """A tensor that `of` requires. Raises ModelFileError if it is missing or has another dtype."""
-    part = stored.get(name)
-    if part is None:
-        raise ModelFileError(f"{of.file}: tensor {of.name!r} has no {name!r}, without which its codes mean nothing")
-    if part.dtype not in dtypes_read:
-        raise ModelFileError(
-            f"{part.file}: tensor {name!r} has dtype {part.dtype}; it must be {' or '.join(dtypes_read)}"
-        )
-    return part
-
-
-def _fail_shape(part: StoredTensor, of: StoredTensor, needed: str) -> ModelFileError:
-    return ModelFileError(
-        f"{part.file}: tensor {part.name!r} has shape {part.shape}, but {of.name!r} of shape {of.shape} needs {needed}"
-    )
-
-
-Joined = tuple[Any, ...]  # StoredWeights, then the stored tensors of its parts
 
 
 def _float8(
@@ -134,7 +156,7 @@ def _float8(
 ) -> Joined:
     """A matrix of 8-bit floats, with a scale per block, per row, or for the whole matrix."""
     inverse = f"{name}_scale_inv" in stored
-    part = _part(stored, f"{name}_scale_inv" if inverse else f"{name}_scale", codes, _FLOATS)
+    part = part_of(stored, f"{name}_scale_inv" if inverse else f"{name}_scale", codes, (*FLOATS, *EXPONENTS))
     if len(codes.shape) != 2 or codes.shape[1] % dtypes.F8_E4M3.block_elements or not codes.shape[0]:
         raise ModelFileError(
             f"{codes.file}: tensor {name!r} has shape {codes.shape}; "
@@ -143,16 +165,17 @@ def _float8(
     rows, cols = codes.shape
     count = math.prod(part.shape)
     if count == 1:
-        shape, each = (1, 1), (rows, _round_up(cols, UNDIVIDED))
+        shape, each = (1, 1), (rows, round_up(cols, UNDIVIDED))
     elif count == rows and part.shape in ((rows,), (rows, 1)):
-        shape, each = (rows, 1), (1, _round_up(cols, UNDIVIDED))
+        shape, each = (rows, 1), (1, round_up(cols, UNDIVIDED))
     else:
         each = _block_size(quantization, codes)
         shape = (-(-rows // each[0]), -(-cols // each[1]))
         if part.shape != shape:
-            raise _fail_shape(part, codes, f"{shape} of blocks of {each}")
+            raise shape_error(part, codes, f"{shape} of blocks of {each}")
     scales = Scales("bytes", FORMS[part.dtype], *each, shape, ((part.file, part.offset),))
-    return _joined(name, dtypes.F8_E4M3, codes.shape, codes, scales), codes, part
+    stored_as = dtypes.F8_E4M3_32 if each[1] % UNDIVIDED else dtypes.F8_E4M3
+    return joined_weights(name, stored_as, codes.shape, codes, scales), codes, part
 
 
 def _block_size(quantization: Mapping[str, Any], codes: StoredTensor) -> tuple[int, int]:
@@ -160,17 +183,21 @@ def _block_size(quantization: Mapping[str, Any], codes: StoredTensor) -> tuple[i
     size = quantization.get("weight_block_size")
     groups = quantization.get("config_groups")
     if isinstance(groups, dict):
-        sizes = [group["weights"].get("block_structure") for group in groups.values()]
+        every = [group["weights"] for group in groups.values()]
+        sizes = [
+            each.get("block_structure") or (each.get("strategy") == "group" and [1, each.get("group_size")])
+            for each in every
+        ]
         size = next((size for size in sizes if size), size)
     if (
         not isinstance(size, list)
         or len(size) != 2
         or not all(type(n) is int and 0 < n < 1 << 30 for n in size)
-        or size[1] % UNDIVIDED
+        or size[1] % dtypes.F8_E4M3.block_elements
     ):
         raise ModelFileError(
             f"{codes.file}: {codes.name!r} has scales of blocks of {str(size)[:40]} rows and columns; "
-            f"columns must come in multiples of {UNDIVIDED}"
+            f"columns must come in multiples of {dtypes.F8_E4M3.block_elements}"
         )
     return size[0], size[1]
 
@@ -179,35 +206,37 @@ def _int4(
     name: str, codes: StoredTensor, stored: Mapping[str, StoredTensor], quantization: Mapping[str, Any]
 ) -> Joined:
     """A matrix of 4-bit codes, eight in an int32, with a scale per row and group of columns."""
-    part = _part(stored, f"{name}_scale", codes, _FLOATS)
-    stated = _part(stored, f"{name}_shape", codes, ("I64", "I32"))
+    part = part_of(stored, f"{name}_scale", codes, FLOATS)
+    stated = part_of(stored, f"{name}_shape", codes, ("I64", "I32"))
     zeros = stored.get(f"{name}_zero_point")
-    if f"{name}_g_idx" in stored:
-        raise ModelFileError(f"{codes.file}: {name!r} has columns in an order of its own (g_idx), which is not read")
-    if len(codes.shape) != 2 or codes.dtype not in ("I32", "U32") or not codes.shape[0]:
+    if len(codes.shape) != 2 or codes.dtype not in INTEGERS or not codes.shape[0]:
         raise ModelFileError(
             f"{codes.file}: tensor {codes.name!r} is {codes.dtype} {codes.shape}; it must be I32 (out, in / 8)"
         )
     rows, cols = codes.shape[0], codes.shape[1] * 8
-    if _read_pair(stated) != (rows, cols):
-        raise ModelFileError(
-            f"{stated.file}: tensor {stated.name!r} says {_read_pair(stated)}, but {codes.name!r} holds {(rows, cols)}"
-        )
+    if (says := tuple(read_numbers(stated, (2,)).tolist())) != (rows, cols):
+        raise ModelFileError(f"{stated.file}: {stated.name!r} says {says}, but {codes.name!r} holds {(rows, cols)}")
     groups = part.shape[1] if len(part.shape) == 2 else 0
     group = cols // groups if groups and cols % groups == 0 else 0
     if len(part.shape) != 2 or part.shape[0] != rows or not group or group % 32:
-        raise _fail_shape(part, codes, f"({rows}, {cols} / group) with groups of a multiple of 32")
+        raise shape_error(part, codes, f"({rows}, {cols} / group) with groups of a multiple of 32")
     _check_group(part, group, cols, quantization)
     parts = [codes, part, stated]
     if zeros is not None:
-        zeros = _part(stored, zeros.name, codes, ("I32", "U32"))
+        zeros = part_of(stored, zeros.name, codes, INTEGERS)
         if zeros.shape != (-(-rows // 8), groups):
-            raise _fail_shape(zeros, codes, f"{(-(-rows // 8), groups)}")
+            raise shape_error(zeros, codes, f"{(-(-rows // 8), groups)}")
         parts.append(zeros)
-    each = _round_up(group, UNDIVIDED) if groups == 1 else group
+    each = round_up(group, UNDIVIDED) if groups == 1 else group
+    order = b""
+    if (index := stored.get(f"{name}_g_idx")) is not None:
+        order = column_order(part_of(stored, index.name, codes, INTEGERS), cols, group)
+        parts.append(index)
     zero_places = ((zeros.file, zeros.offset),) if zeros else ()
-    scales = Scales("nibbles", FORMS[part.dtype], 1, each, part.shape, ((part.file, part.offset),), zero_places)
-    return _joined(name, _int4_type(scales), (rows, cols), codes, scales), *parts
+    scales = Scales(
+        "nibbles", FORMS[part.dtype], 1, each, part.shape, ((part.file, part.offset),), zero_places, order=order
+    )
+    return joined_weights(name, int4_type(scales), (rows, cols), codes, scales), *parts
 
 
 def _check_group(part: StoredTensor, group: int, cols: int, quantization: Mapping[str, Any]) -> None:
@@ -219,53 +248,3 @@ def _check_group(part: StoredTensor, group: int, cols: int, quantization: Mappin
             f"{part.file}: tensor {part.name!r} has scales of {group} columns, but group_size is {stated} in "
             "config.json: one of the two files is damaged or another model's; fetch both again"
         )
-
-
-def _int4_type(scales: Scales) -> dtypes.TensorType:
-    """The smallest block type that keeps all scales and zero points bit for bit."""
-    if scales.cols_each % UNDIVIDED == 0:
-        return dtypes.INT4_128Z
-    if scales.zeros or scales.form == "f32":
-        return dtypes.INT4_32Z
-    return dtypes.Q4_0 if scales.form == "f16" else dtypes.INT4_32
-
-
-def _mxfp4(name: str, blocks: StoredTensor, stored: Mapping[str, StoredTensor]) -> Joined:
-    """A stack of FP4 matrices, two codes in a byte, with an exponent per 32 columns."""
-    stem = name.removesuffix("_blocks")
-    part = _part(stored, f"{stem}_scales", blocks, ("U8",))
-    if blocks.dtype != "U8" or len(blocks.shape) < 3 or blocks.shape[-1] != 16 or not math.prod(blocks.shape):
-        raise ModelFileError(
-            f"{blocks.file}: tensor {name!r} is {blocks.dtype} {blocks.shape}; it must be U8 (…, out, in / 32, 16)"
-        )
-    if part.shape != blocks.shape[:-1]:
-        raise _fail_shape(part, blocks, f"{blocks.shape[:-1]}")
-    *stack, rows, groups = part.shape
-    count = math.prod(stack)
-    places = tuple((part.file, part.offset + i * rows * groups) for i in range(count))
-    scales = Scales("nibbles", "exponent", 1, 32, (rows, groups), places)
-    return _joined(stem, dtypes.MXFP4, (*stack, rows, 32 * groups), blocks, scales), blocks, part
-
-
-def _joined(
-    name: str, stored: dtypes.TensorType, shape: tuple[int, ...], codes: StoredTensor, scales: Scales
-) -> StoredWeights:
-    return StoredWeights(name, stored.number, shape, codes.file, codes.offset, codes.dtype, scales)
-
-
-def _round_up(n: int, multiple: int) -> int:
-    return -(-n // multiple) * multiple
-
-
-def _read_pair(tensor: StoredTensor) -> tuple[int, ...]:
-    """Reads a tensor of two numbers. Raises ModelFileError if it has another shape or cannot be read."""
-    if tensor.shape != (2,):
-        raise ModelFileError(f"{tensor.file}: tensor {tensor.name!r} has shape {tensor.shape}; it must be (2,)")
-    try:
-        with open_file(tensor.file) as file:
-            data = os.pread(file.fileno(), tensor.nbytes, tensor.offset)
-    except OSError as e:
-        raise ModelFileError(f"{tensor.file} cannot be read: {e.strerror or e}") from None
-    if len(data) != tensor.nbytes:
-        raise ModelFileError(f"{tensor.file}: {tensor.name!r} is cut short: the file is truncated")
-    return tuple(np.frombuffer(data, "<i8" if tensor.dtype == "I64" else "<i4").tolist())

@@ -122,7 +122,7 @@ def _weights_in(
             f"but the model needs {sum(rows)} rows: {', '.join(map(str, rows))} of {', '.join(weights)}"
         )
     columns, scales = int(np.prod(tensor.shape[of_rows + 1 :], dtype=np.int64)), tensor.scales
-    row_bytes = scales.code_bytes(columns) if scales else dtypes.BY_NUMBER[tensor.type].row_bytes(columns)
+    row_bytes = scales.row_step(columns) if scales else dtypes.BY_NUMBER[tensor.type].row_bytes(columns)
     found = []
     for weight, count, begin in zip(weights, rows, np.cumsum([0, *rows]).tolist(), strict=False):
         shape = tensor.shape if len(weights) == 1 else (*tensor.shape[:of_rows], count, *tensor.shape[of_rows + 1 :])
@@ -230,7 +230,7 @@ def _joined_parts(
     return [
         TensorSource(
             weight, tensor.type, shapes[weight], tensor.file, tensor.offset,
-            part=HeadPart(sum(rows), begin, count, columns),
+            part=HeadPart(sum(rows), begin, count, columns), scales=tensor.scales,
         )
         for weight, count, begin in zip(weights, rows, begins, strict=False)
     ]  # fmt: skip
@@ -265,10 +265,11 @@ def notes_on(spec: ModelSpec, unread: list[StoredWeights], predicting_layers: An
     """The notes of `notes_on_unread` about a model's files."""
     if not unread:
         return ()
-    from ckdist.weights.unread import notes_on_unread
+    from ckdist.weights.unread import is_zero_bias, notes_on_unread
 
     count = predicting_layers if type(predicting_layers) is int else 0
-    return notes_on_unread([one.name for one in unread], family(spec.family), len(spec.layers), count, where)
+    names = [one.name for one in unread if not is_zero_bias(one)]
+    return notes_on_unread(names, family(spec.family), len(spec.layers), count, where)
 
 
 def required(

@@ -99,6 +99,8 @@ class TensorSource:
         ranges = [(begin // heads * heads, -(-end // heads) * heads) for begin, end in rows if begin < end]
         for matrix in matrices:
             path, offset = self.places[matrix]
+            if self.scales and self.scales.is_across:
+                ranges = [(0, self.scales.shape[0])]
             for begin, end in [(0, count)] if self.part else ranges:
                 yield path, (offset + begin * row_bytes, offset + end * row_bytes)
             for (path, offset), size in self.scales.parts(matrix) if self.scales else ():

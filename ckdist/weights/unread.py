@@ -2,9 +2,15 @@
 
 import re
 from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING
 
 from ckdist.errors import ModelFileError
 from ckdist.models.families.family import Family
+from ckdist.weights.dequantize import read_tensor
+from ckdist.weights.tensor_source import TensorSource
+
+if TYPE_CHECKING:
+    from ckdist.weights.stored_weights import StoredWeights
 
 _HARMLESS = (  # pattern for names of both formats -> the feature that is missing
     (
@@ -12,6 +18,7 @@ _HARMLESS = (  # pattern for names of both formats -> the feature that is missin
         "images are not read",
     ),
     (re.compile(r"(model\.)?(audio_\w+|embed_audio)\..+|a\..+"), "audio is not read"),
+    (re.compile(r".+\.[kv]_scale"), "the cache has a type of its own"),
     (re.compile(r"(model\.)?mtp(_\w+)?\..+"), "without --spec mtp, tokens are predicted one at a time"),
 )
 _LAYER = re.compile(r"(?:blk|(?:model\.)?layers)\.(\d+)\..+")
@@ -55,6 +62,14 @@ def notes_on_unread(
     return tuple(
         f"{missing}: {len(found)} tensors, as {found[0]!r}, stay unused" for missing, found in harmless.items()
     )
+
+
+def is_zero_bias(tensor: "StoredWeights") -> bool:
+    """Whether a tensor is a bias of zeros, which AutoGPTQ saves for every matrix."""
+    if not tensor.name.endswith(".bias") or len(tensor.shape) != 1 or tensor.type < 0:
+        return False
+    source = TensorSource(tensor.name, tensor.type, tensor.shape, tensor.file, tensor.offset)
+    return not read_tensor(source).any()
 
 
 def _shown(names: Sequence[str]) -> str:

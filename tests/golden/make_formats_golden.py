@@ -1,20 +1,28 @@
 """Makes tests/golden/formats: a small matrix in each quantised form of safetensors, and its values in float32 by torch,
-compressed-tensors and transformers.
+compressed-tensors, transformers and AutoAWQ.
 
-    pip install torch transformers compressed-tensors && python tests/golden/make_formats_golden.py
+    pip install torch transformers compressed-tensors && pip download --no-deps --no-binary :all: autoawq==0.2.9
+    python tests/golden/make_formats_golden.py autoawq-0.2.9/awq/utils/packing_utils.py
+
+GPTQ's values are by its published formula, scale * (code - zero point), written here with torch.
 
 FORMAT.safetensors holds the tensors as a model has them, `linear.weight…` or `linear_blocks`; values.json the SHA-256
 of the float32 that they mean, (rows, cols) or (matrices, rows, cols), with zeros that have no sign.
 """
 
 import hashlib
+import importlib.util
 import json
+import sys
 from pathlib import Path
 
 import numpy as np
 import torch
 from compressed_tensors.compressors import NaiveQuantizationCompressor, PackedQuantizationCompressor
+from compressed_tensors.compressors.mx_utils import decompress_mx_scale
+from compressed_tensors.compressors.nvfp4.helpers import unpack_fp4_from_uint8
 from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
+from compressed_tensors.quantization.lifecycle.forward import dequantize
 from safetensors.torch import save_file
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
@@ -71,6 +79,86 @@ def float8(rng: torch.Generator, strategy: str, dtype: torch.dtype) -> tuple[dic
     return state | {"weight_scale": scale.to(dtype)}, values
 
 
+ACROSS = {  # group (None: a row), symmetric, added to zero points as they are stored
+    "gptq-32": (32, True, -1),
+    "gptq-128": (128, False, 0),
+    "gptq-row": (None, False, -1),
+}
+SHIFTS = torch.arange(0, 32, 4)
+
+
+def words(nibbles: torch.Tensor) -> torch.Tensor:
+    """int32 (..., n / 8) of codes (..., n), the first in the lowest bits."""
+    whole = (nibbles.long().unflatten(-1, (-1, 8)) << SHIFTS).sum(-1)
+    return whole.where(whole < 1 << 31, whole - (1 << 32)).int()
+
+
+def gptq(rng: torch.Generator, group: int | None, symmetric: bool, added: int) -> tuple[dict, torch.Tensor]:
+    """The tensors of GPTQ and their values. Columns of a last group may be missing."""
+    rows, cols = 40, COLS
+    order = torch.arange(cols) // (group or cols)
+    codes = torch.randint(0, 16, (cols, rows), generator=rng)
+    zeros = torch.randint(1, 16, (int(order[-1]) + 1, rows), generator=rng)
+    zeros = torch.full_like(zeros, 8) if symmetric else zeros
+    scales = (torch.rand(zeros.shape, generator=rng) * 0.01 + 0.001).half()
+    tensors = {"qweight": words(codes.T).T, "qzeros": words(zeros + added), "scales": scales, "g_idx": order.int()}
+    shift = SHIFTS.int()
+    stored = tensors["qweight"].unsqueeze(1) >> shift[None, :, None] & 15  # (cols / 8, 8, rows)
+    points = (tensors["qzeros"].unsqueeze(-1) >> shift & 15).flatten(1) - added
+    return tensors, (scales[order].float() * (stored.flatten(0, 1) - points[order]).float()).T
+
+
+def awq(rng: torch.Generator, group: int, path: str) -> tuple[dict, torch.Tensor]:
+    """The tensors of AWQ in its order "gemm", and their values by AutoAWQ's packing_utils.py at `path`."""
+    spec = importlib.util.spec_from_file_location("packing_utils", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    rows, cols = 40, 384
+    any_word = lambda *shape: torch.randint(-(1 << 31), 1 << 31, shape, generator=rng).int()
+    tensors = {"qweight": any_word(cols, rows // 8), "qzeros": any_word(cols // group, rows // 8)}
+    tensors["scales"] = (torch.rand((cols // group, rows), generator=rng) * 0.01 + 0.001).half()
+    values = module.dequantize_gemm(tensors["qweight"], tensors["qzeros"], tensors["scales"].float(), 4, group)
+    return tensors, values.T
+
+
+FP4 = {  # scheme, columns per scale, whole factor
+    "mxfp4pack": ("mxfp4", 32, None),
+    "nvfp4": ("nvfp4", 16, 64.0),  # a power of two, whose reciprocal has no error
+}
+
+
+def fp4(rng: torch.Generator, group: int, factor: float | None) -> tuple[dict, torch.Tensor]:
+    """The tensors of compressed-tensors' packed FP4 and their values."""
+    rows, cols = 40, COLS
+    args = QuantizationArgs(
+        num_bits=4, type="float", symmetric=True, strategy="tensor_group" if factor else "group", group_size=group
+    )
+    tensors = {"weight_packed": torch.randint(0, 256, (rows, cols // 2), dtype=torch.uint8, generator=rng)}
+    shape = (rows, cols // group)
+    if factor:
+        codes = torch.randint(0, 0x7F, shape, dtype=torch.uint8, generator=rng)  # subnormal ones too, no NaN
+        tensors["weight_scale"] = codes.view(torch.float8_e4m3fn)
+        tensors["weight_global_scale"] = torch.tensor([factor])
+        tensors["input_global_scale"] = torch.tensor([3.0])
+        scale = tensors["weight_scale"].float()
+    else:
+        tensors["weight_scale"] = torch.randint(110, 130, shape, dtype=torch.uint8, generator=rng)
+        scale = decompress_mx_scale(tensors["weight_scale"]).float()
+    plain = unpack_fp4_from_uint8(tensors["weight_packed"], rows, cols, torch.float32)
+    whole = tensors.get("weight_global_scale")
+    return tensors, dequantize(plain, scale, args=args, global_scale=whole, dtype=torch.float32)
+
+
+def modelopt(tensors: dict, factor: float) -> tuple[dict, torch.Tensor]:
+    """The same codes with another factor as ModelOpt names them, and their values by its formula."""
+    rows, cols = 40, COLS
+    named = {"weight": tensors["weight_packed"], "weight_scale": tensors["weight_scale"]}
+    named |= {"weight_scale_2": torch.tensor(factor), "input_scale": torch.tensor(0.5)}
+    scale = named["weight_scale"].float() * named["weight_scale_2"]
+    plain = unpack_fp4_from_uint8(named["weight"], rows, cols, torch.float32)
+    return named, plain * scale.repeat_interleave(16, 1)
+
+
 def write(name: str, state: dict, values: torch.Tensor, prefix: str = "linear.") -> None:
     """One format's file, and what it means."""
     save_file({prefix + key: value.contiguous() for key, value in state.items()}, OUT / f"{name}.safetensors")
@@ -92,6 +180,22 @@ def main() -> None:
     scales[0, 0] = torch.tensor([0, 1, 2, 254, 127], dtype=torch.uint8)  # of which two are subnormal numbers
     values = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32).transpose(1, 2)  # to (matrices, out, in)
     write("mxfp4", {"linear_blocks": blocks, "linear_scales": scales}, values, "")
+    for name, (group, symmetric, added) in ACROSS.items():
+        write(name, *gptq(rng, group, symmetric, added))
+    for group in (32, 128):
+        write(f"awq-{group}", *awq(rng, group, sys.argv[1]))
+    for name, (_, group, factor) in FP4.items():
+        state, values = fp4(rng, group, factor)
+        write(name, state, values)
+    write("modelopt", *modelopt(state, 3.7e-5))
+    codes = torch.randint(0, 0x7F, (40, COLS), dtype=torch.uint8, generator=rng)
+    for rows, form, name in ((1, "U8", "weight_scale"), (32, "F8_E8M0", "weight_scale_inv")):
+        exponents = torch.randint(110, 130, (-(-40 // rows), COLS // 32), dtype=torch.uint8, generator=rng)
+        each = exponents.view(torch.float8_e8m0fnu).float()
+        each = each.repeat_interleave(rows, 0).repeat_interleave(32, 1)[:40]
+        scales = exponents.view(torch.float8_e8m0fnu) if form != "U8" else exponents
+        plain = codes.view(torch.float8_e4m3fn)
+        write(f"mxfp8-{rows}", {"weight": plain, name: scales}, plain.float() * each)
     (OUT / "values.json").write_text(json.dumps(VALUES, indent=1) + "\n")
 
 

@@ -14,7 +14,7 @@ from tests.support.paths import GOLDEN
 RECORD = GOLDEN / "level_bits.json"
 FUSED = [name for name in ALL if name != "baseline"]  # which multiplies and adds in two roundings
 # Whose dot product of bfloat16 rounds in a way of its own.
-BY_PAIRS = ("BF16", "F8_E4M3")  # types that it multiplies
+BY_PAIRS = ("BF16", "F8_E4M3", "F8_E4M3_32")  # types that it multiplies
 BF16_DOT = ("avx512_bf16", "amx", "neon_bf16")
 
 

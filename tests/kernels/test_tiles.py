@@ -115,7 +115,7 @@ def assert_same_bits(ours, theirs):
     np.testing.assert_array_equal(ours.view(np.uint32), theirs.view(np.uint32))
 
 
-@pytest.mark.parametrize("name", [*HALF_FIELDS, "INT4_32", "INT4_32Z", "INT4_128Z"])
+@pytest.mark.parametrize("name", [*HALF_FIELDS, "INT4_32", "INT4_32Z", "INT4_128Z", "NVFP4"])
 def test_bytes_in_tiles_have_the_bits_of_avx512(tiles, name):
     for rows, cols in ((37, odd_columns(name)), (32, 512), (16, 256), (5, 256), (70, block_of(name)[0])):
         data, _ = random_rows(name, rows, cols, seed=rows)
@@ -134,7 +134,7 @@ def test_bytes_in_tiles_have_the_bits_of_avx512(tiles, name):
                 assert tokens <= 17 and (y == 7).all()
 
 
-@pytest.mark.parametrize("name", [*HALF_FIELDS, "INT4_32", "INT4_32Z", "INT4_128Z"])
+@pytest.mark.parametrize("name", [*HALF_FIELDS, "INT4_32", "INT4_32Z", "INT4_128Z", "NVFP4"])
 def test_prompts_are_products_of_weights_in_bfloat16(tiles, name):
     wide = -(-4352 // block_of(name)[0]) * block_of(name)[0]  # more columns than are expanded at a time
     for rows, cols in ((37, odd_columns(name)), (300, 512), (5, 256), (18, wide)):
@@ -201,7 +201,7 @@ def test_bfloat16_in_tiles(tiles, rows, cols):
     assert_same_bits(in_tiles(tiles, "BF16", packed, rows, cols, prepared)[0], whole)
 
 
-@pytest.mark.parametrize("name", ["BF16", "F8_E4M3", "Q4_K", "Q6_K"])
+@pytest.mark.parametrize("name", ["BF16", "F8_E4M3", "F8_E4M3_32", "Q4_K", "Q6_K"])
 def test_the_model_has_the_bits_of_the_hardware(tiles, name):
     if lacks := native.isas().get("amx", "a compiler that knows it"):
         pytest.skip(f"level amx: this CPU lacks {lacks}")

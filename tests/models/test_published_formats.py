@@ -19,7 +19,7 @@ from ckdist.comm.world import start_world
 from ckdist.config.engine_config import EngineConfig
 from ckdist.engine.load_model import load_model
 from ckdist.engine.single import SingleSequence
-from ckdist.errors import ModelFileError, UserError
+from ckdist.errors import ConfigError, ModelFileError, UserError
 from ckdist.weights.checkpoint import open_checkpoint
 from ckdist.weights.dequantize import read_rows, read_tensor
 from ckdist.weights.loader import ShardLoader
@@ -35,6 +35,7 @@ from tests.support.published import (
     FORMS,
     MIXTURE,
     packed,
+    packed_fp4,
     write_latent,
     write_published,
     write_stacks,
@@ -47,6 +48,15 @@ FILES = sorted((GOLDEN / "formats").glob("*.safetensors"))
 METHODS = {
     **dict.fromkeys(("fp8-block", "fp8-matrix", "fp8-row"), FORMS["fp8-block"]),
     **{f"int4-{size}": packed(group_size=size) for size in (32, 128)},
+    "mxfp4pack": packed_fp4("mxfp4", 32),
+    "nvfp4": packed_fp4("nvfp4", 16),
+    "modelopt": FORMS["nvfp4"],
+    "mxfp8-1": packed_fp4("mxfp8", 32, num_bits=8, strategy="group", form="mxfp8-quantized"),
+    "mxfp8-32": FORMS["fp8-block"] | {"weight_block_size": [32, 32], "scale_fmt": "ue8m0"},
+    "gptq-32": FORMS["gptq-32"],
+    "gptq-128": FORMS["gptq-32"] | {"group_size": 128, "sym": False, "checkpoint_format": "gptq_v2"},
+    "gptq-row": FORMS["gptq-32"] | {"group_size": -1, "sym": False},
+    **{f"awq-{size}": FORMS["awq-32-zero"] | {"group_size": size} for size in (32, 128)},
     "int4-row": packed(strategy="channel"),
     "mxfp4": {"quant_method": "mxfp4"},
 }
@@ -101,7 +111,7 @@ def logits(folder, world=None, **more) -> np.ndarray:
 
 
 @pytest.mark.parametrize("config", [CONFIG, MIXTURE], ids=["dense", "mixture"])
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", [form for form in FORMS if not form.endswith("order")])
 def test_a_quantised_model_has_the_logits_of_its_values(tmp_path, form, config):
     write_published(tmp_path, form, config)
     ours, plain = logits(tmp_path / "quantised"), logits(tmp_path / "plain")
@@ -110,6 +120,27 @@ def test_a_quantised_model_has_the_logits_of_its_values(tmp_path, form, config):
     np.testing.assert_array_equal(ours, logits(tmp_path / "quantised", repack="off"))
     requantised = logits(tmp_path / "quantised", quantize="q8_0")
     assert np.sqrt(np.mean((requantised - plain) ** 2)) < 0.05 * np.sqrt(np.mean(plain**2))
+    for ranks in () if form.startswith(("fp8", "int4")) else (2, 3):
+        shared = run_threads(ranks, lambda world: logits(tmp_path / "quantised", world))[0]
+        assert np.sqrt(np.mean((shared - ours) ** 2)) < 0.01 * np.sqrt(np.mean(ours**2))
+
+
+def test_columns_in_an_order_of_their_own(tmp_path):
+    """Activations follow the order; shards of the columns, and experts, are refused."""
+    write_published(tmp_path, "gptq-32-order")
+    ours, plain = logits(tmp_path / "quantised"), logits(tmp_path / "plain")
+    assert np.sqrt(np.mean((ours - plain) ** 2)) < 0.03 * np.sqrt(np.mean(plain**2))
+    np.testing.assert_array_equal(ours, logits(tmp_path / "quantised", repack="off"))
+    before, after = (open_checkpoint(tmp_path / kind).tensors for kind in ("plain", "quantised"))
+    for name, source in before.items():
+        np.testing.assert_array_equal(read_tensor(after[name]), read_tensor(source), err_msg=name)
+    with pytest.raises(ConfigError, match="use -pp with a stage for each rank"):
+        run_threads(2, lambda world: logits(tmp_path / "quantised", world))
+    staged = run_threads(2, lambda world: logits(tmp_path / "quantised", world, pipeline_parallel_size=2))[0]
+    assert np.sqrt(np.mean((staged - ours) ** 2)) < 1e-4 * np.sqrt(np.mean(ours**2))
+    write_published(tmp_path / "experts", "gptq-32-order", MIXTURE)
+    with pytest.raises(ModelFileError, match="which experts cannot have"):
+        open_checkpoint(tmp_path / "experts" / "quantised")
 
 
 @pytest.mark.parametrize("form", ["fp8-block", "int4-32"])
@@ -162,6 +193,7 @@ def edited(tensors: dict, name: str, dtype=None, shape=None, data=None) -> None:
 
 
 Q = "model.layers.0.self_attn.q_proj.weight"
+G = Q.removesuffix("weight")
 NAN = b"\xff\xff"
 
 
@@ -185,7 +217,25 @@ NAN = b"\xff\xff"
         ("int4-32", lambda t: edited(t, Q + "_scale", dtype="I16"), "dtype"),
         ("int4-32", lambda t: edited(t, Q + "_scale", data=NAN * 2048), "no finite number"),
         ("int4-32-zero", lambda t: edited(t, Q + "_zero_point", shape=(8, 32)), "needs"),
-        ("int4-32", lambda t: t.update({Q + "_g_idx": ("I32", (256,), bytes(1024))}), "order of its own"),
+        ("int4-32", lambda t: t.update({Q + "_g_idx": ("I32", (256,), bytes(1024))}), "each group 32 times"),
+        ("gptq-32", lambda t: t.pop(G + "qzeros"), "has no"),
+        ("gptq-32", lambda t: t.pop(G + "qweight"), "whose others are missing"),
+        (
+            "gptq-32",
+            lambda t: edited(t, G + "g_idx", data=np.arange(256, dtype="<i4").tobytes()),
+            "each group 32 times",
+        ),
+        ("gptq-32", lambda t: edited(t, G + "g_idx", shape=(16, 16)), "must be (256,)"),
+        ("gptq-32", lambda t: edited(t, G + "scales", shape=(256, 8)), "needs (256 / group, 256)"),
+        ("gptq-32", lambda t: edited(t, G + "qweight", shape=(8192,)), "it must be I32"),
+        ("gptq-32", lambda t: edited(t, G + "qzeros", data=b"\x77" * 1023 + b"\x87"), "does not keep"),
+        ("awq-32-zero", lambda t: edited(t, G + "scales", data=b"\x00\x7c" * 2048), "no finite number"),
+        ("awq-32-zero", lambda t: edited(t, G + "qzeros", shape=(32, 8)), "needs (8, 32)"),
+        ("nvfp4", lambda t: t.pop(Q + "_scale"), "has no"),
+        ("nvfp4", lambda t: edited(t, Q + "_scale", shape=(16, 256)), "needs (256, 16)"),
+        ("nvfp4", lambda t: edited(t, Q + "_scale", data=b"\x80" * 4096), "no finite number"),
+        ("nvfp4", lambda t: edited(t, Q + "_scale_2", data=np.float32(-1).tobytes()), "must be above 0 and below 256"),
+        ("nvfp4", lambda t: edited(t, Q, shape=(128, 256)), "needs (128, 32)"),
     ],
 )
 def test_parts_that_lie_are_named_in_one_line(tmp_path, form, edit, message):
@@ -203,11 +253,15 @@ def test_parts_that_lie_are_named_in_one_line(tmp_path, form, edit, message):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"quant_method": "gptq"}, "which is not read"),
+        ({"quant_method": "aqlm"}, "which is not read"),
+        (FORMS["gptq-32"] | {"bits": 8}, "bits is '8'"),
+        (FORMS["gptq-32"] | {"checkpoint_format": "marlin"}, "of gptq in form 'marlin'"),
+        (FORMS["awq-32-zero"] | {"version": "gemv"}, "of awq in form 'gemv'"),
+        (FORMS["nvfp4"] | {"quant_algo": "FP8"}, "modelopt to 'FP8'"),
         ({"quant_method": "fp8", "activation_scheme": "static"}, "activation_scheme"),
         ({"quant_method": "fp8", "fmt": "e5m2"}, "fmt"),
-        ({"quant_method": "fp8", "weight_block_size": [128, 96]}, "multiples of 128"),
-        ({"quant_method": "fp8", "weight_block_size": "x"}, "multiples of 128"),
+        ({"quant_method": "fp8", "weight_block_size": [128, 48]}, "multiples of 32"),
+        ({"quant_method": "fp8", "weight_block_size": "x"}, "multiples of 32"),
         (FORMS["int4-32"] | {"kv_cache_scheme": {"num_bits": 8}}, "kv_cache_scheme"),
         (FORMS["int4-32"] | {"config_groups": 7}, "config_groups"),
         (FORMS["int4-32"] | {"config_groups": {"a": {"weights": {"num_bits": 8, "type": "int"}}}}, "num_bits"),
@@ -231,6 +285,8 @@ def test_what_is_not_read_is_refused_in_one_line(tmp_path, change, message):
         ("int4-32", packed(strategy="channel"), "has scales of 32 columns, but group_size is None"),
         ("int4-32", packed(group_size=[32]), r"but group_size is [32]"),
         ("int4-row-zero", packed(group_size=32), "has scales of 256 columns, but group_size is 32"),
+        ("gptq-32", FORMS["gptq-32"] | {"group_size": 64}, "has 8 groups of 256 columns, but group_size is 64"),
+        ("awq-32-zero", FORMS["awq-32-zero"] | {"group_size": "x"}, "has 8 groups of 256 columns, but group_size is x"),
         ("fp8-block", FORMS["fp8-block"] | {"weight_block_size": [64, 128]}, "needs (4, 2) of blocks of (64, 128)"),
     ],
 )

@@ -232,10 +232,10 @@ def test_two_names_of_one_tensor_and_quantised_folders_are_refused(tmp_path):
     write_model(tmp_path, **{"language_model.model.norm.weight": np.ones(8, np.float32)})
     with pytest.raises(ModelFileError, match=r"and another tensor are both 'model.norm.weight'"):
         open_checkpoint(tmp_path)
-    write_model(tmp_path, CONFIG | {"quantization_config": {"quant_method": "gptq", "bits": 4}})
+    write_model(tmp_path, CONFIG | {"quantization_config": {"quant_method": "aqlm", "bits": 4}})
     with pytest.raises(
         ModelFileError,
-        match=r"is quantised by 'gptq', which is not read; fp8, .* are: take the model as it was before, or a GGUF",
+        match=r"is quantised by 'aqlm', which is not read; fp8, .* are: take the model as it was before, or a GGUF",
     ):
         open_checkpoint(tmp_path)
 

@@ -27,7 +27,8 @@ extern const KernelTable ordered_kernels = all_left(), interleaved_kernels = all
 
 namespace amx {
 extern const KernelTable ordered_kernels, interleaved_kernels;
-extern const LinearKernel bf16_kernel, float8_kernel;
+extern const LinearKernel bf16_kernel;
+extern const KernelTable float8_kernels;
 extern const MachineKernel machine_kernel;
 }  // namespace amx
 
@@ -39,10 +40,10 @@ extern "C" {
 
 void tile_multiply(int type, int64_t rows, int64_t cols, const uint8_t* tiles, int64_t begin, int64_t end,
                    const uint8_t* x, int64_t x_stride, int64_t tokens, float* y) {
-  const LinearKernel& kernel = static_cast<Type>(type) == Type::bf16      ? amx::bf16_kernel
-                               : static_cast<Type>(type) == Type::f8_e4m3 ? amx::float8_kernel
-                               : is_interleaved(static_cast<Type>(type))  ? amx::interleaved_kernels.of[type]
-                                                                          : amx::ordered_kernels.of[type];
+  const LinearKernel& kernel = static_cast<Type>(type) == Type::bf16     ? amx::bf16_kernel
+                               : is_float8(static_cast<Type>(type))      ? amx::float8_kernels.of[type]
+                               : is_interleaved(static_cast<Type>(type)) ? amx::interleaved_kernels.of[type]
+                                                                         : amx::ordered_kernels.of[type];
   kernel.multiply({static_cast<Type>(type), rows, cols, kernel.tile_bytes(cols), tiles}, begin, end, x, x_stride,
                   tokens, y, rows);
 }

@@ -34,7 +34,14 @@ HALF_FIELDS = {  # where a block's float16 scales stand, in bytes
 }
 
 
-OWN = {"F8_E4M3": 64, "INT4_32": 65, "INT4_32Z": 66, "INT4_128Z": 67}  # types of safetensors
+OWN = {
+    "F8_E4M3": 64,
+    "INT4_32": 65,
+    "INT4_32Z": 66,
+    "INT4_128Z": 67,
+    "NVFP4": 68,
+    "F8_E4M3_32": 69,
+}  # types of safetensors
 TYPES = ["F32", "F16", "BF16", *HALF_FIELDS, *OWN]
 
 
@@ -47,16 +54,22 @@ def dequantize(name, data):
     if name not in OWN:
         return quants.dequantize(data, GGMLQuantizationType[name])
     blocks = data.reshape(len(data), -1, block_of(name)[1])
+    if name == "NVFP4":
+        factors = np.ascontiguousarray(blocks[..., :4]).view("<f4").astype(np.float64)
+        codes = blocks[..., 4:6].astype(int)
+        numbers = np.where(codes, np.ldexp(1 + (codes & 7) / 8, (codes >> 3) - 127), 0)
+        scales = (factors * numbers).astype(np.float32).repeat(16, -1)
+        halves = np.array([0, 1, 2, 3, 4, 6, 8, 12], np.float32)
+        codes = np.concatenate([blocks[..., 6:] & 15, blocks[..., 6:] >> 4], -1)
+        return (scales * np.where(codes & 8, -halves[codes & 7], halves[codes & 7])).reshape(len(data), -1)
     if name == "INT4_32":
         scales = np.zeros((*blocks.shape[:2], 2), np.uint16)
         scales[..., 1:] = blocks[..., :2].view("<u2")
         scales, codes = scales.view("<f4"), blocks[..., 2:]
     else:
         scales, codes = np.ascontiguousarray(blocks[..., :4]).view("<f4"), blocks[..., 4:]
-    if name == "F8_E4M3":
-        exponent, mantissa = codes >> 3 & 15, codes & 7
-        normal = np.ldexp(1 + mantissa / 8, exponent.astype(int) - 7)
-        values = np.where(codes & 128, -1, 1) * np.where(exponent, normal, mantissa * 2.0**-9)
+    if name.startswith("F8"):
+        values = e4m3(codes)
     else:
         values = np.concatenate([codes & 15, codes >> 4], -1).astype(np.float32)
         zeros = 8 if name == "INT4_32" else blocks[..., :1] & 15
@@ -66,16 +79,26 @@ def dequantize(name, data):
     return (scales * values.astype(np.float32)).reshape(len(data), -1)
 
 
+def e4m3(codes):
+    """float64 of 8-bit floats, which are no NaN."""
+    exponent, mantissa = codes >> 3 & 15, codes & 7
+    normal = np.ldexp(1 + mantissa / 8, exponent.astype(int) - 7)
+    return np.where(codes & 128, -1, 1) * np.where(exponent, normal, mantissa * 2.0**-9)
+
+
 def random_own(name, rows, count, rng):
     """Blocks (rows, count, bytes) of a type of safetensors; those of 128 columns have one scale."""
     blocks = rng.integers(0, 256, (rows, count, block_of(name)[1]), np.uint8)
-    each = 4 if name in ("F8_E4M3", "INT4_128Z") else 1
+    each = 4 if name in ("F8_E4M3", "INT4_128Z", "NVFP4") else 1
     scales = np.repeat(rng.uniform(-0.01, 0.01, (rows, -(-count // each))).astype(np.float32), each, 1)[:, :count]
     if name == "INT4_32":
         blocks[..., :2] = (scales.view("<u4") >> 16).astype("<u2")[..., None].view(np.uint8)
         return blocks
     words = scales.view("<u4")
-    if name != "F8_E4M3":
+    if name == "NVFP4":
+        words = (np.abs(scales) * np.float32(2.0**112)).view("<u4")
+        blocks[..., 4:6] = np.array([0, *range(8, 151)], np.uint8)[blocks[..., 4:6] % 144]
+    elif not name.startswith("F8"):
         zeros = np.repeat(rng.integers(0, 16, (rows, -(-count // each)), np.uint32), each, 1)[:, :count]
         words = words & ~np.uint32(0xFFFF) | zeros
     else:

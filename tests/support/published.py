@@ -23,6 +23,13 @@ def packed(**weights) -> dict:
     return {"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": groups}
 
 
+def packed_fp4(kind: str, group: int, form: str = "", **more) -> dict:
+    """quantization_config of compressed-tensors' FP4, nvfp4 or mxfp4, or another form with groups of floats."""
+    weights = {"num_bits": 4, "type": "float", "symmetric": True, "group_size": group, **more}
+    groups = {"group_0": {"weights": weights, "input_activations": {"dynamic": "local", "num_bits": 4}}}
+    return {"quant_method": "compressed-tensors", "format": form or f"{kind}-pack-quantized", "config_groups": groups}
+
+
 MIXTURE = CONFIG | {  # all experts are taken, so that rounding changes no choice
     "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 4,
     "moe_intermediate_size": 160, "norm_topk_prob": True,
@@ -37,6 +44,10 @@ FORMS = {
     "int4-32": packed(group_size=32),
     "int4-32-zero": packed(group_size=32, symmetric=False),
     "int4-row-zero": packed(strategy="channel", symmetric=False),
+    "nvfp4": {"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 16, "ignore": ["lm_head"]},
+    "gptq-32": {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False, "sym": True},
+    "gptq-32-order": {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": True, "sym": True},
+    "awq-32-zero": {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm", "zero_point": True},
 }
 
 Tensor = tuple[str, tuple[int, ...], bytes]  # dtype, shape, and what the file holds
@@ -84,7 +95,19 @@ def quantised(form: str, name: str, weight: np.ndarray) -> tuple[dict[str, Tenso
         suffix = "_scale_inv" if form == "fp8-block" else "_scale"
         tensors = {name: ("F8_E4M3", (rows, cols), codes.tobytes()), name + suffix: stored_bf16(scales)}
         return tensors, each * E4M3_VALUES[codes]
+    if form == "nvfp4":
+        return _nvfp4(name, weight)
     group = 32 if "32" in form else cols
+    if form == "gptq-32-order":  # columns of one input have one order
+        order = np.random.default_rng(cols + ("o_proj" in name)).permutation(cols)
+        tensors, values = quantised("gptq-32", name, weight[:, order])
+        stem, stored = name.removesuffix("weight"), np.argsort(order)
+        words = np.frombuffer(tensors[stem + "qweight"][2], "<u4").reshape(-1, rows)
+        codes = (words[:, None] >> np.arange(0, 32, 4, dtype=np.uint32)[:, None] & 15).reshape(cols, rows)[stored]
+        words = (codes.reshape(-1, 8, rows) << np.arange(0, 32, 4, dtype=np.uint32)[:, None]).sum(1).astype("<u4")
+        tensors[stem + "qweight"] = "I32", words.shape, words.tobytes()
+        tensors[stem + "g_idx"] = "I32", (cols,), (stored // 32).astype("<i4").tobytes()
+        return tensors, np.ascontiguousarray(values[:, stored])
     groups = weight.reshape(rows, -1, group)
     zeros = np.full(groups.shape[:2], 8)
     scales = bf16(np.abs(groups).max(-1) / 7.5)
@@ -95,6 +118,10 @@ def quantised(form: str, name: str, weight: np.ndarray) -> tuple[dict[str, Tenso
     words = lambda nibbles: (nibbles.reshape(*nibbles.shape[:-1], -1, 8) << np.arange(0, 32, 4, dtype=np.uint32)).sum(
         -1
     )
+    values = scales[..., None] * (codes.reshape(groups.shape).astype(np.float32) - zeros[..., None].astype(np.float32))
+    values = values.reshape(rows, cols).astype(np.float32)
+    if not form.startswith("int4"):
+        return _across(form, name, words, codes, scales, zeros.astype(np.uint32)), values
     tensors = {
         name + "_packed": ("I32", (rows, cols // 8), words(codes).astype("<u4").tobytes()),
         name + "_scale": stored_bf16(scales),
@@ -104,8 +131,44 @@ def quantised(form: str, name: str, weight: np.ndarray) -> tuple[dict[str, Tenso
         columns = np.pad(zeros, ((0, -rows % 8), (0, 0))).T.astype(np.uint32)  # (groups, rows)
         packed = words(columns).T.astype("<u4")
         tensors[name + "_zero_point"] = ("I32", packed.shape, np.ascontiguousarray(packed).tobytes())
-    values = scales[..., None] * (codes.reshape(groups.shape).astype(np.float32) - zeros[..., None].astype(np.float32))
-    return tensors, values.reshape(rows, cols).astype(np.float32)
+    return tensors, values
+
+
+def _nvfp4(name: str, weight: np.ndarray) -> tuple[dict[str, Tensor], np.ndarray]:
+    """The tensors of a matrix of ModelOpt's NVFP4, and their values."""
+    rows, cols = weight.shape
+    groups = weight.reshape(rows, -1, 16)
+    factor = np.float32(np.abs(weight).max() / (448 * 6))
+    ordered = E4M3_VALUES[:127]
+    scales = np.searchsorted(ordered, np.abs(groups).max(-1) / (6 * factor)).clip(1, 126).astype(np.uint8)
+    each = ordered[scales][..., None] * factor
+    magnitudes = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
+    nearest = np.abs(np.abs(groups)[..., None] / each[..., None] - magnitudes).argmin(-1).astype(np.uint8)
+    codes = (nearest | (groups < 0) * np.uint8(8)).reshape(rows, cols)
+    values = (each * np.where(groups < 0, -1, 1) * magnitudes[nearest]).reshape(rows, cols).astype(np.float32)
+    number = lambda value: ("F32", (), np.float32(value).tobytes())
+    return {
+        name: ("U8", (rows, cols // 2), (codes[:, ::2] | codes[:, 1::2] << 4).tobytes()),
+        name + "_scale": ("F8_E4M3", scales.shape, scales.tobytes()),
+        name + "_scale_2": number(factor),
+        name.removesuffix("weight") + "input_scale": number(0.3),
+    }, values
+
+
+def _across(form: str, name: str, words, codes, scales: np.ndarray, zeros: np.ndarray) -> dict[str, Tensor]:
+    """The tensors of a matrix of GPTQ's first format or of AWQ. `codes` (rows, cols), `zeros` (rows, groups)."""
+    stem, cols = name.removesuffix("weight"), codes.shape[1]
+    order = lambda rows: rows.reshape(*rows.shape[:-1], -1, 8)[..., [0, 2, 4, 6, 1, 3, 5, 7]].reshape(rows.shape)
+    if form.startswith("awq"):
+        packed, points = words(order(codes.T)), words(order(zeros.T))
+    else:
+        packed, points = words(codes).T, words(zeros.T - 1)
+    bytes_of = lambda array: ("I32", array.shape, np.ascontiguousarray(array.astype("<u4")).tobytes())
+    tensors = {stem + "qweight": bytes_of(packed), stem + "qzeros": bytes_of(points)}
+    tensors[stem + "scales"] = "F16", scales.T.shape, np.ascontiguousarray(scales.T).astype("<f2").tobytes()
+    if form.startswith("gptq"):
+        tensors[stem + "g_idx"] = bytes_of(np.arange(cols) // (cols // scales.shape[1]))
+    return tensors
 
 
 def write_published(folder, form: str, config: dict = CONFIG) -> None:

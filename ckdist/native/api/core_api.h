@@ -21,7 +21,7 @@ CKDIST_EXPORT int ckdist_use_isa(const char* isa);
 
 /* Numbers of weight types. Those below ckdist_own_types are GGUF's (ggml_type). Types only of safetensors go up to
    ckdist_type_count. */
-enum { ckdist_own_types = 64, ckdist_type_count = 68 };
+enum { ckdist_own_types = 64, ckdist_type_count = 70 };
 /* Elements and bytes of one block; 0 for an unknown type. */
 CKDIST_EXPORT int64_t ckdist_type_block_elements(int32_t type);
 CKDIST_EXPORT int64_t ckdist_type_block_bytes(int32_t type);

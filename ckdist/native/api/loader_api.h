@@ -29,12 +29,13 @@ struct ckdist_head_part {
   int64_t width;       /* not 0 if `transposed` */
 };
 
-/* The layout of scales in separate tensors. */
-enum ckdist_codes { ckdist_codes_whole, ckdist_codes_bytes, ckdist_codes_nibbles };
-enum ckdist_scale_form { ckdist_scale_f32, ckdist_scale_f16, ckdist_scale_bf16, ckdist_scale_exponent };
+/* The layout of codes and scales in separate tensors. Codes of `columns` are words of eight columns of a row, [columns
+   / 8][rows]; of `rows` eight rows of a column, [columns][rows / 8]. Their scales are transposed as well. */
+enum ckdist_codes { ckdist_code_whole, ckdist_code_bytes, ckdist_code_nibbles, ckdist_code_columns, ckdist_code_rows };
+enum ckdist_scale { ckdist_scale_f32, ckdist_scale_f16, ckdist_scale_bf16, ckdist_scale_exponent, ckdist_scale_e4m3 };
 struct ckdist_scales {
   enum ckdist_codes codes; /* bits per column */
-  enum ckdist_scale_form form;
+  enum ckdist_scale form;
   int64_t rows_each, cols_each; /* rows and columns that share a scale */
   int64_t rows, cols;           /* shape of a scale tensor */
   int64_t first_row;            /* the matrix's first row among the rows that share this scale tensor */
@@ -42,6 +43,10 @@ struct ckdist_scales {
   const int64_t* offsets;
   const int32_t* zero_files; /* for each matrix: its zero points, 4 bits, 8 rows in 32 bits; null: all are 8 */
   const int64_t* zero_offsets;
+  int32_t zero_added;   /* is added to each 32 bits of zero points */
+  const float* factors; /* only for e4m3, for each matrix: its scales are multiplied by it */
+  const int32_t* order; /* the stored column of each column, if groups are not runs of columns; or null */
+  int64_t order_count;
 };
 
 /* The part of a stored tensor that a matrix takes: the concatenated rows of `row_ranges`, and columns [col_begin,

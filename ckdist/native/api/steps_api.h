@@ -56,16 +56,17 @@ enum ckdist_place {
 
 struct ckdist_value {
   enum ckdist_place place;
-  int32_t format;   /* enum ckdist_activation_format, of activations */
-  int32_t selected; /* it has only selected rows; else a step of selected rows reads them at their tokens */
-  int32_t sum;      /* a value that receives the sums over hosts for this host's rows; or -1 */
-  int64_t width;    /* floats from row to row; activations: columns of the matrices that read them */
-  int64_t offset;   /* arena: bytes. Slot, and places read from slots: index. Logits: first column */
-  int64_t lead;     /* columns before the value's own */
-  int64_t floats;   /* activations: their own columns */
-  int64_t room;     /* training: elements per row with padding; zeros after the width */
-  int64_t stride;   /* bytes from row to row */
-  int64_t kept;     /* training: true if kept between two passes of a batch */
+  int32_t format;       /* enum ckdist_activation_format, of activations */
+  int32_t selected;     /* it has only selected rows; else a step of selected rows reads them at their tokens */
+  int32_t sum;          /* a value that receives the sums over hosts for this host's rows; or -1 */
+  int64_t width;        /* floats from row to row; activations: columns of the matrices that read them */
+  int64_t offset;       /* arena: bytes. Slot, and places read from slots: index. Logits: first column */
+  int64_t lead;         /* columns before the value's own */
+  int64_t floats;       /* activations: their own columns */
+  int64_t room;         /* training: elements per row with padding; zeros after the width */
+  int64_t stride;       /* bytes from row to row */
+  int64_t kept;         /* training: true if kept between two passes of a batch */
+  const int32_t* order; /* activations: the source's column of each column; null: the same */
 };
 
 enum ckdist_scores { ckdist_scores_softmax, ckdist_scores_sigmoid };

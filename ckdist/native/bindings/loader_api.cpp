@@ -43,7 +43,10 @@ ckdist::Scales scales_of(const Loader& loader, const ckdist_scales& s, int64_t c
           s.cols,
           s.first_row,
           places_of(loader, s.files, s.offsets, count),
-          places_of(loader, s.zero_files, s.zero_offsets, count)};
+          places_of(loader, s.zero_files, s.zero_offsets, count),
+          static_cast<uint32_t>(s.zero_added),
+          s.order ? std::vector<int32_t>(s.order, s.order + s.order_count) : std::vector<int32_t>(),
+          s.factors ? std::vector<float>(s.factors, s.factors + count) : std::vector<float>()};
 }
 
 StoredMatrix stored_matrix(const Loader& loader, const ckdist_matrix_plan& plan) {

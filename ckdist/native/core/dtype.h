@@ -31,14 +31,16 @@ enum class Type : int32_t {
   tq1_0 = 34,
   tq2_0 = 35,
   mxfp4 = 39,
-  f8_e4m3 = 64,    // 8-bit floats, a float32 scale per 128 columns
-  int4_32 = 65,    // a bfloat16 scale per 32 columns, codes around 8
-  int4_32z = 66,   // a scale and a zero point per 32 columns
-  int4_128z = 67,  // as int4_32z, per 128 columns
+  f8_e4m3 = 64,     // 8-bit floats, a float32 scale per 128 columns
+  int4_32 = 65,     // a bfloat16 scale per 32 columns, codes around 8
+  int4_32z = 66,    // a scale and a zero point per 32 columns
+  int4_128z = 67,   // as int4_32z, per 128 columns
+  nvfp4 = 68,       // FP4 codes, an E4M3 scale per 16 columns, times a float32
+  f8_e4m3_32 = 69,  // 8-bit floats, a float32 scale per 32 columns
 };
 
 constexpr int kOwnTypes = 64;
-constexpr int kTypeCount = 68;  // one past the largest number, for tables indexed by type
+constexpr int kTypeCount = 70;  // one past the largest number, for tables indexed by type
 
 struct TypeTraits {
   const char* name;
@@ -86,6 +88,8 @@ struct TypeTable {
         {Type::int4_32, {"INT4_32", 32, 18}},
         {Type::int4_32z, {"INT4_32Z", 32, 20}},
         {Type::int4_128z, {"INT4_128Z", 32, 20}},
+        {Type::nvfp4, {"NVFP4", 32, 22}},
+        {Type::f8_e4m3_32, {"F8_E4M3_32", 32, 36}},
     };
     for (const auto& [type, traits] : known) of[static_cast<int>(type)] = traits;
   }

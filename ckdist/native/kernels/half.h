@@ -46,6 +46,17 @@ static inline float float_of_e4m3(uint8_t bits) {
   return float_of_bits(bits_of_float(scaled) | (bits & 0x80u) << 24);
 }
 
+// A scale of NVFP4 as it is packed: E4M3 without sign as five bits of exponent and three of mantissa, since products
+// with subnormal floats are slow. Shifted to a float's position, it is the value * 2^-117; 0 is 0.
+constexpr int kScaleShift = 20;
+static inline float float_of_shifted_scale(uint8_t bits) {
+  return float_of_bits(static_cast<uint32_t>(bits) << kScaleShift);
+}
+static inline uint8_t scale_of_e4m3(uint8_t code) {
+  constexpr uint8_t subnormal[8] = {0, 8, 16, 20, 24, 26, 28, 30};
+  return code < 8 ? subnormal[code] : static_cast<uint8_t>(code + 24);
+}
+
 // 2^(exponent - 128), which is E8M0 / 2. The two smallest values are subnormal numbers.
 constexpr uint32_t kLeastPower = 0x00200000u;  // 2^-128
 static inline float float_of_exponent(uint8_t exponent) {

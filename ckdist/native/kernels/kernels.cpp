@@ -47,7 +47,7 @@ const bool weights_fetched = false;
 #define CKDIST_DECLARE_BF16(isa)             \
   namespace isa {                            \
   extern const LinearKernel bf16_kernel;     \
-  extern const LinearKernel float8_kernel;   \
+  extern const KernelTable float8_kernels;   \
   extern const ProductKernel bf16_product;   \
   extern const ReduceKernel reduce_kernel;   \
   extern const PackKernels pack_kernels;     \
@@ -75,8 +75,8 @@ CKDIST_DECLARE_BF16(avx512_bf16)
 #endif
 #ifdef CKDIST_HAVE_AMX
 namespace amx {
-extern const KernelTable ordered_kernels, interleaved_kernels;
-extern const LinearKernel bf16_kernel, float8_kernel;
+extern const KernelTable ordered_kernels, interleaved_kernels, float8_kernels;
+extern const LinearKernel bf16_kernel;
 extern const ProductKernel bf16_product;
 extern const AttentionKernel attention_kernel;
 extern const MachineKernel machine_kernel;
@@ -115,7 +115,7 @@ namespace {
         vectors::delta_rule_kernel,                                                                  \
         vectors::low_rank_kernel},                                                                   \
        bytes::ordered_kernels, bytes::interleaved_kernels, vectors::f32_kernel, vectors::f16_kernel, \
-       bf16::bf16_kernel, bf16::float8_kernel)
+       bf16::bf16_kernel, bf16::float8_kernels)
 
 // Replaces the kernels in `k` by those of each type in `table`.
 void take(Kernels& k, const KernelTable& table) {
@@ -124,13 +124,13 @@ void take(Kernels& k, const KernelTable& table) {
 }
 
 Kernels make(Kernels k, const KernelTable& ordered, const KernelTable& interleaved, const LinearKernel& f32,
-             const LinearKernel& f16, const LinearKernel& bf16, const LinearKernel& float8) {
+             const LinearKernel& f16, const LinearKernel& bf16, const KernelTable& float8) {
   take(k, ordered);
   take(k, interleaved);
+  take(k, float8);
   k.linear[static_cast<int>(Type::f32)] = f32;
   k.linear[static_cast<int>(Type::f16)] = f16;
   k.linear[static_cast<int>(Type::bf16)] = bf16;
-  k.linear[static_cast<int>(Type::f8_e4m3)] = float8;
   return k;
 }
 
@@ -203,7 +203,7 @@ void add_x86_levels(std::vector<Level>& levels) {
     take(k, amx::ordered_kernels);
     take(k, amx::interleaved_kernels);
     k.linear[static_cast<int>(Type::bf16)] = amx::bf16_kernel;
-    k.linear[static_cast<int>(Type::f8_e4m3)] = amx::float8_kernel;
+    take(k, amx::float8_kernels);
     k.product.bf16 = amx::bf16_product;
     k.attention = amx::attention_kernel;
     return k;

@@ -107,6 +107,10 @@ void pack_block(const Block& source, int row, int first, uint8_t* block) {
       store16(block + layout.group_minima() + group * layout.group_scale_bytes(), row, source.minimum);
   } else if constexpr (layout.scales == ScaleKind::exponent) {
     block[layout.group_scales() + first / layout.group * kTileRows + row] = source.scales[0];
+  } else if constexpr (layout.scales == ScaleKind::float8) {
+    store32(block + layout.block_scale() + 4 * row, source.word);
+    for (int i = 0; i < layout.parts(); ++i)
+      block[layout.group_scales() + (first / layout.group + i) * kTileRows + row] = source.scales[i];
   } else {
     store16(block + layout.block_scale(), row, source.scale);
     if (layout.minimum) store16(block + layout.block_minimum(), row, source.minimum);
@@ -139,6 +143,10 @@ void unpack_block(const uint8_t* block, int row, int first, Block& out) {
     if (layout.minimum) out.minimum = load16(block + layout.group_minima() + group * layout.group_scale_bytes(), row);
   } else if constexpr (layout.scales == ScaleKind::exponent) {
     out.scales[0] = block[layout.group_scales() + first / layout.group * kTileRows + row];
+  } else if constexpr (layout.scales == ScaleKind::float8) {
+    out.word = load32(block + layout.block_scale() + 4 * row);
+    for (int i = 0; i < layout.parts(); ++i)
+      out.scales[i] = block[layout.group_scales() + (first / layout.group + i) * kTileRows + row];
   } else {
     out.scale = load16(block + layout.block_scale(), row);
     if (layout.minimum) out.minimum = load16(block + layout.block_minimum(), row);

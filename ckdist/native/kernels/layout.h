@@ -41,6 +41,7 @@ enum class ScaleKind {
   bfloat,         // a bfloat16 per group
   zeroed,         // a float32 per group; its four lowest bits are the zero point
   single,         // a float32 per group
+  float8,         // block scale, a float32 * 2^116, * a code of scale_of_e4m3
 };
 
 // value = scale * (code - offset), or scale * code - minimum if `minimum` is set. With zeroed scales the minimum is
@@ -87,7 +88,7 @@ struct BlockLayout {
   }
   constexpr int all_group_scales() const { return groups() * group_scale_bytes(); }
   constexpr int block_scales() const {
-    if (scales == ScaleKind::expanded) return 4 * kTileRows;
+    if (scales == ScaleKind::expanded || scales == ScaleKind::float8) return 4 * kTileRows;
     return alone() ? 0 : 2 * kTileRows * (minimum ? 2 : 1);
   }
   // With integer scales, sums run over the block, and its own scale and the minima are read after the codes; else
@@ -111,11 +112,13 @@ struct BlockLayout {
 constexpr uint8_t kIq4Codebook[16] = {1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241};
 constexpr uint8_t kFp4Codebook[16] = {16, 17, 18, 19, 20, 22, 24, 28, 16, 15, 14, 13, 12, 10, 8, 4};
 constexpr int kCodebookOffset = 128;  // offset of IQ4, and of codes of 8 bits
-constexpr const uint8_t* codebook_of(Type type) { return type == Type::mxfp4 ? kFp4Codebook : kIq4Codebook; }
+constexpr const uint8_t* codebook_of(Type type) {
+  return type == Type::mxfp4 || type == Type::nvfp4 ? kFp4Codebook : kIq4Codebook;
+}
 
 constexpr uint32_t kZeroPoint = 0x0f;  // the bits of a zeroed scale that hold its zero point
 
-constexpr bool is_float8(Type type) { return type == Type::f8_e4m3; }
+constexpr bool is_float8(Type type) { return type == Type::f8_e4m3 || type == Type::f8_e4m3_32; }
 
 // The expanded layout of blocks of a grid or of ternary numbers, with a scale for `group` columns.
 constexpr BlockLayout expanded_layout(int group) { return {256, 8, 0, group, 128, false, ScaleKind::expanded, false}; }
@@ -140,7 +143,9 @@ constexpr BlockLayout layout_of(Type type) {
     case Type::int4_32:   return {64,    4,  0,   32,   8,     false,  Kind::bfloat,        false};
     case Type::int4_32z:  return {64,    4,  0,   32,   0,     true,   Kind::zeroed,        false};
     case Type::int4_128z: return {128,   4,  0,   128,  0,     true,   Kind::zeroed,        false};
+    case Type::nvfp4:  return {  128,    4,  0,   16,   16,    false,  Kind::float8,        true};
     case Type::f8_e4m3:   return {128,   8,  0,   128,  0,     false,  Kind::single,        false};
+    case Type::f8_e4m3_32: return {32,   8,  0,   32,   0,     false,  Kind::single,        false};
     case Type::iq1_s: case Type::iq2_xxs: case Type::iq3_xxs: case Type::iq3_s: case Type::tq1_0: case Type::tq2_0:
       return expanded_layout(32);
     case Type::iq1_m: case Type::iq2_xs: case Type::iq2_s: return expanded_layout(16);
@@ -161,8 +166,9 @@ constexpr int undivided_columns(Type type) {
   X(iq1_s) X(iq1_m) X(iq2_xxs) X(iq2_xs) X(iq2_s) X(iq3_xxs) X(iq3_s) X(tq1_0) X(tq2_0)
 #define CKDIST_EACH_ORDERED_TYPE(X) \
   X(q4_0) X(q4_1) X(q5_0) X(q5_1) X(q8_0) X(q2_k) X(q3_k) X(q4_k) X(q5_k) X(q6_k) X(iq4_nl) X(iq4_xs) \
-  X(mxfp4) X(int4_32) X(int4_32z) X(int4_128z)
-#define CKDIST_EACH_BLOCK_TYPE(X) CKDIST_EACH_ORDERED_TYPE(X) CKDIST_EACH_INTERLEAVED_TYPE(X) X(f8_e4m3)
+  X(mxfp4) X(int4_32) X(int4_32z) X(int4_128z) X(nvfp4)
+#define CKDIST_EACH_FLOAT8_TYPE(X) X(f8_e4m3) X(f8_e4m3_32)
+#define CKDIST_EACH_BLOCK_TYPE(X) CKDIST_EACH_ORDERED_TYPE(X) CKDIST_EACH_INTERLEAVED_TYPE(X) CKDIST_EACH_FLOAT8_TYPE(X)
 #define CKDIST_EACH_TYPE(X) X(f32) X(f16) X(bf16) CKDIST_EACH_BLOCK_TYPE(X)
 // clang-format on
 

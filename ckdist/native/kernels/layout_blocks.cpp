@@ -136,9 +136,21 @@ void read_block<Type::int4_128z>(const uint8_t* source, Block& block) {
 }
 
 template <>
+void read_block<Type::nvfp4>(const uint8_t* source, Block& block) {
+  block.word = read32(source);
+  std::memcpy(block.scales, source + 4, 2);
+  read_nibbles(source + 6, block.codes);
+}
+
+template <>
 void read_block<Type::f8_e4m3>(const uint8_t* source, Block& block) {
   block.word = read32(source);
   std::memcpy(block.codes, source + 4, 32);
+}
+
+template <>
+void read_block<Type::f8_e4m3_32>(const uint8_t* source, Block& block) {
+  read_block<Type::f8_e4m3>(source, block);
 }
 
 template <>
@@ -221,6 +233,7 @@ void block_values(const Block& block, float* out) {
   }
   const float block_scale = layout.scales == ScaleKind::exponent ? float_of_exponent(block.scales[0])
                             : layout.scales == ScaleKind::bfloat ? float_of_bf16(block.scale)
+                            : layout.scales == ScaleKind::float8 ? float_of_bits(block.word)
                                                                  : float_of_half(block.scale);
   const float block_minimum = layout.minimum ? float_of_half(block.minimum) : 0;
   for (int start = 0; start < columns; start += layout.group) {
@@ -228,6 +241,7 @@ void block_values(const Block& block, float* out) {
     float scale = block_scale, minimum = block_minimum;
     if (layout.scales == ScaleKind::unsigned_byte) scale *= block.scales[group], minimum *= block.minima[group];
     if (layout.scales == ScaleKind::expanded) scale *= interleaved_of(type).unit * block.scales[group];
+    if (layout.scales == ScaleKind::float8) scale *= float_of_shifted_scale(block.scales[group]);
     if (layout.scales == ScaleKind::signed_byte) scale *= static_cast<int8_t>(block.scales[group]);
     if (layout.scales == ScaleKind::nibbles) scale *= block.scales[group] & 0x0f, minimum *= block.scales[group] >> 4;
     for (int i = start; i < start + layout.group; ++i) {

@@ -11,7 +11,7 @@ struct Block {
   uint8_t codes[256];  // unsigned, in column order
   uint16_t scale;      // float16 bits, or bfloat16: of the block, or of its only group
   uint16_t minimum;    // the same; a value is scale * code - minimum
-  uint32_t word;       // for zeroed and single scales
+  uint32_t word;       // for zeroed and single scales, and the factor of float8 scales
   uint8_t scales[16];  // of the groups; see ScaleKind
   uint8_t minima[16];
 };

@@ -60,8 +60,9 @@ void Source::check() const {
          part.first, part.first + part.rows, part.stored);
   const int64_t stored_cols = part.stored ? part.columns : cols;
   const int64_t heads = part.stored ? rows * part.every * cols / (part.rows * part.columns) : 0;
-  const int64_t stored_rows = part.stored ? heads * part.stored : rows;
+  int64_t stored_rows = part.stored ? heads * part.stored : rows;
   if (is_joined()) scales.check(name.c_str(), type, stored_rows, stored_cols, places.size());
+  if (scales.is_across()) stored_rows = scales.rows;
   for (const FilePlace& place : places) {
     int64_t all, end;
     if (place.offset < 0 || stored_cols > INT64_MAX / 8 ||
@@ -208,11 +209,14 @@ void StoredMatrix::pack(int64_t begin, int64_t end, uint8_t* out, Rows* scratch)
 
 void StoredMatrix::join(int64_t matrix, int64_t stored, int64_t col, int64_t cols, uint8_t* out) const {
   const FilePlace& place = source_.places[matrix];
-  if (!join_row(source_.scales, source_.type, matrix, stored, col, cols,
-                place.data() + stored * row_bytes_ + source_.bytes(col), out))
+  const Scales& scales = source_.scales;
+  const int64_t code_at = source_.bytes(col);
+  if (!join_row(scales, source_.type, matrix, stored, col, cols,
+                place.data() + (scales.is_across() ? 0 : stored * row_bytes_ + (scales.order.empty() ? code_at : 0)),
+                out))
     place.file->reject(place.file->path() + ": tensor " + source_.name + " has a code or a scale in row " +
-                       std::to_string(stored) + " that is no finite number, or has more bits than " +
-                       type_traits(source_.type).name + " keeps: it is damaged");
+                       std::to_string(stored) + " that is no finite number, or has a zero point or bits that " +
+                       type_traits(source_.type).name + " does not keep: it is damaged");
 }
 
 void StoredMatrix::pack_joined(int64_t matrix, int64_t first, int count, uint8_t* out) const {
@@ -246,6 +250,7 @@ void StoredMatrix::pack_row(int64_t row, uint8_t* out) const {
 }
 
 void StoredMatrix::will_need_row(int64_t row) const {
+  if (source_.scales.is_across()) return;  // the row is spread over the whole tensor
   const FilePlace& place = source_.places[0];
   place.file->will_need(place.offset + stored_row(row) * row_bytes_ + segment_begin_, segment_bytes_);
 }
@@ -264,7 +269,9 @@ void StoredMatrix::will_need(int64_t begin, int64_t end) const {
       low = std::min(low, stored), high = std::max(high, stored + more);
     }
     const FilePlace& place = source_.places[matrix];
-    if (low <= high)
+    if (source_.scales.is_across()) {  // the first tile needs every page
+      if (tile == before) place.file->will_need(place.offset, source_.scales.rows * row_bytes_);
+    } else if (low <= high)
       place.file->will_need(place.offset + low * row_bytes_ + segment_begin_,
                             (high - low) * row_bytes_ + (part.transposed ? row_bytes_ : segment_bytes_));
   }

@@ -230,7 +230,7 @@ void expand_block(const uint8_t* packed, uint8_t* block) {
 
 template <Type type>
 ExpandBlock expand_of() {
-  if constexpr (is_float8(type)) return expand_float8;
+  if constexpr (is_float8(type)) return expand_float8<type>;
   else if constexpr (!is_interleaved(type)) return nullptr;
   else {
 #if defined(__AVX512F__)

@@ -21,10 +21,10 @@ namespace ckdist {
 namespace CKDIST_ISA {
 namespace {
 
-constexpr BlockLayout kFloat8Layout = layout_of(Type::f8_e4m3);
 // An expanded block: the packed scales, then [pair of columns][16 rows][2] of bfloat16.
 constexpr int kExpandedScales = 4 * kTileRows, kPairLine = 4 * kTileRows;
-constexpr int kExpandedFloat8 = kExpandedScales + kFloat8Layout.columns / 2 * kPairLine;
+template <Type type>
+constexpr int kExpandedFloat8 = kExpandedScales + layout_of(type).columns / 2 * kPairLine;
 constexpr float kTwoTo120 = 0x1p120f;
 
 // Bit offset in a word of the code of column `column` of four.
@@ -186,11 +186,12 @@ inline void pairs_of(LaneBits words, LaneBits& first, LaneBits& second) {
 
 #endif
 
-inline void expand_float8(const uint8_t* packed, uint8_t* block) {
+template <Type type>
+void expand_float8(const uint8_t* packed, uint8_t* block) {
   std::memcpy(block, packed, kExpandedScales);
-  const uint8_t* words = packed + kFloat8Layout.planes();
+  const uint8_t* words = packed + layout_of(type).planes();
   uint8_t* to = block + kExpandedScales;
-  for (int step = 0; step < kFloat8Layout.columns / 4; ++step, words += kPairLine, to += 2 * kPairLine)
+  for (int step = 0; step < layout_of(type).columns / 4; ++step, words += kPairLine, to += 2 * kPairLine)
 #pragma GCC unroll 4
     for (int s = 0; s < kSplits; ++s) {
       LaneBits first, second;

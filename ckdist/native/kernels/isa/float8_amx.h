@@ -1,6 +1,6 @@
 // Products of 8-bit floats with AMX. Blocks are expanded once for all tokens to pairs of bfloat16, which are the layout
-// of a tile of weights. Sums of 128 columns stay in tiles and are then scaled. Tiles handle every number of tokens,
-// because their order of additions differs from that of vectors. Private to isa/.
+// of a tile of weights. Sums of a block's columns stay in tiles and are then scaled. Tiles handle every number of
+// tokens, because their order of additions differs from that of vectors. Private to isa/.
 #pragma once
 #include "kernels/isa/linear_amx.h"
 #include "kernels/isa/linear_float8.h"
@@ -12,8 +12,10 @@ namespace {
 constexpr int kChunkBlocks = 32;  // blocks of two tiles, expanded: a part of the L2 cache
 
 // Multiplies `blocks` expanded blocks of up to two tiles. Writes y if `begin`, else adds to it.
-inline void float8_tiles(const TileStrip& strip, const uint8_t* x, int64_t x_stride,
-                         const uint8_t (*expanded)[kChunkBlocks * kExpandedFloat8], int64_t blocks, bool begins) {
+template <Type type>
+void float8_tiles(const TileStrip& strip, const uint8_t* x, int64_t x_stride,
+                  const uint8_t (*expanded)[kChunkBlocks * kExpandedFloat8<type>], int64_t blocks, bool begins) {
+  constexpr int bytes = kExpandedFloat8<type>;
   constexpr int depth = kTileRowBytes / 2;  // columns of a product
   alignas(64) float sums[kSumsTiles * kTileSums], products[kSumsTiles * kTileSums];
   for (int s = 0; s < strip.strips(); ++s)
@@ -26,9 +28,9 @@ inline void float8_tiles(const TileStrip& strip, const uint8_t* x, int64_t x_str
                         begins ? _mm512_setzero_ps() : _mm512_maskz_loadu_ps(rows, y));
       }
   for (int64_t b = 0; b < blocks; ++b) {
-    const uint8_t *first = expanded[0] + b * kExpandedFloat8, *second = expanded[1] + b * kExpandedFloat8;
+    const uint8_t *first = expanded[0] + b * bytes, *second = expanded[1] + b * bytes;
     zero_sums(strip.strips());
-    for (int at = kExpandedScales; at < kExpandedFloat8; at += depth / 2 * kPairLine, x += kTileRowBytes)
+    for (int at = kExpandedScales; at < bytes; at += depth / 2 * kPairLine, x += kTileRowBytes)
       add_products<false>(strip, x, x_stride, first + at, second + at);
     store_tiles(strip, products);
     for (int tile = 0; tile < strip.tile_count; ++tile) {
@@ -43,10 +45,12 @@ inline void float8_tiles(const TileStrip& strip, const uint8_t* x, int64_t x_str
   write_sums(strip, sums);
 }
 
+template <Type type>
 void multiply_float8_in_tiles(const Matrix& matrix, int64_t tile_begin, int64_t tile_end, const uint8_t* x,
                               int64_t x_stride, int64_t tokens, float* y, int64_t y_stride) {
-  alignas(64) uint8_t expanded[2][kChunkBlocks * kExpandedFloat8];
-  const int64_t blocks = (matrix.cols + kFloat8Layout.columns - 1) / kFloat8Layout.columns;
+  constexpr BlockLayout layout = layout_of(type);
+  alignas(64) uint8_t expanded[2][kChunkBlocks * kExpandedFloat8<type>];
+  const int64_t blocks = (matrix.cols + layout.columns - 1) / layout.columns;
   TileStrip strip{};
   strip.y_stride = y_stride;
   int configured = 0;
@@ -58,14 +62,14 @@ void multiply_float8_in_tiles(const Matrix& matrix, int64_t tile_begin, int64_t 
       const int64_t count = blocks - begin < kChunkBlocks ? blocks - begin : kChunkBlocks;
       for (int i = 0; i < strip.tile_count; ++i)
         for (int64_t b = 0; b < count; ++b)
-          expand_float8(matrix.tiles + (tile + i) * matrix.tile_bytes + (begin + b) * kFloat8Layout.bytes(),
-                        expanded[i] + b * kExpandedFloat8);
+          expand_float8<type>(matrix.tiles + (tile + i) * matrix.tile_bytes + (begin + b) * layout.bytes(),
+                              expanded[i] + b * kExpandedFloat8<type>);
       for (int64_t token = 0; token < tokens; token += kTokensAtOnce) {
         strip.tokens = static_cast<int>(tokens - token < kTokensAtOnce ? tokens - token : kTokensAtOnce);
         if (strip.tokens != configured) configure(configured = strip.tokens, kTileRowBytes);
         strip.y = y + token * y_stride + tile * kTileRows;
-        float8_tiles(strip, x + token * x_stride + begin * kFloat8Layout.columns * kColumnBytes, x_stride, expanded,
-                     count, begin == 0);
+        float8_tiles<type>(strip, x + token * x_stride + begin * layout.columns * kColumnBytes, x_stride, expanded,
+                           count, begin == 0);
       }
     }
   }

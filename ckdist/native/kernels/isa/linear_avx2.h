@@ -93,7 +93,7 @@ struct Block {
     return at + layout.planes() + columns * layout.plane_bytes() + 32 * half;
   }  // planes of the columns-th 32 columns
   __m256 block_scale() const {
-    if constexpr (layout.scales == ScaleKind::expanded)
+    if constexpr (layout.scales == ScaleKind::expanded || layout.scales == ScaleKind::float8)
       return _mm256_castsi256_ps(load(at + layout.block_scale() + 4 * kLane * half));
     return read_halves(at + layout.block_scale() + 2 * kLane * half);
   }
@@ -113,6 +113,10 @@ struct Block {
       return _mm256_andnot_si256(_mm256_set1_epi32(kZeroPoint), load(scales));
     if constexpr (layout.scales == ScaleKind::unsigned_byte) return widen(scales);
     if constexpr (layout.scales == ScaleKind::exponent) return power_of_two(widen(scales));
+    if constexpr (layout.scales == ScaleKind::float8) {
+      const __m256i shifted_code = _mm256_slli_epi32(widen(scales), kScaleShift);
+      return _mm256_castps_si256(_mm256_mul_ps(block_scale(), _mm256_castsi256_ps(shifted_code)));
+    }
     if constexpr (layout.scales == ScaleKind::signed_byte || layout.scales == ScaleKind::expanded)
       return _mm256_cvtepi8_epi32(read_bytes(scales));
     return product(block_scale(), _mm256_and_si256(widen(scales), _mm256_set1_epi32(0x0f)));

@@ -90,7 +90,8 @@ struct Block {
     return at + layout.planes() + columns * layout.plane_bytes();
   }  // planes of the columns-th 32 columns
   __m512 block_scale() const {
-    if constexpr (layout.scales == ScaleKind::expanded) return _mm512_loadu_ps(at + layout.block_scale());
+    if constexpr (layout.scales == ScaleKind::expanded || layout.scales == ScaleKind::float8)
+      return _mm512_loadu_ps(at + layout.block_scale());
     return read_halves(at + layout.block_scale());
   }
   __m512 block_minimum() const { return read_halves(at + layout.block_minimum()); }
@@ -104,6 +105,10 @@ struct Block {
       return _mm512_andnot_si512(_mm512_set1_epi32(kZeroPoint), load(scales));
     if constexpr (layout.scales == ScaleKind::unsigned_byte) return widen(scales);
     if constexpr (layout.scales == ScaleKind::exponent) return power_of_two(widen(scales));
+    if constexpr (layout.scales == ScaleKind::float8) {
+      const __m512i shifted_code = _mm512_slli_epi32(widen(scales), kScaleShift);
+      return _mm512_castps_si512(_mm512_mul_ps(block_scale(), _mm512_castsi512_ps(shifted_code)));
+    }
     if constexpr (layout.scales == ScaleKind::signed_byte || layout.scales == ScaleKind::expanded)
       return _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(scales)));
     const __m512i low = _mm512_and_si512(widen(scales), _mm512_set1_epi32(0x0f));

@@ -89,6 +89,8 @@ void read_scales(const uint8_t* block, const Rows& block_scale, const Rows& bloc
       minimum.lane[r] = scale.lane[r] * static_cast<float>(word & kZeroPoint);
     } else if (layout.scales == ScaleKind::exponent) {
       scale.lane[r] = float_of_exponent(scales[r]);
+    } else if (layout.scales == ScaleKind::float8) {
+      scale.lane[r] = block_scale.lane[r] * float_of_shifted_scale(scales[r]);
     } else if (layout.scales == ScaleKind::unsigned_byte) {
       scale.lane[r] = block_scale.lane[r] * scales[r];
       minimum.lane[r] =
@@ -131,7 +133,7 @@ void block_strip(const Strip& strip) {
     const uint8_t* block = strip.tile + b * layout.bytes();
     if constexpr (expanded.used) block = expanded.template next<kMaxTokens>();
     Rows block_scale, block_minimum;
-    if constexpr (layout.scales == ScaleKind::expanded) {
+    if constexpr (layout.scales == ScaleKind::expanded || layout.scales == ScaleKind::float8) {
       std::memcpy(&block_scale, block + layout.block_scale(), sizeof block_scale);
     } else if constexpr (!layout.alone()) {
       block_scale = read_halves(block + layout.block_scale());

@@ -11,20 +11,31 @@ namespace CKDIST_ISA {
 namespace {
 
 #if defined(__AMX_BF16__)
-constexpr auto product = multiply_float8_in_tiles;
+template <Type type>
+constexpr auto kMultiply = multiply_float8_in_tiles<type>;
 #else
-constexpr auto product = multiply<Float8Product>;
+template <Type type>
+constexpr auto kMultiply = multiply<Float8Product<type>>;
 #endif
+
+constexpr KernelTable make_table() {
+  KernelTable table = {};
+#define CKDIST_KERNEL(name)                                                          \
+  table.of[static_cast<int>(Type::name)] = {activation_format(kFormats, Type::name), \
+                                            Tiles<Type::name>::tile_bytes,           \
+                                            CKDIST_VECTORS::pack_tile<Type::name>,   \
+                                            Tiles<Type::name>::unpack_row,           \
+                                            kMultiply<Type::name>,                   \
+                                            prompt_format(kFormats, Type::name),     \
+                                            nullptr};
+  CKDIST_EACH_FLOAT8_TYPE(CKDIST_KERNEL)
+#undef CKDIST_KERNEL
+  return table;
+}
 
 }  // namespace
 
-extern const LinearKernel float8_kernel = {activation_format(kFormats, Type::f8_e4m3),
-                                           Tiles<Type::f8_e4m3>::tile_bytes,
-                                           CKDIST_VECTORS::pack_tile<Type::f8_e4m3>,
-                                           Tiles<Type::f8_e4m3>::unpack_row,
-                                           product,
-                                           prompt_format(kFormats, Type::f8_e4m3),
-                                           nullptr};
+extern const KernelTable float8_kernels = make_table();
 
 }  // namespace CKDIST_ISA
 }  // namespace ckdist

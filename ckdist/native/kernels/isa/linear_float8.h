@@ -7,12 +7,13 @@ namespace ckdist {
 namespace CKDIST_ISA {
 namespace {
 
-template <int tokens, bool expanded>
+template <Type type, int tokens, bool expanded>
 void float8_columns(const Strip& strip) {
-  constexpr int steps = kSummedColumns / 4, runs = kFloat8Layout.columns / kSummedColumns;
+  constexpr BlockLayout layout = layout_of(type);
+  constexpr int steps = kSummedColumns / 4, runs = layout.columns / kSummedColumns;
   constexpr int step_bytes = (expanded ? 2 : 1) * kPairLine;
-  constexpr int block_bytes = expanded ? kExpandedFloat8 : kFloat8Layout.bytes();
-  constexpr int codes_at = expanded ? kExpandedScales : kFloat8Layout.planes();
+  constexpr int block_bytes = expanded ? kExpandedFloat8<type> : layout.bytes();
+  constexpr int codes_at = expanded ? kExpandedScales : layout.planes();
   Lane sums[kSplits][tokens];
   for (auto& of_split : sums)
     for (Lane& sum : of_split) sum = zero_lane();
@@ -20,7 +21,7 @@ void float8_columns(const Strip& strip) {
   for (int64_t b = 0; b < strip.blocks; ++b, block += block_bytes) {
     const uint8_t* at = block + codes_at;
     for (int run = 0; run < runs; ++run, at += steps * step_bytes, x += kSummedColumns * kColumnBytes) {
-      if constexpr (!expanded) fetch<Type::f8_e4m3, tokens>(at, steps);
+      if constexpr (!expanded) fetch<type, tokens>(at, steps);
 #pragma GCC unroll 4
       for (int s = 0; s < kSplits; ++s) {
         Lane part[tokens];
@@ -40,19 +41,20 @@ void float8_columns(const Strip& strip) {
       store_lane(strip.y + t * strip.y_stride + kLaneRows * s, sums[s][t], strip.rows - kLaneRows * s);
 }
 
-template <int tokens>
+template <Type type, int tokens>
 void float8_strip(const Strip& strip) {
-  if (strip.expand) float8_columns<tokens, false>(strip);
-  else float8_columns<tokens, true>(strip);
+  if (strip.expand) float8_columns<type, tokens, false>(strip);
+  else float8_columns<type, tokens, true>(strip);
 }
 
+template <Type type>
 struct Float8Product {
-  static constexpr Type kType = Type::f8_e4m3;
-  static constexpr int kBlockColumns = kFloat8Layout.columns;
+  static constexpr Type kType = type;
+  static constexpr int kBlockColumns = layout_of(type).columns;
 
   template <int tokens>
   static constexpr StripFunction of() {
-    return {tokens, 1, float8_strip<tokens>};
+    return {tokens, 1, float8_strip<type, tokens>};
   }
   static StripFunction strip(int64_t tokens, int64_t) {
 #if defined(__AVX512F__)

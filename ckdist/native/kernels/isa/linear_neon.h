@@ -107,7 +107,7 @@ struct Block {
     return at + layout.planes() + columns * layout.plane_bytes() + 16 * quarter;
   }
   float32x4_t block_scale() const {
-    if constexpr (layout.scales == ScaleKind::expanded)
+    if constexpr (layout.scales == ScaleKind::expanded || layout.scales == ScaleKind::float8)
       return vreinterpretq_f32_u8(vld1q_u8(at + layout.block_scale() + 4 * kQuarterRows * quarter));
     return read_halves(at + layout.block_scale() + 2 * kQuarterRows * quarter);
   }
@@ -127,6 +127,8 @@ struct Block {
       return vbicq_s32(vreinterpretq_s32_u8(vld1q_u8(scales)), vdupq_n_s32(kZeroPoint));
     if constexpr (layout.scales == ScaleKind::unsigned_byte) return widen(scales);
     if constexpr (layout.scales == ScaleKind::exponent) return power_of_two(widen(scales));
+    if constexpr (layout.scales == ScaleKind::float8)
+      return as_ints(vmulq_f32(block_scale(), as_floats(vshlq_n_s32(widen(scales), kScaleShift))));
     if constexpr (layout.scales == ScaleKind::signed_byte || layout.scales == ScaleKind::expanded)
       return widen_signed(scales);
     return product(block_scale(), vandq_s32(widen(scales), vdupq_n_s32(0x0f)));

@@ -118,8 +118,8 @@ template <class Product>
 void multiply(const Matrix& matrix, int64_t tile_begin, int64_t tile_end, const uint8_t* x, int64_t x_stride,
               int64_t tokens, float* y, int64_t y_stride) {
   constexpr bool floats = is_float8(Product::kType), expands = is_interleaved(Product::kType) || floats;
-  constexpr int packed_bytes = floats ? kFloat8Layout.bytes() : interleaved_of(Product::kType).bytes(),
-                expanded_bytes = floats ? kExpandedFloat8 : layout_of(Product::kType).bytes();
+  constexpr int packed_bytes = floats ? layout_of(Product::kType).bytes() : interleaved_of(Product::kType).bytes(),
+                expanded_bytes = floats ? kExpandedFloat8<Product::kType> : layout_of(Product::kType).bytes();
   Strip strip;
   strip.blocks = (matrix.cols + Product::kBlockColumns - 1) / Product::kBlockColumns;
   strip.x_stride = x_stride;

@@ -65,6 +65,7 @@ template <Type type>
 CKDIST_INLINE void pack_group(const BlockRows& b, int group) {
   constexpr BlockLayout layout = layout_of(type);
   constexpr int codes_at = type == Type::mxfp4                           ? 1
+                           : type == Type::nvfp4                         ? 6
                            : layout.group_scale_bytes() == 4 * kTileRows ? 4
                            : layout.high_bits                            ? (layout.minimum ? 8 : 6)
                            : layout.minimum                              ? 4
@@ -93,6 +94,14 @@ CKDIST_INLINE void pack_group(const BlockRows& b, int group) {
   if constexpr (layout.scales == ScaleKind::exponent) {
     for (int row = 0; row < kWordRows; ++row)
       b.block[layout.group_scales() + group * kTileRows + b.row + row] = b.rows[row][b.at];
+    return;
+  }
+  if constexpr (layout.scales == ScaleKind::float8) {
+    store(b.block + layout.block_scale() + 4 * b.row, load_word(b.rows, b.at));
+    for (int i = 0; i < layout.parts(); ++i)
+      for (int row = 0; row < kWordRows; ++row)
+        b.block[layout.group_scales() + (layout.parts() * group + i) * kTileRows + b.row + row] =
+            b.rows[row][b.at + 4 + i];
     return;
   }
   const int half = 2 * (group * kTileRows + b.row);

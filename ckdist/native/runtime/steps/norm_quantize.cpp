@@ -7,7 +7,16 @@ namespace {
 struct NormQuantize : StepRun<Inference, ckdist_norm_quantize_step> {
   static int64_t thread_bytes(const Inference& r, const Fields& step) {
     const int64_t gated = step.gate >= 0 ? Residual::row_bytes(r, step.gate) : 0;
-    return std::max(Residual::row_bytes(r, step.y), gated);
+    return room_bytes(r, step) + std::max(Residual::row_bytes(r, step.y), gated);
+  }
+
+  // Bytes for a row whose columns are in the order of a matrix.
+  static int64_t room_bytes(const Inference& r, const Fields& step) {
+    int64_t most = 0;
+    for (const ckdist_span& shards : step.activations)
+      for (int c = 0; c < shards.count; c++)
+        if (const ckdist_value& a = r.value(shards.first + c); a.order) most = std::max(most, a.floats);
+    return (most * int64_t{sizeof(float)} + 63) / 64 * 64;
   }
 
   void run() {
@@ -38,7 +47,7 @@ struct NormQuantize : StepRun<Inference, ckdist_norm_quantize_step> {
   }
 
   Residual residual() const {
-    float* const room = reinterpret_cast<float*>(r.memory(thread));
+    float* const room = reinterpret_cast<float*>(r.memory(thread) + room_bytes(r, step));
     return Residual::of(r, thread, step, room);
   }
 
@@ -51,7 +60,7 @@ struct NormQuantize : StepRun<Inference, ckdist_norm_quantize_step> {
   void make_row(int64_t out_row, bool keep) {
     const ckdist_value& y = r.value(step.y);
     const int64_t in_row = r.token_row(step.step, out_row);
-    float* const room = reinterpret_cast<float*>(r.memory(thread));
+    float* const room = reinterpret_cast<float*>(r.memory(thread) + room_bytes(r, step));
     const float* const gate = step.gate >= 0 ? gate_row(out_row, in_row) : nullptr;
     if (y.place == ckdist_place_columns) return quantize_columns(y, out_row, in_row, gate, room);
     const ElementwiseKernel& k = r.kernels.elementwise;
@@ -95,6 +104,11 @@ struct NormQuantize : StepRun<Inference, ckdist_norm_quantize_step> {
   }
 
   void quantize(const ckdist_value& a, const float* x, uint8_t* base, int64_t row) const {
+    if (a.order) {
+      float* const ordered = reinterpret_cast<float*>(r.memory(thread));
+      for (int64_t i = 0; i < a.floats; ++i) ordered[i] = x[a.order[i]];
+      x = ordered;
+    }
     if (a.width > 0)
       r.kernels.elementwise.prepare(ActivationFormat(a.format), x, a.floats, a.lead, a.width, base + row * a.stride);
   }
