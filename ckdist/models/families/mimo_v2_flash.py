@@ -53,7 +53,7 @@ KEYS = ConfigKeys(
 
 
 def kinds(f: Fields, name: str, published: str, words: tuple[str, str], otherwise: list[bool]) -> list[bool]:
-    """Whether each layer is of the second kind: a list of words, or of 0 and 1 in published files."""
+    """True for each layer of the second kind: a list of words, or of 0 and 1 in published files."""
     for field, values in ((name, words), (published, (0, 1))):
         given = f.raw(field)
         if given is None:
