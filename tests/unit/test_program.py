@@ -15,6 +15,7 @@ from ckdist.program.step import ValueIndex
 from ckdist.program.tracer import trace
 from ckdist.program.training_tracer import trace_loss
 from tests.support.interpreter import Interpreter
+from tests.support.pairs import pairs
 from tests.support.paths import GOLDEN as GOLDEN_FILES
 from tests.support.specs import FAMILIES, LINEAR, PIECES, spec, weights_of
 
@@ -40,9 +41,7 @@ def test_golden_text(family, layout):
     assert text == path.read_text()
 
 
-@pytest.mark.parametrize("family", [*FAMILIES, *LINEAR])
-@pytest.mark.parametrize("ranks", [2, 3, 4, 7, 13])
-@pytest.mark.parametrize("layout", [TENSOR, TOKEN], ids=lambda layout: layout.name)
+@pairs({"family": [*FAMILIES, *LINEAR], "ranks": [2, 3, 4, 7, 13], "layout": [TENSOR, TOKEN]})
 def test_any_number_of_ranks_means_the_same(family, ranks, layout):
     s = spec(**{**FAMILIES, **LINEAR}[family])
     alone = trace(forward, s, SINGLE, Mesh({"tp": 1}))

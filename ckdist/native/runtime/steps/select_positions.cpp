@@ -87,7 +87,7 @@ struct SelectPositions : Carved<SelectPositions, AttentionRun<SelectPositions, c
   }
   uint8_t* index_block(int sequence, int64_t block) const {
     const Inference::Layer& of = layer();
-    return of.blocks + of.index_offset + r.batch.block_tables[start_of(sequence).block + block] * of.block_bytes;
+    return of.blocks + of.index_offset + r.batch.block_tables[start_of(sequence).block + block] * of.block_stride;
   }
 
   void store_key(int sequence, int64_t token) {
