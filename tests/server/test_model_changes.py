@@ -63,7 +63,12 @@ def test_only_a_key_with_the_right_changes_models(clients):
     client = clients[1]
     assert client.generate("a", "ab", raw=True, options=NUMBERS).response and client.pull("a").status == "success"
     orders = [lambda path=path: client._request_raw("POST", f"/models/{path}", json={"model": "a"}) for path in LOADS]
-    for change in (lambda: client.copy("a", "c"), lambda: client.delete("a"), lambda: client.pull("hf.co/o/r"), *orders):
+    for change in (
+        lambda: client.copy("a", "c"),
+        lambda: client.delete("a"),
+        lambda: client.pull("hf.co/o/r"),
+        *orders,
+    ):
         with pytest.raises(ollama.ResponseError, match="only with a key that has models = true") as refused:
             change()
         assert refused.value.status_code == 403
