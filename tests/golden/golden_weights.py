@@ -11,7 +11,7 @@ def randomise(model, generator: torch.Generator) -> None:
     gemma, tied = model.config.model_type.startswith("gemma"), model.config.tie_word_embeddings
     hidden = model.config.get_text_config().hidden_size
     hybrid = model.config.model_type.startswith(("qwen3_5", "qwen3_next"))
-    gemma4 = model.config.model_type.startswith("gemma4")
+    gemma4 = model.config.model_type.startswith(("gemma4", "gemma3n"))
     for name, parameter in model.named_parameters():
         noise = torch.randn(parameter.shape, generator=generator)
         if "A_log" in name:  # states that forget within a few tokens, and others that do not
@@ -24,6 +24,10 @@ def randomise(model, generator: torch.Generator) -> None:
             parameter.copy_(0.7 * noise)
         elif gemma4 and name.endswith(("q_norm.weight", "k_norm.weight")):  # scores have no other scale
             parameter.copy_(0.1 * noise + 0.5)
+        elif name.endswith("modality_router.weight"):  # its input is divided by the width
+            parameter.copy_(0.4 * noise * math.sqrt(hidden))
+        elif name.endswith("_coefs.weight"):  # larger ones amplify rounding
+            parameter.copy_(0.25 * noise)
         elif name.endswith("router.scale"):
             parameter.copy_(math.sqrt(hidden) * (1 + 0.25 * noise))
         elif name.endswith("per_expert_scale"):
