@@ -31,7 +31,7 @@ from ckdist.program.tracer import Tracer
 from ckdist.serve.predicted_memory import PredictedMemory
 from ckdist.weights.loader import ShardLoader
 
-CONTEXTS = 4  # whole contexts in the cache of a model whose memory nobody stated
+CONTEXTS = 4  # whole contexts in the cache of a model without a stated memory
 
 
 def predicted(config: ServeConfig) -> PredictedMemory:

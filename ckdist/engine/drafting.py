@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from ckdist.engine.model_drafter import ModelDrafter
 
 MOST_SEQUENCES = 16  # a wider step drafts nothing
-LEARN_TOKENS = 8  # until a draft model drafted so many, prompts need not be paid for
+LEARN_TOKENS = 8  # drafted tokens before a draft model's prompts count as a cost
 REST_STEPS = 7  # after a step in which the draft model does not pay, since it takes time to find that
-# A draft model that does not pay is tried again after so many refusals, to see whether it is still so. One that seems
-# too slow for that is measured again, after twice as many each time.
+# A draft model that does not pay is tried again after this number of refusals. One that seems too slow for that is
+# measured again, after twice as many each time.
 REFUSALS, MOST_REFUSALS = 16, 64
 
 Guess = tuple[list[int], list[float]]  # tokens, and for each the probability that it and all before it are right

@@ -41,7 +41,7 @@ class StagePrograms:
     # By layout, with hidden states in place of logits. Empty for an encoder, whose programs all do so, and with stages.
     hidden: list[Program]
     link: Link  # between hosts
-    dispatch_hosts: int  # rows may go to the hosts of their experts, among so many; 0: they may not
+    dispatch_hosts: int  # hosts that rows of experts may go to; 0: rows stay here
 
 
 def trace_programs(

@@ -120,13 +120,18 @@ def window(f: Fields) -> int:
 
 def sliding_layers(f: Fields, num_layers: int, otherwise: list[bool]) -> list[bool]:
     """Whether each layer slides: from `layer_types`, or `otherwise` if that is absent."""
-    types = f.raw("layer_types")
-    if types is None:
-        return otherwise
-    known = ("sliding_attention", "full_attention")
-    if not isinstance(types, list) or len(types) != num_layers or any(t not in known for t in types):
-        raise f.error("layer_types", types, f"a list of {num_layers} of {' and '.join(known)}")
-    return [t == "sliding_attention" for t in types]
+    kinds = layer_kinds(f, num_layers, ("sliding_attention", "full_attention"))
+    return otherwise if kinds is None else [kind == "sliding_attention" for kind in kinds]
+
+
+def layer_kinds(f: Fields, num_layers: int, known: Sequence[Any], name: str = "layer_types") -> list[Any] | None:
+    """Reads the kind of each layer, which is one of `known`. None if the field is absent."""
+    kinds = f.raw(name)
+    if kinds is None:
+        return None
+    if not isinstance(kinds, list) or len(kinds) != num_layers or any(kind not in known for kind in kinds):
+        raise f.error(name, kinds, f"a list of {num_layers} of {', '.join(map(str, known[:-1]))} and {known[-1]}")
+    return kinds
 
 
 def part(f: Fields) -> float:

@@ -67,7 +67,7 @@ def per_layer(f: Fields, name: str, high: int) -> int:
 
 
 def layers_with(f: Fields, name: str, num_layers: int) -> list[bool]:
-    """Whether each layer has more than 0 of a number that may be an array with one per layer."""
+    """True for each layer with more than 0 of a number that may be an array with one per layer."""
     value = f.values.get(name)
     if not isinstance(value, np.ndarray):
         return [True] * num_layers

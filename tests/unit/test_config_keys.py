@@ -222,3 +222,30 @@ def test_a_gate_that_gguf_readers_do_not_compute_is_refused():
 def test_a_training_refuses_a_gate_without_a_gradient_and_fields_that_are_not_known(tmp_path, fields, said):
     with pytest.raises(ConfigError, match=said):
         open_model(tiny_training.config(tmp_path, model_config=tiny_training.MODEL | fields))
+
+
+HOSTILE = (7, "x", [7], [{}], {"1": 5}, {"9" * 5000: {}})
+
+
+def test_a_field_of_any_type_is_read_or_refused_in_one_line():
+    for name in MODELS:
+        whole = read(name, "published")
+        keys = family_of_config(whole, name).keys
+        for field in {*part_of(whole), *keys.defaults, *keys.aliases, *keys.nulls, *keys.unused, "layer_types"} - {
+            *("architectures", "model_type"),
+        }:
+            for value in HOSTILE:
+                changed = {
+                    **whole,
+                    **(
+                        {"text_config": {**whole["text_config"], field: value}}
+                        if "text_config" in whole
+                        else {field: value}
+                    ),
+                }
+                try:
+                    read_config(changed, name)
+                except (ArchitectureError, ModelFileError):
+                    continue
+                except Exception as error:
+                    raise AssertionError(f"{name}: {field} = {value!r:.40}") from error

@@ -50,6 +50,8 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
     """Reads a config.json."""
     n, bias = replace(from_config.sizes(f, "layer_norm_eps")), f.flag("attention_bias")
     n = replace(n, head_dim=n.hidden_size // n.num_heads)  # as transformers
+    if not n.head_dim:
+        raise f.error("hidden_size", n.hidden_size, f"at least num_attention_heads, {n.num_heads}")
     period = f.integer("sliding_window_pattern")
     sliding = from_config.sliding_layers(f, n.num_layers, [(i + 1) % period != 0 for i in range(n.num_layers)])
     made = layers(n.attention(qkv_bias=bias, o_bias=bias), from_config.window(f), from_config.dense(f), sliding)

@@ -205,7 +205,7 @@ class GgufWriter:
         rotated: The metadata has the number of rotated dimensions of a head.
         factors: GGUF readers support a factor for each frequency.
         truncate: GGUF readers round the limits of YaRN's blend to whole dimensions.
-        windows: What to set, if the architecture has no windows.
+        windows: The remedy, if the architecture has no windows; it follows "set".
         renormalised: The value of norm_topk_prob that the architecture does not have.
         refused: Why no model has a GGUF form.
     """

@@ -71,7 +71,7 @@ def full_sizes(f: Fields, n: Sizes, sliding: list[bool]) -> tuple[int, int]:
     eq, overrides = f.flag("attention_k_eq_v"), f.sub("per_layer_config")
     kv_heads = f.integer("num_global_key_value_heads", n.num_kv_heads, high=limits.MAX_HEADS) if eq else n.num_kv_heads
     width = f.integer("global_head_dim", high=limits.MAX_HEAD_DIM)
-    names = {int(name): name for name in overrides.values if name.isdecimal()}  # "05", "11", ...
+    names = {int(name): name for name in overrides.values if name.isdecimal() and len(name) < 6}  # "05", "11", ...
     if names:
         kv_heads, width = n.num_kv_heads, n.head_dim
     found = {

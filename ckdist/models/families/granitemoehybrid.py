@@ -24,10 +24,7 @@ KEYS = granitemoe.KEYS.but(
 def config(f: Fields, outer: Fields) -> ModelSpec:
     """Reads a config.json."""
     n = from_config.sizes(f)
-    count, types = n.num_layers, f.raw("layer_types")
-    types = [MAMBA[1]] * count if types is None else types
-    if not isinstance(types, list) or len(types) != count or any(kind not in (*MAMBA, *FULL) for kind in types):
-        raise f.error("layer_types", types, f"mamba or attention for each of {count} layers")
+    types = from_config.layer_kinds(f, n.num_layers, (*MAMBA, *FULL)) or [MAMBA[1]] * n.num_layers
     position = f.text("position_embedding_type", "nope")
     if position not in ("rope", "nope"):
         raise f.error("position_embedding_type", position, "rope or nope")

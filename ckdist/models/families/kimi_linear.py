@@ -44,17 +44,13 @@ ROUTING = Routing(used=8, scores="sigmoid", scale=2.446, group_scores=2)
 
 def linear_layers(f: Fields, count: int) -> list[bool]:
     """Reads from a config.json whether each layer has linear attention."""
-    own, types = f.sub("linear_attn_config"), f.raw("layer_types")
+    own, types = f.sub("linear_attn_config"), from_config.layer_kinds(f, count, (LINEAR, FULL))
     full, linear = own.raw("full_attn_layers"), own.raw("kda_layers")  # numbers from 1 on
     if types is None and full is not None:
         if not isinstance(full, list) or not isinstance(linear, list) or {*full, *linear} != {*range(1, count + 1)}:
             raise own.error("full_attn_layers", full, f"with kda_layers the numbers 1 to {count}, each in one of both")
         types = [FULL if i + 1 in full else LINEAR for i in range(count)]
-    if types is None:
-        types = [FULL if i and i % 4 == 0 else LINEAR for i in range(count)]
-    if not isinstance(types, list) or len(types) != count or any(one not in (LINEAR, FULL) for one in types):
-        raise f.error("layer_types", types, f"a list of {count} of {LINEAR} and {FULL}")
-    return [one == LINEAR for one in types]
+    return [not i or i % 4 != 0 if types is None else types[i] == LINEAR for i in range(count)]
 
 
 def delta_attention(f: Fields) -> GatedDeltaNet:

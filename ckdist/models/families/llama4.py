@@ -61,11 +61,8 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
     derived = [(i + 1) % period != 0 for i in range(n.num_layers)]
     rotated = smollm3.rotated_layers(f, n.num_layers) if f.raw("no_rope_layers") else derived
     chunk = f.integer("attention_chunk_size", 0, high=limits.MAX_POSITION)
-    types = f.raw("layer_types")
-    known = ("chunked_attention", "full_attention")
-    if types is not None and (len(types) != n.num_layers or any(kind not in known for kind in types)):
-        raise f.error("layer_types", types, f"a list of {n.num_layers} of {' and '.join(known)}")
-    chunked = rotated if types is None else [kind == known[0] for kind in types]
+    kinds = from_config.layer_kinds(f, n.num_layers, ("chunked_attention", "full_attention"))
+    chunked = rotated if kinds is None else [kind == "chunked_attention" for kind in kinds]
     beta, context = f.number("attn_scale", high=1e3), f.integer("floor_scale", high=limits.MAX_POSITION)
     tuned = f.raw("attn_temperature_tuning")
     if type(tuned) not in (bool, int):  # 4 in published files

@@ -53,14 +53,10 @@ KEYS = ConfigKeys(
 
 
 def kinds(f: Fields, name: str, published: str, words: tuple[str, str], otherwise: list[bool]) -> list[bool]:
-    """Whether each layer is of the second kind: a list of words, or of 0 and 1 in published files."""
+    """True for each layer of the second kind: a list of words, or of 0 and 1 in published files."""
     for field, values in ((name, words), (published, (0, 1))):
-        given = f.raw(field)
-        if given is None:
-            continue
-        if not isinstance(given, list) or len(given) != len(otherwise) or any(kind not in values for kind in given):
-            raise f.error(field, given, f"a list of {len(otherwise)} of {values[0]} and {values[1]}")
-        return [kind == values[1] for kind in given]
+        if (given := from_config.layer_kinds(f, len(otherwise), values, field)) is not None:
+            return [kind == values[1] for kind in given]
     return otherwise
 
 

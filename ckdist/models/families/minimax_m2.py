@@ -32,8 +32,9 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
     n = from_config.sizes(f)
     if f.text("scoring_func") != "sigmoid":
         raise f.error("scoring_func", f.text("scoring_func"), "sigmoid")
-    if any(kind != 1 for kind in f.raw("attn_type_list") or ()):
-        raise f.error("attn_type_list", f.raw("attn_type_list"), "1 for every layer: linear attention is not supported")
+    types = f.raw("attn_type_list") or []
+    if not isinstance(types, list) or any(kind != 1 for kind in types):
+        raise f.error("attn_type_list", types, "1 for every layer: linear attention is not supported")
     attention = n.attention(qk_norm="row")
     ffn = from_config.experts(f, "num_local_experts", "intermediate_size", ROUTING, correction_bias=True)
     rotated = f.integer("rotary_dim", n.head_dim, high=limits.MAX_HEAD_DIM)

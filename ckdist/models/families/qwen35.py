@@ -47,12 +47,8 @@ SECTIONS = 11, 11, 10  # frequencies of time, height and width; a text has the s
 
 def linear_layers(f: Fields, num_layers: int) -> list[bool]:
     """Reads from a config.json whether each layer has linear attention."""
-    types, period = f.raw("layer_types"), f.integer("full_attention_interval")
-    if types is None:
-        return [(i + 1) % period != 0 for i in range(num_layers)]
-    if not isinstance(types, list) or len(types) != num_layers or any(t not in (LINEAR, FULL) for t in types):
-        raise f.error("layer_types", types, f"a list of {num_layers} of {LINEAR} and {FULL}")
-    return [t == LINEAR for t in types]
+    period, kinds = f.integer("full_attention_interval"), from_config.layer_kinds(f, num_layers, (LINEAR, FULL))
+    return [(i + 1) % period != 0 if kinds is None else kinds[i] == LINEAR for i in range(num_layers)]
 
 
 def delta_net(f: Fields) -> GatedDeltaNet:

@@ -149,7 +149,7 @@ def lower_head_squares(lowering: "ServingLowering", group: "Group") -> None:
 
 
 def infer_group_norm(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
-    """The dims of x. Raises LayoutError if heads are sharded and nobody gives the sums of squares."""
+    """The dims of x. Raises LayoutError if heads are sharded and there are no sums of squares."""
     x, *squares = inputs
     whole("group_norm", *inputs)
     if weights[0].dims[-1] != x.dims[-1] or x.dims[-1].count % attrs["groups"]:

@@ -2,12 +2,13 @@
 #include <cmath>
 
 #include "runtime/steps/attention_run.h"
+#include "runtime/steps/carved.h"
 #include "runtime/steps/residual.h"
 
 namespace ckdist {
 namespace {
 
-struct Attend : AttentionRun<Attend, ckdist_attend_step> {
+struct Attend : Carved<Attend, AttentionRun<Attend, ckdist_attend_step>> {
   AttentionFields attention() const {
     const int32_t q = step.rotated >= 0 ? step.rotated : step.q;
     const float* const sinks = step.sinks >= 0 ? r.vector(step.sinks) : nullptr;
@@ -30,15 +31,6 @@ struct Attend : AttentionRun<Attend, ckdist_attend_step> {
     float* const value = c.floats(layer.cache.value_width);
     return {scratch, key, value, c.floats(step.squares >= 0 ? r.value(step.squares).width : 0)};
   }
-  Room room() const {
-    Carver c{r.memory(thread)};
-    return room(c, r, step);
-  }
-  static int64_t thread_bytes(const Inference& r, const Fields& step) {
-    Carver c;
-    room(c, r, step);
-    return c.used;
-  }
 
   // Factors of a token's queries and keys, without their norm weights, if one RMS norm covers all heads: 1 /
   // sqrt(mean(x^2) + eps).
@@ -57,7 +49,7 @@ struct Attend : AttentionRun<Attend, ckdist_attend_step> {
       else parts[0] = r.floats(step.squares, &stride);
       for (int p = 0; p < count; p++) parts[p] += token * v.width;
       row = parts[0];
-      float* const sums = room().squares;
+      float* const sums = buffers().squares;
       if (count > 1) r.kernels.elementwise.sum_parts(nullptr, parts, count, v.width, sums), row = sums;
     }
     const auto inverse = [&](const float* squares, int count) {
@@ -90,7 +82,8 @@ struct Attend : AttentionRun<Attend, ckdist_attend_step> {
     float* const rotated = r.floats(step.rotated, &stride) + token * stride + head;
     if (!stores()) return {r.peer_row(step.q, token) + head, nullptr, nullptr, rotated, nullptr};
     return {r.peer_row(step.q, token) + head, r.peer_row(step.k, token) + key_column,
-            r.peer_row(step.v, token) + value_column, rotated, room().key};  // inputs in the slot of the token's rank
+            r.peer_row(step.v, token) + value_column, rotated,
+            buffers().key};  // inputs in the slot of the token's rank
   }
 
   // Keys and values of the batch are stored: the layer has a cache of its own.
@@ -143,8 +136,8 @@ struct Attend : AttentionRun<Attend, ckdist_attend_step> {
     }
     if (!stores()) return;
     if (step.value_norm != 0) {  // before the key, which may be the value and be normed in place
-      unit_norm(value, of.cache.value_width, room().value);
-      value = room().value;
+      unit_norm(value, of.cache.value_width, buffers().value);
+      value = buffers().value;
     }
     if (together)
       k.scale_weighted(key, k_factor, r.vector(step.k_norm) + key_column, width, rotated_key), key = rotated_key;

@@ -3,11 +3,12 @@
 // All heads read the same cached vectors. So a rank's heads are divided into groups, which take the place of kv-heads
 // in `attend`: a thread attends for one group at a time and reads vectors from caches that threads share.
 #include "runtime/steps/attention_run.h"
+#include "runtime/steps/carved.h"
 
 namespace ckdist {
 namespace {
 
-struct AttendLatent : AttentionRun<AttendLatent, ckdist_attend_latent_step> {
+struct AttendLatent : Carved<AttendLatent, AttentionRun<AttendLatent, ckdist_attend_latent_step>> {
   AttentionFields attention() const {
     return {step.layer, step.q, step.out, 0, step.scale, 0.f, nullptr, false, false, nullptr, step.listed};
   }
@@ -23,11 +24,6 @@ struct AttendLatent : AttentionRun<AttendLatent, ckdist_attend_latent_step> {
     uint8_t* const scratch =
         c.bytes(r.kernels.attention.scratch_bytes(layer.cache, kLatentTile, layer.max_heads_per_kv));
     return {scratch, c.floats(layer.cache.key_width)};
-  }
-  static int64_t thread_bytes(const Inference& r, const Fields& step) {
-    Carver c;
-    room(c, r, step);
-    return c.used;
   }
 
   void run() {
@@ -52,8 +48,7 @@ struct AttendLatent : AttentionRun<AttendLatent, ckdist_attend_latent_step> {
   }
 
   void store_key(int sequence, int64_t token) {
-    Carver c{r.memory(thread)};
-    float* const key = room(c, r, step).key;
+    float* const key = buffers().key;
     const Inference::Layer& of = layer();
     const int width = of.cache.key_width, latent = of.cache.value_width;
     const Start start = start_of(sequence);

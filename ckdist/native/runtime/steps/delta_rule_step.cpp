@@ -4,12 +4,13 @@
 
 #include <cmath>
 
+#include "runtime/steps/carved.h"
 #include "runtime/steps/state_run.h"
 
 namespace ckdist {
 namespace {
 
-struct DeltaRule : StepRun<Inference, ckdist_delta_rule_step> {
+struct DeltaRule : Carved<DeltaRule, StepRun<Inference, ckdist_delta_rule_step>> {
   // Buffers of one thread for a tile of one head.
   struct Room {
     // q, k: (kStateTile, key_width). v, out: (kStateTile, value columns). beta: (kStateTile,). gate: (value_width,).
@@ -32,21 +33,12 @@ struct DeltaRule : StepRun<Inference, ckdist_delta_rule_step> {
             c.floats(by_row),
             c.floats(by_row)};
   }
-  static int64_t thread_bytes(const Inference& r, const Fields& step) {
-    Carver c;
-    room(c, r, step);
-    return c.used;
-  }
-  Room room() const {
-    Carver c{r.memory(thread)};
-    return room(c, r, step);
-  }
-  float* zeros() const { return room().zeros; }
+  float* zeros() const { return buffers().zeros; }
 
   void run() {
     const StateSlots::Layer& layer = r.states.layers[step.layer];
     if (layer.value_heads && layer.value_width % kStateColumns)
-      std::memset(room().v, 0, kStateTile * state_columns(layer.value_width) * sizeof(float));
+      std::memset(buffers().v, 0, kStateTile * state_columns(layer.value_width) * sizeof(float));
     run_state_heads(*this);
   }
 
@@ -69,7 +61,7 @@ struct DeltaRule : StepRun<Inference, ckdist_delta_rule_step> {
   void tile(const StateItem& item, int64_t done, int count, float* state) {
     const StateSlots::Layer& layer = item.layer;
     const DeltaRuleKernel& kernel = r.kernels.delta_rule;
-    const Room here = room();
+    const Room here = buffers();
     const int keys = layer.key_width, values = layer.value_width, columns = int(state_columns(values));
     const float a_factor = std::exp(r.vector(step.a_log)[item.head]);
     for (int t = 0; t < count; t++) {

@@ -7,6 +7,7 @@
 #include <cmath>
 
 #include "runtime/shares.h"
+#include "runtime/steps/carved.h"
 #include "runtime/steps/expert_exchange.h"
 #include "runtime/steps/low_rank.h"
 #include "runtime/steps/packed_weight.h"
@@ -26,7 +27,7 @@ constexpr int64_t kDownTiles = 8;           // output tiles at a time for few ro
 constexpr int64_t kLeastUnits = 8;          // units of output tiles for each of many threads; else a unit is smaller
 constexpr int64_t kLowRows = 256;           // rows at a time of products with matrices A of LoRA
 
-struct Experts : StepRun<Inference, ckdist_experts_step> {
+struct Experts : Carved<Experts, StepRun<Inference, ckdist_experts_step>> {
   using Set = ckdist_expert_set;
 
   struct Room {
@@ -73,11 +74,6 @@ struct Experts : StepRun<Inference, ckdist_experts_step> {
     return r.matrix(matrix).tile_count() / set.count;
   }
   int64_t tiles_each(const Set& set, int32_t matrix) const { return tiles_each(r, set, matrix); }
-  static int64_t thread_bytes(const Inference& r, const Fields& step) {
-    Carver c;
-    room(c, r, step);
-    return c.used;
-  }
   static int64_t workspace_bytes(const Inference& r, const Fields& step) {
     Carver c;
     Choice::carve(c, r.program.max_tokens, step.routing.used);
@@ -92,8 +88,7 @@ struct Experts : StepRun<Inference, ckdist_experts_step> {
     shared_out = step.step.rows == ckdist_rows_host;
     n = shared_out ? r.local_tokens : r.rows(step.step);  // includes rows of other hosts
     if (n > 0) {
-      Carver c{r.memory(thread)};
-      own = room(c, r, step);
+      own = buffers();
       number = r.step_number(index);
       few = n <= Inference::kFewRows;
       group();

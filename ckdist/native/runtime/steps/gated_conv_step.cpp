@@ -1,10 +1,11 @@
 // A gated short convolution: out = c * conv(b * x). LFM2.
+#include "runtime/steps/carved.h"
 #include "runtime/steps/state_run.h"
 
 namespace ckdist {
 namespace {
 
-struct GatedConv : StepRun<Inference, ckdist_gated_conv_step> {
+struct GatedConv : Carved<GatedConv, StepRun<Inference, ckdist_gated_conv_step>> {
   // Buffers of one thread: products b * x of a tile and of the tokens before it, (taps - 1 + kStateTile, channels);
   // products of one head's tokens before a tail, (taps - 1, channels); zeros, (channels,).
   struct Room {
@@ -14,16 +15,7 @@ struct GatedConv : StepRun<Inference, ckdist_gated_conv_step> {
     const StateSlots::Layer& layer = r.states.layers[step.layer];
     return {c.floats(int64_t{kStateTile + kMaxTaps} * layer.channels), c.floats(layer.channels)};
   }
-  static int64_t thread_bytes(const Inference& r, const Fields& step) {
-    Carver c;
-    room(c, r, step);
-    return c.used;
-  }
-  Room room() const {
-    Carver c{r.memory(thread)};
-    return room(c, r, step);
-  }
-  float* zeros() const { return room().zeros; }
+  float* zeros() const { return buffers().zeros; }
 
   void run() { run_state_heads(*this); }
 
@@ -42,7 +34,7 @@ struct GatedConv : StepRun<Inference, ckdist_gated_conv_step> {
   void tile(const StateItem& item, int64_t done, int count, float*) {
     const StateSlots::Layer& layer = item.layer;
     const int64_t n = layer.channels, from = int64_t{item.head} * n;
-    float* const products = room().products;
+    float* const products = buffers().products;
     for (int t = 0; t < layer.taps - 1 + count; t++) product(item, done - layer.taps + 1 + t, products + t * n);
     const std::vector<float>& taps = layer.kernels[0];
     int64_t stride;

@@ -2,6 +2,7 @@
 // matrix packs it. Sums over heads are in the order of heads.
 #include <algorithm>
 
+#include "runtime/steps/carved.h"
 #include "runtime/steps/part_products.h"
 
 namespace ckdist {
@@ -23,7 +24,7 @@ HeadSizes sizes_of(const Training& r, int32_t weight, int64_t rank, int64_t row)
   return {heads, r.shape(weight).cols, row / heads};
 }
 
-struct LatentKeys : TrainingRun<ckdist_latent_keys_step> {
+struct LatentKeys : Carved<LatentKeys, TrainingRun<ckdist_latent_keys_step>> {
   struct Room {
     uint8_t* tiles;
     float *y, *unpacked;  // (kRows, columns of a head)
@@ -34,11 +35,6 @@ struct LatentKeys : TrainingRun<ckdist_latent_keys_step> {
     float* const y = c.floats(kRows * tiles_of(columns) * kTileRows);
     return {tiles, y, c.floats(PartProducts::unpacked_floats(r, step.weight))};
   }
-  static int64_t thread_bytes(const Training& r, const Fields& step) {
-    Carver c;
-    room(c, r, step);
-    return c.used;
-  }
 
   void run() {
     const HeadSizes of = sizes_of(r, step.weight, step.rank, r.width(step.out));
@@ -47,8 +43,7 @@ struct LatentKeys : TrainingRun<ckdist_latent_keys_step> {
   }
 
   void head(const HeadSizes& of, int64_t head, int64_t first) const {
-    Carver c{r.memory(thread)};
-    const Room own = room(c, r, step);
+    const Room own = buffers();
     const Matrix keys = PartProducts(r, own.unpacked)
                             .pack_transposed({step.weight, head * step.rank, step.rank, 0, of.columns}, own.tiles);
     const int64_t end = std::min(first + kChunk, r.batch.tokens), stride = tiles_of(of.columns) * kTileRows;
@@ -66,7 +61,7 @@ struct LatentKeys : TrainingRun<ckdist_latent_keys_step> {
   }
 };
 
-struct LatentKeysGrad : TrainingRun<ckdist_latent_keys_grad_step> {
+struct LatentKeysGrad : Carved<LatentKeysGrad, TrainingRun<ckdist_latent_keys_grad_step>> {
   struct Room {
     uint8_t* tiles;
     float *sums, *widened, *unpacked;  // (kChunk, slice of rank), two rows of the elements after the rank
@@ -79,11 +74,6 @@ struct LatentKeysGrad : TrainingRun<ckdist_latent_keys_grad_step> {
     uint8_t* const packed = c.bytes(tiles * r.tile_bytes(r.shape(step.weight).cols));
     float *const sums = c.floats(kChunk * tiles * kTileRows), *const widened = c.floats(2 * behind);
     return {packed, sums, widened, c.floats(PartProducts::unpacked_floats(r, step.weight))};
-  }
-  static int64_t thread_bytes(const Training& r, const Fields& step) {
-    Carver c;
-    room(c, r, step);
-    return c.used;
   }
 
   void run() {
@@ -98,8 +88,7 @@ struct LatentKeysGrad : TrainingRun<ckdist_latent_keys_grad_step> {
 
   // Elements [begin, begin + n) of the gradients of the latent vectors, summed over heads.
   void sum_heads(int64_t first, int64_t tokens, int64_t begin, int64_t n) const {
-    Carver c{r.memory(thread)};
-    const Room own = room(c, r, step);
+    const Room own = buffers();
     const HeadSizes of = sizes_of(r, step.weight, step.rank, r.width(step.dy));
     const int64_t stride = tiles_of(n) * kTileRows;
     for (int64_t head = 0; head < of.heads; ++head) {
@@ -113,8 +102,7 @@ struct LatentKeysGrad : TrainingRun<ckdist_latent_keys_grad_step> {
 
   // Gradients of the elements after the rank, which all heads share: their sum over heads.
   void sum_behind(int64_t first, int64_t tokens) const {
-    Carver c{r.memory(thread)};
-    const Room own = room(c, r, step);
+    const Room own = buffers();
     const HeadSizes of = sizes_of(r, step.weight, step.rank, r.width(step.dy));
     const int64_t behind = of.width - of.columns;
     float *const sum = own.widened, *const part = sum + behind;
@@ -131,7 +119,7 @@ struct LatentKeysGrad : TrainingRun<ckdist_latent_keys_grad_step> {
   }
 };
 
-struct LatentKeysWeightGrad : TrainingRun<ckdist_latent_keys_weight_grad_step> {
+struct LatentKeysWeightGrad : Carved<LatentKeysWeightGrad, TrainingRun<ckdist_latent_keys_weight_grad_step>> {
   struct Room {
     uint8_t *dy, *x;
   };
@@ -141,11 +129,6 @@ struct LatentKeysWeightGrad : TrainingRun<ckdist_latent_keys_weight_grad_step> {
                                                                                  c.bytes(PartProducts::transposed_bytes(
                                                                                      r, PartProducts::kOuterRows));
     return {dy, x};
-  }
-  static int64_t thread_bytes(const Training& r, const Fields& step) {
-    Carver c;
-    room(c, r, step);
-    return c.used;
   }
 
   void run() {
@@ -158,8 +141,7 @@ struct LatentKeysWeightGrad : TrainingRun<ckdist_latent_keys_weight_grad_step> {
 
   // Adds rows [begin, end) of a head's gradient, (rank, columns).
   void add(const HeadSizes& of, int64_t head, int64_t begin, int64_t end) const {
-    Carver c{r.memory(thread)};
-    const Room own = room(c, r, step);
+    const Room own = buffers();
     const PartProducts parts(r, nullptr);
     for (int64_t t = 0; t < r.batch.tokens; t += kOuterColumns) {
       const int64_t tokens = std::min(kOuterColumns, r.batch.tokens - t);

@@ -1,10 +1,11 @@
 // Per-layer embeddings: each token's row of a table that stays in its file, and a projection of the token's embedding.
+#include "runtime/steps/carved.h"
 #include "runtime/steps/residual.h"
 
 namespace ckdist {
 namespace {
 
-struct LayerInputs : StepRun<Inference, ckdist_layer_inputs_step> {
+struct LayerInputs : Carved<LayerInputs, StepRun<Inference, ckdist_layer_inputs_step>> {
   // Buffers of one thread: the packed row, the row in float32, and a normed part of x.
   struct Room {
     uint8_t* tile;
@@ -15,11 +16,6 @@ struct LayerInputs : StepRun<Inference, ckdist_layer_inputs_step> {
     uint8_t* const tile = c.bytes(table.tile_bytes);
     float* const row = c.floats(table.cols);
     return {tile, row, c.floats(r.value(step.out.first).width)};
-  }
-  static int64_t thread_bytes(const Inference& r, const Fields& step) {
-    Carver c;
-    room(c, r, step);
-    return c.used;
   }
 
   const Matrix& table() const { return r.matrix(step.table); }
@@ -38,8 +34,7 @@ struct LayerInputs : StepRun<Inference, ckdist_layer_inputs_step> {
 
   void make(const StoredMatrix& stored, int64_t t) {
     const ElementwiseKernel& k = r.kernels.elementwise;
-    Carver c{r.memory(thread)};
-    const auto [tile, row, part] = room(c, r, step);
+    const auto [tile, row, part] = buffers();
     stored.pack_row(row_of(t), tile);
     r.kernels.linear[int(table().type)].unpack_row(tile, 0, table().cols, row);
     int64_t stride, x_stride;

@@ -1,5 +1,6 @@
 // Products of one input with several matrices, with their biases, low-rank additions, gate and soft cap.
 #include "runtime/shares.h"
+#include "runtime/steps/carved.h"
 #include "runtime/steps/low_rank.h"
 #include "runtime/steps/packed_weight.h"
 
@@ -21,15 +22,9 @@ constexpr int64_t kAheadBytes = 256 << 10;  // bytes of a product's weights that
 // Tokens and tiles of a summed product at a time. The result stays in the L2 cache.
 constexpr int64_t kSummedTokens = 256, kSummedPrompts = 512, kSummedTiles = 8;
 
-struct Linear : StepRun<Inference, ckdist_linear_step> {
+struct Linear : Carved<Linear, StepRun<Inference, ckdist_linear_step>> {
   using Product = ckdist_product;
   static constexpr bool kReadsAhead = true;
-
-  static int64_t thread_bytes(const Inference& r, const Fields& step) {
-    Carver c;
-    room(c, r, step);
-    return c.used;
-  }
 
   void run() {
     const int64_t n = r.rows(step.step), bytes = weight_bytes(r, step);
@@ -226,8 +221,7 @@ struct Linear : StepRun<Inference, ckdist_linear_step> {
 
   // y += low * B^T for tiles of the matrices B in shard s, which belong to all rows or to each row's adapter.
   void add_low(const Product& p, int s, int low, Range tiles, Range rows, float* y, int64_t stride) {
-    Carver c{r.memory(thread)};
-    const LowRankSum sum = room(c, r, step).low;
+    const LowRankSum sum = buffers().low;
     int64_t x_stride;
     const float* const x = r.floats(low, &x_stride);
     const auto add = [&](const Matrix& w, Range some) {
@@ -277,8 +271,7 @@ struct Linear : StepRun<Inference, ckdist_linear_step> {
   // Multiplies by tiles of a matrix that is sharded by columns. Adds the shards' products in the order of a sum over
   // ranks.
   void multiply_summed(const Product& p, Range tiles, Range rows) {
-    Carver c{r.memory(thread)};
-    float* const sum = room(c, r, step).product;
+    float* const sum = buffers().product;
     int64_t stride;
     float* const out = r.floats(p.out, &stride);
     for (int64_t tile = tiles.begin; tile < tiles.end; tile += kSummedTiles) {

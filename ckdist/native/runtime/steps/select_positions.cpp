@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "runtime/steps/attention_run.h"
+#include "runtime/steps/carved.h"
 
 namespace ckdist {
 namespace {
@@ -40,7 +41,7 @@ void select(const float* scores, int64_t n, int64_t k, int32_t* out) {
   }
 }
 
-struct SelectPositions : AttentionRun<SelectPositions, ckdist_select_positions_step> {
+struct SelectPositions : Carved<SelectPositions, AttentionRun<SelectPositions, ckdist_select_positions_step>> {
   AttentionFields attention() const { return {step.layer, step.q, step.out, 0, 0.f, 0.f, nullptr}; }
 
   static int64_t padded_context(const Inference& r) { return blocks_of(r.program.context_length) * kBlockTokens; }
@@ -53,11 +54,6 @@ struct SelectPositions : AttentionRun<SelectPositions, ckdist_select_positions_s
     float* const q = c.floats(int64_t{step.heads} * width);
     float* const key = c.floats(width);
     return {q, key, c.floats(padded_context(r))};
-  }
-  static int64_t thread_bytes(const Inference& r, const Fields& step) {
-    Carver c;
-    room(c, r, step);
-    return c.used;
   }
   static int64_t workspace_bytes(const Inference& r, const Fields&) {
     return 4 * r.program.max_sequences * padded_context(r);
