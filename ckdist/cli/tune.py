@@ -99,6 +99,7 @@ def _chosen(command: TuneCommand, model: str, world: World) -> tuple[TrainConfig
         "encrypt": command.encrypt,
         "method": command.method,
         **({"beta": command.beta} if command.beta else {}),
+        **({"teacher_file": str(pathlib.Path(command.teacher).absolute())} if command.teacher else {}),
     }
     given = dict(values)
     for text in command.set:

@@ -39,7 +39,7 @@ OTHER_NAMES = {
     "clip_grad": "max_grad_norm", "gradient_checkpointing": "activation_checkpointing", "r": "lora_r",
     "rank": "lora_r", "lora_rank": "lora_r", "alpha": "lora_alpha", "target_modules": "lora_target_modules",
     "resume_from_checkpoint": "resume", "beta1": "adam_beta1", "beta2": "adam_beta2", "tp": "tensor_parallel_size",
-    "pp": "pipeline_parallel_size", "dp": "data_parallel_size", "wd": "weight_decay",
+    "teacher": "teacher_file", "distill": "teacher_file", "pp": "pipeline_parallel_size", "dp": "data_parallel_size", "wd": "weight_decay",
 }  # fmt: skip
 
 
@@ -125,6 +125,11 @@ class TrainConfig(Settings):
     rpo_alpha: float = option(0.0, help="dpo: weight of the chosen answers' cross-entropy", within=(0, 1e3))
     desirable_weight: float = option(1.0, help="kto: weight of answers with a true label", within=(0, 1e3))
     undesirable_weight: float = option(1.0, help="kto: weight of answers with a false label", within=(0, 1e3))
+
+    teacher_file: str = option("", help="file of ckdist distill for this data: the loss follows a teacher")
+    teacher_weight: float = option(
+        1.0, help="weight of the divergence from the teacher; 1 - this is that of the cross-entropy", within=(0, 1)
+    )
 
     router_aux_loss_coef: float = option(
         -1.0, help="coefficient of the load-balancing loss of experts; 0: none; -1: the model's own", within=(-1, 1e6)
@@ -216,6 +221,13 @@ class TrainConfig(Settings):
                 raise ConfigError(f"{name} ({value}) has no effect with method {self.method}: leave it out")
         if self.method != "sft" and self.train_file_weights:
             raise ConfigError(f"train_file_weights has no effect with method {self.method}: leave it out")
+        if self.teacher_file:
+            others = {"method": "sft", "validation_file": (), "pipeline_parallel_size": 1}
+            for name, value in others.items():
+                if getattr(self, name) != value:
+                    raise ConfigError(f"{name} ({getattr(self, name)}) is not supported with a teacher_file: leave it out")
+        elif self.teacher_weight != 1:
+            raise ConfigError(f"teacher_weight ({self.teacher_weight:g}) has no effect without a teacher_file: give one")
 
     def as_dict(self) -> dict[str, Any]:
         """The fields by name."""

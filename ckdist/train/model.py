@@ -18,7 +18,7 @@ from ckdist.models.registry import family, read_config
 from ckdist.models.spec import ModelSpec, MoeFfn
 from ckdist.models.training_loss import loss
 from ckdist.program.program import Program, Weight
-from ckdist.program.training_tracer import TrainingTracer, trace_loss
+from ckdist.program.training_tracer import TeacherLoss, TrainingTracer, trace_loss
 from ckdist.regular_file import write_synced
 from ckdist.tokens.tokenizer import Tokenizer
 from ckdist.tokens.tokenizer_source import tokenizer_of
@@ -148,7 +148,8 @@ def open_model(config: TrainConfig) -> TrainedModel:
         )
     targets = MODULES if config.lora_target_modules == (ALL_LINEAR,) else config.lora_target_modules
     lora = Lora(config.lora_r, config.lora_alpha, targets) if config.lora_r else None
-    tracer = functools.partial(TrainingTracer, low_rank=lora.low_rank()) if lora else TrainingTracer
+    teacher = teacher_loss(config) if config.teacher_file else None
+    tracer = functools.partial(TrainingTracer, low_rank=lora.low_rank() if lora else None, teacher=teacher)
     program = trace_loss(loss, spec, SINGLE, Mesh({"dp": 1}), tracer)
     weights = tuple(w for w in trainable(program) if not lora or ".lora_" in w.name)
     if lora and not weights:
@@ -170,6 +171,14 @@ def open_model(config: TrainConfig) -> TrainedModel:
         config.tokenizer_name or (config.model_name_or_path if checkpoint else Path(config.output_dir) / "tokenizer")
     )
     return TrainedModel(spec, values, program, weights, load, lora, tracer, checkpoint, folder)
+
+
+def teacher_loss(config: TrainConfig) -> TeacherLoss:
+    """The loss that the header of the teacher's file describes. Raises ConfigError if there is no such file."""
+    from ckdist.train.data.teacher_file import read_header
+
+    header = read_header(config.teacher_file)
+    return TeacherLoss(header.choices, header.temperature, config.teacher_weight)
 
 
 def balanced(spec: ModelSpec, coefficient: float) -> ModelSpec:

@@ -52,6 +52,9 @@ class Training : public Executor {
     std::vector<int32_t> learned;  // tokens whose logits are computed, in order
     std::vector<int32_t> given;    // of each token: its place in the batch as it was given
     std::vector<float> weights;    // of each token's loss; empty: 1
+    std::vector<int32_t> teacher_ids;     // (tokens, choices)
+    std::vector<float> teacher_logprobs;  // (tokens, choices)
+    int64_t choices = 0;
     int64_t tokens = 0;
   };
 
