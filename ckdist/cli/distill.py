@@ -1,29 +1,18 @@
 """`ckdist distill FILE... -m TEACHER -o OUT`: a teacher's most probable tokens at each token that a training learns."""
 
-import contextlib
 import hashlib
 import logging
-import pathlib
-import tempfile
 import time
-from collections.abc import Iterator
 
 import numpy as np
 
-from ckdist.cli.session import model_session, packed_first
-from ckdist.comm.agreement import start_ranks
-from ckdist.comm.world import together
+from ckdist.cli.scored_data import learned_logits, scored_data
 from ckdist.config.distill_config import DistillConfig
-from ckdist.engine.prompt_scores import Piece, steps_of, windows
-from ckdist.hub.resolve import resolve
 from ckdist.progress import ProgressBar
 from ckdist.program.executable import Executable
 from ckdist.tokens.tokenizer import Tokenizer
-from ckdist.tokens.tried import load_tried
-from ckdist.train.data.chats import ChatProcess
-from ckdist.train.data.data_files import find_files
 from ckdist.train.data.teacher_file import Header, TeacherWriter, data_digests, learned_before
-from ckdist.train.data.token_cache import TokenCache, open_cache
+from ckdist.train.data.token_cache import TokenCache
 from ckdist.weights.checkpoint import Checkpoint
 from ckdist.weights.model_files import model_files
 
@@ -34,24 +23,10 @@ ROWS = 128  # of logits that are sorted at once
 
 def run(config: DistillConfig) -> int:
     """Writes the file. Returns 0."""
-    world = start_ranks(config)
-    model = resolve(config.model, world)
-    tokenizer = resolve(config.tokenizer, world) if config.tokenizer else model
-    with tempfile.TemporaryDirectory() as folder:
-        read = lambda: _tokens(config, pathlib.Path(str(tokenizer)), folder) if world.rank == 0 else None
-        tokens = together(world, read)  # a fault of the data ends all ranks before a weight is read
-        with model_session(packed_first(config), world) as loaded:
-            if loaded is not None and tokens is not None:
-                _write(config, loaded.checkpoint, loaded.executable, *tokens)
+    with scored_data(config) as data:
+        if data is not None:
+            _write(config, data.model.checkpoint, data.model.executable, data.cache, data.tokenizer)
     return 0
-
-
-def _tokens(config: DistillConfig, tokenizer: pathlib.Path, folder: str) -> tuple[TokenCache, Tokenizer]:
-    """The tokens as a training reads them."""
-    with contextlib.closing(ChatProcess(tokenizer)) as chats:
-        files, loaded = find_files(config.files, lambda line: log.warning("%s", line)), load_tried(tokenizer)
-        bad = "skip" if config.skip_bad else "error"
-        return open_cache(pathlib.Path(folder), files, loaded, config.text_column, bad, chats.write, True), loaded
 
 
 def _write(
@@ -73,7 +48,7 @@ def _write(
         log.info("%d of %d sequences are done", writer.documents, cache.documents)
     saved, mass, first = time.monotonic(), 0.0, writer.entries
     with ProgressBar(header.entries - first, "tokens", "distilling", True) as bar:
-        for documents, logits in _logits(executable, cache, writer.documents):
+        for documents, logits in learned_logits(executable, cache, writer.documents):
             parts = [top_choices(logits[at : at + ROWS], header, known) for at in range(0, max(1, len(logits)), ROWS)]
             ids, logprobs = map(np.concatenate, zip(*parts, strict=True))
             writer.add(documents, ids, logprobs)
@@ -87,18 +62,6 @@ def _write(
         "%s: %d tokens; the %d choices of each have %.2f %% of the probability",
         *(config.output, header.entries, header.choices, 100 * mass / max(1, header.entries - first)),
     )
-
-
-def _logits(executable: Executable, cache: TokenCache, first: int) -> Iterator[tuple[int, np.ndarray]]:
-    """(documents, logits before their learned tokens) from document `first` on, in the cache's order."""
-
-    def pieces(document: int) -> list[Piece]:
-        begin, end = int(cache.starts[document]), int(cache.starts[document + 1])
-        ids = np.asarray(cache.tokens[begin:end], np.int32)
-        learned = np.ones(end - begin, bool) if cache.learned is None else cache.learned[begin:end] > 0
-        return windows(ids, learned, executable.context_length)
-
-    yield from steps_of(executable, pieces, range(first, cache.documents))
 
 
 def top_choices(logits: np.ndarray, header: Header, known: int) -> tuple[np.ndarray, np.ndarray]:

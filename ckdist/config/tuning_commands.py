@@ -74,6 +74,13 @@ class TuneCommand(Settings):
         metavar="RATE",
         help="peak rate (default: 2e-4, 2e-5 with --full; a tenth for preferences)",
     )
+    early_stopping: int = option(
+        0,
+        "--early-stopping",
+        within=(0, 1 << 20),
+        metavar="N",
+        help="end after N validation losses without an improvement, ten of them an epoch; the result is the best model",
+    )
     lora_r: int = option(16, "--lora-r", "--lora-rank", within=(1, 1 << 14), help="rank of the adapter's matrices")
     max_length: int = option(
         0,

@@ -39,7 +39,7 @@ OTHER_NAMES = {
     "clip_grad": "max_grad_norm", "gradient_checkpointing": "activation_checkpointing", "r": "lora_r",
     "rank": "lora_r", "lora_rank": "lora_r", "alpha": "lora_alpha", "target_modules": "lora_target_modules",
     "resume_from_checkpoint": "resume", "beta1": "adam_beta1", "beta2": "adam_beta2", "tp": "tensor_parallel_size",
-    "teacher": "teacher_file", "distill": "teacher_file", "pp": "pipeline_parallel_size", "dp": "data_parallel_size", "wd": "weight_decay",
+    "teacher": "teacher_file", "distill": "teacher_file", "patience": "early_stopping", "early_stopping_patience": "early_stopping", "pp": "pipeline_parallel_size", "dp": "data_parallel_size", "wd": "weight_decay",
 }  # fmt: skip
 
 
@@ -174,6 +174,12 @@ class TrainConfig(Settings):
 
     logging_steps: int = option(10, help="steps between lines of metrics.jsonl", within=(1, MAX_STEPS))
     eval_steps: int = option(0, help="steps between validation losses; 0: only at the end", within=(0, MAX_STEPS))
+    early_stopping: int = option(
+        0,
+        help="validation losses without an improvement after which training ends; the model is then that of the best "
+        "one; 0: never",
+        within=(0, MAX_STEPS),
+    )
     save_steps: int = option(500, help="steps between checkpoints; 0: only at the end", within=(0, MAX_STEPS))
     save_total_limit: int = option(2, help="checkpoints that are kept; 0: all", within=(0, 1 << 20))
     resume: str = option(
@@ -201,6 +207,8 @@ class TrainConfig(Settings):
                 f"{len(self.train_file)} entries: give one for each"
             )
         self._check_method()
+        if self.early_stopping and not self.eval_steps:
+            raise ConfigError(f"early_stopping ({self.early_stopping}) needs validation losses: set eval_steps")
         if self.lora_r and not self.model_name_or_path:
             raise ConfigError(f"lora_r ({self.lora_r}) needs a model to continue from: set model_name_or_path")
         if self.resume in ("", "latest"):

@@ -24,8 +24,8 @@ from ckdist.train.data.token_cache import TokenCache
 FORMAT = "ckdist teacher 1"
 HEADER_BYTES, CRC_BYTES, READ_BYTES = 4096, 4, 8 << 20
 MOST = {"choices": 1024, "entries": 1 << 44}
-# Fields that a training compares with its own data, and what differs.
-COMPARED = {"tokenizer": "another tokenizer", "template": "another chat template", "data": "other tokens"}
+# Causes of other tokens, in the order in which they are named.
+CAUSES = {"tokenizer": "another tokenizer", "template": "another chat template", "data": "other data"}
 
 
 class Header(NamedTuple):
@@ -58,7 +58,7 @@ class Header(NamedTuple):
 
 
 def data_digests(cache: TokenCache, tokenizer: Tokenizer) -> dict[str, str]:
-    """The fields of COMPARED."""
+    """The fields of CAUSES."""
     sha = lambda text: hashlib.sha256(text.encode()).hexdigest()[:32]
     return {
         "tokenizer": sha(tokenizer.backend.to_str()),
@@ -111,12 +111,13 @@ class TeacherFile:
     def verify(self, cache: TokenCache, tokenizer: Tokenizer) -> None:
         """Reads the whole file. Raises ConfigError if it is damaged, or not of these tokens."""
         own = data_digests(cache, tokenizer)
-        for name, difference in COMPARED.items():
-            if getattr(self.header, name) != own[name]:
-                raise ConfigError(
-                    f"{self.path} is of {difference} ({name} {getattr(self.header, name):.8}, here {own[name]:.8}): "
-                    "give the same data, or write it with ckdist distill --tokenizer STUDENT"
-                )
+        if self.header.data != own["data"]:
+            name = next(name for name in CAUSES if getattr(self.header, name) != own[name])
+            raise ConfigError(
+                f"{self.path} has other tokens, probably of {CAUSES[name]} ({name} "
+                f"{getattr(self.header, name):.8}, here {own[name]:.8}): "
+                "give the same data, or write it with ckdist distill --tokenizer STUDENT"
+            )
         with open_regular(self.path) as file:
             crc, _ = _crc(file, self.header.records_end)
             if int.from_bytes(file.read(CRC_BYTES), "little") != crc:
