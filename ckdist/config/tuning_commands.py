@@ -76,6 +76,9 @@ class TuneCommand(Settings):
         metavar="RATE",
         help="peak rate (default: 2e-4, 2e-5 with --full; a tenth for preferences)",
     )
+    samples: int = option(
+        0, "--samples", within=(0, 64), metavar="N", help="held-out prompts that are continued at each validation loss"
+    )
     early_stopping: int = option(
         0,
         "--early-stopping",

@@ -172,8 +172,13 @@ class TrainConfig(Settings):
         ("q_proj", "v_proj"), help="linear layers that get LoRA's matrices; all-linear: all of them"
     )
 
+    use_rslora: bool = option(False, help="scale LoRA's product by alpha / sqrt(rank) (rsLoRA)")
+
     logging_steps: int = option(10, help="steps between lines of metrics.jsonl", within=(1, MAX_STEPS))
     eval_steps: int = option(0, help="steps between validation losses; 0: only at the end", within=(0, MAX_STEPS))
+    samples: int = option(
+        0, help="held-out prompts that are continued, without randomness, at each validation loss", within=(0, 64)
+    )
     early_stopping: int = option(
         0,
         help="validation losses without an improvement after which training ends; the model is then that of the best "
@@ -207,6 +212,8 @@ class TrainConfig(Settings):
                 f"{len(self.train_file)} entries: give one for each"
             )
         self._check_method()
+        if self.samples and self.pipeline_parallel_size > 1:
+            raise ConfigError(f"samples ({self.samples}) need pipeline_parallel_size 1: a rank needs all layers")
         if self.early_stopping and not self.eval_steps:
             raise ConfigError(f"early_stopping ({self.early_stopping}) needs validation losses: set eval_steps")
         if self.lora_r and not self.model_name_or_path:

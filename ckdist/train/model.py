@@ -147,7 +147,7 @@ def open_model(config: TrainConfig) -> TrainedModel:
             f"max_length ({config.max_length}) is more than the {spec.max_position} positions of the model"
         )
     targets = MODULES if config.lora_target_modules == (ALL_LINEAR,) else config.lora_target_modules
-    lora = Lora(config.lora_r, config.lora_alpha, targets) if config.lora_r else None
+    lora = Lora(config.lora_r, config.lora_alpha, targets, config.use_rslora) if config.lora_r else None
     teacher = teacher_loss(config) if config.teacher_file else None
     tracer = functools.partial(TrainingTracer, low_rank=lora.low_rank() if lora else None, teacher=teacher)
     program = trace_loss(loss, spec, SINGLE, Mesh({"dp": 1}), tracer)

@@ -95,7 +95,7 @@ class NativeExecutable:
         self.pool = pool or ThreadPool(1)
         self._stored = stored or {}
         lowered = program.lowered
-        self._choices = max(step.fields.get("choices", 0) for step in lowered.steps)
+        self.choices = max(step.fields.get("choices", 0) for step in lowered.steps)
         self._frozen, self._pages = _once_read(lowered), None
         shapes = program.shards.shapes
         every = {place.name: shapes[place.name] for place in lowered.parameters if not place.stored}
@@ -173,6 +173,15 @@ class NativeExecutable:
         self._run(batch, 0, token_losses=losses)
         return losses
 
+    def best_tokens(self, batch: PackedBatch) -> np.ndarray:
+        """Returns the token with the largest logit after each token with a target, int32 (tokens,); -1 at others.
+
+        The rank must have all layers.
+        """
+        best = np.empty(len(batch.token_ids), np.int32)
+        self._run(batch, 0, best_tokens=best)
+        return best
+
     def _run(
         self,
         batch: PackedBatch,
@@ -181,6 +190,7 @@ class NativeExecutable:
         backward: bool = False,
         reduce: bool = False,
         token_losses: np.ndarray | None = None,
+        best_tokens: np.ndarray | None = None,
     ) -> float:
         """Runs one pass and returns its sum of losses."""
         ids, targets, starts = (
@@ -199,7 +209,8 @@ class NativeExecutable:
             raise ConfigError(f"a batch has {len(ids)} tokens and {len(weights)} weights; pass one weight per token")
         if self._handle is None:
             raise ConfigError("this executable is closed")
-        given = [ids, targets, starts, len(ids), len(starts) - 1, weights, token_losses, *_teacher(batch, self._choices)]
+        given = [ids, targets, starts, len(ids), len(starts) - 1, weights, token_losses, *_teacher(batch, self.choices)]
+        given.append(best_tokens)
         kept = self._kept[chunk] + slot * self.program.lowered.kept_bytes[chunk]
         clear = backward and self._fresh[chunk]
         one_pass = [2 * chunk + backward, clear, reduce, kept]

@@ -15,6 +15,7 @@ REFUSED = {
     "model_config": "it would be another model",
     "lora_r": "the matrices would have other shapes",
     "lora_alpha": "the learned matrices would be scaled by another factor",
+    "use_rslora": "the learned matrices would be scaled by another factor",
     "lora_target_modules": "other layers would have matrices",
     "method": "the loss would be another",
     "max_length": "the position in the data counts rows of max_length",
@@ -37,7 +38,7 @@ OF_THE_DATA = ("train_file", "text_column", "bad_lines", "tokenizer_name")
 WITHOUT_EFFECT = (
     "output_dir", "cache_dir", "activation_checkpointing", "tensor_parallel_size", "data_parallel_size",
     "pipeline_parallel_size", "virtual_pipeline_parallel_size", "expert_parallel_size", "zero_stage", "threads",
-    "transport", "ddp_timeout", "logging_steps", "eval_steps", "early_stopping", "save_steps", "save_total_limit", "resume",
+    "transport", "ddp_timeout", "logging_steps", "eval_steps", "samples", "early_stopping", "save_steps", "save_total_limit", "resume",
     "save_dtype", "report_to", "encrypt",
 )  # fmt: skip
 SCHEDULE = ("learning_rate", "lr_scheduler_type", "warmup_steps", "warmup_ratio", "num_decay_steps", "min_lr_ratio")

@@ -192,8 +192,9 @@ class Trainer:
         if config.method != "sft":
             self.preference = PreferenceStep(config, self.executable, self.ranks)
             self.preference.measure_reference(*data.rows)  # with the weights before training
-        if config.early_stopping and self.validation is None:
-            raise ConfigError(f"early_stopping ({config.early_stopping}) needs validation data: set validation_file")
+        for name in ("early_stopping", "samples"):
+            if (number := getattr(config, name)) and self.validation is None:
+                raise ConfigError(f"{name} ({number}) needs validation data: set validation_file")
         self._resume(Path(resumed) if resumed else None)
         self.schedule = Schedule.of(config, self.state.steps)
         self.lost = LostSteps(config.learning_rate, self.state.skipped_steps)
@@ -328,6 +329,7 @@ class Trainer:
             if self.validation is not None and (at_end or (c.eval_steps and step % c.eval_steps == 0)):
                 last = replace(last, eval_loss=self.evaluate())
                 self._compare(last.eval_loss)
+                self._show_samples()
             if self.report is not None:
                 self.report.show(last)
                 if step % c.logging_steps == 0 or at_end or last.skipped or last.eval_loss is not None:
@@ -347,6 +349,14 @@ class Trainer:
             self._write_model()
         self.world.gather(None)  # all ranks leave together
         return last
+
+    def _show_samples(self) -> None:
+        """Continues some held-out prompts on the first replica, and prints them."""
+        if self.config.samples and self.validation is not None and self.ranks.mesh.index("dp") == 0:
+            from ckdist.train.samples import continued
+
+            for line in continued(self.executable, self.validation, self.tokenizer, self.config):
+                self._say(f"step {self.state.step} sample: {line}")
 
     def _is_past_best(self) -> bool:
         """Whether `early_stopping` ends the training."""

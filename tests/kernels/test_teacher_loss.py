@@ -94,3 +94,23 @@ def test_refusals():
     with pytest.raises(ConfigError, match="a teacher's token 1?[0-9]* is out of order"):
         e.loss(wrong)
     e.close()
+
+
+def test_the_best_token_has_the_smallest_loss():
+    spec, weights = model("llama3")
+    batch = batches()[0]
+    ids, starts = batch.token_ids[:12], np.array([0, 5, 12], np.int32)
+    wanted = np.where(np.isin(np.arange(12), (1, 4, 11)), 0, -1).astype(np.int32)
+
+    def body(world):
+        communicator = open_communicator(world, arena_bytes=1 << 26, timeout=30) if world.size > 1 else None
+        e = executable(spec, 64, weights.__getitem__, communicator=communicator, tp=world.size)
+        best = e.best_tokens(PackedBatch(ids, wanted, starts))
+        losses = [
+            e.token_losses(PackedBatch(ids, np.where(wanted < 0, -1, token), starts)) for token in range(spec.vocab_size)
+        ]
+        e.close()
+        return best, np.array(losses)
+
+    for best, losses in (*run_threads(1, body), *run_threads(2, body)):
+        np.testing.assert_array_equal(best, np.where(wanted < 0, -1, losses.argmin(0)))

@@ -1,6 +1,7 @@
 """Early stopping: the model is that of the smallest validation loss, also over two ranks and after a stop."""
 
 import json
+import logging
 
 import numpy as np
 import pytest
@@ -40,6 +41,22 @@ def test_the_best_model_is_kept_and_training_ends(tmp_path):
     assert [report.eval_loss for report in two] == pytest.approx(losses, rel=1e-2)
     state = json.loads(next((tmp_path / "two" / "out").glob(f"checkpoint-{best + 3}/*.json")).read_text())
     assert json.dumps(state).count(f'"best_step": {best + 1}') == 1
+
+
+def test_samples_are_continued_by_the_weights_in_training(tmp_path, caplog):
+    """After some steps the model repeats what the texts have most; on two ranks the samples are equal."""
+    own = {"samples": 2, "eval_steps": 8, "validation_split_percentage": 20.0, "learning_rate": 2e-2}
+    said = []
+    for name, ranks in (("one", 1), ("two", 2)):
+        (tmp_path / name).mkdir()
+        with caplog.at_level(logging.INFO):
+            reports(config(tmp_path / name, **own, per_device_train_batch_size=6 // ranks), ranks)
+        said.append([line for line in caplog.messages if line.startswith("step 8 sample: ")])
+        caplog.clear()
+    assert said[0] == said[1] and len(said[0]) == 2, said
+    assert all(" → '" in line for line in said[0])
+    with pytest.raises(ConfigError, match=r"samples \(2\) need pipeline_parallel_size 1"):
+        config(tmp_path, samples=2, pipeline_parallel_size=2)
 
 
 def test_refusals(tmp_path):

@@ -20,6 +20,7 @@ struct ckdist_training_batch {
   const int32_t* teacher_ids;
   const float* teacher_logprobs;
   int64_t choices;
+  int32_t* best_tokens; /* (tokens,): receives the token with the largest logit, -1 without a target; may be null */
 };
 
 /* One pass over a batch. list: of the program's plan. kept: offset of the batch's values in kept memory. clear:

@@ -109,6 +109,7 @@ void Training::take(const ckdist_training_batch& b) {
     std::iota(batch.learned.begin(), batch.learned.end(), 0);
   }
   std::fill_n(losses.begin(), batch.tokens, 0.0);
+  batch.best.assign(b.best_tokens ? batch.tokens : 0, -1);
   balance = 0;
 }
 
@@ -133,6 +134,10 @@ double Training::run(const ckdist_training_batch& those, const ckdist_training_p
   if (those.token_losses) {
     std::fill_n(those.token_losses, those.tokens, 0.f);
     for (int64_t t = 0; t < batch.tokens; ++t) those.token_losses[batch.given[t]] = float(losses[t]);
+  }
+  if (those.best_tokens) {
+    std::fill_n(those.best_tokens, those.tokens, -1);
+    for (int64_t t = 0; t < batch.tokens; ++t) those.best_tokens[batch.given[t]] = batch.best[t];
   }
   return loss;
 }

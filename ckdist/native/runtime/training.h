@@ -55,6 +55,7 @@ class Training : public Executor {
     std::vector<int32_t> teacher_ids;     // (tokens, choices)
     std::vector<float> teacher_logprobs;  // (tokens, choices)
     int64_t choices = 0;
+    std::vector<int32_t> best;  // token with the largest logit of each token; empty: not wanted
     int64_t tokens = 0;
   };
 

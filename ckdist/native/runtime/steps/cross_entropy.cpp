@@ -25,16 +25,18 @@ constexpr double kLeastRest = 1e-6;
 
 struct CrossEntropy : TrainingRun<ckdist_cross_entropy_step> {
   using Packs = StepPacks<2>;
-  // For one token: the largest of its logits, the sum of exp(logit - largest), and the logit of its target (0 if
-  // another rank has it).
+  // For one token: the largest of its logits and its token, the sum of exp(logit - largest), and the logit of its
+  // target (0 if another rank has it).
   struct TokenSums {
     double sum;
     float most, logit;
+    int64_t best;
   };
   // Buffers of a chunk of tokens, and of the parts in which their logits are computed.
   struct Space {
     uint8_t *d, *x_transposed, *x, *dx;  // (tokens, vocab), tiles (hidden, tokens), (tokens, hidden) twice
     float *largest, *sums, *logits;      // (tokens, parts) twice, (tokens,)
+    int32_t* best;                       // (tokens, parts): the token of the largest logit, if wanted
     TokenSums *own, *ranks;              // (tokens,) and (ranks, tokens), if ranks shard the vocabulary
     float *choices, *rank_choices;       // logits of a teacher's choices: (tokens, choices), and (ranks, tokens, choices)
   };
@@ -78,6 +80,7 @@ struct CrossEntropy : TrainingRun<ckdist_cross_entropy_step> {
     if (step.dx >= 0) s.dx = c.bytes(chunk * r.row_stride(step.dx));
     s.choices = c.floats(chunk * step.choices);
     s.largest = c.floats(chunk * parts), s.sums = c.floats(chunk * parts), s.logits = c.floats(chunk);
+    s.best = reinterpret_cast<int32_t*>(c.floats(chunk * parts));
     if (r.tensor_ranks() > 1) {
       const int64_t bytes = chunk * int64_t(sizeof(TokenSums));
       s.own = reinterpret_cast<TokenSums*>(c.bytes(bytes));
@@ -115,6 +118,8 @@ struct CrossEntropy : TrainingRun<ckdist_cross_entropy_step> {
           if (place >= columns) break;
           s.choices[t * step.choices + (id - ids)] = of[place];
         }
+        if (!r.batch.best.empty())
+          s.best[t * parts + part] = int32_t(step.first_row + column + (std::max_element(of, of + columns) - of));
         const Row d{s.d ? s.d + t * d_stride + column * r.element_bytes() : nullptr, r.narrow_values};
         s.sums[t * parts + part] = r.kernels.softmax.part(of, columns, step.soft_cap, s.largest + t * parts + part, d);
       }
@@ -124,16 +129,19 @@ struct CrossEntropy : TrainingRun<ckdist_cross_entropy_step> {
   // Sums over this rank's logits of one token, which has a target.
   TokenSums own_sums(int64_t parts, const Space& s, int64_t target, int64_t token) const {
     const float *const largest = s.largest + token * parts, *const sums = s.sums + token * parts;
-    const float most = *std::max_element(largest, largest + parts);
+    const float* const where = std::max_element(largest, largest + parts);
+    const float most = *where;
     double sum = 0;
     for (int64_t part = 0; part < parts; ++part) sum += sums[part] * std::exp(double(largest[part]) - most);
-    return {sum, most, target >= 0 && target < vocab_of(r, step) ? s.logits[token] : 0};
+    return {sum, most, target >= 0 && target < vocab_of(r, step) ? s.logits[token] : 0,
+            s.best[token * parts + (where - largest)]};
   }
   // Sums over the logits of all ranks.
   TokenSums joined_sums(const Space& s, int64_t tokens, int64_t token) const {
     TokenSums all = s.ranks[token];
     for (int rank = 1; rank < r.tensor_ranks(); ++rank)
-      all.most = std::max(all.most, s.ranks[rank * tokens + token].most);
+      if (const TokenSums& its = s.ranks[rank * tokens + token]; its.most > all.most)
+        all.most = its.most, all.best = its.best;
     all.sum = all.logit = 0;
     for (int rank = 0; rank < r.tensor_ranks(); ++rank) {
       const TokenSums& its = s.ranks[rank * tokens + token];
@@ -197,6 +205,7 @@ struct CrossEntropy : TrainingRun<ckdist_cross_entropy_step> {
     const float cap = step.soft_cap, logit = capped(all.logit);
     const double log_sum_exp = all.most + std::log(all.sum);
     Teacher teacher;
+    if (!r.batch.best.empty()) r.batch.best[of] = int32_t(all.best);
     r.losses[of] += step.target_weight * (log_sum_exp - logit);
     if (step.teacher_weight != 0) {
       teacher = teacher_of(s, of, n, token, log_sum_exp);
