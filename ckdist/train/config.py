@@ -91,7 +91,9 @@ class TrainConfig(Settings):
     seed: int = option(42, help="seed of the shuffle and of new weights", within=(0, (1 << 63) - 1))
 
     optim: str = option(
-        "adamw", help="adamw (weight decay decoupled, none on norms and biases) or sgd", choices=("adamw", "sgd")
+        "adamw",
+        help="adamw (weight decay decoupled, none on norms and biases), sgd, or muon (matrices; adamw for the rest)",
+        choices=("adamw", "sgd", "muon"),
     )
     learning_rate: float = option(5e-5, help="peak learning rate", within=(0, 1e3))
     weight_decay: float = option(
@@ -100,6 +102,7 @@ class TrainConfig(Settings):
     adam_beta1: float = option(0.9, help="decay of the running mean of gradients", within=(0, 0.999999))
     adam_beta2: float = option(0.999, help="decay of the running mean of squared gradients", within=(0, 0.99999999))
     adam_epsilon: float = option(1e-8, help="added to the root of the mean of squared gradients", within=(0, 1))
+    muon_momentum: float = option(0.95, help="momentum of muon's matrices", within=(0, 0.999999))
     momentum: float = option(0.9, help="momentum of sgd", within=(0, 0.999999))
     max_grad_norm: float = option(1.0, help="clip the gradient's global norm to this; 0: no clipping", within=(0, 1e9))
     lr_scheduler_type: str = option("linear", help="shape of the learning rate after the warm-up", choices=SCHEDULES)
@@ -212,6 +215,9 @@ class TrainConfig(Settings):
                 f"{len(self.train_file)} entries: give one for each"
             )
         self._check_method()
+        for name, value in (("zero_stage", 0), ("tensor_parallel_size", 1)) if self.optim == "muon" else ():
+            if getattr(self, name) != value:
+                raise ConfigError(f"{name} ({getattr(self, name)}) must be {value} for muon: it needs whole matrices")
         if self.samples and self.pipeline_parallel_size > 1:
             raise ConfigError(f"samples ({self.samples}) need pipeline_parallel_size 1: a rank needs all layers")
         if self.early_stopping and not self.eval_steps:
