@@ -188,7 +188,7 @@ docs: setup $(VENV)/.lint
 	@echo "build/site/index.html"
 
 # One working set of versions for every Python that is supported, which pip reads as constraints.
-EXTRAS := build coverage docs lint mpi ray remote test train
+EXTRAS := build coverage dagster docs lint mpi ray remote test train
 lock: $(VENV)/.lint
 	$(BIN)/uv --no-config pip compile --quiet --universal --python-version 3.10 --strip-extras --no-annotate --no-header \
 		--no-emit-find-links $(EXTRAS:%=--extra %) --upgrade pyproject.toml -o constraints.txt

@@ -15,8 +15,8 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))
 import numpy as np
 
 from ckdist import LLM, SamplingParams
-from ckdist.models.blocks.moe import is_of_mixture
 from ckdist.models.decoder import weight_shapes
+from ckdist.models.moe_weights import is_of_mixture
 from ckdist.weights.adapter_file import PREFIX, WEIGHTS, Lora, save_adapter
 from ckdist.weights.checkpoint import open_checkpoint
 from ckdist.weights.safetensors_writer import TensorToWrite, write_safetensors

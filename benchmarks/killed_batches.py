@@ -1,5 +1,7 @@
 """`ckdist batch` that is killed at random moments: each line must have one result at the end.
 
+Three of four kills come after the run has written a further result.
+
     python benchmarks/killed_batches.py [--lines 10000] [--kills 10] [FLAGS of ckdist batch]
 
 Prints the results after each kill, and at the end the numbers of results, of different custom_ids and of errors.
@@ -17,6 +19,7 @@ import sys
 import tempfile
 import time
 
+GROWTH_SECONDS = 120.0
 WORDS = ("import", "def", "class", "return", "self", "os", "path", "the", "value", "list")
 
 
@@ -29,6 +32,14 @@ def results(*paths: pathlib.Path) -> collections.Counter[str]:
                 if line.endswith(b"\n"):
                     counts[json.loads(line)["custom_id"]] += 1
     return counts
+
+
+def wait_for_growth(path: pathlib.Path) -> None:
+    """Waits until the file is larger, at most GROWTH_SECONDS."""
+    size = lambda: path.stat().st_size if path.exists() else 0
+    before, end = size(), time.monotonic() + GROWTH_SECONDS
+    while size() <= before and time.monotonic() < end:
+        time.sleep(0.05)
 
 
 def main() -> None:
@@ -54,7 +65,9 @@ def main() -> None:
         command = [sys.executable, "-m", "ckdist.cli.main", "batch", "-i", str(source), "-o", str(answers), "-c", "256"]
         for kill in range(given.kills):
             process = subprocess.Popen([*command, *more], start_new_session=True, stderr=subprocess.DEVNULL)
-            time.sleep(rng.uniform(1.0, 4.0))
+            if kill % 4:
+                wait_for_growth(answers)
+            time.sleep(rng.uniform(0.0, 3.0))
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
             counts = results(answers, errors)

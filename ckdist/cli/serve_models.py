@@ -16,6 +16,7 @@ from ckdist.config.serve_config import ServeConfig
 from ckdist.errors import ConfigError
 from ckdist.hub.resolve import resolve
 from ckdist.layouts.memory_sizes import RESERVE, gigabytes
+from ckdist.serve.api_keys import read_key_file
 from ckdist.serve.notify import notify
 from ckdist.serve.process import HttpProcess, absolute, adapter_name, overrides_of
 from ckdist.serve.settings import HostedSettings
@@ -33,7 +34,8 @@ def run(config: ServeConfig) -> int:
     limit = config.models_memory or native.lib.ckdist_available_memory() - RESERVE
     models, pulled = models_of(config)
     listeners = open_listeners(config)
-    hosted = {"models": models, "pulled": pulled, "models_max": config.models_max, "models_memory": limit}
+    hosted = {"models": models, "pulled": pulled, "open_changes": config.allow_model_changes}
+    hosted |= {"models_max": config.models_max, "models_memory": limit}
     http = HttpProcess.start(config, "", "", "", listeners.http, listeners.metrics, more=listeners.more, own=hosted)
     for number in DRAIN_SIGNALS:
         signal.signal(number, lambda *_: http.drain())
@@ -59,7 +61,8 @@ def run(config: ServeConfig) -> int:
 def models_of(config: ServeConfig) -> tuple[tuple[HostedSettings, ...], HostedSettings | None]:
     """Returns the models, and the settings of those that clients may pull, without name and path."""
     entries = read_table(config)
-    if not config.allow_model_changes:
+    keys = read_key_file(config.api_key_file) if config.api_key_file else ()
+    if not config.allow_model_changes and not any(key.limits.models for key in keys):
         return hosted_models(entries), None
     unnamed = ModelEntry(name="", config=replace(base_of(config), threads=0))
     *models, pulled = hosted_models([*entries, unnamed])

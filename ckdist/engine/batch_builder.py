@@ -4,7 +4,7 @@ import numpy as np
 
 from ckdist.engine.scheduler import Scheduler
 from ckdist.engine.step_builder import SequenceChunk, Step
-from ckdist.program.step_batch import BLOCK_TOKENS, Batch
+from ckdist.program.step_batch import ADAPTER_USE, BLOCK_TOKENS, Batch
 
 
 class BatchBuilder:
@@ -74,11 +74,11 @@ def _positions(step: Step) -> np.ndarray | None:
 
 
 def _adapters(step: Step) -> np.ndarray | None:
-    """The slot of each chunk's adapter, or -1, int32 (chunks,). None if no sequence has an adapter."""
+    """Each chunk's adapter and its scale, ADAPTER_USE (chunks,). None if no sequence has an adapter."""
     adapters = [chunk.sequence.adapter for chunk in step.chunks]
     if not any(adapters):
         return None
-    return np.array([-1 if adapter is None else adapter.slot for adapter in adapters], np.int32)
+    return np.array([(-1, 0.0) if use is None else (use.slot, use.scale) for use in adapters], ADAPTER_USE)
 
 
 def _firsts(step: Step) -> np.ndarray | None:

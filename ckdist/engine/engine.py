@@ -146,6 +146,7 @@ class Engine:
         positions: np.ndarray | None = None,
         drawn: Tokens = (),
         adapter: str | None = None,
+        adapter_scale: float = 1.0,
     ) -> None:
         """Queues a request.
 
@@ -155,7 +156,7 @@ class Engine:
             positions: Positions of the prompt's tokens in time, height and width, (tokens, 3). Generated tokens have
                 the positions after the largest one. Blocks are named by tokens alone, so none are reused or left.
             drawn: Tokens of the answer that another engine drew with these parameters. This one goes on after them.
-            adapter: Name of the adapter that it runs with.
+            adapter: Name of the adapter that it runs with. `adapter_scale` multiplies what that adds.
 
         Raises:
             RequestError: A field is wrong, or the prompt cannot fit.
@@ -182,7 +183,7 @@ class Engine:
             capacity = min(capacity, self.executable.context_length - delta_of(positions))
             more |= {"positions": positions, "tenant": None}
         if adapter is not None:
-            more["adapter"] = used = self.named_adapters().use(adapter)
+            more["adapter"] = used = self.named_adapters().use(adapter, adapter_scale)
             more["tenant"] = adapted_tenant(more["tenant"], used.digest)
         ends = (0, 0) if self.states is None else turn_ends(ids, self.outputs.eos_token_ids)
         sequence = Sequence(id, begin, params, seed, capacity, time.monotonic(), state, turn_ends=ends, **more)

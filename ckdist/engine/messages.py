@@ -25,10 +25,12 @@ STALE_SECONDS = 5.0
 WATCH_SECONDS = 3.0  # after the last `watch`
 MAX_ID_CHARS = 200
 MAX_TENANT_BYTES = 64
+MAX_ADAPTER_SCALE = 1000.0
 TOKEN_BYTES = 4
 
 Id = Annotated[str, Meta(min_length=1, max_length=MAX_ID_CHARS)]
 AdapterName = Annotated[str, Meta(max_length=MAX_ID_CHARS)]
+AdapterScale = Annotated[float, Meta(ge=-MAX_ADAPTER_SCALE, le=MAX_ADAPTER_SCALE)]
 Tenant = Annotated[bytes, Meta(max_length=MAX_TENANT_BYTES)] | None
 State = Annotated[str, Meta(pattern=r"\A(loading|ready|draining|failed)\Z")]
 FinishReason = Annotated[str, Meta(pattern=r"\A(stop|length|abort)\Z")] | None
@@ -52,6 +54,7 @@ class Submit(Message, frozen=True):
     place: QueuePlace = ANY_PLACE
     drawn: bytes = b""
     adapter: AdapterName | None = None
+    adapter_scale: AdapterScale = 1.0
 
     def __post_init__(self) -> None:
         check_tokens(self.prompt, self.drawn)

@@ -5,6 +5,7 @@ reads: rank 0 gives a slot to requests after all ranks have loaded it, and again
 """
 
 import logging
+import struct
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ class NamedAdapter:
     """An adapter in a slot.
 
     Attributes:
-        digest: A digest of its files. Requests of one digest share blocks of the prefix cache.
+        digest: A digest of its files.
         users: Unfinished requests with it.
     """
 
@@ -33,6 +34,23 @@ class NamedAdapter:
     slot: int
     digest: bytes
     users: int = 0
+
+
+@dataclass(frozen=True)
+class AdapterUse:
+    """A request's adapter. `scale` multiplies what it adds to the model."""
+
+    adapter: NamedAdapter
+    scale: float
+
+    @property
+    def slot(self) -> int:
+        return self.adapter.slot
+
+    @property
+    def digest(self) -> bytes:
+        """Requests of one digest share blocks of the prefix cache."""
+        return self.adapter.digest + (b"" if self.scale == 1 else struct.pack("<d", self.scale))
 
 
 class AdapterLoad:
@@ -112,18 +130,18 @@ class Adapters:
         """Whether a load is under way, or its result was not taken yet."""
         return self._load is not None
 
-    def use(self, name: str) -> NamedAdapter:
+    def use(self, name: str, scale: float = 1.0) -> AdapterUse:
         """Counts a request. Raises UnknownAdapterError."""
         adapter = self._by_name.get(name)
         if adapter is None:
             known = ", ".join(map(repr, self._by_name)) or "none"
             raise UnknownAdapterError(f"there is no adapter {name[:100]!r}; loaded are {known}", "model")
         adapter.users += 1
-        return adapter
+        return AdapterUse(adapter, scale)
 
-    def leave(self, adapter: NamedAdapter) -> None:
+    def leave(self, use: AdapterUse) -> None:
         """Counts the end of a request."""
-        adapter.users -= 1
+        use.adapter.users -= 1
         self._ending = [other for other in self._ending if other.users]
 
     def begin_load(self, worker: NativeWorker, model: int, name: str, folder: str, replaces: bool = False) -> None:
@@ -172,10 +190,10 @@ class Adapters:
 
     def unload(self, name: str) -> None:
         """Makes a name unknown. Requests with it go on. Raises UnknownAdapterError."""
-        adapter = self.use(name)
+        use = self.use(name)
         del self._by_name[name]
-        self._ending.append(adapter)
-        self.leave(adapter)
+        self._ending.append(use.adapter)
+        self.leave(use)
 
     def follow(self) -> None:
         """Ranks other than 0: begins the load that rank 0 has begun."""

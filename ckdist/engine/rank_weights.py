@@ -6,7 +6,7 @@ from ckdist import native
 from ckdist.comm.world_protocol import World
 from ckdist.errors import ConfigError
 from ckdist.layouts.memory_sizes import WeightBytes
-from ckdist.models.blocks.moe import is_expert
+from ckdist.models.moe_weights import is_expert
 from ckdist.program.execution_plan import ExecutionPlan
 from ckdist.program.lowered import Lowered, MatrixKey, VectorKey
 from ckdist.topology import Placement, bind_memory

@@ -19,7 +19,7 @@ from ckdist.program.step_batch import BLOCK_TOKENS
 
 if TYPE_CHECKING:  # a simulation schedules sequences and needs neither grammars nor vocabularies
     from ckdist.engine.drafter import Drafter
-    from ckdist.engine.named_adapters import NamedAdapter
+    from ckdist.engine.named_adapters import AdapterUse
     from ckdist.engine.request import Tokens
     from ckdist.engine.sampling_state import SamplingState
 
@@ -117,7 +117,7 @@ class Sequence:
         sampling_state: "SamplingState | None" = None, pooling: Pooling | None = None, first_text: int = 0,
         source: np.ndarray | None = None, tenant: bytes | None = ONE_TENANT,
         place: QueuePlace = ANY_PLACE, positions: np.ndarray | None = None,
-        turn_ends: tuple[int, int] = (0, 0), adapter: "NamedAdapter | None" = None,
+        turn_ends: tuple[int, int] = (0, 0), adapter: "AdapterUse | None" = None,
     ) -> None:  # fmt: skip
         self.id, self.params, self.seed, self.arrival = id, params, seed, arrival
         self.sampling_state, self.pooling, self.first_text = sampling_state, pooling, first_text

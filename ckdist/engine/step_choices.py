@@ -15,7 +15,7 @@ from ckdist.config.engine_config import EngineConfig
 from ckdist.engine.loaded_model import Model
 from ckdist.engine.stage_programs import StagePrograms
 from ckdist.layouts.prefill_choice import PrefillChoice
-from ckdist.models.blocks.moe import is_expert
+from ckdist.models.moe_weights import is_expert
 from ckdist.program.executable import StageRanks
 from ckdist.program.lowered import Lowered
 from ckdist.program.program import Program

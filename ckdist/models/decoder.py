@@ -13,7 +13,6 @@ from ckdist.layout import SINGLE, Dim
 from ckdist.mesh import Mesh
 from ckdist.models.blocks.attention import Rows, all_rows, attention
 from ckdist.models.blocks.ffn import dense_ffn
-from ckdist.models.blocks.moe import moe_ffn
 from ckdist.models.blocks.norm import RowNorm
 from ckdist.models.spec import Attention, DenseFfn, Mixer, ModelSpec, MoeFfn
 from ckdist.program.program import Value, Weight
@@ -108,6 +107,8 @@ def feed_forward(g: Tracer, x: Value, normed: Value, ffn: DenseFfn | MoeFfn, pat
     if isinstance(ffn, DenseFfn):
         return g.scale(dense_ffn(g, normed, ffn, f"{path}.mlp"), ffn.scale)
     if not ffn.dense_size:
+        from ckdist.models.blocks.moe import moe_ffn
+
         return moe_ffn(g, normed, ffn, f"{path}.mlp")
     from ckdist.models.blocks.per_layer import moe_and_dense
 

@@ -10,13 +10,24 @@ import numpy as np
 
 from ckdist.errors import ModelFileError
 from ckdist.models import limits, rope
-from ckdist.models.families.family import GgufHeader
+from ckdist.models.families.family import GgufHeader, GgufReader
 from ckdist.models.fields import Fields
 from ckdist.models.from_config import Sizes
-from ckdist.models.spec import Attention, DenseFfn, MoeFfn, RopeSpec
+from ckdist.models.spec import Attention, DenseFfn, LayerSpec, ModelSpec, MoeFfn, RopeSpec
 from ckdist.program.routing import Routing
 
 GATING = {"softmax": 1, "sigmoid": 2}  # expert_gating_func; 0: the default of the architecture
+
+
+def uniform(reader: GgufReader, header: GgufHeader) -> ModelSpec:
+    """Reads a model with identical layers."""
+    n = sizes(header)
+    ffn = experts(header, reader.routing, reader.shared) if reader.routing else dense(header)
+    layer = LayerSpec(replace(attention(header, n), **reader.attention), ffn, reader.norms)
+    global_rope = rotation(header, n, **reader.rotation)
+    if reader.axes is not None:
+        global_rope = three_axes(header, global_rope, reader.axes)
+    return n.model(header.family, [layer] * n.num_layers, {"global": global_rope}, tied(header))
 
 
 def sizes(header: GgufHeader, epsilon: str = "attention.layer_norm_rms_epsilon") -> Sizes:

@@ -10,7 +10,7 @@ import numpy as np
 
 from ckdist.errors import ArchitectureError
 from ckdist.models import families
-from ckdist.models.families.family import Family, GgufHeader
+from ckdist.models.families.family import Family, GgufHeader, GgufReader
 from ckdist.models.fields import Fields
 from ckdist.models.limits import checked
 from ckdist.models.spec import ModelSpec, MoeFfn
@@ -25,8 +25,17 @@ SEVERAL_TEXT_PARTS: dict[Any, dict[str, Any]] = {
 
 @functools.cache
 def own_family(file: str) -> Family:
-    """The family in a file of `families`."""
-    return importlib.import_module(f"{families.__name__}.{file}").FAMILY
+    """The family in a file of `families`, with its names."""
+    made: Family = importlib.import_module(f"{families.__name__}.{file}").FAMILY
+    name, *words = families.NAMES[file].split()
+    types = [word for word in words if word[0].islower()]
+    return replace(
+        made,
+        name=name,
+        architectures=tuple(word for word in words if word[0].isupper()),
+        model_types=(name, *types),
+        gguf=next((word[1:] for word in words if word[0] == ":"), made.gguf or name),
+    )
 
 
 def own_families() -> dict[str, Family]:
@@ -49,8 +58,8 @@ def other_families() -> dict[str, Family]:
             made = point.load()
         except Exception as error:  # another package may raise anything; the user gets one line
             raise ArchitectureError(f"{where} cannot be loaded: {error!r:.200}") from error
-        if not isinstance(made, Family):
-            raise ArchitectureError(f"{where} is {type(made).__name__}; it must name a Family")
+        if not isinstance(made, Family) or not made.name:
+            raise ArchitectureError(f"{where} is {type(made).__name__}; it must name a Family with a name")
         if made.name in own_families() or made.name in found:
             raise ArchitectureError(f"{where}: there is a family {made.name!r} already; give it another name")
         found[made.name] = made
@@ -146,10 +155,16 @@ def spec_from_gguf(
     """
     name = Fields(metadata, where).text("general.architecture")
     found = _find(name, lambda one: (one.gguf,) if one.from_gguf else (), where)
-    assert found.from_gguf is not None
     own = {key[len(name) + 1 :]: value for key, value in metadata.items() if key.startswith(f"{name}.")}
     fields = Fields(own, where, f"{name}.")
-    spec = found.from_gguf(GgufHeader(fields, dims, vector, found.name))
+    reader, header = found.from_gguf, GgufHeader(fields, dims, vector, found.name)
+    if isinstance(reader, GgufReader):
+        from ckdist.models import from_gguf
+
+        spec = from_gguf.uniform(reader, header)
+    else:
+        assert reader is not None
+        spec = reader(header)
     mixture = any(isinstance(layer.ffn, MoeFfn) for layer in spec.layers)
     if not mixture and fields.integer("expert_count", 0, low=0):
         raise fields.error("expert_count", own["expert_count"], f"0: {spec.family} has no experts")

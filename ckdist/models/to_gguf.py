@@ -7,12 +7,35 @@ import numpy as np
 
 from ckdist.errors import ArchitectureError
 from ckdist.models import from_gguf, rope
-from ckdist.models.families.family import GgufForm
+from ckdist.models.families.family import GgufForm, GgufWriter
 from ckdist.models.spec import Attention, ModelSpec, MoeFfn, RopeSpec
 
 # the function that GGUF readers use for an architecture; all others: silu
-ACTIVATIONS = {**dict.fromkeys(("gemma", "gemma2", "gemma3", "gemma4"), "gelu_tanh"), "gpt-oss": "clamped_swiglu"}
+ACTIVATIONS = {
+    **dict.fromkeys(("gemma", "gemma2", "gemma3", "gemma4", "gemma-embedding"), "gelu_tanh"),
+    "gpt-oss": "clamped_swiglu",
+}
 ACTIVATIONS |= dict.fromkeys(("nemotron_h", "nemotron_h_moe"), "relu2")
+
+
+def form(writer: GgufWriter, architecture: str, spec: ModelSpec, where: str) -> GgufForm:
+    """The GGUF form of a decoder, as `writer` describes it. Raises ArchitectureError if GGUF cannot describe it."""
+    if writer.refused:
+        raise ArchitectureError(f"{where}: {spec.family} has no GGUF form: {writer.refused}")
+    windows = {layer.mixer.window for layer in spec.layers if isinstance(layer.mixer, Attention)} - {0}
+    if writer.windows and windows:
+        what = f"a sliding window ({min(windows)}) of {spec.family} has no GGUF form"
+        raise ArchitectureError(f"{where}: {what}; set {writer.windows}")
+    ffns = [layer.ffn for layer in spec.layers if isinstance(layer.ffn, MoeFfn)]
+    if any(ffn.routing.renormalise == writer.renormalised for ffn in ffns):
+        which = str(writer.renormalised).lower()
+        raise ArchitectureError(f"{where}: {spec.family} with norm_topk_prob {which} has no GGUF form")
+    more = {
+        **({"rope.dimension_count": spec.ropes["global"].dims} if writer.rotated else {}),
+        **writer.more(spec, where),
+        **({} if writer.experts is None else experts(spec, where, writer.experts)),
+    }
+    return dense(architecture, spec, where, more, writer.factors, writer.truncate)
 
 
 def dense(
@@ -93,20 +116,6 @@ def experts(spec: ModelSpec, where: str, names: Collection[str] = ()) -> dict[st
         "expert_feed_forward_length": ffn.intermediate_size,
         **{name: more[name] for name in names},
     }
-
-
-def refuse_renormalised(spec: ModelSpec, where: str, renormalised: bool) -> None:
-    """Raises ArchitectureError if the model's `renormalise` is equal to `renormalised`, which GGUF cannot describe."""
-    if any(isinstance(layer.ffn, MoeFfn) and layer.ffn.routing.renormalise == renormalised for layer in spec.layers):
-        which = str(renormalised).lower()
-        raise ArchitectureError(f"{where}: {spec.family} with norm_topk_prob {which} has no GGUF form")
-
-
-def refuse_windows(spec: ModelSpec, where: str, what: str, remedy: str) -> None:
-    """Raises ArchitectureError if layers have windows, which GGUF cannot describe for the family."""
-    windows = {layer.attention.window for layer in spec.layers} - {0}
-    if windows:
-        raise ArchitectureError(f"{where}: {what.format(window=min(windows))}; {remedy}")
 
 
 def _rotation(

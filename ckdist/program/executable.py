@@ -337,7 +337,7 @@ class Executable:
         states = () if batch.states is None else (batch.states.reshape(-1),)
         firsts = () if batch.firsts is None else (batch.firsts,)
         embeddings = () if batch.embeddings is None else (batch.embeddings.reshape(-1).view(np.int32),)
-        adapters = () if batch.adapters is None else (batch.adapters,)
+        adapters = () if batch.adapters is None else (batch.adapters.view(np.int32),)
         positions = () if batch.positions is None else (batch.positions.reshape(-1),)
         arrays = (
             batch.token_ids,

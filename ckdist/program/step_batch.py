@@ -7,6 +7,7 @@ import numpy as np
 from ckdist import native
 
 NO_SLOT = -1  # no state to load, or none to save
+ADAPTER_USE = np.dtype([("slot", "<i4"), ("scale", "<f8")])
 BLOCK_TOKENS: int = native.lib.ckdist_block_tokens  # positions of one block of the cache
 
 
@@ -32,7 +33,7 @@ class Batch:
     # int32 (tokens, 3): positions in time, height and width, which rotations read. None: each token's place in its
     # sequence. Only for a model whose rotations have axes.
     positions: np.ndarray | None = None
-    # int32 (sequences,): slot of each sequence's adapter, or -1. None: no sequence has one.
+    # ADAPTER_USE (sequences,): slot of each sequence's adapter, or -1, and its scale. None: no sequence has one.
     adapters: np.ndarray | None = None
     prompts: bool | None = None  # whether the tokens are prompts', not generated; None: if a chunk has several
 

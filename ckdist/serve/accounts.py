@@ -182,6 +182,11 @@ class Accounts:
         """Names of the keys."""
         return list(self._by_name)
 
+    @property
+    def have_rights(self) -> bool:
+        """Whether a key has the right to change models."""
+        return any(account.limits.models for account in self._by_name.values())
+
     def root(self, name: str) -> bytes:
         """The tenant of a key's requests without a cache salt."""
         return self._by_name[name].root

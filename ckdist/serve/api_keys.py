@@ -15,11 +15,12 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class KeyLimits:
-    """The limits of all clients whose keys have one name. None: no limit."""
+    """The limits and rights of all clients whose keys have one name. None: no limit, no right."""
 
     max_running: int | None = None  # sequences in the engine at once
     max_waiting: int | None = None  # sequences that wait while `max_running` others run
     tokens_per_minute: int | None = None  # tokens of prompts and answers
+    models: bool | None = None  # may load, unload, copy, pull and delete models
 
     def over(self, defaults: "KeyLimits") -> "KeyLimits":
         """Returns these limits, with `defaults` for those that are None."""

@@ -78,10 +78,12 @@ class Generation:
         tenant: bytes | None = ONE_TENANT,
         place: QueuePlace = ANY_PLACE,
         adapter: str | None = None,
+        adapter_scale: float = 1.0,
     ) -> None:
         """Starts sequence `number`. Raises Problem 503 if the engine accepts nothing."""
         self._prompt_tokens[number] = len(prompt) // messages.TOKEN_BYTES
-        self._start(number, Submit(EngineClient.new_id(), prompt, sampling, tenant, place, adapter=adapter))
+        adapted = {"adapter": adapter, "adapter_scale": adapter_scale}
+        self._start(number, Submit(EngineClient.new_id(), prompt, sampling, tenant, place, **adapted))
 
     def embed(
         self,
@@ -169,6 +171,7 @@ class EngineClient:
         model: Facts about the model in rank 0's last status.
         stats: Numbers in rank 0's last status.
         clock: Rank 0's clock at that status, in seconds.
+        adapters: Ids of the adapters by name. None: there are no places for adapters.
         ranks: One map per rank while somebody watches (see `watch`).
         on_state: Called with the new state after each change.
     """

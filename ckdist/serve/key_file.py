@@ -89,7 +89,11 @@ def _key_of_table(table: dict[str, Any], where: str) -> ApiKey:
     if not isinstance(key, str):
         raise ConfigError(f"{where} ({name}) needs a key, which is a string")
     limits = {item: table[item] for item in known if item in table}
+    if type(limits.get("models", True)) is not bool:
+        raise ConfigError(f"{where} ({name}): models must be true or false, not {str(limits['models'])[:40]}")
     for item, value in limits.items():
+        if item == "models":
+            continue
         low = 0 if item == "max_waiting" else 1
         if type(value) is not int or not low <= value <= MAX_LIMIT:
             raise ConfigError(f"{where} ({name}): {item} must be a whole number from {low}, not {str(value)[:40]}")

@@ -71,7 +71,8 @@ class Run:
                 prompt = number // work.n
                 room, sampling = work.max_tokens[prompt], for_choice(work.sampling, number % work.n)
                 sampling = dataclasses.replace(sampling, max_tokens=room, min_tokens=min(sampling.min_tokens, room))
-                self._generation.submit(number, work.prompts[prompt], sampling, tenant, place, work.adapter)
+                adapter = work.adapter, work.adapter_scale
+                self._generation.submit(number, work.prompts[prompt], sampling, tenant, place, *adapter)
                 self._choices[number] = Choice(number, self._tokenizer, work)
         except BaseException:
             self.__exit__()

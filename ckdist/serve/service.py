@@ -68,6 +68,7 @@ class Service:
         self.kept = ResponseStore(settings.store_seconds)
         self.text = TextWork(settings.model, settings.overrides)
         self.tokenizer: Vocabulary | None = None
+        self.adapter_of_all: tuple[str, float] | None = None  # of POST /lora-adapters, for requests that name none
         self.draining = False
         self.batches: BatchRunner | None = None  # of --batch-dir
         self.rests = False  # its engine is not loaded, and the next request loads it
@@ -138,7 +139,7 @@ class Service:
         scores, encodes = str(self.client.model.get("scores", "")), bool(self.client.model.get("encodes"))
         return ModelFacts(
             name, *sizes, settings.strict_fields, scores, encodes, settings.defaults, self.adapters,
-            settings.special_in_text, settings.aliases, str(self.client.model.get("rank_template", "")),
+            self.adapter_of_all, settings.special_in_text, settings.aliases, str(self.client.model.get("rank_template", "")),
         )  # fmt: skip
 
     @property

@@ -100,6 +100,7 @@ class HttpSettings:
     verbose: bool = False
     models: tuple[HostedSettings, ...] = ()  # if there are several; `endpoint` and `model` are empty then
     pulled: HostedSettings | None = None  # of models that clients pull, without name and path; None: they may not
+    open_changes: bool = False  # every client may change models
     models_max: int | None = None
     models_memory: int = 0  # most bytes of all models together
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from ckdist.errors import ConfigError
 from ckdist.layout import TRAINING
 from ckdist.mesh import Mesh
-from ckdist.models.blocks.moe import is_correction
+from ckdist.models.moe_weights import is_correction
 from ckdist.models.spec import ModelSpec
 from ckdist.models.training_loss import loss as loss_of
 from ckdist.program.autodiff import backward

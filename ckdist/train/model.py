@@ -132,7 +132,9 @@ def open_model(config: TrainConfig) -> TrainedModel:
     """
     checkpoint = open_checkpoint(config.model_name_or_path) if config.model_name_or_path else None
     if checkpoint is not None and checkpoint.format == "gguf" and not config.lora_r:
-        family(checkpoint.spec.family).to_gguf(checkpoint.spec, config.model_name_or_path)  # the result can be written
+        family(checkpoint.spec.family).gguf_form(
+            checkpoint.spec, config.model_name_or_path
+        )  # the result can be written
     values = (
         dict(checkpoint.metadata)
         if checkpoint

@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ckdist.models.blocks.moe import is_expert
 from ckdist.models.families.family import TensorNames, stack_of
+from ckdist.models.moe_weights import is_expert
 from ckdist.models.registry import family
 from ckdist.models.spec import ModelSpec
 from ckdist.weights.stored_weights import num_heads

@@ -10,15 +10,15 @@ Matrices of experts have two forms:
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
 from ckdist.errors import ConfigError, ModelFileError
-from ckdist.models.blocks.moe import is_expert, is_of_mixture
 from ckdist.models.decoder import weight_shapes
 from ckdist.models.families.family import TensorNames, stack_of
+from ckdist.models.moe_weights import is_expert, is_of_mixture
 from ckdist.models.registry import family
 from ckdist.models.spec import ModelSpec, MoeFfn
 from ckdist.program.tracer import LowRank
@@ -73,17 +73,19 @@ class Lora:
 
 @dataclass(frozen=True)
 class StoredAdapter:
-    """The matrices of an adapter: a linear becomes W x + B (A x).
+    """The matrices of an adapter: a linear becomes W x + scale * B (A x).
 
     Attributes:
         matrices: A (rank, in) and B (out, rank) by the model's names, as
-            model.layers.0.self_attn.q_proj.lora_A.weight. Stacks of these for experts. B includes the scale. float32,
-            or float16 if the file has 16 bits and it is no stack.
+            model.layers.0.self_attn.q_proj.lora_A.weight. Stacks of these for experts. float32, or float16 if the
+            file has 16 bits and it is no stack.
         notes: Warnings for the user, one line each.
+        scales: alpha / rank by A's name. It is empty if B includes the scale. B of experts always does.
     """
 
     matrices: Matrices
     notes: tuple[str, ...]
+    scales: dict[str, float] = field(default_factory=dict[str, float])
 
 
 def files_of(path: Path) -> tuple[Path, ...]:
@@ -91,8 +93,11 @@ def files_of(path: Path) -> tuple[Path, ...]:
     return (path,) if path.is_file() else (path / CONFIG, path / WEIGHTS)
 
 
-def load_adapter(folder: Path, spec: ModelSpec) -> StoredAdapter:
+def load_adapter(folder: Path, spec: ModelSpec, scaled: bool = True) -> StoredAdapter:
     """Reads an adapter of a model, from PEFT's folder or a GGUF file.
+
+    Args:
+        scaled: B includes the scale. If not, `StoredAdapter.scales` has it.
 
     Raises:
         ModelFileError: A file or a matrix is missing, does not fit the model, or is not supported.
@@ -100,14 +105,15 @@ def load_adapter(folder: Path, spec: ModelSpec) -> StoredAdapter:
     if folder.is_file():
         from ckdist.weights.adapter_gguf import read_gguf_adapter  # it imports this module
 
-        return read_gguf_adapter(folder, spec)
-    return _AdapterReader(folder, spec).read()
+        return read_gguf_adapter(folder, spec, scaled)
+    return _AdapterReader(folder, spec, scaled).read()
 
 
 class _AdapterReader:
     """The state of reading one adapter."""
 
-    def __init__(self, folder: Path, spec: ModelSpec):
+    def __init__(self, folder: Path, spec: ModelSpec, scaled: bool):
+        self.scaled, self.scales = scaled, dict[str, float]()
         self.file, self.config = folder / WEIGHTS, AdapterConfig(folder)
         self.spec, self.names, self.shapes = spec, family(spec.family).safetensors, weight_shapes(spec)
         self.mixtures = {
@@ -137,7 +143,7 @@ class _AdapterReader:
                 self._add(stem, tensor, sources[other], f"{stem}.base_layer.{kind}.weight" in sources)
         for stem, experts in self.stacks.items():
             self._stack(stem, experts)
-        return StoredAdapter(self.found, self._notes())
+        return StoredAdapter(self.found, self._notes(), self.scales)
 
     def _unknown(self, name: str) -> ModelFileError:
         return ModelFileError(
@@ -166,7 +172,7 @@ class _AdapterReader:
             raise self._unknown(a.name)
         if (index is not None) != is_expert(stems[0]) or (index is not None and len(stems) > 1):
             raise self._unknown(a.name)
-        low, values = self._pair(self._key(stem, a), a, b)
+        low, values = self._pair(key := self._key(stem, a), a, b, scaled=self.scaled or index is not None)
         if index is None and {a.dtype, b.dtype} <= HALVES:
             low, values = halves(low, values)
         rows = self._rows_of(stored, weights, len(values)) if index is None else [slice(None)]
@@ -181,6 +187,8 @@ class _AdapterReader:
             else:
                 self.found[f"{one}.lora_A.weight"] = low
                 self.found[f"{one}.lora_B.weight"] = np.ascontiguousarray(values[part])
+                if not self.scaled:
+                    self.scales[f"{one}.lora_A.weight"] = self.config.scale(key)
 
     def _key(self, stem: str, a: StoredTensor) -> str:
         """The name of the module or parameter that PEFT matches patterns with."""
@@ -193,8 +201,10 @@ class _AdapterReader:
             "layers_to_transform): one of the two files is another adapter's"
         )
 
-    def _pair(self, key: str, a: StoredTensor, b: StoredTensor, experts: int = 1) -> tuple[np.ndarray, np.ndarray]:
-        """A, and B times the scale. Raises ModelFileError if their rank is not that of the configuration."""
+    def _pair(
+        self, key: str, a: StoredTensor, b: StoredTensor, experts: int = 1, scaled: bool = True
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """A and B. Raises ModelFileError if their rank is not that of the configuration."""
         rank = self.config.rank(key)
         if len(a.shape) != 2 or len(b.shape) != 2 or (a.shape[0], b.shape[1]) != (rank * experts,) * 2:
             layer = f", and the layer has {experts} experts" if experts > 1 else ""
@@ -202,7 +212,7 @@ class _AdapterReader:
                 f"{self.file}: {a.name} and {b.name} have shapes {list(a.shape)} and {list(b.shape)}; "
                 f"r is {rank} in {CONFIG}{layer}"
             )
-        return _read(a), _read(b) * np.float32(self.config.scale(key))
+        return _read(a), _read(b) * np.float32(self.config.scale(key) if scaled else 1)
 
     def _rows_of(self, stored: str, weights: Sequence[str], there: int) -> list[np.ndarray | slice]:
         """For each weight in a stored matrix of `there` rows: its rows. Empty if the numbers of rows do not fit."""

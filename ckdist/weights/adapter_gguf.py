@@ -25,11 +25,12 @@ KEYS = ("adapter.type", ALPHA, "adapter.lora.task_name", "adapter.lora.prompt_pr
 UNREAD_FORMS: tuple[Form, ...] = ("joined", "keys_values", "alternating", "transposed")
 
 
-def read_gguf_adapter(file: Path, spec: ModelSpec) -> StoredAdapter:
-    """Reads an adapter of a model. Raises ModelFileError for the same reasons as `load_adapter`."""
+def read_gguf_adapter(file: Path, spec: ModelSpec, scaled: bool) -> StoredAdapter:
+    """Reads an adapter of a model, as `load_adapter`, and raises ModelFileError for the same reasons."""
     model, own = read_gguf(file), family(spec.family)
     alpha, shapes = _alpha(file, model.metadata, own), weight_shapes(spec)
     found: Matrices = {}
+    scales = dict[str, float]()
     for name, a in model.tensors.items():
         stored, _, kind = name.rpartition(".")
         other = f"{stored}.lora_{'b' if kind == 'lora_a' else 'a'}"
@@ -45,11 +46,16 @@ def read_gguf_adapter(file: Path, spec: ModelSpec) -> StoredAdapter:
             raise ModelFileError(f"{file} has {name}, but not {other}")
         if kind == "lora_a":
             interleaved = own.gguf_names.has("interleaved", weights[0])
-            pair = _pair(a, model.tensors[other], alpha, head_dim(spec, weights[0]) if interleaved else 0)
+            head_rows = head_dim(spec, weights[0]) if interleaved else 0
+            scale = alpha / a.dims[1] if alpha and len(a.dims) > 1 else 1.0
+            in_values = scaled or len(a.dims) != 2
+            pair = _pair(a, model.tensors[other], scale if in_values else 1.0, head_rows)
+            if not in_values:
+                scales |= {f"{stem}.lora_A.weight": scale for stem in stems}
             found |= _by_weight(stems, [shapes[weight][-2] for weight in weights], pair, f"{file}: {other}")
     if not found:
         raise ModelFileError(f"{file} holds no matrix")
-    return StoredAdapter(found, ())
+    return StoredAdapter(found, (), scales)
 
 
 def _alpha(file: Path, metadata: Mapping[str, Any], own: Family) -> float:
@@ -70,8 +76,8 @@ def _alpha(file: Path, metadata: Mapping[str, Any], own: Family) -> float:
     return alpha
 
 
-def _pair(a: GgufTensor, b: GgufTensor, alpha: float, head_rows: int) -> tuple[np.ndarray, np.ndarray]:
-    """A, and B times the scale. `head_rows`: rows of a head of B whose halves are interleaved; 0: none are."""
+def _pair(a: GgufTensor, b: GgufTensor, scale: float, head_rows: int) -> tuple[np.ndarray, np.ndarray]:
+    """A, and B times `scale`. `head_rows`: rows of a head of B whose halves are interleaved; 0: none are."""
     if len(a.dims) != len(b.dims) or len(a.dims) not in (2, 3) or (a.dims[1], a.dims[2:]) != (b.dims[0], b.dims[2:]):
         raise ModelFileError(
             f"{a.file}: {a.name} and {b.name} have shapes {list(a.dims[::-1])} and {list(b.dims[::-1])}, and must be "
@@ -81,7 +87,7 @@ def _pair(a: GgufTensor, b: GgufTensor, alpha: float, head_rows: int) -> tuple[n
         raise ModelFileError(
             f"{b.file}: {b.name} has {b.dims[1]} rows, and a head of the model {head_rows}: {ANOTHER_MODEL}"
         )
-    low, values = _read(a), _read(b, head_rows) * np.float32(alpha / b.dims[0] if alpha else 1)
+    low, values = _read(a), _read(b, head_rows) * np.float32(scale)
     is_half = a.type in (dtypes.F16, dtypes.BF16) and b.type in (dtypes.F16, dtypes.BF16)
     return halves(low, values) if is_half and low.ndim == 2 else (low, values)
 

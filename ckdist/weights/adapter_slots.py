@@ -7,7 +7,7 @@ from typing import TypeAlias
 import numpy as np
 
 from ckdist.errors import ModelFileError
-from ckdist.models.blocks.moe import is_of_mixture
+from ckdist.models.moe_weights import is_of_mixture
 from ckdist.models.spec import ModelSpec
 from ckdist.program.lowered import MatrixKey
 from ckdist.program.ops.low_rank import padded
@@ -71,7 +71,7 @@ class AdapterSlots:
             ModelFileError: The adapter cannot be read, does not fit the model or is too large.
         """
         digest = self._digest(folder)
-        stored = load_adapter(folder, self._spec)
+        stored = load_adapter(folder, self._spec, scaled=False)
         tensors = stored.matrices
         for name, tensor in tensors.items():
             self._check(folder, name, tensor)
@@ -79,7 +79,7 @@ class AdapterSlots:
         parts = {key: _part(key, tensors.get(key.name)) for key in self._places if key.matrices == (slot, slot + 1)}
         packed = iter(pack_together([part for part in parts.values() if part is not None]))
         for key, part in parts.items():
-            self._places[key].hold(None if part is None else next(packed))
+            self._places[key].hold(None if part is None else next(packed), stored.scales.get(key.name, 1.0))
         return digest, stored.notes
 
     def _digest(self, folder: Path) -> Digest:

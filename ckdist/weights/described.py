@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from ckdist.errors import ConfigError
-from ckdist.models.blocks.moe import is_expert, is_router
 from ckdist.models.decoder import EMBEDDING, OUTPUT, weight_shapes
+from ckdist.models.moe_weights import is_expert, is_router
 from ckdist.models.registry import spec_from_config
 from ckdist.weights import dtypes
 from ckdist.weights.checkpoint import Checkpoint

@@ -43,7 +43,7 @@ def export_adapter(base: str, folder: str, target: str) -> int:
     rank = max(len(a) for _, a, _ in tensors)
     metadata = {
         "general.type": "adapter",
-        "general.architecture": family(spec.family).to_gguf(spec, base).metadata["general.architecture"],
+        "general.architecture": family(spec.family).gguf_form(spec, base).metadata["general.architecture"],
         "general.name": Path(folder).resolve().name,
         "adapter.type": "lora",
         "adapter.lora.alpha": float(rank),

@@ -13,8 +13,8 @@ import numpy as np
 
 from ckdist import native
 from ckdist.errors import ConfigError, EngineError
-from ckdist.models.blocks.moe import is_expert, is_router
 from ckdist.models.decoder import EMBEDDING, OUTPUT
+from ckdist.models.moe_weights import is_expert, is_router
 from ckdist.models.registry import family
 from ckdist.progress import ProgressBar
 from ckdist.tokens.tokenizer_to_gguf import tokenizer_metadata
@@ -208,7 +208,7 @@ def write_model(
     spec, path = checkpoint.spec, pathlib.Path(target)
     if path.is_dir():
         raise ConfigError(f"{target} is a folder: name the file to write, as {path / 'model.gguf'}")
-    form = family(spec.family).to_gguf(spec, str(checkpoint.path))
+    form = family(spec.family).gguf_form(spec, str(checkpoint.path))
     metadata = _copied(checkpoint) | dict(form.metadata)
     metadata |= {"general.file_type": FILE_TYPES[type_name], "general.quantization_version": 2}
     if name:

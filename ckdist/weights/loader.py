@@ -21,8 +21,8 @@ import numpy as np
 from ckdist.errors import ConfigError, LayoutError
 from ckdist.hub.local_copy import has_parts
 from ckdist.layout import Range
-from ckdist.models.blocks.moe import is_router
 from ckdist.models.decoder import EMBEDDING, OUTPUT, PER_LAYER
+from ckdist.models.moe_weights import is_router
 from ckdist.native import address, call, check, ffi, lib, new
 from ckdist.weights import dtypes
 from ckdist.weights.checkpoint import Checkpoint

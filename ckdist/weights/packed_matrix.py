@@ -66,10 +66,11 @@ class SlotMatrix:
         """Address of the native `struct ckdist_matrix`."""
         return address(self._struct)
 
-    def hold(self, matrix: PackedMatrix | None) -> None:
-        """Replaces the matrix. No step under way may read it."""
+    def hold(self, matrix: PackedMatrix | None, scale: float) -> None:
+        """Replaces the matrix, and the scale of its products. No step under way may read it."""
         empty = struct("ckdist_matrix", type=self.type)
         ffi.memmove(self._struct, empty if matrix is None else matrix.native, ffi.sizeof("struct ckdist_matrix"))
+        self._struct.scale = scale
         self._held = matrix
 
 

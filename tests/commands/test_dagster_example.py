@@ -2,6 +2,9 @@
 
 import importlib.util
 import json
+import os
+import pathlib
+import sys
 
 import pytest
 
@@ -16,6 +19,7 @@ def test_a_data_set_is_expanded_and_a_second_run_computes_what_is_missing(tmp_pa
     for name, value in {"DATA": tmp_path / "data.jsonl", "OUT": tmp_path / "out", "MAX_TOKENS": 4}.items():
         monkeypatch.setenv(name, str(value))
     monkeypatch.setenv("CKDIST_CTX_SIZE", "256")
+    monkeypatch.setenv("PATH", f"{pathlib.Path(sys.executable).parent}:{os.environ['PATH']}")
     spec = importlib.util.spec_from_file_location("dagster_batch", ROOT / "examples" / "dagster_batch.py")
     example = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(example)

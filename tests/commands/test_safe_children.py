@@ -8,6 +8,7 @@ import time
 import pytest
 
 from ckdist.python_words import code_words, module_words
+from tests.support.launcher import one_host
 from tests.support.paths import ROOT
 from tests.support.ports import free_port
 
@@ -40,7 +41,7 @@ COMMANDS = {
         "-n",
         "2",
     ],
-    "bench": ["bench", "-p", "8", "-n", "2"],
+    "bench": ["bench", "-p", "8", "-n", "2", "-r", "1"],
     "perplexity": ["perplexity", "text.txt"],
     "doctor": ["doctor"],
     "train": ["train", "train.toml"],
@@ -107,7 +108,7 @@ def test_a_server_runs_no_module_of_the_current_folder(hostile_folder):
 def ckdist(words, folder):
     """The command's result, as its console script runs it in `folder`."""
     program = f"{os.path.dirname(sys.executable)}/ckdist"
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment = {**one_host(), "PYTHONPATH": str(ROOT)}
     return subprocess.run(
         [program, *words], cwd=folder, env=environment, capture_output=True, text=True, timeout=120, check=False
     )

@@ -28,7 +28,7 @@ from tests.support.hostile_grammars import REFUSED, TAKEN
 from tests.support.paged_executable import PagedExecutable
 from tests.support.served import VOCAB, serving, write_tokenizer
 
-SLOW = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+SLOW = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 WORDS = st.sampled_from(
     [

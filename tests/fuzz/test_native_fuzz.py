@@ -264,7 +264,18 @@ def test_every_lie_has_its_words(loaded, change, words):
 @pytest.mark.parametrize("slot", [-1, 0])
 def test_a_model_without_slots_has_no_adapters(loaded, slot):
     with pytest.raises(NativeError, match="the model has no slots for adapters"):
-        send_step(loaded, [2, 1, 1, 1, 0, 0, 2, 0, 0, 0, 0, 1, 5, 6, 2, 0, 1, 0, 1, slot])
+        send_step(loaded, [2, 1, 1, 1, 0, 0, 2, 0, 0, 0, 0, 1, 5, 6, 2, 0, 1, 0, 1, slot, 0, 0])
+
+
+def test_an_adapter_has_a_slot_and_a_finite_scale():
+    config = EngineConfig(model=str(GOLDEN / "llama3"), threads=1, ctx_size=48, parallel=1, ubatch_size=8, max_loras=1)
+    model = load_model(config, start_world())
+    step = lambda slot, scale: [2, 1, 1, 1, 0, 0, 2, 0, 0, 0, 0, 1, 5, 6, 2, 0, 1, 0, 1, slot, 0, scale]
+    send_step(model, step(0, 0x3FF << 20))
+    for slot, scale in ((1, 0), (-2, 0), (0, 0x7FF << 20), (0, 0x7FF8 << 16)):
+        with pytest.raises(NativeError, match=f"a sequence has adapter {slot} of 1, and its scale is"):
+            send_step(model, step(slot, scale))
+    model.close()
 
 
 @pytest.mark.parametrize("first", [-1, 17, 1 << 30])

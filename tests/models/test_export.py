@@ -159,7 +159,7 @@ def test_windows_that_readers_would_not_honour_are_refused(family):
     slides = dataclasses.replace(first, mixer=dataclasses.replace(first.mixer, window=64))
     spec = dataclasses.replace(spec, family=family, layers=(slides, *others))
     with pytest.raises(ArchitectureError, match=r"^here: .* sliding window \(64\).*; set "):
-        family_of(family).to_gguf(spec, "here")
+        family_of(family).gguf_form(spec, "here")
 
 
 def test_a_sentencepiece_vocabulary(tmp_path):
@@ -197,7 +197,7 @@ def test_a_sentencepiece_vocabulary(tmp_path):
     for text in (*PROBES, *PROMPTS, " a  b", "日本語 🙂"):
         assert again.encode(text) == tokenizer.encode(text), text
     if llama_cpp := importlib.util.find_spec("llama_cpp") and importlib.import_module("llama_cpp"):
-        form = family_of("llama").to_gguf(open_checkpoint(GOLDEN / "llama2").spec, "llama2")
+        form = family_of("llama").gguf_form(open_checkpoint(GOLDEN / "llama2").spec, "llama2")
         write_gguf(tmp_path / "v.gguf", {**form.metadata, **metadata}, [])
         peer = llama_cpp.Llama(str(tmp_path / "v.gguf"), vocab_only=True, verbose=False)
         for text in (*PROBES, *PROMPTS):

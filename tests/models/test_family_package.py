@@ -16,7 +16,7 @@ from ckdist.models.families import llama
 FAMILY = replace(llama.FAMILY, name="echo", architectures=("EchoForCausalLM",), model_types=("echo",), gguf="echo",
                  from_config=lambda f, outer: replace(llama.config(f, outer), family="echo"))
 WRONG = 7
-TAKEN = llama.FAMILY
+TAKEN = replace(llama.FAMILY, name="llama")
 """
 SCRIPT = """
 import sys
@@ -64,7 +64,7 @@ def test_a_family_of_another_package_runs(tmp_path):
 def test_entry_points_that_are_no_families_are_one_line(tmp_path):
     model(tmp_path)
     for value, message in [
-        ("echo_family:WRONG", "is int; it must name a Family"),
+        ("echo_family:WRONG", "is int; it must name a Family with a name"),
         ("echo_family:TAKEN", "there is a family 'llama' already; give it another name"),
         ("echo_family:ABSENT", "cannot be loaded: AttributeError"),
     ]:

@@ -26,7 +26,7 @@ def old_file(path, kind: str, columns: int = 0):
     """The golden model as older converters wrote it; `columns` more of what makes keys and values."""
     checkpoint, arrays = open_checkpoint(FOLDER), load_file(FOLDER / "model.safetensors")
     mixer = checkpoint.spec.layers[0].mixer
-    form = family("deepseek_v2").to_gguf(replace_eps(checkpoint.spec), "here")
+    form = family("deepseek_v2").gguf_form(replace_eps(checkpoint.spec), "here")
     metadata = {name: value for name, value in form.metadata.items() if not name.endswith("_mla")}
     metadata |= {"deepseek2.attention.key_length": mixer.head_dim, "deepseek2.attention.value_length": mixer.v_dim}
     names, tensors = family("deepseek_v2").gguf_names, []

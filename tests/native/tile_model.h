@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <limits>
 
 namespace ckdist {
 
@@ -96,25 +97,34 @@ inline void zero_upper_rows() {
 
 inline int byte_of(uint8_t byte, bool is_signed) { return is_signed ? static_cast<int8_t>(byte) : byte; }
 
+// The kernels around the model are compiled quickly; these loops run longest.
+#if defined(__GNUC__) && !defined(__clang__)
+#define CKDIST_VECTORIZED __attribute__((optimize("O3")))
+#else
+#define CKDIST_VECTORIZED
+#endif
+
 template <int sum, int a, int b, bool a_signed = true, bool b_signed = true>
-inline void tile_dot_bytes() {
+CKDIST_VECTORIZED inline void tile_dot_bytes() {
   if (!dot_fits<sum, a, b>()) return;
-  for (int m = 0; m < model.shapes.rows[sum]; ++m) {
+  const TileModel& tiles = model;  // one look-up of the thread's
+  const int columns = tiles.shapes.row_bytes[sum] / 4, depth = tiles.shapes.row_bytes[a] / 4;
+  for (int m = 0; m < tiles.shapes.rows[sum]; ++m) {
     int32_t row[kTileRowBytes / 4];
-    std::memcpy(row, model.data[sum][m], sizeof row);
-    for (int k = 0; k < model.shapes.row_bytes[a] / 4; ++k)
-      for (int n = 0; n < model.shapes.row_bytes[sum] / 4; ++n)
+    std::memcpy(row, tiles.data[sum][m], sizeof row);
+    for (int k = 0; k < depth; ++k)
+      for (int n = 0; n < columns; ++n)
         for (int i = 0; i < 4; ++i)
           row[n] = static_cast<int32_t>(static_cast<uint32_t>(row[n]) +
-                                        static_cast<uint32_t>(byte_of(model.data[a][m][4 * k + i], a_signed) *
-                                                              byte_of(model.data[b][k][4 * n + i], b_signed)));
+                                        static_cast<uint32_t>(byte_of(tiles.data[a][m][4 * k + i], a_signed) *
+                                                              byte_of(tiles.data[b][k][4 * n + i], b_signed)));
     write_row_and_zero<sum>(m, row);
   }
   zero_upper_rows<sum>();
 }
 
 inline float without_denormal(float value) {
-  return std::fpclassify(value) == FP_SUBNORMAL ? std::copysign(0.0f, value) : value;
+  return std::fabs(value) < std::numeric_limits<float>::min() ? std::copysign(0.0f, value) : value;
 }
 
 inline float bf16_at(const uint8_t* row, int index) {
@@ -127,18 +137,29 @@ inline float bf16_at(const uint8_t* row, int index) {
 }
 
 template <int sum, int a, int b>
-inline void tile_dot_bf16() {
+CKDIST_VECTORIZED inline void tile_dot_bf16() {
   if (!dot_fits<sum, a, b>()) return;
-  const int columns = model.shapes.row_bytes[sum] / 4;
-  for (int m = 0; m < model.shapes.rows[sum]; ++m) {
-    float chains[2 * kTileRowBytes / 4] = {}, row[kTileRowBytes / 4];
-    std::memcpy(row, model.data[sum][m], sizeof row);
-    for (int k = 0; k < model.shapes.row_bytes[a] / 4; ++k)
-      for (int n = 0; n < 2 * columns; ++n)
-        chains[n] = without_denormal(
-            std::fma(bf16_at(model.data[a][m], 2 * k + n % 2), bf16_at(model.data[b][k], n), chains[n]));
+  constexpr int kColumns = kTileRowBytes / 4;
+  const TileModel& tiles = model;  // one look-up of the thread's
+  const int columns = tiles.shapes.row_bytes[sum] / 4, depth = tiles.shapes.row_bytes[a] / 4;
+  float even[kTileMostRows][kColumns] = {}, odd[kTileMostRows][kColumns] = {};
+  for (int k = 0; k < depth; ++k)
+    for (int n = 0; n < columns; ++n) {
+      even[k][n] = bf16_at(tiles.data[b][k], 2 * n);
+      odd[k][n] = bf16_at(tiles.data[b][k], 2 * n + 1);
+    }
+  for (int m = 0; m < tiles.shapes.rows[sum]; ++m) {
+    float first[kColumns] = {}, second[kColumns] = {}, row[kColumns];
+    std::memcpy(row, tiles.data[sum][m], sizeof row);
+    for (int k = 0; k < depth; ++k) {
+      const float left = bf16_at(tiles.data[a][m], 2 * k), right = bf16_at(tiles.data[a][m], 2 * k + 1);
+      for (int n = 0; n < kColumns; ++n) {
+        first[n] = without_denormal(std::fma(left, even[k][n], first[n]));
+        second[n] = without_denormal(std::fma(right, odd[k][n], second[n]));
+      }
+    }
     for (int n = 0; n < columns; ++n)
-      row[n] = without_denormal(without_denormal(row[n]) + without_denormal(chains[2 * n] + chains[2 * n + 1]));
+      row[n] = without_denormal(without_denormal(row[n]) + without_denormal(first[n] + second[n]));
     write_row_and_zero<sum>(m, row);
   }
   zero_upper_rows<sum>();

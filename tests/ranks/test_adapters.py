@@ -10,6 +10,7 @@ from ckdist.comm.world import SingleWorld
 from ckdist.config.engine_config import EngineConfig
 from ckdist.engine.load_model import BUNDLED, load_model
 from ckdist.engine.model_engine import make_engine
+from ckdist.engine.queue_place import ANY_PLACE
 from ckdist.engine.sampling_params import SamplingParams
 from ckdist.errors import ConfigError, ModelFileError, RequestError, UnknownAdapterError
 from ckdist.weights.adapter_file import LATENT, MODULES
@@ -33,16 +34,16 @@ TARGETS = (
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    """Eight adapters of the bundled model, of several ranks, layers and types."""
+    """Eight adapters of the bundled model, of several ranks, layers and types. alpha / rank is a power of two."""
     made = [tmp_path_factory.mktemp("adapters") / f"a{i}" for i in range(8)]
     for i, folder in enumerate(made):
         rank, dtype = (5, 16, 17, 1, 8, 16, 3, 20)[i], (np.float16, np.float32)[i % 3 > 0]
-        random_adapter(folder, str(BUNDLED), TARGETS[i], seed=i, rank=rank, scale=0.05, dtype=dtype)
+        random_adapter(folder, str(BUNDLED), TARGETS[i], seed=i, rank=rank, scale=0.05, dtype=dtype, alpha=rank / 2)
     return made
 
 
 def outputs(engine, requests, together=True):
-    """Tokens and log probabilities of (prompt, adapter)."""
+    """Tokens and log probabilities of (prompt, adapter) or (prompt, adapter, scale)."""
     found = {}
 
     def run(count):
@@ -53,8 +54,8 @@ def outputs(engine, requests, together=True):
                 entry += output.prompt_logprobs or []
                 count -= output.finish_reason is not None
 
-    for number, (prompt, adapter) in enumerate(requests):
-        engine.add(number, prompt, PARAMS, tenant=None, adapter=adapter)
+    for number, (prompt, adapter, *scale) in enumerate(requests):
+        engine.add(number, prompt, PARAMS, None, ANY_PLACE, None, (), adapter, *scale)
         if not together:
             run(1)
     run(len(requests) if together else 0)
@@ -115,9 +116,8 @@ def test_latent_projections_have_adapters_per_request(tmp_path, ranks):
     model = shutil.copytree(GOLDEN / "deepseek_dense", tmp_path / "model")
     write_tokenizer(model)
     for seed, name in enumerate(("x", "y")):
-        random_adapter(
-            tmp_path / name, model, (*LATENT, "o_proj"), seed=seed, rank=4 + seed, scale=0.1, dtype=np.float16
-        )
+        sizes = {"rank": 4 + seed, "alpha": 4 + seed, "scale": 0.1, "dtype": np.float16}
+        random_adapter(tmp_path / name, model, (*LATENT, "o_proj"), seed=seed, **sizes)
     requests = requests_of(("x", "y", None))
     together, alone = on_ranks(
         ranks,
@@ -194,14 +194,39 @@ def test_an_adapter_of_experts_is_refused_by_name(tmp_path):
         on_ranks(1, lambda *_: None, model=GOLDEN / "qwen3moe", lora=(f"a={GOLDEN / 'lora/qwen3moe'}",))
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_scale_has_the_bits_of_an_adapter_saved_with_this_alpha(tmp_path, ranks):
+    scales = (0.3, -1.7, 1)
+    for i, scale in enumerate(scales):
+        alpha = {"rank": 6, "alpha": 2.5 * scale, "scale": 0.05, "dtype": (np.float16, np.float32)[i % 2]}
+        random_adapter(tmp_path / f"s{i}", str(BUNDLED), MODULES, **alpha)
+        random_adapter(tmp_path / f"m{i}", str(BUNDLED), MODULES, **alpha | {"alpha": 2.5})
+    prompts = [prompt for prompt, _ in requests_of(range(4))]
+    scaled = [(prompts[i], f"m{i}", scale) for i, scale in enumerate(scales)]
+    together, alone, saved = on_ranks(
+        ranks,
+        lambda engine, _: (
+            outputs(engine, [*scaled, (prompts[3], "m0", 2.0), (prompts[3], None)]),
+            outputs(engine, scaled, together=False),
+            outputs(engine, [(prompts[i], f"s{i}") for i in range(3)]),
+        ),
+        lora=tuple(f"{kind}{i}={tmp_path / kind}{i}" for kind in "ms" for i in range(3)),
+    )
+    assert together[:3] == alone == saved
+    assert together[3] != together[4]
+
+
 def test_an_adapter_has_a_prefix_of_its_own(folders):
+    """And each scale of it."""
     prompt = list(range(4, 44))
 
-    def cached(engine, adapter):
-        engine.add("x", prompt, SamplingParams(max_tokens=1, temperature=0), adapter=adapter)
+    def cached(engine, adapter, scale=1.0):
+        params = SamplingParams(max_tokens=1, temperature=0)
+        engine.add("x", prompt, params, adapter=adapter, adapter_scale=scale)
         return next(output.cached_tokens for output in iter(engine.step, None) for output in output)
 
     def body(engine, _):
         assert [cached(engine, name) for name in ("m0", None, "m1", "m0", "m2")] == [0, 0, 0, 32, 32]
+        assert [cached(engine, "m0", scale) for scale in (0.5, 0.25, 1.0, 0.5)] == [0, 0, 32, 32]
 
     on_ranks(1, body, lora=(f"m0={folders[0]}", f"m1={folders[1]}", f"m2={folders[0]}"))

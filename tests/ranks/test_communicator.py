@@ -63,7 +63,7 @@ class TestCommunicator:
         self.run(transport, ranks, collectives.splits)
 
 
-def test_64_mib_over_hosts():
+def test_40_mib_over_hosts():
     run_threads("aab", lambda world: collectives.battery(world, 0, (collectives.large,), timeout=60, transport="tcp"))
 
 

@@ -27,19 +27,22 @@ def with_executable(hosts, family, threads, body, chunk=16, **numbers):
     return run_threads(list(hosts), rank)[0]
 
 
-@pytest.mark.parametrize("family", ["experts", "experts_in_groups", "sinks_and_biases"])
+MODELS = ("experts", "experts_in_groups", "sinks_and_biases")
+JOBS = [
+    ("ab", 3, {}),
+    ("abc", 1, {}),
+    ("abcdefg", 1, {"heads": 4, "kv_heads": 1}),  # of 8 or 9 experts some hosts have two
+    ("aabb", 1, {"heads": 8, "kv_heads": 4}),
+    ("aabbcc", 2, {"heads": 6, "kv_heads": 6}),
+    ("aabb", 2, {"prefill": "tensor"}),  # ranks of a host have the same rows
+    ("aaabbb", 1, {"prefill": "tensor", "heads": 6, "kv_heads": 6}),
+    ("aabbcc", 1, {"prefill": "tensor", "heads": 6, "kv_heads": 6}),
+]
+
+
 @pytest.mark.parametrize(
-    "hosts, threads, numbers",
-    [
-        ("ab", 3, {}),
-        ("abc", 1, {}),
-        ("abcdefg", 1, {"heads": 4, "kv_heads": 1}),  # of 8 or 9 experts some hosts have two
-        ("aabb", 1, {"heads": 8, "kv_heads": 4}),
-        ("aabbcc", 2, {"heads": 6, "kv_heads": 6}),
-        ("aabb", 2, {"prefill": "tensor"}),  # ranks of a host have the same rows
-        ("aaabbb", 1, {"prefill": "tensor", "heads": 6, "kv_heads": 6}),
-        ("aabbcc", 1, {"prefill": "tensor", "heads": 6, "kv_heads": 6}),
-    ],
+    "family, hosts, threads, numbers",
+    [(MODELS[(i + more) % 3], *job) for i, job in enumerate(JOBS) for more in (0, 1)],  # two of three for each job
 )
 def test_bits_are_those_of_sums_over_all_hosts(family, hosts, threads, numbers):
     def both(executable):

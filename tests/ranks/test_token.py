@@ -29,7 +29,6 @@ from tests.support.situations import driven, situations, texts
 from tests.support.specs import FAMILIES, PIECES
 from tests.support.thread_ranks import run_threads
 
-MODELS = sorted(path.parent for path in GOLDEN.glob("*/config.json"))
 EXPERTS = ("num_experts_per_tok", "moe_k", "moe_topk")
 MIXTURES = [
     folder for folder in distinct_families() if any(name in (folder / "config.json").read_text() for name in EXPERTS)
@@ -44,15 +43,21 @@ def both_ways(executable):
     return expected, situations(executable), list(executable.prefill_tokens)
 
 
-@pytest.mark.parametrize("family", [*FAMILIES, *PIECES])
+SHAPES = [
+    (2, 2, {}),
+    (3, 1, {}),
+    (4, 1, {"ffn": 40}),
+    (4, 2, {"heads": 6, "kv_heads": 2}),
+    (7, 1, {"heads": 4, "kv_heads": 1}),
+]
+
+
 @pytest.mark.parametrize(
-    "ranks, threads, numbers",
+    "family, ranks, threads, numbers",
     [
-        (2, 2, {}),
-        (3, 1, {}),
-        (4, 1, {"ffn": 40}),
-        (4, 2, {"heads": 6, "kv_heads": 2}),
-        (7, 1, {"heads": 4, "kv_heads": 1}),
+        (family, *SHAPES[(index + more) % len(SHAPES)])
+        for index, family in enumerate([*FAMILIES, *PIECES])
+        for more in (0, 2)  # two shapes for each family, four families or more for each shape
     ],
 )
 def test_bits_are_those_of_tensor(family, ranks, threads, numbers):
@@ -213,17 +218,20 @@ def test_one_text_with_whole_experts_on_hosts(hosts, folder):
     assert thread_ranks.run_threads(hosts, run)[0][0] == expected
 
 
-@pytest.mark.parametrize("folder", distinct_families(), ids=lambda folder: folder.name)
-def test_one_text_whatever_is_cut(folder):
-    expected = text_of_one_rank(folder)
-    for ranks, prefill in ((3, "tensor"), (4, "token")):
-        found, stats = run_threads(ranks, lambda world: generated(world, folder, prefill))[0]
-        assert found == expected, f"{prefill} with {ranks} ranks"
-        assert (
-            (stats["prefill_by_token_tokens_total"] > 0)
-            == (prefill == "token")
-            != (stats["prefill_by_tensor_tokens_total"] > 0)
-        )
+@pytest.mark.parametrize(
+    "ranks, prefill, folder",
+    [((3, "tensor"), (4, "token"))[i % 2] + (folder,) for i, folder in enumerate(distinct_families())],
+    ids=lambda value: getattr(value, "name", str(value)),
+)
+def test_one_text_whatever_is_cut(ranks, prefill, folder):
+    """Logits of both prefills are compared for each family by `test_logits_are_those_of_one_rank`."""
+    found, stats = run_threads(ranks, lambda world: generated(world, folder, prefill))[0]
+    assert found == text_of_one_rank(folder)
+    assert (
+        (stats["prefill_by_token_tokens_total"] > 0)
+        == (prefill == "token")
+        != (stats["prefill_by_tensor_tokens_total"] > 0)
+    )
 
 
 def logits_of(world, path, prefill: str) -> np.ndarray:
@@ -249,7 +257,7 @@ def logits_of(world, path, prefill: str) -> np.ndarray:
 # Of the largest logit. float32 differs by the order of its sums, and where activations are rounded (to bfloat16, or
 # int8 beside quantised weights) what differs by so little may round otherwise.
 TOLERANCES = {
-    **dict.fromkeys(MODELS, 1e-5),
+    **dict.fromkeys(distinct_families(), 1e-5),
     GOLDEN / "gguf/BF16.gguf": 6e-3,
     GOLDEN / "gguf/Q8_0.gguf": 2e-2,
     GOLDEN / "gguf/Q4_K_M.gguf": 3e-2,

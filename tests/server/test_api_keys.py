@@ -65,6 +65,7 @@ def test_a_file_of_tables_and_a_file_of_lines(tmp_path):
         ('[[key]]\nname = "a"\nkey = ""\n', "key 1 must have 1 to 4096"),
         ('[[key]]\nname = "a"\nkey = "k"\nmax_running = 0\n', "max_running must be a whole number from 1, not 0"),
         ('[[key]]\nname = "a"\nkey = "k"\nmax_running = true\n', "must be a whole number from 1, not True"),
+        ('[[key]]\nname = "a"\nkey = "k"\nmodels = 1\n', "models must be true or false, not 1"),
         ('[[key]]\nname = "a"\nkey = "k"\nmax_waiting = 1\n', "max_waiting needs max_running"),
         ('[[key]]\nname = "a"\nkey = "k"\n' * 2 + '[[key]]\nname = "b"\nkey = "k"\n', "'b' and 'a' have the same key"),
         ('[[key]]\nname = "a"\nkey = "k"\n[[key]]\nname = "a"\nkey = "l"\nmax_running = 1\n', "different limits"),

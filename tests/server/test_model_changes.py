@@ -10,6 +10,7 @@ from tests.support.clients import ollama
 from tests.support.running import running
 
 FILES = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
+LOADS = ("unload", "load")
 NUMBERS = {"num_predict": 4, "temperature": 0}
 
 
@@ -19,15 +20,27 @@ def cache(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def client(cache):
+def clients(cache):
+    """Of a key with the right to change models, and of one without."""
     files = {name: (pathlib.Path(BUNDLED) / name).read_bytes() for name in FILES}
     given = pytest.MonkeyPatch()
     with local_server.running(local_server.model_hub({"o/r": files})) as hub:
         for name, value in (("HF_ENDPOINT", hub.url), ("HF_HOME", str(cache)), ("HF_HUB_OFFLINE", "0")):
             given.setenv(name, value)
-        with running("-m", str(BUNDLED), "-a", "a", "--models-max", "2", "-c", "128", "--allow-model-changes") as url:
-            yield ollama.Client(host=url)
+        keys = cache / "keys"
+        keys.touch(mode=0o600)
+        keys.write_text(
+            '[[key]]\nname = "may"\nkey = "may-key"\nmodels = true\n[[key]]\nname = "not"\nkey = "not-key"\n'
+        )
+        flags = ("--models-max", "2", "-c", "128", "--api-key-file", str(keys))
+        with running("-m", str(BUNDLED), "-a", "a", *flags) as url:
+            yield [ollama.Client(host=url, headers={"Authorization": f"Bearer {key}-key"}) for key in ("may", "not")]
     given.undo()
+
+
+@pytest.fixture
+def client(clients):
+    return clients[0]
 
 
 def names(client):
@@ -44,6 +57,18 @@ def test_a_copy_is_a_further_name_until_it_is_deleted(client):
     assert client.delete("b").status == "success"
     with pytest.raises(ollama.ResponseError, match="there is no model 'b'"):
         client.generate("b", "ab")
+
+
+def test_only_a_key_with_the_right_changes_models(clients):
+    client = clients[1]
+    assert client.generate("a", "ab", raw=True, options=NUMBERS).response and client.pull("a").status == "success"
+    orders = [lambda path=path: client._request_raw("POST", f"/models/{path}", json={"model": "a"}) for path in LOADS]
+    for change in (lambda: client.copy("a", "c"), lambda: client.delete("a"), lambda: client.pull("hf.co/o/r"), *orders):
+        with pytest.raises(ollama.ResponseError, match="only with a key that has models = true") as refused:
+            change()
+        assert refused.value.status_code == 403
+    for path in LOADS:
+        assert clients[0]._request_raw("POST", f"/models/{path}", json={"model": "a"}).json()["success"]
 
 
 def test_a_pulled_model_answers_as_the_same_file_and_is_deleted_with_it(client, cache):

@@ -62,13 +62,34 @@ def test_an_adapter_is_named_by_model_or_lora(http):
     [
         ({"model": "two"}, 404, "there is no model 'two'; this server has 'base', 'one'"),
         ({"lora": [{"id": 7}]}, 404, "there is no adapter with id 7; loaded are 0 (one)"),
-        ({"lora": [{"id": 0, "scale": 0.5}]}, 400, "the scale of an adapter is 0 or 1, not 0.5"),
+        ({"lora": [{"id": 0, "scale": 1e4}]}, 400, "scale must be a number from -1000 to 1000, not 10000.0"),
+        ({"lora": [{"id": 0, "scale": "1"}]}, 400, "scale must be a number from -1000 to 1000, not 1"),
         ({"lora": [3]}, 400, 'lora must be a list like [{"id": 0, "scale": 1.0}]'),
     ],
 )
 def test_what_is_not_there_is_refused_with_the_names_that_are(http, fields, status, message):
     answer = http.post("/v1/completions", json={**BODY, **fields})
     assert (answer.status_code, answer.json()["error"]["message"]) == (status, message)
+
+
+def test_scales_are_those_of_a_request_or_of_the_server(http):
+    base, one, half = text(http), text(http, model="one"), text(http, lora=[{"id": 0, "scale": 0.5}])
+    assert len({base[0], one[0], half[0]}) == 3 and half[1] == "one"
+    assert text(http, model="one", lora=[{"id": 0, "scale": 0.5}]) == half
+    assert load(http, "two", "first").status_code == 200
+    many = [{"id": 0, "scale": 0.5}, {"id": 1, "scale": 2}]
+    for answer in (http.post("/lora-adapters", json=many), http.post("/v1/completions", json={**BODY, "lora": many})):
+        assert answer.status_code == 400 and "names 2 adapters, and a request has one" in answer.text
+    for wrong in ({}, [3], [{"id": True}], [{"id": 0, "scale": True}]):
+        assert http.post("/lora-adapters", json=wrong).status_code == 400, wrong
+    assert http.post("/lora-adapters", json=[{"id": 9}]).status_code == 404
+    assert http.post("/lora-adapters", json=[{"id": 0, "scale": 0.5}, {"id": 1, "scale": 0}]).json()["success"]
+    assert [entry["scale"] for entry in http.get("/lora-adapters").json()] == [0.5, 0.0]
+    assert text(http) == text(http, model="base") == half and text(http, lora=[]) == base
+    assert text(http, model="one") == one == text(http, model="two")[:1] + ("one",)
+    assert http.post("/v1/embeddings", json={"input": "a"}).status_code == 200
+    assert http.post("/lora-adapters", json=[{"id": 1}]).status_code == 200 and text(http)[1] == "two"
+    assert unload(http, "two").status_code == 200 and text(http) == base
 
 
 def test_an_adapter_is_loaded_and_replaced_while_requests_run_and_has_blocks_of_its_own(http, folder):

@@ -10,7 +10,7 @@ import httpx
 import psutil
 import pytest
 
-from tests.support.launcher import environment
+from tests.support.launcher import one_host
 from tests.support.paths import ROOT
 from tests.support.resumed_streams import BODIES, streamed
 from tests.support.served import wait_for
@@ -20,7 +20,7 @@ WORDS = [*COMMAND, "serve", "--port", "0", "-t", "1", "--alias", "m"]
 
 
 def started(*flags: str, before: tuple[str, ...] = ()) -> subprocess.Popen:
-    given = {"env": environment(), "cwd": ROOT, "text": True}
+    given = {"env": one_host(), "cwd": ROOT, "text": True}
     return subprocess.Popen([*before, *WORDS, *flags], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **given)
 
 

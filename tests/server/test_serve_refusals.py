@@ -356,7 +356,7 @@ PATHS = ["/v1/completions", "/v1/chat/completions", "/completion", "/apply-templ
 
 
 @given(st.sampled_from(PATHS), VALUES | BODIES | PROMPTED | CHATS)
-@settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
 def test_any_json_is_answered_with_200_or_4xx(http, path, body):
     answer = http.post(path, content=json.dumps(body).encode())
     assert answer.status_code == 200 or 400 <= answer.status_code < 500, (body, answer.text)
@@ -367,6 +367,6 @@ def test_any_json_is_answered_with_200_or_4xx(http, path, body):
 
 
 @given(st.sampled_from(PATHS), st.binary(max_size=60))
-@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 def test_any_bytes_are_answered_with_4xx(http, path, data):
     assert 400 <= http.post(path, content=data).status_code < 500

@@ -273,7 +273,7 @@ def test_a_signal_finishes_what_runs(wrapper, to, number):
     with serving(2, wrapper=wrapper) as server:
         client = openai.OpenAI(base_url=server.url + "/v1", api_key="none")
         stream = client.completions.create(
-            model="any", prompt="x", max_tokens=400, temperature=0, stream=True, extra_body={"ignore_eos": True}
+            model="any", prompt="x", max_tokens=200, temperature=0, stream=True, extra_body={"ignore_eos": True}
         )
         pieces = iter(stream)
         next(pieces)

@@ -15,7 +15,7 @@ from ckdist.weights.stored_weights import head_dim
 safetensors = pytest.importorskip("safetensors.numpy")
 
 
-def random_adapter(folder, model, targets, seed=0, rank=5, scale=0.3, dtype=np.float32):
+def random_adapter(folder, model, targets, seed=0, rank=5, scale=0.3, dtype=np.float32, alpha=2.5):
     """An adapter in PEFT's format, written here without ckdist, and the matrices that it adds by the names of the
     weights.
     """
@@ -28,14 +28,14 @@ def random_adapter(folder, model, targets, seed=0, rank=5, scale=0.3, dtype=np.f
         out, into = tensor.shape
         a, b = (scale * rng.standard_normal(shape).astype(dtype) for shape in ((rank, into), (out, rank)))
         stored |= {f"base_model.model.{stem}.lora_A.weight": a, f"base_model.model.{stem}.lora_B.weight": b}
-        added[name] = 2.5 / rank * np.float32(b) @ np.float32(a)
+        added[name] = alpha / rank * np.float32(b) @ np.float32(a)
     folder.mkdir()
     safetensors.save_file(stored, folder / "adapter_model.safetensors")
     fields = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
         "r": rank,
-        "lora_alpha": 2.5,
+        "lora_alpha": alpha,
         "target_modules": sorted(targets),
         "bias": "none",
         "modules_to_save": None,

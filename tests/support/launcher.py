@@ -10,14 +10,16 @@ import sys
 
 from tests.support.paths import ROOT
 
-WITHOUT_MATPLOTLIB = ROOT / "tests/support/without_matplotlib"  # a picture takes longer than a training of a test
+CHILD_MODULES = ROOT / "tests/support/child_modules"  # no matplotlib: a picture takes longer than a training; few polls
 
 
 def environment() -> dict[str, str]:
-    """This process's environment with the checkout importable, matplotlib not, and mpirun willing to run as root."""
+    """This process's environment with the checkout importable, matplotlib not, few polls, and mpirun willing to run as
+    root.
+    """
     return {
         **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(ROOT), str(WITHOUT_MATPLOTLIB), os.environ.get("PYTHONPATH", "")]),
+        "PYTHONPATH": os.pathsep.join([str(ROOT), str(CHILD_MODULES), os.environ.get("PYTHONPATH", "")]),
         "PATH": f"{pathlib.Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",

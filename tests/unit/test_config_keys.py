@@ -208,7 +208,7 @@ def test_a_gate_that_gguf_readers_do_not_compute_is_refused():
     with pytest.raises(
         ArchitectureError, match="llama with the activation gelu has no GGUF form: its readers compute silu"
     ):
-        own_families()["llama"].to_gguf(spec, "here")
+        own_families()["llama"].gguf_form(spec, "here")
 
 
 @pytest.mark.parametrize(

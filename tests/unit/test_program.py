@@ -1,5 +1,7 @@
 """The program: its golden text, its meaning under any number of ranks, and what lowering makes of it."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -13,8 +15,9 @@ from ckdist.program.step import ValueIndex
 from ckdist.program.tracer import trace
 from ckdist.program.training_tracer import trace_loss
 from tests.support.interpreter import Interpreter
+from tests.support.pairs import pairs
 from tests.support.paths import GOLDEN as GOLDEN_FILES
-from tests.support.specs import FAMILIES, LINEAR, spec, weights_of
+from tests.support.specs import FAMILIES, LINEAR, PIECES, spec, weights_of
 
 GOLDEN = GOLDEN_FILES / "programs"
 
@@ -38,9 +41,7 @@ def test_golden_text(family, layout):
     assert text == path.read_text()
 
 
-@pytest.mark.parametrize("family", [*FAMILIES, *LINEAR])
-@pytest.mark.parametrize("ranks", [2, 3, 4, 7, 13])
-@pytest.mark.parametrize("layout", [TENSOR, TOKEN], ids=lambda layout: layout.name)
+@pairs({"family": [*FAMILIES, *LINEAR], "ranks": [2, 3, 4, 7, 13], "layout": [TENSOR, TOKEN]})
 def test_any_number_of_ranks_means_the_same(family, ranks, layout):
     s = spec(**{**FAMILIES, **LINEAR}[family])
     alone = trace(forward, s, SINGLE, Mesh({"tp": 1}))
@@ -91,6 +92,18 @@ def test_buffers_that_live_together_do_not_overlap(ranks, layout):
                     ]
                     assert end <= first or last <= begin
         assert all(lowered.buffers[b].offset < lowered.arena_bytes for b in arena)
+
+
+def test_experts_without_gates_read_one_matrix_once():
+    """Also where a rank reads the shards of all ranks."""
+    s, mesh = spec(**PIECES["experts"]), Mesh({"tp": 2})
+    s = replace(s, layers=[replace(one, ffn=replace(one.ffn, activation="relu2", gated=False)) for one in s.layers])
+    program = trace(forward, s, TOKEN, mesh)
+    stored = stored_dims(program, trace(forward, s, TENSOR, mesh))
+    lowered = lower(program, mesh, lambda name: 0, lambda name: 1, 8, stored)
+    for step in (step for step in lowered.steps if step.kind == "experts"):
+        assert step.fields["sets"][0]["gate"] == step.fields["sets"][0]["up"]
+    assert len(lowered.matrices) == len(set(lowered.matrices))
 
 
 def test_what_has_no_step_is_an_error_of_the_layout():

@@ -196,6 +196,13 @@ def test_thoughts_are_kept_or_dropped_as_the_template_does_and_counted(tmp_path,
     assert [turn.notes for turn in turns_of(*checked(CHATS["thoughts"]), skips)] == [[NO_THOUGHTS]] * 2
 
 
+def test_records_of_preferences_are_counted_where_their_labels_are_not_read(tmp_path, tokenizers):
+    record = {"prompt": "Q", "completion": "A", "label": False}
+    report = cache_of(tmp_path, tokenizers["history as it was"], record, CHATS["tools"]).report
+    found = "records of preferences: no label and no rejected answer is read"
+    assert report.notes == {found: [1, f"{tmp_path}/a.jsonl:1"]}
+
+
 def test_marked_thoughts_become_those_of_the_template_and_are_dropped_if_it_skips_them(tokenizers):
     marked = {"messages": [USER, {"role": "assistant", "content": "<think>Hm.</think>\n\nIt is."}]}
     tokenizer = load_tokenizer(BUNDLED)

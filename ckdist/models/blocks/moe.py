@@ -3,34 +3,10 @@
 from dataclasses import replace
 
 from ckdist.layout import Dim
+from ckdist.models.moe_weights import CORRECTION, FACTORS, ROUTER, SHARED_GATE
 from ckdist.models.spec import MoeFfn
 from ckdist.program.program import Value
 from ckdist.program.tracer import Tracer
-
-ROUTER = "gate.weight"
-SHARED_GATE = "shared_expert_gate.weight"
-CORRECTION = "gate.e_score_correction.bias"
-FACTORS = "gate.factors"  # of the experts' shares
-
-
-def is_router(name: str) -> bool:
-    """Whether a weight belongs to a router. Routers compute in float32 and are never quantised."""
-    return name.endswith((f".mlp.{ROUTER}", f".mlp.{SHARED_GATE}"))
-
-
-def is_correction(name: str) -> bool:
-    """Whether a weight only affects the selection of experts. It has no gradient."""
-    return name.endswith(f".mlp.{CORRECTION}")
-
-
-def is_of_mixture(name: str) -> bool:
-    """Whether a weight or a linear belongs to routed experts or to the shared expert."""
-    return ".mlp.experts." in name or ".mlp.shared_expert." in name
-
-
-def is_expert(name: str) -> bool:
-    """Whether a weight is a stack of experts."""
-    return ".mlp.experts." in name
 
 
 def moe_ffn(g: Tracer, x: Value, f: MoeFfn, path: str, routed: Value | None = None) -> Value:

@@ -1,22 +1,23 @@
 """One file per family. `NAMES` has the names of each in the files of models."""
 
-# File -> the family's name, and its names in `architectures`, `model_type` and `general.architecture`. A start imports
-# only the file of its model's family. `tests/unit/test_family_names.py` compares this table with the files.
+# File -> words: the family's name, which is a `model_type` too; its `architectures`, which begin with a capital; more
+# types; and after a colon the `general.architecture` of its GGUF files, unless that is the name.
+# A start imports only the file of its model's family.
 NAMES = {
-    "bailing_moe_v2": "bailing_moe_v2 BailingMoeV2ForCausalLM bailingmoe2",
+    "bailing_moe_v2": "bailing_moe_v2 BailingMoeV2ForCausalLM :bailingmoe2",
     "bamba": "bamba BambaForCausalLM",
     "bart": "bart BartForConditionalGeneration",
     "bert": "bert BertModel BertForMaskedLM BertForSequenceClassification",
     "cohere2": "cohere2 Cohere2ForCausalLM",
-    "deepseek_v2": "deepseek_v2 DeepseekV2ForCausalLM deepseek2",
+    "deepseek_v2": "deepseek_v2 DeepseekV2ForCausalLM :deepseek2",
     "deepseek_v3": "deepseek_v3 DeepseekV3ForCausalLM",
-    "deepseek_v32": "deepseek_v32 DeepseekV32ForCausalLM deepseek32",
+    "deepseek_v32": "deepseek_v32 DeepseekV32ForCausalLM :deepseek32",
     "dots1": "dots1 Dots1ForCausalLM",
-    "embedding_gemma": "embedding_gemma Gemma3TextModel gemma-embedding",
+    "embedding_gemma": "embedding_gemma Gemma3TextModel :gemma-embedding",
     "ernie4_5": "ernie4_5 Ernie4_5ForCausalLM Ernie4_5_ForCausalLM",
-    "ernie4_5_moe": "ernie4_5_moe Ernie4_5_MoeForCausalLM ernie4_5-moe",
+    "ernie4_5_moe": "ernie4_5_moe Ernie4_5_MoeForCausalLM :ernie4_5-moe",
     "exaone4": "exaone4 Exaone4ForCausalLM",
-    "falcon_h1": "falcon_h1 FalconH1ForCausalLM falcon-h1",
+    "falcon_h1": "falcon_h1 FalconH1ForCausalLM :falcon-h1",
     "gemma": "gemma GemmaForCausalLM",
     "gemma2": "gemma2 Gemma2ForCausalLM",
     "gemma3": "gemma3 Gemma3ForCausalLM Gemma3ForConditionalGeneration gemma3_text",
@@ -27,15 +28,15 @@ NAMES = {
     "glm4": "glm4 Glm4ForCausalLM",
     "glm4_moe_lite": "glm4_moe_lite Glm4MoeLiteForCausalLM",
     "glm4moe": "glm4moe Glm4MoeForCausalLM glm4_moe",
-    "glm_moe_dsa": "glm_moe_dsa GlmMoeDsaForCausalLM glm-dsa",
+    "glm_moe_dsa": "glm_moe_dsa GlmMoeDsaForCausalLM :glm-dsa",
     "gptoss": "gpt-oss GptOssForCausalLM gpt_oss",
     "granite": "granite GraniteForCausalLM",
     "granitemoe": "granitemoe GraniteMoeForCausalLM GraniteMoeSharedForCausalLM granitemoeshared",
-    "granitemoehybrid": "granitemoehybrid GraniteMoeHybridForCausalLM granitehybrid",
-    "hunyuan_v1_dense": "hunyuan_v1_dense HunYuanDenseV1ForCausalLM hunyuan-dense",
-    "hunyuan_v1_moe": "hunyuan_v1_moe HunYuanMoEV1ForCausalLM hunyuan-moe",
+    "granitemoehybrid": "granitemoehybrid GraniteMoeHybridForCausalLM :granitehybrid",
+    "hunyuan_v1_dense": "hunyuan_v1_dense HunYuanDenseV1ForCausalLM :hunyuan-dense",
+    "hunyuan_v1_moe": "hunyuan_v1_moe HunYuanMoEV1ForCausalLM :hunyuan-moe",
     "kimi_k2": "kimi_k2 KimiK2ForCausalLM KimiK25ForConditionalGeneration Kimi_K25ForConditionalGeneration kimi_k25",
-    "kimi_linear": "kimi_linear KimiLinearForCausalLM kimi-linear",
+    "kimi_linear": "kimi_linear KimiLinearForCausalLM :kimi-linear",
     "lfm2": "lfm2 Lfm2ForCausalLM",
     "lfm2moe": "lfm2moe Lfm2MoeForCausalLM lfm2_moe",
     "llama": "llama LlamaForCausalLM",
@@ -51,7 +52,7 @@ NAMES = {
     "mt5": "mt5 MT5ForConditionalGeneration MT5EncoderModel",
     "nemotron_h": "nemotron_h NemotronHForCausalLM",
     "nemotron_h_moe": "nemotron_h_moe",
-    "nomic_bert": "nomic_bert NomicBertModel nomic-bert",
+    "nomic_bert": "nomic_bert NomicBertModel :nomic-bert",
     "olmo2": "olmo2 Olmo2ForCausalLM",
     "olmo3": "olmo3 Olmo3ForCausalLM",
     "olmoe": "olmoe OlmoeForCausalLM",
@@ -59,7 +60,7 @@ NAMES = {
     "qwen2": "qwen2 Qwen2ForCausalLM",
     "qwen25vl": (
         "qwen25vl Qwen2_5_VLForConditionalGeneration Qwen2VLForConditionalGeneration "
-        "qwen2_5_vl qwen2_5_vl_text qwen2_vl qwen2_vl_text qwen2vl"
+        "qwen2_5_vl qwen2_5_vl_text qwen2_vl qwen2_vl_text :qwen2vl"
     ),
     "qwen2moe": "qwen2moe Qwen2MoeForCausalLM qwen2_moe",
     "qwen3": "qwen3 Qwen3ForCausalLM",
@@ -77,4 +78,4 @@ NAMES = {
     "smollm3": "smollm3 SmolLM3ForCausalLM",
     "t5": "t5 T5ForConditionalGeneration T5WithLMHeadModel T5EncoderModel",
 }
-FILES = {name: file for file, names in NAMES.items() for name in names.split()}  # name -> file
+FILES = {name: file for file, names in NAMES.items() for name in names.replace(":", "").split()}  # name -> file

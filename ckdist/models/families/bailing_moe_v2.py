@@ -8,7 +8,7 @@ from dataclasses import replace
 from ckdist.models import from_config, limits
 from ckdist.models.config_keys import ConfigKeys
 from ckdist.models.families import family, glm4moe
-from ckdist.models.families.family import GgufForm, GgufHeader, in_layers
+from ckdist.models.families.family import GgufHeader, GgufWriter, in_layers
 from ckdist.models.fields import Fields
 from ckdist.models.spec import ModelSpec, MoeFfn
 
@@ -65,25 +65,12 @@ def gguf(header: GgufHeader) -> ModelSpec:
     return replace(glm4moe.gguf(header), family=NAME)
 
 
-def export(spec: ModelSpec, where: str) -> GgufForm:
-    """Returns the GGUF metadata of a model."""
-    from ckdist.models import to_gguf
-
-    names = ("expert_shared_feed_forward_length", *family.GROUPED_EXPERTS)
-    more = {"rope.dimension_count": spec.ropes["global"].dims, **to_gguf.experts(spec, where, names)}
-    return to_gguf.dense(GGUF, spec, where, more)
-
-
 FAMILY = replace(
     glm4moe.FAMILY,
-    name=NAME,
-    architectures=("BailingMoeV2ForCausalLM",),
-    model_types=("bailing_moe_v2",),
     keys=KEYS,
-    gguf=GGUF,
     from_config=config,
     from_gguf=gguf,
-    to_gguf=export,
+    to_gguf=GgufWriter(experts=("expert_shared_feed_forward_length", *family.GROUPED_EXPERTS), rotated=True),
     safetensors=family.SAFETENSORS_EXPERTS.but({
         "model.word_embeddings": "model.embed_tokens",
         **in_layers("model.layers", {

@@ -1,10 +1,9 @@
 """Bamba: Mamba-2 in most layers, attention with half-rotated heads in the others."""
 
-from ckdist.errors import ArchitectureError
 from ckdist.models import from_config, mamba2_fields
 from ckdist.models.config_keys import ConfigKeys
 from ckdist.models.families import family
-from ckdist.models.families.family import Family, GgufForm, in_layers
+from ckdist.models.families.family import Family, GgufWriter, in_layers
 from ckdist.models.fields import Fields
 from ckdist.models.spec import LayerSpec, ModelSpec, Norms
 
@@ -41,27 +40,14 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
     return n.model(NAME, layers, from_config.rotations(f, n, from_config.part(f)), from_config.tied(f, outer))
 
 
-def export(spec: ModelSpec, where: str) -> GgufForm:
-    """Raises ArchitectureError: readers of GGUF rotate other pairs of a half-rotated head."""
-    raise ArchitectureError(f"{where}: {spec.family} has no GGUF form: its readers rotate other pairs")
-
-
 FAMILY = Family(
-    name=NAME,
-    architectures=("BambaForCausalLM",),
-    model_types=("bamba",),
     keys=KEYS,
-    gguf=NAME,
     from_config=config,
-    to_gguf=export,
-    safetensors=family.SAFETENSORS.but(
-        {
-            "model.final_layernorm": "model.norm",
-            **in_layers(
-                "model.layers", {f"feed_forward.{part}_proj": f"mlp.{part}_proj" for part in ("gate", "up", "down")}
-            ),
-            **mamba2_fields.SAFETENSORS,
-        }
-    ),
+    to_gguf=GgufWriter(refused="its readers rotate other pairs of a half-rotated head"),
+    safetensors=family.SAFETENSORS.but({
+        "model.final_layernorm": "model.norm",
+        **in_layers("model.layers", family.renamed("feed_forward.{}_proj", "mlp.{}_proj")),
+        **mamba2_fields.SAFETENSORS,
+    }),
     gguf_names=family.GGUF,
-)
+)  # fmt: skip

@@ -140,13 +140,9 @@ NAMES = TensorNames(
 )
 COPIES = (r"(model\.)?(en|de)coder\.embed_tokens\.weight",)  # copies of the shared embeddings
 FAMILY = Family(
-    name=NAME,
-    architectures=("BartForConditionalGeneration",),
-    model_types=(NAME,),
     keys=KEYS,
-    gguf=NAME,
     from_config=config,
-    to_gguf=bert.export,
+    to_gguf=bert.FAMILY.to_gguf,
     safetensors=NAMES,
     gguf_names=NAMES,
     ignored=COPIES,

@@ -6,10 +6,10 @@ layer is the first norm of the next layer.
 
 from dataclasses import replace
 
-from ckdist.errors import ArchitectureError, ModelFileError
+from ckdist.errors import ModelFileError
 from ckdist.models import from_config, limits
 from ckdist.models.config_keys import ConfigKeys
-from ckdist.models.families.family import GGUF, Family, GgufForm, GgufHeader, TensorNames, in_layers
+from ckdist.models.families.family import GGUF, Family, GgufHeader, GgufWriter, TensorNames, in_layers
 from ckdist.models.fields import Fields
 from ckdist.models.spec import Attention, DenseFfn, LayerSpec, ModelSpec, Norms, Scorer
 
@@ -124,11 +124,6 @@ def from_gguf_header(header: GgufHeader) -> ModelSpec:
     return replace(spec, positions=positions, max_position=min(n.max_position, positions))
 
 
-def export(spec: ModelSpec, where: str) -> GgufForm:
-    """Raises ArchitectureError: encoders cannot be written as GGUF."""
-    raise ArchitectureError(f"{where}: {spec.family} is an encoder, which is not exported; serve it from its folder")
-
-
 NAMES = TensorNames(
     {
         "embeddings.word_embeddings": "model.embed_tokens",
@@ -165,14 +160,10 @@ GGUF_NAMES = GGUF.but(
 # heads of other tasks, and tensors that the forward computes itself
 IGNORED = (r"(bert\.)?pooler\..+", r"(bert\.)?embeddings\.position_ids", r"(cls|classifier|lm_head)\..+")
 FAMILY = Family(
-    name=NAME,
-    architectures=("BertModel", "BertForMaskedLM", "BertForSequenceClassification"),
-    model_types=(NAME,),
     keys=KEYS,
-    gguf=NAME,
     from_config=config,
     from_gguf=from_gguf_header,
-    to_gguf=export,
+    to_gguf=GgufWriter(refused="encoders are not exported; serve it from its folder"),
     safetensors=NAMES,
     gguf_names=GGUF_NAMES,
     ignored=IGNORED,

@@ -4,11 +4,13 @@ Sliding layers rotate, full layers do not. The norm is a layer norm without bias
 """
 
 from dataclasses import replace
+from typing import Any
 
+from ckdist.errors import ArchitectureError
 from ckdist.models import from_config
 from ckdist.models.config_keys import ConfigKeys
 from ckdist.models.families import family
-from ckdist.models.families.family import Family, GgufForm, GgufHeader
+from ckdist.models.families.family import Family, GgufHeader, GgufWriter
 from ckdist.models.fields import Fields
 from ckdist.models.spec import Attention, DenseFfn, LayerSpec, ModelSpec, Norms
 
@@ -68,31 +70,23 @@ def gguf(header: GgufHeader) -> ModelSpec:
     return n.model(NAME, made, ropes, from_gguf.tied(header), norm="layer", logit_scale=scale)
 
 
-def export(spec: ModelSpec, where: str) -> GgufForm:
-    """Returns the GGUF metadata of a model. Raises ArchitectureError for a model that GGUF cannot describe."""
-    from ckdist.errors import ArchitectureError
-    from ckdist.models import to_gguf
-
+def written(spec: ModelSpec, where: str) -> dict[str, Any]:
+    """Further GGUF metadata. Raises ArchitectureError for other layers without a window than GGUF readers know."""
     sliding = [bool(layer.attention.window) for layer in spec.layers]
     if sliding != [(i + 1) % PERIOD != 0 for i in range(len(sliding))]:
         raise ArchitectureError(f"{where}: {NAME} with other layers without a window than each fourth has no GGUF form")
-    more = {
+    return {
         "attention.layer_norm_epsilon": float(spec.norm_eps),
         "attention.sliding_window": max(layer.attention.window for layer in spec.layers),
         "logit_scale": float(spec.logit_scale),
         "rope.dimension_count": spec.ropes["global"].dims,
     }
-    return to_gguf.dense(NAME, spec, where, more)
 
 
 FAMILY = Family(
-    name=NAME,
-    architectures=("Cohere2ForCausalLM",),
-    model_types=("cohere2",),
     keys=KEYS,
-    gguf=NAME,
     from_config=config,
     from_gguf=gguf,
-    to_gguf=export,
+    to_gguf=GgufWriter(written),
     gguf_names=family.GGUF,
 )

@@ -266,11 +266,7 @@ GGUF_NAMES = family.GGUF_EXPERTS.but(
 )
 
 FAMILY = Family(
-    name=NAME,
-    architectures=("DeepseekV2ForCausalLM",),
-    model_types=("deepseek_v2",),
     keys=KEYS,
-    gguf=GGUF,
     from_config=config,
     from_gguf=gguf,
     to_gguf=export,

@@ -33,10 +33,8 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
 
 FAMILY = replace(
     deepseek_v2.FAMILY,
-    name=NAME,
-    architectures=("DeepseekV3ForCausalLM",),
-    model_types=("deepseek_v3",),
     keys=KEYS,
+    gguf=deepseek_v2.GGUF,
     from_config=config,
     from_gguf=None,
 )

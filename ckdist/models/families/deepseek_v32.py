@@ -94,11 +94,7 @@ INDEXER = {"attn_k": "wk", "attn_q_b": "wq_b", "k_norm": "k_norm", "proj": "weig
 NAMES = {f"indexer.{name}": f"self_attn.indexer.{part}" for name, part in INDEXER.items()}
 FAMILY = replace(
     deepseek_v3.FAMILY,
-    name=NAME,
-    architectures=("DeepseekV32ForCausalLM",),
-    model_types=("deepseek_v32",),
     keys=KEYS,
-    gguf=GGUF,
     from_config=config,
     from_gguf=gguf,
     to_gguf=export,

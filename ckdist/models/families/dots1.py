@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from ckdist.models import from_config, limits
 from ckdist.models.families import family, glm4moe
-from ckdist.models.families.family import GgufForm, GgufHeader
+from ckdist.models.families.family import GgufHeader, GgufWriter
 from ckdist.models.fields import Fields
 from ckdist.models.spec import LayerSpec, ModelSpec
 
@@ -46,24 +46,11 @@ def gguf(header: GgufHeader) -> ModelSpec:
     return replace(glm4moe.gguf(header), family=NAME)
 
 
-def export(spec: ModelSpec, where: str) -> GgufForm:
-    """Returns the GGUF metadata of a model. Raises ArchitectureError for windows."""
-    from ckdist.models import to_gguf
-
-    to_gguf.refuse_windows(spec, where, "a sliding window ({window}) of dots1 has no GGUF form", "set it to null")
-    more = {"rope.dimension_count": spec.ropes["global"].dims}
-    return to_gguf.dense(NAME, spec, where, {**more, **to_gguf.experts(spec, where, family.GROUPED_EXPERTS)})
-
-
 FAMILY = replace(
     glm4moe.FAMILY,
-    name=NAME,
-    architectures=("Dots1ForCausalLM",),
-    model_types=("dots1",),
     keys=KEYS,
-    gguf=NAME,
     from_config=config,
     from_gguf=gguf,
-    to_gguf=export,
+    to_gguf=GgufWriter(experts=family.GROUPED_EXPERTS, rotated=True, windows="sliding_window to null"),
     gguf_names=family.GGUF_EXPERTS,
 )

@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 from ckdist.models.families import gemma3
-from ckdist.models.families.family import GgufForm, GgufHeader
+from ckdist.models.families.family import GgufHeader, GgufWriter
 from ckdist.models.fields import Fields
 from ckdist.models.spec import LayerSpec, ModelSpec
 
@@ -41,27 +41,20 @@ def gguf(header: GgufHeader) -> ModelSpec:
     return replace(spec, projections=tuple(rows[1] for rows in dims if len(rows) > 1))
 
 
-def export(spec: ModelSpec, where: str) -> GgufForm:
-    """Returns the GGUF metadata of a model."""
-    form = gemma3.export(spec, where)
-    values: dict[str, Any] = {name.replace(gemma3.NAME, GGUF, 1): value for name, value in form.metadata.items()}
+def written(spec: ModelSpec, where: str) -> dict[str, Any]:
+    """Further GGUF metadata."""
     window = max(layer.attention.window for layer in spec.layers)
-    more = {"attention.sliding_window": 2 * (window - 1), "attention.causal": False, "pooling_type": 1}
+    own = {"attention.sliding_window": 2 * (window - 1), "attention.causal": False, "pooling_type": 1}
     rows = pairwise([spec.hidden_size, *spec.projections])
     for name, (inputs, outputs) in zip(DENSE, rows, strict=False):
-        more |= {f"{name}_feat_in": inputs, f"{name}_feat_out": outputs}
-    named = {f"{GGUF}.{name}": value for name, value in more.items()}
-    return replace(form, metadata={**values, "general.architecture": GGUF, **named})
+        own |= {f"{name}_feat_in": inputs, f"{name}_feat_out": outputs}
+    return {**gemma3.written(spec, where), **own}
 
 
 FAMILY = replace(
     gemma3.FAMILY,
-    name=NAME,
-    architectures=("Gemma3TextModel",),
-    model_types=(),
-    gguf=GGUF,
     from_config=config,
     from_gguf=gguf,
-    to_gguf=export,
+    to_gguf=GgufWriter(written),
     gguf_names=gemma3.FAMILY.gguf_names.but({name: f"model.projection_{i}" for i, name in enumerate(DENSE)}),
 )

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from ckdist.models import from_config
 from ckdist.models.families import llama, qwen2
-from ckdist.models.families.family import GgufHeader
+from ckdist.models.families.family import GgufReader
 from ckdist.models.fields import Fields
 from ckdist.models.spec import LayerSpec, ModelSpec
 
@@ -32,22 +32,9 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
     return n.model(NAME, layers, ropes, from_config.tied(f, outer))
 
 
-def gguf(header: GgufHeader) -> ModelSpec:
-    """Reads GGUF metadata."""
-    from ckdist.models import from_gguf
-
-    n = from_gguf.sizes(header)
-    layers = [LayerSpec(from_gguf.attention(header, n), from_gguf.dense(header))] * n.num_layers
-    return n.model(NAME, layers, {"global": from_gguf.rotation(header, n, interleaved=True)}, from_gguf.tied(header))
-
-
 FAMILY = replace(
     qwen2.FAMILY,
-    name=NAME,
-    architectures=("Ernie4_5ForCausalLM", "Ernie4_5_ForCausalLM"),
-    model_types=(NAME,),
     keys=KEYS,
-    gguf=NAME,
     from_config=config,
-    from_gguf=gguf,
+    from_gguf=GgufReader(rotation={"interleaved": True}),
 )

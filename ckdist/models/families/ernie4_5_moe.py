@@ -8,7 +8,7 @@ from dataclasses import replace
 from ckdist.models import from_config, limits
 from ckdist.models.config_keys import ConfigKeys
 from ckdist.models.families import family
-from ckdist.models.families.family import Family, GgufForm, GgufHeader, in_layers
+from ckdist.models.families.family import Family, GgufHeader, GgufWriter, in_layers
 from ckdist.models.fields import Fields
 from ckdist.models.spec import LayerSpec, ModelSpec, MoeFfn
 from ckdist.program.routing import Routing
@@ -35,6 +35,7 @@ KEYS = ConfigKeys(
     unused=("moe_capacity", "moe_gate_act", "moe_norm_min"),  # how ERNIEKit trains; the least sum of chosen shares
 )
 ROUTING = Routing(used=6)
+WRITTEN = ("leading_dense_block_count", "expert_shared_count", "expert_shared_feed_forward_length")
 CORRECTION = "mlp.moe_statics.e_score_correction"
 
 
@@ -74,24 +75,11 @@ def gguf(header: GgufHeader) -> ModelSpec:
     return n.model(NAME, layers, {"global": from_gguf.rotation(header, n, interleaved=True)}, from_gguf.tied(header))
 
 
-def export(spec: ModelSpec, where: str) -> GgufForm:
-    """Returns the GGUF metadata of a model. Raises ArchitectureError if dense layers follow those with experts."""
-    from ckdist.models import to_gguf
-
-    names = ("leading_dense_block_count", "expert_shared_count", "expert_shared_feed_forward_length")
-    more = {"interleave_moe_layer_step": 1, **to_gguf.experts(spec, where, names)}
-    return to_gguf.dense(GGUF, spec, where, more)
-
-
 FAMILY = Family(
-    name=NAME,
-    architectures=("Ernie4_5_MoeForCausalLM",),
-    model_types=("ernie4_5_moe",),
     keys=KEYS,
-    gguf=GGUF,
     from_config=config,
     from_gguf=gguf,
-    to_gguf=export,
+    to_gguf=GgufWriter(lambda *_: {"interleave_moe_layer_step": 1}, experts=WRITTEN),
     safetensors=family.SAFETENSORS_EXPERTS.but(
         in_layers("model.layers", family.SHARED_EXPERTS | {CORRECTION: "mlp.gate.e_score_correction"}),
         (r".*\.moe_statics\.e_score_correction_bias", "one_row"),

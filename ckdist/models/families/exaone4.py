@@ -1,10 +1,11 @@
 """EXAONE 4: norms after each part, and a norm per head. If there are windows, layers without one do not rotate."""
 
 from dataclasses import replace
+from typing import Any
 
 from ckdist.models import from_config
 from ckdist.models.families import llama, olmo2
-from ckdist.models.families.family import GgufForm, GgufHeader
+from ckdist.models.families.family import GgufHeader, GgufWriter
 from ckdist.models.fields import Fields
 from ckdist.models.spec import Attention, DenseFfn, LayerSpec, ModelSpec
 
@@ -64,23 +65,17 @@ def gguf(header: GgufHeader) -> ModelSpec:
     return n.model(NAME, made, {"global": from_gguf.rotation(header, n)}, from_gguf.tied(header))
 
 
-def export(spec: ModelSpec, where: str) -> GgufForm:
-    """Returns the GGUF metadata of a model. llama.cpp honours windows in models of 64 layers."""
-    from ckdist.models import to_gguf
-
+def written(spec: ModelSpec, where: str) -> dict[str, Any]:  # noqa: ARG001
+    """Further GGUF metadata. llama.cpp honours windows in models of 64 layers."""
     windows = [layer.attention.window for layer in spec.layers]
     sliding = {"attention.sliding_window": max(windows), "attention.sliding_window_pattern": [w > 0 for w in windows]}
-    return to_gguf.dense(NAME, spec, where, sliding if any(windows) else {}, factors=True)
+    return sliding if any(windows) else {}
 
 
 FAMILY = replace(
     olmo2.FAMILY,
-    name=NAME,
-    architectures=("Exaone4ForCausalLM",),
-    model_types=(NAME,),
     keys=KEYS,
-    gguf=NAME,
     from_config=config,
     from_gguf=gguf,
-    to_gguf=export,
+    to_gguf=GgufWriter(written, factors=True),
 )

@@ -3,18 +3,16 @@
 GGUF files have these factors in their weights.
 """
 
-from ckdist.errors import ArchitectureError
 from ckdist.models import from_config, limits, mamba2_fields
 from ckdist.models.config_keys import ConfigKeys
-from ckdist.models.families import family
-from ckdist.models.families.family import Family, GgufForm, GgufHeader, Target, in_layers
+from ckdist.models.families import bamba, family
+from ckdist.models.families.family import Family, GgufHeader, GgufWriter, Target, in_layers
 from ckdist.models.fields import Fields
-from ckdist.models.spec import DenseFfn, LayerSpec, ModelSpec, Norms
+from ckdist.models.spec import DenseFfn, LayerSpec, ModelSpec
 from ckdist.models.state_mixers import AttentionAndMamba
 
 NAME, GGUF = "falcon_h1", "falcon-h1"
 FACTORS = ("attention_in", "attention_out", "embedding", "key", "lm_head", "ssm_in", "ssm_out")
-NORMS = Norms(before_ffn="pre_ff_layernorm")
 KEYS = ConfigKeys(
     {
         **mamba2_fields.DEFAULTS,
@@ -50,33 +48,18 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
         raise f.error("mamba_norm_before_gate", True, "false: a norm before the gate is not supported")
     parts = [factor["ssm_in"] * one for one in f.numbers("ssm_multipliers", 5, low=-1e6, high=1e6)]
     mamba = mamba2_fields.read(f, n, norm_groups=f.integer("mamba_n_groups") if norms else 0, scales=tuple(parts))
-    if mamba.bias:  # the factors of in_proj apply to its bias as well
-        raise f.error("mamba_proj_bias", True, "false: biases of Mamba are not supported in this family")
-    if f.flag("attention_bias"):
-        raise f.error("attention_bias", True, "false: biases of attention are not supported in this family")
     scale = n.head_dim**-0.5 * factor["attention_in"] ** 2 * factor["key"]
     mixer = AttentionAndMamba(
         n.attention(scale=scale), mamba, factor["attention_in"] * factor["attention_out"], factor["ssm_out"]
     )
+    for name in ("mamba_proj_bias", "attention_bias", "mlp_bias"):  # the factors of in_proj apply to its bias as well
+        if f.flag(name):
+            raise f.error(name, True, "false: biases are not supported in this family")
     size = f.integer("intermediate_size", high=limits.MAX_FFN)
-    if f.flag("mlp_bias"):
-        raise f.error("mlp_bias", True, "false: biases of feed-forwards are not supported in this family")
     ffn = DenseFfn(size, from_config.activation(f), gate_scale=gate, scale=down)
-    return model(n, [LayerSpec(mixer, ffn, NORMS)], f, outer, factor)
-
-
-def model(
-    n: from_config.Sizes, layer: list[LayerSpec], f: Fields, outer: Fields, factor: dict[str, float]
-) -> ModelSpec:
-    """A model of identical layers."""
-    return n.model(
-        NAME,
-        layer * n.num_layers,
-        from_config.rotations(f, n),
-        from_config.tied(f, outer),
-        embedding_scale=factor["embedding"],
-        logit_scale=factor["lm_head"],
-    )
+    layers, ropes = [LayerSpec(mixer, ffn, bamba.NORMS)] * n.num_layers, from_config.rotations(f, n)
+    scales = {"embedding_scale": factor["embedding"], "logit_scale": factor["lm_head"]}
+    return n.model(NAME, layers, ropes, from_config.tied(f, outer), **scales)
 
 
 def gguf(header: GgufHeader) -> ModelSpec:
@@ -86,37 +69,20 @@ def gguf(header: GgufHeader) -> ModelSpec:
     n = from_gguf.sizes(header)
     normed = any(name.endswith(".ssm_norm.weight") for name in header.dims)
     mamba = mamba2_fields.from_gguf(header, **({} if normed else {"norm_groups": 0}))
-    layer = LayerSpec(AttentionAndMamba(from_gguf.attention(header, n), mamba), from_gguf.dense(header), NORMS)
+    layer = LayerSpec(AttentionAndMamba(from_gguf.attention(header, n), mamba), from_gguf.dense(header), bamba.NORMS)
     ropes = {"global": from_gguf.rotation(header, n)}
     return n.model(NAME, [layer] * n.num_layers, ropes, from_gguf.tied(header))
-
-
-def export(spec: ModelSpec, where: str) -> GgufForm:
-    """Raises ArchitectureError: the factors of this family would have to be multiplied into its weights."""
-    raise ArchitectureError(f"{where}: {spec.family} cannot be written as GGUF: its factors are not in its weights")
 
 
 FFN_NORM: dict[str, Target] = dict.fromkeys(
     ("ffn_norm.weight", "ffn_norm"), "pre_ff_layernorm.weight"
 )  # converters leave `.weight` out
 FAMILY = Family(
-    name=NAME,
-    architectures=("FalconH1ForCausalLM",),
-    model_types=("falcon_h1",),
     keys=KEYS,
-    gguf=GGUF,
     from_config=config,
     from_gguf=gguf,
-    to_gguf=export,
-    safetensors=family.SAFETENSORS.but(
-        {
-            "model.final_layernorm": "model.norm",
-            **in_layers(
-                "model.layers", {f"feed_forward.{part}_proj": f"mlp.{part}_proj" for part in ("gate", "up", "down")}
-            ),
-            **mamba2_fields.SAFETENSORS,
-        }
-    ),
+    to_gguf=GgufWriter(refused="its factors are not in its weights"),
+    safetensors=bamba.FAMILY.safetensors,
     gguf_names=family.GGUF.but({**mamba2_fields.GGUF, **in_layers("blk", FFN_NORM)}, mamba2_fields.GGUF_FORM),
     gguf_values=mamba2_fields.gguf_values,
 )

@@ -9,7 +9,8 @@ import numpy as np
 
 from ckdist.models.config_keys import ConfigKeys
 from ckdist.models.fields import Fields
-from ckdist.models.spec import ModelSpec
+from ckdist.models.spec import ModelSpec, Norms
+from ckdist.program.routing import Routing
 
 _NUMBERED = re.compile(r"(.*?)\.(0|[1-9]\d{0,3})\.(.+)")
 _EXPERT = re.compile(r"(.+\.experts)\.(0|[1-9]\d{0,4})\.(.+)")
@@ -171,6 +172,52 @@ class GgufForm:
     vectors: Mapping[str, np.ndarray] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class GgufReader:
+    """Describes how models with identical layers are read from GGUF. `from_gguf.uniform` reads them.
+
+    Attributes:
+        routing: Defaults of the experts. None: layers have a dense feed-forward.
+        shared: There is a shared expert.
+        attention: Fields of Attention that files lack.
+        rotation: Arguments of `from_gguf.rotation`.
+        axes: Whether the frequencies for time, height and width are interleaved. None: positions have one axis.
+    """
+
+    routing: Routing | None = None
+    shared: bool = False
+    norms: Norms = field(default_factory=Norms)
+    attention: Mapping[str, Any] = field(default_factory=dict)
+    rotation: Mapping[str, Any] = field(default_factory=dict)
+    axes: bool | None = None
+
+
+@dataclass(frozen=True)
+class GgufWriter:
+    """Describes how models are written as GGUF. `to_gguf.form` writes them.
+
+    Attributes:
+        more: more(spec, where) returns further metadata. It raises ArchitectureError, which begins with `where`, for a
+            model that GGUF cannot describe.
+        experts: Names of the optional values of experts that the architecture has. None: no layer has experts.
+        rotated: The metadata has the number of rotated dimensions of a head.
+        factors: GGUF readers support a factor for each frequency.
+        truncate: GGUF readers round the limits of YaRN's blend to whole dimensions.
+        windows: What to set, if the architecture has no windows.
+        renormalised: The value of norm_topk_prob that the architecture does not have.
+        refused: Why no model has a GGUF form.
+    """
+
+    more: Callable[[ModelSpec, str], Mapping[str, Any]] = lambda *_: {}
+    experts: tuple[str, ...] | None = None
+    rotated: bool = False
+    factors: bool = False
+    truncate: bool = True
+    windows: str = ""
+    renormalised: bool | None = None
+    refused: str = ""
+
+
 SAFETENSORS = TensorNames(own_names=True)
 ROTATIONS = (  # tensors of older conversions with the frequencies of the rotation
     r".*\.rotary_emb\.inv_freq",
@@ -193,18 +240,27 @@ class Family:
         gguf_values: gguf_values(spec, weight, values) converts the values of a weight for GGUF. None: unchanged.
     """
 
-    name: str
-    architectures: tuple[str, ...]  # `architectures` of config.json; the first one is written
-    model_types: tuple[str, ...]  # `model_type`, if `architectures` is absent
-    gguf: str  # `general.architecture`
     from_config: Callable[[Fields, Fields], ModelSpec]
-    to_gguf: Callable[[ModelSpec, str], GgufForm]
     gguf_names: TensorNames
-    from_gguf: Callable[[GgufHeader], ModelSpec] | None = None
+    to_gguf: GgufWriter | Callable[[ModelSpec, str], GgufForm] = GgufWriter()
+    from_gguf: GgufReader | Callable[[GgufHeader], ModelSpec] | None = None
+    # In a family of this package, `families.NAMES` has the names.
+    name: str = ""
+    architectures: tuple[str, ...] = ()  # `architectures` of config.json; the first one is written
+    model_types: tuple[str, ...] = ()  # `model_type`, if `architectures` is absent
+    gguf: str = ""  # `general.architecture`; default: the name
     safetensors: TensorNames = SAFETENSORS
     keys: ConfigKeys = field(default_factory=ConfigKeys)  # fields of config.json
     ignored: tuple[str, ...] = ROTATIONS
     gguf_values: Callable[[ModelSpec, str, np.ndarray], np.ndarray] | None = None
+
+    def gguf_form(self, spec: ModelSpec, where: str) -> GgufForm:
+        """The GGUF form of a model. Raises ArchitectureError, which begins with `where`, if there is none."""
+        if not isinstance(self.to_gguf, GgufWriter):
+            return self.to_gguf(spec, where)
+        from ckdist.models import to_gguf
+
+        return to_gguf.form(self.to_gguf, self.gguf, spec, where)
 
 
 GGUF = TensorNames({
@@ -225,25 +281,35 @@ GGUF = TensorNames({
         "ffn_down": "mlp.down_proj",
     }),
 })  # fmt: skip
-_GATE, _UP, _DOWN = (f"mlp.experts.{part}_proj" for part in ("gate", "up", "down"))
-SAFETENSORS_EXPERTS = SAFETENSORS.but(in_layers("model.layers", {"mlp.experts.gate_up_proj": (_GATE, _UP)}))
+
+
+def renamed(stored: str, weights: str) -> dict[str, Target]:
+    """Rules for the matrices of a feed-forward. `{}` in both patterns is gate, up or down."""
+    return {stored.format(name): weights.format(name) for name in ("gate", "up", "down")}
+
+
+def numbered(stored: str, weights: str) -> dict[str, Target]:
+    """Rules for the matrices of a feed-forward, which are stored as w1, w2 and w3."""
+    return {f"{stored}.w{number}": f"{weights}.{part}_proj" for number, part in ((1, "gate"), (3, "up"), (2, "down"))}
+
+
+GATE, UP, DOWN = (f"mlp.experts.{part}_proj" for part in ("gate", "up", "down"))
+SAFETENSORS_EXPERTS = SAFETENSORS.but(in_layers("model.layers", {"mlp.experts.gate_up_proj": (GATE, UP)}))
 EXPERTS = in_layers("blk", {
     "ffn_gate_inp": "mlp.gate",
     "exp_probs_b": "mlp.gate.e_score_correction",
-    "ffn_gate_up_exps": (_GATE, _UP),
-    "ffn_gate_exps": _GATE,
-    "ffn_up_exps": _UP,
-    "ffn_down_exps": _DOWN,
+    "ffn_gate_up_exps": (GATE, UP),
+    "ffn_gate_exps": GATE,
+    "ffn_up_exps": UP,
+    "ffn_down_exps": DOWN,
     "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
     "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
     "ffn_up_shexp": "mlp.shared_expert.up_proj",
     "ffn_down_shexp": "mlp.shared_expert.down_proj",
 })  # fmt: skip
 GGUF_EXPERTS = GGUF.but(EXPERTS)
-STACKED_EXPERTS = (r".*mlp\.experts\.(gate_up|down)_proj\.weight", "stacked")
-SHARED_EXPERTS = {
-    f"mlp.shared_experts.{part}_proj": f"mlp.shared_expert.{part}_proj" for part in ("gate", "up", "down")
-}
+STACKED_EXPERTS = (r".*\.experts\.(gate_up|down)_proj\.weight", "stacked")
+SHARED_EXPERTS = renamed("mlp.shared_experts.{}_proj", "mlp.shared_expert.{}_proj")
 GROUPED_EXPERTS = (  # GGUF's values for layers with experts after dense ones, and for a choice of experts by groups
     "leading_dense_block_count",
     "expert_shared_count",
@@ -256,10 +322,9 @@ GROUPED_EXPERTS = (  # GGUF's values for layers with experts after dense ones, a
 INTERLEAVED = (r".+\.self_attn\.[qk]_proj\..+", "interleaved")
 # for families that store the norm before the feed-forward under this name
 POST_ATTENTION_NORM = in_layers("blk", {"ffn_norm": (), "post_attention_norm": "post_attention_layernorm"})
-GGUF_POST_NORMS = GGUF.but(  # norms before and after each part
-    in_layers("blk", {
-        "post_attention_norm": "post_attention_layernorm",
-        "ffn_norm": "pre_feedforward_layernorm",
-        "post_ffw_norm": "post_feedforward_layernorm",
-    })
-)  # fmt: skip
+POST_NORMS: dict[str, Target] = {  # norms before and after each part
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+GGUF_POST_NORMS = GGUF.but(in_layers("blk", POST_NORMS))

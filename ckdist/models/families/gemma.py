@@ -2,11 +2,12 @@
 
 import math
 from dataclasses import replace
+from typing import Any
 
 from ckdist.errors import ArchitectureError
 from ckdist.models import from_config
 from ckdist.models.families import family, gemma2, llama
-from ckdist.models.families.family import GgufForm, GgufHeader
+from ckdist.models.families.family import GgufHeader, GgufWriter
 from ckdist.models.fields import Fields
 from ckdist.models.spec import LayerSpec, ModelSpec
 
@@ -45,24 +46,18 @@ def gguf(header: GgufHeader) -> ModelSpec:
     return n.model(NAME, layers, ropes, tied, embedding_scale=math.sqrt(n.hidden_size))
 
 
-def export(spec: ModelSpec, where: str) -> GgufForm:
-    """Returns the GGUF metadata of a model. Raises ArchitectureError for an output projection of its own."""
-    from ckdist.models import to_gguf
-
+def written(spec: ModelSpec, where: str) -> dict[str, Any]:
+    """No further GGUF metadata. Raises ArchitectureError for an output projection of its own."""
     if not spec.tie_embeddings:
         raise ArchitectureError(f"{where}: gemma with tie_word_embeddings false has no GGUF form")
-    return to_gguf.dense(NAME, spec, where)
+    return {}
 
 
 FAMILY = replace(
     gemma2.FAMILY,
-    name=NAME,
-    architectures=("GemmaForCausalLM",),
-    model_types=(NAME,),
     keys=KEYS,
-    gguf=NAME,
     from_config=config,
     from_gguf=gguf,
-    to_gguf=export,
+    to_gguf=GgufWriter(written),
     gguf_names=family.GGUF,
 )

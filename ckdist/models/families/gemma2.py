@@ -6,7 +6,7 @@ from dataclasses import replace
 from ckdist.models import from_config
 from ckdist.models.config_keys import ConfigKeys
 from ckdist.models.families import family
-from ckdist.models.families.family import Family, GgufForm, GgufHeader
+from ckdist.models.families.family import Family, GgufHeader, GgufWriter
 from ckdist.models.fields import Fields
 from ckdist.models.from_config import Sizes
 from ckdist.models.spec import Attention, DenseFfn, LayerSpec, ModelSpec, Norms
@@ -101,7 +101,7 @@ def gguf(header: GgufHeader) -> ModelSpec:
     )
 
 
-def caps(spec: ModelSpec) -> dict[str, float]:
+def caps(spec: ModelSpec, where: str = "") -> dict[str, float]:  # noqa: ARG001
     """GGUF metadata for soft caps, window and scale. llama.cpp only knows the scales of the published models."""
     windows = [layer.attention.window for layer in spec.layers if layer.attention.window]
     mixer = spec.layers[0].attention
@@ -114,22 +114,11 @@ def caps(spec: ModelSpec) -> dict[str, float]:
     return {name: value for name, value in values.items() if value}
 
 
-def export(spec: ModelSpec, where: str) -> GgufForm:
-    """Returns the GGUF metadata of a model."""
-    from ckdist.models import to_gguf
-
-    return to_gguf.dense(NAME, spec, where, caps(spec))
-
-
 FAMILY = Family(
-    name=NAME,
-    architectures=("Gemma2ForCausalLM",),
-    model_types=("gemma2",),
     keys=KEYS,
-    gguf=NAME,
     from_config=config,
     from_gguf=gguf,
-    to_gguf=export,
+    to_gguf=GgufWriter(caps),
     safetensors=family.SAFETENSORS.but({}, (r".*norm\.weight", "plus_one")),
     gguf_names=family.GGUF_POST_NORMS,
 )

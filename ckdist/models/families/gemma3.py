@@ -8,7 +8,7 @@ import numpy as np
 
 from ckdist.models import from_config, rope
 from ckdist.models.families import gemma2
-from ckdist.models.families.family import Family, GgufForm, GgufHeader
+from ckdist.models.families.family import Family, GgufHeader, GgufWriter
 from ckdist.models.fields import Fields
 from ckdist.models.spec import LayerSpec, ModelSpec, RopeSpec
 
@@ -76,27 +76,21 @@ def gguf(header: GgufHeader) -> ModelSpec:
     )
 
 
-def export(spec: ModelSpec, where: str) -> GgufForm:
-    """Returns the GGUF metadata of a model."""
-    from ckdist.models import to_gguf
-
-    more: dict[str, Any] = dict(gemma2.caps(spec))
+def written(spec: ModelSpec, where: str) -> dict[str, Any]:
+    """Further GGUF metadata."""
+    more: dict[str, Any] = dict(gemma2.caps(spec, where))
     sliding = [layer.attention.window > 0 for layer in spec.layers]
     if any(sliding):
         more["attention.sliding_window_pattern"] = sliding
         more["rope.freq_base_swa"] = float(spec.ropes["local"].theta)
-    return to_gguf.dense(NAME, spec, where, more)
+    return more
 
 
 FAMILY = Family(
-    name=NAME,
-    architectures=("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"),
-    model_types=("gemma3_text", "gemma3"),
     keys=KEYS,
-    gguf=NAME,
     from_config=config,
     from_gguf=gguf,
-    to_gguf=export,
+    to_gguf=GgufWriter(written),
     safetensors=gemma2.FAMILY.safetensors,
     gguf_names=gemma2.FAMILY.gguf_names,
 )

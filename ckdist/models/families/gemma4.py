@@ -199,13 +199,8 @@ def export(spec: ModelSpec, where: str) -> GgufForm:
     return to_gguf.dense(NAME, replace(spec, ropes=ropes), where, more, factors=True)
 
 
-_EXPERTS = tuple(f"mlp.experts.{part}_proj" for part in ("gate", "up"))
 FAMILY = Family(
-    name=NAME,
-    architectures=("Gemma4ForCausalLM", "Gemma4ForConditionalGeneration"),
-    model_types=("gemma4_text", "gemma4"),
     keys=KEYS,
-    gguf=NAME,
     from_config=config,
     from_gguf=gguf,
     to_gguf=export,
@@ -214,17 +209,17 @@ FAMILY = Family(
             "router.proj": "mlp.gate",
             "router.scale": "mlp.gate_norm.weight",
             "router.per_expert_scale": "mlp.gate.factors",
-            "experts.gate_up_proj": _EXPERTS,
+            "experts.gate_up_proj": (family.GATE, family.UP),
             "experts.down_proj": "mlp.experts.down_proj",
         }),
-        (r".*\.experts\.(gate_up|down)_proj\.weight", "stacked"),
+        family.STACKED_EXPERTS,
     ),
-    gguf_names=family.GGUF_POST_NORMS.but({
+    gguf_names=family.GGUF_EXPERTS.but({
         "per_layer_token_embd": "model.embed_tokens_per_layer",
         "per_layer_model_proj": "model.per_layer_model_projection",
         "per_layer_proj_norm": "model.per_layer_projection_norm",
         **in_layers("blk", {
-            "attn_v": "self_attn.v_proj",
+            **family.POST_NORMS,
             "inp_gate": "per_layer_input_gate",
             "proj": "per_layer_projection",
             "post_norm": "post_per_layer_input_norm",
@@ -232,12 +227,7 @@ FAMILY = Family(
             "post_ffw_norm_1": "post_feedforward_layernorm_1",
             "pre_ffw_norm_2": "pre_feedforward_layernorm_2",
             "post_ffw_norm_2": "post_feedforward_layernorm_2",
-            "ffn_gate_inp": "mlp.gate",
             "ffn_gate_inp.scale": "mlp.gate_norm.weight",
-            "ffn_gate_up_exps": _EXPERTS,
-            "ffn_gate_exps": _EXPERTS[0],
-            "ffn_up_exps": _EXPERTS[1],
-            "ffn_down_exps": "mlp.experts.down_proj",
             "ffn_down_exps.scale": "mlp.gate.factors",
         }),
     }),

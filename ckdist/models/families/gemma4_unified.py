@@ -16,9 +16,7 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
 
 FAMILY = replace(
     gemma4.FAMILY,
-    name=NAME,
-    architectures=("Gemma4UnifiedForCausalLM", "Gemma4UnifiedForConditionalGeneration"),
-    model_types=("gemma4_unified_text", "gemma4_unified"),
+    gguf=gemma4.NAME,
     keys=gemma4.KEYS.but(
         defaults={
             "hidden_size_per_layer_input": None,

@@ -6,10 +6,9 @@ Half of each head is rotated, in interleaved pairs.
 from ckdist.models import from_config
 from ckdist.models.config_keys import ConfigKeys
 from ckdist.models.families import family
-from ckdist.models.families.family import Family, GgufForm, GgufHeader, in_layers
+from ckdist.models.families.family import Family, GgufReader, GgufWriter, in_layers
 from ckdist.models.fields import Fields
-from ckdist.models.from_config import Sizes
-from ckdist.models.spec import Attention, DenseFfn, LayerSpec, ModelSpec, Norms, RopeSpec
+from ckdist.models.spec import LayerSpec, ModelSpec, Norms
 
 NAME = "glm4"
 NORMS = Norms("input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm")
@@ -33,46 +32,19 @@ GGUF_NAMES = {
 }
 
 
-def model(n: Sizes, attention: Attention, rope: RopeSpec, ffn: DenseFfn, tied: bool) -> ModelSpec:
-    """Makes a model with identical layers."""
-    layers = [LayerSpec(attention, ffn, NORMS)] * n.num_layers
-    return n.model(NAME, layers, {"global": rope}, tied)
-
-
 def config(f: Fields, outer: Fields) -> ModelSpec:
     """Reads a config.json."""
     n = from_config.sizes(f)
-    bias = f.flag("attention_bias")
-    attention = n.attention(qkv_bias=bias)
-    rope = from_config.rotations(f, n, from_config.part(f), interleaved=True)["global"]
-    return model(n, attention, rope, from_config.dense(f), from_config.tied(f, outer))
-
-
-def gguf(header: GgufHeader) -> ModelSpec:
-    """Reads GGUF metadata."""
-    from ckdist.models import from_gguf
-
-    n = from_gguf.sizes(header)
-    rope = from_gguf.rotation(header, n, partial=True, interleaved=True)
-    return model(n, from_gguf.attention(header, n), rope, from_gguf.dense(header), from_gguf.tied(header))
-
-
-def export(spec: ModelSpec, where: str) -> GgufForm:
-    """Returns the GGUF metadata of a model."""
-    from ckdist.models import to_gguf
-
-    return to_gguf.dense(NAME, spec, where, {"rope.dimension_count": spec.ropes["global"].dims})
+    layer = LayerSpec(n.attention(qkv_bias=f.flag("attention_bias")), from_config.dense(f), NORMS)
+    ropes = from_config.rotations(f, n, from_config.part(f), interleaved=True)
+    return n.model(NAME, [layer] * n.num_layers, ropes, from_config.tied(f, outer))
 
 
 FAMILY = Family(
-    name=NAME,
-    architectures=("Glm4ForCausalLM",),
-    model_types=("glm4",),
     keys=KEYS,
-    gguf=NAME,
     from_config=config,
-    from_gguf=gguf,
-    to_gguf=export,
+    from_gguf=GgufReader(norms=NORMS, rotation={"partial": True, "interleaved": True}),
+    to_gguf=GgufWriter(rotated=True),
     safetensors=family.SAFETENSORS.but(in_layers("model.layers", {"mlp.gate_up_proj": GATE_UP})),
     gguf_names=family.GGUF.but(in_layers("blk", GGUF_NAMES)),
 )

@@ -47,9 +47,6 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
 
 FAMILY = replace(
     deepseek_v3.FAMILY,
-    name=NAME,
-    architectures=("Glm4MoeLiteForCausalLM",),
-    model_types=("glm4_moe_lite",),
     keys=KEYS,
     from_config=config,
 )

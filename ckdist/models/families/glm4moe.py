@@ -9,7 +9,7 @@ from dataclasses import replace
 from ckdist.models import from_config, limits
 from ckdist.models.config_keys import ConfigKeys
 from ckdist.models.families import family
-from ckdist.models.families.family import Family, GgufForm, GgufHeader, in_layers
+from ckdist.models.families.family import Family, GgufHeader, GgufWriter, in_layers
 from ckdist.models.fields import Fields
 from ckdist.models.from_config import Sizes
 from ckdist.models.spec import Attention, DenseFfn, LayerSpec, ModelSpec, MoeFfn, RopeSpec
@@ -93,23 +93,11 @@ def gguf(header: GgufHeader) -> ModelSpec:
     )
 
 
-def export(spec: ModelSpec, where: str) -> GgufForm:
-    """Returns the GGUF metadata of a model."""
-    from ckdist.models import to_gguf
-
-    more = {"rope.dimension_count": spec.ropes["global"].dims, **to_gguf.experts(spec, where, family.GROUPED_EXPERTS)}
-    return to_gguf.dense(NAME, spec, where, more)
-
-
 FAMILY = Family(
-    name=NAME,
-    architectures=("Glm4MoeForCausalLM",),
-    model_types=("glm4_moe",),
     keys=KEYS,
-    gguf=NAME,
     from_config=config,
     from_gguf=gguf,
-    to_gguf=export,
+    to_gguf=GgufWriter(experts=family.GROUPED_EXPERTS, rotated=True),
     safetensors=family.SAFETENSORS_EXPERTS.but(in_layers("model.layers", family.SHARED_EXPERTS)),
     gguf_names=family.GGUF_EXPERTS.but(family.POST_ATTENTION_NORM),
 )

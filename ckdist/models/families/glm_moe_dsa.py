@@ -80,11 +80,7 @@ def export(spec: ModelSpec, where: str) -> GgufForm:
 
 FAMILY = replace(
     deepseek_v32.FAMILY,
-    name=NAME,
-    architectures=("GlmMoeDsaForCausalLM",),
-    model_types=("glm_moe_dsa",),
     keys=KEYS,
-    gguf=GGUF,
     from_config=config,
     from_gguf=gguf,
     to_gguf=export,

@@ -5,12 +5,13 @@ as rows.
 """
 
 from dataclasses import replace
+from typing import Any
 
 from ckdist.errors import ArchitectureError
 from ckdist.models import from_config
 from ckdist.models.config_keys import ConfigKeys
 from ckdist.models.families import family
-from ckdist.models.families.family import Family, GgufForm, GgufHeader, in_layers
+from ckdist.models.families.family import Family, GgufHeader, GgufWriter, in_layers
 from ckdist.models.fields import Fields
 from ckdist.models.from_config import Sizes
 from ckdist.models.spec import Attention, LayerSpec, ModelSpec, MoeFfn, RopeSpec
@@ -84,28 +85,21 @@ def gguf(header: GgufHeader) -> ModelSpec:
     return model(n, attention, experts, window, sliding, rotation, from_gguf.tied(header))
 
 
-def export(spec: ModelSpec, where: str) -> GgufForm:
-    """Returns the GGUF metadata of a model. Raises ArchitectureError if the pattern of windows is not the usual one."""
-    from ckdist.models import to_gguf
-
+def written(spec: ModelSpec, where: str) -> dict[str, Any]:
+    """Further GGUF metadata. Raises ArchitectureError if the pattern of windows is not the usual one."""
     windows = {layer.attention.window for layer in spec.layers} - {0}
     if len(windows) != 1 or any(
         (layer.attention.window > 0) == ((i + 1) % PERIOD == 0) for i, layer in enumerate(spec.layers)
     ):
         raise ArchitectureError(f"{where}: gpt-oss whose layers do not slide by turns has no GGUF form")
-    more = {"attention.sliding_window": windows.pop(), **to_gguf.experts(spec, where)}
-    return to_gguf.dense(NAME, spec, where, more, truncate=False)
+    return {"attention.sliding_window": windows.pop()}
 
 
 FAMILY = Family(
-    name=NAME,
-    architectures=("GptOssForCausalLM",),
-    model_types=("gpt_oss",),
     keys=KEYS,
-    gguf=NAME,
     from_config=config,
     from_gguf=gguf,
-    to_gguf=export,
+    to_gguf=GgufWriter(written, experts=(), truncate=False),
     safetensors=family.SAFETENSORS_EXPERTS.but(
         in_layers("model.layers", {"mlp.router": "mlp.gate"}),
         (r".*mlp\.experts\.(gate_up|down)_proj\.\w+", "stacked"),

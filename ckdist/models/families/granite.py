@@ -107,11 +107,7 @@ def export(spec: ModelSpec, where: str) -> GgufForm:
 
 FAMILY = replace(
     llama.FAMILY,
-    name=NAME,
-    architectures=("GraniteForCausalLM",),
-    model_types=("granite",),
     keys=KEYS,
-    gguf=NAME,
     from_config=config,
     from_gguf=gguf,
     to_gguf=export,

@@ -62,15 +62,9 @@ def hybrid_form(spec: ModelSpec, where: str, more: Mapping[str, Any]) -> GgufFor
     return granite.form("granitehybrid", spec, where, {**mamba2_fields.metadata(spec, where), **more})
 
 
-GATE, UP, DOWN = (f"mlp.experts.{part}_proj" for part in ("gate", "up", "down"))
-SHARED_GATE, SHARED_UP, SHARED_DOWN = (f"mlp.shared_expert.{part}_proj" for part in ("gate", "up", "down"))
 FAMILY = replace(
     granite.FAMILY,
-    name=NAME,
-    architectures=("GraniteMoeForCausalLM", "GraniteMoeSharedForCausalLM"),
-    model_types=("granitemoe", "granitemoeshared"),
     keys=KEYS,
-    gguf=NAME,
     from_config=config,
     from_gguf=gguf,
     to_gguf=export,
@@ -79,10 +73,10 @@ FAMILY = replace(
             "model.layers",
             {
                 "block_sparse_moe.router.layer": "mlp.gate",
-                "block_sparse_moe.input_linear": (GATE, UP),
-                "block_sparse_moe.output_linear": DOWN,
-                "shared_mlp.input_linear": (SHARED_GATE, SHARED_UP),
-                "shared_mlp.output_linear": SHARED_DOWN,
+                "block_sparse_moe.input_linear": (family.GATE, family.UP),
+                "block_sparse_moe.output_linear": family.DOWN,
+                "shared_mlp.input_linear": ("mlp.shared_expert.gate_proj", "mlp.shared_expert.up_proj"),
+                "shared_mlp.output_linear": "mlp.shared_expert.down_proj",
             },
         )
         | mamba2_fields.SAFETENSORS,

@@ -63,11 +63,7 @@ def export(spec: ModelSpec, where: str) -> GgufForm:
 
 FAMILY = replace(
     granite.FAMILY,
-    name=NAME,
-    architectures=("GraniteMoeHybridForCausalLM",),
-    model_types=("granitemoehybrid",),
     keys=KEYS,
-    gguf=GGUF,
     from_config=config,
     from_gguf=gguf,
     to_gguf=export,

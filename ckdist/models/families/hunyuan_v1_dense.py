@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from ckdist.models import from_config
 from ckdist.models.families import family, hunyuan_v1_moe
-from ckdist.models.families.family import GgufForm, GgufHeader, in_layers
+from ckdist.models.families.family import GgufReader, GgufWriter, in_layers
 from ckdist.models.fields import Fields
 from ckdist.models.spec import LayerSpec, ModelSpec
 
@@ -20,33 +20,12 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
     return n.model(NAME, layers, from_config.rotations(f, n), from_config.tied(f, outer))
 
 
-def gguf(header: GgufHeader) -> ModelSpec:
-    """Reads GGUF metadata."""
-    from ckdist.models import from_gguf
-
-    n = from_gguf.sizes(header)
-    attention = replace(from_gguf.attention(header, n), norms_rotated=True)
-    layers = [LayerSpec(attention, from_gguf.dense(header))] * n.num_layers
-    return n.model(NAME, layers, {"global": from_gguf.rotation(header, n)}, from_gguf.tied(header))
-
-
-def export(spec: ModelSpec, where: str) -> GgufForm:
-    """Returns the GGUF metadata of a model."""
-    from ckdist.models import to_gguf
-
-    return to_gguf.dense(GGUF, spec, where)
-
-
 FAMILY = replace(
     hunyuan_v1_moe.FAMILY,
-    name=NAME,
-    architectures=("HunYuanDenseV1ForCausalLM",),
-    model_types=(NAME,),
     keys=KEYS,
-    gguf=GGUF,
     from_config=config,
-    from_gguf=gguf,
-    to_gguf=export,
+    from_gguf=GgufReader(attention={"norms_rotated": True}),
+    to_gguf=GgufWriter(),
     safetensors=family.SAFETENSORS.but(
         in_layers(
             "model.layers",

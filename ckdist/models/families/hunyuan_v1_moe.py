@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from ckdist.models import from_config, limits
 from ckdist.models.families import family, llama
-from ckdist.models.families.family import Family, GgufForm, GgufHeader, in_layers
+from ckdist.models.families.family import Family, GgufReader, GgufWriter, in_layers
 from ckdist.models.fields import Fields
 from ckdist.models.spec import LayerSpec, ModelSpec, MoeFfn
 from ckdist.program.routing import Routing
@@ -61,36 +61,15 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
     return n.model(NAME, layers, from_config.rotations(f, n), from_config.tied(f, outer))
 
 
-def gguf(header: GgufHeader) -> ModelSpec:
-    """Reads GGUF metadata."""
-    from ckdist.models import from_gguf
-
-    n, ffn = from_gguf.sizes(header), from_gguf.experts(header, ROUTING, shared=True)
-    layer = LayerSpec(replace(from_gguf.attention(header, n), norms_rotated=True), ffn)
-    return n.model(NAME, [layer] * n.num_layers, {"global": from_gguf.rotation(header, n)}, from_gguf.tied(header))
-
-
-def export(spec: ModelSpec, where: str) -> GgufForm:
-    """Returns the GGUF metadata of a model."""
-    from ckdist.models import to_gguf
-
-    names = ["expert_shared_count", "expert_shared_feed_forward_length"]
-    return to_gguf.dense(GGUF, spec, where, to_gguf.experts(spec, where, names))
-
-
 FAMILY = Family(
-    name=NAME,
-    architectures=("HunYuanMoEV1ForCausalLM",),
-    model_types=("hunyuan_v1_moe",),
     keys=KEYS,
-    gguf=GGUF,
     from_config=config,
-    from_gguf=gguf,
-    to_gguf=export,
+    from_gguf=GgufReader(ROUTING, shared=True, attention={"norms_rotated": True}),
+    to_gguf=GgufWriter(experts=("expert_shared_count", "expert_shared_feed_forward_length")),
     safetensors=family.SAFETENSORS_EXPERTS.but(
         in_layers("model.layers", {
             "mlp.gate.wg": "mlp.gate",
-            **{f"mlp.shared_mlp.{part}_proj": f"mlp.shared_expert.{part}_proj" for part in ("gate", "up", "down")},
+            **family.renamed("mlp.shared_mlp.{}_proj", "mlp.shared_expert.{}_proj"),
             "self_attn.query_layernorm": "self_attn.q_norm",
             "self_attn.key_layernorm": "self_attn.k_norm",
         }),

@@ -16,8 +16,5 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
 
 FAMILY = replace(
     deepseek_v3.FAMILY,
-    name=NAME,
-    architectures=("KimiK2ForCausalLM", "KimiK25ForConditionalGeneration", "Kimi_K25ForConditionalGeneration"),
-    model_types=("kimi_k2", "kimi_k25"),
     from_config=config,
 )

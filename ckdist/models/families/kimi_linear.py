@@ -6,7 +6,7 @@ import numpy as np
 
 from ckdist.errors import ArchitectureError
 from ckdist.models import from_config, limits, rope
-from ckdist.models.families import deepseek_v2, deepseek_v3, glm4_moe_lite
+from ckdist.models.families import deepseek_v2, deepseek_v3, family, glm4_moe_lite
 from ckdist.models.families.family import GgufForm, GgufHeader, in_layers
 from ckdist.models.fields import Fields
 from ckdist.models.spec import LatentAttention, LayerSpec, ModelSpec, RopeSpec
@@ -124,23 +124,16 @@ PARTS = {f"ssm_conv1d_{part}": f"self_attn.{part}_conv1d" for part in "qkv"}
 PARTS |= {f"ssm_{part}": f"self_attn.{part}_proj" for part in ("f_a", "f_b", "g_a", "g_b")}
 PARTS |= {"ssm_beta": "self_attn.b_proj", "ssm_norm": "self_attn.o_norm"}
 PARTS |= {"ssm_a": "self_attn.A_log", "ssm_dt.bias": "self_attn.dt_bias"}
-EXPERTS = {"w1": "gate", "w3": "up", "w2": "down"}
-ROUTER = {name: f"mlp.{name}" for name in ("gate", "gate.e_score_correction")}
-MOE = ROUTER | {f"experts.{name}": f"mlp.experts.{part}_proj" for name, part in EXPERTS.items()}
-MOE |= {f"shared_experts.{part}_proj": f"mlp.shared_expert.{part}_proj" for part in EXPERTS.values()}
+MOE = {f"block_sparse_moe.{name}": f"mlp.{name}" for name in ("gate", "gate.e_score_correction")}
+MOE |= family.numbered("block_sparse_moe.experts", "mlp.experts")
+MOE |= family.renamed("block_sparse_moe.shared_experts.{}_proj", "mlp.shared_expert.{}_proj")
 FAMILY = replace(
     deepseek_v3.FAMILY,
-    name=NAME,
-    architectures=("KimiLinearForCausalLM",),
-    model_types=("kimi_linear",),
     keys=KEYS,
-    gguf=GGUF,
     from_config=config,
     from_gguf=gguf,
     to_gguf=export,
     gguf_values=gguf_values,
-    safetensors=deepseek_v2.SAFETENSORS.but(
-        in_layers("model.layers", {f"block_sparse_moe.{name}": part for name, part in MOE.items()})
-    ),
+    safetensors=deepseek_v2.SAFETENSORS.but(in_layers("model.layers", MOE)),
     gguf_names=deepseek_v2.GGUF_NAMES.but(in_layers("blk", PARTS), (r".*\.A_log", "minus_exp")),
 )

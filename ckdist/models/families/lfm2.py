@@ -8,7 +8,7 @@ from ckdist.errors import ArchitectureError
 from ckdist.models import from_config, limits
 from ckdist.models.config_keys import ConfigKeys
 from ckdist.models.families import family
-from ckdist.models.families.family import Family, GgufForm, GgufHeader, in_layers
+from ckdist.models.families.family import Family, GgufHeader, GgufWriter, in_layers
 from ckdist.models.fields import Fields
 from ckdist.models.from_config import Sizes
 from ckdist.models.spec import Attention, DenseFfn, LayerSpec, ModelSpec, MoeFfn
@@ -101,13 +101,6 @@ def hybrid_metadata(spec: ModelSpec, where: str) -> dict[str, object]:
     return {"attention.head_count_kv": kv_heads, "shortconv.l_cache": conv.conv_kernel}
 
 
-def export(spec: ModelSpec, where: str) -> GgufForm:
-    """Returns the GGUF metadata of a model."""
-    from ckdist.models import to_gguf
-
-    return to_gguf.dense(NAME, spec, where, hybrid_metadata(spec, where))
-
-
 def gguf_values(spec: ModelSpec, weight: str, values: np.ndarray) -> np.ndarray:
     """Converts the values of a weight for GGUF: a convolution's row per channel."""
     return values.reshape(spec.hidden_size, -1) if weight.endswith(".conv.conv.weight") else values
@@ -121,7 +114,7 @@ NAMES = {
     "self_attn.k_layernorm": "self_attn.k_norm",
     "self_attn.out_proj": "self_attn.o_proj",
     "self_attn.q_layernorm": "self_attn.q_norm",
-    **{f"feed_forward.w{number}": f"mlp.{part}_proj" for number, part in ((1, "gate"), (3, "up"), (2, "down"))},
+    **family.numbered("feed_forward", "mlp"),
 }
 GGUF_NAMES = {
     "token_embd_norm": "model.norm",
@@ -131,14 +124,10 @@ GGUF_NAMES = {
     ),
 }
 FAMILY = Family(
-    name=NAME,
-    architectures=("Lfm2ForCausalLM",),
-    model_types=("lfm2",),
     keys=KEYS,
-    gguf=NAME,
     from_config=config,
     from_gguf=gguf,
-    to_gguf=export,
+    to_gguf=GgufWriter(hybrid_metadata),
     safetensors=family.SAFETENSORS.but({"model.embedding_norm": "model.norm", **in_layers("model.layers", NAMES)}),
     gguf_names=family.GGUF.but({"output_norm": (), **GGUF_NAMES}),
     gguf_values=gguf_values,

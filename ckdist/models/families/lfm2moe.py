@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from ckdist.models import from_config, limits
 from ckdist.models.families import family, lfm2
-from ckdist.models.families.family import GgufForm, GgufHeader, in_layers
+from ckdist.models.families.family import GgufHeader, GgufWriter, in_layers
 from ckdist.models.fields import Fields
 from ckdist.models.spec import DenseFfn, ModelSpec, MoeFfn
 from ckdist.program.routing import Routing
@@ -58,36 +58,21 @@ def gguf(header: GgufHeader) -> ModelSpec:
     return lfm2.gguf_model(NAME, header, n, [first if i < dense else experts for i in range(n.num_layers)])
 
 
-def export(spec: ModelSpec, where: str) -> GgufForm:
-    """Returns the GGUF metadata of a model. Raises ArchitectureError for another routing than that of its readers."""
-    from ckdist.models import to_gguf
-
-    to_gguf.refuse_renormalised(spec, where, renormalised=False)
-    experts = to_gguf.experts(spec, where, ("leading_dense_block_count", "expert_gating_func"))
-    return to_gguf.dense(NAME, spec, where, {**lfm2.hybrid_metadata(spec, where), **experts})
-
-
 FAMILY = replace(
     lfm2.FAMILY,
-    name=NAME,
-    architectures=("Lfm2MoeForCausalLM",),
-    model_types=("lfm2_moe",),
     keys=KEYS,
-    gguf=NAME,
     from_config=config,
     from_gguf=gguf,
-    to_gguf=export,
+    to_gguf=GgufWriter(lfm2.hybrid_metadata, ("leading_dense_block_count", "expert_gating_func"), renormalised=False),
     safetensors=lfm2.FAMILY.safetensors.but(
         in_layers(
             "model.layers",
             {
                 "feed_forward.gate": "mlp.gate",
                 "feed_forward.expert_bias": "mlp.gate.e_score_correction.bias",
-                "feed_forward.experts.gate_up_proj": ("mlp.experts.gate_proj", "mlp.experts.up_proj"),
-                "feed_forward.experts.w1": "mlp.experts.gate_proj",
-                "feed_forward.experts.w3": "mlp.experts.up_proj",
-                "feed_forward.experts.down_proj": "mlp.experts.down_proj",
-                "feed_forward.experts.w2": "mlp.experts.down_proj",
+                "feed_forward.experts.gate_up_proj": (family.GATE, family.UP),
+                "feed_forward.experts.down_proj": family.DOWN,
+                **family.numbered("feed_forward.experts", "mlp.experts"),
             },
         )
     ),

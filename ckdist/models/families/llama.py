@@ -5,7 +5,7 @@ from dataclasses import replace
 from ckdist.models import from_config
 from ckdist.models.config_keys import ConfigKeys
 from ckdist.models.families import family
-from ckdist.models.families.family import Family, GgufForm, GgufHeader
+from ckdist.models.families.family import Family, GgufHeader, GgufWriter
 from ckdist.models.fields import Fields
 from ckdist.models.spec import LayerSpec, ModelSpec
 from ckdist.program.routing import Routing
@@ -39,21 +39,10 @@ def gguf(header: GgufHeader) -> ModelSpec:
     return n.model(name, layers, {"global": from_gguf.rotation(header, n)}, from_gguf.tied(header))
 
 
-def export(spec: ModelSpec, where: str) -> GgufForm:
-    """Returns the GGUF metadata of a model."""
-    from ckdist.models import to_gguf
-
-    return to_gguf.dense(NAME, spec, where, {"rope.dimension_count": spec.ropes["global"].dims}, factors=True)
-
-
 FAMILY = Family(
-    name=NAME,
-    architectures=("LlamaForCausalLM",),
-    model_types=("llama",),
     keys=KEYS,
-    gguf=NAME,
     from_config=config,
     from_gguf=gguf,
-    to_gguf=export,
+    to_gguf=GgufWriter(rotated=True, factors=True),
     gguf_names=family.GGUF.but({}, family.INTERLEAVED),
 )

@@ -6,7 +6,7 @@ from typing import Any
 from ckdist.errors import ArchitectureError
 from ckdist.models import from_config, limits
 from ckdist.models.families import family, llama, smollm3
-from ckdist.models.families.family import Family, GgufForm, GgufHeader, in_layers
+from ckdist.models.families.family import Family, GgufHeader, GgufWriter, in_layers
 from ckdist.models.fields import Fields
 from ckdist.models.from_config import Sizes
 from ckdist.models.spec import Attention, DenseFfn, LayerSpec, ModelSpec, MoeFfn
@@ -100,33 +100,27 @@ def gguf(header: GgufHeader) -> ModelSpec:
     )
 
 
-def export(spec: ModelSpec, where: str) -> GgufForm:
-    """Returns the GGUF metadata of a model. Raises ArchitectureError for numbers that GGUF readers do not know."""
-    from ckdist.models import to_gguf
-
+def written(spec: ModelSpec, where: str) -> dict[str, Any]:
+    """Further GGUF metadata. Raises ArchitectureError for numbers that GGUF readers do not know."""
     with_experts = [i for i, layer in enumerate(spec.layers) if isinstance(layer.ffn, MoeFfn)]
     if not with_experts:
         raise ArchitectureError(f"{where}: {NAME} without experts has no GGUF form")
     step, moe = with_experts[0] + 1, spec.layers[with_experts[0]].ffn
     assert isinstance(moe, MoeFfn)
-    dense = next(
-        (layer.ffn for layer in spec.layers if isinstance(layer.ffn, DenseFfn)), DenseFfn(moe.intermediate_size)
-    )
-    a = replace(
-        spec.layers[0].attention, rope="global", qk_norm="" if moe.num_experts == 128 else "unit", query_scale=None
-    )
-    chunked = spec.layers[0].attention.chunk > 0
+    dense = next((one.ffn for one in spec.layers if isinstance(one.ffn, DenseFfn)), DenseFfn(moe.intermediate_size))
+    first = spec.layers[0].attention
+    chunked = first.chunk > 0
     rotated = [not chunked or (i + 1) % PERIOD != 0 for i in range(len(spec.layers))]
-    a = replace(a, norms_rotated=False, chunk=0)
+    norm = "" if moe.num_experts == 128 else "unit"
+    a = replace(first, rope="global", qk_norm=norm, query_scale=None, norms_rotated=False, chunk=0)
     n = Sizes(len(spec.layers), spec.hidden_size, a.num_heads, a.num_kv_heads, a.head_dim, 0, 0, 0.0)
     ffn = lambda i: dense if (i + 1) % step else moe
-    known = layers_of(n, a, CHUNK * chunked, rotated, rotated, SCALE, ffn)
-    if known != list(spec.layers):
+    if layers_of(n, a, CHUNK * chunked, rotated, rotated, SCALE, ffn) != list(spec.layers):
         raise ArchitectureError(
             f"{where}: GGUF readers know a {NAME} with chunks of {CHUNK} tokens and a layer without rotation every "
             f"{PERIOD} layers; other numbers have no GGUF form"
         )
-    more = {
+    return {
         "feed_forward_length": dense.intermediate_size,
         "interleave_moe_layer_step": step,
         "expert_count": moe.num_experts,
@@ -135,32 +129,23 @@ def export(spec: ModelSpec, where: str) -> GgufForm:
         "rope.dimension_count": a.head_dim,
         **({} if chunked else {"attention.sliding_window": 0}),
     }
-    return to_gguf.dense(NAME, spec, where, more, factors=True)
 
 
-_EXPERTS = tuple(f"mlp.experts.{part}_proj" for part in ("gate", "up"))
 FAMILY = Family(
-    name=NAME,
-    architectures=("Llama4ForCausalLM", "Llama4ForConditionalGeneration"),
-    model_types=("llama4_text", "llama4"),
     keys=KEYS,
-    gguf=NAME,
     from_config=config,
     from_gguf=gguf,
-    to_gguf=export,
+    to_gguf=GgufWriter(written, factors=True),
     safetensors=family.SAFETENSORS.but(
         in_layers("model.layers", {
             "feed_forward.router": "mlp.gate",
-            "feed_forward.experts.gate_up_proj": _EXPERTS,
+            "feed_forward.experts.gate_up_proj": (family.GATE, family.UP),
             "feed_forward.experts.down_proj": "mlp.experts.down_proj",
-            **{f"feed_forward.{part}_proj": f"mlp.{part}_proj" for part in ("gate", "up", "down")},
-            **{
-                f"feed_forward.shared_expert.{part}_proj": f"mlp.shared_expert.{part}_proj"
-                for part in ("gate", "up", "down")
-            },
+            **family.renamed("feed_forward.{}_proj", "mlp.{}_proj"),
+            **family.renamed("feed_forward.shared_expert.{}_proj", "mlp.shared_expert.{}_proj"),
         }),
-        (r".*\.experts\.(gate_up|down)_proj\.weight", "stacked"),
-        (r".*\.experts\.(gate_up|down)_proj\.weight", "transposed"),
+        family.STACKED_EXPERTS,
+        (family.STACKED_EXPERTS[0], "transposed"),
     ),
     gguf_names=family.GGUF_EXPERTS,
 )  # fmt: skip

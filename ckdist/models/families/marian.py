@@ -42,11 +42,7 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
 
 FAMILY = replace(
     bart.FAMILY,
-    name=NAME,
-    architectures=("MarianMTModel",),
-    model_types=(NAME,),
     keys=KEYS,
-    gguf=NAME,
     from_config=config,
     ignored=(*bart.COPIES, r"model\.(en|de)coder\.embed_positions\.weight"),  # which are computed
 )

@@ -2,11 +2,10 @@
 
 from dataclasses import replace
 
-from ckdist.errors import ArchitectureError
 from ckdist.models import from_config, limits, rope
 from ckdist.models.config_keys import ConfigKeys
 from ckdist.models.families import family
-from ckdist.models.families.family import Family, GgufForm, in_layers
+from ckdist.models.families.family import Family, GgufWriter, in_layers
 from ckdist.models.fields import Fields
 from ckdist.models.spec import LayerSpec, ModelSpec
 from ckdist.program.routing import Routing
@@ -104,22 +103,13 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
     return n.model(NAME, layers, ropes, from_config.tied(f, outer))
 
 
-def export(spec: ModelSpec, where: str) -> GgufForm:
-    """Raises ArchitectureError."""
-    raise ArchitectureError(f"{where}: {spec.family} has no GGUF form here: serve its folder")
-
-
 FAMILY = Family(
-    name=NAME,
-    architectures=("MiMoV2FlashForCausalLM",),
-    model_types=(NAME,),
     keys=KEYS,
     gguf="mimo2",
     from_config=config,
-    to_gguf=export,
+    to_gguf=GgufWriter(refused="serve its folder"),
     safetensors=family.SAFETENSORS_EXPERTS.but(
         in_layers("model.layers", {"self_attn.attention_sink_bias": "self_attn.sinks"})
     ),
     gguf_names=family.GGUF_EXPERTS,
-    ignored=(*family.ROTATIONS, r"model\.mtp\..*"),
 )

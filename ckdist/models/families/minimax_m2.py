@@ -1,11 +1,9 @@
 """MiniMax-M2: many small experts, a part of each head rotated, norms over all heads of queries and keys."""
 
-from dataclasses import replace
-
 from ckdist.models import from_config, limits
 from ckdist.models.config_keys import ConfigKeys
 from ckdist.models.families import family, mixtral
-from ckdist.models.families.family import Family, GgufForm, GgufHeader, in_layers
+from ckdist.models.families.family import Family, GgufReader, GgufWriter, in_layers
 from ckdist.models.fields import Fields
 from ckdist.models.spec import LayerSpec, ModelSpec
 from ckdist.program.routing import Routing
@@ -46,33 +44,11 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
     )
 
 
-def gguf(header: GgufHeader) -> ModelSpec:
-    """Reads GGUF metadata."""
-    from ckdist.models import from_gguf
-
-    n = from_gguf.sizes(header)
-    layer = LayerSpec(replace(from_gguf.attention(header, n), qk_norm="row"), from_gguf.experts(header, ROUTING))
-    ropes = {"global": from_gguf.rotation(header, n, partial=True)}
-    return n.model(NAME, [layer] * n.num_layers, ropes, from_gguf.tied(header))
-
-
-def export(spec: ModelSpec, where: str) -> GgufForm:
-    """Returns the GGUF metadata of a model."""
-    from ckdist.models import to_gguf
-
-    more = {"rope.dimension_count": spec.ropes["global"].dims}
-    return to_gguf.dense(NAME, spec, where, {**more, **to_gguf.experts(spec, where, ["expert_gating_func"])})
-
-
 FAMILY = Family(
-    name=NAME,
-    architectures=("MiniMaxM2ForCausalLM",),
-    model_types=("minimax_m2",),
     keys=KEYS,
-    gguf=NAME,
     from_config=config,
-    from_gguf=gguf,
-    to_gguf=export,
+    from_gguf=GgufReader(ROUTING, attention={"qk_norm": "row"}, rotation={"partial": True}),
+    to_gguf=GgufWriter(experts=("expert_gating_func",), rotated=True),
     safetensors=mixtral.FAMILY.safetensors.but(
         in_layers("model.layers", {"block_sparse_moe.e_score_correction": "mlp.gate.e_score_correction"})
     ),

@@ -8,7 +8,7 @@ from typing import Any
 
 from ckdist.models import from_config, rope
 from ckdist.models.families import llama
-from ckdist.models.families.family import GgufForm, GgufHeader
+from ckdist.models.families.family import GgufHeader, GgufWriter
 from ckdist.models.fields import Fields
 from ckdist.models.spec import LayerSpec, ModelSpec, RopeSpec
 from ckdist.models.stored_query_scale import config_query_scale, gguf_query_scale
@@ -65,29 +65,21 @@ def gguf_magnitude(f: Fields, rotation: RopeSpec) -> RopeSpec:
     return replace(rotation, magnitude=rotation.magnitude / by)
 
 
-def export(spec: ModelSpec, where: str) -> GgufForm:
-    """Returns the GGUF metadata of a model. Raises ArchitectureError for windows."""
-    from ckdist.models import to_gguf
-
-    what = "a Ministral 3 with a sliding window ({window}) has no GGUF form"
-    to_gguf.refuse_windows(spec, where, what, "set sliding_window to null")
-    r, scale = spec.ropes["global"], spec.layers[0].attention.query_scale
-    more: dict[str, Any] = {"rope.dimension_count": r.dims}
+def written(spec: ModelSpec, where: str) -> dict[str, Any]:  # noqa: ARG001
+    """Further GGUF metadata."""
+    r, scale, more = spec.ropes["global"], spec.layers[0].attention.query_scale, dict[str, Any]()
     if r.scaling.get("rope_type", r.scaling.get("type")) == "yarn":
         more |= {"rope.scaling.yarn_log_multiplier": 1.0, "rope.scaling.attn_factor": r.magnitude}
     if scale is not None:
         more |= {"attention.temperature_scale": scale.beta, "rope.scaling.original_context_length": scale.context}
-    return to_gguf.dense(GGUF, spec, where, more, factors=True)
+    return more
 
 
 FAMILY = replace(
     llama.FAMILY,
-    name=NAME,
-    architectures=("Ministral3ForCausalLM", "Mistral3ForConditionalGeneration"),
-    model_types=(NAME, "mistral3"),
     keys=KEYS,
     gguf=GGUF,
     from_config=config,
     from_gguf=gguf,
-    to_gguf=export,
+    to_gguf=GgufWriter(written, rotated=True, factors=True, windows="sliding_window to null"),
 )

@@ -2,7 +2,7 @@
 
 from ckdist.models import from_config
 from ckdist.models.families import llama
-from ckdist.models.families.family import Family, GgufForm
+from ckdist.models.families.family import Family, GgufWriter
 from ckdist.models.fields import Fields
 from ckdist.models.spec import LayerSpec, ModelSpec
 
@@ -22,22 +22,10 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
     return n.model(NAME, layers, from_config.rotations(f, n), from_config.tied(f, outer))
 
 
-def export(spec: ModelSpec, where: str) -> GgufForm:
-    """Returns the GGUF metadata of a model. Raises ArchitectureError for windows: the architecture llama has none."""
-    from ckdist.models import to_gguf
-
-    what = "a Mistral with a sliding window ({window}) has no GGUF form that readers honour"
-    to_gguf.refuse_windows(spec, where, what, "set sliding_window to null if sequences stay shorter")
-    return llama.export(spec, where)
-
-
 FAMILY = Family(
-    name=NAME,
-    architectures=("MistralForCausalLM",),
-    model_types=("mistral",),
     keys=KEYS,
     gguf="llama",
     from_config=config,
-    to_gguf=export,
+    to_gguf=GgufWriter(rotated=True, factors=True, windows="sliding_window to null"),
     gguf_names=llama.FAMILY.gguf_names,
 )

@@ -78,9 +78,6 @@ def export(spec: ModelSpec, where: str) -> GgufForm:
 
 FAMILY = replace(
     deepseek_v3.FAMILY,
-    name=NAME,
-    architectures=("Mistral4ForCausalLM",),
-    model_types=(NAME,),
     keys=KEYS,
     gguf=NAME,
     from_config=config,

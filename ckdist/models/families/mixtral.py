@@ -2,7 +2,7 @@
 
 from ckdist.models import from_config
 from ckdist.models.families import family, llama
-from ckdist.models.families.family import Family, GgufForm, in_layers
+from ckdist.models.families.family import Family, GgufWriter, in_layers
 from ckdist.models.fields import Fields
 from ckdist.models.spec import LayerSpec, ModelSpec
 from ckdist.program.routing import Routing
@@ -34,32 +34,17 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
     )
 
 
-def export(spec: ModelSpec, where: str) -> GgufForm:
-    """Returns the GGUF metadata of a model, as llama. Raises ArchitectureError for windows."""
-    from ckdist.models import to_gguf
-
-    to_gguf.refuse_windows(
-        spec, where, "a sliding window ({window}) of mixtral has no GGUF form", "set sliding_window to null"
-    )
-    more = {"rope.dimension_count": spec.ropes["global"].dims, **to_gguf.experts(spec, where)}
-    return to_gguf.dense(llama.NAME, spec, where, more, factors=True)
-
-
-EXPERTS = (("w1", "gate"), ("w3", "up"), ("w2", "down"))
 FAMILY = Family(
-    name=NAME,
-    architectures=("MixtralForCausalLM",),
-    model_types=("mixtral",),
     keys=KEYS,
     gguf=llama.NAME,
     from_config=config,
-    to_gguf=export,
+    to_gguf=GgufWriter(experts=(), rotated=True, factors=True, windows="sliding_window to null"),
     safetensors=family.SAFETENSORS_EXPERTS.but(
         in_layers(
             "model.layers",
             {
                 "block_sparse_moe.gate": "mlp.gate",
-                **{f"block_sparse_moe.experts.{name}": f"mlp.experts.{part}_proj" for name, part in EXPERTS},
+                **family.numbered("block_sparse_moe.experts", "mlp.experts"),
             },
         )
     ),

@@ -103,13 +103,10 @@ NAMES = TensorNames(
     outer="model.",
 )
 FAMILY = Family(
-    name=NAME,
-    architectures=("ModernBertModel", "ModernBertForMaskedLM", "ModernBertForSequenceClassification"),
-    model_types=(NAME,),
     keys=KEYS,
     gguf="modern-bert",
     from_config=config,
-    to_gguf=bert.export,
+    to_gguf=bert.FAMILY.to_gguf,
     safetensors=NAMES,
     gguf_names=NAMES,
     ignored=(r"(head|decoder|classifier)\..+",),

@@ -17,9 +17,7 @@ KEYS = t5.KEYS.but(
 )
 FAMILY = replace(
     t5.FAMILY,
-    name=NAME,
-    architectures=("MT5ForConditionalGeneration", "MT5EncoderModel"),
-    model_types=(NAME,),
     keys=KEYS,
+    gguf=t5.NAME,
     from_gguf=None,
 )

@@ -185,18 +185,14 @@ MIXER = {
     **{name: f"mamba.{name}" for name in ("A_log", "D", "dt_bias", "norm", "out_proj")},
     "in_proj": mamba2_fields.IN_PROJ,
     "conv1d": mamba2_fields.CONV1D,
-    **{f"{part}_proj": f"mlp.{part}_proj" for part in ("up", "down")},
-    **{f"experts.{part}_proj": f"mlp.experts.{part}_proj" for part in ("up", "down")},
-    **{f"shared_experts.{part}_proj": f"mlp.shared_expert.{part}_proj" for part in ("up", "down")},
+    **family.renamed("{}_proj", "mlp.{}_proj"),
+    **family.renamed("experts.{}_proj", "mlp.experts.{}_proj"),
+    **family.renamed("shared_experts.{}_proj", "mlp.shared_expert.{}_proj"),
     "gate": "mlp.gate",
     "gate.e_score_correction.bias": "mlp.gate.e_score_correction.bias",
 }
 FAMILY = Family(
-    name=NAME,
-    architectures=("NemotronHForCausalLM",),
-    model_types=("nemotron_h",),
     keys=KEYS,
-    gguf=NAME,
     from_config=config,
     from_gguf=gguf,
     to_gguf=export,
@@ -214,5 +210,4 @@ FAMILY = Family(
     ),
     gguf_names=family.GGUF_EXPERTS.but(mamba2_fields.GGUF, mamba2_fields.GGUF_FORM),
     gguf_values=mamba2_fields.gguf_values,
-    ignored=(*family.ROTATIONS, r"mtp\..*"),
 )

@@ -109,14 +109,10 @@ NAMES = TensorNames(
 )
 GGUF_NAMES = bert.GGUF_NAMES.but(in_layers("blk", {"attn_qkv": PROJECTIONS}))
 FAMILY = Family(
-    name=NAME,
-    architectures=("NomicBertModel",),
-    model_types=(NAME,),
     keys=KEYS,
-    gguf="nomic-bert",
     from_config=config,
     from_gguf=from_gguf_header,
-    to_gguf=bert.export,
+    to_gguf=bert.FAMILY.to_gguf,
     safetensors=NAMES,
     gguf_names=GGUF_NAMES,
     ignored=bert.IGNORED,

@@ -5,7 +5,7 @@ from dataclasses import replace
 from ckdist.models import from_config
 from ckdist.models.config_keys import ConfigKeys
 from ckdist.models.families import family
-from ckdist.models.families.family import Family, GgufForm, GgufHeader, Target, in_layers
+from ckdist.models.families.family import Family, GgufHeader, Target, in_layers
 from ckdist.models.fields import Fields
 from ckdist.models.from_config import Sizes
 from ckdist.models.spec import Attention, LayerSpec, ModelSpec, Norms
@@ -52,21 +52,9 @@ def gguf(header: GgufHeader) -> ModelSpec:
     return n.model("olmo3" if window else NAME, layers, ropes, from_gguf.tied(header))
 
 
-def export(spec: ModelSpec, where: str) -> GgufForm:
-    """Returns the GGUF metadata of a model."""
-    from ckdist.models import to_gguf
-
-    return to_gguf.dense(NAME, spec, where)
-
-
 FAMILY = Family(
-    name=NAME,
-    architectures=("Olmo2ForCausalLM",),
-    model_types=("olmo2",),
     keys=KEYS,
-    gguf=NAME,
     from_config=config,
     from_gguf=gguf,
-    to_gguf=export,
     gguf_names=family.GGUF.but(in_layers("blk", GGUF_NORMS)),
 )

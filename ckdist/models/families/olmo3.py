@@ -1,11 +1,12 @@
 """OLMo 3: OLMo 2 with windows. Layers with a window have a plain rotation, the others YaRN."""
 
 from dataclasses import replace
+from typing import Any
 
 from ckdist.errors import ArchitectureError
 from ckdist.models import from_config, rope
 from ckdist.models.families import olmo2
-from ckdist.models.families.family import Family, GgufForm
+from ckdist.models.families.family import Family, GgufWriter
 from ckdist.models.fields import Fields
 from ckdist.models.spec import LayerSpec, ModelSpec
 
@@ -28,27 +29,21 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
     return n.model(NAME, layers, ropes, from_config.tied(f, outer))
 
 
-def export(spec: ModelSpec, where: str) -> GgufForm:
-    """Returns the GGUF metadata of a model. Raises ArchitectureError if the pattern of windows is not the usual one."""
-    from ckdist.models import to_gguf
-
+def written(spec: ModelSpec, where: str) -> dict[str, Any]:
+    """Further GGUF metadata. Raises ArchitectureError if the pattern of windows is not the usual one."""
     sliding = [layer.attention.rope == "local" for layer in spec.layers]
     window = max(layer.attention.window for layer in spec.layers)
     if sliding != [(i + 1) % PERIOD != 0 for i in range(len(sliding))] or not window:
         raise ArchitectureError(f"{where}: OLMo 3 has no GGUF form unless all but every {PERIOD}th layer have a window")
     if spec.ropes["local"].theta != spec.ropes["global"].theta:
         raise ArchitectureError(f"{where}: an OLMo 3 whose rotations have two bases has no GGUF form")
-    more = {"attention.sliding_window": window, "attention.sliding_window_pattern": sliding}
-    return to_gguf.dense(olmo2.NAME, spec, where, more)
+    return {"attention.sliding_window": window, "attention.sliding_window_pattern": sliding}
 
 
 FAMILY = Family(
-    name=NAME,
-    architectures=("Olmo3ForCausalLM",),
-    model_types=("olmo3",),
     keys=KEYS,
     gguf=olmo2.NAME,
     from_config=config,
-    to_gguf=export,
+    to_gguf=GgufWriter(written),
     gguf_names=olmo2.FAMILY.gguf_names,
 )

@@ -1,10 +1,8 @@
 """OLMoE: experts, and norms over all heads of queries and keys."""
 
-from dataclasses import replace
-
 from ckdist.models import from_config
 from ckdist.models.families import family, olmo2
-from ckdist.models.families.family import Family, GgufForm, GgufHeader
+from ckdist.models.families.family import Family, GgufReader, GgufWriter
 from ckdist.models.fields import Fields
 from ckdist.models.spec import LayerSpec, ModelSpec
 from ckdist.program.routing import Routing
@@ -33,33 +31,11 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
     )
 
 
-def gguf(header: GgufHeader) -> ModelSpec:
-    """Reads GGUF metadata."""
-    from ckdist.models import from_gguf
-
-    n = from_gguf.sizes(header)
-    attention = replace(from_gguf.attention(header, n), qk_norm="row")
-    layer = LayerSpec(attention, from_gguf.experts(header, ROUTING))
-    return n.model(NAME, [layer] * n.num_layers, {"global": from_gguf.rotation(header, n)}, from_gguf.tied(header))
-
-
-def export(spec: ModelSpec, where: str) -> GgufForm:
-    """Returns the GGUF metadata of a model. Raises ArchitectureError if shares are divided by their sum."""
-    from ckdist.models import to_gguf
-
-    to_gguf.refuse_renormalised(spec, where, True)
-    return to_gguf.dense(NAME, spec, where, to_gguf.experts(spec, where))
-
-
 FAMILY = Family(
-    name=NAME,
-    architectures=("OlmoeForCausalLM",),
-    model_types=("olmoe",),
     keys=KEYS,
-    gguf=NAME,
     from_config=config,
-    from_gguf=gguf,
-    to_gguf=export,
+    from_gguf=GgufReader(ROUTING, attention={"qk_norm": "row"}),
+    to_gguf=GgufWriter(experts=(), renormalised=True),
     safetensors=family.SAFETENSORS_EXPERTS,
     gguf_names=family.GGUF_EXPERTS,
 )

@@ -3,10 +3,12 @@
 One tensor has queries, keys and values, another one gate and up. Phi-3.5 MoE and the vision models are not included.
 """
 
+from typing import Any
+
 from ckdist.models import from_config
 from ckdist.models.config_keys import ConfigKeys
 from ckdist.models.families import family
-from ckdist.models.families.family import Family, GgufForm, GgufHeader, in_layers
+from ckdist.models.families.family import Family, GgufHeader, GgufWriter, in_layers
 from ckdist.models.fields import Fields
 from ckdist.models.from_config import Sizes
 from ckdist.models.spec import DenseFfn, LayerSpec, ModelSpec, RopeSpec
@@ -51,26 +53,16 @@ def gguf(header: GgufHeader) -> ModelSpec:
     return model(n, rope, window, from_gguf.dense(header), from_gguf.tied(header))
 
 
-def export(spec: ModelSpec, where: str) -> GgufForm:
-    """Returns the GGUF metadata of a model. llama.cpp reports that it ignores the window of this family."""
-    from ckdist.models import to_gguf
-
-    more = {
-        "rope.dimension_count": spec.ropes["global"].dims,
-        "attention.sliding_window": spec.layers[0].attention.window,
-    }
-    return to_gguf.dense(NAME, spec, where, more)
+def written(spec: ModelSpec, where: str) -> dict[str, Any]:  # noqa: ARG001
+    """Further GGUF metadata. llama.cpp reports that it ignores the window of this family."""
+    return {"attention.sliding_window": spec.layers[0].attention.window}
 
 
 FAMILY = Family(
-    name=NAME,
-    architectures=("Phi3ForCausalLM",),
-    model_types=("phi3",),
     keys=KEYS,
-    gguf=NAME,
     from_config=config,
     from_gguf=gguf,
-    to_gguf=export,
+    to_gguf=GgufWriter(written, rotated=True),
     safetensors=family.SAFETENSORS.but(
         in_layers("model.layers", {"self_attn.qkv_proj": QKV, "mlp.gate_up_proj": GATE_UP})
     ),

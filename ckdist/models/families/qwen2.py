@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from ckdist.models import from_config
 from ckdist.models.families import family, llama
-from ckdist.models.families.family import Family, GgufForm, GgufHeader
+from ckdist.models.families.family import Family, GgufReader, GgufWriter
 from ckdist.models.fields import Fields
 from ckdist.models.from_config import Sizes
 from ckdist.models.spec import Attention, LayerSpec, ModelSpec
@@ -40,32 +40,10 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
     return n.model(NAME, layers(f, n, attention, "local" in ropes), ropes, from_config.tied(f, outer))
 
 
-def gguf(header: GgufHeader) -> ModelSpec:
-    """Reads GGUF metadata, which has no windows for this family."""
-    from ckdist.models import from_gguf
-
-    n = from_gguf.sizes(header)
-    alike = [LayerSpec(from_gguf.attention(header, n), from_gguf.dense(header))] * n.num_layers
-    return n.model(header.family, alike, {"global": from_gguf.rotation(header, n)}, from_gguf.tied(header))
-
-
-def export(spec: ModelSpec, where: str) -> GgufForm:
-    """Returns the GGUF metadata of a model. Raises ArchitectureError for windows."""
-    from ckdist.models import to_gguf
-
-    what = f"a sliding window ({{window}}) of {spec.family} has no GGUF form"
-    to_gguf.refuse_windows(spec, where, what, "set use_sliding_window to false")
-    return to_gguf.dense(spec.family, spec, where)
-
-
 FAMILY = Family(
-    name=NAME,
-    architectures=("Qwen2ForCausalLM",),
-    model_types=("qwen2",),
     keys=KEYS,
-    gguf=NAME,
     from_config=config,
-    from_gguf=gguf,
-    to_gguf=export,
+    from_gguf=GgufReader(),
+    to_gguf=GgufWriter(windows="use_sliding_window to false"),
     gguf_names=family.GGUF,
 )

@@ -6,7 +6,7 @@ Images are not read.
 from dataclasses import replace
 
 from ckdist.models.families import qwen2, qwen35
-from ckdist.models.families.family import GgufForm, GgufHeader
+from ckdist.models.families.family import GgufReader, GgufWriter
 from ckdist.models.fields import Fields
 from ckdist.models.spec import ModelSpec
 
@@ -32,32 +32,10 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
     return replace(qwen2.config(f, outer), family=NAME)
 
 
-def gguf(header: GgufHeader) -> ModelSpec:
-    """Reads GGUF metadata."""
-    from ckdist.models import from_gguf
-
-    spec = qwen2.gguf(header)
-    rotation = from_gguf.three_axes(header, spec.ropes["global"], is_interleaved=False)
-    return replace(spec, family=NAME, ropes={"global": rotation})
-
-
-def export(spec: ModelSpec, where: str) -> GgufForm:
-    """Returns the GGUF metadata of a model. Raises ArchitectureError for windows."""
-    from ckdist.models import to_gguf
-
-    what = f"a sliding window ({{window}}) of {NAME} has no GGUF form"
-    to_gguf.refuse_windows(spec, where, what, "set use_sliding_window to false")
-    return to_gguf.dense(GGUF, spec, where, {"rope.dimension_sections": qwen35.sections(spec.ropes["global"])})
-
-
 FAMILY = replace(
     qwen2.FAMILY,
-    name=NAME,
-    architectures=("Qwen2_5_VLForConditionalGeneration", "Qwen2VLForConditionalGeneration"),
-    model_types=("qwen2_5_vl", "qwen2_5_vl_text", "qwen2_vl", "qwen2_vl_text"),
     keys=KEYS,
-    gguf=GGUF,
     from_config=config,
-    from_gguf=gguf,
-    to_gguf=export,
+    from_gguf=GgufReader(axes=False),
+    to_gguf=GgufWriter(qwen35.written_sections, windows="use_sliding_window to false"),
 )

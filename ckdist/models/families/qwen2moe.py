@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from ckdist.models import from_config, limits
 from ckdist.models.families import family, qwen3moe
-from ckdist.models.families.family import Family, GgufForm, GgufHeader
+from ckdist.models.families.family import Family, GgufReader, GgufWriter
 from ckdist.models.fields import Fields
 from ckdist.models.spec import LayerSpec, ModelSpec, MoeFfn
 from ckdist.program.routing import Routing
@@ -41,32 +41,11 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
     return n.model(NAME, layers, from_config.rotations(f, n), from_config.tied(f, outer), **from_config.balance(f))
 
 
-def gguf(header: GgufHeader) -> ModelSpec:
-    """Reads GGUF metadata."""
-    from ckdist.models import from_gguf
-
-    n = from_gguf.sizes(header)
-    layer = LayerSpec(from_gguf.attention(header, n), from_gguf.experts(header, ROUTING, shared=True))
-    return n.model(NAME, [layer] * n.num_layers, {"global": from_gguf.rotation(header, n)}, from_gguf.tied(header))
-
-
-def export(spec: ModelSpec, where: str) -> GgufForm:
-    """Returns the GGUF metadata of a model. Raises ArchitectureError if shares are divided by their sum."""
-    from ckdist.models import to_gguf
-
-    to_gguf.refuse_renormalised(spec, where, True)
-    return to_gguf.dense(NAME, spec, where, to_gguf.experts(spec, where, ["expert_shared_feed_forward_length"]))
-
-
 FAMILY = Family(
-    name=NAME,
-    architectures=("Qwen2MoeForCausalLM",),
-    model_types=("qwen2_moe",),
     keys=KEYS,
-    gguf=NAME,
     from_config=config,
-    from_gguf=gguf,
-    to_gguf=export,
+    from_gguf=GgufReader(ROUTING, shared=True),
+    to_gguf=GgufWriter(experts=("expert_shared_feed_forward_length",), renormalised=True),
     safetensors=family.SAFETENSORS_EXPERTS,
     gguf_names=family.GGUF_EXPERTS,
 )

@@ -21,14 +21,10 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
 
 
 FAMILY = Family(
-    name=NAME,
-    architectures=("Qwen3ForCausalLM",),
-    model_types=("qwen3",),
     keys=KEYS,
-    gguf=NAME,
     from_config=config,
-    from_gguf=qwen2.gguf,
-    to_gguf=qwen2.export,
+    from_gguf=qwen2.FAMILY.from_gguf,
+    to_gguf=qwen2.FAMILY.to_gguf,
     gguf_names=family.GGUF,
     ignored=(*family.ROTATIONS, r"cls\.output\.weight"),  # stored_ranking.py reads it
 )

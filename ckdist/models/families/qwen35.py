@@ -4,15 +4,15 @@ A quarter of each attention head is rotated. Norms multiply by (1 + weight). GGU
 attention by tiles: the first value head of each key head, then the second of each, and so on.
 """
 
-from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from ckdist.errors import ArchitectureError
 from ckdist.models import from_config, limits
 from ckdist.models.families import family, llama
-from ckdist.models.families.family import Family, Form, GgufForm, GgufHeader, in_layers
+from ckdist.models.families.family import Family, Form, GgufHeader, GgufWriter, in_layers
 from ckdist.models.fields import Fields
 from ckdist.models.from_config import Sizes
 from ckdist.models.spec import Attention, LayerSpec, ModelSpec, RopeSpec
@@ -41,6 +41,7 @@ KEYS = llama.KEYS.but(
 )
 PERIOD = 4  # the last layer of each period has attention
 LINEAR, FULL = "linear_attention", "full_attention"
+ROTATION = {"theta": 1e7, "partial": True}  # in GGUF files
 SECTIONS = 11, 11, 10  # frequencies of time, height and width; a text has the same position in all three
 
 
@@ -153,24 +154,23 @@ def gguf_rotation(header: GgufHeader, n: Sizes) -> RopeSpec:
     """Reads the rotation from GGUF metadata, with its frequencies for time, height and width."""
     from ckdist.models import from_gguf
 
-    return from_gguf.three_axes(header, from_gguf.rotation(header, n, 1e7, partial=True), is_interleaved=True)
+    return from_gguf.three_axes(header, from_gguf.rotation(header, n, **ROTATION), is_interleaved=True)
 
 
-def sections(rope: RopeSpec) -> Sequence[int]:
-    """The numbers of a rotation's frequencies for time, height, width, and for nothing."""
-    if rope.axes:
-        return [*(rope.axes.count(axis) for axis in range(3)), 0]
+def written_sections(spec: ModelSpec, where: str) -> dict[str, Any]:  # noqa: ARG001
+    """GGUF metadata: the numbers of a rotation's frequencies for time, height, width, and for nothing."""
+    rope = spec.ropes["global"]
     frequencies = rope.dims // 2
     height, width = (frequencies * part // sum(SECTIONS) for part in SECTIONS[1:])
-    return [frequencies - height - width, height, width, 0]
+    time, height, width = (
+        (rope.axes.count(axis) for axis in range(3)) if rope.axes else (frequencies - height - width, height, width)
+    )
+    return {"rope.dimension_sections": [time, height, width, 0]}
 
 
-def export(spec: ModelSpec, where: str) -> GgufForm:
-    """Returns the GGUF metadata of a model. Raises ArchitectureError for a model that GGUF cannot describe."""
-    from ckdist.models import to_gguf
-
-    more = {**hybrid_metadata(spec, where), "rope.dimension_sections": sections(spec.ropes["global"])}
-    return to_gguf.dense(NAME, spec, where, more)
+def written(spec: ModelSpec, where: str) -> dict[str, Any]:
+    """Further GGUF metadata."""
+    return {**hybrid_metadata(spec, where), **written_sections(spec, where)}
 
 
 def gguf_values(spec: ModelSpec, weight: str, values: np.ndarray) -> np.ndarray:
@@ -241,14 +241,10 @@ GGUF = family.GGUF.but(
     (r".*\.A_log", "minus_exp"),
 )
 FAMILY = Family(
-    name=NAME,
-    architectures=("Qwen3_5ForConditionalGeneration", "Qwen3_5ForCausalLM"),
-    model_types=("qwen3_5", "qwen3_5_text"),
     keys=KEYS,
-    gguf=NAME,
     from_config=config,
     from_gguf=gguf,
-    to_gguf=export,
+    to_gguf=GgufWriter(written),
     safetensors=SAFETENSORS,
     gguf_names=GGUF,
     gguf_values=gguf_values,

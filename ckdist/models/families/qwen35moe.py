@@ -2,7 +2,7 @@
 
 from ckdist.models import from_config
 from ckdist.models.families import family, qwen2moe, qwen35
-from ckdist.models.families.family import Family, GgufForm, GgufHeader
+from ckdist.models.families.family import Family, GgufHeader, GgufWriter
 from ckdist.models.fields import Fields
 from ckdist.models.spec import LayerSpec, ModelSpec
 from ckdist.program.routing import Routing
@@ -41,27 +41,11 @@ def gguf(header: GgufHeader, name: str = NAME, routing: Routing = ROUTING, tiled
     return n.model(name, layers, {"global": qwen35.gguf_rotation(header, n)}, from_gguf.tied(header))
 
 
-def export(spec: ModelSpec, where: str) -> GgufForm:
-    """Returns the GGUF metadata of a model. Raises ArchitectureError for a model that GGUF cannot describe."""
-    from ckdist.models import to_gguf
-
-    more = {
-        **to_gguf.experts(spec, where, ("expert_shared_feed_forward_length",)),
-        **qwen35.hybrid_metadata(spec, where),
-        "rope.dimension_sections": qwen35.sections(spec.ropes["global"]),
-    }
-    return to_gguf.dense(NAME, spec, where, more)
-
-
 FAMILY = Family(
-    name=NAME,
-    architectures=("Qwen3_5MoeForConditionalGeneration", "Qwen3_5MoeForCausalLM"),
-    model_types=("qwen3_5_moe", "qwen3_5_moe_text"),
     keys=KEYS,
-    gguf=NAME,
     from_config=config,
     from_gguf=gguf,
-    to_gguf=export,
+    to_gguf=GgufWriter(qwen35.written, ("expert_shared_feed_forward_length",)),
     safetensors=qwen35.SAFETENSORS.but(family.SAFETENSORS_EXPERTS.rules),
     gguf_names=qwen35.GGUF.but(family.EXPERTS),
     gguf_values=qwen35.gguf_values,

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from ckdist.models import from_config, limits
 from ckdist.models.families import family, llama
-from ckdist.models.families.family import Family, GgufForm, GgufHeader
+from ckdist.models.families.family import Family, GgufReader, GgufWriter
 from ckdist.models.fields import Fields
 from ckdist.models.spec import DenseFfn, LayerSpec, ModelSpec, MoeFfn
 from ckdist.program.routing import Routing
@@ -56,35 +56,11 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
     return n.model(NAME, layers, from_config.rotations(f, n), from_config.tied(f, outer), **from_config.balance(f))
 
 
-def gguf(header: GgufHeader) -> ModelSpec:
-    """Reads GGUF metadata."""
-    from ckdist.models import from_gguf
-
-    n = from_gguf.sizes(header)
-    layer = LayerSpec(from_gguf.attention(header, n), from_gguf.experts(header, ROUTING))
-    return n.model(NAME, [layer] * n.num_layers, {"global": from_gguf.rotation(header, n)}, from_gguf.tied(header))
-
-
-def export(spec: ModelSpec, where: str) -> GgufForm:
-    """Returns the GGUF metadata of a model. Raises ArchitectureError for windows, or if shares are not renormalised."""
-    from ckdist.models import to_gguf
-
-    to_gguf.refuse_windows(
-        spec, where, "a sliding window ({window}) of qwen3moe has no GGUF form", "set use_sliding_window to false"
-    )
-    to_gguf.refuse_renormalised(spec, where, False)
-    return to_gguf.dense(NAME, spec, where, to_gguf.experts(spec, where))
-
-
 FAMILY = Family(
-    name=NAME,
-    architectures=("Qwen3MoeForCausalLM",),
-    model_types=("qwen3_moe",),
     keys=KEYS,
-    gguf=NAME,
     from_config=config,
-    from_gguf=gguf,
-    to_gguf=export,
+    from_gguf=GgufReader(ROUTING),
+    to_gguf=GgufWriter(experts=(), windows="use_sliding_window to false", renormalised=False),
     safetensors=family.SAFETENSORS_EXPERTS,
     gguf_names=family.GGUF_EXPERTS,
 )

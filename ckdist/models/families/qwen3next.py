@@ -9,7 +9,7 @@ import numpy as np
 
 from ckdist.models import from_config
 from ckdist.models.families import family, qwen2moe, qwen3moe, qwen35, qwen35moe
-from ckdist.models.families.family import Family, GgufForm, GgufHeader, TensorNames, in_layers
+from ckdist.models.families.family import Family, GgufHeader, GgufWriter, TensorNames, in_layers
 from ckdist.models.fields import Fields
 from ckdist.models.spec import LayerSpec, ModelSpec
 from ckdist.models.state_mixers import GatedDeltaNet
@@ -47,14 +47,6 @@ def gguf(header: GgufHeader) -> ModelSpec:
     return qwen35moe.gguf(header, NAME, ROUTING, tiled=False)
 
 
-def export(spec: ModelSpec, where: str) -> GgufForm:
-    """Returns the GGUF metadata of a model. Raises ArchitectureError for a model that GGUF cannot describe."""
-    from ckdist.models import to_gguf
-
-    experts = to_gguf.experts(spec, where, ("expert_shared_feed_forward_length",))
-    return to_gguf.dense(NAME, spec, where, {**experts, **qwen35.hybrid_metadata(spec, where)})
-
-
 def gguf_values(spec: ModelSpec, weight: str, values: np.ndarray) -> np.ndarray:
     """Converts the values of a weight for GGUF."""
     mixer = spec.layers[int(weight.split(".")[2])].mixer if ".layers." in weight else None
@@ -63,14 +55,10 @@ def gguf_values(spec: ModelSpec, weight: str, values: np.ndarray) -> np.ndarray:
 
 
 FAMILY = Family(
-    name=NAME,
-    architectures=("Qwen3NextForCausalLM",),
-    model_types=("qwen3_next",),
     keys=KEYS,
-    gguf=NAME,
     from_config=config,
     from_gguf=gguf,
-    to_gguf=export,
+    to_gguf=GgufWriter(qwen35.hybrid_metadata, ("expert_shared_feed_forward_length",)),
     safetensors=family.SAFETENSORS_EXPERTS.but(
         in_layers(
             "model.layers",

@@ -1,10 +1,11 @@
 """The text part of Qwen3-VL: Qwen 3 whose positions have three axes; all are the same for text. Images are not read."""
 
 from dataclasses import replace
+from typing import Any
 
 from ckdist.models import from_config
 from ckdist.models.families import qwen3, qwen35
-from ckdist.models.families.family import GgufForm, GgufHeader
+from ckdist.models.families.family import GgufReader, GgufWriter
 from ckdist.models.fields import Fields
 from ckdist.models.spec import LayerSpec, ModelSpec
 
@@ -33,31 +34,15 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
     return n.model(NAME, layers, ropes, from_config.tied(f, outer))
 
 
-def gguf(header: GgufHeader) -> ModelSpec:
-    """Reads GGUF metadata."""
-    from ckdist.models import from_gguf
-
-    n = from_gguf.sizes(header)
-    layers = [LayerSpec(from_gguf.attention(header, n), from_gguf.dense(header))] * n.num_layers
-    return n.model(NAME, layers, {"global": qwen35.gguf_rotation(header, n)}, from_gguf.tied(header))
-
-
-def export(spec: ModelSpec, where: str) -> GgufForm:
-    """Returns the GGUF metadata of a model. The features of images, which it does not hold, have no layers."""
-    from ckdist.models import to_gguf
-
-    more = {"rope.dimension_sections": qwen35.sections(spec.ropes["global"]), "n_deepstack_layers": 0}
-    return to_gguf.dense(NAME, spec, where, more)
+def written(spec: ModelSpec, where: str) -> dict[str, Any]:
+    """Further GGUF metadata. The features of images, which it does not hold, have no layers."""
+    return {**qwen35.written_sections(spec, where), "n_deepstack_layers": 0}
 
 
 FAMILY = replace(
     qwen3.FAMILY,
-    name=NAME,
-    architectures=("Qwen3VLForConditionalGeneration",),
-    model_types=("qwen3_vl", "qwen3_vl_text"),
     keys=KEYS,
-    gguf=NAME,
     from_config=config,
-    from_gguf=gguf,
-    to_gguf=export,
+    from_gguf=GgufReader(rotation=qwen35.ROTATION, axes=True),
+    to_gguf=GgufWriter(written),
 )

@@ -7,8 +7,8 @@ Positions have three axes; all are the same for text. Images are not read.
 from dataclasses import replace
 
 from ckdist.models import from_config
-from ckdist.models.families import family, qwen3moe, qwen35
-from ckdist.models.families.family import GgufForm, GgufHeader
+from ckdist.models.families import family, qwen3moe, qwen3vl, qwen35
+from ckdist.models.families.family import GgufReader, GgufWriter
 from ckdist.models.fields import Fields
 from ckdist.models.spec import LayerSpec, ModelSpec
 
@@ -40,32 +40,11 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
     return n.model(NAME, layers, ropes, from_config.tied(f, outer), **from_config.balance(f))
 
 
-def gguf(header: GgufHeader) -> ModelSpec:
-    """Reads GGUF metadata."""
-    from ckdist.models import from_gguf
-
-    n = from_gguf.sizes(header)
-    layer = LayerSpec(from_gguf.attention(header, n), from_gguf.experts(header, qwen3moe.ROUTING))
-    return n.model(NAME, [layer] * n.num_layers, {"global": qwen35.gguf_rotation(header, n)}, from_gguf.tied(header))
-
-
-def export(spec: ModelSpec, where: str) -> GgufForm:
-    """Returns the GGUF metadata of a model. The features of images, which it does not hold, have no layers."""
-    from ckdist.models import to_gguf
-
-    more = {"rope.dimension_sections": qwen35.sections(spec.ropes["global"]), "n_deepstack_layers": 0}
-    return to_gguf.dense(NAME, spec, where, {**more, **to_gguf.experts(spec, where)})
-
-
 FAMILY = replace(
     qwen3moe.FAMILY,
-    name=NAME,
-    architectures=("Qwen3VLMoeForConditionalGeneration",),
-    model_types=("qwen3_vl_moe", "qwen3_vl_moe_text"),
     keys=KEYS,
-    gguf=NAME,
     from_config=config,
-    from_gguf=gguf,
-    to_gguf=export,
+    from_gguf=GgufReader(qwen3moe.ROUTING, rotation=qwen35.ROTATION, axes=True),
+    to_gguf=GgufWriter(qwen3vl.written, experts=()),
     safetensors=family.SAFETENSORS_EXPERTS.but({}, family.STACKED_EXPERTS, INPUTS_AS_ROWS),
 )

@@ -32,11 +32,7 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
 
 FAMILY = replace(
     qwen2.FAMILY,
-    name=NAME,
-    architectures=("SeedOssForCausalLM",),
-    model_types=(NAME,),
     keys=KEYS,
-    gguf=NAME,
     from_config=config,
     gguf_names=family.GGUF.but(family.POST_ATTENTION_NORM),
 )

@@ -1,11 +1,12 @@
 """SmolLM3: Llama without a rotation in every fourth layer."""
 
 from dataclasses import replace
+from typing import Any
 
 from ckdist.errors import ArchitectureError
 from ckdist.models import from_config
 from ckdist.models.families import llama
-from ckdist.models.families.family import GgufForm, GgufHeader
+from ckdist.models.families.family import GgufHeader, GgufWriter
 from ckdist.models.fields import Fields
 from ckdist.models.spec import LayerSpec, ModelSpec
 
@@ -64,28 +65,19 @@ def gguf(header: GgufHeader) -> ModelSpec:
     return n.model(NAME, layers, {"global": from_gguf.rotation(header, n, THETA)}, from_gguf.tied(header))
 
 
-def export(spec: ModelSpec, where: str) -> GgufForm:
-    """Returns the GGUF metadata of a model. Raises ArchitectureError for windows, or other layers without rotation."""
-    from ckdist.models import to_gguf
-
-    to_gguf.refuse_windows(
-        spec, where, "a sliding window ({window}) has no GGUF form", "set use_sliding_window to false"
-    )
+def written(spec: ModelSpec, where: str) -> dict[str, Any]:
+    """No further GGUF metadata. Raises ArchitectureError for other layers without rotation than GGUF readers know."""
     if any((layer.attention.rope is None) == bool((i + 1) % PERIOD) for i, layer in enumerate(spec.layers)):
         raise ArchitectureError(
             f"{where}: a SmolLM3 without rotation in other than every {PERIOD}th layer has no GGUF form"
         )
-    return to_gguf.dense(NAME, spec, where, {"rope.dimension_count": spec.ropes["global"].dims})
+    return {}
 
 
 FAMILY = replace(
     llama.FAMILY,
-    name=NAME,
-    architectures=("SmolLM3ForCausalLM",),
-    model_types=("smollm3",),
     keys=KEYS,
-    gguf=NAME,
     from_config=config,
     from_gguf=gguf,
-    to_gguf=export,
+    to_gguf=GgufWriter(written, rotated=True, windows="use_sliding_window to false"),
 )

@@ -184,18 +184,10 @@ GGUF_NAMES = TensorNames(
     }
 )
 FAMILY = Family(
-    name=NAME,
-    architectures=(
-        "T5ForConditionalGeneration",
-        "T5WithLMHeadModel",
-        "T5EncoderModel",
-    ),
-    model_types=(NAME,),
     keys=KEYS,
-    gguf=NAME,
     from_config=config,
     from_gguf=from_gguf_header,
-    to_gguf=bert.export,
+    to_gguf=bert.FAMILY.to_gguf,
     safetensors=NAMES,
     gguf_names=GGUF_NAMES,
     # copies of the shared embeddings, and relative biases of cross-attention in the first files

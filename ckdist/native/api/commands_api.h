@@ -37,7 +37,9 @@ struct ckdist_run {
   int32_t plan, steps; /* plan to run, number of its steps; 0: all */
   int32_t embeddings;  /* rows of embeddings after the other arrays */
   int32_t positions;   /* the number of tokens, or 0: positions of three axes before the embeddings */
-  int32_t adapters;    /* the number of sequences, or 0: each one's adapter, or -1, before the positions */
+  /* The number of sequences, or 0: each one's adapter, or -1, and its scale, 8 bytes of a double, before the
+     positions. */
+  int32_t adapters;
 };
 /* Consecutive tokens of one sequence. */
 struct ckdist_sequence_chunk {

@@ -14,6 +14,7 @@ struct ckdist_matrix {
   int64_t tile_bytes;
   const uint8_t* tiles;
   const void* sliced; /* null: all tiles are packed */
+  double scale;       /* of an adapter's matrix A in a slot; else unused */
 };
 
 /* The rows that a matrix takes of each head of a tensor. The tensor has rows of `columns` elements, `stored` rows

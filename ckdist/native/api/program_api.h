@@ -81,6 +81,8 @@ struct ckdist_cache_array {
 /* Bytes of the arrays of one layer in a block, or in a slot. */
 CKDIST_EXPORT int64_t ckdist_cache_bytes(const struct ckdist_cache_array* arrays, int32_t count,
                                          enum ckdist_lifetime lifetime);
+/* Bytes from one block to the next, if the arrays of all layers have `bytes` in a block. */
+CKDIST_EXPORT int64_t ckdist_block_stride(int64_t bytes);
 
 /* One layer on this rank: the arrays of its cache, and the heads that read them. */
 struct ckdist_layer {

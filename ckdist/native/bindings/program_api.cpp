@@ -18,4 +18,6 @@ int64_t ckdist_cache_bytes(const struct ckdist_cache_array* arrays, int32_t coun
   return status < 0 ? status : bytes;
 }
 
+int64_t ckdist_block_stride(int64_t bytes) { return block_stride(bytes); }
+
 }  // extern "C"

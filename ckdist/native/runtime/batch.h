@@ -1,7 +1,9 @@
 // A step as rank 0 publishes it: struct ckdist_run and int32 arrays. `parse` checks all of it once.
 #pragma once
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
+#include <cstring>
 #include <iterator>
 
 #include "core/export.h"
@@ -24,11 +26,20 @@ struct BatchView {
   const int32_t* firsts = nullptr;             // (sequences,): tokens of the first of a sequence's two texts; or null
   const int32_t* selected_tokens = nullptr;    // (selected,), ascending: tokens whose logits are computed
   const int32_t* positions = nullptr;          // (tokens, 3): positions of three axes; null: places in the sequence
-  const int32_t* adapters = nullptr;  // (sequences,): slot of each sequence's adapter, or -1; null: none has one
+  const int32_t* adapters = nullptr;           // (sequences, kAdapterInts); null: none has one
   const float* embeddings = nullptr;  // (rows, width): inputs in place of rows of the embedding table, or besides them
   int64_t embedding_rows = 0;
 
   static constexpr int kHeader = sizeof(ckdist_run) / sizeof(int32_t);
+  static constexpr int kAdapterInts = 3;  // slot, and the scale
+
+  // The slot of a sequence's adapter, or -1.
+  int32_t adapter(int64_t sequence) const { return adapters[kAdapterInts * sequence]; }
+  double adapter_scale(int64_t sequence) const {
+    double scale;
+    std::memcpy(&scale, adapters + kAdapterInts * sequence + 1, sizeof scale);
+    return scale;
+  }
 
   // Throws unless every count, token, position, block and index lies within the limits.
   static BatchView parse(const int32_t* m, int64_t ints, const ckdist_program& program) {
@@ -46,7 +57,7 @@ struct BatchView {
         (h.firsts != 0 && h.firsts != b.sequences) || h.embeddings < 0 || h.embeddings > program.embedding_rows ||
         (h.positions != 0 && h.positions != b.tokens) || (h.adapters != 0 && h.adapters != b.sequences) ||
         ints != kHeader + b.tokens + 3 * b.sequences + table + 4 * int64_t{h.states} + h.firsts + b.selected +
-                    h.adapters + 3 * int64_t{h.positions} + h.embeddings * program.embedding_width)
+                    kAdapterInts * int64_t{h.adapters} + 3 * int64_t{h.positions} + h.embeddings * program.embedding_width)
       fail(Status::native,
            "batch of %lld tokens, %lld sequences, %lld outputs, %d embeddings exceeds %lld, %lld, %lld, %lld or has a "
            "wrong length",
@@ -64,7 +75,7 @@ struct BatchView {
     b.selected_tokens = firsts + h.firsts;
     const int32_t* const adapters = b.selected_tokens + b.selected;
     if (h.adapters > 0) b.adapters = adapters;
-    const int32_t* const positions = adapters + h.adapters;
+    const int32_t* const positions = adapters + kAdapterInts * int64_t{h.adapters};
     if (h.positions > 0) b.positions = positions, b.check_positions(program);
     b.embeddings = reinterpret_cast<const float*>(positions + 3 * int64_t{h.positions});
     b.embedding_rows = h.embeddings;
@@ -83,8 +94,10 @@ struct BatchView {
       if (b.firsts != nullptr && (b.firsts[r] < 0 || b.firsts[r] > int64_t(chunk.blocks) * ckdist_block_tokens))
         fail(Status::native, "the first text of a sequence has %d tokens, and its %d blocks hold %d", b.firsts[r],
              chunk.blocks, chunk.blocks * ckdist_block_tokens);
-      if (b.adapters != nullptr && (b.adapters[r] < -1 || b.adapters[r] >= program.adapters))
-        fail(Status::native, "a sequence has adapter %d of %d", b.adapters[r], program.adapters);
+      if (b.adapters != nullptr &&
+          (b.adapter(r) < -1 || b.adapter(r) >= program.adapters || !std::isfinite(b.adapter_scale(r))))
+        fail(Status::native, "a sequence has adapter %d of %d, and its scale is %g", b.adapter(r), program.adapters,
+             b.adapter_scale(r));
       tokens += chunk.tokens, used += chunk.blocks;
     }
     if (tokens != b.tokens || used != table)

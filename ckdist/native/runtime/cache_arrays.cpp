@@ -66,4 +66,9 @@ int64_t CacheArrays::slot_bytes() const {
   return floats ? floats * at(ckdist_array_convolution).heads * int64_t{sizeof(float)} : 0;
 }
 
+int64_t block_stride(int64_t bytes) {
+  constexpr int64_t kSets = 64 << 10, kShift = 4096 + 64;
+  return bytes % kSets < kShift && bytes >= kSets ? bytes + kShift : bytes;
+}
+
 }  // namespace ckdist

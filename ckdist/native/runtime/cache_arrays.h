@@ -30,4 +30,8 @@ struct CacheArrays {
   int64_t slot_bytes() const;
 };
 
+// Bytes from one block of a cache to the next, if a block of all layers has `bytes`. Never near a multiple of 64 KiB:
+// then the blocks of a layer would share few sets of a core's cache.
+int64_t block_stride(int64_t bytes);
+
 }  // namespace ckdist

@@ -42,7 +42,7 @@ Inference::Inference(const ckdist_program& that, Communicator& job, Communicator
   read_lists();
   make_buffers();
   hidden_.resize(size_t(program.max_outputs * program.hidden));
-  if (program.adapters > 0) adapter_of_.resize(size_t(program.max_tokens));
+  if (program.adapters > 0) adapter_of_.resize(size_t(program.max_tokens)), scale_of_.resize(adapter_of_.size());
   for (size_t i = 0; i < std::size(axes_); i++)
     if (program.ropes[i].axes != nullptr) axes_[i].resize(size_t(program.max_tokens * program.ropes[i].dims));
 }
@@ -61,10 +61,11 @@ void Inference::make_cache() {
     layer.head_bytes = kernels.attention.block_bytes(layer.cache);
     layer.block_bytes = arrays.block_bytes(), layer.index_offset = arrays.index_offset();
     layer.index = arrays.index().value_or(CacheShape{});
-    kv_bytes_ += layer.block_bytes * program.blocks;
     stored_bytes_ += layer.block_bytes;
   }
-  const int64_t blocks_bytes = round_up(kv_bytes_, 64);
+  // Blocks come one after the other, each with all layers: a block that is used for the first time touches few new
+  // pages. If each layer had its blocks together, all layers would need a new huge page in one step.
+  const int64_t stride = block_stride(stored_bytes_), blocks_bytes = round_up(stride * program.blocks, 64);
   kv_bytes_ = blocks_bytes + states.bytes();
   kv_arena_.emplace(kv_bytes_, "the KV cache");
   kv_arena_->promise();
@@ -72,8 +73,8 @@ void Inference::make_cache() {
   states.read_kernels(program.plans[0]);
   uint8_t* blocks = kv_arena_->data();
   for (Layer& layer : layers) {
-    layer.blocks = blocks;
-    blocks += layer.block_bytes * program.blocks;
+    layer.blocks = blocks, layer.block_stride = stride;
+    blocks += layer.block_bytes;
   }
 }
 
@@ -243,7 +244,7 @@ int Inference::copy_block(const ckdist_block_copy& copy, bool into_cache) {
   if (copy.entry.kind == ckdist_slab_states)
     for (const StateSlots::Layer& layer : states.layers) move(layer.slot(copy.place), layer.slot_bytes());
   else
-    for (const Layer& layer : layers) move(layer.blocks + copy.place * layer.block_bytes, layer.block_bytes);
+    move(kv_arena_->data() + copy.place * block_stride(stored_bytes_), stored_bytes_);
   return into_cache ? 0 : slab.write(copy.slot, copy.entry);
 }
 
@@ -409,7 +410,11 @@ void Inference::read_positions() {
 
 void Inference::read_adapters() {
   auto at = adapter_of_.begin();
-  for (int64_t s = 0; s < batch.sequences; s++) at = std::fill_n(at, batch.chunks[s].tokens, batch.adapters[s]);
+  auto scale = scale_of_.begin();
+  for (int64_t s = 0; s < batch.sequences; s++) {
+    at = std::fill_n(at, batch.chunks[s].tokens, batch.adapter(s));
+    scale = std::fill_n(scale, batch.chunks[s].tokens, batch.adapter_scale(s));
+  }
 }
 
 ckdist_step_stats Inference::stats(bool reset) {

@@ -78,10 +78,11 @@ class Inference : public Executor {
     const int32_t* heads_per_kv = nullptr;
     std::vector<int> first_head;  // query head, for each local kv-head
     int64_t head_bytes = 0, block_bytes = 0;
+    int64_t block_stride = 0;  // from a block to the next one: a block has all layers
     CacheShape index{};        // keys that choose positions, if the layer has them
     int64_t index_offset = 0;  // of the index in a block, after the bytes of all heads
     int max_heads_per_kv = 1;
-    uint8_t* blocks = nullptr;  // blocks of kv-head 0
+    uint8_t* blocks = nullptr;  // kv-head 0 in block 0
 
     uint8_t* kv(int kv_head) const { return cache.latent ? blocks : blocks + kv_head * head_bytes; }
     int64_t heads() const { return kv_heads ? first_head[kv_heads - 1] + heads_per_kv[kv_heads - 1] : 0; }
@@ -135,12 +136,17 @@ class Inference : public Executor {
            : step.rows == ckdist_rows_selected ? batch.selected_tokens[r]
                                                : batch.selected_tokens[first_selected + r] - first_token;
   }
+  // Index of row r of a step among the batch's tokens.
+  size_t batch_token(const ckdist_step& step, int64_t r) const {
+    return size_t((step.rows == ckdist_rows_selected ? 0 : first_token) + token_row(step, r));
+  }
+  // The scale of the adapter of a row that has one.
+  double adapter_scale(const ckdist_step& step, int64_t r) const { return scale_of_[batch_token(step, r)]; }
   // Calls visit(adapter, rows) for consecutive rows of a step with the same adapter.
   template <class Visit>
   void each_adapter(const ckdist_step& step, Range rows, Visit&& visit) const {
     if (batch.adapters == nullptr) return;
-    const int64_t before = step.rows == ckdist_rows_selected ? 0 : first_token;
-    const auto adapter = [&](int64_t row) { return adapter_of_[size_t(before + token_row(step, row))]; };
+    const auto adapter = [&](int64_t row) { return adapter_of_[batch_token(step, row)]; };
     for (int64_t begin = rows.begin, end = begin; begin < rows.end; begin = end) {
       const int32_t own = adapter(begin);
       while (end < rows.end && adapter(end) == own) end++;
@@ -332,6 +338,7 @@ class Inference : public Executor {
   std::vector<ThreadBuffers> buffers_;
   float* shared_rows_[2] = {};
   std::vector<float> hidden_;        // (max_outputs, hidden)
+  std::vector<double> scale_of_;     // of the batch's tokens with adapters, as adapter_of_
   std::vector<int32_t> adapter_of_;  // of the batch's tokens, (max_tokens,); empty if the model has no adapters
   // For each rotation with axes: cosines, then sines, of the batch's tokens, (max_tokens, dims). Else empty.
   std::vector<float> axes_[std::size(ckdist_program{}.ropes)];

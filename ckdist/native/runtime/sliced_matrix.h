@@ -94,6 +94,7 @@ class SlicedMatrix {
 struct Weight {
   Matrix matrix;
   const SlicedMatrix* sliced;  // null: all tiles are packed and stay packed
+  double scale = 0;            // of an adapter's matrix A in a slot: alpha / rank
 };
 
 }  // namespace ckdist

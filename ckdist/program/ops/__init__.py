@@ -19,10 +19,10 @@ FILES = {
     "collectives": "all_reduce all_gather shard all_to_all",
     "cross_attention_ops": "store_cross attend_cross",
     "delta_rule": "short_conv l2_norm delta_gates delta_rule gated_norm",
-    "elementwise": (
-        "scale scale_queries soft_cap soft_cap_grad activate gated gated_grad add select_rows select_rows_grad"
-    ),
-    "embedding": "embed embed_positions embed_waves embed_grad",
+    "elementwise": "scale scale_queries soft_cap activate gated add select_rows",
+    "elementwise_grad": "soft_cap_grad gated_grad select_rows_grad",
+    "embedding": "embed",
+    "embedding_grad": "embed_grad",
     "experts": "route experts",
     "experts_grad": "route_grad grouped_experts grouped_experts_grad switched switched_grad",
     "gated_convolution": "gated_conv",
@@ -41,7 +41,10 @@ FILES = {
     "output_rows": "output_rows mean_rows",
     "index": "select_positions",
     "packed_attention": "attend_packed attend_grad",
-    "rms_norm": "rms_norm rms_norm_grad sum_squares rms_norm_heads",
+    "norm_over_heads": "sum_squares rms_norm_heads",
+    "position_embedding": "embed_positions embed_waves",
+    "rms_norm": "rms_norm",
+    "rms_norm_grad": "rms_norm_grad",
     "stage_transfer": "recv send",
     "tally": "tally tally_grad",
 }

@@ -1,4 +1,4 @@
-"""Elementwise and rowwise ops: scale, scale_queries, soft_cap, activate, gated, add, select_rows; gradients."""
+"""Elementwise and rowwise ops: scale, scale_queries, soft_cap, activate, gated, add, select_rows."""
 
 import math
 from typing import TYPE_CHECKING
@@ -83,13 +83,6 @@ def soft_cap_vjp(g: "Emitter", instr: Instr, grads: list[Value], wanted: list[bo
     return [*g.emit("soft_cap_grad", (instr.outputs[0], grads[0]), names=["d_soft_cap"], cap=instr.attrs["cap"])]
 
 
-@op("soft_cap_grad", unchanged_whole("soft_cap_grad"))
-def soft_cap_grad(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
-    """Returns dy * (1 - (y / cap)^2), with the result y of soft_cap."""
-    y, dy = inputs
-    return [dy * (1 - (y / np.float32(attrs["cap"])) ** 2)]
-
-
 @op("activate", unchanged_whole("activate"))
 def activate(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
     """f(x). The step of the linear that makes x computes it."""
@@ -139,39 +132,6 @@ def gated_vjp(g: "Emitter", instr: Instr, grads: list[Value], wanted: list[bool]
     return list(
         g.emit("gated_grad", (*instr.inputs, grads[0]), names=["d_gate", "d_up"], function=instr.attrs["function"])
     )
-
-
-def infer_gated_grad(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
-    """The dims of the operands, twice."""
-    return unchanged_whole("gated_grad")(inputs, weights, attrs) * 2
-
-
-@op("gated_grad", infer_gated_grad)
-def gated_grad(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
-    """d_gate = dy * up * f'(gate), d_up = dy * f(gate). clamped_swiglu has its own formula."""
-    gate, up, dy = inputs
-    if attrs["function"] == "silu":
-        sigmoid = 1 / (1 + np.exp(-gate))
-        return [dy * up * sigmoid * (1 + gate * (1 - sigmoid)), dy * gate * sigmoid]
-    if attrs["function"] == "clamped_swiglu":  # no gradient flows where an operand is clamped
-        limit, alpha = np.float32(SWIGLU_LIMIT), np.float32(SWIGLU_ALPHA)
-        g, u = np.minimum(gate, limit), np.clip(up, -limit, limit)
-        sigmoid = 1 / (1 + np.exp(-alpha * g))
-        slope = sigmoid * (1 + alpha * g * (1 - sigmoid))
-        return [dy * (u + 1) * slope * (gate <= limit), dy * g * sigmoid * (np.abs(up) <= limit)]
-    scale, cubic = np.float32(GELU_SCALE), np.float32(GELU_CUBIC)
-    tanh = np.tanh(scale * (gate + cubic * gate**3))
-    slope = 0.5 * (1 + tanh) + 0.5 * gate * (1 - tanh**2) * scale * (1 + 3 * cubic * gate**2)
-    return [dy * up * slope, dy * 0.5 * gate * (1 + tanh)]
-
-
-@lower("gated_grad", "training")
-def lower_gated_grad(lowering: "TrainingLowering", instr: Instr) -> None:
-    """Emits one step."""
-    gate, up, dy = map(lowering.place_of, instr.inputs)
-    d_gate, d_up = map(lowering.output, instr.outputs)
-    function = GATES[instr.attrs["function"]]
-    lowering.emit("gated_grad", gate=gate, up=up, dy=dy, d_gate=d_gate, d_up=d_up, function=function)
 
 
 def infer_add(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
@@ -232,21 +192,3 @@ def lower_select_rows(lowering: "ServingLowering", group: "Group") -> None:
 def select_rows_vjp(g: "Emitter", instr: Instr, grads: list[Value], wanted: list[bool]) -> Gradients:
     """Puts each row of the gradient at its token."""
     return [*g.emit("select_rows_grad", (grads[0],), names=["d_select_rows"], dim=instr.inputs[0].dims[0])]
-
-
-def infer_select_rows_grad(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
-    """The same dims, with tokens in place of outputs. Raises LayoutError if tokens are sharded."""
-    whole("select_rows_grad", inputs[0])
-    if attrs["dim"].axis:
-        dim = attrs["dim"]
-        raise LayoutError(f"select_rows_grad needs all of {dim.name}, but it is sharded over {dim.axis}")
-    return [((attrs["dim"], *inputs[0].dims[1:]), None)]
-
-
-@op("select_rows_grad", infer_select_rows_grad)
-def select_rows_grad(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
-    """Puts each row at its token. Tokens whose logits are not needed get zeros."""
-    (dy,) = inputs
-    dx = np.zeros((len(context.positions), *dy.shape[1:]), dy.dtype)  # (tokens, n)
-    np.add.at(dx, context.logits_indices, dy)
-    return [dx]

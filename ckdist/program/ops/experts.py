@@ -303,14 +303,18 @@ def _set(
     activations = [lowering.as_activations(down, piece, rows, x.selected) for piece in pieces]
     held = gate.dims[0].share(lowering.mesh) if len(gate.dims) > 2 else (0, 1)
     stack = held if len(gate.dims) > 2 and gate.dims[0].axis else None
-    by_rows = lambda w: lowering.matrix([MatrixKey(w.name, piece, hidden, stack) for piece in pieces])
+    # without gates, both are one matrix, which is multiplied once
+    by_rows = {
+        w.name: lowering.matrix([MatrixKey(w.name, piece, hidden, stack) for piece in pieces])
+        for w in dict.fromkeys((gate, up))
+    }
     return {
         "first": held[0],
         "count": held[1] - held[0],
         "gate_x": lowering.activations(x, gate.name).first,
         "up_x": lowering.activations(x, up.name).first,
-        "gate": by_rows(gate),
-        "up": by_rows(up),
+        "gate": by_rows[gate.name],
+        "up": by_rows[up.name],
         "down": lowering.matrix([MatrixKey(down.name, hidden, piece, stack) for piece in pieces]),
         "joined": joined,
         "activations": lowering.shards(activations),

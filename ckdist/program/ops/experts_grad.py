@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ckdist.errors import LayoutError
-from ckdist.program.ops.elementwise import GATES, gated, gated_grad
+from ckdist.program.ops.elementwise import GATES, gated
+from ckdist.program.ops.elementwise_grad import gated_grad
 from ckdist.program.ops.experts import DOWN, infer_experts, routing, scores_of, split_weights
 from ckdist.program.ops.op import lower, op, summed_over, vjp, whole
 from ckdist.program.ops.op_types import Arrays, Attrs, Gradients, Inferred, Values, Weights

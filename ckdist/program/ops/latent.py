@@ -15,7 +15,7 @@ from ckdist.program.ops.attention_ops import NO_ROPE, ROPE_TABLES, check_listed,
 from ckdist.program.ops.elementwise import query_fields
 from ckdist.program.ops.op import lower, op, same, unsharded, vjp, whole
 from ckdist.program.ops.op_types import Arrays, Attrs, Gradients, Inferred, Values, Weights
-from ckdist.program.ops.rms_norm import inverse_rms, lower_norm_grad
+from ckdist.program.ops.rms_norm import inverse_rms
 from ckdist.program.program import Instr, Value
 from ckdist.program.rank_context import RankContext
 from ckdist.program.step import ABSENT, ValueIndex
@@ -87,6 +87,8 @@ def norm_latent_grad(context: RankContext, inputs: Arrays, weights: Arrays, attr
 @lower("norm_latent_grad", "training")
 def lower_norm_latent_grad(lowering: "TrainingLowering", instr: Instr) -> None:
     """Emits one step, which also adds to the gradient of the weight."""
+    from ckdist.program.ops.rms_norm_grad import lower_norm_grad
+
     lower_norm_grad(lowering, instr, instr.weight(0).dims[0].elements)
 
 

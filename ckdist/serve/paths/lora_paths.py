@@ -11,7 +11,8 @@ from ckdist.serve.answer import json_answer
 from ckdist.serve.body import read_body
 from ckdist.serve.paths.path import Path
 from ckdist.serve.problems import Problem
-from ckdist.serve.requests.json_body import parse_object
+from ckdist.serve.requests.adapter_choice import chosen_adapter
+from ckdist.serve.requests.json_body import parse_list, parse_object
 from ckdist.serve.requests.request_fields import Fields
 from ckdist.serve.service import Service
 
@@ -31,30 +32,43 @@ async def unload(service: Service, request: Request) -> Response:
     """Forgets an adapter: {"lora_name": ...}. Requests with it go on."""
     name = _needed(await _fields(service, request), "lora_name")
     await service.client.call(UnloadAdapter(service.client.new_id(), name))
+    if name == (service.adapter_of_all or ("",))[0]:
+        service.adapter_of_all = None
     return PlainTextResponse(f"Success: LoRA adapter '{name}' removed successfully.")
 
 
 async def lora_adapters(service: Service, request: Request) -> Response:
     """The adapters. The scale is that of a request that names none."""
     if service.adapters is not None:
-        found = [{"id": number, "path": name, "scale": 0.0} for name, number in service.adapters.items()]
+        scales = dict([service.adapter_of_all or ("", 0.0)])
+        found = [
+            {"id": number, "path": name, "scale": scales.get(name, 0.0)} for name, number in service.adapters.items()
+        ]
         return json_answer(found)
     fixed = service.settings.adapter
     return json_answer([] if fixed is None else [{"id": 0, "path": fixed, "scale": 1.0}])
 
 
 async def change_lora_adapters(service: Service, request: Request) -> Response:
-    """Raises Problem 400, since no request changes the adapter of others."""
-    remedy = "name an adapter in each request, as model or in lora"
-    message = f"the scales of adapters are fixed while the server runs: {remedy}"
-    raise Problem(400, message, "scale", "unsupported_parameter")
+    """Sets the adapter of requests that name none: [{"id": 0, "scale": 0.5}]. Adapters not in the list have scale 0."""
+    if service.settings.adapter_folder is None and service.adapters is None:
+        message = "no adapter has a scale that can be changed: start with --lora NAME=FOLDER and --lora-dir DIR"
+        raise Problem(400, message, "scale", "unsupported_parameter")
+    _check_allowed(service)
+    items = parse_list(await read_body(request, service.settings.max_body))
+    service.adapter_of_all = chosen_adapter(items, service.adapters or {})
+    return json_answer({"success": True})
+
+
+def _check_allowed(service: Service) -> None:
+    service.check_ready()
+    if service.settings.adapter_folder is None:
+        message = "adapters are loaded, unloaded and scaled only if the server was started with --lora-dir DIR"
+        raise Problem(403, message, code="not_allowed")
 
 
 async def _fields(service: Service, request: Request) -> Fields:
-    service.check_ready()
-    if service.settings.adapter_folder is None:
-        message = "adapters are loaded and unloaded only if the server was started with --lora-dir DIR"
-        raise Problem(403, message, code="not_allowed")
+    _check_allowed(service)
     return Fields(parse_object(await read_body(request, service.settings.max_body)))
 
 

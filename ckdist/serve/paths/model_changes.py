@@ -13,6 +13,7 @@ from starlette.responses import Response, StreamingResponse
 
 from ckdist.errors import CkdistError
 from ckdist.python_words import module_words
+from ckdist.serve.accounts import Account
 from ckdist.serve.answer import json_answer
 from ckdist.serve.body import read_body
 from ckdist.serve.encoding import to_json
@@ -60,7 +61,9 @@ async def pull(router: ModelRouter, request: Request) -> Response:
         router.find(name)
         lines = _known()
         return await _answer(lines, streams)
-    _check_allowed(router)
+    check_allowed(router, request)
+    if router.settings.pulled is None:
+        raise Problem(403, "no key had models = true when the server started: start it again", code="not_allowed")
     return await _answer(_pulled(router, name, _source(name)), streams)
 
 
@@ -129,13 +132,16 @@ def _source(name: str) -> str:
 
 
 async def _fields(router: ModelRouter, request: Request) -> Fields:
-    _check_allowed(router)
+    check_allowed(router, request)
     return Fields(parse_object(await read_body(request, MAX_BODY) or b"{}"))
 
 
-def _check_allowed(router: ModelRouter) -> None:
-    if router.settings.pulled is None:
-        raise Problem(403, f"clients may change models only if the server was started with {FLAG}", code="not_allowed")
+def check_allowed(router: ModelRouter, request: Request) -> None:
+    """Raises Problem 403 if the client may not change models."""
+    account: Account = request.scope["ckdist.account"]
+    if not router.settings.open_changes and not account.limits.models:
+        message = f"clients may change models only with a key that has models = true, or if {FLAG} allows it to all"
+        raise Problem(403, message, code="not_allowed")
 
 
 def _name(fields: Fields, *names: str) -> str:

@@ -153,6 +153,8 @@ async def ollama_version(router: ModelRouter, request: Request) -> Response:
 
 
 async def _ordered(router: ModelRouter, request: Request) -> HostedModel:
+    if router.accounts.have_rights:
+        model_changes.check_allowed(router, request)
     name = _text(_named_in(await read_body(request, MAX_ORDER_BYTES)).model)
     if name is None:
         raise Problem(400, 'model is missing; send {"model": "NAME"}', "model")

@@ -1,14 +1,16 @@
 """The adapter of a request: its `model`, as vLLM has it, or llama-server's `lora`."""
 
-from collections.abc import Container, Iterable
-from typing import Any
+from collections.abc import Container, Iterable, Mapping
+from typing import Any, TypeAlias
 
+from ckdist.engine.messages import MAX_ADAPTER_SCALE
 from ckdist.errors import RequestError
 from ckdist.serve.problems import Problem
 from ckdist.serve.requests.request_fields import Fields
 from ckdist.serve.text_records import ModelFacts
 
 OLLAMA_TAG = ":latest"  # Ollama's clients add it to names
+Choice: TypeAlias = tuple[str, float]  # name and scale of an adapter
 
 
 def spellings(name: str) -> tuple[str, str]:
@@ -22,17 +24,19 @@ def adapter_in(name: str, models: Iterable[str], adapters: Container[str]) -> st
     return next((candidate for candidate in candidates if candidate in adapters), None)
 
 
-def read_adapter(fields: Fields, facts: ModelFacts) -> str | None:
-    """Returns the name of the request's adapter, or None.
+def read_adapter(fields: Fields, facts: ModelFacts) -> Choice | None:
+    """Returns the name and the scale of the request's adapter. None: it names none. Scale 0: it runs without.
 
     Raises:
         Problem: 404 for a model that the server does not have, if it has places for adapters.
-        RequestError: `lora` changes a scale or names several adapters, or another one than `model`.
+        RequestError: `lora` names several adapters, or another one than `model`, or a scale that cannot be had.
     """
     by_model, by_id = _by_model(fields, facts), _by_id(fields, facts)
-    if by_model is not None and by_id is not None and by_model != by_id:
-        raise RequestError(f"model names adapter {by_model!r}, and lora {by_id!r}: name one", "lora", "invalid_value")
-    return by_id if by_model is None else by_model
+    if by_model is not None and by_id is not None and by_model != by_id[0]:
+        raise RequestError(
+            f"model names adapter {by_model!r}, and lora {by_id[0]!r}: name one", "lora", "invalid_value"
+        )
+    return by_id if by_model is None or by_id is not None else (by_model, 1.0)
 
 
 def _by_model(fields: Fields, facts: ModelFacts) -> str | None:
@@ -50,30 +54,50 @@ def _by_model(fields: Fields, facts: ModelFacts) -> str | None:
     raise Problem(404, f"there is no model {model[:200]!r}; this server has {known}", "model", "model_not_found")
 
 
-def _by_id(fields: Fields, facts: ModelFacts) -> str | None:
-    """The adapter with scale 1 in a list like [{"id": 0, "scale": 1.0}]."""
+def _by_id(fields: Fields, facts: ModelFacts) -> Choice | None:
+    """The adapter in a list like [{"id": 0, "scale": 1.0}]."""
     if facts.adapters is None:  # an adapter for all requests has scale 1
         for item in fields.value("lora", list) or ():
             if not isinstance(item, dict) or item.get("scale", 1) != 1:
                 raise RequestError(
-                    "lora cannot change the scale of an adapter; leave it out", "lora", "unsupported_value"
+                    "the scale of an adapter for all requests is fixed; start with --lora NAME=FOLDER, or leave lora out",
+                    "lora",
+                    "unsupported_value",
                 )
         return None
-    names = {number: name for name, number in facts.adapters.items()}
-    chosen = [_checked(item, names) for item in fields.value("lora", list) or ()]
-    wanted = [name for name, scale in chosen if scale]
+    return chosen_adapter(fields.value("lora", list), facts.adapters)
+
+
+def chosen_adapter(items: list[Any] | None, ids: Mapping[str, int]) -> Choice | None:
+    """The adapter in llama-server's list, whose scale is not 0. Scale 0: the list has none. None: there is no list.
+
+    Raises RequestError for a wrong list and for several adapters, and Problem 404 for an unknown one.
+    """
+    if items is None:
+        return None
+    names = {number: name for name, number in ids.items()}
+    chosen = dict(_checked(item, names) for item in items)
+    wanted = [(name, scale) for name, scale in chosen.items() if scale]
     if len(wanted) > 1:
-        raise RequestError(f"lora names {len(wanted)} adapters, and a request has one", "lora", "unsupported_value")
-    return wanted[0] if wanted else None
+        raise RequestError(
+            f"lora names {len(wanted)} adapters, and a request has one: give the others the scale 0",
+            "lora",
+            "unsupported_value",
+        )
+    return wanted[0] if wanted else ("", 0.0)
 
 
-def _checked(item: Any, names: dict[int, str]) -> tuple[str, float]:
+def _checked(item: Any, names: dict[int, str]) -> Choice:
     if not isinstance(item, dict) or type(item.get("id")) is not int:
         raise RequestError('lora must be a list like [{"id": 0, "scale": 1.0}]', "lora", "invalid_type")
     number, scale = item["id"], item.get("scale", 1)
     if number not in names:
         known = ", ".join(f"{key} ({name})" for key, name in sorted(names.items())) or "none"
         raise Problem(404, f"there is no adapter with id {number}; loaded are {known}", "lora", "model_not_found")
-    if type(scale) not in (int, float) or scale not in (0, 1):
-        raise RequestError(f"the scale of an adapter is 0 or 1, not {str(scale)[:40]}", "lora", "unsupported_value")
-    return names[number], scale
+    if type(scale) not in (int, float) or not abs(scale) <= MAX_ADAPTER_SCALE:
+        raise RequestError(
+            f"scale must be a number from -{MAX_ADAPTER_SCALE:g} to {MAX_ADAPTER_SCALE:g}, not {str(scale)[:40]}",
+            "lora",
+            "invalid_value",
+        )
+    return names[number], float(scale)

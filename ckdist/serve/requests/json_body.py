@@ -16,6 +16,21 @@ MAX_DIGITS = 40
 
 def parse_object(data: bytes) -> dict[str, Any]:
     """Parses JSON bytes to a dict. Raises Problem 400 for the faults above."""
+    value = _parse(data)
+    if not isinstance(value, dict):
+        raise Problem(400, f"the body must be a JSON object, not {kind_of(value)}")
+    return value
+
+
+def parse_list(data: bytes) -> list[Any]:
+    """Parses JSON bytes to a list. Raises Problem 400 for the faults above."""
+    value = _parse(data)
+    if not isinstance(value, list):
+        raise Problem(400, f"the body must be a JSON list, not {kind_of(value)}")
+    return value
+
+
+def _parse(data: bytes) -> Any:
     try:
         value = json.loads(data.decode("utf-8"), parse_constant=_refuse_constant, parse_int=_bounded_int)
     except UnicodeDecodeError:
@@ -24,13 +39,12 @@ def parse_object(data: bytes) -> dict[str, Any]:
         raise Problem(400, f"the body is nested deeper than {MAX_DEPTH} levels") from None
     except ValueError as error:
         raise Problem(400, f"the body is not JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise Problem(400, f"the body must be a JSON object, not {kind_of(value)}")
-    _check(value, may_hold_surrogates=b"\\u" in data)
+    if isinstance(value, (dict, list)):
+        _check(value, may_hold_surrogates=b"\\u" in data)
     return value
 
 
-def _check(value: dict[str, Any], may_hold_surrogates: bool) -> None:
+def _check(value: dict[str, Any] | list[Any], may_hold_surrogates: bool) -> None:
     level: list[Any] = [value]
     depth = 0
     while level:

@@ -38,9 +38,11 @@ def prepare(
     if isinstance(result, dict):
         return result
     if isinstance(result, Prepared):
-        return structs.replace(result, ignored=(*result.ignored, *ignored), adapter=adapter)
-    if adapter is not None:
-        raise RequestError(f"adapter {adapter!r} makes no vectors; name the model {facts.name!r}", "model")
+        name, scale = adapter or facts.adapter_of_all or (None, 1.0)
+        ignored = (*result.ignored, *ignored)
+        return structs.replace(result, ignored=ignored, adapter=name if scale else None, adapter_scale=scale)
+    if adapter is not None and adapter[1]:
+        raise RequestError(f"adapter {adapter[0]!r} makes no vectors; name the model {facts.name!r}", "model")
     return structs.replace(result, ignored=(*result.ignored, *ignored))
 
 

@@ -236,6 +236,8 @@ class _Writer:
         """Counts a record and the findings of its turns."""
         if document.begins:
             self.report.add_record(document.form)
+            if document.preference and not self.kind:
+                self.report.add_note("records of preferences: no label and no rejected answer is read", document.where)
         self.report.answers += len(turns)
         for turn in turns:
             for note in turn.notes:

@@ -19,8 +19,8 @@ def test_processes_get_what_threads_get(world):
     assert own == world.broadcast(expected)
 
 
-def test_64_mib(world, transports):
+def test_40_mib(world, transports):
     if world.size > 2:
-        pytest.skip("64 MiB are for two ranks: more take minutes on two cores")
+        pytest.skip("40 MiB are for two ranks: more take minutes on two cores")
     parts = (collectives.large,)
     assert len({collectives.battery(world, 0, parts, transport=transport) for transport in transports}) == 1

@@ -2,7 +2,7 @@
 results.
 
 Under mpirun, or with RANK and so on: python tests/support/programs/collectives.py TRANSPORTS share|alone LARGEST, one
-transport after the other, with or without memory shared inside a host, up to LARGEST elements; LARGEST `large`: 64 MiB
+transport after the other, with or without memory shared inside a host, up to LARGEST elements; LARGEST `large`: 40 MiB
 at once and nothing else.
 """
 
@@ -203,7 +203,7 @@ def splits(c, hosts, largest: int, digest) -> None:
     half.barrier()
 
 
-LARGE_BYTES, PERIOD = 64 << 20, 40_001
+LARGE_BYTES, PERIOD = 40 << 20, 40_001  # the largest segment of a reduction is 16 MiB
 
 
 def repeat(period: np.ndarray, out: np.ndarray) -> np.ndarray:
@@ -213,18 +213,18 @@ def repeat(period: np.ndarray, out: np.ndarray) -> np.ndarray:
 
 
 def same_repeated(got: np.ndarray, period: np.ndarray, what: str) -> None:
-    """Period by period, so that nothing of 64 MiB is made to compare with."""
+    """Period by period, so that nothing of 40 MiB is made to compare with."""
     for begin in range(0, got.size, PERIOD):
         same(got[begin : begin + PERIOD], period[: got.size - begin], what)
 
 
 def large(c, hosts, largest: int, digest) -> None:
-    """64 MiB of numbers that repeat, so that what is expected is quickly known."""
+    """40 MiB of numbers that repeat, so that what is expected is quickly known."""
     for dtype in ("float32", "bfloat16", "int8"):  # elements of 4, 2 and 1 byte
         own, wanted = values(c.rank, PERIOD, dtype), expected(hosts, PERIOD, dtype, "sum")
         x = c.allocate(LARGE_BYTES // own.itemsize, dtype)
         for array in (x, np.empty_like(x)) if dtype == "float32" else (x,):
-            same_repeated(c.all_reduce(repeat(own, array), out=array, dtype=dtype), wanted, f"64 MiB of {dtype}")
+            same_repeated(c.all_reduce(repeat(own, array), out=array, dtype=dtype), wanted, f"40 MiB of {dtype}")
         digest.update(wanted)
         del x, array
     after, before = (c.rank + 1) % c.size, (c.rank - 1) % c.size
@@ -234,13 +234,13 @@ def large(c, hosts, largest: int, digest) -> None:
     back = np.empty_like(x)
     arriving = c.irecv(back, before)
     c.send(x, after)
-    same_repeated(arriving.wait(), everyone[before], "a message of 64 MiB")
+    same_repeated(arriving.wait(), everyone[before], "a message of 40 MiB")
     counts = [(size // c.size) * (r != 1) for r in range(c.size)]
     gathered = c.all_gather(x[: counts[c.rank]], counts)
     assert gathered.size == sum(counts)
     for own, end, count in zip(everyone, np.cumsum(counts), counts, strict=True):
         same_repeated(gathered[end - count : end], own, "all_gather of large parts")
-    same_repeated(c.broadcast(x, root=1), everyone[1], "broadcast of 64 MiB")
+    same_repeated(c.broadcast(x, root=1), everyone[1], "broadcast of 40 MiB")
 
 
 BATTERY = (reductions, movements, overlapping, windows, splits)

@@ -1,6 +1,5 @@
-// Products of rows with the matrices A of their adapters (LoRA). The linear step after it multiplies them with B.
+// Scaled products of rows with the matrices A of their adapters (LoRA). The linear step after it multiplies them with B.
 #include <algorithm>
-#include <utility>
 
 #include "runtime/steps/low_rank.h"
 
@@ -28,25 +27,41 @@ struct Adapt : StepRun<Inference, ckdist_adapt_step> {
     int64_t stride;
     float* const y = r.floats(p.out, &stride);
     TileProduct few[kTogether];
+    float factors[kTogether];
     int64_t count = 0, cols = 0;
     bool halves = false;
-    const auto flush = [&] { r.kernels.low_rank.multiply(halves, few, std::exchange(count, 0), cols); };
+    const auto flush = [&] {
+      r.kernels.low_rank.multiply(halves, few, count, cols);
+      for (int64_t i = 0; i < count; i++) scale(few[i].y, kTileRows, factors[i]);
+      count = 0;
+    };
     r.each_adapter(step.step, rows, [&](int adapter, Range some) {
-      const Matrix& a = r.matrix(p.weight.first + adapter);
+      const Weight& weight = r.weight(p.weight.first + adapter);
+      const Matrix& a = weight.matrix;
       if (a.rows == 0 || a.cols == 0) return;
-      if (some.end - some.begin > LowRankSum::kSingleRows)
-        return r.multiply(thread, a, x + some.begin * x_stride, x_stride, some.end - some.begin,
-                          y + some.begin * stride, stride);
+      const auto factor = [&](int64_t row) { return float(weight.scale * r.adapter_scale(step.step, row)); };
+      if (some.end - some.begin > LowRankSum::kSingleRows) {
+        r.multiply(thread, a, x + some.begin * x_stride, x_stride, some.end - some.begin, y + some.begin * stride,
+                   stride);
+        for (int64_t row = some.begin; row < some.end; row++) scale(y + row * stride, a.rows, factor(row));
+        return;
+      }
       if (halves != (a.type == Type::f16)) flush();
       halves = a.type == Type::f16, cols = a.cols;
       for (int64_t row = some.begin; row < some.end; row++)
         for (int64_t tile = 0; tile < a.tile_count(); tile++) {
+          factors[count] = factor(row);
           few[count++] = {a.tiles + tile * a.tile_bytes, reinterpret_cast<const float*>(x + row * x_stride),
                           y + row * stride + tile * kTileRows};
           if (count == kTogether) flush();
         }
     });
     flush();
+  }
+
+  static void scale(float* values, int64_t count, float factor) {
+    if (factor == 1.f) return;
+    for (int64_t i = 0; i < count; i++) values[i] *= factor;
   }
 };
 

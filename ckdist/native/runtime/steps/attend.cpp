@@ -128,7 +128,7 @@ struct Attend : AttentionRun<Attend, ckdist_attend_step> {
     const Rope rope = rotation(token, position);
     const float scale = query_factor(step.query_beta, step.query_context, position + step.query_from_one);
     uint8_t* const block =
-        of.kv(kv_head) + r.batch.block_tables[start.block + position / kBlockTokens] * of.block_bytes;
+        of.kv(kv_head) + r.batch.block_tables[start.block + position / kBlockTokens] * of.block_stride;
     // Prefetches the key half of the block, because storing a key touches each of its cache lines. Later positions of
     // the block find the lines in the cache.
     if (r.batch.tokens == r.batch.sequences || position % kBlockTokens == 0)

@@ -58,7 +58,7 @@ struct AttendLatent : AttentionRun<AttendLatent, ckdist_attend_latent_step> {
     const int width = of.cache.key_width, latent = of.cache.value_width;
     const Start start = start_of(sequence);
     const int64_t position = r.batch.chunks[sequence].first_position + token - start.token;
-    uint8_t* const block = of.kv(0) + r.batch.block_tables[start.block + position / kBlockTokens] * of.block_bytes;
+    uint8_t* const block = of.kv(0) + r.batch.block_tables[start.block + position / kBlockTokens] * of.block_stride;
     const float* const x = r.row_of(step.k, token);
     if (r.value(step.k).place == ckdist_place_tokens && r.rank_of(token) != r.ranks->local_rank)
       r.count_moved(thread, width * 4);

@@ -122,7 +122,7 @@ struct AttentionRun : StepRun<Inference, StepFields> {
     task.key_type = cache.key_type, task.value_type = cache.value_type;
     task.key_width = cache.key_width, task.value_width = cache.value_width, task.latent = cache.latent;
     task.kv = layer.kv(item.kv_head);
-    task.block_stride = layer.block_bytes;
+    task.block_stride = layer.block_stride;
     task.block_table = r.batch.block_tables + start.block;
     task.heads = layer.heads_per_kv[item.kv_head];
     // (tokens, heads, key_width) and, for the result, (tokens, heads, value_width)
@@ -197,7 +197,7 @@ struct AttentionRun : StepRun<Inference, StepFields> {
       own.table[i] = int32_t(i);
       for (int64_t at = i % each * kBlockTokens, slot = 0; slot < kBlockTokens && at < top_k(); at++, slot++)
         for (int h = 0; h < heads; h++)
-          r.kernels.attention.copy(layer.cache, layer.kv(h) + table[list[at] / kBlockTokens] * layer.block_bytes,
+          r.kernels.attention.copy(layer.cache, layer.kv(h) + table[list[at] / kBlockTokens] * layer.block_stride,
                                    list[at] % kBlockTokens, own.rows + i * layer.index_offset + h * layer.head_bytes,
                                    int(slot));
     }

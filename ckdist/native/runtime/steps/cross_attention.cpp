@@ -17,7 +17,7 @@ struct StoreCross : AttentionRun<StoreCross, ckdist_store_cross_step> {
       int64_t k_stride, v_stride;
       const float* const k = r.floats(step.k, &k_stride) + token * k_stride + int64_t{kv_head} * of.cache.key_width;
       const float* const v = r.floats(step.v, &v_stride) + token * v_stride + int64_t{kv_head} * of.cache.value_width;
-      r.kernels.attention.store(of.cache, of.kv(kv_head) + block * of.block_bytes, int(position % kBlockTokens), k, v);
+      r.kernels.attention.store(of.cache, of.kv(kv_head) + block * of.block_stride, int(position % kBlockTokens), k, v);
     });
     r.count_step(thread);
     r.meet(thread, index);

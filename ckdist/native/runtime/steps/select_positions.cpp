@@ -91,7 +91,7 @@ struct SelectPositions : AttentionRun<SelectPositions, ckdist_select_positions_s
   }
   uint8_t* index_block(int sequence, int64_t block) const {
     const Inference::Layer& of = layer();
-    return of.blocks + of.index_offset + r.batch.block_tables[start_of(sequence).block + block] * of.block_bytes;
+    return of.blocks + of.index_offset + r.batch.block_tables[start_of(sequence).block + block] * of.block_stride;
   }
 
   void store_key(int sequence, int64_t token) {

@@ -1,0 +1,64 @@
+"""The gradients of rms_norm."""
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ckdist.program.ops.op import lower, op, same, summed_over
+from ckdist.program.ops.op_types import Arrays, Attrs, Inferred, Values, Weights
+from ckdist.program.program import Instr
+from ckdist.program.rank_context import RankContext
+from ckdist.program.step import ABSENT, GradientIndex
+
+if TYPE_CHECKING:  # these modules import the ops
+    from ckdist.program.lower_training import TrainingLowering
+from ckdist.program.ops.rms_norm import infer_rms_norm, inverse_rms
+
+
+def infer_rms_norm_grad(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
+    """The dims of x, and those of the weight if its gradient is wanted."""
+    (x, dy), (w,) = inputs, weights
+    same("rms_norm_grad", x, dy)
+    outputs = infer_rms_norm(inputs, weights, attrs)
+    return [*outputs, (w.dims, summed_over(*x.dims))] if attrs["weight_grad"] else outputs
+
+
+@op("rms_norm_grad", infer_rms_norm_grad)
+def rms_norm_grad(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
+    """With r = 1 / rms(x) and n = x * r: dx = r * (dy * w - n * mean(dy * w * n)) and dw = sum over rows of dy * n.
+
+    dw only with `weight_grad`.
+    """
+    (x, dy), (w,) = inputs, weights
+    rows, dy_rows = x.reshape(-1, w.shape[-1]), dy.reshape(-1, w.shape[-1])  # (tokens * groups, n)
+    r = inverse_rms(rows, attrs["eps"])
+    n, dn = rows * r, dy_rows * w
+    dx = (r * (dn - n * np.mean(dn * n, axis=-1, keepdims=True))).reshape(x.shape)
+    return [dx, (dy_rows * n).sum(axis=0)] if attrs["weight_grad"] else [dx]
+
+
+@lower("rms_norm_grad", "training")
+def lower_rms_norm_grad(lowering: "TrainingLowering", instr: Instr) -> None:
+    """Emits one step, which also adds to the gradient of the weight."""
+    lower_norm_grad(lowering, instr, lowering.buffers[lowering.place_of(instr.inputs[0])].width)
+
+
+def lower_norm_grad(lowering: "TrainingLowering", instr: Instr, normed: int) -> None:
+    """Emits the step for the gradient of a norm over the first `normed` elements of a row."""
+    (x, dy), w = map(lowering.place_of, instr.inputs), instr.weight(0)
+    gradient = GradientIndex(ABSENT)
+    for d_weight in instr.outputs[1:]:
+        lowering.is_fresh(d_weight)
+        gradient = lowering.gradient(d_weight)
+    lowering.emit(
+        "rms_norm_grad",
+        x=x,
+        dy=dy,
+        residual=lowering.residual(instr.outputs[0]),
+        dx=lowering.output(instr.outputs[0]),
+        weight=lowering.parameter(w),
+        weight_grad=gradient,
+        size=w.dims[0].elements,
+        normed=normed,
+        eps=instr.attrs["eps"],
+    )
