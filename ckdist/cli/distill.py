@@ -8,8 +8,8 @@ import numpy as np
 
 from ckdist.cli.scored_data import learned_logits, scored_data
 from ckdist.config.distill_config import DistillConfig
-from ckdist.progress import ProgressBar
 from ckdist.program.executable import Executable
+from ckdist.progress import ProgressBar
 from ckdist.tokens.tokenizer import Tokenizer
 from ckdist.train.data.teacher_file import Header, TeacherWriter, data_digests, learned_before
 from ckdist.train.data.token_cache import TokenCache

@@ -18,7 +18,9 @@ def run(config: EvaluateConfig) -> int:
         if data is None:
             return 0
         result = measured(config, data)
-        text = f"loss {result['loss']:.5f} (perplexity {result['perplexity']:.4f}) over {result['tokens']} learned tokens"
+        text = (
+            f"loss {result['loss']:.5f} (perplexity {result['perplexity']:.4f}) over {result['tokens']} learned tokens"
+        )
         if "divergence" in result:
             text += f"; divergence from the teacher {result['divergence']:.5f}"
         print(json.dumps(result) if config.json else text)

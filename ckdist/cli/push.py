@@ -19,7 +19,9 @@ def run(command: PushCommand) -> int:
     adapter = pathlib.Path(str(command.adapter)).absolute()
     is_gguf = adapter.is_file() and adapter.suffix == ".gguf"
     if not is_gguf and not all((adapter / file).is_file() for file in FILES):
-        raise ConfigError(f"{adapter} is no adapter: give a GGUF, or the folder of {' and '.join(FILES)} (OUTPUT/adapter)")
+        raise ConfigError(
+            f"{adapter} is no adapter: give a GGUF, or the folder of {' and '.join(FILES)} (OUTPUT/adapter)"
+        )
     path = str(adapter)
     if command.copy_to is not None:
         path = command.name + (".gguf" if is_gguf else "")

@@ -63,7 +63,10 @@ class TuneCommand(Settings):
         0.0, "--beta", within=(0, 1e3), metavar="B", help="strength of a preference's loss (default: 0.1)"
     )
     teacher: str = option(
-        "", "--teacher", metavar="FILE", help="file of ckdist distill for the same data: learn the teacher's probabilities"
+        "",
+        "--teacher",
+        metavar="FILE",
+        help="file of ckdist distill for the same data: learn the teacher's probabilities",
     )
     epochs: float = option(
         0.0, "--epochs", within=(0, 1e6), metavar="N", help="passes over the data (default: 3, more for little data)"

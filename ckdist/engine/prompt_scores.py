@@ -22,7 +22,7 @@ def windows(ids: np.ndarray, learned: np.ndarray, context: int) -> list[Piece]:
     The wanted places are those before a learned token. Each is in one window.
     """
     found, begin = [], 0
-    before = np.append(learned[1:], False)  # noqa: FBT003 - no token follows the last
+    before = np.append(learned[1:], False)
     while True:
         end = min(begin + context, len(ids))
         wanted = before[begin:end].copy()

@@ -42,9 +42,7 @@ class TrainingTracer(Tracer):
     choices' ids and log-probabilities, (tokens, choices).
     """
 
-    def __init__(
-        self, layout: Layout, mesh: Mesh, low_rank: LowRank | None = None, teacher: TeacherLoss | None = None
-    ):
+    def __init__(self, layout: Layout, mesh: Mesh, low_rank: LowRank | None = None, teacher: TeacherLoss | None = None):
         super().__init__(layout, mesh, low_rank)
         self.teacher, self.teacher_inputs = teacher, ()
         if teacher is not None:
@@ -184,12 +182,18 @@ class TrainingTracer(Tracer):
     def cross_entropy(self, x: Value, targets: Value, head: Weight, soft_cap: float) -> Value:
         """The sum of losses of soft_cap(x @ head.T) over tokens with a target. Partial if tokens are sharded.
 
-        Raises ConfigError for a teacher's temperature beside a soft cap.
+        Raises ConfigError if there are a teacher's temperature and a soft cap.
         """
         if (teacher := self.teacher) is not None:
             operands, names = (targets, *self.teacher_inputs), ["loss", "lse", "rest"]
             emit = lambda x, own, its: self.emit(
-                "cross_entropy", (x, *operands), (head,), names, soft_cap=soft_cap, target_weight=own, teacher_weight=its
+                "cross_entropy",
+                (x, *operands),
+                (head,),
+                names,
+                soft_cap=soft_cap,
+                target_weight=own,
+                teacher_weight=its,
             )[0]
             weight = teacher.weight * teacher.temperature**2
             if teacher.temperature == 1:

@@ -39,7 +39,8 @@ OTHER_NAMES = {
     "clip_grad": "max_grad_norm", "gradient_checkpointing": "activation_checkpointing", "r": "lora_r",
     "rank": "lora_r", "lora_rank": "lora_r", "alpha": "lora_alpha", "target_modules": "lora_target_modules",
     "resume_from_checkpoint": "resume", "beta1": "adam_beta1", "beta2": "adam_beta2", "tp": "tensor_parallel_size",
-    "teacher": "teacher_file", "distill": "teacher_file", "patience": "early_stopping", "early_stopping_patience": "early_stopping", "pp": "pipeline_parallel_size", "dp": "data_parallel_size", "wd": "weight_decay",
+    "teacher": "teacher_file", "distill": "teacher_file",
+    "patience": "early_stopping", "early_stopping_patience": "early_stopping", "pp": "pipeline_parallel_size", "dp": "data_parallel_size", "wd": "weight_decay",
 }  # fmt: skip
 
 
@@ -246,9 +247,13 @@ class TrainConfig(Settings):
             others = {"method": "sft", "validation_file": (), "pipeline_parallel_size": 1}
             for name, value in others.items():
                 if getattr(self, name) != value:
-                    raise ConfigError(f"{name} ({getattr(self, name)}) is not supported with a teacher_file: leave it out")
+                    raise ConfigError(
+                        f"{name} ({getattr(self, name)}) is not supported with a teacher_file: leave it out"
+                    )
         elif self.teacher_weight != 1:
-            raise ConfigError(f"teacher_weight ({self.teacher_weight:g}) has no effect without a teacher_file: give one")
+            raise ConfigError(
+                f"teacher_weight ({self.teacher_weight:g}) has no effect without a teacher_file: give one"
+            )
 
     def as_dict(self) -> dict[str, Any]:
         """The fields by name."""

@@ -60,7 +60,9 @@ def _teacher(batch: PackedBatch, choices: int) -> tuple[np.ndarray | None, np.nd
         return None, None, 0
     shape = len(batch.token_ids), choices
     if batch.teacher is None or any(np.shape(array) != shape for array in batch.teacher):
-        raise ConfigError(f"the loss follows a teacher: pass ids and log-probabilities of shape {shape} with each batch")
+        raise ConfigError(
+            f"the loss follows a teacher: pass ids and log-probabilities of shape {shape} with each batch"
+        )
     ids, logprobs = batch.teacher
     return np.ascontiguousarray(ids, np.int32), np.ascontiguousarray(logprobs, np.float32), choices
 

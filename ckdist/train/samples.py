@@ -41,8 +41,8 @@ def _next(executable: NativeExecutable, ids: list[int], config: TrainConfig) -> 
     targets[-1] = 0  # any: only such tokens have logits
     choices, teacher = executable.choices, None
     if choices and config.teacher_file:  # any, too
-        given = np.arange(choices, dtype=np.int32), np.full(choices, -np.log(choices), np.float32)
-        teacher = tuple(np.tile(array, (len(ids), 1)) for array in given)
+        logprobs = np.full((len(ids), choices), -np.log(choices), np.float32)
+        teacher = np.tile(np.arange(choices, dtype=np.int32), (len(ids), 1)), logprobs
     starts = np.array([0, len(ids)], np.int32)
     batch = PackedBatch(np.array(ids, np.int32), targets, starts, teacher=teacher)
     return int(executable.best_tokens(batch)[-1])

@@ -192,9 +192,7 @@ class Trainer:
         if config.method != "sft":
             self.preference = PreferenceStep(config, self.executable, self.ranks)
             self.preference.measure_reference(*data.rows)  # with the weights before training
-        for name in ("early_stopping", "samples"):
-            if (number := getattr(config, name)) and self.validation is None:
-                raise ConfigError(f"{name} ({number}) needs validation data: set validation_file")
+        self._check_validation()
         self._resume(Path(resumed) if resumed else None)
         self.schedule = Schedule.of(config, self.state.steps)
         self.lost = LostSteps(config.learning_rate, self.state.skipped_steps)
@@ -202,6 +200,13 @@ class Trainer:
         self._log_memory(mesh, needed)
         if world.rank == 0:
             self.report = Report(self.output, self.state.step, self.state.steps, config.report_to)
+
+    def _check_validation(self) -> None:
+        """Raises ConfigError for settings that need validation data, if there is none."""
+        for name in ("early_stopping", "samples"):
+            number = getattr(self.config, name)
+            if number and self.validation is None:
+                raise ConfigError(f"{name} ({number}) needs validation data: set validation_file")
 
     def _loaded(self, make_executable: MakeExecutable, program: LossProgram) -> NativeExecutable:
         """Makes the executable while other threads compare the base model's files over hosts. A collective call.

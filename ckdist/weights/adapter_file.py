@@ -354,7 +354,9 @@ def save_adapter(folder: Path, lora: Lora, base: str, parameters: Mapping[str, n
         config |= {
             "target_parameters": [f"mlp.experts.{name}" for name in FUSED if name in has],
             "rank_pattern": {key: factor * lora.rank for key, factor in twice.items()},
-            "alpha_pattern": {key: (factor**0.5 if lora.rank_stabilized else factor) * lora.alpha for key, factor in twice.items()},
+            "alpha_pattern": {
+                key: (factor**0.5 if lora.rank_stabilized else factor) * lora.alpha for key, factor in twice.items()
+            },
         }
     tensors = [
         TensorToWrite(PREFIX + name, "F32", array.shape, lambda array=array: array) for name, array in written.items()

@@ -1,7 +1,8 @@
-"""`ckdist distill` and a training that follows its file: the teacher's probabilities, a stop, foreign and damaged files,
-and a loss that falls on one and on two ranks.
+"""`ckdist distill` and a training that follows its file: the teacher's probabilities, a stop, foreign and damaged
+files, and a loss that falls on one and on two ranks.
 """
 
+import itertools
 import json
 
 import numpy as np
@@ -10,9 +11,9 @@ import pytest
 from ckdist.cli import distill
 from ckdist.cli.distill import top_choices
 from ckdist.cli.main import run
-from ckdist.engine.load_model import BUNDLED, load_model
-from ckdist.config.engine_config import EngineConfig
 from ckdist.comm.world import SingleWorld
+from ckdist.config.engine_config import EngineConfig
+from ckdist.engine.load_model import BUNDLED, load_model
 from ckdist.engine.single import SingleSequence
 from ckdist.errors import ConfigError
 from ckdist.train.config import TrainConfig
@@ -52,7 +53,7 @@ def test_records_are_the_probabilities_of_the_teacher(data):
     starts, learned = np.fromfile(folder / "starts.bin", np.int64), np.fromfile(folder / "learned.bin", np.uint8)
     model = load_model(EngineConfig(model=str(BUNDLED), threads=1, ctx_size=256), SingleWorld())
     at, longest = 0, 0
-    for begin, end in zip(starts[:-1], starts[1:], strict=True):
+    for begin, end in itertools.pairwise(starts.tolist()):
         size = int(learned[begin + 1 : end].sum())
         if end - begin <= 64:  # one window of the teacher
             logits = SingleSequence(model.executable).feed(tokens[begin:end])[:-1][learned[begin + 1 : end] > 0]
@@ -141,7 +142,10 @@ def test_a_student_follows_its_teacher_on_one_and_two_ranks(data, capsys):
         (lambda b: b[:5000] + bytes([b[5000] ^ 1]) + b[5001:], "is damaged"),
         (lambda b: b"{" + b[1:].replace(b'"choices": 16', b'"choices": 99'), "bytes, and its"),
         (lambda b: b"nothing", "is no teacher file"),
-        (lambda b: b[:HEADER_BYTES].replace(b'"choices": 16', b'"choices": -6') + b[HEADER_BYTES:], "is no teacher file"),
+        (
+            lambda b: b[:HEADER_BYTES].replace(b'"choices": 16', b'"choices": -6') + b[HEADER_BYTES:],
+            "is no teacher file",
+        ),
     ],
 )
 def test_damaged_files_are_refused(data, tmp_path, change, said):
@@ -157,7 +161,7 @@ def test_other_data_and_settings_are_refused(data, tmp_path):
     for fields in ({"method": "dpo"}, {"pipeline_parallel_size": 2}, {"validation_file": ("a",)}):
         with pytest.raises(ConfigError, match="is not supported with a teacher_file"):
             settings(data, tmp_path / "out", **fields)
-    with pytest.raises(ConfigError, match="teacher_weight .* has no effect without a teacher_file"):
+    with pytest.raises(ConfigError, match=r"teacher_weight .* has no effect without a teacher_file"):
         settings(data, tmp_path / "out", teacher_file="", teacher_weight=0.5)
 
 

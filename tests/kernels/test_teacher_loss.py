@@ -90,8 +90,10 @@ def test_refusals():
     _, batch = golden("capped")
     assert batch.teacher is not None
     e = executable(spec, 64, weights.__getitem__, tracer=tracer("capped"))
-    wrong = PackedBatch(batch.token_ids, batch.targets, batch.starts, teacher=(batch.teacher[0][:, ::-1], batch.teacher[1]))
-    with pytest.raises(ConfigError, match="a teacher's token 1?[0-9]* is out of order"):
+    wrong = PackedBatch(
+        batch.token_ids, batch.targets, batch.starts, teacher=(batch.teacher[0][:, ::-1], batch.teacher[1])
+    )
+    with pytest.raises(ConfigError, match=r"a teacher's token 1?[0-9]* is out of order"):
         e.loss(wrong)
     e.close()
 
@@ -107,7 +109,8 @@ def test_the_best_token_has_the_smallest_loss():
         e = executable(spec, 64, weights.__getitem__, communicator=communicator, tp=world.size)
         best = e.best_tokens(PackedBatch(ids, wanted, starts))
         losses = [
-            e.token_losses(PackedBatch(ids, np.where(wanted < 0, -1, token), starts)) for token in range(spec.vocab_size)
+            e.token_losses(PackedBatch(ids, np.where(wanted < 0, -1, token), starts))
+            for token in range(spec.vocab_size)
         ]
         e.close()
         return best, np.array(losses)

@@ -17,7 +17,6 @@ from tests.support.situations import driven, situations
 from tests.support.specs import LINEAR, PIECES
 from tests.support.thread_ranks import run_threads
 
-
 JOBS = (((1, 2), (3, 1)), ((2, 2), (7, 2)))  # ranks and threads
 
 

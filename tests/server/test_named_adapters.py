@@ -183,7 +183,7 @@ def test_push_loads_and_replaces_an_adapter(http, folder, tmp_path, capsys):
         assert unload(http, "pushed").status_code == 200
     with pytest.raises(ConfigError, match="pushed exists: give --replace, or another --name"):
         push(tmp_path / "mine", "--copy-to", str(folder))
-    with pytest.raises(ConfigError, match="is no adapter: give a GGUF, or the folder of adapter_config.json"):
+    with pytest.raises(ConfigError, match="is no adapter: give a GGUF, or the folder"):
         push(tmp_path)
     with pytest.raises(ConfigError, match="must be of letters"):
         run(["push", str(tmp_path), "--name", "../x"], None)

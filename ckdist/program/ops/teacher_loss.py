@@ -1,4 +1,4 @@
-"""Forward Kullback-Leibler divergence from a teacher of whom the most probable tokens are known.
+"""Forward Kullback-Leibler divergence from a teacher, by the teacher's most probable tokens.
 
 All other tokens count as one event, the rest: KL = sum over choices of p (log p - log q) + p_rest log(p_rest / q_rest).
 The gradient by a logit j is q_j - p_j for a choice, and q_j (1 - p_rest / q_rest) for any other token.

@@ -1,8 +1,8 @@
 """A file of a teacher's most probable tokens at each learned token of a data set, in the order of the token cache.
 
 Bytes: a header of 4096 (JSON, padded), one record per learned token (ids int32 ascending, log-probabilities float32),
-and the CRC-32 of all before it. While it is written it is OUT.part, and OUT.part.state has the documents, the records
-and the CRC up to which it is complete.
+and the CRC-32 of all before it. While it is written it is OUT.part, and OUT.part.state has the number of complete
+documents and records, and their CRC.
 """
 
 import fcntl
@@ -29,7 +29,7 @@ CAUSES = {"tokenizer": "another tokenizer", "template": "another chat template",
 
 
 class Header(NamedTuple):
-    """What a file is of."""
+    """The teacher and the data of a file."""
 
     teacher: str  # name of the model
     digest: str  # of the model's files
@@ -219,7 +219,9 @@ class TeacherWriter:
         try:
             work()
         except OSError as error:
-            raise EngineError(f"{self.part} could not be written: {error.strerror}; make room and start again") from None
+            raise EngineError(
+                f"{self.part} could not be written: {error.strerror}; make room and start again"
+            ) from None
 
 
 def _crc(file: Any, end: int) -> tuple[int, int]:

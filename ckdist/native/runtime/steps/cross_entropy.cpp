@@ -38,7 +38,7 @@ struct CrossEntropy : TrainingRun<ckdist_cross_entropy_step> {
     float *largest, *sums, *logits;      // (tokens, parts) twice, (tokens,)
     int32_t* best;                       // (tokens, parts): the token of the largest logit, if wanted
     TokenSums *own, *ranks;              // (tokens,) and (ranks, tokens), if ranks shard the vocabulary
-    float *choices, *rank_choices;       // logits of a teacher's choices: (tokens, choices), and (ranks, tokens, choices)
+    float *choices, *rank_choices;  // logits of a teacher's choices: (tokens, choices), and (ranks, tokens, choices)
   };
   static int64_t vocab_of(const Training& r, const Fields& step) { return r.packed(step.head).rows; }
   static int64_t part_tiles(const Training& r, const Matrix& head) { return Products::item_tiles(r, head, kPartBytes); }
@@ -167,11 +167,14 @@ struct CrossEntropy : TrainingRun<ckdist_cross_entropy_step> {
   struct Teacher {
     double divergence = 0, ratio = 0;
   };
-  float capped(float logit) const { return step.soft_cap == 0 ? logit : step.soft_cap * std::tanh(logit / step.soft_cap); }
+  float capped(float logit) const {
+    return step.soft_cap == 0 ? logit : step.soft_cap * std::tanh(logit / step.soft_cap);
+  }
   float choice_logit(const Space& s, int64_t n, int64_t token, int64_t i) const {
     if (r.tensor_ranks() == 1) return s.choices[token * step.choices + i];
     float sum = 0;
-    for (int64_t rank = 0; rank < r.tensor_ranks(); ++rank) sum += s.rank_choices[(rank * n + token) * step.choices + i];
+    for (int64_t rank = 0; rank < r.tensor_ranks(); ++rank)
+      sum += s.rank_choices[(rank * n + token) * step.choices + i];
     return sum;
   }
   Teacher teacher_of(const Space& s, int64_t of, int64_t n, int64_t token, double log_sum_exp) const {
