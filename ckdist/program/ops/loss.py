@@ -61,8 +61,9 @@ def cross_entropy(contexts: Sequence[RankContext], inputs: list[Arrays], attrs: 
     for context, (_, targets, *teacher), logits, most in zip(contexts, inputs, capped, largest, strict=True):
         ids = np.column_stack([targets, *teacher[:1]])[targets >= 0]  # (rows, 1 + choices)
         own = ids - context.share(vocab)[0]
-        inside = (own >= 0) & (own < logits.shape[1])
-        found = np.where(inside, np.take_along_axis(logits, np.where(inside, own, 0), 1), 0)
+        found = np.zeros(own.shape, logits.dtype)
+        row, place = np.nonzero((own >= 0) & (own < logits.shape[1]))
+        found[row, place] = logits[row, own[row, place]]
         parts.append([np.column_stack([np.exp(logits - most[:, None]).sum(axis=-1), found])])
     if vocab.axis:
         parts = in_groups(contexts, parts, vocab.axis, total)
