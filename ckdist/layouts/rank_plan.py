@@ -7,7 +7,7 @@ import sys
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from ckdist import topology
+from ckdist import native, topology
 from ckdist.comm.world_protocol import World
 from ckdist.config.engine_config import EngineConfig
 from ckdist.errors import CapacityError
@@ -99,7 +99,7 @@ def make_plan(
     threads_batch = config.threads_batch or threads
     placement = topology.place(world, max(threads, threads_batch))
     types = config.cache_type_k, config.cache_type_v
-    per_block, per_slot = block_bytes(caches, types), slot_bytes(caches)
+    per_block, per_slot = native.lib.ckdist_block_stride(block_bytes(caches, types)), slot_bytes(caches)
     free = free_memory(world.local_size, config.own_memory, weights.kept)
     slots = _state_slots(config, world, per_slot, free - weights.total)
     room = free - weights.total - slots * per_slot

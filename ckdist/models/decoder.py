@@ -135,6 +135,10 @@ def hidden(g: Tracer, ids: Value, spec: ModelSpec, rows: Rows = all_rows) -> Val
         from ckdist.models.blocks.per_layer import layer_inputs
 
         inputs = layer_inputs(g, ids, x, spec)
+    if spec.altup:
+        from ckdist.models.blocks.altup_layers import run_layers
+
+        return rows(run_layers(g, x, spec, inputs, spec.altup))
     for i in range(len(spec.layers)):
         x = g.boundary(block(g, x, spec, i, rows if i == len(spec.layers) - 1 else all_rows, kept, inputs))
     return x

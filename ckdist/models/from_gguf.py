@@ -152,7 +152,7 @@ def experts(header: GgufHeader, routing: Routing, shared: bool = False) -> MoeFf
         f.integer("expert_count", high=limits.MAX_EXPERTS),
         size,
         routing,
-        correction_bias=has_any(".exp_probs_b.bias"),
+        correction_bias=has_any(".exp_probs_b.bias") or has_any(".exp_probs_b"),
         shared_size=_size(header, "ffn_gate_shexp", 0) if shared else 0,
         shared_gate=shared and has_any(".ffn_gate_inp_shexp.weight"),
     )

@@ -33,7 +33,7 @@ def own_family(file: str) -> Family:
         made,
         name=name,
         architectures=tuple(word for word in words if word[0].isupper()),
-        model_types=(name, *types),
+        model_types=(*types, name),
         gguf=next((word[1:] for word in words if word[0] == ":"), made.gguf or name),
     )
 

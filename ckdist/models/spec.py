@@ -14,7 +14,9 @@ from ckdist.program.query_scale import QueryScale
 from ckdist.program.routing import Routing
 
 if TYPE_CHECKING:
+    from ckdist.models.altup_fields import AltUp
     from ckdist.models.indexer import Indexer
+    from ckdist.models.scoring_head import Scorer
     from ckdist.models.state_mixers import AttentionAndMamba, GatedConv, GatedDeltaNet, Mamba2
 
 
@@ -157,6 +159,7 @@ class DenseFfn:
     gated: bool = True
     gate_scale: float = 1.0  # factor on gate x
     scale: float = 1.0  # factor on the result
+    deviations: float | None = None  # gate x is max(gate x - mean - deviations * std, 0)
 
 
 @dataclass(frozen=True)
@@ -245,17 +248,6 @@ class LayerInputs:
 
 
 @dataclass(frozen=True)
-class Scorer:
-    """The head of a cross-encoder: out(norm(activation(dense h))), with the hidden state h of the first token."""
-
-    activation: str = "tanh"  # tanh, gelu, gelu_tanh, silu
-    bias: bool = True  # of `dense`; `out` always has one
-    norm: str = ""  # as in ModelSpec; "": none
-    averages: bool = False  # h is the mean of all tokens
-    sigmoid: bool = True  # the score is the sigmoid of the output
-
-
-@dataclass(frozen=True)
 class ModelSpec:
     """One transformer, or a decoder with its `encoder`. Weights have Hugging Face names."""
 
@@ -275,13 +267,14 @@ class ModelSpec:
     first_position: int = 0  # row of the first position
     token_types: int = 0  # rows of a table for the first and the second text of a pair; 0: none
     waves: str = ""  # rotation for sinusoidal position embeddings, [sines, cosines]; "": none
-    scorer: Scorer | None = None  # head of a cross-encoder, in place of all other outputs
+    scorer: "Scorer | None" = None  # head of a cross-encoder, in place of all other outputs
     root: str = "model"  # prefix of weight names
     encoder: "ModelSpec | None" = None  # reads the prompt; it shares the token embeddings
     start_tokens: tuple[int, ...] = ()  # decoding begins with these if there is an encoder
     banned_tokens: tuple[int, ...] = ()  # never sampled
     output_bias: bool = False  # the output projection has a bias
     layer_inputs: LayerInputs | None = None
+    altup: "AltUp | None" = None
     projections: tuple[int, ...] = ()  # widths of dense layers after the last norm, which make embeddings
     predicts: bool = False  # a layer that predicts the token after the next one: see predictor.py
     balance_coefficient: float = field(default=0.0, compare=False)  # of the load-balancing loss in training; 0: none

@@ -7,6 +7,18 @@ from ckdist.errors import ArchitectureError, CkdistError
 from ckdist.models.families.family import Family
 
 _SHOWN = 3
+_MISSING = {  # beginning of a name, as `_stem` returns it -> the part that ckdist does not have
+    "bailinghybrid": "the bounded decay of KDA and gates of latent attention",
+    "deepseekv4": "compressed caches and hyper-connections",
+    "glm5next": "hyper-connections and an indexer over pooled keys",
+    "jamba": "the selective scan of Mamba-1",
+    "laguna": "softplus gates of heads",
+    "minimaxm3": "attention to chosen blocks",
+    "museglimmer": "a norm of embeddings",
+    "olmohybrid": "a delta rule with negative eigenvalues",
+    "qwen4": "hyper-connections and tables of n-grams",
+    "step3p": "gates of heads and limits of activations that differ by layer",
+}
 
 
 def _stem(name: str) -> str:
@@ -30,6 +42,8 @@ def unknown_architecture(
         by_stem.setdefault(_stem(other), other)
     nearest = [by_stem[stem] for stem in difflib.get_close_matches(_stem(name), by_stem, _SHOWN)]
     said = f"{where}: architecture {name[:100]!r} is not known"
+    if part := next((part for stem, part in _MISSING.items() if _stem(name).startswith(stem)), None):
+        said += f": ckdist does not have {part}"
     if not nearest:
         return ArchitectureError(f"{said}, and no known one has a similar name; docs/formats.md lists them all")
     said += f"; the nearest known {'are' if len(nearest) > 1 else 'is'} {', '.join(nearest)}"

@@ -112,7 +112,7 @@ def cache_bytes(layer: LayerCache, lifetime: str, types: CacheTypes) -> int:
 
 def block_bytes(layers: Iterable[LayerCache], types: CacheTypes) -> int:
     """Bytes of a block of BLOCK_TOKENS positions, for all layers."""
-    return native.lib.ckdist_block_stride(sum(cache_bytes(layer, "token", types) for layer in layers))
+    return sum(cache_bytes(layer, "token", types) for layer in layers)
 
 
 def slot_bytes(layers: Iterable[LayerCache]) -> int:

@@ -87,8 +87,8 @@ def normed(graph: Graph, value: Value) -> dict[str, Instr]:
     """`value` = factor * norm(scalar * (x + post_factor * rms_norm(y))), or y * f(gate). Each part is optional."""
     parts = {}
     gate = graph.maker(graph.source(value), "gated")
-    of_layer = gate is not None and graph.maker(graph.source(gate.inputs[1]), "layer_inputs")
-    if gate is not None and (of_layer or gate.attrs["function"] == "sigmoid"):
+    made = gate and [graph.maker(graph.source(operand), "layer_inputs", "cut_rows") for operand in gate.inputs]
+    if gate and made and (any(made) or gate.attrs["function"] == "sigmoid"):
         return {"out_gate": gate}
     scale = graph.maker(graph.source(value), "scale")
     if norm := graph.maker(graph.source(scale.inputs[0] if scale else value), "rms_norm", "layer_norm"):

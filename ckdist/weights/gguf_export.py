@@ -158,6 +158,8 @@ def _tensors(checkpoint: Checkpoint, wanted: dtypes.TensorType, read: ReadRows) 
                 for name, shape in zip(parts, shapes, strict=True)
             ]
         shape = (sum(one[0] for one in shapes), *shapes[0][1:])
+        if names.has("stack", written):
+            shape = (len(parts), *shapes[0])
         if names.has("by_head", parts[0]):
             heads = num_heads(spec, parts[0])
             shape = (heads, shape[0] // heads, shape[1])

@@ -109,6 +109,8 @@ def _weights_in(
     tensor: StoredWeights, weights: tuple[str, ...], shapes: Mapping[str, tuple[int, ...]]
 ) -> list[TensorSource]:
     """The sources of weights whose rows follow one another in a tensor, or in each matrix of a stack."""
+    if len(weights) > 1 and len(tensor.shape) == len(shapes[weights[0]]) + 1:  # a stack with a matrix of each weight
+        tensor = replace(tensor, shape=(tensor.shape[0] * tensor.shape[1], *tensor.shape[2:]))
     if len(weights) == 1 and shapes[weights[0]] == (1, *tensor.shape):  # a matrix of one row, stored as a vector
         tensor = replace(tensor, shape=(1, *tensor.shape))
     of_rows = max(0, len(tensor.shape) - 2)  # index of the row dimension

@@ -93,6 +93,49 @@ CONFIGS = {
         "sliding_window": 18, "sliding_window_pattern": 3, "hidden_activation": "gelu_pytorch_tanh", "attention_bias": False,
         "attn_logit_softcapping": None, "final_logit_softcapping": None, "tie_word_embeddings": True,
     },
+    # Gates cut in some layers, feed-forwards of two widths, caches that later layers share, a smaller per-layer table.
+    "gemma3n": {
+        "architectures": ["Gemma3nForCausalLM"], "model_type": "gemma3n_text", "vocab_size": 100, "hidden_size": 24, "head_dim": 8,
+        "intermediate_size": [40, 40, 72, 40], "num_hidden_layers": 4, "num_attention_heads": 3, "num_key_value_heads": 1,
+        "rms_norm_eps": 1e-6, "layer_types": ["sliding_attention", "full_attention"] * 2, "num_kv_shared_layers": 2,
+        "activation_sparsity_pattern": [0.9, 0.0, 0.75, 0.0], "altup_num_inputs": 4, "laurel_rank": 6, "hidden_size_per_layer_input": 8,
+        "vocab_size_per_layer_input": 90, "sliding_window": 18, "rope_theta": 1000000.0, "rope_local_base_freq": 10000.0,
+        "final_logit_softcapping": 8.0, "hidden_activation": "gelu_pytorch_tanh", "attention_bias": False, "tie_word_embeddings": True,
+        "pad_token_id": 0,
+    },
+    "solar_open": {
+        "architectures": ["SolarOpenForCausalLM"], "model_type": "solar_open", "vocab_size": 120, "hidden_size": 32, "head_dim": 8,
+        "intermediate_size": 40, "moe_intermediate_size": 12, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "partial_rotary_factor": 1.0, "n_routed_experts": 5, "num_experts_per_tok": 2,
+        "n_group": 1, "topk_group": 1, "n_shared_experts": 1, "routed_scaling_factor": 1.5, "norm_topk_prob": True,
+        "first_k_dense_replace": 0, "hidden_act": "silu", "tie_word_embeddings": False, "pad_token_id": 0,
+    },
+    "hy_v3": {
+        "architectures": ["HYV3ForCausalLM"], "model_type": "hy_v3", "vocab_size": 121, "hidden_size": 32, "head_dim": 8,
+        "intermediate_size": 40, "moe_intermediate_size": 12, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "rms_norm_eps": 1e-5, "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}, "num_experts": 5,
+        "num_experts_per_tok": 2, "num_shared_experts": 1, "first_k_dense_replace": 1, "router_scaling_factor": 1.7, "route_norm": True,
+        "qk_norm": True, "hidden_act": "silu", "tie_word_embeddings": False, "pad_token_id": 0,
+    },
+    "exaone_moe": {
+        "architectures": ["ExaoneMoeForCausalLM"], "model_type": "exaone_moe", "vocab_size": 90, "hidden_size": 32, "head_dim": 8,
+        "intermediate_size": 24, "moe_intermediate_size": 12, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "sliding_window": 18, "sliding_window_pattern": "LLG",
+        "layer_types": ["sliding_attention", "sliding_attention", "full_attention"], "num_experts": 4, "num_experts_per_tok": 2,
+        "num_shared_experts": 1, "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1, "routed_scaling_factor": 1.7,
+        "norm_topk_prob": True, "hidden_act": "silu", "tie_word_embeddings": False, "pad_token_id": 0,
+    },
+    "mellum": {
+        "architectures": ["MellumForCausalLM"], "model_type": "mellum", "vocab_size": 90, "hidden_size": 32, "head_dim": 8,
+        "intermediate_size": 40, "moe_intermediate_size": 12, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "rms_norm_eps": 1e-5, "num_experts": 4, "num_experts_per_tok": 2, "norm_topk_prob": True, "sliding_window": 18,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"], "mlp_layer_types": ["sparse"] * 3,
+        "rope_parameters": {
+            "full_attention": {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 32},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+        },
+        "hidden_act": "silu", "tie_word_embeddings": False, "attention_bias": False, "pad_token_id": 0,
+    },
     # As E2B: full layers with wider heads, caches that later layers share, a wider MLP there, per-layer embeddings.
     "gemma4": {
         "architectures": ["Gemma4ForCausalLM"], "model_type": "gemma4_text", "vocab_size": 120, "hidden_size": 32, "intermediate_size": 20,
@@ -598,7 +641,7 @@ def randomise(model, generator: torch.Generator) -> None:
     gemma, tied = model.config.model_type.startswith("gemma"), model.config.tie_word_embeddings
     hidden = model.config.get_text_config().hidden_size
     hybrid = model.config.model_type.startswith(("qwen3_5", "qwen3_next"))
-    gemma4 = model.config.model_type.startswith("gemma4")
+    gemma4 = model.config.model_type.startswith(("gemma4", "gemma3n"))
     for name, parameter in model.named_parameters():
         noise = torch.randn(parameter.shape, generator=generator)
         if "A_log" in name:  # states that forget within a few tokens, and others that do not
@@ -611,6 +654,10 @@ def randomise(model, generator: torch.Generator) -> None:
             parameter.copy_(0.7 * noise)
         elif gemma4 and name.endswith(("q_norm.weight", "k_norm.weight")):  # scores have no other scale
             parameter.copy_(0.1 * noise + 0.5)
+        elif name.endswith("modality_router.weight"):  # its input is divided by the width
+            parameter.copy_(0.4 * noise * math.sqrt(hidden))
+        elif name.endswith("_coefs.weight"):  # larger ones amplify rounding
+            parameter.copy_(0.25 * noise)
         elif name.endswith("router.scale"):
             parameter.copy_(math.sqrt(hidden) * (1 + 0.25 * noise))
         elif name.endswith("per_expert_scale"):
@@ -651,7 +698,11 @@ POST_NORMS = ("post_attention_layernorm.weight", "post_feedforward_layernorm.wei
 def write_family(family: str) -> None:
     folder = OUT / family
     folder.mkdir(exist_ok=True)
-    config = {name: value for name, value in {**COMMON, **CONFIGS[family]}.items() if value or name not in ("head_dim", "max_position_embeddings")}
+    config = {
+        name: value
+        for name, value in {**COMMON, **CONFIGS[family]}.items()
+        if value or name not in ("head_dim", "max_position_embeddings")
+    }
     if text := CONFIGS[family].get("text_config"):
         config = {**CONFIGS[family], "text_config": {**COMMON, **text}}
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")

@@ -28,6 +28,7 @@ WITHOUT_EFFECT = {  # model -> fields whose value matters only together with ano
     "dots1": ("max_window_layers",),
     "ernie4_5_moe": ("moe_layer_end_index",),  # which is the last layer
     "falcon_h1": ("mamba_norm_before_gate",),  # without mamba_rms_norm
+    "mellum": ("rope_theta", "sliding_window"),  # the default of rope_parameters; in layers that slide
     "lfm2": ("block_multiple_of",),  # the size is a multiple of both
     "kimi_linear": (  # mlp_layer_types and linear_attn_config say it
         *("first_k_dense_replace", "linear_conv_kernel_dim", "linear_head_dim", "linear_num_heads"),

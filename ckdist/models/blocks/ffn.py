@@ -15,6 +15,10 @@ def dense_ffn(g: Tracer, x: Value, f: DenseFfn, path: str) -> Value:
         gate, up = g.linear(
             x, w("gate_proj.weight", ffn, hidden), w("up_proj.weight", ffn, hidden), bias=bias, names=["gate", "up"]
         )
+        if f.deviations is not None:
+            from ckdist.models.blocks.cut_gate import cut_gate
+
+            gate = cut_gate(g, gate, f.deviations)
         act = g.gated(gate, up, f.activation, f.gate_scale)
     else:
         bias = (w("up_proj.bias", ffn),) if f.bias else ()

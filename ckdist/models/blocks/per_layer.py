@@ -29,20 +29,21 @@ def layer_inputs(g: Tracer, ids: Value, x: Value, spec: ModelSpec) -> tuple[Valu
 def end_of_layer(g: Tracer, x: Value, own: Value | None, spec: ModelSpec, path: str, scaled: bool) -> Value:
     """x: (rows, hidden) -> scalar * (x + norm(projection(f(gate x) * own))). own: (rows, width), the layer's input."""
     if own is not None:
-        x = _with_input(g, x, own, spec, path)
+        part = input_part(g, x, own, spec, path)
+        x = g.add(x, RowNorm(spec.norm, spec.norm_eps)(g, part, f"{path}.post_per_layer_input_norm"))
     if not scaled:
         return x
     (x,) = g.emit("scale_by", (x,), (g.weight(f"{path}.layer_scalar", Dim("scalar", 1)),), ["x"])
     return x
 
 
-def _with_input(g: Tracer, x: Value, own: Value, spec: ModelSpec, path: str) -> Value:
+def input_part(g: Tracer, x: Value, own: Value, spec: ModelSpec, path: str) -> Value:
+    """projection(f(gate x) * own)."""
     assert spec.layer_inputs is not None
     hidden, width = x.dims[-1], own.dims[-1]
     gate = g.linear(x, g.weight(f"{path}.per_layer_input_gate.weight", width, hidden), names=["gate"])
     act = g.gated(gate, own, spec.layer_inputs.activation)
-    part = g.linear(act, g.weight(f"{path}.per_layer_projection.weight", hidden, width), names=["per_layer"])
-    return g.add(x, RowNorm(spec.norm, spec.norm_eps)(g, part, f"{path}.post_per_layer_input_norm"))
+    return g.linear(act, g.weight(f"{path}.per_layer_projection.weight", hidden, width), names=["per_layer"])
 
 
 def moe_and_dense(g: Tracer, x: Value, normed: Value, f: MoeFfn, path: str, eps: float) -> Value:

@@ -2,7 +2,7 @@
 
 from ckdist.layout import Dim
 from ckdist.models.blocks.norm import RowNorm
-from ckdist.models.spec import Scorer
+from ckdist.models.scoring_head import Scorer
 from ckdist.program.program import Value
 from ckdist.program.tracer import Tracer
 

@@ -17,10 +17,12 @@ NAMES = {
     "ernie4_5": "ernie4_5 Ernie4_5ForCausalLM Ernie4_5_ForCausalLM",
     "ernie4_5_moe": "ernie4_5_moe Ernie4_5_MoeForCausalLM :ernie4_5-moe",
     "exaone4": "exaone4 Exaone4ForCausalLM",
+    "exaone_moe": "exaone_moe ExaoneMoeForCausalLM ExaoneMoEForCausalLM :exaone-moe",
     "falcon_h1": "falcon_h1 FalconH1ForCausalLM :falcon-h1",
     "gemma": "gemma GemmaForCausalLM",
     "gemma2": "gemma2 Gemma2ForCausalLM",
     "gemma3": "gemma3 Gemma3ForCausalLM Gemma3ForConditionalGeneration gemma3_text",
+    "gemma3n": "gemma3n Gemma3nForConditionalGeneration Gemma3nForCausalLM gemma3n_text",
     "gemma4": "gemma4 Gemma4ForCausalLM Gemma4ForConditionalGeneration gemma4_text",
     "gemma4_unified": (
         "gemma4_unified Gemma4UnifiedForCausalLM Gemma4UnifiedForConditionalGeneration gemma4_unified_text"
@@ -35,6 +37,7 @@ NAMES = {
     "granitemoehybrid": "granitemoehybrid GraniteMoeHybridForCausalLM :granitehybrid",
     "hunyuan_v1_dense": "hunyuan_v1_dense HunYuanDenseV1ForCausalLM :hunyuan-dense",
     "hunyuan_v1_moe": "hunyuan_v1_moe HunYuanMoEV1ForCausalLM :hunyuan-moe",
+    "hy_v3": "hy_v3 HYV3ForCausalLM",
     "kimi_k2": "kimi_k2 KimiK2ForCausalLM KimiK25ForConditionalGeneration Kimi_K25ForConditionalGeneration kimi_k25",
     "kimi_linear": "kimi_linear KimiLinearForCausalLM :kimi-linear",
     "lfm2": "lfm2 Lfm2ForCausalLM",
@@ -42,6 +45,7 @@ NAMES = {
     "llama": "llama LlamaForCausalLM",
     "llama4": "llama4 Llama4ForCausalLM Llama4ForConditionalGeneration llama4_text",
     "marian": "marian MarianMTModel",
+    "mellum": "mellum MellumForCausalLM",
     "mimo_v2_flash": "mimo_v2_flash MiMoV2FlashForCausalLM",
     "minimax_m2": "minimax-m2 MiniMaxM2ForCausalLM minimax_m2",
     "ministral3": "ministral3 Ministral3ForCausalLM Mistral3ForConditionalGeneration mistral3",
@@ -75,6 +79,7 @@ NAMES = {
         "RobertaForSequenceClassification XLMRobertaForSequenceClassification xlm-roberta camembert"
     ),
     "seed_oss": "seed_oss SeedOssForCausalLM",
+    "solar_open": "solar_open SolarOpenForCausalLM",
     "smollm3": "smollm3 SmolLM3ForCausalLM",
     "t5": "t5 T5ForConditionalGeneration T5WithLMHeadModel T5EncoderModel",
 }

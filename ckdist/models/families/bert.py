@@ -11,7 +11,8 @@ from ckdist.models import from_config, limits
 from ckdist.models.config_keys import ConfigKeys
 from ckdist.models.families.family import GGUF, Family, GgufHeader, GgufWriter, TensorNames, in_layers
 from ckdist.models.fields import Fields
-from ckdist.models.spec import Attention, DenseFfn, LayerSpec, ModelSpec, Norms, Scorer
+from ckdist.models.scoring_head import Scorer
+from ckdist.models.spec import Attention, DenseFfn, LayerSpec, ModelSpec, Norms
 
 NAME = "bert"
 KEYS = ConfigKeys(

@@ -50,6 +50,7 @@ Form: TypeAlias = Literal[
     # the name is that of a stored tensor
     "joined",  # for each head it has rows of one weight, then of the next
     "one_row",  # a vector is stored as a matrix of one row
+    "stack",  # one tensor is a stack with the matrix of each weight
     "stacked",  # one tensor has the matrices of all experts
     "alternating",  # the rows of several weights alternate
     "transposed",  # its matrices, if they are floats, have inputs as rows
@@ -132,6 +133,7 @@ def _keys(name: str) -> tuple[int, list[tuple[str, str]]]:
     key = f"{match[1]}.{{}}.{match[3]}" if match else name
     stem, _, kind = key.rpartition(".")
     keys = [(key, ""), (stem, f".{kind}")] if kind in ("weight", "bias") else [(key, "")]
+    keys.append((name.rpartition(".")[0], f".{kind}"))  # a rule for this number alone
     return int(match[2]) if match else 0, [] if "{" in name else keys
 
 

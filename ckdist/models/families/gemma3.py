@@ -10,6 +10,7 @@ from ckdist.models import from_config, rope
 from ckdist.models.families import gemma2
 from ckdist.models.families.family import Family, GgufHeader, GgufWriter
 from ckdist.models.fields import Fields
+from ckdist.models.from_config import Sizes
 from ckdist.models.spec import LayerSpec, ModelSpec, RopeSpec
 
 NAME = "gemma3"
@@ -30,6 +31,13 @@ KEYS = gemma2.KEYS.but(
 )
 
 
+def rotations(f: Fields, n: Sizes) -> dict[str, RopeSpec]:
+    """The rotations of full and of sliding layers."""
+    shape = rope.RopeShape(n.head_dim, n.max_position, f.number("rope_local_base_freq", low=1.0))
+    local = rope.from_fields(f.sub("rope_parameters").sub("sliding_attention"), shape, f)
+    return {**from_config.rotations(f, n), "local": local}
+
+
 def config(f: Fields, outer: Fields) -> ModelSpec:
     """Reads a config.json."""
     n = from_config.sizes(f)
@@ -40,13 +48,10 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
     period = f.integer("sliding_window_pattern")
     sliding = from_config.sliding_layers(f, n.num_layers, [(i + 1) % period != 0 for i in range(n.num_layers)])
     ffn = gemma2.dense(f)
-    ropes = from_config.rotations(f, n)
-    shape = rope.RopeShape(n.head_dim, n.max_position, f.number("rope_local_base_freq", low=1.0))
-    ropes["local"] = rope.from_fields(f.sub("rope_parameters").sub("sliding_attention"), shape, f)
     return n.model(
         NAME,
         [LayerSpec(slide if slides else full, ffn, gemma2.NORMS) for slides in sliding],
-        ropes,
+        rotations(f, n),
         from_config.tied(f, outer),
         embedding_scale=math.sqrt(n.hidden_size),
         logit_soft_cap=gemma2.soft_cap(f, "final_logit_softcapping"),

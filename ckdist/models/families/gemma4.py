@@ -124,8 +124,8 @@ def of_experts(ffn: MoeFfn, dense: DenseFfn) -> MoeFfn:
     return replace(ffn, activation=dense.activation, share_factors=True, dense_size=dense.intermediate_size)
 
 
-def gguf(header: GgufHeader) -> ModelSpec:
-    """Reads GGUF metadata."""
+def gguf(header: GgufHeader, period: int = PERIOD) -> ModelSpec:
+    """Reads GGUF metadata. `period`: of full layers, if the file does not name them."""
     from ckdist.models import from_gguf
 
     f, layered = header.fields, ("attention.head_count_kv", "feed_forward_length")
@@ -133,7 +133,7 @@ def gguf(header: GgufHeader) -> ModelSpec:
     header = replace(header, fields=Fields({**f.values, **first}, f.where, f.prefix))
     n = from_gguf.sizes(header)
     of_layer = lambda name: np.broadcast_to(np.asarray(f.values[name]), n.num_layers).tolist()
-    sliding = from_gguf.sliding_layers(f, n.num_layers, PERIOD)
+    sliding = from_gguf.sliding_layers(f, n.num_layers, period)
     last = sliding.index(False) if False in sliding else n.num_layers - 1
     kv_heads, sizes = of_layer(layered[0]), of_layer(layered[1])
     width = f.integer("attention.key_length_swa", n.head_dim, high=limits.MAX_HEAD_DIM)
@@ -164,14 +164,11 @@ def gguf(header: GgufHeader) -> ModelSpec:
     )  # fmt: skip
 
 
-def export(spec: ModelSpec, where: str) -> GgufForm:
-    """Returns the GGUF metadata of a model."""
-    from ckdist.models import to_gguf
-
+def values(spec: ModelSpec) -> dict[str, Any]:
+    """GGUF metadata for layers that differ."""
     attentions = [layer.attention for layer in spec.layers]
-    full = next(a for a in attentions if not a.window)
-    slide = next((a for a in attentions if a.window), full)
-    more: dict[str, Any] = {
+    slide = next((a for a in attentions if a.window), attentions[-1])
+    return {
         **gemma2.caps(spec),
         "attention.sliding_window": slide.window,
         "attention.sliding_window_pattern": [a.window > 0 for a in attentions],
@@ -185,6 +182,15 @@ def export(spec: ModelSpec, where: str) -> GgufForm:
         "embedding_length_per_layer_input": spec.layer_inputs.width if spec.layer_inputs else 0,
         "rope.freq_base_swa": float(spec.ropes["local"].theta),
     }
+
+
+def export(spec: ModelSpec, where: str) -> GgufForm:
+    """Returns the GGUF metadata of a model."""
+    from ckdist.models import to_gguf
+
+    more, attentions = values(spec), [layer.attention for layer in spec.layers]
+    full = next(a for a in attentions if not a.window)
+    slide = next((a for a in attentions if a.window), full)
     for suffix, a in (("", full), ("_swa", slide)):
         more |= {f"attention.{part}_length{suffix}": a.head_dim for part in ("key", "value")}
         more[f"rope.dimension_count{suffix}"] = a.head_dim

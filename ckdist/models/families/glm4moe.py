@@ -55,17 +55,22 @@ def routing(f: Fields) -> Routing:
 
 
 def feed_forwards(
-    f: Fields, num_layers: int, count: str = "n_routed_experts", shared: str = "n_shared_experts"
+    f: Fields,
+    num_layers: int,
+    count: str = "n_routed_experts",
+    shared: str = "n_shared_experts",
+    dense: int | None = None,
 ) -> list[DenseFfn | MoeFfn]:
     """Reads the feed-forward of each layer: first dense ones, then experts and shared experts of the same width.
 
-    `count` and `shared` are the fields of their numbers.
+    `count` and `shared` are the fields of their numbers. `dense`: the number of dense layers, None: as the file says.
     """
     size = f.integer("moe_intermediate_size", high=limits.MAX_FFN)
     shared_size = f.integer(shared, low=0, high=limits.MAX_EXPERTS) * size
     more = {"correction_bias": True, "shared_size": shared_size}
     experts = from_config.experts(f, count, "moe_intermediate_size", routing(f), **more)
-    dense = min(f.integer("first_k_dense_replace", low=0, high=limits.MAX_LAYERS), num_layers)
+    dense = f.integer("first_k_dense_replace", low=0, high=limits.MAX_LAYERS) if dense is None else dense
+    dense = min(dense, num_layers)
     return [*([from_config.dense(f)] * dense if dense else []), *[experts] * (num_layers - dense)]
 
 

@@ -9,7 +9,8 @@ from ckdist.models.families import bert
 from ckdist.models.families.family import Family, TensorNames, in_layers
 from ckdist.models.fields import Fields
 from ckdist.models.rope import RopeShape, from_fields
-from ckdist.models.spec import Attention, LayerSpec, ModelSpec, Norms, RopeSpec, Scorer
+from ckdist.models.scoring_head import Scorer
+from ckdist.models.spec import Attention, LayerSpec, ModelSpec, Norms, RopeSpec
 
 NAME = "modernbert"
 KEYS = ConfigKeys(

@@ -31,6 +31,10 @@ enum ckdist_inference_step_kind {
   ckdist_step_gated_conv,
   ckdist_step_head_squares,
   ckdist_step_group_norm,
+  ckdist_step_altup,
+  ckdist_step_match_rms,
+  ckdist_step_column_sums,
+  ckdist_step_cut_rows,
   ckdist_inference_step_kinds
 };
 
@@ -116,11 +120,50 @@ struct ckdist_adapt_step {
   const struct ckdist_product* products;
 };
 
-/* out = scalar * (x + post_factor * rms_norm(sum of y)). */
+/* out = factor * scalar * (x + post_factor * rms_norm(sum of y)). */
 struct ckdist_sum_rows_step {
   struct ckdist_step step;
   int32_t x, y, post_norm, scalar, out;
-  float post_eps, post_factor;
+  float post_eps, post_factor, factor;
+};
+
+/* Streams of AltUp: c = coefs * tanh(router * rms_norm(v) / width).
+   x, out: `count` values, (tokens, width).
+   Without y: v = x[0], out[j] = x[j] + sum over i of c[j, i] * x[i].
+   With y: v = y, out[j] = x[j] + (1 + c[j]) * (y - x[0]), active = scale * out[0].
+   norm, scale, router (count, width), coefs (rows, count): vectors. */
+struct ckdist_altup_step {
+  struct ckdist_step step;
+  int32_t count;
+  const int32_t* x;
+  struct ckdist_span out;
+  int32_t y, active;
+  int32_t norm, router, coefs, scale;
+  float eps;
+};
+
+/* out[0] = x[0], out[i] = x[i] * rms(x[0]) / rms(x[i]), with mean squares of at least `least`. One out: their mean. */
+struct ckdist_match_rms_step {
+  struct ckdist_step step;
+  int32_t count;
+  const int32_t* x;
+  struct ckdist_span out;
+  float least;
+};
+
+/* out, (tokens, blocks of all ranks, 2) = the sum and the sum of squares of each block of columns of x; 0 for blocks of
+   other ranks. */
+struct ckdist_column_sums_step {
+  struct ckdist_step step;
+  int32_t x, out, first, block;
+};
+
+/* out = max(x - cut, 0), cut = mean + deviations * standard deviation of a row of `columns` columns. sums: the value of
+   column_sums. */
+struct ckdist_cut_rows_step {
+  struct ckdist_step step;
+  int32_t x, sums, out, columns;
+  float deviations;
 };
 
 /* For each layer l: out[l] = (rms_norm(x of the layer * x_factor) + row of the layer * row_factor) * factor, with the

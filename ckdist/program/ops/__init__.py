@@ -14,10 +14,12 @@ from ckdist.program.ops.op import OPS, Op
 
 # File -> the ops that it registers. `tests/unit/test_vjp.py` compares this table with the files.
 FILES = {
+    "altup": "altup_predict altup_correct match_rms",
     "attention_ops": "rope rope_grad attend",
     "balance_loss": "balance_loss balance_loss_grad",
     "collectives": "all_reduce all_gather shard all_to_all",
     "cross_attention_ops": "store_cross attend_cross",
+    "cut_rows": "column_sums cut_rows",
     "delta_rule": "short_conv l2_norm delta_gates delta_rule gated_norm",
     "elementwise": "scale scale_queries soft_cap activate gated add select_rows",
     "elementwise_grad": "soft_cap_grad gated_grad select_rows_grad",

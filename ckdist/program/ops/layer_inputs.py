@@ -84,9 +84,10 @@ def infer_sum_rows(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
 
 @op("sum_rows", infer_sum_rows)
 def sum_rows(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
-    """rms_norm(y) (+ x)."""
+    """(rms_norm(y) (+ x)) * factor."""
     y, *x = inputs
-    return [y * inverse_rms(y, attrs["eps"]) * weights[0] + (x[0] if x else np.float32(0))]
+    total = y * inverse_rms(y, attrs["eps"]) * weights[0] + (x[0] if x else np.float32(0))
+    return [total * np.float32(attrs.get("factor", 1.0))]
 
 
 @lower("sum_rows", "inference")
@@ -110,4 +111,5 @@ def lower_sum_rows(lowering: "ServingLowering", group: "Group") -> None:
         out=out,
         post_eps=group.instr.attrs["eps"],
         post_factor=1.0,
+        factor=group.instr.attrs.get("factor", 1.0),
     )

@@ -1,4 +1,4 @@
-// Rows of a sum that later steps read: scalar * (x + factor * rms_norm(y)).
+// Rows of a sum that later steps read: factor * scalar * (x + post_factor * rms_norm(y)).
 #include "runtime/steps/residual.h"
 
 namespace ckdist {
@@ -14,7 +14,7 @@ struct SumRows : StepRun<Inference, ckdist_sum_rows_step> {
     const Range own = r.rows_of(thread, r.rows(step.step));
     for (int64_t row = own.begin; row < own.end; row++) {
       const float* const s = residual.read(row, r.token_row(step.step, row));
-      std::copy(s, s + stride, out + (r.first_row(step.step) + row) * stride);
+      scaled(s, step.factor, stride, out + (r.first_row(step.step) + row) * stride);
     }
     r.meet(thread, index);
   }

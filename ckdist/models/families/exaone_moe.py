@@ -1,0 +1,77 @@
+"""K-EXAONE: EXAONE 4's attention, with norms before each part, and GLM-4.5's experts."""
+
+from dataclasses import replace
+
+from ckdist.models import from_config
+from ckdist.models.families import exaone4, family, glm4_moe_lite, glm4moe
+from ckdist.models.families.family import GgufHeader, GgufWriter, in_layers
+from ckdist.models.fields import Fields
+from ckdist.models.spec import DenseFfn, LayerSpec, ModelSpec
+
+NAME = "exaone_moe"
+KEYS = glm4moe.KEYS.but(
+    defaults={
+        "hidden_size": 4096,
+        "intermediate_size": 16384,
+        "max_position_embeddings": 2048,
+        "moe_intermediate_size": 1024,
+        "num_attention_heads": 32,
+        "num_experts": 64,
+        "num_hidden_layers": 32,
+        "num_key_value_heads": 32,
+        "partial_rotary_factor": None,
+        "routed_scaling_factor": 2.5,
+        "sliding_window": 4096,
+        "sliding_window_pattern": exaone4.PERIOD,
+        "vocab_size": 102400,
+    },
+    aliases={
+        "first_last_k_dense_replace": "first_k_dense_replace",
+        "num_local_experts": "num_experts",
+        "num_shared_experts": "n_shared_experts",
+    },
+    nulls={"sliding_window": None},
+    only={"scoring_func": "sigmoid", "topk_method": "noaux_tc"},
+    unused=("layer_types", "sliding_window_pattern"),  # if there is no window
+)
+
+
+def with_windows(spec: ModelSpec, window: int, sliding: list[bool]) -> ModelSpec:
+    """The model with windows. Layers without one do not rotate."""
+    mixers = exaone4.layers(spec.layers[0].attention, DenseFfn(1), window, sliding)
+    layers = [replace(layer, mixer=one.mixer) for layer, one in zip(spec.layers, mixers, strict=True)]
+    return replace(spec, family=NAME, layers=tuple(layers))
+
+
+def config(f: Fields, outer: Fields) -> ModelSpec:
+    """Reads a config.json."""
+    n, window, dense = from_config.sizes(f), from_config.window(f), glm4_moe_lite.dense_layers(f)
+    if (given := f.raw("is_moe_layer")) not in (None, [i >= dense for i in range(n.num_layers)]):
+        raise f.error("is_moe_layer", given, f"false in the first {dense} of {n.num_layers} layers, then true")
+    ffns = glm4moe.feed_forwards(f, n.num_layers, "num_experts", dense=dense)
+    layers = [LayerSpec(n.attention(qk_norm="head"), ffn) for ffn in ffns]
+    spec = n.model(NAME, layers, from_config.rotations(f, n), from_config.tied(f, outer))
+    return with_windows(spec, window, exaone4.sliding_layers(f, n.num_layers) if window else [False] * n.num_layers)
+
+
+def gguf(header: GgufHeader) -> ModelSpec:
+    """Reads GGUF metadata."""
+    from ckdist.models import from_gguf
+
+    spec, window = glm4moe.gguf(header), header.fields.integer("attention.sliding_window", 0, low=0, high=1 << 30)
+    count = len(spec.layers)
+    sliding = from_gguf.sliding_layers(header.fields, count, exaone4.PERIOD) if window else [False] * count
+    return with_windows(spec, window, sliding)
+
+
+FAMILY = replace(
+    glm4moe.FAMILY,
+    keys=KEYS,
+    from_config=config,
+    from_gguf=gguf,
+    to_gguf=GgufWriter(exaone4.written, ("expert_shared_feed_forward_length", *family.GROUPED_EXPERTS), rotated=True),
+    safetensors=glm4moe.FAMILY.safetensors.but(
+        in_layers("model.layers", {"mlp.e_score_correction": "mlp.gate.e_score_correction"})
+    ),
+    gguf_names=family.GGUF_EXPERTS,
+)

@@ -1,0 +1,145 @@
+"""Gemma 3n: alternating updates, a residual of low rank, per-layer embeddings, cut gates, caches that layers share."""
+
+from dataclasses import replace
+from statistics import NormalDist
+
+import numpy as np
+
+from ckdist.errors import ArchitectureError
+from ckdist.models import from_config, limits
+from ckdist.models.altup_fields import AltUp
+from ckdist.models.families import gemma2, gemma3, gemma4
+from ckdist.models.families.family import Family, GgufForm, GgufHeader, in_layers
+from ckdist.models.fields import Fields
+from ckdist.models.spec import DenseFfn, LayerInputs, ModelSpec
+
+NAME, PERIOD = "gemma3n", 5
+KEYS = gemma3.KEYS.but(
+    defaults={
+        "altup_num_inputs": 4,
+        "attn_logit_softcapping": None,
+        "final_logit_softcapping": 30.0,
+        "hidden_size": 2048,
+        "hidden_size_per_layer_input": 256,
+        "intermediate_size": 16384,
+        "laurel_rank": 64,
+        "max_position_embeddings": 32768,
+        "num_hidden_layers": 35,
+        "num_key_value_heads": 2,
+        "num_kv_shared_layers": 15,
+        "query_pre_attn_scalar": None,
+        "sliding_window": 512,
+        "sliding_window_pattern": None,
+        "vocab_size": 262400,
+        "vocab_size_per_layer_input": 262144,
+    },
+    only={"altup_active_idx": 0, "altup_correct_scale": True},
+    unused=(
+        *gemma4.KEYS.unused,
+        *("altup_coef_clip", "altup_lr_multiplier"),  # of training
+        *("audio_soft_tokens_per_image", "query_pre_attn_scalar", "sliding_window_pattern"),
+    ),
+)
+
+
+def cuts(sparsity: list[float] | None, layers: int) -> list[float | None]:
+    """The deviations at which gates are cut, from the share of zeros in each layer. None: as published."""
+    shares = sparsity or [0.95 * (layers > 10 and i < 10) for i in range(layers)]
+    return [float(np.float32(NormalDist().inv_cdf(share))) if share > 0 else None for share in shares]
+
+
+def config(f: Fields, outer: Fields) -> ModelSpec:
+    """Reads a config.json."""
+    n, bias, name = from_config.sizes(f), f.flag("attention_bias"), "intermediate_size"
+    full = n.attention(1.0, qk_norm="head", value_norm=True, qkv_bias=bias, o_bias=bias)
+    slide = replace(full, window=from_config.window(f), rope="local")
+    sliding = from_config.sliding_layers(f, n.num_layers, [(i + 1) % PERIOD != 0 for i in range(n.num_layers)])
+    given = f.raw(name) if isinstance(f.raw(name), list) else [f.raw(name)] * n.num_layers
+    if len(given) != n.num_layers:
+        raise f.error(name, given, f"one number, or {n.num_layers}")
+    sizes = [Fields({name: one}, f.where, f.prefix).integer(name, high=limits.MAX_FFN) for one in given]
+    shares, function = "activation_sparsity_pattern", from_config.activation(f, "hidden_activation")
+    cut = cuts(f.numbers(shares, n.num_layers, -1.0, 0.9999) if f.has(shares) else None, n.num_layers)
+    inputs = f.integer("hidden_size_per_layer_input", high=limits.MAX_WIDTH)
+    spec = gemma4.spec_of(
+        n, full, slide, sliding, f.integer("num_kv_shared_layers", low=0, high=n.num_layers),
+        lambda i: DenseFfn(sizes[i], function, deviations=cut[i]), f, scalar=False,
+        ropes=gemma3.rotations(f, n),
+        tied=from_config.tied(f, outer),
+        logit_soft_cap=gemma2.soft_cap(f, "final_logit_softcapping"),
+        layer_inputs=LayerInputs(inputs, f.integer("vocab_size_per_layer_input", high=limits.MAX_VOCAB), function),
+        altup=AltUp(f.integer("altup_num_inputs", low=2, high=8), f.integer("laurel_rank", high=limits.MAX_WIDTH)),
+    )  # fmt: skip
+    return replace(spec, family=NAME)
+
+
+def gguf(header: GgufHeader) -> ModelSpec:
+    """Reads GGUF metadata."""
+    spec, f = gemma4.gguf(header, PERIOD), header.fields
+    scales, count = f.values.get("activation_sparsity_scale", []), len(spec.layers)
+    if f.has("activation_sparsity_scale") and (np.shape(scales) != (count,) or not np.all(np.asarray(scales) < 100)):
+        raise f.error("activation_sparsity_scale", scales, f"{count} numbers below 100")
+    cut = [float(s) if s > -np.inf else None for s in scales] or cuts(None, count)
+    ffns = [layer.ffn for layer in spec.layers if isinstance(layer.ffn, DenseFfn)]
+    ffns = [replace(ffn, deviations=own) for ffn, own in zip(ffns, cut, strict=True)]
+    layers = [replace(layer, ffn=ffn) for layer, ffn in zip(spec.layers, ffns, strict=True)]
+    rank = header.dims.get("blk.0.laurel_l.weight", (0, 1))[1]
+    altup = AltUp(f.integer("altup.num_inputs", 4, low=2, high=8), rank)
+    return replace(spec, family=NAME, layers=tuple(layers), altup=altup)
+
+
+def export(spec: ModelSpec, where: str) -> GgufForm:
+    """Returns the GGUF metadata of a model."""
+    from ckdist.models import to_gguf
+
+    if not spec.altup or spec.altup.streams != 4:
+        raise ArchitectureError(f"{where}: a Gemma 3n with other than 4 streams has no GGUF form")
+    cut = [layer.ffn.deviations for layer in spec.layers if isinstance(layer.ffn, DenseFfn)]
+    more = {
+        **gemma4.values(spec),
+        "activation_sparsity_scale": [-np.inf if own is None else own for own in cut],
+        "altup.active_idx": 0,
+        "altup.num_inputs": spec.altup.streams,
+    }
+    unread = {}  # GGUF readers need keys and values of all layers, and do not compute those of shared caches
+    for i, a in enumerate(layer.attention for layer in spec.layers):
+        if a.source is not None:
+            zeros = np.zeros((a.num_kv_heads * a.head_dim, spec.hidden_size), np.float32)
+            unread |= {f"blk.{i}.attn_k.weight": zeros, f"blk.{i}.attn_v.weight": zeros}
+            unread[f"blk.{i}.attn_k_norm.weight"] = np.ones(a.head_dim, np.float32)
+    form = to_gguf.dense(NAME, spec, where, more)
+    return replace(form, vectors={**form.vectors, **unread})
+
+
+def gguf_values(spec: ModelSpec, weight: str, values: np.ndarray) -> np.ndarray:
+    """The values of a weight in GGUF: small matrices, which the forward reads as vectors."""
+    if weight.endswith("modality_router.weight"):
+        return values.reshape(-1, spec.hidden_size)
+    return values.reshape(-1, spec.altup.streams) if weight.endswith("_coefs.weight") and spec.altup else values
+
+
+FAMILY = Family(
+    keys=KEYS,
+    from_config=config,
+    from_gguf=gguf,
+    to_gguf=export,
+    gguf_names=gemma4.FAMILY.gguf_names.but(
+        {
+            "altup_proj": tuple(f"model.altup_projections.{i}" for i in range(3)),
+            "altup_unembd_proj": tuple(f"model.altup_unembed_projections.{i}" for i in range(3)),
+            **in_layers("blk", {
+                "altup_correct_coef": "altup.correction_coefs",
+                "altup_correct_scale.weight": "altup.correct_output_scale",
+                "altup_predict_coef": "altup.prediction_coefs",
+                "altup_router": "altup.modality_router",
+                "altup_router_norm": "altup.router_norm",
+                "laurel_l": "laurel.linear_left",
+                "laurel_r": "laurel.linear_right",
+                "laurel_post_norm": "laurel.post_laurel_norm",
+            }),
+        },
+        (r"altup_(unembd_)?proj\.weight", "stack"),
+    ),
+    ignored=(*gemma4.FAMILY.ignored, r"blk\.\d+\.attn_[kv](_norm)?\.weight"),  # of shared caches
+    gguf_values=gguf_values,
+)  # fmt: skip

@@ -1,0 +1,70 @@
+"""Hy3: GLM-4.5's layers with whole heads rotated and norms of heads."""
+
+from dataclasses import replace
+
+from ckdist.models import from_config
+from ckdist.models.families import family, glm4_moe_lite, glm4moe
+from ckdist.models.families.family import GgufHeader, GgufWriter, in_layers
+from ckdist.models.fields import Fields
+from ckdist.models.spec import LayerSpec, ModelSpec
+
+NAME = "hy_v3"
+KEYS = glm4moe.KEYS.but(
+    defaults={
+        "head_dim": 128,
+        "hidden_size": 4096,
+        "intermediate_size": 13312,
+        "moe_intermediate_size": 1536,
+        "num_attention_heads": 64,
+        "num_experts": 192,
+        "num_hidden_layers": 80,
+        "partial_rotary_factor": None,
+        "rope_theta": 11158840.0,
+        "routed_scaling_factor": 2.826,
+        "vocab_size": 120832,
+    },
+    aliases={
+        "expert_hidden_dim": "moe_intermediate_size",
+        "num_local_experts": "num_experts",
+        "num_shared_experts": "n_shared_experts",
+        "route_norm": "norm_topk_prob",
+        "router_scaling_factor": "routed_scaling_factor",
+    },
+    only={"moe_router_enable_expert_bias": True, "moe_router_use_sigmoid": True, "qk_norm": True},
+    unused=("enable_attention_fp32_softmax", "enable_lm_head_fp32", "enable_moe_fp32_combine"),
+)
+
+
+def config(f: Fields, outer: Fields) -> ModelSpec:
+    """Reads a config.json."""
+    n, bias = from_config.sizes(f), f.flag("attention_bias")
+    dense = glm4_moe_lite.dense_layers(f)
+    ffns = glm4moe.feed_forwards(f, n.num_layers, "num_experts", dense=dense)
+    attention = n.attention(qkv_bias=bias, o_bias=bias, qk_norm="head")
+    layers = [LayerSpec(attention, ffn) for ffn in ffns]
+    return n.model(NAME, layers, from_config.rotations(f, n), from_config.tied(f, outer))
+
+
+def gguf(header: GgufHeader) -> ModelSpec:
+    """Reads GGUF metadata. A converted file does not say how many layers are dense."""
+    dense = sum(name.endswith(".ffn_gate.weight") for name in header.dims)
+    first = {"leading_dense_block_count": dense}
+    fields = Fields({**first, **header.fields.values}, header.where, header.fields.prefix)
+    return replace(glm4moe.gguf(replace(header, fields=fields)), family=NAME)
+
+
+FAMILY = replace(
+    glm4moe.FAMILY,
+    keys=KEYS,
+    from_config=config,
+    from_gguf=gguf,
+    to_gguf=GgufWriter(experts=("expert_shared_feed_forward_length", *family.GROUPED_EXPERTS), rotated=True),
+    safetensors=family.SAFETENSORS_EXPERTS.but(
+        in_layers("model.layers", {
+            **{one.replace("shared_experts", "shared_mlp"): to for one, to in family.SHARED_EXPERTS.items()},
+            "mlp.router.gate": "mlp.gate",
+            "mlp.expert_bias": "mlp.gate.e_score_correction.bias",
+        })
+    ),
+    gguf_names=family.GGUF_EXPERTS.but(in_layers("blk", {"exp_probs_b": "mlp.gate.e_score_correction.bias"})),
+)  # fmt: skip

@@ -1,0 +1,41 @@
+"""Solar Open: GLM-4.5's layers with whole heads rotated, all with experts. Its GGUF architecture is glm4moe."""
+
+from dataclasses import replace
+
+from ckdist.models.families import glm4moe
+from ckdist.models.fields import Fields
+from ckdist.models.spec import ModelSpec
+
+NAME = "solar_open"
+KEYS = glm4moe.KEYS.but(
+    defaults={
+        "first_k_dense_replace": 0,
+        "head_dim": 128,
+        "hidden_size": 4096,
+        "moe_intermediate_size": 1280,
+        "n_routed_experts": 128,
+        "num_attention_heads": 64,
+        "num_hidden_layers": 48,
+        "partial_rotary_factor": 1.0,
+        "rope_theta": 1e6,
+        "vocab_size": 196608,
+    },
+    only={"use_qk_norm": False},
+    unused=("intermediate_size",),  # of dense layers, which it does not have
+)
+
+
+def config(f: Fields, outer: Fields) -> ModelSpec:
+    """Reads a config.json."""
+    if first := f.integer("first_k_dense_replace", low=0):
+        raise f.error("first_k_dense_replace", first, "0: all layers have experts")
+    return replace(glm4moe.config(f, outer), family=NAME)
+
+
+FAMILY = replace(
+    glm4moe.FAMILY,
+    keys=KEYS,
+    gguf=glm4moe.NAME,
+    from_config=config,
+    from_gguf=None,
+)
