@@ -40,7 +40,8 @@ OTHER_NAMES = {
     "rank": "lora_r", "lora_rank": "lora_r", "alpha": "lora_alpha", "target_modules": "lora_target_modules",
     "resume_from_checkpoint": "resume", "beta1": "adam_beta1", "beta2": "adam_beta2", "tp": "tensor_parallel_size",
     "teacher": "teacher_file", "distill": "teacher_file",
-    "patience": "early_stopping", "early_stopping_patience": "early_stopping", "pp": "pipeline_parallel_size", "dp": "data_parallel_size", "wd": "weight_decay",
+    "patience": "early_stopping", "early_stopping_patience": "early_stopping", "pp": "pipeline_parallel_size",
+    "dp": "data_parallel_size", "wd": "weight_decay",
 }  # fmt: skip
 
 

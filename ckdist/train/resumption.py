@@ -29,7 +29,8 @@ NAMED = (
     "model_name_or_path", "num_train_epochs", "max_steps", "validation_file", "per_device_train_batch_size",
     "gradient_accumulation_steps", "learning_rate", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon",
     "momentum", "muon_momentum", "max_grad_norm", "lr_scheduler_type", "warmup_steps", "warmup_ratio", "num_decay_steps",
-    "min_lr_ratio", "router_aux_loss_coef", "bf16", "beta", "teacher_file", "teacher_weight", "loss_type", "rpo_alpha", "desirable_weight",
+    "min_lr_ratio", "router_aux_loss_coef", "bf16", "beta", "teacher_file", "teacher_weight",
+    "loss_type", "rpo_alpha", "desirable_weight",
     "undesirable_weight",
 )  # fmt: skip
 # The tokens' digest covers these four.
@@ -38,7 +39,8 @@ OF_THE_DATA = ("train_file", "text_column", "bad_lines", "tokenizer_name")
 WITHOUT_EFFECT = (
     "output_dir", "cache_dir", "activation_checkpointing", "tensor_parallel_size", "data_parallel_size",
     "pipeline_parallel_size", "virtual_pipeline_parallel_size", "expert_parallel_size", "zero_stage", "threads",
-    "transport", "ddp_timeout", "logging_steps", "eval_steps", "samples", "early_stopping", "save_steps", "save_total_limit", "resume",
+    "transport", "ddp_timeout", "logging_steps", "eval_steps", "samples", "early_stopping",
+    "save_steps", "save_total_limit", "resume",
     "save_dtype", "report_to", "encrypt",
 )  # fmt: skip
 SCHEDULE = ("learning_rate", "lr_scheduler_type", "warmup_steps", "warmup_ratio", "num_decay_steps", "min_lr_ratio")

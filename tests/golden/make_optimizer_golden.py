@@ -30,7 +30,11 @@ def run(kind: str, first: dict[str, np.ndarray], gradients: list[dict[str, np.nd
         optimizer = torch.optim.Muon(matrices, lr=RATES[kind], weight_decay=DECAY, **numbers)
         vectors = torch.optim.AdamW(groups[1:], lr=RATES[kind], betas=(0.9, 0.95), eps=1e-7)
     else:
-        optimizer = adamw() if kind == "adamw" else torch.optim.SGD([{**g, "weight_decay": 0.0} for g in groups], lr=RATES[kind], momentum=0.8)
+        optimizer = (
+            adamw()
+            if kind == "adamw"
+            else torch.optim.SGD([{**g, "weight_decay": 0.0} for g in groups], lr=RATES[kind], momentum=0.8)
+        )
     for step in gradients:
         for name, p in weights.items():
             p.grad = torch.from_numpy(step[name].copy())
@@ -47,7 +51,9 @@ def run(kind: str, first: dict[str, np.ndarray], gradients: list[dict[str, np.nd
 
 def main() -> None:
     rng = np.random.default_rng(0)
-    draw = lambda scale: {name: (scale * rng.standard_normal(shape)).astype(np.float32) for name, shape in SHAPES.items()}
+    draw = lambda scale: {
+        name: (scale * rng.standard_normal(shape)).astype(np.float32) for name, shape in SHAPES.items()
+    }
     first, gradients = draw(1.0), [draw(scale) for scale in (0.01, 1.0, 3.0, 0.02, 0.5, 1e-4)]
     arrays = {f"first/{name}": array for name, array in first.items()}
     for index, step in enumerate(gradients):

@@ -43,7 +43,10 @@ def main() -> None:
             learned, part = wanted >= 0, slice(begin, end)
             soft = (out / temperature).log_softmax(1)
             apart = torch.nn.functional.kl_div(
-                events(soft, ids[part])[learned], events(teacher[part], ids[part])[learned], reduction="sum", log_target=True
+                events(soft, ids[part])[learned],
+                events(teacher[part], ids[part])[learned],
+                reduction="sum",
+                log_target=True,
             )
             hard = torch.nn.functional.cross_entropy(out, wanted, ignore_index=-1, reduction="sum")
             total = total + (1 - weight) * hard + weight * temperature**2 * apart
