@@ -156,7 +156,7 @@ class Engine:
             positions: Positions of the prompt's tokens in time, height and width, (tokens, 3). Generated tokens have
                 the positions after the largest one. Blocks are named by tokens alone, so none are reused or left.
             drawn: Tokens of the answer that another engine drew with these parameters. This one goes on after them.
-            adapter: Name of the adapter that it runs with. `adapter_scale` multiplies what that adds.
+            adapter: Name of the adapter that it runs with. `adapter_scale` multiplies its products.
 
         Raises:
             RequestError: A field is wrong, or the prompt cannot fit.

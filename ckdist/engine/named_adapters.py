@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ckdist.comm.world_protocol import World, has_mpi
-from ckdist.config.engine_config import ADAPTER_NAME
 from ckdist.errors import ConfigError, RequestError, UnknownAdapterError
 from ckdist.program.native_worker import NativeWorker
 from ckdist.weights.adapter_slots import AdapterSlots
@@ -38,7 +37,7 @@ class NamedAdapter:
 
 @dataclass(frozen=True)
 class AdapterUse:
-    """A request's adapter. `scale` multiplies what it adds to the model."""
+    """A request's adapter. `scale` multiplies its products."""
 
     adapter: NamedAdapter
     scale: float
@@ -151,12 +150,8 @@ class Adapters:
             replaces: The name may be in use. Requests under way keep the adapter that they began with.
 
         Raises:
-            RequestError: The name is wrong or in use, all slots are, or another load is under way.
+            RequestError: The name is in use, all slots are, or another load is under way.
         """
-        if not ADAPTER_NAME.fullmatch(name):
-            raise RequestError(
-                f"lora_name ({name[:100]!r}) must be at most 100 letters, digits, dots and dashes", "lora_name"
-            )
         if self._load is not None:
             raise RequestError(f"adapter {self._load.name!r} is being loaded; load the next one after it", "lora_name")
         if name in self._by_name and not replaces:

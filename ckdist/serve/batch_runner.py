@@ -26,6 +26,7 @@ from ckdist.serve.settings import HttpSettings
 IDLE_SECONDS = 0.5
 BUSY_SECONDS = 0.5  # after a 429 or 503, before a line is tried again
 REFUSED_SECONDS = 600.0  # in which a model cannot load, before its 503 is a line's result
+FULL_SECONDS = 10.0  # after which a batch is tried again whose end could not be written
 BATCH = "ckdist.batch"  # in the scope of a line's request
 ROOM_LINES = 64  # between two looks at the room in the folder
 LINE_BYTES = 1 << 20  # that must be free
@@ -88,10 +89,10 @@ class BatchRunner:
             except asyncio.CancelledError:
                 raise
             except (CkdistError, OSError) as error:
-                self._fail(batch, str(error))
+                await self._fail_or_wait(batch, str(error))
             except Exception as error:
                 log.exception("batch %s has failed", batch["id"])
-                self._fail(batch, f"internal error: {type(error).__name__}")
+                await self._fail_or_wait(batch, f"internal error: {type(error).__name__}")
 
     def counts(self, batch: dict[str, Any]) -> tuple[int, int, int]:
         """Returns the numbers of lines of a batch: all, answered and failed."""
@@ -234,6 +235,14 @@ class BatchRunner:
         status = "completed" if not left else "cancelled" if cancelled else "expired"
         store.change(batch_id, status, **{f"{status}_at": now}, finalizing_at=now, **counts, **files)
         log.warning("batch %s is %s: %d answers, %d errors", batch_id, status, counts["completed"], counts["failed"])
+
+    async def _fail_or_wait(self, batch: dict[str, Any], why: str) -> None:
+        """Ends a batch that cannot go on. If the disk has no room for that either, it goes on after a while."""
+        try:
+            self._fail(batch, why)
+        except (CkdistError, OSError) as error:
+            log.error("batch %s waits for room: %s", batch["id"], error)
+            await asyncio.sleep(FULL_SECONDS)
 
     def _fail(self, batch: dict[str, Any], why: str) -> None:
         """Ends a batch that cannot go on. Its results stay."""

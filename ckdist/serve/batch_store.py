@@ -13,6 +13,7 @@ import json
 import os
 import pathlib
 import secrets
+import shutil
 import sqlite3
 import time
 from collections.abc import Iterator, Mapping
@@ -23,6 +24,7 @@ from ckdist.serve.problems import Problem
 
 MAX_FILE = 200 << 20  # bytes, as OpenAI's
 MAX_LINES = 100_000
+ROWS_BYTES = 1 << 20  # of the disk that stay free for rows, so that the end of a batch can be written
 MAX_FILES = 1000  # of one owner; as many batches
 OPEN = ("validating", "in_progress", "finalizing", "cancelling")  # a batch that has not ended
 SCHEMA = """
@@ -71,7 +73,11 @@ class BatchStore:
         return self.folder / "results" / f"{batch_id}.{kind}.jsonl"
 
     def check_room(self, size: int) -> None:
-        """Raises Problem 507 if `size` more bytes exceed the limit of the folder."""
+        """Raises Problem 507 if `size` more bytes exceed the folder's limit, or the disk has no room for them."""
+        free = shutil.disk_usage(self.folder).free
+        if free < size + ROWS_BYTES:
+            message = f"the disk of --batch-dir has {free} bytes free, and {size} bytes and their rows need"
+            raise Problem(507, f"{message} {size + ROWS_BYTES}; make room on it")
         used = self.used()
         if used + size > self.most_bytes:
             message = f"files and results have {used} bytes of at most {self.most_bytes} (--batch-dir)"
@@ -88,18 +94,20 @@ class BatchStore:
         path = self.path(f".{secrets.token_hex(8)}")
         try:
             yield path
+        except OSError as error:
+            raise Problem(507, f"the file cannot be written to --batch-dir: {error.strerror}") from None
         finally:
             path.unlink(missing_ok=True)
 
     def add_file(self, owner: str, path: pathlib.Path, purpose: str, filename: str) -> dict[str, Any]:
-        """Makes a file of the contents at `path`. Raises Problem 400 if the owner has too many."""
+        """Makes a file of the contents at `path`. Raises Problem: 400 if the owner has too many, 507 on a full disk."""
         count = self._rows.execute("SELECT COUNT(*) FROM files WHERE owner = ?", (owner,)).fetchone()[0]
         if count >= MAX_FILES:
             raise Problem(400, f"there are {count} files already, of at most {MAX_FILES}; delete some")
         file_id = f"file-{secrets.token_hex(12)}"
+        row = (file_id, owner, purpose, filename[:200], path.stat().st_size, int(time.time()))
+        self._write("INSERT INTO files VALUES (?, ?, ?, ?, ?, ?)", row)
         path.rename(self.path(file_id))
-        row = (file_id, owner, purpose, filename[:200], self.path(file_id).stat().st_size, int(time.time()))
-        self._rows.execute("INSERT INTO files VALUES (?, ?, ?, ?, ?, ?)", row)
         return self.file(owner, file_id)
 
     def file(self, owner: str, file_id: str) -> dict[str, Any]:
@@ -121,7 +129,7 @@ class BatchStore:
             if batch["input_file_id"] == file_id:
                 raise Problem(409, f"{file_id} is the input of {batch['id']}, which runs; cancel it first")
         self.path(file_id).unlink(missing_ok=True)
-        self._rows.execute("DELETE FROM files WHERE id = ?", (file_id,))
+        self._write("DELETE FROM files WHERE id = ?", (file_id,))
 
     # batches
 
@@ -132,7 +140,7 @@ class BatchStore:
             raise Problem(400, f"there are {count} batches already, of at most {MAX_FILES}; delete some")
         batch_id = f"{'msgbatch_' if face == 'anthropic' else 'batch_'}{secrets.token_hex(12)}"
         row = (batch_id, owner, face, "validating", int(time.time()), expires_at, json.dumps(facts))
-        self._rows.execute("INSERT INTO batches VALUES (?, ?, ?, ?, ?, ?, ?, 0)", row)
+        self._write("INSERT INTO batches VALUES (?, ?, ?, ?, ?, ?, ?, 0)", row)
         return self.batch(owner, face, batch_id)
 
     def batch(self, owner: str, face: str, batch_id: str) -> dict[str, Any]:
@@ -161,7 +169,7 @@ class BatchStore:
         row = self._rows.execute("SELECT * FROM batches WHERE id = ?", (batch_id,)).fetchone()
         merged = json.dumps({**json.loads(row["facts"]), **facts})
         now = status or row["status"]
-        self._rows.execute(
+        self._write(
             "UPDATE batches SET status = ?, facts = ?, ended = ? WHERE id = ?", (now, merged, now not in OPEN, batch_id)
         )
         return _batch(self._rows.execute("SELECT * FROM batches WHERE id = ?", (batch_id,)).fetchone())
@@ -176,8 +184,15 @@ class BatchStore:
         for file_id in filter(None, (batch["input_file_id"], batch.get("output_file_id"), batch.get("error_file_id"))):
             if face == "anthropic":
                 self.path(file_id).unlink(missing_ok=True)
-                self._rows.execute("DELETE FROM files WHERE id = ?", (file_id,))
-        self._rows.execute("DELETE FROM batches WHERE id = ?", (batch_id,))
+                self._write("DELETE FROM files WHERE id = ?", (file_id,))
+        self._write("DELETE FROM batches WHERE id = ?", (batch_id,))
+
+    def _write(self, statement: str, values: tuple[Any, ...]) -> None:
+        """Raises Problem 507 if the disk is full."""
+        try:
+            self._rows.execute(statement, values)
+        except sqlite3.OperationalError as error:
+            raise Problem(507, f"--batch-dir: batches.sqlite cannot be written ({error})") from None
 
     def close(self) -> None:
         """Closes the database."""

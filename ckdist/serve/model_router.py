@@ -119,10 +119,13 @@ class ModelRouter:
         """Gives a model a further name. Raises Problem if the name is taken, or there are too many."""
         if name in self._names:
             raise Problem(409, f"there is a model {name!r}: delete it first", "destination")
+        if any(other.adapter(name) is not None for other in self.models.values()):
+            raise Problem(409, f"there is an adapter {name!r}: choose another name", "destination")
         if len(self._copies) >= MAX_COPIES:
             raise Problem(409, f"there are {MAX_COPIES} copies: delete one first", "destination")
         self._names[name] = model
         self._copies.add(name)
+        model.service.copies.add(name)
 
     def add_pulled(self, name: str, path: str, is_new: bool) -> None:
         """Serves a model that a client has pulled. Raises Problem if there are too many."""
@@ -144,6 +147,7 @@ class ModelRouter:
         model = self.find(name)
         if name in self._copies:
             self._copies.discard(name)
+            model.service.copies.discard(name)
             del self._names[name]
             return None
         if name not in self._pulled:
@@ -242,7 +246,10 @@ class ModelRouter:
                     await asyncio.wait_for(self._released.wait(), IDLE_LOOK_SECONDS)
             else:
                 free = _size(limit - self.used_bytes)
-                message = f"{len(self._resident())} models are loaded and {free} are free, of {_size(limit)}"
+                count = len(self._resident())
+                message = (
+                    f"{count} model{'s are' if count != 1 else ' is'} loaded and {free} are free, of {_size(limit)}"
+                )
                 raise Problem(503, f"{message}; {model.name!r} needs {_size(needs)}", retry_after=LOAD_RETRY_SECONDS)
 
     def _has_room(self, needs: int) -> bool:

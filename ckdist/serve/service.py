@@ -69,6 +69,7 @@ class Service:
         self.text = TextWork(settings.model, settings.overrides)
         self.tokenizer: Vocabulary | None = None
         self.adapter_of_all: tuple[str, float] | None = None  # of POST /lora-adapters, for requests that name none
+        self.copies: set[str] = set()  # further names of the model that clients have given
         self.draining = False
         self.batches: BatchRunner | None = None  # of --batch-dir
         self.rests = False  # its engine is not loaded, and the next request loads it
@@ -136,10 +137,11 @@ class Service:
         """The facts that are needed to prepare a request."""
         settings = self.settings
         name, sizes = settings.model_name, (self.vocab_size, self.context_length)
+        names = (*settings.aliases, *self.copies)
         scores, encodes = str(self.client.model.get("scores", "")), bool(self.client.model.get("encodes"))
         return ModelFacts(
             name, *sizes, settings.strict_fields, scores, encodes, settings.defaults, self.adapters,
-            self.adapter_of_all, settings.special_in_text, settings.aliases, str(self.client.model.get("rank_template", "")),
+            self.adapter_of_all, settings.special_in_text, names, str(self.client.model.get("rank_template", "")),
         )  # fmt: skip
 
     @property

@@ -121,6 +121,8 @@ class AdapterSlots:
                 f"{folder}: {name} has shape {list(tensor.shape)}, and the model needs {needed} "
                 f"{'columns' if is_a else 'rows'}: it was trained on another model"
             )
+        if not np.isfinite(tensor).all():
+            raise ModelFileError(f"{folder}: {name} has values that are not finite: save the adapter again")
         if rank > self.max_rank:
             raise ModelFileError(
                 f"{folder} has rank {rank} at {name}, more than --max-lora-rank {self.max_rank}: start with "

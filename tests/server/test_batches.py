@@ -1,12 +1,16 @@
 """Files and batches over HTTP: the calls of the openai and anthropic clients, restarts, limits, and strangers."""
 
+import errno
 import json
+import shutil
 import time
+from types import SimpleNamespace
 
 import httpx
 import pytest
 
 from ckdist.serve.batch_store import BatchStore
+from ckdist.serve.problems import Problem
 from tests.support.clients import anthropic, openai
 from tests.support.served import serving, wait_for
 
@@ -203,6 +207,24 @@ def test_an_expired_batch_ends(tmp_path, folder):
     assert (
         "key 'stranger' of the batch is gone" in store.batch("stranger", "openai", gone["id"])["errors"][0]["message"]
     )
+    store.close()
+
+
+def test_a_full_disk_is_a_507_and_loses_no_results(tmp_path, monkeypatch):
+    store = BatchStore(str(tmp_path / "room"), 1 << 20)
+    store._rows.execute("PRAGMA max_page_count=1")  # no more than there are
+    results = tmp_path / "results"
+    with pytest.raises(Problem, match=r"batches.sqlite cannot be written \(database or disk is full\)") as full:
+        for _ in range(100):
+            results.write_text("x")
+            store.add_file("ann", results, "batch_output", "n" * 200)
+    assert full.value.status == 507 and results.read_text() == "x"
+    with pytest.raises(Problem, match="cannot be written to --batch-dir: No space left"), store.upload():
+        raise OSError(errno.ENOSPC, "No space left on device")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1 << 20))
+    store.check_room(0)
+    with pytest.raises(Problem, match="has 1048576 bytes free, and 1 bytes and their rows need 1048577"):
+        store.check_room(1)
     store.close()
 
 

@@ -6,11 +6,13 @@ import pytest
 
 from ckdist.engine.load_model import BUNDLED
 from tests.support import local_server
+from tests.support.adapters import random_adapter
 from tests.support.clients import ollama
 from tests.support.running import running
 
 FILES = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
 LOADS = ("unload", "load")
+ADAPTERS = ((("one", "c"), 400), (("a:one", "c"), 400), (("a", "one"), 409))
 NUMBERS = {"num_predict": 4, "temperature": 0}
 
 
@@ -32,7 +34,8 @@ def clients(cache):
         keys.write_text(
             '[[key]]\nname = "may"\nkey = "may-key"\nmodels = true\n[[key]]\nname = "not"\nkey = "not-key"\n'
         )
-        flags = ("--models-max", "2", "-c", "128", "--api-key-file", str(keys))
+        random_adapter(cache / "one", BUNDLED, ("q_proj",), rank=2)
+        flags = ("--lora", f"one={cache / 'one'}", "--models-max", "2", "-c", "128", "--api-key-file", str(keys))
         with running("-m", str(BUNDLED), "-a", "a", *flags) as url:
             yield [ollama.Client(host=url, headers={"Authorization": f"Bearer {key}-key"}) for key in ("may", "not")]
     given.undo()
@@ -50,7 +53,7 @@ def names(client):
 def test_a_copy_is_a_further_name_until_it_is_deleted(client):
     assert client.copy("a", "b:latest").status == "success"
     assert client.generate("b", "ab", raw=True, options=NUMBERS).response
-    for wrong, status in ((("a", "b"), 409), (("nix", "c"), 404), (("a", "../c"), 400)):
+    for wrong, status in ((("a", "b"), 409), (("b", "b"), 409), (("nix", "c"), 404), (("a", "../c"), 400), *ADAPTERS):
         with pytest.raises(ollama.ResponseError) as refused:
             client.copy(*wrong)
         assert refused.value.status_code == status
@@ -63,7 +66,12 @@ def test_only_a_key_with_the_right_changes_models(clients):
     client = clients[1]
     assert client.generate("a", "ab", raw=True, options=NUMBERS).response and client.pull("a").status == "success"
     orders = [lambda path=path: client._request_raw("POST", f"/models/{path}", json={"model": "a"}) for path in LOADS]
-    for change in (lambda: client.copy("a", "c"), lambda: client.delete("a"), lambda: client.pull("hf.co/o/r"), *orders):
+    for change in (
+        lambda: client.copy("a", "c"),
+        lambda: client.delete("a"),
+        lambda: client.pull("hf.co/o/r"),
+        *orders,
+    ):
         with pytest.raises(ollama.ResponseError, match="only with a key that has models = true") as refused:
             change()
         assert refused.value.status_code == 403

@@ -80,13 +80,13 @@ def test_scales_are_those_of_a_request_or_of_the_server(http):
     many = [{"id": 0, "scale": 0.5}, {"id": 1, "scale": 2}]
     for answer in (http.post("/lora-adapters", json=many), http.post("/v1/completions", json={**BODY, "lora": many})):
         assert answer.status_code == 400 and "names 2 adapters, and a request has one" in answer.text
-    for wrong in ({}, [3], [{"id": True}], [{"id": 0, "scale": True}]):
+    for wrong in ({}, [3], [{"id": 0}, {"id": 0, "scale": 2}], [{"id": True}], [{"id": 0, "scale": True}]):
         assert http.post("/lora-adapters", json=wrong).status_code == 400, wrong
     assert http.post("/lora-adapters", json=[{"id": 9}]).status_code == 404
     assert http.post("/lora-adapters", json=[{"id": 0, "scale": 0.5}, {"id": 1, "scale": 0}]).json()["success"]
     assert [entry["scale"] for entry in http.get("/lora-adapters").json()] == [0.5, 0.0]
     assert text(http) == text(http, model="base") == half and text(http, lora=[]) == base
-    assert text(http, model="one") == one == text(http, model="two")[:1] + ("one",)
+    assert text(http, model="one") == one == (*text(http, model="two")[:1], "one")
     assert http.post("/v1/embeddings", json={"input": "a"}).status_code == 200
     assert http.post("/lora-adapters", json=[{"id": 1}]).status_code == 200 and text(http)[1] == "two"
     assert unload(http, "two").status_code == 200 and text(http) == base
@@ -146,6 +146,9 @@ def test_hostile_folders_are_refused_with_one_line(http, folder, tmp_path):
     config = json.loads((folder / "second/adapter_config.json").read_text())
     (broken / "adapter_config.json").write_text(json.dumps(config | {"r": 1 << 40}))
     assert load(http, "two", "broken").status_code == 400
+    random_adapter(folder / "nan", BUNDLED, ("q_proj",), rank=2, scale=float("nan"))
+    assert "has values that are not finite" in load(http, "two", "nan").text
+    assert "lora_name ('xxx" in load(http, "x" * 300, "second").text
     assert load(http, "a/b", "second").status_code == 400 and load(http, "base", "second").status_code == 400
     assert [entry["path"] for entry in http.get("/lora-adapters").json()] == ["one"]
     assert text(http, model="one")[1] == "one"

@@ -112,8 +112,9 @@ struct ckdist_linear_step {
   int32_t adapters; /* A and B are those of each row's adapter, of so many; 0: of all rows */
 };
 
-/* out = scale * x * A^T with the A of each row's adapter, and its scale times the row's. Rows without an adapter, or whose adapter has no A, are not written.
-   x, out, weight: as in linear; weight has one matrix per adapter. The other fields of the products are unused. */
+/* out = scale * x * A^T with the A of each row's adapter, and its scale times the row's. Rows without an adapter, or
+   whose adapter has no A, are not written. x, out, weight: as in linear; weight has one matrix per adapter. The other
+   fields of the products are unused. */
 struct ckdist_adapt_step {
   struct ckdist_step step;
   int32_t count;

@@ -57,7 +57,8 @@ struct BatchView {
         (h.firsts != 0 && h.firsts != b.sequences) || h.embeddings < 0 || h.embeddings > program.embedding_rows ||
         (h.positions != 0 && h.positions != b.tokens) || (h.adapters != 0 && h.adapters != b.sequences) ||
         ints != kHeader + b.tokens + 3 * b.sequences + table + 4 * int64_t{h.states} + h.firsts + b.selected +
-                    kAdapterInts * int64_t{h.adapters} + 3 * int64_t{h.positions} + h.embeddings * program.embedding_width)
+                    kAdapterInts * int64_t{h.adapters} + 3 * int64_t{h.positions} +
+                    h.embeddings * program.embedding_width)
       fail(Status::native,
            "batch of %lld tokens, %lld sequences, %lld outputs, %d embeddings exceeds %lld, %lld, %lld, %lld or has a "
            "wrong length",

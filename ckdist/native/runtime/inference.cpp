@@ -243,8 +243,7 @@ int Inference::copy_block(const ckdist_block_copy& copy, bool into_cache) {
   };
   if (copy.entry.kind == ckdist_slab_states)
     for (const StateSlots::Layer& layer : states.layers) move(layer.slot(copy.place), layer.slot_bytes());
-  else
-    move(kv_arena_->data() + copy.place * block_stride(stored_bytes_), stored_bytes_);
+  else move(kv_arena_->data() + copy.place * block_stride(stored_bytes_), stored_bytes_);
   return into_cache ? 0 : slab.write(copy.slot, copy.entry);
 }
 

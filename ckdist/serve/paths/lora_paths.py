@@ -6,6 +6,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
+from ckdist.config.engine_config import ADAPTER_NAME
 from ckdist.engine.messages import LoadAdapter, UnloadAdapter
 from ckdist.serve.answer import json_answer
 from ckdist.serve.body import read_body
@@ -21,7 +22,10 @@ async def load(service: Service, request: Request) -> Response:
     """Loads a folder or file within --lora-dir: {"lora_name": ..., "lora_path": ..., "load_inplace": false}."""
     fields = await _fields(service, request)
     name, path = _needed(fields, "lora_name"), _needed(fields, "lora_path")
-    if name in (service.settings.model_name, *service.settings.aliases):
+    if not ADAPTER_NAME.fullmatch(name):
+        message = f"lora_name ({name[:100]!r}) must be at most 100 letters, digits, dots and dashes"
+        raise Problem(400, message, "lora_name", "invalid_value")
+    if name in (service.settings.model_name, *service.settings.aliases, *service.copies):
         raise Problem(400, f"lora_name ({name[:100]!r}) is the model's name", "lora_name", "invalid_value")
     folder = _within(service.settings.adapter_folder or "", path)
     await service.client.call(LoadAdapter(service.client.new_id(), name, folder, fields.switch("load_inplace")))

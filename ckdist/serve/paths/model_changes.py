@@ -35,7 +35,10 @@ async def copy(router: ModelRouter, request: Request) -> Response:
     """Gives a model a further name: {"source", "destination"}. It lasts until the server ends."""
     fields = await _fields(router, request)
     source, name = _name(fields, "source"), _name(fields, "destination")
-    router.add_copy(router.find(source), name)
+    model = router.find(source)
+    if model.adapter(source) is not None:
+        raise Problem(400, f"{source!r} is an adapter of {model.name!r}: copy the model", "source", "invalid_value")
+    router.add_copy(model, name)
     return Response()
 
 

@@ -162,9 +162,9 @@ async def _ordered(router: ModelRouter, request: Request) -> HostedModel:
 
 
 def _named_in(body: bytes) -> Named:
-    """Returns the fields that find the model. Raises Problem 400 if the body is not a JSON object."""
+    """Returns the fields that find the model. A list has none. Raises Problem 400 if the body is not JSON."""
     try:
-        return msgspec.json.decode(body, type=Named) if body else Named()
+        return msgspec.json.decode(body, type=Named) if body and not body.lstrip().startswith(b"[") else Named()
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
         raise Problem(400, f"the body is not a JSON object: {str(error)[:200]}") from None
 

@@ -60,7 +60,7 @@ def _by_id(fields: Fields, facts: ModelFacts) -> Choice | None:
         for item in fields.value("lora", list) or ():
             if not isinstance(item, dict) or item.get("scale", 1) != 1:
                 raise RequestError(
-                    "the scale of an adapter for all requests is fixed; start with --lora NAME=FOLDER, or leave lora out",
+                    "the adapter for all requests has a fixed scale; start with --lora NAME=FOLDER, or leave lora out",
                     "lora",
                     "unsupported_value",
                 )
@@ -77,6 +77,8 @@ def chosen_adapter(items: list[Any] | None, ids: Mapping[str, int]) -> Choice | 
         return None
     names = {number: name for name, number in ids.items()}
     chosen = dict(_checked(item, names) for item in items)
+    if len(chosen) < len(items):
+        raise RequestError(f"lora has {len(items)} entries for {len(chosen)} adapters", "lora", "invalid_value")
     wanted = [(name, scale) for name, scale in chosen.items() if scale]
     if len(wanted) > 1:
         raise RequestError(

@@ -1,4 +1,5 @@
-// Scaled products of rows with the matrices A of their adapters (LoRA). The linear step after it multiplies them with B.
+// Scaled products of rows with the matrices A of their adapters (LoRA). The linear step after it multiplies them with
+// B.
 #include <algorithm>
 
 #include "runtime/steps/low_rank.h"
