@@ -8,6 +8,7 @@ import pytest
 
 from ckdist.errors import ConfigError
 from ckdist.train.trainer import train
+from ckdist.weights.checkpoint import open_checkpoint
 from tests.support.thread_ranks import run_threads
 from tests.support.tiny_training import config
 
@@ -41,6 +42,19 @@ def test_the_best_model_is_kept_and_training_ends(tmp_path):
     assert [report.eval_loss for report in two] == pytest.approx(losses, rel=1e-2)
     state = json.loads(next((tmp_path / "two" / "out").glob(f"checkpoint-{best + 3}/*.json")).read_text())
     assert json.dumps(state).count(f'"best_step": {best + 1}') == 1
+
+
+def test_a_base_with_the_new_name_of_its_type_gives_a_model_that_loads(tmp_path):
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+    train(config(tmp_path / "first", max_steps=1))
+    folder = tmp_path / "first" / "out" / "model"
+    fields = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(fields | {"dtype": fields.pop("torch_dtype")}))
+    train(
+        config(tmp_path / "second", model_config={}, model_name_or_path=str(folder), max_steps=1, save_dtype="float32")
+    )
+    assert open_checkpoint(str(tmp_path / "second" / "out" / "model")).spec.hidden_size == 32
 
 
 def test_samples_are_continued_by_the_weights_in_training(tmp_path, caplog):
