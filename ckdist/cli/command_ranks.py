@@ -56,6 +56,7 @@ def run_ranks(settings: object, arguments: Sequence[str]) -> int | None:
         return None
     if is_rank() or (count := wanted_ranks(settings)) == 1:
         return None
+    from ckdist.cli.parent_server import has_parent_server, may_restart
     from ckdist.launcher.hosts import Host
     from ckdist.launcher.job import Job
     from ckdist.launcher.keeper import Keeper
@@ -65,4 +66,5 @@ def run_ranks(settings: object, arguments: Sequence[str]) -> int | None:
     words = tuple(module_words("ckdist.cli.main", *arguments))
     job = Job(words, count, str(pathlib.Path.cwd()), captured=False)
     policy, keeper = Policy(stop_seconds=STOP_SECONDS), Keeper.inherited()
-    return Supervisor(job, [Host("localhost", count)], policy, Output(), keeper=keeper).run()
+    ask = may_restart if has_parent_server() else None
+    return Supervisor(job, [Host("localhost", count)], policy, Output(), keeper=keeper, may_restart=ask).run()

@@ -5,8 +5,9 @@ import pathlib
 from typing import TYPE_CHECKING
 
 from ckdist.cli.frozen_import import frozen_import
+from ckdist.cli.parent_server import has_parent_server, may_restart
 from ckdist.config.launch_config import LaunchCommand
-from ckdist.engine.socket_directory import AGAIN, DIRECTORY
+from ckdist.engine.socket_directory import AGAIN
 from ckdist.errors import ConfigError
 from ckdist.launcher.children import Children
 from ckdist.launcher.hosts import Host, parse_hosts, place_ranks, read_hostfile
@@ -60,10 +61,18 @@ def supervised(
         output.say(f"one rank for each NUMA node: {counts}; use -n N or slots to change it")
     hosts, spares = hosts[: len(hosts) - command.spares], hosts[len(hosts) - command.spares :]
     size = sum(map(len, place_ranks(command.ranks, hosts).values()))
-    job = Job(command.command, size, str(pathlib.Path.cwd()), forwarded(command.env), keeps=command.restarts > 0)
+    is_engine = has_parent_server()
+    keeps = is_engine or command.restarts > 0
+    job = Job(command.command, size, str(pathlib.Path.cwd()), forwarded(command.env), keeps=keeps)
     policy = Policy(command.restarts, command.min_ranks, command.stop_timeout)
     again = AGAIN in os.environ
-    return Supervisor(job, hosts, policy, output, agent, children, reached=again, keeper=keeper, spares=spares).run()
+    return Supervisor(
+        *(job, hosts, policy, output, agent, children),
+        reached=again,
+        keeper=keeper,
+        spares=spares,
+        may_restart=may_restart if is_engine else None,
+    ).run()
 
 
 def server_of(command: LaunchCommand) -> "tuple[list[str], ServeConfig] | None":
@@ -74,7 +83,7 @@ def server_of(command: LaunchCommand) -> "tuple[list[str], ServeConfig] | None":
     words = command.command
     at = words.index("serve") if "serve" in words else 0
     is_ours = at > 0 and pathlib.Path(words[at - 1]).name in ("ckdist", "ckdist.cli.main")
-    if not is_ours or DIRECTORY in os.environ or command.spares or not hosts_of(command)[0].is_this:
+    if not is_ours or has_parent_server() or command.spares or not hosts_of(command)[0].is_this:
         return None
     from ckdist.cli.arguments import parse_arguments
     from ckdist.config.serve_config import ServeConfig

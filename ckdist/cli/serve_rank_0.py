@@ -23,7 +23,7 @@ from ckdist.engine.load_model import load_model
 from ckdist.engine.loaded_model import Model
 from ckdist.engine.model_engine import make_engine
 from ckdist.engine.rank_reports import RankReports
-from ckdist.engine.socket_directory import socket_directory
+from ckdist.engine.socket_directory import AGAIN, socket_directory
 from ckdist.hub.bundled import BUNDLED
 from ckdist.models.spec import ModelSpec
 from ckdist.serve.process import HttpProcess
@@ -115,7 +115,7 @@ def load_engine(config: ServeConfig, world: World) -> tuple[Model, Engine, Token
         limit = config.max_step_ms / 1000 or math.inf
         engine, tokenizer = make_engine(model, config, config.max_queue + config.parallel, limit)
         if engine.grammars is not None and tokenizer.eos_token_ids:
-            engine.grammars.prepare()
+            engine.grammars.prepare(wait=AGAIN not in os.environ)
         pooling = stored_pooling(model.checkpoint) if config.pooling == "auto" else config.pooling
         if pooling == "rank" and model.spec.scorer is None:
             from ckdist.weights.stored_ranking import stored_ranking

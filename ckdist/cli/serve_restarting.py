@@ -23,7 +23,7 @@ from ckdist.cli.model_table import ModelEntry
 from ckdist.cli.serve import DRAIN_SIGNALS
 from ckdist.cli.server_start import ANSWERING_SECONDS, Listeners, model_name, open_line, open_listeners, say_ready
 from ckdist.config.serve_config import ServeConfig
-from ckdist.engine.socket_directory import READY, SOCKET, socket_address, socket_directory
+from ckdist.engine.socket_directory import LOST, READY, SOCKET, socket_address, socket_directory
 from ckdist.errors import EngineError
 from ckdist.hub.bundled import BUNDLED
 from ckdist.launcher.keeper import Keeper
@@ -50,6 +50,8 @@ class RestartedEngine:
 
     Attributes:
         is_ready: Whether an engine has been ready.
+        news: Set if a line about the engine has arrived, or its output has ended.
+        lost: Why its ranks have ended; "" unless their launcher waits for `restart` or `give_up`.
     """
 
     def __init__(
@@ -64,7 +66,7 @@ class RestartedEngine:
         self._keeper = None if config.no_keep_weights else Keeper()
         self._ranks = ranks or wanted_ranks(config)
         self.is_ready = False
-        self._is_stuck = False
+        self._is_stuck, self.lost, self.news = False, "", threading.Event()
         self._restarted_at: deque[float] = deque()
         self._start()
 
@@ -95,8 +97,8 @@ class RestartedEngine:
                 self.job.kill()
 
     def restart(self, http: HttpProcess) -> None:
-        """Starts the engine again, which has ended. Raises EngineError if that happened too often."""
-        reason, now = self.job.reason(), time.monotonic()
+        """Starts the engine or its ranks again. Raises EngineError if that happened too often."""
+        reason, now = self.lost or self.job.reason(), time.monotonic()
         pathlib.Path(self._directory, SOCKET).unlink(missing_ok=True)
         http.expect_next_engine()
         while self._restarted_at and now - self._restarted_at[0] > self._within:
@@ -106,7 +108,16 @@ class RestartedEngine:
             raise EngineError(f"the engine has ended ({reason}); {most}")
         self._restarted_at.append(now)
         log.warning("the engine has ended (%s); it is restarted, and its requests go on", reason)
-        self._start()
+        self.lost, self._begun = "", now
+        if self.job.has_ended:
+            self._start()
+        else:
+            self.job.answer(restart=True)
+
+    def give_up(self) -> None:
+        """Makes the launcher of ranks that have ended end too."""
+        self.lost = ""
+        self.job.answer(restart=False)
 
     def stop(self) -> None:
         """Ends the engine, which may store blocks and write a trace."""
@@ -121,13 +132,17 @@ class RestartedEngine:
 
     def _read(self) -> None:
         """Collects the lines about the engine's start."""
-        lines, found = list[str](), self._lines
-        for data in self.job.output:
+        lines, found, job = list[str](), self._lines, self.job
+        for data in job.output:
             line = data.decode(errors="replace").rstrip("\n")
             before, _, task = line.partition(READY)
             if task and before in ("", RANK_0):
                 found.put([*lines, task])
+            if line.startswith(LOST) and job is self.job:
+                self.lost = line[len(LOST) :]
             lines.append(line)
+            self.news.set()
+        self.news.set()
 
 
 def run(config: ServeConfig, launch: Sequence[str] = (), restarts: int = 0, ranks: int = 0) -> int:
@@ -188,7 +203,14 @@ def _serve(config: ServeConfig, listeners: Listeners, name: str, engine: Restart
                 return _failed_start(engine)
             else:
                 engine.restart(http)
-        time.sleep(LOOK_SECONDS if engine.is_ready else START_LOOK_SECONDS)
+        elif engine.lost:
+            if ending.is_set() or not engine.is_ready:
+                engine.give_up()
+            else:
+                engine.restart(http)
+        hurries = not engine.is_ready or engine.news.is_set()  # a process ends soon after its output
+        engine.news.clear()
+        engine.news.wait(START_LOOK_SECONDS if hurries else LOOK_SECONDS)
     if failure := http.failure():
         raise failure
     engine.stop()

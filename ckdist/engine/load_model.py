@@ -136,9 +136,9 @@ def open_shares(config: EngineConfig, world: World, checkpoint: Checkpoint) -> t
     """The relative shares of the ranks by --tensor-split; () if they are equal. A collective call."""
     if config.tensor_split == "even" and len(set(world.hosts)) == 1:
         return ()
-    from ckdist.layouts.rank_shares import rank_shares
+    from ckdist.engine.kept_choice import kept_shares
 
-    return together(world, lambda: rank_shares(config, world, checkpoint))
+    return kept_shares(config, world, checkpoint)
 
 
 def load_colocated(request: dict[str, Any], world: World, colocation: Colocation) -> Model:

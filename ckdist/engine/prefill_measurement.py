@@ -1,6 +1,7 @@
 """Measures the first layer of a model in both forms of prefill, and sets the form."""
 
 import functools
+import os
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -10,6 +11,7 @@ import numpy as np
 
 from ckdist.comm.world_protocol import World
 from ckdist.config.engine_config import EngineConfig
+from ckdist.engine.socket_directory import AGAIN
 from ckdist.engine.start_measurement import kept_or_measured
 from ckdist.layouts.prefill_choice import Measured, PrefillChoice, choose, compare
 from ckdist.program.executable import DECODE, PREFILL, Executable
@@ -39,8 +41,10 @@ def choose_prefill(
         return PrefillChoice(0, "token-parallel, as --prefill says")
     if unmeasured and not remeasure:
         return PrefillChoice(reason=f"tensor-parallel ({unmeasured})")
-    rows, kept = kept_or_measured("prefill", world, executable, held, key, remeasure, lambda: measure(executable))
-    choice = choose(rows, kept)
+    again = AGAIN in os.environ  # requests wait, and both forms give the same bits
+    measured = lambda: [] if again else measure(executable)
+    rows, kept = kept_or_measured("prefill", world, executable, held, key, remeasure, measured)
+    choice = choose(rows, kept) if rows else PrefillChoice(reason="tensor-parallel (not measured after a restart)")
     executable.prefill_from = choice.from_tokens
     return choice
 

@@ -5,7 +5,6 @@ Every function here is called by all ranks of a world together.
 
 import dataclasses
 import functools
-import logging
 from collections.abc import Callable
 
 from ckdist import native
@@ -22,14 +21,12 @@ from ckdist.weights.checkpoint import Checkpoint
 from ckdist.weights.loader import ShardLoader
 from ckdist.weights.packed_type import weight_cost
 
-log = logging.getLogger(__name__)
-
 
 def with_chosen_layout(config: EngineConfig, world: World, checkpoint: Checkpoint) -> EngineConfig:
     """The configuration with its number of stages. A collective call.
 
-    `--layout auto` chooses the number. It is the default over several hosts, unless a flag says how to divide the
-    model.
+    `--layout auto` chooses the number, once for all restarts. It is the default over several hosts, unless a flag says
+    how to divide the model.
     """
     divided = (
         config.pipeline_parallel_size
@@ -40,12 +37,9 @@ def with_chosen_layout(config: EngineConfig, world: World, checkpoint: Checkpoin
     chooses = config.layout == "auto" or not (len(set(world.hosts)) == 1 or divided or config.experts != "auto")
     if not chooses or not checkpoint.spec.generates or checkpoint.spec.reads_whole or checkpoint.spec.shares_layers:
         return dataclasses.replace(config, pipeline_parallel_size=config.pipeline_parallel_size or 1)
-    from ckdist.layouts.layout_choice import choose_layout
+    from ckdist.engine.kept_choice import kept_stages
 
-    choice = choose_layout(world, config, checkpoint)
-    if world.rank == 0:
-        log.info("layout: %s", choice.reason)
-    return dataclasses.replace(config, pipeline_parallel_size=choice.stages)
+    return dataclasses.replace(config, pipeline_parallel_size=kept_stages(config, world, checkpoint))
 
 
 def layers_of_stages(

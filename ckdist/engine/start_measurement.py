@@ -30,7 +30,7 @@ def kept_or_measured(
         held: A context in which this rank does no other work.
         key: Collects all that a kept result depends on, other than this library. A collective call.
         remeasure: Measure even if there is a kept result.
-        measure: Rank 0 calls it, while the other ranks are in `work()`. Rows that are unsure are not kept.
+        measure: Rank 0 calls it, while the other ranks are in `work()`. Rows are kept if all are sure.
     """
     built = hashlib.sha256(native.LIBRARY.read_bytes()).hexdigest()
     whole = json.dumps([built, native.isa(), key()], sort_keys=True)
@@ -44,7 +44,7 @@ def kept_or_measured(
             else:
                 rows = measure()
                 executable.stop()
-                if all(faster is not None for *_, faster in rows):
+                if rows and all(faster is not None for *_, faster in rows):
                     write_kept(name, rows)
         executable.stats(reset=True)  # measured steps do not count, on any rank
     return world.broadcast(rows), bool(world.broadcast(kept))

@@ -64,6 +64,7 @@ class Agent:
             deadline = time.monotonic() + IDLE_SECONDS
             while not self.leaving:
                 self.loop.turn(time.monotonic() + 60)
+                self.children.hurry()
                 if not self.started and self.keeper is None and time.monotonic() > deadline:
                     break
                 over = self.started and self.ranks.done

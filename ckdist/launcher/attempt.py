@@ -74,6 +74,7 @@ class Attempt:
                 self._start()
                 while not self._done and time.monotonic() < self._kill_at:
                     self._loop.turn(self._kill_at)
+                    self._children.hurry()
             return self._outcome()
         finally:
             self._killed = True

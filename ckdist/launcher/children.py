@@ -11,6 +11,7 @@ from typing import IO, Any
 
 import psutil
 
+from ckdist.launcher.ended_threads import end_soon
 from ckdist.launcher.event_loop import EventLoop
 from ckdist.prctl import adopt_orphans, die_with_parent
 
@@ -99,6 +100,11 @@ class Children:
             if child is not None:
                 child.code = child.process.returncode = os.waitstatus_to_exitcode(status)
                 child.ended(child)
+
+    def hurry(self) -> None:
+        """Lets processes that were killed end soon. Call this often."""
+        for pid in self._running:
+            end_soon(pid)
 
     def orphans(self) -> list[psutil.Process]:
         """Returns the processes that ended children have left behind, with all their descendants."""

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from ckdist.errors import ConfigError
 from ckdist.launcher.channel import Channel
-from ckdist.launcher.children import NOT_EXECUTABLE, NOT_FOUND, Child, Children
+from ckdist.launcher.children import NOT_EXECUTABLE, NOT_FOUND, POLL_SECONDS, Child, Children
 from ckdist.launcher.event_loop import EventLoop
 from ckdist.launcher.job import Job
 from ckdist.launcher.keeper import Keeper
@@ -124,8 +124,8 @@ class LocalRanks:
         """Kills the remaining processes, orphans included, and reads the last of the output."""
         self.kill()
         deadline = time.monotonic() + KILL_SECONDS
-        while not self.done and self._loop.turn(deadline):
-            pass
+        while not self.done and self._loop.turn(min(deadline, time.monotonic() + POLL_SECONDS)):
+            self._children.hurry()
         self._children.end_orphans(self._loop)
         deadline = time.monotonic() + OUTPUT_SECONDS
         while any(channel.reads for channel in self._outputs) and self._loop.turn(deadline):

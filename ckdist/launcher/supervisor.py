@@ -43,6 +43,8 @@ class Supervisor:
         spares: Hosts that take the ranks of a host that cannot be reached.
         children: Processes that the caller has started. All other children count as left behind by ranks.
         reached: Whether all hosts have been reached before. Then the first start waits for them.
+        may_restart: Gets the reason of an end. Ranks start again at once with the variables that it returns; None: they
+            do not. Without this function, `policy` decides.
 
     Raises:
         ConfigError: The template, the hosts or the policy cannot be used.
@@ -59,8 +61,9 @@ class Supervisor:
         reached: bool = False,
         keeper: Keeper | None = None,
         spares: Sequence[Host] = (),
+        may_restart: Callable[[str], dict[str, str] | None] | None = None,
     ) -> None:
-        self._spares = list(spares)
+        self._spares, self._may_restart = list(spares), may_restart
         self._keeper = keeper or (Keeper() if job.keeps else None)
         self._resting: dict[str, RemoteRanks] = {}
         self._job, self._policy, self._output = job, policy, output
@@ -92,6 +95,11 @@ class Supervisor:
         used, pause = 0, FIRST_PAUSE
         while True:
             outcome = self._run_once()
+            if self._may_restart and outcome.again and not self._stopped:
+                more = self._may_restart(outcome.reason)
+                if more is not None:
+                    self._job = replace(self._job, environment=self._job.environment | more)
+                    continue
             if time.monotonic() - self._begun > SETTLED_SECONDS:
                 used, pause = 0, FIRST_PAUSE
             if self._stopped or not outcome.again or used >= self._policy.restarts:

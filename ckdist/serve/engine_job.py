@@ -1,6 +1,7 @@
 """An engine as a child of the HTTP process: one job of ranks, which answers on a socket of its own."""
 
 import asyncio
+import contextlib
 import os
 import shutil
 import subprocess
@@ -11,6 +12,7 @@ from typing import IO, TYPE_CHECKING
 from ckdist.config.given_elsewhere import setting_variables
 from ckdist.config.serve_config import ServeConfig
 from ckdist.engine.socket_directory import AGAIN, DIRECTORY, PARENT, PREFIX, TURNS, socket_address
+from ckdist.launcher.ended_threads import end_soon
 from ckdist.python_words import module_words
 from ckdist.serve.error_output import ErrorOutput
 
@@ -65,7 +67,7 @@ class EngineJob:
         try:
             self._process = subprocess.Popen(
                 module_words("ckdist.cli.child_engine", *launch, "serve", *words),
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.PIPE,  # for `answer`
                 stdout=output,
                 stderr=self._errors.writing,
                 start_new_session=True,  # a terminal's Ctrl-C reaches this process, which then drains the job
@@ -84,13 +86,25 @@ class EngineJob:
     @property
     def has_ended(self) -> bool:
         """Whether the job has ended."""
-        return self._process.poll() is not None
+        if self._process.poll() is None:
+            end_soon(self._process.pid)
+            return False
+        return True
 
     @property
     def output(self) -> IO[bytes]:
         """Its standard output, if `output` was a pipe."""
         assert self._process.stdout is not None, "a pipe"
         return self._process.stdout
+
+    def answer(self, restart: bool) -> None:
+        """Answers the launcher of its ranks, which have ended: whether they start again."""
+        assert self._process.stdin is not None, "a pipe"
+        with contextlib.suppress(BrokenPipeError):
+            if restart:
+                os.write(self._process.stdin.fileno(), b"\n")
+            else:
+                self._process.stdin.close()
 
     @property
     def code(self) -> int:

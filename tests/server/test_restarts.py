@@ -71,13 +71,15 @@ def test_streams_go_on_after_the_loss_of_a_launched_rank(launched):
     process, url = launched
     body, begun = {**BODIES[0], "max_tokens": 200, "ignore_eos": True}, threading.Event()
     wanted, http = streamed(url, body), child(launched, "ckdist.serve").pid
-    (rank_1,) = [one for one in child(launched, "ckdist.cli.child_engine").children() if one.environ()["RANK"] == "1"]
+    launcher = child(launched, "ckdist.cli.child_engine")
+    (rank_1,) = [one for one in launcher.children() if one.environ()["RANK"] == "1"]
     with ThreadPoolExecutor(1) as pool:
         answer = pool.submit(streamed, url, body, begun)
         assert begun.wait(30)
         rank_1.kill()
         assert answer.result() == wanted
     assert child(launched, "ckdist.serve").pid == http and not rank_1.is_running()
+    assert launcher.is_running()  # and with it the agents of other hosts, which keep weights
     process.terminate()
     assert process.wait(30) == 0
 

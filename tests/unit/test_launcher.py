@@ -2,16 +2,20 @@
 
 import os
 import pathlib
+import subprocess
+import sys
 
 import pytest
 
 from ckdist.comm.bootstrap.launched_world import describe, inherited
 from ckdist.errors import CommError, ConfigError
 from ckdist.launcher.agent_frames import GREETING, FrameReader, packed
+from ckdist.launcher.ended_threads import end_soon
 from ckdist.launcher.hosts import Host, parse_hosts, place_ranks, read_hostfile
 from ckdist.launcher.local_ranks import Lines
 from ckdist.launcher.remote_ranks import SSH, agent_words
 from tests.support.paths import ROOT
+from tests.support.served import wait_for
 
 
 def test_hosts_of_flags_and_files(tmp_path):
@@ -98,3 +102,22 @@ def test_a_connection_that_was_not_inherited():
         for wrong in (f"1={fd}:{int(inode) + 1}", "1=99999:1", "1", "x=y:z"):
             with pytest.raises(ConfigError, match="a rank starts its world once"):
                 inherited(wrong)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may raise a thread's priority")
+def test_threads_of_a_process_that_ends_get_normal_priority():
+    # Its first thread ends, as after kill -9; the other one waits for its turn.
+    lines = [
+        "import ctypes, os, threading, time",
+        "def idle(): os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0)); print(flush=True); time.sleep(60)",
+        "threading.Thread(target=idle).start()",
+        "ctypes.CDLL(None).pthread_exit(None)",
+    ]
+    code = "\n".join(lines)
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
+        process.stdout.readline()
+        found = lambda: {os.sched_getscheduler(int(t)) for t in os.listdir(f"/proc/{process.pid}/task")}
+        try:
+            wait_for(lambda: end_soon(process.pid) or found() == {os.SCHED_OTHER}, 10)
+        finally:
+            process.kill()
