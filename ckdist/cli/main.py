@@ -28,7 +28,10 @@ COMMANDS = {
     "cache": ("commands:CacheCommand", "list, verify or prune the prompts that --cache-disk has kept"),
     "train": ("commands:TrainCommand", "train a model from scratch, or fine-tune one"),
     "tune": ("tuning_commands:TuneCommand", "fine-tune a model on chats or texts, without a configuration file"),
+    "distill": ("distill_config:DistillConfig", "write a teacher's probabilities of the tokens that a training learns"),
+    "evaluate": ("distill_config:EvaluateConfig", "measure the loss of a model on the tokens that a training learns"),
     "merge": ("tuning_commands:MergeCommand", "write a model with an adapter added to its weights"),
+    "push": ("tuning_commands:PushCommand", "load an adapter into a running server"),
     "data": ("tuning_commands:DataCommand", "check data files, and show the tokens that a training learns"),
     "launch": (
         "launch_config:LaunchCommand",

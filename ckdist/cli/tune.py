@@ -37,6 +37,8 @@ from ckdist.train.tuning import (
 )
 from ckdist.weights.checkpoint import open_checkpoint
 
+LITTLE_HELD_OUT = 10.0  # per cent of little data that are held out for --early-stopping and --samples
+EVALUATIONS = 10  # of an epoch, with one of these
 log = logging.getLogger(__name__)
 SETTINGS_FILE = "train.toml"  # in the output folder: the settings, for `ckdist train`
 
@@ -99,6 +101,7 @@ def _chosen(command: TuneCommand, model: str, world: World) -> tuple[TrainConfig
         "encrypt": command.encrypt,
         "method": command.method,
         **({"beta": command.beta} if command.beta else {}),
+        **({"teacher_file": str(pathlib.Path(command.teacher).absolute())} if command.teacher else {}),
     }
     given = dict(values)
     for text in command.set:
@@ -111,6 +114,10 @@ def _chosen(command: TuneCommand, model: str, world: World) -> tuple[TrainConfig
     values |= default_settings(cache, spec.max_position, command.full, command.lora_r, command.max_length, asked.method)
     if command.learning_rate:
         values["learning_rate"] = command.learning_rate
+    if command.early_stopping or command.samples:
+        held = values["validation_split_percentage"] or LITTLE_HELD_OUT
+        values |= {"early_stopping": command.early_stopping, "samples": command.samples}
+        values |= {"eval_steps": 1, "validation_split_percentage": held}
     for text in command.set:
         override(values, text)
     config = from_mapping(values, "ckdist tune")
@@ -120,6 +127,8 @@ def _chosen(command: TuneCommand, model: str, world: World) -> tuple[TrainConfig
     steps = steps_of(config, cache, world.size, 1.0)
     if "logging_steps" not in given:
         config = replace(config, logging_steps=max(1, min(10, steps // 2)))
+    if config.eval_steps and "eval_steps" not in given:
+        config = replace(config, eval_steps=max(1, steps // EVALUATIONS))
     return config, cache
 
 

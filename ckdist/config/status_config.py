@@ -25,5 +25,10 @@ class StatusConfig(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not re.fullmatch(r"https?://[^/\s]+(/\S*)?", self.url):
-            raise ConfigError(f"the URL ({self.url}) must be http://HOST:PORT or https://HOST:PORT")
+        check_url(self.url)
+
+
+def check_url(url: str) -> None:
+    """Raises ConfigError if this is no URL of a server."""
+    if not re.fullmatch(r"https?://[^/\s]+(/\S*)?", url):
+        raise ConfigError(f"the URL ({url}) must be http://HOST:PORT or https://HOST:PORT")

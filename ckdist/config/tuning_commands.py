@@ -1,11 +1,13 @@
 """Settings of the commands that fine-tune without a configuration file, and that check their data."""
 
+import re
 from dataclasses import dataclass
 
 from ckdist.comm.transports.names import ENCRYPT
 from ckdist.config.commands import GGUF_TYPES
 from ckdist.config.engine_config import NAMES_HELP
 from ckdist.config.options import Settings, option
+from ckdist.config.status_config import check_url
 from ckdist.errors import ConfigError
 
 
@@ -60,6 +62,12 @@ class TuneCommand(Settings):
     beta: float = option(
         0.0, "--beta", within=(0, 1e3), metavar="B", help="strength of a preference's loss (default: 0.1)"
     )
+    teacher: str = option(
+        "",
+        "--teacher",
+        metavar="FILE",
+        help="file of ckdist distill for the same data: learn the teacher's probabilities",
+    )
     epochs: float = option(
         0.0, "--epochs", within=(0, 1e6), metavar="N", help="passes over the data (default: 3, more for little data)"
     )
@@ -70,6 +78,16 @@ class TuneCommand(Settings):
         within=(0, 1e3),
         metavar="RATE",
         help="peak rate (default: 2e-4, 2e-5 with --full; a tenth for preferences)",
+    )
+    samples: int = option(
+        0, "--samples", within=(0, 64), metavar="N", help="held-out prompts that are continued at each validation loss"
+    )
+    early_stopping: int = option(
+        0,
+        "--early-stopping",
+        within=(0, 1 << 20),
+        metavar="N",
+        help="end after N validation losses without an improvement, ten of them an epoch; the result is the best model",
     )
     lora_r: int = option(16, "--lora-r", "--lora-rank", within=(1, 1 << 14), help="rank of the adapter's matrices")
     max_length: int = option(
@@ -117,3 +135,37 @@ class MergeCommand(Settings):
             raise ConfigError(
                 "ckdist merge needs a model, an adapter and a target: ckdist merge -m smollm2 --lora out/adapter m.gguf"
             )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PushCommand(Settings):
+    """`ckdist push`: load an adapter into a running server, for requests that name it."""
+
+    adapter: str | None = option(None, "adapter", metavar="ADAPTER", help="the adapter's folder, or its GGUF file")
+    url: str = option("http://127.0.0.1:8080", "url", metavar="URL", help="the server (default: http://127.0.0.1:8080)")
+    name: str = option("", "--name", metavar="NAME", help="the name that requests give as model")
+    copy_to: str | None = option(
+        None,
+        "--copy-to",
+        metavar="DIR",
+        help="the server's --lora-dir as this host sees it: copy the adapter to DIR/NAME first",
+    )
+    replace: bool = option(False, "--replace", help="replace an adapter of this name; requests that run keep theirs")
+    api_key: str | None = option(
+        None,
+        "--api-key",
+        metavar="KEY",
+        secret=True,
+        help="API key for the server; ps shows it, so prefer CKDIST_API_KEY",
+    )
+    verbose: bool = option(False, "-v", "--verbose", help="log more")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.adapter is None or not self.name:
+            raise ConfigError(
+                "ckdist push needs an adapter, a server and a name: ckdist push out/adapter http://HOST:8080 --name sql"
+            )
+        check_url(self.url)
+        if not re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}", self.name):
+            raise ConfigError(f"--name ({self.name:.100}) must be of letters, digits, dots, - and _")

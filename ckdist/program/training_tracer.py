@@ -1,6 +1,7 @@
 """The forward of a model, traced as part of a loss."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ckdist.errors import ConfigError
@@ -22,14 +23,31 @@ def check_gradient(function: str) -> None:
         raise ConfigError(f"models with the gate function {function} can be served, not trained; {known} can")
 
 
+@dataclass(frozen=True)
+class TeacherLoss:
+    """A loss that follows a teacher: (1 - weight) * cross-entropy + weight * temperature^2 * KL(teacher, student).
+
+    Both distributions of the divergence are softmax(logits / temperature): Hinton et al. 2015, arXiv:1503.02531.
+    """
+
+    choices: int  # most probable tokens of the teacher that are known
+    temperature: float
+    weight: float
+
+
 class TrainingTracer(Tracer):
     """The argument `g` of a loss. Sequences are packed and there is no cache.
 
-    If tokens are sharded, they are divided between sequences.
+    If tokens are sharded, they are divided between sequences. With a `teacher`, the program has two more inputs: its
+    choices' ids and log-probabilities, (tokens, choices).
     """
 
-    def __init__(self, layout: Layout, mesh: Mesh, low_rank: LowRank | None = None):
+    def __init__(self, layout: Layout, mesh: Mesh, low_rank: LowRank | None = None, teacher: TeacherLoss | None = None):
         super().__init__(layout, mesh, low_rank)
+        self.teacher, self.teacher_inputs = teacher, ()
+        if teacher is not None:
+            dims = (self.sharding.tokens, Dim("choices", teacher.choices))
+            self.teacher_inputs = Value("teacher_ids", dims, "i32"), Value("teacher_logprobs", dims)
         self._switches: dict[Value, Value] = {}  # shares -> logits of the shared expert's switch
         self._routed: list[Value] = []  # logits, chosen experts, logits, ... of the layers so far
 
@@ -162,7 +180,31 @@ class TrainingTracer(Tracer):
         return self.attend(q, keys, values, layer=layer, scale=scale, soft_cap=0.0, window=0)
 
     def cross_entropy(self, x: Value, targets: Value, head: Weight, soft_cap: float) -> Value:
-        """The sum of losses of soft_cap(x @ head.T) over tokens with a target. Partial if tokens are sharded."""
+        """The sum of losses of soft_cap(x @ head.T) over tokens with a target. Partial if tokens are sharded.
+
+        Raises ConfigError if there are a teacher's temperature and a soft cap.
+        """
+        if (teacher := self.teacher) is not None:
+            operands, names = (targets, *self.teacher_inputs), ["loss", "lse", "rest"]
+            emit = lambda x, own, its: self.emit(
+                "cross_entropy",
+                (x, *operands),
+                (head,),
+                names,
+                soft_cap=soft_cap,
+                target_weight=own,
+                teacher_weight=its,
+            )[0]
+            weight = teacher.weight * teacher.temperature**2
+            if teacher.temperature == 1:
+                return emit(x, 1 - teacher.weight, weight)
+            if soft_cap:
+                raise ConfigError(
+                    f"a teacher with temperature {teacher.temperature:g} cannot teach a model with soft-capped logits: "
+                    "use --temperature 1 of ckdist distill"
+                )
+            soft = emit(self.scale(x, 1 / teacher.temperature), 0.0, weight)
+            return soft if teacher.weight == 1 else self.add(emit(x, 1 - teacher.weight, 0.0), soft)
         return self.emit("cross_entropy", (x, targets), (head,), ["loss", "lse"], soft_cap=soft_cap)[0]
 
     def balance_loss(self, targets: Value, coefficient: float) -> Value:
@@ -182,7 +224,8 @@ def trace_loss(
     """Traces `loss(g, ids, targets, spec)`, the sum of losses over the tokens of all ranks. `backward` takes it."""
     g = tracer(layout, mesh)
     ids, targets = (Value(name, (g.sharding.tokens,), "i32") for name in ("ids", "targets"))
-    return Program((ids, targets), (loss(g, ids, targets, spec),), tuple(g.instrs), tuple(g.boundaries))
+    inputs = (ids, targets, *g.teacher_inputs)
+    return Program(inputs, (loss(g, ids, targets, spec),), tuple(g.instrs), tuple(g.boundaries))
 
 
 __all__ = ["TrainingTracer", "trace_loss"]

@@ -13,6 +13,9 @@ class PackedBatch:
     targets: np.ndarray  # int32 (tokens,): the token to be predicted; -1: no loss
     starts: np.ndarray  # int32 (sequences + 1,): start of each sequence, and the end of the last
     weights: np.ndarray | None = None  # float32 (tokens,): factor of each token's loss and gradient; None: 1
+    # A teacher's most probable tokens at each target: ids, int32, ascending, and log-probabilities, float32; both
+    # (tokens, choices).
+    teacher: tuple[np.ndarray, np.ndarray] | None = None
 
     def tokens_to_learn_from(self) -> int:
         """Number of tokens in sequences that have a target. Other sequences add nothing to a loss."""

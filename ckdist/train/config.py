@@ -39,7 +39,9 @@ OTHER_NAMES = {
     "clip_grad": "max_grad_norm", "gradient_checkpointing": "activation_checkpointing", "r": "lora_r",
     "rank": "lora_r", "lora_rank": "lora_r", "alpha": "lora_alpha", "target_modules": "lora_target_modules",
     "resume_from_checkpoint": "resume", "beta1": "adam_beta1", "beta2": "adam_beta2", "tp": "tensor_parallel_size",
-    "pp": "pipeline_parallel_size", "dp": "data_parallel_size", "wd": "weight_decay",
+    "teacher": "teacher_file", "distill": "teacher_file",
+    "patience": "early_stopping", "early_stopping_patience": "early_stopping", "pp": "pipeline_parallel_size",
+    "dp": "data_parallel_size", "wd": "weight_decay",
 }  # fmt: skip
 
 
@@ -91,7 +93,9 @@ class TrainConfig(Settings):
     seed: int = option(42, help="seed of the shuffle and of new weights", within=(0, (1 << 63) - 1))
 
     optim: str = option(
-        "adamw", help="adamw (weight decay decoupled, none on norms and biases) or sgd", choices=("adamw", "sgd")
+        "adamw",
+        help="adamw (weight decay decoupled, none on norms and biases), sgd, or muon (matrices; adamw for the rest)",
+        choices=("adamw", "sgd", "muon"),
     )
     learning_rate: float = option(5e-5, help="peak learning rate", within=(0, 1e3))
     weight_decay: float = option(
@@ -100,6 +104,7 @@ class TrainConfig(Settings):
     adam_beta1: float = option(0.9, help="decay of the running mean of gradients", within=(0, 0.999999))
     adam_beta2: float = option(0.999, help="decay of the running mean of squared gradients", within=(0, 0.99999999))
     adam_epsilon: float = option(1e-8, help="added to the root of the mean of squared gradients", within=(0, 1))
+    muon_momentum: float = option(0.95, help="momentum of muon's matrices", within=(0, 0.999999))
     momentum: float = option(0.9, help="momentum of sgd", within=(0, 0.999999))
     max_grad_norm: float = option(1.0, help="clip the gradient's global norm to this; 0: no clipping", within=(0, 1e9))
     lr_scheduler_type: str = option("linear", help="shape of the learning rate after the warm-up", choices=SCHEDULES)
@@ -125,6 +130,11 @@ class TrainConfig(Settings):
     rpo_alpha: float = option(0.0, help="dpo: weight of the chosen answers' cross-entropy", within=(0, 1e3))
     desirable_weight: float = option(1.0, help="kto: weight of answers with a true label", within=(0, 1e3))
     undesirable_weight: float = option(1.0, help="kto: weight of answers with a false label", within=(0, 1e3))
+
+    teacher_file: str = option("", help="file of ckdist distill for this data: the loss follows a teacher")
+    teacher_weight: float = option(
+        1.0, help="weight of the divergence from the teacher; 1 - this is that of the cross-entropy", within=(0, 1)
+    )
 
     router_aux_loss_coef: float = option(
         -1.0, help="coefficient of the load-balancing loss of experts; 0: none; -1: the model's own", within=(-1, 1e6)
@@ -167,8 +177,19 @@ class TrainConfig(Settings):
         ("q_proj", "v_proj"), help="linear layers that get LoRA's matrices; all-linear: all of them"
     )
 
+    use_rslora: bool = option(False, help="scale LoRA's product by alpha / sqrt(rank) (rsLoRA)")
+
     logging_steps: int = option(10, help="steps between lines of metrics.jsonl", within=(1, MAX_STEPS))
     eval_steps: int = option(0, help="steps between validation losses; 0: only at the end", within=(0, MAX_STEPS))
+    samples: int = option(
+        0, help="held-out prompts that are continued, without randomness, at each validation loss", within=(0, 64)
+    )
+    early_stopping: int = option(
+        0,
+        help="validation losses without an improvement after which training ends; the model is then that of the best "
+        "one; 0: never",
+        within=(0, MAX_STEPS),
+    )
     save_steps: int = option(500, help="steps between checkpoints; 0: only at the end", within=(0, MAX_STEPS))
     save_total_limit: int = option(2, help="checkpoints that are kept; 0: all", within=(0, 1 << 20))
     resume: str = option(
@@ -196,6 +217,13 @@ class TrainConfig(Settings):
                 f"{len(self.train_file)} entries: give one for each"
             )
         self._check_method()
+        for name, value in (("zero_stage", 0), ("tensor_parallel_size", 1)) if self.optim == "muon" else ():
+            if getattr(self, name) != value:
+                raise ConfigError(f"{name} ({getattr(self, name)}) must be {value} for muon: it needs whole matrices")
+        if self.samples and self.pipeline_parallel_size > 1:
+            raise ConfigError(f"samples ({self.samples}) need pipeline_parallel_size 1: a rank needs all layers")
+        if self.early_stopping and not self.eval_steps:
+            raise ConfigError(f"early_stopping ({self.early_stopping}) needs validation losses: set eval_steps")
         if self.lora_r and not self.model_name_or_path:
             raise ConfigError(f"lora_r ({self.lora_r}) needs a model to continue from: set model_name_or_path")
         if self.resume in ("", "latest"):
@@ -216,6 +244,17 @@ class TrainConfig(Settings):
                 raise ConfigError(f"{name} ({value}) has no effect with method {self.method}: leave it out")
         if self.method != "sft" and self.train_file_weights:
             raise ConfigError(f"train_file_weights has no effect with method {self.method}: leave it out")
+        if self.teacher_file:
+            others = {"method": "sft", "validation_file": (), "pipeline_parallel_size": 1}
+            for name, value in others.items():
+                if getattr(self, name) != value:
+                    raise ConfigError(
+                        f"{name} ({getattr(self, name)}) is not supported with a teacher_file: leave it out"
+                    )
+        elif self.teacher_weight != 1:
+            raise ConfigError(
+                f"teacher_weight ({self.teacher_weight:g}) has no effect without a teacher_file: give one"
+            )
 
     def as_dict(self) -> dict[str, Any]:
         """The fields by name."""

@@ -19,7 +19,7 @@ from ckdist.models.spec import ModelSpec, MoeFfn
 from ckdist.models.training_loss import loss
 from ckdist.native import lib
 from ckdist.program.program import Program, Weight
-from ckdist.program.training_tracer import TrainingTracer, trace_loss
+from ckdist.program.training_tracer import TeacherLoss, TrainingTracer, trace_loss
 from ckdist.regular_file import write_synced
 from ckdist.tokens.tokenizer import Tokenizer
 from ckdist.tokens.tokenizer_source import tokenizer_of
@@ -152,8 +152,9 @@ def open_model(config: TrainConfig) -> TrainedModel:
             f"max_length ({config.max_length}) is more than the {spec.max_position} positions of the model"
         )
     targets = MODULES if config.lora_target_modules == (ALL_LINEAR,) else config.lora_target_modules
-    lora = Lora(config.lora_r, config.lora_alpha, targets) if config.lora_r else None
-    tracer = functools.partial(TrainingTracer, low_rank=lora.low_rank()) if lora else TrainingTracer
+    lora = Lora(config.lora_r, config.lora_alpha, targets, config.use_rslora) if config.lora_r else None
+    teacher = teacher_loss(config) if config.teacher_file else None
+    tracer = functools.partial(TrainingTracer, low_rank=lora.low_rank() if lora else None, teacher=teacher)
     program = trace_loss(loss, spec, SINGLE, Mesh({"dp": 1}), tracer)
     weights = tuple(w for w in trainable(program) if not lora or ".lora_" in w.name)
     if lora and not weights:
@@ -175,6 +176,14 @@ def open_model(config: TrainConfig) -> TrainedModel:
         config.tokenizer_name or (config.model_name_or_path if checkpoint else Path(config.output_dir) / "tokenizer")
     )
     return TrainedModel(spec, values, program, weights, load, lora, tracer, checkpoint, folder)
+
+
+def teacher_loss(config: TrainConfig) -> TeacherLoss:
+    """The loss that the header of the teacher's file describes. Raises ConfigError if there is no such file."""
+    from ckdist.train.data.teacher_file import read_header
+
+    header = read_header(config.teacher_file)
+    return TeacherLoss(header.choices, header.temperature, config.teacher_weight)
 
 
 def balanced(spec: ModelSpec, coefficient: float) -> ModelSpec:

@@ -71,7 +71,7 @@ def write_folder(
     """
     out.mkdir(parents=True, exist_ok=True)
     # Weights are saved as floats.
-    own = {name: value for name, value in config.items() if name != "quantization_config"}
+    own = {name: value for name, value in config.items() if name not in ("quantization_config", "dtype")}
     config = {"architectures": [family(spec.family).architectures[0]], **own, "torch_dtype": save_dtype}
     config |= {"vocab_size": spec.vocab_size, "tie_word_embeddings": spec.tie_embeddings}
     if "eos_token_id" not in config:

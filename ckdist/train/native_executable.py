@@ -51,6 +51,22 @@ def _once_read(lowered: Lowered) -> list[tuple[int, int]]:
     return [(begin, end) for begin, end in pages if begin < end]
 
 
+def _teacher(batch: PackedBatch, choices: int) -> tuple[np.ndarray | None, np.ndarray | None, int]:
+    """A teacher's ids, log-probabilities and number of choices, (None, None, 0) for a loss without one.
+
+    Raises ConfigError if the batch has another number of choices.
+    """
+    if not choices:
+        return None, None, 0
+    shape = len(batch.token_ids), choices
+    if batch.teacher is None or any(np.shape(array) != shape for array in batch.teacher):
+        raise ConfigError(
+            f"the loss follows a teacher: pass ids and log-probabilities of shape {shape} with each batch"
+        )
+    ids, logprobs = batch.teacher
+    return np.ascontiguousarray(ids, np.int32), np.ascontiguousarray(logprobs, np.float32), choices
+
+
 class NativeExecutable:
     """A model's loss and gradients on this rank's batches.
 
@@ -81,6 +97,7 @@ class NativeExecutable:
         self.pool = pool or ThreadPool(1)
         self._stored = stored or {}
         lowered = program.lowered
+        self.choices = max(step.fields.get("choices", 0) for step in lowered.steps)
         self._frozen, self._pages = _once_read(lowered), None
         shapes = program.shards.shapes
         every = {place.name: shapes[place.name] for place in lowered.parameters if not place.stored}
@@ -158,6 +175,15 @@ class NativeExecutable:
         self._run(batch, 0, token_losses=losses)
         return losses
 
+    def best_tokens(self, batch: PackedBatch) -> np.ndarray:
+        """Returns the token with the largest logit after each token with a target, int32 (tokens,); -1 at others.
+
+        The rank must have all layers.
+        """
+        best = np.empty(len(batch.token_ids), np.int32)
+        self._run(batch, 0, best_tokens=best)
+        return best
+
     def _run(
         self,
         batch: PackedBatch,
@@ -166,6 +192,7 @@ class NativeExecutable:
         backward: bool = False,
         reduce: bool = False,
         token_losses: np.ndarray | None = None,
+        best_tokens: np.ndarray | None = None,
     ) -> float:
         """Runs one pass and returns its sum of losses."""
         ids, targets, starts = (
@@ -184,7 +211,8 @@ class NativeExecutable:
             raise ConfigError(f"a batch has {len(ids)} tokens and {len(weights)} weights; pass one weight per token")
         if self._handle is None:
             raise ConfigError("this executable is closed")
-        given = [ids, targets, starts, len(ids), len(starts) - 1, weights, token_losses]
+        given = [ids, targets, starts, len(ids), len(starts) - 1, weights, token_losses, *_teacher(batch, self.choices)]
+        given.append(best_tokens)
         kept = self._kept[chunk] + slot * self.program.lowered.kept_bytes[chunk]
         clear = backward and self._fresh[chunk]
         one_pass = [2 * chunk + backward, clear, reduce, kept]

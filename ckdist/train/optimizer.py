@@ -1,4 +1,4 @@
-"""AdamW and SGD over an arena of parameters: clipping by the global norm, skipped steps, state sharded over replicas.
+"""AdamW, SGD and Muon over an arena of parameters: clipping by the global norm, skipped steps, state over replicas.
 
 One fused native pass updates parameters and state. With `zero_stage` 1 each replica holds the state of its own part
 only (Rajbhandari et al. 2020, arXiv:1910.02054): gradients are reduce-scattered, each part is updated, and the parts
@@ -8,6 +8,7 @@ are gathered.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -20,7 +21,7 @@ from ckdist.train.config import TrainConfig
 from ckdist.train.ranks import TrainingRanks
 
 lib = native.lib
-STATES = {"adamw": ("exp_avg", "exp_avg_sq"), "sgd": ("momentum_buffer",)}
+STATES = {"adamw": ("exp_avg", "exp_avg_sq"), "sgd": ("momentum_buffer",), "muon": ("exp_avg", "exp_avg_sq")}
 SAVE_TAG = 1000
 
 
@@ -66,7 +67,7 @@ class Optimizer:
         ranks = ranks or TrainingRanks(Mesh())
         self._sharing = ranks.data if config.zero_stage else None  # ranks over which the state is sharded
         self._summed_over = [c for c in (self._sharing, ranks.tensor, ranks.stages) if c is not None]
-        self._tensor, self._ends = ranks.tensor, ranks.ends
+        self._tensor, self._ends, self._data = ranks.tensor, ranks.ends, ranks.data
         self._replicated = list(replicated) if ranks.tensor is not None else []
         self._tied = list(tied) if ranks.ends is not None else []
         size = parameters.flat.size
@@ -186,8 +187,29 @@ class Optimizer:
         if c.optim == "adamw":
             numbers = [c.adam_beta1, c.adam_beta2, c.adam_epsilon]
             native.call(lib.ckdist_optimizer_adamw, self._native, update, *numbers, *state)
+        elif c.optim == "muon":
+            self._update_muon(update)
         else:
             native.call(lib.ckdist_optimizer_sgd, self._native, update, c.momentum, *state)
+
+    def _update_muon(self, update: dict[str, Any]) -> None:
+        """Updates the matrices by Muon, and each other parameter by AdamW. Nothing is sharded."""
+        from ckdist.train import muon
+
+        c, shapes = self.config, self.parameters.shapes
+        numbers = [c.adam_beta1, c.adam_beta2, c.adam_epsilon]
+        for index, (name, (begin, end)) in enumerate(self.parameters.places.items()):
+            if not muon.is_matrix(name, shapes[name]):
+                own = {"ends": np.array([end - begin]), "decays": self._decays[index : index + 1], "parts": 1}
+                own |= {"n": end - begin, "parameters": self.parameters.flat[begin:end]}
+                own["gradients"] = self.gradients.flat[begin:end]
+                state = [array[begin:end] for array in self.state.values()]
+                native.call(lib.ckdist_optimizer_adamw, self._native, update | own, *numbers, *state)
+        momentum, rate = Arena(shapes, self.state["exp_avg"]), update["learning_rate"]
+        muon.update(
+            self.parameters, self.gradients, momentum, update["gradient_scale"], rate, c.muon_momentum, c.weight_decay,
+            self._data,
+        )  # fmt: skip
 
     def gather(self, name: str) -> Arena | None:
         """Returns one state of all of this rank's parameters.

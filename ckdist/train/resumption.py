@@ -15,6 +15,7 @@ REFUSED = {
     "model_config": "it would be another model",
     "lora_r": "the matrices would have other shapes",
     "lora_alpha": "the learned matrices would be scaled by another factor",
+    "use_rslora": "the learned matrices would be scaled by another factor",
     "lora_target_modules": "other layers would have matrices",
     "method": "the loss would be another",
     "max_length": "the position in the data counts rows of max_length",
@@ -27,8 +28,9 @@ REFUSED = {
 NAMED = (
     "model_name_or_path", "num_train_epochs", "max_steps", "validation_file", "per_device_train_batch_size",
     "gradient_accumulation_steps", "learning_rate", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon",
-    "momentum", "max_grad_norm", "lr_scheduler_type", "warmup_steps", "warmup_ratio", "num_decay_steps",
-    "min_lr_ratio", "router_aux_loss_coef", "bf16", "beta", "loss_type", "rpo_alpha", "desirable_weight",
+    "momentum", "muon_momentum", "max_grad_norm", "lr_scheduler_type", "warmup_steps", "warmup_ratio",
+    "num_decay_steps", "min_lr_ratio", "router_aux_loss_coef", "bf16", "beta", "teacher_file", "teacher_weight",
+    "loss_type", "rpo_alpha", "desirable_weight",
     "undesirable_weight",
 )  # fmt: skip
 # The tokens' digest covers these four.
@@ -37,7 +39,8 @@ OF_THE_DATA = ("train_file", "text_column", "bad_lines", "tokenizer_name")
 WITHOUT_EFFECT = (
     "output_dir", "cache_dir", "activation_checkpointing", "tensor_parallel_size", "data_parallel_size",
     "pipeline_parallel_size", "virtual_pipeline_parallel_size", "expert_parallel_size", "zero_stage", "threads",
-    "transport", "ddp_timeout", "logging_steps", "eval_steps", "save_steps", "save_total_limit", "resume",
+    "transport", "ddp_timeout", "logging_steps", "eval_steps", "samples", "early_stopping",
+    "save_steps", "save_total_limit", "resume",
     "save_dtype", "report_to", "encrypt",
 )  # fmt: skip
 SCHEDULE = ("learning_rate", "lr_scheduler_type", "warmup_steps", "warmup_ratio", "num_decay_steps", "min_lr_ratio")

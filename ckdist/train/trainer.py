@@ -192,6 +192,7 @@ class Trainer:
         if config.method != "sft":
             self.preference = PreferenceStep(config, self.executable, self.ranks)
             self.preference.measure_reference(*data.rows)  # with the weights before training
+        self._check_validation()
         self._resume(Path(resumed) if resumed else None)
         self.schedule = Schedule.of(config, self.state.steps)
         self.lost = LostSteps(config.learning_rate, self.state.skipped_steps)
@@ -199,6 +200,13 @@ class Trainer:
         self._log_memory(mesh, needed)
         if world.rank == 0:
             self.report = Report(self.output, self.state.step, self.state.steps, config.report_to)
+
+    def _check_validation(self) -> None:
+        """Raises ConfigError for settings that need validation data, if there is none."""
+        for name in ("early_stopping", "samples"):
+            number = getattr(self.config, name)
+            if number and self.validation is None:
+                raise ConfigError(f"{name} ({number}) needs validation data: set validation_file")
 
     def _loaded(self, make_executable: MakeExecutable, program: LossProgram) -> NativeExecutable:
         """Makes the executable while other threads compare the base model's files over hosts. A collective call.
@@ -319,12 +327,14 @@ class Trainer:
     def run(self, on_step: OnStep | None, should_stop: ShouldStop | None) -> StepReport | None:
         """Trains to the end, or until `should_stop`. Returns the last step's report. Raises the errors of `train`."""
         c, last, stop, unsaved = self.config, None, False, False
-        while self.state.step < self.state.steps and not stop:
+        while self.state.step < self.state.steps and not stop and not self._is_past_best():
             last, stop = self._step(should_stop)
             step, unsaved = last.step, True
             at_end = step == self.state.steps
             if self.validation is not None and (at_end or (c.eval_steps and step % c.eval_steps == 0)):
                 last = replace(last, eval_loss=self.evaluate())
+                self._compare(last.eval_loss)
+                self._show_samples()
             if self.report is not None:
                 self.report.show(last)
                 if step % c.logging_steps == 0 or at_end or last.skipped or last.eval_loss is not None:
@@ -337,10 +347,36 @@ class Trainer:
                 unsaved = False
         if unsaved:
             self._save()
-        if self.state.step >= self.state.steps:
+        if c.early_stopping and (self.state.step >= self.state.steps or self._is_past_best()):
+            best, at = self.state.best_loss, self.state.best_step
+            self._say(f"the best validation loss is {best} at step {at}; the model is that of this step")
+        elif self.state.step >= self.state.steps:
             self._write_model()
         self.world.gather(None)  # all ranks leave together
         return last
+
+    def _show_samples(self) -> None:
+        """Continues some held-out prompts on the first replica, and prints them."""
+        if self.config.samples and self.validation is not None and self.ranks.mesh.index("dp") == 0:
+            from ckdist.train.samples import continued
+
+            for line in continued(self.executable, self.validation, self.tokenizer, self.config):
+                self._say(f"step {self.state.step} sample: {line}")
+
+    def _is_past_best(self) -> bool:
+        """Whether `early_stopping` ends the training."""
+        return 0 < self.config.early_stopping <= self.state.not_better
+
+    def _compare(self, loss: float | None) -> None:
+        """With `early_stopping`, writes the model if no validation loss was smaller. A collective call."""
+        s = self.state
+        if not self.config.early_stopping or loss is None:
+            return
+        if math.isfinite(loss) and (not s.best_step or loss < s.best_loss):
+            self.state = replace(s, best_loss=loss, best_step=s.step, not_better=0)
+            self._write_model()
+        else:
+            self.state = replace(s, not_better=s.not_better + 1)
 
     def _step(self, should_stop: ShouldStop | None) -> tuple[StepReport, bool]:
         """Makes one step. Returns its report, and whether any rank wants to stop after it."""

@@ -49,6 +49,9 @@ class TrainState:
     rows_of_step: int = 0
     steps: int = 0  # planned in all
     planned: str = ""  # the settings that `steps` was computed from
+    best_step: int = 0  # of the smallest validation loss, with early_stopping; 0: there is none
+    best_loss: float = 0.0
+    not_better: int = 0  # validation losses since then
     settings: dict[str, Any] = field(default_factory=dict)  # the configuration; {} in older checkpoints
 
 

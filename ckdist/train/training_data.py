@@ -5,10 +5,12 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ckdist.comm.agreement import agree
+from ckdist.comm.world import together
 from ckdist.comm.world_protocol import World
 from ckdist.errors import ConfigError
 from ckdist.mesh import Mesh
@@ -24,6 +26,9 @@ from ckdist.train.data.token_cache import TokenCache, open_cache
 from ckdist.train.data.token_rows import Rows, split
 from ckdist.train.data.truncation import count_truncated, describe_truncation
 from ckdist.train.ranks import full_replicas
+
+if TYPE_CHECKING:
+    from ckdist.train.data.teacher_file import TeacherFile
 
 log = logging.getLogger(__name__)
 
@@ -69,6 +74,8 @@ def _own_batches(config: TrainConfig, mesh: Mesh, source: BatchSource) -> Traini
         raise ConfigError("a batch source has no end: set max_steps")
     if config.method != "sft":
         raise ConfigError(f"a batch source has no preferences: method {config.method} needs train_file")
+    if config.teacher_file:
+        raise ConfigError("a batch source has no teacher: teacher_file needs train_file")
     tokens = config.per_device_train_batch_size * config.max_length
     return TrainingData(OwnBatches(source, mesh.index("dp"), mesh.size("dp"), tokens))
 
@@ -81,6 +88,7 @@ def _file_batches(config: TrainConfig, world: World, mesh: Mesh, tokenizer: Toke
     for path in sorted({path.resolve() for path in files} & {path.resolve() for path in held_files}):
         say(f"{path} is in train_file and in validation_file: the validation loss is of what was learned")
     cache = _open_cache(c, world, files, tokenizer, folder)
+    teacher = _open_teacher(c, world, cache, tokenizer) if c.teacher_file else None
     if world.rank == 0:
         for line in cache.report.lines():
             log.info("train_file: %s", line)
@@ -92,7 +100,7 @@ def _file_batches(config: TrainConfig, world: World, mesh: Mesh, tokenizer: Toke
         say(line)
     if counts.divided and world.rank == 0:
         log.info("%d of %d texts are longer than max_length and are learned in parts", counts.divided, counts.texts)
-    rows = rows_of(c, cache, documents, passes=_passes(c, cache, documents))
+    rows = rows_of(c, cache, documents, passes=_passes(c, cache, documents), teacher=teacher)
     if isinstance(rows, PreferenceRows) and rows.dropped:
         say(
             f"train_file: {rows.dropped} preferences are left out: max_length ({c.max_length}) leaves none of an answer"
@@ -108,7 +116,7 @@ def _file_batches(config: TrainConfig, world: World, mesh: Mesh, tokenizer: Toke
             f"{mesh.size('dp')} of {full_replicas(mesh)} replicas go on: each computes up to {batches.accumulation} "
             f"batches of a step, not {c.gradient_accumulation_steps}, so a step keeps its {batches.rows_of_step} rows"
         )
-    return TrainingData(batches, _validation(c, validated, held, say), cache.digest)
+    return TrainingData(batches, _validation(c, validated, held, say, teacher), cache.digest)
 
 
 def rows_of(
@@ -117,11 +125,25 @@ def rows_of(
     documents: np.ndarray,
     shuffle: bool = True,
     passes: np.ndarray | None = None,
+    teacher: "TeacherFile | None" = None,
 ) -> Rows:
     """The rows of some documents of a cache, which the method of a training decides."""
+    if teacher is not None:
+        from ckdist.train.data.teacher_rows import TeacherRows
+
+        return TeacherRows(teacher, cache, documents, config.max_length, config.seed, shuffle, passes)
     if config.method == "sft":
         return Rows(cache, documents, config.max_length, config.seed, shuffle, passes)
     return PreferenceRows(cache, documents, config.max_length, config.seed, config.method, shuffle)
+
+
+def _open_teacher(config: TrainConfig, world: World, cache: TokenCache, tokenizer: Tokenizer) -> "TeacherFile":
+    """Opens the teacher's file. One rank of each host reads all of it while the others wait."""
+    from ckdist.train.data.teacher_file import TeacherFile
+
+    teacher = together(world, lambda: TeacherFile(config.teacher_file))
+    together(world, lambda: teacher.verify(cache, tokenizer) if world.local_rank == 0 else None)
+    return teacher
 
 
 def _passes(c: TrainConfig, cache: TokenCache, documents: np.ndarray) -> np.ndarray | None:
@@ -136,7 +158,13 @@ def _passes(c: TrainConfig, cache: TokenCache, documents: np.ndarray) -> np.ndar
     return by_file[cache.file_numbers()[documents]]
 
 
-def _validation(c: TrainConfig, cache: TokenCache, held: np.ndarray, say: Callable[[str], None]) -> Rows | None:
+def _validation(
+    c: TrainConfig,
+    cache: TokenCache,
+    held: np.ndarray,
+    say: Callable[[str], None],
+    teacher: "TeacherFile | None" = None,
+) -> Rows | None:
     """The rows of the documents `held`; None if nothing is held out, or nothing of it can be learned."""
     if not len(held):
         if held_out_percentage(c):
@@ -151,7 +179,7 @@ def _validation(c: TrainConfig, cache: TokenCache, held: np.ndarray, say: Callab
             raise
         say(f"there is no validation loss: {error}")
         return None
-    validation = rows_of(c, cache, held, shuffle=False)
+    validation = rows_of(c, cache, held, shuffle=False, teacher=teacher)
     if (rows := validation.count(0)) > EVAL_ROWS:
         say(f"the validation loss is taken on the first {EVAL_ROWS} of {rows} rows of max_length")
     return validation

@@ -44,11 +44,15 @@ Matrices = dict[str, np.ndarray]
 
 @dataclass(frozen=True)
 class Lora:
-    """The settings of a new adapter. The product of its matrices is scaled by alpha / rank."""
+    """The settings of a new adapter. The product of its matrices is scaled by alpha / rank.
+
+    `rank_stabilized`: by alpha / sqrt(rank) (rsLoRA, Kalajdzievski 2023, arXiv:2312.03732).
+    """
 
     rank: int
     alpha: float
     targets: tuple[str, ...]  # last parts of the names of linear layers, as q_proj
+    rank_stabilized: bool = False
 
     def __post_init__(self) -> None:
         unknown = [name for name in self.targets if name not in MODULES]
@@ -59,8 +63,8 @@ class Lora:
 
     @property
     def scale(self) -> float:
-        """The factor alpha / rank on B A."""
-        return self.alpha / self.rank
+        """The factor on B A."""
+        return self.alpha / (math.sqrt(self.rank) if self.rank_stabilized else self.rank)
 
     def low_rank(self) -> LowRank:
         """The ranks of all linear layers, in experts too, whose names end in one of `targets`."""
@@ -338,7 +342,7 @@ def save_adapter(folder: Path, lora: Lora, base: str, parameters: Mapping[str, n
         "lora_dropout": 0.0,
         "bias": "none",
         "fan_in_fan_out": False,
-        "use_rslora": False,
+        "use_rslora": lora.rank_stabilized,
         "use_dora": False,
         "init_lora_weights": True,
         "inference_mode": True,
@@ -350,7 +354,9 @@ def save_adapter(folder: Path, lora: Lora, base: str, parameters: Mapping[str, n
         config |= {
             "target_parameters": [f"mlp.experts.{name}" for name in FUSED if name in has],
             "rank_pattern": {key: factor * lora.rank for key, factor in twice.items()},
-            "alpha_pattern": {key: factor * lora.alpha for key, factor in twice.items()},
+            "alpha_pattern": {
+                key: (factor**0.5 if lora.rank_stabilized else factor) * lora.alpha for key, factor in twice.items()
+            },
         }
     tensors = [
         TensorToWrite(PREFIX + name, "F32", array.shape, lambda array=array: array) for name, array in written.items()

@@ -1,4 +1,6 @@
-"""Makes tests/golden/optimizer.npz: a few steps of PyTorch's AdamW and SGD, with its clipping by the global norm.
+"""Makes tests/golden/optimizer.npz: a few steps of PyTorch's AdamW, SGD and Muon, with its clipping by the global norm.
+
+Muon's iterations, which PyTorch makes in bfloat16, are made in float32. Vectors have AdamW.
 
     pip install ckdist[golden] && python tests/golden/make_optimizer_golden.py
 """
@@ -9,7 +11,7 @@ import numpy as np
 
 SHAPES = {"a.weight": (5, 37), "a.bias": (5,), "norm.weight": (37,), "b.weight": (19, 5)}
 STEPS, CLIP, DECAY = 6, 0.7, 0.1
-RATES = {"adamw": 3e-3, "sgd": 0.3}
+RATES = {"adamw": 3e-3, "sgd": 0.3, "muon": 3e-3}
 
 
 def run(kind: str, first: dict[str, np.ndarray], gradients: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
@@ -22,7 +24,17 @@ def run(kind: str, first: dict[str, np.ndarray], gradients: list[dict[str, np.nd
     ]
     adamw = lambda: torch.optim.AdamW(groups, lr=RATES[kind], betas=(0.9, 0.95), eps=1e-7)
     # torch's SGD adds the decay to the gradient; decoupled it is a factor before the step.
-    optimizer = adamw() if kind == "adamw" else torch.optim.SGD([{**g, "weight_decay": 0.0} for g in groups], lr=RATES[kind], momentum=0.8)
+    if kind == "muon":
+        torch.Tensor.bfloat16 = lambda self: self
+        matrices, numbers = groups[0]["params"], {"momentum": 0.95, "adjust_lr_fn": "match_rms_adamw"}
+        optimizer = torch.optim.Muon(matrices, lr=RATES[kind], weight_decay=DECAY, **numbers)
+        vectors = torch.optim.AdamW(groups[1:], lr=RATES[kind], betas=(0.9, 0.95), eps=1e-7)
+    else:
+        optimizer = (
+            adamw()
+            if kind == "adamw"
+            else torch.optim.SGD([{**g, "weight_decay": 0.0} for g in groups], lr=RATES[kind], momentum=0.8)
+        )
     for step in gradients:
         for name, p in weights.items():
             p.grad = torch.from_numpy(step[name].copy())
@@ -32,17 +44,21 @@ def run(kind: str, first: dict[str, np.ndarray], gradients: list[dict[str, np.nd
                 for p in groups[0]["params"]:
                     p.mul_(1 - RATES[kind] * DECAY)
         optimizer.step()
+        if kind == "muon":
+            vectors.step()
     return {name: p.detach().numpy() for name, p in weights.items()}
 
 
 def main() -> None:
     rng = np.random.default_rng(0)
-    draw = lambda scale: {name: (scale * rng.standard_normal(shape)).astype(np.float32) for name, shape in SHAPES.items()}
+    draw = lambda scale: {
+        name: (scale * rng.standard_normal(shape)).astype(np.float32) for name, shape in SHAPES.items()
+    }
     first, gradients = draw(1.0), [draw(scale) for scale in (0.01, 1.0, 3.0, 0.02, 0.5, 1e-4)]
     arrays = {f"first/{name}": array for name, array in first.items()}
     for index, step in enumerate(gradients):
         arrays |= {f"gradient{index}/{name}": array for name, array in step.items()}
-    for kind in ("adamw", "sgd"):
+    for kind in ("adamw", "sgd", "muon"):
         arrays |= {f"{kind}/{name}": array for name, array in run(kind, first, gradients).items()}
     np.savez_compressed(pathlib.Path(__file__).parent / "optimizer.npz", **arrays)
 

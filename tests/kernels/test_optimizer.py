@@ -5,6 +5,7 @@ import pytest
 
 from ckdist import native
 from ckdist.comm.communicator import open_communicator
+from ckdist.errors import ConfigError
 from ckdist.mesh import Mesh
 from ckdist.program.pool import ThreadPool
 from ckdist.train.arena import Arena
@@ -42,7 +43,7 @@ def taken(kind: str, stored, threads: int = 1, world=None) -> tuple[Optimizer, A
     for name, view in parameters.items():
         view[:] = stored[f"first/{name}"]
     optimizer = Optimizer(
-        config(optim=kind, zero_stage=int(ranks > 1)),
+        config(optim=kind, zero_stage=int(ranks > 1 and kind != "muon")),
         parameters,
         gradients,
         TrainingRanks.split(Mesh.of_job(ranks, world.rank if world else 0), communicator),
@@ -50,7 +51,8 @@ def taken(kind: str, stored, threads: int = 1, world=None) -> tuple[Optimizer, A
     )
     for step in range(STEPS):
         for name, view in gradients.items():
-            view[:] = stored[f"gradient{step}/{name}"] * (16 / ranks)  # sums over 16 tokens
+            whole = kind == "muon" or ranks == 1  # its gradients are summed before
+            view[:] = stored[f"gradient{step}/{name}"] * (16 if whole else 16 / ranks)  # sums over 16 tokens
         assert not optimizer.step(RATES[kind], 16).skipped
     return optimizer, parameters
 
@@ -62,6 +64,20 @@ def test_as_pytorch(kind):
         for name, view in parameters.items():
             np.testing.assert_allclose(view, stored[f"{kind}/{name}"], rtol=2e-6, atol=2e-7, err_msg=name)
             assert np.abs(view - stored[f"first/{name}"]).max() > 1e-3
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_muon_as_pytorch(ranks):
+    with np.load(GOLDEN) as file:
+        stored = dict(file)
+    results = run_threads(ranks, lambda world: taken("muon", stored, world=world if ranks > 1 else None)[1])
+    for parameters in results:
+        np.testing.assert_array_equal(parameters.flat, results[0].flat)
+        for name, view in parameters.items():
+            np.testing.assert_allclose(view, stored[f"muon/{name}"], rtol=2e-5, atol=2e-6, err_msg=name)
+            assert np.abs(view - stored[f"first/{name}"]).max() > 1e-3
+    with pytest.raises(ConfigError, match=r"zero_stage \(1\) must be 0 for muon"):
+        config(optim="muon", zero_stage=1)
 
 
 @pytest.mark.parametrize("ranks", [2, 3])

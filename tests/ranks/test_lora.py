@@ -168,6 +168,14 @@ def test_trained_adapters_are_pefts_files_and_come_back(base, tmp_path):
     for name, array in stored.items():
         factor = 8.0 / 4 if ".lora_B." in name else 1.0
         np.testing.assert_array_equal(matrices[name.removeprefix("base_model.model.")], factor * array)
+    save_adapter(tmp_path / "stable", Lora(4, 8.0, ("down_proj", "q_proj"), True), "base", matrices, spec)
+    assert json.loads((tmp_path / "stable" / "adapter_config.json").read_text())["use_rslora"] is True
+    for name, array in load_adapter(
+        tmp_path / "stable", spec
+    ).matrices.items():  # scaled by alpha / sqrt(r), as trained
+        np.testing.assert_array_equal(
+            array, (Lora(4, 8.0, ("q_proj",), True).scale if "lora_B" in name else 1) * matrices[name]
+        )
     save_adapter(tmp_path / "again", Lora(4, 4.0, ("down_proj", "q_proj")), "base", matrices, spec)
     again = load_adapter(tmp_path / "again", spec)
     assert not again.notes and set(again.matrices) == set(matrices)

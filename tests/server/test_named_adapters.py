@@ -8,7 +8,9 @@ import threading
 import httpx
 import pytest
 
+from ckdist.cli.main import run
 from ckdist.engine.load_model import BUNDLED
+from ckdist.errors import ConfigError, RequestError
 from tests.support.adapters import as_gguf, random_adapter
 from tests.support.running import running
 
@@ -164,3 +166,28 @@ def test_a_continued_response_has_the_adapter_that_it_names(http):
 def test_vectors_have_no_adapter(http):
     answer = http.post("/v1/embeddings", json={"input": "a", "model": "one"})
     assert answer.status_code == 400 and "adapter 'one' makes no vectors" in answer.json()["error"]["message"]
+
+
+def test_push_loads_and_replaces_an_adapter(http, folder, tmp_path, capsys):
+    push = lambda adapter, *flags: run(["push", str(adapter), str(http.base_url), "--name", "pushed", *flags], None)
+    assert push(folder / "second") == 0 and "has the adapter pushed" in capsys.readouterr().out
+    second = text(http, model="pushed")[0]
+    with pytest.raises(RequestError, match="is loaded; unload it first"):
+        push(folder / "first")
+    shutil.copytree(folder / "first", tmp_path / "mine")  # a folder that the server does not read from
+    with pytest.raises(RequestError, match=r"within --lora-dir; --copy-to DIR copies the adapter there"):
+        push(tmp_path / "mine", "--replace")
+    with pytest.raises(RequestError, match="all 2 slots of --max-loras hold adapters"):  # the old one goes last
+        push(folder / "first", "--replace")
+    assert unload(http, "pushed").status_code == 200
+    for _ in range(2):  # the second replaces the copy
+        assert push(tmp_path / "mine", "--replace", "--copy-to", str(folder)) == 0
+        assert text(http, model="pushed")[0] == text(http, model="one")[0] != second
+        assert unload(http, "pushed").status_code == 200
+    with pytest.raises(ConfigError, match="pushed exists: give --replace, or another --name"):
+        push(tmp_path / "mine", "--copy-to", str(folder))
+    with pytest.raises(ConfigError, match="is no adapter: give a GGUF, or the folder"):
+        push(tmp_path)
+    with pytest.raises(ConfigError, match="must be of letters"):
+        run(["push", str(tmp_path), "--name", "../x"], None)
+    assert not list(folder.glob(".push-*"))

@@ -28,11 +28,15 @@ HEADS, KV_HEADS, HIDDEN, FFN, VOCAB = (
     Dim("vocab", 11),
 )
 IDS, TARGETS = Value("ids", (TOKENS,), "i32"), Value("targets", (TOKENS,), "i32")
+CHOICES = Dim("choices", 2)
+TEACHER = Value("teacher_ids", (TOKENS, CHOICES), "i32"), Value("teacher_logprobs", (TOKENS, CHOICES), "given")
 EXPERTS = Dim("experts", 4)
 CHOSEN = Value("chosen", (TOKENS, Dim("used", 2)), "i32")
 INTEGERS = {
     "ids": np.array([3, 0, 10, 3, 3, 7, 1, 0, 9]),
     "targets": np.array([4, -1, 10, 0, 0, -1, 2, 5, -1]),
+    "teacher_ids": np.sort(np.stack([np.arange(9), (np.arange(9) * 3 + 1) % 11], 1) % 11),
+    "teacher_logprobs": np.log(np.linspace(0.1, 0.45, 18).reshape(9, 2)),
     "chosen": np.array([[0, 1], [3, 0], [1, 0], [3, 1], [0, 3], [1, 3], [0, 1], [3, 0], [1, 0]]),  # none takes 2
 }
 STEP, DIRECTIONS = 1e-5, 4
@@ -164,6 +168,12 @@ CASES = {
         (weight("head", VOCAB, HIDDEN),),
         {"soft_cap": 2.0},
     ),
+    "cross_entropy of a teacher": (
+        "cross_entropy",
+        (*values(HIDDEN), TARGETS, *TEACHER),
+        (weight("head", VOCAB, HIDDEN),),
+        {"soft_cap": 2.0, "target_weight": 0.3, "teacher_weight": 1.7},
+    ),
 }
 # What else they make carries no gradient: log-sum-exps, and what their own gradients read.
 THROUGH_FIRST = ("attend_packed", "cross_entropy", "grouped_experts")
@@ -207,7 +217,7 @@ def numbers(rng, dims):
 def test_gradient(name):
     rng = np.random.default_rng(7)
     forward, backward, operands, _ = gradients(name)
-    arrays = {v.name: INTEGERS[v.name] if v.dtype == "i32" else numbers(rng, v.dims) for v in forward.inputs}
+    arrays = {v.name: INTEGERS[v.name] if v.dtype != "f32" else numbers(rng, v.dims) for v in forward.inputs}
     weights = {w.name: numbers(rng, w.dims) for w in forward.weights}
     cotangents = {v.name: numbers(rng, v.dims) for v in backward.inputs if v.name not in arrays}
 

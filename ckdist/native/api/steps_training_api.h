@@ -160,12 +160,13 @@ struct ckdist_gated_grad_step {
 };
 
 /* The loss of x times the pack `head`, which has the vocabulary from first_row on; dx with the pack
-   `head_transposed`; and the gradient of the head. */
+   `head_transposed`; and the gradient of the head. The loss is target_weight * cross-entropy + teacher_weight *
+   divergence from a teacher, of whom `choices` tokens are known. */
 struct ckdist_cross_entropy_step {
   struct ckdist_step step;
   int32_t x, dx, head, head_transposed, gradient, fresh;
-  float soft_cap;
-  int64_t first_row;
+  float soft_cap, target_weight, teacher_weight;
+  int64_t first_row, choices;
 };
 
 /* gradient += rows of dy. The gradient has the vocabulary from first_row on. */

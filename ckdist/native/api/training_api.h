@@ -15,6 +15,12 @@ struct ckdist_training_batch {
   int64_t tokens, sequences;
   const float* weights; /* (tokens,): factor of each token's loss and gradient; null: 1 */
   float* token_losses;  /* (tokens,): receives the losses without weights, 0 without a target; may be null */
+  /* A teacher's most probable tokens at each target, ids ascending, and their log-probabilities: (tokens, choices).
+     Null without a teacher. */
+  const int32_t* teacher_ids;
+  const float* teacher_logprobs;
+  int64_t choices;
+  int32_t* best_tokens; /* (tokens,): receives the token with the largest logit, -1 without a target; may be null */
 };
 
 /* One pass over a batch. list: of the program's plan. kept: offset of the batch's values in kept memory. clear:

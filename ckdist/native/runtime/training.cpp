@@ -72,13 +72,19 @@ void Training::check(const ckdist_training_batch& b) const {
     if (b.starts[s + 1] < b.starts[s])
       fail(Status::config, "sequence %lld starts at %d and ends before it, at %d", text(s), b.starts[s],
            b.starts[s + 1]);
+  for (int64_t i = 0; i < b.tokens * b.choices; ++i)
+    if (b.teacher_ids[i] < 0 || b.teacher_ids[i] >= program.vocab || !(b.teacher_logprobs[i] <= 0) ||
+        (i % b.choices && b.teacher_ids[i] <= b.teacher_ids[i - 1] && b.targets[i / b.choices] >= 0))
+      fail(Status::config, "a teacher's token %d is out of order or outside the vocabulary of %lld", b.teacher_ids[i],
+           text(program.vocab));
 }
 
 // Leaves out sequences without a target, which only fill up batches: they do not change the loss. Keeps at least one
 // token.
 void Training::take(const ckdist_training_batch& b) {
   batch.token_ids.clear(), batch.targets.clear(), batch.positions.clear(), batch.learned.clear();
-  batch.given.clear(), batch.weights.clear();
+  batch.given.clear(), batch.weights.clear(), batch.teacher_ids.clear(), batch.teacher_logprobs.clear();
+  batch.choices = b.choices;
   batch.starts.assign(1, 0);
   const auto append = [&](int64_t begin, int64_t end) {
     batch.token_ids.insert(batch.token_ids.end(), b.token_ids + begin, b.token_ids + end);
@@ -86,6 +92,9 @@ void Training::take(const ckdist_training_batch& b) {
     for (int64_t t = begin; t < end; ++t)
       batch.positions.push_back(int32_t(t - begin)), batch.given.push_back(int32_t(t));
     if (b.weights) batch.weights.insert(batch.weights.end(), b.weights + begin, b.weights + end);
+    const int64_t first = begin * b.choices, last = end * b.choices;
+    batch.teacher_ids.insert(batch.teacher_ids.end(), b.teacher_ids + first, b.teacher_ids + last);
+    batch.teacher_logprobs.insert(batch.teacher_logprobs.end(), b.teacher_logprobs + first, b.teacher_logprobs + last);
     batch.starts.push_back(int32_t(batch.token_ids.size()));
   };
   for (int64_t s = 0; s < b.sequences; ++s)
@@ -100,6 +109,7 @@ void Training::take(const ckdist_training_batch& b) {
     std::iota(batch.learned.begin(), batch.learned.end(), 0);
   }
   std::fill_n(losses.begin(), batch.tokens, 0.0);
+  batch.best.assign(b.best_tokens ? batch.tokens : 0, -1);
   balance = 0;
 }
 
@@ -124,6 +134,10 @@ double Training::run(const ckdist_training_batch& those, const ckdist_training_p
   if (those.token_losses) {
     std::fill_n(those.token_losses, those.tokens, 0.f);
     for (int64_t t = 0; t < batch.tokens; ++t) those.token_losses[batch.given[t]] = float(losses[t]);
+  }
+  if (those.best_tokens) {
+    std::fill_n(those.best_tokens, those.tokens, -1);
+    for (int64_t t = 0; t < batch.tokens; ++t) those.best_tokens[batch.given[t]] = batch.best[t];
   }
   return loss;
 }

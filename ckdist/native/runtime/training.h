@@ -49,9 +49,13 @@ class Training : public Executor {
 
   struct Batch {
     std::vector<int32_t> token_ids, targets, starts, positions;
-    std::vector<int32_t> learned;  // tokens whose logits are computed, in order
-    std::vector<int32_t> given;    // of each token: its place in the batch as it was given
-    std::vector<float> weights;    // of each token's loss; empty: 1
+    std::vector<int32_t> learned;         // tokens whose logits are computed, in order
+    std::vector<int32_t> given;           // of each token: its place in the batch as it was given
+    std::vector<float> weights;           // of each token's loss; empty: 1
+    std::vector<int32_t> teacher_ids;     // (tokens, choices)
+    std::vector<float> teacher_logprobs;  // (tokens, choices)
+    int64_t choices = 0;
+    std::vector<int32_t> best;  // token with the largest logit of each token; empty: not wanted
     int64_t tokens = 0;
   };
 

@@ -1,4 +1,7 @@
-"""cross_entropy fused with the output projection, its gradient, and the constant 1 that starts a backward pass."""
+"""cross_entropy fused with the output projection, its gradient, and the constant 1 that starts a backward pass.
+
+With a teacher's most probable tokens as operands, the loss also has the divergence from the teacher (teacher_loss).
+"""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -9,6 +12,7 @@ from ckdist.errors import LayoutError
 from ckdist.program.ops.collectives import in_groups
 from ckdist.program.ops.op import lower, op, total, vjp, whole
 from ckdist.program.ops.op_types import Arrays, Attrs, Gradients, Inferred, Values, Weights
+from ckdist.program.ops.teacher_loss import divergence, logit_gradient
 from ckdist.program.program import Instr
 from ckdist.program.rank_context import RankContext
 from ckdist.program.step import ABSENT, GradientIndex, PackIndex, ValueIndex
@@ -34,7 +38,8 @@ def infer_cross_entropy(inputs: Values, weights: Weights, attrs: Attrs) -> Infer
         raise LayoutError(
             f"cross_entropy: %{x.name} has rows [{x.dims[0]}], %{targets.name} [{', '.join(map(str, targets.dims))}]"
         )
-    return [((), x.dims[0].axis), ((x.dims[0],), None)]
+    per_token = ((x.dims[0],), None)
+    return [((), x.dims[0].axis), per_token, *([per_token] if len(inputs) > 2 else [])]
 
 
 @op("cross_entropy", infer_cross_entropy, collective=True)
@@ -43,32 +48,44 @@ def cross_entropy(contexts: Sequence[RankContext], inputs: list[Arrays], attrs: 
 
     The second output is log_sum_exp, (tokens,), 0 without a target. If the vocabulary is sharded, ranks add up their
     parts of both: Shoeybi et al. 2019, arXiv:1909.08053, section 3.
+
+    Two more operands are a teacher's: ids and log-probabilities, (tokens, choices). The loss is then `target_weight` *
+    cross-entropy + `teacher_weight` * divergence, and the third output is the divergence's ratio of the rest.
     """
-    vocab, losses = attrs["weights"][0].dims[0], []
+    vocab, parts = attrs["weights"][0].dims[0], []
     capped = [_capped(own, head, attrs) for own, (head,) in zip(inputs, attrs["arrays"], strict=True)]
     largest = [logits.max(axis=-1, initial=-np.inf) for logits in capped]  # (rows,)
     if vocab.axis:
         most = lambda parts: np.max(parts, axis=0)
         largest = [own for (own,) in in_groups(contexts, [[own] for own in largest], vocab.axis, most)]
-    for context, (_, targets), logits, most in zip(contexts, inputs, capped, largest, strict=True):
-        own = targets[targets >= 0] - context.share(vocab)[0]  # (rows,) ids in this rank's part of the vocabulary
-        found = np.flatnonzero((own >= 0) & (own < logits.shape[1]))
-        target = np.zeros(len(own), logits.dtype)
-        target[found] = logits[found, own[found]]
-        losses.append([np.stack([np.exp(logits - most[:, None]).sum(axis=-1), target])])  # (2, rows)
+    for context, (_, targets, *teacher), logits, most in zip(contexts, inputs, capped, largest, strict=True):
+        ids = np.column_stack([targets, *teacher[:1]])[targets >= 0]  # (rows, 1 + choices)
+        own = ids - context.share(vocab)[0]
+        found = np.zeros(own.shape, logits.dtype)
+        row, place = np.nonzero((own >= 0) & (own < logits.shape[1]))
+        found[row, place] = logits[row, own[row, place]]
+        parts.append([np.column_stack([np.exp(logits - most[:, None]).sum(axis=-1), found])])
     if vocab.axis:
-        losses = in_groups(contexts, losses, vocab.axis, total)
+        parts = in_groups(contexts, parts, vocab.axis, total)
     results: list[Arrays] = []
-    for (x, targets), most, ((sums, target),) in zip(inputs, largest, losses, strict=True):
+    for (x, targets, *teacher), most, (sums,) in zip(inputs, largest, parts, strict=True):
+        learned = targets >= 0
         log_sum_exp = np.zeros(len(x), x.dtype)
-        log_sum_exp[targets >= 0] = most + np.log(sums)
-        results.append([(log_sum_exp[targets >= 0] - target).sum(), log_sum_exp])
+        log_sum_exp[learned] = most + np.log(sums[:, 0])
+        losses, rest = log_sum_exp[learned] - sums[:, 1], []
+        if teacher:
+            logprobs = teacher[1][learned].astype(x.dtype)
+            apart, ratio = divergence(logprobs, sums[:, 2:] - log_sum_exp[learned, None])
+            losses = attrs["target_weight"] * losses + attrs["teacher_weight"] * apart
+            rest = [np.zeros(len(x), x.dtype)]
+            rest[0][learned] = ratio
+        results.append([losses.sum(), log_sum_exp, *rest])
     return results
 
 
 def _capped(inputs: Arrays, head: np.ndarray, attrs: Attrs) -> np.ndarray:
     """The logits of the tokens with a target, (rows, vocab)."""
-    x, targets = inputs
+    x, targets = inputs[:2]
     return cap(x[targets >= 0] @ head.T, attrs["soft_cap"])
 
 
@@ -92,30 +109,40 @@ def lower_cross_entropy(lowering: "TrainingLowering", instr: Instr) -> None:
         fresh=False,
         soft_cap=instr.attrs["soft_cap"],
         first_row=instr.weight(0).dims[0].span(lowering.mesh)[0],
+        **_teacher_fields(instr),
     )
+
+
+def _teacher_fields(instr: Instr) -> dict[str, float]:
+    """The fields of the step that a teacher's operands change."""
+    choices = instr.inputs[-2].dims[-1].elements if "teacher_weight" in instr.attrs else 0
+    return {
+        "target_weight": instr.attrs.get("target_weight", 1.0),
+        "teacher_weight": instr.attrs.get("teacher_weight", 0.0),
+        "choices": choices,
+    }
 
 
 @vjp("cross_entropy")
 def cross_entropy_vjp(g: "Emitter", instr: Instr, grads: Gradients, wanted: list[bool]) -> Gradients:
     """One instruction for the gradients of x and the matrix. Raises LayoutError if the log-sum-exp has a gradient."""
-    if grads[0] is None or grads[1] is not None:
+    if grads[0] is None or any(grad is not None for grad in grads[1:]):
         raise LayoutError(
             f"cross_entropy has no gradient through its log-sum-exp %{instr.outputs[1].name}; only through the loss"
         )
-    (x, targets), head, names = instr.inputs, instr.weight(0), ["d_logits"]
-    if wanted[2]:
+    (x, targets, *teacher), head, names = instr.inputs, instr.weight(0), ["d_logits"]
+    if wanted[-1]:
         names.append(f"d_{head.name}")
-    operands = (x, targets, instr.outputs[1], grads[0])
-    dx, *dw = g.emit(
-        "cross_entropy_grad", operands, (head,), names, soft_cap=instr.attrs["soft_cap"], weight_grad=wanted[2]
-    )
-    return [dx, None, *(dw or [None])]
+    # The operands of a teacher: the ratio of the rest, ids, log-probabilities.
+    operands = (x, targets, instr.outputs[1], grads[0], *instr.outputs[2:], *teacher)
+    dx, *dw = g.emit("cross_entropy_grad", operands, (head,), names, **instr.attrs, weight_grad=wanted[-1])
+    return [dx, *[None] * (len(instr.inputs) - 1), *(dw or [None])]
 
 
 def infer_cross_entropy_grad(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
     """The dims of x, partial if the vocabulary is sharded, and those of the matrix if its gradient is wanted."""
-    x, _, _, d_loss = inputs
-    (_, partial), _ = infer_cross_entropy(inputs, weights, attrs)
+    x, _, _, d_loss = inputs[:4]
+    _, partial = infer_cross_entropy(inputs[:2], weights, attrs)[0]
     if d_loss.dims:
         raise LayoutError(
             f"cross_entropy_grad needs a number, but %{d_loss.name} is [{', '.join(map(str, d_loss.dims))}]"
@@ -130,13 +157,17 @@ def cross_entropy_grad(context: RankContext, inputs: Arrays, weights: Arrays, at
 
     dw only with `weight_grad`.
     """
-    (x, targets, log_sum_exp, d_loss), (head,) = inputs, weights
+    (x, targets, log_sum_exp, d_loss, *teacher), (head,) = inputs, weights
     rows = np.flatnonzero(targets >= 0)
     capped = cap(x[rows] @ head.T, attrs["soft_cap"])
     d = np.exp(capped - log_sum_exp[rows, None])  # (rows, vocab)
     own = targets[rows] - context.share(attrs["weights"][0].dims[0])[0]
     found = np.flatnonzero((own >= 0) & (own < len(head)))
-    d[found, own[found]] -= 1
+    if teacher:
+        ratio, ids, logprobs = (values[rows] for values in teacher)
+        ids = ids - context.share(attrs["weights"][0].dims[0])[0]
+        d = logit_gradient(d, ids, logprobs, ratio, attrs["target_weight"], attrs["teacher_weight"])
+    d[found, own[found]] -= attrs.get("target_weight", 1)
     if attrs["soft_cap"]:
         d = d * (1 - (capped / attrs["soft_cap"]) ** 2)
     d = d * d_loss
@@ -159,6 +190,7 @@ def lower_cross_entropy_grad(lowering: "TrainingLowering", instr: Instr) -> None
         fresh=bool(d_head) and lowering.is_fresh(d_head[0]),
         soft_cap=instr.attrs["soft_cap"],
         first_row=head.dims[0].span(lowering.mesh)[0],
+        **_teacher_fields(instr),
     )
 
 

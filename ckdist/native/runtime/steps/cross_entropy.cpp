@@ -20,20 +20,25 @@ constexpr int64_t kLogitBytes = 32 << 20;  // bytes of gradients of logits that 
 // Bytes of the head's weights for one part of the logits. The bits of a loss depend on the parts, so this is
 // independent of the tuning of products.
 constexpr int64_t kPartBytes = 384 << 10;
+// Smallest probability of all tokens that are not a teacher's choices: 1 - the sum of the choices is rounding below.
+constexpr double kLeastRest = 1e-6;
 
 struct CrossEntropy : TrainingRun<ckdist_cross_entropy_step> {
   using Packs = StepPacks<2>;
-  // For one token: the largest of its logits, the sum of exp(logit - largest), and the logit of its target (0 if
-  // another rank has it).
+  // For one token: the largest of its logits and its token, the sum of exp(logit - largest), and the logit of its
+  // target (0 if another rank has it).
   struct TokenSums {
     double sum;
     float most, logit;
+    int64_t best;
   };
   // Buffers of a chunk of tokens, and of the parts in which their logits are computed.
   struct Space {
     uint8_t *d, *x_transposed, *x, *dx;  // (tokens, vocab), tiles (hidden, tokens), (tokens, hidden) twice
     float *largest, *sums, *logits;      // (tokens, parts) twice, (tokens,)
+    int32_t* best;                       // (tokens, parts): the token of the largest logit, if wanted
     TokenSums *own, *ranks;              // (tokens,) and (ranks, tokens), if ranks shard the vocabulary
+    float *choices, *rank_choices;  // logits of a teacher's choices: (tokens, choices), and (ranks, tokens, choices)
   };
   static int64_t vocab_of(const Training& r, const Fields& step) { return r.packed(step.head).rows; }
   static int64_t part_tiles(const Training& r, const Matrix& head) { return Products::item_tiles(r, head, kPartBytes); }
@@ -73,14 +78,19 @@ struct CrossEntropy : TrainingRun<ckdist_cross_entropy_step> {
     if (step.gradient >= 0) s.x_transposed = c.bytes((hidden + 15) / 16 * r.tile_bytes(chunk));
     s.x = c.bytes(chunk * r.row_stride(step.x));
     if (step.dx >= 0) s.dx = c.bytes(chunk * r.row_stride(step.dx));
+    s.choices = c.floats(chunk * step.choices);
     s.largest = c.floats(chunk * parts), s.sums = c.floats(chunk * parts), s.logits = c.floats(chunk);
+    s.best = reinterpret_cast<int32_t*>(c.floats(chunk * parts));
     if (r.tensor_ranks() > 1) {
       const int64_t bytes = chunk * int64_t(sizeof(TokenSums));
       s.own = reinterpret_cast<TokenSums*>(c.bytes(bytes));
       s.ranks = reinterpret_cast<TokenSums*>(c.bytes(bytes * r.tensor_ranks()));
+      s.rank_choices = c.floats(chunk * step.choices * r.tensor_ranks());
     }
     return s;
   }
+
+  const int32_t* choices(int64_t i) const { return r.batch.teacher_ids.data() + r.learned(i) * step.choices; }
 
   // Computes for n tokens: s.largest and s.sums of every part of the logits, (tokens, parts); s.logits of the targets;
   // s.d relative to the largest logit of each part.
@@ -102,6 +112,14 @@ struct CrossEntropy : TrainingRun<ckdist_cross_entropy_step> {
         const int64_t own_target = r.batch.targets[r.learned(first + t)], target = own_target - step.first_row - column;
         if (own_target < 0) continue;
         if (target >= 0 && target < columns) s.logits[t] = of[target];
+        const int32_t *const ids = choices(first + t), *const end_of_ids = ids + step.choices;
+        for (const int32_t* id = std::lower_bound(ids, end_of_ids, step.first_row + column); id < end_of_ids; ++id) {
+          const int64_t place = *id - step.first_row - column;
+          if (place >= columns) break;
+          s.choices[t * step.choices + (id - ids)] = of[place];
+        }
+        if (!r.batch.best.empty())
+          s.best[t * parts + part] = int32_t(step.first_row + column + (std::max_element(of, of + columns) - of));
         const Row d{s.d ? s.d + t * d_stride + column * r.element_bytes() : nullptr, r.narrow_values};
         s.sums[t * parts + part] = r.kernels.softmax.part(of, columns, step.soft_cap, s.largest + t * parts + part, d);
       }
@@ -111,16 +129,19 @@ struct CrossEntropy : TrainingRun<ckdist_cross_entropy_step> {
   // Sums over this rank's logits of one token, which has a target.
   TokenSums own_sums(int64_t parts, const Space& s, int64_t target, int64_t token) const {
     const float *const largest = s.largest + token * parts, *const sums = s.sums + token * parts;
-    const float most = *std::max_element(largest, largest + parts);
+    const float* const where = std::max_element(largest, largest + parts);
+    const float most = *where;
     double sum = 0;
     for (int64_t part = 0; part < parts; ++part) sum += sums[part] * std::exp(double(largest[part]) - most);
-    return {sum, most, target >= 0 && target < vocab_of(r, step) ? s.logits[token] : 0};
+    return {sum, most, target >= 0 && target < vocab_of(r, step) ? s.logits[token] : 0,
+            s.best[token * parts + (where - largest)]};
   }
   // Sums over the logits of all ranks.
   TokenSums joined_sums(const Space& s, int64_t tokens, int64_t token) const {
     TokenSums all = s.ranks[token];
     for (int rank = 1; rank < r.tensor_ranks(); ++rank)
-      all.most = std::max(all.most, s.ranks[rank * tokens + token].most);
+      if (const TokenSums& its = s.ranks[rank * tokens + token]; its.most > all.most)
+        all.most = its.most, all.best = its.best;
     all.sum = all.logit = 0;
     for (int rank = 0; rank < r.tensor_ranks(); ++rank) {
       const TokenSums& its = s.ranks[rank * tokens + token];
@@ -132,8 +153,46 @@ struct CrossEntropy : TrainingRun<ckdist_cross_entropy_step> {
     parallel_for(n, [&](int64_t token) {
       const int64_t target = r.batch.targets[r.learned(first + token)];
       s.own[token] = target < 0 ? TokenSums{} : own_sums(parts, s, target - step.first_row, token);
+      for (int64_t i = 0; i < step.choices; ++i)  // other ranks have the others
+        if (const int64_t id = choices(first + token)[i] - step.first_row; id < 0 || id >= vocab_of(r, step))
+          s.choices[token * step.choices + i] = 0;
     });
-    r.meet(thread, index, true, [&](Idle) { r.gather_over_tensor(s.own, n * int64_t(sizeof(TokenSums)), s.ranks); });
+    r.meet(thread, index, true, [&](Idle) {
+      r.gather_over_tensor(s.own, n * int64_t(sizeof(TokenSums)), s.ranks);
+      if (step.choices) r.gather_over_tensor(s.choices, n * step.choices * 4, s.rank_choices);
+    });
+  }
+
+  // A teacher's part of one token: the divergence, and p / q of all tokens that are no choices.
+  struct Teacher {
+    double divergence = 0, ratio = 0;
+  };
+  float capped(float logit) const {
+    return step.soft_cap == 0 ? logit : step.soft_cap * std::tanh(logit / step.soft_cap);
+  }
+  float choice_logit(const Space& s, int64_t n, int64_t token, int64_t i) const {
+    if (r.tensor_ranks() == 1) return s.choices[token * step.choices + i];
+    float sum = 0;
+    for (int64_t rank = 0; rank < r.tensor_ranks(); ++rank)
+      sum += s.rank_choices[(rank * n + token) * step.choices + i];
+    return sum;
+  }
+  Teacher teacher_of(const Space& s, int64_t of, int64_t n, int64_t token, double log_sum_exp) const {
+    Teacher t;
+    const float* const logprobs = r.batch.teacher_logprobs.data() + of * step.choices;
+    double p_rest = 1, q_rest = 1;
+    for (int64_t i = 0; i < step.choices; ++i) {
+      const double q = capped(choice_logit(s, n, token, i)) - log_sum_exp, p = std::exp(double(logprobs[i]));
+      p_rest -= p, q_rest -= std::exp(q);
+      t.divergence += p * (logprobs[i] - q);
+    }
+    t.ratio = std::max(p_rest, 0.0) / std::max(q_rest, kLeastRest);
+    if (t.ratio > 0) t.divergence += p_rest * std::log(t.ratio);
+    return t;
+  }
+  void set(uint8_t* d, int64_t column, float x) const {
+    if (r.narrow_values) reinterpret_cast<uint16_t*>(d)[column] = bf16_of_float(x);
+    else reinterpret_cast<float*>(d)[column] = x;
   }
 
   // Computes the loss of one of n tokens, and its row of s.d.
@@ -146,23 +205,40 @@ struct CrossEntropy : TrainingRun<ckdist_cross_entropy_step> {
     }
     const int64_t local = target - step.first_row;
     const TokenSums all = r.tensor_ranks() > 1 ? joined_sums(s, n, token) : own_sums(parts, s, local, token);
-    const float cap = step.soft_cap, logit = cap == 0 ? all.logit : cap * std::tanh(all.logit / cap);
+    const float cap = step.soft_cap, logit = capped(all.logit);
     const double log_sum_exp = all.most + std::log(all.sum);
-    r.losses[of] = log_sum_exp - logit;
+    Teacher teacher;
+    if (!r.batch.best.empty()) r.batch.best[of] = int32_t(all.best);
+    r.losses[of] += step.target_weight * (log_sum_exp - logit);
+    if (step.teacher_weight != 0) {
+      teacher = teacher_of(s, of, n, token, log_sum_exp);
+      r.losses[of] += step.teacher_weight * teacher.divergence;
+    }
     if (!d.at) return;
-    const float weight = r.weight(of);
+    const float weight = r.weight(of), others = float(step.teacher_weight * (1 - teacher.ratio));
     for (int64_t part = 0; part < parts; ++part) {
       const int64_t column = part * columns;
       const Row some{d.at + column * r.element_bytes(), d.narrow};
       const double largest = s.largest[token * parts + part];
-      r.kernels.row.scale(some, weight * float(std::exp(largest - log_sum_exp)), std::min(columns, vocab - column),
-                          some);
+      r.kernels.row.scale(some, weight * (step.target_weight + others) * float(std::exp(largest - log_sum_exp)),
+                          std::min(columns, vocab - column), some);
     }
-    const float slope = cap == 0 ? 1 : 1 - logit / cap * (logit / cap),
-                own = weight * float(std::expm1(logit - log_sum_exp)) * slope;
+    const auto slope = [&](float of_logit) { return cap == 0 ? 1 : 1 - of_logit / cap * (of_logit / cap); };
     if (local >= 0 && local < vocab) {
-      if (d.narrow) reinterpret_cast<uint16_t*>(d.at)[local] = bf16_of_float(own);
-      else reinterpret_cast<float*>(d.at)[local] = own;
+      const double x = logit - log_sum_exp;
+      set(d.at, local,
+          weight * float(step.target_weight * std::expm1(x) + (others != 0 ? others * std::exp(x) : 0)) * slope(logit));
+    }
+    if (step.teacher_weight != 0) {
+      const float* const logprobs = r.batch.teacher_logprobs.data() + of * step.choices;
+      for (int64_t i = 0; i < step.choices; ++i) {
+        const int64_t id = r.batch.teacher_ids[of * step.choices + i], column = id - step.first_row;
+        if (column < 0 || column >= vocab) continue;
+        const float z = capped(choice_logit(s, n, token, i));
+        const double q = std::exp(z - log_sum_exp), its = q - std::exp(double(logprobs[i]));
+        const double own = step.target_weight * (id == target ? std::expm1(z - log_sum_exp) : q);
+        set(d.at, column, weight * float(own + step.teacher_weight * its) * slope(z));
+      }
     }
     std::fill_n(d.at + vocab * r.element_bytes(), (Training::padded(vocab) - vocab) * r.element_bytes(), uint8_t{0});
   }
