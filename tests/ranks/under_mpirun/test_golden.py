@@ -76,6 +76,8 @@ def test_every_type(world, path):
 @pytest.mark.parametrize("form", FORMS)
 def test_every_published_form(world, tmp_path, form):
     """Columns whose scales no rank can have alone: any number of ranks has the logits of one."""
+    if world.size > 1 and form.endswith("-order"):
+        pytest.skip("ranks cannot share columns in another order: tests/models has the refusal")
     folder = world.gather(str(tmp_path))[0]
     if world.rank == 0:
         write_published(pathlib.Path(folder), form)
