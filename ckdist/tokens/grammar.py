@@ -8,6 +8,7 @@ import functools
 import json
 import random
 from collections.abc import Sequence
+from decimal import Decimal
 from typing import Any
 
 from llguidance import LLMatcher, LLTokenizer
@@ -23,6 +24,7 @@ MAX_CHOICES = 4096
 MAX_FORCED = 4096  # bytes
 WALKS = (48, 48, 48, 256)  # bytes; the long one finds costs that grow with the text
 MAX_ERROR = 300  # characters of llguidance's message that are shown
+MAX_MULTIPLE = 100_000  # `multipleOf` without its point: llguidance's work and memory grow with it
 MAX_NESTING = 64  # of brackets in a regular expression or a grammar
 REASONS = {  # llguidance's names for why nothing can follow
     "NoExtensionBias": "no text follows it; does a rule or a $ref lead to itself alone?",
@@ -140,17 +142,29 @@ def _made(make: Any, field: str) -> str:
 
 
 def _check_size(schema: dict[str, Any], field: str) -> None:
-    """Raises RequestError early for a schema of more than MAX_GRAMMAR characters as JSON."""
+    """Raises RequestError early for a schema of more than MAX_GRAMMAR characters as JSON, or with a large multiple."""
     size, left = 0, list[Any]([schema])
     while left:
         part = left.pop()
         if isinstance(part, dict):
             left += [*part, *part.values()]
+            _check_multiple(part.get("multipleOf"), field)
         elif isinstance(part, list):
             left += part
         size += 2 + (len(part) if isinstance(part, (str, dict, list)) else 1)  # no more than it has
         if size > MAX_GRAMMAR:
             raise _too_long(size, MAX_GRAMMAR, field, "more than ")
+
+
+def _check_multiple(multiple: Any, field: str) -> None:
+    if not isinstance(multiple, (int, float)):
+        return
+    number = Decimal(multiple if isinstance(multiple, int) else repr(multiple)).normalize()
+    _, digits, exponent = number.as_tuple()
+    whole = 10 ** min(max(exponent, 0), 9) if isinstance(exponent, int) else 0  # 0: no number
+    if int("".join(map(str, digits)) or 0) * whole > MAX_MULTIPLE:
+        message = f"multipleOf is {number:.6g}; without its point it must be at most {MAX_MULTIPLE}"
+        raise RequestError(f"{field}: {message}", field, "invalid_grammar")
 
 
 def _check_length(text: str, field: str) -> None:

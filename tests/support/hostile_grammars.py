@@ -68,6 +68,7 @@ REFUSED: dict[str, Fields] = {
     # arithmetic
     "schema, tiny multiples": schema({"type": "number", "multipleOf": 1e-30}),
     "schema, prime multiples": schema({"type": "integer", "multipleOf": 2147483647}),
+    "schema, large multiples": schema({"type": "object", "properties": {"a": {"allOf": [{"multipleOf": -49999999}]}}}),
     "lark, 20 windows at once": {
         "grammar": "start: A\nA: " + " & ".join(f"/(?s:.*)[{chr(97 + i)}].{{{i + 5}}}(?s:.*)/" for i in range(20))
     },
