@@ -53,14 +53,15 @@ def block(
     """
     spec, norms = model.layers[layer], RowNorm(model.norm, model.norm_eps)
     path, names, eps = f"{model.root}.layers.{layer}", spec.norms, norms.eps
+    after = RowNorm(model.norm, names.after_eps or eps)
 
-    def norm(value: Value, name: str | None) -> Value:
+    def norm(value: Value, name: str | None, norms: RowNorm = norms) -> Value:
         """Applies the norm `name`; returns `value` if that is None."""
         return value if name is None else norms(g, value, f"{path}.{name}")
 
     def add(x: Value, part: Value, name: str | None) -> Value:
         """Returns x + residual_scale * norm(part)."""
-        return g.add(x, g.scale(norm(part, name), spec.residual_scale))
+        return g.add(x, g.scale(norm(part, name, after), spec.residual_scale))
 
     cross, ffn, before = spec.cross, spec.ffn, x
     select_rows = rows if cross is None else all_rows  # the last attention of a layer selects rows
@@ -122,7 +123,7 @@ def table(g: Tracer, spec: ModelSpec, name: str) -> Weight:
 
 def hidden(g: Tracer, ids: Value, spec: ModelSpec, rows: Rows = all_rows) -> Value:
     """(tokens,) ids -> (rows, hidden) after the last layer, before the final norm. `rows` selects in the last layer."""
-    x = g.scale(g.reduce(g.embed(ids, table(g, spec, EMBEDDING))), spec.embedding_scale)
+    x = g.scale(g.reduce(g.embed(ids, table(g, spec, EMBEDDING), spec.embedding_eps)), spec.embedding_scale)
     if spec.waves:
         x = g.add(g.embed_waves(ids, spec.waves, x.dims[-1]), x)
     elif spec.positions or spec.token_types:

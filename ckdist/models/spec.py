@@ -77,7 +77,8 @@ class Attention:
         qk_norm: "head": norm each head of queries and keys. "unit": the same without weights. "row": norm all heads of
             a token together. "": no norm.
         norms_rotated: The norm of each head comes after its rotation.
-        gated: Multiply the output of each head by the sigmoid of a gate.
+        gated: Multiply the output of each head by `gate_function` of a gate.
+        head_gates: A head has one gate. Else one for each element.
         sinks: Each head has a learned score that adds to the sum of its softmax and has no value.
         bidirectional: A token also attends to later tokens. A window then extends equally to both sides.
         relative: A bias on scores by distance.
@@ -102,6 +103,8 @@ class Attention:
     qk_norm: str = ""
     norms_rotated: bool = False
     gated: bool = False
+    head_gates: bool = False
+    gate_function: str = "sigmoid"
     sinks: bool = False
     bidirectional: bool = False
     relative: RelativeBias | None = None
@@ -137,6 +140,7 @@ class LatentAttention:
     query_scale: QueryScale | None = None
     indexer: "Indexer | None" = None  # a token sees the positions that this chooses
     shares_positions: bool = False  # a token sees those of the last layer with an indexer
+    gated: bool = False  # the output of each head is multiplied by the sigmoid of a gate
 
     @property
     def head_dim(self) -> int:
@@ -159,6 +163,7 @@ class DenseFfn:
     gated: bool = True
     gate_scale: float = 1.0  # factor on gate x
     scale: float = 1.0  # factor on the result
+    limit: float = 0.0  # of f(gate x) and |up x|; 0: none
     deviations: float | None = None  # gate x is max(gate x - mean - deviations * std, 0)
 
 
@@ -176,6 +181,7 @@ class MoeFfn:
     bias: bool = False  # of the router and of the routed experts
     gated: bool = True  # else down(relu(up x)^2)
     shares_input: bool = False  # shares multiply the inputs of routed experts in place of their outputs
+    limits: tuple[float, float] = (0.0, 0.0)  # `DenseFfn.limit` of routed experts, and of the shared expert
     share_factors: bool = False  # each expert has a learned factor of its share
     dense_size: int = 0  # intermediate size of a dense feed-forward that is added, each with its own norms; 0: none
 
@@ -191,6 +197,7 @@ class Norms:
     after_mixer: str | None = None
     before_ffn: str | None = "post_attention_layernorm"
     after_ffn: str | None = None
+    after_eps: float = 0.0  # of the norms after a part; 0: the model's
     # (mixer, ffn): the normed input replaces the residual stream. So post-norm models work: their norm after a part is
     # the norm before the next part.
     replaces_stream: tuple[bool, bool] = (False, False)
@@ -260,6 +267,7 @@ class ModelSpec:
     max_position: int
     tie_embeddings: bool = False
     embedding_scale: float = 1.0
+    embedding_eps: float = 0.0  # embeddings are normed, without weights, with this epsilon; 0: they are not
     logit_scale: float = 1.0  # factor on the last hidden states, before the output projection
     logit_soft_cap: float = 0.0  # 0: none
     norm: str = "rms"  # rms, layer (layer norm without bias), layer_bias

@@ -88,7 +88,7 @@ def normed(graph: Graph, value: Value) -> dict[str, Instr]:
     parts = {}
     gate = graph.maker(graph.source(value), "gated")
     made = gate and [graph.maker(graph.source(operand), "layer_inputs", "cut_rows") for operand in gate.inputs]
-    if gate and made and (any(made) or gate.attrs["function"] == "sigmoid"):
+    if gate and made and (any(made) or gate.attrs["function"] in ("sigmoid", "softplus")):
         return {"out_gate": gate}
     scale = graph.maker(graph.source(value), "scale")
     if norm := graph.maker(graph.source(scale.inputs[0] if scale else value), "rms_norm", "layer_norm"):

@@ -72,15 +72,15 @@ class Tracer(Emitter):
         """Returns the weight `name` with dimensions `dims`."""
         return Weight(name, dims)
 
-    def embed(self, ids: Value, table: Weight) -> Value:
-        """(tokens,) ids -> (tokens, hidden). Partial if the vocabulary is sharded.
+    def embed(self, ids: Value, table: Weight, eps: float = 0.0) -> Value:
+        """(tokens,) ids -> (tokens, hidden). Partial if the vocabulary is sharded. With `eps` rows are normed.
 
         If tokens are sharded, a rank reads the other ranks' shards of the table.
         """
         if axis := ids.dims[0].axis:
             rows, columns = table.dims
             table = Weight(table.name, (replace(rows, axis=self.mesh.without(rows.axis, axis)), columns))
-        return self._emit("embed", (ids,), (table,))
+        return self._emit("embed", (ids,), (table,), **({"eps": eps} if eps else {}))
 
     @overload
     def linear(
@@ -262,9 +262,9 @@ class Tracer(Emitter):
         """Per head: x / sqrt(sum(x^2) + eps) * scale."""
         return self._emit("l2_norm", (x,), names=["norm"], eps=eps, scale=scale)
 
-    def delta_gates(self, a: Value, b: Value, a_log: Weight, dt_bias: Weight) -> tuple[Value, Value]:
+    def delta_gates(self, a: Value, b: Value, a_log: Weight, dt_bias: Weight, **more: float) -> tuple[Value, Value]:
         """Per head: the decays of the state, one for all rows or one each, and the weight beta of the new value."""
-        decay, beta = self.emit("delta_gates", (a, b), (a_log, dt_bias), ["decay", "beta"])
+        decay, beta = self.emit("delta_gates", (a, b), (a_log, dt_bias), ["decay", "beta"], **more)
         return decay, beta
 
     def delta_rule(self, q: Value, k: Value, v: Value, decay: Value, beta: Value, *, layer: int, tiled: bool) -> Value:
@@ -317,9 +317,10 @@ class Tracer(Emitter):
         o = self._emit("attend_latent", (q, k, *listed), names=["o"], layer=layer, scale=scale, value_width=rank)
         return self.linear_heads(o, w.values)
 
-    def gated(self, gate: Value, up: Value, function: str, scale: float = 1.0) -> Value:
-        """function(scale * gate) * up."""
+    def gated(self, gate: Value, up: Value, function: str, scale: float = 1.0, limit: float = 0.0) -> Value:
+        """function(scale * gate) * up. `limit`: of both factors; 0: none. A gate may be for a whole head."""
         more: dict[str, Any] = {} if scale == 1.0 else {"gate_scale": scale}
+        more |= {"limit": limit} if limit else {}
         return self._emit("gated", (gate, up), names=["act"], function=function, **more)
 
     def activate(self, x: Value, function: str) -> Value:
@@ -366,16 +367,19 @@ class Tracer(Emitter):
         function: str,
         biases: Sequence[Weight] = (),
         shares_input: bool = False,
+        limits: tuple[float, float] = (0.0, 0.0),
     ) -> Value:
         """The sum of share * output over a token's experts. Partial if experts or their sizes are sharded.
 
         `weights` are the stacks gate, up and down, then those of the shared expert, if there is one. `biases` is empty
         or has those of the routed experts' gate, up and down.
         `shares_input`: shares multiply the routed experts' inputs in place of their outputs.
+        `limits`: of the gates of routed experts and of the shared expert; 0: none.
         """
         operands, matrices, attrs = (x, chosen, shares), *self._of_experts(weights, biases)
         if shares_input:
             attrs["shares_input"] = True
+        attrs |= {"limits": limits} if any(limits) else {}
         return self._emit("experts", operands, matrices, names=["moe"], function=function, **attrs)
 
     def _of_experts(self, weights: Sequence[Weight], biases: Sequence[Weight]) -> tuple[list[Weight], dict[str, Any]]:

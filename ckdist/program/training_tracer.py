@@ -89,9 +89,15 @@ class TrainingTracer(Tracer):
         weights, attrs = () if sinks is None else (sinks,), {"scale": scale, "soft_cap": soft_cap, "window": window}
         return self.emit("attend_packed", (q, k, v), weights, ["o", "lse"], **attrs)[0]
 
-    def gated(self, gate: Value, up: Value, function: str, scale: float = 1.0) -> Value:
+    def embed(self, ids: Value, table: Weight, eps: float = 0.0) -> Value:
+        """(tokens,) ids -> (tokens, hidden). Raises ConfigError for rows that are normed."""
+        if eps:
+            raise ConfigError("models with normed embeddings can be served, not trained: choose another model")
+        return super().embed(ids, table)
+
+    def gated(self, gate: Value, up: Value, function: str, scale: float = 1.0, limit: float = 0.0) -> Value:
         """function(gate) * up. Raises ConfigError for a gate after attention, or a function without a gradient."""
-        if function == "sigmoid" or scale != 1.0:
+        if function in ("sigmoid", "softplus") or scale != 1.0 or limit:
             raise ConfigError(NOT_TRAINED)
         check_gradient(function)
         return super().gated(gate, up, function)
@@ -131,13 +137,14 @@ class TrainingTracer(Tracer):
         function: str,
         biases: Sequence[Weight] = (),
         shares_input: bool = False,
+        limits: tuple[float, float] = (0.0, 0.0),
     ) -> Value:
         """`Tracer.experts` in a form with gradients.
 
         Routed experts are one instruction that keeps the values for its gradient. The shared expert is made of linears.
         """
         check_gradient(function)
-        if shares_input:
+        if shares_input or any(limits):
             raise ConfigError(NOT_TRAINED)
         own, shared = weights[:3], weights[3:]
         operands, matrices, attrs = (x, chosen, shares), *self._of_experts(own, biases)

@@ -271,4 +271,98 @@ EXPERTS = {
         },
         "hidden_act": "silu", "tie_word_embeddings": False, "attention_bias": False, "pad_token_id": 0,
     },
+    # A gate for each element of heads, norms before and after each part, full layers without rotation.
+    "afmoe": {
+        "architectures": ["AfmoeForCausalLM"], "model_type": "afmoe", "vocab_size": 96, "hidden_size": 24, "head_dim": 8,
+        "intermediate_size": 32, "moe_intermediate_size": 8, "num_hidden_layers": 3, "num_dense_layers": 1, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "rope_scaling": None, "num_experts": 4,
+        "num_experts_per_tok": 2, "num_shared_experts": 1, "route_norm": True, "route_scale": 1.7, "score_func": "sigmoid",
+        "n_group": 1, "topk_group": 1, "mup_enabled": True, "global_attn_every_n_layers": 3, "sliding_window": 18,
+        "hidden_act": "silu", "tie_word_embeddings": False, "pad_token_id": 0,
+    },
+    # A gate for each head by softplus, more heads and another rotation in sliding layers.
+    "laguna": {
+        "architectures": ["LagunaForCausalLM"], "model_type": "laguna", "vocab_size": 95, "hidden_size": 24, "head_dim": 8,
+        "intermediate_size": 32, "moe_intermediate_size": 8, "shared_expert_intermediate_size": 20, "num_hidden_layers": 3,
+        "num_attention_heads": 4, "num_attention_heads_per_layer": [4, 6, 4], "num_key_value_heads": 2, "rms_norm_eps": 1e-6,
+        "layer_types": ["full_attention", "sliding_attention", "full_attention"], "mlp_layer_types": ["dense", "sparse", "sparse"],
+        "mlp_only_layers": [0], "sliding_window": 18, "gating": "per-head", "num_experts": 4, "num_experts_per_tok": 2,
+        "moe_routed_scaling_factor": 2.5, "moe_router_logit_softcapping": 0.0, "norm_topk_prob": True, "decoder_sparse_step": 1,
+        "rope_parameters": {
+            "full_attention": {"rope_type": "yarn", "rope_theta": 500000.0, "factor": 8.0, "original_max_position_embeddings": 64,
+                               "beta_slow": 1.0, "beta_fast": 64.0, "attention_factor": 1.2079441541679836, "partial_rotary_factor": 0.5},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 1.0},
+        },
+        "hidden_act": "silu", "attention_bias": False, "tie_word_embeddings": False, "pad_token_id": 0,
+    },
+    # The same with a gate for each element, in layers without a window.
+    "laguna_m": {
+        "architectures": ["LagunaForCausalLM"], "model_type": "laguna", "vocab_size": 94, "hidden_size": 24, "head_dim": 8,
+        "intermediate_size": 32, "moe_intermediate_size": 8, "shared_expert_intermediate_size": 12, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "rms_norm_eps": 1e-6,
+        "layer_types": ["full_attention"] * 2, "mlp_layer_types": ["dense", "sparse"], "gating": "per-element", "num_experts": 4,
+        "num_experts_per_tok": 2, "moe_routed_scaling_factor": 2.5,
+        "rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 500000.0, "partial_rotary_factor": 0.5}},
+        "hidden_act": "silu", "attention_bias": False, "tie_word_embeddings": False, "pad_token_id": 0,
+    },
+    # A gate for each head, limits of experts in the last layer, another number of heads and rotation in sliding layers.
+    "step3p5": {
+        "architectures": ["Step3p7ForConditionalGeneration"], "model_type": "step3p7",
+        "text_config": {
+            "model_type": "step3p5", "vocab_size": 93, "hidden_size": 24, "head_dim": 8, "intermediate_size": 32,
+            "moe_intermediate_size": 8, "share_expert_dim": 20, "num_hidden_layers": 3, "num_attention_heads": 4,
+            "num_attention_groups": 2, "rms_norm_eps": 1e-5, "moe_num_experts": 4, "moe_top_k": 2, "moe_layers_enum": "1,2",
+            "moe_router_scaling_factor": 1.7, "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+            "attention_other_setting": {"attention_type": "sliding_attention", "num_attention_heads": 6, "num_attention_groups": 2,
+                                        "head_dim": 8},
+            "partial_rotary_factors": [0.5, 1.0, 0.5], "rope_theta": [5000000.0, 10000.0, 5000000.0],
+            "rope_scaling": {**LLAMA3_ROPE, "high_freq_factor": 32.0}, "yarn_only_types": ["full_attention"], "sliding_window": 18,
+            "swiglu_limits": [0.0, 0.0, 1.0], "swiglu_limits_shared": [0.0, 0.0, 1.5], "use_head_wise_attn_gate": True,
+            "use_qk_norm": True, "use_moe_router_bias": True, "norm_expert_weight": True, "need_fp32_gate": True,
+            "moe_router_activation": "sigmoid", "zero_centered": True, "att_impl_type": "GQA", "num_nextn_predict_layers": 0,
+        },
+        "vision_config": {
+            "model_type": "step3p5_vision", "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "image_size": 8,
+            "patch_size": 2, "mlp_ratio": 1.0, "max_position_embeddings": 16,
+        },
+        "image_token_id": 92, "tie_word_embeddings": False,
+    },
+    # Normed embeddings, norms of two epsilons, queries and keys of length one, gates, layers without rotation.
+    "muse_glimmer": {
+        "architectures": ["MuseGlimmerForConditionalGeneration"], "model_type": "muse_glimmer",
+        "text_config": {
+            "model_type": "muse_glimmer_text", "vocab_size": 97, "hidden_size": 24, "head_dim": 8, "intermediate_size": 32,
+            "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "rms_norm_eps": 1e-5, "post_norm_eps": 0.01,
+            "sliding_window": 18, "layer_types": ["sliding_attention"] * 3 + ["full_attention"],
+            "layer_rope_theta": [500000.0, 500000.0, 500000.0, 0], "rope_parameters": {"rope_type": "default", "rope_theta": 500000.0},
+            "qk_scale_factor": 3.87, "output_multiplier": 0.5, "final_logit_softcapping": 8.0, "hidden_activation": "silu",
+            "attention_bias": False,
+        },
+        "vision_config": {
+            "model_type": "muse_glimmer_vision", "hidden_size": 8, "intermediate_size": 8, "num_attention_heads": 1,
+            "num_hidden_layers": 1, "patch_size": 2, "patch_temporal": 1, "merge_size": 1, "pos_emb_height": 2, "pos_emb_width": 2,
+            "layer_types": ["full_attention"],
+        },
+        "out_hidden_size": 8, "projector_hidden_size": 8, "image_token_id": 95, "video_token_id": 96, "tie_word_embeddings": False,
+    },
+    # Kimi Delta Attention with bounded decays and no low rank; latent attention with a gate for each head.
+    "bailing_hybrid": {
+        "architectures": ["BailingHybridForCausalLM"], "model_type": "bailing_hybrid", "vocab_size": 98, "hidden_size": 24,
+        "head_dim": 8, "max_position_embeddings": 512, "intermediate_size": 36, "num_hidden_layers": 3, "num_attention_heads": 3,
+        "num_key_value_heads": 3, "rms_norm_eps": 1e-6, "hidden_act": "silu", "first_k_dense_replace": 1, "kv_lora_rank": 16,
+        "q_lora_rank": 20, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 12, "layer_group_size": 3,
+        "short_conv_kernel_size": 4, "kda_safe_gate": True, "kda_lower_bound": -5.0, "moe_intermediate_size": 8, "num_experts": 8,
+        "num_experts_per_tok": 3, "num_shared_experts": 1, "n_group": 4, "topk_group": 2, "norm_topk_prob": True,
+        "routed_scaling_factor": 2.5, "rope_theta": 6000000.0, "rope_scaling": None, "num_nextn_predict_layers": 0,
+        "tie_word_embeddings": False, "pad_token_id": 0,
+    },
+    # The delta rule with weights up to 2, norms before linear attention and after full attention, no rotation.
+    "olmo_hybrid": {
+        "architectures": ["OlmoHybridForCausalLM"], "model_type": "olmo_hybrid", "vocab_size": 99, "hidden_size": 24, "head_dim": None,
+        "intermediate_size": 44, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 4, "rms_norm_eps": 1e-6,
+        "layer_types": ["linear_attention", "full_attention", "linear_attention", "full_attention"], "linear_num_key_heads": 3,
+        "linear_num_value_heads": 3, "linear_key_head_dim": 8, "linear_value_head_dim": 16, "linear_conv_kernel_dim": 4,
+        "linear_allow_neg_eigval": True, "rope_parameters": None, "hidden_act": "silu", "attention_bias": False,
+        "tie_word_embeddings": False, "pad_token_id": 0,
+    },
 }  # fmt: skip

@@ -19,7 +19,7 @@ def dense_ffn(g: Tracer, x: Value, f: DenseFfn, path: str) -> Value:
             from ckdist.models.blocks.cut_gate import cut_gate
 
             gate = cut_gate(g, gate, f.deviations)
-        act = g.gated(gate, up, f.activation, f.gate_scale)
+        act = g.gated(gate, up, f.activation, f.gate_scale, f.limit)
     else:
         bias = (w("up_proj.bias", ffn),) if f.bias else ()
         act = g.activate(g.linear(x, w("up_proj.weight", ffn, hidden), bias=bias, names=["up"]), f.activation)

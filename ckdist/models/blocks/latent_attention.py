@@ -22,6 +22,7 @@ def latent_attention(
     latent = Dim("latent", 1, a.key_width)
     kv_a = w("kv_a_proj_with_mqa", latent, hidden)
     of_index, index = None, ()
+    gates, names = ([w("g_proj", replace(heads, width=1), hidden)], ["gate"]) if a.gated else ([], [])
     if a.q_lora_rank:
         q_rank = Dim("q_lora", a.q_lora_rank)
         if a.indexer is not None:
@@ -29,14 +30,14 @@ def latent_attention(
 
             of_index = index_weights(g, a.indexer, f"{path}.indexer", hidden, q_rank)
         of_rows, of_low = (of_index.rows, (of_index.queries,)) if of_index else ((), ())
-        names = ["q_a", *("index_k", "index_w")[: len(of_rows)], "kv"]
-        q_a, *index, kv = g.linears(x, [w("q_a_proj", q_rank, hidden), *of_rows, kv_a], names=names)
+        names = ["q_a", *names, *("index_k", "index_w")[: len(of_rows)], "kv"]
+        q_a, *made, kv = g.linears(x, [w("q_a_proj", q_rank, hidden), *gates, *of_rows, kv_a], names=names)
         normed = g.rms_norm(q_a, w("q_a_layernorm", q_rank), a.norm_eps or eps)
         of_normed = [w("q_b_proj", heads, q_rank), *of_low]
         q, *index_q = g.linears(normed, of_normed, names=["q", "index_q"][: len(of_normed)])
-        index = (*index_q, *index)
+        index = (*index_q, *made[len(gates) :])
     else:
-        q, kv = g.linear(x, w("q_proj", heads, hidden), kv_a, names=["q", "kv"])
+        q, *made, kv = g.linears(x, [w("q_proj", heads, hidden), *gates, kv_a], names=["q", *names, "kv"])
     q, kv, *index = g.to_heads_latent(q, kv, *index)
     if of_index is not None:
         g.positions = of_index.select(g, *index, layer=layer)
@@ -48,5 +49,8 @@ def latent_attention(
         fields["positions"] = g.positions
     o = g.attend_latent(q, kv, latent, layer=layer, eps=a.norm_eps or eps, **fields)
     out = replace(heads, width=a.v_dim)  # columns of o_proj
-    o = rows(g.to_tokens(o, out))
+    o = g.to_tokens(o, out)
+    for gate in made[: len(gates)]:
+        o = g.gated(gate, o, "sigmoid")
+    o = rows(o)
     return g.reduce(g.linear(o, w("o_proj", hidden, out), names=["attn"]))

@@ -33,4 +33,4 @@ def moe_ffn(g: Tracer, x: Value, f: MoeFfn, path: str, routed: Value | None = No
         weights.append(w("shared_expert.down_proj.weight", hidden, shared))
     widths = (("gate_proj", ffn), ("up_proj", ffn), ("down_proj", hidden))
     of_experts = [w(f"experts.{name}.bias", replace(experts, width=dim.elements)) for name, dim in widths if f.bias]
-    return g.reduce(g.experts(x, chosen, shares, weights, function, of_experts, f.shares_input))
+    return g.reduce(g.experts(x, chosen, shares, weights, function, of_experts, f.shares_input, f.limits))

@@ -4,6 +4,8 @@
 # types; and after a colon the `general.architecture` of its GGUF files, unless that is the name.
 # A start imports only the file of its model's family.
 NAMES = {
+    "afmoe": "afmoe AfmoeForCausalLM",
+    "bailing_hybrid": "bailing_hybrid BailingMoeV3ForCausalLM BailingHybridForCausalLM :bailingmoe3",
     "bailing_moe_v2": "bailing_moe_v2 BailingMoeV2ForCausalLM :bailingmoe2",
     "bamba": "bamba BambaForCausalLM",
     "bart": "bart BartForConditionalGeneration",
@@ -42,6 +44,7 @@ NAMES = {
     "kimi_linear": "kimi_linear KimiLinearForCausalLM :kimi-linear",
     "lfm2": "lfm2 Lfm2ForCausalLM",
     "lfm2moe": "lfm2moe Lfm2MoeForCausalLM lfm2_moe",
+    "laguna": "laguna LagunaForCausalLM",
     "llama": "llama LlamaForCausalLM",
     "llama4": "llama4 Llama4ForCausalLM Llama4ForConditionalGeneration llama4_text",
     "marian": "marian MarianMTModel",
@@ -54,11 +57,13 @@ NAMES = {
     "mixtral": "mixtral MixtralForCausalLM",
     "modernbert": "modernbert ModernBertModel ModernBertForMaskedLM ModernBertForSequenceClassification",
     "mt5": "mt5 MT5ForConditionalGeneration MT5EncoderModel",
+    "muse_glimmer": "muse_glimmer MuseGlimmerForConditionalGeneration muse_glimmer_text :muse-glimmer",
     "nemotron_h": "nemotron_h NemotronHForCausalLM",
     "nemotron_h_moe": "nemotron_h_moe",
     "nomic_bert": "nomic_bert NomicBertModel :nomic-bert",
     "olmo2": "olmo2 Olmo2ForCausalLM",
     "olmo3": "olmo3 Olmo3ForCausalLM",
+    "olmo_hybrid": "olmo_hybrid OlmoHybridForCausalLM",
     "olmoe": "olmoe OlmoeForCausalLM",
     "phi3": "phi3 Phi3ForCausalLM",
     "qwen2": "qwen2 Qwen2ForCausalLM",
@@ -81,6 +86,7 @@ NAMES = {
     "seed_oss": "seed_oss SeedOssForCausalLM",
     "solar_open": "solar_open SolarOpenForCausalLM",
     "smollm3": "smollm3 SmolLM3ForCausalLM",
+    "step3p5": "step3p5 Step3p5ForCausalLM Step3p7ForConditionalGeneration step3p7 :step35",
     "t5": "t5 T5ForConditionalGeneration T5WithLMHeadModel T5EncoderModel",
 }
 FILES = {name: file for file, names in NAMES.items() for name in names.replace(":", "").split()}  # name -> file

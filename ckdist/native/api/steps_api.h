@@ -36,7 +36,9 @@ enum ckdist_gate {
   ckdist_gate_gelu = 4,
   ckdist_gate_tanh = 5,
   ckdist_gate_relu = 6,
-  ckdist_gate_relu2 = 7
+  ckdist_gate_relu2 = 7,
+  ckdist_gate_softplus = 8,
+  ckdist_gate_limited_silu = 9 /* with 256 * 16 * limit added: a limit in sixteenths */
 };
 enum ckdist_rope_table { ckdist_rope_none = -1, ckdist_rope_global = 0, ckdist_rope_local = 1 };
 enum ckdist_activation_format { ckdist_activation_f32, ckdist_activation_bf16, ckdist_activation_q8 };

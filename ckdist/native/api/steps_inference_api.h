@@ -42,7 +42,7 @@ enum ckdist_inference_step_kind {
    the batch's embeddings, without a table. */
 enum ckdist_embed_by { ckdist_embed_by_id, ckdist_embed_by_position, ckdist_embed_by_type, ckdist_embed_by_place };
 
-/* out = scale * rows of the table's shards; zeros for ids of another rank's part of the vocabulary.
+/* out = scale * rows of the table's shards, or with eps > 0 scale * row / sqrt(mean(row^2) + eps); zeros for ids of another rank's part of the vocabulary.
    by: enum ckdist_embed_by.
    added: a matrix whose row of the token's type is added; -1: none.
    waves: enum ckdist_rope_table; instead of rows, the sines and then the cosines of the token's angles. */
@@ -51,7 +51,7 @@ struct ckdist_embed_step {
   int32_t out, by, added, waves;
   struct ckdist_span table; /* matrices */
   int64_t first_row;        /* row of the vocabulary where the first shard begins */
-  float scale;
+  float scale, eps;
 };
 
 /* r = scalar * (x + post_factor * rms_norm(sum of y's summands)); absent operands are skipped. sum = r. activations =
@@ -59,10 +59,11 @@ struct ckdist_embed_step {
    scalar: a vector of one element.
    norm: rms_norm, or with `centred` the layer norm, plus norm_bias.
    activations: values for each format, one for each shard of the columns; each takes the next floats.
-   gate: a value; y is multiplied by gate_function (enum ckdist_gate) of it. Then y is the only other operand. */
+   gate: a value; y is multiplied by gate_function (enum ckdist_gate) of it. Then y is the only other operand. Each
+   element of the gate is for gate_width elements of y. */
 struct ckdist_norm_quantize_step {
   struct ckdist_step step;
-  int32_t x, y, gate, gate_function;
+  int32_t x, y, gate, gate_function, gate_width;
   int32_t post_norm, scalar, norm, norm_bias; /* vectors */
   float post_eps, eps, post_factor, factor;
   int32_t centred;
@@ -237,9 +238,11 @@ struct ckdist_sum_squares_step {
 
 /* Linear attention of local value heads. Weights are vectors; -1: absent.
    q, k, v: SiLU of their short convolutions, whose inputs are multiplied by q_scale, k_scale and v_scale.
-   corrects: the gated delta rule. q and k are divided by their lengths; q is multiplied by scale. beta = sigmoid(b).
+   corrects: the gated delta rule. q and k are divided by their lengths; q is multiplied by scale. beta = beta_scale *
+   sigmoid(b).
    Else Mamba-2: beta = softplus(dt_scale * a + dt_bias), from dt_low to dt_high; b is unused.
-   The state's factor is exp(-exp(a_log) * softplus(a + dt_bias)), or exp(-exp(a_log) * beta) of Mamba-2.
+   The state's factor is exp(-exp(a_log) * softplus(a + dt_bias)), or exp(-exp(a_log) * beta) of Mamba-2. With by_row and
+   decay_floor < 0 it is exp(decay_floor * sigmoid(exp(a_log) * (a + dt_bias))).
    out = rms_norm(q applied to the updated state + skip * v) * gate(gate_scale * z). */
 struct ckdist_delta_rule_step {
   struct ckdist_step step;
@@ -250,7 +253,7 @@ struct ckdist_delta_rule_step {
   int32_t corrects;
   int32_t by_row; /* a and dt_bias have a factor for each row of a state, as many as a key has elements */
   int32_t gate;   /* of enum ckdist_gate */
-  float eps, l2_eps, scale;
+  float eps, l2_eps, scale, beta_scale, decay_floor;
   float q_scale, k_scale, v_scale, gate_scale, dt_scale, dt_low, dt_high;
 };
 
@@ -289,6 +292,7 @@ struct ckdist_expert_set {
   int32_t gate_x, up_x;           /* activations */
   struct ckdist_span gate, up;    /* matrices: shards of the rows */
   struct ckdist_span down;        /* matrices: shards of the columns; their products are added in order */
+  int32_t function;               /* enum ckdist_gate */
   int32_t joined;                 /* value: gate * up, shards side by side; rows are grouped by expert */
   struct ckdist_span activations; /* `joined` for each shard, in the format that down reads */
   /* Vectors. Each expert of this rank has `bias_width` floats for gate and up, and the width of `out` for down. The
@@ -310,7 +314,6 @@ struct ckdist_experts_step {
   int32_t share_factors;    /* vector: a factor of each expert's share; -1: none */
   int32_t shares_input;     /* shares multiply the inputs of the chosen experts in place of their outputs */
   struct ckdist_routing routing;
-  int32_t gate; /* enum ckdist_gate */
   int32_t count;
   const struct ckdist_expert_set* sets; /* the chosen experts, then the set that all tokens use */
   const int32_t* host_experts;          /* (hosts + 1,) first expert of each host, if rows are sharded over hosts */

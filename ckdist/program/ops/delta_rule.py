@@ -79,11 +79,15 @@ def delta_gates(context: RankContext, inputs: Arrays, weights: Arrays, attrs: At
     """The decay exp(-exp(A_log) * softplus(a + dt_bias)) and beta = sigmoid(b). Yang et al. 2024, section 3.4.
 
     The decay is that of Mamba 2: Dao & Gu 2024, arXiv:2405.21060. If `a` has several elements per head, each row of a
-    state has its own decay: Kimi Team 2025, arXiv:2510.26692.
+    state has its own decay: Kimi Team 2025, arXiv:2510.26692. With `decay_floor` < 0 it is exp(decay_floor *
+    sigmoid(exp(A_log) * (a + dt_bias))). `beta_scale` is a factor of beta.
     """
     (a, b), (a_log, dt_bias) = inputs, weights
     rate = np.repeat(np.exp(a_log), attrs["inputs"][0].dims[-1].width)  # (elements of a,)
-    return [np.exp(-rate * softplus(a + dt_bias)), 1 / (1 + np.exp(-b))]
+    floor, beta = np.float32(attrs.get("decay_floor", 0.0)), np.float32(attrs.get("beta_scale", 1.0)) / (1 + np.exp(-b))
+    if floor < 0:
+        return [np.exp(floor / (1 + np.exp(-rate * (a + dt_bias)))), beta]
+    return [np.exp(-rate * softplus(a + dt_bias)), beta]
 
 
 def infer_delta_rule(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
@@ -214,6 +218,8 @@ def lower_delta_rule(lowering: "ServingLowering", group: "Group") -> None:
         eps=parts.norm.attrs["eps"],
         l2_eps=parts.q_norm.attrs["eps"],
         scale=parts.q_norm.attrs["scale"],
+        beta_scale=parts.gates.attrs.get("beta_scale", 1.0),
+        decay_floor=parts.gates.attrs.get("decay_floor", 0.0),
     )
     taps = parts.conv.weight(2).dims[0].width // heads.width
     of = tuple(key_heads(keys, heads, attrs["tiled"], lowering.mesh))

@@ -35,12 +35,14 @@ def infer_embed(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
 
 @op("embed", infer_embed)
 def embed(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
-    """Rows of the table. Ids in another rank's shard of the vocabulary get zeros."""
+    """Rows of the table. Ids in another rank's shard of the vocabulary get zeros. With `eps`: row / sqrt(mean(row^2) + eps)."""
     (ids,), (table,) = inputs, weights
     begin, end = context.share(attrs["weights"][0].dims[0])
     mine = (ids >= begin) & (ids < end)
     rows = np.zeros((len(ids), table.shape[1]), table.dtype)  # (tokens, hidden)
     rows[mine] = table[ids[mine] - begin]
+    if eps := attrs.get("eps", 0.0):
+        rows = rows / np.sqrt((rows**2).mean(axis=-1, keepdims=True) + np.float32(eps))
     return [rows]
 
 
@@ -60,6 +62,7 @@ def lower_embed(lowering: "ServingLowering", group: "Group") -> None:
         table=lowering.matrix([MatrixKey(table.name, rows, columns) for rows in pieces]),
         first_row=pieces[0][0],
         scale=scale.attrs["factor"] if scale else 1.0,
+        eps=instr.attrs.get("eps", 0.0),
     )
     if scale:
         lowering.stands_for(scale.outputs[0], scale.inputs[0])

@@ -11,7 +11,7 @@ from ckdist.errors import LayoutError
 from ckdist.layout import Dim, Range
 from ckdist.mesh import HOST, LOCAL, WHOLE
 from ckdist.program.lowered import MatrixKey, layer_of
-from ckdist.program.ops.elementwise import GATES, gated
+from ckdist.program.ops.elementwise import gate_number, gated
 from ckdist.program.ops.low_rank import padded
 from ckdist.program.ops.op import lower, op, summed_over, unsharded, vjp, whole
 from ckdist.program.ops.op_types import Arrays, Attrs, Gradients, Inferred, Values, Weights
@@ -198,11 +198,16 @@ def experts(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs)
         matrices = [w[e] for w in split.matrices[:3]]
         of_rows, by_input = shares[rows, slots, None], attrs.get("shares_input", False)
         inputs_of = x[rows] * of_rows if by_input else x[rows]
-        made = _expert(context, inputs_of, matrices, own, pairs, attrs)
+        made = _expert(context, inputs_of, matrices, own, pairs, attrs, limit_of(attrs, 0))
         out[rows] += made if by_input else of_rows * made
     if shared:
-        out += shares[:, -1:] * _expert(context, x, shared, [], split.low_of(3), attrs)
+        out += shares[:, -1:] * _expert(context, x, shared, [], split.low_of(3), attrs, limit_of(attrs, 3))
     return [out]
+
+
+def limit_of(attrs: Attrs, number: int) -> float:
+    """The limit of the gates of three matrices from index `number` on; 0: none."""
+    return attrs.get("limits", (0.0, 0.0))[number // 3]
 
 
 def _expert(
@@ -212,13 +217,14 @@ def _expert(
     biases: Arrays,
     low: Sequence[tuple[np.ndarray, np.ndarray] | None],
     attrs: Attrs,
+    limit: float,
 ) -> np.ndarray:
     """One expert: (rows, hidden) -> (rows, hidden). `biases` is empty or has those of gate, up and down."""
     of_gate, of_up, of_down = (
         lambda y, w=w, bias=bias, pair=pair: adapted(y, w, pair, attrs) + bias
         for w, bias, pair in zip(weights, biases or [np.float32(0)] * 3, low, strict=True)
     )
-    return of_down(gated(context, [of_gate(x), of_up(x)], [], attrs)[0])
+    return of_down(gated(context, [of_gate(x), of_up(x)], [], {**attrs, "limit": limit})[0])
 
 
 def adapted(x: np.ndarray, w: np.ndarray, pair: tuple[np.ndarray, np.ndarray] | None, attrs: Attrs) -> np.ndarray:
@@ -255,7 +261,6 @@ def lower_experts(lowering: "ServingLowering", group: "Group") -> None:
         share_factors=lowering.vector((*routed.weights, None)[1]),
         routing=routing(routed.attrs),
         shares_input=instr.attrs.get("shares_input", False),
-        gate=GATES[instr.attrs["function"]],
         count=len(sets),
         sets=sets,
         layer=layer,
@@ -316,6 +321,7 @@ def _set(
         "gate": by_rows[gate.name],
         "up": by_rows[up.name],
         "down": lowering.matrix([MatrixKey(down.name, hidden, piece, stack) for piece in pieces]),
+        "function": gate_number(instr.attrs["function"], limit_of(instr.attrs, number)),
         "joined": joined,
         "activations": lowering.shards(activations),
         **_low_fields(lowering, x, split.low_of(number), pieces, stack, rows),

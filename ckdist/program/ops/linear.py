@@ -6,7 +6,7 @@ import numpy as np
 
 from ckdist.errors import LayoutError
 from ckdist.program.lowered import MatrixKey
-from ckdist.program.ops.elementwise import GATES
+from ckdist.program.ops.elementwise import GATES, gate_number
 from ckdist.program.ops.op import lower, op, vjp, whole
 from ckdist.program.ops.op_types import Arrays, Attrs, Gradients, Inferred, Values, Weights
 from ckdist.program.program import Instr, Value
@@ -94,7 +94,7 @@ def lower_linear(lowering: "ServingLowering", group: "Group") -> None:
         count=len(products),
         products=products,
         summed=summed,
-        gate=GATES[gated.attrs["function"] if gated else "none"],
+        gate=gate_number(gated.attrs["function"], gated.attrs.get("limit", 0.0)) if gated else GATES["none"],
         gate_factor=gated.attrs.get("gate_scale", 1.0) if gated else 1.0,
         activation=GATES[activate.attrs["function"] if activate else "none"],
         soft_cap=cap.attrs["cap"] if cap else 0.0,

@@ -110,6 +110,7 @@ CKDIST_INLINE void with_function(GateFunction function, Body&& body) {
       const Vec y = max(x, set(0.0f));
       return y * y;
     });
+  else if (function == GateFunction::softplus) body([](Vec x) { return softplus(x); });
   else body([](Vec x) { return gelu_tanh(x); });
 }
 
@@ -118,6 +119,12 @@ void gated(GateFunction function, const float* gate, const float* up, int64_t n,
     return each(n, [&](int64_t i, int lanes) {
       store_lanes(out + i, clamped_swiglu(load_lanes(gate + i, lanes), load_lanes(up + i, lanes)), lanes);
     });
+  if (const int code = static_cast<int>(function); GateFunction(code & 255) == GateFunction::limited_silu) {
+    const Vec limit = set(static_cast<float>(code >> 8) / 16);
+    return each(n, [&](int64_t i, int lanes) {
+      store_lanes(out + i, limited_silu(load_lanes(gate + i, lanes), load_lanes(up + i, lanes), limit), lanes);
+    });
+  }
   with_function(function, [&](auto f) {
     each(n, [&](int64_t i, int lanes) {
       store_lanes(out + i, f(load_lanes(gate + i, lanes)) * load_lanes(up + i, lanes), lanes);

@@ -75,7 +75,7 @@ struct DeltaRule : Carved<DeltaRule, StepRun<Inference, ckdist_delta_rule_step>>
         kernel.l2_norm(k, step.l2_eps, 1.f, keys, k);
         if (step.by_row) decay_rows(item, here, a_factor, token, t);
         else here.decay[t] = std::exp(-a_factor * softplus(state_row(*this, step.a, token)[item.head], item.head));
-        here.beta[t] = 1.f / (1.f + std::exp(-state_row(*this, step.b, token)[item.head]));
+        here.beta[t] = step.beta_scale / (1.f + std::exp(-state_row(*this, step.b, token)[item.head]));
       } else {
         const float dt = softplus(state_row(*this, step.a, token)[item.head] * step.dt_scale, item.head);
         here.beta[t] = std::min(std::max(dt, step.dt_low), step.dt_high);
@@ -115,7 +115,10 @@ struct DeltaRule : Carved<DeltaRule, StepRun<Inference, ckdist_delta_rule_step>>
     const int64_t first = int64_t{item.head} * width, to = int64_t{t} * width;
     const float* const a = state_row(*this, step.a, token) + first;
     for (int i = 0; i < width; i++) {
-      const float factor = here.decay[to + i] = std::exp(-a_factor * softplus(a[i], first + i));
+      const float rate = step.decay_floor < 0.f
+                             ? step.decay_floor / (1.f + std::exp(-a_factor * (a[i] + r.vector(step.dt_bias)[first + i])))
+                             : -a_factor * softplus(a[i], first + i);
+      const float factor = here.decay[to + i] = std::exp(rate);
       here.decayed_q[to + i] = here.q[to + i] * factor;
       here.decayed_k[to + i] = here.k[to + i] * factor;
     }

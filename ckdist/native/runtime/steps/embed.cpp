@@ -68,6 +68,11 @@ struct Embed : StepRun<Inference, ckdist_embed_step> {
         continue;
       }
       unpack_row(r, thread, r.weight(shard), id, row);
+      if (step.eps > 0.f) {
+        const float mean = r.kernels.elementwise.sum_squares(row, stride) / static_cast<float>(stride);
+        const float factor = 1.f / std::sqrt(mean + step.eps);
+        for (int64_t c = 0; c < stride; c++) row[c] *= factor;
+      }
       if (step.scale != 1.f)
         for (int64_t c = 0; c < stride; c++) row[c] *= step.scale;
       if (step.added >= 0) {

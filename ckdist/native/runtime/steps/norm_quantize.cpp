@@ -6,8 +6,8 @@ namespace {
 
 struct NormQuantize : StepRun<Inference, ckdist_norm_quantize_step> {
   static int64_t thread_bytes(const Inference& r, const Fields& step) {
-    const int64_t gated = step.gate >= 0 ? Residual::row_bytes(r, step.gate) : 0;
-    return room_bytes(r, step) + std::max(Residual::row_bytes(r, step.y), gated);
+    const int64_t gated = step.gate >= 0 ? Residual::row_bytes(r, step.gate) * step.gate_width : 0;
+    return room_bytes(r, step) + std::max(Residual::row_bytes(r, step.y), gated) + (step.gate_width > 1 ? gated : 0);
   }
 
   // Bytes for a row whose columns are in the order of a matrix.
@@ -51,10 +51,17 @@ struct NormQuantize : StepRun<Inference, ckdist_norm_quantize_step> {
     return Residual::of(r, thread, step, room);
   }
 
+  // A gate for each element of a row of y.
   const float* gate_row(int64_t out_row, int64_t in_row) const {
     int64_t stride;
-    const float* const rows = r.floats(step.gate, &stride);
-    return rows + (r.value(step.gate).selected ? out_row : in_row) * stride;
+    const float* row = r.floats(step.gate, &stride);
+    row += (r.value(step.gate).selected ? out_row : in_row) * stride;
+    if (step.gate_width <= 1) return row;
+    const int64_t count = r.value(step.gate).width;
+    float* const wide = reinterpret_cast<float*>(r.memory(thread) + thread_bytes(r, step) -
+                                                 Residual::row_bytes(r, step.gate) * step.gate_width);
+    for (int64_t i = 0; i < count; i++) std::fill_n(wide + i * step.gate_width, step.gate_width, row[i]);
+    return wide;
   }
 
   void make_row(int64_t out_row, bool keep) {

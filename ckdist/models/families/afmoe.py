@@ -1,0 +1,98 @@
+"""Trinity (AFMoE): gates of elements after attention, norms around each part, GLM-4.5's experts.
+
+Sliding layers rotate, full layers do not.
+"""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+from ckdist.errors import ArchitectureError
+from ckdist.models import from_config
+from ckdist.models.families import exaone4, family, gemma2, glm4moe
+from ckdist.models.families.family import Family, GgufHeader, GgufWriter, in_layers
+from ckdist.models.fields import Fields
+from ckdist.models.spec import LayerSpec, ModelSpec
+
+NAME, PERIOD = "afmoe", 4
+KEYS = glm4moe.KEYS.but(
+    defaults={
+        "global_attn_every_n_layers": PERIOD,
+        "head_dim": 128,
+        "hidden_size": 2048,
+        "intermediate_size": 6144,
+        "max_position_embeddings": 16384,
+        "moe_intermediate_size": 1408,
+        "n_shared_experts": 2,
+        "num_attention_heads": 16,
+        "num_experts": 64,
+        "num_experts_per_tok": 6,
+        "num_hidden_layers": 32,
+        "num_key_value_heads": None,
+        "partial_rotary_factor": None,
+        "sliding_window": 1024,
+        "vocab_size": 200192,
+    },
+    aliases={
+        "num_dense_layers": "first_k_dense_replace",
+        "num_local_experts": "num_experts",
+        "num_shared_experts": "n_shared_experts",
+        "route_norm": "norm_topk_prob",
+        "route_scale": "routed_scaling_factor",
+    },
+    nulls={"num_key_value_heads": None, "sliding_window": None},
+    only={"num_expert_groups": 1, "num_limited_groups": 1, "score_func": "sigmoid"},
+    unused=("load_balance_coeff", "use_grouped_mm"),
+)
+
+
+def with_mixers(spec: ModelSpec, window: int, sliding: list[bool]) -> ModelSpec:
+    """The model with gates and norms of this family. Layers without a window do not rotate."""
+    gated = replace(spec.layers[0].attention, qk_norm="head", gated=True)
+    kinds = {True: replace(gated, window=window), False: replace(gated, rope=None)}
+    layers = [LayerSpec(kinds[slides], one.ffn, gemma2.NORMS) for one, slides in zip(spec.layers, sliding, strict=True)]
+    return replace(spec, family=NAME, layers=tuple(layers))
+
+
+def config(f: Fields, outer: Fields) -> ModelSpec:
+    """Reads a config.json."""
+    n, period = from_config.sizes(f), f.integer("global_attn_every_n_layers")
+    sliding = from_config.sliding_layers(f, n.num_layers, [(i + 1) % period != 0 for i in range(n.num_layers)])
+    layers = [LayerSpec(n.attention(), ffn) for ffn in glm4moe.feed_forwards(f, n.num_layers, "num_experts")]
+    scale = math.sqrt(n.hidden_size) if f.flag("mup_enabled") else 1.0
+    ropes, tied = from_config.rotations(f, n), from_config.tied(f, outer)
+    spec = n.model(NAME, layers, ropes, tied, embedding_scale=scale)
+    return with_mixers(spec, from_config.window(f), sliding)
+
+
+def gguf(header: GgufHeader) -> ModelSpec:
+    """Reads GGUF metadata. Readers always scale embeddings."""
+    from ckdist.models import from_gguf
+
+    spec, window = glm4moe.gguf(header), header.fields.integer("attention.sliding_window", 0, low=0, high=1 << 30)
+    sliding = from_gguf.sliding_layers(header.fields, len(spec.layers), PERIOD)
+    return with_mixers(replace(spec, embedding_scale=math.sqrt(spec.hidden_size)), window, sliding)
+
+
+def written(spec: ModelSpec, where: str) -> dict[str, Any]:
+    """Further GGUF metadata. Raises ArchitectureError for embeddings that are not scaled."""
+    if spec.embedding_scale == 1.0:
+        raise ArchitectureError(f"{where}: {NAME} with mup_enabled false has no GGUF form: its readers scale embeddings")
+    return exaone4.written(spec, where)
+
+
+GATE = {"attn_gate": "self_attn.gate_proj"}
+EXPERTS = {"mlp.router.gate": "mlp.gate", "mlp.expert_bias": "mlp.gate.e_score_correction.bias"}
+FAMILY = Family(
+    keys=KEYS,
+    from_config=config,
+    from_gguf=gguf,
+    to_gguf=GgufWriter(written, experts=family.GROUPED_EXPERTS, rotated=True),
+    safetensors=family.SAFETENSORS_EXPERTS.but(
+        in_layers("model.layers", {
+            **family.SHARED_EXPERTS, **EXPERTS,
+            "pre_mlp_layernorm": "pre_feedforward_layernorm", "post_mlp_layernorm": "post_feedforward_layernorm",
+        })
+    ),
+    gguf_names=family.GGUF_EXPERTS.but(in_layers("blk", {**family.POST_NORMS, **GATE})),
+)  # fmt: skip

@@ -1,0 +1,139 @@
+"""Ling 3: Kimi Delta Attention with bounded decays, gated latent attention, DeepSeek-V3's experts."""
+
+from dataclasses import replace
+
+import numpy as np
+
+from ckdist.errors import ArchitectureError
+from ckdist.models import from_config, limits
+from ckdist.models.families import deepseek_v2, deepseek_v3, family, glm4_moe_lite, kimi_linear
+from ckdist.models.families.family import GgufForm, GgufHeader, in_layers
+from ckdist.models.fields import Fields
+from ckdist.models.spec import LatentAttention, LayerSpec, ModelSpec
+from ckdist.models.state_mixers import GatedDeltaNet
+
+NAME, GGUF = "bailing_hybrid", "bailingmoe3"
+KEYS = deepseek_v3.KEYS.but(
+    defaults={
+        "first_k_dense_replace": 2,
+        "head_dim": 128,
+        "hidden_size": 2560,
+        "intermediate_size": 6144,
+        "kda_lower_bound": -5.0,
+        "kda_safe_gate": True,
+        "layer_group_size": 6,
+        "max_position_embeddings": 262144,
+        "moe_intermediate_size": 768,
+        "n_routed_experts": 512,
+        "num_attention_heads": 32,
+        "num_hidden_layers": 42,
+        "q_lora_rank": None,
+        "rope_theta": 6e6,
+        "short_conv_kernel_size": 4,
+        "vocab_size": 157184,
+    },
+    aliases={
+        "linear_conv_kernel_dim": "short_conv_kernel_size",
+        "linear_head_dim": "head_dim",
+        "model_max_length": "max_position_embeddings",
+        "moe_renormalize": "norm_topk_prob",
+        "num_expert_group": "n_group",
+        "num_experts_per_token": "num_experts_per_tok",
+        "num_shared_experts": "n_shared_experts",
+    },
+    only={
+        "gated_attention_proj_granularity_type": "head_wise", "moe_router_enable_expert_bias": True, "no_kda_lora": True,
+        "rope_interleave": True, "score_function": "sigmoid", "use_bias": False, "use_qkv_bias": False, "use_rmsnorm": True,
+    },
+    unused=("max_window_layers", "mtp_loss_scaling_factor", "output_dropout", "partial_rotary_factor", "router_dtype",
+            "linear_num_heads", "use_qk_norm", "group_norm_size", "rotary_dim"),
+)  # fmt: skip
+
+
+def linear_layers(f: Fields, count: int) -> list[bool]:
+    """Reads whether each layer has linear attention: all but the last of each group."""
+    kinds, period = from_config.layer_kinds(f, count, (kimi_linear.LINEAR, kimi_linear.FULL)), f.integer("layer_group_size")
+    if kinds is None and count % period:
+        raise f.error("layer_group_size", period, f"a divisor of num_hidden_layers, {count}, or layer_types must be given")
+    return [(i + 1) % period != 0 if kinds is None else kinds[i] == kimi_linear.LINEAR for i in range(count)]
+
+
+def config(f: Fields, outer: Fields) -> ModelSpec:
+    """Reads a config.json."""
+    for name in ("expert_swiglu_limit_list", "share_expert_swiglu_limit_list"):
+        if any(f.raw(name) or ()):
+            raise f.error(name, f.raw(name), "null or zeros: limits of gates are not supported in this family")
+    spec = deepseek_v2.model(NAME, f, outer, deepseek_v3.ROUTING, glm4_moe_lite.dense_layers(f))
+    shared = f.integer("moe_shared_expert_intermediate_size", None, high=limits.MAX_FFN)
+    widths = {layer.ffn.shared_size for layer in spec.layers if hasattr(layer.ffn, "shared_size")}
+    if shared is not None and widths not in (set(), {shared}):
+        raise f.error("moe_shared_expert_intermediate_size", shared, f"that of all shared experts, {widths.pop()}")
+    heads, width = f.integer("num_attention_heads", high=limits.MAX_HEADS), f.integer("head_dim", high=1 << 10)
+    floor = f.number("kda_lower_bound", low=-1e3, high=0.0) if f.flag("kda_safe_gate") else 0.0
+    taps = f.integer("short_conv_kernel_size", high=limits.MAX_CONV)
+    return with_linear(spec, GatedDeltaNet(heads, heads, width, width, taps, by_row=True, decay_floor=floor),
+                       linear_layers(f, len(spec.layers)))  # fmt: skip
+
+
+def with_linear(spec: ModelSpec, net: GatedDeltaNet, linear: list[bool]) -> ModelSpec:
+    """The model with linear attention in the layers that `linear` marks, and gates in the others."""
+    layers = [
+        replace(layer, mixer=net if is_linear else replace(layer.mixer, gated=True))
+        for layer, is_linear in zip(spec.layers, linear, strict=True)
+    ]
+    return replace(spec, family=NAME, layers=tuple(layers))
+
+
+def gguf(header: GgufHeader) -> ModelSpec:
+    """Reads GGUF metadata."""
+    spec = kimi_linear.gguf(header)
+    floor = header.fields.number("kda.gate_lower_bound", low=-1e3, high=0.0)
+    if not header.fields.flag("kda.safe_gate", True):
+        floor = 0.0
+    nets = [layer.mixer for layer in spec.layers if isinstance(layer.mixer, GatedDeltaNet)]
+    if not nets:
+        raise header.fields.error("attention.head_count_kv", 1, "0 in layers with linear attention")
+    rotated = [replace(one, mixer=replace(one.mixer, rope="global")) if isinstance(one.mixer, LatentAttention) else one
+               for one in spec.layers]  # fmt: skip
+    net, linear = replace(nets[0], gate_rank=0, decay_floor=floor), [one.mixer in nets for one in spec.layers]
+    return with_linear(replace(spec, layers=tuple(rotated)), net, linear)
+
+
+def export(spec: ModelSpec, where: str) -> GgufForm:
+    """Returns the GGUF metadata of a model. Raises ArchitectureError if its decays are not bounded."""
+    net = next((layer.mixer for layer in spec.layers if isinstance(layer.mixer, GatedDeltaNet)), None)
+    if net is None or not net.decay_floor:
+        raise ArchitectureError(f"{where}: {NAME} without bounded decays has no GGUF form")
+    made = kimi_linear.export(spec, where)
+    values = {name.replace(kimi_linear.GGUF, GGUF, 1): value for name, value in made.metadata.items()}
+    own = {"kda.safe_gate": True, "kda.gate_lower_bound": net.decay_floor}
+    own["expert_shared_feed_forward_length"] = next(one.ffn.shared_size for one in reversed(spec.layers))
+    named = {f"{GGUF}.{name}": value for name, value in own.items()}
+    return replace(made, metadata={**values, "general.architecture": GGUF, **named})
+
+
+def gguf_values(spec: ModelSpec, weight: str, values: np.ndarray) -> np.ndarray:
+    """Converts the values of a weight for GGUF."""
+    return np.abs(kimi_linear.gguf_values(spec, weight, values)) if weight.endswith(".A_log") else (
+        kimi_linear.gguf_values(spec, weight, values))  # fmt: skip
+
+
+KDA = ("A_log", "dt_bias", "o_norm", *(f"{part}_proj" for part in "qkvbfg"), *(f"{part}_conv1d" for part in "qkv"))
+MLA = ("q_a_proj", "q_a_layernorm", "q_b_proj", "kv_a_proj_with_mqa", "kv_a_layernorm")
+PARTS = {f"attention.{name}": f"self_attn.{name}" for name in (*KDA, *MLA)}
+PARTS |= {"attention.dense": "self_attn.o_proj", "attention.o_proj": "self_attn.o_proj"}
+PARTS |= {"attention.kv_b_proj": deepseek_v2.KV_B, "mlp.gate.expert_bias": "mlp.gate.e_score_correction.bias"}
+OF_GGUF = kimi_linear.PARTS | {"ssm_f_a": "self_attn.f_proj", "ssm_g_a": "self_attn.g_proj", "attn_gate": "self_attn.g_proj"}
+FAMILY = replace(
+    deepseek_v3.FAMILY,
+    keys=KEYS,
+    gguf="",
+    from_config=config,
+    from_gguf=gguf,
+    to_gguf=export,
+    gguf_values=gguf_values,
+    safetensors=deepseek_v2.SAFETENSORS.but({
+        "model.word_embeddings": "model.embed_tokens", **in_layers("model.layers", PARTS),
+    }),
+    gguf_names=deepseek_v2.GGUF_NAMES.but(in_layers("blk", OF_GGUF), (r".*\.A_log", "minus_exp")),
+)  # fmt: skip

@@ -1,0 +1,102 @@
+"""Muse Glimmer, the text part: normed embeddings, gates after attention, queries and keys of length one.
+
+Full layers do not rotate. Norms after a part have an epsilon of their own. GGUF files have the factor of queries as the
+weights of their norm.
+"""
+
+from dataclasses import replace
+
+from ckdist.models import from_config
+from ckdist.models.config_keys import ConfigKeys
+from ckdist.models.families import family, gemma2
+from ckdist.models.families.family import Family, GgufHeader, GgufWriter, in_layers
+from ckdist.models.fields import Fields
+from ckdist.models.spec import Attention, DenseFfn, LayerSpec, ModelSpec
+
+NAME, PERIOD, POST_EPS = "muse_glimmer", 4, 1e-8
+KEYS = ConfigKeys(
+    {
+        "final_logit_softcapping": 20.0,
+        "head_dim": 128,
+        "hidden_activation": "silu",
+        "hidden_size": 6656,
+        "intermediate_size": 19968,
+        "max_position_embeddings": 131072,
+        "num_attention_heads": 32,
+        "num_hidden_layers": 52,
+        "num_key_value_heads": 2,
+        "output_multiplier": 0.19611613513818404,
+        "post_norm_eps": POST_EPS,
+        "qk_scale_factor": 3.87,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 1e4,
+        "sliding_window": 2048,
+        "vocab_size": 202048,
+    },
+    nulls={"sliding_window": None},
+    only={"attn_logit_softcapping": None},
+    unused=("hidden_act", "out_hidden_size", "projector_hidden_size"),
+)
+
+
+def layers(attention: Attention, window: int, full: list[bool], rotates: list[bool], ffn: DenseFfn, eps: float) -> list[LayerSpec]:
+    """Makes the layers. `eps`: of the norms after a part."""
+    norms = replace(gemma2.NORMS, after_eps=eps)
+    mixers = [
+        replace(attention, window=0 if is_full else window, rope="global" if turns else None)
+        for is_full, turns in zip(full, rotates, strict=True)
+    ]
+    return [LayerSpec(mixer, ffn, norms) for mixer in mixers]
+
+
+def rotated_layers(f: Fields, count: int) -> list[bool]:
+    """Reads whether each layer rotates. A base of 0 is for none; the others must have the base of the model."""
+    given, theta = f.raw("layer_rope_theta"), f.sub("rope_parameters").number("rope_theta", f.number("rope_theta"))
+    if given is None:
+        return [(count - 1 - i) % PERIOD != 0 for i in range(count)]
+    if not isinstance(given, list) or len(given) != count or any(one not in (0, None, theta) for one in given):
+        raise f.error("layer_rope_theta", given, f"a list of {count} of 0 and {theta:g}")
+    return [bool(one) for one in given]
+
+
+def config(f: Fields, outer: Fields) -> ModelSpec:
+    """Reads a config.json."""
+    n, bias = from_config.sizes(f), f.flag("attention_bias")
+    scale = n.head_dim**-0.5 * f.number("qk_scale_factor", high=1e6)
+    attention = n.attention(scale, qkv_bias=bias, o_bias=bias, qk_norm="unit", gated=True)
+    usual = [(n.num_layers - 1 - i) % PERIOD != 0 for i in range(n.num_layers)]
+    full = [not slides for slides in from_config.sliding_layers(f, n.num_layers, usual)]
+    made = layers(
+        attention, from_config.window(f), full, rotated_layers(f, n.num_layers), gemma2.dense(f), f.number("post_norm_eps")
+    )
+    return n.model(
+        NAME, made, from_config.rotations(f, n), from_config.tied(f, outer), embedding_eps=n.norm_eps,
+        logit_scale=f.number("output_multiplier", high=1e6), logit_soft_cap=gemma2.soft_cap(f, "final_logit_softcapping"),
+    )  # fmt: skip
+
+
+def gguf(header: GgufHeader) -> ModelSpec:
+    """Reads GGUF metadata."""
+    from ckdist.models import from_gguf
+
+    f, n = header.fields, from_gguf.sizes(header)
+    sliding = from_gguf.sliding_layers(f, n.num_layers, PERIOD)
+    window = f.integer("attention.sliding_window", low=0, high=1 << 30)
+    attention = replace(from_gguf.attention(header, n), gated=True)
+    made = layers(attention, window, [not s for s in sliding], sliding, from_gguf.dense(header), POST_EPS)
+    scale, cap = f.number("logit_scale", high=1e6), f.number("final_logit_softcapping", 0.0, high=1e6)
+    ropes = {"global": from_gguf.rotation(header, n)}
+    more = {"embedding_eps": n.norm_eps, "logit_scale": scale, "logit_soft_cap": cap}
+    return n.model(NAME, made, ropes, from_gguf.tied(header), **more)
+
+
+FAMILY = Family(
+    keys=KEYS,
+    from_config=config,
+    from_gguf=gguf,
+    to_gguf=GgufWriter(refused="its readers expect norms of queries and keys; serve its folder"),
+    safetensors=family.SAFETENSORS.but({}, (r".*layernorm\.weight", "plus_one")),
+    gguf_names=family.GGUF_POST_NORMS.but(
+        in_layers("blk", {"attn_gate": "self_attn.gate_proj"}), family.INTERLEAVED
+    ),
+)

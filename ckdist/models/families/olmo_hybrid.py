@@ -1,0 +1,70 @@
+"""OLMo hybrid: three layers of linear attention with norms before each part, then OLMo 2's attention.
+
+New values of the delta rule have weights up to 2, so a state may change its sign. There is usually no rotation.
+"""
+
+from ckdist.models import from_config
+from ckdist.models.families import family, olmo2, qwen35
+from ckdist.models.families.family import Family, GgufWriter, in_layers
+from ckdist.models.fields import Fields
+from ckdist.models.spec import LayerSpec, ModelSpec
+from dataclasses import replace
+
+NAME, PERIOD = "olmo_hybrid", 4
+GATED_EPS = 1e-5  # of the norm after linear attention, independent of config.json
+KEYS = olmo2.KEYS.but(
+    defaults={
+        "hidden_size": 3840,
+        "intermediate_size": 11008,
+        "linear_allow_neg_eigval": True,
+        "linear_conv_kernel_dim": 4,
+        "max_position_embeddings": 65536,
+        "num_attention_heads": 30,
+        "num_hidden_layers": 32,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": None,
+        "vocab_size": 100352,
+    },
+    nulls={"num_key_value_heads": None, "rope_parameters": None, "rope_theta": None},
+    only={"linear_use_gate": True},
+    unused=("fla_hybrid_attention_indices", "linear_a_log_max", "linear_a_log_min", "linear_dt_init_floor", "linear_dt_max",
+            "linear_dt_min"),
+)  # fmt: skip
+
+
+def config(f: Fields, outer: Fields) -> ModelSpec:
+    """Reads a config.json."""
+    n = from_config.sizes(f)
+    kinds = from_config.layer_kinds(f, n.num_layers, (qwen35.LINEAR, qwen35.FULL))
+    linear = [i % PERIOD != PERIOD - 1 if kinds is None else kinds[i] == qwen35.LINEAR for i in range(n.num_layers)]
+    if all(linear) and kinds is None:
+        linear[-1] = False
+    keys = f.integer("linear_num_key_heads", n.num_heads)
+    key_dim = f.integer("linear_key_head_dim", int(0.75 * n.hidden_size / keys))
+    absent = {"num_key_heads": n.num_heads, "num_value_heads": n.num_heads, "key_head_dim": key_dim}
+    absent["value_head_dim"] = 2 * key_dim
+    of_net = {f"linear_{name}": f.integer(f"linear_{name}", value) for name, value in absent.items()}
+    of_net["linear_conv_kernel_dim"] = f.integer("linear_conv_kernel_dim")
+    scale = 2.0 if f.flag("linear_allow_neg_eigval") else 1.0
+    net = replace(qwen35.delta_net(Fields(of_net, f.where, f.prefix)), beta_scale=scale, norm_eps=GATED_EPS)
+    rotates = f.has("rope_parameters") or f.has("rope_theta")
+    full, ffn = replace(olmo2.attention(f, n), rope="global" if rotates else None), from_config.dense(f)
+    layers = [LayerSpec(net, ffn) if is_linear else LayerSpec(full, ffn, olmo2.NORMS) for is_linear in linear]
+    ropes = from_config.rotations(Fields({"rope_theta": 1e4, **f.values}, f.where, f.prefix), n)
+    return n.model(NAME, layers, ropes, from_config.tied(f, outer))
+
+
+PARTS = {f"linear_attn.{part}_proj": f"linear_attn.in_proj_{part}" for part in "qkvab"}
+PARTS |= {"linear_attn.g_proj": "linear_attn.in_proj_z", "linear_attn.o_proj": "linear_attn.out_proj"}
+PARTS |= {f"linear_attn.{part}_conv1d": f"linear_attn.conv1d_{part}" for part in "qkv"}
+PARTS |= {"linear_attn.o_norm": "linear_attn.norm", "attention_layer_norm": "input_layernorm"}
+PARTS |= {"feedforward_layer_norm": "post_attention_layernorm"}
+FAMILY = Family(
+    keys=KEYS,
+    from_config=config,
+    to_gguf=GgufWriter(refused="serve its folder"),
+    safetensors=family.SAFETENSORS.but(
+        in_layers("model.layers", {**PARTS, "linear_attn.conv1d": qwen35.CONV})
+    ),
+    gguf_names=family.GGUF,
+)

@@ -1,0 +1,143 @@
+"""Step-3.5 and 3.7: gates of heads, heads and rotation that differ by layer, limits of the last layers' gates."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from ckdist.errors import ArchitectureError
+from ckdist.models import from_config, from_gguf, limits
+from ckdist.models.config_keys import ConfigKeys
+from ckdist.models.families import exaone4, family, laguna
+from ckdist.models.families.family import Family, GgufHeader, GgufWriter, in_layers
+from ckdist.models.fields import Fields
+from ckdist.models.spec import DenseFfn, LayerSpec, ModelSpec, MoeFfn
+from ckdist.program.ops.elementwise import LIMIT_PARTS
+from ckdist.program.routing import Routing
+
+NAME, KINDS = "step3p5", ("full_attention", "sliding_attention")
+ROUTING = Routing(used=8, scores="sigmoid")
+KEYS = ConfigKeys(
+    {
+        "head_dim": 128,
+        "hidden_act": "silu",
+        "hidden_size": 4096,
+        "intermediate_size": 11264,
+        "max_position_embeddings": 128000,
+        "moe_intermediate_size": 1280,
+        "n_routed_experts": 288,
+        "num_attention_heads": 64,
+        "num_experts_per_tok": 8,
+        "num_hidden_layers": 45,
+        "num_key_value_heads": 8,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 1e4,
+        "routed_scaling_factor": 1.0,
+        "share_expert_dim": 1280,
+        "vocab_size": 128815,
+    },
+    aliases={
+        "max_seq_len": "max_position_embeddings",
+        "moe_num_experts": "n_routed_experts",
+        "moe_router_scaling_factor": "routed_scaling_factor",
+        "moe_top_k": "num_experts_per_tok",
+        "num_attention_groups": "num_key_value_heads",
+        "num_local_experts": "n_routed_experts",
+        "num_mtp_layers": "num_nextn_predict_layers",
+        "share_expert_dims": "share_expert_dim",
+    },
+    nulls={"sliding_window": None},
+    only={
+        "att_impl_type": "GQA", "moe_every_n_layer": 1, "moe_router_activation": "sigmoid", "norm_expert_weight": True,
+        "sink": False, "use_head_wise_attn_gate": True, "use_moe": True, "use_moe_router_bias": True, "use_qk_norm": True,
+        "zero_centered": True,
+    },
+    unused=(
+        *("moe_layer_offset", "mtp_layer_types", "mtp_mlp_layer_types", "need_fp32_gate", "per_layer_config"),
+        *("use_rope_layers", "understand_projector_stride", "image_token_len", "patch_token_len"),
+    ),
+)  # fmt: skip
+
+
+def listed(f: Fields, name: str, count: int, absent: Any) -> list[Any]:
+    """Reads a list with a value for each layer; values of layers that predict further tokens follow."""
+    given = f.raw(name)
+    given = given.tolist() if isinstance(given, np.ndarray) else given
+    if given is None or (isinstance(given, (int, float)) and name == "rope_theta"):
+        return [absent if given is None else given] * count
+    if not isinstance(given, list) or len(given) < count:
+        raise f.error(name, given, f"a list with a value for each of {count} layers")
+    return given[:count]
+
+
+def swiglu_limits(f: Fields, name: str, count: int) -> list[float]:
+    """Reads the limits of gates by layer; 0: none."""
+    found = [one or 0.0 for one in listed(f, name, count, 0.0)]
+    for one in found:
+        if not isinstance(one, (int, float)) or not 0 <= one < 1 << 15 or one * LIMIT_PARTS % 1:
+            raise f.error(name, one, f"from 0 to {1 << 15}, in steps of 1 / {LIMIT_PARTS}")
+    return [float(one) for one in found]
+
+
+def feed_forwards(dense: DenseFfn, moe: MoeFfn, sparse: list[bool], *by_layer: list[float]) -> list[DenseFfn | MoeFfn]:
+    """Makes the feed-forward of each layer. `by_layer`: limits of routed experts, and of shared ones and dense layers."""
+    return [
+        replace(moe, limits=(routed, shared)) if is_sparse else replace(dense, limit=shared)
+        for is_sparse, routed, shared in zip(sparse, *by_layer, strict=True)
+    ]
+
+
+def sparse_layers(f: Fields, count: int) -> list[bool]:
+    """Reads whether each layer has experts: mlp_layer_types, or the numbers of layers in moe_layers_enum."""
+    kinds = listed(f, "mlp_layer_types", count, None)
+    if kinds[0] is not None:
+        return [kind == "sparse" for kind in kinds]
+    given = f.raw("moe_layers_enum")
+    numbers = [one.strip() for one in given.split(",")] if isinstance(given, str) else given
+    if numbers is None:
+        return [i >= 3 for i in range(count)]
+    if not isinstance(numbers, list) or any(not str(one).isdigit() for one in numbers):
+        raise f.error("moe_layers_enum", given, "numbers of layers with commas between them")
+    return [i in {int(one) for one in numbers} for i in range(count)]
+
+
+def nested_rotations(f: Fields, kinds: list[str]) -> Fields:
+    """Returns `f` with rope_parameters by the kinds of layers, made of lists by layer in published files."""
+    if any(f.sub("rope_parameters").has(kind) for kind in KINDS):
+        return f
+    bases, parts = (listed(f, name, len(kinds), one) for name, one in (("rope_theta", 1e4), ("partial_rotary_factors", 1.0)))
+    made, scaled = {}, f.raw("yarn_only_types") or [KINDS[0]]
+    for kind in dict.fromkeys(kinds):
+        of_kind = {(base, part) for base, part, one in zip(bases, parts, kinds, strict=True) if one == kind}
+        if len(of_kind) != 1:
+            raise f.error("rope_theta", sorted(of_kind), f"the same, with partial_rotary_factors, in all layers of {kind}")
+        base, part = of_kind.pop()
+        scaling = f.sub("rope_parameters").values if kind in scaled else {}
+        made[kind] = {**scaling, "rope_theta": base, "partial_rotary_factor": part}
+    return Fields({"rope_theta": 1e4, "rope_parameters": made}, f.where, f.prefix)
+
+
+def config(f: Fields, outer: Fields) -> ModelSpec:
+    """Reads a config.json."""
+    n, window = from_config.sizes(f), from_config.window(f)
+    kinds = listed(f, "layer_types", n.num_layers, KINDS[0])
+    if any(kind not in KINDS for kind in kinds):
+        raise f.error("layer_types", kinds, f"{KINDS[0]} or {KINDS[1]} for each layer")
+    other = f.sub("attention_other_setting")
+    heads = f.integer("num_sliding_attention_heads", other.integer("num_attention_heads", n.num_heads), high=limits.MAX_HEADS)
+    for name, must in (("num_attention_groups", n.num_kv_heads), ("head_dim", n.head_dim), ("attention_type", KINDS[1])):
+        if other.raw(name) not in (None, must):
+            raise other.error(name, other.raw(name), f"{must}, as in full layers" if name != "attention_type" else KINDS[1])
+    bias, scale = f.flag("attention_bias"), f.number("query_pre_attn_scalar", float(n.head_dim)) ** -0.5
+    full = n.attention(scale, qkv_bias=bias, o_bias=bias, qk_norm="head", gated=True, head_gates=True)
+    shared = f.integer("share_expert_dim", high=limits.MAX_FFN)
+    routing = replace(ROUTING, scale=f.number("routed_scaling_factor", high=1e6))
+    more = {"correction_bias": True, "shared_size": shared}
+    moe = from_config.experts(f, "n_routed_experts", "moe_intermediate_size", routing, **more)
+    by_layer = [swiglu_limits(f, name, n.num_layers) for name in ("swiglu_limits", "swiglu_limits_shared")]
+    ffns = feed_forwards(from_config.dense(f, bias=f.flag("mlp_bias")), moe, sparse_layers(f, n.num_layers), *by_layer)
+    ropes, sliding = from_config.rotations(nested_rotations(f, kinds), n, 1.0), [kind == KINDS[1] for kind in kinds]
+    counts = [heads if slides else n.num_heads for slides in sliding]
+    local = "local" if "local" in ropes else "global"
+    made = laguna.layers(full, counts, window, sliding, ffns, local)
+    return n.model(NAME, made, ropes, from_config.tied(f, outer))
