@@ -26,8 +26,12 @@ SEVERAL_TEXT_PARTS: dict[Any, dict[str, Any]] = {
 @functools.cache
 def own_family(file: str) -> Family:
     """The family in a file of `families`, with its names."""
-    made: Family = importlib.import_module(f"{families.__name__}.{file}").FAMILY
     name, *words = families.NAMES[file].split()
+    if base := next((word[1:] for word in words if word[0] == "="), ""):
+        variants = importlib.import_module(f"{families.__name__}.variants")
+        made: Family = variants.variant(file, own_family(base))
+    else:
+        made = importlib.import_module(f"{families.__name__}.{file}").FAMILY
     types = [word for word in words if word[0].islower()]
     return replace(
         made,

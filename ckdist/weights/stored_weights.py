@@ -80,7 +80,7 @@ def sources(
                 source,
                 head_rows=head_rows,
                 plus_one=names.has("plus_one", weight),
-                minus_exp=names.has("minus_exp", weight),
+                exp_sign=names.has("exp", weight) - names.has("minus_exp", weight),
             )
     for weight, matrices in stacks.items():
         found[weight] = _stacked(weight, matrices, shapes[weight])

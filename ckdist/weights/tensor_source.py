@@ -52,7 +52,7 @@ class TensorSource:
     offset: int  # bytes from the start of the file
     head_rows: int = 0  # if not 0: rows of a head; the two halves of each head are stored interleaved
     plus_one: bool = False  # weight = stored + 1
-    minus_exp: bool = False  # weight = log(-stored)
+    exp_sign: int = 0  # 1, -1: weight = log(exp_sign * stored)
     matrices: tuple[Place, ...] = ()  # for a stack: the file and offset of each matrix
     part: HeadPart | None = None  # if the tensor has rows of several weights for each head
     scales: "Scales | None" = None  # if codes and scales are stored apart; the loader joins them to blocks of the type

@@ -365,4 +365,40 @@ EXPERTS = {
         "linear_allow_neg_eigval": True, "rope_parameters": None, "hidden_act": "silu", "attention_bias": False,
         "tie_word_embeddings": False, "pad_token_id": 0,
     },
+    # Families that are nearly other ones.
+    "arcee": {
+        "architectures": ["ArceeForCausalLM"], "model_type": "arcee", "vocab_size": 90, "hidden_size": 24, "head_dim": 8,
+        "intermediate_size": 44, "num_hidden_layers": 2, "num_attention_heads": 3, "num_key_value_heads": 1, "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0, "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32},
+        "hidden_act": "relu2", "tie_word_embeddings": False, "attention_bias": False, "mlp_bias": False, "pad_token_id": 0,
+    },
+    "cwm": {
+        "architectures": ["CwmForCausalLM"], "model_type": "cwm", "vocab_size": 89, "hidden_size": 24, "head_dim": 8,
+        "intermediate_size": 36, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "rms_norm_eps": 1e-5,
+        "layer_types": ["full_attention", "sliding_attention"], "sliding_window": 18, "rope_theta": 1000000.0,
+        "rope_scaling": LLAMA3_ROPE, "hidden_act": "silu", "tie_word_embeddings": False, "mlp_bias": False, "pad_token_id": 0,
+    },
+    "vaultgemma": {
+        "architectures": ["VaultGemmaForCausalLM"], "model_type": "vaultgemma", "vocab_size": 88, "hidden_size": 24, "head_dim": 8,
+        "intermediate_size": 36, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "rms_norm_eps": 1e-6,
+        "rope_theta": 10000.0, "query_pre_attn_scalar": 24, "attn_logit_softcapping": 6.0, "final_logit_softcapping": 8.0,
+        "sliding_window": 18, "layer_types": ["sliding_attention", "full_attention"], "hidden_activation": "gelu_pytorch_tanh",
+        "attention_bias": False, "tie_word_embeddings": True,
+    },
+    # Sinks in all layers, the first of which does not rotate.
+    "granite_swa": {
+        "architectures": ["GraniteSWAForCausalLM"], "model_type": "granite_swa", "vocab_size": 87, "hidden_size": 24, "head_dim": None,
+        "intermediate_size": 36, "num_hidden_layers": 3, "num_attention_heads": 3, "num_key_value_heads": 1, "rms_norm_eps": 1e-5,
+        "layer_types": ["full_attention", "sliding_attention", "sliding_attention"], "layer_rope_theta": [0, 10000.0, 10000.0],
+        "sliding_window": 18, "rope_theta": 10000.0, "embedding_multiplier": 12.0, "attention_multiplier": 0.3,
+        "residual_multiplier": 0.35, "logits_scaling": 0.25, "hidden_act": "silu", "tie_word_embeddings": True,
+        "attention_bias": False, "mlp_bias": False, "pad_token_id": 0,
+    },
+    "youtu": {
+        "architectures": ["YoutuForCausalLM"], "model_type": "youtu", "vocab_size": 86, "hidden_size": 24, "head_dim": None,
+        "intermediate_size": 36, "num_hidden_layers": 2, "num_attention_heads": 3, "num_key_value_heads": 3, "rms_norm_eps": 1e-6,
+        "rope_theta": 1600000, "rope_scaling": None, "rope_interleave": True, "hidden_act": "silu", "kv_lora_rank": 16,
+        "q_lora_rank": 20, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 8, "tie_word_embeddings": True,
+        "attention_bias": False, "mlp_bias": False, "pad_token_id": 0,
+    },
 }  # fmt: skip

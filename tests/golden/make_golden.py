@@ -371,7 +371,7 @@ CONFIGS = {
 modeling_mistral4.yarn_apply_mscale = lambda rope_parameters, scaling: scaling
 
 
-def write_family(family: str) -> None:
+def write_family(family: str, seeds: int) -> None:
     folder = OUT / family
     folder.mkdir(exist_ok=True)
     config = {
@@ -383,7 +383,7 @@ def write_family(family: str) -> None:
         config = {**CONFIGS[family], "text_config": {**COMMON, **text}}
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     best = None
-    for seed in range(SEEDS):
+    for seed in range(seeds):
         generator = torch.Generator().manual_seed(seed)
         model = build(folder)
         randomise(model, generator)
@@ -394,7 +394,7 @@ def write_family(family: str) -> None:
         if margin >= SMALLEST_MARGIN and (best is None or distinct > best[0]):
             best = (distinct, seed, margin, model, ids, greedy)
     if best is None:
-        raise SystemExit(f"{family}: no seed below {SEEDS} keeps a margin of {SMALLEST_MARGIN}")
+        raise SystemExit(f"{family}: no seed below {seeds} keeps a margin of {SMALLEST_MARGIN}")
     distinct, seed, margin, model, ids, greedy = best
     tied = config["tie_word_embeddings"]
     if any(".experts." in name for name, _ in model.named_parameters()) or "gemma4" in config["model_type"]:
@@ -479,9 +479,11 @@ def main() -> None:
     parser.add_argument(
         "families", nargs="*", default=list(CONFIGS), help=f"which of {', '.join(CONFIGS)}; all by default"
     )
+    parser.add_argument("--seeds", type=int, default=SEEDS, help="seeds to try for each family")
     torch.set_num_threads(1)
-    for family in parser.parse_args().families:
-        write_family(family)
+    arguments = parser.parse_args()
+    for family in arguments.families:
+        write_family(family, arguments.seeds)
 
 
 if __name__ == "__main__":

@@ -1,15 +1,18 @@
 """One file per family. `NAMES` has the names of each in the files of models."""
 
 # File -> words: the family's name, which is a `model_type` too; its `architectures`, which begin with a capital; more
-# types; and after a colon the `general.architecture` of its GGUF files, unless that is the name.
+# types; after a colon the `general.architecture` of its GGUF files, unless that is the name; and after an equals sign
+# the file of the family that it is but for fields (`variants.py`).
 # A start imports only the file of its model's family.
 NAMES = {
     "afmoe": "afmoe AfmoeForCausalLM",
+    "arcee": "arcee ArceeForCausalLM",
     "bailing_hybrid": "bailing_hybrid BailingMoeV3ForCausalLM BailingHybridForCausalLM :bailingmoe3",
     "bailing_moe_v2": "bailing_moe_v2 BailingMoeV2ForCausalLM :bailingmoe2",
     "bamba": "bamba BambaForCausalLM",
     "bart": "bart BartForConditionalGeneration",
     "bert": "bert BertModel BertForMaskedLM BertForSequenceClassification",
+    "cwm": "cwm CwmForCausalLM",
     "cohere2": "cohere2 Cohere2ForCausalLM",
     "deepseek_v2": "deepseek_v2 DeepseekV2ForCausalLM :deepseek2",
     "deepseek_v3": "deepseek_v3 DeepseekV3ForCausalLM",
@@ -18,7 +21,7 @@ NAMES = {
     "embedding_gemma": "embedding_gemma Gemma3TextModel :gemma-embedding",
     "ernie4_5": "ernie4_5 Ernie4_5ForCausalLM Ernie4_5_ForCausalLM",
     "ernie4_5_moe": "ernie4_5_moe Ernie4_5_MoeForCausalLM :ernie4_5-moe",
-    "exaone4": "exaone4 Exaone4ForCausalLM",
+    "exaone4": "exaone4 Exaone4ForCausalLM Exaone4_5_ForConditionalGeneration exaone4_5 exaone4_5_text",
     "exaone_moe": "exaone_moe ExaoneMoeForCausalLM ExaoneMoEForCausalLM :exaone-moe",
     "falcon_h1": "falcon_h1 FalconH1ForCausalLM :falcon-h1",
     "gemma": "gemma GemmaForCausalLM",
@@ -35,11 +38,14 @@ NAMES = {
     "glm_moe_dsa": "glm_moe_dsa GlmMoeDsaForCausalLM :glm-dsa",
     "gptoss": "gpt-oss GptOssForCausalLM gpt_oss",
     "granite": "granite GraniteForCausalLM",
+    "granite_swa": "granite_swa GraniteSWAForCausalLM",
     "granitemoe": "granitemoe GraniteMoeForCausalLM GraniteMoeSharedForCausalLM granitemoeshared",
     "granitemoehybrid": "granitemoehybrid GraniteMoeHybridForCausalLM :granitehybrid",
     "hunyuan_v1_dense": "hunyuan_v1_dense HunYuanDenseV1ForCausalLM :hunyuan-dense",
     "hunyuan_v1_moe": "hunyuan_v1_moe HunYuanMoEV1ForCausalLM :hunyuan-moe",
     "hy_v3": "hy_v3 HYV3ForCausalLM",
+    "internlm3": "internlm3 InternLM3ForCausalLM =llama",
+    "iquestcoder": "iquestcoder IQuestCoderForCausalLM =llama",
     "kimi_k2": "kimi_k2 KimiK2ForCausalLM KimiK25ForConditionalGeneration Kimi_K25ForConditionalGeneration kimi_k25",
     "kimi_linear": "kimi_linear KimiLinearForCausalLM :kimi-linear",
     "lfm2": "lfm2 Lfm2ForCausalLM",
@@ -88,5 +94,9 @@ NAMES = {
     "smollm3": "smollm3 SmolLM3ForCausalLM",
     "step3p5": "step3p5 Step3p5ForCausalLM Step3p7ForConditionalGeneration step3p7 :step35",
     "t5": "t5 T5ForConditionalGeneration T5WithLMHeadModel T5EncoderModel",
+    "vaultgemma": "vaultgemma VaultGemmaForCausalLM",
+    "youtu": "youtu YoutuForCausalLM =deepseek_v3",
 }
-FILES = {name: file for file, names in NAMES.items() for name in names.replace(":", "").split()}  # name -> file
+FILES = {  # name -> file
+    name: file for file, names in NAMES.items() for name in names.replace(":", "").split() if name[0] != "="
+}

@@ -135,5 +135,5 @@ FAMILY = replace(
     safetensors=deepseek_v2.SAFETENSORS.but({
         "model.word_embeddings": "model.embed_tokens", **in_layers("model.layers", PARTS),
     }),
-    gguf_names=deepseek_v2.GGUF_NAMES.but(in_layers("blk", OF_GGUF), (r".*\.A_log", "minus_exp")),
+    gguf_names=deepseek_v2.GGUF_NAMES.but(in_layers("blk", OF_GGUF), (r".*\.A_log", "exp")),
 )  # fmt: skip

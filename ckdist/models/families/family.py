@@ -46,6 +46,7 @@ Form: TypeAlias = Literal[
     "interleaved",  # the two halves of each head are stored interleaved
     "plus_one",  # weight = stored + 1
     "minus_exp",  # weight = log(-stored)
+    "exp",  # weight = log(stored)
     "by_head",  # stored as a stack with one matrix per head
     # the name is that of a stored tensor
     "joined",  # for each head it has rows of one weight, then of the next

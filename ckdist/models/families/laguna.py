@@ -106,13 +106,19 @@ def local_rotation(header: GgufHeader, n: Sizes, dims: int) -> RopeSpec:
     return RopeSpec(rope.plain(dims, theta).astype(np.float32), theta=theta)
 
 
-def gguf(header: GgufHeader) -> ModelSpec:
-    """Reads GGUF metadata."""
+def gguf_sizes(header: GgufHeader) -> tuple[Sizes, list[int]]:
+    """Reads the sizes from GGUF metadata, and the query heads of each layer, without layers that predict further tokens."""
     f, name = header.fields, "attention.head_count"
     given = f.values.get(name)
     most = int(np.max(given)) if isinstance(given, np.ndarray) and given.size else given
     n = from_gguf.sizes(replace(header, fields=Fields({**f.values, name: most}, f.where, f.prefix)))
-    heads = heads_by_layer(f, name, n) if isinstance(given, np.ndarray) else [n.num_heads] * n.num_layers
+    n = replace(n, num_layers=n.num_layers - f.integer("nextn_predict_layers", 0, low=0, high=n.num_layers - 1))
+    return n, heads_by_layer(f, name, n) if isinstance(given, np.ndarray) else [n.num_heads] * n.num_layers
+
+
+def gguf(header: GgufHeader) -> ModelSpec:
+    """Reads GGUF metadata."""
+    f, (n, heads) = header.fields, gguf_sizes(header)
     window = f.integer("attention.sliding_window", 0, low=0, high=1 << 30)
     usual = np.asarray([i % PERIOD != 0 for i in range(n.num_layers)])
     pattern = {"attention.sliding_window_pattern": usual, **f.values}

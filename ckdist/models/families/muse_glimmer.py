@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from ckdist.models import from_config
 from ckdist.models.config_keys import ConfigKeys
-from ckdist.models.families import family, gemma2
+from ckdist.models.families import family, gemma2, granite_swa
 from ckdist.models.families.family import Family, GgufHeader, GgufWriter, in_layers
 from ckdist.models.fields import Fields
 from ckdist.models.spec import Attention, DenseFfn, LayerSpec, ModelSpec
@@ -49,16 +49,6 @@ def layers(attention: Attention, window: int, full: list[bool], rotates: list[bo
     return [LayerSpec(mixer, ffn, norms) for mixer in mixers]
 
 
-def rotated_layers(f: Fields, count: int) -> list[bool]:
-    """Reads whether each layer rotates. A base of 0 is for none; the others must have the base of the model."""
-    given, theta = f.raw("layer_rope_theta"), f.sub("rope_parameters").number("rope_theta", f.number("rope_theta"))
-    if given is None:
-        return [(count - 1 - i) % PERIOD != 0 for i in range(count)]
-    if not isinstance(given, list) or len(given) != count or any(one not in (0, None, theta) for one in given):
-        raise f.error("layer_rope_theta", given, f"a list of {count} of 0 and {theta:g}")
-    return [bool(one) for one in given]
-
-
 def config(f: Fields, outer: Fields) -> ModelSpec:
     """Reads a config.json."""
     n, bias = from_config.sizes(f), f.flag("attention_bias")
@@ -67,7 +57,7 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
     usual = [(n.num_layers - 1 - i) % PERIOD != 0 for i in range(n.num_layers)]
     full = [not slides for slides in from_config.sliding_layers(f, n.num_layers, usual)]
     made = layers(
-        attention, from_config.window(f), full, rotated_layers(f, n.num_layers), gemma2.dense(f), f.number("post_norm_eps")
+        attention, from_config.window(f), full, granite_swa.rotated_layers(f, n.num_layers, usual), gemma2.dense(f), f.number("post_norm_eps")
     )
     return n.model(
         NAME, made, from_config.rotations(f, n), from_config.tied(f, outer), embedding_eps=n.norm_eps,

@@ -9,13 +9,13 @@ from ckdist.errors import ArchitectureError
 from ckdist.models import from_config, from_gguf, limits
 from ckdist.models.config_keys import ConfigKeys
 from ckdist.models.families import exaone4, family, laguna
-from ckdist.models.families.family import Family, GgufHeader, GgufWriter, in_layers
+from ckdist.models.families.family import Family, GgufForm, GgufHeader, GgufWriter, in_layers
 from ckdist.models.fields import Fields
 from ckdist.models.spec import DenseFfn, LayerSpec, ModelSpec, MoeFfn
 from ckdist.program.ops.elementwise import LIMIT_PARTS
 from ckdist.program.routing import Routing
 
-NAME, KINDS = "step3p5", ("full_attention", "sliding_attention")
+NAME, GGUF, KINDS = "step3p5", "step35", ("full_attention", "sliding_attention")
 ROUTING = Routing(used=8, scores="sigmoid")
 KEYS = ConfigKeys(
     {
@@ -54,7 +54,7 @@ KEYS = ConfigKeys(
     },
     unused=(
         *("moe_layer_offset", "mtp_layer_types", "mtp_mlp_layer_types", "need_fp32_gate", "per_layer_config"),
-        *("use_rope_layers", "understand_projector_stride", "image_token_len", "patch_token_len"),
+        *("use_rope_layers", "yarn_only_types", "understand_projector_stride", "image_token_len", "patch_token_len"),
     ),
 )  # fmt: skip
 
@@ -106,13 +106,13 @@ def nested_rotations(f: Fields, kinds: list[str]) -> Fields:
     if any(f.sub("rope_parameters").has(kind) for kind in KINDS):
         return f
     bases, parts = (listed(f, name, len(kinds), one) for name, one in (("rope_theta", 1e4), ("partial_rotary_factors", 1.0)))
-    made, scaled = {}, f.raw("yarn_only_types") or [KINDS[0]]
+    made, scaled, given = {}, f.raw("yarn_only_types") or [KINDS[0]], f.sub("rope_parameters")
     for kind in dict.fromkeys(kinds):
         of_kind = {(base, part) for base, part, one in zip(bases, parts, kinds, strict=True) if one == kind}
         if len(of_kind) != 1:
             raise f.error("rope_theta", sorted(of_kind), f"the same, with partial_rotary_factors, in all layers of {kind}")
         base, part = of_kind.pop()
-        scaling = f.sub("rope_parameters").values if kind in scaled else {}
+        scaling = {name: given.raw(name) for name in given.values} if kind in scaled else {}
         made[kind] = {**scaling, "rope_theta": base, "partial_rotary_factor": part}
     return Fields({"rope_theta": 1e4, "rope_parameters": made}, f.where, f.prefix)
 
@@ -125,7 +125,8 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
         raise f.error("layer_types", kinds, f"{KINDS[0]} or {KINDS[1]} for each layer")
     other = f.sub("attention_other_setting")
     heads = f.integer("num_sliding_attention_heads", other.integer("num_attention_heads", n.num_heads), high=limits.MAX_HEADS)
-    for name, must in (("num_attention_groups", n.num_kv_heads), ("head_dim", n.head_dim), ("attention_type", KINDS[1])):
+    sizes = (("num_attention_groups", n.num_kv_heads), ("head_dim", n.head_dim), ("true_head_dim", n.head_dim))
+    for name, must in (*sizes, ("attention_type", KINDS[1])):
         if other.raw(name) not in (None, must):
             raise other.error(name, other.raw(name), f"{must}, as in full layers" if name != "attention_type" else KINDS[1])
     bias, scale = f.flag("attention_bias"), f.number("query_pre_attn_scalar", float(n.head_dim)) ** -0.5
@@ -141,3 +142,66 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
     local = "local" if "local" in ropes else "global"
     made = laguna.layers(full, counts, window, sliding, ffns, local)
     return n.model(NAME, made, ropes, from_config.tied(f, outer))
+
+
+def gguf(header: GgufHeader) -> ModelSpec:
+    """Reads GGUF metadata. Half of each head rotates in full layers; a tensor has the factors of their frequencies."""
+    f, (n, heads) = header.fields, laguna.gguf_sizes(header)
+    sliding = from_gguf.sliding_layers(f, n.num_layers, 0)
+    window, moe = f.integer("attention.sliding_window", high=1 << 30), from_gguf.experts(header, ROUTING, shared=True)
+    dense = f.integer("leading_dense_block_count", 0, low=0, high=n.num_layers)
+    sparse = [i >= dense for i in range(n.num_layers)]
+    by_layer = [swiglu_limits(f, f"swiglu_clamp_{name}", n.num_layers) for name in ("exp", "shexp")]
+    ffns = feed_forwards(from_gguf.dense(header), moe, sparse, *by_layer)
+    full = replace(from_gguf.attention(header, n), gated=True, head_gates=True)
+    whole = laguna.local_rotation(header, n, n.head_dim)
+    half = {"rope.dimension_count": n.head_dim // 2}
+    fields = Fields({**f.values, **half}, f.where, f.prefix)
+    cut = lambda name: None if (made := header.vector(name)) is None else made[: n.head_dim // 4]
+    ropes = {"global": from_gguf.rotation(replace(header, fields=fields, vector=cut), n, partial=True), "local": whole}
+    return n.model(NAME, laguna.layers(full, heads, window, sliding, ffns, "local"), ropes, from_gguf.tied(header))
+
+
+def written(spec: ModelSpec, where: str) -> dict[str, Any]:
+    """Further GGUF metadata. Raises ArchitectureError for rotations that its readers do not have."""
+    local, full = spec.ropes.get("local"), spec.ropes["global"]
+    width = spec.layers[0].attention.head_dim
+    if local is None or local.dims != width or full.dims * 2 != width:
+        raise ArchitectureError(f"{where}: {NAME} has no GGUF form unless half of a head rotates, and all in sliding layers")
+    sizes = {"rope.dimension_count": width, "attention.head_count_kv": [spec.layers[0].attention.num_kv_heads] * len(spec.layers)}
+    return {**laguna.written(spec, where), **exaone4.written(spec, where), **sizes}
+
+
+def export(spec: ModelSpec, where: str) -> GgufForm:
+    """Returns the GGUF metadata of a model."""
+    from ckdist.models import to_gguf
+
+    unlimited = replace(spec, layers=tuple(replace(one, ffn=without_limits(one.ffn)) for one in spec.layers))
+    made = to_gguf.form(GgufWriter(written, experts=laguna.OPTIONAL, factors=True), GGUF, unlimited, where)
+    limits_of = lambda ffn: ffn.limits if isinstance(ffn, MoeFfn) else (0.0, ffn.limit)
+    by_layer = zip(*(limits_of(layer.ffn) for layer in spec.layers), strict=True)
+    clamps = {f"{GGUF}.swiglu_clamp_{name}": list(one) for name, one in zip(("exp", "shexp"), by_layer, strict=True)}
+    padded = {name: np.pad(one, (0, len(one)), constant_values=1) for name, one in made.vectors.items()}
+    return replace(made, metadata={**made.metadata, **clamps}, vectors=padded)
+
+
+def without_limits(ffn: DenseFfn | MoeFfn) -> DenseFfn | MoeFfn:
+    """The feed-forward without limits."""
+    return replace(ffn, limits=(0.0, 0.0)) if isinstance(ffn, MoeFfn) else replace(ffn, limit=0.0)
+
+
+MOE = {
+    **{f"share_expert.{part}_proj": f"mlp.shared_expert.{part}_proj" for part in ("gate", "up", "down")},
+    **{f"moe.{part}_proj": f"mlp.experts.{part}_proj" for part in ("gate", "up", "down")},
+    "moe.gate": "mlp.gate", "moe.router_bias": "mlp.gate.e_score_correction.bias", "self_attn.g_proj": laguna.GATE,
+}  # fmt: skip
+FAMILY = Family(
+    keys=KEYS,
+    from_config=config,
+    from_gguf=gguf,
+    to_gguf=export,
+    safetensors=family.SAFETENSORS.but(
+        in_layers("model.layers", MOE), (r".*\.moe\.(gate|up|down)_proj\.weight", "stacked"), (r".*norm\.weight", "plus_one")
+    ),
+    gguf_names=family.GGUF_EXPERTS.but(in_layers("blk", {"attn_gate": laguna.GATE})),
+)

@@ -99,12 +99,13 @@ class StoredMatrix {
   Matrix shape_;
 };
 
-// Elements [begin, end) of a vector of F32, F16 or BF16, as float32. `plus_one`: adds 1 to each. `minus_exp`: log(-x)
-// of each.
+// Elements [begin, end) of a vector of F32, F16 or BF16, as float32. `plus_one`: adds 1 to each. `exp_sign`, unless 0:
+// log(exp_sign * x) of each.
 struct StoredVector {
   Source source;
   int64_t begin, end;
-  bool plus_one, minus_exp;
+  bool plus_one;
+  int exp_sign;
 
   void check() const;
   int64_t stored_bytes() const;

@@ -1,0 +1,37 @@
+"""CWM: Llama with windows in three of four layers. All layers have one rotation."""
+
+from dataclasses import replace
+
+from ckdist.models import from_config
+from ckdist.models.families import llama
+from ckdist.models.families.family import GgufWriter
+from ckdist.models.fields import Fields
+from ckdist.models.spec import ModelSpec
+
+NAME, PERIOD = "cwm", 4  # the first layer of each period has no window
+KEYS = llama.KEYS.but(
+    defaults={
+        "head_dim": 128, "hidden_size": 6144, "intermediate_size": 21504, "max_position_embeddings": 131072,
+        "num_attention_heads": 48, "num_hidden_layers": 64, "num_key_value_heads": 8, "rms_norm_eps": 1e-5,
+        "rope_parameters": {
+            "rope_type": "llama3", "rope_theta": 1e6, "factor": 16.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0,
+            "original_max_position_embeddings": 8192,
+        },
+        "rope_theta": 1e6, "sliding_window": 8192, "vocab_size": 128256,
+    },
+    only={"window_pattern": PERIOD, "global_window": None, "mlp_bias": False},
+)  # fmt: skip
+
+
+def config(f: Fields, outer: Fields) -> ModelSpec:
+    """Reads a config.json."""
+    spec, window = llama.config(f, outer), from_config.window(f)
+    sliding = from_config.sliding_layers(f, len(spec.layers), [i % PERIOD != 0 for i in range(len(spec.layers))])
+    windows = [replace(one, mixer=replace(one.attention, window=window * slides))
+               for one, slides in zip(spec.layers, sliding, strict=True)]  # fmt: skip
+    return replace(spec, family=NAME, layers=tuple(windows))
+
+
+FAMILY = replace(
+    llama.FAMILY, keys=KEYS, from_config=config, from_gguf=None, to_gguf=GgufWriter(refused="serve its folder")
+)

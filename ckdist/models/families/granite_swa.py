@@ -1,0 +1,77 @@
+"""Granite with windows: sinks in all layers, and layers without rotation. Three of four layers slide."""
+
+from dataclasses import replace
+from typing import Any
+
+from ckdist.models import from_config
+from ckdist.models.families import exaone4, granite
+from ckdist.models.families.family import GgufForm, GgufHeader, in_layers
+from ckdist.models.fields import Fields
+from ckdist.models.spec import ModelSpec
+
+NAME, PERIOD = "granite_swa", 4  # the first layer of each period has no window
+KEYS = granite.KEYS.but(
+    defaults={
+        "hidden_size": 2560, "intermediate_size": 8192, "max_position_embeddings": 8192, "num_attention_heads": 20,
+        "num_hidden_layers": 24, "num_key_value_heads": 4, "rms_norm_eps": 1e-5, "sliding_window": 128,
+        "tie_word_embeddings": True, "vocab_size": 100352,
+    },
+    nulls={"num_key_value_heads": None, "sliding_window": None},
+)  # fmt: skip
+
+
+def with_windows(spec: ModelSpec, window: int, sliding: list[bool], rotates: list[bool]) -> ModelSpec:
+    """The model with sinks and windows."""
+    mixers = [
+        replace(one.attention, sinks=True, window=window * slides, rope="global" if turns else None)
+        for one, slides, turns in zip(spec.layers, sliding, rotates, strict=True)
+    ]
+    layers = [replace(layer, mixer=mixer) for layer, mixer in zip(spec.layers, mixers, strict=True)]
+    return replace(spec, family=NAME, layers=tuple(layers))
+
+
+def rotated_layers(f: Fields, count: int, usual: list[bool]) -> list[bool]:
+    """Reads whether each layer rotates. A base of 0 is for none; the others must have the base of the model."""
+    given, theta = f.raw("layer_rope_theta"), f.sub("rope_parameters").number("rope_theta", f.number("rope_theta"))
+    if given is None:
+        return usual
+    if not isinstance(given, list) or len(given) != count or any(one not in (0, None, theta) for one in given):
+        raise f.error("layer_rope_theta", given, f"a list of {count} of 0 and {theta:g}")
+    return [bool(one) for one in given]
+
+
+def config(f: Fields, outer: Fields) -> ModelSpec:
+    """Reads a config.json."""
+    spec = granite.config(f, outer)
+    count = len(spec.layers)
+    sliding = from_config.sliding_layers(f, count, [i % PERIOD != 0 for i in range(count)])
+    return with_windows(spec, from_config.window(f), sliding, rotated_layers(f, count, [True] * count))
+
+
+def gguf(header: GgufHeader) -> ModelSpec:
+    """Reads GGUF metadata."""
+    from ckdist.models import from_gguf
+
+    spec, f = granite.gguf(header), header.fields
+    rotates = f.values.get("attention.rope_pattern")
+    turns = [True] * len(spec.layers) if rotates is None else from_gguf.sliding_layers(
+        Fields({"attention.sliding_window_pattern": rotates}, f.where, f.prefix), len(spec.layers), 0)  # fmt: skip
+    window = f.integer("attention.sliding_window", high=1 << 30)
+    return with_windows(spec, window, from_gguf.sliding_layers(f, len(spec.layers), PERIOD), turns)
+
+
+def export(spec: ModelSpec, where: str) -> GgufForm:
+    """Returns the GGUF metadata of a model."""
+    rotated = replace(spec, layers=tuple(replace(one, mixer=replace(one.attention, rope="global")) for one in spec.layers))
+    pattern: dict[str, Any] = {"attention.rope_pattern": [one.attention.rope is not None for one in spec.layers]}
+    return granite.form(NAME, rotated, where, {**exaone4.written(spec, where), **pattern})
+
+
+FAMILY = replace(
+    granite.FAMILY,
+    keys=KEYS,
+    from_config=config,
+    from_gguf=gguf,
+    to_gguf=export,
+    gguf_names=granite.FAMILY.gguf_names.but(in_layers("blk", {"attn_sinks.weight": "self_attn.sinks"})),
+)

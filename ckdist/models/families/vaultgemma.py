@@ -1,0 +1,21 @@
+"""VaultGemma: Gemma 2 without norms after a part."""
+
+from dataclasses import replace
+
+from ckdist.models.families import gemma2
+from ckdist.models.families.family import GgufWriter
+from ckdist.models.fields import Fields
+from ckdist.models.spec import ModelSpec, Norms
+
+NAME = "vaultgemma"
+
+
+def config(f: Fields, outer: Fields) -> ModelSpec:
+    """Reads a config.json."""
+    spec, norms = gemma2.config(f, outer), Norms(before_ffn="pre_feedforward_layernorm")
+    return replace(spec, family=NAME, layers=tuple(replace(layer, norms=norms) for layer in spec.layers))
+
+
+FAMILY = replace(
+    gemma2.FAMILY, from_config=config, from_gguf=None, to_gguf=GgufWriter(refused="serve its folder")
+)
