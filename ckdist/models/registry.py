@@ -116,7 +116,8 @@ def family_of_config(config: Mapping[str, Any], where: str) -> Family:
     names = config.get("architectures")
     if names is not None and not (isinstance(names, list) and names and isinstance(names[0], str)):
         raise whole.error("architectures", names, "a list of names")
-    name = names[0] if names else whole.text("model_type")
+    kind = config.get("model_type")  # of a variant, whose architecture may be that of its base
+    name = kind if "=" in families.NAMES.get(str(kind), "") else names[0] if names else whole.text("model_type")
     names_of: Names = (lambda one: one.architectures) if names else (lambda one: one.model_types)
     found = _find(name, names_of, where, lambda near: _read(near, config, where)[1])
     text = whole.sub("text_config")

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 _HARMLESS = (  # pattern for names of both formats -> the feature that is missing
     (
-        re.compile(r"(model\.)?(vision_\w+|visual|multi_modal_projector|mm_projector|embed_vision)\..+|(v|mm)\..+"),
+        re.compile(r"(model\.)?(vi(sion|t)_\w+|visual|(multi_modal|mm)_projector|embed_vision)\..+|(v|mm)\..+"),
         "images are not read",
     ),
     (re.compile(r"(model\.)?(audio_\w+|embed_audio)\..+|a\..+"), "audio is not read"),

@@ -325,7 +325,7 @@ EXPERTS = {
             "model_type": "step3p5_vision", "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "image_size": 8,
             "patch_size": 2, "mlp_ratio": 1.0, "max_position_embeddings": 16,
         },
-        "image_token_id": 92, "tie_word_embeddings": False,
+        "image_token_id": 93, "tie_word_embeddings": False,
     },
     # Normed embeddings, norms of two epsilons, queries and keys of length one, gates, layers without rotation.
     "muse_glimmer": {
@@ -343,7 +343,7 @@ EXPERTS = {
             "num_hidden_layers": 1, "patch_size": 2, "patch_temporal": 1, "merge_size": 1, "pos_emb_height": 2, "pos_emb_width": 2,
             "layer_types": ["full_attention"],
         },
-        "out_hidden_size": 8, "projector_hidden_size": 8, "image_token_id": 95, "video_token_id": 96, "tie_word_embeddings": False,
+        "out_hidden_size": 8, "projector_hidden_size": 8, "image_token_id": 97, "video_token_id": 98, "tie_word_embeddings": False,
     },
     # Kimi Delta Attention with bounded decays and no low rank; latent attention with a gate for each head.
     "bailing_hybrid": {
@@ -358,11 +358,11 @@ EXPERTS = {
     },
     # The delta rule with weights up to 2, norms before linear attention and after full attention, no rotation.
     "olmo_hybrid": {
-        "architectures": ["OlmoHybridForCausalLM"], "model_type": "olmo_hybrid", "vocab_size": 99, "hidden_size": 24, "head_dim": None,
+        "architectures": ["OlmoHybridForCausalLM"], "model_type": "olmo_hybrid", "vocab_size": 99, "hidden_size": 32, "head_dim": None,
         "intermediate_size": 44, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 4, "rms_norm_eps": 1e-6,
         "layer_types": ["linear_attention", "full_attention", "linear_attention", "full_attention"], "linear_num_key_heads": 3,
         "linear_num_value_heads": 3, "linear_key_head_dim": 8, "linear_value_head_dim": 16, "linear_conv_kernel_dim": 4,
-        "linear_allow_neg_eigval": True, "rope_parameters": None, "hidden_act": "silu", "attention_bias": False,
+        "linear_allow_neg_eigval": True, "rope_parameters": {"rope_theta": None, "rope_type": "default"}, "hidden_act": "silu", "attention_bias": False,
         "tie_word_embeddings": False, "pad_token_id": 0,
     },
     # Families that are nearly other ones.
@@ -398,7 +398,7 @@ EXPERTS = {
         "architectures": ["YoutuForCausalLM"], "model_type": "youtu", "vocab_size": 86, "hidden_size": 24, "head_dim": None,
         "intermediate_size": 36, "num_hidden_layers": 2, "num_attention_heads": 3, "num_key_value_heads": 3, "rms_norm_eps": 1e-6,
         "rope_theta": 1600000, "rope_scaling": None, "rope_interleave": True, "hidden_act": "silu", "kv_lora_rank": 16,
-        "q_lora_rank": 20, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 8, "tie_word_embeddings": True,
+        "q_lora_rank": 20, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 8, "tie_word_embeddings": False,
         "attention_bias": False, "mlp_bias": False, "pad_token_id": 0,
     },
 }  # fmt: skip

@@ -29,6 +29,9 @@ WITHOUT_EFFECT = {  # model -> fields whose value matters only together with ano
     "dots1": ("max_window_layers",),
     "ernie4_5_moe": ("moe_layer_end_index",),  # which is the last layer
     "falcon_h1": ("mamba_norm_before_gate",),  # without mamba_rms_norm
+    **dict.fromkeys(("cwm", "granite_swa", "muse_glimmer"), ("rope_theta",)),  # the default of rope_parameters
+    "laguna": ("num_attention_heads",),  # num_attention_heads_per_layer says it
+    "step3p5": ("sliding_window",),  # in layers that slide
     "mellum": ("rope_theta", "sliding_window"),  # the default of rope_parameters; in layers that slide
     "lfm2": ("block_multiple_of",),  # the size is a multiple of both
     "kimi_linear": (  # mlp_layer_types and linear_attn_config say it

@@ -34,7 +34,6 @@ KEYS = deepseek_v3.KEYS.but(
     },
     aliases={
         "linear_conv_kernel_dim": "short_conv_kernel_size",
-        "linear_head_dim": "head_dim",
         "model_max_length": "max_position_embeddings",
         "moe_renormalize": "norm_topk_prob",
         "num_expert_group": "n_group",
@@ -69,6 +68,7 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
     if shared is not None and widths not in (set(), {shared}):
         raise f.error("moe_shared_expert_intermediate_size", shared, f"that of all shared experts, {widths.pop()}")
     heads, width = f.integer("num_attention_heads", high=limits.MAX_HEADS), f.integer("head_dim", high=1 << 10)
+    width = f.integer("linear_head_dim", width, high=1 << 10)
     floor = f.number("kda_lower_bound", low=-1e3, high=0.0) if f.flag("kda_safe_gate") else 0.0
     taps = f.integer("short_conv_kernel_size", high=limits.MAX_CONV)
     return with_linear(spec, GatedDeltaNet(heads, heads, width, width, taps, by_row=True, decay_floor=floor),

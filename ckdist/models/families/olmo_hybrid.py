@@ -3,12 +3,13 @@
 New values of the delta rule have weights up to 2, so a state may change its sign. There is usually no rotation.
 """
 
+from dataclasses import replace
+
 from ckdist.models import from_config
 from ckdist.models.families import family, olmo2, qwen35
 from ckdist.models.families.family import Family, GgufWriter, in_layers
 from ckdist.models.fields import Fields
 from ckdist.models.spec import LayerSpec, ModelSpec
-from dataclasses import replace
 
 NAME, PERIOD = "olmo_hybrid", 4
 GATED_EPS = 1e-5  # of the norm after linear attention, independent of config.json
@@ -22,10 +23,9 @@ KEYS = olmo2.KEYS.but(
         "num_attention_heads": 30,
         "num_hidden_layers": 32,
         "rms_norm_eps": 1e-6,
-        "rope_theta": None,
         "vocab_size": 100352,
     },
-    nulls={"num_key_value_heads": None, "rope_parameters": None, "rope_theta": None},
+    nulls={"num_key_value_heads": None},
     only={"linear_use_gate": True},
     unused=("fla_hybrid_attention_indices", "linear_a_log_max", "linear_a_log_min", "linear_dt_init_floor", "linear_dt_max",
             "linear_dt_min"),
@@ -47,11 +47,11 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
     of_net["linear_conv_kernel_dim"] = f.integer("linear_conv_kernel_dim")
     scale = 2.0 if f.flag("linear_allow_neg_eigval") else 1.0
     net = replace(qwen35.delta_net(Fields(of_net, f.where, f.prefix)), beta_scale=scale, norm_eps=GATED_EPS)
-    rotates = f.has("rope_parameters") or f.has("rope_theta")
+    scaling = f.sub("rope_parameters")
+    rotates = scaling.has("rope_theta") or "rope_theta" not in scaling.values  # a base of null is for no rotation
     full, ffn = replace(olmo2.attention(f, n), rope="global" if rotates else None), from_config.dense(f)
     layers = [LayerSpec(net, ffn) if is_linear else LayerSpec(full, ffn, olmo2.NORMS) for is_linear in linear]
-    ropes = from_config.rotations(Fields({"rope_theta": 1e4, **f.values}, f.where, f.prefix), n)
-    return n.model(NAME, layers, ropes, from_config.tied(f, outer))
+    return n.model(NAME, layers, from_config.rotations(f, n), from_config.tied(f, outer))
 
 
 PARTS = {f"linear_attn.{part}_proj": f"linear_attn.in_proj_{part}" for part in "qkvab"}

@@ -37,7 +37,6 @@ KEYS = ConfigKeys(
         "vocab_size": 128815,
     },
     aliases={
-        "max_seq_len": "max_position_embeddings",
         "moe_num_experts": "n_routed_experts",
         "moe_router_scaling_factor": "routed_scaling_factor",
         "moe_top_k": "num_experts_per_tok",
@@ -54,7 +53,7 @@ KEYS = ConfigKeys(
     },
     unused=(
         *("moe_layer_offset", "mtp_layer_types", "mtp_mlp_layer_types", "need_fp32_gate", "per_layer_config"),
-        *("use_rope_layers", "yarn_only_types", "understand_projector_stride", "image_token_len", "patch_token_len"),
+        *("use_rope_layers", "yarn_only_types", "max_seq_len", "understand_projector_stride", "image_token_len", "patch_token_len"),
     ),
 )  # fmt: skip
 
@@ -106,6 +105,8 @@ def nested_rotations(f: Fields, kinds: list[str]) -> Fields:
     if any(f.sub("rope_parameters").has(kind) for kind in KINDS):
         return f
     bases, parts = (listed(f, name, len(kinds), one) for name, one in (("rope_theta", 1e4), ("partial_rotary_factors", 1.0)))
+    if not isinstance(f.raw("yarn_only_types") or [], list):
+        raise f.error("yarn_only_types", f.raw("yarn_only_types"), "a list of kinds of layers")
     made, scaled, given = {}, f.raw("yarn_only_types") or [KINDS[0]], f.sub("rope_parameters")
     for kind in dict.fromkeys(kinds):
         of_kind = {(base, part) for base, part, one in zip(bases, parts, kinds, strict=True) if one == kind}
