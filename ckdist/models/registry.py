@@ -26,12 +26,10 @@ SEVERAL_TEXT_PARTS: dict[Any, dict[str, Any]] = {
 @functools.cache
 def own_family(file: str) -> Family:
     """The family in a file of `families`, with its names."""
-    name, *words = families.NAMES[file].split()
-    if base := next((word[1:] for word in words if word[0] == "="), ""):
-        variants = importlib.import_module(f"{families.__name__}.variants")
-        made: Family = variants.variant(file, own_family(base))
-    else:
-        made = importlib.import_module(f"{families.__name__}.{file}").FAMILY
+    names, _, base = families.NAMES[file].partition(" =")
+    module = importlib.import_module(f"{families.__name__}.{'variants' if base else file}")
+    made: Family = module.variant(file, own_family(base)) if base else module.FAMILY
+    name, *words = names.split()
     types = [word for word in words if word[0].islower()]
     return replace(
         made,
@@ -116,8 +114,9 @@ def family_of_config(config: Mapping[str, Any], where: str) -> Family:
     names = config.get("architectures")
     if names is not None and not (isinstance(names, list) and names and isinstance(names[0], str)):
         raise whole.error("architectures", names, "a list of names")
-    kind = config.get("model_type")  # of a variant, whose architecture may be that of its base
-    name = kind if "=" in families.NAMES.get(str(kind), "") else names[0] if names else whole.text("model_type")
+    if "=" in families.NAMES.get(str(config.get("model_type")), ""):
+        names = None  # the architecture may be that of the family that it is
+    name = names[0] if names else whole.text("model_type")
     names_of: Names = (lambda one: one.architectures) if names else (lambda one: one.model_types)
     found = _find(name, names_of, where, lambda near: _read(near, config, where)[1])
     text = whole.sub("text_config")

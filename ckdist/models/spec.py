@@ -77,7 +77,7 @@ class Attention:
         qk_norm: "head": norm each head of queries and keys. "unit": the same without weights. "row": norm all heads of
             a token together. "": no norm.
         norms_rotated: The norm of each head comes after its rotation.
-        gated: Multiply the output of each head by `gate_function` of a gate.
+        gated: The function of a gate that multiplies the output of each head; "": no gate.
         head_gates: A head has one gate. Else one for each element.
         sinks: Each head has a learned score that adds to the sum of its softmax and has no value.
         bidirectional: A token also attends to later tokens. A window then extends equally to both sides.
@@ -102,9 +102,8 @@ class Attention:
     o_bias: bool = False
     qk_norm: str = ""
     norms_rotated: bool = False
-    gated: bool = False
+    gated: str = ""
     head_gates: bool = False
-    gate_function: str = "sigmoid"
     sinks: bool = False
     bidirectional: bool = False
     relative: RelativeBias | None = None
@@ -181,7 +180,7 @@ class MoeFfn:
     bias: bool = False  # of the router and of the routed experts
     gated: bool = True  # else down(relu(up x)^2)
     shares_input: bool = False  # shares multiply the inputs of routed experts in place of their outputs
-    limits: tuple[float, float] = (0.0, 0.0)  # `DenseFfn.limit` of routed experts, and of the shared expert
+    limits: tuple[float, ...] = ()  # `DenseFfn.limit` of routed experts, and of the shared expert; empty: none
     share_factors: bool = False  # each expert has a learned factor of its share
     dense_size: int = 0  # intermediate size of a dense feed-forward that is added, each with its own norms; 0: none
 

@@ -8,16 +8,11 @@ from ckdist.models.families.family import Family
 
 _SHOWN = 3
 _MISSING = {  # beginning of a name, as `_stem` returns it -> the part that ckdist does not have
-    "bailinghybrid": "the bounded decay of KDA and gates of latent attention",
     "deepseekv4": "compressed caches and hyper-connections",
     "glm5next": "hyper-connections and an indexer over pooled keys",
     "jamba": "the selective scan of Mamba-1",
-    "laguna": "softplus gates of heads",
     "minimaxm3": "attention to chosen blocks",
-    "museglimmer": "a norm of embeddings",
-    "olmohybrid": "a delta rule with negative eigenvalues",
     "qwen4": "hyper-connections and tables of n-grams",
-    "step3p": "gates of heads and limits of activations that differ by layer",
 }
 
 

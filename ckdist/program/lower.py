@@ -165,7 +165,7 @@ class ServingLowering(Lowering):
             return self._results_of_an_exchange(values, last, rows)
         elif last is not None and last.op == "all_to_all":  # the exchanged values lie side by side in one row
             # values that stay on the rank of the token
-            stay = [reader is not None and reader.op == "gated" for reader in readers]
+            stay = [reader is not None and reader.op in ("gated", "gated_heads") for reader in readers]
             widths = [sum(end - begin for begin, end in self.pieces(v.dims[-1])) for v in values]
             behind = readers[0].outputs[0].dims[-1].count if readers[0] and readers[0].op == "sum_squares" else 0
             leads = [0, *itertools.accumulate(0 if own else n for n, own in zip(widths, stay, strict=True))]

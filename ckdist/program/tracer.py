@@ -319,9 +319,9 @@ class Tracer(Emitter):
 
     def gated(self, gate: Value, up: Value, function: str, scale: float = 1.0, limit: float = 0.0) -> Value:
         """function(scale * gate) * up. `limit`: of both factors; 0: none. A gate may be for a whole head."""
-        more: dict[str, Any] = {} if scale == 1.0 else {"gate_scale": scale}
-        more |= {"limit": limit} if limit else {}
-        return self._emit("gated", (gate, up), names=["act"], function=function, **more)
+        more = {"gate_scale": scale} if scale != 1.0 else {"limit": limit} if limit else dict[str, Any]()
+        op = "gated" if gate.dims[-1].width == up.dims[-1].width else "gated_heads"
+        return self._emit(op, (gate, up), names=["act"], function=function, **more)
 
     def activate(self, x: Value, function: str) -> Value:
         """function(x)."""
@@ -366,8 +366,7 @@ class Tracer(Emitter):
         weights: Sequence[Weight],
         function: str,
         biases: Sequence[Weight] = (),
-        shares_input: bool = False,
-        limits: tuple[float, float] = (0.0, 0.0),
+        **more: Any,
     ) -> Value:
         """The sum of share * output over a token's experts. Partial if experts or their sizes are sharded.
 
@@ -377,10 +376,7 @@ class Tracer(Emitter):
         `limits`: of the gates of routed experts and of the shared expert; 0: none.
         """
         operands, matrices, attrs = (x, chosen, shares), *self._of_experts(weights, biases)
-        if shares_input:
-            attrs["shares_input"] = True
-        attrs |= {"limits": limits} if any(limits) else {}
-        return self._emit("experts", operands, matrices, names=["moe"], function=function, **attrs)
+        return self._emit("experts", operands, matrices, names=["moe"], function=function, **attrs, **more)
 
     def _of_experts(self, weights: Sequence[Weight], biases: Sequence[Weight]) -> tuple[list[Weight], dict[str, Any]]:
         """All weights of an experts instruction, with A and B of LoRA, and the attributes that describe them."""

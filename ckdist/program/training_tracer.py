@@ -136,15 +136,14 @@ class TrainingTracer(Tracer):
         weights: Sequence[Weight],
         function: str,
         biases: Sequence[Weight] = (),
-        shares_input: bool = False,
-        limits: tuple[float, float] = (0.0, 0.0),
+        **more: Any,
     ) -> Value:
         """`Tracer.experts` in a form with gradients.
 
         Routed experts are one instruction that keeps the values for its gradient. The shared expert is made of linears.
         """
         check_gradient(function)
-        if shares_input or any(limits):
+        if more:
             raise ConfigError(NOT_TRAINED)
         own, shared = weights[:3], weights[3:]
         operands, matrices, attrs = (x, chosen, shares), *self._of_experts(own, biases)

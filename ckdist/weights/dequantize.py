@@ -74,11 +74,9 @@ def read_rows(source: TensorSource, begin: int, end: int, matrix: int = 0) -> np
     if source.row_order is not None:
         values = values[order - low]
     if source.exp_sign:
-        values = values * source.exp_sign
-        if not (values > 0).all():
-            side = "above" if source.exp_sign > 0 else "below"
-            raise ModelFileError(f"{source.file}: tensor {source.name} must be {side} 0 everywhere; it is not")
-        return np.log(values)
+        if not (values * source.exp_sign > 0).all():
+            raise ModelFileError(f"{source.file}: tensor {source.name} must be {source.exp_sign} * exp(x) everywhere")
+        return np.log(values * source.exp_sign)
     return values + np.float32(1) if source.plus_one else values
 
 

@@ -25,13 +25,13 @@ REQUIRED += ("num_attention_heads", "num_experts", "num_local_experts", "n_route
 WITHOUT_EFFECT = {  # model -> fields whose value matters only together with another one
     "bert": ("pad_token_id",),  # where positions begin is RoBERTa's to say
     "bert_scorer": ("pad_token_id",),
-    **dict.fromkeys(("deepseek_v32", "glm_moe_dsa"), ("first_k_dense_replace",)),  # mlp_layer_types says it
+    **dict.fromkeys(("bailing_hybrid", "deepseek_v32", "glm_moe_dsa"), ("first_k_dense_replace",)),  # mlp_layer_types says it
     "dots1": ("max_window_layers",),
     "ernie4_5_moe": ("moe_layer_end_index",),  # which is the last layer
     "falcon_h1": ("mamba_norm_before_gate",),  # without mamba_rms_norm
     **dict.fromkeys(("cwm", "granite_swa", "muse_glimmer"), ("rope_theta",)),  # the default of rope_parameters
-    "laguna": ("num_attention_heads",),  # num_attention_heads_per_layer says it
-    "step3p5": ("sliding_window",),  # in layers that slide
+    "laguna": ("num_attention_heads", "rope_theta"),  # lists by layer and by kind of layer say it
+    "step3p5": ("sliding_window", "num_sliding_attention_heads"),  # in layers that slide
     "mellum": ("rope_theta", "sliding_window"),  # the default of rope_parameters; in layers that slide
     "lfm2": ("block_multiple_of",),  # the size is a multiple of both
     "kimi_linear": (  # mlp_layer_types and linear_attn_config say it

@@ -74,7 +74,7 @@ def attention(
     o_bias = (w("o_proj.bias", hidden),) if a.o_bias else ()
     o = g.to_tokens(o, out)
     for gate in gates:
-        o = g.gated(gate, o, a.gate_function)
+        o = g.gated(gate, o, a.gated)
     o = rows(o)
     result = g.reduce(g.linear(o, w("o_proj.weight", hidden, out), bias=o_bias, names=["attn"]))
     return g.scale(result, a.output_scale)

@@ -48,7 +48,7 @@ KEYS = glm4moe.KEYS.but(
 
 def with_mixers(spec: ModelSpec, window: int, sliding: list[bool]) -> ModelSpec:
     """The model with gates and norms of this family. Layers without a window do not rotate."""
-    gated = replace(spec.layers[0].attention, qk_norm="head", gated=True)
+    gated = replace(spec.layers[0].attention, qk_norm="head", gated="sigmoid")
     kinds = {True: replace(gated, window=window), False: replace(gated, rope=None)}
     layers = [LayerSpec(kinds[slides], one.ffn, gemma2.NORMS) for one, slides in zip(spec.layers, sliding, strict=True)]
     return replace(spec, family=NAME, layers=tuple(layers))

@@ -79,19 +79,19 @@ def gates(f: Fields, n: Sizes) -> dict[str, Any]:
         raise f.error("gating", kind, f"true, {HEADS} or {ELEMENTS}")
     if f.raw("gating_types") not in (None, [kind.replace("-", "_")] * n.num_layers):
         raise f.error("gating_types", f.raw("gating_types"), f"{kind.replace('-', '_')} in all layers, as gating")
-    return {"gated": True, "head_gates": kind == HEADS, "gate_function": "softplus"}
+    return {"gated": "softplus", "head_gates": kind == HEADS}
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
     """Reads a config.json."""
-    n, bias, window = from_config.sizes(f), f.flag("attention_bias"), from_config.window(f)
+    n, window = from_config.sizes(f), from_config.window(f)
     dense = glm4_moe_lite.dense_layers(f) if f.raw("mlp_layer_types") else 1
     shared = f.integer("shared_expert_intermediate_size", high=limits.MAX_FFN)
     routing = Routing(used=8, scores="sigmoid", scale=f.number("routed_scaling_factor", high=1e6))
     more = {"correction_bias": True, "shared_size": shared}
     moe = from_config.experts(f, "num_experts", "moe_intermediate_size", routing, **more)
     ffns = [*([from_config.dense(f)] * dense if dense else []), *[moe] * (n.num_layers - dense)]
-    full = n.attention(qkv_bias=bias, o_bias=bias, qk_norm="head", **gates(f, n))
+    full = n.attention(qk_norm="head", **gates(f, n))
     sliding = from_config.sliding_layers(f, n.num_layers, [False] * n.num_layers)
     ropes, heads = from_config.rotations(f, n, 1.0), heads_by_layer(f, "num_attention_heads_per_layer", n)
     local = "local" if "local" in ropes else "global"
@@ -127,7 +127,7 @@ def gguf(header: GgufHeader) -> ModelSpec:
     moe = from_gguf.experts(header, Routing(used=8, scores="sigmoid"), shared=True)
     ffns = [*([from_gguf.dense(header)] * dense if dense else []), *[moe] * (n.num_layers - dense)]
     by_head = header.dims.get("blk.0.attn_gate.weight", (0, 0))[1] == heads[0]
-    attention = replace(from_gguf.attention(header, n), gated=True, head_gates=by_head, gate_function="softplus")
+    attention = replace(from_gguf.attention(header, n), gated="softplus", head_gates=by_head)
     ropes = {"global": from_gguf.rotation(header, n, partial=True)}
     ropes |= {"local": local_rotation(header, n, n.head_dim)} if window else {}
     made = layers(attention, heads, window, sliding if window else [False] * n.num_layers, ffns, "local")

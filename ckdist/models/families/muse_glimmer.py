@@ -51,9 +51,9 @@ def layers(attention: Attention, window: int, full: list[bool], rotates: list[bo
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
     """Reads a config.json."""
-    n, bias = from_config.sizes(f), f.flag("attention_bias")
+    n = from_config.sizes(f)
     scale = n.head_dim**-0.5 * f.number("qk_scale_factor", high=1e6)
-    attention = n.attention(scale, qkv_bias=bias, o_bias=bias, qk_norm="unit", gated=True)
+    attention = n.attention(scale, qk_norm="unit", gated="sigmoid")
     usual = [(n.num_layers - 1 - i) % PERIOD != 0 for i in range(n.num_layers)]
     full = [not slides for slides in from_config.sliding_layers(f, n.num_layers, usual)]
     made = layers(
@@ -72,7 +72,7 @@ def gguf(header: GgufHeader) -> ModelSpec:
     f, n = header.fields, from_gguf.sizes(header)
     sliding = from_gguf.sliding_layers(f, n.num_layers, PERIOD)
     window = f.integer("attention.sliding_window", low=0, high=1 << 30)
-    attention = replace(from_gguf.attention(header, n), gated=True)
+    attention = replace(from_gguf.attention(header, n), gated="sigmoid")
     made = layers(attention, window, [not s for s in sliding], sliding, from_gguf.dense(header), POST_EPS)
     scale, cap = f.number("logit_scale", high=1e6), f.number("final_logit_softcapping", 0.0, high=1e6)
     ropes = {"global": from_gguf.rotation(header, n)}

@@ -68,7 +68,7 @@ def mixers(f: Fields, n: Sizes) -> list[Attention | GatedDeltaNet]:
         raise f.error("attention_bias", True, "false: this family has none")
     if not f.flag("attn_output_gate"):
         raise f.error("attn_output_gate", False, "true: the attention of this family has a gate")
-    attention = n.attention(qk_norm="head", gated=True)
+    attention = n.attention(qk_norm="head", gated="sigmoid")
     linear = delta_net(f)
     return [linear if is_linear else attention for is_linear in linear_layers(f, n.num_layers)]
 
@@ -103,7 +103,7 @@ def gguf_mixers(header: GgufHeader, n: Sizes, tiled: bool) -> list[Attention | G
         raise f.error("ssm.inner_size", inner, f"ssm.time_step_rank times ssm.state_size, {values * key_dim}")
     kernel = f.integer("ssm.conv_kernel", low=2, high=limits.MAX_CONV)
     linear = GatedDeltaNet(keys, values, key_dim, key_dim, kernel, tiled and keys != values)
-    attention = n.attention(scale=f.number("attention.scale", n.head_dim**-0.5), qk_norm="head", gated=True)
+    attention = n.attention(scale=f.number("attention.scale", n.head_dim**-0.5), qk_norm="head", gated="sigmoid")
     return [linear if is_linear else attention for is_linear in gguf_linear_layers(f, n.num_layers)]
 
 

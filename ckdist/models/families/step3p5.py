@@ -81,7 +81,7 @@ def swiglu_limits(f: Fields, name: str, count: int) -> list[float]:
 def feed_forwards(dense: DenseFfn, moe: MoeFfn, sparse: list[bool], *by_layer: list[float]) -> list[DenseFfn | MoeFfn]:
     """Makes the feed-forward of each layer. `by_layer`: limits of routed experts, and of shared ones and dense layers."""
     return [
-        replace(moe, limits=(routed, shared)) if is_sparse else replace(dense, limit=shared)
+        replace(moe, limits=(routed, shared) if routed or shared else ()) if is_sparse else replace(dense, limit=shared)
         for is_sparse, routed, shared in zip(sparse, *by_layer, strict=True)
     ]
 
@@ -130,14 +130,14 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
     for name, must in (*sizes, ("attention_type", KINDS[1])):
         if other.raw(name) not in (None, must):
             raise other.error(name, other.raw(name), f"{must}, as in full layers" if name != "attention_type" else KINDS[1])
-    bias, scale = f.flag("attention_bias"), f.number("query_pre_attn_scalar", float(n.head_dim)) ** -0.5
-    full = n.attention(scale, qkv_bias=bias, o_bias=bias, qk_norm="head", gated=True, head_gates=True)
+    scale = f.number("query_pre_attn_scalar", float(n.head_dim)) ** -0.5
+    full = n.attention(scale, qk_norm="head", gated="sigmoid", head_gates=True)
     shared = f.integer("share_expert_dim", high=limits.MAX_FFN)
     routing = replace(ROUTING, scale=f.number("routed_scaling_factor", high=1e6))
     more = {"correction_bias": True, "shared_size": shared}
     moe = from_config.experts(f, "n_routed_experts", "moe_intermediate_size", routing, **more)
     by_layer = [swiglu_limits(f, name, n.num_layers) for name in ("swiglu_limits", "swiglu_limits_shared")]
-    ffns = feed_forwards(from_config.dense(f, bias=f.flag("mlp_bias")), moe, sparse_layers(f, n.num_layers), *by_layer)
+    ffns = feed_forwards(from_config.dense(f), moe, sparse_layers(f, n.num_layers), *by_layer)
     ropes, sliding = from_config.rotations(nested_rotations(f, kinds), n, 1.0), [kind == KINDS[1] for kind in kinds]
     counts = [heads if slides else n.num_heads for slides in sliding]
     local = "local" if "local" in ropes else "global"
@@ -154,7 +154,7 @@ def gguf(header: GgufHeader) -> ModelSpec:
     sparse = [i >= dense for i in range(n.num_layers)]
     by_layer = [swiglu_limits(f, f"swiglu_clamp_{name}", n.num_layers) for name in ("exp", "shexp")]
     ffns = feed_forwards(from_gguf.dense(header), moe, sparse, *by_layer)
-    full = replace(from_gguf.attention(header, n), gated=True, head_gates=True)
+    full = replace(from_gguf.attention(header, n), gated="sigmoid", head_gates=True)
     whole = laguna.local_rotation(header, n, n.head_dim)
     half = {"rope.dimension_count": n.head_dim // 2}
     fields = Fields({**f.values, **half}, f.where, f.prefix)
@@ -179,7 +179,7 @@ def export(spec: ModelSpec, where: str) -> GgufForm:
 
     unlimited = replace(spec, layers=tuple(replace(one, ffn=without_limits(one.ffn)) for one in spec.layers))
     made = to_gguf.form(GgufWriter(written, experts=laguna.OPTIONAL, factors=True), GGUF, unlimited, where)
-    limits_of = lambda ffn: ffn.limits if isinstance(ffn, MoeFfn) else (0.0, ffn.limit)
+    limits_of = lambda ffn: (ffn.limits or (0.0, 0.0)) if isinstance(ffn, MoeFfn) else (0.0, ffn.limit)
     by_layer = zip(*(limits_of(layer.ffn) for layer in spec.layers), strict=True)
     clamps = {f"{GGUF}.swiglu_clamp_{name}": list(one) for name, one in zip(("exp", "shexp"), by_layer, strict=True)}
     padded = {name: np.pad(one, (0, len(one)), constant_values=1) for name, one in made.vectors.items()}
@@ -188,7 +188,7 @@ def export(spec: ModelSpec, where: str) -> GgufForm:
 
 def without_limits(ffn: DenseFfn | MoeFfn) -> DenseFfn | MoeFfn:
     """The feed-forward without limits."""
-    return replace(ffn, limits=(0.0, 0.0)) if isinstance(ffn, MoeFfn) else replace(ffn, limit=0.0)
+    return replace(ffn, limits=()) if isinstance(ffn, MoeFfn) else replace(ffn, limit=0.0)
 
 
 MOE = {

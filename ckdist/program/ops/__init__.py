@@ -41,6 +41,7 @@ FILES = {
     "input_rows": "input_rows",
     "mamba_scan": "mamba2 head_squares group_norm",
     "output_rows": "output_rows mean_rows",
+    "head_gates": "gated_heads",
     "index": "select_positions",
     "packed_attention": "attend_packed attend_grad",
     "norm_over_heads": "sum_squares rms_norm_heads",

@@ -1,7 +1,6 @@
 """Elementwise and rowwise ops: scale, scale_queries, soft_cap, activate, gated, add, select_rows."""
 
 import math
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -108,24 +107,16 @@ def _function(x: np.ndarray, name: str) -> np.ndarray:
     return 0.5 * x * (1 + np.tanh(np.float32(GELU_SCALE) * (x + np.float32(GELU_CUBIC) * x**3)))
 
 
-def infer_gated(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
-    """The dims of `up`. The gate has the same, or one element for each head."""
-    gate, up = inputs
-    same_rows = gate if gate.dims[-1] != replace(up.dims[-1], width=1) else replace(gate, dims=up.dims)
-    return unchanged_whole("gated")((same_rows, up), weights, attrs)
-
-
 def gate_number(function: str, limit: float = 0.0) -> int:
     """The number of a gate's function and limit (0: none) in a step."""
     return GATES["limited_silu"] | round(limit * LIMIT_PARTS) << 8 if limit else GATES[function]
 
 
-@op("gated", infer_gated)
+@op("gated", unchanged_whole("gated"))
 def gated(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
     """f(gate) * up, with f SiLU, GELU, GELU in its tanh form, sigmoid or softplus. Shazeer 2020, arXiv:2002.05202.
 
-    `limit`: min(silu(gate), limit) * clamp(up, -limit, limit).
-
+    With a `limit`: min(silu(gate), limit) * clamp(up, -limit, limit).
     clamped_swiglu: g * sigmoid(1.702 g) * (u + 1), with g = min(gate, 7) and u = clamp(up, -7, 7). OpenAI 2025,
     arXiv:2508.10925.
     """
@@ -135,7 +126,6 @@ def gated(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -
         return [g / (1 + np.exp(np.float32(-SWIGLU_ALPHA) * g)) * (u + 1)]
     if limit := attrs.get("limit", 0.0):
         return [np.minimum(_function(gate, "silu"), np.float32(limit)) * np.clip(up, -limit, limit).astype(up.dtype)]
-    gate = np.repeat(gate, up.shape[-1] // gate.shape[-1], axis=-1)
     return [_function(gate * np.float32(attrs.get("gate_scale", 1.0)), attrs["function"]) * up]
 
 
