@@ -216,6 +216,7 @@ def write_model(
     if name:
         metadata["general.name"] = name
     tensors = _tensors(checkpoint, TYPES[type_name], read)
+    tensors = [tensor._replace(name=form.names.get(tensor.name, tensor.name)) for tensor in tensors]
     if any(tensor.type is dtypes.MXFP4 for tensor in tensors):
         metadata["general.file_type"] = MXFP4_FILE
     tensors += [

@@ -274,10 +274,10 @@ EXPERTS = {
     # A gate for each element of heads, norms before and after each part, full layers without rotation.
     "afmoe": {
         "architectures": ["AfmoeForCausalLM"], "model_type": "afmoe", "vocab_size": 96, "hidden_size": 24, "head_dim": 8,
-        "intermediate_size": 32, "moe_intermediate_size": 8, "num_hidden_layers": 3, "num_dense_layers": 1, "num_attention_heads": 4,
+        "intermediate_size": 32, "moe_intermediate_size": 8, "num_hidden_layers": 4, "num_dense_layers": 1, "num_attention_heads": 4,
         "num_key_value_heads": 2, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "rope_scaling": None, "num_experts": 4,
         "num_experts_per_tok": 2, "num_shared_experts": 1, "route_norm": True, "route_scale": 1.7, "score_func": "sigmoid",
-        "n_group": 1, "topk_group": 1, "mup_enabled": True, "global_attn_every_n_layers": 3, "sliding_window": 18,
+        "n_group": 1, "topk_group": 1, "mup_enabled": True, "global_attn_every_n_layers": 4, "sliding_window": 18,
         "hidden_act": "silu", "tie_word_embeddings": False, "pad_token_id": 0,
     },
     # A gate for each head by softplus, more heads and another rotation in sliding layers.

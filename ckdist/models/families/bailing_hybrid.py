@@ -93,8 +93,11 @@ def gguf(header: GgufHeader) -> ModelSpec:
     nets = [layer.mixer for layer in spec.layers if isinstance(layer.mixer, GatedDeltaNet)]
     if not nets:
         raise header.fields.error("attention.head_count_kv", 1, "0 in layers with linear attention")
-    rotated = [replace(one, mixer=replace(one.mixer, rope="global")) if isinstance(one.mixer, LatentAttention) else one
-               for one in spec.layers]  # fmt: skip
+    rank = header.fields.integer("attention.q_lora_rank", 0, low=0, high=limits.MAX_WIDTH)
+    rotated = [
+        replace(one, mixer=replace(one.mixer, rope="global", q_lora_rank=rank))
+        if isinstance(one.mixer, LatentAttention) else one for one in spec.layers
+    ]  # fmt: skip
     net, linear = replace(nets[0], gate_rank=0, decay_floor=floor), [one.mixer in nets for one in spec.layers]
     return with_linear(replace(spec, layers=tuple(rotated)), net, linear)
 
@@ -109,7 +112,8 @@ def export(spec: ModelSpec, where: str) -> GgufForm:
     own = {"kda.safe_gate": True, "kda.gate_lower_bound": net.decay_floor}
     own["expert_shared_feed_forward_length"] = next(one.ffn.shared_size for one in reversed(spec.layers))
     named = {f"{GGUF}.{name}": value for name, value in own.items()}
-    return replace(made, metadata={**values, "general.architecture": GGUF, **named})
+    gates = {f"blk.{i}.attn_gate.weight": f"blk.{i}.ssm_g_a.weight" for i, one in enumerate(spec.layers) if one.mixer is net}
+    return replace(made, metadata={**values, "general.architecture": GGUF, **named}, names=gates)
 
 
 def gguf_values(spec: ModelSpec, weight: str, values: np.ndarray) -> np.ndarray:

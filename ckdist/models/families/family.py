@@ -169,10 +169,11 @@ class GgufHeader:
 
 @dataclass(frozen=True)
 class GgufForm:
-    """A ModelSpec in GGUF's form: metadata, and small float32 tensors by name."""
+    """A ModelSpec in GGUF's form: metadata, small float32 tensors by name, and other names of tensors."""
 
     metadata: Mapping[str, Any]
     vectors: Mapping[str, np.ndarray] = field(default_factory=dict)
+    names: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
