@@ -6,14 +6,17 @@ weights of their norm.
 
 from dataclasses import replace
 
+import numpy as np
+
+from ckdist.errors import ArchitectureError
 from ckdist.models import from_config
 from ckdist.models.config_keys import ConfigKeys
-from ckdist.models.families import family, gemma2, granite_swa
-from ckdist.models.families.family import Family, GgufHeader, GgufWriter, in_layers
+from ckdist.models.families import exaone4, family, gemma2, granite_swa
+from ckdist.models.families.family import Family, GgufForm, GgufHeader, in_layers
 from ckdist.models.fields import Fields
 from ckdist.models.spec import Attention, DenseFfn, LayerSpec, ModelSpec
 
-NAME, PERIOD, POST_EPS = "muse_glimmer", 4, 1e-8
+NAME, GGUF, PERIOD, POST_EPS = "muse_glimmer", "muse-glimmer", 4, 1e-8
 KEYS = ConfigKeys(
     {
         "final_logit_softcapping": 20.0,
@@ -80,11 +83,26 @@ def gguf(header: GgufHeader) -> ModelSpec:
     return n.model(NAME, made, ropes, from_gguf.tied(header), **more)
 
 
+def export(spec: ModelSpec, where: str) -> GgufForm:
+    """Returns the GGUF metadata of a model. Raises ArchitectureError for what its readers do not have."""
+    from ckdist.models import to_gguf
+
+    mixers = [layer.attention for layer in spec.layers]
+    if any(bool(a.window) != bool(a.rope) for a in mixers) or spec.layers[0].norms.after_eps != POST_EPS:
+        raise ArchitectureError(f"{where}: {NAME} has no GGUF form unless sliding layers rotate, with {POST_EPS} after parts")
+    own = {"logit_scale": float(spec.logit_scale), "final_logit_softcapping": float(spec.logit_soft_cap)}
+    made = to_gguf.dense(GGUF, spec, where, {**own, **exaone4.written(spec, where)})
+    width = mixers[0].head_dim
+    norms = {"q": np.full(width, mixers[0].scale * width**0.5, np.float32), "k": np.ones(width, np.float32)}
+    of_layers = {f"blk.{i}.attn_{name}_norm.weight": one for i in range(len(mixers)) for name, one in norms.items()}
+    return replace(made, vectors={**made.vectors, **of_layers})
+
+
 FAMILY = Family(
     keys=KEYS,
     from_config=config,
     from_gguf=gguf,
-    to_gguf=GgufWriter(refused="its readers expect norms of queries and keys; serve its folder"),
+    to_gguf=export,
     safetensors=family.SAFETENSORS.but({}, (r".*layernorm\.weight", "plus_one")),
     gguf_names=family.GGUF_POST_NORMS.but(
         in_layers("blk", {"attn_gate": "self_attn.gate_proj"}), family.INTERLEAVED
