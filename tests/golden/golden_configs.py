@@ -359,8 +359,8 @@ EXPERTS = {
     # The delta rule with weights up to 2, norms before linear attention and after full attention, no rotation.
     "olmo_hybrid": {
         "architectures": ["OlmoHybridForCausalLM"], "model_type": "olmo_hybrid", "vocab_size": 99, "hidden_size": 32, "head_dim": None,
-        "intermediate_size": 44, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 4, "rms_norm_eps": 1e-6,
-        "layer_types": ["linear_attention", "full_attention", "linear_attention", "full_attention"], "linear_num_key_heads": 3,
+        "intermediate_size": 36, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 4, "rms_norm_eps": 1e-6,
+        "layer_types": ["linear_attention", "full_attention", "linear_attention"], "linear_num_key_heads": 3,
         "linear_num_value_heads": 3, "linear_key_head_dim": 8, "linear_value_head_dim": 16, "linear_conv_kernel_dim": 4,
         "linear_allow_neg_eigval": True, "rope_parameters": {"rope_theta": None, "rope_type": "default"}, "hidden_act": "silu", "attention_bias": False,
         "tie_word_embeddings": False, "pad_token_id": 0,

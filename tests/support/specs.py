@@ -104,7 +104,7 @@ PIECES = {
 LINEAR = {
     "gated_delta_net": {
         "first": (GatedDeltaNet(3, 6, 16, 40), GatedDeltaNet(5, 5, 9, 16, conv_kernel=3)),
-        "mixer": {"qk_norm": "head", "gated": True, "value_dim": 24},
+        "mixer": {"qk_norm": "head", "gated": "sigmoid", "value_dim": 24},
         "ropes": {"global": rope(8)},
     },
     "kimi_delta_attention": {
@@ -138,7 +138,7 @@ LINEAR = {
         "layer": {"ffn": MoeFfn(5, 72, Routing(2), "relu2", shared_size=40, gated=False)},
     },
     "gated_conv": {"first": (GatedConv(96), GatedConv(96, 5, bias=True))},
-    "tiled_heads": {"first": (GatedDeltaNet(2, 6, 16, 32, tiled=True),), "mixer": {"gated": True}},
+    "tiled_heads": {"first": (GatedDeltaNet(2, 6, 16, 32, tiled=True),), "mixer": {"gated": "sigmoid"}},
 }
 
 

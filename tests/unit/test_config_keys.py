@@ -25,7 +25,9 @@ REQUIRED += ("num_attention_heads", "num_experts", "num_local_experts", "n_route
 WITHOUT_EFFECT = {  # model -> fields whose value matters only together with another one
     "bert": ("pad_token_id",),  # where positions begin is RoBERTa's to say
     "bert_scorer": ("pad_token_id",),
-    **dict.fromkeys(("bailing_hybrid", "deepseek_v32", "glm_moe_dsa"), ("first_k_dense_replace",)),  # mlp_layer_types says it
+    **dict.fromkeys(
+        ("bailing_hybrid", "deepseek_v32", "glm_moe_dsa"), ("first_k_dense_replace",)
+    ),  # mlp_layer_types says it
     "dots1": ("max_window_layers",),
     "ernie4_5_moe": ("moe_layer_end_index",),  # which is the last layer
     "falcon_h1": ("mamba_norm_before_gate",),  # without mamba_rms_norm
@@ -86,7 +88,9 @@ def test_no_published_or_saved_config_has_a_field_that_is_not_known(name):
 
 def test_every_family_has_a_published_config():
     variants = {name for name in own_families() if "=" in NAMES.get(name, "")}  # their models are of another family
-    assert {spec_from_config(read(name, "published"), name).family for name in MODELS} == set(own_families()) - variants - {
+    assert {spec_from_config(read(name, "published"), name).family for name in MODELS} == set(
+        own_families()
+    ) - variants - {
         "kimi_k2",
         "mt5",
     } | {spec_from_config(read("kimi_k25", "published"), "k2.5").family}

@@ -48,7 +48,12 @@ def attention(
     w = lambda name, *dims: g.weight(f"{path}.{name}", *dims)
     heads, keys = g.sharding.heads(a.num_heads, a.num_kv_heads, a.head_dim)
     hidden, out = x.dims[-1], replace(heads, width=a.value_width)  # out: columns of o_proj
-    rows_of = {"q": heads, "gate": replace(heads, width=1) if a.head_gates else out, "k": keys, "v": replace(keys, width=a.value_width)}
+    rows_of = {
+        "q": heads,
+        "gate": replace(heads, width=1) if a.head_gates else out,
+        "k": keys,
+        "v": replace(keys, width=a.value_width),
+    }
     absent = [*(() if a.gated else ("gate",)), *(("k", "v") if a.source is not None else ())]
     names = [name for name in rows_of if name not in absent and not (name == "v" and a.keys_as_values)]
     matrices = [w(f"{name}_proj.weight", rows_of[name], hidden) for name in names]

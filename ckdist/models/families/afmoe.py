@@ -77,7 +77,9 @@ def gguf(header: GgufHeader) -> ModelSpec:
 def written(spec: ModelSpec, where: str) -> dict[str, Any]:
     """Further GGUF metadata. Raises ArchitectureError for embeddings that are not scaled."""
     if spec.embedding_scale == 1.0:
-        raise ArchitectureError(f"{where}: {NAME} with mup_enabled false has no GGUF form: its readers scale embeddings")
+        raise ArchitectureError(
+            f"{where}: {NAME} with mup_enabled false has no GGUF form: its readers scale embeddings"
+        )
     if any((layer.attention.rope is None) != ((i + 1) % PERIOD == 0) for i, layer in enumerate(spec.layers)):
         raise ArchitectureError(f"{where}: {NAME} has no GGUF form unless each {PERIOD}th layer has no window")
     return exaone4.written(spec, where)

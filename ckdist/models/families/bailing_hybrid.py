@@ -6,10 +6,10 @@ import numpy as np
 
 from ckdist.errors import ArchitectureError
 from ckdist.models import from_config, limits
-from ckdist.models.families import deepseek_v2, deepseek_v3, family, glm4_moe_lite, kimi_linear
+from ckdist.models.families import deepseek_v2, deepseek_v3, glm4_moe_lite, kimi_linear
 from ckdist.models.families.family import GgufForm, GgufHeader, in_layers
 from ckdist.models.fields import Fields
-from ckdist.models.spec import LatentAttention, LayerSpec, ModelSpec
+from ckdist.models.spec import LatentAttention, ModelSpec
 from ckdist.models.state_mixers import GatedDeltaNet
 
 NAME, GGUF = "bailing_hybrid", "bailingmoe3"
@@ -51,9 +51,14 @@ KEYS = deepseek_v3.KEYS.but(
 
 def linear_layers(f: Fields, count: int) -> list[bool]:
     """Reads whether each layer has linear attention: all but the last of each group."""
-    kinds, period = from_config.layer_kinds(f, count, (kimi_linear.LINEAR, kimi_linear.FULL)), f.integer("layer_group_size")
+    kinds, period = (
+        from_config.layer_kinds(f, count, (kimi_linear.LINEAR, kimi_linear.FULL)),
+        f.integer("layer_group_size"),
+    )
     if kinds is None and count % period:
-        raise f.error("layer_group_size", period, f"a divisor of num_hidden_layers, {count}, or layer_types must be given")
+        raise f.error(
+            "layer_group_size", period, f"a divisor of num_hidden_layers, {count}, or layer_types must be given"
+        )
     return [(i + 1) % period != 0 if kinds is None else kinds[i] == kimi_linear.LINEAR for i in range(count)]
 
 
@@ -112,7 +117,9 @@ def export(spec: ModelSpec, where: str) -> GgufForm:
     own = {"kda.safe_gate": True, "kda.gate_lower_bound": net.decay_floor}
     own["expert_shared_feed_forward_length"] = next(one.ffn.shared_size for one in reversed(spec.layers))
     named = {f"{GGUF}.{name}": value for name, value in own.items()}
-    gates = {f"blk.{i}.attn_gate.weight": f"blk.{i}.ssm_g_a.weight" for i, one in enumerate(spec.layers) if one.mixer is net}
+    gates = {
+        f"blk.{i}.attn_gate.weight": f"blk.{i}.ssm_g_a.weight" for i, one in enumerate(spec.layers) if one.mixer is net
+    }
     return replace(made, metadata={**values, "general.architecture": GGUF, **named}, names=gates)
 
 
@@ -127,7 +134,11 @@ MLA = ("q_a_proj", "q_a_layernorm", "q_b_proj", "kv_a_proj_with_mqa", "kv_a_laye
 PARTS = {f"attention.{name}": f"self_attn.{name}" for name in (*KDA, *MLA)}
 PARTS |= {"attention.dense": "self_attn.o_proj", "attention.o_proj": "self_attn.o_proj"}
 PARTS |= {"attention.kv_b_proj": deepseek_v2.KV_B, "mlp.gate.expert_bias": "mlp.gate.e_score_correction.bias"}
-OF_GGUF = kimi_linear.PARTS | {"ssm_f_a": "self_attn.f_proj", "ssm_g_a": "self_attn.g_proj", "attn_gate": "self_attn.g_proj"}
+OF_GGUF = kimi_linear.PARTS | {
+    "ssm_f_a": "self_attn.f_proj",
+    "ssm_g_a": "self_attn.g_proj",
+    "attn_gate": "self_attn.g_proj",
+}
 FAMILY = replace(
     deepseek_v3.FAMILY,
     keys=KEYS,

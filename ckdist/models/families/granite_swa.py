@@ -62,7 +62,9 @@ def gguf(header: GgufHeader) -> ModelSpec:
 
 def export(spec: ModelSpec, where: str) -> GgufForm:
     """Returns the GGUF metadata of a model."""
-    rotated = replace(spec, layers=tuple(replace(one, mixer=replace(one.attention, rope="global")) for one in spec.layers))
+    rotated = replace(
+        spec, layers=tuple(replace(one, mixer=replace(one.attention, rope="global")) for one in spec.layers)
+    )
     pattern: dict[str, Any] = {"attention.rope_pattern": [one.attention.rope is not None for one in spec.layers]}
     return granite.form(NAME, rotated, where, {**exaone4.written(spec, where), **pattern})
 

@@ -42,7 +42,9 @@ KEYS = ConfigKeys(
 )
 
 
-def layers(attention: Attention, window: int, full: list[bool], rotates: list[bool], ffn: DenseFfn, eps: float) -> list[LayerSpec]:
+def layers(
+    attention: Attention, window: int, full: list[bool], rotates: list[bool], ffn: DenseFfn, eps: float
+) -> list[LayerSpec]:
     """Makes the layers. `eps`: of the norms after a part."""
     norms = replace(gemma2.NORMS, after_eps=eps)
     mixers = [
@@ -60,7 +62,12 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
     usual = [(n.num_layers - 1 - i) % PERIOD != 0 for i in range(n.num_layers)]
     full = [not slides for slides in from_config.sliding_layers(f, n.num_layers, usual)]
     made = layers(
-        attention, from_config.window(f), full, granite_swa.rotated_layers(f, n.num_layers, usual), gemma2.dense(f), f.number("post_norm_eps")
+        attention,
+        from_config.window(f),
+        full,
+        granite_swa.rotated_layers(f, n.num_layers, usual),
+        gemma2.dense(f),
+        f.number("post_norm_eps"),
     )
     return n.model(
         NAME, made, from_config.rotations(f, n), from_config.tied(f, outer), embedding_eps=n.norm_eps,
@@ -89,7 +96,9 @@ def export(spec: ModelSpec, where: str) -> GgufForm:
 
     mixers = [layer.attention for layer in spec.layers]
     if any(bool(a.window) != bool(a.rope) for a in mixers) or spec.layers[0].norms.after_eps != POST_EPS:
-        raise ArchitectureError(f"{where}: {NAME} has no GGUF form unless sliding layers rotate, with {POST_EPS} after parts")
+        raise ArchitectureError(
+            f"{where}: {NAME} has no GGUF form unless sliding layers rotate, with {POST_EPS} after parts"
+        )
     own = {"logit_scale": float(spec.logit_scale), "final_logit_softcapping": float(spec.logit_soft_cap)}
     made = to_gguf.dense(GGUF, spec, where, {**own, **exaone4.written(spec, where)})
     width = mixers[0].head_dim
@@ -104,7 +113,5 @@ FAMILY = Family(
     from_gguf=gguf,
     to_gguf=export,
     safetensors=family.SAFETENSORS.but({}, (r".*layernorm\.weight", "plus_one")),
-    gguf_names=family.GGUF_POST_NORMS.but(
-        in_layers("blk", {"attn_gate": "self_attn.gate_proj"}), family.INTERLEAVED
-    ),
+    gguf_names=family.GGUF_POST_NORMS.but(in_layers("blk", {"attn_gate": "self_attn.gate_proj"}), family.INTERLEAVED),
 )

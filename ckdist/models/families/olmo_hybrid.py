@@ -63,8 +63,6 @@ FAMILY = Family(
     keys=KEYS,
     from_config=config,
     to_gguf=GgufWriter(refused="serve its folder"),
-    safetensors=family.SAFETENSORS.but(
-        in_layers("model.layers", {**PARTS, "linear_attn.conv1d": qwen35.CONV})
-    ),
+    safetensors=family.SAFETENSORS.but(in_layers("model.layers", {**PARTS, "linear_attn.conv1d": qwen35.CONV})),
     gguf_names=family.GGUF,
 )

@@ -11,7 +11,7 @@ from ckdist.models.config_keys import ConfigKeys
 from ckdist.models.families import exaone4, family, laguna
 from ckdist.models.families.family import Family, GgufForm, GgufHeader, GgufWriter, in_layers
 from ckdist.models.fields import Fields
-from ckdist.models.spec import DenseFfn, LayerSpec, ModelSpec, MoeFfn
+from ckdist.models.spec import DenseFfn, ModelSpec, MoeFfn
 from ckdist.program.ops.elementwise import LIMIT_PARTS
 from ckdist.program.routing import Routing
 
@@ -104,14 +104,18 @@ def nested_rotations(f: Fields, kinds: list[str]) -> Fields:
     """Returns `f` with rope_parameters by the kinds of layers, made of lists by layer in published files."""
     if any(f.sub("rope_parameters").has(kind) for kind in KINDS):
         return f
-    bases, parts = (listed(f, name, len(kinds), one) for name, one in (("rope_theta", 1e4), ("partial_rotary_factors", 1.0)))
+    bases, parts = (
+        listed(f, name, len(kinds), one) for name, one in (("rope_theta", 1e4), ("partial_rotary_factors", 1.0))
+    )
     if not isinstance(f.raw("yarn_only_types") or [], list):
         raise f.error("yarn_only_types", f.raw("yarn_only_types"), "a list of kinds of layers")
     made, scaled, given = {}, f.raw("yarn_only_types") or [KINDS[0]], f.sub("rope_parameters")
     for kind in dict.fromkeys(kinds):
         of_kind = {(base, part) for base, part, one in zip(bases, parts, kinds, strict=True) if one == kind}
         if len(of_kind) != 1:
-            raise f.error("rope_theta", sorted(of_kind), f"the same, with partial_rotary_factors, in all layers of {kind}")
+            raise f.error(
+                "rope_theta", sorted(of_kind), f"the same, with partial_rotary_factors, in all layers of {kind}"
+            )
         base, part = of_kind.pop()
         scaling = {name: given.raw(name) for name in given.values} if kind in scaled else {}
         made[kind] = {**scaling, "rope_theta": base, "partial_rotary_factor": part}
@@ -125,11 +129,15 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
     if any(kind not in KINDS for kind in kinds):
         raise f.error("layer_types", kinds, f"{KINDS[0]} or {KINDS[1]} for each layer")
     other = f.sub("attention_other_setting")
-    heads = f.integer("num_sliding_attention_heads", other.integer("num_attention_heads", n.num_heads), high=limits.MAX_HEADS)
+    heads = f.integer(
+        "num_sliding_attention_heads", other.integer("num_attention_heads", n.num_heads), high=limits.MAX_HEADS
+    )
     sizes = (("num_attention_groups", n.num_kv_heads), ("head_dim", n.head_dim), ("true_head_dim", n.head_dim))
     for name, must in (*sizes, ("attention_type", KINDS[1])):
         if other.raw(name) not in (None, must):
-            raise other.error(name, other.raw(name), f"{must}, as in full layers" if name != "attention_type" else KINDS[1])
+            raise other.error(
+                name, other.raw(name), f"{must}, as in full layers" if name != "attention_type" else KINDS[1]
+            )
     scale = f.number("query_pre_attn_scalar", float(n.head_dim)) ** -0.5
     full = n.attention(scale, qk_norm="head", gated="sigmoid", head_gates=True)
     shared = f.integer("share_expert_dim", high=limits.MAX_FFN)
@@ -168,8 +176,13 @@ def written(spec: ModelSpec, where: str) -> dict[str, Any]:
     local, full = spec.ropes.get("local"), spec.ropes["global"]
     width = spec.layers[0].attention.head_dim
     if local is None or local.dims != width or full.dims * 2 != width:
-        raise ArchitectureError(f"{where}: {NAME} has no GGUF form unless half of a head rotates, and all in sliding layers")
-    sizes = {"rope.dimension_count": width, "attention.head_count_kv": [spec.layers[0].attention.num_kv_heads] * len(spec.layers)}
+        raise ArchitectureError(
+            f"{where}: {NAME} has no GGUF form unless half of a head rotates, and all in sliding layers"
+        )
+    sizes = {
+        "rope.dimension_count": width,
+        "attention.head_count_kv": [spec.layers[0].attention.num_kv_heads] * len(spec.layers),
+    }
     return {**laguna.written(spec, where), **exaone4.written(spec, where), **sizes}
 
 
@@ -202,7 +215,9 @@ FAMILY = Family(
     from_gguf=gguf,
     to_gguf=export,
     safetensors=family.SAFETENSORS.but(
-        in_layers("model.layers", MOE), (r".*\.moe\.(gate|up|down)_proj\.weight", "stacked"), (r".*norm\.weight", "plus_one")
+        in_layers("model.layers", MOE),
+        (r".*\.moe\.(gate|up|down)_proj\.weight", "stacked"),
+        (r".*norm\.weight", "plus_one"),
     ),
     gguf_names=family.GGUF_EXPERTS.but(in_layers("blk", {"attn_gate": laguna.GATE})),
 )

@@ -16,6 +16,4 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
     return replace(spec, family=NAME, layers=tuple(replace(layer, norms=norms) for layer in spec.layers))
 
 
-FAMILY = replace(
-    gemma2.FAMILY, from_config=config, from_gguf=None, to_gguf=GgufWriter(refused="serve its folder")
-)
+FAMILY = replace(gemma2.FAMILY, from_config=config, from_gguf=None, to_gguf=GgufWriter(refused="serve its folder"))
