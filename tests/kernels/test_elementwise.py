@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from ckdist import errors, native
+from ckdist.program.ops.elementwise import gate_number
 from tests.support.levels import VECTORS, each
 from tests.support.pairs import pairs
 
@@ -104,6 +105,26 @@ def test_clamped_swiglu(isa, rng, n):
     far = [np.array(x, F32) for x in ([-3e38, 3e38, np.nan, 1], [1, 3e38, 1, np.nan])]
     call("gated", isa, 3, floats(far[0]), floats(far[1]), 4, floats(out))
     np.testing.assert_allclose(out, [0, 56 / (1 + np.exp(-1.702 * 7)), np.nan, np.nan], rtol=1e-6)
+
+
+@pairs({"isa": LEVELS, "n": LENGTHS})
+def test_softplus(isa, rng, n):
+    gate, up = (rng.normal(size=(2, n)) * 6).astype(F32)
+    gate[:4] = np.array([-80, 80, 3e38, 0], F32)[:n]
+    out = np.empty(n, F32)
+    call("gated", isa, 8, floats(gate), floats(up), n, floats(out))
+    with np.errstate(over="ignore"):
+        np.testing.assert_allclose(out, np.logaddexp(0, gate.astype(float)).astype(F32) * up, rtol=2e-6)
+
+
+@pairs({"isa": LEVELS, "n": LENGTHS, "limit": [0.0625, 1, 7]})
+def test_limited_silu(isa, rng, n, limit):
+    gate, up = (rng.normal(size=(2, n)) * 6).astype(F32)
+    g = gate.astype(float)
+    out = np.empty(n, F32)
+    call("gated", isa, gate_number("silu", limit), floats(gate), floats(up), n, floats(out))
+    want = np.minimum(g / (1 + np.exp(-g)), limit) * np.clip(up, -limit, limit)
+    np.testing.assert_allclose(out, want, rtol=2e-6, atol=1e-6)
 
 
 def test_gated_far_out_and_nan(isa):

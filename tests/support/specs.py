@@ -137,7 +137,21 @@ LINEAR = {
         ),
         "layer": {"ffn": MoeFfn(5, 72, Routing(2), "relu2", shared_size=40, gated=False)},
     },
+    "embeddings_normed": {
+        "embedding_eps": 1e-5,
+        "layer": {"norms": replace(NORMS, after_eps=1e-4), "ffn": DenseFfn(176, limit=0.5)},
+    },
     "gated_conv": {"first": (GatedConv(96), GatedConv(96, 5, bias=True))},
+    "bounded_decay": {  # and gates behind latent attention, one gate for each head, and limits of gates
+        "first": (
+            GatedDeltaNet(5, 5, 9, 16, by_row=True, decay_floor=-5.0, beta_scale=2.0, norm_eps=1e-5),
+            LatentAttention(5, 32, 24, 16, 20, 0.2, gated=True),
+        ),
+        "mixer": {"gated": "softplus", "head_gates": True, "value_dim": 24},
+        "changes": ({}, {"gated": "sigmoid"}),
+        "layer": {"ffn": MoeFfn(5, 72, Routing(2), shared_size=40, limits=(7.0, 0.5))},
+        "ropes": {"global": rope(16)},
+    },
     "tiled_heads": {"first": (GatedDeltaNet(2, 6, 16, 32, tiled=True),), "mixer": {"gated": "sigmoid"}},
 }
 
