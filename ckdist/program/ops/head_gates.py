@@ -21,4 +21,4 @@ def infer_gated_heads(inputs: Values, weights: Weights, attrs: Attrs) -> Inferre
 def gated_heads(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
     """f(gate of the head) * up. It has no gradient: models with gated attention are served only."""
     gate, up = inputs
-    return gated(context, [np.repeat(gate, up.shape[-1] // gate.shape[-1], axis=-1), up], weights, attrs)
+    return gated(context, [np.repeat(gate, up.shape[-1] // max(gate.shape[-1], 1), axis=-1), up], weights, attrs)
