@@ -61,7 +61,7 @@ def model_facts(config: ServeConfig, model: Model, ranking: "Ranking | None" = N
 
 
 def is_orphan(parent: int) -> bool:
-    """Whether Open MPI's launcher, the process `parent`, has ended."""
+    """Returns True if Open MPI's launcher, the process `parent`, has ended."""
     return "OMPI_COMM_WORLD_SIZE" in os.environ and os.getppid() != parent
 
 

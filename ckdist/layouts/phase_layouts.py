@@ -88,9 +88,7 @@ def _placement(config: EngineConfig, world: World, spec: ModelSpec, link: "Link 
     rows = min(config.ubatch_size, config.batch_size)
     direct_bytes = Thresholds().transport_direct_bytes
     hosts = len(set(world.hosts))
-    return choose_placement(
-        spec, world.size, hosts, link or NOMINAL_LINK, rows, direct_bytes, _are_equal_hosts(world)
-    )
+    return choose_placement(spec, world.size, hosts, link or NOMINAL_LINK, rows, direct_bytes, _are_equal_hosts(world))
 
 
 def _mesh_of_hosts(world: World) -> Mesh:
