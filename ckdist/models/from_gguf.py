@@ -101,6 +101,12 @@ def dense(header: GgufHeader, activation: str = "silu") -> DenseFfn:
     return DenseFfn(ffn_size(header), activation, has(header, "ffn_gate.bias"))
 
 
+def rows(header: GgufHeader, name: str) -> int:
+    """Rows of a table in a GGUF file; 0 if the table is absent."""
+    dims = header.dims.get(f"{name}.weight", ())
+    return dims[1] if len(dims) > 1 else len(dims)
+
+
 def has(header: GgufHeader, name: str) -> bool:
     """Whether the first layer has a tensor of this name."""
     return f"blk.0.{name}" in header.dims
