@@ -9,7 +9,7 @@ from typing import NamedTuple
 from ckdist.engine.row_costs import RowCosts
 
 MIN_STEPS = 3  # plain steps of a width before drafts are added to it
-SAMPLED = 4  # one of that many consecutive plain steps is measured
+SAMPLED = 16  # one of that many consecutive plain steps is measured
 REFRESH_STEPS = 50  # a plain step comes at least that often, since contexts and other loads change
 MIN_GAIN = 1.03  # predicted tokens per second with and without drafts
 WINDOW = 200  # steps, of which drafts may lose 1 %
@@ -176,7 +176,7 @@ class DraftGain:
         """
         self._step += 1
         self._verify(0, 0.0)  # or drafts that began badly would not be tried again
-        usual = self.costs.measure(sequences, seconds)
+        usual = self.costs.measure(sequences, seconds, is_plain=True)
         self._plain[sequences] = self._plain.get(sequences, 0) + 1
         self._since_plain = 0
         self._count(spent / usual)

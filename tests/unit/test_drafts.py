@@ -14,7 +14,7 @@ from ckdist.engine.drafting import Drafting
 from ckdist.engine.engine import Engine
 from ckdist.engine.grammars import Grammars
 from ckdist.engine.load_model import BUNDLED
-from ckdist.engine.ngram_index import NgramIndex
+from ckdist.engine.ngram_index import NgramIndex, Tail
 from ckdist.engine.sampler import Sampler
 from ckdist.engine.sampling_params import SamplingParams
 from ckdist.engine.tenant import ONE_TENANT
@@ -161,14 +161,16 @@ def test_tenants_see_no_answers_of_each_other():
 def test_tokens_that_are_added_one_by_one_or_together_are_found_alike():
     tokens = np.random.default_rng(0).integers(0, 50_000, 3000).astype(np.int32)
     tokens[2000:2100] = tokens[100:200]
-    whole, grown = NgramIndex(tokens), NgramIndex(tokens)
+    whole, grown, tail = NgramIndex(tokens), NgramIndex(tokens), Tail()
     whole.extend(2050)
-    for length in range(1, 2051):
-        grown.add(tokens[max(0, length - 8) : length].tolist())
-    places = [grown.find(tokens[end - 8 : end].tolist()) for end in range(2008, 2050)]
+    for token in tokens[:2050].tolist():
+        tail.add(token)
+        grown.add(tail)
+    tails = [Tail(tokens[end - 8 : end].tolist()) for end in range(2008, 2050)]
+    places = [grown.find(tail) for tail in tails]
     assert [place for place, _ in places] == list(range(2008, 2050)) and sum(common for _, common in places) > 8 * 38
-    assert places == [whole.find(tokens[end - 8 : end].tolist()) for end in range(2008, 2050)]
-    assert whole.find([1, 2, 3]) == (0, 0)
+    assert places == [whole.find(tail) for tail in tails]
+    assert whole.find(Tail([1, 2, 3])) == (0, 0)
 
 
 def run_gain(seconds, right, steps: int, sequences: int = 1) -> tuple[DraftGain, np.ndarray]:
