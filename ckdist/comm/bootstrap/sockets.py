@@ -3,8 +3,8 @@
 import ipaddress
 import socket as sockets
 import time
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 from ckdist.comm.bootstrap.handshake import Joined, Listener, Purpose, connect, job_secret
 from ckdist.comm.bootstrap.packet_sizes import check_packet_sizes
@@ -30,6 +30,7 @@ def connect_ranks(
     kinds: Sequence[bytes],
     log: Log | None = None,
     seconds: float = CONNECT_SECONDS,
+    keep: Callable[[Listener, list[Any]], None] | None = None,
 ) -> list[Connections]:
     """Connects every two ranks. Traffic between hosts is sealed unless `world.encrypt` is "never". A collective call.
 
@@ -39,6 +40,8 @@ def connect_ranks(
         kinds: The connections between two ranks: HEARTBEATS, and DATA unless another transport carries it.
         log: Receives lines about connections that were dropped.
         seconds: Time limit.
+        keep: If the traffic is sealed, receives the listener, which stays open, and the addresses of all ranks'
+            listeners.
 
     Returns:
         The connections for each of `kinds`.
@@ -73,6 +76,9 @@ def connect_ranks(
                 connections[kind, peer] = listener.take(Purpose(kind, peer, world.rank), deadline)
         data = {peer: joined.socket for (kind, peer), joined in connections.items() if kind == DATA}
         check_packet_sizes(world, data, seconds)
+        if keep and sealed:
+            keep(listener, listening)
+            listener = None
     except CommError:
         for joined in connections.values():  # peers must not wait for this rank
             joined.socket.close()
