@@ -161,10 +161,13 @@ class Reconnection:
             connection.sendall(messages.seal(_RECEIVED.pack(received)))
             there = there or receive_exactly(connection, size, deadline)
             (sent,) = _RECEIVED.unpack(messages.open(bytearray(there)))
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, self._patience_ms)
+            if connects:
+                receive_exactly(connection, 1, deadline)  # the other side reads the new connection
         except (OSError, ValueError, struct.error) as error:
             raise CommError(str(error)) from None
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, self._patience_ms)
-        native.call(lib.ckdist_reconnection_resume, self._native, number, connection.detach(), sent, attempt)
+        last = sent, attempt, not connects
+        native.check(lib.ckdist_reconnection_resume(self._native, number, connection.detach(), *last))
 
     def _pause(self, number: int) -> tuple[int, int]:
         """Ends the use of the old connection. Returns the received bytes, and the number of the attempt."""

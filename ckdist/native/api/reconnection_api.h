@@ -20,9 +20,10 @@ CKDIST_EXPORT int ckdist_reconnection_next(struct ckdist_reconnection* reconnect
 /* Ends the use of a connection. Both ends do so, and exchange the numbers of bytes that they have received. */
 CKDIST_EXPORT int ckdist_reconnection_pause(struct ckdist_reconnection* reconnection, int32_t number,
                                             uint64_t* received, uint64_t* attempt);
-/* Continues over `socket`, and takes it. received: by the peer. Fails if another attempt began since that pause. */
+/* Continues over `socket`, and takes it. received: by the peer. It sends one byte first. mark: the peer's byte is still
+   to come. Fails if another attempt began since that pause. */
 CKDIST_EXPORT int ckdist_reconnection_resume(struct ckdist_reconnection* reconnection, int32_t number, int32_t socket,
-                                             uint64_t received, uint64_t attempt);
+                                             uint64_t received, uint64_t attempt, int32_t mark);
 /* error: of errno, or 0 if the peer has ended. */
 CKDIST_EXPORT int ckdist_reconnection_give_up(struct ckdist_reconnection* reconnection, int32_t number, int32_t error);
 /* *out: 1 if it waits for a new connection, else 0. */

@@ -45,11 +45,12 @@ int ckdist_reconnection_pause(ckdist_reconnection* reconnection, int32_t number,
   });
 }
 int ckdist_reconnection_resume(ckdist_reconnection* reconnection, int32_t number, int32_t fd, uint64_t received,
-                               uint64_t attempt) {
+                               uint64_t attempt, int32_t mark) {
   bool taken = false;
   const int status = reconnection->on(number, [&](SealedSocket& socket) {
     taken = true;
-    socket.resume(fd, received, attempt);
+    socket.resume(fd, received, attempt, mark != 0);
+    socket.send_again(attempt);
   });
   if (!taken) close(fd);
   return status;

@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <netinet/in.h>
+#include <poll.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
@@ -9,6 +10,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cstring>
 
 #include "core/error.h"
@@ -22,6 +24,7 @@ constexpr size_t kLeastIn = 4096, kMostIn = 2 * (Sealer::kMost + Sealer::kExtra)
 constexpr int kRtoMaxMs = 44;                        // TCP_RTO_MAX_MS, from Linux 6.15 on; older kernels refuse it
 constexpr int kMostBetweenRetransmissionsMs = 1000;  // the least that the kernel takes
 constexpr uint64_t kLeastKept = 64 << 10;            // bytes before the kernel is asked which are acknowledged
+constexpr std::chrono::seconds kMostSendingAgain{10};
 constexpr size_t kMostDrained = 256 << 20;           // far more than the kernel holds
 
 void set_retransmission(int fd) {
@@ -105,7 +108,7 @@ void SealedSocket::forget() {
   uint64_t acknowledged = next_;
   if (broken_) {
     int waiting;  // bytes that were handed to the kernel and are not acknowledged
-    if (end_of_records_ - first_ < kLeastKept || ioctl(fd_, TIOCOUTQ, &waiting)) return;
+    if (marks_ || end_of_records_ - first_ < kLeastKept || ioctl(fd_, TIOCOUTQ, &waiting)) return;
     acknowledged -= std::min(next_, uint64_t(std::max(0, waiting)));
   }
   while (at_ > 0 && first_ + records_.front().bytes <= acknowledged) {
@@ -148,6 +151,11 @@ int64_t SealedSocket::whole_record() const {
 }
 
 ssize_t SealedSocket::receive_into(size_t room) {
+  if (marks_) {
+    uint8_t mark;
+    if (const ssize_t n = recv(fd_, &mark, 1, MSG_DONTWAIT); n <= 0) return n;
+    marks_ = false;
+  }
   if (begin_ > 0) std::copy(in_.begin() + ptrdiff_t(begin_), in_.begin() + ptrdiff_t(end_), in_.begin());
   end_ -= begin_, begin_ = 0;
   if (in_.size() - end_ < kLeastIn) in_.resize(std::min(room, std::max(2 * in_.size(), kLeastIn)));
@@ -180,19 +188,23 @@ SealedSocket::Pause SealedSocket::pause() {
   return {received_, ++attempt_};
 }
 
-void SealedSocket::resume(int fd, uint64_t received, uint64_t attempt) {
+void SealedSocket::resume(int fd, uint64_t received, uint64_t attempt, bool mark) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  const bool late = state_ != State::waits || attempt != attempt_, known = received >= first_ && received <= next_;
+  // More than next_ has arrived if the old connection went on while an earlier attempt failed.
+  const bool late = state_ != State::waits || attempt != attempt_;
+  const bool known = received >= first_ && received <= end_of_records_;
   if (!late && known) {
     set_retransmission(fd);
     fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK);
     dup3(fd, fd_, O_CLOEXEC);
+    send(fd_, "", 1, MSG_NOSIGNAL | MSG_DONTWAIT);  // the reader notices a broken connection
+    marks_ = mark;
   }
   close(fd);
   if (late) fail(Status::comm, "a later connection took its place");
   if (!known)
     fail(Status::comm, "it has %llu bytes of %llu, of which the first %llu are no longer kept: a machine between the "
-         "hosts acknowledged them in its place", (unsigned long long)received, (unsigned long long)next_,
+         "hosts acknowledged them in its place", (unsigned long long)received, (unsigned long long)end_of_records_,
          (unsigned long long)first_);
   next_ = first_;
   for (at_ = 0; at_ < records_.size() && next_ + records_[at_].bytes <= received; at_++) next_ += records_[at_].bytes;
@@ -200,6 +212,18 @@ void SealedSocket::resume(int fd, uint64_t received, uint64_t attempt) {
   next_ = received;
   state_ = State::open;
   changed_ = true;
+}
+
+void SealedSocket::send_again(uint64_t attempt) {
+  const auto end = std::chrono::steady_clock::now() + kMostSendingAgain;
+  pollfd room{fd_, POLLOUT, 0};
+  do {
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      if (attempt != attempt_ || state_ != State::open || push()) return;
+    }
+    poll(&room, 1, 1);
+  } while (std::chrono::steady_clock::now() < end);
 }
 
 void SealedSocket::give_up(int error) {

@@ -48,8 +48,12 @@ class SealedSocket {
     uint64_t received, attempt;  // bytes in all; number of the call
   };
   Pause pause();
-  // Takes ownership of `fd`. received: by the peer. Fails if pause() was called again, or if bytes are lost.
-  void resume(int fd, uint64_t received, uint64_t attempt);
+  // Takes ownership of `fd`, and goes on after what the peer has received. It begins with a byte that tells the peer that
+  // this end reads. If `mark` is true, the peer's byte is still to come: until then, nothing counts as acknowledged.
+  // Fails if pause() was called again, or if bytes are lost.
+  void resume(int fd, uint64_t received, uint64_t attempt, bool mark);
+  // Sends all that was written, for some seconds at most: the writer may have nothing else to send for long.
+  void send_again(uint64_t attempt);
   void give_up(int error);  // of errno, for reads; 0: they find the end
 
  private:
@@ -85,6 +89,7 @@ class SealedSocket {
   std::atomic<State> state_{State::open};
   std::atomic<bool> changed_{false}, has_data_{false};
   std::shared_ptr<BrokenSockets> broken_;
+  bool marks_ = false;  // the peer's first byte is still to come
   int number_ = 0, error_ = 0;
   uint64_t attempt_ = 0;
 };
