@@ -122,7 +122,7 @@ def test_a_training_of_two_stages(hosts, tmp_path):
     assert whole.returncode == 0, whole.stderr
     with over_the_link(hosts, "ckdist", "train", str(toml(tmp_path / "cut", ddp_timeout=TIMEOUT, **fields))) as job:
         output = Output(job)
-        wait_for(lambda: (tmp_path / "cut/out/metrics.jsonl").exists(), 60)
+        wait_for((tmp_path / "cut/out/metrics.jsonl").exists, 60)
         reset_often(hosts)
         wait_for(lambda: list((tmp_path / "cut/out").glob("checkpoint-*")), 60)
         assert "restart" not in output.text(), output.text()

@@ -59,7 +59,7 @@ def test_resets_lose_nothing(before, caplog):
     """Data and heartbeats of three ranks, at any moment of 40 sums."""
     done = threading.Event()
 
-    def cut() -> None:
+    def reset_all() -> None:
         for _ in range(CUTS):
             for port in sorted(established() - before):
                 reset(port)
@@ -68,7 +68,7 @@ def test_resets_lose_nothing(before, caplog):
 
     def after(number: int) -> None:
         if number == 2:
-            threading.Thread(target=cut, daemon=True).start()
+            threading.Thread(target=reset_all, daemon=True).start()
 
     with caplog.at_level(logging.WARNING):
         run_threads("aab", lambda world: all_sums(world, 40, after))
@@ -101,7 +101,8 @@ def resumes(listener, secret: bytes, data) -> None:
 
 
 def test_strangers_and_wrong_numbers_resume_nothing(listeners):
-    """Whoever does not know the secret changes nothing. A wrong number with it is refused, and the ranks meet again."""
+    """A stranger without the secret changes nothing. A wrong number with it is refused, and the ranks meet again."""
+
     def after(number: int) -> None:
         listener = listeners[0]
         if number % 4 == 1:

@@ -1,6 +1,7 @@
 """Authenticated TCP connections between every two ranks. The native transport takes them over."""
 
 import ipaddress
+import itertools
 import socket as sockets
 import time
 from collections.abc import Callable, Sequence
@@ -40,8 +41,7 @@ def connect_ranks(
         kinds: The connections between two ranks: HEARTBEATS, and DATA unless another transport carries it.
         log: Receives lines about connections that were dropped.
         seconds: Time limit.
-        keep: If the traffic is sealed, receives the listener, which stays open, and the addresses of all ranks'
-            listeners.
+        keep: If the traffic is sealed, receives this rank's listener, still open, and the addresses of all.
 
     Returns:
         The connections for each of `kinds`.
@@ -67,13 +67,11 @@ def connect_ranks(
             raise ConfigError(f"rank {refused[0][0]}: {refused[0][1]}")
         assert listener is not None  # otherwise this rank is among the refused
         deadline = time.monotonic() + seconds
-        for peer in range(world.rank):
-            for kind in kinds:
-                purpose = Purpose(kind, world.rank, peer)
-                connections[kind, peer] = connect(tuple(listening[peer]), purpose, secret, seconds, address, sealed)
-        for peer in range(world.rank + 1, world.size):
-            for kind in kinds:
-                connections[kind, peer] = listener.take(Purpose(kind, peer, world.rank), deadline)
+        for peer, kind in itertools.product(range(world.rank), kinds):
+            purpose = Purpose(kind, world.rank, peer)
+            connections[kind, peer] = connect(tuple(listening[peer]), purpose, secret, seconds, address, sealed)
+        for peer, kind in itertools.product(range(world.rank + 1, world.size), kinds):
+            connections[kind, peer] = listener.take(Purpose(kind, peer, world.rank), deadline)
         data = {peer: joined.socket for (kind, peer), joined in connections.items() if kind == DATA}
         check_packet_sizes(world, data, seconds)
         if keep and sealed:

@@ -25,7 +25,7 @@ constexpr int kRtoMaxMs = 44;                        // TCP_RTO_MAX_MS, from Lin
 constexpr int kMostBetweenRetransmissionsMs = 1000;  // the least that the kernel takes
 constexpr uint64_t kLeastKept = 64 << 10;            // bytes before the kernel is asked which are acknowledged
 constexpr std::chrono::seconds kMostSendingAgain{10};
-constexpr size_t kMostDrained = 256 << 20;           // far more than the kernel holds
+constexpr size_t kMostDrained = 256 << 20;  // far more than the kernel holds
 
 void set_retransmission(int fd) {
   setsockopt(fd, IPPROTO_TCP, kRtoMaxMs, &kMostBetweenRetransmissionsMs, sizeof kMostBetweenRetransmissionsMs);
@@ -203,9 +203,10 @@ void SealedSocket::resume(int fd, uint64_t received, uint64_t attempt, bool mark
   close(fd);
   if (late) fail(Status::comm, "a later connection took its place");
   if (!known)
-    fail(Status::comm, "it has %llu bytes of %llu, of which the first %llu are no longer kept: a machine between the "
-         "hosts acknowledged them in its place", (unsigned long long)received, (unsigned long long)end_of_records_,
-         (unsigned long long)first_);
+    fail(Status::comm,
+         "it has %llu bytes of %llu, of which the first %llu are no longer kept: a machine between the "
+         "hosts acknowledged them in its place",
+         (unsigned long long)received, (unsigned long long)end_of_records_, (unsigned long long)first_);
   next_ = first_;
   for (at_ = 0; at_ < records_.size() && next_ + records_[at_].bytes <= received; at_++) next_ += records_[at_].bytes;
   offset_ = size_t(received - next_);

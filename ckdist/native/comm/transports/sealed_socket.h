@@ -48,9 +48,9 @@ class SealedSocket {
     uint64_t received, attempt;  // bytes in all; number of the call
   };
   Pause pause();
-  // Takes ownership of `fd`, and goes on after what the peer has received. It begins with a byte that tells the peer that
-  // this end reads. If `mark` is true, the peer's byte is still to come: until then, nothing counts as acknowledged.
-  // Fails if pause() was called again, or if bytes are lost.
+  // Takes ownership of `fd`, and sends all bytes from position `received` on, which the peer has not. First it sends a
+  // byte that shows the peer that this end reads. mark: the peer's byte is still to come. Until then, nothing counts as
+  // acknowledged. Fails if pause() was called again, or if bytes are lost.
   void resume(int fd, uint64_t received, uint64_t attempt, bool mark);
   // Sends all that was written, for some seconds at most: the writer may have nothing else to send for long.
   void send_again(uint64_t attempt);
