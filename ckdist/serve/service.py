@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ckdist import __version__
-from ckdist.engine.messages import pack_tokens, unpack_tokens
+from ckdist.engine.messages import AdapterScales, pack_tokens, unpack_tokens
 from ckdist.engine.queue_place import NO_CLIENT
 from ckdist.errors import EngineError
 from ckdist.serve.accounts import Account, Accounts
@@ -68,7 +68,7 @@ class Service:
         self.kept = ResponseStore(settings.store_seconds)
         self.text = TextWork(settings.model, settings.overrides)
         self.tokenizer: Vocabulary | None = None
-        self.adapter_of_all: tuple[str, float] | None = None  # of POST /lora-adapters, for requests that name none
+        self.adapters_of_all: AdapterScales = ()  # of POST /lora-adapters, for requests that name none
         self.copies: set[str] = set()  # further names of the model that clients have given
         self.draining = False
         self.batches: BatchRunner | None = None  # of --batch-dir
@@ -141,7 +141,7 @@ class Service:
         scores, encodes = str(self.client.model.get("scores", "")), bool(self.client.model.get("encodes"))
         return ModelFacts(
             name, *sizes, settings.strict_fields, scores, encodes, settings.defaults, self.adapters,
-            self.adapter_of_all, settings.special_in_text, names, str(self.client.model.get("rank_template", "")),
+            self.adapters_of_all, settings.special_in_text, names, str(self.client.model.get("rank_template", "")),
         )  # fmt: skip
 
     @property
@@ -163,10 +163,10 @@ class Service:
     @property
     def source(self) -> Source:
         """The name and the fingerprint of the model."""
-        return self._source(None)
+        return self._source(())
 
-    def _source(self, adapter: str | None) -> Source:
-        name = adapter or self.settings.model_name
+    def _source(self, adapters: AdapterScales) -> Source:
+        name = adapters[0][0] if len(adapters) == 1 else self.settings.model_name
         digest = hashlib.blake2b(json.dumps([name, self.known_model]).encode(), digest_size=4)
         return Source(name, f"ckdist-{__version__}-{digest.hexdigest()}")
 
@@ -231,7 +231,7 @@ class Service:
         `form` is the class of the answer. `end` is sent after the last event of a stream.
         """
         tokenizer, run = self.loaded_tokenizer(), self._run(prepared, self._account(request))
-        answer, timeout = form(run, tokenizer, self._source(prepared.adapter)), self.settings.timeout
+        answer, timeout = form(run, tokenizer, self._source(prepared.adapters)), self.settings.timeout
         if prepared.stream:
             return EventStream(answer.events(), lambda: run.progress_at, timeout, self.settings.stall_timeout, end)
         whole = await while_connected(request.receive, answer.whole(), lambda: run.progress_at, timeout)
