@@ -26,6 +26,8 @@ from ckdist.serve.metrics import Metrics
 from ckdist.serve.openai_answer import Source
 from ckdist.serve.problems import Problem
 from ckdist.serve.request_log import MAX_PROMPT_TOKENS, note_run
+from ckdist.serve.requests.adapter_choice import read_adapters
+from ckdist.serve.requests.request_fields import Fields
 from ckdist.serve.response_store import ResponseStore
 from ckdist.serve.run import Run
 from ckdist.serve.saved_slots import SavedSlots, Slot
@@ -97,6 +99,11 @@ class Service:
         return self.client.state == "ready" and self.tokenizer is not None
 
     is_crowded = False  # its engine runs no other model
+
+    def check_model(self, body: dict[str, Any]) -> None:
+        """Raises Problem or RequestError if a request names an unknown adapter. Without adapters, any name is known."""
+        if self.adapters is not None:
+            read_adapters(Fields(body), self.facts)
 
     def cannot_load(self, name: Any) -> bool:  # noqa: ARG002
         """Returns False: its engine has started."""
