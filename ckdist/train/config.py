@@ -178,6 +178,10 @@ class TrainConfig(Settings):
     )
 
     use_rslora: bool = option(False, help="scale LoRA's product by alpha / sqrt(rank) (rsLoRA)")
+    use_dora: bool = option(False, help="train the magnitudes of the rows of adapted matrices too (DoRA)")
+    lora_dropout: float = option(
+        0.0, help="share of the elements of a layer's input that LoRA's matrices do not read in a step", within=(0, 0.99)
+    )
 
     logging_steps: int = option(10, help="steps between lines of metrics.jsonl", within=(1, MAX_STEPS))
     eval_steps: int = option(0, help="steps between validation losses; 0: only at the end", within=(0, MAX_STEPS))
@@ -226,6 +230,12 @@ class TrainConfig(Settings):
             raise ConfigError(f"early_stopping ({self.early_stopping}) needs validation losses: set eval_steps")
         if self.lora_r and not self.model_name_or_path:
             raise ConfigError(f"lora_r ({self.lora_r}) needs a model to continue from: set model_name_or_path")
+        for name in ("use_dora", "lora_dropout") if not self.lora_r else ():
+            if getattr(self, name):
+                raise ConfigError(f"{name} ({getattr(self, name)}) has no effect without lora_r: set lora_r")
+        if self.lora_dropout and (self.method != "sft" or self.use_dora):
+            with_what = "use_dora" if self.use_dora else f"method {self.method}"
+            raise ConfigError(f"lora_dropout ({self.lora_dropout:g}) is not supported with {with_what}: leave it out")
         if self.resume in ("", "latest"):
             raise ConfigError(f"resume ({self.resume!r}) must be auto, never, or a checkpoint's folder")
 

@@ -76,6 +76,8 @@ def _own_batches(config: TrainConfig, mesh: Mesh, source: BatchSource) -> Traini
         raise ConfigError(f"a batch source has no preferences: method {config.method} needs train_file")
     if config.teacher_file:
         raise ConfigError("a batch source has no teacher: teacher_file needs train_file")
+    if config.lora_dropout:
+        raise ConfigError("a batch source has no dropout: lora_dropout needs train_file")
     tokens = config.per_device_train_batch_size * config.max_length
     return TrainingData(OwnBatches(source, mesh.index("dp"), mesh.size("dp"), tokens))
 
@@ -110,6 +112,7 @@ def _file_batches(config: TrainConfig, world: World, mesh: Mesh, tokenizer: Toke
     batches = FileBatches(
         *(rows, mesh.index("dp"), mesh.size("dp"), c.per_device_train_batch_size, c.gradient_accumulation_steps),
         replicas=full_replicas(mesh),
+        dropout_seed=c.seed if c.lora_dropout else None,
     )
     if full_replicas(mesh) > mesh.size("dp"):
         say(
