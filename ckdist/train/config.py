@@ -94,8 +94,9 @@ class TrainConfig(Settings):
 
     optim: str = option(
         "adamw",
-        help="adamw (weight decay decoupled, none on norms and biases), sgd, or muon (matrices; adamw for the rest)",
-        choices=("adamw", "sgd", "muon"),
+        help="adamw (weight decay decoupled, none on norms and biases), adamw_8bit (its moments in 8 bits), adafactor "
+        "(a matrix has means of rows and columns), sgd, or muon (matrices; adamw for the rest)",
+        choices=("adamw", "adamw_8bit", "adafactor", "sgd", "muon"),
     )
     learning_rate: float = option(5e-5, help="peak learning rate", within=(0, 1e3))
     weight_decay: float = option(
@@ -180,7 +181,9 @@ class TrainConfig(Settings):
     use_rslora: bool = option(False, help="scale LoRA's product by alpha / sqrt(rank) (rsLoRA)")
     use_dora: bool = option(False, help="train the magnitudes of the rows of adapted matrices too (DoRA)")
     lora_dropout: float = option(
-        0.0, help="share of the elements of a layer's input that LoRA's matrices do not read in a step", within=(0, 0.99)
+        0.0,
+        help="share of the elements of a layer's input that LoRA's matrices do not read in a step",
+        within=(0, 0.99),
     )
 
     logging_steps: int = option(10, help="steps between lines of metrics.jsonl", within=(1, MAX_STEPS))
@@ -221,9 +224,12 @@ class TrainConfig(Settings):
                 f"{len(self.train_file)} entries: give one for each"
             )
         self._check_method()
-        for name, value in (("zero_stage", 0), ("tensor_parallel_size", 1)) if self.optim == "muon" else ():
+        whole = ("zero_stage", 0), ("tensor_parallel_size", 1)
+        for name, value in () if self.optim in ("adamw", "sgd") else whole:
             if getattr(self, name) != value:
-                raise ConfigError(f"{name} ({getattr(self, name)}) must be {value} for muon: it needs whole matrices")
+                raise ConfigError(
+                    f"{name} ({getattr(self, name)}) must be {value} for {self.optim}: it needs whole matrices"
+                )
         if self.samples and self.pipeline_parallel_size > 1:
             raise ConfigError(f"samples ({self.samples}) need pipeline_parallel_size 1: a rank needs all layers")
         if self.early_stopping and not self.eval_steps:

@@ -43,6 +43,7 @@ from ckdist.train.ranks import TrainingRanks, accumulated_batches, training_mesh
 from ckdist.train.report import Report, StepReport, check_report_to
 from ckdist.train.resumption import changed_settings, check_settings, settings_of
 from ckdist.train.schedule import Schedule
+from ckdist.train.shards import Shaped
 from ckdist.train.training_checkpoint import Folder, SavedTensors, TrainState
 from ckdist.train.training_data import EVAL_ROWS, open_data
 from ckdist.train.training_memory import memory_line, rank_bytes, require
@@ -279,32 +280,39 @@ class Trainer:
         parameters = self.executable.parameters
         self._read(folder / saved.WEIGHTS, "", parameters)
         for name in self.optimizer.state:
-            state = Arena(parameters.shapes)
-            self._read(folder / saved.OPTIMIZER, f"{name}.", state)
+            state = Arena(self.optimizer.state_shapes(name, parameters.shapes))
+            self._read(folder / saved.OPTIMIZER, f"{name}.", state, self._shaped(name))
             self.optimizer.restore(name, state.flat)
         self.optimizer.steps = self.state.updates
 
-    def _read(self, path: Path, prefix: str, into: Arena) -> None:
+    def _shaped(self, state: str) -> Shaped | None:
+        """The shapes of a state's arrays from those of the weights; None if they are equal."""
+        shaped = lambda shapes: self.optimizer.state_shapes(state, shapes)
+        return None if shaped(self.shards.whole_shapes) == self.shards.whole_shapes else shaped
+
+    def _read(self, path: Path, prefix: str, into: Arena, shaped: Shaped | None = None) -> None:
         """Fills `into` with this rank's part of a checkpoint's file. Rank 0 reads it; tensors are named `prefix +
         name`.
         """
         tensors = SavedTensors(path) if self.world.rank == 0 else None
-        for name, shape in self.shards.whole_shapes.items():
+        shapes = self.shards.whole_shapes
+        for name, shape in (shaped(shapes) if shaped else shapes).items():
             whole = np.empty(shape, np.float32) if tensors is None else np.array(tensors(prefix + name, shape))
             if self.communicator is not None:
                 self.communicator.broadcast(whole)
             if name in into:
-                into[name][:] = self.shards.part(name, whole)
+                into[name][:] = whole if shaped else self.shards.part(name, whole)
 
-    def _gathered(self, own: Arena | None) -> Arena | None:
+    def _gathered(self, own: Arena | None, shaped: Shaped | None = None) -> Arena | None:
         """The whole arrays of the first replica on rank 0; None on others."""
         if own is None or self.ranks.mesh.index("dp"):
             return None
-        return self.shards.gather(own, self.ranks.replica)
+        return self.shards.gather(own, self.ranks.replica, shaped)
 
     def _save(self) -> None:
         weights = self._gathered(self.executable.parameters)
-        states = {f"{name}.": self._gathered(self.optimizer.gather(name)) for name in self.optimizer.state}
+        gathered = lambda name: self._gathered(self.optimizer.gather(name), self._shaped(name))
+        states = {f"{name}.": gathered(name) for name in self.optimizer.state}
         whole = {name: arena for name, arena in states.items() if arena is not None}  # all of them on rank 0
         if self.folder is not None and weights is not None:
 

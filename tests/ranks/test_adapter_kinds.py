@@ -40,7 +40,10 @@ def golden(case: str) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         return stored["keys"], found
 
 
-@pytest.mark.parametrize("case, tp, recompute", [*((case, tp, False) for case in CASES for tp in (1, 2)), ("dora", 1, True), ("dropout", 2, True)])
+@pytest.mark.parametrize(
+    "case, tp, recompute",
+    [*((case, tp, False) for case in CASES for tp in (1, 2)), ("dora", 1, True), ("dropout", 2, True)],
+)
 def test_gradients_are_pefts(case, tp, recompute):
     spec, weights = model("qwen2")
     keys, expected = golden(case)
@@ -52,7 +55,9 @@ def test_gradients_are_pefts(case, tp, recompute):
         ranks = open_communicator(world, timeout=20) if tp > 1 else None
         tracer = functools.partial(TrainingTracer, low_rank=lora.low_rank())
         load = lambda name: values[name] if name in values else weights[name]
-        made = executable(spec, 64, load, communicator=ranks, tp=tp, trained=list(values), tracer=tracer, recompute=recompute)
+        made = executable(
+            spec, 64, load, communicator=ranks, tp=tp, trained=list(values), tracer=tracer, recompute=recompute
+        )
         made.zero_grad()
         loss = made.forward_backward(batch)
         parts = {name: made.program.shards.part(name, expected[f"gradient/{name}"]) for name in values}
@@ -67,7 +72,11 @@ def test_gradients_are_pefts(case, tp, recompute):
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory):
-    c = config(tmp_path_factory.mktemp("base"), max_steps=1, model_config=config(tmp_path_factory.mktemp("c")).model_config | {"tie_word_embeddings": False})
+    c = config(
+        tmp_path_factory.mktemp("base"),
+        max_steps=1,
+        model_config=config(tmp_path_factory.mktemp("c")).model_config | {"tie_word_embeddings": False},
+    )
     train(c)
     return f"{c.output_dir}/model"
 
@@ -75,7 +84,10 @@ def base(tmp_path_factory):
 def adapting(base, folder, **fields):
     folder.mkdir(exist_ok=True)
     common = {"model_config": {}, "model_name_or_path": base, "lora_r": 3, "lora_target_modules": ("all-linear",)}
-    return config(folder, **common | {"max_steps": 4, "save_steps": 2, "learning_rate": 1e-2, "per_device_train_batch_size": 4} | fields)
+    return config(
+        folder,
+        **common | {"max_steps": 4, "save_steps": 2, "learning_rate": 1e-2, "per_device_train_batch_size": 4} | fields,
+    )
 
 
 def test_a_mask_does_not_depend_on_the_ranks(base, tmp_path):
@@ -89,7 +101,10 @@ def test_a_mask_does_not_depend_on_the_ranks(base, tmp_path):
     for name, fields in meshes.items():
         c, reports = adapting(base, tmp_path / name, **{"lora_dropout": 0.4} | fields), []
         ranks = 2 if name[-1] == "2" else 1
-        run_threads(ranks, lambda world, c=c, reports=reports: train(c, reports.append if world.rank == 0 else None, world=world))
+        run_threads(
+            ranks,
+            lambda world, c=c, reports=reports: train(c, reports.append if world.rank == 0 else None, world=world),
+        )
         curves[name] = [report.loss for report in reports]
     for name in set(meshes) - {"plain"}:
         np.testing.assert_allclose(curves[name], curves["one"], rtol=2e-6, err_msg=name)
@@ -111,7 +126,9 @@ def test_magnitudes_are_trained_saved_merged_and_not_served(base, tmp_path):
     adapter = f"{c.output_dir}/adapter"
     stored = load_adapter(Path(adapter), open_checkpoint(base).spec, merging=True)
     assert sum(name.endswith(MAGNITUDE) for name in stored.matrices) == 7 * 2
-    with pytest.raises(ModelFileError, match="use_dora is True, which is not supported, .*: merge it with ckdist merge"):
+    with pytest.raises(
+        ModelFileError, match=r"use_dora is True, which is not supported, .*: merge it with ckdist merge"
+    ):
         LLM(base, lora=adapter)
     assert run(["merge", "-m", base, "--lora", adapter, str(tmp_path / "merged"), "--type", "f32"], None) == 0
     merged, steps = replace(c, model_name_or_path=str(tmp_path / "merged"), output_dir=str(tmp_path / "on")), []
@@ -124,15 +141,20 @@ def test_a_merged_adapter_of_peft_has_its_logits():
     merged = MergedWeights(checkpoint, DORA)
     load = lambda name: merged.rows(name, checkpoint.tensors[name], 0, checkpoint.tensors[name].shape[0])
     program = trace(forward, checkpoint.spec, SINGLE, Mesh({"tp": 1}))
-    logits = Interpreter(program, checkpoint.spec, Mesh({"tp": 1}), load).run(np.load(GOLDEN / "qwen2" / "ids.npy")[:24])
+    logits = Interpreter(program, checkpoint.spec, Mesh({"tp": 1}), load).run(
+        np.load(GOLDEN / "qwen2" / "ids.npy")[:24]
+    )
     np.testing.assert_allclose(logits, np.load(DORA / "logits.npy"), atol=2e-5)
 
 
-@pytest.mark.parametrize("fields, message", [
-    ({"lora_r": 0, "use_dora": True}, "use_dora (True) has no effect without lora_r"),
-    ({"lora_dropout": 0.1, "use_dora": True}, "lora_dropout (0.1) is not supported with use_dora"),
-    ({"lora_dropout": 0.1, "method": "dpo"}, "lora_dropout (0.1) is not supported with method dpo"),
-])
+@pytest.mark.parametrize(
+    "fields, message",
+    [
+        ({"lora_r": 0, "use_dora": True}, "use_dora (True) has no effect without lora_r"),
+        ({"lora_dropout": 0.1, "use_dora": True}, "lora_dropout (0.1) is not supported with use_dora"),
+        ({"lora_dropout": 0.1, "method": "dpo"}, "lora_dropout (0.1) is not supported with method dpo"),
+    ],
+)
 def test_what_would_not_be_applied_is_refused(base, tmp_path, fields, message):
     with pytest.raises(ConfigError, match=re.escape(message)):
         adapting(base, tmp_path / "refused", **fields)

@@ -91,7 +91,7 @@ def low_rank_vjp(g: "Emitter", instr: Instr, grads: Gradients, wanted: list[bool
         if wanted[of_a]:
             (results[of_a],) = g.emit("linear_weight_grad", (read, d_low), names=[f"d_{a.name}"])
         if wanted[0]:
-            dx = dropped(*g.emit("linear_grad", (d_low,), (a,), ["d_linear"]))
+            dx = dropped(g.emit("linear_grad", (d_low,), (a,), ["d_linear"])[0])
             results[0] = dx if results[0] is None else g.emit("add", (results[0], dx), names=["d_linear"])[0]
     return results
 

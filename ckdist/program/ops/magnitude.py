@@ -1,4 +1,4 @@
-"""DoRA (Liu et al. 2024, arXiv:2402.09353): a linear's result is scaled by magnitude / norm of its row of W + scale B A.
+"""DoRA (Liu et al. 2024, arXiv:2402.09353): a result is scaled by magnitude / norm of its row of W + scale B A.
 
 As in the paper's section 4.3, the norms are constants for the gradient.
 """
@@ -62,10 +62,10 @@ def infer_magnitude(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
 def magnitude(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
     """Returns the product of the values * magnitude / norms + bias. Either weight may be absent."""
     *values, norms = inputs
-    m, bias = weights
+    (m, bias), has = weights, [weight is not None for weight in attrs["weights"]]
     y = values[0] if len(values) == 1 else values[0] * values[1]
-    y = y * ((1 if m is None else m) / norms)
-    return [y if bias is None else y + bias]
+    y = y * ((m if has[0] else 1) / norms)
+    return [y + bias if has[1] else y]
 
 
 @vjp("magnitude")
