@@ -122,8 +122,9 @@ class TrainConfig(Settings):
 
     method: str = option(
         "sft",
-        help="sft: learn the texts and answers; dpo, orpo or kto: learn from preferences",
-        choices=("sft", "dpo", "orpo", "kto"),
+        help="sft: learn the texts and answers; dpo, orpo or kto: learn from preferences; grpo: learn from rewards of "
+        "sampled answers",
+        choices=("sft", "dpo", "orpo", "kto", "grpo"),
     )
     beta: float = option(0.1, help="dpo, kto: weight of the distance from the model before training; orpo: weight of "
                          "the odds ratio", within=(1e-6, 1e3))  # fmt: skip
@@ -131,6 +132,17 @@ class TrainConfig(Settings):
     rpo_alpha: float = option(0.0, help="dpo: weight of the chosen answers' cross-entropy", within=(0, 1e3))
     desirable_weight: float = option(1.0, help="kto: weight of answers with a true label", within=(0, 1e3))
     undesirable_weight: float = option(1.0, help="kto: weight of answers with a false label", within=(0, 1e3))
+
+    reward: str = option(
+        "exact",
+        help="grpo: exact (1 if an answer is the record's), regex:PATTERN (1 if the last matches in both are equal), or "
+        "FILE.py:FUNCTION, called with the prompt, the answer and the record's answer",
+    )
+    num_generations: int = option(8, help="grpo: answers that are sampled for each prompt", within=(2, 1024))
+    max_completion_length: int = option(256, help="grpo: most tokens of a sampled answer", within=(1, 1 << 20))
+    num_iterations: int = option(1, help="grpo: updates with the answers of one step", within=(1, 64))
+    epsilon: float = option(0.2, help="grpo: ratios of probabilities beyond 1 ± this are clipped", within=(0, 1))
+    kl_coef: float = option(0.0, help="grpo: weight of the divergence from the model before training", within=(0, 1e3))
 
     teacher_file: str = option("", help="file of ckdist distill for this data: the loss follows a teacher")
     teacher_weight: float = option(
@@ -247,14 +259,16 @@ class TrainConfig(Settings):
 
     @property
     def batch_tokens(self) -> int:
-        """Most tokens of a batch. A row of preferences has two sequences."""
-        return self.per_device_train_batch_size * self.max_length * (1 if self.method == "sft" else 2)
+        """Most tokens of a batch. A row of preferences has two sequences, a prompt of GRPO all its answers."""
+        sequences = {"sft": 1, "grpo": self.num_generations}.get(self.method, 2)
+        return self.per_device_train_batch_size * self.max_length * sequences
 
     def _check_method(self) -> None:
         """Raises ConfigError for a setting that the method would ignore."""
         used = {"sft": (), "dpo": ("beta", "loss_type", "rpo_alpha"), "orpo": ("beta",)}
         used["kto"] = ("beta", "desirable_weight", "undesirable_weight")
-        for name in ("beta", "loss_type", "rpo_alpha", "desirable_weight", "undesirable_weight"):
+        used["grpo"] = ("reward", "num_generations", "max_completion_length", "num_iterations", "epsilon", "kl_coef")
+        for name in dict.fromkeys(name for names in used.values() for name in names):
             value, default = getattr(self, name), type(self).__dataclass_fields__[name].default
             if name not in used[self.method] and value != default:
                 raise ConfigError(f"{name} ({value}) has no effect with method {self.method}: leave it out")

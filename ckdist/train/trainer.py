@@ -32,13 +32,13 @@ from ckdist.train.config import TrainConfig
 from ckdist.train.data.batches import FileBatches, OwnBatches, Position, validation_batches
 from ckdist.train.divergence import LostSteps
 from ckdist.train.loss_program import LossProgram
+from ckdist.train.methods import MethodStep, check_method, method_step
 from ckdist.train.model import TrainedModel, open_model, open_tokenizer
 from ckdist.train.model_folder import write_result
 from ckdist.train.native_executable import NativeExecutable
 from ckdist.train.one_f_one_b import bubble
 from ckdist.train.optimizer import Optimizer
 from ckdist.train.pipeline import StepSums, forward_backward
-from ckdist.train.preference_step import PreferenceStep, check_preferences
 from ckdist.train.ranks import TrainingRanks, accumulated_batches, training_mesh
 from ckdist.train.report import Report, StepReport, check_report_to
 from ckdist.train.resumption import changed_settings, check_settings, settings_of
@@ -126,6 +126,7 @@ class Trainer:
         self.folder: Folder | None = None  # on rank 0
         self.report: Report | None = None  # on rank 0
         self.communicator: Communicator | None = None
+        self.preference: MethodStep | None = None
         try:
             self._open(source, make_executable)
         except BaseException as error:
@@ -149,8 +150,7 @@ class Trainer:
         resumed = world.broadcast(str(self.folder.choose(config.resume) or "") if self.folder is not None else None)
         base = resolve(config.model_name_or_path or None, world) or ""
         self.model = open_model(replace(config, model_name_or_path=base))
-        if config.method != "sft":
-            check_preferences(config, self.model.spec)
+        check_method(config, self.model.spec)
         if self.model.checkpoint is not None and world.rank == 0:
             self.model.checkpoint.warn(log)
         if world.local_rank == 0:
@@ -186,12 +186,12 @@ class Trainer:
             self.shards.replicated,
             self.shards.tied,
         )
-        self.preference: PreferenceStep | None = None
         data = open_data(config, world, mesh, self.tokenizer, self.model.tokenizer_folder, source)
         self.batches, self.validation = data.batches, data.validation
         self.state = TrainState(seed=config.seed, data=data.digest)
-        if config.method != "sft":
-            self.preference = PreferenceStep(config, self.executable, self.ranks)
+        update = lambda tokens: self.optimizer.step(self.schedule.rate(self.state.step), tokens)
+        self.preference = method_step(config, self.executable, self.ranks, self.model, self.tokenizer, update)
+        if self.preference is not None:
             self.preference.measure_reference(*data.rows)  # with the weights before training
         self._check_validation()
         self._resume(Path(resumed) if resumed else None)
@@ -389,7 +389,7 @@ class Trainer:
     def _step(self, should_stop: ShouldStop | None) -> tuple[StepReport, bool]:
         """Makes one step. Returns its report, and whether any rank wants to stop after it."""
         began = time.perf_counter()
-        batches = self.batches.take()
+        batches = self.batches.take() if self.preference is None else self.preference.take(self.batches)
         tokens = sum(int((batch.targets >= 0).sum()) for batch in batches)
         every = sum(batch.tokens_to_learn_from() for batch in batches)
         computing = time.perf_counter()
@@ -490,10 +490,9 @@ class Trainer:
         self.close()
 
     def close(self) -> None:
-        """Closes the report, the folder and the communicator."""
-        if self.report is not None:
-            self.report.close()
-        if self.folder is not None:
-            self.folder.close()
+        """Closes the report, the folder, the sampling engine and the communicator."""
+        for own in (self.report, self.folder, self.preference):
+            if own is not None:
+                own.close()
         if self.communicator is not None:
             self.communicator.close()
