@@ -334,7 +334,7 @@ class ServingLowering(Lowering):
             **numbers,
             gate=self.place_of(gate.inputs[0]) if gate is not None else ValueIndex(ABSENT),
             gate_function=GATES[gate.attrs["function"] if gate is not None else "none"],
-            gate_width=gate.outputs[0].dims[-1].elements // gate.inputs[0].dims[-1].elements if gate is not None else 0,
+            gate_width=0 if gate is None else gate.outputs[0].dims[-1].elements // gate.inputs[0].dims[-1].elements,
             sum=sum_,
             normed=kept,
             activations=[*spans, *[NO_SPAN] * (MOST_FORMS - len(spans))],

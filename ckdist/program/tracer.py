@@ -83,7 +83,8 @@ class Tracer(Emitter):
         if axis := ids.dims[0].axis:
             rows, columns = table.dims
             table = Weight(table.name, (replace(rows, axis=self.mesh.without(rows.axis, axis)), columns))
-        return self._emit("embed", (ids,), (table,), **({"eps": eps} if eps else {}))
+        more: dict[str, Any] = {"eps": eps} if eps else {}
+        return self._emit("embed", (ids,), (table,), **more)
 
     @overload
     def linear(
@@ -324,7 +325,7 @@ class Tracer(Emitter):
 
     def gated(self, gate: Value, up: Value, function: str, scale: float = 1.0, limit: float = 0.0) -> Value:
         """function(scale * gate) * up. `limit`: of both factors; 0: none. A gate may be for a whole head."""
-        more = {"gate_scale": scale} if scale != 1.0 else {"limit": limit} if limit else dict[str, Any]()
+        more: dict[str, Any] = {"gate_scale": scale} if scale != 1.0 else {"limit": limit} if limit else {}
         op = "gated" if gate.dims[-1].width == up.dims[-1].width else "gated_heads"
         return self._emit(op, (gate, up), names=["act"], function=function, **more)
 

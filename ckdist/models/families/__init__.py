@@ -1,8 +1,8 @@
 """One file per family. `NAMES` has the names of each in the files of models."""
 
 # File -> words: the family's name, which is a `model_type` too; its `architectures`, which begin with a capital; more
-# types; after a colon the `general.architecture` of its GGUF files, unless that is the name; after an equals sign the file
-# of the family that it is (`variants.py`). A start imports only the file of its model's family.
+# types; after a colon the `general.architecture` of its GGUF files, unless that is the name; after an equals sign the
+# file of the family that it is (`variants.py`). A start imports only the file of its model's family.
 NAMES = {
     "afmoe": "afmoe AfmoeForCausalLM", "arcee": "arcee ArceeForCausalLM",
     "bailing_hybrid": "bailing_hybrid BailingMoeV3ForCausalLM BailingHybridForCausalLM :bailingmoe3",

@@ -9,7 +9,7 @@ from ckdist.models import from_config, limits
 from ckdist.models.families import deepseek_v2, deepseek_v3, glm4_moe_lite, kimi_linear
 from ckdist.models.families.family import GgufForm, GgufHeader, in_layers
 from ckdist.models.fields import Fields
-from ckdist.models.spec import LatentAttention, ModelSpec
+from ckdist.models.spec import LatentAttention, ModelSpec, MoeFfn
 from ckdist.models.state_mixers import GatedDeltaNet
 
 NAME, GGUF = "bailing_hybrid", "bailingmoe3"
@@ -69,7 +69,7 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
             raise f.error(name, f.raw(name), "null or zeros: limits of gates are not supported in this family")
     spec = deepseek_v2.model(NAME, f, outer, deepseek_v3.ROUTING, glm4_moe_lite.dense_layers(f))
     shared = f.integer("moe_shared_expert_intermediate_size", None, high=limits.MAX_FFN)
-    widths = {layer.ffn.shared_size for layer in spec.layers if hasattr(layer.ffn, "shared_size")}
+    widths = {layer.ffn.shared_size for layer in spec.layers if isinstance(layer.ffn, MoeFfn)}
     if shared is not None and widths not in (set(), {shared}):
         raise f.error("moe_shared_expert_intermediate_size", shared, f"that of all shared experts, {widths.pop()}")
     heads, width = f.integer("num_attention_heads", high=limits.MAX_HEADS), f.integer("head_dim", high=1 << 10)
@@ -83,7 +83,7 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
 def with_linear(spec: ModelSpec, net: GatedDeltaNet, linear: list[bool]) -> ModelSpec:
     """The model with linear attention in the layers that `linear` marks, and gates in the others."""
     layers = [
-        replace(layer, mixer=net if is_linear else replace(layer.mixer, gated=True))
+        replace(layer, mixer=net if is_linear or layer.mixer is None else replace(layer.mixer, gated=True))
         for layer, is_linear in zip(spec.layers, linear, strict=True)
     ]
     return replace(spec, family=NAME, layers=tuple(layers))
@@ -115,7 +115,9 @@ def export(spec: ModelSpec, where: str) -> GgufForm:
     made = kimi_linear.export(spec, where)
     values = {name.replace(kimi_linear.GGUF, GGUF, 1): value for name, value in made.metadata.items()}
     own = {"kda.safe_gate": True, "kda.gate_lower_bound": net.decay_floor}
-    own["expert_shared_feed_forward_length"] = next(one.ffn.shared_size for one in reversed(spec.layers))
+    own["expert_shared_feed_forward_length"] = next(
+        (one.ffn.shared_size for one in reversed(spec.layers) if isinstance(one.ffn, MoeFfn)), 0
+    )
     named = {f"{GGUF}.{name}": value for name, value in own.items()}
     gates = {
         f"blk.{i}.attn_gate.weight": f"blk.{i}.ssm_g_a.weight" for i, one in enumerate(spec.layers) if one.mixer is net

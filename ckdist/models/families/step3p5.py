@@ -199,7 +199,7 @@ def export(spec: ModelSpec, where: str) -> GgufForm:
     return replace(made, metadata={**made.metadata, **clamps}, vectors=padded)
 
 
-def without_limits(ffn: DenseFfn | MoeFfn) -> DenseFfn | MoeFfn:
+def without_limits(ffn: DenseFfn | MoeFfn | None) -> DenseFfn | MoeFfn:
     """The feed-forward without limits."""
     return replace(ffn, limits=()) if isinstance(ffn, MoeFfn) else replace(ffn, limit=0.0)
 
