@@ -41,8 +41,9 @@ KEYS = deepseek_v3.KEYS.but(
         "num_shared_experts": "n_shared_experts",
     },
     only={
-        "gated_attention_proj_granularity_type": "head_wise", "moe_router_enable_expert_bias": True, "no_kda_lora": True,
-        "rope_interleave": True, "score_function": "sigmoid", "use_bias": False, "use_qkv_bias": False, "use_rmsnorm": True,
+        "gated_attention_proj_granularity_type": "head_wise", "moe_router_enable_expert_bias": True,
+        "no_kda_lora": True, "rope_interleave": True, "score_function": "sigmoid", "use_bias": False,
+        "use_qkv_bias": False, "use_rmsnorm": True,
     },
     unused=("max_window_layers", "mtp_loss_scaling_factor", "output_dropout", "partial_rotary_factor", "router_dtype",
             "linear_num_heads", "use_qk_norm", "group_norm_size", "rotary_dim"),
@@ -70,7 +71,7 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
     spec = deepseek_v2.model(NAME, f, outer, deepseek_v3.ROUTING, glm4_moe_lite.dense_layers(f))
     shared = f.integer("moe_shared_expert_intermediate_size", None, high=limits.MAX_FFN)
     widths = {layer.ffn.shared_size for layer in spec.layers if isinstance(layer.ffn, MoeFfn)}
-    if shared is not None and widths not in (set(), {shared}):
+    if shared and widths - {shared}:
         raise f.error("moe_shared_expert_intermediate_size", shared, f"that of all shared experts, {widths.pop()}")
     heads, width = f.integer("num_attention_heads", high=limits.MAX_HEADS), f.integer("head_dim", high=1 << 10)
     width = f.integer("linear_head_dim", width, high=1 << 10)

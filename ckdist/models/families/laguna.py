@@ -107,7 +107,7 @@ def local_rotation(header: GgufHeader, n: Sizes, dims: int) -> RopeSpec:
 
 
 def gguf_sizes(header: GgufHeader) -> tuple[Sizes, list[int]]:
-    """Reads the sizes from GGUF metadata, and the query heads of each layer, without layers that predict further tokens."""
+    """Reads the sizes from GGUF metadata, and each layer's query heads, without layers that predict further tokens."""
     f, name = header.fields, "attention.head_count"
     given = f.values.get(name)
     most = int(np.max(given)) if isinstance(given, np.ndarray) and given.size else given

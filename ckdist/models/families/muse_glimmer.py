@@ -71,7 +71,8 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
     )
     return n.model(
         NAME, made, from_config.rotations(f, n), from_config.tied(f, outer), embedding_eps=n.norm_eps,
-        logit_scale=f.number("output_multiplier", high=1e6), logit_soft_cap=gemma2.soft_cap(f, "final_logit_softcapping"),
+        logit_scale=f.number("output_multiplier", high=1e6),
+        logit_soft_cap=gemma2.soft_cap(f, "final_logit_softcapping"),
     )  # fmt: skip
 
 
@@ -91,7 +92,7 @@ def gguf(header: GgufHeader) -> ModelSpec:
 
 
 def export(spec: ModelSpec, where: str) -> GgufForm:
-    """Returns the GGUF metadata of a model. Raises ArchitectureError for what its readers do not have."""
+    """Returns the GGUF metadata of a model. Raises ArchitectureError for a form that llama.cpp does not have."""
     from ckdist.models import to_gguf
 
     mixers = [layer.attention for layer in spec.layers]

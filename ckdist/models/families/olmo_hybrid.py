@@ -27,8 +27,8 @@ KEYS = olmo2.KEYS.but(
     },
     nulls={"num_key_value_heads": None},
     only={"linear_use_gate": True},
-    unused=("fla_hybrid_attention_indices", "linear_a_log_max", "linear_a_log_min", "linear_dt_init_floor", "linear_dt_max",
-            "linear_dt_min"),
+    unused=("fla_hybrid_attention_indices", "linear_a_log_max", "linear_a_log_min", "linear_dt_init_floor",
+            "linear_dt_max", "linear_dt_min"),
 )  # fmt: skip
 
 

@@ -48,12 +48,13 @@ KEYS = ConfigKeys(
     nulls={"sliding_window": None},
     only={
         "att_impl_type": "GQA", "moe_every_n_layer": 1, "moe_router_activation": "sigmoid", "norm_expert_weight": True,
-        "sink": False, "use_head_wise_attn_gate": True, "use_moe": True, "use_moe_router_bias": True, "use_qk_norm": True,
-        "zero_centered": True,
+        "sink": False, "use_head_wise_attn_gate": True, "use_moe": True, "use_moe_router_bias": True,
+        "use_qk_norm": True, "zero_centered": True,
     },
     unused=(
         *("moe_layer_offset", "mtp_layer_types", "mtp_mlp_layer_types", "need_fp32_gate", "per_layer_config"),
-        *("use_rope_layers", "yarn_only_types", "max_seq_len", "understand_projector_stride", "image_token_len", "patch_token_len"),
+        *("use_rope_layers", "yarn_only_types", "max_seq_len", "understand_projector_stride", "image_token_len"),
+        "patch_token_len",
     ),
 )  # fmt: skip
 
@@ -79,7 +80,7 @@ def swiglu_limits(f: Fields, name: str, count: int) -> list[float]:
 
 
 def feed_forwards(dense: DenseFfn, moe: MoeFfn, sparse: list[bool], *by_layer: list[float]) -> list[DenseFfn | MoeFfn]:
-    """Makes the feed-forward of each layer. `by_layer`: limits of routed experts, and of shared ones and dense layers."""
+    """Makes each layer's feed-forward. `by_layer`: limits of routed experts, and of shared ones and dense layers."""
     return [
         replace(moe, limits=(routed, shared) if routed or shared else ()) if is_sparse else replace(dense, limit=shared)
         for is_sparse, routed, shared in zip(sparse, *by_layer, strict=True)
@@ -199,9 +200,11 @@ def export(spec: ModelSpec, where: str) -> GgufForm:
     return replace(made, metadata={**made.metadata, **clamps}, vectors=padded)
 
 
-def without_limits(ffn: DenseFfn | MoeFfn | None) -> DenseFfn | MoeFfn:
+def without_limits(ffn: DenseFfn | MoeFfn | None) -> DenseFfn | MoeFfn | None:
     """The feed-forward without limits."""
-    return replace(ffn, limits=()) if isinstance(ffn, MoeFfn) else replace(ffn, limit=0.0)
+    if isinstance(ffn, DenseFfn):
+        return replace(ffn, limit=0.0)
+    return ffn and replace(ffn, limits=())
 
 
 MOE = {

@@ -42,10 +42,10 @@ enum ckdist_inference_step_kind {
    the batch's embeddings, without a table. */
 enum ckdist_embed_by { ckdist_embed_by_id, ckdist_embed_by_position, ckdist_embed_by_type, ckdist_embed_by_place };
 
-/* out = scale * rows of the table's shards, or with eps > 0 scale * row / sqrt(mean(row^2) + eps); zeros for ids of another rank's part of the vocabulary.
-   by: enum ckdist_embed_by.
-   added: a matrix whose row of the token's type is added; -1: none.
-   waves: enum ckdist_rope_table; instead of rows, the sines and then the cosines of the token's angles. */
+/* out = scale * rows of the table's shards, or with eps > 0 scale * row / sqrt(mean(row^2) + eps); zeros for ids of
+   another rank's part of the vocabulary. by: enum ckdist_embed_by. added: a matrix whose row of the token's type is
+   added; -1: none. waves: enum ckdist_rope_table; instead of rows, the sines and then the cosines of the token's
+   angles. */
 struct ckdist_embed_step {
   struct ckdist_step step;
   int32_t out, by, added, waves;
@@ -241,9 +241,9 @@ struct ckdist_sum_squares_step {
    corrects: the gated delta rule. q and k are divided by their lengths; q is multiplied by scale. beta = beta_scale *
    sigmoid(b).
    Else Mamba-2: beta = softplus(dt_scale * a + dt_bias), from dt_low to dt_high; b is unused.
-   The state's factor is exp(-exp(a_log) * softplus(a + dt_bias)), or exp(-exp(a_log) * beta) of Mamba-2. With by_row and
-   decay_floor < 0 it is exp(decay_floor * sigmoid(exp(a_log) * (a + dt_bias))).
-   out = rms_norm(q applied to the updated state + skip * v) * gate(gate_scale * z). */
+   The state's factor is exp(-exp(a_log) * softplus(a + dt_bias)), or exp(-exp(a_log) * beta) of Mamba-2. With by_row
+   and decay_floor < 0 it is exp(decay_floor * sigmoid(exp(a_log) * (a + dt_bias))). out = rms_norm(q applied to the
+   updated state + skip * v) * gate(gate_scale * z). */
 struct ckdist_delta_rule_step {
   struct ckdist_step step;
   int32_t q, k, v, z, b, a, out;

@@ -91,7 +91,7 @@ def activate(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs
 
 
 def _function(x: np.ndarray, name: str) -> np.ndarray:
-    """tanh, ReLU (squared), SiLU, sigmoid, softplus, GELU, or its tanh form (Hendrycks & Gimpel 2016, arXiv:1606.08415)."""
+    """ReLU (squared), SiLU, sigmoid, softplus, tanh, GELU or its tanh form (Hendrycks & Gimpel, arXiv:1606.08415)."""
     if name == "relu2":
         return np.maximum(x, 0) ** 2
     if name == "softplus":

@@ -35,7 +35,7 @@ def infer_embed(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
 
 @op("embed", infer_embed)
 def embed(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
-    """Rows of the table. Ids in another rank's shard of the vocabulary get zeros. With `eps`: row / sqrt(mean(row^2) + eps)."""
+    """Rows of the table. Ids in another rank's shard get zeros. With `eps`: row / sqrt(mean(row^2) + eps)."""
     (ids,), (table,) = inputs, weights
     begin, end = context.share(attrs["weights"][0].dims[0])
     mine = (ids >= begin) & (ids < end)

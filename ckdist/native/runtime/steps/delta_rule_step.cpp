@@ -115,9 +115,10 @@ struct DeltaRule : Carved<DeltaRule, StepRun<Inference, ckdist_delta_rule_step>>
     const int64_t first = int64_t{item.head} * width, to = int64_t{t} * width;
     const float* const a = state_row(*this, step.a, token) + first;
     for (int i = 0; i < width; i++) {
-      const float rate = step.decay_floor < 0.f
-                             ? step.decay_floor / (1.f + std::exp(-a_factor * (a[i] + r.vector(step.dt_bias)[first + i])))
-                             : -a_factor * softplus(a[i], first + i);
+      const float rate =
+          step.decay_floor < 0.f
+              ? step.decay_floor / (1.f + std::exp(-a_factor * (a[i] + r.vector(step.dt_bias)[first + i])))
+              : -a_factor * softplus(a[i], first + i);
       const float factor = here.decay[to + i] = std::exp(rate);
       here.decayed_q[to + i] = here.q[to + i] * factor;
       here.decayed_k[to + i] = here.k[to + i] * factor;

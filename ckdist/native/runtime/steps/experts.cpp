@@ -351,8 +351,8 @@ struct Experts : Carved<Experts, StepRun<Inference, ckdist_experts_step>> {
     add_bias(set.gate_bias, bias, columns, count, gate, scratch_stride);
     add_bias(set.up_bias, bias, columns, count, up, scratch_stride);
     for (int64_t row = 0; row < count; row++)
-      r.kernels.elementwise.gated(GateFunction(set.function), gate + row * scratch_stride,
-                                  up + row * scratch_stride, columns, joined + row * stride + from);
+      r.kernels.elementwise.gated(GateFunction(set.function), gate + row * scratch_stride, up + row * scratch_stride,
+                                  columns, joined + row * stride + from);
   }
 
   // Multiplies rows of x by tiles of one expert's matrix. y[row][0] belongs to the first row of the first tile.
