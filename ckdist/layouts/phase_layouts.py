@@ -111,6 +111,8 @@ def _layouts(config: EngineConfig, world: World, spec: ModelSpec | None) -> tupl
             apart = f"{spec.family} norms groups of heads together, which needs sums over hosts"
         elif not apart and spec is not None and any(isinstance(layer.mixer, LatentAttention) for layer in spec.layers):
             apart = f"{spec.family} has latent attention, and each host caches all its tokens"
+        elif not apart and spec is not None and spec.streams is not None:
+            apart = f"{spec.family} has keys that all heads share, and each host caches all its tokens"
         elif not apart and config.pipeline_parallel_size > 1:
             apart = "a stage is on several hosts"
     elif config.transport != "auto":

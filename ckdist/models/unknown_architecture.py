@@ -9,7 +9,6 @@ from ckdist.models.families.family import Family
 _SHOWN = 3
 _MISSING = {  # beginning of a name, as `_stem` returns it -> the part that ckdist does not have
     "bailinghybrid": "the bounded decay of KDA and gates of latent attention",
-    "deepseekv4": "compressed caches and hyper-connections",
     "glm5next": "hyper-connections and an indexer over pooled keys",
     "jamba": "the selective scan of Mamba-1",
     "laguna": "softplus gates of heads",
