@@ -5,17 +5,21 @@ DeepSeek-AI 2026. The layer that predicts further tokens is left out.
 
 from dataclasses import replace
 
+import numpy as np
+
 from ckdist.models import from_config, limits, rope
 from ckdist.models.compressed_fields import CompressedAttention, HyperConnections
 from ckdist.models.config_keys import ConfigKeys
-from ckdist.models.families.family import SAFETENSORS_EXPERTS, SHARED_EXPERTS, Family, GgufWriter, TensorNames
-from ckdist.models.families.family import in_layers, numbered
+from ckdist.models.families import deepseek_v32
+from ckdist.models.families.family import GGUF_EXPERTS, SAFETENSORS_EXPERTS, SHARED_EXPERTS, Family, GgufHeader
+from ckdist.models.families.family import GgufWriter, in_layers, numbered
 from ckdist.models.fields import Fields
 from ckdist.models.indexer import Indexer
 from ckdist.models.spec import LayerSpec, ModelSpec, MoeFfn, RopeSpec
 from ckdist.program.routing import Routing
 
 NAME, SPARSE, HEAVY = "deepseek_v4", "compressed_sparse_attention", "heavily_compressed_attention"
+LIMIT = 10.0  # of the inputs of experts' gates
 KINDS = {0: "sliding_attention", 4: SPARSE, 128: HEAVY}  # by `compress_ratios`
 KEYS = ConfigKeys(
     {
@@ -45,20 +49,17 @@ KEYS = ConfigKeys(
         "sliding_window": 128,
     },
     aliases={"num_local_experts": "n_routed_experts"},
-    only={"norm_topk_prob": True, "num_key_value_heads": 1, "swiglu_limit": 10.0, "topk_method": "noaux_tc"},
+    only={"norm_topk_prob": True, "swiglu_limit": LIMIT, "topk_method": "noaux_tc"},
     unused=("compress_rates", "expert_dtype", "intermediate_size", "num_hash_layers"),  # if other fields say the same
 )
 
 
 def rotation(f: Fields, n: from_config.Sizes, dims: int, name: str, theta: str) -> RopeSpec:
-    """The rotation of layers with entries ("compress"), or without ("main"), which is never scaled."""
-    given = f.sub("rope_parameters")
-    nested = given.has(name)
-    values = dict(given.sub(name).values) if nested else {**given.values, "rope_theta": f.number(theta, low=1.0)}
-    if not nested and name == "main":
-        values = {"rope_theta": values["rope_theta"]}
-    values = {"attention_factor": 1.0, **values, "partial_rotary_factor": 1.0}
-    return rope.from_fields(Fields(values, f.where), rope.RopeShape(dims, n.max_position, 1e4, None, True), f)
+    """The rotation of layers with entries ("compress"), or without ("main"), which only newer files can scale."""
+    given, usual = f.sub("rope_parameters"), f.number(theta, low=1.0)
+    own = given.sub(name) if given.has(name) else given if name == "compress" else Fields({}, f.where)
+    made = rope.from_fields(own, rope.RopeShape(n.head_dim, n.max_position, usual, dims / n.head_dim, True), f)
+    return replace(made, magnitude=own.number("attention_factor", 1.0, high=1e3))
 
 
 def kinds(f: Fields, count: int) -> list[str]:
@@ -76,9 +77,15 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
     n = from_config.sizes(f)
     if f.flag("attention_bias"):
         raise f.error("attention_bias", True, "false: biases of compressed attention are not supported")
+    if n.num_kv_heads != 1:
+        raise f.error("num_key_value_heads", n.num_kv_heads, "1: all heads share one key")
     size = lambda name, high: f.integer(name, high=high)
-    part = f.number("partial_rotary_factor", 64 / 512, high=1.0)
-    dims = f.integer("qk_rope_head_dim", int(n.head_dim * part), high=n.head_dim)
+    name = "qk_rope_head_dim"
+    dims = f.integer(name, n.head_dim // 8, high=n.head_dim)
+    if int(n.head_dim * (part := f.number("partial_rotary_factor", dims / n.head_dim, high=1.0))) != dims:
+        if f.has(name):
+            raise f.error(name, dims, f"{part:g} * {n.head_dim}, as partial_rotary_factor says")
+        dims = int(n.head_dim * part)
     ranks = size("q_lora_rank", limits.MAX_WIDTH), size("o_groups", limits.MAX_HEADS), size("o_lora_rank", limits.MAX_WIDTH)
     window, rates = size("sliding_window", limits.MAX_POSITION), f.sub("compress_rates")
     plain = CompressedAttention(n.num_heads, n.head_dim, dims, *ranks, window, "local")
@@ -94,29 +101,91 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
         raise f.error("scoring_func", scores, "sqrtsoftplus")
     routing = Routing(6, "sqrt_softplus", scale=f.number("routed_scaling_factor", high=1e6))
     shared = f.integer("n_shared_experts", low=1, high=1) * f.integer("moe_intermediate_size", high=limits.MAX_FFN)
-    best = from_config.experts(
+    ffn = from_config.experts(
         f, "n_routed_experts", "moe_intermediate_size", routing, correction_bias=True, shared_size=shared
     )
-    best = replace(best, activation="clamped_silu")
-    hashed = replace(best, correction_bias=False, hashed=n.vocab_size)
+    if ffn.activation != "silu":
+        raise f.error("hidden_act", f.text("hidden_act"), "silu: its limits are built in")
     given = from_config.layer_kinds(f, n.num_layers, ("hash_moe", "moe"), "mlp_layer_types")
-    by_id = range(f.integer("num_hash_layers", low=0, high=limits.MAX_LAYERS)) if given is None else ()
-    ffns: list[MoeFfn] = [hashed if (given[i] == "hash_moe" if given else i in by_id) else best for i in range(n.num_layers)]
-    layers = [LayerSpec(of_kind[kind], ffn) for kind, ffn in zip(kinds(f, n.num_layers), ffns, strict=True)]
+    first = range(f.integer("num_hash_layers", low=0, high=limits.MAX_LAYERS)) if given is None else ()
+    by_id = [i in first if given is None else given[i] == "hash_moe" for i in range(n.num_layers)]
     ropes = {
         "global": rotation(f, n, dims, "compress", "compress_rope_theta"),
         "local": rotation(f, n, dims, "main", "rope_theta"),
     }
-    streams = HyperConnections(
-        f.integer("hc_mult", low=1, high=8), f.integer("hc_sinkhorn_iters", high=1000), f.number("hc_eps", high=1.0)
+    mixers = [of_kind[kind] for kind in kinds(f, n.num_layers)]
+    return model(n, mixers, ffn, by_id, ropes, from_config.tied(f, outer), streams(f, "hc_mult", "hc_sinkhorn_iters", "hc_eps"))
+
+
+def streams(f: Fields, count: str, iterations: str, eps: str) -> HyperConnections:
+    """Reads the residual streams."""
+    return HyperConnections(f.integer(count, high=8), f.integer(iterations, high=1000), f.number(eps, high=1.0))
+
+
+def model(
+    n: from_config.Sizes,
+    mixers: list[CompressedAttention],
+    ffn: MoeFfn,
+    by_id: list[bool],
+    ropes: dict[str, RopeSpec],
+    tied: bool,
+    streams: HyperConnections,
+) -> ModelSpec:
+    """Makes a model. `by_id`: whether each layer chooses experts by token ids."""
+    best = replace(ffn, activation="clamped_silu")
+    hashed = replace(best, correction_bias=False, hashed=n.vocab_size)
+    layers = [LayerSpec(mixer, hashed if own else best) for mixer, own in zip(mixers, by_id, strict=True)]
+    return n.model(NAME, layers, ropes, tied, streams=streams)
+
+
+def gguf(header: GgufHeader) -> ModelSpec:
+    """Reads GGUF metadata."""
+    from ckdist.models import from_gguf
+
+    f, n = header.fields, from_gguf.sizes(header)
+    size = lambda name, high: f.integer(name, high=high)
+    ratios = f.values.get("attention.compress_ratios")
+    given = list(map(int, ratios)) if isinstance(ratios, list | np.ndarray) else []
+    if len(given) < n.num_layers or any(ratio not in KINDS for ratio in given):
+        raise f.error("attention.compress_ratios", given, f"{n.num_layers} of 0, 4 and 128")
+    for name in ("swiglu_clamp_exp", "swiglu_clamp_shexp"):
+        if f.has(name) and (np.asarray(f.values[name]) != LIMIT).any():
+            raise f.error(name, np.unique(f.values[name])[:8].tolist(), f"{LIMIT:g} in all layers")
+    dims = f.integer("rope.dimension_count", high=n.head_dim)
+    sizes = (f"attention.{name}" for name in ("q_lora_rank", "output_group_count", "output_lora_rank", "sliding_window"))
+    ranks = (size(name, limits.MAX_WIDTH) for name in sizes)
+    plain = CompressedAttention(n.num_heads, n.head_dim, dims, *ranks, "local")
+    indexer = deepseek_v32.gguf_indexer(f, "global")
+    of_ratio = lambda ratio: replace(
+        plain, rope="global", ratio=ratio, overlap=ratio == 4, indexer=indexer if ratio == 4 else None
     )
-    return n.model(NAME, layers, ropes, from_config.tied(f, outer), streams=streams)
+    ffn = from_gguf.experts(header, Routing(6, "sqrt_softplus", scale=1.5), shared=True)
+    if ffn.routing.scores != "sqrt_softplus" or not ffn.routing.renormalise:
+        raise f.error("expert_gating_func", ffn.routing.scores, "4 (sqrt_softplus), with expert_weights_norm true")
+    hashed = f.integer("hash_layer_count", low=0, high=n.num_layers)
+    theta = f.number("attention.compress_rope_freq_base", 160000.0, low=1.0)
+    scaled = replace(header, fields=Fields({**f.values, "rope.freq_base": theta}, f.where, f.prefix))
+    main = rope.plain(dims, f.number("rope.freq_base", 1e4, low=1.0)).astype(np.float32)
+    ropes = {
+        "global": replace(from_gguf.rotation(scaled, n, partial=True, interleaved=True), magnitude=1.0),
+        "local": RopeSpec(main, interleaved=True, theta=f.number("rope.freq_base", 1e4, low=1.0)),
+    }
+    mixers = [of_ratio(ratio) if ratio else plain for ratio in given[: n.num_layers]]
+    of_streams = streams(f, *(f"hyper_connection.{name}" for name in ("count", "sinkhorn_iterations", "epsilon")))
+    by_id = [i < hashed for i in range(n.num_layers)]
+    return model(n, mixers, replace(ffn, correction_bias=True), by_id, ropes, from_gguf.tied(header), of_streams)
 
 
 def windows(stored: str, weights: str) -> dict[str, str]:
     """Names of what makes entries."""
     parts = {"wkv": "kv_proj", "wgate": "gate_proj", "ape": "position_bias", "norm": "kv_norm"}
     return {f"{stored}.{name}": f"{weights}.{part}" for name, part in parts.items()}
+
+
+def gguf_windows(stored: str, weights: str) -> dict[str, str]:
+    """Names of what makes entries, in GGUF."""
+    parts = {"kv": "kv_proj", "gate": "gate_proj", "ape.weight": "position_bias", "norm": "kv_norm"}
+    return {f"{stored}_compressor_{name}": f"{weights}.{part}" for name, part in parts.items()}
 
 
 OF_LAYER = {
@@ -142,10 +211,29 @@ OF_LAYER = {
     **numbered("ffn.experts", "mlp.experts"),
     **numbered("ffn.shared_experts", "mlp.shared_expert"),
 }
+HC = {f"hc_{part}_{name}.weight": f"{part}_hc.{name}" for part in ("attn", "ffn") for name in ("fn", "base", "scale")}
+OF_BLOCK = {
+    **HC,
+    "attn_sinks.weight": "self_attn.sinks",
+    "attn_q_a_norm": "self_attn.q_a_norm",
+    "attn_kv": "self_attn.kv_proj",
+    "attn_kv_a_norm": "self_attn.kv_norm",
+    **{name: f"self_attn.{part}_proj" for name, part in (("attn_q_a", "q_a"), ("attn_q_b", "q_b"))},
+    **{f"attn_output_{part}": f"self_attn.o_{part}_proj" for part in "ab"},
+    **gguf_windows("attn", "self_attn.compressor"),
+    **gguf_windows("indexer", "self_attn.compressor.indexer"),
+    "indexer.attn_q_b": "self_attn.compressor.indexer.q_b_proj",
+    "indexer.proj": "self_attn.compressor.indexer.scorer.weights_proj",
+    "ffn_gate_tid2eid.weight": "mlp.gate.tid2eid",
+}
 FAMILY = Family(
     config,
-    TensorNames(),
-    GgufWriter(refused="GGUF readers do not have its architecture"),
+    GGUF_EXPERTS.but({
+        **in_layers("blk", OF_BLOCK),
+        **{f"output_hc_{name}.weight": f"model.hc_head.hc_{name}" for name in ("fn", "base", "scale")},
+    }),
+    GgufWriter(refused="its tables of experts by token are whole numbers, which are not written"),
+    gguf,
     keys=KEYS,
     safetensors=SAFETENSORS_EXPERTS.but({
         **in_layers("model.layers", {**SHARED_EXPERTS, **OF_LAYER}),

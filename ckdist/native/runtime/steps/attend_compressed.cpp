@@ -56,10 +56,12 @@ struct AttendCompressed : Carved<AttendCompressed, AttentionRun<AttendCompressed
     }
     int64_t gathered = -1, count = 0;
     const int groups = layer().kv_heads;
-    r.for_each_item(thread, index, r.batch.tokens * groups, [&](int64_t i) {
+    const auto work = [&](int64_t i) {
       if (i / groups != gathered) gathered = i / groups, count = gather(token_of(gathered), gathered);
       attend(token_of(gathered), gathered, int(i % groups), count);
-    });
+    };
+    if (r.batch.tokens == r.batch.sequences) r.take_items(thread, index, r.batch.tokens * groups, work);
+    else r.for_each_item(thread, index, r.batch.tokens * groups, work);
     r.finish(thread, index, step.out, r.batch.tokens);
   }
 
