@@ -15,7 +15,11 @@ struct SelectEntries : Carved<SelectEntries, AttentionRun<SelectEntries, ckdist_
   static int64_t most_entries(const Inference& r, const Fields& step) {
     return blocks_of(r.program.context_length / step.entries.ratio) * kBlockTokens;
   }
-  static int width(const Inference& r, const Fields& step) { return int(r.value(step.q).width) / step.heads; }
+  static int width(const Inference& r, const Fields& step) {
+    const ckdist_layer& layer = r.program.layers[step.layer];
+    const CacheArrays arrays{layer.arrays, layer.array_count};
+    return arrays.at(ckdist_array_index_rows).width / (step.entries.overlap ? 4 : 2);
+  }
   static CacheShape shape(const Inference& r, const Fields& step) {
     const int n = width(r, step);
     return {KvType::f32, KvType::f32, n, n, true};
