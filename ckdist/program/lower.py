@@ -72,8 +72,7 @@ class ServingLowering(Lowering):
     ):
         super().__init__(mesh, max_tokens)
         self.begin(program)
-        streams = any(instr.op == "mix_streams" for instr in program.instrs)  # a row of these reads all of a token's sums
-        self.stored, self.host_rows, self.prompts = stored, host_rows and not streams, prompts
+        self.stored, self.host_rows, self.prompts = stored, host_rows, prompts
         self.of_hosts: set[ValueIndex] = set()  # buffers with the rows of this host only
         self.by_host: set[str] = set()  # values whose activations have the rows of this host only
         self.formats, self.block_columns = formats, block_columns
