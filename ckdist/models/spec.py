@@ -210,7 +210,9 @@ class CrossAttention:
     replaces_stream: bool = False  # as in `Norms`, for the norm before this part
 
 
-Mixer: TypeAlias = "Attention | LatentAttention | GatedDeltaNet | GatedConv | Mamba2 | AttentionAndMamba | CompressedAttention"
+Mixer: TypeAlias = (
+    "Attention | LatentAttention | GatedDeltaNet | GatedConv | Mamba2 | AttentionAndMamba | CompressedAttention"
+)
 
 
 @dataclass(frozen=True)
@@ -295,8 +297,10 @@ class ModelSpec:
     @property
     def shares_layers(self) -> bool:
         """Whether layers read more than one value of earlier ones: caches, inputs made before the first, streams."""
-        return self.layer_inputs is not None or self.streams is not None or any(
-            isinstance(layer.mixer, Attention) and layer.mixer.source is not None for layer in self.layers
+        return (
+            self.layer_inputs is not None
+            or self.streams is not None
+            or any(isinstance(layer.mixer, Attention) and layer.mixer.source is not None for layer in self.layers)
         )
 
     @property

@@ -11,7 +11,7 @@ from ckdist.program.tracer import Tracer
 
 
 def grouped_heads(sharding: Sharding, a: CompressedAttention) -> Dim:
-    """The heads, of which those of a group stay together."""
+    """The heads. Those of a group stay together."""
     return Dim("heads", a.num_heads, a.head_dim, sharding.axis("heads"), a.num_heads // a.groups)
 
 
@@ -53,7 +53,9 @@ def compressed_attention(
     if i := a.indexer:
         of_index = windows(f"{compressor}.indexer", "index", i.head_dim)
         index_heads = Dim("index_heads", i.num_heads, i.head_dim)
-        of_rows["index_w"] = w(f"{compressor}.indexer.scorer.weights_proj.weight", replace(index_heads, width=1), hidden)
+        of_rows["index_w"] = w(
+            f"{compressor}.indexer.scorer.weights_proj.weight", replace(index_heads, width=1), hidden
+        )
         low.append(w(f"{compressor}.indexer.q_b_proj.weight", index_heads, rank))
     q_a, *made = g.linears(x, list(of_rows.values()), names=list(of_rows))
     normed = g.rms_norm(q_a, w("q_a_norm.weight", rank), eps)
@@ -64,9 +66,7 @@ def compressed_attention(
     if a.indexer:
         *made, index_kv, index_gate, index_w, of_queries = made
         operands = of_queries, index_w, index_kv, index_gate
-        listed = g.stateful(
-            "select_entries", operands, of_index, ["entries"], index_top_k=a.indexer.top_k, **attrs
-        )
+        listed = g.stateful("select_entries", operands, of_index, ["entries"], index_top_k=a.indexer.top_k, **attrs)
     own = replace(q.dims[-1], width=1)
     norms = w("kv_norm.weight", Dim("norm", a.head_dim)), w("sinks", own)
     (o,) = g.stateful(

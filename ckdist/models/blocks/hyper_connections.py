@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 
 from ckdist.layout import Dim
+from ckdist.models.blocks.attention import all_rows
 from ckdist.models.blocks.moe import moe_ffn
 from ckdist.models.compressed_fields import HyperConnections
 from ckdist.models.decoder import feed_forward, mix
-from ckdist.models.blocks.attention import all_rows
 from ckdist.models.spec import ModelSpec, MoeFfn
 from ckdist.program.program import Value
 from ckdist.program.tracer import Tracer
@@ -34,7 +34,7 @@ def run_streams(g: Tracer, ids: Value, x: Value, spec: ModelSpec, c: HyperConnec
 def mixed(
     g: Tracer, y: Value, before: Sequence[Value], spec: ModelSpec, c: HyperConnections, path: str, last: bool = False
 ) -> tuple[Value, ...]:
-    """Adds y to the streams, and mixes them. Returns what the next part reads, the streams, and their coefficients."""
+    """Adds y to the streams. Returns the input of the next part, the streams, and their coefficients."""
     parts, streams = c.count if last else c.count * (c.count + 2), c.count * y.dims[-1].elements
     weight = lambda name, size: g.weight(path + name, Dim(name, size))
     weights = weight("fn", parts * streams), weight("base", parts), weight("scale", 1 if last else 3)

@@ -11,8 +11,16 @@ from ckdist.models import from_config, limits, rope
 from ckdist.models.compressed_fields import CompressedAttention, HyperConnections
 from ckdist.models.config_keys import ConfigKeys
 from ckdist.models.families import deepseek_v32
-from ckdist.models.families.family import GGUF_EXPERTS, SAFETENSORS_EXPERTS, SHARED_EXPERTS, Family, GgufHeader
-from ckdist.models.families.family import GgufWriter, in_layers, numbered
+from ckdist.models.families.family import (
+    GGUF_EXPERTS,
+    SAFETENSORS_EXPERTS,
+    SHARED_EXPERTS,
+    Family,
+    GgufHeader,
+    GgufWriter,
+    in_layers,
+    numbered,
+)
 from ckdist.models.fields import Fields
 from ckdist.models.indexer import Indexer
 from ckdist.models.spec import LayerSpec, ModelSpec, MoeFfn, RopeSpec
@@ -86,7 +94,7 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
         if f.has(name):
             raise f.error(name, dims, f"{part:g} * {n.head_dim}, as partial_rotary_factor says")
         dims = int(n.head_dim * part)
-    ranks = size("q_lora_rank", limits.MAX_WIDTH), size("o_groups", limits.MAX_HEADS), size("o_lora_rank", limits.MAX_WIDTH)
+    ranks = (size(name, limits.MAX_WIDTH) for name in ("q_lora_rank", "o_groups", "o_lora_rank"))
     window, rates = size("sliding_window", limits.MAX_POSITION), f.sub("compress_rates")
     plain = CompressedAttention(n.num_heads, n.head_dim, dims, *ranks, window, "local")
     of_kind = {KINDS[0]: plain}
@@ -114,7 +122,8 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
         "local": rotation(f, n, dims, "main", "rope_theta"),
     }
     mixers = [of_kind[kind] for kind in kinds(f, n.num_layers)]
-    return model(n, mixers, ffn, by_id, ropes, from_config.tied(f, outer), streams(f, "hc_mult", "hc_sinkhorn_iters", "hc_eps"))
+    of_streams = streams(f, "hc_mult", "hc_sinkhorn_iters", "hc_eps")
+    return model(n, mixers, ffn, by_id, ropes, from_config.tied(f, outer), of_streams)
 
 
 def streams(f: Fields, count: str, iterations: str, eps: str) -> HyperConnections:
@@ -152,8 +161,8 @@ def gguf(header: GgufHeader) -> ModelSpec:
         if f.has(name) and (np.asarray(f.values[name]) != LIMIT).any():
             raise f.error(name, np.unique(f.values[name])[:8].tolist(), f"{LIMIT:g} in all layers")
     dims = f.integer("rope.dimension_count", high=n.head_dim)
-    sizes = (f"attention.{name}" for name in ("q_lora_rank", "output_group_count", "output_lora_rank", "sliding_window"))
-    ranks = (size(name, limits.MAX_WIDTH) for name in sizes)
+    numbers = ("q_lora_rank", "output_group_count", "output_lora_rank", "sliding_window")
+    ranks = (size(f"attention.{name}", limits.MAX_WIDTH) for name in numbers)
     plain = CompressedAttention(n.num_heads, n.head_dim, dims, *ranks, "local")
     indexer = deepseek_v32.gguf_indexer(f, "global")
     of_ratio = lambda ratio: replace(
@@ -177,13 +186,13 @@ def gguf(header: GgufHeader) -> ModelSpec:
 
 
 def windows(stored: str, weights: str) -> dict[str, str]:
-    """Names of what makes entries."""
+    """Names of the weights that make entries."""
     parts = {"wkv": "kv_proj", "wgate": "gate_proj", "ape": "position_bias", "norm": "kv_norm"}
     return {f"{stored}.{name}": f"{weights}.{part}" for name, part in parts.items()}
 
 
 def gguf_windows(stored: str, weights: str) -> dict[str, str]:
-    """Names of what makes entries, in GGUF."""
+    """Names in GGUF of the weights that make entries."""
     parts = {"kv": "kv_proj", "gate": "gate_proj", "ape.weight": "position_bias", "norm": "kv_norm"}
     return {f"{stored}_compressor_{name}": f"{weights}.{part}" for name, part in parts.items()}
 
@@ -238,7 +247,7 @@ FAMILY = Family(
     safetensors=SAFETENSORS_EXPERTS.but({
         **in_layers("model.layers", {**SHARED_EXPERTS, **OF_LAYER}),
         **{f"hc_head_{name}": f"model.hc_head.hc_{name}" for name in ("fn", "base", "scale")},
-        **{"embed": "model.embed_tokens", "head": "lm_head"},
+        "embed": "model.embed_tokens", "head": "lm_head",
     }),
     ignored=(r"mtp\..*",),
 )  # fmt: skip

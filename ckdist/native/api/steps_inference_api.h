@@ -357,12 +357,11 @@ struct ckdist_select_positions_step {
 };
 
 /* Hyper-connections. A row of streams has `streams` parts of one width.
-   sum: each stream i = post[i] * y + sum over j of comb[j, i] * (stream j of x), with the old coefficients (post, comb).
-   Without x, each stream is y.
-   With w = fn * sum / rms(sum) in parts (pre, post, comb), times its part of `scale`, plus `base`: pre = sigmoid + eps,
-   post = 2 * sigmoid, comb = softmax of its rows + eps, whose columns and rows are divided by their sums (+ eps)
-   `iterations` times. out = sum over i of pre[i] * (stream i). coefs = (post, comb); -1: w has only pre.
-   fn (parts of w, streams * width), base, scale: vectors. */
+   sum: each stream i = post[i] * y + sum over j of comb[j, i] * (stream j of x), with the old coefficients (post,
+   comb). Without x, each stream is y. With w = fn * sum / rms(sum) in parts (pre, post, comb), times its part of
+   `scale`, plus `base`: pre = sigmoid + eps, post = 2 * sigmoid, comb = softmax of its rows + eps, whose columns and
+   rows are divided by their sums (+ eps) `iterations` times. out = sum over i of pre[i] * (stream i). coefs = (post,
+   comb); -1: w has only pre. fn (parts of w, streams * width), base, scale: vectors. */
 struct ckdist_mix_streams_step {
   struct ckdist_step step;
   int32_t x, y, old_coefs, sum, coefs, out; /* values */

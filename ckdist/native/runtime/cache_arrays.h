@@ -20,9 +20,9 @@ struct CacheArrays {
 
   const ckdist_cache_array* find(ckdist_array name) const;  // null: the layer does not have it
   const ckdist_cache_array& at(ckdist_array name) const;    // throws if the layer does not have it
-  std::optional<CacheShape> shape() const;  // of one head in a block; empty if the layer has nothing in blocks
-  std::optional<CacheShape> index() const;  // of the index in a block; empty if the layer has none
-  int64_t index_offset() const;             // bytes of a block before the index
+  std::optional<CacheShape> shape() const;        // of one head in a block; empty if the layer has nothing in blocks
+  std::optional<CacheShape> index() const;        // of the index in a block; empty if the layer has none
+  int64_t index_offset() const;                   // bytes of a block before the index
   int64_t plain_offset(ckdist_array name) const;  // bytes of a block before an array of plain rows
   int64_t block_bytes() const;
   // Floats of one head in a slot: its state (see kernels/delta_rule.h), and all.

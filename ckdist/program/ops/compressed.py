@@ -93,7 +93,9 @@ def _check(name: str, inputs: Values, rows: Values, weights: Weights, width: int
     if not fits or bias.dims[0].elements != ratio * columns or width % max(8, min(ratio, BLOCK_TOKENS)):
         raise LayoutError(f"{name}: windows of {ratio} rows [{rows[0].dims[-1]}] do not make entries of {width}")
     if BLOCK_TOKENS % ratio and ratio % BLOCK_TOKENS:
-        raise LayoutError(f"{name}: a window of {ratio} tokens neither divides a block of {BLOCK_TOKENS} nor has blocks")
+        raise LayoutError(
+            f"{name}: a window of {ratio} tokens neither divides a block of {BLOCK_TOKENS} nor has blocks"
+        )
 
 
 @op("select_entries", infer_select_entries, dtypes=("i32",))

@@ -70,8 +70,7 @@ struct MixStreams : StepRun<Inference, ckdist_mix_streams_step> {
         k.add_scaled(row(step.x, t) + j * width() + at.begin, post[count + j * count + i], n, out);
       sums[parts(step) - 1] += k.sum_squares(out, n);
       const float* fn = r.vector(step.fn) + i * width() + at.begin;
-      for (int w = 0; w < weights(step); w++, fn += count * width())
-        sums[w] += dot(fn, out, n);
+      for (int w = 0; w < weights(step); w++, fn += count * width()) sums[w] += dot(fn, out, n);
     }
   }
 
@@ -120,8 +119,7 @@ struct MixStreams : StepRun<Inference, ckdist_mix_streams_step> {
     float* const out = row(step.out, t) + at.begin;
     const float* const streams = row(step.sum, t) + at.begin;
     scaled(streams, pre[0], n, out);
-    for (int64_t i = 1; i < step.streams; i++)
-      r.kernels.elementwise.add_scaled(streams + i * width(), pre[i], n, out);
+    for (int64_t i = 1; i < step.streams; i++) r.kernels.elementwise.add_scaled(streams + i * width(), pre[i], n, out);
   }
 };
 

@@ -98,7 +98,7 @@ struct SelectEntries : Carved<SelectEntries, AttentionRun<SelectEntries, ckdist_
         select_largest(scores + s * stride, entries_of(r.batch.chunks[s].first_position), top_k(), list_of(s));
   }
 
-  // Scores of a token for the entries [16 begin, 16 end), of which the last ones may not exist.
+  // Scores of a token for the entries [16 begin, 16 end). The last ones may not exist.
   void score(const WindowCache& cache, int64_t t, const Token& token, int64_t begin, int64_t end, float* out) {
     const Room own = buffers();
     const CacheShape of = shape(r, step);

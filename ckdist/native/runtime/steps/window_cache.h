@@ -1,6 +1,6 @@
 // Windows of tokens that are compressed to one entry each: the rows of tokens and the entries in a layer's cache.
 //
-// An entry is computed from stored rows when its window is complete, so its bits do not depend on the chunks of a prompt.
+// An entry is computed from stored rows when its window is complete. So its bits do not depend on a prompt's chunks.
 #pragma once
 #include <limits>
 
@@ -55,7 +55,7 @@ struct WindowCache {
   void compress(const int32_t* table, int64_t window, const Rope& rope, float eps, float* room) const {
     const ElementwiseKernel& k = r.kernels.elementwise;
     float *const most = room, *const sum = most + width, *const total = sum + width, *const gate = total + width,
-          *const key = gate + width;
+                 *const key = gate + width;
     std::fill(most, most + width, -std::numeric_limits<float>::infinity());
     std::fill(sum, sum + 2 * width, 0.f);
     each_slot(window, [&](int64_t position, int64_t part) {
