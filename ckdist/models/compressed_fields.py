@@ -52,8 +52,8 @@ class CompressedAttention:
                 )
         if self.rope_dim % 2 or self.num_heads % self.groups:
             raise ModelFileError(
-                f"{where}: {self.num_heads} heads with {self.rope_dim} rotated elements and {self.groups} groups do not "
-                "fit together: rotated elements are pairs, groups have equally many heads"
+                f"{where}: {self.num_heads} heads must be {self.groups} equal groups, and the {self.rope_dim} rotated "
+                "elements of a head pairs"
             )
         if self.ratio and 16 % self.ratio and self.ratio % 16:
             raise ModelFileError(f"{where}: compress_rates has {self.ratio}; it must divide 16 or be a multiple of it")
