@@ -126,7 +126,8 @@ def join_tensors(
         raise ModelFileError(f"{where}: config.json has no quantization_config, but its tensors are quantised")
     method = check_method(quantization, where)
     joined, used = [], set()
-    stored = dict(_usual_name(name, tensor, stored) for name, tensor in stored.items())
+    if method == "fp8":
+        stored = dict(_usual_name(name, tensor, stored) for name, tensor in stored.items())
     for name, tensor in stored.items():
         if method == "mxfp4":
             found = mxfp4(name, tensor, stored) if name.endswith("_blocks") else None
