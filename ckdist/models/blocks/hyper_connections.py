@@ -14,7 +14,7 @@ from ckdist.program.tracer import Tracer
 
 def run_streams(g: Tracer, ids: Value, x: Value, spec: ModelSpec, c: HyperConnections) -> Value:
     """(tokens, hidden) embeddings -> (tokens, hidden) after the last layer."""
-    before: tuple[Value, ...] = ()
+    before: Sequence[Value] = ()
     for i, layer in enumerate(spec.layers):
         path, eps = f"{spec.root}.layers.{i}", spec.norm_eps
         assert layer.mixer is not None and layer.ffn is not None and layer.norms.before_ffn and layer.norms.before_mixer
@@ -23,9 +23,10 @@ def run_streams(g: Tracer, ids: Value, x: Value, spec: ModelSpec, c: HyperConnec
         x = mix(g, normed, layer.mixer, path, i, eps, all_rows, None)
         x, *before = mixed(g, x, before, spec, c, f"{path}.ffn_hc.")
         normed = g.rms_norm(x, g.weight(f"{path}.{layer.norms.before_ffn}.weight", x.dims[-1]), eps)
-        by_id = isinstance(layer.ffn, MoeFfn) and layer.ffn.hashed
-        ffn = layer.ffn
-        x = moe_ffn(g, normed, ffn, f"{path}.mlp", ids=ids) if by_id else feed_forward(g, x, normed, ffn, path, eps)
+        if isinstance(layer.ffn, MoeFfn) and layer.ffn.hashed:
+            x = moe_ffn(g, normed, layer.ffn, f"{path}.mlp", ids=ids)
+        else:
+            x = feed_forward(g, x, normed, layer.ffn, path, eps)
         g.boundary(x)
     (x,) = mixed(g, x, before, spec, c, f"{spec.root}.hc_head.hc_", last=True)
     return x

@@ -94,9 +94,9 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
         if f.has(name):
             raise f.error(name, dims, f"{part:g} * {n.head_dim}, as partial_rotary_factor says")
         dims = int(n.head_dim * part)
-    ranks = (size(name, limits.MAX_WIDTH) for name in ("q_lora_rank", "o_groups", "o_lora_rank"))
+    rank, groups, o_rank = (size(name, limits.MAX_WIDTH) for name in ("q_lora_rank", "o_groups", "o_lora_rank"))
     window, rates = size("sliding_window", limits.MAX_POSITION), f.sub("compress_rates")
-    plain = CompressedAttention(n.num_heads, n.head_dim, dims, *ranks, window, "local")
+    plain = CompressedAttention(n.num_heads, n.head_dim, dims, rank, groups, o_rank, window, "local")
     of_kind = {KINDS[0]: plain}
     for ratio, kind in list(KINDS.items())[1:]:
         rate = rates.integer(kind, ratio, high=1 << 16)
@@ -162,8 +162,8 @@ def gguf(header: GgufHeader) -> ModelSpec:
             raise f.error(name, np.unique(f.values[name])[:8].tolist(), f"{LIMIT:g} in all layers")
     dims = f.integer("rope.dimension_count", high=n.head_dim)
     numbers = ("q_lora_rank", "output_group_count", "output_lora_rank", "sliding_window")
-    ranks = (size(f"attention.{name}", limits.MAX_WIDTH) for name in numbers)
-    plain = CompressedAttention(n.num_heads, n.head_dim, dims, *ranks, "local")
+    rank, groups, o_rank, window = (size(f"attention.{name}", limits.MAX_WIDTH) for name in numbers)
+    plain = CompressedAttention(n.num_heads, n.head_dim, dims, rank, groups, o_rank, window, "local")
     indexer = deepseek_v32.gguf_indexer(f, "global")
     of_ratio = lambda ratio: replace(
         plain, rope="global", ratio=ratio, overlap=ratio == 4, indexer=indexer if ratio == 4 else None

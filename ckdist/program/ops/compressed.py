@@ -14,6 +14,7 @@ from ckdist.program.cache import CacheArray, LayerCache, latent_cache
 from ckdist.program.ops.op import lower, op, unsharded, whole
 from ckdist.program.ops.op_types import Arrays, Attrs, Inferred, Values, Weights
 from ckdist.program.ops.rms_norm import inverse_rms
+from ckdist.program.program import Instr
 from ckdist.program.rank_context import RankContext
 from ckdist.program.rotations import ROPE_TABLES
 from ckdist.program.step import ABSENT, ValueIndex, VectorIndex
@@ -167,11 +168,11 @@ def attend_compressed(context: RankContext, inputs: Arrays, weights: Arrays, att
     return [out.reshape(len(q), -1)]
 
 
-def _entries(lowering: "ServingLowering", rows: Values, weights: Weights, attrs: Attrs) -> dict[str, Any]:
+def _entries(lowering: "ServingLowering", rows: Values, instr: Instr, attrs: Attrs) -> dict[str, Any]:
     """The fields of a `struct ckdist_compression`."""
     if not rows:
         return {**NO_ENTRIES, **dict.fromkeys(("bias", "norm"), VectorIndex(ABSENT))}
-    bias, norm = map(lowering.vector, weights[-2:])
+    bias, norm = map(lowering.vector, instr.weights[-2:])
     kv, gates = map(lowering.place_of, rows[:2])
     return {"kv": kv, "gates": gates, "bias": bias, "norm": norm, "ratio": attrs["ratio"], "overlap": attrs["overlap"]}
 
@@ -198,7 +199,7 @@ def lower_select_entries(lowering: "ServingLowering", group: "Group") -> None:
         rope_table=ROPE_TABLES[attrs["rope"]],
         heads=heads.count,
         eps=attrs["eps"],
-        entries=_entries(lowering, tuple(rows), instr.weights, attrs),
+        entries=_entries(lowering, tuple(rows), instr, attrs),
     )
 
 
@@ -224,7 +225,7 @@ def lower_attend_compressed(lowering: "ServingLowering", group: "Group") -> None
         window=attrs["window"],
         eps=attrs["eps"],
         scale=attrs["scale"],
-        entries=_entries(lowering, tuple(rows), instr.weights, attrs),
+        entries=_entries(lowering, tuple(rows), instr, attrs),
     )
     cache = latent_cache(heads, key.elements, key.elements, lowering.mesh)
     arrays = (*cache.arrays[:1], *(_arrays("", key.elements, attrs) if rows else ()))
