@@ -12,7 +12,7 @@ from ckdist.program.query_scale import QueryScale
 from ckdist.program.routing import Routing
 from ckdist.program.tracer import LatentWeights, LowRank, Spec, Tracer
 
-NOT_TRAINED = "models with linear attention or gated attention can be served, not trained: choose another model"
+NOT_TRAINED = "models with linear, gated or compressed attention can be served, not trained: choose another model"
 WITH_GRADIENT = ("silu", "gelu_tanh", "clamped_swiglu")
 
 

@@ -147,19 +147,27 @@ def model(
     return n.model(NAME, layers, ropes, tied, streams=streams)
 
 
+def array(f: Fields, name: str) -> np.ndarray:
+    """Reads an array of numbers. Raises ModelFileError for another value."""
+    value = f.values.get(name)
+    if not isinstance(value, np.ndarray) or value.ndim != 1 or value.dtype.kind not in "fiu":
+        raise f.error(name, str(value)[:40], "an array of numbers")
+    return value
+
+
 def gguf(header: GgufHeader) -> ModelSpec:
     """Reads GGUF metadata."""
     from ckdist.models import from_gguf
 
     f, n = header.fields, from_gguf.sizes(header)
     size = lambda name, high: f.integer(name, high=high)
-    ratios = f.values.get("attention.compress_ratios")
-    given = list(map(int, ratios)) if isinstance(ratios, list | np.ndarray) else []
+    ratios = array(f, "attention.compress_ratios")
+    given = ratios[: n.num_layers].tolist()
     if len(given) < n.num_layers or any(ratio not in KINDS for ratio in given):
         raise f.error("attention.compress_ratios", given, f"{n.num_layers} of 0, 4 and 128")
     for name in ("swiglu_clamp_exp", "swiglu_clamp_shexp"):
-        if f.has(name) and (np.asarray(f.values[name]) != LIMIT).any():
-            raise f.error(name, np.unique(f.values[name])[:8].tolist(), f"{LIMIT:g} in all layers")
+        if f.has(name) and (limit := array(f, name)[array(f, name) != LIMIT]).size:
+            raise f.error(name, limit[0].item(), f"{LIMIT:g} in all layers")
     dims = f.integer("rope.dimension_count", high=n.head_dim)
     numbers = ("q_lora_rank", "output_group_count", "output_lora_rank", "sliding_window")
     rank, groups, o_rank, window = (size(f"attention.{name}", limits.MAX_WIDTH) for name in numbers)
@@ -179,7 +187,7 @@ def gguf(header: GgufHeader) -> ModelSpec:
         "global": replace(from_gguf.rotation(scaled, n, partial=True, interleaved=True), magnitude=1.0),
         "local": RopeSpec(main, interleaved=True, theta=f.number("rope.freq_base", 1e4, low=1.0)),
     }
-    mixers = [of_ratio(ratio) if ratio else plain for ratio in given[: n.num_layers]]
+    mixers = [of_ratio(ratio) if ratio else plain for ratio in given]
     of_streams = streams(f, *(f"hyper_connection.{name}" for name in ("count", "sinkhorn_iterations", "epsilon")))
     by_id = [i < hashed for i in range(n.num_layers)]
     return model(n, mixers, replace(ffn, correction_bias=True), by_id, ropes, from_gguf.tied(header), of_streams)
