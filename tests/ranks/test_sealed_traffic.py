@@ -79,7 +79,7 @@ def relayed(monkeypatch):
 
 
 def sums(encrypt: str, elements: int = 1 << 20):
-    """Sums 4 MB at a time on two hosts, or other sizes. Returns what each rank computed before its error, and the errors."""
+    """Sums 4 MB at a time on two hosts. Returns what each rank computed before its error, and the errors."""
     found, errors = [0, 0], [None, None]
 
     def body(world):
