@@ -4,6 +4,7 @@ link, and no wrong value is computed.
 
 import contextlib
 import itertools
+import logging
 import socket
 import threading
 import time
@@ -109,9 +110,12 @@ def test_a_stranger_between_two_hosts(relayed, damage):
 
 
 @pytest.mark.parametrize("encrypt", ["auto", "never"])
-def test_values_are_not_on_the_wire(relayed, encrypt):
+def test_values_are_not_on_the_wire(relayed, encrypt, caplog):
+    """A line says if they are."""
     relays = relayed(None)
-    assert sums(encrypt) == ([8, 8], [None, None])
+    with caplog.at_level(logging.INFO):
+        assert sums(encrypt) == ([8, 8], [None, None])
+    assert ("nothing is encrypted (--encrypt never)" in caplog.text) == (encrypt == "never")
     plain = np.full(64, 2, np.float32).tobytes()
     assert (plain in relays[0].seen) == (encrypt == "never")
 
