@@ -122,9 +122,9 @@ class TrainConfig(Settings):
 
     method: str = option(
         "sft",
-        help="sft: learn the texts and answers; dpo, orpo or kto: learn from preferences; grpo: learn from rewards of "
-        "sampled answers",
-        choices=("sft", "dpo", "orpo", "kto", "grpo"),
+        help="sft: learn the texts and answers; dpo, orpo or kto: learn from preferences; reward: learn to score answers; "
+        "grpo: learn from rewards of sampled answers",
+        choices=("sft", "dpo", "orpo", "kto", "reward", "grpo"),
     )
     beta: float = option(0.1, help="dpo, kto: weight of the distance from the model before training; orpo: weight of "
                          "the odds ratio", within=(1e-6, 1e3))  # fmt: skip
@@ -265,7 +265,7 @@ class TrainConfig(Settings):
 
     def _check_method(self) -> None:
         """Raises ConfigError for a setting that the method would ignore."""
-        used = {"sft": (), "dpo": ("beta", "loss_type", "rpo_alpha"), "orpo": ("beta",)}
+        used = {"sft": (), "dpo": ("beta", "loss_type", "rpo_alpha"), "orpo": ("beta",), "reward": ()}
         used["kto"] = ("beta", "desirable_weight", "undesirable_weight")
         used["grpo"] = ("reward", "num_generations", "max_completion_length", "num_iterations", "epsilon", "kl_coef")
         for name in dict.fromkeys(name for names in used.values() for name in names):

@@ -23,6 +23,7 @@ from ckdist.train.data.data_files import find_files, find_source
 from ckdist.train.data.preference_rows import PreferenceRows
 from ckdist.train.data.preferences import KINDS
 from ckdist.train.data.prompt_rows import PromptRows
+from ckdist.train.data.reward_rows import RewardRows
 from ckdist.train.data.token_cache import TokenCache, open_cache
 from ckdist.train.data.token_rows import Rows, split
 from ckdist.train.data.truncation import count_truncated, describe_truncation
@@ -139,6 +140,8 @@ def rows_of(
         return PromptRows(cache, documents, config.max_length, config.seed)
     if config.method == "sft":
         return Rows(cache, documents, config.max_length, config.seed, shuffle, passes)
+    if config.method == "reward":
+        return RewardRows(cache, documents, config.max_length, config.seed, config.method, shuffle)
     return PreferenceRows(cache, documents, config.max_length, config.seed, config.method, shuffle)
 
 
