@@ -114,8 +114,9 @@ def _file_batches(config: TrainConfig, world: World, mesh: Mesh, tokenizer: Toke
         *(rows, mesh.index("dp"), mesh.size("dp"), c.per_device_train_batch_size, c.gradient_accumulation_steps),
         replicas=full_replicas(mesh),
         dropout_seed=c.seed if c.lora_dropout else None,
+        rows_of_step=c.global_batch_size,
     )
-    if full_replicas(mesh) > mesh.size("dp"):
+    if full_replicas(mesh) > mesh.size("dp") and not c.global_batch_size:
         say(
             f"{mesh.size('dp')} of {full_replicas(mesh)} replicas go on: each computes up to {batches.accumulation} "
             f"batches of a step, not {c.gradient_accumulation_steps}, so a step keeps its {batches.rows_of_step} rows"
