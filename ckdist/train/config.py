@@ -276,7 +276,12 @@ class TrainConfig(Settings):
 
     def _check_method(self) -> None:
         """Raises ConfigError for a setting that the method would ignore."""
-        used = {"sft": (), "dpo": ("beta", "loss_type", "rpo_alpha"), "orpo": ("beta",), "reward": ()}
+        used: dict[str, tuple[str, ...]] = {
+            "sft": (),
+            "dpo": ("beta", "loss_type", "rpo_alpha"),
+            "orpo": ("beta",),
+            "reward": (),
+        }
         used["kto"] = ("beta", "desirable_weight", "undesirable_weight")
         used["grpo"] = ("reward", "num_generations", "max_completion_length", "num_iterations", "epsilon", "kl_coef")
         for name in dict.fromkeys(name for names in used.values() for name in names):

@@ -8,7 +8,7 @@ import math
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 from ckdist.errors import ConfigError
 
@@ -55,7 +55,7 @@ def _function(file: Path, name: str) -> Reward:
     found = getattr(module, name, None)
     if not callable(found):
         raise ConfigError(f"reward: {file} has no function {name}")
-    return found
+    return cast("Reward", found)
 
 
 def _checked(function: Reward, text: str) -> Reward:
