@@ -120,8 +120,12 @@ def convert(folder: str, file: str) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     path = pathlib.Path(file).resolve()
-    for kind in (AutoModelForCausalLM, AutoTokenizer):
-        kind.from_pretrained(str(path.parent), gguf_file=path.name).save_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(str(path.parent), gguf_file=path.name)
+    model.hf_quantizer, model.is_quantized = None, False  # its weights are floats now
+    if hasattr(model.config, "quantization_config"):
+        del model.config.quantization_config
+    model.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(str(path.parent), gguf_file=path.name).save_pretrained(folder)
 
 
 def main() -> None:
@@ -138,7 +142,8 @@ def main() -> None:
     parser.add_argument("--work", choices=("ckdist", "peft", "convert"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.work:
-        return convert(options.folder, options.gguf) if options.work == "convert" else work(options.work, options)
+        convert(options.folder, options.gguf) if options.work == "convert" else work(options.work, options)
+        return
     command = lambda python, job: [python, __file__, *sys.argv[1:], "--work", job]
     if options.gguf and not pathlib.Path(options.folder, "config.json").exists():
         subprocess.run(command(options.pytorch_python, "convert"), check=True)
