@@ -355,11 +355,12 @@ class Trainer:
                 unsaved = False
         if unsaved:
             self._save()
-        if c.early_stopping and (self.state.step >= self.state.steps or self._is_past_best()):
-            best, at = self.state.best_loss, self.state.best_step
-            self._say(f"the best validation loss is {best} at step {at}; the model is that of this step")
-        elif self.state.step >= self.state.steps:
-            self._write_model()
+        if self.state.step >= self.state.steps or self._is_past_best():
+            if c.early_stopping and self.state.best_step:
+                best, at = self.state.best_loss, self.state.best_step
+                self._say(f"the best validation loss is {best} at step {at}; the model is that of this step")
+            else:  # also if no validation loss was finite
+                self._write_model()
         self.world.gather(None)  # all ranks leave together
         return last
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
+from ckdist import native
 from ckdist.errors import LayoutError
 from ckdist.layout import Range
 from ckdist.program.lowered import RANK_UNIT, MatrixKey
@@ -22,6 +23,8 @@ if TYPE_CHECKING:  # these modules import the ops
     from ckdist.program.emitter import Emitter
     from ckdist.program.lower import ServingLowering
     from ckdist.program.lower_training import TrainingLowering
+
+MOST_ADAPTERS: int = native.lib.ckdist_most_adapters  # of a sequence
 
 
 def _parts(inputs: Sequence[Item], attrs: Attrs) -> tuple[Item, Sequence[Item], Sequence[Item]]:
@@ -165,7 +168,8 @@ def lower_low_rank(lowering: "ServingLowering", linear: Instr, instr: Instr) -> 
     for value, a, b in zip(instr.inputs[1:], weights[::2], weights[1::2], strict=True):
         rows = padded(a.dims[0].elements)
         spans = lowering.activations(x, a.name).indices()
-        lows = [lowering.buffer("arena", rows, rows=lowering.most_rows(x), selected=x.selected) for _ in columns]
+        width = rows * most_adapters(slots)
+        lows = [lowering.buffer("arena", width, rows=lowering.most_rows(x), selected=x.selected) for _ in columns]
         for span, low, part in zip(spans, lows, columns, strict=True):
             products.append(
                 {
@@ -201,6 +205,11 @@ def lower_low_rank(lowering: "ServingLowering", linear: Instr, instr: Instr) -> 
 def slot_ranges(slots: int) -> list[Range | None]:
     """`MatrixKey.matrices` of each slot; [None] if one adapter is for all rows."""
     return [(slot, slot + 1) for slot in range(slots)] or [None]
+
+
+def most_adapters(slots: int) -> int:
+    """Most adapters of a sequence: each has a place in a row of x A."""
+    return max(1, min(slots, MOST_ADAPTERS))
 
 
 def padded(rank: int) -> int:
