@@ -151,7 +151,8 @@ def main() -> None:
         {"ckdist": sys.executable, "peft": options.pytorch_python},
         {"stdin": -1, "stdout": -1, "text": True},
     )
-    sides = {side: subprocess.Popen(command(python, side), env=os.environ | {"OMP_NUM_THREADS": str(options.threads)}, **pipes)
+    environment = os.environ | {"OMP_NUM_THREADS": str(options.threads)}
+    sides = {side: subprocess.Popen(command(python, side), env=environment, **pipes)
              for side, python in pythons.items()}  # fmt: skip
     tokens, found = sum(len(own) for step in batches(options) for own in step), {side: [] for side in sides}
     for number in range(WARM_UP + options.rounds):

@@ -39,8 +39,8 @@ class TrainingTracer(Tracer):
     """The argument `g` of a loss. Sequences are packed and there is no cache.
 
     If tokens are sharded, they are divided between sequences. With a `teacher`, the program has two more inputs: its
-    choices' ids and log-probabilities, (tokens, choices). With `labels`, a head of so many rows replaces the output
-    projection, and targets are labels.
+    choices' ids and log-probabilities, (tokens, choices). With `labels`, targets are labels, and a head with a row for
+    each of them replaces the output projection.
     """
 
     def __init__(

@@ -128,8 +128,8 @@ class TrainConfig(Settings):
 
     method: str = option(
         "sft",
-        help="sft: learn the texts and answers; dpo, orpo or kto: learn from preferences; reward: learn to score answers; "
-        "grpo: learn from rewards of sampled answers",
+        help="sft: learn the texts and answers; dpo, orpo or kto: learn from preferences; reward: learn to score "
+        "answers; grpo: learn from rewards of sampled answers",
         choices=("sft", "dpo", "orpo", "kto", "reward", "grpo"),
     )
     beta: float = option(0.1, help="dpo, kto: weight of the distance from the model before training; orpo: weight of "
@@ -141,8 +141,8 @@ class TrainConfig(Settings):
 
     reward: str = option(
         "exact",
-        help="grpo: exact (1 if an answer is the record's), regex:PATTERN (1 if the last matches in both are equal), or "
-        "FILE.py:FUNCTION, called with the prompt, the answer and the record's answer",
+        help="grpo: exact (1 if an answer is the record's), regex:PATTERN (1 if the last matches in both are equal), "
+        "or FILE.py:FUNCTION, called with the prompt, the answer and the record's answer",
     )
     num_generations: int = option(8, help="grpo: answers that are sampled for each prompt", within=(2, 1024))
     max_completion_length: int = option(256, help="grpo: most tokens of a sampled answer", within=(1, 1 << 20))

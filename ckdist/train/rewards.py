@@ -40,7 +40,11 @@ def _matching(pattern: str) -> Reward:
         found = list(compiled.finditer(text))
         return found[-1].group(1 if compiled.groups else 0) if found else None
 
-    return lambda prompt, answer, expected: float(last(answer) is not None and last(answer) == last(expected))  # noqa: ARG005
+    def reward(prompt: str, answer: str, expected: str) -> float:  # noqa: ARG001
+        """Whether the matches are equal."""
+        return float(last(answer) is not None and last(answer) == last(expected))
+
+    return reward
 
 
 def _function(file: Path, name: str) -> Reward:

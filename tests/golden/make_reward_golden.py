@@ -1,12 +1,12 @@
 """Makes tests/golden/reward.npz: steps of a reward model by TRL's loss, on the tiny llama3 of make_golden.py.
 
-    pip install ckdist[golden] trl==1.16 && python tests/golden/make_reward_golden.py
+pip install ckdist[golden] trl==1.16 && python tests/golden/make_reward_golden.py
 
-    ids             int32 (steps, sequences, tokens), padded by -1: chosen and rejected of each pair in turn
-    score           float32 (hidden,): the head before the steps
-    losses, norms   float64 (steps,): before each update of AdamW, the loss and the gradient's norm
-    rewards         float64 (steps, sequences)
-    score_after, embeddings_after  float32: the head, and the first 10 embeddings, after the steps
+ids             int32 (steps, sequences, tokens), padded by -1: chosen and rejected of each pair in turn
+score           float32 (hidden,): the head before the steps
+losses, norms   float64 (steps,): before each update of AdamW, the loss and the gradient's norm
+rewards         float64 (steps, sequences)
+score_after, embeddings_after  float32: the head, and the first 10 embeddings, after the steps
 """
 
 from collections import defaultdict

@@ -19,8 +19,9 @@ def curve(folder, ranks, **fields):
 def test_steps_have_the_same_rows_on_any_ranks(tmp_path):
     whole = curve(tmp_path / "one", 1, per_device_train_batch_size=4)  # in batches of 3 and 3 rows
     losses, tokens = [report.loss for report in whole], [report.tokens for report in whole]
-    for name, ranks, fields in (("two", 2, {}), ("three", 3, {"per_device_train_batch_size": 1}),
-                                ("stages", 2, {"pipeline_parallel_size": 2, "per_device_train_batch_size": 2})):  # fmt: skip
+    stages = {"pipeline_parallel_size": 2, "per_device_train_batch_size": 2}
+    meshes = ("two", 2, {}), ("three", 3, {"per_device_train_batch_size": 1}), ("stages", 2, stages)
+    for name, ranks, fields in meshes:
         reports = curve(tmp_path / name, ranks, **fields)
         np.testing.assert_allclose([report.loss for report in reports], losses, rtol=1e-5, err_msg=name)
         assert [report.tokens for report in reports] == tokens
