@@ -40,11 +40,7 @@ def first_token(http: httpx.Client, prompt: str) -> float:
 def begin_batch(http: httpx.Client, rng: random.Random, given: argparse.Namespace) -> str:
     """Starts a batch that outlasts the round. Returns its id after its first results."""
     bodies = (
-        {
-            "prompt": text(rng, rng.randint(1, given.batch_prompt // 2)),
-            "max_tokens": rng.randint(8, 64),
-            "ignore_eos": True,
-        }
+        {"prompt": text(rng, rng.randint(1, given.batch_prompt // 2)), "max_tokens": rng.randint(8, 64), "ignore_eos": True}
         for _ in range(LINES)
     )
     lines = (
