@@ -22,6 +22,7 @@ EMBEDDING = "model.embed_tokens.weight"
 OUTPUT = "lm_head.weight"
 PER_LAYER = "model.embed_tokens_per_layer.weight"  # read by rows in its file, never packed
 OUTPUT_BIAS = "lm_head.bias"
+SCORE = "score.weight"  # the head of a reward model
 Kept: TypeAlias = dict[int, tuple[Value, Value]]
 BLOCKS = {  # mixer -> (its file in `blocks`, its function, prefix of its weights)
     "GatedConv": ("gated_conv", "gated_conv", ".conv"),
