@@ -78,6 +78,7 @@ def family(name: str) -> Family:
     return _find(name, lambda one: (one.name,), "the model")
 
 
+CLASSIFIER = "ForSequenceClassification"
 Names: TypeAlias = Callable[[Family], Iterable[str]]
 
 
@@ -117,6 +118,8 @@ def family_of_config(config: Mapping[str, Any], where: str) -> Family:
     if "=" in families.NAMES.get(str(config.get("model_type")), ""):
         names = None  # the architecture may be that of the family that it is
     name = names[0] if names else whole.text("model_type")
+    if name.endswith(CLASSIFIER) and name not in families.FILES:  # of one label: a reward model
+        name = name.replace(CLASSIFIER, "ForCausalLM")
     names_of: Names = (lambda one: one.architectures) if names else (lambda one: one.model_types)
     found = _find(name, names_of, where, lambda near: _read(near, config, where)[1])
     text = whole.sub("text_config")

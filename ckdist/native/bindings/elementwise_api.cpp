@@ -29,7 +29,7 @@ int32_t ckdist_rope(const char* isa, const float* x, const float* cos, const flo
 
 int32_t ckdist_gated(const char* isa, int32_t function, const float* gate, const float* up, int64_t n, float* out) {
   return guard([&] {
-    if (function < 0 || (function & 255) > 9)
+    if (function < 0 || (function & 255) > 10)
       fail(Status::config, "gate function %d is not known; its low 8 bits are a GateFunction of kernels/elementwise.h",
            function);
     kernels_by_name(isa).elementwise.gated(static_cast<GateFunction>(function), gate, up, n, out);

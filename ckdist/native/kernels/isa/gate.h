@@ -46,6 +46,12 @@ CKDIST_INLINE Vec clamped_swiglu(Vec gate, Vec up) {
   return g * sigmoid(set(1.702f) * g) * (u + set(1.0f));
 }
 
+// silu(min(gate, 10)) * u, with u = up from -10 to 10 (DeepSeek-V4).
+CKDIST_INLINE Vec clamped_silu(Vec gate, Vec up) {
+  const Vec limit = set(10.0f);
+  return silu(min(limit, gate)) * max(set(-10.0f), min(limit, up));
+}
+
 // min(silu(gate), limit) * u, with u = up from -limit to limit. Step-3.5.
 CKDIST_INLINE Vec limited_silu(Vec gate, Vec up, Vec limit) {
   return min(limit, silu(gate)) * max(set(0.0f) - limit, min(limit, up));
