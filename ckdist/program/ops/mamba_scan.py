@@ -101,6 +101,8 @@ def lower_mamba2(lowering: "ServingLowering", group: "Group") -> None:
         eps=0.0,
         l2_eps=0.0,
         scale=1.0,
+        beta_scale=1.0,
+        decay_floor=0.0,
         q_scale=c_scale,
         k_scale=b_scale,
         v_scale=x_scale,
