@@ -37,6 +37,7 @@ def lower_join(lowering: "ServingLowering", group: "Group") -> None:
         y=y,
         gate=ValueIndex(ABSENT),
         gate_function=GATES["none"],
+        gate_width=0,
         **dict.fromkeys(("post_norm", "norm", "norm_bias", "scalar"), VectorIndex(ABSENT)),
         **dict.fromkeys(("post_eps", "eps"), 0.0),
         post_factor=group.instr.attrs["factor"],
