@@ -40,4 +40,5 @@ def lower_input_rows(lowering: "ServingLowering", group: "Group") -> None:
         added=MatrixIndex(ABSENT),
         first_row=0,
         scale=1.0,
+        eps=0.0,
     )

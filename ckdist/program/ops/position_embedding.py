@@ -61,6 +61,7 @@ def lower_embed_positions(lowering: "ServingLowering", group: "Group") -> None:
         added=whole_table(added).first if added else MatrixIndex(ABSENT),
         first_row=-group.instr.attrs["first"] if positions else 0,
         scale=1.0,
+        eps=0.0,
     )
 
 
@@ -94,4 +95,5 @@ def lower_embed_waves(lowering: "ServingLowering", group: "Group") -> None:
         added=MatrixIndex(ABSENT),
         first_row=0,
         scale=1.0,
+        eps=0.0,
     )
