@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -14,12 +15,12 @@ class StreamDecoder:
     token.
 
     Args:
-        skip_special: Control tokens give no text.
+        skip_special: Control tokens give no text, except those in `kept`.
     """
 
-    def __init__(self, vocabulary: Vocabulary, skip_special: bool = True):
+    def __init__(self, vocabulary: Vocabulary, skip_special: bool = True, kept: Iterable[int] = ()):
         self._vocabulary = vocabulary
-        self._skipped = vocabulary.special_ids if skip_special else frozenset()
+        self._skipped = vocabulary.special_ids.difference(kept) if skip_special else frozenset()
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         self._at_text_start = False
 
