@@ -73,7 +73,8 @@ def ask(http: httpx.Client, model: str, prompt: str) -> str:
     """The model's greedy answer."""
     body = {"model": model, "prompt": prompt, "max_tokens": 24, "temperature": 0, "ignore_eos": True, "logprobs": 1}
     answer = http.post("/v1/completions", json=body)
-    answer.raise_for_status()
+    if answer.status_code != 200:
+        raise RuntimeError(f"{answer.status_code}: {answer.text}")
     choice = answer.json()["choices"][0]
     return f"{choice['text']} {choice['logprobs']['token_logprobs']}"
 
