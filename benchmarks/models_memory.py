@@ -100,7 +100,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         table = pathlib.Path(folder) / "models.toml"
         table.write_text(TABLE.format(model=pathlib.Path(given.model).absolute(), bundled=BUNDLED))
-        more = ("--models-memory", given.limit, *flags)
+        more = ("--models-memory", given.limit, "--no-log-requests", *flags)
         with (
             Memory() as memory,
             running("--models", str(table), *more, threads=()) as url,
