@@ -5,6 +5,7 @@ nearly equal, or in proportion to the mesh's shares. A rank may get an empty ran
 heads that need them, so they are replicated if there are fewer of them than ranks.
 """
 
+import functools
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -41,6 +42,9 @@ def ranges_by_shares(size: int, shares: Sequence[int], unit: int = 1, least: int
     return list(itertools.pairwise(min(size, unit * end) for end in ends))
 
 
+_kept_ranges = functools.lru_cache(1 << 10)(ranges_by_shares)  # a program's weights share few divisions
+
+
 @dataclass(frozen=True)
 class Dim:
     """A named dimension of `size` items of `width` elements each.
@@ -75,9 +79,9 @@ class Dim:
             return 0, self.count
         shares, index = mesh.shares_along(self.axis), mesh.index(self.axis)
         if self.leader is None:
-            return ranges_by_shares(self.count, shares, self.unit, self.least)[index]
+            return _kept_ranges(self.count, shares, self.unit, self.least)[index]
         size, unit, group = self.leader
-        begin, end = ranges_by_shares(size, shares, unit)[index]
+        begin, end = _kept_ranges(size, shares, unit)[index]
         return (begin // group, -(-end // group)) if begin < end else (begin // group, begin // group)
 
     def span(self, mesh: Mesh) -> Range:

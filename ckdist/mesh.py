@@ -88,14 +88,14 @@ class Mesh:
         first = self.rank - self.index(axis) * self._stride(axis)
         return [replace(self, rank=first + i * self._stride(axis)) for i in range(self.axes[axis])]
 
-    def shares_along(self, axis: str) -> list[int]:
+    def shares_along(self, axis: str) -> tuple[int, ...]:
         """The relative parts of the coordinates along `axis`, each the sum of its ranks' parts."""
         if not self.shares or self.parts(axis) != (axis,):
-            return list(self.shares) or [1] * self.size(axis)
+            return self.shares or (1,) * self.size(axis)
         sums = [0] * self.axes[axis]
         for rank, share in enumerate(self.shares):
             sums[rank // self._stride(axis) % self.axes[axis]] += share
-        return sums
+        return tuple(sums)
 
     def group(self, *axes: str) -> list[int]:
         """The ranks that differ from this one at most along `axes`, in order. This rank is among them."""

@@ -8,10 +8,8 @@ import pathlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ckdist.cli.serve import has_own_ranks
 from ckdist.comm.bootstrap.launchers import MAX_RANKS, is_rank
 from ckdist.config.engine_config import EngineConfig
-from ckdist.config.serve_config import ServeConfig
 from ckdist.python_words import module_words
 from ckdist.topology import this_machine
 
@@ -52,8 +50,12 @@ def run_ranks(settings: object, arguments: Sequence[str]) -> int | None:
     Returns:
         The exit code. None if the command must run in this process: it needs one rank, or this process is a rank.
     """
-    if isinstance(settings, ServeConfig) and not has_own_ranks(settings):
-        return None
+    if arguments[0] == "serve":
+        from ckdist.cli.serve import has_own_ranks
+        from ckdist.config.serve_config import ServeConfig
+
+        if isinstance(settings, ServeConfig) and not has_own_ranks(settings):
+            return None
     if is_rank() or (count := wanted_ranks(settings)) == 1:
         return None
     from ckdist.cli.parent_server import has_parent_server, may_restart

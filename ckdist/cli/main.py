@@ -9,6 +9,7 @@ import logging
 import os
 import sys
 import time
+from typing import NoReturn
 
 from ckdist import __version__, native
 from ckdist.cli.arguments import is_in_environment, parse_arguments
@@ -156,5 +157,14 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
+def command() -> NoReturn:
+    """The program `ckdist`."""
+    from ckdist.process_end import end_process
+
+    code = main()
+    end_process(code)
+    sys.exit(code)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    command()

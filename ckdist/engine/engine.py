@@ -21,7 +21,6 @@ from ckdist.engine.grammars import Grammars, GrammarsBusy, Masks
 from ckdist.engine.histogram import Histogram
 from ckdist.engine.output import Output
 from ckdist.engine.output_processor import OutputProcessor
-from ckdist.engine.pooling import new_pooling
 from ckdist.engine.queue_place import ANY_PLACE, QueuePlace
 from ckdist.engine.request import Tokens, check_positions, check_prompt, check_sampling
 from ckdist.engine.sampler import Sampler
@@ -237,6 +236,8 @@ class Engine:
             RequestError: `pooling` is wrong, or the prompt cannot fit.
             EngineBusy: The queue is full.
         """
+        from ckdist.engine.pooling import new_pooling  # few servers embed
+
         pools = new_pooling(pooling, self.ranking)
         if not self.executable.has_hidden:
             raise RequestError(

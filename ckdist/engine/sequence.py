@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ckdist.engine.pooling import Pooling
 from ckdist.engine.prefix_use import CacheUse
 from ckdist.engine.queue_place import ANY_PLACE, QueuePlace
 from ckdist.engine.sampling_params import SamplingParams
@@ -20,6 +19,7 @@ from ckdist.program.step_batch import BLOCK_TOKENS
 if TYPE_CHECKING:  # a simulation schedules sequences and needs neither grammars nor vocabularies
     from ckdist.engine.drafter import Drafter
     from ckdist.engine.named_adapters import AdapterUse
+    from ckdist.engine.pooling import Pooling
     from ckdist.engine.request import Tokens
     from ckdist.engine.sampling_state import SamplingState
 
@@ -114,7 +114,7 @@ class Sequence:
 
     def __init__(
         self, id: Hashable, prompt: "Tokens", params: SamplingParams, seed: int, capacity: int, arrival: float,
-        sampling_state: "SamplingState | None" = None, pooling: Pooling | None = None, first_text: int = 0,
+        sampling_state: "SamplingState | None" = None, pooling: "Pooling | None" = None, first_text: int = 0,
         source: np.ndarray | None = None, tenant: bytes | None = ONE_TENANT,
         place: QueuePlace = ANY_PLACE, positions: np.ndarray | None = None,
         turn_ends: tuple[int, int] = (0, 0), adapters: "tuple[AdapterUse, ...]" = (),

@@ -122,6 +122,8 @@ class Predictor:
                 f"{cluster.hosts} hosts of {cluster.local_size} ranks cannot be {way.replicas} replicas of "
                 f"{way.stages} stages: give a multiple of both"
             )
+        self.packed = functools.cache(self._packed)
+        self.weight = functools.cache(self._weight)
         self.stages = [self._stage(*stage) for stage in self._divided()]
         works = [stage_work(s.programs[0], s.mesh, self.weight, cluster.machine.isa) for s in self.stages]
         self.costs = stage_costs(works)
@@ -139,11 +141,11 @@ class Predictor:
         whole = self._once(key, lambda: trace(main_forward(spec), spec, layout, mesh))
         return self._once((*key, stage), lambda: stage.program(whole, mesh))
 
-    def packed(self, name: str) -> int:
+    def _packed(self, name: str) -> int:
         """The ggml number of the type that a matrix is packed in."""
         return planned_type(name, self.checkpoint.tensors[name], self.quantize)
 
-    def weight(self, name: str) -> WeightCost:
+    def _weight(self, name: str) -> WeightCost:
         """The cost of a matrix per element."""
         return cost_of_type(self.packed(name), self.cluster.machine.isa)
 

@@ -3,7 +3,6 @@
 Each kind of step is a struct in native/api/steps_inference_api.h or steps_training_api.h, with the same field names.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -84,7 +83,9 @@ class Step:
 
     def operands(self, index_type: type[AnyIndex]) -> list[AnyIndex]:
         """All operands of a type that the step reads or writes, in the order of the fields."""
-        return [index for index in _indices(self.fields) if isinstance(index, index_type) and index != ABSENT]
+        found: list[Index] = []
+        _add_indices(self.fields, found)
+        return [index for index in found if isinstance(index, index_type) and index != ABSENT]
 
     def native(self) -> CData:
         """A pointer to the native struct. It owns the struct and everything that the struct points to."""
@@ -105,15 +106,15 @@ class Step:
         return " ".join([f"{self.kind:13s}", *rows, *(f"{name}={text}" for name, text in shown.items() if text)])
 
 
-def _indices(value: Any) -> Iterator[Index]:
-    """The indices in a field's value."""
+def _add_indices(value: Any, found: list[Index]) -> None:
+    """Adds the indices in a field's value to `found`."""
     if isinstance(value, Index):
-        yield value
+        found.append(value)
     elif isinstance(value, Span):
-        yield from value.indices()
+        found += value.indices()
     elif isinstance(value, (dict, list, tuple)):
         for part in value.values() if isinstance(value, dict) else value:
-            yield from _indices(part)
+            _add_indices(part, found)
 
 
 def _text(value: Any) -> str:

@@ -8,6 +8,7 @@ import pathlib
 import socket
 import sys
 
+from ckdist.process_end import end_process
 from ckdist.serve.request_log import start_logging
 from ckdist.serve.server import HttpServer
 from ckdist.serve.settings import HttpSettings
@@ -45,4 +46,6 @@ def remove_endpoint(endpoint: str) -> None:
         path.parent.rmdir()
 
 
-sys.exit(main())
+code = main()
+end_process(code)
+sys.exit(code)

@@ -1,6 +1,5 @@
 """JSON encoding of answers that may be long. It yields to the event loop in between."""
 
-import asyncio
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -20,6 +19,8 @@ class Turns:
     async def end(self) -> None:
         """Yields if the turn is over. Call this after each small piece of work."""
         if time.monotonic() - self._begun > TURN_SECONDS:
+            import asyncio  # the confined text workers encode answers, too, and need no event loop
+
             await asyncio.sleep(0)
             self._begun = time.monotonic()
 

@@ -209,4 +209,4 @@ def _work(connection: socket.socket, tokenizer: Tokenizer, handler: Handler, con
 
 if __name__ == "__main__":
     main()
-    sys.exit(0)
+    os._exit(0)  # all is written; the teardown of all modules takes time

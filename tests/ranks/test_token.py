@@ -186,7 +186,8 @@ def text_of_one_rank(folder):
     return generated(SingleWorld(), folder, "auto")[0]
 
 
-@pytest.mark.parametrize("folder", distinct_families(), ids=lambda folder: folder.name)
+# Half of the families write texts on two hosts, the others on one; `test_logits_are_those_of_one_rank` has all.
+@pytest.mark.parametrize("folder", distinct_families()[::2], ids=lambda folder: folder.name)
 def test_one_text_over_hosts(folder):
     """Norms over several heads of a token are not summed over hosts in token-parallel prefill: OLMo, MiniMax and
     models with Mamba-2 are tensor-parallel.
@@ -220,7 +221,7 @@ def test_one_text_with_whole_experts_on_hosts(hosts, folder):
 
 @pytest.mark.parametrize(
     "ranks, prefill, folder",
-    [((3, "tensor"), (4, "token"))[i % 2] + (folder,) for i, folder in enumerate(distinct_families())],
+    [((3, "tensor"), (4, "token"))[i % 2] + (folder,) for i, folder in enumerate(distinct_families()[1::2])],
     ids=lambda value: getattr(value, "name", str(value)),
 )
 def test_one_text_whatever_is_cut(ranks, prefill, folder):

@@ -21,6 +21,7 @@ FLOORS = {
     "layout": 1,
     "mesh": 1,
     "prctl": 1,
+    "process_end": 1,
     "progress": 1,
     "python_words": 1,
     "regular_file": 1,

@@ -18,6 +18,7 @@ from ckdist.engine.single import SingleSequence
 from tests.support.distinct_families import distinct_families
 from tests.support.paths import GOLDEN
 from tests.support.published import FORMS, write_published
+from tests.support.taken_in_turns import skip_every_other
 
 FILES = sorted((GOLDEN / "gguf").glob("*.gguf"))
 FAMILIES = sorted(path.parent for path in GOLDEN.glob("*/config.json"))
@@ -44,12 +45,6 @@ def on_rank_0(world, model, ubatch_size: int, check) -> None:
             loaded.executable.work()
     finally:
         loaded.close()
-
-
-def skip_every_other(world, index: int) -> None:
-    """One rank takes every file; two ranks take the files at even places, and three the others."""
-    if world.size > 1 and (world.size + index) % 2:
-        pytest.skip("for another number of ranks")
 
 
 def test_there_are_files():

@@ -1,9 +1,16 @@
-"""Python imports this at the start of processes that tests start: their ranks poll as seldom as those in tests."""
+"""Python imports this at the start of processes that tests start.
 
+Their ranks poll as seldom as those in tests. Tests start them more than a thousand times, so they start faster: garbage
+is collected seldom, and numpy's functions get no docstrings.
+"""
+
+import gc
 import sys
+import types
 from importlib.machinery import PathFinder
 
 POLLS = 50  # of a flag before a thread sleeps; a thread that polls for long takes the core of another test
+DOCSTRINGS = ("numpy._core._add_newdocs", "numpy._core._add_newdocs_scalars")
 NAMES = {"ckdist.layouts.rank_plan": "SPINS", "ckdist.comm.communicator": "_PATIENT_POLLS"}
 
 
@@ -26,3 +33,5 @@ class FewPolls:
 
 
 sys.meta_path.insert(0, FewPolls)
+sys.modules.update((name, types.ModuleType(name)) for name in DOCSTRINGS)
+gc.set_threshold(20_000)
