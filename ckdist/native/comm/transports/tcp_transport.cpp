@@ -89,7 +89,12 @@ int64_t TcpTransport::read(int peer, void* data, int64_t bytes) {
   if (n > 0) return n;
   readable_[peer] = false;
   if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) {
-    if (sockets_[peer].waits()) watch(peer, EPOLL_CTL_DEL, false);  // the end of its connection would wake it forever
+    if (!sockets_[peer].waits()) return 0;
+    if (loses_large_packets(peer)) {  // a new connection would lose them too
+      sockets_[peer].give_up(ETIMEDOUT);
+    } else {
+      watch(peer, EPOLL_CTL_DEL, false);  // the end of its connection would wake this rank forever
+    }
     return 0;
   }
   if (n < 0 && errno == EBADMSG) {
