@@ -71,7 +71,7 @@ class Rollouts:
                 params = SamplingParams(
                     room, seed=(seeds[at[0]] + at[1]) % (1 << 63), logprobs=0, ignore_eos=True, stop_token_ids=ends
                 )
-                self.engine.add(at, prompt.tolist(), params, adapter=NAME)
+                self.engine.add(at, prompt.tolist(), params, adapters=((NAME, 1.0),))
                 running, at = running + 1, next(waiting, None)
             for output in self.engine.step():
                 if output.error is not None:
