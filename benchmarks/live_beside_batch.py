@@ -40,7 +40,7 @@ def first_token(http: httpx.Client, prompt: str) -> float:
 def begin_batch(http: httpx.Client, rng: random.Random, given: argparse.Namespace) -> str:
     """Starts a batch that outlasts the round. Returns its id after its first results."""
     bodies = (
-        {"prompt": text(rng, rng.randint(1, given.batch_prompt // 2)), "max_tokens": rng.randint(8, 64), "ignore_eos": True}
+        {"prompt": text(rng, rng.randint(1, given.batch_prompt // 5)), "max_tokens": rng.randint(8, 64)}
         for _ in range(LINES)
     )
     lines = (
@@ -83,7 +83,7 @@ def main() -> None:
     rng, seconds = random.Random(1), {"idle": list[float](), "batch": list[float]()}
     with (
         tempfile.TemporaryDirectory() as room,
-        running("-m", given.model, "--batch-dir", room, *flags, threads=()) as url,
+        running("-m", given.model, "--batch-dir", room, "--no-log-requests", *flags, threads=()) as url,
         httpx.Client(base_url=url, timeout=300) as http,
     ):
         for number in range(given.rounds + 1):
@@ -94,11 +94,13 @@ def main() -> None:
                 found = []
                 for _ in range(given.requests):
                     time.sleep(rng.expovariate(1 / given.pause))
-                    found.append(first_token(http, text(rng, given.prompt // 2)))
+                    found.append(first_token(http, text(rng, given.prompt // 5)))
+                more = ""
                 if batch:
                     rate = (completed(http, batch) - before) / (time.perf_counter() - begin)
-                    print(f"round {number}: the batch had {rate:.2f} lines/s", flush=True)
+                    more = f"; the batch had {rate:.2f} lines/s"
                     cancel(http, batch)
+                print(f"round {number}, {case}: median {1e3 * statistics.median(found):.0f} ms{more}", flush=True)
                 if number:  # the first round warms up
                     seconds[case] += found
     median, late = ({case: point(s) for case, s in seconds.items()} for point in (statistics.median, percentile))

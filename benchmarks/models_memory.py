@@ -73,7 +73,8 @@ def ask(http: httpx.Client, model: str, prompt: str) -> str:
     """The model's greedy answer."""
     body = {"model": model, "prompt": prompt, "max_tokens": 24, "temperature": 0, "ignore_eos": True, "logprobs": 1}
     answer = http.post("/v1/completions", json=body)
-    answer.raise_for_status()
+    if answer.status_code != 200:
+        raise RuntimeError(f"{answer.status_code}: {answer.text}")
     choice = answer.json()["choices"][0]
     return f"{choice['text']} {choice['logprobs']['token_logprobs']}"
 
@@ -99,7 +100,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         table = pathlib.Path(folder) / "models.toml"
         table.write_text(TABLE.format(model=pathlib.Path(given.model).absolute(), bundled=BUNDLED))
-        more = ("--models-memory", given.limit, *flags)
+        more = ("--models-memory", given.limit, "--no-log-requests", *flags)
         with (
             Memory() as memory,
             running("--models", str(table), *more, threads=()) as url,

@@ -44,9 +44,9 @@ def odd_one(values: Sequence[Any]) -> tuple[int, int] | None:
     return None if odd is None else (odd, values.index(usual))
 
 
-def agree(world: World, what: str, value: str, remedy: str = "start all ranks with the same model and flags") -> None:
+def agree(world: World, what: str, value: str) -> None:
     """Raises ConfigError on every rank unless all ranks have the same `value`."""
-    agree_fields(world, {what: value}, lambda _: remedy)
+    agree_fields(world, {what: value}, lambda _: "start all ranks with the same model and flags")
 
 
 def agree_fields(world: World, values: Mapping[str, str], remedy: Callable[[str], str]) -> None:

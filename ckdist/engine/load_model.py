@@ -10,7 +10,7 @@ import logging
 import os
 import pathlib
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ckdist import native
 from ckdist.comm.bootstrap.launchers import KEPT_VARIABLE
@@ -139,11 +139,6 @@ def open_shares(config: EngineConfig, world: World, checkpoint: Checkpoint) -> t
     from ckdist.engine.kept_choice import kept_shares
 
     return kept_shares(config, world, checkpoint)
-
-
-def load_colocated(request: dict[str, Any], world: World, colocation: Colocation) -> Model:
-    """Loads a model while steps of others run. `request`: fields of an EngineConfig. A collective call."""
-    return load_model(EngineConfig(**request), world, colocation=colocation)
 
 
 def open_model(config: EngineConfig, world: World, embeddings: bool) -> Checkpoint:

@@ -182,6 +182,12 @@ def sliding_layers(f: Fields, num_layers: int, period: int) -> list[bool]:
     return [period == 0 or (i + 1) % period != 0 for i in range(num_layers)]
 
 
+def windows(f: Fields, num_layers: int, period: int) -> tuple[int, list[bool]]:
+    """(the window or 0, `sliding_layers`). Without a window, no layer slides."""
+    window = f.integer("attention.sliding_window", 0, low=0, high=1 << 30)
+    return window, sliding_layers(f, num_layers, period) if window else [False] * num_layers
+
+
 def rotation(
     header: GgufHeader,
     n: Sizes,
@@ -236,9 +242,9 @@ def three_axes(header: GgufHeader, rotation: RopeSpec, is_interleaved: bool) -> 
     return replace(rotation, axes=rope.section_axes(numbers[:3], rotation.dims // 2, is_interleaved))
 
 
-def plain_rotation(header: GgufHeader, n: Sizes, theta: float = 1e4) -> RopeSpec:
+def plain_rotation(header: GgufHeader, n: Sizes) -> RopeSpec:
     """The rotation without scaling, which some families have in sliding layers."""
-    theta = header.fields.number("rope.freq_base", theta, low=1.0)
+    theta = header.fields.number("rope.freq_base", 1e4, low=1.0)
     return RopeSpec(rope.plain(n.head_dim, theta).astype(np.float32), theta=theta)
 
 

@@ -178,9 +178,9 @@ def over_types(question: Question) -> list[tuple[str, Answer]]:
     return found
 
 
-def hosts_that_fit(question: Question, most: int = 256) -> int | None:
-    """The smallest power of two of hosts with enough memory; None if `most` hosts are not enough."""
-    for hosts in (1 << power for power in range(most.bit_length())):
+def hosts_that_fit(question: Question) -> int | None:
+    """The smallest power of two of hosts with enough memory, at most 256; None if these are not enough."""
+    for hosts in (1 << power for power in range(9)):
         cluster = replace(question.cluster, hosts=hosts)
         if cluster.size > MAX_RANKS:
             break

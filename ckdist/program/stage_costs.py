@@ -64,6 +64,3 @@ class StageCosts:
             return max(1.0, count * max(self.slowest, 1 / self.stages)) * step
 
         return min(range(1, max(1, min(self.stages, sequences)) + 1), key=seconds)
-
-
-__all__ = ["LEAST_PIECE", "PIECE_UNIT", "StageCosts"]

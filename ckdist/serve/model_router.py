@@ -22,6 +22,7 @@ from ckdist.serve.settings import HostedSettings, HttpSettings
 IDLE_LOOK_SECONDS = 0.5
 MAX_PULLED = 16  # models that clients may pull
 MAX_COPIES = 64  # names that they may give
+PASSING_SECONDS = 10.0  # in which requests of loaded models pass a load that waits for their end
 LOAD_RETRY_SECONDS = 10  # Retry-After of a request that found no room
 
 
@@ -32,7 +33,6 @@ class ModelRouter:
 
     Attributes:
         accounts: The clients of all models.
-        is_crowded: Whether a load waits until another model has no requests.
     """
 
     def __init__(self, settings: HttpSettings) -> None:
@@ -55,7 +55,12 @@ class ModelRouter:
         self._released = asyncio.Event()
         self.draining = False
         self.has_started = True  # a request loads its model
-        self.is_crowded = False
+        self._crowded_at: float | None = None  # since when a load waits until another model has no requests
+
+    @property
+    def is_crowded(self) -> bool:
+        """Whether a load waits until another model has no requests."""
+        return self._crowded_at is not None
 
     def start(self) -> None:
         """Begins to load the models that are loaded at the start, and to unload idle ones."""
@@ -171,16 +176,21 @@ class ModelRouter:
         model.service.kept, model.service.accounts = self._kept, self.accounts
         self._names |= dict.fromkeys((model.name, *hosted.aliases), model)
 
-    async def load(self, model: HostedModel, waits: bool = True) -> None:
-        """Returns when the model is loaded. Raises Problem 503 if that fails or takes longer than --timeout.
+    async def load(self, hold: "Hold", waits: bool = True) -> None:
+        """Returns when the model is loaded and held. Raises Problem 503 if that fails or takes longer than --timeout.
 
         `waits`: as in `begin`.
         """
+        model = hold.model
         try:
-            await asyncio.wait_for(self._load(model, waits), self.settings.timeout)
+            await asyncio.wait_for(self._load(hold, waits), self.settings.timeout)
         except asyncio.TimeoutError:
             message = f"the model {model.name!r} was not loaded within {self.settings.timeout:g} seconds (--timeout)"
             raise Problem(503, message, retry_after=LOAD_RETRY_SECONDS) from None
+
+    def hold(self, model: HostedModel) -> "Hold":
+        """Returns a request's use of a model, which `load` begins."""
+        return Hold(model, self._released)
 
     async def begin(self, model: HostedModel, waits: bool, is_order: bool = False) -> None:
         """Makes room and begins to load the model, if it is not loaded.
@@ -206,25 +216,31 @@ class ModelRouter:
                 raise Problem(409, f"the model {model.name!r} has {have}; try again later")
             await model.unload()
 
-    def release(self, model: HostedModel) -> None:
-        """Ends a request's use of a model."""
-        model.users -= 1
-        model.used_at = time.monotonic()
-        self._released.set()
-
-    async def _load(self, model: HostedModel, waits: bool) -> None:
+    async def _load(self, hold: "Hold", waits: bool) -> None:
+        """A request that waits for its turn to load holds nothing: the loads before it may unload its model."""
+        model = hold.model
+        if model.state == "loaded" and self._gives_way(model):
+            await self.begin(model, waits)
         while model.state != "loaded":
             if model.state in ("unloaded", "unloading"):
+                hold.release()
                 await self.begin(model, waits)
+            hold.take()
             await model.wait()
             if model.state == "unloaded":
                 model.check_may_load()
+        hold.take()
+
+    def _gives_way(self, model: HostedModel) -> bool:
+        """Whether a request of a loaded model comes after a load that waits for room for PASSING_SECONDS."""
+        crowded_at = self._crowded_at
+        return not model.hosted.pinned and crowded_at is not None and time.monotonic() - crowded_at > PASSING_SECONDS
 
     async def _make_room(self, model: HostedModel, needs: int, waits: bool) -> None:
         try:
             await self._unload_for(model, needs, waits)
         finally:
-            self.is_crowded = False
+            self._crowded_at = None
 
     async def _unload_for(self, model: HostedModel, needs: int, waits: bool) -> None:
         """Unloads models until there is room for one more. The least recently used one goes first."""
@@ -246,7 +262,7 @@ class ModelRouter:
             if idle:
                 await min(idle, key=lambda one: one.used_at).unload()
             elif waits:
-                self.is_crowded = True
+                self._crowded_at = self._crowded_at or time.monotonic()
                 with contextlib.suppress(asyncio.TimeoutError):
                     await asyncio.wait_for(self._released.wait(), IDLE_LOOK_SECONDS)
             else:
@@ -284,20 +300,27 @@ class ModelRouter:
 
 
 class Hold:
-    """One request's use of a model, from its arrival to the last byte of its answer."""
+    """One request's use of a model, which stays loaded from `take` to `release`. Second calls of these do nothing."""
 
-    def __init__(self, router: ModelRouter, model: HostedModel) -> None:
-        self._router, self._model = router, model
-        self._is_held = True
+    def __init__(self, model: HostedModel, released: asyncio.Event) -> None:
+        self.model, self._released = model, released
+        self._is_held = False
         self.begun = time.monotonic()
-        model.users += 1
-        model.used_at = time.monotonic()
+
+    def take(self) -> None:
+        """Begins the use."""
+        if not self._is_held:
+            self._is_held = True
+            self.model.users += 1
+            self.model.used_at = time.monotonic()
 
     def release(self) -> None:
-        """Ends the use. Later calls do nothing."""
+        """Ends the use."""
         if self._is_held:
             self._is_held = False
-            self._router.release(self._model)
+            self.model.users -= 1
+            self.model.used_at = time.monotonic()
+            self._released.set()
 
 
 def _size(count: int) -> str:

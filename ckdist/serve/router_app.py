@@ -8,7 +8,16 @@ from starlette.routing import BaseRoute, Route
 from ckdist.serve.access import Access
 from ckdist.serve.app import PATHS, application
 from ckdist.serve.model_router import ModelRouter
-from ckdist.serve.paths import absent, conversations, file_batches, message_batches, models, page, stored_responses
+from ckdist.serve.paths import (
+    absent,
+    conversations,
+    file_batches,
+    message_batches,
+    models,
+    ollama,
+    page,
+    stored_responses,
+)
 from ckdist.serve.paths.path import PathNames
 from ckdist.serve.router_metrics import RouterMetrics
 
@@ -17,7 +26,9 @@ def create_router_app(router: ModelRouter, metrics: RouterMetrics) -> Access:
     """Returns the ASGI application of a server with several models."""
     own = {path.name for path in models.PATHS}
     any_service = next(iter(router.models.values())).service  # for paths that are the same for all models
+    refused = [path for path in ollama.PATHS if path.handle is ollama.refuse and path.name not in own]
     same = (
+        *refused,
         *absent.PATHS,
         *stored_responses.KEPT_PATHS,
         *conversations.PATHS,

@@ -157,7 +157,7 @@ class Zygote:
         self.close()
 
 
-def load_vocabulary(model: str | Path, overrides: Overrides = None) -> Vocabulary:
+def load_vocabulary(model: str | Path) -> Vocabulary:
     """Loads the vocabulary of a model with an untrusted tokenizer. Raises ModelFileError like `Zygote.load`."""
-    with Zygote(model, overrides) as zygote:
+    with Zygote(model) as zygote:
         return zygote.load()

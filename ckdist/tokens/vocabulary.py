@@ -60,13 +60,9 @@ class Vocabulary:
         decoder = self.decoder(skip_special)
         return "".join([decoder.step(token_id) for token_id in ids]) + decoder.flush()
 
-    def decoder(self, skip_special: bool = True, kept: Iterable[int] = ()) -> StreamDecoder:
-        """A decoder of one id at a time. Its joined texts equal `decode` of all ids.
-
-        Args:
-            kept: Control tokens that are not skipped.
-        """
-        return StreamDecoder(self, skip_special, kept)
+    def decoder(self, skip_special: bool = True) -> StreamDecoder:
+        """A decoder of one id at a time. Its joined texts equal `decode` of all ids."""
+        return StreamDecoder(self, skip_special)
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes of `token_id`, special tokens included; empty beyond the vocabulary."""

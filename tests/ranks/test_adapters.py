@@ -248,7 +248,9 @@ def test_a_request_has_the_sum_of_its_adapters(tmp_path, ranks):
     scales, weights = {"a": 0.5, "b": -2.0, "c": 1.0}, safetensors.load_file(model / "model.safetensors")
     for seed, (name, scale) in enumerate(scales.items()):
         sizes = {"rank": 4 + seed, "scale": 0.1, "dtype": np.float16}
-        added = random_adapter(tmp_path / name, model, (MODULES, ("q_proj", "down_proj"), ("o_proj",))[seed], seed, **sizes)
+        added = random_adapter(
+            tmp_path / name, model, (MODULES, ("q_proj", "down_proj"), ("o_proj",))[seed], seed, **sizes
+        )
         for weight, delta in added.items():
             weights[weight] = np.float32(weights[weight]) + scale * delta
     shutil.copytree(model, tmp_path / "merged")

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from ckdist.errors import ConfigError
-from ckdist.train.trainer import train
+from ckdist.train.trainer import Trainer, train
 from ckdist.weights.checkpoint import open_checkpoint
 from tests.support.thread_ranks import run_threads
 from tests.support.tiny_training import config
@@ -42,6 +42,12 @@ def test_the_best_model_is_kept_and_training_ends(tmp_path):
     assert [report.eval_loss for report in two] == pytest.approx(losses, rel=1e-2)
     state = json.loads(next((tmp_path / "two" / "out").glob(f"checkpoint-{best + 3}/*.json")).read_text())
     assert json.dumps(state).count(f'"best_step": {best + 1}') == 1
+
+
+def test_the_last_model_is_written_if_no_validation_loss_is_finite(tmp_path, monkeypatch):
+    monkeypatch.setattr(Trainer, "evaluate", lambda _: float("nan"))
+    assert len(reports(config(tmp_path, **OWN))) == 2
+    assert (tmp_path / "out" / "model" / "model.safetensors").is_file()
 
 
 def test_a_base_with_the_new_name_of_its_type_gives_a_model_that_loads(tmp_path):

@@ -57,6 +57,8 @@ def test_a_copy_is_a_further_name_until_it_is_deleted(client):
         with pytest.raises(ollama.ResponseError) as refused:
             client.copy(*wrong)
         assert refused.value.status_code == status
+    with pytest.raises(ollama.ResponseError, match="/api/create is not supported: clients cannot make or push models"):
+        client.create("new", from_="a")
     assert client.delete("b").status == "success"
     with pytest.raises(ollama.ResponseError, match="there is no model 'b'"):
         client.generate("b", "ab")

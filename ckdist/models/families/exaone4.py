@@ -59,8 +59,7 @@ def gguf(header: GgufHeader) -> ModelSpec:
     from ckdist.models import from_gguf
 
     f, n = header.fields, from_gguf.sizes(header)
-    window = f.integer("attention.sliding_window", 0, low=0, high=1 << 30)
-    sliding = from_gguf.sliding_layers(f, n.num_layers, PERIOD) if window else [False] * n.num_layers
+    window, sliding = from_gguf.windows(f, n.num_layers, PERIOD)
     made = layers(from_gguf.attention(header, n), from_gguf.dense(header), window, sliding)
     return n.model(NAME, made, {"global": from_gguf.rotation(header, n)}, from_gguf.tied(header))
 

@@ -58,10 +58,8 @@ def gguf(header: GgufHeader) -> ModelSpec:
     """Reads GGUF metadata."""
     from ckdist.models import from_gguf
 
-    spec, window = glm4moe.gguf(header), header.fields.integer("attention.sliding_window", 0, low=0, high=1 << 30)
-    count = len(spec.layers)
-    sliding = from_gguf.sliding_layers(header.fields, count, exaone4.PERIOD) if window else [False] * count
-    return with_windows(spec, window, sliding)
+    spec = glm4moe.gguf(header)
+    return with_windows(spec, *from_gguf.windows(header.fields, len(spec.layers), exaone4.PERIOD))
 
 
 FAMILY = replace(

@@ -53,8 +53,7 @@ def gguf(header: GgufHeader) -> ModelSpec:
     from ckdist.models import from_gguf
 
     f, spec = header.fields, from_gguf.uniform(GgufReader(qwen3moe.ROUTING), header)
-    full, window = spec.layers[0].attention, f.integer("attention.sliding_window", 0, low=0, high=1 << 30)
-    sliding = from_gguf.sliding_layers(f, len(spec.layers), PERIOD) if window else [False] * len(spec.layers)
+    full, (window, sliding) = spec.layers[0].attention, from_gguf.windows(f, len(spec.layers), PERIOD)
     slide = replace(full, window=window, rope="local")
     layers = [replace(layer, mixer=slide if s else full) for layer, s in zip(spec.layers, sliding, strict=True)]
     local = from_gguf.plain_rotation(header, from_gguf.sizes(header))

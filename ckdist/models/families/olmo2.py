@@ -39,14 +39,13 @@ def gguf(header: GgufHeader) -> ModelSpec:
     """Reads GGUF metadata. OLMo 3 has the same architecture name: it has a window, with an unscaled rotation."""
     from ckdist.models import from_gguf
 
-    f, n = header.fields, from_gguf.sizes(header)
+    n = from_gguf.sizes(header)
+    window, sliding = from_gguf.windows(header.fields, n.num_layers, 4)
     full = replace(from_gguf.attention(header, n), qk_norm="row")
-    window = f.integer("attention.sliding_window", 0, low=0, high=1 << 30)
     ropes = {"global": from_gguf.rotation(header, n)}
     if window:
         ropes["local"] = from_gguf.plain_rotation(header, n)
     slide = replace(full, window=window, rope="local" if window else "global")
-    sliding = from_gguf.sliding_layers(f, n.num_layers, 4) if window else [False] * n.num_layers
     ffn = from_gguf.dense(header)
     layers = [LayerSpec(slide if slides else full, ffn, NORMS) for slides in sliding]
     return n.model("olmo3" if window else NAME, layers, ropes, from_gguf.tied(header))

@@ -344,7 +344,7 @@ class Inference : public Executor {
   std::unique_ptr<Slab> slabs_[ckdist_slab_kinds];
   std::vector<ThreadBuffers> buffers_;
   float* shared_rows_[2] = {};
-  std::vector<float> hidden_;        // (max_outputs, hidden)
+  std::vector<float> hidden_;         // (max_outputs, hidden)
   std::vector<AdapterUse> adapters_;  // of the batch's tokens, (most_adapters, max_tokens)
   // For each rotation with axes: cosines, then sines, of the batch's tokens, (max_tokens, dims). Else empty.
   std::vector<float> axes_[std::size(ckdist_program{}.ropes)];

@@ -58,8 +58,7 @@ struct Scales {
 
 // Writes blocks of `type` for columns [col, col + cols) of a row; both are multiples of 32. `codes` is the code of the
 // first column, or of the tensor's first row and column if codes are across rows, or of the row's first column with an
-// order. Returns false if a scale or a code is
-// NaN, or the type does not keep all bits of a scale or a zero point.
+// order. Returns false if a scale or a code is NaN, or the type does not keep all bits of a scale or a zero point.
 bool join_row(const Scales& scales, Type type, int64_t matrix, int64_t row, int64_t col, int64_t cols,
               const uint8_t* codes, uint8_t* out);
 

@@ -28,14 +28,19 @@ def input_rows(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Att
 
 @lower("input_rows", "inference")
 def lower_input_rows(lowering: "ServingLowering", group: "Group") -> None:
-    """Emits one step of the kind `embed`, without a table."""
+    """Emits one step."""
+    embed_without_table(lowering, group, native.lib.ckdist_embed_by_place, NO_ROPE)
+
+
+def embed_without_table(lowering: "ServingLowering", group: "Group", by: int, waves: int) -> None:
+    """Emits a step of the kind `embed`. `waves`: the rotation whose sines and cosines are the rows, or NO_ROPE."""
     (out,) = group.instr.outputs
     (lowering.at[out.name],) = lowering.results([out])
     lowering.emit(
         "embed",
         out=lowering.at[out.name],
-        by=native.lib.ckdist_embed_by_place,
-        waves=NO_ROPE,
+        by=by,
+        waves=waves,
         table=NO_SPAN,
         added=MatrixIndex(ABSENT),
         first_row=0,

@@ -7,12 +7,13 @@ import numpy as np
 from ckdist import native
 from ckdist.layout import Dim
 from ckdist.program.lowered import MatrixKey
+from ckdist.program.ops.input_rows import embed_without_table
 from ckdist.program.ops.op import lower, op, total
 from ckdist.program.ops.op_types import Arrays, Attrs, Inferred, Values, Weights
 from ckdist.program.program import Weight
 from ckdist.program.rank_context import RankContext
 from ckdist.program.rotations import NO_ROPE, ROPE_TABLES
-from ckdist.program.step import ABSENT, NO_SPAN, MatrixIndex
+from ckdist.program.step import ABSENT, MatrixIndex
 
 if TYPE_CHECKING:  # these modules import the ops
     from ckdist.program.fusion import Group
@@ -83,17 +84,6 @@ def embed_waves(context: RankContext, inputs: Arrays, weights: Arrays, attrs: At
 
 @lower("embed_waves", "inference")
 def lower_embed_waves(lowering: "ServingLowering", group: "Group") -> None:
-    """Emits one step of the kind `embed`, without a table."""
-    (out,) = group.instr.outputs
-    (lowering.at[out.name],) = lowering.results([out])
-    lowering.emit(
-        "embed",
-        out=lowering.at[out.name],
-        by=native.lib.ckdist_embed_by_position,
-        waves=ROPE_TABLES[group.instr.attrs["table"]],
-        table=NO_SPAN,
-        added=MatrixIndex(ABSENT),
-        first_row=0,
-        scale=1.0,
-        eps=0.0,
-    )
+    """Emits one step."""
+    waves = ROPE_TABLES[group.instr.attrs["table"]]
+    embed_without_table(lowering, group, native.lib.ckdist_embed_by_position, waves)

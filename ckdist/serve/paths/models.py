@@ -68,9 +68,9 @@ async def pass_on(router: ModelRouter, path: Path, request: Request) -> Response
     request.scope["ckdist.model"] = model.name
     if is_ollama and named.keep_alive is not None:
         model.keep_alive = request.scope["ckdist.keep_alive"] = read_keep_alive(named.keep_alive)
-    hold = Hold(router, model)
+    hold = router.hold(model)
     try:
-        load = router.load(model, waits=BATCH not in request.scope)
+        load = router.load(hold, waits=BATCH not in request.scope)
         await while_connected(request.receive, load, lambda: hold.begun, router.settings.timeout + 1)
         answer = await path.handle(model.service, Request(request.scope, _again(body, request.receive)))
     except BaseException:

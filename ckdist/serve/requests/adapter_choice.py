@@ -35,7 +35,9 @@ def read_adapters(fields: Fields, facts: ModelFacts) -> AdapterScales | None:
         return by_id if by_model is None else ((by_model, 1.0),)
     if by_model not in dict(by_id):
         others = ", ".join(repr(name) for name, _ in by_id) or "none"
-        raise RequestError(f"model names adapter {by_model!r}, and lora {others}: add it to lora", "lora", "invalid_value")
+        raise RequestError(
+            f"model names adapter {by_model!r}, and lora {others}: add it to lora", "lora", "invalid_value"
+        )
     return by_id
 
 

@@ -98,18 +98,10 @@ class OwnBatches:
     Args:
         source: source(step, rank, size) returns batches.
         tokens: Batches are padded to this many tokens.
-        position: The first step.
     """
 
-    def __init__(
-        self,
-        source: Callable[[int, int, int], list[PackedBatch]],
-        rank: int,
-        size: int,
-        tokens: int,
-        position: Position = Position(),
-    ) -> None:
-        self.source, self.rank, self.size, self.tokens, self.position = source, rank, size, tokens, position
+    def __init__(self, source: Callable[[int, int, int], list[PackedBatch]], rank: int, size: int, tokens: int) -> None:
+        self.source, self.rank, self.size, self.tokens, self.position = source, rank, size, tokens, Position()
 
     def take(self) -> list[PackedBatch]:
         """Returns this rank's batches of the next step. Raises ConfigError for an invalid batch."""

@@ -91,7 +91,7 @@ def read_header(path: str | Path) -> Header:
             raise ValueError("fields out of range")
     except OSError as error:
         raise ConfigError(f"teacher file {path} cannot be read: {error.strerror}") from None
-    except (ValueError, KeyError, TypeError, RecursionError):
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         raise ConfigError(f"{path} is no teacher file: write one with ckdist distill") from None
     if size != header.records_end + CRC_BYTES:
         raise ConfigError(
@@ -166,7 +166,7 @@ class TeacherWriter:
         try:
             saved = json.loads(read_regular(self.state, HEADER_BYTES))
             documents, entries, crc = (int(saved[name]) for name in ("documents", "entries", "crc"))
-        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
             raise ConfigError(f"{self.state} is damaged: remove {self.part} and {self.state}") from None
         if start != self.header.encode():
             raise ConfigError(f"{self.part} is of another teacher or other data: remove it, or give another -o")

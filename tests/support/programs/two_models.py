@@ -9,7 +9,7 @@ import numpy as np
 
 from ckdist.comm.world import start_world
 from ckdist.config.engine_config import EngineConfig
-from ckdist.engine.load_model import load_colocated, load_model
+from ckdist.engine.load_model import load_model
 from ckdist.engine.single import SingleSequence
 from ckdist.errors import ConfigError
 from ckdist.native import address
@@ -97,7 +97,7 @@ def job(world, *words) -> None:
     stepped = threading.Event()
 
     def load(config, world, colocation):
-        model = load_colocated(config, world, colocation)
+        model = load_model(EngineConfig(**config), world, colocation=colocation)
         if world.rank == 0:
             assert stepped.wait(60), "no step ran while the model was loaded"
         return model

@@ -4,8 +4,10 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdio>
 #include <cstring>
+#include <thread>
 
 #include "comm/transports/verbs_transport.h"
 #include "core/error.h"
@@ -22,6 +24,7 @@ constexpr int64_t kGoodbyeNs = 200'000'000;  // time limit for its arrival
 constexpr int64_t kWatchNs = 50'000'000;
 constexpr int64_t kSilenceNs = 500'000'000;      // then a peer that is waited for is probed
 constexpr int64_t kPortGraceNs = 1'000'000'000;  // a link may recover
+constexpr int kEventMs = 100;                    // longest wait for the event behind an error
 constexpr uint32_t kWatchPolls = 512;            // polls between two reads of the clock
 constexpr uint32_t kYields = 200;                // number of yields before idle() sleeps in the kernel
 constexpr int kBatch = 16;
@@ -169,6 +172,12 @@ void VerbsTransport::ended(int peer, const ibv_wc& entry) {
     if (entry.status == IBV_WC_RETRY_EXC_ERR)
       return lose(peer, "does not answer over " + device_.name + ": its process or the link to it is gone");
     if (entry.status == IBV_WC_WR_FLUSH_ERR) return lose(peer, "was disconnected from " + device_.name);
+    // The event of a link that goes down may come after the error.
+    for (int i = 0; i < kEventMs && p.lost.empty() && !device_.down_since(); i++) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      take_events();
+    }
+    if (device_.down_since()) return lose(peer, port_down());
     return lose(peer, "could not be reached over " + device_.name + ": " + verbs_library().wc_status_str(entry.status));
   }
   p.heard_ns = now_ns();
