@@ -36,6 +36,7 @@ from tests.support.situations import driven, situations, texts
 from tests.support.specs import FAMILIES, PIECES, spec, weights_of
 from tests.support.thread_ranks import run_threads
 
+
 def loaded(world, path, stages: int, **more):
     settings = {"threads": 1, "ubatch_size": 32, "ctx_size": 96, "comm_timeout": 20.0, "cache_type_k": "f32"}
     return load_model(EngineConfig(model=str(path), pipeline_parallel_size=stages, **settings | more), world)

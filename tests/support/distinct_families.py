@@ -19,7 +19,7 @@ NAMES = """
 
 
 def distinct_families() -> tuple[pathlib.Path, ...]:
-    """Folders of golden families. Each form of a mixer, of a feed-forward, of norms and of a model is in one of them."""
+    """Folders of golden families that have each form of a mixer, of a feed-forward, of norms and of a model."""
     return tuple(GOLDEN / name for name in NAMES.split())
 
 
