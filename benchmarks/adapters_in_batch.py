@@ -45,7 +45,8 @@ def rate(llm: LLM, adapters: list[str | None], tokens: int) -> float:
     """Tokens per second of decoding, one sequence per adapter."""
     params = SamplingParams(max_tokens=tokens, temperature=0, ignore_eos=True)
     for number, adapter in enumerate(adapters):
-        llm.engine.add(number, [5 + number, *range(10, 40)], params, tenant=None, adapter=adapter)
+        used = ((adapter, 1.0),) if adapter else ()
+        llm.engine.add(number, [5 + number, *range(10, 40)], params, tenant=None, adapters=used)
     counts = 0
     while counts < len(adapters):  # prompts
         counts += sum(bool(output.tokens) for output in llm.engine.step())

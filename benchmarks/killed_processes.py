@@ -3,6 +3,9 @@
     python -m benchmarks.random_model /tmp/random.gguf 24      (1.7 GB)
     python -m benchmarks.killed_processes -m /tmp/random.gguf [FLAGS of ckdist serve]
 
+`KINDS="rank 0;rank 1"` in the environment chooses rows by their beginning, and `SETTLE` the seconds
+before the first one. `--no-keep-weights` packs the weights again.
+
 Prints for each process if the streams went on, the seconds until the first and the last of them had its next token,
 and if all texts are those of an undisturbed run; else how long a new request waited for its first token, or how the
 command ended. Needs root, ip and tc.
@@ -173,7 +176,8 @@ def in_first_host(hosts: list[str], flags: list[str]) -> None:
         time.sleep(float(os.environ.get("SETTLE", "30")))  # until all weights are packed
         whole = undisturbed()
         print("| kill -9 of | outcome |\n|---|---|")
-        for kind in KINDS:
+        chosen = tuple(os.environ.get("KINDS", "").split(";"))
+        for kind in (kind for kind in KINDS if kind.startswith(chosen)):
             print(f"| {kind} | {killed(server, kind, hosts, whole)} |", flush=True)
             time.sleep(3)
     finally:

@@ -16,7 +16,6 @@ import pathlib
 import time
 
 import numpy as np
-from wide_layers import random_blocks
 
 from ckdist.comm.world import SingleWorld
 from ckdist.config.engine_config import EngineConfig
@@ -29,6 +28,18 @@ from ckdist.weights.gguf_writer import GgufTensorToWrite, write_gguf
 
 VOCAB, HEAD, GROUP, LONG, PIECE = 512, 128, 4, 32768, 256
 DECODE_AT, PROMPT_AT = (1024, LONG), (2048, LONG)  # tokens of context, with the step's own
+SCALES = (1e-4, 7.5e-4)  # the two float16 numbers at the start of a block of Q4_K
+
+
+def random_blocks(rng: np.random.Generator, kind: dtypes.TensorType, shape: tuple[int, ...]) -> np.ndarray:
+    """Returns the bytes of random numbers of about 0.02, in F32 or Q4_K."""
+    count = int(np.prod(shape))
+    if kind is dtypes.F32:
+        return (rng.standard_normal(count, np.float32) * 0.02).view(np.uint8)
+    size = kind.block_bytes
+    found = np.frombuffer(rng.bytes(count // kind.block_elements * size), np.uint8).reshape(-1, size).copy()
+    found[:, :4] = np.array(SCALES, np.float16).view(np.uint8)
+    return found
 
 
 def write(path: pathlib.Path, hidden: int) -> None:

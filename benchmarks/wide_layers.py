@@ -1,161 +1,173 @@
-"""Two layers of Kimi-K2's width with random weights, one dense and one with experts: the time of a decode step and of a
-prompt for each, the bytes that a token reads, and their share of the measured bandwidth.
+"""Layers of published widths with random weights: the time of a decode step and of a chunk of a prompt after 1,024 and
+65,536 tokens of context, the bytes that a decode step reads, and their share of the measured bandwidth.
 
-    python benchmarks/wide_layers.py FILE.gguf [--experts 384] [-t 2] [-p 512] [-n 64]
+    python benchmarks/wide_layers.py FOLDER [--shapes kimi-k2 deepseek-v3.2 kimi-linear nemotron-h] [-c 1024 65536] [-t 2]
 
-FILE.gguf is made where it is not there: hidden 7168, latent attention of 64 heads, an intermediate size of 18432 in the
-dense layer, experts of 2048 of which a token takes 8, and one that every token takes, in Q4_K; with 384 experts it has
-10 GB. Fewer experts take less memory; a token reads as many bytes. The last lines are what 61 such layers would give
-where a socket reads 614 GB/s, by bytes alone.
+A shape is a published configuration with few layers, a small vocabulary and 16 experts: a token reads as many bytes as
+it would with all experts. Its weights are made in FOLDER if they are not there (1 to 3 GB each) and packed as Q4_K.
+
+Bytes of a step: matrices as packed (of experts: those that a token takes), states twice (they are read and written),
+and rows of the cache. Sparse attention reads the index of all positions and the chosen rows.
 """
 
 import argparse
+import json
 import pathlib
 import statistics
 import time
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from ckdist.comm.world import SingleWorld
 from ckdist.config.engine_config import EngineConfig
 from ckdist.engine.load_model import load_model
-from ckdist.engine.single import SingleSequence
-from ckdist.program.executable import DECODE
+from ckdist.engine.loaded_model import Model
+from ckdist.models.decoder import weight_shapes
+from ckdist.models.registry import spec_from_config
+from ckdist.models.spec import MoeFfn
+from ckdist.program.cache import LayerCache, cache_bytes, slot_bytes
 from ckdist.program.step_batch import BLOCK_TOKENS, Batch, own_slots
 from ckdist.topology.bandwidth import read_bandwidth
+from ckdist.train.stored_tensors import stored_tensors
 from ckdist.weights import dtypes
-from ckdist.weights.gguf_writer import GgufTensorToWrite, write_gguf
+from ckdist.weights.loader import planned_type
+from ckdist.weights.safetensors_writer import TensorToWrite, as_stored, write_safetensors
 
-HIDDEN, DENSE, EXPERT, USED, LAYERS = 7168, 18432, 2048, 8, 61
-HEADS, Q_RANK, KV_RANK, NOPE, ROPE, VALUE = 64, 1536, 512, 128, 64, 128
-VOCAB = 512
-# Weights and bytes of a block, and the float16 numbers that it begins with: Q4_K's are of scales and of minima.
-BLOCKS = {dtypes.Q4_K: (256, 144, (1e-4, 7.5e-4)), dtypes.Q8_0: (32, 34, (2.7e-4,))}
-SOCKET, PAPER = 614e9, 12.94  # bytes/s of the paper's socket, and its tokens/s
-
-
-def random_blocks(rng: np.random.Generator, kind: dtypes.TensorType, shape: tuple[int, ...]) -> np.ndarray:
-    """Bytes of so many weights of about 0.02: a block's codes are random, its scales plausible."""
-    count = int(np.prod(shape))
-    if kind is dtypes.F32:
-        return (rng.standard_normal(count, np.float32) * 0.02).view(np.uint8)
-    block, size, scales = BLOCKS[kind]
-    found = np.frombuffer(rng.bytes(count // block * size), np.uint8).reshape(-1, size).copy()
-    found[:, : 2 * len(scales)] = np.array(scales, np.float16).view(np.uint8)
-    return found
-
-
-def write(path: pathlib.Path, experts: int) -> None:
-    """The file, tensor by tensor."""
-    rng, tensors = np.random.default_rng(1), []
-
-    def add(name: str, *shape: int, kind: dtypes.TensorType = dtypes.Q4_K) -> None:
-        make = lambda: np.ones(shape, np.float32).view(np.uint8) if "norm" in name else random_blocks(rng, kind, shape)
-        tensors.append(GgufTensorToWrite(name, kind, shape, make))
-
-    add("token_embd.weight", VOCAB, HIDDEN, kind=dtypes.F32)
-    add("output.weight", VOCAB, HIDDEN)
-    add("output_norm.weight", HIDDEN, kind=dtypes.F32)
-    for layer in range(2):
-        at = f"blk.{layer}"
-        add(f"{at}.attn_norm.weight", HIDDEN, kind=dtypes.F32)
-        add(f"{at}.ffn_norm.weight", HIDDEN, kind=dtypes.F32)
-        add(f"{at}.attn_q_a.weight", Q_RANK, HIDDEN)
-        add(f"{at}.attn_q_a_norm.weight", Q_RANK, kind=dtypes.F32)
-        add(f"{at}.attn_q_b.weight", HEADS * (NOPE + ROPE), Q_RANK)
-        add(f"{at}.attn_kv_a_mqa.weight", KV_RANK + ROPE, HIDDEN)
-        add(f"{at}.attn_kv_a_norm.weight", KV_RANK, kind=dtypes.F32)
-        add(f"{at}.attn_k_b.weight", HEADS, KV_RANK, NOPE, kind=dtypes.Q8_0)  # rows shorter than a block of Q4_K
-        add(f"{at}.attn_v_b.weight", HEADS, VALUE, KV_RANK)
-        add(f"{at}.attn_output.weight", HIDDEN, HEADS * VALUE)
-    for part, shape in (("gate", (DENSE, HIDDEN)), ("up", (DENSE, HIDDEN)), ("down", (HIDDEN, DENSE))):
-        add(f"blk.0.ffn_{part}.weight", *shape)
-    add("blk.1.ffn_gate_inp.weight", experts, HIDDEN, kind=dtypes.F32)
-    add("blk.1.exp_probs_b.bias", experts, kind=dtypes.F32)
-    for part, shape in (("gate", (EXPERT, HIDDEN)), ("up", (EXPERT, HIDDEN)), ("down", (HIDDEN, EXPERT))):
-        add(f"blk.1.ffn_{part}_exps.weight", experts, *shape)
-        add(f"blk.1.ffn_{part}_shexp.weight", *shape)
-    numbers = {
-        "block_count": 2, "context_length": 4096, "embedding_length": HIDDEN, "feed_forward_length": DENSE,
-        "attention.head_count": HEADS, "attention.head_count_kv": 1, "attention.key_length": KV_RANK + ROPE,
-        "attention.value_length": KV_RANK, "attention.key_length_mla": NOPE + ROPE,
-        "attention.value_length_mla": VALUE, "attention.q_lora_rank": Q_RANK, "attention.kv_lora_rank": KV_RANK,
-        "attention.layer_norm_rms_epsilon": 1e-6, "rope.freq_base": 5e4, "rope.dimension_count": ROPE,
-        "vocab_size": VOCAB, "leading_dense_block_count": 1, "expert_count": experts,
-        "expert_used_count": USED, "expert_shared_count": 1, "expert_feed_forward_length": EXPERT,
-        "expert_gating_func": 2, "expert_weights_norm": True, "expert_weights_scale": 2.827,
-    }  # fmt: skip
-    metadata = {"general.architecture": "deepseek2"} | {f"deepseek2.{name}": value for name, value in numbers.items()}
-    temporary = path.with_suffix(".tmp")
-    write_gguf(temporary, metadata, tensors)
-    temporary.replace(path)
+CONFIGS = pathlib.Path(__file__).parent.parent / "tests/golden/configs"
+VOCAB, EXPERTS, PIECE = 512, 16, 512
+FEW = {"vocab_size": VOCAB, "max_position_embeddings": 1 << 17}
+ROUTED = {"n_routed_experts": EXPERTS, "n_group": 1, "topk_group": 1, "num_nextn_predict_layers": 0}
+NO_YARN = {"rope_scaling": None, "quantization_config": None}
+SHAPES: dict[str, tuple[str, dict[str, Any]]] = {  # the folder of the published configuration, and changes to it
+    "kimi-k2": ("kimi_k2", FEW | ROUTED | NO_YARN | {"num_hidden_layers": 2, "first_k_dense_replace": 1}),
+    "deepseek-v3.2": ("deepseek_v32", FEW | ROUTED | NO_YARN | {"num_hidden_layers": 1, "first_k_dense_replace": 0}),
+    "kimi-linear": (
+        "kimi_linear",
+        FEW | {"num_experts": EXPERTS, "num_hidden_layers": 4, "first_k_dense_replace": 0, "model_max_length": 1 << 17},
+    ),
+    "nemotron-h": ("nemotron_h_8b", FEW | {"hybrid_override_pattern": "M-M*-", "num_hidden_layers": 5}),
+}
+KIMI_LINEAR_LAYERS = {"kda_layers": [1, 2, 3], "full_attn_layers": [4]}
 
 
-def layer_bytes(model, layer: int) -> int:
-    """That a token reads of a layer's matrices, as they are packed."""
-    total = 0
+def config_of(shape: str) -> dict[str, Any]:
+    """Returns the contents of the shape's config.json."""
+    folder, changes = SHAPES[shape]
+    config = json.loads((CONFIGS / folder / "published.json").read_text()) | changes
+    if shape == "kimi-linear":
+        config["linear_attn_config"] |= KIMI_LINEAR_LAYERS
+    return {name: value for name, value in config.items() if value is not None or name not in NO_YARN}
+
+
+def write(folder: pathlib.Path, config: Mapping[str, Any]) -> None:
+    """Writes a model of `config` whose matrices have numbers of about 0.02."""
+    rng, spec = np.random.default_rng(1), spec_from_config(config, "config.json")
+    pool = (rng.standard_normal(1 << 22, np.float32) * 0.02).astype(np.float16)
+
+    def values(name: str, shape: tuple[int, ...]) -> np.ndarray:
+        return np.ones(shape, np.float16) if "norm" in name else np.resize(np.roll(pool, rng.integers(1 << 22)), shape)
+
+    weights = {name: values(name, shape) for name, shape in weight_shapes(spec).items()}
+    tensors = [
+        TensorToWrite(t.name, "BF16", t.shape, lambda t=t: as_stored(t.values(), "BF16"))
+        for t in stored_tensors(spec, weights)
+    ]
+    folder.mkdir(parents=True, exist_ok=True)
+    write_safetensors(folder / "model.safetensors", tensors)
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def weight_bytes(model: Model) -> int:
+    """Returns the bytes of matrices that one token reads."""
+    used = max((1, *(layer.ffn.routing.used for layer in model.spec.layers if isinstance(layer.ffn, MoeFfn))))
+    total = 0.0
     for name, source in model.checkpoint.tensors.items():
-        if f"layers.{layer}." in name and len(source.shape) > 1:
-            part = USED / source.shape[0] if "experts" in name and len(source.shape) > 2 else 1
-            total += int(source.nbytes * part)
+        if len(source.shape) < 2 or "embed" in name:
+            continue
+        kind = dtypes.BY_NUMBER[planned_type(name, source, "q4_k")]
+        part = used / source.shape[0] if len(source.shape) > 2 else 1
+        total += part * np.prod(source.shape) * kind.block_bytes / kind.block_elements
+    return int(total)
+
+
+def token_bytes(layer: LayerCache, names: tuple[str, ...]) -> float:
+    """Returns the bytes of these arrays for one position."""
+    arrays = tuple(array for array in layer.arrays if array.name in names)
+    return cache_bytes(replace(layer, arrays=arrays), "token", ("f16", "f16")) / BLOCK_TOKENS if arrays else 0
+
+
+def cached_bytes(model: Model, positions: int) -> float:
+    """Returns the bytes of caches and states that a decode step reads or writes."""
+    layers = list(model.executable.caches.values())
+    total = 2.0 * slot_bytes(layers)
+    for layer in layers:
+        sparse = any(array.name == "index" for array in layer.arrays)
+        rows = min(positions, 2048) if sparse else positions
+        total += positions * token_bytes(layer, ("index",))
+        total += rows * token_bytes(layer, ("keys", "values", "latent", "rope"))
     return total
 
 
-def times(model, ids: np.ndarray, rounds: int) -> tuple[float, float]:
-    """Median seconds of a step of the first layer, and of all: of so many tokens at once."""
-    first, both = [], []
+def run(model: Model, tokens: int, start: int, fill: bool = False) -> float:
+    """Returns the seconds of a step of `tokens` tokens after `start` tokens. Only with `fill`, the state moves on."""
     executable = model.executable
-    blocks = np.arange(-(-len(ids) // BLOCK_TOKENS), dtype=np.int32)
-    for r in range(rounds):
-        own = np.roll(ids, 7 * r).astype(np.int32)
-        chunks = np.array([[len(ids), 0, len(blocks)]], np.int32)
-        every = np.arange(len(ids), dtype=np.int32)  # or the last layer computes one row
-        batch = Batch(own, chunks, blocks, every, own_slots(executable.state_slots, range(1), 0))
-        begin = time.perf_counter()
-        executable.run_layer(batch, DECODE)
-        middle = time.perf_counter()
-        executable.run(batch)
-        first.append(middle - begin)
-        both.append(time.perf_counter() - middle)
-    return statistics.median(first), statistics.median(both)
+    end = start + tokens
+    blocks = np.arange(-(-end // BLOCK_TOKENS), dtype=np.int32)
+    ids = np.random.default_rng(end).integers(0, VOCAB, tokens).astype(np.int32)
+    rows = np.arange(0 if fill else tokens, dtype=np.int32)  # a step without logits ends before its last layer's FFN
+    slots = own_slots(executable.state_slots, range(1), start)
+    if slots is not None and not fill:
+        slots[:, 1] = 1
+    batch = Batch(ids, np.array([[tokens, start, len(blocks)]], np.int32), blocks, rows, slots)
+    begin = time.perf_counter()
+    executable.run(batch)
+    return time.perf_counter() - begin
+
+
+def measure(shape: str, model: Model, contexts: list[int], threads: int, rounds: int) -> None:
+    """Prints a line for decode and one for prompts at each context."""
+    weights, filled = weight_bytes(model), 0
+    for context in sorted(contexts):
+        for start in range(filled, context, PIECE):
+            run(model, PIECE, start, fill=True)
+        filled = context
+        shares, steps, prompts = [], [], []
+        count = weights + cached_bytes(model, context)
+        for _ in range(rounds):
+            rate = read_bandwidth(threads)
+            step = min(run(model, 1, context) for _ in range(12))
+            prompts.append(run(model, PIECE, context))
+            shares.append(count / step / rate), steps.append(step)
+        print(
+            f"{shape}, {context} tokens: decode {1e3 * statistics.median(steps):.2f} ms, {count / 1e6:.0f} MB "
+            f"({weights / 1e6:.0f} MB of weights), {100 * statistics.median(shares):.0f} % of the bandwidth; "
+            f"{PIECE} tokens {1e3 * statistics.median(prompts):.0f} ms",
+            flush=True,
+        )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("file", type=pathlib.Path)
-    parser.add_argument("--experts", type=int, default=384)
+    parser.add_argument("folder", type=pathlib.Path)
+    parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES))
     parser.add_argument("-t", "--threads", type=int, default=2)
-    parser.add_argument("-p", "--prompt", type=int, default=512)
-    parser.add_argument("-n", "--steps", type=int, default=64)
+    parser.add_argument("-c", "--contexts", nargs="+", type=int, default=[1024, 65536])
+    parser.add_argument("-r", "--rounds", type=int, default=5)
     args = parser.parse_args()
-    if not args.file.exists():
-        write(args.file, args.experts)
-    config = EngineConfig(
-        model=str(args.file), threads=args.threads, ctx_size=1024, parallel=1, repack="off", ubatch_size=args.prompt
-    )
-    model = load_model(config, SingleWorld())
-    rng, rates = np.random.default_rng(0), []
-    dense, both = [], []
-    for _ in range(args.steps // 8):
-        rates.append(read_bandwidth(args.threads))
-        one = times(model, rng.integers(0, VOCAB, 1), 8)
-        dense.append(one[0]), both.append(one[1])
-    rate, dense_s = max(rates), min(dense)
-    experts_s = min(both) - dense_s
-    for name, layer, seconds in (("dense", 0, dense_s), ("experts", 1, experts_s)):
-        count = layer_bytes(model, layer)
-        share = f"{100 * count / seconds / rate:.0f} % of {rate / 1e9:.1f} GB/s"
-        print(f"{name:8s} decode {1e3 * seconds:.2f} ms a layer, {count / 1e6:.0f} MB, {share}")
-    ids = rng.integers(0, VOCAB, args.prompt)
-    SingleSequence(model.executable).feed(ids, outputs="none")
-    first, all_layers = times(model, ids, 3)
-    print(f"dense    prompt of {args.prompt}: {1e3 * first:.1f} ms a layer")
-    print(f"experts  prompt of {args.prompt}: {1e3 * (all_layers - first):.1f} ms a layer")
-    token = layer_bytes(model, 0) + (LAYERS - 1) * layer_bytes(model, 1)
-    share = layer_bytes(model, 1) / experts_s / rate
-    print(f"{LAYERS} layers read {token / 1e9:.2f} GB a token: {SOCKET * share / token:.1f} tokens/s at this share of")
-    print(f"{SOCKET / 1e9:.0f} GB/s; the paper has {PAPER}")
-    model.close()
+    for shape in args.shapes:
+        folder = args.folder / shape
+        if not (folder / "config.json").exists():
+            write(folder, config_of(shape))
+        config = EngineConfig(
+            model=str(folder), threads=args.threads, ctx_size=2 * max(args.contexts) + 2 * PIECE, parallel=2, ubatch_size=PIECE,
+            quantize="q4_k", cache_type_k="f16", cache_type_v="f16",
+        )  # fmt: skip
+        model = load_model(config, SingleWorld())
+        measure(shape, model, args.contexts, args.threads, args.rounds)
+        model.close()
 
 
 if __name__ == "__main__":

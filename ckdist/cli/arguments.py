@@ -113,7 +113,7 @@ def parse_arguments(config_class: type[Config], arguments: Sequence[str], prog: 
 
 
 def is_in_environment() -> bool:
-    """Whether a variable may be a setting."""
+    """Returns True if a variable may be a setting."""
     return any(name.startswith(PREFIX) for name in os.environ)
 
 

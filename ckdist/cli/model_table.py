@@ -57,7 +57,7 @@ class ModelEntry:
 
 def base_of(config: ServeConfig) -> ServeConfig:
     """The settings of a model that has none of its own."""
-    own = {"further_model": (), "models": None, "models_max": None, "allow_model_changes": False}
+    own = {"further_model": (), "models": None, "models_max": None, "allow_model_changes": False, "lora_dir": None}
     return replace(config, model=None, config=None, **own)
 
 

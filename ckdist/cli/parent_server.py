@@ -12,7 +12,7 @@ ANSWER_SECONDS = 30.0
 
 
 def has_parent_server() -> bool:
-    """Whether the ranks are an engine that `ckdist serve` has started."""
+    """Returns True if `ckdist serve` has started the ranks as an engine."""
     return DIRECTORY in os.environ
 
 

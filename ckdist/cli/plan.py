@@ -59,6 +59,10 @@ def run(config: PlanConfig) -> int:
     if config.plot is not None:
         check_path(config.plot)  # fails before the computation
     checkpoint = open_model(config)
+    if config.mixes_machines:
+        from ckdist.cli.plan_mixed import run_mixed
+
+        return run_mixed(config, checkpoint)
     machines = [with_price(open_machine(name), config.price) for name in config.machine]
     progress = PlanProgress()
     questions = [question_of(config, checkpoint, machine, progress.finished) for machine in machines]

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 from ckdist.cli.serve import DRAIN_SIGNALS
 from ckdist.cli.server_start import ANSWERING_SECONDS, Listeners, open_line, say_ready
-from ckdist.cli.session import dismissing
 from ckdist.cli.start_lines import log_map, parameter_facts, start_lines
 from ckdist.comm.world_protocol import World
 from ckdist.config.serve_config import ServeConfig
@@ -62,7 +61,7 @@ def model_facts(config: ServeConfig, model: Model, ranking: "Ranking | None" = N
 
 
 def is_orphan(parent: int) -> bool:
-    """Whether Open MPI's launcher, the process `parent`, has ended."""
+    """Returns True if Open MPI's launcher, the process `parent`, has ended."""
     return "OMPI_COMM_WORLD_SIZE" in os.environ and os.getppid() != parent
 
 
@@ -111,7 +110,7 @@ def task_of(chats: bool, spec: ModelSpec) -> str:
 def load_engine(config: ServeConfig, world: World) -> tuple[Model, Engine, Tokenizer]:
     """Loads the model and makes rank 0's engine. A collective call: other ranks call `load_model`."""
     model = load_model(config, world, progress=True, embeddings=True)
-    with dismissing(model, world):
+    with model.dismissing():
         limit = config.max_step_ms / 1000 or math.inf
         engine, tokenizer = make_engine(model, config, config.max_queue + config.parallel, limit)
         if engine.grammars is not None and tokenizer.eos_token_ids:

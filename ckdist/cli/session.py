@@ -10,7 +10,6 @@ from ckdist.comm.world_protocol import World
 from ckdist.config.engine_config import EngineConfig
 from ckdist.engine.load_model import load_model
 from ckdist.engine.loaded_model import Model
-from ckdist.errors import CkdistError, UserError
 from ckdist.models.spec import ModelSpec
 
 Config = TypeVar("Config", bound=EngineConfig)
@@ -30,23 +29,6 @@ def packed_first(config: Config) -> Config:
 
 
 @contextlib.contextmanager
-def dismissing(model: Model, world: World) -> Iterator[None]:
-    """Ends the other ranks in order if rank 0 raises a UserError between steps.
-
-    The other ranks are well and wait for the next batch. If a step failed, nothing is closed.
-    """
-    try:
-        yield
-    except UserError:
-        if model.executable.failed:
-            raise
-        with contextlib.suppress(CkdistError):
-            model.close()
-            world.close()
-        raise
-
-
-@contextlib.contextmanager
 def model_session(config: EngineConfig, world: World | None = None, measure: bool = False) -> Iterator[Model | None]:
     """Yields the loaded model on rank 0. The other ranks yield None after rank 0 is done with them.
 
@@ -62,7 +44,7 @@ def model_session(config: EngineConfig, world: World | None = None, measure: boo
     config = dataclasses.replace(config, model=resolve(config.model, world))
     model: Model = load_model(config, world, progress=world.rank == 0, measure=measure)
     if world.rank == 0:
-        with model.traced(), dismissing(model, world):
+        with model.traced(), model.dismissing():
             yield model
     else:
         model.work()

@@ -252,11 +252,13 @@ def open_communicator(
 
 def _choose(world: World, wanted: str, timeout: float, interface: str | None, log: Log | None) -> "ChosenTransport":
     """Opens and logs the transport between hosts. Ranks of one host need none."""
+    from ckdist.comm.bootstrap.sockets import seals
     from ckdist.comm.transports.transport_choice import choose_transport
 
     chosen = choose_transport(world, wanted, timeout, interface, log)
+    is_open = len(set(world.hosts)) > 1 and not (chosen.name == "tcp" and seals(world))
     if world.rank == 0:
-        logger.debug("%s", chosen.reason)
+        logger.log(logging.INFO if is_open else logging.DEBUG, "%s", chosen.reason)
     return chosen
 
 

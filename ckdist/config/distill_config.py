@@ -22,6 +22,11 @@ class ScoredDataConfig(EngineConfig):
     text_column: str = option("text", "--text-column", metavar="NAME", help="field or column that holds a text")
     skip_bad: bool = option(False, "--skip-bad", help="leave out records that cannot be used, and count them")
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.ctx_size == 1:
+            raise ConfigError("--ctx-size 1 has no room for a learned token and one before it: give at least 2")
+
 
 @dataclass(frozen=True, kw_only=True)
 class DistillConfig(ScoredDataConfig):

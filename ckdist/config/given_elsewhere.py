@@ -103,6 +103,12 @@ def setting_variables(config_class: type["DataclassInstance"]) -> dict[str, Fiel
     return {name: item for item in flagged if (name := variable_of(item)) not in READ_ELSEWHERE}
 
 
+def environment_without(config_class: type["DataclassInstance"]) -> dict[str, str]:
+    """Returns this process's variables for a child whose flags have the values of a command's settings."""
+    given = setting_variables(config_class)
+    return {name: value for name, value in os.environ.items() if name not in given}
+
+
 def _names(item: Field[Any]) -> list[str]:
     """Returns the keys of a setting in a file. A positional argument and `config` have none."""
     flags = [flag for flag in item.metadata["flags"] if flag.startswith("--")]

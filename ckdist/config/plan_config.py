@@ -1,5 +1,6 @@
 """`ckdist plan`."""
 
+import re
 from dataclasses import dataclass
 
 from ckdist.config.draft_config import MAX_DRAFT
@@ -34,8 +35,9 @@ class PlanConfig(Settings):
         help="plan as if a model without quantization were loaded with --quantize",
     )
     machine: tuple[str, ...] = option(
-        ("this",), "--machine", metavar="FILE|NAME", repeat=True, help=f"{MACHINE_HELP}; several are compared"
-    )
+        ("this",), "--machine", metavar="FILE|NAME", repeat=True,
+        help=f"{MACHINE_HELP}; several are compared; a:2,b:1: one job over hosts that differ",
+    )  # fmt: skip
     hosts: int = option(1, "--hosts", within=(1, 4096), help="number of identical hosts")
     threads: int = option(0, "-t", "--threads", within=(0, 4096), help="cores of each node; 0: all")
     context: int = option(
@@ -119,7 +121,14 @@ class PlanConfig(Settings):
         if len(self.machine) > 1 and (self.train or self.plot or drafts):
             flag = "--train" if self.train else "--plot" if self.plot else "--spec"
             raise ConfigError(f"{flag} is for one --machine, and there are {len(self.machine)}: use one")
+        if self.mixes_machines and (len(self.machine) > 1 or self.train or self.plot or drafts):
+            raise ConfigError("--machine a:2,b:1 is one job: it takes one --machine, and no --train, --plot or --spec")
         if self.type and self.quantize:
             raise ConfigError(
                 f"--type {self.type} and --quantize {self.quantize} both set the type of matrices: use one"
             )
+
+    @property
+    def mixes_machines(self) -> bool:
+        """Whether --machine names machines and their numbers of hosts."""
+        return any(re.search(r",|:\d+$", name) for name in self.machine)

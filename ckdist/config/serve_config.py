@@ -184,7 +184,7 @@ class ServeConfig(RequestDefaultFlags, EngineConfig):
             raise ConfigError("--allow-model-changes is for several models: give --models, or --models-max 1")
         if self.batch_dir is not None:
             folder_and_size(self.batch_dir, "--batch-dir")
-        if self.lora_dir is not None and not self.adapter_slots:
+        if self.lora_dir is not None and not self.adapter_slots and not self.is_router:
             raise ConfigError(f"--lora-dir {self.lora_dir} needs places for adapters: give --max-loras N")
         if self.lora_dir is not None and not os.path.isdir(self.lora_dir):  # noqa: PTH112 - the only use of a path
             raise ConfigError(f"--lora-dir {self.lora_dir} is no folder: create it, or name another")

@@ -1,5 +1,7 @@
 """Builds a step's Batch in arrays that are allocated once."""
 
+import itertools
+
 import numpy as np
 
 from ckdist.engine.scheduler import Scheduler
@@ -74,11 +76,12 @@ def _positions(step: Step) -> np.ndarray | None:
 
 
 def _adapters(step: Step) -> np.ndarray | None:
-    """Each chunk's adapter and its scale, ADAPTER_USE (chunks,). None if no sequence has an adapter."""
-    adapters = [chunk.sequence.adapter for chunk in step.chunks]
-    if not any(adapters):
+    """Adapters and scales of each chunk, ADAPTER_USE (lists, chunks). None if no sequence has an adapter."""
+    uses = [chunk.sequence.adapters for chunk in step.chunks]
+    if not any(uses):
         return None
-    return np.array([(-1, 0.0) if use is None else (use.slot, use.scale) for use in adapters], ADAPTER_USE)
+    lists = itertools.zip_longest(*([(use.slot, use.scale) for use in own] for own in uses), fillvalue=(-1, 0.0))
+    return np.array([list(one) for one in lists], ADAPTER_USE)
 
 
 def _firsts(step: Step) -> np.ndarray | None:

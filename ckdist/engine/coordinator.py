@@ -280,8 +280,7 @@ class Coordinator:
             if isinstance(request, Embed):
                 self._engine.embed(key, prompt, request.pooling, request.first_text, request.tenant, request.place)
             else:
-                more = {"drawn": np.frombuffer(request.drawn, "<i4"), "adapter": request.adapter}
-                more["adapter_scale"] = request.adapter_scale
+                more = {"drawn": np.frombuffer(request.drawn, "<i4"), "adapters": request.adapters}
                 self._engine.add(key, prompt, request.sampling, request.tenant, request.place, **more)
 
     def _change_adapters(self, peer: bytes, request: messages.LoadAdapter | messages.UnloadAdapter) -> None:

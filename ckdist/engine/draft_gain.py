@@ -3,23 +3,21 @@
 from collections import deque
 from collections.abc import Iterable
 from itertools import accumulate
+from math import inf
 from typing import NamedTuple
 
 from ckdist.engine.row_costs import RowCosts
 
 MIN_STEPS = 3  # plain steps of a width before drafts are added to it
-SAMPLED = 4  # of plain steps after one another, one in so many is measured
-REFRESH_STEPS = 50  # a plain step comes at least so often, since contexts and other loads change
+SAMPLED = 16  # one of that many consecutive plain steps is measured
+REFRESH_STEPS = 50  # a plain step comes at least that often, since contexts and other loads change
 MIN_GAIN = 1.03  # predicted tokens per second with and without drafts
 WINDOW = 200  # steps, of which drafts may lose 1 %
-MOST_LOST = 1.8  # steps of any window; prompts of a draft model may take 0.2 more
-# That part of the steps that drafts saved lately may be lost in addition, at most so many steps: a run of wrong drafts
-# does not end drafts that pay.
-RISKED, MOST_RISKED = 0.05, 4.0
-STAKES = 3.0  # steps with more than one draft of a sequence: so many of them may fail before the limit
+MOST_LOST = 2.0  # steps of any window
 # Weight of all earlier verified tokens against those of the last step, and of tokens before any was verified.
 FADES, PRIOR = 0.98, 2.0
 MOST_TRIED = 0.4  # lost steps of a window above which a draft model is not tried, so that wider steps can be
+ROUNDING = 1e-9  # steps
 
 
 class Option(NamedTuple):
@@ -28,6 +26,15 @@ class Option(NamedTuple):
     accepted: float  # expected tokens that are right
     rows: int  # drafted tokens
     spent: float = 0.0  # seconds that a draft model takes before the step
+
+
+class Price(NamedTuple):
+    """The expected tokens of a sequence, and the time of a step in plain steps."""
+
+    tokens: float
+    cost: float
+    least: float  # differs from `cost` if the width was never measured
+    most: float
 
 
 class DraftGain:
@@ -47,7 +54,9 @@ class DraftGain:
         self._since_plain = 0
         self._losses = deque[tuple[int, float]]()  # (number of the step, lost steps), since the losses began
         self._lost = 0.0  # the most that any run of the last steps of a window has lost, in steps
-        self._saved = 0.0  # steps, of which earlier ones count less
+        self._fastest = 1.0  # tokens per plain step of the best option without a limit of losses
+        self._wrong = 0.0  # probability that the drafts of the narrowest option are wrong
+        self._stake = 1.0  # steps that the narrowest option loses then
         self._expected = self._right = PRIOR  # tokens, of which earlier ones count less
         self._step = 0
         self.drafted = self.accepted = self.steps = 0
@@ -70,36 +79,55 @@ class DraftGain:
         Args:
             spent: Seconds of a draft model that are lost without drafts.
         """
-        costs, best, most = self.costs, 0.0, 0
-        if self._plain.get(sequences, 0) < MIN_STEPS or not costs.is_known(sequences):
+        plain = self.costs.cost(sequences)
+        if self._plain.get(sequences, 0) < MIN_STEPS or not self.costs.is_known(sequences) or self.is_due:
             return 0, 0.0
-        if self.is_due:
+        options = list(options)
+        prices = [self._price(sequences, plain, option) for option in options]
+        if not prices:
             return 0, 0.0
-        least = MIN_GAIN / (costs.cost(sequences) + spent)
-        for count, option in enumerate(options, 1):
-            speed = self._speed(sequences, option)
-            if speed > max(least, best) and self._is_allowed(sequences, option):
-                best, most = speed, count
-        return most, best
+        self._fastest = max(1.0, *(price.tokens / price.cost for price in prices))
+        self._wrong = max(0.0, 1 - (prices[0].tokens - 1) * sequences / options[0].rows)
+        self._stake = prices[0].cost - 1
+        least = MIN_GAIN / (1 + spent / plain)
+        most, best, speed = 0, -inf, 0.0
+        for count, price in enumerate(prices, 1):
+            if price.tokens > least * price.least and (value := self._value(price)) > best:
+                most, best, speed = count, value, price.tokens / price.least
+        return most, speed / plain
 
-    def _speed(self, sequences: int, option: Option) -> float:
-        seconds = self.costs.least_cost(sequences + option.rows) + option.spent
-        return (1 + self._corrected(option.accepted) / sequences) / seconds
+    def _price(self, sequences: int, plain: float, option: Option) -> Price:
+        costs, rows = self.costs, sequences + option.rows
+        tokens = 1 + self._corrected(option.accepted) / sequences
+        cost = (costs.cost(rows) + option.spent) / plain
+        if costs.is_known(rows):
+            return Price(tokens, cost, cost, cost)
+        least, most = costs.least_cost(rows) + option.spent, costs.most_cost(rows) + option.spent
+        return Price(tokens, cost, least / plain, most / plain)
 
     def _corrected(self, expected: float) -> float:
         """Expected right tokens, if lately fewer were right than were expected."""
         return min(1.0, self._right / self._expected) * expected
 
-    def _is_allowed(self, sequences: int, option: Option) -> bool:
-        worst = self.costs.most_cost(sequences + option.rows) + option.spent
-        limit = MOST_LOST + min(MOST_RISKED, RISKED * self._saved)
-        stake = worst / self.costs.cost(sequences) - 1
-        return self._lost + (stake if option.rows <= sequences else STAKES * stake) <= limit
+    def _value(self, price: Price) -> float:
+        """Expected gain of an option in tokens of a sequence, less the price of its risk. -inf: it is not allowed.
+
+        At the limit, a window passes without drafts. That happens if these drafts are wrong, and then those of all
+        narrow steps that still fit. A width that was never measured is tried without regard to that.
+        """
+        if self._lost + price.most - 1 > MOST_LOST + ROUNDING:
+            return -inf
+        gain = price.tokens - self._fastest * price.least
+        if price.most > price.cost or self._stake <= 0:
+            return gain
+        fits = (MOST_LOST - self._lost - price.cost + 1) / self._stake
+        return gain - WINDOW * (self._fastest - 1) * self._wrong ** (1 + fits)
 
     def is_better(self, sequences: int, option: Option, than: Option) -> bool:
-        """Returns True if an option gives more tokens per second than another one, and may be taken."""
-        faster = self._speed(sequences, option) > self._speed(sequences, than)
-        return faster and self._is_allowed(sequences, option)
+        """Returns True if an option is worth more than another one, and is allowed."""
+        plain = self.costs.cost(sequences)
+        value, other = (self._value(self._price(sequences, plain, choice)) for choice in (option, than))
+        return value > other
 
     def allows(self, sequences: int, spent: float) -> bool:
         """Returns True if a draft model may spend these seconds to measure its acceptance."""
@@ -125,7 +153,7 @@ class DraftGain:
 
     @property
     def is_due(self) -> bool:
-        """Whether the next step must have no drafts, to measure it."""
+        """The next step must have no drafts, since plain steps are to be measured."""
         return self._since_plain >= REFRESH_STEPS
 
     def _verify(self, right: int, expected: float) -> None:
@@ -148,7 +176,7 @@ class DraftGain:
         """
         self._step += 1
         self._verify(0, 0.0)  # or drafts that began badly would not be tried again
-        usual = self.costs.measure(sequences, seconds)
+        usual = self.costs.measure(sequences, seconds, is_plain=True)
         self._plain[sequences] = self._plain.get(sequences, 0) + 1
         self._since_plain = 0
         self._count(spent / usual)
@@ -170,7 +198,6 @@ class DraftGain:
         lost = cost / plain - (sequences + accepted) / sequences
         predicted = self._corrected(expected)
         self._verify(accepted, expected)
-        self._saved = max(0.0, self._saved * (1 - 1 / WINDOW) - lost)
         self._count(lost)
         self.steps += 1
         self.drafted, self.accepted = self.drafted + drafted, self.accepted + accepted

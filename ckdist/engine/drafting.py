@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from ckdist.engine.model_drafter import ModelDrafter
 
 MOST_SEQUENCES = 16  # a wider step drafts nothing
+IDLE_STEPS = 8  # steps with sequences that never draft, before another sequence is looked for
 LEARN_TOKENS = 8  # drafted tokens before a draft model's prompts count as a cost
 REST_STEPS = 7  # after a step in which the draft model does not pay, since it takes time to find that
 # A draft model that does not pay is tried again after this number of refusals. One that seems too slow for that is
@@ -58,6 +59,7 @@ class Drafting:
     ) -> None:
         self.kind, self._most, self._least, self._by_gain = kind, most, least, by_gain
         self.model = model
+        self._idle = 0, 0  # the next steps that draft nothing if they have that number of sequences
         self._rest = 0  # steps before the draft model is thought of again
         self._spent = 0.0  # seconds of the draft model before the step under way
         self._without_model, self._retry = 0, MOST_REFUSALS  # refusals since it drafted last; and those that are enough
@@ -91,13 +93,19 @@ class Drafting:
             tokens: Most tokens of the step.
             outputs: Most rows of logits.
         """
-        count = len(chunks)
+        count, (idle, idle_count) = len(chunks), self._idle
         if count > MOST_SEQUENCES:
+            return chunks
+        if idle > 0 and count == idle_count:
+            self._idle = idle - 1, count
             return chunks
         room = min(tokens, outputs) - count
         guesses = [self._guess(chunk) for chunk in chunks]
         spent = self._spent = 0.0 if self.model is None else self._ask_model(self.model, chunks, guesses)
         if not any(tokens for tokens, _ in guesses):
+            if self.model is None:
+                waits = [chunk.sequence.drafter.waits for chunk in chunks if chunk.sequence.drafter is not None]
+                self._idle = min(waits, default=IDLE_STEPS) - 1, count
             return chunks
         # (probability, place of the sequence)
         offers = [(part, place) for place, (_, parts) in enumerate(guesses) for part in parts]

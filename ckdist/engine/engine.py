@@ -21,7 +21,6 @@ from ckdist.engine.grammars import Grammars, GrammarsBusy, Masks
 from ckdist.engine.histogram import Histogram
 from ckdist.engine.output import Output
 from ckdist.engine.output_processor import OutputProcessor
-from ckdist.engine.pooling import new_pooling
 from ckdist.engine.queue_place import ANY_PLACE, QueuePlace
 from ckdist.engine.request import Tokens, check_positions, check_prompt, check_sampling
 from ckdist.engine.sampler import Sampler
@@ -145,8 +144,7 @@ class Engine:
         place: QueuePlace = ANY_PLACE,
         positions: np.ndarray | None = None,
         drawn: Tokens = (),
-        adapter: str | None = None,
-        adapter_scale: float = 1.0,
+        adapters: Collection[tuple[str, float]] = (),
     ) -> None:
         """Queues a request.
 
@@ -156,7 +154,7 @@ class Engine:
             positions: Positions of the prompt's tokens in time, height and width, (tokens, 3). Generated tokens have
                 the positions after the largest one. Blocks are named by tokens alone, so none are reused or left.
             drawn: Tokens of the answer that another engine drew with these parameters. This one goes on after them.
-            adapter: Name of the adapter that it runs with. `adapter_scale` multiplies its products.
+            adapters: Names and scales of the adapters whose sum it runs with.
 
         Raises:
             RequestError: A field is wrong, or the prompt cannot fit.
@@ -182,9 +180,9 @@ class Engine:
             positions = self._check_positions(positions, len(ids), params.max_tokens > 0)
             capacity = min(capacity, self.executable.context_length - delta_of(positions))
             more |= {"positions": positions, "tenant": None}
-        if adapter is not None:
-            more["adapter"] = used = self.named_adapters().use(adapter, adapter_scale)
-            more["tenant"] = adapted_tenant(more["tenant"], used.digest)
+        if adapters:
+            more["adapters"] = used = self.named_adapters().use(adapters)
+            more["tenant"] = adapted_tenant(more["tenant"], b"".join(use.digest for use in used))
         ends = (0, 0) if self.states is None else turn_ends(ids, self.outputs.eos_token_ids)
         sequence = Sequence(id, begin, params, seed, capacity, time.monotonic(), state, turn_ends=ends, **more)
         try:
@@ -192,7 +190,7 @@ class Engine:
                 self._append_drawn(sequence, drawn)
             self._queue(sequence)
         except BaseException:
-            self._leave_adapter(sequence)
+            self._leave_adapters(sequence)
             raise
         if state is not None and state.constraint is not None:
             self._compiling.append(sequence)
@@ -238,6 +236,8 @@ class Engine:
             RequestError: `pooling` is wrong, or the prompt cannot fit.
             EngineBusy: The queue is full.
         """
+        from ckdist.engine.pooling import new_pooling  # few servers embed
+
         pools = new_pooling(pooling, self.ranking)
         if not self.executable.has_hidden:
             raise RequestError(
@@ -274,9 +274,9 @@ class Engine:
             raise UnknownAdapterError("there are no adapters: start with --lora NAME=FOLDER or --max-loras N", "model")
         return self.adapters
 
-    def _leave_adapter(self, sequence: Sequence) -> None:
-        if sequence.adapter is not None and self.adapters is not None:
-            self.adapters.leave(sequence.adapter)
+    def _leave_adapters(self, sequence: Sequence) -> None:
+        if self.adapters is not None:
+            self.adapters.leave(sequence.adapters)
 
     def load_adapter(self, name: str, folder: str, replaces: bool = False) -> None:
         """Begins to load an adapter, which `adapters.take_load` ends. Raises RequestError if that is not possible."""
@@ -296,7 +296,7 @@ class Engine:
     def _finish(self, sequence: Sequence) -> None:
         self.scheduler.remove(sequence)
         del self._sequences[sequence.id]
-        self._leave_adapter(sequence)
+        self._leave_adapters(sequence)
         state = sequence.sampling_state
         if state is not None and state.constraint is not None and self.grammars is not None:
             self.grammars.leave(state.constraint)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ckdist.comm.world_protocol import World
-from ckdist.errors import NativeError
+from ckdist.errors import CkdistError, NativeError, UserError
 from ckdist.layouts.prefill_choice import PrefillChoice
 from ckdist.layouts.rank_plan import Plan
 from ckdist.models.spec import ModelSpec
@@ -96,6 +96,21 @@ class Model:
         except BaseException:
             if self.trace is not None:
                 self.trace.save_own(self._labels())
+            raise
+
+    @contextlib.contextmanager
+    def dismissing(self) -> Iterator[None]:
+        """Ends the other ranks in order if rank 0 raises a UserError between steps.
+
+        The other ranks are well and wait for the next batch. If a step failed, nothing is closed.
+        """
+        try:
+            yield
+        except UserError:
+            if not self.executable.failed:
+                with contextlib.suppress(CkdistError):
+                    self.close()
+                    self.world.close()
             raise
 
     def _labels(self) -> "Labels":

@@ -26,11 +26,13 @@ WATCH_SECONDS = 3.0  # after the last `watch`
 MAX_ID_CHARS = 200
 MAX_TENANT_BYTES = 64
 MAX_ADAPTER_SCALE = 1000.0
+MAX_ADAPTERS = 8  # of a request
 TOKEN_BYTES = 4
 
 Id = Annotated[str, Meta(min_length=1, max_length=MAX_ID_CHARS)]
 AdapterName = Annotated[str, Meta(max_length=MAX_ID_CHARS)]
 AdapterScale = Annotated[float, Meta(ge=-MAX_ADAPTER_SCALE, le=MAX_ADAPTER_SCALE)]
+AdapterScales = Annotated[tuple[tuple[AdapterName, AdapterScale], ...], Meta(max_length=MAX_ADAPTERS)]
 Tenant = Annotated[bytes, Meta(max_length=MAX_TENANT_BYTES)] | None
 State = Annotated[str, Meta(pattern=r"\A(loading|ready|draining|failed)\Z")]
 FinishReason = Annotated[str, Meta(pattern=r"\A(stop|length|abort)\Z")] | None
@@ -53,8 +55,7 @@ class Submit(Message, frozen=True):
     tenant: Tenant = ONE_TENANT  # only cached blocks of this tenant are reused; null: none are reused or left
     place: QueuePlace = ANY_PLACE
     drawn: bytes = b""
-    adapter: AdapterName | None = None
-    adapter_scale: AdapterScale = 1.0
+    adapters: AdapterScales = ()  # the answer has the sum of these
 
     def __post_init__(self) -> None:
         check_tokens(self.prompt, self.drawn)

@@ -7,13 +7,14 @@ reads: rank 0 gives a slot to requests after all ranks have loaded it, and again
 import logging
 import struct
 import threading
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from ckdist.comm.world_protocol import World, has_mpi
 from ckdist.errors import ConfigError, RequestError, UnknownAdapterError
 from ckdist.program.native_worker import NativeWorker
+from ckdist.program.ops.low_rank import most_adapters
 from ckdist.weights.adapter_slots import AdapterSlots
 from ckdist.worker.load_world import LoadWorld
 
@@ -37,7 +38,7 @@ class NamedAdapter:
 
 @dataclass(frozen=True)
 class AdapterUse:
-    """A request's adapter. `scale` multiplies its products."""
+    """One of a request's adapters. `scale` multiplies its products."""
 
     adapter: NamedAdapter
     scale: float
@@ -129,18 +130,32 @@ class Adapters:
         """Whether a load is under way, or its result was not taken yet."""
         return self._load is not None
 
-    def use(self, name: str, scale: float = 1.0) -> AdapterUse:
-        """Counts a request. Raises UnknownAdapterError."""
+    def use(self, scales: Collection[tuple[str, float]]) -> tuple[AdapterUse, ...]:
+        """Counts a request. Returns its adapters in the order of their sum, which `scales` does not change.
+
+        Raises:
+            UnknownAdapterError: An adapter is not loaded.
+            RequestError: These are more than `MOST_ADAPTERS`, or than there are slots.
+        """
+        if len(scales) > (most := most_adapters(self.slots.count)):
+            raise RequestError(f"{len(scales)} adapters are named, and a request has at most {most}", "lora")
+        uses = [AdapterUse(self._adapter(name), scale) for name, scale in scales]
+        for use in uses:
+            use.adapter.users += 1
+        return tuple(sorted(uses, key=lambda use: use.digest))
+
+    def _adapter(self, name: str) -> NamedAdapter:
+        """Raises UnknownAdapterError."""
         adapter = self._by_name.get(name)
         if adapter is None:
             known = ", ".join(map(repr, self._by_name)) or "none"
             raise UnknownAdapterError(f"there is no adapter {name[:100]!r}; loaded are {known}", "model")
-        adapter.users += 1
-        return AdapterUse(adapter, scale)
+        return adapter
 
-    def leave(self, use: AdapterUse) -> None:
+    def leave(self, uses: tuple[AdapterUse, ...]) -> None:
         """Counts the end of a request."""
-        use.adapter.users -= 1
+        for use in uses:
+            use.adapter.users -= 1
         self._ending = [other for other in self._ending if other.users]
 
     def begin_load(self, worker: NativeWorker, model: int, name: str, folder: str, replaces: bool = False) -> None:
@@ -185,10 +200,9 @@ class Adapters:
 
     def unload(self, name: str) -> None:
         """Makes a name unknown. Requests with it go on. Raises UnknownAdapterError."""
-        use = self.use(name)
+        self._ending.append(self._adapter(name))
         del self._by_name[name]
-        self._ending.append(use.adapter)
-        self.leave(use)
+        self.leave(())
 
     def follow(self) -> None:
         """Ranks other than 0: begins the load that rank 0 has begun."""

@@ -1,11 +1,39 @@
 """Finds earlier places of the last tokens of a text."""
 
+from collections.abc import Iterable
+
 import numpy as np
 
 SIZES = 8, 3  # tokens of an n-gram, the longest first
 MAX_BITS = 19  # of a table: 2 MiB
 MASK = (1 << 64) - 1
-FACTORS = tuple((0x9E3779B97F4A7C15 * (2 * i + 1)) & MASK | 1 for i in range(max(SIZES)))
+# The hash of an n-gram is the sum of token * FACTORS[i], i tokens before its last one, modulo 2^64.
+FACTORS = tuple(pow(0x9E3779B97F4A7C15, i + 1, MASK + 1) for i in range(max(SIZES) + 1))
+
+
+class Tail:
+    """The last tokens of a text, and their hashes.
+
+    Attributes:
+        tokens: As many as the longest n-gram.
+        hashes: One for each of SIZES.
+    """
+
+    def __init__(self, tokens: Iterable[int] = ()) -> None:
+        self.tokens = [0] * max(SIZES)
+        self.hashes = [0] * len(SIZES)
+        for token in tokens:
+            self.add(token)
+
+    def add(self, token: int) -> None:
+        """Adds the next token."""
+        tokens = self.tokens
+        self.hashes = [
+            ((known + token) * FACTORS[0] - tokens[-size] * FACTORS[size]) & MASK
+            for size, known in zip(SIZES, self.hashes, strict=True)
+        ]
+        tokens.append(token)
+        del tokens[0]
 
 
 class NgramIndex:
@@ -34,37 +62,29 @@ class NgramIndex:
             if count > 0:
                 sums = np.zeros(count, np.uint64)
                 for i in range(size):
-                    place = first - size + i
+                    place = first - 1 - i
                     sums += self.tokens[place : place + count].astype(np.uint64) * np.uint64(FACTORS[i])
                 table[(sums >> np.uint64(self._shift)).astype(np.int64)] = np.arange(first, length + 1, dtype=np.int32)
 
-    def add(self, last: list[int]) -> tuple[int, int]:
-        """Adds one token. Returns the same as `find` before it was added.
+    def add(self, tail: Tail) -> tuple[int, int]:
+        """Adds the last token of `tail`. Returns the same as `find` before it was added."""
+        self.length += 1
+        return self._find(tail, self.length)
 
-        Args:
-            last: The text's last tokens up to this one, as many as the longest n-gram.
-        """
-        self.length = length = self.length + 1
+    def find(self, tail: Tail) -> tuple[int, int]:
+        """Returns the place after the last occurrence of the end of `tail`, and its tokens in common. (0, 0): none."""
+        return self._find(tail, 0)
+
+    def _find(self, tail: Tail, length: int) -> tuple[int, int]:
+        """As `find`. Enters `length` as the place of the n-grams, unless it is 0."""
         found = 0, 0
-        for size, ends in zip(SIZES, self._ends, strict=True):
+        for size, ends, known in zip(SIZES, self._ends, tail.hashes, strict=True):
+            place = known >> self._shift
+            end = ends[place]
             if length >= size:
-                own = last[-size:]
-                place = self._hash(own)
-                end = ends[place]
                 ends[place] = length
-                if end and not found[0] and self.tokens[end - size : end].tolist() == own:
-                    found = end, size
+            if end and not found[0] and self.tokens[end - size : end].tolist() == tail.tokens[-size:]:
+                found = end, size
+                if not length:
+                    break
         return found
-
-    def find(self, last: list[int]) -> tuple[int, int]:
-        """Returns the place after the last occurrence of the end of `last`, and its tokens in common. (0, 0): none."""
-        for size, ends in zip(SIZES, self._ends, strict=True):
-            if len(last) >= size:
-                own = last[-size:]
-                end = ends[self._hash(own)]
-                if end and self.tokens[end - size : end].tolist() == own:
-                    return end, size
-        return 0, 0
-
-    def _hash(self, tokens: list[int]) -> int:
-        return (sum(map(int.__mul__, tokens, FACTORS)) & MASK) >> self._shift

@@ -5,7 +5,7 @@ import psutil
 from ckdist.comm.host_name import machine_name
 from ckdist.engine.loaded_model import Model
 from ckdist.layouts.memory_sizes import gigabytes
-from ckdist.topology import huge_pages, is_bound, sample_pages
+from ckdist.topology.pages import huge_pages, is_bound, sample_pages
 from ckdist.topology.tree import format_cpu_list
 
 

@@ -17,22 +17,22 @@ class Piece(NamedTuple):
 
 
 def windows(ids: np.ndarray, learned: np.ndarray, context: int) -> list[Piece]:
-    """A sequence in windows of the context; the first half of every later one is context only.
+    """A sequence in windows of the context, at least 2; the first half of every later one is context only.
 
     The wanted places are those before a learned token. Each is in one window.
     """
-    found, begin = [], 0
+    found, begin, half = [], 0, min(context // 2, context - 2)
     before = np.append(learned[1:], False)
     while True:
         end = min(begin + context, len(ids))
         wanted = before[begin:end].copy()
-        wanted[: context // 2 if begin else 0] = False
+        wanted[: half if begin else 0] = False
         if end < len(ids):
             wanted[-1] = False  # the next window has it
         found.append(Piece(ids[begin:end], np.flatnonzero(wanted).astype(np.int32)))
         if end == len(ids):
             return found
-        begin = end - context // 2 - 1
+        begin = end - half - 1
 
 
 def steps_of(

@@ -55,13 +55,22 @@ class RowCosts:
         most = self.cost(rows)
         return most + max(0.0, most - self.cost(widest)) if rows > widest and len(self._rows) > 1 else most
 
-    def measure(self, rows: int, seconds: float) -> float:
-        """Takes the seconds of a step. Returns them, or fewer if it seems that something disturbed it."""
+    def measure(self, rows: int, seconds: float, is_plain: bool = False) -> float:
+        """Takes the seconds of a step. Returns them, or fewer if it seems that something disturbed it.
+
+        Args:
+            is_plain: The other widths keep their ratio to this one. Else those that were measured while something
+                disturbed them would seem to cost too much, and would not be measured again.
+        """
         usual = min(seconds, OUTLIER * (self.cost(rows) or seconds))
         known = self._seconds.get(rows)
         if known is not None:
             memory = MEMORY if usual > known else FALLS
-            self._seconds[rows] = memory * known + (1 - memory) * usual
+            new = self._seconds[rows] = memory * known + (1 - memory) * usual
+            if is_plain:
+                self._seconds = {width: cost * new / known for width, cost in self._seconds.items()}
+                self._once = {width: cost * new / known for width, cost in self._once.items()}
+                self._seconds[rows] = new
         elif rows in self._once:
             self._seconds[rows] = min(seconds, self._once.pop(rows))
         else:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ckdist.engine.pooling import Pooling
 from ckdist.engine.prefix_use import CacheUse
 from ckdist.engine.queue_place import ANY_PLACE, QueuePlace
 from ckdist.engine.sampling_params import SamplingParams
@@ -20,6 +19,7 @@ from ckdist.program.step_batch import BLOCK_TOKENS
 if TYPE_CHECKING:  # a simulation schedules sequences and needs neither grammars nor vocabularies
     from ckdist.engine.drafter import Drafter
     from ckdist.engine.named_adapters import AdapterUse
+    from ckdist.engine.pooling import Pooling
     from ckdist.engine.request import Tokens
     from ckdist.engine.sampling_state import SamplingState
 
@@ -64,7 +64,7 @@ class Sequence:
         first_turn: Tokens of a conversation's first turn if other conversations may share it; else 0.
         last_turn: Tokens up to the end of the prompt's last turn; 0 if there is none.
         tenant: Blocks are reused and left only within a tenant. None: neither.
-        adapter: The adapter that it runs with, or None.
+        adapters: The adapters that it runs with, in the order of their sum.
         positions: Positions of the prompt's tokens in time, height and width, int32 (prompt, 3). None: their places.
         position_delta: Position of a generated token, on all three axes, minus its place in the sequence.
         encoded: Whether the encoder has read the source.
@@ -75,7 +75,7 @@ class Sequence:
     """
 
     __slots__ = (
-        "adapter",
+        "adapters",
         "arrival",
         "block_table",
         "cache_use",
@@ -114,16 +114,16 @@ class Sequence:
 
     def __init__(
         self, id: Hashable, prompt: "Tokens", params: SamplingParams, seed: int, capacity: int, arrival: float,
-        sampling_state: "SamplingState | None" = None, pooling: Pooling | None = None, first_text: int = 0,
+        sampling_state: "SamplingState | None" = None, pooling: "Pooling | None" = None, first_text: int = 0,
         source: np.ndarray | None = None, tenant: bytes | None = ONE_TENANT,
         place: QueuePlace = ANY_PLACE, positions: np.ndarray | None = None,
-        turn_ends: tuple[int, int] = (0, 0), adapter: "AdapterUse | None" = None,
+        turn_ends: tuple[int, int] = (0, 0), adapters: "tuple[AdapterUse, ...]" = (),
     ) -> None:  # fmt: skip
         self.id, self.params, self.seed, self.arrival = id, params, seed, arrival
         self.sampling_state, self.pooling, self.first_text = sampling_state, pooling, first_text
         self.first_turn, self.last_turn = turn_ends
         self.tenant = tenant
-        self.place, self.number, self.adapter = place, 0, adapter
+        self.place, self.number, self.adapters = place, 0, adapters
         self.refused_at, self.refused_since = -1, 0.0
         self.drafter: Drafter | None = None
         self.state = State.WAITING

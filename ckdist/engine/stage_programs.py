@@ -10,12 +10,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ckdist.comm.agreement import agree
-from ckdist.comm.transports.link import Link, measured_link
 from ckdist.comm.world_protocol import World
 from ckdist.config.engine_config import EngineConfig
 from ckdist.engine.stage_ranks import StageRank
 from ckdist.layout import Layout
-from ckdist.layouts.phase_layouts import NOMINAL_LINK, can_dispatch, layouts_for, places_experts, uneven
+from ckdist.layouts.phase_layouts import can_dispatch, layouts_for, places_experts, uneven
 from ckdist.mesh import Mesh
 from ckdist.models.decoder import hidden_forward, main_forward
 from ckdist.models.spec import ModelSpec
@@ -23,6 +22,7 @@ from ckdist.program.program import Program
 from ckdist.program.tracer import Tracer, trace
 
 if TYPE_CHECKING:
+    from ckdist.comm.transports.link import Link
     from ckdist.weights.adapter import Adapter
     from ckdist.weights.adapter_slots import AdapterSlots
 
@@ -40,7 +40,7 @@ class StagePrograms:
     adapted: tuple[Program, ...]
     # By layout, with hidden states in place of logits. Empty for an encoder, whose programs all do so, and with stages.
     hidden: list[Program]
-    link: Link  # between hosts
+    link: "Link | None"  # between hosts, if they share the experts
     dispatch_hosts: int  # hosts that rows of experts may go to; 0: rows stay here
 
 
@@ -64,7 +64,11 @@ def trace_programs(
     """
     stage = rank.stage
     placed = config.experts != "tensor" and all(world.gather(places_experts(rank.world, spec)))
-    link = measured_link(world, config.transport, config.comm_timeout) if placed else NOMINAL_LINK
+    link = None
+    if placed:
+        from ckdist.comm.transports.link import measured_link
+
+        link = measured_link(world, config.transport, config.comm_timeout)
     prefill, decode, mesh = layouts_for(config, rank.world, spec, link)
     mesh = replace(mesh, shares=rank.shares)
     # Every stage needs the same plans. The output of an encoder is cached by heads.

@@ -5,11 +5,11 @@ import functools
 import logging
 import sys
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from ckdist import native
 from ckdist.comm.host_name import machine_name
 from ckdist.comm.thresholds import load_thresholds
-from ckdist.comm.transports.link import Link
 from ckdist.comm.world_protocol import World
 from ckdist.config.engine_config import EngineConfig
 from ckdist.engine.loaded_model import Model
@@ -21,6 +21,9 @@ from ckdist.program.lowered import Lowered
 from ckdist.program.program import Program
 from ckdist.topology import this_machine
 from ckdist.weights.packed_type import packed_type
+
+if TYPE_CHECKING:  # few models have experts
+    from ckdist.comm.transports.link import Link
 
 log = logging.getLogger(__name__)
 
@@ -59,6 +62,7 @@ def choose_steps(
                 model.decode_threads = choose_threads(threads, world, executable, model.loader.held, own_key, measure)
     model.prefill = choice
     if executable.dispatches:
+        assert programs.link is not None  # measured, because hosts share the experts
         executable.dispatch_from = dispatch_tokens(model, programs.dispatch_hosts, programs.link)
     if world.rank == 0 and world.size > 1:
         log.debug("prefill: %s", choice.reason)
@@ -77,7 +81,7 @@ def only_tensor(config: EngineConfig, world: World, stages: StageRanks | None) -
     return "tensor-parallel (token-parallel needs ranks that share memory, evenly over hosts)"
 
 
-def dispatch_tokens(model: Model, hosts: int, link: Link) -> int:
+def dispatch_tokens(model: Model, hosts: int, link: "Link") -> int:
     """Tokens from which on a step sends rows to the hosts of their experts; sys.maxsize: never. A collective call."""
     from ckdist.layouts.expert_placement import dispatch_from
 

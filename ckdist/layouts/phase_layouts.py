@@ -6,9 +6,8 @@ each other's shards. On several hosts it may be token-parallel inside each host 
 """
 
 import logging
+from typing import TYPE_CHECKING
 
-from ckdist.comm.thresholds import Thresholds
-from ckdist.comm.transports.link import Link
 from ckdist.comm.world_protocol import World
 from ckdist.config.engine_config import EngineConfig
 from ckdist.errors import ConfigError
@@ -16,13 +15,14 @@ from ckdist.layout import SINGLE, TENSOR, TOKEN, TOKEN_IN_HOSTS, Layout, with_wh
 from ckdist.mesh import HOST, LOCAL, WHOLE, Mesh
 from ckdist.models.spec import Attention, LatentAttention, Mixer, ModelSpec, MoeFfn
 
-log = logging.getLogger(__name__)
+if TYPE_CHECKING:  # few models have experts
+    from ckdist.comm.transports.link import Link
 
-NOMINAL_LINK = Link(30e-6, 1e9)
+log = logging.getLogger(__name__)
 
 
 def layouts_for(
-    config: EngineConfig, world: World, spec: ModelSpec | None = None, link: Link = NOMINAL_LINK
+    config: EngineConfig, world: World, spec: ModelSpec | None = None, link: "Link | None" = None
 ) -> tuple[Layout, Layout, Mesh]:
     """The layouts of prefill and decode, and the mesh. All ranks run both.
 
@@ -30,7 +30,7 @@ def layouts_for(
         config: The settings.
         world: The ranks.
         spec: The model. None: a model that any layout suits.
-        link: The link between hosts, for `--experts auto`.
+        link: The link between hosts, for `--experts auto`. None: NOMINAL_LINK.
 
     Raises:
         ConfigError: --prefill token is not possible, or --tensor-parallel-size is not the number of ranks.
@@ -76,16 +76,19 @@ def _are_equal_hosts(world: World) -> bool:
     return world.size == len(set(world.hosts)) or not _apart(world)
 
 
-def _placement(config: EngineConfig, world: World, spec: ModelSpec, link: Link) -> tuple[bool, str]:
+def _placement(config: EngineConfig, world: World, spec: ModelSpec, link: "Link | None") -> tuple[bool, str]:
     """(whether hosts have whole experts, the reason): by --experts, or predicted with `link`."""
     if config.experts != "auto":
         named = {"tensor": "slices of every expert on every rank", "expert": "whole experts on each host"}
         return config.experts == "expert", f"{named[config.experts]}, as --experts says"
+    from ckdist.comm.thresholds import Thresholds
+    from ckdist.comm.transports.link import NOMINAL_LINK
     from ckdist.layouts.expert_placement import choose_placement
 
     rows = min(config.ubatch_size, config.batch_size)
     direct_bytes = Thresholds().transport_direct_bytes
-    return choose_placement(spec, world.size, len(set(world.hosts)), link, rows, direct_bytes, _are_equal_hosts(world))
+    hosts = len(set(world.hosts))
+    return choose_placement(spec, world.size, hosts, link or NOMINAL_LINK, rows, direct_bytes, _are_equal_hosts(world))
 
 
 def _mesh_of_hosts(world: World) -> Mesh:

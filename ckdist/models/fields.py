@@ -87,6 +87,15 @@ class Fields:
             raise self.error(name, values, f"a list of {count} numbers")
         return [Fields({name: value}, self.where, self.prefix).number(name, low=low, high=high) for value in values]
 
+    def integers(self, name: str, count: int, high: int) -> list[int]:
+        """`count` whole numbers from 1 to `high`. The file may have one number for all."""
+        value = self._get(name, _MISSING)
+        values = value.tolist() if isinstance(value, np.ndarray) and value.ndim else value
+        values = values if isinstance(values, list) else [values] * count
+        if len(values) != count:
+            raise self.error(name, values, f"one number, or {count}")
+        return [Fields({name: one}, self.where, self.prefix).integer(name, high=high) for one in values]
+
     def flag(self, name: str, default: bool = False) -> bool:
         """True or false."""
         value = self._get(name, default)

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from ckdist.errors import ModelFileError
-from ckdist.models import limits, rope
+from ckdist.models import limits, rope, rope_scaling
 from ckdist.models.families.family import GgufHeader, GgufReader
 from ckdist.models.fields import Fields
 from ckdist.models.from_config import Sizes
@@ -99,6 +99,12 @@ def ffn_size(header: GgufHeader) -> int:
 def dense(header: GgufHeader, activation: str = "silu") -> DenseFfn:
     """The gated feed-forward of a layer. It has biases if there are tensors for them."""
     return DenseFfn(ffn_size(header), activation, has(header, "ffn_gate.bias"))
+
+
+def rows(header: GgufHeader, name: str) -> int:
+    """Rows of a table in a GGUF file; 0 if the table is absent."""
+    dims = header.dims.get(f"{name}.weight", ())
+    return dims[1] if len(dims) > 1 else len(dims)
 
 
 def has(header: GgufHeader, name: str) -> bool:
@@ -212,8 +218,8 @@ def rotation(
         frequencies = rope.linear(frequencies, factor)
     elif kind == "yarn":
         fast, slow = f.number("rope.scaling.yarn_beta_fast", 32.0), f.number("rope.scaling.yarn_beta_slow", 1.0)
-        frequencies = rope.yarn(frequencies, theta, factor, original, fast, slow, truncate)
-        magnitude *= rope.yarn_magnitude(factor)
+        frequencies = rope_scaling.yarn(frequencies, theta, factor, original, fast, slow, truncate)
+        magnitude *= rope_scaling.yarn_magnitude(factor)
     elif kind != "none":
         raise rope.unknown_scaling(f.where, kind)
     each = factors(header, "rope_freqs.weight", frequencies)

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from ckdist.errors import ArchitectureError
-from ckdist.models import from_gguf, rope
+from ckdist.models import from_gguf, rope, rope_scaling
 from ckdist.models.families.family import GgufForm, GgufWriter
 from ckdist.models.spec import Attention, ModelSpec, MoeFfn, RopeSpec
 
@@ -149,7 +149,7 @@ def _yarn(spec: ModelSpec, r: RopeSpec, where: str, truncate: bool) -> dict[str,
     original = int(r.scaling.get("original_max_position_embeddings") or spec.max_position)
     factor = float(r.scaling.get("factor") or spec.max_position / original)
     fast, slow = float(r.scaling.get("beta_fast") or 32.0), float(r.scaling.get("beta_slow") or 1.0)
-    expected = rope.yarn(rope.plain(r.dims, r.theta), r.theta, factor, original, fast, slow, truncate)
+    expected = rope_scaling.yarn(rope.plain(r.dims, r.theta), r.theta, factor, original, fast, slow, truncate)
     if not np.allclose(expected, r.inverse_frequencies, rtol=1e-5):
         raise ArchitectureError(
             f"{where}: a YaRN rotation of {spec.family} with truncate {str(not truncate).lower()} has no GGUF form"
@@ -158,7 +158,7 @@ def _yarn(spec: ModelSpec, r: RopeSpec, where: str, truncate: bool) -> dict[str,
         "type": "yarn",
         "factor": factor,
         "original_context_length": original,
-        "attn_factor": r.magnitude / rope.yarn_magnitude(factor),
+        "attn_factor": r.magnitude / rope_scaling.yarn_magnitude(factor),
     }
     return {
         f"rope.scaling.{name}": value

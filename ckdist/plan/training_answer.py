@@ -94,8 +94,8 @@ def _answer(spec: ModelSpec, cluster: Cluster, tokens: int, method: str, mesh: M
     names = [w.name for w in trainable(whole) if method == "full" or ".lora_" in w.name]
     stage = TrainingStage.of(mesh, whole, [w for w in whole.weights if w.name in set(names)], 1, batches)
     program = lower_model(spec, tokens, "bfloat16", mesh, names, True, tracer, stage=stage)
-    state = len(STATES["adamw"]), mesh.size("dp")
-    memory = training_bytes(program.lowered, tokens, program.operand_bytes, *state, stage.waiting)
+    state = 4 * program.lowered.trained_floats * len(STATES["adamw"]) // mesh.size("dp")
+    memory = training_bytes(program.lowered, tokens, program.operand_bytes, state, stage.waiting)
     memory["rows for other stages"] = 4 * program.messages * program.message_floats
     if sum(memory.values()) > cluster.rank_memory:
         return TrainingAnswer(mesh, memory, None, 0)

@@ -337,7 +337,7 @@ class Executable:
         states = () if batch.states is None else (batch.states.reshape(-1),)
         firsts = () if batch.firsts is None else (batch.firsts,)
         embeddings = () if batch.embeddings is None else (batch.embeddings.reshape(-1).view(np.int32),)
-        adapters = () if batch.adapters is None else (batch.adapters.view(np.int32),)
+        adapters = () if batch.adapters is None else (batch.adapters.reshape(-1).view(np.int32),)
         positions = () if batch.positions is None else (batch.positions.reshape(-1),)
         arrays = (
             batch.token_ids,
@@ -359,7 +359,7 @@ class Executable:
         header.tokens, header.sequences, header.selected = tokens, sequences, selected
         header.blocks, header.plan, header.steps = len(batch.block_tables), plan, steps
         header.states, header.firsts = sequences * len(states), sequences * len(firsts)
-        header.adapters = sequences * len(adapters)
+        header.adapters = 0 if batch.adapters is None else batch.adapters.size
         header.embeddings = 0 if batch.embeddings is None else len(batch.embeddings)
         header.positions = 0 if batch.positions is None else len(batch.positions)
         header.command.copies = copies

@@ -33,7 +33,7 @@ class Batch:
     # int32 (tokens, 3): positions in time, height and width, which rotations read. None: each token's place in its
     # sequence. Only for a model whose rotations have axes.
     positions: np.ndarray | None = None
-    # ADAPTER_USE (sequences,): slot of each sequence's adapter, or -1, and its scale. None: no sequence has one.
+    # ADAPTER_USE (lists, sequences): slots of each sequence's adapters, or -1, and their scales. None: none has one.
     adapters: np.ndarray | None = None
     prompts: bool | None = None  # whether the tokens are prompts', not generated; None: if a chunk has several
 

@@ -25,6 +25,8 @@ class LowRank:
 
     rank: Callable[[str], int]  # name of a linear, without ".weight" -> its rank; 0 if it has no LoRA
     scale: float
+    dropout: float = 0.0  # share of the elements of a linear's input that A does not read; in training only
+    has_magnitudes: bool = False  # DoRA; in training only
     slots: int = 0  # adapters that a step may have, each sequence its own; 0: one adapter for all. Experts have one
 
     def pair(self, w: Weight) -> tuple[Weight, Weight] | None:
@@ -54,6 +56,7 @@ class Tracer(Emitter):
         self.low_rank = low_rank
         self.mesh, self.sharding = mesh, Sharding(layout, mesh)
         self.boundaries: list[Value] = []
+        self.dropout_keys: tuple[Value, ...] = ()  # of LoRA's dropout: one number for each token
         self.positions: Value | None = None  # of the last layer with an indexer
 
     def _emit(
@@ -121,8 +124,10 @@ class Tracer(Emitter):
         if not pairs:
             return outputs
         names = [f"{weights[i].name.split('.')[-2]}_lora" for i in pairs]
-        operands, matrices = (x, *(outputs[i] for i in pairs)), [w for pair in pairs.values() for w in pair]
-        attrs = {"slots": low_rank.slots} if low_rank.slots else {}
+        operands = (x, *(outputs[i] for i in pairs), *self.dropout_keys)
+        matrices = [w for pair in pairs.values() for w in pair]
+        attrs: dict[str, Any] = {"slots": low_rank.slots} if low_rank.slots else {}
+        attrs |= {"dropout": low_rank.dropout} if self.dropout_keys else {}
         results = self.emit("low_rank", operands, matrices, names, scale=low_rank.scale, **attrs)
         found = dict(zip(pairs, results, strict=True))
         return tuple(found.get(i, value) for i, value in enumerate(outputs))

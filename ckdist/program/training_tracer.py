@@ -48,8 +48,27 @@ class TrainingTracer(Tracer):
         if teacher is not None:
             dims = (self.sharding.tokens, Dim("choices", teacher.choices))
             self.teacher_inputs = Value("teacher_ids", dims, "i32"), Value("teacher_logprobs", dims)
+        if low_rank is not None and low_rank.dropout:
+            self.dropout_keys = (Value("dropout_keys", (self.sharding.tokens,), "i32"),)
         self._switches: dict[Value, Value] = {}  # shares -> logits of the shared expert's switch
         self._routed: list[Value] = []  # logits, chosen experts, logits, ... of the layers so far
+
+    def linears(
+        self, x: Value, weights: Sequence[Weight], bias: Sequence[Weight] = (), names: Sequence[str] | None = None
+    ) -> tuple[Value, ...]:
+        """`Tracer.linears`. With magnitudes (DoRA), an adapted result is scaled before its bias is added."""
+        low = self.low_rank
+        if low is None or not low.has_magnitudes:
+            return super().linears(x, weights, bias, names)
+        pairs, biases = [low.pair(w) for w in weights], list(bias) or [None] * len(weights)
+        plain = [None if pair else b for pair, b in zip(pairs, biases, strict=True)]
+        outputs = list(self._adapted(x, weights, self.emit("linear", (x,), (*weights, *plain), names), low))
+        for at, (w, pair, b) in enumerate(zip(weights, pairs, biases, strict=True)):
+            if pair:
+                magnitude = Weight(f"{w.name.removesuffix('.weight')}.lora_magnitude_vector", w.dims[:1])
+                norms = self._emit("row_norms", (), (w, *pair), names=["norms"], scale=low.scale)
+                outputs[at] = self._emit("magnitude", (self.whole(outputs[at]), norms), (magnitude, b))
+        return tuple(outputs)
 
     def rms_norm_heads(self, q: Value, k: Value, q_weight: Weight, k_weight: Weight, eps: float) -> tuple[Value, Value]:
         """Emits two norms, each over a whole row: a rank has all heads of its tokens."""
@@ -224,7 +243,7 @@ def trace_loss(
     """Traces `loss(g, ids, targets, spec)`, the sum of losses over the tokens of all ranks. `backward` takes it."""
     g = tracer(layout, mesh)
     ids, targets = (Value(name, (g.sharding.tokens,), "i32") for name in ("ids", "targets"))
-    inputs = (ids, targets, *g.teacher_inputs)
+    inputs = (ids, targets, *g.teacher_inputs, *g.dropout_keys)
     return Program(inputs, (loss(g, ids, targets, spec),), tuple(g.instrs), tuple(g.boundaries))
 
 

@@ -7,9 +7,9 @@ become neighbours.
 import json
 import re
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeAlias
 
 from ckdist.errors import RequestError
 from ckdist.serve.problems import Problem
@@ -25,6 +25,7 @@ PATHS = {
     "/v1/messages": ("messages", "messages"),
 }
 CUSTOM_ID = re.compile(r"[\x20-\x7e]{1,512}")
+BodyCheck: TypeAlias = Callable[[dict[str, Any]], None]
 MAX_LINE = 8 << 20
 MAX_SHOWN = 20  # bad lines in a message
 BEGINNINGS = (256, 2048, 16384)  # characters of a prompt whose checksums sort the lines
@@ -68,7 +69,9 @@ class BadLinesError(RequestError):
         self.lines = lines
 
 
-def read_lines(file: BinaryIO, name: str, most: int, strict: bool, url: str | None = None) -> list[Line]:
+def read_lines(
+    file: BinaryIO, name: str, most: int, strict: bool, url: str | None = None, check: BodyCheck | None = None
+) -> list[Line]:
     """Reads and checks all lines of a file.
 
     Args:
@@ -77,6 +80,7 @@ def read_lines(file: BinaryIO, name: str, most: int, strict: bool, url: str | No
         most: Most lines.
         strict: Unknown fields are wrong.
         url: The path that all lines must have; None: any of PATHS.
+        check: Raises Problem for the body of a line that has an unknown model.
 
     Raises:
         BadLinesError: Lines are wrong, or there is none.
@@ -98,6 +102,8 @@ def read_lines(file: BinaryIO, name: str, most: int, strict: bool, url: str | No
             if custom_id in seen:
                 raise RequestError(f"custom_id {custom_id[:64]!r} is that of line {seen[custom_id]}, too")
             check_body(path, body, strict)
+            if check is not None:
+                check(body)
         except (RequestError, Problem) as error:
             bad.append(BadLine(number, str(error)))
             if len(data) > MAX_LINE or len(lines) == most:
@@ -106,7 +112,7 @@ def read_lines(file: BinaryIO, name: str, most: int, strict: bool, url: str | No
         seen[custom_id] = number
         lines.append(Line(number, place, len(data), custom_id, path, order_of(body)))
     if bad or not lines:
-        raise BadLinesError(name, bad or [BadLine(0, "there is none")], number)
+        raise BadLinesError(name, bad or [BadLine(0, "the file has no request")], number)
     return lines
 
 

@@ -52,6 +52,10 @@ class BatchHost(Protocol):
         """Whether a model's load waits until another model has no requests. No further lines begin."""
         ...
 
+    def check_model(self, body: dict[str, Any]) -> None:
+        """Raises Problem or RequestError for a line that names an unknown model or adapter."""
+        ...
+
     def cannot_load(self, name: Any) -> bool:
         """Whether the model of this name has failed to load."""
         ...
@@ -109,14 +113,16 @@ class BatchRunner:
         strict = self._host.settings.strict_fields
         with source.open("rb") as file:
             try:
-                lines = await asyncio.to_thread(read_lines, file, "the input", MAX_LINES, strict, batch.get("endpoint"))
+                begins = batch["status"] == "validating"  # later, adapters may be gone
+                more = batch.get("endpoint"), self._host.check_model if begins and batch["face"] == "openai" else None
+                lines = await asyncio.to_thread(read_lines, file, "the input", MAX_LINES, strict, *more)
             except BadLinesError as error:
                 errors = [
                     {"line": bad.number, "message": bad.reason, "code": "invalid_line"} for bad in error.lines[:1000]
                 ]
                 store.change(batch_id, "failed", failed_at=int(time.time()), errors=errors)
                 return
-            if batch["status"] == "validating":
+            if begins:
                 batch = store.change(batch_id, "in_progress", in_progress_at=int(time.time()), total=len(lines))
             answers, errors = (store.results(batch_id, kind) for kind in ("answers", "errors"))
             with BatchOutput(answers, errors) as output:

@@ -17,6 +17,7 @@ import zmq
 from ckdist.engine import messages
 from ckdist.engine.messages import (
     Abort,
+    AdapterScales,
     Done,
     Drain,
     Embed,
@@ -77,13 +78,11 @@ class Generation:
         sampling: SamplingParams,
         tenant: bytes | None = ONE_TENANT,
         place: QueuePlace = ANY_PLACE,
-        adapter: str | None = None,
-        adapter_scale: float = 1.0,
+        adapters: AdapterScales = (),
     ) -> None:
         """Starts sequence `number`. Raises Problem 503 if the engine accepts nothing."""
         self._prompt_tokens[number] = len(prompt) // messages.TOKEN_BYTES
-        adapted = {"adapter": adapter, "adapter_scale": adapter_scale}
-        self._start(number, Submit(EngineClient.new_id(), prompt, sampling, tenant, place, **adapted))
+        self._start(number, Submit(EngineClient.new_id(), prompt, sampling, tenant, place, adapters=adapters))
 
     def embed(
         self,

@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Collection, Sequence
 from typing import IO, TYPE_CHECKING
 
-from ckdist.config.given_elsewhere import setting_variables
+from ckdist.config.given_elsewhere import environment_without
 from ckdist.config.serve_config import ServeConfig
 from ckdist.engine.socket_directory import AGAIN, DIRECTORY, PARENT, PREFIX, TURNS, socket_address
 from ckdist.launcher.ended_threads import end_soon
@@ -52,9 +52,7 @@ class EngineJob:
         self._own_directory = tempfile.mkdtemp(prefix=PREFIX) if directory is None else None
         directory = directory or self._own_directory or ""
         self.endpoint = socket_address(directory)
-        given = setting_variables(ServeConfig)  # the words have their values
-        environment = {name: value for name, value in os.environ.items() if name not in given}
-        environment |= {DIRECTORY: directory, PARENT: str(os.getpid())}
+        environment = environment_without(ServeConfig) | {DIRECTORY: directory, PARENT: str(os.getpid())}
         if turns:
             environment[TURNS] = turns
         if again:

@@ -15,6 +15,7 @@ from ckdist.serve.accounts import Accounts
 from ckdist.serve.hosted_model import HostedModel
 from ckdist.serve.problems import Problem
 from ckdist.serve.requests.adapter_choice import spellings
+from ckdist.serve.requests.request_fields import Fields
 from ckdist.serve.response_store import ResponseStore
 from ckdist.serve.settings import HostedSettings, HttpSettings
 
@@ -109,6 +110,10 @@ class ModelRouter:
     def current(self) -> HostedModel:
         """Returns the model that was used last, of the loaded ones if there are any: for requests without a model."""
         return max(self.models.values(), key=lambda model: (model.state == "loaded", model.used_at))
+
+    def check_model(self, body: dict[str, Any]) -> None:
+        """Raises Problem or RequestError if a request names an unknown model or adapter."""
+        self.find(Fields(body).text("model")).service.check_model(body)
 
     def cannot_load(self, name: Any) -> bool:
         """Whether the model of this name has failed to load, or needs more than the memory of all models."""

@@ -5,8 +5,12 @@ import subprocess
 
 import msgspec
 
+from ckdist.config.given_elsewhere import environment_without
+from ckdist.config.serve_config import ServeConfig
 from ckdist.errors import ConfigError
 from ckdist.python_words import module_words
+
+MOST_SECONDS = 120.0  # of a prediction
 
 
 class PredictedMemory(msgspec.Struct, frozen=True):
@@ -32,9 +36,13 @@ async def predict_memory(words: tuple[str, ...]) -> PredictedMemory:
     process = await asyncio.create_subprocess_exec(
         *module_words("ckdist.cli.model_memory", "serve", *words),
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        env=environment_without(ServeConfig),
     )  # fmt: skip
     try:
-        output, errors = await process.communicate()
+        output, errors = await asyncio.wait_for(process.communicate(), MOST_SECONDS)
+    except asyncio.TimeoutError:  # before Python 3.11 it is not TimeoutError
+        process.kill()
+        raise ConfigError(f"its size is not known after {MOST_SECONDS:g} seconds: give its `memory`") from None
     except BaseException:
         process.kill()
         raise

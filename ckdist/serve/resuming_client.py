@@ -110,9 +110,10 @@ class ResumingClient(EngineClient):
         lost, self._loaded = self._loaded, set[str]()
         for key, request in list(self._requests.items()):
             request.crashes += 1
-            if isinstance(request.message, Submit) and request.message.adapter in lost:
+            used = dict(request.message.adapters) if isinstance(request.message, Submit) else {}
+            if gone := next((name for name in used if name in lost), ""):
                 if (generation := self._end(key)) is not None:
-                    reason = f"the engine has ended, and {request.message.adapter!r} must be loaded again"
+                    reason = f"the engine has ended, and {gone!r} must be loaded again"
                     generation.fail(Problem(503, reason), key)
             elif request.crashes >= MAX_CRASHES and (generation := self._end(key)) is not None:
                 message = f"the request was running in {MAX_CRASHES} crashes of the model, so it is not run again"

@@ -71,8 +71,7 @@ class Run:
                 prompt = number // work.n
                 room, sampling = work.max_tokens[prompt], for_choice(work.sampling, number % work.n)
                 sampling = dataclasses.replace(sampling, max_tokens=room, min_tokens=min(sampling.min_tokens, room))
-                adapter = work.adapter, work.adapter_scale
-                self._generation.submit(number, work.prompts[prompt], sampling, tenant, place, *adapter)
+                self._generation.submit(number, work.prompts[prompt], sampling, tenant, place, work.adapters)
                 self._choices[number] = Choice(number, self._tokenizer, work)
         except BaseException:
             self.__exit__()

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ckdist import __version__
-from ckdist.engine.messages import pack_tokens, unpack_tokens
+from ckdist.engine.messages import AdapterScales, pack_tokens, unpack_tokens
 from ckdist.engine.queue_place import NO_CLIENT
 from ckdist.errors import EngineError
 from ckdist.serve.accounts import Account, Accounts
@@ -26,6 +26,8 @@ from ckdist.serve.metrics import Metrics
 from ckdist.serve.openai_answer import Source
 from ckdist.serve.problems import Problem
 from ckdist.serve.request_log import MAX_PROMPT_TOKENS, note_run
+from ckdist.serve.requests.adapter_choice import read_adapters
+from ckdist.serve.requests.request_fields import Fields
 from ckdist.serve.response_store import ResponseStore
 from ckdist.serve.run import Run
 from ckdist.serve.saved_slots import SavedSlots, Slot
@@ -68,7 +70,7 @@ class Service:
         self.kept = ResponseStore(settings.store_seconds)
         self.text = TextWork(settings.model, settings.overrides)
         self.tokenizer: Vocabulary | None = None
-        self.adapter_of_all: tuple[str, float] | None = None  # of POST /lora-adapters, for requests that name none
+        self.adapters_of_all: AdapterScales = ()  # of POST /lora-adapters, for requests that name none
         self.copies: set[str] = set()  # further names of the model that clients have given
         self.draining = False
         self.batches: BatchRunner | None = None  # of --batch-dir
@@ -97,6 +99,11 @@ class Service:
         return self.client.state == "ready" and self.tokenizer is not None
 
     is_crowded = False  # its engine runs no other model
+
+    def check_model(self, body: dict[str, Any]) -> None:
+        """Raises Problem or RequestError if a request names an unknown adapter. Without adapters, any name is known."""
+        if self.adapters is not None:
+            read_adapters(Fields(body), self.facts)
 
     def cannot_load(self, name: Any) -> bool:  # noqa: ARG002
         """Returns False: its engine has started."""
@@ -141,7 +148,7 @@ class Service:
         scores, encodes = str(self.client.model.get("scores", "")), bool(self.client.model.get("encodes"))
         return ModelFacts(
             name, *sizes, settings.strict_fields, scores, encodes, settings.defaults, self.adapters,
-            self.adapter_of_all, settings.special_in_text, names, str(self.client.model.get("rank_template", "")),
+            self.adapters_of_all, settings.special_in_text, names, str(self.client.model.get("rank_template", "")),
         )  # fmt: skip
 
     @property
@@ -163,10 +170,10 @@ class Service:
     @property
     def source(self) -> Source:
         """The name and the fingerprint of the model."""
-        return self._source(None)
+        return self._source(())
 
-    def _source(self, adapter: str | None) -> Source:
-        name = adapter or self.settings.model_name
+    def _source(self, adapters: AdapterScales) -> Source:
+        name = adapters[0][0] if len(adapters) == 1 else self.settings.model_name
         digest = hashlib.blake2b(json.dumps([name, self.known_model]).encode(), digest_size=4)
         return Source(name, f"ckdist-{__version__}-{digest.hexdigest()}")
 
@@ -231,7 +238,7 @@ class Service:
         `form` is the class of the answer. `end` is sent after the last event of a stream.
         """
         tokenizer, run = self.loaded_tokenizer(), self._run(prepared, self._account(request))
-        answer, timeout = form(run, tokenizer, self._source(prepared.adapter)), self.settings.timeout
+        answer, timeout = form(run, tokenizer, self._source(prepared.adapters)), self.settings.timeout
         if prepared.stream:
             return EventStream(answer.events(), lambda: run.progress_at, timeout, self.settings.stall_timeout, end)
         whole = await while_connected(request.receive, answer.whole(), lambda: run.progress_at, timeout)

@@ -12,7 +12,7 @@ from msgspec import field
 from msgspec.msgpack import Decoder
 
 from ckdist.config.request_defaults import RequestDefaults
-from ckdist.engine.messages import TOKEN_BYTES, check_tokens, unpack_tokens
+from ckdist.engine.messages import TOKEN_BYTES, AdapterScales, check_tokens, unpack_tokens
 from ckdist.engine.queue_place import ANY_PLACE, QueuePlace
 from ckdist.engine.sampling_params import SamplingParams
 from ckdist.engine.typed_records import Message, Record, decode
@@ -31,7 +31,7 @@ class ModelFacts(Record, frozen=True):
     encodes: bool = False  # an encoder reads prompts, and the output does not continue them
     defaults: RequestDefaults = field(default_factory=RequestDefaults)
     adapters: dict[str, int] | None = None  # ids of the adapters by name; None: the server has no places for adapters
-    adapter_of_all: tuple[str, float] | None = None  # adapter, and its scale, of requests that name none
+    adapters_of_all: AdapterScales = ()  # of requests that name none
     special_in_text: bool = False  # control tokens in texts of messages count as such
     aliases: tuple[str, ...] = ()  # further names of the model
     rank_template: str = ""  # of a decoder that ranks: the question, with {query} and {document}; else ""
@@ -76,8 +76,7 @@ class Prepared(Message, frozen=True, kw_only=True):
     answer: AnswerForm | None = None  # format of a chat's answer; None: it is text alone
     cache_salt: str | None = None  # see `read_cache_use`
     cache_prompt: bool = True
-    adapter: str | None = None  # its name
-    adapter_scale: float = 1.0
+    adapters: AdapterScales = ()
     slot: int = -1  # the slot that --slot-save-path saves it from; -1: any
     place: QueuePlace = ANY_PLACE  # without the client
     items: list[tuple[str, bytes]] = field(default_factory=list[tuple[str, bytes]])  # of an input that is kept

@@ -6,8 +6,9 @@ of time. So grammars of strangers are also checked in a process with limits, and
 
 import functools
 import json
+import math
 import random
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from decimal import Decimal
 from typing import Any
 
@@ -25,6 +26,7 @@ MAX_FORCED = 4096  # bytes
 WALKS = (48, 48, 48, 256)  # bytes; the long one finds costs that grow with the text
 MAX_ERROR = 300  # characters of llguidance's message that are shown
 MAX_MULTIPLE = 100_000  # `multipleOf` without its point: llguidance's work and memory grow with it
+COMBINING = "allOf", "anyOf", "oneOf", "$ref"  # a number may have to be a multiple of several `multipleOf`
 MAX_NESTING = 64  # of brackets in a regular expression or a grammar
 REASONS = {  # llguidance's names for why nothing can follow
     "NoExtensionBias": "no text follows it; does a rule or a $ref lead to itself alone?",
@@ -142,28 +144,41 @@ def _made(make: Any, field: str) -> str:
 
 
 def _check_size(schema: dict[str, Any], field: str) -> None:
-    """Raises RequestError early for a schema of more than MAX_GRAMMAR characters as JSON, or with a large multiple."""
-    size, left = 0, list[Any]([schema])
+    """Raises RequestError early for a schema of more than MAX_GRAMMAR characters as JSON, or with large multiples."""
+    size, left, combines, multiples = 0, list[Any]([schema]), False, set[Decimal]()
     while left:
         part = left.pop()
         if isinstance(part, dict):
             left += [*part, *part.values()]
-            _check_multiple(part.get("multipleOf"), field)
+            combines = combines or not part.keys().isdisjoint(COMBINING)
+            multiple = part.get("multipleOf")
+            if isinstance(multiple, (int, float)) and multiple and -math.inf < multiple < math.inf:
+                number = Decimal(multiple if isinstance(multiple, int) else repr(multiple))
+                multiples.add(number)
+                _check_multiples([number], field)
         elif isinstance(part, list):
             left += part
         size += 2 + (len(part) if isinstance(part, (str, dict, list)) else 1)  # no more than it has
         if size > MAX_GRAMMAR:
             raise _too_long(size, MAX_GRAMMAR, field, "more than ")
+    if combines and multiples:
+        _check_multiples(multiples, field)
 
 
-def _check_multiple(multiple: Any, field: str) -> None:
-    if not isinstance(multiple, (int, float)):
-        return
-    number = Decimal(multiple if isinstance(multiple, int) else repr(multiple)).normalize()
-    _, digits, exponent = number.as_tuple()
-    whole = 10 ** min(max(exponent, 0), 9) if isinstance(exponent, int) else 0  # 0: no number
-    if int("".join(map(str, digits)) or 0) * whole > MAX_MULTIPLE:
-        message = f"multipleOf is {number:.6g}; without its point it must be at most {MAX_MULTIPLE}"
+def _check_multiples(multiples: Collection[Decimal], field: str) -> None:
+    """Raises RequestError if the least common multiple of `multiples` is above MAX_MULTIPLE without its point."""
+    common, parts, scale = 1, 0, 1  # the least common multiple is common / parts
+    for multiple in multiples:
+        numerator, denominator = multiple.as_integer_ratio()
+        common, parts = math.lcm(common, numerator), math.gcd(parts, denominator)
+        if common > MAX_MULTIPLE * parts:
+            break  # it only grows
+    while scale % parts:
+        scale *= 10
+    if common * scale // parts > MAX_MULTIPLE:
+        what = "multipleOf is" if len(multiples) == 1 else "values of multipleOf have the least common multiple"
+        number = Decimal(common) / Decimal(parts)
+        message = f"{what} {str(number)[:40]}; without its point it must be at most {MAX_MULTIPLE}"
         raise RequestError(f"{field}: {message}", field, "invalid_grammar")
 
 

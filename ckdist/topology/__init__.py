@@ -5,20 +5,14 @@ way. Nothing here runs a model. The native arenas bind memory, to the nodes that
 """
 
 from ckdist.topology.machine import Machine, read_machine, this_machine
-from ckdist.topology.pages import Huge, Pages, bind_memory, huge_pages, is_bound, sample_pages
-from ckdist.topology.placement import Placement, default_threads, place
+from ckdist.topology.placement import Placement, bind_memory, default_threads, place
 
 __all__ = [
-    "Huge",
     "Machine",
-    "Pages",
     "Placement",
     "bind_memory",
     "default_threads",
-    "huge_pages",
-    "is_bound",
     "place",
     "read_machine",
-    "sample_pages",
     "this_machine",
 ]

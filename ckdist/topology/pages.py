@@ -1,4 +1,4 @@
-"""Binds a rank's memory to NUMA nodes, and checks on which nodes its pages are."""
+"""Reads on which NUMA nodes, and in which kinds of pages, a rank's memory is."""
 
 import errno
 import os
@@ -10,7 +10,6 @@ import numpy as np
 
 from ckdist import native
 from ckdist.topology.machine import this_machine
-from ckdist.topology.placement import Placement
 
 SAMPLES = 64  # sampled pages per block of memory
 
@@ -28,11 +27,6 @@ class Pages:
 
     def __str__(self) -> str:
         return "unknown" if self.refused else f"{self.here} / {self.elsewhere}"
-
-
-def bind_memory(placement: Placement) -> None:
-    """Binds weights, caches and buffers that are allocated from now on to the placement's nodes."""
-    native.check(native.lib.ckdist_place_memory(list(placement.memory), len(placement.memory), placement.sharers))
 
 
 def is_bound(address: Any) -> bool:

@@ -1,7 +1,7 @@
 """Assigns CPUs and memory nodes to each rank of a host.
 
 Ranks are divided evenly over nodes, and the cores of a node evenly over its ranks. A rank keeps CPUs that its launcher
-gave to it only; ranks with the same CPUs divide them. This module only computes the placement; other code applies it.
+gave to it only; ranks with the same CPUs divide them. `bind_memory` applies the result to memory.
 """
 
 import contextlib
@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from ckdist import native
 from ckdist.comm.world_protocol import World
 from ckdist.topology.binding import own_cpus
 from ckdist.topology.machine import Machine, this_machine
@@ -282,3 +283,8 @@ def _note(machine: Machine, masks: list[tuple[int, ...]], everyone: list[tuple[i
         ranks = "one rank" if len(masks) == 1 else f"{len(masks)} ranks"
         return f"{ranks} for {len(own)} NUMA nodes: memory is spread over several; -tp {len(own)} keeps it local"
     return ""
+
+
+def bind_memory(placement: Placement) -> None:
+    """Binds weights, caches and buffers that are allocated from now on to the placement's nodes."""
+    native.check(native.lib.ckdist_place_memory(list(placement.memory), len(placement.memory), placement.sharers))

@@ -1,6 +1,7 @@
 """Named float32 arrays in one block of memory: the optimizer and the reduction of gradients make one pass over it."""
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
 
@@ -26,14 +27,18 @@ class Arena(Mapping[str, np.ndarray]):
         self.places: dict[str, tuple[int, int]] = {}  # name -> [begin, end) in flat
         at = 0
         for name, shape in self.shapes.items():
-            size = int(np.prod(shape, dtype=np.int64))
-            self.places[name] = at, at + size
-            at += -(-size // ALIGNMENT) * ALIGNMENT
+            self.places[name] = at, at + math.prod(shape)
+            at += self.size([shape])
         self.flat = np.zeros(at, np.float32) if flat is None else flat
         assert self.flat.shape == (at,) and self.flat.dtype == np.float32
         self._views = {
             name: self.flat[begin:end].reshape(self.shapes[name]) for name, (begin, end) in self.places.items()
         }
+
+    @staticmethod
+    def size(shapes: Iterable[tuple[int, ...]]) -> int:
+        """Elements of an arena with arrays of these shapes."""
+        return sum(-(-math.prod(shape) // ALIGNMENT) * ALIGNMENT for shape in shapes)
 
     def __getitem__(self, name: str) -> np.ndarray:
         return self._views[name]

@@ -17,6 +17,8 @@ class PackedBatch:
     # (tokens, choices).
     teacher: tuple[np.ndarray, np.ndarray] | None = None
 
+    keys: np.ndarray | None = None  # uint32 (tokens,): of the masks of dropout; None: nothing is dropped
+
     def tokens_to_learn_from(self) -> int:
         """Number of tokens in sequences that have a target. Other sequences add nothing to a loss."""
         before = np.concatenate([[0], np.cumsum(self.targets >= 0)])

@@ -94,8 +94,9 @@ class TrainConfig(Settings):
 
     optim: str = option(
         "adamw",
-        help="adamw (weight decay decoupled, none on norms and biases), sgd, or muon (matrices; adamw for the rest)",
-        choices=("adamw", "sgd", "muon"),
+        help="adamw (weight decay decoupled, none on norms and biases), adamw_8bit (its moments in 8 bits), adafactor "
+        "(a matrix has means of rows and columns), sgd, or muon (matrices; adamw for the rest)",
+        choices=("adamw", "adamw_8bit", "adafactor", "sgd", "muon"),
     )
     learning_rate: float = option(5e-5, help="peak learning rate", within=(0, 1e3))
     weight_decay: float = option(
@@ -121,8 +122,9 @@ class TrainConfig(Settings):
 
     method: str = option(
         "sft",
-        help="sft: learn the texts and answers; dpo, orpo or kto: learn from preferences",
-        choices=("sft", "dpo", "orpo", "kto"),
+        help="sft: learn the texts and answers; dpo, orpo or kto: learn from preferences; grpo: learn from rewards of "
+        "sampled answers",
+        choices=("sft", "dpo", "orpo", "kto", "grpo"),
     )
     beta: float = option(0.1, help="dpo, kto: weight of the distance from the model before training; orpo: weight of "
                          "the odds ratio", within=(1e-6, 1e3))  # fmt: skip
@@ -130,6 +132,17 @@ class TrainConfig(Settings):
     rpo_alpha: float = option(0.0, help="dpo: weight of the chosen answers' cross-entropy", within=(0, 1e3))
     desirable_weight: float = option(1.0, help="kto: weight of answers with a true label", within=(0, 1e3))
     undesirable_weight: float = option(1.0, help="kto: weight of answers with a false label", within=(0, 1e3))
+
+    reward: str = option(
+        "exact",
+        help="grpo: exact (1 if an answer is the record's), regex:PATTERN (1 if the last matches in both are equal), or "
+        "FILE.py:FUNCTION, called with the prompt, the answer and the record's answer",
+    )
+    num_generations: int = option(8, help="grpo: answers that are sampled for each prompt", within=(2, 1024))
+    max_completion_length: int = option(256, help="grpo: most tokens of a sampled answer", within=(1, 1 << 20))
+    num_iterations: int = option(1, help="grpo: updates with the answers of one step", within=(1, 64))
+    epsilon: float = option(0.2, help="grpo: ratios of probabilities beyond 1 ± this are clipped", within=(0, 1))
+    kl_coef: float = option(0.0, help="grpo: weight of the divergence from the model before training", within=(0, 1e3))
 
     teacher_file: str = option("", help="file of ckdist distill for this data: the loss follows a teacher")
     teacher_weight: float = option(
@@ -178,6 +191,12 @@ class TrainConfig(Settings):
     )
 
     use_rslora: bool = option(False, help="scale LoRA's product by alpha / sqrt(rank) (rsLoRA)")
+    use_dora: bool = option(False, help="train the magnitudes of the rows of adapted matrices too (DoRA)")
+    lora_dropout: float = option(
+        0.0,
+        help="share of the elements of a layer's input that LoRA's matrices do not read in a step",
+        within=(0, 0.99),
+    )
 
     logging_steps: int = option(10, help="steps between lines of metrics.jsonl", within=(1, MAX_STEPS))
     eval_steps: int = option(0, help="steps between validation losses; 0: only at the end", within=(0, MAX_STEPS))
@@ -217,28 +236,39 @@ class TrainConfig(Settings):
                 f"{len(self.train_file)} entries: give one for each"
             )
         self._check_method()
-        for name, value in (("zero_stage", 0), ("tensor_parallel_size", 1)) if self.optim == "muon" else ():
+        whole = ("zero_stage", 0), ("tensor_parallel_size", 1)
+        for name, value in () if self.optim in ("adamw", "sgd") else whole:
             if getattr(self, name) != value:
-                raise ConfigError(f"{name} ({getattr(self, name)}) must be {value} for muon: it needs whole matrices")
+                raise ConfigError(
+                    f"{name} ({getattr(self, name)}) must be {value} for {self.optim}: it needs whole matrices"
+                )
         if self.samples and self.pipeline_parallel_size > 1:
             raise ConfigError(f"samples ({self.samples}) need pipeline_parallel_size 1: a rank needs all layers")
         if self.early_stopping and not self.eval_steps:
             raise ConfigError(f"early_stopping ({self.early_stopping}) needs validation losses: set eval_steps")
         if self.lora_r and not self.model_name_or_path:
             raise ConfigError(f"lora_r ({self.lora_r}) needs a model to continue from: set model_name_or_path")
+        for name in ("use_dora", "lora_dropout") if not self.lora_r else ():
+            if getattr(self, name):
+                raise ConfigError(f"{name} ({getattr(self, name)}) has no effect without lora_r: set lora_r")
+        if self.lora_dropout and (self.method != "sft" or self.use_dora):
+            with_what = "use_dora" if self.use_dora else f"method {self.method}"
+            raise ConfigError(f"lora_dropout ({self.lora_dropout:g}) is not supported with {with_what}: leave it out")
         if self.resume in ("", "latest"):
             raise ConfigError(f"resume ({self.resume!r}) must be auto, never, or a checkpoint's folder")
 
     @property
     def batch_tokens(self) -> int:
-        """Most tokens of a batch. A row of preferences has two sequences."""
-        return self.per_device_train_batch_size * self.max_length * (1 if self.method == "sft" else 2)
+        """Most tokens of a batch. A row of preferences has two sequences, a prompt of GRPO all its answers."""
+        sequences = {"sft": 1, "grpo": self.num_generations}.get(self.method, 2)
+        return self.per_device_train_batch_size * self.max_length * sequences
 
     def _check_method(self) -> None:
         """Raises ConfigError for a setting that the method would ignore."""
         used = {"sft": (), "dpo": ("beta", "loss_type", "rpo_alpha"), "orpo": ("beta",)}
         used["kto"] = ("beta", "desirable_weight", "undesirable_weight")
-        for name in ("beta", "loss_type", "rpo_alpha", "desirable_weight", "undesirable_weight"):
+        used["grpo"] = ("reward", "num_generations", "max_completion_length", "num_iterations", "epsilon", "kl_coef")
+        for name in dict.fromkeys(name for names in used.values() for name in names):
             value, default = getattr(self, name), type(self).__dataclass_fields__[name].default
             if name not in used[self.method] and value != default:
                 raise ConfigError(f"{name} ({value}) has no effect with method {self.method}: leave it out")

@@ -4,7 +4,7 @@ import functools
 import json
 import shutil
 import tempfile
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ import numpy as np
 from ckdist.errors import ConfigError, LayoutError
 from ckdist.layout import SINGLE
 from ckdist.mesh import Mesh
+from ckdist.models.moe_weights import is_expert
 from ckdist.models.registry import family, read_config
 from ckdist.models.spec import ModelSpec, MoeFfn
 from ckdist.models.training_loss import loss
@@ -34,7 +35,7 @@ from ckdist.train.loss_program import LossProgram, lower_model, trace_model, tra
 from ckdist.train.shards import Shards
 from ckdist.train.stage import TrainingStage, product_operations
 from ckdist.train.tokenizer_training import tokenizer_config, train_tokenizer
-from ckdist.weights.adapter_file import MODULES, Lora
+from ckdist.weights.adapter_file import FEED_FORWARD, MAGNITUDE, MODULES, Lora
 from ckdist.weights.checkpoint import Checkpoint, open_checkpoint
 from ckdist.weights.dequantize import read_tensor
 from ckdist.weights.dtypes import BY_NUMBER, FLOATS
@@ -152,7 +153,7 @@ def open_model(config: TrainConfig) -> TrainedModel:
             f"max_length ({config.max_length}) is more than the {spec.max_position} positions of the model"
         )
     targets = MODULES if config.lora_target_modules == (ALL_LINEAR,) else config.lora_target_modules
-    lora = Lora(config.lora_r, config.lora_alpha, targets, config.use_rslora) if config.lora_r else None
+    lora = _lora(config, targets) if config.lora_r else None
     teacher = teacher_loss(config) if config.teacher_file else None
     tracer = functools.partial(TrainingTracer, low_rank=lora.low_rank() if lora else None, teacher=teacher)
     program = trace_loss(loss, spec, SINGLE, Mesh({"dp": 1}), tracer)
@@ -161,11 +162,19 @@ def open_model(config: TrainConfig) -> TrainedModel:
         raise ConfigError(
             f"lora_target_modules ({', '.join(lora.targets)}) names no layer of {spec.family} that can have matrices"
         )
+    if any(is_expert(w.name) for w in weights if lora) and (config.use_dora or config.lora_dropout):
+        name = "use_dora" if config.use_dora else f"lora_dropout ({config.lora_dropout:g})"
+        raise ConfigError(
+            f"{name} is not supported on experts: leave {', '.join(FEED_FORWARD)} out of lora_target_modules"
+        )
     shapes = {w.name: shape_of(w) for w in program.weights}
     std = float(values.get("initializer_range", INITIALIZER_RANGE))
 
     def load(name: str) -> np.ndarray:
         """The initial value of a weight, float32."""
+        if name.endswith(MAGNITUDE) and checkpoint is not None:  # the norms of the base's rows: it begins as the base
+            base = read_tensor(checkpoint.tensors[name.removesuffix(MAGNITUDE) + ".weight"])
+            return np.linalg.norm(base, axis=1)
         if ".lora_" in name:
             return initial_matrix(name, shapes[name], config.seed)
         if checkpoint is None:
@@ -176,6 +185,11 @@ def open_model(config: TrainConfig) -> TrainedModel:
         config.tokenizer_name or (config.model_name_or_path if checkpoint else Path(config.output_dir) / "tokenizer")
     )
     return TrainedModel(spec, values, program, weights, load, lora, tracer, checkpoint, folder)
+
+
+def _lora(config: TrainConfig, targets: Sequence[str]) -> Lora:
+    more = {"dropout": config.lora_dropout, "has_magnitudes": config.use_dora}
+    return Lora(config.lora_r, config.lora_alpha, tuple(targets), config.use_rslora, **more)
 
 
 def teacher_loss(config: TrainConfig) -> TeacherLoss:

@@ -22,7 +22,7 @@ from ckdist.weights.handles import MatrixHandle
 
 _KINDS = native.numbers("ckdist_training_step_kind", "ckdist_step_")
 # Kinds of steps that read matrices unpacked.
-READERS = ("lookup", "grouped_experts", "grouped_experts_grad", "latent_keys", "latent_keys_grad")
+READERS = ("lookup", "row_norms", "grouped_experts", "grouped_experts_grad", "latent_keys", "latent_keys_grad")
 
 
 @dataclass(frozen=True)
@@ -212,7 +212,7 @@ class NativeExecutable:
         if self._handle is None:
             raise ConfigError("this executable is closed")
         given = [ids, targets, starts, len(ids), len(starts) - 1, weights, token_losses, *_teacher(batch, self.choices)]
-        given.append(best_tokens)
+        given += [best_tokens, None if batch.keys is None else np.ascontiguousarray(batch.keys, np.uint32)]
         kept = self._kept[chunk] + slot * self.program.lowered.kept_bytes[chunk]
         clear = backward and self._fresh[chunk]
         one_pass = [2 * chunk + backward, clear, reduce, kept]

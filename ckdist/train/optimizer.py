@@ -1,4 +1,4 @@
-"""AdamW, SGD and Muon over an arena of parameters: clipping by the global norm, skipped steps, state over replicas.
+"""AdamW, SGD, Muon and Adafactor over an arena of parameters: clipping by the global norm, skipped steps, state over replicas.
 
 One fused native pass updates parameters and state. With `zero_stage` 1 each replica holds the state of its own part
 only (Rajbhandari et al. 2020, arXiv:1910.02054): gradients are reduce-scattered, each part is updated, and the parts
@@ -6,7 +6,7 @@ are gathered.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,10 +18,17 @@ from ckdist.mesh import Mesh
 from ckdist.program.pool import ThreadPool
 from ckdist.train.arena import ALIGNMENT, Arena
 from ckdist.train.config import TrainConfig
+from ckdist.train.moments import state_shape, update_each
 from ckdist.train.ranks import TrainingRanks
 
 lib = native.lib
-STATES = {"adamw": ("exp_avg", "exp_avg_sq"), "sgd": ("momentum_buffer",), "muon": ("exp_avg", "exp_avg_sq")}
+STATES = {
+    "adamw": ("exp_avg", "exp_avg_sq"),
+    "sgd": ("momentum_buffer",),
+    "muon": ("exp_avg", "exp_avg_sq"),
+    "adafactor": ("exp_avg_sq_row", "exp_avg_sq_col"),
+    "adamw_8bit": ("exp_avg", "exp_avg_scale", "exp_avg_sq", "exp_avg_sq_scale"),
+}
 SAVE_TAG = 1000
 
 
@@ -73,7 +80,10 @@ class Optimizer:
         size = parameters.flat.size
         self.shares = [(0, size)] if self._sharing is None else even_ranges(size, self._sharing.size, ALIGNMENT)
         self.begin, self.end = self.shares[0 if self._sharing is None else self._sharing.rank]
-        self.state = {name: np.zeros(self.end - self.begin, np.float32) for name in STATES[config.optim]}
+        sizes = {name: Arena.size(self.state_shapes(name, parameters.shapes).values()) for name in STATES[config.optim]}
+        if self._sharing is not None:
+            sizes = dict.fromkeys(sizes, self.end - self.begin)
+        self.state = {name: np.zeros(size, np.float32) for name, size in sizes.items()}
         self.steps = 0  # steps that changed the parameters
         self._part_ends, self._decays = self._parts()
         others = {*(() if ranks.speaks else self._replicated), *(self._tied if self._is_last else ())}
@@ -90,6 +100,10 @@ class Optimizer:
     def sharded(self) -> bool:
         """Whether this rank holds only a part of the state."""
         return self._sharing is not None
+
+    def state_shapes(self, name: str, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+        """The shapes of a state's arrays, of parameters with these `shapes`."""
+        return {parameter: state_shape(self.config.optim, name, shape) for parameter, shape in shapes.items()}
 
     def _parts(self) -> tuple[np.ndarray, np.ndarray]:
         """(end of each parameter's part on this rank, counted from `begin`; whether it is decayed)."""
@@ -189,6 +203,9 @@ class Optimizer:
             native.call(lib.ckdist_optimizer_adamw, self._native, update, *numbers, *state)
         elif c.optim == "muon":
             self._update_muon(update)
+        elif c.optim != "sgd":
+            arenas = [Arena(self.state_shapes(name, self.parameters.shapes), own) for name, own in self.state.items()]
+            update_each(self._native, c, self.parameters, self.gradients, arenas, update)
         else:
             native.call(lib.ckdist_optimizer_sgd, self._native, update, c.momentum, *state)
 
@@ -218,7 +235,7 @@ class Optimizer:
         """
         own = self.state[name]
         if self._sharing is None:
-            return Arena(self.parameters.shapes, own)
+            return Arena(self.state_shapes(name, self.parameters.shapes), own)
         if self._sharing.rank:
             self._sharing.send(own, 0, SAVE_TAG)
             return None

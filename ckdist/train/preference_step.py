@@ -16,6 +16,7 @@ from ckdist.layout import even_ranges
 from ckdist.models.spec import ModelSpec
 from ckdist.train.batch import PackedBatch
 from ckdist.train.config import TrainConfig
+from ckdist.train.data.batches import FileBatches, OwnBatches
 from ckdist.train.data.preference_rows import PreferenceBatch, PreferenceRows
 from ckdist.train.data.token_rows import Rows
 from ckdist.train.native_executable import NativeExecutable
@@ -70,6 +71,13 @@ class PreferenceStep:
                 rows.reference[units] = self._measure(rows.units_batch(units)).policy
             flat = self.ranks.sum_replicas(*rows.reference.ravel().tolist())
             rows.reference[:] = np.reshape(flat, rows.reference.shape)
+
+    def take(self, batches: FileBatches | OwnBatches) -> list[PackedBatch]:
+        """This rank's batches of the next step."""
+        return batches.take()
+
+    def close(self) -> None:
+        """Does nothing: it owns nothing."""
 
     def forward_backward(self, batches: Sequence[PackedBatch], rows: Rows) -> StepSums:
         """Computes the gradients of the sum of losses over the units of all replicas, from zero, and reduces them."""

@@ -16,6 +16,7 @@ REFUSED = {
     "lora_r": "the matrices would have other shapes",
     "lora_alpha": "the learned matrices would be scaled by another factor",
     "use_rslora": "the learned matrices would be scaled by another factor",
+    "use_dora": "the magnitudes would be missing",
     "lora_target_modules": "other layers would have matrices",
     "method": "the loss would be another",
     "max_length": "the position in the data counts rows of max_length",
@@ -31,7 +32,8 @@ NAMED = (
     "momentum", "muon_momentum", "max_grad_norm", "lr_scheduler_type", "warmup_steps", "warmup_ratio",
     "num_decay_steps", "min_lr_ratio", "router_aux_loss_coef", "bf16", "beta", "teacher_file", "teacher_weight",
     "loss_type", "rpo_alpha", "desirable_weight",
-    "undesirable_weight",
+    "undesirable_weight", "lora_dropout", "reward", "num_generations", "max_completion_length", "num_iterations",
+    "epsilon", "kl_coef",
 )  # fmt: skip
 # The tokens' digest covers these four.
 OF_THE_DATA = ("train_file", "text_column", "bad_lines", "tokenizer_name")

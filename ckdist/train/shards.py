@@ -1,6 +1,7 @@
 """This rank's shard of every weight, and the assembly of whole weights from shards."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 import numpy as np
 
@@ -11,6 +12,8 @@ from ckdist.program.program import Weight
 from ckdist.train.arena import Arena, shape_of
 
 GATHER_TAG = 1001
+Shapes = dict[str, tuple[int, ...]]
+Shaped: TypeAlias = Callable[[Shapes], Shapes]
 
 
 class Shards:
@@ -64,8 +67,10 @@ class Shards:
         """This rank's shard of a whole weight, as a view."""
         return whole[_spans(self.weights[name], self.mesh)]
 
-    def gather(self, own: Arena, replica: Communicator | None) -> Arena | None:
+    def gather(self, own: Arena, replica: Communicator | None, shaped: Shaped | None = None) -> Arena | None:
         """Assembles the whole weights from the shards of a replica, on its first rank. Returns None on others.
+
+        `shaped` gives the shapes of `own` from those of the weights, if they are others. Nothing is then sharded.
 
         A collective call of the replica.
         """
@@ -74,14 +79,15 @@ class Shards:
         if replica.rank:
             replica.send(own.flat, 0, GATHER_TAG)
             return None
-        whole = Arena(self.whole_shapes)
+        form = shaped or (lambda shapes: shapes)
+        whole = Arena(form(self.whole_shapes))
         for rank, place in enumerate(Mesh(self.mesh.axes, rank) for rank in self.mesh.group("pp", "tp")):
             weights, part = self.stages[place.index("pp")], own
             if rank:
-                part = Arena(_shapes(weights, place))
+                part = Arena(form(_shapes(weights, place)))
                 replica.recv(part.flat, rank, GATHER_TAG)
             for weight in weights:
-                whole[weight.name][_spans(weight, place)] = part[weight.name]
+                whole[weight.name][... if shaped else _spans(weight, place)] = part[weight.name]
         return whole
 
 

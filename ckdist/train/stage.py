@@ -90,7 +90,7 @@ def product_operations(instr: Instr, trained: Collection[Weight]) -> float:
     6 per element of a trained matrix (Kaplan et al. 2020, arXiv:2001.08361, section 2.1), 4 per element of a frozen
     one.
     """
-    if instr.op == "embed":
+    if instr.op in ("embed", "row_norms"):  # no products of tokens
         return 0.0
     matrices = [w for w in instr.weights if w is not None and len(w.dims) > 1]
     total = float(sum((6 if w in trained else 4) * math.prod(shape_of(w)) for w in matrices))

@@ -32,17 +32,18 @@ from ckdist.train.config import TrainConfig
 from ckdist.train.data.batches import FileBatches, OwnBatches, Position, validation_batches
 from ckdist.train.divergence import LostSteps
 from ckdist.train.loss_program import LossProgram
+from ckdist.train.methods import MethodStep, check_method, method_step
 from ckdist.train.model import TrainedModel, open_model, open_tokenizer
 from ckdist.train.model_folder import write_result
 from ckdist.train.native_executable import NativeExecutable
 from ckdist.train.one_f_one_b import bubble
 from ckdist.train.optimizer import Optimizer
 from ckdist.train.pipeline import StepSums, forward_backward
-from ckdist.train.preference_step import PreferenceStep, check_preferences
 from ckdist.train.ranks import TrainingRanks, accumulated_batches, training_mesh
 from ckdist.train.report import Report, StepReport, check_report_to
 from ckdist.train.resumption import changed_settings, check_settings, settings_of
 from ckdist.train.schedule import Schedule
+from ckdist.train.shards import Shaped
 from ckdist.train.training_checkpoint import Folder, SavedTensors, TrainState
 from ckdist.train.training_data import EVAL_ROWS, open_data
 from ckdist.train.training_memory import memory_line, rank_bytes, require
@@ -125,6 +126,7 @@ class Trainer:
         self.folder: Folder | None = None  # on rank 0
         self.report: Report | None = None  # on rank 0
         self.communicator: Communicator | None = None
+        self.preference: MethodStep | None = None
         try:
             self._open(source, make_executable)
         except BaseException as error:
@@ -148,8 +150,7 @@ class Trainer:
         resumed = world.broadcast(str(self.folder.choose(config.resume) or "") if self.folder is not None else None)
         base = resolve(config.model_name_or_path or None, world) or ""
         self.model = open_model(replace(config, model_name_or_path=base))
-        if config.method != "sft":
-            check_preferences(config, self.model.spec)
+        check_method(config, self.model.spec)
         if self.model.checkpoint is not None and world.rank == 0:
             self.model.checkpoint.warn(log)
         if world.local_rank == 0:
@@ -185,12 +186,12 @@ class Trainer:
             self.shards.replicated,
             self.shards.tied,
         )
-        self.preference: PreferenceStep | None = None
         data = open_data(config, world, mesh, self.tokenizer, self.model.tokenizer_folder, source)
         self.batches, self.validation = data.batches, data.validation
         self.state = TrainState(seed=config.seed, data=data.digest)
-        if config.method != "sft":
-            self.preference = PreferenceStep(config, self.executable, self.ranks)
+        update = lambda tokens: self.optimizer.step(self.schedule.rate(self.state.step), tokens)
+        self.preference = method_step(config, self.executable, self.ranks, self.model, self.tokenizer, update)
+        if self.preference is not None:
             self.preference.measure_reference(*data.rows)  # with the weights before training
         self._check_validation()
         self._resume(Path(resumed) if resumed else None)
@@ -279,32 +280,39 @@ class Trainer:
         parameters = self.executable.parameters
         self._read(folder / saved.WEIGHTS, "", parameters)
         for name in self.optimizer.state:
-            state = Arena(parameters.shapes)
-            self._read(folder / saved.OPTIMIZER, f"{name}.", state)
+            state = Arena(self.optimizer.state_shapes(name, parameters.shapes))
+            self._read(folder / saved.OPTIMIZER, f"{name}.", state, self._shaped(name))
             self.optimizer.restore(name, state.flat)
         self.optimizer.steps = self.state.updates
 
-    def _read(self, path: Path, prefix: str, into: Arena) -> None:
+    def _shaped(self, state: str) -> Shaped | None:
+        """The shapes of a state's arrays from those of the weights; None if they are equal."""
+        shaped = lambda shapes: self.optimizer.state_shapes(state, shapes)
+        return None if shaped(self.shards.whole_shapes) == self.shards.whole_shapes else shaped
+
+    def _read(self, path: Path, prefix: str, into: Arena, shaped: Shaped | None = None) -> None:
         """Fills `into` with this rank's part of a checkpoint's file. Rank 0 reads it; tensors are named `prefix +
         name`.
         """
         tensors = SavedTensors(path) if self.world.rank == 0 else None
-        for name, shape in self.shards.whole_shapes.items():
+        shapes = self.shards.whole_shapes
+        for name, shape in (shaped(shapes) if shaped else shapes).items():
             whole = np.empty(shape, np.float32) if tensors is None else np.array(tensors(prefix + name, shape))
             if self.communicator is not None:
                 self.communicator.broadcast(whole)
             if name in into:
-                into[name][:] = self.shards.part(name, whole)
+                into[name][:] = whole if shaped else self.shards.part(name, whole)
 
-    def _gathered(self, own: Arena | None) -> Arena | None:
+    def _gathered(self, own: Arena | None, shaped: Shaped | None = None) -> Arena | None:
         """The whole arrays of the first replica on rank 0; None on others."""
         if own is None or self.ranks.mesh.index("dp"):
             return None
-        return self.shards.gather(own, self.ranks.replica)
+        return self.shards.gather(own, self.ranks.replica, shaped)
 
     def _save(self) -> None:
         weights = self._gathered(self.executable.parameters)
-        states = {f"{name}.": self._gathered(self.optimizer.gather(name)) for name in self.optimizer.state}
+        gathered = lambda name: self._gathered(self.optimizer.gather(name), self._shaped(name))
+        states = {f"{name}.": gathered(name) for name in self.optimizer.state}
         whole = {name: arena for name, arena in states.items() if arena is not None}  # all of them on rank 0
         if self.folder is not None and weights is not None:
 
@@ -347,11 +355,12 @@ class Trainer:
                 unsaved = False
         if unsaved:
             self._save()
-        if c.early_stopping and (self.state.step >= self.state.steps or self._is_past_best()):
-            best, at = self.state.best_loss, self.state.best_step
-            self._say(f"the best validation loss is {best} at step {at}; the model is that of this step")
-        elif self.state.step >= self.state.steps:
-            self._write_model()
+        if self.state.step >= self.state.steps or self._is_past_best():
+            if c.early_stopping and self.state.best_step:
+                best, at = self.state.best_loss, self.state.best_step
+                self._say(f"the best validation loss is {best} at step {at}; the model is that of this step")
+            else:  # also if no validation loss was finite
+                self._write_model()
         self.world.gather(None)  # all ranks leave together
         return last
 
@@ -381,7 +390,7 @@ class Trainer:
     def _step(self, should_stop: ShouldStop | None) -> tuple[StepReport, bool]:
         """Makes one step. Returns its report, and whether any rank wants to stop after it."""
         began = time.perf_counter()
-        batches = self.batches.take()
+        batches = self.batches.take() if self.preference is None else self.preference.take(self.batches)
         tokens = sum(int((batch.targets >= 0).sum()) for batch in batches)
         every = sum(batch.tokens_to_learn_from() for batch in batches)
         computing = time.perf_counter()
@@ -482,10 +491,9 @@ class Trainer:
         self.close()
 
     def close(self) -> None:
-        """Closes the report, the folder and the communicator."""
-        if self.report is not None:
-            self.report.close()
-        if self.folder is not None:
-            self.folder.close()
+        """Closes the report, the folder, the sampling engine and the communicator."""
+        for own in (self.report, self.folder, self.preference):
+            if own is not None:
+                own.close()
         if self.communicator is not None:
             self.communicator.close()

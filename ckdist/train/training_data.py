@@ -22,6 +22,7 @@ from ckdist.train.data.chats import ChatProcess
 from ckdist.train.data.data_files import find_files, find_source
 from ckdist.train.data.preference_rows import PreferenceRows
 from ckdist.train.data.preferences import KINDS
+from ckdist.train.data.prompt_rows import PromptRows
 from ckdist.train.data.token_cache import TokenCache, open_cache
 from ckdist.train.data.token_rows import Rows, split
 from ckdist.train.data.truncation import count_truncated, describe_truncation
@@ -76,6 +77,8 @@ def _own_batches(config: TrainConfig, mesh: Mesh, source: BatchSource) -> Traini
         raise ConfigError(f"a batch source has no preferences: method {config.method} needs train_file")
     if config.teacher_file:
         raise ConfigError("a batch source has no teacher: teacher_file needs train_file")
+    if config.lora_dropout:
+        raise ConfigError("a batch source has no dropout: lora_dropout needs train_file")
     tokens = config.per_device_train_batch_size * config.max_length
     return TrainingData(OwnBatches(source, mesh.index("dp"), mesh.size("dp"), tokens))
 
@@ -101,15 +104,15 @@ def _file_batches(config: TrainConfig, world: World, mesh: Mesh, tokenizer: Toke
     if counts.divided and world.rank == 0:
         log.info("%d of %d texts are longer than max_length and are learned in parts", counts.divided, counts.texts)
     rows = rows_of(c, cache, documents, passes=_passes(c, cache, documents), teacher=teacher)
-    if isinstance(rows, PreferenceRows) and rows.dropped:
-        say(
-            f"train_file: {rows.dropped} preferences are left out: max_length ({c.max_length}) leaves none of an answer"
-        )
+    if isinstance(rows, (PreferenceRows, PromptRows)) and rows.dropped:
+        kind = "preferences" if isinstance(rows, PreferenceRows) else "records"
+        say(f"train_file: {rows.dropped} {kind} are left out: max_length ({c.max_length}) leaves none of an answer")
     if not rows.count(0):
         raise ConfigError(f"train_file_weights ({', '.join(map(str, c.train_file_weights))}) leave no document")
     batches = FileBatches(
         *(rows, mesh.index("dp"), mesh.size("dp"), c.per_device_train_batch_size, c.gradient_accumulation_steps),
         replicas=full_replicas(mesh),
+        dropout_seed=c.seed if c.lora_dropout else None,
     )
     if full_replicas(mesh) > mesh.size("dp"):
         say(
@@ -132,6 +135,8 @@ def rows_of(
         from ckdist.train.data.teacher_rows import TeacherRows
 
         return TeacherRows(teacher, cache, documents, config.max_length, config.seed, shuffle, passes)
+    if config.method == "grpo":
+        return PromptRows(cache, documents, config.max_length, config.seed)
     if config.method == "sft":
         return Rows(cache, documents, config.max_length, config.seed, shuffle, passes)
     return PreferenceRows(cache, documents, config.max_length, config.seed, config.method, shuffle)
@@ -187,7 +192,7 @@ def _validation(
 
 def held_out_percentage(config: TrainConfig) -> float:
     """Per cent of the training documents that are held out."""
-    return 0.0 if config.validation_file else config.validation_split_percentage
+    return 0.0 if config.validation_file or config.method == "grpo" else config.validation_split_percentage
 
 
 def _open_cache(config: TrainConfig, world: World, files: list[Path], tokenizer: Tokenizer, folder: Path) -> TokenCache:

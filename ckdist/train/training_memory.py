@@ -9,6 +9,7 @@ from ckdist.program.lowered import Lowered
 from ckdist.program.step import PackIndex, Step
 from ckdist.train.config import TrainConfig
 from ckdist.train.loss_program import LossProgram
+from ckdist.train.moments import state_floats
 from ckdist.train.optimizer import STATES
 
 TILE = 16  # rows and columns of packed matrices are padded to multiples of this
@@ -19,8 +20,7 @@ def training_bytes(
     lowered: Lowered,
     tokens: int,
     operand_bytes: int,
-    state_arrays: int,
-    state_replicas: int,
+    state_bytes: int,
     waiting: Sequence[int] = (0,),
 ) -> dict[str, int]:
     """Bytes on this rank by purpose, without quantised matrices, which keep the type of their file.
@@ -29,8 +29,7 @@ def training_bytes(
         lowered: The lowered programs.
         tokens: Tokens of a batch.
         operand_bytes: Bytes per element of an operand.
-        state_arrays: Arrays of the optimizer's state, each of the size of the trained weights.
-        state_replicas: Replicas that share the optimizer's state.
+        state_bytes: Bytes of the optimizer's state.
         waiting: For each chunk of layers: batches between their forward and backward passes.
     """
     padded = lambda n: -(-n // TILE) * TILE
@@ -63,7 +62,7 @@ def training_bytes(
     return {
         "trained weights": trained,
         "gradients": trained,
-        "optimizer state": trained * state_arrays // state_replicas,
+        "optimizer state": state_bytes,
         "frozen weights": 4 * lowered.floats - trained + sum(map(packed, frozen)),
         "activations": lowered.arena_bytes + sum(kept * n for kept, n in zip(lowered.kept_bytes, waiting, strict=True)),
         "workspace": max(map(workspace, lowered.steps), default=0),
@@ -72,8 +71,9 @@ def training_bytes(
 
 def rank_bytes(config: TrainConfig, program: LossProgram, mesh: Mesh) -> dict[str, int]:
     """Bytes of a rank of `mesh` by purpose, for the lowered `program` of a configuration."""
-    state = len(STATES[config.optim]), mesh.size("dp") if config.zero_stage else 1
-    needed = training_bytes(program.lowered, program.max_tokens, program.operand_bytes, *state, program.stage.waiting)
+    state = 4 * state_floats(config.optim, STATES[config.optim], program.trained_shards.shapes)
+    state //= mesh.size("dp") if config.zero_stage else 1
+    needed = training_bytes(program.lowered, program.max_tokens, program.operand_bytes, state, program.stage.waiting)
     needed["rows for other stages"] = 4 * program.messages * program.message_floats
     return needed
 

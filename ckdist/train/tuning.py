@@ -138,7 +138,7 @@ def expected(
 def description(config: TrainConfig, name: str, one: Expected, rate: float) -> Iterator[str]:
     """Lines about a training before it starts. `rate`: operations per second of one rank's products."""
     rows = config.per_device_train_batch_size * config.gradient_accumulation_steps
-    what = "" if config.method == "sft" else f"{config.method} of preferences, "
+    what = "" if config.method == "sft" else f"{config.method}, "
     method = f"LoRA of rank {config.lora_r} on all linear layers" if config.lora_r else "all weights"
     yield f"model     {name}: {what}{method}, {one.trained / 1e6:.3g} M trained parameters"
     epochs = f"{config.num_train_epochs:g} epochs" if config.max_steps < 0 else "max_steps"

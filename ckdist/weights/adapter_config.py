@@ -44,7 +44,7 @@ FIELDS: Mapping[str, tuple[Rule, str]] = {
     "lora_bias": (Rule.REFUSED, f"B has a bias: {MERGE}"),
     "modules_to_save": (Rule.REFUSED, f"whole modules were trained: {MERGE}"),
     "trainable_token_indices": (Rule.REFUSED, f"rows of the embeddings were trained: {MERGE}"),
-    "use_dora": (Rule.REFUSED, f"DoRA scales whole matrices: {MERGE}"),
+    "use_dora": (Rule.REFUSED, "DoRA scales whole matrices: merge it with ckdist merge, and give that model"),
     "use_qalora": (Rule.REFUSED, f"QALoRA pools the inputs: {MERGE}"),
     "use_bdlora": (Rule.REFUSED, f"BD-LoRA has block-diagonal matrices: {MERGE}"),
     "kasa_config": (Rule.REFUSED, f"KaSA changes the base: {MERGE}"),
@@ -81,7 +81,8 @@ class AdapterConfig:
     Raises ModelFileError for a field that is malformed, not supported, or unknown and not empty.
     """
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path, merging: bool = False):
+        self.merging = merging  # magnitudes (DoRA) are honoured
         self.file = folder / CONFIG
         self.fields = read_json_object(self.file)
         self._check_fields()
@@ -116,7 +117,7 @@ class AdapterConfig:
         fields = self.fields
         for name, value in fields.items():
             rule, reason = FIELDS.get(name, (Rule.REFUSED, "the field is not known: take a newer ckdist, or remove it"))
-            if rule is Rule.REFUSED and value not in NOTHING:
+            if rule is Rule.REFUSED and value not in NOTHING and not (self.merging and name == "use_dora"):
                 raise self._error(name, f"which is not supported, since {reason}" if name in FIELDS else reason)
         if fields.get("peft_type", "LORA") != "LORA":
             raise self._error("peft_type", f"and only LORA is read: {MERGE}")

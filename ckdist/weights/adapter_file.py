@@ -36,6 +36,7 @@ MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", *FEED_FORWARD, *LATENT)
 FUSED = ("gate_up_proj", "down_proj")  # parameters of stacked experts
 WEIGHTS = "adapter_model.safetensors"
 PREFIX = "base_model.model."
+MAGNITUDE = ".lora_magnitude_vector"  # after the name of a linear
 ANOTHER_MODEL = "it was trained on another model"
 HALVES = {"F16", "BF16"}  # types of the file whose matrices are kept as float16
 HALF_RANGE = (2.0**-12, 2.0**15)  # of the largest value, for errors of at most 2^-13 of it
@@ -53,6 +54,8 @@ class Lora:
     alpha: float
     targets: tuple[str, ...]  # last parts of the names of linear layers, as q_proj
     rank_stabilized: bool = False
+    dropout: float = 0.0
+    has_magnitudes: bool = False  # DoRA
 
     def __post_init__(self) -> None:
         unknown = [name for name in self.targets if name not in MODULES]
@@ -68,7 +71,8 @@ class Lora:
 
     def low_rank(self) -> LowRank:
         """The ranks of all linear layers, in experts too, whose names end in one of `targets`."""
-        return LowRank(lambda stem: self.rank if stem.rpartition(".")[2] in self.targets else 0, self.scale)
+        rank = lambda stem: self.rank if stem.rpartition(".")[2] in self.targets else 0
+        return LowRank(rank, self.scale, self.dropout, self.has_magnitudes)
 
 
 @dataclass(frozen=True)
@@ -78,7 +82,7 @@ class StoredAdapter:
     Attributes:
         matrices: A (rank, in) and B (out, rank) by the model's names, as
             model.layers.0.self_attn.q_proj.lora_A.weight. Stacks of these for experts. float32, or float16 if the
-            file has 16 bits and it is no stack.
+            file has 16 bits and it is no stack. With magnitudes (DoRA), also these (out,), float32.
         notes: Warnings for the user, one line each.
         scales: alpha / rank by A's name. It is empty if B includes the scale. B of experts always does.
     """
@@ -93,11 +97,12 @@ def files_of(path: Path) -> tuple[Path, ...]:
     return (path,) if path.is_file() else (path / CONFIG, path / WEIGHTS)
 
 
-def load_adapter(folder: Path, spec: ModelSpec, scaled: bool = True) -> StoredAdapter:
+def load_adapter(folder: Path, spec: ModelSpec, scaled: bool = True, merging: bool = False) -> StoredAdapter:
     """Reads an adapter of a model, from PEFT's folder or a GGUF file.
 
     Args:
         scaled: B includes the scale. If not, `StoredAdapter.scales` has it.
+        merging: Magnitudes (DoRA) are read. Default: they are refused.
 
     Raises:
         ModelFileError: A file or a matrix is missing, does not fit the model, or is not supported.
@@ -106,15 +111,15 @@ def load_adapter(folder: Path, spec: ModelSpec, scaled: bool = True) -> StoredAd
         from ckdist.weights.adapter_gguf import read_gguf_adapter  # it imports this module
 
         return read_gguf_adapter(folder, spec, scaled)
-    return _AdapterReader(folder, spec, scaled).read()
+    return _AdapterReader(folder, spec, scaled, merging).read()
 
 
 class _AdapterReader:
     """The state of reading one adapter."""
 
-    def __init__(self, folder: Path, spec: ModelSpec, scaled: bool):
+    def __init__(self, folder: Path, spec: ModelSpec, scaled: bool, merging: bool):
         self.scaled, self.scales = scaled, dict[str, float]()
-        self.file, self.config = folder / WEIGHTS, AdapterConfig(folder)
+        self.file, self.config = folder / WEIGHTS, AdapterConfig(folder, merging)
         self.spec, self.names, self.shapes = spec, family(spec.family).safetensors, weight_shapes(spec)
         self.mixtures = {
             f"model.layers.{i}.mlp.experts": layer.ffn
@@ -134,6 +139,8 @@ class _AdapterReader:
             raise ModelFileError(f"{self.file} holds no matrix")
         for name, tensor in sources.items():
             stem, _, kind = name.removesuffix(".weight").rpartition(".")
+            if f".{kind}" == MAGNITUDE and self.config.fields.get("use_dora"):
+                continue  # `_add` reads it
             if kind not in ("lora_A", "lora_B"):
                 raise self._unknown(name)
             other = f"{stem}.lora_{'B' if kind == 'lora_A' else 'A'}.weight"
@@ -141,6 +148,8 @@ class _AdapterReader:
                 raise ModelFileError(f"{self.file} has {name}, but not {other}")
             if kind == "lora_A":
                 self._add(stem, tensor, sources[other], f"{stem}.base_layer.{kind}.weight" in sources)
+                if self.config.fields.get("use_dora"):
+                    self._add_magnitude(stem, sources.get(stem + MAGNITUDE))
         for stem, experts in self.stacks.items():
             self._stack(stem, experts)
         return StoredAdapter(self.found, self._notes(), self.scales)
@@ -189,6 +198,19 @@ class _AdapterReader:
                 self.found[f"{one}.lora_B.weight"] = np.ascontiguousarray(values[part])
                 if not self.scaled:
                     self.scales[f"{one}.lora_A.weight"] = self.config.scale(key)
+
+    def _add_magnitude(self, stem: str, tensor: StoredTensor | None) -> None:
+        """Adds the magnitudes of a linear. Raises ModelFileError if they are missing, or belong to experts."""
+        weights = weights_of(self.names, f"{stem}.weight", self.shapes)
+        if tensor is None or not weights or is_expert(weights[0]):
+            reason = "has no magnitudes of" if tensor is None else "has magnitudes of experts,"
+            raise ModelFileError(f"{self.file} {reason} {stem}: {MERGE}")
+        values = _read(tensor).reshape(-1)
+        rows = self._rows_of(f"{stem}.weight", weights, len(values))
+        if len(rows) != len(weights):
+            raise ModelFileError(f"{self.file}: {tensor.name} has {len(values)} numbers: {ANOTHER_MODEL}")
+        for weight, part in zip(weights, rows, strict=True):
+            self.found[weight.removesuffix(".weight") + MAGNITUDE] = values[part]
 
     def _key(self, stem: str, a: StoredTensor) -> str:
         """The name of the module or parameter that PEFT matches patterns with."""
@@ -338,12 +360,14 @@ def save_adapter(folder: Path, lora: Lora, base: str, parameters: Mapping[str, n
         "base_model_name_or_path": base,
         "r": lora.rank,
         "lora_alpha": lora.alpha,
-        "target_modules": sorted({name.split(".")[-3] for name in written} - {"experts", "base_layer"}),
-        "lora_dropout": 0.0,
+        "target_modules": sorted(
+            {name.split(".")[-3] for name in written if name.endswith(".weight")} - {"experts", "base_layer"}
+        ),
+        "lora_dropout": lora.dropout,
         "bias": "none",
         "fan_in_fan_out": False,
         "use_rslora": lora.rank_stabilized,
-        "use_dora": False,
+        "use_dora": lora.has_magnitudes,
         "init_lora_weights": True,
         "inference_mode": True,
         "modules_to_save": None,
@@ -377,7 +401,7 @@ def _by_expert(names: TensorNames, parameters: Mapping[str, np.ndarray]) -> Iter
                 yield f"{stored}.{kind}.weight", matrix
         elif is_of_mixture(name):
             (stored,) = names.stored([f"{stem}.weight"])
-            yield f"{stored.removesuffix('.weight')}.{kind}.weight", array
+            yield f"{stored.removesuffix('.weight')}.{kind}" + name[len(f"{stem}.{kind}") :], array
         else:
             yield name, array
 

@@ -29,10 +29,11 @@ class AdapterSlots:
         low_rank: The linears that adapters may change. Experts are not among them.
         count: Number of slots.
         max_rank: Largest rank of an adapter.
+        is_exact: Files of 32 bits are kept in float32, for comparisons.
     """
 
     def __init__(self, spec: ModelSpec, count: int, max_rank: int) -> None:
-        self._spec, self.count, self.max_rank = spec, count, max_rank
+        self._spec, self.count, self.max_rank, self.is_exact = spec, count, max_rank, False
         self.low_rank = LowRank(self._rank_of, scale=1.0, slots=count)
         self._shapes: dict[str, tuple[int, ...]] = {}  # of a matrix of the largest rank
         self._places: dict[MatrixKey, SlotMatrix] = {}
@@ -75,7 +76,7 @@ class AdapterSlots:
         tensors = stored.matrices
         for name, tensor in tensors.items():
             self._check(folder, name, tensor)
-        tensors = _in_halves(tensors)
+        tensors = tensors if self.is_exact else _in_halves(tensors)
         parts = {key: _part(key, tensors.get(key.name)) for key in self._places if key.matrices == (slot, slot + 1)}
         packed = iter(pack_together([part for part in parts.values() if part is not None]))
         for key, part in parts.items():

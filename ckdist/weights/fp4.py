@@ -18,7 +18,7 @@ import numpy as np
 
 from ckdist.errors import ModelFileError
 from ckdist.weights import dtypes
-from ckdist.weights.published_parts import Joined, joined_weights, part_of, read_numbers, shape_error
+from ckdist.weights.published_parts import EXPONENTS, Joined, joined_weights, part_of, read_numbers, shape_error
 from ckdist.weights.safetensors import StoredTensor
 from ckdist.weights.scales import Scales
 
@@ -61,12 +61,11 @@ def packed_fp4(name: str, codes: StoredTensor, stored: Mapping[str, StoredTensor
             f"it must be U8 (out, in / 2), with columns in multiples of {COLUMNS}"
         )
     rows, cols = codes.shape[0], 2 * codes.shape[1]
-    unused = [stored[f"{name}{end}"] for end in ("_shape",) if f"{name}{end}" in stored]
     stem = name.removesuffix("weight")
-    unused += [stored[stem + end] for end in ("input_scale", "input_global_scale") if stem + end in stored]
+    names = f"{name}_shape", f"{stem}input_scale", f"{stem}input_global_scale"
+    unused = [stored[part] for part in names if part in stored]
     published = next((end for end in ("_scale_2", "_global_scale") if f"{name}{end}" in stored), None)
-    wanted = ("F8_E4M3",) if published else ("U8", "F8_E8M0")
-    part = part_of(stored, f"{name}_scale", codes, wanted)
+    part = part_of(stored, f"{name}_scale", codes, ("F8_E4M3",) if published else EXPONENTS)
     group = 16 if published else 32
     if part.shape != (rows, cols // group):
         raise shape_error(part, codes, f"{(rows, cols // group)}")

@@ -1,4 +1,4 @@
-"""A model's weights with an adapter added to them: W + B A."""
+"""A model's weights with an adapter added to them: W + B A; with magnitudes m (DoRA), m (W + B A) / its rows' norms."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ import numpy as np
 
 from ckdist.errors import ModelFileError
 from ckdist.models.decoder import weight_shapes
-from ckdist.weights.adapter_file import load_adapter
+from ckdist.weights.adapter_file import MAGNITUDE, load_adapter
 from ckdist.weights.checkpoint import Checkpoint
 from ckdist.weights.dequantize import read_rows
 from ckdist.weights.tensor_source import TensorSource
@@ -21,7 +21,7 @@ class MergedWeights:
     """
 
     def __init__(self, checkpoint: Checkpoint, folder: Path) -> None:
-        stored = load_adapter(folder, checkpoint.spec)
+        stored = load_adapter(folder, checkpoint.spec, merging=True)
         self.matrices, self.notes = stored.matrices, stored.notes
         shapes = weight_shapes(checkpoint.spec)
         for stem in self.stems:
@@ -48,4 +48,7 @@ class MergedWeights:
         if f"{stem}.lora_A.weight" not in self.matrices:
             return values
         a, b = self._pair(stem)
-        return values + (b[matrix, begin:end] @ a[matrix] if b.ndim > 2 else b[begin:end] @ a)
+        values = values + (b[matrix, begin:end] @ a[matrix] if b.ndim > 2 else b[begin:end] @ a)
+        if (magnitudes := self.matrices.get(stem + MAGNITUDE)) is not None:
+            values *= (magnitudes[begin:end] / np.linalg.norm(values, axis=1))[:, None]
+        return values

@@ -176,6 +176,8 @@ def test_a_training_is_planned(method, capsys):
         (["--spec", "eagle"], "--spec eagle is not supported"),
         (["--plot", "plan.doc"], "a picture's file must end with .svg"),
         (["--hosts", "4096", "--machine", "xeon-6980p"], "a plan has from 1 to"),
+        (["--hosts", "3", "--machine", "desktop:1,xeon-8280:2"], "counts the hosts"),
+        (["--train", "lora", "--machine", "desktop:1,xeon-8280:2"], "is one job"),
     ],
 )
 def test_absurd_input_gets_one_line(words, said, capsys, monkeypatch):

@@ -275,6 +275,9 @@ def test_an_adapter_has_a_slot_and_a_finite_scale():
     for slot, scale in ((1, 0), (-2, 0), (0, 0x7FF << 20), (0, 0x7FF8 << 16)):
         with pytest.raises(NativeError, match=f"a sequence has adapter {slot} of 1, and its scale is"):
             send_step(model, step(slot, scale))
+    two = [2, 1, 1, 1, 0, 0, 2, 0, 0, 0, 0, 2, 5, 6, 2, 0, 1, 0, 1, *(0, 0, 0x3FF << 20) * 2]
+    with pytest.raises(NativeError, match="a sequence has 2 adapters, and the model 1 slots"):
+        send_step(model, two)
     model.close()
 
 

@@ -16,7 +16,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
-from tests.support.predictors import MIMO, QWEN, read, with_predictor
+from tests.support.predictors import MIMO, MIMO_7B, QWEN, read, with_predictor
 
 GOLDEN = Path(__file__).parent
 ROWS = 16  # the last ones are kept
@@ -35,7 +35,7 @@ def stacked(tensors: dict[str, torch.Tensor], layer: int) -> dict[str, torch.Ten
 
 def main() -> None:
     (GOLDEN / "predictors").mkdir(exist_ok=True)
-    for family in sys.argv[1:] or ("deepseek_v3", "glm4moe", "qwen3next", "mimo_v2_flash"):
+    for family in sys.argv[1:] or ("deepseek_v3", "glm4moe", "qwen3next", "mimo_v2_flash", "qwen2"):
         with tempfile.TemporaryDirectory() as temporary, torch.no_grad():
             folder = with_predictor(GOLDEN / family, Path(temporary))
             config = AutoConfig.from_pretrained(GOLDEN / family)
@@ -43,22 +43,24 @@ def main() -> None:
             ids = torch.from_numpy(np.load(GOLDEN / family / "ids.npy").astype(np.int64))[None]
             hidden = model.model(ids).last_hidden_state
             own = {n: torch.from_numpy(t.copy()) for n, t in read(folder / "model.safetensors").items()}
-            is_qwen, count = "qwen" in config.model_type, config.num_hidden_layers
+            is_qwen, count = "qwen3" in config.model_type, config.num_hidden_layers
             is_mimo = family == "mimo_v2_flash"
             root = "mtp" if is_qwen else "model.mtp.layers.0" if is_mimo else f"model.layers.{count}"
             names = QWEN if is_qwen else MIMO if is_mimo else {}
+            if family == "qwen2":  # as MiMo-7B
+                root, names = "model.mtp_layers.0", MIMO_7B
             get = lambda name: own[f"{root}.{names.get(name, name)}.weight"] + 0.0
             plus, eps = float(is_qwen), config.rms_norm_eps
             parts = [
                 normed(model.model.embed_tokens(ids[:, 1:]), get("enorm") + plus, eps),
                 normed(hidden[:, :-1], get("hnorm") + plus, eps),
             ]
-            x = torch.cat(parts, -1) @ get("eh_proj").T
+            x = torch.cat(parts[::-1] if family == "qwen2" else parts, -1) @ get("eh_proj").T
             single = AutoConfig.from_pretrained(GOLDEN / family, num_hidden_layers=1)
             single.first_k_dense_replace, single.mlp_only_layers = 0, []
             if is_qwen:
                 single.layer_types = ["full_attention"]
-            else:
+            elif family != "qwen2":
                 single.mlp_layer_types = ["dense" if is_mimo else "sparse"]
             if is_mimo:
                 single.layer_types = ["sliding_attention"]

@@ -17,6 +17,7 @@ pytestmark = pytest.mark.skipif(bool(why_not() or why_no_ssh()), reason=f"no suc
 
 TIMEOUT = 5.0  # --comm-timeout: four fifths of it is the silence after which a rank is lost
 LOST = r"rank 0: rank 1 \(on \w+\) (?:has not been heard of|does not answer)"  # heartbeats, or the kernel, notice first
+RESETS = 10
 URL = "http://127.0.0.1:8080"  # in the first host's network
 
 
@@ -30,6 +31,12 @@ def over_the_link(hosts, *words: str):
     """`ckdist launch` on the first host: a rank there and one on the second. Busy machines may need more restarts."""
     both = ("-n", "2", "--hosts", f"{hosts.namespaces[0]},{hosts.addresses[1]}", "--restarts", "3")
     return launched(*both, *words, before=hosts.inside(0), env=hosts.ssh.environment())
+
+
+def reset_often(hosts: Hosts) -> None:
+    """Resets the connections of data and of heartbeats between the ranks RESETS times, as soon as they are back."""
+    for _ in range(RESETS):
+        hosts.reset_connections(2)
 
 
 def ask(tokens: int) -> tuple[int, str]:
@@ -74,6 +81,13 @@ def test_a_server_of_two_stages(hosts):
         asking.join()
         assert short == [before] and before[0] == 200 and "has ended" not in output.text()
 
+        asking = threading.Thread(target=ask_once, daemon=True)
+        asking.start()
+        reset_often(hosts)
+        asking.join()
+        assert short[1:] == [before] and "has ended" not in output.text(), output.text()
+        assert f"the connection to rank 0 (on {hosts.namespaces[0]}) broke; it is back" in output.text()
+
         clients = [threading.Thread(target=keep_asking, daemon=True) for _ in range(3)]
         for client in clients:
             client.start()
@@ -108,7 +122,10 @@ def test_a_training_of_two_stages(hosts, tmp_path):
     assert whole.returncode == 0, whole.stderr
     with over_the_link(hosts, "ckdist", "train", str(toml(tmp_path / "cut", ddp_timeout=TIMEOUT, **fields))) as job:
         output = Output(job)
+        wait_for((tmp_path / "cut/out/metrics.jsonl").exists, 60)
+        reset_often(hosts)
         wait_for(lambda: list((tmp_path / "cut/out").glob("checkpoint-*")), 60)
+        assert "restart" not in output.text(), output.text()
         hosts.set_link("down")
         output.wait_for(rf"{LOST}|host \S+ was lost")  # ssh may notice it first
         hosts.set_link("up")

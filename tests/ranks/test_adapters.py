@@ -10,7 +10,6 @@ from ckdist.comm.world import SingleWorld
 from ckdist.config.engine_config import EngineConfig
 from ckdist.engine.load_model import BUNDLED, load_model
 from ckdist.engine.model_engine import make_engine
-from ckdist.engine.queue_place import ANY_PLACE
 from ckdist.engine.sampling_params import SamplingParams
 from ckdist.errors import ConfigError, ModelFileError, RequestError, UnknownAdapterError
 from ckdist.weights.adapter_file import LATENT, MODULES
@@ -18,6 +17,8 @@ from tests.support.adapters import random_adapter
 from tests.support.paths import GOLDEN
 from tests.support.served import write_tokenizer
 from tests.support.thread_ranks import run_threads
+
+safetensors = pytest.importorskip("safetensors.numpy")
 
 PARAMS = SamplingParams(max_tokens=5, temperature=0, logprobs=1, prompt_logprobs=0)
 TARGETS = (
@@ -43,7 +44,7 @@ def folders(tmp_path_factory):
 
 
 def outputs(engine, requests, together=True):
-    """Tokens and log probabilities of (prompt, adapter) or (prompt, adapter, scale)."""
+    """Tokens and log probabilities of (prompt, adapter), (prompt, adapter, scale) or (prompt, {adapter: scale})."""
     found = {}
 
     def run(count):
@@ -55,7 +56,8 @@ def outputs(engine, requests, together=True):
                 count -= output.finish_reason is not None
 
     for number, (prompt, adapter, *scale) in enumerate(requests):
-        engine.add(number, prompt, PARAMS, None, ANY_PLACE, None, (), adapter, *scale)
+        scales = adapter if isinstance(adapter, dict) else {adapter: (*scale, 1.0)[0]} if adapter else {}
+        engine.add(number, prompt, PARAMS, tenant=None, adapters=tuple(scales.items()))
         if not together:
             run(1)
     run(len(requests) if together else 0)
@@ -148,11 +150,11 @@ def test_a_slot_is_loaded_while_requests_run_and_kept_until_they_end(folders, ra
 
     def body(engine, _):
         first, second = (outputs(engine, [(prompt, name)])[0] for name in ("m0", "m1"))
-        engine.add("runs", prompt, PARAMS, tenant=None, adapter="m0")
+        engine.add("runs", prompt, PARAMS, tenant=None, adapters=(("m0", 1.0),))
         begun = engine.step()
         engine.named_adapters().unload("m0")
         with pytest.raises(UnknownAdapterError, match="there is no adapter 'm0'; loaded are 'm1'"):
-            engine.add("late", prompt, PARAMS, adapter="m0")
+            engine.add("late", prompt, PARAMS, adapters=(("m0", 1.0),))
         with pytest.raises(RequestError, match="all 2 slots of --max-loras hold adapters, and 1 of them end"):
             engine.load_adapter("m2", str(folders[2]))
         tokens = [t for output in begun for t in output.tokens]
@@ -215,17 +217,65 @@ def test_a_scale_has_the_bits_of_an_adapter_saved_with_this_alpha(tmp_path):
     assert together[3] != together[4]
 
 
+@pytest.mark.parametrize(
+    "ranks, more",
+    [(1, {}), (2, {"prefill": "token"})],
+    ids=["one", "tokens"],
+)
+def test_several_adapters_have_the_same_bits_in_any_order_and_batch(folders, ranks, more):
+    scales = [{"m0": 0.5, "m1": -2.0}, {"m7": 1.0, "m2": 0.3, "m6": 1.0}, dict.fromkeys(NAMES, 0.25), {"m3": 1.0}]
+    prompts = [prompt for prompt, _ in requests_of(range(6))]
+    requests = [*zip(prompts, scales, strict=False), (prompts[4], None), (prompts[1], scales[0])]
+    flipped = [(p, dict(reversed(used.items())) if used else None) for p, used in requests]
+    together, alone, again = on_ranks(
+        ranks,
+        lambda engine, _: (
+            outputs(engine, requests),
+            outputs(engine, flipped, together=False),
+            outputs(engine, [*reversed(flipped), *requests[:2]]),
+        ),
+        lora=flags(folders),
+        max_lora_rank=32,
+        **more,
+    )
+    assert together == alone == again[len(requests) - 1 :: -1] and again[len(requests) :] == together[:2]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_request_has_the_sum_of_its_adapters(tmp_path, ranks):
+    """As a model whose weights have the sum."""
+    model = write_tokenizer(shutil.copytree(GOLDEN / "llama3", tmp_path / "model")) or tmp_path / "model"
+    scales, weights = {"a": 0.5, "b": -2.0, "c": 1.0}, safetensors.load_file(model / "model.safetensors")
+    for seed, (name, scale) in enumerate(scales.items()):
+        sizes = {"rank": 4 + seed, "scale": 0.1, "dtype": np.float16}
+        added = random_adapter(tmp_path / name, model, (MODULES, ("q_proj", "down_proj"), ("o_proj",))[seed], seed, **sizes)
+        for weight, delta in added.items():
+            weights[weight] = np.float32(weights[weight]) + scale * delta
+    shutil.copytree(model, tmp_path / "merged")
+    safetensors.save_file(weights, tmp_path / "merged/model.safetensors")
+    flags, exact = tuple(f"{name}={tmp_path / name}" for name in scales), {"cache_type_k": "f32", "cache_type_v": "f32"}
+    prompts = [prompt for prompt, _ in requests_of(range(3))]
+    logprobs = lambda found: np.array([item[0] for own in found for item in own if isinstance(item, list)])
+    sums = lambda engine, _: logprobs(outputs(engine, [(prompt, scales) for prompt in prompts]))
+    plain = lambda engine, _: logprobs(outputs(engine, [(prompt, None) for prompt in prompts]))
+    merged = on_ranks(ranks, plain, tmp_path / "merged", **exact)
+    assert np.abs(merged - on_ranks(ranks, plain, model, **exact)).max() > 0.1
+    np.testing.assert_allclose(on_ranks(ranks, sums, model, lora=flags, **exact), merged, rtol=0, atol=1e-4)
+
+
 def test_an_adapter_has_a_prefix_of_its_own(folders):
-    """And each scale of it."""
+    """And each scale of it, and each set."""
     prompt = list(range(4, 44))
 
-    def cached(engine, adapter, scale=1.0):
+    def cached(engine, *names, scale=1.0):
         params = SamplingParams(max_tokens=1, temperature=0)
-        engine.add("x", prompt, params, adapter=adapter, adapter_scale=scale)
+        engine.add("x", prompt, params, adapters=[(name, scale) for name in names])
         return next(output.cached_tokens for output in iter(engine.step, None) for output in output)
 
     def body(engine, _):
-        assert [cached(engine, name) for name in ("m0", None, "m1", "m0", "m2")] == [0, 0, 0, 32, 32]
-        assert [cached(engine, "m0", scale) for scale in (0.5, 0.25, 1.0, 0.5)] == [0, 0, 32, 32]
+        assert [cached(engine, *name) for name in (["m0"], [], ["m1"], ["m0"], ["m2"])] == [0, 0, 0, 32, 32]
+        assert [cached(engine, "m0", scale=scale) for scale in (0.5, 0.25, 1.0, 0.5)] == [0, 0, 32, 32]
+        assert [cached(engine, *name) for name in (["m0", "m1"], ["m1", "m0"], ["m0", "m2"])] == [0, 32, 0]
+        assert cached(engine, "m0", "m1", scale=0.5) == 0
 
     on_ranks(1, body, lora=(f"m0={folders[0]}", f"m1={folders[1]}", f"m2={folders[0]}"))

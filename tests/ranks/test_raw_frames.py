@@ -41,9 +41,11 @@ def write(file: int, data: bytes) -> None:
 def refused(monkeypatch):
     """A function: rank 1 writes a frame, and rank 0 fails as a pattern says."""
     files, connect = {}, opening.connect_ranks
-    monkeypatch.setattr(
-        opening, "connect_ranks", lambda world, *more: files.setdefault(world.rank, connect(world, *more))
-    )
+
+    def connected(world, *more, **options):
+        return files.setdefault(world.rank, connect(world, *more, **options))
+
+    monkeypatch.setattr(opening, "connect_ranks", connected)
 
     def run(sent: bytes, pattern: str) -> None:
         files.clear()

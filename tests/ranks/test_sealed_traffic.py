@@ -3,8 +3,11 @@ link, and no wrong value is computed.
 """
 
 import contextlib
+import itertools
+import logging
 import socket
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -35,8 +38,8 @@ DAMAGE = {
 class Relay:
     """Passes bytes between two sockets and damages them once, in one direction."""
 
-    def __init__(self, near: socket.socket, far: socket.socket, change):
-        self.change, self.passed, self.seen = change, 0, bytearray()
+    def __init__(self, near: socket.socket, far: socket.socket, change, always=lambda data: data):
+        self.always, self.change, self.passed, self.seen = always, change, 0, bytearray()
         self.threads = [
             threading.Thread(target=self.run, args=ends, daemon=True) for ends in ((near, far), (far, near))
         ]
@@ -51,7 +54,7 @@ class Relay:
                 if self.change is not None and self.passed > AFTER:
                     change, self.change = self.change, None
                     data = change(data)
-                target.sendall(data)
+                target.sendall(self.always(data))
             target.shutdown(socket.SHUT_WR)
 
 
@@ -60,13 +63,13 @@ def relayed(monkeypatch):
     """Puts a relay into the data connection of the job's two ranks."""
     relays, real = [], sockets.connect
 
-    def using(change):
+    def using(change, *always):
         def connect(address, purpose, *arguments):
             joined = real(address, purpose, *arguments)
             if purpose.kind != DATA:
                 return joined
             near, there = socket.socketpair()
-            relays.append(Relay(there, joined.socket, change))
+            relays.append(Relay(there, joined.socket, change, *always))
             return Joined(near, joined.keys)
 
         monkeypatch.setattr(sockets, "connect", connect)
@@ -76,7 +79,7 @@ def relayed(monkeypatch):
     return using
 
 
-def sums(encrypt: str):
+def sums(encrypt: str, elements: int = 1 << 20):
     """Sums 4 MB at a time on two hosts. Returns what each rank computed before its error, and the errors."""
     found, errors = [0, 0], [None, None]
 
@@ -85,7 +88,7 @@ def sums(encrypt: str):
         try:
             communicator = open_communicator(world, "tcp", timeout=3)
             for _ in range(8):
-                data = np.full(1 << 20, world.rank + 1, np.float32)
+                data = np.full(elements, world.rank + 1, np.float32)
                 data = communicator.all_reduce(data)
                 assert np.all(data == 3)
                 found[world.rank] += 1
@@ -107,11 +110,27 @@ def test_a_stranger_between_two_hosts(relayed, damage):
 
 
 @pytest.mark.parametrize("encrypt", ["auto", "never"])
-def test_values_are_not_on_the_wire(relayed, encrypt):
+def test_values_are_not_on_the_wire(relayed, encrypt, caplog):
+    """A line says if they are."""
     relays = relayed(None)
-    assert sums(encrypt) == ([8, 8], [None, None])
+    with caplog.at_level(logging.INFO):
+        assert sums(encrypt) == ([8, 8], [None, None])
+    assert ("nothing is encrypted (--encrypt never)" in caplog.text) == (encrypt == "never")
     plain = np.full(64, 2, np.float32).tobytes()
     assert (plain in relays[0].seen) == (encrypt == "never")
+
+
+def test_a_slow_link_that_loses_packets(relayed):
+    """50 ms each way, and 0.2 s more for one piece of a hundred, as if TCP had sent it again: sums stay right."""
+    pieces = itertools.count(1)
+
+    def late(data: bytes) -> bytes:
+        time.sleep(0.05 + 0.2 * (next(pieces) % 100 == 0))
+        return data
+
+    relays = relayed(None, late)
+    assert sums("auto", 1 << 14) == ([8, 8], [None, None])
+    assert relays and next(pieces) > 16
 
 
 @pytest.mark.parametrize("transport", ["mpi", "verbs"], ids=["over_mpi", "over_verbs"])

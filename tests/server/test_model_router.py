@@ -74,8 +74,10 @@ def server(folder):
     # Models without `threads` have a thread per core: on one core nobody waits for a thread that does not run.
     given = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {max(given)})
+    os.environ["CKDIST_LORA_DIR"] = str(folder)  # a setting of the server, which its models do not see
     with running("--models", str(path), "--models-max", "2", "--models-memory", "1G", *batches, threads=()) as url:
         os.sched_setaffinity(0, given)
+        del os.environ["CKDIST_LORA_DIR"]
         yield url
 
 
@@ -169,19 +171,26 @@ def test_each_model_has_its_prompts_slots_and_trace(server, folder):
     assert post(server, "/models/unload", model="c").status_code == 200 and (folder / "trace.json").stat().st_size
 
 
-def test_the_lines_of_a_batch_choose_their_models(server):
-    bodies = [{"model": name, "prompt": "x", "max_tokens": 2} for name in ("a", "b", "gpt-4o", "c", "gpt-5")]
+def ended_batch(url, *names):
+    """A batch with a request for each model."""
+    bodies = [{"model": name, "prompt": "x", "max_tokens": 2} for name in names]
     lines = [{"custom_id": str(i), "url": "/v1/completions", "body": body} for i, body in enumerate(bodies)]
     upload = {"file": "\n".join(map(json.dumps, lines)).encode()}
-    file = httpx.post(f"{server}/v1/files", data={"purpose": "batch"}, files=upload).json()
-    batch = post(server, "/v1/batches", input_file_id=file["id"], endpoint="/v1/completions").json()
-    wait_for(lambda: httpx.get(f"{server}/v1/batches/{batch['id']}").json()["status"] == "completed", 60)
-    batch = httpx.get(f"{server}/v1/batches/{batch['id']}").json()
-    text, errors = (
-        httpx.get(f"{server}/v1/files/{batch[name]}/content").text for name in ("output_file_id", "error_file_id")
-    )
+    file = httpx.post(f"{url}/v1/files", data={"purpose": "batch"}, files=upload).json()
+    batch = post(url, "/v1/batches", input_file_id=file["id"], endpoint="/v1/completions").json()
+    found = lambda: httpx.get(f"{url}/v1/batches/{batch['id']}").json()
+    wait_for(lambda: found()["status"] in ("completed", "failed"), 60)
+    return found()
+
+
+def test_the_lines_of_a_batch_choose_their_models(server):
+    batch = ended_batch(server, "a", "b", "gpt-4o", "c")
+    text = httpx.get(f"{server}/v1/files/{batch['output_file_id']}/content").text
     answers = {line["custom_id"]: line["response"]["body"]["model"] for line in map(json.loads, text.splitlines())}
-    assert answers == {"0": "a", "1": "b", "2": "a", "3": "c"} and "there is no model 'gpt-5'" in errors
+    assert answers == {"0": "a", "1": "b", "2": "a", "3": "c"}
+    refused = ended_batch(server, "a", "gpt-5", "idle:sql")
+    assert refused["status"] == "failed" and [error["line"] for error in refused["errors"]["data"]] == [2]
+    assert "there is no model 'gpt-5'; this server has a, b, " in refused["errors"]["data"][0]["message"]
 
 
 def test_an_adapter_is_found_by_its_name_and_its_model_is_loaded(server):

@@ -78,8 +78,13 @@ def test_scales_are_those_of_a_request_or_of_the_server(http):
     assert text(http, model="one", lora=[{"id": 0, "scale": 0.5}]) == half
     assert load(http, "two", "first").status_code == 200
     many = [{"id": 0, "scale": 0.5}, {"id": 1, "scale": 2}]
-    for answer in (http.post("/lora-adapters", json=many), http.post("/v1/completions", json={**BODY, "lora": many})):
-        assert answer.status_code == 400 and "names 2 adapters, and a request has one" in answer.text
+    both = text(http, lora=many)
+    assert both == text(http, lora=many[::-1]) and both[1] == "base" and both[0] not in (base[0], one[0], half[0])
+    assert text(http, lora=many, model="two") == both
+    refused = http.post("/v1/completions", json={**BODY, "lora": many[:1], "model": "two"})
+    assert refused.status_code == 400 and "model names adapter 'two', and lora 'one': add it to lora" in refused.text
+    assert http.post("/lora-adapters", json=many).json()["success"] and text(http) == both and text(http, lora=[]) == base
+    assert [entry["scale"] for entry in http.get("/lora-adapters").json()] == [0.5, 2.0]
     for wrong in ({}, [3], [{"id": 0}, {"id": 0, "scale": 2}], [{"id": True}], [{"id": 0, "scale": True}]):
         assert http.post("/lora-adapters", json=wrong).status_code == 400, wrong
     assert http.post("/lora-adapters", json=[{"id": 9}]).status_code == 404

@@ -123,7 +123,7 @@ def test_a_request_is_not_continued_with_another_adapter_of_its_name(tmp_path):
     async def scenario():
         client = ResumingClient()
         with client.generation() as generation:
-            generation.submit(0, PROMPT, SamplingParams(max_tokens=200), adapter="x")
+            generation.submit(0, PROMPT, SamplingParams(max_tokens=200), adapters=(("x", 1.0),))
 
             async def load():
                 loading = asyncio.create_task(client.call(LoadAdapter("id", "x", "/folder")))

@@ -69,6 +69,9 @@ REFUSED: dict[str, Fields] = {
     "schema, tiny multiples": schema({"type": "number", "multipleOf": 1e-30}),
     "schema, prime multiples": schema({"type": "integer", "multipleOf": 2147483647}),
     "schema, large multiples": schema({"type": "object", "properties": {"a": {"allOf": [{"multipleOf": -49999999}]}}}),
+    "schema, multiples of two primes": schema(
+        {"type": "number", "allOf": [{"multipleOf": 0.503}, {"multipleOf": 499}]}
+    ),
     "lark, 20 windows at once": {
         "grammar": "start: A\nA: " + " & ".join(f"/(?s:.*)[{chr(97 + i)}].{{{i + 5}}}(?s:.*)/" for i in range(20))
     },

@@ -181,6 +181,17 @@ class Hosts(contextlib.AbstractContextManager):
         """`up` or `down`."""
         run("ip", "-n", self.namespaces[0], "link", "set", self.links[0], state)
 
+    def reset_connections(self, count: int, but: int = 22) -> None:
+        """Both ends of all TCP connections over the link get a reset, but those of one port. Waits for `count`."""
+        inside = ("ip", "netns", "exec", self.namespaces[0], "ss")
+        choice = ("state", "established", "dst", self.addresses[1], "dport", "!=", str(but))
+        end = time.monotonic() + 20
+        while len(run(*inside, "-tHn", *choice).splitlines()) < count:
+            if time.monotonic() > end:
+                raise OSError(f"there are no {count} connections")
+            time.sleep(0.01)
+        run(*inside, "-K", *choice)
+
     def inside(self, host: int, *words: str) -> list[str]:
         """The command that runs `words` on a host."""
         binds = "".join(f"mount --bind '{there}' '{place}' && " for place, there in self.mounts[host].items())

@@ -82,7 +82,9 @@ class Interpreter:
         for context, batch in zip(self.contexts, batches, strict=True):
             context.starts = np.asarray(batch.starts)
             context.positions = np.arange(context.starts[-1]) - np.repeat(context.starts[:-1], np.diff(context.starts))
-        return self.evaluate([[one.token_ids, one.targets, *(getattr(one, "teacher", None) or ())] for one in batches])
+        keyed = any(value.name == "dropout_keys" for value in self.program.inputs)
+        more = lambda one: [*(getattr(one, "teacher", None) or ()), *([one.keys] if keyed else [])]
+        return self.evaluate([[one.token_ids, one.targets, *more(one)] for one in batches])
 
     def evaluate(self, inputs: list[list[np.ndarray]]) -> list[list[np.ndarray]]:
         """Runs the program. `inputs` and the result have one list per rank, in the program's order."""

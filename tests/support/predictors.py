@@ -8,6 +8,9 @@ from pathlib import Path
 import numpy as np
 
 MIMO = {"shared_head.norm": "final_layernorm", "post_attention_layernorm.weight": "pre_mlp_layernorm.weight"}
+MIMO_7B = {
+    "enorm": "token_layernorm", "hnorm": "hidden_layernorm", "eh_proj": "input_proj", "shared_head.norm": "final_layernorm"
+}  # fmt: skip
 QWEN = {"enorm": "pre_fc_norm_embedding", "hnorm": "pre_fc_norm_hidden", "eh_proj": "fc", "shared_head.norm": "norm"}
 HEADER = 8
 
@@ -50,11 +53,12 @@ def with_predictor(golden: Path, folder: Path, follows: bool = False) -> Path:
             those of the model.
     """
     config = json.loads((golden / "config.json").read_text())
-    layers, hidden, is_qwen = config["num_hidden_layers"], config["hidden_size"], "qwen" in config["model_type"]
-    is_mimo = "mimo" in config["model_type"]
+    layers, hidden, kind = config["num_hidden_layers"], config["hidden_size"], config["model_type"]
+    is_qwen, is_mimo, is_mimo_7b = "qwen3" in kind, "mimo" in kind, kind == "qwen2"
     tensors, zero = read(golden / "model.safetensors"), -float(is_qwen)
     root = "model.mtp.layers.0." if is_mimo else "mtp.layers.0." if is_qwen else f"model.layers.{layers}."
-    names = MIMO if is_mimo else {}
+    root = "model.mtp_layers.0." if is_mimo_7b else root
+    names = MIMO if is_mimo else MIMO_7B if is_mimo_7b else {}
     last = {n: t for n, t in tensors.items() if n.startswith(f"model.layers.{layers - 1}.")}
     if is_mimo:  # the attention of its sliding layer, and the feed-forward of its dense layer
         last = {n: t for n, t in tensors.items() if n.startswith("model.layers.1.") and ".mlp." not in n}
@@ -68,6 +72,9 @@ def with_predictor(golden: Path, folder: Path, follows: bool = False) -> Path:
         own["eh_proj"] = np.concatenate([np.eye(hidden), np.zeros((hidden, hidden))], 1).astype(np.float32)
         own |= {name: np.full(hidden, 1 + zero, np.float32) for name in ("enorm", "hnorm")}
         own["shared_head.norm"] = tensors["model.norm.weight"]
+    if is_mimo_7b:
+        config |= {"architectures": ["MiMoForCausalLM"], "model_type": "mimo", "use_mrope": False}
+        own["eh_proj"] = np.roll(own["eh_proj"], hidden, 1)  # its first half reads the row
     for name, values in own.items():
         tensors[f"mtp.{QWEN[name]}.weight" if is_qwen else f"{root}{names.get(name, name)}.weight"] = values
     config["num_nextn_predict_layers"] = 1

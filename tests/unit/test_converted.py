@@ -5,12 +5,14 @@ configs/converted.json has the metadata, and the tensors' names and dimensions. 
 deepseek2.
 """
 
+import contextlib
 import dataclasses
 import json
 
 import numpy as np
 import pytest
 
+from ckdist.errors import CkdistError
 from ckdist.models.decoder import weight_shapes
 from ckdist.models.registry import family, spec_from_config, spec_from_gguf
 from tests.support.paths import GOLDEN
@@ -38,13 +40,17 @@ def flat(value, prefix=""):
         yield prefix, float(np.float32(value)) if isinstance(value, float) else value
 
 
+def golden_spec(folder: str):
+    return spec_from_config(json.loads((GOLDEN / folder / "config.json").read_text()), folder)
+
+
 @pytest.mark.parametrize("name", CONVERTED)
 def test_a_converted_model_is_the_same_model(name):
     entry = CONVERTED[name]
     arrays = {key: np.array(v) if isinstance(v, list) else v for key, v in entry["metadata"].items()}
     dims = {tensor: tuple(sizes) for tensor, sizes in entry["tensors"].items()}
     found = spec_from_gguf(arrays, dims, name)
-    golden = spec_from_config(json.loads((GOLDEN / entry["folder"] / "config.json").read_text()), name)
+    golden = golden_spec(entry["folder"])
     for key, rope in golden.ropes.items():
         np.testing.assert_allclose(found.ropes[key].inverse_frequencies, rope.inverse_frequencies, rtol=1e-5)
         assert found.ropes[key].magnitude == pytest.approx(rope.magnitude)
@@ -56,3 +62,26 @@ def test_a_converted_model_is_the_same_model(name):
     names, weights = family(found.family).gguf_names, weight_shapes(found)
     read = {weight for tensor in dims for weight in names.weights_of(tensor)}
     assert read == set(weights) - ({"lm_head.weight"} if found.tie_embeddings else set())
+
+
+WRONG = [0, -1, 1 << 70, True, "x", [["a"], [1]], 0.5, float("nan")]
+WRONG += [np.array(values) for values in ([], [1, 2, 3, 4], [np.nan] * 4, [True] * 4, ["a"] * 4)]
+
+
+@pytest.mark.parametrize("name", [*CONVERTED, "gemma3n", "gemma4"])
+def test_a_wrong_header_is_refused_in_a_line(name):
+    if name in CONVERTED:
+        metadata = CONVERTED[name]["metadata"]
+        dims = {tensor: tuple(sizes) for tensor, sizes in CONVERTED[name]["tensors"].items()}
+    else:
+        metadata = family(name).gguf_form(golden_spec(name), name).metadata
+        dims = {"token_embd.weight": (24, 100), "blk.0.laurel_l.weight": (24, 6), "per_layer_token_embd.weight": (8, 9)}
+    metadata = {key: np.array(value) if isinstance(value, list) else value for key, value in metadata.items()}
+    weight_shapes(spec_from_gguf(metadata, dims, name))
+    once = {tensor.replace("blk.1.", "blk.0."): tensor for tensor in dims}.values()
+    headers = [({**metadata, key: value}, dims) for key in metadata if "." in key[8:] for value in WRONG]
+    headers += [({key: metadata[key] for key in metadata if key != absent}, dims) for absent in metadata]
+    headers += [(metadata, {**dims, tensor: sizes}) for tensor in once for sizes in ((), (8,), (8, 8, 8))]
+    for found, sizes in headers:
+        with contextlib.suppress(CkdistError):
+            weight_shapes(spec_from_gguf(found, sizes, name))

@@ -1,5 +1,6 @@
 """Each process of a server imports only the modules that it uses."""
 
+import os
 import subprocess
 import sys
 
@@ -45,7 +46,8 @@ print(sum(len(pathlib.Path(file).read_text().splitlines()) for file in files))
 """
 
 
-def test_a_start_imports_at_most_20_300_lines():
-    """Of rank 0 of `ckdist serve`: see docs/how/loading.md."""
-    done = subprocess.run([sys.executable, "-c", START], capture_output=True, text=True, check=True)
-    assert 10_000 < int(done.stdout) <= 20_300
+def test_a_first_start_imports_at_most_20_000_lines(tmp_path):
+    """Of rank 0 of `ckdist serve`, which tries the tokenizer: see docs/how/loading.md."""
+    env = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", START], capture_output=True, text=True, check=True, env=env)
+    assert 10_000 < int(done.stdout) <= 20_000

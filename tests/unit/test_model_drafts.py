@@ -147,7 +147,7 @@ def mixture(draw: random.Random, share: float):
 
 @pytest.mark.parametrize(
     "share, layer, wrong, least",
-    [(0.45, 0.085, 0.15, 1.2), (0.45, 0.1, 0.95, 0.99), (0.7, 0.1, 0.3, 0.99), (0.3, 1.5, 0, 0.99)],
+    [(0.45, 0.085, 0.15, 1.1), (0.45, 0.1, 0.95, 0.99), (0.7, 0.1, 0.3, 0.99), (0.3, 1.5, 0, 0.99)],
 )
 def test_a_mixture_drafts_as_far_as_it_pays_and_else_loses_a_hundredth_of_200_steps(
     monkeypatch, share, layer, wrong, least
@@ -168,7 +168,7 @@ def test_a_mixture_drafts_as_far_as_it_pays_and_else_loses_a_hundredth_of_200_st
         lost.append(lost[-1] + clock.now - before - tokens)
     assert 1200 / (clock.now - begin) > least
     worst = max(lost[min(i + 200, len(lost) - 1)] - before for i, before in enumerate(lost))
-    assert worst <= 2 or least > 1
+    assert worst <= 2, worst
     if least > 1:
         stats = drafting.stats()
         assert stats["draft_measured_gain"] == pytest.approx(stats["draft_predicted_gain"], rel=0.1)

@@ -17,8 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckdist import native
-from ckdist.topology import Huge, Pages, bind_memory, huge_pages, read_machine, sample_pages, this_machine
+from ckdist.topology import bind_memory, read_machine, this_machine
 from ckdist.topology.devices import DsaDevice, DsaQueue
+from ckdist.topology.pages import Huge, Pages, huge_pages, sample_pages
 from ckdist.topology.placement import (
     Placement,
     place_rank,

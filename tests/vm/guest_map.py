@@ -19,6 +19,7 @@ PR_SET_NO_NEW_PRIVS, PR_SET_SECCOMP, SECCOMP_MODE_FILTER = 38, 22, 2
 LOAD, EQUAL, RETURN = 0x20, 0x15, 0x06  # of classic BPF: a word of seccomp_data, a comparison, the verdict
 ALLOW, EPERM = 0x7FFF0000, 0x00050000 | 1
 MBIND, SET_MEMPOLICY = 237, 238  # on x86-64
+CACHE_BYTES = 16 << 20  # few enough for the huge pages that a test reserves on each node
 
 
 def refuse_binding() -> None:
@@ -42,7 +43,10 @@ way, refused = sys.argv[1], sys.argv[2:] == ["refused"]
 world = start_world()
 if refused:
     refuse_binding()
-model = load_model(EngineConfig(model="tests/golden/llama3", threads=1, ctx_size=64, parallel=1, repack=way), world)
+config = EngineConfig(
+    model="tests/golden/llama3", threads=1, ctx_size=64, parallel=1, repack=way, kv_memory=CACHE_BYTES
+)
+model = load_model(config, world)
 if world.rank == 0:
     logits = SingleSequence(model.executable).feed([1, 2, 3, 4], outputs="last")
     print("token", int(logits[0].argmax()), flush=True)

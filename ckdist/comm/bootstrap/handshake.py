@@ -136,11 +136,18 @@ def _flag(sealed: bool) -> str:
 
 
 def connect(
-    address: tuple[str, int], purpose: Purpose, secret: bytes, timeout: float, source: str = "", sealed: bool = False
+    address: tuple[str, int],
+    purpose: Purpose,
+    secret: bytes,
+    timeout: float,
+    source: str = "",
+    sealed: bool = False,
+    once: bool = False,
 ) -> Joined:
     """Returns an authenticated connection to the listener at `address`. It retries until the listener has room.
 
-    Raises CommError after `timeout` seconds, or if the peer fails the handshake.
+    Raises CommError after `timeout` seconds, or if the peer fails the handshake. With `once`, it does not retry, and
+    raises the OSError of a failed connection.
     """
     deadline, there = time.monotonic() + timeout, f"rank {purpose.target} at {address[0]}:{address[1]}"
     client = _hello(purpose, sealed)
@@ -160,6 +167,8 @@ def connect(
             except (CommError, OSError) as error:  # the listener closed it to make room, or is not ready yet
                 connection.close()
                 problem = error
+        if once:
+            raise problem
         if time.monotonic() > deadline:
             raise CommError(
                 f"{there} does not answer within {timeout:.0f} s ({problem}): is it started, and is the port open?"
@@ -309,7 +318,7 @@ class Listener:
         with self._changed:
             while not self._proven:
                 left = deadline - time.monotonic()
-                if left <= 0:
+                if left <= 0 or self._closed:
                     return None
                 self._changed.wait(left)
             return self._proven.popitem()
@@ -320,6 +329,7 @@ class Listener:
             self._closed = True
             for joined in self._proven.values():
                 joined.socket.close()
+            self._changed.notify_all()
         with contextlib.suppress(OSError):
             self.socket.shutdown(socket.SHUT_RDWR)
         self.socket.close()

@@ -1,10 +1,11 @@
 """Authenticated TCP connections between every two ranks. The native transport takes them over."""
 
 import ipaddress
+import itertools
 import socket as sockets
 import time
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 from ckdist.comm.bootstrap.handshake import Joined, Listener, Purpose, connect, job_secret
 from ckdist.comm.bootstrap.packet_sizes import check_packet_sizes
@@ -30,6 +31,7 @@ def connect_ranks(
     kinds: Sequence[bytes],
     log: Log | None = None,
     seconds: float = CONNECT_SECONDS,
+    keep: Callable[[Listener, list[Any]], None] | None = None,
 ) -> list[Connections]:
     """Connects every two ranks. Traffic between hosts is sealed unless `world.encrypt` is "never". A collective call.
 
@@ -39,6 +41,7 @@ def connect_ranks(
         kinds: The connections between two ranks: HEARTBEATS, and DATA unless another transport carries it.
         log: Receives lines about connections that were dropped.
         seconds: Time limit.
+        keep: If the traffic is sealed, receives this rank's listener, still open, and the addresses of all.
 
     Returns:
         The connections for each of `kinds`.
@@ -64,15 +67,16 @@ def connect_ranks(
             raise ConfigError(f"rank {refused[0][0]}: {refused[0][1]}")
         assert listener is not None  # otherwise this rank is among the refused
         deadline = time.monotonic() + seconds
-        for peer in range(world.rank):
-            for kind in kinds:
-                purpose = Purpose(kind, world.rank, peer)
-                connections[kind, peer] = connect(tuple(listening[peer]), purpose, secret, seconds, address, sealed)
-        for peer in range(world.rank + 1, world.size):
-            for kind in kinds:
-                connections[kind, peer] = listener.take(Purpose(kind, peer, world.rank), deadline)
+        for peer, kind in itertools.product(range(world.rank), kinds):
+            purpose = Purpose(kind, world.rank, peer)
+            connections[kind, peer] = connect(tuple(listening[peer]), purpose, secret, seconds, address, sealed)
+        for peer, kind in itertools.product(range(world.rank + 1, world.size), kinds):
+            connections[kind, peer] = listener.take(Purpose(kind, peer, world.rank), deadline)
         data = {peer: joined.socket for (kind, peer), joined in connections.items() if kind == DATA}
         check_packet_sizes(world, data, seconds)
+        if keep and sealed:
+            keep(listener, listening)
+            listener = None
     except CommError:
         for joined in connections.values():  # peers must not wait for this rank
             joined.socket.close()

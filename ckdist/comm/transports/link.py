@@ -34,6 +34,9 @@ class Link:
         return f"{self.seconds * 1e6:.0f} µs and {self.rate / 1e9:.2f} GB/s between hosts"
 
 
+NOMINAL_LINK = Link(30e-6, 1e9)
+
+
 class Exchange(NamedTuple):
     """An exchange between hosts."""
 

@@ -2,8 +2,10 @@
 
 import ctypes
 from collections.abc import Callable
+from typing import Any
 
 from ckdist import native
+from ckdist.comm.bootstrap.handshake import Listener
 from ckdist.comm.bootstrap.sockets import DATA, HEARTBEATS, connect_ranks
 from ckdist.comm.host_name import machine_name
 from ckdist.comm.world_protocol import Log, MpiRanks, World, has_mpi
@@ -30,10 +32,18 @@ def open_transport(world: World, transport: str, interface: str | None, timeout:
 
 
 def _open_tcp(world: World, interface: str | None, timeout: float, log: Log | None) -> CData:
-    data, heartbeats = connect_ranks(world, interface, (DATA, HEARTBEATS), log)
+    kept = list[tuple[Listener, list[Any]]]()
+    data, heartbeats = connect_ranks(
+        world, interface, (DATA, HEARTBEATS), log, keep=lambda *listening: kept.append(listening)
+    )
     keys = data.keys + heartbeats.keys or None
     descriptors = data.descriptors, heartbeats.descriptors
-    return native.new(lib.ckdist_transport_tcp, world.rank, world.size, *descriptors, keys, timeout)
+    transport = native.new(lib.ckdist_transport_tcp, world.rank, world.size, *descriptors, keys, timeout)
+    for listener, addresses in kept:
+        from ckdist.comm.transports.reconnection import Reconnection
+
+        Reconnection(world, transport, listener, addresses, timeout)
+    return transport
 
 
 def before_mpi_ends(world: MpiRanks, action: Callable[[], object]) -> None:

@@ -61,7 +61,7 @@ NAMES = {
     "olmo3": "olmo3 Olmo3ForCausalLM",
     "olmoe": "olmoe OlmoeForCausalLM",
     "phi3": "phi3 Phi3ForCausalLM",
-    "qwen2": "qwen2 Qwen2ForCausalLM",
+    "qwen2": "qwen2 Qwen2ForCausalLM MiMoForCausalLM mimo",
     "qwen25vl": (
         "qwen25vl Qwen2_5_VLForConditionalGeneration Qwen2VLForConditionalGeneration "
         "qwen2_5_vl qwen2_5_vl_text qwen2_vl qwen2_vl_text :qwen2vl"

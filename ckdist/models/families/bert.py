@@ -97,12 +97,6 @@ def model(n: from_config.Sizes, ffn: DenseFfn, token_types: int) -> ModelSpec:
     )  # fmt: skip
 
 
-def rows(header: GgufHeader, name: str) -> int:
-    """Rows of a table in a GGUF file; 0 if the table is absent."""
-    dims = header.dims.get(f"{name}.weight", ())
-    return dims[1] if len(dims) > 1 else len(dims)
-
-
 def gguf_sizes(header: GgufHeader) -> from_config.Sizes:
     """Reads the sizes from a GGUF file. Raises ModelFileError for a cross-encoder or a decoder."""
     from ckdist.models import from_gguf
@@ -119,9 +113,9 @@ def from_gguf_header(header: GgufHeader) -> ModelSpec:
     """Reads a GGUF file. In it, RoBERTa's table of positions lacks the rows before the first position."""
     from ckdist.models import from_gguf
 
-    n, positions = gguf_sizes(header), rows(header, "position_embd")
+    n, positions = gguf_sizes(header), from_gguf.rows(header, "position_embd")
     ffn = DenseFfn(from_gguf.ffn_size(header), "gelu", bias=True, gated=False)
-    spec = model(n, ffn, rows(header, "token_types"))
+    spec = model(n, ffn, from_gguf.rows(header, "token_types"))
     return replace(spec, positions=positions, max_position=min(n.max_position, positions))
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from ckdist.errors import ArchitectureError
-from ckdist.models import from_config, limits, rope
+from ckdist.models import from_config, limits, rope_scaling
 from ckdist.models.config_keys import ConfigKeys
 from ckdist.models.families import family
 from ckdist.models.families.family import Family, GgufForm, GgufHeader, in_layers
@@ -71,7 +71,7 @@ def latent_attention(f: Fields, n: Sizes, rotation: RopeSpec, q_rank: int) -> La
     scaling = Fields(rotation.scaling, f.where)
     scale = (nope + rotated) ** -0.5
     if (all_dims := scaling.number("mscale_all_dim", 0.0, low=-1.0)) and scaling.has("factor"):
-        scale *= rope.yarn_magnitude(scaling.number("factor"), all_dims) ** 2
+        scale *= rope_scaling.yarn_magnitude(scaling.number("factor"), all_dims) ** 2
     return LatentAttention(
         n.num_heads,
         f.integer("kv_lora_rank", high=limits.MAX_LATENT),

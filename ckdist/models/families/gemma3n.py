@@ -50,14 +50,11 @@ def cuts(sparsity: list[float] | None, layers: int) -> list[float | None]:
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
     """Reads a config.json."""
-    n, bias, name = from_config.sizes(f), f.flag("attention_bias"), "intermediate_size"
+    n, bias = from_config.sizes(f), f.flag("attention_bias")
     full = n.attention(1.0, qk_norm="head", value_norm=True, qkv_bias=bias, o_bias=bias)
     slide = replace(full, window=from_config.window(f), rope="local")
     sliding = from_config.sliding_layers(f, n.num_layers, [(i + 1) % PERIOD != 0 for i in range(n.num_layers)])
-    given = f.raw(name) if isinstance(f.raw(name), list) else [f.raw(name)] * n.num_layers
-    if len(given) != n.num_layers:
-        raise f.error(name, given, f"one number, or {n.num_layers}")
-    sizes = [Fields({name: one}, f.where, f.prefix).integer(name, high=limits.MAX_FFN) for one in given]
+    sizes = f.integers("intermediate_size", n.num_layers, limits.MAX_FFN)
     shares, function = "activation_sparsity_pattern", from_config.activation(f, "hidden_activation")
     cut = cuts(f.numbers(shares, n.num_layers, -1.0, 0.9999) if f.has(shares) else None, n.num_layers)
     inputs = f.integer("hidden_size_per_layer_input", high=limits.MAX_WIDTH)
@@ -75,16 +72,20 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
 
 def gguf(header: GgufHeader) -> ModelSpec:
     """Reads GGUF metadata."""
-    spec, f = gemma4.gguf(header, PERIOD), header.fields
-    scales, count = f.values.get("activation_sparsity_scale", []), len(spec.layers)
-    if f.has("activation_sparsity_scale") and (np.shape(scales) != (count,) or not np.all(np.asarray(scales) < 100)):
-        raise f.error("activation_sparsity_scale", scales, f"{count} numbers below 100")
-    cut = [float(s) if s > -np.inf else None for s in scales] or cuts(None, count)
+    from ckdist.models import from_gguf
+
+    spec, f, name = gemma4.gguf(header, PERIOD), header.fields, "activation_sparsity_scale"
+    if spec.layer_inputs is None:
+        raise f.error("embedding_length_per_layer_input", 0, "at least 1")
+    scales, cut = f.values.get(name), cuts(None, len(spec.layers))
+    if scales is not None:
+        if not isinstance(scales, np.ndarray) or scales.shape != (len(cut),) or not np.all(scales < 100):
+            raise f.error(name, scales, f"{len(cut)} numbers below 100")
+        cut = [float(s) if s > -np.inf else None for s in scales]
     ffns = [layer.ffn for layer in spec.layers if isinstance(layer.ffn, DenseFfn)]
     ffns = [replace(ffn, deviations=own) for ffn, own in zip(ffns, cut, strict=True)]
     layers = [replace(layer, ffn=ffn) for layer, ffn in zip(spec.layers, ffns, strict=True)]
-    rank = header.dims.get("blk.0.laurel_l.weight", (0, 1))[1]
-    altup = AltUp(f.integer("altup.num_inputs", 4, low=2, high=8), rank)
+    altup = AltUp(f.integer("altup.num_inputs", 4, low=2, high=8), from_gguf.rows(header, "blk.0.laurel_l"))
     return replace(spec, family=NAME, layers=tuple(layers), altup=altup)
 
 

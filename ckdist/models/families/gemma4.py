@@ -132,10 +132,12 @@ def gguf(header: GgufHeader, period: int = PERIOD) -> ModelSpec:
     first = {name: v[0].item() for name in layered if isinstance(v := f.values.get(name), np.ndarray) and v.size}
     header = replace(header, fields=Fields({**f.values, **first}, f.where, f.prefix))
     n = from_gguf.sizes(header)
-    of_layer = lambda name: np.broadcast_to(np.asarray(f.values[name]), n.num_layers).tolist()
     sliding = from_gguf.sliding_layers(f, n.num_layers, period)
     last = sliding.index(False) if False in sliding else n.num_layers - 1
-    kv_heads, sizes = of_layer(layered[0]), of_layer(layered[1])
+    kv_heads = [n.num_kv_heads] * n.num_layers
+    if f.has(layered[0]):
+        kv_heads = f.integers(layered[0], n.num_layers, limits.MAX_HEADS)
+    sizes = f.integers(layered[1], n.num_layers, limits.MAX_FFN)
     width = f.integer("attention.key_length_swa", n.head_dim, high=limits.MAX_HEAD_DIM)
     full = replace(
         from_gguf.attention(header, n),
@@ -160,7 +162,7 @@ def gguf(header: GgufHeader, period: int = PERIOD) -> ModelSpec:
         tied=from_gguf.tied(header),
         scalar=from_gguf.has(header, "layer_output_scale.weight"),
         logit_soft_cap=f.number("final_logit_softcapping", 0.0, high=1e6),
-        layer_inputs=LayerInputs(inputs, header.dims.get("per_layer_token_embd.weight", (0, 1))[1]) if inputs else None,
+        layer_inputs=LayerInputs(inputs, from_gguf.rows(header, "per_layer_token_embd")) if inputs else None,
     )  # fmt: skip
 
 

@@ -6,7 +6,7 @@ Models that read images too have the text part of Mistral Small 3, Ministral 3 o
 from dataclasses import replace
 from typing import Any
 
-from ckdist.models import from_config, rope
+from ckdist.models import from_config, rope_scaling
 from ckdist.models.families import llama
 from ckdist.models.families.family import GgufHeader, GgufWriter
 from ckdist.models.fields import Fields
@@ -61,7 +61,7 @@ def gguf(header: GgufHeader) -> ModelSpec:
 def gguf_magnitude(f: Fields, rotation: RopeSpec) -> RopeSpec:
     """Divides the magnitude of YaRN by that of the multiplier in the file, if there is one."""
     multiplier = f.number("rope.scaling.yarn_log_multiplier", 0.0, low=-1.0, high=1e3)
-    by = rope.yarn_magnitude(f.number("rope.scaling.factor", 1.0), multiplier)
+    by = rope_scaling.yarn_magnitude(f.number("rope.scaling.factor", 1.0), multiplier)
     return replace(rotation, magnitude=rotation.magnitude / by)
 
 

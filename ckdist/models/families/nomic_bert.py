@@ -77,7 +77,7 @@ def from_gguf_header(header: GgufHeader) -> ModelSpec:
     layers = (LayerSpec(attention, from_gguf.dense(header), bert.NORMS),) * n.num_layers
     ropes = {"global": from_gguf.rotation(header, n, 1000.0)}
     return n.model(
-        NAME, layers, ropes, False, norm="layer_bias", token_types=bert.rows(header, "token_types")
+        NAME, layers, ropes, False, norm="layer_bias", token_types=from_gguf.rows(header, "token_types")
     )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Qwen 2 and 2.5: Llama with biases on queries, keys and values."""
+"""Qwen 2 and 2.5, and MiMo-7B: Llama with biases on queries, keys and values."""
 
 from dataclasses import replace
 
@@ -18,7 +18,7 @@ KEYS = llama.KEYS.but(
         "sliding_window": 4096,
     },
     nulls={"num_key_value_heads": None, "sliding_window": None},
-    unused=("attention_bias",),  # queries, keys and values always have biases
+    unused=("attention_bias", "use_mrope"),  # queries, keys and values always have biases
 )
 
 

@@ -37,10 +37,11 @@ struct ckdist_run {
   int32_t plan, steps; /* plan to run, number of its steps; 0: all */
   int32_t embeddings;  /* rows of embeddings after the other arrays */
   int32_t positions;   /* the number of tokens, or 0: positions of three axes before the embeddings */
-  /* The number of sequences, or 0: each one's adapter, or -1, and its scale, 8 bytes of a double, before the
-     positions. */
+  /* A multiple of the number of sequences: for each sequence an adapter, or -1, and its scale, 8 bytes of a double. Then
+     a second adapter for each, and so on, before the positions. */
   int32_t adapters;
 };
+enum { ckdist_most_adapters = 8 }; /* adapters of a sequence */
 /* Consecutive tokens of one sequence. */
 struct ckdist_sequence_chunk {
   int32_t tokens, first_position, blocks;

@@ -28,6 +28,15 @@ struct ckdist_update {
 };
 CKDIST_EXPORT int ckdist_optimizer_adamw(struct ckdist_optimizer* optimizer, const struct ckdist_update* update,
                                          double beta1, double beta2, double eps, float* mean, float* square);
+/* The same for one parameter whose moments have codes of 8 bits, one scale for each 256 of them. */
+CKDIST_EXPORT int ckdist_optimizer_adamw_8bit(struct ckdist_optimizer* optimizer, const struct ckdist_update* update,
+                                              double beta1, double beta2, double eps, uint8_t* mean, float* mean_scales,
+                                              uint8_t* square, float* square_scales);
+/* One parameter: `matrices` matrices of rows x columns, or a vector if column_means is null. row_means: (matrices,
+   rows), or the mean squares of a vector. column_means: (matrices, columns). */
+CKDIST_EXPORT int ckdist_optimizer_adafactor(struct ckdist_optimizer* optimizer, const struct ckdist_update* update,
+                                             int64_t matrices, int64_t rows, double beta, float* row_means,
+                                             float* column_means);
 CKDIST_EXPORT int ckdist_optimizer_sgd(struct ckdist_optimizer* optimizer, const struct ckdist_update* update,
                                        double momentum, float* velocity);
 

@@ -42,6 +42,9 @@ enum ckdist_training_step_kind {
   ckdist_step_tally,
   ckdist_step_tally_grad,
   ckdist_step_balance_loss,
+  ckdist_step_dropout,
+  ckdist_step_row_norms,
+  ckdist_step_magnitude,
   ckdist_step_recv_rows,
   ckdist_step_send_rows,
   ckdist_step_kinds /* of both */
@@ -306,6 +309,31 @@ struct ckdist_balance_loss_step {
   struct ckdist_step step;
   int32_t tally, d_tally, layers;
   float coefficient;
+};
+
+/* out = factor * x where a hash of the token's key, the stream and the column is at least `least`, else 0. x without
+   keys of tokens. */
+struct ckdist_dropout_step {
+  struct ckdist_step step;
+  int32_t x, out;
+  uint32_t stream, least;
+  float factor;
+  int64_t first_column;
+};
+
+/* out = norms of the rows of weight + scale * b a, for the whole batch. summed: the columns are sharded over the
+   tensor-parallel ranks. */
+struct ckdist_row_norms_step {
+  struct ckdist_step step;
+  int32_t weight, a, b, out; /* parameters, and a value */
+  float scale;
+  int32_t summed;
+};
+
+/* out = x (* by) (* magnitude) / norms (+ bias). Weights are vectors; -1: absent. */
+struct ckdist_magnitude_step {
+  struct ckdist_step step;
+  int32_t x, by, norms, magnitude, bias, out;
 };
 
 #ifdef __cplusplus

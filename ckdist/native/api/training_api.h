@@ -21,6 +21,7 @@ struct ckdist_training_batch {
   const float* teacher_logprobs;
   int64_t choices;
   int32_t* best_tokens; /* (tokens,): receives the token with the largest logit, -1 without a target; may be null */
+  const uint32_t* keys; /* (tokens,): keys of the masks of dropout; null: nothing is dropped */
 };
 
 /* One pass over a batch. list: of the program's plan. kept: offset of the batch's values in kept memory. clear:

@@ -30,6 +30,25 @@ Segments checked(const ckdist_update* u) {
   return {u->ends, u->decays, u->parts};
 }
 
+// Whether an update's only part has weight decay.
+bool decayed(const ckdist_update* u) {
+  const Segments segments = checked(u);
+  if (segments.count != 1) fail(Status::config, "an update of one parameter has %lld parts", (long long)segments.count);
+  return segments.decays[0] != 0;
+}
+
+AdamwNumbers numbers_of(const ckdist_update* u, double beta1, double beta2, double eps) {
+  const double rate = u->learning_rate / (1 - std::pow(beta1, double(u->step))),
+               root = 1 / std::sqrt(1 - std::pow(beta2, double(u->step)));
+  return {float(u->gradient_scale),
+          float(beta1),
+          float(beta2),
+          float(eps),
+          float(rate),
+          float(root),
+          float(1 - u->learning_rate * u->weight_decay)};
+}
+
 }  // namespace
 
 extern "C" {
@@ -48,16 +67,32 @@ int ckdist_optimizer_adamw(struct ckdist_optimizer* optimizer, const struct ckdi
                            double beta2, double eps, float* mean, float* square) {
   return guard([&] {
     const Segments segments = checked(u);
-    const double rate = u->learning_rate / (1 - std::pow(beta1, double(u->step))),
-                 root = 1 / std::sqrt(1 - std::pow(beta2, double(u->step)));
-    const AdamwNumbers numbers = {float(u->gradient_scale),
-                                  float(beta1),
-                                  float(beta2),
-                                  float(eps),
-                                  float(rate),
-                                  float(root),
-                                  float(1 - u->learning_rate * u->weight_decay)};
-    optimizer->self.adamw(numbers, segments, u->parameters, u->gradients, mean, square, u->n);
+    optimizer->self.adamw(numbers_of(u, beta1, beta2, eps), segments, u->parameters, u->gradients, mean, square, u->n);
+  });
+}
+
+int ckdist_optimizer_adamw_8bit(struct ckdist_optimizer* optimizer, const struct ckdist_update* u, double beta1,
+                                double beta2, double eps, uint8_t* mean, float* mean_scales, uint8_t* square,
+                                float* square_scales) {
+  return guard([&] {
+    AdamwNumbers numbers = numbers_of(u, beta1, beta2, eps);
+    if (!decayed(u)) numbers.keep = 1;
+    optimizer->self.adamw_8bit(numbers, u->parameters, u->gradients, {mean, mean_scales}, {square, square_scales},
+                               u->n);
+  });
+}
+
+int ckdist_optimizer_adafactor(struct ckdist_optimizer* optimizer, const struct ckdist_update* u, int64_t matrices,
+                               int64_t rows, double beta, float* row_means, float* column_means) {
+  return guard([&] {
+    const double keep = decayed(u) ? 1 - u->learning_rate * u->weight_decay : 1;
+    const AdafactorNumbers numbers = {u->gradient_scale, beta, u->learning_rate, keep};
+    if (!column_means) return optimizer->self.adafactor(numbers, u->n, u->parameters, u->gradients, row_means);
+    if (matrices < 1 || rows < 1 || u->n % (matrices * rows))
+      fail(Status::config, "%lld parameters are not %lld matrices of %lld rows", (long long)u->n, (long long)matrices,
+           (long long)rows);
+    const MatrixStack shape = {matrices, rows, u->n / (matrices * rows)};
+    optimizer->self.adafactor(numbers, shape, u->parameters, u->gradients, row_means, column_means);
   });
 }
 

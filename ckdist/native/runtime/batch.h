@@ -14,6 +14,12 @@
 
 namespace ckdist {
 
+// The slot of an adapter, or -1, and its scale.
+struct AdapterUse {
+  int32_t slot;
+  double scale;
+};
+
 struct BatchView {
   using Chunk = ckdist_sequence_chunk;
 
@@ -26,19 +32,19 @@ struct BatchView {
   const int32_t* firsts = nullptr;             // (sequences,): tokens of the first of a sequence's two texts; or null
   const int32_t* selected_tokens = nullptr;    // (selected,), ascending: tokens whose logits are computed
   const int32_t* positions = nullptr;          // (tokens, 3): positions of three axes; null: places in the sequence
-  const int32_t* adapters = nullptr;           // (sequences, kAdapterInts); null: none has one
+  const int32_t* adapters = nullptr;           // (adapter_lists, sequences, kAdapterInts); null: none has one
+  int64_t adapter_lists = 0;                   // most adapters of a sequence
   const float* embeddings = nullptr;  // (rows, width): inputs in place of rows of the embedding table, or besides them
   int64_t embedding_rows = 0;
 
   static constexpr int kHeader = sizeof(ckdist_run) / sizeof(int32_t);
   static constexpr int kAdapterInts = 3;  // slot, and the scale
 
-  // The slot of a sequence's adapter, or -1.
-  int32_t adapter(int64_t sequence) const { return adapters[kAdapterInts * sequence]; }
-  double adapter_scale(int64_t sequence) const {
-    double scale;
-    std::memcpy(&scale, adapters + kAdapterInts * sequence + 1, sizeof scale);
-    return scale;
+  // i: list * sequences + sequence.
+  AdapterUse adapter(int64_t i) const {
+    AdapterUse use{adapters[kAdapterInts * i], 0};
+    std::memcpy(&use.scale, adapters + kAdapterInts * i + 1, sizeof use.scale);
+    return use;
   }
 
   // Throws unless every count, token, position, block and index lies within the limits.
@@ -55,7 +61,7 @@ struct BatchView {
     if (b.tokens < 1 || b.tokens > max_tokens || b.sequences < 1 || b.sequences > max_sequences || b.selected < 0 ||
         b.selected > max_selected || table < 0 || (h.states != 0 && h.states != b.sequences) ||
         (h.firsts != 0 && h.firsts != b.sequences) || h.embeddings < 0 || h.embeddings > program.embedding_rows ||
-        (h.positions != 0 && h.positions != b.tokens) || (h.adapters != 0 && h.adapters != b.sequences) ||
+        (h.positions != 0 && h.positions != b.tokens) || h.adapters < 0 || h.adapters % b.sequences != 0 ||
         ints != kHeader + b.tokens + 3 * b.sequences + table + 4 * int64_t{h.states} + h.firsts + b.selected +
                     kAdapterInts * int64_t{h.adapters} + 3 * int64_t{h.positions} +
                     h.embeddings * program.embedding_width)
@@ -66,6 +72,10 @@ struct BatchView {
            (long long)max_sequences, (long long)max_selected, (long long)program.embedding_rows);
     if (h.adapters > 0 && program.adapters == 0)
       fail(Status::native, "a batch names adapters, and the model has no slots for adapters");
+    b.adapter_lists = h.adapters / b.sequences;
+    if (b.adapter_lists > std::min<int64_t>(program.adapters, ckdist_most_adapters))
+      fail(Status::native, "a sequence has %lld adapters, and the model %d slots", (long long)b.adapter_lists,
+           program.adapters);
     b.token_ids = m + kHeader;
     b.chunks = reinterpret_cast<const Chunk*>(b.token_ids + b.tokens);
     b.block_tables = b.token_ids + b.tokens + 3 * b.sequences;
@@ -95,12 +105,11 @@ struct BatchView {
       if (b.firsts != nullptr && (b.firsts[r] < 0 || b.firsts[r] > int64_t(chunk.blocks) * ckdist_block_tokens))
         fail(Status::native, "the first text of a sequence has %d tokens, and its %d blocks hold %d", b.firsts[r],
              chunk.blocks, chunk.blocks * ckdist_block_tokens);
-      if (b.adapters != nullptr &&
-          (b.adapter(r) < -1 || b.adapter(r) >= program.adapters || !std::isfinite(b.adapter_scale(r))))
-        fail(Status::native, "a sequence has adapter %d of %d, and its scale is %g", b.adapter(r), program.adapters,
-             b.adapter_scale(r));
       tokens += chunk.tokens, used += chunk.blocks;
     }
+    for (int64_t i = 0; i < h.adapters; i++)
+      if (const AdapterUse a = b.adapter(i); a.slot < -1 || a.slot >= program.adapters || !std::isfinite(a.scale))
+        fail(Status::native, "a sequence has adapter %d of %d, and its scale is %g", a.slot, program.adapters, a.scale);
     if (tokens != b.tokens || used != table)
       fail(Status::native, "the sequences' tokens or blocks do not add up to the batch's");
     for (int64_t i = 0; i < table; i++)

@@ -42,7 +42,7 @@ Inference::Inference(const ckdist_program& that, Communicator& job, Communicator
   read_lists();
   make_buffers();
   hidden_.resize(size_t(program.max_outputs * program.hidden));
-  if (program.adapters > 0) adapter_of_.resize(size_t(program.max_tokens)), scale_of_.resize(adapter_of_.size());
+  adapters_.resize(size_t(program.max_tokens * most_adapters()));
   for (size_t i = 0; i < std::size(axes_); i++)
     if (program.ropes[i].axes != nullptr) axes_[i].resize(size_t(program.max_tokens * program.ropes[i].dims));
 }
@@ -408,11 +408,10 @@ void Inference::read_positions() {
 }
 
 void Inference::read_adapters() {
-  auto at = adapter_of_.begin();
-  auto scale = scale_of_.begin();
-  for (int64_t s = 0; s < batch.sequences; s++) {
-    at = std::fill_n(at, batch.chunks[s].tokens, batch.adapter(s));
-    scale = std::fill_n(scale, batch.chunks[s].tokens, batch.adapter_scale(s));
+  for (int64_t list = 0; list < batch.adapter_lists; list++) {
+    AdapterUse* at = &adapters_[size_t(list * program.max_tokens)];
+    for (int64_t s = 0; s < batch.sequences; s++)
+      at = std::fill_n(at, batch.chunks[s].tokens, batch.adapter(list * batch.sequences + s));
   }
 }
 

@@ -140,18 +140,25 @@ class Inference : public Executor {
   size_t batch_token(const ckdist_step& step, int64_t r) const {
     return size_t((step.rows == ckdist_rows_selected ? 0 : first_token) + token_row(step, r));
   }
-  // The scale of the adapter of a row that has one.
-  double adapter_scale(const ckdist_step& step, int64_t r) const { return scale_of_[batch_token(step, r)]; }
-  // Calls visit(adapter, rows) for consecutive rows of a step with the same adapter.
+  // The adapter of a row in a list of the batch, or -1, and its scale.
+  const AdapterUse& adapter(const ckdist_step& step, int64_t list, int64_t r) const {
+    return adapters_[size_t(list * program.max_tokens) + batch_token(step, r)];
+  }
+  // Calls visit(adapter, list, rows) for consecutive rows of a step with the same adapter, list after list.
   template <class Visit>
   void each_adapter(const ckdist_step& step, Range rows, Visit&& visit) const {
-    if (batch.adapters == nullptr) return;
-    const auto adapter = [&](int64_t row) { return adapter_of_[batch_token(step, row)]; };
-    for (int64_t begin = rows.begin, end = begin; begin < rows.end; begin = end) {
-      const int32_t own = adapter(begin);
-      while (end < rows.end && adapter(end) == own) end++;
-      if (own >= 0) visit(own, Range{begin, end});
-    }
+    for (int64_t list = 0; list < batch.adapter_lists; list++)
+      for (int64_t begin = rows.begin, end = begin; begin < rows.end; begin = end) {
+        const int32_t own = adapter(step, list, begin).slot;
+        while (end < rows.end && adapter(step, list, end).slot == own) end++;
+        if (own >= 0) visit(own, list, Range{begin, end});
+      }
+  }
+  int64_t most_adapters() const { return std::min<int64_t>(program.adapters, ckdist_most_adapters); }
+  // First product x A^T of a row for its adapter in a list. A row of `value` has a place for each list.
+  float* low_rank(int value, int64_t list, int64_t* stride) {
+    float* const first = floats(value, stride);
+    return first + list * (*stride / most_adapters());
   }
   // True if every thread computes the activations of all rows itself. Sharded rows are never replicated.
   bool replicated(const ckdist_step& step) const {
@@ -338,8 +345,7 @@ class Inference : public Executor {
   std::vector<ThreadBuffers> buffers_;
   float* shared_rows_[2] = {};
   std::vector<float> hidden_;        // (max_outputs, hidden)
-  std::vector<double> scale_of_;     // of the batch's tokens with adapters, as adapter_of_
-  std::vector<int32_t> adapter_of_;  // of the batch's tokens, (max_tokens,); empty if the model has no adapters
+  std::vector<AdapterUse> adapters_;  // of the batch's tokens, (most_adapters, max_tokens)
   // For each rotation with axes: cosines, then sines, of the batch's tokens, (max_tokens, dims). Else empty.
   std::vector<float> axes_[std::size(ckdist_program{}.ropes)];
   std::vector<const float*> peers_[kSlots];  // slots of the ranks that share memory

@@ -15,6 +15,20 @@ struct Segments {
   int64_t count;
 };
 
+// A weight as matrices that follow one another.
+struct MatrixStack {
+  int64_t matrices, rows, columns;
+};
+// `scale`: factor of the gradient. `beta`: decay of the means. `keep` = 1 - learning rate * weight decay.
+struct AdafactorNumbers {
+  double scale, beta, rate, keep;
+};
+// Codes of 8 bits, and a scale for each block of them.
+struct QuantizedMoment {
+  uint8_t* codes;
+  float* scales;
+};
+
 class Optimizer {
  public:
   Optimizer(const Kernels& kernels, std::shared_ptr<Pool> pool);
@@ -24,6 +38,12 @@ class Optimizer {
   // The factor numbers.keep applies to segments with weight decay; other segments use 1.
   void adamw(const AdamwNumbers& numbers, const Segments& segments, float* p, const float* g, float* mean,
              float* square, int64_t n);
+  // Adafactor of matrices, with a mean for each row and each column, and of a vector.
+  void adafactor(const AdafactorNumbers& numbers, const MatrixStack& shape, float* p, const float* g, float* row,
+                 float* column);
+  void adafactor(const AdafactorNumbers& numbers, int64_t n, float* p, const float* g, float* square);
+  void adamw_8bit(const AdamwNumbers& numbers, float* p, const float* g, const QuantizedMoment& mean,
+                  const QuantizedMoment& square, int64_t n);
   void sgd(const SgdNumbers& numbers, const Segments& segments, float* p, const float* g, float* momentum, int64_t n);
 
  private:

@@ -84,6 +84,7 @@ void Training::check(const ckdist_training_batch& b) const {
 void Training::take(const ckdist_training_batch& b) {
   batch.token_ids.clear(), batch.targets.clear(), batch.positions.clear(), batch.learned.clear();
   batch.given.clear(), batch.weights.clear(), batch.teacher_ids.clear(), batch.teacher_logprobs.clear();
+  batch.keys.clear();
   batch.choices = b.choices;
   batch.starts.assign(1, 0);
   const auto append = [&](int64_t begin, int64_t end) {
@@ -92,6 +93,7 @@ void Training::take(const ckdist_training_batch& b) {
     for (int64_t t = begin; t < end; ++t)
       batch.positions.push_back(int32_t(t - begin)), batch.given.push_back(int32_t(t));
     if (b.weights) batch.weights.insert(batch.weights.end(), b.weights + begin, b.weights + end);
+    if (b.keys) batch.keys.insert(batch.keys.end(), b.keys + begin, b.keys + end);
     const int64_t first = begin * b.choices, last = end * b.choices;
     batch.teacher_ids.insert(batch.teacher_ids.end(), b.teacher_ids + first, b.teacher_ids + last);
     batch.teacher_logprobs.insert(batch.teacher_logprobs.end(), b.teacher_logprobs + first, b.teacher_logprobs + last);

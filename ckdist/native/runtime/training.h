@@ -54,6 +54,7 @@ class Training : public Executor {
     std::vector<float> weights;           // of each token's loss; empty: 1
     std::vector<int32_t> teacher_ids;     // (tokens, choices)
     std::vector<float> teacher_logprobs;  // (tokens, choices)
+    std::vector<uint32_t> keys;           // of each token's dropout; empty: nothing is dropped
     int64_t choices = 0;
     std::vector<int32_t> best;  // token with the largest logit of each token; empty: not wanted
     int64_t tokens = 0;

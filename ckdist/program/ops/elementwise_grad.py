@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ckdist.errors import LayoutError
+from ckdist.program.ops.elementwise import GATES, GELU_CUBIC, GELU_SCALE, SWIGLU_ALPHA, SWIGLU_LIMIT
 from ckdist.program.ops.op import lower, op, unchanged_whole, whole
 from ckdist.program.ops.op_types import Arrays, Attrs, Inferred, Values, Weights
 from ckdist.program.program import Instr
@@ -12,7 +13,6 @@ from ckdist.program.rank_context import RankContext
 
 if TYPE_CHECKING:  # these modules import the ops
     from ckdist.program.lower_training import TrainingLowering
-from ckdist.program.ops.elementwise import GATES, GELU_CUBIC, GELU_SCALE, SWIGLU_ALPHA, SWIGLU_LIMIT
 
 
 @op("soft_cap_grad", unchanged_whole("soft_cap_grad"))

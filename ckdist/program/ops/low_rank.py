@@ -1,29 +1,41 @@
 """low_rank: adds the product with LoRA's matrices (Hu et al. 2021, arXiv:2106.09685) to a linear; and its gradient."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
+from ckdist import native
 from ckdist.errors import LayoutError
 from ckdist.layout import Range
 from ckdist.program.lowered import RANK_UNIT, MatrixKey
 from ckdist.program.ops.elementwise import GATES
 from ckdist.program.ops.op import axes, lower, op, vjp, whole
 from ckdist.program.ops.op_types import Arrays, Attrs, Gradients, Inferred, Values, Weights
-from ckdist.program.program import Instr, Weight
+from ckdist.program.program import Instr, Value, Weight
 from ckdist.program.rank_context import RankContext
 from ckdist.program.step import ABSENT, NO_SPAN, ParameterIndex, Span, ValueIndex, VectorIndex
+
+Item = TypeVar("Item")
 
 if TYPE_CHECKING:  # these modules import the ops
     from ckdist.program.emitter import Emitter
     from ckdist.program.lower import ServingLowering
     from ckdist.program.lower_training import TrainingLowering
 
+MOST_ADAPTERS: int = native.lib.ckdist_most_adapters  # of a sequence
+
+
+def _parts(inputs: Sequence[Item], attrs: Attrs) -> tuple[Item, Sequence[Item], Sequence[Item]]:
+    """x, the values that it adds to, and the keys of dropout, if there are any."""
+    last = len(inputs) - ("dropout" in attrs)
+    return inputs[0], inputs[1:last], inputs[last:]
+
 
 def infer_low_rank(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
     """The dims of the values that it adds to. Raises LayoutError if A and B do not fit them."""
-    x, *ys = inputs
+    x, ys, _ = _parts(inputs, attrs)
     whole("low_rank", x)
     for y, a, b in zip(ys, weights[::2], weights[1::2], strict=True):
         if (a.dims[1], a.dims[0], b.dims[0]) != (x.dims[-1], b.dims[1], y.dims[-1]):
@@ -42,11 +54,19 @@ def infer_low_rank(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
 def low_rank(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
     """Returns y + scale * (x @ a.T) @ b.T for each result y of a linear. arXiv:2106.09685.
 
-    If x is sharded, both summands are partial.
+    If x is sharded, both summands are partial. With keys of dropout, each A reads x with a mask of its own.
     """
-    x, *ys = inputs
+    x, ys, keys = _parts(inputs, attrs)
     pairs = zip(ys, weights[::2], weights[1::2], strict=True)
-    return [y + np.float32(attrs["scale"]) * ((x @ a.T) @ b.T) for y, a, b in pairs]
+    reads = [x] * len(ys)
+    if keys:
+        from ckdist.program.ops.dropout import dropped, stream_of
+
+        matrices = attrs["weights"][::2]
+        mask = {"probability": attrs["dropout"]}
+        first = matrices[0].dims[1].span(context.mesh)[0]
+        reads = [dropped(x, keys[0], mask | {"stream": stream_of(a.name)}, first) for a in matrices]
+    return [y + np.float32(attrs["scale"]) * ((x @ a.T) @ b.T) for x, (y, a, b) in zip(reads, pairs, strict=True)]
 
 
 @vjp("low_rank")
@@ -56,37 +76,62 @@ def low_rank_vjp(g: "Emitter", instr: Instr, grads: Gradients, wanted: list[bool
     x A is computed again, which is cheap.
     """
     x, count, scale = instr.inputs[0], len(instr.outputs), instr.attrs["scale"]
-    results: Gradients = [None] * len(wanted)  # gradients of x, the values, then A, B, A, B, ...
+    results: Gradients = [None] * len(wanted)  # gradients of x, the values (and keys), then A, B, A, B, ...
     for m in reversed(range(count)):
         dy = grads[m]
         if dy is None:
             continue
-        (a, of_a), (b, of_b) = ((instr.weight(at), 1 + count + at) for at in (2 * m, 2 * m + 1))
+        (a, of_a), (b, of_b) = ((instr.weight(at), len(instr.inputs) + at) for at in (2 * m, 2 * m + 1))
         results[1 + m] = dy
+        dropped = lambda value, a=a: _dropped(g, value, a, instr)
+        read = dropped(x) if wanted[of_a] or wanted[of_b] else x
         if wanted[of_b]:
-            (low,) = g.emit("linear", (x,), (a, None), ["lora_a"])
+            (low,) = g.emit("linear", (read,), (a, None), ["lora_a"])
             (low,) = g.emit("scale", (g.whole(low),), factor=scale)
             (results[of_b],) = g.emit("linear_weight_grad", (low, dy), names=[f"d_{b.name}"])
         (d_low,) = g.emit("linear_grad", (dy,), (b,), ["d_linear"])
         (d_low,) = g.emit("scale", (g.whole(d_low),), names=["d_scale"], factor=scale)
         if wanted[of_a]:
-            (results[of_a],) = g.emit("linear_weight_grad", (x, d_low), names=[f"d_{a.name}"])
+            (results[of_a],) = g.emit("linear_weight_grad", (read, d_low), names=[f"d_{a.name}"])
         if wanted[0]:
-            (dx,) = g.emit("linear_grad", (d_low,), (a,), ["d_linear"])
+            dx = dropped(g.emit("linear_grad", (d_low,), (a,), ["d_linear"])[0])
             results[0] = dx if results[0] is None else g.emit("add", (results[0], dx), names=["d_linear"])[0]
     return results
+
+
+def _dropped(g: "Emitter", value: Value, a: Weight, instr: Instr) -> Value:
+    """`value` with the mask of the input of A; the value itself without dropout."""
+    _, _, keys = _parts(instr.inputs, instr.attrs)
+    if not keys:
+        return value
+    from ckdist.program.ops.dropout import stream_of
+
+    mask = {"probability": instr.attrs["dropout"], "stream": stream_of(a.name), "columns": a.dims[1]}
+    return g.emit("dropout", (value, *keys), names=["dropped"], **mask)[0]
 
 
 @lower("low_rank", "training")
 def lower_training_low_rank(lowering: "TrainingLowering", instr: Instr) -> None:
     """Emits three steps per value: the product x A, its scale, and the product with B, which adds the value."""
-    x = lowering.operand(instr.inputs[0])
-    for m, (value, out) in enumerate(zip(instr.inputs[1:], instr.outputs, strict=True)):
+    given, values, keys = _parts(instr.inputs, instr.attrs)
+    x = lowering.place_of(given) if keys else lowering.operand(given)
+    for m, (value, out) in enumerate(zip(values, instr.outputs, strict=True)):
         a, b = instr.weight(2 * m), instr.weight(2 * m + 1)
+        read = _masked(lowering, x, a, instr.attrs["dropout"]) if keys else x
         low, scaled = (lowering.alone(a.dims[0].elements, lowering.operand_bytes == 4) for _ in range(2))
-        _product(lowering, x, a, low, ValueIndex(ABSENT))
+        _product(lowering, read, a, low, ValueIndex(ABSENT))
         lowering.emit("scale", x=low, out=scaled, factor=instr.attrs["scale"])
         _product(lowering, lowering.converted(scaled), b, lowering.output(out), lowering.place_of(value))
+
+
+def _masked(lowering: "TrainingLowering", x: ValueIndex, a: Weight, probability: float) -> ValueIndex:
+    """Emits a step that drops elements of x. Returns the result, an operand."""
+    from ckdist.program.ops.dropout import step_fields, stream_of
+
+    made = lowering.like(x, place="activations")
+    fields = step_fields(probability, stream_of(a.name), a.dims[1], lowering.mesh)
+    lowering.emit("dropout", x=x, out=made, **fields)
+    return made
 
 
 def _product(
@@ -123,7 +168,8 @@ def lower_low_rank(lowering: "ServingLowering", linear: Instr, instr: Instr) -> 
     for value, a, b in zip(instr.inputs[1:], weights[::2], weights[1::2], strict=True):
         rows = padded(a.dims[0].elements)
         spans = lowering.activations(x, a.name).indices()
-        lows = [lowering.buffer("arena", rows, rows=lowering.most_rows(x), selected=x.selected) for _ in columns]
+        width = rows * most_adapters(slots)
+        lows = [lowering.buffer("arena", width, rows=lowering.most_rows(x), selected=x.selected) for _ in columns]
         for span, low, part in zip(spans, lows, columns, strict=True):
             products.append(
                 {
@@ -159,6 +205,11 @@ def lower_low_rank(lowering: "ServingLowering", linear: Instr, instr: Instr) -> 
 def slot_ranges(slots: int) -> list[Range | None]:
     """`MatrixKey.matrices` of each slot; [None] if one adapter is for all rows."""
     return [(slot, slot + 1) for slot in range(slots)] or [None]
+
+
+def most_adapters(slots: int) -> int:
+    """Most adapters of a sequence: each has a place in a row of x A."""
+    return max(1, min(slots, MOST_ADAPTERS))
 
 
 def padded(rank: int) -> int:

@@ -6,13 +6,13 @@ import numpy as np
 
 from ckdist.program.ops.op import lower, op, same, summed_over
 from ckdist.program.ops.op_types import Arrays, Attrs, Inferred, Values, Weights
+from ckdist.program.ops.rms_norm import infer_rms_norm, inverse_rms
 from ckdist.program.program import Instr
 from ckdist.program.rank_context import RankContext
 from ckdist.program.step import ABSENT, GradientIndex
 
 if TYPE_CHECKING:  # these modules import the ops
     from ckdist.program.lower_training import TrainingLowering
-from ckdist.program.ops.rms_norm import infer_rms_norm, inverse_rms
 
 
 def infer_rms_norm_grad(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:

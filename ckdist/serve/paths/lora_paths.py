@@ -12,7 +12,7 @@ from ckdist.serve.answer import json_answer
 from ckdist.serve.body import read_body
 from ckdist.serve.paths.path import Path
 from ckdist.serve.problems import Problem
-from ckdist.serve.requests.adapter_choice import chosen_adapter
+from ckdist.serve.requests.adapter_choice import chosen_adapters
 from ckdist.serve.requests.json_body import parse_list, parse_object
 from ckdist.serve.requests.request_fields import Fields
 from ckdist.serve.service import Service
@@ -36,15 +36,14 @@ async def unload(service: Service, request: Request) -> Response:
     """Forgets an adapter: {"lora_name": ...}. Requests with it go on."""
     name = _needed(await _fields(service, request), "lora_name")
     await service.client.call(UnloadAdapter(service.client.new_id(), name))
-    if name == (service.adapter_of_all or ("",))[0]:
-        service.adapter_of_all = None
+    service.adapters_of_all = tuple(use for use in service.adapters_of_all if use[0] != name)
     return PlainTextResponse(f"Success: LoRA adapter '{name}' removed successfully.")
 
 
 async def lora_adapters(service: Service, request: Request) -> Response:
-    """The adapters. The scale is that of a request that names none."""
+    """The adapters. Scales are those of a request that names none."""
     if service.adapters is not None:
-        scales = dict([service.adapter_of_all or ("", 0.0)])
+        scales = dict(service.adapters_of_all)
         found = [
             {"id": number, "path": name, "scale": scales.get(name, 0.0)} for name, number in service.adapters.items()
         ]
@@ -54,13 +53,13 @@ async def lora_adapters(service: Service, request: Request) -> Response:
 
 
 async def change_lora_adapters(service: Service, request: Request) -> Response:
-    """Sets the adapter of requests that name none: [{"id": 0, "scale": 0.5}]. Adapters not in the list have scale 0."""
+    """Sets the scales of requests that name none: [{"id": 0, "scale": 0.5}]. Adapters not in the list have scale 0."""
     if service.settings.adapter_folder is None and service.adapters is None:
         message = "no adapter has a scale that can be changed: start with --lora NAME=FOLDER and --lora-dir DIR"
         raise Problem(400, message, "scale", "unsupported_parameter")
     _check_allowed(service)
     items = parse_list(await read_body(request, service.settings.max_body))
-    service.adapter_of_all = chosen_adapter(items, service.adapters or {})
+    service.adapters_of_all = chosen_adapters(items, service.adapters or {})
     return json_answer({"success": True})
 
 

@@ -1,16 +1,15 @@
-"""The adapter of a request: its `model`, as vLLM has it, or llama-server's `lora`."""
+"""The adapters of a request: its `model`, as vLLM has it, or llama-server's `lora`."""
 
 from collections.abc import Container, Iterable, Mapping
-from typing import Any, TypeAlias
+from typing import Any
 
-from ckdist.engine.messages import MAX_ADAPTER_SCALE
+from ckdist.engine.messages import MAX_ADAPTER_SCALE, MAX_ADAPTERS, AdapterScales
 from ckdist.errors import RequestError
 from ckdist.serve.problems import Problem
 from ckdist.serve.requests.request_fields import Fields
 from ckdist.serve.text_records import ModelFacts
 
 OLLAMA_TAG = ":latest"  # Ollama's clients add it to names
-Choice: TypeAlias = tuple[str, float]  # name and scale of an adapter
 
 
 def spellings(name: str) -> tuple[str, str]:
@@ -24,19 +23,20 @@ def adapter_in(name: str, models: Iterable[str], adapters: Container[str]) -> st
     return next((candidate for candidate in candidates if candidate in adapters), None)
 
 
-def read_adapter(fields: Fields, facts: ModelFacts) -> Choice | None:
-    """Returns the name and the scale of the request's adapter. None: it names none. Scale 0: it runs without.
+def read_adapters(fields: Fields, facts: ModelFacts) -> AdapterScales | None:
+    """Returns the request's adapters with their scales. None: it names none. Empty: it runs without.
 
     Raises:
         Problem: 404 for a model that the server does not have, if it has places for adapters.
-        RequestError: `lora` names several adapters, or another one than `model`, or a scale that cannot be had.
+        RequestError: `lora` lacks the adapter of `model`, or names too many, or a scale that cannot be had.
     """
     by_model, by_id = _by_model(fields, facts), _by_id(fields, facts)
-    if by_model is not None and by_id is not None and by_model != by_id[0]:
-        raise RequestError(
-            f"model names adapter {by_model!r}, and lora {by_id[0]!r}: name one", "lora", "invalid_value"
-        )
-    return by_id if by_model is None or by_id is not None else (by_model, 1.0)
+    if by_model is None or by_id is None:
+        return by_id if by_model is None else ((by_model, 1.0),)
+    if by_model not in dict(by_id):
+        others = ", ".join(repr(name) for name, _ in by_id) or "none"
+        raise RequestError(f"model names adapter {by_model!r}, and lora {others}: add it to lora", "lora", "invalid_value")
+    return by_id
 
 
 def _by_model(fields: Fields, facts: ModelFacts) -> str | None:
@@ -54,8 +54,8 @@ def _by_model(fields: Fields, facts: ModelFacts) -> str | None:
     raise Problem(404, f"there is no model {model[:200]!r}; this server has {known}", "model", "model_not_found")
 
 
-def _by_id(fields: Fields, facts: ModelFacts) -> Choice | None:
-    """The adapter in a list like [{"id": 0, "scale": 1.0}]."""
+def _by_id(fields: Fields, facts: ModelFacts) -> AdapterScales | None:
+    """The adapters in a list like [{"id": 0, "scale": 1.0}]."""
     if facts.adapters is None:  # an adapter for all requests has scale 1
         for item in fields.value("lora", list) or ():
             if not isinstance(item, dict) or item.get("scale", 1) != 1:
@@ -65,31 +65,30 @@ def _by_id(fields: Fields, facts: ModelFacts) -> Choice | None:
                     "unsupported_value",
                 )
         return None
-    return chosen_adapter(fields.value("lora", list), facts.adapters)
+    items = fields.value("lora", list)
+    return None if items is None else chosen_adapters(items, facts.adapters)
 
 
-def chosen_adapter(items: list[Any] | None, ids: Mapping[str, int]) -> Choice | None:
-    """The adapter in llama-server's list, whose scale is not 0. Scale 0: the list has none. None: there is no list.
+def chosen_adapters(items: list[Any], ids: Mapping[str, int]) -> AdapterScales:
+    """The adapters in llama-server's list, whose scale is not 0.
 
-    Raises RequestError for a wrong list and for several adapters, and Problem 404 for an unknown one.
+    Raises RequestError for a wrong list and for too many adapters, and Problem 404 for an unknown one.
     """
-    if items is None:
-        return None
     names = {number: name for name, number in ids.items()}
     chosen = dict(_checked(item, names) for item in items)
     if len(chosen) < len(items):
         raise RequestError(f"lora has {len(items)} entries for {len(chosen)} adapters", "lora", "invalid_value")
-    wanted = [(name, scale) for name, scale in chosen.items() if scale]
-    if len(wanted) > 1:
+    wanted = tuple((name, scale) for name, scale in chosen.items() if scale)
+    if len(wanted) > MAX_ADAPTERS:
         raise RequestError(
-            f"lora names {len(wanted)} adapters, and a request has one: give the others the scale 0",
+            f"lora names {len(wanted)} adapters, and a request has at most {MAX_ADAPTERS}: give others the scale 0",
             "lora",
             "unsupported_value",
         )
-    return wanted[0] if wanted else ("", 0.0)
+    return wanted
 
 
-def _checked(item: Any, names: dict[int, str]) -> Choice:
+def _checked(item: Any, names: dict[int, str]) -> tuple[str, float]:
     if not isinstance(item, dict) or type(item.get("id")) is not int:
         raise RequestError('lora must be a list like [{"id": 0, "scale": 1.0}]', "lora", "invalid_type")
     number, scale = item["id"], item.get("scale", 1)

@@ -10,7 +10,7 @@ from msgspec import structs
 
 from ckdist.errors import RequestError
 from ckdist.serve.requests import anthropic_request, responses
-from ckdist.serve.requests.adapter_choice import read_adapter
+from ckdist.serve.requests.adapter_choice import read_adapters
 from ckdist.serve.requests.chat_request import apply_template, chat, rendered_chat, tokens_of_chat
 from ckdist.serve.requests.completion_request import completion
 from ckdist.serve.requests.embedding_request import embedding, llama_embedding, rerank, score
@@ -33,16 +33,15 @@ def prepare(
     fields = parse_object(body)
     face = face_of(fields) if kind == "prefill" else kind
     ignored = check_fields(face, fields, facts.strict_fields) if face in RULES else ()
-    adapter = read_adapter(Fields(fields["body"] if kind == "response_continued" else fields), facts)
+    adapters = read_adapters(Fields(fields["body"] if kind == "response_continued" else fields), facts)
     result = KINDS[kind](fields, tokenizer, facts)
     if isinstance(result, dict):
         return result
     if isinstance(result, Prepared):
-        name, scale = adapter or facts.adapter_of_all or (None, 1.0)
-        ignored = (*result.ignored, *ignored)
-        return structs.replace(result, ignored=ignored, adapter=name if scale else None, adapter_scale=scale)
-    if adapter is not None and adapter[1]:
-        raise RequestError(f"adapter {adapter[0]!r} makes no vectors; name the model {facts.name!r}", "model")
+        chosen = facts.adapters_of_all if adapters is None else adapters
+        return structs.replace(result, ignored=(*result.ignored, *ignored), adapters=chosen)
+    if adapters:
+        raise RequestError(f"adapter {adapters[0][0]!r} makes no vectors; name the model {facts.name!r}", "model")
     return structs.replace(result, ignored=(*result.ignored, *ignored))
 
 

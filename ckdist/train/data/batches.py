@@ -4,7 +4,7 @@ The rows of a step depend on the position in the data and on the number of rows 
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -29,6 +29,7 @@ class FileBatches:
         per_device: Rows of a micro-batch.
         accumulation: Micro-batches of a step.
         position: The first row.
+        dropout_seed: Seed of the keys of LoRA's dropout; None: batches have none.
         replicas: The ranks that `accumulation` is for, if more than `size`: the others compute their rows.
 
     Attributes:
@@ -44,11 +45,12 @@ class FileBatches:
         accumulation: int,
         position: Position = Position(),
         replicas: int = 0,
+        dropout_seed: int | None = None,
     ) -> None:
         self.rows, self.rank, self.size, self.per_device = rows, rank, size, per_device
         self.rows_of_step = max(replicas, size) * per_device * accumulation
         self.accumulation = -(-self.rows_of_step // (size * per_device))
-        self.position = position
+        self.position, self.dropout_seed = position, dropout_seed
 
     def steps_left(self, epochs: float) -> int:
         """Steps from the position to the end of `epochs` epochs. The last step of an epoch may be smaller."""
@@ -74,7 +76,18 @@ class FileBatches:
 
     def _batch(self, epoch: int, first: int, share: tuple[int, int]) -> PackedBatch:
         """Rows [begin, end) of `share`, counted from `first`, as a batch."""
-        return self.rows.batch(epoch, range(first + share[0], first + share[1]), self.per_device)
+        rows = range(first + share[0], first + share[1])
+        batch = self.rows.batch(epoch, rows, self.per_device)
+        return batch if self.dropout_seed is None else replace(batch, keys=self._keys(epoch, rows, self.dropout_seed))
+
+    def _keys(self, epoch: int, rows: range, seed: int) -> np.ndarray:
+        """A random number for each token. It depends on the seed and the place in the data, not on the ranks."""
+        length, random = self.rows.length, np.random.default_rng
+        keys = np.zeros(self.per_device * length, np.uint32)
+        for index, row in enumerate(rows):
+            own = random((seed, epoch, row, 4)).integers(0, 1 << 32, length, np.uint32)
+            keys[index * length : (index + 1) * length] = own
+        return keys
 
 
 class OwnBatches:

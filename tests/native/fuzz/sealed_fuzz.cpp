@@ -2,6 +2,11 @@
 //
 // A stream is changed, cut, repeated, reordered or inserted into between two sockets. The reader must get a beginning
 // of what was written and then an error or the end, whatever sizes it reads.
+//
+// Other sessions have two ends that write to each other while their connection breaks at any moment, and is made again
+// with right or wrong numbers of received bytes. Whatever is read is a beginning of what was written; with right
+// numbers, all of it arrives.
+#include <netinet/in.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -15,6 +20,7 @@
 #include <vector>
 
 #include "comm/transports/sealed_socket.h"
+#include "core/error.h"
 
 using namespace ckdist;
 
@@ -150,6 +156,92 @@ void session(int* broken) {
   *broken += refused;
 }
 
+// A TCP connection over loopback: its ends.
+Pair connection() {
+  Pair pair;
+  close(pair.ends[0]), close(pair.ends[1]);
+  const int listener = socket(AF_INET, SOCK_STREAM, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof address;
+  auto* const any = reinterpret_cast<sockaddr*>(&address);
+  if (bind(listener, any, size) || listen(listener, 1) || getsockname(listener, any, &size)) die("no listener");
+  pair.ends[0] = socket(AF_INET, SOCK_STREAM, 0);
+  if (connect(pair.ends[0], any, size)) die("no connection");
+  pair.ends[1] = accept(listener, nullptr, nullptr);
+  close(listener);
+  const int room = 4096 << below(6);
+  for (const int end : pair.ends) setsockopt(end, SOL_SOCKET, SO_SNDBUF, &room, sizeof room);
+  return pair;
+}
+
+struct End {
+  SealedSocket socket;
+  Bytes plain, got;
+  size_t written = 0;
+
+  void read() {
+    Bytes part(1 + below(200'000));
+    const ssize_t n = socket.read(part.data(), int64_t(part.size()));
+    if (n < 0 && errno == EBADMSG) fail(Status::comm, "bytes that are not sealed");
+    if (n > 0) got.insert(got.end(), part.begin(), part.begin() + n);
+  }
+};
+
+// Both ends take a new connection, as ckdist/comm/transports/reconnection.py does. wrong: added to a number.
+void connect_again(End& first, End& second, int64_t wrong) {
+  first.socket.pause();
+  const auto there = second.socket.pause(), here = first.socket.pause();
+  const Pair pair = connection();
+  const bool fails = below(8) == 0;  // the first end never learns that the second one reads
+  second.socket.resume(pair.ends[1], here.received, there.attempt, true);
+  uint8_t mark;
+  if (recv(pair.ends[0], &mark, 1, 0) != 1) die("no mark");
+  if (fails) close(pair.ends[0]), connect_again(first, second, wrong);
+  else first.socket.resume(pair.ends[0], there.received + uint64_t(wrong), here.attempt, false);
+}
+
+void session_of_breaks(int* broken) {
+  const Bytes keys = random_bytes(2 * Sealer::kKeyBytes);
+  Bytes other(keys.begin() + Sealer::kKeyBytes, keys.end());
+  other.insert(other.end(), keys.begin(), keys.begin() + Sealer::kKeyBytes);
+  const auto reports = std::make_shared<BrokenSockets>();
+  const Pair pair = connection();
+  End ends[] = {{SealedSocket(pair.ends[0], keys.data()), random_bytes(1 + below(600'000)), {}},
+                {SealedSocket(pair.ends[1], other.data()), random_bytes(1 + below(600'000)), {}}};
+  for (End& end : ends) end.socket.outlive(reports, 0);
+  const bool lies = below(4) == 0;
+  int breaks = 20;
+  const auto exchange = [&] {
+    for (End& end : ends) {
+      const size_t piece = std::min<size_t>(end.plain.size() - end.written, 1 + below(below(2) ? 300 : 400'000));
+      end.written += size_t(end.socket.write(end.plain.data() + end.written, int64_t(piece)));
+      end.socket.flush();
+      if (below(2)) end.read();
+    }
+    if (breaks == 0 || below(20)) return;
+    if (below(3)) shutdown(ends[below(2)].socket.fd(), below(2) ? SHUT_RDWR : SHUT_WR);
+    for (End& end : ends)
+      if (below(2)) end.read();
+    const size_t first = below(2);
+    connect_again(ends[first], ends[1 - first], lies && below(3) == 0 ? int64_t(below(200'000)) - 100'000 : 0);
+    breaks--;
+  };
+  try {
+    // After a wrong number, an end may wait for the rest of a record that nobody sends.
+    for (int rounds = 0; ends[0].got.size() < ends[1].plain.size() || ends[1].got.size() < ends[0].plain.size();)
+      if (exchange(); lies && rounds++ > 3000) break;
+  } catch (const Error& error) {
+    if (!lies) die(error.what());
+    ++*broken;
+  }
+  for (int i = 0; i < 2; i++) {
+    const Bytes &got = ends[i].got, &plain = ends[1 - i].plain;
+    if (got.size() > plain.size() || !std::equal(got.begin(), got.end(), plain.begin())) die("other bytes came");
+  }
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -159,6 +251,6 @@ int main(int argc, char** argv) {
   const auto end = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
   int sessions = 0, broken = 0;
   std::fprintf(stderr, "seed %llu\n", (unsigned long long)seed);
-  while (std::chrono::steady_clock::now() < end) session(&broken), sessions++;
+  while (std::chrono::steady_clock::now() < end) below(4) ? session(&broken) : session_of_breaks(&broken), sessions++;
   std::printf("%d sessions of seed %llu, %d of them refused\n", sessions, (unsigned long long)seed, broken);
 }

@@ -214,7 +214,7 @@ void FailureDetector::run() {
     for (size_t r = 0; r < peers_.size(); r++) {
       const Peer& p = peers_[r];
       if (p.gone) continue;
-      if (p.socket) watched.push_back({p.socket->fd(), POLLIN, 0});
+      if (p.socket && !p.socket->waits()) watched.push_back({p.socket->fd(), POLLIN, 0});
       if (p.process >= 0) watched.push_back({p.process, POLLIN, 0});
       blind |= !p.socket;
     }

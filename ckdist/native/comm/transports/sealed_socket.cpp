@@ -1,13 +1,19 @@
 #include "comm/transports/sealed_socket.h"
 
+#include <fcntl.h>
 #include <netinet/in.h>
+#include <poll.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cstring>
+
+#include "core/error.h"
 
 namespace ckdist {
 
@@ -17,11 +23,17 @@ constexpr size_t kLeastIn = 4096, kMostIn = 2 * (Sealer::kMost + Sealer::kExtra)
 // TCP doubles its time between retransmissions, so a link of 5 s without traffic would carry data again after 6.2 s.
 constexpr int kRtoMaxMs = 44;                        // TCP_RTO_MAX_MS, from Linux 6.15 on; older kernels refuse it
 constexpr int kMostBetweenRetransmissionsMs = 1000;  // the least that the kernel takes
+constexpr uint64_t kLeastKept = 64 << 10;            // bytes before the kernel is asked which are acknowledged
+constexpr std::chrono::seconds kMostSendingAgain{10};
+constexpr size_t kMostDrained = 256 << 20;  // far more than the kernel holds
+
+void set_retransmission(int fd) {
+  setsockopt(fd, IPPROTO_TCP, kRtoMaxMs, &kMostBetweenRetransmissionsMs, sizeof kMostBetweenRetransmissionsMs);
+}
 }  // namespace
 
 SealedSocket::SealedSocket(int fd, const uint8_t* keys) : fd_(fd) {
-  if (fd >= 0)
-    setsockopt(fd, IPPROTO_TCP, kRtoMaxMs, &kMostBetweenRetransmissionsMs, sizeof kMostBetweenRetransmissionsMs);
+  if (fd >= 0) set_retransmission(fd);
   if (fd < 0 || !keys) return;
   try {
     sealer_ = std::make_unique<Sealer>(keys);
@@ -31,25 +43,10 @@ SealedSocket::SealedSocket(int fd, const uint8_t* keys) : fd_(fd) {
   }
 }
 
-std::vector<SealedSocket> SealedSocket::all(const int32_t* fds, int count, const uint8_t* keys) {
-  std::vector<SealedSocket> sockets;
-  sockets.reserve(size_t(count));
+std::deque<SealedSocket> SealedSocket::all(const int32_t* fds, int count, const uint8_t* keys) {
+  std::deque<SealedSocket> sockets;
   for (int i = 0; i < count; i++) sockets.emplace_back(fds[i], keys ? keys + 2 * Sealer::kKeyBytes * i : nullptr);
   return sockets;
-}
-
-SealedSocket::SealedSocket(SealedSocket&& other) noexcept
-    : fd_(other.fd_),
-      sealer_(std::move(other.sealer_)),
-      staged_(std::move(other.staged_)),
-      record_(std::move(other.record_)),
-      sent_(other.sent_),
-      in_(std::move(other.in_)),
-      begin_(other.begin_),
-      end_(other.end_),
-      plain_(std::move(other.plain_)),
-      opened_(other.opened_) {
-  other.fd_ = -1;
 }
 
 SealedSocket::~SealedSocket() {
@@ -73,6 +70,7 @@ int64_t SealedSocket::write_plain(const uint8_t* data, int64_t bytes) {
 
 int64_t SealedSocket::write(const void* data, int64_t bytes) {
   if (!sealer_) return write_plain(static_cast<const uint8_t*>(data), bytes);
+  const std::lock_guard<std::mutex> lock(mutex_);
   const auto* from = static_cast<const uint8_t*>(data);
   int64_t taken = 0;
   while (taken < bytes && push()) {
@@ -97,6 +95,7 @@ bool SealedSocket::flush() {
     }
     return true;
   }
+  const std::lock_guard<std::mutex> lock(mutex_);
   if (!push()) return false;
   if (staged_.empty()) return true;
   seal(staged_.data(), int64_t(staged_.size()));
@@ -104,17 +103,41 @@ bool SealedSocket::flush() {
   return push();
 }
 
+// Drops the records that the peer's kernel has acknowledged: its reader finds them even after a reset.
+void SealedSocket::forget() {
+  uint64_t acknowledged = next_;
+  if (broken_) {
+    int waiting;  // bytes that were handed to the kernel and are not acknowledged
+    if (marks_ || end_of_records_ - first_ < kLeastKept || ioctl(fd_, TIOCOUTQ, &waiting)) return;
+    acknowledged -= std::min(next_, uint64_t(std::max(0, waiting)));
+  }
+  while (at_ > 0 && first_ + records_.front().bytes <= acknowledged) {
+    first_ += records_.front().bytes;
+    spare_.push_back(std::move(records_.front()));
+    records_.pop_front();
+    at_--;
+  }
+}
+
 void SealedSocket::seal(const uint8_t* data, int64_t bytes) {
-  record_.resize(size_t(bytes + Sealer::kExtra));
-  sealer_->seal(data, bytes, record_.data());
-  sent_ = 0;
+  forget();
+  Record record;
+  if (!spare_.empty()) record = std::move(spare_.back()), spare_.pop_back();
+  record.bytes = size_t(bytes + Sealer::kExtra);
+  if (record.memory.size() < record.bytes) record.memory.resize(record.bytes);
+  sealer_->seal(data, bytes, record.memory.data());
+  end_of_records_ += record.bytes;
+  records_.push_back(std::move(record));
 }
 
 bool SealedSocket::push() {
-  while (sent_ < record_.size()) {
-    const ssize_t n = send(fd_, record_.data() + sent_, record_.size() - sent_, MSG_NOSIGNAL | MSG_DONTWAIT);
+  if (state_ != State::open) return false;
+  while (at_ < records_.size()) {
+    const Record& record = records_[at_];
+    const ssize_t n = send(fd_, record.memory.data() + offset_, record.bytes - offset_, MSG_NOSIGNAL | MSG_DONTWAIT);
     if (n <= 0) return false;  // the reader notices a broken connection
-    sent_ += size_t(n);
+    next_ += size_t(n), offset_ += size_t(n);
+    if (offset_ == record.bytes) at_++, offset_ = 0;
   }
   return true;
 }
@@ -127,17 +150,102 @@ int64_t SealedSocket::whole_record() const {
   return held >= size_t(bytes + Sealer::kExtra) ? bytes + Sealer::kExtra : 0;
 }
 
-ssize_t SealedSocket::receive() {
-  std::copy(in_.begin() + ptrdiff_t(begin_), in_.begin() + ptrdiff_t(end_), in_.begin());
+ssize_t SealedSocket::receive_into(size_t room) {
+  if (marks_) {
+    uint8_t mark;
+    if (const ssize_t n = recv(fd_, &mark, 1, MSG_DONTWAIT); n <= 0) return n;
+    marks_ = false;
+  }
+  if (begin_ > 0) std::copy(in_.begin() + ptrdiff_t(begin_), in_.begin() + ptrdiff_t(end_), in_.begin());
   end_ -= begin_, begin_ = 0;
-  if (in_.size() - end_ < kLeastIn) in_.resize(std::min(kMostIn, std::max(2 * in_.size(), kLeastIn)));
+  if (in_.size() - end_ < kLeastIn) in_.resize(std::min(room, std::max(2 * in_.size(), kLeastIn)));
   const ssize_t n = recv(fd_, in_.data() + end_, in_.size() - end_, MSG_DONTWAIT);
-  if (n > 0) end_ += size_t(n);
+  if (n > 0) end_ += size_t(n), received_ += size_t(n);
   return n;
+}
+
+ssize_t SealedSocket::receive() {
+  if (state_ == State::open) {
+    const ssize_t n = receive_into(kMostIn);
+    if (n > 0 || !broken_ || (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR))) return n;
+    state_ = State::waits;
+    broken_->add(number_);
+  }
+  errno = state_ == State::waits ? EAGAIN : error_;
+  return errno ? -1 : 0;
+}
+
+void SealedSocket::outlive(std::shared_ptr<BrokenSockets> broken, int number) {
+  if (sealer_) broken_ = std::move(broken), number_ = number;
+}
+
+SealedSocket::Pause SealedSocket::pause() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (state_ == State::given_up || !broken_) fail(Status::comm, "this connection was given up");
+  state_ = State::waits;
+  while (end_ - begin_ < kMostDrained && receive_into(kMostDrained) > 0) {}
+  note_data();
+  return {received_, ++attempt_};
+}
+
+void SealedSocket::resume(int fd, uint64_t received, uint64_t attempt, bool mark) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  // More than next_ has arrived if the old connection went on while an earlier attempt failed.
+  const bool late = state_ != State::waits || attempt != attempt_;
+  const bool known = received >= first_ && received <= end_of_records_;
+  if (!late && known) {
+    set_retransmission(fd);
+    fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK);
+    dup3(fd, fd_, O_CLOEXEC);
+    send(fd_, "", 1, MSG_NOSIGNAL | MSG_DONTWAIT);  // the reader notices a broken connection
+    marks_ = mark;
+  }
+  close(fd);
+  if (late) fail(Status::comm, "a later connection took its place");
+  if (!known)
+    fail(Status::comm,
+         "it has %llu bytes of %llu, of which the first %llu are no longer kept: a machine between the "
+         "hosts acknowledged them in its place",
+         (unsigned long long)received, (unsigned long long)end_of_records_, (unsigned long long)first_);
+  next_ = first_;
+  for (at_ = 0; at_ < records_.size() && next_ + records_[at_].bytes <= received; at_++) next_ += records_[at_].bytes;
+  offset_ = size_t(received - next_);
+  next_ = received;
+  state_ = State::open;
+  changed_ = true;
+}
+
+void SealedSocket::send_again(uint64_t attempt) {
+  const auto end = std::chrono::steady_clock::now() + kMostSendingAgain;
+  pollfd room{fd_, POLLOUT, 0};
+  do {
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      if (attempt != attempt_ || state_ != State::open || push()) return;
+    }
+    poll(&room, 1, 1);
+  } while (std::chrono::steady_clock::now() < end);
+}
+
+void SealedSocket::give_up(int error) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (state_ != State::waits) return;
+  error_ = error;
+  state_ = State::given_up;
+  changed_ = true;
 }
 
 ssize_t SealedSocket::read(void* data, int64_t bytes) {
   if (!sealer_) return recv(fd_, data, size_t(bytes), MSG_DONTWAIT);
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const ssize_t n = read_sealed(data, bytes);
+  const int error = errno;
+  note_data();
+  errno = error;
+  return n;
+}
+
+ssize_t SealedSocket::read_sealed(void* data, int64_t bytes) {
   if (opened_ == plain_.size()) {
     int64_t whole;
     while ((whole = whole_record()) == 0)

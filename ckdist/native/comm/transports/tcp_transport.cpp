@@ -29,7 +29,7 @@ bool info_of(int fd, tcp_info* info) {
 
 }  // namespace
 
-TcpTransport::TcpTransport(int rank, int size, std::vector<SealedSocket> sockets, double timeout_s)
+TcpTransport::TcpTransport(int rank, int size, std::deque<SealedSocket> sockets, double timeout_s)
     : StreamTransport(rank, size, timeout_s),
       sockets_(std::move(sockets)),
       readable_(sockets_.size()),
@@ -44,14 +44,34 @@ TcpTransport::TcpTransport(int rank, int size, std::vector<SealedSocket> sockets
     fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK);
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
     setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &patience, sizeof patience);
-    epoll_event event{EPOLLIN, {}};
-    event.data.u32 = uint32_t(i);
-    if (epoll_ctl(epoll_, EPOLL_CTL_ADD, fd, &event))
-      fail(Status::config, "socket %d of rank %d cannot be watched: %s", fd, i, std::strerror(errno));
+    watch(i, EPOLL_CTL_ADD, false);
   }
 }
 
-TcpTransport::~TcpTransport() { close(epoll_); }
+TcpTransport::~TcpTransport() {
+  broken_->close();
+  close(epoll_);
+}
+
+void TcpTransport::watch(int peer, int operation, bool for_room) {
+  epoll_event event{for_room ? EPOLLIN | EPOLLOUT : EPOLLIN, {}};
+  event.data.u32 = uint32_t(peer);
+  watched_[peer] = for_room;
+  if (epoll_ctl(epoll_, operation, sockets_[peer].fd(), &event) && operation == EPOLL_CTL_ADD && errno != EEXIST)
+    fail(Status::config, "socket %d of rank %d cannot be watched: %s", sockets_[peer].fd(), peer, std::strerror(errno));
+}
+
+std::shared_ptr<BrokenSockets> TcpTransport::outlive_connections() {
+  for (int i = 0; i < 2 * size; i++)
+    if (i % size != rank) socket(i).outlive(broken_, i);
+  return broken_;
+}
+
+SealedSocket& TcpTransport::socket(int number) {
+  if (number < 0 || number >= 2 * size || number % size == rank)
+    fail(Status::config, "%d is not a connection of rank %d", number, rank);
+  return number < size ? sockets_[number] : heartbeat_sockets.at(size_t(number - size));
+}
 
 int64_t TcpTransport::write(int peer, const void* data, int64_t bytes) {
   // An error is not reported here: data that the peer sent before its end must still be read. The reader finds the end,
@@ -60,11 +80,23 @@ int64_t TcpTransport::write(int peer, const void* data, int64_t bytes) {
 }
 
 int64_t TcpTransport::read(int peer, void* data, int64_t bytes) {
+  if (sockets_[peer].changed()) {
+    watch(peer, EPOLL_CTL_ADD, false);
+    readable_[peer] = true;
+  }
   if (!readable_[peer] && !sockets_[peer].has_data()) return 0;
   const ssize_t n = sockets_[peer].read(data, bytes);
   if (n > 0) return n;
   readable_[peer] = false;
-  if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) return 0;
+  if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) {
+    if (!sockets_[peer].waits()) return 0;
+    if (loses_large_packets(peer)) {  // a new connection would lose them too
+      sockets_[peer].give_up(ETIMEDOUT);
+    } else {
+      watch(peer, EPOLL_CTL_DEL, false);  // the end of its connection would wake this rank forever
+    }
+    return 0;
+  }
   if (n < 0 && errno == EBADMSG) {
     ended(peer, SealedSocket::kBroken);
     return 0;
@@ -95,11 +127,7 @@ bool TcpTransport::loses_large_packets(int peer) const {
 void TcpTransport::idle(int64_t ns) {
   for (int i = 0; i < size; i++) {
     const bool wanted = i != rank && anything_to_write(i);
-    if (wanted == watched_[i]) continue;
-    epoll_event event{wanted ? EPOLLIN | EPOLLOUT : EPOLLIN, {}};
-    event.data.u32 = uint32_t(i);
-    epoll_ctl(epoll_, EPOLL_CTL_MOD, sockets_[i].fd(), &event);
-    watched_[i] = wanted;
+    if (wanted != watched_[i]) watch(i, EPOLL_CTL_MOD, wanted);
   }
   wait(int(std::max<int64_t>(1, ns / 1'000'000)));
 }

@@ -8,11 +8,15 @@ namespace ckdist {
 class TcpTransport : public StreamTransport {
  public:
   // sockets: by rank; this rank's own entry is -1.
-  TcpTransport(int rank, int size, std::vector<SealedSocket> sockets, double timeout_s);
+  TcpTransport(int rank, int size, std::deque<SealedSocket> sockets, double timeout_s);
   ~TcpTransport() override;
 
   void idle(int64_t ns) override;
   const char* name() const override { return "tcp"; }
+
+  // Sealed sockets outlive their connections. Call it before the transport is used.
+  std::shared_ptr<BrokenSockets> outlive_connections();
+  SealedSocket& socket(int number);  // of data by rank, then of heartbeats by rank
 
  private:
   int64_t write(int peer, const void* data, int64_t bytes) override;
@@ -21,9 +25,11 @@ class TcpTransport : public StreamTransport {
 
   void look() override { wait(0); }
   void wait(int milliseconds);
+  void watch(int peer, int operation, bool for_room);
   bool loses_large_packets(int peer) const;
 
-  std::vector<SealedSocket> sockets_;
+  std::deque<SealedSocket> sockets_;
+  std::shared_ptr<BrokenSockets> broken_ = std::make_shared<BrokenSockets>();
   std::vector<bool> readable_;  // epoll reported data that is not completely read
   std::vector<bool> watched_;   // epoll watches for room to write
   int epoll_;

@@ -9,6 +9,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <deque>
 #include <string>
 #include <vector>
 
@@ -84,7 +85,7 @@ class Transport {
   std::vector<std::string> hosts;   // the ranks' machine names, for errors; or empty
   std::string who(int peer) const;  // "rank 1 (on node7)"
 
-  std::vector<SealedSocket> heartbeat_sockets;  // by rank: a connection only for heartbeats; or empty
+  std::deque<SealedSocket> heartbeat_sockets;  // by rank: a connection only for heartbeats; or empty
   int contexts = 1;  // number of communicators so far; all ranks agree on it when one is created
 
  private:

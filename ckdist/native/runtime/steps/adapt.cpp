@@ -25,8 +25,6 @@ struct Adapt : StepRun<Inference, ckdist_adapt_step> {
   void multiply(const ckdist_product& p, Range rows) {
     const int64_t x_stride = r.value(p.x.first).stride;
     const uint8_t* const x = r.activations(thread, step.step, p.x.first);
-    int64_t stride;
-    float* const y = r.floats(p.out, &stride);
     TileProduct few[kTogether];
     float factors[kTogether];
     int64_t count = 0, cols = 0;
@@ -36,11 +34,13 @@ struct Adapt : StepRun<Inference, ckdist_adapt_step> {
       for (int64_t i = 0; i < count; i++) scale(few[i].y, kTileRows, factors[i]);
       count = 0;
     };
-    r.each_adapter(step.step, rows, [&](int adapter, Range some) {
+    r.each_adapter(step.step, rows, [&](int adapter, int64_t list, Range some) {
       const Weight& weight = r.weight(p.weight.first + adapter);
       const Matrix& a = weight.matrix;
       if (a.rows == 0 || a.cols == 0) return;
-      const auto factor = [&](int64_t row) { return float(weight.scale * r.adapter_scale(step.step, row)); };
+      int64_t stride;
+      float* const y = r.low_rank(p.out, list, &stride);
+      const auto factor = [&](int64_t row) { return float(weight.scale * r.adapter(step.step, list, row).scale); };
       if (some.end - some.begin > LowRankSum::kSingleRows) {
         r.multiply(thread, a, x + some.begin * x_stride, x_stride, some.end - some.begin, y + some.begin * stride,
                    stride);

@@ -222,18 +222,21 @@ struct Linear : Carved<Linear, StepRun<Inference, ckdist_linear_step>> {
   // y += low * B^T for tiles of the matrices B in shard s, which belong to all rows or to each row's adapter.
   void add_low(const Product& p, int s, int low, Range tiles, Range rows, float* y, int64_t stride) {
     const LowRankSum sum = buffers().low;
-    int64_t x_stride;
-    const float* const x = r.floats(low, &x_stride);
-    const auto add = [&](const Matrix& w, Range some) {
+    const auto add = [&](const Matrix& w, Range some, const float* x, int64_t x_stride) {
       const int64_t columns = std::min(tiles.end * kTileRows, w.rows) - tiles.begin * kTileRows;
       sum.add(r.kernels, w, tiles, columns, x + some.begin * x_stride, x_stride, some.end - some.begin,
               y + (some.begin - rows.begin) * stride, stride);
     };
-    if (step.adapters == 0) return add(r.matrix(p.low_weight.first + s), rows);
+    int64_t x_stride;
+    if (step.adapters == 0) {
+      const float* const x = r.floats(low, &x_stride);
+      return add(r.matrix(p.low_weight.first + s), rows, x, x_stride);
+    }
     const int shards = p.low_weight.count / step.adapters;
-    r.each_adapter(step.step, rows, [&](int adapter, Range some) {
+    r.each_adapter(step.step, rows, [&](int adapter, int64_t list, Range some) {
       const Matrix& w = r.matrix(p.low_weight.first + adapter * shards + s);
-      if (w.cols > 0) add(w, some);
+      const float* const x = r.low_rank(low, list, &x_stride);
+      if (w.cols > 0) add(w, some, x, x_stride);
     });
   }
 
