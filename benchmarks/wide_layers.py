@@ -44,6 +44,12 @@ NO_YARN = {"rope_scaling": None, "quantization_config": None}
 SHAPES: dict[str, tuple[str, dict[str, Any]]] = {  # the folder of the published configuration, and changes to it
     "kimi-k2": ("kimi_k2", FEW | ROUTED | NO_YARN | {"num_hidden_layers": 2, "first_k_dense_replace": 1}),
     "deepseek-v3.2": ("deepseek_v32", FEW | ROUTED | NO_YARN | {"num_hidden_layers": 1, "first_k_dense_replace": 0}),
+    "deepseek-v4": (
+        "deepseek_v4",
+        FEW
+        | {"n_routed_experts": 8, "num_hidden_layers": 2, "compress_ratios": [4, 128], "num_hash_layers": 0}
+        | {"num_nextn_predict_layers": 0, "quantization_config": None, "expert_dtype": None},
+    ),
     "kimi-linear": (
         "kimi_linear",
         FEW | {"num_experts": EXPERTS, "num_hidden_layers": 4, "first_k_dense_replace": 0, "model_max_length": 1 << 17},
@@ -107,7 +113,11 @@ def cached_bytes(model: Model, positions: int) -> float:
         sparse = any(array.name == "index" for array in layer.arrays)
         rows = min(positions, 2048) if sparse else positions
         total += positions * token_bytes(layer, ("index",))
-        total += rows * token_bytes(layer, ("keys", "values", "latent", "rope"))
+        window = min(rows, 128) if any(array.name == "rows" for array in layer.arrays) else rows
+        total += window * token_bytes(layer, ("keys", "values", "latent", "rope"))
+        entries = positions * token_bytes(layer, ("entries",))
+        chosen = 512 * 2 * 512 if any(array.name == "index_entries" for array in layer.arrays) else entries
+        total += min(entries, chosen) + positions * token_bytes(layer, ("index_entries",))
     return total
 
 

@@ -103,7 +103,7 @@ def _chosen(command: TuneCommand, model: str, world: World) -> tuple[TrainConfig
         **({"beta": command.beta} if command.beta else {}),
         **({"teacher_file": str(pathlib.Path(command.teacher).absolute())} if command.teacher else {}),
     }
-    given = dict(values)
+    given = values | ({} if command.full else {"lora_r": command.lora_r})
     for text in command.set:
         override(given, text)
     asked = from_mapping(given, "ckdist tune")  # unknown fields and wrong values are refused before anything is read

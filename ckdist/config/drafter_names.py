@@ -11,7 +11,7 @@ ALIASES = {
     "none": "off", "ngram-simple": "ngram", "ngram-map-k": "ngram", "ngram-map-k4v": "ngram", "ngram-mod": "ngram",
     "ngram-cache": "suffix", "prompt_lookup": "ngram", "draft": "model", "draft-simple": "model",
     "draft_model": "model", "draft-mtp": "mtp", "deepseek_mtp": "mtp", "glm4_moe_mtp": "mtp", "qwen3_next_mtp": "mtp",
-    "qwen3_5_mtp": "mtp", "glm4_moe_lite_mtp": "mtp", "mimo_v2_mtp": "mtp",
+    "qwen3_5_mtp": "mtp", "glm4_moe_lite_mtp": "mtp", "mimo_v2_mtp": "mtp", "mimo_mtp": "mtp",
 }  # fmt: skip
 MISSING = ("eagle", "eagle3", "draft-eagle3", "medusa")
 COUNT, LENGTHS = "num_speculative_tokens", ("prompt_lookup_min", "prompt_lookup_max")

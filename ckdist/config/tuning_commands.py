@@ -56,9 +56,9 @@ class TuneCommand(Settings):
     method: str = option(
         "sft",
         "--method",
-        choices=("sft", "dpo", "orpo", "kto", "grpo"),
-        help="learn the texts and answers; from preferences: chosen and rejected (dpo, orpo), or labels (kto); or from "
-        "rewards of sampled answers (grpo)",
+        choices=("sft", "dpo", "orpo", "kto", "reward", "grpo"),
+        help="learn the texts and answers; from preferences: chosen and rejected (dpo, orpo), or labels (kto); to "
+        "score answers (reward); or from rewards of sampled answers (grpo)",
     )
     beta: float = option(
         0.0, "--beta", within=(0, 1e3), metavar="B", help="strength of a preference's loss (default: 0.1)"

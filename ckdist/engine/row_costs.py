@@ -42,10 +42,8 @@ class RowCosts:
         return self._seconds[first] + slope * (rows - first)
 
     def least_cost(self, rows: int) -> float:
-        """The cost of a width that was tried, else of the next narrower one."""
-        while rows > self._rows[0] and rows not in self._seconds:
-            rows -= 1
-        return self.cost(rows)
+        """The cost of a width. If only one was measured, wider ones are taken to cost no more, so that one is tried."""
+        return self.cost(rows if len(self._rows) > 1 else self._rows[0])
 
     def most_cost(self, rows: int) -> float:
         """The cost of a width. One beyond the measured ones is taken to cost twice as much as they suggest."""

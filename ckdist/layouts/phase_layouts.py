@@ -61,6 +61,11 @@ def norms_groups(mixer: "Mixer | None") -> bool:
     return bool(getattr(getattr(mixer, "mamba", mixer), "norm_groups", 0))
 
 
+def shares_key(mixer: "Mixer | None") -> bool:
+    """Whether all heads share one key of a token: latent attention, and attention to compressed entries."""
+    return isinstance(mixer, LatentAttention) or type(mixer).__name__ == "CompressedAttention"
+
+
 def places_experts(world: World, spec: ModelSpec) -> bool:
     """Whether the placement of experts is a choice: the model has experts, and there are several hosts."""
     return len(set(world.hosts)) > 1 and any(isinstance(layer.ffn, MoeFfn) for layer in spec.layers)
@@ -112,8 +117,8 @@ def _layouts(config: EngineConfig, world: World, spec: ModelSpec | None) -> tupl
             apart = f"{spec.family} norms all heads of a token together, which needs sums over hosts"
         elif not apart and spec is not None and any(norms_groups(layer.mixer) for layer in spec.layers):
             apart = f"{spec.family} norms groups of heads together, which needs sums over hosts"
-        elif not apart and spec is not None and any(isinstance(layer.mixer, LatentAttention) for layer in spec.layers):
-            apart = f"{spec.family} has latent attention, and each host caches all its tokens"
+        elif not apart and spec is not None and any(shares_key(layer.mixer) for layer in spec.layers):
+            apart = f"{spec.family} has keys that all heads share, and each host caches all its tokens"
         elif not apart and config.pipeline_parallel_size > 1:
             apart = "a stage is on several hosts"
     elif config.transport != "auto":

@@ -22,10 +22,12 @@ EMBEDDING = "model.embed_tokens.weight"
 OUTPUT = "lm_head.weight"
 PER_LAYER = "model.embed_tokens_per_layer.weight"  # read by rows in its file, never packed
 OUTPUT_BIAS = "lm_head.bias"
+SCORE = "score.weight"  # the head of a reward model
 Kept: TypeAlias = dict[int, tuple[Value, Value]]
 BLOCKS = {  # mixer -> (its file in `blocks`, its function, prefix of its weights)
     "GatedConv": ("gated_conv", "gated_conv", ".conv"),
     "GatedDeltaNet": ("gated_delta_net", "linear_attention", ""),
+    "CompressedAttention": ("compressed_attention", "compressed_attention", ".self_attn"),
     "LatentAttention": ("latent_attention", "latent_attention", ".self_attn"),
     "Mamba2": ("mamba2", "mamba2", ".mamba"),
 }
@@ -139,6 +141,10 @@ def hidden(g: Tracer, ids: Value, spec: ModelSpec, rows: Rows = all_rows) -> Val
         from ckdist.models.blocks.altup_layers import run_layers
 
         return rows(run_layers(g, x, spec, inputs, spec.altup))
+    if spec.streams:
+        from ckdist.models.blocks.hyper_connections import run_streams
+
+        return rows(run_streams(g, ids, x, spec, spec.streams))
     for i in range(len(spec.layers)):
         x = g.boundary(block(g, x, spec, i, rows if i == len(spec.layers) - 1 else all_rows, kept, inputs))
     return x

@@ -16,7 +16,7 @@ from ckdist.models.from_config import Sizes
 from ckdist.models.spec import Attention, DenseFfn, LayerSpec, ModelSpec, MoeFfn, RopeSpec
 from ckdist.program.routing import Routing
 
-GATING = {"softmax": 1, "sigmoid": 2}  # expert_gating_func; 0: the default of the architecture
+GATING = {"softmax": 1, "sigmoid": 2, "sqrt_softplus": 4}  # expert_gating_func; 0: the default of the architecture
 
 
 def uniform(reader: GgufReader, header: GgufHeader) -> ModelSpec:

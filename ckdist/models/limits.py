@@ -32,7 +32,8 @@ def checked(spec: ModelSpec, where: str) -> ModelSpec:
             check_attention(a, where)
         else:
             a.check(where)
-    if not any(isinstance(getattr(layer.mixer, "attention", layer.mixer), kinds) for layer in spec.layers):
+    mixers = [getattr(layer.mixer, "attention", layer.mixer) for layer in spec.layers]
+    if not any(isinstance(mixer, kinds) or hasattr(mixer, "window") for mixer in mixers):
         raise ModelFileError(f"{where}: no layer has attention; models without any are not supported")
     for f in dict.fromkeys(layer.ffn for layer in spec.layers):
         if isinstance(f, MoeFfn):

@@ -76,6 +76,7 @@ def family(name: str) -> Family:
     return _find(name, lambda one: (one.name,), "the model")
 
 
+CLASSIFIER = "ForSequenceClassification"
 Names: TypeAlias = Callable[[Family], Iterable[str]]
 
 
@@ -113,6 +114,8 @@ def family_of_config(config: Mapping[str, Any], where: str) -> Family:
     if names is not None and not (isinstance(names, list) and names and isinstance(names[0], str)):
         raise whole.error("architectures", names, "a list of names")
     name = names[0] if names else whole.text("model_type")
+    if name.endswith(CLASSIFIER) and name not in families.FILES:  # of one label: a reward model
+        name = name.replace(CLASSIFIER, "ForCausalLM")
     names_of: Names = (lambda one: one.architectures) if names else (lambda one: one.model_types)
     found = _find(name, names_of, where, lambda near: _read(near, config, where)[1])
     text = whole.sub("text_config")

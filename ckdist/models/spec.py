@@ -15,6 +15,7 @@ from ckdist.program.routing import Routing
 
 if TYPE_CHECKING:
     from ckdist.models.altup_fields import AltUp
+    from ckdist.models.compressed_fields import CompressedAttention, HyperConnections
     from ckdist.models.indexer import Indexer
     from ckdist.models.scoring_head import Scorer
     from ckdist.models.state_mixers import AttentionAndMamba, GatedConv, GatedDeltaNet, Mamba2
@@ -154,7 +155,7 @@ class DenseFfn:
     """Feed-forward: down(activation(gate x) * up x), or down(activation(up x)) if not `gated`."""
 
     intermediate_size: int
-    activation: str = "silu"  # silu, gelu, gelu_tanh, clamped_swiglu, relu2
+    activation: str = "silu"  # silu, gelu, gelu_tanh, clamped_swiglu, clamped_silu, relu2
     bias: bool = False
     gated: bool = True
     gate_scale: float = 1.0  # factor on gate x
@@ -177,6 +178,7 @@ class MoeFfn:
     gated: bool = True  # else down(relu(up x)^2)
     shares_input: bool = False  # shares multiply the inputs of routed experts in place of their outputs
     share_factors: bool = False  # each expert has a learned factor of its share
+    hashed: int = 0  # rows of a table with the experts of each token id; 0: the best by score
     dense_size: int = 0  # intermediate size of a dense feed-forward that is added, each with its own norms; 0: none
 
 
@@ -208,7 +210,9 @@ class CrossAttention:
     replaces_stream: bool = False  # as in `Norms`, for the norm before this part
 
 
-Mixer: TypeAlias = "Attention | LatentAttention | GatedDeltaNet | GatedConv | Mamba2 | AttentionAndMamba"
+Mixer: TypeAlias = (
+    "Attention | LatentAttention | GatedDeltaNet | GatedConv | Mamba2 | AttentionAndMamba | CompressedAttention"
+)
 
 
 @dataclass(frozen=True)
@@ -275,6 +279,7 @@ class ModelSpec:
     output_bias: bool = False  # the output projection has a bias
     layer_inputs: LayerInputs | None = None
     altup: "AltUp | None" = None
+    streams: "HyperConnections | None" = None
     projections: tuple[int, ...] = ()  # widths of dense layers after the last norm, which make embeddings
     predicts: bool = False  # a layer that predicts the token after the next one: see predictor.py
     balance_coefficient: float = field(default=0.0, compare=False)  # of the load-balancing loss in training; 0: none
@@ -291,9 +296,11 @@ class ModelSpec:
 
     @property
     def shares_layers(self) -> bool:
-        """Whether layers read values of earlier ones: caches, or inputs that are made before the first layer."""
-        return self.layer_inputs is not None or any(
-            isinstance(layer.mixer, Attention) and layer.mixer.source is not None for layer in self.layers
+        """Whether layers read more than one value of earlier ones: caches, inputs made before the first, streams."""
+        return (
+            self.layer_inputs is not None
+            or self.streams is not None
+            or any(isinstance(layer.mixer, Attention) and layer.mixer.source is not None for layer in self.layers)
         )
 
     @property

@@ -9,14 +9,16 @@ from ckdist.models.families.family import Family
 _SHOWN = 3
 _MISSING = {  # beginning of a name, as `_stem` returns it -> the part that ckdist does not have
     "bailinghybrid": "the bounded decay of KDA and gates of latent attention",
-    "deepseekv4": "compressed caches and hyper-connections",
-    "glm5next": "hyper-connections and an indexer over pooled keys",
+    "deepseekv41": "caches that layers share and tables of n-grams",
+    "glm5next": "the bounded decay of KDA and an indexer over pooled keys",
+    "inkling": "scores by distance that depend on the query, and short convolutions after projections",
     "jamba": "the selective scan of Mamba-1",
+    "kimik3": "experts in a latent space and residuals by attention to blocks",
     "laguna": "softplus gates of heads",
     "minimaxm3": "attention to chosen blocks",
     "museglimmer": "a norm of embeddings",
     "olmohybrid": "a delta rule with negative eigenvalues",
-    "qwen4": "hyper-connections and tables of n-grams",
+    "qwen4": "gated residuals of low rank, an indexer over blocks and tables of n-grams",
     "step3p": "gates of heads and limits of activations that differ by layer",
 }
 

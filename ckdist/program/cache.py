@@ -29,9 +29,9 @@ class CacheArray:
     lifetime: str = "token"  # of `enum ckdist_lifetime`
 
     def fields(self, types: CacheTypes) -> dict[str, Any]:
-        """The fields of a `struct ckdist_cache_array`. Arrays of sequences are in float32, an index in f32 or f16."""
+        """The fields of a `struct ckdist_cache_array`. Arrays of sequences are in f32, some of tokens in f32 or f16."""
         kind = "f32" if self.lifetime == "sequence" else types[self.name == "values"]
-        if self.name == "index" and kind != "f32":
+        if self.name.endswith(("index", "rows", "entries")) and kind != "f32":
             kind = "f16"
         return {**vars(self), "type": KV_TYPES[kind]}
 

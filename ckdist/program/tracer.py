@@ -350,16 +350,18 @@ class Tracer(Emitter):
         routing: Routing,
         shared: bool,
         factors: Weight | None = None,
+        table: tuple[Value, Weight] | None = None,
     ) -> tuple[Value, Value]:
         """The experts of each token and their shares.
 
         If `shared`, the last share is that of the expert that all tokens use: sigmoid(logits[1]), or 1 without it.
-        `factors`: (experts,) factors of the other shares.
+        `factors`: (experts,) factors of the other shares. `table`: token ids, and the experts of each id as bits.
         """
-        weights = (correction,) if factors is None else (correction, factors)
-        chosen, shares = self.emit(
-            "route", logits, weights, ["chosen", "shares"], shared=shared, **dataclasses.asdict(routing)
-        )
+        weights: tuple[Weight | None, ...] = (correction,) if factors is None else (correction, factors)
+        attrs = dataclasses.asdict(routing)
+        if table is not None:
+            logits, weights, attrs["hashed"] = (*logits, table[0]), (correction, factors, table[1]), True
+        chosen, shares = self.emit("route", logits, weights, ["chosen", "shares"], shared=shared, **attrs)
         return chosen, shares
 
     def experts(

@@ -12,7 +12,7 @@ from ckdist.program.query_scale import QueryScale
 from ckdist.program.routing import Routing
 from ckdist.program.tracer import LatentWeights, LowRank, Spec, Tracer
 
-NOT_TRAINED = "models with linear attention or gated attention can be served, not trained: choose another model"
+NOT_TRAINED = "models with linear, gated or compressed attention can be served, not trained: choose another model"
 WITH_GRADIENT = ("silu", "gelu_tanh", "clamped_swiglu")
 
 
@@ -39,11 +39,20 @@ class TrainingTracer(Tracer):
     """The argument `g` of a loss. Sequences are packed and there is no cache.
 
     If tokens are sharded, they are divided between sequences. With a `teacher`, the program has two more inputs: its
-    choices' ids and log-probabilities, (tokens, choices).
+    choices' ids and log-probabilities, (tokens, choices). With `labels`, targets are labels, and a head with a row for
+    each of them replaces the output projection.
     """
 
-    def __init__(self, layout: Layout, mesh: Mesh, low_rank: LowRank | None = None, teacher: TeacherLoss | None = None):
+    def __init__(
+        self,
+        layout: Layout,
+        mesh: Mesh,
+        low_rank: LowRank | None = None,
+        teacher: TeacherLoss | None = None,
+        labels: int = 0,
+    ):
         super().__init__(layout, mesh, low_rank)
+        self.labels = labels
         self.teacher, self.teacher_inputs = teacher, ()
         if teacher is not None:
             dims = (self.sharding.tokens, Dim("choices", teacher.choices))

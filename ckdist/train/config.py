@@ -88,6 +88,12 @@ class TrainConfig(Settings):
         8, help="sequences of max_length in one batch of a replica", within=(1, 1 << 16)
     )
     gradient_accumulation_steps: int = option(1, help="batches of every replica in one step", within=(1, 1 << 16))
+    global_batch_size: int = option(
+        0,
+        help="sequences of a step over all replicas, however many there are; 0: per_device_train_batch_size * "
+        "gradient_accumulation_steps of each",
+        within=(0, 1 << 30),
+    )
     num_train_epochs: float = option(1.0, help="passes over the data; max_steps has precedence", within=(0, 1e6))
     max_steps: int = option(-1, help="total number of steps; -1: from num_train_epochs", within=(-1, MAX_STEPS))
     seed: int = option(42, help="seed of the shuffle and of new weights", within=(0, (1 << 63) - 1))
@@ -96,7 +102,7 @@ class TrainConfig(Settings):
         "adamw",
         help="adamw (weight decay decoupled, none on norms and biases), adamw_8bit (its moments in 8 bits), adafactor "
         "(a matrix has means of rows and columns), sgd, or muon (matrices; adamw for the rest)",
-        choices=("adamw", "adamw_8bit", "adafactor", "sgd", "muon"),
+        choices=("adamw", "sgd", "muon", "adafactor", "adamw_8bit"),
     )
     learning_rate: float = option(5e-5, help="peak learning rate", within=(0, 1e3))
     weight_decay: float = option(
@@ -122,9 +128,9 @@ class TrainConfig(Settings):
 
     method: str = option(
         "sft",
-        help="sft: learn the texts and answers; dpo, orpo or kto: learn from preferences; grpo: learn from rewards of "
-        "sampled answers",
-        choices=("sft", "dpo", "orpo", "kto", "grpo"),
+        help="sft: learn the texts and answers; dpo, orpo or kto: learn from preferences; reward: learn to score "
+        "answers; grpo: learn from rewards of sampled answers",
+        choices=("sft", "dpo", "orpo", "kto", "reward", "grpo"),
     )
     beta: float = option(0.1, help="dpo, kto: weight of the distance from the model before training; orpo: weight of "
                          "the odds ratio", within=(1e-6, 1e3))  # fmt: skip
@@ -135,8 +141,8 @@ class TrainConfig(Settings):
 
     reward: str = option(
         "exact",
-        help="grpo: exact (1 if an answer is the record's), regex:PATTERN (1 if the last matches in both are equal), or "
-        "FILE.py:FUNCTION, called with the prompt, the answer and the record's answer",
+        help="grpo: exact (1 if an answer is the record's), regex:PATTERN (1 if the last matches in both are equal), "
+        "or FILE.py:FUNCTION, called with the prompt, the answer and the record's answer",
     )
     num_generations: int = option(8, help="grpo: answers that are sampled for each prompt", within=(2, 1024))
     max_completion_length: int = option(256, help="grpo: most tokens of a sampled answer", within=(1, 1 << 20))
@@ -242,6 +248,11 @@ class TrainConfig(Settings):
                 raise ConfigError(
                     f"{name} ({getattr(self, name)}) must be {value} for {self.optim}: it needs whole matrices"
                 )
+        if self.global_batch_size and self.gradient_accumulation_steps != 1:
+            raise ConfigError(
+                f"gradient_accumulation_steps ({self.gradient_accumulation_steps}) follows from global_batch_size "
+                f"({self.global_batch_size}) and the ranks: leave it out"
+            )
         if self.samples and self.pipeline_parallel_size > 1:
             raise ConfigError(f"samples ({self.samples}) need pipeline_parallel_size 1: a rank needs all layers")
         if self.early_stopping and not self.eval_steps:
@@ -265,7 +276,12 @@ class TrainConfig(Settings):
 
     def _check_method(self) -> None:
         """Raises ConfigError for a setting that the method would ignore."""
-        used = {"sft": (), "dpo": ("beta", "loss_type", "rpo_alpha"), "orpo": ("beta",)}
+        used: dict[str, tuple[str, ...]] = {
+            "sft": (),
+            "dpo": ("beta", "loss_type", "rpo_alpha"),
+            "orpo": ("beta",),
+            "reward": (),
+        }
         used["kto"] = ("beta", "desirable_weight", "undesirable_weight")
         used["grpo"] = ("reward", "num_generations", "max_completion_length", "num_iterations", "epsilon", "kl_coef")
         for name in dict.fromkeys(name for names in used.values() for name in names):

@@ -1,4 +1,4 @@
-"""The loss of GRPO (Shao et al. 2024, arXiv:2402.03300) as a function of tokens' log-probabilities, with derivatives."""
+"""The loss of GRPO (Shao et al. 2024, arXiv:2402.03300) by tokens' log-probabilities, with derivatives."""
 
 from typing import NamedTuple
 

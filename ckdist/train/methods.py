@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeAlias, Union
 
-from ckdist.models.spec import ModelSpec
 from ckdist.tokens.tokenizer import Tokenizer
 from ckdist.train.config import TrainConfig
 from ckdist.train.model import TrainedModel
@@ -13,18 +12,23 @@ from ckdist.train.ranks import TrainingRanks
 
 if TYPE_CHECKING:  # it imports the engine
     from ckdist.train.grpo_step import GrpoStep
+    from ckdist.train.reward_step import RewardStep
 
-MethodStep: TypeAlias = Union[PreferenceStep, "GrpoStep"]
+MethodStep: TypeAlias = Union[PreferenceStep, "GrpoStep", "RewardStep"]
 
 
-def check_method(config: TrainConfig, spec: ModelSpec) -> None:
+def check_method(config: TrainConfig, model: TrainedModel) -> None:
     """Raises ConfigError for settings that the method cannot be trained with."""
     if config.method == "grpo":
         from ckdist.train.grpo_step import check_grpo
 
-        check_grpo(config, spec)
+        check_grpo(config, model.spec)
+    elif config.method == "reward":
+        from ckdist.train.reward_step import check_reward
+
+        check_reward(config, model)
     elif config.method != "sft":
-        check_preferences(config, spec)
+        check_preferences(config, model.spec)
 
 
 def method_step(
@@ -40,4 +44,8 @@ def method_step(
         from ckdist.train.grpo_step import GrpoStep
 
         return GrpoStep(config, executable, ranks, model, tokenizer, update)
+    if config.method == "reward":
+        from ckdist.train.reward_step import RewardStep
+
+        return RewardStep(executable, ranks)
     return None if config.method == "sft" else PreferenceStep(config, executable, ranks)

@@ -14,6 +14,7 @@ import numpy as np
 from ckdist.errors import ConfigError, LayoutError
 from ckdist.layout import SINGLE
 from ckdist.mesh import Mesh
+from ckdist.models.decoder import SCORE
 from ckdist.models.moe_weights import is_expert
 from ckdist.models.registry import family, read_config
 from ckdist.models.spec import ModelSpec, MoeFfn
@@ -155,7 +156,8 @@ def open_model(config: TrainConfig) -> TrainedModel:
     targets = MODULES if config.lora_target_modules == (ALL_LINEAR,) else config.lora_target_modules
     lora = _lora(config, targets) if config.lora_r else None
     teacher = teacher_loss(config) if config.teacher_file else None
-    tracer = functools.partial(TrainingTracer, low_rank=lora.low_rank() if lora else None, teacher=teacher)
+    more = {"teacher": teacher, "labels": 2 if config.method == "reward" else 0}
+    tracer = functools.partial(TrainingTracer, low_rank=lora.low_rank() if lora else None, **more)
     program = trace_loss(loss, spec, SINGLE, Mesh({"dp": 1}), tracer)
     weights = tuple(w for w in trainable(program) if not lora or ".lora_" in w.name)
     if lora and not weights:
@@ -177,6 +179,8 @@ def open_model(config: TrainConfig) -> TrainedModel:
             return np.linalg.norm(base, axis=1)
         if ".lora_" in name:
             return initial_matrix(name, shapes[name], config.seed)
+        if name == SCORE:  # the second label's row is zero
+            return initial_weight(name, shapes[name], spec, std, config.seed) * np.array([[1], [0]], np.float32)
         if checkpoint is None:
             return initial_weight(name, shapes[name], spec, std, config.seed)
         return read_tensor(checkpoint.tensors[name])

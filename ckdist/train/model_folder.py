@@ -8,12 +8,14 @@ from typing import Any
 
 import numpy as np
 
+from ckdist.models.decoder import OUTPUT, SCORE
 from ckdist.models.registry import family
 from ckdist.models.spec import ModelSpec
 from ckdist.regular_file import sync, write_synced
 from ckdist.tokens.tokenizer import Tokenizer
 from ckdist.train.data.turns import end_of_text
 from ckdist.train.model import TrainedModel
+from ckdist.train.reward_template import FILE, rerank_template
 from ckdist.train.stored_tensors import stored_tensors
 from ckdist.weights.dequantize import read_rows
 from ckdist.weights.gguf_export import write_model
@@ -23,6 +25,7 @@ from ckdist.weights.tensor_source import TensorSource
 
 _TYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 _GGUF_TYPES = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}
+CLASSIFIER = "ForSequenceClassification"
 TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
     "tokenizer.model", "tiktoken.model", "vocab.json", "merges.txt",
@@ -48,7 +51,18 @@ def write_result(
         return out
     out = output / "model"
     frozen = {w.name: model.load(w.name) for w in model.program.weights if w.name not in parameters}
-    write_folder(out, model.spec, model.config, {**parameters, **frozen}, tokenizer, model.tokenizer_folder, save_dtype)
+    weights, config = {**parameters, **frozen}, dict(model.config)
+    if SCORE in weights:
+        weights[SCORE] = weights[SCORE][:1]
+        if not model.spec.tie_embeddings:
+            weights[OUTPUT] = model.load(OUTPUT)
+        architecture = family(model.spec.family).architectures[0].replace("ForCausalLM", CLASSIFIER)
+        config |= {"architectures": [architecture], "id2label": {"0": "reward"}, "label2id": {"reward": 0}}
+        config.setdefault("pad_token_id", end_of_text(tokenizer))
+        template = out.joinpath(*FILE)
+        template.parent.mkdir(parents=True, exist_ok=True)
+        write_synced(template, rerank_template(model.tokenizer_folder, tokenizer).encode())
+    write_folder(out, model.spec, config, weights, tokenizer, model.tokenizer_folder, save_dtype)
     return out
 
 

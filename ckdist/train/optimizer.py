@@ -1,4 +1,4 @@
-"""AdamW, SGD, Muon and Adafactor over an arena of parameters: clipping by the global norm, skipped steps, state over replicas.
+"""Optimizers over an arena of parameters: clipping by the global norm, skipped steps, state over replicas.
 
 One fused native pass updates parameters and state. With `zero_stage` 1 each replica holds the state of its own part
 only (Rajbhandari et al. 2020, arXiv:1910.02054): gradients are reduce-scattered, each part is updated, and the parts

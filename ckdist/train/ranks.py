@@ -40,7 +40,12 @@ def full_replicas(mesh: Mesh) -> int:
 
 
 def accumulated_batches(config: TrainConfig, mesh: Mesh) -> int:
-    """Most batches of a replica in one step: gradient_accumulation_steps, or more if replicas are missing."""
+    """Most batches of a replica in one step: of a global_batch_size, or gradient_accumulation_steps.
+
+    They are more than these if replicas are missing.
+    """
+    if config.global_batch_size:
+        return -(-config.global_batch_size // (mesh.size("dp") * config.per_device_train_batch_size))
     return -(-config.gradient_accumulation_steps * full_replicas(mesh) // mesh.size("dp"))
 
 

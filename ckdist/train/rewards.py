@@ -8,7 +8,7 @@ import math
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 from ckdist.errors import ConfigError
 
@@ -40,7 +40,11 @@ def _matching(pattern: str) -> Reward:
         found = list(compiled.finditer(text))
         return found[-1].group(1 if compiled.groups else 0) if found else None
 
-    return lambda prompt, answer, expected: float(last(answer) is not None and last(answer) == last(expected))  # noqa: ARG005
+    def reward(prompt: str, answer: str, expected: str) -> float:  # noqa: ARG001
+        """Whether the matches are equal."""
+        return float(last(answer) is not None and last(answer) == last(expected))
+
+    return reward
 
 
 def _function(file: Path, name: str) -> Reward:
@@ -55,7 +59,7 @@ def _function(file: Path, name: str) -> Reward:
     found = getattr(module, name, None)
     if not callable(found):
         raise ConfigError(f"reward: {file} has no function {name}")
-    return found
+    return cast("Reward", found)
 
 
 def _checked(function: Reward, text: str) -> Reward:

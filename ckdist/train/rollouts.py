@@ -35,11 +35,18 @@ class Rollouts:
 
     def __init__(self, config: TrainConfig, path: Path, lora: Lora, threads: int) -> None:
         self.config, self.lora = config, lora
-        exact = {} if config.bf16 else {"cache_type_k": "f32", "cache_type_v": "f32"}
-        parallel = min(MOST_PARALLEL, config.per_device_train_batch_size * config.num_generations)
-        # Two slots: an adapter is loaded into the one that no request uses.
-        more = {"max_loras": 2, "max_lora_rank": lora.rank, "ctx_size": config.max_length, "parallel": parallel}
-        settings = EngineConfig(model=str(path), threads=threads, pipeline_parallel_size=1, **more, **exact)
+        cache = "i16" if config.bf16 else "f32"
+        settings = EngineConfig(
+            model=str(path),
+            threads=threads,
+            pipeline_parallel_size=1,
+            ctx_size=config.max_length,
+            parallel=min(MOST_PARALLEL, config.per_device_train_batch_size * config.num_generations),
+            cache_type_k=cache,
+            cache_type_v=cache,
+            max_loras=2,  # an adapter is loaded into the slot that no request uses
+            max_lora_rank=lora.rank,
+        )
         self.model = load_model(settings, SingleWorld())
         self.engine, self.tokenizer = make_engine(self.model, settings)
         self.engine.named_adapters().slots.is_exact = not config.bf16
@@ -71,7 +78,7 @@ class Rollouts:
                 params = SamplingParams(
                     room, seed=(seeds[at[0]] + at[1]) % (1 << 63), logprobs=0, ignore_eos=True, stop_token_ids=ends
                 )
-                self.engine.add(at, prompt.tolist(), params, adapter=NAME)
+                self.engine.add(at, prompt.tolist(), params, adapters=((NAME, 1.0),))
                 running, at = running + 1, next(waiting, None)
             for output in self.engine.step():
                 if output.error is not None:

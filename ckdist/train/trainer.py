@@ -150,7 +150,7 @@ class Trainer:
         resumed = world.broadcast(str(self.folder.choose(config.resume) or "") if self.folder is not None else None)
         base = resolve(config.model_name_or_path or None, world) or ""
         self.model = open_model(replace(config, model_name_or_path=base))
-        check_method(config, self.model.spec)
+        check_method(config, self.model)
         if self.model.checkpoint is not None and world.rank == 0:
             self.model.checkpoint.warn(log)
         if world.local_rank == 0:

@@ -23,6 +23,7 @@ from ckdist.train.data.data_files import find_files, find_source
 from ckdist.train.data.preference_rows import PreferenceRows
 from ckdist.train.data.preferences import KINDS
 from ckdist.train.data.prompt_rows import PromptRows
+from ckdist.train.data.reward_rows import RewardRows
 from ckdist.train.data.token_cache import TokenCache, open_cache
 from ckdist.train.data.token_rows import Rows, split
 from ckdist.train.data.truncation import count_truncated, describe_truncation
@@ -113,8 +114,9 @@ def _file_batches(config: TrainConfig, world: World, mesh: Mesh, tokenizer: Toke
         *(rows, mesh.index("dp"), mesh.size("dp"), c.per_device_train_batch_size, c.gradient_accumulation_steps),
         replicas=full_replicas(mesh),
         dropout_seed=c.seed if c.lora_dropout else None,
+        rows_of_step=c.global_batch_size,
     )
-    if full_replicas(mesh) > mesh.size("dp"):
+    if full_replicas(mesh) > mesh.size("dp") and not c.global_batch_size:
         say(
             f"{mesh.size('dp')} of {full_replicas(mesh)} replicas go on: each computes up to {batches.accumulation} "
             f"batches of a step, not {c.gradient_accumulation_steps}, so a step keeps its {batches.rows_of_step} rows"
@@ -139,6 +141,8 @@ def rows_of(
         return PromptRows(cache, documents, config.max_length, config.seed)
     if config.method == "sft":
         return Rows(cache, documents, config.max_length, config.seed, shuffle, passes)
+    if config.method == "reward":
+        return RewardRows(cache, documents, config.max_length, config.seed, config.method, shuffle)
     return PreferenceRows(cache, documents, config.max_length, config.seed, config.method, shuffle)
 
 

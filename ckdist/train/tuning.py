@@ -88,7 +88,8 @@ def steps_of(config: TrainConfig, cache: TokenCache, replicas: int, epochs: floa
     """Steps of `epochs` passes over the part of the data that is not held out."""
     documents, _ = split(cache, config.validation_split_percentage, config.seed)
     rows = rows_of(config, cache, documents)
-    batches = FileBatches(rows, 0, replicas, config.per_device_train_batch_size, config.gradient_accumulation_steps)
+    sizes = config.per_device_train_batch_size, config.gradient_accumulation_steps
+    batches = FileBatches(rows, 0, replicas, *sizes, rows_of_step=config.global_batch_size)
     return batches.steps_left(epochs)
 
 
@@ -127,6 +128,8 @@ def expected(
     """The steps, memory and operations of a training."""
     steps = config.max_steps if config.max_steps >= 0 else steps_of(config, cache, replicas, config.num_train_epochs)
     tokens = steps * config.batch_tokens * config.gradient_accumulation_steps
+    if config.global_batch_size:
+        tokens *= config.global_batch_size / (replicas * config.per_device_train_batch_size)
     learned = 1.0 if cache.learned is None else float(np.mean(cache.learned))
     attended = 12.0 * len(model.spec.layers) * model.spec.hidden_size * config.max_length / 2
     operations = model.operations(tokens, learned * tokens) + attended * tokens

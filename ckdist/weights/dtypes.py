@@ -40,14 +40,15 @@ F32, F16, BF16, Q4_0, Q8_0, Q4_K, MXFP4 = (
 )
 F8_E4M3, INT4_32, INT4_32Z, INT4_128Z, NVFP4, F8_E4M3_32 = KNOWN[-6:]  # as in core/dtype.h
 FLOATS = (F32, F16, BF16)
+I32 = TensorType(26, "I32", 1, 4)  # of tables that are no weights
 
 # GGUF types that are not supported, for the error message.
-_OTHER_NAMES = {9: "Q8_1", 15: "Q8_K", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 40: "NVFP4"}
+_OTHER_NAMES = {9: "Q8_1", 15: "Q8_K", 24: "I8", 25: "I16", 27: "I64", 28: "F64", 40: "NVFP4"}
 
 
 def of_number(number: int, where: str) -> TensorType:
     """The type with GGUF's `number`. Raises ModelFileError, which begins with `where`, if it is not supported."""
-    known = BY_NUMBER.get(number) if number < lib.ckdist_own_types else None
+    known = I32 if number == I32.number else BY_NUMBER.get(number) if number < lib.ckdist_own_types else None
     if known is None:
         name = _OTHER_NAMES.get(number, "unknown")
         names = ", ".join(t.name for t in KNOWN if t.number < lib.ckdist_own_types)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from ckdist.errors import ModelFileError
 from ckdist.hub.local_copy import open_file
-from ckdist.models.decoder import EMBEDDING, OUTPUT, weight_shapes
+from ckdist.models.decoder import EMBEDDING, OUTPUT, SCORE, weight_shapes
 from ckdist.models.families.family import TensorNames, stack_of
 from ckdist.models.registry import family, read_config
 from ckdist.weights.checkpoint import Checkpoint
@@ -60,7 +60,8 @@ def open_folder(path: pathlib.Path) -> Checkpoint:
     tensors = required(spec, found, str(path), unread)
     predicting = config.get("num_nextn_predict_layers")
     notes += [f"{field} in config.json and is ignored: {spec.family} has no such field" for field in unknown]
-    notes += notes_on(spec, unread, predicting, str(path))
+    others = [one for one in unread if (one.name, one.shape) != (SCORE, (1, spec.hidden_size))]
+    notes += notes_on(spec, others, predicting, str(path))
     return Checkpoint(path, "safetensors", spec, tensors, config, tuple(notes), unread=tuple(unread))
 
 

@@ -32,7 +32,9 @@ def open_gguf(path: pathlib.Path, overrides: Mapping[str, Any]) -> Checkpoint:
 
     spec = spec_from_gguf(model.metadata, dims, where, vector)
     stored = [
-        StoredWeights(t.name, t.type.number, t.dims[::-1], t.file, t.offset)
+        StoredWeights(
+            t.name, t.type.number if t.type != dtypes.I32 else -1, t.dims[::-1], t.file, t.offset, t.type.name
+        )
         for t in model.tensors.values()
         if t.name not in held
     ]

@@ -5,6 +5,7 @@
 | fp8                 | weight (E4M3), weight_scale_inv                                 | blocks, whole matrices    |
 | compressed-tensors  | weight (E4M3), weight_scale                                     | blocks, rows, matrices    |
 | compressed-tensors  | weight_packed, weight_scale, weight_shape, [weight_zero_point]  | four bits, groups         |
+| fp8                 | weight (E4M3, or FP4 in I8), scale, of powers of 2              | blocks, groups of 32      |
 | mxfp4, modelopt     | FP4: see `fp4.py`                                               | groups of 32, 16          |
 | gptq, awq           | qweight, scales, qzeros, [g_idx]                                | four bits, groups         |
 
@@ -14,6 +15,7 @@ A module that is not quantised is recognised by its tensor: for example, a weigh
 import math
 import pathlib
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from ckdist.errors import ModelFileError
@@ -124,6 +126,8 @@ def join_tensors(
         raise ModelFileError(f"{where}: config.json has no quantization_config, but its tensors are quantised")
     method = check_method(quantization, where)
     joined, used = [], set()
+    if method == "fp8":
+        stored = dict(_usual_name(name, tensor, stored) for name, tensor in stored.items())
     for name, tensor in stored.items():
         if method == "mxfp4":
             found = mxfp4(name, tensor, stored) if name.endswith("_blocks") else None
@@ -137,6 +141,8 @@ def join_tensors(
             found = _int4(name.removesuffix("_packed"), tensor, stored, quantization)
         elif f"{name}_scale_2" in stored and method == "modelopt":
             found = packed_fp4(name, tensor, stored)
+        elif method == "fp8" and tensor.dtype in ("I8", "U8") and f"{name}_scale" in stored:
+            found = packed_fp4(name, replace(tensor, dtype="U8"), stored)
         else:
             found = None
         if found:
@@ -149,6 +155,14 @@ def join_tensors(
                 f"{tensor.file}: tensor {name!r} is a part of a quantised matrix whose others are missing"
             )
     return joined, rest
+
+
+def _usual_name(name: str, tensor: StoredTensor, stored: Mapping[str, StoredTensor]) -> tuple[str, StoredTensor]:
+    """Renames the scales `name.scale` of `name.weight` (DeepSeek-V4) to `name.weight_scale`."""
+    weight = f"{name.removesuffix('.scale')}.weight"
+    if not name.endswith(".scale") or weight not in stored:
+        return name, tensor
+    return f"{weight}_scale", replace(tensor, name=f"{weight}_scale")
 
 
 def _float8(

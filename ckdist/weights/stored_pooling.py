@@ -1,6 +1,7 @@
 """The pooling of hidden states into one vector, as sentence-transformers and GGUF files define it."""
 
 from ckdist.errors import ModelFileError
+from ckdist.models.decoder import SCORE
 from ckdist.weights.checkpoint import Checkpoint
 from ckdist.weights.json_file import read_json_object
 
@@ -26,6 +27,8 @@ def stored_pooling(checkpoint: Checkpoint) -> str:
     if checkpoint.format == "gguf":
         number = checkpoint.metadata.get(f"{checkpoint.metadata['general.architecture']}.pooling_type")
         return GGUF_NUMBERS.get(number, usual) if isinstance(number, int) else usual
+    if any(one.name == SCORE for one in checkpoint.unread):
+        return "rank"
     if checkpoint.spec.generates and checkpoint.folder.joinpath(*LOGIT_SCORE).exists():
         return "rank"
     path = checkpoint.folder.joinpath(*FOLDER_FILE)

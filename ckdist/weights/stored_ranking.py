@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from ckdist.errors import ModelFileError
-from ckdist.models.decoder import OUTPUT
+from ckdist.models.decoder import OUTPUT, SCORE
 from ckdist.models.fields import Fields
 from ckdist.tokens.tokenizer import Tokenizer
 from ckdist.weights.checkpoint import Checkpoint
@@ -45,6 +45,9 @@ def stored_ranking(checkpoint: Checkpoint, tokenizer: Tokenizer) -> Ranking:
         raise ModelFileError(f"{checkpoint.path}: the template rerank must have {QUERY}, then {DOCUMENT}")
     if (rows := _classifier(checkpoint)) is not None:
         return Ranking(template, rows[0] - rows[1])
+    if score := next((one for one in checkpoint.unread if one.name == SCORE), None):
+        source = TensorSource(SCORE, score.type, score.shape, score.file, score.offset)
+        return Ranking(template, read_rows(source, 0, 1)[0])
     yes, no = _tokens(checkpoint, tokenizer)
     head, vocab = checkpoint.tensors[OUTPUT], checkpoint.spec.vocab_size
     if not (yes < vocab and no < vocab):

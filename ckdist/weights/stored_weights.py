@@ -20,6 +20,7 @@ if TYPE_CHECKING:  # few files have scales apart from their codes
     from ckdist.weights.scales import Scales
 
 SAFETENSORS_TYPES = {"F32": dtypes.F32, "F16": dtypes.F16, "BF16": dtypes.BF16}
+INTEGER_WORDS = {"I32": 1, "I64": 2}
 KNOWN_TYPES = f"the known ones are {', '.join(SAFETENSORS_TYPES)}: save it as one of these"
 
 
@@ -58,6 +59,11 @@ def sources(
                 if part.name in found:
                     raise ModelFileError(f"{tensor.file}: {tensor.name!r} and another tensor are both {part.name!r}")
                 found[part.name] = part
+            continue
+        if tensor.dtype in INTEGER_WORDS and weights[0].endswith(".tid2eid"):  # a step reads the bits of the low words
+            part = HeadPart(INTEGER_WORDS[tensor.dtype], 0, 1, 1)
+            source = TensorSource(weights[0], dtypes.F32.number, tensor.shape, tensor.file, tensor.offset, part=part)
+            found[weights[0]] = source
             continue
         if tensor.type < 0:
             raise ModelFileError(f"{tensor.file}: tensor {weights[0]!r} has dtype {tensor.dtype}; {KNOWN_TYPES}")

@@ -36,10 +36,12 @@ def randomise(model, generator: torch.Generator) -> None:
             parameter.copy_(0.35 * noise)
         elif "norm" in name:  # Gemma 1 to 3 multiply by 1 + weight
             parameter.copy_(0.25 * noise + (gemma_norm(name) + gemma4 if gemma else 1.0))
-        elif name.endswith("sinks"):
+        elif name.endswith(("sinks", "position_bias", "_hc.base", "hc_base")):
             parameter.copy_(noise)
         elif name.endswith("experts.gate_up_proj"):  # wide enough for clamped gates to bite
             parameter.copy_(noise * (4.0 / math.sqrt(hidden)))
+        elif name.endswith(("_hc.scale", "hc_scale")):
+            parameter.copy_(0.7 + 0.2 * noise)
         elif name.endswith("correction_bias"):
             parameter.copy_(0.2 * noise)
         elif name.endswith("bias"):
@@ -53,6 +55,10 @@ def randomise(model, generator: torch.Generator) -> None:
     for name, buffer in model.named_buffers():
         if "correction_bias" in name or "expert_bias" in name:
             buffer.copy_(0.2 * torch.randn(buffer.shape, generator=generator))
+        elif name.endswith("tid2eid"):
+            experts = model.config.n_routed_experts
+            rows = [torch.randperm(experts, generator=generator)[: buffer.shape[1]] for _ in range(buffer.shape[0])]
+            buffer.copy_(torch.stack(rows))
         elif name.endswith("layer_scalar"):
             buffer.copy_(0.8 + 0.1 * torch.randn(buffer.shape, generator=generator))
 

@@ -148,6 +148,22 @@ CONFIGS = {
         "index_n_heads": 12, "index_topk": 19, "tie_word_embeddings": False, "attention_bias": False,
         "pad_token_id": 0, "num_nextn_predict_layers": 0,
     },
+    # Keys of a window of 11 tokens, entries of 4 tokens of which 7 are chosen, entries of 32 tokens, one hash layer.
+    "deepseek_v4": {
+        "architectures": ["DeepseekV4ForCausalLM"], "model_type": "deepseek_v4", "vocab_size": 151, "hidden_size": 16,
+        "num_hidden_layers": 3, "num_attention_heads": 6, "num_key_value_heads": 1, "head_dim": 16, "q_lora_rank": 12,
+        "partial_rotary_factor": 0.25, "o_groups": 3, "o_lora_rank": 8, "sliding_window": 11,
+        "layer_types": ["compressed_sparse_attention", "heavily_compressed_attention", "sliding_attention"],
+        "compress_rates": {"compressed_sparse_attention": 4, "heavily_compressed_attention": 32},
+        "rope_theta": 10000.0, "compress_rope_theta": 160000.0,
+        "rope_scaling": {"type": "yarn", "factor": 4, "original_max_position_embeddings": 64, "beta_fast": 32,
+                         "beta_slow": 1},
+        "index_n_heads": 12, "index_head_dim": 8, "index_topk": 7, "hc_mult": 4, "hc_sinkhorn_iters": 20,
+        "hc_eps": 1e-6, "mlp_layer_types": ["hash_moe", "moe", "moe"], "n_routed_experts": 6, "num_experts_per_tok": 2,
+        "n_shared_experts": 1, "moe_intermediate_size": 8, "scoring_func": "sqrtsoftplus", "norm_topk_prob": True,
+        "routed_scaling_factor": 1.5, "swiglu_limit": 10.0, "hidden_act": "silu", "rms_norm_eps": 1e-6,
+        "tie_word_embeddings": False, "attention_bias": False, "pad_token_id": 0,
+    },
     # The second layer sees the positions of the first one.
     "glm_moe_dsa": {
         "architectures": ["GlmMoeDsaForCausalLM"], "model_type": "glm_moe_dsa", "vocab_size": 203,

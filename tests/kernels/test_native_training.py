@@ -24,7 +24,9 @@ from ckdist.program.routing import Routing
 from ckdist.program.training_tracer import trace_loss
 from ckdist.train.batch import PackedBatch
 from ckdist.train.loss_program import lower_model, trainable
+from ckdist.train.moments import state_floats
 from ckdist.train.native_executable import NativeExecutable
+from ckdist.train.optimizer import STATES
 from ckdist.train.training_memory import training_bytes
 from tests.support.golden_training import FAMILIES, GRADIENT_ERROR, LOSS_ERROR, batches, golden, model, split
 from tests.support.interpreter import Interpreter
@@ -244,7 +246,8 @@ def test_planned_memory_is_what_is_taken(trained):
     program = lower_model(spec, 128, trained=trained)
     shapes = program.shards.whole_shapes
     e = NativeExecutable(program, lambda name: np.ones(shapes[name], np.float32))
-    planned = training_bytes(program.lowered, program.max_tokens, program.operand_bytes, 2, 1)
+    state = 4 * state_floats("adamw", STATES["adamw"], program.trained_shards.shapes)
+    planned = training_bytes(program.lowered, program.max_tokens, program.operand_bytes, state)
     assert planned["trained weights"] == planned["gradients"] == e.gradients.flat.nbytes
     assert planned["optimizer state"] == 2 * e.gradients.flat.nbytes
     read = 4 * program.lowered.floats - e.gradients.flat.nbytes  # frozen weights before they are packed

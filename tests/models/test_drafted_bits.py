@@ -54,6 +54,12 @@ CASES = {
     "llama3 with an adapter, 2 ranks": ("llama3", 2, 1, {"lora": (str(GOLDEN / "lora/llama3-patterns"),)}),
     "qwen35": ("qwen35", 1, 1, {"threads": 2}),
     "qwen3next, 2 ranks": ("qwen3next", 2, 1, {}),
+    "deepseek_v4, 2 ranks, crowded": (
+        "deepseek_v4",
+        2,
+        1,
+        {"cache_type_k": "f32", "cache_type_v": "f32", "kv_memory": 320 << 10, "ctx_size": 144},
+    ),
     "deepseek_v32": ("deepseek_v32", 1, 1, {"threads": 2}),
     "glm_moe_dsa, 2 stages": ("glm_moe_dsa", 2, 2, {}),
     "kimi_linear, 2 ranks": ("kimi_linear", 2, 1, {}),

@@ -48,7 +48,9 @@ def on_ranks(folder, ranks: int, body, **settings) -> None:
         run_threads(ranks, rank)
 
 
-@pytest.mark.parametrize("family, ranks", [("deepseek_v3", 1), ("glm4moe", 2), ("qwen3next", 1), ("mimo_v2_flash", 2), ("qwen2", 1)])
+@pytest.mark.parametrize(
+    "family, ranks", [("deepseek_v3", 1), ("glm4moe", 2), ("qwen3next", 1), ("mimo_v2_flash", 2), ("qwen2", 1)]
+)
 def test_logits_are_those_of_transformers(family, ranks, tmp_path):
     golden, ids = np.load(GOLDEN / "predictors" / f"{family}.npy"), np.load(GOLDEN / family / "ids.npy")
     blocks = -(-len(ids) // BLOCK_TOKENS)
@@ -108,7 +110,9 @@ def test_the_layer_of_a_gguf_file_is_that_of_the_folder(tmp_path):
     assert np.abs(near).max() < 0.02
 
 
-@pytest.mark.parametrize("family, ranks", [("deepseek_v3", 1), ("qwen3next", 1), ("glm4moe", 3), ("mimo_v2_flash", 1), ("qwen2", 2)])
+@pytest.mark.parametrize(
+    "family, ranks", [("deepseek_v3", 1), ("qwen3next", 1), ("glm4moe", 3), ("mimo_v2_flash", 1), ("qwen2", 2)]
+)
 def test_no_bit_differs_with_such_a_layer(family, ranks, tmp_path):
     def body(model):
         own, executable = model.draft.executable, model.executable

@@ -25,6 +25,7 @@ from ckdist.weights.dequantize import read_rows, read_tensor
 from ckdist.weights.loader import ShardLoader
 from ckdist.weights.published import join_tensors
 from ckdist.weights.safetensors import read_safetensors
+from ckdist.weights.scales import E4M3_VALUES
 from ckdist.weights.tensor_source import TensorSource
 from tests.models.test_loader import unpacked
 from tests.support.checkpoints import WEIGHT, checkpoint_of
@@ -97,6 +98,31 @@ def test_values_are_those_of_the_packages_that_define_them(path):
         loaded.append(unpacked(handle))
         np.testing.assert_array_equal(unpacked(part), np.concatenate([found[-1][9:40], found[-1][2:3]])[:, 128:])
     assert digest(np.array(found)) == digest(np.array(loaded)) == VALUES[path.stem]
+
+
+def test_deepseek_v4_names_scales_scale_and_has_fp4_in_int8(tmp_path):
+    rng, path = np.random.default_rng(0), tmp_path / "model.safetensors"
+    eight = rng.choice(np.flatnonzero(np.isfinite(E4M3_VALUES)), (128, 256)).astype(np.uint8)
+    four, exponents = rng.integers(0, 256, (3, 32), np.uint8), rng.integers(118, 124, (3, 2), np.uint8)
+    write_tensors(
+        path,
+        {
+            "a.weight": ("F8_E4M3", (128, 256), eight.tobytes()),
+            "a.scale": ("F8_E8M0", (1, 2), bytes([120, 125])),
+            "b.weight": ("I8", (3, 32), four.tobytes()),
+            "b.scale": ("F8_E8M0", (3, 2), exponents.tobytes()),
+        },
+    )
+    joined, rest = join_tensors(read_safetensors(path), FORMS["fp8-block"], str(tmp_path))
+    assert rest == {}
+    a, b = (
+        read_tensor(TensorSource(one.name, one.type, one.shape, path, one.offset, scales=one.scales)) for one in joined
+    )
+    np.testing.assert_array_equal(a, E4M3_VALUES[eight] * np.repeat(np.exp2([-7.0, -2.0]), 128).astype(np.float32))
+    values = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
+    codes = np.stack([four & 15, four >> 4], axis=-1).reshape(3, 64)
+    means = np.concatenate([values, -values])[codes] * np.repeat(np.exp2(exponents - 127.0), 32, axis=1)
+    np.testing.assert_array_equal(b, means.astype(np.float32))
 
 
 def logits(folder, world=None, **more) -> np.ndarray:

@@ -197,7 +197,7 @@ def test_one_text_over_hosts(folder):
     latent = ("deepseek", "glm4_moe_lite", "glm_moe_dsa", "kimi_linear", "mistral4")
     mamba = ("bamba", "granite4h", "nemotron_h")
     if folder.name.startswith(("olmo", "minimax", *latent, *mamba)):
-        why = "norms (all|groups of) heads|has latent attention, and each host caches all its tokens"
+        why = "norms (all|groups of) heads|has keys that all heads share, and each host caches all its tokens"
         with pytest.raises(ConfigError, match=why):
             thread_ranks.run_threads(hosts, lambda world: generated(world, folder, "token", "tcp"))
         one, other = other, one

@@ -97,7 +97,7 @@ def test_the_models_own_coefficient():
         ("lr", "did you mean learning_rate?"),
         ("max_seq_length", "did you mean max_length?"),
         ("gradient_checkpointing", "did you mean activation_checkpointing?"),
-        ("lora_dropout", "; the known ones are lora_r, lora_alpha, lora_target_modules"),
+        ("lora_scale", "; the known ones are lora_r, lora_alpha, lora_target_modules"),
         ("packing", "; the known ones are output_dir, "),
     ],
 )

@@ -9,10 +9,10 @@ from ckdist.program.program import Value
 from ckdist.program.tracer import Tracer
 
 
-def moe_ffn(g: Tracer, x: Value, f: MoeFfn, path: str, routed: Value | None = None) -> Value:
+def moe_ffn(g: Tracer, x: Value, f: MoeFfn, path: str, routed: Value | None = None, ids: Value | None = None) -> Value:
     """x: (tokens, hidden), normalised -> (tokens, hidden). `path` is the prefix of the weights' names.
 
-    `routed`: the input of the router, if that is not x.
+    `routed`: the input of the router, if that is not x. `ids`: token ids, for a layer that chooses experts by them.
     """
     w = lambda name, *dims: g.weight(f"{path}.{name}", *dims)
     hidden, router = x.dims[-1], w(ROUTER, Dim("experts", f.num_experts), x.dims[-1])
@@ -21,7 +21,9 @@ def moe_ffn(g: Tracer, x: Value, f: MoeFfn, path: str, routed: Value | None = No
     logits = g.linears(x if routed is None else routed, routers, biases, names=["router", "switch"][: len(routers)])
     correction = w(CORRECTION, router.dims[0]) if f.correction_bias else None
     factors = w(FACTORS, router.dims[0]) if f.share_factors else None
-    chosen, shares = g.route(logits, correction, f.routing, shared=f.shared_size > 0, factors=factors)
+    entries = Dim("table", f.hashed * f.routing.used)
+    table = (ids, w("gate.tid2eid", entries)) if f.hashed and ids is not None else None
+    chosen, shares = g.route(logits, correction, f.routing, f.shared_size > 0, factors, table)
     experts, ffn = g.sharding.experts(f.num_experts), g.sharding.expert_ffn(f.intermediate_size)
     # without a gate, relu(up x)^2 = relu(up x) * up x: one matrix in both places
     first, function = ("gate_proj", f.activation) if f.gated else ("up_proj", "relu")

@@ -12,6 +12,7 @@ NAMES = {
     "deepseek_v2": "deepseek_v2 DeepseekV2ForCausalLM :deepseek2",
     "deepseek_v3": "deepseek_v3 DeepseekV3ForCausalLM",
     "deepseek_v32": "deepseek_v32 DeepseekV32ForCausalLM :deepseek32",
+    "deepseek_v4": "deepseek_v4 DeepseekV4ForCausalLM :deepseek4",
     "dots1": "dots1 Dots1ForCausalLM",
     "embedding_gemma": "embedding_gemma Gemma3TextModel :gemma-embedding",
     "ernie4_5": "ernie4_5 Ernie4_5ForCausalLM Ernie4_5_ForCausalLM",

@@ -18,7 +18,8 @@ KEYS = llama.KEYS.but(
         "sliding_window": 4096,
     },
     nulls={"num_key_value_heads": None, "sliding_window": None},
-    unused=("attention_bias", "use_mrope"),  # queries, keys and values always have biases
+    only={"use_mrope": False},
+    unused=("attention_bias",),  # queries, keys and values always have biases
 )
 
 

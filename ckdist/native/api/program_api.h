@@ -67,7 +67,13 @@ enum ckdist_array {
   ckdist_array_rope, /* rotated keys that belong to the latent vectors */
   ckdist_array_state,
   ckdist_array_convolution, /* the last inputs of a short convolution, oldest first */
-  ckdist_array_index        /* keys that choose the positions of sparse attention: one head, in f32 or f16 */
+  ckdist_array_index,       /* keys that choose the positions of sparse attention: one head, in f32 or f16 */
+  /* Plain rows in f32 or f16, one after another: keys and gates of tokens, and the entries that windows of tokens are
+     compressed to; the same of an index. An entry takes the rows of its window's tokens in the window's last block. */
+  ckdist_array_rows,
+  ckdist_array_entries,
+  ckdist_array_index_rows,
+  ckdist_array_index_entries
 };
 /* token: an array has rows for each token, in blocks. sequence: rows for each sequence, in slots. */
 enum ckdist_lifetime { ckdist_lifetime_token, ckdist_lifetime_sequence };

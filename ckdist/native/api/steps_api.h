@@ -36,7 +36,8 @@ enum ckdist_gate {
   ckdist_gate_gelu = 4,
   ckdist_gate_tanh = 5,
   ckdist_gate_relu = 6,
-  ckdist_gate_relu2 = 7
+  ckdist_gate_relu2 = 7,
+  ckdist_gate_clamped_silu = 8
 };
 enum ckdist_rope_table { ckdist_rope_none = -1, ckdist_rope_global = 0, ckdist_rope_local = 1 };
 enum ckdist_activation_format { ckdist_activation_f32, ckdist_activation_bf16, ckdist_activation_q8 };
@@ -69,7 +70,7 @@ struct ckdist_value {
   const int32_t* order; /* activations: the source's column of each column; null: the same */
 };
 
-enum ckdist_scores { ckdist_scores_softmax, ckdist_scores_sigmoid };
+enum ckdist_scores { ckdist_scores_softmax, ckdist_scores_sigmoid, ckdist_scores_sqrt_softplus };
 
 /* The choice of experts; see Routing in program/routing.py. */
 struct ckdist_routing {

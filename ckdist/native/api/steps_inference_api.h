@@ -35,6 +35,9 @@ enum ckdist_inference_step_kind {
   ckdist_step_match_rms,
   ckdist_step_column_sums,
   ckdist_step_cut_rows,
+  ckdist_step_mix_streams,
+  ckdist_step_attend_compressed,
+  ckdist_step_select_entries,
   ckdist_inference_step_kinds
 };
 
@@ -307,6 +310,7 @@ struct ckdist_experts_step {
   struct ckdist_step step;
   int32_t logits, switches; /* switches: gate of the set that all tokens use; -1: its share is 1 */
   int32_t correction;       /* vector */
+  int32_t experts_of;       /* vector: the experts of each token id, whole numbers; -1: the best by score */
   int32_t share_factors;    /* vector: a factor of each expert's share; -1: none */
   int32_t shares_input;     /* shares multiply the inputs of the chosen experts in place of their outputs */
   struct ckdist_routing routing;
@@ -350,6 +354,51 @@ struct ckdist_select_positions_step {
   int32_t norm, norm_bias;    /* vectors */
   int32_t layer, rope_table, heads;
   float eps;
+};
+
+/* Hyper-connections. A row of streams has `streams` parts of one width.
+   sum: each stream i = post[i] * y + sum over j of comb[j, i] * (stream j of x), with the old coefficients (post,
+   comb). Without x, each stream is y. With w = fn * sum / rms(sum) in parts (pre, post, comb), times its part of
+   `scale`, plus `base`: pre = sigmoid + eps, post = 2 * sigmoid, comb = softmax of its rows + eps, whose columns and
+   rows are divided by their sums (+ eps) `iterations` times. out = sum over i of pre[i] * (stream i). coefs = (post,
+   comb); -1: w has only pre. fn (parts of w, streams * width), base, scale: vectors. */
+struct ckdist_mix_streams_step {
+  struct ckdist_step step;
+  int32_t x, y, old_coefs, sum, coefs, out; /* values */
+  int32_t fn, base, scale;                  /* vectors */
+  int32_t streams, iterations;
+  float eps, norm_eps;
+};
+
+/* How windows of `ratio` tokens are compressed to an entry each. A token has a row (keys, gates). With `overlap` both
+   have two parts: the first is for the entry of the next window, the second for that of the token's own window.
+   entry = rms_norm(sum over rows of softmax(gate + bias) * key), rotated at the window's first position.
+   kv, gates: values. bias (ratio, width of a row's keys), norm: vectors. */
+struct ckdist_compression {
+  int32_t kv, gates, bias, norm, ratio, overlap;
+};
+
+/* Norms each head of q without weights, rotates its last elements, norms and rotates k in the same way with `norm`,
+   stores k and the entries of complete windows. out = attention of each head to the last `window` keys and to the
+   entries, all or those of `listed`; keys are values too. Then the last elements of out are rotated back.
+   rotated: rotated queries. sinks: a vector. entries.ratio 0: there are none. */
+struct ckdist_attend_compressed_step {
+  struct ckdist_step step;
+  int32_t q, k, rotated, out, listed;
+  int32_t norm, sinks;
+  int32_t layer, rope_table, window;
+  float eps, scale;
+  struct ckdist_compression entries;
+};
+
+/* Rotates the last elements of q and stores the index entries of complete windows. For each token with more entries
+   than the width of `out`: out = the entries with the largest scores, as in select_positions. */
+struct ckdist_select_entries_step {
+  struct ckdist_step step;
+  int32_t q, weights, out;
+  int32_t layer, rope_table, heads;
+  float eps;
+  struct ckdist_compression entries;
 };
 
 /* out = the rows that the previous stage sends: all tokens, or this rank's own if the ranks of a stage shard tokens.

@@ -14,7 +14,8 @@ enum class GateFunction : int32_t {
   gelu = 4,
   tanh = 5,
   relu = 6,
-  relu2 = 7  // max(x, 0)^2
+  relu2 = 7,  // max(x, 0)^2
+  clamped_silu = 8
 };
 
 struct ElementwiseKernel {
@@ -32,7 +33,7 @@ struct ElementwiseKernel {
   float (*sum_squares)(const float* x, int64_t n);
   // out[i] = x[i] * factor * weight[i]. out may be x.
   void (*scale_weighted)(const float* x, float factor, const float* weight, int64_t n, float* out);
-  // out[i] = f(gate[i]) * up[i]; clamped_swiglu: see isa/gate.h. out may be gate.
+  // out[i] = f(gate[i]) * up[i]; clamped_*: see isa/gate.h. out may be gate.
   void (*gated)(GateFunction function, const float* gate, const float* up, int64_t n, float* out);
   // x[i] = f(x[i])
   void (*activate)(GateFunction function, float* x, int64_t n);

@@ -26,7 +26,8 @@ std::optional<CacheShape> CacheArrays::shape() const {
   }
   if (const auto* const latent = find(ckdist_array_latent)) {
     const auto type = KvType(latent->type);
-    return CacheShape{type, type, latent->width + at(ckdist_array_rope).width, latent->width, true};
+    const auto* const rope = find(ckdist_array_rope);
+    return CacheShape{type, type, latent->width + (rope ? rope->width : 0), latent->width, true};
   }
   return std::nullopt;
 }
@@ -45,10 +46,16 @@ int64_t CacheArrays::index_offset() const {
   return head ? kernels().attention.block_bytes(*head) * arrays[0].heads : 0;
 }
 
-int64_t CacheArrays::block_bytes() const {
+int64_t CacheArrays::plain_offset(ckdist_array end) const {
   const std::optional<CacheShape> keys = index();
-  return index_offset() + (keys ? kernels().attention.block_bytes(*keys) : 0);
+  int64_t bytes = index_offset() + (keys ? kernels().attention.block_bytes(*keys) : 0);
+  for (const auto* array = arrays; array != arrays + count; array++)
+    if (array->name >= ckdist_array_rows && array->name < end)
+      bytes += (kBlockTokens * array->width * (KvType(array->type) == KvType::f32 ? 4 : 2) + 63) / 64 * 64;
+  return bytes;
 }
+
+int64_t CacheArrays::block_bytes() const { return plain_offset(ckdist_array(ckdist_array_index_entries + 1)); }
 
 int64_t CacheArrays::state_floats() const {
   const auto* const state = find(ckdist_array_state);

@@ -1,8 +1,8 @@
 // The arrays of one layer's cache on this rank, and their bytes in a block and in a slot.
 //
 // A block has, for each kv-head, its keys and values together (kernels/isa/attention_block.h). Latent vectors and their
-// rotated keys are the keys of one head. The index comes last; its keys are like those of one latent head. A slot has,
-// for each head, its state and then its convolution's inputs.
+// rotated keys are the keys of one head. The index comes next; its keys are like those of one latent head. Plain rows
+// come last, in the order of their names. A slot has, for each head, its state and then its convolution's inputs.
 #pragma once
 #include <cstdint>
 #include <optional>
@@ -20,9 +20,10 @@ struct CacheArrays {
 
   const ckdist_cache_array* find(ckdist_array name) const;  // null: the layer does not have it
   const ckdist_cache_array& at(ckdist_array name) const;    // throws if the layer does not have it
-  std::optional<CacheShape> shape() const;  // of one head in a block; empty if the layer has nothing in blocks
-  std::optional<CacheShape> index() const;  // of the index in a block; empty if the layer has none
-  int64_t index_offset() const;             // bytes of a block before the index
+  std::optional<CacheShape> shape() const;        // of one head in a block; empty if the layer has nothing in blocks
+  std::optional<CacheShape> index() const;        // of the index in a block; empty if the layer has none
+  int64_t index_offset() const;                   // bytes of a block before the index
+  int64_t plain_offset(ckdist_array name) const;  // bytes of a block before an array of plain rows
   int64_t block_bytes() const;
   // Floats of one head in a slot: its state (see kernels/delta_rule.h), and all.
   int64_t state_floats() const;

@@ -18,6 +18,7 @@ FILES = {
     "attention_ops": "rope rope_grad attend",
     "balance_loss": "balance_loss balance_loss_grad",
     "collectives": "all_reduce all_gather shard all_to_all",
+    "compressed": "select_entries attend_compressed",
     "cross_attention_ops": "store_cross attend_cross",
     "cut_rows": "column_sums cut_rows",
     "dropout": "dropout",
@@ -50,6 +51,7 @@ FILES = {
     "rms_norm": "rms_norm",
     "rms_norm_grad": "rms_norm_grad",
     "stage_transfer": "recv send",
+    "streams": "mix_streams",
     "tally": "tally tally_grad",
 }
 FILE_OF = {name: file for file, names in FILES.items() for name in names.split()}

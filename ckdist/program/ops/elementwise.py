@@ -115,6 +115,9 @@ def gated(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -
     if attrs["function"] == "clamped_swiglu":
         g, u = np.minimum(gate, np.float32(SWIGLU_LIMIT)), np.clip(up, np.float32(-SWIGLU_LIMIT), SWIGLU_LIMIT)
         return [g / (1 + np.exp(np.float32(-SWIGLU_ALPHA) * g)) * (u + 1)]
+    if attrs["function"] == "clamped_silu":  # limits of 10, as in kernels/isa/gate.h
+        g = np.minimum(gate, np.float32(10))
+        return [g / (1 + np.exp(-g)) * np.clip(up, np.float32(-10), np.float32(10))]
     return [_function(gate * np.float32(attrs.get("gate_scale", 1.0)), attrs["function"]) * up]
 
 

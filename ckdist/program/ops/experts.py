@@ -51,8 +51,8 @@ def infer_route(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
 @op("route", infer_route, dtypes=("i32", "f32"))
 def route(context: RankContext, inputs: Arrays, weights: list[np.ndarray | None], attrs: Attrs) -> Arrays:
     """See `Routing`. DeepSeek-V3, arXiv:2412.19437, section 2.1.2; groups as in DeepSeek-V2, arXiv:2405.04434."""
-    logits, *switch = inputs
-    correction, factors = (*weights, None)[:2]
+    logits, *switch = inputs[: len(inputs) - attrs.get("hashed", False)]
+    correction, factors, experts_of = (*weights, None, None)[:3]
     count, groups = logits.shape[1], attrs["groups"]
     scores = scores_of(logits, attrs["scores"])  # (tokens, experts)
     choice = scores if correction is None else scores + correction
@@ -64,6 +64,9 @@ def route(context: RankContext, inputs: Arrays, weights: list[np.ndarray | None]
         np.put_along_axis(allowed, top, True, axis=-1)
         choice = np.where(np.repeat(allowed, count // groups, axis=1), choice, -np.inf)
     chosen = np.argsort(-choice, axis=-1, kind="stable")[:, : attrs["used"]]
+    if experts_of is not None:  # the bits of whole numbers
+        rows = np.clip(inputs[-1], 0, len(experts_of) // attrs["used"] - 1)
+        chosen = np.clip(experts_of.view(np.int32).reshape(-1, attrs["used"])[rows], 0, count - 1)
     shares = np.take_along_axis(scores, chosen, axis=-1)
     if attrs["renormalise"]:
         shares = shares / (shares.sum(axis=-1, keepdims=True) + np.float32(1e-20))
@@ -77,7 +80,9 @@ def route(context: RankContext, inputs: Arrays, weights: list[np.ndarray | None]
 
 
 def scores_of(logits: np.ndarray, kind: str) -> np.ndarray:
-    """The sigmoid or the softmax (over the last dimension) of the logits."""
+    """The sigmoid, the square root of the softplus, or the softmax (over the last dimension) of the logits."""
+    if kind == "sqrt_softplus":
+        return np.sqrt(np.logaddexp(logits, np.float32(0)))
     if kind == "sigmoid":
         return 1 / (1 + np.exp(-logits))
     terms = np.exp(logits - logits.max(axis=-1, keepdims=True))
@@ -108,6 +113,8 @@ def lower_route_training(lowering: "TrainingLowering", instr: Instr) -> None:
 def route_vjp(g: "Emitter", instr: Instr, grads: Gradients, wanted: list[bool]) -> Gradients:
     """The gradient of the logits; the correction has none. Raises LayoutError if the shares include a shared expert."""
     chosen, d_shares = instr.outputs[0], grads[1]
+    if instr.attrs["scores"] == "sqrt_softplus":
+        raise LayoutError(f"route has no gradient of scores that are roots of softplus: {instr}")
     if instr.attrs["shared"]:
         raise LayoutError(f"route has no gradient if its shares include that of a shared expert: {instr}")
     results: Gradients = [None] * len(wanted)
@@ -237,7 +244,8 @@ def lower_experts(lowering: "ServingLowering", group: "Group") -> None:
     routed = lowering.graph.maker(chosen, "route")
     if routed is None:
         raise LayoutError(f"cannot lower %{chosen.name}: experts are chosen by a route")
-    logits, *switch = (lowering.place_of(v) for v in routed.inputs)
+    hashed = routed.attrs.get("hashed", False)
+    logits, *switch = (lowering.place_of(v) for v in routed.inputs[: len(routed.inputs) - hashed])
     split = split_weights([instr.weight(index) for index in range(len(instr.weights))], instr.attrs)
     weights, used, rows = split.matrices, routed.attrs["used"], lowering.most_rows(x)
     sets = [_set(lowering, instr, split, 0, rows * used) | _bias_fields(lowering, weights[0].dims[-2], split.biases)]
@@ -253,6 +261,7 @@ def lower_experts(lowering: "ServingLowering", group: "Group") -> None:
         switches=switch[0] if switch else ValueIndex(ABSENT),
         correction=lowering.vector(routed.weights[0]),
         share_factors=lowering.vector((*routed.weights, None)[1]),
+        experts_of=lowering.vector(routed.weights[2] if hashed else None),
         routing=routing(routed.attrs),
         shares_input=instr.attrs.get("shares_input", False),
         gate=GATES[instr.attrs["function"]],

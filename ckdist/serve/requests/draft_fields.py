@@ -12,11 +12,11 @@ KINDS = ("spec", "speculative.type")
 
 def read_drafts(fields: Fields) -> dict[str, Any]:
     """Returns `spec` and `draft_` fields of SamplingParams. Raises RequestError for a drafter that does not exist."""
-    kind = fields.text(KINDS)
+    kind, name = fields.text(KINDS), next((name for name in KINDS if fields.value(name, str)), KINDS[0])
     try:
         kind = kind and drafter_name(kind)
     except ValueError as error:
-        raise RequestError(f"spec {error}", "spec", "invalid_value") from None
+        raise RequestError(f"{name} {error}", name, "invalid_value") from None
     most = fields.integer("speculative.n_max", 0, 0, 1 << 20)
     # 0: no drafts, as for llama-server; not given: the server's own.
     if fields.value("speculative.n_max", int) is not None and most == 0:

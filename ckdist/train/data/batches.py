@@ -30,6 +30,7 @@ class FileBatches:
         accumulation: Micro-batches of a step.
         position: The first row.
         dropout_seed: Seed of the keys of LoRA's dropout; None: batches have none.
+        rows_of_step: Rows of a step over all ranks, if it is not 0: `accumulation` follows from it.
         replicas: The ranks that `accumulation` is for, if more than `size`: the others compute their rows.
 
     Attributes:
@@ -46,9 +47,10 @@ class FileBatches:
         position: Position = Position(),
         replicas: int = 0,
         dropout_seed: int | None = None,
+        rows_of_step: int = 0,
     ) -> None:
         self.rows, self.rank, self.size, self.per_device = rows, rank, size, per_device
-        self.rows_of_step = max(replicas, size) * per_device * accumulation
+        self.rows_of_step = rows_of_step or max(replicas, size) * per_device * accumulation
         self.accumulation = -(-self.rows_of_step // (size * per_device))
         self.position, self.dropout_seed = position, dropout_seed
 

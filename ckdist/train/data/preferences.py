@@ -12,7 +12,7 @@ from ckdist.tokens.chat_input import kind_of
 from ckdist.train.data.record_forms import LABEL_KEYS, PAIR_KEYS
 from ckdist.train.data.records import BadLine, Document, read_chat
 
-KINDS = {"dpo": "pairs", "orpo": "pairs", "kto": "labels"}  # method -> kind of its records
+KINDS = {"dpo": "pairs", "orpo": "pairs", "reward": "pairs", "kto": "labels"}  # method -> kind of its records
 FORMS = {"pairs": "chosen and rejected", "labels": "prompt, completion and label"}
 LABELS = {"true": 1, "1": 1, "false": 0, "0": 0}
 

@@ -118,6 +118,10 @@ void gated(GateFunction function, const float* gate, const float* up, int64_t n,
     return each(n, [&](int64_t i, int lanes) {
       store_lanes(out + i, clamped_swiglu(load_lanes(gate + i, lanes), load_lanes(up + i, lanes)), lanes);
     });
+  if (function == GateFunction::clamped_silu)
+    return each(n, [&](int64_t i, int lanes) {
+      store_lanes(out + i, clamped_silu(load_lanes(gate + i, lanes), load_lanes(up + i, lanes)), lanes);
+    });
   with_function(function, [&](auto f) {
     each(n, [&](int64_t i, int lanes) {
       store_lanes(out + i, f(load_lanes(gate + i, lanes)) * load_lanes(up + i, lanes), lanes);

@@ -37,5 +37,11 @@ CKDIST_INLINE Vec clamped_swiglu(Vec gate, Vec up) {
   return g * sigmoid(set(1.702f) * g) * (u + set(1.0f));
 }
 
+// silu(min(gate, 10)) * u, with u = up from -10 to 10 (DeepSeek-V4).
+CKDIST_INLINE Vec clamped_silu(Vec gate, Vec up) {
+  const Vec limit = set(10.0f);
+  return silu(min(limit, gate)) * max(set(-10.0f), min(limit, up));
+}
+
 }  // namespace CKDIST_VECTORS
 }  // namespace ckdist

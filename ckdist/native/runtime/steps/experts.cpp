@@ -150,7 +150,12 @@ struct Experts : Carved<Experts, StepRun<Inference, ckdist_experts_step>> {
     int64_t stride;
     const float* const logits = r.floats(step.logits, &stride) + row * r.value(step.logits).width;
     const float* const correction = step.correction >= 0 ? r.vector(step.correction) : nullptr;
-    choose_experts(r.kernels, step.routing, logits, stride, correction, own.logits, choice.experts(row),
+    const float* given = nullptr;
+    if (step.experts_of >= 0) {
+      const int32_t id = r.batch.token_ids[r.batch_token(step.step, row - r.first_row(step.step))];
+      given = r.vector(step.experts_of) + std::max(id, 0) * step.routing.used;
+    }
+    choose_experts(r.kernels, step.routing, logits, stride, correction, given, own.logits, choice.experts(row),
                    choice.shares(row));
     if (step.share_factors >= 0)
       for (int slot = 0; slot < step.routing.used; slot++)

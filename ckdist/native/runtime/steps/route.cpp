@@ -22,8 +22,8 @@ struct Route : RoutingRun<ckdist_route_step> {
   void run() {
     const float* const correction = step.correction >= 0 ? r.parameter(step.correction) : nullptr;
     each_token([&](int64_t t) {
-      choose_experts(r.kernels, step.routing, r.floats(step.logits, t), r.width(step.logits), correction, room(),
-                     reinterpret_cast<int32_t*>(r.floats(step.chosen, t)), r.floats(step.shares, t));
+      choose_experts(r.kernels, step.routing, r.floats(step.logits, t), r.width(step.logits), correction, nullptr,
+                     room(), reinterpret_cast<int32_t*>(r.floats(step.chosen, t)), r.floats(step.shares, t));
     });
   }
 };

@@ -3,6 +3,8 @@
 #include <cmath>
 #include <limits>
 
+#include "kernels/half.h"
+
 namespace ckdist {
 namespace {
 
@@ -45,6 +47,9 @@ void router_scores(const Kernels& kernels, const ckdist_routing& routing, const 
   if (routing.scores == ckdist_scores_sigmoid) {
     k.sum_exp(logits, experts, 0.f, -1.f, scores);
     for (int64_t e = 0; e < experts; e++) scores[e] = 1.f / (1.f + scores[e]);
+  } else if (routing.scores == ckdist_scores_sqrt_softplus) {
+    for (int64_t e = 0; e < experts; e++)
+      scores[e] = std::sqrt(std::max(logits[e], 0.f) + std::log1p(std::exp(-std::abs(logits[e]))));
   } else {
     const double sum = k.sum_exp(logits, experts, *std::max_element(logits, logits + experts), 1.f, scores);
     for (int64_t e = 0; e < experts; e++) scores[e] = float(scores[e] / sum);
@@ -52,7 +57,7 @@ void router_scores(const Kernels& kernels, const ckdist_routing& routing, const 
 }
 
 void choose_experts(const Kernels& kernels, const ckdist_routing& routing, const float* logits, int64_t experts,
-                    const float* correction, float* room, int32_t* chosen, float* shares) {
+                    const float* correction, const float* given, float* room, int32_t* chosen, float* shares) {
   float *const scores = room, *const choice = room + experts, *const groups = choice + experts;
   router_scores(kernels, routing, logits, experts, scores);
   for (int64_t e = 0; e < experts; e++) choice[e] = correction ? scores[e] + correction[e] : scores[e];
@@ -61,10 +66,14 @@ void choose_experts(const Kernels& kernels, const ckdist_routing& routing, const
   if (routing.groups > 1) keep_best_groups(routing, choice, experts, groups);
   float sum = 0.f;
   int slot = 0;
-  each_largest(choice, experts, routing.used, [&](int64_t e) {
+  const auto take = [&](int64_t e) {
     chosen[slot] = int32_t(e), shares[slot] = scores[e];
     sum += shares[slot++];
-  });
+  };
+  if (given == nullptr) each_largest(choice, experts, routing.used, take);
+  else
+    for (int i = 0; i < routing.used; i++)
+      take(std::clamp<int64_t>(int32_t(bits_of_float(given[i])), 0, experts - 1));  // a damaged file may have any
   const float factor = routing.renormalise ? routing.scale / (sum + 1e-20f) : routing.scale;
   for (int i = 0; i < routing.used; i++) shares[i] *= factor;
 }

@@ -47,9 +47,9 @@ struct Grouping {
 // Computes the scores of one row's logits. Both are (experts,).
 void router_scores(const Kernels& kernels, const ckdist_routing& routing, const float* logits, int64_t experts,
                    float* scores);
-// Chooses the experts of one row by its logits, (experts,). `room`: 2 * experts + 2 * groups floats. The definition is
-// `route` in program/ops/experts.py.
+// Chooses the experts of one row by its logits, (experts,), or takes the `given` ones unless null. `room`: 2 * experts
+// + 2 * groups floats. The definition is `route` in program/ops/experts.py.
 void choose_experts(const Kernels& kernels, const ckdist_routing& routing, const float* logits, int64_t experts,
-                    const float* correction, float* room, int32_t* chosen, float* shares);
+                    const float* correction, const float* given, float* room, int32_t* chosen, float* shares);
 
 }  // namespace ckdist

@@ -1,45 +1,11 @@
 // Chooses the positions that sparse attention reads: a lightning indexer scores all positions of a token. Those
 // with the largest scores are listed.
-#include <cstring>
-
 #include "runtime/steps/attention_run.h"
 #include "runtime/steps/carved.h"
+#include "runtime/steps/select_largest.h"
 
 namespace ckdist {
 namespace {
-
-// The order of floats as whole numbers. NaN has a place in it, so that it leads to a list like any other.
-inline uint32_t ordered(float x) {
-  uint32_t bits;
-  x += 0.f;  // -0 becomes +0
-  std::memcpy(&bits, &x, sizeof bits);
-  return bits >> 31 ? ~bits : bits | 0x80000000u;
-}
-
-// out = the k positions of n with the largest scores, ascending; of equal scores the lower position. k < n. The k-th
-// largest number is found digit by digit.
-void select(const float* scores, int64_t n, int64_t k, int32_t* out) {
-  constexpr int kBits[] = {11, 11, 10};
-  uint32_t prefix = 0;
-  int shift = 32;
-  int64_t left = k;  // of the numbers that begin with `prefix`
-  for (const int bits : kBits) {
-    int64_t counts[1 << 11] = {};
-    const int before = shift;
-    shift -= bits;
-    for (int64_t i = 0; i < n; i++) {
-      const uint32_t number = ordered(scores[i]);
-      if (before == 32 || number >> before == prefix) counts[number >> shift & ((1u << bits) - 1)]++;
-    }
-    int64_t digit = (int64_t{1} << bits) - 1;
-    for (; counts[digit] < left; digit--) left -= counts[digit];
-    prefix = prefix << bits | uint32_t(digit);
-  }
-  for (int64_t i = 0; i < n; i++) {
-    const uint32_t number = ordered(scores[i]);
-    if (number > prefix || (number == prefix && left-- > 0)) *out++ = int32_t(i);
-  }
-}
 
 struct SelectPositions : Carved<SelectPositions, AttentionRun<SelectPositions, ckdist_select_positions_step>> {
   AttentionFields attention() const { return {step.layer, step.q, step.out, 0, 0.f, 0.f, nullptr}; }
@@ -74,7 +40,7 @@ struct SelectPositions : Carved<SelectPositions, AttentionRun<SelectPositions, c
         if (token.position < top_k()) return;
         const int64_t blocks = blocks_of(token.position + 1);
         score(t, token, 0, blocks, own().scores);
-        select(own().scores, token.position + 1, top_k(), list_of(t));
+        select_largest(own().scores, token.position + 1, top_k(), list_of(t));
       });
     }
     r.finish(thread, index, step.out, r.batch.tokens);
@@ -126,7 +92,7 @@ struct SelectPositions : Carved<SelectPositions, AttentionRun<SelectPositions, c
     r.meet(thread, index);
     for (int64_t s = thread; s < r.batch.sequences; s += r.active())
       if (blocks_to_score(s) > 0)
-        select(scores + s * stride, int64_t{r.batch.chunks[s].first_position} + 1, top_k(), list_of(s));
+        select_largest(scores + s * stride, int64_t{r.batch.chunks[s].first_position} + 1, top_k(), list_of(s));
   }
 
   // Scores of the blocks [begin, end) for a token: out[i] is the score of position i.

@@ -1,0 +1,261 @@
+"""DeepSeek-V4: attention to compressed entries, several residual streams, experts chosen by token ids in first layers.
+
+DeepSeek-AI 2026. The layer that predicts further tokens is left out.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+
+from ckdist.models import from_config, limits, rope
+from ckdist.models.compressed_fields import CompressedAttention, HyperConnections
+from ckdist.models.config_keys import ConfigKeys
+from ckdist.models.families import deepseek_v32
+from ckdist.models.families.family import (
+    GGUF_EXPERTS,
+    SAFETENSORS_EXPERTS,
+    SHARED_EXPERTS,
+    Family,
+    GgufHeader,
+    GgufWriter,
+    in_layers,
+    numbered,
+)
+from ckdist.models.fields import Fields
+from ckdist.models.indexer import Indexer
+from ckdist.models.spec import LayerSpec, ModelSpec, MoeFfn, RopeSpec
+from ckdist.program.routing import Routing
+
+NAME, SPARSE, HEAVY = "deepseek_v4", "compressed_sparse_attention", "heavily_compressed_attention"
+LIMIT = 10.0  # of the inputs of experts' gates
+KINDS = {0: "sliding_attention", 4: SPARSE, 128: HEAVY}  # by `compress_ratios`
+KEYS = ConfigKeys(
+    {
+        "compress_rope_theta": 160000.0,
+        "hc_eps": 1e-6,
+        "hc_mult": 4,
+        "hc_sinkhorn_iters": 20,
+        "head_dim": 512,
+        "hidden_act": "silu",
+        "index_head_dim": 128,
+        "index_n_heads": 64,
+        "index_topk": 512,
+        "max_position_embeddings": 1048576,
+        "moe_intermediate_size": 2048,
+        "n_routed_experts": 256,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 6,
+        "num_hash_layers": 3,
+        "num_key_value_heads": 1,
+        "o_groups": 8,
+        "o_lora_rank": 1024,
+        "q_lora_rank": 1024,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 10000.0,
+        "routed_scaling_factor": 1.5,
+        "scoring_func": "sqrtsoftplus",
+        "sliding_window": 128,
+    },
+    aliases={"num_local_experts": "n_routed_experts"},
+    only={"norm_topk_prob": True, "swiglu_limit": LIMIT, "topk_method": "noaux_tc"},
+    unused=("compress_rates", "expert_dtype", "intermediate_size", "num_hash_layers"),  # if other fields say the same
+)
+
+
+def rotation(f: Fields, n: from_config.Sizes, dims: int, name: str, theta: str) -> RopeSpec:
+    """The rotation of layers with entries ("compress"), or without ("main"), which only newer files can scale."""
+    given, usual = f.sub("rope_parameters"), f.number(theta, low=1.0)
+    own = given.sub(name) if given.has(name) else given if name == "compress" else Fields({}, f.where)
+    made = rope.from_fields(own, rope.RopeShape(n.head_dim, n.max_position, usual, dims / n.head_dim, True), f)
+    return replace(made, magnitude=own.number("attention_factor", 1.0, high=1e3))
+
+
+def kinds(f: Fields, count: int) -> list[str]:
+    """The kind of each layer's attention."""
+    if (ratios := f.raw("compress_ratios")) is not None:  # those of layers that predict further tokens come last
+        if not isinstance(ratios, list) or len(ratios) < count or any(ratio not in KINDS for ratio in ratios):
+            raise f.error("compress_ratios", ratios, f"a list of {count} of 0, 4 and 128")
+        return [KINDS[ratio] for ratio in ratios[:count]]
+    usual = [HEAVY if i < 2 or i % 2 == 0 else SPARSE for i in range(count)]
+    return from_config.layer_kinds(f, count, list(KINDS.values())) or usual
+
+
+def config(f: Fields, outer: Fields) -> ModelSpec:
+    """Reads a config.json."""
+    n = from_config.sizes(f)
+    if f.flag("attention_bias"):
+        raise f.error("attention_bias", True, "false: biases of compressed attention are not supported")
+    if n.num_kv_heads != 1:
+        raise f.error("num_key_value_heads", n.num_kv_heads, "1: all heads share one key")
+    size = lambda name, high: f.integer(name, high=high)
+    name = "qk_rope_head_dim"
+    dims = f.integer(name, n.head_dim // 8, high=n.head_dim)
+    if int(n.head_dim * (part := f.number("partial_rotary_factor", dims / n.head_dim, high=1.0))) != dims:
+        if f.has(name):
+            raise f.error(name, dims, f"{part:g} * {n.head_dim}, as partial_rotary_factor says")
+        dims = int(n.head_dim * part)
+    rank, groups, o_rank = (size(name, limits.MAX_WIDTH) for name in ("q_lora_rank", "o_groups", "o_lora_rank"))
+    window, rates = size("sliding_window", limits.MAX_POSITION), f.sub("compress_rates")
+    plain = CompressedAttention(n.num_heads, n.head_dim, dims, rank, groups, o_rank, window, "local")
+    of_kind = {KINDS[0]: plain}
+    for ratio, kind in list(KINDS.items())[1:]:
+        rate = rates.integer(kind, ratio, high=1 << 16)
+        of_kind[kind] = replace(plain, rope="global", ratio=rate, overlap=kind == SPARSE)
+    heads, width = size("index_n_heads", limits.MAX_HEADS), size("index_head_dim", limits.MAX_HEAD_DIM)
+    indexer = Indexer(heads, width, size("index_topk", limits.MAX_POSITION))
+    of_kind[SPARSE] = replace(of_kind[SPARSE], indexer=indexer)
+    scores = f.text("scoring_func")
+    if scores != "sqrtsoftplus":
+        raise f.error("scoring_func", scores, "sqrtsoftplus")
+    routing = Routing(6, "sqrt_softplus", scale=f.number("routed_scaling_factor", high=1e6))
+    shared = f.integer("n_shared_experts", low=1, high=1) * f.integer("moe_intermediate_size", high=limits.MAX_FFN)
+    ffn = from_config.experts(
+        f, "n_routed_experts", "moe_intermediate_size", routing, correction_bias=True, shared_size=shared
+    )
+    if ffn.activation != "silu":
+        raise f.error("hidden_act", f.text("hidden_act"), "silu: its limits are built in")
+    given = from_config.layer_kinds(f, n.num_layers, ("hash_moe", "moe"), "mlp_layer_types")
+    first = range(f.integer("num_hash_layers", low=0, high=limits.MAX_LAYERS)) if given is None else ()
+    by_id = [i in first if given is None else given[i] == "hash_moe" for i in range(n.num_layers)]
+    ropes = {
+        "global": rotation(f, n, dims, "compress", "compress_rope_theta"),
+        "local": rotation(f, n, dims, "main", "rope_theta"),
+    }
+    mixers = [of_kind[kind] for kind in kinds(f, n.num_layers)]
+    of_streams = streams(f, "hc_mult", "hc_sinkhorn_iters", "hc_eps")
+    return model(n, mixers, ffn, by_id, ropes, from_config.tied(f, outer), of_streams)
+
+
+def streams(f: Fields, count: str, iterations: str, eps: str) -> HyperConnections:
+    """Reads the residual streams."""
+    return HyperConnections(f.integer(count, high=8), f.integer(iterations, high=1000), f.number(eps, high=1.0))
+
+
+def model(
+    n: from_config.Sizes,
+    mixers: list[CompressedAttention],
+    ffn: MoeFfn,
+    by_id: list[bool],
+    ropes: dict[str, RopeSpec],
+    tied: bool,
+    streams: HyperConnections,
+) -> ModelSpec:
+    """Makes a model. `by_id`: whether each layer chooses experts by token ids."""
+    best = replace(ffn, activation="clamped_silu")
+    hashed = replace(best, correction_bias=False, hashed=n.vocab_size)
+    layers = [LayerSpec(mixer, hashed if own else best) for mixer, own in zip(mixers, by_id, strict=True)]
+    return n.model(NAME, layers, ropes, tied, streams=streams)
+
+
+def array(f: Fields, name: str) -> np.ndarray:
+    """Reads an array of numbers. Raises ModelFileError for another value."""
+    value = f.values.get(name)
+    if not isinstance(value, np.ndarray) or value.ndim != 1 or value.dtype.kind not in "fiu":
+        raise f.error(name, str(value)[:40], "an array of numbers")
+    return value
+
+
+def gguf(header: GgufHeader) -> ModelSpec:
+    """Reads GGUF metadata."""
+    from ckdist.models import from_gguf
+
+    f, n = header.fields, from_gguf.sizes(header)
+    size = lambda name, high: f.integer(name, high=high)
+    ratios = array(f, "attention.compress_ratios")
+    given = ratios[: n.num_layers].tolist()
+    if len(given) < n.num_layers or any(ratio not in KINDS for ratio in given):
+        raise f.error("attention.compress_ratios", given, f"{n.num_layers} of 0, 4 and 128")
+    for name in ("swiglu_clamp_exp", "swiglu_clamp_shexp"):
+        if f.has(name) and (limit := array(f, name)[array(f, name) != LIMIT]).size:
+            raise f.error(name, limit[0].item(), f"{LIMIT:g} in all layers")
+    dims = f.integer("rope.dimension_count", high=n.head_dim)
+    numbers = ("q_lora_rank", "output_group_count", "output_lora_rank", "sliding_window")
+    rank, groups, o_rank, window = (size(f"attention.{name}", limits.MAX_WIDTH) for name in numbers)
+    plain = CompressedAttention(n.num_heads, n.head_dim, dims, rank, groups, o_rank, window, "local")
+    indexer = deepseek_v32.gguf_indexer(f, "global")
+    of_ratio = lambda ratio: replace(
+        plain, rope="global", ratio=ratio, overlap=ratio == 4, indexer=indexer if ratio == 4 else None
+    )
+    ffn = from_gguf.experts(header, Routing(6, "sqrt_softplus", scale=1.5), shared=True)
+    if ffn.routing.scores != "sqrt_softplus" or not ffn.routing.renormalise:
+        raise f.error("expert_gating_func", ffn.routing.scores, "4 (sqrt_softplus), with expert_weights_norm true")
+    hashed = f.integer("hash_layer_count", low=0, high=n.num_layers)
+    theta = f.number("attention.compress_rope_freq_base", 160000.0, low=1.0)
+    scaled = replace(header, fields=Fields({**f.values, "rope.freq_base": theta}, f.where, f.prefix))
+    main = rope.plain(dims, f.number("rope.freq_base", 1e4, low=1.0)).astype(np.float32)
+    ropes = {
+        "global": replace(from_gguf.rotation(scaled, n, partial=True, interleaved=True), magnitude=1.0),
+        "local": RopeSpec(main, interleaved=True, theta=f.number("rope.freq_base", 1e4, low=1.0)),
+    }
+    mixers = [of_ratio(ratio) if ratio else plain for ratio in given]
+    of_streams = streams(f, *(f"hyper_connection.{name}" for name in ("count", "sinkhorn_iterations", "epsilon")))
+    by_id = [i < hashed for i in range(n.num_layers)]
+    return model(n, mixers, replace(ffn, correction_bias=True), by_id, ropes, from_gguf.tied(header), of_streams)
+
+
+def windows(stored: str, weights: str) -> dict[str, str]:
+    """Names of the weights that make entries."""
+    parts = {"wkv": "kv_proj", "wgate": "gate_proj", "ape": "position_bias", "norm": "kv_norm"}
+    return {f"{stored}.{name}": f"{weights}.{part}" for name, part in parts.items()}
+
+
+def gguf_windows(stored: str, weights: str) -> dict[str, str]:
+    """Names in GGUF of the weights that make entries."""
+    parts = {"kv": "kv_proj", "gate": "gate_proj", "ape.weight": "position_bias", "norm": "kv_norm"}
+    return {f"{stored}_compressor_{name}": f"{weights}.{part}" for name, part in parts.items()}
+
+
+OF_LAYER = {
+    "attn_norm": "input_layernorm",
+    "ffn_norm": "post_attention_layernorm",
+    **{f"hc_{part}_{name}": f"{part}_hc.{name}" for part in ("attn", "ffn") for name in ("fn", "base", "scale")},
+    "attn.attn_sink": "self_attn.sinks",
+    "attn.wq_a": "self_attn.q_a_proj",
+    "attn.q_norm": "self_attn.q_a_norm",
+    "attn.wq_b": "self_attn.q_b_proj",
+    "attn.wkv": "self_attn.kv_proj",
+    "attn.norm": "self_attn.kv_norm",  # as transformers saves it
+    "attn.kv_norm": "self_attn.kv_norm",
+    "attn.wo_a": "self_attn.o_a_proj",
+    "attn.wo_b": "self_attn.o_b_proj",
+    **windows("attn.compressor", "self_attn.compressor"),
+    **windows("attn.indexer.compressor", "self_attn.compressor.indexer"),
+    "attn.indexer.wq_b": "self_attn.compressor.indexer.q_b_proj",
+    "attn.indexer.weights_proj": "self_attn.compressor.indexer.scorer.weights_proj",
+    "ffn.gate": "mlp.gate",
+    "ffn.gate.bias": "mlp.gate.e_score_correction.bias",
+    "ffn.gate.tid2eid": "mlp.gate.tid2eid",
+    **numbered("ffn.experts", "mlp.experts"),
+    **numbered("ffn.shared_experts", "mlp.shared_expert"),
+}
+HC = {f"hc_{part}_{name}.weight": f"{part}_hc.{name}" for part in ("attn", "ffn") for name in ("fn", "base", "scale")}
+OF_BLOCK = {
+    **HC,
+    "attn_sinks.weight": "self_attn.sinks",
+    "attn_q_a_norm": "self_attn.q_a_norm",
+    "attn_kv": "self_attn.kv_proj",
+    "attn_kv_a_norm": "self_attn.kv_norm",
+    **{name: f"self_attn.{part}_proj" for name, part in (("attn_q_a", "q_a"), ("attn_q_b", "q_b"))},
+    **{f"attn_output_{part}": f"self_attn.o_{part}_proj" for part in "ab"},
+    **gguf_windows("attn", "self_attn.compressor"),
+    **gguf_windows("indexer", "self_attn.compressor.indexer"),
+    "indexer.attn_q_b": "self_attn.compressor.indexer.q_b_proj",
+    "indexer.proj": "self_attn.compressor.indexer.scorer.weights_proj",
+    "ffn_gate_tid2eid.weight": "mlp.gate.tid2eid",
+}
+FAMILY = Family(
+    config,
+    GGUF_EXPERTS.but({
+        **in_layers("blk", OF_BLOCK),
+        **{f"output_hc_{name}.weight": f"model.hc_head.hc_{name}" for name in ("fn", "base", "scale")},
+    }),
+    GgufWriter(refused="its tables of experts by token are whole numbers, which are not written"),
+    gguf,
+    keys=KEYS,
+    safetensors=SAFETENSORS_EXPERTS.but({
+        **in_layers("model.layers", {**SHARED_EXPERTS, **OF_LAYER}),
+        **{f"hc_head_{name}": f"model.hc_head.hc_{name}" for name in ("fn", "base", "scale")},
+        "embed": "model.embed_tokens", "head": "lm_head",
+    }),
+    ignored=(r"mtp\..*",),
+)  # fmt: skip

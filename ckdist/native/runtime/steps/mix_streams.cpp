@@ -1,0 +1,129 @@
+// Hyper-connections: several streams of hidden states, which each part of a layer reads as one and writes to all.
+//
+// A thread computes chunks of columns. The sums over a row are added in the order of the chunks, so the bits do not
+// depend on the threads.
+#include <cmath>
+
+#include "runtime/steps/residual.h"
+
+namespace ckdist {
+namespace {
+
+constexpr int kMostStreams = 8;
+constexpr int64_t kChunk = 256;  // columns of each stream
+
+struct MixStreams : StepRun<Inference, ckdist_mix_streams_step> {
+  static int64_t thread_bytes(const Inference&, const Fields&) { return kChunk * int64_t{sizeof(float)}; }
+  static int64_t workspace_bytes(const Inference& r, const Fields& step) {
+    return r.program.max_tokens * chunks_of(r, step) * parts(step) * int64_t{sizeof(float)};
+  }
+  static int64_t chunks_of(const Inference& r, const Fields& step) {
+    return (r.value(step.y).width + kChunk - 1) / kChunk;
+  }
+  static int weights(const Fields& step) { return step.coefs < 0 ? step.streams : step.streams * (step.streams + 2); }
+  static int parts(const Fields& step) { return weights(step) + 1; }  // the last one is the sum of squares
+
+  int64_t width() const { return r.value(step.y).width; }
+  float* row(int32_t value, int64_t t) const {
+    int64_t stride;
+    float* const rows = r.floats(value, &stride);
+    return rows + t * stride;
+  }
+  Range columns(int64_t chunk) const { return {chunk * kChunk, std::min((chunk + 1) * kChunk, width())}; }
+
+  void run() {
+    const int64_t tokens = r.local_tokens, chunks = chunks_of(r, step), items = tokens * chunks;
+    const Range own = {items * thread / r.active(), items * (thread + 1) / r.active()};
+    // A thread keeps the columns of `fn` in its cache from token to token.
+    for (int64_t i = own.begin; i < own.end; i++) add(i % tokens, i / tokens);
+    r.meet(thread, index);
+    float c[kMostStreams * (kMostStreams + 2)];
+    for (int64_t i = own.begin, last = -1; i < own.end; i++) {
+      const int64_t t = i / chunks, chunk = i % chunks;
+      if (t != last) coefficients(t, c);
+      last = t;
+      if (chunk == 0 && step.coefs >= 0) std::copy(c + step.streams, c + weights(step), row(step.coefs, t));
+      collapse(t, columns(chunk), c);
+    }
+    r.finish(thread, index, step.out, r.local_tokens);
+  }
+
+  float dot(const float* x, const float* y, int64_t n) const {
+    const auto row = [](const float* of) { return Row{reinterpret_cast<uint8_t*>(const_cast<float*>(of)), false}; };
+    return r.kernels.row.dot(row(x), row(y), n);
+  }
+
+  // Makes a chunk of the streams, and its parts of the sums.
+  void add(int64_t t, int64_t chunk) const {
+    const ElementwiseKernel& k = r.kernels.elementwise;
+    const Range at = columns(chunk);
+    const int64_t n = at.end - at.begin, count = step.streams;
+    float* const room = reinterpret_cast<float*>(r.memory(thread));
+    const float* const y = Residual{r, thread, -1, step.y, -1, -1, 0.f, 1.f, room}.summed(t, t, at);
+    const float* const post = step.x < 0 ? nullptr : row(step.old_coefs, t);
+    float* const sums = reinterpret_cast<float*>(r.workspace()) + (t * chunks_of(r, step) + chunk) * parts(step);
+    std::fill(sums, sums + parts(step), 0.f);
+    for (int64_t i = 0; i < count; i++) {
+      float* const out = row(step.sum, t) + i * width() + at.begin;
+      scaled(y, post ? post[i] : 1.f, n, out);
+      for (int64_t j = 0; post && j < count; j++)
+        k.add_scaled(row(step.x, t) + j * width() + at.begin, post[count + j * count + i], n, out);
+      sums[parts(step) - 1] += k.sum_squares(out, n);
+      const float* fn = r.vector(step.fn) + i * width() + at.begin;
+      for (int w = 0; w < weights(step); w++, fn += count * width()) sums[w] += dot(fn, out, n);
+    }
+  }
+
+  // (pre, post, comb) of a token.
+  void coefficients(int64_t t, float* c) const {
+    const int64_t chunks = chunks_of(r, step);
+    const int count = step.streams, all = weights(step);
+    const float* sums = reinterpret_cast<const float*>(r.workspace()) + t * chunks * parts(step);
+    float squares = 0.f;
+    std::fill(c, c + all, 0.f);
+    for (int64_t chunk = 0; chunk < chunks; chunk++, sums += parts(step)) {
+      for (int w = 0; w < all; w++) c[w] += sums[w];
+      squares += sums[all];
+    }
+    const float inverse = 1.f / std::sqrt(squares / float(count * width()) + step.norm_eps);
+    const float *const base = r.vector(step.base), *const scale = r.vector(step.scale);
+    for (int w = 0; w < all; w++) c[w] = c[w] * inverse * scale[std::min(w / count, 2)] + base[w];
+    for (int w = 0; w < std::min(all, 2 * count); w++) c[w] = 1.f / (1.f + std::exp(-c[w]));
+    for (int w = 0; w < count; w++) c[w] += step.eps;
+    for (int w = count; w < std::min(all, 2 * count); w++) c[w] *= 2.f;
+    if (all > count) balance(c + 2 * count);
+  }
+
+  // Makes a matrix whose rows and columns have sums near 1. Sinkhorn & Knopp 1967.
+  void balance(float* m) const {
+    const int n = step.streams;
+    for (float* row = m; row < m + n * n; row += n) {
+      const float most = *std::max_element(row, row + n);
+      float sum = 0.f;
+      for (int i = 0; i < n; i++) sum += row[i] = std::exp(row[i] - most);
+      for (int i = 0; i < n; i++) row[i] = row[i] / sum + step.eps;
+    }
+    const auto divide = [&](int from, int stride) {
+      float sum = 0.f;
+      for (int i = 0; i < n; i++) sum += m[from + i * stride];
+      for (int i = 0; i < n; i++) m[from + i * stride] /= sum + step.eps;
+    };
+    for (int pass = 0; pass < step.iterations; pass++) {
+      for (int i = 0; pass > 0 && i < n; i++) divide(i * n, 1);
+      for (int i = 0; i < n; i++) divide(i, n);
+    }
+  }
+
+  void collapse(int64_t t, Range at, const float* pre) const {
+    const int64_t n = at.end - at.begin;
+    float* const out = row(step.out, t) + at.begin;
+    const float* const streams = row(step.sum, t) + at.begin;
+    scaled(streams, pre[0], n, out);
+    for (int64_t i = 1; i < step.streams; i++) r.kernels.elementwise.add_scaled(streams + i * width(), pre[i], n, out);
+  }
+};
+
+const RegisteredKind<MixStreams> kKind(ckdist_step_mix_streams);
+
+}  // namespace
+}  // namespace ckdist

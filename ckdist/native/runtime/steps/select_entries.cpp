@@ -1,0 +1,126 @@
+// Chooses the compressed entries that a token sees: a lightning indexer scores all entries of complete windows. The
+// entries with the largest scores are listed.
+#include "runtime/steps/attention_run.h"
+#include "runtime/steps/carved.h"
+#include "runtime/steps/select_largest.h"
+#include "runtime/steps/window_cache.h"
+
+namespace ckdist {
+namespace {
+
+struct SelectEntries : Carved<SelectEntries, AttentionRun<SelectEntries, ckdist_select_entries_step>> {
+  AttentionFields attention() const { return {step.layer, step.q, step.out, 0, 0.f, 0.f, nullptr}; }
+
+  // Entries, in whole blocks of scores.
+  static int64_t most_entries(const Inference& r, const Fields& step) {
+    return blocks_of(r.program.context_length / step.entries.ratio) * kBlockTokens;
+  }
+  static int width(const Inference& r, const Fields& step) {
+    const ckdist_layer& layer = r.program.layers[step.layer];
+    const CacheArrays arrays{layer.arrays, layer.array_count};
+    return arrays.at(ckdist_array_index_rows).width / (step.entries.overlap ? 4 : 2);
+  }
+  static CacheShape shape(const Inference& r, const Fields& step) {
+    const int n = width(r, step);
+    return {KvType::f32, KvType::f32, n, n, true};
+  }
+  // Buffers of one thread: rotated queries, a block of entries, room for an entry, and the scores of a token.
+  struct Room {
+    float* q;
+    uint8_t* block;
+    float *entry, *scores;
+  };
+  static Room room(Carver& c, const Inference& r, const Fields& step) {
+    float* const q = c.floats(int64_t{step.heads} * width(r, step));
+    uint8_t* const block = c.bytes(r.kernels.attention.block_bytes(shape(r, step)));
+    float* const entry = c.floats(WindowCache::room_floats(width(r, step)));
+    return {q, block, entry, c.floats(most_entries(r, step))};
+  }
+  static int64_t workspace_bytes(const Inference& r, const Fields& step) {
+    return 4 * r.program.max_sequences * most_entries(r, step);
+  }
+
+  const int32_t* table_of(int sequence) const { return r.batch.block_tables + start_of(sequence).block; }
+  int64_t top_k() const { return r.value(step.out).width; }
+  int64_t entries_of(int64_t position) const { return (position + 1) / step.entries.ratio; }
+  int32_t* list_of(int64_t token) {
+    int64_t stride;
+    return reinterpret_cast<int32_t*>(r.floats(step.out, &stride) + token * top_k());
+  }
+
+  void run() {
+    const WindowCache cache(r, step.layer, step.entries, true);
+    each_stored(1, [&](int sequence, int64_t token, int) {
+      const int64_t position = r.batch.chunks[sequence].first_position + token - start_of(sequence).token;
+      cache.store_row(table_of(sequence), position, r.row_of(step.entries.kv, token),
+                      r.row_of(step.entries.gates, token));
+    });
+    r.meet(thread, index);
+    const int64_t made = cache.each_complete(thread, [&](int sequence, int64_t window) {
+      const Rope rope = r.rotation(step.rope_table, start_of(sequence).token, window * step.entries.ratio);
+      cache.compress(table_of(sequence), window, rope, step.eps, buffers().entry);
+    });
+    if (made > 0) r.meet(thread, index);
+    if (r.batch.tokens == r.batch.sequences) {
+      select_by_sequence(cache);
+    } else {
+      r.for_each_item(thread, index, r.batch.tokens, [&](int64_t t) {
+        const Token token = token_of(t);
+        const int64_t entries = entries_of(token.position);
+        if (entries <= top_k()) return;
+        score(cache, t, token, 0, blocks_of(entries), buffers().scores);
+        select_largest(buffers().scores, entries, top_k(), list_of(t));
+      });
+    }
+    r.finish(thread, index, step.out, r.batch.tokens);
+  }
+
+  // One token per sequence: threads divide the blocks of scores of all sequences, then the sequences.
+  void select_by_sequence(const WindowCache& cache) {
+    const int64_t stride = most_entries(r, step);
+    float* const scores = reinterpret_cast<float*>(r.workspace());  // (sequences, stride)
+    const auto blocks_to_score = [&](int64_t s) {
+      const int64_t entries = entries_of(r.batch.chunks[s].first_position);
+      return entries <= top_k() ? 0 : blocks_of(entries);
+    };
+    int64_t all = 0, before = 0;
+    for (int64_t s = 0; s < r.batch.sequences; s++) all += blocks_to_score(s);
+    if (all == 0) return;
+    const Range part = {all * thread / r.active(), all * (thread + 1) / r.active()};
+    for (int64_t s = 0; s < r.batch.sequences; before += blocks_to_score(s++)) {
+      const int64_t begin = std::max<int64_t>(part.begin - before, 0),
+                    end = std::min(part.end - before, blocks_to_score(s));
+      if (begin < end) score(cache, s, token_of(s), begin, end, scores + s * stride);
+    }
+    r.meet(thread, index);
+    for (int64_t s = thread; s < r.batch.sequences; s += r.active())
+      if (blocks_to_score(s) > 0)
+        select_largest(scores + s * stride, entries_of(r.batch.chunks[s].first_position), top_k(), list_of(s));
+  }
+
+  // Scores of a token for the entries [16 begin, 16 end). The last ones may not exist.
+  void score(const WindowCache& cache, int64_t t, const Token& token, int64_t begin, int64_t end, float* out) {
+    const Room own = buffers();
+    const CacheShape of = shape(r, step);
+    const int64_t entries = entries_of(token.position);
+    const Rope rope = rotation(t, token.position);
+    const float* const x = r.row_of(step.q, t);
+    std::copy(x, x + step.heads * of.key_width, own.q);
+    for (int h = 0; h < step.heads; h++)
+      WindowCache::rotate_end(r.kernels.elementwise, own.q + h * of.key_width, rope, of.key_width);
+    const IndexTask task = {of.key_type, of.key_width, step.heads, own.q, r.row_of(step.weights, t)};
+    const int32_t* const table = table_of(token.sequence);
+    for (int64_t block = begin; block < end; block++) {
+      for (int64_t e = block * kBlockTokens; e < std::min((block + 1) * kBlockTokens, entries); e++) {
+        cache.read_entry(table, e, own.entry);
+        r.kernels.attention.store(of, own.block, int(e % kBlockTokens), own.entry, nullptr);
+      }
+      r.kernels.attention.index_scores(task, own.block, out + block * kBlockTokens);
+    }
+  }
+};
+
+const RegisteredKind<SelectEntries> kKind(ckdist_step_select_entries);
+
+}  // namespace
+}  // namespace ckdist
