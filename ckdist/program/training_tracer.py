@@ -139,10 +139,11 @@ class TrainingTracer(Tracer):
         routing: Routing,
         shared: bool,
         factors: Weight | None = None,
+        table: tuple[Value, Weight] | None = None,
     ) -> tuple[Value, Value]:
         """The experts of each token and their shares, without a shared expert."""
         del shared  # `experts` computes the shared expert separately
-        if factors is not None:
+        if factors is not None or table is not None:
             raise ConfigError(NOT_TRAINED)
         router, *switch = logits
         chosen, shares = super().route([router], correction, routing, False)
