@@ -1,7 +1,7 @@
 """Layers of published widths with random weights: the time of a decode step and of a chunk of a prompt after 1,024 and
 65,536 tokens of context, the bytes that a decode step reads, and their share of the measured bandwidth.
 
-    python benchmarks/wide_layers.py FOLDER [--shapes kimi-k2 deepseek-v3.2 kimi-linear nemotron-h] [-c 1024 65536] [-t 2]
+    python benchmarks/wide_layers.py FOLDER [--shapes kimi-k2 nemotron-h …] [-c 1024 65536] [-t 2]
 
 A shape is a published configuration with few layers, a small vocabulary and 16 experts: a token reads as many bytes as
 it would with all experts. Its weights are made in FOLDER if they are not there (1 to 3 GB each) and packed as Q4_K.
@@ -172,8 +172,8 @@ def main() -> None:
         if not (folder / "config.json").exists():
             write(folder, config_of(shape))
         config = EngineConfig(
-            model=str(folder), threads=args.threads, ctx_size=2 * max(args.contexts) + 2 * PIECE, parallel=2, ubatch_size=PIECE,
-            quantize="q4_k", cache_type_k="f16", cache_type_v="f16",
+            model=str(folder), threads=args.threads, ctx_size=2 * max(args.contexts) + 2 * PIECE, parallel=2,
+            ubatch_size=PIECE, quantize="q4_k", cache_type_k="f16", cache_type_v="f16",
         )  # fmt: skip
         model = load_model(config, SingleWorld())
         measure(shape, model, args.contexts, args.threads, args.rounds)

@@ -108,7 +108,7 @@ class Drafter:
         if self._source is self._sequence.tokens and tokens:  # a text that repeats itself goes on beyond its end
             while len(tokens) < most:
                 tokens += tokens[: most - len(tokens)]
-        parts, product, agreed, limit = list[float](), 1.0, self._agreed, 0
+        parts, product, part, agreed, limit = list[float](), 1.0, 0.0, self._agreed, 0
         for i in range(agreed, agreed + len(tokens)):
             if i >= limit:
                 place = class_of(i)

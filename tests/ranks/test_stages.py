@@ -36,8 +36,6 @@ from tests.support.situations import driven, situations, texts
 from tests.support.specs import FAMILIES, PIECES, spec, weights_of
 from tests.support.thread_ranks import run_threads
 
-LAYERS = {folder: len(open_checkpoint(folder).spec.layers) for folder in distinct_families()}
-
 
 def loaded(world, path, stages: int, **more):
     settings = {"threads": 1, "ubatch_size": 32, "ctx_size": 96, "comm_timeout": 20.0, "cache_type_k": "f32"}
@@ -74,7 +72,7 @@ def test_one_text_on_every_stage(folder):
         with pytest.raises(ConfigError, match="allows no stages"):
             run(2, folder, 2, generated)
         return
-    stages = 2 if folder.name == "glm_moe_dsa" else min(3, LAYERS[folder])
+    stages = 2 if folder.name == "glm_moe_dsa" else min(3, len(open_checkpoint(folder).spec.layers))
     assert run(stages, folder, stages, generated) == run(1, folder, 1, generated)
 
 

@@ -1,6 +1,5 @@
 """Golden families whose layers together have every form: what a test of all layouts runs, in place of each family."""
 
-import functools
 import pathlib
 from collections.abc import Hashable
 from dataclasses import fields, is_dataclass
@@ -11,18 +10,27 @@ from tests.support.paths import GOLDEN
 MODEL_FIELDS = ("tie_embeddings", "norm", "soft_cap", "logits_scale", "embedding_scale")
 
 
-@functools.cache
-def distinct_families() -> tuple[pathlib.Path, ...]:
-    """Folders of golden families. Each form of a mixer, of a feed-forward, of norms and of a model is in one of them.
+# As `chosen_families` has them, which opens every golden model. Each process of a run would do so as it collects tests.
+NAMES = """
+    bamba cohere2 deepseek_dense deepseek_v2 deepseek_v32 deepseek_v4 ernie4_5_moe exaone4 falcon_h1 gemma2 gemma3n
+    gemma4 gemma4_moe glm4 glm4moe glm_moe_dsa gptoss granite4h_dense hunyuan_v1_moe kimi_linear lfm2moe llama4
+    mellum mimo_v2_flash ministral3 mistral4 nemotron_h nemotron_h_moe olmo3 olmoe qwen2moe qwen35moe
+"""
 
-    Greedy: the family that adds the most forms is next.
-    """
+
+def distinct_families() -> tuple[pathlib.Path, ...]:
+    """Folders of golden families that have each form of a mixer, of a feed-forward, of norms and of a model."""
+    return tuple(GOLDEN / name for name in NAMES.split())
+
+
+def chosen_families() -> list[str]:
+    """The names, in order. Greedy: the family that adds the most forms is next."""
     forms = {path.parent: _forms(path.parent) for path in sorted(GOLDEN.glob("*/config.json"))}
     missing, chosen = set().union(*forms.values()), []
     while missing:
         chosen.append(max(forms, key=lambda folder: len(forms[folder] & missing)))
         missing -= forms[chosen[-1]]
-    return tuple(sorted(chosen))
+    return sorted(folder.name for folder in chosen)
 
 
 def _forms(folder: pathlib.Path) -> set[Hashable]:

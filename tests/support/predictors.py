@@ -9,8 +9,11 @@ import numpy as np
 
 MIMO = {"shared_head.norm": "final_layernorm", "post_attention_layernorm.weight": "pre_mlp_layernorm.weight"}
 MIMO_7B = {
-    "enorm": "token_layernorm", "hnorm": "hidden_layernorm", "eh_proj": "input_proj", "shared_head.norm": "final_layernorm"
-}  # fmt: skip
+    "enorm": "token_layernorm",
+    "hnorm": "hidden_layernorm",
+    "eh_proj": "input_proj",
+    "shared_head.norm": "final_layernorm",
+}
 QWEN = {"enorm": "pre_fc_norm_embedding", "hnorm": "pre_fc_norm_hidden", "eh_proj": "fc", "shared_head.norm": "norm"}
 HEADER = 8
 
