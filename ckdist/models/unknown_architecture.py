@@ -42,7 +42,7 @@ def unknown_architecture(
     if part := next((part for stem, part in _MISSING.items() if _stem(name).startswith(stem)), None):
         said += f": ckdist does not have {part}"
     if not nearest:
-        return ArchitectureError(f"{said}, and no known one has a similar name; docs/formats.md lists them all")
+        return ArchitectureError(f"{said}, and no known one has a similar name; docs/families.md lists them all")
     said += f"; the nearest known {'are' if len(nearest) > 1 else 'is'} {', '.join(nearest)}"
     try:
         fields = read(known[nearest[0]]) if read else []

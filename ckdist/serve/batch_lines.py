@@ -63,9 +63,8 @@ class BadLinesError(RequestError):
     def __init__(self, what: str, lines: list[BadLine], count: int):
         shown = "; ".join(f"line {line.number}: {line.reason}" for line in lines[:MAX_SHOWN])
         more = f"; and {len(lines) - MAX_SHOWN} more" if len(lines) > MAX_SHOWN else ""
-        super().__init__(
-            f"{what}: {len(lines)} of {count} lines are wrong, so none was run: {shown}{more}", "input_file_id"
-        )
+        said = f"{len(lines)} of {count} lines are wrong, so none was run: {shown}{more}"
+        super().__init__(f"{what}: {said if count else lines[0].reason}", "input_file_id")
         self.lines = lines
 
 

@@ -18,8 +18,8 @@ def test_the_table_has_every_family_and_each_name_once():
     assert len(families.FILES) == sum(len(names.partition(" =")[0].split()) for names in families.NAMES.values())
 
 
-def test_the_page_of_formats_has_every_architecture():
-    page = (ROOT / "docs" / "formats.md").read_text()
+def test_the_page_of_families_has_every_architecture():
+    page = (ROOT / "docs" / "families.md").read_text()
     for one in own_families().values():
         for name in (*one.architectures, *([one.gguf] if one.from_gguf else [])):
             assert f"`{name}`" in page, name

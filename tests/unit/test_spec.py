@@ -241,7 +241,7 @@ def test_gguf_that_is_not_such_a_model(tmp_path):
     [
         (
             {"architectures": ["BloomForCausalLM"]},
-            "'BloomForCausalLM' is not known, and no known one has a similar name; docs/formats.md lists them all",
+            "'BloomForCausalLM' is not known, and no known one has a similar name; docs/families.md lists them all",
         ),
         (
             {"architectures": ["Qwen4ForCausalLM"], "index_topk": 2048, "hc_mult": 4},
