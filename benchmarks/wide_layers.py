@@ -38,6 +38,7 @@ from ckdist.weights.safetensors_writer import TensorToWrite, as_stored, write_sa
 
 CONFIGS = pathlib.Path(__file__).parent.parent / "tests/golden/configs"
 VOCAB, EXPERTS, PIECE = 512, 16, 512
+TYPES = "i16", "i16"  # of the cache, the default
 FEW = {"vocab_size": VOCAB, "max_position_embeddings": 1 << 17}
 ROUTED = {"n_routed_experts": EXPERTS, "n_group": 1, "topk_group": 1, "num_nextn_predict_layers": 0}
 NO_YARN = {"rope_scaling": None, "quantization_config": None}
@@ -102,7 +103,7 @@ def weight_bytes(model: Model) -> int:
 def token_bytes(layer: LayerCache, names: tuple[str, ...]) -> float:
     """Returns the bytes of these arrays for one position."""
     arrays = tuple(array for array in layer.arrays if array.name in names)
-    return cache_bytes(replace(layer, arrays=arrays), "token", ("f16", "f16")) / BLOCK_TOKENS if arrays else 0
+    return cache_bytes(replace(layer, arrays=arrays), "token", TYPES) / BLOCK_TOKENS if arrays else 0
 
 
 def cached_bytes(model: Model, positions: int) -> float:
@@ -173,7 +174,7 @@ def main() -> None:
             write(folder, config_of(shape))
         config = EngineConfig(
             model=str(folder), threads=args.threads, ctx_size=2 * max(args.contexts) + 2 * PIECE, parallel=2,
-            ubatch_size=PIECE, quantize="q4_k", cache_type_k="f16", cache_type_v="f16",
+            ubatch_size=PIECE, quantize="q4_k", cache_type_k=TYPES[0], cache_type_v=TYPES[1],
         )  # fmt: skip
         model = load_model(config, SingleWorld())
         measure(shape, model, args.contexts, args.threads, args.rounds)
