@@ -25,7 +25,7 @@ struct Adapt : StepRun<Inference, ckdist_adapt_step> {
   void multiply(const ckdist_product& p, Range rows) {
     const int64_t x_stride = r.value(p.x.first).stride;
     const uint8_t* const x = r.activations(thread, step.step, p.x.first);
-    TileProduct few[kTogether];
+    TileProduct few[kTogether] = {};
     float factors[kTogether];
     int64_t count = 0, cols = 0;
     bool halves = false;
