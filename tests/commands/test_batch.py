@@ -127,7 +127,7 @@ def test_bad_lines_are_all_named_before_anything_runs(tmp_path):
     assert "custom_id 'id-0' is that of line 1" in str(found.value) and "so none was run" in str(found.value)
     done = batch(tmp_path)
     assert done.returncode == 2 and "line 2: custom_id" in done.stderr and not (tmp_path / "out.jsonl").exists()
-    with pytest.raises(BadLinesError, match="in.jsonl: the file has no request$"):
+    with pytest.raises(BadLinesError, match=r"in\.jsonl: the file has no request$"):
         check(tmp_path, [])
     with pytest.raises(BadLinesError, match="at most 100 lines"):
         check(tmp_path, [line(number) for number in range(101)])
