@@ -120,10 +120,12 @@ def test_a_training_of_two_stages(hosts, tmp_path):
         (tmp_path / name).mkdir()
     whole = launch("-n", "2", "ckdist", "train", str(toml(tmp_path / "whole", **fields)))
     assert whole.returncode == 0, whole.stderr
+    hosts.limit_link(6)  # so that the training lasts until all resets are done
     with over_the_link(hosts, "ckdist", "train", str(toml(tmp_path / "cut", ddp_timeout=TIMEOUT, **fields))) as job:
         output = Output(job)
         wait_for((tmp_path / "cut/out/metrics.jsonl").exists, 60)
         reset_often(hosts)
+        hosts.limit_link(60)
         wait_for(lambda: list((tmp_path / "cut/out").glob("checkpoint-*")), 60)
         assert "restart" not in output.text(), output.text()
         hosts.set_link("down")
