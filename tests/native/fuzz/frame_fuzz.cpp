@@ -16,6 +16,7 @@
 #include <memory>
 #include <random>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -292,6 +293,12 @@ class Run {
     }
   }
 
+  // The next number; the smallest one after the largest, as a damaged field may hold that.
+  template <class Integer>
+  static Integer next(Integer value) {
+    return Integer(std::make_unsigned_t<Integer>(value) + 1);
+  }
+
   // The same frame very often, one field counting on; best one without data.
   void flood(std::vector<Sent>& frames) {
     size_t which = 0;
@@ -301,9 +308,9 @@ class Run {
     const int64_t field = random_.below(3);
     std::vector<Sent> many;
     for (int64_t n = 0; n < 300'000; n++) {
-      if (field == 0) copy.head.offset++;
-      if (field == 1) copy.head.sequence++;
-      if (field == 2) copy.head.tag++;
+      if (field == 0) copy.head.offset = next(copy.head.offset);
+      if (field == 1) copy.head.sequence = next(copy.head.sequence);
+      if (field == 2) copy.head.tag = next(copy.head.tag);
       many.push_back(copy);
     }
     frames.insert(frames.begin() + long(which), many.begin(), many.end());
