@@ -21,6 +21,7 @@ from ckdist.train.data.chats import ChatProcess
 from ckdist.train.data.data_files import find_files
 from ckdist.train.data.preferences import KINDS
 from ckdist.train.data.token_cache import TokenCache, open_cache
+from ckdist.train.longer_context import parse
 from ckdist.train.model import open_model
 from ckdist.train.ranks import training_mesh
 from ckdist.train.trainer import PEAK_FORMATS
@@ -106,6 +107,7 @@ def _chosen(command: TuneCommand, model: str, world: World) -> tuple[TrainConfig
         "encrypt": command.encrypt,
         "method": command.method,
         **({"beta": command.beta} if command.beta else {}),
+        **({"rope_scaling": parse(command.rope_scaling)} if command.rope_scaling else {}),
         **({"teacher_file": str(pathlib.Path(command.teacher).absolute())} if command.teacher else {}),
     }
     given = values | ({} if command.full else {"lora_r": command.lora_r})

@@ -11,6 +11,15 @@ LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}  # of the Llama 3.1 m
 ORIGINAL = "original_max_position_embeddings"
 
 
+def parse(text: str) -> dict[str, Any]:
+    """The scaling that `KIND:FACTOR` names. Raises ConfigError if the factor is no number."""
+    kind, _, factor = text.partition(":")
+    try:
+        return {"rope_type": kind, "factor": float(factor)}
+    except ValueError:
+        raise ConfigError(f"--rope-scaling ({text:.40}) must be KIND:FACTOR, for example yarn:4") from None
+
+
 def stretched(values: Mapping[str, Any], scaling: Mapping[str, Any]) -> dict[str, Any]:
     """A config.json with another RoPE scaling, and `factor` times the original positions.
 
@@ -22,14 +31,14 @@ def stretched(values: Mapping[str, Any], scaling: Mapping[str, Any]) -> dict[str
             f"rope_scaling has rope_type {kind!r:.40} and factor {factor!r:.40}: it needs one of {', '.join(KINDS)}, "
             "and a factor from 1 to 10000"
         )
-    name = "rope_scaling" if "rope_scaling" in values else "rope_parameters"
+    name = "rope_parameters" if "rope_parameters" in values else "rope_scaling"
     own, positions = values.get(name) or {}, values.get("max_position_embeddings")
     if not isinstance(positions, int) or any(part in own for part in BY_LAYERS):
         raise ConfigError("rope_scaling cannot be set for this model: its layers differ; write it into its config.json")
+    if own.get("rope_type", own.get("type")) == "linear":
+        positions = int(positions / own.get("factor", 1))
     original = scaling.get(ORIGINAL, own.get(ORIGINAL, positions))
     theta = {"rope_theta": own["rope_theta"]} if "rope_theta" in own else {}
-    if name == "rope_parameters" and "rope_theta" in values:
-        theta = {"rope_theta": values["rope_theta"]}
     more = {**(LLAMA3 if kind == "llama3" else {}), **({} if kind == "linear" else {ORIGINAL: original})}
     made = {**theta, **more, **scaling, "rope_type": kind}
     return {**values, name: made, "max_position_embeddings": int(original * factor)}

@@ -35,7 +35,7 @@ def training_bytes(
         operand_bytes: Bytes per element of an operand.
         state_bytes: Bytes of the optimizer's state.
         waiting: For each chunk of layers: batches between their forward and backward passes.
-        threads: Compute threads, each of which packs the keys of a sequence.
+        threads: Compute threads. Each packs the keys of a sequence.
         ranks: Ranks that divide each sequence.
     """
     padded = lambda n: -(-n // TILE) * TILE

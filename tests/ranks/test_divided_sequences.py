@@ -1,7 +1,5 @@
 """Ranks that divide the tokens of each sequence: losses, gradients and curves are those of one rank, and PyTorch's."""
 
-import functools
-import json
 import pathlib
 
 import numpy as np
@@ -22,7 +20,7 @@ from ckdist.train.ranks import TrainingRanks
 from ckdist.train.trainer import train
 from tests.support.curves import WIDE, assert_same_curve, curve, metrics, wide
 from tests.support.golden_training import GRADIENT_ERROR, LOSS_ERROR, batches, golden, gradient_errors, model
-from tests.support.specs import LINEAR, PIECES
+from tests.support.specs import PIECES
 from tests.support.specs import spec as small_spec
 from tests.support.thread_ranks import run_threads
 from tests.support.training_executable import executable
