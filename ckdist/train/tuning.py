@@ -28,6 +28,7 @@ HELD_OUT_FROM = 50  # records, from which a part is held out for validation
 SHARE_OF_MEMORY = 0.9  # of the free memory that the settings may fill
 # Share of the measured rate of products that a step reaches: SmolLM2 with LoRA, in bfloat16, on 1 to 16 cores.
 EFFICIENCY = 0.4
+TABLES = ("rope_scaling",)
 FACTOR = 2  # by which the hours may be wrong, either way
 
 
@@ -168,7 +169,8 @@ def as_toml(config: TrainConfig) -> str:
     for name, value in config.as_dict().items():
         default = TrainConfig.__dataclass_fields__[name].default
         if value != default and name != "model_config":
-            lines.append(f"{name} = {json.dumps(value)}")
+            inner = ", ".join(f"{key} = {json.dumps(one)}" for key, one in value.items()) if name in TABLES else ""
+            lines.append(f"{name} = {{{inner}}}" if inner else f"{name} = {json.dumps(value)}")
     return "\n".join(lines) + "\n"
 
 

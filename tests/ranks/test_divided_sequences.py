@@ -11,6 +11,7 @@ from ckdist.errors import ConfigError
 from ckdist.layout import DATA
 from ckdist.mesh import Mesh
 from ckdist.models.training_loss import loss as loss_of
+from ckdist.program.pool import ThreadPool
 from ckdist.program.training_tracer import trace_loss
 from ckdist.train.batch import PackedBatch
 from ckdist.train.data.divided_batch import own_part, tokens_of_rank
@@ -82,6 +83,22 @@ def test_boundaries_windows_and_sinks(lengths, ranks, more, dtype):
     for name, g in alone.gradients.items():
         assert np.linalg.norm(gradients[name] - g) < GRADIENT_ERROR[dtype] * max(np.linalg.norm(g), floor), name
     alone.close()
+
+
+@pytest.mark.parametrize("more", [{}, WINDOWS])
+def test_threads_that_divide_a_sequence_change_no_bit(more):
+    spec, rng = small_spec(kv_heads=1, heads=2, **more), np.random.default_rng(1)
+    program = trace_loss(loss_of, spec, DATA, Mesh({"dp": 1}))
+    weights = {w.name: 0.2 * rng.standard_normal([d.elements for d in w.dims]) for w in program.weights}
+    ids, targets = rng.integers(0, spec.vocab_size, (2, 700)).astype(np.int32)
+    found = []
+    for threads in (1, 4):
+        e = executable(spec, 700, weights.__getitem__, pool=ThreadPool(threads))
+        loss = e.forward_backward(PackedBatch(ids, targets, np.array([0, 700])))
+        found.append((loss, e.gradients.flat.copy()))
+        e.close()
+    assert found[0][0] == found[1][0]
+    np.testing.assert_array_equal(found[0][1], found[1][1])
 
 
 @pytest.fixture(scope="module")

@@ -7,8 +7,9 @@ from ckdist.errors import ConfigError
 from ckdist.models import rope, rope_scaling
 from ckdist.models.registry import read_config
 from ckdist.train.config import TrainConfig
-from ckdist.train.longer_context import stretched
+from ckdist.train.longer_context import parse, stretched
 from ckdist.train.model import open_model
+from ckdist.train.tuning import as_toml
 from tests.support.paths import GOLDEN
 
 BASE = {
@@ -40,6 +41,13 @@ def test_rotations_and_positions(kind, expected, own):
     assert again["max_position_embeddings"] == 8 * 2048
 
 
+def test_a_flag_is_written_to_the_settings_file():
+    config = settings(model_name_or_path="m", rope_scaling=parse("yarn:4"))
+    assert 'rope_scaling = {rope_type = "yarn", factor = 4.0}' in as_toml(config)
+    with pytest.raises(ConfigError, match=r"yarn:x.*must be KIND:FACTOR"):
+        parse("yarn:x")
+
+
 def test_a_models_positions_grow():
     model = open_model(settings(model_name_or_path=str(GOLDEN / "llama2"), rope_scaling=YARN, max_length=1024))
     assert model.spec.ropes["global"].scaling["rope_type"] == "yarn"
@@ -63,5 +71,5 @@ def test_refusals(fields, message):
 
 
 def test_layers_with_rotations_of_their_own_are_refused():
-    with pytest.raises(ConfigError, match="its layers differ; write it into its config.json"):
+    with pytest.raises(ConfigError, match="its layers differ"):
         stretched({**BASE, "rope_parameters": {"full_attention": {}, "sliding_attention": {}}}, YARN)

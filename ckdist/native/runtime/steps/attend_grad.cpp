@@ -17,7 +17,10 @@ struct AttendGrad : PackedAttention<ckdist_attend_grad_step> {
     // scores, dp: (kQueries, keys). dq: (kGradQueries, key_width). dk, dv: (tokens, key_width or value_width).
     float *scores, *dp, *dq, *dk, *dv;
   };
+  // Sums over queries are computed for keys [first_key, end_key), and for all queries or none.
   struct Item : AttentionItem {
+    bool has_sums, has_queries;  // dk and dv; dq
+    int64_t first_key, end_key;
     int64_t row, ds_stride;  // stride of scores in floats; stride of ds in bytes
     Space s;
     Matrix keys, values;
@@ -32,6 +35,7 @@ struct AttendGrad : PackedAttention<ckdist_attend_grad_step> {
   // Keys [begin, end) of a block of queries, and its queries.
   struct Keys {
     int64_t begin, end;
+    bool is_first;
     Query* queries;
   };
 
@@ -88,7 +92,14 @@ struct AttendGrad : PackedAttention<ckdist_attend_grad_step> {
 
   void run() {
     if (is_divided()) begin_divided();
-    each_head([&](const AttentionItem& item) { kv_head_of(begin_item(item)); });
+    // With too few items for all threads, parts of them compute dk and dv of some keys, then dq of some queries. Scores
+    // are computed twice, and no two threads write the same memory.
+    const int64_t parts = this->parts();
+    each_head(parts, [&](const AttentionItem& item) { kv_head_of(begin_item(item, parts, true, parts == 1)); });
+    if (parts > 1)
+      each_head(parts, [&](const AttentionItem& item) {
+        if (const AttentionItem own = queries_of_part(item, parts); own.n) kv_head_of(begin_item(own, 1, false, true));
+      });
     if (is_divided()) end_divided();
     if (step.sinks >= 0) parallel_for(heads, [&](int64_t head) { sum_sink(head); });
   }
@@ -121,18 +132,25 @@ struct AttendGrad : PackedAttention<ckdist_attend_grad_step> {
     r.gradient(step.sinks_gradient)[head] += float(sum);
   }
 
-  Item begin_item(const AttentionItem& item) {
-    const int64_t n = item.n;
+  Item begin_item(const AttentionItem& item, int64_t parts, bool has_sums, bool has_queries) {
+    const int64_t n = item.n, tiles = tiles_of(n), first_key = has_sums ? 16 * (tiles * item.part / parts) : 0,
+                  end_key = has_sums ? 16 * (tiles * (item.part + 1) / parts) : round16(n);
     Carver c{r.memory(thread)};
     const Space s = space(c, r, step, n);
     if (!is_divided()) fetch(own_rows(item, false), n, key_width), fetch(own_rows(item, true), n, value_width);
     pack_keys(item, false, s.k);
     pack_keys(item, true, s.v);
     pack_keys_transposed(item, false, s.k_transposed);
-    std::fill_n(s.dk, n * round16(key_width), 0.f);
-    std::fill_n(s.dv, n * round16(value_width), 0.f);
+    for (int64_t t = first_key; t < std::min(n, end_key) && has_sums; ++t) {
+      std::fill_n(s.dk + t * round16(key_width), round16(key_width), 0.f);
+      std::fill_n(s.dv + t * round16(value_width), round16(value_width), 0.f);
+    }
     const int64_t part = std::min(round16(n), kKeys);
     return {item,
+            has_sums,
+            has_queries,
+            first_key,
+            end_key,
             part + 16,
             Training::stride(part + 16, r.scratch_bytes()),
             s,
@@ -146,7 +164,7 @@ struct AttendGrad : PackedAttention<ckdist_attend_grad_step> {
         for (int64_t first = own.first; first < own.end; first += kGradQueries) block_of(item, head, own, first);
     float* const all = shared().all;
     const int64_t keys = item.kv_head * key_width, values = item.kv_head * value_width;
-    for (int64_t t = 0; t < item.n; ++t) {
+    for (int64_t t = item.first_key; t < std::min(item.n, item.end_key) && item.has_sums; ++t) {
       const float *dk = item.s.dk + t * round16(key_width), *dv = item.s.dv + t * round16(value_width);
       if (is_divided()) {
         float* const row = all + row_of(item.begin + t) * row_elements();
@@ -180,13 +198,17 @@ struct AttendGrad : PackedAttention<ckdist_attend_grad_step> {
     pack_columns(block.q, queries, key_width, s.q_transposed);
     std::fill_n(s.dq, queries * round16(key_width), 0.f);
     Query of[kGradQueries]{};
+    bool is_first = true;
     for (int64_t key = low; key < block.end(); key += kKeys) {
-      const Keys keys{key, std::min(key + kKeys, block.end()), of};
+      const Keys keys{std::max(key, item.first_key), std::min({key + kKeys, block.end(), item.end_key}), is_first, of};
+      if (keys.begin >= keys.end) continue;
+      is_first = false;
       for (int64_t i = 0; i < queries; i += kQueries) query_rows(item, block, i, keys);
+      if (!item.has_sums) continue;
       sum_queries(item, block, keys, s.p_transposed, value_width, s.do_transposed, s.dv);
       sum_queries(item, block, keys, s.ds_transposed, key_width, s.q_transposed, s.dk);
     }
-    for (int64_t t = 0; t < queries; ++t)
+    for (int64_t t = 0; t < queries && item.has_queries; ++t)
       r.store(step.dq, token + t, head * key_width, s.dq + t * round16(key_width), key_width);
   }
 
@@ -211,7 +233,7 @@ struct AttendGrad : PackedAttention<ckdist_attend_grad_step> {
     const int64_t part = std::min<int64_t>(kQueries, b.queries - i), next = b.first + i + part, at = b.token + i,
                   from = std::max(first_seen(b.first + i) / 16 * 16, keys.begin),
                   end = std::min(round16(next), keys.end);
-    const bool is_first = keys.begin == b.low;
+    const bool is_first = keys.is_first;
     if (end <= keys.begin) return;  // they see none of the keys
     if (is_first) {
       fetch_queries(b, next);
@@ -242,7 +264,7 @@ struct AttendGrad : PackedAttention<ckdist_attend_grad_step> {
                                 r.tile_type == Type::bf16, s.ds, item.ds_stride, s.p_transposed + i * r.column_bytes(),
                                 s.ds_transposed + i * r.column_bytes(), transposed_bytes(r)},
                                of);
-    if (from < end) query_gradients(item, b, keys, i, from, end);
+    if (from < end && item.has_queries) query_gradients(item, b, keys, i, from, end);
   }
 
   // The keys that each query sees, its log-sum-exp, and the dot product of its result and the gradient.

@@ -32,7 +32,10 @@ struct AttendPacked : PackedAttention<ckdist_attend_packed_step> {
 
   void run() {
     if (is_divided()) gather_keys();
-    each_head([&](const AttentionItem& item) {
+    const int64_t parts = this->parts();
+    each_head(parts, [&](const AttentionItem& whole) {
+      const AttentionItem item = queries_of_part(whole, parts);
+      if (!item.n) return;
       Carver c{r.memory(thread)};
       const Space s = space(c, r, step, item.n);
       if (!is_divided())

@@ -23,6 +23,7 @@ struct OwnQueries {
 struct AttentionItem {
   int64_t number, kv_head, begin, n;  // begin: the sequence's place in the batch; n: keys that any own query sees
   OwnQueries queries[2];              // two ranges if ranks divide the batch, else one
+  int64_t part = 0;                   // number of this part, if threads divide the item
 };
 
 template <class Fields>
@@ -48,14 +49,40 @@ struct PackedAttention : TrainingRun<Fields> {
     return this->r.head_of(index, token, head, value_width);
   }
 
-  // Runs body(item) for every (sequence, kv-head) that has queries on this rank.
+  static constexpr int64_t kPartQueries = 128;  // parts of an item have whole blocks of queries
+
+  // Runs body(item) for `parts` parts of every (sequence, kv-head) that has queries on this rank.
   template <class Body>
-  void each_head(Body&& body) {
+  void each_head(int64_t parts, Body&& body) {
     const int64_t sequences = int64_t(this->r.batch.starts.size()) - 1;
-    this->parallel_for(sequences * kv_heads, [&](int64_t number) {
-      const AttentionItem item = item_of(number);
+    this->parallel_for(sequences * kv_heads * parts, [&](int64_t number) {
+      AttentionItem item = item_of(number / parts);
+      item.part = number % parts;
       if (item.n) body(item);
     });
+  }
+  // The parts of an item: 1 if there are items for all threads, else enough for an even load.
+  int64_t parts() const {
+    const int64_t sequences = int64_t(this->r.batch.starts.size()) - 1, threads = this->r.threads();
+    int64_t items = 0, longest = 0;
+    for (int64_t s = 0; s < sequences && items < threads; ++s) {
+      const int64_t n = item_of(s * kv_heads).n;
+      items += n ? kv_heads : 0, longest = std::max(longest, n);
+    }
+    if (items >= threads || !items) return 1;
+    return std::clamp<int64_t>(4 * threads / items, 1, (longest + kPartQueries - 1) / kPartQueries);
+  }
+  // The item with the queries of its part alone.
+  AttentionItem queries_of_part(AttentionItem item, int64_t parts) const {
+    item.n = 0;
+    for (OwnQueries& own : item.queries) {
+      const int64_t blocks = (own.end - own.first + kPartQueries - 1) / kPartQueries;
+      const int64_t first = own.first + blocks * item.part / parts * kPartQueries;
+      own.end = std::min(own.end, own.first + blocks * (item.part + 1) / parts * kPartQueries);
+      own.token += first - own.first, own.first = first;
+      if (own.first < own.end) item.n = own.end;
+    }
+    return item;
   }
   AttentionItem item_of(int64_t number) const {
     const int64_t begin = this->r.batch.starts[number / kv_heads], end = this->r.batch.starts[number / kv_heads + 1];
