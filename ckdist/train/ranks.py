@@ -5,6 +5,7 @@ Replicas (`dp`) train on different parts of each batch. The ranks of a replica t
 weights. The axis of experts (`ep`) is not supported in training yet.
 """
 
+import math
 import os
 from dataclasses import dataclass
 
@@ -13,7 +14,7 @@ import numpy as np
 from ckdist.comm.communicator import Communicator
 from ckdist.errors import ConfigError
 from ckdist.launcher.job import FULL_RANKS_VARIABLE
-from ckdist.mesh import WHOLE, Mesh
+from ckdist.mesh import Mesh
 from ckdist.train.config import TrainConfig
 
 
@@ -37,7 +38,8 @@ def training_mesh(config: TrainConfig, ranks: int, rank: int) -> Mesh:
 def full_replicas(mesh: Mesh) -> int:
     """Replicas with which a launcher started the job, if it continues with fewer; else those of the mesh."""
     replicas = mesh.size("dp")
-    return max(replicas, int(os.environ.get(FULL_RANKS_VARIABLE, "0")) * replicas // mesh.size(WHOLE))
+    ranks = math.prod(mesh.axes.values()) // replicas  # of each
+    return max(replicas, int(os.environ.get(FULL_RANKS_VARIABLE, "0")) // ranks)
 
 
 def accumulated_batches(config: TrainConfig, mesh: Mesh) -> int:

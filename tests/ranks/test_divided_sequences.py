@@ -145,6 +145,9 @@ def test_the_parts_of_a_batch_have_every_token_once():
     assert parts[0].targets[:16].tolist() == list(range(16)) and set(parts[0].targets[16:]) == {-1}
 
 
+EXPERTS = {**WIDE, "model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 40}
+
+
 @pytest.mark.parametrize(
     "fields, message",
     [
@@ -152,7 +155,7 @@ def test_the_parts_of_a_batch_have_every_token_once():
         ({"samples": 1}, r"sequence_parallel_size \(2\) must be 1 with samples 1"),
         ({"sequence_parallel_size": 3}, "2 ranks cannot be a mesh of sp 3, which has 3"),
         (
-            {"model_config": {**WIDE, "model_type": "qwen3_moe", "num_experts": 4, "output_router_logits": True}},
+            {"model_config": {**EXPERTS, "output_router_logits": True}},
             "must be 1 with a load-balancing loss of experts",
         ),
     ],
