@@ -31,8 +31,13 @@ def uniform(reader: GgufReader, header: GgufHeader) -> ModelSpec:
 
 
 def sizes(header: GgufHeader, epsilon: str = "attention.layer_norm_rms_epsilon") -> Sizes:
-    """Reads the sizes of a model with identical layers. `epsilon` is the name of its field. Raises ModelFileError."""
+    """Reads the sizes of a model with identical layers, without layers that predict further tokens.
+
+    `epsilon` is the name of its field. Raises ModelFileError.
+    """
     f = header.fields
+    num_layers = f.integer("block_count", high=limits.MAX_LAYERS)
+    num_layers -= f.integer("nextn_predict_layers", 0, low=0, high=num_layers - 1)
     hidden_size = f.integer("embedding_length", high=limits.MAX_WIDTH)
     num_heads = per_layer(f, "attention.head_count", limits.MAX_HEADS)
     kv_heads = "attention.head_count_kv"
@@ -41,7 +46,7 @@ def sizes(header: GgufHeader, epsilon: str = "attention.layer_norm_rms_epsilon")
         allowed = f"2 dimensions and at most {limits.MAX_VOCAB} rows"
         raise ModelFileError(f"{f.where}: token_embd.weight must be there with {allowed}; it has {embedding}")
     return Sizes(
-        num_layers=f.integer("block_count", high=limits.MAX_LAYERS),
+        num_layers=num_layers,
         hidden_size=hidden_size,
         num_heads=num_heads,
         num_kv_heads=per_layer(f, kv_heads, limits.MAX_HEADS) if f.has(kv_heads) else num_heads,
@@ -99,6 +104,12 @@ def ffn_size(header: GgufHeader) -> int:
 def dense(header: GgufHeader, activation: str = "silu") -> DenseFfn:
     """The gated feed-forward of a layer. It has biases if there are tensors for them."""
     return DenseFfn(ffn_size(header), activation, has(header, "ffn_gate.bias"))
+
+
+def feed_forwards(header: GgufHeader, n: Sizes, experts: MoeFfn, usual: int = 0) -> list[DenseFfn | MoeFfn]:
+    """The feed-forward of each layer: first dense ones, then experts. `usual`: dense ones if the file does not say."""
+    count = min(header.fields.integer("leading_dense_block_count", usual, low=0, high=limits.MAX_LAYERS), n.num_layers)
+    return [*([dense(header)] * count if count else []), *[experts] * (n.num_layers - count)]
 
 
 def rows(header: GgufHeader, name: str) -> int:
@@ -175,9 +186,10 @@ def sliding_layers(f: Fields, num_layers: int, period: int) -> list[bool]:
     name = "attention.sliding_window_pattern"
     pattern = f.values.get(name)
     if isinstance(pattern, np.ndarray):
-        if pattern.dtype != bool or len(pattern) != num_layers:
+        # layers that predict further tokens have flags too
+        if pattern.dtype != bool or len(pattern) not in (num_layers, f.integer("block_count", num_layers)):
             raise f.error(name, f"{len(pattern)} values", f"one flag for each of {num_layers} layers")
-        return pattern.tolist()
+        return pattern[:num_layers].tolist()
     period = f.integer(name, period, low=0)
     return [period == 0 or (i + 1) % period != 0 for i in range(num_layers)]
 

@@ -10,7 +10,7 @@ from typing import Any
 from ckdist.errors import ArchitectureError
 from ckdist.models import from_config
 from ckdist.models.families import exaone4, family, gemma2, glm4moe
-from ckdist.models.families.family import Family, GgufHeader, GgufWriter, in_layers
+from ckdist.models.families.family import Family, GgufHeader, GgufWriter
 from ckdist.models.fields import Fields
 from ckdist.models.spec import LayerSpec, ModelSpec
 
@@ -56,8 +56,8 @@ def with_mixers(spec: ModelSpec, window: int, sliding: list[bool]) -> ModelSpec:
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
     """Reads a config.json."""
-    n, period = from_config.sizes(f), f.integer("global_attn_every_n_layers")
-    sliding = from_config.sliding_layers(f, n.num_layers, [(i + 1) % period != 0 for i in range(n.num_layers)])
+    n = from_config.sizes(f)
+    sliding = from_config.sliding_layers(f, n.num_layers, f.integer("global_attn_every_n_layers"))
     layers = [LayerSpec(n.attention(), ffn) for ffn in glm4moe.feed_forwards(f, n.num_layers, "num_experts")]
     scale = math.sqrt(n.hidden_size) if f.flag("mup_enabled") else 1.0
     ropes, tied = from_config.rotations(f, n), from_config.tied(f, outer)
@@ -80,7 +80,7 @@ def written(spec: ModelSpec, where: str) -> dict[str, Any]:
         raise ArchitectureError(
             f"{where}: {NAME} with mup_enabled false has no GGUF form: its readers scale embeddings"
         )
-    if any((layer.attention.rope is None) != ((i + 1) % PERIOD == 0) for i, layer in enumerate(spec.layers)):
+    if [layer.attention.rope is not None for layer in spec.layers] != from_config.periodic(len(spec.layers), PERIOD):
         raise ArchitectureError(f"{where}: {NAME} has no GGUF form unless each {PERIOD}th layer has no window")
     return exaone4.written(spec, where)
 
@@ -92,11 +92,11 @@ FAMILY = Family(
     from_config=config,
     from_gguf=gguf,
     to_gguf=GgufWriter(written, experts=family.GROUPED_EXPERTS, rotated=True),
-    safetensors=family.SAFETENSORS_EXPERTS.but(
-        in_layers("model.layers", {
+    safetensors=family.SAFETENSORS_EXPERTS.but_in_layers(
+        {
             **family.SHARED_EXPERTS, **EXPERTS,
             "pre_mlp_layernorm": "pre_feedforward_layernorm", "post_mlp_layernorm": "post_feedforward_layernorm",
-        })
+        }
     ),
-    gguf_names=family.GGUF_EXPERTS.but(in_layers("blk", {**family.POST_NORMS, **GATE})),
+    gguf_names=family.GGUF_EXPERTS.but_in_layers({**family.POST_NORMS, **GATE}),
 )  # fmt: skip

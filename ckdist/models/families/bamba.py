@@ -3,7 +3,7 @@
 from ckdist.models import from_config, mamba2_fields
 from ckdist.models.config_keys import ConfigKeys
 from ckdist.models.families import family
-from ckdist.models.families.family import Family, GgufWriter, in_layers
+from ckdist.models.families.family import Family, GgufWriter
 from ckdist.models.fields import Fields
 from ckdist.models.spec import LayerSpec, ModelSpec, Norms
 
@@ -44,10 +44,8 @@ FAMILY = Family(
     keys=KEYS,
     from_config=config,
     to_gguf=GgufWriter(refused="its readers rotate other pairs of a half-rotated head"),
-    safetensors=family.SAFETENSORS.but({
-        "model.final_layernorm": "model.norm",
-        **in_layers("model.layers", family.renamed("feed_forward.{}_proj", "mlp.{}_proj")),
-        **mamba2_fields.SAFETENSORS,
-    }),
+    safetensors=family.SAFETENSORS.but({"model.final_layernorm": "model.norm"}).but_in_layers(
+        {**family.renamed("feed_forward.{}_proj", "mlp.{}_proj"), **mamba2_fields.SAFETENSORS}
+    ),
     gguf_names=family.GGUF,
 )  # fmt: skip

@@ -52,8 +52,7 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
     n = replace(n, head_dim=n.hidden_size // n.num_heads)  # as transformers
     if not n.head_dim:
         raise f.error("hidden_size", n.hidden_size, f"at least num_attention_heads, {n.num_heads}")
-    period = f.integer("sliding_window_pattern")
-    sliding = from_config.sliding_layers(f, n.num_layers, [(i + 1) % period != 0 for i in range(n.num_layers)])
+    sliding = from_config.sliding_layers(f, n.num_layers, f.integer("sliding_window_pattern"))
     made = layers(n.attention(qkv_bias=bias, o_bias=bias), from_config.window(f), from_config.dense(f), sliding)
     ropes, tied = from_config.rotations(f, n, interleaved=True), from_config.tied(f, outer)
     return n.model(NAME, made, ropes, tied, norm="layer", logit_scale=f.number("logit_scale", high=1e6))
@@ -75,7 +74,7 @@ def gguf(header: GgufHeader) -> ModelSpec:
 def written(spec: ModelSpec, where: str) -> dict[str, Any]:
     """Further GGUF metadata. Raises ArchitectureError for other layers without a window than GGUF readers know."""
     sliding = [bool(layer.attention.window) for layer in spec.layers]
-    if sliding != [(i + 1) % PERIOD != 0 for i in range(len(sliding))]:
+    if sliding != from_config.periodic(len(sliding), PERIOD):
         raise ArchitectureError(f"{where}: {NAME} with other layers without a window than each fourth has no GGUF form")
     return {
         "attention.layer_norm_epsilon": float(spec.norm_eps),

@@ -31,8 +31,7 @@ def sliding_layers(f: Fields, num_layers: int) -> list[bool]:
     """Reads whether each layer slides. A text as LLLG has a letter for each layer of a period; the last never does."""
     pattern = f.raw("sliding_window_pattern")
     if not isinstance(pattern, str):
-        period = f.integer("sliding_window_pattern", low=1)
-        usual = [(i + 1) % period != 0 for i in range(num_layers)]
+        usual = from_config.periodic(num_layers, f.integer("sliding_window_pattern", low=1))
     elif pattern and not set(pattern) - set("LG"):
         usual = [pattern[i % len(pattern)] == "L" and i < num_layers - 1 for i in range(num_layers)]
     else:

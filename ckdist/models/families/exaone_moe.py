@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from ckdist.models import from_config
 from ckdist.models.families import exaone4, family, glm4_moe_lite, glm4moe
-from ckdist.models.families.family import GgufHeader, GgufWriter, in_layers
+from ckdist.models.families.family import GgufHeader, GgufWriter
 from ckdist.models.fields import Fields
 from ckdist.models.spec import DenseFfn, LayerSpec, ModelSpec
 
@@ -68,8 +68,6 @@ FAMILY = replace(
     from_config=config,
     from_gguf=gguf,
     to_gguf=GgufWriter(exaone4.written, ("expert_shared_feed_forward_length", *family.GROUPED_EXPERTS), rotated=True),
-    safetensors=glm4moe.FAMILY.safetensors.but(
-        in_layers("model.layers", {"mlp.e_score_correction": "mlp.gate.e_score_correction"})
-    ),
+    safetensors=glm4moe.FAMILY.safetensors.but_in_layers({"mlp.e_score_correction": "mlp.gate.e_score_correction"}),
     gguf_names=family.GGUF_EXPERTS,
 )

@@ -6,7 +6,7 @@ GGUF files have these factors in their weights.
 from ckdist.models import from_config, limits, mamba2_fields
 from ckdist.models.config_keys import ConfigKeys
 from ckdist.models.families import bamba, family
-from ckdist.models.families.family import Family, GgufHeader, GgufWriter, Target, in_layers
+from ckdist.models.families.family import Family, GgufHeader, GgufWriter, Target
 from ckdist.models.fields import Fields
 from ckdist.models.spec import DenseFfn, LayerSpec, ModelSpec
 from ckdist.models.state_mixers import AttentionAndMamba
@@ -83,6 +83,6 @@ FAMILY = Family(
     from_gguf=gguf,
     to_gguf=GgufWriter(refused="its factors are not in its weights"),
     safetensors=bamba.FAMILY.safetensors,
-    gguf_names=family.GGUF.but({**mamba2_fields.GGUF, **in_layers("blk", FFN_NORM)}, mamba2_fields.GGUF_FORM),
+    gguf_names=family.GGUF.but_in_layers({**mamba2_fields.GGUF, **FFN_NORM}, mamba2_fields.GGUF_FORM),
     gguf_values=mamba2_fields.gguf_values,
 )

@@ -45,8 +45,7 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
     full = replace(gemma2.attention(f, n), soft_cap=cap, qk_norm="head")
     window = from_config.window(f)
     slide = replace(full, window=window, rope="local" if window else "global")
-    period = f.integer("sliding_window_pattern")
-    sliding = from_config.sliding_layers(f, n.num_layers, [(i + 1) % period != 0 for i in range(n.num_layers)])
+    sliding = from_config.sliding_layers(f, n.num_layers, f.integer("sliding_window_pattern"))
     ffn = gemma2.dense(f)
     return n.model(
         NAME,
@@ -72,7 +71,7 @@ def gguf(header: GgufHeader) -> ModelSpec:
     local = RopeSpec(rope.plain(n.head_dim, theta).astype(np.float32), theta=theta)
     sliding = from_gguf.sliding_layers(f, n.num_layers, 6)
     return n.model(
-        NAME,
+        header.family,
         [LayerSpec(slide if slides else full, ffn, gemma2.NORMS) for slides in sliding],
         {"global": from_gguf.rotation(header, n, THETA), "local": local},
         from_gguf.tied(header),

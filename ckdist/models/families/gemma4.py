@@ -9,7 +9,7 @@ import numpy as np
 from ckdist.models import from_config, limits, rope
 from ckdist.models.config_keys import ConfigKeys
 from ckdist.models.families import family, gemma2
-from ckdist.models.families.family import Family, GgufForm, GgufHeader, in_layers
+from ckdist.models.families.family import Family, GgufForm, GgufHeader
 from ckdist.models.fields import Fields
 from ckdist.models.from_config import Sizes
 from ckdist.models.spec import Attention, DenseFfn, LayerInputs, LayerSpec, ModelSpec, MoeFfn, RopeSpec
@@ -89,7 +89,7 @@ def full_sizes(f: Fields, n: Sizes, sliding: list[bool]) -> tuple[int, int]:
 def config(f: Fields, outer: Fields) -> ModelSpec:
     """Reads a config.json."""
     n = from_config.sizes(f)
-    sliding = from_config.sliding_layers(f, n.num_layers, [(i + 1) % PERIOD != 0 for i in range(n.num_layers)])
+    sliding = from_config.sliding_layers(f, n.num_layers, PERIOD)
     sliding[-1] = False  # as in transformers
     width, kv_heads = full_sizes(f, n, sliding)
     if (which := f.raw("use_bidirectional_attention")) not in (None, False, "vision"):
@@ -212,32 +212,31 @@ FAMILY = Family(
     from_config=config,
     from_gguf=gguf,
     to_gguf=export,
-    safetensors=family.SAFETENSORS.but(
-        in_layers("model.layers", {
+    safetensors=family.SAFETENSORS.but_in_layers(
+        {
             "router.proj": "mlp.gate",
             "router.scale": "mlp.gate_norm.weight",
             "router.per_expert_scale": "mlp.gate.factors",
             "experts.gate_up_proj": (family.GATE, family.UP),
             "experts.down_proj": "mlp.experts.down_proj",
-        }),
+        },
         family.STACKED_EXPERTS,
     ),
     gguf_names=family.GGUF_EXPERTS.but({
         "per_layer_token_embd": "model.embed_tokens_per_layer",
         "per_layer_model_proj": "model.per_layer_model_projection",
         "per_layer_proj_norm": "model.per_layer_projection_norm",
-        **in_layers("blk", {
-            **family.POST_NORMS,
-            "inp_gate": "per_layer_input_gate",
-            "proj": "per_layer_projection",
-            "post_norm": "post_per_layer_input_norm",
-            "layer_output_scale.weight": "layer_scalar",
-            "post_ffw_norm_1": "post_feedforward_layernorm_1",
-            "pre_ffw_norm_2": "pre_feedforward_layernorm_2",
-            "post_ffw_norm_2": "post_feedforward_layernorm_2",
-            "ffn_gate_inp.scale": "mlp.gate_norm.weight",
-            "ffn_down_exps.scale": "mlp.gate.factors",
-        }),
+    }).but_in_layers({
+        **family.POST_NORMS,
+        "inp_gate": "per_layer_input_gate",
+        "proj": "per_layer_projection",
+        "post_norm": "post_per_layer_input_norm",
+        "layer_output_scale.weight": "layer_scalar",
+        "post_ffw_norm_1": "post_feedforward_layernorm_1",
+        "pre_ffw_norm_2": "pre_feedforward_layernorm_2",
+        "post_ffw_norm_2": "post_feedforward_layernorm_2",
+        "ffn_gate_inp.scale": "mlp.gate_norm.weight",
+        "ffn_down_exps.scale": "mlp.gate.factors",
     }),
     ignored=(*family.ROTATIONS, r"model\.(language_model\.)?layers\.\d+\.self_attn\.(k|v)_(proj|norm)\.weight"),
 )  # fmt: skip

@@ -6,7 +6,7 @@ Half of each head is rotated, in interleaved pairs.
 from ckdist.models import from_config
 from ckdist.models.config_keys import ConfigKeys
 from ckdist.models.families import family
-from ckdist.models.families.family import Family, GgufReader, GgufWriter, in_layers
+from ckdist.models.families.family import Family, GgufReader, GgufWriter
 from ckdist.models.fields import Fields
 from ckdist.models.spec import LayerSpec, ModelSpec, Norms
 
@@ -45,6 +45,6 @@ FAMILY = Family(
     from_config=config,
     from_gguf=GgufReader(norms=NORMS, rotation={"partial": True, "interleaved": True}),
     to_gguf=GgufWriter(rotated=True),
-    safetensors=family.SAFETENSORS.but(in_layers("model.layers", {"mlp.gate_up_proj": GATE_UP})),
-    gguf_names=family.GGUF.but(in_layers("blk", GGUF_NAMES)),
+    safetensors=family.SAFETENSORS.but_in_layers({"mlp.gate_up_proj": GATE_UP}),
+    gguf_names=family.GGUF.but_in_layers(GGUF_NAMES),
 )

@@ -5,7 +5,7 @@ from typing import Any
 
 from ckdist.models import from_config
 from ckdist.models.families import exaone4, granite
-from ckdist.models.families.family import GgufForm, GgufHeader, in_layers
+from ckdist.models.families.family import GgufForm, GgufHeader
 from ckdist.models.fields import Fields
 from ckdist.models.spec import ModelSpec
 
@@ -75,5 +75,5 @@ FAMILY = replace(
     from_config=config,
     from_gguf=gguf,
     to_gguf=export,
-    gguf_names=granite.FAMILY.gguf_names.but(in_layers("blk", {"attn_sinks.weight": "self_attn.sinks"})),
+    gguf_names=granite.FAMILY.gguf_names.but_in_layers({"attn_sinks.weight": "self_attn.sinks"}),
 )

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from ckdist.models import from_config
 from ckdist.models.families import family, glm4_moe_lite, glm4moe
-from ckdist.models.families.family import GgufHeader, GgufWriter, in_layers
+from ckdist.models.families.family import GgufHeader, GgufWriter
 from ckdist.models.fields import Fields
 from ckdist.models.spec import LayerSpec, ModelSpec
 
@@ -50,7 +50,7 @@ def gguf(header: GgufHeader) -> ModelSpec:
     dense = sum(name.endswith(".ffn_gate.weight") for name in header.dims)
     first = {"leading_dense_block_count": dense}
     fields = Fields({**first, **header.fields.values}, header.where, header.fields.prefix)
-    return replace(glm4moe.gguf(replace(header, fields=fields)), family=NAME)
+    return glm4moe.gguf(replace(header, fields=fields))
 
 
 FAMILY = replace(
@@ -59,12 +59,12 @@ FAMILY = replace(
     from_config=config,
     from_gguf=gguf,
     to_gguf=GgufWriter(experts=("expert_shared_feed_forward_length", *family.GROUPED_EXPERTS), rotated=True),
-    safetensors=family.SAFETENSORS_EXPERTS.but(
-        in_layers("model.layers", {
+    safetensors=family.SAFETENSORS_EXPERTS.but_in_layers(
+        {
             **{one.replace("shared_experts", "shared_mlp"): to for one, to in family.SHARED_EXPERTS.items()},
             "mlp.router.gate": "mlp.gate",
             "mlp.expert_bias": "mlp.gate.e_score_correction.bias",
-        })
+        }
     ),
-    gguf_names=family.GGUF_EXPERTS.but(in_layers("blk", {"exp_probs_b": "mlp.gate.e_score_correction.bias"})),
+    gguf_names=family.GGUF_EXPERTS.but_in_layers({"exp_probs_b": "mlp.gate.e_score_correction.bias"}),
 )  # fmt: skip

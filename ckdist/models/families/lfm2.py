@@ -8,7 +8,7 @@ from ckdist.errors import ArchitectureError
 from ckdist.models import from_config, limits
 from ckdist.models.config_keys import ConfigKeys
 from ckdist.models.families import family
-from ckdist.models.families.family import Family, GgufHeader, GgufWriter, in_layers
+from ckdist.models.families.family import Family, GgufHeader, GgufWriter, Target
 from ckdist.models.fields import Fields
 from ckdist.models.from_config import Sizes
 from ckdist.models.spec import Attention, DenseFfn, LayerSpec, ModelSpec, MoeFfn
@@ -116,19 +116,14 @@ NAMES = {
     "self_attn.q_layernorm": "self_attn.q_norm",
     **family.numbered("feed_forward", "mlp"),
 }
-GGUF_NAMES = {
-    "token_embd_norm": "model.norm",
-    **in_layers(
-        "blk",
-        {"shortconv.in_proj": IN_PROJ, "shortconv.conv": "conv.conv", "shortconv.out_proj": "conv.out_proj"},
-    ),
-}
+GGUF_NAMES = {"shortconv.in_proj": IN_PROJ, "shortconv.conv": "conv.conv", "shortconv.out_proj": "conv.out_proj"}
+GGUF_NORM: dict[str, Target] = {"output_norm": (), "token_embd_norm": "model.norm"}
 FAMILY = Family(
     keys=KEYS,
     from_config=config,
     from_gguf=gguf,
     to_gguf=GgufWriter(hybrid_metadata),
-    safetensors=family.SAFETENSORS.but({"model.embedding_norm": "model.norm", **in_layers("model.layers", NAMES)}),
-    gguf_names=family.GGUF.but({"output_norm": (), **GGUF_NAMES}),
+    safetensors=family.SAFETENSORS.but({"model.embedding_norm": "model.norm"}).but_in_layers(NAMES),
+    gguf_names=family.GGUF.but(GGUF_NORM).but_in_layers(GGUF_NAMES),
     gguf_values=gguf_values,
 )

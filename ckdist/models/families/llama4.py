@@ -6,7 +6,7 @@ from typing import Any
 from ckdist.errors import ArchitectureError
 from ckdist.models import from_config, limits
 from ckdist.models.families import family, llama, smollm3
-from ckdist.models.families.family import Family, GgufHeader, GgufWriter, in_layers
+from ckdist.models.families.family import Family, GgufHeader, GgufWriter
 from ckdist.models.fields import Fields
 from ckdist.models.from_config import Sizes
 from ckdist.models.spec import Attention, DenseFfn, LayerSpec, ModelSpec, MoeFfn
@@ -133,14 +133,14 @@ FAMILY = Family(
     from_config=config,
     from_gguf=gguf,
     to_gguf=GgufWriter(written, factors=True),
-    safetensors=family.SAFETENSORS.but(
-        in_layers("model.layers", {
+    safetensors=family.SAFETENSORS.but_in_layers(
+        {
             "feed_forward.router": "mlp.gate",
             "feed_forward.experts.gate_up_proj": (family.GATE, family.UP),
             "feed_forward.experts.down_proj": "mlp.experts.down_proj",
             **family.renamed("feed_forward.{}_proj", "mlp.{}_proj"),
             **family.renamed("feed_forward.shared_expert.{}_proj", "mlp.shared_expert.{}_proj"),
-        }),
+        },
         family.STACKED_EXPERTS,
         (family.STACKED_EXPERTS[0], "transposed"),
     ),

@@ -5,7 +5,7 @@ from dataclasses import replace
 from ckdist.models import from_config, limits, rope
 from ckdist.models.config_keys import ConfigKeys
 from ckdist.models.families import family
-from ckdist.models.families.family import Family, GgufWriter, in_layers
+from ckdist.models.families.family import Family, GgufWriter
 from ckdist.models.fields import Fields
 from ckdist.models.spec import LayerSpec, ModelSpec
 from ckdist.program.routing import Routing
@@ -104,8 +104,6 @@ FAMILY = Family(
     gguf="mimo2",
     from_config=config,
     to_gguf=GgufWriter(refused="serve its folder"),
-    safetensors=family.SAFETENSORS_EXPERTS.but(
-        in_layers("model.layers", {"self_attn.attention_sink_bias": "self_attn.sinks"})
-    ),
+    safetensors=family.SAFETENSORS_EXPERTS.but_in_layers({"self_attn.attention_sink_bias": "self_attn.sinks"}),
     gguf_names=family.GGUF_EXPERTS,
 )

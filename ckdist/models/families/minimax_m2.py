@@ -3,7 +3,7 @@
 from ckdist.models import from_config, limits
 from ckdist.models.config_keys import ConfigKeys
 from ckdist.models.families import family, mixtral
-from ckdist.models.families.family import Family, GgufReader, GgufWriter, in_layers
+from ckdist.models.families.family import Family, GgufReader, GgufWriter
 from ckdist.models.fields import Fields
 from ckdist.models.spec import LayerSpec, ModelSpec
 from ckdist.program.routing import Routing
@@ -50,8 +50,8 @@ FAMILY = Family(
     from_config=config,
     from_gguf=GgufReader(ROUTING, attention={"qk_norm": "row"}, rotation={"partial": True}),
     to_gguf=GgufWriter(experts=("expert_gating_func",), rotated=True),
-    safetensors=mixtral.FAMILY.safetensors.but(
-        in_layers("model.layers", {"block_sparse_moe.e_score_correction": "mlp.gate.e_score_correction"})
+    safetensors=mixtral.FAMILY.safetensors.but_in_layers(
+        {"block_sparse_moe.e_score_correction": "mlp.gate.e_score_correction"}
     ),
     gguf_names=family.GGUF_EXPERTS,
 )

@@ -12,7 +12,7 @@ from ckdist.errors import ArchitectureError
 from ckdist.models import from_config
 from ckdist.models.config_keys import ConfigKeys
 from ckdist.models.families import exaone4, family, gemma2, granite_swa
-from ckdist.models.families.family import Family, GgufForm, GgufHeader, in_layers
+from ckdist.models.families.family import Family, GgufForm, GgufHeader
 from ckdist.models.fields import Fields
 from ckdist.models.spec import Attention, DenseFfn, LayerSpec, ModelSpec
 
@@ -114,5 +114,5 @@ FAMILY = Family(
     from_gguf=gguf,
     to_gguf=export,
     safetensors=family.SAFETENSORS.but({}, (r".*layernorm\.weight", "plus_one")),
-    gguf_names=family.GGUF_POST_NORMS.but(in_layers("blk", {"attn_gate": "self_attn.gate_proj"}), family.INTERLEAVED),
+    gguf_names=family.GGUF_POST_NORMS.but_in_layers({"attn_gate": "self_attn.gate_proj"}, family.INTERLEAVED),
 )

@@ -208,6 +208,6 @@ FAMILY = Family(
             }.items()
         }
     ),
-    gguf_names=family.GGUF_EXPERTS.but(mamba2_fields.GGUF, mamba2_fields.GGUF_FORM),
+    gguf_names=family.GGUF_EXPERTS.but_in_layers(mamba2_fields.GGUF, mamba2_fields.GGUF_FORM),
     gguf_values=mamba2_fields.gguf_values,
 )

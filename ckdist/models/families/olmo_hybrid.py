@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from ckdist.models import from_config
 from ckdist.models.families import family, olmo2, qwen35
-from ckdist.models.families.family import Family, GgufWriter, in_layers
+from ckdist.models.families.family import Family, GgufWriter
 from ckdist.models.fields import Fields
 from ckdist.models.spec import LayerSpec, ModelSpec
 
@@ -63,6 +63,6 @@ FAMILY = Family(
     keys=KEYS,
     from_config=config,
     to_gguf=GgufWriter(refused="serve its folder"),
-    safetensors=family.SAFETENSORS.but(in_layers("model.layers", {**PARTS, "linear_attn.conv1d": qwen35.CONV})),
+    safetensors=family.SAFETENSORS.but_in_layers({**PARTS, "linear_attn.conv1d": qwen35.CONV}),
     gguf_names=family.GGUF,
 )

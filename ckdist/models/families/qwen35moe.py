@@ -36,7 +36,7 @@ def gguf(header: GgufHeader, name: str = NAME, routing: Routing = ROUTING, tiled
     """Reads GGUF metadata. `tiled`: value heads of linear attention have the order of tiles."""
     from ckdist.models import from_gguf
 
-    n, ffn = qwen35.gguf_sizes(header), from_gguf.experts(header, routing, shared=True)
+    n, ffn = from_gguf.sizes(header), from_gguf.experts(header, routing, shared=True)
     layers = [LayerSpec(mixer, ffn) for mixer in qwen35.gguf_mixers(header, n, tiled)]
     return n.model(name, layers, {"global": qwen35.gguf_rotation(header, n)}, from_gguf.tied(header))
 

@@ -9,7 +9,7 @@ from ckdist.errors import ArchitectureError
 from ckdist.models import from_config, from_gguf, limits
 from ckdist.models.config_keys import ConfigKeys
 from ckdist.models.families import exaone4, family, laguna
-from ckdist.models.families.family import Family, GgufForm, GgufHeader, GgufWriter, in_layers
+from ckdist.models.families.family import Family, GgufForm, GgufHeader, GgufWriter
 from ckdist.models.fields import Fields
 from ckdist.models.spec import DenseFfn, ModelSpec, MoeFfn
 from ckdist.program.ops.elementwise import LIMIT_PARTS
@@ -217,10 +217,10 @@ FAMILY = Family(
     from_config=config,
     from_gguf=gguf,
     to_gguf=export,
-    safetensors=family.SAFETENSORS.but(
-        in_layers("model.layers", MOE),
+    safetensors=family.SAFETENSORS.but_in_layers(
+        MOE,
         (r".*\.moe\.(gate|up|down)_proj\.weight", "stacked"),
         (r".*norm\.weight", "plus_one"),
     ),
-    gguf_names=family.GGUF_EXPERTS.but(in_layers("blk", {"attn_gate": laguna.GATE})),
+    gguf_names=family.GGUF_EXPERTS.but_in_layers({"attn_gate": laguna.GATE}),
 )
