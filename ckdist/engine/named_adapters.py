@@ -125,11 +125,6 @@ class Adapters:
                 raise
             self._by_name[name] = NamedAdapter(name, slot, digest)
 
-    @property
-    def is_loading(self) -> bool:
-        """Whether a load is under way, or its result was not taken yet."""
-        return self._load is not None
-
     def use(self, scales: Collection[tuple[str, float]]) -> tuple[AdapterUse, ...]:
         """Counts a request. Returns its adapters in the order of their sum, which `scales` does not change.
 

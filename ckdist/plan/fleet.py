@@ -21,7 +21,6 @@ from ckdist.plan.observed import Observed
 from ckdist.plan.replica import Journey, Replica, ServerShape
 from ckdist.plan.step_cost import StepCost
 
-ROUTERS = "round-robin", "random", "least"
 LEAST_REQUESTS = 20_000  # fewest requests for which further processes pay off
 TASKS = 4  # per process, so that all finish at about the same time
 MOST_SECONDS = 6 * 3600.0  # limit of real time for a process
