@@ -72,7 +72,7 @@ class AdapterLoad:
 
     @property
     def is_done(self) -> bool:
-        """Whether the thread has ended."""
+        """True if the thread has ended."""
         return not self._thread.is_alive()
 
     def wait(self) -> None:

@@ -130,7 +130,7 @@ class ConfigKeys:
         return Fields({**defaults, **given}, where, prefix, spelled=spelled)
 
     def is_unused(self, name: str) -> bool:
-        """Whether a field changes no result."""
+        """True if a field changes no result."""
         return name in UNUSED or name in self.unused or name.startswith(ALSO_UNUSED)
 
     def unknown(self, fields: Fields) -> list[str]:

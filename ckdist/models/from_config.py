@@ -71,7 +71,7 @@ def sizes(f: Fields, norm_eps: str = "rms_norm_eps", head_dim: int = 0) -> Sizes
 
 
 def tied(f: Fields, outer: Fields) -> bool:
-    """Whether the output projection is tied to the embeddings.
+    """True if the output projection is tied to the embeddings.
 
     In a multimodal model, `outer`, the whole config.json, has precedence.
     """

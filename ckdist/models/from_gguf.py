@@ -119,12 +119,12 @@ def rows(header: GgufHeader, name: str) -> int:
 
 
 def has(header: GgufHeader, name: str) -> bool:
-    """Whether the first layer has a tensor of this name."""
+    """True if the first layer has a tensor of this name."""
     return f"blk.0.{name}" in header.dims
 
 
 def tied(header: GgufHeader) -> bool:
-    """Whether the output projection is tied to the embeddings."""
+    """True if the output projection is tied to the embeddings."""
     return "output.weight" not in header.dims
 
 
@@ -139,7 +139,7 @@ def attention(header: GgufHeader, n: Sizes) -> Attention:
 
 
 def is_mixture(header: GgufHeader) -> bool:
-    """Whether layers have experts."""
+    """True if layers have experts."""
     return header.fields.integer("expert_count", 0, low=0, high=limits.MAX_EXPERTS) > 0
 
 
@@ -182,7 +182,7 @@ def _size(header: GgufHeader, part: str, absent: int) -> int:
 
 
 def sliding_layers(f: Fields, num_layers: int, period: int) -> list[bool]:
-    """Whether each layer slides: from the file's pattern, else all but the last of each `period`. Period 0: all."""
+    """True for each layer that slides: by the file's pattern, or all but the last of each `period`. Period 0: all."""
     name = "attention.sliding_window_pattern"
     pattern = f.values.get(name)
     if isinstance(pattern, np.ndarray):

@@ -40,7 +40,7 @@ def function(f: Fields, field: str) -> str:
 
 
 def scores_pairs(f: Fields) -> bool:
-    """Whether the model is a cross-encoder. Raises ModelFileError for a classifier with several classes."""
+    """True if the model is a cross-encoder. Raises ModelFileError for a classifier with several classes."""
     names = f.raw("architectures")
     if not (isinstance(names, list) and names and str(names[0]).endswith("ForSequenceClassification")):
         return False
@@ -51,7 +51,7 @@ def scores_pairs(f: Fields) -> bool:
 
 
 def takes_sigmoid(f: Fields) -> bool:
-    """Whether a score is the sigmoid of the output, by the field of sentence-transformers.
+    """True if a score is the sigmoid of the output, by the field of sentence-transformers.
 
     Raises ModelFileError for any other function.
     """

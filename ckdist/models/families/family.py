@@ -96,11 +96,11 @@ class TensorNames:
         return self.but(in_layers(self.layers, parts), *forms)
 
     def has(self, form: Form, name: str) -> bool:
-        """Whether a stored tensor or a weight has a form."""
+        """True if a stored tensor or a weight has a form."""
         return any(form == one and re.fullmatch(pattern, name) for pattern, one in self.forms)
 
     def uses(self, form: Form) -> bool:
-        """Whether any tensor or weight has a form."""
+        """True if any tensor or weight has a form."""
         return any(form == one for _, one in self.forms)
 
     def weights_of(self, stored: str) -> tuple[str, ...]:

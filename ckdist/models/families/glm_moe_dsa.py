@@ -36,7 +36,7 @@ SHARING_CONTEXT = 1048576  # of GLM-5.2: GGUF files without types are of 5.2 fro
 
 
 def period(count: int, every: int, first: int = 3) -> list[bool]:
-    """Whether each layer has an indexer: the first ones, and then one of `every`."""
+    """True for each layer that has an indexer: the first ones, and then one of `every`."""
     return [max(i - first + 1, 0) % every == 0 for i in range(count)]
 
 
