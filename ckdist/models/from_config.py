@@ -124,7 +124,7 @@ def periodic(num_layers: int, period: int) -> list[bool]:
 
 
 def sliding_layers(f: Fields, num_layers: int, otherwise: list[bool] | int) -> list[bool]:
-    """True for each layer that slides: from `layer_types`, or `otherwise`, a period or all layers, if that is absent."""
+    """True for each layer that slides: by `layer_types`. If that is absent: `otherwise`, a period or all layers."""
     kinds = layer_kinds(f, num_layers, ("sliding_attention", "full_attention"))
     if kinds is not None:
         return [kind == "sliding_attention" for kind in kinds]
