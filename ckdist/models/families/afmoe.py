@@ -9,6 +9,7 @@ from typing import Any
 
 from ckdist.errors import ArchitectureError
 from ckdist.models import from_config
+from ckdist.models.config_keys import sizes
 from ckdist.models.families import exaone4, family, gemma2, glm4moe
 from ckdist.models.families.family import Family, GgufHeader, GgufWriter
 from ckdist.models.fields import Fields
@@ -17,21 +18,14 @@ from ckdist.models.spec import LayerSpec, ModelSpec
 NAME, PERIOD = "afmoe", 4
 KEYS = glm4moe.KEYS.but(
     defaults={
+        **sizes(hidden=2048, ffn=6144, layers=32, heads=16, kv_heads=None, head=128, positions=16384, vocab=200192),
         "global_attn_every_n_layers": PERIOD,
-        "head_dim": 128,
-        "hidden_size": 2048,
-        "intermediate_size": 6144,
-        "max_position_embeddings": 16384,
         "moe_intermediate_size": 1408,
         "n_shared_experts": 2,
-        "num_attention_heads": 16,
         "num_experts": 64,
         "num_experts_per_tok": 6,
-        "num_hidden_layers": 32,
-        "num_key_value_heads": None,
         "partial_rotary_factor": None,
         "sliding_window": 1024,
-        "vocab_size": 200192,
     },
     aliases={
         "num_dense_layers": "first_k_dense_replace",

@@ -6,6 +6,7 @@ import numpy as np
 
 from ckdist.errors import ArchitectureError
 from ckdist.models import from_config, limits
+from ckdist.models.config_keys import sizes
 from ckdist.models.families import deepseek_v2, deepseek_v3, glm4_moe_lite, kimi_linear
 from ckdist.models.families.family import GgufForm, GgufHeader
 from ckdist.models.fields import Fields
@@ -15,22 +16,16 @@ from ckdist.models.state_mixers import GatedDeltaNet
 NAME, GGUF = "bailing_hybrid", "bailingmoe3"
 KEYS = deepseek_v3.KEYS.but(
     defaults={
+        **sizes(hidden=2560, ffn=6144, layers=42, heads=32, head=128, positions=262144, vocab=157184),
         "first_k_dense_replace": 2,
-        "head_dim": 128,
-        "hidden_size": 2560,
-        "intermediate_size": 6144,
         "kda_lower_bound": -5.0,
         "kda_safe_gate": True,
         "layer_group_size": 6,
-        "max_position_embeddings": 262144,
         "moe_intermediate_size": 768,
         "n_routed_experts": 512,
-        "num_attention_heads": 32,
-        "num_hidden_layers": 42,
         "q_lora_rank": None,
         "rope_theta": 6e6,
         "short_conv_kernel_size": 4,
-        "vocab_size": 157184,
     },
     aliases={
         "linear_conv_kernel_dim": "short_conv_kernel_size",

@@ -6,7 +6,7 @@ Layers that predict further tokens (MTP) are left out.
 from dataclasses import replace
 
 from ckdist.models import from_config, limits
-from ckdist.models.config_keys import ConfigKeys
+from ckdist.models.config_keys import ConfigKeys, sizes
 from ckdist.models.families import family, glm4moe
 from ckdist.models.families.family import GgufWriter
 from ckdist.models.fields import Fields
@@ -16,15 +16,13 @@ NAME, GGUF = "bailing_moe_v2", "bailingmoe2"
 QKV = tuple(f"self_attn.{part}_proj" for part in "qkv")
 KEYS = ConfigKeys(
     {
+        **sizes(kv_heads=4, head=128, positions=32768),
         "first_k_dense_replace": 1,
-        "head_dim": 128,
         "hidden_act": "silu",
-        "max_position_embeddings": 32768,
         "moe_intermediate_size": 512,
         "n_group": 8,
         "num_experts": 256,
         "num_experts_per_tok": 8,
-        "num_key_value_heads": 4,
         "norm_topk_prob": True,
         "num_shared_experts": 1,
         "partial_rotary_factor": 1.0,

@@ -8,7 +8,7 @@ from typing import Any
 
 from ckdist.errors import ArchitectureError
 from ckdist.models import from_config
-from ckdist.models.config_keys import ConfigKeys
+from ckdist.models.config_keys import ConfigKeys, sizes
 from ckdist.models.families import family
 from ckdist.models.families.family import Family, GgufHeader, GgufWriter
 from ckdist.models.fields import Fields
@@ -18,19 +18,14 @@ NAME, PERIOD = "cohere2", 4
 NORMS = Norms(before_ffn=None)
 KEYS = ConfigKeys(
     {
+        **sizes(hidden=8192, ffn=22528, layers=40, heads=64, positions=8192, vocab=256000),
         "hidden_act": "silu",
-        "hidden_size": 8192,
-        "intermediate_size": 22528,
         "layer_norm_eps": 1e-5,
         "logit_scale": 0.0625,
-        "max_position_embeddings": 8192,
-        "num_attention_heads": 64,
-        "num_hidden_layers": 40,
         "rope_theta": 1e4,
         "sliding_window": 4096,
         "sliding_window_pattern": PERIOD,
         "tie_word_embeddings": True,
-        "vocab_size": 256000,
     },
     nulls={"sliding_window": None, "num_key_value_heads": None},
     only={"order_of_interleaved_layers": "local_attn_first", "position_embedding_type": "rope_gptj", "rotary_pct": 1.0,

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from ckdist.models import from_config
+from ckdist.models.config_keys import sizes
 from ckdist.models.families import exaone4, family, glm4_moe_lite, glm4moe
 from ckdist.models.families.family import GgufHeader, GgufWriter
 from ckdist.models.fields import Fields
@@ -11,19 +12,13 @@ from ckdist.models.spec import DenseFfn, LayerSpec, ModelSpec
 NAME = "exaone_moe"
 KEYS = glm4moe.KEYS.but(
     defaults={
-        "hidden_size": 4096,
-        "intermediate_size": 16384,
-        "max_position_embeddings": 2048,
+        **sizes(hidden=4096, ffn=16384, layers=32, heads=32, kv_heads=32, positions=2048, vocab=102400),
         "moe_intermediate_size": 1024,
-        "num_attention_heads": 32,
         "num_experts": 64,
-        "num_hidden_layers": 32,
-        "num_key_value_heads": 32,
         "partial_rotary_factor": None,
         "routed_scaling_factor": 2.5,
         "sliding_window": 4096,
         "sliding_window_pattern": exaone4.PERIOD,
-        "vocab_size": 102400,
     },
     aliases={
         "first_last_k_dense_replace": "first_k_dense_replace",

@@ -8,6 +8,7 @@ import numpy as np
 from ckdist.errors import ArchitectureError
 from ckdist.models import from_config, limits
 from ckdist.models.altup_fields import AltUp
+from ckdist.models.config_keys import sizes
 from ckdist.models.families import gemma2, gemma3, gemma4
 from ckdist.models.families.family import Family, GgufForm, GgufHeader
 from ckdist.models.fields import Fields
@@ -16,21 +17,16 @@ from ckdist.models.spec import DenseFfn, LayerInputs, ModelSpec
 NAME, PERIOD = "gemma3n", 5
 KEYS = gemma3.KEYS.but(
     defaults={
+        **sizes(hidden=2048, ffn=16384, layers=35, kv_heads=2, positions=32768, vocab=262400),
         "altup_num_inputs": 4,
         "attn_logit_softcapping": None,
         "final_logit_softcapping": 30.0,
-        "hidden_size": 2048,
         "hidden_size_per_layer_input": 256,
-        "intermediate_size": 16384,
         "laurel_rank": 64,
-        "max_position_embeddings": 32768,
-        "num_hidden_layers": 35,
-        "num_key_value_heads": 2,
         "num_kv_shared_layers": 15,
         "query_pre_attn_scalar": None,
         "sliding_window": 512,
         "sliding_window_pattern": None,
-        "vocab_size": 262400,
         "vocab_size_per_layer_input": 262144,
     },
     only={"altup_active_idx": 0, "altup_correct_scale": True},

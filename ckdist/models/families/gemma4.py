@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from ckdist.models import from_config, limits, rope
-from ckdist.models.config_keys import ConfigKeys
+from ckdist.models.config_keys import ConfigKeys, sizes
 from ckdist.models.families import family, gemma2
 from ckdist.models.families.family import Family, GgufForm, GgufHeader
 from ckdist.models.fields import Fields
@@ -19,17 +19,11 @@ NAME = "gemma4"
 PERIOD, THETA, LOCAL_THETA = 6, 1e6, 1e4
 KEYS = ConfigKeys(
     {
+        **sizes(hidden=2304, ffn=9216, layers=30, heads=8, kv_heads=4, head=256, positions=131072, vocab=262144),
         "final_logit_softcapping": None,
         "global_head_dim": 512,
-        "head_dim": 256,
         "hidden_activation": "gelu_pytorch_tanh",
-        "hidden_size": 2304,
         "hidden_size_per_layer_input": 256,
-        "intermediate_size": 9216,
-        "max_position_embeddings": 131072,
-        "num_attention_heads": 8,
-        "num_hidden_layers": 30,
-        "num_key_value_heads": 4,
         "rms_norm_eps": 1e-6,
         "rope_parameters": {
             "sliding_attention": {"rope_type": "default", "rope_theta": LOCAL_THETA},
@@ -38,7 +32,6 @@ KEYS = ConfigKeys(
         "rope_theta": THETA,
         "sliding_window": 512,
         "tie_word_embeddings": True,
-        "vocab_size": 262144,
         "vocab_size_per_layer_input": 262144,
     },
     nulls={"final_logit_softcapping": None, "hidden_size_per_layer_input": 0},

@@ -4,7 +4,7 @@ Half of each head is rotated, in interleaved pairs.
 """
 
 from ckdist.models import from_config
-from ckdist.models.config_keys import ConfigKeys
+from ckdist.models.config_keys import ConfigKeys, sizes
 from ckdist.models.families import family
 from ckdist.models.families.family import Family, GgufReader, GgufWriter
 from ckdist.models.fields import Fields
@@ -14,11 +14,9 @@ NAME = "glm4"
 NORMS = Norms("input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm")
 KEYS = ConfigKeys(
     {
+        **sizes(kv_heads=2, head=128, positions=131072),
         "attention_bias": True,
-        "head_dim": 128,
         "hidden_act": "silu",
-        "max_position_embeddings": 131072,
-        "num_key_value_heads": 2,
         "partial_rotary_factor": 0.5,
         "rms_norm_eps": 1.5625e-7,
         "rope_theta": 1e4,

@@ -9,7 +9,7 @@ from typing import Any
 
 from ckdist.errors import ArchitectureError
 from ckdist.models import from_config
-from ckdist.models.config_keys import ConfigKeys
+from ckdist.models.config_keys import ConfigKeys, sizes
 from ckdist.models.families import family
 from ckdist.models.families.family import Family, GgufHeader, GgufWriter
 from ckdist.models.fields import Fields
@@ -24,12 +24,10 @@ THETA = 150000.0
 YARN = {"rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings": 4096, "truncate": False}  # if absent
 KEYS = ConfigKeys(
     {
+        **sizes(kv_heads=8, head=64, positions=131072),
         "attention_bias": True,
-        "head_dim": 64,
         "hidden_act": "silu",
-        "max_position_embeddings": 131072,
         "num_experts_per_tok": 4,
-        "num_key_value_heads": 8,
         "rms_norm_eps": 1e-5,
         "rope_parameters": YARN,
         "rope_theta": THETA,

@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from ckdist.models import from_config
+from ckdist.models.config_keys import sizes
 from ckdist.models.families import exaone4, granite
 from ckdist.models.families.family import GgufForm, GgufHeader
 from ckdist.models.fields import Fields
@@ -12,9 +13,8 @@ from ckdist.models.spec import ModelSpec
 NAME, PERIOD = "granite_swa", 4  # the first layer of each period has no window
 KEYS = granite.KEYS.but(
     defaults={
-        "hidden_size": 2560, "intermediate_size": 8192, "max_position_embeddings": 8192, "num_attention_heads": 20,
-        "num_hidden_layers": 24, "num_key_value_heads": 4, "rms_norm_eps": 1e-5, "sliding_window": 128,
-        "tie_word_embeddings": True, "vocab_size": 100352,
+        **sizes(hidden=2560, ffn=8192, layers=24, heads=20, kv_heads=4, positions=8192, vocab=100352),
+        "rms_norm_eps": 1e-5, "sliding_window": 128, "tie_word_embeddings": True,
     },
     nulls={"num_key_value_heads": None, "sliding_window": None},
 )  # fmt: skip

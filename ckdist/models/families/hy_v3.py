@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from ckdist.models import from_config
+from ckdist.models.config_keys import sizes
 from ckdist.models.families import family, glm4_moe_lite, glm4moe
 from ckdist.models.families.family import GgufHeader, GgufWriter
 from ckdist.models.fields import Fields
@@ -11,17 +12,12 @@ from ckdist.models.spec import LayerSpec, ModelSpec
 NAME = "hy_v3"
 KEYS = glm4moe.KEYS.but(
     defaults={
-        "head_dim": 128,
-        "hidden_size": 4096,
-        "intermediate_size": 13312,
+        **sizes(hidden=4096, ffn=13312, layers=80, heads=64, head=128, vocab=120832),
         "moe_intermediate_size": 1536,
-        "num_attention_heads": 64,
         "num_experts": 192,
-        "num_hidden_layers": 80,
         "partial_rotary_factor": None,
         "rope_theta": 11158840.0,
         "routed_scaling_factor": 2.826,
-        "vocab_size": 120832,
     },
     aliases={
         "expert_hidden_dim": "moe_intermediate_size",

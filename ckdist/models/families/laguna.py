@@ -7,6 +7,7 @@ import numpy as np
 
 from ckdist.errors import ArchitectureError
 from ckdist.models import from_config, from_gguf, limits, rope
+from ckdist.models.config_keys import sizes
 from ckdist.models.families import exaone4, family, glm4_moe_lite, glm4moe
 from ckdist.models.families.family import Family, GgufHeader, GgufWriter
 from ckdist.models.fields import Fields
@@ -18,16 +19,12 @@ NAME, PERIOD = "laguna", 4  # the first layer of each period has no window
 HEADS, ELEMENTS = "per-head", "per-element"
 KEYS = glm4moe.KEYS.but(
     defaults={
+        **sizes(hidden=2048, ffn=8192, layers=40, heads=48, head=128, vocab=100352),
         "gating": True,
-        "head_dim": 128,
-        "hidden_size": 2048,
-        "intermediate_size": 8192,
         "moe_intermediate_size": 512,
         **dict.fromkeys(("n_group", "n_shared_experts", "topk_group")),
         "norm_topk_prob": True,
-        "num_attention_heads": 48,
         "num_experts": 256,
-        "num_hidden_layers": 40,
         "partial_rotary_factor": None,
         "rms_norm_eps": 1e-6,
         "rope_parameters": {
@@ -36,7 +33,6 @@ KEYS = glm4moe.KEYS.but(
         },
         "shared_expert_intermediate_size": 512,
         "sliding_window": 512,
-        "vocab_size": 100352,
     },
     aliases={"moe_routed_scaling_factor": "routed_scaling_factor", "num_local_experts": "num_experts"},
     only={

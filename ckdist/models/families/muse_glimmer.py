@@ -10,7 +10,7 @@ import numpy as np
 
 from ckdist.errors import ArchitectureError
 from ckdist.models import from_config
-from ckdist.models.config_keys import ConfigKeys
+from ckdist.models.config_keys import ConfigKeys, sizes
 from ckdist.models.families import exaone4, family, gemma2, granite_swa
 from ckdist.models.families.family import Family, GgufForm, GgufHeader
 from ckdist.models.fields import Fields
@@ -19,22 +19,15 @@ from ckdist.models.spec import Attention, DenseFfn, LayerSpec, ModelSpec
 NAME, GGUF, PERIOD, POST_EPS = "muse_glimmer", "muse-glimmer", 4, 1e-8
 KEYS = ConfigKeys(
     {
+        **sizes(hidden=6656, ffn=19968, layers=52, heads=32, kv_heads=2, head=128, positions=131072, vocab=202048),
         "final_logit_softcapping": 20.0,
-        "head_dim": 128,
         "hidden_activation": "silu",
-        "hidden_size": 6656,
-        "intermediate_size": 19968,
-        "max_position_embeddings": 131072,
-        "num_attention_heads": 32,
-        "num_hidden_layers": 52,
-        "num_key_value_heads": 2,
         "output_multiplier": 0.19611613513818404,
         "post_norm_eps": POST_EPS,
         "qk_scale_factor": 3.87,
         "rms_norm_eps": 1e-5,
         "rope_theta": 1e4,
         "sliding_window": 2048,
-        "vocab_size": 202048,
     },
     nulls={"sliding_window": None},
     only={"attn_logit_softcapping": None},

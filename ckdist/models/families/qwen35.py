@@ -10,6 +10,7 @@ import numpy as np
 
 from ckdist.errors import ArchitectureError
 from ckdist.models import from_config, limits
+from ckdist.models.config_keys import sizes
 from ckdist.models.families import family, llama
 from ckdist.models.families.family import Family, Form, GgufHeader, GgufWriter
 from ckdist.models.fields import Fields
@@ -20,22 +21,15 @@ from ckdist.models.state_mixers import GatedDeltaNet
 NAME = "qwen35"
 KEYS = llama.KEYS.but(
     defaults={  # all: a part of a file may leave out what equals a default
+        **sizes(hidden=4096, ffn=12288, layers=32, heads=16, kv_heads=4, head=256, positions=32768, vocab=248320),
         "attn_output_gate": True,
         "full_attention_interval": 4,
-        "head_dim": 256,
-        "hidden_size": 4096,
-        "intermediate_size": 12288,
         "linear_conv_kernel_dim": 4,
         "linear_key_head_dim": 128,
         "linear_num_key_heads": 16,
         "linear_num_value_heads": 32,
         "linear_value_head_dim": 128,
-        "max_position_embeddings": 32768,
-        "num_attention_heads": 16,
-        "num_hidden_layers": 32,
-        "num_key_value_heads": 4,
         "partial_rotary_factor": 0.25,
-        "vocab_size": 248320,
     }
 )
 PERIOD = 4  # the last layer of each period has attention

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from ckdist.models import from_config
+from ckdist.models.config_keys import sizes
 from ckdist.models.families import family, qwen2moe, qwen3moe, qwen35, qwen35moe
 from ckdist.models.families.family import Family, GgufHeader, GgufWriter, in_layers
 from ckdist.models.fields import Fields
@@ -18,13 +19,11 @@ from ckdist.program.routing import Routing
 NAME = "qwen3next"
 KEYS = qwen35moe.KEYS.but(
     defaults={
+        **sizes(ffn=5632, layers=48, vocab=151936),
         "decoder_sparse_step": 1,
-        "intermediate_size": 5632,
         "norm_topk_prob": True,
         "num_experts": 512,
         "num_experts_per_tok": 10,
-        "num_hidden_layers": 48,
-        "vocab_size": 151936,
     }
 )
 ROUTING = Routing(used=10)
