@@ -293,17 +293,17 @@ class ModelSpec:
 
     @property
     def generates(self) -> bool:
-        """Whether it predicts the next token: no layer is bidirectional."""
+        """True if it predicts the next token: no layer is bidirectional."""
         return not any(isinstance(layer.mixer, Attention) and layer.mixer.bidirectional for layer in self.layers)
 
     @property
     def reads_whole(self) -> bool:
-        """Whether a prompt must be computed in one step, because its tokens attend to later ones."""
+        """True if a prompt must be computed in one step, because its tokens attend to later ones."""
         return self.encoder is not None or not self.generates
 
     @property
     def shares_layers(self) -> bool:
-        """Whether layers read more than one value of earlier ones: caches, inputs made before the first, streams."""
+        """True if layers read more than one value of earlier ones: caches, inputs made before the first, streams."""
         return (
             self.layer_inputs is not None
             or self.streams is not None

@@ -2,13 +2,10 @@
 
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from ckdist.errors import LayoutError
 from ckdist.layout import FFN_UNIT, Dim
 from ckdist.program.ops.op import lower, op, whole
-from ckdist.program.ops.op_types import Arrays, Attrs, Inferred, Values, Weights
-from ckdist.program.rank_context import RankContext
+from ckdist.program.ops.op_types import Attrs, Inferred, Values, Weights
 
 if TYPE_CHECKING:  # these modules import the ops
     from ckdist.program.fusion import Group
@@ -27,16 +24,7 @@ def infer_column_sums(inputs: Values, weights: Weights, attrs: Attrs) -> Inferre
     return [((x.dims[0], Dim("sums", _blocks(x.dims[-1].elements), 2)), x.dims[-1].axis)]
 
 
-@op("column_sums", infer_column_sums)
-def column_sums(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
-    """The sum and the sum of squares of each block; 0 for blocks of other ranks. It has no gradient."""
-    (x,), dim = inputs, attrs["inputs"][0].dims[-1]
-    out = np.zeros((len(x), _blocks(dim.elements), 2), x.dtype)
-    first, _ = context.share(dim)
-    for begin in range(0, x.shape[-1], FFN_UNIT):
-        block = x[:, begin : begin + FFN_UNIT]
-        out[:, (first + begin) // FFN_UNIT] = np.stack([block.sum(axis=-1), (block * block).sum(axis=-1)], axis=-1)
-    return [out.reshape(len(x), -1)]
+op("column_sums", infer_column_sums)
 
 
 @lower("column_sums", "inference")
@@ -58,14 +46,7 @@ def infer_cut_rows(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
     return [(x.dims, None)]
 
 
-@op("cut_rows", infer_cut_rows)
-def cut_rows(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
-    """max(x - mean - deviations * std, 0), with the mean and standard deviation of a row. It has no gradient."""
-    x, sums = inputs
-    columns = attrs["inputs"][0].dims[-1].elements
-    total, squares = sums.astype(np.float64).reshape(len(x), -1, 2).sum(axis=1).T[:, :, None] / columns
-    cut = total + attrs["deviations"] * np.sqrt(np.maximum(squares - total**2, 0))
-    return [np.maximum(x - cut.astype(x.dtype), 0)]
+op("cut_rows", infer_cut_rows)
 
 
 @lower("cut_rows", "inference")

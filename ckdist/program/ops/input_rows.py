@@ -4,8 +4,7 @@ from typing import TYPE_CHECKING
 
 from ckdist import native
 from ckdist.program.ops.op import lower, op
-from ckdist.program.ops.op_types import Arrays, Attrs, Inferred, Values, Weights
-from ckdist.program.rank_context import RankContext
+from ckdist.program.ops.op_types import Attrs, Inferred, Values, Weights
 from ckdist.program.rotations import NO_ROPE
 from ckdist.program.step import ABSENT, NO_SPAN, MatrixIndex
 
@@ -19,11 +18,7 @@ def infer_input_rows(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred
     return [((inputs[0].dims[0], attrs["hidden"]), None)]
 
 
-@op("input_rows", infer_input_rows)
-def input_rows(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
-    """The rows of this rank's tokens."""
-    begin = context.first_token
-    return [context.input_rows[begin : begin + len(inputs[0])]]
+op("input_rows", infer_input_rows)
 
 
 @lower("input_rows", "inference")
