@@ -2,12 +2,10 @@
 
 import numpy as np
 
-from ckdist.program.ops.dropout import stream_of
 from ckdist.program.ops.low_rank import _parts
 from ckdist.program.ops.op_types import Arrays, Attrs
 from tests.support.rank_context import RankContext
 from tests.support.references import reference
-from tests.support.references.dropout import dropped
 
 
 @reference("low_rank")
@@ -20,6 +18,8 @@ def low_rank(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs
     pairs = zip(ys, weights[::2], weights[1::2], strict=True)
     reads = [x] * len(ys)
     if keys:
+        from ckdist.program.ops.dropout import dropped, stream_of
+
         matrices = attrs["weights"][::2]
         mask = {"probability": attrs["dropout"]}
         first = matrices[0].dims[1].span(context.mesh)[0]
