@@ -2,10 +2,9 @@
 
 - `infer` computes dimensions and placement of the results: which are sharded, which are partial. It raises LayoutError
   if the forward lacks a collective.
+- `reference` defines the op in numpy on the arrays of one rank. A collective gets the arrays of all ranks.
 - `vjp` emits the gradients of an op's operands. Gradients are ops like the others.
 - `lower` emits the steps that the executor runs.
-
-`tests/support/references` defines each op in numpy.
 """
 
 import functools

@@ -12,8 +12,9 @@ import numpy as np
 from ckdist.layout import Dim
 from ckdist.mesh import Mesh
 from ckdist.program.ops.op import lower, op, whole
-from ckdist.program.ops.op_types import Attrs, Inferred, Values, Weights
+from ckdist.program.ops.op_types import Arrays, Attrs, Inferred, Values, Weights
 from ckdist.program.program import Instr
+from ckdist.program.rank_context import RankContext
 
 if TYPE_CHECKING:  # this module imports the ops
     from ckdist.program.lower_training import TrainingLowering
@@ -49,7 +50,11 @@ def infer_dropout(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
     return [(inputs[0].dims, None)]
 
 
-op("dropout", infer_dropout)
+@op("dropout", infer_dropout)
+def dropout(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
+    """Returns x / (1 - probability) where an element is kept, else 0; x if there are no keys."""
+    x, keys = inputs
+    return [dropped(x, keys, attrs, attrs["columns"].span(context.mesh)[0])]
 
 
 def dropped(x: np.ndarray, keys: np.ndarray | None, attrs: Attrs, first: int) -> np.ndarray:
