@@ -29,6 +29,7 @@ BLOCKS = {  # mixer -> (its file in `blocks`, its function, prefix of its weight
     "GatedDeltaNet": ("gated_delta_net", "linear_attention", ""),
     "CompressedAttention": ("compressed_attention", "compressed_attention", ".self_attn"),
     "LatentAttention": ("latent_attention", "latent_attention", ".self_attn"),
+    "Mamba1": ("mamba1", "mamba1", ".mamba"),
     "Mamba2": ("mamba2", "mamba2", ".mamba"),
 }
 

@@ -32,9 +32,8 @@ def checked(spec: ModelSpec, where: str) -> ModelSpec:
             check_attention(a, where)
         else:
             a.check(where)
-    mixers = [getattr(layer.mixer, "attention", layer.mixer) for layer in spec.layers]
-    if not any(isinstance(mixer, kinds) or hasattr(mixer, "window") for mixer in mixers):
-        raise ModelFileError(f"{where}: no layer has attention; models without any are not supported")
+    if all(layer.mixer is None for layer in spec.layers):
+        raise ModelFileError(f"{where}: no layer has attention or a state; models without any are not supported")
     for f in dict.fromkeys(layer.ffn for layer in spec.layers):
         if isinstance(f, MoeFfn):
             _check_experts(f, where)

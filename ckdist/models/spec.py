@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ckdist.models.compressed_fields import CompressedAttention, HyperConnections
     from ckdist.models.indexer import Indexer
     from ckdist.models.scoring_head import Scorer
-    from ckdist.models.state_mixers import AttentionAndMamba, GatedConv, GatedDeltaNet, Mamba2
+    from ckdist.models.state_mixers import AttentionAndMamba, GatedConv, GatedDeltaNet, Mamba1, Mamba2
 
 
 @dataclass(frozen=True)
@@ -217,7 +217,8 @@ class CrossAttention:
 
 
 Mixer: TypeAlias = (
-    "Attention | LatentAttention | GatedDeltaNet | GatedConv | Mamba2 | AttentionAndMamba | CompressedAttention"
+    "Attention | LatentAttention | GatedDeltaNet | GatedConv | Mamba1 | Mamba2 | AttentionAndMamba "
+    "| CompressedAttention"
 )
 
 

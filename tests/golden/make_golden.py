@@ -374,6 +374,20 @@ CONFIGS = {
         "mamba_expand": 2, "mamba_n_groups": 1, "mamba_d_state": 16, "mamba_d_conv": 4, "mamba_chunk_size": 16, "mamba_conv_bias": True,
         "mamba_proj_bias": False, "hidden_act": "silu", "tie_word_embeddings": False, "pad_token_id": 0,
     },
+    # Mamba-1, with attention and experts in some layers; and in all layers.
+    "jamba": {
+        "architectures": ["JambaForCausalLM"], "model_type": "jamba", "vocab_size": 97, "hidden_size": 24, "head_dim": None,
+        "intermediate_size": 12, "num_hidden_layers": 4, "num_attention_heads": 3, "num_key_value_heads": 3, "rms_norm_eps": 1e-6,
+        "attn_layer_offset": 2, "attn_layer_period": 4, "expert_layer_offset": 1, "expert_layer_period": 2, "num_experts": 4,
+        "num_experts_per_tok": 2, "mamba_conv_bias": True, "mamba_d_conv": 4, "mamba_d_state": 8, "mamba_dt_rank": 7, "mamba_expand": 2,
+        "mamba_inner_layernorms": True, "mamba_proj_bias": False, "hidden_act": "silu", "tie_word_embeddings": False, "pad_token_id": 0,
+    },
+    "falcon_mamba": {
+        "architectures": ["FalconMambaForCausalLM"], "model_type": "falcon_mamba", "vocab_size": 101, "hidden_size": 24,
+        "head_dim": None, "max_position_embeddings": None, "num_hidden_layers": 2, "conv_kernel": 4, "expand": 2, "state_size": 8,
+        "time_step_rank": 6, "hidden_act": "silu", "layer_norm_epsilon": 1e-5, "use_bias": False, "use_conv_bias": True,
+        "mixer_rms_eps": 1e-6, "residual_in_fp32": True, "tie_word_embeddings": False, "pad_token_id": 0,
+    },
     "cohere2": {
         "architectures": ["Cohere2ForCausalLM"], "model_type": "cohere2", "vocab_size": 211, "hidden_size": 48, "head_dim": None,
         "intermediate_size": 72, "num_hidden_layers": 4, "num_attention_heads": 6, "num_key_value_heads": 3, "layer_norm_eps": 1e-5,
