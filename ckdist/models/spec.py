@@ -185,6 +185,7 @@ class MoeFfn:
     share_factors: bool = False  # each expert has a learned factor of its share
     hashed: int = 0  # rows of a table with the experts of each token id; 0: the best by score
     dense_size: int = 0  # intermediate size of a dense feed-forward that is added, each with its own norms; 0: none
+    scale: float = 1.0  # factor on the result
 
 
 @dataclass(frozen=True)
