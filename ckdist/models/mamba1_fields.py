@@ -13,13 +13,12 @@ from ckdist.models.state_mixers import Mamba1
 
 TENSORS: dict[str, Target] = {  # stored name of a part of the mixer -> weights
     "in_proj": ("mamba.in_proj_x", "mamba.in_proj_z"),
-    "x_proj": ("mamba.x_proj_dt", "mamba.x_proj_bc"),
-    **{name: f"mamba.{name}" for name in ("A_log", "D", "conv1d", "dt_proj", "out_proj")},
+    **{name: f"mamba.{name}" for name in ("A_log", "D", "conv1d", "dt_proj", "out_proj", "x_proj")},
     **{f"{part}_layernorm": f"mamba.{part}_layernorm" for part in ("dt", "b", "c")},
 }
 GGUF: dict[str, Target] = {
     "ssm_in": TENSORS["in_proj"],
-    "ssm_x": TENSORS["x_proj"],
+    "ssm_x": "mamba.x_proj",
     "ssm_a": "mamba.A_log",
     "ssm_d": "mamba.D",
     "ssm_dt": "mamba.dt_proj",

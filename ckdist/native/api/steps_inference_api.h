@@ -39,6 +39,7 @@ enum ckdist_inference_step_kind {
   ckdist_step_attend_compressed,
   ckdist_step_select_entries,
   ckdist_step_selective_scan,
+  ckdist_step_scan_inputs,
   ckdist_inference_step_kinds
 };
 
@@ -270,13 +271,20 @@ struct ckdist_gated_conv_step {
 };
 
 /* Mamba-1, after the convolution of the same layer: for each channel S = exp(-exp(a_log) d) S + b d x and
-   out = (c S + skip * x) * SiLU(z), with d = softplus(dt + dt_bias). bc: b, then c, of all channels.
-   With eps > 0, b and c are normed, with weights unless they are -1; and dt is divided by the root mean square of the
-   row of `low` unless that is -1. Weights are vectors. */
+   out = (c S + skip * x) * SiLU(z), with d = softplus(dt + dt_bias). bc: b, then c, of all channels. Weights are
+   vectors. */
 struct ckdist_selective_scan_step {
   struct ckdist_step step;
-  int32_t x, z, dt, bc, low, out;
-  int32_t a_log, skip, dt_bias, b_norm, c_norm, layer;
+  int32_t x, z, dt, bc, out;
+  int32_t a_log, skip, dt_bias, layer;
+};
+
+/* low, bc = the first elements of the sum of x, and the others: b and c of equal widths. With eps > 0 all three are
+   normed (RMS), by weights that are vectors unless they are -1. */
+struct ckdist_scan_inputs_step {
+  struct ckdist_step step;
+  int32_t x, low, bc;
+  int32_t low_norm, b_norm, c_norm;
   float eps;
 };
 

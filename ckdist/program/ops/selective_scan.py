@@ -74,14 +74,47 @@ def lower_causal_conv(lowering: "ServingLowering", group: "Group") -> None:
     lowering.at[out.name] = place
 
 
+def infer_scan_inputs(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
+    """The low rank of the steps of time, then b and c. Raises LayoutError if these do not fit together."""
+    (x,), low, pairs = inputs, attrs["low"], attrs["pairs"]
+    whole("scan_inputs", x)
+    unsharded("scan_inputs", x)
+    unsharded_tokens("scan_inputs", x.dims[0].axis)
+    if low.elements + pairs.elements != x.dims[-1].elements or pairs.elements % 2:
+        raise LayoutError(f"scan_inputs of [{x.dims[-1]}] cannot make [{low}] and [{pairs}]")
+    return [((x.dims[0], low), None), ((x.dims[0], pairs), None)]
+
+
+@op("scan_inputs", infer_scan_inputs)
+def scan_inputs(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
+    """The parts of x: the low rank; b and c side by side. With attrs["eps"] each is normed, with weights if given."""
+    rank, state, eps = attrs["low"].elements, attrs["pairs"].elements // 2, attrs["eps"]
+    parts = np.split(inputs[0], [rank, rank + state], axis=1)
+    if eps:
+        by = weights or [np.float32(1)] * 3
+        parts = [y * inverse_rms(y, eps) * w for y, w in zip(parts, by, strict=True)]
+    return [parts[0], np.concatenate(parts[1:], axis=1)]
+
+
+@lower("scan_inputs", "inference")
+def lower_scan_inputs(lowering: "ServingLowering", group: "Group") -> None:
+    """Emits one step, which adds the summands of all ranks."""
+    instr = group.instr
+    x, places = lowering.place_of(instr.inputs[0]), lowering.results(instr.outputs)
+    norms = [lowering.vector(w) for w in instr.weights] or [VectorIndex(ABSENT)] * 3
+    names = dict(zip(("low_norm", "b_norm", "c_norm"), norms, strict=True))
+    lowering.emit("scan_inputs", x=x, low=places[0], bc=places[1], **names, eps=instr.attrs["eps"])
+    for value, place in zip(instr.outputs, places, strict=True):
+        lowering.at[value.name] = place
+
+
 def infer_selective_scan(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
     """The dims of x. Raises LayoutError if channels and rows of states do not fit together."""
-    x, z, dt, bc, *low = inputs
+    x, z, dt, bc = inputs
     whole("selective_scan", *inputs)
     same("selective_scan", x, z)
     same("selective_scan", x, dt)
-    for value in (bc, *low):
-        unsharded("selective_scan", value)
+    unsharded("selective_scan", bc)
     a = weights[0].dims[0]
     if replace(a, width=x.dims[-1].width) != x.dims[-1] or 2 * a.width != bc.dims[-1].elements * x.dims[-1].width:
         raise LayoutError(f"selective_scan of [{x.dims[-1]}] and [{bc.dims[-1]}] has states of [{a}]")
@@ -90,15 +123,10 @@ def infer_selective_scan(inputs: Values, weights: Weights, attrs: Attrs) -> Infe
 
 @op("selective_scan", infer_selective_scan)
 def selective_scan(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
-    """Per channel and token: S = exp(-exp(A_log) d) S + b d x; y = c S + D x; y * silu(z); d = softplus(dt + dt_bias).
-
-    With attrs["eps"], b and c are normed, and dt is divided by the root mean square of the row of the last input.
-    """
-    (x, z, dt, bc, *low), (a_log, d, dt_bias, *norms), eps = inputs, weights, attrs["eps"]
+    """Per channel and token: S = exp(-exp(A_log) d) S + b d x; y = c S + D x; y * silu(z); d = softplus(dt + dt_bias)."""
+    (x, z, dt, bc), (a_log, d, dt_bias) = inputs, weights
     b, c = np.split(bc, 2, axis=1)  # (tokens, rows)
-    if eps:
-        b, c = (y * inverse_rms(y, eps) * w for y, w in zip((b, c), norms or (np.float32(1),) * 2, strict=True))
-    dt = softplus((dt * inverse_rms(low[0], eps) if low else dt) + dt_bias)  # (tokens, channels)
+    dt = softplus(dt + dt_bias)  # (tokens, channels)
     a = -np.exp(a_log.reshape(x.shape[1], b.shape[1]))  # (channels, rows)
     place = (attrs["layer"], "recurrent")
     state = context.states.get(place, np.zeros(a.shape, x.dtype))
@@ -113,27 +141,12 @@ def selective_scan(context: RankContext, inputs: Arrays, weights: Arrays, attrs:
 @lower("selective_scan", "inference")
 def lower_selective_scan(lowering: "ServingLowering", group: "Group") -> None:
     """Emits one step. The layer's cache has the convolution's inputs already."""
-    instr, attrs, (out,) = group.instr, group.instr.attrs, group.instr.outputs
-    x, z, dt, bc, *low = map(lowering.place_of, instr.inputs)
+    instr, layer, (out,) = group.instr, group.instr.attrs["layer"], group.instr.outputs
+    inputs = dict(zip(("x", "z", "dt", "bc"), map(lowering.place_of, instr.inputs), strict=True))
+    vectors = dict(zip(("a_log", "skip", "dt_bias"), map(lowering.vector, instr.weights), strict=True))
     (place,) = lowering.results([out])
-    vectors = [lowering.vector(w) for w in instr.weights]
-    b_norm, c_norm = vectors[3:] or [VectorIndex(ABSENT)] * 2
-    lowering.emit(
-        "selective_scan",
-        x=x,
-        z=z,
-        dt=dt,
-        bc=bc,
-        low=low[0] if low else ValueIndex(ABSENT),
-        out=place,
-        **dict(zip(("a_log", "skip", "dt_bias"), vectors, strict=False)),
-        b_norm=b_norm,
-        c_norm=c_norm,
-        layer=attrs["layer"],
-        eps=attrs["eps"],
-    )
-    cache, rows = lowering.caches[attrs["layer"]], instr.inputs[3].dims[-1].elements // 2
-    (tail,) = cache.arrays
-    state = CacheArray("state", tail.heads, tail.width, rows, "sequence")
-    lowering.caches[attrs["layer"]] = LayerCache((state, tail))
+    lowering.emit("selective_scan", **inputs, out=place, **vectors, layer=layer)
+    (tail,) = lowering.caches[layer].arrays
+    state = CacheArray("state", tail.heads, tail.width, instr.inputs[3].dims[-1].elements // 2, "sequence")
+    lowering.caches[layer] = LayerCache((state, tail))
     lowering.at[out.name] = place

@@ -125,8 +125,8 @@ void update(const DeltaTokens& tokens, int key_width, int columns, float* state)
 
 void scan(const ScanToken& token, int rows, int64_t n, int64_t columns, float* state, float* out) {
   each(n, [&](int64_t i, int lanes) {
-    const Vec x = load_lanes(token.x + i, lanes), bias = load_lanes(token.dt_bias + i, lanes);
-    const Vec d = softplus(fma(load_lanes(token.dt + i, lanes), set(token.dt_scale), bias)), dx = d * x;
+    const Vec x = load_lanes(token.x + i, lanes);
+    const Vec d = softplus(load_lanes(token.dt + i, lanes) + load_lanes(token.dt_bias + i, lanes)), dx = d * x;
     Vec y = load_lanes(token.skip + i, lanes) * x;
     for (int r = 0; r < rows; ++r) {
       float* const at = state + r * columns + i;
