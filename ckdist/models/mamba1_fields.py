@@ -26,6 +26,7 @@ GGUF: dict[str, Target] = {
     "ssm_conv1d": "mamba.conv1d",
     **{f"ssm_{part}_norm": f"mamba.{part}_layernorm" for part in ("dt", "b", "c")},
 }
+UNIT_EPS = 1e-6  # of Falcon Mamba's norms inside the mixer, which GGUF does not have
 GGUF_FORM: tuple[str, Form] = (r".*\.A_log", "minus_exp")
 
 
@@ -46,6 +47,7 @@ def from_gguf(header: GgufHeader, norms: str) -> Mamba1:
         has(".ssm_conv1d.bias"),
         has(".ssm_in.bias"),
         norms,
+        UNIT_EPS if norms == "unit" else 0.0,
     )
 
 
@@ -62,7 +64,7 @@ def metadata(spec: ModelSpec, where: str) -> dict[str, Any]:
         else f"with {mamba.channels} channels of Mamba"
         if mamba.channels != 2 * spec.hidden_size
         else "with another epsilon inside the mixer"
-        if mamba.norm_eps not in (0.0, spec.norm_eps)
+        if mamba.norm_eps not in (0.0, UNIT_EPS)
         else ""
     )
     if mamba is None or why:

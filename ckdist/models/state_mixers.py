@@ -93,8 +93,8 @@ class Mamba1:
 
     Attributes:
         dt_rank: Low rank of the steps of time.
-        norms: Of the low rank, of b and of c: "weights", "unit" (without weights) or "" (none).
-        norm_eps: Epsilon of these norms. 0: the model's.
+        norms: The norms of the low rank, b and c: "weights", "unit" (without weights) or "" (none).
+        norm_eps: Their epsilon. 0: the model's.
     """
 
     channels: int

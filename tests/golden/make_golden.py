@@ -447,7 +447,7 @@ CONFIGS = {
         "architectures": ["Glm4vForConditionalGeneration"], "model_type": "glm4v",
         "text_config": {
             "model_type": "glm4v_text", "vocab_size": 117, "hidden_size": 32, "intermediate_size": 28, "num_hidden_layers": 2,
-            "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": None, "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
+            "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
             "partial_rotary_factor": 0.5, "rope_scaling": {"type": "default", "mrope_section": [1, 1, 0]}, "hidden_act": "silu",
             "attention_bias": True, "pad_token_id": 0,
         },
@@ -461,7 +461,7 @@ CONFIGS = {
         "architectures": ["Glm4vMoeForConditionalGeneration"], "model_type": "glm4v_moe",
         "text_config": {
             "model_type": "glm4v_moe_text", "vocab_size": 113, "hidden_size": 32, "intermediate_size": 28, "num_hidden_layers": 2,
-            "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": None, "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
+            "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
             "partial_rotary_factor": 0.5, "rope_scaling": {"type": "default", "mrope_section": [1, 1, 0]}, "hidden_act": "silu",
             "attention_bias": True, "first_k_dense_replace": 1, "n_routed_experts": 5, "num_experts_per_tok": 2, "n_shared_experts": 1,
             "moe_intermediate_size": 12, "n_group": 1, "topk_group": 1, "norm_topk_prob": True, "routed_scaling_factor": 1.0,

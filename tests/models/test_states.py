@@ -42,7 +42,10 @@ def other(request):
 
 
 @pytest.mark.parametrize(
-    "other", [("granite4h", 5120), ("falcon_h1", 2 * 5120), ("lfm2", 2 * 5120), ("jamba", 4096)], ids=lambda one: one[0], indirect=True
+    "other",
+    [("granite4h", 5120), ("falcon_h1", 2 * 5120), ("lfm2", 2 * 5120), ("jamba", 4096)],
+    ids=lambda one: one[0],
+    indirect=True,
 )
 def test_mamba_and_short_convolutions_have_the_same_bits_as_alone(other):
     rng = np.random.default_rng(1)

@@ -5,10 +5,12 @@
 # file of the family that it is (`variants.py`). A start imports only the file of its model's family.
 NAMES = {
     "afmoe": "afmoe AfmoeForCausalLM", "arcee": "arcee ArceeForCausalLM",
-    "axk1": "axk1 AXK1ForCausalLM", "bailing_hybrid": "bailing_hybrid BailingMoeV3ForCausalLM BailingHybridForCausalLM :bailingmoe3",
+    "axk1": "axk1 AXK1ForCausalLM",
+    "bailing_hybrid": "bailing_hybrid BailingMoeV3ForCausalLM BailingHybridForCausalLM :bailingmoe3",
     "bailing_moe_v2": "bailing_moe_v2 BailingMoeV2ForCausalLM :bailingmoe2", "bamba": "bamba BambaForCausalLM",
     "bart": "bart BartForConditionalGeneration", "bert": "bert BertModel BertForMaskedLM BertForSequenceClassification",
-    "cohere2": "cohere2 Cohere2ForCausalLM", "cohere2_moe": "cohere2_moe Cohere2MoeForCausalLM", "cwm": "cwm CwmForCausalLM",
+    "cohere2": "cohere2 Cohere2ForCausalLM", "cohere2_moe": "cohere2_moe Cohere2MoeForCausalLM",
+    "cwm": "cwm CwmForCausalLM",
     "deepseek_v2": "deepseek_v2 DeepseekV2ForCausalLM :deepseek2", "deepseek_v3": "deepseek_v3 DeepseekV3ForCausalLM",
     "deepseek_v32": "deepseek_v32 DeepseekV32ForCausalLM :deepseek32",
     "deepseek_v4": "deepseek_v4 DeepseekV4ForCausalLM :deepseek4", "dots1": "dots1 Dots1ForCausalLM",

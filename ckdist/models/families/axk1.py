@@ -1,4 +1,4 @@
-"""A.X K1: DeepSeek-V3 with a norm after the experts of a layer. Dense layers have its weights too and do not use them."""
+"""A.X K1: DeepSeek-V3 with a norm after experts. Files have one for dense layers too, which is not used."""
 
 from dataclasses import replace
 

@@ -19,7 +19,7 @@ KEYS = ConfigKeys(
         "hidden_size": 768,
         "layer_norm_epsilon": 1e-5,
         "max_position_embeddings": MAX_POSITION,
-        "mixer_rms_eps": 1e-6,
+        "mixer_rms_eps": mamba1_fields.UNIT_EPS,
         "num_attention_heads": 1,  # there is no attention
         "num_hidden_layers": 32,
         "state_size": 16,
@@ -41,7 +41,7 @@ KEYS = ConfigKeys(
 def config(f: Fields, outer: Fields) -> ModelSpec:
     """Reads a config.json. Falcon Mamba norms b, c and the low rank without weights."""
     n = from_config.sizes(f, "layer_norm_epsilon")
-    falcon = f.text("model_type", NAME) == "falcon_mamba"
+    falcon = "Falcon" in str(f.raw("architectures")) or f.raw("model_type") == "falcon_mamba"
     expand = f.integer("expand", high=64)
     mixer = Mamba1(
         f.integer("intermediate_size", n.hidden_size * expand, high=limits.MAX_WIDTH),

@@ -53,8 +53,8 @@ CHANGES: dict[str, dict[str, Any]] = {
             "topk_group": 1, "vocab_size": 262144,
         },
         "aliases": {
-            "attention_bias": "use_qkv_bias", "n_routed_experts": "num_experts", "n_shared_experts": "num_shared_experts",
-            "num_local_experts": "num_experts", "num_mtp_layers": "num_nextn_predict_layers",
+            "attention_bias": "use_qkv_bias", "n_routed_experts": "num_experts", "num_local_experts": "num_experts",
+            "n_shared_experts": "num_shared_experts", "num_mtp_layers": "num_nextn_predict_layers",
         },
     },
     "youtu": {"defaults": {

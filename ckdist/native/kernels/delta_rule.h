@@ -42,7 +42,8 @@ struct DeltaRuleKernel {
   // For each token: S = decay S; S = S + k beta (v - k S), without k S unless it corrects; out = q S. state: (columns /
   // kStateColumns, key_width, kStateColumns); columns: whole multiples of kStateColumns.
   void (*update)(const DeltaTokens& tokens, int key_width, int columns, float* state);
-  // d = softplus(dt + dt_bias); S = exp(a d) S + b d x; out = (c S + skip x) SiLU(z). state: (rows, columns) of which n columns are used.
+  // d = softplus(dt + dt_bias); S = exp(a d) S + b d x; out = (c S + skip x) SiLU(z).
+  // state: (rows, columns); the first n columns are used.
   void (*scan)(const ScanToken& token, int rows, int64_t n, int64_t columns, float* state, float* out);
 };
 

@@ -123,7 +123,7 @@ def infer_selective_scan(inputs: Values, weights: Weights, attrs: Attrs) -> Infe
 
 @op("selective_scan", infer_selective_scan)
 def selective_scan(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
-    """Per channel and token: S = exp(-exp(A_log) d) S + b d x; y = c S + D x; y * silu(z); d = softplus(dt + dt_bias)."""
+    """Per channel and token: S = exp(-exp(A_log) d) S + b d x; y = (c S + D x) silu(z); d = softplus(dt + dt_bias)."""
     (x, z, dt, bc), (a_log, d, dt_bias) = inputs, weights
     b, c = np.split(bc, 2, axis=1)  # (tokens, rows)
     dt = softplus(dt + dt_bias)  # (tokens, channels)
