@@ -217,10 +217,8 @@ class CrossAttention:
     replaces_stream: bool = False  # as in `Norms`, for the norm before this part
 
 
-Mixer: TypeAlias = (
-    "Attention | LatentAttention | GatedDeltaNet | GatedConv | Mamba1 | Mamba2 | AttentionAndMamba "
-    "| CompressedAttention"
-)
+StateMixer: TypeAlias = "GatedDeltaNet | GatedConv | Mamba1 | Mamba2"
+Mixer: TypeAlias = "Attention | LatentAttention | StateMixer | AttentionAndMamba | CompressedAttention"
 
 
 @dataclass(frozen=True)
