@@ -32,8 +32,9 @@ def checked(spec: ModelSpec, where: str) -> ModelSpec:
             check_attention(a, where)
         else:
             a.check(where)
-    if all(layer.mixer is None for layer in spec.layers):
-        raise ModelFileError(f"{where}: no layer has attention or a state; models without any are not supported")
+    mixers = [getattr(layer.mixer, "attention", layer.mixer) for layer in spec.layers]
+    if not any(isinstance(one, kinds) or hasattr(one, "window") or hasattr(one, "dt_rank") for one in mixers):
+        raise ModelFileError(f"{where}: no layer has attention; without it only models of Mamba-1 are supported")
     for f in dict.fromkeys(layer.ffn for layer in spec.layers):
         if isinstance(f, MoeFfn):
             _check_experts(f, where)

@@ -30,6 +30,7 @@ WITHOUT_EFFECT = {  # model -> fields whose value matters only together with ano
     ),  # mlp_layer_types says it
     "dots1": ("max_window_layers",),
     "ernie4_5_moe": ("moe_layer_end_index",),  # which is the last layer
+    "falcon_mamba": ("expand",),  # intermediate_size says it
     "falcon_h1": ("mamba_norm_before_gate",),  # without mamba_rms_norm
     **dict.fromkeys(("cwm", "granite_swa", "muse_glimmer"), ("rope_theta",)),  # the default of rope_parameters
     "cohere2_moe": ("prefix_dense_sliding_window_pattern", "shared_expert_combination_strategy"),  # in other layers
