@@ -15,6 +15,7 @@ from ckdist.program.routing import Routing
 
 if TYPE_CHECKING:
     from ckdist.models.altup_fields import AltUp
+    from ckdist.models.block_indexer import BlockIndexer
     from ckdist.models.compressed_fields import CompressedAttention, HyperConnections
     from ckdist.models.indexer import Indexer
     from ckdist.models.scoring_head import Scorer
@@ -113,6 +114,7 @@ class Attention:
     value_norm: bool = False
     keys_as_values: bool = False
     source: int | None = None
+    indexer: "BlockIndexer | None" = None  # each kv-head sees the blocks of positions that this chooses
 
     @property
     def value_width(self) -> int:
