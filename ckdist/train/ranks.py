@@ -79,22 +79,22 @@ class TrainingRanks:
 
     @property
     def counts_tokens(self) -> bool:
-        """Whether this rank counts the tokens of its replica's sequences: the first of those that divide them."""
+        """True if this rank counts the tokens of its replica's sequences: the first of those that divide them."""
         return self.sequence is None or self.sequence.rank == 0
 
     @property
     def has_first_tokens(self) -> bool:
-        """Whether this rank is in the first replica, and `counts_tokens`."""
+        """True if this rank is in the first replica, and `counts_tokens`."""
         return self.mesh.index("dp") == 0 and self.counts_tokens
 
     @property
     def speaks(self) -> bool:
-        """Whether this rank represents its stage: the first of the ranks with the same layers."""
+        """True if this rank represents its stage: the first of the ranks with the same layers."""
         return self.mesh.index("tp") == 0
 
     @property
     def has_loss(self) -> bool:
-        """Whether this rank has the loss of its tokens, and represents those with the same tokens."""
+        """True if this rank has the loss of its tokens, and represents the ranks with the same tokens."""
         return self.speaks and self.mesh.index("pp") == self.mesh.size("pp") - 1
 
     def sum(self, *values: float) -> list[float]:

@@ -14,7 +14,8 @@ from ckdist.program.program import Program
 from ckdist.train.batch import PackedBatch
 
 UNIT = 16  # tokens: chunks are multiples of a tile
-STATES = ("delta_rule", "mamba2", "short_conv", "gated_conv")  # ops that read the state of the tokens before
+# ops that read the state of the tokens before
+STATES = ("delta_rule", "mamba2", "selective_scan", "short_conv", "causal_conv", "gated_conv")
 
 
 def tokens_of_rank(tokens: int, ranks: int) -> int:
