@@ -29,7 +29,6 @@ STATES = {
     "adafactor": ("exp_avg_sq_row", "exp_avg_sq_col"),
     "adamw_8bit": ("exp_avg", "exp_avg_scale", "exp_avg_sq", "exp_avg_sq_scale"),
 }
-SAVE_TAG = 1000
 
 
 @dataclass(frozen=True)
@@ -227,24 +226,6 @@ class Optimizer:
             self.parameters, self.gradients, momentum, update["gradient_scale"], rate, c.muon_momentum, c.weight_decay,
             self._data,
         )  # fmt: skip
-
-    def gather(self, name: str) -> Arena | None:
-        """Returns one state of all of this rank's parameters.
-
-        If the state is sharded, this is a collective call that returns None except on the first replica.
-        """
-        own = self.state[name]
-        if self._sharing is None:
-            return Arena(self.state_shapes(name, self.parameters.shapes), own)
-        if self._sharing.rank:
-            self._sharing.send(own, 0, SAVE_TAG)
-            return None
-        flat = np.empty(self.parameters.flat.size, np.float32)
-        flat[self.begin : self.end] = own
-        for rank, (begin, end) in enumerate(self.shares):
-            if rank:
-                flat[begin:end] = self._sharing.recv(np.empty(end - begin, np.float32), rank, SAVE_TAG)
-        return Arena(self.parameters.shapes, flat)
 
     def restore(self, name: str, flat: np.ndarray) -> None:
         """Copies this rank's part of a saved state, which has the layout of the whole arena."""
