@@ -114,6 +114,18 @@ class TrainConfig(Settings):
     muon_momentum: float = option(0.95, help="momentum of muon's matrices", within=(0, 0.999999))
     momentum: float = option(0.9, help="momentum of sgd", within=(0, 0.999999))
     max_grad_norm: float = option(1.0, help="clip the gradient's global norm to this; 0: no clipping", within=(0, 1e9))
+    on_nan: str = option(
+        "skip",
+        help="at a loss or gradient that is not finite: skip the step, go back to the last checkpoint's weights, or "
+        "stop; ten in a row, or a tenth of all steps, always stop",
+        choices=("skip", "back", "stop"),
+    )
+    on_spike: str = option(
+        "report",
+        help="if the gradient's norm is above 10 times its running mean, or the loss above twice its own plus 1: only "
+        "report it, or as on_nan",
+        choices=("report", "skip", "back", "stop"),
+    )
     lr_scheduler_type: str = option("linear", help="shape of the learning rate after the warm-up", choices=SCHEDULES)
     warmup_steps: int = option(0, help="steps of the learning rate's warm-up", within=(0, MAX_STEPS))
     warmup_ratio: float = option(

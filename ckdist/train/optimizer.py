@@ -33,8 +33,8 @@ STATES = {
 
 @dataclass(frozen=True)
 class StepResult:
-    """The norm of the mean gradient before clipping. If it was not finite, the step was `skipped` and changed
-    nothing.
+    """The norm of the mean gradient before clipping. If it was not finite or too large, the step was `skipped` and
+    changed nothing.
     """
 
     grad_norm: float
@@ -121,8 +121,8 @@ class Optimizer:
         edges = [min(max(edge, 0), self.end - self.begin) for edge in (*edges, self.end - self.begin)]
         return [(begin, end) for begin, end in zip(edges[::2], edges[1::2], strict=True) if begin < end]
 
-    def step(self, learning_rate: float, tokens: float) -> StepResult:
-        """Makes one update with the mean gradient over `tokens`. A collective call.
+    def step(self, learning_rate: float, tokens: float, most_norm: float = math.inf) -> StepResult:
+        """Makes one update with the mean gradient over `tokens`, if its norm is at most `most_norm`. A collective call.
 
         Without sharding, `gradients` must be summed over replicas already.
         """
@@ -133,7 +133,7 @@ class Optimizer:
                 self.gradients.flat, counts=[end - begin for begin, end in self.shares]
             )
         norm = math.sqrt(self._sum_squares(gradient)) / max(tokens, 1.0)
-        if not math.isfinite(norm) or tokens <= 0:
+        if not math.isfinite(norm) or tokens <= 0 or norm > most_norm:
             return StepResult(norm, True)
         limit = self.config.max_grad_norm
         clip = min(1.0, limit / (norm + 1e-6)) if limit else 1.0

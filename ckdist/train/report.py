@@ -48,6 +48,7 @@ class StepReport:
     aux_loss: float | None = None  # load-balancing loss of experts, without its coefficient; not in `loss`
     bubble: float | None = None  # waiting time of stages / their computing time
     bubble_formula: float | None = None  # (S - 1) / (M V) for S stages, V chunks per stage, M batches
+    spike: str | None = None  # describes one of the loss or gradient (ckdist/train/guards.py)
     metrics: Mapping[str, float] | None = None  # of preferences, by the names of TRL
 
     @property
@@ -60,6 +61,8 @@ class StepReport:
         """The reason why the step was skipped or lost."""
         if not self.tokens:
             return "it has no token with a target"
+        if self.spike is not None:
+            return self.spike
         return f"its gradient's norm is {self.grad_norm}" if math.isfinite(self.loss) else f"its loss is {self.loss}"
 
 
@@ -100,6 +103,8 @@ class Report:
         self._bar.update(1)
         if r.skipped:
             self.say(f"step {r.step} is skipped: {r.reason}, and nothing was changed")
+        elif r.spike is not None:
+            self.say(f"step {r.step} is a spike: {r.spike}; set on_spike to skip such steps")
 
     def write(self, r: StepReport) -> None:
         """Writes a line of metrics, and a line of text if there is no bar on a terminal."""

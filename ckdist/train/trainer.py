@@ -31,6 +31,7 @@ from ckdist.train.checkpoint_writer import CheckpointWriter
 from ckdist.train.config import TrainConfig
 from ckdist.train.data.batches import FileBatches, OwnBatches, Position, validation_batches
 from ckdist.train.divergence import LostSteps
+from ckdist.train.guards import Guards
 from ckdist.train.loss_program import LossProgram
 from ckdist.train.methods import MethodStep, check_method, method_step
 from ckdist.train.model import TrainedModel, open_model, open_tokenizer
@@ -196,7 +197,10 @@ class Trainer:
         data = open_data(config, world, mesh, self.tokenizer, self.model.tokenizer_folder, source)
         self.batches, self.validation = data.batches, data.validation
         self.state = TrainState(seed=config.seed, data=data.digest)
-        update = lambda tokens: self.optimizer.step(self.schedule.rate(self.state.step), tokens)
+        self.guards = Guards(config)
+        update = lambda tokens: self.optimizer.step(
+            self.schedule.rate(self.state.step), tokens, self.guards.most_norm(self.state)
+        )
         self.preference = method_step(config, self.executable, self.ranks, self.model, self.tokenizer, update)
         if self.preference is not None:
             self.preference.measure_reference(*data.rows)  # with the weights before training
@@ -307,6 +311,8 @@ class Trainer:
             if on_step is not None:
                 on_step(last)
             self.lost.add(last, self.state.updates)
+            if self.guards.goes_back(last):
+                self._go_back()
             if not self.writing:
                 self._say(self.writer.wait())
             if c.save_steps and step % c.save_steps == 0:
@@ -347,6 +353,20 @@ class Trainer:
         else:
             self.state = replace(s, not_better=s.not_better + 1)
 
+    def _go_back(self) -> None:
+        """Loads the weights and the optimizer's state of the last checkpoint. The data goes on. A collective call."""
+        self._say(self.writer.wait())
+        steps = [] if self.folder is None else [step for step in self.folder.steps() if step <= self.state.step]
+        path = self.folder.at(steps[-1]) if self.folder is not None and steps else None
+        values = self.world.broadcast(vars(saved.verify(path)) if path is not None else None)
+        if values is None:
+            self._say("there is no checkpoint to go back to yet: the step is only skipped")
+            return
+        old = TrainState(**values)
+        self.writer.load(path or self.output, old.updates)  # rank 0 reads
+        self.state = replace(self.state, updates=old.updates, loss_mean=old.loss_mean, norm_mean=old.norm_mean)
+        self._say(f"step {self.state.step}: the weights are those of step {old.step} again")
+
     def _step(self, should_stop: ShouldStop | None) -> tuple[StepReport, bool]:
         """Makes one step. Returns its report, and whether any rank wants to stop after it."""
         began = time.perf_counter()
@@ -360,18 +380,22 @@ class Trainer:
         loss, balance, counted, tokens, every, stops, self.writing = self.ranks.sum_replicas(*sums)
         waiting = self._bubble(time.perf_counter() - computing, own.busy, len(batches))
         rate = self.schedule.rate(self.state.step)
-        result = self.optimizer.step(rate, counted if math.isfinite(loss) else 0)
+        before, mean = self.state, loss / max(counted, 1)
+        most_norm = self.guards.most_norm(before, mean)
+        result = self.optimizer.step(rate, counted if math.isfinite(loss) else 0, most_norm)
         self._advance(int(tokens), result.skipped)
         seconds = time.perf_counter() - began
         gflops, peak = self.model.operations(every, tokens) / seconds / 1e9, self.peak / 1e9
         report = StepReport(
-            self.state.step, self.state.steps, self._epoch(), loss / max(counted, 1), rate, result.grad_norm,
+            self.state.step, self.state.steps, self._epoch(), mean, rate, result.grad_norm,
             result.skipped, int(tokens), int(every), seconds, every / seconds, tokens / seconds, gflops,
             peak, gflops / peak if gflops <= peak and peak else 0.0,
             aux_loss=balance / max(tokens, 1) if self.model.spec.balance_coefficient else None,
             metrics=own.metrics,
+            spike=self.guards.spike(before, mean, result.grad_norm),
             **waiting,
         )  # fmt: skip
+        self.state = self.guards.counted(self.state, report)
         return report, bool(stops)
 
     def _forward_backward(self, batches: Sequence[PackedBatch]) -> StepSums:

@@ -48,6 +48,8 @@ class TrainState:
     best_step: int = 0  # of the smallest validation loss, with early_stopping; 0: there is none
     best_loss: float = 0.0
     not_better: int = 0  # validation losses since then
+    loss_mean: float = 0.0  # running means, for guards
+    norm_mean: float = 0.0
     settings: dict[str, Any] = field(default_factory=dict)  # the configuration; {} in older checkpoints
 
 
