@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -45,6 +45,15 @@ class HasParameters(Protocol):
     def parameters(self) -> Arena:
         """This rank's shards of the trained weights."""
         ...
+
+
+class Saved(NamedTuple):
+    """A complete checkpoint: its folder, its step, the seconds until it was complete, and those without training."""
+
+    path: Path
+    step: int
+    seconds: float
+    paused: float
 
 
 class _Writing(threading.Thread):
@@ -132,7 +141,7 @@ class CheckpointWriter:
 
     # Writing
 
-    def save(self, state: TrainState) -> str:
+    def save(self, state: TrainState) -> Saved | None:
         """Starts to write a checkpoint, after the one before it. Returns and raises as `wait`. A collective call."""
         said = self.wait()
         began = time.perf_counter()
@@ -230,23 +239,32 @@ class CheckpointWriter:
         """Whether this rank's part is not complete."""
         return self._writing is not None and self._writing.is_alive()
 
-    def wait(self) -> str:
-        """Ends the checkpoint that is being written, if there is one, and says so. A collective call.
+    def wait(self) -> Saved | None:
+        """Ends the checkpoint that is being written, and returns it; None if there is none. A collective call.
 
         Raises EngineError on all ranks if a rank could not write its part.
         """
         if self._writing is None:
-            return ""
+            return None
         self._writing.join()
         done, self._writing = self._writing, None
         results = self.world.gather([done.checksums, done.error])
         errors = [error for _, error in results if error]
-        if self.folder is None:
-            if errors:
-                raise EngineError(f"checkpoint-{done.state.step} could not be written: {errors[0]}")
-            return ""
+        failure = None
+        if self.folder is not None:
+            sums = {name: checksum for own, _ in results for name, checksum in own.items()}
+            failure = self._finish(self.folder, done.state, sums, errors)
+        if failure := self.world.broadcast(failure):
+            raise EngineError(failure)
+        path = Path(self.config.output_dir, f"checkpoint-{done.state.step}")
+        return Saved(path, done.state.step, time.perf_counter() - done.began, done.paused)
+
+    def _finish(self, folder: Folder, state: TrainState, sums: dict[str, str], errors: list[str]) -> str | None:
+        """Names a checkpoint. Returns the reason if it cannot be complete."""
         if errors:
-            raise self.folder.failed(done.state.step, errors[0])
-        sums = {name: checksum for own, _ in results for name, checksum in own.items()}
-        path = self.folder.finish(done.state, sums, self.config.save_total_limit)
-        return f"saved {path} in {time.perf_counter() - done.began:.1f} s; training paused for {done.paused:.2f} s"
+            return str(folder.failed(state.step, errors[0]))
+        try:
+            folder.finish(state, sums, self.config.save_total_limit)
+        except EngineError as error:
+            return str(error)
+        return None

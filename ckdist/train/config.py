@@ -235,7 +235,9 @@ class TrainConfig(Settings):
     save_dtype: str = option(
         "bfloat16", help="type of the weights in the finished model", choices=("bfloat16", "float16", "float32")
     )
-    report_to: tuple[str, ...] = option((), help="tensorboard: write its files too", choices=("tensorboard",))
+    report_to: tuple[str, ...] = option(
+        (), help="trackers that get the logged numbers too", choices=("tensorboard", "wandb", "mlflow")
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -27,7 +27,8 @@ from ckdist.topology.arithmetic import arithmetic_rate
 from ckdist.train import training_checkpoint as saved
 from ckdist.train.batch import PackedBatch
 from ckdist.train.batch_source import BatchSource, share_source
-from ckdist.train.checkpoint_writer import CheckpointWriter
+from ckdist.train.callback import Callback
+from ckdist.train.checkpoint_writer import CheckpointWriter, Saved
 from ckdist.train.config import TrainConfig
 from ckdist.train.data.batches import FileBatches, OwnBatches, Position, validation_batches
 from ckdist.train.divergence import LostSteps
@@ -41,9 +42,10 @@ from ckdist.train.one_f_one_b import bubble
 from ckdist.train.optimizer import Optimizer
 from ckdist.train.pipeline import StepSums, forward_backward
 from ckdist.train.ranks import TrainingRanks, accumulated_batches, training_mesh
-from ckdist.train.report import Report, StepReport, check_report_to
+from ckdist.train.report import Report, StepReport
 from ckdist.train.resumption import changed_settings, check_settings, settings_of
 from ckdist.train.schedule import Schedule
+from ckdist.train.tracker import check_report_to
 from ckdist.train.training_checkpoint import Folder, TrainState
 from ckdist.train.training_data import EVAL_ROWS, open_data
 from ckdist.train.training_memory import memory_line, rank_bytes, require
@@ -68,6 +70,7 @@ def train(
     on_step: OnStep | None = None,
     batches: BatchSource | None = None,
     *,
+    callbacks: Sequence[Callback] = (),
     world: World | None = None,
     make_executable: MakeExecutable | None = None,
     should_stop: ShouldStop | None = None,
@@ -79,6 +82,7 @@ def train(
         on_step: Called on every rank after every step.
         batches: batches(step, rank, size) returns this rank's PackedBatches of a step, in place of train_file. Rank 0's
             function is sent to all ranks.
+        callbacks: Called on every rank after steps, after checkpoints and at the end.
         world: The ranks. Default: those that the launcher started.
         make_executable: Makes the executable that computes gradients. Default: the native one.
         should_stop: If it returns true on any rank, training ends after the step, with a checkpoint.
@@ -93,7 +97,9 @@ def train(
     ranks = start_world(config.encrypt) if world is None else world
     trainer = Trainer(config, ranks, share_source(ranks, batches), make_executable or native_executable)
     try:
-        last = trainer.run(on_step, should_stop)
+        if on_step is not None:
+            callbacks = (*callbacks, _StepFunction(on_step))
+        last = trainer.run(callbacks, should_stop)
     except BaseException as error:
         trainer.fail(error)
         raise
@@ -101,6 +107,17 @@ def train(
     if world is None:
         ranks.close()
     return last
+
+
+class _StepFunction(Callback):
+    """Calls one function after every step."""
+
+    def __init__(self, function: OnStep) -> None:
+        self.function = function
+
+    def on_step(self, report: StepReport) -> None:
+        """Calls it."""
+        self.function(report)
 
 
 def native_executable(
@@ -124,6 +141,7 @@ class Trainer:
         self.output = Path(config.output_dir)
         self.folder: Folder | None = None  # on rank 0
         self.report: Report | None = None  # on rank 0
+        self.callbacks: Sequence[Callback] = ()
         self.writing = 0.0  # ranks that were writing a checkpoint in the last step
         self.communicator: Communicator | None = None
         self.preference: MethodStep | None = None
@@ -211,7 +229,7 @@ class Trainer:
         self.peak = self.ranks.sum(arithmetic_rate(self.threads, self.placement.cpus, PEAK_FORMATS[config.bf16]))[0]
         self._log_memory(mesh, needed)
         if world.rank == 0:
-            self.report = Report(self.output, self.state.step, self.state.steps, config.report_to)
+            self.report = Report(self.output, self.state.step, self.state.steps, config.as_dict())
 
     def _check_validation(self) -> None:
         """Raises ConfigError for settings that need validation data, if there is none."""
@@ -288,13 +306,21 @@ class Trainer:
             log.info("resuming from %s: %d of %d steps are done", folder, self.state.step, self.state.steps)
 
     def _say(self, text: str) -> None:
-        if self.report is not None and text:
+        if self.report is not None:
             self.report.say(text)
+
+    def _report_saved(self, done: Saved | None) -> None:
+        """Reports a complete checkpoint."""
+        if done is not None:
+            self._say(f"saved {done.path} in {done.seconds:.1f} s; training paused for {done.paused:.2f} s")
+            for callback in self.callbacks:
+                callback.on_checkpoint(done.path, done.step)
 
     # The loop
 
-    def run(self, on_step: OnStep | None, should_stop: ShouldStop | None) -> StepReport | None:
+    def run(self, callbacks: Sequence[Callback], should_stop: ShouldStop | None) -> StepReport | None:
         """Trains to the end, or until `should_stop`. Returns the last step's report. Raises the errors of `train`."""
+        self.callbacks = callbacks
         c, last, stop, unsaved = self.config, None, False, False
         while self.state.step < self.state.steps and not stop and not self._is_past_best():
             last, stop = self._step(should_stop)
@@ -308,25 +334,27 @@ class Trainer:
                 self.report.show(last)
                 if step % c.logging_steps == 0 or at_end or last.skipped or last.eval_loss is not None:
                     self.report.write(last)
-            if on_step is not None:
-                on_step(last)
+            for callback in callbacks:
+                callback.on_step(last)
             self.lost.add(last, self.state.updates)
             if self.guards.goes_back(last):
                 self._go_back()
             if not self.writing:
-                self._say(self.writer.wait())
+                self._report_saved(self.writer.wait())
             if c.save_steps and step % c.save_steps == 0:
-                self._say(self.writer.save(self.state))
+                self._report_saved(self.writer.save(self.state))
                 unsaved = False
         if unsaved:
-            self._say(self.writer.save(self.state))
-        self._say(self.writer.wait())
+            self._report_saved(self.writer.save(self.state))
+        self._report_saved(self.writer.wait())
         if self.state.step >= self.state.steps or self._is_past_best():
             if c.early_stopping and self.state.best_step:
                 best, at = self.state.best_loss, self.state.best_step
                 self._say(f"the best validation loss is {best} at step {at}; the model is that of this step")
             else:  # also if no validation loss was finite
                 self._write_model()
+        for callback in callbacks:
+            callback.on_end(last)
         self.world.gather(None)  # all ranks leave together
         return last
 
@@ -355,7 +383,7 @@ class Trainer:
 
     def _go_back(self) -> None:
         """Loads the weights and the optimizer's state of the last checkpoint. The data goes on. A collective call."""
-        self._say(self.writer.wait())
+        self._report_saved(self.writer.wait())
         steps = [] if self.folder is None else [step for step in self.folder.steps() if step <= self.state.step]
         path = self.folder.at(steps[-1]) if self.folder is not None and steps else None
         values = self.world.broadcast(vars(saved.verify(path)) if path is not None else None)

@@ -1,18 +1,23 @@
 """Checkpoints of a training that goes on: written in the background by all ranks, and models themselves."""
 
 import errno
+import importlib.machinery
 import pathlib
+import sys
 import threading
 import time
+import types
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from ckdist.errors import EngineError
+from ckdist.errors import ConfigError, EngineError
 from ckdist.train import checkpoint_writer
+from ckdist.train.callback import Callback
 from ckdist.train.checkpoint_writer import CheckpointWriter
 from ckdist.train.trainer import train
+from ckdist.train.training_checkpoint import verify
 from ckdist.weights.adapter_file import load_adapter
 from ckdist.weights.checkpoint import open_checkpoint
 from tests.support.curves import assert_same_tensors, curve, tensors
@@ -111,3 +116,37 @@ def test_an_error_of_one_ranks_writer_ends_all_ranks(tmp_path, monkeypatch):
     monkeypatch.undo()
     reports = curve(replace(c, max_steps=8), 2)
     assert [report.step for report in reports] == [5, 6, 7, 8]
+
+
+class Seen(Callback):
+    def __init__(self):
+        self.seen = []
+
+    def on_step(self, report):
+        self.seen.append(report.step)
+
+    def on_checkpoint(self, path, step):
+        assert verify(path).step == step
+        self.seen.append(path.name)
+
+    def on_end(self, report):
+        self.seen.append(f"end of {report.step}")
+
+
+def test_callbacks_and_trackers_on_all_ranks(tmp_path, monkeypatch):
+    logged, run = [], types.SimpleNamespace()
+    run.log = lambda values, step: logged.append((step, values["train/loss"]))
+    run.finish = lambda: logged.append("finished")
+    wandb = types.ModuleType("wandb")
+    wandb.__spec__ = importlib.machinery.ModuleSpec("wandb", None)
+    wandb.init = lambda **fields: logged.append(fields["config"]["max_steps"]) or run
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    c, every = config(tmp_path, max_steps=4, save_steps=2, report_to=("wandb",), **TWO), [Seen(), Seen()]
+    run_threads(2, lambda world: train(c, world=world, callbacks=[every[world.rank]]))
+    for one in every:
+        assert [item for item in one.seen if isinstance(item, int)] == [1, 2, 3, 4]
+        assert one.seen.index("checkpoint-2") > one.seen.index(2) and one.seen[-2:] == ["checkpoint-4", "end of 4"]
+    assert logged[0] == 4 and [item[0] for item in logged[1:-1]] == [1, 2, 3, 4] and logged[-1] == "finished"
+    monkeypatch.setitem(sys.modules, "mlflow", None)
+    with pytest.raises(ConfigError, match=r"report_to mlflow needs mlflow: pip install 'ckdist\[mlflow\]'"):
+        train(replace(c, report_to=("mlflow",)))
