@@ -85,6 +85,7 @@ class FailureDetector {
   static std::string text_of(const Frame& frame);
   void run();
   void stop();
+  void settle();
   void heartbeat();
   void look_at_local(int r);
   void look_at_socket(int r);
@@ -100,7 +101,7 @@ class FailureDetector {
   std::shared_ptr<Transport> transport_;
   std::vector<Peer> peers_;  // by rank of the job
   std::string reason_;
-  std::atomic<bool> lost_{false}, ending_{false};
+  std::atomic<bool> lost_{false}, ending_{false}, is_leaving_{false};
   std::atomic<int> users_{0}, waits_for_{-1};
   std::mutex telling_;  // one writer at a time
   bool gave_up_ = false;
