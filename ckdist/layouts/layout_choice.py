@@ -130,7 +130,7 @@ def layout_advice(
     """One line if flags chose tensors over all hosts, and stages are predicted to take less than half of the time.
 
     Args:
-        threads: Of a rank.
+        threads: The threads of each rank.
         exchanges: Measured seconds of exchanges of `SMALL` and of `LARGE` bytes between hosts; empty on one host.
     """
     spec, hosts = checkpoint.spec, len(set(world.hosts))
@@ -140,7 +140,8 @@ def layout_advice(
     counts = [n for n in stage_counts(world, free, len(spec.layers)) if n in (1, hosts)]
     if len(counts) == 1:
         return None
-    choice = best_layout(checkpoint, config, counts, (hosts, threads * world.size), Link.of_exchanges(*exchanges))
+    small, large = exchanges
+    choice = best_layout(checkpoint, config, counts, (hosts, threads * world.size), Link.of_exchanges(small, large))
     if choice.stages == 1 or choice.gain < ADVISED_GAIN:
         return None
     return f"this network suits -pp {choice.stages}: {choice.reason}"

@@ -20,7 +20,7 @@ constexpr uint32_t kMagic = 0x31706b63;
 constexpr int64_t kMostPeriodNs = 1'000'000'000;
 constexpr int64_t kLookNs = 100'000'000;  // poll interval if no descriptor signals a change
 constexpr int kSettleMs = 1;
-constexpr int kPidfdOpen = 434;           // the same number on every architecture
+constexpr int kPidfdOpen = 434;  // the same number on every architecture
 // An outage of 0.8 of the timeout must leave time for a retransmission (sealed_socket.cpp) and for the next heartbeat.
 int64_t period_ns(int64_t timeout_ns) { return std::min(kMostPeriodNs, timeout_ns / 32); }
 }  // namespace

@@ -167,7 +167,9 @@ void SealedSocket::note_break() {
 
 void SealedSocket::break_off() {
   const std::lock_guard<std::mutex> lock(mutex_);
-  if (broken_ && state_ == State::open) note_break();
+  if (!broken_ || state_ != State::open) return;
+  note_break();
+  changed_ = true;  // the reader looks at it
 }
 
 bool SealedSocket::has_settled() {

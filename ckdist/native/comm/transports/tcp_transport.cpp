@@ -18,7 +18,8 @@ namespace {
 
 constexpr uint32_t kFreshMs = 3000;  // a heartbeat comes at least every second
 
-constexpr int kVain = 3;  // retransmissions without an answer: more than a second
+constexpr int kVain = 3;                     // retransmissions without an answer: more than a second
+constexpr uint64_t kCarriedLarge = 1 << 18;  // acknowledged bytes, among which were packets of full size
 
 constexpr uint8_t kEstablished = 1;  // TCP_ESTABLISHED of the kernel
 
@@ -125,8 +126,8 @@ int64_t TcpTransport::read(int peer, void* data, int64_t bytes) {
 bool TcpTransport::heartbeats_pass(int peer, tcp_info* data) const {
   tcp_info heartbeats;
   return size_t(peer) < heartbeat_sockets.size() && info_of(heartbeat_sockets[peer].fd(), &heartbeats) &&
-         info_of(sockets_[peer].fd(), data) && heartbeats.tcpi_state == kEstablished &&
-         heartbeats.tcpi_unacked == 0 && heartbeats.tcpi_last_ack_recv < kFreshMs;
+         info_of(sockets_[peer].fd(), data) && heartbeats.tcpi_state == kEstablished && heartbeats.tcpi_unacked == 0 &&
+         heartbeats.tcpi_last_ack_recv < kFreshMs;
 }
 
 // True if a packet of full size was not acknowledged for long, while packets of the heartbeats' connection were.
@@ -136,13 +137,15 @@ bool TcpTransport::loses_large_packets(int peer) const {
          in_flight(data) >= data.tcpi_snd_mss;
 }
 
-// A firewall that has forgotten a connection drops its packets in silence.
+// A firewall that has forgotten a connection drops its packets in silence. If only large packets are lost, another
+// connection would lose them too: read() reports that.
 void TcpTransport::mend_stalled(int peer) {
   tcp_info data;
-  const bool stalls = heartbeats_pass(peer, &data) && data.tcpi_state == kEstablished &&
-                      data.tcpi_retransmits >= kVain && data.tcpi_last_ack_recv > uint64_t(timeout_ns / 4'000'000) &&
-                      in_flight(data) < data.tcpi_snd_mss;  // larger packets may be lost on every connection
-  if (stalls) sockets_[peer].break_off();
+  if (!heartbeats_pass(peer, &data) || data.tcpi_state != kEstablished || data.tcpi_retransmits < kVain ||
+      data.tcpi_last_ack_recv < uint64_t(timeout_ns / 4'000'000))
+    return;
+  const bool carried_large = data.tcpi_bytes_acked >= kCarriedLarge;
+  if (carried_large || in_flight(data) < data.tcpi_snd_mss || loses_large_packets(peer)) sockets_[peer].break_off();
 }
 
 void TcpTransport::idle(int64_t ns) {
