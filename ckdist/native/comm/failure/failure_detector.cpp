@@ -66,8 +66,8 @@ void FailureDetector::report_lost(int r, const char* what) {
 
 void FailureDetector::leave() {
   if (--users_ > 0) return;
-  tell(kLeft, "");
-  is_leaving_ = true;
+  const bool is_well = tell(kLeft, "");
+  is_leaving_ = is_well && !lost();
   stop();
 }
 
@@ -79,9 +79,10 @@ void FailureDetector::stop() {
 
 void FailureDetector::give_up(const char* reason) { tell(kGaveUp, reason); }
 
-void FailureDetector::tell(Kind kind, const char* text) {
+// Returns false if this rank has already said that it left or gave up.
+bool FailureDetector::tell(Kind kind, const char* text) {
   std::lock_guard<std::mutex> hold(telling_);
-  if (gave_up_ && kind != kHeartbeat) return;
+  if (gave_up_ && kind != kHeartbeat) return false;
   gave_up_ |= kind != kHeartbeat;
   Frame frame{kMagic,
               uint16_t(kind),
@@ -107,6 +108,7 @@ void FailureDetector::tell(Kind kind, const char* text) {
       transport_->send_heartbeat(int(r), &frame, kHead + frame.text_bytes);
     }
   }
+  return true;
 }
 
 void FailureDetector::heartbeat() { tell(kHeartbeat, ""); }

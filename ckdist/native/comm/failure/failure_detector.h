@@ -90,7 +90,7 @@ class FailureDetector {
   void look_at_local(int r);
   void look_at_socket(int r);
   void look_at_transport(int r);
-  void tell(Kind kind, const char* text);
+  bool tell(Kind kind, const char* text);
   void report_lost(int r, const char* what);
   [[noreturn]] void fail_with_reason(const CallName& call) const;
   bool over_transport(int r) const { return r != rank_ && peers_[r].local < 0 && !peers_[r].socket; }
