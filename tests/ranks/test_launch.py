@@ -35,7 +35,7 @@ def test_ranks_and_their_output():
     assert launch("-n", "2", "--no-prefix", "echo", "x").stdout == "x\nx\n"
 
 
-@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("size", [1, 3])
 def test_same_text_as_one_process(size):
     done = launch("-n", str(size), "--no-prefix", "ckdist", *GENERATE)
     assert done.returncode == 0, done.stderr
