@@ -62,8 +62,8 @@ def training_answers(
 ) -> list[TrainingAnswer]:
     """Predictions for every possible mesh of the ranks, fastest first. Those that do not fit come last.
 
-    `tokens`: tokens of a step of each replica, in `batches` batches of one sequence. `method`: full or lora. Raises ConfigError if the
-    model cannot be trained.
+    `tokens`: tokens of a step of each replica, in `batches` batches of one sequence. `method`: full or lora. Raises
+    ConfigError if the model cannot be trained.
     """
     found, problem = [], None
     for mesh in training_meshes(cluster, len(spec.layers)):

@@ -1,7 +1,7 @@
 """Batches whose tokens ranks divide: the part of one rank.
 
-A batch is divided into 2 N chunks of equal length for N ranks. Rank r has the chunks r and 2 N - 1 - r. A query sees all
-keys before it, so this gives all ranks the same work.
+A batch is divided into 2 N chunks of equal length for N ranks. Rank r has the chunks r and 2 N - 1 - r. A query sees
+all keys before it, so this gives all ranks the same work.
 """
 
 from dataclasses import replace
