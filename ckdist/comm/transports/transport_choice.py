@@ -14,7 +14,7 @@ from typing import TypeVar
 from ckdist import native
 from ckdist.comm.bootstrap.sockets import seals
 from ckdist.comm.bootstrap.tcp_world import INTERFACE_VARIABLE
-from ckdist.comm.transports.link import LARGE, SMALL
+from ckdist.comm.transports.link import FEW, LARGE, SMALL
 from ckdist.comm.transports.names import ORDER
 from ckdist.comm.transports.opening import open_transport
 from ckdist.comm.world_protocol import Log, World, has_mpi
@@ -171,3 +171,8 @@ def exchange_seconds(world: World, handle: CData, sizes: Sequence[tuple[int, int
             peer = leader if world.rank == 0 else 0
             slowest[i] = max(slowest[i], native.call(lib.ckdist_transport_time, handle, peer, size, calls))
     return slowest
+
+
+def link_exchanges(world: World, chosen: ChosenTransport) -> list[float]:
+    """Seconds of exchanges of `SMALL` and of `LARGE` bytes between hosts, the same on all ranks. A collective call."""
+    return chosen.times or world.broadcast(exchange_seconds(world, chosen.handle, [FEW, LARGE]))
