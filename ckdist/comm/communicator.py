@@ -237,13 +237,9 @@ def open_communicator(
         chosen = _choose(world, transport, timeout, interface, log)
         if chosen.name == "verbs" and not share:
             memory = _own_memory(arena_bytes)
-    exchanges, chunk = list[float](), CHUNK_BYTES
-    if chosen is not None and world.size > 1:
-        from ckdist.comm.transports.transport_choice import link_exchanges
-
-        exchanges = link_exchanges(world, chosen)
-        chunk = max(CHUNK_BYTES, int(CHUNK_SECONDS * (1 << 20) / exchanges[-1]))  # the last one is of 1 MiB
-    sizes = [*world.broadcast(list(thresholds or load_thresholds())), chunk]
+    exchanges = (chosen and chosen.times) or []
+    chunk = int(CHUNK_SECONDS * (1 << 20) / exchanges[-1]) if exchanges else 0  # the last exchange is of 1 MiB
+    sizes = [*world.broadcast(list(thresholds or load_thresholds())), max(CHUNK_BYTES, chunk)]
     host_of_rank = [world.hosts.index(host) for host in world.hosts]
     joined = memory, rendezvous, chosen.handle if chosen else None
     handle = native.new(
@@ -259,11 +255,11 @@ def open_communicator(
 
 
 def _choose(world: World, wanted: str, timeout: float, interface: str | None, log: Log | None) -> "ChosenTransport":
-    """Opens and logs the transport between hosts. Ranks of one host need none."""
+    """Opens, measures and logs the transport between hosts. Ranks of one host need none."""
     from ckdist.comm.bootstrap.sockets import seals
-    from ckdist.comm.transports.transport_choice import choose_transport
+    from ckdist.comm.transports.transport_choice import choose_transport, measured
 
-    chosen = choose_transport(world, wanted, timeout, interface, log)
+    chosen = measured(world, choose_transport(world, wanted, timeout, interface, log))
     is_open = len(set(world.hosts)) > 1 and not (chosen.name == "tcp" and seals(world))
     if world.rank == 0:
         logger.log(logging.INFO if is_open else logging.DEBUG, "%s", chosen.reason)

@@ -8,7 +8,7 @@ measurement's noise, so that a job gets the same one in every run. Results never
 import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from ckdist import native
@@ -36,7 +36,7 @@ class ChosenTransport:
     name: str
     handle: CData  # belongs to the communicator that is made of it
     reason: str  # why it was chosen, in one line
-    times: list[float] | None = None  # seconds of exchanges of SMALL and LARGE, if several were compared
+    times: list[float] | None = None  # seconds of exchanges of SMALL and LARGE, if they were measured
 
 
 def choose_transport(
@@ -173,6 +173,8 @@ def exchange_seconds(world: World, handle: CData, sizes: Sequence[tuple[int, int
     return slowest
 
 
-def link_exchanges(world: World, chosen: ChosenTransport) -> list[float]:
-    """Seconds of exchanges of `SMALL` and of `LARGE` bytes between hosts, the same on all ranks. A collective call."""
-    return chosen.times or world.broadcast(exchange_seconds(world, chosen.handle, [FEW, LARGE]))
+def measured(world: World, chosen: ChosenTransport) -> ChosenTransport:
+    """Returns the transport with its times, the same on all ranks. A collective call."""
+    if chosen.times or world.size == 1:
+        return chosen
+    return replace(chosen, times=world.broadcast(exchange_seconds(world, chosen.handle, [FEW, LARGE])))
