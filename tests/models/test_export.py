@@ -329,7 +329,7 @@ NEW = {
     "Jais2": {"layer_norm_eps": 1e-5, "num_hidden_layers": 2},
     # as many channels as llama.cpp expects
     "Jamba": {"num_experts": 6, "attn_layer_offset": 1, "attn_layer_period": 3, "num_hidden_layers": 3},
-    "FalconMamba": {"num_hidden_layers": 2, "layer_norm_epsilon": 1e-6},
+    "FalconMamba": {"num_hidden_layers": 2, "intermediate_size": 128, "layer_norm_epsilon": 1e-6},
     # heads as wide as llama.cpp has kernels for
     "Qwen3_5": {
         "linear_num_key_heads": 2, "linear_num_value_heads": 6, "linear_key_head_dim": 64, "linear_value_head_dim": 64,
