@@ -326,6 +326,10 @@ NEW = {
         "linear_attn_config": {"full_attn_layers": [2], "kda_layers": [1], "head_dim": 64, "num_heads": 4,
                                "short_conv_kernel_size": 4},
     },
+    "Cohere2Moe": {
+        "num_experts": 6, "num_shared_experts": 1, "first_k_dense_replace": 1, "prefix_dense_intermediate_size": 72,
+        "expert_selection_fn": "sigmoid", "sliding_window": 24, "sliding_window_pattern": 3, "tie_word_embeddings": True,
+    },
     "Jais2": {"layer_norm_eps": 1e-5, "num_hidden_layers": 2},
     # as many channels as llama.cpp expects
     "Jamba": {"num_experts": 6, "attn_layer_offset": 1, "attn_layer_period": 3, "num_hidden_layers": 3},

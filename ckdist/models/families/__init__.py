@@ -9,7 +9,7 @@ NAMES = {
     "bailing_hybrid": "bailing_hybrid BailingMoeV3ForCausalLM BailingHybridForCausalLM :bailingmoe3",
     "bailing_moe_v2": "bailing_moe_v2 BailingMoeV2ForCausalLM :bailingmoe2", "bamba": "bamba BambaForCausalLM",
     "bart": "bart BartForConditionalGeneration", "bert": "bert BertModel BertForMaskedLM BertForSequenceClassification",
-    "cohere2": "cohere2 Cohere2ForCausalLM", "cohere2_moe": "cohere2_moe Cohere2MoeForCausalLM",
+    "cohere2": "cohere2 Cohere2ForCausalLM", "cohere2_moe": "cohere2_moe Cohere2MoeForCausalLM :cohere2moe",
     "cwm": "cwm CwmForCausalLM",
     "deepseek_v2": "deepseek_v2 DeepseekV2ForCausalLM :deepseek2", "deepseek_v3": "deepseek_v3 DeepseekV3ForCausalLM",
     "deepseek_v32": "deepseek_v32 DeepseekV32ForCausalLM :deepseek32",
