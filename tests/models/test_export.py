@@ -330,6 +330,10 @@ NEW = {
         "num_experts": 6, "num_shared_experts": 1, "first_k_dense_replace": 1, "prefix_dense_intermediate_size": 72,
         "expert_selection_fn": "sigmoid", "sliding_window": 24, "sliding_window_pattern": 3, "tie_word_embeddings": True,
     },
+    "GraniteMoeSWA": {
+        "num_local_experts": 6, "num_experts_per_tok": 2, "shared_intermediate_size": 32, "sliding_window": 24,
+        "embedding_multiplier": 3.0, "attention_multiplier": 0.2, "residual_multiplier": 0.4, "logits_scaling": 0.5,
+    },
     "Jais2": {"layer_norm_eps": 1e-5, "num_hidden_layers": 2},
     # as many channels as llama.cpp expects
     "Jamba": {"num_experts": 6, "attn_layer_offset": 1, "attn_layer_period": 3, "num_hidden_layers": 3},
