@@ -15,6 +15,7 @@ from ckdist.program.routing import Routing
 
 if TYPE_CHECKING:
     from ckdist.models.altup_fields import AltUp
+    from ckdist.models.block_indexer import BlockIndexer
     from ckdist.models.compressed_fields import CompressedAttention, HyperConnections
     from ckdist.models.indexer import Indexer
     from ckdist.models.scoring_head import Scorer
@@ -113,6 +114,7 @@ class Attention:
     value_norm: bool = False
     keys_as_values: bool = False
     source: int | None = None
+    indexer: "BlockIndexer | None" = None  # each kv-head sees the blocks of positions that this chooses
 
     @property
     def value_width(self) -> int:
@@ -293,17 +295,17 @@ class ModelSpec:
 
     @property
     def generates(self) -> bool:
-        """Whether it predicts the next token: no layer is bidirectional."""
+        """True if it predicts the next token: no layer is bidirectional."""
         return not any(isinstance(layer.mixer, Attention) and layer.mixer.bidirectional for layer in self.layers)
 
     @property
     def reads_whole(self) -> bool:
-        """Whether a prompt must be computed in one step, because its tokens attend to later ones."""
+        """True if a prompt must be computed in one step, because its tokens attend to later ones."""
         return self.encoder is not None or not self.generates
 
     @property
     def shares_layers(self) -> bool:
-        """Whether layers read more than one value of earlier ones: caches, inputs made before the first, streams."""
+        """True if layers read more than one value of earlier ones: caches, inputs made before the first, streams."""
         return (
             self.layer_inputs is not None
             or self.streams is not None

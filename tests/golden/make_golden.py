@@ -76,6 +76,32 @@ CONFIGS = {
         "num_experts_per_tok": 3, "scoring_func": "sigmoid", "hidden_act": "silu", "tie_word_embeddings": False,
         "pad_token_id": 0,
     },
+    # Blocks of 16 positions, of which each of two kv-heads sees three.
+    "minimax_m3": {
+        "architectures": ["MiniMaxM3SparseForConditionalGeneration"], "model_type": "minimax_m3_vl",
+        "tie_word_embeddings": False, "image_token_index": 128, "video_token_index": 127, "projector_hidden_size": 8,
+        "text_config": {
+            "architectures": ["MiniMaxM3SparseForCausalLM"], "model_type": "minimax_m3_vl_text", "vocab_size": 131,
+            "hidden_size": 32, "intermediate_size": 12, "dense_intermediate_size": 36, "shared_intermediate_size": 20,
+            "num_hidden_layers": 2, "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 8,
+            "rms_norm_eps": 1e-6, "rope_theta": 5000000, "rotary_dim": 4, "partial_rotary_factor": 0.5,
+            "hidden_act": "swigluoai", "swiglu_alpha": 1.702, "swiglu_limit": 7.0, "use_gemma_norm": True,
+            "use_qk_norm": True, "qk_norm_type": "per_head", "attention_output_gate": False, "num_local_experts": 6,
+            "num_experts_per_tok": 2, "n_shared_experts": 1, "scoring_func": "sigmoid", "use_routing_bias": True,
+            "moe_layer_freq": [0, 1], "routed_scaling_factor": 2.0, "tie_word_embeddings": False,
+            "pad_token_id": 0,
+            "sparse_attention_config": {
+                "use_sparse_attention": True, "sparse_index_dim": 16, "sparse_num_index_heads": 2,
+                "sparse_topk_blocks": 3, "sparse_block_size": 16, "sparse_disable_index_value": [0, 1],
+                "sparse_score_type": "max", "sparse_init_block": 0, "sparse_local_block": 1,
+                "sparse_attention_freq": [0, 1],
+            },
+        },
+        "vision_config": {
+            "hidden_size": 8, "intermediate_size": 4, "num_hidden_layers": 1, "num_attention_heads": 1,
+            "num_channels": 3, "image_size": 4, "patch_size": 2, "temporal_patch_size": 1, "spatial_merge_size": 1,
+        },
+    },
     "gptoss": {
         "architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss", "vocab_size": 242, "intermediate_size": 36,
         "num_hidden_layers": 2, "num_attention_heads": 6, "num_key_value_heads": 2, "rms_norm_eps": 1e-5,

@@ -70,18 +70,16 @@ def layers(
 
 
 def gguf(header: GgufHeader) -> ModelSpec:
-    """Reads GGUF metadata. Its number of layers includes those that predict further tokens."""
+    """Reads GGUF metadata."""
     from ckdist.models import from_gguf
 
     f, rms_name = header.fields, "attention.layer_norm_rms_epsilon"
     rms = bool(f.raw(rms_name))
     n = from_gguf.sizes(header, rms_name if rms else "attention.layer_norm_epsilon")
-    n = replace(n, num_layers=n.num_layers - f.integer("nextn_predict_layers", 0, low=0, high=n.num_layers - 1))
-    dense = min(f.integer("leading_dense_block_count", 0, low=0, high=limits.MAX_LAYERS), n.num_layers)
     experts = from_gguf.experts(header, Routing(2, "sigmoid", renormalise=False), shared=True)
     experts = replace(experts, scale=0.5 if experts.shared_size else 1.0)
-    ffns = [*([from_gguf.dense(header)] * dense if dense else []), *[experts] * (n.num_layers - dense)]
-    sliding, window = from_gguf.sliding_layers(f, n.num_layers, cohere2.PERIOD), f.integer("attention.sliding_window")
+    ffns, window = from_gguf.feed_forwards(header, n, experts), f.integer("attention.sliding_window", high=1 << 30)
+    sliding = from_gguf.sliding_layers(f, n.num_layers, cohere2.PERIOD)
     made = layers(from_gguf.attention(header, n), window, ffns, sliding, True)
     more = {"norm": "rms" if rms else "layer", "logit_scale": f.number("logit_scale", 1.0, high=1e6)}
     ropes = {"global": from_gguf.rotation(header, n, interleaved=True)}

@@ -45,6 +45,7 @@ FILES = {
     "output_rows": "output_rows mean_rows",
     "head_gates": "gated_heads",
     "index": "select_positions",
+    "block_index_op": "select_blocks",
     "packed_attention": "attend_packed attend_grad",
     "magnitude": "row_norms magnitude",
     "norm_over_heads": "sum_squares rms_norm_heads",
