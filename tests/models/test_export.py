@@ -328,7 +328,8 @@ NEW = {
     },
     "Cohere2Moe": {
         "num_experts": 6, "num_shared_experts": 1, "first_k_dense_replace": 1, "prefix_dense_intermediate_size": 72,
-        "expert_selection_fn": "sigmoid", "sliding_window": 24, "sliding_window_pattern": 3, "tie_word_embeddings": True,
+        "expert_selection_fn": "sigmoid", "sliding_window": 24, "sliding_window_pattern": 3,
+        "tie_word_embeddings": True,
     },
     "GraniteMoeSWA": {
         "num_local_experts": 6, "num_experts_per_tok": 2, "shared_intermediate_size": 32, "sliding_window": 24,

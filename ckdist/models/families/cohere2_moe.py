@@ -89,12 +89,9 @@ def gguf(header: GgufHeader) -> ModelSpec:
 def written(spec: ModelSpec, where: str) -> dict[str, Any]:
     """Further GGUF metadata. Raises ArchitectureError for a model that its readers compute otherwise."""
     for layer in spec.layers:
-        a, moe = layer.attention, isinstance(layer.ffn, MoeFfn)
-        if (
-            a.qkv_bias
-            or bool(a.rope) != bool(a.window or not moe)
-            or (moe and layer.ffn.shared_size and layer.ffn.scale == 1)
-        ):
+        a, moe = layer.attention, layer.ffn if isinstance(layer.ffn, MoeFfn) else None
+        adds = moe is not None and moe.shared_size > 0 and moe.scale == 1
+        if a.qkv_bias or adds or bool(a.rope) != bool(a.window or moe is None):
             raise ArchitectureError(f"{where}: {NAME} with biases, sums or other rotations has no GGUF form")
     rms = spec.norm == "rms"
     return {
