@@ -110,7 +110,7 @@ def test_every_family_comes_back_as_it_was(family, tmp_path, monkeypatch):
     for name, source in before.tensors.items():
         again, wanted = read_tensor(after.tensors[name]), read_tensor(source)
         exact = not name.endswith("A_log")  # GGUF has -exp(A_log)
-        np.testing.assert_allclose(again, wanted, rtol=0 if exact else 1e-6, err_msg=name)
+        np.testing.assert_allclose(again, wanted, rtol=0 if exact else 1e-6, atol=0 if exact else 2e-7, err_msg=name)
     assert rounded(dataclasses.replace(after.spec, ropes={})) == rounded(dataclasses.replace(before.spec, ropes={}))
 
 
