@@ -14,6 +14,7 @@ from ckdist.models.spec import Attention, ModelSpec, MoeFfn, RopeSpec
 ACTIVATIONS = {
     **dict.fromkeys(("gemma", "gemma2", "gemma3", "gemma3n", "gemma4", "gemma-embedding"), "gelu_tanh"),
     "gpt-oss": "clamped_swiglu",
+    "deepseek4": "clamped_silu",
 }
 ACTIVATIONS |= dict.fromkeys(("arcee", "nemotron_h", "nemotron_h_moe"), "relu2")
 
