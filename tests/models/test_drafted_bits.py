@@ -58,7 +58,7 @@ CASES = {
         "deepseek_v4",
         2,
         1,
-        {"cache_type_k": "f32", "cache_type_v": "f32", "kv_memory": 320 << 10, "ctx_size": 144},
+        {"cache_type_k": "f32", "cache_type_v": "f32", "kv_memory": 12 << 10, "ctx_size": 144},
     ),
     "deepseek_v32": ("deepseek_v32", 1, 1, {"threads": 2}),
     "glm_moe_dsa, 2 stages": ("glm_moe_dsa", 2, 2, {}),

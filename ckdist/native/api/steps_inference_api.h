@@ -382,12 +382,12 @@ struct ckdist_compression {
 };
 
 /* Norms each head of q without weights, rotates its last elements, norms and rotates k in the same way with `norm`,
-   stores k and the entries of complete windows. out = attention of each head to the last `window` keys and to the
+   stores the last keys and rows of the sequence and the entries of complete windows. out = attention of each head to the last `window` keys and to the
    entries, all or those of `listed`; keys are values too. Then the last elements of out are rotated back.
-   rotated: rotated queries. sinks: a vector. entries.ratio 0: there are none. */
+   rotated, keys: rotated queries and keys. sinks: a vector. entries.ratio 0: there are none. */
 struct ckdist_attend_compressed_step {
   struct ckdist_step step;
-  int32_t q, k, rotated, out, listed;
+  int32_t q, k, rotated, keys, out, listed;
   int32_t norm, sinks;
   int32_t layer, rope_table, window;
   float eps, scale;
