@@ -75,8 +75,8 @@ enum ckdist_array {
   ckdist_array_index_rows,
   ckdist_array_index_entries
 };
-/* token: an array has rows for each token, in blocks. sequence: rows for each sequence, in slots, in f32. Latent vectors
-   of a sequence are its last ones; their type is that of the copies that a step reads. */
+/* token: an array has rows for each token, in blocks. sequence: rows for each sequence, in slots, in f32. Latent
+   vectors of a sequence are its last ones; their type is that of the copies that a step reads. */
 enum ckdist_lifetime { ckdist_lifetime_token, ckdist_lifetime_sequence };
 /* One array of a layer's cache on this rank: (heads, rows, width) for a token or for a sequence. */
 struct ckdist_cache_array {

@@ -43,9 +43,8 @@ std::optional<CacheShape> CacheArrays::index() const {
 
 int64_t CacheArrays::index_offset() const {
   const std::optional<CacheShape> head = shape();
-  return head && arrays[0].lifetime == ckdist_lifetime_token
-             ? kernels().attention.block_bytes(*head) * arrays[0].heads
-             : 0;
+  return head && arrays[0].lifetime == ckdist_lifetime_token ? kernels().attention.block_bytes(*head) * arrays[0].heads
+                                                             : 0;
 }
 
 int64_t CacheArrays::plain_offset(ckdist_array end) const {

@@ -61,9 +61,8 @@ struct WindowCache {
     float *const most = room, *const sum = most + width, *const total = sum + width, *const gate = total + width;
     const int64_t first = r.batch.chunks[sequence].first_position;
     const auto part_of = [&](int64_t position, int64_t part, bool gates) {
-      const float* const row = position >= first
-                                   ? r.row_of(gates ? of.gates : of.kv, first_token + position - first)
-                                   : rows.before(sequence, position) + (gates ? row_width / 2 : 0);
+      const float* const row = position >= first ? r.row_of(gates ? of.gates : of.kv, first_token + position - first)
+                                                 : rows.before(sequence, position) + (gates ? row_width / 2 : 0);
       return row + part * width;
     };
     const auto read_gate = [&](int64_t position, int64_t part) {
