@@ -40,8 +40,8 @@ CHUNK_FLOATS = 1 << 20  # about this much of a tensor is in memory at once: tens
 def type_of(name: str, shape: tuple[int, ...], wanted: dtypes.TensorType) -> dtypes.TensorType:
     """Chooses the stored type of a tensor.
 
-    Vectors and routers are float32, tables of experts by token int32. The embeddings and the output have at least 8 bits. If blocks do not divide a row,
-    the next larger type is used.
+    Vectors and routers are float32, tables of experts by token int32. The embeddings and the output have at least 8
+    bits. If blocks do not divide a row, the next larger type is used.
     """
     if name.endswith(".tid2eid"):
         return dtypes.I32
