@@ -127,7 +127,7 @@ class TrainingTracer(Tracer):
     def gated(self, gate: Value, up: Value, function: str, scale: float = 1.0, limit: float = 0.0) -> Value:
         """function(gate) * up. Raises ConfigError for a scale or a limit, or a function without a gradient."""
         if scale != 1.0 or limit:
-            raise ConfigError(NOT_TRAINED)
+            raise ConfigError("models whose gates have a limit or a scale can be served, not trained: choose another")
         check_gradient(function)
         return super().gated(gate, up, function)
 
@@ -174,7 +174,7 @@ class TrainingTracer(Tracer):
         """
         check_gradient(function)
         if more:
-            raise ConfigError(NOT_TRAINED)
+            raise ConfigError(f"models whose experts have {', '.join(more)} can be served, not trained: choose another")
         own, shared = weights[:3], weights[3:]
         operands, matrices, attrs = (x, chosen, shares), *self._of_experts(own, biases)
         names = ["moe", "gate", "up", *(["low"] * len(attrs.get("adapted", ())))]
