@@ -121,6 +121,18 @@ class TrainConfig(Settings):
     muon_momentum: float = option(0.95, help="momentum of muon's matrices", within=(0, 0.999999))
     momentum: float = option(0.9, help="momentum of sgd", within=(0, 0.999999))
     max_grad_norm: float = option(1.0, help="clip the gradient's global norm to this; 0: no clipping", within=(0, 1e9))
+    on_nan: str = option(
+        "skip",
+        help="at a loss or gradient that is not finite: skip the step, go back to the last checkpoint's weights, or "
+        "stop; ten in a row, or a tenth of all steps, always stop",
+        choices=("skip", "back", "stop"),
+    )
+    on_spike: str = option(
+        "report",
+        help="if the gradient's norm is above 10 times its running mean, or the loss above twice its own plus 1: only "
+        "report it, or as on_nan",
+        choices=("report", "skip", "back", "stop"),
+    )
     lr_scheduler_type: str = option("linear", help="shape of the learning rate after the warm-up", choices=SCHEDULES)
     warmup_steps: int = option(0, help="steps of the learning rate's warm-up", within=(0, MAX_STEPS))
     warmup_ratio: float = option(
@@ -233,7 +245,9 @@ class TrainConfig(Settings):
     save_dtype: str = option(
         "bfloat16", help="type of the weights in the finished model", choices=("bfloat16", "float16", "float32")
     )
-    report_to: tuple[str, ...] = option((), help="tensorboard: write its files too", choices=("tensorboard",))
+    report_to: tuple[str, ...] = option(
+        (), help="trackers that get the logged numbers too", choices=("tensorboard", "wandb", "mlflow")
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

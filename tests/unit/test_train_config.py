@@ -44,7 +44,7 @@ def test_fields_and_overrides(tmp_path):
         ("max_length = 1", "max_length (1) must be from 2 to"),
         ("train_on = [", "cannot read"),
         ("lora_r = 4\n[model_config]\nvocab_size = 5", "lora_r (4) needs a model to continue from"),
-        ("report_to = ['wandb']", "report_to (wandb) must be tensorboard"),
+        ("report_to = ['visdom']", "report_to (visdom) must be one of tensorboard, wandb, mlflow"),
         ("", "and neither is given"),
         ("model_name_or_path = 'm'\n[model_config]\nvocab_size = 5", "and both are given"),
     ],
