@@ -55,8 +55,7 @@ def attention(
         "v": replace(keys, width=a.value_width),
     }
     if a.indexer:
-        width = a.indexer.head_dim
-        rows_of |= {"index_q": replace(keys, width=width), "index_k": Dim("index", 1, width)}
+        rows_of |= a.indexer.rows(keys)
     absent = [*(() if a.gated else ("gate",)), *(("k", "v") if a.source is not None else ())]
     names = [name for name in rows_of if name not in absent and not (name == "v" and a.keys_as_values)]
     matrices = [w(f"{name}_proj.weight", rows_of[name], hidden) for name in names]

@@ -261,8 +261,7 @@ def lower_attend(lowering: "ServingLowering", group: "Group") -> None:
         eps=next((_eps(norm) for norm in (q_norm, over_heads, group["v_norm"]) if norm), 0.0),
         scale=attrs["scale"],
         soft_cap=attrs["soft_cap"],
-        listed=lowering.place_of(instr.inputs[3]) if len(instr.inputs) > 3 else ValueIndex(ABSENT),
-        listed_block=attrs.get("listed_block", 0),
+        **_listed_fields(lowering, instr),
         **query_fields(group["q_scale"]),
     )
     if not is_shared:
@@ -274,6 +273,12 @@ def cache_of(attend: Instr, mesh: Mesh) -> LayerCache:
     """The layer's keys and values, as `attend` stores them."""
     heads, keys, values = (value.dims[-1] for value in attend.inputs[:3])
     return attention_cache(heads, keys, values, mesh)
+
+
+def _listed_fields(lowering: "ServingLowering", attend: Instr) -> dict[str, Any]:
+    """The fields of the listed positions or blocks."""
+    listed = lowering.place_of(attend.inputs[3]) if len(attend.inputs) > 3 else ValueIndex(ABSENT)
+    return {"listed": listed, "listed_block": attend.attrs.get("listed_block", 0)}
 
 
 def _eps(norm: Instr) -> float:
