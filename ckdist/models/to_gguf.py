@@ -15,7 +15,7 @@ ACTIVATIONS = {
     **dict.fromkeys(("gemma", "gemma2", "gemma3", "gemma3n", "gemma4", "gemma-embedding"), "gelu_tanh"),
     **dict.fromkeys(("gpt-oss", "minimax-m3"), "clamped_swiglu"),
 }
-ACTIVATIONS |= dict.fromkeys(("arcee", "nemotron_h", "nemotron_h_moe"), "relu2")
+ACTIVATIONS |= dict.fromkeys(("arcee", "jais2", "nemotron_h", "nemotron_h_moe"), "relu2")
 
 
 def form(writer: GgufWriter, architecture: str, spec: ModelSpec, where: str) -> GgufForm:

@@ -74,12 +74,12 @@ class TrainingRanks:
 
     @property
     def speaks(self) -> bool:
-        """Whether this rank represents its stage: the first of the ranks with the same layers."""
+        """True if this rank represents its stage: the first of the ranks with the same layers."""
         return self.mesh.index("tp") == 0
 
     @property
     def has_loss(self) -> bool:
-        """Whether this rank represents its replica's loss."""
+        """True if this rank represents its replica's loss."""
         return self.speaks and self.mesh.index("pp") == self.mesh.size("pp") - 1
 
     def sum(self, *values: float) -> list[float]:

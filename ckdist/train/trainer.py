@@ -373,7 +373,6 @@ class Trainer:
                 self._say(f"step {self.state.step} sample: {line}")
 
     def _is_past_best(self) -> bool:
-        """Whether `early_stopping` ends the training."""
         return 0 < self.config.early_stopping <= self.state.not_better
 
     def _compare(self, loss: float | None) -> None:

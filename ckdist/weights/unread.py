@@ -70,7 +70,7 @@ def notes_on_unread(
 
 
 def is_zero_bias(tensor: "StoredWeights") -> bool:
-    """Whether a tensor is a bias of zeros, which AutoGPTQ saves for every matrix."""
+    """True if a tensor is a bias of zeros, which AutoGPTQ saves for every matrix."""
     if not tensor.name.endswith(".bias") or len(tensor.shape) != 1 or tensor.type < 0:
         return False
     source = TensorSource(tensor.name, tensor.type, tensor.shape, tensor.file, tensor.offset)

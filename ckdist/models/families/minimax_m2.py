@@ -1,9 +1,9 @@
 """MiniMax-M2: many small experts, a part of each head rotated, norms over all heads of queries and keys."""
 
 from ckdist.models import from_config, limits
-from ckdist.models.config_keys import ConfigKeys
+from ckdist.models.config_keys import ConfigKeys, sizes
 from ckdist.models.families import family, mixtral
-from ckdist.models.families.family import Family, GgufReader, GgufWriter, in_layers
+from ckdist.models.families.family import Family, GgufReader, GgufWriter
 from ckdist.models.fields import Fields
 from ckdist.models.from_config import Sizes
 from ckdist.models.spec import LayerSpec, ModelSpec, RopeSpec
@@ -12,11 +12,9 @@ from ckdist.program.routing import Routing
 NAME = "minimax-m2"
 KEYS = ConfigKeys(
     {
-        "head_dim": 128,
+        **sizes(kv_heads=8, head=128, positions=196608),
         "hidden_act": "silu",
-        "max_position_embeddings": 196608,
         "num_experts_per_tok": 8,
-        "num_key_value_heads": 8,
         "rms_norm_eps": 1e-6,
         "rope_theta": 5e6,
         "router_aux_loss_coef": 0.001,
@@ -56,8 +54,8 @@ FAMILY = Family(
     from_config=config,
     from_gguf=GgufReader(ROUTING, attention={"qk_norm": "row"}, rotation={"partial": True}),
     to_gguf=GgufWriter(experts=("expert_gating_func",), rotated=True),
-    safetensors=mixtral.FAMILY.safetensors.but(
-        in_layers("model.layers", {"block_sparse_moe.e_score_correction": "mlp.gate.e_score_correction"})
+    safetensors=mixtral.FAMILY.safetensors.but_in_layers(
+        {"block_sparse_moe.e_score_correction": "mlp.gate.e_score_correction"}
     ),
     gguf_names=family.GGUF_EXPERTS,
 )
