@@ -47,8 +47,8 @@ NAMES = {
     "mamba": "mamba MambaForCausalLM FalconMambaForCausalLM falcon_mamba",
     "mellum": "mellum MellumForCausalLM", "mimo_v2_flash": "mimo_v2_flash MiMoV2FlashForCausalLM",
     "minimax_m2": "minimax-m2 MiniMaxM2ForCausalLM minimax_m2",
-    "minimax_m3": "minimax_m3 MiniMaxM3SparseForConditionalGeneration MiniMaxM3SparseForCausalLM MiniMaxM3VLForCausalLM "
-    "minimax_m3_vl minimax_m3_vl_text :minimax-m3",
+    "minimax_m3": "minimax_m3 MiniMaxM3SparseForConditionalGeneration MiniMaxM3SparseForCausalLM "
+    "MiniMaxM3VLForCausalLM minimax_m3_vl minimax_m3_vl_text :minimax-m3",
     "ministral3": "ministral3 Ministral3ForCausalLM Mistral3ForConditionalGeneration mistral3",
     "mistral": "mistral MistralForCausalLM", "mistral4": "mistral4 Mistral4ForCausalLM",
     "mixtral": "mixtral MixtralForCausalLM",

@@ -1,7 +1,7 @@
 """rope and its gradient, and attend (over a cache)."""
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
