@@ -62,7 +62,6 @@ CASES = {
     ),
     "deepseek_v32": ("deepseek_v32", 1, 1, {"threads": 2}),
     "glm_moe_dsa, 2 stages": ("glm_moe_dsa", 2, 2, {}),
-    "minimax_m3, 2 ranks": ("minimax_m3", 2, 1, {}),
     "kimi_linear, 2 ranks": ("kimi_linear", 2, 1, {}),
     "qwen35moe, 2 stages": ("qwen35moe", 2, 2, {}),
     "granite4h, 2 ranks, crowded": (

@@ -1,7 +1,7 @@
 """rope and its gradient, and attend (over a cache)."""
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -100,30 +100,11 @@ def infer_attend(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
 
 def infer_attend_cached(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
     """The dims of `infer_attend`, with listed positions as an optional fourth input."""
-    check_listed("attend", inputs[3:], inputs[0], attrs)
-    if "listed_block" in attrs and replace(inputs[3].dims[-1], width=1) != replace(inputs[1].dims[-1], width=1):
-        raise LayoutError(f"attend: blocks [{inputs[3].dims[-1]}] are not listed for the heads [{inputs[1].dims[-1]}]")
+    if len(inputs) > 3:
+        from ckdist.program.ops.listed import check_listed
+
+        check_listed("attend", inputs[3:], inputs[0], attrs, inputs[1])
     return infer_attend(inputs, weights, attrs)
-
-
-def check_listed(name: str, listed: Values, q: Value, attrs: Attrs) -> None:
-    """Raises LayoutError if positions are listed for other tokens, or if the attention is not causal over all."""
-    for positions in listed:
-        if positions.dims[0] != q.dims[0] or positions.dtype != "i32":
-            raise LayoutError(f"{name}: %{positions.name} has no positions for the tokens of %{q.name}")
-        if attrs.get("window") or attrs.get("bidirectional") or attrs.get("buckets"):
-            raise LayoutError(f"{name}: windows, biases and attention in both directions allow no listed positions")
-
-
-def is_listed(listed: Arrays, positions: int) -> np.ndarray:
-    """Whether a token sees each position: (tokens, positions). `listed` is empty, or has the positions of tokens, -1
-    for none.
-    """
-    if not listed:
-        return np.ones((1, positions), bool)
-    seen = np.zeros((len(listed[0]), positions + 1), bool)
-    np.put_along_axis(seen, listed[0], True, axis=1)  # column -1 is for none
-    return seen[:, :-1]
 
 
 class Heads:
@@ -192,13 +173,13 @@ def attend(context: RankContext, inputs: Arrays, weights: list[np.ndarray | None
     # (positions, kv_heads, head_dim) each
     k_all, v_all = context.cache[attrs["layer"]] if attrs.get("shared") else context.extend_cache(attrs["layer"], k, v)
     out = np.zeros((*q.shape[:2], v.shape[2]), q.dtype)
-    block = attrs.get("listed_block", 0)
-    seen = is_listed([] if block else inputs[3:], len(k_all))
+    seen = np.ones((k.shape[1], 1, 1), bool)
+    if len(inputs) > 3:
+        from ckdist.program.ops.listed import seen_by
+
+        seen = seen_by(inputs[3], len(k_all), k.shape[1], attrs.get("listed_block", 0))
     for h, kv in enumerate(heads.kv_heads):
-        if block:
-            blocks = np.split(inputs[3], k.shape[1], axis=1)[kv]
-            seen = is_listed([blocks], -(-len(k_all) // block)).repeat(block, axis=1)[:, : len(k_all)]
-        scores = np.where(seen, heads.scores(q[:, h], k_all[:, kv], len(k_all) - len(q), h), -np.inf)
+        scores = np.where(seen[kv], heads.scores(q[:, h], k_all[:, kv], len(k_all) - len(q), h), -np.inf)
         if sinks is not None:  # one more score, after those of the positions
             scores = np.concatenate([scores, np.full((len(q), 1), sinks[h], scores.dtype)], axis=1)
         p = np.exp(scores - scores.max(axis=-1, keepdims=True))
@@ -261,7 +242,7 @@ def lower_attend(lowering: "ServingLowering", group: "Group") -> None:
         eps=next((_eps(norm) for norm in (q_norm, over_heads, group["v_norm"]) if norm), 0.0),
         scale=attrs["scale"],
         soft_cap=attrs["soft_cap"],
-        **_listed_fields(lowering, instr),
+        **_listed(lowering, instr),
         **query_fields(group["q_scale"]),
     )
     if not is_shared:
@@ -275,9 +256,9 @@ def cache_of(attend: Instr, mesh: Mesh) -> LayerCache:
     return attention_cache(heads, keys, values, mesh)
 
 
-def _listed_fields(lowering: "ServingLowering", attend: Instr) -> dict[str, Any]:
+def _listed(lowering: "ServingLowering", attend: Instr) -> dict[str, int]:
     """The fields of the listed positions or blocks."""
-    listed = lowering.place_of(attend.inputs[3]) if len(attend.inputs) > 3 else ValueIndex(ABSENT)
+    listed = lowering.place_of(attend.inputs[3]) if len(attend.inputs) > 3 else ABSENT
     return {"listed": listed, "listed_block": attend.attrs.get("listed_block", 0)}
 
 
