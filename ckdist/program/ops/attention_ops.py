@@ -1,7 +1,7 @@
 """rope and its gradient, and attend (over a cache)."""
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -131,6 +131,8 @@ class Heads:
         positions, own = np.arange(len(k))[None], first + np.arange(len(q))[:, None]
         scores = q @ k.T * np.float32(self.attrs["scale"])  # (tokens, positions)
         if self.biases is not None:  # (buckets, heads of all ranks)
+            from ckdist.program.ops.distance_buckets import bucket_of
+
             scores = scores + self.biases[bucket_of(positions - own, self.attrs), self.first + head]
         if self.attrs["soft_cap"]:
             scores = self.attrs["soft_cap"] * np.tanh(scores / self.attrs["soft_cap"])
@@ -141,22 +143,6 @@ class Heads:
         elif window:
             visible &= (positions > own - window) & (positions < own + window)
         return np.where(visible, scores, -np.inf)
-
-
-def bucket_of(distances: np.ndarray, attrs: Attrs) -> np.ndarray:
-    """The bucket of each distance = key position - query position. Raffel et al. 2020, arXiv:1910.10683, section 2.1.
-
-    Each of the first half of the buckets has one distance. The other half is logarithmic up to `distance`. If attention
-    is bidirectional, half of the buckets are for keys before the query, the other half for keys after it.
-    """
-    count, both = attrs["buckets"], attrs.get("bidirectional", False)
-    buckets, after = (count // 2, (distances > 0) * (count // 2)) if both else (count, 0)
-    away = np.abs(distances) if both else np.maximum(-distances, 0)
-    single = buckets // 2
-    share = np.log(np.maximum(away, 1).astype(np.float32) / np.float32(single))
-    share = share / np.float32(np.log(attrs["distance"] / single)) * np.float32(buckets - single)
-    grown = np.minimum(single + share.astype(np.int64), buckets - 1)
-    return after + np.where(away < single, away, grown)
 
 
 @op("attend", infer_attend_cached)
@@ -216,11 +202,8 @@ def lower_attend(lowering: "ServingLowering", group: "Group") -> None:
     norms = [lowering.vector(norm.weights[0] if norm and norm.weights else None) for norm in (q_norm, k_norm)]
     if over_heads:
         norms = [lowering.held_vector(w) for w in (over_heads.weight(0), over_heads.weight(1))]
-    distances = np.arange(-attrs["distance"], attrs["distance"] + 1) if relative else None
-    buckets = {} if distances is None else {"buckets": bucket_of(distances, attrs).tolist()}
     lowering.emit(
         "attend",
-        **buckets,
         q=lowering.place_of(q),
         k=ValueIndex(ABSENT) if is_shared else lowering.place_of(k),
         v=ValueIndex(ABSENT) if is_shared else lowering.place_of(_first_operand(instr.inputs[2], group["v_norm"])),
@@ -233,7 +216,6 @@ def lower_attend(lowering: "ServingLowering", group: "Group") -> None:
         value_norm=bool(units[1]),
         sinks=lowering.vector(sinks),
         relative=lowering.vector(relative),
-        reach=attrs["distance"] if relative else ABSENT,
         squares=lowering.place_of(over_heads.inputs[2]) if over_heads else ValueIndex(ABSENT),
         layer=attrs["layer"],
         rope_table=ROPE_TABLES[rope.attrs["table"]] if rope else NO_ROPE,
@@ -242,7 +224,7 @@ def lower_attend(lowering: "ServingLowering", group: "Group") -> None:
         eps=next((_eps(norm) for norm in (q_norm, over_heads, group["v_norm"]) if norm), 0.0),
         scale=attrs["scale"],
         soft_cap=attrs["soft_cap"],
-        **_listed(lowering, instr),
+        **_optional_fields(lowering, instr),
         **query_fields(group["q_scale"]),
     )
     if not is_shared:
@@ -256,10 +238,15 @@ def cache_of(attend: Instr, mesh: Mesh) -> LayerCache:
     return attention_cache(heads, keys, values, mesh)
 
 
-def _listed(lowering: "ServingLowering", attend: Instr) -> dict[str, int]:
-    """The fields of the listed positions or blocks."""
-    listed = lowering.place_of(attend.inputs[3]) if len(attend.inputs) > 3 else ABSENT
-    return {"listed": listed, "listed_block": attend.attrs.get("listed_block", 0)}
+def _optional_fields(lowering: "ServingLowering", attend: Instr) -> dict[str, Any]:
+    """The fields of listed positions or blocks, and of relative biases."""
+    listed, attrs = lowering.place_of(attend.inputs[3]) if len(attend.inputs) > 3 else ABSENT, attend.attrs
+    fields = {"listed": listed, "listed_block": attrs.get("listed_block", 0), "reach": attrs.get("distance", ABSENT)}
+    if "distance" not in attrs:
+        return fields
+    from ckdist.program.ops.distance_buckets import buckets_by_distance
+
+    return {**fields, "buckets": buckets_by_distance(attrs)}
 
 
 def _eps(norm: Instr) -> float:
