@@ -62,8 +62,9 @@ def norms_groups(mixer: "Mixer | None") -> bool:
 
 
 def shares_key(mixer: "Mixer | None") -> bool:
-    """True if all heads share one key of a token: latent attention, and attention to compressed entries."""
-    return isinstance(mixer, LatentAttention) or type(mixer).__name__ == "CompressedAttention"
+    """True if all heads share one key of a token: latent attention, compressed entries, and an index of blocks."""
+    indexed = isinstance(mixer, Attention) and mixer.indexer is not None
+    return indexed or isinstance(mixer, LatentAttention) or type(mixer).__name__ == "CompressedAttention"
 
 
 def places_experts(world: World, spec: ModelSpec) -> bool:

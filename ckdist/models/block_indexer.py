@@ -1,16 +1,49 @@
 """The indexer of a layer with heads, which chooses blocks of positions for each kv-head."""
 
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from ckdist.layout import Dim
+
+if TYPE_CHECKING:
+    from ckdist.program.program import Value, Weight
+    from ckdist.program.tracer import Tracer
 
 
 @dataclass(frozen=True)
 class BlockIndexer:
     """One query head per kv-head scores all positions. The score of a block is its largest one.
 
-    A token sees `top_k` blocks, of which the last `local` are those up to its own block.
+    A token sees `top_k` blocks. The `local` blocks up to its own are always among them.
     """
 
     head_dim: int
     block: int  # positions
     top_k: int
     local: int = 1
+
+    def rows(self, keys: Dim) -> dict[str, Dim]:
+        """The rows of the matrices that make queries and keys. `keys`: those of the layer's keys."""
+        return {"index_q": replace(keys, width=self.head_dim), "index_k": Dim("index", 1, self.head_dim)}
+
+    def select(
+        self,
+        g: "Tracer",
+        w: "Callable[..., Weight]",
+        made: "Mapping[str, Value]",
+        layer: int,
+        rope: str | None,
+        eps: float,
+    ) -> dict[str, Any]:
+        """The blocks that each token sees, as arguments of `attend`. `made` has the index queries and keys.
+
+        `w` makes a weight of the attention by its name.
+        """
+        head = Dim("head_dim", self.head_dim)
+        parts = [g.rms_norm(made[f"index_{n}"], w(f"index_{n}_norm.weight", head), eps) for n in "qk"]
+        if rope is not None:
+            parts = [g.rope(part, rope) for part in parts]
+        sizes = {"block": self.block, "top_k": self.top_k, "local": self.local}
+        (blocks,) = g.stateful("select_blocks", parts, (), ["blocks"], layer=layer, **sizes)
+        return {"positions": blocks, "listed_block": self.block}

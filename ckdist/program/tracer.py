@@ -232,8 +232,7 @@ class Tracer(Emitter):
         attrs: dict[str, Any] = {"layer": layer, "scale": scale, "soft_cap": soft_cap, "window": window}
         if shared:
             attrs["shared"] = True
-        if listed_block:
-            attrs["listed_block"] = listed_block
+        attrs |= {"listed_block": listed_block} if listed_block else {}
         if bidirectional:
             attrs["bidirectional"] = True
         weights: tuple[Weight | None, ...] = () if sinks is None else (sinks,)

@@ -82,7 +82,7 @@ CONFIGS = {
         "tie_word_embeddings": False, "image_token_index": 128, "video_token_index": 127, "projector_hidden_size": 8,
         "text_config": {
             "architectures": ["MiniMaxM3SparseForCausalLM"], "model_type": "minimax_m3_vl_text", "vocab_size": 131,
-            "hidden_size": 32, "intermediate_size": 12, "dense_intermediate_size": 36, "shared_intermediate_size": 20,
+            "hidden_size": 32, "intermediate_size": 12, "dense_intermediate_size": 36, "shared_intermediate_size": 12,
             "num_hidden_layers": 2, "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 8,
             "rms_norm_eps": 1e-6, "rope_theta": 5000000, "rotary_dim": 4, "partial_rotary_factor": 0.5,
             "hidden_act": "swigluoai", "swiglu_alpha": 1.702, "swiglu_limit": 7.0, "use_gemma_norm": True,

@@ -45,6 +45,7 @@ WITHOUT_EFFECT = {  # model -> fields whose value matters only together with ano
     "gemma4_moe": ("vocab_size_per_layer_input", "use_double_wide_mlp"),
     "llama4": ("intermediate_size_mlp", "interleave_moe_layer_step"),  # all layers have experts
     "gemma4_unified": ("use_double_wide_mlp",),
+    "minimax_m3": ("index_head_dim", "index_block_size", "index_topk_blocks", "index_local_blocks"),  # sparse layers
     "ministral3": ("rope_theta", "tie_word_embeddings"),  # the default of rope_parameters; the whole file has it
     "mistral4": ("rope_theta", "tie_word_embeddings"),
     "mistral_small3": ("tie_word_embeddings",),

@@ -41,7 +41,10 @@ KEYS = ConfigKeys(
         "sparse_init_block": 0, "sparse_score_type": "max", "use_gemma_norm": True, "use_qk_norm": True,
         "use_routing_bias": True, "use_sparse_attention": True,
     },
-    unused=("image_grid_pinpoints", "num_reward_heads", "process_image_mode", "vision_feature_select_strategy"),
+    unused=(
+        *("image_grid_pinpoints", "num_reward_heads", "process_image_mode", "projector_hidden_size"),
+        *("merged_hidden_size", "vision_feature_select_strategy", "video_token_index"),
+    ),
 )  # fmt: skip
 ROUTING = Routing(used=4, scores="sigmoid", scale=2.0)
 
@@ -133,14 +136,11 @@ def gguf(header: GgufHeader) -> ModelSpec:
 
 def written(spec: ModelSpec, where: str) -> dict[str, Any]:
     """Further GGUF metadata. Raises ArchitectureError unless layers with experts have indexers, and no others."""
-    found = [layer.attention.indexer for layer in spec.layers]
-    i = found[-1]
-    if i is None or any(
-        (one is None) == isinstance(layer.ffn, MoeFfn) for one, layer in zip(found, spec.layers, strict=True)
-    ):
-        raise ArchitectureError(
-            f"{where}: {NAME} has no GGUF form unless sparse attention and experts are in the same layers"
-        )
+    i, moe = spec.layers[-1].attention.indexer, spec.layers[-1].ffn
+    same = [(layer.attention.indexer is None) != isinstance(layer.ffn, MoeFfn) for layer in spec.layers]
+    if i is None or not all(same) or (isinstance(moe, MoeFfn) and moe.shared_size % moe.intermediate_size):
+        needs = "the same layers have sparse attention and experts, and the shared expert has the width of others"
+        raise ArchitectureError(f"{where}: {NAME} has no GGUF form unless {needs}")
     sizes = (spec.layers[-1].attention.num_kv_heads, i.head_dim, i.block, i.top_k, i.local)
     return {f"attention.indexer.{name}": size for name, size in zip(GGUF, sizes, strict=True)}
 

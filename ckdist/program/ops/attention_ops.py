@@ -1,7 +1,7 @@
 """rope and its gradient, and attend (over a cache)."""
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -100,30 +100,11 @@ def infer_attend(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
 
 def infer_attend_cached(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
     """The dims of `infer_attend`, with listed positions as an optional fourth input."""
-    check_listed("attend", inputs[3:], inputs[0], attrs)
-    if "listed_block" in attrs and replace(inputs[3].dims[-1], width=1) != replace(inputs[1].dims[-1], width=1):
-        raise LayoutError(f"attend: blocks [{inputs[3].dims[-1]}] are not listed for the heads [{inputs[1].dims[-1]}]")
+    if len(inputs) > 3:
+        from ckdist.program.ops.listed import check_listed
+
+        check_listed("attend", inputs[3:], inputs[0], attrs, inputs[1])
     return infer_attend(inputs, weights, attrs)
-
-
-def check_listed(name: str, listed: Values, q: Value, attrs: Attrs) -> None:
-    """Raises LayoutError if positions are listed for other tokens, or if the attention is not causal over all."""
-    for positions in listed:
-        if positions.dims[0] != q.dims[0] or positions.dtype != "i32":
-            raise LayoutError(f"{name}: %{positions.name} has no positions for the tokens of %{q.name}")
-        if attrs.get("window") or attrs.get("bidirectional") or attrs.get("buckets"):
-            raise LayoutError(f"{name}: windows, biases and attention in both directions allow no listed positions")
-
-
-def is_listed(listed: Arrays, positions: int) -> np.ndarray:
-    """Whether a token sees each position: (tokens, positions). `listed` is empty, or has the positions of tokens, -1
-    for none.
-    """
-    if not listed:
-        return np.ones((1, positions), bool)
-    seen = np.zeros((len(listed[0]), positions + 1), bool)
-    np.put_along_axis(seen, listed[0], True, axis=1)  # column -1 is for none
-    return seen[:, :-1]
 
 
 class Heads:
@@ -150,6 +131,8 @@ class Heads:
         positions, own = np.arange(len(k))[None], first + np.arange(len(q))[:, None]
         scores = q @ k.T * np.float32(self.attrs["scale"])  # (tokens, positions)
         if self.biases is not None:  # (buckets, heads of all ranks)
+            from ckdist.program.ops.distance_buckets import bucket_of
+
             scores = scores + self.biases[bucket_of(positions - own, self.attrs), self.first + head]
         if self.attrs["soft_cap"]:
             scores = self.attrs["soft_cap"] * np.tanh(scores / self.attrs["soft_cap"])
@@ -160,22 +143,6 @@ class Heads:
         elif window:
             visible &= (positions > own - window) & (positions < own + window)
         return np.where(visible, scores, -np.inf)
-
-
-def bucket_of(distances: np.ndarray, attrs: Attrs) -> np.ndarray:
-    """The bucket of each distance = key position - query position. Raffel et al. 2020, arXiv:1910.10683, section 2.1.
-
-    Each of the first half of the buckets has one distance. The other half is logarithmic up to `distance`. If attention
-    is bidirectional, half of the buckets are for keys before the query, the other half for keys after it.
-    """
-    count, both = attrs["buckets"], attrs.get("bidirectional", False)
-    buckets, after = (count // 2, (distances > 0) * (count // 2)) if both else (count, 0)
-    away = np.abs(distances) if both else np.maximum(-distances, 0)
-    single = buckets // 2
-    share = np.log(np.maximum(away, 1).astype(np.float32) / np.float32(single))
-    share = share / np.float32(np.log(attrs["distance"] / single)) * np.float32(buckets - single)
-    grown = np.minimum(single + share.astype(np.int64), buckets - 1)
-    return after + np.where(away < single, away, grown)
 
 
 @op("attend", infer_attend_cached)
@@ -192,13 +159,13 @@ def attend(context: RankContext, inputs: Arrays, weights: list[np.ndarray | None
     # (positions, kv_heads, head_dim) each
     k_all, v_all = context.cache[attrs["layer"]] if attrs.get("shared") else context.extend_cache(attrs["layer"], k, v)
     out = np.zeros((*q.shape[:2], v.shape[2]), q.dtype)
-    block = attrs.get("listed_block", 0)
-    seen = is_listed([] if block else inputs[3:], len(k_all))
+    seen = np.ones((k.shape[1], 1, 1), bool)
+    if len(inputs) > 3:
+        from ckdist.program.ops.listed import seen_by
+
+        seen = seen_by(inputs[3], len(k_all), k.shape[1], attrs.get("listed_block", 0))
     for h, kv in enumerate(heads.kv_heads):
-        if block:
-            blocks = np.split(inputs[3], k.shape[1], axis=1)[kv]
-            seen = is_listed([blocks], -(-len(k_all) // block)).repeat(block, axis=1)[:, : len(k_all)]
-        scores = np.where(seen, heads.scores(q[:, h], k_all[:, kv], len(k_all) - len(q), h), -np.inf)
+        scores = np.where(seen[kv], heads.scores(q[:, h], k_all[:, kv], len(k_all) - len(q), h), -np.inf)
         if sinks is not None:  # one more score, after those of the positions
             scores = np.concatenate([scores, np.full((len(q), 1), sinks[h], scores.dtype)], axis=1)
         p = np.exp(scores - scores.max(axis=-1, keepdims=True))
@@ -235,11 +202,8 @@ def lower_attend(lowering: "ServingLowering", group: "Group") -> None:
     norms = [lowering.vector(norm.weights[0] if norm and norm.weights else None) for norm in (q_norm, k_norm)]
     if over_heads:
         norms = [lowering.held_vector(w) for w in (over_heads.weight(0), over_heads.weight(1))]
-    distances = np.arange(-attrs["distance"], attrs["distance"] + 1) if relative else None
-    buckets = {} if distances is None else {"buckets": bucket_of(distances, attrs).tolist()}
     lowering.emit(
         "attend",
-        **buckets,
         q=lowering.place_of(q),
         k=ValueIndex(ABSENT) if is_shared else lowering.place_of(k),
         v=ValueIndex(ABSENT) if is_shared else lowering.place_of(_first_operand(instr.inputs[2], group["v_norm"])),
@@ -252,7 +216,6 @@ def lower_attend(lowering: "ServingLowering", group: "Group") -> None:
         value_norm=bool(units[1]),
         sinks=lowering.vector(sinks),
         relative=lowering.vector(relative),
-        reach=attrs["distance"] if relative else ABSENT,
         squares=lowering.place_of(over_heads.inputs[2]) if over_heads else ValueIndex(ABSENT),
         layer=attrs["layer"],
         rope_table=ROPE_TABLES[rope.attrs["table"]] if rope else NO_ROPE,
@@ -261,8 +224,7 @@ def lower_attend(lowering: "ServingLowering", group: "Group") -> None:
         eps=next((_eps(norm) for norm in (q_norm, over_heads, group["v_norm"]) if norm), 0.0),
         scale=attrs["scale"],
         soft_cap=attrs["soft_cap"],
-        listed=lowering.place_of(instr.inputs[3]) if len(instr.inputs) > 3 else ValueIndex(ABSENT),
-        listed_block=attrs.get("listed_block", 0),
+        **_optional_fields(lowering, instr),
         **query_fields(group["q_scale"]),
     )
     if not is_shared:
@@ -274,6 +236,17 @@ def cache_of(attend: Instr, mesh: Mesh) -> LayerCache:
     """The layer's keys and values, as `attend` stores them."""
     heads, keys, values = (value.dims[-1] for value in attend.inputs[:3])
     return attention_cache(heads, keys, values, mesh)
+
+
+def _optional_fields(lowering: "ServingLowering", attend: Instr) -> dict[str, Any]:
+    """The fields of listed positions or blocks, and of relative biases."""
+    listed, attrs = lowering.place_of(attend.inputs[3]) if len(attend.inputs) > 3 else ABSENT, attend.attrs
+    fields = {"listed": listed, "listed_block": attrs.get("listed_block", 0), "reach": attrs.get("distance", ABSENT)}
+    if "distance" not in attrs:
+        return fields
+    from ckdist.program.ops.distance_buckets import buckets_by_distance
+
+    return {**fields, "buckets": buckets_by_distance(attrs)}
 
 
 def _eps(norm: Instr) -> float:

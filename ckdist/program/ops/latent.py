@@ -11,8 +11,9 @@ import numpy as np
 
 from ckdist.errors import LayoutError
 from ckdist.program.cache import latent_cache
-from ckdist.program.ops.attention_ops import NO_ROPE, ROPE_TABLES, check_listed, is_listed
+from ckdist.program.ops.attention_ops import NO_ROPE, ROPE_TABLES
 from ckdist.program.ops.elementwise import query_fields
+from ckdist.program.ops.listed import check_listed, is_listed
 from ckdist.program.ops.op import lower, op, same, unsharded, vjp, whole
 from ckdist.program.ops.op_types import Arrays, Attrs, Gradients, Inferred, Values, Weights
 from ckdist.program.ops.rms_norm import inverse_rms

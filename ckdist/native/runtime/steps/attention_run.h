@@ -25,7 +25,7 @@ struct AttentionFields {
   bool cross = false;                      // attends to an encoder's output
   const RelativeBias* relative = nullptr;  // null: none
   int32_t listed = -1;                     // value of positions that tokens see if they have more; -1: all
-  int32_t listed_block = 0;                // for each kv-head blocks of so many positions are listed; 0: positions
+  int32_t listed_block = 0;  // positions of a block, if blocks are listed for each kv-head; 0: positions are
 };
 
 // `Derived` must have `AttentionFields attention() const`.

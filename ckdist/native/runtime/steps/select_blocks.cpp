@@ -50,7 +50,7 @@ struct SelectBlocks : Carved<SelectBlocks, AttentionRun<SelectBlocks, ckdist_sel
   }
 
   int64_t kept() const { return r.value(step.out).width / step.groups; }
-  // The blocks of which some are chosen: those before the local ones. 0: a token sees all of its blocks.
+  // Number of blocks before the local ones: some of them are chosen. 0: a token sees all of its blocks.
   int64_t candidates(int64_t position) const {
     const int64_t last = position / step.block;
     return last < kept() ? 0 : last + 1 - step.local;
