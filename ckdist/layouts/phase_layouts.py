@@ -107,7 +107,9 @@ def _layouts(config: EngineConfig, world: World, spec: ModelSpec | None) -> tupl
     if world.size == 1:
         return SINGLE, SINGLE, mesh
     by_token, apart = TOKEN, ""
-    if len(set(world.hosts)) > 1:
+    if spec is not None and any(type(layer.mixer).__name__ == "Mamba1" for layer in spec.layers):
+        apart = f"{spec.family} makes the steps of its states from all channels, which needs sums over ranks"
+    elif len(set(world.hosts)) > 1:
         by_token, apart = TOKEN_IN_HOSTS, _apart(world)
         if (
             not apart

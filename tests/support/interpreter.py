@@ -13,8 +13,7 @@ from ckdist.mesh import Mesh
 from ckdist.program.model_shape import ModelShape
 from ckdist.program.ops import op_named
 from ckdist.program.program import Program
-from tests.support.rank_context import RankContext
-from tests.support.references import reference_of
+from ckdist.program.rank_context import RankContext
 
 
 class PackedSequences(Protocol):
@@ -91,15 +90,15 @@ class Interpreter:
         """Runs the program. `inputs` and the result have one list per rank, in the program's order."""
         values = [dict(zip((i.name for i in self.program.inputs), own, strict=True)) for own in inputs]
         for instr in self.program.instrs:
+            op = op_named(instr.op)
             operands = [[v[i.name] for i in instr.inputs] for v in values]
             attrs = {**instr.attrs, "weights": instr.weights, "inputs": instr.inputs}
             arrays = [[None if w is None else own[w] for w in instr.weights] for own in self.weights]
-            if op_named(instr.op).collective:
-                results = reference_of(instr.op)(self.contexts, operands, {**attrs, "arrays": arrays})
+            if op.collective:
+                results = op.reference(self.contexts, operands, {**attrs, "arrays": arrays})
             else:
                 ranks = zip(self.contexts, operands, arrays, strict=True)
-                define = reference_of(instr.op)
-                results = [define(context, own, weights, attrs) for context, own, weights in ranks]
+                results = [op.reference(context, own, weights, attrs) for context, own, weights in ranks]
             for v, arrays in zip(values, results, strict=True):
                 v.update(zip((o.name for o in instr.outputs), arrays, strict=True))
         return [[v[o.name] for o in self.program.outputs] for v in values]

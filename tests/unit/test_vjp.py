@@ -263,7 +263,7 @@ def test_every_op_of_training_is_checked():
 
 def test_the_table_of_ops_has_every_file_and_its_ops():
     found = {
-        path.stem: re.findall(r'^op\(\s*"(\w+)"', path.read_text(), re.MULTILINE)
+        path.stem: re.findall(r'^@op\(\s*"(\w+)"', path.read_text(), re.MULTILINE)
         for path in (ROOT / "ckdist/program/ops").glob("*.py")
     }
     assert {file: " ".join(names) for file, names in found.items() if names} == FILES

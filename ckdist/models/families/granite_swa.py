@@ -42,7 +42,11 @@ def rotated_layers(f: Fields, count: int, usual: list[bool]) -> list[bool]:
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
     """Reads a config.json."""
-    spec = granite.config(f, outer)
+    return windowed(granite.config(f, outer), f)
+
+
+def windowed(spec: ModelSpec, f: Fields) -> ModelSpec:
+    """The model with the windows, rotations and sinks of a config.json."""
     count = len(spec.layers)
     sliding = from_config.sliding_layers(f, count, [i % PERIOD != 0 for i in range(count)])
     return with_windows(spec, from_config.window(f), sliding, rotated_layers(f, count, [True] * count))

@@ -5,7 +5,8 @@ from ckdist.models.config_keys import ConfigKeys, sizes
 from ckdist.models.families import family, mixtral
 from ckdist.models.families.family import Family, GgufReader, GgufWriter
 from ckdist.models.fields import Fields
-from ckdist.models.spec import LayerSpec, ModelSpec
+from ckdist.models.from_config import Sizes
+from ckdist.models.spec import LayerSpec, ModelSpec, RopeSpec
 from ckdist.program.routing import Routing
 
 NAME = "minimax-m2"
@@ -25,6 +26,13 @@ KEYS = ConfigKeys(
 ROUTING = Routing(used=8, scores="sigmoid")
 
 
+def part_rotations(f: Fields, n: Sizes) -> dict[str, RopeSpec]:
+    """Reads the rotation of a part of each head."""
+    rotated = f.integer("rotary_dim", n.head_dim, high=limits.MAX_HEAD_DIM)
+    part = f.number("partial_rotary_factor", min(1.0, rotated / n.head_dim), high=1.0)
+    return from_config.rotations(f, n, part)
+
+
 def config(f: Fields, outer: Fields) -> ModelSpec:
     """Reads a config.json."""
     n = from_config.sizes(f)
@@ -35,9 +43,7 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
         raise f.error("attn_type_list", types, "1 for every layer: linear attention is not supported")
     attention = n.attention(qk_norm="row")
     ffn = from_config.experts(f, "num_local_experts", "intermediate_size", ROUTING, correction_bias=True)
-    rotated = f.integer("rotary_dim", n.head_dim, high=limits.MAX_HEAD_DIM)
-    part = f.number("partial_rotary_factor", min(1.0, rotated / n.head_dim), high=1.0)
-    ropes = from_config.rotations(f, n, part)
+    ropes = part_rotations(f, n)
     return n.model(
         NAME, [LayerSpec(attention, ffn)] * n.num_layers, ropes, from_config.tied(f, outer), **from_config.balance(f)
     )

@@ -2,10 +2,9 @@
 
 - `infer` computes dimensions and placement of the results: which are sharded, which are partial. It raises LayoutError
   if the forward lacks a collective.
+- `reference` defines the op in numpy on the arrays of one rank. A collective gets the arrays of all ranks.
 - `vjp` emits the gradients of an op's operands. Gradients are ops like the others.
 - `lower` emits the steps that the executor runs.
-
-`tests/support/references` defines each op in numpy.
 """
 
 import functools
@@ -46,12 +45,14 @@ FILES = {
     "output_rows": "output_rows mean_rows",
     "head_gates": "gated_heads",
     "index": "select_positions",
+    "block_index_op": "select_blocks",
     "packed_attention": "attend_packed attend_grad",
     "magnitude": "row_norms magnitude",
     "norm_over_heads": "sum_squares rms_norm_heads",
     "position_embedding": "embed_positions embed_waves",
     "rms_norm": "rms_norm",
     "rms_norm_grad": "rms_norm_grad",
+    "selective_scan": "causal_conv scan_inputs selective_scan",
     "stage_transfer": "recv send",
     "streams": "mix_streams",
     "tally": "tally tally_grad",

@@ -11,8 +11,9 @@ from ckdist.program.cache import LayerCache, attention_cache
 from ckdist.program.fusion import norm_over_heads
 from ckdist.program.ops.elementwise import query_fields
 from ckdist.program.ops.op import lower, op, unchanged_whole, vjp, whole
-from ckdist.program.ops.op_types import Attrs, Gradients, Inferred, Values, Weights
+from ckdist.program.ops.op_types import Arrays, Attrs, Gradients, Inferred, Values, Weights
 from ckdist.program.program import Instr, Value
+from ckdist.program.rank_context import RankContext
 from ckdist.program.rotations import NO_ROPE, ROPE_TABLES
 from ckdist.program.step import ABSENT, ValueIndex
 
@@ -23,7 +24,10 @@ if TYPE_CHECKING:  # these modules import the ops
     from ckdist.program.lower_training import TrainingLowering
 
 
-op("rope", unchanged_whole("rope"))
+@op("rope", unchanged_whole("rope"))
+def rope(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
+    """Rotates the first dimensions of each head by position * frequency. Su et al. 2021, arXiv:2104.09864."""
+    return [rotate(context, inputs[0], attrs, 1)]
 
 
 @lower("rope", "training")
@@ -44,13 +48,33 @@ def rope_vjp(g: "Emitter", instr: Instr, grads: list[Value], wanted: list[bool])
     return [*g.emit("rope_grad", (grads[0],), names=["d_rope"], **instr.attrs)]
 
 
-op("rope_grad", unchanged_whole("rope_grad"))
+@op("rope_grad", unchanged_whole("rope_grad"))
+def rope_grad(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
+    """Rotates by the negative angle. Yarn's magnitude remains a factor."""
+    return [rotate(context, inputs[0], attrs, -1)]
 
 
 @lower("rope_grad", "training")
 def lower_rope_grad(lowering: "TrainingLowering", instr: Instr) -> None:
     """Emits one step."""
     _rotation(lowering, instr, back=True)
+
+
+def rotate(context: RankContext, x: np.ndarray, attrs: Attrs, sign: int) -> np.ndarray:
+    """Rotates the dimensions of each head, from `first` on, by sign * angle. x: (tokens, heads * head_dim)."""
+    rotation, first = context.rope(attrs["table"]), attrs.get("first", 0)
+    cos, sin = context.rope_tables(rotation)  # (tokens, rotated / 2)
+    c, s, half = cos[:, None], sign * sin[:, None], cos.shape[1]
+    heads = x.reshape(len(x), -1, attrs["inputs"][0].dims[-1].width)  # (tokens, heads, head_dim)
+    rotated = heads[..., first : first + 2 * half]
+    if rotation.interleaved:
+        a, b = rotated[..., ::2], rotated[..., 1::2]
+        rotated = np.stack([a * c - b * s, b * c + a * s], axis=-1).reshape(rotated.shape)
+    else:
+        a, b = rotated[..., :half], rotated[..., half:]
+        rotated = np.concatenate([a * c - b * s, b * c + a * s], axis=-1)
+    parts = [heads[..., :first], rotated, heads[..., first + 2 * half :]]
+    return np.concatenate(parts, axis=-1).reshape(x.shape)
 
 
 def infer_attend(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
@@ -77,6 +101,8 @@ def infer_attend(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
 def infer_attend_cached(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
     """The dims of `infer_attend`, with listed positions as an optional fourth input."""
     check_listed("attend", inputs[3:], inputs[0], attrs)
+    if "listed_block" in attrs and replace(inputs[3].dims[-1], width=1) != replace(inputs[1].dims[-1], width=1):
+        raise LayoutError(f"attend: blocks [{inputs[3].dims[-1]}] are not listed for the heads [{inputs[1].dims[-1]}]")
     return infer_attend(inputs, weights, attrs)
 
 
@@ -87,6 +113,53 @@ def check_listed(name: str, listed: Values, q: Value, attrs: Attrs) -> None:
             raise LayoutError(f"{name}: %{positions.name} has no positions for the tokens of %{q.name}")
         if attrs.get("window") or attrs.get("bidirectional") or attrs.get("buckets"):
             raise LayoutError(f"{name}: windows, biases and attention in both directions allow no listed positions")
+
+
+def is_listed(listed: Arrays, positions: int) -> np.ndarray:
+    """Whether a token sees each position: (tokens, positions). `listed` is empty, or has the positions of tokens, -1
+    for none.
+    """
+    if not listed:
+        return np.ones((1, positions), bool)
+    seen = np.zeros((len(listed[0]), positions + 1), bool)
+    np.put_along_axis(seen, listed[0], True, axis=1)  # column -1 is for none
+    return seen[:, :-1]
+
+
+class Heads:
+    """The kv-head of each query head on this rank, and the scores of one head. Shared by attend and its gradient."""
+
+    def __init__(self, context: RankContext, attrs: Attrs, biases: np.ndarray | None = None):
+        q_dim, kv_dim = (value.dims[-1] for value in attrs["inputs"][:2])
+        self.widths, self.attrs = [value.dims[-1].width for value in attrs["inputs"]], attrs
+        group, kv_begin = q_dim.count // kv_dim.count, context.share(kv_dim)[0]
+        self.kv_heads = [head // group - kv_begin for head in range(*context.share(q_dim))]
+        self.first, self.biases = context.share(q_dim)[0], None
+        if biases is not None:
+            self.biases = biases.reshape(-1, q_dim.count)
+
+    def split(self, inputs: Arrays, index: int) -> np.ndarray:
+        """Reshapes input `index` from (tokens, heads * width) to (tokens, heads, width)."""
+        return inputs[index].reshape(len(inputs[index]), -1, self.widths[index])
+
+    def scores(self, q: np.ndarray, k: np.ndarray, first: int = 0, head: int = 0) -> np.ndarray:
+        """The scores of local head `head`: (tokens, positions), -inf if a key is not visible.
+
+        q: (tokens, head_dim), at positions from `first` on. k: (positions, head_dim).
+        """
+        positions, own = np.arange(len(k))[None], first + np.arange(len(q))[:, None]
+        scores = q @ k.T * np.float32(self.attrs["scale"])  # (tokens, positions)
+        if self.biases is not None:  # (buckets, heads of all ranks)
+            scores = scores + self.biases[bucket_of(positions - own, self.attrs), self.first + head]
+        if self.attrs["soft_cap"]:
+            scores = self.attrs["soft_cap"] * np.tanh(scores / self.attrs["soft_cap"])
+        both, window = self.attrs.get("bidirectional", False), self.attrs["window"]
+        visible = (positions <= own) | both
+        if window < 0:  # chunks of -window tokens
+            visible &= positions >= own // -window * -window
+        elif window:
+            visible &= (positions > own - window) & (positions < own + window)
+        return np.where(visible, scores, -np.inf)
 
 
 def bucket_of(distances: np.ndarray, attrs: Attrs) -> np.ndarray:
@@ -105,7 +178,32 @@ def bucket_of(distances: np.ndarray, attrs: Attrs) -> np.ndarray:
     return after + np.where(away < single, away, grown)
 
 
-op("attend", infer_attend_cached)
+@op("attend", infer_attend_cached)
+def attend(context: RankContext, inputs: Arrays, weights: list[np.ndarray | None], attrs: Attrs) -> Arrays:
+    """Grouped-query attention over the cache, which the call extends. Vaswani et al. 2017, arXiv:1706.03762.
+
+    It is causal unless `bidirectional`. A fourth input lists the positions that each token sees. The weights are
+    optional: sinks, (heads,), and relative biases. A sink is a score per head that adds to the sum of exponentials and
+    has no value. Xiao et al. 2023, arXiv:2309.17453; learned sinks: OpenAI 2025, arXiv:2508.10925.
+    """
+    sinks, biases = (*weights, None, None)[:2]
+    heads = Heads(context, attrs, biases)
+    q, k, v = (heads.split(inputs, i) for i in range(3))  # (tokens, heads, head_dim)
+    # (positions, kv_heads, head_dim) each
+    k_all, v_all = context.cache[attrs["layer"]] if attrs.get("shared") else context.extend_cache(attrs["layer"], k, v)
+    out = np.zeros((*q.shape[:2], v.shape[2]), q.dtype)
+    block = attrs.get("listed_block", 0)
+    seen = is_listed([] if block else inputs[3:], len(k_all))
+    for h, kv in enumerate(heads.kv_heads):
+        if block:
+            blocks = np.split(inputs[3], k.shape[1], axis=1)[kv]
+            seen = is_listed([blocks], -(-len(k_all) // block)).repeat(block, axis=1)[:, : len(k_all)]
+        scores = np.where(seen, heads.scores(q[:, h], k_all[:, kv], len(k_all) - len(q), h), -np.inf)
+        if sinks is not None:  # one more score, after those of the positions
+            scores = np.concatenate([scores, np.full((len(q), 1), sinks[h], scores.dtype)], axis=1)
+        p = np.exp(scores - scores.max(axis=-1, keepdims=True))
+        out[:, h] = (p / p.sum(axis=-1, keepdims=True))[:, : len(k_all)] @ v_all[:, kv]
+    return [out.reshape(len(out), -1)]
 
 
 @lower("attend", "inference")
@@ -164,6 +262,7 @@ def lower_attend(lowering: "ServingLowering", group: "Group") -> None:
         scale=attrs["scale"],
         soft_cap=attrs["soft_cap"],
         listed=lowering.place_of(instr.inputs[3]) if len(instr.inputs) > 3 else ValueIndex(ABSENT),
+        listed_block=attrs.get("listed_block", 0),
         **query_fields(group["q_scale"]),
     )
     if not is_shared:

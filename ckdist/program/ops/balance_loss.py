@@ -5,9 +5,13 @@ Fedus et al. 2021, arXiv:2101.03961, equations 4 to 6; over the tokens of all la
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from ckdist.program.ops.op import lower, op, vjp, whole
-from ckdist.program.ops.op_types import Attrs, Gradients, Inferred, Values, Weights
+from ckdist.program.ops.op_types import Arrays, Attrs, Gradients, Inferred, Values, Weights
+from ckdist.program.ops.tally import counted
 from ckdist.program.program import Instr, Value
+from ckdist.program.rank_context import RankContext
 
 if TYPE_CHECKING:  # these modules import the ops
     from ckdist.program.emitter import Emitter
@@ -20,7 +24,21 @@ def infer_balance_loss(inputs: Values, weights: Weights, attrs: Attrs) -> Inferr
     return [((), inputs[0].dims[0].axis)]
 
 
-op("balance_loss", infer_balance_loss)
+def factor(context: RankContext, targets: np.ndarray, tally: np.ndarray, attrs: Attrs) -> float:
+    """Returns coefficient * targets * experts / rows**2, the factor on sum over experts of (taken * scores).
+
+    `rows` is the number of counted tokens of all layers. Losses are sums over targets, hence the number of targets.
+    """
+    rows = max(1, attrs["layers"] * np.count_nonzero(counted(context, targets)))
+    return attrs["coefficient"] * np.count_nonzero(targets >= 0) * (len(tally) // 2) / rows**2
+
+
+@op("balance_loss", infer_balance_loss)
+def balance_loss(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
+    """Returns factor * sum over experts of (how often it is taken * sum of its scores)."""
+    taken, scores = np.split(inputs[1], 2)
+    found = factor(context, inputs[0], inputs[1], attrs) * (taken * scores).sum()
+    return [np.asarray(found, inputs[1].dtype)]
 
 
 @vjp("balance_loss")
@@ -35,7 +53,13 @@ def infer_balance_loss_grad(inputs: Values, weights: Weights, attrs: Attrs) -> I
     return [(inputs[1].dims, None)]
 
 
-op("balance_loss_grad", infer_balance_loss_grad)
+@op("balance_loss_grad", infer_balance_loss_grad)
+def balance_loss_grad(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
+    """With the tally [taken, scores]: d_tally = d_loss * factor * [scores, taken]."""
+    targets, tally, d_loss = inputs
+    taken, scores = np.split(tally, 2)
+    found = d_loss * factor(context, targets, tally, attrs) * np.concatenate([scores, taken])
+    return [found.astype(tally.dtype)]
 
 
 @lower("balance_loss", "training")

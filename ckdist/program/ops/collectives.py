@@ -3,13 +3,17 @@
 Their gradients need at most a `shard`, because the gradient of a partial value is not partial.
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from ckdist.errors import LayoutError
-from ckdist.program.ops.op import lower, op, unsharded, vjp, whole
-from ckdist.program.ops.op_types import Attrs, Gradients, Inferred, Values, Weights
+from ckdist.program.ops.op import lower, op, total, unsharded, vjp, whole
+from ckdist.program.ops.op_types import Arrays, Attrs, Gradients, Inferred, Values, Weights
 from ckdist.program.program import Instr, Value
+from ckdist.program.rank_context import RankContext
 from ckdist.program.step import ABSENT, ValueIndex
 
 if TYPE_CHECKING:  # these modules import the ops
@@ -27,7 +31,10 @@ def infer_all_reduce(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred
     return [(x.dims, tuple(other for other in x.partial if other != axis))]
 
 
-op("all_reduce", infer_all_reduce, collective=True)
+@op("all_reduce", infer_all_reduce, collective=True)
+def all_reduce(contexts: Sequence[RankContext], inputs: list[Arrays], attrs: Attrs) -> list[Arrays]:
+    """The float32 sum over the ranks of the axis, in rank order."""
+    return in_groups(contexts, inputs, attrs["axis"], total)
 
 
 @lower("all_reduce", "inference")
@@ -68,7 +75,16 @@ def infer_all_gather(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred
     return [(tuple(replace(d, axis=None) if d.axis == attrs["axis"] else d for d in inputs[0].dims), None)]
 
 
-op("all_gather", infer_all_gather, collective=True)
+@op("all_gather", infer_all_gather, collective=True)
+def all_gather(contexts: Sequence[RankContext], inputs: list[Arrays], attrs: Attrs) -> list[Arrays]:
+    """Concatenates the shards of all ranks along the sharded dimension."""
+    dims = attrs["inputs"][0].dims
+    return in_groups(
+        contexts,
+        inputs,
+        attrs["axis"],
+        lambda parts: np.concatenate(parts, axis=[d.axis for d in dims].index(attrs["axis"])),
+    )
 
 
 @lower("all_gather", "inference")
@@ -104,7 +120,12 @@ def infer_shard(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
     return [((*inputs[0].dims[:-1], attrs["dim"]), None)]
 
 
-op("shard", infer_shard)
+@op("shard", infer_shard)
+def shard(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
+    """This rank's shard of the last dimension."""
+    dim = attrs["dim"]
+    begin, end = context.share(dim)
+    return [inputs[0][..., begin * dim.width : end * dim.width]]
 
 
 def infer_all_to_all(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
@@ -132,7 +153,22 @@ def infer_all_to_all(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred
     return results
 
 
-op("all_to_all", infer_all_to_all, collective=True)
+@op("all_to_all", infer_all_to_all, collective=True)
+def all_to_all(contexts: Sequence[RankContext], inputs: list[Arrays], attrs: Attrs) -> list[Arrays]:
+    """Exchanges (own rows, all columns) for (all rows, own columns), or back."""
+    columns = lambda c, of, dim: slice(*((edge - c.share(of)[0]) * dim.width for edge in c.share(dim)))
+    side_by_side = {0: lambda parts: np.concatenate(parts, axis=0), 1: lambda parts: np.concatenate(parts, axis=1)}
+    results: list[Arrays] = [[] for _ in contexts]
+    for i, (x, to) in enumerate(zip(attrs["inputs"], attrs["to"], strict=True)):
+        joined = side_by_side[0 if x.dims[0].axis else 1]
+        gathered = in_groups(contexts, [[own[i]] for own in inputs], attrs["axis"], joined)
+        for c, own, (whole_value,) in zip(contexts, results, gathered, strict=True):
+            own.append(
+                whole_value[:, columns(c, x.dims[1], to)]
+                if x.dims[0].axis
+                else whole_value[slice(*c.rows(attrs["axis"], len(whole_value)))]
+            )
+    return results
 
 
 @lower("all_to_all", "inference")
@@ -148,3 +184,15 @@ def lower_all_to_all(lowering: "ServingLowering", group: "Group") -> None:
         else:
             view = replace(slot, place="columns", width=y.dims[-1].local(lowering.mesh), rows=lowering.local_tokens)
         lowering.at[y.name] = lowering.buffer(**vars(view))
+
+
+def in_groups(
+    contexts: Sequence[RankContext], inputs: list[Arrays], axis: str, combine: Callable[[Arrays], np.ndarray]
+) -> list[Arrays]:
+    """Applies `combine` to the values of each group of ranks along `axis`, in rank order; returns one list per rank."""
+    places = [tuple(c.mesh.index(a) for a in c.mesh.axes if a not in c.mesh.parts(axis)) for c in contexts]
+    results = {
+        place: combine([own for (own,), other in zip(inputs, places, strict=True) if other == place])
+        for place in set(places)
+    }
+    return [[results[place]] for place in places]

@@ -2,10 +2,13 @@
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from ckdist.errors import LayoutError
 from ckdist.layout import FFN_UNIT, Dim
 from ckdist.program.ops.op import lower, op, whole
-from ckdist.program.ops.op_types import Attrs, Inferred, Values, Weights
+from ckdist.program.ops.op_types import Arrays, Attrs, Inferred, Values, Weights
+from ckdist.program.rank_context import RankContext
 
 if TYPE_CHECKING:  # these modules import the ops
     from ckdist.program.fusion import Group
@@ -24,7 +27,16 @@ def infer_column_sums(inputs: Values, weights: Weights, attrs: Attrs) -> Inferre
     return [((x.dims[0], Dim("sums", _blocks(x.dims[-1].elements), 2)), x.dims[-1].axis)]
 
 
-op("column_sums", infer_column_sums)
+@op("column_sums", infer_column_sums)
+def column_sums(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
+    """The sum and the sum of squares of each block; 0 for blocks of other ranks. It has no gradient."""
+    (x,), dim = inputs, attrs["inputs"][0].dims[-1]
+    out = np.zeros((len(x), _blocks(dim.elements), 2), x.dtype)
+    first, _ = context.share(dim)
+    for begin in range(0, x.shape[-1], FFN_UNIT):
+        block = x[:, begin : begin + FFN_UNIT]
+        out[:, (first + begin) // FFN_UNIT] = np.stack([block.sum(axis=-1), (block * block).sum(axis=-1)], axis=-1)
+    return [out.reshape(len(x), -1)]
 
 
 @lower("column_sums", "inference")
@@ -46,7 +58,14 @@ def infer_cut_rows(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
     return [(x.dims, None)]
 
 
-op("cut_rows", infer_cut_rows)
+@op("cut_rows", infer_cut_rows)
+def cut_rows(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
+    """max(x - mean - deviations * std, 0), with the mean and standard deviation of a row. It has no gradient."""
+    x, sums = inputs
+    columns = attrs["inputs"][0].dims[-1].elements
+    total, squares = sums.astype(np.float64).reshape(len(x), -1, 2).sum(axis=1).T[:, :, None] / columns
+    cut = total + attrs["deviations"] * np.sqrt(np.maximum(squares - total**2, 0))
+    return [np.maximum(x - cut.astype(x.dtype), 0)]
 
 
 @lower("cut_rows", "inference")

@@ -7,14 +7,19 @@ the backward pass, and does not depend on the ranks.
 import zlib
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from ckdist.layout import Dim
 from ckdist.mesh import Mesh
 from ckdist.program.ops.op import lower, op, whole
-from ckdist.program.ops.op_types import Attrs, Inferred, Values, Weights
+from ckdist.program.ops.op_types import Arrays, Attrs, Inferred, Values, Weights
 from ckdist.program.program import Instr
+from ckdist.program.rank_context import RankContext
 
 if TYPE_CHECKING:  # this module imports the ops
     from ckdist.program.lower_training import TrainingLowering
+
+COLUMN = 0x9E3779B9
 
 
 def stream_of(name: str) -> int:
@@ -22,9 +27,21 @@ def stream_of(name: str) -> int:
     return zlib.crc32(name.encode())
 
 
-def threshold(probability: float) -> int:
-    """The least hash, of 32 bits, of an element that is kept."""
+def is_kept(keys: np.ndarray, stream: int, columns: np.ndarray, probability: float) -> np.ndarray:
+    """Bool (tokens, columns): True for the elements that are kept. `keys`: uint32 (tokens,)."""
+    rows = _mixed(keys.astype(np.uint32) ^ np.uint32(stream))
+    return _mixed(rows[:, None] + columns.astype(np.uint32) * np.uint32(COLUMN)) >= np.uint32(_threshold(probability))
+
+
+def _threshold(probability: float) -> int:
     return min(round(probability * 2**32), 2**32 - 1)
+
+
+def _mixed(x: np.ndarray) -> np.ndarray:
+    """A hash of 32 bits to 32 bits."""
+    x = (x ^ (x >> np.uint32(16))) * np.uint32(0x7FEB352D)
+    x = (x ^ (x >> np.uint32(15))) * np.uint32(0x846CA68B)
+    return x ^ (x >> np.uint32(16))
 
 
 def infer_dropout(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
@@ -33,13 +50,25 @@ def infer_dropout(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
     return [(inputs[0].dims, None)]
 
 
-op("dropout", infer_dropout)
+@op("dropout", infer_dropout)
+def dropout(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
+    """Returns x / (1 - probability) where an element is kept, else 0; x if there are no keys."""
+    x, keys = inputs
+    return [dropped(x, keys, attrs, attrs["columns"].span(context.mesh)[0])]
+
+
+def dropped(x: np.ndarray, keys: np.ndarray | None, attrs: Attrs, first: int) -> np.ndarray:
+    """`dropout` of columns that begin with number `first`. The attributes are those of the op."""
+    if keys is None:
+        return x
+    kept = is_kept(keys, attrs["stream"], first + np.arange(x.shape[1]), attrs["probability"])
+    return np.where(kept, x * np.float32(1 / (1 - attrs["probability"])), np.float32(0))
 
 
 def step_fields(probability: float, stream: int, columns: Dim, mesh: Mesh) -> dict[str, Any]:
     """The fields of a step that do not depend on its values."""
     first = columns.span(mesh)[0]
-    return {"stream": stream, "least": threshold(probability), "factor": 1 / (1 - probability), "first_column": first}
+    return {"stream": stream, "least": _threshold(probability), "factor": 1 / (1 - probability), "first_column": first}
 
 
 @lower("dropout", "training")

@@ -2,17 +2,24 @@
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from ckdist.errors import LayoutError
-from ckdist.program.ops.elementwise import GATES
+from ckdist.program.ops.elementwise import GATES, GELU_CUBIC, GELU_SCALE, SWIGLU_ALPHA, SWIGLU_LIMIT
 from ckdist.program.ops.op import lower, op, unchanged_whole, whole
-from ckdist.program.ops.op_types import Attrs, Inferred, Values, Weights
+from ckdist.program.ops.op_types import Arrays, Attrs, Inferred, Values, Weights
 from ckdist.program.program import Instr
+from ckdist.program.rank_context import RankContext
 
 if TYPE_CHECKING:  # these modules import the ops
     from ckdist.program.lower_training import TrainingLowering
 
 
-op("soft_cap_grad", unchanged_whole("soft_cap_grad"))
+@op("soft_cap_grad", unchanged_whole("soft_cap_grad"))
+def soft_cap_grad(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
+    """Returns dy * (1 - (y / cap)^2), with the result y of soft_cap."""
+    y, dy = inputs
+    return [dy * (1 - (y / np.float32(attrs["cap"])) ** 2)]
 
 
 def infer_gated_grad(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
@@ -20,7 +27,23 @@ def infer_gated_grad(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred
     return unchanged_whole("gated_grad")(inputs, weights, attrs) * 2
 
 
-op("gated_grad", infer_gated_grad)
+@op("gated_grad", infer_gated_grad)
+def gated_grad(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
+    """d_gate = dy * up * f'(gate), d_up = dy * f(gate). clamped_swiglu has its own formula."""
+    gate, up, dy = inputs
+    if attrs["function"] == "silu":
+        sigmoid = 1 / (1 + np.exp(-gate))
+        return [dy * up * sigmoid * (1 + gate * (1 - sigmoid)), dy * gate * sigmoid]
+    if attrs["function"] == "clamped_swiglu":  # no gradient flows where an operand is clamped
+        limit, alpha = np.float32(SWIGLU_LIMIT), np.float32(SWIGLU_ALPHA)
+        g, u = np.minimum(gate, limit), np.clip(up, -limit, limit)
+        sigmoid = 1 / (1 + np.exp(-alpha * g))
+        slope = sigmoid * (1 + alpha * g * (1 - sigmoid))
+        return [dy * (u + 1) * slope * (gate <= limit), dy * g * sigmoid * (np.abs(up) <= limit)]
+    scale, cubic = np.float32(GELU_SCALE), np.float32(GELU_CUBIC)
+    tanh = np.tanh(scale * (gate + cubic * gate**3))
+    slope = 0.5 * (1 + tanh) + 0.5 * gate * (1 - tanh**2) * scale * (1 + 3 * cubic * gate**2)
+    return [dy * up * slope, dy * 0.5 * gate * (1 + tanh)]
 
 
 @lower("gated_grad", "training")
@@ -41,4 +64,10 @@ def infer_select_rows_grad(inputs: Values, weights: Weights, attrs: Attrs) -> In
     return [((attrs["dim"], *inputs[0].dims[1:]), None)]
 
 
-op("select_rows_grad", infer_select_rows_grad)
+@op("select_rows_grad", infer_select_rows_grad)
+def select_rows_grad(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
+    """Puts each row at its token. Tokens whose logits are not needed get zeros."""
+    (dy,) = inputs
+    dx = np.zeros((len(context.positions), *dy.shape[1:]), dy.dtype)  # (tokens, n)
+    np.add.at(dx, context.logits_indices, dy)
+    return [dx]

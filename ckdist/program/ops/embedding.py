@@ -2,11 +2,14 @@
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from ckdist.errors import LayoutError
 from ckdist.program.lowered import MatrixKey
 from ckdist.program.ops.op import lower, op, vjp
-from ckdist.program.ops.op_types import Attrs, Gradients, Inferred, Values, Weights
+from ckdist.program.ops.op_types import Arrays, Attrs, Gradients, Inferred, Values, Weights
 from ckdist.program.program import Instr, Value
+from ckdist.program.rank_context import RankContext
 from ckdist.program.rotations import NO_ROPE
 from ckdist.program.step import ABSENT, MatrixIndex
 
@@ -30,7 +33,17 @@ def infer_embed(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
     return [((ids.dims[0], table.dims[1]), table.dims[0].axis)]
 
 
-op("embed", infer_embed)
+@op("embed", infer_embed)
+def embed(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
+    """Rows of the table. Ids in another rank's shard get zeros. With `eps`: row / sqrt(mean(row^2) + eps)."""
+    (ids,), (table,) = inputs, weights
+    begin, end = context.share(attrs["weights"][0].dims[0])
+    mine = (ids >= begin) & (ids < end)
+    rows = np.zeros((len(ids), table.shape[1]), table.dtype)  # (tokens, hidden)
+    rows[mine] = table[ids[mine] - begin]
+    if eps := attrs.get("eps", 0.0):
+        rows = rows / np.sqrt((rows**2).mean(axis=-1, keepdims=True) + np.float32(eps))
+    return [rows]
 
 
 @lower("embed", "inference")

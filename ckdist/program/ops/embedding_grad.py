@@ -2,9 +2,12 @@
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from ckdist.program.ops.op import lower, op, whole
-from ckdist.program.ops.op_types import Attrs, Inferred, Values, Weights
+from ckdist.program.ops.op_types import Arrays, Attrs, Inferred, Values, Weights
 from ckdist.program.program import Instr
+from ckdist.program.rank_context import RankContext
 
 if TYPE_CHECKING:  # these modules import the ops
     from ckdist.program.lower_training import TrainingLowering
@@ -17,7 +20,15 @@ def infer_embed_grad(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred
     return [((attrs["vocab"], dy.dims[-1]), ids.dims[0].axis)]
 
 
-op("embed_grad", infer_embed_grad)
+@op("embed_grad", infer_embed_grad)
+def embed_grad(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
+    """Adds the row of each token to the row of its id, in token order, for ids in the rank's shard."""
+    ids, dy = inputs
+    begin, end = context.share(attrs["vocab"])
+    mine = (ids >= begin) & (ids < end)
+    table = np.zeros((end - begin, dy.shape[1]), dy.dtype)  # (vocab, hidden)
+    np.add.at(table, ids[mine] - begin, dy[mine])
+    return [table]
 
 
 @lower("embed_grad", "training")

@@ -8,12 +8,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from ckdist.errors import LayoutError
-from ckdist.program.ops.elementwise import GATES
-from ckdist.program.ops.experts import DOWN, infer_experts, routing, split_weights
+from ckdist.program.ops.elementwise import GATES, gated
+from ckdist.program.ops.elementwise_grad import gated_grad
+from ckdist.program.ops.experts import DOWN, infer_experts, routing, scores_of, split_weights
 from ckdist.program.ops.op import lower, op, summed_over, vjp, whole
-from ckdist.program.ops.op_types import Attrs, Gradients, Inferred, Values, Weights
+from ckdist.program.ops.op_types import Arrays, Attrs, Gradients, Inferred, Values, Weights
 from ckdist.program.program import Instr, Value, Weight
+from ckdist.program.rank_context import RankContext
 from ckdist.program.step import ABSENT, GradientIndex, ValueIndex
 
 if TYPE_CHECKING:  # these modules import the ops
@@ -29,7 +33,20 @@ def infer_route_grad(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred
     return [(inputs[2].dims, None)]
 
 
-op("route_grad", infer_route_grad)
+@op("route_grad", infer_route_grad)
+def route_grad(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
+    """The gradient of the logits. Shares are w = scale * s / sum(s), or w = scale * s, of the chosen scores s."""
+    chosen, d_shares, logits = inputs
+    scores = scores_of(logits, attrs["scores"])
+    s, dw = np.take_along_axis(scores, chosen, axis=-1), d_shares * np.float32(attrs["scale"])
+    if attrs["renormalise"]:
+        total = s.sum(axis=-1, keepdims=True) + np.float32(1e-20)
+        dw = (dw - (dw * s).sum(axis=-1, keepdims=True) / total) / total
+    d_scores = np.zeros_like(scores)
+    np.put_along_axis(d_scores, chosen, dw, axis=-1)
+    if attrs["scores"] == "sigmoid":
+        return [d_scores * scores * (1 - scores)]
+    return [scores * (d_scores - (d_scores * scores).sum(axis=-1, keepdims=True))]
 
 
 @lower("route_grad", "training")
@@ -55,7 +72,65 @@ def infer_grouped_experts(inputs: Values, weights: Weights, attrs: Attrs) -> Inf
     return [output, *(((rows, dim), None) for dim in (ffn, ffn, *ranks))]
 
 
-op("grouped_experts", infer_grouped_experts)
+@op("grouped_experts", infer_grouped_experts)
+def grouped_experts(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
+    """As `experts`, with more outputs for the gradients. Their rows are grouped by expert.
+
+    These are the products with gate and up, (tokens * used, ffn), and scale * product with each A, (tokens * used,
+    rank).
+    """
+    x, chosen, shares = inputs
+    out, made = np.zeros_like(x), _Experts(context, weights, attrs)
+    kept: list[Arrays] = []
+    for e, (rows, slots) in enumerate(rows_of(chosen, len(weights[0]))):
+        low: dict[int, np.ndarray] = {}
+        a, b = (made.product(e, at, x[rows], low) for at in range(DOWN))
+        joined = gated(context, [a, b], [], attrs)[0]
+        out[rows] += shares[rows, slots, None] * made.product(e, DOWN, joined, low)
+        kept.append([a, b, *low.values()])
+    return [out, *(np.concatenate(parts) for parts in zip(*kept, strict=True))]
+
+
+def rows_of(chosen: np.ndarray, experts: int) -> list[tuple[np.ndarray, ...]]:
+    """For each expert: the tokens that chose it, and the indices among the choices of these tokens."""
+    return [np.nonzero(chosen == e) for e in range(experts)]
+
+
+class _Experts:
+    """A rank's slices of the experts' weights, and products with them."""
+
+    def __init__(self, context: RankContext, weights: Arrays, attrs: Attrs):
+        split, ffn = split_weights(weights, attrs), attrs["weights"][0].dims[1]
+        self.matrices, self.low, self.scale = split.matrices, split.low, np.float32(attrs.get("scale", 1.0))
+        self.begin, self.end = context.share(ffn)
+        self.adds_bias, count = context.adds_bias(ffn), len(self.matrices[0])
+        self.biases = [bias.reshape(count, -1) for bias in split.biases]
+
+    def bias(self, e: int, at: int) -> np.ndarray | np.float32:
+        """This rank's shard of a bias. The bias of down is whole on the rank that adds it, 0 on the others."""
+        if not self.biases:
+            return np.float32(0)
+        return (
+            self.biases[at][e] * np.float32(self.adds_bias) if at == DOWN else self.biases[at][e][self.begin : self.end]
+        )
+
+    def product(self, e: int, at: int, x: np.ndarray, low: dict[int, np.ndarray]) -> np.ndarray:
+        """Multiplies rows with matrix `at` of expert e. Stores scale * product with A in `low`."""
+        y = x @ self.matrices[at][e].T + self.bias(e, at)
+        if at not in self.low:
+            return y
+        a, b = self.low[at]
+        low[at] = self.scale * (x @ a[e].T)
+        return y + low[at] @ b[e].T
+
+    def back(self, e: int, at: int, dy: np.ndarray, d_low: dict[int, np.ndarray]) -> np.ndarray:
+        """The gradient of the rows from that of their product. `d_low` receives the gradient of the product with A."""
+        dx = dy @ self.matrices[at][e]
+        if at not in self.low:
+            return dx
+        a, b = self.low[at]
+        d_low[at] = self.scale * (dy @ b[e])
+        return dx + d_low[at] @ a[e]
 
 
 @vjp("grouped_experts")
@@ -90,7 +165,34 @@ def infer_grouped_experts_grad(inputs: Values, weights: Weights, attrs: Attrs) -
     return found + [(w.dims, axes[w]) for w, wanted in zip(weights, attrs["wanted"], strict=True) if wanted]
 
 
-op("grouped_experts_grad", infer_grouped_experts_grad)
+@op("grouped_experts_grad", infer_grouped_experts_grad)
+def grouped_experts_grad(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
+    """Computes the gradients of each expert from the rows that chose it."""
+    (x, chosen, shares, *kept), dy = inputs[:-1], inputs[-1]
+    made, dx, d_shares = _Experts(context, weights, attrs), np.zeros_like(x), np.zeros_like(shares)
+    split = split_weights([np.zeros_like(w) for w in weights], attrs)
+    at, own = 0, slice(made.begin, made.end)
+    for e, (rows, slots) in enumerate(rows_of(chosen, len(weights[0]))):
+        (a, b), lows = (k[at : at + len(rows)] for k in kept[:DOWN]), [k[at : at + len(rows)] for k in kept[DOWN:]]
+        at += len(rows)
+        share, d_low = shares[rows, slots, None], dict[int, np.ndarray]()
+        joined, d_joined = gated(context, [a, b], [], attrs)[0], made.back(e, DOWN, dy[rows], d_low)  # without share
+        of_share = (joined * d_joined).sum(axis=-1)
+        d_shares[rows, slots] = of_share + (dy[rows] * made.bias(e, DOWN)).sum(axis=-1)
+        d_gate, d_up = gated_grad(context, [a, b, share * d_joined], [], attrs)
+        dx[rows] += made.back(e, 0, d_gate, d_low) + made.back(e, 1, d_up, d_low)
+        d_outs, ins = (d_gate, d_up, share * dy[rows]), (x[rows], x[rows], joined)
+        for number, (d, by) in enumerate(zip(d_outs, ins, strict=True)):
+            split.matrices[number][e] = d.T @ by
+        for number, low in zip(split.low, lows, strict=True):
+            of_a, of_b = split.low[number]
+            scaled = share * d_low[number] if number == DOWN else d_low[number]
+            of_a[e], of_b[e] = scaled.T @ ins[number], d_outs[number].T @ low
+        for number, bias in enumerate(split.biases):
+            part = bias.reshape(len(weights[0]), -1)[e]
+            part[own if number < DOWN else slice(None)] = d_outs[number].sum(axis=0)
+    of_weights = [*split.matrices, *split.biases, *(w for pair in split.low.values() for w in pair)]
+    return [dx, d_shares, *(d for d, wanted in zip(of_weights, attrs["wanted"], strict=True) if wanted)]
 
 
 def _experts(lowering: "TrainingLowering", instr: Instr, kept: Sequence[Value]) -> dict[str, Any]:
@@ -174,7 +276,11 @@ def infer_switched(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
     return [(x.dims, x.partial)]
 
 
-op("switched", infer_switched)
+@op("switched", infer_switched)
+def switched(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
+    """Returns x * sigmoid(switch). The switch is one number per token."""
+    x, switch = inputs
+    return [x * scores_of(switch, "sigmoid")]
 
 
 @vjp("switched")
@@ -190,7 +296,12 @@ def infer_switched_grad(inputs: Values, weights: Weights, attrs: Attrs) -> Infer
     return [(x.dims, None), (switch.dims, x.partial)]
 
 
-op("switched_grad", infer_switched_grad)
+@op("switched_grad", infer_switched_grad)
+def switched_grad(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
+    """With s = sigmoid(switch): dx = dy * s, d_switch = sum(dy * x) * s * (1 - s)."""
+    x, switch, dy = inputs
+    s = scores_of(switch, "sigmoid")
+    return [dy * s, (dy * x).sum(axis=-1, keepdims=True) * s * (1 - s)]
 
 
 @lower("switched", "training")

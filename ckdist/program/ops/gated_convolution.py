@@ -2,11 +2,14 @@
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from ckdist.errors import LayoutError
 from ckdist.program.cache import CacheArray, LayerCache
 from ckdist.program.ops.delta_rule import head_results
-from ckdist.program.ops.op import lower, op, unchanged_whole
-from ckdist.program.ops.op_types import Attrs, Inferred, Values, Weights
+from ckdist.program.ops.op import lower, op, total, unchanged_whole
+from ckdist.program.ops.op_types import Arrays, Attrs, Inferred, Values, Weights
+from ckdist.program.rank_context import RankContext
 
 if TYPE_CHECKING:  # these modules import the ops
     from ckdist.program.fusion import Group
@@ -21,7 +24,18 @@ def infer_gated_conv(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred
     return unchanged_whole("gated_conv")(inputs, weights, attrs)
 
 
-op("gated_conv", infer_gated_conv)
+@op("gated_conv", infer_gated_conv)
+def gated_conv(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
+    """Returns c * (bias + sum over i of w[:, i] * (b * x)[t - taps + 1 + i]), with zeros before the sequence."""
+    b, c, x = inputs
+    kernel, *bias = weights
+    taps = attrs["weights"][0].dims[0].width // attrs["inputs"][2].dims[-1].width
+    kernel, place = kernel.reshape(x.shape[1], taps), (attrs["layer"], "x")  # (channels, taps)
+    tail = context.states.get(place, np.zeros((taps - 1, x.shape[1]), x.dtype))
+    rows = np.concatenate([tail, b * x])  # (taps - 1 + tokens, channels)
+    context.states[place] = rows[len(rows) - taps + 1 :]
+    result = total(rows[i : i + len(x)] * kernel[:, i] for i in range(taps))
+    return [c * (result + bias[0] if bias else result)]
 
 
 @lower("gated_conv", "inference")

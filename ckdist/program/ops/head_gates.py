@@ -2,8 +2,12 @@
 
 from dataclasses import replace
 
+import numpy as np
+
+from ckdist.program.ops.elementwise import gated
 from ckdist.program.ops.op import op, unchanged_whole
-from ckdist.program.ops.op_types import Attrs, Inferred, Values, Weights
+from ckdist.program.ops.op_types import Arrays, Attrs, Inferred, Values, Weights
+from ckdist.program.rank_context import RankContext
 
 
 def infer_gated_heads(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
@@ -13,4 +17,8 @@ def infer_gated_heads(inputs: Values, weights: Weights, attrs: Attrs) -> Inferre
     return unchanged_whole("gated_heads")((replace(gate, dims=up.dims) if has_heads else gate, up), weights, attrs)
 
 
-op("gated_heads", infer_gated_heads)
+@op("gated_heads", infer_gated_heads)
+def gated_heads(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
+    """f(gate of the head) * up. It has no gradient: models with gated attention are served only."""
+    gate, up = inputs
+    return gated(context, [np.repeat(gate, up.shape[-1] // max(gate.shape[-1], 1), axis=-1), up], weights, attrs)

@@ -5,11 +5,14 @@ DeepSeek-AI 2025, arXiv:2512.02556, section 2.1. It has no gradient: `TrainingTr
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from ckdist.errors import LayoutError
 from ckdist.layout import Dim
 from ckdist.program.cache import index_cache
 from ckdist.program.ops.op import lower, op, unsharded, whole
-from ckdist.program.ops.op_types import Attrs, Inferred, Values, Weights
+from ckdist.program.ops.op_types import Arrays, Attrs, Inferred, Values, Weights
+from ckdist.program.rank_context import RankContext
 from ckdist.program.rotations import NO_ROPE, ROPE_TABLES
 from ckdist.program.step import ABSENT, VectorIndex
 
@@ -31,7 +34,26 @@ def infer_select_positions(inputs: Values, weights: Weights, attrs: Attrs) -> In
     return [((q.dims[0], Dim("index_top_k", attrs["index_top_k"])), None)]
 
 
-op("select_positions", infer_select_positions, dtypes=("i32",))
+@op("select_positions", infer_select_positions, dtypes=("i32",))
+def select_positions(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
+    """The positions with the largest scores, int32 (tokens, index_top_k), ascending; -1 after the last one.
+
+    score = sum over heads of weight * max(q . k, 0), over the layer's index keys, which the call extends. Equal scores
+    are taken by ascending position.
+
+    q: (tokens, heads * width), k: (tokens, width), weights of heads: (tokens, heads).
+    """
+    q, k, w = inputs
+    first, top_k = len(context.index.get(attrs["layer"], ())), attrs["index_top_k"]
+    keys = np.concatenate([context.index[attrs["layer"]], k]) if first else k  # (positions, width)
+    context.index[attrs["layer"]] = keys
+    dots = np.einsum("thw,pw->thp", q.reshape(len(q), -1, k.shape[1]), keys)
+    scores = np.einsum("thp,th->tp", np.maximum(dots, 0), w)
+    out = np.full((len(q), top_k), -1, np.int32)
+    for t, row in enumerate(scores):
+        best = np.sort(np.argsort(-row[: first + t + 1], kind="stable")[:top_k])
+        out[t, : len(best)] = best
+    return [out]
 
 
 @lower("select_positions", "inference")

@@ -4,7 +4,8 @@ from typing import TYPE_CHECKING
 
 from ckdist import native
 from ckdist.program.ops.op import lower, op
-from ckdist.program.ops.op_types import Attrs, Inferred, Values, Weights
+from ckdist.program.ops.op_types import Arrays, Attrs, Inferred, Values, Weights
+from ckdist.program.rank_context import RankContext
 from ckdist.program.rotations import NO_ROPE
 from ckdist.program.step import ABSENT, NO_SPAN, MatrixIndex
 
@@ -18,7 +19,11 @@ def infer_input_rows(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred
     return [((inputs[0].dims[0], attrs["hidden"]), None)]
 
 
-op("input_rows", infer_input_rows)
+@op("input_rows", infer_input_rows)
+def input_rows(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
+    """The rows of this rank's tokens."""
+    begin = context.first_token
+    return [context.input_rows[begin : begin + len(inputs[0])]]
 
 
 @lower("input_rows", "inference")

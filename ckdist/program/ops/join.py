@@ -2,8 +2,12 @@
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from ckdist.program.ops.elementwise import GATES
 from ckdist.program.ops.op import lower, op, unchanged_whole
+from ckdist.program.ops.op_types import Arrays, Attrs
+from ckdist.program.rank_context import RankContext
 from ckdist.program.step import ABSENT, NO_SPAN, ValueIndex, VectorIndex
 
 if TYPE_CHECKING:  # these modules import the ops
@@ -11,7 +15,10 @@ if TYPE_CHECKING:  # these modules import the ops
     from ckdist.program.lower import ServingLowering
 
 
-op("join", unchanged_whole("join"))
+@op("join", unchanged_whole("join"))
+def join(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
+    """Returns x + factor * y. It has no gradient: models with parts side by side are served only."""
+    return [inputs[0] + np.float32(attrs["factor"]) * inputs[1]]
 
 
 @lower("join", "inference")

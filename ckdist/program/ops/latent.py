@@ -7,13 +7,17 @@ DeepSeek-AI 2024, arXiv:2405.04434, section 2.1.
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from ckdist.errors import LayoutError
 from ckdist.program.cache import latent_cache
-from ckdist.program.ops.attention_ops import NO_ROPE, ROPE_TABLES, check_listed
+from ckdist.program.ops.attention_ops import NO_ROPE, ROPE_TABLES, check_listed, is_listed
 from ckdist.program.ops.elementwise import query_fields
 from ckdist.program.ops.op import lower, op, same, unsharded, vjp, whole
-from ckdist.program.ops.op_types import Attrs, Gradients, Inferred, Values, Weights
+from ckdist.program.ops.op_types import Arrays, Attrs, Gradients, Inferred, Values, Weights
+from ckdist.program.ops.rms_norm import inverse_rms
 from ckdist.program.program import Instr, Value
+from ckdist.program.rank_context import RankContext
 from ckdist.program.step import ABSENT, ValueIndex
 
 if TYPE_CHECKING:  # these modules import the ops
@@ -33,7 +37,12 @@ def infer_norm_latent(inputs: Values, weights: Weights, attrs: Attrs) -> Inferre
     return [(x.dims, None)]
 
 
-op("norm_latent", infer_norm_latent)
+@op("norm_latent", infer_norm_latent)
+def norm_latent(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
+    """[rms_norm(x[:n]) * w, x[n:]] for a weight of n elements."""
+    (x,), (w,) = inputs, weights
+    latent = x[:, : len(w)]
+    return [np.concatenate([latent * inverse_rms(latent, attrs["eps"]) * w, x[:, len(w) :]], axis=-1)]
 
 
 @vjp("norm_latent")
@@ -62,7 +71,17 @@ def lower_training_norm_latent(lowering: "TrainingLowering", instr: Instr) -> No
     lowering.emit("rms_norm", x=x, out=out, weight=lowering.parameter(w), size=n, normed=n, eps=instr.attrs["eps"])
 
 
-op("norm_latent_grad", infer_norm_latent_grad)
+@op("norm_latent_grad", infer_norm_latent_grad)
+def norm_latent_grad(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
+    """rms_norm_grad on the first elements. The gradient of the others is passed on."""
+    (x, dy), (w,) = inputs, weights
+    n = len(w)
+    latent, dn = x[:, :n], dy[:, :n] * w
+    r = inverse_rms(latent, attrs["eps"])
+    normed = latent * r
+    dx = r * (dn - normed * np.mean(dn * normed, axis=-1, keepdims=True))
+    whole_dx = np.concatenate([dx, dy[:, n:]], axis=-1)
+    return [whole_dx, (dy[:, :n] * normed).sum(axis=0)] if attrs["weight_grad"] else [whole_dx]
 
 
 @lower("norm_latent_grad", "training")
@@ -86,7 +105,22 @@ def infer_attend_latent(inputs: Values, weights: Weights, attrs: Attrs) -> Infer
     return [((q.dims[0], replace(heads, width=attrs["value_width"])), None)]
 
 
-op("attend_latent", infer_attend_latent)
+@op("attend_latent", infer_attend_latent)
+def attend_latent(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
+    """Causal attention over the cache, which the call extends. Values are the first elements of the keys.
+
+    A third input lists the positions that each token sees.
+    """
+    q, k, *listed = inputs
+    keys, _ = context.extend_cache(attrs["layer"], k, k[:, : attrs["value_width"]])  # (positions, key width)
+    heads = q.reshape(len(q), -1, keys.shape[1])  # (tokens, heads, key width)
+    scores = np.einsum("thw,pw->htp", heads, keys) * np.float32(attrs["scale"])
+    first = len(keys) - len(q)
+    visible = (np.arange(len(keys)) <= first + np.arange(len(q))[:, None]) & is_listed(listed, len(keys))
+    scores = np.where(visible, scores, -np.inf)
+    p = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    out = np.einsum("htp,pv->thv", p / p.sum(axis=-1, keepdims=True), keys[:, : attrs["value_width"]])
+    return [out.reshape(len(q), -1)]
 
 
 @lower("norm_latent", "inference")

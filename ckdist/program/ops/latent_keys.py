@@ -7,10 +7,14 @@ DeepSeek-AI 2024, arXiv:2405.04434, section 2.1.
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from ckdist.errors import LayoutError
+from ckdist.layout import Dim
 from ckdist.program.ops.op import lower, op, unsharded, vjp, whole
-from ckdist.program.ops.op_types import Attrs, Gradients, Inferred, Values, Weights
+from ckdist.program.ops.op_types import Arrays, Attrs, Gradients, Inferred, Values, Weights
 from ckdist.program.program import Instr, Value
+from ckdist.program.rank_context import RankContext
 
 if TYPE_CHECKING:  # these modules import the ops
     from ckdist.program.emitter import Emitter
@@ -29,7 +33,22 @@ def infer_latent_keys(inputs: Values, weights: Weights, attrs: Attrs) -> Inferre
     return [((k.dims[0], replace(heads, width=columns.elements + rope)), None)]
 
 
-op("latent_keys", infer_latent_keys)
+def by_head(w: np.ndarray, attrs: Attrs) -> np.ndarray:
+    """Reshapes a weight from (heads * rank, nope) to (heads, rank, nope)."""
+    return w.reshape(-1, attrs["weights"][0].dims[0].width, w.shape[1])
+
+
+@op("latent_keys", infer_latent_keys)
+def latent_keys(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
+    """Per head: [k[:rank] @ w_head, k[rank:]]. All heads share the rotated part k[rank:].
+
+    k: (tokens, rank + rope), w: (heads * rank, nope) -> (tokens, heads * (nope + rope)).
+    """
+    (k,), w = inputs, by_head(weights[0], attrs)
+    rank, tokens = w.shape[1], len(k)
+    own = np.einsum("tr,hrn->thn", k[:, :rank], w)
+    shared = np.broadcast_to(k[:, None, rank:], (tokens, len(w), k.shape[1] - rank))
+    return [np.concatenate([own, shared], axis=-1).reshape(tokens, -1)]
 
 
 @lower("latent_keys", "training")
@@ -58,7 +77,12 @@ def infer_latent_keys_grad(inputs: Values, weights: Weights, attrs: Attrs) -> In
     return [((inputs[0].dims[0], attrs["dim"]), weights[0].dims[0].axis)]
 
 
-op("latent_keys_grad", infer_latent_keys_grad)
+@op("latent_keys_grad", infer_latent_keys_grad)
+def latent_keys_grad(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
+    """[sum over heads of dy[:nope] @ w_head.T, sum over heads of dy[nope:]]."""
+    w = by_head(weights[0], attrs)
+    dy, nope = inputs[0].reshape(len(inputs[0]), len(w), -1), w.shape[2]
+    return [np.concatenate([np.einsum("thn,hrn->tr", dy[..., :nope], w), dy[..., nope:].sum(axis=1)], axis=-1)]
 
 
 @lower("latent_keys_grad", "training")
@@ -75,7 +99,13 @@ def infer_latent_keys_weight_grad(inputs: Values, weights: Weights, attrs: Attrs
     return [(weights[0].dims, inputs[0].dims[0].axis)]
 
 
-op("latent_keys_weight_grad", infer_latent_keys_weight_grad)
+@op("latent_keys_weight_grad", infer_latent_keys_weight_grad)
+def latent_keys_weight_grad(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
+    """Per head: k[:rank].T @ dy[:nope]."""
+    k, dy = inputs
+    heads, rank, nope = by_head(weights[0], attrs).shape
+    of_heads = dy.reshape(len(dy), heads, -1)[..., :nope]
+    return [np.einsum("tr,thn->hrn", k[:, :rank], of_heads).reshape(weights[0].shape)]
 
 
 @lower("latent_keys_weight_grad", "training")
@@ -98,7 +128,10 @@ def infer_latent_values(inputs: Values, weights: Weights, attrs: Attrs) -> Infer
     return [((k.dims[0], attrs["dim"]), None)]
 
 
-op("latent_values", infer_latent_values)
+@op("latent_values", infer_latent_values)
+def latent_values(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
+    """The first elements of the keys: the latent vectors."""
+    return [inputs[0][:, : attrs["dim"].elements]]
 
 
 @lower("latent_values", "training")
@@ -119,7 +152,11 @@ def infer_latent_values_grad(inputs: Values, weights: Weights, attrs: Attrs) -> 
     return [((inputs[0].dims[0], attrs["dim"]), None)]
 
 
-op("latent_values_grad", infer_latent_values_grad)
+@op("latent_values_grad", infer_latent_values_grad)
+def latent_values_grad(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
+    """The gradient, padded with zeros at the end."""
+    dim: Dim = attrs["dim"]
+    return [np.pad(inputs[0], ((0, 0), (0, dim.elements - inputs[0].shape[1])))]
 
 
 @lower("latent_values_grad", "training")

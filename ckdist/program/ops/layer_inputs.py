@@ -2,11 +2,15 @@
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from ckdist.errors import LayoutError
 from ckdist.layout import Dim
 from ckdist.program.lowered import MatrixKey
 from ckdist.program.ops.op import lower, op, same, unsharded, whole
-from ckdist.program.ops.op_types import Attrs, Inferred, Values, Weights
+from ckdist.program.ops.op_types import Arrays, Attrs, Inferred, Values, Weights
+from ckdist.program.ops.rms_norm import inverse_rms
+from ckdist.program.rank_context import RankContext
 from ckdist.program.step import ABSENT, MatrixIndex, Span, ValueIndex, VectorIndex
 
 if TYPE_CHECKING:  # these modules import the ops
@@ -25,7 +29,15 @@ def infer_layer_inputs(inputs: Values, weights: Weights, attrs: Attrs) -> Inferr
     return [((x.dims[0], Dim("layer_input", columns.width)), None)] * columns.count
 
 
-op("layer_inputs", infer_layer_inputs)
+@op("layer_inputs", infer_layer_inputs)
+def layer_inputs(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
+    """(rms_norm(x * x_factor) + row * row_factor) * factor for each layer, with the table's row of each token."""
+    (ids, x), (table, norm) = inputs, weights
+    factor = {name: np.float32(attrs[name]) for name in ("x_factor", "row_factor", "factor")}
+    rows = table[np.where((ids >= 0) & (ids < len(table)), ids, 0)].reshape(-1, len(norm))  # (tokens * layers, width)
+    parts = x.reshape(rows.shape) * factor["x_factor"]
+    parts = (parts * inverse_rms(parts, attrs["eps"]) * norm + rows * factor["row_factor"]) * factor["factor"]
+    return list(parts.reshape(len(x), -1, len(norm)).transpose(1, 0, 2))
 
 
 @lower("layer_inputs", "inference")
@@ -56,7 +68,10 @@ def infer_scale_by(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
     return [(inputs[0].dims, None)]
 
 
-op("scale_by", infer_scale_by)
+@op("scale_by", infer_scale_by)
+def scale_by(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
+    """Returns x * w, with a weight of one element. The step that reads the sum computes it."""
+    return [inputs[0] * weights[0]]
 
 
 def infer_sum_rows(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
@@ -67,7 +82,12 @@ def infer_sum_rows(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
     return [(inputs[0].dims, None)]
 
 
-op("sum_rows", infer_sum_rows)
+@op("sum_rows", infer_sum_rows)
+def sum_rows(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
+    """(rms_norm(y) (+ x)) * factor."""
+    y, *x = inputs
+    total = y * inverse_rms(y, attrs["eps"]) * weights[0] + (x[0] if x else np.float32(0))
+    return [total * np.float32(attrs.get("factor", 1.0))]
 
 
 @lower("sum_rows", "inference")

@@ -1,8 +1,11 @@
 """layer_norm, which encoders use in place of rms_norm. It has no step of its own: the reader's step computes it."""
 
+import numpy as np
+
 from ckdist.errors import LayoutError
 from ckdist.program.ops.op import op, unsharded, whole
 from ckdist.program.ops.op_types import Attrs, Inferred, Values, Weights
+from ckdist.program.rank_context import RankContext
 
 
 def infer_layer_norm(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
@@ -15,4 +18,13 @@ def infer_layer_norm(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred
     return [(x.dims, None)]
 
 
-op("layer_norm", infer_layer_norm)
+@op("layer_norm", infer_layer_norm)
+def layer_norm(
+    context: RankContext, inputs: list[np.ndarray], weights: list[np.ndarray | None], attrs: Attrs
+) -> list[np.ndarray]:
+    """(x - mean(x)) / sqrt(var(x) + eps) * w (+ b). Ba et al. 2016, arXiv:1607.06450."""
+    (x,), (w, bias) = inputs, weights
+    assert w is not None  # only the bias is optional
+    centred = x - x.mean(axis=-1, keepdims=True)
+    y = centred / np.sqrt((centred * centred).mean(axis=-1, keepdims=True) + np.float32(attrs["eps"])) * w
+    return [y if bias is None else y + bias]

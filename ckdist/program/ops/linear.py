@@ -2,12 +2,15 @@
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from ckdist.errors import LayoutError
 from ckdist.program.lowered import MatrixKey
 from ckdist.program.ops.elementwise import GATES, gate_number
 from ckdist.program.ops.op import lower, op, vjp, whole
-from ckdist.program.ops.op_types import Attrs, Gradients, Inferred, Values, Weights
+from ckdist.program.ops.op_types import Arrays, Attrs, Gradients, Inferred, Values, Weights
 from ckdist.program.program import Instr, Value
+from ckdist.program.rank_context import RankContext
 from ckdist.program.step import ABSENT, NO_SPAN, ValueIndex, VectorIndex
 
 if TYPE_CHECKING:  # these modules import the ops
@@ -31,7 +34,19 @@ def infer_linear(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
     return outputs
 
 
-op("linear", infer_linear)
+@op("linear", infer_linear)
+def linear(context: RankContext, inputs: Arrays, weights: list[np.ndarray | None], attrs: Attrs) -> Arrays:
+    """Returns x @ w.T + bias for each (w, bias). If the input is sharded, only the first rank adds the bias."""
+    (x,) = inputs
+    count = len(weights) // 2
+    results = []
+    for w, bias, declared in zip(weights[:count], weights[count:], attrs["weights"][:count], strict=True):
+        assert w is not None  # only biases are optional
+        y = x @ w.T  # (tokens, out)
+        if bias is not None and context.adds_bias(declared.dims[1]):
+            y = y + bias
+        results.append(y)
+    return results
 
 
 @lower("linear", "inference")

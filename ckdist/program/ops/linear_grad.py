@@ -3,9 +3,10 @@
 from typing import TYPE_CHECKING, Any
 
 from ckdist.errors import LayoutError
-from ckdist.program.ops.op import lower, op, whole
-from ckdist.program.ops.op_types import Attrs, Inferred, Values, Weights
+from ckdist.program.ops.op import lower, op, total, whole
+from ckdist.program.ops.op_types import Arrays, Attrs, Inferred, Values, Weights
 from ckdist.program.program import Instr
+from ckdist.program.rank_context import RankContext
 from ckdist.program.step import ValueIndex
 
 if TYPE_CHECKING:  # this module imports the ops
@@ -23,7 +24,10 @@ def infer_linear_grad(inputs: Values, weights: Weights, attrs: Attrs) -> Inferre
     return [((*inputs[0].dims[:-1], weights[0].dims[1]), weights[0].dims[0].axis)]
 
 
-op("linear_grad", infer_linear_grad)
+@op("linear_grad", infer_linear_grad)
+def linear_grad(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
+    """The sum of dy @ w over the matrices. Partial if the outputs are sharded."""
+    return [total(dy @ w for dy, w in zip(inputs, weights, strict=True))]
 
 
 @lower("linear_grad", "training")
@@ -42,7 +46,11 @@ def infer_linear_weight_grad(inputs: Values, weights: Weights, attrs: Attrs) -> 
     return [((dy.dims[-1], x.dims[-1]), x.dims[0].axis) for dy in dys]
 
 
-op("linear_weight_grad", infer_linear_weight_grad)
+@op("linear_weight_grad", infer_linear_weight_grad)
+def linear_weight_grad(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
+    """Returns dy.T @ x, (out, in), for each dy. Partial if tokens are sharded."""
+    x, *dys = inputs
+    return [dy.T @ x for dy in dys]
 
 
 @lower("linear_weight_grad", "training")
@@ -66,7 +74,10 @@ def infer_bias_grad(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
     return [((dy.dims[-1],), dy.dims[0].axis) for dy in inputs]
 
 
-op("bias_grad", infer_bias_grad)
+@op("bias_grad", infer_bias_grad)
+def bias_grad(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
+    """Sums each dy over the tokens."""
+    return [dy.sum(axis=0) for dy in inputs]
 
 
 @lower("bias_grad", "training")

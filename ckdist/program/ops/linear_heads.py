@@ -3,10 +3,13 @@
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from ckdist.errors import LayoutError
 from ckdist.program.lowered import MatrixKey
 from ckdist.program.ops.op import lower, op, whole
-from ckdist.program.ops.op_types import Attrs, Inferred, Values, Weights
+from ckdist.program.ops.op_types import Arrays, Attrs, Inferred, Values, Weights
+from ckdist.program.rank_context import RankContext
 
 if TYPE_CHECKING:  # these modules import the ops
     from ckdist.program.fusion import Group
@@ -23,7 +26,17 @@ def infer_linear_heads(inputs: Values, weights: Weights, attrs: Attrs) -> Inferr
     return [((*x.dims[:-1], replace(heads, width=rows.width + heads.width - columns.elements)), None)]
 
 
-op("linear_heads", infer_linear_heads)
+@op("linear_heads", infer_linear_heads)
+def linear_heads(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
+    """Per head: [w_head @ x[:columns], x[columns:]].
+
+    x: (tokens, heads * width), w: (heads * rows, columns) -> (tokens, heads * (rows + width - columns)).
+    """
+    width, (rows, columns) = attrs["inputs"][0].dims[-1].width, attrs["weights"][0].dims
+    x = inputs[0].reshape(len(inputs[0]), -1, width)
+    w = weights[0].reshape(-1, rows.width, columns.elements)
+    y = np.einsum("thc,hrc->thr", x[..., : columns.elements], w)  # (tokens, heads, rows)
+    return [np.concatenate([y, x[..., columns.elements :]], axis=-1).reshape(len(x), -1)]
 
 
 @lower("linear_heads", "inference")

@@ -4,14 +4,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
+import numpy as np
+
 from ckdist import native
 from ckdist.errors import LayoutError
 from ckdist.layout import Range
 from ckdist.program.lowered import RANK_UNIT, MatrixKey
 from ckdist.program.ops.elementwise import GATES
 from ckdist.program.ops.op import axes, lower, op, vjp, whole
-from ckdist.program.ops.op_types import Attrs, Gradients, Inferred, Values, Weights
+from ckdist.program.ops.op_types import Arrays, Attrs, Gradients, Inferred, Values, Weights
 from ckdist.program.program import Instr, Value, Weight
+from ckdist.program.rank_context import RankContext
 from ckdist.program.step import ABSENT, NO_SPAN, ParameterIndex, Span, ValueIndex, VectorIndex
 
 Item = TypeVar("Item")
@@ -47,7 +50,23 @@ def infer_low_rank(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
     return [(y.dims, y.partial) for y in ys]
 
 
-op("low_rank", infer_low_rank)
+@op("low_rank", infer_low_rank)
+def low_rank(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
+    """Returns y + scale * (x @ a.T) @ b.T for each result y of a linear. arXiv:2106.09685.
+
+    If x is sharded, both summands are partial. With keys of dropout, each A reads x with a mask of its own.
+    """
+    x, ys, keys = _parts(inputs, attrs)
+    pairs = zip(ys, weights[::2], weights[1::2], strict=True)
+    reads = [x] * len(ys)
+    if keys:
+        from ckdist.program.ops.dropout import dropped, stream_of
+
+        matrices = attrs["weights"][::2]
+        mask = {"probability": attrs["dropout"]}
+        first = matrices[0].dims[1].span(context.mesh)[0]
+        reads = [dropped(x, keys[0], mask | {"stream": stream_of(a.name)}, first) for a in matrices]
+    return [y + np.float32(attrs["scale"]) * ((x @ a.T) @ b.T) for x, (y, a, b) in zip(reads, pairs, strict=True)]
 
 
 @vjp("low_rank")

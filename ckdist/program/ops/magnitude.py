@@ -3,12 +3,17 @@
 As in the paper's section 4.3, the norms are constants for the gradient.
 """
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from ckdist.errors import LayoutError
-from ckdist.program.ops.op import lower, op, same, vjp, whole
-from ckdist.program.ops.op_types import Attrs, Gradients, Inferred, Values, Weights
+from ckdist.program.ops.collectives import in_groups
+from ckdist.program.ops.op import lower, op, same, total, vjp, whole
+from ckdist.program.ops.op_types import Arrays, Attrs, Gradients, Inferred, Values, Weights
 from ckdist.program.program import Instr, Value
+from ckdist.program.rank_context import RankContext
 from ckdist.program.step import ABSENT, ParameterIndex, ValueIndex
 
 if TYPE_CHECKING:  # these modules import the ops
@@ -21,7 +26,13 @@ def infer_row_norms(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
     return [((weights[0].dims[0],), None)]
 
 
-op("row_norms", infer_row_norms, collective=True)
+@op("row_norms", infer_row_norms, collective=True)
+def row_norms(contexts: Sequence[RankContext], inputs: list[Arrays], attrs: Attrs) -> list[Arrays]:
+    """The norms of the rows of w + scale * b @ a, (rows,). Ranks that shard the columns add their squares."""
+    axis, scale = attrs["weights"][0].dims[1].axis, np.float32(attrs["scale"])
+    squares = [[np.square(w + scale * (b @ a)).sum(axis=1)] for w, a, b in attrs["arrays"]]
+    squares = in_groups(contexts, squares, axis, total) if axis else squares
+    return [[np.sqrt(own)] for (own,) in squares]
 
 
 @lower("row_norms", "training")
@@ -47,7 +58,14 @@ def infer_magnitude(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
     return [(values[0].dims, None)]
 
 
-op("magnitude", infer_magnitude)
+@op("magnitude", infer_magnitude)
+def magnitude(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
+    """Returns the product of the values * magnitude / norms + bias. Either weight may be absent."""
+    *values, norms = inputs
+    (m, bias), has = weights, [weight is not None for weight in attrs["weights"]]
+    y = values[0] if len(values) == 1 else values[0] * values[1]
+    y = y * ((m if has[0] else 1) / norms)
+    return [y + bias if has[1] else y]
 
 
 @vjp("magnitude")

@@ -3,10 +3,13 @@
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from ckdist.errors import LayoutError
 from ckdist.layout import Dim
 from ckdist.program.ops.op import lower, op, whole
-from ckdist.program.ops.op_types import Attrs, Inferred, Values, Weights
+from ckdist.program.ops.op_types import Arrays, Attrs, Inferred, Values, Weights
+from ckdist.program.rank_context import RankContext
 
 if TYPE_CHECKING:  # these modules import the ops
     from ckdist.program.fusion import Group
@@ -21,7 +24,19 @@ def infer_sum_squares(inputs: Values, weights: Weights, attrs: Attrs) -> Inferre
     return [((q.dims[0], Dim("squares", heads.count + keys.count)), heads.axis)]
 
 
-op("sum_squares", infer_sum_squares)
+@op("sum_squares", infer_sum_squares)
+def sum_squares(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
+    """The sum of squares of each head. 0 for heads of other ranks, and for a kv-head that a lower rank has too."""
+    q_dim, k_dim = (value.dims[-1] for value in attrs["inputs"])
+    (begin, end), (first, _) = context.share(q_dim), context.share(k_dim)
+    out = np.zeros((len(inputs[0]), q_dim.count + k_dim.count), inputs[0].dtype)
+    out[:, begin:end] = (inputs[0] ** 2).reshape(len(out), end - begin, q_dim.width).sum(axis=-1)
+    keys = (inputs[1] ** 2).reshape(len(out), -1, k_dim.width).sum(axis=-1)
+    group = q_dim.count // k_dim.count
+    for h in range(keys.shape[1]):
+        if (first + h) * group >= begin:
+            out[:, q_dim.count + first + h] = keys[:, h]
+    return [out]
 
 
 @lower("sum_squares", "inference")
@@ -55,7 +70,19 @@ def infer_rms_norm_heads(inputs: Values, weights: Weights, attrs: Attrs) -> Infe
     return [(q.dims, None), (k.dims, None)]
 
 
-op("rms_norm_heads", infer_rms_norm_heads)
+@op("rms_norm_heads", infer_rms_norm_heads)
+def rms_norm_heads(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
+    """Returns x / sqrt(mean(x^2) + eps) * w over all heads of a token, for queries and keys. The sums of squares are
+    given.
+    """
+    *parts, squares = inputs
+    dims = [value.dims[-1] for value in attrs["inputs"][:2]]
+    results, at = [], 0
+    for x, w, dim in zip(parts, weights, dims, strict=True):
+        mean = squares[:, at : at + dim.count].sum(axis=-1, keepdims=True) / dim.elements
+        results.append(x / np.sqrt(mean + np.float32(attrs["eps"])) * w)
+        at += dim.count
+    return results
 
 
 @lower("rms_norm_heads", "inference")

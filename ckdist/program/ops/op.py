@@ -1,14 +1,17 @@
-"""The definition of an op: inference of dimensions and placement, gradient rule, and lowering."""
+"""The definition of an op: inference of dimensions and placement, numpy reference, gradient rule, and lowering."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from typing import Any, TypeVar
+
+import numpy as np
 
 from ckdist.errors import LayoutError
 from ckdist.layout import Dim
 from ckdist.program.ops.op_types import Attrs, Gradients, Inferred, Partial, Values, Weights
 from ckdist.program.program import Value
 
+Reference = TypeVar("Reference", bound=Callable[..., Any])
 Vjp = TypeVar("Vjp", bound=Callable[..., Gradients])
 Lower = TypeVar("Lower", bound=Callable[..., None])
 
@@ -19,6 +22,8 @@ class Op:
 
     Attributes:
         infer: infer(inputs, weights, attrs) -> list of (dims, partial), one for each output.
+        reference: reference(context, inputs, weights, attrs) -> list of arrays. A collective has
+            reference(contexts, inputs, attrs), with one list of arrays per rank; `attrs["arrays"]` has the weights.
         vjp: vjp(g, instr, grads, wanted) -> list of gradients. `grads` are those of the outputs, None if nothing reads
             an output. It emits on `g` the gradients of the operands: inputs, then weights. An operand's gradient is
             None if `wanted` is False for it. The gradient of a value that is partial over an axis is not partial:
@@ -29,6 +34,7 @@ class Op:
 
     name: str
     infer: Callable[..., Inferred]
+    reference: Callable[..., list[Any]]
     vjp: Callable[..., Gradients] | None = None
     collective: bool = False
     lower: Mapping[str, Callable[..., None]] = field(default_factory=dict)
@@ -38,9 +44,17 @@ class Op:
 OPS: dict[str, Op] = {}
 
 
-def op(name: str, infer: Callable[..., Inferred], collective: bool = False, dtypes: tuple[str, ...] = ()) -> None:
-    """Registers an op. Its definition in numpy is among the tests."""
-    OPS[name] = Op(name, infer, collective=collective, dtypes=dtypes)
+def op(
+    name: str, infer: Callable[..., Inferred], collective: bool = False, dtypes: tuple[str, ...] = ()
+) -> Callable[[Reference], Reference]:
+    """Registers the decorated function as the reference of op `name`."""
+
+    def register(reference: Reference) -> Reference:
+        """Registers and returns it."""
+        OPS[name] = Op(name, infer, reference, collective=collective, dtypes=dtypes)
+        return reference
+
+    return register
 
 
 def vjp(name: str) -> Callable[[Vjp], Vjp]:
@@ -92,6 +106,12 @@ def same(instr: str, *values: Value) -> None:
                 f"{instr} needs equal dimensions: %{a.name} is [{', '.join(map(str, a.dims))}], "
                 f"%{b.name} [{', '.join(map(str, b.dims))}]"
             )
+
+
+def total(arrays: Iterable[np.ndarray]) -> np.ndarray:
+    """0 + a + b + ..., in order. One or more arrays of one shape."""
+    first, *more = arrays
+    return sum(more, start=0 + first)
 
 
 def axes(partial: Partial) -> tuple[str, ...]:

@@ -3,11 +3,14 @@
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from ckdist.errors import LayoutError
-from ckdist.program.ops.attention_ops import cache_of, infer_attend
+from ckdist.program.ops.attention_ops import Heads, cache_of, infer_attend
 from ckdist.program.ops.op import lower, op, same, summed_over, vjp
-from ckdist.program.ops.op_types import Attrs, Gradients, Inferred, Values, Weights
+from ckdist.program.ops.op_types import Arrays, Attrs, Gradients, Inferred, Values, Weights
 from ckdist.program.program import Instr
+from ckdist.program.rank_context import RankContext
 from ckdist.program.step import ABSENT, GradientIndex, ParameterIndex
 
 if TYPE_CHECKING:  # these modules import the ops
@@ -22,7 +25,25 @@ def infer_attend_packed(inputs: Values, weights: Weights, attrs: Attrs) -> Infer
     return [output, ((tokens, replace(heads, width=1)), None)]
 
 
-op("attend_packed", infer_attend_packed)
+@op("attend_packed", infer_attend_packed)
+def attend_packed(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
+    """Causal grouped-query attention within each packed sequence.
+
+    The second output is log(sum(exp(score))) with sinks, (tokens, heads).
+    """
+    heads = Heads(context, attrs)
+    q, k, v = (heads.split(inputs, i) for i in range(3))
+    out, log_sum_exp = np.zeros((*q.shape[:2], v.shape[2]), q.dtype), np.zeros(q.shape[:2], q.dtype)
+    for s in context.sequences():
+        for h, kv in enumerate(heads.kv_heads):
+            scores = heads.scores(q[s, h], k[s, kv])
+            largest = scores.max(axis=-1, keepdims=True)
+            log_sum = largest + np.log(np.exp(scores - largest).sum(axis=-1, keepdims=True))
+            for sinks in weights:
+                log_sum = np.logaddexp(log_sum, sinks[h], dtype=scores.dtype)
+            out[s, h] = np.exp(scores - log_sum) @ v[s, kv]
+            log_sum_exp[s, h] = log_sum[:, 0]
+    return [out.reshape(len(out), -1), log_sum_exp]
 
 
 @lower("attend_packed", "training")
@@ -73,7 +94,29 @@ def infer_attend_grad(inputs: Values, weights: Weights, attrs: Attrs) -> Inferre
     return [(q.dims, None), (k.dims, None), (v.dims, None), *((w.dims, summed_over(q.dims[0])) for w in weights)]
 
 
-op("attend_grad", infer_attend_grad)
+@op("attend_grad", infer_attend_grad)
+def attend_grad(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
+    """With p = exp(score - log_sum_exp): dv = p.T @ do, ds = p * (do @ v.T - rowsum(do * o)). A sink's dp is 0.
+
+    Dao et al. 2022, arXiv:2205.14135.
+    """
+    heads = Heads(context, attrs)
+    q, k, v, o, do = (heads.split(inputs, i) for i in (0, 1, 2, 3, 5))
+    log_sum_exp = inputs[4]  # (tokens, heads)
+    dq, dk, dv = np.zeros_like(q), np.zeros_like(k), np.zeros_like(v)
+    for s in context.sequences():
+        for h, kv in enumerate(heads.kv_heads):
+            scores = heads.scores(q[s, h], k[s, kv])
+            p = np.exp(scores - log_sum_exp[s, h, None])  # (tokens, positions)
+            dv[s, kv] += p.T @ do[s, h]
+            ds = p * (do[s, h] @ v[s, kv].T - (do[s, h] * o[s, h]).sum(axis=-1, keepdims=True))
+            if attrs["soft_cap"]:
+                ds = ds * np.where(p > 0, 1 - (scores / attrs["soft_cap"]) ** 2, 0)
+            ds = ds * np.float32(attrs["scale"])
+            dq[s, h] = ds @ k[s, kv]
+            dk[s, kv] += ds.T @ q[s, h]
+    d_sinks = [-(np.exp(sinks - log_sum_exp) * (do * o).sum(axis=-1)).sum(axis=0) for sinks in weights]
+    return [dq.reshape(inputs[0].shape), dk.reshape(inputs[1].shape), dv.reshape(inputs[2].shape), *d_sinks]
 
 
 @lower("attend_grad", "training")

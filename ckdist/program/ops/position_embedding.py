@@ -2,13 +2,16 @@
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from ckdist import native
 from ckdist.layout import Dim
 from ckdist.program.lowered import MatrixKey
 from ckdist.program.ops.input_rows import embed_without_table
-from ckdist.program.ops.op import lower, op
-from ckdist.program.ops.op_types import Attrs, Inferred, Values, Weights
+from ckdist.program.ops.op import lower, op, total
+from ckdist.program.ops.op_types import Arrays, Attrs, Inferred, Values, Weights
 from ckdist.program.program import Weight
+from ckdist.program.rank_context import RankContext
 from ckdist.program.rotations import NO_ROPE, ROPE_TABLES
 from ckdist.program.step import ABSENT, MatrixIndex
 
@@ -28,7 +31,16 @@ def _columns(*tables: Weight | None) -> Dim:
     return columns
 
 
-op("embed_positions", infer_embed_positions)
+@op("embed_positions", infer_embed_positions)
+def embed_positions(
+    context: RankContext, inputs: Arrays, weights: list[np.ndarray | None], attrs: Attrs
+) -> list[np.ndarray]:
+    """positions[position + first] + types[t], with t = 1 for tokens of a second text, else 0. One table may be None."""
+    ids, (table, types), begin = inputs[0], weights, context.first_token
+    positions = context.positions[begin : begin + len(ids)]
+    second = np.zeros(len(ids), int) if context.first_text is None else (positions >= context.first_text).astype(int)
+    rows = [] if table is None else [table[positions + attrs["first"]]]
+    return [total([*rows, *([] if types is None else [types[np.minimum(second, len(types) - 1)]])])]
 
 
 @lower("embed_positions", "inference")
@@ -59,7 +71,15 @@ def infer_embed_waves(inputs: Values, weights: Weights, attrs: Attrs) -> Inferre
     return [((inputs[0].dims[0], attrs["hidden"]), None)]
 
 
-op("embed_waves", infer_embed_waves)
+@op("embed_waves", infer_embed_waves)
+def embed_waves(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
+    """[sin(angles), cos(angles)] of each token. Vaswani et al. 2017, arXiv:1706.03762, section 3.5.
+
+    In the paper, sines and cosines alternate.
+    """
+    cos, sin = context.rope_tables(context.rope(attrs["table"]))
+    begin = context.first_token
+    return [np.concatenate([sin, cos], axis=-1)[begin : begin + len(inputs[0])]]
 
 
 @lower("embed_waves", "inference")

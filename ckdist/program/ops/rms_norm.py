@@ -2,10 +2,13 @@
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from ckdist.errors import LayoutError
 from ckdist.program.ops.op import lower, op, unsharded, vjp, whole
-from ckdist.program.ops.op_types import Attrs, Gradients, Inferred, Values, Weights
+from ckdist.program.ops.op_types import Arrays, Attrs, Gradients, Inferred, Values, Weights
 from ckdist.program.program import Instr, Value
+from ckdist.program.rank_context import RankContext
 
 if TYPE_CHECKING:  # these modules import the ops
     from ckdist.program.emitter import Emitter
@@ -23,7 +26,19 @@ def infer_rms_norm(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
     return [(x.dims, None)]
 
 
-op("rms_norm", infer_rms_norm)
+@op("rms_norm", infer_rms_norm)
+def rms_norm(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
+    """Returns x / sqrt(mean(x^2) + eps) * w, over the last dimension or per head. Zhang & Sennrich 2019,
+    arXiv:1910.07467.
+    """
+    (x,), (w,) = inputs, weights
+    rows = x.reshape(-1, w.shape[-1])  # (tokens * groups, n)
+    return [(rows * inverse_rms(rows, attrs["eps"]) * w).reshape(x.shape)]
+
+
+def inverse_rms(rows: np.ndarray, eps: float) -> np.ndarray:
+    """1 / sqrt(mean(row^2) + eps): (rows, n) -> (rows, 1)."""
+    return 1 / np.sqrt(np.mean(rows * rows, axis=-1, keepdims=True) + np.float32(eps))
 
 
 @lower("rms_norm", "training")

@@ -2,10 +2,13 @@
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from ckdist.program.ops.op import lower, op, same, summed_over
-from ckdist.program.ops.op_types import Attrs, Inferred, Values, Weights
-from ckdist.program.ops.rms_norm import infer_rms_norm
+from ckdist.program.ops.op_types import Arrays, Attrs, Inferred, Values, Weights
+from ckdist.program.ops.rms_norm import infer_rms_norm, inverse_rms
 from ckdist.program.program import Instr
+from ckdist.program.rank_context import RankContext
 from ckdist.program.step import ABSENT, GradientIndex
 
 if TYPE_CHECKING:  # these modules import the ops
@@ -20,7 +23,18 @@ def infer_rms_norm_grad(inputs: Values, weights: Weights, attrs: Attrs) -> Infer
     return [*outputs, (w.dims, summed_over(*x.dims))] if attrs["weight_grad"] else outputs
 
 
-op("rms_norm_grad", infer_rms_norm_grad)
+@op("rms_norm_grad", infer_rms_norm_grad)
+def rms_norm_grad(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
+    """With r = 1 / rms(x) and n = x * r: dx = r * (dy * w - n * mean(dy * w * n)) and dw = sum over rows of dy * n.
+
+    dw only with `weight_grad`.
+    """
+    (x, dy), (w,) = inputs, weights
+    rows, dy_rows = x.reshape(-1, w.shape[-1]), dy.reshape(-1, w.shape[-1])  # (tokens * groups, n)
+    r = inverse_rms(rows, attrs["eps"])
+    n, dn = rows * r, dy_rows * w
+    dx = (r * (dn - n * np.mean(dn * n, axis=-1, keepdims=True))).reshape(x.shape)
+    return [dx, (dy_rows * n).sum(axis=0)] if attrs["weight_grad"] else [dx]
 
 
 @lower("rms_norm_grad", "training")

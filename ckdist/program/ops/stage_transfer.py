@@ -7,10 +7,13 @@ there is one, goes with the rows; each rank receives all of it.
 
 from typing import TYPE_CHECKING
 
-from ckdist.layout import Dim
+import numpy as np
+
+from ckdist.layout import Dim, even_ranges
 from ckdist.program.ops.op import lower, op, unsharded, vjp, whole
-from ckdist.program.ops.op_types import Attrs, Gradients, Inferred, Values, Weights
+from ckdist.program.ops.op_types import Arrays, Attrs, Gradients, Inferred, Values, Weights
 from ckdist.program.program import Instr, Value
+from ckdist.program.rank_context import RankContext
 from ckdist.program.step import ABSENT, ValueIndex
 
 if TYPE_CHECKING:  # these modules import the ops
@@ -35,7 +38,19 @@ def infer_recv(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
     return [rows] if "tally" not in attrs else [rows, ((attrs["tally"],), None)]
 
 
-op("recv", infer_recv)
+@op("recv", infer_recv)
+def recv(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
+    """The received rows of this rank, zeros in other rows, and the tally. `context.received` has all rows."""
+    received, *tally = context.received[attrs["stage"]]
+    rows = np.zeros_like(received)
+    begin, end = (0, len(rows)) if attrs["axis"] is None else _own_rows(context, attrs["axis"], len(rows))
+    rows[begin:end] = received[begin:end]
+    return [rows, *tally]
+
+
+def _own_rows(context: RankContext, axis: str, count: int) -> tuple[int, int]:
+    """The rows [begin, end) that this rank's peer in the other stage sends."""
+    return even_ranges(count, context.mesh.size(axis))[context.mesh.index(axis)]
 
 
 @lower("recv", "inference")
@@ -71,7 +86,10 @@ def infer_send(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
     return [(value.dims, None) for value in inputs]
 
 
-op("send", infer_send)
+@op("send", infer_send)
+def send(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
+    """The values that the next stage receives."""
+    return inputs
 
 
 @lower("send", "inference")

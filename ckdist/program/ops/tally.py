@@ -5,11 +5,15 @@
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from ckdist.errors import LayoutError
 from ckdist.layout import Dim
+from ckdist.program.ops.experts import scores_of
 from ckdist.program.ops.op import lower, op, vjp, whole
-from ckdist.program.ops.op_types import Attrs, Gradients, Inferred, Values, Weights
+from ckdist.program.ops.op_types import Arrays, Attrs, Gradients, Inferred, Values, Weights
 from ckdist.program.program import Instr, Value
+from ckdist.program.rank_context import RankContext
 from ckdist.program.step import ABSENT, ValueIndex
 
 if TYPE_CHECKING:  # these modules import the ops
@@ -35,7 +39,23 @@ def infer_tally(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
     return [((Dim("tally", 2 * inputs[1].dims[1].count),), None)]
 
 
-op("tally", infer_tally)
+def counted(context: RankContext, targets: np.ndarray) -> np.ndarray:
+    """(tokens,) bools: whether a token is in a sequence that has a target."""
+    found = np.zeros(len(targets), bool)
+    for sequence in context.sequences():
+        found[sequence] = np.any(targets[sequence] >= 0)
+    return found
+
+
+@op("tally", infer_tally)
+def tally(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
+    """[how often each expert was chosen, sum of its scores] over the counted tokens, plus the tally before."""
+    rows, before = counted(context, inputs[0]), inputs[-1] if len(inputs) % 2 == 0 else 0
+    logits, chosen = inputs[1::2][: (len(inputs) - 1) // 2], inputs[2::2]
+    experts = logits[0].shape[1]
+    taken = np.bincount(np.concatenate([of[rows].ravel() for of in chosen]), minlength=experts)
+    scores = sum(scores_of(of, "softmax")[rows].sum(axis=0) for of in logits)
+    return [np.concatenate([taken, scores]).astype(logits[0].dtype) + before]
 
 
 @vjp("tally")
@@ -58,7 +78,13 @@ def infer_tally_grad(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred
     return [(logits.dims, None) for logits in inputs[1:-1]]
 
 
-op("tally_grad", infer_tally_grad)
+@op("tally_grad", infer_tally_grad)
+def tally_grad(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
+    """The gradient through the softmax. How often an expert was chosen has no gradient."""
+    targets, *logits, d = inputs
+    rows, d = counted(context, targets)[:, None], d[len(d) // 2 :]
+    scores = [scores_of(of, "softmax") for of in logits]
+    return [(rows * p * (d - (p * d).sum(axis=-1, keepdims=True))).astype(p.dtype) for p in scores]
 
 
 @lower("tally", "training")

@@ -21,3 +21,21 @@ def divergence(teacher: np.ndarray, student: np.ndarray) -> tuple[np.ndarray, np
     ratio = p_rest / np.maximum(1 - np.exp(student).sum(axis=-1), LEAST_REST)
     rest = p_rest * np.log(np.where(ratio > 0, ratio, 1))
     return (p * (teacher - student)).sum(axis=-1) + rest, ratio
+
+
+def logit_gradient(
+    q: np.ndarray, ids: np.ndarray, teacher: np.ndarray, ratio: np.ndarray, target_weight: float, teacher_weight: float
+) -> np.ndarray:
+    """The gradient by the logits, (rows, vocab), without the target's own part.
+
+    Args:
+        q: (rows, vocab) probabilities of the student.
+        ids: (rows, choices) columns of q; others belong to other ranks.
+        teacher: (rows, choices) log-probabilities.
+        ratio: (rows,) p_rest / q_rest.
+    """
+    d = q * (target_weight + teacher_weight * (1 - ratio))[:, None]
+    row, choice = np.nonzero((ids >= 0) & (ids < q.shape[1]))
+    column = ids[row, choice]
+    d[row, column] = (target_weight + teacher_weight) * q[row, column] - teacher_weight * np.exp(teacher[row, choice])
+    return d
