@@ -116,7 +116,7 @@ def check_listed(name: str, listed: Values, q: Value, attrs: Attrs) -> None:
 
 
 def is_listed(listed: Arrays, positions: int) -> np.ndarray:
-    """Whether a token sees each position: (tokens, positions). `listed` is empty, or has the positions of tokens, -1
+    """Bool (tokens, positions): True if a token sees a position. `listed` is empty, or has the positions of tokens, -1
     for none.
     """
     if not listed:
