@@ -14,12 +14,17 @@ if TYPE_CHECKING:
 
 _HARMLESS = (  # pattern for names of both formats -> the feature that is missing
     (
-        re.compile(r"(model\.)?(vi(sion|t)_\w+|visual|(multi_modal|mm)_projector|patch_merge_mlp|embed_vision)\..+|(v|mm)\..+"),
+        re.compile(
+            r"(model\.)?(vi(sion|t)_\w+|visual|(multi_modal|mm)_projector|patch_merge_mlp|embed_vision)\..+|(v|mm)\..+"
+        ),
         "images are not read",
     ),
     (re.compile(r"(model\.)?(audio_\w+|embed_audio)\..+|a\..+"), "audio is not read"),
     (re.compile(r".+\.[kv]_scale"), "the cache has a type of its own"),
-    (re.compile(r"(language_model\.)?(model\.)?mtp(_\w+)?\..+"), "without --spec mtp, tokens are predicted one at a time"),
+    (
+        re.compile(r"(language_model\.)?(model\.)?mtp(_\w+)?\..+"),
+        "without --spec mtp, tokens are predicted one at a time",
+    ),
 )
 _LAYER = re.compile(r"(?:blk|(?:model\.)?layers)\.(\d+)\..+")
 _SHOWN = 3

@@ -44,7 +44,7 @@ def test_fields_and_overrides(tmp_path):
         ("max_length = 1", "max_length (1) must be from 2 to"),
         ("train_on = [", "cannot read"),
         ("lora_r = 4\n[model_config]\nvocab_size = 5", "lora_r (4) needs a model to continue from"),
-        ("report_to = ['wandb']", "report_to (wandb) must be tensorboard"),
+        ("report_to = ['visdom']", "report_to (visdom) must be one of tensorboard, wandb, mlflow"),
         ("", "and neither is given"),
         ("model_name_or_path = 'm'\n[model_config]\nvocab_size = 5", "and both are given"),
     ],
@@ -116,7 +116,7 @@ def test_names_of_other_trainers_lead_to_fields():
 OF_THE_DATA = ("train_file", "text_column", "bad_lines", "tokenizer_name")
 # These change the result only by rounding.
 WITHOUT_EFFECT = (
-    "output_dir", "cache_dir", "activation_checkpointing", "tensor_parallel_size", "data_parallel_size",
+    "output_dir", "cache_dir", "activation_checkpointing", "tensor_parallel_size", "data_parallel_size", "sequence_parallel_size",
     "pipeline_parallel_size", "virtual_pipeline_parallel_size", "expert_parallel_size", "zero_stage", "threads",
     "transport", "ddp_timeout", "logging_steps", "eval_steps", "samples", "early_stopping",
     "save_steps", "save_total_limit", "resume",

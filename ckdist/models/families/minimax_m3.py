@@ -52,7 +52,9 @@ def by_layer(f: Fields, name: str, usual: list[bool]) -> list[bool]:
     return usual if flags is None else [bool(flag) for flag in flags]
 
 
-def checked(i: BlockIndexer, heads: int, kv_heads: int, f: Fields, names: tuple[str, ...] = tuple(SIZES)) -> BlockIndexer:
+def checked(
+    i: BlockIndexer, heads: int, kv_heads: int, f: Fields, names: tuple[str, ...] = tuple(SIZES)
+) -> BlockIndexer:
     """The indexer. Raises ModelFileError for sizes that cannot be computed. `names`: of their fields in the file."""
     if heads != kv_heads:
         raise f.error(names[0], heads, f"the number of kv-heads, {kv_heads}")
@@ -133,8 +135,12 @@ def written(spec: ModelSpec, where: str) -> dict[str, Any]:
     """Further GGUF metadata. Raises ArchitectureError unless layers with experts have indexers, and no others."""
     found = [layer.attention.indexer for layer in spec.layers]
     i = found[-1]
-    if i is None or any((one is None) == isinstance(layer.ffn, MoeFfn) for one, layer in zip(found, spec.layers, strict=True)):
-        raise ArchitectureError(f"{where}: {NAME} has no GGUF form unless sparse attention and experts are in the same layers")
+    if i is None or any(
+        (one is None) == isinstance(layer.ffn, MoeFfn) for one, layer in zip(found, spec.layers, strict=True)
+    ):
+        raise ArchitectureError(
+            f"{where}: {NAME} has no GGUF form unless sparse attention and experts are in the same layers"
+        )
     sizes = (spec.layers[-1].attention.num_kv_heads, i.head_dim, i.block, i.top_k, i.local)
     return {f"attention.indexer.{name}": size for name, size in zip(GGUF, sizes, strict=True)}
 
