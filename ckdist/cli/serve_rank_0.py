@@ -93,13 +93,12 @@ def logged_lines(name: str, config: ServeConfig, model: Model) -> list[str]:
     """Returns the lines about the start, and logs where ranks are placed. A collective call."""
     lines, advice = start_lines(name, model)
     log_map(model)
-    executable, of_layout = model.executable, None
-    if executable.stages is None and executable.communicator.exchanges:
+    advice, exchanges = advice[:1], model.executable.communicator.exchanges
+    if exchanges and model.executable.stages is None:
         from ckdist.layouts.layout_choice import layout_advice
 
-        measured = model.plan.threads, executable.communicator.exchanges
-        of_layout = layout_advice(model.world, config, model.checkpoint, *measured)
-    for line in filter(None, [*advice[:1], of_layout]):
+        advice += layout_advice(model.world, config, model.checkpoint, model.plan.threads, exchanges)
+    for line in advice:
         log.warning("%s", line)
     return lines
 

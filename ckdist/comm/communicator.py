@@ -237,8 +237,9 @@ def open_communicator(
         chosen = _choose(world, transport, timeout, interface, log)
         if chosen.name == "verbs" and not share:
             memory = _own_memory(arena_bytes)
-    exchanges = _exchange_seconds(world, chosen)
-    sizes = [*world.broadcast(list(thresholds or load_thresholds())), _chunk_bytes(exchanges)]
+    exchanges = (chosen and chosen.times) or []
+    chunk = int(CHUNK_SECONDS * (1 << 20) / exchanges[-1]) if exchanges else 0  # the last exchange is of 1 MiB
+    sizes = [*world.broadcast(list(thresholds or load_thresholds())), max(CHUNK_BYTES, chunk)]
     host_of_rank = [world.hosts.index(host) for host in world.hosts]
     joined = memory, rendezvous, chosen.handle if chosen else None
     handle = native.new(
@@ -254,30 +255,15 @@ def open_communicator(
 
 
 def _choose(world: World, wanted: str, timeout: float, interface: str | None, log: Log | None) -> "ChosenTransport":
-    """Opens and logs the transport between hosts. Ranks of one host need none."""
+    """Opens, measures and logs the transport between hosts. Ranks of one host need none."""
     from ckdist.comm.bootstrap.sockets import seals
-    from ckdist.comm.transports.transport_choice import choose_transport
+    from ckdist.comm.transports.transport_choice import choose_transport, measured
 
-    chosen = choose_transport(world, wanted, timeout, interface, log)
+    chosen = measured(world, choose_transport(world, wanted, timeout, interface, log))
     is_open = len(set(world.hosts)) > 1 and not (chosen.name == "tcp" and seals(world))
     if world.rank == 0:
         logger.log(logging.INFO if is_open else logging.DEBUG, "%s", chosen.reason)
     return chosen
-
-
-def _exchange_seconds(world: World, chosen: "ChosenTransport | None") -> list[float]:
-    """Seconds of exchanges of 16 KiB and of 1 MiB between hosts; empty without a transport. A collective call."""
-    if chosen is None or world.size == 1:
-        return []
-    from ckdist.comm.transports.link import FEW, LARGE
-    from ckdist.comm.transports.transport_choice import exchange_seconds
-
-    return chosen.times or world.broadcast(exchange_seconds(world, chosen.handle, [FEW, LARGE]))
-
-
-def _chunk_bytes(exchanges: list[float]) -> int:
-    """Minimum size of a chunk of a sum between hosts: such a message takes at least CHUNK_SECONDS."""
-    return max(CHUNK_BYTES, int(CHUNK_SECONDS * (1 << 20) / exchanges[-1])) if exchanges else CHUNK_BYTES
 
 
 def _share(world: World, local: list[int], arena_bytes: int, spins: int, timeout: float) -> tuple[CData, CData]:

@@ -126,25 +126,25 @@ def best_layout(
 
 def layout_advice(
     world: World, config: EngineConfig, checkpoint: Checkpoint, threads: int, exchanges: Sequence[float]
-) -> str | None:
+) -> list[str]:
     """One line if flags chose tensors over all hosts, and stages are predicted to take less than half of the time.
 
     Args:
         threads: The threads of each rank.
-        exchanges: Measured seconds of exchanges of `SMALL` and of `LARGE` bytes between hosts; empty on one host.
+        exchanges: Measured seconds of exchanges of `SMALL` and of `LARGE` bytes between hosts.
     """
     spec, hosts = checkpoint.spec, len(set(world.hosts))
-    if not exchanges or uneven(world) or not spec.generates or spec.reads_whole or spec.shares_layers:
-        return None
+    if uneven(world) or not spec.generates or spec.reads_whole or spec.shares_layers:
+        return []
     free = replace(config, pipeline_parallel_size=0, tensor_parallel_size=0)
     counts = [n for n in stage_counts(world, free, len(spec.layers)) if n in (1, hosts)]
     if len(counts) == 1:
-        return None
+        return []
     small, large = exchanges
     choice = best_layout(checkpoint, config, counts, (hosts, threads * world.size), Link.of_exchanges(small, large))
     if choice.stages == 1 or choice.gain < ADVISED_GAIN:
-        return None
-    return f"this network suits -pp {choice.stages}: {choice.reason}"
+        return []
+    return [f"this network suits -pp {choice.stages}: {choice.reason}"]
 
 
 def _named(stages: int) -> str:

@@ -30,8 +30,8 @@ class CacheArray:
 
     def fields(self, types: CacheTypes) -> dict[str, Any]:
         """The fields of a `struct ckdist_cache_array`. Arrays of sequences are in f32, some of tokens in f32 or f16."""
-        kind = "f32" if self.lifetime == "sequence" else types[self.name == "values"]
-        if self.name.endswith(("index", "rows", "entries")) and kind != "f32":
+        kind = "f32" if self.lifetime == "sequence" and self.name != "latent" else types[self.name == "values"]
+        if self.name.endswith(("index", "entries")) and kind != "f32":
             kind = "f16"
         return {**vars(self), "type": KV_TYPES[kind]}
 

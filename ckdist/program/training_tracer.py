@@ -12,8 +12,8 @@ from ckdist.program.query_scale import QueryScale
 from ckdist.program.routing import Routing
 from ckdist.program.tracer import LatentWeights, LowRank, Spec, Tracer
 
-NOT_TRAINED = "models with linear, gated or compressed attention can be served, not trained: choose another model"
-WITH_GRADIENT = ("silu", "gelu_tanh", "clamped_swiglu")
+NOT_TRAINED = "models with linear or compressed attention can be served, not trained: choose another model"
+WITH_GRADIENT = ("silu", "gelu_tanh", "clamped_swiglu", "sigmoid", "softplus")
 
 
 def check_gradient(function: str) -> None:
@@ -125,9 +125,9 @@ class TrainingTracer(Tracer):
         return super().embed(ids, table)
 
     def gated(self, gate: Value, up: Value, function: str, scale: float = 1.0, limit: float = 0.0) -> Value:
-        """function(gate) * up. Raises ConfigError for a gate after attention, or a function without a gradient."""
-        if function in ("sigmoid", "softplus") or scale != 1.0 or limit:
-            raise ConfigError(NOT_TRAINED)
+        """function(gate) * up. Raises ConfigError for a scale or a limit, or a function without a gradient."""
+        if scale != 1.0 or limit:
+            raise ConfigError("models whose gates have a limit or a scale can be served, not trained: choose another")
         check_gradient(function)
         return super().gated(gate, up, function)
 
@@ -174,7 +174,7 @@ class TrainingTracer(Tracer):
         """
         check_gradient(function)
         if more:
-            raise ConfigError(NOT_TRAINED)
+            raise ConfigError(f"models whose experts have {', '.join(more)} can be served, not trained: choose another")
         own, shared = weights[:3], weights[3:]
         operands, matrices, attrs = (x, chosen, shares), *self._of_experts(own, biases)
         names = ["moe", "gate", "up", *(["low"] * len(attrs.get("adapted", ())))]

@@ -40,9 +40,11 @@ CHUNK_FLOATS = 1 << 20  # about this much of a tensor is in memory at once: tens
 def type_of(name: str, shape: tuple[int, ...], wanted: dtypes.TensorType) -> dtypes.TensorType:
     """Chooses the stored type of a tensor.
 
-    Vectors and routers are float32. The embeddings and the output have at least 8 bits. If blocks do not divide a row,
-    the next larger type is used.
+    Vectors and routers are float32, tables of experts by token int32. The embeddings and the output have at least 8
+    bits. If blocks do not divide a row, the next larger type is used.
     """
+    if name.endswith(".tid2eid"):
+        return dtypes.I32
     if len(shape) == 1 or is_router(name):
         return dtypes.F32
     if wanted is dtypes.Q4_K and (name in (EMBEDDING, OUTPUT) or shape[-1] % 256):
@@ -52,7 +54,7 @@ def type_of(name: str, shape: tuple[int, ...], wanted: dtypes.TensorType) -> dty
 
 def stored(values: np.ndarray, kind: dtypes.TensorType) -> np.ndarray:
     """Converts float32 values, (..., rows, cols) or (n,), to the bytes of a type: uint8."""
-    if kind is dtypes.F32:
+    if kind in (dtypes.F32, dtypes.I32):  # tables are read as the bits of floats
         return np.ascontiguousarray(values, np.float32).view(np.uint8)
     cols = values.shape[-1]
     rows = values.size // cols

@@ -34,15 +34,16 @@ from transformers import AutoModelForCausalLM
 
 FAMILIES = ["llama2", "llama3", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "phi4", "olmo2", "olmo3", "granite", "smollm3", "glm4", "deepseek_dense", "exaone4",
             "hunyuan_v1_dense", "ministral3"]
-EXPERTS = ["mixtral", "qwen3moe", "deepseek_v3", "gptoss", "hunyuan_v1_moe"]
+EXPERTS = ["mixtral", "qwen3moe", "deepseek_v3", "gptoss", "hunyuan_v1_moe", "afmoe", "laguna"]
 FAMILIES += EXPERTS
 BALANCED = {"mixtral": 0.02, "qwen3moe": 0.3}  # coefficient of the load-balancing loss
 # Routers' logits are 0.08 from those of float32 at most where products are in bfloat16.
 CLEAR, CLEAR_LENGTHS = 0.25, [9, 1, 12, 5, 10, 8, 11, 8]
 FUSED = {"self_attn.qkv_proj": ("q_proj", "k_proj", "v_proj"), "mlp.gate_up_proj": ("gate_proj", "up_proj")}
 RENAMED = {
-    "shared_experts": "shared_expert", "mlp.router.": "mlp.gate.", "mlp.gate.wg.": "mlp.gate.", "shared_mlp.": "shared_expert.",
-    "query_layernorm": "q_norm", "key_layernorm": "k_norm",
+    "shared_experts": "shared_expert", "mlp.router.": "mlp.gate.", "mlp.gate.wg.": "mlp.gate.", "mlp.gate.gate.": "mlp.gate.", "shared_mlp.": "shared_expert.",
+    "query_layernorm": "q_norm", "key_layernorm": "k_norm", "self_attn.g_proj": "self_attn.gate_proj",
+    "pre_mlp_layernorm": "pre_feedforward_layernorm", "post_mlp_layernorm": "post_feedforward_layernorm",
 }  # fmt: skip
 GOLDEN = Path(__file__).parent
 OUT = GOLDEN / "training"
@@ -92,6 +93,8 @@ def loss_sum(model, batches, index: int, routed: list | None = None) -> torch.Te
     total = 0.0
     for begin, end in zip(batches["starts"][index, :-1], batches["starts"][index, 1:]):
         ids, targets = (torch.from_numpy(batches[name][index, begin:end]).long() for name in ("token_ids", "targets"))
+        within = lambda x: (x - 3) % (model.config.vocab_size - 3) + 3  # a vocabulary may be smaller than the batches'
+        ids, targets = within(ids), torch.where(targets < 0, targets, within(targets))
         with computing_in(torch.float64):
             out = model(ids[None], use_cache=False, **({} if routed is None else {"output_router_logits": True}))
         logits = out.logits[0]
@@ -146,7 +149,8 @@ def gradients(model) -> dict[str, np.ndarray]:
     """What the last backward left, as norms and sketches."""
     golden = {}
     parameters = dict(model.named_parameters())  # tied ones stand there once
-    stored = {name: parameter.grad.numpy() for name, parameter in parameters.items()}
+    # biases that only choose experts have none
+    stored = {name: parameter.grad.numpy() for name, parameter in parameters.items() if parameter.grad is not None}
     for name, gradient in (part for name, g in stored.items() for part in split(name, g, model.config).items()):
         golden[f"norm/{name}"] = np.linalg.norm(gradient)
         if gradient.ndim == 1:

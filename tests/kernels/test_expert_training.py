@@ -35,15 +35,18 @@ from tests.support.thread_ranks import run_threads
 from tests.support.training_executable import executable
 
 FAMILIES = ["mixtral", "qwen3moe", "deepseek_v3", "gptoss"]
+GATED = ["afmoe", "laguna"]  # attention with a gate for each element, with one for each head
 AGAIN = 4  # steps that are computed a second time
 
 
-@pytest.mark.parametrize("recompute", [False, True])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "family, recompute",
+    [*((family, again) for family in FAMILIES for again in (False, True)), *zip(GATED, (False, True), strict=True)],
+)
 def test_gradients_of_pytorch(family, recompute):
     (spec, weights), expected = model(family), golden(family)
     e = executable(spec, 64, weights.__getitem__, pool=ThreadPool(2), recompute=recompute)
-    assert e.forward_backward(batches()[0]) == pytest.approx(expected["loss"], rel=1e-6)
+    assert e.forward_backward(batches(spec.vocab_size)[0]) == pytest.approx(expected["loss"], rel=1e-6)
     errors = gradient_errors(expected, dict(e.gradients))
     assert max(errors.values()) < FLOAT32_ERROR.get(family, 1e-5), errors
     e.close()

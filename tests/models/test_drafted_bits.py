@@ -58,7 +58,7 @@ CASES = {
         "deepseek_v4",
         2,
         1,
-        {"cache_type_k": "f32", "cache_type_v": "f32", "kv_memory": 320 << 10, "ctx_size": 144},
+        {"cache_type_k": "f32", "cache_type_v": "f32", "kv_memory": 64 << 10, "ctx_size": 144},
     ),
     "deepseek_v32": ("deepseek_v32", 1, 1, {"threads": 2}),
     "glm_moe_dsa, 2 stages": ("glm_moe_dsa", 2, 2, {}),
@@ -101,6 +101,8 @@ def requests(vocab: int, eos: int):
 def both(executable) -> None:
     """Runs all requests without drafts and with some that are wrong."""
     vocab = executable.vocab_size
+    if executable.num_blocks < 150:  # the least --kv-memory has too many of DeepSeek-V4
+        executable.num_blocks = min(executable.num_blocks, 28)
     asked = requests(vocab, 2)
     plain, drafted = Recorded(vocab), Recorded(vocab)
     expected = answers(Engine(executable, plain, {2}), asked)

@@ -317,6 +317,13 @@ NEW = {
         **LATENT, "q_lora_rank": 40, "n_group": 4, "topk_group": 2, "num_key_value_heads": 4, "index_head_dim": 64,
         "index_n_heads": 24, "index_topk": 40,
     },
+    "DeepseekV4": {
+        "head_dim": 64, "num_attention_heads": 6, "num_key_value_heads": 1, "partial_rotary_factor": 0.25,
+        "num_hidden_layers": 3, "sliding_window": 16, "q_lora_rank": 32, "o_groups": 3, "o_lora_rank": 32,
+        "compress_ratios": [4, 128, 0], "index_head_dim": 64, "index_n_heads": 12, "index_topk": 7,
+        "num_hash_layers": 1, "n_routed_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+        "rope_scaling": {"type": "yarn", "factor": 4, "original_max_position_embeddings": 128},
+    },
     "GlmMoeDsa": {
         **LATENT, "q_lora_rank": 40, "num_key_value_heads": 4, "index_head_dim": 64, "index_n_heads": 24,
         "index_topk": 40, "num_hidden_layers": 2, "indexer_types": ["full", "shared"],
@@ -390,6 +397,7 @@ def write_stored(folder, config) -> None:
             for name, array in arrays.items()
             if name.endswith(end)
         }
+    arrays |= {name: 0.1 * (x - 1) for name, x in arrays.items() if name.endswith(("fn", "position_bias"))}
     for name in [name for name in arrays if name.endswith("k_b_proj.weight")]:  # of heads, as kv_b_proj has them
         a = spec.layers[int(name.split(".")[2])].mixer
         keys = arrays[name].reshape(a.num_heads, a.kv_lora_rank, a.nope_dim).swapaxes(1, 2)
@@ -407,6 +415,8 @@ def write_stored(folder, config) -> None:
 
 def as_stored(names, name, arrays) -> np.ndarray:
     """The weights of one tensor as a file of the family has them."""
+    if name.endswith("tid2eid"):  # two experts of each token
+        return (np.arange(arrays[0].size) // 2 % 3 + np.arange(arrays[0].size) % 2 * 3).astype(np.int64)
     of_stack = arrays[0].ndim > 2
     if names.has("alternating", name) and of_stack:
         joined = np.stack(arrays, axis=2).reshape(len(arrays[0]), -1, arrays[0].shape[2])

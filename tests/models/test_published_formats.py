@@ -151,9 +151,20 @@ def test_a_quantised_model_has_the_logits_of_its_values(tmp_path, form, config):
         assert np.sqrt(np.mean((shared - ours) ** 2)) < 0.01 * np.sqrt(np.mean(ours**2))
 
 
-def test_columns_in_an_order_of_their_own(tmp_path):
+def test_groups_of_128_columns_on_ranks(tmp_path):
+    """Three ranks divide 512 columns within groups."""
+    write_published(tmp_path, "gptq-128", CONFIG | {"intermediate_size": 512})
+    ours, plain = logits(tmp_path / "quantised"), logits(tmp_path / "plain")
+    assert np.sqrt(np.mean((ours - plain) ** 2)) < 0.03 * np.sqrt(np.mean(plain**2))
+    for ranks in (2, 3):
+        shared = run_threads(ranks, lambda world: logits(tmp_path / "quantised", world))[0]
+        assert np.sqrt(np.mean((shared - ours) ** 2)) < 0.01 * np.sqrt(np.mean(ours**2))
+
+
+@pytest.mark.parametrize("group", [32, 128])
+def test_columns_in_an_order_of_their_own(tmp_path, group):
     """Activations follow the order; shards of the columns, and experts, are refused."""
-    write_published(tmp_path, "gptq-32-order")
+    write_published(tmp_path, f"gptq-{group}-order", CONFIG | {"intermediate_size": 512 if group == 128 else 416})
     ours, plain = logits(tmp_path / "quantised"), logits(tmp_path / "plain")
     assert np.sqrt(np.mean((ours - plain) ** 2)) < 0.03 * np.sqrt(np.mean(plain**2))
     np.testing.assert_array_equal(ours, logits(tmp_path / "quantised", repack="off"))

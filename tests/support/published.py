@@ -97,16 +97,16 @@ def quantised(form: str, name: str, weight: np.ndarray) -> tuple[dict[str, Tenso
         return tensors, each * E4M3_VALUES[codes]
     if form == "nvfp4":
         return _nvfp4(name, weight)
-    group = 32 if "32" in form else cols
-    if form == "gptq-32-order":  # columns of one input have one order
+    group = 32 if "32" in form else 128 if "128" in form else cols
+    if form.endswith("-order"):  # columns of one input have one order
         order = np.random.default_rng(cols + ("o_proj" in name)).permutation(cols)
-        tensors, values = quantised("gptq-32", name, weight[:, order])
+        tensors, values = quantised(form.removesuffix("-order"), name, weight[:, order])
         stem, stored = name.removesuffix("weight"), np.argsort(order)
         words = np.frombuffer(tensors[stem + "qweight"][2], "<u4").reshape(-1, rows)
         codes = (words[:, None] >> np.arange(0, 32, 4, dtype=np.uint32)[:, None] & 15).reshape(cols, rows)[stored]
         words = (codes.reshape(-1, 8, rows) << np.arange(0, 32, 4, dtype=np.uint32)[:, None]).sum(1).astype("<u4")
         tensors[stem + "qweight"] = "I32", words.shape, words.tobytes()
-        tensors[stem + "g_idx"] = "I32", (cols,), (stored // 32).astype("<i4").tobytes()
+        tensors[stem + "g_idx"] = "I32", (cols,), (stored // group).astype("<i4").tobytes()
         return tensors, np.ascontiguousarray(values[:, stored])
     groups = weight.reshape(rows, -1, group)
     zeros = np.full(groups.shape[:2], 8)
@@ -188,7 +188,8 @@ def write_published(folder, form: str, config: dict = CONFIG) -> None:
         else:
             stored[name] = stored_bf16(array)
         values[name] = array
-    _write_both(folder, config, FORMS[form], stored, values)
+    method = FORMS.get(form) or FORMS[form.replace("128", "32")] | {"group_size": 128}
+    _write_both(folder, config, method, stored, values)
 
 
 def _write_both(folder, config: dict, quantization: dict, stored: dict[str, Tensor], values: dict) -> None:

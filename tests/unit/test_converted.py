@@ -65,6 +65,21 @@ def test_a_converted_model_is_the_same_model(name):
     assert read == set(weights) - ({"lm_head.weight"} if found.tie_embeddings else set())
 
 
+def test_deepseek_v4_is_written_as_llama_cpp_reads_it():
+    """Tables are matrices in the file. What GGUF cannot describe is refused in a line."""
+    entry = CONVERTED["deepseek_v4"]
+    spec = spec_from_config(entry["config"], "it")
+    of = family(spec.family)
+    assert of.gguf_form(spec, "it").metadata == entry["metadata"]
+    weights = weight_shapes(spec)
+    for stored, (weight,) in of.gguf_names.stored(weights).items():
+        if len(weights[weight]) == 1:
+            shape = of.gguf_values(spec, weight, np.zeros(weights[weight])).shape
+            assert list(shape[::-1]) == entry["tensors"][stored], stored
+    with pytest.raises(CkdistError, match=r"^it: deepseek_v4 with other compress_rates has no GGUF form$"):
+        of.gguf_form(golden_spec("deepseek_v4"), "it")
+
+
 WRONG = [0, -1, 1 << 70, True, "x", [["a"], [1]], 0.5, float("nan")]
 WRONG += [np.array(values) for values in ([], [1, 2, 3, 4], [np.nan] * 4, [True] * 4, ["a"] * 4)]
 

@@ -58,11 +58,10 @@ def test_nothing_is_measured_where_there_is_no_choice():
 
 
 @pytest.mark.parametrize(
-    "exchanges, advice",
-    [((0.05, 0.6), "this network suits -pp 2: 2 stages rather than"), ((2e-5, 2e-4), None), ((), None)],
+    "exchanges, advice", [((0.05, 0.6), ["this network suits -pp 2: 2 stages rather than"]), ((2e-5, 2e-4), [])]
 )
 def test_tensors_over_a_slow_link_get_advice(exchanges, advice):
     """The link of 50 ms is limited by packet loss too."""
     checkpoint = describe_config(MODEL, "config.json", "Q4_K")
-    line = layout_advice(PlannedWorld(2, 1), config(pipeline_parallel_size=1), checkpoint, 4, exchanges)
-    assert line is None if advice is None else line.startswith(advice)
+    lines = layout_advice(PlannedWorld(2, 1), config(pipeline_parallel_size=1), checkpoint, 4, exchanges)
+    assert [line[: len(start)] for line, start in zip(lines, advice, strict=True)] == advice

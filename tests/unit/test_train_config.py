@@ -116,9 +116,9 @@ def test_names_of_other_trainers_lead_to_fields():
 OF_THE_DATA = ("train_file", "text_column", "bad_lines", "tokenizer_name")
 # These change the result only by rounding.
 WITHOUT_EFFECT = (
-    "output_dir", "cache_dir", "activation_checkpointing", "tensor_parallel_size", "data_parallel_size", "sequence_parallel_size",
-    "pipeline_parallel_size", "virtual_pipeline_parallel_size", "expert_parallel_size", "zero_stage", "threads",
-    "transport", "ddp_timeout", "logging_steps", "eval_steps", "samples", "early_stopping",
+    "output_dir", "cache_dir", "activation_checkpointing", "tensor_parallel_size", "data_parallel_size",
+    "sequence_parallel_size", "pipeline_parallel_size", "virtual_pipeline_parallel_size", "expert_parallel_size",
+    "zero_stage", "threads", "transport", "ddp_timeout", "logging_steps", "eval_steps", "samples", "early_stopping",
     "save_steps", "save_total_limit", "resume",
     "save_dtype", "report_to", "encrypt",
 )  # fmt: skip

@@ -167,6 +167,8 @@ CASES = {
     "switched": ("switched", values(HIDDEN, Dim("switch", 1)), (), {}),
     "gated silu": ("gated", values(FFN, FFN), (), {"function": "silu"}),
     "gated and clamped": ("gated", values(FFN, FFN), (), {"function": "clamped_swiglu"}),
+    "gated sigmoid": ("gated", values(FFN, FFN), (), {"function": "sigmoid"}),
+    "gated heads": ("gated_heads", values(Dim("heads", 3), Dim("heads", 3, 4)), (), {"function": "softplus"}),
     "gated gelu": ("gated", values(FFN, FFN), (), {"function": "gelu_tanh"}),
     "add": ("add", values(FFN, FFN), (), {}),
     "select_rows": ("select_rows", values(HIDDEN), (), {"dim": OUTPUTS}),

@@ -8,13 +8,13 @@ measurement's noise, so that a job gets the same one in every run. Results never
 import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from ckdist import native
 from ckdist.comm.bootstrap.sockets import seals
 from ckdist.comm.bootstrap.tcp_world import INTERFACE_VARIABLE
-from ckdist.comm.transports.link import LARGE, SMALL
+from ckdist.comm.transports.link import FEW, LARGE, SMALL
 from ckdist.comm.transports.names import ORDER
 from ckdist.comm.transports.opening import open_transport
 from ckdist.comm.world_protocol import Log, World, has_mpi
@@ -36,7 +36,7 @@ class ChosenTransport:
     name: str
     handle: CData  # belongs to the communicator that is made of it
     reason: str  # why it was chosen, in one line
-    times: list[float] | None = None  # seconds of exchanges of SMALL and LARGE, if several were compared
+    times: list[float] | None = None  # seconds of exchanges of SMALL and LARGE, if they were measured
 
 
 def choose_transport(
@@ -171,3 +171,10 @@ def exchange_seconds(world: World, handle: CData, sizes: Sequence[tuple[int, int
             peer = leader if world.rank == 0 else 0
             slowest[i] = max(slowest[i], native.call(lib.ckdist_transport_time, handle, peer, size, calls))
     return slowest
+
+
+def measured(world: World, chosen: ChosenTransport) -> ChosenTransport:
+    """Returns the transport with its times, the same on all ranks. A collective call."""
+    if chosen.times or world.size == 1:
+        return chosen
+    return replace(chosen, times=world.broadcast(exchange_seconds(world, chosen.handle, [FEW, LARGE])))

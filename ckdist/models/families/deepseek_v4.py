@@ -5,30 +5,17 @@ DeepSeek-AI 2026. The layer that predicts further tokens is left out.
 
 from dataclasses import replace
 
-import numpy as np
-
 from ckdist.models import from_config, limits, rope
-from ckdist.models.compressed_fields import CompressedAttention, HyperConnections
+from ckdist.models.compressed_fields import CompressedAttention
+from ckdist.models.compressed_model import KINDS, LIMIT, SPARSE, compressed_model, read_streams
 from ckdist.models.config_keys import ConfigKeys
-from ckdist.models.families import deepseek_v32
-from ckdist.models.families.family import (
-    GGUF_EXPERTS,
-    SAFETENSORS_EXPERTS,
-    SHARED_EXPERTS,
-    Family,
-    GgufHeader,
-    GgufWriter,
-    in_layers,
-    numbered,
-)
+from ckdist.models.families import deepseek_v4_gguf
+from ckdist.models.families.family import SAFETENSORS_EXPERTS, SHARED_EXPERTS, Family, in_layers, numbered
 from ckdist.models.fields import Fields
 from ckdist.models.indexer import Indexer
-from ckdist.models.spec import LayerSpec, ModelSpec, MoeFfn, RopeSpec
+from ckdist.models.spec import ModelSpec, RopeSpec
 from ckdist.program.routing import Routing
 
-NAME, SPARSE, HEAVY = "deepseek_v4", "compressed_sparse_attention", "heavily_compressed_attention"
-LIMIT = 10.0  # of the inputs of experts' gates
-KINDS = {0: "sliding_attention", 4: SPARSE, 128: HEAVY}  # by `compress_ratios`
 KEYS = ConfigKeys(
     {
         "compress_rope_theta": 160000.0,
@@ -76,7 +63,7 @@ def kinds(f: Fields, count: int) -> list[str]:
         if not isinstance(ratios, list) or len(ratios) < count or any(ratio not in KINDS for ratio in ratios):
             raise f.error("compress_ratios", ratios, f"a list of {count} of 0, 4 and 128")
         return [KINDS[ratio] for ratio in ratios[:count]]
-    usual = [HEAVY if i < 2 or i % 2 == 0 else SPARSE for i in range(count)]
+    usual = [KINDS[128] if i < 2 or i % 2 == 0 else SPARSE for i in range(count)]
     return from_config.layer_kinds(f, count, list(KINDS.values())) or usual
 
 
@@ -122,87 +109,14 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
         "local": rotation(f, n, dims, "main", "rope_theta"),
     }
     mixers = [of_kind[kind] for kind in kinds(f, n.num_layers)]
-    of_streams = streams(f, "hc_mult", "hc_sinkhorn_iters", "hc_eps")
-    return model(n, mixers, ffn, by_id, ropes, from_config.tied(f, outer), of_streams)
-
-
-def streams(f: Fields, count: str, iterations: str, eps: str) -> HyperConnections:
-    """Reads the residual streams."""
-    return HyperConnections(f.integer(count, high=8), f.integer(iterations, high=1000), f.number(eps, high=1.0))
-
-
-def model(
-    n: from_config.Sizes,
-    mixers: list[CompressedAttention],
-    ffn: MoeFfn,
-    by_id: list[bool],
-    ropes: dict[str, RopeSpec],
-    tied: bool,
-    streams: HyperConnections,
-) -> ModelSpec:
-    """Makes a model. `by_id`: whether each layer chooses experts by token ids."""
-    best = replace(ffn, activation="clamped_silu")
-    hashed = replace(best, correction_bias=False, hashed=n.vocab_size)
-    layers = [LayerSpec(mixer, hashed if own else best) for mixer, own in zip(mixers, by_id, strict=True)]
-    return n.model(NAME, layers, ropes, tied, streams=streams)
-
-
-def array(f: Fields, name: str) -> np.ndarray:
-    """Reads an array of numbers. Raises ModelFileError for another value."""
-    value = f.values.get(name)
-    if not isinstance(value, np.ndarray) or value.ndim != 1 or value.dtype.kind not in "fiu":
-        raise f.error(name, str(value)[:40], "an array of numbers")
-    return value
-
-
-def gguf(header: GgufHeader) -> ModelSpec:
-    """Reads GGUF metadata."""
-    from ckdist.models import from_gguf
-
-    f, n = header.fields, from_gguf.sizes(header)
-    size = lambda name, high: f.integer(name, high=high)
-    ratios = array(f, "attention.compress_ratios")
-    given = ratios[: n.num_layers].tolist()
-    if len(given) < n.num_layers or any(ratio not in KINDS for ratio in given):
-        raise f.error("attention.compress_ratios", given, f"{n.num_layers} of 0, 4 and 128")
-    for name in ("swiglu_clamp_exp", "swiglu_clamp_shexp"):
-        if f.has(name) and (limit := array(f, name)[array(f, name) != LIMIT]).size:
-            raise f.error(name, limit[0].item(), f"{LIMIT:g} in all layers")
-    dims = f.integer("rope.dimension_count", high=n.head_dim)
-    numbers = ("q_lora_rank", "output_group_count", "output_lora_rank", "sliding_window")
-    rank, groups, o_rank, window = (size(f"attention.{name}", limits.MAX_WIDTH) for name in numbers)
-    plain = CompressedAttention(n.num_heads, n.head_dim, dims, rank, groups, o_rank, window, "local")
-    indexer = deepseek_v32.gguf_indexer(f, "global")
-    of_ratio = lambda ratio: replace(
-        plain, rope="global", ratio=ratio, overlap=ratio == 4, indexer=indexer if ratio == 4 else None
-    )
-    ffn = from_gguf.experts(header, Routing(6, "sqrt_softplus", scale=1.5), shared=True)
-    if ffn.routing.scores != "sqrt_softplus" or not ffn.routing.renormalise:
-        raise f.error("expert_gating_func", ffn.routing.scores, "4 (sqrt_softplus), with expert_weights_norm true")
-    hashed = f.integer("hash_layer_count", low=0, high=n.num_layers)
-    theta = f.number("attention.compress_rope_freq_base", 160000.0, low=1.0)
-    scaled = replace(header, fields=Fields({**f.values, "rope.freq_base": theta}, f.where, f.prefix))
-    main = rope.plain(dims, f.number("rope.freq_base", 1e4, low=1.0)).astype(np.float32)
-    ropes = {
-        "global": replace(from_gguf.rotation(scaled, n, partial=True, interleaved=True), magnitude=1.0),
-        "local": RopeSpec(main, interleaved=True, theta=f.number("rope.freq_base", 1e4, low=1.0)),
-    }
-    mixers = [of_ratio(ratio) if ratio else plain for ratio in given]
-    of_streams = streams(f, *(f"hyper_connection.{name}" for name in ("count", "sinkhorn_iterations", "epsilon")))
-    by_id = [i < hashed for i in range(n.num_layers)]
-    return model(n, mixers, replace(ffn, correction_bias=True), by_id, ropes, from_gguf.tied(header), of_streams)
+    of_streams = read_streams(f, "hc_mult", "hc_sinkhorn_iters", "hc_eps")
+    return compressed_model(n, mixers, ffn, by_id, ropes, from_config.tied(f, outer), of_streams)
 
 
 def windows(stored: str, weights: str) -> dict[str, str]:
     """Names of the weights that make entries."""
     parts = {"wkv": "kv_proj", "wgate": "gate_proj", "ape": "position_bias", "norm": "kv_norm"}
     return {f"{stored}.{name}": f"{weights}.{part}" for name, part in parts.items()}
-
-
-def gguf_windows(stored: str, weights: str) -> dict[str, str]:
-    """Names in GGUF of the weights that make entries."""
-    parts = {"kv": "kv_proj", "gate": "gate_proj", "ape.weight": "position_bias", "norm": "kv_norm"}
-    return {f"{stored}_compressor_{name}": f"{weights}.{part}" for name, part in parts.items()}
 
 
 OF_LAYER = {
@@ -228,29 +142,11 @@ OF_LAYER = {
     **numbered("ffn.experts", "mlp.experts"),
     **numbered("ffn.shared_experts", "mlp.shared_expert"),
 }
-HC = {f"hc_{part}_{name}.weight": f"{part}_hc.{name}" for part in ("attn", "ffn") for name in ("fn", "base", "scale")}
-OF_BLOCK = {
-    **HC,
-    "attn_sinks.weight": "self_attn.sinks",
-    "attn_q_a_norm": "self_attn.q_a_norm",
-    "attn_kv": "self_attn.kv_proj",
-    "attn_kv_a_norm": "self_attn.kv_norm",
-    **{name: f"self_attn.{part}_proj" for name, part in (("attn_q_a", "q_a"), ("attn_q_b", "q_b"))},
-    **{f"attn_output_{part}": f"self_attn.o_{part}_proj" for part in "ab"},
-    **gguf_windows("attn", "self_attn.compressor"),
-    **gguf_windows("indexer", "self_attn.compressor.indexer"),
-    "indexer.attn_q_b": "self_attn.compressor.indexer.q_b_proj",
-    "indexer.proj": "self_attn.compressor.indexer.scorer.weights_proj",
-    "ffn_gate_tid2eid.weight": "mlp.gate.tid2eid",
-}
 FAMILY = Family(
     config,
-    GGUF_EXPERTS.but({
-        **in_layers("blk", OF_BLOCK),
-        **{f"output_hc_{name}.weight": f"model.hc_head.hc_{name}" for name in ("fn", "base", "scale")},
-    }),
-    GgufWriter(refused="its tables of experts by token are whole numbers, which are not written"),
-    gguf,
+    deepseek_v4_gguf.NAMES,
+    deepseek_v4_gguf.export,
+    deepseek_v4_gguf.gguf,
     keys=KEYS,
     safetensors=SAFETENSORS_EXPERTS.but({
         **in_layers("model.layers", {**SHARED_EXPERTS, **OF_LAYER}),
@@ -258,4 +154,5 @@ FAMILY = Family(
         "embed": "model.embed_tokens", "head": "lm_head",
     }),
     ignored=(r"mtp\..*",),
+    gguf_values=deepseek_v4_gguf.values,
 )  # fmt: skip

@@ -68,14 +68,15 @@ enum ckdist_array {
   ckdist_array_state,
   ckdist_array_convolution, /* the last inputs of a short convolution, oldest first */
   ckdist_array_index,       /* keys that choose the positions of sparse attention: one head, in f32 or f16 */
-  /* Plain rows in f32 or f16, one after another: keys and gates of tokens, and the entries that windows of tokens are
-     compressed to; the same of an index. An entry takes the rows of its window's tokens in the window's last block. */
+  /* Keys and gates of a sequence's last tokens, and the entries that windows of tokens are compressed to, one after
+     another in f32 or f16; the same of an index. An entry takes the place of its tokens in the window's last block. */
   ckdist_array_rows,
   ckdist_array_entries,
   ckdist_array_index_rows,
   ckdist_array_index_entries
 };
-/* token: an array has rows for each token, in blocks. sequence: rows for each sequence, in slots. */
+/* token: an array has rows for each token, in blocks. sequence: rows for each sequence, in slots, in f32. Latent
+   vectors of a sequence are its last ones; their type is that of the copies that a step reads. */
 enum ckdist_lifetime { ckdist_lifetime_token, ckdist_lifetime_sequence };
 /* One array of a layer's cache on this rank: (heads, rows, width) for a token or for a sequence. */
 struct ckdist_cache_array {

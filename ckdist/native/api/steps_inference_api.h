@@ -207,7 +207,7 @@ struct ckdist_attend_step {
      distance (key position - query position) from -reach to reach. */
   int32_t relative, reach;
   const int32_t* buckets;
-  int32_t listed; /* value of select_positions: a token with more positions sees only those; -1: it sees all */
+  int32_t listed;       /* value of select_positions: a token with more positions sees only those; -1: it sees all */
   int32_t listed_block; /* positions of a block: `listed` is a value of select_blocks; 0: of select_positions */
   /* q at position p is multiplied by 1 + query_beta * log(1 + floor((p + query_from_one) / query_context)); query_beta
      0: by 1 */
@@ -382,9 +382,10 @@ struct ckdist_select_positions_step {
   float eps;
 };
 
-/* Norms (RMS) and rotates the queries of each local kv-head and the key that all share, and stores the key in the layer's
-   index. For each token whose block of positions is not among the first top_k: out = the top_k blocks with the largest
-   scores, int32, ascending; the last `local` blocks up to its own are among them. score = largest q . k of a block. */
+/* Norms (RMS) and rotates the queries of each local kv-head and the key that all share, and stores the key in the
+   layer's index. For each token whose block of positions is not among the first top_k: out = the top_k blocks with the
+   largest scores, int32, ascending; the last `local` blocks up to its own are among them. score = largest q . k of a
+   block. */
 struct ckdist_select_blocks_step {
   struct ckdist_step step;
   int32_t q, k, out;      /* (tokens, groups, width), (tokens, width), (tokens, groups, top_k) */
@@ -416,12 +417,12 @@ struct ckdist_compression {
 };
 
 /* Norms each head of q without weights, rotates its last elements, norms and rotates k in the same way with `norm`,
-   stores k and the entries of complete windows. out = attention of each head to the last `window` keys and to the
-   entries, all or those of `listed`; keys are values too. Then the last elements of out are rotated back.
-   rotated: rotated queries. sinks: a vector. entries.ratio 0: there are none. */
+   stores the last keys and rows of the sequence and the entries of complete windows. out = attention of each head to
+   the last `window` keys and to the entries, all or those of `listed`; keys are values too. Then the last elements of
+   out are rotated back. rotated, keys: rotated queries and keys. sinks: a vector. entries.ratio 0: there are none. */
 struct ckdist_attend_compressed_step {
   struct ckdist_step step;
-  int32_t q, k, rotated, out, listed;
+  int32_t q, k, rotated, keys, out, listed;
   int32_t norm, sinks;
   int32_t layer, rope_table, window;
   float eps, scale;

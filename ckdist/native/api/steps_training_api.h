@@ -153,6 +153,7 @@ struct ckdist_attend_grad_step {
   float scale, soft_cap;
 };
 
+/* A gate is for an element of up, or for a whole head. */
 struct ckdist_gated_step {
   struct ckdist_step step;
   int32_t gate, up, out, function; /* enum ckdist_gate */

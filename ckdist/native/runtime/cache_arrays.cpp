@@ -43,14 +43,15 @@ std::optional<CacheShape> CacheArrays::index() const {
 
 int64_t CacheArrays::index_offset() const {
   const std::optional<CacheShape> head = shape();
-  return head ? kernels().attention.block_bytes(*head) * arrays[0].heads : 0;
+  return head && arrays[0].lifetime == ckdist_lifetime_token ? kernels().attention.block_bytes(*head) * arrays[0].heads
+                                                             : 0;
 }
 
 int64_t CacheArrays::plain_offset(ckdist_array end) const {
   const std::optional<CacheShape> keys = index();
   int64_t bytes = index_offset() + (keys ? kernels().attention.block_bytes(*keys) : 0);
   for (const auto* array = arrays; array != arrays + count; array++)
-    if (array->name >= ckdist_array_rows && array->name < end)
+    if (array->name >= ckdist_array_rows && array->name < end && array->lifetime == ckdist_lifetime_token)
       bytes += (kBlockTokens * array->width * (KvType(array->type) == KvType::f32 ? 4 : 2) + 63) / 64 * 64;
   return bytes;
 }
@@ -64,13 +65,21 @@ int64_t CacheArrays::state_floats() const {
 
 int64_t CacheArrays::head_floats() const {
   const ckdist_cache_array* const convolution = find(ckdist_array_convolution);
-  if (convolution == nullptr) return 0;
+  if (convolution == nullptr) return ring_offset(ckdist_array(ckdist_array_index_entries + 1));
   return (state_floats() + int64_t{convolution->rows} * convolution->width + 15) / 16 * 16;
 }
 
+int64_t CacheArrays::ring_offset(ckdist_array end) const {
+  int64_t floats = 0;
+  for (const auto* array = arrays; array != arrays + count; array++)
+    if (array->name < end && array->lifetime == ckdist_lifetime_sequence)
+      floats += (int64_t{array->heads} * array->rows * array->width + 15) / 16 * 16;
+  return floats;
+}
+
 int64_t CacheArrays::slot_bytes() const {
-  const int64_t floats = head_floats();
-  return floats ? floats * at(ckdist_array_convolution).heads * int64_t{sizeof(float)} : 0;
+  const ckdist_cache_array* const convolution = find(ckdist_array_convolution);
+  return head_floats() * (convolution ? convolution->heads : 1) * int64_t{sizeof(float)};
 }
 
 int64_t block_stride(int64_t bytes) {

@@ -2,7 +2,8 @@
 //
 // A block has, for each kv-head, its keys and values together (kernels/isa/attention_block.h). Latent vectors and their
 // rotated keys are the keys of one head. The index comes next; its keys are like those of one latent head. Plain rows
-// come last, in the order of their names. A slot has, for each head, its state and then its convolution's inputs.
+// come last, in the order of their names. A slot has, for each head, its state and then its convolution's inputs, or
+// the rings of a layer with compressed entries, in the order of their names.
 #pragma once
 #include <cstdint>
 #include <optional>
@@ -28,6 +29,7 @@ struct CacheArrays {
   // Floats of one head in a slot: its state (see kernels/delta_rule.h), and all.
   int64_t state_floats() const;
   int64_t head_floats() const;
+  int64_t ring_offset(ckdist_array name) const;  // floats of a slot before a ring
   int64_t slot_bytes() const;
 };
 

@@ -15,8 +15,8 @@ StateSlots::StateSlots(const ckdist_program& program)
     const CacheArrays arrays{own->arrays, own->array_count};
     Layer& layer = layers.emplace_back();
     const ckdist_cache_array* const convolution = arrays.find(ckdist_array_convolution);
-    if (convolution == nullptr) continue;
-    layer.value_heads = convolution->heads, layer.channels = convolution->width, layer.taps = convolution->rows + 1;
+    layer.value_heads = convolution ? convolution->heads : 1;
+    if (convolution) layer.channels = convolution->width, layer.taps = convolution->rows + 1;
     if (const ckdist_cache_array* const state = arrays.find(ckdist_array_state))
       layer.key_width = state->rows, layer.value_width = state->width, layer.key_head_of = own->key_head_of;
     layer.state_floats = arrays.state_floats(), layer.head_floats = arrays.head_floats();

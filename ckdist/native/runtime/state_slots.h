@@ -1,4 +1,5 @@
-// The states of linear attention and short convolutions: one slot per sequence, beyond the keys and values of tokens.
+// The states of linear attention and short convolutions, and rings of the last rows: one slot per sequence, beyond the
+// keys and values of tokens.
 //
 // A slot holds the states of all layers after a known number of tokens. A step that would continue from the state of
 // other tokens is refused.
@@ -17,7 +18,7 @@ class StateSlots {
  public:
   // One layer's states on this rank. In a slot each value head has `head_floats` consecutive floats: its state if there
   // is one (see kernels/delta_rule.h), then the inputs of its convolutions, (taps - 1, channels), oldest token first. A
-  // token's channels are those of its query, its key and its value.
+  // token's channels are those of its query, its key and its value. Rings (steps/recent_rows.h) are those of one head.
   struct Layer {
     int value_heads = 0, key_width = 0, value_width = 0, channels = 0, taps = 0;
     const int32_t* key_head_of = nullptr;

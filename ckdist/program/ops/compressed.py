@@ -178,8 +178,9 @@ def _entries(lowering: "ServingLowering", rows: Values, instr: Instr, attrs: Att
 
 
 def _arrays(prefix: str, width: int, attrs: Attrs) -> tuple[CacheArray, CacheArray]:
-    """The arrays of rows and of entries. An entry lies in the last block of its window."""
-    rows = CacheArray(f"{prefix}rows", 1, 2 * width * (1 + attrs["overlap"]))
+    """The arrays of the last rows and of entries. An entry lies in the last block of its window."""
+    parts = 1 + attrs["overlap"]
+    rows = CacheArray(f"{prefix}rows", 1, 2 * width * parts, attrs["ratio"] * parts, "sequence")
     return rows, CacheArray(f"{prefix}entries", 1, width // min(attrs["ratio"], BLOCK_TOKENS))
 
 
@@ -216,6 +217,7 @@ def lower_attend_compressed(lowering: "ServingLowering", group: "Group") -> None
         q=lowering.place_of(q),
         k=lowering.place_of(k),
         rotated=lowering.buffer("arena", width),
+        keys=lowering.buffer("arena", key.elements),
         out=out,
         listed=listed,
         norm=lowering.vector(instr.weights[0]),
@@ -228,5 +230,6 @@ def lower_attend_compressed(lowering: "ServingLowering", group: "Group") -> None
         entries=_entries(lowering, tuple(rows), instr, attrs),
     )
     cache = latent_cache(heads, key.elements, key.elements, lowering.mesh)
-    arrays = (*cache.arrays[:1], *(_arrays("", key.elements, attrs) if rows else ()))
+    keys = replace(cache.arrays[0], rows=attrs["window"], lifetime="sequence")
+    arrays = (keys, *(_arrays("", key.elements, attrs) if rows else ()))
     lowering.caches[layer] = replace(cache, arrays=arrays).with_index(lowering.caches.get(layer))

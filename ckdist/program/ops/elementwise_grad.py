@@ -1,5 +1,6 @@
 """The gradients of soft_cap, gated and select_rows."""
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -23,17 +24,36 @@ def soft_cap_grad(context: RankContext, inputs: Arrays, weights: Arrays, attrs: 
 
 
 def infer_gated_grad(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
-    """The dims of the operands, twice."""
-    return unchanged_whole("gated_grad")(inputs, weights, attrs) * 2
+    """The dims of the first two operands. Raises LayoutError if the first is neither like the second nor its heads."""
+    return [(inputs[0].dims, None), *unchanged_whole("gated_grad")(of_elements(inputs), weights, attrs)]
+
+
+def of_elements(inputs: Values) -> Values:
+    """Operands of a gate, with one for each element of the second in place of one for each head."""
+    gate, *others = inputs
+    by_head = gate.dims[-1] == replace(others[0].dims[-1], width=1)
+    return (replace(gate, dims=others[0].dims) if by_head else gate, *others)
 
 
 @op("gated_grad", infer_gated_grad)
 def gated_grad(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
-    """d_gate = dy * up * f'(gate), d_up = dy * f(gate). clamped_swiglu has its own formula."""
+    """d_gate = dy * up * f'(gate), d_up = dy * f(gate). clamped_swiglu has its own formula.
+
+    The gradient of a head's gate is the sum over its elements.
+    """
     gate, up, dy = inputs
+    if gate.shape != up.shape:
+        wide = np.repeat(gate, up.shape[-1] // gate.shape[-1], axis=-1)
+        d_gate, d_up = gated_grad(context, [wide, up, dy], weights, attrs)
+        return [d_gate.reshape(*gate.shape, -1).sum(axis=-1), d_up]
     if attrs["function"] == "silu":
         sigmoid = 1 / (1 + np.exp(-gate))
         return [dy * up * sigmoid * (1 + gate * (1 - sigmoid)), dy * gate * sigmoid]
+    if attrs["function"] in ("sigmoid", "softplus"):
+        sigmoid = 1 / (1 + np.exp(-gate))
+        is_sigmoid = attrs["function"] == "sigmoid"
+        slope, value = (sigmoid * (1 - sigmoid), sigmoid) if is_sigmoid else (sigmoid, np.logaddexp(gate, 0))
+        return [dy * up * slope, dy * value.astype(dy.dtype)]
     if attrs["function"] == "clamped_swiglu":  # no gradient flows where an operand is clamped
         limit, alpha = np.float32(SWIGLU_LIMIT), np.float32(SWIGLU_ALPHA)
         g, u = np.minimum(gate, limit), np.clip(up, -limit, limit)

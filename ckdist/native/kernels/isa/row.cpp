@@ -42,6 +42,14 @@ void gated(GateFunction function, Row gate, Row up, int64_t n, Row out) {
     each(n, [&](int64_t i, int lanes) {
       store_row(out, i, lanes, clamped_swiglu(load_row(gate, i, lanes), load_row(up, i, lanes)));
     });
+  else if (function == GateFunction::sigmoid)
+    each(n, [&](int64_t i, int lanes) {
+      store_row(out, i, lanes, sigmoid(load_row(gate, i, lanes)) * load_row(up, i, lanes));
+    });
+  else if (function == GateFunction::softplus)
+    each(n, [&](int64_t i, int lanes) {
+      store_row(out, i, lanes, softplus(load_row(gate, i, lanes)) * load_row(up, i, lanes));
+    });
   else
     each(n, [&](int64_t i, int lanes) {
       store_row(out, i, lanes, gelu_tanh(load_row(gate, i, lanes)) * load_row(up, i, lanes));
@@ -68,6 +76,15 @@ void gated_grad(GateFunction function, Row gate, Row up, Row dy, int64_t n, Row 
       const Vec slope = sigmoid * fma(alpha * g, one - sigmoid, one);
       store_row(d_gate, i, lanes, select(less(limit, gate_x), zero, d * (u + one) * slope));
       store_row(d_up, i, lanes, select(less(limit, abs(up_x)), zero, d * g * sigmoid));
+    });
+    return;
+  }
+  if (function == GateFunction::sigmoid || function == GateFunction::softplus) {
+    const bool is_sigmoid = function == GateFunction::sigmoid;
+    each(n, [&](int64_t i, int lanes) {
+      const Vec g = load_row(gate, i, lanes), u = load_row(up, i, lanes), d = load_row(dy, i, lanes), s = sigmoid(g);
+      store_row(d_gate, i, lanes, d * u * s * (is_sigmoid ? one - s : one));
+      store_row(d_up, i, lanes, d * (is_sigmoid ? s : softplus(g)));
     });
     return;
   }

@@ -22,11 +22,11 @@ struct AttendCompressed : Carved<AttendCompressed, AttentionRun<AttendCompressed
   struct Room {
     uint8_t *scratch, *rows;
     int32_t* table;
-    float *key, *entry;
+    float *key, *entry;  // an entry that is read; room to make one
   };
   static Room room(Carver& c, const Inference& r, const Fields& step) {
     const Inference::Layer& layer = r.layers[step.layer];
-    const int64_t blocks = blocks_of(step.window + kBlockTokens + most_entries(r, step)), width = layer.cache.key_width;
+    const int64_t blocks = blocks_of(step.window + most_entries(r, step)), width = layer.cache.key_width;
     uint8_t* const scratch = c.bytes(r.kernels.attention.scratch_bytes(layer.cache, 1, layer.max_heads_per_kv));
     uint8_t* const rows = c.bytes(blocks * layer.head_bytes);
     auto* const table = reinterpret_cast<int32_t*>(c.bytes(blocks * int64_t{sizeof(int32_t)}));
@@ -39,20 +39,19 @@ struct AttendCompressed : Carved<AttendCompressed, AttentionRun<AttendCompressed
     return step.listed >= 0 ? std::min(all, r.value(step.listed).width) : all;
   }
 
-  int64_t first_key(int64_t position) const { return std::max<int64_t>(position - step.window + 1, 0); }
   const int32_t* table_of(int sequence) const { return r.batch.block_tables + start_of(sequence).block; }
 
   void run() {
-    each_stored(1, [&](int sequence, int64_t token, int) { store(sequence, token); });
-    rotate_queries();
+    rotate();
     r.meet(thread, index);
     if (step.entries.ratio > 0) {
       const WindowCache cache(r, step.layer, step.entries, false);
       const int64_t made = cache.each_complete(thread, [&](int sequence, int64_t window) {
         const Rope rope = r.rotation(step.rope_table, start_of(sequence).token, window * step.entries.ratio);
-        cache.compress(table_of(sequence), window, rope, step.eps, buffers().entry);
+        cache.compress(sequence, start_of(sequence).token, table_of(sequence), window, rope, step.eps, buffers().entry);
       });
       if (made > 0) r.meet(thread, index);
+      cache.keep_rows(thread);
     }
     int64_t gathered = -1, count = 0;
     const int groups = layer().kv_heads;
@@ -62,48 +61,56 @@ struct AttendCompressed : Carved<AttendCompressed, AttentionRun<AttendCompressed
     };
     if (r.batch.tokens == r.batch.sequences) r.take_items(thread, index, r.batch.tokens * groups, work);
     else r.for_each_item(thread, index, r.batch.tokens * groups, work);
+    if (groups > 0) keep_keys();
     r.finish(thread, index, step.out, r.batch.tokens);
   }
 
-  void store(int sequence, int64_t token) {
-    const CacheShape& shape = layer().cache;
-    const int64_t position = r.batch.chunks[sequence].first_position + token - start_of(sequence).token;
-    const int32_t* const table = table_of(sequence);
-    if (layer().kv_heads > 0) {
-      float* const key = buffers().key;
-      r.kernels.elementwise.rms_norm(r.row_of(step.k, token), r.vector(step.norm), step.eps, shape.key_width, key);
-      WindowCache::rotate_end(r.kernels.elementwise, key, rotation(token, position), shape.key_width);
-      uint8_t* const block = layer().blocks + table[position / kBlockTokens] * layer().block_stride;
-      r.kernels.attention.store(shape, block, int(position % kBlockTokens), key, nullptr);
-    }
-    if (step.entries.ratio == 0) return;
-    WindowCache(r, step.layer, step.entries, false)
-        .store_row(table, position, r.row_of(step.entries.kv, token), r.row_of(step.entries.gates, token));
+  float* key(int64_t token) {
+    int64_t stride;
+    float* const keys = r.floats(step.keys, &stride);
+    return keys + token * stride;
   }
 
-  // Each thread norms and rotates an equal part of all tokens' heads.
-  void rotate_queries() {
+  // Each thread norms and rotates an equal part of all tokens' heads and keys.
+  void rotate() {
     int64_t stride;
     float* const rotated = r.floats(step.rotated, &stride);  // (tokens, heads, key_width)
-    const int64_t heads = layer().heads(), width = layer().cache.key_width, items = r.batch.tokens * heads;
+    const int64_t heads = layer().heads(), width = layer().cache.key_width, each = heads + (heads > 0);
+    const ElementwiseKernel& k = r.kernels.elementwise;
+    const int64_t items = r.batch.tokens * each;
     for (int64_t i = items * thread / r.active(); i < items * (thread + 1) / r.active(); i++) {
-      const int64_t token = i / heads, h = i % heads;
-      const float* const x = r.row_of(step.q, token) + h * width;
-      float* const out = rotated + token * stride + h * width;
-      scaled(x, 1.f / std::sqrt(r.kernels.elementwise.sum_squares(x, width) / float(width) + step.eps), width, out);
-      WindowCache::rotate_end(r.kernels.elementwise, out, rotation(token, token_of(token).position), width);
+      const int64_t token = i / each, h = i % each;
+      float* const out = h < heads ? rotated + token * stride + h * width : key(token);
+      if (h < heads) {
+        const float* const x = r.row_of(step.q, token) + h * width;
+        scaled(x, 1.f / std::sqrt(k.sum_squares(x, width) / float(width) + step.eps), width, out);
+      } else {
+        k.rms_norm(r.row_of(step.k, token), r.vector(step.norm), step.eps, width, out);
+      }
+      WindowCache::rotate_end(k, out, rotation(token, token_of(token).position), width);
     }
   }
 
-  // Copies the rows that a token sees to the thread's blocks: whole blocks of keys, then entries. Returns the end.
+  void keep_keys() {
+    if (r.batch.tokens != r.batch.sequences) r.meet(thread, index);
+    const RecentRows recent(r, step.layer, ckdist_array_latent);
+    recent.keep(thread, [&](int64_t token, float* to) { std::copy_n(key(token), recent.width, to); });
+  }
+
+  // Copies the keys and entries that a token sees to the thread's blocks. Returns their number.
   int64_t gather(const Token& token, int64_t number) {
     const Inference::Layer& of = layer();
     const Room own = buffers();
-    const int32_t* const table = table_of(token.sequence);
-    const int64_t base = first_key(token.position) / kBlockTokens;
-    for (int64_t b = base; b <= token.position / kBlockTokens; b++)
-      std::memcpy(own.rows + (b - base) * of.head_bytes, of.blocks + table[b] * of.block_stride, size_t(of.head_bytes));
-    int64_t count = token.position + 1 - base * kBlockTokens;
+    int64_t count = 0;
+    const auto put = [&](const float* key) {
+      uint8_t* const block = own.rows + count / kBlockTokens * of.head_bytes;
+      if (count % kBlockTokens == 0) std::memset(block, 0, size_t(of.head_bytes));
+      r.kernels.attention.store(of.cache, block, int(count++ % kBlockTokens), key, nullptr);
+    };
+    const RecentRows recent(r, step.layer, ckdist_array_latent);
+    const int64_t first = token.position - token.first;  // of the chunk
+    for (int64_t p = std::max<int64_t>(token.position - step.window + 1, 0); p <= token.position; p++)
+      put(p < first ? recent.before(token.sequence, p) : key(number + p - token.position));
     if (step.entries.ratio > 0) {
       const WindowCache cache(r, step.layer, step.entries, false);
       int64_t entries = (token.position + 1) / step.entries.ratio;
@@ -112,11 +119,9 @@ struct AttendCompressed : Carved<AttendCompressed, AttentionRun<AttendCompressed
         entries = r.value(step.listed).width;
         list = reinterpret_cast<const int32_t*>(r.row_of(step.listed, number));
       }
-      for (int64_t e = 0; e < entries; e++, count++) {
-        uint8_t* const block = own.rows + count / kBlockTokens * of.head_bytes;
-        if (count % kBlockTokens == 0) std::memset(block, 0, size_t(of.head_bytes));
-        cache.read_entry(table, list ? list[e] : e, own.key);
-        r.kernels.attention.store(of.cache, block, int(count % kBlockTokens), own.key, nullptr);
+      for (int64_t e = 0; e < entries; e++) {
+        cache.read_entry(table_of(token.sequence), list ? list[e] : e, own.key);
+        put(own.key);
       }
     }
     for (int64_t b = 0; b < blocks_of(count); b++) own.table[b] = int32_t(b);
@@ -126,7 +131,7 @@ struct AttendCompressed : Carved<AttendCompressed, AttentionRun<AttendCompressed
   void attend(const Token& token, int64_t number, int group, int64_t count) {
     AttentionTask task = task_of({token.sequence, token.first, 1, group});
     task.kv = buffers().rows, task.block_stride = layer().head_bytes, task.block_table = buffers().table;
-    task.first_position = count - 1, task.window = count - first_key(token.position) % kBlockTokens;
+    task.first_position = count - 1;
     r.kernels.attention.attend(task, buffers().scratch);
     const Rope rope = rotation(number, token.position);
     for (int h = 0; h < task.heads && rope.dims > 0; h++) {

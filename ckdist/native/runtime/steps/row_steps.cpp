@@ -1,5 +1,6 @@
 // Training steps whose rows are independent of each other.
 #include <algorithm>
+#include <numeric>
 
 #include "runtime/query_scale.h"
 #include "runtime/training.h"
@@ -107,11 +108,24 @@ struct Rope : TrainingRun<ckdist_rope_step> {
   }
 };
 
+Row floats(float* at) { return {reinterpret_cast<uint8_t*>(at), false}; }
+
+// The gates of a token: its row, or the gate of each head for all elements of the head, in `room`.
+template <class Run>
+Row gates_of(const Run& run, int64_t t, int64_t n, float* room) {
+  const int64_t heads = run.r.width(run.step.gate);
+  if (heads == n) return run.r.row(run.step.gate, t);
+  const float* const gates = run.r.read(run.step.gate, t, run.row_buffer(0));
+  for (int64_t h = 0; h < heads; h++) std::fill_n(room + h * (n / heads), n / heads, gates[h]);
+  return floats(room);
+}
+
 struct Gated : TrainingRun<ckdist_gated_step> {
   void run() {
+    const int64_t n = r.width(step.out);
     each_token([&](int64_t t) {
-      r.kernels.row.gated(GateFunction(step.function), r.row(step.gate, t), r.row(step.up, t), r.width(step.out),
-                          r.row(step.out, t));
+      const Row gate = gates_of(*this, t, n, row_buffer(1));
+      r.kernels.row.gated(GateFunction(step.function), gate, r.row(step.up, t), n, r.row(step.out, t));
       r.pad(step.out, t);
     });
   }
@@ -119,9 +133,17 @@ struct Gated : TrainingRun<ckdist_gated_step> {
 
 struct GatedGrad : TrainingRun<ckdist_gated_grad_step> {
   void run() {
+    const int64_t n = r.width(step.d_up), heads = r.width(step.d_gate);
+    float* const of_elements = row_buffer(2);
     each_token([&](int64_t t) {
-      r.kernels.row.gated_grad(GateFunction(step.function), r.row(step.gate, t), r.row(step.up, t), r.row(step.dy, t),
-                               r.width(step.d_gate), r.row(step.d_gate, t), r.row(step.d_up, t));
+      const Row gate = gates_of(*this, t, n, row_buffer(1)), up = r.row(step.up, t), dy = r.row(step.dy, t);
+      const Row d_gate = heads == n ? r.row(step.d_gate, t) : floats(of_elements);
+      r.kernels.row.gated_grad(GateFunction(step.function), gate, up, dy, n, d_gate, r.row(step.d_up, t));
+      if (heads < n) {
+        for (int64_t h = 0; h < heads; h++)
+          of_elements[h] = std::accumulate(of_elements + h * (n / heads), of_elements + (h + 1) * (n / heads), 0.f);
+        r.store(step.d_gate, t, 0, of_elements, heads);
+      }
       r.pad(step.d_gate, t), r.pad(step.d_up, t);
     });
   }

@@ -50,17 +50,12 @@ struct SelectEntries : Carved<SelectEntries, AttentionRun<SelectEntries, ckdist_
 
   void run() {
     const WindowCache cache(r, step.layer, step.entries, true);
-    each_stored(1, [&](int sequence, int64_t token, int) {
-      const int64_t position = r.batch.chunks[sequence].first_position + token - start_of(sequence).token;
-      cache.store_row(table_of(sequence), position, r.row_of(step.entries.kv, token),
-                      r.row_of(step.entries.gates, token));
-    });
-    r.meet(thread, index);
     const int64_t made = cache.each_complete(thread, [&](int sequence, int64_t window) {
       const Rope rope = r.rotation(step.rope_table, start_of(sequence).token, window * step.entries.ratio);
-      cache.compress(table_of(sequence), window, rope, step.eps, buffers().entry);
+      cache.compress(sequence, start_of(sequence).token, table_of(sequence), window, rope, step.eps, buffers().entry);
     });
     if (made > 0) r.meet(thread, index);
+    cache.keep_rows(thread);
     if (r.batch.tokens == r.batch.sequences) {
       select_by_sequence(cache);
     } else {

@@ -1,11 +1,12 @@
-// Windows of tokens that are compressed to one entry each: the rows of tokens and the entries in a layer's cache.
+// Windows of tokens that are compressed to one entry each: the last rows of a sequence, and the entries in a layer's
+// cache.
 //
-// An entry is computed from stored rows when its window is complete. So its bits do not depend on a prompt's chunks.
+// An entry is computed from float32 rows when its window is complete. So its bits do not depend on a prompt's chunks.
 #pragma once
 #include <limits>
 
 #include "kernels/half.h"
-#include "runtime/inference.h"
+#include "runtime/steps/recent_rows.h"
 
 namespace ckdist {
 
@@ -13,26 +14,27 @@ struct WindowCache {
   Inference& r;
   const Inference::Layer& layer;
   const ckdist_compression& of;
-  int64_t width, row_width, rows_offset, entries_offset;  // floats of an entry and of a token's row; bytes in a block
-  bool narrow;                                            // f16, else f32
+  RecentRows rows;                           // of a token: keys, then gates
+  int64_t width, row_width, entries_offset;  // floats of an entry and of a token's row; bytes in a block
+  bool narrow;                               // f16, else f32
 
   WindowCache(Inference& r, int number, const ckdist_compression& of, bool index)
-      : r(r), layer(r.layers[number]), of(of) {
+      : r(r), layer(r.layers[number]), of(of), rows(r, number, index ? ckdist_array_index_rows : ckdist_array_rows) {
     const CacheArrays arrays{r.program.layers[number].arrays, r.program.layers[number].array_count};
-    const auto rows = index ? ckdist_array_index_rows : ckdist_array_rows;
     const auto entries = index ? ckdist_array_index_entries : ckdist_array_entries;
-    row_width = arrays.at(rows).width;
+    row_width = rows.width;
     width = row_width / (of.overlap ? 4 : 2);
-    rows_offset = arrays.plain_offset(rows), entries_offset = arrays.plain_offset(entries);
-    narrow = KvType(arrays.at(rows).type) == KvType::f16;
+    entries_offset = arrays.plain_offset(entries);
+    narrow = KvType(arrays.at(entries).type) == KvType::f16;
   }
-  static int64_t room_floats(int64_t width) { return 5 * width; }
+  static int64_t room_floats(int64_t width) { return 4 * width; }
 
-  // `table`: the blocks of a sequence.
-  void store_row(const int32_t* table, int64_t position, const float* kv, const float* gates) const {
-    uint8_t* const at = row(table, position);
-    write(kv, row_width / 2, at);
-    write(gates, row_width / 2, at + row_width / 2 * bytes());
+  // Keeps the last rows of each sequence. Entries are complete.
+  void keep_rows(int thread) const {
+    rows.keep(thread, [&](int64_t token, float* to) {
+      std::copy_n(r.row_of(of.kv, token), row_width / 2, to);
+      std::copy_n(r.row_of(of.gates, token), row_width / 2, to + row_width / 2);
+    });
   }
 
   // Calls visit(sequence, window) for this thread's part of the windows that the batch completes. Returns their number.
@@ -51,22 +53,34 @@ struct WindowCache {
     return all;
   }
 
-  // Computes and stores the entry of a window. `rope`: the rotation of its first position. room: room_floats(width).
-  void compress(const int32_t* table, int64_t window, const Rope& rope, float eps, float* room) const {
+  // Computes and stores the entry of a window. `first_token` of the sequence's chunk, `table`: its blocks. `rope`: the
+  // rotation of the window's first position. room: room_floats(width).
+  void compress(int sequence, int64_t first_token, const int32_t* table, int64_t window, const Rope& rope, float eps,
+                float* room) const {
     const ElementwiseKernel& k = r.kernels.elementwise;
-    float *const most = room, *const sum = most + width, *const total = sum + width, *const gate = total + width,
-                 *const key = gate + width;
+    float *const most = room, *const sum = most + width, *const total = sum + width, *const gate = total + width;
+    const int64_t first = r.batch.chunks[sequence].first_position;
+    const auto part_of = [&](int64_t position, int64_t part, bool gates) {
+      const float* const row = position >= first ? r.row_of(gates ? of.gates : of.kv, first_token + position - first)
+                                                 : rows.before(sequence, position) + (gates ? row_width / 2 : 0);
+      return row + part * width;
+    };
+    const auto read_gate = [&](int64_t position, int64_t part) {
+      const float* const bias = r.vector(of.bias) + position % of.ratio * (row_width / 2) + part * width;
+      const float* const stored = part_of(position, part, true);
+      for (int64_t i = 0; i < width; i++) gate[i] = stored[i] + bias[i];
+    };
     std::fill(most, most + width, -std::numeric_limits<float>::infinity());
     std::fill(sum, sum + 2 * width, 0.f);
     each_slot(window, [&](int64_t position, int64_t part) {
-      read_gate(table, position, part, gate);
+      read_gate(position, part);
       for (int64_t i = 0; i < width; i++) most[i] = std::max(most[i], gate[i]);
     });
     each_slot(window, [&](int64_t position, int64_t part) {
-      read_gate(table, position, part, gate);
+      read_gate(position, part);
+      const float* const key = part_of(position, part, false);
       for (int64_t i = 0; i < width; i++) gate[i] -= most[i];
       k.sum_exp(gate, width, 0.f, 1.f, gate);
-      read(row(table, position) + part * width * bytes(), width, key);
       for (int64_t i = 0; i < width; i++) sum[i] += gate[i], total[i] += gate[i] * key[i];
     });
     for (int64_t i = 0; i < width; i++) total[i] /= sum[i];
@@ -86,15 +100,10 @@ struct WindowCache {
 
  private:
   int64_t bytes() const { return narrow ? 2 : 4; }
-  uint8_t* block(const int32_t* table, int64_t position) const {
-    return layer.blocks + table[position / kBlockTokens] * layer.block_stride;
-  }
-  uint8_t* row(const int32_t* table, int64_t position) const {
-    return block(table, position) + rows_offset + position % kBlockTokens * row_width * bytes();
-  }
   uint8_t* entry(const int32_t* table, int64_t window) const {
     const int64_t slot = of.ratio < kBlockTokens ? window % (kBlockTokens / of.ratio) : 0;
-    return block(table, (window + 1) * of.ratio - 1) + entries_offset + slot * width * bytes();
+    const int64_t block = table[((window + 1) * of.ratio - 1) / kBlockTokens];
+    return layer.blocks + block * layer.block_stride + entries_offset + slot * width * bytes();
   }
   // visit(position, part of the row) for the rows that a window's entry is made of.
   template <class Visit>
@@ -102,11 +111,6 @@ struct WindowCache {
     const int64_t first = window * of.ratio;
     for (int64_t j = 0; of.overlap && window > 0 && j < of.ratio; j++) visit(first - of.ratio + j, 0);
     for (int64_t j = 0; j < of.ratio; j++) visit(first + j, of.overlap ? 1 : 0);
-  }
-  void read_gate(const int32_t* table, int64_t position, int64_t part, float* gate) const {
-    read(row(table, position) + (row_width / 2 + part * width) * bytes(), width, gate);
-    const float* const bias = r.vector(of.bias) + position % of.ratio * (row_width / 2) + part * width;
-    for (int64_t i = 0; i < width; i++) gate[i] += bias[i];
   }
   void read(const uint8_t* from, int64_t n, float* out) const {
     if (!narrow) return void(std::copy_n(reinterpret_cast<const float*>(from), n, out));
