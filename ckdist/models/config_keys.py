@@ -72,8 +72,9 @@ REFUSED_UNLESS = {  # a family that does not read a field supports only this val
     "use_sliding_window": False,
 }
 SIZES = {
-    "hidden": "hidden_size", "ffn": "intermediate_size", "layers": "num_hidden_layers", "heads": "num_attention_heads",
-    "kv_heads": "num_key_value_heads", "head": "head_dim", "positions": "max_position_embeddings", "vocab": "vocab_size",
+    "hidden": "hidden_size", "ffn": "intermediate_size", "layers": "num_hidden_layers", "vocab": "vocab_size",
+    "heads": "num_attention_heads", "kv_heads": "num_key_value_heads", "head": "head_dim",
+    "positions": "max_position_embeddings",
 }  # fmt: skip
 
 

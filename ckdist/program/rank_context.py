@@ -35,7 +35,7 @@ class RankContext:
         return self.share(Dim("tokens", count, axis=axis))
 
     def adds_bias(self, in_dim: Dim) -> bool:
-        """Whether this rank adds a linear's bias. If the result is partial, only the first rank does."""
+        """True if this rank adds a linear's bias. If the result is partial, only the first rank does."""
         return in_dim.axis is None or self.mesh.index(in_dim.axis) == 0
 
     def rope(self, table: str) -> Rotation:

@@ -32,7 +32,7 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
     """Reads a config.json."""
     n = from_config.sizes(f)
     kinds = from_config.layer_kinds(f, n.num_layers, (qwen35.LINEAR, qwen35.FULL))
-    linear = [i % PERIOD != PERIOD - 1 if kinds is None else kinds[i] == qwen35.LINEAR for i in range(n.num_layers)]
+    linear = from_config.periodic(n.num_layers, PERIOD) if kinds is None else [one == qwen35.LINEAR for one in kinds]
     if all(linear) and kinds is None:
         linear[-1] = False
     keys = f.integer("linear_num_key_heads", n.num_heads)

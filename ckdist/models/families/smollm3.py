@@ -29,7 +29,7 @@ def rotated_layers(f: Fields, num_layers: int) -> list[bool]:
     """Reads whether each layer rotates: contrary to its name, `no_rope_layers` is 1 for layers that do."""
     given, period = f.raw("no_rope_layers"), f.integer("no_rope_layer_interval")
     if given is None:
-        return [(i + 1) % period != 0 for i in range(num_layers)]
+        return from_config.periodic(num_layers, period)
     if not isinstance(given, list) or len(given) < num_layers or any(value not in (0, 1) for value in given):
         raise f.error("no_rope_layers", given, f"a list of at least {num_layers} of 0 and 1")
     return [bool(value) for value in given[:num_layers]]

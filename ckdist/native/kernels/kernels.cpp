@@ -178,7 +178,7 @@ struct Flag {
 
 // Best first, like all lists here.
 #ifdef __x86_64__
-void add_x86_levels(std::vector<Level>& levels) {
+void add_x86_levels([[maybe_unused]] std::vector<Level>& levels) {
   __builtin_cpu_init();
   [[maybe_unused]] const std::string avx2 = lacking({{"avx2", __builtin_cpu_supports("avx2") != 0},
                                                      {"fma", __builtin_cpu_supports("fma") != 0},

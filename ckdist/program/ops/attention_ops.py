@@ -13,7 +13,6 @@ from ckdist.program.ops.elementwise import query_fields
 from ckdist.program.ops.op import lower, op, unchanged_whole, vjp, whole
 from ckdist.program.ops.op_types import Arrays, Attrs, Gradients, Inferred, Values, Weights
 from ckdist.program.program import Instr, Value
-from ckdist.program.rank_context import RankContext
 from ckdist.program.rotations import NO_ROPE, ROPE_TABLES
 from ckdist.program.step import ABSENT, ValueIndex
 
@@ -22,10 +21,11 @@ if TYPE_CHECKING:  # these modules import the ops
     from ckdist.program.fusion import Group
     from ckdist.program.lower import ServingLowering
     from ckdist.program.lower_training import TrainingLowering
+    from ckdist.program.rank_context import RankContext
 
 
 @op("rope", unchanged_whole("rope"))
-def rope(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
+def rope(context: "RankContext", inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
     """Rotates the first dimensions of each head by position * frequency. Su et al. 2021, arXiv:2104.09864."""
     return [rotate(context, inputs[0], attrs, 1)]
 
@@ -49,7 +49,7 @@ def rope_vjp(g: "Emitter", instr: Instr, grads: list[Value], wanted: list[bool])
 
 
 @op("rope_grad", unchanged_whole("rope_grad"))
-def rope_grad(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
+def rope_grad(context: "RankContext", inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
     """Rotates by the negative angle. Yarn's magnitude remains a factor."""
     return [rotate(context, inputs[0], attrs, -1)]
 
@@ -60,7 +60,7 @@ def lower_rope_grad(lowering: "TrainingLowering", instr: Instr) -> None:
     _rotation(lowering, instr, back=True)
 
 
-def rotate(context: RankContext, x: np.ndarray, attrs: Attrs, sign: int) -> np.ndarray:
+def rotate(context: "RankContext", x: np.ndarray, attrs: Attrs, sign: int) -> np.ndarray:
     """Rotates the dimensions of each head, from `first` on, by sign * angle. x: (tokens, heads * head_dim)."""
     rotation, first = context.rope(attrs["table"]), attrs.get("first", 0)
     cos, sin = context.rope_tables(rotation)  # (tokens, rotated / 2)
@@ -110,7 +110,7 @@ def infer_attend_cached(inputs: Values, weights: Weights, attrs: Attrs) -> Infer
 class Heads:
     """The kv-head of each query head on this rank, and the scores of one head. Shared by attend and its gradient."""
 
-    def __init__(self, context: RankContext, attrs: Attrs, biases: np.ndarray | None = None):
+    def __init__(self, context: "RankContext", attrs: Attrs, biases: np.ndarray | None = None):
         q_dim, kv_dim = (value.dims[-1] for value in attrs["inputs"][:2])
         self.widths, self.attrs = [value.dims[-1].width for value in attrs["inputs"]], attrs
         group, kv_begin = q_dim.count // kv_dim.count, context.share(kv_dim)[0]
@@ -146,7 +146,7 @@ class Heads:
 
 
 @op("attend", infer_attend_cached)
-def attend(context: RankContext, inputs: Arrays, weights: list[np.ndarray | None], attrs: Attrs) -> Arrays:
+def attend(context: "RankContext", inputs: Arrays, weights: list[np.ndarray | None], attrs: Attrs) -> Arrays:
     """Grouped-query attention over the cache, which the call extends. Vaswani et al. 2017, arXiv:1706.03762.
 
     It is causal unless `bidirectional`. A fourth input lists the positions that each token sees. The weights are

@@ -10,7 +10,6 @@ from ckdist.errors import LayoutError
 from ckdist.program.ops.op import lower, op, same, unchanged, unchanged_whole, vjp, whole
 from ckdist.program.ops.op_types import Arrays, Attrs, Gradients, Inferred, Values, Weights
 from ckdist.program.program import Instr, Value
-from ckdist.program.rank_context import RankContext
 from ckdist.program.step import ABSENT
 
 if TYPE_CHECKING:  # these modules import the ops
@@ -18,6 +17,7 @@ if TYPE_CHECKING:  # these modules import the ops
     from ckdist.program.fusion import Group
     from ckdist.program.lower import ServingLowering
     from ckdist.program.lower_training import TrainingLowering
+    from ckdist.program.rank_context import RankContext
 
 GATES = native.numbers("ckdist_gate", "ckdist_gate_")
 # sqrt(2 / pi) and the factor of the cube in the tanh form of GELU
@@ -27,7 +27,7 @@ SWIGLU_ALPHA, SWIGLU_LIMIT = 1.702, 7.0  # for clamped_swiglu, as in kernels/isa
 
 
 @op("scale", unchanged)
-def scale(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
+def scale(context: "RankContext", inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
     """Returns x * factor."""
     return [inputs[0] * np.float32(attrs["factor"])]
 
@@ -46,7 +46,7 @@ def scale_vjp(g: "Emitter", instr: Instr, grads: list[Value], wanted: list[bool]
 
 
 @op("scale_queries", unchanged)
-def scale_queries(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
+def scale_queries(context: "RankContext", inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
     """Multiplies each row by 1 + beta * log(1 + floor((position + from_one) / context))."""
     far = np.log1p(((context.positions + attrs["from_one"]) // attrs["context"]).astype(np.float32))
     return [inputs[0] * (1 + np.float32(attrs["beta"]) * far)[:, None]]
@@ -72,7 +72,7 @@ def query_fields(instr: Instr | None) -> dict[str, float | int]:
 
 
 @op("soft_cap", unchanged_whole("soft_cap"))
-def soft_cap(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
+def soft_cap(context: "RankContext", inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
     """Returns cap * tanh(x / cap). Gemma 2, arXiv:2408.00118, section 2."""
     cap = np.float32(attrs["cap"])
     return [cap * np.tanh(inputs[0] / cap)]
@@ -85,7 +85,7 @@ def soft_cap_vjp(g: "Emitter", instr: Instr, grads: list[Value], wanted: list[bo
 
 
 @op("activate", unchanged_whole("activate"))
-def activate(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
+def activate(context: "RankContext", inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
     """f(x). The step of the linear that makes x computes it."""
     return [_function(inputs[0], attrs["function"])]
 
@@ -113,7 +113,7 @@ def gate_number(function: str, limit: float = 0.0) -> int:
 
 
 @op("gated", unchanged_whole("gated"))
-def gated(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
+def gated(context: "RankContext", inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
     """f(gate) * up, with f SiLU, GELU, GELU in its tanh form, sigmoid or softplus. Shazeer 2020, arXiv:2002.05202.
 
     With a `limit`: min(silu(gate), limit) * clamp(up, -limit, limit).
@@ -158,7 +158,7 @@ def infer_add(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
 
 
 @op("add", infer_add)
-def add(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
+def add(context: "RankContext", inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
     """The sum. If both operands are partial over an axis, so is the sum."""
     return [inputs[0] + inputs[1]]
 
@@ -191,7 +191,7 @@ def infer_select_rows(inputs: Values, weights: Weights, attrs: Attrs) -> Inferre
 
 
 @op("select_rows", infer_select_rows)
-def select_rows(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
+def select_rows(context: "RankContext", inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
     """The rows whose logits are needed. If tokens are sharded, only those of this rank."""
     return [inputs[0][context.logits_indices]]
 

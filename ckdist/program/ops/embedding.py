@@ -9,7 +9,6 @@ from ckdist.program.lowered import MatrixKey
 from ckdist.program.ops.op import lower, op, vjp
 from ckdist.program.ops.op_types import Arrays, Attrs, Gradients, Inferred, Values, Weights
 from ckdist.program.program import Instr, Value
-from ckdist.program.rank_context import RankContext
 from ckdist.program.rotations import NO_ROPE
 from ckdist.program.step import ABSENT, MatrixIndex
 
@@ -18,6 +17,7 @@ if TYPE_CHECKING:  # these modules import the ops
     from ckdist.program.fusion import Group
     from ckdist.program.lower import ServingLowering
     from ckdist.program.lower_training import TrainingLowering
+    from ckdist.program.rank_context import RankContext
 
 
 def infer_embed(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
@@ -34,7 +34,7 @@ def infer_embed(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
 
 
 @op("embed", infer_embed)
-def embed(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
+def embed(context: "RankContext", inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
     """Rows of the table. Ids in another rank's shard get zeros. With `eps`: row / sqrt(mean(row^2) + eps)."""
     (ids,), (table,) = inputs, weights
     begin, end = context.share(attrs["weights"][0].dims[0])

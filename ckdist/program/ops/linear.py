@@ -10,7 +10,6 @@ from ckdist.program.ops.elementwise import GATES, gate_number
 from ckdist.program.ops.op import lower, op, vjp, whole
 from ckdist.program.ops.op_types import Arrays, Attrs, Gradients, Inferred, Values, Weights
 from ckdist.program.program import Instr, Value
-from ckdist.program.rank_context import RankContext
 from ckdist.program.step import ABSENT, NO_SPAN, ValueIndex, VectorIndex
 
 if TYPE_CHECKING:  # these modules import the ops
@@ -18,6 +17,7 @@ if TYPE_CHECKING:  # these modules import the ops
     from ckdist.program.fusion import Group
     from ckdist.program.lower import ServingLowering
     from ckdist.program.lower_training import TrainingLowering
+    from ckdist.program.rank_context import RankContext
 
 
 def infer_linear(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
@@ -35,7 +35,7 @@ def infer_linear(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
 
 
 @op("linear", infer_linear)
-def linear(context: RankContext, inputs: Arrays, weights: list[np.ndarray | None], attrs: Attrs) -> Arrays:
+def linear(context: "RankContext", inputs: Arrays, weights: list[np.ndarray | None], attrs: Attrs) -> Arrays:
     """Returns x @ w.T + bias for each (w, bias). If the input is sharded, only the first rank adds the bias."""
     (x,) = inputs
     count = len(weights) // 2

@@ -6,15 +6,15 @@ import numpy as np
 
 from ckdist.program.ops.op import lower, op, unchanged_whole
 from ckdist.program.ops.op_types import Arrays, Attrs
-from ckdist.program.rank_context import RankContext
 
 if TYPE_CHECKING:  # these modules import the ops
     from ckdist.program.fusion import Group
     from ckdist.program.lower import ServingLowering
+    from ckdist.program.rank_context import RankContext
 
 
 @op("output_rows", unchanged_whole("output_rows"))
-def output_rows(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
+def output_rows(context: "RankContext", inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
     """The identity."""
     return inputs
 
@@ -29,7 +29,7 @@ def lower_output_rows(lowering: "ServingLowering", group: "Group") -> None:
 
 
 @op("mean_rows", unchanged_whole("mean_rows"))
-def mean_rows(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
+def mean_rows(context: "RankContext", inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
     """Replaces each row by the mean of the sequence's rows."""
     return [np.tile(inputs[0].mean(axis=0, dtype=np.float64).astype(inputs[0].dtype), (len(inputs[0]), 1))]
 

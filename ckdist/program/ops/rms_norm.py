@@ -8,11 +8,11 @@ from ckdist.errors import LayoutError
 from ckdist.program.ops.op import lower, op, unsharded, vjp, whole
 from ckdist.program.ops.op_types import Arrays, Attrs, Gradients, Inferred, Values, Weights
 from ckdist.program.program import Instr, Value
-from ckdist.program.rank_context import RankContext
 
 if TYPE_CHECKING:  # these modules import the ops
     from ckdist.program.emitter import Emitter
     from ckdist.program.lower_training import TrainingLowering
+    from ckdist.program.rank_context import RankContext
 
 
 def infer_rms_norm(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
@@ -27,7 +27,7 @@ def infer_rms_norm(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
 
 
 @op("rms_norm", infer_rms_norm)
-def rms_norm(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
+def rms_norm(context: "RankContext", inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
     """Returns x / sqrt(mean(x^2) + eps) * w, over the last dimension or per head. Zhang & Sennrich 2019,
     arXiv:1910.07467.
     """
