@@ -11,9 +11,10 @@ import types
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from ckdist.train.batch_source import BatchSource
+    from ckdist.train.callback import Callback
     from ckdist.train.config import TrainConfig
     from ckdist.train.report import StepReport
 
@@ -26,11 +27,12 @@ class _Training(types.ModuleType):
         config: TrainConfig,
         on_step: Callable[[StepReport], None] | None = None,
         batches: BatchSource | None = None,
+        callbacks: Sequence[Callback] = (),
     ) -> StepReport | None:
-        """Calls `ckdist.train.trainer.train` without its keyword arguments."""
+        """Calls `ckdist.train.trainer.train`."""
         from ckdist.train.trainer import train
 
-        return train(config, on_step, batches)
+        return train(config, on_step, batches, callbacks=callbacks)
 
 
 sys.modules[__name__].__class__ = _Training

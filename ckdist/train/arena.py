@@ -23,17 +23,22 @@ class Arena(Mapping[str, np.ndarray]):
     """
 
     def __init__(self, shapes: Mapping[str, tuple[int, ...]], flat: np.ndarray | None = None) -> None:
-        self.shapes = dict(shapes)
-        self.places: dict[str, tuple[int, int]] = {}  # name -> [begin, end) in flat
-        at = 0
-        for name, shape in self.shapes.items():
-            self.places[name] = at, at + math.prod(shape)
-            at += self.size([shape])
+        self.shapes, self.places = dict(shapes), self.places_of(shapes)
+        at = self.size(self.shapes.values())
         self.flat = np.zeros(at, np.float32) if flat is None else flat
         assert self.flat.shape == (at,) and self.flat.dtype == np.float32
         self._views = {
             name: self.flat[begin:end].reshape(self.shapes[name]) for name, (begin, end) in self.places.items()
         }
+
+    @classmethod
+    def places_of(cls, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, int]]:
+        """The range [begin, end) in `flat` of each array."""
+        places, at = {}, 0
+        for name, shape in shapes.items():
+            places[name] = at, at + math.prod(shape)
+            at += cls.size([shape])
+        return places
 
     @staticmethod
     def size(shapes: Iterable[tuple[int, ...]]) -> int:

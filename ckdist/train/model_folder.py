@@ -13,10 +13,12 @@ from ckdist.models.registry import family
 from ckdist.models.spec import ModelSpec
 from ckdist.regular_file import sync, write_synced
 from ckdist.tokens.tokenizer import Tokenizer
+from ckdist.train.config import TrainConfig
 from ckdist.train.data.turns import end_of_text
 from ckdist.train.model import TrainedModel
 from ckdist.train.reward_template import FILE, rerank_template
 from ckdist.train.stored_tensors import stored_tensors
+from ckdist.weights.adapter_file import save_adapter
 from ckdist.weights.dequantize import read_rows
 from ckdist.weights.gguf_export import write_model
 from ckdist.weights.safetensors import SINGLE_FILE
@@ -34,9 +36,35 @@ TOKENIZER_FILES = (
 
 
 def write_result(
-    output: Path, model: TrainedModel, parameters: Mapping[str, np.ndarray], tokenizer: Tokenizer, save_dtype: str
+    output: Path,
+    model: TrainedModel,
+    parameters: Mapping[str, np.ndarray],
+    tokenizer: Tokenizer,
+    config: TrainConfig,
+    inside: bool = False,
 ) -> Path:
-    """Writes `output`/model, or `output`/model.gguf, and returns its path. `parameters`: the trained weights."""
+    """Writes `output`/model, `output`/model.gguf or `output`/adapter, and returns its path.
+
+    Args:
+        parameters: The trained weights.
+        inside: The files are written to the folder `output` itself, as in checkpoints.
+    """
+    if model.lora:
+        out = output if inside else output / "adapter"
+        save_adapter(out, model.lora, config.model_name_or_path.removeprefix("hf:"), parameters, model.spec)
+        return out
+    return _write_model(output, model, parameters, tokenizer, config.save_dtype, inside)
+
+
+def _write_model(
+    output: Path,
+    model: TrainedModel,
+    parameters: Mapping[str, np.ndarray],
+    tokenizer: Tokenizer,
+    save_dtype: str,
+    inside: bool,
+) -> Path:
+    """Writes the whole model."""
     if model.checkpoint is not None and model.checkpoint.format == "gguf":
 
         def rows(name: str, source: TensorSource, begin: int, end: int, matrix: int = 0, /) -> np.ndarray:
@@ -49,20 +77,20 @@ def write_result(
         out = output / "model.gguf"
         write_model(model.checkpoint, str(out), _GGUF_TYPES[save_dtype], read=rows)
         return out
-    out = output / "model"
+    out = output if inside else output / "model"
     frozen = {w.name: model.load(w.name) for w in model.program.weights if w.name not in parameters}
-    weights, config = {**parameters, **frozen}, dict(model.config)
+    weights, fields = {**parameters, **frozen}, dict(model.config)
     if SCORE in weights:
         weights[SCORE] = weights[SCORE][:1]
         if not model.spec.tie_embeddings:
             weights[OUTPUT] = model.load(OUTPUT)
         architecture = family(model.spec.family).architectures[0].replace("ForCausalLM", CLASSIFIER)
-        config |= {"architectures": [architecture], "id2label": {"0": "reward"}, "label2id": {"reward": 0}}
-        config.setdefault("pad_token_id", end_of_text(tokenizer))
+        fields |= {"architectures": [architecture], "id2label": {"0": "reward"}, "label2id": {"reward": 0}}
+        fields.setdefault("pad_token_id", end_of_text(tokenizer))
         template = out.joinpath(*FILE)
         template.parent.mkdir(parents=True, exist_ok=True)
         write_synced(template, rerank_template(model.tokenizer_folder, tokenizer).encode())
-    write_folder(out, model.spec, config, weights, tokenizer, model.tokenizer_folder, save_dtype)
+    write_folder(out, model.spec, fields, weights, tokenizer, model.tokenizer_folder, save_dtype)
     return out
 
 

@@ -29,13 +29,12 @@ STATES = {
     "adafactor": ("exp_avg_sq_row", "exp_avg_sq_col"),
     "adamw_8bit": ("exp_avg", "exp_avg_scale", "exp_avg_sq", "exp_avg_sq_scale"),
 }
-SAVE_TAG = 1000
 
 
 @dataclass(frozen=True)
 class StepResult:
-    """The norm of the mean gradient before clipping. If it was not finite, the step was `skipped` and changed
-    nothing.
+    """The norm of the mean gradient before clipping. If it was not finite or too large, the step was `skipped` and
+    changed nothing.
     """
 
     grad_norm: float
@@ -43,7 +42,7 @@ class StepResult:
 
 
 def is_decayed(name: str, shape: tuple[int, ...]) -> bool:
-    """Whether weight decay applies: to matrices, not to norms and biases."""
+    """True if weight decay applies: to matrices, not to norms and biases."""
     return len(shape) > 1 and not name.endswith("bias")
 
 
@@ -93,12 +92,11 @@ class Optimizer:
 
     @property
     def _is_last(self) -> bool:
-        """Whether this rank holds the second copy of tied parameters."""
         return self._ends is not None and self._ends.rank > 0
 
     @property
     def sharded(self) -> bool:
-        """Whether this rank holds only a part of the state."""
+        """True if this rank holds only a part of the state."""
         return self._sharing is not None
 
     def state_shapes(self, name: str, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
@@ -122,8 +120,8 @@ class Optimizer:
         edges = [min(max(edge, 0), self.end - self.begin) for edge in (*edges, self.end - self.begin)]
         return [(begin, end) for begin, end in zip(edges[::2], edges[1::2], strict=True) if begin < end]
 
-    def step(self, learning_rate: float, tokens: float) -> StepResult:
-        """Makes one update with the mean gradient over `tokens`. A collective call.
+    def step(self, learning_rate: float, tokens: float, most_norm: float = math.inf) -> StepResult:
+        """Makes one update with the mean gradient over `tokens`, if its norm is at most `most_norm`. A collective call.
 
         Without sharding, `gradients` must be summed over replicas already.
         """
@@ -134,7 +132,7 @@ class Optimizer:
                 self.gradients.flat, counts=[end - begin for begin, end in self.shares]
             )
         norm = math.sqrt(self._sum_squares(gradient)) / max(tokens, 1.0)
-        if not math.isfinite(norm) or tokens <= 0:
+        if not math.isfinite(norm) or tokens <= 0 or norm > most_norm:
             return StepResult(norm, True)
         limit = self.config.max_grad_norm
         clip = min(1.0, limit / (norm + 1e-6)) if limit else 1.0
@@ -227,24 +225,6 @@ class Optimizer:
             self.parameters, self.gradients, momentum, update["gradient_scale"], rate, c.muon_momentum, c.weight_decay,
             self._data,
         )  # fmt: skip
-
-    def gather(self, name: str) -> Arena | None:
-        """Returns one state of all of this rank's parameters.
-
-        If the state is sharded, this is a collective call that returns None except on the first replica.
-        """
-        own = self.state[name]
-        if self._sharing is None:
-            return Arena(self.state_shapes(name, self.parameters.shapes), own)
-        if self._sharing.rank:
-            self._sharing.send(own, 0, SAVE_TAG)
-            return None
-        flat = np.empty(self.parameters.flat.size, np.float32)
-        flat[self.begin : self.end] = own
-        for rank, (begin, end) in enumerate(self.shares):
-            if rank:
-                flat[begin:end] = self._sharing.recv(np.empty(end - begin, np.float32), rank, SAVE_TAG)
-        return Arena(self.parameters.shapes, flat)
 
     def restore(self, name: str, flat: np.ndarray) -> None:
         """Copies this rank's part of a saved state, which has the layout of the whole arena."""

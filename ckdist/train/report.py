@@ -1,8 +1,6 @@
-"""Shows a training: a progress bar, a line of JSON per logged step, TensorBoard if wanted, and a picture at the end."""
+"""Shows a training: a progress bar, a line of JSON per logged step, trackers if wanted, and a picture at the end."""
 
 import contextlib
-import importlib
-import importlib.util
 import json
 import logging
 import math
@@ -15,6 +13,7 @@ from ckdist.errors import ConfigError
 from ckdist.figure import new_figure, save_figure
 from ckdist.progress import ProgressBar
 from ckdist.regular_file import replace_text
+from ckdist.train.tracker import open_trackers
 
 log = logging.getLogger(__name__)
 
@@ -48,11 +47,12 @@ class StepReport:
     aux_loss: float | None = None  # load-balancing loss of experts, without its coefficient; not in `loss`
     bubble: float | None = None  # waiting time of stages / their computing time
     bubble_formula: float | None = None  # (S - 1) / (M V) for S stages, V chunks per stage, M batches
+    spike: str | None = None  # describes one of the loss or gradient (ckdist/train/guards.py)
     metrics: Mapping[str, float] | None = None  # of preferences, by the names of TRL
 
     @property
     def is_lost(self) -> bool:
-        """Whether the step had targets and could not learn. A model that has broken down has a gradient of 0."""
+        """True if the step had targets and could not learn. A model that has broken down has a gradient of 0."""
         return self.tokens > 0 and (self.skipped or (self.grad_norm == 0 and self.loss > 0))
 
     @property
@@ -60,6 +60,8 @@ class StepReport:
         """The reason why the step was skipped or lost."""
         if not self.tokens:
             return "it has no token with a target"
+        if self.spike is not None:
+            return self.spike
         return f"its gradient's norm is {self.grad_norm}" if math.isfinite(self.loss) else f"its loss is {self.loss}"
 
 
@@ -69,18 +71,18 @@ class Report:
     Args:
         start: The step to resume from. Later lines of an earlier run are dropped.
         steps: Number of steps.
-        report_to: May name tensorboard.
+        settings: The training's settings. Its `report_to` names trackers.
 
     Raises:
         OSError: metrics.jsonl cannot be written.
     """
 
-    def __init__(self, output_dir: Path, start: int, steps: int, report_to: tuple[str, ...] = ()) -> None:
+    def __init__(self, output_dir: Path, start: int, steps: int, settings: Mapping[str, Any]) -> None:
         self.folder = output_dir
         kept = [line for line in self._lines() if line.get("step", 0) <= start]
         replace_text(output_dir / METRICS, "".join(json.dumps(line) + "\n" for line in kept))
         self._file = open(output_dir / METRICS, "a", buffering=1)  # noqa: SIM115, until `close`
-        self._board = _tensorboard(output_dir, start) if "tensorboard" in report_to else None
+        self._trackers = open_trackers(tuple(settings["report_to"]), output_dir, start, settings)
         self._bar = ProgressBar(steps, "step", "training", leave=True, start=start)
 
     def _lines(self) -> list[dict[str, Any]]:
@@ -100,6 +102,8 @@ class Report:
         self._bar.update(1)
         if r.skipped:
             self.say(f"step {r.step} is skipped: {r.reason}, and nothing was changed")
+        elif r.spike is not None:
+            self.say(f"step {r.step} is a spike: {r.spike}; set on_spike to skip such steps")
 
     def write(self, r: StepReport) -> None:
         """Writes a line of metrics, and a line of text if there is no bar on a terminal."""
@@ -123,13 +127,12 @@ class Report:
                 "step %d of %d loss %.4f%s lr %.2e norm %.3f %s %.1f GFLOP/s%s%s",
                 r.step, r.steps, r.loss, ahead, r.learning_rate, r.grad_norm, _speed(r), r.gflops, _peak(r), stages,
             )  # fmt: skip
-        if self._board is not None:
-            speeds = ("tokens_per_second", "target_tokens_per_second", "gflops", "bubble")
-            for name in ("loss", "aux_loss", "eval_loss", "learning_rate", "grad_norm", *speeds):
-                if (value := getattr(r, name)) is not None and math.isfinite(value):
-                    self._board.add_scalar(f"train/{name}", value, r.step)
-            for name, value in (r.metrics or {}).items():
-                self._board.add_scalar(f"train/{name}", value, r.step)
+        speeds = ("tokens_per_second", "target_tokens_per_second", "gflops", "bubble")
+        names = ("loss", "aux_loss", "eval_loss", "learning_rate", "grad_norm", *speeds)
+        values = {name: getattr(r, name) for name in names} | dict(r.metrics or {})
+        finite = {f"train/{name}": v for name, v in values.items() if v is not None and math.isfinite(v)}
+        for tracker in self._trackers:
+            tracker.log(finite, r.step)
 
     def say(self, text: str) -> None:
         """Prints a line above the bar."""
@@ -143,8 +146,8 @@ class Report:
         self._bar.close()
         with contextlib.suppress(OSError):  # the buffer could not be written before either
             self._file.close()
-        if self._board is not None:
-            self._board.close()
+        for tracker in self._trackers:
+            tracker.close()
         self._draw()
 
     def _draw(self) -> None:
@@ -187,16 +190,3 @@ def _peak(r: StepReport) -> str:
     if r.peak_fraction:
         return f" ({r.peak_fraction:.0%} of {r.peak_gflops:.1f} measured at start)"
     return f" (above the {r.peak_gflops:.1f} measured at start)" if r.peak_gflops else ""
-
-
-def check_report_to(report_to: tuple[str, ...]) -> None:
-    """Raises ConfigError if a package that `report_to` needs is not installed."""
-    if "tensorboard" in report_to and importlib.util.find_spec("tensorboardX") is None:
-        raise ConfigError("report_to tensorboard needs tensorboardX: pip install 'ckdist[train]'")
-
-
-def _tensorboard(output_dir: Path, start: int) -> Any:
-    """A writer for TensorBoard that drops the steps of an earlier run after `start`."""
-    return importlib.import_module("tensorboardX").SummaryWriter(
-        str(output_dir / "tensorboard"), purge_step=start + 1 if start else None
-    )

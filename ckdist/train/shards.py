@@ -63,14 +63,16 @@ class Shards:
         last = {w.name for w in self.stages[-1]}
         return [w.name for w in self.stages[0] if w.name in last]
 
+    def spans(self, name: str) -> tuple[tuple[int, int], ...]:
+        """The range of each dimension of a weight that this rank holds."""
+        return tuple(dim.span(self.mesh) for dim in self.weights[name].dims)
+
     def part(self, name: str, whole: np.ndarray) -> np.ndarray:
         """This rank's shard of a whole weight, as a view."""
         return whole[_spans(self.weights[name], self.mesh)]
 
-    def gather(self, own: Arena, replica: Communicator | None, shaped: Shaped | None = None) -> Arena | None:
+    def gather(self, own: Arena, replica: Communicator | None) -> Arena | None:
         """Assembles the whole weights from the shards of a replica, on its first rank. Returns None on others.
-
-        `shaped` gives the shapes of `own` from those of the weights, if they are others. Nothing is then sharded.
 
         A collective call of the replica.
         """
@@ -79,15 +81,14 @@ class Shards:
         if replica.rank:
             replica.send(own.flat, 0, GATHER_TAG)
             return None
-        form = shaped or (lambda shapes: shapes)
-        whole = Arena(form(self.whole_shapes))
+        whole = Arena(self.whole_shapes)
         for rank, place in enumerate(Mesh(self.mesh.axes, rank) for rank in self.mesh.group("pp", "tp")):
             weights, part = self.stages[place.index("pp")], own
             if rank:
-                part = Arena(form(_shapes(weights, place)))
+                part = Arena(_shapes(weights, place))
                 replica.recv(part.flat, rank, GATHER_TAG)
             for weight in weights:
-                whole[weight.name][... if shaped else _spans(weight, place)] = part[weight.name]
+                whole[weight.name][_spans(weight, place)] = part[weight.name]
         return whole
 
 

@@ -25,12 +25,14 @@ from ckdist.program.pool import ThreadPool
 from ckdist.topology import bind_memory, default_threads, place
 from ckdist.topology.arithmetic import arithmetic_rate
 from ckdist.train import training_checkpoint as saved
-from ckdist.train.arena import Arena
 from ckdist.train.batch import PackedBatch
 from ckdist.train.batch_source import BatchSource, share_source
+from ckdist.train.callback import Callback
+from ckdist.train.checkpoint_writer import CheckpointWriter, Saved
 from ckdist.train.config import TrainConfig
 from ckdist.train.data.batches import FileBatches, OwnBatches, Position, validation_batches
 from ckdist.train.divergence import LostSteps
+from ckdist.train.guards import Guards
 from ckdist.train.loss_program import LossProgram
 from ckdist.train.methods import MethodStep, check_method, method_step
 from ckdist.train.model import TrainedModel, open_model, open_tokenizer
@@ -40,14 +42,13 @@ from ckdist.train.one_f_one_b import bubble
 from ckdist.train.optimizer import Optimizer
 from ckdist.train.pipeline import StepSums, forward_backward
 from ckdist.train.ranks import TrainingRanks, accumulated_batches, training_mesh
-from ckdist.train.report import Report, StepReport, check_report_to
+from ckdist.train.report import Report, StepReport
 from ckdist.train.resumption import changed_settings, check_settings, settings_of
 from ckdist.train.schedule import Schedule
-from ckdist.train.shards import Shaped
-from ckdist.train.training_checkpoint import Folder, SavedTensors, TrainState
+from ckdist.train.tracker import check_report_to
+from ckdist.train.training_checkpoint import Folder, TrainState
 from ckdist.train.training_data import EVAL_ROWS, open_data
 from ckdist.train.training_memory import memory_line, rank_bytes, require
-from ckdist.weights.adapter_file import save_adapter
 from ckdist.weights.copies import compare_samples
 from ckdist.weights.model_files import model_files
 from ckdist.weights.whole_comparison import MAX_READERS, WholeComparison
@@ -69,6 +70,7 @@ def train(
     on_step: OnStep | None = None,
     batches: BatchSource | None = None,
     *,
+    callbacks: Sequence[Callback] = (),
     world: World | None = None,
     make_executable: MakeExecutable | None = None,
     should_stop: ShouldStop | None = None,
@@ -80,6 +82,7 @@ def train(
         on_step: Called on every rank after every step.
         batches: batches(step, rank, size) returns this rank's PackedBatches of a step, in place of train_file. Rank 0's
             function is sent to all ranks.
+        callbacks: Called on every rank after steps, after checkpoints and at the end.
         world: The ranks. Default: those that the launcher started.
         make_executable: Makes the executable that computes gradients. Default: the native one.
         should_stop: If it returns true on any rank, training ends after the step, with a checkpoint.
@@ -94,7 +97,9 @@ def train(
     ranks = start_world(config.encrypt) if world is None else world
     trainer = Trainer(config, ranks, share_source(ranks, batches), make_executable or native_executable)
     try:
-        last = trainer.run(on_step, should_stop)
+        if on_step is not None:
+            callbacks = (*callbacks, _StepFunction(on_step))
+        last = trainer.run(callbacks, should_stop)
     except BaseException as error:
         trainer.fail(error)
         raise
@@ -102,6 +107,17 @@ def train(
     if world is None:
         ranks.close()
     return last
+
+
+class _StepFunction(Callback):
+    """Calls one function after every step."""
+
+    def __init__(self, function: OnStep) -> None:
+        self.function = function
+
+    def on_step(self, report: StepReport) -> None:
+        """Calls it."""
+        self.function(report)
 
 
 def native_executable(
@@ -125,6 +141,8 @@ class Trainer:
         self.output = Path(config.output_dir)
         self.folder: Folder | None = None  # on rank 0
         self.report: Report | None = None  # on rank 0
+        self.callbacks: Sequence[Callback] = ()
+        self.writing = 0.0  # ranks that were writing a checkpoint in the last step
         self.communicator: Communicator | None = None
         self.preference: MethodStep | None = None
         try:
@@ -142,6 +160,13 @@ class Trainer:
         if self.world.local_rank == 0 and self.placement.is_over_quota:
             log.warning("%s", self.placement.note)
 
+    def _open_tokenizer(self) -> None:
+        """Trains a tokenizer if none is given. A collective call."""
+        if self.world.local_rank == 0:
+            open_tokenizer(self.config, self.model, make=True)
+        self.world.gather(None)  # its files exist now
+        self.tokenizer = open_tokenizer(self.config, self.model, make=False)
+
     def _open(self, source: BatchSource | None, make_executable: MakeExecutable) -> None:
         config, world = self.config, self.world
         agree_on_start(world, config)
@@ -153,10 +178,7 @@ class Trainer:
         check_method(config, self.model)
         if self.model.checkpoint is not None and world.rank == 0:
             self.model.checkpoint.warn(log)
-        if world.local_rank == 0:
-            open_tokenizer(config, self.model, make=True)
-        world.gather(None)  # the tokenizer's files exist now
-        self.tokenizer = open_tokenizer(config, self.model, make=False)
+        self._open_tokenizer()
         self._enter_place()
         # Batches of a step. A user's source may return more than the configuration says.
         steady = 2 * mesh.size("pp") if source is not None else 1
@@ -186,10 +208,17 @@ class Trainer:
             self.shards.replicated,
             self.shards.tied,
         )
+        self.writer = CheckpointWriter(
+            config, world, self.ranks, self.folder, self.model, self.tokenizer, self.shards, self.executable,
+            self.optimizer,
+        )  # fmt: skip
         data = open_data(config, world, mesh, self.tokenizer, self.model.tokenizer_folder, source)
         self.batches, self.validation = data.batches, data.validation
         self.state = TrainState(seed=config.seed, data=data.digest)
-        update = lambda tokens: self.optimizer.step(self.schedule.rate(self.state.step), tokens)
+        self.guards = Guards(config)
+        update = lambda tokens: self.optimizer.step(
+            self.schedule.rate(self.state.step), tokens, self.guards.most_norm(self.state)
+        )
         self.preference = method_step(config, self.executable, self.ranks, self.model, self.tokenizer, update)
         if self.preference is not None:
             self.preference.measure_reference(*data.rows)  # with the weights before training
@@ -200,7 +229,7 @@ class Trainer:
         self.peak = self.ranks.sum(arithmetic_rate(self.threads, self.placement.cpus, PEAK_FORMATS[config.bf16]))[0]
         self._log_memory(mesh, needed)
         if world.rank == 0:
-            self.report = Report(self.output, self.state.step, self.state.steps, config.report_to)
+            self.report = Report(self.output, self.state.step, self.state.steps, config.as_dict())
 
     def _check_validation(self) -> None:
         """Raises ConfigError for settings that need validation data, if there is none."""
@@ -224,7 +253,7 @@ class Trainer:
 
     def _needed_memory(self, program: LossProgram, mesh: Mesh) -> dict[str, int]:
         """Bytes of this rank, by content. Raises CapacityError if they are not free."""
-        needed = rank_bytes(self.config, program, mesh)
+        needed = rank_bytes(self.config, program, mesh, self.threads)
         remedy = (
             "use a smaller batch or model, a larger tensor_parallel_size or pipeline_parallel_size, zero_stage 1 over "
             "more ranks, or lora_r"
@@ -258,7 +287,7 @@ class Trainer:
                     "set the same, or another output_dir"
                 )
             check_settings(c, self.state, folder)
-            self._load(folder)
+            self.writer.load(folder, self.state.updates)
         elif self.ranks.data is not None:
             self.ranks.data.broadcast(self.executable.parameters.flat)
         self.batches.position = Position(self.state.epoch, self.state.row)
@@ -276,64 +305,22 @@ class Trainer:
                 log.warning("%s %s", folder, changed)
             log.info("resuming from %s: %d of %d steps are done", folder, self.state.step, self.state.steps)
 
-    def _load(self, folder: Path) -> None:
-        parameters = self.executable.parameters
-        self._read(folder / saved.WEIGHTS, "", parameters)
-        for name in self.optimizer.state:
-            state = Arena(self.optimizer.state_shapes(name, parameters.shapes))
-            self._read(folder / saved.OPTIMIZER, f"{name}.", state, self._shaped(name))
-            self.optimizer.restore(name, state.flat)
-        self.optimizer.steps = self.state.updates
-
-    def _shaped(self, state: str) -> Shaped | None:
-        """The shapes of a state's arrays from those of the weights; None if they are equal."""
-        shaped = lambda shapes: self.optimizer.state_shapes(state, shapes)
-        return None if shaped(self.shards.whole_shapes) == self.shards.whole_shapes else shaped
-
-    def _read(self, path: Path, prefix: str, into: Arena, shaped: Shaped | None = None) -> None:
-        """Fills `into` with this rank's part of a checkpoint's file. Rank 0 reads it; tensors are named `prefix +
-        name`.
-        """
-        tensors = SavedTensors(path) if self.world.rank == 0 else None
-        shapes = self.shards.whole_shapes
-        for name, shape in (shaped(shapes) if shaped else shapes).items():
-            whole = np.empty(shape, np.float32) if tensors is None else np.array(tensors(prefix + name, shape))
-            if self.communicator is not None:
-                self.communicator.broadcast(whole)
-            if name in into:
-                into[name][:] = whole if shaped else self.shards.part(name, whole)
-
-    def _gathered(self, own: Arena | None, shaped: Shaped | None = None) -> Arena | None:
-        """The whole arrays of the first replica on rank 0; None on others."""
-        if own is None or self.ranks.mesh.index("dp"):
-            return None
-        return self.shards.gather(own, self.ranks.replica, shaped)
-
-    def _save(self) -> None:
-        weights = self._gathered(self.executable.parameters)
-        gathered = lambda name: self._gathered(self.optimizer.gather(name), self._shaped(name))
-        states = {f"{name}.": gathered(name) for name in self.optimizer.state}
-        whole = {name: arena for name, arena in states.items() if arena is not None}  # all of them on rank 0
-        if self.folder is not None and weights is not None:
-
-            def write(folder: Path) -> dict[str, str]:
-                """Writes the files of a checkpoint and returns their checksums."""
-                return {
-                    saved.WEIGHTS: saved.write_arena(folder / saved.WEIGHTS, {"": weights}),
-                    saved.OPTIMIZER: saved.write_arena(folder / saved.OPTIMIZER, whole),
-                }
-
-            path = self.folder.save(self.state, write, self.config.save_total_limit)
-            self._say(f"saved {path}")
-
     def _say(self, text: str) -> None:
         if self.report is not None:
             self.report.say(text)
 
+    def _report_saved(self, done: Saved | None) -> None:
+        """Reports a complete checkpoint."""
+        if done is not None:
+            self._say(f"saved {done.path} in {done.seconds:.1f} s; training paused for {done.paused:.2f} s")
+            for callback in self.callbacks:
+                callback.on_checkpoint(done.path, done.step)
+
     # The loop
 
-    def run(self, on_step: OnStep | None, should_stop: ShouldStop | None) -> StepReport | None:
+    def run(self, callbacks: Sequence[Callback], should_stop: ShouldStop | None) -> StepReport | None:
         """Trains to the end, or until `should_stop`. Returns the last step's report. Raises the errors of `train`."""
+        self.callbacks = callbacks
         c, last, stop, unsaved = self.config, None, False, False
         while self.state.step < self.state.steps and not stop and not self._is_past_best():
             last, stop = self._step(should_stop)
@@ -347,20 +334,27 @@ class Trainer:
                 self.report.show(last)
                 if step % c.logging_steps == 0 or at_end or last.skipped or last.eval_loss is not None:
                     self.report.write(last)
-            if on_step is not None:
-                on_step(last)
+            for callback in callbacks:
+                callback.on_step(last)
             self.lost.add(last, self.state.updates)
+            if self.guards.goes_back(last):
+                self._go_back()
+            if not self.writing:
+                self._report_saved(self.writer.wait())
             if c.save_steps and step % c.save_steps == 0:
-                self._save()
+                self._report_saved(self.writer.save(self.state))
                 unsaved = False
         if unsaved:
-            self._save()
+            self._report_saved(self.writer.save(self.state))
+        self._report_saved(self.writer.wait())
         if self.state.step >= self.state.steps or self._is_past_best():
             if c.early_stopping and self.state.best_step:
                 best, at = self.state.best_loss, self.state.best_step
                 self._say(f"the best validation loss is {best} at step {at}; the model is that of this step")
             else:  # also if no validation loss was finite
                 self._write_model()
+        for callback in callbacks:
+            callback.on_end(last)
         self.world.gather(None)  # all ranks leave together
         return last
 
@@ -373,7 +367,6 @@ class Trainer:
                 self._say(f"step {self.state.step} sample: {line}")
 
     def _is_past_best(self) -> bool:
-        """Whether `early_stopping` ends the training."""
         return 0 < self.config.early_stopping <= self.state.not_better
 
     def _compare(self, loss: float | None) -> None:
@@ -387,31 +380,50 @@ class Trainer:
         else:
             self.state = replace(s, not_better=s.not_better + 1)
 
+    def _go_back(self) -> None:
+        """Loads the weights and the optimizer's state of the last checkpoint. The data goes on. A collective call."""
+        self._report_saved(self.writer.wait())
+        steps = [] if self.folder is None else [step for step in self.folder.steps() if step <= self.state.step]
+        path = self.folder.at(steps[-1]) if self.folder is not None and steps else None
+        values = self.world.broadcast(vars(saved.verify(path)) if path is not None else None)
+        if values is None:
+            self._say("there is no checkpoint to go back to yet: the step is only skipped")
+            return
+        old = TrainState(**values)
+        self.writer.load(path or self.output, old.updates)  # rank 0 reads
+        self.state = replace(self.state, updates=old.updates, loss_mean=old.loss_mean, norm_mean=old.norm_mean)
+        self._say(f"step {self.state.step}: the weights are those of step {old.step} again")
+
     def _step(self, should_stop: ShouldStop | None) -> tuple[StepReport, bool]:
         """Makes one step. Returns its report, and whether any rank wants to stop after it."""
         began = time.perf_counter()
         batches = self.batches.take() if self.preference is None else self.preference.take(self.batches)
-        tokens = sum(int((batch.targets >= 0).sum()) for batch in batches)
-        every = sum(batch.tokens_to_learn_from() for batch in batches)
+        counted_here = batches if self.ranks.counts_tokens else ()
+        tokens = sum(int((batch.targets >= 0).sum()) for batch in counted_here)
+        every = sum(batch.tokens_to_learn_from() for batch in counted_here)
         computing = time.perf_counter()
         own = self._forward_backward(batches)
         counted = tokens if own.units is None else own.units
-        sums = own.loss, own.balance, counted, tokens, every, self._stops(should_stop)
-        loss, balance, counted, tokens, every, stops = self.ranks.sum_replicas(*sums)
+        sums = own.loss, own.balance, counted, tokens, every, *self._flags(should_stop)
+        loss, balance, counted, tokens, every, stops, self.writing = self.ranks.sum_replicas(*sums)
         waiting = self._bubble(time.perf_counter() - computing, own.busy, len(batches))
         rate = self.schedule.rate(self.state.step)
-        result = self.optimizer.step(rate, counted if math.isfinite(loss) else 0)
+        before, mean = self.state, loss / max(counted, 1)
+        most_norm = self.guards.most_norm(before, mean)
+        result = self.optimizer.step(rate, counted if math.isfinite(loss) else 0, most_norm)
         self._advance(int(tokens), result.skipped)
         seconds = time.perf_counter() - began
         gflops, peak = self.model.operations(every, tokens) / seconds / 1e9, self.peak / 1e9
         report = StepReport(
-            self.state.step, self.state.steps, self._epoch(), loss / max(counted, 1), rate, result.grad_norm,
+            self.state.step, self.state.steps, self._epoch(), mean, rate, result.grad_norm,
             result.skipped, int(tokens), int(every), seconds, every / seconds, tokens / seconds, gflops,
             peak, gflops / peak if gflops <= peak and peak else 0.0,
             aux_loss=balance / max(tokens, 1) if self.model.spec.balance_coefficient else None,
             metrics=own.metrics,
+            spike=self.guards.spike(before, mean, result.grad_norm),
             **waiting,
         )  # fmt: skip
+        self.state = self.guards.counted(self.state, report)
         return report, bool(stops)
 
     def _forward_backward(self, batches: Sequence[PackedBatch]) -> StepSums:
@@ -429,10 +441,10 @@ class Trainer:
         idle = self.world.size * seconds / self.ranks.sum(busy)[0] - 1
         return {"bubble": idle, "bubble_formula": bubble(self.stage.count, len(self.stage.chunks), batches)}
 
-    def _stops(self, should_stop: ShouldStop | None) -> float:
-        """The number of ranks of this replica that want to stop. A collective call."""
-        wants = np.array([bool(should_stop and should_stop())], np.float32)
-        return float((self.ranks.replica.all_reduce(wants) if self.ranks.replica is not None else wants)[0])
+    def _flags(self, should_stop: ShouldStop | None) -> list[float]:
+        """The numbers of ranks of this replica that want to stop, and that write a checkpoint. A collective call."""
+        own = np.array([bool(should_stop and should_stop()), self.writer.is_writing], np.float32)
+        return (self.ranks.replica.all_reduce(own) if self.ranks.replica is not None else own).tolist()
 
     def _advance(self, tokens: int, skipped: bool) -> None:
         s, at = self.state, self.batches.position
@@ -463,21 +475,16 @@ class Trainer:
             return self.preference.loss(list(batches), self.validation)
         for batch in batches:
             loss += self.executable.loss(batch)
-            tokens += int((batch.targets >= 0).sum())
+            tokens += int((batch.targets >= 0).sum()) if self.ranks.counts_tokens else 0
         self.executable.flush()
         loss, tokens = self.ranks.sum_replicas(loss, tokens)
         return loss / max(tokens, 1)
 
     def _write_model(self) -> None:
         """Writes the finished model, or its adapter, on rank 0."""
-        weights = self._gathered(self.executable.parameters)
+        weights = self.writer.gathered()
         if self.world.rank == 0 and weights is not None:
-            if self.model.lora:
-                out = self.output / "adapter"
-                base = self.config.model_name_or_path.removeprefix("hf:")
-                save_adapter(out, self.model.lora, base, weights, self.model.spec)
-            else:
-                out = write_result(self.output, self.model, weights, self.tokenizer, self.config.save_dtype)
+            out = write_result(self.output, self.model, weights, self.tokenizer, self.config)
             self._say(
                 f"the {out.stem} is in {out}"
                 + (f"; {self.state.skipped_steps} steps were skipped" if self.state.skipped_steps else "")

@@ -1,4 +1,4 @@
-"""Checkpoints of a training: float32 weights and optimizer state as safetensors, everything else as JSON, never pickle.
+"""Checkpoints of a training: a model, with float32 weights and optimizer state, and JSON; never pickle.
 
 A checkpoint is written under a temporary name. Its files, their checksums, the folder and the folder's name are synced
 in that order. So a folder with a checkpoint's name is always complete. The contents do not depend on the number of
@@ -10,23 +10,19 @@ import fcntl
 import json
 import os
 import re
+import secrets
 import shutil
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from ckdist.errors import ConfigError, EngineError, ModelFileError
 from ckdist.hub.store import sha256_of
 from ckdist.regular_file import sync, write_synced
-from ckdist.train.arena import Arena
+from ckdist.train.checkpoint_parts import PARTS
 from ckdist.weights.json_file import read_json_object
-from ckdist.weights.safetensors import StoredTensor, read_safetensors
-from ckdist.weights.safetensors_writer import TensorToWrite, write_safetensors
 
-WEIGHTS, OPTIMIZER, STATE = "model.safetensors", "optimizer.safetensors", "trainer_state.json"
+STATE = "trainer_state.json"
 _NAME = re.compile(r"checkpoint-(\d{1,15})")
 _TEMPORARY = ".checkpoint-"
 
@@ -52,6 +48,8 @@ class TrainState:
     best_step: int = 0  # of the smallest validation loss, with early_stopping; 0: there is none
     best_loss: float = 0.0
     not_better: int = 0  # validation losses since then
+    loss_mean: float = 0.0  # running means, for guards
+    norm_mean: float = 0.0
     settings: dict[str, Any] = field(default_factory=dict)  # the configuration; {} in older checkpoints
 
 
@@ -62,7 +60,7 @@ class Folder:
     """
 
     def __init__(self, output_dir: Path) -> None:
-        self.path = output_dir
+        self.path, self._tag = output_dir, secrets.token_hex(8)
         try:
             output_dir.mkdir(parents=True, exist_ok=True)
             self._lock = os.open(output_dir, os.O_RDONLY)
@@ -88,6 +86,10 @@ class Folder:
     def at(self, step: int) -> Path:
         """The folder of the checkpoint after `step` steps."""
         return self.path / f"checkpoint-{step}"
+
+    def temporary(self, name: str | int) -> Path:
+        """The folder of a checkpoint that is being written. A restart removes it."""
+        return self.path / f"{_TEMPORARY}{name}.{self._tag}"
 
     def choose(self, resume: str) -> Path | None:
         """Returns the verified checkpoint to resume from, or None to start from the beginning.
@@ -123,36 +125,41 @@ class Folder:
             raise ModelFileError(f"{error}; {before}") from None
         return self.at(found[-1])
 
-    def save(self, state: TrainState, write: Callable[[Path], dict[str, str]], keep: int) -> Path:
-        """Writes the checkpoint of `state`, then removes all but the last `keep` (0: none).
-
-        `write` writes the files into a folder and returns file name -> SHA-256. Raises EngineError if the disk is full
-        or the folder cannot be written.
-        """
-        target, temporary = self.at(state.step), self.path / f"{_TEMPORARY}{state.step}.{os.getpid()}"
+    def begin(self, step: int) -> Path:
+        """Makes the folder of a checkpoint that is being written. Raises EngineError as `finish`."""
         try:
-            temporary.mkdir()
-            checksums = write(temporary)
+            self.temporary(step).mkdir()
+            (self.temporary(step) / PARTS).mkdir()
+        except OSError as error:
+            raise self.failed(step, disk_reason(error)) from None
+        return self.temporary(step).absolute()
+
+    def failed(self, step: int, reason: str) -> EngineError:
+        """Removes the folder of `begin`, and returns the error that names the last good checkpoint."""
+        shutil.rmtree(self.temporary(step), ignore_errors=True)
+        found = self.steps()
+        last = f"the last good one is {self.at(found[-1])}" if found else "there is none before it"
+        return EngineError(
+            f"{self.at(step)} could not be written: {reason}; {last}: make room and start again to go on from there"
+        )
+
+    def finish(self, state: TrainState, checksums: dict[str, str], keep: int) -> Path:
+        """Names the checkpoint of `state` that `begin` has begun, then removes all but the last `keep` (0: none).
+
+        `checksums` are those of its files, which are synced. Raises EngineError if the disk is full or the folder
+        cannot be written.
+        """
+        target, temporary = self.at(state.step), self.temporary(state.step)
+        try:
             write_synced(temporary / STATE, json.dumps({**asdict(state), "sha256": checksums}, indent=2).encode())
+            sync(temporary / PARTS)
             sync(temporary)
             if target.exists():  # a run that resumed from an earlier step reaches this one again
                 self._remove(target)
             temporary.rename(target)
             sync(self.path)
         except OSError as error:
-            shutil.rmtree(temporary, ignore_errors=True)
-            found = self.steps()
-            last = f"the last good one is {self.at(found[-1])}" if found else "there is none before it"
-            reason = (
-                "the disk is full"
-                if error.errno in (errno.ENOSPC, errno.EDQUOT)
-                else "files may not be so large"
-                if error.errno == errno.EFBIG
-                else error.strerror or str(error)
-            )
-            raise EngineError(
-                f"{target} could not be written: {reason}; {last}: make room and start again to go on from there"
-            ) from None
+            raise self.failed(state.step, disk_reason(error)) from None
         if keep:
             for step in [step for step in self.steps() if step != state.step][: max(0, len(self.steps()) - keep)]:
                 self._remove(self.at(step))
@@ -160,19 +167,16 @@ class Folder:
 
     def _remove(self, checkpoint: Path) -> None:
         # It loses its name first, so that a half removed one is never taken for complete.
-        doomed = self.path / f"{_TEMPORARY}removed.{checkpoint.name}.{os.getpid()}"
+        doomed = self.temporary(f"removed.{checkpoint.name}")
         checkpoint.rename(doomed)
         shutil.rmtree(doomed, ignore_errors=True)
 
 
-def write_arena(path: Path, arenas: dict[str, Arena]) -> str:
-    """Writes arenas to one file and returns its checksum. Each array is the tensor `prefix + name`."""
-    tensors = [
-        TensorToWrite(prefix + name, "F32", view.shape, lambda view=view: view)
-        for prefix, arena in arenas.items()
-        for name, view in arena.items()
-    ]
-    return write_safetensors(path, tensors)
+def disk_reason(error: OSError) -> str:
+    """The reason why a file could not be written."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return "the disk is full"
+    return "files may not be so large" if error.errno == errno.EFBIG else error.strerror or str(error)
 
 
 def verify(checkpoint: Path) -> TrainState:
@@ -183,11 +187,14 @@ def verify(checkpoint: Path) -> TrainState:
         raise ModelFileError(f"{checkpoint} is not a checkpoint: it has no {STATE}")
     values = read_json_object(checkpoint / STATE)
     checksums = values.pop("sha256", None)
-    if not isinstance(checksums, dict) or WEIGHTS not in checksums:
-        raise ModelFileError(f"{checkpoint} is corrupt: {STATE} has no checksums")
+    parts = f"{PARTS}/"
+    if not isinstance(checksums, dict) or not any(str(name).startswith(parts) for name in checksums):
+        raise ModelFileError(f"{checkpoint} is corrupt, or of an earlier version: {STATE} has no checksums of {parts}")
     for name, expected in checksums.items():
+        if Path(name).is_absolute() or ".." in Path(name).parts:
+            raise ModelFileError(f"{checkpoint} is corrupt: {STATE} names {name!r:.80}")
         try:
-            found = sha256_of(checkpoint / Path(name).name)
+            found = sha256_of(checkpoint / name)
         except OSError as error:
             raise ModelFileError(f"{checkpoint} is corrupt: {name} cannot be read ({error.strerror})") from None
         if found != expected:
@@ -203,24 +210,3 @@ def verify(checkpoint: Path) -> TrainState:
             f"{', '.join(sorted(set(values) ^ set(known))) or 'fields of other types'}"
         )
     return TrainState(**values)
-
-
-class SavedTensors:
-    """The tensors in one file of a checkpoint, mapped into memory. Raises ModelFileError if it is not a safetensors
-    file.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.path, self.stored = path, read_safetensors(path)
-        self._bytes = np.memmap(path, np.uint8, "r")
-
-    def __call__(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
-        """Returns the float32 tensor `name`. Raises ModelFileError if the file has no such tensor of this shape."""
-        tensor: StoredTensor | None = self.stored.get(name)
-        if tensor is None or tensor.dtype != "F32" or tensor.shape != shape:
-            found = "not there" if tensor is None else f"{tensor.dtype} {tensor.shape}"
-            raise ModelFileError(
-                f"{self.path}: {name} is {found}, and the model of this configuration has F32 {shape}: "
-                "set the same model as before, or another output_dir"
-            )
-        return self._bytes[tensor.offset : tensor.offset + tensor.nbytes].view(np.float32).reshape(shape)

@@ -24,11 +24,12 @@ from ckdist.engine.load_model import BUNDLED
 from ckdist.errors import CapacityError, CommError, ConfigError, EngineError, ModelFileError
 from ckdist.train import report
 from ckdist.train import training_checkpoint as saved
-from ckdist.train.arena import Arena
 from ckdist.train.batch import PackedBatch
+from ckdist.train.checkpoint_parts import Part, write_parts
 from ckdist.train.trainer import train
-from ckdist.train.training_checkpoint import SavedTensors, TrainState, verify
+from ckdist.train.training_checkpoint import TrainState, verify
 from ckdist.weights.checkpoint import open_checkpoint
+from tests.support.curves import tensors
 from tests.support.launcher import environment, mpirun, run_ranks
 from tests.support.reference_training import reference_executable
 from tests.support.thread_ranks import run_threads
@@ -43,8 +44,8 @@ def curve(c, ranks: int = 1, **more) -> list:
 
 
 def weights(c, step: int) -> dict[str, np.ndarray]:
-    tensors = SavedTensors(pathlib.Path(c.output_dir) / f"checkpoint-{step}" / saved.WEIGHTS)
-    return {name: tensors(name, t.shape).copy() for name, t in tensors.stored.items()}
+    """And the optimizer's state."""
+    return tensors(pathlib.Path(c.output_dir) / f"checkpoint-{step}")
 
 
 @pytest.fixture(scope="module")
@@ -143,12 +144,12 @@ def test_a_corrupt_checkpoint_is_refused_and_the_one_before_offered(eight, tmp_p
     curve(c, should_stop=stop_after(8))
     out = tmp_path / "out"
     assert sorted(p.name for p in out.glob("checkpoint-*")) == ["checkpoint-4", "checkpoint-8"]
-    with open(out / "checkpoint-8" / saved.OPTIMIZER, "r+b") as file:
+    with open(out / "checkpoint-8/training/rank-0.safetensors", "r+b") as file:
         file.seek(-5, os.SEEK_END)
         file.write(b"\x55")
     with pytest.raises(
         ModelFileError,
-        match=r"checkpoint-8 is corrupt: the SHA-256 of optimizer.safetensors.*--set resume=.*checkpoint-4",
+        match=r"checkpoint-8 is corrupt: the SHA-256 of training/rank-0.safetensors.*--set resume=.*checkpoint-4",
     ):
         curve(c)
     reports = curve(config(tmp_path, max_steps=9, resume=str(out / "checkpoint-4")))
@@ -169,7 +170,9 @@ def test_a_full_disk_leaves_the_last_good_checkpoint(tmp_path):
     old = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 
     def fill(report) -> None:
-        if report.step == 6:
+        while report.step == 5 and "ckdist-checkpoint" in {thread.name for thread in threading.enumerate()}:
+            time.sleep(0.01)
+        if report.step == 7:  # checkpoint-4 is complete
             resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, before[1]))
 
     try:
@@ -188,7 +191,7 @@ def test_a_full_disk_leaves_the_last_good_checkpoint(tmp_path):
 @pytest.mark.parametrize(
     "kilobytes, said",
     [
-        (800, r"checkpoint-6 could not be written: the disk is full; the last good one is .*checkpoint-4"),
+        (1000, r"checkpoint-6 could not be written: the disk is full; the last good one is .*checkpoint-4"),
         (20, "token cache .* could not be written: No space left on device; make room"),
     ],
 )
@@ -260,12 +263,9 @@ def save_and_die(out: pathlib.Path, step: int, at: int) -> bool:
 
     try:
         sys.addaudithook(count)
-        arena = Arena({"w": (1000,)})
-        saved.Folder(out).save(
-            TrainState(step=step),
-            lambda folder: {saved.WEIGHTS: saved.write_arena(folder / saved.WEIGHTS, {"": arena})},
-            keep=1,
-        )
+        folder = saved.Folder(out)
+        part = Part("weights.w", (1000,), ((0, 1000),), 0, np.zeros(1000, np.float32))
+        folder.finish(TrainState(step=step), write_parts(folder.begin(step), 0, [part]), keep=1)
         os._exit(0)
     finally:
         os._exit(1)

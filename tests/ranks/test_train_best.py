@@ -40,7 +40,7 @@ def test_the_best_model_is_kept_and_training_ends(tmp_path):
     assert weights == (tmp_path / "parts" / "out" / "model" / "model.safetensors").read_bytes()
     two = reports(config(tmp_path / "two", **OWN, per_device_train_batch_size=3), 2)
     assert [report.eval_loss for report in two] == pytest.approx(losses, rel=1e-2)
-    state = json.loads(next((tmp_path / "two" / "out").glob(f"checkpoint-{best + 3}/*.json")).read_text())
+    state = json.loads(next((tmp_path / "two" / "out").glob(f"checkpoint-{best + 3}/trainer_state.json")).read_text())
     assert json.dumps(state).count(f'"best_step": {best + 1}') == 1
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from ckdist.errors import ConfigError, EngineError
-from ckdist.train import trainer
+from ckdist.train import guards, trainer
 from ckdist.train.batch import PackedBatch
 from ckdist.train.divergence import MOST_IN_A_ROW
 from ckdist.train.trainer import train
@@ -108,6 +108,42 @@ def test_a_loss_that_is_not_finite_changes_nothing(tmp_path, caplog):
         run_threads(1, lambda world: train(c, world=world, make_executable=broken({2}, np.nan)))
     assert "step 2 is skipped: its loss is nan, and nothing was changed" in caplog.text
     assert (verify(tmp_path / "out" / "checkpoint-3").updates, caplog.text.count("is skipped")) == (2, 1)
+
+
+def test_a_spike_is_skipped_or_goes_back_on_all_ranks(tmp_path, caplog, monkeypatch):
+    """A gradient that is 1000 times too large in step 7, with checkpoints every 4 steps."""
+    monkeypatch.setattr(guards, "FIRST_UPDATES", 3)
+
+    class Spiking(broken(set())):
+        def forward_backward(self, *arguments):
+            loss = super().forward_backward(*arguments)
+            self.gradients.flat[:] *= 1000.0 if self.calls == 7 else 1.0
+            return loss
+
+    made = {}
+    for action in ("skip", "back", "stop"):
+        (tmp_path / action).mkdir()
+        c = config(tmp_path / action, on_spike=action, max_steps=9, per_device_train_batch_size=3)
+        work = lambda c=c: run_threads(2, lambda world: train(c, world=world, make_executable=Spiking))
+        if action == "stop":
+            with pytest.raises(EngineError, match=r"ends at step 7 of 9.*its loss is .*\(on_spike is stop\)"):
+                work()
+            continue
+        with caplog.at_level("INFO"):
+            work()
+        state = verify(tmp_path / action / "out" / "checkpoint-9")
+        made[action] = state.updates, state.skipped_steps
+    assert made == {"skip": (8, 1), "back": (6, 1)}  # steps 5, 6 and 7 are lost
+    assert "step 7 is skipped: its loss is " in caplog.text and "the weights are those of step 4 again" in caplog.text
+
+
+def test_a_loss_that_is_not_finite_goes_back(tmp_path, caplog):
+    c = config(tmp_path, max_steps=20, on_nan="back")
+    with caplog.at_level("INFO"):
+        run_threads(1, lambda world: train(c, world=world, make_executable=broken({2, 5}, np.nan)))
+    assert "there is no checkpoint to go back to yet" in caplog.text
+    assert "step 5: the weights are those of step 4 again" in caplog.text
+    assert verify(tmp_path / "out" / "checkpoint-20").updates == 18
 
 
 def test_a_model_without_a_gradient_ends_its_training(tmp_path):

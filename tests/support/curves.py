@@ -6,8 +6,10 @@ import pathlib
 import numpy as np
 import pytest
 
+from ckdist.train.checkpoint_parts import SavedTensors
 from ckdist.train.trainer import train
-from ckdist.train.training_checkpoint import SavedTensors
+from ckdist.weights.checkpoint import open_checkpoint
+from ckdist.weights.dequantize import read_tensor
 from tests.support.thread_ranks import run_threads
 from tests.support.tiny_training import MODEL, config
 
@@ -31,8 +33,11 @@ def curve(c, ranks: int, **more) -> list:
 
 
 def tensors(path: pathlib.Path) -> dict[str, np.ndarray]:
-    stored = SavedTensors(path)
-    return {name: stored(name, tensor.shape).copy() for name, tensor in stored.stored.items()}
+    """The tensors of a checkpoint, or of a model."""
+    if (path / "training").is_dir():
+        stored = SavedTensors(path)
+        return {name: stored(name, shape) for name, shape in stored.shapes.items()}
+    return {name: read_tensor(tensor) for name, tensor in open_checkpoint(path).tensors.items()}
 
 
 def metrics(out: pathlib.Path) -> list[dict]:
@@ -51,7 +56,7 @@ def assert_same_curve(found: list[dict], expected: list[dict]) -> None:
 
 
 def assert_same_tensors(found: pathlib.Path, expected: pathlib.Path) -> None:
-    """Of two files, to what sums in another order change."""
+    """Of two folders, to what sums in another order change."""
     ours, theirs = tensors(found), tensors(expected)
     assert set(ours) == set(theirs)
     for name, array in theirs.items():

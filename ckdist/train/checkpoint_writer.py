@@ -1,0 +1,271 @@
+"""Checkpoints of a running training: every rank writes its part while training goes on; the next start reads them.
+
+The weights and the optimizer's state are copied first. If the copy does not fit into memory, the step waits for the
+disk. The next checkpoint waits for the one before it.
+"""
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from ckdist.comm.world_protocol import World
+from ckdist.errors import EngineError
+from ckdist.hub.store import sha256_of
+from ckdist.layout import even_ranges
+from ckdist.layouts.memory_sizes import free_memory, gigabytes
+from ckdist.regular_file import sync
+from ckdist.tokens.tokenizer import Tokenizer
+from ckdist.train.arena import ALIGNMENT, Arena
+from ckdist.train.checkpoint_parts import PARTS, Part, SavedTensors, write_parts
+from ckdist.train.config import TrainConfig
+from ckdist.train.model import TrainedModel
+from ckdist.train.model_folder import write_result
+from ckdist.train.optimizer import Optimizer
+from ckdist.train.ranks import TrainingRanks
+from ckdist.train.shards import Shaped, Shards
+from ckdist.train.training_checkpoint import Folder, TrainState, disk_reason
+
+log = logging.getLogger(__name__)
+
+PARTS_TAG = 1002
+NICE = 5  # of the writing thread, so that it takes little time from the threads that compute
+WEIGHTS = "weights"
+
+
+class HasParameters(Protocol):
+    """An executable, as far as checkpoints are concerned."""
+
+    @property
+    def parameters(self) -> Arena:
+        """This rank's shards of the trained weights."""
+        ...
+
+
+class Saved(NamedTuple):
+    """A complete checkpoint: its folder, its step, the seconds until it was complete, and those without training."""
+
+    path: Path
+    step: int
+    seconds: float
+    paused: float
+
+
+class _Writing(threading.Thread):
+    """This rank's part of one checkpoint.
+
+    Attributes:
+        checksums: SHA-256 of each written file.
+        error: The reason why they could not be written.
+        paused: Seconds until training went on.
+    """
+
+    def __init__(self, state: TrainState, write: Callable[[], dict[str, str]]) -> None:
+        super().__init__(daemon=True, name="ckdist-checkpoint")
+        self.state, self._write = state, write
+        self.checksums: dict[str, str] = {}
+        self.error = ""
+        self.began, self.paused = time.perf_counter(), 0.0
+
+    def run(self) -> None:
+        """Writes."""
+        try:
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
+            self.checksums = self._write()
+        except OSError as error:
+            self.error = disk_reason(error)
+        except Exception as error:  # the ranks' own threads raise it
+            self.error = str(error) or type(error).__name__
+
+
+class CheckpointWriter:
+    """One rank's checkpoints.
+
+    Args:
+        folder: On rank 0.
+    """
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        world: World,
+        ranks: TrainingRanks,
+        folder: Folder | None,
+        model: TrainedModel,
+        tokenizer: Tokenizer,
+        shards: Shards,
+        executable: HasParameters,
+        optimizer: Optimizer,
+    ) -> None:
+        self.config, self.world, self.ranks, self.folder = config, world, ranks, folder
+        self.model, self.tokenizer, self.shards = model, tokenizer, shards
+        self.parameters, self.optimizer = executable.parameters, optimizer
+        self._writing: _Writing | None = None
+        self._has_warned = False
+
+    # Reading
+
+    def load(self, folder: Path, updates: int) -> None:
+        """Loads the weights and the optimizer's state. `updates`: its steps so far. A collective call."""
+        tensors = SavedTensors(folder) if self.world.rank == 0 else None
+        self._read(tensors, WEIGHTS, self.parameters)
+        for name in self.optimizer.state:
+            state = Arena(self.optimizer.state_shapes(name, self.parameters.shapes))
+            self._read(tensors, name, state, self._shaped(name))
+            self.optimizer.restore(name, state.flat)
+        self.optimizer.steps = updates
+
+    def _shaped(self, state: str) -> Shaped | None:
+        """The shapes of a state's arrays from those of the weights; None if they are equal."""
+        shaped = lambda shapes: self.optimizer.state_shapes(state, shapes)
+        return None if shaped(self.shards.whole_shapes) == self.shards.whole_shapes else shaped
+
+    def _read(self, tensors: SavedTensors | None, group: str, into: Arena, shaped: Shaped | None = None) -> None:
+        """Fills `into` with this rank's part of a group of tensors. Rank 0 reads them."""
+        shapes = self.shards.whole_shapes
+        for name, shape in (shaped(shapes) if shaped else shapes).items():
+            whole = np.empty(shape, np.float32) if tensors is None else tensors(f"{group}.{name}", shape)
+            if self.ranks.every is not None:
+                self.ranks.every.broadcast(whole)
+            if name in into:
+                into[name][:] = whole if shaped else self.shards.part(name, whole)
+
+    def gathered(self) -> Arena | None:
+        """The whole weights of the first replica on rank 0; None on others. A collective call."""
+        return self.shards.gather(self.parameters, self.ranks.replica) if self.ranks.has_first_tokens else None
+
+    # Writing
+
+    def save(self, state: TrainState) -> Saved | None:
+        """Starts to write a checkpoint, after the one before it. Returns and raises as `wait`. A collective call."""
+        said = self.wait()
+        began = time.perf_counter()
+        whole = self.gathered()
+        weights = whole if self.folder is not None else None
+        stretches = list(self._stretches())
+        is_own = weights is not None and stretches[0][-1].size == weights.flat.size  # the first copy has all weights
+        copied = [flat for *_, flat in stretches] + ([] if weights is None or is_own else [weights.flat])
+        size = sum(flat.nbytes for flat in copied)
+        fits = size <= free_memory(self.world.local_size)
+        if fits:
+            stretches = [(group, shapes, begin, flat.copy()) for group, shapes, begin, flat in stretches]
+            if weights is not None:
+                weights = Arena(weights.shapes, stretches[0][-1] if is_own else weights.flat.copy())
+        elif not self._has_warned:
+            self._has_warned = True
+            log.warning(
+                "training waits while checkpoints are written: a copy takes %s, and %s are free",
+                gigabytes(size), gigabytes(max(0, free_memory(self.world.local_size))),
+            )  # fmt: skip
+        target = Path(self.world.broadcast(str(self.folder.begin(state.step)) if self.folder is not None else None))
+        parts = self._with_others([part for stretch in stretches for part in self._parts(*stretch)], target.is_dir())
+        self._writing = _Writing(state, lambda: self._write(target, parts, weights))
+        self._writing.start()
+        if not fits:
+            self._writing.join()
+        self._writing.paused = time.perf_counter() - began
+        return said
+
+    def _stretches(self) -> Iterator[tuple[str, Mapping[str, tuple[int, ...]], int, np.ndarray]]:
+        """This rank's stretches of arenas: (group, shapes of the arrays, first element, elements).
+
+        Replicas, and ranks that divide sequences, hold the same arenas, so each writes its part.
+        """
+        same, shapes = self.ranks.data, self.parameters.shapes
+        ranks, own_rank = (same.size, same.rank) if same is not None else (1, 0)
+
+        def own_part(flat: np.ndarray) -> tuple[int, np.ndarray]:
+            begin, end = even_ranges(flat.size, ranks, ALIGNMENT)[own_rank]
+            return begin, flat[begin:end]
+
+        yield WEIGHTS, shapes, *own_part(self.parameters.flat)
+        for name, own in self.optimizer.state.items():
+            if self.optimizer.sharded:
+                yield name, shapes, self.optimizer.begin, own
+            else:
+                yield name, self.optimizer.state_shapes(name, shapes), *own_part(own)
+
+    def _parts(self, group: str, shapes: Mapping[str, tuple[int, ...]], begin: int, flat: np.ndarray) -> Iterator[Part]:
+        """The parts of tensors in the elements from `begin` on of an arena."""
+        whole = self.shards.whole_shapes
+        for name, (first, last) in Arena.places_of(shapes).items():
+            low, high = max(first, begin), min(last, begin + flat.size)
+            if low >= high:
+                continue
+            is_weight = shapes[name] == self.parameters.shapes[name]
+            shape = whole[name] if is_weight else shapes[name]
+            spans = self.shards.spans(name) if is_weight else tuple((0, size) for size in shape)
+            yield Part(f"{group}.{name}", shape, spans, low - first, flat[low - begin : high - begin])
+
+    def _with_others(self, parts: list[Part], sees: bool) -> dict[int, Sequence[Part]]:
+        """Rank -> the parts that this rank writes. Rank 0 receives those of ranks that do not see its folder."""
+        every, rank = self.ranks.every, self.world.rank
+        places = [[part.tensor, part.shape, part.spans, part.begin, part.values.size] for part in parts]
+        tables = self.world.gather(None if sees else places)
+        if every is not None and not sees:
+            every.send(np.concatenate([part.values for part in parts]), 0, PARTS_TAG)
+            return {}
+        found: dict[int, Sequence[Part]] = {rank: parts}
+        for other, table in enumerate(tables):
+            if every is None or rank or table is None:
+                continue
+            sizes = [place[-1] for place in table]
+            values = every.recv(np.empty(sum(sizes), np.float32), other, PARTS_TAG)
+            pieces = np.split(values, np.cumsum(sizes)[:-1])
+            found[other] = [
+                Part(name, tuple(shape), tuple(map(tuple, spans)), begin, piece)
+                for (name, shape, spans, begin, _), piece in zip(table, pieces, strict=True)
+            ]
+        return found
+
+    def _write(self, folder: Path, parts: Mapping[int, Sequence[Part]], weights: Arena | None) -> dict[str, str]:
+        """Writes this rank's part, and on rank 0 the model. Returns the checksum of each file. Raises OSError."""
+        sums: dict[str, str] = {}
+        for rank, own in parts.items():
+            sums |= write_parts(folder, rank, own)
+        if weights is not None:
+            write_result(folder, self.model, weights, self.tokenizer, self.config, inside=True)
+            for path in sorted(path for path in folder.rglob("*") if path.is_file() and path.parent.name != PARTS):
+                sync(path)
+                sums[str(path.relative_to(folder))] = sha256_of(path)
+        return sums
+
+    @property
+    def is_writing(self) -> bool:
+        """Whether this rank's part is not complete."""
+        return self._writing is not None and self._writing.is_alive()
+
+    def wait(self) -> Saved | None:
+        """Ends the checkpoint that is being written, and returns it; None if there is none. A collective call.
+
+        Raises EngineError on all ranks if a rank could not write its part.
+        """
+        if self._writing is None:
+            return None
+        self._writing.join()
+        done, self._writing = self._writing, None
+        results = self.world.gather([done.checksums, done.error])
+        errors = [error for _, error in results if error]
+        failure = None
+        if self.folder is not None:
+            sums = {name: checksum for own, _ in results for name, checksum in own.items()}
+            failure = self._finish(self.folder, done.state, sums, errors)
+        if failure := self.world.broadcast(failure):
+            raise EngineError(failure)
+        path = Path(self.config.output_dir, f"checkpoint-{done.state.step}")
+        return Saved(path, done.state.step, time.perf_counter() - done.began, done.paused)
+
+    def _finish(self, folder: Folder, state: TrainState, sums: dict[str, str], errors: list[str]) -> str | None:
+        """Names a checkpoint. Returns the reason if it cannot be complete."""
+        if errors:
+            return str(folder.failed(state.step, errors[0]))
+        try:
+            folder.finish(state, sums, self.config.save_total_limit)
+        except EngineError as error:
+            return str(error)
+        return None
