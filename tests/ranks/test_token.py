@@ -21,7 +21,7 @@ from ckdist.errors import ConfigError
 from ckdist.layout import TENSOR, TOKEN, TOKEN_IN_HOSTS
 from ckdist.layouts.phase_layouts import layouts_for
 from tests.support import thread_ranks
-from tests.support.distinct_families import distinct_families
+from tests.support.distinct_families import distinct_families, prefill_of
 from tests.support.pairs import pairs
 from tests.support.paths import GOLDEN
 from tests.support.programs.replay import build
@@ -227,6 +227,7 @@ def test_one_text_with_whole_experts_on_hosts(hosts, folder):
 )
 def test_one_text_whatever_is_cut(ranks, prefill, folder):
     """Logits of both prefills are compared for each family by `test_logits_are_those_of_one_rank`."""
+    prefill = prefill_of(folder, prefill)
     found, stats = run_threads(ranks, lambda world: generated(world, folder, prefill))[0]
     assert found == text_of_one_rank(folder)
     assert (
@@ -277,7 +278,8 @@ TOLERANCES = {
 def test_logits_are_those_of_one_rank(ranks, path, tolerance):
     expected = logits_of(SingleWorld(), path, "auto")
     by_token, by_tensor = (
-        run_threads(ranks, lambda world: logits_of(world, path, prefill))[0] for prefill in ("token", "tensor")
+        run_threads(ranks, lambda world: logits_of(world, path, prefill_of(path, prefill)))[0]
+        for prefill in ("token", "tensor")
     )
     np.testing.assert_array_equal(by_token, by_tensor)
     assert np.abs(by_token - expected).max() <= tolerance * np.abs(expected).max()
