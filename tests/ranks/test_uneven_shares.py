@@ -18,7 +18,7 @@ from ckdist.layout import even_ranges, ranges_by_shares
 from ckdist.layouts.rank_shares import given_shares, rank_shares, shares_of
 from ckdist.layouts.stage_plan import even_slices
 from ckdist.weights.checkpoint import open_checkpoint
-from tests.support.distinct_families import distinct_families
+from tests.support.distinct_families import distinct_families, prefill_of
 from tests.support.paths import GOLDEN
 from tests.support.situations import driven
 from tests.support.thread_ranks import ThreadWorld, run_threads
@@ -58,7 +58,7 @@ def logits_of(world, path, split: str, **settings) -> tuple[np.ndarray, int]:
 
 @pytest.mark.parametrize(
     "prefill, path",
-    [(("token", "tensor")[i % 2], path) for i, path in enumerate(distinct_families())],
+    [(prefill_of(path, ("token", "tensor")[i % 2]), path) for i, path in enumerate(distinct_families())],
     ids=lambda value: getattr(value, "name", value),
 )
 def test_logits_are_those_of_one_rank(prefill, path):

@@ -20,6 +20,14 @@ NAMES = """
 """
 
 
+TENSOR_ONLY = ("jamba", "falcon_mamba")  # states whose steps of time are made from the channels of all ranks
+
+
+def prefill_of(path: pathlib.Path, prefill: str = "token") -> str:
+    """`prefill`, or tensor-parallel if the family has no other form."""
+    return "tensor" if path.name in TENSOR_ONLY else prefill
+
+
 def distinct_families() -> tuple[pathlib.Path, ...]:
     """Folders of golden families that have each form of a mixer, of a feed-forward, of norms and of a model."""
     return tuple(GOLDEN / name for name in NAMES.split())

@@ -1,10 +1,13 @@
 """Models whose weights are packed so far and no further."""
 
+from pathlib import Path
+
 import numpy as np
 
 from ckdist.config.engine_config import EngineConfig
 from ckdist.engine.load_model import load_model
 from ckdist.engine.single import SingleSequence
+from tests.support.distinct_families import prefill_of
 from tests.support.paths import GOLDEN
 
 TYPES = sorted(GOLDEN.glob("gguf/*.gguf"))
@@ -31,7 +34,7 @@ def loaded(world, path, until, threads=1):
         parallel=2,
         cache_type_k="f32",
         cache_type_v="f32",
-        prefill="token" if world.size > 1 else "auto",
+        prefill=prefill_of(Path(path)) if world.size > 1 else "auto",
         repack="off" if until is BEFORE else "threads",
     )
     if until is BEFORE:
