@@ -27,7 +27,7 @@ from ckdist.topology.arithmetic import arithmetic_rate
 from ckdist.train import training_checkpoint as saved
 from ckdist.train.batch import PackedBatch
 from ckdist.train.batch_source import BatchSource, share_source
-from ckdist.train.callback import Callback
+from ckdist.train.callback import Callback, StepFunction
 from ckdist.train.checkpoint_writer import CheckpointWriter, Saved
 from ckdist.train.config import TrainConfig
 from ckdist.train.data.batches import FileBatches, OwnBatches, Position, validation_batches
@@ -47,7 +47,7 @@ from ckdist.train.resumption import changed_settings, check_settings, settings_o
 from ckdist.train.schedule import Schedule
 from ckdist.train.tracker import check_report_to
 from ckdist.train.training_checkpoint import Folder, TrainState
-from ckdist.train.training_data import EVAL_ROWS, open_data
+from ckdist.train.training_data import EVAL_ROWS, check_validation, open_data
 from ckdist.train.training_memory import memory_line, rank_bytes, require
 from ckdist.weights.copies import compare_samples
 from ckdist.weights.model_files import model_files
@@ -56,7 +56,6 @@ from ckdist.weights.whole_comparison import MAX_READERS, WholeComparison
 log = logging.getLogger(__name__)
 
 PEAK_FORMATS = {True: 1, False: 0}  # bf16 -> activation format of the products
-
 # (model, configuration, program, ranks, threads) -> executable
 MakeExecutable: TypeAlias = Callable[
     [TrainedModel, TrainConfig, LossProgram, TrainingRanks, ThreadPool], NativeExecutable
@@ -98,7 +97,7 @@ def train(
     trainer = Trainer(config, ranks, share_source(ranks, batches), make_executable or native_executable)
     try:
         if on_step is not None:
-            callbacks = (*callbacks, _StepFunction(on_step))
+            callbacks = (*callbacks, StepFunction(on_step))
         last = trainer.run(callbacks, should_stop)
     except BaseException as error:
         trainer.fail(error)
@@ -107,17 +106,6 @@ def train(
     if world is None:
         ranks.close()
     return last
-
-
-class _StepFunction(Callback):
-    """Calls one function after every step."""
-
-    def __init__(self, function: OnStep) -> None:
-        self.function = function
-
-    def on_step(self, report: StepReport) -> None:
-        """Calls it."""
-        self.function(report)
 
 
 def native_executable(
@@ -167,6 +155,18 @@ class Trainer:
         self.world.gather(None)  # its files exist now
         self.tokenizer = open_tokenizer(self.config, self.model, make=False)
 
+    def _open_communicator(self, needed: dict[str, int]) -> Communicator:
+        """Opens the communicator of all ranks. `needed`: bytes by content."""
+        return open_communicator(
+            self.world,
+            self.config.transport,
+            timeout=self.config.ddp_timeout,
+            spins=None if self.placement.quota is None else SPINS_QUOTA,
+            # Peers reduce gradients and read rows in the arena.
+            arena_bytes=ARENA_BYTES + 2 * needed["gradients"] + 2 * needed["rows for other stages"],
+            log=log.warning,
+        )
+
     def _open(self, source: BatchSource | None, make_executable: MakeExecutable) -> None:
         config, world = self.config, self.world
         agree_on_start(world, config)
@@ -186,28 +186,15 @@ class Trainer:
         self.stage = program.stage
         needed = self._needed_memory(program, mesh)
         if world.size > 1:
-            self.communicator = open_communicator(
-                world,
-                config.transport,
-                timeout=config.ddp_timeout,
-                spins=None if self.placement.quota is None else SPINS_QUOTA,
-                # Peers reduce gradients and read rows in the arena.
-                arena_bytes=ARENA_BYTES + 2 * needed["gradients"] + 2 * needed["rows for other stages"],
-                log=log.warning,
-            )
+            self.communicator = self._open_communicator(needed)
         self.ranks = TrainingRanks.split(mesh, self.communicator)
         self.pool = ThreadPool(self.threads, self.placement.cpus)
         self.executable = self._loaded(make_executable, program)
         self.shards = program.trained_shards
         self.optimizer = Optimizer(
-            config,
-            self.executable.parameters,
-            self.executable.gradients,
-            self.ranks,
-            self.pool,
-            self.shards.replicated,
-            self.shards.tied,
-        )
+            config, self.executable.parameters, self.executable.gradients, self.ranks, self.pool,
+            self.shards.replicated, self.shards.tied,
+        )  # fmt: skip
         self.writer = CheckpointWriter(
             config, world, self.ranks, self.folder, self.model, self.tokenizer, self.shards, self.executable,
             self.optimizer,
@@ -222,7 +209,7 @@ class Trainer:
         self.preference = method_step(config, self.executable, self.ranks, self.model, self.tokenizer, update)
         if self.preference is not None:
             self.preference.measure_reference(*data.rows)  # with the weights before training
-        self._check_validation()
+        check_validation(config, self.validation)
         self._resume(Path(resumed) if resumed else None)
         self.schedule = Schedule.of(config, self.state.steps)
         self.lost = LostSteps(config.learning_rate, self.state.skipped_steps)
@@ -230,13 +217,6 @@ class Trainer:
         self._log_memory(mesh, needed)
         if world.rank == 0:
             self.report = Report(self.output, self.state.step, self.state.steps, config.as_dict())
-
-    def _check_validation(self) -> None:
-        """Raises ConfigError for settings that need validation data, if there is none."""
-        for name in ("early_stopping", "samples"):
-            number = getattr(self.config, name)
-            if number and self.validation is None:
-                raise ConfigError(f"{name} ({number}) needs validation data: set validation_file")
 
     def _loaded(self, make_executable: MakeExecutable, program: LossProgram) -> NativeExecutable:
         """Makes the executable while other threads compare the base model's files over hosts. A collective call.
@@ -384,14 +364,10 @@ class Trainer:
     def _go_back(self) -> None:
         """Loads the weights and the optimizer's state of the last checkpoint. The data goes on. A collective call."""
         self._report_saved(self.writer.wait())
-        steps = [] if self.folder is None else [step for step in self.folder.steps() if step <= self.state.step]
-        path = self.folder.at(steps[-1]) if self.folder is not None and steps else None
-        values = self.world.broadcast(vars(saved.verify(path)) if path is not None else None)
-        if values is None:
+        old = self.writer.load_last(self.state.step)
+        if old is None:
             self._say("there is no checkpoint to go back to yet: the step is only skipped")
             return
-        old = TrainState(**values)
-        self.writer.load(path or self.output, old.updates)  # rank 0 reads
         self.state = replace(self.state, updates=old.updates, loss_mean=old.loss_mean, norm_mean=old.norm_mean)
         self._say(f"step {self.state.step}: the weights are those of step {old.step} again")
 
@@ -485,10 +461,8 @@ class Trainer:
         weights = self.writer.gathered()
         if self.world.rank == 0 and weights is not None:
             out = write_result(self.output, self.model, weights, self.tokenizer, self.config)
-            self._say(
-                f"the {out.stem} is in {out}"
-                + (f"; {self.state.skipped_steps} steps were skipped" if self.state.skipped_steps else "")
-            )
+            skipped = f"; {self.state.skipped_steps} steps were skipped" if self.state.skipped_steps else ""
+            self._say(f"the {out.stem} is in {out}{skipped}")
 
     def fail(self, error: BaseException) -> None:
         """Releases everything after `error`, and sends it to the other ranks: they must not wait for this one."""
