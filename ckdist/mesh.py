@@ -1,8 +1,8 @@
 """The mesh: the ranks of a job as a grid with named axes, and a rank's coordinates on it.
 
-A job's axes are `dp` (replicas that share a batch), `pp` (pipeline stages), `ep` (experts) and `tp` (tensors),
-outermost first. The ranks of a `tp` group are consecutive, so they are usually on one host. The mesh itself does not
-depend on hosts: groups may span them in any way.
+A job's axes are `dp` (replicas that share a batch), `sp` (ranks that divide the tokens of each sequence), `pp`
+(pipeline stages), `ep` (experts) and `tp` (tensors), outermost first. The ranks of a `tp` group are consecutive, so
+they are usually on one host. The mesh itself does not depend on hosts: groups may span them in any way.
 """
 
 import math
@@ -15,7 +15,7 @@ from ckdist.errors import ConfigError, LayoutError
 if TYPE_CHECKING:
     from ckdist.comm.communicator import Communicator
 
-AXES: tuple[str, ...] = ("dp", "pp", "ep", "tp")  # outermost first
+AXES: tuple[str, ...] = ("dp", "sp", "pp", "ep", "tp")  # outermost first
 WHOLE = "tp"  # the axis over all ranks
 HOST, LOCAL = "host", "local"  # the axes over hosts, and over the ranks of a host
 
@@ -37,13 +37,13 @@ class Mesh:
     shares: tuple[int, ...] = ()
 
     @staticmethod
-    def of_job(ranks: int, rank: int, dp: int = 0, pp: int = 1, ep: int = 1, tp: int = 1) -> "Mesh":
+    def of_job(ranks: int, rank: int, dp: int = 0, sp: int = 1, pp: int = 1, ep: int = 1, tp: int = 1) -> "Mesh":
         """The mesh of a job of `ranks` ranks. dp 0: the largest number of replicas.
 
         Raises ConfigError if the product of the axes is not the number of ranks.
         """
-        others = pp * ep * tp
-        sizes = dict(zip(AXES, (dp or max(1, ranks // others), pp, ep, tp), strict=True))
+        others = sp * pp * ep * tp
+        sizes = dict(zip(AXES, (dp or max(1, ranks // others), sp, pp, ep, tp), strict=True))
         needed = math.prod(sizes.values())
         if needed == ranks:
             return Mesh(sizes, rank)

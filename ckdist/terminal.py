@@ -18,12 +18,12 @@ STYLES = {"error": "\x1b[1;31m", "strong": "\x1b[1m", "quiet": "\x1b[2m", "user"
 
 
 def is_terminal(stream: TextIO | None) -> bool:
-    """Whether `stream` is a terminal. False for None and for a closed stream."""
+    """True if `stream` is a terminal. False for None and for a closed stream."""
     return stream is not None and not stream.closed and stream.isatty()
 
 
 def has_colours(stream: TextIO | None) -> bool:
-    """Whether `stream` is a terminal that wants colours."""
+    """True if `stream` is a terminal that wants colours."""
     return is_terminal(stream) and not os.environ.get("NO_COLOR") and os.environ.get("TERM", "") not in ("", "dumb")
 
 

@@ -16,6 +16,7 @@ import signal
 import ssl
 import tempfile
 
+import hypothesis
 import pytest
 
 from ckdist.comm import communicator
@@ -36,6 +37,9 @@ def pytest_configure(config) -> None:
     # A shell starts its background jobs with SIGINT ignored. Children inherit that, and would not end by it.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if "CKDIST_SAME_CASES" in os.environ:  # Hypothesis draws the same cases in each run
+        hypothesis.settings.register_profile("same", derandomize=True, print_blob=True)
+        hypothesis.settings.load_profile("same")
     if hasattr(config, "workerinput"):
         return
     os.environ.setdefault(FOLDER_VARIABLE, str(store_folder()))

@@ -26,7 +26,7 @@ def wanted_ranks(settings: object) -> int:
         from ckdist.config.tuning_commands import TuneCommand
 
         if isinstance(settings, TuneCommand):
-            return settings.data_parallel_size or 1
+            return (settings.data_parallel_size or 1) * settings.sequence_parallel_size
         return _training_ranks(settings) if isinstance(settings, TrainCommand) else 1
     if not settings.runs_model:
         return 1
@@ -41,7 +41,8 @@ def _training_ranks(command: "TrainCommand") -> int:
         return 1
     config = load_config(command.file, command.overrides)
     # One replica unless the file gives a number: batches depend on it.
-    return max(1, config.data_parallel_size) * config.pipeline_parallel_size * config.tensor_parallel_size
+    replica = config.sequence_parallel_size * config.pipeline_parallel_size * config.tensor_parallel_size
+    return max(1, config.data_parallel_size) * replica
 
 
 def run_ranks(settings: object, arguments: Sequence[str]) -> int | None:

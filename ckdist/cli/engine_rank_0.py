@@ -30,7 +30,7 @@ def serve(config: ServeConfig, world: World, directory: str, name: str) -> None:
             signal.signal(number, lambda *_: coordinator.request_drain())
         model, engine, tokenizer = load_engine(config, world)
         engine.scheduler.shares_cores = turns is not None
-        lines = logged_lines(name, model)
+        lines = logged_lines(name, config, model)
         facts = {"parameters": parameters(model), "generates": model.spec.generates, "chats": bool(tokenizer.templates)}
         coordinator.begin(engine, RankReports(model), model_facts(config, model, engine.ranking) | facts)
         print(*lines, READY + task_of(bool(tokenizer.templates), model.spec), sep="\n", flush=True)

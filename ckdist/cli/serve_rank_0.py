@@ -89,11 +89,17 @@ def handle_signals(config: ServeConfig, http: HttpProcess, coordinator: Coordina
         signal.signal(signal.SIGHUP, lambda *_: http.read_keys_again())
 
 
-def logged_lines(name: str, model: Model) -> list[str]:
+def logged_lines(name: str, config: ServeConfig, model: Model) -> list[str]:
     """Returns the lines about the start, and logs where ranks are placed. A collective call."""
     lines, advice = start_lines(name, model)
     log_map(model)
-    for line in advice[:1]:
+    executable, of_layout = model.executable, None
+    if executable.stages is None and executable.communicator.exchanges:
+        from ckdist.layouts.layout_choice import layout_advice
+
+        measured = model.plan.threads, executable.communicator.exchanges
+        of_layout = layout_advice(model.world, config, model.checkpoint, *measured)
+    for line in filter(None, [*advice[:1], of_layout]):
         log.warning("%s", line)
     return lines
 
@@ -152,7 +158,7 @@ def serve(
             log.warning("%s", line)
         handle_signals(config, http, coordinator)
         model, engine, tokenizer = load_engine(config, world)
-        lines = logged_lines(name, model)
+        lines = logged_lines(name, config, model)
         coordinator.begin(engine, RankReports(model), model_facts(config, model, engine.ranking))
         http.wait_answering(ANSWERING_SECONDS)
         if on_ready is not None:

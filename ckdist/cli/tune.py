@@ -21,6 +21,7 @@ from ckdist.train.data.chats import ChatProcess
 from ckdist.train.data.data_files import find_files
 from ckdist.train.data.preferences import KINDS
 from ckdist.train.data.token_cache import TokenCache, open_cache
+from ckdist.train.longer_context import parse
 from ckdist.train.model import open_model
 from ckdist.train.ranks import training_mesh
 from ckdist.train.trainer import PEAK_FORMATS
@@ -47,9 +48,10 @@ def run(command: TuneCommand) -> int:
     """Plans on rank 0, prints the plan, and trains on all ranks. Returns 0, or 130 after a signal."""
     world = start_world(command.encrypt)
     model = resolve(command.model, world) or ""
-    plan = together(world, lambda: _planned(command, model, world) if world.rank == 0 else None)
+    own = default_threads(world)
+    plan = together(world, lambda: _planned(command, model, world, own) if world.rank == 0 else None)
     config = from_mapping(world.broadcast(plan.config.as_dict() if plan else None), "ckdist tune")
-    threads = default_threads(world, config.threads)
+    threads = config.threads or own
     cpus = place(world, threads).cpus
     rate = min(world.gather(arithmetic_rate(threads, cpus, PEAK_FORMATS[config.bf16])))
     if plan:
@@ -69,14 +71,17 @@ class Plan(NamedTuple):
     report: tuple[str, ...]
 
 
-def _planned(command: TuneCommand, model: str, world: World) -> Plan:
-    """Chooses the settings and writes them to the output folder. Not a collective call."""
+def _planned(command: TuneCommand, model: str, world: World, threads: int) -> Plan:
+    """Chooses the settings and writes them to the output folder. Not a collective call.
+
+    `threads`: of a rank, unless the settings name others.
+    """
     config, cache = _chosen(command, model, world)
     mesh = training_mesh(config, world.size, world.rank)
     config = replace(config, model_name_or_path=model)
     opened = open_model(config)
     is_left_open = not any(text.partition("=")[0].strip() in BATCH_FIELDS for text in command.set)
-    config, needed = fitted(config, opened, mesh, world.local_size, is_left_open)
+    config, needed = fitted(config, opened, mesh, world.local_size, config.threads or threads, is_left_open)
     cost = expected(config, opened, cache, mesh.size("dp"), needed)
     config = replace(config, model_name_or_path=command.model or "")
     if not command.dry_run:
@@ -97,10 +102,12 @@ def _chosen(command: TuneCommand, model: str, world: World) -> tuple[TrainConfig
         "train_file": entries(command.files),
         "output_dir": command.output or f"{name}-{stem}",
         "bad_lines": "skip" if command.skip_bad else "error",
-        "data_parallel_size": world.size,
+        "data_parallel_size": max(1, world.size // command.sequence_parallel_size),
+        "sequence_parallel_size": command.sequence_parallel_size,
         "encrypt": command.encrypt,
         "method": command.method,
         **({"beta": command.beta} if command.beta else {}),
+        **({"rope_scaling": parse(command.rope_scaling)} if command.rope_scaling else {}),
         **({"teacher_file": str(pathlib.Path(command.teacher).absolute())} if command.teacher else {}),
     }
     given = values | ({} if command.full else {"lora_r": command.lora_r})
@@ -122,9 +129,9 @@ def _chosen(command: TuneCommand, model: str, world: World) -> tuple[TrainConfig
         override(values, text)
     config = from_mapping(values, "ckdist tune")
     if "num_train_epochs" not in given and config.max_steps < 0:
-        epochs = command.epochs or default_epochs(steps_of(config, cache, world.size, 1.0))
+        epochs = command.epochs or default_epochs(steps_of(config, cache, config.data_parallel_size, 1.0))
         config = replace(config, num_train_epochs=epochs)
-    steps = steps_of(config, cache, world.size, 1.0)
+    steps = steps_of(config, cache, config.data_parallel_size, 1.0)
     if "logging_steps" not in given:
         config = replace(config, logging_steps=max(1, min(10, steps // 2)))
     if config.eval_steps and "eval_steps" not in given:

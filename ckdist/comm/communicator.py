@@ -47,9 +47,11 @@ class Family:
 
     Attributes:
         exposed: Arrays that peers may write. They stay alive as long as the transport.
+        exchanges: Seconds of exchanges of 16 KiB and of 1 MiB between hosts, or empty.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, exchanges: list[float]) -> None:
+        self.exchanges = exchanges
         self.members: weakref.WeakSet[Communicator] = weakref.WeakSet()
         self.exposed: list[np.ndarray] = []
 
@@ -66,7 +68,7 @@ class Communicator(Collectives[np.ndarray, None]):
     """
 
     def __init__(self, handle: CData, family: "Family") -> None:
-        self._handle, self._family = handle, family
+        self._handle, self._family, self.exchanges = handle, family, family.exchanges
         family.members.add(self)
         self.under_way: set[Operation[Any]] = set()  # operations add and remove themselves
         self._windows = 0
@@ -235,14 +237,15 @@ def open_communicator(
         chosen = _choose(world, transport, timeout, interface, log)
         if chosen.name == "verbs" and not share:
             memory = _own_memory(arena_bytes)
-    sizes = [*world.broadcast(list(thresholds or load_thresholds())), _chunk_bytes(world, chosen)]
+    exchanges = _exchange_seconds(world, chosen)
+    sizes = [*world.broadcast(list(thresholds or load_thresholds())), _chunk_bytes(exchanges)]
     host_of_rank = [world.hosts.index(host) for host in world.hosts]
     joined = memory, rendezvous, chosen.handle if chosen else None
     handle = native.new(
         lib.ckdist_communicator_new, world.rank, world.size, host_of_rank, *joined, [sizes], spins, timeout
     )
     world.gather(None)  # the segments are open everywhere
-    family = Family()
+    family = Family(exchanges)
     if chosen and chosen.name == "mpi" and has_mpi(world):
         from ckdist.comm.transports.opening import before_mpi_ends
 
@@ -262,14 +265,19 @@ def _choose(world: World, wanted: str, timeout: float, interface: str | None, lo
     return chosen
 
 
-def _chunk_bytes(world: World, chosen: "ChosenTransport | None") -> int:
-    """Minimum size of a chunk of a sum between hosts: such a message takes at least CHUNK_SECONDS."""
+def _exchange_seconds(world: World, chosen: "ChosenTransport | None") -> list[float]:
+    """Seconds of exchanges of 16 KiB and of 1 MiB between hosts; empty without a transport. A collective call."""
     if chosen is None or world.size == 1:
-        return CHUNK_BYTES
-    from ckdist.comm.transports.transport_choice import LARGE, exchange_seconds
+        return []
+    from ckdist.comm.transports.link import FEW, LARGE
+    from ckdist.comm.transports.transport_choice import exchange_seconds
 
-    measured = chosen.times or world.broadcast(exchange_seconds(world, chosen.handle, [LARGE]))
-    return max(CHUNK_BYTES, int(CHUNK_SECONDS * LARGE[0] / measured[-1]))
+    return chosen.times or world.broadcast(exchange_seconds(world, chosen.handle, [FEW, LARGE]))
+
+
+def _chunk_bytes(exchanges: list[float]) -> int:
+    """Minimum size of a chunk of a sum between hosts: such a message takes at least CHUNK_SECONDS."""
+    return max(CHUNK_BYTES, int(CHUNK_SECONDS * (1 << 20) / exchanges[-1])) if exchanges else CHUNK_BYTES
 
 
 def _share(world: World, local: list[int], arena_bytes: int, spins: int, timeout: float) -> tuple[CData, CData]:

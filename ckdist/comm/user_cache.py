@@ -40,7 +40,7 @@ def temporary_cache() -> pathlib.Path:
 
 
 def _can_write(folder: pathlib.Path) -> bool:
-    """Whether a folder can be written, or created."""
+    """True if a folder can be written, or created."""
     existing = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
     return existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)
 

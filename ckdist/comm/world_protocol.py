@@ -69,5 +69,5 @@ class MpiRanks(World, Protocol):
 
 
 def has_mpi(world: World) -> TypeGuard[MpiRanks]:
-    """Whether MPI started this world."""
+    """True if MPI started this world."""
     return hasattr(world, "mpi")

@@ -69,6 +69,10 @@ class TrainCommand(Settings):
         None, "-pp", "--pipeline-parallel-size", kind=int, within=(1, 1 << 16),
         help="pipeline stages of each replica (default: the file's value, or 1)",
     )  # fmt: skip
+    sequence_parallel_size: int | None = option(
+        None, "-sp", "--sequence-parallel-size", kind=int, within=(1, 1 << 16),
+        help="ranks that divide the tokens of each sequence of a replica (default: the file's value, or 1)",
+    )  # fmt: skip
     data_parallel_size: int | None = option(
         None, "-dp", "--data-parallel-size", kind=int, within=(1, 1 << 16),
         help="replicas; started on this host if there is no launcher (default: the file's value, or the started ranks)",
@@ -78,8 +82,8 @@ class TrainCommand(Settings):
     @property
     def overrides(self) -> tuple[str, ...]:
         """The fields that override the file, as `field=value`."""
-        names = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
-        sizes = {name: getattr(self, name) for name in names}
+        kinds = "tensor", "pipeline", "sequence", "data"
+        sizes = {f"{kind}_parallel_size": getattr(self, f"{kind}_parallel_size") for kind in kinds}
         return (*self.set, *(f"{name}={size}" for name, size in sizes.items() if size is not None))
 
 

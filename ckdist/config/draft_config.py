@@ -66,5 +66,5 @@ class DraftFlags(Settings):
 
     @property
     def has_draft_model(self) -> bool:
-        """Whether a draft model, or the model's own layer, drafts tokens."""
+        """True if a draft model, or the model's own layer, drafts tokens."""
         return self.model_draft is not None or self.spec == "mtp"

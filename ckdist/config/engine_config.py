@@ -191,7 +191,7 @@ class EngineConfig(DraftFlags):
 
     @property
     def runs_model(self) -> bool:
-        """Whether the command has ranks of its own, each with a part of a model."""
+        """True if the command has ranks of its own, each with a part of a model."""
         return True
 
     @property

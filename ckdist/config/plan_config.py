@@ -130,5 +130,5 @@ class PlanConfig(Settings):
 
     @property
     def mixes_machines(self) -> bool:
-        """Whether --machine names machines and their numbers of hosts."""
+        """True if --machine names machines and their numbers of hosts."""
         return any(re.search(r",|:\d+$", name) for name in self.machine)

@@ -168,12 +168,12 @@ class ServeConfig(RequestDefaultFlags, EngineConfig):
 
     @property
     def is_router(self) -> bool:
-        """Whether the HTTP process starts a job per model."""
+        """True if the HTTP process starts a job per model."""
         return self.models is not None or bool(self.further_model) or self.models_max is not None
 
     @property
     def runs_model(self) -> bool:
-        """Whether the command has ranks of its own. A router's models are jobs, each with its ranks."""
+        """True if the command has ranks of its own. A router's models are jobs, each with its ranks."""
         return not self.is_router
 
     def __post_init__(self) -> None:

@@ -107,6 +107,16 @@ class TuneCommand(Settings):
         None, "-dp", "--data-parallel-size", kind=int, within=(1, 1 << 16),
         help="replicas; started on this host if there is no launcher (default: 1)",
     )  # fmt: skip
+    sequence_parallel_size: int = option(
+        1, "-sp", "--sequence-parallel-size", within=(1, 1 << 16),
+        help="ranks of each replica that divide the tokens of a sequence: for contexts that do not fit one",
+    )  # fmt: skip
+    rope_scaling: str = option(
+        "",
+        "--rope-scaling",
+        metavar="KIND:FACTOR",
+        help="with --full: train for FACTOR times the model's context; KIND is linear, yarn or llama3",
+    )
     encrypt: str = option("auto", "--encrypt", choices=ENCRYPT, help="encryption between hosts, as of ckdist serve")
     verbose: bool = option(False, "-v", "--verbose", help="log more")
 

@@ -162,7 +162,7 @@ class BlockPool:
         return found + new
 
     def is_known(self, block: int) -> bool:
-        """Whether the block holds a reusable prefix."""
+        """True if the block holds a reusable prefix."""
         return self._keys[block] is not None
 
     def last_length(self, block: int) -> int:

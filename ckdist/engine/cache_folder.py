@@ -66,7 +66,7 @@ class SlabFiles:
         return slots, headers[slots]
 
     def is_sound(self, slot: int, header: np.ndarray) -> bool:
-        """Whether header and data belong together. Reads the data."""
+        """True if header and data belong together. Reads the data."""
         data = np.frombuffer(os.pread(self.data, self.bytes, slot * self.stride), np.uint8)
         if len(data) != self.bytes:
             return False

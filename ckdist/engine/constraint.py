@@ -47,12 +47,12 @@ class Constraint:
 
     @property
     def is_ready(self) -> bool:
-        """Whether the grammar is compiled."""
+        """True if the grammar is compiled."""
         return self.compiled.future.done()
 
     @property
     def is_complete(self) -> bool:
-        """Whether nothing can follow."""
+        """True if nothing can follow."""
         return self._stopped and not self.forced
 
     def fill(self, banned: np.ndarray | None) -> None:

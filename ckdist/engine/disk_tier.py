@@ -135,11 +135,11 @@ class DiskTier:
 
     @property
     def is_busy(self) -> bool:
-        """Whether copies are under way, or entries are to be stored."""
+        """True if copies are under way, or entries are to be stored."""
         return bool(self._jobs or self._loads or self._to_store) or any(map(self._is_idle, self._to_keep))
 
     def is_due(self) -> bool:
-        """Whether `tend` should be called now."""
+        """True if `tend` should be called now."""
         return self.is_busy and time.monotonic() >= self._next_poll
 
     def tend(self) -> list[Sequence]:
@@ -316,7 +316,7 @@ class DiskTier:
     # stores
 
     def _is_idle(self, snapshot: tuple[int, int]) -> bool:
-        """Whether no sequence uses the block before a snapshot, or the snapshot is gone."""
+        """True if no sequence uses the block before a snapshot, or the snapshot is gone."""
         slot, block = snapshot
         states = self._states
         return states is None or states.slot_after(block) != slot or self._pool.idle_among([block]) > 0

@@ -215,7 +215,7 @@ class Drafting:
             going = model.draft(sequences, drafts, going)
 
     def _may_ask(self, model: "ModelDrafter", chunk: SequenceChunk, guess: Guess) -> bool:
-        """Whether the draft model is expected to guess more of a sequence than earlier text."""
+        """True if the draft model is expected to guess more of a sequence than earlier text."""
         sequence = chunk.sequence
         kind = self.kind_of(sequence)
         if kind not in ("auto", "model"):
@@ -227,7 +227,7 @@ class Drafting:
     def _pays(
         self, model: "ModelDrafter", chunks: list[SequenceChunk], guesses: list[Guess], places: list[int]
     ) -> bool:
-        """Whether the draft model is expected to gain more than earlier text."""
+        """True if the draft model is expected to gain more than earlier text."""
         count, gain = len(chunks), self.gain
         plain = gain.costs.cost(count)
         if not plain:
@@ -243,7 +243,7 @@ class Drafting:
         return speed > text
 
     def _tries(self, model: "ModelDrafter", count: int, places: int) -> bool:
-        """Whether a draft model that does not pay is to be tried once more.
+        """True if a draft model that does not pay is to be tried once more.
 
         Args:
             count: Sequences of the step.

@@ -59,7 +59,7 @@ class DryBreakers:
         return found
 
     def has_room(self, breakers: Sequence[str]) -> bool:
-        """Whether `find` knows the breakers, or fewer than MAX_KEPT sets are pending, so a flood is limited."""
+        """True if `find` knows the breakers, or fewer than MAX_KEPT sets are pending, so a flood is limited."""
         if tuple(dict.fromkeys(breakers)) in self._kept:
             return True
         return len(self._kept) < MAX_KEPT or any(found.done() for found in self._kept.values())

@@ -122,12 +122,12 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        """Whether a sequence waits or runs, or outputs are still to be returned."""
+        """True if a sequence waits or runs, or outputs are still to be returned."""
         return bool(self._sequences or self._in_flight or self._collected)
 
     @property
     def has_queue_room(self) -> bool:
-        """Whether the queue has room for another request."""
+        """True if the queue has room for another request."""
         return self.scheduler.queued < self.scheduler.max_waiting
 
     @property
@@ -321,7 +321,7 @@ class Engine:
 
     @property
     def is_storing(self) -> bool:
-        """Whether blocks are on their way to disk, for which `tend` must be called."""
+        """True if blocks are on their way to disk, for which `tend` must be called."""
         return self.tier is not None and self.tier.is_busy
 
     def tend(self) -> None:

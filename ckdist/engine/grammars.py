@@ -116,7 +116,7 @@ class Grammars:
             del kept[next((key for key, found in kept.items() if found.future.done()), next(iter(kept)))]
 
     def has_room(self, grammar: str) -> bool:
-        """Whether `find` knows the grammar, or fewer than MAX_KEPT grammars wait to be compiled."""
+        """True if `find` knows the grammar, or fewer than MAX_KEPT grammars wait to be compiled."""
         if grammar in self._kept or len(self._kept) < MAX_KEPT:
             return True
         return any(found.future.done() for found in self._kept.values())

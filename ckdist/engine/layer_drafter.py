@@ -69,7 +69,7 @@ class LayerDrafter(ModelDrafter):
         return False
 
     def is_ready(self, sequence: Sequence) -> bool:
-        """Whether a draft may follow the sequence's tokens at once."""
+        """True if a draft may follow the sequence's tokens at once."""
         follower = self._followers.get(sequence.id)
         return (
             isinstance(follower, RowFollower)

@@ -27,7 +27,7 @@ class LiveRequests:
         return (sequence for sequence in running if not self.holds(sequence))
 
     def holds(self, sequence: Sequence) -> bool:
-        """Whether a sequence waits in the step of the last call of `first`."""
+        """True if a sequence waits in the step of the last call of `first`."""
         return self._is_read and sequence.place.batch
 
     def batch_seconds(self, running: Iterable[Sequence], limit: float) -> float:

@@ -168,7 +168,7 @@ class ModelDrafter:
         return follower
 
     def is_ready(self, sequence: Sequence) -> bool:
-        """Whether a draft may follow the sequence's tokens at once."""
+        """True if a draft may follow the sequence's tokens at once."""
         follower = self._followers.get(sequence.id)
         return follower is not None and sequence.length - 1 - follower.end < BEHIND and self._extend(follower, sequence)
 

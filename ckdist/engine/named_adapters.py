@@ -72,7 +72,7 @@ class AdapterLoad:
 
     @property
     def is_done(self) -> bool:
-        """Whether the thread has ended."""
+        """True if the thread has ended."""
         return not self._thread.is_alive()
 
     def wait(self) -> None:
@@ -124,11 +124,6 @@ class Adapters:
                 load.fail(error)
                 raise
             self._by_name[name] = NamedAdapter(name, slot, digest)
-
-    @property
-    def is_loading(self) -> bool:
-        """Whether a load is under way, or its result was not taken yet."""
-        return self._load is not None
 
     def use(self, scales: Collection[tuple[str, float]]) -> tuple[AdapterUse, ...]:
         """Counts a request. Returns its adapters in the order of their sum, which `scales` does not change.

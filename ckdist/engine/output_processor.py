@@ -145,7 +145,6 @@ class OutputProcessor:
             self.grammars.advance(moves)
 
     def _is_end(self, sequence: Sequence, token: int) -> bool:
-        """Whether a token is an EOS that ends the sequence."""
         return token in self.eos_token_ids and (not sequence.params.ignore_eos or sequence.params.grammar is not None)
 
     def _sample(self, logits: np.ndarray, rows: list[Sequence]) -> list[Sample] | list[Sample | CkdistError]:

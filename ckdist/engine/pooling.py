@@ -29,7 +29,7 @@ class Pooling:
 
     @property
     def needs_all(self) -> bool:
-        """Whether the rows of all tokens are needed, not only the last one."""
+        """True if the rows of all tokens are needed, not only the last one."""
         return self.kind not in ("last", "rank")
 
     def take(self, rows: np.ndarray) -> None:

@@ -69,7 +69,7 @@ def _adapted_steps(
 
 
 def has_prompt_products(loader: ShardLoader, program: Program, world: World, wanted: bool) -> bool:
-    """Whether the kernels of any rank have a separate product for prompts for one of the program's matrices.
+    """True if the kernels of any rank have a separate product for prompts for one of the program's matrices.
 
     A collective call. `wanted`: --prompt-tiles allows them.
     """

@@ -19,11 +19,11 @@ class RowCosts:
         self._steps = 0
 
     def is_known(self, rows: int) -> bool:
-        """Whether steps of this width were measured."""
+        """True if steps of this width were measured."""
         return rows in self._seconds
 
     def spans(self, rows: int) -> bool:
-        """Whether steps that are at most, and that are at least, so wide were measured."""
+        """True if steps that are at most, and that are at least, so wide were measured."""
         return bool(self._rows) and self._rows[0] <= rows <= self._rows[-1]
 
     def cost(self, rows: int) -> float:

@@ -84,7 +84,7 @@ class SamplingParams(SamplingFields):
 
     @cached_property
     def is_greedy(self) -> bool:
-        """Whether the most likely token is taken, without bias and without log probabilities."""
+        """True if the most likely token is taken, without bias and without log probabilities."""
         return (
             self.temperature == 0
             and self.dynatemp_range == 0

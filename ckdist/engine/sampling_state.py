@@ -29,7 +29,7 @@ class SamplingState:
 
     @property
     def is_ready(self) -> bool:
-        """Whether a token can be drawn without waiting."""
+        """True if a token can be drawn without waiting."""
         return (self.breakers is None or self.breakers.done()) and (self.constraint is None or self.constraint.is_ready)
 
     @property

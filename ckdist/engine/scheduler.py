@@ -224,7 +224,7 @@ class Scheduler:
 
     @property
     def _has_decoding(self) -> bool:
-        """Whether a running sequence decodes, in this step or in others."""
+        """True if a running sequence decodes, in this step or in others."""
         return any(not s.wants_hidden and s.length - s.computed <= 1 for s in self.running)
 
     def _most_decoding(self) -> int:
@@ -255,7 +255,7 @@ class Scheduler:
         return min(self.max_tokens, max(tokens, decoding + PIECE_UNIT))
 
     def _next_is_hidden(self) -> bool:
-        """Whether the next step makes hidden states: all running sequences want them, or it is their turn."""
+        """True if the next step makes hidden states: all running sequences want them, or it is their turn."""
         if not self.running:
             first = next(self.waiting.in_turn(), None)
             self._last_hidden = first is not None and first[0].wants_hidden
@@ -454,7 +454,7 @@ class Scheduler:
         sequence.encoded = False
 
     def _waits_for(self, sequence: Sequence, prefix: int, other: Sequence) -> bool:
-        """Whether the running prompt `other` computes a much longer prefix of `sequence` than the `prefix` blocks known
+        """True if the running prompt `other` computes a much longer prefix of `sequence` than the `prefix` blocks known
         now.
 
         If layers keep states, this also requests a snapshot of `other` at the end of that prefix.
@@ -470,5 +470,4 @@ class Scheduler:
 
 
 def _fits(sequence: Sequence, hidden: bool, role: bool | None) -> bool:
-    """Whether a sequence's next tokens suit a step."""
     return sequence.wants_hidden is hidden and role in (None, sequence.reads_prompt)

@@ -172,12 +172,12 @@ class Sequence:
 
     @property
     def reads_prompt(self) -> bool:
-        """Whether its next token to compute belongs to the prompt."""
+        """True if its next token to compute belongs to the prompt."""
         return self.computed < len(self.prompt)
 
     @property
     def wants_hidden(self) -> bool:
-        """Whether its next step makes hidden states, for a vector or for decoding to attend to."""
+        """True if its next step makes hidden states, for a vector or for decoding to attend to."""
         return self.pooling is not None or (self.source is not None and not self.encoded)
 
     @property
@@ -193,7 +193,7 @@ class Sequence:
 
     @property
     def is_ready(self) -> bool:
-        """Whether it can begin (again): sampling has all it needs, and no step of it is under way."""
+        """True if it can begin (again): sampling has all it needs, and no step of it is under way."""
         return not self.in_flight and (self.sampling_state is None or self.sampling_state.is_ready)
 
     @property
@@ -203,7 +203,7 @@ class Sequence:
 
     @property
     def scoring(self) -> bool:
-        """Whether prompt logprobs, or the hidden states of all tokens, are not complete yet."""
+        """True if prompt logprobs, or the hidden states of all tokens, are not complete yet."""
         return self.scored < len(self.prompt) - 1
 
     @property

@@ -100,7 +100,7 @@ class SequenceState:
 
     @property
     def can_draft(self) -> bool:
-        """Whether a slot is left for the state before the first draft."""
+        """True if a slot is left for the state before the first draft."""
         return self._pool.available > 0
 
     def draft_row(self, first: int) -> StateRow:

@@ -71,7 +71,7 @@ class SideThread:
         self._end = weakref.finalize(self, self._batches.put, None)
 
     def _is_stuck(self, batch: "Batch") -> bool:
-        """Whether the current piece has taken too long."""
+        """True if the current piece has taken too long."""
         began = batch.began
         if began is None:
             return False

@@ -59,7 +59,7 @@ def remove_dead(parent: pathlib.Path) -> None:
 
 
 def _is_dead(path: pathlib.Path) -> bool:
-    """Whether `path` is a socket without a listener."""
+    """True if `path` is a socket without a listener."""
     if not stat.S_ISSOCK(path.lstat().st_mode):
         return False
     with socket.socket(socket.AF_UNIX) as probe:

@@ -26,12 +26,12 @@ class SequenceChunk(NamedTuple):
 
     @property
     def samples(self) -> bool:
-        """Whether its last logits choose the sequence's next token."""
+        """True if its last logits choose the sequence's next token."""
         return self.first + self.tokens - len(self.drafts) == self.sequence.length
 
     @property
     def decodes(self) -> bool:
-        """Whether it computes one token, and drafts after it, in order to sample the next one."""
+        """True if it computes one token, and drafts after it, in order to sample the next one."""
         return self.tokens == self.rows == 1 + len(self.drafts)
 
 
@@ -59,7 +59,7 @@ class StepBuilder:
 
     @property
     def has_room(self) -> bool:
-        """Whether the step may have more tokens of prompts."""
+        """True if the step may have more tokens of prompts."""
         return self.tokens < self.budget and self.seconds > 0
 
     def limit_seconds(self, most: float, decode_seconds: float) -> None:

@@ -43,7 +43,7 @@ def gguf_models(names: Sequence[str]) -> list[str]:
 
 
 def _is_plain(name: str) -> bool:
-    """Whether a file of this name may be requested and stored."""
+    """True if a file of this name may be requested and stored."""
     return (
         name.isprintable()
         and not name.startswith("/")
@@ -53,7 +53,7 @@ def _is_plain(name: str) -> bool:
 
 
 def _is_model(name: str) -> bool:
-    """Whether it is a GGUF file with weights of a language model, and not a further part of one."""
+    """True if it is a GGUF file with weights of a language model, and not a further part of one."""
     split = SPLIT.search(name)
     file = name.rsplit("/", 1)[-1]
     return (

@@ -17,7 +17,7 @@ def parts_path(path: pathlib.Path) -> pathlib.Path:
 
 
 def has_parts(path: pathlib.Path) -> bool:
-    """Whether `path` is the local copy of a file at a URL.
+    """True if `path` is the local copy of a file at a URL.
 
     Raises:
         FetchError: The copy is outside the store, since a model's folder must not name URLs.

@@ -25,7 +25,7 @@ class Fragment:
 
 
 def is_url(name: str) -> bool:
-    """Whether a model's name is a URL."""
+    """True if a model's name is a URL."""
     return SCHEME.match(name) is not None
 
 

@@ -50,7 +50,7 @@ class Store:
         return self.folder / f"{model.name}.gguf"
 
     def has(self, model: NamedModel) -> bool:
-        """Whether the model's file exists and is valid. Reads the file if its verification is not on record."""
+        """True if the model's file exists and is valid. Reads the file if its verification is not on record."""
         path = self.path(model)
         try:
             now = path.stat()

@@ -211,7 +211,7 @@ def _addresses(place: SplitResult, name: str) -> list[ipaddress.IPv4Address | ip
 
 
 def _is_private(place: SplitResult, name: str) -> bool:
-    """Whether a host has an address outside the public internet."""
+    """True if a host has an address outside the public internet."""
     return not all(address.is_global for address in _addresses(place, name))
 
 

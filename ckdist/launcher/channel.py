@@ -32,12 +32,12 @@ class Channel:
 
     @property
     def reads(self) -> bool:
-        """Whether more data may arrive."""
+        """True if more data may arrive."""
         return self._reader is not None
 
     @property
     def writes(self) -> bool:
-        """Whether data is waiting to be written."""
+        """True if data is waiting to be written."""
         return self._writer is not None and bool(self._waiting)
 
     def send(self, data: bytes) -> None:

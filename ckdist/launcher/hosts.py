@@ -24,7 +24,7 @@ class Host:
 
     @property
     def is_this(self) -> bool:
-        """Whether it is the host of this process."""
+        """True if it is the host of this process."""
         own = socket.gethostname()
         return self.name in (*_LOCAL, own, own.split(".", maxsplit=1)[0])
 

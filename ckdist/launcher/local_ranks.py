@@ -77,7 +77,7 @@ class LocalRanks:
 
     @property
     def done(self) -> bool:
-        """Whether no rank runs."""
+        """True if no rank runs."""
         return all(child.code is not None for child in self._ranks.values())
 
     def start(self, job: Job, ranks: range) -> None:

@@ -192,7 +192,7 @@ class Supervisor:
 
 
 def _in_foreground() -> bool:
-    """Whether a terminal's Ctrl-C reaches this process and its process group."""
+    """True if a terminal's Ctrl-C reaches this process and its process group."""
     try:
         return sys.stdin is not None and os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp()
     except (OSError, ValueError):

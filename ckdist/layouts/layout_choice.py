@@ -9,7 +9,7 @@ sequence, decode of several sequences, and a prompt. The smallest geometric mean
 import functools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ckdist import native
 from ckdist.comm.thresholds import Thresholds
@@ -28,6 +28,7 @@ from ckdist.weights.loader import planned_type
 from ckdist.weights.packed_type import cost_of_type
 
 PROMPT, SEQUENCES = 2048, 8  # prompt tokens; sequences that decode together
+ADVISED_GAIN = 2.0
 PIECES = 64, 128, 256, 512  # tokens of a step, for prompts through stages
 
 
@@ -37,6 +38,7 @@ class LayoutChoice:
 
     stages: int
     reason: str
+    gain: float = 1.0  # geometric mean of the times of the second best layout over those of this one
 
 
 @dataclass(frozen=True)
@@ -118,7 +120,31 @@ def best_layout(
         f"{_named(best)} rather than {_named(second)}: predicted {alone} for a token of one sequence, {together} of "
         f"{SEQUENCES} sequences, {own[2]:.2f} against {other[2]:.2f} s for a prompt of {PROMPT} tokens; "
         f"{link.seconds * 1e6:.0f} µs and {link.rate / 1e6:.0f} MB/s between hosts",
+        math.prod(b / a for a, b in zip(own, other, strict=True)) ** (1 / 3),
     )
+
+
+def layout_advice(
+    world: World, config: EngineConfig, checkpoint: Checkpoint, threads: int, exchanges: Sequence[float]
+) -> str | None:
+    """One line if flags chose tensors over all hosts, and stages are predicted to take less than half of the time.
+
+    Args:
+        threads: The threads of each rank.
+        exchanges: Measured seconds of exchanges of `SMALL` and of `LARGE` bytes between hosts; empty on one host.
+    """
+    spec, hosts = checkpoint.spec, len(set(world.hosts))
+    if not exchanges or uneven(world) or not spec.generates or spec.reads_whole or spec.shares_layers:
+        return None
+    free = replace(config, pipeline_parallel_size=0, tensor_parallel_size=0)
+    counts = [n for n in stage_counts(world, free, len(spec.layers)) if n in (1, hosts)]
+    if len(counts) == 1:
+        return None
+    small, large = exchanges
+    choice = best_layout(checkpoint, config, counts, (hosts, threads * world.size), Link.of_exchanges(small, large))
+    if choice.stages == 1 or choice.gain < ADVISED_GAIN:
+        return None
+    return f"this network suits -pp {choice.stages}: {choice.reason}"
 
 
 def _named(stages: int) -> str:

@@ -57,27 +57,27 @@ def layouts_for(
 
 
 def norms_groups(mixer: "Mixer | None") -> bool:
-    """Whether the results of a mixer's heads are normed together: Mamba-2 with a norm."""
+    """True if the results of a mixer's heads are normed together: Mamba-2 with a norm."""
     return bool(getattr(getattr(mixer, "mamba", mixer), "norm_groups", 0))
 
 
 def shares_key(mixer: "Mixer | None") -> bool:
-    """Whether all heads share one key of a token: latent attention, and attention to compressed entries."""
+    """True if all heads share one key of a token: latent attention, and attention to compressed entries."""
     return isinstance(mixer, LatentAttention) or type(mixer).__name__ == "CompressedAttention"
 
 
 def places_experts(world: World, spec: ModelSpec) -> bool:
-    """Whether the placement of experts is a choice: the model has experts, and there are several hosts."""
+    """True if the placement of experts is a choice: the model has experts, and there are several hosts."""
     return len(set(world.hosts)) > 1 and any(isinstance(layer.ffn, MoeFfn) for layer in spec.layers)
 
 
 def can_dispatch(world: World, prefill: Layout) -> bool:
-    """Whether rows can be dispatched to the hosts of their experts: whole experts, and equal hosts."""
+    """True if rows can be dispatched to the hosts of their experts: whole experts, and equal hosts."""
     return "experts" in prefill.sharded_by and _are_equal_hosts(world)
 
 
 def _are_equal_hosts(world: World) -> bool:
-    """Whether all hosts have the same number of ranks, in consecutive order."""
+    """True if all hosts have the same number of ranks, in consecutive order."""
     return world.size == len(set(world.hosts)) or not _apart(world)
 
 
@@ -107,7 +107,9 @@ def _layouts(config: EngineConfig, world: World, spec: ModelSpec | None) -> tupl
     if world.size == 1:
         return SINGLE, SINGLE, mesh
     by_token, apart = TOKEN, ""
-    if len(set(world.hosts)) > 1:
+    if spec is not None and any(type(layer.mixer).__name__ == "Mamba1" for layer in spec.layers):
+        apart = f"{spec.family} makes the steps of its states from all channels, which needs sums over ranks"
+    elif len(set(world.hosts)) > 1:
         by_token, apart = TOKEN_IN_HOSTS, _apart(world)
         if (
             not apart

@@ -49,7 +49,7 @@ class Plan:
 
     @property
     def crowded(self) -> bool:
-        """Whether a rank of the job has more threads than CPUs."""
+        """True if a rank of the job has more threads than CPUs."""
         return self.spins == SPINS_CROWDED
 
     def __str__(self) -> str:

@@ -71,6 +71,15 @@ REFUSED_UNLESS = {  # a family that does not read a field supports only this val
     "use_bidirectional_attention": False,
     "use_sliding_window": False,
 }
+SIZES = {
+    "hidden": "hidden_size", "ffn": "intermediate_size", "layers": "num_hidden_layers", "heads": "num_attention_heads",
+    "kv_heads": "num_key_value_heads", "head": "head_dim", "positions": "max_position_embeddings", "vocab": "vocab_size",
+}  # fmt: skip
+
+
+def sizes(**given: int | None) -> dict[str, Any]:
+    """Defaults for the fields of sizes by the names in SIZES."""
+    return {SIZES[name]: value for name, value in given.items()}
 
 
 @dataclass(frozen=True)
@@ -130,7 +139,7 @@ class ConfigKeys:
         return Fields({**defaults, **given}, where, prefix, spelled=spelled)
 
     def is_unused(self, name: str) -> bool:
-        """Whether a field changes no result."""
+        """True if a field changes no result."""
         return name in UNUSED or name in self.unused or name.startswith(ALSO_UNUSED)
 
     def unknown(self, fields: Fields) -> list[str]:

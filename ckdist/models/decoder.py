@@ -29,6 +29,7 @@ BLOCKS = {  # mixer -> (its file in `blocks`, its function, prefix of its weight
     "GatedDeltaNet": ("gated_delta_net", "linear_attention", ""),
     "CompressedAttention": ("compressed_attention", "compressed_attention", ".self_attn"),
     "LatentAttention": ("latent_attention", "latent_attention", ".self_attn"),
+    "Mamba1": ("mamba1", "mamba1", ".mamba"),
     "Mamba2": ("mamba2", "mamba2", ".mamba"),
 }
 
@@ -112,7 +113,7 @@ def feed_forward(g: Tracer, x: Value, normed: Value, ffn: DenseFfn | MoeFfn, pat
     if not ffn.dense_size:
         from ckdist.models.blocks.moe import moe_ffn
 
-        return moe_ffn(g, normed, ffn, f"{path}.mlp")
+        return g.scale(moe_ffn(g, normed, ffn, f"{path}.mlp"), ffn.scale)
     from ckdist.models.blocks.per_layer import moe_and_dense
 
     return moe_and_dense(g, x, normed, ffn, path, eps)

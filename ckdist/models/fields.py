@@ -52,7 +52,7 @@ class Fields:
         return self.values.get(name)
 
     def has(self, name: str) -> bool:
-        """Whether the field is present and not null."""
+        """True if the field is present and not null."""
         return self.raw(name) is not None
 
     def unread(self) -> list[tuple["Fields", str]]:

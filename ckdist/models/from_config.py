@@ -71,7 +71,7 @@ def sizes(f: Fields, norm_eps: str = "rms_norm_eps", head_dim: int = 0) -> Sizes
 
 
 def tied(f: Fields, outer: Fields) -> bool:
-    """Whether the output projection is tied to the embeddings.
+    """True if the output projection is tied to the embeddings.
 
     In a multimodal model, `outer`, the whole config.json, has precedence.
     """
@@ -118,10 +118,17 @@ def window(f: Fields) -> int:
     return f.integer("sliding_window", 0, low=0, high=limits.MAX_POSITION)
 
 
-def sliding_layers(f: Fields, num_layers: int, otherwise: list[bool]) -> list[bool]:
-    """Whether each layer slides: from `layer_types`, or `otherwise` if that is absent."""
+def periodic(num_layers: int, period: int) -> list[bool]:
+    """True for all layers but the last of each period."""
+    return [(i + 1) % period != 0 for i in range(num_layers)]
+
+
+def sliding_layers(f: Fields, num_layers: int, otherwise: list[bool] | int) -> list[bool]:
+    """True for each layer that slides: by `layer_types`. If that is absent: `otherwise`, a period or all layers."""
     kinds = layer_kinds(f, num_layers, ("sliding_attention", "full_attention"))
-    return otherwise if kinds is None else [kind == "sliding_attention" for kind in kinds]
+    if kinds is not None:
+        return [kind == "sliding_attention" for kind in kinds]
+    return periodic(num_layers, otherwise) if isinstance(otherwise, int) else otherwise
 
 
 def layer_kinds(f: Fields, num_layers: int, known: Sequence[Any], name: str = "layer_types") -> list[Any] | None:

@@ -31,8 +31,13 @@ def uniform(reader: GgufReader, header: GgufHeader) -> ModelSpec:
 
 
 def sizes(header: GgufHeader, epsilon: str = "attention.layer_norm_rms_epsilon") -> Sizes:
-    """Reads the sizes of a model with identical layers. `epsilon` is the name of its field. Raises ModelFileError."""
+    """Reads the sizes of a model with identical layers, without layers that predict further tokens.
+
+    `epsilon` is the name of its field. Raises ModelFileError.
+    """
     f = header.fields
+    num_layers = f.integer("block_count", high=limits.MAX_LAYERS)
+    num_layers -= f.integer("nextn_predict_layers", 0, low=0, high=num_layers - 1)
     hidden_size = f.integer("embedding_length", high=limits.MAX_WIDTH)
     num_heads = per_layer(f, "attention.head_count", limits.MAX_HEADS)
     kv_heads = "attention.head_count_kv"
@@ -41,7 +46,7 @@ def sizes(header: GgufHeader, epsilon: str = "attention.layer_norm_rms_epsilon")
         allowed = f"2 dimensions and at most {limits.MAX_VOCAB} rows"
         raise ModelFileError(f"{f.where}: token_embd.weight must be there with {allowed}; it has {embedding}")
     return Sizes(
-        num_layers=f.integer("block_count", high=limits.MAX_LAYERS),
+        num_layers=num_layers,
         hidden_size=hidden_size,
         num_heads=num_heads,
         num_kv_heads=per_layer(f, kv_heads, limits.MAX_HEADS) if f.has(kv_heads) else num_heads,
@@ -101,6 +106,12 @@ def dense(header: GgufHeader, activation: str = "silu") -> DenseFfn:
     return DenseFfn(ffn_size(header), activation, has(header, "ffn_gate.bias"))
 
 
+def feed_forwards(header: GgufHeader, n: Sizes, experts: MoeFfn, usual: int = 0) -> list[DenseFfn | MoeFfn]:
+    """The feed-forward of each layer: first dense ones, then experts. `usual`: dense ones if the file does not say."""
+    count = min(header.fields.integer("leading_dense_block_count", usual, low=0, high=limits.MAX_LAYERS), n.num_layers)
+    return [*([dense(header)] * count if count else []), *[experts] * (n.num_layers - count)]
+
+
 def rows(header: GgufHeader, name: str) -> int:
     """Rows of a table in a GGUF file; 0 if the table is absent."""
     dims = header.dims.get(f"{name}.weight", ())
@@ -108,12 +119,12 @@ def rows(header: GgufHeader, name: str) -> int:
 
 
 def has(header: GgufHeader, name: str) -> bool:
-    """Whether the first layer has a tensor of this name."""
+    """True if the first layer has a tensor of this name."""
     return f"blk.0.{name}" in header.dims
 
 
 def tied(header: GgufHeader) -> bool:
-    """Whether the output projection is tied to the embeddings."""
+    """True if the output projection is tied to the embeddings."""
     return "output.weight" not in header.dims
 
 
@@ -128,7 +139,7 @@ def attention(header: GgufHeader, n: Sizes) -> Attention:
 
 
 def is_mixture(header: GgufHeader) -> bool:
-    """Whether layers have experts."""
+    """True if layers have experts."""
     return header.fields.integer("expert_count", 0, low=0, high=limits.MAX_EXPERTS) > 0
 
 
@@ -171,13 +182,14 @@ def _size(header: GgufHeader, part: str, absent: int) -> int:
 
 
 def sliding_layers(f: Fields, num_layers: int, period: int) -> list[bool]:
-    """Whether each layer slides: from the file's pattern, else all but the last of each `period`. Period 0: all."""
+    """True for each layer that slides: by the file's pattern, or all but the last of each `period`. Period 0: all."""
     name = "attention.sliding_window_pattern"
     pattern = f.values.get(name)
     if isinstance(pattern, np.ndarray):
-        if pattern.dtype != bool or len(pattern) != num_layers:
+        # layers that predict further tokens have flags too
+        if pattern.dtype != bool or len(pattern) not in (num_layers, f.integer("block_count", num_layers)):
             raise f.error(name, f"{len(pattern)} values", f"one flag for each of {num_layers} layers")
-        return pattern.tolist()
+        return pattern[:num_layers].tolist()
     period = f.integer(name, period, low=0)
     return [period == 0 or (i + 1) % period != 0 for i in range(num_layers)]
 

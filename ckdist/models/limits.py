@@ -33,8 +33,8 @@ def checked(spec: ModelSpec, where: str) -> ModelSpec:
         else:
             a.check(where)
     mixers = [getattr(layer.mixer, "attention", layer.mixer) for layer in spec.layers]
-    if not any(isinstance(mixer, kinds) or hasattr(mixer, "window") for mixer in mixers):
-        raise ModelFileError(f"{where}: no layer has attention; models without any are not supported")
+    if not any(isinstance(one, kinds) or hasattr(one, "window") or hasattr(one, "dt_rank") for one in mixers):
+        raise ModelFileError(f"{where}: no layer has attention; without it only models of Mamba-1 are supported")
     for f in dict.fromkeys(layer.ffn for layer in spec.layers):
         if isinstance(f, MoeFfn):
             _check_experts(f, where)

@@ -7,7 +7,7 @@ import numpy as np
 
 from ckdist.errors import ArchitectureError
 from ckdist.models import limits
-from ckdist.models.families.family import Form, GgufHeader, in_layers
+from ckdist.models.families.family import Form, GgufHeader, Target
 from ckdist.models.fields import Fields
 from ckdist.models.from_config import Sizes
 from ckdist.models.spec import Attention, ModelSpec
@@ -26,19 +26,16 @@ DEFAULTS = {  # of transformers' classes whose fields begin with mamba_
 MAMBA, FULL = ("mamba", "linear_attention"), ("attention", "full_attention")  # names in published and in newer files
 IN_PROJ = tuple(f"mamba.in_proj_{part}" for part in ("z", "x", "b", "c", "dt"))
 CONV1D = tuple(f"mamba.conv1d_{part}" for part in ("x", "b", "c"))
-SAFETENSORS = in_layers("model.layers", {"mamba.in_proj": IN_PROJ, "mamba.conv1d": CONV1D})
-GGUF = in_layers(
-    "blk",
-    {
-        "ssm_in": IN_PROJ,
-        "ssm_conv1d": CONV1D,
-        "ssm_dt.bias": "mamba.dt_bias",
-        "ssm_a": "mamba.A_log",
-        "ssm_d": "mamba.D",
-        "ssm_norm": "mamba.norm",
-        "ssm_out": "mamba.out_proj",
-    },
-)
+SAFETENSORS: dict[str, Target] = {"mamba.in_proj": IN_PROJ, "mamba.conv1d": CONV1D}  # parts of a layer
+GGUF: dict[str, Target] = {
+    "ssm_in": IN_PROJ,
+    "ssm_conv1d": CONV1D,
+    "ssm_dt.bias": "mamba.dt_bias",
+    "ssm_a": "mamba.A_log",
+    "ssm_d": "mamba.D",
+    "ssm_norm": "mamba.norm",
+    "ssm_out": "mamba.out_proj",
+}
 GGUF_FORM: tuple[str, Form] = (r".*\.A_log", "minus_exp")
 
 

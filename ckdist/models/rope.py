@@ -49,7 +49,7 @@ def rotated_dims(shape: RopeShape, fields: Fields) -> int:
 
 def from_fields(scaling: Fields, shape: RopeShape, outer: Fields) -> RopeSpec:
     """Reads the rotation from `rope_parameters` or `rope_scaling` (`scaling`) of a config.json (`outer`)."""
-    kind = scaling.text("rope_type", scaling.text("type", "default"))
+    kind = scaling.text("rope_type", scaling.text("type", "default")).removeprefix("deepseek_")  # another name of yarn
     theta = scaling.number("rope_theta", shape.theta, low=1.0)
     rotation = RopeSpec(plain(rotated_dims(shape, scaling), theta), 1.0, shape.interleaved, theta=theta)
     if kind not in ("default", "mrope"):

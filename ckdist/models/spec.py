@@ -15,10 +15,11 @@ from ckdist.program.routing import Routing
 
 if TYPE_CHECKING:
     from ckdist.models.altup_fields import AltUp
+    from ckdist.models.block_indexer import BlockIndexer
     from ckdist.models.compressed_fields import CompressedAttention, HyperConnections
     from ckdist.models.indexer import Indexer
     from ckdist.models.scoring_head import Scorer
-    from ckdist.models.state_mixers import AttentionAndMamba, GatedConv, GatedDeltaNet, Mamba2
+    from ckdist.models.state_mixers import AttentionAndMamba, GatedConv, GatedDeltaNet, Mamba1, Mamba2
 
 
 @dataclass(frozen=True)
@@ -113,6 +114,7 @@ class Attention:
     value_norm: bool = False
     keys_as_values: bool = False
     source: int | None = None
+    indexer: "BlockIndexer | None" = None  # each kv-head sees the blocks of positions that this chooses
 
     @property
     def value_width(self) -> int:
@@ -185,6 +187,7 @@ class MoeFfn:
     share_factors: bool = False  # each expert has a learned factor of its share
     hashed: int = 0  # rows of a table with the experts of each token id; 0: the best by score
     dense_size: int = 0  # intermediate size of a dense feed-forward that is added, each with its own norms; 0: none
+    scale: float = 1.0  # factor on the result
 
 
 @dataclass(frozen=True)
@@ -216,9 +219,8 @@ class CrossAttention:
     replaces_stream: bool = False  # as in `Norms`, for the norm before this part
 
 
-Mixer: TypeAlias = (
-    "Attention | LatentAttention | GatedDeltaNet | GatedConv | Mamba2 | AttentionAndMamba | CompressedAttention"
-)
+StateMixer: TypeAlias = "GatedDeltaNet | GatedConv | Mamba1 | Mamba2"
+Mixer: TypeAlias = "Attention | LatentAttention | StateMixer | AttentionAndMamba | CompressedAttention"
 
 
 @dataclass(frozen=True)
@@ -293,17 +295,17 @@ class ModelSpec:
 
     @property
     def generates(self) -> bool:
-        """Whether it predicts the next token: no layer is bidirectional."""
+        """True if it predicts the next token: no layer is bidirectional."""
         return not any(isinstance(layer.mixer, Attention) and layer.mixer.bidirectional for layer in self.layers)
 
     @property
     def reads_whole(self) -> bool:
-        """Whether a prompt must be computed in one step, because its tokens attend to later ones."""
+        """True if a prompt must be computed in one step, because its tokens attend to later ones."""
         return self.encoder is not None or not self.generates
 
     @property
     def shares_layers(self) -> bool:
-        """Whether layers read more than one value of earlier ones: caches, inputs made before the first, streams."""
+        """True if layers read more than one value of earlier ones: caches, inputs made before the first, streams."""
         return (
             self.layer_inputs is not None
             or self.streams is not None

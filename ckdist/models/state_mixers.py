@@ -22,6 +22,12 @@ def _check_widths(where: str, *heads: tuple[int, int]) -> None:
             raise ModelFileError(f"{where}: {count} heads of {width} are wider than the {limits.MAX_WIDTH} allowed")
 
 
+def _parts(channels: int, sharding: Sharding) -> tuple[Dim, Dim]:
+    """Channels as heads of 64, or of the largest smaller power of two that divides them."""
+    width = math.gcd(channels, 64)
+    return sharding.heads(channels // width, channels // width, width)
+
+
 @dataclass(frozen=True)
 class GatedDeltaNet:
     """Linear attention by the gated delta rule. Yang et al. 2024, arXiv:2412.06464.
@@ -74,12 +80,40 @@ class GatedConv:
 
     def heads(self, sharding: Sharding) -> tuple[Dim, Dim]:
         """The channels, sharded in parts of 64 or of the largest smaller power of two that divides them."""
-        width = math.gcd(self.channels, 64)
-        return sharding.heads(self.channels // width, self.channels // width, width)
+        return _parts(self.channels, sharding)
 
     def check(self, where: str) -> None:
         """Raises ModelFileError for a kernel that is too short or too long."""
         _check_convolution(self.conv_kernel, where)
+
+
+@dataclass(frozen=True)
+class Mamba1:
+    """Mamba-1. Gu & Dao 2023, arXiv:2312.00752. Each channel has a state of `state_dim` elements.
+
+    Attributes:
+        dt_rank: Low rank of the steps of time.
+        norms: The norms of the low rank, b and c: "weights", "unit" (without weights) or "" (none).
+        norm_eps: Their epsilon. 0: the model's.
+    """
+
+    channels: int
+    state_dim: int
+    dt_rank: int
+    conv_kernel: int = 4
+    conv_bias: bool = True
+    bias: bool = False
+    norms: str = ""
+    norm_eps: float = 0.0
+
+    def heads(self, sharding: Sharding) -> tuple[Dim, Dim]:
+        """The channels, sharded in parts of 64 or of the largest smaller power of two that divides them."""
+        return _parts(self.channels, sharding)
+
+    def check(self, where: str) -> None:
+        """Raises ModelFileError for a kernel that is too short or too long, or too many states."""
+        _check_convolution(self.conv_kernel, where)
+        _check_widths(where, (self.channels, 1))
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,9 @@ from ckdist.models.spec import Attention, ModelSpec, MoeFfn, RopeSpec
 # the function that GGUF readers use for an architecture; all others: silu
 ACTIVATIONS = {
     **dict.fromkeys(("gemma", "gemma2", "gemma3", "gemma3n", "gemma4", "gemma-embedding"), "gelu_tanh"),
-    "gpt-oss": "clamped_swiglu",
+    **dict.fromkeys(("gpt-oss", "minimax-m3"), "clamped_swiglu"),
 }
-ACTIVATIONS |= dict.fromkeys(("arcee", "nemotron_h", "nemotron_h_moe"), "relu2")
+ACTIVATIONS |= dict.fromkeys(("arcee", "jais2", "nemotron_h", "nemotron_h_moe"), "relu2")
 
 
 def form(writer: GgufWriter, architecture: str, spec: ModelSpec, where: str) -> GgufForm:

@@ -66,7 +66,7 @@ class Answer:
 
     @property
     def fits(self) -> bool:
-        """Whether there is enough memory. If not, there is no prediction of speed."""
+        """True if there is enough memory. If not, there is no prediction of speed."""
         return self.decode is not None
 
     @property

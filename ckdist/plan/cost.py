@@ -142,6 +142,10 @@ class CostModel:
             size = instr.inputs[0].dims[1].width * instr.inputs[2].dims[1].local(self.mesh)
             computed = 8.0 * shape.tokens * size / (threads * machine.attention)
             return self._overlapped(8.0 * shape.sequences * size, computed, shape)
+        if instr.op == "selective_scan":  # an exponential and three multiply-adds
+            size = instr.inputs[3].dims[1].elements // 2 * instr.inputs[0].dims[1].local(self.mesh)
+            computed = 16.0 * shape.tokens * size / (threads * machine.attention)
+            return self._overlapped(8.0 * shape.sequences * size, computed, shape)
         if instr.op in COLLECTIVES:
             return self._exchange(instr, shape)
         if instr.op in FREE:

@@ -21,7 +21,6 @@ from ckdist.plan.observed import Observed
 from ckdist.plan.replica import Journey, Replica, ServerShape
 from ckdist.plan.step_cost import StepCost
 
-ROUTERS = "round-robin", "random", "least"
 LEAST_REQUESTS = 20_000  # fewest requests for which further processes pay off
 TASKS = 4  # per process, so that all finish at about the same time
 MOST_SECONDS = 6 * 3600.0  # limit of real time for a process
@@ -110,7 +109,7 @@ def route(fleet: Fleet, arrival: np.ndarray, seconds: float) -> np.ndarray:
     begins = np.array([r * length + at for r, at in downs])
 
     def is_down(which: np.ndarray) -> np.ndarray:
-        """Whether the chosen replicas of some requests are down as these arrive."""
+        """Bool (requests,): True if the chosen replica of a request is down as it arrives."""
         at = chosen[which] * length + arrival[which]
         last = np.searchsorted(begins, at, side="right") - 1
         return (last >= 0) & (at - begins[np.maximum(last, 0)] < fleet.restart)

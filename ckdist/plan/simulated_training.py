@@ -1,4 +1,4 @@
-"""A training in simulated time: one step over dp x tp x pp hosts, and weeks of steps, failures and checkpoints.
+"""A training in simulated time: one step over dp x sp x tp x pp hosts, and weeks of steps, failures and checkpoints.
 
 The passes of a step have the order of `ckdist.train.one_f_one_b`. A pass starts when its stage is free and its rows
 have arrived. Its duration follows from the model's shape: operations over the hosts' rate, plus exchanges over their
@@ -24,6 +24,9 @@ PRODUCT = 2  # bytes of a weight in the format that products read
 ACTIVATION = 68
 FORWARD, BACKWARD = 1.0, 2.0  # operations of a pass, in those of a forward pass
 UNCERTAINTY = 0.5  # share by which predicted seconds may be wrong, either way
+# Exchanges of all keys and values of a layer in the backward pass, in those of the forward pass: for the layer that is
+# computed again, for its gradient, and the float32 gradients themselves.
+BACKWARD_KEYS = 4.0
 SUMS_EACH_WAY = 2  # all_reduces of a layer in a pass, tensor-parallel (Shoeybi et al. 2019, arXiv:1909.08053)
 
 
@@ -36,6 +39,7 @@ class TrainedModel:
     layers: int
     hidden: int
     attended: float = 0.0  # elements of all heads' queries and values, over all layers
+    keys: float = 0.0  # elements of a token's keys and values, over all layers
 
 
 @dataclass(frozen=True)
@@ -57,6 +61,7 @@ class TrainingMesh:
     dp: int = 1
     tp: int = 1
     pp: int = 1
+    sp: int = 1
 
     def check(self, model: TrainedModel) -> None:
         """Raises ConfigError if the model cannot be divided over the mesh."""
@@ -66,7 +71,7 @@ class TrainingMesh:
     @property
     def hosts(self) -> int:
         """The number of all hosts."""
-        return self.dp * self.tp * self.pp
+        return self.dp * self.tp * self.pp * self.sp
 
 
 @dataclass(frozen=True)
@@ -124,11 +129,11 @@ class TrainingCost:
         model, tokens = self.model, self.batches.tokens
         # Per token: two for each weight, and two for each element of the half of its sequence that it attends to.
         operations = 2.0 * tokens * (model.active + model.attended * self.batches.sequence / 2)
-        return operations / (self.mesh.tp * self.mesh.pp * self.host.operations)
+        return operations / (self.mesh.tp * self.mesh.pp * self.mesh.sp * self.host.operations)
 
     def sums(self) -> float:
         """Returns the seconds of the tensor-parallel sums of a stage's forward pass."""
-        size = FLOAT * self.batches.tokens * self.model.hidden
+        size = FLOAT * self.batches.tokens / self.mesh.sp * self.model.hidden
         return (
             SUMS_EACH_WAY
             * self.model.layers
@@ -136,15 +141,21 @@ class TrainingCost:
             * ring(self.host.inner or self.host.link, self.mesh.tp, size)
         )
 
+    def gathers(self) -> float:
+        """Returns the seconds in which ranks that divide a sequence gather its keys and values, forward."""
+        mesh, model = self.mesh, self.model
+        size = PRODUCT * self.batches.tokens / mesh.sp * model.keys / model.layers / mesh.tp
+        return model.layers / mesh.pp * (mesh.sp - 1) * self.host.link.message(size)
+
     def hop(self) -> float:
         """Returns the seconds of a batch's rows from a stage to the next."""
         return (self.host.inner or self.host.link).message(
-            FLOAT * self.batches.tokens * self.model.hidden / self.mesh.tp
+            FLOAT * self.batches.tokens * self.model.hidden / (self.mesh.tp * self.mesh.sp)
         )
 
     def gradients(self) -> float:
         """Returns the seconds in which replicas add up their gradients and exchange the updated weights."""
-        return ring(self.host.link, self.mesh.dp, FLOAT * self.weights * self._learning)
+        return ring(self.host.link, self.mesh.dp * self.mesh.sp, FLOAT * self.weights * self._learning)
 
     def update(self) -> float:
         """Returns the seconds of the optimizer. It reads and writes weights, gradients and state once."""
@@ -152,11 +163,11 @@ class TrainingCost:
 
     def forward(self) -> float:
         """Returns the seconds of a stage's forward pass."""
-        return self.compute() + self.sums()
+        return self.compute() + self.sums() + self.gathers()
 
     def backward(self) -> float:
         """Returns the seconds of a stage's backward pass."""
-        return self.backward_work * self.compute() + self.sums()
+        return self.backward_work * self.compute() + self.sums() + BACKWARD_KEYS * self.gathers()
 
     def checkpoint(self) -> float:
         """Returns the seconds of a checkpoint. Every host writes its part of weights and state."""

@@ -18,6 +18,7 @@ def trained_model(spec: ModelSpec) -> TrainedModel:
         layers=len(spec.layers),
         hidden=spec.hidden_size,
         attended=sum(_attended(layer.mixer) for layer in spec.layers),
+        keys=sum(_keys(layer.mixer) for layer in spec.layers),
     )
 
 
@@ -25,4 +26,11 @@ def _attended(mixer: object) -> int:
     """Elements of a token's queries and of its attention outputs, over all heads; 0 for linear attention."""
     if isinstance(mixer, Attention):
         return mixer.num_heads * (mixer.head_dim + (mixer.value_dim or mixer.head_dim))
+    return mixer.num_heads * (mixer.head_dim + mixer.v_dim) if isinstance(mixer, LatentAttention) else 0
+
+
+def _keys(mixer: object) -> int:
+    """Elements of a token's keys and values, over all heads, as a training makes them; 0 for linear attention."""
+    if isinstance(mixer, Attention):
+        return mixer.num_kv_heads * (mixer.head_dim + (mixer.value_dim or mixer.head_dim))
     return mixer.num_heads * (mixer.head_dim + mixer.v_dim) if isinstance(mixer, LatentAttention) else 0

@@ -16,6 +16,7 @@ from ckdist.plan.cluster import Cluster
 from ckdist.plan.cost import Times
 from ckdist.plan.simulated_training import (
     BACKWARD,
+    BACKWARD_KEYS,
     FORWARD,
     Batches,
     TrainingCost,
@@ -25,6 +26,7 @@ from ckdist.plan.simulated_training import (
 )
 from ckdist.plan.trained_model import trained_model
 from ckdist.program.training_tracer import TrainingTracer
+from ckdist.train.data.divided_batch import tokens_of_rank
 from ckdist.train.loss_program import lower_model, trace_model, trainable
 from ckdist.train.optimizer import STATES
 from ckdist.train.stage import TrainingStage
@@ -60,7 +62,7 @@ def training_answers(
 ) -> list[TrainingAnswer]:
     """Predictions for every possible mesh of the ranks, fastest first. Those that do not fit come last.
 
-    `tokens`: tokens of a step of each replica, in `batches` batches. `method`: full or lora. Raises ConfigError if the
+    `tokens`: tokens of a step of each replica, in `batches` batches of one sequence. `method`: full or lora. Raises ConfigError if the
     model cannot be trained.
     """
     found, problem = [], None
@@ -75,13 +77,17 @@ def training_answers(
 
 
 def training_meshes(cluster: Cluster, layers: int) -> list[Mesh]:
-    """The meshes of a cluster's ranks in which a replica fills whole hosts or lies within one."""
+    """The meshes of a cluster's ranks in which a replica fills whole hosts or lies within one.
+
+    Its ranks are stages, and divide either tensors or sequences.
+    """
     divisors = [n for n in range(1, cluster.size + 1) if cluster.size % n == 0]
     whole = [n for n in divisors if n <= cluster.local_size or n % cluster.local_size == 0]
     meshes = []
     for each in whole:  # ranks of a replica
         stages = [pp for pp in divisors if each % pp == 0 and pp <= layers and each // pp in whole]
         meshes += [Mesh.of_job(cluster.size, 0, pp=pp, tp=each // pp) for pp in stages]
+        meshes += [Mesh.of_job(cluster.size, 0, pp=pp, sp=each // pp) for pp in stages if each > pp]
     return meshes[:MOST_MESHES]
 
 
@@ -93,9 +99,12 @@ def _answer(spec: ModelSpec, cluster: Cluster, tokens: int, method: str, mesh: M
     whole = trace_model(spec, mesh, tracer)
     names = [w.name for w in trainable(whole) if method == "full" or ".lora_" in w.name]
     stage = TrainingStage.of(mesh, whole, [w for w in whole.weights if w.name in set(names)], 1, batches)
-    program = lower_model(spec, tokens, "bfloat16", mesh, names, True, tracer, stage=stage)
-    state = 4 * program.lowered.trained_floats * len(STATES["adamw"]) // mesh.size("dp")
-    memory = training_bytes(program.lowered, tokens, program.operand_bytes, state, stage.waiting)
+    part = tokens_of_rank(tokens, mesh.size("sp")) if mesh.size("sp") > 1 else tokens
+    program = lower_model(spec, part, "bfloat16", mesh, names, True, tracer, stage=stage)
+    state = 4 * program.lowered.trained_floats * len(STATES["adamw"]) // (mesh.size("dp") * mesh.size("sp"))
+    sizes = program.operand_bytes, state, stage.waiting
+    threads = max(1, cluster.machine.total_cores // cluster.local_size)
+    memory = training_bytes(program.lowered, part, *sizes, threads=threads, ranks=mesh.size("sp"))
     memory["rows for other stages"] = 4 * program.messages * program.message_floats
     if sum(memory.values()) > cluster.rank_memory:
         return TrainingAnswer(mesh, memory, None, 0)
@@ -107,8 +116,8 @@ def _answer(spec: ModelSpec, cluster: Cluster, tokens: int, method: str, mesh: M
 def _cost(spec: ModelSpec, cluster: Cluster, mesh: Mesh, batches: Batches, trained: float) -> TrainingCost:
     """The cost with a rank in place of each host. The ranks of a replica may share a host's memory."""
     machine, ranks = cluster.machine, cluster.local_size
-    size = TrainingMesh(*(mesh.size(axis) for axis in ("dp", "tp", "pp")))
-    within = size.tp * size.pp <= ranks
+    size = TrainingMesh(*(mesh.size(axis) for axis in ("dp", "tp", "pp", "sp")))
+    within = size.tp * size.pp * size.sp <= ranks
     near = Link(machine.barrier_seconds(machine.total_cores), machine.rank_rate)
     bandwidth = machine.nodes * machine.bandwidth / ranks
     link = machine.link if cluster.hosts > 1 else near
@@ -123,6 +132,7 @@ def _times(cost: TrainingCost) -> Times:
     """Seconds of a step, with the bubble of 1F1B: (stages - 1) batches of waiting."""
     count, stages = cost.batches.count, cost.mesh.pp
     batch = cost.forward() + cost.backward() + (2 * cost.hop() if stages > 1 else 0.0)
-    computed = count * (cost.forward() + cost.backward() - 2 * cost.sums())
-    sent = count * (batch - cost.forward() - cost.backward() + 2 * cost.sums()) + cost.gradients()
+    exchanged = 2 * cost.sums() + (1 + BACKWARD_KEYS) * cost.gathers()
+    computed = count * (cost.forward() + cost.backward() - exchanged)
+    sent = count * (batch - cost.forward() - cost.backward() + exchanged) + cost.gradients()
     return Times(cost.update(), computed, link=sent, latency=(stages - 1) * batch)

@@ -251,7 +251,7 @@ class Executable:
 
     @property
     def failed(self) -> bool:
-        """Whether a step has failed. Then the other ranks have stopped as well."""
+        """True if a step has failed. Then the other ranks have stopped as well."""
         return self.worker.failed
 
     def join(self) -> None:

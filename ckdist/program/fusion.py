@@ -187,6 +187,7 @@ PATTERNS: dict[str, Callable[[Graph, Instr], dict[str, Instr]]] = {
     "attend": rotated_attention,
     "delta_rule": delta_rule_with_its_parts,
     "attend_latent": rotated_attention,
+    "select_blocks": rotated_attention,
     "select_positions": rotated_index,
     "send": sent_rows,
 }

@@ -186,7 +186,7 @@ class ServingLowering(Lowering):
         return "alike" if LOCAL in self.mesh.axes and len(self.peers) == 1 else "own"
 
     def _is_shared(self, exchange: Instr) -> bool:
-        """Whether more than one linear makes the operands of an all_to_all."""
+        """True if more than one linear makes the operands of an all_to_all."""
         makers = [self._linear_of(v) for v in exchange.inputs]
         return None not in makers and any(maker is not makers[0] for maker in makers)
 
@@ -343,11 +343,11 @@ class ServingLowering(Lowering):
         )
 
     def _selects(self, stream: Value) -> bool:
-        """Whether a select_rows reads the residual stream, so that each host needs all rows."""
+        """True if a select_rows reads the residual stream, so that each host needs all rows."""
         return any(reader.op == "select_rows" for reader in self.graph.readers(stream))
 
     def _routes(self, reader: Instr) -> bool:
-        """Whether a reader needs only the rows of this host: sharded experts, and the router that selects them."""
+        """True if a reader needs only the rows of this host: sharded experts, and the router that selects them."""
         if reader.op == "experts":
             return reader.weight(0).dims[0].axis is not None
         readers = [other for v in reader.outputs for other in self.graph.readers(v)]

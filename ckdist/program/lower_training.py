@@ -154,11 +154,11 @@ class TrainingLowering(Lowering):
         return ValueIndex(ABSENT) if other is None else self.place_of(other)
 
     def is_for_loss_alone(self, value: Value) -> bool:
-        """Whether only the load-balancing loss reads a value. Its gradient counts as another reader."""
+        """True if only the load-balancing loss reads a value. Its gradient counts as another reader."""
         return all(reader.op == "balance_loss" for reader in self.graph.readers(value))
 
     def is_fused(self, instr: Instr) -> bool:
-        """Whether the step of one operand computes the add. The result is then an alias of that operand."""
+        """True if the step of one operand computes the add. The result is then an alias of that operand."""
         for own, other in (instr.inputs, instr.inputs[::-1]):
             if self.names.residuals.get(own) == other:
                 self.stands_for(instr.outputs[0], own)
@@ -245,14 +245,14 @@ class TrainingLowering(Lowering):
         return other % self.mesh.size("pp"), 2 * receiver + (receiver < sender)
 
     def is_fresh(self, value: Value) -> bool:
-        """Whether the next step is the first to write the gradient that `value` is a part of."""
+        """True if the next step is the first to write the gradient that `value` is a part of."""
         parameter = self.names.of_weight[value]
         fresh = parameter not in self.begun
         self.begun.add(parameter)
         return fresh
 
     def _is_operand(self, value: Value) -> bool:
-        """Whether a value's rows are stored in the form that products read."""
+        """True if a value's rows are stored in the form that products read."""
         made_by = self.graph.makers[value.name]
         if any(value is made_by.outputs[place] for place in NO_OPERANDS.get(made_by.op, ())):
             return False
@@ -347,7 +347,7 @@ class ChunkPrograms:
 
     @property
     def has_loss(self) -> bool:
-        """Whether the forward pass ends in the loss: this is the last chunk."""
+        """True if the forward pass ends in the loss: this is the last chunk."""
         return not self.forward.outputs[0].dims
 
 

@@ -48,12 +48,12 @@ class Buffer:
 
     @property
     def is_operand(self) -> bool:
-        """Whether rows are stored in the form that products read."""
+        """True if rows are stored in the form that products read."""
         return self.place == "activations"
 
     @property
     def in_arena(self) -> bool:
-        """Whether the arena has its rows."""
+        """True if the arena has its rows."""
         return self.place in ("arena", "activations") and not self.kept
 
 

@@ -21,7 +21,7 @@ class Rotation(Protocol):
 
     @property
     def interleaved(self) -> bool:
-        """Whether pairs (2i, 2i + 1) are rotated, else pairs (i, i + dims / 2)."""
+        """True if pairs (2i, 2i + 1) are rotated, not (i, i + dims / 2)."""
         ...
 
     @property

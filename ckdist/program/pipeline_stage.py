@@ -20,12 +20,12 @@ class Stage:
 
     @property
     def first(self) -> bool:
-        """Whether this is the first stage."""
+        """True if this is the first stage."""
         return self.number == 0
 
     @property
     def last(self) -> bool:
-        """Whether this is the last stage."""
+        """True if this is the last stage."""
         return self.number == self.count - 1
 
     def program(self, whole: Program, mesh: Mesh) -> Program:

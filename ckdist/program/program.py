@@ -25,7 +25,7 @@ class Value:
 
     @property
     def selected(self) -> bool:
-        """Whether its rows are the positions whose logits are needed, not all tokens."""
+        """True if its rows are the positions whose logits are needed, not all tokens."""
         return self.dims[0].name == "outputs"
 
     @property

@@ -162,14 +162,14 @@ class Tracer(Emitter):
         """Exchanges (own tokens, all heads) for (all tokens, own heads), the layout of the cache.
 
         Emits nothing if tokens are not sharded. `heads` makes the dimensions `heads` and `kv_heads` under a sharding;
-        the last dimension of each value is one of these.
+        the last dimension of each value is one of these, or whole.
         """
         axis = self.sharding.tokens.axis
         if not axis:
             return tuple(values)
         to_axis = WHOLE if any(x.dims[-1].axis for x in values) else axis
         own = {dim.name: dim for dim in heads(Sharding(Layout("heads", {"heads": to_axis}), self.mesh))}
-        to = tuple(replace(own[x.dims[-1].name], width=x.dims[-1].width) for x in values)
+        to = tuple(replace(own.get(x.dims[-1].name, x.dims[-1]), width=x.dims[-1].width) for x in values)
         names = [x.name.rpartition(".")[0] for x in values]
         return self.emit("all_to_all", values, names=names, axis=axis, to=to)
 
@@ -218,6 +218,7 @@ class Tracer(Emitter):
         bidirectional: bool = False,
         relative: tuple[Weight, int, int] | None = None,
         positions: Value | None = None,
+        listed_block: int = 0,
         shared: bool = False,
     ) -> Value:
         """Causal attention over the cache of `layer`, which k and v extend.
@@ -225,12 +226,14 @@ class Tracer(Emitter):
         - `sinks`: (heads,) scores without values.
         - `bidirectional`: not causal. All tokens of a sequence must be in the step.
         - `relative`: (weights of biases by distance, number of buckets, largest distance).
-        - `positions`: of `select_positions`; a token sees only these.
+        - `positions`: of `select_positions`; a token sees only these. `listed_block`: those of `select_blocks`.
         - `shared`: the cache has k and v already, which an earlier `attend` of this `layer` has stored.
         """
         attrs: dict[str, Any] = {"layer": layer, "scale": scale, "soft_cap": soft_cap, "window": window}
         if shared:
             attrs["shared"] = True
+        if listed_block:
+            attrs["listed_block"] = listed_block
         if bidirectional:
             attrs["bidirectional"] = True
         weights: tuple[Weight | None, ...] = () if sinks is None else (sinks,)

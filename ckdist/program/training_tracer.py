@@ -106,10 +106,11 @@ class TrainingTracer(Tracer):
         bidirectional: bool = False,
         relative: tuple[Weight, int, int] | None = None,
         positions: Value | None = None,
+        listed_block: int = 0,
         shared: bool = False,
     ) -> Value:
         """Causal attention within each sequence of the batch. Raises ConfigError for any other attention."""
-        del layer, positions, shared  # there is no cache to choose, and no `select_positions`
+        del layer, positions, listed_block, shared  # there is no cache to choose, and no `select_positions`
         if relative is not None:
             raise ConfigError(NOT_TRAINED)
         if bidirectional:

@@ -57,7 +57,7 @@ class Account:
 
     @property
     def is_full(self) -> bool:
-        """Whether a further sequence has to wait."""
+        """True if a further sequence has to wait."""
         most = self.limits.max_running
         return most is not None and self.running >= most
 
@@ -174,7 +174,7 @@ class Accounts:
 
     @property
     def ask_for_key(self) -> bool:
-        """Whether clients need a key."""
+        """True if clients need a key."""
         return bool(self._keys)
 
     @property
@@ -184,7 +184,7 @@ class Accounts:
 
     @property
     def have_rights(self) -> bool:
-        """Whether a key has the right to change models."""
+        """True if a key has the right to change models."""
         return any(account.limits.models for account in self._by_name.values())
 
     def root(self, name: str) -> bytes:

@@ -62,7 +62,7 @@ def listen_all(hosts: str, port: int) -> list[socket.socket]:
 
 
 def is_local(listener: socket.socket) -> bool:
-    """Whether only this machine's users reach the socket."""
+    """True if only this machine's users reach the socket."""
     if listener.family == socket.AF_UNIX:
         return True
     try:

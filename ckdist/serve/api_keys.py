@@ -54,7 +54,7 @@ def default_limits(config: ServeConfig) -> KeyLimits:
 
 
 def asks_for_key(config: ServeConfig) -> bool:
-    """Whether the server refuses clients without a key."""
+    """True if the server refuses clients without a key."""
     return bool(config.api_key or config.api_key_file or os.environ.get(VARIABLE))
 
 

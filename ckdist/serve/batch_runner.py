@@ -44,12 +44,12 @@ class BatchHost(Protocol):
 
     @property
     def has_started(self) -> bool:
-        """Whether lines can run."""
+        """True if lines can run."""
         ...
 
     @property
     def is_crowded(self) -> bool:
-        """Whether a model's load waits until another model has no requests. No further lines begin."""
+        """True if a model's load waits until another model has no requests. No further lines begin."""
         ...
 
     def check_model(self, body: dict[str, Any]) -> None:
@@ -57,7 +57,7 @@ class BatchHost(Protocol):
         ...
 
     def cannot_load(self, name: Any) -> bool:
-        """Whether the model of this name has failed to load."""
+        """True if the model of this name has failed to load."""
         ...
 
 

@@ -84,7 +84,7 @@ class ChatParser:
 
     @property
     def ends_in_call(self) -> bool:
-        """Whether the last call has begun and its arguments are incomplete."""
+        """True if the last call has begun and its arguments are incomplete."""
         try:
             json.loads(self._arguments if self.calls else "{}")
         except (ValueError, RecursionError):

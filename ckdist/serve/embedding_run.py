@@ -35,7 +35,6 @@ class EmbeddingRun:
 
     @property
     def _pools(self) -> bool:
-        """Whether a prompt has one vector."""
         return self._client.model.get("pooling") != "none"
 
     async def vectors(self) -> np.ndarray:

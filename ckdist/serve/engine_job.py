@@ -83,7 +83,7 @@ class EngineJob:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the job has ended."""
+        """True if the job has ended."""
         if self._process.poll() is None:
             end_soon(self._process.pid)
             return False

@@ -58,7 +58,7 @@ class FailedKeys:
         _keep(self._accepted, entry, None)
 
     def has_accepted(self, host: str, name: str) -> bool:
-        """Whether this address has used a key of this name before."""
+        """True if this address has used a key of this name before."""
         return (network(host), name) in self._accepted
 
 

@@ -99,7 +99,7 @@ class HostedModel:
 
     @property
     def is_evictable(self) -> bool:
-        """Whether it may be unloaded for another model."""
+        """True if it may be unloaded for another model."""
         return self.state == "loaded" and not self.users and not self.client.active and not self.hosted.pinned
 
     async def predict(self) -> int:

@@ -59,7 +59,7 @@ class ModelRouter:
 
     @property
     def is_crowded(self) -> bool:
-        """Whether a load waits until another model has no requests."""
+        """True if a load waits until another model has no requests."""
         return self._crowded_at is not None
 
     def start(self) -> None:
@@ -121,7 +121,7 @@ class ModelRouter:
         self.find(Fields(body).text("model")).service.check_model(body)
 
     def cannot_load(self, name: Any) -> bool:
-        """Whether the model of this name has failed to load, or needs more than the memory of all models."""
+        """True if the model of this name has failed to load, or needs more than the memory of all models."""
         model = self._names.get(name) if isinstance(name, str) else None
         return model is not None and (model.problem is not None or (model.needs or 0) > self.settings.models_memory)
 
@@ -232,7 +232,7 @@ class ModelRouter:
         hold.take()
 
     def _gives_way(self, model: HostedModel) -> bool:
-        """Whether a request of a loaded model comes after a load that waits for room for PASSING_SECONDS."""
+        """True if a request of a loaded model comes after a load that waits for room for PASSING_SECONDS."""
         crowded_at = self._crowded_at
         return not model.hosted.pinned and crowded_at is not None and time.monotonic() - crowded_at > PASSING_SECONDS
 

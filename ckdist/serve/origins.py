@@ -117,5 +117,5 @@ def own_names() -> set[str]:
 
 
 def is_preflight(method: str, headers: dict[bytes, bytes]) -> bool:
-    """Whether the request is a browser's question whether a page may send a request."""
+    """True if the request is a browser's question before a page's own request."""
     return method == "OPTIONS" and b"origin" in headers and b"access-control-request-method" in headers

@@ -120,7 +120,7 @@ class ResponseStore:
         self._touch(record)
 
     def has(self, record: Kept) -> bool:
-        """Whether the record is kept."""
+        """True if the record is kept."""
         return self._records.get(record.id) is record
 
     def drop(self, record: Kept) -> None:

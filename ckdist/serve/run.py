@@ -51,7 +51,7 @@ class Run:
 
     @property
     def complete(self) -> bool:
-        """Whether all choices are complete."""
+        """True if all choices are complete."""
         return bool(self._heard) and not self._choices
 
     @property

@@ -95,7 +95,7 @@ class Service:
 
     @property
     def has_started(self) -> bool:
-        """Whether prompts can be computed, those of --prefill-file too."""
+        """True if prompts can be computed, those of --prefill-file too."""
         return self.client.state == "ready" and self.tokenizer is not None
 
     is_crowded = False  # its engine runs no other model

@@ -87,7 +87,7 @@ class Prepared(Message, frozen=True, kw_only=True):
 
     @property
     def logprobs(self) -> bool:
-        """Whether the answer has log probabilities."""
+        """True if the answer has log probabilities."""
         return self.sampling.logprobs is not None
 
     def prompt_tokens(self, choice: int) -> list[int]:

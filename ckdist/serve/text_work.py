@@ -128,7 +128,7 @@ class TextWork:
 
     @property
     def ended(self) -> bool:
-        """Whether the process with the tokenizer has ended, and with it all workers."""
+        """True if the process with the tokenizer has ended, and with it all workers."""
         return self._zygote is not None and self._zygote.process.poll() is not None
 
     async def start(self) -> Vocabulary:
@@ -213,7 +213,7 @@ class TextWork:
             lane.turn.release()
 
     async def _was_killed(self, worker: Worker) -> bool:
-        """Whether a signal from outside has ended the worker, or all workers, and not one of its limits."""
+        """True if a signal from outside has ended the worker, or all workers, and not one of its limits."""
         async with self._asking:
             number = await asyncio.to_thread(worker.zygote.signal_of, worker.number)
         return number is None or number in KILLING

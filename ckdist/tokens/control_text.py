@@ -45,7 +45,7 @@ class ControlText:
         self._have_symbols = all(SYMBOL.search(text) for text in self.texts)
 
     def needs_mark(self, value: Any, kept: Collection[str] = ()) -> bool:
-        """Whether a string in `value` (of JSON's types) needs a mark. Texts in `kept` need none."""
+        """True if a string in `value` (of JSON's types) needs a mark. Texts in `kept` need none."""
         return bool(self.texts) and any(self._positions(text, kept) for text in strings(value))
 
     def marked(self, value: Any, mark: str, kept: Collection[str] = ()) -> Any:

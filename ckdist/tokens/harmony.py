@@ -19,7 +19,7 @@ FUNCTIONS = "functions."  # before a tool's name
 
 
 def is_harmony(template: str) -> bool:
-    """Whether a chat template writes this format."""
+    """True if a chat template writes this format."""
     return f"{CHANNEL}final{MESSAGE}" in template and ASSISTANT in template
 
 

@@ -137,7 +137,7 @@ def _first_id(backend: tokenizers.Tokenizer, text: str, *configured: object) -> 
 
 
 def _rule(config: dict[str, Any], name: str) -> bool | None:
-    """Whether to add the token: the configuration's value, else the default of its class.
+    """True to add the token: the configuration's value, else the default of its class.
 
     None: the post-processor decides.
     """

@@ -35,7 +35,7 @@ def load_tried(model: str | Path, overrides: Mapping[str, int | float | bool | s
 
 
 def was_tried(folder: Path) -> bool:
-    """Whether a tokenizer of the same files has passed with these versions of the software."""
+    """True if a tokenizer of the same files has passed with these versions of the software."""
     with contextlib.suppress(OSError):
         return _mark(folder).exists()
     return False

@@ -190,7 +190,6 @@ def read_machine(
 
 
 def _amx() -> str:
-    """Whether this kernel lets this process use AMX tiles."""
     return {1: "granted", 0: "absent"}.get(native.lib.ckdist_request_amx(), "refused")
 
 

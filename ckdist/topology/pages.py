@@ -30,7 +30,7 @@ class Pages:
 
 
 def is_bound(address: Any) -> bool:
-    """Whether memory that was allocated after `bind_memory` is bound. Many containers forbid that.
+    """True if memory that was allocated after `bind_memory` is bound. Many containers forbid that.
 
     True on a machine with one node. `address` is a native pointer.
     """

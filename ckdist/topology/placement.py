@@ -52,7 +52,7 @@ class Placement:
 
     @property
     def is_over_quota(self) -> bool:
-        """Whether there are more threads than the quota allows, so that the kernel stops them during steps."""
+        """True if there are more threads than the quota allows, so that the kernel stops them during steps."""
         return self.quota is not None and self.threads > max(1, int(self.quota))
 
     @property

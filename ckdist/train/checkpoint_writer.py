@@ -150,7 +150,7 @@ class CheckpointWriter:
 
     def gathered(self) -> Arena | None:
         """The whole weights of the first replica on rank 0; None on others. A collective call."""
-        return None if self.ranks.mesh.index("dp") else self.shards.gather(self.parameters, self.ranks.replica)
+        return self.shards.gather(self.parameters, self.ranks.replica) if self.ranks.has_first_tokens else None
 
     # Writing
 
@@ -187,12 +187,13 @@ class CheckpointWriter:
     def _stretches(self) -> Iterator[tuple[str, Mapping[str, tuple[int, ...]], int, np.ndarray]]:
         """This rank's stretches of arenas: (group, shapes of the arrays, first element, elements).
 
-        Replicas hold the same arenas, so each writes its part.
+        Replicas, and ranks that divide sequences, hold the same arenas, so each writes its part.
         """
-        mesh, shapes = self.ranks.mesh, self.parameters.shapes
+        same, shapes = self.ranks.data, self.parameters.shapes
+        ranks, own_rank = (same.size, same.rank) if same is not None else (1, 0)
 
         def own_part(flat: np.ndarray) -> tuple[int, np.ndarray]:
-            begin, end = even_ranges(flat.size, mesh.size("dp"), ALIGNMENT)[mesh.index("dp")]
+            begin, end = even_ranges(flat.size, ranks, ALIGNMENT)[own_rank]
             return begin, flat[begin:end]
 
         yield WEIGHTS, shapes, *own_part(self.parameters.flat)

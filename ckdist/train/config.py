@@ -41,7 +41,8 @@ OTHER_NAMES = {
     "resume_from_checkpoint": "resume", "beta1": "adam_beta1", "beta2": "adam_beta2", "tp": "tensor_parallel_size",
     "teacher": "teacher_file", "distill": "teacher_file",
     "patience": "early_stopping", "early_stopping_patience": "early_stopping", "pp": "pipeline_parallel_size",
-    "dp": "data_parallel_size", "wd": "weight_decay",
+    "dp": "data_parallel_size", "sp": "sequence_parallel_size", "cp": "sequence_parallel_size",
+    "context_parallel_size": "sequence_parallel_size", "wd": "weight_decay",
 }  # fmt: skip
 
 
@@ -54,6 +55,12 @@ class TrainConfig(Settings):
     model_config: dict[str, Any] = option(dict, help="a new model: the fields of a Hugging Face config.json")
     tokenizer_name: str = option(
         "", help="folder of a tokenizer (default: the model's own; for a new model, one is trained on the data)"
+    )
+
+    rope_scaling: dict[str, Any] = option(
+        dict,
+        help="RoPE scaling for contexts beyond the base's, as in config.json: rope_type linear, yarn or llama3, and a "
+        "factor; the result's config.json has it",
     )
 
     train_file: tuple[str, ...] = option(
@@ -183,6 +190,9 @@ class TrainConfig(Settings):
     data_parallel_size: int = option(
         0, help="replicas, each with its part of every batch; 0: as many as the ranks allow", within=(0, 1 << 16)
     )
+    sequence_parallel_size: int = option(
+        1, help="ranks that divide the tokens of each sequence of a replica", within=(1, 1 << 16)
+    )
     pipeline_parallel_size: int = option(
         1,
         help="pipeline stages, each with a part of the layers; gradient_accumulation_steps batches fill them",
@@ -262,6 +272,8 @@ class TrainConfig(Settings):
                 raise ConfigError(
                     f"{name} ({getattr(self, name)}) must be {value} for {self.optim}: it needs whole matrices"
                 )
+        if self.sequence_parallel_size > 1:
+            self._check_divided()
         if self.global_batch_size and self.gradient_accumulation_steps != 1:
             raise ConfigError(
                 f"gradient_accumulation_steps ({self.gradient_accumulation_steps}) follows from global_batch_size "
@@ -287,6 +299,15 @@ class TrainConfig(Settings):
         """Most tokens of a batch. A row of preferences has two sequences, a prompt of GRPO all its answers."""
         sequences = {"sft": 1, "grpo": self.num_generations}.get(self.method, 2)
         return self.per_device_train_batch_size * self.max_length * sequences
+
+    def _check_divided(self) -> None:
+        """Raises ConfigError for a setting that needs whole sequences on a rank."""
+        for name, value in (("method", "sft"), ("samples", 0)):
+            if getattr(self, name) != value:
+                raise ConfigError(
+                    f"sequence_parallel_size ({self.sequence_parallel_size}) must be 1 with {name} "
+                    f"{getattr(self, name)}: a rank needs whole sequences"
+                )
 
     def _check_method(self) -> None:
         """Raises ConfigError for a setting that the method would ignore."""

@@ -35,6 +35,11 @@ class LossProgram:
     shards: Shards  # of all weights
 
     @property
+    def positions(self) -> int:
+        """Most tokens of a sequence, over all ranks that divide it."""
+        return self.max_tokens * self.shards.mesh.axes.get("sp", 1)
+
+    @property
     def operand_bytes(self) -> int:
         """Bytes of an element that products read."""
         return OPERAND_BYTES[self.dtype]

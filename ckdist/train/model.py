@@ -71,13 +71,18 @@ class TrainedModel:
 
         Raises ConfigError if the model cannot be sharded over this mesh.
         """
-        chunks = config.virtual_pipeline_parallel_size
+        chunks, tokens = config.virtual_pipeline_parallel_size, config.batch_tokens
+        if (ranks := mesh.size("sp")) > 1:
+            from ckdist.train.data.divided_batch import check_divided, tokens_of_rank
+
+            check_divided(self.spec, self.program, ranks)
+            tokens = tokens_of_rank(tokens, ranks)
         stage = TrainingStage.of(mesh, self.program, set(self.weights), chunks, batches)
         try:
             shards = Shards(trace_model(self.spec, mesh, self.tracer).weights, mesh)
             return lower_model(
                 self.spec,
-                config.batch_tokens,
+                tokens,
                 "bfloat16" if config.bf16 else "float32",
                 mesh,
                 [w.name for w in self.weights],
@@ -140,14 +145,7 @@ def open_model(config: TrainConfig) -> TrainedModel:
         family(checkpoint.spec.family).gguf_form(
             checkpoint.spec, config.model_name_or_path
         )  # the result can be written
-    values = (
-        dict(checkpoint.metadata)
-        if checkpoint
-        else {"max_position_embeddings": config.max_length, "model_type": "llama", **config.model_config}
-    )
-    spec, unknown = (checkpoint.spec, []) if checkpoint else read_config(values, "model_config")
-    if unknown:
-        raise ConfigError(f"model_config: {unknown[0]}, and {spec.family} has no such field: remove or correct it")
+    values, spec = _described(config, checkpoint)
     spec = balanced(spec.at_context(config.max_length), config.router_aux_loss_coef)
     if config.max_length > spec.max_position:
         raise ConfigError(
@@ -189,6 +187,36 @@ def open_model(config: TrainConfig) -> TrainedModel:
         config.tokenizer_name or (config.model_name_or_path if checkpoint else Path(config.output_dir) / "tokenizer")
     )
     return TrainedModel(spec, values, program, weights, load, lora, tracer, checkpoint, folder)
+
+
+def _described(config: TrainConfig, checkpoint: Checkpoint | None) -> tuple[dict[str, Any], ModelSpec]:
+    """The fields of the result's config.json, and its model. Raises ConfigError for fields that are not known."""
+    if config.rope_scaling:
+        return _stretched(config, checkpoint)
+    if checkpoint is not None:
+        return dict(checkpoint.metadata), checkpoint.spec
+    values = {"max_position_embeddings": config.max_length, "model_type": "llama", **config.model_config}
+    spec, unknown = read_config(values, "model_config")
+    if unknown:
+        raise ConfigError(f"model_config: {unknown[0]}, and {spec.family} has no such field: remove or correct it")
+    return values, spec
+
+
+def _stretched(config: TrainConfig, checkpoint: Checkpoint | None) -> tuple[dict[str, Any], ModelSpec]:
+    """`_described` with `rope_scaling`. Raises ConfigError if the result cannot record it."""
+    from ckdist.train.longer_context import stretched
+
+    if checkpoint is None:
+        raise ConfigError("rope_scaling is for a model to continue from: set model_config.rope_scaling")
+    if checkpoint.format == "gguf" or config.lora_r:
+        kind = "an adapter" if config.lora_r else "a GGUF whose base is one"
+        raise ConfigError(
+            f"rope_scaling cannot be recorded in {kind}: train all weights of a folder with safetensors, or write it "
+            "into the base's config.json"
+        )
+    values = stretched(checkpoint.metadata, config.rope_scaling)
+    made = read_config(values, "rope_scaling")[0]
+    return values, replace(checkpoint.spec, ropes=made.ropes, layers=made.layers, max_position=made.max_position)
 
 
 def _lora(config: TrainConfig, targets: Sequence[str]) -> Lora:

@@ -16,7 +16,7 @@ NOT_MATRICES = ("embed_tokens.weight", "lm_head.weight")  # tables: a row is a t
 
 
 def is_matrix(name: str, shape: tuple[int, ...]) -> bool:
-    """Whether Muon updates this weight. AdamW updates the others."""
+    """True if Muon updates this weight. AdamW updates the others."""
     return len(shape) == 2 and not name.endswith(NOT_MATRICES)
 
 

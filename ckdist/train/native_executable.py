@@ -115,7 +115,7 @@ class NativeExecutable:
         # Start of each chunk's kept activations, and the end of the last.
         sizes = [size * waiting for size, waiting in zip(lowered.kept_bytes, program.stage.waiting, strict=True)]
         self._kept = [0, *itertools.accumulate(sizes)]
-        axes = (None if sharded else self.ranks.data, self.ranks.tensor, self.ranks.stages)
+        axes = (None if sharded else self.ranks.data, self.ranks.tensor, self.ranks.stages, self.ranks.sequence)
         handles = [communicator.handle if communicator else None for communicator in axes]
         self._native = self._make_program()  # the native executable reads it while it lives
         self._handle = native.call(native.lib.ckdist_training_new, self._native, *handles, self.pool.handle)
@@ -130,7 +130,7 @@ class NativeExecutable:
             [ExecutionPlan(program.lowered, stored=stored)],
             program.spec,
             program.max_tokens,
-            program.max_tokens,
+            program.positions,
             in_flight=len(outgoing),
             outgoing=outgoing,
             kept_bytes=self._kept[-1],
@@ -195,6 +195,10 @@ class NativeExecutable:
         best_tokens: np.ndarray | None = None,
     ) -> float:
         """Runs one pass and returns its sum of losses."""
+        if self.ranks.sequence is not None:
+            from ckdist.train.data.divided_batch import own_part
+
+            batch = own_part(batch, self.ranks.sequence.size, self.ranks.sequence.rank)
         ids, targets, starts = (
             np.ascontiguousarray(a, np.int32) for a in (batch.token_ids, batch.targets, batch.starts)
         )

@@ -42,7 +42,7 @@ class StepResult:
 
 
 def is_decayed(name: str, shape: tuple[int, ...]) -> bool:
-    """Whether weight decay applies: to matrices, not to norms and biases."""
+    """True if weight decay applies: to matrices, not to norms and biases."""
     return len(shape) > 1 and not name.endswith("bias")
 
 
@@ -92,12 +92,11 @@ class Optimizer:
 
     @property
     def _is_last(self) -> bool:
-        """Whether this rank holds the second copy of tied parameters."""
         return self._ends is not None and self._ends.rank > 0
 
     @property
     def sharded(self) -> bool:
-        """Whether this rank holds only a part of the state."""
+        """True if this rank holds only a part of the state."""
         return self._sharing is not None
 
     def state_shapes(self, name: str, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:

@@ -1,10 +1,11 @@
 """The mesh of a training's ranks, and the communicators of its axes.
 
-Replicas (`dp`) train on different parts of each batch. The ranks of a replica train on the same sequences: stages
-(`pp`) have different layers, and the ranks of a stage (`tp`) have shards of their weights. The axis of experts (`ep`)
-is not supported in training yet.
+Replicas (`dp`) train on different parts of each batch. The ranks of a replica train on the same sequences: those along
+`sp` have different tokens, stages (`pp`) have different layers, and the ranks of a stage (`tp`) have shards of their
+weights. The axis of experts (`ep`) is not supported in training yet.
 """
 
+import math
 import os
 from dataclasses import dataclass
 
@@ -13,7 +14,7 @@ import numpy as np
 from ckdist.comm.communicator import Communicator
 from ckdist.errors import ConfigError
 from ckdist.launcher.job import FULL_RANKS_VARIABLE
-from ckdist.mesh import WHOLE, Mesh
+from ckdist.mesh import Mesh
 from ckdist.train.config import TrainConfig
 
 
@@ -21,6 +22,7 @@ def training_mesh(config: TrainConfig, ranks: int, rank: int) -> Mesh:
     """The mesh of a configuration. Raises ConfigError if the ranks do not fill it, or experts are sharded."""
     sizes = {
         "dp": 0 if FULL_RANKS_VARIABLE in os.environ else config.data_parallel_size,
+        "sp": config.sequence_parallel_size,
         "pp": config.pipeline_parallel_size,
         "ep": config.expert_parallel_size,
         "tp": config.tensor_parallel_size,
@@ -36,7 +38,8 @@ def training_mesh(config: TrainConfig, ranks: int, rank: int) -> Mesh:
 def full_replicas(mesh: Mesh) -> int:
     """Replicas with which a launcher started the job, if it continues with fewer; else those of the mesh."""
     replicas = mesh.size("dp")
-    return max(replicas, int(os.environ.get(FULL_RANKS_VARIABLE, "0")) * replicas // mesh.size(WHOLE))
+    ranks = math.prod(mesh.axes.values()) // replicas  # of each
+    return max(replicas, int(os.environ.get(FULL_RANKS_VARIABLE, "0")) // ranks)
 
 
 def accumulated_batches(config: TrainConfig, mesh: Mesh) -> int:
@@ -55,11 +58,12 @@ class TrainingRanks:
 
     mesh: Mesh
     every: Communicator | None = None
-    data: Communicator | None = None  # the ranks with the same shard, one per replica
+    data: Communicator | None = None  # the ranks with the same shard, which have other tokens
     tensor: Communicator | None = None  # the ranks of this stage
     stages: Communicator | None = None  # one rank per stage, in order
-    replica: Communicator | None = None  # the ranks of this replica
+    replica: Communicator | None = None  # the ranks with the same tokens
     ends: Communicator | None = None  # the ranks of `stages` of the first and last stage; None on others
+    sequence: Communicator | None = None  # the ranks that divide the tokens of this replica's sequences
 
     @staticmethod
     def split(mesh: Mesh, every: Communicator | None) -> "TrainingRanks":
@@ -69,17 +73,28 @@ class TrainingRanks:
         stages, ends = mesh.split(every, "pp"), None
         if stages is not None:
             ends = stages.split(color=0 if stages.rank in (0, stages.size - 1) else -1)
-        data, tensor, replica = (mesh.split(every, *axes) for axes in (("dp",), ("tp",), ("pp", "tp")))
-        return TrainingRanks(mesh, every, data, tensor, stages, replica, ends)
+        axes = ("dp", "sp"), ("tp",), ("pp", "tp"), ("sp",)
+        data, tensor, replica, sequence = (mesh.split(every, *names) for names in axes)
+        return TrainingRanks(mesh, every, data, tensor, stages, replica, ends, sequence)
+
+    @property
+    def counts_tokens(self) -> bool:
+        """True if this rank counts the tokens of its replica's sequences: the first of those that divide them."""
+        return self.sequence is None or self.sequence.rank == 0
+
+    @property
+    def has_first_tokens(self) -> bool:
+        """True if this rank is in the first replica, and `counts_tokens`."""
+        return self.mesh.index("dp") == 0 and self.counts_tokens
 
     @property
     def speaks(self) -> bool:
-        """Whether this rank represents its stage: the first of the ranks with the same layers."""
+        """True if this rank represents its stage: the first of the ranks with the same layers."""
         return self.mesh.index("tp") == 0
 
     @property
     def has_loss(self) -> bool:
-        """Whether this rank represents its replica's loss."""
+        """True if this rank has the loss of its tokens, and represents the ranks with the same tokens."""
         return self.speaks and self.mesh.index("pp") == self.mesh.size("pp") - 1
 
     def sum(self, *values: float) -> list[float]:
@@ -90,5 +105,5 @@ class TrainingRanks:
         return self.every.all_gather(own).reshape(self.every.size, -1).sum(axis=0).tolist()
 
     def sum_replicas(self, *values: float) -> list[float]:
-        """Sums each value over replicas; the rank that `has_loss` counts for its replica. A collective call."""
+        """Sums each value over the ranks that `has_loss`: one for all ranks with the same tokens. A collective call."""
         return self.sum(*(value if self.has_loss else 0.0 for value in values))

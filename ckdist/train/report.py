@@ -52,7 +52,7 @@ class StepReport:
 
     @property
     def is_lost(self) -> bool:
-        """Whether the step had targets and could not learn. A model that has broken down has a gradient of 0."""
+        """True if the step had targets and could not learn. A model that has broken down has a gradient of 0."""
         return self.tokens > 0 and (self.skipped or (self.grad_norm == 0 and self.loss > 0))
 
     @property

@@ -13,6 +13,7 @@ from ckdist.train.training_checkpoint import TrainState
 # After such a change, the learned weights or the position in the data would have another meaning.
 REFUSED = {
     "model_config": "it would be another model",
+    "rope_scaling": "positions would be rotated by other angles",
     "lora_r": "the matrices would have other shapes",
     "lora_alpha": "the learned matrices would be scaled by another factor",
     "use_rslora": "the learned matrices would be scaled by another factor",
@@ -35,16 +36,6 @@ NAMED = (
     "loss_type", "rpo_alpha", "desirable_weight",
     "undesirable_weight", "lora_dropout", "reward", "num_generations", "max_completion_length", "num_iterations",
     "epsilon", "kl_coef",
-)  # fmt: skip
-# The tokens' digest covers these four.
-OF_THE_DATA = ("train_file", "text_column", "bad_lines", "tokenizer_name")
-# These change the result only by rounding.
-WITHOUT_EFFECT = (
-    "output_dir", "cache_dir", "activation_checkpointing", "tensor_parallel_size", "data_parallel_size",
-    "pipeline_parallel_size", "virtual_pipeline_parallel_size", "expert_parallel_size", "zero_stage", "threads",
-    "transport", "ddp_timeout", "logging_steps", "eval_steps", "samples", "early_stopping",
-    "save_steps", "save_total_limit", "resume",
-    "save_dtype", "report_to", "encrypt",
 )  # fmt: skip
 SCHEDULE = ("learning_rate", "lr_scheduler_type", "warmup_steps", "warmup_ratio", "num_decay_steps", "min_lr_ratio")
 

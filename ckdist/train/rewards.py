@@ -41,7 +41,7 @@ def _matching(pattern: str) -> Reward:
         return found[-1].group(1 if compiled.groups else 0) if found else None
 
     def reward(prompt: str, answer: str, expected: str) -> float:  # noqa: ARG001
-        """Whether the matches are equal."""
+        """1.0 if the matches are equal, else 0.0."""
         return float(last(answer) is not None and last(answer) == last(expected))
 
     return reward

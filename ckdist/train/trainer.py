@@ -233,7 +233,7 @@ class Trainer:
 
     def _needed_memory(self, program: LossProgram, mesh: Mesh) -> dict[str, int]:
         """Bytes of this rank, by content. Raises CapacityError if they are not free."""
-        needed = rank_bytes(self.config, program, mesh)
+        needed = rank_bytes(self.config, program, mesh, self.threads)
         remedy = (
             "use a smaller batch or model, a larger tensor_parallel_size or pipeline_parallel_size, zero_stage 1 over "
             "more ranks, or lora_r"
@@ -347,7 +347,6 @@ class Trainer:
                 self._say(f"step {self.state.step} sample: {line}")
 
     def _is_past_best(self) -> bool:
-        """Whether `early_stopping` ends the training."""
         return 0 < self.config.early_stopping <= self.state.not_better
 
     def _compare(self, loss: float | None) -> None:
@@ -375,8 +374,9 @@ class Trainer:
         """Makes one step. Returns its report, and whether any rank wants to stop after it."""
         began = time.perf_counter()
         batches = self.batches.take() if self.preference is None else self.preference.take(self.batches)
-        tokens = sum(int((batch.targets >= 0).sum()) for batch in batches)
-        every = sum(batch.tokens_to_learn_from() for batch in batches)
+        counted_here = batches if self.ranks.counts_tokens else ()
+        tokens = sum(int((batch.targets >= 0).sum()) for batch in counted_here)
+        every = sum(batch.tokens_to_learn_from() for batch in counted_here)
         computing = time.perf_counter()
         own = self._forward_backward(batches)
         counted = tokens if own.units is None else own.units
@@ -451,7 +451,7 @@ class Trainer:
             return self.preference.loss(list(batches), self.validation)
         for batch in batches:
             loss += self.executable.loss(batch)
-            tokens += int((batch.targets >= 0).sum())
+            tokens += int((batch.targets >= 0).sum()) if self.ranks.counts_tokens else 0
         self.executable.flush()
         loss, tokens = self.ranks.sum_replicas(loss, tokens)
         return loss / max(tokens, 1)

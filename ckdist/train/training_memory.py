@@ -6,6 +6,7 @@ from ckdist.errors import CapacityError
 from ckdist.layouts.memory_sizes import free_memory, gigabytes, room
 from ckdist.mesh import Mesh
 from ckdist.program.lowered import Lowered
+from ckdist.program.rotations import rope_bytes_per_position
 from ckdist.program.step import PackIndex, Step
 from ckdist.train.config import TrainConfig
 from ckdist.train.loss_program import LossProgram
@@ -13,6 +14,7 @@ from ckdist.train.moments import state_floats
 from ckdist.train.optimizer import STATES
 
 TILE = 16  # rows and columns of packed matrices are padded to multiples of this
+KEYS, QUERIES, GRAD_QUERIES = 4096, 16, 128  # of blocks, as in native/runtime/steps/attend_grad.cpp
 LOGIT_BYTES = 32 << 20  # gradients of logits in memory at once, as in native/runtime/steps/cross_entropy.cpp
 
 
@@ -22,6 +24,8 @@ def training_bytes(
     operand_bytes: int,
     state_bytes: int,
     waiting: Sequence[int] = (0,),
+    threads: int = 1,
+    ranks: int = 1,
 ) -> dict[str, int]:
     """Bytes on this rank by purpose, without quantised matrices, which keep the type of their file.
 
@@ -31,6 +35,8 @@ def training_bytes(
         operand_bytes: Bytes per element of an operand.
         state_bytes: Bytes of the optimizer's state.
         waiting: For each chunk of layers: batches between their forward and backward passes.
+        threads: Compute threads. Each packs the keys of a sequence.
+        ranks: Ranks that divide each sequence.
     """
     padded = lambda n: -(-n // TILE) * TILE
 
@@ -50,6 +56,8 @@ def training_bytes(
         """
         packs = step.operands(PackIndex)
         logits = 0
+        if step.kind.startswith("attend"):
+            return _gathered_bytes(lowered, step, tokens, operand_bytes, ranks) if ranks > 1 else 0
         if step.kind.startswith("grouped_experts"):
             used, ffn = (lowered.buffers[step.fields[name]].width for name in ("chosen", "gate"))
             return 4 * tokens * used * (2 + padded(ffn) // TILE)
@@ -66,14 +74,44 @@ def training_bytes(
         "frozen weights": 4 * lowered.floats - trained + sum(map(packed, frozen)),
         "activations": lowered.arena_bytes + sum(kept * n for kept, n in zip(lowered.kept_bytes, waiting, strict=True)),
         "workspace": max(map(workspace, lowered.steps), default=0),
+        "keys of threads": threads * max(_key_bytes(lowered, s, tokens * ranks, operand_bytes) for s in lowered.steps),
     }
 
 
-def rank_bytes(config: TrainConfig, program: LossProgram, mesh: Mesh) -> dict[str, int]:
+def _widths(lowered: Lowered, step: Step) -> tuple[int, int, int]:
+    """Elements of a row of keys and of values of one head, and kv-heads, of an attention."""
+    width = lambda name: lowered.buffers[step.fields[name]].width
+    heads = width("log_sum_exp")
+    return width("q") // heads, width("out") // heads, width("k") // (width("q") // heads)
+
+
+def _key_bytes(lowered: Lowered, step: Step, keys: int, operand_bytes: int) -> int:
+    """Bytes of a thread for one kv-head of a sequence of `keys` tokens, packed and as gradients."""
+    if not step.kind.startswith("attend"):
+        return 0
+    key, value, _ = _widths(lowered, step)
+    part = min(keys, KEYS)
+    if step.kind == "attend_packed":
+        return keys * ((key + value + QUERIES) * operand_bytes + 4 * QUERIES)
+    block = part * (2 * GRAD_QUERIES * operand_bytes + QUERIES * (8 + operand_bytes))
+    return keys * ((2 * key + value) * operand_bytes + 4 * (key + value)) + block
+
+
+def _gathered_bytes(lowered: Lowered, step: Step, tokens: int, operand_bytes: int, ranks: int) -> int:
+    """Bytes of the keys and values of all ranks and of this one, and of their gradients, on this rank."""
+    key, value, heads = _widths(lowered, step)
+    gradients = 4 if step.kind == "attend_grad" else 0
+    return tokens * (ranks + 1) * heads * (key + value) * (operand_bytes + gradients)
+
+
+def rank_bytes(config: TrainConfig, program: LossProgram, mesh: Mesh, threads: int) -> dict[str, int]:
     """Bytes of a rank of `mesh` by purpose, for the lowered `program` of a configuration."""
+    ranks = mesh.size("sp")
     state = 4 * state_floats(config.optim, STATES[config.optim], program.trained_shards.shapes)
-    state //= mesh.size("dp") if config.zero_stage else 1
-    needed = training_bytes(program.lowered, program.max_tokens, program.operand_bytes, state, program.stage.waiting)
+    state //= mesh.size("dp") * ranks if config.zero_stage else 1
+    sizes = program.max_tokens, program.operand_bytes, state, program.stage.waiting
+    needed = training_bytes(program.lowered, *sizes, threads=threads, ranks=ranks)
+    needed["rotations"] = program.positions * rope_bytes_per_position(program.spec)
     needed["rows for other stages"] = 4 * program.messages * program.message_floats
     return needed
 

@@ -28,6 +28,7 @@ HELD_OUT_FROM = 50  # records, from which a part is held out for validation
 SHARE_OF_MEMORY = 0.9  # of the free memory that the settings may fill
 # Share of the measured rate of products that a step reaches: SmolLM2 with LoRA, in bfloat16, on 1 to 16 cores.
 EFFICIENCY = 0.4
+TABLES = ("rope_scaling",)
 FACTOR = 2  # by which the hours may be wrong, either way
 
 
@@ -94,12 +95,12 @@ def steps_of(config: TrainConfig, cache: TokenCache, replicas: int, epochs: floa
 
 
 def fitted(
-    config: TrainConfig, model: TrainedModel, mesh: Mesh, ranks_on_host: int, may_change: bool = True
+    config: TrainConfig, model: TrainedModel, mesh: Mesh, ranks_on_host: int, threads: int, may_change: bool = True
 ) -> tuple[TrainConfig, dict[str, int]]:
     """The first of some settings with the same steps whose memory is free, and its bytes on a rank.
 
     It recomputes activations, then divides a step into several batches. If nothing fits, the last one is returned.
-    `may_change`: False keeps `config`.
+    `threads`: of a rank. `may_change`: False keeps `config`.
     """
     rows = config.per_device_train_batch_size * config.gradient_accumulation_steps
     candidates = [config]
@@ -109,7 +110,8 @@ def fitted(
         candidates.append(replace(candidates[-1], per_device_train_batch_size=1, gradient_accumulation_steps=rows))
     free = SHARE_OF_MEMORY * free_memory(ranks_on_host)
     for candidate in candidates:
-        needed = rank_bytes(candidate, model.lowered(candidate, mesh, candidate.gradient_accumulation_steps), mesh)
+        program = model.lowered(candidate, mesh, candidate.gradient_accumulation_steps)
+        needed = rank_bytes(candidate, program, mesh, threads)
         needed["quantised weights"] = _stored_bytes(candidate, model)
         if sum(needed.values()) <= free or candidate is candidates[-1]:
             return candidate, needed
@@ -132,7 +134,7 @@ def expected(
         tokens *= config.global_batch_size / (replicas * config.per_device_train_batch_size)
     learned = 1.0 if cache.learned is None else float(np.mean(cache.learned))
     attended = 12.0 * len(model.spec.layers) * model.spec.hidden_size * config.max_length / 2
-    operations = model.operations(tokens, learned * tokens) + attended * tokens
+    operations = (model.operations(tokens, learned * tokens) + attended * tokens) / config.sequence_parallel_size
     trained = sum(w.elements for w in model.weights)
     is_gguf = model.checkpoint is not None and model.checkpoint.format == "gguf"
     return Expected(steps, needed, operations, trained, is_gguf)
@@ -167,7 +169,8 @@ def as_toml(config: TrainConfig) -> str:
     for name, value in config.as_dict().items():
         default = TrainConfig.__dataclass_fields__[name].default
         if value != default and name != "model_config":
-            lines.append(f"{name} = {json.dumps(value)}")
+            inner = ", ".join(f"{key} = {json.dumps(one)}" for key, one in value.items()) if name in TABLES else ""
+            lines.append(f"{name} = {{{inner}}}" if inner else f"{name} = {json.dumps(value)}")
     return "\n".join(lines) + "\n"
 
 

@@ -79,7 +79,7 @@ def across_type(quantization: Mapping[str, Any]) -> dtypes.TensorType:
 
 
 def _is_symmetric(quantization: Mapping[str, Any]) -> bool:
-    """Whether all zero points are 8, which the loader then checks."""
+    """True if all zero points are 8, which the loader then checks."""
     return quantization["quant_method"] == "gptq" and quantization.get("sym") is True
 
 

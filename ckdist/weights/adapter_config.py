@@ -102,7 +102,7 @@ class AdapterConfig:
         )
 
     def is_module(self, name: str) -> bool:
-        """Whether the module has matrices."""
+        """True if the module has matrices."""
         if any(matches(name) for matches in self._excluded):
             return False
         if not self.fields.get("target_modules"):  # PEFT then has a default for each family
@@ -110,7 +110,7 @@ class AdapterConfig:
         return any(matches(name) for matches in self._targets) and self._is_in_layers(name)
 
     def is_parameter(self, name: str) -> bool:
-        """Whether the parameter has matrices."""
+        """True if the parameter has matrices."""
         return any(matches(name) for matches in self._parameters)
 
     def _check_fields(self) -> None:

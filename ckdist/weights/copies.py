@@ -51,7 +51,7 @@ class Copies:
 
     @property
     def reads(self) -> bool:
-        """Whether this rank reads its copy for the others."""
+        """True if this rank reads its copy for the others."""
         return self.world.rank in self.readers
 
     def gather(self, value: object) -> list[Any]:

@@ -49,7 +49,7 @@ def open_gguf(path: pathlib.Path, overrides: Mapping[str, Any]) -> Checkpoint:
 
 
 def _of_vocabulary(name: str, value: object) -> bool:
-    """Whether metadata is an array of the tokenizer, which reads it itself. Keeping it takes 10 MB in each rank."""
+    """True if metadata is an array of the tokenizer, which reads it itself. Keeping it takes 10 MB in each rank."""
     return name.startswith("tokenizer.") and isinstance(value, list | np.ndarray)
 
 

@@ -148,7 +148,7 @@ class ShardLoader:
 
     @property
     def _untied(self) -> bool:
-        """Whether the embedding is not the output matrix too. A step then reads only a few of its rows."""
+        """True if the embedding is not the output matrix too. A step then reads only a few of its rows."""
         tensors = self.checkpoint.tensors
         return OUTPUT in tensors and tensors[OUTPUT] is not tensors[EMBEDDING]
 

@@ -62,7 +62,7 @@ class ModelFile:
 
     @cached_property
     def is_partial(self) -> bool:
-        """Whether this host fetches only the needed parts of the file from a URL."""
+        """True if this host fetches only the needed parts of the file from a URL."""
         return has_parts(self.path)
 
     @property

@@ -15,7 +15,7 @@ NOT_A_NUMBER = 255  # exponent of a block without a value
 
 
 def is_mxfp4(source: TensorSource) -> bool:
-    """Whether a weight is stored as codes and exponents of MXFP4."""
+    """True if a weight is stored as codes and exponents of MXFP4."""
     return source.type == dtypes.MXFP4.number and source.scales is not None
 
 

@@ -21,7 +21,7 @@ def packed_type(loader: ShardLoader, name: str) -> int:
 
 
 def is_low_rank(name: str) -> bool:
-    """Whether a matrix of a lowered program belongs to an adapter, not to the model."""
+    """True if a matrix of a lowered program belongs to an adapter, not to the model."""
     return ".lora_" in name
 
 

@@ -57,7 +57,7 @@ class Scales:
 
     @property
     def is_across(self) -> bool:
-        """Whether words of codes and zero points lie across rows, and scales are stored as (groups, rows)."""
+        """True if words of codes and zero points lie across rows, and scales are stored as (groups, rows)."""
         return self.codes in ("columns", "rows")
 
     def row_step(self, columns: int) -> int:

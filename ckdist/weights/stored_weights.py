@@ -96,7 +96,7 @@ def sources(
 def _is_transposed(
     names: TensorNames, tensor: StoredWeights, weights: tuple[str, ...], shapes: Mapping[str, tuple[int, ...]]
 ) -> bool:
-    """Whether the matrices of a tensor have inputs as rows."""
+    """True if the matrices of a tensor have inputs as rows."""
     if not names.has("transposed_or_not", name := stack_of(tensor.name)[0]):
         return names.has("transposed", name)
     return tensor.shape[-2:] != (sum(shapes[weight][-2] for weight in weights), shapes[weights[0]][-1])

@@ -14,12 +14,17 @@ if TYPE_CHECKING:
 
 _HARMLESS = (  # pattern for names of both formats -> the feature that is missing
     (
-        re.compile(r"(model\.)?(vi(sion|t)_\w+|visual|(multi_modal|mm)_projector|embed_vision)\..+|(v|mm)\..+"),
+        re.compile(
+            r"(model\.)?(vi(sion|t)_\w+|visual|(multi_modal|mm)_projector|patch_merge_mlp|embed_vision)\..+|(v|mm)\..+"
+        ),
         "images are not read",
     ),
     (re.compile(r"(model\.)?(audio_\w+|embed_audio)\..+|a\..+"), "audio is not read"),
     (re.compile(r".+\.[kv]_scale"), "the cache has a type of its own"),
-    (re.compile(r"(model\.)?mtp(_\w+)?\..+"), "without --spec mtp, tokens are predicted one at a time"),
+    (
+        re.compile(r"(language_model\.)?(model\.)?mtp(_\w+)?\..+"),
+        "without --spec mtp, tokens are predicted one at a time",
+    ),
 )
 _LAYER = re.compile(r"(?:blk|(?:model\.)?layers)\.(\d+)\..+")
 _SHOWN = 3
@@ -65,7 +70,7 @@ def notes_on_unread(
 
 
 def is_zero_bias(tensor: "StoredWeights") -> bool:
-    """Whether a tensor is a bias of zeros, which AutoGPTQ saves for every matrix."""
+    """True if a tensor is a bias of zeros, which AutoGPTQ saves for every matrix."""
     if not tensor.name.endswith(".bias") or len(tensor.shape) != 1 or tensor.type < 0:
         return False
     source = TensorSource(tensor.name, tensor.type, tensor.shape, tensor.file, tensor.offset)

@@ -75,7 +75,7 @@ class WholeComparison:
 
     @property
     def has_copies(self) -> bool:
-        """Whether there is more than one copy, and they were not compared before."""
+        """True if there is more than one copy, and they were not compared before."""
         return len(self._copies.groups) > 1 and not self._is_done
 
     def finish(self) -> None:

@@ -9,6 +9,7 @@ import pytest
 from tests.support.compiled import NATIVE, OURS, compiled
 
 SECONDS = os.environ.get("CKDIST_FUZZ_SECONDS", "3")  # `make fuzz` takes longer
+SEED = ["1"] if "CKDIST_SAME_CASES" in os.environ else []
 TRANSPORTS = NATIVE / "comm/transports"
 SEALED = [TRANSPORTS / "sealed_socket.cpp", TRANSPORTS / "sealer.cpp", NATIVE / "core/crypto_library.cpp"]
 FRAMES = [TRANSPORTS / f"{n}.cpp" for n in ("stream_transport", "stream_frames", "transport")]
@@ -19,7 +20,7 @@ FLAGS = ["-O1", "-g", "-fno-omit-frame-pointer", "-fsanitize=address,undefined",
 def test_damaged_streams_are_refused_and_nothing_is_stored_elsewhere(name, sources):
     unknown = ["cannot find -lasan", "libasan", "libubsan", "-lubsan"]
     program = compiled(name, [OURS / f"fuzz/{name}.cpp", *sources], *FLAGS, unknown=unknown)
-    done = subprocess.run([program, SECONDS], capture_output=True, text=True, timeout=float(SECONDS) + 120)
+    done = subprocess.run([program, SECONDS, *SEED], capture_output=True, text=True, timeout=float(SECONDS) + 120)
     assert done.returncode == 0, done.stderr[-4000:]
     print(done.stdout)
     sessions, refused = map(

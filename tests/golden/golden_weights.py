@@ -8,6 +8,7 @@ import torch
 @torch.no_grad()
 def randomise(model, generator: torch.Generator) -> None:
     """Weights under which every part matters: activations of order one, attention that is neither flat nor one-hot."""
+    zero = model.config.model_type.startswith("minimax_m3")  # norms multiply by 1 + weight
     gemma, tied = model.config.model_type.startswith("gemma"), model.config.tie_word_embeddings
     hidden = model.config.get_text_config().hidden_size
     hybrid = model.config.model_type.startswith(("qwen3_5", "qwen3_next"))
@@ -35,7 +36,7 @@ def randomise(model, generator: torch.Generator) -> None:
         elif name.endswith("embed_tokens_per_layer.weight"):
             parameter.copy_(0.35 * noise)
         elif "norm" in name:  # Gemma 1 to 3 multiply by 1 + weight
-            parameter.copy_(0.25 * noise + (gemma_norm(name) + gemma4 if gemma else 1.0))
+            parameter.copy_(0.25 * noise + (gemma_norm(name) + gemma4 if gemma else 0.0 if zero else 1.0))
         elif name.endswith(("sinks", "position_bias", "_hc.base", "hc_base")):
             parameter.copy_(noise)
         elif name.endswith("experts.gate_up_proj"):  # wide enough for clamped gates to bite

@@ -21,7 +21,7 @@ def model_class(config: transformers.PretrainedConfig) -> type:
     """The class of the architecture that the file names, or the one that transformers has in its place."""
     name = config.architectures[0]
     others = {"KimiK25": "Kimi_K25", "5_For": "5For", "MoEFor": "MoeFor", "BailingMoeV3": "BailingHybrid"}
-    others |= {"InternLM3": "Llama", "IQuestCoder": "Llama"}
+    others |= {"InternLM3": "Llama", "IQuestCoder": "Llama", "SarvamMoE": "Glm4Moe", "SarvamMLA": "DeepseekV3"}
     for candidate in (name, *(name.replace(*pair) for pair in others.items())):
         if hasattr(transformers, candidate):
             return getattr(transformers, candidate)

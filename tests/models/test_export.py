@@ -38,8 +38,9 @@ from tests.support.paths import GOLDEN
 MIXTURES = ["bailing_moe_v2", "dots1", "ernie4_5_moe", "exaone_moe", "granitemoe", "hunyuan_v1_moe", "hy_v3", "mellum"]
 MIXTURES += ["mistral4", "qwen3vlmoe", "afmoe", "laguna", "step3p5"]
 DENSE = ["cohere2", "ernie4_5", "exaone4", "gemma", "gemma3n", "hunyuan_v1_dense", "ministral3", "qwen25vl", "qwen3vl"]
-DENSE += ["seed_oss", "arcee", "granite_swa"]
+DENSE += ["seed_oss", "arcee", "granite_swa", "jais2"]
 HYBRID = ["granite4h", "granite4h_dense", "lfm2", "lfm2moe", "nemotron_h", "nemotron_h_moe"]
+HYBRID += ["jamba", "falcon_mamba"]
 # Of prompts whose greedy tokens are no near ties: the engines round activations differently, which moves logits by some
 # hundredths.
 PROMPTS = ["try:\n    import", "    def __init__(self", "What does json.dumps do?"]
@@ -325,6 +326,10 @@ NEW = {
         "linear_attn_config": {"full_attn_layers": [2], "kda_layers": [1], "head_dim": 64, "num_heads": 4,
                                "short_conv_kernel_size": 4},
     },
+    "Jais2": {"layer_norm_eps": 1e-5, "num_hidden_layers": 2},
+    # as many channels as llama.cpp expects
+    "Jamba": {"num_experts": 6, "attn_layer_offset": 1, "attn_layer_period": 3, "num_hidden_layers": 3},
+    "FalconMamba": {"num_hidden_layers": 2, "layer_norm_epsilon": 1e-6},
     # heads as wide as llama.cpp has kernels for
     "Qwen3_5": {
         "linear_num_key_heads": 2, "linear_num_value_heads": 6, "linear_key_head_dim": 64, "linear_value_head_dim": 64,

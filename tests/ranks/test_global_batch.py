@@ -4,6 +4,9 @@ import numpy as np
 import pytest
 
 from ckdist.errors import ConfigError
+from ckdist.launcher.job import FULL_RANKS_VARIABLE
+from ckdist.mesh import Mesh
+from ckdist.train.ranks import full_replicas
 from ckdist.train.trainer import train
 from tests.support.thread_ranks import run_threads
 from tests.support.tiny_training import config
@@ -27,3 +30,9 @@ def test_steps_have_the_same_rows_on_any_ranks(tmp_path):
         assert [report.tokens for report in reports] == tokens
     with pytest.raises(ConfigError, match=r"gradient_accumulation_steps \(2\) follows from global_batch_size \(6\)"):
         config(tmp_path, global_batch_size=6, gradient_accumulation_steps=2)
+
+
+@pytest.mark.parametrize("began, ranks, axes, replicas", [(4, 3, {}, 4), (8, 6, {"tp": 2}, 4), (8, 4, {"sp": 2}, 4)])
+def test_a_job_that_lost_ranks_knows_its_first_replicas(monkeypatch, began, ranks, axes, replicas):
+    monkeypatch.setenv(FULL_RANKS_VARIABLE, str(began))
+    assert full_replicas(Mesh.of_job(ranks, 0, **axes)) == replicas

@@ -1,11 +1,13 @@
 """Connections between two hosts that are reset while both ranks live are made again; nothing is lost or repeated."""
 
 import contextlib
+import ctypes
 import logging
 import os
 import re
 import shutil
 import socket
+import struct
 import subprocess
 import threading
 import time
@@ -17,11 +19,12 @@ from ckdist import native
 from ckdist.comm.bootstrap.handshake import Purpose, connect
 from ckdist.comm.bootstrap.sealed_messages import SealedMessages
 from ckdist.comm.communicator import open_communicator
-from ckdist.comm.transports import reconnection
+from ckdist.comm.transports import opening, reconnection
 from ckdist.errors import CommError
 from tests.support.thread_ranks import run_threads
 
 CUTS = 10
+SO_ATTACH_FILTER = 26  # of Linux
 
 
 def established() -> set[str]:
@@ -43,8 +46,8 @@ def before():
     return established()
 
 
-def all_sums(world, count: int, after=lambda number: None) -> None:
-    communicator = open_communicator(world, "tcp", timeout=8)
+def all_sums(world, count: int, after=lambda number: None, timeout: float = 8) -> None:
+    communicator = open_communicator(world, "tcp", timeout=timeout)
     rng = np.random.default_rng(1)
     for number in range(count):
         x = rng.integers(-9, 9, (1 << 20) if number % 2 else 1000).astype(np.float32)
@@ -74,6 +77,54 @@ def test_resets_lose_nothing(before, caplog):
         run_threads("aab", lambda world: all_sums(world, 40, after))
     done.set()
     assert "rank 0 (on a) broke; it is back after" in caplog.text and "not back" not in caplog.text
+
+
+@pytest.fixture
+def drop(monkeypatch):
+    """Makes both ends of the data's connections drop all packets, as a firewall does. Heartbeats pass."""
+    opened, real = [], opening.connect_ranks
+
+    def connect_ranks(*args, **more):
+        found = real(*args, **more)
+        opened.extend(number for number in found[0].descriptors if number >= 0)
+        return found
+
+    def drop_all() -> None:
+        nothing = ctypes.create_string_buffer(struct.pack("HBBI", 6, 0, 0, 0))  # BPF_RET with length 0
+        for descriptor in opened:
+            with socket.socket(fileno=os.dup(descriptor)) as one:
+                one.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, struct.pack("HP", 1, ctypes.addressof(nothing)))
+
+    monkeypatch.setattr(opening, "connect_ranks", connect_ranks)
+    return drop_all
+
+
+def test_a_dropped_connection_is_replaced(drop, caplog):
+    with caplog.at_level(logging.WARNING):
+        run_threads("ab", lambda world: all_sums(world, 8, lambda number: drop() if number == 3 else None, 4))
+    assert caplog.text.count("rank 0 (on a) broke; it is back after") == 1
+
+
+def test_a_reset_during_the_last_message_loses_nothing(before, drop):
+    message, is_sent = np.arange(1000, dtype=np.float32), threading.Event()
+
+    def body(world):
+        communicator = open_communicator(world, "tcp", timeout=8)
+        communicator.barrier()
+        ports = established() - before
+        if world.rank == 0:
+            drop()
+            communicator.send(message, 1)
+            is_sent.set()
+        else:
+            assert is_sent.wait(5)
+            time.sleep(0.1)
+            for port in ports:
+                reset(port)
+            assert np.array_equal(communicator.recv(np.zeros_like(message), 0), message)
+        communicator.close()
+
+    run_threads("ab", body)
 
 
 @pytest.fixture

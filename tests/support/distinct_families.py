@@ -12,10 +12,10 @@ MODEL_FIELDS = ("tie_embeddings", "norm", "soft_cap", "logits_scale", "embedding
 
 # As `chosen_families` has them, which opens every golden model. Each process of a run would do so as it collects tests.
 NAMES = """
-    afmoe bailing_hybrid bamba cohere2 deepseek_dense deepseek_v2 deepseek_v32 deepseek_v4 ernie4_5_moe exaone4
-    falcon_h1 gemma3n gemma4 gemma4_moe glm4 glm4moe glm_moe_dsa gptoss granite4h_dense granite_swa hunyuan_v1_moe
-    kimi_linear laguna laguna_m lfm2moe llama4 mellum mimo_v2_flash ministral3 mistral4 muse_glimmer nemotron_h
-    nemotron_h_moe olmo3 olmo_hybrid olmoe qwen2moe qwen35moe step3p5 vaultgemma
+    afmoe axk1 bailing_hybrid cohere2_moe deepseek_v2 deepseek_v32 deepseek_v4 ernie4_5_moe exaone4 falcon_h1
+    falcon_mamba gemma3n gemma4 gemma4_moe glm4 glm4moe glm_moe_dsa gptoss granite4h_dense granitemoe_swa
+    hunyuan_v1_dense jais2 jamba kimi_linear laguna laguna_m lfm3 llama4 mellum mimo_v2_flash minimax_m3 ministral3
+    mistral4 muse_glimmer nemotron_h nemotron_h_moe olmo3 olmo_hybrid qwen2moe qwen35moe step3p5 vaultgemma
 """
 
 

@@ -335,10 +335,25 @@ class Output:
 
     def wait(self, seconds: float) -> list[int]:
         """The exit codes, once all output has been read."""
-        codes = [process.wait(seconds) for process in self.processes]
+        try:
+            codes = [process.wait(seconds) for process in self.processes]
+        except subprocess.TimeoutExpired:
+            left = "\n".join(self.left())
+            raise AssertionError(f"it has not ended after {seconds} s:\n{left}\n{self.text()}") from None
         for thread in self.threads:
             thread.join(5)
         return codes
+
+    def left(self) -> list[str]:
+        """The processes of the job that still run, and the place in the kernel where each of their threads waits."""
+        found = []
+        for process in self.processes:
+            with contextlib.suppress(psutil.Error, OSError):
+                first = psutil.Process(process.pid)
+                for one in (first, *first.children(recursive=True)):
+                    waits = [path.read_text() for path in pathlib.Path(f"/proc/{one.pid}/task").glob("*/wchan")]
+                    found.append(f"{one.pid} {one.status()} {' '.join(one.cmdline())[:150]} {waits}")
+        return found
 
     def wait_for(self, pattern: str, count: int = 1, seconds: float = 60) -> str:
         """The first match of `pattern`, once it has come `count` times."""

@@ -30,8 +30,10 @@ WITHOUT_EFFECT = {  # model -> fields whose value matters only together with ano
     ),  # mlp_layer_types says it
     "dots1": ("max_window_layers",),
     "ernie4_5_moe": ("moe_layer_end_index",),  # which is the last layer
+    "falcon_mamba": ("expand",),  # intermediate_size says it
     "falcon_h1": ("mamba_norm_before_gate",),  # without mamba_rms_norm
     **dict.fromkeys(("cwm", "granite_swa", "muse_glimmer"), ("rope_theta",)),  # the default of rope_parameters
+    "cohere2_moe": ("prefix_dense_sliding_window_pattern", "shared_expert_combination_strategy"),  # in other layers
     "laguna": ("num_attention_heads", "rope_theta"),  # lists by layer and by kind of layer say it
     "step3p5": ("sliding_window", "num_sliding_attention_heads"),  # in layers that slide
     "mellum": ("rope_theta", "sliding_window"),  # the default of rope_parameters; in layers that slide

@@ -69,6 +69,23 @@ WRONG = [0, -1, 1 << 70, True, "x", [["a"], [1]], 0.5, float("nan")]
 WRONG += [np.array(values) for values in ([], [1, 2, 3, 4], [np.nan] * 4, [True] * 4, ["a"] * 4)]
 
 
+@pytest.mark.parametrize("name", ["afmoe", "exaone_moe", "glm4moe"])
+def test_layers_that_predict_further_tokens_are_left_out(name):
+    plain = family(name).gguf_form(golden_spec(name), name).metadata
+    prefix, longer = plain["general.architecture"], dict(plain)
+    longer |= {f"{prefix}.block_count": plain[f"{prefix}.block_count"] + 1, f"{prefix}.nextn_predict_layers": 1}
+    if flags := plain.get(pattern := f"{prefix}.attention.sliding_window_pattern"):
+        longer[pattern] = [*flags, False]
+    specs = [
+        spec_from_gguf(
+            {key: np.array(value) if isinstance(value, list) else value for key, value in one.items()},
+            {"token_embd.weight": (24, 96)}, name,
+        )
+        for one in (plain, longer)
+    ]  # fmt: skip
+    assert specs[0].layers == specs[1].layers
+
+
 @pytest.mark.parametrize("name", [*CONVERTED, "gemma3n", "gemma4"])
 def test_a_wrong_header_is_refused_in_a_line(name):
     if name in CONVERTED:

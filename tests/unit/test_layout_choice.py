@@ -4,7 +4,7 @@ import pytest
 
 from ckdist.comm.transports.link import Link
 from ckdist.config.engine_config import EngineConfig
-from ckdist.layouts.layout_choice import best_layout, choose_layout, stage_counts
+from ckdist.layouts.layout_choice import best_layout, choose_layout, layout_advice, stage_counts
 from ckdist.plan.cluster import PlannedWorld
 from ckdist.weights.described import describe_config
 
@@ -55,3 +55,14 @@ def test_nothing_is_measured_where_there_is_no_choice():
     checkpoint = describe_config(MODEL, "config.json", "Q4_K")
     assert choose_layout(PlannedWorld(1, 4), config(), checkpoint).reason.endswith("all ranks share memory")
     assert choose_layout(PlannedWorld(2, 1), config(pipeline_parallel_size=2), checkpoint).stages == 2
+
+
+@pytest.mark.parametrize(
+    "exchanges, advice",
+    [((0.05, 0.6), "this network suits -pp 2: 2 stages rather than"), ((2e-5, 2e-4), None), ((), None)],
+)
+def test_tensors_over_a_slow_link_get_advice(exchanges, advice):
+    """The link of 50 ms is limited by packet loss too."""
+    checkpoint = describe_config(MODEL, "config.json", "Q4_K")
+    line = layout_advice(PlannedWorld(2, 1), config(pipeline_parallel_size=1), checkpoint, 4, exchanges)
+    assert line is None if advice is None else line.startswith(advice)

@@ -14,12 +14,12 @@ SIZES = st.integers(1, 3)
 
 @settings(deadline=None)
 @given(SIZES, SIZES, SIZES, SIZES)
-def test_every_rank_has_its_own_place(dp, pp, ep, tp):
+def test_every_rank_has_its_own_place(dp, sp, pp, tp):
     """Row-major: tp neighbours follow one another, and the groups of any axes are disjoint and cover all ranks."""
-    ranks = dp * pp * ep * tp
-    meshes = [Mesh.of_job(ranks, rank, pp=pp, ep=ep, tp=tp) for rank in range(ranks)]
+    ranks = dp * sp * pp * tp
+    meshes = [Mesh.of_job(ranks, rank, sp=sp, pp=pp, tp=tp) for rank in range(ranks)]
     places = [tuple(mesh.index(axis) for axis in AXES) for mesh in meshes]
-    assert places == list(itertools.product(range(dp), range(pp), range(ep), range(tp)))
+    assert places == list(itertools.product(range(dp), range(sp), range(pp), range(1), range(tp)))
     for count in range(len(AXES) + 1):
         for axes in itertools.combinations(AXES, count):
             groups = {tuple(mesh.group(*axes)) for mesh in meshes}

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckdist.errors import ConfigError
-from ckdist.plan.fleet import ROUTERS, ClosedLoop, Fleet, route, simulate_clients, simulate_requests
+from ckdist.plan.fleet import ClosedLoop, Fleet, route, simulate_clients, simulate_requests
 from ckdist.plan.lengths import parse_lengths
 from ckdist.plan.load import NO_PREFIX, RequestKind, Requests, poisson, read_trace
 from ckdist.plan.observed import Gaps
@@ -19,6 +19,7 @@ from ckdist.plan.replica import Journey, Replica, ServerShape
 from ckdist.plan.serving_report import Objective, Rows, report
 from ckdist.plan.step_cost import LinearStepCost, StepTotals
 
+ROUTERS = "round-robin", "random", "least"
 COST = LinearStepCost((1, 64, 512), (0.02, 0.05, 0.4), 1e-3, 1e-8, 1e-6)
 SERVER = ServerShape(max_tokens=64, max_sequences=4, context=256, cache_tokens=512, max_waiting=8)
 FLEET = Fleet(3, SERVER, COST)

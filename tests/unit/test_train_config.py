@@ -9,7 +9,7 @@ from ckdist.errors import ConfigError
 from ckdist.models.registry import spec_from_config
 from ckdist.train.config import OTHER_NAMES, TrainConfig, load_config
 from ckdist.train.model import balanced
-from ckdist.train.resumption import NAMED, OF_THE_DATA, REFUSED, WITHOUT_EFFECT
+from ckdist.train.resumption import NAMED, REFUSED
 from ckdist.weights.checkpoint import open_checkpoint
 from tests.support.paths import GOLDEN, ROOT
 
@@ -110,6 +110,18 @@ def test_an_unknown_field_is_answered_by_the_one_that_is_meant(tmp_path, name, s
 def test_names_of_other_trainers_lead_to_fields():
     assert set(OTHER_NAMES.values()) <= set(TrainConfig.__dataclass_fields__)
     assert not set(OTHER_NAMES) & set(TrainConfig.__dataclass_fields__)
+
+
+# The tokens' digest covers these four.
+OF_THE_DATA = ("train_file", "text_column", "bad_lines", "tokenizer_name")
+# These change the result only by rounding.
+WITHOUT_EFFECT = (
+    "output_dir", "cache_dir", "activation_checkpointing", "tensor_parallel_size", "data_parallel_size", "sequence_parallel_size",
+    "pipeline_parallel_size", "virtual_pipeline_parallel_size", "expert_parallel_size", "zero_stage", "threads",
+    "transport", "ddp_timeout", "logging_steps", "eval_steps", "samples", "early_stopping",
+    "save_steps", "save_total_limit", "resume",
+    "save_dtype", "report_to", "encrypt",
+)  # fmt: skip
 
 
 def test_every_field_has_a_place_among_those_that_may_change_at_resume():

@@ -23,5 +23,5 @@ _SIGNS = (*MPI_VARIABLES, "RANK", "WORLD_SIZE", CONNECTIONS_VARIABLE)
 
 
 def is_rank() -> bool:
-    """Whether a launcher started this process as a rank, or srun as one of several tasks."""
+    """True if a launcher started this process as a rank, or srun as one of several tasks."""
     return any(os.environ.get(name) for name in _SIGNS) or os.environ.get("SLURM_STEP_NUM_TASKS", "1") != "1"

@@ -32,7 +32,7 @@ def rank_variables() -> dict[str, str]:
 
 
 def is_started() -> bool:
-    """Whether srun or a torchrun-style launcher started this process as one of several.
+    """True if srun or a torchrun-style launcher started this process as one of several.
 
     Raises ConfigError if only some of VARIABLES are set.
     """

@@ -7,6 +7,7 @@ from ckdist import native
 from ckdist.comm.world_protocol import World
 
 SMALL, LARGE = (16 << 10, 40), (1 << 20, 5)  # bytes and calls of a measured exchange
+FEW = SMALL[0], 3  # on a link of 50 ms, 40 calls would take two seconds
 TINY = 1 << 10, 40  # of exchanges that are nearly all latency
 LEAST_SHARE = 0.25  # of a large exchange, for its bytes: two times that are nearly equal tell nothing about the rate
 SUM_MESSAGES = 2  # sequential messages of a sum that is too large to go whole to each host

@@ -54,6 +54,9 @@ def attention(
         "k": keys,
         "v": replace(keys, width=a.value_width),
     }
+    if a.indexer:
+        width = a.indexer.head_dim
+        rows_of |= {"index_q": replace(keys, width=width), "index_k": Dim("index", 1, width)}
     absent = [*(() if a.gated else ("gate",)), *(("k", "v") if a.source is not None else ())]
     names = [name for name in rows_of if name not in absent and not (name == "v" and a.keys_as_values)]
     matrices = [w(f"{name}_proj.weight", rows_of[name], hidden) for name in names]
@@ -71,11 +74,16 @@ def attention(
         kept[layer] = own[0], g.l2_norm(v, a.value_width * eps, a.value_width**0.5) if a.value_norm else v
     k, v = kept[layer if a.source is None else a.source]
     q = g.scale_queries(q, a.query_scale)
+    listed = {}
+    if a.indexer:
+        from ckdist.models.blocks.block_index import select_blocks
+
+        listed = select_blocks(g, a.indexer, w, made["index_q"], made["index_k"], layer, a.rope, eps)
     sinks = w("sinks", replace(q.dims[-1], width=1)) if a.sinks else None
     scores = {"scale": a.scale, "soft_cap": a.soft_cap, "window": -a.chunk or a.window}
     relative = relative_bias(g, a, path, layer)
     where = {"layer": layer} if a.source is None else {"layer": a.source, "shared": True}
-    o = g.attend(q, k, v, sinks, **where, **scores, bidirectional=a.bidirectional, relative=relative)
+    o = g.attend(q, k, v, sinks, **where, **scores, bidirectional=a.bidirectional, relative=relative, **listed)
     o_bias = (w("o_proj.bias", hidden),) if a.o_bias else ()
     o = g.to_tokens(o, out)
     for gate in gates:

@@ -9,29 +9,23 @@ from typing import Any
 
 from ckdist.errors import ArchitectureError
 from ckdist.models import from_config
+from ckdist.models.config_keys import sizes
 from ckdist.models.families import exaone4, family, gemma2, glm4moe
-from ckdist.models.families.family import Family, GgufHeader, GgufWriter, in_layers
+from ckdist.models.families.family import Family, GgufHeader, GgufWriter
 from ckdist.models.fields import Fields
 from ckdist.models.spec import LayerSpec, ModelSpec
 
 NAME, PERIOD = "afmoe", 4
 KEYS = glm4moe.KEYS.but(
     defaults={
+        **sizes(hidden=2048, ffn=6144, layers=32, heads=16, kv_heads=None, head=128, positions=16384, vocab=200192),
         "global_attn_every_n_layers": PERIOD,
-        "head_dim": 128,
-        "hidden_size": 2048,
-        "intermediate_size": 6144,
-        "max_position_embeddings": 16384,
         "moe_intermediate_size": 1408,
         "n_shared_experts": 2,
-        "num_attention_heads": 16,
         "num_experts": 64,
         "num_experts_per_tok": 6,
-        "num_hidden_layers": 32,
-        "num_key_value_heads": None,
         "partial_rotary_factor": None,
         "sliding_window": 1024,
-        "vocab_size": 200192,
     },
     aliases={
         "num_dense_layers": "first_k_dense_replace",
@@ -56,8 +50,8 @@ def with_mixers(spec: ModelSpec, window: int, sliding: list[bool]) -> ModelSpec:
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
     """Reads a config.json."""
-    n, period = from_config.sizes(f), f.integer("global_attn_every_n_layers")
-    sliding = from_config.sliding_layers(f, n.num_layers, [(i + 1) % period != 0 for i in range(n.num_layers)])
+    n = from_config.sizes(f)
+    sliding = from_config.sliding_layers(f, n.num_layers, f.integer("global_attn_every_n_layers"))
     layers = [LayerSpec(n.attention(), ffn) for ffn in glm4moe.feed_forwards(f, n.num_layers, "num_experts")]
     scale = math.sqrt(n.hidden_size) if f.flag("mup_enabled") else 1.0
     ropes, tied = from_config.rotations(f, n), from_config.tied(f, outer)
@@ -80,7 +74,7 @@ def written(spec: ModelSpec, where: str) -> dict[str, Any]:
         raise ArchitectureError(
             f"{where}: {NAME} with mup_enabled false has no GGUF form: its readers scale embeddings"
         )
-    if any((layer.attention.rope is None) != ((i + 1) % PERIOD == 0) for i, layer in enumerate(spec.layers)):
+    if [layer.attention.rope is not None for layer in spec.layers] != from_config.periodic(len(spec.layers), PERIOD):
         raise ArchitectureError(f"{where}: {NAME} has no GGUF form unless each {PERIOD}th layer has no window")
     return exaone4.written(spec, where)
 
@@ -92,11 +86,11 @@ FAMILY = Family(
     from_config=config,
     from_gguf=gguf,
     to_gguf=GgufWriter(written, experts=family.GROUPED_EXPERTS, rotated=True),
-    safetensors=family.SAFETENSORS_EXPERTS.but(
-        in_layers("model.layers", {
+    safetensors=family.SAFETENSORS_EXPERTS.but_in_layers(
+        {
             **family.SHARED_EXPERTS, **EXPERTS,
             "pre_mlp_layernorm": "pre_feedforward_layernorm", "post_mlp_layernorm": "post_feedforward_layernorm",
-        })
+        }
     ),
-    gguf_names=family.GGUF_EXPERTS.but(in_layers("blk", {**family.POST_NORMS, **GATE})),
+    gguf_names=family.GGUF_EXPERTS.but_in_layers({**family.POST_NORMS, **GATE}),
 )  # fmt: skip

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from ckdist.models import from_config, limits
+from ckdist.models.config_keys import sizes
 from ckdist.models.families import family, llama
 from ckdist.models.families.family import GgufHeader, GgufReader, GgufWriter
 from ckdist.models.fields import Fields
@@ -11,8 +12,8 @@ from ckdist.models.spec import DenseFfn, LayerSpec, ModelSpec
 NAME = "arcee"
 KEYS = llama.KEYS.but(
     defaults={
-        "hidden_act": "relu2", "hidden_size": 2560, "intermediate_size": 18432, "max_position_embeddings": 4096,
-        "num_attention_heads": 32, "num_hidden_layers": 32, "rms_norm_eps": 1e-5, "vocab_size": 32000,
+        **sizes(hidden=2560, ffn=18432, layers=32, heads=32, positions=4096, vocab=32000),
+        "hidden_act": "relu2", "rms_norm_eps": 1e-5,
     },
     nulls={"num_key_value_heads": None},
 )  # fmt: skip

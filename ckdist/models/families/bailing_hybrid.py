@@ -6,8 +6,9 @@ import numpy as np
 
 from ckdist.errors import ArchitectureError
 from ckdist.models import from_config, limits
+from ckdist.models.config_keys import sizes
 from ckdist.models.families import deepseek_v2, deepseek_v3, glm4_moe_lite, kimi_linear
-from ckdist.models.families.family import GgufForm, GgufHeader, in_layers
+from ckdist.models.families.family import GgufForm, GgufHeader
 from ckdist.models.fields import Fields
 from ckdist.models.spec import LatentAttention, ModelSpec, MoeFfn
 from ckdist.models.state_mixers import GatedDeltaNet
@@ -15,22 +16,16 @@ from ckdist.models.state_mixers import GatedDeltaNet
 NAME, GGUF = "bailing_hybrid", "bailingmoe3"
 KEYS = deepseek_v3.KEYS.but(
     defaults={
+        **sizes(hidden=2560, ffn=6144, layers=42, heads=32, head=128, positions=262144, vocab=157184),
         "first_k_dense_replace": 2,
-        "head_dim": 128,
-        "hidden_size": 2560,
-        "intermediate_size": 6144,
         "kda_lower_bound": -5.0,
         "kda_safe_gate": True,
         "layer_group_size": 6,
-        "max_position_embeddings": 262144,
         "moe_intermediate_size": 768,
         "n_routed_experts": 512,
-        "num_attention_heads": 32,
-        "num_hidden_layers": 42,
         "q_lora_rank": None,
         "rope_theta": 6e6,
         "short_conv_kernel_size": 4,
-        "vocab_size": 157184,
     },
     aliases={
         "linear_conv_kernel_dim": "short_conv_kernel_size",
@@ -52,15 +47,13 @@ KEYS = deepseek_v3.KEYS.but(
 
 def linear_layers(f: Fields, count: int) -> list[bool]:
     """Reads whether each layer has linear attention: all but the last of each group."""
-    kinds, period = (
-        from_config.layer_kinds(f, count, (kimi_linear.LINEAR, kimi_linear.FULL)),
-        f.integer("layer_group_size"),
-    )
+    kinds = from_config.layer_kinds(f, count, (kimi_linear.LINEAR, kimi_linear.FULL))
+    period = f.integer("layer_group_size")
     if kinds is None and count % period:
         raise f.error(
             "layer_group_size", period, f"a divisor of num_hidden_layers, {count}, or layer_types must be given"
         )
-    return [(i + 1) % period != 0 if kinds is None else kinds[i] == kimi_linear.LINEAR for i in range(count)]
+    return from_config.periodic(count, period) if kinds is None else [one == kimi_linear.LINEAR for one in kinds]
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
@@ -150,8 +143,6 @@ FAMILY = replace(
     from_gguf=gguf,
     to_gguf=export,
     gguf_values=gguf_values,
-    safetensors=deepseek_v2.SAFETENSORS.but({
-        "model.word_embeddings": "model.embed_tokens", **in_layers("model.layers", PARTS),
-    }),
-    gguf_names=deepseek_v2.GGUF_NAMES.but(in_layers("blk", OF_GGUF), (r".*\.A_log", "exp")),
+    safetensors=deepseek_v2.SAFETENSORS.but({"model.word_embeddings": "model.embed_tokens"}).but_in_layers(PARTS),
+    gguf_names=deepseek_v2.GGUF_NAMES.but_in_layers(OF_GGUF, (r".*\.A_log", "exp")),
 )  # fmt: skip

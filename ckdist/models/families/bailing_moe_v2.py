@@ -6,9 +6,9 @@ Layers that predict further tokens (MTP) are left out.
 from dataclasses import replace
 
 from ckdist.models import from_config, limits
-from ckdist.models.config_keys import ConfigKeys
+from ckdist.models.config_keys import ConfigKeys, sizes
 from ckdist.models.families import family, glm4moe
-from ckdist.models.families.family import GgufHeader, GgufWriter, in_layers
+from ckdist.models.families.family import GgufWriter
 from ckdist.models.fields import Fields
 from ckdist.models.spec import ModelSpec, MoeFfn
 
@@ -16,15 +16,13 @@ NAME, GGUF = "bailing_moe_v2", "bailingmoe2"
 QKV = tuple(f"self_attn.{part}_proj" for part in "qkv")
 KEYS = ConfigKeys(
     {
+        **sizes(kv_heads=4, head=128, positions=32768),
         "first_k_dense_replace": 1,
-        "head_dim": 128,
         "hidden_act": "silu",
-        "max_position_embeddings": 32768,
         "moe_intermediate_size": 512,
         "n_group": 8,
         "num_experts": 256,
         "num_experts_per_tok": 8,
-        "num_key_value_heads": 4,
         "norm_topk_prob": True,
         "num_shared_experts": 1,
         "partial_rotary_factor": 1.0,
@@ -57,30 +55,21 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
                 "moe_shared_expert_intermediate_size", width, f"that of all shared experts, {last.shared_size}"
             )
     rope = from_config.rotations(f, n, from_config.part(f))["global"]
-    return replace(glm4moe.model(n, attention, ffns, rope, from_config.tied(f, outer)), family=NAME)
-
-
-def gguf(header: GgufHeader) -> ModelSpec:
-    """Reads GGUF metadata. Its number of layers includes those that predict further tokens."""
-    return replace(glm4moe.gguf(header), family=NAME)
+    return glm4moe.model(NAME, n, attention, ffns, rope, from_config.tied(f, outer))
 
 
 FAMILY = replace(
     glm4moe.FAMILY,
     keys=KEYS,
     from_config=config,
-    from_gguf=gguf,
     to_gguf=GgufWriter(experts=("expert_shared_feed_forward_length", *family.GROUPED_EXPERTS), rotated=True),
-    safetensors=family.SAFETENSORS_EXPERTS.but({
-        "model.word_embeddings": "model.embed_tokens",
-        **in_layers("model.layers", {
-            **family.SHARED_EXPERTS,
-            "attention.query_key_value": QKV,
-            "attention.query_layernorm": "self_attn.q_norm",
-            "attention.key_layernorm": "self_attn.k_norm",
-            "attention.dense": "self_attn.o_proj",
-            "mlp.gate.expert_bias": "mlp.gate.e_score_correction.bias",
-        }),
+    safetensors=family.SAFETENSORS_EXPERTS.but({"model.word_embeddings": "model.embed_tokens"}).but_in_layers({
+        **family.SHARED_EXPERTS,
+        "attention.query_key_value": QKV,
+        "attention.query_layernorm": "self_attn.q_norm",
+        "attention.key_layernorm": "self_attn.k_norm",
+        "attention.dense": "self_attn.o_proj",
+        "mlp.gate.expert_bias": "mlp.gate.e_score_correction.bias",
     }),
-    gguf_names=family.GGUF_EXPERTS.but(in_layers("blk", {"attn_qkv": QKV})),
+    gguf_names=family.GGUF_EXPERTS.but_in_layers({"attn_qkv": QKV}),
 )  # fmt: skip

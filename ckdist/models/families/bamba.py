@@ -1,9 +1,9 @@
 """Bamba: Mamba-2 in most layers, attention with half-rotated heads in the others."""
 
 from ckdist.models import from_config, mamba2_fields
-from ckdist.models.config_keys import ConfigKeys
+from ckdist.models.config_keys import ConfigKeys, sizes
 from ckdist.models.families import family
-from ckdist.models.families.family import Family, GgufWriter, in_layers
+from ckdist.models.families.family import Family, GgufWriter
 from ckdist.models.fields import Fields
 from ckdist.models.spec import LayerSpec, ModelSpec, Norms
 
@@ -11,18 +11,12 @@ NAME = "bamba"
 NORMS = Norms(before_ffn="pre_ff_layernorm")
 KEYS = ConfigKeys(
     {
+        **sizes(hidden=4096, ffn=14336, layers=32, heads=32, kv_heads=8, positions=262144, vocab=128000),
         **mamba2_fields.DEFAULTS,
         "hidden_act": "silu",
-        "hidden_size": 4096,
-        "intermediate_size": 14336,
-        "max_position_embeddings": 262144,
-        "num_attention_heads": 32,
-        "num_hidden_layers": 32,
-        "num_key_value_heads": 8,
         "partial_rotary_factor": 0.5,
         "rms_norm_eps": 1e-5,
         "rope_theta": 1e4,
-        "vocab_size": 128000,
     },
     nulls={"num_key_value_heads": None},
     unused=("attn_rotary_emb", "mamba_chunk_size", "num_logits_to_keep", "z_loss_coefficient"),
@@ -44,10 +38,8 @@ FAMILY = Family(
     keys=KEYS,
     from_config=config,
     to_gguf=GgufWriter(refused="its readers rotate other pairs of a half-rotated head"),
-    safetensors=family.SAFETENSORS.but({
-        "model.final_layernorm": "model.norm",
-        **in_layers("model.layers", family.renamed("feed_forward.{}_proj", "mlp.{}_proj")),
-        **mamba2_fields.SAFETENSORS,
-    }),
+    safetensors=family.SAFETENSORS.but({"model.final_layernorm": "model.norm"}).but_in_layers(
+        {**family.renamed("feed_forward.{}_proj", "mlp.{}_proj"), **mamba2_fields.SAFETENSORS}
+    ),
     gguf_names=family.GGUF,
 )  # fmt: skip

@@ -12,7 +12,7 @@ from ckdist.models.config_keys import ConfigKeys
 from ckdist.models.families.family import GGUF, Family, GgufHeader, GgufWriter, TensorNames, in_layers
 from ckdist.models.fields import Fields
 from ckdist.models.scoring_head import Scorer
-from ckdist.models.spec import Attention, DenseFfn, LayerSpec, ModelSpec, Norms
+from ckdist.models.spec import DenseFfn, LayerSpec, ModelSpec, Norms
 
 NAME = "bert"
 KEYS = ConfigKeys(
@@ -40,7 +40,7 @@ def function(f: Fields, field: str) -> str:
 
 
 def scores_pairs(f: Fields) -> bool:
-    """Whether the model is a cross-encoder. Raises ModelFileError for a classifier with several classes."""
+    """True if the model is a cross-encoder. Raises ModelFileError for a classifier with several classes."""
     names = f.raw("architectures")
     if not (isinstance(names, list) and names and str(names[0]).endswith("ForSequenceClassification")):
         return False
@@ -51,7 +51,7 @@ def scores_pairs(f: Fields) -> bool:
 
 
 def takes_sigmoid(f: Fields) -> bool:
-    """Whether a score is the sigmoid of the output, by the field of sentence-transformers.
+    """True if a score is the sigmoid of the output, by the field of sentence-transformers.
 
     Raises ModelFileError for any other function.
     """
@@ -87,10 +87,7 @@ def feed_forward(f: Fields) -> DenseFfn:
 
 def model(n: from_config.Sizes, ffn: DenseFfn, token_types: int) -> ModelSpec:
     """A model of these sizes, with learned embeddings for all positions."""
-    attention = Attention(
-        n.num_heads, n.num_heads, n.head_dim, n.head_dim**-0.5, rope=None, qkv_bias=True, o_bias=True,
-        bidirectional=True,
-    )  # fmt: skip
+    attention = n.attention(rope=None, qkv_bias=True, o_bias=True, bidirectional=True)
     layers = (LayerSpec(attention, ffn, NORMS),) * n.num_layers
     return n.model(
         NAME, layers, {}, False, norm="layer_bias", positions=n.max_position, token_types=token_types

@@ -8,7 +8,7 @@ from typing import Any
 
 from ckdist.errors import ArchitectureError
 from ckdist.models import from_config
-from ckdist.models.config_keys import ConfigKeys
+from ckdist.models.config_keys import ConfigKeys, sizes
 from ckdist.models.families import family
 from ckdist.models.families.family import Family, GgufHeader, GgufWriter
 from ckdist.models.fields import Fields
@@ -18,19 +18,14 @@ NAME, PERIOD = "cohere2", 4
 NORMS = Norms(before_ffn=None)
 KEYS = ConfigKeys(
     {
+        **sizes(hidden=8192, ffn=22528, layers=40, heads=64, positions=8192, vocab=256000),
         "hidden_act": "silu",
-        "hidden_size": 8192,
-        "intermediate_size": 22528,
         "layer_norm_eps": 1e-5,
         "logit_scale": 0.0625,
-        "max_position_embeddings": 8192,
-        "num_attention_heads": 64,
-        "num_hidden_layers": 40,
         "rope_theta": 1e4,
         "sliding_window": 4096,
         "sliding_window_pattern": PERIOD,
         "tie_word_embeddings": True,
-        "vocab_size": 256000,
     },
     nulls={"sliding_window": None, "num_key_value_heads": None},
     only={"order_of_interleaved_layers": "local_attn_first", "position_embedding_type": "rope_gptj", "rotary_pct": 1.0,
@@ -52,8 +47,7 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
     n = replace(n, head_dim=n.hidden_size // n.num_heads)  # as transformers
     if not n.head_dim:
         raise f.error("hidden_size", n.hidden_size, f"at least num_attention_heads, {n.num_heads}")
-    period = f.integer("sliding_window_pattern")
-    sliding = from_config.sliding_layers(f, n.num_layers, [(i + 1) % period != 0 for i in range(n.num_layers)])
+    sliding = from_config.sliding_layers(f, n.num_layers, f.integer("sliding_window_pattern"))
     made = layers(n.attention(qkv_bias=bias, o_bias=bias), from_config.window(f), from_config.dense(f), sliding)
     ropes, tied = from_config.rotations(f, n, interleaved=True), from_config.tied(f, outer)
     return n.model(NAME, made, ropes, tied, norm="layer", logit_scale=f.number("logit_scale", high=1e6))
@@ -75,7 +69,7 @@ def gguf(header: GgufHeader) -> ModelSpec:
 def written(spec: ModelSpec, where: str) -> dict[str, Any]:
     """Further GGUF metadata. Raises ArchitectureError for other layers without a window than GGUF readers know."""
     sliding = [bool(layer.attention.window) for layer in spec.layers]
-    if sliding != [(i + 1) % PERIOD != 0 for i in range(len(sliding))]:
+    if sliding != from_config.periodic(len(sliding), PERIOD):
         raise ArchitectureError(f"{where}: {NAME} with other layers without a window than each fourth has no GGUF form")
     return {
         "attention.layer_norm_epsilon": float(spec.norm_eps),

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from ckdist.models import from_config
+from ckdist.models.config_keys import sizes
 from ckdist.models.families import llama
 from ckdist.models.families.family import GgufWriter
 from ckdist.models.fields import Fields
@@ -11,13 +12,13 @@ from ckdist.models.spec import ModelSpec
 NAME, PERIOD = "cwm", 4  # the first layer of each period has no window
 KEYS = llama.KEYS.but(
     defaults={
-        "head_dim": 128, "hidden_size": 6144, "intermediate_size": 21504, "max_position_embeddings": 131072,
-        "num_attention_heads": 48, "num_hidden_layers": 64, "num_key_value_heads": 8, "rms_norm_eps": 1e-5,
+        **sizes(hidden=6144, ffn=21504, layers=64, heads=48, kv_heads=8, head=128, positions=131072, vocab=128256),
+        "rms_norm_eps": 1e-5,
         "rope_parameters": {
             "rope_type": "llama3", "rope_theta": 1e6, "factor": 16.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0,
             "original_max_position_embeddings": 8192,
         },
-        "rope_theta": 1e6, "sliding_window": 8192, "vocab_size": 128256,
+        "rope_theta": 1e6, "sliding_window": 8192,
     },
     only={"window_pattern": PERIOD, "global_window": None, "mlp_bias": False},
 )  # fmt: skip

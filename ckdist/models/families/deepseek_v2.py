@@ -9,7 +9,7 @@ from ckdist.errors import ArchitectureError
 from ckdist.models import from_config, limits, rope_scaling
 from ckdist.models.config_keys import ConfigKeys
 from ckdist.models.families import family
-from ckdist.models.families.family import Family, GgufForm, GgufHeader, in_layers
+from ckdist.models.families.family import Family, GgufForm, GgufHeader
 from ckdist.models.fields import Fields
 from ckdist.models.from_config import Sizes
 from ckdist.models.spec import Attention, LatentAttention, LayerSpec, ModelSpec, MoeFfn, RopeSpec
@@ -177,19 +177,17 @@ def gguf_model(header: GgufHeader, routing: Routing, beta: float) -> ModelSpec:
         0 if from_gguf.has(header, "attn_q.weight") else f.integer("attention.q_lora_rank", high=limits.MAX_WIDTH),
         query_scale=query_scale,
     )
-    predicting = f.integer("nextn_predict_layers", 0, low=0, high=n.num_layers - 1)
-    count = n.num_layers - predicting
-    dense = f.integer("leading_dense_block_count", 0, low=0) if from_gguf.is_mixture(header) else count
-    layers = [LayerSpec(attention, from_gguf.dense(header))] * min(dense, count) if dense else []
-    if len(layers) < count:
+    if from_gguf.is_mixture(header):
         # Files of GLM-4.7-Flash lack expert_gating_func. Only models with sigmoids have correction biases.
         corrected = any(name.endswith(".exp_probs_b.bias") for name in header.dims)
         experts = from_gguf.experts(header, replace(routing, scores="sigmoid") if corrected else routing, shared=True)
         if experts.routing.scores == "sigmoid":
             experts = replace(experts, routing=replace(experts.routing, group_scores=2))
-        layers += [LayerSpec(attention, experts)] * (count - len(layers))
-    n = replace(n, num_layers=count)
-    return n.model(NAME, layers, {"global": rotation}, from_gguf.tied(header))
+        ffns = from_gguf.feed_forwards(header, n, experts)
+    else:
+        ffns = [from_gguf.dense(header)] * n.num_layers
+    layers = [LayerSpec(attention, ffn) for ffn in ffns]
+    return n.model(header.family, layers, {"global": rotation}, from_gguf.tied(header))
 
 
 def form(architecture: str, spec: ModelSpec, where: str, own: Mapping[str, Any]) -> GgufForm:
@@ -243,24 +241,21 @@ def yarn_form(architecture: str, spec: ModelSpec, where: str, own: Mapping[str, 
     return made
 
 
-SAFETENSORS = family.SAFETENSORS_EXPERTS.but(
-    in_layers("model.layers", {**family.SHARED_EXPERTS, "self_attn.kv_b_proj": KV_B}),
+SAFETENSORS = family.SAFETENSORS_EXPERTS.but_in_layers(
+    {**family.SHARED_EXPERTS, "self_attn.kv_b_proj": KV_B},
     (r".+\.kv_b_proj\.weight", "keys_values"),
 )
-GGUF_NAMES = family.GGUF_EXPERTS.but(
-    in_layers(
-        "blk",
-        {
-            "attn_q_a": "self_attn.q_a_proj",
-            "attn_q_a_norm": "self_attn.q_a_layernorm",
-            "attn_q_b": "self_attn.q_b_proj",
-            "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
-            "attn_kv_a_norm": "self_attn.kv_a_layernorm",
-            "attn_kv_b": KV_B,
-            "attn_k_b": KV_B[0],
-            "attn_v_b": KV_B[1],
-        },
-    ),
+GGUF_NAMES = family.GGUF_EXPERTS.but_in_layers(
+    {
+        "attn_q_a": "self_attn.q_a_proj",
+        "attn_q_a_norm": "self_attn.q_a_layernorm",
+        "attn_q_b": "self_attn.q_b_proj",
+        "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
+        "attn_kv_a_norm": "self_attn.kv_a_layernorm",
+        "attn_kv_b": KV_B,
+        "attn_k_b": KV_B[0],
+        "attn_v_b": KV_B[1],
+    },
     (r".+\.self_attn\.[kv]_b_proj\.weight", "by_head"),
     (r".+\.attn_kv_b\.weight", "keys_values"),
 )

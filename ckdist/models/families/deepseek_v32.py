@@ -5,7 +5,7 @@ from dataclasses import replace
 from ckdist.errors import ArchitectureError
 from ckdist.models import limits
 from ckdist.models.families import deepseek_v2, deepseek_v3, glm4_moe_lite
-from ckdist.models.families.family import GgufForm, GgufHeader, in_layers
+from ckdist.models.families.family import GgufForm, GgufHeader
 from ckdist.models.fields import Fields
 from ckdist.models.indexer import Indexer
 from ckdist.models.spec import LatentAttention, ModelSpec
@@ -70,7 +70,7 @@ def gguf_indexer(f: Fields, rope: str) -> Indexer:
 
 def gguf(header: GgufHeader) -> ModelSpec:
     """Reads GGUF metadata."""
-    spec = replace(deepseek_v2.gguf_model(header, deepseek_v2.ROUTING, 0.0), family=NAME)
+    spec = deepseek_v2.gguf_model(header, deepseek_v2.ROUTING, 0.0)
     return with_indexers(spec, header.fields, gguf_indexer(header.fields, "local"), [True] * len(spec.layers))
 
 
@@ -98,5 +98,5 @@ FAMILY = replace(
     from_config=config,
     from_gguf=gguf,
     to_gguf=export,
-    gguf_names=deepseek_v2.GGUF_NAMES.but(in_layers("blk", NAMES)),
+    gguf_names=deepseek_v2.GGUF_NAMES.but_in_layers(NAMES),
 )

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from ckdist.models import from_config, limits
 from ckdist.models.families import family, glm4moe
-from ckdist.models.families.family import GgufHeader, GgufWriter
+from ckdist.models.families.family import GgufWriter
 from ckdist.models.fields import Fields
 from ckdist.models.spec import LayerSpec, ModelSpec
 
@@ -41,16 +41,10 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
     return n.model(NAME, layers, from_config.rotations(f, n), from_config.tied(f, outer))
 
 
-def gguf(header: GgufHeader) -> ModelSpec:
-    """Reads GGUF metadata."""
-    return replace(glm4moe.gguf(header), family=NAME)
-
-
 FAMILY = replace(
     glm4moe.FAMILY,
     keys=KEYS,
     from_config=config,
-    from_gguf=gguf,
     to_gguf=GgufWriter(experts=family.GROUPED_EXPERTS, rotated=True, windows="sliding_window to null"),
     gguf_names=family.GGUF_EXPERTS,
 )

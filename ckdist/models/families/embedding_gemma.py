@@ -36,7 +36,7 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
 
 def gguf(header: GgufHeader) -> ModelSpec:
     """Reads GGUF metadata."""
-    spec = bidirectional(replace(gemma3.gguf(header), family=NAME))
+    spec = bidirectional(gemma3.gguf(header))
     dims = (header.dims.get(f"{name}.weight", ()) for name in DENSE)
     return replace(spec, projections=tuple(rows[1] for rows in dims if len(rows) > 1))
 

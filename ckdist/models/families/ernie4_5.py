@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from ckdist.models import from_config
+from ckdist.models.config_keys import sizes
 from ckdist.models.families import llama, qwen2
 from ckdist.models.families.family import GgufReader
 from ckdist.models.fields import Fields
@@ -11,11 +12,7 @@ from ckdist.models.spec import LayerSpec, ModelSpec
 NAME = "ernie4_5"
 KEYS = llama.KEYS.but(
     defaults={
-        "head_dim": 128,
-        "max_position_embeddings": 131072,
-        "num_attention_heads": 16,
-        "num_hidden_layers": 18,
-        "num_key_value_heads": 2,
+        **sizes(layers=18, heads=16, kv_heads=2, head=128, positions=131072),
         "rms_norm_eps": 1e-5,
         "rope_theta": 5e5,
         "tie_word_embeddings": True,

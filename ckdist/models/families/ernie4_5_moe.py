@@ -8,7 +8,7 @@ from dataclasses import replace
 from ckdist.models import from_config, limits
 from ckdist.models.config_keys import ConfigKeys
 from ckdist.models.families import family
-from ckdist.models.families.family import Family, GgufHeader, GgufWriter, in_layers
+from ckdist.models.families.family import Family, GgufHeader, GgufWriter
 from ckdist.models.fields import Fields
 from ckdist.models.spec import LayerSpec, ModelSpec, MoeFfn
 from ckdist.program.routing import Routing
@@ -80,8 +80,8 @@ FAMILY = Family(
     from_config=config,
     from_gguf=gguf,
     to_gguf=GgufWriter(lambda *_: {"interleave_moe_layer_step": 1}, experts=WRITTEN),
-    safetensors=family.SAFETENSORS_EXPERTS.but(
-        in_layers("model.layers", family.SHARED_EXPERTS | {CORRECTION: "mlp.gate.e_score_correction"}),
+    safetensors=family.SAFETENSORS_EXPERTS.but_in_layers(
+        family.SHARED_EXPERTS | {CORRECTION: "mlp.gate.e_score_correction"},
         (r".*\.moe_statics\.e_score_correction_bias", "one_row"),
     ),
     gguf_names=family.GGUF_EXPERTS,

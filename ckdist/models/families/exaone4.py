@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from ckdist.models import from_config
+from ckdist.models.config_keys import sizes
 from ckdist.models.families import llama, olmo2
 from ckdist.models.families.family import GgufHeader, GgufWriter
 from ckdist.models.fields import Fields
@@ -12,9 +13,7 @@ from ckdist.models.spec import Attention, DenseFfn, LayerSpec, ModelSpec
 NAME, PERIOD = "exaone4", 4
 KEYS = llama.KEYS.but(
     defaults={
-        "num_attention_heads": 32,
-        "num_hidden_layers": 32,
-        "num_key_value_heads": 32,
+        **sizes(layers=32, heads=32, kv_heads=32),
         "rms_norm_eps": 1e-5,
         "sliding_window": 4096,
         "sliding_window_pattern": PERIOD,
@@ -31,8 +30,7 @@ def sliding_layers(f: Fields, num_layers: int) -> list[bool]:
     """Reads whether each layer slides. A text as LLLG has a letter for each layer of a period; the last never does."""
     pattern = f.raw("sliding_window_pattern")
     if not isinstance(pattern, str):
-        period = f.integer("sliding_window_pattern", low=1)
-        usual = [(i + 1) % period != 0 for i in range(num_layers)]
+        usual = from_config.periodic(num_layers, f.integer("sliding_window_pattern", low=1))
     elif pattern and not set(pattern) - set("LG"):
         usual = [pattern[i % len(pattern)] == "L" and i < num_layers - 1 for i in range(num_layers)]
     else:

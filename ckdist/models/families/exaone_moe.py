@@ -3,27 +3,22 @@
 from dataclasses import replace
 
 from ckdist.models import from_config
+from ckdist.models.config_keys import sizes
 from ckdist.models.families import exaone4, family, glm4_moe_lite, glm4moe
-from ckdist.models.families.family import GgufHeader, GgufWriter, in_layers
+from ckdist.models.families.family import GgufHeader, GgufWriter
 from ckdist.models.fields import Fields
 from ckdist.models.spec import DenseFfn, LayerSpec, ModelSpec
 
 NAME = "exaone_moe"
 KEYS = glm4moe.KEYS.but(
     defaults={
-        "hidden_size": 4096,
-        "intermediate_size": 16384,
-        "max_position_embeddings": 2048,
+        **sizes(hidden=4096, ffn=16384, layers=32, heads=32, kv_heads=32, positions=2048, vocab=102400),
         "moe_intermediate_size": 1024,
-        "num_attention_heads": 32,
         "num_experts": 64,
-        "num_hidden_layers": 32,
-        "num_key_value_heads": 32,
         "partial_rotary_factor": None,
         "routed_scaling_factor": 2.5,
         "sliding_window": 4096,
         "sliding_window_pattern": exaone4.PERIOD,
-        "vocab_size": 102400,
     },
     aliases={
         "first_last_k_dense_replace": "first_k_dense_replace",
@@ -68,8 +63,6 @@ FAMILY = replace(
     from_config=config,
     from_gguf=gguf,
     to_gguf=GgufWriter(exaone4.written, ("expert_shared_feed_forward_length", *family.GROUPED_EXPERTS), rotated=True),
-    safetensors=glm4moe.FAMILY.safetensors.but(
-        in_layers("model.layers", {"mlp.e_score_correction": "mlp.gate.e_score_correction"})
-    ),
+    safetensors=glm4moe.FAMILY.safetensors.but_in_layers({"mlp.e_score_correction": "mlp.gate.e_score_correction"}),
     gguf_names=family.GGUF_EXPERTS,
 )

@@ -4,9 +4,9 @@ GGUF files have these factors in their weights.
 """
 
 from ckdist.models import from_config, limits, mamba2_fields
-from ckdist.models.config_keys import ConfigKeys
+from ckdist.models.config_keys import ConfigKeys, sizes
 from ckdist.models.families import bamba, family
-from ckdist.models.families.family import Family, GgufHeader, GgufWriter, Target, in_layers
+from ckdist.models.families.family import Family, GgufHeader, GgufWriter, Target
 from ckdist.models.fields import Fields
 from ckdist.models.spec import DenseFfn, LayerSpec, ModelSpec
 from ckdist.models.state_mixers import AttentionAndMamba
@@ -15,22 +15,16 @@ NAME, GGUF = "falcon_h1", "falcon-h1"
 FACTORS = ("attention_in", "attention_out", "embedding", "key", "lm_head", "ssm_in", "ssm_out")
 KEYS = ConfigKeys(
     {
+        **sizes(hidden=4096, ffn=14336, layers=32, heads=32, kv_heads=8, positions=8192, vocab=128000),
         **mamba2_fields.DEFAULTS,
         **{f"{name}_multiplier": 1.0 for name in FACTORS},
         "hidden_act": "silu",
-        "hidden_size": 4096,
-        "intermediate_size": 14336,
         "mamba_d_ssm": 1024,
         "mamba_norm_before_gate": True,
-        "max_position_embeddings": 8192,
         "mlp_multipliers": [1.0, 1.0],
-        "num_attention_heads": 32,
-        "num_hidden_layers": 32,
-        "num_key_value_heads": 8,
         "rms_norm_eps": 1e-5,
         "rope_theta": 1e5,
         "ssm_multipliers": [1.0] * 5,
-        "vocab_size": 128000,
     },
     nulls={"mamba_d_ssm": 0, "num_key_value_heads": None},
     only={"mamba_use_mlp": True, "projectors_bias": False},
@@ -83,6 +77,6 @@ FAMILY = Family(
     from_gguf=gguf,
     to_gguf=GgufWriter(refused="its factors are not in its weights"),
     safetensors=bamba.FAMILY.safetensors,
-    gguf_names=family.GGUF.but({**mamba2_fields.GGUF, **in_layers("blk", FFN_NORM)}, mamba2_fields.GGUF_FORM),
+    gguf_names=family.GGUF.but_in_layers({**mamba2_fields.GGUF, **FFN_NORM}, mamba2_fields.GGUF_FORM),
     gguf_values=mamba2_fields.gguf_values,
 )

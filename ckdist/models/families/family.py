@@ -78,23 +78,29 @@ class TensorNames:
         forms: (pattern, form): the form of all tensors or weights with such a name.
         own_names: A name without a rule is unchanged (safetensors); else it is not read.
         outer: Optional prefix of all names, if the model is a part of the file.
+        layers: Prefix of the names of a layer's tensors.
     """
 
     rules: Mapping[str, Target] = field(default_factory=dict)
     forms: tuple[tuple[str, Form], ...] = ()
     own_names: bool = False
     outer: str = ""
+    layers: str = "blk"
 
     def but(self, rules: Mapping[str, Target], *forms: tuple[str, Form]) -> "TensorNames":
         """These names with other and further rules and forms."""
         return replace(self, rules={**self.rules, **rules}, forms=(*self.forms, *forms))
 
+    def but_in_layers(self, parts: Mapping[str, Target], *forms: tuple[str, Form]) -> "TensorNames":
+        """These names with other and further ones of parts of a layer, and further forms."""
+        return self.but(in_layers(self.layers, parts), *forms)
+
     def has(self, form: Form, name: str) -> bool:
-        """Whether a stored tensor or a weight has a form."""
+        """True if a stored tensor or a weight has a form."""
         return any(form == one and re.fullmatch(pattern, name) for pattern, one in self.forms)
 
     def uses(self, form: Form) -> bool:
-        """Whether any tensor or weight has a form."""
+        """True if any tensor or weight has a form."""
         return any(form == one for _, one in self.forms)
 
     def weights_of(self, stored: str) -> tuple[str, ...]:
@@ -222,7 +228,7 @@ class GgufWriter:
     refused: str = ""
 
 
-SAFETENSORS = TensorNames(own_names=True)
+SAFETENSORS = TensorNames(own_names=True, layers="model.layers")
 ROTATIONS = (  # tensors of older conversions with the frequencies of the rotation
     r".*\.rotary_emb\.inv_freq",
     r"rope\.freqs",
@@ -298,7 +304,7 @@ def numbered(stored: str, weights: str) -> dict[str, Target]:
 
 
 GATE, UP, DOWN = (f"mlp.experts.{part}_proj" for part in ("gate", "up", "down"))
-SAFETENSORS_EXPERTS = SAFETENSORS.but(in_layers("model.layers", {"mlp.experts.gate_up_proj": (GATE, UP)}))
+SAFETENSORS_EXPERTS = SAFETENSORS.but_in_layers({"mlp.experts.gate_up_proj": (GATE, UP)})
 EXPERTS = in_layers("blk", {
     "ffn_gate_inp": "mlp.gate",
     "exp_probs_b": "mlp.gate.e_score_correction",
@@ -331,4 +337,4 @@ POST_NORMS: dict[str, Target] = {  # norms before and after each part
     "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
-GGUF_POST_NORMS = GGUF.but(in_layers("blk", POST_NORMS))
+GGUF_POST_NORMS = GGUF.but_in_layers(POST_NORMS)

@@ -6,6 +6,7 @@ from typing import Any
 
 from ckdist.errors import ArchitectureError
 from ckdist.models import from_config
+from ckdist.models.config_keys import sizes
 from ckdist.models.families import family, gemma2, llama
 from ckdist.models.families.family import GgufHeader, GgufWriter
 from ckdist.models.fields import Fields
@@ -14,12 +15,8 @@ from ckdist.models.spec import LayerSpec, ModelSpec
 NAME = "gemma"
 KEYS = llama.KEYS.but(
     defaults={
-        "head_dim": 256,
+        **sizes(layers=28, heads=16, kv_heads=16, head=256, positions=8192),
         "hidden_act": "gelu_pytorch_tanh",
-        "max_position_embeddings": 8192,
-        "num_attention_heads": 16,
-        "num_hidden_layers": 28,
-        "num_key_value_heads": 16,
         "tie_word_embeddings": True,
     },
     unused=("hidden_activation",),  # hidden_act is read

@@ -4,7 +4,7 @@ import math
 from dataclasses import replace
 
 from ckdist.models import from_config
-from ckdist.models.config_keys import ConfigKeys
+from ckdist.models.config_keys import ConfigKeys, sizes
 from ckdist.models.families import family
 from ckdist.models.families.family import Family, GgufHeader, GgufWriter
 from ckdist.models.fields import Fields
@@ -15,14 +15,10 @@ NAME = "gemma2"
 NORMS = Norms("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm")
 KEYS = ConfigKeys(
     {
+        **sizes(layers=26, heads=8, kv_heads=4, head=256, positions=8192),
         "attn_logit_softcapping": 50.0,
         "final_logit_softcapping": 30.0,
-        "head_dim": 256,
         "hidden_activation": "gelu_pytorch_tanh",
-        "max_position_embeddings": 8192,
-        "num_attention_heads": 8,
-        "num_hidden_layers": 26,
-        "num_key_value_heads": 4,
         "query_pre_attn_scalar": 256,
         "rms_norm_eps": 1e-6,
         "rope_theta": 1e4,

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from ckdist.models import from_config, rope
+from ckdist.models.config_keys import sizes
 from ckdist.models.families import gemma2
 from ckdist.models.families.family import Family, GgufHeader, GgufWriter
 from ckdist.models.fields import Fields
@@ -17,15 +18,12 @@ NAME = "gemma3"
 THETA, LOCAL_THETA = 1e6, 1e4
 KEYS = gemma2.KEYS.but(
     defaults={  # all: a part of a file may leave out what equals a default
+        **sizes(hidden=2304, ffn=9216, positions=131072, vocab=262208),
         "attn_logit_softcapping": None,
         "final_logit_softcapping": None,
-        "hidden_size": 2304,
-        "intermediate_size": 9216,
-        "max_position_embeddings": 131072,
         "rope_local_base_freq": LOCAL_THETA,
         "rope_theta": THETA,
         "sliding_window_pattern": 6,
-        "vocab_size": 262208,
     },
     aliases={"_sliding_window_pattern": "sliding_window_pattern"},
 )
@@ -45,8 +43,7 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
     full = replace(gemma2.attention(f, n), soft_cap=cap, qk_norm="head")
     window = from_config.window(f)
     slide = replace(full, window=window, rope="local" if window else "global")
-    period = f.integer("sliding_window_pattern")
-    sliding = from_config.sliding_layers(f, n.num_layers, [(i + 1) % period != 0 for i in range(n.num_layers)])
+    sliding = from_config.sliding_layers(f, n.num_layers, f.integer("sliding_window_pattern"))
     ffn = gemma2.dense(f)
     return n.model(
         NAME,
@@ -72,7 +69,7 @@ def gguf(header: GgufHeader) -> ModelSpec:
     local = RopeSpec(rope.plain(n.head_dim, theta).astype(np.float32), theta=theta)
     sliding = from_gguf.sliding_layers(f, n.num_layers, 6)
     return n.model(
-        NAME,
+        header.family,
         [LayerSpec(slide if slides else full, ffn, gemma2.NORMS) for slides in sliding],
         {"global": from_gguf.rotation(header, n, THETA), "local": local},
         from_gguf.tied(header),

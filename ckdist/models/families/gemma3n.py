@@ -8,29 +8,25 @@ import numpy as np
 from ckdist.errors import ArchitectureError
 from ckdist.models import from_config, limits
 from ckdist.models.altup_fields import AltUp
+from ckdist.models.config_keys import sizes
 from ckdist.models.families import gemma2, gemma3, gemma4
-from ckdist.models.families.family import Family, GgufForm, GgufHeader, in_layers
+from ckdist.models.families.family import Family, GgufForm, GgufHeader
 from ckdist.models.fields import Fields
 from ckdist.models.spec import DenseFfn, LayerInputs, ModelSpec
 
 NAME, PERIOD = "gemma3n", 5
 KEYS = gemma3.KEYS.but(
     defaults={
+        **sizes(hidden=2048, ffn=16384, layers=35, kv_heads=2, positions=32768, vocab=262400),
         "altup_num_inputs": 4,
         "attn_logit_softcapping": None,
         "final_logit_softcapping": 30.0,
-        "hidden_size": 2048,
         "hidden_size_per_layer_input": 256,
-        "intermediate_size": 16384,
         "laurel_rank": 64,
-        "max_position_embeddings": 32768,
-        "num_hidden_layers": 35,
-        "num_key_value_heads": 2,
         "num_kv_shared_layers": 15,
         "query_pre_attn_scalar": None,
         "sliding_window": 512,
         "sliding_window_pattern": None,
-        "vocab_size": 262400,
         "vocab_size_per_layer_input": 262144,
     },
     only={"altup_active_idx": 0, "altup_correct_scale": True},
@@ -53,7 +49,7 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
     n, bias = from_config.sizes(f), f.flag("attention_bias")
     full = n.attention(1.0, qk_norm="head", value_norm=True, qkv_bias=bias, o_bias=bias)
     slide = replace(full, window=from_config.window(f), rope="local")
-    sliding = from_config.sliding_layers(f, n.num_layers, [(i + 1) % PERIOD != 0 for i in range(n.num_layers)])
+    sliding = from_config.sliding_layers(f, n.num_layers, PERIOD)
     sizes = f.integers("intermediate_size", n.num_layers, limits.MAX_FFN)
     shares, function = "activation_sparsity_pattern", from_config.activation(f, "hidden_activation")
     cut = cuts(f.numbers(shares, n.num_layers, -1.0, 0.9999) if f.has(shares) else None, n.num_layers)
@@ -124,23 +120,19 @@ FAMILY = Family(
     from_config=config,
     from_gguf=gguf,
     to_gguf=export,
-    gguf_names=gemma4.FAMILY.gguf_names.but(
-        {
-            "altup_proj": tuple(f"model.altup_projections.{i}" for i in range(3)),
-            "altup_unembd_proj": tuple(f"model.altup_unembed_projections.{i}" for i in range(3)),
-            **in_layers("blk", {
-                "altup_correct_coef": "altup.correction_coefs",
-                "altup_correct_scale.weight": "altup.correct_output_scale",
-                "altup_predict_coef": "altup.prediction_coefs",
-                "altup_router": "altup.modality_router",
-                "altup_router_norm": "altup.router_norm",
-                "laurel_l": "laurel.linear_left",
-                "laurel_r": "laurel.linear_right",
-                "laurel_post_norm": "laurel.post_laurel_norm",
-            }),
-        },
-        (r"altup_(unembd_)?proj\.weight", "stack"),
-    ),
+    gguf_names=gemma4.FAMILY.gguf_names.but({
+        "altup_proj": tuple(f"model.altup_projections.{i}" for i in range(3)),
+        "altup_unembd_proj": tuple(f"model.altup_unembed_projections.{i}" for i in range(3)),
+    }, (r"altup_(unembd_)?proj\.weight", "stack")).but_in_layers({
+        "altup_correct_coef": "altup.correction_coefs",
+        "altup_correct_scale.weight": "altup.correct_output_scale",
+        "altup_predict_coef": "altup.prediction_coefs",
+        "altup_router": "altup.modality_router",
+        "altup_router_norm": "altup.router_norm",
+        "laurel_l": "laurel.linear_left",
+        "laurel_r": "laurel.linear_right",
+        "laurel_post_norm": "laurel.post_laurel_norm",
+    }),
     ignored=(*gemma4.FAMILY.ignored, r"blk\.\d+\.attn_[kv](_norm)?\.weight"),  # of shared caches
     gguf_values=gguf_values,
 )  # fmt: skip

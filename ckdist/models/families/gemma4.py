@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from ckdist.models import from_config, limits, rope
-from ckdist.models.config_keys import ConfigKeys
+from ckdist.models.config_keys import ConfigKeys, sizes
 from ckdist.models.families import family, gemma2
-from ckdist.models.families.family import Family, GgufForm, GgufHeader, in_layers
+from ckdist.models.families.family import Family, GgufForm, GgufHeader
 from ckdist.models.fields import Fields
 from ckdist.models.from_config import Sizes
 from ckdist.models.spec import Attention, DenseFfn, LayerInputs, LayerSpec, ModelSpec, MoeFfn, RopeSpec
@@ -19,17 +19,11 @@ NAME = "gemma4"
 PERIOD, THETA, LOCAL_THETA = 6, 1e6, 1e4
 KEYS = ConfigKeys(
     {
+        **sizes(hidden=2304, ffn=9216, layers=30, heads=8, kv_heads=4, head=256, positions=131072, vocab=262144),
         "final_logit_softcapping": None,
         "global_head_dim": 512,
-        "head_dim": 256,
         "hidden_activation": "gelu_pytorch_tanh",
-        "hidden_size": 2304,
         "hidden_size_per_layer_input": 256,
-        "intermediate_size": 9216,
-        "max_position_embeddings": 131072,
-        "num_attention_heads": 8,
-        "num_hidden_layers": 30,
-        "num_key_value_heads": 4,
         "rms_norm_eps": 1e-6,
         "rope_parameters": {
             "sliding_attention": {"rope_type": "default", "rope_theta": LOCAL_THETA},
@@ -38,7 +32,6 @@ KEYS = ConfigKeys(
         "rope_theta": THETA,
         "sliding_window": 512,
         "tie_word_embeddings": True,
-        "vocab_size": 262144,
         "vocab_size_per_layer_input": 262144,
     },
     nulls={"final_logit_softcapping": None, "hidden_size_per_layer_input": 0},
@@ -89,7 +82,7 @@ def full_sizes(f: Fields, n: Sizes, sliding: list[bool]) -> tuple[int, int]:
 def config(f: Fields, outer: Fields) -> ModelSpec:
     """Reads a config.json."""
     n = from_config.sizes(f)
-    sliding = from_config.sliding_layers(f, n.num_layers, [(i + 1) % PERIOD != 0 for i in range(n.num_layers)])
+    sliding = from_config.sliding_layers(f, n.num_layers, PERIOD)
     sliding[-1] = False  # as in transformers
     width, kv_heads = full_sizes(f, n, sliding)
     if (which := f.raw("use_bidirectional_attention")) not in (None, False, "vision"):
@@ -212,32 +205,31 @@ FAMILY = Family(
     from_config=config,
     from_gguf=gguf,
     to_gguf=export,
-    safetensors=family.SAFETENSORS.but(
-        in_layers("model.layers", {
+    safetensors=family.SAFETENSORS.but_in_layers(
+        {
             "router.proj": "mlp.gate",
             "router.scale": "mlp.gate_norm.weight",
             "router.per_expert_scale": "mlp.gate.factors",
             "experts.gate_up_proj": (family.GATE, family.UP),
             "experts.down_proj": "mlp.experts.down_proj",
-        }),
+        },
         family.STACKED_EXPERTS,
     ),
     gguf_names=family.GGUF_EXPERTS.but({
         "per_layer_token_embd": "model.embed_tokens_per_layer",
         "per_layer_model_proj": "model.per_layer_model_projection",
         "per_layer_proj_norm": "model.per_layer_projection_norm",
-        **in_layers("blk", {
-            **family.POST_NORMS,
-            "inp_gate": "per_layer_input_gate",
-            "proj": "per_layer_projection",
-            "post_norm": "post_per_layer_input_norm",
-            "layer_output_scale.weight": "layer_scalar",
-            "post_ffw_norm_1": "post_feedforward_layernorm_1",
-            "pre_ffw_norm_2": "pre_feedforward_layernorm_2",
-            "post_ffw_norm_2": "post_feedforward_layernorm_2",
-            "ffn_gate_inp.scale": "mlp.gate_norm.weight",
-            "ffn_down_exps.scale": "mlp.gate.factors",
-        }),
+    }).but_in_layers({
+        **family.POST_NORMS,
+        "inp_gate": "per_layer_input_gate",
+        "proj": "per_layer_projection",
+        "post_norm": "post_per_layer_input_norm",
+        "layer_output_scale.weight": "layer_scalar",
+        "post_ffw_norm_1": "post_feedforward_layernorm_1",
+        "pre_ffw_norm_2": "pre_feedforward_layernorm_2",
+        "post_ffw_norm_2": "post_feedforward_layernorm_2",
+        "ffn_gate_inp.scale": "mlp.gate_norm.weight",
+        "ffn_down_exps.scale": "mlp.gate.factors",
     }),
     ignored=(*family.ROTATIONS, r"model\.(language_model\.)?layers\.\d+\.self_attn\.(k|v)_(proj|norm)\.weight"),
 )  # fmt: skip

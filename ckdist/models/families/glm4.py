@@ -4,9 +4,9 @@ Half of each head is rotated, in interleaved pairs.
 """
 
 from ckdist.models import from_config
-from ckdist.models.config_keys import ConfigKeys
+from ckdist.models.config_keys import ConfigKeys, sizes
 from ckdist.models.families import family
-from ckdist.models.families.family import Family, GgufReader, GgufWriter, in_layers
+from ckdist.models.families.family import Family, GgufReader, GgufWriter
 from ckdist.models.fields import Fields
 from ckdist.models.spec import LayerSpec, ModelSpec, Norms
 
@@ -14,11 +14,9 @@ NAME = "glm4"
 NORMS = Norms("input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm")
 KEYS = ConfigKeys(
     {
+        **sizes(kv_heads=2, head=128, positions=131072),
         "attention_bias": True,
-        "head_dim": 128,
         "hidden_act": "silu",
-        "max_position_embeddings": 131072,
-        "num_key_value_heads": 2,
         "partial_rotary_factor": 0.5,
         "rms_norm_eps": 1.5625e-7,
         "rope_theta": 1e4,
@@ -45,6 +43,6 @@ FAMILY = Family(
     from_config=config,
     from_gguf=GgufReader(norms=NORMS, rotation={"partial": True, "interleaved": True}),
     to_gguf=GgufWriter(rotated=True),
-    safetensors=family.SAFETENSORS.but(in_layers("model.layers", {"mlp.gate_up_proj": GATE_UP})),
-    gguf_names=family.GGUF.but(in_layers("blk", GGUF_NAMES)),
+    safetensors=family.SAFETENSORS.but_in_layers({"mlp.gate_up_proj": GATE_UP}),
+    gguf_names=family.GGUF.but_in_layers(GGUF_NAMES),
 )

@@ -4,12 +4,11 @@ A layer that predicts further tokens (MTP) drafts: see `ckdist.models.predictor`
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from ckdist.models import from_config, limits
 from ckdist.models.config_keys import ConfigKeys
 from ckdist.models.families import family
-from ckdist.models.families.family import Family, GgufHeader, GgufWriter, in_layers
+from ckdist.models.families.family import Family, GgufHeader, GgufWriter
 from ckdist.models.fields import Fields
 from ckdist.models.from_config import Sizes
 from ckdist.models.spec import Attention, DenseFfn, LayerSpec, ModelSpec, MoeFfn, RopeSpec
@@ -36,10 +35,11 @@ KEYS = ConfigKeys(
 )
 
 
-def model(n: Sizes, attention: Attention, ffns: Sequence[DenseFfn | MoeFfn], rope: RopeSpec, tied: bool) -> ModelSpec:
+def model(
+    name: str, n: Sizes, attention: Attention, ffns: Sequence[DenseFfn | MoeFfn], rope: RopeSpec, tied: bool
+) -> ModelSpec:
     """Makes a model with one layer for each of `ffns`."""
-    layers = [LayerSpec(attention, ffn) for ffn in ffns]
-    return n.model(NAME, layers, {"global": rope}, tied)
+    return n.model(name, [LayerSpec(attention, ffn) for ffn in ffns], {"global": rope}, tied)
 
 
 def routing(f: Fields) -> Routing:
@@ -79,23 +79,17 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
     n = from_config.sizes(f)
     attention = n.attention(qkv_bias=f.flag("attention_bias"), qk_norm="head" if f.flag("use_qk_norm") else "")
     rope = from_config.rotations(f, n, from_config.part(f))["global"]
-    return model(n, attention, feed_forwards(f, n.num_layers), rope, from_config.tied(f, outer))
+    return model(NAME, n, attention, feed_forwards(f, n.num_layers), rope, from_config.tied(f, outer))
 
 
 def gguf(header: GgufHeader) -> ModelSpec:
-    """Reads GGUF metadata. Its number of layers includes those that predict further tokens."""
+    """Reads GGUF metadata."""
     from ckdist.models import from_gguf
 
-    f, n = header.fields, from_gguf.sizes(header)
-    predicting = f.integer("nextn_predict_layers", 0, low=0, high=n.num_layers - 1)
-    n = replace(n, num_layers=n.num_layers - predicting)
-    ffn = from_gguf.experts(header, Routing(used=8, scores="sigmoid"), shared=True)
-    dense = min(f.integer("leading_dense_block_count", 1, low=0, high=limits.MAX_LAYERS), n.num_layers)
-    ffns = [from_gguf.dense(header)] * dense if dense else []
-    rope = from_gguf.rotation(header, n, partial=True)
-    return model(
-        n, from_gguf.attention(header, n), [*ffns, *[ffn] * (n.num_layers - dense)], rope, from_gguf.tied(header)
-    )
+    n = from_gguf.sizes(header)
+    experts = from_gguf.experts(header, Routing(used=8, scores="sigmoid"), shared=True)
+    ffns, rope = from_gguf.feed_forwards(header, n, experts, 1), from_gguf.rotation(header, n, partial=True)
+    return model(header.family, n, from_gguf.attention(header, n), ffns, rope, from_gguf.tied(header))
 
 
 FAMILY = Family(
@@ -103,6 +97,6 @@ FAMILY = Family(
     from_config=config,
     from_gguf=gguf,
     to_gguf=GgufWriter(experts=family.GROUPED_EXPERTS, rotated=True),
-    safetensors=family.SAFETENSORS_EXPERTS.but(in_layers("model.layers", family.SHARED_EXPERTS)),
+    safetensors=family.SAFETENSORS_EXPERTS.but_in_layers(family.SHARED_EXPERTS),
     gguf_names=family.GGUF_EXPERTS.but(family.POST_ATTENTION_NORM),
 )

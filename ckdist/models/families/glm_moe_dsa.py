@@ -36,7 +36,7 @@ SHARING_CONTEXT = 1048576  # of GLM-5.2: GGUF files without types are of 5.2 fro
 
 
 def period(count: int, every: int, first: int = 3) -> list[bool]:
-    """Whether each layer has an indexer: the first ones, and then one of `every`."""
+    """True for each layer that has an indexer: the first ones, and then one of `every`."""
     return [max(i - first + 1, 0) % every == 0 for i in range(count)]
 
 
@@ -62,7 +62,7 @@ def gguf(header: GgufHeader) -> ModelSpec:
     f, name = header.fields, "attention.indexer.types"
     if not any(tensor.endswith(".exp_probs_b.bias") for tensor in header.dims) and not f.has("expert_gating_func"):
         header = replace(header, fields=Fields({**f.values, "expert_gating_func": 2}, f.where, f.prefix))
-    spec = replace(deepseek_v2.gguf_model(header, ROUTING, 0.0), family=NAME)
+    spec = deepseek_v2.gguf_model(header, ROUTING, 0.0)
     count, full = len(spec.layers), f.values.get(name)
     if full is None:
         full = np.array(period(count, 4 if spec.max_position >= SHARING_CONTEXT else 1))

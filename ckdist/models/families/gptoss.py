@@ -9,9 +9,9 @@ from typing import Any
 
 from ckdist.errors import ArchitectureError
 from ckdist.models import from_config
-from ckdist.models.config_keys import ConfigKeys
+from ckdist.models.config_keys import ConfigKeys, sizes
 from ckdist.models.families import family
-from ckdist.models.families.family import Family, GgufHeader, GgufWriter, in_layers
+from ckdist.models.families.family import Family, GgufHeader, GgufWriter
 from ckdist.models.fields import Fields
 from ckdist.models.from_config import Sizes
 from ckdist.models.spec import Attention, LayerSpec, ModelSpec, MoeFfn, RopeSpec
@@ -24,12 +24,10 @@ THETA = 150000.0
 YARN = {"rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings": 4096, "truncate": False}  # if absent
 KEYS = ConfigKeys(
     {
+        **sizes(kv_heads=8, head=64, positions=131072),
         "attention_bias": True,
-        "head_dim": 64,
         "hidden_act": "silu",
-        "max_position_embeddings": 131072,
         "num_experts_per_tok": 4,
-        "num_key_value_heads": 8,
         "rms_norm_eps": 1e-5,
         "rope_parameters": YARN,
         "rope_theta": THETA,
@@ -65,8 +63,7 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
     if experts.activation != "silu":
         raise f.error("hidden_act", f.text("hidden_act"), "silu: this family has only a clamped SwiGLU")
     window = from_config.window(f)
-    otherwise = [(i + 1) % PERIOD != 0 for i in range(n.num_layers)]
-    sliding = from_config.sliding_layers(f, n.num_layers, otherwise)
+    sliding = from_config.sliding_layers(f, n.num_layers, PERIOD)
     rotation = from_config.rotations(f, n)["global"]
     ffn = replace(experts, activation=ACTIVATION)
     return model(n, attention, ffn, window, sliding, rotation, from_config.tied(f, outer))
@@ -87,12 +84,11 @@ def gguf(header: GgufHeader) -> ModelSpec:
 
 def written(spec: ModelSpec, where: str) -> dict[str, Any]:
     """Further GGUF metadata. Raises ArchitectureError if the pattern of windows is not the usual one."""
-    windows = {layer.attention.window for layer in spec.layers} - {0}
-    if len(windows) != 1 or any(
-        (layer.attention.window > 0) == ((i + 1) % PERIOD == 0) for i, layer in enumerate(spec.layers)
-    ):
+    windows = [layer.attention.window for layer in spec.layers]
+    usual = from_config.periodic(len(windows), PERIOD)
+    if not any(windows) or windows != [max(windows) * slides for slides in usual]:
         raise ArchitectureError(f"{where}: gpt-oss whose layers do not slide by turns has no GGUF form")
-    return {"attention.sliding_window": windows.pop()}
+    return {"attention.sliding_window": max(windows)}
 
 
 FAMILY = Family(
@@ -100,8 +96,8 @@ FAMILY = Family(
     from_config=config,
     from_gguf=gguf,
     to_gguf=GgufWriter(written, experts=(), truncate=False),
-    safetensors=family.SAFETENSORS_EXPERTS.but(
-        in_layers("model.layers", {"mlp.router": "mlp.gate"}),
+    safetensors=family.SAFETENSORS_EXPERTS.but_in_layers(
+        {"mlp.router": "mlp.gate"},
         (r".*mlp\.experts\.(gate_up|down)_proj\.\w+", "stacked"),
         (r".*mlp\.experts\.gate_up_proj\.\w+", "alternating"),
         (r".*mlp\.experts\.(gate_up|down)_proj\.weight", "transposed"),

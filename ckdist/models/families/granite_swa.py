@@ -4,17 +4,17 @@ from dataclasses import replace
 from typing import Any
 
 from ckdist.models import from_config
+from ckdist.models.config_keys import sizes
 from ckdist.models.families import exaone4, granite
-from ckdist.models.families.family import GgufForm, GgufHeader, in_layers
+from ckdist.models.families.family import GgufForm, GgufHeader
 from ckdist.models.fields import Fields
 from ckdist.models.spec import ModelSpec
 
 NAME, PERIOD = "granite_swa", 4  # the first layer of each period has no window
 KEYS = granite.KEYS.but(
     defaults={
-        "hidden_size": 2560, "intermediate_size": 8192, "max_position_embeddings": 8192, "num_attention_heads": 20,
-        "num_hidden_layers": 24, "num_key_value_heads": 4, "rms_norm_eps": 1e-5, "sliding_window": 128,
-        "tie_word_embeddings": True, "vocab_size": 100352,
+        **sizes(hidden=2560, ffn=8192, layers=24, heads=20, kv_heads=4, positions=8192, vocab=100352),
+        "rms_norm_eps": 1e-5, "sliding_window": 128, "tie_word_embeddings": True,
     },
     nulls={"num_key_value_heads": None, "sliding_window": None},
 )  # fmt: skip
@@ -42,7 +42,11 @@ def rotated_layers(f: Fields, count: int, usual: list[bool]) -> list[bool]:
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
     """Reads a config.json."""
-    spec = granite.config(f, outer)
+    return windowed(granite.config(f, outer), f)
+
+
+def windowed(spec: ModelSpec, f: Fields) -> ModelSpec:
+    """The model with the windows, rotations and sinks of a config.json."""
     count = len(spec.layers)
     sliding = from_config.sliding_layers(f, count, [i % PERIOD != 0 for i in range(count)])
     return with_windows(spec, from_config.window(f), sliding, rotated_layers(f, count, [True] * count))
@@ -75,5 +79,5 @@ FAMILY = replace(
     from_config=config,
     from_gguf=gguf,
     to_gguf=export,
-    gguf_names=granite.FAMILY.gguf_names.but(in_layers("blk", {"attn_sinks.weight": "self_attn.sinks"})),
+    gguf_names=granite.FAMILY.gguf_names.but_in_layers({"attn_sinks.weight": "self_attn.sinks"}),
 )

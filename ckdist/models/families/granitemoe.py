@@ -7,7 +7,7 @@ from typing import Any
 from ckdist.errors import ArchitectureError
 from ckdist.models import from_config, limits, mamba2_fields
 from ckdist.models.families import family, granite
-from ckdist.models.families.family import GgufForm, GgufHeader, in_layers
+from ckdist.models.families.family import GgufForm, GgufHeader
 from ckdist.models.fields import Fields
 from ckdist.models.spec import Attention, ModelSpec, MoeFfn
 from ckdist.program.routing import Routing
@@ -68,20 +68,17 @@ FAMILY = replace(
     from_config=config,
     from_gguf=gguf,
     to_gguf=export,
-    safetensors=family.SAFETENSORS.but(
-        in_layers(
-            "model.layers",
-            {
-                "block_sparse_moe.router.layer": "mlp.gate",
-                "block_sparse_moe.input_linear": (family.GATE, family.UP),
-                "block_sparse_moe.output_linear": family.DOWN,
-                "shared_mlp.input_linear": ("mlp.shared_expert.gate_proj", "mlp.shared_expert.up_proj"),
-                "shared_mlp.output_linear": "mlp.shared_expert.down_proj",
-            },
-        )
-        | mamba2_fields.SAFETENSORS,
+    safetensors=family.SAFETENSORS.but_in_layers(
+        {
+            "block_sparse_moe.router.layer": "mlp.gate",
+            "block_sparse_moe.input_linear": (family.GATE, family.UP),
+            "block_sparse_moe.output_linear": family.DOWN,
+            "shared_mlp.input_linear": ("mlp.shared_expert.gate_proj", "mlp.shared_expert.up_proj"),
+            "shared_mlp.output_linear": "mlp.shared_expert.down_proj",
+            **mamba2_fields.SAFETENSORS,
+        },
         (r".*block_sparse_moe\.(input|output)_linear\.weight", "stacked"),
     ),
-    gguf_names=family.GGUF_EXPERTS.but(mamba2_fields.GGUF, family.INTERLEAVED, mamba2_fields.GGUF_FORM),
+    gguf_names=family.GGUF_EXPERTS.but_in_layers(mamba2_fields.GGUF, family.INTERLEAVED, mamba2_fields.GGUF_FORM),
     gguf_values=mamba2_fields.gguf_values,
 )

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from ckdist.models import from_config, limits, mamba2_fields
 from ckdist.models.families import family, granite, granitemoe
-from ckdist.models.families.family import GgufForm, GgufHeader, in_layers
+from ckdist.models.families.family import GgufForm, GgufHeader
 from ckdist.models.fields import Fields
 from ckdist.models.mamba2_fields import FULL, MAMBA
 from ckdist.models.spec import DenseFfn, ModelSpec
@@ -64,18 +64,11 @@ FAMILY = replace(
     from_config=config,
     from_gguf=gguf,
     to_gguf=export,
-    safetensors=family.SAFETENSORS.but(
-        {
-            **in_layers(
-                "model.layers",
-                {
-                    "shared_mlp.input_linear": ("mlp.gate_proj", "mlp.up_proj"),
-                    "shared_mlp.output_linear": "mlp.down_proj",
-                },
-            ),
-            **mamba2_fields.SAFETENSORS,
-        }
-    ),
-    gguf_names=granite.FAMILY.gguf_names.but(mamba2_fields.GGUF, mamba2_fields.GGUF_FORM),
+    safetensors=family.SAFETENSORS.but_in_layers({
+        "shared_mlp.input_linear": ("mlp.gate_proj", "mlp.up_proj"),
+        "shared_mlp.output_linear": "mlp.down_proj",
+        **mamba2_fields.SAFETENSORS,
+    }),
+    gguf_names=granite.FAMILY.gguf_names.but_in_layers(mamba2_fields.GGUF, mamba2_fields.GGUF_FORM),
     gguf_values=mamba2_fields.gguf_values,
-)
+)  # fmt: skip

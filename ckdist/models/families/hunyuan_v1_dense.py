@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from ckdist.models import from_config
 from ckdist.models.families import family, hunyuan_v1_moe
-from ckdist.models.families.family import GgufReader, GgufWriter, in_layers
+from ckdist.models.families.family import GgufReader, GgufWriter
 from ckdist.models.fields import Fields
 from ckdist.models.spec import LayerSpec, ModelSpec
 
@@ -26,11 +26,8 @@ FAMILY = replace(
     from_config=config,
     from_gguf=GgufReader(attention={"norms_rotated": True}),
     to_gguf=GgufWriter(),
-    safetensors=family.SAFETENSORS.but(
-        in_layers(
-            "model.layers",
-            {"self_attn.query_layernorm": "self_attn.q_norm", "self_attn.key_layernorm": "self_attn.k_norm"},
-        )
+    safetensors=family.SAFETENSORS.but_in_layers(
+        {"self_attn.query_layernorm": "self_attn.q_norm", "self_attn.key_layernorm": "self_attn.k_norm"}
     ),
     gguf_names=family.GGUF,
 )

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from ckdist.models import from_config, limits
 from ckdist.models.families import family, llama
-from ckdist.models.families.family import Family, GgufReader, GgufWriter, in_layers
+from ckdist.models.families.family import Family, GgufReader, GgufWriter
 from ckdist.models.fields import Fields
 from ckdist.models.spec import LayerSpec, ModelSpec, MoeFfn
 from ckdist.program.routing import Routing
@@ -66,13 +66,13 @@ FAMILY = Family(
     from_config=config,
     from_gguf=GgufReader(ROUTING, shared=True, attention={"norms_rotated": True}),
     to_gguf=GgufWriter(experts=("expert_shared_count", "expert_shared_feed_forward_length")),
-    safetensors=family.SAFETENSORS_EXPERTS.but(
-        in_layers("model.layers", {
+    safetensors=family.SAFETENSORS_EXPERTS.but_in_layers(
+        {
             "mlp.gate.wg": "mlp.gate",
             **family.renamed("mlp.shared_mlp.{}_proj", "mlp.shared_expert.{}_proj"),
             "self_attn.query_layernorm": "self_attn.q_norm",
             "self_attn.key_layernorm": "self_attn.k_norm",
-        }),
+        },
     ),
     gguf_names=family.GGUF_EXPERTS,
 )  # fmt: skip

@@ -3,25 +3,21 @@
 from dataclasses import replace
 
 from ckdist.models import from_config
+from ckdist.models.config_keys import sizes
 from ckdist.models.families import family, glm4_moe_lite, glm4moe
-from ckdist.models.families.family import GgufHeader, GgufWriter, in_layers
+from ckdist.models.families.family import GgufHeader, GgufWriter
 from ckdist.models.fields import Fields
 from ckdist.models.spec import LayerSpec, ModelSpec
 
 NAME = "hy_v3"
 KEYS = glm4moe.KEYS.but(
     defaults={
-        "head_dim": 128,
-        "hidden_size": 4096,
-        "intermediate_size": 13312,
+        **sizes(hidden=4096, ffn=13312, layers=80, heads=64, head=128, vocab=120832),
         "moe_intermediate_size": 1536,
-        "num_attention_heads": 64,
         "num_experts": 192,
-        "num_hidden_layers": 80,
         "partial_rotary_factor": None,
         "rope_theta": 11158840.0,
         "routed_scaling_factor": 2.826,
-        "vocab_size": 120832,
     },
     aliases={
         "expert_hidden_dim": "moe_intermediate_size",
@@ -50,7 +46,7 @@ def gguf(header: GgufHeader) -> ModelSpec:
     dense = sum(name.endswith(".ffn_gate.weight") for name in header.dims)
     first = {"leading_dense_block_count": dense}
     fields = Fields({**first, **header.fields.values}, header.where, header.fields.prefix)
-    return replace(glm4moe.gguf(replace(header, fields=fields)), family=NAME)
+    return glm4moe.gguf(replace(header, fields=fields))
 
 
 FAMILY = replace(
@@ -59,12 +55,12 @@ FAMILY = replace(
     from_config=config,
     from_gguf=gguf,
     to_gguf=GgufWriter(experts=("expert_shared_feed_forward_length", *family.GROUPED_EXPERTS), rotated=True),
-    safetensors=family.SAFETENSORS_EXPERTS.but(
-        in_layers("model.layers", {
+    safetensors=family.SAFETENSORS_EXPERTS.but_in_layers(
+        {
             **{one.replace("shared_experts", "shared_mlp"): to for one, to in family.SHARED_EXPERTS.items()},
             "mlp.router.gate": "mlp.gate",
             "mlp.expert_bias": "mlp.gate.e_score_correction.bias",
-        })
+        }
     ),
-    gguf_names=family.GGUF_EXPERTS.but(in_layers("blk", {"exp_probs_b": "mlp.gate.e_score_correction.bias"})),
+    gguf_names=family.GGUF_EXPERTS.but_in_layers({"exp_probs_b": "mlp.gate.e_score_correction.bias"}),
 )  # fmt: skip

@@ -7,7 +7,7 @@ import numpy as np
 from ckdist.errors import ArchitectureError
 from ckdist.models import from_config, limits, rope
 from ckdist.models.families import deepseek_v2, deepseek_v3, family, glm4_moe_lite
-from ckdist.models.families.family import GgufForm, GgufHeader, in_layers
+from ckdist.models.families.family import GgufForm, GgufHeader
 from ckdist.models.fields import Fields
 from ckdist.models.spec import LatentAttention, LayerSpec, ModelSpec, RopeSpec
 from ckdist.models.state_mixers import GatedDeltaNet
@@ -91,7 +91,7 @@ def gguf(header: GgufHeader) -> ModelSpec:
         heads = layer.mixer.num_heads
         linear = GatedDeltaNet(heads, heads, width, width, taps, by_row=True, gate_rank=width)
         layers.append(replace(layer, mixer=replace(layer.mixer, rope=None) if count else linear))
-    return replace(spec, family=NAME, layers=tuple(layers))
+    return replace(spec, layers=tuple(layers))
 
 
 def export(spec: ModelSpec, where: str) -> GgufForm:
@@ -130,6 +130,6 @@ FAMILY = replace(
     from_gguf=gguf,
     to_gguf=export,
     gguf_values=gguf_values,
-    safetensors=deepseek_v2.SAFETENSORS.but(in_layers("model.layers", MOE)),
-    gguf_names=deepseek_v2.GGUF_NAMES.but(in_layers("blk", PARTS), (r".*\.A_log", "minus_exp")),
+    safetensors=deepseek_v2.SAFETENSORS.but_in_layers(MOE),
+    gguf_names=deepseek_v2.GGUF_NAMES.but_in_layers(PARTS, (r".*\.A_log", "minus_exp")),
 )

@@ -7,8 +7,9 @@ import numpy as np
 
 from ckdist.errors import ArchitectureError
 from ckdist.models import from_config, from_gguf, limits, rope
+from ckdist.models.config_keys import sizes
 from ckdist.models.families import exaone4, family, glm4_moe_lite, glm4moe
-from ckdist.models.families.family import Family, GgufHeader, GgufWriter, in_layers
+from ckdist.models.families.family import Family, GgufHeader, GgufWriter
 from ckdist.models.fields import Fields
 from ckdist.models.from_config import Sizes
 from ckdist.models.spec import Attention, DenseFfn, LayerSpec, ModelSpec, MoeFfn, RopeSpec
@@ -18,16 +19,12 @@ NAME, PERIOD = "laguna", 4  # the first layer of each period has no window
 HEADS, ELEMENTS = "per-head", "per-element"
 KEYS = glm4moe.KEYS.but(
     defaults={
+        **sizes(hidden=2048, ffn=8192, layers=40, heads=48, head=128, vocab=100352),
         "gating": True,
-        "head_dim": 128,
-        "hidden_size": 2048,
-        "intermediate_size": 8192,
         "moe_intermediate_size": 512,
         **dict.fromkeys(("n_group", "n_shared_experts", "topk_group")),
         "norm_topk_prob": True,
-        "num_attention_heads": 48,
         "num_experts": 256,
-        "num_hidden_layers": 40,
         "partial_rotary_factor": None,
         "rms_norm_eps": 1e-6,
         "rope_parameters": {
@@ -36,7 +33,6 @@ KEYS = glm4moe.KEYS.but(
         },
         "shared_expert_intermediate_size": 512,
         "sliding_window": 512,
-        "vocab_size": 100352,
     },
     aliases={"moe_routed_scaling_factor": "routed_scaling_factor", "num_local_experts": "num_experts"},
     only={
@@ -112,7 +108,6 @@ def gguf_sizes(header: GgufHeader) -> tuple[Sizes, list[int]]:
     given = f.values.get(name)
     most = int(np.max(given)) if isinstance(given, np.ndarray) and given.size else given
     n = from_gguf.sizes(replace(header, fields=Fields({**f.values, name: most}, f.where, f.prefix)))
-    n = replace(n, num_layers=n.num_layers - f.integer("nextn_predict_layers", 0, low=0, high=n.num_layers - 1))
     return n, heads_by_layer(f, name, n) if isinstance(given, np.ndarray) else [n.num_heads] * n.num_layers
 
 
@@ -123,9 +118,8 @@ def gguf(header: GgufHeader) -> ModelSpec:
     usual = np.asarray([i % PERIOD != 0 for i in range(n.num_layers)])
     pattern = {"attention.sliding_window_pattern": usual, **f.values}
     sliding = from_gguf.sliding_layers(Fields(pattern, f.where, f.prefix), n.num_layers, PERIOD)
-    dense = f.integer("leading_dense_block_count", 1, low=0, high=n.num_layers)
     moe = from_gguf.experts(header, Routing(used=8, scores="sigmoid"), shared=True)
-    ffns = [*([from_gguf.dense(header)] * dense if dense else []), *[moe] * (n.num_layers - dense)]
+    ffns = from_gguf.feed_forwards(header, n, moe, 1)
     by_head = header.dims.get("blk.0.attn_gate.weight", (0, 0))[1] == heads[0]
     attention = replace(from_gguf.attention(header, n), gated="softplus", head_gates=by_head)
     ropes = {"global": from_gguf.rotation(header, n, partial=True)}
@@ -154,11 +148,11 @@ FAMILY = Family(
     from_config=config,
     from_gguf=gguf,
     to_gguf=GgufWriter(written, experts=OPTIONAL, rotated=True),
-    safetensors=family.SAFETENSORS_EXPERTS.but(
-        in_layers("model.layers", {
+    safetensors=family.SAFETENSORS_EXPERTS.but_in_layers(
+        {
             **family.SHARED_EXPERTS, **SHARED, "self_attn.g_proj": GATE,
             "mlp.experts.e_score_correction": "mlp.gate.e_score_correction",
-        })
+        }
     ),
-    gguf_names=family.GGUF_EXPERTS.but(in_layers("blk", {"attn_gate": GATE})),
+    gguf_names=family.GGUF_EXPERTS.but_in_layers({"attn_gate": GATE}),
 )  # fmt: skip

@@ -6,9 +6,9 @@ import numpy as np
 
 from ckdist.errors import ArchitectureError
 from ckdist.models import from_config, limits
-from ckdist.models.config_keys import ConfigKeys
+from ckdist.models.config_keys import ConfigKeys, sizes
 from ckdist.models.families import family
-from ckdist.models.families.family import Family, GgufHeader, GgufWriter, in_layers
+from ckdist.models.families.family import Family, GgufHeader, GgufWriter, Target
 from ckdist.models.fields import Fields
 from ckdist.models.from_config import Sizes
 from ckdist.models.spec import Attention, DenseFfn, LayerSpec, ModelSpec, MoeFfn
@@ -17,21 +17,15 @@ from ckdist.models.state_mixers import GatedConv
 NAME = "lfm2"
 KEYS = ConfigKeys(
     {
+        **sizes(hidden=2560, ffn=12288, layers=32, heads=32, kv_heads=8, positions=128000, vocab=65536),
         "block_auto_adjust_ff_dim": True,
         "block_ffn_dim_multiplier": 1.0,
         "block_multiple_of": 256,
         "conv_L_cache": 3,
         "conv_bias": False,
-        "hidden_size": 2560,
-        "intermediate_size": 12288,
-        "max_position_embeddings": 128000,
         "norm_eps": 1e-5,
-        "num_attention_heads": 32,
-        "num_hidden_layers": 32,
-        "num_key_value_heads": 8,
         "rope_theta": 1e6,
         "tie_word_embeddings": True,
-        "vocab_size": 65536,
     },
     aliases={"block_ff_dim": "intermediate_size", "tie_embedding": "tie_word_embeddings"},
     only={"block_use_swiglu": True, "use_pos_enc": True},
@@ -116,19 +110,14 @@ NAMES = {
     "self_attn.q_layernorm": "self_attn.q_norm",
     **family.numbered("feed_forward", "mlp"),
 }
-GGUF_NAMES = {
-    "token_embd_norm": "model.norm",
-    **in_layers(
-        "blk",
-        {"shortconv.in_proj": IN_PROJ, "shortconv.conv": "conv.conv", "shortconv.out_proj": "conv.out_proj"},
-    ),
-}
+GGUF_NAMES = {"shortconv.in_proj": IN_PROJ, "shortconv.conv": "conv.conv", "shortconv.out_proj": "conv.out_proj"}
+GGUF_NORM: dict[str, Target] = {"output_norm": (), "token_embd_norm": "model.norm"}
 FAMILY = Family(
     keys=KEYS,
     from_config=config,
     from_gguf=gguf,
     to_gguf=GgufWriter(hybrid_metadata),
-    safetensors=family.SAFETENSORS.but({"model.embedding_norm": "model.norm", **in_layers("model.layers", NAMES)}),
-    gguf_names=family.GGUF.but({"output_norm": (), **GGUF_NAMES}),
+    safetensors=family.SAFETENSORS.but({"model.embedding_norm": "model.norm"}).but_in_layers(NAMES),
+    gguf_names=family.GGUF.but(GGUF_NORM).but_in_layers(GGUF_NAMES),
     gguf_values=gguf_values,
 )

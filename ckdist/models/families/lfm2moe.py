@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from ckdist.models import from_config, limits
 from ckdist.models.families import family, lfm2
-from ckdist.models.families.family import GgufHeader, GgufWriter, in_layers
+from ckdist.models.families.family import GgufHeader, GgufWriter
 from ckdist.models.fields import Fields
 from ckdist.models.spec import DenseFfn, ModelSpec, MoeFfn
 from ckdist.program.routing import Routing
@@ -37,12 +37,9 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
         renormalise=f.flag("norm_topk_prob"),
         scale=f.number("routed_scaling_factor", high=1e6),
     )
-    experts = MoeFfn(
-        f.integer("num_experts", high=limits.MAX_EXPERTS),
-        f.integer("moe_intermediate_size", high=limits.MAX_FFN),
-        routing,
-        correction_bias=f.flag("use_expert_bias"),
-    )
+    size = f.integer("moe_intermediate_size", high=limits.MAX_FFN)
+    count, corrected = f.integer("num_experts", high=limits.MAX_EXPERTS), f.flag("use_expert_bias")
+    experts = MoeFfn(count, size, routing, correction_bias=corrected)
     first = DenseFfn(f.integer("intermediate_size", high=limits.MAX_FFN))
     made = lfm2.layers(f, n, [first if i < dense else experts for i in range(n.num_layers)])
     return n.model(NAME, made, from_config.rotations(f, n), from_config.tied(f, outer))
@@ -52,10 +49,9 @@ def gguf(header: GgufHeader) -> ModelSpec:
     """Reads GGUF metadata."""
     from ckdist.models import from_gguf
 
-    n, experts = from_gguf.sizes(header), from_gguf.experts(header, ROUTING)
-    dense = header.fields.integer("leading_dense_block_count", 0, low=0, high=limits.MAX_LAYERS)
-    first = DenseFfn(from_gguf.ffn_size(header))
-    return lfm2.gguf_model(NAME, header, n, [first if i < dense else experts for i in range(n.num_layers)])
+    n = from_gguf.sizes(header)
+    ffns = from_gguf.feed_forwards(header, n, from_gguf.experts(header, ROUTING))
+    return lfm2.gguf_model(NAME, header, n, ffns)
 
 
 FAMILY = replace(
@@ -64,17 +60,14 @@ FAMILY = replace(
     from_config=config,
     from_gguf=gguf,
     to_gguf=GgufWriter(lfm2.hybrid_metadata, ("leading_dense_block_count", "expert_gating_func"), renormalised=False),
-    safetensors=lfm2.FAMILY.safetensors.but(
-        in_layers(
-            "model.layers",
-            {
-                "feed_forward.gate": "mlp.gate",
-                "feed_forward.expert_bias": "mlp.gate.e_score_correction.bias",
-                "feed_forward.experts.gate_up_proj": (family.GATE, family.UP),
-                "feed_forward.experts.down_proj": family.DOWN,
-                **family.numbered("feed_forward.experts", "mlp.experts"),
-            },
-        )
+    safetensors=lfm2.FAMILY.safetensors.but_in_layers(
+        {
+            "feed_forward.gate": "mlp.gate",
+            "feed_forward.expert_bias": "mlp.gate.e_score_correction.bias",
+            "feed_forward.experts.gate_up_proj": (family.GATE, family.UP),
+            "feed_forward.experts.down_proj": family.DOWN,
+            **family.numbered("feed_forward.experts", "mlp.experts"),
+        }
     ),
-    gguf_names=family.GGUF_EXPERTS.but({"output_norm": (), **lfm2.GGUF_NAMES}),
+    gguf_names=family.GGUF_EXPERTS.but(lfm2.GGUF_NORM).but_in_layers(lfm2.GGUF_NAMES),
 )

@@ -5,8 +5,9 @@ from typing import Any
 
 from ckdist.errors import ArchitectureError
 from ckdist.models import from_config, limits
+from ckdist.models.config_keys import sizes
 from ckdist.models.families import family, llama, smollm3
-from ckdist.models.families.family import Family, GgufHeader, GgufWriter, in_layers
+from ckdist.models.families.family import Family, GgufHeader, GgufWriter
 from ckdist.models.fields import Fields
 from ckdist.models.from_config import Sizes
 from ckdist.models.spec import Attention, DenseFfn, LayerSpec, ModelSpec, MoeFfn
@@ -18,26 +19,19 @@ SCALE = QueryScale(0.1, CHUNK, from_one=True)  # GGUF readers know these numbers
 ROUTING = Routing(used=1, scores="sigmoid", renormalise=False)
 KEYS = llama.KEYS.but(
     defaults={
+        **sizes(hidden=5120, ffn=8192, layers=48, heads=40, kv_heads=8, head=128, positions=131072, vocab=202048),
         "attention_chunk_size": CHUNK,
         "attn_scale": SCALE.beta,
         "attn_temperature_tuning": True,
         "floor_scale": CHUNK,
-        "head_dim": 128,
-        "hidden_size": 5120,
-        "intermediate_size": 8192,
         "intermediate_size_mlp": 16384,
         "interleave_moe_layer_step": 1,
-        "max_position_embeddings": 131072,
         "no_rope_layer_interval": PERIOD,
-        "num_attention_heads": 40,
         "num_experts_per_tok": 1,
-        "num_hidden_layers": 48,
-        "num_key_value_heads": 8,
         "num_local_experts": 16,
         "rms_norm_eps": 1e-5,
         "rope_theta": THETA,
         "use_qk_norm": True,
-        "vocab_size": 202048,
     },
     nulls={"attention_chunk_size": None, "num_key_value_heads": None},
     unused=("router_aux_loss_coef", "attn_scale", "floor_scale", "for_llm_compressor"),
@@ -133,14 +127,14 @@ FAMILY = Family(
     from_config=config,
     from_gguf=gguf,
     to_gguf=GgufWriter(written, factors=True),
-    safetensors=family.SAFETENSORS.but(
-        in_layers("model.layers", {
+    safetensors=family.SAFETENSORS.but_in_layers(
+        {
             "feed_forward.router": "mlp.gate",
             "feed_forward.experts.gate_up_proj": (family.GATE, family.UP),
             "feed_forward.experts.down_proj": "mlp.experts.down_proj",
             **family.renamed("feed_forward.{}_proj", "mlp.{}_proj"),
             **family.renamed("feed_forward.shared_expert.{}_proj", "mlp.shared_expert.{}_proj"),
-        }),
+        },
         family.STACKED_EXPERTS,
         (family.STACKED_EXPERTS[0], "transposed"),
     ),

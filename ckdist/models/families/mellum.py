@@ -5,6 +5,7 @@ from typing import Any
 
 from ckdist.errors import ArchitectureError
 from ckdist.models import from_config
+from ckdist.models.config_keys import sizes
 from ckdist.models.families import exaone4, family, qwen3moe
 from ckdist.models.families.family import Family, GgufHeader, GgufReader, GgufWriter
 from ckdist.models.fields import Fields
@@ -13,21 +14,16 @@ from ckdist.models.spec import LayerSpec, ModelSpec
 NAME, PERIOD = "mellum", 4
 KEYS = qwen3moe.KEYS.but(
     defaults={
+        **sizes(hidden=2304, layers=28, heads=32, head=128, positions=131072, vocab=98304),
         "decoder_sparse_step": None,
-        "head_dim": 128,
-        "hidden_size": 2304,
-        "max_position_embeddings": 131072,
         "moe_intermediate_size": 896,
         "norm_topk_prob": True,
-        "num_attention_heads": 32,
         "num_experts": 64,
-        "num_hidden_layers": 28,
         "rope_parameters": {
             "full_attention": {"rope_type": "default", "rope_theta": 500000.0},
             "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
         },
         "sliding_window": 1024,
-        "vocab_size": 98304,
     },
     aliases={"num_mtp_layers": "num_nextn_predict_layers"},
     unused=("mtp_layer_types", "mtp_mlp_layer_types"),

@@ -3,9 +3,9 @@
 from dataclasses import replace
 
 from ckdist.models import from_config, limits, rope
-from ckdist.models.config_keys import ConfigKeys
+from ckdist.models.config_keys import ConfigKeys, sizes
 from ckdist.models.families import family
-from ckdist.models.families.family import Family, GgufWriter, in_layers
+from ckdist.models.families.family import Family, GgufWriter
 from ckdist.models.fields import Fields
 from ckdist.models.spec import LayerSpec, ModelSpec
 from ckdist.program.routing import Routing
@@ -13,20 +13,14 @@ from ckdist.program.routing import Routing
 NAME, PERIOD, PART, LOCAL_THETA = "mimo_v2_flash", 6, 0.334, 1e4
 KEYS = ConfigKeys(
     {
+        **sizes(hidden=4096, ffn=16384, layers=48, heads=64, kv_heads=4, head=192, positions=131072, vocab=152576),
         "attention_value_scale": 0.707,
-        "head_dim": 192,
         "hidden_act": "silu",
-        "hidden_size": 4096,
-        "intermediate_size": 16384,
-        "max_position_embeddings": 131072,
         "moe_intermediate_size": 2048,
         "n_group": 1,
         "n_routed_experts": 256,
         "norm_topk_prob": True,
-        "num_attention_heads": 64,
         "num_experts_per_tok": 8,
-        "num_hidden_layers": 48,
-        "num_key_value_heads": 4,
         "partial_rotary_factor": PART,
         "rms_norm_eps": 1e-5,
         "rope_theta": 5e6,
@@ -34,7 +28,6 @@ KEYS = ConfigKeys(
         "sliding_window": 129,
         "topk_group": 1,
         "v_head_dim": 128,
-        "vocab_size": 152576,
     },
     aliases={"layernorm_epsilon": "rms_norm_eps", "num_local_experts": "n_routed_experts"},
     nulls={"attention_value_scale": 1.0},
@@ -104,8 +97,6 @@ FAMILY = Family(
     gguf="mimo2",
     from_config=config,
     to_gguf=GgufWriter(refused="serve its folder"),
-    safetensors=family.SAFETENSORS_EXPERTS.but(
-        in_layers("model.layers", {"self_attn.attention_sink_bias": "self_attn.sinks"})
-    ),
+    safetensors=family.SAFETENSORS_EXPERTS.but_in_layers({"self_attn.attention_sink_bias": "self_attn.sinks"}),
     gguf_names=family.GGUF_EXPERTS,
 )

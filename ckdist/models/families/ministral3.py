@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from ckdist.models import from_config, rope_scaling
+from ckdist.models.config_keys import sizes
 from ckdist.models.families import llama
 from ckdist.models.families.family import GgufHeader, GgufWriter
 from ckdist.models.fields import Fields
@@ -16,11 +17,7 @@ from ckdist.models.stored_query_scale import config_query_scale, gguf_query_scal
 NAME, GGUF = "ministral3", "mistral3"
 KEYS = llama.KEYS.but(
     defaults={
-        "head_dim": 128,
-        "max_position_embeddings": 262144,
-        "num_attention_heads": 32,
-        "num_hidden_layers": 34,
-        "num_key_value_heads": 8,
+        **sizes(layers=34, heads=32, kv_heads=8, head=128, positions=262144),
         "rms_norm_eps": 1e-5,
         "rope_parameters": {
             "rope_type": "yarn",

@@ -63,7 +63,7 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
 
 def gguf(header: GgufHeader) -> ModelSpec:
     """Reads GGUF metadata."""
-    return replace(deepseek_v2.gguf_model(header, ROUTING, BETA), family=NAME)
+    return deepseek_v2.gguf_model(header, ROUTING, BETA)
 
 
 def export(spec: ModelSpec, where: str) -> GgufForm:

@@ -2,7 +2,7 @@
 
 from ckdist.models import from_config
 from ckdist.models.families import family, llama
-from ckdist.models.families.family import Family, GgufWriter, in_layers
+from ckdist.models.families.family import Family, GgufWriter
 from ckdist.models.fields import Fields
 from ckdist.models.spec import LayerSpec, ModelSpec
 from ckdist.program.routing import Routing
@@ -39,14 +39,11 @@ FAMILY = Family(
     gguf=llama.NAME,
     from_config=config,
     to_gguf=GgufWriter(experts=(), rotated=True, factors=True, windows="sliding_window to null"),
-    safetensors=family.SAFETENSORS_EXPERTS.but(
-        in_layers(
-            "model.layers",
-            {
-                "block_sparse_moe.gate": "mlp.gate",
-                **family.numbered("block_sparse_moe.experts", "mlp.experts"),
-            },
-        )
+    safetensors=family.SAFETENSORS_EXPERTS.but_in_layers(
+        {
+            "block_sparse_moe.gate": "mlp.gate",
+            **family.numbered("block_sparse_moe.experts", "mlp.experts"),
+        }
     ),
     gguf_names=family.GGUF_EXPERTS.but({}, family.INTERLEAVED),
 )

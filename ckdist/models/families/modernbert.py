@@ -10,7 +10,7 @@ from ckdist.models.families.family import Family, TensorNames, in_layers
 from ckdist.models.fields import Fields
 from ckdist.models.rope import RopeShape, from_fields
 from ckdist.models.scoring_head import Scorer
-from ckdist.models.spec import Attention, LayerSpec, ModelSpec, Norms, RopeSpec
+from ckdist.models.spec import LayerSpec, ModelSpec, Norms, RopeSpec
 
 NAME = "modernbert"
 KEYS = ConfigKeys(
@@ -48,9 +48,9 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
     ffn = from_config.dense(f, bert.function(f, "hidden_activation"), f.flag("mlp_bias"))
     layers = tuple(
         LayerSpec(
-            Attention(
-                n.num_heads, n.num_heads, n.head_dim, n.head_dim**-0.5, rope="local" if slides else "global",
-                window=(reach + 1) * slides, qkv_bias=bias, o_bias=bias, bidirectional=True,
+            n.attention(
+                rope="local" if slides else "global", window=(reach + 1) * slides, qkv_bias=bias, o_bias=bias,
+                bidirectional=True,
             ),
             ffn,
             Norms() if i else FIRST_NORMS,

@@ -10,31 +10,24 @@ import numpy as np
 
 from ckdist.errors import ArchitectureError
 from ckdist.models import from_config
-from ckdist.models.config_keys import ConfigKeys
+from ckdist.models.config_keys import ConfigKeys, sizes
 from ckdist.models.families import exaone4, family, gemma2, granite_swa
-from ckdist.models.families.family import Family, GgufForm, GgufHeader, in_layers
+from ckdist.models.families.family import Family, GgufForm, GgufHeader
 from ckdist.models.fields import Fields
 from ckdist.models.spec import Attention, DenseFfn, LayerSpec, ModelSpec
 
 NAME, GGUF, PERIOD, POST_EPS = "muse_glimmer", "muse-glimmer", 4, 1e-8
 KEYS = ConfigKeys(
     {
+        **sizes(hidden=6656, ffn=19968, layers=52, heads=32, kv_heads=2, head=128, positions=131072, vocab=202048),
         "final_logit_softcapping": 20.0,
-        "head_dim": 128,
         "hidden_activation": "silu",
-        "hidden_size": 6656,
-        "intermediate_size": 19968,
-        "max_position_embeddings": 131072,
-        "num_attention_heads": 32,
-        "num_hidden_layers": 52,
-        "num_key_value_heads": 2,
         "output_multiplier": 0.19611613513818404,
         "post_norm_eps": POST_EPS,
         "qk_scale_factor": 3.87,
         "rms_norm_eps": 1e-5,
         "rope_theta": 1e4,
         "sliding_window": 2048,
-        "vocab_size": 202048,
     },
     nulls={"sliding_window": None},
     only={"attn_logit_softcapping": None},
@@ -114,5 +107,5 @@ FAMILY = Family(
     from_gguf=gguf,
     to_gguf=export,
     safetensors=family.SAFETENSORS.but({}, (r".*layernorm\.weight", "plus_one")),
-    gguf_names=family.GGUF_POST_NORMS.but(in_layers("blk", {"attn_gate": "self_attn.gate_proj"}), family.INTERLEAVED),
+    gguf_names=family.GGUF_POST_NORMS.but_in_layers({"attn_gate": "self_attn.gate_proj"}, family.INTERLEAVED),
 )

@@ -6,7 +6,7 @@ Feed-forwards and experts have no gate: down(relu(up x)^2).
 from dataclasses import replace
 
 from ckdist.models import from_config, limits, mamba2_fields
-from ckdist.models.config_keys import ConfigKeys
+from ckdist.models.config_keys import ConfigKeys, sizes
 from ckdist.models.families import family
 from ckdist.models.families.family import Family, GgufForm, GgufHeader, in_layers
 from ckdist.models.fields import Fields
@@ -19,15 +19,12 @@ NAME, MOE = "nemotron_h", "nemotron_h_moe"
 ACTIVATION = "relu2"
 KEYS = ConfigKeys(
     {
+        **sizes(hidden=4096, ffn=21504, layers=0, heads=32, kv_heads=8, head=128, positions=4096, vocab=131072),
         "conv_kernel": 4,
-        "head_dim": 128,
-        "hidden_size": 4096,
-        "intermediate_size": 21504,
         "layer_norm_epsilon": 1e-5,
         "layer_types": ["linear_attention", "moe", "full_attention", "mlp"],
         "mamba_head_dim": 64,
         "mamba_num_heads": 128,
-        "max_position_embeddings": 4096,
         "mlp_hidden_act": ACTIVATION,
         "moe_intermediate_size": 7688,
         "moe_shared_expert_intermediate_size": 7688,
@@ -35,16 +32,12 @@ KEYS = ConfigKeys(
         "n_groups": 8,
         "n_routed_experts": 8,
         "norm_topk_prob": True,
-        "num_attention_heads": 32,
         "num_experts_per_tok": 2,
-        "num_hidden_layers": 0,
-        "num_key_value_heads": 8,
         "rope_theta": 1e4,
         "routed_scaling_factor": 1.0,
         "ssm_state_size": 128,
         "topk_group": 1,
         "use_conv_bias": True,
-        "vocab_size": 131072,
     },
     aliases={
         "attention_head_dim": "head_dim",
@@ -208,6 +201,6 @@ FAMILY = Family(
             }.items()
         }
     ),
-    gguf_names=family.GGUF_EXPERTS.but(mamba2_fields.GGUF, mamba2_fields.GGUF_FORM),
+    gguf_names=family.GGUF_EXPERTS.but_in_layers(mamba2_fields.GGUF, mamba2_fields.GGUF_FORM),
     gguf_values=mamba2_fields.gguf_values,
 )

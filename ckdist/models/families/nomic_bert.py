@@ -7,7 +7,7 @@ from ckdist.models.config_keys import ConfigKeys
 from ckdist.models.families import bert
 from ckdist.models.families.family import Family, GgufHeader, TensorNames, in_layers
 from ckdist.models.fields import Fields
-from ckdist.models.spec import Attention, LayerSpec, ModelSpec
+from ckdist.models.spec import LayerSpec, ModelSpec
 
 NAME = "nomic_bert"
 KEYS = ConfigKeys(
@@ -60,7 +60,7 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
     trained = f.integer("max_trained_positions")
     longest = min(n.max_position, trained, f.integer("n_positions", trained, high=limits.MAX_POSITION))
     n = replace(n, max_position=longest)
-    attention = Attention(n.num_heads, n.num_heads, n.head_dim, n.head_dim**-0.5, bidirectional=True)
+    attention = n.attention(bidirectional=True)
     layers = (LayerSpec(attention, from_config.dense(f, "silu"), bert.NORMS),) * n.num_layers
     return n.model(
         NAME, layers, from_config.rotations(f, n, from_config.part(f)), False, norm="layer_bias",
@@ -73,7 +73,7 @@ def from_gguf_header(header: GgufHeader) -> ModelSpec:
     from ckdist.models import from_gguf
 
     n = bert.gguf_sizes(header)
-    attention = Attention(n.num_heads, n.num_heads, n.head_dim, n.head_dim**-0.5, bidirectional=True)
+    attention = n.attention(bidirectional=True)
     layers = (LayerSpec(attention, from_gguf.dense(header), bert.NORMS),) * n.num_layers
     ropes = {"global": from_gguf.rotation(header, n, 1000.0)}
     return n.model(
@@ -107,7 +107,7 @@ NAMES = TensorNames(
     },
     outer="bert.",
 )
-GGUF_NAMES = bert.GGUF_NAMES.but(in_layers("blk", {"attn_qkv": PROJECTIONS}))
+GGUF_NAMES = bert.GGUF_NAMES.but_in_layers({"attn_qkv": PROJECTIONS})
 FAMILY = Family(
     keys=KEYS,
     from_config=config,

@@ -5,7 +5,7 @@ from dataclasses import replace
 from ckdist.models import from_config
 from ckdist.models.config_keys import ConfigKeys
 from ckdist.models.families import family
-from ckdist.models.families.family import Family, GgufHeader, Target, in_layers
+from ckdist.models.families.family import Family, GgufHeader, Target
 from ckdist.models.fields import Fields
 from ckdist.models.from_config import Sizes
 from ckdist.models.spec import Attention, LayerSpec, ModelSpec, Norms
@@ -55,5 +55,5 @@ FAMILY = Family(
     keys=KEYS,
     from_config=config,
     from_gguf=gguf,
-    gguf_names=family.GGUF.but(in_layers("blk", GGUF_NORMS)),
+    gguf_names=family.GGUF.but_in_layers(GGUF_NORMS),
 )

@@ -23,7 +23,7 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
     if "local" not in ropes:
         shape = rope.RopeShape(n.head_dim, n.max_position, f.number("rope_theta", low=1.0))
         ropes["local"] = rope.from_fields(Fields({}, f.where), shape, f)
-    sliding = from_config.sliding_layers(f, n.num_layers, [(i + 1) % PERIOD != 0 for i in range(n.num_layers)])
+    sliding = from_config.sliding_layers(f, n.num_layers, PERIOD)
     slide, ffn = replace(full, window=window, rope="local"), from_config.dense(f)
     layers = [LayerSpec(slide if slides else full, ffn, olmo2.NORMS) for slides in sliding]
     return n.model(NAME, layers, ropes, from_config.tied(f, outer))
@@ -33,7 +33,7 @@ def written(spec: ModelSpec, where: str) -> dict[str, Any]:
     """Further GGUF metadata. Raises ArchitectureError if the pattern of windows is not the usual one."""
     sliding = [layer.attention.rope == "local" for layer in spec.layers]
     window = max(layer.attention.window for layer in spec.layers)
-    if sliding != [(i + 1) % PERIOD != 0 for i in range(len(sliding))] or not window:
+    if sliding != from_config.periodic(len(sliding), PERIOD) or not window:
         raise ArchitectureError(f"{where}: OLMo 3 has no GGUF form unless all but every {PERIOD}th layer have a window")
     if spec.ropes["local"].theta != spec.ropes["global"].theta:
         raise ArchitectureError(f"{where}: an OLMo 3 whose rotations have two bases has no GGUF form")

@@ -6,8 +6,9 @@ New values of the delta rule have weights up to 2, so a state may change its sig
 from dataclasses import replace
 
 from ckdist.models import from_config
+from ckdist.models.config_keys import sizes
 from ckdist.models.families import family, olmo2, qwen35
-from ckdist.models.families.family import Family, GgufWriter, in_layers
+from ckdist.models.families.family import Family, GgufWriter
 from ckdist.models.fields import Fields
 from ckdist.models.spec import LayerSpec, ModelSpec
 
@@ -15,15 +16,10 @@ NAME, PERIOD = "olmo_hybrid", 4
 GATED_EPS = 1e-5  # of the norm after linear attention, independent of config.json
 KEYS = olmo2.KEYS.but(
     defaults={
-        "hidden_size": 3840,
-        "intermediate_size": 11008,
+        **sizes(hidden=3840, ffn=11008, layers=32, heads=30, positions=65536, vocab=100352),
         "linear_allow_neg_eigval": True,
         "linear_conv_kernel_dim": 4,
-        "max_position_embeddings": 65536,
-        "num_attention_heads": 30,
-        "num_hidden_layers": 32,
         "rms_norm_eps": 1e-6,
-        "vocab_size": 100352,
     },
     nulls={"num_key_value_heads": None},
     only={"linear_use_gate": True},
@@ -63,6 +59,6 @@ FAMILY = Family(
     keys=KEYS,
     from_config=config,
     to_gguf=GgufWriter(refused="serve its folder"),
-    safetensors=family.SAFETENSORS.but(in_layers("model.layers", {**PARTS, "linear_attn.conv1d": qwen35.CONV})),
+    safetensors=family.SAFETENSORS.but_in_layers({**PARTS, "linear_attn.conv1d": qwen35.CONV}),
     gguf_names=family.GGUF,
 )

@@ -8,7 +8,7 @@ from typing import Any
 from ckdist.models import from_config
 from ckdist.models.config_keys import ConfigKeys
 from ckdist.models.families import family
-from ckdist.models.families.family import Family, GgufHeader, GgufWriter, in_layers
+from ckdist.models.families.family import Family, GgufHeader, GgufWriter
 from ckdist.models.fields import Fields
 from ckdist.models.from_config import Sizes
 from ckdist.models.spec import DenseFfn, LayerSpec, ModelSpec, RopeSpec
@@ -63,8 +63,6 @@ FAMILY = Family(
     from_config=config,
     from_gguf=gguf,
     to_gguf=GgufWriter(written, rotated=True),
-    safetensors=family.SAFETENSORS.but(
-        in_layers("model.layers", {"self_attn.qkv_proj": QKV, "mlp.gate_up_proj": GATE_UP})
-    ),
-    gguf_names=family.GGUF.but(in_layers("blk", {"attn_qkv": QKV, "ffn_up": GATE_UP})),
+    safetensors=family.SAFETENSORS.but_in_layers({"self_attn.qkv_proj": QKV, "mlp.gate_up_proj": GATE_UP}),
+    gguf_names=family.GGUF.but_in_layers({"attn_qkv": QKV, "ffn_up": GATE_UP}),
 )

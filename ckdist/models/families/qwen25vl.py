@@ -5,6 +5,7 @@ Images are not read.
 
 from dataclasses import replace
 
+from ckdist.models.config_keys import sizes
 from ckdist.models.families import qwen2, qwen35
 from ckdist.models.families.family import GgufReader, GgufWriter
 from ckdist.models.fields import Fields
@@ -13,15 +14,10 @@ from ckdist.models.spec import ModelSpec
 NAME, GGUF = "qwen25vl", "qwen2vl"
 KEYS = qwen2.KEYS.but(
     defaults={
-        "hidden_size": 8192,
-        "intermediate_size": 29568,
+        **sizes(hidden=8192, ffn=29568, layers=80, heads=64, kv_heads=8, vocab=152064),
         "max_window_layers": 80,
-        "num_attention_heads": 64,
-        "num_hidden_layers": 80,
-        "num_key_value_heads": 8,
         "rms_norm_eps": 1e-5,
         "rope_theta": 1e6,
-        "vocab_size": 152064,
     },
     unused=("vision_token_id",),
 )

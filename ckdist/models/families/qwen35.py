@@ -4,15 +4,15 @@ A quarter of each attention head is rotated. Norms multiply by (1 + weight). GGU
 attention by tiles: the first value head of each key head, then the second of each, and so on.
 """
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from ckdist.errors import ArchitectureError
 from ckdist.models import from_config, limits
+from ckdist.models.config_keys import sizes
 from ckdist.models.families import family, llama
-from ckdist.models.families.family import Family, Form, GgufHeader, GgufWriter, in_layers
+from ckdist.models.families.family import Family, Form, GgufHeader, GgufWriter
 from ckdist.models.fields import Fields
 from ckdist.models.from_config import Sizes
 from ckdist.models.spec import Attention, LayerSpec, ModelSpec, RopeSpec
@@ -21,22 +21,15 @@ from ckdist.models.state_mixers import GatedDeltaNet
 NAME = "qwen35"
 KEYS = llama.KEYS.but(
     defaults={  # all: a part of a file may leave out what equals a default
+        **sizes(hidden=4096, ffn=12288, layers=32, heads=16, kv_heads=4, head=256, positions=32768, vocab=248320),
         "attn_output_gate": True,
         "full_attention_interval": 4,
-        "head_dim": 256,
-        "hidden_size": 4096,
-        "intermediate_size": 12288,
         "linear_conv_kernel_dim": 4,
         "linear_key_head_dim": 128,
         "linear_num_key_heads": 16,
         "linear_num_value_heads": 32,
         "linear_value_head_dim": 128,
-        "max_position_embeddings": 32768,
-        "num_attention_heads": 16,
-        "num_hidden_layers": 32,
-        "num_key_value_heads": 4,
         "partial_rotary_factor": 0.25,
-        "vocab_size": 248320,
     }
 )
 PERIOD = 4  # the last layer of each period has attention
@@ -48,7 +41,7 @@ SECTIONS = 11, 11, 10  # frequencies of time, height and width; a text has the s
 def linear_layers(f: Fields, num_layers: int) -> list[bool]:
     """Reads from a config.json whether each layer has linear attention."""
     period, kinds = f.integer("full_attention_interval"), from_config.layer_kinds(f, num_layers, (LINEAR, FULL))
-    return [(i + 1) % period != 0 if kinds is None else kinds[i] == LINEAR for i in range(num_layers)]
+    return from_config.periodic(num_layers, period) if kinds is None else [kind == LINEAR for kind in kinds]
 
 
 def delta_net(f: Fields) -> GatedDeltaNet:
@@ -82,17 +75,6 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
     return n.model(NAME, layers, ropes, from_config.tied(f, outer))
 
 
-def gguf_sizes(header: GgufHeader) -> Sizes:
-    """Reads the sizes from GGUF metadata, without layers that predict further tokens."""
-    from ckdist.models import from_gguf
-
-    n = from_gguf.sizes(header)
-    behind = header.fields.integer("nextn_predict_layers", 0, low=0, high=limits.MAX_LAYERS)
-    if behind >= n.num_layers:
-        raise header.fields.error("nextn_predict_layers", behind, f"below block_count, which is {n.num_layers}")
-    return replace(n, num_layers=n.num_layers - behind)
-
-
 def gguf_mixers(header: GgufHeader, n: Sizes, tiled: bool) -> list[Attention | GatedDeltaNet]:
     """Reads the mixers of all layers from GGUF metadata. Raises ModelFileError if the numbers do not fit together."""
     f = header.fields
@@ -112,8 +94,7 @@ def gguf_linear_layers(f: Fields, num_layers: int) -> list[bool]:
     name = "attention.recurrent_layers"
     flags = f.values.get(name)
     if flags is None:
-        period = f.integer("full_attention_interval", PERIOD)
-        return [(i + 1) % period != 0 for i in range(num_layers)]
+        return from_config.periodic(num_layers, f.integer("full_attention_interval", PERIOD))
     if not isinstance(flags, np.ndarray) or flags.dtype != bool or len(flags) < num_layers:
         raise f.error(name, flags, f"one flag for each of {num_layers} layers")
     return flags[:num_layers].tolist()
@@ -123,7 +104,7 @@ def gguf(header: GgufHeader) -> ModelSpec:
     """Reads GGUF metadata."""
     from ckdist.models import from_gguf
 
-    n, ffn = gguf_sizes(header), from_gguf.dense(header)
+    n, ffn = from_gguf.sizes(header), from_gguf.dense(header)
     layers = [LayerSpec(mixer, ffn) for mixer in gguf_mixers(header, n, tiled=True)]
     return n.model(NAME, layers, {"global": gguf_rotation(header, n)}, from_gguf.tied(header))
 
@@ -208,31 +189,25 @@ CONV = ("linear_attn.conv1d_q", "linear_attn.conv1d_k", "linear_attn.conv1d_v")
 GATED_QUERY = ("self_attn.q_proj", "self_attn.gate_proj")
 GATED: tuple[str, Form] = (r".*self_attn\.q_proj\.\w+", "joined")
 PLUS_ONE: tuple[str, Form] = (r".*(?<!linear_attn\.)norm\.weight", "plus_one")
-SAFETENSORS = family.SAFETENSORS.but(
-    in_layers(
-        "model.layers",
-        {"self_attn.q_proj": GATED_QUERY, "linear_attn.in_proj_qkv": QKV, "linear_attn.conv1d": CONV},
-    ),
+SAFETENSORS = family.SAFETENSORS.but_in_layers(
+    {"self_attn.q_proj": GATED_QUERY, "linear_attn.in_proj_qkv": QKV, "linear_attn.conv1d": CONV},
     GATED,
     PLUS_ONE,
 )
-GGUF = family.GGUF.but(
-    in_layers(
-        "blk",
-        {
-            "post_attention_norm": "post_attention_layernorm",
-            "attn_q": GATED_QUERY,
-            "attn_qkv": QKV,
-            "attn_gate": "linear_attn.in_proj_z",
-            "ssm_beta": "linear_attn.in_proj_b",
-            "ssm_alpha": "linear_attn.in_proj_a",
-            "ssm_conv1d": CONV,
-            "ssm_norm": "linear_attn.norm",
-            "ssm_out": "linear_attn.out_proj",
-            "ssm_a": "linear_attn.A_log",
-            "ssm_dt.bias": "linear_attn.dt_bias",
-        },
-    ),
+GGUF = family.GGUF.but_in_layers(
+    {
+        "post_attention_norm": "post_attention_layernorm",
+        "attn_q": GATED_QUERY,
+        "attn_qkv": QKV,
+        "attn_gate": "linear_attn.in_proj_z",
+        "ssm_beta": "linear_attn.in_proj_b",
+        "ssm_alpha": "linear_attn.in_proj_a",
+        "ssm_conv1d": CONV,
+        "ssm_norm": "linear_attn.norm",
+        "ssm_out": "linear_attn.out_proj",
+        "ssm_a": "linear_attn.A_log",
+        "ssm_dt.bias": "linear_attn.dt_bias",
+    },
     (r".*\battn_q\.\w+", "joined"),
     (r".*\.A_log", "minus_exp"),
 )

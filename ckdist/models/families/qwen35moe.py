@@ -1,6 +1,7 @@
 """Qwen 3.5 with experts, the text part: all layers have experts and a gated shared expert."""
 
 from ckdist.models import from_config
+from ckdist.models.config_keys import sizes
 from ckdist.models.families import family, qwen2moe, qwen35
 from ckdist.models.families.family import Family, GgufHeader, GgufWriter
 from ckdist.models.fields import Fields
@@ -10,12 +11,10 @@ from ckdist.program.routing import Routing
 NAME = "qwen35moe"
 KEYS = qwen35.KEYS.but(
     defaults={
-        "hidden_size": 2048,
+        **sizes(hidden=2048, layers=40, kv_heads=2),
         "moe_intermediate_size": 512,
         "num_experts": 256,
         "num_experts_per_tok": 8,
-        "num_hidden_layers": 40,
-        "num_key_value_heads": 2,
         "shared_expert_intermediate_size": 512,
     },
     unused=("intermediate_size",),  # no layer has a dense feed-forward
@@ -36,7 +35,7 @@ def gguf(header: GgufHeader, name: str = NAME, routing: Routing = ROUTING, tiled
     """Reads GGUF metadata. `tiled`: value heads of linear attention have the order of tiles."""
     from ckdist.models import from_gguf
 
-    n, ffn = qwen35.gguf_sizes(header), from_gguf.experts(header, routing, shared=True)
+    n, ffn = from_gguf.sizes(header), from_gguf.experts(header, routing, shared=True)
     layers = [LayerSpec(mixer, ffn) for mixer in qwen35.gguf_mixers(header, n, tiled)]
     return n.model(name, layers, {"global": qwen35.gguf_rotation(header, n)}, from_gguf.tied(header))
 

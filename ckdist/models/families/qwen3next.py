@@ -8,8 +8,9 @@ from dataclasses import replace
 import numpy as np
 
 from ckdist.models import from_config
+from ckdist.models.config_keys import sizes
 from ckdist.models.families import family, qwen2moe, qwen3moe, qwen35, qwen35moe
-from ckdist.models.families.family import Family, GgufHeader, GgufWriter, TensorNames, in_layers
+from ckdist.models.families.family import Family, GgufHeader, GgufWriter, in_layers
 from ckdist.models.fields import Fields
 from ckdist.models.spec import LayerSpec, ModelSpec
 from ckdist.models.state_mixers import GatedDeltaNet
@@ -18,13 +19,11 @@ from ckdist.program.routing import Routing
 NAME = "qwen3next"
 KEYS = qwen35moe.KEYS.but(
     defaults={
+        **sizes(ffn=5632, layers=48, vocab=151936),
         "decoder_sparse_step": 1,
-        "intermediate_size": 5632,
         "norm_topk_prob": True,
         "num_experts": 512,
         "num_experts_per_tok": 10,
-        "num_hidden_layers": 48,
-        "vocab_size": 151936,
     }
 )
 ROUTING = Routing(used=10)
@@ -59,28 +58,20 @@ FAMILY = Family(
     from_config=config,
     from_gguf=gguf,
     to_gguf=GgufWriter(qwen35.hybrid_metadata, ("expert_shared_feed_forward_length",)),
-    safetensors=family.SAFETENSORS_EXPERTS.but(
-        in_layers(
-            "model.layers",
-            {
-                "self_attn.q_proj": qwen35.GATED_QUERY,
-                "linear_attn.in_proj_qkvz": QKVZ,
-                "linear_attn.in_proj_ba": BA,
-                "linear_attn.conv1d": qwen35.CONV,
-            },
-        ),
+    safetensors=family.SAFETENSORS_EXPERTS.but_in_layers(
+        {
+            "self_attn.q_proj": qwen35.GATED_QUERY,
+            "linear_attn.in_proj_qkvz": QKVZ,
+            "linear_attn.in_proj_ba": BA,
+            "linear_attn.conv1d": qwen35.CONV,
+        },
         qwen35.GATED,
         qwen35.PLUS_ONE,
         (r".*linear_attn\.in_proj_(qkvz|ba)\.\w+", "joined"),
     ),
-    gguf_names=TensorNames(
-        {
-            **in_layers("blk", {"ssm_in": QKVZ}),  # of older files: queries, keys, values and gates in one tensor
-            **qwen35.GGUF.rules,
-            **family.EXPERTS,
-            **in_layers("blk", {"ssm_beta": (), "ssm_alpha": (), "ssm_ba": BA}),
-        },
-        (*qwen35.GGUF.forms, (r".*\bssm_(in|ba)\.\w+", "joined")),
-    ),
+    # ssm_in is of older files: queries, keys, values and gates in one tensor. Writing uses the rules after it.
+    gguf_names=replace(qwen35.GGUF, rules=in_layers("blk", {"ssm_in": QKVZ}))
+    .but({**qwen35.GGUF.rules, **family.EXPERTS}, (r".*\bssm_(in|ba)\.\w+", "joined"))
+    .but_in_layers({"ssm_beta": (), "ssm_alpha": (), "ssm_ba": BA}),
     gguf_values=gguf_values,
 )

@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from ckdist.models import from_config
+from ckdist.models.config_keys import sizes
 from ckdist.models.families import qwen3, qwen35
 from ckdist.models.families.family import GgufReader, GgufWriter
 from ckdist.models.fields import Fields
@@ -12,15 +13,9 @@ from ckdist.models.spec import LayerSpec, ModelSpec
 NAME = "qwen3vl"
 KEYS = qwen3.KEYS.but(
     defaults={
-        "hidden_size": 4096,
-        "intermediate_size": 22016,
-        "max_position_embeddings": 128000,
-        "num_attention_heads": 32,
-        "num_hidden_layers": 32,
-        "num_key_value_heads": 32,
+        **sizes(hidden=4096, ffn=22016, layers=32, heads=32, kv_heads=32, positions=128000, vocab=151936),
         "rope_theta": 5e5,
         "sliding_window": None,
-        "vocab_size": 151936,
     },
     unused=("max_window_layers", "sliding_window"),  # transformers has no windows in this family
 )

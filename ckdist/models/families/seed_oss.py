@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from ckdist.models import from_config
+from ckdist.models.config_keys import sizes
 from ckdist.models.families import family, llama, qwen2
 from ckdist.models.fields import Fields
 from ckdist.models.spec import LayerSpec, ModelSpec
@@ -10,12 +11,8 @@ from ckdist.models.spec import LayerSpec, ModelSpec
 NAME = "seed_oss"
 KEYS = llama.KEYS.but(
     defaults={
+        **sizes(layers=64, heads=80, kv_heads=8, head=128, positions=524288),
         "attention_bias": True,
-        "head_dim": 128,
-        "max_position_embeddings": 524288,
-        "num_attention_heads": 80,
-        "num_hidden_layers": 64,
-        "num_key_value_heads": 8,
     },
     nulls={"head_dim": None, "num_key_value_heads": None},
     unused=("residual_dropout",),

@@ -5,6 +5,7 @@ from typing import Any
 
 from ckdist.errors import ArchitectureError
 from ckdist.models import from_config
+from ckdist.models.config_keys import sizes
 from ckdist.models.families import llama
 from ckdist.models.families.family import GgufHeader, GgufWriter
 from ckdist.models.fields import Fields
@@ -14,11 +15,8 @@ NAME = "smollm3"
 THETA, PERIOD = 2e6, 4
 KEYS = llama.KEYS.but(
     defaults={
-        "max_position_embeddings": 32768,
+        **sizes(layers=36, heads=16, kv_heads=4, positions=32768),
         "no_rope_layer_interval": PERIOD,
-        "num_attention_heads": 16,
-        "num_hidden_layers": 36,
-        "num_key_value_heads": 4,
         "rope_theta": THETA,
         "tie_word_embeddings": True,
     },

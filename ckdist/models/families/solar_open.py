@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from ckdist.models.config_keys import sizes
 from ckdist.models.families import glm4moe
 from ckdist.models.fields import Fields
 from ckdist.models.spec import ModelSpec
@@ -9,16 +10,12 @@ from ckdist.models.spec import ModelSpec
 NAME = "solar_open"
 KEYS = glm4moe.KEYS.but(
     defaults={
+        **sizes(hidden=4096, layers=48, heads=64, head=128, vocab=196608),
         "first_k_dense_replace": 0,
-        "head_dim": 128,
-        "hidden_size": 4096,
         "moe_intermediate_size": 1280,
         "n_routed_experts": 128,
-        "num_attention_heads": 64,
-        "num_hidden_layers": 48,
         "partial_rotary_factor": 1.0,
         "rope_theta": 1e6,
-        "vocab_size": 196608,
     },
     only={"use_qk_norm": False},
     unused=("intermediate_size",),  # of dense layers, which it does not have

@@ -7,9 +7,9 @@ import numpy as np
 
 from ckdist.errors import ArchitectureError
 from ckdist.models import from_config, from_gguf, limits
-from ckdist.models.config_keys import ConfigKeys
+from ckdist.models.config_keys import ConfigKeys, sizes
 from ckdist.models.families import exaone4, family, laguna
-from ckdist.models.families.family import Family, GgufForm, GgufHeader, GgufWriter, in_layers
+from ckdist.models.families.family import Family, GgufForm, GgufHeader, GgufWriter
 from ckdist.models.fields import Fields
 from ckdist.models.spec import DenseFfn, ModelSpec, MoeFfn
 from ckdist.program.ops.elementwise import LIMIT_PARTS
@@ -19,22 +19,15 @@ NAME, GGUF, KINDS = "step3p5", "step35", ("full_attention", "sliding_attention")
 ROUTING = Routing(used=8, scores="sigmoid")
 KEYS = ConfigKeys(
     {
-        "head_dim": 128,
+        **sizes(hidden=4096, ffn=11264, layers=45, heads=64, kv_heads=8, head=128, positions=128000, vocab=128815),
         "hidden_act": "silu",
-        "hidden_size": 4096,
-        "intermediate_size": 11264,
-        "max_position_embeddings": 128000,
         "moe_intermediate_size": 1280,
         "n_routed_experts": 288,
-        "num_attention_heads": 64,
         "num_experts_per_tok": 8,
-        "num_hidden_layers": 45,
-        "num_key_value_heads": 8,
         "rms_norm_eps": 1e-5,
         "rope_theta": 1e4,
         "routed_scaling_factor": 1.0,
         "share_expert_dim": 1280,
-        "vocab_size": 128815,
     },
     aliases={
         "moe_num_experts": "n_routed_experts",
@@ -217,10 +210,10 @@ FAMILY = Family(
     from_config=config,
     from_gguf=gguf,
     to_gguf=export,
-    safetensors=family.SAFETENSORS.but(
-        in_layers("model.layers", MOE),
+    safetensors=family.SAFETENSORS.but_in_layers(
+        MOE,
         (r".*\.moe\.(gate|up|down)_proj\.weight", "stacked"),
         (r".*norm\.weight", "plus_one"),
     ),
-    gguf_names=family.GGUF_EXPERTS.but(in_layers("blk", {"attn_gate": laguna.GATE})),
+    gguf_names=family.GGUF_EXPERTS.but_in_layers({"attn_gate": laguna.GATE}),
 )

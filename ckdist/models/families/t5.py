@@ -67,7 +67,7 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
 
 
 def scales_outputs(f: Fields, outer: Fields) -> bool:
-    """Whether hidden states are divided by sqrt(hidden_size) before the output projection.
+    """True if hidden states are divided by sqrt(hidden_size) before the output projection.
 
     If so, the embeddings are the output projection. Versions from 1.1 on have a separate one. For them, transformers 5
     writes `scale_decoder_outputs` in place of `tie_word_embeddings`.

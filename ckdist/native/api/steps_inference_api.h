@@ -38,6 +38,9 @@ enum ckdist_inference_step_kind {
   ckdist_step_mix_streams,
   ckdist_step_attend_compressed,
   ckdist_step_select_entries,
+  ckdist_step_selective_scan,
+  ckdist_step_scan_inputs,
+  ckdist_step_select_blocks,
   ckdist_inference_step_kinds
 };
 
@@ -205,6 +208,7 @@ struct ckdist_attend_step {
   int32_t relative, reach;
   const int32_t* buckets;
   int32_t listed; /* value of select_positions: a token with more positions sees only those; -1: it sees all */
+  int32_t listed_block; /* positions of a block: `listed` is a value of select_blocks; 0: of select_positions */
   /* q at position p is multiplied by 1 + query_beta * log(1 + floor((p + query_from_one) / query_context)); query_beta
      0: by 1 */
   float query_beta;
@@ -260,11 +264,30 @@ struct ckdist_delta_rule_step {
   float q_scale, k_scale, v_scale, gate_scale, dt_scale, dt_low, dt_high;
 };
 
-/* out = c * (short convolution of b * x + bias), without an activation. conv, bias: vectors; -1: no bias. */
+/* out = c * (short convolution of b * x + bias), without an activation; with b and c -1: SiLU of the convolution of x.
+   conv, bias: vectors; -1: no bias. */
 struct ckdist_gated_conv_step {
   struct ckdist_step step;
   int32_t b, c, x, out, conv, bias, layer;
   int32_t exchanged; /* as in delta_rule */
+};
+
+/* Mamba-1, after the convolution of the same layer: for each channel S = exp(-exp(a_log) d) S + b d x and
+   out = (c S + skip * x) * SiLU(z), with d = softplus(dt + dt_bias). bc: b, then c, of all channels. Weights are
+   vectors. */
+struct ckdist_selective_scan_step {
+  struct ckdist_step step;
+  int32_t x, z, dt, bc, out;
+  int32_t a_log, skip, dt_bias, layer;
+};
+
+/* low, bc = the first elements of the sum of x, and the others: b and c of equal widths. With eps > 0 all three are
+   normed (RMS), by weights that are vectors unless they are -1. */
+struct ckdist_scan_inputs_step {
+  struct ckdist_step step;
+  int32_t x, low, bc;
+  int32_t low_norm, b_norm, c_norm;
+  float eps;
 };
 
 /* out, (tokens, heads) = the sum of squares of each head of x; 0 for heads of other ranks. */
@@ -356,6 +379,17 @@ struct ckdist_select_positions_step {
   int32_t q, k, weights, out; /* (tokens, heads, width), (tokens, width), (tokens, heads), (tokens, top_k) */
   int32_t norm, norm_bias;    /* vectors */
   int32_t layer, rope_table, heads;
+  float eps;
+};
+
+/* Norms (RMS) and rotates the queries of each local kv-head and the key that all share, and stores the key in the layer's
+   index. For each token whose block of positions is not among the first top_k: out = the top_k blocks with the largest
+   scores, int32, ascending; the last `local` blocks up to its own are among them. score = largest q . k of a block. */
+struct ckdist_select_blocks_step {
+  struct ckdist_step step;
+  int32_t q, k, out;      /* (tokens, groups, width), (tokens, width), (tokens, groups, top_k) */
+  int32_t q_norm, k_norm; /* vectors */
+  int32_t layer, rope_table, groups, block, local;
   float eps;
 };
 

@@ -8,10 +8,12 @@
 extern "C" {
 #endif
 
+/* If ranks divide a batch, it consists of 2 N chunks of equal length for N ranks. Rank r has the chunks r and
+   2 N - 1 - r, and all arrays but `starts` are of its own tokens. */
 struct ckdist_training_batch {
   const int32_t* token_ids;
   const int32_t* targets;
-  const int32_t* starts; /* (sequences + 1,) */
+  const int32_t* starts; /* (sequences + 1,), in the whole batch */
   int64_t tokens, sequences;
   const float* weights; /* (tokens,): factor of each token's loss and gradient; null: 1 */
   float* token_losses;  /* (tokens,): receives the losses without weights, 0 without a target; may be null */
@@ -32,11 +34,13 @@ struct ckdist_training_pass {
 };
 
 struct ckdist_training;
-/* data: the replicas, over which gradients are summed. tensor: the ranks that share the tensors. stages: one rank of
-   each stage. Each may be null. The program's arrays must outlive the object. */
+/* data: the ranks over which gradients are summed. tensor: the ranks that share the tensors. stages: one rank of
+   each stage. sequence: the ranks that divide the tokens of each batch. Each may be null. The program's arrays must
+   outlive the object. */
 CKDIST_EXPORT int ckdist_training_new(const struct ckdist_program* program, struct ckdist_communicator* data,
                                       struct ckdist_communicator* tensor, struct ckdist_communicator* stages,
-                                      struct ckdist_pool* pool, struct ckdist_training** out);
+                                      struct ckdist_communicator* sequence, struct ckdist_pool* pool,
+                                      struct ckdist_training** out);
 CKDIST_EXPORT void ckdist_training_free(struct ckdist_training* training);
 /* losses: (2,) sum of the losses, and load-balancing loss * number of targets (0 if the list has no such step). */
 CKDIST_EXPORT int ckdist_training_run(struct ckdist_training* training, const struct ckdist_training_batch* batch,

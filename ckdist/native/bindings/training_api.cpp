@@ -15,9 +15,11 @@ struct ckdist_training : Training {
 extern "C" {
 
 int ckdist_training_new(const ckdist_program* program, ckdist_communicator* data, ckdist_communicator* tensor,
-                        ckdist_communicator* stages, ckdist_pool* pool, ckdist_training** out) {
+                        ckdist_communicator* stages, ckdist_communicator* sequence, ckdist_pool* pool,
+                        ckdist_training** out) {
   const auto of = [](ckdist_communicator* handle) { return handle ? handle->communicator.get() : nullptr; };
-  return guard([&] { *out = new ckdist_training(*program, of(data), of(tensor), of(stages), pool->pool); });
+  return guard(
+      [&] { *out = new ckdist_training(*program, of(data), of(tensor), of(stages), of(sequence), pool->pool); });
 }
 void ckdist_training_free(ckdist_training* training) { delete training; }
 int ckdist_training_run(ckdist_training* training, const ckdist_training_batch* batch, const ckdist_training_pass* pass,

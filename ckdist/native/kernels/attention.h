@@ -88,7 +88,7 @@ struct AttentionTask {
 struct IndexTask {
   KvType type;
   int width, heads;
-  const float *q, *weights;  // (heads, width), (heads,)
+  const float *q, *weights;  // (heads, width), (heads,); without weights each head has scores of its own
 };
 
 struct AttentionKernel {
@@ -106,7 +106,8 @@ struct AttentionKernel {
   // of threads. Then merge: all parts, from first_span() on, into `out`. The bits are equal to those of attend().
   void (*attend_spans)(const AttentionTask& task, int64_t first, int64_t last, uint8_t* parts, uint8_t* scratch);
   void (*merge)(const AttentionTask& task, uint8_t* parts, uint8_t* scratch);
-  // out[i] = sum over heads of weight * max(q . key i, 0), for the 16 positions of a block.
+  // out[i] = sum over heads of weight * max(q . key i, 0), for the 16 positions of a block. Without weights:
+  // out[16 * head + i] = q . key i.
   void (*index_scores)(const IndexTask& task, const uint8_t* block, float* out);
   // Copies the key and value of one position from slot to slot.
   void (*copy)(const CacheShape& cache, const uint8_t* from, int from_slot, uint8_t* to, int to_slot);

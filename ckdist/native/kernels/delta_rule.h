@@ -23,6 +23,15 @@ struct DeltaTokens {
   bool corrects;  // delta rule; else Mamba-2
 };
 
+// One token of consecutive channels of Mamba-1 (Gu & Dao 2023, arXiv:2312.00752), n for each.
+struct ScanToken {
+  const float *x, *dt, *z;      // (n,)
+  const float *b, *c;           // (rows,)
+  const float *skip, *dt_bias;  // (n,)
+  const float* a;               // (rows, stride): logarithms of the state's factors for d = 1
+  int64_t stride;
+};
+
 struct DeltaRuleKernel {
   // out[c] = f(bias[c] + sum over i of taps[i * stride + c] * rows[i][c]), the oldest row first. f: SiLU if
   // `activates`. bias: null: 0.
@@ -33,6 +42,9 @@ struct DeltaRuleKernel {
   // For each token: S = decay S; S = S + k beta (v - k S), without k S unless it corrects; out = q S. state: (columns /
   // kStateColumns, key_width, kStateColumns); columns: whole multiples of kStateColumns.
   void (*update)(const DeltaTokens& tokens, int key_width, int columns, float* state);
+  // d = softplus(dt + dt_bias); S = exp(a d) S + b d x; out = (c S + skip x) SiLU(z).
+  // state: (rows, columns); the first n columns are used.
+  void (*scan)(const ScanToken& token, int rows, int64_t n, int64_t columns, float* state, float* out);
 };
 
 constexpr int kStateColumns = 32;

@@ -1,6 +1,7 @@
 #include "runtime/state_slots.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "api/steps_inference_api.h"
 #include "core/error.h"
@@ -44,6 +45,15 @@ void StateSlots::read_kernels(const ckdist_execution_plan& plan) {
       Layer& layer = layers[step.layer];
       if (layer.value_heads)
         transpose(layer, 0, plan.vectors[step.conv], int64_t{layer.value_heads} * layer.channels, 1.f);
+    } else if (those->kind == ckdist_step_selective_scan) {
+      const auto& step = *reinterpret_cast<const ckdist_selective_scan_step*>(those);
+      Layer& layer = layers[step.layer];
+      const int64_t channels = int64_t{layer.value_heads} * layer.channels, rows = layer.key_width;
+      const float* const stored = plan.vectors[step.a_log];
+      layer.kernels[1].resize(channels * rows);
+      for (int64_t c = 0; c < channels; c++)
+        for (int64_t row = 0; row < rows; row++)
+          layer.kernels[1][row * channels + c] = -std::exp(stored[c * rows + row]);
     } else if (those->kind == ckdist_step_delta_rule) {
       const auto& step = *reinterpret_cast<const ckdist_delta_rule_step*>(those);
       Layer& layer = layers[step.layer];

@@ -23,7 +23,8 @@ class StateSlots {
     const int32_t* key_head_of = nullptr;
     int64_t state_floats = 0, head_floats = 0;
     float* first = nullptr;         // of slot 0
-    std::vector<float> kernels[3];  // of q, k and v, or of one part: (taps, channels of all local heads)
+    std::vector<float> kernels[3];  // of q, k and v, or of one part: (taps, channels of all local heads).
+                                    // Mamba-1: of x; then -exp(a_log), (rows of a state, channels)
 
     float* head(int64_t slot, int head) const { return first + (slot * value_heads + head) * head_floats; }
     float* tail(float* head) const { return head + state_floats; }

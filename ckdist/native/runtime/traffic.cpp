@@ -20,12 +20,17 @@ void Traffic::read_plan(const Inference& inference) {
       add_matrices(inference, reinterpret_cast<const ckdist_linear_heads_step&>(*step).weight);
     } else if (step->kind == ckdist_step_attend) {
       const auto& attend = reinterpret_cast<const ckdist_attend_step&>(*step);
-      add_cache(inference, attend.layer, attend.listed < 0 ? attend.window : inference.value(attend.listed).width);
+      const int64_t heads = std::max(inference.layers[attend.layer].kv_heads, 1), block = attend.listed_block;
+      const int64_t listed = attend.listed < 0 ? 0 : inference.value(attend.listed).width;
+      add_cache(inference, attend.layer, attend.listed < 0 ? attend.window : block ? listed / heads * block : listed);
     } else if (step->kind == ckdist_step_attend_latent) {
       const auto& attend = reinterpret_cast<const ckdist_attend_latent_step&>(*step);
       add_cache(inference, attend.layer, attend.listed < 0 ? 0 : inference.value(attend.listed).width);
     } else if (step->kind == ckdist_step_select_positions) {
       const auto& layer = inference.layers[reinterpret_cast<const ckdist_select_positions_step&>(*step).layer];
+      add_bytes(layer.block_bytes - layer.index_offset, 0);
+    } else if (step->kind == ckdist_step_select_blocks) {
+      const auto& layer = inference.layers[reinterpret_cast<const ckdist_select_blocks_step&>(*step).layer];
       add_bytes(layer.block_bytes - layer.index_offset, 0);
     } else if (step->kind == ckdist_step_attend_cross) {
       add_cache(inference, reinterpret_cast<const ckdist_attend_cross_step&>(*step).layer, kCross);

@@ -10,7 +10,7 @@
 namespace ckdist {
 
 Training::Training(const ckdist_program& that, Communicator* data, Communicator* tensor, Communicator* stages,
-                   std::shared_ptr<Pool> pool)
+                   Communicator* sequence, std::shared_ptr<Pool> pool)
     : Executor(that, std::move(pool)),
       kernels(ckdist::kernels()),
       narrow_values(that.bf16),
@@ -22,6 +22,7 @@ Training::Training(const ckdist_program& that, Communicator* data, Communicator*
       data_(data && data->size > 1 ? data : nullptr),
       tensor_(tensor && tensor->size > 1 ? tensor : nullptr),
       stages_(stages && stages->size > 1 ? stages : nullptr),
+      sequence_(sequence && sequence->size > 1 ? sequence : nullptr),
       sent_(size_t(that.in_flight)) {
   active_ = threads();
   for (int v = 0; v < plan->value_count; ++v)
@@ -65,9 +66,10 @@ void Training::check(const ckdist_training_batch& b) const {
       fail(Status::config, "token %lld has target %d; the vocabulary has ids 0 to %lld, and -1 is no target", text(t),
            b.targets[t], text(program.vocab - 1));
   }
-  if (b.sequences < 1 || b.starts[0] != 0 || b.starts[b.sequences] != b.tokens)
+  const int64_t all = b.tokens * sequence_ranks();
+  if (b.sequences < 1 || b.starts[0] != 0 || b.starts[b.sequences] != all || (sequence_ && b.tokens % 2))
     fail(Status::config, "the starts of %lld sequences must go from 0 to %lld, the number of tokens", text(b.sequences),
-         text(b.tokens));
+         text(all));
   for (int64_t s = 0; s < b.sequences; ++s)
     if (b.starts[s + 1] < b.starts[s])
       fail(Status::config, "sequence %lld starts at %d and ends before it, at %d", text(s), b.starts[s],
@@ -80,13 +82,12 @@ void Training::check(const ckdist_training_batch& b) const {
 }
 
 // Leaves out sequences without a target, which only fill up batches: they do not change the loss. Keeps at least one
-// token.
+// token. A divided batch is taken whole, because other ranks have the rest of its sequences.
 void Training::take(const ckdist_training_batch& b) {
   batch.token_ids.clear(), batch.targets.clear(), batch.positions.clear(), batch.learned.clear();
   batch.given.clear(), batch.weights.clear(), batch.teacher_ids.clear(), batch.teacher_logprobs.clear();
   batch.keys.clear();
   batch.choices = b.choices;
-  batch.starts.assign(1, 0);
   const auto append = [&](int64_t begin, int64_t end) {
     batch.token_ids.insert(batch.token_ids.end(), b.token_ids + begin, b.token_ids + end);
     batch.targets.insert(batch.targets.end(), b.targets + begin, b.targets + end);
@@ -99,11 +100,14 @@ void Training::take(const ckdist_training_batch& b) {
     batch.teacher_logprobs.insert(batch.teacher_logprobs.end(), b.teacher_logprobs + first, b.teacher_logprobs + last);
     batch.starts.push_back(int32_t(batch.token_ids.size()));
   };
-  for (int64_t s = 0; s < b.sequences; ++s)
+  batch.starts.assign(1, 0);
+  for (int64_t s = 0; s < b.sequences && !sequence_; ++s)
     if (std::any_of(b.targets + b.starts[s], b.targets + b.starts[s + 1], [](int32_t target) { return target >= 0; }))
       append(b.starts[s], b.starts[s + 1]);
+  if (sequence_) append(0, b.tokens);
   if (batch.token_ids.empty()) append(0, 1);
   batch.tokens = int64_t(batch.token_ids.size());
+  if (sequence_) place_divided(b);
   for (int64_t t = 0; t < batch.tokens; ++t)
     if (batch.targets[t] >= 0) batch.learned.push_back(int32_t(t));
   if (int64_t(batch.learned.size()) > batch.tokens - batch.tokens / kLeastSaved || batch.learned.empty()) {
@@ -113,6 +117,15 @@ void Training::take(const ckdist_training_batch& b) {
   std::fill_n(losses.begin(), batch.tokens, 0.0);
   batch.best.assign(b.best_tokens ? batch.tokens : 0, -1);
   balance = 0;
+}
+
+// The starts of a divided batch, and the positions of this rank's tokens in its sequences.
+void Training::place_divided(const ckdist_training_batch& b) {
+  batch.starts.assign(b.starts, b.starts + b.sequences + 1);
+  for (int64_t t = 0; t < batch.tokens; ++t) {
+    const int64_t at = own_chunk(t / chunk_tokens()) * chunk_tokens() + t % chunk_tokens();
+    batch.positions[t] = int32_t(at - *(std::upper_bound(batch.starts.begin(), batch.starts.end(), at) - 1));
+  }
 }
 
 double Training::run(const ckdist_training_batch& those, const ckdist_training_pass& pass) {
@@ -182,6 +195,16 @@ void Training::sum_over_tensor(float* x, int64_t n) const {
 void Training::gather_over_tensor(const void* own, int64_t n, void* all) const {
   const std::vector<int64_t> bytes(tensor_->size, n);
   tensor_->run([&](Collectives& c) { c.all_gather(own, all, bytes.data()); });
+}
+
+void Training::gather_sequence(const void* own, int64_t n, void* all) const {
+  const std::vector<int64_t> bytes(sequence_->size, n);
+  sequence_->run([&](Collectives& c) { c.all_gather(own, all, bytes.data()); });
+}
+
+void Training::scatter_sequence(const float* all, int64_t n, float* own) const {
+  const std::vector<int64_t> counts(sequence_->size, n);
+  sequence_->run([&](Collectives& c) { c.reduce_scatter(all, own, counts.data(), Element::f32, ReduceOp::sum); });
 }
 
 void Training::make_place() {

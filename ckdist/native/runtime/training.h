@@ -28,10 +28,10 @@ struct Operand {
 
 class Training : public Executor {
  public:
-  // `data`: the replicas. `tensor`: the ranks that share the tensors. `stages`: one rank of each stage. Each may be
-  // null.
+  // `data`: the ranks over which gradients are summed. `tensor`: the ranks that share the tensors. `stages`: one rank
+  // of each stage. `sequence`: the ranks that divide each batch's tokens. Each may be null.
   Training(const ckdist_program& program, Communicator* data, Communicator* tensor, Communicator* stages,
-           std::shared_ptr<Pool> pool);
+           Communicator* sequence, std::shared_ptr<Pool> pool);
 
   // Returns the sum of the losses.
   double run(const ckdist_training_batch& batch, const ckdist_training_pass& pass);
@@ -48,7 +48,8 @@ class Training : public Executor {
   static constexpr int kRowBuffers = 4;  // rows in floats that a thread reads or writes at once
 
   struct Batch {
-    std::vector<int32_t> token_ids, targets, starts, positions;
+    std::vector<int32_t> token_ids, targets, positions;
+    std::vector<int32_t> starts;          // of the sequences, in the batch of all ranks that divide it
     std::vector<int32_t> learned;         // tokens whose logits are computed, in order
     std::vector<int32_t> given;           // of each token: its place in the batch as it was given
     std::vector<float> weights;           // of each token's loss; empty: 1
@@ -139,6 +140,16 @@ class Training : public Executor {
 
   void begin_reduce(int64_t begin, int64_t end, bool tensor);
   int tensor_ranks() const { return tensor_ ? tensor_->size : 1; }
+  // The ranks that divide each batch, and this one's number. Chunk c of the batch (see training_api.h) begins at c *
+  // chunk_tokens().
+  int sequence_ranks() const { return sequence_ ? sequence_->size : 1; }
+  int sequence_rank() const { return sequence_ ? sequence_->rank : 0; }
+  int64_t chunk_tokens() const { return batch.tokens / 2; }
+  int64_t own_chunk(int64_t i) const { return i ? 2 * sequence_ranks() - 1 - sequence_rank() : sequence_rank(); }
+  int64_t most_keys() const { return program.max_tokens * sequence_ranks(); }  // of a sequence
+  void gather_sequence(const void* own, int64_t n, void* all) const;           // n bytes of every rank, in rank order
+  // Sums `all`, n floats for each rank, over the ranks. Each gets its own part.
+  void scatter_sequence(const float* all, int64_t n, float* own) const;
   void sum_over_tensor(float* x, int64_t n) const;
   // Gathers n bytes of every rank, in rank order.
   void gather_over_tensor(const void* own, int64_t n, void* all) const;
@@ -162,10 +173,11 @@ class Training : public Executor {
   void make_packs();
   void check(const ckdist_training_batch& batch) const;
   void take(const ckdist_training_batch& batch);
+  void place_divided(const ckdist_training_batch& batch);
   void replay(int thread);
   void clear(int thread);
 
-  Communicator *const data_, *const tensor_, *const stages_;  // null if there are no other ranks
+  Communicator *const data_, *const tensor_, *const stages_, *const sequence_;  // null if there are no other ranks
   std::vector<Matrix> packed_;
   // The packs that are made once. Packs of one parameter are consecutive, so that it is read from memory once.
   std::vector<int32_t> frozen_;

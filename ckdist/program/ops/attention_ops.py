@@ -101,6 +101,8 @@ def infer_attend(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
 def infer_attend_cached(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
     """The dims of `infer_attend`, with listed positions as an optional fourth input."""
     check_listed("attend", inputs[3:], inputs[0], attrs)
+    if "listed_block" in attrs and replace(inputs[3].dims[-1], width=1) != replace(inputs[1].dims[-1], width=1):
+        raise LayoutError(f"attend: blocks [{inputs[3].dims[-1]}] are not listed for the heads [{inputs[1].dims[-1]}]")
     return infer_attend(inputs, weights, attrs)
 
 
@@ -190,8 +192,12 @@ def attend(context: RankContext, inputs: Arrays, weights: list[np.ndarray | None
     # (positions, kv_heads, head_dim) each
     k_all, v_all = context.cache[attrs["layer"]] if attrs.get("shared") else context.extend_cache(attrs["layer"], k, v)
     out = np.zeros((*q.shape[:2], v.shape[2]), q.dtype)
-    seen = is_listed(inputs[3:], len(k_all))
+    block = attrs.get("listed_block", 0)
+    seen = is_listed([] if block else inputs[3:], len(k_all))
     for h, kv in enumerate(heads.kv_heads):
+        if block:
+            blocks = np.split(inputs[3], k.shape[1], axis=1)[kv]
+            seen = is_listed([blocks], -(-len(k_all) // block)).repeat(block, axis=1)[:, : len(k_all)]
         scores = np.where(seen, heads.scores(q[:, h], k_all[:, kv], len(k_all) - len(q), h), -np.inf)
         if sinks is not None:  # one more score, after those of the positions
             scores = np.concatenate([scores, np.full((len(q), 1), sinks[h], scores.dtype)], axis=1)
@@ -256,6 +262,7 @@ def lower_attend(lowering: "ServingLowering", group: "Group") -> None:
         scale=attrs["scale"],
         soft_cap=attrs["soft_cap"],
         listed=lowering.place_of(instr.inputs[3]) if len(instr.inputs) > 3 else ValueIndex(ABSENT),
+        listed_block=attrs.get("listed_block", 0),
         **query_fields(group["q_scale"]),
     )
     if not is_shared:

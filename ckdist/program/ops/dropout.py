@@ -28,7 +28,7 @@ def stream_of(name: str) -> int:
 
 
 def is_kept(keys: np.ndarray, stream: int, columns: np.ndarray, probability: float) -> np.ndarray:
-    """Whether each element is kept, bool (tokens, columns). `keys`: uint32 (tokens,)."""
+    """Bool (tokens, columns): True for the elements that are kept. `keys`: uint32 (tokens,)."""
     rows = _mixed(keys.astype(np.uint32) ^ np.uint32(stream))
     return _mixed(rows[:, None] + columns.astype(np.uint32) * np.uint32(COLUMN)) >= np.uint32(_threshold(probability))
 

@@ -29,7 +29,7 @@ class CallReader:
 
     @property
     def may_be_bare(self) -> bool:
-        """Whether a JSON object without any mark may be a call."""
+        """True if a JSON object without any mark may be a call."""
         return not self.trigger
 
     def calls(self) -> Parsing[None]:

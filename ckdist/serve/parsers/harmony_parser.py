@@ -94,7 +94,7 @@ class HarmonyParser:
         return self._give("reasoning" if thinks and self._form.think is not None else "content")
 
     def _is_own(self, header: str) -> bool:
-        """Whether the assistant is the speaker. The prompt has its name before the first message."""
+        """True if the assistant is the speaker. The prompt has its name before the first message."""
         speaker = SPEAKER.match(header)
         return speaker is None or speaker[1] in ("", "assistant") or speaker[1].startswith("to=")
 

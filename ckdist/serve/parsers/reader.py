@@ -136,6 +136,6 @@ class TextReader:
             give(self.text[begin : self.at])
 
     def _may_begin(self, at: int, markers: tuple[str, ...], least: int) -> bool:
-        """Whether a marker longer than `least` may begin at `at`, whose end has not arrived yet."""
+        """True if a marker longer than `least` may begin at `at`, whose end has not arrived yet."""
         rest = self.text[at:]
         return any(len(marker) > max(least, len(rest)) and marker.startswith(rest) for marker in markers)

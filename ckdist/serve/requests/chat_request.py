@@ -110,7 +110,7 @@ def _logprobs(fields: Fields) -> int | None:
 
 
 def _splits_reasoning(fields: Fields) -> bool:
-    """Whether to separate reasoning from content. `reasoning_format` is llama-server's."""
+    """True to separate reasoning from content. `reasoning_format` is llama-server's."""
     given = fields.text("reasoning_format", "auto")
     if given not in REASONING_FORMATS:
         message = f"reasoning_format ({given[:32]!r}) must be one of {', '.join(REASONING_FORMATS)}"

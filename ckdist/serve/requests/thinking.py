@@ -70,7 +70,7 @@ def read_thinking_budget(fields: Fields) -> int | None:
 
 
 def _switch(fields: Fields) -> bool | None:
-    """Whether to think; None if the request does not say. `think` is Ollama's."""
+    """True to think, False not to; None if the request does not say. `think` is Ollama's."""
     found = None
     reasoning = fields.inner("reasoning")
     if reasoning.value("enabled", bool) is not None:

@@ -93,7 +93,7 @@ def _chats(record: dict[str, Any], kind: str) -> tuple[list[list[Any]], bool]:
 
 
 def _asks(chat: Sequence[Any], prompt: str) -> bool:
-    """Whether a chat has the prompt among its messages, as UltraFeedback's."""
+    """True if a chat has the prompt among its messages, as UltraFeedback's."""
     return any(isinstance(message, dict) and message.get("content") == prompt for message in chat[:-1])
 
 

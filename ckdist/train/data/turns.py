@@ -114,7 +114,7 @@ class _TurnWriter:
 
     @functools.cached_property
     def _writes_thoughts(self) -> bool:
-        """Whether the template writes the thoughts of a last answer from its field."""
+        """True if the template writes the thoughts of a last answer from its field."""
         probe = secrets.token_hex(8)
         answer = {"role": "assistant", "content": ".", **dict.fromkeys(THOUGHT_FIELDS, probe)}
         try:
@@ -156,7 +156,7 @@ class _TurnWriter:
 
     @functools.cached_property
     def _always_prompts(self) -> bool:
-        """Whether the template ignores add_generation_prompt."""
+        """True if the template ignores add_generation_prompt."""
         try:
             return len({self.render([QUESTION], add_generation_prompt=flag) for flag in (False, True)}) == 1
         except RequestError:

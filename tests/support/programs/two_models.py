@@ -13,8 +13,8 @@ from ckdist.engine.load_model import load_model
 from ckdist.engine.single import SingleSequence
 from ckdist.errors import ConfigError
 from ckdist.native import address
-from ckdist.worker.rank_models import RankModels
 from tests.support.paths import GOLDEN
+from tests.support.rank_models import RankModels
 from tests.support.situations import driven
 
 FIRST, SECOND = "gemma3", "qwen3moe"

@@ -19,7 +19,8 @@ namespace {
 constexpr uint32_t kMagic = 0x31706b63;
 constexpr int64_t kMostPeriodNs = 1'000'000'000;
 constexpr int64_t kLookNs = 100'000'000;  // poll interval if no descriptor signals a change
-constexpr int kPidfdOpen = 434;           // the same number on every architecture
+constexpr int kSettleMs = 1;
+constexpr int kPidfdOpen = 434;  // the same number on every architecture
 // An outage of 0.8 of the timeout must leave time for a retransmission (sealed_socket.cpp) and for the next heartbeat.
 int64_t period_ns(int64_t timeout_ns) { return std::min(kMostPeriodNs, timeout_ns / 32); }
 }  // namespace
@@ -65,7 +66,8 @@ void FailureDetector::report_lost(int r, const char* what) {
 
 void FailureDetector::leave() {
   if (--users_ > 0) return;
-  tell(kLeft, "");
+  const bool is_well = tell(kLeft, "");
+  is_leaving_ = is_well && !lost();
   stop();
 }
 
@@ -77,9 +79,10 @@ void FailureDetector::stop() {
 
 void FailureDetector::give_up(const char* reason) { tell(kGaveUp, reason); }
 
-void FailureDetector::tell(Kind kind, const char* text) {
+// Returns false if this rank has already said that it left or gave up.
+bool FailureDetector::tell(Kind kind, const char* text) {
   std::lock_guard<std::mutex> hold(telling_);
-  if (gave_up_ && kind != kHeartbeat) return;
+  if (gave_up_ && kind != kHeartbeat) return false;
   gave_up_ |= kind != kHeartbeat;
   Frame frame{kMagic,
               uint16_t(kind),
@@ -105,6 +108,7 @@ void FailureDetector::tell(Kind kind, const char* text) {
       transport_->send_heartbeat(int(r), &frame, kHead + frame.text_bytes);
     }
   }
+  return true;
 }
 
 void FailureDetector::heartbeat() { tell(kHeartbeat, ""); }
@@ -196,6 +200,22 @@ void FailureDetector::look_at_transport(int r) {
   report_lost(r, error.c_str());
 }
 
+// Waits until every peer has left or has this rank's last bytes. A connection that is reset before is made again.
+void FailureDetector::settle() {
+  const int64_t end = now_ns() + timeout_ns_;
+  bool has_settled = false;
+  while (!has_settled && !lost() && now_ns() < end) {
+    has_settled = true;
+    for (int r = 0; r < int(peers_.size()); r++) {
+      Peer& p = peers_[r];
+      if (p.gone || !p.socket) continue;
+      look_at_socket(r);
+      has_settled = has_settled && (p.gone || transport_->has_settled(r));
+    }
+    if (!has_settled) poll(nullptr, 0, kSettleMs);
+  }
+}
+
 void FailureDetector::run() {
   const int64_t period = period_ns(timeout_ns_), patience = timeout_ns_ - period;
   const int64_t asleep = std::min(3 * kMostPeriodNs, timeout_ns_ / 4);
@@ -208,7 +228,12 @@ void FailureDetector::run() {
     if (now - looked > asleep)
       for (Peer& p : peers_) p.heard_ns = now;
     looked = now;
-    if (now >= next) heartbeat(), next = now + period;
+    if (now >= next) {
+      heartbeat();
+      for (size_t r = 0; r < peers_.size(); r++)
+        if (peers_[r].socket && !peers_[r].gone) transport_->mend_stalled(int(r));
+      next = now + period;
+    }
     watched.assign(1, {wake_, POLLIN, 0});
     bool blind = false;
     for (size_t r = 0; r < peers_.size(); r++) {
@@ -234,6 +259,7 @@ void FailureDetector::run() {
       report_lost(r, text);
     }
   }
+  if (is_leaving_) settle();
 }
 
 }  // namespace ckdist

@@ -85,11 +85,12 @@ class FailureDetector {
   static std::string text_of(const Frame& frame);
   void run();
   void stop();
+  void settle();
   void heartbeat();
   void look_at_local(int r);
   void look_at_socket(int r);
   void look_at_transport(int r);
-  void tell(Kind kind, const char* text);
+  bool tell(Kind kind, const char* text);
   void report_lost(int r, const char* what);
   [[noreturn]] void fail_with_reason(const CallName& call) const;
   bool over_transport(int r) const { return r != rank_ && peers_[r].local < 0 && !peers_[r].socket; }
@@ -100,7 +101,7 @@ class FailureDetector {
   std::shared_ptr<Transport> transport_;
   std::vector<Peer> peers_;  // by rank of the job
   std::string reason_;
-  std::atomic<bool> lost_{false}, ending_{false};
+  std::atomic<bool> lost_{false}, ending_{false}, is_leaving_{false};
   std::atomic<int> users_{0}, waits_for_{-1};
   std::mutex telling_;  // one writer at a time
   bool gave_up_ = false;

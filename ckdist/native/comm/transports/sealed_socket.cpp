@@ -1,6 +1,7 @@
 #include "comm/transports/sealed_socket.h"
 
 #include <fcntl.h>
+#include <linux/tcp.h>
 #include <netinet/in.h>
 #include <poll.h>
 #include <sys/ioctl.h>
@@ -25,6 +26,7 @@ constexpr int kRtoMaxMs = 44;                        // TCP_RTO_MAX_MS, from Lin
 constexpr int kMostBetweenRetransmissionsMs = 1000;  // the least that the kernel takes
 constexpr uint64_t kLeastKept = 64 << 10;            // bytes before the kernel is asked which are acknowledged
 constexpr std::chrono::seconds kMostSendingAgain{10};
+constexpr uint8_t kClosed = 7;              // TCP_CLOSE of the kernel
 constexpr size_t kMostDrained = 256 << 20;  // far more than the kernel holds
 
 void set_retransmission(int fd) {
@@ -150,12 +152,42 @@ int64_t SealedSocket::whole_record() const {
   return held >= size_t(bytes + Sealer::kExtra) ? bytes + Sealer::kExtra : 0;
 }
 
+// Reads the peer's first byte. Returns as recv().
+ssize_t SealedSocket::take_mark() {
+  uint8_t mark;
+  const ssize_t n = marks_ ? recv(fd_, &mark, 1, MSG_DONTWAIT) : 1;
+  if (n > 0) marks_ = false;
+  return n;
+}
+
+void SealedSocket::note_break() {
+  state_ = State::waits;
+  broken_->add(number_);
+}
+
+void SealedSocket::break_off() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (!broken_ || state_ != State::open) return;
+  note_break();
+  changed_ = true;  // the reader looks at it
+}
+
+bool SealedSocket::has_settled() {
+  if (!broken_) return true;
+  const bool is_sent = flush();
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (state_ != State::open) return state_ == State::given_up;
+  const bool is_read = take_mark() > 0;
+  int waiting = 0;  // bytes that were handed to the kernel and are not acknowledged
+  tcp_info info{};
+  socklen_t bytes = sizeof info;
+  if (is_sent && is_read && !ioctl(fd_, TIOCOUTQ, &waiting) && waiting == 0) return true;
+  if (!getsockopt(fd_, IPPROTO_TCP, TCP_INFO, &info, &bytes) && info.tcpi_state == kClosed) note_break();
+  return false;
+}
+
 ssize_t SealedSocket::receive_into(size_t room) {
-  if (marks_) {
-    uint8_t mark;
-    if (const ssize_t n = recv(fd_, &mark, 1, MSG_DONTWAIT); n <= 0) return n;
-    marks_ = false;
-  }
+  if (const ssize_t n = take_mark(); n <= 0) return n;
   if (begin_ > 0) std::copy(in_.begin() + ptrdiff_t(begin_), in_.begin() + ptrdiff_t(end_), in_.begin());
   end_ -= begin_, begin_ = 0;
   if (in_.size() - end_ < kLeastIn) in_.resize(std::min(room, std::max(2 * in_.size(), kLeastIn)));
@@ -168,8 +200,7 @@ ssize_t SealedSocket::receive() {
   if (state_ == State::open) {
     const ssize_t n = receive_into(kMostIn);
     if (n > 0 || !broken_ || (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR))) return n;
-    state_ = State::waits;
-    broken_->add(number_);
+    note_break();
   }
   errno = state_ == State::waits ? EAGAIN : error_;
   return errno ? -1 : 0;

@@ -42,6 +42,10 @@ class SealedSocket {
   // From now on, broken connections are reported to `broken` as `number`. Without keys it does nothing.
   void outlive(std::shared_ptr<BrokenSockets> broken, int number);
   bool waits() const { return state_.load(std::memory_order_relaxed) == State::waits; }  // for another connection
+  // Returns false while the peer's kernel may lack a record, if another connection could still carry it. Reports a
+  // broken connection, since nobody may read any more. Any thread may ask.
+  bool has_settled();
+  void break_off();  // as if the connection had broken. Any thread may call it
   bool changed() { return changed_.load(std::memory_order_relaxed) && changed_.exchange(false); }  // it waited before
   // Any thread may call these. pause() ends the use of the connection, and reads all that has arrived.
   struct Pause {
@@ -69,6 +73,8 @@ class SealedSocket {
   int64_t whole_record() const;  // its bytes with head and tag; 0: more must come; -1: it is none
   ssize_t receive();
   ssize_t receive_into(size_t room);
+  ssize_t take_mark();
+  void note_break();
   ssize_t read_sealed(void* data, int64_t bytes);
   void note_data() { has_data_.store(opened_ < plain_.size() || whole_record() > 0, std::memory_order_relaxed); }
 

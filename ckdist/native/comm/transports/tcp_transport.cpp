@@ -1,7 +1,6 @@
 #include "comm/transports/tcp_transport.h"
 
 #include <fcntl.h>
-#include <linux/tcp.h>
 #include <netinet/in.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
@@ -19,12 +18,19 @@ namespace {
 
 constexpr uint32_t kFreshMs = 3000;  // a heartbeat comes at least every second
 
+constexpr int kVain = 3;                     // retransmissions without an answer: more than a second
+constexpr uint64_t kCarriedLarge = 1 << 18;  // acknowledged bytes, among which were packets of full size
+
 constexpr uint8_t kEstablished = 1;  // TCP_ESTABLISHED of the kernel
 
 bool info_of(int fd, tcp_info* info) {
   socklen_t bytes = sizeof *info;
   *info = {};
   return fd >= 0 && getsockopt(fd, IPPROTO_TCP, TCP_INFO, info, &bytes) == 0;
+}
+
+uint64_t in_flight(const tcp_info& info) {
+  return info.tcpi_bytes_sent - std::min(info.tcpi_bytes_sent, info.tcpi_bytes_retrans + info.tcpi_bytes_acked);
 }
 
 }  // namespace
@@ -73,6 +79,10 @@ SealedSocket& TcpTransport::socket(int number) {
   return number < size ? sockets_[number] : heartbeat_sockets.at(size_t(number - size));
 }
 
+bool TcpTransport::has_settled(int peer) {
+  return sockets_[peer].has_settled() && heartbeat_sockets.at(size_t(peer)).has_settled();
+}
+
 int64_t TcpTransport::write(int peer, const void* data, int64_t bytes) {
   // An error is not reported here: data that the peer sent before its end must still be read. The reader finds the end,
   // and a goodbye is more precise than a broken pipe.
@@ -112,16 +122,30 @@ int64_t TcpTransport::read(int peer, void* data, int64_t bytes) {
   return 0;
 }
 
+// Fills in the state of the data's connection. Returns true if the heartbeats' connection works.
+bool TcpTransport::heartbeats_pass(int peer, tcp_info* data) const {
+  tcp_info heartbeats;
+  return size_t(peer) < heartbeat_sockets.size() && info_of(heartbeat_sockets[peer].fd(), &heartbeats) &&
+         info_of(sockets_[peer].fd(), data) && heartbeats.tcpi_state == kEstablished && heartbeats.tcpi_unacked == 0 &&
+         heartbeats.tcpi_last_ack_recv < kFreshMs;
+}
+
 // True if a packet of full size was not acknowledged for long, while packets of the heartbeats' connection were.
 bool TcpTransport::loses_large_packets(int peer) const {
-  tcp_info data, heartbeats;
-  if (size_t(peer) >= heartbeat_sockets.size() || !info_of(heartbeat_sockets[peer].fd(), &heartbeats) ||
-      !info_of(sockets_[peer].fd(), &data))
-    return false;
-  return data.tcpi_last_ack_recv > uint64_t(timeout_ns / 2'000'000) &&
-         data.tcpi_bytes_sent >= data.tcpi_bytes_retrans + data.tcpi_bytes_acked + data.tcpi_snd_mss &&
-         heartbeats.tcpi_state == kEstablished && heartbeats.tcpi_unacked == 0 &&
-         heartbeats.tcpi_last_ack_recv < kFreshMs;
+  tcp_info data;
+  return heartbeats_pass(peer, &data) && data.tcpi_last_ack_recv > uint64_t(timeout_ns / 2'000'000) &&
+         in_flight(data) >= data.tcpi_snd_mss;
+}
+
+// A firewall that has forgotten a connection drops its packets in silence. If only large packets are lost, another
+// connection would lose them too: read() reports that.
+void TcpTransport::mend_stalled(int peer) {
+  tcp_info data;
+  if (!heartbeats_pass(peer, &data) || data.tcpi_state != kEstablished || data.tcpi_retransmits < kVain ||
+      data.tcpi_last_ack_recv < uint64_t(timeout_ns / 4'000'000))
+    return;
+  const bool carried_large = data.tcpi_bytes_acked >= kCarriedLarge;
+  if (carried_large || in_flight(data) < data.tcpi_snd_mss || loses_large_packets(peer)) sockets_[peer].break_off();
 }
 
 void TcpTransport::idle(int64_t ns) {

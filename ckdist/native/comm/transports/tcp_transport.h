@@ -1,6 +1,8 @@
 // Transport over TCP sockets, which ckdist/comm/bootstrap/handshake.py has already connected and authenticated. Their
 // bytes are sealed, unless the user chose otherwise.
 #pragma once
+#include <linux/tcp.h>
+
 #include "comm/transports/stream_transport.h"
 
 namespace ckdist {
@@ -13,6 +15,8 @@ class TcpTransport : public StreamTransport {
 
   void idle(int64_t ns) override;
   const char* name() const override { return "tcp"; }
+  bool has_settled(int peer) override;
+  void mend_stalled(int peer) override;
 
   // Sealed sockets outlive their connections. Call it before the transport is used.
   std::shared_ptr<BrokenSockets> outlive_connections();
@@ -26,6 +30,7 @@ class TcpTransport : public StreamTransport {
   void look() override { wait(0); }
   void wait(int milliseconds);
   void watch(int peer, int operation, bool for_room);
+  bool heartbeats_pass(int peer, tcp_info* data) const;
   bool loses_large_packets(int peer) const;
 
   std::deque<SealedSocket> sockets_;

@@ -58,6 +58,11 @@ class Transport {
   virtual bool register_memory(void*, int64_t) { return false; }
   virtual void forget_memory(void*) {}
 
+  // Returns false while a peer may lack data or heartbeats that this rank has sent. Any thread may ask.
+  virtual bool has_settled(int) { return true; }
+  // Replaces the connection to a peer if it carries nothing, though heartbeats pass. Any thread may call it.
+  virtual void mend_stalled(int) {}
+
   // Sends the reason why this rank fails to its peers, if possible.
   virtual void abandon(const char*) {}
 

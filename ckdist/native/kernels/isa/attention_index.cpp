@@ -18,10 +18,9 @@ constexpr int kHeads = 4;
 constexpr int kHeads = 2;
 #endif
 
-// total + the terms of R heads, in their order. Lanes are positions.
+// q . key of R heads. Lanes are positions.
 template <KvType type, int R>
-CKDIST_INLINE Vec add_heads(const uint8_t* block, int width, const float* q, const float* weights, Vec total) {
-  Vec dot[R];
+CKDIST_INLINE void products(const uint8_t* block, int width, const float* q, Vec* dot) {
   for (int r = 0; r < R; ++r) dot[r] = set(0.0f);
   for (int i = 0; i < width; ++i) {
     const int64_t at = int64_t{i} * kLanes;
@@ -29,12 +28,27 @@ CKDIST_INLINE Vec add_heads(const uint8_t* block, int width, const float* q, con
                                         : load_f16(reinterpret_cast<const uint16_t*>(block) + at);
     for (int r = 0; r < R; ++r) dot[r] = fma(set(q[int64_t{r} * width + i]), key, dot[r]);
   }
+}
+
+// total + the terms of R heads, in their order.
+template <KvType type, int R>
+CKDIST_INLINE Vec add_heads(const uint8_t* block, int width, const float* q, const float* weights, Vec total) {
+  Vec dot[R];
+  products<type, R>(block, width, q, dot);
   for (int r = 0; r < R; ++r) total = fma(set(weights[r]), max(dot[r], set(0.0f)), total);
   return total;
 }
 
 template <KvType type>
 void score_block(const IndexTask& task, const uint8_t* block, float* out) {
+  if (task.weights == nullptr) {
+    for (int h = 0; h < task.heads; ++h) {
+      Vec dot[1];
+      products<type, 1>(block, task.width, task.q + int64_t{h} * task.width, dot);
+      store(out + h * kLanes, dot[0]);
+    }
+    return;
+  }
   Vec total = set(0.0f);
   int h = 0;
   for (; task.heads - h >= kHeads; h += kHeads)

@@ -123,9 +123,25 @@ void update(const DeltaTokens& tokens, int key_width, int columns, float* state)
   else update_state<false, false>(tokens, key_width, columns, state);
 }
 
+void scan(const ScanToken& token, int rows, int64_t n, int64_t columns, float* state, float* out) {
+  each(n, [&](int64_t i, int lanes) {
+    const Vec x = load_lanes(token.x + i, lanes);
+    const Vec d = softplus(load_lanes(token.dt + i, lanes) + load_lanes(token.dt_bias + i, lanes)), dx = d * x;
+    Vec y = load_lanes(token.skip + i, lanes) * x;
+    for (int r = 0; r < rows; ++r) {
+      float* const at = state + r * columns + i;
+      const Vec factor = exp(load_lanes(token.a + r * token.stride + i, lanes) * d);
+      const Vec s = fma(factor, load_lanes(at, lanes), set(token.b[r]) * dx);
+      store_lanes(at, s, lanes);
+      y = fma(set(token.c[r]), s, y);
+    }
+    store_lanes(out + i, y * silu(load_lanes(token.z + i, lanes)), lanes);
+  });
+}
+
 }  // namespace
 
-extern const DeltaRuleKernel delta_rule_kernel = {short_conv, l2_norm, update};
+extern const DeltaRuleKernel delta_rule_kernel = {short_conv, l2_norm, update, scan};
 
 }  // namespace CKDIST_ISA
 }  // namespace ckdist

@@ -25,6 +25,7 @@ struct AttentionFields {
   bool cross = false;                      // attends to an encoder's output
   const RelativeBias* relative = nullptr;  // null: none
   int32_t listed = -1;                     // value of positions that tokens see if they have more; -1: all
+  int32_t listed_block = 0;                // for each kv-head blocks of so many positions are listed; 0: positions
 };
 
 // `Derived` must have `AttentionFields attention() const`.
@@ -105,7 +106,8 @@ struct AttentionRun : StepRun<Inference, StepFields> {
     task.first_position = chunk.first_position + first, task.tokens = tokens, task.window = of.window;
     if (of.bidirectional) task.context = chunk.first_position + chunk.tokens;
     if (of.cross) task.context = r.batch.firsts[sequence];
-    if (of.listed >= 0) task.first_position = std::min(task.first_position, r.value(of.listed).width - 1);
+    if (is_listed(task.first_position))
+      task.first_position = top_k() - (of.listed_block ? of.listed_block - task.first_position % of.listed_block : 1);
     return task;
   }
 
@@ -139,6 +141,10 @@ struct AttentionRun : StepRun<Inference, StepFields> {
     if (of.listed < 0 || !is_listed(int64_t{r.batch.chunks[item.sequence].first_position} + item.first)) return task;
     const Listed own = listed();
     const int64_t slot = item.slot < 0 ? item.sequence : item.slot;
+    if (of.listed_block > 0) {
+      task.block_table = own.table + (slot * layer.kv_heads + item.kv_head) * listed_blocks();
+      return task;
+    }
     task.kv = own.rows + (cache.latent ? 0 : item.kv_head) * layer.head_bytes;
     task.block_stride = layer.index_offset, task.block_table = own.table + slot * listed_blocks();
     return task;
@@ -146,29 +152,37 @@ struct AttentionRun : StepRun<Inference, StepFields> {
 
   // Sparse attention. A token with more than top_k positions sees those that a step has listed for it. Their keys and
   // values are copied to blocks of the workspace, with the same bits, and the kernels attend to these blocks. Each of a
-  // number of slots has the rows of one token.
+  // number of slots has the rows of one token. Listed blocks are not copied: a table of them takes the place of the
+  // sequence's, for each kv-head.
   struct Listed {
     uint8_t* rows;   // (slots, listed_blocks(), bytes of all heads)
-    int32_t* table;  // (slots, listed_blocks())
+    int32_t* table;  // (slots, listed_blocks()); of listed blocks: (slots, kv_heads, listed_blocks())
   };
-  int64_t top_k() const { return r.value(fields().listed).width; }
+  int64_t top_k() const {
+    const AttentionFields of = fields();
+    const int64_t width = r.value(of.listed).width;
+    return of.listed_block > 0 ? width / std::max(layer().kv_heads, 1) * of.listed_block : width;
+  }
   bool is_listed(int64_t position) const { return fields().listed >= 0 && position >= top_k(); }
   int64_t listed_blocks() const { return blocks_of(top_k()); }
   static int64_t blocks_of(int64_t positions) { return (positions + kBlockTokens - 1) / kBlockTokens; }
   static int64_t slots(const Inference& r) { return std::max<int64_t>(r.program.max_sequences, r.threads()); }
-  static Listed carve_listed(Carver& c, const Inference& r, const Inference::Layer& layer, int64_t blocks) {
-    uint8_t* const rows = c.bytes(slots(r) * blocks * layer.index_offset);
+  // blocks: listed_blocks(), times the kv-heads if blocks are listed, which are not `copied`
+  static Listed carve_listed(Carver& c, const Inference& r, const Inference::Layer& layer, int64_t blocks,
+                             bool copied) {
+    uint8_t* const rows = c.bytes(copied ? slots(r) * blocks * layer.index_offset : 0);
     return {rows, reinterpret_cast<int32_t*>(c.bytes(slots(r) * blocks * int64_t{sizeof(int32_t)}))};
   }
   Listed listed() const {
     Carver c{r.workspace()};
     parts(c, r, layer());
-    return carve_listed(c, r, layer(), listed_blocks());
+    return carve_listed(c, r, layer(), listed_blocks(), fields().listed_block == 0);
   }
-  static int64_t listed_bytes(const Inference& r, const StepFields& step, int32_t listed) {
+  static int64_t listed_bytes(const Inference& r, const StepFields& step, int32_t listed, int64_t block = 0) {
     Carver c;
     parts(c, r, r.layers[step.layer]);
-    if (listed >= 0) carve_listed(c, r, r.layers[step.layer], blocks_of(r.value(listed).width));
+    if (listed >= 0)
+      carve_listed(c, r, r.layers[step.layer], blocks_of(r.value(listed).width * std::max<int64_t>(block, 1)), !block);
     return c.used;
   }
 
@@ -183,8 +197,25 @@ struct AttentionRun : StepRun<Inference, StepFields> {
     return {sequence, int(token), r.batch.chunks[sequence].first_position + token};
   }
 
+  // Makes the tables of the listed blocks of the tokens [begin, begin + count), in the slots 0, 1, ...
+  void make_tables(int64_t begin, int64_t count) {
+    const int64_t heads = layer().kv_heads, each = listed_blocks(), per = fields().listed_block / kBlockTokens;
+    int32_t* const to = listed().table;
+    for (int64_t i = count * heads * thread / r.active(); i < count * heads * (thread + 1) / r.active(); i++) {
+      const Token token = token_of(begin + i / heads);
+      if (!is_listed(token.position)) continue;
+      const auto* const list = reinterpret_cast<const int32_t*>(r.row_of(fields().listed, begin + i / heads));
+      const int32_t* const table = r.batch.block_tables + start_of(token.sequence).block;
+      for (int64_t b = 0; b < each; b++) {
+        const int64_t block = list[i % heads * (each / per) + b / per] * per + b % per;
+        to[i * each + b] = table[std::min(block, token.position / kBlockTokens)];  // those after its own are not read
+      }
+    }
+  }
+
   // Copies the listed rows of the tokens [begin, begin + count) to the slots 0, 1, ... Threads divide the blocks.
   void copy_listed(int64_t begin, int64_t count) {
+    if (fields().listed_block > 0) return make_tables(begin, count);
     const Inference::Layer& layer = this->layer();
     const Listed own = listed();
     const int64_t each = listed_blocks(), all = count * each;

@@ -1,4 +1,4 @@
-// A gated short convolution: out = c * conv(b * x). LFM2.
+// A gated short convolution: out = c * conv(b * x), of LFM2; or SiLU(conv(x)), of Mamba-1.
 #include "runtime/steps/carved.h"
 #include "runtime/steps/state_run.h"
 
@@ -26,8 +26,12 @@ struct GatedConv : Carved<GatedConv, StepRun<Inference, ckdist_gated_conv_step>>
       std::memmove(out, item.tail + (item.layer.taps - 1 + t) * item.tail_stride, n * sizeof(float));
       return;
     }
-    const float* const b = state_row(*this, step.b, item.first_token + t) + from;
     const float* const x = state_row(*this, step.x, item.first_token + t) + from;
+    if (step.b < 0) {
+      std::memcpy(out, x, n * sizeof(float));
+      return;
+    }
+    const float* const b = state_row(*this, step.b, item.first_token + t) + from;
     for (int64_t i = 0; i < n; i++) out[i] = b[i] * x[i];
   }
 
@@ -45,7 +49,8 @@ struct GatedConv : Carved<GatedConv, StepRun<Inference, ckdist_gated_conv_step>>
       for (int i = 0; i < layer.taps; i++) rows[i] = products + (t + i) * n;
       float* const o = out + token * stride;
       r.kernels.delta_rule.short_conv(rows, taps.data() + from, int64_t(taps.size()) / layer.taps, layer.taps,
-                                      step.bias < 0 ? nullptr : r.vector(step.bias) + from, false, n, o);
+                                      step.bias < 0 ? nullptr : r.vector(step.bias) + from, step.c < 0, n, o);
+      if (step.c < 0) continue;
       const float* const c = state_row(*this, step.c, token) + from;
       for (int64_t i = 0; i < n; i++) o[i] *= c[i];
       if (step.exchanged && r.rank_of(token) != r.ranks->local_rank)

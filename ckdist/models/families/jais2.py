@@ -1,0 +1,52 @@
+"""Jais 2: Llama with layer norms, biases, and feed-forwards without a gate, down(relu(up x)^2)."""
+
+from dataclasses import replace
+
+from ckdist.models.families import arcee, family
+from ckdist.models.families.family import GgufHeader, GgufWriter
+from ckdist.models.fields import Fields
+from ckdist.models.spec import DenseFfn, LayerSpec, ModelSpec
+
+NAME, NORM = "jais2", "layer_bias"
+EPSILON = "attention.layer_norm_epsilon"
+KEYS = arcee.KEYS.but(
+    defaults={
+        "attention_bias": True, "hidden_size": 3328, "intermediate_size": 26624, "layer_norm_eps": 1e-5,
+        "max_position_embeddings": 8192, "mlp_bias": True, "num_attention_heads": 26, "rms_norm_eps": None,
+        "vocab_size": 150272,
+    },
+)  # fmt: skip
+
+
+def config(f: Fields, outer: Fields) -> ModelSpec:
+    """Reads a config.json."""
+    own = Fields({**f.values, "rms_norm_eps": f.number("layer_norm_eps", high=1.0)}, f.where, f.prefix)
+    spec = arcee.config(own, outer)
+    for name in own.values.keys() - {one for _, one in own.unread()}:
+        f.raw(name)
+    return replace(spec, family=NAME, norm=NORM)
+
+
+def gguf(header: GgufHeader) -> ModelSpec:
+    """Reads GGUF metadata."""
+    from ckdist.models import from_gguf
+
+    n, biased = from_gguf.sizes(header, EPSILON), from_gguf.has(header, "ffn_up.bias")
+    ffn = DenseFfn(from_gguf.ffn_size(header), "relu2", biased, gated=False)
+    layers = [LayerSpec(from_gguf.attention(header, n), ffn)] * n.num_layers
+    return n.model(NAME, layers, {"global": from_gguf.rotation(header, n)}, from_gguf.tied(header), norm=NORM)
+
+
+def written(spec: ModelSpec, *_: str) -> dict[str, object]:
+    """Further GGUF metadata."""
+    return {EPSILON: float(spec.norm_eps)}
+
+
+FAMILY = replace(
+    arcee.FAMILY,
+    keys=KEYS,
+    from_config=config,
+    from_gguf=gguf,
+    to_gguf=GgufWriter(written, rotated=True),
+    gguf_names=family.GGUF,
+)

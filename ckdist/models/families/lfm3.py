@@ -1,0 +1,69 @@
+"""LFM3: LFM2 with sliding layers, gates of heads, and norms before and after each part."""
+
+from dataclasses import replace
+
+from ckdist.models import from_config, limits
+from ckdist.models.families import lfm2
+from ckdist.models.families.family import GgufWriter, in_layers
+from ckdist.models.fields import Fields
+from ckdist.models.spec import DenseFfn, LayerSpec, ModelSpec, Norms
+from ckdist.models.state_mixers import GatedConv
+
+NAME = "lfm3"
+CONV, FULL, SLIDING = KINDS = ("conv", "full_attention", "sliding_attention")
+KEYS = lfm2.KEYS.but(
+    defaults={
+        **dict.fromkeys(("block_auto_adjust_ff_dim", "block_ffn_dim_multiplier", "block_multiple_of")),
+        "conv_L_cache": 7,
+        "head_dim": 128,
+        "hidden_size": 2048,
+        "intermediate_size": 7680,
+        "num_attention_heads": 16,
+        "num_hidden_layers": 24,
+        "num_key_value_heads": 4,
+        "rope_parameters": {
+            SLIDING: {"rope_type": "default", "rope_theta": 1e4},
+            FULL: {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.5},
+        },
+        "sliding_window": 256,
+        "use_attention_gate": True,
+        "use_sandwich_norm": True,
+        "vocab_size": 128000,
+    },
+    aliases={"rms_norm_eps": "norm_eps"},
+    unused=("rope_theta",),  # each kind of layer has its own
+)
+
+
+def config(f: Fields, outer: Fields) -> ModelSpec:
+    """Reads a config.json."""
+    n = from_config.sizes(f, "norm_eps")
+    usual = [FULL if i % 4 == 2 else SLIDING if i % 4 == 0 and i else CONV for i in range(n.num_layers)]
+    kinds = from_config.layer_kinds(f, n.num_layers, KINDS) or usual
+    bias, gates = f.flag("attention_bias"), {"gated": "sigmoid", "head_gates": True}
+    if bias:
+        raise f.error("attention_bias", True, "false: biases are not supported in this family")
+    full = n.attention(qk_norm="head", **(gates if f.flag("use_attention_gate") else {}))
+    mixers = {
+        FULL: full,
+        SLIDING: replace(full, rope="local", window=from_config.window(f)),
+        CONV: GatedConv(n.hidden_size, f.integer("conv_L_cache", low=2, high=limits.MAX_CONV), f.flag("conv_bias")),
+    }
+    after = ("post_mixer_layernorm", "post_feedforward_layernorm") if f.flag("use_sandwich_norm") else (None, None)
+    norms, ffn = Norms(after_mixer=after[0], after_ffn=after[1]), DenseFfn(f.integer("intermediate_size", high=1 << 20))
+    layers = [LayerSpec(mixers[kind], ffn, norms) for kind in kinds]
+    return n.model(NAME, layers, from_config.rotations(f, n), from_config.tied(f, outer))
+
+
+FAMILY = replace(
+    lfm2.FAMILY,
+    keys=KEYS,
+    from_config=config,
+    from_gguf=None,
+    to_gguf=GgufWriter(refused="its architecture has none"),
+    safetensors=lfm2.FAMILY.safetensors.but(in_layers("model.layers", {
+        "self_attn.g_proj": "self_attn.gate_proj",
+        "post_operator_norm": "post_mixer_layernorm",
+        "post_ffn_norm": "post_feedforward_layernorm",
+    })),
+)  # fmt: skip
