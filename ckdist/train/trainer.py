@@ -7,9 +7,10 @@ import logging
 import math
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
@@ -52,6 +53,9 @@ from ckdist.train.training_memory import memory_line, rank_bytes, require
 from ckdist.weights.copies import compare_samples
 from ckdist.weights.model_files import model_files
 from ckdist.weights.whole_comparison import MAX_READERS, WholeComparison
+
+if TYPE_CHECKING:
+    from ckdist.train.training_trace import TrainingTrace
 
 log = logging.getLogger(__name__)
 
@@ -130,6 +134,7 @@ class Trainer:
         self.folder: Folder | None = None  # on rank 0
         self.report: Report | None = None  # on rank 0
         self.callbacks: Sequence[Callback] = ()
+        self.trace: TrainingTrace | None = None
         self.writing = 0.0  # ranks that were writing a checkpoint in the last step
         self.communicator: Communicator | None = None
         self.preference: MethodStep | None = None
@@ -215,6 +220,10 @@ class Trainer:
         self.lost = LostSteps(config.learning_rate, self.state.skipped_steps)
         self.peak = self.ranks.sum(arithmetic_rate(self.threads, self.placement.cpus, PEAK_FORMATS[config.bf16]))[0]
         self._log_memory(mesh, needed)
+        if config.trace:
+            from ckdist.train.training_trace import TrainingTrace
+
+            self.trace = TrainingTrace(config.trace, world, self.executable)
         if world.rank == 0:
             self.report = Report(self.output, self.state.step, self.state.steps, config.as_dict())
 
@@ -261,11 +270,6 @@ class Trainer:
                 raise ConfigError(
                     f"{folder} was trained on other text: give the same train_file and tokenizer, or another output_dir"
                 )
-            if self.state.seed != c.seed:
-                raise ConfigError(
-                    f"{folder} was trained with seed {self.state.seed}, and seed is {c.seed}: "
-                    "set the same, or another output_dir"
-                )
             check_settings(c, self.state, folder)
             self.writer.load(folder, self.state.updates)
         elif self.ranks.data is not None:
@@ -284,6 +288,10 @@ class Trainer:
             if changed := changed_settings(c, before, self.state):
                 log.warning("%s %s", folder, changed)
             log.info("resuming from %s: %d of %d steps are done", folder, self.state.step, self.state.steps)
+
+    def _span(self, name: str) -> AbstractContextManager[None]:
+        """Writes an event of the trace, if there is one, around the `with` block."""
+        return self.trace.span(name) if self.trace is not None else nullcontext()
 
     def _say(self, text: str) -> None:
         if self.report is not None:
@@ -322,7 +330,8 @@ class Trainer:
             if not self.writing:
                 self._report_saved(self.writer.wait())
             if c.save_steps and step % c.save_steps == 0:
-                self._report_saved(self.writer.save(self.state))
+                with self._span("save"):
+                    self._report_saved(self.writer.save(self.state))
                 unsaved = False
         if unsaved:
             self._report_saved(self.writer.save(self.state))
@@ -335,6 +344,8 @@ class Trainer:
                 self._write_model()
         for callback in callbacks:
             callback.on_end(last)
+        if self.trace is not None:
+            self.trace.save()
         self.world.gather(None)  # all ranks leave together
         return last
 
@@ -373,12 +384,14 @@ class Trainer:
     def _step(self, should_stop: ShouldStop | None) -> tuple[StepReport, bool]:
         """Makes one step. Returns its report, and whether any rank wants to stop after it."""
         began = time.perf_counter()
-        batches = self.batches.take() if self.preference is None else self.preference.take(self.batches)
+        with self._span("data"):
+            batches = self.batches.take() if self.preference is None else self.preference.take(self.batches)
         counted_here = batches if self.ranks.counts_tokens else ()
         tokens = sum(int((batch.targets >= 0).sum()) for batch in counted_here)
         every = sum(batch.tokens_to_learn_from() for batch in counted_here)
         computing = time.perf_counter()
-        own = self._forward_backward(batches)
+        with self._span("run"):
+            own = self._forward_backward(batches)
         counted = tokens if own.units is None else own.units
         sums = own.loss, own.balance, counted, tokens, every, *self._flags(should_stop)
         loss, balance, counted, tokens, every, stops, self.writing = self.ranks.sum_replicas(*sums)
@@ -386,7 +399,8 @@ class Trainer:
         rate = self.schedule.rate(self.state.step)
         before, mean = self.state, loss / max(counted, 1)
         most_norm = self.guards.most_norm(before, mean)
-        result = self.optimizer.step(rate, counted if math.isfinite(loss) else 0, most_norm)
+        with self._span("update"):
+            result = self.optimizer.step(rate, counted if math.isfinite(loss) else 0, most_norm)
         self._advance(int(tokens), result.skipped)
         seconds = time.perf_counter() - began
         gflops, peak = self.model.operations(every, tokens) / seconds / 1e9, self.peak / 1e9
@@ -461,12 +475,14 @@ class Trainer:
         weights = self.writer.gathered()
         if self.world.rank == 0 and weights is not None:
             out = write_result(self.output, self.model, weights, self.tokenizer, self.config)
-            skipped = f"; {self.state.skipped_steps} steps were skipped" if self.state.skipped_steps else ""
-            self._say(f"the {out.stem} is in {out}{skipped}")
+            skipped = self.state.skipped_steps
+            self._say(f"the {out.stem} is in {out}" + (f"; {skipped} steps were skipped" if skipped else ""))
 
     def fail(self, error: BaseException) -> None:
         """Releases everything after `error`, and sends it to the other ranks: they must not wait for this one."""
         communicator, self.communicator = self.communicator, None
+        if self.trace is not None:
+            self.trace.save_own()
         if communicator is not None and not isinstance(error, CommError):
             communicator.abandon(str(error) or type(error).__name__)
         self.close()

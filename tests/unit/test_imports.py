@@ -40,7 +40,7 @@ from ckdist.comm.world import SingleWorld
 from ckdist.config.serve_config import ServeConfig
 model = rank_0.load_model(ServeConfig(threads=1), SingleWorld(), embeddings=True)
 rank_0.make_engine(model)[0].grammars.prepare()
-rank_0.RankReports(model), rank_0.model_facts(ServeConfig(), model), rank_0.logged_lines("", model)
+rank_0.RankReports(model), rank_0.model_facts(ServeConfig(), model), rank_0.logged_lines("", ServeConfig(), model)
 files = [m.__file__ for name, m in sys.modules.items() if f"{name}.".startswith("ckdist.")]
 print(sum(len(pathlib.Path(file).read_text().splitlines()) for file in files))
 """
