@@ -346,9 +346,10 @@ class DiskTier:
             named = self._names[block]
             if not self._pool.is_known(block) or named.name != name or name in self._index:
                 continue
-            if named.before != ROOT and named.parent not in self._index:
-                queue.extendleft(((block, name), (named.before, named.parent)))  # the disk has lost its parent
-                continue
+            if named.before != ROOT and named.parent not in self._index:  # the disk has lost its parent
+                if self._pool.is_known(named.before) and self._names[named.before].name == named.parent:
+                    queue.extendleft(((block, name), (named.before, named.parent)))
+                continue  # memory has lost it, too: the block cannot be found again
             slot = self._index.reserve(name, named.parent)
             if slot is None and (copies or self._jobs):
                 queue.appendleft((block, name))

@@ -130,7 +130,8 @@ def make_plan(
         )
     # Memory is touched only when blocks are used, and more blocks keep more prompts.
     share = 1.0 if config.memory else KV_SHARE
-    total = most if config.kv_memory else min(max(context, min(int(most * share), KV_TOKENS)), most)
+    limited = config.kv_memory and most < sys.maxsize  # not without attention
+    total = most if limited else min(max(context, min(int(most * share), KV_TOKENS)), most)
     most_tokens, sequences = step_tokens(config, spec), config.parallel
     if not spec.generates:  # only the sequences of one step need a cache; they keep nothing for later steps
         sequences = max(sequences, most_tokens // BLOCK_TOKENS)

@@ -404,7 +404,7 @@ CONFIGS = {
     "jamba": {
         "architectures": ["JambaForCausalLM"], "model_type": "jamba", "vocab_size": 97, "hidden_size": 24, "head_dim": None,
         "intermediate_size": 12, "num_hidden_layers": 4, "num_attention_heads": 3, "num_key_value_heads": 3, "rms_norm_eps": 1e-6,
-        "attn_layer_offset": 2, "attn_layer_period": 4, "expert_layer_offset": 1, "expert_layer_period": 2, "num_experts": 4,
+        "attn_layer_offset": 1, "attn_layer_period": 2, "expert_layer_offset": 0, "expert_layer_period": 2, "num_experts": 4,
         "num_experts_per_tok": 2, "mamba_conv_bias": True, "mamba_d_conv": 4, "mamba_d_state": 8, "mamba_dt_rank": 7, "mamba_expand": 2,
         "mamba_inner_layernorms": True, "mamba_proj_bias": False, "hidden_act": "silu", "tie_word_embeddings": False, "pad_token_id": 0,
     },

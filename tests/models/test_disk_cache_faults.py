@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from ckdist.engine.cache_folder import HEADER
+from ckdist.engine.disk_tier import NO_NAME
 from ckdist.errors import ConfigError
 from tests.support.disk_caches import answers, ask, engine_of, load, prompts
 from tests.support.launcher import environment
@@ -249,6 +250,28 @@ def test_a_second_job_is_told_that_the_folder_is_in_use(folder):
     load(MODEL, folder).close()
 
 
+@pytest.mark.timeout(60)
+def test_a_block_whose_parent_is_neither_in_memory_nor_on_disk_is_not_stored(tmp_path):
+    """Its store ended after its parent was evicted from both. Rank 0 tried it again without end."""
+    loaded = load(MODEL, tmp_path)
+    try:
+        engine = engine_of(loaded)
+        answers(engine, prompts()[:1])
+        engine.finish_storing()
+        tier = engine.tier
+        child, named = next((i, n) for i, n in enumerate(tier._names) if n.depth and engine.pool.is_known(i))
+        tier._index.drop(named.parent)
+        tier._to_store.append((child, named.name))
+        assert [copy.block for copy in tier._next_blocks(2)] == [named.before, child]
+        for name in (named.name, named.parent):
+            tier._index.drop(name)
+        tier._to_store.append((child, named.name))
+        tier._names[named.before] = NO_NAME
+        assert tier._next_blocks(2) == [] and not tier._to_store
+    finally:
+        loaded.close()
+
+
 def test_a_thousand_evictions_under_several_clients(tmp_path):
     """Memory for two of eight conversations, a disk for four: every answer is that of a client alone."""
     rng = np.random.default_rng(3)
@@ -257,12 +280,15 @@ def test_a_thousand_evictions_under_several_clients(tmp_path):
     asked = []
     try:
         engine = engine_of(loaded)
-        while engine.stats()["disk_evicted_total"] < 1000:
+        for _ in range(200):
             round_of = [talk + rng.integers(3, 180, int(rng.integers(1, 40))).tolist() for talk in talks]
             asked += zip(round_of, answers(engine, round_of, tokens=2), strict=True)
+            engine.finish_storing()
+            if engine.stats()["disk_evicted_total"] >= 1000:
+                break
             talks = [(prompt if len(prompt) < 220 else prompt[:60]) for prompt in round_of]
         stats = engine.stats()
-        assert stats["disk_loaded_tokens_total"] > 0
+        assert stats["disk_evicted_total"] >= 1000 and stats["disk_loaded_tokens_total"] > 0, stats
     finally:
         loaded.close()
     loaded = load(MODEL)

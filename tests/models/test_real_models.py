@@ -31,7 +31,7 @@ from tests.support.paths import GOLDEN as GOLDEN_FILES
 
 GOLDEN = GOLDEN_FILES / "real"
 IN_CI = os.environ.get("CI", "").lower() not in ("", "0", "false")
-SEVERAL = 512  # golden ids that several ranks score: all that have golden log-probabilities
+SCORED = 512  # golden ids: all that have golden log-probabilities
 QUESTION = "What is the capital of Japan?"
 FACTS = {
     "smollm2": {
@@ -74,14 +74,13 @@ def need(name: str) -> None:
 def test_published_model(name, ranks):
     need(name)
     golden = GOLDEN / f"{name}.npz"
-    count = SEVERAL * (2 if ranks == 1 else 1)
     done = run_ranks(
         ranks,
         "tests/support/programs/real_model.py",
         name,
         str(GOLDEN / f"{name}.tokens.json"),
         str(golden),
-        str(count),
+        str(SCORED),
         QUESTION,
         *FACTS[name],
         timeout=240,
@@ -89,7 +88,7 @@ def test_published_model(name, ranks):
     assert done.returncode == 0, done.stdout + done.stderr
     result = json.loads(done.stdout.splitlines()[-1])
     assert result["texts"] > 60 and result["wrong"] == []
-    expected = np.exp(-np.load(golden)["next_logprob"][: count - 1].astype(np.float64).mean())
+    expected = np.exp(-np.load(golden)["next_logprob"][: SCORED - 1].astype(np.float64).mean())
     assert abs(result["perplexity"] / expected - 1) < 0.005, (result, expected)
     assert result["kl"] < 5e-3, result
     assert result["chat_prompt"] == CHAT_PROMPTS[name]

@@ -43,7 +43,7 @@ def other(request):
 
 @pytest.mark.parametrize(
     "other",
-    [("granite4h", 5120), ("falcon_h1", 2 * 5120), ("lfm2", 2 * 5120), ("jamba", 4096)],
+    [("granite4h", 5120), ("falcon_h1", 2 * 5120), ("lfm2", 2 * 5120), ("jamba", 2 * 3072)],
     ids=lambda one: one[0],
     indirect=True,
 )

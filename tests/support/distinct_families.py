@@ -1,4 +1,6 @@
-"""Golden families whose layers together have every form: what a test of all layouts runs, in place of each family."""
+"""Golden families that together have every kind of layer, and every form of each of their fields. Tests of several
+ranks run these. One rank runs all families, so every combination of fields.
+"""
 
 import pathlib
 from collections.abc import Hashable
@@ -12,10 +14,9 @@ MODEL_FIELDS = ("tie_embeddings", "norm", "soft_cap", "logits_scale", "embedding
 
 # As `chosen_families` has them, which opens every golden model. Each process of a run would do so as it collects tests.
 NAMES = """
-    afmoe axk1 bailing_hybrid cohere2_moe deepseek_v2 deepseek_v32 deepseek_v4 ernie4_5_moe exaone4 falcon_h1
-    falcon_mamba gemma3n gemma4 gemma4_moe glm4 glm4moe glm_moe_dsa gptoss granite4h_dense granitemoe_swa
-    hunyuan_v1_dense jais2 jamba kimi_linear laguna laguna_m lfm3 llama4 mellum mimo_v2_flash minimax_m3 ministral3
-    mistral4 muse_glimmer nemotron_h nemotron_h_moe olmo3 olmo_hybrid qwen2moe qwen35moe step3p5 vaultgemma
+    bailing_hybrid cohere2 deepseek_v32 deepseek_v4 falcon_h1 falcon_mamba gemma2 gemma3n gemma4_moe glm4
+    glm_moe_dsa gptoss granite4h_dense jais2 jamba kimi_linear laguna lfm3 llama4 mimo_v2_flash minimax_m3
+    ministral3 mistral4 muse_glimmer nemotron_h nemotron_h_moe olmo_hybrid qwen3next step3p5
 """
 
 
@@ -36,16 +37,22 @@ def chosen_families() -> list[str]:
 
 def _forms(folder: pathlib.Path) -> set[Hashable]:
     spec = open_checkpoint(folder).spec
-    forms: set[Hashable] = {("model", *(_form(getattr(spec, name, None)) for name in MODEL_FIELDS))}
-    for layer in spec.layers:
-        forms |= {(field.name, _form(getattr(layer, field.name))) for field in fields(layer)}
+    forms = {("model", name, _form(getattr(spec, name, None))) for name in MODEL_FIELDS}
+    return forms.union(*(_fields(layer, ()) for layer in spec.layers))
+
+
+def _fields(value: object, path: tuple[str, ...]) -> set[Hashable]:
+    """The form of each field of a record, and of the records in it, with the types of the records around it."""
+    path = (*path, type(value).__name__)
+    forms: set[Hashable] = {path}
+    for field in fields(value):
+        inner = getattr(value, field.name)
+        forms |= _fields(inner, (*path, field.name)) if is_dataclass(inner) else {(*path, field.name, _form(inner))}
     return forms
 
 
 def _form(value: object) -> Hashable:
-    """A value without its sizes: whether a number is 0, and the types of arrays."""
-    if is_dataclass(value):
-        return (type(value).__name__, *(_form(getattr(value, field.name)) for field in fields(value)))
+    """A value without its sizes: whether a number is 0, and the types of arrays and records."""
     if value is None or isinstance(value, (bool, str)):
         return value
     if isinstance(value, (int, float)):

@@ -22,7 +22,7 @@ def mamba1(g: Tracer, x: Value, m: Mamba1, path: str, layer: int, eps: float, ro
     v, z = g.linears(x, [w(f"in_proj_{part}.weight", channels, hidden) for part in "xz"], bias, ["x", "z"])
     kernel = [w("conv1d.weight", replace(channels, width=channels.width * m.conv_kernel))]
     kernel += [w("conv1d.bias", channels)] if m.conv_bias else []
-    (u,) = g.stateful("causal_conv", (v,), kernel, ["u"], layer=layer)
+    (u,) = g.stateful("gated_conv", (v,), kernel, ["u"], layer=layer)
     made = g.reduce(g.linear(u, w("x_proj.weight", Dim("scan", m.dt_rank + 2 * m.state_dim), channels), names=["made"]))
     norms = [w(f"{name}_layernorm.weight", dim) for name, dim in parts.items() if m.norms == "weights"]
     more = {"low": rank, "pairs": Dim("b_and_c", 2 * m.state_dim), "eps": eps if m.norms else 0.0}

@@ -4,12 +4,14 @@ The sum of routed and shared experts may be halved.
 """
 
 from dataclasses import replace
+from typing import Any
 
+from ckdist.errors import ArchitectureError
 from ckdist.models import from_config, limits
 from ckdist.models.families import cohere2, family
-from ckdist.models.families.family import GgufWriter, in_layers
+from ckdist.models.families.family import GgufHeader, GgufWriter, in_layers
 from ckdist.models.fields import Fields
-from ckdist.models.spec import DenseFfn, LayerSpec, ModelSpec
+from ckdist.models.spec import Attention, DenseFfn, LayerSpec, ModelSpec, MoeFfn
 from ckdist.program.routing import Routing
 
 NAME, KINDS = "cohere2_moe", ("dense", "sparse")
@@ -46,25 +48,68 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
     averaged = chosen(f, "shared_expert_combination_strategy", ("average", "sum")) == "average"
     experts = from_config.experts(f, "num_experts", "intermediate_size", routing, shared_size=shared)
     experts = replace(experts, scale=0.5 if averaged and shared else 1.0)
+    forced = first == 1  # dense layers rotate although they do not slide
     attention, window = n.attention(qkv_bias=bias, o_bias=bias), from_config.window(f)
-    layers = []
-    for kind, slides in zip(kinds, sliding, strict=True):
-        is_dense = kind == KINDS[0]
-        ffn = DenseFfn(f.integer("prefix_dense_intermediate_size", high=limits.MAX_FFN)) if is_dense else experts
-        rope = "global" if slides or (is_dense and first == 1) else None
-        layers.append(
-            LayerSpec(replace(attention, window=window * slides, rope=rope), ffn, cohere2.NORMS, parallel=True)
-        )
+    dense_size = f.integer("prefix_dense_intermediate_size", high=limits.MAX_FFN) if KINDS[0] in kinds else 1
+    ffns = [DenseFfn(dense_size) if kind == KINDS[0] else experts for kind in kinds]
     more = {"norm": "rms" if rms else "layer", "logit_scale": f.number("logit_scale", high=1e6)}
-    return n.model(NAME, layers, from_config.rotations(f, n, interleaved=True), from_config.tied(f, outer), **more)
+    ropes = from_config.rotations(f, n, interleaved=True)
+    return n.model(NAME, layers(attention, window, ffns, sliding, forced), ropes, from_config.tied(f, outer), **more)
 
 
+def layers(
+    attention: Attention, window: int, ffns: list[DenseFfn | MoeFfn], sliding: list[bool], forced: bool
+) -> list[LayerSpec]:
+    """The layers. Sliding ones rotate, and dense ones if `forced`."""
+    made = []
+    for ffn, slides in zip(ffns, sliding, strict=True):
+        rope = "global" if slides or (forced and isinstance(ffn, DenseFfn)) else None
+        mixer = replace(attention, window=window * slides, rope=rope)
+        made.append(LayerSpec(mixer, ffn, cohere2.NORMS, parallel=True))
+    return made
+
+
+def gguf(header: GgufHeader) -> ModelSpec:
+    """Reads GGUF metadata."""
+    from ckdist.models import from_gguf
+
+    f, rms_name = header.fields, "attention.layer_norm_rms_epsilon"
+    rms = bool(f.raw(rms_name))
+    n = from_gguf.sizes(header, rms_name if rms else "attention.layer_norm_epsilon")
+    experts = from_gguf.experts(header, Routing(2, "sigmoid", renormalise=False), shared=True)
+    experts = replace(experts, scale=0.5 if experts.shared_size else 1.0)
+    ffns, window = from_gguf.feed_forwards(header, n, experts), f.integer("attention.sliding_window", high=1 << 30)
+    sliding = from_gguf.sliding_layers(f, n.num_layers, cohere2.PERIOD)
+    made = layers(from_gguf.attention(header, n), window, ffns, sliding, True)
+    more = {"norm": "rms" if rms else "layer", "logit_scale": f.number("logit_scale", 1.0, high=1e6)}
+    ropes = {"global": from_gguf.rotation(header, n, interleaved=True)}
+    return n.model(NAME, made, ropes, from_gguf.tied(header), **more)
+
+
+def written(spec: ModelSpec, where: str) -> dict[str, Any]:
+    """Further GGUF metadata. Raises ArchitectureError for a model that its readers compute otherwise."""
+    for layer in spec.layers:
+        a, moe = layer.attention, layer.ffn if isinstance(layer.ffn, MoeFfn) else None
+        adds = moe is not None and moe.shared_size > 0 and moe.scale == 1
+        if a.qkv_bias or adds or bool(a.rope) != bool(a.window or moe is None):
+            raise ArchitectureError(f"{where}: {NAME} with biases, sums or other rotations has no GGUF form")
+    rms = spec.norm == "rms"
+    return {
+        "attention.layer_norm_rms_epsilon": float(spec.norm_eps) if rms else 0.0,
+        **({} if rms else {"attention.layer_norm_epsilon": float(spec.norm_eps)}),
+        "attention.sliding_window": max(layer.attention.window for layer in spec.layers),
+        "attention.sliding_window_pattern": [bool(layer.attention.window) for layer in spec.layers],
+        "logit_scale": float(spec.logit_scale),
+    }
+
+
+EXPERTS = ("expert_shared_feed_forward_length", *family.GROUPED_EXPERTS[:4])
 FAMILY = replace(
     cohere2.FAMILY,
     keys=KEYS,
     from_config=config,
-    from_gguf=None,
-    to_gguf=GgufWriter(refused="it is not written yet"),
+    from_gguf=gguf,
+    to_gguf=GgufWriter(written, EXPERTS, rotated=True),
     safetensors=family.SAFETENSORS_EXPERTS.but(in_layers("model.layers", family.SHARED_EXPERTS)),
-    gguf_names=family.GGUF,
+    gguf_names=family.GGUF_EXPERTS,
 )

@@ -6,7 +6,7 @@ Half of each head is rotated, in interleaved pairs.
 from ckdist.models import from_config
 from ckdist.models.config_keys import ConfigKeys, sizes
 from ckdist.models.families import family
-from ckdist.models.families.family import Family, GgufReader, GgufWriter
+from ckdist.models.families.family import Family, GgufHeader, GgufReader, GgufWriter
 from ckdist.models.fields import Fields
 from ckdist.models.spec import LayerSpec, ModelSpec, Norms
 
@@ -38,10 +38,19 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
     return n.model(NAME, [layer] * n.num_layers, ropes, from_config.tied(f, outer))
 
 
+def gguf(header: GgufHeader) -> ModelSpec:
+    """Reads GGUF metadata. Converters reorder the heads of files whose positions have three axes."""
+    from ckdist.models import from_gguf
+
+    interleaved = not header.fields.has("rope.dimension_sections")
+    reader = GgufReader(norms=NORMS, rotation={"partial": True, "interleaved": interleaved})
+    return from_gguf.uniform(reader, header)
+
+
 FAMILY = Family(
     keys=KEYS,
     from_config=config,
-    from_gguf=GgufReader(norms=NORMS, rotation={"partial": True, "interleaved": True}),
+    from_gguf=gguf,
     to_gguf=GgufWriter(rotated=True),
     safetensors=family.SAFETENSORS.but_in_layers({"mlp.gate_up_proj": GATE_UP}),
     gguf_names=family.GGUF.but_in_layers(GGUF_NAMES),

@@ -1,5 +1,6 @@
 """Granite with windows: sinks in all layers, and layers without rotation. Three of four layers slide."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -56,21 +57,28 @@ def gguf(header: GgufHeader) -> ModelSpec:
     """Reads GGUF metadata."""
     from ckdist.models import from_gguf
 
-    spec, f = granite.gguf(header), header.fields
+    if from_gguf.is_mixture(header):
+        from ckdist.models.families.granitemoe_swa import experts
+
+        spec, name = granite.gguf_model(NAME, header, experts(header)), "granitemoe_swa"
+    else:
+        spec, name = granite.gguf(header), NAME
+    f = header.fields
     rotates = f.values.get("attention.rope_pattern")
     turns = [True] * len(spec.layers) if rotates is None else from_gguf.sliding_layers(
         Fields({"attention.sliding_window_pattern": rotates}, f.where, f.prefix), len(spec.layers), 0)  # fmt: skip
     window = f.integer("attention.sliding_window", high=1 << 30)
-    return with_windows(spec, window, from_gguf.sliding_layers(f, len(spec.layers), PERIOD), turns)
+    sliding = from_gguf.sliding_layers(f, len(spec.layers), PERIOD)
+    return replace(with_windows(spec, window, sliding, turns), family=name)
 
 
-def export(spec: ModelSpec, where: str) -> GgufForm:
-    """Returns the GGUF metadata of a model."""
+def export(spec: ModelSpec, where: str, more: Mapping[str, Any] | None = None) -> GgufForm:
+    """Returns the GGUF metadata of a model. `more` are further values."""
     rotated = replace(
         spec, layers=tuple(replace(one, mixer=replace(one.attention, rope="global")) for one in spec.layers)
     )
     pattern: dict[str, Any] = {"attention.rope_pattern": [one.attention.rope is not None for one in spec.layers]}
-    return granite.form(NAME, rotated, where, {**exaone4.written(spec, where), **pattern})
+    return granite.form(NAME, rotated, where, {**exaone4.written(spec, where), **pattern, **(more or {})})
 
 
 FAMILY = replace(

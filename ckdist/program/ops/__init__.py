@@ -52,7 +52,7 @@ FILES = {
     "position_embedding": "embed_positions embed_waves",
     "rms_norm": "rms_norm",
     "rms_norm_grad": "rms_norm_grad",
-    "selective_scan": "causal_conv scan_inputs selective_scan",
+    "selective_scan": "scan_inputs selective_scan",
     "stage_transfer": "recv send",
     "streams": "mix_streams",
     "tally": "tally tally_grad",

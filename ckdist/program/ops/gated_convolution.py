@@ -1,4 +1,4 @@
-"""The gated short convolution of LFM2, for inference."""
+"""Short convolutions for inference: the gated one of LFM2, and that of Mamba-1, without gates and with SiLU."""
 
 from typing import TYPE_CHECKING
 
@@ -6,10 +6,11 @@ import numpy as np
 
 from ckdist.errors import LayoutError
 from ckdist.program.cache import CacheArray, LayerCache
-from ckdist.program.ops.delta_rule import head_results
+from ckdist.program.ops.delta_rule import head_results, silu
 from ckdist.program.ops.op import lower, op, total, unchanged_whole
 from ckdist.program.ops.op_types import Arrays, Attrs, Inferred, Values, Weights
 from ckdist.program.rank_context import RankContext
+from ckdist.program.step import ABSENT, ValueIndex
 
 if TYPE_CHECKING:  # these modules import the ops
     from ckdist.program.fusion import Group
@@ -18,7 +19,7 @@ if TYPE_CHECKING:  # these modules import the ops
 
 def infer_gated_conv(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
     """The dims of x. Raises LayoutError if the kernel has other channels."""
-    x, w = inputs[0].dims[-1], weights[0].dims[0]
+    x, w = inputs[-1].dims[-1], weights[0].dims[0]
     if (w.count, w.axis) != (x.count, x.axis) or w.width % x.width:
         raise LayoutError(f"gated_conv of [{x}] has a kernel of [{w}]: {weights[0]}")
     return unchanged_whole("gated_conv")(inputs, weights, attrs)
@@ -26,23 +27,28 @@ def infer_gated_conv(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred
 
 @op("gated_conv", infer_gated_conv)
 def gated_conv(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
-    """Returns c * (bias + sum over i of w[:, i] * (b * x)[t - taps + 1 + i]), with zeros before the sequence."""
-    b, c, x = inputs
+    """Returns c * (bias + sum over i of w[:, i] * (b * x)[t - taps + 1 + i]), with zeros before the sequence.
+
+    x alone: silu(bias + sum over i of w[:, i] * x[t - taps + 1 + i]).
+    """
+    *gates, x = inputs
     kernel, *bias = weights
-    taps = attrs["weights"][0].dims[0].width // attrs["inputs"][2].dims[-1].width
+    taps = attrs["weights"][0].dims[0].width // attrs["inputs"][-1].dims[-1].width
     kernel, place = kernel.reshape(x.shape[1], taps), (attrs["layer"], "x")  # (channels, taps)
     tail = context.states.get(place, np.zeros((taps - 1, x.shape[1]), x.dtype))
-    rows = np.concatenate([tail, b * x])  # (taps - 1 + tokens, channels)
+    rows = np.concatenate([tail, gates[0] * x if gates else x])  # (taps - 1 + tokens, channels)
     context.states[place] = rows[len(rows) - taps + 1 :]
     result = total(rows[i : i + len(x)] * kernel[:, i] for i in range(taps))
-    return [c * (result + bias[0] if bias else result)]
+    result = result + bias[0] if bias else result
+    return [gates[1] * result if gates else silu(result)]
 
 
 @lower("gated_conv", "inference")
 def lower_gated_conv(lowering: "ServingLowering", group: "Group") -> None:
     """Emits one step, which also keeps the last products b * x of each sequence."""
     instr, (out,) = group.instr, group.instr.outputs
-    b, c, x = map(lowering.place_of, instr.inputs)
+    *gates, x = map(lowering.place_of, instr.inputs)
+    b, c = gates or [ValueIndex(ABSENT)] * 2
     heads, kernel = out.dims[-1], instr.weight(0)
     place, exchanged = head_results(lowering, out)
     bias = instr.weights[1] if len(instr.weights) > 1 else None

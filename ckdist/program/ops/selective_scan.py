@@ -1,4 +1,4 @@
-"""Mamba-1 (Gu & Dao 2023, arXiv:2312.00752) for inference: a convolution, then the states of channels.
+"""Mamba-1 (Gu & Dao 2023, arXiv:2312.00752) for inference: the inputs that channels share, and their states.
 
 The state of a sequence is in `RankContext.states`, or in the executor's state slots.
 """
@@ -11,67 +11,15 @@ import numpy as np
 from ckdist.errors import LayoutError
 from ckdist.program.cache import CacheArray, LayerCache
 from ckdist.program.ops.delta_rule import silu, softplus
-from ckdist.program.ops.op import lower, op, same, total, unsharded, whole
+from ckdist.program.ops.op import lower, op, same, unsharded, whole
 from ckdist.program.ops.op_types import Arrays, Attrs, Inferred, Values, Weights
 from ckdist.program.ops.rms_norm import inverse_rms
 from ckdist.program.rank_context import RankContext
-from ckdist.program.step import ABSENT, ValueIndex, VectorIndex
+from ckdist.program.step import ABSENT, VectorIndex
 
 if TYPE_CHECKING:  # these modules import the ops
     from ckdist.program.fusion import Group
     from ckdist.program.lower import ServingLowering
-
-
-def infer_causal_conv(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
-    """The dims of x. Raises LayoutError if the kernel has other channels."""
-    (x,), w = inputs, weights[0].dims[0]
-    whole("causal_conv", x)
-    unsharded_tokens("causal_conv", x.dims[0].axis)
-    if replace(w, width=x.dims[-1].width) != x.dims[-1] or w.width % x.dims[-1].width:
-        raise LayoutError(f"causal_conv of [{x.dims[-1]}] has a kernel of [{w}]: {weights[0]}")
-    return [(x.dims, None)]
-
-
-def unsharded_tokens(name: str, axis: str | None) -> None:
-    """Raises LayoutError if tokens are sharded: their channels are not exchanged for them."""
-    if axis:
-        raise LayoutError(f"{name} of sharded tokens")
-
-
-@op("causal_conv", infer_causal_conv)
-def causal_conv(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
-    """silu(bias + sum over i of w[:, i] * x[t - taps + 1 + i]), with zeros before the sequence."""
-    (x,), (kernel, *bias) = inputs, weights
-    taps = attrs["weights"][0].dims[0].width // attrs["inputs"][0].dims[-1].width
-    kernel, place = kernel.reshape(x.shape[1], taps), (attrs["layer"], "x")  # (channels, taps)
-    tail = context.states.get(place, np.zeros((taps - 1, x.shape[1]), x.dtype))
-    rows = np.concatenate([tail, x])  # (taps - 1 + tokens, channels)
-    context.states[place] = rows[len(rows) - taps + 1 :]
-    made = total(rows[i : i + len(x)] * kernel[:, i] for i in range(taps))
-    return [silu(made + bias[0] if bias else made)]
-
-
-@lower("causal_conv", "inference")
-def lower_causal_conv(lowering: "ServingLowering", group: "Group") -> None:
-    """Emits the step of a gated convolution, without its gates."""
-    instr, (out,) = group.instr, group.instr.outputs
-    heads, kernel = out.dims[-1], instr.weight(0)
-    source, (place,) = lowering.place_of(instr.inputs[0]), lowering.results([out])
-    lowering.emit(
-        "gated_conv",
-        b=ValueIndex(ABSENT),
-        c=ValueIndex(ABSENT),
-        x=source,
-        out=place,
-        conv=lowering.vector(kernel),
-        bias=lowering.vector(instr.weights[1] if len(instr.weights) > 1 else None),
-        layer=instr.attrs["layer"],
-        exchanged=False,
-    )
-    begin, end = heads.share(lowering.mesh)
-    tail = CacheArray("convolution", end - begin, heads.width, kernel.dims[0].width // heads.width - 1, "sequence")
-    lowering.caches[instr.attrs["layer"]] = LayerCache((tail,))
-    lowering.at[out.name] = place
 
 
 def infer_scan_inputs(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
@@ -79,8 +27,7 @@ def infer_scan_inputs(inputs: Values, weights: Weights, attrs: Attrs) -> Inferre
     (x,), low, pairs = inputs, attrs["low"], attrs["pairs"]
     whole("scan_inputs", x)
     unsharded("scan_inputs", x)
-    unsharded_tokens("scan_inputs", x.dims[0].axis)
-    if low.elements + pairs.elements != x.dims[-1].elements or pairs.elements % 2:
+    if x.dims[0].axis or low.elements + pairs.elements != x.dims[-1].elements or pairs.elements % 2:
         raise LayoutError(f"scan_inputs of [{x.dims[-1]}] cannot make [{low}] and [{pairs}]")
     return [((x.dims[0], low), None), ((x.dims[0], pairs), None)]
 
