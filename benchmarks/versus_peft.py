@@ -1,13 +1,16 @@
 """LoRA of a model on short chats, beside PEFT on torch.compile: tokens/s by turns in one run, their ratio, memory.
 
-    python benchmarks/versus_peft.py FOLDER [--gguf FILE] [--threads 2] [--rounds 9] [--dtype bfloat16|float32]
-        [--batch 16] [--lengths 24-160] [--checkpointing] --pytorch-python PATH
+    python benchmarks/versus_peft.py FOLDER [--gguf FILE] [--threads 2] [--rounds 5] [--minutes 8]
+        [--dtype bfloat16|float32] [--batch 8] [--lengths 24-160] [--checkpointing] [--compile layers|model|none]
+        --pytorch-python PATH
 
-FOLDER has the base as safetensors. With --gguf it is first made of that file by transformers. Both sides train the same
-sequences with rank 16 on all linears and AdamW. ckdist packs a batch; PEFT pads it to its longest sequence, to a
-multiple of 32, as a collator does, so that torch.compile sees few shapes. Tokens are those of the sequences, without
-padding. A side is one process, which computes while the other one waits. Printed are the medians of rounds, the ratio,
-the ratio of CPU seconds (for a busy machine) and the largest resident set.
+FOLDER has the base as safetensors. With --gguf it is first made of that file by transformers. Both sides train the
+same sequences with rank 16 on all linears and AdamW. ckdist packs a batch; PEFT pads it to its longest sequence, to a
+multiple of 32, as a collator does, so that torch.compile sees few shapes. It compiles one decoder layer, which all
+layers share: compiling all layers as one graph takes many minutes on two cores. No round begins after --minutes.
+Tokens are those of the sequences, without padding. A side is one process, which computes while the other one waits.
+Printed are the medians of rounds, the ratio, the ratio of CPU seconds (for a busy machine) and the largest resident
+set.
 """
 
 import argparse
@@ -21,7 +24,7 @@ import sys
 import tempfile
 import time
 
-RANK, RATE, WARM_UP, STEPS = 16, 2e-4, 2, 4
+RANK, RATE, WARM_UP, STEPS = 16, 2e-4, 1, 2
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
@@ -84,7 +87,10 @@ def peft_step(options):
         base.enable_input_require_grads()
     model = get_peft_model(base, LoraConfig(r=RANK, lora_alpha=2 * RANK, target_modules=list(TARGETS)))
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=RATE, fused=True)
-    run = torch.compile(model)
+    run = torch.compile(model) if options.compile == "model" else model
+    if options.compile == "layers":
+        for layer in base.model.layers:
+            layer.compile()
 
     def step(sequences) -> float:
         width = -(-max(map(len, sequences)) // 32) * 32
@@ -133,9 +139,11 @@ def main() -> None:
     parser.add_argument("folder")
     parser.add_argument("--gguf")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--minutes", type=float, default=8)
+    parser.add_argument("--compile", choices=("layers", "model", "none"), default="layers")
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
-    parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--lengths", default="24-160")
     parser.add_argument("--checkpointing", action="store_true")
     parser.add_argument("--pytorch-python", default=sys.executable)
@@ -155,7 +163,10 @@ def main() -> None:
     sides = {side: subprocess.Popen(command(python, side), env=environment, **pipes)
              for side, python in pythons.items()}  # fmt: skip
     tokens, found = sum(len(own) for step in batches(options) for own in step), {side: [] for side in sides}
+    deadline = time.monotonic() + 60 * options.minutes
     for number in range(WARM_UP + options.rounds):
+        if time.monotonic() > deadline and found["peft"]:
+            break
         for side, process in sides.items():
             print("round", file=process.stdin, flush=True)
             result = json.loads(process.stdout.readline())

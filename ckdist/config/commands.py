@@ -77,6 +77,9 @@ class TrainCommand(Settings):
         None, "-dp", "--data-parallel-size", kind=int, within=(1, 1 << 16),
         help="replicas; started on this host if there is no launcher (default: the file's value, or the started ranks)",
     )  # fmt: skip
+    trace: str | None = option(
+        None, "--trace", metavar="FILE.json", help="write the newest events of every thread of every rank, for Perfetto"
+    )
     verbose: bool = option(False, "-v", "--verbose", help="log more")
 
     @property
@@ -84,7 +87,8 @@ class TrainCommand(Settings):
         """The fields that override the file, as `field=value`."""
         kinds = "tensor", "pipeline", "sequence", "data"
         sizes = {f"{kind}_parallel_size": getattr(self, f"{kind}_parallel_size") for kind in kinds}
-        return (*self.set, *(f"{name}={size}" for name, size in sizes.items() if size is not None))
+        values = sizes | {"trace": self.trace}
+        return (*self.set, *(f"{name}={value}" for name, value in values.items() if value is not None))
 
 
 GGUF_TYPES = ("f16", "bf16", "f32", "q8_0", "q4_k")

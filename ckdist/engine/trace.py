@@ -53,6 +53,9 @@ KINDS = {
     lib.ckdist_trace_copy: ("copy", "repacker", ("KiB",)),
     lib.ckdist_trace_copy_blocks: ("copy blocks", "cache", ("blocks", "into_cache")),
     lib.ckdist_trace_sum: ("sum", "exchange", ("step", "phase", "chunk")),
+    lib.ckdist_trace_data: ("data", "training", ()),
+    lib.ckdist_trace_update: ("update", "training", ()),
+    lib.ckdist_trace_save: ("save", "training", ()),
 }
 IN_STEP = (lib.ckdist_trace_step, lib.ckdist_trace_barrier, lib.ckdist_trace_exchange)
 

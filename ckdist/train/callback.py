@@ -1,5 +1,6 @@
 """Callbacks of `ckdist.train`."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 from ckdist.train.report import StepReport
@@ -19,3 +20,14 @@ class Callback:
 
     def on_end(self, report: StepReport | None) -> None:
         """Called after the model was written, with the last step's report, or None if no step was left."""
+
+
+class StepFunction(Callback):
+    """Calls one function after every step."""
+
+    def __init__(self, function: Callable[[StepReport], None]) -> None:
+        self.function = function
+
+    def on_step(self, report: StepReport) -> None:
+        """Calls it."""
+        self.function(report)

@@ -29,7 +29,7 @@ from ckdist.train.model_folder import write_result
 from ckdist.train.optimizer import Optimizer
 from ckdist.train.ranks import TrainingRanks
 from ckdist.train.shards import Shaped, Shards
-from ckdist.train.training_checkpoint import Folder, TrainState, disk_reason
+from ckdist.train.training_checkpoint import Folder, TrainState, disk_reason, verify
 
 log = logging.getLogger(__name__)
 
@@ -119,6 +119,19 @@ class CheckpointWriter:
             self._read(tensors, name, state, self._shaped(name))
             self.optimizer.restore(name, state.flat)
         self.optimizer.steps = updates
+
+    def load_last(self, step: int) -> TrainState | None:
+        """Loads the last checkpoint of at most `step` steps. Returns its state, or None if there is none.
+
+        A collective call.
+        """
+        steps = [] if self.folder is None else [found for found in self.folder.steps() if found <= step]
+        values = self.world.broadcast(vars(verify(self.folder.at(steps[-1]))) if self.folder and steps else None)
+        if values is None:
+            return None
+        state = TrainState(**values)
+        self.load(Path(self.config.output_dir, f"checkpoint-{state.step}"), state.updates)
+        return state
 
     def _shaped(self, state: str) -> Shaped | None:
         """The shapes of a state's arrays from those of the weights; None if they are equal."""

@@ -245,6 +245,7 @@ class TrainConfig(Settings):
     save_dtype: str = option(
         "bfloat16", help="type of the weights in the finished model", choices=("bfloat16", "float16", "float32")
     )
+    trace: str = option("", help="file for the newest events of every thread of every rank, for Perfetto")
     report_to: tuple[str, ...] = option(
         (), help="trackers that get the logged numbers too", choices=("tensorboard", "wandb", "mlflow")
     )

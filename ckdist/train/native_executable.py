@@ -237,6 +237,10 @@ class NativeExecutable:
         """Waits until other stages have received all that was sent. Raises CommError if a rank died or stalled."""
         native.check(native.lib.ckdist_training_flush(self._handle))
 
+    def trace(self, handle: CData) -> None:
+        """Makes every thread record its steps in a native trace, which must outlive this object."""
+        native.check(native.lib.ckdist_training_trace(self._handle, handle))
+
     def zero_grad(self) -> None:
         """Makes the next `forward_backward` overwrite the gradients. Until then they keep their values."""
         self._fresh = [True] * len(self._fresh)

@@ -30,7 +30,8 @@ REFUSED = {
 NAMED = (
     "model_name_or_path", "num_train_epochs", "max_steps", "validation_file", "per_device_train_batch_size",
     "gradient_accumulation_steps", "global_batch_size", "learning_rate", "weight_decay", "adam_beta1", "adam_beta2",
-    "adam_epsilon", "momentum", "muon_momentum", "max_grad_norm", "on_nan", "on_spike", "lr_scheduler_type", "warmup_steps", "warmup_ratio",
+    "adam_epsilon", "momentum", "muon_momentum", "max_grad_norm", "on_nan", "on_spike",
+    "lr_scheduler_type", "warmup_steps", "warmup_ratio",
     "num_decay_steps", "min_lr_ratio", "router_aux_loss_coef", "bf16", "beta", "teacher_file", "teacher_weight",
     "loss_type", "rpo_alpha", "desirable_weight",
     "undesirable_weight", "lora_dropout", "reward", "num_generations", "max_completion_length", "num_iterations",

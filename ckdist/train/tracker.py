@@ -1,4 +1,4 @@
-"""Trackers of experiments: TensorBoard, Weights & Biases, MLflow. Each is a package of its own, imported if it is used."""
+"""Trackers of experiments: TensorBoard, Weights & Biases, MLflow. Each is a package, imported if it is used."""
 
 import importlib
 import importlib.util

@@ -7,9 +7,10 @@ import logging
 import math
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
@@ -27,7 +28,7 @@ from ckdist.topology.arithmetic import arithmetic_rate
 from ckdist.train import training_checkpoint as saved
 from ckdist.train.batch import PackedBatch
 from ckdist.train.batch_source import BatchSource, share_source
-from ckdist.train.callback import Callback
+from ckdist.train.callback import Callback, StepFunction
 from ckdist.train.checkpoint_writer import CheckpointWriter, Saved
 from ckdist.train.config import TrainConfig
 from ckdist.train.data.batches import FileBatches, OwnBatches, Position, validation_batches
@@ -47,16 +48,18 @@ from ckdist.train.resumption import changed_settings, check_settings, settings_o
 from ckdist.train.schedule import Schedule
 from ckdist.train.tracker import check_report_to
 from ckdist.train.training_checkpoint import Folder, TrainState
-from ckdist.train.training_data import EVAL_ROWS, open_data
+from ckdist.train.training_data import EVAL_ROWS, check_validation, open_data
 from ckdist.train.training_memory import memory_line, rank_bytes, require
 from ckdist.weights.copies import compare_samples
 from ckdist.weights.model_files import model_files
 from ckdist.weights.whole_comparison import MAX_READERS, WholeComparison
 
+if TYPE_CHECKING:
+    from ckdist.train.training_trace import TrainingTrace
+
 log = logging.getLogger(__name__)
 
 PEAK_FORMATS = {True: 1, False: 0}  # bf16 -> activation format of the products
-
 # (model, configuration, program, ranks, threads) -> executable
 MakeExecutable: TypeAlias = Callable[
     [TrainedModel, TrainConfig, LossProgram, TrainingRanks, ThreadPool], NativeExecutable
@@ -98,7 +101,7 @@ def train(
     trainer = Trainer(config, ranks, share_source(ranks, batches), make_executable or native_executable)
     try:
         if on_step is not None:
-            callbacks = (*callbacks, _StepFunction(on_step))
+            callbacks = (*callbacks, StepFunction(on_step))
         last = trainer.run(callbacks, should_stop)
     except BaseException as error:
         trainer.fail(error)
@@ -107,17 +110,6 @@ def train(
     if world is None:
         ranks.close()
     return last
-
-
-class _StepFunction(Callback):
-    """Calls one function after every step."""
-
-    def __init__(self, function: OnStep) -> None:
-        self.function = function
-
-    def on_step(self, report: StepReport) -> None:
-        """Calls it."""
-        self.function(report)
 
 
 def native_executable(
@@ -142,6 +134,7 @@ class Trainer:
         self.folder: Folder | None = None  # on rank 0
         self.report: Report | None = None  # on rank 0
         self.callbacks: Sequence[Callback] = ()
+        self.trace: TrainingTrace | None = None
         self.writing = 0.0  # ranks that were writing a checkpoint in the last step
         self.communicator: Communicator | None = None
         self.preference: MethodStep | None = None
@@ -167,6 +160,18 @@ class Trainer:
         self.world.gather(None)  # its files exist now
         self.tokenizer = open_tokenizer(self.config, self.model, make=False)
 
+    def _open_communicator(self, needed: dict[str, int]) -> Communicator:
+        """Opens the communicator of all ranks. `needed`: bytes by content."""
+        return open_communicator(
+            self.world,
+            self.config.transport,
+            timeout=self.config.ddp_timeout,
+            spins=None if self.placement.quota is None else SPINS_QUOTA,
+            # Peers reduce gradients and read rows in the arena.
+            arena_bytes=ARENA_BYTES + 2 * needed["gradients"] + 2 * needed["rows for other stages"],
+            log=log.warning,
+        )
+
     def _open(self, source: BatchSource | None, make_executable: MakeExecutable) -> None:
         config, world = self.config, self.world
         agree_on_start(world, config)
@@ -186,28 +191,15 @@ class Trainer:
         self.stage = program.stage
         needed = self._needed_memory(program, mesh)
         if world.size > 1:
-            self.communicator = open_communicator(
-                world,
-                config.transport,
-                timeout=config.ddp_timeout,
-                spins=None if self.placement.quota is None else SPINS_QUOTA,
-                # Peers reduce gradients and read rows in the arena.
-                arena_bytes=ARENA_BYTES + 2 * needed["gradients"] + 2 * needed["rows for other stages"],
-                log=log.warning,
-            )
+            self.communicator = self._open_communicator(needed)
         self.ranks = TrainingRanks.split(mesh, self.communicator)
         self.pool = ThreadPool(self.threads, self.placement.cpus)
         self.executable = self._loaded(make_executable, program)
         self.shards = program.trained_shards
         self.optimizer = Optimizer(
-            config,
-            self.executable.parameters,
-            self.executable.gradients,
-            self.ranks,
-            self.pool,
-            self.shards.replicated,
-            self.shards.tied,
-        )
+            config, self.executable.parameters, self.executable.gradients, self.ranks, self.pool,
+            self.shards.replicated, self.shards.tied,
+        )  # fmt: skip
         self.writer = CheckpointWriter(
             config, world, self.ranks, self.folder, self.model, self.tokenizer, self.shards, self.executable,
             self.optimizer,
@@ -222,21 +214,18 @@ class Trainer:
         self.preference = method_step(config, self.executable, self.ranks, self.model, self.tokenizer, update)
         if self.preference is not None:
             self.preference.measure_reference(*data.rows)  # with the weights before training
-        self._check_validation()
+        check_validation(config, self.validation)
         self._resume(Path(resumed) if resumed else None)
         self.schedule = Schedule.of(config, self.state.steps)
         self.lost = LostSteps(config.learning_rate, self.state.skipped_steps)
         self.peak = self.ranks.sum(arithmetic_rate(self.threads, self.placement.cpus, PEAK_FORMATS[config.bf16]))[0]
         self._log_memory(mesh, needed)
+        if config.trace:
+            from ckdist.train.training_trace import TrainingTrace
+
+            self.trace = TrainingTrace(config.trace, world, self.executable)
         if world.rank == 0:
             self.report = Report(self.output, self.state.step, self.state.steps, config.as_dict())
-
-    def _check_validation(self) -> None:
-        """Raises ConfigError for settings that need validation data, if there is none."""
-        for name in ("early_stopping", "samples"):
-            number = getattr(self.config, name)
-            if number and self.validation is None:
-                raise ConfigError(f"{name} ({number}) needs validation data: set validation_file")
 
     def _loaded(self, make_executable: MakeExecutable, program: LossProgram) -> NativeExecutable:
         """Makes the executable while other threads compare the base model's files over hosts. A collective call.
@@ -281,11 +270,6 @@ class Trainer:
                 raise ConfigError(
                     f"{folder} was trained on other text: give the same train_file and tokenizer, or another output_dir"
                 )
-            if self.state.seed != c.seed:
-                raise ConfigError(
-                    f"{folder} was trained with seed {self.state.seed}, and seed is {c.seed}: "
-                    "set the same, or another output_dir"
-                )
             check_settings(c, self.state, folder)
             self.writer.load(folder, self.state.updates)
         elif self.ranks.data is not None:
@@ -304,6 +288,10 @@ class Trainer:
             if changed := changed_settings(c, before, self.state):
                 log.warning("%s %s", folder, changed)
             log.info("resuming from %s: %d of %d steps are done", folder, self.state.step, self.state.steps)
+
+    def _span(self, name: str) -> AbstractContextManager[None]:
+        """Writes an event of the trace, if there is one, around the `with` block."""
+        return self.trace.span(name) if self.trace is not None else nullcontext()
 
     def _say(self, text: str) -> None:
         if self.report is not None:
@@ -342,7 +330,8 @@ class Trainer:
             if not self.writing:
                 self._report_saved(self.writer.wait())
             if c.save_steps and step % c.save_steps == 0:
-                self._report_saved(self.writer.save(self.state))
+                with self._span("save"):
+                    self._report_saved(self.writer.save(self.state))
                 unsaved = False
         if unsaved:
             self._report_saved(self.writer.save(self.state))
@@ -355,6 +344,8 @@ class Trainer:
                 self._write_model()
         for callback in callbacks:
             callback.on_end(last)
+        if self.trace is not None:
+            self.trace.save()
         self.world.gather(None)  # all ranks leave together
         return last
 
@@ -383,26 +374,24 @@ class Trainer:
     def _go_back(self) -> None:
         """Loads the weights and the optimizer's state of the last checkpoint. The data goes on. A collective call."""
         self._report_saved(self.writer.wait())
-        steps = [] if self.folder is None else [step for step in self.folder.steps() if step <= self.state.step]
-        path = self.folder.at(steps[-1]) if self.folder is not None and steps else None
-        values = self.world.broadcast(vars(saved.verify(path)) if path is not None else None)
-        if values is None:
+        old = self.writer.load_last(self.state.step)
+        if old is None:
             self._say("there is no checkpoint to go back to yet: the step is only skipped")
             return
-        old = TrainState(**values)
-        self.writer.load(path or self.output, old.updates)  # rank 0 reads
         self.state = replace(self.state, updates=old.updates, loss_mean=old.loss_mean, norm_mean=old.norm_mean)
         self._say(f"step {self.state.step}: the weights are those of step {old.step} again")
 
     def _step(self, should_stop: ShouldStop | None) -> tuple[StepReport, bool]:
         """Makes one step. Returns its report, and whether any rank wants to stop after it."""
         began = time.perf_counter()
-        batches = self.batches.take() if self.preference is None else self.preference.take(self.batches)
+        with self._span("data"):
+            batches = self.batches.take() if self.preference is None else self.preference.take(self.batches)
         counted_here = batches if self.ranks.counts_tokens else ()
         tokens = sum(int((batch.targets >= 0).sum()) for batch in counted_here)
         every = sum(batch.tokens_to_learn_from() for batch in counted_here)
         computing = time.perf_counter()
-        own = self._forward_backward(batches)
+        with self._span("run"):
+            own = self._forward_backward(batches)
         counted = tokens if own.units is None else own.units
         sums = own.loss, own.balance, counted, tokens, every, *self._flags(should_stop)
         loss, balance, counted, tokens, every, stops, self.writing = self.ranks.sum_replicas(*sums)
@@ -410,7 +399,8 @@ class Trainer:
         rate = self.schedule.rate(self.state.step)
         before, mean = self.state, loss / max(counted, 1)
         most_norm = self.guards.most_norm(before, mean)
-        result = self.optimizer.step(rate, counted if math.isfinite(loss) else 0, most_norm)
+        with self._span("update"):
+            result = self.optimizer.step(rate, counted if math.isfinite(loss) else 0, most_norm)
         self._advance(int(tokens), result.skipped)
         seconds = time.perf_counter() - began
         gflops, peak = self.model.operations(every, tokens) / seconds / 1e9, self.peak / 1e9
@@ -485,14 +475,14 @@ class Trainer:
         weights = self.writer.gathered()
         if self.world.rank == 0 and weights is not None:
             out = write_result(self.output, self.model, weights, self.tokenizer, self.config)
-            self._say(
-                f"the {out.stem} is in {out}"
-                + (f"; {self.state.skipped_steps} steps were skipped" if self.state.skipped_steps else "")
-            )
+            skipped = self.state.skipped_steps
+            self._say(f"the {out.stem} is in {out}" + (f"; {skipped} steps were skipped" if skipped else ""))
 
     def fail(self, error: BaseException) -> None:
         """Releases everything after `error`, and sends it to the other ranks: they must not wait for this one."""
         communicator, self.communicator = self.communicator, None
+        if self.trace is not None:
+            self.trace.save_own()
         if communicator is not None and not isinstance(error, CommError):
             communicator.abandon(str(error) or type(error).__name__)
         self.close()

@@ -218,3 +218,11 @@ def _open_cache(config: TrainConfig, world: World, files: list[Path], tokenizer:
     cache = cache or load()
     agree(world, "training text", cache.digest)
     return cache
+
+
+def check_validation(config: TrainConfig, validation: Rows | None) -> None:
+    """Raises ConfigError for settings that need validation data, if there is none."""
+    for name in ("early_stopping", "samples"):
+        number = getattr(config, name)
+        if number and validation is None:
+            raise ConfigError(f"{name} ({number}) needs validation data: set validation_file")

@@ -100,7 +100,7 @@ def test_no_tied_embeddings_and_batches_of_ones_own(tmp_path):
 
         def body(world):
             trainer = Trainer(c, world, batches, native_executable)
-            trainer.run(None, None)
+            trainer.run((), None)
             trainer.close()
 
         run_threads(pp, body)

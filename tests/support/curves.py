@@ -8,8 +8,7 @@ import pytest
 
 from ckdist.train.checkpoint_parts import SavedTensors
 from ckdist.train.trainer import train
-from ckdist.weights.checkpoint import open_checkpoint
-from ckdist.weights.dequantize import read_tensor
+from ckdist.weights.safetensors import read_safetensors
 from tests.support.thread_ranks import run_threads
 from tests.support.tiny_training import MODEL, config
 
@@ -33,11 +32,16 @@ def curve(c, ranks: int, **more) -> list:
 
 
 def tensors(path: pathlib.Path) -> dict[str, np.ndarray]:
-    """The tensors of a checkpoint, or of a model."""
+    """The tensors of a checkpoint, or those of a model or file in float32."""
     if (path / "training").is_dir():
-        stored = SavedTensors(path)
-        return {name: stored(name, shape) for name, shape in stored.shapes.items()}
-    return {name: read_tensor(tensor) for name, tensor in open_checkpoint(path).tensors.items()}
+        saved = SavedTensors(path)
+        return {name: saved(name, shape) for name, shape in saved.shapes.items()}
+    file = path if path.is_file() else path / "model.safetensors"
+    data = file.read_bytes()
+    return {
+        name: np.frombuffer(data, np.float32, tensor.nbytes // 4, tensor.offset).reshape(tensor.shape)
+        for name, tensor in read_safetensors(file).items()
+    }
 
 
 def metrics(out: pathlib.Path) -> list[dict]:

@@ -120,7 +120,7 @@ WITHOUT_EFFECT = (
     "sequence_parallel_size", "pipeline_parallel_size", "virtual_pipeline_parallel_size", "expert_parallel_size",
     "zero_stage", "threads", "transport", "ddp_timeout", "logging_steps", "eval_steps", "samples", "early_stopping",
     "save_steps", "save_total_limit", "resume",
-    "save_dtype", "report_to", "encrypt",
+    "save_dtype", "report_to", "encrypt", "trace",
 )  # fmt: skip
 
 

@@ -27,7 +27,10 @@ enum {
   ckdist_trace_copy_blocks = 15, /* blocks of a cache beside steps: blocks, 1 if into the cache */
   /* A chunk of a sum between hosts, until its arrival is seen: index of the step, phase, number of the chunk. It begins
      when this rank begins to send it, or when the chunk before has arrived. */
-  ckdist_trace_sum = 16
+  ckdist_trace_sum = 16,
+  ckdist_trace_data = 17,   /* training: batches of a step */
+  ckdist_trace_update = 18, /* training: the optimizer */
+  ckdist_trace_save = 19    /* training: the pause for a checkpoint */
 };
 
 struct ckdist_trace_event {

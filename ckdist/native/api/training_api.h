@@ -4,6 +4,7 @@
 #include "api/communicator_api.h"
 #include "api/pool_api.h"
 #include "api/program_api.h"
+#include "api/trace_api.h"
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -50,6 +51,8 @@ CKDIST_EXPORT int ckdist_training_flush(struct ckdist_training* training);
 /* Seconds of the first thread in the last run, by kind of step; the last element is packing. (ckdist_step_kinds +
    1,) */
 CKDIST_EXPORT void ckdist_training_times(struct ckdist_training* training, double* out);
+/* Makes every thread record its steps in a lane of its own. Not during a run. The trace must outlive the object. */
+CKDIST_EXPORT int ckdist_training_trace(struct ckdist_training* training, struct ckdist_trace* trace);
 /* Bytes of activations (including kept ones), of workspace, and of matrices that are packed once. (3,) */
 CKDIST_EXPORT void ckdist_training_bytes(struct ckdist_training* training, int64_t* out);
 

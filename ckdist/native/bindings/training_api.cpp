@@ -3,6 +3,7 @@
 #include "api/training_api.h"
 #include "bindings/communicator_handle.h"
 #include "bindings/pool_handle.h"
+#include "bindings/trace_handle.h"
 #include "core/error.h"
 #include "runtime/training.h"
 
@@ -28,6 +29,9 @@ int ckdist_training_run(ckdist_training* training, const ckdist_training_batch* 
     losses[0] = training->run(*batch, *pass);
     losses[1] = training->balance;
   });
+}
+int ckdist_training_trace(ckdist_training* training, ckdist_trace* trace) {
+  return guard([&] { training->trace(*trace); });
 }
 int ckdist_training_flush(ckdist_training* training) {
   return guard([&] { training->flush(); });
