@@ -5,11 +5,10 @@ DeepSeek-AI 2026. The layer that predicts further tokens is left out.
 
 from dataclasses import replace
 
-from ckdist.models import from_config, limits, rope
+from ckdist.models import compressed_gguf, from_config, limits, rope
 from ckdist.models.compressed_fields import CompressedAttention
 from ckdist.models.compressed_model import KINDS, LIMIT, SPARSE, compressed_model, read_streams
 from ckdist.models.config_keys import ConfigKeys
-from ckdist.models.families import deepseek_v4_gguf
 from ckdist.models.families.family import SAFETENSORS_EXPERTS, SHARED_EXPERTS, Family, in_layers, numbered
 from ckdist.models.fields import Fields
 from ckdist.models.indexer import Indexer
@@ -144,9 +143,9 @@ OF_LAYER = {
 }
 FAMILY = Family(
     config,
-    deepseek_v4_gguf.NAMES,
-    deepseek_v4_gguf.export,
-    deepseek_v4_gguf.gguf,
+    compressed_gguf.NAMES,
+    compressed_gguf.export,
+    compressed_gguf.gguf,
     keys=KEYS,
     safetensors=SAFETENSORS_EXPERTS.but({
         **in_layers("model.layers", {**SHARED_EXPERTS, **OF_LAYER}),
@@ -154,5 +153,5 @@ FAMILY = Family(
         "embed": "model.embed_tokens", "head": "lm_head",
     }),
     ignored=(r"mtp\..*",),
-    gguf_values=deepseek_v4_gguf.values,
+    gguf_values=compressed_gguf.values,
 )  # fmt: skip
