@@ -126,7 +126,7 @@ class CheckpointWriter:
         A collective call.
         """
         steps = [] if self.folder is None else [found for found in self.folder.steps() if found <= step]
-        values = self.world.broadcast(vars(verify(self.folder.at(steps[-1]))) if self.folder and steps else None)
+        (values, *_) = self.ranks.gather(vars(verify(self.folder.at(steps[-1]))) if self.folder and steps else None)
         if values is None:
             return None
         state = TrainState(**values)
@@ -175,7 +175,8 @@ class CheckpointWriter:
                 "training waits while checkpoints are written: a copy takes %s, and %s are free",
                 gigabytes(size), gigabytes(max(0, free_memory(self.world.local_size))),
             )  # fmt: skip
-        target = Path(self.world.broadcast(str(self.folder.begin(state.step)) if self.folder is not None else None))
+        (path, *_) = self.ranks.gather(str(self.folder.begin(state.step)) if self.folder is not None else None)
+        target = Path(path)
         parts = self._with_others([part for stretch in stretches for part in self._parts(*stretch)], target.is_dir())
         self._writing = _Writing(state, lambda: self._write(target, parts, weights))
         self._writing.start()
@@ -219,7 +220,7 @@ class CheckpointWriter:
         """Rank -> the parts that this rank writes. Rank 0 receives those of ranks that do not see its folder."""
         every, rank = self.ranks.every, self.world.rank
         places = [[part.tensor, part.shape, part.spans, part.begin, part.values.size] for part in parts]
-        tables = self.world.gather(None if sees else places)
+        tables = self.ranks.gather(None if sees else places)
         if every is not None and not sees:
             every.send(np.concatenate([part.values for part in parts]), 0, PARTS_TAG)
             return {}
@@ -262,13 +263,14 @@ class CheckpointWriter:
             return None
         self._writing.join()
         done, self._writing = self._writing, None
-        results = self.world.gather([done.checksums, done.error])
+        results = self.ranks.gather([done.checksums, done.error])
         errors = [error for _, error in results if error]
         failure = None
         if self.folder is not None:
             sums = {name: checksum for own, _ in results for name, checksum in own.items()}
             failure = self._finish(self.folder, done.state, sums, errors)
-        if failure := self.world.broadcast(failure):
+        (failure, *_) = self.ranks.gather(failure)
+        if failure:
             raise EngineError(failure)
         path = Path(self.config.output_dir, f"checkpoint-{done.state.step}")
         return Saved(path, done.state.step, time.perf_counter() - done.began, done.paused)

@@ -10,7 +10,8 @@ FLAGS := -std=c++17 -O1 -g -fPIC -fsanitize=thread -ffp-contract=off -I$(NATIVE)
 	-DCKDIST_HAVE_BASELINE -DCKDIST_ISA=baseline -DCKDIST_VECTORS=baseline
 SOURCES := $(wildcard $(NATIVE)/*/*.cpp $(NATIVE)/*/*/*.cpp)
 OBJECTS := $(SOURCES:%.cpp=$(SIDE)/%.o)
-RUN := LD_PRELOAD=$(shell realpath $$($(CXX) -print-file-name=libtsan.so)) TSAN_OPTIONS="exitcode=66 suppressions=tests/native/tsan.supp" \
+RUN := LD_PRELOAD=$(shell realpath $$($(CXX) -print-file-name=libtsan.so)) \
+	TSAN_OPTIONS="exitcode=66 suppressions=tests/native/tsan.supp" \
 	PYTHONPATH=$(SIDE)/root:. OPENBLAS_NUM_THREADS=1
 
 .PHONY: test
