@@ -251,7 +251,7 @@ class CheckpointWriter:
 
     @property
     def is_writing(self) -> bool:
-        """Whether this rank's part is not complete."""
+        """True while this rank writes its part."""
         return self._writing is not None and self._writing.is_alive()
 
     def wait(self) -> Saved | None:

@@ -58,7 +58,7 @@ class Guards:
         )
 
     def goes_back(self, report: StepReport) -> bool:
-        """Whether the weights shall be those of the last checkpoint. Raises EngineError if the training shall stop."""
+        """True if the run goes back to the last checkpoint. Raises EngineError if the training stops."""
         if not report.tokens or (report.spike is None and not report.skipped):
             return False
         name = "on_nan" if report.spike is None else "on_spike"

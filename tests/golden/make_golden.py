@@ -76,7 +76,7 @@ CONFIGS = {
         "num_experts_per_tok": 3, "scoring_func": "sigmoid", "hidden_act": "silu", "tie_word_embeddings": False,
         "pad_token_id": 0,
     },
-    # Blocks of 16 positions, of which each of two kv-heads sees three.
+    # Blocks have 16 positions. Each of two kv-heads sees three blocks.
     "minimax_m3": {
         "architectures": ["MiniMaxM3SparseForConditionalGeneration"], "model_type": "minimax_m3_vl",
         "tie_word_embeddings": False, "image_token_index": 128, "video_token_index": 127, "projector_hidden_size": 8,

@@ -60,7 +60,7 @@ def assert_same_curve(found: list[dict], expected: list[dict]) -> None:
 
 
 def assert_same_tensors(found: pathlib.Path, expected: pathlib.Path) -> None:
-    """Of two folders, to what sums in another order change."""
+    """Fails if tensors of two folders differ by more than sums in another order do."""
     ours, theirs = tensors(found), tensors(expected)
     assert set(ours) == set(theirs)
     for name, array in theirs.items():

@@ -64,7 +64,7 @@ class _Loading:
             sys.setswitchinterval(before)
 
     def is_done(self) -> bool:
-        """Whether the thread has ended."""
+        """True if the thread has ended."""
         return not self._thread.is_alive()
 
     def wait(self) -> LoadedModel | None:

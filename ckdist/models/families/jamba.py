@@ -46,7 +46,7 @@ KEYS = ConfigKeys(
 
 
 def chosen(f: Fields, kind: str, count: int) -> list[bool]:
-    """Whether each layer is of a kind, by the kind's period and offset."""
+    """For each layer, True if it is of a kind: (layer - offset) is a multiple of the period."""
     period = f.integer(f"{kind}_layer_period", high=limits.MAX_LAYERS)
     offset = f.integer(f"{kind}_layer_offset", low=0, high=limits.MAX_LAYERS)
     if offset >= period:

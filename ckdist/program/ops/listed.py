@@ -25,7 +25,7 @@ def check_listed(name: str, listed: Values, q: Value, attrs: Attrs, k: Value | N
 
 
 def is_listed(listed: Arrays, positions: int) -> np.ndarray:
-    """Whether a token sees each position: (tokens, positions). `listed` is empty, or has the positions of tokens, -1
+    """Bool (tokens, positions): True if a token sees a position. `listed` is empty, or has the positions of tokens, -1
     for none.
     """
     if not listed:
@@ -36,7 +36,7 @@ def is_listed(listed: Arrays, positions: int) -> np.ndarray:
 
 
 def seen_by(listed: np.ndarray, positions: int, kv_heads: int, block: int) -> np.ndarray:
-    """Whether a token sees each position: (kv_heads, tokens, positions). `block`: blocks of this size are listed."""
+    """Bool (kv_heads, tokens, positions): True if a token sees a position. Blocks of `block` positions are listed."""
     if not block:
         return np.stack([is_listed([listed], positions)] * kv_heads)
     blocks = [is_listed([own], -(-positions // block)) for own in np.split(listed, kv_heads, axis=1)]

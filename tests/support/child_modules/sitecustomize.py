@@ -19,7 +19,7 @@ FOLDER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../../buil
 
 
 class Methods:
-    """The code of the methods that `dataclasses` writes as text: 500 in a start, of which compiling takes a tenth.
+    """The code of the methods that `dataclasses` writes as text. A start has 500 and spends a tenth of its time compiling them.
 
     Processes share it by a file. One that has compiled many texts writes the file again.
     """

@@ -43,7 +43,7 @@ class SealedSocket {
   void outlive(std::shared_ptr<BrokenSockets> broken, int number);
   bool waits() const { return state_.load(std::memory_order_relaxed) == State::waits; }  // for another connection
   // Returns false while the peer's kernel may lack a record, if another connection could still carry it. Reports a
-  // broken connection, since nobody may read any more. Any thread may ask.
+  // broken connection, since possibly no thread reads from it. Any thread may ask.
   bool has_settled();
   void break_off();  // as if the connection had broken. Any thread may call it
   bool changed() { return changed_.load(std::memory_order_relaxed) && changed_.exchange(false); }  // it waited before
