@@ -19,7 +19,8 @@ FOLDER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../../buil
 
 
 class Methods:
-    """The code of the methods that `dataclasses` writes as text. A start has 500 and spends a tenth of its time compiling them.
+    """The code of the methods that `dataclasses` writes as text. A start compiles 500 of
+    them, in a tenth of its time.
 
     Processes share it by a file. One that has compiled many texts writes the file again.
     """
