@@ -56,16 +56,30 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {  # the folder of the published
         FEW | {"num_experts": EXPERTS, "num_hidden_layers": 4, "first_k_dense_replace": 0, "model_max_length": 1 << 17},
     ),
     "nemotron-h": ("nemotron_h_8b", FEW | {"hybrid_override_pattern": "M-M*-", "num_hidden_layers": 5}),
+    "falcon-mamba": ("falcon_mamba", FEW | {"num_hidden_layers": 2}),
+    "jamba": ("jamba", FEW | {"num_hidden_layers": 1, "num_experts": 2}),
+    "minimax-m3": ("minimax_m3", {}),
 }
-KIMI_LINEAR_LAYERS = {"kda_layers": [1, 2, 3], "full_attn_layers": [4]}
+NESTED: dict[str, dict[str, dict[str, Any]]] = {  # changes to a part of a configuration
+    "kimi-linear": {"linear_attn_config": {"kda_layers": [1, 2, 3], "full_attn_layers": [4]}},
+    "minimax-m3": {
+        "text_config": FEW
+        | {"num_hidden_layers": 1, "num_local_experts": 8, "moe_layer_freq": [1]}
+        | {"num_mtp_modules": 0, "num_nextn_predict_layers": 0},
+    },
+}
 
 
 def config_of(shape: str) -> dict[str, Any]:
     """Returns the contents of the shape's config.json."""
     folder, changes = SHAPES[shape]
     config = json.loads((CONFIGS / folder / "published.json").read_text()) | changes
-    if shape == "kimi-linear":
-        config["linear_attn_config"] |= KIMI_LINEAR_LAYERS
+    for part, changed in NESTED.get(shape, {}).items():
+        config[part] |= changed
+    if shape == "minimax-m3":
+        config["text_config"]["sparse_attention_config"] |= {
+            "sparse_attention_freq": [1], "sparse_disable_index_value": [1],
+        }  # fmt: skip
     return {name: value for name, value in config.items() if value is not None or name not in NO_YARN}
 
 
@@ -133,9 +147,9 @@ def run(model: Model, tokens: int, start: int, fill: bool = False) -> float:
     if slots is not None and not fill:
         slots[:, 1] = 1
     batch = Batch(ids, np.array([[tokens, start, len(blocks)]], np.int32), blocks, rows, slots)
-    begin = time.perf_counter()
+    begin = time.process_time()
     executable.run(batch)
-    return time.perf_counter() - begin
+    return time.process_time() - begin
 
 
 def measure(shape: str, model: Model, contexts: list[int], threads: int, rounds: int) -> None:

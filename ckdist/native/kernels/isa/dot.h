@@ -77,6 +77,17 @@ constexpr bool is_signed() {
   return !kByteDot && layout_of(type).offset == kCodebookOffset;
 }
 
+// Without vpdpbusd, NVFP4 has twice the products, by the factor that widens them, and half the scales, which is exact:
+// sums of the activations are -32 times those of 16 columns and the offset is 16, so they need no shift.
+template <Type type>
+constexpr bool is_doubled() {
+  return !kByteDot && layout_of(type).scales == ScaleKind::float8;
+}
+template <Type type>
+constexpr int doubled_sums_shift() {
+  return sums_shift<type>() - (is_doubled<type>() ? 1 : 0);
+}
+
 // Number of steps whose sums of two products can be added in 16 bits.
 template <Type type>
 constexpr int steps_before_widening() {
@@ -145,7 +156,8 @@ struct PairScales {
   Lanes factor[parts], of_sums;
 
   explicit PairScales(const Lanes* scale) {
-    for (int p = 0; p < parts; ++p) factor[p] = scaled ? pair_of(scale[p], scale[p]) : CKDIST_LANES(set1_epi16)(1);
+    constexpr int16_t one = is_doubled<type>() ? 2 : 1;
+    for (int p = 0; p < parts; ++p) factor[p] = scaled ? pair_of(scale[p], scale[p]) : CKDIST_LANES(set1_epi16)(one);
     of_sums = CKDIST_LANES_BITS(setzero)();
     if constexpr (scaled && offset)  // at most 32 * 128 each
       of_sums = pair_of(CKDIST_LANES(slli_epi32)(scale[0], log2_of(layout.offset)),

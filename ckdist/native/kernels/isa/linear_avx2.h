@@ -140,10 +140,17 @@ struct Block {
 inline void hide(int64_t& offset) { asm("" : "+r"(offset)); }
 
 template <Type type>
+inline __m256i halved(__m256i scale) {
+  if constexpr (!is_doubled<type>()) return scale;
+  return _mm256_castps_si256(_mm256_mul_ps(_mm256_castsi256_ps(scale), _mm256_set1_ps(0.5f)));
+}
+
+template <Type type>
 inline __m256i read_sums(const uint8_t* at) {
   const __m256i sums = broadcast32(at);
-  if constexpr (sums_shift<type>() < 0) return _mm256_slli_epi32(sums, -sums_shift<type>());
-  return sums_shift<type>() > 0 ? _mm256_srai_epi32(sums, sums_shift<type>()) : sums;
+  constexpr int shift = doubled_sums_shift<type>();
+  if constexpr (shift < 0) return _mm256_slli_epi32(sums, -shift);
+  return shift > 0 ? _mm256_srai_epi32(sums, shift) : sums;
 }
 
 // Adds one token's 32 columns to its total: of the block if scales are integers, else of the row.
@@ -230,7 +237,7 @@ inline void add_piece(const uint8_t* at, int group, const Columns& x, int64_t st
     codes[h][2] = read_step<type, kPieceSteps * piece + 2>(planes);
     codes[h][3] = read_step<type, kPieceSteps * piece + 3>(planes);
     __m256i scales[parts];
-    for (int p = 0; p < parts; ++p) scales[p] = block.scale(group * parts + p);
+    for (int p = 0; p < parts; ++p) scales[p] = halved<type>(block.scale(group * parts + p));
     scale[h] = scales[part];
     minimum[h] = layout.minimum && !layout.whole() ? block.minimum(group * parts + part) : _mm256_setzero_si256();
     const PairScales<type, scales_pairs> pairs(scales);
@@ -312,7 +319,7 @@ void block_strip(const Strip& strip) {
                                          read_step<type, 6>(planes), read_step<type, 7>(planes)};
           __m256i scale[parts], minimum[parts];
           for (int p = 0; p < parts; ++p) {
-            scale[p] = block.scale(g * parts + p);
+            scale[p] = halved<type>(block.scale(g * parts + p));
             minimum[p] = layout.minimum && !layout.whole() ? block.minimum(g * parts + p) : _mm256_setzero_si256();
           }
           int64_t row = 0;

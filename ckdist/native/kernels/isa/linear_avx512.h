@@ -136,10 +136,17 @@ constexpr int lanes_of(int tokens) { return tokens % 4 == 0 ? 4 : tokens % 3 == 
 inline void hide(int64_t& offset) { asm("" : "+r"(offset)); }
 
 template <Type type>
+inline __m512i halved(__m512i scale) {
+  if constexpr (!is_doubled<type>()) return scale;
+  return _mm512_castps_si512(_mm512_mul_ps(_mm512_castsi512_ps(scale), _mm512_set1_ps(0.5f)));
+}
+
+template <Type type>
 inline __m512i read_sums(const uint8_t* at) {
   const __m512i sums = broadcast32(at);
-  if constexpr (sums_shift<type>() < 0) return _mm512_slli_epi32(sums, -sums_shift<type>());
-  return sums_shift<type>() > 0 ? _mm512_srai_epi32(sums, sums_shift<type>()) : sums;
+  constexpr int shift = doubled_sums_shift<type>();
+  if constexpr (shift < 0) return _mm512_slli_epi32(sums, -shift);
+  return shift > 0 ? _mm512_srai_epi32(sums, shift) : sums;
 }
 
 // Adds 32 columns to the totals of a few tokens: of the block if scales are integers, else of the row.
@@ -248,7 +255,7 @@ void block_strip(const Strip& strip) {
         __m512i scale[parts], minimum[parts];
 #pragma GCC unroll 2
         for (int p = 0; p < parts; ++p) {
-          scale[p] = block[i].scale(g * parts + p);
+          scale[p] = halved<type>(block[i].scale(g * parts + p));
           if constexpr (layout.minimum && !layout.whole()) minimum[p] = block[i].minimum(g * parts + p);
         }
         const PairScales<type> pairs(scale);
