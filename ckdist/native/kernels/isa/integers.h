@@ -64,9 +64,11 @@ CKDIST_INLINE Ints set_pair(const int16_t* p) {
   std::memcpy(&pair, p, 4);
   return {_mm512_set1_epi32(pair)};
 }
+// vpdpwssd is written by hand: GCC 12 copies every sum in a loop, and stores some.
 CKDIST_INLINE Ints dot(Ints sum, Ints a, Ints b) {
 #if defined(__AVX512VNNI__)
-  return {_mm512_dpwssd_epi32(sum.v, a.v, b.v)};
+  asm("vpdpwssd %2, %1, %0" : "+v"(sum.v) : "v"(a.v), "v"(b.v));
+  return sum;
 #else
   return {_mm512_add_epi32(sum.v, _mm512_madd_epi16(a.v, b.v))};
 #endif
@@ -149,7 +151,8 @@ CKDIST_INLINE Ints set_pair(const int16_t* p) {
 }
 CKDIST_INLINE Ints dot(Ints sum, Ints a, Ints b) {
 #if defined(__AVXVNNI__)
-  CKDIST_EACH_INTS(_mm256_dpwssd_avx_epi32(sum.v[i], a.v[i], b.v[i]));
+  for (int i = 0; i < kParts; ++i) asm("%{vex%} vpdpwssd %2, %1, %0" : "+x"(sum.v[i]) : "x"(a.v[i]), "x"(b.v[i]));
+  return sum;
 #else
   CKDIST_EACH_INTS(CKDIST_INTEGER(add_epi32)(sum.v[i], CKDIST_INTEGER(madd_epi16)(a.v[i], b.v[i])));
 #endif
