@@ -75,7 +75,9 @@ def main() -> None:
     parser.add_argument("-r", "--rounds", type=int, default=3)
     args = parser.parse_args()
     for file in args.files:
-        pairs = [(own_seconds(file, args.depth), peer_seconds(args.bench, file, args.depth)) for _ in range(args.rounds)]
+        pairs = [
+            (own_seconds(file, args.depth), peer_seconds(args.bench, file, args.depth)) for _ in range(args.rounds)
+        ]
         for i, what in enumerate(("prompt", "decode")):
             own, peer = (statistics.median(pair[side][i] for pair in pairs) for side in (0, 1))
             ratios = sorted(pair[1][i] / pair[0][i] for pair in pairs)

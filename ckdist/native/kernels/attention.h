@@ -88,8 +88,8 @@ struct AttentionTask {
 struct IndexTask {
   KvType type;
   int width, heads;
-  const float *q, *weights;      // (heads, width), (heads,); without weights each head has scores of its own
-  const int16_t* codes = nullptr;  // of i16: what index_codes() makes of q
+  const float *q, *weights;        // (heads, width), (heads,); without weights each head has scores of its own
+  const int16_t* codes = nullptr;  // of i16, by index_codes(); else null
   const float* scales = nullptr;
 };
 

@@ -1,5 +1,5 @@
-// Scores of an index of keys in 16-bit integers. Like the scores of attention, they have the precision of f16, and a
-// product of integers takes half as many instructions as one of floats.
+// Scores of an index of keys in 16-bit integers. They have the precision of f16, as those of attention have, and take
+// half of the instructions.
 #include "kernels/isa/attention_index.h"
 #include "kernels/isa/attention_integer.h"
 

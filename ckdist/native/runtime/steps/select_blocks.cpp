@@ -61,8 +61,9 @@ struct SelectBlocks : Carved<SelectBlocks, AttentionRun<SelectBlocks, ckdist_sel
     const int64_t position = r.batch.chunks[sequence].first_position + token - start_of(sequence).token;
     float* const key = buffers().key;
     norm_and_rotate(r.row_of(step.k, token), step.k_norm, rotation(token, position), cache.key_width, key);
-    uint8_t* const block = layer().blocks + layer().index_offset +
-                           r.batch.block_tables[start_of(sequence).block + position / kBlockTokens] * layer().block_stride;
+    uint8_t* const block =
+        layer().blocks + layer().index_offset +
+        r.batch.block_tables[start_of(sequence).block + position / kBlockTokens] * layer().block_stride;
     r.kernels.attention.store(cache, block, int(position % kBlockTokens), key, nullptr);
   }
 

@@ -58,8 +58,9 @@ struct SelectPositions : Carved<SelectPositions, AttentionRun<SelectPositions, c
       x = key;
     }
     rotate(x, rotation(token, position), cache.key_width, key);
-    uint8_t* const block = layer().blocks + layer().index_offset +
-                           r.batch.block_tables[start_of(sequence).block + position / kBlockTokens] * layer().block_stride;
+    uint8_t* const block =
+        layer().blocks + layer().index_offset +
+        r.batch.block_tables[start_of(sequence).block + position / kBlockTokens] * layer().block_stride;
     r.kernels.attention.store(cache, block, int(position % kBlockTokens), key, nullptr);
   }
 

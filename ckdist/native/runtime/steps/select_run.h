@@ -1,4 +1,4 @@
-// Parts of the steps that choose what sparse attention reads.
+// Parts of the steps that choose positions for sparse attention.
 #pragma once
 #include "kernels/prefetch.h"
 #include "runtime/steps/attention_run.h"
