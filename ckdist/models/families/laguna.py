@@ -106,7 +106,8 @@ def gguf_sizes(header: GgufHeader) -> tuple[Sizes, list[int]]:
     """Reads the sizes from GGUF metadata, and each layer's query heads, without layers that predict further tokens."""
     f, name = header.fields, "attention.head_count"
     given = f.values.get(name)
-    most = int(np.max(given)) if isinstance(given, np.ndarray) and given.size else given
+    counts = given.tolist() if isinstance(given, np.ndarray) else []
+    most = max(counts) if counts and all(type(count) is int for count in counts) else given
     n = from_gguf.sizes(replace(header, fields=Fields({**f.values, name: most}, f.where, f.prefix)))
     return n, heads_by_layer(f, name, n) if isinstance(given, np.ndarray) else [n.num_heads] * n.num_layers
 
