@@ -23,10 +23,8 @@ CONVERTED = json.loads((GOLDEN / "configs" / "converted.json").read_text())
 # GLM-4.7-Flash and Granite 4 have the names of other families. llama.cpp does not scale Mistral Small 4's queries, so
 # its files have no numbers for that, and the published ones are assumed.
 OTHERWISE = {
-    **{
-        key: {"norm_eps"}
-        for key in "deepseek_v2 deepseek_v3 deepseek_v32 glm4_moe_lite glm_moe_dsa kimi_linear youtu".split()
-    },
+    **{key: {"norm_eps"} for key in ("deepseek_v32", "glm4_moe_lite", "glm_moe_dsa", "kimi_linear")},
+    **{key: {"norm_eps"} for key in ("deepseek_v2", "deepseek_v3", "youtu")},
     "mistral4": {"query_scale"},
     "large3": {"group_scores"},
 }
