@@ -62,7 +62,7 @@ def per_layer(f: Fields, name: str, high: int) -> int:
 
     Raises ModelFileError if layers differ.
     """
-    value = f.values.get(name)
+    value = f.raw(name)
     if isinstance(value, np.ndarray):
         value = value[value != 0]
         if value.size == 0 or (value != value[0]).any():
@@ -73,7 +73,7 @@ def per_layer(f: Fields, name: str, high: int) -> int:
 
 def layers_with(f: Fields, name: str, num_layers: int) -> list[bool]:
     """True for each layer with more than 0 of a number that may be an array with one per layer."""
-    value = f.values.get(name)
+    value = f.raw(name)
     if not isinstance(value, np.ndarray):
         return [True] * num_layers
     if len(value) != num_layers or value.dtype.kind not in "iu":
@@ -184,7 +184,7 @@ def _size(header: GgufHeader, part: str, absent: int) -> int:
 def sliding_layers(f: Fields, num_layers: int, period: int) -> list[bool]:
     """True for each layer that slides: by the file's pattern, or all but the last of each `period`. Period 0: all."""
     name = "attention.sliding_window_pattern"
-    pattern = f.values.get(name)
+    pattern = f.raw(name)
     if isinstance(pattern, np.ndarray):
         # layers that predict further tokens have flags too
         if pattern.dtype != bool or len(pattern) not in (num_layers, f.integer("block_count", num_layers)):

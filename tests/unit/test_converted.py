@@ -15,7 +15,7 @@ import pytest
 
 from ckdist.errors import CkdistError
 from ckdist.models.decoder import weight_shapes
-from ckdist.models.registry import family, spec_from_config, spec_from_gguf
+from ckdist.models.registry import family, read_gguf_metadata, spec_from_config, spec_from_gguf
 from tests.support.paths import GOLDEN
 
 CONVERTED = json.loads((GOLDEN / "configs" / "converted.json").read_text())
@@ -54,7 +54,8 @@ def golden_spec(folder: str):
 def test_a_converted_model_is_the_same_model(name):
     entry = CONVERTED[name]
     dims = {tensor: tuple(sizes) for tensor, sizes in entry["tensors"].items()}
-    found = spec_from_gguf(arrays(entry["metadata"]), dims, name)
+    found, unknown = read_gguf_metadata(arrays(entry["metadata"]), dims, name)
+    assert not unknown
     golden = spec_from_config(entry["config"], name) if "config" in entry else golden_spec(entry["folder"])
     for key, rope in golden.ropes.items():
         np.testing.assert_allclose(found.ropes[key].inverse_frequencies, rope.inverse_frequencies, rtol=1e-5)
@@ -67,6 +68,24 @@ def test_a_converted_model_is_the_same_model(name):
     names, weights = family(found.family).gguf_names, weight_shapes(found)
     read = {weight for tensor in dims for weight in names.weights_of(tensor)}
     assert read == set(weights) - ({"lm_head.weight"} if found.tie_embeddings else set())
+
+
+@pytest.mark.parametrize(
+    "name, value, allowed",
+    [("attention.causal", False, "true"), ("logit_scale", 0.5, "0 or 1"), ("attention.clamp_kqv", 8.0, "0")],
+)
+def test_a_field_that_the_family_does_not_read_must_change_nothing(name, value, allowed):
+    entry = CONVERTED["qwen3"]
+    metadata, dims = arrays(entry["metadata"]), {tensor: tuple(sizes) for tensor, sizes in entry["tensors"].items()}
+    for neutral in (allowed == "true", int(allowed[-1] == "1")):
+        if (name == "attention.causal") == (type(neutral) is bool):
+            assert not read_gguf_metadata({**metadata, f"qwen3.{name}": neutral}, dims, "it")[1]
+    with pytest.raises(
+        CkdistError, match=rf"^it: qwen3\.{name} is {value}; it must be {allowed}: another value is not"
+    ):
+        read_gguf_metadata({**metadata, f"qwen3.{name}": value}, dims, "it")
+    more = {"qwen3.vision.block_count": 27, "qwen3.of_later": np.array([3, 4]), "general.of_later": 1}
+    assert read_gguf_metadata({**metadata, **more}, dims, "it")[1] == ["qwen3.of_later is [3, 4]"]
 
 
 def test_the_magnitude_of_olmo_3_has_two_spellings():
