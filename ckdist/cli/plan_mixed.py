@@ -41,7 +41,7 @@ def level_lines(kinds: Sequence[Kind], level: str) -> Iterator[str]:
             )
             yield (
                 f"all hosts compute at {level}, the best level of each; {kind.machine.name} has {kind.machine.isa}, "
-                f"and reaches {lower / own:.0%} of its rate in products of 8-bit numbers (by instructions, not measured)"
+                f"and reaches {lower / own:.0%} of its rate in products of 8-bit numbers (by instructions)"
             )
 
 
