@@ -1,5 +1,6 @@
 """The process that forks ranks: `ckdist/launcher/rank_forker.py` starts it and sends requests to it."""
 
+import contextlib
 import ctypes
 import fcntl
 import gc
@@ -8,6 +9,7 @@ import os
 import pathlib
 import signal
 import socket
+import sys
 import time
 from typing import Any
 
@@ -54,20 +56,24 @@ def fork_ranks(command: str = "") -> None:
     The process ends with its parent, and if threads run, since a fork has none of them.
     """
     parent = os.getppid()
-    control = inherited(os.environ.pop(WARM_VARIABLE).strip())[0]
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # those of a terminal are for ranks
-    for module in MODULES.get(command, ()):
-        frozen_import(f"ckdist.{module}")
-    ours = {0, 1, 2, control.fileno()}
-    if len(os.listdir("/proc/self/task")) > 1 or _descriptors() != ours:  # noqa: PTH208, names alone
-        os._exit(1)
-    words = Shown(ARGUMENTS)
-    words.replace(NAME)
+    try:
+        control = inherited(os.environ.pop(WARM_VARIABLE).strip())[0]
+        for module in MODULES.get(command, ()):
+            frozen_import(f"ckdist.{module}")
+        words = Shown(ARGUMENTS)
+        words.replace(NAME)
+        if not _can_fork({0, 1, 2, control.fileno()}):
+            os._exit(1)
+    except BaseException:
+        os._exit(1)  # the ranks are then started, and report the reason
     gc.collect()
     gc.freeze()
     control.send(b"1")
     while True:
-        data, fds, _, _ = socket.recv_fds(control, MAX_MESSAGE, MAX_DESCRIPTORS + 4)
+        data, fds = b"", list[int]()
+        with contextlib.suppress(OSError):
+            data, fds, _, _ = socket.recv_fds(control, MAX_MESSAGE, MAX_DESCRIPTORS + 4)
         if not data:
             os._exit(0)
         if (child := os.fork()) == 0:
@@ -86,18 +92,13 @@ def fork_ranks(command: str = "") -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
-def _descriptors() -> set[int]:
+def _can_fork(known: set[int]) -> bool:
+    """Returns True if this process has one thread and no other open files. Coverage counts no lines after a fork."""
     with os.scandir("/proc/self/fd") as entries:
-        found = {int(entry.name) for entry in entries}
-    return {fd for fd in found if _is_open(fd)}
-
-
-def _is_open(fd: int) -> bool:
-    try:
-        os.fstat(fd)
-    except OSError:
-        return False
-    return True
+        descriptors = {int(entry.name) for entry in entries}
+    is_open = lambda fd: pathlib.Path(f"/proc/self/fd/{fd}").is_symlink()  # that of the listing is closed again
+    threads = len(os.listdir("/proc/self/task"))  # noqa: PTH208, names alone
+    return threads == 1 and {fd for fd in descriptors if is_open(fd)} == known and "coverage" not in sys.modules
 
 
 def _become_rank(about: dict[str, Any], fds: list[int], parent: int) -> None:
