@@ -71,6 +71,13 @@ def can_fork(command: Sequence[str]) -> bool:
     return False
 
 
+def _build(environment: Mapping[str, str]) -> list[tuple[int, int]]:
+    """Identifies the installed files: after an update, a process has the code of the old ones."""
+    package = pathlib.Path(__file__).parents[1]
+    files = package / "__init__.py", pathlib.Path(environment.get("CKDIST_LIBRARY") or package / "native/libckdist.so")
+    return [(found.st_ino, found.st_mtime_ns) for found in (file.stat() for file in files if file.exists())]
+
+
 class RankForker:
     """Has the process that forks. Starts it when it is first needed, and again if it has ended."""
 
@@ -114,7 +121,7 @@ class RankForker:
 
     def _warm(self, children: Children, job: Job, start: RankStart) -> socket.socket:
         """Returns the connection to a process that has the words and variables of this rank."""
-        made_for = (job.command, job.folder, job.captured, start.common)
+        made_for = (job.command, job.folder, job.captured, start.common, _build(start.common))
         runs = self._child is not None and self._child.code is None
         if self._socket is not None and runs and self._made_for == made_for:
             return self._socket
