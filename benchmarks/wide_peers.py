@@ -21,7 +21,7 @@ from ckdist.config.engine_config import EngineConfig
 from ckdist.engine.load_model import load_model
 from ckdist.engine.single import SingleSequence
 
-CHUNK, FEW, MANY = 256, 8, 40  # tokens of a prompt; generated tokens of a short and of a long run
+CHUNK, FEW, MANY = 256, 8, 136  # tokens of a prompt; generated tokens of a short and of a long run
 
 
 def child_seconds(command: list[str]) -> float:
