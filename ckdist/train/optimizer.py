@@ -1,8 +1,8 @@
 """Optimizers over an arena of parameters: clipping by the global norm, skipped steps, state over replicas.
 
-One fused native pass updates parameters and state. With `zero_stage` 1 each replica holds the state of its own part
-only (Rajbhandari et al. 2020, arXiv:1910.02054): gradients are reduce-scattered, each part is updated, and the parts
-are gathered.
+One fused native pass updates parameters and state. From `zero_stage` 1 on, each replica holds the state of its own part
+only: gradients are reduce-scattered, here or in the backward pass. Each part is updated, and the parts are gathered,
+here or in the next forward pass.
 """
 
 import math
@@ -13,13 +13,14 @@ from typing import Any
 import numpy as np
 
 from ckdist import native
-from ckdist.layout import even_ranges
 from ckdist.mesh import Mesh
 from ckdist.program.pool import ThreadPool
-from ckdist.train.arena import ALIGNMENT, Arena
+from ckdist.train.arena import Arena
 from ckdist.train.config import TrainConfig
 from ckdist.train.moments import state_shape, update_each
+from ckdist.train.ownership import owned_ranges
 from ckdist.train.ranks import TrainingRanks
+from ckdist.train.shards import GATHER_TAG
 
 lib = native.lib
 STATES = {
@@ -57,6 +58,7 @@ class Optimizer:
         pool: The threads. Default: one.
         replicated: Parameters that all ranks of a stage hold whole.
         tied: Parameters that the first and the last stage both hold. Each has its part of their gradient.
+        gradient_share: The sums of this rank's part of the gradients, if passes make them (ZeRO-2 and 3).
     """
 
     def __init__(
@@ -68,16 +70,18 @@ class Optimizer:
         pool: ThreadPool | None = None,
         replicated: Sequence[str] = (),
         tied: Sequence[str] = (),
+        gradient_share: np.ndarray | None = None,
     ) -> None:
         self.config, self.parameters, self.gradients = config, parameters, gradients
+        self._gradient_share = gradient_share
         ranks = ranks or TrainingRanks(Mesh())
         self._sharing = ranks.data if config.zero_stage else None  # ranks over which the state is sharded
         self._summed_over = [c for c in (self._sharing, ranks.tensor, ranks.stages) if c is not None]
         self._tensor, self._ends, self._data = ranks.tensor, ranks.ends, ranks.data
         self._replicated = list(replicated) if ranks.tensor is not None else []
         self._tied = list(tied) if ranks.ends is not None else []
-        size = parameters.flat.size
-        self.shares = [(0, size)] if self._sharing is None else even_ranges(size, self._sharing.size, ALIGNMENT)
+        ranks_sharing = 1 if self._sharing is None else self._sharing.size
+        self.shares = owned_ranges(config.optim, parameters.shapes, ranks_sharing)
         self.begin, self.end = self.shares[0 if self._sharing is None else self._sharing.rank]
         sizes = {name: Arena.size(self.state_shapes(name, parameters.shapes).values()) for name in STATES[config.optim]}
         if self._sharing is not None:
@@ -98,6 +102,24 @@ class Optimizer:
     def sharded(self) -> bool:
         """True if this rank holds only a part of the state."""
         return self._sharing is not None
+
+    @property
+    def gathers(self) -> bool:
+        """True if passes gather the parameters of other ranks, so that this rank holds only its part (ZeRO-3)."""
+        return self.sharded and self.config.zero_stage > 2
+
+    def gathered(self) -> Arena | None:
+        """All parameters on the first of the ranks that share them; None on others. A collective call of these."""
+        if self._sharing is None or not self.gathers:
+            return self.parameters
+        if self._sharing.rank:
+            self._sharing.send(self.parameters.flat[self.begin : self.end], 0, GATHER_TAG)
+            return None
+        whole = Arena(self.parameters.shapes)
+        whole.flat[self.begin : self.end] = self.parameters.flat[self.begin : self.end]
+        for rank, (begin, end) in enumerate(self.shares[1:], 1):
+            self._sharing.recv(whole.flat[begin:end], rank, GATHER_TAG)
+        return whole
 
     def state_shapes(self, name: str, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
         """The shapes of a state's arrays, of parameters with these `shapes`."""
@@ -127,7 +149,9 @@ class Optimizer:
         """
         self._sum_tied()
         gradient = self.gradients.flat[self.begin : self.end]
-        if self._sharing is not None:
+        if self._gradient_share is not None:
+            gradient = self._gradient_share
+        elif self._sharing is not None:
             gradient = self._sharing.reduce_scatter(
                 self.gradients.flat, counts=[end - begin for begin, end in self.shares]
             )
@@ -138,19 +162,26 @@ class Optimizer:
         clip = min(1.0, limit / (norm + 1e-6)) if limit else 1.0
         self.steps += 1
         self._update(gradient, learning_rate, clip / tokens)
-        if self._sharing is not None:
-            flat = self.parameters.flat
-            self._sharing.all_gather(
-                flat[self.begin : self.end].copy(), counts=[end - begin for begin, end in self.shares], out=flat
-            )
+        if self._sharing is not None and not self.gathers:
+            self._gather(0, self.parameters.flat.size)
         self._agree()
         return StepResult(norm, False)
+
+    def _gather(self, begin: int, end: int) -> None:
+        """Gathers the parameters' floats [begin, end) from their owners."""
+        assert self._sharing is not None, "the state is sharded"
+        inside = [tuple(min(max(edge, begin), end) for edge in share) for share in self.shares]
+        first, last = inside[self._sharing.rank]
+        flat = self.parameters.flat
+        self._sharing.all_gather(flat[first:last], [high - low for low, high in inside], out=flat[begin:end])
 
     def _agree(self) -> None:
         """Copies replicated and tied parameters from the first rank of a replica to the others.
 
         They stay bit-identical even if CPUs differ, or if sums over replicas were made in another order.
         """
+        for name in self._replicated if self.gathers else ():
+            self._gather(*self.parameters.places[name])
         for communicator, names in ((self._tensor, self._replicated), (self._ends, self._tied)):
             if communicator is not None:
                 self._exchange(communicator.broadcast, self.parameters, names)

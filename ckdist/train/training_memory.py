@@ -3,8 +3,10 @@
 from collections.abc import Mapping, Sequence
 
 from ckdist.errors import CapacityError
+from ckdist.layout import Range
 from ckdist.layouts.memory_sizes import free_memory, gigabytes, room
 from ckdist.mesh import Mesh
+from ckdist.program.gathered_parameters import most_floats
 from ckdist.program.lowered import Lowered
 from ckdist.program.rotations import rope_bytes_per_position
 from ckdist.program.step import PackIndex, Step
@@ -12,6 +14,7 @@ from ckdist.train.config import TrainConfig
 from ckdist.train.loss_program import LossProgram
 from ckdist.train.moments import state_floats
 from ckdist.train.optimizer import STATES
+from ckdist.train.ownership import owned_ranges
 
 TILE = 16  # rows and columns of packed matrices are padded to multiples of this
 KEYS, QUERIES, GRAD_QUERIES = 4096, 16, 128  # of blocks, as in native/runtime/steps/attend_grad.cpp
@@ -111,9 +114,23 @@ def rank_bytes(config: TrainConfig, program: LossProgram, mesh: Mesh, threads: i
     state //= mesh.size("dp") * ranks if config.zero_stage else 1
     sizes = program.max_tokens, program.operand_bytes, state, program.stage.waiting
     needed = training_bytes(program.lowered, *sizes, threads=threads, ranks=ranks)
+    if config.zero_stage and mesh.size("dp") * ranks > 1:
+        owned = owned_ranges(config.optim, program.trained_shards.shapes, mesh.size("dp") * ranks)
+        needed |= _sharded_bytes(program.lowered, owned[mesh.index("dp") * ranks + mesh.index("sp")], config.zero_stage)
     needed["rotations"] = program.positions * rope_bytes_per_position(program.spec)
     needed["rows for other stages"] = 4 * program.messages * program.message_floats
     return needed
+
+
+def _sharded_bytes(lowered: Lowered, own: Range, zero_stage: int) -> dict[str, int]:
+    """Bytes of the trained weights and gradients of the rank that owns the floats `own` of them (ZeRO)."""
+    share, most = own[1] - own[0], most_floats(lowered, own)
+    held = {"gradients": share + (most.gradients if zero_stage > 1 else lowered.trained_floats)}
+    if zero_stage > 2:
+        held["trained weights"] = share + most.gathered
+        # The first rank writes the model. Nothing is gathered meanwhile.
+        held["weights to save"] = 0 if own[0] else max(0, lowered.trained_floats - sum(most))
+    return {name: 4 * floats for name, floats in held.items()}
 
 
 def memory_line(of: str, needed: Mapping[str, int]) -> str:
