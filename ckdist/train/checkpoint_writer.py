@@ -4,6 +4,7 @@ The weights and the optimizer's state are copied first. If the copy does not fit
 disk. The next checkpoint waits for the one before it.
 """
 
+import functools
 import logging
 import os
 import threading
@@ -26,6 +27,7 @@ from ckdist.train.checkpoint_parts import PARTS, Part, SavedTensors, write_parts
 from ckdist.train.config import TrainConfig
 from ckdist.train.model import TrainedModel
 from ckdist.train.model_folder import write_result
+from ckdist.train.moments import state_shapes
 from ckdist.train.optimizer import Optimizer
 from ckdist.train.ranks import TrainingRanks
 from ckdist.train.shards import Shaped, Shards
@@ -115,10 +117,14 @@ class CheckpointWriter:
         tensors = SavedTensors(folder) if self.world.rank == 0 else None
         own = (self.optimizer.begin, self.optimizer.end)
         self._read(tensors, WEIGHTS, self.parameters, own=own if self.optimizer.gathers else None)
-        for name in self.optimizer.state:
-            state = Arena(self.optimizer.state_shapes(name, self.parameters.shapes))
-            self._read(tensors, name, state, self._shaped(name), own if self.optimizer.sharded else None)
-            self.optimizer.restore(name, state.flat)
+        for name, flat in self.optimizer.state.items():
+            if self.optimizer.whole is None:
+                state = Arena(self.parameters.shapes)
+                self._read(tensors, name, state, own=own if self.optimizer.sharded else None)
+                flat[:] = state.flat[slice(*own)]
+            else:
+                shaped = functools.partial(state_shapes, self.config.optim, name)
+                self._read(tensors, name, Arena(self.optimizer.state_shapes(name), flat), shaped)
         self.optimizer.steps = updates
 
     def load_last(self, step: int) -> TrainState | None:
@@ -133,11 +139,6 @@ class CheckpointWriter:
         state = TrainState(**values)
         self.load(Path(self.config.output_dir, f"checkpoint-{state.step}"), state.updates)
         return state
-
-    def _shaped(self, state: str) -> Shaped | None:
-        """The shapes of a state's arrays from those of the weights; None if they are equal."""
-        shaped = lambda shapes: self.optimizer.state_shapes(state, shapes)
-        return None if shaped(self.shards.whole_shapes) == self.shards.whole_shapes else shaped
 
     def _read(
         self,
@@ -218,10 +219,11 @@ class CheckpointWriter:
         else:
             yield WEIGHTS, shapes, *own_part(self.parameters.flat)
         for name, own in self.optimizer.state.items():
+            stored = self.optimizer.state_shapes(name)
             if self.optimizer.sharded:
-                yield name, shapes, self.optimizer.begin, own
+                yield name, stored, 0 if self.optimizer.whole else self.optimizer.begin, own
             else:
-                yield name, self.optimizer.state_shapes(name, shapes), *own_part(own)
+                yield name, stored, *own_part(own)
 
     def _parts(self, group: str, shapes: Mapping[str, tuple[int, ...]], begin: int, flat: np.ndarray) -> Iterator[Part]:
         """The parts of tensors in the elements from `begin` on of an arena."""
@@ -230,9 +232,9 @@ class CheckpointWriter:
             low, high = max(first, begin), min(last, begin + flat.size)
             if low >= high:
                 continue
-            is_weight = shapes[name] == self.parameters.shapes[name]
-            shape = whole[name] if is_weight else shapes[name]
-            spans = self.shards.spans(name) if is_weight else tuple((0, size) for size in shape)
+            is_shard = group == WEIGHTS or self.optimizer.whole is None
+            shape = whole[name] if is_shard else shapes[name]
+            spans = self.shards.spans(name) if is_shard else tuple((0, size) for size in shape)
             yield Part(f"{group}.{name}", shape, spans, low - first, flat[low - begin : high - begin])
 
     def _with_others(self, parts: list[Part], sees: bool) -> dict[int, Sequence[Part]]:

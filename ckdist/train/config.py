@@ -272,12 +272,6 @@ class TrainConfig(Settings):
                 f"{len(self.train_file)} entries: give one for each"
             )
         self._check_method()
-        whole = ("zero_stage", 0), ("tensor_parallel_size", 1)
-        for name, value in () if self.optim in ("adamw", "sgd") else whole:
-            if getattr(self, name) != value:
-                raise ConfigError(
-                    f"{name} ({getattr(self, name)}) must be {value} for {self.optim}: it needs whole matrices"
-                )
         if self.zero_stage > 1:
             self._check_zero()
         if self.sequence_parallel_size > 1:

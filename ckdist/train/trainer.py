@@ -120,7 +120,8 @@ def native_executable(
 ) -> NativeExecutable:
     """Makes the native executable."""
     stored = model.stored(program.shards, program.lowered.stored, pool.threads)
-    owned = owned_ranges(config.optim, program.trained_shards.shapes, ranks.data.size) if ranks.data else ()
+    shards = program.trained_shards
+    owned = owned_ranges(config.optim, shards.shapes, ranks.data.size, shards) if ranks.data else ()
     return NativeExecutable(program, model.load, pool, ranks, stored, config.zero_stage, owned)
 
 
@@ -202,7 +203,7 @@ class Trainer:
         self.shards = program.trained_shards
         self.optimizer = Optimizer(
             config, self.executable.parameters, self.executable.gradients, self.ranks, self.pool,
-            self.shards.replicated, self.shards.tied, getattr(self.executable, "gradient_share", None),
+            self.shards, getattr(self.executable, "gradient_share", None),
         )  # fmt: skip
         self.writer = CheckpointWriter(
             config, world, self.ranks, self.folder, self.model, self.tokenizer, self.shards, self.executable,
@@ -247,7 +248,7 @@ class Trainer:
     def _needed_memory(self, program: LossProgram, mesh: Mesh) -> dict[str, int]:
         """Bytes of this rank, by content. Raises CapacityError if they are not free."""
         needed = rank_bytes(self.config, program, mesh, self.threads)
-        remedy = "use a smaller batch or model, a larger tensor_parallel_size, zero_stage or pipeline_parallel_size, or lora_r"
+        remedy = "use a smaller batch, lora_r, or a larger tensor_parallel_size, zero_stage or pipeline_parallel_size"
         require(needed, self.world.local_size, remedy)
         return needed
 

@@ -21,7 +21,8 @@ def _small_units(monkeypatch):
 
 def trained(folder: pathlib.Path, ranks: int, zero: int, steps: int = 2, **fields) -> tuple[list, dict]:
     """The metrics of a training, and the checkpoint's tensors."""
-    c = wide(folder, zero_stage=zero, max_steps=steps, save_steps=0, **{"per_device_train_batch_size": 3} | fields)
+    common = {"zero_stage": zero, "max_steps": steps, "save_steps": 0, "per_device_train_batch_size": 3}
+    c = wide(folder, **common | fields)
     curve(c, ranks)
     return metrics(folder / "out"), tensors(folder / "out" / f"checkpoint-{steps}")
 
@@ -48,14 +49,17 @@ def test_every_stage_has_the_bits_of_the_first(tmp_path, ranks, fields):
             np.testing.assert_array_equal(same[name], array, err_msg=f"{stage} {name}")
 
 
-def test_shares_add_up_micro_batches_and_a_run_goes_on_in_another_stage(tmp_path):
+@pytest.mark.parametrize("optim", ["adamw", "adafactor"])
+def test_shares_add_up_micro_batches_and_a_run_goes_on_in_another_stage(tmp_path, optim):
     """Shares are sums over ranks, then over batches; without shards it is the other way round."""
-    fields = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 3}
+    fields = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 3, "optim": optim, "save_steps": 0}
     expected, weights = trained(tmp_path / "1", 2, 1, 4, **fields)
-    c = wide(tmp_path / "3", zero_stage=3, max_steps=4, save_steps=0, **fields)
-    curve(c, 2, should_stop=lambda: True)  # after the first step
-    curve(wide(tmp_path / "3", zero_stage=2, max_steps=4, per_device_train_batch_size=ROWS // 3), 3, should_stop=stop)
-    curve(c, 2)
+    at = lambda dp, tp, zero: wide(tmp_path / "3", dp, tp, zero_stage=zero, max_steps=4, **fields)
+    curve(at(2, 2, 3), 4, should_stop=stop)
+    fields |= {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 1}
+    curve(at(3, 1, 2), 3, should_stop=stop)
+    fields["per_device_train_batch_size"] = ROWS
+    curve(at(1, 3, 1), 3)
     assert_same_curve(metrics(tmp_path / "3" / "out"), expected)
     for name, array in tensors(tmp_path / "3" / "out" / "checkpoint-4").items():
         np.testing.assert_allclose(array, weights[name], atol=2e-4 * np.abs(weights[name]).max(), err_msg=name)
