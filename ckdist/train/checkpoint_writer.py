@@ -162,7 +162,12 @@ class CheckpointWriter:
 
     def gathered(self) -> Arena | None:
         """The whole weights of the first replica on rank 0; None on others. A collective call."""
-        own = self.optimizer.gathered()
+        try:
+            own = self.optimizer.gathered(Path(self.config.output_dir))
+        except OSError as error:
+            raise EngineError(
+                f"the weights could not be gathered in {self.config.output_dir}: {disk_reason(error)}"
+            ) from None
         has_weights = self.ranks.has_first_tokens and own is not None
         return self.shards.gather(own, self.ranks.replica) if has_weights and own is not None else None
 

@@ -6,8 +6,12 @@ here or in the next forward pass.
 """
 
 import math
+import mmap
+import os
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
@@ -109,14 +113,20 @@ class Optimizer:
         """True if passes gather the parameters of other ranks, so that this rank holds only its part (ZeRO-3)."""
         return self.sharded and self.config.zero_stage > 2
 
-    def gathered(self) -> Arena | None:
-        """All parameters on the first of the ranks that share them; None on others. A collective call of these."""
+    def gathered(self, folder: Path) -> Arena | None:
+        """All parameters on the first of the ranks that share them; None on others. A collective call of these.
+
+        With ZeRO-3 they are in a file without a name in `folder`, because memory may not hold them. Raises OSError.
+        """
         if self._sharing is None or not self.gathers:
             return self.parameters
         if self._sharing.rank:
             self._sharing.send(self.parameters.flat[self.begin : self.end], 0, GATHER_TAG)
             return None
-        whole = Arena(self.parameters.shapes)
+        size = self.parameters.flat.size
+        with tempfile.TemporaryFile(dir=folder) as file:
+            os.posix_fallocate(file.fileno(), 0, 4 * size)  # a full disk is an error here
+            whole = Arena(self.parameters.shapes, np.frombuffer(mmap.mmap(file.fileno(), 4 * size), np.float32))
         whole.flat[self.begin : self.end] = self.parameters.flat[self.begin : self.end]
         for rank, (begin, end) in enumerate(self.shares[1:], 1):
             self._sharing.recv(whole.flat[begin:end], rank, GATHER_TAG)

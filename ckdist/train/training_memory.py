@@ -11,7 +11,6 @@ from ckdist.program.lowered import Lowered
 from ckdist.program.rotations import rope_bytes_per_position
 from ckdist.program.step import PackIndex, Step
 from ckdist.train import muon
-from ckdist.train.config import TrainConfig
 from ckdist.train.loss_program import LossProgram
 from ckdist.train.moments import state_floats
 from ckdist.train.optimizer import STATES
@@ -109,19 +108,19 @@ def _gathered_bytes(lowered: Lowered, step: Step, tokens: int, operand_bytes: in
     return tokens * (ranks + 1) * heads * (key + value) * (operand_bytes + gradients)
 
 
-def rank_bytes(config: TrainConfig, program: LossProgram, mesh: Mesh, threads: int) -> dict[str, int]:
-    """Bytes of a rank of `mesh` by purpose, for the lowered `program` of a configuration."""
+def rank_bytes(optim: str, zero_stage: int, program: LossProgram, mesh: Mesh, threads: int) -> dict[str, int]:
+    """Bytes of a rank of `mesh` by purpose, for a lowered `program`. `optim`, `zero_stage`: as of TrainConfig."""
     ranks, shards = mesh.size("sp"), program.trained_shards
-    replicas = mesh.size("dp") * ranks if config.zero_stage or config.optim == "muon" else 1
+    replicas = mesh.size("dp") * ranks if zero_stage or optim == "muon" else 1
     place = mesh.index("dp") * ranks + mesh.index("sp") if replicas > 1 else 0
-    own = owned_ranges(config.optim, shards.shapes, replicas, shards)[place]
-    state = 4 * _state_floats(config.optim, shards, own, mesh.size("tp"))
+    own = owned_ranges(optim, shards.shapes, replicas, shards)[place]
+    state = 4 * _state_floats(optim, shards, own, mesh.size("tp"))
     sizes = program.max_tokens, program.operand_bytes, state, program.stage.waiting
     needed = training_bytes(program.lowered, *sizes, threads=threads, ranks=ranks)
-    update, freed = 4 * _update_floats(config.optim, shards, own, mesh.size("tp")), 0
-    if config.zero_stage and replicas > 1:
-        needed |= _sharded_bytes(program.lowered, own, config.zero_stage)
-        freed = 4 * sum(most_floats(program.lowered, own)) if config.zero_stage > 1 else 0
+    update, freed = 4 * _update_floats(optim, shards, own, mesh.size("tp")), 0
+    if zero_stage and replicas > 1:
+        needed |= _sharded_bytes(program.lowered, own, zero_stage)
+        freed = 4 * sum(most_floats(program.lowered, own)) if zero_stage > 1 else 0
     needed["update"] = max(0, update - freed)
     needed["rotations"] = program.positions * rope_bytes_per_position(program.spec)
     needed["rows for other stages"] = 4 * program.messages * program.message_floats
@@ -152,8 +151,6 @@ def _sharded_bytes(lowered: Lowered, own: Range, zero_stage: int) -> dict[str, i
     held = {"gradients": share + (most.gradients if zero_stage > 1 else lowered.trained_floats)}
     if zero_stage > 2:
         held["trained weights"] = share + most.gathered
-        # The first rank writes the model. Nothing is gathered meanwhile.
-        held["weights to save"] = 0 if own[0] else max(0, lowered.trained_floats - sum(most))
     return {name: 4 * floats for name, floats in held.items()}
 
 
