@@ -1,23 +1,15 @@
 """embed."""
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from ckdist.errors import LayoutError
 from ckdist.program.lowered import MatrixKey
-from ckdist.program.ops.op import lower, op, vjp
-from ckdist.program.ops.op_types import Arrays, Attrs, Gradients, Inferred, Values, Weights
+from ckdist.program.ops.op import ServingLowering, TrainingLowering, lower, op, vjp
+from ckdist.program.ops.op_types import Arrays, Attrs, Emitter, Gradients, Group, Inferred, Values, Weights
 from ckdist.program.program import Instr, Value
+from ckdist.program.rank_context import RankContext
 from ckdist.program.rotations import NO_ROPE
 from ckdist.program.step import ABSENT, MatrixIndex
-
-if TYPE_CHECKING:  # these modules import the ops
-    from ckdist.program.emitter import Emitter
-    from ckdist.program.fusion import Group
-    from ckdist.program.lower import ServingLowering
-    from ckdist.program.lower_training import TrainingLowering
-    from ckdist.program.rank_context import RankContext
 
 
 def infer_embed(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
@@ -34,7 +26,7 @@ def infer_embed(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
 
 
 @op("embed", infer_embed)
-def embed(context: "RankContext", inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
+def embed(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
     """Rows of the table. Ids in another rank's shard get zeros. With `eps`: row / sqrt(mean(row^2) + eps)."""
     (ids,), (table,) = inputs, weights
     begin, end = context.share(attrs["weights"][0].dims[0])
@@ -47,7 +39,7 @@ def embed(context: "RankContext", inputs: Arrays, weights: Arrays, attrs: Attrs)
 
 
 @lower("embed", "inference")
-def lower_embed(lowering: "ServingLowering", group: "Group") -> None:
+def lower_embed(lowering: ServingLowering, group: Group) -> None:
     """Emits one step, with the scale that follows."""
     instr, scale = group.instr, group["scale"]
     table, out = instr.weight(0), instr.outputs[0]
@@ -69,7 +61,7 @@ def lower_embed(lowering: "ServingLowering", group: "Group") -> None:
 
 
 @lower("embed", "training")
-def lookup(lowering: "TrainingLowering", instr: Instr) -> None:
+def lookup(lowering: TrainingLowering, instr: Instr) -> None:
     """Emits one step."""
     table = instr.weight(0)
     first, _ = table.dims[0].span(lowering.mesh)
@@ -77,7 +69,7 @@ def lookup(lowering: "TrainingLowering", instr: Instr) -> None:
 
 
 @vjp("embed")
-def embed_vjp(g: "Emitter", instr: Instr, grads: list[Value], wanted: list[bool]) -> Gradients:
+def embed_vjp(g: Emitter, instr: Instr, grads: list[Value], wanted: list[bool]) -> Gradients:
     """One instruction, for the gradient of the table."""
     table = instr.weight(0)
     return [None, *g.emit("embed_grad", (instr.inputs[0], grads[0]), names=[f"d_{table.name}"], vocab=table.dims[0])]

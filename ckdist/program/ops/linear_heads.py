@@ -1,19 +1,14 @@
 """linear_heads, a linear with one matrix per head: the absorbed projections of latent attention."""
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ckdist.errors import LayoutError
 from ckdist.program.lowered import MatrixKey
-from ckdist.program.ops.op import lower, op, whole
-from ckdist.program.ops.op_types import Arrays, Attrs, Inferred, Values, Weights
+from ckdist.program.ops.op import ServingLowering, lower, op, whole
+from ckdist.program.ops.op_types import Arrays, Attrs, Group, Inferred, Values, Weights
 from ckdist.program.rank_context import RankContext
-
-if TYPE_CHECKING:  # these modules import the ops
-    from ckdist.program.fusion import Group
-    from ckdist.program.lower import ServingLowering
 
 
 def infer_linear_heads(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
@@ -40,7 +35,7 @@ def linear_heads(context: RankContext, inputs: Arrays, weights: Arrays, attrs: A
 
 
 @lower("linear_heads", "inference")
-def lower_linear_heads(lowering: "ServingLowering", group: "Group") -> None:
+def lower_linear_heads(lowering: ServingLowering, group: Group) -> None:
     """Emits one step, which also quantizes its input. It has one matrix for each head of this rank."""
     (x,), (out,), w = group.instr.inputs, group.instr.outputs, group.instr.weight(0)
     rows, columns = w.dims

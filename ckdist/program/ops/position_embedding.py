@@ -1,23 +1,17 @@
 """Embeddings of positions, and of the first and the second text."""
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from ckdist import native
 from ckdist.layout import Dim
 from ckdist.program.lowered import MatrixKey
 from ckdist.program.ops.input_rows import embed_without_table
-from ckdist.program.ops.op import lower, op, total
-from ckdist.program.ops.op_types import Arrays, Attrs, Inferred, Values, Weights
+from ckdist.program.ops.op import ServingLowering, lower, op, total
+from ckdist.program.ops.op_types import Arrays, Attrs, Group, Inferred, Values, Weights
 from ckdist.program.program import Weight
 from ckdist.program.rank_context import RankContext
 from ckdist.program.rotations import NO_ROPE, ROPE_TABLES
 from ckdist.program.step import ABSENT, MatrixIndex
-
-if TYPE_CHECKING:  # these modules import the ops
-    from ckdist.program.fusion import Group
-    from ckdist.program.lower import ServingLowering
 
 
 def infer_embed_positions(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
@@ -44,7 +38,7 @@ def embed_positions(
 
 
 @lower("embed_positions", "inference")
-def lower_embed_positions(lowering: "ServingLowering", group: "Group") -> None:
+def lower_embed_positions(lowering: ServingLowering, group: Group) -> None:
     """Emits one step of the kind `embed`."""
     positions: Weight | None = group.instr.weights[0]
     types: Weight | None = group.instr.weights[1]
@@ -83,7 +77,7 @@ def embed_waves(context: RankContext, inputs: Arrays, weights: Arrays, attrs: At
 
 
 @lower("embed_waves", "inference")
-def lower_embed_waves(lowering: "ServingLowering", group: "Group") -> None:
+def lower_embed_waves(lowering: ServingLowering, group: Group) -> None:
     """Emits one step."""
     waves = ROPE_TABLES[group.instr.attrs["table"]]
     embed_without_table(lowering, group, native.lib.ckdist_embed_by_position, waves)
