@@ -61,114 +61,121 @@ class TrainConfig(Settings, has_flags=False):
         dict,
         help="RoPE scaling for contexts beyond the base's, as in config.json: rope_type linear, yarn or llama3, and a "
         "factor; the result's config.json has it",
-    )  # fmt: skip
+    )
 
     train_file: tuple[str, ...] = option(
         (),
-        help="text, .jsonl, .json, .csv and .parquet files, or folders of them; * and ** match, {stdlib} is the "
-        "folder of Python's library",
-    )  # fmt: skip
+        help="text, .jsonl, .json, .csv and .parquet files, or folders of them; * and ** match, {stdlib} is the folder "
+        "of Python's library",
+    )
     train_file_weights: tuple[float, ...] = option(
-        (), within=(0, 1e4),
+        (),
+        kind=float,
+        within=(0, 1e4),
         help="passes of an epoch over each entry of train_file, as [2, 0.5]; a fraction is a random part of its "
         "documents (default: 1 for each)",
-    )  # fmt: skip
+    )
     validation_file: tuple[str, ...] = option(
-        (), help="files for the validation loss; at most 256 rows are used (default: a part of the training documents)"
+        (),
+        help="files for the validation loss; at most 256 rows are used (default: a part of the training documents)",
     )
     validation_split_percentage: float = option(
-        2.0, within=(0, 50), help="per cent of the training documents that are held out for validation"
+        2.0, help="per cent of the training documents that are held out for validation", within=(0, 50)
     )
     text_column: str = option("text", help="field or column that holds the text of .jsonl, .json, .csv and .parquet")
     bad_lines: str = option(
-        "error", choices=("error", "skip"),
+        "error",
         help="at a line that cannot be used: stop (error), or count it and go on (skip)",
-    )  # fmt: skip
+        choices=("error", "skip"),
+    )
     cache_dir: str = option("", help="folder of the token cache (default: output_dir/cache)")
 
-    max_length: int = option(512, within=(2, 1 << 20), help="longest sequence in tokens; longer chats are truncated")
+    max_length: int = option(512, help="longest sequence in tokens; longer chats are truncated", within=(2, 1 << 20))
     per_device_train_batch_size: int = option(
-        8, within=(1, 1 << 16), help="sequences of max_length in one batch of a replica"
+        8, help="sequences of max_length in one batch of a replica", within=(1, 1 << 16)
     )
-    gradient_accumulation_steps: int = option(1, within=(1, 1 << 16), help="batches of every replica in one step")
+    gradient_accumulation_steps: int = option(1, help="batches of every replica in one step", within=(1, 1 << 16))
     global_batch_size: int = option(
-        0, within=(0, 1 << 30),
+        0,
         help="sequences of a step over all replicas, however many there are; 0: per_device_train_batch_size * "
         "gradient_accumulation_steps of each",
-    )  # fmt: skip
-    num_train_epochs: float = option(1.0, within=(0, 1e6), help="passes over the data; max_steps has precedence")
-    max_steps: int = option(-1, within=(-1, MAX_STEPS), help="total number of steps; -1: from num_train_epochs")
-    seed: int = option(42, within=(0, (1 << 63) - 1), help="seed of the shuffle and of new weights")
+        within=(0, 1 << 30),
+    )
+    num_train_epochs: float = option(1.0, help="passes over the data; max_steps has precedence", within=(0, 1e6))
+    max_steps: int = option(-1, help="total number of steps; -1: from num_train_epochs", within=(-1, MAX_STEPS))
+    seed: int = option(42, help="seed of the shuffle and of new weights", within=(0, (1 << 63) - 1))
 
     optim: str = option(
-        "adamw", choices=("adamw", "sgd", "muon", "adafactor", "adamw_8bit"),
+        "adamw",
         help="adamw (weight decay decoupled, none on norms and biases), adamw_8bit (its moments in 8 bits), adafactor "
         "(a matrix has means of rows and columns), sgd, or muon (matrices; adamw for the rest)",
-    )  # fmt: skip
-    learning_rate: float = option(5e-5, within=(0, 1e3), help="peak learning rate")
-    weight_decay: float = option(
-        0.0, within=(0, 1e3), help="each step multiplies weights by 1 - learning rate * weight_decay"
+        choices=("adamw", "sgd", "muon", "adafactor", "adamw_8bit"),
     )
-    adam_beta1: float = option(0.9, within=(0, 0.999999), help="decay of the running mean of gradients")
-    adam_beta2: float = option(0.999, within=(0, 0.99999999), help="decay of the running mean of squared gradients")
-    adam_epsilon: float = option(1e-8, within=(0, 1), help="added to the root of the mean of squared gradients")
-    muon_momentum: float = option(0.95, within=(0, 0.999999), help="momentum of muon's matrices")
-    momentum: float = option(0.9, within=(0, 0.999999), help="momentum of sgd")
-    max_grad_norm: float = option(1.0, within=(0, 1e9), help="clip the gradient's global norm to this; 0: no clipping")
+    learning_rate: float = option(5e-5, help="peak learning rate", within=(0, 1e3))
+    weight_decay: float = option(
+        0.0, help="each step multiplies weights by 1 - learning rate * weight_decay", within=(0, 1e3)
+    )
+    adam_beta1: float = option(0.9, help="decay of the running mean of gradients", within=(0, 0.999999))
+    adam_beta2: float = option(0.999, help="decay of the running mean of squared gradients", within=(0, 0.99999999))
+    adam_epsilon: float = option(1e-8, help="added to the root of the mean of squared gradients", within=(0, 1))
+    muon_momentum: float = option(0.95, help="momentum of muon's matrices", within=(0, 0.999999))
+    momentum: float = option(0.9, help="momentum of sgd", within=(0, 0.999999))
+    max_grad_norm: float = option(1.0, help="clip the gradient's global norm to this; 0: no clipping", within=(0, 1e9))
     on_nan: str = option(
-        "skip", choices=("skip", "back", "stop"),
+        "skip",
         help="at a loss or gradient that is not finite: skip the step, go back to the last checkpoint's weights, or "
         "stop; ten in a row, or a tenth of all steps, always stop",
-    )  # fmt: skip
+        choices=("skip", "back", "stop"),
+    )
     on_spike: str = option(
-        "report", choices=("report", "skip", "back", "stop"),
+        "report",
         help="if the gradient's norm is above 10 times its running mean, or the loss above twice its own plus 1: only "
         "report it, or as on_nan",
-    )  # fmt: skip
-    lr_scheduler_type: str = option("linear", choices=SCHEDULES, help="shape of the learning rate after the warm-up")
-    warmup_steps: int = option(0, within=(0, MAX_STEPS), help="steps of the learning rate's warm-up")
+        choices=("report", "skip", "back", "stop"),
+    )
+    lr_scheduler_type: str = option("linear", help="shape of the learning rate after the warm-up", choices=SCHEDULES)
+    warmup_steps: int = option(0, help="steps of the learning rate's warm-up", within=(0, MAX_STEPS))
     warmup_ratio: float = option(
-        0.0, within=(0, 1), help="warm-up as a fraction of all steps; warmup_steps has precedence"
+        0.0, help="warm-up as a fraction of all steps; warmup_steps has precedence", within=(0, 1)
     )
     num_decay_steps: int = option(
-        0, within=(0, MAX_STEPS), help="wsd: steps of the decay at the end; 0: a tenth of all"
+        0, help="wsd: steps of the decay at the end; 0: a tenth of all", within=(0, MAX_STEPS)
     )
     min_lr_ratio: float = option(
-        0.0, within=(0, 1), help="final learning rate of linear, cosine and wsd, as a fraction of learning_rate"
+        0.0, help="final learning rate of linear, cosine and wsd, as a fraction of learning_rate", within=(0, 1)
     )
 
     method: str = option(
-        "sft", choices=("sft", "dpo", "orpo", "kto", "reward", "grpo"),
+        "sft",
         help="sft: learn the texts and answers; dpo, orpo or kto: learn from preferences; reward: learn to score "
         "answers; grpo: learn from rewards of sampled answers",
-    )  # fmt: skip
-    beta: float = option(
-        0.1, within=(1e-6, 1e3),
-        help="dpo, kto: weight of the distance from the model before training; orpo: weight of the odds ratio",
-    )  # fmt: skip
-    loss_type: str = option("sigmoid", choices=("sigmoid", "hinge", "ipo"), help="loss of dpo")
-    rpo_alpha: float = option(0.0, within=(0, 1e3), help="dpo: weight of the chosen answers' cross-entropy")
-    desirable_weight: float = option(1.0, within=(0, 1e3), help="kto: weight of answers with a true label")
-    undesirable_weight: float = option(1.0, within=(0, 1e3), help="kto: weight of answers with a false label")
+        choices=("sft", "dpo", "orpo", "kto", "reward", "grpo"),
+    )
+    beta: float = option(0.1, help="dpo, kto: weight of the distance from the model before training; orpo: weight of "
+                         "the odds ratio", within=(1e-6, 1e3))  # fmt: skip
+    loss_type: str = option("sigmoid", help="loss of dpo", choices=("sigmoid", "hinge", "ipo"))
+    rpo_alpha: float = option(0.0, help="dpo: weight of the chosen answers' cross-entropy", within=(0, 1e3))
+    desirable_weight: float = option(1.0, help="kto: weight of answers with a true label", within=(0, 1e3))
+    undesirable_weight: float = option(1.0, help="kto: weight of answers with a false label", within=(0, 1e3))
 
     reward: str = option(
         "exact",
         help="grpo: exact (1 if an answer is the record's), regex:PATTERN (1 if the last matches in both are equal), "
         "or FILE.py:FUNCTION, called with the prompt, the answer and the record's answer",
-    )  # fmt: skip
-    num_generations: int = option(8, within=(2, 1024), help="grpo: answers that are sampled for each prompt")
-    max_completion_length: int = option(256, within=(1, 1 << 20), help="grpo: most tokens of a sampled answer")
-    num_iterations: int = option(1, within=(1, 64), help="grpo: updates with the answers of one step")
-    epsilon: float = option(0.2, within=(0, 1), help="grpo: ratios of probabilities beyond 1 ± this are clipped")
-    kl_coef: float = option(0.0, within=(0, 1e3), help="grpo: weight of the divergence from the model before training")
+    )
+    num_generations: int = option(8, help="grpo: answers that are sampled for each prompt", within=(2, 1024))
+    max_completion_length: int = option(256, help="grpo: most tokens of a sampled answer", within=(1, 1 << 20))
+    num_iterations: int = option(1, help="grpo: updates with the answers of one step", within=(1, 64))
+    epsilon: float = option(0.2, help="grpo: ratios of probabilities beyond 1 ± this are clipped", within=(0, 1))
+    kl_coef: float = option(0.0, help="grpo: weight of the divergence from the model before training", within=(0, 1e3))
 
     teacher_file: str = option("", help="file of ckdist distill for this data: the loss follows a teacher")
     teacher_weight: float = option(
-        1.0, within=(0, 1), help="weight of the divergence from the teacher; 1 - this is that of the cross-entropy"
+        1.0, help="weight of the divergence from the teacher; 1 - this is that of the cross-entropy", within=(0, 1)
     )
 
     router_aux_loss_coef: float = option(
-        -1.0, within=(-1, 1e6), help="coefficient of the load-balancing loss of experts; 0: none; -1: the model's own"
+        -1.0, help="coefficient of the load-balancing loss of experts; 0: none; -1: the model's own", within=(-1, 1e6)
     )
 
     bf16: bool = option(
@@ -178,34 +185,35 @@ class TrainConfig(Settings, has_flags=False):
         False, help="keep only the input of each layer and recompute the rest: less memory, a third more work"
     )
     tensor_parallel_size: int = option(
-        1, within=(1, 1 << 16), help="ranks that shard each stage's heads, ffn and vocabulary"
+        1, help="ranks that shard each stage's heads, ffn and vocabulary", within=(1, 1 << 16)
     )
     data_parallel_size: int = option(
-        0, within=(0, 1 << 16), help="replicas, each with its part of every batch; 0: as many as the ranks allow"
+        0, help="replicas, each with its part of every batch; 0: as many as the ranks allow", within=(0, 1 << 16)
     )
     sequence_parallel_size: int = option(
-        1, within=(1, 1 << 16), help="ranks that divide the tokens of each sequence of a replica"
+        1, help="ranks that divide the tokens of each sequence of a replica", within=(1, 1 << 16)
     )
     pipeline_parallel_size: int = option(
-        1, within=(1, 1 << 16),
+        1,
         help="pipeline stages, each with a part of the layers; gradient_accumulation_steps batches fill them",
-    )  # fmt: skip
-    virtual_pipeline_parallel_size: int = option(
-        1, within=(1, 1 << 16), help="chunks of layers of each stage; 2 or more: interleaved 1F1B"
+        within=(1, 1 << 16),
     )
-    expert_parallel_size: int = option(1, within=(1, 1 << 16), help="ranks that shard experts; only 1 is supported")
-    zero_stage: int = option(0, within=(0, 1), help="1: shard the optimizer's state over replicas")
-    threads: int = option(0, within=(0, 4096), help="compute threads of one rank; 0: its share of the cores")
-    transport: str = option("auto", choices=CHOICES, help="transport between hosts")
-    encrypt: str = option("auto", choices=ENCRYPT, help="encryption between hosts, as --encrypt of ckdist serve")
+    virtual_pipeline_parallel_size: int = option(
+        1, help="chunks of layers of each stage; 2 or more: interleaved 1F1B", within=(1, 1 << 16)
+    )
+    expert_parallel_size: int = option(1, help="ranks that shard experts; only 1 is supported", within=(1, 1 << 16))
+    zero_stage: int = option(0, help="1: shard the optimizer's state over replicas", within=(0, 1))
+    threads: int = option(0, help="compute threads of one rank; 0: its share of the cores", within=(0, 4096))
+    transport: str = option("auto", help="transport between hosts", choices=CHOICES)
+    encrypt: str = option("auto", help="encryption between hosts, as --encrypt of ckdist serve", choices=ENCRYPT)
     ddp_timeout: float = option(
-        1800.0, within=(1, 1e6), help="seconds until a rank that is alive but does not respond counts as lost"
+        1800.0, help="seconds until a rank that is alive but does not respond counts as lost", within=(1, 1e6)
     )
 
     lora_r: int = option(
-        0, within=(0, 1 << 14), help="rank of LoRA's matrices; only these are trained; 0: train all weights"
+        0, help="rank of LoRA's matrices; only these are trained; 0: train all weights", within=(0, 1 << 14)
     )
-    lora_alpha: float = option(16.0, within=(0, 1e6), help="LoRA's product is scaled by alpha / rank")
+    lora_alpha: float = option(16.0, help="LoRA's product is scaled by alpha / rank", within=(0, 1e6))
     lora_target_modules: tuple[str, ...] = option(
         ("q_proj", "v_proj"), help="linear layers that get LoRA's matrices; all-linear: all of them"
     )
@@ -213,31 +221,33 @@ class TrainConfig(Settings, has_flags=False):
     use_rslora: bool = option(False, help="scale LoRA's product by alpha / sqrt(rank) (rsLoRA)")
     use_dora: bool = option(False, help="train the magnitudes of the rows of adapted matrices too (DoRA)")
     lora_dropout: float = option(
-        0.0, within=(0, 0.99),
+        0.0,
         help="share of the elements of a layer's input that LoRA's matrices do not read in a step",
-    )  # fmt: skip
+        within=(0, 0.99),
+    )
 
-    logging_steps: int = option(10, within=(1, MAX_STEPS), help="steps between lines of metrics.jsonl")
-    eval_steps: int = option(0, within=(0, MAX_STEPS), help="steps between validation losses; 0: only at the end")
+    logging_steps: int = option(10, help="steps between lines of metrics.jsonl", within=(1, MAX_STEPS))
+    eval_steps: int = option(0, help="steps between validation losses; 0: only at the end", within=(0, MAX_STEPS))
     samples: int = option(
-        0, within=(0, 64), help="held-out prompts that are continued, without randomness, at each validation loss"
+        0, help="held-out prompts that are continued, without randomness, at each validation loss", within=(0, 64)
     )
     early_stopping: int = option(
-        0, within=(0, MAX_STEPS),
+        0,
         help="validation losses without an improvement after which training ends; the model is then that of the best "
         "one; 0: never",
-    )  # fmt: skip
-    save_steps: int = option(500, within=(0, MAX_STEPS), help="steps between checkpoints; 0: only at the end")
-    save_total_limit: int = option(2, within=(0, 1 << 20), help="checkpoints that are kept; 0: all")
+        within=(0, MAX_STEPS),
+    )
+    save_steps: int = option(500, help="steps between checkpoints; 0: only at the end", within=(0, MAX_STEPS))
+    save_total_limit: int = option(2, help="checkpoints that are kept; 0: all", within=(0, 1 << 20))
     resume: str = option(
         "auto", help="auto: from the latest checkpoint in output_dir; never; or the folder of a checkpoint"
     )
     save_dtype: str = option(
-        "bfloat16", choices=("bfloat16", "float16", "float32"), help="type of the weights in the finished model"
+        "bfloat16", help="type of the weights in the finished model", choices=("bfloat16", "float16", "float32")
     )
     trace: str = option("", help="file for the newest events of every thread of every rank, for Perfetto")
     report_to: tuple[str, ...] = option(
-        (), choices=("tensorboard", "wandb", "mlflow"), help="trackers that get the logged numbers too"
+        (), help="trackers that get the logged numbers too", choices=("tensorboard", "wandb", "mlflow")
     )
 
     def __post_init__(self) -> None:

@@ -17,14 +17,8 @@ NAME, GGUF = "bailing_hybrid", "bailingmoe3"
 KEYS = deepseek_v3.KEYS.but(
     defaults={
         **sizes(hidden=2560, ffn=6144, layers=42, heads=32, head=128, positions=262144, vocab=157184),
-        "first_k_dense_replace": 2,
-        "kda_lower_bound": -5.0,
-        "kda_safe_gate": True,
-        "layer_group_size": 6,
-        "moe_intermediate_size": 768,
-        "n_routed_experts": 512,
-        "q_lora_rank": None,
-        "rope_theta": 6e6,
+        "first_k_dense_replace": 2, "kda_lower_bound": -5.0, "kda_safe_gate": True, "layer_group_size": 6,
+        "moe_intermediate_size": 768, "n_routed_experts": 512, "q_lora_rank": None, "rope_theta": 6e6,
         "short_conv_kernel_size": 4,
     },
     aliases={

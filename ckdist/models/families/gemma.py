@@ -51,10 +51,5 @@ def written(spec: ModelSpec, where: str) -> dict[str, Any]:
 
 
 FAMILY = replace(
-    gemma2.FAMILY,
-    keys=KEYS,
-    from_config=config,
-    from_gguf=gguf,
-    to_gguf=GgufWriter(written),
-    gguf_names=family.GGUF,
+    gemma2.FAMILY, keys=KEYS, from_config=config, from_gguf=gguf, to_gguf=GgufWriter(written), gguf_names=family.GGUF
 )

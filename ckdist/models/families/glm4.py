@@ -15,13 +15,10 @@ NORMS = Norms("input_layernorm", "post_self_attn_layernorm", "post_attention_lay
 KEYS = ConfigKeys(
     {
         **sizes(kv_heads=2, head=128, positions=131072),
-        "attention_bias": True,
-        "hidden_act": "silu",
-        "partial_rotary_factor": 0.5,
-        "rms_norm_eps": 1.5625e-7,
+        "attention_bias": True, "hidden_act": "silu", "partial_rotary_factor": 0.5, "rms_norm_eps": 1.5625e-7,
         "rope_theta": 1e4,
     }
-)
+)  # fmt: skip
 GATE_UP = ("mlp.gate_proj", "mlp.up_proj")
 GGUF_NAMES = {
     "post_attention_norm": "post_self_attn_layernorm",

@@ -17,22 +17,13 @@ from ckdist.program.routing import Routing
 NAME = "glm4moe"
 KEYS = ConfigKeys(
     {
-        "first_k_dense_replace": 1,
-        "hidden_act": "silu",
-        "max_position_embeddings": 131072,
-        "n_group": 1,
-        "n_shared_experts": 1,
-        "norm_topk_prob": True,
-        "num_experts_per_tok": 8,
-        "num_key_value_heads": 8,
-        "partial_rotary_factor": 0.5,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 1e4,
-        "routed_scaling_factor": 1.0,
+        "first_k_dense_replace": 1, "hidden_act": "silu", "max_position_embeddings": 131072, "n_group": 1,
+        "n_shared_experts": 1, "norm_topk_prob": True, "num_experts_per_tok": 8, "num_key_value_heads": 8,
+        "partial_rotary_factor": 0.5, "rms_norm_eps": 1e-5, "rope_theta": 1e4, "routed_scaling_factor": 1.0,
         "topk_group": 1,
     },
     aliases={"num_local_experts": "n_routed_experts", "num_mtp_layers": "num_nextn_predict_layers"},
-)
+)  # fmt: skip
 
 
 def model(

@@ -105,10 +105,4 @@ def export(spec: ModelSpec, where: str) -> GgufForm:
     return form(NAME, spec, where, {})
 
 
-FAMILY = replace(
-    llama.FAMILY,
-    keys=KEYS,
-    from_config=config,
-    from_gguf=gguf,
-    to_gguf=export,
-)
+FAMILY = replace(llama.FAMILY, keys=KEYS, from_config=config, from_gguf=gguf, to_gguf=export)

@@ -15,14 +15,11 @@ from ckdist.program.routing import Routing
 NAME = "granitemoe"
 KEYS = granite.KEYS.but(
     defaults={
-        "num_experts_per_tok": 2,
-        "num_local_experts": 8,
-        "router_aux_loss_coef": 0.001,
-        "shared_intermediate_size": 0,
+        "num_experts_per_tok": 2, "num_local_experts": 8, "router_aux_loss_coef": 0.001, "shared_intermediate_size": 0,
     },
     only={"normalization_function": "rmsnorm"},
     unused=("init_method", "mlp_bias"),
-)
+)  # fmt: skip
 ROUTING = Routing(used=2)
 
 

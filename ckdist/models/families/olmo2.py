@@ -51,9 +51,4 @@ def gguf(header: GgufHeader) -> ModelSpec:
     return n.model("olmo3" if window else NAME, layers, ropes, from_gguf.tied(header))
 
 
-FAMILY = Family(
-    keys=KEYS,
-    from_config=config,
-    from_gguf=gguf,
-    gguf_names=family.GGUF.but_in_layers(GGUF_NORMS),
-)
+FAMILY = Family(keys=KEYS, from_config=config, from_gguf=gguf, gguf_names=family.GGUF.but_in_layers(GGUF_NORMS))

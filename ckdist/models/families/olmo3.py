@@ -41,9 +41,5 @@ def written(spec: ModelSpec, where: str) -> dict[str, Any]:
 
 
 FAMILY = Family(
-    keys=KEYS,
-    gguf=olmo2.NAME,
-    from_config=config,
-    to_gguf=GgufWriter(written),
-    gguf_names=olmo2.FAMILY.gguf_names,
+    keys=KEYS, gguf=olmo2.NAME, from_config=config, to_gguf=GgufWriter(written), gguf_names=olmo2.FAMILY.gguf_names
 )

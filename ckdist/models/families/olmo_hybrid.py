@@ -17,9 +17,7 @@ GATED_EPS = 1e-5  # of the norm after linear attention, independent of config.js
 KEYS = olmo2.KEYS.but(
     defaults={
         **sizes(hidden=3840, ffn=11008, layers=32, heads=30, positions=65536, vocab=100352),
-        "linear_allow_neg_eigval": True,
-        "linear_conv_kernel_dim": 4,
-        "rms_norm_eps": 1e-6,
+        "linear_allow_neg_eigval": True, "linear_conv_kernel_dim": 4, "rms_norm_eps": 1e-6,
     },
     nulls={"num_key_value_heads": None},
     only={"linear_use_gate": True},

@@ -12,13 +12,11 @@ NAME = "qwen35moe"
 KEYS = qwen35.KEYS.but(
     defaults={
         **sizes(hidden=2048, layers=40, kv_heads=2),
-        "moe_intermediate_size": 512,
-        "num_experts": 256,
-        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 512, "num_experts": 256, "num_experts_per_tok": 8,
         "shared_expert_intermediate_size": 512,
     },
     unused=("intermediate_size",),  # no layer has a dense feed-forward
-)
+)  # fmt: skip
 ROUTING = Routing(used=8)
 
 

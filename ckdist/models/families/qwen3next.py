@@ -20,12 +20,9 @@ NAME = "qwen3next"
 KEYS = qwen35moe.KEYS.but(
     defaults={
         **sizes(ffn=5632, layers=48, vocab=151936),
-        "decoder_sparse_step": 1,
-        "norm_topk_prob": True,
-        "num_experts": 512,
-        "num_experts_per_tok": 10,
+        "decoder_sparse_step": 1, "norm_topk_prob": True, "num_experts": 512, "num_experts_per_tok": 10,
     }
-)
+)  # fmt: skip
 ROUTING = Routing(used=10)
 QKVZ = (*qwen35.QKV, "linear_attn.in_proj_z")
 BA = ("linear_attn.in_proj_b", "linear_attn.in_proj_a")
