@@ -1,5 +1,7 @@
 """embed."""
 
+from typing import Any
+
 import numpy as np
 
 from ckdist.errors import LayoutError
@@ -9,7 +11,7 @@ from ckdist.program.ops.op_types import Arrays, Attrs, Emitter, Gradients, Group
 from ckdist.program.program import Instr, Value
 from ckdist.program.rank_context import RankContext
 from ckdist.program.rotations import NO_ROPE
-from ckdist.program.step import ABSENT, MatrixIndex
+from ckdist.program.step import ABSENT, NO_SPAN, MatrixIndex
 
 
 def infer_embed(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
@@ -44,13 +46,9 @@ def lower_embed(lowering: ServingLowering, group: Group) -> None:
     instr, scale = group.instr, group["scale"]
     table, out = instr.weight(0), instr.outputs[0]
     pieces, columns = lowering.pieces(table.dims[0]), (0, table.dims[1].elements)
-    (lowering.at[out.name],) = lowering.results([out])
-    lowering.emit(
-        "embed",
-        out=lowering.at[out.name],
-        by=False,
-        waves=NO_ROPE,
-        added=MatrixIndex(ABSENT),
+    emit_embed(
+        lowering,
+        out,
         table=lowering.matrix([MatrixKey(table.name, rows, columns) for rows in pieces]),
         first_row=pieces[0][0],
         scale=scale.attrs["factor"] if scale else 1.0,
@@ -58,6 +56,13 @@ def lower_embed(lowering: ServingLowering, group: Group) -> None:
     )
     if scale:
         lowering.stands_for(scale.outputs[0], scale.inputs[0])
+
+
+def emit_embed(lowering: ServingLowering, out: Value, **fields: Any) -> None:
+    """Emits a step of the kind `embed`. The default of its fields: no table, position or rotation."""
+    (lowering.at[out.name],) = lowering.results([out])
+    neutral = {"by": False, "table": NO_SPAN, "waves": NO_ROPE, "added": MatrixIndex(ABSENT), "first_row": 0}
+    lowering.emit("embed", out=lowering.at[out.name], **{**neutral, "scale": 1.0, "eps": 0.0, **fields})
 
 
 @lower("embed", "training")
