@@ -8,8 +8,7 @@ from dataclasses import replace
 from ckdist.models import from_config, limits
 from ckdist.models.config_keys import ConfigKeys, sizes
 from ckdist.models.families import family, glm4moe
-from ckdist.models.families.family import GgufWriter
-from ckdist.models.fields import Fields
+from ckdist.models.families.family import Fields, GgufWriter
 from ckdist.models.spec import ModelSpec, MoeFfn
 
 NAME, GGUF = "bailing_moe_v2", "bailingmoe2"

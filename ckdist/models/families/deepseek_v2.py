@@ -9,8 +9,7 @@ from ckdist.errors import ArchitectureError
 from ckdist.models import from_config, limits, rope_scaling
 from ckdist.models.config_keys import ConfigKeys
 from ckdist.models.families import family
-from ckdist.models.families.family import Family, GgufForm, GgufHeader
-from ckdist.models.fields import Fields
+from ckdist.models.families.family import Family, Fields, GgufForm, GgufHeader
 from ckdist.models.from_config import Sizes
 from ckdist.models.spec import Attention, LatentAttention, LayerSpec, ModelSpec, MoeFfn, RopeSpec
 from ckdist.models.stored_query_scale import gguf_query_scale

@@ -4,8 +4,7 @@ from dataclasses import replace
 
 from ckdist.models import from_config, limits
 from ckdist.models.families import family, glm4moe
-from ckdist.models.families.family import GgufWriter
-from ckdist.models.fields import Fields
+from ckdist.models.families.family import Fields, GgufWriter
 from ckdist.models.spec import LayerSpec, ModelSpec
 
 NAME = "dots1"

@@ -5,8 +5,7 @@ from dataclasses import replace
 from ckdist.models import from_config
 from ckdist.models.config_keys import sizes
 from ckdist.models.families import llama, qwen2
-from ckdist.models.families.family import GgufReader
-from ckdist.models.fields import Fields
+from ckdist.models.families.family import Fields, GgufReader
 from ckdist.models.spec import LayerSpec, ModelSpec
 
 NAME = "ernie4_5"

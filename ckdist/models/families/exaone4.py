@@ -6,8 +6,7 @@ from typing import Any
 from ckdist.models import from_config
 from ckdist.models.config_keys import sizes
 from ckdist.models.families import llama, olmo2
-from ckdist.models.families.family import GgufHeader, GgufWriter
-from ckdist.models.fields import Fields
+from ckdist.models.families.family import Fields, GgufHeader, GgufWriter
 from ckdist.models.spec import Attention, DenseFfn, LayerSpec, ModelSpec
 
 NAME, PERIOD = "exaone4", 4

@@ -6,8 +6,7 @@ GGUF files have these factors in their weights.
 from ckdist.models import from_config, limits, mamba2_fields
 from ckdist.models.config_keys import ConfigKeys, sizes
 from ckdist.models.families import bamba, family
-from ckdist.models.families.family import Family, GgufHeader, GgufWriter, Target
-from ckdist.models.fields import Fields
+from ckdist.models.families.family import Family, Fields, GgufHeader, GgufWriter, Target
 from ckdist.models.spec import DenseFfn, LayerSpec, ModelSpec
 from ckdist.models.state_mixers import AttentionAndMamba
 

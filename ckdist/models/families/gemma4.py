@@ -9,8 +9,7 @@ import numpy as np
 from ckdist.models import from_config, limits, rope
 from ckdist.models.config_keys import ConfigKeys, sizes
 from ckdist.models.families import family, gemma2
-from ckdist.models.families.family import Family, GgufForm, GgufHeader
-from ckdist.models.fields import Fields
+from ckdist.models.families.family import Family, Fields, GgufForm, GgufHeader
 from ckdist.models.from_config import Sizes
 from ckdist.models.spec import Attention, DenseFfn, LayerInputs, LayerSpec, ModelSpec, MoeFfn, RopeSpec
 from ckdist.program.routing import Routing

@@ -6,8 +6,7 @@ Half of each head is rotated, in interleaved pairs.
 from ckdist.models import from_config
 from ckdist.models.config_keys import ConfigKeys, sizes
 from ckdist.models.families import family
-from ckdist.models.families.family import Family, GgufHeader, GgufReader, GgufWriter
-from ckdist.models.fields import Fields
+from ckdist.models.families.family import Family, Fields, GgufHeader, GgufReader, GgufWriter
 from ckdist.models.spec import LayerSpec, ModelSpec, Norms
 
 NAME = "glm4"

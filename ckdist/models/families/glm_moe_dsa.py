@@ -8,8 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from ckdist.models.families import deepseek_v2, deepseek_v32
-from ckdist.models.families.family import GgufForm, GgufHeader
-from ckdist.models.fields import Fields
+from ckdist.models.families.family import Fields, GgufForm, GgufHeader
 from ckdist.models.spec import LatentAttention, ModelSpec
 from ckdist.program.routing import Routing
 

@@ -7,8 +7,7 @@ from typing import Any
 from ckdist.errors import ArchitectureError
 from ckdist.models import from_config, limits, mamba2_fields
 from ckdist.models.families import family, granite
-from ckdist.models.families.family import GgufForm, GgufHeader
-from ckdist.models.fields import Fields
+from ckdist.models.families.family import Fields, GgufForm, GgufHeader
 from ckdist.models.spec import Attention, ModelSpec, MoeFfn
 from ckdist.program.routing import Routing
 

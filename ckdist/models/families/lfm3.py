@@ -5,8 +5,7 @@ from dataclasses import replace
 from ckdist.models import from_config, limits
 from ckdist.models.config_keys import sizes
 from ckdist.models.families import lfm2
-from ckdist.models.families.family import GgufWriter, in_layers
-from ckdist.models.fields import Fields
+from ckdist.models.families.family import Fields, GgufWriter, in_layers
 from ckdist.models.spec import DenseFfn, LayerSpec, ModelSpec, Norms
 from ckdist.models.state_mixers import GatedConv
 

@@ -7,8 +7,7 @@ from ckdist.errors import ArchitectureError
 from ckdist.models import from_config
 from ckdist.models.config_keys import sizes
 from ckdist.models.families import exaone4, family, qwen3moe
-from ckdist.models.families.family import Family, GgufHeader, GgufReader, GgufWriter
-from ckdist.models.fields import Fields
+from ckdist.models.families.family import Family, Fields, GgufHeader, GgufReader, GgufWriter
 from ckdist.models.spec import LayerSpec, ModelSpec
 
 NAME, PERIOD = "mellum", 4

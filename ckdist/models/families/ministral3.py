@@ -9,8 +9,7 @@ from typing import Any
 from ckdist.models import from_config, rope_scaling
 from ckdist.models.config_keys import sizes
 from ckdist.models.families import llama
-from ckdist.models.families.family import GgufHeader, GgufWriter
-from ckdist.models.fields import Fields
+from ckdist.models.families.family import Fields, GgufHeader, GgufWriter
 from ckdist.models.spec import LayerSpec, ModelSpec, RopeSpec
 from ckdist.models.stored_query_scale import config_query_scale, gguf_query_scale
 

@@ -9,8 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from ckdist.models.families import deepseek_v2, deepseek_v3, family
-from ckdist.models.families.family import GgufForm, GgufHeader
-from ckdist.models.fields import Fields
+from ckdist.models.families.family import Fields, GgufForm, GgufHeader
 from ckdist.models.spec import LatentAttention, LayerSpec, ModelSpec
 from ckdist.models.stored_query_scale import config_query_scale
 from ckdist.program.routing import Routing

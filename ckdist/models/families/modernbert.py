@@ -6,8 +6,7 @@ It has norms before each part, and windows in most layers.
 from ckdist.models import from_config
 from ckdist.models.config_keys import ConfigKeys
 from ckdist.models.families import bert
-from ckdist.models.families.family import Family, TensorNames, in_layers
-from ckdist.models.fields import Fields
+from ckdist.models.families.family import Family, Fields, TensorNames, in_layers
 from ckdist.models.rope import RopeShape, from_fields
 from ckdist.models.scoring_head import Scorer
 from ckdist.models.spec import LayerSpec, ModelSpec, Norms, RopeSpec

@@ -12,8 +12,7 @@ from ckdist.errors import ArchitectureError
 from ckdist.models import from_config
 from ckdist.models.config_keys import ConfigKeys, sizes
 from ckdist.models.families import exaone4, family, gemma2, granite_swa
-from ckdist.models.families.family import Family, GgufForm, GgufHeader
-from ckdist.models.fields import Fields
+from ckdist.models.families.family import Family, Fields, GgufForm, GgufHeader
 from ckdist.models.spec import Attention, DenseFfn, LayerSpec, ModelSpec
 
 NAME, GGUF, PERIOD, POST_EPS = "muse_glimmer", "muse-glimmer", 4, 1e-8

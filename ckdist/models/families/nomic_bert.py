@@ -5,8 +5,7 @@ from dataclasses import replace
 from ckdist.models import from_config, limits
 from ckdist.models.config_keys import ConfigKeys
 from ckdist.models.families import bert
-from ckdist.models.families.family import Family, GgufHeader, TensorNames, in_layers
-from ckdist.models.fields import Fields
+from ckdist.models.families.family import Family, Fields, GgufHeader, TensorNames, in_layers
 from ckdist.models.spec import LayerSpec, ModelSpec
 
 NAME = "nomic_bert"

@@ -4,8 +4,7 @@ from dataclasses import replace
 
 from ckdist.models import from_config
 from ckdist.models.families import family, llama
-from ckdist.models.families.family import Family, GgufReader, GgufWriter
-from ckdist.models.fields import Fields
+from ckdist.models.families.family import Family, Fields, GgufReader, GgufWriter
 from ckdist.models.from_config import Sizes
 from ckdist.models.spec import Attention, LayerSpec, ModelSpec
 

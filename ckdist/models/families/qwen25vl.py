@@ -7,9 +7,7 @@ from dataclasses import replace
 
 from ckdist.models.config_keys import sizes
 from ckdist.models.families import qwen2, qwen35
-from ckdist.models.families.family import GgufReader, GgufWriter
-from ckdist.models.fields import Fields
-from ckdist.models.spec import ModelSpec
+from ckdist.models.families.family import Fields, GgufReader, GgufWriter, ModelSpec
 
 NAME, GGUF = "qwen25vl", "qwen2vl"
 KEYS = qwen2.KEYS.but(

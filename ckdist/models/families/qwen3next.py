@@ -10,8 +10,7 @@ import numpy as np
 from ckdist.models import from_config
 from ckdist.models.config_keys import sizes
 from ckdist.models.families import family, qwen2moe, qwen3moe, qwen35, qwen35moe
-from ckdist.models.families.family import Family, GgufHeader, GgufWriter, in_layers
-from ckdist.models.fields import Fields
+from ckdist.models.families.family import Family, Fields, GgufHeader, GgufWriter, in_layers
 from ckdist.models.spec import LayerSpec, ModelSpec
 from ckdist.models.state_mixers import GatedDeltaNet
 from ckdist.program.routing import Routing

@@ -8,8 +8,7 @@ from dataclasses import replace
 
 from ckdist.models import from_config
 from ckdist.models.families import family, qwen3moe, qwen3vl, qwen35
-from ckdist.models.families.family import GgufReader, GgufWriter
-from ckdist.models.fields import Fields
+from ckdist.models.families.family import Fields, GgufReader, GgufWriter
 from ckdist.models.spec import LayerSpec, ModelSpec
 
 NAME = "qwen3vlmoe"

@@ -9,8 +9,7 @@ from ckdist.errors import ArchitectureError
 from ckdist.models import from_config, from_gguf, limits
 from ckdist.models.config_keys import ConfigKeys, sizes
 from ckdist.models.families import exaone4, family, laguna
-from ckdist.models.families.family import Family, GgufForm, GgufHeader, GgufWriter
-from ckdist.models.fields import Fields
+from ckdist.models.families.family import Family, Fields, GgufForm, GgufHeader, GgufWriter
 from ckdist.models.spec import DenseFfn, ModelSpec, MoeFfn
 from ckdist.program.ops.elementwise import LIMIT_PARTS
 from ckdist.program.routing import Routing
