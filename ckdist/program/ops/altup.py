@@ -6,10 +6,9 @@ import numpy as np
 
 from ckdist.errors import LayoutError
 from ckdist.program.ops.op import ServingLowering, lower, op, same, unsharded, whole
-from ckdist.program.ops.op_types import Arrays, Attrs, Group, Inferred, Values, Weights
+from ckdist.program.ops.op_types import Arrays, Attrs, Group, Inferred, RankContext, Values, Weights
 from ckdist.program.ops.rms_norm import inverse_rms
 from ckdist.program.program import Value
-from ckdist.program.rank_context import RankContext
 from ckdist.program.step import ABSENT, Span, ValueIndex, VectorIndex
 
 

@@ -11,9 +11,8 @@ from ckdist.program.cache import LayerCache, attention_cache
 from ckdist.program.fusion import norm_over_heads
 from ckdist.program.ops.elementwise import query_fields
 from ckdist.program.ops.op import ServingLowering, TrainingLowering, lower, op, unchanged_whole, vjp, whole
-from ckdist.program.ops.op_types import Arrays, Attrs, Emitter, Gradients, Group, Inferred, Values, Weights
+from ckdist.program.ops.op_types import Arrays, Attrs, Emitter, Gradients, Group, Inferred, RankContext, Values, Weights
 from ckdist.program.program import Instr, Value
-from ckdist.program.rank_context import RankContext
 from ckdist.program.rotations import NO_ROPE, ROPE_TABLES
 from ckdist.program.step import ABSENT, ValueIndex
 

@@ -6,10 +6,9 @@ Fedus et al. 2021, arXiv:2101.03961, equations 4 to 6; over the tokens of all la
 import numpy as np
 
 from ckdist.program.ops.op import TrainingLowering, lower, op, vjp, whole
-from ckdist.program.ops.op_types import Arrays, Attrs, Emitter, Gradients, Inferred, Values, Weights
+from ckdist.program.ops.op_types import Arrays, Attrs, Emitter, Gradients, Inferred, RankContext, Values, Weights
 from ckdist.program.ops.tally import counted
 from ckdist.program.program import Instr, Value
-from ckdist.program.rank_context import RankContext
 
 
 def infer_balance_loss(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:

@@ -10,9 +10,8 @@ import numpy as np
 
 from ckdist.errors import LayoutError
 from ckdist.program.ops.op import ServingLowering, TrainingLowering, lower, op, total, unsharded, vjp, whole
-from ckdist.program.ops.op_types import Arrays, Attrs, Emitter, Gradients, Group, Inferred, Values, Weights
+from ckdist.program.ops.op_types import Arrays, Attrs, Emitter, Gradients, Group, Inferred, RankContext, Values, Weights
 from ckdist.program.program import Instr, Value
-from ckdist.program.rank_context import RankContext
 from ckdist.program.step import ABSENT, ValueIndex
 
 

@@ -7,8 +7,7 @@ import numpy as np
 from ckdist.errors import LayoutError
 from ckdist.program.cache import attention_cache
 from ckdist.program.ops.op import ServingLowering, lower, op, whole
-from ckdist.program.ops.op_types import Arrays, Attrs, Group, Inferred, Values, Weights
-from ckdist.program.rank_context import RankContext
+from ckdist.program.ops.op_types import Arrays, Attrs, Group, Inferred, RankContext, Values, Weights
 
 
 def infer_store_cross(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:

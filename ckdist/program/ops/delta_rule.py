@@ -13,10 +13,9 @@ from ckdist.mesh import Mesh
 from ckdist.program.cache import state_cache
 from ckdist.program.ops.elementwise import GATES
 from ckdist.program.ops.op import ServingLowering, lower, op, total, unchanged_whole, whole
-from ckdist.program.ops.op_types import Arrays, Attrs, Group, Inferred, Values, Weights
+from ckdist.program.ops.op_types import Arrays, Attrs, Group, Inferred, RankContext, Values, Weights
 from ckdist.program.ops.rms_norm import inverse_rms
 from ckdist.program.program import Instr, Value
-from ckdist.program.rank_context import RankContext
 from ckdist.program.step import ABSENT, ValueIndex, VectorIndex
 
 

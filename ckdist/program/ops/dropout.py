@@ -12,9 +12,8 @@ import numpy as np
 from ckdist.layout import Dim
 from ckdist.mesh import Mesh
 from ckdist.program.ops.op import TrainingLowering, lower, op, whole
-from ckdist.program.ops.op_types import Arrays, Attrs, Inferred, Values, Weights
+from ckdist.program.ops.op_types import Arrays, Attrs, Inferred, RankContext, Values, Weights
 from ckdist.program.program import Instr
-from ckdist.program.rank_context import RankContext
 
 COLUMN = 0x9E3779B9
 

@@ -17,9 +17,8 @@ from ckdist.program.ops.op import (
     vjp,
     whole,
 )
-from ckdist.program.ops.op_types import Arrays, Attrs, Emitter, Gradients, Group, Inferred, Values, Weights
+from ckdist.program.ops.op_types import Arrays, Attrs, Emitter, Gradients, Group, Inferred, RankContext, Values, Weights
 from ckdist.program.program import Instr, Value
-from ckdist.program.rank_context import RankContext
 from ckdist.program.step import ABSENT
 
 GATES = native.numbers("ckdist_gate", "ckdist_gate_")

@@ -7,9 +7,8 @@ import numpy as np
 from ckdist.errors import LayoutError
 from ckdist.program.ops.elementwise import GATES, GELU_CUBIC, GELU_SCALE, SWIGLU_ALPHA, SWIGLU_LIMIT
 from ckdist.program.ops.op import TrainingLowering, lower, op, unchanged_whole, whole
-from ckdist.program.ops.op_types import Arrays, Attrs, Inferred, Values, Weights
+from ckdist.program.ops.op_types import Arrays, Attrs, Inferred, RankContext, Values, Weights
 from ckdist.program.program import Instr
-from ckdist.program.rank_context import RankContext
 
 
 @op("soft_cap_grad", unchanged_whole("soft_cap_grad"))

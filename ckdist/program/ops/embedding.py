@@ -7,9 +7,8 @@ import numpy as np
 from ckdist.errors import LayoutError
 from ckdist.program.lowered import MatrixKey
 from ckdist.program.ops.op import ServingLowering, TrainingLowering, lower, op, vjp
-from ckdist.program.ops.op_types import Arrays, Attrs, Emitter, Gradients, Group, Inferred, Values, Weights
+from ckdist.program.ops.op_types import Arrays, Attrs, Emitter, Gradients, Group, Inferred, RankContext, Values, Weights
 from ckdist.program.program import Instr, Value
-from ckdist.program.rank_context import RankContext
 from ckdist.program.rotations import NO_ROPE
 from ckdist.program.step import ABSENT, NO_SPAN, MatrixIndex
 

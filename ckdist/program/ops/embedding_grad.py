@@ -3,9 +3,8 @@
 import numpy as np
 
 from ckdist.program.ops.op import TrainingLowering, lower, op, whole
-from ckdist.program.ops.op_types import Arrays, Attrs, Inferred, Values, Weights
+from ckdist.program.ops.op_types import Arrays, Attrs, Inferred, RankContext, Values, Weights
 from ckdist.program.program import Instr
-from ckdist.program.rank_context import RankContext
 
 
 def infer_embed_grad(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:

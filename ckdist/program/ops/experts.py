@@ -14,9 +14,8 @@ from ckdist.program.lowered import MatrixKey, layer_of
 from ckdist.program.ops.elementwise import gate_number, gated
 from ckdist.program.ops.low_rank import padded
 from ckdist.program.ops.op import ServingLowering, TrainingLowering, lower, op, summed_over, unsharded, vjp, whole
-from ckdist.program.ops.op_types import Arrays, Attrs, Emitter, Gradients, Group, Inferred, Values, Weights
+from ckdist.program.ops.op_types import Arrays, Attrs, Emitter, Gradients, Group, Inferred, RankContext, Values, Weights
 from ckdist.program.program import Instr, Value, Weight
-from ckdist.program.rank_context import RankContext
 from ckdist.program.step import ABSENT, NO_SPAN, GradientIndex, ValueIndex, VectorIndex
 
 Part = TypeVar("Part", Weight, np.ndarray, GradientIndex)  # a weight, its array, or the index of its gradient

@@ -15,9 +15,8 @@ from ckdist.program.ops.elementwise import GATES, gated
 from ckdist.program.ops.elementwise_grad import gated_grad
 from ckdist.program.ops.experts import DOWN, infer_experts, routing, scores_of, split_weights
 from ckdist.program.ops.op import TrainingLowering, lower, op, summed_over, vjp, whole
-from ckdist.program.ops.op_types import Arrays, Attrs, Emitter, Gradients, Inferred, Values, Weights
+from ckdist.program.ops.op_types import Arrays, Attrs, Emitter, Gradients, Inferred, RankContext, Values, Weights
 from ckdist.program.program import Instr, Value, Weight
-from ckdist.program.rank_context import RankContext
 from ckdist.program.step import ABSENT, GradientIndex, ValueIndex
 
 STACKS = ("gate", "up", "down")

@@ -6,8 +6,7 @@ from ckdist.errors import LayoutError
 from ckdist.program.cache import CacheArray, LayerCache
 from ckdist.program.ops.delta_rule import head_results, silu
 from ckdist.program.ops.op import ServingLowering, lower, op, total, unchanged_whole
-from ckdist.program.ops.op_types import Arrays, Attrs, Group, Inferred, Values, Weights
-from ckdist.program.rank_context import RankContext
+from ckdist.program.ops.op_types import Arrays, Attrs, Group, Inferred, RankContext, Values, Weights
 from ckdist.program.step import ABSENT, ValueIndex
 
 

@@ -3,8 +3,7 @@
 from ckdist import native
 from ckdist.program.ops.embedding import emit_embed
 from ckdist.program.ops.op import ServingLowering, lower, op
-from ckdist.program.ops.op_types import Arrays, Attrs, Group, Inferred, Values, Weights
-from ckdist.program.rank_context import RankContext
+from ckdist.program.ops.op_types import Arrays, Attrs, Group, Inferred, RankContext, Values, Weights
 
 
 def infer_input_rows(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:

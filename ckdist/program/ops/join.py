@@ -4,8 +4,7 @@ import numpy as np
 
 from ckdist.program.ops.elementwise import GATES
 from ckdist.program.ops.op import ServingLowering, lower, op, unchanged_whole
-from ckdist.program.ops.op_types import Arrays, Attrs, Group
-from ckdist.program.rank_context import RankContext
+from ckdist.program.ops.op_types import Arrays, Attrs, Group, RankContext
 from ckdist.program.step import ABSENT, NO_SPAN, ValueIndex, VectorIndex
 
 

@@ -14,10 +14,9 @@ from ckdist.program.ops.attention_ops import NO_ROPE, ROPE_TABLES
 from ckdist.program.ops.elementwise import query_fields
 from ckdist.program.ops.listed import check_listed, is_listed
 from ckdist.program.ops.op import ServingLowering, TrainingLowering, lower, op, same, unsharded, vjp, whole
-from ckdist.program.ops.op_types import Arrays, Attrs, Emitter, Gradients, Group, Inferred, Values, Weights
+from ckdist.program.ops.op_types import Arrays, Attrs, Emitter, Gradients, Group, Inferred, RankContext, Values, Weights
 from ckdist.program.ops.rms_norm import inverse_rms
 from ckdist.program.program import Instr, Value
-from ckdist.program.rank_context import RankContext
 from ckdist.program.step import ABSENT, ValueIndex
 
 

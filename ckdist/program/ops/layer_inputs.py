@@ -6,9 +6,8 @@ from ckdist.errors import LayoutError
 from ckdist.layout import Dim
 from ckdist.program.lowered import MatrixKey
 from ckdist.program.ops.op import ServingLowering, lower, op, same, unsharded, whole
-from ckdist.program.ops.op_types import Arrays, Attrs, Group, Inferred, Values, Weights
+from ckdist.program.ops.op_types import Arrays, Attrs, Group, Inferred, RankContext, Values, Weights
 from ckdist.program.ops.rms_norm import inverse_rms
-from ckdist.program.rank_context import RankContext
 from ckdist.program.step import ABSENT, MatrixIndex, Span, ValueIndex, VectorIndex
 
 

@@ -6,9 +6,8 @@ from ckdist.errors import LayoutError
 from ckdist.program.lowered import MatrixKey
 from ckdist.program.ops.elementwise import GATES, gate_number
 from ckdist.program.ops.op import ServingLowering, TrainingLowering, lower, op, vjp, whole
-from ckdist.program.ops.op_types import Arrays, Attrs, Emitter, Gradients, Group, Inferred, Values, Weights
+from ckdist.program.ops.op_types import Arrays, Attrs, Emitter, Gradients, Group, Inferred, RankContext, Values, Weights
 from ckdist.program.program import Instr, Value
-from ckdist.program.rank_context import RankContext
 from ckdist.program.step import ABSENT, NO_SPAN, ValueIndex, VectorIndex
 
 

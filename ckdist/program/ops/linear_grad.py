@@ -4,9 +4,8 @@ from typing import Any
 
 from ckdist.errors import LayoutError
 from ckdist.program.ops.op import TrainingLowering, lower, op, total, whole
-from ckdist.program.ops.op_types import Arrays, Attrs, Inferred, Values, Weights
+from ckdist.program.ops.op_types import Arrays, Attrs, Inferred, RankContext, Values, Weights
 from ckdist.program.program import Instr
-from ckdist.program.rank_context import RankContext
 from ckdist.program.step import ValueIndex
 
 

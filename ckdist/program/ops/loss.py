@@ -10,10 +10,9 @@ import numpy as np
 from ckdist.errors import LayoutError
 from ckdist.program.ops.collectives import in_groups
 from ckdist.program.ops.op import TrainingLowering, lower, op, total, vjp, whole
-from ckdist.program.ops.op_types import Arrays, Attrs, Emitter, Gradients, Inferred, Values, Weights
+from ckdist.program.ops.op_types import Arrays, Attrs, Emitter, Gradients, Inferred, RankContext, Values, Weights
 from ckdist.program.ops.teacher_loss import divergence, logit_gradient
 from ckdist.program.program import Instr
-from ckdist.program.rank_context import RankContext
 from ckdist.program.step import ABSENT, GradientIndex, PackIndex, ValueIndex
 
 

@@ -12,9 +12,8 @@ from ckdist.layout import Range
 from ckdist.program.lowered import RANK_UNIT, MatrixKey
 from ckdist.program.ops.elementwise import GATES
 from ckdist.program.ops.op import ServingLowering, TrainingLowering, axes, lower, op, vjp, whole
-from ckdist.program.ops.op_types import Arrays, Attrs, Emitter, Gradients, Inferred, Values, Weights
+from ckdist.program.ops.op_types import Arrays, Attrs, Emitter, Gradients, Inferred, RankContext, Values, Weights
 from ckdist.program.program import Instr, Value, Weight
-from ckdist.program.rank_context import RankContext
 from ckdist.program.step import ABSENT, NO_SPAN, ParameterIndex, Span, ValueIndex, VectorIndex
 
 Item = TypeVar("Item")

@@ -10,9 +10,8 @@ import numpy as np
 from ckdist.errors import LayoutError
 from ckdist.program.ops.collectives import in_groups
 from ckdist.program.ops.op import TrainingLowering, lower, op, same, total, vjp, whole
-from ckdist.program.ops.op_types import Arrays, Attrs, Emitter, Gradients, Inferred, Values, Weights
+from ckdist.program.ops.op_types import Arrays, Attrs, Emitter, Gradients, Inferred, RankContext, Values, Weights
 from ckdist.program.program import Instr, Value
-from ckdist.program.rank_context import RankContext
 from ckdist.program.step import ABSENT, ParameterIndex, ValueIndex
 
 

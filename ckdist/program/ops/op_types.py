@@ -8,11 +8,12 @@ import numpy as np
 from ckdist.layout import Dim
 from ckdist.program.program import Value, Weight
 
-if TYPE_CHECKING:  # these modules import the ops
+if TYPE_CHECKING:  # the first two import the ops, and only references need the third
     from ckdist.program.emitter import Emitter
     from ckdist.program.fusion import Group
+    from ckdist.program.rank_context import RankContext
 else:
-    Emitter = Group = Any
+    Emitter = Group = RankContext = Any
 
 Values: TypeAlias = tuple[Value, ...]
 Weights: TypeAlias = tuple[Weight, ...]  # a linear's biases, which may be absent, are not read by `infer`

@@ -3,8 +3,7 @@
 import numpy as np
 
 from ckdist.program.ops.op import ServingLowering, lower, op, unchanged_whole
-from ckdist.program.ops.op_types import Arrays, Attrs, Group
-from ckdist.program.rank_context import RankContext
+from ckdist.program.ops.op_types import Arrays, Attrs, Group, RankContext
 
 
 @op("output_rows", unchanged_whole("output_rows"))

@@ -8,9 +8,8 @@ import numpy as np
 from ckdist.errors import LayoutError
 from ckdist.program.ops.attention_ops import Heads, cache_of, infer_attend
 from ckdist.program.ops.op import TrainingLowering, lower, op, same, summed_over, vjp
-from ckdist.program.ops.op_types import Arrays, Attrs, Emitter, Gradients, Inferred, Values, Weights
+from ckdist.program.ops.op_types import Arrays, Attrs, Emitter, Gradients, Inferred, RankContext, Values, Weights
 from ckdist.program.program import Instr
-from ckdist.program.rank_context import RankContext
 from ckdist.program.step import ABSENT, GradientIndex, ParameterIndex
 
 

@@ -7,9 +7,8 @@ from ckdist.layout import Dim
 from ckdist.program.lowered import MatrixKey
 from ckdist.program.ops.embedding import emit_embed
 from ckdist.program.ops.op import ServingLowering, lower, op, total
-from ckdist.program.ops.op_types import Arrays, Attrs, Group, Inferred, Values, Weights
+from ckdist.program.ops.op_types import Arrays, Attrs, Group, Inferred, RankContext, Values, Weights
 from ckdist.program.program import Weight
-from ckdist.program.rank_context import RankContext
 from ckdist.program.rotations import ROPE_TABLES
 from ckdist.program.step import ABSENT, MatrixIndex
 

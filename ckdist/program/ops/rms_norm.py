@@ -4,9 +4,8 @@ import numpy as np
 
 from ckdist.errors import LayoutError
 from ckdist.program.ops.op import TrainingLowering, lower, op, unsharded, vjp, whole
-from ckdist.program.ops.op_types import Arrays, Attrs, Emitter, Gradients, Inferred, Values, Weights
+from ckdist.program.ops.op_types import Arrays, Attrs, Emitter, Gradients, Inferred, RankContext, Values, Weights
 from ckdist.program.program import Instr, Value
-from ckdist.program.rank_context import RankContext
 
 
 def infer_rms_norm(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:

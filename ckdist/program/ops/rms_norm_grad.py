@@ -3,10 +3,9 @@
 import numpy as np
 
 from ckdist.program.ops.op import TrainingLowering, lower, op, same, summed_over
-from ckdist.program.ops.op_types import Arrays, Attrs, Inferred, Values, Weights
+from ckdist.program.ops.op_types import Arrays, Attrs, Inferred, RankContext, Values, Weights
 from ckdist.program.ops.rms_norm import infer_rms_norm, inverse_rms
 from ckdist.program.program import Instr
-from ckdist.program.rank_context import RankContext
 from ckdist.program.step import ABSENT, GradientIndex
 
 

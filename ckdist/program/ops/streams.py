@@ -5,8 +5,7 @@ import numpy as np
 from ckdist.errors import LayoutError
 from ckdist.layout import Dim
 from ckdist.program.ops.op import ServingLowering, lower, op, unsharded, whole
-from ckdist.program.ops.op_types import Arrays, Attrs, Group, Inferred, Values, Weights
-from ckdist.program.rank_context import RankContext
+from ckdist.program.ops.op_types import Arrays, Attrs, Group, Inferred, RankContext, Values, Weights
 from ckdist.program.step import ABSENT, ValueIndex
 
 MOST_STREAMS = 8  # as in runtime/steps/mix_streams.cpp

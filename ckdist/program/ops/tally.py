@@ -9,9 +9,8 @@ from ckdist.errors import LayoutError
 from ckdist.layout import Dim
 from ckdist.program.ops.experts import scores_of
 from ckdist.program.ops.op import TrainingLowering, lower, op, vjp, whole
-from ckdist.program.ops.op_types import Arrays, Attrs, Emitter, Gradients, Inferred, Values, Weights
+from ckdist.program.ops.op_types import Arrays, Attrs, Emitter, Gradients, Inferred, RankContext, Values, Weights
 from ckdist.program.program import Instr, Value
-from ckdist.program.rank_context import RankContext
 from ckdist.program.step import ABSENT, ValueIndex
 
 
