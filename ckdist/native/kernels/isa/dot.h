@@ -13,6 +13,7 @@
 #pragma once
 #include <immintrin.h>
 
+#include "core/read_as.h"
 #include "kernels/isa/linear_strip.h"
 
 namespace ckdist {
@@ -31,11 +32,7 @@ using Lanes = __m256i;
 
 constexpr int kSteps = kGroupColumns / 4;  // of four columns each
 
-inline Lanes broadcast32(const void* at) {
-  int32_t value;
-  __builtin_memcpy(&value, at, sizeof value);
-  return CKDIST_LANES(set1_epi32)(value);
-}
+inline Lanes broadcast32(const void* at) { return CKDIST_LANES(set1_epi32)(read_as<int32_t>(at)); }
 
 // Reads of activations are written by hand. With 16 registers GCC 12 stores every broadcast to the stack and multiplies
 // from there; with 32 registers it uses a register and an instruction for each.
@@ -75,6 +72,13 @@ inline Lanes dot_minima(Lanes first, const uint8_t* x, Lanes second, const uint8
 template <Type type>
 constexpr bool is_signed() {
   return !kByteDot && layout_of(type).offset == kCodebookOffset;
+}
+
+template <Type type>
+inline Lanes read_sums(const uint8_t* at) {
+  const Lanes sums = broadcast32(at);
+  if constexpr (sums_shift<type>() < 0) return CKDIST_LANES(slli_epi32)(sums, -sums_shift<type>());
+  return sums_shift<type>() > 0 ? CKDIST_LANES(srai_epi32)(sums, sums_shift<type>()) : sums;
 }
 
 // Number of steps whose sums of two products can be added in 16 bits.
