@@ -180,17 +180,10 @@ def lower_attend(lowering: ServingLowering, group: Group) -> None:
     over_heads, is_shared = norm_over_heads(lowering.graph, q), attrs.get("shared", False)
     sinks, relative = (*instr.weights, None, None)[:2]
     (out,) = instr.outputs
-    heads, rotated = out.dims[-1], ValueIndex(ABSENT)
-    width = heads.local(lowering.mesh)
-    reader = lowering.graph.reader(out)
-    if reader is not None and reader.op == "all_to_all":
+    rotated = ValueIndex(ABSENT)
+    if lowering.is_exchanged(out):
         rotated = lowering.buffer("arena", instr.inputs[0].dims[-1].local(lowering.mesh))
-        most = max(heads.local(mesh) for mesh in lowering.peers)
-        place = lowering.slot(width, lowering.max_tokens, most)
-        lowering.next_slot()
-    else:
-        place = lowering.buffer("arena", width)
-    lowering.at[out.name] = place
+    place, _ = lowering.head_results(out)
     units = [norm and norm.op == "l2_norm" for norm in (q_norm, group["v_norm"])]
     norms = [lowering.vector(norm.weights[0] if norm and norm.weights else None) for norm in (q_norm, k_norm)]
     if over_heads:

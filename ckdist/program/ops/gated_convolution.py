@@ -4,7 +4,7 @@ import numpy as np
 
 from ckdist.errors import LayoutError
 from ckdist.program.cache import CacheArray, LayerCache
-from ckdist.program.ops.delta_rule import head_results, silu
+from ckdist.program.ops.delta_rule import silu
 from ckdist.program.ops.op import ServingLowering, lower, op, total, unchanged_whole
 from ckdist.program.ops.op_types import Arrays, Attrs, Group, Inferred, RankContext, Values, Weights
 from ckdist.program.step import ABSENT, ValueIndex
@@ -43,7 +43,7 @@ def lower_gated_conv(lowering: ServingLowering, group: Group) -> None:
     *gates, x = map(lowering.place_of, instr.inputs)
     b, c = gates or [ValueIndex(ABSENT)] * 2
     heads, kernel = out.dims[-1], instr.weight(0)
-    place, exchanged = head_results(lowering, out)
+    place, exchanged = lowering.head_results(out)
     bias = instr.weights[1] if len(instr.weights) > 1 else None
     lowering.emit(
         "gated_conv",

@@ -39,15 +39,7 @@ def lower_linear_heads(lowering: ServingLowering, group: Group) -> None:
     (x,), (out,), w = group.instr.inputs, group.instr.outputs, group.instr.weight(0)
     rows, columns = w.dims
     begin, end = rows.share(lowering.mesh)
-    width = out.dims[-1].local(lowering.mesh)
-    reader = lowering.graph.reader(out)
-    if reader is not None and reader.op == "all_to_all":
-        most = max(out.dims[-1].local(mesh) for mesh in lowering.peers)
-        place = lowering.slot(width, lowering.max_tokens, most)
-        lowering.next_slot()
-    else:
-        place = lowering.buffer("arena", width)
-    lowering.at[out.name] = place
+    place, _ = lowering.head_results(out)
     span = lambda head: (head * rows.width, (head + 1) * rows.width)
     keys = [MatrixKey(w.name, span(head), (0, columns.elements)) for head in range(begin, end)]
     lowering.emit(
