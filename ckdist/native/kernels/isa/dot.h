@@ -13,6 +13,7 @@
 #pragma once
 #include <immintrin.h>
 
+#include "core/read_as.h"
 #include "kernels/isa/linear_strip.h"
 
 namespace ckdist {
@@ -31,11 +32,7 @@ using Lanes = __m256i;
 
 constexpr int kSteps = kGroupColumns / 4;  // of four columns each
 
-inline Lanes broadcast32(const void* at) {
-  int32_t value;
-  __builtin_memcpy(&value, at, sizeof value);
-  return CKDIST_LANES(set1_epi32)(value);
-}
+inline Lanes broadcast32(const void* at) { return CKDIST_LANES(set1_epi32)(read_as<int32_t>(at)); }
 
 // Reads of activations are written by hand. With 16 registers GCC 12 stores every broadcast to the stack and multiplies
 // from there; with 32 registers it uses a register and an instruction for each.
@@ -86,6 +83,14 @@ constexpr bool is_doubled() {
 template <Type type>
 constexpr int doubled_sums_shift() {
   return sums_shift<type>() - (is_doubled<type>() ? 1 : 0);
+}
+
+template <Type type>
+inline Lanes read_sums(const uint8_t* at) {
+  constexpr int shift = doubled_sums_shift<type>();
+  const Lanes sums = broadcast32(at);
+  if constexpr (shift < 0) return CKDIST_LANES(slli_epi32)(sums, -shift);
+  return shift > 0 ? CKDIST_LANES(srai_epi32)(sums, shift) : sums;
 }
 
 // Number of steps whose sums of two products can be added in 16 bits.
