@@ -26,13 +26,14 @@ import tempfile
 from limited_links import Host, network
 from link_peers import DistributedLlama, LlamaCppRpc
 
-from tests.support.delayed_wire import Wire
+from tests.support.delayed_link import LinkDelay
 
 PORT = 29555
 SECONDS = 280  # of one job
 PROMPT, GENERATED, SEQUENCES = 2048, 16, 8
 WAYS = {  # ranks of each host, and flags; N: the number of hosts
-    "auto": (1, ["--layout", "auto"]), "tensors": (1, ["-pp", "1"]), "stages": (1, ["-pp", "N"]), "both": (2, ["-pp", "N"]),
+    "auto": (1, ["--layout", "auto"]), "tensors": (1, ["-pp", "1"]),
+    "stages": (1, ["-pp", "N"]), "both": (2, ["-pp", "N"]),
 }  # fmt: skip
 LAYOUTS = ("tensors", "stages")
 PEERS = ("llama.cpp", "distributed-llama")
@@ -78,13 +79,13 @@ def rates(out: str) -> list[float]:
 
 
 def measure(
-    model: str, count: int, megabits: int, wire: Wire | None, ways: list[str], peers: dict, save: pathlib.Path
+    model: str, count: int, megabits: int, delay: LinkDelay | None, ways: list[str], peers: dict, save: pathlib.Path
 ) -> None:
     """Appends a row for each way; of `auto` what it says."""
     common = ["bench", "-m", model, "-t", "1", "-r", "1", "-o", "json", "-c", "2304", "--comm-timeout", "60"]
     sizes = ["-p", str(PROMPT), "-n", str(GENERATED), "-npl", f"1,{SEQUENCES}"]
-    place = {"hosts": count, "megabits": megabits} | ({"delay": wire.delay, "loss": wire.loss} if wire else {})
-    with network(count, megabits, wire) as hosts:
+    place = {"hosts": count, "megabits": megabits} | ({"delay": delay.seconds, "loss": delay.loss} if delay else {})
+    with network(count, megabits, delay) as hosts:
         for way in ways:
             if way in peers:
                 found = peers[way].rates(hosts, PROMPT, GENERATED, SEQUENCES)
@@ -186,8 +187,8 @@ def main() -> None:
         peers["distributed-llama"] = DistributedLlama(pathlib.Path(program), model, tokenizer)
     if missing := set(words.ways) & set(PEERS) - set(peers):
         parser.error(f"--{min(missing).replace('.', '-')} says where {min(missing)} is")
-    wire = Wire(words.delay / 1e3, words.loss / 1e2) if words.delay or words.loss else None
-    measure(words.model, words.hosts, words.megabits, wire, words.ways, peers, words.save)
+    delay = LinkDelay(words.delay / 1e3, words.loss / 1e2) if words.delay or words.loss else None
+    measure(words.model, words.hosts, words.megabits, delay, words.ways, peers, words.save)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Hosts on this machine: network namespaces behind one bridge, each with a token bucket on either end of its link
-(bursts of two milliseconds), and one core: those of this machine in turn. With a wire (delayed_wire.py), it takes the
-place of the bridge. Needs root, ip and tc.
+(bursts of two milliseconds), and one core: those of this machine in turn. With a delay, TUN
+devices take the place of the bridge. Needs root, ip and tc.
 """
 
 import contextlib
@@ -9,7 +9,7 @@ import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tests.support.delayed_wire import Wire, wired
+from tests.support.delayed_link import LinkDelay, delayed_links
 
 ADDRESS = "10.88.{}.{}"
 
@@ -47,8 +47,8 @@ def connect(where: str, device: str, address: str) -> None:
 
 
 @contextlib.contextmanager
-def network(count: int, megabits: int, wire: Wire | None = None) -> Iterator[list[Host]]:
-    """`count` hosts, whose links send at most `megabits` a second, over a bridge or a wire."""
+def network(count: int, megabits: int, delay: LinkDelay | None = None) -> Iterator[list[Host]]:
+    """`count` hosts, whose links send at most `megabits` a second, over a bridge, or over links with a delay."""
     key = os.getpid() % 10000
     bridge, names = f"lk{key}s", [f"lk{key}h{i}" for i in range(count)]
     addresses = [ADDRESS.format(key % 250, i + 1) for i in range(count)]
@@ -57,8 +57,8 @@ def network(count: int, megabits: int, wire: Wire | None = None) -> Iterator[lis
         try:
             for name in (bridge, *names):
                 run("ip", "netns", "add", name)
-            if wire:
-                stack.enter_context(wired(dict(zip(links, addresses, strict=True)), wire))
+            if delay:
+                stack.enter_context(delayed_links(dict(zip(links, addresses, strict=True)), delay))
                 for name, link, address in zip(names, links, addresses, strict=True):
                     run("ip", "link", "set", link, "netns", name)
                     connect(name, link, address)

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ckdist.models.fields import Fields
+from ckdist.models.spec import ModelSpec
 
 _UNUSED = {
     "read elsewhere": "classifier.output_labels classifier.pooling_type nextn_predict_layers pooling_type",
@@ -22,7 +23,6 @@ IMAGES_AND_SOUND = "vision.", "mm.", "audio."  # beginnings of names
 UNUSED = frozenset(name for names in _UNUSED.values() for name in names.split())
 NEUTRAL = 0, 1, "none"  # factors, counts and limits with these values change nothing
 REFUSED_UNLESS = {  # a family that does not read a field supports only these values
-    "attention.causal": (True,),
     "attention.clamp_kqv": (0,),
     "attention.max_alibi_bias": (0,),
     "attention.output_scale": (0, 1),
@@ -37,17 +37,17 @@ REFUSED_UNLESS = {  # a family that does not read a field supports only these va
 }
 
 
-def unknown(fields: Fields, names: Sequence[str]) -> list[str]:
+def unknown(fields: Fields, names: Sequence[str], spec: ModelSpec) -> list[str]:
     """Returns those of the unread fields that may change results, each with its value.
 
     Raises ModelFileError if a family that does not read a field does not support its value.
     """
-    found = []
+    found, must = [], {**REFUSED_UNLESS, "attention.causal": (spec.generates,)}
     for name in names:
         value = fields.values[name]
-        if name in REFUSED_UNLESS:
-            if isinstance(value, np.ndarray | list) or value not in REFUSED_UNLESS[name]:
-                allowed = " or ".join(str(one).lower() for one in REFUSED_UNLESS[name])
+        if name in must:
+            if isinstance(value, np.ndarray | list) or value not in must[name]:
+                allowed = " or ".join(str(one).lower() for one in must[name])
                 raise fields.error(name, value, f"{allowed}: another value is not supported in this architecture")
         elif (
             name not in UNUSED

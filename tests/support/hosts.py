@@ -22,7 +22,7 @@ import time
 
 import psutil
 
-from tests.support.delayed_wire import Wire, wired
+from tests.support.delayed_link import LinkDelay, delayed_links
 from tests.support.launcher import environment
 from tests.support.paths import ROOT
 
@@ -75,11 +75,11 @@ def abandoned() -> list[str]:
 class Hosts(contextlib.AbstractContextManager):
     """Two namespaces for as long as the `with` lasts; whatever still runs in them at its end is killed.
 
-    A wire takes the place of the veth pair.
+    With a delay, TUN devices take the place of the veth pair.
     """
 
-    def __init__(self, wire: Wire | None = None):
-        self.wire, self.stack = wire, contextlib.ExitStack()
+    def __init__(self, delay: LinkDelay | None = None):
+        self.delay, self.stack = delay, contextlib.ExitStack()
         # Several test runs on one machine keep apart by process id; the second octet pair of 10.77.0.0/16 comes from it
         # too.
         key = os.getpid()
@@ -97,8 +97,8 @@ class Hosts(contextlib.AbstractContextManager):
         try:
             for namespace in self.namespaces:
                 run("ip", "netns", "add", namespace)
-            if self.wire:
-                self.stack.enter_context(wired(dict(zip(self.links, self.addresses, strict=True)), self.wire))
+            if self.delay:
+                self.stack.enter_context(delayed_links(dict(zip(self.links, self.addresses, strict=True)), self.delay))
                 for namespace, link in zip(self.namespaces, self.links, strict=True):
                     run("ip", "link", "set", link, "netns", namespace)
             else:

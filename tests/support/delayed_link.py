@@ -1,4 +1,4 @@
-"""A wire with delay and loss: a process that forwards packets between TUN devices, one for each host.
+"""A link with delay and loss: a process that forwards packets between TUN devices, one for each host.
 
 The kernels of many virtual machines lack `netem`. One core forwards about 20,000 packets a second here, so this is for
 slow links.
@@ -25,10 +25,10 @@ DESTINATION = slice(16, 20)  # of an IPv4 header
 
 
 @dataclass(frozen=True)
-class Wire:
+class LinkDelay:
     """Seconds from one host to another, and the part of packets that are lost, each way."""
 
-    delay: float
+    seconds: float
     loss: float
 
 
@@ -39,7 +39,7 @@ def open_device(name: str) -> int:
     return device
 
 
-def forward(devices: dict[bytes, int], wire: Wire) -> None:
+def forward(devices: dict[bytes, int], delay: LinkDelay) -> None:
     """Forwards until it is killed. `devices`: the descriptor of each host's packed address."""
     draw, order = random.Random(0), itertools.count()
     on_way: list[tuple[float, int, int, bytes]] = []  # (due, order, descriptor, packet)
@@ -50,9 +50,9 @@ def forward(devices: dict[bytes, int], wire: Wire) -> None:
             with contextlib.suppress(BlockingIOError):
                 while packet := os.read(source, MOST):
                     target = devices.get(packet[DESTINATION])
-                    if target is not None and held[target] < HELD and draw.random() >= wire.loss:
+                    if target is not None and held[target] < HELD and draw.random() >= delay.loss:
                         held[target] += 1
-                        heapq.heappush(on_way, (time.monotonic() + wire.delay, next(order), target, packet))
+                        heapq.heappush(on_way, (time.monotonic() + delay.seconds, next(order), target, packet))
         while on_way and on_way[0][0] <= time.monotonic():
             target, packet = heapq.heappop(on_way)[2:]
             held[target] -= 1
@@ -61,11 +61,11 @@ def forward(devices: dict[bytes, int], wire: Wire) -> None:
 
 
 @contextlib.contextmanager
-def wired(names: dict[str, str], wire: Wire) -> Iterator[None]:
+def delayed_links(names: dict[str, str], delay: LinkDelay) -> Iterator[None]:
     """TUN devices of these names and their hosts' addresses, in this namespace, joined while the `with` lasts."""
     devices = {name: open_device(name) for name in names}
     packed = {ipaddress.ip_address(address).packed: devices[name] for name, address in names.items()}
-    process = multiprocessing.get_context("fork").Process(target=forward, args=(packed, wire), daemon=True)
+    process = multiprocessing.get_context("fork").Process(target=forward, args=(packed, delay), daemon=True)
     process.start()
     try:
         yield
