@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from ckdist.cli.frozen_import import frozen_import
 from ckdist.cli.parent_server import has_parent_server, may_restart
+from ckdist.comm.bootstrap.launchers import AGAIN
 from ckdist.config.launch_config import LaunchCommand
-from ckdist.engine.socket_directory import AGAIN
 from ckdist.errors import ConfigError
 from ckdist.launcher.children import Children
 from ckdist.launcher.hosts import Host, parse_hosts, place_ranks, read_hostfile

@@ -6,7 +6,8 @@ The parent first makes its HTTP process ready for the next engine (`ckdist/cli/s
 import os
 import select
 
-from ckdist.engine.socket_directory import AGAIN, DIRECTORY, LOST
+from ckdist.comm.bootstrap.launchers import AGAIN
+from ckdist.engine.socket_directory import DIRECTORY, LOST
 
 ANSWER_SECONDS = 30.0
 

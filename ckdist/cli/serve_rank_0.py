@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from ckdist.cli.serve import DRAIN_SIGNALS
 from ckdist.cli.server_start import ANSWERING_SECONDS, Listeners, open_line, say_ready
 from ckdist.cli.start_lines import log_map, parameter_facts, start_lines
+from ckdist.comm.bootstrap.launchers import AGAIN
 from ckdist.comm.world_protocol import World
 from ckdist.config.serve_config import ServeConfig
 from ckdist.engine.coordinator import Coordinator
@@ -22,7 +23,7 @@ from ckdist.engine.load_model import load_model
 from ckdist.engine.loaded_model import Model
 from ckdist.engine.model_engine import make_engine
 from ckdist.engine.rank_reports import RankReports
-from ckdist.engine.socket_directory import AGAIN, socket_directory
+from ckdist.engine.socket_directory import socket_directory
 from ckdist.hub.bundled import BUNDLED
 from ckdist.models.spec import ModelSpec
 from ckdist.serve.process import HttpProcess

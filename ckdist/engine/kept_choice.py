@@ -6,11 +6,11 @@ import logging
 import os
 from collections.abc import Callable
 
+from ckdist.comm.bootstrap.launchers import AGAIN
 from ckdist.comm.user_cache import read_kept, write_kept
 from ckdist.comm.world import together
 from ckdist.comm.world_protocol import World
 from ckdist.config.engine_config import EngineConfig
-from ckdist.engine.socket_directory import AGAIN
 from ckdist.layouts.layout_choice import choose_layout
 from ckdist.layouts.rank_shares import rank_shares
 from ckdist.weights.checkpoint import Checkpoint

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from ckdist.comm.bootstrap.launchers import AGAIN
 from ckdist.comm.world_protocol import World
 from ckdist.config.engine_config import EngineConfig
-from ckdist.engine.socket_directory import AGAIN
 from ckdist.engine.start_measurement import kept_or_measured
 from ckdist.layouts.prefill_choice import Measured, PrefillChoice, choose, compare
 from ckdist.program.executable import DECODE, PREFILL, Executable

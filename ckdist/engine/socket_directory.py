@@ -17,7 +17,6 @@ OWNER = "owner"  # a socket with a listener as long as the process that made the
 DIRECTORY = "CKDIST_ENGINE_DIRECTORY"  # the private folder of its socket
 PARENT = "CKDIST_ENGINE_PARENT"  # the process that it ends with
 TURNS = "CKDIST_ENGINE_TURNS"  # FILE:NUMBER of `CoreTurns`, if engines share cores
-AGAIN = "CKDIST_ENGINE_AGAIN"  # set if the job ran before
 READY = "ready: "  # before the last line of its output at its start, which is the path under /v1 to try it with
 LOST = "lost: "  # before the reason of its ranks' end; their launcher then waits for an answer on its standard input
 CONNECT_SECONDS = 0.2

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from ckdist.comm.bootstrap.launchers import AGAIN
 from ckdist.errors import ConfigError
 from ckdist.launcher.attempt import Attempt, Outcome
 from ckdist.launcher.children import Children
@@ -108,6 +109,7 @@ class Supervisor:
                 self._report_end(outcome, used)
                 return outcome.code
             used += 1
+            self._job = replace(self._job, environment=self._job.environment | {AGAIN: "1"})
             left = f"restart {used} of {self._policy.restarts}"
             self._output.say(f"{outcome.reason}; all ranks start again in {pause:g} s ({left})")
             if self._waited(pause):

@@ -9,9 +9,10 @@ import tempfile
 from collections.abc import Collection, Sequence
 from typing import IO, TYPE_CHECKING
 
+from ckdist.comm.bootstrap.launchers import AGAIN
 from ckdist.config.given_elsewhere import environment_without
 from ckdist.config.serve_config import ServeConfig
-from ckdist.engine.socket_directory import AGAIN, DIRECTORY, PARENT, PREFIX, TURNS, socket_address
+from ckdist.engine.socket_directory import DIRECTORY, PARENT, PREFIX, TURNS, socket_address
 from ckdist.launcher.ended_threads import end_soon
 from ckdist.python_words import module_words
 from ckdist.serve.error_output import ErrorOutput

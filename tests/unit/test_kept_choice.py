@@ -2,8 +2,8 @@
 
 from types import SimpleNamespace
 
+from ckdist.comm.bootstrap.launchers import AGAIN
 from ckdist.engine.kept_choice import kept_choice
-from ckdist.engine.socket_directory import AGAIN
 
 
 def test_a_restart_takes_over_the_choice_of_the_first_start(tmp_path, monkeypatch):

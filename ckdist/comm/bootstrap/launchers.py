@@ -4,6 +4,7 @@ import os
 
 MAX_RANKS = 1024  # of a job
 CONNECTIONS_VARIABLE = "CKDIST_CONNECTIONS"  # of `ckdist launch`: see `launched_world`
+AGAIN = "CKDIST_ENGINE_AGAIN"  # set if the job ran before
 KEPT_VARIABLE = "CKDIST_KEPT_ARENAS"  # of processes that restart ranks: see `launcher/keeper.py`
 # Set by the launchers of Open MPI, MPICH and Intel MPI, and by PMIx, such as Slurm's.
 MPI_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK", "MPI_LOCALNRANKS")
