@@ -148,7 +148,7 @@ def hidden(g: Tracer, ids: Value, spec: ModelSpec, rows: Rows = all_rows) -> Val
 
         return rows(run_streams(g, ids, x, spec, spec.streams))
     for i in range(len(spec.layers)):
-        x = g.boundary(block(g, x, spec, i, rows if i == len(spec.layers) - 1 else all_rows, kept, inputs))
+        x = g.boundary(block(g, x, spec, i, rows if i == len(spec.layers) - 1 else all_rows, kept, inputs), *inputs)
     return x
 
 

@@ -304,7 +304,7 @@ class ModelSpec:
         return self.encoder is not None or not self.generates
 
     @property
-    def shares_layers(self) -> bool:
+    def shares_values(self) -> bool:
         """True if layers read more than one value of earlier ones: caches, inputs made before the first, streams."""
         return (
             self.layer_inputs is not None

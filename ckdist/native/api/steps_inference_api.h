@@ -41,6 +41,7 @@ enum ckdist_inference_step_kind {
   ckdist_step_selective_scan,
   ckdist_step_scan_inputs,
   ckdist_step_select_blocks,
+  ckdist_step_copy_columns,
   ckdist_inference_step_kinds
 };
 
@@ -452,6 +453,15 @@ struct ckdist_send_step {
   struct ckdist_step step;
   int32_t x, y, post_norm, scalar;
   float post_eps, post_factor;
+};
+
+/* Copies scalar * (x + post_factor * rms_norm(sum of y)), from column `first` on, to `out` from column `first_out` on:
+   as many columns as both have. With a norm `first` is 0. */
+struct ckdist_copy_columns_step {
+  struct ckdist_step step;
+  int32_t x, y, post_norm, scalar, out;
+  float post_eps, post_factor;
+  int64_t first, first_out;
 };
 
 #ifdef __cplusplus
