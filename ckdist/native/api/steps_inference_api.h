@@ -42,6 +42,7 @@ enum ckdist_inference_step_kind {
   ckdist_step_scan_inputs,
   ckdist_step_select_blocks,
   ckdist_step_copy_columns,
+  ckdist_step_mix_blocks,
   ckdist_inference_step_kinds
 };
 
@@ -148,6 +149,17 @@ struct ckdist_altup_step {
   struct ckdist_span out;
   int32_t y, active;
   int32_t norm, router, coefs, scale;
+  float eps;
+};
+
+/* sum = x + sum of y + sum of z. out = the sum of p[i] * v[i] over `count` blocks and the sum itself: p is the softmax of
+   proj * norm * v[i] / rms(v[i]). Absent: x, z, norm. */
+struct ckdist_mix_blocks_step {
+  struct ckdist_step step;
+  int32_t count;
+  const int32_t* blocks;
+  int32_t x, y, z, sum, out;
+  int32_t norm, proj;
   float eps;
 };
 
