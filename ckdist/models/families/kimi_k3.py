@@ -77,7 +77,7 @@ FAMILY = replace(
     from_config=config,
     from_gguf=gguf,
     to_gguf=GgufWriter(refused="GGUF has products of two vectors; llama.cpp's converter makes them"),
-    safetensors=kimi_linear.FAMILY.safetensors.but_in_layers(STORED),
+    safetensors=kimi_linear.FAMILY.safetensors.but_in_layers(STORED, (r".*\.A_log", "padded")),
     gguf_names=kimi_linear.FAMILY.gguf_names.but({"output_res_score": "model.output_attn_res_proj"}).but_in_layers(
         OF_GGUF
     ),
