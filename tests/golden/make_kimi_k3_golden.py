@@ -95,7 +95,7 @@ def tensors(seed: int) -> dict[str, np.ndarray]:
         elif "_bias" in name:
             noise *= 0.2 if "correction" in name else 0.7
         elif "embed_tokens" not in name and "conv1d" not in name:
-            noise *= (3.0 if "_res_proj" in name else 2.0) / np.sqrt(shape[-1])
+            noise *= (2.0 if "_res_proj" in name else 1.4) / np.sqrt(shape[-1])
         found[f"language_model.{name}{'' if alone else '.weight'}"] = noise.astype(np.float32)
     return found
 
