@@ -8,7 +8,7 @@ class BlockResiduals:
     """Kimi Team 2026, arXiv:2603.15031 (attention residuals). Each part of a layer reads a weighted sum.
 
     Its terms are the residual streams before each block of `size` layers, and the one of the own block. A block's
-    stream begins anew with the result of its first mixer.
+    stream is the sum of the results of its own parts.
     """
 
     size: int

@@ -21,7 +21,7 @@ def run_blocks(g: Tracer, x: Value, spec: ModelSpec, c: BlockResiduals) -> Value
     added: Sequence[Value] = (x,)
 
     def mixed(path: str) -> tuple[Value, ...]:
-        """What the next part reads, and the stream with the `added` values."""
+        """The input of the next part, and the stream with the `added` values."""
         weights = [g.weight(f"{path}_{name}.weight", hidden) for name in ("norm", "proj")[not c.normed :]]
         inputs = *added, *([] if stream is None else [stream]), *blocks
         return g.emit(

@@ -152,8 +152,8 @@ struct ckdist_altup_step {
   float eps;
 };
 
-/* sum = x + sum of y + sum of z. out = the sum of p[i] * v[i] over `count` blocks and the sum itself: p is the softmax of
-   proj * norm * v[i] / rms(v[i]). Absent: x, z, norm. */
+/* sum = x + sum of y + sum of z. out = the sum of p[i] * v[i] over `count` blocks and the sum itself: p is the softmax
+   of proj * norm * v[i] / rms(v[i]). x, z and norm are optional. */
 struct ckdist_mix_blocks_step {
   struct ckdist_step step;
   int32_t count;

@@ -1,4 +1,4 @@
-// Attention residuals: what a part of a layer reads is a weighted sum of earlier blocks' residuals and of its own.
+// Attention residuals: the input of a part of a layer is a weighted sum of earlier blocks' streams and of its own.
 #include <cmath>
 
 #include "runtime/steps/residual.h"
@@ -27,7 +27,9 @@ struct MixBlocks : StepRun<Inference, ckdist_mix_blocks_step> {
   void make_row(int64_t t) const {
     const int64_t n = r.value(step.out).width;
     float *const sum = row(step.sum, t), *const out = row(step.out, t);
-    const auto added = [&](int32_t x, int32_t y) { return Residual{r, thread, x, y, -1, -1, 0.f, 1.f, room()}.read(t, t); };
+    const auto added = [&](int32_t x, int32_t y) {
+      return Residual{r, thread, x, y, -1, -1, 0.f, 1.f, room()}.read(t, t);
+    };
     std::copy_n(added(step.x, step.y), n, sum);
     if (step.z >= 0) r.kernels.elementwise.add_scaled(added(-1, step.z), 1.f, n, sum);
     const float* values[kMostBlocks + 1];
