@@ -60,7 +60,7 @@ def divide_layers(
 
 
 def first_layers(layers: Sequence[Sequence[Instr]], carried: Collection[str] = ()) -> list[int]:
-    """The layers that a stage may begin with: they and later ones read only the boundary before, and `carried` values."""
+    """The layers that a stage may begin with: they and later ones read the boundary before, and `carried` values."""
     made = {
         v.name: i
         for i, part in enumerate(layers)

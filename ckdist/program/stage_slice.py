@@ -1,8 +1,9 @@
 """A pipeline stage: the slice of a program between two of its boundaries, with a receive and a send.
 
 The instructions after a boundary depend only on its value and on the batch. Each rank has the whole batch, so a stage
-receives only the value, and the `carried` values that it reads, side by side in one row. A stage has the instructions of the whole program, without tracing again, so its bits are the
-same. A tally of experts covers all layers: each stage adds its own layers to the tally that it receives.
+receives only the value, and the `carried` values that it reads, side by side in one row. A stage has the instructions
+of the whole program, without tracing again, so its bits are the same. A tally of experts covers all layers: each stage
+adds its own layers to the tally that it receives.
 """
 
 from dataclasses import dataclass, replace

@@ -2,8 +2,8 @@
 
     python tests/golden/make_kimi_k3_golden.py LLAMA_CPP_FOLDER
 
-It needs torch, llama-cpp-python 0.3.36 and the source of its llama.cpp, whose converter makes the GGUF file. transformers
-has no such model. Logits are those of float32 weights and caches, without flash attention.
+It needs torch, llama-cpp-python 0.3.36 and the source of its llama.cpp, whose converter makes the GGUF file.
+Transformers has no such model. Logits are those of float32 weights and caches, without flash attention.
 """
 
 import ctypes
@@ -58,7 +58,8 @@ def shapes() -> dict[str, tuple[int, ...]]:
         own |= {f"{part}_res_proj": (1, HIDDEN) for part in ("self_attention", "mlp")}
         if i + 1 in FULL:
             mixer = {
-                "q_a_proj": (Q_RANK, HIDDEN), "q_a_layernorm": (Q_RANK,), "q_b_proj": (HEADS * (NOPE + ROTATED), Q_RANK),
+                "q_a_proj": (Q_RANK, HIDDEN), "q_a_layernorm": (Q_RANK,),
+                "q_b_proj": (HEADS * (NOPE + ROTATED), Q_RANK),
                 "kv_a_proj_with_mqa": (KV_RANK + ROTATED, HIDDEN), "kv_a_layernorm": (KV_RANK,),
                 "kv_b_proj": (HEADS * (NOPE + VALUE), KV_RANK), "g_proj": (HEADS * VALUE, HIDDEN),
                 "o_proj": (HIDDEN, HEADS * VALUE),
