@@ -425,7 +425,7 @@ class Tracer(Emitter):
         return self._emit("all_gather", (x,), names=["all"], axis=axis) if axis else x
 
     def boundary(self, x: Value, *more: Value) -> Value:
-        """Marks `x` as the end of a block. The following ones are computed from x and `more`, made before. Returns x."""
+        """Marks `x` as the end of a block: the following ones read x and `more` values, made before. Returns x."""
         self.boundaries.append(x)
         self.carried |= dict.fromkeys(more)
         return x
