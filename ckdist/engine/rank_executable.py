@@ -75,7 +75,8 @@ def open_communicators(
         program: Decode.
         communicator: All ranks, if the rank runs other models. None: it is opened.
     """
-    hidden = loader.checkpoint.spec.hidden_size
+    sent = [sum(v.dims[-1].elements for v in instr.inputs) for instr in program.instrs if instr.op == "send"]
+    hidden = max(world.gather(max(sent, default=0)))
     rows = StageRanks.arena_bytes(rank.stage.count, rank.world.size, plan.cache.max_tokens, hidden)
     communicator = communicator or open_communicator(
         world, config.transport, timeout=config.comm_timeout, spins=plan.spins, arena_bytes=ARENA_BYTES + rows

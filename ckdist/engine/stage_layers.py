@@ -35,7 +35,7 @@ def with_chosen_layout(config: EngineConfig, world: World, checkpoint: Checkpoin
         or config.prefill != "auto"
     )
     chooses = config.layout == "auto" or not (len(set(world.hosts)) == 1 or divided or config.experts != "auto")
-    if not chooses or not checkpoint.spec.generates or checkpoint.spec.reads_whole or checkpoint.spec.shares_layers:
+    if not chooses or not checkpoint.spec.generates or checkpoint.spec.reads_whole:
         return dataclasses.replace(config, pipeline_parallel_size=config.pipeline_parallel_size or 1)
     from ckdist.engine.kept_choice import kept_stages
 
@@ -61,9 +61,10 @@ def layers_of_stages(
     from ckdist.layouts.stage_plan import check_stages, divide_layers
 
     check_stages(count, world.size, len(spec.layers))
-    if spec.reads_whole or spec.shares_layers:
-        reason = "has an encoder" if spec.reads_whole else "has layers that read values of others"
-        raise ConfigError(f"{spec.family} {reason}, which allows no stages: leave --pipeline-parallel-size {count} out")
+    if spec.reads_whole:
+        raise ConfigError(
+            f"{spec.family} has an encoder, which allows no stages: leave --pipeline-parallel-size {count} out"
+        )
     program = trace(forward, spec, SINGLE, Mesh(), tracer)
     agree(world, "model", program.digest())  # each stage compares only its own part
     speeds = [sum(shares[rank] for rank in ranks) for ranks in ranks_of_stages(world.size, count)] if shares else ()

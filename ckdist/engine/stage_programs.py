@@ -95,7 +95,8 @@ def trace_programs(
     hidden_programs = [trace(hidden_forward(spec), spec, layout, mesh, tracer) for layout in hidden]
     return StagePrograms(
         (prefill, decode, mesh), program, by_token, adapted, hidden_programs, link,
-        0 if spec.streams else dispatch_hosts(world, rank, prefill),  # a part of a layer reads all streams of a token
+        # a part of a layer reads all streams, or blocks, of a token
+        0 if spec.streams or spec.block_residuals else dispatch_hosts(world, rank, prefill),
     )  # fmt: skip
 
 

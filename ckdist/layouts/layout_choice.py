@@ -134,7 +134,7 @@ def layout_advice(
         exchanges: Measured seconds of exchanges of `SMALL` and of `LARGE` bytes between hosts.
     """
     spec, hosts = checkpoint.spec, len(set(world.hosts))
-    if uneven(world) or not spec.generates or spec.reads_whole or spec.shares_layers:
+    if uneven(world) or not spec.generates or spec.reads_whole:
         return []
     free = replace(config, pipeline_parallel_size=0, tensor_parallel_size=0)
     counts = [n for n in stage_counts(world, free, len(spec.layers)) if n in (1, hosts)]

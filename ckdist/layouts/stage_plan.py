@@ -1,6 +1,6 @@
 """Divides the layers of a model over pipeline stages."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import cache
 from itertools import pairwise
 
@@ -47,20 +47,27 @@ def divide_layers(
         layers[0] += embedding
         layers[-1] += last  # the head
         shares.append([each / sum(layers) for each in layers])
-    costs, starts = [decode + prompt for decode, prompt in zip(*shares, strict=True)], first_layers(parts[1:-1])
+    costs = [decode + prompt for decode, prompt in zip(*shares, strict=True)]
+    starts = first_layers(parts[1:-1], {v.name for v in program.carried})
     if len(starts) < count:
         raise ConfigError(
             f"--pipeline-parallel-size {count} is more than the {len(starts)} groups of layers of the model: layers "
-            "that share a selection of positions are in one stage"
+            "that share a selection of positions, or keys, are in one stage"
         )
     bounds = [*starts, len(costs)]
     slices = even_slices([sum(costs[begin:end]) for begin, end in pairwise(bounds)], count, speeds)
     return [(bounds[begin], bounds[end]) for begin, end in slices]
 
 
-def first_layers(layers: Sequence[Sequence[Instr]]) -> list[int]:
-    """The layers that a stage may begin with: they and the later ones read only the boundary before them."""
-    made = {v.name: i for i, part in enumerate(layers) for instr in part[:-1] for v in instr.outputs}
+def first_layers(layers: Sequence[Sequence[Instr]], carried: Collection[str] = ()) -> list[int]:
+    """The layers that a stage may begin with: they and later ones read the boundary before, and `carried` values."""
+    made = {
+        v.name: i
+        for i, part in enumerate(layers)
+        for instr in part[:-1]
+        for v in instr.outputs
+        if v.name not in carried
+    }
     reads = [
         min([i, *(made.get(v.name, i) for instr in part if instr.op != "tally" for v in instr.inputs)])
         for i, part in enumerate(layers)

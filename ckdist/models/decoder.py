@@ -147,8 +147,12 @@ def hidden(g: Tracer, ids: Value, spec: ModelSpec, rows: Rows = all_rows) -> Val
         from ckdist.models.blocks.hyper_connections import run_streams
 
         return rows(run_streams(g, ids, x, spec, spec.streams))
+    if spec.block_residuals:
+        from ckdist.models.blocks.block_layers import run_blocks
+
+        return rows(run_blocks(g, x, spec, spec.block_residuals))
     for i in range(len(spec.layers)):
-        x = g.boundary(block(g, x, spec, i, rows if i == len(spec.layers) - 1 else all_rows, kept, inputs))
+        x = g.boundary(block(g, x, spec, i, rows if i == len(spec.layers) - 1 else all_rows, kept, inputs), *inputs)
     return x
 
 

@@ -14,6 +14,7 @@ from ckdist.program.routing import Routing
 
 ACTIVATIONS = {
     **dict.fromkeys(("silu", "swish"), "silu"),
+    "situ": "situ",
     **dict.fromkeys(("gelu", "gelu_python"), "gelu"),
     **dict.fromkeys(("gelu_pytorch_tanh", "gelu_tanh", "gelu_new", "gelu_fast"), "gelu_tanh"),
 }

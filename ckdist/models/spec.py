@@ -16,6 +16,7 @@ from ckdist.program.routing import Routing
 if TYPE_CHECKING:
     from ckdist.models.altup_fields import AltUp
     from ckdist.models.block_indexer import BlockIndexer
+    from ckdist.models.block_residual_fields import BlockResiduals
     from ckdist.models.compressed_fields import CompressedAttention, HyperConnections
     from ckdist.models.indexer import Indexer
     from ckdist.models.scoring_head import Scorer
@@ -143,6 +144,7 @@ class LatentAttention:
     indexer: "Indexer | None" = None  # a token sees the positions that this chooses
     shares_positions: bool = False  # a token sees those of the last layer with an indexer
     gated: bool = False  # the output of each head is multiplied by the sigmoid of a gate
+    gate_values: bool = False  # each element of the output has a gate
 
     @property
     def head_dim(self) -> int:
@@ -188,6 +190,8 @@ class MoeFfn:
     hashed: int = 0  # rows of a table with the experts of each token id; 0: the best by score
     dense_size: int = 0  # intermediate size of a dense feed-forward that is added, each with its own norms; 0: none
     scale: float = 1.0  # factor on the result
+    latent: int = 0  # routed experts read and make this many elements, which matrices make of hidden ones; 0: hidden
+    latent_norm: bool = False  # with `latent`: their sum is normed
 
 
 @dataclass(frozen=True)
@@ -289,6 +293,7 @@ class ModelSpec:
     layer_inputs: LayerInputs | None = None
     altup: "AltUp | None" = None
     streams: "HyperConnections | None" = None
+    block_residuals: "BlockResiduals | None" = None
     projections: tuple[int, ...] = ()  # widths of dense layers after the last norm, which make embeddings
     predicts: bool = False  # a layer that predicts the token after the next one: see predictor.py
     balance_coefficient: float = field(default=0.0, compare=False)  # of the load-balancing loss in training; 0: none
@@ -304,11 +309,12 @@ class ModelSpec:
         return self.encoder is not None or not self.generates
 
     @property
-    def shares_layers(self) -> bool:
+    def shares_values(self) -> bool:
         """True if layers read more than one value of earlier ones: caches, inputs made before the first, streams."""
         return (
             self.layer_inputs is not None
             or self.streams is not None
+            or self.block_residuals is not None
             or any(isinstance(layer.mixer, Attention) and layer.mixer.source is not None for layer in self.layers)
         )
 

@@ -44,6 +44,7 @@ class GatedDeltaNet:
     tiled: bool = False
     by_row: bool = False  # each row of a state has its own decay: Kimi Delta Attention, arXiv:2510.26692
     gate_rank: int = 0  # with `by_row`: low rank of decays and output gates; 0: one matrix makes each
+    full_gate: bool = False  # with `gate_rank`: the low rank makes decays alone, one matrix output gates
     decay_floor: float = 0.0  # with `by_row`: least logarithm of a decay, which a sigmoid bounds; 0: not bounded
     beta_scale: float = 1.0  # factor of the weight of new values; with 2 a state may change its sign
     norm_eps: float = 0.0  # epsilon of the norm of the output; 0: the model's

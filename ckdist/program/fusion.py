@@ -87,7 +87,7 @@ def normed(graph: Graph, value: Value) -> dict[str, Instr]:
     """`value` = factor * norm(scalar * (x + post_factor * rms_norm(y))), or y * f(gate). Each part is optional."""
     parts = {}
     gate = graph.maker(graph.source(value), "gated", "gated_heads")
-    made = gate and [graph.maker(graph.source(operand), "layer_inputs", "cut_rows") for operand in gate.inputs]
+    made = gate and [graph.maker(graph.source(operand), "layer_inputs", "recv", "cut_rows") for operand in gate.inputs]
     if gate and made and (any(made) or gate.attrs["function"] in ("sigmoid", "softplus")):
         return {"out_gate": gate}
     scale = graph.maker(graph.source(value), "scale")

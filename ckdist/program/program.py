@@ -98,13 +98,14 @@ class Program:
     """A list of instructions. `str(program)` is its golden text.
 
     `boundaries` are values between blocks: a block can be computed again from the boundary before it. They do not
-    change the result of a run, so the text leaves them out.
+    change the result of a run, so the text leaves them out. `carried` are further values that cross them.
     """
 
     inputs: tuple[Value, ...]
     outputs: tuple[Value, ...]
     instrs: tuple[Instr, ...]
     boundaries: tuple[Value, ...] = ()
+    carried: tuple[Value, ...] = ()
 
     def __str__(self) -> str:
         head = f"program({', '.join(map(str, self.inputs))})"

@@ -1,8 +1,9 @@
 """A pipeline stage: the slice of a program between two of its boundaries, with a receive and a send.
 
 The instructions after a boundary depend only on its value and on the batch. Each rank has the whole batch, so a stage
-receives only the value. A stage has the instructions of the whole program, without tracing again, so its bits are the
-same. A tally of experts covers all layers: each stage adds its own layers to the tally that it receives.
+receives only the value, and the `carried` values that it reads, side by side in one row. A stage has the instructions
+of the whole program, without tracing again, so its bits are the same. A tally of experts covers all layers: each stage
+adds its own layers to the tally that it receives.
 """
 
 from dataclasses import dataclass, replace
@@ -25,15 +26,23 @@ def stage_program(stage: Stage, whole: Program, mesh: Mesh) -> Program:
     start = 0 if stage.first else makers[entry.name] + 1
     until = len(whole.instrs) if stage.last else makers[exit_.name] + 1
     tally = _StageTally.of(whole, start, until)
-    instrs = [] if stage.first else _received(whole.inputs[0], entry, tally.received, stage.number - 1, mesh)
+    before, after = _carried(whole, makers, start), _carried(whole, makers, until)
+    received = [entry, *before], tally.received
+    instrs = [] if stage.first else _received(whole.inputs[0], *received, stage.number - 1, mesh)
     for instr in whole.instrs[start:until]:
         instrs += tally.adding if instr.op == "tally" else [instr]
     outputs = whole.outputs
     if not stage.last:
-        sent, names = (exit_, *tally.total), ("sent", "sent_tally")
+        sent, names = (exit_, *after, *tally.total), ("sent", *("sent_" + v.name for v in after), "sent_tally")
         instrs += [*tally.adding, _instr("send", sent, names, to=stage.number + 1, axis=_sharing(exit_, mesh))]
         outputs = instrs[-1].outputs
     return Program(whole.inputs, outputs, tuple(instrs), whole.boundaries[begin : end + 1])
+
+
+def _carried(whole: Program, makers: dict[str, int], at: int) -> list[Value]:
+    """The carried values that instructions before `at` make, and later ones read."""
+    read = {v.name for instr in whole.instrs[at:] for v in instr.inputs}
+    return [v for v in whole.carried if makers[v.name] < at and v.name in read]
 
 
 @dataclass(frozen=True)
@@ -63,19 +72,21 @@ class _StageTally:
         return _StageTally(tuple(before), (adding,), found.outputs)
 
 
-def _received(ids: Value, value: Value, tally: tuple[Value, ...], stage: int, mesh: Mesh) -> list[Instr]:
-    """The instructions that receive `value`, and a tally, from the previous stage.
+def _received(ids: Value, values: list[Value], tally: tuple[Value, ...], stage: int, mesh: Mesh) -> list[Instr]:
+    """The instructions that receive `values`, and a tally, from the previous stage.
 
     If all ranks have all tokens, each receives a part of the rows, and an all_reduce completes them.
     """
     from ckdist.program.ops.stage_transfer import received_dims
 
-    axis, names = _sharing(value, mesh), [value.name, *(v.name for v in tally)]
-    attrs = {"axis": axis, "stage": stage, **received_dims(value, *tally)}
+    axis, names = _sharing(values[0], mesh), [v.name for v in values]
+    attrs = {"axis": axis, "stage": stage, **received_dims(*values, *tally)}
+    made = names if axis is None else [f"{name}.rows" for name in names]
+    recv = _instr("recv", (ids,), (*made, *(v.name for v in tally)), **attrs)
     if axis is None:
-        return [_instr("recv", (ids,), tuple(names), **attrs)]
-    recv = _instr("recv", (ids,), (f"{value.name}.rows", *names[1:]), **attrs)
-    return [recv, _instr("all_reduce", recv.outputs[:1], (value.name,), axis=axis)]
+        return [recv]
+    rows = zip(recv.outputs, names, strict=False)
+    return [recv, *(_instr("all_reduce", (value,), (name,), axis=axis) for value, name in rows)]
 
 
 def _sharing(value: Value, mesh: Mesh) -> str | None:

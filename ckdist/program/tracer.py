@@ -56,6 +56,7 @@ class Tracer(Emitter):
         self.low_rank = low_rank
         self.mesh, self.sharding = mesh, Sharding(layout, mesh)
         self.boundaries: list[Value] = []
+        self.carried: dict[Value, None] = {}
         self.dropout_keys: tuple[Value, ...] = ()  # of LoRA's dropout: one number for each token
         self.positions: Value | None = None  # of the last layer with an indexer
 
@@ -423,9 +424,10 @@ class Tracer(Emitter):
         axis = next((d.axis for d in x.dims if d.axis), None)
         return self._emit("all_gather", (x,), names=["all"], axis=axis) if axis else x
 
-    def boundary(self, x: Value) -> Value:
-        """Marks `x` as the boundary between two blocks: the following blocks are computed from x alone. Returns x."""
+    def boundary(self, x: Value, *more: Value) -> Value:
+        """Marks `x` as the end of a block: the following ones read x and `more` values, made before. Returns x."""
         self.boundaries.append(x)
+        self.carried |= dict.fromkeys(more)
         return x
 
 
@@ -443,7 +445,7 @@ def trace(
     """
     g = tracer(layout, mesh)
     ids = Value("ids", (g.sharding.tokens,), "i32")
-    return Program((ids,), (forward(g, ids, spec),), tuple(g.instrs), tuple(g.boundaries))
+    return Program((ids,), (forward(g, ids, spec),), tuple(g.instrs), tuple(g.boundaries), tuple(g.carried))
 
 
 __all__ = ["Dim", "LatentWeights", "LowRank", "Tracer", "trace"]

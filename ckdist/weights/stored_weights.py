@@ -52,6 +52,8 @@ def sources(
             continue
         # a vector may be stored as a matrix with one row for each channel
         tensor = replace(one, shape=(math.prod(one.shape),)) if len(shapes[weights[0]]) == 1 else one
+        if names.has("padded", weights[0]) and tensor.shape > shapes[weights[0]]:
+            tensor = replace(tensor, shape=shapes[weights[0]])
         if names.has("keys_values", tensor.name) or names.has("joined", tensor.name):
             joined = names.has("joined", tensor.name)
             parts = _joined_parts(spec, tensor, weights, shapes) if joined else _head_parts(spec, tensor, weights)

@@ -25,6 +25,7 @@ CONVERTED = json.loads((GOLDEN / "configs" / "converted.json").read_text())
 OTHERWISE = {
     **{key: {"norm_eps"} for key in ("deepseek_v32", "glm4_moe_lite", "glm_moe_dsa", "kimi_linear")},
     **{key: {"norm_eps"} for key in ("deepseek_v2", "deepseek_v3", "youtu")},
+    "kimi_k3": {"normed"},  # its scores have one vector
     "mistral4": {"query_scale"},
     "large3": {"group_scores"},
 }

@@ -22,7 +22,7 @@ def run_layers(g: Tracer, x: Value, spec: ModelSpec, inputs: Sequence[Value], a:
     streams = g.emit("match_rms", (x, *more), names=["stream"] * a.streams, least=LEAST)
     for i in range(len(spec.layers)):
         streams = layer(g, streams, spec, i, inputs[i], a, kept)
-        g.boundary(streams[0])
+        g.boundary(streams[-1], *streams[:-1], *inputs)  # the last one is made last
     ends = matrices("altup_unembed_projections", hidden, hidden)
     first, *others = streams
     merged = [g.linear(stream, w, names=["stream"]) for stream, w in zip(others, ends, strict=True)]

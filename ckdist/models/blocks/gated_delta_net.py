@@ -67,7 +67,12 @@ def kimi_delta_attention(
     keys, values, hidden = of(heads, d.key_dim), of(heads, d.value_dim), x.dims[-1]
     rows_of = {"q": keys, "k": keys, "v": values, "b": heads}
     of_x = [w(f"{name}_proj.weight", dim, hidden) for name, dim in rows_of.items()]
-    if d.gate_rank:
+    if d.full_gate:
+        low = Dim("gate_rank", d.gate_rank)
+        of_gates = w("f_a_proj.weight", low, hidden), w("g_proj.weight", values, hidden)
+        low_f, z, q, k, v, b = g.linears(x, [*of_gates, *of_x], names=["f_a", "z", "q", "k", "v", "b"])
+        a = g.linear(low_f, w("f_b_proj.weight", keys, low), names=["a"])
+    elif d.gate_rank:
         low = Dim("gate_rank", d.gate_rank)
         of_gates = w("f_a_proj.weight", low, hidden), w("g_a_proj.weight", low, hidden)
         low_f, low_g, q, k, v, b = g.linears(x, [*of_gates, *of_x], names=["f_a", "g_a", "q", "k", "v", "b"])
@@ -76,7 +81,10 @@ def kimi_delta_attention(
     else:
         of_gates = w("g_proj.weight", values, hidden), w("f_proj.weight", keys, hidden)
         z, a, q, k, v, b = g.linears(x, [*of_gates, *of_x], names=["z", "a", "q", "k", "v", "b"])
-    z, a, q, k, v, b = g.to_heads((z, a, q, k, v, b), d.heads)  # z is made last
+    if d.full_gate:  # the value that is made last comes first
+        a, z, q, k, v, b = g.to_heads((a, z, q, k, v, b), d.heads)
+    else:
+        z, a, q, k, v, b = g.to_heads((z, a, q, k, v, b), d.heads)
     own = b.dims[-1]  # the heads, sharded like the states
     taps = lambda x: of(x.dims[-1], x.dims[-1].width * d.conv_kernel)
     kernels = [w(f"{name}_conv1d.weight", taps(part)) for name, part in zip("qkv", (q, k, v), strict=True)]

@@ -27,7 +27,7 @@ def run_streams(g: Tracer, ids: Value, x: Value, spec: ModelSpec, c: HyperConnec
             x = moe_ffn(g, normed, layer.ffn, f"{path}.mlp", ids=ids)
         else:
             x = feed_forward(g, x, normed, layer.ffn, path, eps)
-        g.boundary(x)
+        g.boundary(x, *before)
     (x,) = mixed(g, x, before, spec, c, f"{spec.root}.hc_head.hc_", last=True)
     return x
 

@@ -22,7 +22,11 @@ def latent_attention(
     latent = Dim("latent", 1, a.key_width)
     kv_a = w("kv_a_proj_with_mqa", latent, hidden)
     of_index, index = None, ()
-    gates, names = ([w("g_proj", replace(heads, width=1), hidden)], ["gate"]) if a.gated else ([], [])
+    gates, names = (
+        ([w("g_proj", replace(heads, width=a.v_dim if a.gate_values else 1), hidden)], ["gate"])
+        if a.gated
+        else ([], [])
+    )
     if a.q_lora_rank:
         q_rank = Dim("q_lora", a.q_lora_rank)
         if a.indexer is not None:

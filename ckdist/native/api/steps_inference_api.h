@@ -41,6 +41,8 @@ enum ckdist_inference_step_kind {
   ckdist_step_selective_scan,
   ckdist_step_scan_inputs,
   ckdist_step_select_blocks,
+  ckdist_step_copy_columns,
+  ckdist_step_mix_blocks,
   ckdist_inference_step_kinds
 };
 
@@ -147,6 +149,17 @@ struct ckdist_altup_step {
   struct ckdist_span out;
   int32_t y, active;
   int32_t norm, router, coefs, scale;
+  float eps;
+};
+
+/* sum = x + sum of y + sum of z. out = the sum of p[i] * v[i] over `count` blocks and the sum itself: p is the softmax
+   of proj * norm * v[i] / rms(v[i]). x, z and norm are optional. */
+struct ckdist_mix_blocks_step {
+  struct ckdist_step step;
+  int32_t count;
+  const int32_t* blocks;
+  int32_t x, y, z, sum, out;
+  int32_t norm, proj;
   float eps;
 };
 
@@ -452,6 +465,15 @@ struct ckdist_send_step {
   struct ckdist_step step;
   int32_t x, y, post_norm, scalar;
   float post_eps, post_factor;
+};
+
+/* Copies scalar * (x + post_factor * rms_norm(sum of y)), from column `first` on, to `out` from column `first_out` on:
+   as many columns as both have. With a norm `first` is 0. */
+struct ckdist_copy_columns_step {
+  struct ckdist_step step;
+  int32_t x, y, post_norm, scalar, out;
+  float post_eps, post_factor;
+  int64_t first, first_out;
 };
 
 #ifdef __cplusplus

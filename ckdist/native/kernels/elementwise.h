@@ -17,7 +17,8 @@ enum class GateFunction : int32_t {
   relu2 = 7,  // max(x, 0)^2
   clamped_silu = 8,
   softplus = 9,
-  limited_silu = 10  // of the low byte; above it is a limit in sixteenths: min(silu(x), limit)
+  limited_silu = 10,  // of the low byte; above it is a limit in sixteenths: min(silu(x), limit)
+  situ = 11
 };
 
 struct ElementwiseKernel {
@@ -35,7 +36,7 @@ struct ElementwiseKernel {
   float (*sum_squares)(const float* x, int64_t n);
   // out[i] = x[i] * factor * weight[i]. out may be x.
   void (*scale_weighted)(const float* x, float factor, const float* weight, int64_t n, float* out);
-  // out[i] = f(gate[i]) * up[i]; clamped_* and limited_silu: see isa/gate.h. out may be gate.
+  // out[i] = f(gate[i]) * up[i]; clamped_*, limited_silu and situ: see isa/gate.h. out may be gate.
   void (*gated)(GateFunction function, const float* gate, const float* up, int64_t n, float* out);
   // x[i] = f(x[i])
   void (*activate)(GateFunction function, float* x, int64_t n);

@@ -55,6 +55,7 @@ FILES = {
     "selective_scan": "scan_inputs selective_scan",
     "stage_transfer": "recv send",
     "streams": "mix_streams",
+    "block_residual": "mix_blocks",
     "tally": "tally tally_grad",
 }
 FILE_OF = {name: file for file, names in FILES.items() for name in names.split()}

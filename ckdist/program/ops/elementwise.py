@@ -119,6 +119,7 @@ def gated(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -
     """f(gate) * up, with f SiLU, GELU, GELU in its tanh form, sigmoid or softplus. Shazeer 2020, arXiv:2002.05202.
 
     With a `limit`: min(silu(gate), limit) * clamp(up, -limit, limit).
+    situ: 4 tanh(g / 4) * sigmoid(g) * 25 tanh(u / 25). Kimi Team 2026, arXiv:2607.24653.
     clamped_swiglu: g * sigmoid(1.702 g) * (u + 1), with g = min(gate, 7) and u = clamp(up, -7, 7). OpenAI 2025,
     arXiv:2508.10925.
     """
@@ -129,6 +130,8 @@ def gated(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -
     if attrs["function"] == "clamped_silu":  # limits of 10, as in kernels/isa/gate.h
         g = np.minimum(gate, np.float32(10))
         return [g / (1 + np.exp(-g)) * np.clip(up, np.float32(-10), np.float32(10))]
+    if attrs["function"] == "situ":
+        return [4 * np.tanh(gate / 4) * _function(gate, "sigmoid") * (25 * np.tanh(up / 25))]
     if limit := attrs.get("limit", 0.0):
         return [np.minimum(_function(gate, "silu"), np.float32(limit)) * np.clip(up, -limit, limit).astype(up.dtype)]
     return [_function(gate * np.float32(attrs.get("gate_scale", 1.0)), attrs["function"]) * up]

@@ -1,9 +1,12 @@
 """recv and send between pipeline stages: rows forward, gradients backward.
 
 Each rank of a stage receives a part of the rows, from the rank with the same index in the other stage. Its value has
-zeros in all other rows, so the value is partial, like an embedding with a sharded vocabulary. A tally of experts, if
-there is one, goes with the rows; each rank receives all of it.
+zeros in all other rows, so the value is partial, like an embedding with a sharded vocabulary. Rows of several values
+lie side by side in a message. A tally of experts, if there is one, goes with the rows; each rank receives all of it.
 """
+
+import itertools
+from dataclasses import replace
 
 import numpy as np
 
@@ -14,29 +17,29 @@ from ckdist.program.program import Instr, Value
 from ckdist.program.step import ABSENT, ValueIndex
 
 
-def received_dims(rows: Value, *tally: Value) -> dict[str, Dim]:
-    """The attributes of a `recv` with the dimensions of the rows and of the optional tally."""
-    dims = {"hidden": rows.dims[1]}
-    return {**dims, "tally": tally[0].dims[0]} if tally else dims
+def received_dims(*values: Value) -> dict[str, Dim | tuple[Dim, ...]]:
+    """The attributes of a `recv` with the dimensions of rows, of `more` rows and of the optional tally."""
+    first, *more = (value.dims[1] for value in values if len(value.dims) > 1)
+    tally = [value.dims[0] for value in values if len(value.dims) == 1]
+    return {"hidden": first} | ({"more": tuple(more)} if more else {}) | ({"tally": tally[0]} if tally else {})
 
 
 def infer_recv(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
-    """(tokens, hidden), and a tally if `attrs` has its dimension.
+    """(tokens, hidden), (tokens, dim) for each dim of `more`, and a tally if `attrs` has its dimension.
 
     The rows are partial over `axis`, whose ranks each receive a part of them. None: a rank receives all its rows.
     """
-    rows = ((inputs[0].dims[0], attrs["hidden"]), attrs["axis"])
-    return [rows] if "tally" not in attrs else [rows, ((attrs["tally"],), None)]
+    rows = [((inputs[0].dims[0], dim), attrs["axis"]) for dim in (attrs["hidden"], *attrs.get("more", ()))]
+    return rows if "tally" not in attrs else [*rows, ((attrs["tally"],), None)]
 
 
 @op("recv", infer_recv)
 def recv(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
     """The received rows of this rank, zeros in other rows, and the tally. `context.received` has all rows."""
-    received, *tally = context.received[attrs["stage"]]
-    rows = np.zeros_like(received)
-    begin, end = (0, len(rows)) if attrs["axis"] is None else _own_rows(context, attrs["axis"], len(rows))
-    rows[begin:end] = received[begin:end]
-    return [rows, *tally]
+    received = context.received[attrs["stage"]]
+    begin, end = (0, len(received[0])) if attrs["axis"] is None else _own_rows(context, attrs["axis"], len(received[0]))
+    own = (np.arange(len(received[0])) >= begin) & (np.arange(len(received[0])) < end)
+    return [value * own[:, None] if value.ndim == 2 else value for value in received]
 
 
 def _own_rows(context: RankContext, axis: str, count: int) -> tuple[int, int]:
@@ -46,10 +49,29 @@ def _own_rows(context: RankContext, axis: str, count: int) -> tuple[int, int]:
 
 @lower("recv", "inference")
 def lower_recv(lowering: ServingLowering, group: Group) -> None:
-    """Emits one step."""
-    value = group.instr.outputs[0]
-    (lowering.at[value.name],) = lowering.results([value])
-    lowering.emit("recv", out=lowering.at[value.name])
+    """Emits one step, and one for each of several values."""
+    values = group.instr.outputs
+    rows = _side_by_side(values)
+    (lowering.at[rows.name],) = lowering.results([rows])
+    lowering.emit("recv", out=lowering.at[rows.name])
+    for value, begin in _columns(values):
+        out = lowering.buffer("arena", value.dims[-1].elements, rows=lowering.local_tokens)
+        lowering.at[value.name] = out
+        lowering.emit("copy_columns", **lowering.residual(rows).fields(), out=out, first=begin, first_out=0)
+
+
+def _side_by_side(values: Values) -> Value:
+    """The rows of a message: those of all values, or of the only one."""
+    if len(values) == 1:
+        return values[0]
+    dim = Dim("packed", sum(value.dims[-1].elements for value in values))
+    return replace(values[0], name=f"{values[0].name}.packed", dims=(values[0].dims[0], dim))
+
+
+def _columns(values: Values) -> list[tuple[Value, int]]:
+    """Each of several values, and its first column in a message."""
+    first = itertools.accumulate((value.dims[-1].elements for value in values), initial=0)
+    return list(zip(values, first, strict=False)) if len(values) > 1 else []
 
 
 @lower("recv", "training")
@@ -73,7 +95,8 @@ def recv_vjp(g: Emitter, instr: Instr, grads: list[Value], wanted: list[bool]) -
 def infer_send(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
     """The same dims. Raises LayoutError if a value is partial or its columns are sharded."""
     whole("send", *inputs)
-    unsharded("send", inputs[0])
+    for value in inputs:
+        unsharded("send", value)
     return [(value.dims, None) for value in inputs]
 
 
@@ -85,8 +108,15 @@ def send(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) ->
 
 @lower("send", "inference")
 def lower_send(lowering: ServingLowering, group: Group) -> None:
-    """Emits one step, which also computes the residual that it sends."""
-    lowering.emit("send", **lowering.residual(group.instr.inputs[0]).fields())
+    """Emits one step, which also computes the residual that it sends. Before it one for each of several values."""
+    values = group.instr.inputs
+    rows = _side_by_side(values)
+    if len(values) > 1:
+        lowering.at[rows.name] = lowering.buffer("arena", rows.dims[-1].elements, rows=lowering.local_tokens)
+    for value, begin in _columns(values):
+        out = lowering.at[rows.name]
+        lowering.emit("copy_columns", **lowering.residual(value).fields(), out=out, first=0, first_out=begin)
+    lowering.emit("send", **lowering.residual(rows).fields())
 
 
 @lower("send", "training")

@@ -123,6 +123,10 @@ void gated(GateFunction function, const float* gate, const float* up, int64_t n,
     return each(n, [&](int64_t i, int lanes) {
       store_lanes(out + i, clamped_silu(load_lanes(gate + i, lanes), load_lanes(up + i, lanes)), lanes);
     });
+  if (function == GateFunction::situ)
+    return each(n, [&](int64_t i, int lanes) {
+      store_lanes(out + i, situ(load_lanes(gate + i, lanes), load_lanes(up + i, lanes)), lanes);
+    });
   if (const int code = static_cast<int>(function); GateFunction(code & 255) == GateFunction::limited_silu) {
     const Vec limit = set(static_cast<float>(code >> 8) / 16);
     return each(n, [&](int64_t i, int lanes) {

@@ -57,5 +57,11 @@ CKDIST_INLINE Vec limited_silu(Vec gate, Vec up, Vec limit) {
   return min(limit, silu(gate)) * max(set(0.0f) - limit, min(limit, up));
 }
 
+// 4 tanh(gate / 4) sigmoid(gate) * 25 tanh(up / 25). Kimi Team 2026, arXiv:2607.24653 (SiTU).
+CKDIST_INLINE Vec situ(Vec gate, Vec up) {
+  const Vec g = set(4.0f) * tanh(gate * set(0.25f)) * sigmoid(gate);
+  return g * (set(25.0f) * tanh(up * set(0.04f)));
+}
+
 }  // namespace CKDIST_VECTORS
 }  // namespace ckdist

@@ -1,0 +1,85 @@
+"""Text of Kimi-K3: Kimi-Linear with attention residuals, experts of a latent space and gated latent attention.
+
+Kimi Team 2026, arXiv:2607.24653.
+"""
+
+from dataclasses import replace
+
+from ckdist.models import limits
+from ckdist.models.block_residual_fields import BlockResiduals
+from ckdist.models.families import family, kimi_linear
+from ckdist.models.families.family import GgufHeader, GgufWriter
+from ckdist.models.fields import Fields
+from ckdist.models.spec import DenseFfn, LatentAttention, LayerSpec, ModelSpec, MoeFfn
+from ckdist.models.state_mixers import GatedDeltaNet
+
+NAME, SITU = "kimi_k3", "situ"
+KEYS = kimi_linear.KEYS.but(
+    defaults={"attn_res_block_size": 12, "hidden_act": SITU, "latent_moe_use_norm": True},
+    only={"activation_situ_beta": 4.0, "activation_situ_linear_beta": 25.0, "mla_use_output_gate": True},
+)
+
+
+def changed(layer: LayerSpec, floor: float, latent: int, norm: bool, rank: int) -> LayerSpec:
+    """A layer of Kimi-Linear with K3's parts. `floor`: of decays; `rank`: of queries."""
+    mixer, ffn = layer.mixer, layer.ffn
+    if isinstance(mixer, GatedDeltaNet):
+        mixer = replace(mixer, full_gate=True, decay_floor=floor)
+    elif isinstance(mixer, LatentAttention):
+        mixer = replace(mixer, gated=True, gate_values=True, norm_eps=0.0, q_lora_rank=rank)
+    if isinstance(ffn, MoeFfn):
+        ffn = replace(ffn, activation=SITU, latent=latent, latent_norm=bool(latent) and norm)
+    elif isinstance(ffn, DenseFfn):
+        ffn = replace(ffn, activation=SITU)
+    return replace(layer, mixer=mixer, ffn=ffn)
+
+
+def config(f: Fields, outer: Fields) -> ModelSpec:
+    """Reads a config.json."""
+    spec, own = kimi_linear.config(f, outer), f.sub("linear_attn_config")
+    if not own.flag("use_full_rank_gate", True):
+        raise own.error("use_full_rank_gate", False, "true: K3's gates have one matrix")
+    if f.text("hidden_act") != SITU:
+        raise f.error("hidden_act", f.text("hidden_act"), SITU)
+    floor = own.number("gate_lower_bound", 0.0, low=-1e3, high=0.0)
+    latent = f.integer("routed_expert_hidden_size", None, high=limits.MAX_WIDTH) or 0
+    rank = f.integer("q_lora_rank", None, high=limits.MAX_WIDTH) or 0
+    norm, size = f.flag("latent_moe_use_norm"), f.integer("attn_res_block_size", high=limits.MAX_LAYERS)
+    layers = tuple(changed(layer, floor, latent, norm, rank) for layer in spec.layers)
+    return replace(spec, family=NAME, layers=layers, block_residuals=BlockResiduals(size))
+
+
+def gguf(header: GgufHeader) -> ModelSpec:
+    """Reads GGUF metadata."""
+    f, spec = header.fields, kimi_linear.gguf(header)
+    for name, known in (("activation.situ_beta", 4.0), ("activation.situ_linear_beta", 25.0)):
+        if f.number(name) != known:
+            raise f.error(name, f.values[name], f"{known:g}")
+    floor = f.number("kda.gate_lower_bound", 0.0, low=-1e3, high=0.0)
+    latent = f.integer("expert_latent_length", 0, low=0, high=limits.MAX_WIDTH)
+    rank = f.integer("attention.q_lora_rank", 0, low=0, high=limits.MAX_WIDTH)
+    norm = any(name.endswith(".ffn_routed_norm.weight") for name in header.dims)
+    size = f.integer("attn_res.block_size", high=limits.MAX_LAYERS)
+    layers = tuple(changed(layer, floor, latent, norm, rank) for layer in spec.layers)
+    return replace(spec, family=NAME, layers=layers, block_residuals=BlockResiduals(size, normed=False))
+
+
+LATENT = {"down": "latent_down_proj", "up": "latent_up_proj", "norm": "latent_norm"}
+STORED = {f"block_sparse_moe.routed_expert_{part}_proj": f"mlp.{LATENT[part]}" for part in ("down", "up")}
+STORED["block_sparse_moe.routed_expert_norm"] = "mlp.latent_norm"
+OF_GGUF = {f"ffn_routed_{part}": f"mlp.{name}" for part, name in LATENT.items()}
+OF_GGUF |= {"ssm_g": "self_attn.g_proj", "attn_gate": "self_attn.g_proj"}
+OF_GGUF |= {"attn_res_score": "self_attention_res_proj", "ffn_res_score": "mlp_res_proj"}
+FAMILY = replace(
+    kimi_linear.FAMILY,
+    keys=KEYS,
+    gguf="",
+    from_config=config,
+    from_gguf=gguf,
+    to_gguf=GgufWriter(refused="GGUF has products of two vectors; llama.cpp's converter makes them"),
+    safetensors=kimi_linear.FAMILY.safetensors.but_in_layers(STORED, (r".*\.A_log", "padded")),
+    gguf_names=kimi_linear.FAMILY.gguf_names.but({"output_res_score": "model.output_attn_res_proj"}).but_in_layers(
+        OF_GGUF
+    ),
+    ignored=(*kimi_linear.FAMILY.ignored, *family.ROTATIONS),
+)
