@@ -138,7 +138,7 @@ def cached_bytes(model: Model, positions: int) -> float:
 
 
 def run(model: Model, tokens: int, start: int, fill: bool = False) -> float:
-    """Returns the CPU seconds of a step of `tokens` tokens after `start` tokens. Only with `fill`, the state moves on."""
+    """Returns the CPU seconds of a step of `tokens` tokens after `start` tokens. With `fill` the state moves on."""
     executable = model.executable
     end = start + tokens
     blocks = np.arange(-(-end // BLOCK_TOKENS), dtype=np.int32)
