@@ -132,14 +132,17 @@ def program_of(words: Sequence[str]) -> tuple[str, ...] | None:
 @contextlib.contextmanager
 def warm_starts(environment: dict[str, str]) -> Iterator[None]:
     """Programs with this environment are forks while the `with` lasts."""
-    with contextlib.closing(Template(environment)) as template, forked_by(template):
-        yield
-
-
-@contextlib.contextmanager
-def forked_by(template: Template) -> Iterator[None]:
-    """`subprocess.Popen` takes forks of `template` where it can."""
     original = subprocess.Popen._execute_child
+    with contextlib.closing(Template(environment)) as template:
+        subprocess.Popen._execute_child = forks_of(template, original)
+        try:
+            yield
+        finally:
+            subprocess.Popen._execute_child = original
+
+
+def forks_of(template: Template, original: Callable) -> Callable:
+    """The method of `subprocess.Popen` that starts a program: as a fork of `template` if it can."""
     signature = inspect.signature(original)
 
     def execute_child(popen, *arguments, **more):
@@ -152,11 +155,7 @@ def forked_by(template: Template) -> Iterator[None]:
             ends = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
             popen._close_pipe_fds(*(call[end] for end in ends))
 
-    subprocess.Popen._execute_child = execute_child
-    try:
-        yield
-    finally:
-        subprocess.Popen._execute_child = original
+    return execute_child
 
 
 @contextlib.contextmanager
@@ -196,7 +195,7 @@ def serve() -> dict:
             request, refused = pickle.loads(data), ""
             if nested(request):
                 continue
-            with socket.socket(fileno=os.dup(control.detach())) as reply:
+            with socket.socket(fileno=os.dup2(control.detach(), ABOVE - 1)) as reply:
                 try:
                     become(request, descriptors)
                 except OSError as error:
@@ -221,7 +220,8 @@ def nested(request: dict) -> bool:
         os.closerange(3, ABOVE)
         return True
     theirs.close()
-    forked_by(Template(request["environment"], own)).__enter__()
+    template = Template(request["environment"], own)
+    subprocess.Popen._execute_child = forks_of(template, subprocess.Popen._execute_child)
     return False
 
 
