@@ -11,6 +11,7 @@ interpreter of its own as a child.
 
 import contextlib
 import ctypes
+import functools
 import gc
 import importlib
 import inspect
@@ -19,6 +20,7 @@ import pickle
 import pkgutil
 import platform
 import runpy
+import shutil
 import signal
 import socket
 import struct
@@ -36,8 +38,9 @@ REPLY_SECONDS = 60.0
 READ_AT_START = ("PYTHON", "LD_", "LC_", "LANG", "TZ", "OPENBLAS_", "OMP_", "NPY_", "MALLOC_", "GLIBC_", "OPENSSL_")
 READ_AT_START += ("CKDIST_LIBRARY", "COVERAGE", "HF_")
 OURS = "tests.support.warm_starts"
-STARTS_OTHERS = ("ckdist.serve", "ckdist.cli.child_engine", "serve")  # modules, and the command
+STARTS_OTHERS = {"ckdist.serve", "serve", "launch", "-tp"}  # a module, commands and a flag
 FLAGS = {"-P"}
+SCRIPT = os.path.join(os.path.dirname(sys.executable), "ckdist")
 COLD: list = []  # not empty within cold_starts()
 SHOWN: list = []  # the memory that /proc/PID/cmdline shows
 
@@ -69,10 +72,11 @@ class Template:
 
     def takes(self, call: dict) -> bool:
         """Whether a fork can be the program that `Popen` was called for."""
-        words, env = call["args"], environment_of(call)
-        special = call["shell"] or call["executable"] or call["preexec_fn"] or not call["close_fds"]
+        words, env = words_of(call), environment_of(call)
+        special = call["shell"] or call["executable"] or not call["close_fds"]
         special = special or any(call[name] not in (None, -1) for name in ("gid", "gids", "uid", "umask"))
-        if special or not isinstance(words, list | tuple) or words[0] != sys.executable:
+        special = special or not isinstance(call["preexec_fn"], functools.partial | None)
+        if special or words[0] != sys.executable:
             return False
         if not all(isinstance(word, str) for word in (*words, *env)) or (found := program_of(words)) is None:
             return False
@@ -86,22 +90,24 @@ class Template:
         streams = [call[name] for name in ("p2cread", "c2pwrite", "errwrite")]
         streams = [own if given == -1 else given for own, given in enumerate(streams)]
         request = {
-            "words": list(call["args"]),
+            "words": words_of(call),
             "folder": call["cwd"] or os.getcwd(),
             "environment": dict(environment_of(call)),
             "session": call["start_new_session"],
             "group": call.get("process_group", -1),
+            "before": call["preexec_fn"],
             "targets": [0, 1, 2, *map(int, call["pass_fds"])],
             "cpus": os.sched_getaffinity(0),
             "mask": signal.pthread_sigmask(signal.SIG_BLOCK, ()),
         }
         with self.lock:
             try:
+                message = pickle.dumps(request)
                 self.control = self.control or self.begin()
                 self.control.settimeout(REPLY_SECONDS)
-                socket.send_fds(self.control, [pickle.dumps(request)], [*streams, *call["pass_fds"]])
+                socket.send_fds(self.control, [message], [*streams, *call["pass_fds"]])
                 pid, refused = pickle.loads(self.control.recv(MAX_MESSAGE))
-            except (OSError, EOFError):
+            except (OSError, EOFError, AttributeError, pickle.PicklingError):
                 return None
         if refused:
             os.waitpid(pid, 0)
@@ -110,6 +116,14 @@ class Template:
 
 def environment_of(call: dict) -> Mapping[str, str]:
     return os.environ if call["env"] is None else call["env"]
+
+
+def words_of(call: dict) -> list[str]:
+    """The words of the program. The console script `ckdist` is a file that the interpreter runs."""
+    words = list(call["args"]) if isinstance(call["args"], list | tuple) else [call["args"]]
+    if words[0] == "ckdist" and shutil.which("ckdist", path=environment_of(call).get("PATH")) == SCRIPT:
+        words[:1] = [sys.executable, SCRIPT]
+    return words
 
 
 def network() -> str:
@@ -195,7 +209,7 @@ def serve() -> dict:
             request, refused = pickle.loads(data), ""
             if nested(request):
                 continue
-            with socket.socket(fileno=os.dup2(control.detach(), ABOVE - 1)) as reply:
+            with socket.socket(fileno=os.dup2(control.detach(), ABOVE - 1, inheritable=False)) as reply:
                 try:
                     become(request, descriptors)
                 except OSError as error:
@@ -211,7 +225,7 @@ def serve() -> dict:
 
 def nested(request: dict) -> bool:
     """Forks the interpreter of a program that starts others; returns True in that."""
-    if not set(STARTS_OTHERS) & set(request["words"][:5]):
+    if not STARTS_OTHERS & set(request["words"]):
         return False
     own, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     if os.fork() == 0:
@@ -220,7 +234,8 @@ def nested(request: dict) -> bool:
         os.closerange(3, ABOVE)
         return True
     theirs.close()
-    template = Template(request["environment"], own)
+    high = os.dup2(own.detach(), ABOVE - 2, inheritable=False)  # no descriptor of the program takes its place
+    template = Template(request["environment"], socket.socket(fileno=high))
     subprocess.Popen._execute_child = forks_of(template, subprocess.Popen._execute_child)
     return False
 
@@ -239,6 +254,8 @@ def become(request: dict, descriptors: list[int]) -> None:
         os.setsid()
     if request["group"] >= 0:
         os.setpgid(0, request["group"])
+    if request["before"]:
+        request["before"]()
     os.sched_setaffinity(0, request["cpus"])
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.pthread_sigmask(signal.SIG_SETMASK, request["mask"])
