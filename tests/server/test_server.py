@@ -304,6 +304,7 @@ def test_a_killed_http_process_is_started_again(server, client):
     with pytest.raises((openai.APIError, httpx.TransportError)):
         for _ in stream:
             pass
+    wait_healthy(server.url)
     assert len(complete(client, PROMPTS[0])) > 0
     deadline = time.monotonic() + 5
     while "ckdist_requests_running 0.0" not in (text := httpx.get(server.url + "/metrics").text):

@@ -40,7 +40,7 @@ READ_AT_START += ("CKDIST_LIBRARY", "COVERAGE", "HF_")
 OURS = "tests.support.warm_starts"
 STARTS_OTHERS = {"ckdist.serve", "serve", "launch", "-tp"}  # a module, commands and a flag
 FLAGS = {"-P"}
-SCRIPT = os.path.join(os.path.dirname(sys.executable), "ckdist")
+PYTHON, SCRIPT = sys.executable, os.path.join(os.path.dirname(sys.executable), "ckdist")
 COLD: list = []  # not empty within cold_starts()
 SHOWN: list = []  # the memory that /proc/PID/cmdline shows
 
@@ -58,7 +58,7 @@ class Template:
     def begin(self) -> socket.socket:
         """Starts the interpreter."""
         control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        words, started = [sys.executable, "-m", OURS], {"stdin": theirs, "stdout": subprocess.DEVNULL}
+        words, started = [PYTHON, "-m", OURS], {"stdin": theirs, "stdout": subprocess.DEVNULL}
         with theirs, cold_starts():
             self.process = subprocess.Popen(words, env=self.environment, **started)
         return control
@@ -76,7 +76,7 @@ class Template:
         special = call["shell"] or call["executable"] or not call["close_fds"]
         special = special or any(call[name] not in (None, -1) for name in ("gid", "gids", "uid", "umask"))
         special = special or not isinstance(call["preexec_fn"], functools.partial | None)
-        if special or words[0] != sys.executable:
+        if special or words[0] != PYTHON:
             return False
         if not all(isinstance(word, str) for word in (*words, *env)) or (found := program_of(words)) is None:
             return False
@@ -122,7 +122,7 @@ def words_of(call: dict) -> list[str]:
     """The words of the program. The console script `ckdist` is a file that the interpreter runs."""
     words = list(call["args"]) if isinstance(call["args"], list | tuple) else [call["args"]]
     if words[0] == "ckdist" and shutil.which("ckdist", path=environment_of(call).get("PATH")) == SCRIPT:
-        words[:1] = [sys.executable, SCRIPT]
+        words[:1] = [PYTHON, SCRIPT]
     return words
 
 
