@@ -17,6 +17,7 @@ import pytest
 from tests.support.clients import openai
 from tests.support.launcher import environment, mpirun, one_host, run_ranks
 from tests.support.paths import ROOT
+from tests.support.served import wait_healthy
 
 MEASURED = ("--prefill", "auto")  # a job of a test measures no prefill by default
 PROMPTS = [

@@ -25,9 +25,10 @@ MAX_REQUEST = 1 << 17
 @contextlib.contextmanager
 def stubs() -> Iterator[list[str]]:
     """The words to which those of a program are added, while the `with` lasts."""
-    with tempfile.TemporaryDirectory(prefix="ckdist-stubs-") as folder, socket.socket(
-        socket.AF_UNIX, socket.SOCK_SEQPACKET
-    ) as listener:
+    with (
+        tempfile.TemporaryDirectory(prefix="ckdist-stubs-") as folder,
+        socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener,
+    ):
         path = str(pathlib.Path(folder, "socket"))
         listener.bind(path)
         listener.listen()
