@@ -54,7 +54,7 @@ class Template:
     def __init__(self, environment: Mapping[str, str], control: socket.socket | None = None):
         self.environment, self.control, self.process = environment, control, None
         self.lock, self.network, self.read = threading.Lock(), network(), at_start(environment)
-        self.refuses = "coverage" in sys.modules or "LD_PRELOAD" in environment  # their counts and checks miss forks
+        self.refuses = bool(why_not())
 
     def begin(self) -> socket.socket:
         """Starts the interpreter."""
@@ -185,13 +185,26 @@ def cold_starts() -> Iterator[None]:
         COLD.pop()
 
 
+def thread_address() -> int | None:
+    """Where the kernel writes the number of this thread, if it says so."""
+    address = ctypes.c_void_p()
+    refused = ctypes.CDLL(None).prctl(PR_GET_TID_ADDRESS, ctypes.byref(address), 0, 0, 0)
+    return None if refused else address.value
+
+
+def why_not() -> str | None:
+    """The reason why programs start from nothing here, or None."""
+    if not CLONE or thread_address() is None:
+        return "this machine or kernel cannot fork a child of another process"
+    measured = "coverage" in sys.modules or "LD_PRELOAD" in os.environ
+    return "coverage counts and sanitizers check new processes only" if measured else None
+
+
 def fork() -> int:
     """As os.fork(), but the new process is a child of this one's parent. It has the same single thread."""
-    address = ctypes.c_void_p()
-    if ctypes.CDLL(None).prctl(PR_GET_TID_ADDRESS, ctypes.byref(address), 0, 0, 0) or address.value is None:
-        return -1
+    address = thread_address()
     flags = CLONE_PARENT | CLONE_CHILD_SETTID | CLONE_CHILD_CLEARTID | signal.SIGCHLD
-    order = (0, 0, address.value, 0) if platform.machine() == "x86_64" else (0, 0, 0, address.value)
+    order = (0, 0, address, 0) if platform.machine() == "x86_64" else (0, 0, 0, address)
     call = ctypes.PyDLL(None).syscall  # keeps the GIL
     call.restype, call.argtypes = ctypes.c_long, [ctypes.c_long] * 6
     ctypes.pythonapi.PyOS_BeforeFork()
@@ -335,7 +348,7 @@ def preload() -> None:
         if not found.name.endswith((".__main__", ".libckdist")):
             importlib.import_module(found.name)
     threads = os.listdir("/proc/self/task")
-    assert CLONE and len(threads) == 1, f"{len(threads)} threads"
+    assert len(threads) == 1, f"{len(threads)} threads"
     assert "huggingface_hub" not in sys.modules, "it reads variables when it is imported"
     show(sys.orig_argv, dict(os.environ))  # fails here if this kernel cannot do it
     gc.collect()

@@ -11,6 +11,7 @@ import pytest
 from tests.support import warm_starts
 from tests.support.launcher import environment
 
+pytestmark = pytest.mark.skipif(bool(warm_starts.why_not()), reason=f"no forks: {warm_starts.why_not()}")
 SHOWS = """
 import json, os, signal, sys, threading
 print("err", file=sys.stderr)
