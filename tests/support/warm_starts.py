@@ -30,6 +30,8 @@ import threading
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+from ckdist.launcher.rank_forker import WARM_VARIABLE
+
 CLONE = {"x86_64": 56, "aarch64": 220}.get(platform.machine())  # the system call's number
 CLONE_PARENT, CLONE_CHILD_CLEARTID, CLONE_CHILD_SETTID = 0x8000, 0x200000, 0x1000000  # of <sched.h>
 PR_GET_TID_ADDRESS, PR_SET_MM, PR_SET_MM_MAP = 40, 35, 14
@@ -240,8 +242,11 @@ def serve() -> dict:
 
 
 def nested(request: dict) -> bool:
-    """Forks the interpreter of a program that starts others; returns True in that."""
-    if not STARTS_OTHERS & set(request["words"]):
+    """Forks the interpreter of a program that starts others; returns True in that.
+
+    The process that forks ranks may have no other descriptors, as the interpreter's.
+    """
+    if not STARTS_OTHERS & set(request["words"]) or WARM_VARIABLE in request["environment"]:
         return False
     own, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     if os.fork() == 0:
