@@ -1,6 +1,6 @@
-"""Programs that shells, mpirun and the like start, as forks (`tests/support/warm_starts.py`) that this process starts.
+"""Programs that shells start, as forks that this process starts (`tests/support/warm_starts.py`).
 
-What they start is `tests/support/programs/stub.py`, whose words, folder, environment, streams and signals the fork gets.
+A shell starts `tests/support/programs/stub.py`, whose words, folder, environment, streams and signals the fork gets.
 A fork ends with its stub.
 """
 
