@@ -7,6 +7,7 @@ each of them.
 """
 
 import collections
+import contextlib
 import functools
 import gc
 import os
@@ -23,6 +24,8 @@ from ckdist.comm import communicator
 from ckdist.hub.store import FOLDER_VARIABLE, store_folder
 from ckdist.layouts import rank_plan
 from ckdist.train import report as training_report
+from tests.support.launcher import environment
+from tests.support.warm_starts import cold_starts, warm_starts
 
 LONGEST = ("test_under_mpirun.py", "test_link_down.py", "test_layout.py")  # files with tests of 20 s and more
 POLLS = 50  # of a flag before a thread sleeps
@@ -84,6 +87,19 @@ def pictures():
     """Trainings in this process draw no picture of their loss, as without matplotlib: it takes longer than they do."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(training_report, "new_figure", no_figure)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def starts():
+    """Programs that tests start are forks of one interpreter, but those of tests marked `cold`."""
+    with warm_starts(environment()):
+        yield
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_protocol(item):
+    with cold_starts() if item.get_closest_marker("cold") else contextlib.nullcontext():
         yield
 
 

@@ -1,6 +1,7 @@
 """Child processes: none outlives this process, and none stays a zombie."""
 
 import contextlib
+import functools
 import os
 import signal
 import subprocess
@@ -78,7 +79,7 @@ class Children:
             stderr=streams[2],
             pass_fds=tuple(descriptors),
             start_new_session=own_group,
-            preexec_fn=lambda: die_with_parent(parent, at_our_end),  # noqa: PLW1509, this process has one thread
+            preexec_fn=functools.partial(die_with_parent, parent, at_our_end),  # noqa: PLW1509, there is one thread
         )
         child = self._running[process.pid] = Child(process.pid, own_group, ended, process)
         return child

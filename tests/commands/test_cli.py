@@ -293,6 +293,7 @@ def start_endless(tmp_path) -> subprocess.Popen:
     )
 
 
+@pytest.mark.cold
 def test_interrupted_while_generating(tmp_path):
     process = start_endless(tmp_path)
     assert process.stdout.read(1)  # it has begun

@@ -24,6 +24,7 @@ import pytest
 from tests.support.launcher import one_host
 from tests.support.paths import ROOT
 from tests.support.ports import free_port
+from tests.support.stubs import stubs
 
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
@@ -70,8 +71,23 @@ def answers(port: int, server: subprocess.Popen) -> bool:
         return False
 
 
+# Under mpirun a rank is the process that mpirun starts.
+SCRIPT = """\
+#!/bin/sh
+export PATH='{path}'
+test -n "$PMIX_RANK" && exec {program} "$@"
+exec {stub} {program} "$@"
+"""
+
+
+@pytest.fixture(scope="module")
+def stub():
+    with stubs() as words:
+        yield words
+
+
 @pytest.fixture
-def place(tmp_path):
+def place(tmp_path, stub):
     """A folder with the repository's examples, whose trainings are made smaller, and a `ckdist` that is this one."""
     for name in ("launch", "benchmarks", "hostfiles"):
         (tmp_path / name).symlink_to(ROOT / name)
@@ -83,11 +99,11 @@ def place(tmp_path):
         file.write_text(text)
     commands = tmp_path / "commands"
     commands.mkdir()
-    for name, words in (("ckdist", "-m ckdist.cli.main"), ("python", "")):
-        script = commands / name
-        script.write_text(f'#!/bin/sh\nexec {sys.executable} {words} "$@"\n')
-        script.chmod(0o755)
     given = one_host()
+    for name, words in (("ckdist", "-m ckdist.cli.main"), ("python", "")):
+        script, program = commands / name, f"{sys.executable} {words}"
+        script.write_text(SCRIPT.format(path=given["PATH"], program=program, stub=" ".join(stub)))
+        script.chmod(0o755)
     return tmp_path, {**given, "PATH": f"{commands}:{given['PATH']}", "XDG_STATE_HOME": str(tmp_path)}
 
 

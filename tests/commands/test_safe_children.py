@@ -12,6 +12,8 @@ from tests.support.launcher import one_host
 from tests.support.paths import ROOT
 from tests.support.ports import free_port
 
+pytestmark = pytest.mark.cold
+
 PLANTED = (
     "uvicorn",
     "msgpack",

@@ -17,6 +17,7 @@ import pytest
 from tests.support.clients import openai
 from tests.support.launcher import environment, mpirun, one_host, run_ranks
 from tests.support.paths import ROOT
+from tests.support.served import wait_healthy
 
 MEASURED = ("--prefill", "auto")  # a job of a test measures no prefill by default
 PROMPTS = [
@@ -304,6 +305,7 @@ def test_a_killed_http_process_is_started_again(server, client):
     with pytest.raises((openai.APIError, httpx.TransportError)):
         for _ in stream:
             pass
+    wait_healthy(server.url)
     assert len(complete(client, PROMPTS[0])) > 0
     deadline = time.monotonic() + 5
     while "ckdist_requests_running 0.0" not in (text := httpx.get(server.url + "/metrics").text):

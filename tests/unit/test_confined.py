@@ -40,6 +40,9 @@ BUNDLED = Path(ckdist.__file__).parent / "models" / "bundled"
 GOLDEN = GOLDEN_FILES / "tokens"
 
 
+pytestmark = pytest.mark.cold
+
+
 @pytest.fixture(scope="module")
 def tokenizers_of_kinds():
     metadata = [
