@@ -10,11 +10,11 @@ from ckdist.models.spec import ModelSpec
 _UNUSED = {
     "read elsewhere": "classifier.output_labels classifier.pooling_type nextn_predict_layers pooling_type",
     "said by tensors or other fields": (
-        "attention.key_length_swa attention.recurrent_layers attention.value_length attention.value_length_swa "
-        "dense_2_feat_in dense_2_feat_out dense_3_feat_in dense_3_feat_out embedding_length_out "
-        "expert_feed_forward_length expert_used_count full_attention_interval leading_dense_block_count "
-        "rope.dimension_count_swa rope.scaling.original_context_length ssm.conv_kernel ssm.group_count ssm.inner_size "
-        "ssm.state_size ssm.time_step_rank"
+        "attention.key_length_swa attention.layer_norm_rms_epsilon attention.recurrent_layers attention.value_length "
+        "attention.value_length_swa dense_2_feat_in dense_2_feat_out dense_3_feat_in dense_3_feat_out "
+        "embedding_length_out expert_feed_forward_length expert_used_count full_attention_interval "
+        "leading_dense_block_count rope.dimension_count rope.dimension_count_swa rope.scaling.original_context_length "
+        "ssm.conv_kernel ssm.group_count ssm.inner_size ssm.state_size ssm.time_step_rank"
     ),
     "of images": "deepstack_mapping n_deepstack_layers rope.dimension_sections",
     "of files from before 2024": "rope.scale_linear_trained tensor_data_layout",
