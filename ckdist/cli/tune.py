@@ -72,6 +72,10 @@ def _planned(command: TuneCommand, model: str, world: World, threads: int) -> Pl
     opened = open_model(config)
     is_left_open = not any(text.partition("=")[0].strip() in BATCH_FIELDS for text in command.set)
     config, needed = tuning.fitted(config, opened, mesh, world.local_size, config.threads or threads, is_left_open)
+    if config.method == "grpo" and opened.lora is not None:
+        from ckdist.train.rollouts import sampling_bytes
+
+        needed = {**needed, "sampling engine": sampling_bytes(config, pathlib.Path(model), opened.lora)}
     cost = tuning.expected(config, opened, cache, mesh.size("dp"), needed)
     config = replace(config, model_name_or_path=command.model or "")
     if not command.dry_run:

@@ -3,6 +3,7 @@
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -10,6 +11,7 @@ import numpy as np
 
 from ckdist.comm.world import SingleWorld
 from ckdist.config.engine_config import EngineConfig
+from ckdist.engine.engine_sizes import EngineSizes, engine_sizes
 from ckdist.engine.load_model import load_model
 from ckdist.engine.model_engine import make_engine
 from ckdist.engine.sampling_params import SamplingParams
@@ -19,6 +21,7 @@ from ckdist.weights.adapter_file import Lora, save_adapter
 
 NAME = "policy"  # of the adapter
 MOST_PARALLEL = 64  # answers that are sampled at once
+LEAST_CACHE = 1 << 16  # bytes, of --kv-memory
 LOAD_SECONDS = 300.0  # most time to load an adapter
 
 
@@ -35,18 +38,8 @@ class Rollouts:
 
     def __init__(self, config: TrainConfig, path: Path, lora: Lora, threads: int) -> None:
         self.config, self.lora = config, lora
-        cache = "i16" if config.bf16 else "f32"
-        settings = EngineConfig(
-            model=str(path),
-            threads=threads,
-            pipeline_parallel_size=1,
-            ctx_size=config.max_length,
-            parallel=min(MOST_PARALLEL, config.per_device_train_batch_size * config.num_generations),
-            cache_type_k=cache,
-            cache_type_v=cache,
-            max_loras=2,  # an adapter is loaded into the slot that no request uses
-            max_lora_rank=lora.rank,
-        )
+        settings = _settings(config, path, lora, threads)
+        settings = replace(settings, kv_memory=_cache_bytes(settings, engine_sizes(settings)))
         self.model = load_model(settings, SingleWorld())
         self.engine, self.tokenizer = make_engine(self.model, settings)
         self.engine.named_adapters().slots.is_exact = not config.bf16
@@ -97,3 +90,30 @@ class Rollouts:
     def close(self) -> None:
         """Frees the engine."""
         self.model.close()
+
+
+def sampling_bytes(config: TrainConfig, path: Path, lora: Lora) -> int:
+    """Bytes of the engine of a rank."""
+    settings = _settings(config, path, lora, 1)
+    sizes = engine_sizes(settings)
+    return sizes.weights + sizes.states + sizes.rope * sizes.context + _cache_bytes(settings, sizes)
+
+
+def _settings(config: TrainConfig, path: Path, lora: Lora, threads: int) -> EngineConfig:
+    cache = "i16" if config.bf16 else "f32"
+    return EngineConfig(
+        model=str(path),
+        threads=threads,
+        pipeline_parallel_size=1,
+        ctx_size=config.max_length,
+        parallel=min(MOST_PARALLEL, config.per_device_train_batch_size * config.num_generations),
+        cache_type_k=cache,
+        cache_type_v=cache,
+        max_loras=2,  # an adapter is loaded into the slot that no request uses
+        max_lora_rank=lora.rank,
+    )
+
+
+def _cache_bytes(settings: EngineConfig, sizes: EngineSizes) -> int:
+    """Keys and values of all sequences that are sampled at once. Others are not kept: the next adapter changes them."""
+    return max(LEAST_CACHE, (settings.parallel * sizes.blocks + 1) * sizes.block)

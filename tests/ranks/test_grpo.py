@@ -9,7 +9,9 @@ import pytest
 
 from ckdist.errors import ConfigError
 from ckdist.train.grpo_loss import advantages, grpo
+from ckdist.train.model import open_model
 from ckdist.train.rewards import open_reward
+from ckdist.train.rollouts import Rollouts, sampling_bytes
 from ckdist.train.trainer import train
 from tests.support.paths import GOLDEN
 from tests.support.thread_ranks import run_threads
@@ -109,3 +111,14 @@ def test_rewards(base, tmp_path):
             train(sampling(base, tmp_path / "refused", **fields))
     with pytest.raises(ConfigError, match=r"reward \(best\) has no effect with method sft"):
         replace(sampling(base, tmp_path / "sft"), method="sft", reward="best")
+
+
+def test_the_engine_that_samples_takes_the_planned_memory(base, tmp_path):
+    c = sampling(base, tmp_path)
+    model = open_model(c)
+    assert model.checkpoint is not None and model.lora is not None
+    planned = sampling_bytes(c, model.checkpoint.path, model.lora)
+    rollouts = Rollouts(c, model.checkpoint.path, model.lora, 1)
+    taken = rollouts.model.weight_bytes + rollouts.model.executable.kv_bytes
+    rollouts.close()
+    assert 0.9 * planned < taken <= planned

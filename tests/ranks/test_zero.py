@@ -30,9 +30,8 @@ def trained(folder: pathlib.Path, ranks: int, zero: int, steps: int = 2, **field
 @pytest.mark.parametrize(
     "ranks, fields",
     [
-        (2, {"model_config": TIED}),
-        (3, {"per_device_train_batch_size": 2, "activation_checkpointing": True, "bf16": True}),
-        (4, {"tensor_parallel_size": 2}),
+        (3, {"per_device_train_batch_size": 2, "activation_checkpointing": True, "bf16": True, "model_config": TIED}),
+        (4, {"tensor_parallel_size": 2, "transport": "tcp"}),
         (2, {"sequence_parallel_size": 2, "per_device_train_batch_size": 6, "model_config": EXPERTS}),
     ],
 )
