@@ -13,6 +13,7 @@ class HyperConnections:
     count: int
     iterations: int  # divisions of rows and columns of the matrix that mixes streams
     eps: float
+    mean: bool = False  # the last layer's output is the mean of streams
 
 
 @dataclass(frozen=True)

@@ -10,4 +10,5 @@ class Indexer:
     num_heads: int
     head_dim: int
     top_k: int  # positions that a token sees
-    rope: str = "global"  # rotates the first elements of queries and keys
+    rope: str | None = "global"  # rotates the first elements of queries and keys
+    pool: int = 0  # tokens of a window whose keys are made one, and which is chosen as a whole; 0: no windows

@@ -308,11 +308,12 @@ class Tracer(Emitter):
         scale: float,
         eps: float,
         positions: Value | None = None,
+        listed_window: int = 0,
         query_scale: QueryScale | None = None,
     ) -> Value:
         """Causal latent attention in the absorbed form, over the cache of `layer`, which `kv` extends.
 
-        `positions`: of `select_positions`; a token sees only these.
+        `positions`: of `select_positions`; a token sees only these. `listed_window`: they are those of chosen windows.
 
         A head of q is [nope, rope]: first the part that is not rotated. `kv` is [latent vector, key to rotate].
         """
@@ -322,7 +323,10 @@ class Tracer(Emitter):
             q, k = (self.rope(value, rope, first=rank) for value in (q, k))
         q = self.scale_queries(q, query_scale)
         listed = () if positions is None else (positions,)
-        o = self._emit("attend_latent", (q, k, *listed), names=["o"], layer=layer, scale=scale, value_width=rank)
+        more: dict[str, Any] = {"listed_window": listed_window} if listed_window else {}
+        o = self._emit(
+            "attend_latent", (q, k, *listed), names=["o"], layer=layer, scale=scale, value_width=rank, **more
+        )
         return self.linear_heads(o, w.values)
 
     def gated(self, gate: Value, up: Value, function: str, scale: float = 1.0, limit: float = 0.0) -> Value:

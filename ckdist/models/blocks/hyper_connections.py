@@ -38,7 +38,8 @@ def mixed(
     """Adds y to the streams. Returns the input of the next part, the streams, and their coefficients."""
     parts, streams = c.count if last else c.count * (c.count + 2), c.count * y.dims[-1].elements
     weight = lambda name, size: g.weight(path + name, Dim(name, size))
-    weights = weight("fn", parts * streams), weight("base", parts), weight("scale", 1 if last else 3)
+    weights = (weight("fn", parts * streams), weight("base", parts), weight("scale", 1 if last else 3))
+    weights = () if last and c.mean else weights
     names = ["x"] if last else ["x", "streams", "coefs"]
     attrs = {"streams": c.count, "iterations": c.iterations, "eps": c.eps, "norm_eps": spec.norm_eps, "last": last}
     return g.stateful("mix_streams", (y, *before), weights, names, **attrs)

@@ -30,7 +30,7 @@ def latent_attention(
 
             of_index = index_weights(g, a.indexer, f"{path}.indexer", hidden, q_rank)
         of_rows, of_low = (of_index.rows, (of_index.queries,)) if of_index else ((), ())
-        names = ["q_a", *names, *("index_k", "index_w")[: len(of_rows)], "kv"]
+        names = ["q_a", *names, *("index_k", "index_w", "index_gate")[: len(of_rows)], "kv"]
         q_a, *made, kv = g.linears(x, [w("q_a_proj", q_rank, hidden), *gates, *of_rows, kv_a], names=names)
         normed = g.rms_norm(q_a, w("q_a_layernorm", q_rank), a.norm_eps or eps)
         of_normed = [w("q_b_proj", heads, q_rank), *of_low]
@@ -46,7 +46,7 @@ def latent_attention(
     latent = LatentWeights(w("kv_a_layernorm", rank), k_b, w("v_b_proj", replace(own, width=a.v_dim), rank))
     fields = {"rope": a.rope, "scale": a.scale, "query_scale": a.query_scale}
     if a.indexer or a.shares_positions:
-        fields["positions"] = g.positions
+        fields |= {"positions": g.positions, "listed_window": a.indexer.pool if a.indexer else 0}
     o = g.attend_latent(q, kv, latent, layer=layer, eps=a.norm_eps or eps, **fields)
     out = replace(heads, width=a.v_dim)  # columns of o_proj
     o = g.to_tokens(o, out)

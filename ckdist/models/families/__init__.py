@@ -27,6 +27,7 @@ NAMES = {
     "gemma4_unified_text", "glm4": "glm4 Glm4ForCausalLM", "glm4_moe_lite": "glm4_moe_lite Glm4MoeLiteForCausalLM",
     "glm4v": "glm4v Glm4vForConditionalGeneration Glm46VForConditionalGeneration glm4v_text glm46v =glm4",
     "glm4v_moe": "glm4v_moe Glm4vMoeForConditionalGeneration glm4v_moe_text =glm4moe",
+    "glm5_next": "glm5_next Glm5NextForConditionalGeneration Glm5NextForCausalLM glm5_next_text :glm5-next",
     "glm4moe": "glm4moe Glm4MoeForCausalLM glm4_moe", "glm_moe_dsa": "glm_moe_dsa GlmMoeDsaForCausalLM :glm-dsa",
     "gptoss": "gpt-oss GptOssForCausalLM gpt_oss", "granite": "granite GraniteForCausalLM",
     "granite_swa": "granite_swa GraniteSWAForCausalLM",

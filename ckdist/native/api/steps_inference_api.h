@@ -367,6 +367,8 @@ struct ckdist_attend_latent_step {
   int32_t layer, rope_table;
   float eps, scale;
   int32_t listed; /* as in attend */
+  /* windows of so many tokens are listed, and the last, incomplete one, as in select_entries; 0: positions are */
+  int32_t listed_window;
   float query_beta;
   int32_t query_context, query_from_one; /* as in attend */
 };
@@ -399,7 +401,8 @@ struct ckdist_select_blocks_step {
    comb). Without x, each stream is y. With w = fn * sum / rms(sum) in parts (pre, post, comb), times its part of
    `scale`, plus `base`: pre = sigmoid + eps, post = 2 * sigmoid, comb = softmax of its rows + eps, whose columns and
    rows are divided by their sums (+ eps) `iterations` times. out = sum over i of pre[i] * (stream i). coefs = (post,
-   comb); -1: w has only pre. fn (parts of w, streams * width), base, scale: vectors. */
+   comb); -1: w has only pre. fn (parts of w, streams * width), base, scale: vectors. fn -1: out = the mean of
+   streams. */
 struct ckdist_mix_streams_step {
   struct ckdist_step step;
   int32_t x, y, old_coefs, sum, coefs, out; /* values */
@@ -411,9 +414,10 @@ struct ckdist_mix_streams_step {
 /* How windows of `ratio` tokens are compressed to an entry each. A token has a row (keys, gates). With `overlap` both
    have two parts: the first is for the entry of the next window, the second for that of the token's own window.
    entry = rms_norm(sum over rows of softmax(gate + bias) * key), rotated at the window's first position.
-   kv, gates: values. bias (ratio, width of a row's keys), norm: vectors. */
+   kv, gates: values. bias (ratio, width of a row's keys), norm: vectors; norm -1: none. key_norm, key_bias: vectors of
+   a layer norm of keys; key_norm -1: none. */
 struct ckdist_compression {
-  int32_t kv, gates, bias, norm, ratio, overlap;
+  int32_t kv, gates, bias, norm, key_norm, key_bias, ratio, overlap;
 };
 
 /* Norms each head of q without weights, rotates its last elements, norms and rotates k in the same way with `norm`,
@@ -430,11 +434,13 @@ struct ckdist_attend_compressed_step {
 };
 
 /* Rotates the last elements of q and stores the index entries of complete windows. For each token with more entries
-   than the width of `out`: out = the entries with the largest scores, as in select_positions. */
+   than top_k: out = the entries with the largest scores, as in select_positions. With `positions` instead the positions
+   of their windows, then those of the last, incomplete window; the rest is the token's own position.
+   width of `out`: top_k; with `positions` top_k * ratio + ratio - 1. */
 struct ckdist_select_entries_step {
   struct ckdist_step step;
   int32_t q, weights, out;
-  int32_t layer, rope_table, heads;
+  int32_t layer, rope_table, heads, positions;
   float eps;
   struct ckdist_compression entries;
 };

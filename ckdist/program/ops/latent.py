@@ -152,6 +152,7 @@ def lower_attend_latent(lowering: "ServingLowering", group: "Group") -> None:
         eps=norm.attrs["eps"] if norm else 0.0,
         scale=instr.attrs["scale"],
         listed=lowering.place_of(listed[0]) if listed else ValueIndex(ABSENT),
+        listed_window=instr.attrs.get("listed_window", 0),
         **query_fields(group["q_scale"]),
     )
     heads, key, rank = q.dims[-1], k.dims[-1], instr.attrs["value_width"]

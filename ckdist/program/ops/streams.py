@@ -25,7 +25,7 @@ def infer_mix_streams(inputs: Values, weights: Weights, attrs: Attrs) -> Inferre
     unsharded("mix_streams", y)
     count, width = attrs["streams"], y.dims[-1].elements
     parts = count if attrs["last"] else count * (count + 2)
-    needed = [parts * count * width, parts, 1 if attrs["last"] else 3]
+    needed = [parts * count * width, parts, 1 if attrs["last"] else 3] if weights or not attrs["last"] else []
     if count > MOST_STREAMS or [w.dims[0].elements for w in weights] != needed:
         given = ", ".join(map(str, weights))
         raise LayoutError(f"mix_streams: {count} streams of {width}, at most {MOST_STREAMS}, do not fit {given}")
@@ -43,16 +43,19 @@ def mix_streams(context: RankContext, inputs: Arrays, weights: Arrays, attrs: At
     Inputs: y, the result of a part of a layer, and that part's streams x and coefficients (post, comb).
     Stream i becomes post[i] * y + sum over j of comb[j, i] * x[j]; without x it is y. Then w = fn * streams /
     rms(streams) in three parts, times their `scale`, plus `base`: pre = sigmoid + eps, post = 2 sigmoid, and comb with
-    rows and columns of sum 1, by divisions of a softmax. The result is the sum of pre[i] * stream i.
+    rows and columns of sum 1, by divisions of a softmax. The result is the sum of pre[i] * stream i. Without weights it
+    is the mean of streams.
     """
     y, *before = inputs
-    (fn, base, scale), count, eps = weights, attrs["streams"], np.float32(attrs["eps"])
+    count, eps = attrs["streams"], np.float32(attrs["eps"])
     if before:
         post, comb = before[1][:, :count], before[1][:, count:].reshape(-1, count, count)
         streams = post[..., None] * y[:, None] + np.einsum("tji,tjd->tid", comb, before[0].reshape(len(y), count, -1))
     else:
         streams = np.repeat(y[:, None], count, axis=1)
-    flat = streams.reshape(len(y), -1)
+    if not weights:
+        return [streams.mean(axis=1)]
+    (fn, base, scale), flat = weights, streams.reshape(len(y), -1)
     w = flat @ fn.reshape(-1, flat.shape[1]).T
     w = w / np.sqrt(np.mean(flat * flat, axis=-1, keepdims=True) + np.float32(attrs["norm_eps"]))
     w = w * scale[np.minimum(np.arange(w.shape[1]) // count, 2)] + base
@@ -89,6 +92,6 @@ def lower_mix_streams(lowering: "ServingLowering", group: "Group") -> None:
         sum=total,
         coefs=absent if instr.attrs["last"] else places[2],
         out=places[0],
-        **dict(zip(("fn", "base", "scale"), map(lowering.vector, instr.weights), strict=True)),
+        **dict(zip(("fn", "base", "scale"), map(lowering.vector, instr.weights or (None,) * 3), strict=True)),
         **{name: instr.attrs[name] for name in ("streams", "iterations", "eps", "norm_eps")},
     )

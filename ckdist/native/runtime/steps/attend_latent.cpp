@@ -10,7 +10,8 @@ namespace {
 
 struct AttendLatent : Carved<AttendLatent, AttentionRun<AttendLatent, ckdist_attend_latent_step>> {
   AttentionFields attention() const {
-    return {step.layer, step.q, step.out, 0, step.scale, 0.f, nullptr, false, false, nullptr, step.listed};
+    return {step.layer, step.q,  step.out,    0, step.scale,        0.f, nullptr, false,
+            false,      nullptr, step.listed, 0, step.listed_window};
   }
   static int64_t workspace_bytes(const Inference& r, const Fields& step) { return listed_bytes(r, step, step.listed); }
 

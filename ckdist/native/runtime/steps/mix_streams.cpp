@@ -69,8 +69,8 @@ struct MixStreams : StepRun<Inference, ckdist_mix_streams_step> {
       for (int64_t j = 0; post && j < count; j++)
         k.add_scaled(row(step.x, t) + j * width() + at.begin, post[count + j * count + i], n, out);
       sums[parts(step) - 1] += k.sum_squares(out, n);
-      const float* fn = r.vector(step.fn) + i * width() + at.begin;
-      for (int w = 0; w < weights(step); w++, fn += count * width()) sums[w] += dot(fn, out, n);
+      const float* fn = step.fn < 0 ? nullptr : r.vector(step.fn) + i * width() + at.begin;
+      for (int w = 0; step.fn >= 0 && w < weights(step); w++, fn += count * width()) sums[w] += dot(fn, out, n);
     }
   }
 
@@ -78,6 +78,7 @@ struct MixStreams : StepRun<Inference, ckdist_mix_streams_step> {
   void coefficients(int64_t t, float* c) const {
     const int64_t chunks = chunks_of(r, step);
     const int count = step.streams, all = weights(step);
+    if (step.fn < 0) return void(std::fill(c, c + count, 1.f / float(count)));
     const float* sums = reinterpret_cast<const float*>(r.workspace()) + t * chunks * parts(step);
     float squares = 0.f;
     std::fill(c, c + all, 0.f);
