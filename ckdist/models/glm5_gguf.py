@@ -20,7 +20,6 @@ from ckdist.program.routing import Routing
 
 NAME, ARCHITECTURE = "glm5_next", "glm5-next"
 ACTIVATION = "clamped_silu"
-NORM_EPS = 1e-6  # of the layer norm of index keys
 ROUTING = Routing(used=8, scores="sigmoid", scale=2.5)
 
 
@@ -104,7 +103,7 @@ def export(spec: ModelSpec, where: str) -> GgufForm:
         "attention.value_length_mla": full.v_dim,
         "attention.kv_lora_rank": full.kv_lora_rank,
         "attention.q_lora_rank": full.q_lora_rank,
-        "attention.layer_norm_epsilon": NORM_EPS,
+        "attention.layer_norm_epsilon": i.norm_eps,
         "attention.indexer.head_count": i.num_heads,
         "attention.indexer.key_length": i.head_dim,
         "attention.indexer.top_k": i.top_k,

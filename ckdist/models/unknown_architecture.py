@@ -11,7 +11,6 @@ _MISSING = {  # beginning of a name, as `_stem` returns it -> the part that ckdi
     "deepseekv41": "caches that layers share and tables of n-grams",
     "inkling": "scores by distance that depend on the query, and short convolutions after projections",
     "dots3note": "windows of latent attention and norms of its rotated keys",
-    "hyv4": "sinks and gates of latent attention, and residual streams without mixing",
     "kimik3": "experts in a latent space and residuals by attention to blocks",
     "mistrallarge4": "learned rotations, learned scales of queries and latent caches that layers share",
     "nanochat": "norms of rows without weights",

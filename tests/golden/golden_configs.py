@@ -426,4 +426,18 @@ EXPERTS = {
         "image_token_id": 97, "video_token_id": 98, "image_start_token_id": 99, "image_end_token_id": 100,
         "tie_word_embeddings": False,
     },
+    # The second layer sees the positions of the first one, 21 of more than 200.
+    "hy_v4": {
+        "architectures": ["HYV4ForCausalLM"], "model_type": "hy_v4", "vocab_size": 107, "hidden_size": 16, "head_dim": 8,
+        "intermediate_size": 20, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 4, "rms_norm_eps": 1e-6,
+        "hidden_act": "silu", "q_lora_rank": 12, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "qk_head_dim": 16,
+        "v_head_dim": 8, "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"}, "index_n_heads": 12, "index_head_dim": 16,
+        "index_topk": 21, "indexer_types": ["full", "shared", "full"], "layer_types": ["deepseek_sparse_attention"] * 3,
+        "mlp_layer_types": ["dense", "sparse", "sparse"], "n_routed_experts": 5, "num_experts_per_tok": 2, "n_shared_experts": 1,
+        "moe_intermediate_size": 8, "norm_topk_prob": True, "routed_scaling_factor": 2.827, "n_group": 1, "topk_group": 1,
+        "swiglu_limit": 10.0, "hc_mult": 4, "hc_magnitude": 2.0, "hc_eps": 1e-6, "enable_ihc": True, "gated_mla": True,
+        "gating_type": "elementwise", "learnable_sink": True, "learnable_sink_init": 0.0, "use_dsa": True, "use_mla": True,
+        "enable_lm_head_fp32": True, "num_nextn_predict_layers": 0, "attention_bias": False, "tie_word_embeddings": False,
+        "pad_token_id": 0,
+    },
 }  # fmt: skip

@@ -65,10 +65,10 @@ def logits(model):
 @pytest.mark.parametrize("folder", distinct_families(), ids=lambda folder: folder.name)
 def test_one_text_on_every_stage(folder):
     """As many stages as there are layers, up to three: uneven ones where there are four layers. Two of GLM-5's layers
-    share positions, and so a stage. Layers of Gemma 3n and 4 read caches of others, and those of DeepSeek-V4 several
-    streams, which allows no stages.
+    share positions, and so a stage. Layers of Gemma 3n and 4 read caches of others, and those of DeepSeek-V4, GLM-5.3
+    and Hunyuan 4 several streams, which allows no stages.
     """
-    if folder.name in ("deepseek_v4", "gemma3n", "gemma4", "glm5_next"):
+    if folder.name in ("deepseek_v4", "gemma3n", "gemma4", "glm5_next", "hy_v4"):
         with pytest.raises(ConfigError, match="allows no stages"):
             run(2, folder, 2, generated)
         return

@@ -26,7 +26,7 @@ WITHOUT_EFFECT = {  # model -> fields whose value matters only together with ano
     "bert": ("pad_token_id",),  # where positions begin is RoBERTa's to say
     "bert_scorer": ("pad_token_id",),
     **dict.fromkeys(
-        ("bailing_hybrid", "deepseek_v32", "glm_moe_dsa"), ("first_k_dense_replace",)
+        ("bailing_hybrid", "deepseek_v32", "glm_moe_dsa", "hy_v4"), ("first_k_dense_replace",)
     ),  # mlp_layer_types says it
     "dots1": ("max_window_layers",),
     "ernie4_5_moe": ("moe_layer_end_index",),  # which is the last layer

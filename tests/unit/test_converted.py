@@ -23,7 +23,7 @@ CONVERTED = json.loads((GOLDEN / "configs" / "converted.json").read_text())
 # GLM-4.7-Flash and Granite 4 have the names of other families. llama.cpp does not scale Mistral Small 4's queries, so
 # its files have no numbers for that, and the published ones are assumed.
 OTHERWISE = {
-    **{key: {"norm_eps"} for key in ("deepseek_v32", "glm4_moe_lite", "glm_moe_dsa", "kimi_linear")},
+    **{key: {"norm_eps"} for key in ("deepseek_v32", "glm4_moe_lite", "glm_moe_dsa", "hy_v4", "kimi_linear")},
     "mistral4": {"query_scale"},
     "large3": {"group_scores"},
 }

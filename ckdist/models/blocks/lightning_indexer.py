@@ -7,8 +7,6 @@ from ckdist.models.indexer import Indexer
 from ckdist.program.program import Value, Weight
 from ckdist.program.tracer import Tracer
 
-NORM_EPS = 1e-6  # of the layer norm of keys, independent of config.json
-
 
 @dataclass(frozen=True)
 class IndexWeights:
@@ -26,16 +24,16 @@ class IndexWeights:
 
         Scores lack positive constants, which change no order.
         """
-        rope, top_k, pool = self.sizes.rope, self.sizes.top_k, self.sizes.pool
-        k = g.layer_norm(k, *self.norm, NORM_EPS)
+        rope, top_k, pool, eps = self.sizes.rope, self.sizes.top_k, self.sizes.pool, self.sizes.norm_eps
+        k = g.layer_norm(k, *self.norm, eps)
         if pool:
-            attrs = {"index_top_k": top_k // pool, "ratio": pool, "overlap": False, "rope": rope, "eps": NORM_EPS}
+            attrs = {"index_top_k": top_k // pool, "ratio": pool, "overlap": False, "rope": rope, "eps": eps}
             operands = (q, weights, k, *gates)
             (positions,) = g.stateful(
                 "select_entries", operands, self.pool, ["positions"], layer=layer, positions=True, **attrs
             )
             return positions
-        q, k = (x if rope is None else g.rope(x, rope) for x in (q, k))
+        q, k = (x if rope is None else g.rope(x, rope, self.sizes.rope_first) for x in (q, k))
         return g.select_positions(q, k, weights, layer=layer, index_top_k=top_k)
 
 

@@ -36,6 +36,7 @@ NAMES = {
     "granitemoehybrid": "granitemoehybrid GraniteMoeHybridForCausalLM :granitehybrid",
     "hunyuan_v1_dense": "hunyuan_v1_dense HunYuanDenseV1ForCausalLM :hunyuan-dense",
     "hunyuan_v1_moe": "hunyuan_v1_moe HunYuanMoEV1ForCausalLM :hunyuan-moe", "hy_v3": "hy_v3 HYV3ForCausalLM",
+    "hy_v4": "hy_v4 HYV4ForCausalLM",
     "internlm3": "internlm3 InternLM3ForCausalLM =llama", "iquestcoder": "iquestcoder IQuestCoderForCausalLM =llama",
     "jais2": "jais2 Jais2ForCausalLM", "jamba": "jamba JambaForCausalLM",
     "kimi_k2": "kimi_k2 KimiK2ForCausalLM KimiK25ForConditionalGeneration Kimi_K25ForConditionalGeneration kimi_k25",

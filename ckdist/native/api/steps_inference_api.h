@@ -363,7 +363,7 @@ struct ckdist_linear_heads_step {
 struct ckdist_attend_latent_step {
   struct ckdist_step step;
   int32_t q, k, out;
-  int32_t norm; /* vector */
+  int32_t norm, sinks; /* vectors; sinks as in attend */
   int32_t layer, rope_table;
   float eps, scale;
   int32_t listed; /* as in attend */
@@ -373,14 +373,15 @@ struct ckdist_attend_latent_step {
   int32_t query_context, query_from_one; /* as in attend */
 };
 
-/* Norms (layer norm) and rotates k, and stores it in the layer's index of keys. For each token with more positions than
-   the width of `out`: out = the positions with the largest scores, int32, ascending. Of equal scores the lower position
-   is taken. score = sum over heads of weight * max(q . k, 0). Rows of other tokens are not written. */
+/* Norms (layer norm) and rotates k, from element rope_first on as q, and stores it in the layer's index of keys. For
+   each token with more positions than the width of `out`: out = the positions with the largest scores, int32,
+   ascending. Of equal scores the lower position is taken. score = sum over heads of weight * max(q . k, 0). Rows of
+   other tokens are not written. */
 struct ckdist_select_positions_step {
   struct ckdist_step step;
   int32_t q, k, weights, out; /* (tokens, heads, width), (tokens, width), (tokens, heads), (tokens, top_k) */
   int32_t norm, norm_bias;    /* vectors */
-  int32_t layer, rope_table, heads;
+  int32_t layer, rope_table, rope_first, heads;
   float eps;
 };
 
@@ -401,14 +402,14 @@ struct ckdist_select_blocks_step {
    comb). Without x, each stream is y. With w = fn * sum / rms(sum) in parts (pre, post, comb), times its part of
    `scale`, plus `base`: pre = sigmoid + eps, post = 2 * sigmoid, comb = softmax of its rows + eps, whose columns and
    rows are divided by their sums (+ eps) `iterations` times. out = sum over i of pre[i] * (stream i). coefs = (post,
-   comb); -1: w has only pre. fn (parts of w, streams * width), base, scale: vectors. fn -1: out = the mean of
-   streams. */
+   comb); -1: w has only pre. apart: there is no comb, stream i keeps its x, and post = magnitude * sigmoid + eps. fn
+   (parts of w, streams * width), base, scale: vectors. fn -1: out = the mean of streams. */
 struct ckdist_mix_streams_step {
   struct ckdist_step step;
   int32_t x, y, old_coefs, sum, coefs, out; /* values */
   int32_t fn, base, scale;                  /* vectors */
-  int32_t streams, iterations;
-  float eps, norm_eps;
+  int32_t streams, iterations, apart;
+  float eps, norm_eps, magnitude;
 };
 
 /* How windows of `ratio` tokens are compressed to an entry each. A token has a row (keys, gates). With `overlap` both

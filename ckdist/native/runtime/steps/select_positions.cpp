@@ -66,7 +66,7 @@ struct SelectPositions : Carved<SelectPositions, AttentionRun<SelectPositions, c
       r.kernels.elementwise.layer_norm(x, r.vector(step.norm), bias, step.eps, cache.key_width, key);
       x = key;
     }
-    rotate(x, rotation(token, position), cache.key_width, key);
+    rotate(x, rotation(token, position), cache.key_width, key, step.rope_first);
     r.kernels.attention.store(cache, index_block(sequence, position / kBlockTokens), int(position % kBlockTokens), key,
                               nullptr);
   }
@@ -102,7 +102,7 @@ struct SelectPositions : Carved<SelectPositions, AttentionRun<SelectPositions, c
     float* const q = own().q;
     const Rope rope = rotation(t, token.position);
     for (int64_t h = 0; h < step.heads; h++)
-      rotate(x + h * cache.key_width, rope, cache.key_width, q + h * cache.key_width);
+      rotate(x + h * cache.key_width, rope, cache.key_width, q + h * cache.key_width, step.rope_first);
     const IndexTask task = {cache.key_type, cache.key_width, step.heads, q, r.row_of(step.weights, t)};
     for (int64_t block = begin; block < end; block++)
       r.kernels.attention.index_scores(task, index_block(token.sequence, block), out + block * kBlockTokens);
