@@ -80,6 +80,18 @@ def test_deepseek_v4_is_written_as_llama_cpp_reads_it():
         of.gguf_form(golden_spec("deepseek_v4"), "it")
 
 
+def test_glm_5_3_flash_has_two_architectures():
+    """The files of the first converters are called otherwise, do not say that all indexers are full, and predict."""
+    metadata = {key.replace("5-next", "5next"): value for key, value in CONVERTED["glm5_next"]["metadata"].items()}
+    metadata |= {"general.architecture": "glm5next", "glm5next.block_count": 4, "glm5next.nextn_predict_layers": 1}
+    metadata["glm5next.attention.head_count_kv"] = [0, 1, 0, 1]
+    for name in ("types", "kpool_select_tail"):
+        del metadata[f"glm5next.attention.indexer.{name}"]
+    arrays = {key: np.array(value) if isinstance(value, list) else value for key, value in metadata.items()}
+    found = spec_from_gguf(arrays, {name: tuple(d) for name, d in CONVERTED["glm5_next"]["tensors"].items()}, "it")
+    assert found.layers == golden_spec("glm5_next").layers
+
+
 WRONG = [0, -1, 1 << 70, True, "x", [["a"], [1]], 0.5, float("nan")]
 WRONG += [np.array(values) for values in ([], [1, 2, 3, 4], [np.nan] * 4, [True] * 4, ["a"] * 4)]
 
