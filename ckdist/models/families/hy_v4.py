@@ -35,7 +35,8 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
     spec = deepseek_v2.model(NAME, f, outer, ROUTING, glm4_moe_lite.dense_layers(f))
     f.integer("q_lora_rank", high=limits.MAX_WIDTH)  # which the indexer reads
     names = ("index_n_heads", "index_head_dim", "index_topk")
-    indexer = Indexer(*(f.integer(name, high=limits.MAX_POSITION) for name in names))
+    heads, width, top_k = (f.integer(name, high=limits.MAX_POSITION) for name in names)
+    indexer = Indexer(heads, width, top_k)
     count, eps, factor = f.integer("hc_mult", high=8), f.number("hc_eps", high=1.0), f.number("hc_magnitude", high=1e3)
     streams = HyperConnections(count, 0, eps, apart=True, magnitude=factor)
     return gated_model(spec, f, indexer, glm_moe_dsa.indexer_layers(f), streams)

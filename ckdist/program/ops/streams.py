@@ -93,7 +93,7 @@ def lower_mix_streams(lowering: "ServingLowering", group: "Group") -> None:
     # the last call keeps its streams to itself
     width = instr.attrs["streams"] * instr.inputs[0].dims[-1].elements
     total = lowering.buffer("arena", width, rows=lowering.local_tokens) if instr.attrs["last"] else places[1]
-    settings = {"apart": False, "magnitude": 2.0} | instr.attrs
+    settings = {"apart": False, "magnitude": 2.0, **instr.attrs}
     del settings["last"]
     lowering.emit(
         "mix_streams",
