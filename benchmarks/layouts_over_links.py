@@ -26,11 +26,13 @@ import tempfile
 from limited_links import Host, network
 from link_peers import DistributedLlama, LlamaCppRpc
 
+from tests.support.delayed_wire import Wire
+
 PORT = 29555
 SECONDS = 280  # of one job
 PROMPT, GENERATED, SEQUENCES = 2048, 16, 8
 WAYS = {  # ranks of each host, and flags; N: the number of hosts
-    "auto": (1, ["--layout", "auto"]), "tensors": (1, []), "stages": (1, ["-pp", "N"]), "both": (2, ["-pp", "N"]),
+    "auto": (1, ["--layout", "auto"]), "tensors": (1, ["-pp", "1"]), "stages": (1, ["-pp", "N"]), "both": (2, ["-pp", "N"]),
 }  # fmt: skip
 LAYOUTS = ("tensors", "stages")
 PEERS = ("llama.cpp", "distributed-llama")
@@ -75,12 +77,14 @@ def rates(out: str) -> list[float]:
     return [found[0, GENERATED, 1], found[0, GENERATED, SEQUENCES], found[PROMPT, 0, 1]]
 
 
-def measure(model: str, count: int, megabits: int, ways: list[str], peers: dict, save: pathlib.Path) -> None:
+def measure(
+    model: str, count: int, megabits: int, wire: Wire | None, ways: list[str], peers: dict, save: pathlib.Path
+) -> None:
     """Appends a row for each way; of `auto` what it says."""
     common = ["bench", "-m", model, "-t", "1", "-r", "1", "-o", "json", "-c", "2304", "--comm-timeout", "60"]
     sizes = ["-p", str(PROMPT), "-n", str(GENERATED), "-npl", f"1,{SEQUENCES}"]
-    place = {"hosts": count, "megabits": megabits}
-    with network(count, megabits) as hosts:
+    place = {"hosts": count, "megabits": megabits} | ({"delay": wire.delay, "loss": wire.loss} if wire else {})
+    with network(count, megabits, wire) as hosts:
         for way in ways:
             if way in peers:
                 found = peers[way].rates(hosts, PROMPT, GENERATED, SEQUENCES)
@@ -162,6 +166,8 @@ def main() -> None:
     parser.add_argument("-m", "--model")
     parser.add_argument("--hosts", type=int, default=2)
     parser.add_argument("--megabits", type=int, default=1000)
+    parser.add_argument("--delay", type=float, default=0.0, help="milliseconds each way")
+    parser.add_argument("--loss", type=float, default=0.0, help="percent of packets, each way")
     parser.add_argument("--ways", nargs="+", choices=[*WAYS, *PEERS], default=list(WAYS))
     parser.add_argument("--llama-cpp", type=pathlib.Path, metavar="FOLDER")
     parser.add_argument("--layers", type=int, default=28, help="layers of the model, for llama.cpp")
@@ -180,7 +186,8 @@ def main() -> None:
         peers["distributed-llama"] = DistributedLlama(pathlib.Path(program), model, tokenizer)
     if missing := set(words.ways) & set(PEERS) - set(peers):
         parser.error(f"--{min(missing).replace('.', '-')} says where {min(missing)} is")
-    measure(words.model, words.hosts, words.megabits, words.ways, peers, words.save)
+    wire = Wire(words.delay / 1e3, words.loss / 1e2) if words.delay or words.loss else None
+    measure(words.model, words.hosts, words.megabits, wire, words.ways, peers, words.save)
 
 
 if __name__ == "__main__":

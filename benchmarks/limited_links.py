@@ -1,5 +1,6 @@
 """Hosts on this machine: network namespaces behind one bridge, each with a token bucket on either end of its link
-(bursts of two milliseconds), and one core: those of this machine in turn. Needs root, ip and tc.
+(bursts of two milliseconds), and one core: those of this machine in turn. With a wire (delayed_wire.py), it takes the
+place of the bridge. Needs root, ip and tc.
 """
 
 import contextlib
@@ -7,6 +8,8 @@ import os
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
+
+from tests.support.delayed_wire import Wire, wired
 
 ADDRESS = "10.88.{}.{}"
 
@@ -30,32 +33,50 @@ def run(*words: str) -> None:
     subprocess.run(words, check=True, capture_output=True, text=True, timeout=20)
 
 
+def limit(where: str, device: str, megabits: int) -> None:
+    """Gives a device in a namespace a token bucket."""
+    bucket = ["rate", f"{megabits}mbit", "burst", f"{max(32, megabits // 4)}kb", "latency", "100ms"]
+    run("tc", "-n", where, "qdisc", "replace", "dev", device, "root", "tbf", *bucket)
+
+
+def connect(where: str, device: str, address: str) -> None:
+    """Gives a host's device its address, and starts it."""
+    run("ip", "-n", where, "addr", "add", f"{address}/24", "dev", device)
+    run("ip", "-n", where, "link", "set", device, "up")
+    run("ip", "-n", where, "link", "set", "lo", "up")
+
+
 @contextlib.contextmanager
-def network(count: int, megabits: int) -> Iterator[list[Host]]:
-    """So many hosts, whose links send at most so many megabits a second."""
+def network(count: int, megabits: int, wire: Wire | None = None) -> Iterator[list[Host]]:
+    """`count` hosts, whose links send at most `megabits` a second, over a bridge or a wire."""
     key = os.getpid() % 10000
     bridge, names = f"lk{key}s", [f"lk{key}h{i}" for i in range(count)]
     addresses = [ADDRESS.format(key % 250, i + 1) for i in range(count)]
-    cores = sorted(os.sched_getaffinity(0))
-    try:
-        for name in (bridge, *names):
-            run("ip", "netns", "add", name)
-        run("ip", "-n", bridge, "link", "add", "bridge", "type", "bridge")
-        run("ip", "-n", bridge, "link", "set", "bridge", "up")
-        for i, name in enumerate(names):
-            port, link = f"port{i}", f"lk{key}e{i}"
-            run("ip", "link", "add", link, "netns", name, "type", "veth", "peer", "name", port, "netns", bridge)
-            run("ip", "-n", bridge, "link", "set", port, "master", "bridge", "up")
-            run("ip", "-n", name, "addr", "add", f"{addresses[i]}/24", "dev", link)
-            run("ip", "-n", name, "link", "set", link, "up")
-            run("ip", "-n", name, "link", "set", "lo", "up")
-            for where, device in ((name, link), (bridge, port)):
-                bucket = ["rate", f"{megabits}mbit", "burst", f"{max(32, megabits // 4)}kb", "latency", "100ms"]
-                run("tc", "-n", where, "qdisc", "replace", "dev", device, "root", "tbf", *bucket)
-        yield [
-            Host(name, address, cores[i % len(cores)])
-            for i, (name, address) in enumerate(zip(names, addresses, strict=True))
-        ]
-    finally:
-        for name in (bridge, *names):
-            subprocess.run(("ip", "netns", "del", name), capture_output=True, timeout=20)
+    links, cores = [f"lk{key}e{i}" for i in range(count)], sorted(os.sched_getaffinity(0))
+    with contextlib.ExitStack() as stack:
+        try:
+            for name in (bridge, *names):
+                run("ip", "netns", "add", name)
+            if wire:
+                stack.enter_context(wired(dict(zip(links, addresses, strict=True)), wire))
+                for name, link, address in zip(names, links, addresses, strict=True):
+                    run("ip", "link", "set", link, "netns", name)
+                    connect(name, link, address)
+                    limit(name, link, megabits)
+            else:
+                run("ip", "-n", bridge, "link", "add", "bridge", "type", "bridge")
+                run("ip", "-n", bridge, "link", "set", "bridge", "up")
+                for i, (name, link, address) in enumerate(zip(names, links, addresses, strict=True)):
+                    port = f"port{i}"
+                    run("ip", "link", "add", link, "netns", name, "type", "veth", "peer", "name", port, "netns", bridge)
+                    run("ip", "-n", bridge, "link", "set", port, "master", "bridge", "up")
+                    connect(name, link, address)
+                    limit(name, link, megabits)
+                    limit(bridge, port, megabits)
+            yield [
+                Host(name, address, cores[i % len(cores)])
+                for i, (name, address) in enumerate(zip(names, addresses, strict=True))
+            ]
+        finally:
+            for name in (bridge, *names):
+                subprocess.run(("ip", "netns", "del", name), capture_output=True, timeout=20)

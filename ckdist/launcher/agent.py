@@ -74,6 +74,8 @@ class Agent:
                     self._end_run()
                     self.ended_by_itself = over
             self._end_run()
+            if self.keeper is not None:
+                self.keeper.forker.close()
             deadline = time.monotonic() + FLUSH_SECONDS
             while self.channel.writes and self.loop.turn(deadline):
                 pass

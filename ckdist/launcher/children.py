@@ -6,7 +6,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import IO, Any
 
 import psutil
@@ -24,15 +24,11 @@ LEAVE_SECONDS = 5.0  # limit for processes that ranks left behind to end after S
 class Child:
     """A process that this process started."""
 
-    process: "subprocess.Popen[bytes]"
+    pid: int
     leads_group: bool  # signals go to all processes of its group
     ended: Callable[["Child"], object]
-    code: int | None = field(default=None)  # as in subprocess; None while it runs
-
-    @property
-    def pid(self) -> int:
-        """Its process id."""
-        return self.process.pid
+    process: "subprocess.Popen[bytes] | None" = None
+    code: int | None = None  # as in subprocess; None while it runs
 
     def signal(self, number: int) -> None:
         """Sends a signal, unless the process has ended."""
@@ -84,7 +80,12 @@ class Children:
             start_new_session=own_group,
             preexec_fn=lambda: die_with_parent(parent, at_our_end),  # noqa: PLW1509, this process has one thread
         )
-        child = self._running[process.pid] = Child(process, own_group, ended)
+        child = self._running[process.pid] = Child(process.pid, own_group, ended, process)
+        return child
+
+    def adopt(self, pid: int, ended: Callable[[Child], object], own_group: bool) -> Child:
+        """Takes over a child that this process did not start itself. The arguments are those of `start`."""
+        child = self._running[pid] = Child(pid, own_group, ended)
         return child
 
     def reap(self) -> None:
@@ -98,7 +99,9 @@ class Children:
                 return
             child = self._running.pop(pid, None)
             if child is not None:
-                child.code = child.process.returncode = os.waitstatus_to_exitcode(status)
+                child.code = os.waitstatus_to_exitcode(status)
+                if child.process is not None:
+                    child.process.returncode = child.code
                 child.ended(child)
 
     def hurry(self) -> None:

@@ -10,12 +10,14 @@ from collections.abc import Sequence
 
 from ckdist.comm.bootstrap.launched_world import describe, inherited
 from ckdist.comm.bootstrap.launchers import KEPT_VARIABLE
+from ckdist.launcher.rank_forker import RankForker
 
 
 class Keeper:
-    """The sockets of each rank of this host, by its local number."""
+    """The sockets of each rank of this host, by its local number, and the process that forks these ranks."""
 
     def __init__(self) -> None:
+        self.forker = RankForker()
         self._ends: dict[int, tuple[socket.socket, socket.socket]] = {}  # reading, writing
 
     @staticmethod

@@ -18,6 +18,7 @@ from ckdist.launcher.children import NOT_EXECUTABLE, NOT_FOUND, POLL_SECONDS, Ch
 from ckdist.launcher.event_loop import EventLoop
 from ckdist.launcher.job import Job
 from ckdist.launcher.keeper import Keeper
+from ckdist.launcher.rank_forker import RankForker, RankStart
 
 LONGEST_LINE = 1 << 16
 KILL_SECONDS = 10.0  # limit for the kernel to end a killed rank
@@ -71,6 +72,7 @@ class LocalRanks:
 
     def __init__(self, loop: EventLoop, children: Children, events: Events, keeper: Keeper | None = None) -> None:
         self._loop, self._children, self._events, self._keeper = loop, children, events, keeper
+        self._forker = keeper.forker if keeper else RankForker()
         self._ranks: dict[int, Child] = {}
         self._links: dict[int, Channel] = {}
         self._outputs: list[Channel] = []
@@ -100,6 +102,8 @@ class LocalRanks:
         finally:
             for end in (end for pairs in ends.values() for end in pairs.values()):
                 end.close()
+            if self._keeper is None:
+                self._forker.close()
 
     def send(self, peer: int, data: bytes) -> None:
         """Passes on bytes from the other end of a connection to another host; b"": it has ended."""
@@ -149,14 +153,17 @@ class LocalRanks:
         terminal = rank == 0 and not (job.captured and os.isatty(0))
         streams = (None if terminal else subprocess.DEVNULL, *(pipes[i][1] if pipes else None for i in range(2)))
         try:
-            self._ranks[rank] = self._children.start(
-                job.command,
+            self._ranks[rank] = self._forker.start(
+                self._children,
+                job,
                 lambda child: self._events.ended(rank, child.code or 0),
-                environment=environment,
-                folder=job.folder,
-                streams=streams,
-                descriptors=(*descriptors.values(), *kept),
-                own_group=job.captured or rank > 0,  # Ctrl-C reaches rank 0 if it shares the terminal
+                RankStart(
+                    environment,
+                    streams,
+                    (*descriptors.values(), *kept),
+                    own_group=job.captured or rank > 0,  # Ctrl-C reaches rank 0 if it shares the terminal
+                ),
+                forks=self._keeper is not None or len(ranks) > 1,
             )
         except OSError as error:
             for reading, _ in pipes:

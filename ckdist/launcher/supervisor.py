@@ -90,6 +90,8 @@ class Supervisor:
             finally:
                 for host in self._resting.values():
                     host.close()
+                if self._keeper is not None:
+                    self._keeper.forker.close()
 
     def _run_with_restarts(self) -> int:
         used, pause = 0, FIRST_PAUSE

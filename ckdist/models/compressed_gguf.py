@@ -19,7 +19,7 @@ ARCHITECTURE = "deepseek4"
 
 def array(f: Fields, name: str) -> np.ndarray:
     """Reads an array of numbers. Raises ModelFileError for another value."""
-    value = f.values.get(name)
+    value = f.raw(name)
     if not isinstance(value, np.ndarray) or value.ndim != 1 or value.dtype.kind not in "fiu":
         raise f.error(name, str(value)[:40], "an array of numbers")
     return value
@@ -51,7 +51,7 @@ def gguf(header: GgufHeader) -> ModelSpec:
         raise f.error("expert_gating_func", ffn.routing.scores, "4 (sqrt_softplus), with expert_weights_norm true")
     hashed = f.integer("hash_layer_count", low=0, high=n.num_layers)
     theta = f.number("attention.compress_rope_freq_base", 160000.0, low=1.0)
-    scaled = replace(header, fields=Fields({**f.values, "rope.freq_base": theta}, f.where, f.prefix))
+    scaled = replace(header, fields=f.but({"rope.freq_base": theta}))
     main = rope.plain(dims, f.number("rope.freq_base", 1e4, low=1.0)).astype(np.float32)
     ropes = {
         "global": replace(from_gguf.rotation(scaled, n, partial=True, interleaved=True), magnitude=1.0),

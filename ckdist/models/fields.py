@@ -28,6 +28,12 @@ class Fields:
         self._read: set[str] = set()
         self._objects: dict[str, Fields] = {}
 
+    def but(self, values: Mapping[str, Any]) -> "Fields":
+        """The same fields with these values. What is read of them counts as read here."""
+        found = Fields({**self.values, **values}, self.where, self.prefix, self._spelled)
+        found._read = self._read
+        return found
+
     def sub(self, name: str) -> "Fields":
         """The fields of the object `name`; empty if it is absent."""
         if name in self._objects:

@@ -62,7 +62,7 @@ def per_layer(f: Fields, name: str, high: int) -> int:
 
     Raises ModelFileError if layers differ.
     """
-    value = f.values.get(name)
+    value = f.raw(name)
     if isinstance(value, np.ndarray):
         value = value[value != 0]
         if value.size == 0 or (value != value[0]).any():
@@ -73,11 +73,11 @@ def per_layer(f: Fields, name: str, high: int) -> int:
 
 def layers_with(f: Fields, name: str, num_layers: int) -> list[bool]:
     """True for each layer with more than 0 of a number that may be an array with one per layer."""
-    value = f.values.get(name)
+    value = f.raw(name)
     if not isinstance(value, np.ndarray):
         return [True] * num_layers
-    if len(value) != num_layers:
-        raise f.error(name, f"{len(value)} values", f"one for each of {num_layers} layers")
+    if len(value) != num_layers or value.dtype.kind not in "iu":
+        raise f.error(name, f"{len(value)} values", f"one whole number for each of {num_layers} layers")
     return (value > 0).tolist()
 
 
@@ -184,7 +184,7 @@ def _size(header: GgufHeader, part: str, absent: int) -> int:
 def sliding_layers(f: Fields, num_layers: int, period: int) -> list[bool]:
     """True for each layer that slides: by the file's pattern, or all but the last of each `period`. Period 0: all."""
     name = "attention.sliding_window_pattern"
-    pattern = f.values.get(name)
+    pattern = f.raw(name)
     if isinstance(pattern, np.ndarray):
         # layers that predict further tokens have flags too
         if pattern.dtype != bool or len(pattern) not in (num_layers, f.integer("block_count", num_layers)):
@@ -221,7 +221,7 @@ def rotation(
     dims = f.integer("rope.dimension_count", n.head_dim, high=limits.MAX_HEAD_DIM)
     if dims != n.head_dim and not (partial and dims < n.head_dim and dims % 2 == 0):
         raise f.error("rope.dimension_count", dims, f"the same as the heads' size, {n.head_dim}")
-    magnitude = f.number("rope.scaling.attn_factor", f.number("rope.scaling.yarn_attn_factor", 1.0, high=1e3), high=1e3)
+    magnitude = f.number("rope.scaling.attn_factor", 1.0, high=1e3)
     original = f.integer("rope.scaling.original_context_length", n.max_position, high=limits.MAX_POSITION)
     frequencies = rope.plain(dims, theta)
     if longrope and header.dims.keys() & {"rope_factors_short.weight", "rope_factors_long.weight"}:
@@ -237,7 +237,11 @@ def rotation(
     elif kind == "yarn":
         fast, slow = f.number("rope.scaling.yarn_beta_fast", 32.0), f.number("rope.scaling.yarn_beta_slow", 1.0)
         frequencies = rope_scaling.yarn(frequencies, theta, factor, original, fast, slow, truncate)
-        magnitude *= rope_scaling.yarn_magnitude(factor)
+        # Two names: `yarn_attn_factor` is `attention_factor` of a config.json, the whole magnitude unless there is also
+        # `attn_factor`, which multiplies it.
+        magnitude *= f.number("rope.scaling.yarn_attn_factor", rope_scaling.yarn_magnitude(factor), high=1e3)
+        if (blend := f.number("rope.scaling.yarn_ext_factor", 1.0, low=-2.0)) >= 0.0 and blend != 1.0:
+            raise f.error("rope.scaling.yarn_ext_factor", blend, "1.0, the whole blend of YaRN")
     elif kind != "none":
         raise rope.unknown_scaling(f.where, kind)
     each = factors(header, "rope_freqs.weight", frequencies)
@@ -256,7 +260,8 @@ def three_axes(header: GgufHeader, rotation: RopeSpec, is_interleaved: bool) -> 
 
 def plain_rotation(header: GgufHeader, n: Sizes) -> RopeSpec:
     """The rotation without scaling, which some families have in sliding layers."""
-    theta = header.fields.number("rope.freq_base", 1e4, low=1.0)
+    f = header.fields
+    theta = f.number("rope.freq_base_swa", f.number("rope.freq_base", 1e4, low=1.0), low=1.0)
     return RopeSpec(rope.plain(n.head_dim, theta).astype(np.float32), theta=theta)
 
 

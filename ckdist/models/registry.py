@@ -15,12 +15,15 @@ from ckdist.models.fields import Fields
 from ckdist.models.limits import checked
 from ckdist.models.spec import ModelSpec, MoeFfn
 
+Vector: TypeAlias = Callable[[str], np.ndarray | None]
 ENTRY_POINT = "ckdist.families"  # group of entry points; each names a Family
 # Architectures and types whose text part is of the family that it names -> defaults of the whole file
 SEVERAL_TEXT_PARTS: dict[Any, dict[str, Any]] = {
     "Mistral3ForConditionalGeneration": {"tie_word_embeddings": True},
     "mistral3": {"tie_word_embeddings": True},
 }
+# Fields of GGUF that change no result, in most files
+USUAL = frozenset(("expert_shared_count", "expert_shared_feed_forward_length", "feed_forward_length", "vocab_size"))
 
 
 @functools.cache
@@ -143,12 +146,20 @@ def _read(found: Family, config: Mapping[str, Any], where: str) -> tuple[ModelSp
     return spec, unknown if outer is fields else [*unknown, *found.keys.unknown(outer)]
 
 
+def no_vector(_name: str) -> None:
+    """A file without small tensors."""
+
+
 def spec_from_gguf(
-    metadata: Mapping[str, Any],
-    dims: Mapping[str, tuple[int, ...]],
-    where: str,
-    vector: Callable[[str], np.ndarray | None] = lambda name: None,  # noqa: ARG005
+    metadata: Mapping[str, Any], dims: Mapping[str, tuple[int, ...]], where: str, vector: Vector = no_vector
 ) -> ModelSpec:
+    """`read_gguf_metadata`, without the unknown fields."""
+    return read_gguf_metadata(metadata, dims, where, vector)[0]
+
+
+def read_gguf_metadata(
+    metadata: Mapping[str, Any], dims: Mapping[str, tuple[int, ...]], where: str, vector: Vector = no_vector
+) -> tuple[ModelSpec, list[str]]:
     """Reads the metadata of a GGUF file.
 
     Args:
@@ -156,6 +167,9 @@ def spec_from_gguf(
         dims: Dimensions of tensors by GGUF names, the contiguous dimension first.
         where: Beginning of error messages.
         vector: Name -> contents of a small float32 tensor, None if absent.
+
+    Returns:
+        The model, and the unknown fields that may change results.
 
     Raises:
         ArchitectureError: The family is not known.
@@ -176,4 +190,9 @@ def spec_from_gguf(
     mixture = any(isinstance(layer.ffn, MoeFfn) for layer in spec.layers)
     if not mixture and fields.integer("expert_count", 0, low=0):
         raise fields.error("expert_count", own["expert_count"], f"0: {spec.family} has no experts")
-    return checked(spec, where)
+    unread = [key for one, key in fields.unread() if key not in USUAL]
+    if unread:
+        from ckdist.models.gguf_keys import unknown
+
+        unread = unknown(fields, unread)
+    return checked(spec, where), unread

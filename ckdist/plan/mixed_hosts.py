@@ -2,6 +2,9 @@
 
 Each kind of host is predicted as a cluster of its own, with the number of hosts of the job. Its seconds for memory and
 arithmetic are then scaled by (share of a rank) / (share of a rank of that cluster). A step ends with its slowest rank.
+All hosts compute at the best level of instructions that each has (`common_level`).
+
+With stages, each host is one. The seconds of a stage are scaled by (its layers) / (layers of an even stage).
 """
 
 import math
@@ -10,10 +13,12 @@ from dataclasses import dataclass, replace
 
 from ckdist.errors import ConfigError
 from ckdist.layouts.rank_shares import FULLEST, shares_of, stored_bytes
+from ckdist.layouts.stage_plan import even_slices
 from ckdist.plan.compare import Question
 from ckdist.plan.cost import Times
 from ckdist.plan.machine_spec import MachineSpec
 from ckdist.plan.predict import Predictor, Way
+from ckdist.plan.step_shape import StepShape
 
 MOST_HOSTS = 4096
 
@@ -30,10 +35,11 @@ class Kind:
 class MixedAnswer:
     """The prediction for one division of the model."""
 
-    shares: tuple[int, ...]  # of one rank of each kind
+    shares: tuple[int, ...]  # of one rank of each kind; with stages: the layers of its hosts, from the first host on
     fullest: float  # most of a rank's memory that is used, as a fraction
     decode: float  # tokens per second of all sequences; 0.0 if the model does not fit
     prefill: float
+    stages: int = 1
 
 
 def kinds_of(text: str) -> list[tuple[str, int]]:
@@ -94,3 +100,58 @@ def _seconds(factors: Sequence[float], times: Sequence[Times]) -> float:
         factor * (each.bandwidth + each.arithmetic) + each.latency for factor, each in zip(factors, times, strict=True)
     )
     return math.fsum([own, max(each.exchange for each in times), max(each.link for each in times)])
+
+
+def staged_answers(question: Question, kinds: Sequence[Kind]) -> list[MixedAnswer]:
+    """The answers with a stage per host: even stages, those of `--tensor-split auto`, and those that suit prompts.
+
+    Returns:
+        The fastest for prompts comes first. Empty if the job would refuse such stages: hosts have different numbers of
+        ranks, or there are more hosts than layers.
+    """
+    hosts, layers = sum(kind.hosts for kind in kinds), len(question.checkpoint.spec.layers)
+    clusters = [replace(question.cluster, machine=kind.machine, hosts=hosts) for kind in kinds]
+    if not 1 < hosts <= layers or len({cluster.local_size for cluster in clusters}) > 1:
+        return []
+    predictors = [question.on(cluster).predictor(Way("stages", stages=hosts)) for cluster in clusters]
+    prompt, pieces = _prompt_piece(question, predictors[0])
+    batches = predictors[0].costs.groups(question.sequences)
+    decode = StepShape.decode(-(-question.sequences // batches), question.context)
+    by_host = lambda values: [value for value, kind in zip(values, kinds, strict=True) for _ in range(kind.hosts)]
+    seconds = {
+        shape: by_host([math.fsum(times.total for times in each.stage_times(shape)) / hosts for each in predictors])
+        for shape in (prompt, decode)
+    }
+    memory = by_host([_even_memory(question, each) for each in predictors])
+    room = by_host([each.cluster.rank_memory for each in predictors])
+    rates = by_host([kind.machine.bandwidth * kind.machine.nodes for kind in kinds])
+    found = {}
+    for speeds in ([1.0] * hosts, rates, [1 / each for each in seconds[prompt]]):
+        divided = even_slices([1.0] * layers, hosts, [max(1, round(1000 * speed / max(speeds))) for speed in speeds])
+        own = tuple(end - begin for begin, end in divided)
+        factors = [count * hosts / layers for count in own]
+        fullest = max(
+            (fixed + factor * part) / most for (fixed, part), factor, most in zip(memory, factors, room, strict=True)
+        )
+        first, second = (
+            [factor * each for factor, each in zip(factors, seconds[shape], strict=True)] for shape in (prompt, decode)
+        )
+        whole = pieces * max(first) + math.fsum(first) - max(first)
+        step = max(math.fsum(second), batches * max(second))
+        fits = fullest <= 1
+        found[own] = MixedAnswer(own, fullest, fits * question.sequences / step, fits * question.prompt / whole, hosts)
+    return sorted(found.values(), key=lambda one: -one.prefill)
+
+
+def _prompt_piece(question: Question, predictor: Predictor) -> tuple[StepShape, int]:
+    """A chunk of the prompt in its middle, and the number of chunks."""
+    tokens = question.prompt
+    piece = min(question.ubatch_size, -(-tokens // predictor.costs.pieces(predictor.costs.work(0, tokens))))
+    return StepShape.prompt(piece, (tokens - piece) // 2), -(-tokens // piece)
+
+
+def _even_memory(question: Question, predictor: Predictor) -> tuple[float, float]:
+    """Bytes of a rank of an even stage: those that do not grow with its layers, and the others."""
+    fullest = max(predictor.memory(question.context, question.sequences), key=lambda memory: memory.total)
+    grows = fullest.weights + fullest.cache
+    return fullest.total - grows, grows

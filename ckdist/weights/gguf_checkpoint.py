@@ -9,7 +9,7 @@ import numpy as np
 from ckdist.errors import ModelFileError
 from ckdist.hub.local_copy import open_file
 from ckdist.models.decoder import weight_shapes
-from ckdist.models.registry import family, spec_from_gguf
+from ckdist.models.registry import family, read_gguf_metadata
 from ckdist.weights import dtypes
 from ckdist.weights.checkpoint import Checkpoint
 from ckdist.weights.gguf import GgufModel, read_gguf
@@ -30,7 +30,7 @@ def open_gguf(path: pathlib.Path, overrides: Mapping[str, Any]) -> Checkpoint:
         held.add(name)
         return _vector(model, name)
 
-    spec = spec_from_gguf(model.metadata, dims, where, vector)
+    spec, unknown = read_gguf_metadata(model.metadata, dims, where, vector)
     stored = [
         StoredWeights(
             t.name, t.type.number if t.type != dtypes.I32 else -1, t.dims[::-1], t.file, t.offset, t.type.name
@@ -44,7 +44,8 @@ def open_gguf(path: pathlib.Path, overrides: Mapping[str, Any]) -> Checkpoint:
     metadata = {name: value for name, value in model.metadata.items() if not _of_vocabulary(name, value)}
     small = [model.tensors[name] for name in held if name in model.tensors]
     spans = tuple((t.file, (t.offset, t.offset + t.nbytes)) for t in small)
-    notes = notes_on(spec, unread, predicting, where)
+    notes = tuple(f"{field} in {where} and is ignored: {spec.family} has no such field" for field in unknown)
+    notes += notes_on(spec, unread, predicting, where)
     return Checkpoint(path, "gguf", spec, tensors, metadata, notes, overrides, tuple(unread), spans)
 
 

@@ -140,7 +140,7 @@ def test_a_host_that_was_there_is_waited_for(hosts):
 
 def test_packed_weights_outlive_a_rank(hosts):
     """On both hosts, whose agents stay."""
-    generate = " ".join(("ckdist", *GENERATE, "-v")).replace("def main(", "'def main('")
+    generate = " ".join(("ckdist", *GENERATE, "-v", "-pp", "1")).replace("def main(", "'def main('")
     first = f"{hosts.directory}/first"
     shell = f"{generate} || exit; [ $RANK = 0 ] || [ -e {first} ] || {{ touch {first}; kill -9 $$; }}"
     flags = words(hosts, "-n", "2", "--restarts", "1", "--no-prefix")

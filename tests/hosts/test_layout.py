@@ -6,6 +6,7 @@ import shutil
 
 import pytest
 
+from tests.support.delayed_wire import Wire
 from tests.support.hosts import Hosts, start, why_not
 from tests.support.paths import ROOT
 
@@ -22,23 +23,27 @@ def hosts():
 
 PREDICTED = (
     r"rank \d chose (\d) stages: .*predicted ([\d.]+) against ([\d.]+) ms for a token of one sequence, ([\d.]+) "
-    r"against ([\d.]+) ms of 8 sequences, ([\d.]+) against ([\d.]+) s for a prompt.* (\d+) MB/s"
+    r"against ([\d.]+) ms of 8 sequences, ([\d.]+) against ([\d.]+) s for a prompt.* (\d+) µs and (\d+) MB/s"
 )
 
 
-@pytest.mark.parametrize("megabits, most_megabytes", [(100, 14), (10000, 10000)])
-def test_the_link_chooses(hosts, megabits, most_megabytes):
+@pytest.mark.parametrize(
+    "megabits, wire, most_megabytes", [(100, None, 14), (10000, None, 10000), (1000, Wire(0.02, 0.0), 1000)]
+)
+def test_the_link_chooses(megabits, wire, most_megabytes):
     """All ranks alike, what is predicted to be faster by the link as it was measured. A slow one takes stages; with a
     fast one a message's latency decides, which other work on this machine makes longer.
     """
-    hosts.limit_link(megabits)
-    output = start(hosts, "torchrun", 1, "tests/support/programs/layout.py")
-    assert not any(output.wait(90)), output.text()
+    with Hosts(wire) as hosts:
+        hosts.limit_link(megabits)
+        output = start(hosts, "torchrun", 1, "tests/support/programs/layout.py")
+        assert not any(output.wait(90)), output.text()
     found = [[float(number) for number in line] for line in re.findall(PREDICTED, output.text())]
     assert len(found) == 2 and found[0] == found[1], output.text()
-    stages, *times, megabytes = found[0]
+    stages, *times, microseconds, megabytes = found[0]
     assert math.prod(times[::2]) <= math.prod(times[1::2]) * 1.05, output.text()  # of numbers with three digits
-    assert (stages == 2 or megabits > 100) and 0 < megabytes <= most_megabytes, output.text()
+    assert (stages == 2 or megabits == 10000) and 0 < megabytes <= most_megabytes, output.text()
+    assert not wire or microseconds >= 0.9 * wire.delay * 1e6, output.text()
 
 
 def test_a_model_is_served_in_the_layout_that_was_chosen(hosts):

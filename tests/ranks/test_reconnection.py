@@ -46,7 +46,8 @@ def before():
     return established()
 
 
-def all_sums(world, count: int, after=lambda number: None) -> None:
+def all_sums(world, count: int, after=lambda number: None, encrypt: str = "auto") -> None:
+    world.encrypt = encrypt
     communicator = open_communicator(world, "tcp", timeout=8)
     rng = np.random.default_rng(1)
     for number in range(count):
@@ -58,7 +59,8 @@ def all_sums(world, count: int, after=lambda number: None) -> None:
     communicator.close()
 
 
-def test_resets_lose_nothing(before, caplog):
+@pytest.mark.parametrize("encrypt", ["auto", "never"])
+def test_resets_lose_nothing(before, encrypt, caplog):
     """Data and heartbeats of three ranks, at any moment of 40 sums."""
     done = threading.Event()
 
@@ -74,7 +76,7 @@ def test_resets_lose_nothing(before, caplog):
             threading.Thread(target=reset_all, daemon=True).start()
 
     with caplog.at_level(logging.WARNING):
-        run_threads("aab", lambda world: all_sums(world, 40, after))
+        run_threads("aab", lambda world: all_sums(world, 40, after, encrypt))
     done.set()
     assert "rank 0 (on a) broke; it is back after" in caplog.text and "not back" not in caplog.text
 

@@ -22,6 +22,7 @@ import time
 
 import psutil
 
+from tests.support.delayed_wire import Wire, wired
 from tests.support.launcher import environment
 from tests.support.paths import ROOT
 
@@ -72,9 +73,13 @@ def abandoned() -> list[str]:
 
 
 class Hosts(contextlib.AbstractContextManager):
-    """Two namespaces for as long as the `with` lasts; whatever still runs in them at its end is killed."""
+    """Two namespaces for as long as the `with` lasts; whatever still runs in them at its end is killed.
 
-    def __init__(self):
+    A wire takes the place of the veth pair.
+    """
+
+    def __init__(self, wire: Wire | None = None):
+        self.wire, self.stack = wire, contextlib.ExitStack()
         # Several test runs on one machine keep apart by process id; the second octet pair of 10.77.0.0/16 comes from it
         # too.
         key = os.getpid()
@@ -92,21 +97,13 @@ class Hosts(contextlib.AbstractContextManager):
         try:
             for namespace in self.namespaces:
                 run("ip", "netns", "add", namespace)
-            run(
-                "ip",
-                "link",
-                "add",
-                self.links[0],
-                "netns",
-                self.namespaces[0],
-                "type",
-                "veth",
-                "peer",
-                "name",
-                self.links[1],
-                "netns",
-                self.namespaces[1],
-            )
+            if self.wire:
+                self.stack.enter_context(wired(dict(zip(self.links, self.addresses, strict=True)), self.wire))
+                for namespace, link in zip(self.namespaces, self.links, strict=True):
+                    run("ip", "link", "set", link, "netns", namespace)
+            else:
+                near, far = (("netns", namespace) for namespace in self.namespaces)
+                run("ip", "link", "add", self.links[0], *near, "type", "veth", "peer", "name", self.links[1], *far)
             for namespace, link, address in zip(self.namespaces, self.links, self.addresses, strict=True):
                 run("ip", "-n", namespace, "addr", "add", f"{address}/30", "dev", link)
                 run("ip", "-n", namespace, "link", "set", link, "up")
@@ -120,6 +117,7 @@ class Hosts(contextlib.AbstractContextManager):
         return self
 
     def __exit__(self, *exception) -> None:
+        self.stack.close()
         remove(self.namespaces)
         if self.directory:
             shutil.rmtree(self.directory, ignore_errors=True)

@@ -15,7 +15,7 @@ import pytest
 
 from ckdist.errors import CkdistError
 from ckdist.models.decoder import weight_shapes
-from ckdist.models.registry import family, spec_from_config, spec_from_gguf
+from ckdist.models.registry import family, read_gguf_metadata, spec_from_config, spec_from_gguf
 from tests.support.paths import GOLDEN
 
 CONVERTED = json.loads((GOLDEN / "configs" / "converted.json").read_text())
@@ -24,6 +24,7 @@ CONVERTED = json.loads((GOLDEN / "configs" / "converted.json").read_text())
 # its files have no numbers for that, and the published ones are assumed.
 OTHERWISE = {
     **{key: {"norm_eps"} for key in ("deepseek_v32", "glm4_moe_lite", "glm_moe_dsa", "hy_v4", "kimi_linear")},
+    **{key: {"norm_eps"} for key in ("deepseek_v2", "deepseek_v3", "youtu")},
     "mistral4": {"query_scale"},
     "large3": {"group_scores"},
 }
@@ -41,6 +42,10 @@ def flat(value, prefix=""):
         yield prefix, float(np.float32(value)) if isinstance(value, float) else value
 
 
+def arrays(metadata: dict) -> dict:
+    return {key: np.array(value) if isinstance(value, list) else value for key, value in metadata.items()}
+
+
 def golden_spec(folder: str):
     return spec_from_config(json.loads((GOLDEN / folder / "config.json").read_text()), folder)
 
@@ -48,9 +53,9 @@ def golden_spec(folder: str):
 @pytest.mark.parametrize("name", CONVERTED)
 def test_a_converted_model_is_the_same_model(name):
     entry = CONVERTED[name]
-    arrays = {key: np.array(v) if isinstance(v, list) else v for key, v in entry["metadata"].items()}
     dims = {tensor: tuple(sizes) for tensor, sizes in entry["tensors"].items()}
-    found = spec_from_gguf(arrays, dims, name)
+    found, unknown = read_gguf_metadata(arrays(entry["metadata"]), dims, name)
+    assert not unknown
     golden = spec_from_config(entry["config"], name) if "config" in entry else golden_spec(entry["folder"])
     for key, rope in golden.ropes.items():
         np.testing.assert_allclose(found.ropes[key].inverse_frequencies, rope.inverse_frequencies, rtol=1e-5)
@@ -63,6 +68,36 @@ def test_a_converted_model_is_the_same_model(name):
     names, weights = family(found.family).gguf_names, weight_shapes(found)
     read = {weight for tensor in dims for weight in names.weights_of(tensor)}
     assert read == set(weights) - ({"lm_head.weight"} if found.tie_embeddings else set())
+
+
+@pytest.mark.parametrize(
+    "name, value, allowed",
+    [("attention.causal", False, "true"), ("logit_scale", 0.5, "0 or 1"), ("attention.clamp_kqv", 8.0, "0")],
+)
+def test_a_field_that_the_family_does_not_read_must_change_nothing(name, value, allowed):
+    entry = CONVERTED["qwen3"]
+    metadata, dims = arrays(entry["metadata"]), {tensor: tuple(sizes) for tensor, sizes in entry["tensors"].items()}
+    for neutral in (allowed == "true", int(allowed[-1] == "1")):
+        if (name == "attention.causal") == (type(neutral) is bool):
+            assert not read_gguf_metadata({**metadata, f"qwen3.{name}": neutral}, dims, "it")[1]
+    with pytest.raises(
+        CkdistError, match=rf"^it: qwen3\.{name} is {value}; it must be {allowed}: another value is not"
+    ):
+        read_gguf_metadata({**metadata, f"qwen3.{name}": value}, dims, "it")
+    more = {"qwen3.vision.block_count": 27, "qwen3.of_later": np.array([3, 4]), "general.of_later": 1}
+    assert read_gguf_metadata({**metadata, **more}, dims, "it")[1] == ["qwen3.of_later is [3, 4]"]
+
+
+def test_the_magnitude_of_olmo_3_has_two_spellings():
+    """Both are the `attention_factor` of its config.json, as is the magnitude that YaRN has by itself."""
+    metadata, name = arrays(CONVERTED["olmo3"]["metadata"]), "olmo2.rope.scaling.{}"
+    factor, dims = metadata.pop(name.format("yarn_attn_factor")), {"token_embd.weight": (64, 221)}
+    for more in ({}, {name.format("attn_factor"): factor}, {name.format("yarn_attn_factor"): factor}):
+        found = spec_from_gguf({**metadata, **more}, dims, "olmo3")
+        assert found.ropes["global"].magnitude == pytest.approx(factor)
+        assert found.ropes["local"].magnitude == 1.0
+    with pytest.raises(CkdistError, match=r"yarn_ext_factor is 0\.5; it must be 1\.0"):
+        spec_from_gguf({**metadata, name.format("yarn_ext_factor"): 0.5}, dims, "olmo3")
 
 
 def test_deepseek_v4_is_written_as_llama_cpp_reads_it():
@@ -105,7 +140,7 @@ def test_layers_that_predict_further_tokens_are_left_out(name):
         longer[pattern] = [*flags, False]
     specs = [
         spec_from_gguf(
-            {key: np.array(value) if isinstance(value, list) else value for key, value in one.items()},
+            arrays(one),
             {"token_embd.weight": (24, 96)}, name,
         )
         for one in (plain, longer)
@@ -113,7 +148,11 @@ def test_layers_that_predict_further_tokens_are_left_out(name):
     assert specs[0].layers == specs[1].layers
 
 
-@pytest.mark.parametrize("name", [*CONVERTED, "gemma3n", "gemma4"])
+HEADERS = """deepseek_v32 deepseek_v4 dots1 ernie4_5_moe falcon_mamba gemma3n gemma4 glm4_moe_lite glm_moe_dsa granite4h
+granitemoe hunyuan_v1_moe kimi_linear laguna large3 lfm2 minimax_m3 mistral4 olmo3 qwen3vlmoe"""
+
+
+@pytest.mark.parametrize("name", HEADERS.split())
 def test_a_wrong_header_is_refused_in_a_line(name):
     if name in CONVERTED:
         metadata = CONVERTED[name]["metadata"]
@@ -121,7 +160,7 @@ def test_a_wrong_header_is_refused_in_a_line(name):
     else:
         metadata = family(name).gguf_form(golden_spec(name), name).metadata
         dims = {"token_embd.weight": (24, 100), "blk.0.laurel_l.weight": (24, 6), "per_layer_token_embd.weight": (8, 9)}
-    metadata = {key: np.array(value) if isinstance(value, list) else value for key, value in metadata.items()}
+    metadata = arrays(metadata)
     weight_shapes(spec_from_gguf(metadata, dims, name))
     once = {tensor.replace("blk.1.", "blk.0."): tensor for tensor in dims}.values()
     headers = [({**metadata, key: value}, dims) for key in metadata if "." in key[8:] for value in WRONG]

@@ -41,7 +41,7 @@ def connect_ranks(
         kinds: The connections between two ranks: HEARTBEATS, and DATA unless another transport carries it.
         log: Receives lines about connections that were dropped.
         seconds: Time limit.
-        keep: If the traffic is sealed, receives this rank's listener, still open, and the addresses of all.
+        keep: If there are several hosts, receives this rank's listener, still open, and the addresses of all.
 
     Returns:
         The connections for each of `kinds`.
@@ -74,7 +74,7 @@ def connect_ranks(
             connections[kind, peer] = listener.take(Purpose(kind, peer, world.rank), deadline)
         data = {peer: joined.socket for (kind, peer), joined in connections.items() if kind == DATA}
         check_packet_sizes(world, data, seconds)
-        if keep and sealed:
+        if keep and len(set(world.hosts)) > 1:
             keep(listener, listening)
             listener = None
     except CommError:

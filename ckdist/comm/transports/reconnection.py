@@ -1,8 +1,9 @@
 """Connects two ranks again whose connection broke while both live, as after a firewall's reset.
 
 The rank with the higher number connects. The other one knocks at its listener, in case it has not noticed. A refused
-connection means that the peer has ended. Both prove the job's secret (`handshake`) and exchange, sealed, the bytes that
-they have received; then each sends the rest again (`native/comm/transports/sealed_socket.h`).
+connection means that the peer has ended. Both prove the job's secret (`handshake`) and exchange the numbers of bytes
+that they have received, sealed if the data is. Then each sends the rest again
+(`native/comm/transports/sealed_socket.h`).
 """
 
 import contextlib
@@ -35,7 +36,7 @@ lib = native.lib
 
 
 class Reconnection:
-    """Threads that connect a transport's sealed connections again. They end when the transport is closed.
+    """Threads that connect a transport's connections again. They end when the transport is closed.
 
     Args:
         transport: A native ckdist_transport over TCP, before its first use.
@@ -145,12 +146,14 @@ class Reconnection:
         lane, peer = divmod(number, self._size)
         host, port = self._addresses[peer]
         purpose = Purpose(kind, self._rank, peer, lane)
-        return connect((host, port), purpose, self._listener.secret, seconds, self._source, sealed=True, once=True)
+        return connect(
+            (host, port), purpose, self._listener.secret, seconds, self._source, self._listener.sealed, once=True
+        )
 
     def _resume(self, number: int, joined: Joined) -> None:
         """Exchanges the numbers of received bytes, and continues over the new connection."""
-        connection, messages = joined.socket, SealedMessages(joined.keys)
-        deadline, size = time.monotonic() + _ATTEMPT_SECONDS, _RECEIVED.size + EXTRA
+        connection, messages = joined.socket, SealedMessages(joined.keys) if joined.keys else None
+        deadline, size = time.monotonic() + _ATTEMPT_SECONDS, _RECEIVED.size + (EXTRA if messages else 0)
         connects, there = number % self._size < self._rank, b""
         try:
             if connects:
@@ -158,9 +161,10 @@ class Reconnection:
             # The second pause of the side that connects. The other side has paused too, so whatever it takes for
             # acknowledged has arrived.
             received, attempt = self._pause(number)
-            connection.sendall(messages.seal(_RECEIVED.pack(received)))
+            here = _RECEIVED.pack(received)
+            connection.sendall(messages.seal(here) if messages else here)
             there = there or receive_exactly(connection, size, deadline)
-            (sent,) = _RECEIVED.unpack(messages.open(bytearray(there)))
+            (sent,) = _RECEIVED.unpack(messages.open(bytearray(there)) if messages else there)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, self._patience_ms)
             if connects:
                 receive_exactly(connection, 1, deadline)  # the other side reads the new connection

@@ -20,7 +20,7 @@ KEYS = deepseek_v3.KEYS.but(
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
     """Reads a config.json. Groups of experts are always chosen; files of another topk_method have no correction."""
-    whole = Fields({**f.values, "topk_method": GROUPED}, f.where, f.prefix)
+    whole = f.but({"topk_method": GROUPED})
     corrected, dense = f.text("topk_method") == GROUPED, glm4_moe_lite.dense_layers(f)
     spec = deepseek_v2.model(NAME, whole, outer, deepseek_v3.ROUTING, dense)
     for name in whole.values.keys() - {one for _, one in whole.unread()}:

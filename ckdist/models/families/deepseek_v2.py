@@ -159,7 +159,7 @@ def gguf_model(header: GgufHeader, routing: Routing, beta: float) -> ModelSpec:
     if key <= rotated:
         raise f.error(f"attention.key_length{suffix}", key, f"above rope.dimension_count, which is {rotated}")
     widths = {"attention.key_length": rotated, "attention.value_length": rotated}
-    of_rotation = replace(header, fields=Fields({**f.values, **widths}, f.where, f.prefix))
+    of_rotation = replace(header, fields=f.but(widths))
     n = from_gguf.sizes(of_rotation)
     rotation = from_gguf.rotation(of_rotation, n, interleaved=True)
     scale, query_scale = key**-0.5, gguf_query_scale(f, beta)

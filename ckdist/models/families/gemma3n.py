@@ -73,7 +73,7 @@ def gguf(header: GgufHeader) -> ModelSpec:
     spec, f, name = gemma4.gguf(header, PERIOD), header.fields, "activation_sparsity_scale"
     if spec.layer_inputs is None:
         raise f.error("embedding_length_per_layer_input", 0, "at least 1")
-    scales, cut = f.values.get(name), cuts(None, len(spec.layers))
+    scales, cut = f.raw(name), cuts(None, len(spec.layers))
     if scales is not None:
         if not isinstance(scales, np.ndarray) or scales.shape != (len(cut),) or not np.all(scales < 100):
             raise f.error(name, scales, f"{len(cut)} numbers below 100")

@@ -122,8 +122,8 @@ def gguf(header: GgufHeader, period: int = PERIOD) -> ModelSpec:
     from ckdist.models import from_gguf
 
     f, layered = header.fields, ("attention.head_count_kv", "feed_forward_length")
-    first = {name: v[0].item() for name in layered if isinstance(v := f.values.get(name), np.ndarray) and v.size}
-    header = replace(header, fields=Fields({**f.values, **first}, f.where, f.prefix))
+    first = {name: v[0].item() for name in layered if isinstance(v := f.raw(name), np.ndarray) and v.size}
+    header = replace(header, fields=f.but(first))
     n = from_gguf.sizes(header)
     sliding = from_gguf.sliding_layers(f, n.num_layers, period)
     last = sliding.index(False) if False in sliding else n.num_layers - 1

@@ -61,9 +61,9 @@ def gguf(header: GgufHeader) -> ModelSpec:
     """Reads GGUF metadata."""
     f, name = header.fields, "attention.indexer.types"
     if not any(tensor.endswith(".exp_probs_b.bias") for tensor in header.dims) and not f.has("expert_gating_func"):
-        header = replace(header, fields=Fields({**f.values, "expert_gating_func": 2}, f.where, f.prefix))
+        header = replace(header, fields=f.but({"expert_gating_func": 2}))
     spec = deepseek_v2.gguf_model(header, ROUTING, 0.0)
-    count, full = len(spec.layers), f.values.get(name)
+    count, full = len(spec.layers), f.raw(name)
     if full is None:
         full = np.array(period(count, 4 if spec.max_position >= SHARING_CONTEXT else 1))
     if not isinstance(full, np.ndarray) or full.dtype != bool or len(full) < count:

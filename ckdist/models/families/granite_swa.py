@@ -64,7 +64,7 @@ def gguf(header: GgufHeader) -> ModelSpec:
     else:
         spec, name = granite.gguf(header), NAME
     f = header.fields
-    rotates = f.values.get("attention.rope_pattern")
+    rotates = f.raw("attention.rope_pattern")
     turns = [True] * len(spec.layers) if rotates is None else from_gguf.sliding_layers(
         Fields({"attention.sliding_window_pattern": rotates}, f.where, f.prefix), len(spec.layers), 0)  # fmt: skip
     window = f.integer("attention.sliding_window", high=1 << 30)

@@ -43,10 +43,9 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
 
 def gguf(header: GgufHeader) -> ModelSpec:
     """Reads GGUF metadata. A converted file does not say how many layers are dense."""
-    dense = sum(name.endswith(".ffn_gate.weight") for name in header.dims)
-    first = {"leading_dense_block_count": dense}
-    fields = Fields({**first, **header.fields.values}, header.where, header.fields.prefix)
-    return glm4moe.gguf(replace(header, fields=fields))
+    f, name = header.fields, "leading_dense_block_count"
+    dense = sum(tensor.endswith(".ffn_gate.weight") for tensor in header.dims)
+    return glm4moe.gguf(header if f.has(name) else replace(header, fields=f.but({name: dense})))
 
 
 FAMILY = replace(

@@ -20,7 +20,7 @@ KEYS = arcee.KEYS.but(
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
     """Reads a config.json."""
-    own = Fields({**f.values, "rms_norm_eps": f.number("layer_norm_eps", high=1.0)}, f.where, f.prefix)
+    own = f.but({"rms_norm_eps": f.number("layer_norm_eps", high=1.0)})
     spec = arcee.config(own, outer)
     for name in own.values.keys() - {one for _, one in own.unread()}:
         f.raw(name)

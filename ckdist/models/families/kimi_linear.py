@@ -79,10 +79,10 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
 def gguf(header: GgufHeader) -> ModelSpec:
     """Reads GGUF metadata."""
     f, name = header.fields, "attention.head_count_kv"
-    counts = f.values.get(name)
+    counts = f.raw(name)
     if not isinstance(counts, np.ndarray) or len(counts) != f.integer("block_count", high=limits.MAX_LAYERS):
         raise f.error(name, counts, "a number for each layer, 0 for linear attention")
-    uniform = replace(header, fields=Fields({**f.values, name: 1}, f.where, f.prefix))
+    uniform = replace(header, fields=f.but({name: 1}))
     spec = deepseek_v2.gguf_model(uniform, ROUTING, 0.0)
     width, taps = (f.integer(key, high=high) for key, high in (("kda.head_dim", 1 << 10), ("ssm.conv_kernel", 16)))
     layers = []

@@ -105,19 +105,19 @@ def local_rotation(header: GgufHeader, n: Sizes, dims: int) -> RopeSpec:
 def gguf_sizes(header: GgufHeader) -> tuple[Sizes, list[int]]:
     """Reads the sizes from GGUF metadata, and each layer's query heads, without layers that predict further tokens."""
     f, name = header.fields, "attention.head_count"
-    given = f.values.get(name)
-    most = int(np.max(given)) if isinstance(given, np.ndarray) and given.size else given
-    n = from_gguf.sizes(replace(header, fields=Fields({**f.values, name: most}, f.where, f.prefix)))
+    given = f.raw(name)
+    counts = given.tolist() if isinstance(given, np.ndarray) else []
+    most = max(counts) if counts and all(type(count) is int for count in counts) else given
+    n = from_gguf.sizes(replace(header, fields=f.but({name: most})))
     return n, heads_by_layer(f, name, n) if isinstance(given, np.ndarray) else [n.num_heads] * n.num_layers
 
 
 def gguf(header: GgufHeader) -> ModelSpec:
     """Reads GGUF metadata."""
-    f, (n, heads) = header.fields, gguf_sizes(header)
+    f, (n, heads), pattern = header.fields, gguf_sizes(header), "attention.sliding_window_pattern"
     window = f.integer("attention.sliding_window", 0, low=0, high=1 << 30)
-    usual = np.asarray([i % PERIOD != 0 for i in range(n.num_layers)])
-    pattern = {"attention.sliding_window_pattern": usual, **f.values}
-    sliding = from_gguf.sliding_layers(Fields(pattern, f.where, f.prefix), n.num_layers, PERIOD)
+    usual = {pattern: np.asarray([i % PERIOD != 0 for i in range(n.num_layers)])}
+    sliding = from_gguf.sliding_layers(f if f.has(pattern) else f.but(usual), n.num_layers, PERIOD)
     moe = from_gguf.experts(header, Routing(used=8, scores="sigmoid"), shared=True)
     ffns = from_gguf.feed_forwards(header, n, moe, 1)
     by_head = header.dims.get("blk.0.attn_gate.weight", (0, 0))[1] == heads[0]

@@ -110,7 +110,7 @@ def mamba(f: Fields) -> Mamba2:
 def config(f: Fields, outer: Fields) -> ModelSpec:
     """Reads a config.json."""
     found = kinds(f)
-    whole = Fields({**f.values, "num_hidden_layers": len(found)}, f.where, f.prefix)
+    whole = f.but({"num_hidden_layers": len(found)})
     n, bias = from_config.sizes(whole, "layer_norm_epsilon"), f.flag("attention_bias")
     for name in whole.values.keys() - {one for _, one in whole.unread()}:
         f.raw(name)

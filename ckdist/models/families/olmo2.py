@@ -1,5 +1,6 @@
 """OLMo 2: norms after each part in place of before it, and norms over all heads of queries and keys."""
 
+import math
 from dataclasses import replace
 
 from ckdist.models import from_config
@@ -37,12 +38,17 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
 
 def gguf(header: GgufHeader) -> ModelSpec:
     """Reads GGUF metadata. OLMo 3 has the same architecture name: it has a window, with an unscaled rotation."""
-    from ckdist.models import from_gguf
+    from ckdist.models import from_gguf, rope_scaling
 
     n = from_gguf.sizes(header)
     window, sliding = from_gguf.windows(header.fields, n.num_layers, 4)
     full = replace(from_gguf.attention(header, n), qk_norm="row")
-    ropes = {"global": from_gguf.rotation(header, n)}
+    rotation, f = from_gguf.rotation(header, n), header.fields
+    # Older converters wrote OLMo 3's `attention_factor`, the whole magnitude of YaRN, as a further factor.
+    written = f.number("rope.scaling.attn_factor", 1.0, high=1e3)
+    if math.isclose(written, rope_scaling.yarn_magnitude(f.number("rope.scaling.factor", 1.0)), rel_tol=1e-4):
+        rotation = replace(rotation, magnitude=written)
+    ropes = {"global": rotation}
     if window:
         ropes["local"] = from_gguf.plain_rotation(header, n)
     slide = replace(full, window=window, rope="local" if window else "global")

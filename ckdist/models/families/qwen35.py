@@ -92,7 +92,7 @@ def gguf_mixers(header: GgufHeader, n: Sizes, tiled: bool) -> list[Attention | G
 def gguf_linear_layers(f: Fields, num_layers: int) -> list[bool]:
     """Reads from GGUF metadata whether each layer has linear attention."""
     name = "attention.recurrent_layers"
-    flags = f.values.get(name)
+    flags = f.raw(name)
     if flags is None:
         return from_config.periodic(num_layers, f.integer("full_attention_interval", PERIOD))
     if not isinstance(flags, np.ndarray) or flags.dtype != bool or len(flags) < num_layers:

@@ -159,7 +159,7 @@ def gguf(header: GgufHeader) -> ModelSpec:
     full = replace(from_gguf.attention(header, n), gated="sigmoid", head_gates=True)
     whole = laguna.local_rotation(header, n, n.head_dim)
     half = {"rope.dimension_count": n.head_dim // 2}
-    fields = Fields({**f.values, **half}, f.where, f.prefix)
+    fields = f.but(half)
     cut = lambda name: None if (made := header.vector(name)) is None else made[: n.head_dim // 4]
     ropes = {"global": from_gguf.rotation(replace(header, fields=fields, vector=cut), n, partial=True), "local": whole}
     return n.model(NAME, laguna.layers(full, heads, window, sliding, ffns, "local"), ropes, from_gguf.tied(header))

@@ -11,7 +11,7 @@ struct ckdist_transport;
 struct ckdist_reconnection;
 enum ckdist_broken { ckdist_broken_none = -1, ckdist_broken_closed = -2 };
 
-/* Sealed connections of a transport of ckdist_transport_tcp outlive a break from now on. Not after its first use. */
+/* Connections of a transport of ckdist_transport_tcp outlive a break from now on. Not after its first use. */
 CKDIST_EXPORT int ckdist_reconnection_new(struct ckdist_transport* transport, struct ckdist_reconnection** out);
 CKDIST_EXPORT void ckdist_reconnection_free(struct ckdist_reconnection* reconnection);
 /* Waits for a connection to break. *number: ckdist_broken_none after `seconds`, ckdist_broken_closed once the transport

@@ -71,17 +71,17 @@ int64_t SealedSocket::write_plain(const uint8_t* data, int64_t bytes) {
 }
 
 int64_t SealedSocket::write(const void* data, int64_t bytes) {
-  if (!sealer_) return write_plain(static_cast<const uint8_t*>(data), bytes);
+  if (is_direct()) return write_plain(static_cast<const uint8_t*>(data), bytes);
   const std::lock_guard<std::mutex> lock(mutex_);
   const auto* from = static_cast<const uint8_t*>(data);
   int64_t taken = 0;
   while (taken < bytes && push()) {
     const int64_t n = std::min(bytes - taken, Sealer::kMost - int64_t(staged_.size()));
     if (n == Sealer::kMost) {
-      seal(from + taken, n);
+      add_record(from + taken, n);
     } else {
       staged_.insert(staged_.end(), from + taken, from + taken + n);
-      if (int64_t(staged_.size()) == Sealer::kMost) seal(staged_.data(), Sealer::kMost), staged_.clear();
+      if (int64_t(staged_.size()) == Sealer::kMost) add_record(staged_.data(), Sealer::kMost), staged_.clear();
     }
     taken += n;
   }
@@ -89,7 +89,7 @@ int64_t SealedSocket::write(const void* data, int64_t bytes) {
 }
 
 bool SealedSocket::flush() {
-  if (!sealer_) {
+  if (is_direct()) {
     while (!staged_.empty()) {
       const ssize_t n = send(fd_, staged_.data(), staged_.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
       if (n <= 0) return false;
@@ -100,7 +100,7 @@ bool SealedSocket::flush() {
   const std::lock_guard<std::mutex> lock(mutex_);
   if (!push()) return false;
   if (staged_.empty()) return true;
-  seal(staged_.data(), int64_t(staged_.size()));
+  add_record(staged_.data(), int64_t(staged_.size()));
   staged_.clear();
   return push();
 }
@@ -121,13 +121,14 @@ void SealedSocket::forget() {
   }
 }
 
-void SealedSocket::seal(const uint8_t* data, int64_t bytes) {
+void SealedSocket::add_record(const uint8_t* data, int64_t bytes) {
   forget();
   Record record;
   if (!spare_.empty()) record = std::move(spare_.back()), spare_.pop_back();
-  record.bytes = size_t(bytes + Sealer::kExtra);
+  record.bytes = size_t(bytes + (sealer_ ? Sealer::kExtra : 0));
   if (record.memory.size() < record.bytes) record.memory.resize(record.bytes);
-  sealer_->seal(data, bytes, record.memory.data());
+  if (sealer_) sealer_->seal(data, bytes, record.memory.data());
+  else std::memcpy(record.memory.data(), data, size_t(bytes));
   end_of_records_ += record.bytes;
   records_.push_back(std::move(record));
 }
@@ -186,19 +187,26 @@ bool SealedSocket::has_settled() {
   return false;
 }
 
-ssize_t SealedSocket::receive_into(size_t room) {
+ssize_t SealedSocket::receive_at(void* data, size_t bytes) {
   if (const ssize_t n = take_mark(); n <= 0) return n;
-  if (begin_ > 0) std::copy(in_.begin() + ptrdiff_t(begin_), in_.begin() + ptrdiff_t(end_), in_.begin());
-  end_ -= begin_, begin_ = 0;
-  if (in_.size() - end_ < kLeastIn) in_.resize(std::min(room, std::max(2 * in_.size(), kLeastIn)));
-  const ssize_t n = recv(fd_, in_.data() + end_, in_.size() - end_, MSG_DONTWAIT);
-  if (n > 0) end_ += size_t(n), received_ += size_t(n);
+  const ssize_t n = recv(fd_, data, bytes, MSG_DONTWAIT);
+  if (n > 0) received_ += size_t(n);
   return n;
 }
 
-ssize_t SealedSocket::receive() {
+ssize_t SealedSocket::receive_into(size_t room) {
+  if (begin_ > 0) std::copy(in_.begin() + ptrdiff_t(begin_), in_.begin() + ptrdiff_t(end_), in_.begin());
+  end_ -= begin_, begin_ = 0;
+  if (in_.size() - end_ < kLeastIn) in_.resize(std::min(room, std::max(2 * in_.size(), kLeastIn)));
+  const ssize_t n = receive_at(in_.data() + end_, in_.size() - end_);
+  if (n > 0) end_ += size_t(n);
+  return n;
+}
+
+// Returns as recv(). Without `data`, the bytes go to in_.
+ssize_t SealedSocket::receive(void* data, size_t bytes) {
   if (state_ == State::open) {
-    const ssize_t n = receive_into(kMostIn);
+    const ssize_t n = data ? receive_at(data, bytes) : receive_into(kMostIn);
     if (n > 0 || !broken_ || (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR))) return n;
     note_break();
   }
@@ -207,7 +215,7 @@ ssize_t SealedSocket::receive() {
 }
 
 void SealedSocket::outlive(std::shared_ptr<BrokenSockets> broken, int number) {
-  if (sealer_) broken_ = std::move(broken), number_ = number;
+  broken_ = std::move(broken), number_ = number;
 }
 
 SealedSocket::Pause SealedSocket::pause() {
@@ -267,13 +275,22 @@ void SealedSocket::give_up(int error) {
 }
 
 ssize_t SealedSocket::read(void* data, int64_t bytes) {
-  if (!sealer_) return recv(fd_, data, size_t(bytes), MSG_DONTWAIT);
+  if (is_direct()) return recv(fd_, data, size_t(bytes), MSG_DONTWAIT);
   const std::lock_guard<std::mutex> lock(mutex_);
-  const ssize_t n = read_sealed(data, bytes);
+  const ssize_t n = sealer_ ? read_sealed(data, bytes) : read_plain(data, bytes);
   const int error = errno;
   note_data();
   errno = error;
   return n;
+}
+
+// Bytes without keys. Those that pause() has read come first.
+ssize_t SealedSocket::read_plain(void* data, int64_t bytes) {
+  if (begin_ == end_) return receive(data, size_t(bytes));
+  const size_t n = std::min(size_t(bytes), end_ - begin_);
+  std::memcpy(data, in_.data() + begin_, n);
+  begin_ += n;
+  return ssize_t(n);
 }
 
 ssize_t SealedSocket::read_sealed(void* data, int64_t bytes) {

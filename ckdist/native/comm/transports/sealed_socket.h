@@ -1,8 +1,9 @@
 // A socket whose bytes are sealed (comm/transports/sealer.h), or are sent as they are if there are no keys.
 //
-// One thread may write while another one reads. A sealed socket can outlive its connection (`outlive`): it keeps the
-// records that the peer's kernel has not acknowledged. If the connection breaks, reads and writes move nothing until
-// another connection takes its place. It continues the same stream of bytes, so a stranger cannot add to it.
+// One thread may write while another one reads. A socket can outlive its connection (`outlive`): it keeps the records
+// that the peer's kernel has not acknowledged. Without keys, a record has the bytes alone, and the peer sees no
+// records. If the connection breaks, reads and writes move nothing until another connection takes its place. It
+// continues the same stream of bytes, so a stranger cannot add to a sealed one.
 #pragma once
 #include <sys/types.h>
 
@@ -39,7 +40,7 @@ class SealedSocket {
   ssize_t read(void* data, int64_t bytes);
   bool has_data() const { return has_data_.load(std::memory_order_relaxed); }  // that was received already
 
-  // From now on, broken connections are reported to `broken` as `number`. Without keys it does nothing.
+  // From now on, broken connections are reported to `broken` as `number`.
   void outlive(std::shared_ptr<BrokenSockets> broken, int number);
   bool waits() const { return state_.load(std::memory_order_relaxed) == State::waits; }  // for another connection
   // Returns false while the peer's kernel may lack a record, if another connection could still carry it. Reports a
@@ -66,20 +67,26 @@ class SealedSocket {
     std::vector<uint8_t> memory;
     size_t bytes = 0;
   };
+  bool is_direct() const { return !sealer_ && !broken_; }  // it has no records
   int64_t write_plain(const uint8_t* data, int64_t bytes);
   bool push();
-  void seal(const uint8_t* data, int64_t bytes);
+  void add_record(const uint8_t* data, int64_t bytes);
   void forget();
   int64_t whole_record() const;  // its bytes with head and tag; 0: more must come; -1: it is none
-  ssize_t receive();
+  ssize_t receive(void* data = nullptr, size_t bytes = 0);
   ssize_t receive_into(size_t room);
+  ssize_t receive_at(void* data, size_t bytes);
   ssize_t take_mark();
   void note_break();
   ssize_t read_sealed(void* data, int64_t bytes);
-  void note_data() { has_data_.store(opened_ < plain_.size() || whole_record() > 0, std::memory_order_relaxed); }
+  ssize_t read_plain(void* data, int64_t bytes);
+  void note_data() {
+    const bool is_whole = sealer_ ? whole_record() > 0 : end_ > begin_;
+    has_data_.store(opened_ < plain_.size() || is_whole, std::memory_order_relaxed);
+  }
 
   int fd_;
-  std::mutex mutex_;  // of a sealed socket
+  std::mutex mutex_;  // of a socket with records
   std::unique_ptr<Sealer> sealer_;
   std::vector<uint8_t> staged_;  // data that waits for a record
   // Records that are not sent, or not acknowledged. Positions count the bytes of all records so far.

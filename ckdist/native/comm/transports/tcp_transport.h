@@ -18,7 +18,7 @@ class TcpTransport : public StreamTransport {
   bool has_settled(int peer) override;
   void mend_stalled(int peer) override;
 
-  // Sealed sockets outlive their connections. Call it before the transport is used.
+  // Sockets outlive their connections. Call it before the transport is used.
   std::shared_ptr<BrokenSockets> outlive_connections();
   SealedSocket& socket(int number);  // of data by rank, then of heartbeats by rank
 
