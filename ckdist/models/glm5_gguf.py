@@ -20,6 +20,7 @@ from ckdist.program.routing import Routing
 
 NAME, ARCHITECTURE = "glm5_next", "glm5-next"
 ACTIVATION = "clamped_silu"
+NORM_EPS = 1e-6  # of the layer norm of index keys
 ROUTING = Routing(used=8, scores="sigmoid", scale=2.5)
 
 
@@ -43,14 +44,17 @@ def gguf(header: GgufHeader) -> ModelSpec:
     f, name = header.fields, "attention.head_count_kv"
     counts, key = array(f, name), f.integer("attention.key_length_mla", high=limits.MAX_HEAD_DIM)
     width = dict.fromkeys(("attention.key_length", "attention.value_length"), key)
-    n = from_gguf.sizes(replace(header, fields=Fields({**f.values, name: 1, **width}, f.where, f.prefix)))
+    n = from_gguf.sizes(replace(header, fields=f.but({name: 1, **width})))
     if len(counts) < n.num_layers:
         raise f.error(name, f"{len(counts)} values", f"one for each of {n.num_layers} layers")
     for clamp in ("swiglu_clamp_exp", "swiglu_clamp_shexp"):
         if not f.has(clamp) or (array(f, clamp) != LIMIT).any():
             raise f.error(clamp, str(f.values.get(clamp))[:40], f"{LIMIT:g} in all layers")
     f.integer("rope.dimension_count", 0, low=0, high=0)
-    types = f.values.get("attention.indexer.types")
+    types = f.raw("attention.indexer.types")
+    eps = f.number("attention.layer_norm_epsilon", NORM_EPS, high=1.0)
+    if not np.isclose(eps, NORM_EPS, rtol=1e-3):
+        raise f.error("attention.layer_norm_epsilon", eps, f"{NORM_EPS:g}")
     if not f.flag("attention.indexer.kpool_select_tail", True) or not np.all(True if types is None else types):
         raise f.error("attention.indexer.kpool_select_tail", False, "true, and attention.indexer.types true")
     pool = f.integer("attention.indexer.kpool", low=2, high=1 << 16)
@@ -103,7 +107,7 @@ def export(spec: ModelSpec, where: str) -> GgufForm:
         "attention.value_length_mla": full.v_dim,
         "attention.kv_lora_rank": full.kv_lora_rank,
         "attention.q_lora_rank": full.q_lora_rank,
-        "attention.layer_norm_epsilon": i.norm_eps,
+        "attention.layer_norm_epsilon": NORM_EPS,
         "attention.indexer.head_count": i.num_heads,
         "attention.indexer.key_length": i.head_dim,
         "attention.indexer.top_k": i.top_k,

@@ -38,7 +38,7 @@ def gguf(header: GgufHeader) -> ModelSpec:
     f, name = header.fields, "attention.indexer.types"
     if not f.has("swiglu_clamp_exp") or (array(f, "swiglu_clamp_exp") != LIMIT).any():
         raise f.error("swiglu_clamp_exp", str(f.values.get("swiglu_clamp_exp"))[:40], f"{LIMIT:g} in all layers")
-    spec, full = deepseek_v2.gguf_model(header, ROUTING, 0.0), f.values.get(name)
+    spec, full = deepseek_v2.gguf_model(header, ROUTING, 0.0), f.raw(name)
     if not isinstance(full, np.ndarray) or full.dtype != bool or len(full) < len(spec.layers):
         raise f.error(name, str(full)[:40], f"one flag for each of {len(spec.layers)} layers")
     numbers = f.integer("hyper_connection.count", high=8), 0, f.number("hyper_connection.epsilon", high=1.0)
