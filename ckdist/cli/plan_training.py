@@ -17,7 +17,9 @@ COLUMNS = 80
 def run_training(config: PlanConfig, question: Question) -> int:
     """Prints the plan of a training. Returns 0."""
     spec, method = question.checkpoint.spec, str(config.train)
-    found = training_answers(spec, question.cluster, config.batch_tokens, method, config.batches)
+    found = training_answers(
+        spec, question.cluster, config.batch_tokens, method, config.batches, config.optim, config.zero_stage
+    )
     if config.json:
         print(json.dumps([as_json(one) for one in found], indent=1))
     else:
@@ -31,6 +33,7 @@ def lines(config: PlanConfig, question: Question, found: list[TrainingAnswer]) -
     trained = "all weights" if config.train == "full" else "adapters of rank 16"
     size = f"{total / 1e9:.2f} B parameters"
     heading = f"training of {trained} of {size}, {config.batch_tokens} tokens a step of each replica"
+    heading += f", {config.optim}, zero_stage {config.zero_stage}"
     yield from textwrap.wrap(heading, COLUMNS)
     yield f"times may be wrong by {UNCERTAINTY:.0%} either way"
     if config.batches > 1:

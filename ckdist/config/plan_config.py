@@ -11,6 +11,7 @@ from ckdist.errors import ConfigError
 
 MACHINE_HELP = "machine file (.toml), `this`, or a catalogue name, e.g. epyc-9755; an unknown name lists all"
 
+OPTIMIZERS = "adamw", "adamw_8bit", "adafactor", "muon", "sgd"
 OBJECTIVES = "total", "decode", "prefill"
 
 
@@ -85,6 +86,10 @@ class PlanConfig(Settings):
     )
     train: str | None = option(
         None, "--train", choices=("full", "lora"), help="plan a training; full: all weights; lora: adapters only"
+    )
+    optim: str = option("adamw", "--optim", choices=OPTIMIZERS, help="optimizer of a training")
+    zero_stage: int = option(
+        1, "--zero-stage", within=(0, 3), help="data of a training that replicas shard, as zero_stage of ckdist train"
     )
     batch_tokens: int = option(
         2048,

@@ -7,6 +7,7 @@ rate of products, and exchanges over the links.
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ckdist.comm.transports.link import Link
 from ckdist.errors import ConfigError, LayoutError
@@ -28,9 +29,8 @@ from ckdist.plan.trained_model import trained_model
 from ckdist.program.training_tracer import TrainingTracer
 from ckdist.train.data.divided_batch import tokens_of_rank
 from ckdist.train.loss_program import lower_model, trace_model, trainable
-from ckdist.train.optimizer import STATES
 from ckdist.train.stage import TrainingStage
-from ckdist.train.training_memory import training_bytes
+from ckdist.train.training_memory import rank_bytes
 from ckdist.weights.adapter_file import Lora
 
 LORA = Lora(16, 32.0, ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"))
@@ -58,17 +58,28 @@ class TrainingAnswer:
 
 
 def training_answers(
-    spec: ModelSpec, cluster: Cluster, tokens: int, method: str, batches: int = 1
+    spec: ModelSpec,
+    cluster: Cluster,
+    tokens: int,
+    method: str,
+    batches: int = 1,
+    optim: str = "adamw",
+    zero_stage: int = 1,
 ) -> list[TrainingAnswer]:
     """Predictions for every possible mesh of the ranks, fastest first. Those that do not fit come last.
 
-    `tokens`: tokens of a step of each replica, in `batches` batches of one sequence. `method`: full or lora. Raises
-    ConfigError if the model cannot be trained.
+    `tokens`: tokens of a step of each replica, in `batches` batches of one sequence. `method`: full or lora. `optim`,
+    `zero_stage`: as of TrainConfig. Raises ConfigError if the model cannot be trained.
     """
+    if zero_stage > 2 and method == "lora":
+        raise ConfigError("zero_stage (3) trains all weights: use --zero-stage 2 with --train lora")
     found, problem = [], None
+    setup = Setup(method, batches, optim, zero_stage)
     for mesh in training_meshes(cluster, len(spec.layers)):
+        if zero_stage > 1 and mesh.size("pp") > 1:
+            continue  # a training refuses it
         try:
-            found.append(_answer(spec, cluster, -(-tokens // batches), method, mesh, batches))
+            found.append(_answer(spec, cluster, -(-tokens // batches), setup, mesh))
         except (LayoutError, ConfigError) as error:
             problem = problem or error
     if not found:
@@ -91,21 +102,29 @@ def training_meshes(cluster: Cluster, layers: int) -> list[Mesh]:
     return meshes[:MOST_MESHES]
 
 
-def _answer(spec: ModelSpec, cluster: Cluster, tokens: int, method: str, mesh: Mesh, batches: int) -> TrainingAnswer:
+class Setup(NamedTuple):
+    """The settings of a training that its memory depends on."""
+
+    method: str  # full or lora
+    batches: int
+    optim: str
+    zero_stage: int
+
+
+def _answer(spec: ModelSpec, cluster: Cluster, tokens: int, setup: Setup, mesh: Mesh) -> TrainingAnswer:
     """The prediction for one mesh with batches of `tokens` tokens. Memory is that of the first stage: there most
     batches wait.
     """
+    method, batches, optim, zero_stage = setup
     tracer = functools.partial(TrainingTracer, low_rank=LORA.low_rank()) if method == "lora" else TrainingTracer
     whole = trace_model(spec, mesh, tracer)
     names = [w.name for w in trainable(whole) if method == "full" or ".lora_" in w.name]
     stage = TrainingStage.of(mesh, whole, [w for w in whole.weights if w.name in set(names)], 1, batches)
     part = tokens_of_rank(tokens, mesh.size("sp")) if mesh.size("sp") > 1 else tokens
-    program = lower_model(spec, part, "bfloat16", mesh, names, True, tracer, stage=stage)
-    state = 4 * program.lowered.trained_floats * len(STATES["adamw"]) // (mesh.size("dp") * mesh.size("sp"))
-    sizes = program.operand_bytes, state, stage.waiting
+    gathers = zero_stage > 2 and mesh.size("dp") * mesh.size("sp") > 1
+    program = lower_model(spec, part, "bfloat16", mesh, names, True, tracer, stage=stage, gathers=gathers)
     threads = max(1, cluster.machine.total_cores // cluster.local_size)
-    memory = training_bytes(program.lowered, part, *sizes, threads=threads, ranks=mesh.size("sp"))
-    memory["rows for other stages"] = 4 * program.messages * program.message_floats
+    memory = rank_bytes(optim, zero_stage, program, mesh, threads)
     if sum(memory.values()) > cluster.rank_memory:
         return TrainingAnswer(mesh, memory, None, 0)
     trained = sum(w.elements for w in whole.weights if w.name in set(names))

@@ -24,12 +24,17 @@ NONCE_BYTES = 32
 BatchSource: TypeAlias = Callable[[int, int, int], list[PackedBatch]]  # step, rank, size
 
 
-def share_source(world: World, source: BatchSource | None) -> BatchSource | None:
-    """Returns rank 0's source, or None, on every rank. A collective call."""
+def share_source(world: World, source: BatchSource | None, zero_stage: int = 0) -> BatchSource | None:
+    """Returns rank 0's source, or None, on every rank. A collective call.
+
+    Raises ConfigError if passes exchange gradients or weights: replicas may have different numbers of batches.
+    """
     if world.size == 1:
         return source
     if not world.broadcast(source is not None):
         return None
+    if zero_stage > 1:
+        raise ConfigError(f"zero_stage ({zero_stage}) must be at most 1 with a batch source: set zero_stage to 1")
     if not isinstance(world, (MpiWorld, StarWorld)):
         raise CommError("a batch source can be shared only by ranks of one launcher, or with a job secret")
     key, data, problem = _key(world), None, None

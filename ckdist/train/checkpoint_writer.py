@@ -4,6 +4,7 @@ The weights and the optimizer's state are copied first. If the copy does not fit
 disk. The next checkpoint waits for the one before it.
 """
 
+import functools
 import logging
 import os
 import threading
@@ -17,7 +18,7 @@ import numpy as np
 from ckdist.comm.world_protocol import World
 from ckdist.errors import EngineError
 from ckdist.hub.store import sha256_of
-from ckdist.layout import even_ranges
+from ckdist.layout import Range, even_ranges
 from ckdist.layouts.memory_sizes import free_memory, gigabytes
 from ckdist.regular_file import sync
 from ckdist.tokens.tokenizer import Tokenizer
@@ -26,6 +27,7 @@ from ckdist.train.checkpoint_parts import PARTS, Part, SavedTensors, write_parts
 from ckdist.train.config import TrainConfig
 from ckdist.train.model import TrainedModel
 from ckdist.train.model_folder import write_result
+from ckdist.train.moments import state_shapes
 from ckdist.train.optimizer import Optimizer
 from ckdist.train.ranks import TrainingRanks
 from ckdist.train.shards import Shaped, Shards
@@ -113,11 +115,16 @@ class CheckpointWriter:
     def load(self, folder: Path, updates: int) -> None:
         """Loads the weights and the optimizer's state. `updates`: its steps so far. A collective call."""
         tensors = SavedTensors(folder) if self.world.rank == 0 else None
-        self._read(tensors, WEIGHTS, self.parameters)
-        for name in self.optimizer.state:
-            state = Arena(self.optimizer.state_shapes(name, self.parameters.shapes))
-            self._read(tensors, name, state, self._shaped(name))
-            self.optimizer.restore(name, state.flat)
+        own = (self.optimizer.begin, self.optimizer.end)
+        self._read(tensors, WEIGHTS, self.parameters, own=own if self.optimizer.gathers else None)
+        for name, flat in self.optimizer.state.items():
+            if self.optimizer.whole is None:
+                state = Arena(self.parameters.shapes)
+                self._read(tensors, name, state, own=own if self.optimizer.sharded else None)
+                flat[:] = state.flat[slice(*own)]
+            else:
+                shaped = functools.partial(state_shapes, self.config.optim, name)
+                self._read(tensors, name, Arena(self.optimizer.state_shapes(name), flat), shaped)
         self.optimizer.steps = updates
 
     def load_last(self, step: int) -> TrainState | None:
@@ -133,24 +140,36 @@ class CheckpointWriter:
         self.load(Path(self.config.output_dir, f"checkpoint-{state.step}"), state.updates)
         return state
 
-    def _shaped(self, state: str) -> Shaped | None:
-        """The shapes of a state's arrays from those of the weights; None if they are equal."""
-        shaped = lambda shapes: self.optimizer.state_shapes(state, shapes)
-        return None if shaped(self.shards.whole_shapes) == self.shards.whole_shapes else shaped
-
-    def _read(self, tensors: SavedTensors | None, group: str, into: Arena, shaped: Shaped | None = None) -> None:
-        """Fills `into` with this rank's part of a group of tensors. Rank 0 reads them."""
+    def _read(
+        self,
+        tensors: SavedTensors | None,
+        group: str,
+        into: Arena,
+        shaped: Shaped | None = None,
+        own: Range | None = None,
+    ) -> None:
+        """Fills the elements `own` (default: all) of `into` from a group of tensors. Rank 0 reads them."""
         shapes = self.shards.whole_shapes
         for name, shape in (shaped(shapes) if shaped else shapes).items():
             whole = np.empty(shape, np.float32) if tensors is None else tensors(f"{group}.{name}", shape)
             if self.ranks.every is not None:
                 self.ranks.every.broadcast(whole)
             if name in into:
-                into[name][:] = whole if shaped else self.shards.part(name, whole)
+                begin, end = into.places[name]
+                low, high = (begin, end) if own is None else (min(max(edge, begin), end) for edge in own)
+                part = whole if shaped else self.shards.part(name, whole)
+                into.flat[low:high] = part.reshape(-1)[low - begin : high - begin]
 
     def gathered(self) -> Arena | None:
         """The whole weights of the first replica on rank 0; None on others. A collective call."""
-        return self.shards.gather(self.parameters, self.ranks.replica) if self.ranks.has_first_tokens else None
+        try:
+            own = self.optimizer.gathered(Path(self.config.output_dir))
+        except OSError as error:
+            raise EngineError(
+                f"the weights could not be gathered in {self.config.output_dir}: {disk_reason(error)}"
+            ) from None
+        has_weights = self.ranks.has_first_tokens and own is not None
+        return self.shards.gather(own, self.ranks.replica) if has_weights and own is not None else None
 
     # Writing
 
@@ -161,14 +180,16 @@ class CheckpointWriter:
         whole = self.gathered()
         weights = whole if self.folder is not None else None
         stretches = list(self._stretches())
-        is_own = weights is not None and stretches[0][-1].size == weights.flat.size  # the first copy has all weights
-        copied = [flat for *_, flat in stretches] + ([] if weights is None or is_own else [weights.flat])
+        is_shared = weights is self.parameters  # else it was gathered, and nothing changes it
+        is_own = stretches[0][-1].size == self.parameters.flat.size  # the first copy has all weights
+        copied = [flat for *_, flat in stretches] + ([self.parameters.flat] if is_shared and not is_own else [])
         size = sum(flat.nbytes for flat in copied)
         fits = size <= free_memory(self.world.local_size)
         if fits:
             stretches = [(group, shapes, begin, flat.copy()) for group, shapes, begin, flat in stretches]
-            if weights is not None:
-                weights = Arena(weights.shapes, stretches[0][-1] if is_own else weights.flat.copy())
+            if is_shared:
+                copy = stretches[0][-1] if is_own else self.parameters.flat.copy()
+                weights = Arena(self.parameters.shapes, copy)
         elif not self._has_warned:
             self._has_warned = True
             log.warning(
@@ -197,12 +218,17 @@ class CheckpointWriter:
             begin, end = even_ranges(flat.size, ranks, ALIGNMENT)[own_rank]
             return begin, flat[begin:end]
 
-        yield WEIGHTS, shapes, *own_part(self.parameters.flat)
+        if self.optimizer.sharded:
+            begin, end = self.optimizer.begin, self.optimizer.end
+            yield WEIGHTS, shapes, begin, self.parameters.flat[begin:end]
+        else:
+            yield WEIGHTS, shapes, *own_part(self.parameters.flat)
         for name, own in self.optimizer.state.items():
+            stored = self.optimizer.state_shapes(name)
             if self.optimizer.sharded:
-                yield name, shapes, self.optimizer.begin, own
+                yield name, stored, 0 if self.optimizer.whole else self.optimizer.begin, own
             else:
-                yield name, self.optimizer.state_shapes(name, shapes), *own_part(own)
+                yield name, stored, *own_part(own)
 
     def _parts(self, group: str, shapes: Mapping[str, tuple[int, ...]], begin: int, flat: np.ndarray) -> Iterator[Part]:
         """The parts of tensors in the elements from `begin` on of an arena."""
@@ -211,9 +237,9 @@ class CheckpointWriter:
             low, high = max(first, begin), min(last, begin + flat.size)
             if low >= high:
                 continue
-            is_weight = shapes[name] == self.parameters.shapes[name]
-            shape = whole[name] if is_weight else shapes[name]
-            spans = self.shards.spans(name) if is_weight else tuple((0, size) for size in shape)
+            is_shard = group == WEIGHTS or self.optimizer.whole is None
+            shape = whole[name] if is_shard else shapes[name]
+            spans = self.shards.spans(name) if is_shard else tuple((0, size) for size in shape)
             yield Part(f"{group}.{name}", shape, spans, low - first, flat[low - begin : high - begin])
 
     def _with_others(self, parts: list[Part], sees: bool) -> dict[int, Sequence[Part]]:

@@ -41,7 +41,7 @@ OTHER_NAMES = {
     "resume_from_checkpoint": "resume", "beta1": "adam_beta1", "beta2": "adam_beta2", "tp": "tensor_parallel_size",
     "teacher": "teacher_file", "distill": "teacher_file",
     "patience": "early_stopping", "early_stopping_patience": "early_stopping", "pp": "pipeline_parallel_size",
-    "dp": "data_parallel_size", "sp": "sequence_parallel_size", "cp": "sequence_parallel_size",
+    "dp": "data_parallel_size", "sp": "sequence_parallel_size", "cp": "sequence_parallel_size", "zero": "zero_stage",
     "context_parallel_size": "sequence_parallel_size", "wd": "weight_decay",
 }  # fmt: skip
 
@@ -202,7 +202,12 @@ class TrainConfig(Settings):
         1, help="chunks of layers of each stage; 2 or more: interleaved 1F1B", within=(1, 1 << 16)
     )
     expert_parallel_size: int = option(1, help="ranks that shard experts; only 1 is supported", within=(1, 1 << 16))
-    zero_stage: int = option(0, help="1: shard the optimizer's state over replicas", within=(0, 1))
+    zero_stage: int = option(
+        0,
+        help="1: shard the optimizer's state over replicas; 2: and gradients; 3: and weights, which are gathered layer "
+        "by layer",
+        within=(0, 3),
+    )
     threads: int = option(0, help="compute threads of one rank; 0: its share of the cores", within=(0, 4096))
     transport: str = option("auto", help="transport between hosts", choices=CHOICES)
     encrypt: str = option("auto", help="encryption between hosts, as --encrypt of ckdist serve", choices=ENCRYPT)
@@ -267,12 +272,8 @@ class TrainConfig(Settings):
                 f"{len(self.train_file)} entries: give one for each"
             )
         self._check_method()
-        whole = ("zero_stage", 0), ("tensor_parallel_size", 1)
-        for name, value in () if self.optim in ("adamw", "sgd") else whole:
-            if getattr(self, name) != value:
-                raise ConfigError(
-                    f"{name} ({getattr(self, name)}) must be {value} for {self.optim}: it needs whole matrices"
-                )
+        if self.zero_stage > 1:
+            self._check_zero()
         if self.sequence_parallel_size > 1:
             self._check_divided()
         if self.global_batch_size and self.gradient_accumulation_steps != 1:
@@ -300,6 +301,18 @@ class TrainConfig(Settings):
         """Most tokens of a batch. A row of preferences has two sequences, a prompt of GRPO all its answers."""
         sequences = {"sft": 1, "grpo": self.num_generations}.get(self.method, 2)
         return self.per_device_train_batch_size * self.max_length * sequences
+
+    def _check_zero(self) -> None:
+        """Raises ConfigError for a setting that needs all gradients or weights on a rank."""
+        others = {"method": "sft", "pipeline_parallel_size": 1}
+        others |= {"samples": 0, "lora_r": 0} if self.zero_stage > 2 else {}
+        for name, value in others.items():
+            if getattr(self, name) != value:
+                remedy = 2 if name in ("samples", "lora_r") else 1
+                raise ConfigError(
+                    f"{name} ({getattr(self, name)}) must be {value} with zero_stage {self.zero_stage}: "
+                    f"set zero_stage to {remedy}"
+                )
 
     def _check_divided(self) -> None:
         """Raises ConfigError for a setting that needs whole sequences on a rank."""

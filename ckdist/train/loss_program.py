@@ -77,6 +77,7 @@ def lower_model(
     tracer: Callable[..., TrainingTracer] = TrainingTracer,
     stored: frozenset[str] = frozenset(),
     stage: TrainingStage | None = None,
+    gathers: bool = False,
 ) -> LossProgram:
     """Returns the steps of this rank.
 
@@ -91,6 +92,7 @@ def lower_model(
         tracer: Writes the program.
         stored: Frozen matrices that stay in their file's own type.
         stage: This rank's layers. Default: all.
+        gathers: Gather trained weights shortly before their use, and free them after it (ZeRO-3).
 
     Raises:
         ConfigError: A name is unknown, or the model cannot be trained so.
@@ -106,6 +108,10 @@ def lower_model(
     wrt = trainable(program) if trained is None else tuple(weights[name] for name in trained)
     chunks = _chunks(program, stage, place, wrt, recompute)
     lowered = lower_training(chunks, place, max_tokens, OPERAND_BYTES[dtype], stored)
+    if gathers:
+        from ckdist.program.gathered_parameters import with_gathers
+
+        lowered = with_gathers(lowered)
     shards = Shards(tuple(dict.fromkeys(w for chunk in chunks for w in chunk.forward.weights)), place)
     by_stage = [_read_of(program, other, place, wrt) for other in stage.all_stages()]
     own = tuple(w for chunk in chunks for w in chunk.wrt)

@@ -1,7 +1,4 @@
-"""Optimizers with small states: Adafactor, and AdamW with moments of 8 bits. They update one parameter after another.
-
-Every replica holds the whole state. A state's arrays have shapes of their own.
-"""
+"""The states of optimizers, whose arrays may have shapes of their own, and updates of one whole parameter."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from ckdist import native
+from ckdist.native import CData
 from ckdist.train.arena import Arena
 from ckdist.train.config import TrainConfig
 
@@ -31,34 +29,55 @@ def state_shape(optim: str, state: str, shape: Shape) -> Shape:
     return shape
 
 
+def state_shapes(optim: str, state: str, shapes: Mapping[str, Shape]) -> dict[str, Shape]:
+    """The shapes of a state's arrays, of parameters with these `shapes`."""
+    return {name: state_shape(optim, state, shape) for name, shape in shapes.items()}
+
+
 def state_floats(optim: str, states: Iterable[str], shapes: Mapping[str, Shape]) -> int:
     """The float32 numbers of all states of parameters."""
-    return sum(Arena.size(state_shape(optim, state, shape) for shape in shapes.values()) for state in states)
+    return sum(Arena.size(state_shapes(optim, state, shapes).values()) for state in states)
 
 
-def update_each(
-    handle: Any,
+def is_decayed(name: str, shape: Shape) -> bool:
+    """True if weight decay applies: to matrices, not to norms and biases."""
+    return len(shape) > 1 and not name.endswith("bias")
+
+
+def update_parameter(
+    handle: CData,
     config: TrainConfig,
-    parameters: Arena,
-    gradients: Arena,
-    state: Sequence[Arena],
-    whole: dict[str, Any],
+    name: str,
+    values: np.ndarray,
+    gradient: np.ndarray,
+    states: Sequence[np.ndarray],
+    numbers: Mapping[str, Any],
 ) -> None:
-    """Updates all parameters. `whole` has the numbers of the update (`ckdist_update`)."""
-    c = config
-    for at, (name, shape) in enumerate(parameters.shapes.items()):
-        values = parameters[name].reshape(-1)
-        own = {"ends": np.array([values.size]), "decays": whole["decays"][at : at + 1], "parts": 1, "n": values.size}
-        own |= {"parameters": values, "gradients": gradients[name].reshape(-1)}
-        arrays = [arena[name].reshape(-1) for arena in state]
-        if c.optim == "adafactor":
-            rows, columns = arrays
-            beta = 1 - float(whole["step"]) ** ADAFACTOR_DECAY
-            is_matrix = len(shape) > 1
-            stack = [math.prod(shape[:-2]), shape[-2]] if is_matrix else [1, 1]
-            call, more = lib.ckdist_optimizer_adafactor, [*stack, beta, rows, columns if is_matrix else None]
-        else:
-            mean, mean_scale, square, square_scale = arrays
-            codes = [mean.view(np.uint8), mean_scale, square.view(np.uint8), square_scale]
-            call, more = lib.ckdist_optimizer_adamw_8bit, [c.adam_beta1, c.adam_beta2, c.adam_epsilon, *codes]
-        native.call(call, handle, whole | own, *more)
+    """Updates one whole parameter.
+
+    Args:
+        states: Its states, in the order of `STATES`.
+        numbers: The numbers of the update (`ckdist_update`).
+    """
+    c, shape, is_matrix = config, values.shape, values.ndim > 1
+    if c.optim == "muon":
+        from ckdist.train import muon
+
+        if muon.is_matrix(name, shape):
+            scale, rate = numbers["gradient_scale"], numbers["learning_rate"]
+            return muon.update(values, gradient, states[0], scale, rate, c.muon_momentum, c.weight_decay)
+    own = {"ends": np.array([values.size]), "decays": np.array([is_decayed(name, shape)], np.uint8), "parts": 1}
+    own |= {"n": values.size, "parameters": values, "gradients": gradient}
+    betas = [c.adam_beta1, c.adam_beta2, c.adam_epsilon]
+    if c.optim == "adafactor":
+        beta = 1 - float(numbers["step"]) ** ADAFACTOR_DECAY
+        stack = [math.prod(shape[:-2]), shape[-2]] if is_matrix else [1, 1]
+        call, more = lib.ckdist_optimizer_adafactor, [*stack, beta, states[0], states[1] if is_matrix else None]
+    elif c.optim == "adamw_8bit":
+        mean, mean_scale, square, square_scale = states
+        codes = [mean.view(np.uint8), mean_scale, square.view(np.uint8), square_scale]
+        call, more = lib.ckdist_optimizer_adamw_8bit, [*betas, *codes]
+    else:  # parameters that Muon leaves to AdamW
+        call, more = lib.ckdist_optimizer_adamw, [*betas, *states]
+    native.call(call, handle, {**numbers, **own}, *more)
+    return None

@@ -7,9 +7,6 @@ import math
 
 import numpy as np
 
-from ckdist.comm.communicator import Communicator
-from ckdist.train.arena import Arena
-
 COEFFICIENTS = (3.4445, -4.775, 2.0315)  # of the polynomial of Newton-Schulz, chosen for few iterations
 ITERATIONS, EPSILON = 5, 1e-7
 NOT_MATRICES = ("embed_tokens.weight", "lm_head.weight")  # tables: a row is a token
@@ -31,37 +28,25 @@ def orthogonal(matrix: np.ndarray) -> np.ndarray:
     return wide if len(x) <= x.shape[1] else wide.T
 
 
+def update_floats(rows: int, columns: int) -> int:
+    """Floats of the arrays of `update`."""
+    return 6 * rows * columns + 3 * min(rows, columns) ** 2
+
+
 def update(
-    parameters: Arena,
-    gradients: Arena,
-    momentum: Arena,
-    scale: float,
-    rate: float,
-    beta: float,
-    decay: float,
-    replicas: Communicator | None,
+    values: np.ndarray, gradient: np.ndarray, momentum: np.ndarray, scale: float, rate: float, beta: float, decay: float
 ) -> None:
-    """Updates all matrices. Each replica computes every n-th of them and sends it to the others, so all are equal.
+    """Updates one matrix.
 
     Args:
-        momentum: Running means of the gradients.
-        scale: Factor of the gradients.
+        momentum: The running mean of the gradients, (elements,).
+        scale: Factor of the gradient.
         rate: The learning rate.
         beta: Decay of the running mean.
-        decay: A step multiplies matrices by 1 - rate * decay.
-        replicas: The ranks that hold the same matrices.
+        decay: A step multiplies the matrix by 1 - rate * decay.
     """
-    names = [name for name, shape in parameters.shapes.items() if is_matrix(name, shape)]
-    size, own = (1, 0) if replicas is None else (replicas.size, replicas.rank)
-    for first in range(0, len(names), size):
-        group = names[first : first + size]
-        found = {name: np.zeros(parameters.shapes[name], np.float32) for name in group}
-        for index, name in enumerate(group):
-            gradient, mean = gradients[name] * np.float32(scale), momentum[name]
-            mean += np.float32(1 - beta) * (gradient - mean)
-            if index == own:  # Nesterov's momentum
-                found[name] = orthogonal(gradient + np.float32(beta) * (mean - gradient))
-        for name, array in found.items():
-            whole = array if replicas is None else replicas.all_reduce(np.ascontiguousarray(array))
-            step = rate * 0.2 * math.sqrt(max(array.shape))
-            parameters[name][...] = np.float32(1 - rate * decay) * parameters[name] - np.float32(step) * whole
+    scaled, mean = gradient * np.float32(scale), momentum.reshape(values.shape)
+    mean += np.float32(1 - beta) * (scaled - mean)
+    found = orthogonal(scaled + np.float32(beta) * (mean - scaled))  # Nesterov's momentum
+    step = rate * 0.2 * math.sqrt(max(values.shape))
+    values[...] = np.float32(1 - rate * decay) * values - np.float32(step) * found

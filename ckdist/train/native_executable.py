@@ -2,13 +2,15 @@
 
 import itertools
 import mmap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from ckdist import native
 from ckdist.errors import ConfigError
+from ckdist.layout import Range
 from ckdist.native import CData
 from ckdist.program.execution_plan import ExecutionPlan, native_program
 from ckdist.program.lowered import Lowered
@@ -32,6 +34,11 @@ class TrainingBytes:
     activations: int
     workspace: int
     packed: int  # frozen weights
+
+
+def _pages(floats: int) -> mmap.mmap:
+    """Memory whose pages can be freed."""
+    return mmap.mmap(-1, 4 * floats, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
 
 def _once_read(lowered: Lowered) -> list[tuple[int, int]]:
@@ -81,7 +88,9 @@ class NativeExecutable:
         pool: The threads. Default: one.
         ranks: The communicators. Default: this rank alone.
         stored: Frozen matrices that are held once, packed in the type of their file. Steps unpack them on the fly.
-        sharded: The optimizer sums gradients over the replicas.
+        zero_stage: As of TrainConfig. From 1 on the optimizer sums gradients over the replicas, or from 2 on the passes
+            add these sums to `gradient_share`.
+        owned: The floats of the parameters that each replica owns, if the optimizer's state is sharded.
     """
 
     def __init__(
@@ -91,9 +100,11 @@ class NativeExecutable:
         pool: ThreadPool | None = None,
         ranks: TrainingRanks | None = None,
         stored: Mapping[str, MatrixHandle] | None = None,
-        sharded: bool = False,
+        zero_stage: int = 0,
+        owned: Sequence[Range] = (),
     ) -> None:
         self.program, self.ranks = program, ranks or TrainingRanks(program.shards.mesh)
+        self._zero, self._owned = zero_stage if self.ranks.data else 0, owned
         self.pool = pool or ThreadPool(1)
         self._stored = stored or {}
         lowered = program.lowered
@@ -101,21 +112,28 @@ class NativeExecutable:
         self._frozen, self._pages = _once_read(lowered), None
         shapes = program.shards.shapes
         every = {place.name: shapes[place.name] for place in lowered.parameters if not place.stored}
-        if self._frozen:
-            self._pages = mmap.mmap(-1, 4 * lowered.floats, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        if self._frozen or self._zero > 2:
+            self._pages = _pages(lowered.floats)
         self._every = Arena(every, np.frombuffer(self._pages, np.float32) if self._pages else None)
         for name, view in self._every.items():
             view[:] = program.shards.part(name, load(name))
-        # Gradients lie where peers read them in place.
-        shared = self.ranks.every
+            self._free_others(name)
+        # Gradients lie where peers read them in place, or where their pages are freed.
+        shared, floats = self.ranks.every, lowered.trained_floats
         trained = {w.name: self._every.shapes[w.name] for w in program.trained}
         self.parameters = Arena(trained, self._every.flat[: lowered.trained_floats])
-        self.gradients = Arena(trained, shared.allocate(lowered.trained_floats) if shared else None)
-        self.gradients.flat[:] = 0
+        self.gradient_share: np.ndarray | None = None  # ZeRO-2: sums over replicas of this rank's part
+        if self._zero > 1 and self.ranks.data is not None:
+            begin, end = owned[self.ranks.data.rank]
+            self.gradient_share = np.zeros(end - begin, np.float32)
+            self.gradients = Arena(trained, np.frombuffer(_pages(floats), np.float32))
+        else:
+            self.gradients = Arena(trained, shared.allocate(floats) if shared else None)
+            self.gradients.flat[:] = 0
         # Start of each chunk's kept activations, and the end of the last.
         sizes = [size * waiting for size, waiting in zip(lowered.kept_bytes, program.stage.waiting, strict=True)]
         self._kept = [0, *itertools.accumulate(sizes)]
-        axes = (None if sharded else self.ranks.data, self.ranks.tensor, self.ranks.stages, self.ranks.sequence)
+        axes = (None if self._zero == 1 else self.ranks.data, self.ranks.tensor, self.ranks.stages, self.ranks.sequence)
         handles = [communicator.handle if communicator else None for communicator in axes]
         self._native = self._make_program()  # the native executable reads it while it lives
         self._handle = native.call(native.lib.ckdist_training_new, self._native, *handles, self.pool.handle)
@@ -138,7 +156,27 @@ class NativeExecutable:
             bf16=program.dtype == "bfloat16",
             parameter_arena=self._every.flat,
             gradient_arena=self.gradients.flat,
+            **self._shares(),
         )
+
+    def _shares(self) -> dict[str, Any]:
+        """The fields of the program for ZeRO-2 and 3."""
+        if self.gradient_share is None:
+            return {}
+        ends = np.array([end for _, end in self._owned], np.int64)
+        return {"share_ends": ends, "gradient_share": self.gradient_share}
+
+    def _free_others(self, name: str) -> None:
+        """ZeRO-3: frees the pages of a parameter that other ranks own."""
+        begin, end = self._every.places[name]
+        is_trained = begin < self.program.lowered.trained_floats
+        if self._zero < 3 or self._pages is None or self.ranks.data is None or not is_trained:
+            return
+        first, last = (min(max(edge, begin), end) for edge in self._owned[self.ranks.data.rank])
+        for low, high in ((begin, first), (last, end)):
+            start, stop = -(-4 * low // mmap.PAGESIZE) * mmap.PAGESIZE, 4 * high // mmap.PAGESIZE * mmap.PAGESIZE
+            if start < stop:
+                self._pages.madvise(mmap.MADV_DONTNEED, start, stop - start)
 
     def _outgoing(self) -> list[np.ndarray]:
         """Memory for rows that are sent to other stages, one array per message."""
@@ -219,7 +257,7 @@ class NativeExecutable:
         given += [best_tokens, None if batch.keys is None else np.ascontiguousarray(batch.keys, np.uint32)]
         kept = self._kept[chunk] + slot * self.program.lowered.kept_bytes[chunk]
         clear = backward and self._fresh[chunk]
-        one_pass = [2 * chunk + backward, clear, reduce, kept]
+        one_pass = [2 * chunk + backward, clear or (backward and self._zero > 1), reduce, kept]
         losses = np.empty(2)  # (the sum of losses, the loss of load balancing)
         native.call(native.lib.ckdist_training_run, self._handle, [given], [one_pass], losses)
         if self._pages is not None:
@@ -244,6 +282,8 @@ class NativeExecutable:
     def zero_grad(self) -> None:
         """Makes the next `forward_backward` overwrite the gradients. Until then they keep their values."""
         self._fresh = [True] * len(self._fresh)
+        if self.gradient_share is not None:
+            self.gradient_share[:] = 0
 
     def times(self) -> dict[str, float]:
         """Seconds of the last run by kind of step. "pack" is the part of them for packing weights.

@@ -1,25 +1,30 @@
 """Optimizers over an arena of parameters: clipping by the global norm, skipped steps, state over replicas.
 
-One fused native pass updates parameters and state. With `zero_stage` 1 each replica holds the state of its own part
-only (Rajbhandari et al. 2020, arXiv:1910.02054): gradients are reduce-scattered, each part is updated, and the parts
-are gathered.
+One fused native pass updates parameters and state. From `zero_stage` 1 on, each replica holds the state of its own part
+only: gradients are reduce-scattered, here or in the backward pass. Each part is updated, and the parts are gathered,
+here or in the next forward pass.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+import mmap
+import os
+import tempfile
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
 
 import numpy as np
 
 from ckdist import native
-from ckdist.layout import even_ranges
 from ckdist.mesh import Mesh
 from ckdist.program.pool import ThreadPool
-from ckdist.train.arena import ALIGNMENT, Arena
+from ckdist.train.arena import Arena
 from ckdist.train.config import TrainConfig
-from ckdist.train.moments import state_shape, update_each
+from ckdist.train.moments import is_decayed, state_shapes
+from ckdist.train.ownership import ELEMENTWISE, owned_ranges
 from ckdist.train.ranks import TrainingRanks
+from ckdist.train.shards import GATHER_TAG, Shards
+from ckdist.train.whole_updates import WholeUpdates
 
 lib = native.lib
 STATES = {
@@ -41,11 +46,6 @@ class StepResult:
     skipped: bool
 
 
-def is_decayed(name: str, shape: tuple[int, ...]) -> bool:
-    """True if weight decay applies: to matrices, not to norms and biases."""
-    return len(shape) > 1 and not name.endswith("bias")
-
-
 class Optimizer:
     """Updates `parameters` from `gradients`, which have the same layout.
 
@@ -55,8 +55,8 @@ class Optimizer:
         gradients: Their gradients.
         ranks: The communicators. Default: this rank alone.
         pool: The threads. Default: one.
-        replicated: Parameters that all ranks of a stage hold whole.
-        tied: Parameters that the first and the last stage both hold. Each has its part of their gradient.
+        shards: The places of the parameters. Default: they are whole, and no stages hold the same one.
+        gradient_share: The sums of this rank's part of the gradients, if passes make them (ZeRO-2 and 3).
     """
 
     def __init__(
@@ -66,29 +66,38 @@ class Optimizer:
         gradients: Arena,
         ranks: TrainingRanks | None = None,
         pool: ThreadPool | None = None,
-        replicated: Sequence[str] = (),
-        tied: Sequence[str] = (),
+        shards: Shards | None = None,
+        gradient_share: np.ndarray | None = None,
     ) -> None:
         self.config, self.parameters, self.gradients = config, parameters, gradients
+        self._gradient_share = gradient_share
         ranks = ranks or TrainingRanks(Mesh())
-        self._sharing = ranks.data if config.zero_stage else None  # ranks over which the state is sharded
+        # The ranks over which the state is sharded. Replicas share out the work of Muon, too.
+        self._sharing = ranks.data if config.zero_stage or config.optim == "muon" else None
         self._summed_over = [c for c in (self._sharing, ranks.tensor, ranks.stages) if c is not None]
-        self._tensor, self._ends, self._data = ranks.tensor, ranks.ends, ranks.data
-        self._replicated = list(replicated) if ranks.tensor is not None else []
-        self._tied = list(tied) if ranks.ends is not None else []
-        size = parameters.flat.size
-        self.shares = [(0, size)] if self._sharing is None else even_ranges(size, self._sharing.size, ALIGNMENT)
+        self._tensor, self._ends = ranks.tensor, ranks.ends
+        self._replicated = shards.replicated if shards and ranks.tensor is not None else []
+        self._tied = shards.tied if shards and ranks.ends is not None else []
+        ranks_sharing = 1 if self._sharing is None else self._sharing.size
+        self.shares = owned_ranges(config.optim, parameters.shapes, ranks_sharing, shards)
         self.begin, self.end = self.shares[0 if self._sharing is None else self._sharing.rank]
-        sizes = {name: Arena.size(self.state_shapes(name, parameters.shapes).values()) for name in STATES[config.optim]}
-        if self._sharing is not None:
-            sizes = dict.fromkeys(sizes, self.end - self.begin)
+        self._pool = pool or ThreadPool(1)
+        self._native = native.new(lib.ckdist_optimizer_new, None, self._pool.handle)
+        self.whole: WholeUpdates | None = None  # of an optimizer that needs whole parameters
+        if config.optim not in ELEMENTWISE:
+            own, tensor = (self.begin, self.end), ranks.tensor
+            self.whole = WholeUpdates(config, parameters, own, shards if tensor else None, tensor, self._native)
+        part = self.end - self.begin
+        sizes = {name: Arena.size(self.state_shapes(name).values()) if self.whole else part for name in self._states}
         self.state = {name: np.zeros(size, np.float32) for name, size in sizes.items()}
         self.steps = 0  # steps that changed the parameters
         self._part_ends, self._decays = self._parts()
         others = {*(() if ranks.speaks else self._replicated), *(self._tied if self._is_last else ())}
         self._counted = self._stretches(sorted(others))  # other ranks of the replica leave these out
-        self._pool = pool or ThreadPool(1)
-        self._native = native.new(lib.ckdist_optimizer_new, None, self._pool.handle)
+
+    @property
+    def _states(self) -> tuple[str, ...]:
+        return STATES[self.config.optim]
 
     @property
     def _is_last(self) -> bool:
@@ -99,9 +108,35 @@ class Optimizer:
         """True if this rank holds only a part of the state."""
         return self._sharing is not None
 
-    def state_shapes(self, name: str, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
-        """The shapes of a state's arrays, of parameters with these `shapes`."""
-        return {parameter: state_shape(self.config.optim, name, shape) for parameter, shape in shapes.items()}
+    @property
+    def gathers(self) -> bool:
+        """True if passes gather the parameters of other ranks, so that this rank holds only its part (ZeRO-3)."""
+        return self.sharded and self.config.zero_stage > 2
+
+    def gathered(self, folder: Path) -> Arena | None:
+        """All parameters on the first of the ranks that share them; None on others. A collective call of these.
+
+        With ZeRO-3 they are in a file without a name in `folder`, because memory may not hold them. Raises OSError.
+        """
+        if self._sharing is None or not self.gathers:
+            return self.parameters
+        if self._sharing.rank:
+            self._sharing.send(self.parameters.flat[self.begin : self.end], 0, GATHER_TAG)
+            return None
+        size = self.parameters.flat.size
+        with tempfile.TemporaryFile(dir=folder) as file:
+            os.posix_fallocate(file.fileno(), 0, 4 * size)  # a full disk is an error here
+            whole = Arena(self.parameters.shapes, np.frombuffer(mmap.mmap(file.fileno(), 4 * size), np.float32))
+        whole.flat[self.begin : self.end] = self.parameters.flat[self.begin : self.end]
+        for rank, (begin, end) in enumerate(self.shares[1:], 1):
+            self._sharing.recv(whole.flat[begin:end], rank, GATHER_TAG)
+        return whole
+
+    def state_shapes(self, name: str) -> dict[str, tuple[int, ...]]:
+        """The shapes of a state's arrays, all of them on this rank, or the elements [begin, end)."""
+        return (
+            self.parameters.shapes if self.whole is None else state_shapes(self.config.optim, name, self.whole.shapes)
+        )
 
     def _parts(self) -> tuple[np.ndarray, np.ndarray]:
         """(end of each parameter's part on this rank, counted from `begin`; whether it is decayed)."""
@@ -127,7 +162,9 @@ class Optimizer:
         """
         self._sum_tied()
         gradient = self.gradients.flat[self.begin : self.end]
-        if self._sharing is not None:
+        if self._gradient_share is not None:
+            gradient = self._gradient_share
+        elif self._sharing is not None and self.config.zero_stage:
             gradient = self._sharing.reduce_scatter(
                 self.gradients.flat, counts=[end - begin for begin, end in self.shares]
             )
@@ -138,19 +175,26 @@ class Optimizer:
         clip = min(1.0, limit / (norm + 1e-6)) if limit else 1.0
         self.steps += 1
         self._update(gradient, learning_rate, clip / tokens)
-        if self._sharing is not None:
-            flat = self.parameters.flat
-            self._sharing.all_gather(
-                flat[self.begin : self.end].copy(), counts=[end - begin for begin, end in self.shares], out=flat
-            )
+        if self._sharing is not None and not self.gathers:
+            self._gather(0, self.parameters.flat.size)
         self._agree()
         return StepResult(norm, False)
+
+    def _gather(self, begin: int, end: int) -> None:
+        """Gathers the parameters' floats [begin, end) from their owners."""
+        assert self._sharing is not None, "the state is sharded"
+        inside = [tuple(min(max(edge, begin), end) for edge in share) for share in self.shares]
+        first, last = inside[self._sharing.rank]
+        flat = self.parameters.flat
+        self._sharing.all_gather(flat[first:last], [high - low for low, high in inside], out=flat[begin:end])
 
     def _agree(self) -> None:
         """Copies replicated and tied parameters from the first rank of a replica to the others.
 
         They stay bit-identical even if CPUs differ, or if sums over replicas were made in another order.
         """
+        for name in self._replicated if self.gathers else ():
+            self._gather(*self.parameters.places[name])
         for communicator, names in ((self._tensor, self._replicated), (self._ends, self._tied)):
             if communicator is not None:
                 self._exchange(communicator.broadcast, self.parameters, names)
@@ -199,33 +243,7 @@ class Optimizer:
         if c.optim == "adamw":
             numbers = [c.adam_beta1, c.adam_beta2, c.adam_epsilon]
             native.call(lib.ckdist_optimizer_adamw, self._native, update, *numbers, *state)
-        elif c.optim == "muon":
-            self._update_muon(update)
-        elif c.optim != "sgd":
-            arenas = [Arena(self.state_shapes(name, self.parameters.shapes), own) for name, own in self.state.items()]
-            update_each(self._native, c, self.parameters, self.gradients, arenas, update)
+        elif self.whole is not None:
+            self.whole.update(gradient, update, self.state)
         else:
             native.call(lib.ckdist_optimizer_sgd, self._native, update, c.momentum, *state)
-
-    def _update_muon(self, update: dict[str, Any]) -> None:
-        """Updates the matrices by Muon, and each other parameter by AdamW. Nothing is sharded."""
-        from ckdist.train import muon
-
-        c, shapes = self.config, self.parameters.shapes
-        numbers = [c.adam_beta1, c.adam_beta2, c.adam_epsilon]
-        for index, (name, (begin, end)) in enumerate(self.parameters.places.items()):
-            if not muon.is_matrix(name, shapes[name]):
-                own = {"ends": np.array([end - begin]), "decays": self._decays[index : index + 1], "parts": 1}
-                own |= {"n": end - begin, "parameters": self.parameters.flat[begin:end]}
-                own["gradients"] = self.gradients.flat[begin:end]
-                state = [array[begin:end] for array in self.state.values()]
-                native.call(lib.ckdist_optimizer_adamw, self._native, update | own, *numbers, *state)
-        momentum, rate = Arena(shapes, self.state["exp_avg"]), update["learning_rate"]
-        muon.update(
-            self.parameters, self.gradients, momentum, update["gradient_scale"], rate, c.muon_momentum, c.weight_decay,
-            self._data,
-        )  # fmt: skip
-
-    def restore(self, name: str, flat: np.ndarray) -> None:
-        """Copies this rank's part of a saved state, which has the layout of the whole arena."""
-        self.state[name][:] = flat[self.begin : self.end]

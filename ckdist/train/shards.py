@@ -67,6 +67,10 @@ class Shards:
         """The range of each dimension of a weight that this rank holds."""
         return tuple(dim.span(self.mesh) for dim in self.weights[name].dims)
 
+    def slices(self, name: str) -> list[tuple[slice, ...]]:
+        """The slices of a whole weight that each tensor-parallel rank holds."""
+        return [_spans(self.weights[name], place) for place in self.mesh.along("tp")]
+
     def part(self, name: str, whole: np.ndarray) -> np.ndarray:
         """This rank's shard of a whole weight, as a view."""
         return whole[_spans(self.weights[name], self.mesh)]

@@ -41,6 +41,7 @@ from ckdist.train.model_folder import write_result
 from ckdist.train.native_executable import NativeExecutable
 from ckdist.train.one_f_one_b import bubble
 from ckdist.train.optimizer import Optimizer
+from ckdist.train.ownership import owned_ranges
 from ckdist.train.pipeline import StepSums, forward_backward
 from ckdist.train.ranks import TrainingRanks, accumulated_batches, training_mesh
 from ckdist.train.report import Report, StepReport
@@ -98,7 +99,9 @@ def train(
         CommError: A rank is lost.
     """
     ranks = start_world(config.encrypt) if world is None else world
-    trainer = Trainer(config, ranks, share_source(ranks, batches), make_executable or native_executable)
+    trainer = Trainer(
+        config, ranks, share_source(ranks, batches, config.zero_stage), make_executable or native_executable
+    )
     try:
         if on_step is not None:
             callbacks = (*callbacks, StepFunction(on_step))
@@ -117,7 +120,9 @@ def native_executable(
 ) -> NativeExecutable:
     """Makes the native executable."""
     stored = model.stored(program.shards, program.lowered.stored, pool.threads)
-    return NativeExecutable(program, model.load, pool, ranks, stored, sharded=bool(config.zero_stage))
+    shards = program.trained_shards
+    owned = owned_ranges(config.optim, shards.shapes, ranks.data.size, shards) if ranks.data else ()
+    return NativeExecutable(program, model.load, pool, ranks, stored, config.zero_stage, owned)
 
 
 class Trainer:
@@ -198,7 +203,7 @@ class Trainer:
         self.shards = program.trained_shards
         self.optimizer = Optimizer(
             config, self.executable.parameters, self.executable.gradients, self.ranks, self.pool,
-            self.shards.replicated, self.shards.tied,
+            self.shards, getattr(self.executable, "gradient_share", None),
         )  # fmt: skip
         self.writer = CheckpointWriter(
             config, world, self.ranks, self.folder, self.model, self.tokenizer, self.shards, self.executable,
@@ -242,11 +247,8 @@ class Trainer:
 
     def _needed_memory(self, program: LossProgram, mesh: Mesh) -> dict[str, int]:
         """Bytes of this rank, by content. Raises CapacityError if they are not free."""
-        needed = rank_bytes(self.config, program, mesh, self.threads)
-        remedy = (
-            "use a smaller batch or model, a larger tensor_parallel_size or pipeline_parallel_size, zero_stage 1 over "
-            "more ranks, or lora_r"
-        )
+        needed = rank_bytes(self.config.optim, self.config.zero_stage, program, mesh, self.threads)
+        remedy = "use a smaller batch, lora_r, or a larger tensor_parallel_size, zero_stage or pipeline_parallel_size"
         require(needed, self.world.local_size, remedy)
         return needed
 
@@ -272,7 +274,7 @@ class Trainer:
                 )
             check_settings(c, self.state, folder)
             self.writer.load(folder, self.state.updates)
-        elif self.ranks.data is not None:
+        elif self.ranks.data is not None and c.zero_stage < 3:
             self.ranks.data.broadcast(self.executable.parameters.flat)
         self.batches.position = Position(self.state.epoch, self.state.row)
         before = self.state

@@ -3,15 +3,19 @@
 from collections.abc import Mapping, Sequence
 
 from ckdist.errors import CapacityError
+from ckdist.layout import Range
 from ckdist.layouts.memory_sizes import free_memory, gigabytes, room
 from ckdist.mesh import Mesh
+from ckdist.program.gathered_parameters import most_floats
 from ckdist.program.lowered import Lowered
 from ckdist.program.rotations import rope_bytes_per_position
 from ckdist.program.step import PackIndex, Step
-from ckdist.train.config import TrainConfig
+from ckdist.train import muon
 from ckdist.train.loss_program import LossProgram
 from ckdist.train.moments import state_floats
 from ckdist.train.optimizer import STATES
+from ckdist.train.ownership import ELEMENTWISE, exchanged_floats, kept_shapes, owned_ranges
+from ckdist.train.shards import Shards
 
 TILE = 16  # rows and columns of packed matrices are padded to multiples of this
 KEYS, QUERIES, GRAD_QUERIES = 4096, 16, 128  # of blocks, as in native/runtime/steps/attend_grad.cpp
@@ -104,16 +108,50 @@ def _gathered_bytes(lowered: Lowered, step: Step, tokens: int, operand_bytes: in
     return tokens * (ranks + 1) * heads * (key + value) * (operand_bytes + gradients)
 
 
-def rank_bytes(config: TrainConfig, program: LossProgram, mesh: Mesh, threads: int) -> dict[str, int]:
-    """Bytes of a rank of `mesh` by purpose, for the lowered `program` of a configuration."""
-    ranks = mesh.size("sp")
-    state = 4 * state_floats(config.optim, STATES[config.optim], program.trained_shards.shapes)
-    state //= mesh.size("dp") * ranks if config.zero_stage else 1
+def rank_bytes(optim: str, zero_stage: int, program: LossProgram, mesh: Mesh, threads: int) -> dict[str, int]:
+    """Bytes of a rank of `mesh` by purpose, for a lowered `program`. `optim`, `zero_stage`: as of TrainConfig."""
+    ranks, shards = mesh.size("sp"), program.trained_shards
+    replicas = mesh.size("dp") * ranks if zero_stage or optim == "muon" else 1
+    place = mesh.index("dp") * ranks + mesh.index("sp") if replicas > 1 else 0
+    own = owned_ranges(optim, shards.shapes, replicas, shards)[place]
+    state = 4 * _state_floats(optim, shards, own, mesh.size("tp"))
     sizes = program.max_tokens, program.operand_bytes, state, program.stage.waiting
     needed = training_bytes(program.lowered, *sizes, threads=threads, ranks=ranks)
+    update, freed = 4 * _update_floats(optim, shards, own, mesh.size("tp")), 0
+    if zero_stage and replicas > 1:
+        needed |= _sharded_bytes(program.lowered, own, zero_stage)
+        freed = 4 * sum(most_floats(program.lowered, own)) if zero_stage > 1 else 0
+    needed["update"] = max(0, update - freed)
     needed["rotations"] = program.positions * rope_bytes_per_position(program.spec)
     needed["rows for other stages"] = 4 * program.messages * program.message_floats
     return needed
+
+
+def _state_floats(optim: str, shards: Shards, own: Range, tensor_ranks: int) -> int:
+    """Floats of the optimizer's state of the rank that owns the floats `own` of its shards."""
+    if optim in ELEMENTWISE:
+        return (own[1] - own[0]) * len(STATES[optim])
+    return state_floats(optim, STATES[optim], kept_shapes(shards.shapes, own, shards if tensor_ranks > 1 else None))
+
+
+def _update_floats(optim: str, shards: Shards, own: Range, tensor_ranks: int) -> int:
+    """Floats of the arrays of an update that needs whole parameters."""
+    if optim in ELEMENTWISE:
+        return 0
+    kept = kept_shapes(shards.shapes, own, shards if tensor_ranks > 1 else None)
+    matrices = [shape for name, shape in kept.items() if optim == "muon" and muon.is_matrix(name, shape)]
+    products = max((muon.update_floats(*shape) for shape in matrices), default=0)
+    exchanged = exchanged_floats(shards.shapes, own, shards) if tensor_ranks > 1 else 0
+    return max(exchanged, exchanged // 2 + products)
+
+
+def _sharded_bytes(lowered: Lowered, own: Range, zero_stage: int) -> dict[str, int]:
+    """Bytes of the trained weights and gradients of the rank that owns the floats `own` of them (ZeRO)."""
+    share, most = own[1] - own[0], most_floats(lowered, own)
+    held = {"gradients": share + (most.gradients if zero_stage > 1 else lowered.trained_floats)}
+    if zero_stage > 2:
+        held["trained weights"] = share + most.gathered
+    return {name: 4 * floats for name, floats in held.items()}
 
 
 def memory_line(of: str, needed: Mapping[str, int]) -> str:

@@ -111,7 +111,7 @@ def fitted(
     free = SHARE_OF_MEMORY * free_memory(ranks_on_host)
     for candidate in candidates:
         program = model.lowered(candidate, mesh, candidate.gradient_accumulation_steps)
-        needed = rank_bytes(candidate, program, mesh, threads)
+        needed = rank_bytes(candidate.optim, candidate.zero_stage, program, mesh, threads)
         needed["quantised weights"] = _stored_bytes(candidate, model)
         if sum(needed.values()) <= free or candidate is candidates[-1]:
             return candidate, needed

@@ -147,11 +147,10 @@ def test_plans_of_a_machine_do_not_depend_on_the_cpu_that_computes_them():
     assert plain.stdout.count("prefill") and plain.stdout == best.stdout
 
 
-@pytest.mark.parametrize("method", ["full", "lora"])
-def test_a_training_is_planned(method, capsys):
-    code, text, err = plan(
-        "-m", "qwen3-0.6b", "--machine", "xeon-8280", "--train", method, "--batch-tokens", "512", capsys=capsys
-    )
+@pytest.mark.parametrize("method, more", [("full", ["--zero-stage", "3", "--optim", "adafactor"]), ("lora", [])])
+def test_a_training_is_planned(method, more, capsys):
+    words = ["-m", "qwen3-0.6b", "--machine", "xeon-8280", "--train", method, "--batch-tokens", "512", *more]
+    code, text, err = plan(*words, capsys=capsys)
     assert code == 0, err
     assert "dp 2" in text and "tp 2" in text and "optimizer state" in text and max(map(len, text.splitlines())) <= 80
 
@@ -167,6 +166,7 @@ def test_a_training_is_planned(method, capsys):
         (["--threads", "64"], "more than the 16 cores of a node"),
         (["--type", "Q9"], "--type Q9 is not known"),
         (["--machine", "desktop", "--machine", "epyc-9755", "--train", "full"], "--train is for one --machine"),
+        (["--train", "lora", "--zero-stage", "3"], "zero_stage (3) trains all weights"),
         (["--objective", "cheap"], "--objective"),
         (["--spec", "mtp"], "qwen3-0.6b.json names none: use --spec suffix"),
         (["--spec", "model"], "--spec model and --model-draft MODEL need each other"),

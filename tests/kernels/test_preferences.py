@@ -79,7 +79,7 @@ def test_steps_equal_those_of_trl(case, dp, tp):
         mesh = Mesh.of_job(world.size, world.rank, tp=tp) if communicator else Mesh.of_job(1, 0)
         ranks = TrainingRanks.split(mesh, communicator)
         shards = e.program.trained_shards
-        optimizer = Optimizer(config, e.parameters, e.gradients, ranks, None, shards.replicated, shards.tied)
+        optimizer = Optimizer(config, e.parameters, e.gradients, ranks, None, shards)
         step = PreferenceStep(config, e, ranks)
         step.measure_reference(rows)
         found = []

@@ -13,6 +13,8 @@ from ckdist.train.resumption import NAMED, REFUSED
 from ckdist.weights.checkpoint import open_checkpoint
 from tests.support.paths import GOLDEN, ROOT
 
+ZERO = "model_name_or_path = 'm'\nzero_stage = 3\n"
+
 
 def write(tmp_path, text: str) -> str:
     (tmp_path / "c.toml").write_text('output_dir = "out"\ntrain_file = ["a.txt"]\n' + text)
@@ -46,6 +48,8 @@ def test_fields_and_overrides(tmp_path):
         ("lora_r = 4\n[model_config]\nvocab_size = 5", "lora_r (4) needs a model to continue from"),
         ("report_to = ['visdom']", "report_to (visdom) must be one of tensorboard, wandb, mlflow"),
         ("", "and neither is given"),
+        (ZERO + "method = 'dpo'", "method (dpo) must be sft with zero_stage 3: set zero_stage to 1"),
+        (ZERO + "lora_r = 4", "lora_r (4) must be 0 with zero_stage 3: set zero_stage to 2"),
         ("model_name_or_path = 'm'\n[model_config]\nvocab_size = 5", "and both are given"),
     ],
 )

@@ -137,8 +137,13 @@ struct ckdist_program {
      and embeddings are read again. */
   int64_t trained_floats;
   int32_t bf16; /* products read bfloat16, else float32 */
-  const float* parameter_arena;
+  float* parameter_arena;
   float* gradient_arena;
+  /* ZeRO: rank r of those that sum gradients owns the floats [share_ends[r - 1], share_ends[r]) of the trained
+     parameters. Each pass adds the sums of this rank's own floats to gradient_share, and frees the pages of
+     gradient_arena. Null: sums are on all ranks, in gradient_arena. */
+  const int64_t* share_ends;
+  float* gradient_share;
 };
 
 #ifdef __cplusplus

@@ -47,6 +47,7 @@ enum ckdist_training_step_kind {
   ckdist_step_magnitude,
   ckdist_step_recv_rows,
   ckdist_step_send_rows,
+  ckdist_step_place_parameters,
   ckdist_step_kinds /* of both */
 };
 
@@ -335,6 +336,14 @@ struct ckdist_row_norms_step {
 struct ckdist_magnitude_step {
   struct ckdist_step step;
   int32_t x, by, norms, magnitude, bias, out;
+};
+
+/* ZeRO with sharded parameters: frees the pages of `freed`, starts to gather `gathered`, and waits until the first
+   `awaited` ranges that this run has gathered are complete. Both are ranges [begin, end) of floats. */
+struct ckdist_place_parameters_step {
+  struct ckdist_step step;
+  const int64_t *freed, *gathered; /* (count, 2) */
+  int32_t freed_count, gathered_count, awaited;
 };
 
 #ifdef __cplusplus

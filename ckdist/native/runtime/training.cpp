@@ -1,5 +1,8 @@
 #include "runtime/training.h"
 
+#include <sys/mman.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <numeric>
 
@@ -8,6 +11,19 @@
 #include "runtime/steps/packs.h"
 
 namespace ckdist {
+namespace {
+
+constexpr int64_t kScattered = 1 << 20;  // floats that are summed at once if ranks own parts of the gradients
+
+// Gives whole pages in [begin, end) back to the system. They are zeros if they are read again.
+void free_pages(float* begin, float* end) {
+  const uintptr_t page = uintptr_t(sysconf(_SC_PAGESIZE));
+  const uintptr_t first = (reinterpret_cast<uintptr_t>(begin) + page - 1) / page * page;
+  const uintptr_t last = reinterpret_cast<uintptr_t>(end) / page * page;
+  if (first < last) madvise(reinterpret_cast<void*>(first), last - first, MADV_DONTNEED);
+}
+
+}  // namespace
 
 Training::Training(const ckdist_program& that, Communicator* data, Communicator* tensor, Communicator* stages,
                    Communicator* sequence, std::shared_ptr<Pool> pool)
@@ -138,7 +154,7 @@ double Training::run(const ckdist_training_batch& those, const ckdist_training_p
   list_ = &lists_[size_t(pass.list)];
   kept_ = kept_arena_->data() + pass.kept;
   seconds_.fill(0), pack_seconds_ = 0;
-  operations_.clear();
+  operations_.clear(), gathers_.clear();
   pool_->run(active_, [this](int thread) { replay(thread); });
   const int64_t start = now_ns();
   for (const auto& operation : operations_) operation->wait();
@@ -180,12 +196,61 @@ void Training::clear(int thread) {
 }
 
 void Training::begin_reduce(int64_t begin, int64_t end, bool tensor) {
-  if (!pass_.reduce) return;
+  const bool scatters = data_ && program.share_ends;
+  if (!pass_.reduce && !scatters) return;
   float* const g = program.gradient_arena + begin;
   const int64_t n = end - begin;
   if (tensor) sum_over_tensor(g, n);
-  if (data_)
+  if (scatters) {
+    // At most two sums are under way, so that the gradients of few parameters are in memory.
+    if (operations_.size() > 1) operations_[operations_.size() - 2]->wait();
+    operations_.push_back(data_->begin([this, begin, end](Collectives& c) { scatter(c, begin, end); }));
+  } else if (data_) {
     operations_.push_back(data_->begin([g, n](Collectives& c) { c.all_reduce(g, g, n, Element::f32, ReduceOp::sum); }));
+  }
+}
+
+Training::Share Training::share_of(int rank, int64_t begin, int64_t end) const {
+  const int64_t first = rank ? program.share_ends[rank - 1] : 0;
+  return {std::clamp(first, begin, end), std::clamp(program.share_ends[rank], begin, end)};
+}
+
+std::vector<int64_t> Training::sizes_of_shares(int64_t begin, int64_t end, int64_t factor) const {
+  std::vector<int64_t> sizes;
+  for (int rank = 0; rank < data_->size; ++rank) sizes.push_back(factor * share_of(rank, begin, end).size());
+  return sizes;
+}
+
+// Adds the sums of this rank's floats of [begin, end) to its share. In pieces, because a collective has a buffer of the
+// size of its result.
+void Training::scatter(Collectives& c, int64_t begin, int64_t end) const {
+  const int64_t first = share_of(data_->rank, 0, program.trained_floats).begin;
+  for (int64_t at = begin; at < end; at += kScattered) {
+    const int64_t until = std::min(end, at + kScattered);
+    float* const g = program.gradient_arena + at;
+    c.reduce_scatter(g, g, sizes_of_shares(at, until, 1).data(), Element::f32, ReduceOp::sum);
+    const Share own = share_of(data_->rank, at, until);
+    if (own.size()) kernels.elementwise.add(g, own.size(), program.gradient_share + (own.begin - first));
+  }
+  free_pages(program.gradient_arena + begin, program.gradient_arena + end);
+}
+
+void Training::place_parameters(const ckdist_place_parameters_step& s) {
+  float* const all = program.parameter_arena;
+  for (int32_t i = 0; i < s.freed_count; ++i) {
+    const int64_t begin = s.freed[2 * i], end = s.freed[2 * i + 1];
+    const Share own = share_of(data_->rank, begin, end);
+    free_pages(all + begin, all + own.begin);
+    free_pages(all + own.end, all + end);
+  }
+  for (int32_t i = 0; i < s.gathered_count; ++i) {
+    const int64_t begin = s.gathered[2 * i], end = s.gathered[2 * i + 1];
+    gathers_.push_back(data_->begin([this, all, begin, end](Collectives& c) {
+      const std::vector<int64_t> bytes = sizes_of_shares(begin, end, sizeof(float));
+      c.all_gather(all + share_of(data_->rank, begin, end).begin, all + begin, bytes.data());
+    }));
+  }
+  if (s.awaited) gathers_[size_t(s.awaited - 1)]->wait();
 }
 
 void Training::sum_over_tensor(float* x, int64_t n) const {

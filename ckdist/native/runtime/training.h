@@ -139,6 +139,7 @@ class Training : public Executor {
   void count_packing(double seconds) { pack_seconds_ += seconds; }
 
   void begin_reduce(int64_t begin, int64_t end, bool tensor);
+  void place_parameters(const ckdist_place_parameters_step& step);
   int tensor_ranks() const { return tensor_ ? tensor_->size : 1; }
   // The ranks that divide each batch, and this one's number. Chunk c of the batch (see training_api.h) begins at c *
   // chunk_tokens().
@@ -170,6 +171,15 @@ class Training : public Executor {
   static constexpr int kLeastSaved =
       8;  // if fewer than 1 in kLeastSaved tokens have no target, logits of all tokens are computed
 
+  // ZeRO: the floats of [begin, end) that a rank of data_ owns.
+  struct Share {
+    int64_t begin, end;
+    int64_t size() const { return end - begin; }
+  };
+  Share share_of(int rank, int64_t begin, int64_t end) const;
+  std::vector<int64_t> sizes_of_shares(int64_t begin, int64_t end, int64_t factor) const;  // by rank, times `factor`
+  void scatter(Collectives& c, int64_t begin, int64_t end) const;
+
   void make_packs();
   void check(const ckdist_training_batch& batch) const;
   void take(const ckdist_training_batch& batch);
@@ -187,7 +197,8 @@ class Training : public Executor {
   ckdist_training_pass pass_{};
   bool frozen_packed_ = false;
   std::vector<std::shared_ptr<Communicator::Operation>> operations_;
-  std::vector<std::shared_ptr<Communicator::Operation>> sent_;  // ring: one for each buffer of program.outgoing
+  std::vector<std::shared_ptr<Communicator::Operation>> gathers_;  // of parameters
+  std::vector<std::shared_ptr<Communicator::Operation>> sent_;     // ring: one for each buffer of program.outgoing
   size_t turn_ = 0;
   double pack_seconds_ = 0;
 };

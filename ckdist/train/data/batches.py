@@ -137,7 +137,8 @@ class OwnBatches:
 
 
 def validation_batches(rows: Rows, rank: int, size: int, per_device: int, limit: int) -> Iterator[PackedBatch]:
-    """This rank's batches of at most `limit` rows. Every row goes to one rank."""
-    begin, end = even_ranges(min(rows.count(0), limit), size)[rank]
-    for first in range(begin, end, per_device):
-        yield rows.batch(0, range(first, min(end, first + per_device)), per_device)
+    """This rank's batches of at most `limit` rows. Every row goes to one rank; all have the same number."""
+    count = min(rows.count(0), limit)
+    begin, end = even_ranges(count, size)[rank]
+    for first in range(begin, begin - (-count // size), per_device):
+        yield rows.batch(0, range(min(end, first), min(end, first + per_device)), per_device)

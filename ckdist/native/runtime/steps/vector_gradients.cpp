@@ -97,6 +97,12 @@ struct ReduceGradients : TrainingRun<ckdist_reduce_gradients_step> {
   }
 };
 
+struct PlaceParameters : TrainingRun<ckdist_place_parameters_step> {
+  void run() {
+    r.meet(thread, index, true, [&](Idle) { r.place_parameters(step); });
+  }
+};
+
 // Sums whole rows with their padding, whose values are not used.
 struct AllReduce : TrainingRun<ckdist_all_reduce_step> {
   void run() {
@@ -110,6 +116,7 @@ const RegisteredKind<RmsNormGrad> kRmsNormGrad(ckdist_step_rms_norm_grad);
 const RegisteredKind<BiasGrad> kBiasGrad(ckdist_step_bias_grad);
 const RegisteredKind<EmbedGrad> kEmbedGrad(ckdist_step_embed_grad);
 const RegisteredKind<ReduceGradients> kReduceGradients(ckdist_step_reduce_gradients);
+const RegisteredKind<PlaceParameters> kPlaceParameters(ckdist_step_place_parameters);
 
 }  // namespace
 }  // namespace ckdist
