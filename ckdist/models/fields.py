@@ -29,7 +29,7 @@ class Fields:
         self._objects: dict[str, Fields] = {}
 
     def but(self, values: Mapping[str, Any]) -> "Fields":
-        """The same fields with these values. What is read of them counts as read here."""
+        """The same fields with these values. A field that is read there counts as read here."""
         found = Fields({**self.values, **values}, self.where, self.prefix, self._spelled)
         found._read = self._read
         return found
