@@ -1,7 +1,8 @@
-"""Layers of published widths with random weights: the time of a decode step and of a chunk of a prompt after 1,024 and
-65,536 tokens of context, the bytes that a decode step reads, and their share of the measured bandwidth.
+"""Layers of published widths with random weights: the CPU time of one thread for a decode step and for a chunk of a
+prompt after 1,024 and 65,536 tokens of context, the bytes that a decode step reads, and their share of the bandwidth
+that the thread measures in turns.
 
-    python benchmarks/wide_layers.py FOLDER [--shapes kimi-k2 nemotron-h …] [-c 1024 65536] [-t 2]
+    python benchmarks/wide_layers.py FOLDER [--shapes kimi-k2 nemotron-h …] [-c 1024 65536]
 
 A shape is a published configuration with few layers, a small vocabulary and 16 experts: a token reads as many bytes as
 it would with all experts. Its weights are made in FOLDER if they are not there (1 to 3 GB each) and packed as Q4_K.
@@ -56,16 +57,30 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {  # the folder of the published
         FEW | {"num_experts": EXPERTS, "num_hidden_layers": 4, "first_k_dense_replace": 0, "model_max_length": 1 << 17},
     ),
     "nemotron-h": ("nemotron_h_8b", FEW | {"hybrid_override_pattern": "M-M*-", "num_hidden_layers": 5}),
+    "falcon-mamba": ("falcon_mamba", FEW | {"num_hidden_layers": 2}),
+    "jamba": ("jamba", FEW | {"num_hidden_layers": 1, "num_experts": 2}),
+    "minimax-m3": ("minimax_m3", {}),
 }
-KIMI_LINEAR_LAYERS = {"kda_layers": [1, 2, 3], "full_attn_layers": [4]}
+NESTED: dict[str, dict[str, dict[str, Any]]] = {  # changes to a part of a configuration
+    "kimi-linear": {"linear_attn_config": {"kda_layers": [1, 2, 3], "full_attn_layers": [4]}},
+    "minimax-m3": {
+        "text_config": FEW
+        | {"num_hidden_layers": 1, "num_local_experts": 8, "moe_layer_freq": [1]}
+        | {"num_mtp_modules": 0, "num_nextn_predict_layers": 0},
+    },
+}
 
 
 def config_of(shape: str) -> dict[str, Any]:
     """Returns the contents of the shape's config.json."""
     folder, changes = SHAPES[shape]
     config = json.loads((CONFIGS / folder / "published.json").read_text()) | changes
-    if shape == "kimi-linear":
-        config["linear_attn_config"] |= KIMI_LINEAR_LAYERS
+    for part, changed in NESTED.get(shape, {}).items():
+        config[part] |= changed
+    if shape == "minimax-m3":
+        config["text_config"]["sparse_attention_config"] |= {
+            "sparse_attention_freq": [1], "sparse_disable_index_value": [1],
+        }  # fmt: skip
     return {name: value for name, value in config.items() if value is not None or name not in NO_YARN}
 
 
@@ -123,7 +138,7 @@ def cached_bytes(model: Model, positions: int) -> float:
 
 
 def run(model: Model, tokens: int, start: int, fill: bool = False) -> float:
-    """Returns the seconds of a step of `tokens` tokens after `start` tokens. Only with `fill`, the state moves on."""
+    """Returns the CPU seconds of a step of `tokens` tokens after `start` tokens. Only with `fill`, the state moves on."""
     executable = model.executable
     end = start + tokens
     blocks = np.arange(-(-end // BLOCK_TOKENS), dtype=np.int32)
@@ -133,12 +148,12 @@ def run(model: Model, tokens: int, start: int, fill: bool = False) -> float:
     if slots is not None and not fill:
         slots[:, 1] = 1
     batch = Batch(ids, np.array([[tokens, start, len(blocks)]], np.int32), blocks, rows, slots)
-    begin = time.perf_counter()
+    begin = time.process_time()
     executable.run(batch)
-    return time.perf_counter() - begin
+    return time.process_time() - begin
 
 
-def measure(shape: str, model: Model, contexts: list[int], threads: int, rounds: int) -> None:
+def measure(shape: str, model: Model, contexts: list[int], rounds: int) -> None:
     """Prints a line for decode and one for prompts at each context."""
     weights, filled = weight_bytes(model), 0
     for context in sorted(contexts):
@@ -148,7 +163,7 @@ def measure(shape: str, model: Model, contexts: list[int], threads: int, rounds:
         shares, steps, prompts = [], [], []
         count = weights + cached_bytes(model, context)
         for _ in range(rounds):
-            rate = read_bandwidth(threads)
+            rate = read_bandwidth(1, repeats=16)
             step = min(run(model, 1, context) for _ in range(12))
             prompts.append(run(model, PIECE, context))
             shares.append(count / step / rate), steps.append(step)
@@ -164,7 +179,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=pathlib.Path)
     parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES))
-    parser.add_argument("-t", "--threads", type=int, default=2)
     parser.add_argument("-c", "--contexts", nargs="+", type=int, default=[1024, 65536])
     parser.add_argument("-r", "--rounds", type=int, default=5)
     args = parser.parse_args()
@@ -173,11 +187,11 @@ def main() -> None:
         if not (folder / "config.json").exists():
             write(folder, config_of(shape))
         config = EngineConfig(
-            model=str(folder), threads=args.threads, ctx_size=2 * max(args.contexts) + 2 * PIECE, parallel=2,
+            model=str(folder), threads=1, ctx_size=2 * max(args.contexts) + 2 * PIECE, parallel=2,
             ubatch_size=PIECE, quantize="q4_k", cache_type_k=TYPES[0], cache_type_v=TYPES[1],
         )  # fmt: skip
         model = load_model(config, SingleWorld())
-        measure(shape, model, args.contexts, args.threads, args.rounds)
+        measure(shape, model, args.contexts, args.rounds)
         model.close()
 
 

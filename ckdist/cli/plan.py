@@ -21,20 +21,8 @@ from ckdist.hub.model_url import is_url
 from ckdist.hub.resolve import find
 from ckdist.layouts.memory_sizes import gigabytes
 from ckdist.layouts.rank_plan import DEFAULT_CONTEXT
+from ckdist.plan import compare
 from ckdist.plan.cluster import Cluster
-from ckdist.plan.compare import (
-    Answer,
-    Question,
-    answers,
-    changes,
-    context_that_fits,
-    hosts_that_fit,
-    over_hosts,
-    over_types,
-    over_users,
-    parameters,
-    serial_share,
-)
 from ckdist.plan.machine_spec import MachineSpec, machine_named
 from ckdist.plan.rank_memory import RankMemory
 from ckdist.plan.this_machine import this_machine_spec
@@ -74,11 +62,11 @@ def run(config: PlanConfig) -> int:
     draft = draft_of(config, checkpoint)
     with progress:
         if len(questions) > 1:
-            compared = [(each, answers(each)) for each in questions]
+            compared = [(each, compare.answers(each)) for each in questions]
             numbers: Any = [as_json(*each) for each in compared] if config.json else None
             report = machine_lines(compared)
         else:
-            found = answers(question)
+            found = compare.answers(question)
             drafts = with_drafts(config, question, found, draft) if config.spec != "off" else {}
             numbers = as_json(question, found, drafts) if config.json else None
             report = [*lines(question, found, not config.sequences), *draft_lines(config, drafts)]
@@ -87,7 +75,7 @@ def run(config: PlanConfig) -> int:
     if config.plot:
         from ckdist.plan.plots import draw
 
-        draw(question, answers(question), config.plot)
+        draw(question, compare.answers(question), config.plot)
     return 0
 
 
@@ -165,7 +153,7 @@ def open_model(config: PlanConfig) -> Checkpoint:
 
 def question_of(
     config: PlanConfig, checkpoint: Checkpoint, machine: MachineSpec, report: Callable[[str], object] = len
-) -> Question:
+) -> compare.Question:
     """Returns the question that the flags ask.
 
     Raises:
@@ -179,7 +167,7 @@ def question_of(
         raise ConfigError(
             f"--threads {config.threads} is more than the {machine.cores} cores of a node of {machine.name}: use fewer"
         )
-    return Question(
+    return compare.Question(
         checkpoint, Cluster(machine, config.hosts, config.threads), context, config.sequences or 1,
         min(config.n_prompt, context), config.ubatch_size, config.quantize, (config.cache_type_k, config.cache_type_v),
         config.n_gen, config.objective, report,
@@ -198,7 +186,7 @@ def draft_of(config: PlanConfig, checkpoint: Checkpoint) -> Checkpoint | None:
 
 
 def with_drafts(
-    config: PlanConfig, question: Question, found: list[Answer], draft: Checkpoint | None
+    config: PlanConfig, question: compare.Question, found: list[compare.Answer], draft: Checkpoint | None
 ) -> dict[str, dict[str, float]]:
     """Layout -> drafted tokens of each sequence in a step, tokens per second, and their ratio to those without."""
     from ckdist.plan.draft_speed import drafted
@@ -223,7 +211,7 @@ def draft_lines(config: PlanConfig, drafts: dict[str, dict[str, float]]) -> Iter
         yield f"--spec {config.spec:<7s}{way:<21s}{one['drafted']:<12.0f}{speed:<14s}{times(one['gain'])}"
 
 
-def lines(question: Question, found: list[Answer], users: bool) -> Iterator[str]:
+def lines(question: compare.Question, found: list[compare.Answer], users: bool) -> Iterator[str]:
     """Yields the report for people, in lines of at most 80 columns. `users`: with a table over numbers of users."""
     best = found[0]
     for line in heading(question, best):
@@ -248,19 +236,19 @@ def lines(question: Question, found: list[Answer], users: bool) -> Iterator[str]
     if users:
         yield from users_lines(question, best)
         yield ""
-    rows = over_hosts(question, max(MOST_HOSTS, question.cluster.hosts), found)
+    rows = compare.over_hosts(question, max(MOST_HOSTS, question.cluster.hosts), found)
     yield f"{'twice the':<20s}{'decode':<10s}{'prefill':<10s}best way"
-    for change in changes(question, best, rows):
+    for change in compare.changes(question, best, rows):
         yield f"{change.name:<20s}{times(change.decode):<10s}{times(change.prefill):<10s}{change.way}"
     yield ""
     yield from hosts_lines(rows)
     yield from money_lines(question, found)
 
 
-def heading(question: Question, best: Answer) -> Iterator[str]:
+def heading(question: compare.Question, best: compare.Answer) -> Iterator[str]:
     """Yields the model, the machines and the workload."""
     checkpoint, cluster = question.checkpoint, question.cluster
-    machine, (total, used) = cluster.machine, parameters(checkpoint)
+    machine, (total, used) = cluster.machine, compare.parameters(checkpoint)
     replicas = max(1, best.way.replicas)
     weights = sum(memory.weights for memory in best.memory) * cluster.size // (replicas * len(best.memory))
     name = checkpoint.path.stem if checkpoint.path.stem != "config" else checkpoint.path.parent.name or "config.json"
@@ -282,7 +270,7 @@ def heading(question: Question, best: Answer) -> Iterator[str]:
     )
 
 
-def verdict(question: Question, found: list[Answer]) -> Iterator[str]:
+def verdict(question: compare.Question, found: list[compare.Answer]) -> Iterator[str]:
     """Yields the best layout and the next best."""
     best, *others = [one for one in found if one.fits]
     assert best.decode and best.prefill
@@ -306,11 +294,11 @@ def memory_lines(memory: RankMemory) -> Iterator[str]:
     yield from textwrap.wrap(f"largest rank: weights {gigabytes(memory.weights)}{experts}, {shown}", COLUMNS)
 
 
-def remedies(question: Question) -> Iterator[str]:
+def remedies(question: compare.Question) -> Iterator[str]:
     """Yields changes with which the model would fit."""
-    if hosts := hosts_that_fit(question):
+    if hosts := compare.hosts_that_fit(question):
         yield f"{hosts} such hosts would hold it"
-    if context := context_that_fits(question):
+    if context := compare.context_that_fits(question):
         yield f"--context {context} would fit as it is"
     if question.checkpoint.format == "config":
         yield from type_lines(question)
@@ -318,26 +306,26 @@ def remedies(question: Question) -> Iterator[str]:
         yield "or take matrices of fewer bits (--quantize), or a machine with more memory"
 
 
-def users_lines(question: Question, best: Answer) -> Iterator[str]:
+def users_lines(question: compare.Question, best: compare.Answer) -> Iterator[str]:
     """Yields decode of the best layout by number of users at once."""
     price = question.cluster.machine.price_per_hour * question.cluster.hosts
     yield f"{'users':<8s}{'decode tok/s':<16s}{'of each user':<16s}{'cost of 1M' if price else ''}".rstrip()
-    for users, rate in over_users(question, best.way):
+    for users, rate in compare.over_users(question, best.way):
         cost = number(price / rate.tokens / 3600 * 1e6) if price else ""
         yield f"{users:<8d}{number(rate.tokens):<16s}{number(rate.tokens / users):<16s}{cost}".rstrip()
 
 
-def type_lines(question: Question) -> Iterator[str]:
+def type_lines(question: compare.Question) -> Iterator[str]:
     """Yields a table of smaller types for a model without weights."""
     yield f"{'--type':<11s}{'way':<19s}{'GiB a rank':<12s}{'decode tok/s':<14s}prefill tok/s"
-    for kind, best in over_types(question):
+    for kind, best in compare.over_types(question):
         speeds = "does not fit"
         if best.decode and best.prefill:
             speeds = f"{number(best.decode.tokens):<14s}{number(best.prefill.tokens)}"
         yield f"{kind:<11s}{best.way!s:<19s}{best.largest.total / 2**30:<12.1f}{speeds}"
 
 
-def hosts_lines(rows: dict[int, list[Answer]]) -> Iterator[str]:
+def hosts_lines(rows: dict[int, list[compare.Answer]]) -> Iterator[str]:
     """Yields decode by number of hosts and layout. "*" marks the best layout by the objective."""
     names = list(dict.fromkeys(one.way.name for ways in rows.values() for one in ways))
     yield f"{'hosts':<8s}" + "".join(f"{name:<12s}" for name in names) + "decode tok/s"
@@ -354,11 +342,11 @@ def hosts_lines(rows: dict[int, list[Answer]]) -> Iterator[str]:
         fitting.append((hosts, best.decode.tokens))
     if len(fitting) > 1 and fitting[0][0] == 1:
         hosts, tokens = fitting[1]
-        serial = serial_share(tokens / fitting[0][1], hosts)
+        serial = compare.serial_share(tokens / fitting[0][1], hosts)
         yield f"a share of {min(1.0, max(0.0, serial)):.0%} of a decoded token is not shared by {hosts} hosts (Amdahl)"
 
 
-def machine_lines(compared: list[tuple[Question, list[Answer]]]) -> Iterator[str]:
+def machine_lines(compared: list[tuple[compare.Question, list[compare.Answer]]]) -> Iterator[str]:
     """Yields one row per machine with its best layout, the best machine by the objective first."""
     first = compared[0][0]
     asked = f"hosts: {first.cluster.hosts}, {first.sequences} x {first.prompt} + {first.generated} tokens"
@@ -378,7 +366,7 @@ def machine_lines(compared: list[tuple[Question, list[Answer]]]) -> Iterator[str
         yield from (f"  {line}" for line in money_lines(question, found[:1]))
 
 
-def money_lines(question: Question, found: list[Answer]) -> Iterator[str]:
+def money_lines(question: compare.Question, found: list[compare.Answer]) -> Iterator[str]:
     """Yields the power of the best layout, and the price of tokens by layout, if the machine has them."""
     machine, hosts, best = question.cluster.machine, question.cluster.hosts, found[0]
     assert best.decode
@@ -424,10 +412,10 @@ def count(elements: float) -> str:
 
 
 def as_json(
-    question: Question, found: list[Answer], drafts: dict[str, dict[str, float]] | None = None
+    question: compare.Question, found: list[compare.Answer], drafts: dict[str, dict[str, float]] | None = None
 ) -> dict[str, Any]:
     """Returns all numbers of the plan."""
-    total, used = parameters(question.checkpoint)
+    total, used = compare.parameters(question.checkpoint)
     asked = {
         name: getattr(question, name)
         for name in ("context", "sequences", "prompt", "generated", "objective", "ubatch_size", "cache")
@@ -454,7 +442,7 @@ def as_json(
         }
         for one in found
     ]
-    more = [dataclasses.asdict(change) for change in changes(question, found[0])] if found[0].fits else []
+    more = [dataclasses.asdict(change) for change in compare.changes(question, found[0])] if found[0].fits else []
     return {
         "model": str(question.checkpoint.path),
         "parameters": total,
@@ -464,6 +452,8 @@ def as_json(
         "question": asked,
         "ways": ways,
         "twice": more,
-        "users": {users: speed(one) for users, one in over_users(question, found[0].way)} if found[0].fits else {},
-        "hosts_that_fit": None if found[0].fits else hosts_that_fit(question),
+        "users": {users: speed(one) for users, one in compare.over_users(question, found[0].way)}
+        if found[0].fits
+        else {},
+        "hosts_that_fit": None if found[0].fits else compare.hosts_that_fit(question),
     }

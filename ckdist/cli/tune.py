@@ -16,6 +16,7 @@ from ckdist.regular_file import write_synced
 from ckdist.tokens.tried import load_tried
 from ckdist.topology import default_threads, place
 from ckdist.topology.arithmetic import arithmetic_rate
+from ckdist.train import tuning
 from ckdist.train.config import TrainConfig, from_mapping, override
 from ckdist.train.data.chats import ChatProcess
 from ckdist.train.data.data_files import find_files
@@ -25,17 +26,6 @@ from ckdist.train.longer_context import parse
 from ckdist.train.model import open_model
 from ckdist.train.ranks import training_mesh
 from ckdist.train.trainer import PEAK_FORMATS
-from ckdist.train.tuning import (
-    Expected,
-    as_toml,
-    default_epochs,
-    default_settings,
-    description,
-    entries,
-    expected,
-    fitted,
-    steps_of,
-)
 from ckdist.weights.checkpoint import open_checkpoint
 
 LITTLE_HELD_OUT = 10.0  # per cent of little data that are held out for --early-stopping and --samples
@@ -56,7 +46,7 @@ def run(command: TuneCommand) -> int:
     rate = min(world.gather(arithmetic_rate(threads, cpus, PEAK_FORMATS[config.bf16])))
     if plan:
         report = plan.report if command.dry_run else ()  # a training logs it, too
-        for line in (*report, *description(config, str(command.model), plan.cost, rate)):
+        for line in (*report, *tuning.description(config, str(command.model), plan.cost, rate)):
             log.info("%s", line)
     code = 0 if command.dry_run else trained(config, world)
     world.close()
@@ -67,7 +57,7 @@ class Plan(NamedTuple):
     """The settings of a training, its cost, and the report of its data."""
 
     config: TrainConfig
-    cost: Expected
+    cost: tuning.Expected
     report: tuple[str, ...]
 
 
@@ -81,11 +71,11 @@ def _planned(command: TuneCommand, model: str, world: World, threads: int) -> Pl
     config = replace(config, model_name_or_path=model)
     opened = open_model(config)
     is_left_open = not any(text.partition("=")[0].strip() in BATCH_FIELDS for text in command.set)
-    config, needed = fitted(config, opened, mesh, world.local_size, config.threads or threads, is_left_open)
-    cost = expected(config, opened, cache, mesh.size("dp"), needed)
+    config, needed = tuning.fitted(config, opened, mesh, world.local_size, config.threads or threads, is_left_open)
+    cost = tuning.expected(config, opened, cache, mesh.size("dp"), needed)
     config = replace(config, model_name_or_path=command.model or "")
     if not command.dry_run:
-        write_synced(pathlib.Path(config.output_dir) / SETTINGS_FILE, as_toml(config).encode())
+        write_synced(pathlib.Path(config.output_dir) / SETTINGS_FILE, tuning.as_toml(config).encode())
     return Plan(config, cost, tuple(cache.report.lines()))
 
 
@@ -99,7 +89,7 @@ def _chosen(command: TuneCommand, model: str, world: World) -> tuple[TrainConfig
     stem = "data" if any(character in stem for character in "*?[") else stem
     values = {
         "model_name_or_path": str(command.model),
-        "train_file": entries(command.files),
+        "train_file": tuning.entries(command.files),
         "output_dir": command.output or f"{name}-{stem}",
         "bad_lines": "skip" if command.skip_bad else "error",
         "data_parallel_size": max(1, world.size // command.sequence_parallel_size),
@@ -118,7 +108,9 @@ def _chosen(command: TuneCommand, model: str, world: World) -> tuple[TrainConfig
         raise ConfigError(f"ckdist tune: write --encrypt {asked.encrypt}, not --set encrypt={asked.encrypt}")
     cache = _tokens(asked, model)
     spec = open_checkpoint(model).spec
-    values |= default_settings(cache, spec.max_position, command.full, command.lora_r, command.max_length, asked.method)
+    values |= tuning.default_settings(
+        cache, spec.max_position, command.full, command.lora_r, command.max_length, asked.method
+    )
     if command.learning_rate:
         values["learning_rate"] = command.learning_rate
     if command.early_stopping or command.samples:
@@ -129,9 +121,9 @@ def _chosen(command: TuneCommand, model: str, world: World) -> tuple[TrainConfig
         override(values, text)
     config = from_mapping(values, "ckdist tune")
     if "num_train_epochs" not in given and config.max_steps < 0:
-        epochs = command.epochs or default_epochs(steps_of(config, cache, config.data_parallel_size, 1.0))
+        epochs = command.epochs or tuning.default_epochs(tuning.steps_of(config, cache, config.data_parallel_size, 1.0))
         config = replace(config, num_train_epochs=epochs)
-    steps = steps_of(config, cache, config.data_parallel_size, 1.0)
+    steps = tuning.steps_of(config, cache, config.data_parallel_size, 1.0)
     if "logging_steps" not in given:
         config = replace(config, logging_steps=max(1, min(10, steps // 2)))
     if config.eval_steps and "eval_steps" not in given:

@@ -24,11 +24,10 @@ class BenchConfig(EngineConfig):
     )  # fmt: skip
     tune: bool = option(
         False,
-        "--tune",
-        help=("measure again and store for later runs; comm: the algorithm for each size; model: the prefill layout"),
-    )
+        help="measure again and store for later runs; comm: the algorithm for each size; model: the prefill layout",
+    )  # fmt: skip
     save: str | None = option(
-        None, "--save", metavar="FILE.toml", help="machine: write the measured figures for `ckdist plan --machine FILE`"
+        None, metavar="FILE.toml", help="machine: write the measured figures for `ckdist plan --machine FILE`"
     )
     n_prompt: tuple[int, ...] = sizes(512, "-p", "--n-prompt", help="prompt lengths, e.g. 512 or 128,512; 0: none")
     n_gen: tuple[int, ...] = sizes(128, "-n", "--n-gen", help="generated lengths, e.g. 128 or 32,128; 0: none")
@@ -39,16 +38,12 @@ class BenchConfig(EngineConfig):
         1, "-npl", "--n-parallel", within=(1, 4096), help="sequences that are decoded together, e.g. 1,4,16"
     )
     sweep: str | None = option(
-        None,
-        "--sweep",
-        choices=("threads", "context"),
-        help=(
-            "threads: prefill and decode by number of threads, and the fewest that suffice; context: both over a "
-            "growing context up to --ctx-size, like llama.cpp's sweep-bench"
-        ),
-    )
-    repetitions: int = option(5, "-r", "--repetitions", within=(1, 10000), help="measurements per row")
-    output: str = option("md", "-o", "--output", choices=("json", "md", "csv"), help="format of the rows")
+        None, choices=("threads", "context"),
+        help="threads: prefill and decode by number of threads, and the fewest that suffice; context: both over a "
+        "growing context up to --ctx-size, like llama.cpp's sweep-bench",
+    )  # fmt: skip
+    repetitions: int = option(5, "-r", within=(1, 10000), help="measurements per row")
+    output: str = option("md", "-o", choices=("json", "md", "csv"), help="format of the rows")
 
     def __post_init__(self) -> None:
         super().__post_init__()

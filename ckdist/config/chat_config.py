@@ -12,16 +12,12 @@ from ckdist.errors import ConfigError
 class ChatConfig(SamplingConfig):
     """`ckdist chat`: chat on the terminal with a model in this process or on a server."""
 
-    n_predict: int = option(1024, "-n", "--n-predict", within=(1, 1 << 24), help="most tokens of an answer")
-    system: str | None = option(None, "--system", metavar="TEXT", help="system message before the chat")
-    url: str | None = option(
-        None, "--url", metavar="URL", help="use this server, e.g. http://127.0.0.1:8080, and load no model"
-    )
-    api_key: str | None = option(None, "--api-key", metavar="KEY", secret=True, help="API key for the server at --url")
+    n_predict: int = option(1024, "-n", within=(1, 1 << 24), help="most tokens of an answer")
+    system: str | None = option(None, metavar="TEXT", help="system message before the chat")
+    url: str | None = option(None, metavar="URL", help="use this server, e.g. http://127.0.0.1:8080, and load no model")
+    api_key: str | None = option(None, metavar="KEY", secret=True, help="API key for the server at --url")
 
-    special_tokens_in_text: bool = option(
-        False, "--special-tokens-in-text", help="keep control tokens in the text of messages; not with --url"
-    )
+    special_tokens_in_text: bool = option(False, help="keep control tokens in the text of messages; not with --url")
 
     def __post_init__(self) -> None:
         super().__post_init__()

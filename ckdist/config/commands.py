@@ -12,7 +12,7 @@ class CompletionCommand(Settings):
     """`ckdist completion`: print a completion script for a shell."""
 
     shell: str | None = option(None, "shell", choices=("bash", "zsh", "fish"), help="shell that runs the script")
-    verbose: bool = option(False, "-v", "--verbose", help="log more")
+    verbose: bool = option(False, "-v", help="log more")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,21 +20,18 @@ class CacheCommand(Settings):
     """`ckdist cache`: show, check or shrink the prompts that --cache-disk has kept."""
 
     action: str | None = option(
-        None,
-        "action",
-        choices=("list", "verify", "prune"),
+        None, "action", choices=("list", "verify", "prune"),
         help="list: show the folders; verify: read everything and compare checksums; prune: remove old entries",
-    )
+    )  # fmt: skip
     directory: str | None = option(None, "directory", metavar="DIR", help="the folder of --cache-disk")
     size: int | None = option(
-        None, "--size", kind=int, parse=byte_size, within=(0, 1 << 50), metavar="SIZE",
+        None, parse=byte_size, within=(0, 1 << 50), metavar="SIZE",
         help="prune: most bytes that stay, e.g. 10G; folders and prompts that were not used for the longest time go",
     )  # fmt: skip
     days: float | None = option(
-        None, "--days", kind=float, within=(0, 1e6), metavar="N",
-        help="prune: remove folders that have not changed for N days",
-    )  # fmt: skip
-    verbose: bool = option(False, "-v", "--verbose", help="log more")
+        None, within=(0, 1e6), metavar="N", help="prune: remove folders that have not changed for N days"
+    )
+    verbose: bool = option(False, "-v", help="log more")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -55,32 +52,28 @@ class TrainCommand(Settings):
         None, "file", metavar="CONFIG.toml", help="the configuration; the documentation lists its fields"
     )
     set: tuple[str, ...] = option(
-        (),
-        "--set",
-        repeat=True,
-        metavar="FIELD=VALUE",
+        (), repeat=True, metavar="FIELD=VALUE",
         help="override a field of the configuration, e.g. learning_rate=1e-3; may be repeated",
-    )
+    )  # fmt: skip
     tensor_parallel_size: int | None = option(
-        None, "-tp", "--tensor-parallel-size", kind=int, within=(1, 1 << 16),
+        None, "-tp", within=(1, 1 << 16),
         help="ranks that shard the tensors of each replica (default: the file's value, or 1)",
     )  # fmt: skip
     pipeline_parallel_size: int | None = option(
-        None, "-pp", "--pipeline-parallel-size", kind=int, within=(1, 1 << 16),
-        help="pipeline stages of each replica (default: the file's value, or 1)",
-    )  # fmt: skip
+        None, "-pp", within=(1, 1 << 16), help="pipeline stages of each replica (default: the file's value, or 1)"
+    )
     sequence_parallel_size: int | None = option(
-        None, "-sp", "--sequence-parallel-size", kind=int, within=(1, 1 << 16),
+        None, "-sp", within=(1, 1 << 16),
         help="ranks that divide the tokens of each sequence of a replica (default: the file's value, or 1)",
     )  # fmt: skip
     data_parallel_size: int | None = option(
-        None, "-dp", "--data-parallel-size", kind=int, within=(1, 1 << 16),
+        None, "-dp", within=(1, 1 << 16),
         help="replicas; started on this host if there is no launcher (default: the file's value, or the started ranks)",
     )  # fmt: skip
     trace: str | None = option(
-        None, "--trace", metavar="FILE.json", help="write the newest events of every thread of every rank, for Perfetto"
+        None, metavar="FILE.json", help="write the newest events of every thread of every rank, for Perfetto"
     )
-    verbose: bool = option(False, "-v", "--verbose", help="log more")
+    verbose: bool = option(False, "-v", help="log more")
 
     @property
     def overrides(self) -> tuple[str, ...]:
@@ -98,14 +91,14 @@ GGUF_TYPES = ("f16", "bf16", "f32", "q8_0", "q4_k")
 class ExportCommand(Settings):
     """`ckdist export`: write a Hugging Face folder, or an adapter, as one GGUF file."""
 
-    gguf: bool = option(False, "--gguf", help="write GGUF, the only format")
-    type: str = option("f16", "--type", choices=GGUF_TYPES, help="type of the matrices")
+    gguf: bool = option(False, help="write GGUF, the only format")
+    type: str = option("f16", choices=GGUF_TYPES, help="type of the matrices")
     source: str | None = option(
         None, "source", metavar="IN", help="folder with config.json, safetensors and a tokenizer, or hf:owner/repo"
     )
-    lora: str = option("", "--lora", metavar="DIR", help="write only this adapter of IN, which may be a GGUF too")
+    lora: str = option("", metavar="DIR", help="write only this adapter of IN, which may be a GGUF too")
     target: str | None = option(None, "target", metavar="OUT.gguf", help="file to write")
-    verbose: bool = option(False, "-v", "--verbose", help="log more")
+    verbose: bool = option(False, "-v", help="log more")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,22 +106,20 @@ class PullCommand(Settings):
     """`ckdist pull`: fetch a model by its name, verify it and store it."""
 
     name: str | None = option(None, "name", metavar="NAME", help=NAMES_HELP)
-    accept_license: bool = option(
-        False, "--accept-license", help="accept the model's terms; the error without this flag shows them"
-    )
-    verbose: bool = option(False, "-v", "--verbose", help="log more")
+    accept_license: bool = option(False, help="accept the model's terms; the error without this flag shows them")
+    verbose: bool = option(False, "-v", help="log more")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ListCommand(Settings):
     """`ckdist list`: show the models that -m can name, and those already fetched."""
 
-    verbose: bool = option(False, "-v", "--verbose", help="log more")
+    verbose: bool = option(False, "-v", help="log more")
 
 
 @dataclass(frozen=True, kw_only=True)
 class DoctorConfig(Settings):
     """`ckdist doctor`: show this machine, the features that work on it, its speed, and advice."""
 
-    json: bool = option(False, "--json", help="print one JSON object")
-    verbose: bool = option(False, "-v", "--verbose", help="log more")
+    json: bool = option(False, help="print one JSON object")
+    verbose: bool = option(False, "-v", help="log more")

@@ -17,10 +17,10 @@ class ScoredDataConfig(EngineConfig):
         (), "files", repeat=True, metavar="FILE", help="chats or texts, as train_file of a training"
     )
     tokenizer: str | None = option(
-        None, "--tokenizer", metavar="MODEL", help="model whose tokenizer and template are used (default: the model's)"
+        None, metavar="MODEL", help="model whose tokenizer and template are used (default: the model's)"
     )
-    text_column: str = option("text", "--text-column", metavar="NAME", help="field or column that holds a text")
-    skip_bad: bool = option(False, "--skip-bad", help="leave out records that cannot be used, and count them")
+    text_column: str = option("text", metavar="NAME", help="field or column that holds a text")
+    skip_bad: bool = option(False, help="leave out records that cannot be used, and count them")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -32,12 +32,10 @@ class ScoredDataConfig(EngineConfig):
 class DistillConfig(ScoredDataConfig):
     """`ckdist distill`: write a teacher's log-probabilities of the tokens that a training learns."""
 
-    output: str | None = option(None, "-o", "--output", metavar="OUT", help="file to write; a stopped run continues it")
-    top_k: int = option(
-        64, "--top-k", within=(1, MOST_CHOICES), help="most probable tokens whose log-probabilities are kept"
-    )
+    output: str | None = option(None, "-o", metavar="OUT", help="file to write; a stopped run continues it")
+    top_k: int = option(64, within=(1, MOST_CHOICES), help="most probable tokens whose log-probabilities are kept")
     temperature: float = option(
-        1.0, "--temperature", within=(0.05, 100), help="the logits are divided by this, here and in the student's loss"
+        1.0, within=(0.05, 100), help="the logits are divided by this, here and in the student's loss"
     )
 
     def __post_init__(self) -> None:
@@ -52,13 +50,11 @@ class DistillConfig(ScoredDataConfig):
 class EvaluateConfig(ScoredDataConfig):
     """`ckdist evaluate`: the loss of a model, as the validation loss of a training."""
 
-    max_length: int = option(
-        0, "--max-length", within=(0, 1 << 20), help="truncate chats as a training with this max_length; 0: never"
-    )
+    max_length: int = option(0, within=(0, 1 << 20), help="truncate chats as a training with this max_length; 0: never")
     teacher: str | None = option(
-        None, "--teacher", metavar="FILE", help="file of ckdist distill for the same data: print the divergence, too"
+        None, metavar="FILE", help="file of ckdist distill for the same data: print the divergence, too"
     )
-    json: bool = option(False, "--json", help="print one JSON object")
+    json: bool = option(False, help="print one JSON object")
 
     def __post_init__(self) -> None:
         super().__post_init__()

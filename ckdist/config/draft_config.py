@@ -21,7 +21,7 @@ class DraftFlags(Settings):
         "model's own layer that predicts tokens), off",
     )  # fmt: skip
     model_draft: str | None = option(
-        None, "-md", "--model-draft", metavar="MODEL",
+        None, "-md", metavar="MODEL",
         help="small model that drafts tokens; it needs the same tokenizer, and every rank has a shard of it",
     )  # fmt: skip
     draft_max: int = option(
@@ -35,7 +35,7 @@ class DraftFlags(Settings):
         help="a draft model or the model's own layer stops at a token that it gives a smaller probability",
     )  # fmt: skip
     speculative_config: str | None = option(
-        None, "--speculative-config", metavar="JSON",
+        None, metavar="JSON",
         help='vLLM\'s form of --spec and --draft-max: {"method": "ngram", "num_speculative_tokens": 5}',
     )  # fmt: skip
 

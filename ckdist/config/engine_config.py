@@ -43,125 +43,115 @@ QUANTIZE_TYPES = ("q8_0", "q4_k")
 class EngineConfig(DraftFlags):
     """Settings of every command that runs a model."""
 
-    model: str | None = option(None, "-m", "--model", metavar="MODEL", help=MODEL_HELP)
-    hf_repo: str | None = option(
-        None, "-hf", "-hfr", "--hf-repo", metavar="OWNER/REPO[:QUANT]", help="same as -m hf:..."
-    )
+    model: str | None = option(None, "-m", metavar="MODEL", help=MODEL_HELP)
+    hf_repo: str | None = option(None, "-hf", "-hfr", metavar="OWNER/REPO[:QUANT]", help="same as -m hf:...")
     override_kv: tuple[str, ...] = option(
-        (), "--override-kv", repeat=True, metavar="KEY=TYPE:VALUE",
+        (), repeat=True, metavar="KEY=TYPE:VALUE",
         help="override GGUF metadata, e.g. tokenizer.ggml.pre=str:qwen2; types: int, float, bool, str; may be "
         "repeated, or separated by commas",
     )  # fmt: skip
     ctx_size: int = option(
-        0, "-c", "--ctx-size", within=(0, 1 << 24),
-        help="longest sequence in tokens; 0: chosen from the model and the memory",
-    )  # fmt: skip
-    threads: int = option(
-        0, "-t", "--threads", within=(0, 4096), help="compute threads of one rank; 0: its share of the cores"
+        0, "-c", within=(0, 1 << 24), help="longest sequence in tokens; 0: chosen from the model and the memory"
     )
-    threads_batch: int = option(
-        0, "-tb", "--threads-batch", within=(0, 4096), help="threads for prompts; 0: same as --threads"
-    )
-    batch_size: int = option(2048, "-b", "--batch-size", within=(1, 1 << 20), help="most tokens scheduled in one step")
-    ubatch_size: int = option(512, "-ub", "--ubatch-size", within=(1, 1 << 20), help="most tokens computed at once")
-    parallel: int = option(8, "-np", "--parallel", within=(1, 4096), help="most sequences decoded at once")
+    threads: int = option(0, "-t", within=(0, 4096), help="compute threads of one rank; 0: its share of the cores")
+    threads_batch: int = option(0, "-tb", within=(0, 4096), help="threads for prompts; 0: same as --threads")
+    batch_size: int = option(2048, "-b", within=(1, 1 << 20), help="most tokens scheduled in one step")
+    ubatch_size: int = option(512, "-ub", within=(1, 1 << 20), help="most tokens computed at once")
+    parallel: int = option(8, "-np", within=(1, 4096), help="most sequences decoded at once")
     cache_type_k: str = option(
-        "i16", "-ctk", "--cache-type-k", choices=CACHE_TYPES,
+        "i16", "-ctk", choices=CACHE_TYPES,
         help="type of the cached keys; i16: 16 bits, more precise and faster than f16",
     )  # fmt: skip
-    cache_type_v: str = option("i16", "-ctv", "--cache-type-v", choices=CACHE_TYPES, help="type of the cached values")
+    cache_type_v: str = option("i16", "-ctv", choices=CACHE_TYPES, help="type of the cached values")
     lora: tuple[str, ...] = option(
-        (), "--lora", repeat=True, metavar="[NAME=]FOLDER",
+        (), repeat=True, metavar="[NAME=]FOLDER",
         help="adapter in PEFT's format (adapter_config.json), or a GGUF file; NAME=FOLDER: for the requests that name "
         "it, may be repeated; FOLDER: for all requests",
     )  # fmt: skip
     max_loras: int = option(
-        0, "--max-loras", within=(0, 256),
-        help="adapters at once that requests may name; 0: those of --lora NAME=FOLDER",
-    )  # fmt: skip
-    max_lora_rank: int = option(
-        16, "--max-lora-rank", within=(1, 512), help="largest rank of an adapter that requests may name"
+        0, within=(0, 256), help="adapters at once that requests may name; 0: those of --lora NAME=FOLDER"
     )
+    max_lora_rank: int = option(16, within=(1, 512), help="largest rank of an adapter that requests may name")
     quantize: str | None = option(
-        None, "--quantize", choices=QUANTIZE_TYPES, help="quantize a safetensors model to this type while loading"
+        None, choices=QUANTIZE_TYPES, help="quantize a safetensors model to this type while loading"
     )
     kv_memory: int | None = option(
-        None, "--kv-memory", kind=int, parse=byte_size, within=(1 << 16, 1 << 50), metavar="SIZE",
+        None, parse=byte_size, within=(1 << 16, 1 << 50), metavar="SIZE",
         help="memory for keys and values on each rank, e.g. 4G (default: half of the memory that is free after the "
         "weights, for at most 1048576 tokens or one sequence)",
     )  # fmt: skip
     memory: int | None = option(
-        None, "--memory", kind=int, parse=byte_size, within=(1 << 20, 1 << 50), metavar="SIZE",
+        None, parse=byte_size, within=(1 << 20, 1 << 50), metavar="SIZE",
         help="most memory for the weights, caches and buffers of all ranks of a host (default: the free memory)",
     )  # fmt: skip
     cache_disk: str | None = option(
-        None, "--cache-disk", metavar="DIR[:SIZE]",
+        None, metavar="DIR[:SIZE]",
         help="keep cached prompts in this folder, for later and after a restart; SIZE: most bytes on each host, e.g. "
         "100G (default: half of the free space)",
     )  # fmt: skip
     comm_timeout: float = option(
-        8.0, "--comm-timeout", within=(0.1, 86400), metavar="SECONDS",
+        8.0, within=(0.1, 86400), metavar="SECONDS",
         help="a rank that does not respond for this long within a step is lost",
     )  # fmt: skip
     transport: str = option(
-        "auto", "--transport", choices=CHOICES,
+        "auto", choices=CHOICES,
         help="transport between hosts (shared memory is used within a host); auto: the fastest that works",
     )  # fmt: skip
     encrypt: str = option(
-        "auto", "--encrypt", choices=ENCRYPT,
-        help="encryption between hosts; auto: of tcp, while verbs and mpi are allowed and not encrypted; "
-        "always: tcp alone is used; never: for closed networks",
+        "auto", choices=ENCRYPT,
+        help="encryption between hosts; auto: of tcp, while verbs and mpi are allowed and not encrypted; always: tcp "
+        "alone is used; never: for closed networks",
     )  # fmt: skip
     tensor_parallel_size: int = option(
-        0, "-tp", "--tensor-parallel-size", parse=integer_or_auto, within=(0, 1024),
+        0, "-tp", parse=integer_or_auto, within=(0, 1024),
         help="ranks that shard each layer; started on this host if there is no launcher; 0 or auto: the started "
         "ranks, or one per NUMA node",
     )  # fmt: skip
     pipeline_parallel_size: int = option(
-        0, "-pp", "--pipeline-parallel-size", within=(0, 1024),
+        0, "-pp", within=(0, 1024),
         help="pipeline stages: groups of ranks that each hold consecutive layers; 1: every rank has a shard of every "
         "layer; 0: --layout chooses",
     )  # fmt: skip
     layout: str | None = option(
-        None, "--layout", choices=("auto",),
-        help="auto: choose pipeline or tensor parallelism from the link between hosts, measured at the start "
-        "(default over several hosts without -pp, -tp, --prefill or --experts)",
+        None, choices=("auto",),
+        help="auto: choose pipeline or tensor parallelism from the link between hosts, measured at the start (default "
+        "over several hosts without -pp, -tp, --prefill or --experts)",
     )  # fmt: skip
     tensor_split: str = option(
-        "even", "-ts", "--tensor-split", parse=proportions, metavar="even|auto|N,N,...",
+        "even", "-ts", parse=proportions, metavar="even|auto|N,N,...",
         help="parts of the model by rank or by host; auto: by measured rates of memory if hosts differ, else even",
     )  # fmt: skip
     prefill: str = option(
-        "auto", "--prefill", choices=("auto", "token", "tensor"),
+        "auto", choices=("auto", "token", "tensor"),
         help="layout of prefill; token: ranks shard the prompt's tokens and have whole matrices; tensor: ranks shard "
         "the matrices; auto: the faster one, from prediction and measurement",
     )  # fmt: skip
     prompt_tiles: str = option(
-        "auto", "--prompt-tiles", choices=("auto", "off"),
+        "auto", choices=("auto", "off"),
         help="products of quantised prompts on CPUs with AMX; auto: with weights expanded to bfloat16 tiles, 2 to 3 "
         "times as fast; off: as for generated tokens, whose cached blocks then serve prompts, too",
     )  # fmt: skip
     experts: str = option(
-        "auto", "--experts", choices=("auto", "tensor", "expert"),
+        "auto", choices=("auto", "tensor", "expert"),
         help="layout of experts over several hosts; tensor: shard every expert; expert: place whole experts and send "
         "rows to them; auto: the one with the lower predicted time",
     )  # fmt: skip
     repack: str = option(
-        "auto", "--repack", former="--reorganize", choices=("auto", "dsa", "threads", "off"),
+        "auto", former="--reorganize", choices=("auto", "dsa", "threads", "off"),
         help="answer from the model's file while a DSA queue or threads pack the weights; auto: DSA if present; off: "
         "pack all weights first",
     )  # fmt: skip
-    no_keep_weights: bool = option(False, "--no-keep-weights", help="free the packed weights between two starts")
+    no_keep_weights: bool = option(False, help="free the packed weights between two starts")
     trace: str | None = option(
-        None, "--trace", metavar="FILE.json",
+        None, metavar="FILE.json",
         help="write a timeline of all threads and ranks, for Perfetto (ui.perfetto.dev) or chrome://tracing",
     )  # fmt: skip
     config: str | None = option(
-        None, "--config", metavar="FILE.toml",
-        help="read settings from this file: ctx_size = 4096; a flag wins over a variable such as CKDIST_CTX_SIZE, "
-        "and that over the file",
+        None, metavar="FILE.toml",
+        help="read settings from this file: ctx_size = 4096; a flag wins over a variable such as CKDIST_CTX_SIZE, and "
+        "that over the file",
     )  # fmt: skip
-    verbose: bool = option(False, "-v", "--verbose", help="log more")
+    verbose: bool = option(False, "-v", help="log more")
 
     def __post_init__(self) -> None:
         super().__post_init__()

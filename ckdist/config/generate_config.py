@@ -10,5 +10,5 @@ from ckdist.config.sampling_config import SamplingConfig
 class GenerateConfig(SamplingConfig):
     """`ckdist generate`: continue one prompt on the terminal."""
 
-    prompt: str = option("", "-p", "--prompt", metavar="TEXT", help="text to continue")
-    json: bool = option(False, "--json", help="print one JSON object")
+    prompt: str = option("", "-p", metavar="TEXT", help="text to continue")
+    json: bool = option(False, help="print one JSON object")

@@ -11,70 +11,40 @@ class LaunchCommand(Settings):
     """`ckdist launch`: start a command as several ranks, here or on several hosts, and supervise them."""
 
     ranks: int | None = option(
-        None,
-        "-n",
-        "--ranks",
-        kind=int,
-        within=(1, 256),
-        help="number of ranks (default: one per slot, or per NUMA node)",
+        None, "-n", within=(1, 256), help="number of ranks (default: one per slot, or per NUMA node)"
     )
     hosts: str | None = option(
-        None, "--hosts", metavar="[USER@]HOST[:SLOTS],...", help="hosts, filled in this order (default: this host)"
+        None, metavar="[USER@]HOST[:SLOTS],...", help="hosts, filled in this order (default: this host)"
     )
-    hostfile: str | None = option(
-        None, "--hostfile", metavar="FILE", help="file with one host per line, e.g. node1 slots=2"
-    )
+    hostfile: str | None = option(None, metavar="FILE", help="file with one host per line, e.g. node1 slots=2")
     agent: str | None = option(
-        None,
-        "--agent",
-        metavar="TEMPLATE",
+        None, metavar="TEMPLATE",
         help="program that runs a command on a host, e.g. 'ssh {host} {command}'; words are appended without {command}",
-    )
+    )  # fmt: skip
     on: str | None = option(
-        None,
-        "--on",
-        choices=("ray",),
-        help="take the hosts from a cluster; ray: reserve whole nodes, at most one per rank",
+        None, choices=("ray",), help="take the hosts from a cluster; ray: reserve whole nodes, at most one per rank"
     )
     env: tuple[str, ...] = option(
-        (),
-        "-x",
-        "--env",
-        repeat=True,
-        metavar="NAME[=VALUE]",
+        (), "-x", repeat=True, metavar="NAME[=VALUE]",
         help="pass this variable to ranks on other hosts, in addition to CKDIST_*; may be repeated",
-    )
+    )  # fmt: skip
     restarts: int = option(
-        0,
-        "--restarts",
-        within=(0, 1 << 20),
-        metavar="K",
+        0, within=(0, 1 << 20), metavar="K",
         help="restart all ranks after a rank is lost, at most K times in a row; exit code 2 is never restarted",
-    )
+    )  # fmt: skip
     min_ranks: int | None = option(
-        None,
-        "--min-ranks",
-        kind=int,
-        within=(1, 256),
-        metavar="M",
+        None, within=(1, 256), metavar="M",
         help="continue with at least M ranks if hosts cannot be reached (default: all)",
-    )
+    )  # fmt: skip
     spares: int = option(
-        0,
-        "--spares",
-        within=(0, 255),
-        metavar="N",
+        0, within=(0, 255), metavar="N",
         help="the last N hosts are spares: one takes the ranks of a host that cannot be reached at a restart",
-    )
+    )  # fmt: skip
     stop_timeout: float = option(
-        300.0,
-        "--stop-timeout",
-        within=(0, 86400),
-        metavar="SECONDS",
-        help="limit for ranks to end after SIGTERM, before they are killed",
+        300.0, within=(0, 86400), metavar="SECONDS", help="limit for ranks to end after SIGTERM, before they are killed"
     )
-    no_prefix: bool = option(False, "--no-prefix", help="print the output of ranks without the prefix [RANK]")
-    verbose: bool = option(False, "-v", "--verbose", help="log more")
+    no_prefix: bool = option(False, help="print the output of ranks without the prefix [RANK]")
+    verbose: bool = option(False, "-v", help="log more")
     command: tuple[str, ...] = option(
         (), "command", rest=True, metavar="COMMAND ...", help="command that every rank runs"
     )

@@ -5,7 +5,8 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields
-from typing import TYPE_CHECKING, Any, cast
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, cast, get_args
 
 from ckdist.errors import ConfigError
 
@@ -85,8 +86,9 @@ def option(
 
     Args:
         default: The default; dict for an empty one; dataclasses.MISSING for a required setting.
-        flags: The last one is the long form. A name without dashes is a positional argument.
-        kind: The type of the value, or of an element, if the default does not show it.
+        flags: The last one is the long form; `Settings` adds the name of the field if none is long. A name without
+            dashes is a positional argument.
+        kind: The type of the value, or of an element, if neither the default nor a field of `Settings` shows it.
         parse: Reads the value of a flag. Chosen by the type if None.
         within: Least and greatest allowed value (or element of a list).
         metavar: Name of the value in the help. Default for whole numbers: N.
@@ -102,12 +104,10 @@ def option(
     metadata = {
         "flags": flags,
         "help": help,
-        "kind": shown,
-        "parse": parse or {int: integer, float: real}.get(shown, str),
+        **_reading(shown, parse, metavar),
         "low": low,
         "high": high,
         "choices": choices,
-        "metavar": metavar or ("N" if shown is int else None),
         "repeat": repeat,
         "former": former,
         "rest": rest,
@@ -118,9 +118,34 @@ def option(
     return field(default=default, repr=not secret, metadata=metadata)
 
 
+def _reading(kind: type, parse: Callable[[str], Any] | None, metavar: str | None) -> dict[str, Any]:
+    parse = parse or {int: integer, float: real}.get(kind, str)
+    return {"kind": kind, "parse": parse, "metavar": metavar or ("N" if kind is int else None)}
+
+
+def _element_type(annotation: Any) -> Any:
+    """Returns the type in `int | None`, or in `tuple[int, ...]`."""
+    parts = get_args(annotation)
+    return _element_type(parts[0]) if parts else annotation
+
+
 @dataclass(frozen=True, kw_only=True)
 class Settings:
     """A configuration whose fields are made by `option`. They are checked and converted when it is made."""
+
+    def __init_subclass__(cls, has_flags: bool = True) -> None:
+        """Completes the declarations of the fields: the flag by the name, the type by the annotation."""
+        for name, annotation in cls.__annotations__.items():
+            item, kind = cls.__dict__.get(name), _element_type(annotation)
+            if not isinstance(item, Field):
+                continue
+            declared: dict[str, Any] = dict(item.metadata)
+            if has_flags and all(re.match("-[^-]", flag) for flag in declared["flags"]):
+                declared["flags"] = (*declared["flags"], f"--{name.replace('_', '-')}")
+            if kind in (int, float) and declared["kind"] is str:
+                parse = None if declared["parse"] is str else declared["parse"]
+                declared |= _reading(kind, parse, declared["metavar"])
+            item.metadata = MappingProxyType(declared)
 
     def __post_init__(self) -> None:
         for item in fields(self):

@@ -11,20 +11,13 @@ from ckdist.errors import ConfigError
 class PerplexityConfig(EngineConfig):
     """`ckdist perplexity`: score a text, or save its logits."""
 
-    file: str | None = option(None, "-f", "--file", metavar="FILE", help="text to score")
+    file: str | None = option(None, "-f", metavar="FILE", help="text to score")
     token_ids: tuple[int, ...] | None = option(
-        None,
-        "--token-ids",
-        kind=int,
-        parse=integer_list,
-        within=(0, (1 << 31) - 1),
-        metavar="1,2,3",
+        None, parse=integer_list, within=(0, (1 << 31) - 1), metavar="1,2,3",
         help="token ids to score instead of a text",
-    )
-    save_logits: str | None = option(
-        None, "--save-logits", metavar="OUT.npy", help="write float32 logits (tokens, vocab)"
-    )
-    json: bool = option(False, "--json", help="print one JSON object")
+    )  # fmt: skip
+    save_logits: str | None = option(None, metavar="OUT.npy", help="write float32 logits (tokens, vocab)")
+    json: bool = option(False, help="print one JSON object")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -20,95 +20,72 @@ class PlanConfig(Settings):
     """`ckdist plan`: predict memory and speed of a model on any machine, and compare improvements."""
 
     model: str | None = option(
-        None,
-        "-m",
-        "--model",
-        metavar="MODEL",
+        None, "-m", metavar="MODEL",
         help="GGUF file, folder, config.json, or the name of a shape, e.g. kimi-k2; an unknown name lists all",
-    )
+    )  # fmt: skip
     type: str | None = option(
-        None, "--type", metavar="TYPE", help="type of the matrices of a model without weights, e.g. Q4_K or BF16"
+        None, metavar="TYPE", help="type of the matrices of a model without weights, e.g. Q4_K or BF16"
     )
     quantize: str | None = option(
-        None,
-        "--quantize",
-        choices=QUANTIZE_TYPES,
-        help="plan as if a model without quantization were loaded with --quantize",
+        None, choices=QUANTIZE_TYPES, help="plan as if a model without quantization were loaded with --quantize"
     )
     machine: tuple[str, ...] = option(
-        ("this",), "--machine", metavar="FILE|NAME", repeat=True,
+        ("this",), metavar="FILE|NAME", repeat=True,
         help=f"{MACHINE_HELP}; several are compared; a:2,b:1: one job over hosts that differ",
     )  # fmt: skip
-    hosts: int = option(1, "--hosts", within=(1, 4096), help="number of identical hosts")
-    threads: int = option(0, "-t", "--threads", within=(0, 4096), help="cores of each node; 0: all")
+    hosts: int = option(1, within=(1, 4096), help="number of identical hosts")
+    threads: int = option(0, "-t", within=(0, 4096), help="cores of each node; 0: all")
     context: int = option(
-        0,
-        "-c",
-        "--ctx-size",
-        "--context",
-        within=(0, 1 << 30),
+        0, "-c", "--ctx-size", "--context", within=(0, 1 << 30),
         help="tokens of each sequence; 0: 8192, or the model's limit if it is smaller",
-    )
+    )  # fmt: skip
     sequences: int = option(
-        0,
-        "-np",
-        "--parallel",
-        "--sequences",
-        within=(0, 1 << 20),
+        0, "-np", "--parallel", "--sequences", within=(0, 1 << 20),
         help="sequences that are decoded at once; 0: one, and a table over 1 to 256 users",
-    )
-    n_prompt: int = option(2048, "-p", "--n-prompt", within=(1, 1 << 30), help="tokens of a prompt")
-    n_gen: int = option(256, "-n", "--n-gen", within=(1, 1 << 30), help="tokens to generate after a prompt")
+    )  # fmt: skip
+    n_prompt: int = option(2048, "-p", within=(1, 1 << 30), help="tokens of a prompt")
+    n_gen: int = option(256, "-n", within=(1, 1 << 30), help="tokens to generate after a prompt")
     objective: str = option(
-        "total", "--objective", choices=OBJECTIVES,
+        "total", choices=OBJECTIVES,
         help="order of layouts and machines; total: time of a prompt and its generated tokens",
     )  # fmt: skip
     price: float = option(
-        0.0, "--price", within=(0.0, 1e6), metavar="P", help="price of a host per hour; 0: that of the machine's file"
+        0.0, within=(0.0, 1e6), metavar="P", help="price of a host per hour; 0: that of the machine's file"
     )
-    ubatch_size: int = option(512, "-ub", "--ubatch-size", within=(1, 1 << 20), help="most tokens of a step")
-    cache_type_k: str = option("i16", "-ctk", "--cache-type-k", choices=CACHE_TYPES, help="type of the cached keys")
-    cache_type_v: str = option("i16", "-ctv", "--cache-type-v", choices=CACHE_TYPES, help="type of the cached values")
+    ubatch_size: int = option(512, "-ub", within=(1, 1 << 20), help="most tokens of a step")
+    cache_type_k: str = option("i16", "-ctk", choices=CACHE_TYPES, help="type of the cached keys")
+    cache_type_v: str = option("i16", "-ctv", choices=CACHE_TYPES, help="type of the cached values")
     spec: str = option(
         "off", "--spec-type", "--spec", metavar="DRAFTER",
         help="predict decode with drafts, too: ngram or suffix (guesses take no time), model (--model-draft) or mtp "
         "(the model's own layer that predicts tokens)",
     )  # fmt: skip
-    model_draft: str | None = option(
-        None, "-md", "--model-draft", metavar="MODEL", help="small model that drafts tokens"
-    )
+    model_draft: str | None = option(None, "-md", metavar="MODEL", help="small model that drafts tokens")
     acceptance: float = option(
-        0.7, "--acceptance", within=(0.0, 1.0), metavar="P",
-        help="probability that a drafted token is right if those before it are",
-    )  # fmt: skip
+        0.7, within=(0.0, 1.0), metavar="P", help="probability that a drafted token is right if those before it are"
+    )
     draft_max: int = option(
         16, "--draft", "--draft-n", "--draft-max", within=(1, MAX_DRAFT), help="most drafted tokens of a step"
     )
     train: str | None = option(
-        None, "--train", choices=("full", "lora"), help="plan a training; full: all weights; lora: adapters only"
+        None, choices=("full", "lora"), help="plan a training; full: all weights; lora: adapters only"
     )
     optim: str = option("adamw", "--optim", choices=OPTIMIZERS, help="optimizer of a training")
     zero_stage: int = option(
         1, "--zero-stage", within=(0, 3), help="data of a training that replicas shard, as zero_stage of ckdist train"
     )
     batch_tokens: int = option(
-        2048,
-        "--batch-tokens",
-        within=(1, 1 << 24),
-        help="tokens of each replica in a training step, or in one of its --batches",
+        2048, within=(1, 1 << 24), help="tokens of each replica in a training step, or in one of its --batches"
     )
     batches: int = option(
-        1, "--batches", within=(1, 1 << 16),
+        1, within=(1, 1 << 16),
         help="batches of a training step, run one after the other so that all pipeline stages have work",
     )  # fmt: skip
-    json: bool = option(False, "--json", help="print one JSON object")
+    json: bool = option(False, help="print one JSON object")
     plot: str | None = option(
-        None,
-        "--plot",
-        metavar="FILE.svg",
-        help="draw tokens/s by number of hosts, the roofline, and the memory of a rank",
+        None, metavar="FILE.svg", help="draw tokens/s by number of hosts, the roofline, and the memory of a rank"
     )
-    verbose: bool = option(False, "-v", "--verbose", help="log more")
+    verbose: bool = option(False, "-v", help="log more")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -63,20 +63,17 @@ class RequestDefaultFlags(SamplingDefaults):
     """The flags."""
 
     max_tokens_default: int | None = option(
-        None, "-n", "--n-predict", "--max-tokens-default", kind=int, within=(1, MAX_INTEGER),
+        None, "-n", "--n-predict", "--max-tokens-default", within=(1, MAX_INTEGER),
         help="for requests without a limit: most tokens of an answer (default: all that fit the context; 16 in "
         "/v1/completions, as OpenAI has it)",
     )  # fmt: skip
     reasoning_budget: int = option(
-        -1, "--reasoning-budget", within=(-1, MAX_INTEGER),
-        help="for chats without a budget: most tokens of reasoning; 0: none; -1: no limit",
-    )  # fmt: skip
-    chat_template_file: str | None = option(
-        None, "--chat-template-file", metavar="FILE.jinja", help="chat template in place of the model's"
+        -1, within=(-1, MAX_INTEGER), help="for chats without a budget: most tokens of reasoning; 0: none; -1: no limit"
     )
+    chat_template_file: str | None = option(None, metavar="FILE.jinja", help="chat template in place of the model's")
     chat_template_kwargs: str | None = option(
-        None, "--chat-template-kwargs", parse=json_object, metavar="JSON",
-        help='variables of the chat template that requests may replace, e.g. \'{"enable_thinking": false}\'',
+        None, parse=json_object, metavar="JSON",
+        help="variables of the chat template that requests may replace, e.g. '{\"enable_thinking\": false}'",
     )  # fmt: skip
 
     def __post_init__(self) -> None:

@@ -15,156 +15,140 @@ class ServeConfig(RequestDefaultFlags, EngineConfig):
     """`ckdist serve`: answer the OpenAI API over HTTP."""
 
     host: str = option(
-        "127.0.0.1", "--host", metavar="ADDRESS[,ADDRESS]",
-        help="addresses to listen on, with commas; unix:/path: a Unix socket",
-    )  # fmt: skip
-    ssl_certfile: str | None = option(
-        None, "--ssl-certfile", metavar="FILE.pem", help="serve over TLS with this certificate and its chain"
+        "127.0.0.1", metavar="ADDRESS[,ADDRESS]", help="addresses to listen on, with commas; unix:/path: a Unix socket"
     )
-    ssl_keyfile: str | None = option(None, "--ssl-keyfile", metavar="FILE.pem", help="private key of --ssl-certfile")
-    api_prefix: str = option("", "--api-prefix", metavar="/PATH", help="path in front of all paths, e.g. /llm")
-    port: int = option(8080, "--port", within=(0, 65535), help="port to listen on; 0: any free port")
+    ssl_certfile: str | None = option(
+        None, metavar="FILE.pem", help="serve over TLS with this certificate and its chain"
+    )
+    ssl_keyfile: str | None = option(None, metavar="FILE.pem", help="private key of --ssl-certfile")
+    api_prefix: str = option("", metavar="/PATH", help="path in front of all paths, e.g. /llm")
+    port: int = option(8080, within=(0, 65535), help="port to listen on; 0: any free port")
     further_model: tuple[str, ...] = option(
-        (), "--further-model", repeat=True, metavar="MODEL", facets={"after": "--model"},
+        (), repeat=True, metavar="MODEL", facets={"after": "--model"},
         help="also serve this model, under the name of its file or folder; a second -m is the same",
     )  # fmt: skip
     models: str | None = option(
-        None, "--models", metavar="FILE or FOLDER",
+        None, metavar="FILE or FOLDER",
         help="serve the models of this TOML file, or all in this folder, each as a job of its own",
     )  # fmt: skip
     models_max: int | None = option(
-        None, "--models-max", kind=int, within=(1, 1000),
+        None, within=(1, 1000),
         help="most models in memory at once; the least recently used one without requests is unloaded",
     )  # fmt: skip
     models_memory: int | None = option(
-        None, "--models-memory", kind=int, parse=byte_size, within=(1 << 20, 1 << 50), metavar="SIZE",
+        None, parse=byte_size, within=(1 << 20, 1 << 50), metavar="SIZE",
         help="most memory of all models together (default: the free memory at the start)",
     )  # fmt: skip
     keep_alive: float | None = option(
-        None, "--keep-alive", kind=float, within=(0, 1e9), metavar="SECONDS",
+        None, within=(0, 1e9), metavar="SECONDS",
         help="unload a model that has had no request for this long (default: never)",
     )  # fmt: skip
     allow_model_changes: bool = option(
-        False, "--allow-model-changes",
+        False,
         help="with several models, clients may copy, pull and delete models with Ollama's paths: this fetches and "
         "removes files",
     )  # fmt: skip
-    no_restart: bool = option(
-        False, "--no-restart", help="end the server if its engine ends, instead of starting the engine again"
-    )
+    no_restart: bool = option(False, help="end the server if its engine ends, instead of starting the engine again")
     alias: str | None = option(
-        None, "-a", "--alias", metavar="NAME",
-        help="model name in answers (default: the name of the model's file or folder)",
-    )  # fmt: skip
+        None, "-a", metavar="NAME", help="model name in answers (default: the name of the model's file or folder)"
+    )
     lora_dir: str | None = option(
-        None, "--lora-dir", metavar="DIR",
+        None, metavar="DIR",
         help="clients may load adapters from folders in DIR with /v1/load_lora_adapter, and unload any; needs "
         "--max-loras",
     )  # fmt: skip
     metrics_port: int | None = option(
-        None, "--metrics-port", kind=int, within=(0, 65535),
+        None, within=(0, 65535),
         help="also serve /metrics, /livez and /readyz on this port, without an API key; 0: any free port",
     )  # fmt: skip
     no_auth: bool = option(
-        False, "--no-auth", help="allow other hosts to use the server without an API key; refused without this flag"
+        False, help="allow other hosts to use the server without an API key; refused without this flag"
     )
     api_key: str | None = option(
-        None, "--api-key", metavar="KEY", secret=True,
+        None, metavar="KEY", secret=True,
         help="key that clients must send, or several with commas; ps shows it, so prefer CKDIST_API_KEY",
     )  # fmt: skip
     api_key_file: str | None = option(
-        None, "--api-key-file", metavar="FILE",
+        None, metavar="FILE",
         help="file of mode 600 with one key per line, or one TOML table [[key]] per key; SIGHUP reloads it",
     )  # fmt: skip
-    shared_cache: bool = option(
-        False, "--shared-cache", help="reuse cached prompts across API keys; only cache_salt separates tenants"
-    )
-    special_tokens_in_text: bool = option(
-        False, "--special-tokens-in-text", help="keep control tokens in the text of messages"
-    )
+    shared_cache: bool = option(False, help="reuse cached prompts across API keys; only cache_salt separates tenants")
+    special_tokens_in_text: bool = option(False, help="keep control tokens in the text of messages")
     cors_origin: tuple[str, ...] = option(
-        (), "--cors-origin", repeat=True, metavar="ORIGIN",
+        (), repeat=True, metavar="ORIGIN",
         help="allow web pages of this origin to use the server, e.g. https://chat.example:3000; *: all origins; may "
         "be repeated",
     )  # fmt: skip
     allowed_host: tuple[str, ...] = option(
-        (), "--allowed-host", repeat=True, metavar="NAME",
-        help="allow clients to call a server on loopback by this name, in addition to localhost and addresses; may "
-        "be repeated",
+        (), repeat=True, metavar="NAME",
+        help="allow clients to call a server on loopback by this name, in addition to localhost and addresses; may be "
+        "repeated",
     )  # fmt: skip
     prefill_file: str | None = option(
-        None, "--prefill-file", metavar="FILE",
-        help="compute these prompts before the first request: a text is a system prompt; a file *.jsonl has bodies "
-        "of /v1/cache/prefill, one a line",
+        None, metavar="FILE",
+        help="compute these prompts before the first request: a text is a system prompt; a file *.jsonl has bodies of "
+        "/v1/cache/prefill, one a line",
     )  # fmt: skip
     batch_dir: str | None = option(
-        None, "--batch-dir", metavar="DIR[:SIZE]",
+        None, metavar="DIR[:SIZE]",
         help="folder for /v1/files and /v1/batches, and the most bytes that it may hold (default: no batches; 10G)",
     )  # fmt: skip
     store_responses: float = option(
-        3600.0, "--store-responses", within=(0, 30 * 86400), metavar="SECONDS",
+        3600.0, within=(0, 30 * 86400), metavar="SECONDS",
         help="keep responses and conversations in memory for this long after their last use; 0: never",
     )  # fmt: skip
     slot_save_path: str | None = option(
-        None, "--slot-save-path", metavar="DIR",
+        None, metavar="DIR",
         help="folder for /slots/{id}?action=save and restore; without --cache-disk, DIR/blocks keeps cached prompts",
     )  # fmt: skip
     max_queue: int = option(
-        128, "--max-queue", within=(0, 1 << 16), help="most waiting sequences beyond --parallel; more get HTTP 429"
+        128, within=(0, 1 << 16), help="most waiting sequences beyond --parallel; more get HTTP 429"
     )
     max_running_per_key: int | None = option(
-        None, "--max-running-per-key", kind=int, within=(1, 1 << 31),
+        None, within=(1, 1 << 31),
         help="most sequences of one API key in the engine at once; without keys: of one client address",
     )  # fmt: skip
     max_waiting_per_key: int | None = option(
-        None, "--max-waiting-per-key", kind=int, within=(0, 1 << 31),
+        None, within=(0, 1 << 31),
         help="most sequences of one key that wait beyond --max-running-per-key; more get HTTP 429",
     )  # fmt: skip
     tokens_per_minute_per_key: int | None = option(
-        None, "--tokens-per-minute-per-key", kind=int, within=(1, 1 << 31),
+        None, within=(1, 1 << 31),
         help="most tokens of prompts and answers of one key within a minute; more get HTTP 429",
     )  # fmt: skip
     max_step_ms: float = option(
-        200.0, "--max-step-ms", within=(0, 1e6), metavar="MS",
+        200.0, within=(0, 1e6), metavar="MS",
         help="longest step with prompts while a sequence decodes; smaller: smoother streams; 0: no limit",
     )  # fmt: skip
     max_body: int = option(
-        8 << 20, "--max-body", parse=byte_size, within=(1 << 10, 1 << 30), metavar="SIZE", help="largest request body"
+        8 << 20, parse=byte_size, within=(1 << 10, 1 << 30), metavar="SIZE", help="largest request body"
     )
     pooling: str = option(
-        "auto", "--pooling", choices=("auto", "mean", "last", "cls", "none", "rank"),
-        help="pooling of hidden states into an embedding (auto: from the model's files; none: one per token; "
-        "rank: a decoder answers yes or no for /v1/rerank)",
+        "auto", choices=("auto", "mean", "last", "cls", "none", "rank"),
+        help="pooling of hidden states into an embedding (auto: from the model's files; none: one per token; rank: a "
+        "decoder answers yes or no for /v1/rerank)",
     )  # fmt: skip
-    strict_fields: bool = option(
-        False, "--strict-fields", help="refuse requests with unknown fields, instead of ignoring the fields"
-    )
-    no_webui: bool = option(False, "--no-webui", help="serve only the API, without the web page at /")
+    strict_fields: bool = option(False, help="refuse requests with unknown fields, instead of ignoring the fields")
+    no_webui: bool = option(False, help="serve only the API, without the web page at /")
     log_file: str | None = option(
-        None, "--log-file", metavar="FILE",
-        help="append the log of the HTTP process to this file (default: standard error)",
-    )  # fmt: skip
-    log_format: str = option(
-        "text", "--log-format", choices=("text", "json"), help="format of the log; json: one JSON object per line"
+        None, metavar="FILE", help="append the log of the HTTP process to this file (default: standard error)"
     )
-    no_log_requests: bool = option(False, "--no-log-requests", help="do not log requests")
-    log_prompts: bool = option(False, "--log-prompts", help="log the prompt of each request")
+    log_format: str = option("text", choices=("text", "json"), help="format of the log; json: one JSON object per line")
+    no_log_requests: bool = option(False, help="do not log requests")
+    log_prompts: bool = option(False, help="log the prompt of each request")
     otlp_traces_endpoint: str | None = option(
-        None, "--otlp-traces-endpoint", metavar="URL",
+        None, metavar="URL",
         help="send a trace of each request to this OpenTelemetry collector, e.g. http://127.0.0.1:4318",
     )  # fmt: skip
     timeout: float = option(
-        600.0, "--timeout", within=(1, 86400), metavar="SECONDS",
-        help="end requests that make no progress for this long",
-    )  # fmt: skip
+        600.0, within=(1, 86400), metavar="SECONDS", help="end requests that make no progress for this long"
+    )
     stall_timeout: float = option(
-        60.0, "--stall-timeout", within=(1, 86400), metavar="SECONDS",
-        help="end streams whose client reads nothing for this long",
-    )  # fmt: skip
+        60.0, within=(1, 86400), metavar="SECONDS", help="end streams whose client reads nothing for this long"
+    )
     drain_timeout: float = option(
-        30.0, "--drain-timeout", within=(0, 86400), metavar="SECONDS",
-        help="limit for running requests to finish after SIGTERM",
-    )  # fmt: skip
+        30.0, within=(0, 86400), metavar="SECONDS", help="limit for running requests to finish after SIGTERM"
+    )
 
     @property
     def is_router(self) -> bool:

@@ -14,101 +14,82 @@ class SimulateConfig(Settings):
     """`ckdist simulate`: serve requests in simulated time with the real scheduler, on any number of hosts."""
 
     steps: str | None = option(
-        None, "--steps", metavar="FILE.json",
+        None, metavar="FILE.json",
         help="costs of steps, measured by `ckdist bench steps -o json`; -m and --machine predict them instead",
     )  # fmt: skip
     model: str | None = option(
-        None, "-m", "--model", metavar="MODEL",
+        None, "-m", metavar="MODEL",
         help="predict the costs of a GGUF file, folder, config.json, or the name of a shape, e.g. kimi-k2",
     )  # fmt: skip
     machine: str | None = option(
-        None, "--machine", metavar="FILE|NAME",
+        None, metavar="FILE|NAME",
         help="hosts: machine file (.toml), or a catalogue name, e.g. epyc-9755 (default: this machine)",
     )  # fmt: skip
     type: str | None = option(
-        None, "--type", metavar="TYPE", help="type of the matrices of a model without weights, e.g. Q4_K or BF16"
+        None, metavar="TYPE", help="type of the matrices of a model without weights, e.g. Q4_K or BF16"
     )
-    hosts: int = option(1, "--hosts", within=(1, 100_000), help="total number of hosts")
-    hosts_per_replica: int = option(1, "--hosts-per-replica", within=(1, 100_000), help="hosts of one replica")
+    hosts: int = option(1, within=(1, 100_000), help="total number of hosts")
+    hosts_per_replica: int = option(1, within=(1, 100_000), help="hosts of one replica")
     router: str = option(
-        "round-robin", "--router", choices=("round-robin", "random", "least"),
+        "round-robin", choices=("round-robin", "random", "least"),
         help="choice of the replica for a request; least: the one with the fewest requests",
     )  # fmt: skip
     rate: float | None = option(
-        None,
-        "--rate",
-        kind=float,
-        within=(1e-6, 1e6),
-        metavar="R",
-        help="mean requests per second, random arrivals (Poisson)",
+        None, within=(1e-6, 1e6), metavar="R", help="mean requests per second, random arrivals (Poisson)"
     )
     trace: str | None = option(
-        None, "--trace", metavar="FILE.csv",
+        None, metavar="FILE.csv",
         help="requests from a file: arrival (seconds), prompt, output, optionally prefix and prefix_tokens",
     )  # fmt: skip
     clients: int | None = option(
-        None, "--clients", kind=int, within=(1, 10_000_000),
-        help="number of clients; each sends its next request after it has its answer",
-    )  # fmt: skip
+        None, within=(1, 10_000_000), help="number of clients; each sends its next request after it has its answer"
+    )
     think: float = option(
-        0.0, "--think", within=(0, 1e6), metavar="SECONDS", help="mean pause of a client between answer and request"
+        0.0, within=(0, 1e6), metavar="SECONDS", help="mean pause of a client between answer and request"
     )
-    duration: float = option(
-        3600.0, "--duration", within=(1e-3, 1e9), metavar="SECONDS", help="time in which requests arrive"
-    )
+    duration: float = option(3600.0, within=(1e-3, 1e9), metavar="SECONDS", help="time in which requests arrive")
     prompt_tokens: str = option(
-        "512", "--prompt-tokens", metavar="LENGTHS", help=f"length of prompts without their prefix, {LENGTHS_HELP}"
+        "512", metavar="LENGTHS", help=f"length of prompts without their prefix, {LENGTHS_HELP}"
     )
-    output_tokens: str = option("128", "--output-tokens", metavar="LENGTHS", help=f"length of outputs, {LENGTHS_HELP}")
-    prefix_tokens: int = option(0, "--prefix-tokens", within=(0, 1 << 24), help="length of a shared prefix of prompts")
-    prefixes: int = option(1, "--prefixes", within=(1, 1 << 24), help="number of different prefixes")
-    ctx_size: int = option(8192, "-c", "--ctx-size", within=(16, 1 << 24), help="longest sequence in tokens")
-    ubatch_size: int = option(512, "-ub", "--ubatch-size", within=(1, 1 << 20), help="most tokens of a step")
-    parallel: int = option(8, "-np", "--parallel", within=(1, 4096), help="most sequences at once")
+    output_tokens: str = option("128", metavar="LENGTHS", help=f"length of outputs, {LENGTHS_HELP}")
+    prefix_tokens: int = option(0, within=(0, 1 << 24), help="length of a shared prefix of prompts")
+    prefixes: int = option(1, within=(1, 1 << 24), help="number of different prefixes")
+    ctx_size: int = option(8192, "-c", within=(16, 1 << 24), help="longest sequence in tokens")
+    ubatch_size: int = option(512, "-ub", within=(1, 1 << 20), help="most tokens of a step")
+    parallel: int = option(8, "-np", within=(1, 4096), help="most sequences at once")
     cache_tokens: int = option(
-        0, "--cache-tokens", within=(0, 1 << 31),
-        help="positions of a replica's cache; 0: --parallel times --ctx-size",
-    )  # fmt: skip
-    max_queue: int = option(512, "--max-queue", within=(0, 1 << 20), help="most waiting requests of a replica")
-    max_step_ms: float = option(
-        200.0, "--max-step-ms", within=(0, 1e6), metavar="MS",
-        help="longest step with prompts while a sequence decodes; 0: no limit",
-    )  # fmt: skip
-    pipeline_parallel_size: int = option(
-        1, "-pp", "--pipeline-parallel-size", within=(1, 1024),
-        help="pipeline stages of a replica, which share the cost of a step",
-    )  # fmt: skip
-    stage_hop: float = option(
-        0.0, "--stage-hop", within=(0, 10), metavar="SECONDS", help="delay from one stage to the next"
+        0, within=(0, 1 << 31), help="positions of a replica's cache; 0: --parallel times --ctx-size"
     )
+    max_queue: int = option(512, within=(0, 1 << 20), help="most waiting requests of a replica")
+    max_step_ms: float = option(
+        200.0, within=(0, 1e6), metavar="MS", help="longest step with prompts while a sequence decodes; 0: no limit"
+    )
+    pipeline_parallel_size: int = option(
+        1, "-pp", within=(1, 1024), help="pipeline stages of a replica, which share the cost of a step"
+    )
+    stage_hop: float = option(0.0, within=(0, 10), metavar="SECONDS", help="delay from one stage to the next")
     front_end: float = option(
-        0.0, "--front-end", within=(0, 10), metavar="SECONDS",
+        0.0, within=(0, 10), metavar="SECONDS",
         help="time per request outside the engine's steps: HTTP, and to the scheduler and back",
     )  # fmt: skip
     host_mtbf: float | None = option(
-        None, "--host-mtbf", kind=float, within=(1e-3, 1e9), metavar="HOURS",
+        None, within=(1e-3, 1e9), metavar="HOURS",
         help="mean time between failures of a host; its replica fails with it (default: no failures)",
     )  # fmt: skip
-    restart: float = option(
-        60.0, "--restart", within=(0, 1e6), metavar="SECONDS", help="time until a failed replica serves again"
-    )
+    restart: float = option(60.0, within=(0, 1e6), metavar="SECONDS", help="time until a failed replica serves again")
     first_token: float | None = option(
-        None, "--first-token", kind=float, within=(0, 1e6), metavar="SECONDS",
-        help="goodput objective: most seconds to the first token",
-    )  # fmt: skip
+        None, within=(0, 1e6), metavar="SECONDS", help="goodput objective: most seconds to the first token"
+    )
     per_token: float | None = option(
-        None, "--per-token", kind=float, within=(0, 1e6), metavar="SECONDS",
+        None, within=(0, 1e6), metavar="SECONDS",
         help="goodput objective: most seconds per token, averaged over a request",
     )  # fmt: skip
-    seed: int = option(0, "--seed", within=(0, 1 << 62), help="seed of all random numbers")
-    sample: int = option(
-        0, "--sample", within=(0, 100_000),
-        help="simulate only N replicas and scale the result; 0: all",
-    )  # fmt: skip
-    jobs: int = option(0, "-j", "--jobs", within=(0, 1024), help="processes; 0: one for each core")
-    json: bool = option(False, "--json", help="print one JSON object")
-    plot: str | None = option(None, "--plot", metavar="FILE.svg", help="draw the waiting times (needs the plot extra)")
-    verbose: bool = option(False, "-v", "--verbose", help="log more")
+    seed: int = option(0, within=(0, 1 << 62), help="seed of all random numbers")
+    sample: int = option(0, within=(0, 100_000), help="simulate only N replicas and scale the result; 0: all")
+    jobs: int = option(0, "-j", within=(0, 1024), help="processes; 0: one for each core")
+    json: bool = option(False, help="print one JSON object")
+    plot: str | None = option(None, metavar="FILE.svg", help="draw the waiting times (needs the plot extra)")
+    verbose: bool = option(False, "-v", help="log more")
 
     def __post_init__(self) -> None:
         super().__post_init__()

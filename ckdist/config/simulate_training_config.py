@@ -11,60 +11,45 @@ class SimulateTrainingConfig(Settings):
     """`ckdist simulate-training`: simulate a training step over many hosts, and weeks of failures and checkpoints."""
 
     model: str | None = option(
-        None,
-        "-m",
-        "--model",
-        metavar="MODEL",
-        help="GGUF file, folder, config.json, or the name of a shape, e.g. kimi-k2",
+        None, "-m", metavar="MODEL", help="GGUF file, folder, config.json, or the name of a shape, e.g. kimi-k2"
     )
     machine: str = option(
-        "this", "--machine", metavar="FILE|NAME",
+        "this", metavar="FILE|NAME",
         help="machine file (.toml), `this`, or a catalogue name, e.g. epyc-9755; an unknown name lists all",
     )  # fmt: skip
-    data_parallel_size: int = option(1, "-dp", "--data-parallel-size", within=(1, 1 << 16), help="replicas")
-    tensor_parallel_size: int = option(
-        1, "-tp", "--tensor-parallel-size", within=(1, 1 << 10),
-        help="hosts that shard each layer",
-    )  # fmt: skip
-    pipeline_parallel_size: int = option(
-        1, "-pp", "--pipeline-parallel-size", within=(1, 1 << 10), help="pipeline stages"
-    )
+    data_parallel_size: int = option(1, "-dp", within=(1, 1 << 16), help="replicas")
+    tensor_parallel_size: int = option(1, "-tp", within=(1, 1 << 10), help="hosts that shard each layer")
+    pipeline_parallel_size: int = option(1, "-pp", within=(1, 1 << 10), help="pipeline stages")
     expert_parallel_size: int = option(
-        1, "-ep", "--expert-parallel-size", within=(1, 1 << 16),
-        help="only 1: `ckdist train` has every expert on every replica",
-    )  # fmt: skip
+        1, "-ep", within=(1, 1 << 16), help="only 1: `ckdist train` has every expert on every replica"
+    )
     batches: int = option(
-        0, "--batches", within=(0, 1 << 12),
-        help="batches of each replica in a step, one after the other; 0: four per stage",
-    )  # fmt: skip
-    batch_tokens: int = option(4096, "--batch-tokens", within=(1, 1 << 24), help="tokens of a batch")
-    sequence_tokens: int = option(4096, "--sequence-tokens", within=(1, 1 << 24), help="tokens of a sequence")
+        0, within=(0, 1 << 12), help="batches of each replica in a step, one after the other; 0: four per stage"
+    )
+    batch_tokens: int = option(4096, within=(1, 1 << 24), help="tokens of a batch")
+    sequence_tokens: int = option(4096, within=(1, 1 << 24), help="tokens of a sequence")
     spread: float = option(
-        0.0, "--spread", within=(0, 2), metavar="SIGMA",
+        0.0, within=(0, 2), metavar="SIGMA",
         help="standard deviation of the logarithm of a pass's seconds, from hosts that are sometimes slower",
     )  # fmt: skip
     disk_rate: int = option(
-        1 << 30, "--disk-rate", parse=byte_size, within=(1 << 10, 1 << 50), metavar="SIZE",
+        1 << 30, parse=byte_size, within=(1 << 10, 1 << 50), metavar="SIZE",
         help="bytes per second that a host writes to the checkpoint storage",
     )  # fmt: skip
     host_mtbf: float | None = option(
-        None, "--host-mtbf", kind=float, within=(1e-3, 1e9), metavar="HOURS",
+        None, within=(1e-3, 1e9), metavar="HOURS",
         help="mean time between failures of a host; the job fails with it (default: no failures)",
     )  # fmt: skip
-    restart: float = option(
-        600.0, "--restart", within=(0, 1e6), metavar="SECONDS", help="time from a failure to the next step"
-    )
+    restart: float = option(600.0, within=(0, 1e6), metavar="SECONDS", help="time from a failure to the next step")
     checkpoint_interval: float | None = option(
-        None, "--checkpoint-interval", kind=float, within=(1, 1e9), metavar="SECONDS",
+        None, within=(1, 1e9), metavar="SECONDS",
         help="work between two checkpoints (default: the optimum by Young's formula)",
     )  # fmt: skip
-    days: float = option(30.0, "--days", within=(1e-3, 1e5), metavar="DAYS", help="length of the training")
-    seed: int = option(0, "--seed", within=(0, 1 << 62), help="seed of all random numbers")
-    json: bool = option(False, "--json", help="print one JSON object")
-    plot: str | None = option(
-        None, "--plot", metavar="FILE.svg", help="draw the seconds of a step, the memory and the weeks"
-    )
-    verbose: bool = option(False, "-v", "--verbose", help="log more")
+    days: float = option(30.0, within=(1e-3, 1e5), metavar="DAYS", help="length of the training")
+    seed: int = option(0, within=(0, 1 << 62), help="seed of all random numbers")
+    json: bool = option(False, help="print one JSON object")
+    plot: str | None = option(None, metavar="FILE.svg", help="draw the seconds of a step, the memory and the weeks")
+    verbose: bool = option(False, "-v", help="log more")
 
     def __post_init__(self) -> None:
         super().__post_init__()

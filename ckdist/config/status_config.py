@@ -13,15 +13,11 @@ class StatusConfig(Settings):
 
     url: str = option("http://127.0.0.1:8080", "url", metavar="URL", help="the server (default: http://127.0.0.1:8080)")
     api_key: str | None = option(
-        None,
-        "--api-key",
-        metavar="KEY",
-        secret=True,
-        help="API key for the server; ps shows it, so prefer CKDIST_API_KEY",
+        None, metavar="KEY", secret=True, help="API key for the server; ps shows it, so prefer CKDIST_API_KEY"
     )
-    once: bool = option(False, "--once", help="print the table once, as without a terminal")
-    json: bool = option(False, "--json", help="print one JSON object")
-    verbose: bool = option(False, "-v", "--verbose", help="log more")
+    once: bool = option(False, help="print the table once, as without a terminal")
+    json: bool = option(False, help="print one JSON object")
+    verbose: bool = option(False, "-v", help="log more")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -19,19 +19,16 @@ class DataCommand(Settings):
     files: tuple[str, ...] = option(
         (), "files", repeat=True, metavar="FILE", help="files, patterns or folders, as train_file of a training"
     )
-    model: str | None = option(None, "-m", "--model", metavar="MODEL", help=NAMES_HELP)
-    samples: int = option(2, "--samples", within=(0, 1000), help="sequences that are shown")
+    model: str | None = option(None, "-m", metavar="MODEL", help=NAMES_HELP)
+    samples: int = option(2, within=(0, 1000), help="sequences that are shown")
     method: str = option(
-        "sft", "--method", choices=("sft", "dpo", "orpo", "kto"), help="read the records as this method of a training"
+        "sft", choices=("sft", "dpo", "orpo", "kto"), help="read the records as this method of a training"
     )
-    text_column: str = option("text", "--text-column", metavar="NAME", help="field or column that holds a text")
+    text_column: str = option("text", metavar="NAME", help="field or column that holds a text")
     max_length: int = option(
-        0,
-        "--max-length",
-        within=(0, 1 << 20),
-        help="count the tokens that a training with this max_length loses; 0: none",
+        0, within=(0, 1 << 20), help="count the tokens that a training with this max_length loses; 0: none"
     )
-    verbose: bool = option(False, "-v", "--verbose", help="log more")
+    verbose: bool = option(False, "-v", help="log more")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -48,77 +45,55 @@ class TuneCommand(Settings):
     files: tuple[str, ...] = option(
         (), "files", repeat=True, metavar="FILE", help="chats or texts: files, patterns or folders"
     )
-    model: str | None = option(None, "-m", "--model", metavar="MODEL", help=NAMES_HELP)
-    output: str = option(
-        "", "-o", "--output", metavar="DIR", help="folder of the result (default: MODEL-FILE in this folder)"
-    )
-    full: bool = option(False, "--full", help="train all weights (default: a LoRA adapter on all linear layers)")
+    model: str | None = option(None, "-m", metavar="MODEL", help=NAMES_HELP)
+    output: str = option("", "-o", metavar="DIR", help="folder of the result (default: MODEL-FILE in this folder)")
+    full: bool = option(False, help="train all weights (default: a LoRA adapter on all linear layers)")
     method: str = option(
-        "sft",
-        "--method",
-        choices=("sft", "dpo", "orpo", "kto", "reward", "grpo"),
+        "sft", choices=("sft", "dpo", "orpo", "kto", "reward", "grpo"),
         help="learn the texts and answers; from preferences: chosen and rejected (dpo, orpo), or labels (kto); to "
         "score answers (reward); or from rewards of sampled answers (grpo)",
-    )
-    beta: float = option(
-        0.0, "--beta", within=(0, 1e3), metavar="B", help="strength of a preference's loss (default: 0.1)"
-    )
+    )  # fmt: skip
+    beta: float = option(0.0, within=(0, 1e3), metavar="B", help="strength of a preference's loss (default: 0.1)")
     teacher: str = option(
-        "",
-        "--teacher",
-        metavar="FILE",
-        help="file of ckdist distill for the same data: learn the teacher's probabilities",
+        "", metavar="FILE", help="file of ckdist distill for the same data: learn the teacher's probabilities"
     )
     epochs: float = option(
-        0.0, "--epochs", within=(0, 1e6), metavar="N", help="passes over the data (default: 3, more for little data)"
+        0.0, within=(0, 1e6), metavar="N", help="passes over the data (default: 3, more for little data)"
     )
     learning_rate: float = option(
-        0.0,
-        "--learning-rate",
-        "--lr",
-        within=(0, 1e3),
-        metavar="RATE",
+        0.0, "--learning-rate", "--lr", within=(0, 1e3), metavar="RATE",
         help="peak rate (default: 2e-4, 2e-5 with --full; a tenth for preferences)",
-    )
+    )  # fmt: skip
     samples: int = option(
-        0, "--samples", within=(0, 64), metavar="N", help="held-out prompts that are continued at each validation loss"
+        0, within=(0, 64), metavar="N", help="held-out prompts that are continued at each validation loss"
     )
     early_stopping: int = option(
-        0,
-        "--early-stopping",
-        within=(0, 1 << 20),
-        metavar="N",
+        0, within=(0, 1 << 20), metavar="N",
         help="end after N validation losses without an improvement, ten of them an epoch; the result is the best model",
-    )
+    )  # fmt: skip
     lora_r: int = option(16, "--lora-r", "--lora-rank", within=(1, 1 << 14), help="rank of the adapter's matrices")
     max_length: int = option(
-        0,
-        "--max-length",
-        "--max-seq-length",
-        within=(0, 1 << 20),
+        0, "--max-length", "--max-seq-length", within=(0, 1 << 20),
         help="longest sequence in tokens (default: the longest chat, if <= 2048)",
-    )
-    set: tuple[str, ...] = option(
-        (), "--set", repeat=True, metavar="FIELD=VALUE", help="set any field of a training, e.g. weight_decay=0.1"
-    )
-    skip_bad: bool = option(False, "--skip-bad", help="leave out records that cannot be used, and count them")
-    dry_run: bool = option(False, "--dry-run", help="show the settings, the memory and the hours, and do not train")
-    data_parallel_size: int | None = option(
-        None, "-dp", "--data-parallel-size", kind=int, within=(1, 1 << 16),
-        help="replicas; started on this host if there is no launcher (default: 1)",
     )  # fmt: skip
+    set: tuple[str, ...] = option(
+        (), repeat=True, metavar="FIELD=VALUE", help="set any field of a training, e.g. weight_decay=0.1"
+    )
+    skip_bad: bool = option(False, help="leave out records that cannot be used, and count them")
+    dry_run: bool = option(False, help="show the settings, the memory and the hours, and do not train")
+    data_parallel_size: int | None = option(
+        None, "-dp", within=(1, 1 << 16), help="replicas; started on this host if there is no launcher (default: 1)"
+    )
     sequence_parallel_size: int = option(
-        1, "-sp", "--sequence-parallel-size", within=(1, 1 << 16),
+        1, "-sp", within=(1, 1 << 16),
         help="ranks of each replica that divide the tokens of a sequence: for contexts that do not fit one",
     )  # fmt: skip
     rope_scaling: str = option(
-        "",
-        "--rope-scaling",
-        metavar="KIND:FACTOR",
+        "", metavar="KIND:FACTOR",
         help="with --full: train for FACTOR times the model's context; KIND is linear, yarn or llama3",
-    )
-    encrypt: str = option("auto", "--encrypt", choices=ENCRYPT, help="encryption between hosts, as of ckdist serve")
-    verbose: bool = option(False, "-v", "--verbose", help="log more")
+    )  # fmt: skip
+    encrypt: str = option("auto", choices=ENCRYPT, help="encryption between hosts, as of ckdist serve")
+    verbose: bool = option(False, "-v", help="log more")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -130,15 +105,13 @@ class TuneCommand(Settings):
 class MergeCommand(Settings):
     """`ckdist merge`: write a model with an adapter added to its weights."""
 
-    model: str | None = option(None, "-m", "--model", metavar="MODEL", help=NAMES_HELP)
-    lora: str = option("", "--lora", metavar="DIR", help="the adapter's folder, or its GGUF file")
+    model: str | None = option(None, "-m", metavar="MODEL", help=NAMES_HELP)
+    lora: str = option("", metavar="DIR", help="the adapter's folder, or its GGUF file")
     target: str | None = option(
         None, "target", metavar="OUT", help="folder to write, or a file whose name ends in .gguf (a GGUF's only form)"
     )
-    type: str = option(
-        "", "--type", choices=("", *GGUF_TYPES), help="type of the matrices (default: bf16, in a GGUF f16)"
-    )
-    verbose: bool = option(False, "-v", "--verbose", help="log more")
+    type: str = option("", choices=("", *GGUF_TYPES), help="type of the matrices (default: bf16, in a GGUF f16)")
+    verbose: bool = option(False, "-v", help="log more")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -154,22 +127,15 @@ class PushCommand(Settings):
 
     adapter: str | None = option(None, "adapter", metavar="ADAPTER", help="the adapter's folder, or its GGUF file")
     url: str = option("http://127.0.0.1:8080", "url", metavar="URL", help="the server (default: http://127.0.0.1:8080)")
-    name: str = option("", "--name", metavar="NAME", help="the name that requests give as model")
+    name: str = option("", metavar="NAME", help="the name that requests give as model")
     copy_to: str | None = option(
-        None,
-        "--copy-to",
-        metavar="DIR",
-        help="the server's --lora-dir as this host sees it: copy the adapter to DIR/NAME first",
+        None, metavar="DIR", help="the server's --lora-dir as this host sees it: copy the adapter to DIR/NAME first"
     )
-    replace: bool = option(False, "--replace", help="replace an adapter of this name; requests that run keep theirs")
+    replace: bool = option(False, help="replace an adapter of this name; requests that run keep theirs")
     api_key: str | None = option(
-        None,
-        "--api-key",
-        metavar="KEY",
-        secret=True,
-        help="API key for the server; ps shows it, so prefer CKDIST_API_KEY",
+        None, metavar="KEY", secret=True, help="API key for the server; ps shows it, so prefer CKDIST_API_KEY"
     )
-    verbose: bool = option(False, "-v", "--verbose", help="log more")
+    verbose: bool = option(False, "-v", help="log more")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -13,18 +13,9 @@ from ckdist.comm.transports.link import Link
 from ckdist.errors import ConfigError, LayoutError
 from ckdist.mesh import Mesh
 from ckdist.models.spec import ModelSpec
+from ckdist.plan import simulated_training as simulated
 from ckdist.plan.cluster import Cluster
 from ckdist.plan.cost import Times
-from ckdist.plan.simulated_training import (
-    BACKWARD,
-    BACKWARD_KEYS,
-    FORWARD,
-    Batches,
-    TrainingCost,
-    TrainingHost,
-    TrainingMesh,
-    operations_of,
-)
 from ckdist.plan.trained_model import trained_model
 from ckdist.program.training_tracer import TrainingTracer
 from ckdist.train.data.divided_batch import tokens_of_rank
@@ -128,30 +119,36 @@ def _answer(spec: ModelSpec, cluster: Cluster, tokens: int, setup: Setup, mesh: 
     if sum(memory.values()) > cluster.rank_memory:
         return TrainingAnswer(mesh, memory, None, 0)
     trained = sum(w.elements for w in whole.weights if w.name in set(names))
-    cost = _cost(spec, cluster, mesh, Batches(batches, tokens, tokens), trained)
+    cost = _cost(spec, cluster, mesh, simulated.Batches(batches, tokens, tokens), trained)
     return TrainingAnswer(mesh, memory, _times(cost), tokens * batches * mesh.size("dp"))
 
 
-def _cost(spec: ModelSpec, cluster: Cluster, mesh: Mesh, batches: Batches, trained: float) -> TrainingCost:
+def _cost(
+    spec: ModelSpec, cluster: Cluster, mesh: Mesh, batches: simulated.Batches, trained: float
+) -> simulated.TrainingCost:
     """The cost with a rank in place of each host. The ranks of a replica may share a host's memory."""
     machine, ranks = cluster.machine, cluster.local_size
-    size = TrainingMesh(*(mesh.size(axis) for axis in ("dp", "tp", "pp", "sp")))
+    size = simulated.TrainingMesh(*(mesh.size(axis) for axis in ("dp", "tp", "pp", "sp")))
     within = size.tp * size.pp * size.sp <= ranks
     near = Link(machine.barrier_seconds(machine.total_cores), machine.rank_rate)
     bandwidth = machine.nodes * machine.bandwidth / ranks
     link = machine.link if cluster.hosts > 1 else near
     inner = near if within else machine.link
-    host = TrainingHost(operations_of(machine) / ranks, cluster.rank_memory, bandwidth, link, inner=inner)
+    host = simulated.TrainingHost(
+        simulated.operations_of(machine) / ranks, cluster.rank_memory, bandwidth, link, inner=inner
+    )
     # layers are computed again in the backward pass; a frozen matrix has no gradient of its own
-    backward = BACKWARD + FORWARD if trained > 0.5 * trained_model(spec).parameters else BACKWARD
-    return TrainingCost(trained_model(spec), host, size, batches, backward, trained)
+    backward = (
+        simulated.BACKWARD + simulated.FORWARD if trained > 0.5 * trained_model(spec).parameters else simulated.BACKWARD
+    )
+    return simulated.TrainingCost(trained_model(spec), host, size, batches, backward, trained)
 
 
-def _times(cost: TrainingCost) -> Times:
+def _times(cost: simulated.TrainingCost) -> Times:
     """Seconds of a step, with the bubble of 1F1B: (stages - 1) batches of waiting."""
     count, stages = cost.batches.count, cost.mesh.pp
     batch = cost.forward() + cost.backward() + (2 * cost.hop() if stages > 1 else 0.0)
-    exchanged = 2 * cost.sums() + (1 + BACKWARD_KEYS) * cost.gathers()
+    exchanged = 2 * cost.sums() + (1 + simulated.BACKWARD_KEYS) * cost.gathers()
     computed = count * (cost.forward() + cost.backward() - exchanged)
     sent = count * (batch - cost.forward() - cost.backward() + exchanged) + cost.gradients()
     return Times(cost.update(), computed, link=sent, latency=(stages - 1) * batch)

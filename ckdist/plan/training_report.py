@@ -8,24 +8,21 @@ import numpy as np
 
 from ckdist.errors import ConfigError
 from ckdist.layouts.memory_sizes import gigabytes
+from ckdist.plan import simulated_training as simulated
 from ckdist.plan.serving_report import in_columns
-from ckdist.plan.simulated_training import (
-    UNCERTAINTY,
-    PipelineTimes,
-    Reliability,
-    TrainingCost,
-    best_interval,
-    pipeline,
-    step_seconds,
-    weeks,
-)
 
 LEAST_MTBF = 60.0  # seconds, of a whole job
 MOST_PASSES = 4_000_000
 
 
 def training_report(
-    cost: TrainingCost, spread: float, host_mtbf: float, restart: float, interval: float | None, days: float, seed: int
+    cost: simulated.TrainingCost,
+    spread: float,
+    host_mtbf: float,
+    restart: float,
+    interval: float | None,
+    days: float,
+    seed: int,
 ) -> dict[str, Any]:
     """Simulates a training of `days` and returns its results.
 
@@ -40,8 +37,10 @@ def training_report(
             "give a longer --host-mtbf"
         )
     checkpoint = cost.checkpoint()
-    chosen = best_interval(mtbf, checkpoint) if interval is None else interval
-    passed = weeks(Reliability(mtbf, restart, checkpoint, chosen), days * 86400, np.random.default_rng([seed, 1]))
+    chosen = simulated.best_interval(mtbf, checkpoint) if interval is None else interval
+    passed = simulated.weeks(
+        simulated.Reliability(mtbf, restart, checkpoint, chosen), days * 86400, np.random.default_rng([seed, 1])
+    )
     memory = cost.memory()
     operations = (1 + 2) * 2.0 * cost.model.active * cost.tokens  # of weights, forward and backward
     return {
@@ -67,7 +66,7 @@ def training_report(
     }
 
 
-def _step(cost: TrainingCost, spread: float, seed: int) -> tuple[float, list[PipelineTimes]]:
+def _step(cost: simulated.TrainingCost, spread: float, seed: int) -> tuple[float, list[simulated.PipelineTimes]]:
     """Returns the seconds of a step and the times of its replicas. Without `spread` one replica stands for all."""
     mesh, batches = cost.mesh, cost.batches.count
     replicas = mesh.dp if spread else 1
@@ -78,13 +77,15 @@ def _step(cost: TrainingCost, spread: float, seed: int) -> tuple[float, list[Pip
         )
     hop = cost.hop() if mesh.pp > 1 else 0.0
     times = [
-        pipeline(mesh.pp, batches, cost.forward(), cost.backward(), hop, spread, np.random.default_rng([seed, 0, i]))
+        simulated.pipeline(
+            mesh.pp, batches, cost.forward(), cost.backward(), hop, spread, np.random.default_rng([seed, 0, i])
+        )
         for i in range(replicas)
     ]
-    return step_seconds(cost, times), times
+    return simulated.step_seconds(cost, times), times
 
 
-def _parts(cost: TrainingCost, times: list[PipelineTimes]) -> dict[str, float]:
+def _parts(cost: simulated.TrainingCost, times: list[simulated.PipelineTimes]) -> dict[str, float]:
     """Returns the parts of a step's seconds, for the slowest replica."""
     slowest, count = max(times, key=lambda one: one.seconds), cost.batches.count
     parts = {
@@ -93,10 +94,10 @@ def _parts(cost: TrainingCost, times: list[PipelineTimes]) -> dict[str, float]:
         "gradients": cost.gradients(),
         "optimizer": cost.update(),
     }
-    return {"computing": step_seconds(cost, times) - sum(parts.values()), **parts}
+    return {"computing": simulated.step_seconds(cost, times) - sum(parts.values()), **parts}
 
 
-def training_lines(found: Mapping[str, Any], cost: TrainingCost) -> list[str]:
+def training_lines(found: Mapping[str, Any], cost: simulated.TrainingCost) -> list[str]:
     """Formats the report as text."""
     mesh, step = cost.mesh, found["step_seconds"]
     parts = ", ".join(f"{n} {v / step:.0%}" for n, v in found["step_parts"].items() if v > 0.005 * step)
@@ -105,7 +106,7 @@ def training_lines(found: Mapping[str, Any], cost: TrainingCost) -> list[str]:
     rows = [
         ("mesh", f"dp {mesh.dp} x tp {mesh.tp} x pp {mesh.pp}: {found['hosts']} hosts"),
         ("step", f"{step:.4g} s for {found['tokens_of_step']} tokens, {found['tokens_per_second']:.5g} tokens/s"),
-        ("", f"times may be wrong by {UNCERTAINTY:.0%} either way"),
+        ("", f"times may be wrong by {simulated.UNCERTAINTY:.0%} either way"),
         ("", parts),
         ("bubble", f"{found['bubble']:.1%} of the computing"),
         ("operations", f"{found['operations_part']:.1%} of the rate that the hosts' products reach"),

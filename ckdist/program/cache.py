@@ -29,10 +29,13 @@ class CacheArray:
     lifetime: str = "token"  # of `enum ckdist_lifetime`
 
     def fields(self, types: CacheTypes) -> dict[str, Any]:
-        """The fields of a `struct ckdist_cache_array`. Arrays of sequences are in f32, some of tokens in f32 or f16."""
+        """The fields of a `struct ckdist_cache_array`. Arrays of sequences are in f32, some of tokens in f32 or f16.
+
+        An index is in i16 if the cache has integers.
+        """
         kind = "f32" if self.lifetime == "sequence" and self.name != "latent" else types[self.name == "values"]
         if self.name.endswith(("index", "entries")) and kind != "f32":
-            kind = "f16"
+            kind = "i16" if self.name == "index" and kind not in ("f16", "bf16") else "f16"
         return {**vars(self), "type": KV_TYPES[kind]}
 
 

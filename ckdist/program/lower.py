@@ -179,6 +179,22 @@ class ServingLowering(Lowering):
         self.next_slot()
         return results
 
+    def is_exchanged(self, value: Value) -> bool:
+        """True if an all_to_all reads a value."""
+        reader = self.graph.reader(value)
+        return reader is not None and reader.op == "all_to_all"
+
+    def head_results(self, out: Value) -> tuple[ValueIndex, bool]:
+        """The buffer for all tokens of this rank's heads, and whether an all_to_all exchanges them for tokens."""
+        width, exchanged = out.dims[-1].local(self.mesh), self.is_exchanged(out)
+        if exchanged:
+            most = max(out.dims[-1].local(mesh) for mesh in self.peers)
+            self.at[out.name] = self.slot(width, self.max_tokens, most)
+            self.next_slot()
+        else:
+            self.at[out.name] = self.buffer("arena", width)
+        return self.at[out.name], exchanged
+
     def _host_rows(self) -> str:
         """A name of `enum ckdist_host_rows`."""
         if not self.host_rows:

@@ -35,23 +35,11 @@ from ckdist.serve.problems import Problem
 from ckdist.serve.request_log import note_problem
 from ckdist.serve.service import Service
 
-PATHS = (
-    *status.PATHS,
-    *openai.PATHS,
-    *stored_responses.PATHS,
-    *conversations.PATHS,
-    *anthropic.PATHS,
-    *file_batches.PATHS,
-    *message_batches.PATHS,
-    *llama_server.PATHS,
-    *ollama.PATHS,
-    *embeddings.PATHS,
-    *tokens.PATHS,
-    *prompt_cache.PATHS,
-    *slot_actions.PATHS,
-    *lora_paths.PATHS,
-    *absent.PATHS,
-)
+ROOMS = (
+    status, openai, stored_responses, conversations, anthropic, file_batches, message_batches, llama_server, ollama,
+    embeddings, tokens, prompt_cache, slot_actions, lora_paths, absent,
+)  # fmt: skip
+PATHS = tuple(path for room in ROOMS for path in room.PATHS)
 CODES = {404: "unknown_url", 405: "method_not_supported"}
 
 

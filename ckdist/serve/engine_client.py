@@ -15,22 +15,7 @@ from typing import Any
 import zmq
 
 from ckdist.engine import messages
-from ckdist.engine.messages import (
-    Abort,
-    AdapterScales,
-    Done,
-    Drain,
-    Embed,
-    Embedding,
-    Failure,
-    Hello,
-    LoadAdapter,
-    Status,
-    Submit,
-    Tokens,
-    UnloadAdapter,
-    Watch,
-)
+from ckdist.engine import messages as records
 from ckdist.engine.queue_place import ANY_PLACE, QueuePlace
 from ckdist.engine.sampling_params import SamplingParams
 from ckdist.engine.tenant import ONE_TENANT
@@ -53,7 +38,7 @@ class Generation:
         self._ids: dict[str, int] = {}  # numbers of the running sequences
         self._prompt_tokens: dict[int, int] = {}
         self._has_tokens = False
-        self._arrived: deque[tuple[int, Tokens | Embedding]] = deque()
+        self._arrived: deque[tuple[int, records.Tokens | records.Embedding]] = deque()
         self._waiter: asyncio.Future[None] | None = None
         self._problem: Problem | None = None
         self.progress_at = time.monotonic()
@@ -78,11 +63,11 @@ class Generation:
         sampling: SamplingParams,
         tenant: bytes | None = ONE_TENANT,
         place: QueuePlace = ANY_PLACE,
-        adapters: AdapterScales = (),
+        adapters: records.AdapterScales = (),
     ) -> None:
         """Starts sequence `number`. Raises Problem 503 if the engine accepts nothing."""
         self._prompt_tokens[number] = len(prompt) // messages.TOKEN_BYTES
-        self._start(number, Submit(EngineClient.new_id(), prompt, sampling, tenant, place, adapters=adapters))
+        self._start(number, records.Submit(EngineClient.new_id(), prompt, sampling, tenant, place, adapters=adapters))
 
     def embed(
         self,
@@ -97,9 +82,9 @@ class Generation:
 
         `first_text`: tokens of the first text, if the prompt is a pair of texts.
         """
-        self._start(number, Embed(EngineClient.new_id(), prompt, pooling, first_text, tenant, place))
+        self._start(number, records.Embed(EngineClient.new_id(), prompt, pooling, first_text, tenant, place))
 
-    def _start(self, number: int, message: Submit | Embed) -> None:
+    def _start(self, number: int, message: records.Submit | records.Embed) -> None:
         self._client.submit(self, message)
         self._ids[message.id] = number
 
@@ -109,7 +94,7 @@ class Generation:
             del self._ids[sequence_id]
             self._client.abort(sequence_id)
 
-    async def next(self) -> list[tuple[int, Tokens | Embedding]]:
+    async def next(self) -> list[tuple[int, records.Tokens | records.Embedding]]:
         """Waits for messages. Returns all that arrived since the last call, as (sequence number, message).
 
         Raises a Problem if the engine refused a sequence, failed or became
@@ -125,10 +110,10 @@ class Generation:
         self.progress_at = time.monotonic()
         return arrived
 
-    def deliver(self, message: Tokens | Embedding) -> None:
+    def deliver(self, message: records.Tokens | records.Embedding) -> None:
         """Takes a message of one of the sequences."""
         number = self._ids[message.id]
-        if isinstance(message, Embedding):
+        if isinstance(message, records.Embedding):
             del self._ids[message.id]
         else:
             if message.finish_reason is not None:
@@ -147,7 +132,7 @@ class Generation:
             return
         for sequence_id, number in list(self._ids.items()):
             self._client.abort(sequence_id)
-            self._arrived.append((number, Tokens(sequence_id, [], "length", self._prompt_tokens[number])))
+            self._arrived.append((number, records.Tokens(sequence_id, [], "length", self._prompt_tokens[number])))
         self._ids.clear()
         self._wake()
 
@@ -209,7 +194,7 @@ class EngineClient:
         self._socket.setsockopt(zmq.MAXMSGSIZE, messages.MAX_MESSAGE_BYTES)
         self._socket.connect(self.endpoint)
         self._loop.add_reader(self._socket.fileno(), self._drain_socket)
-        self._send(Hello())
+        self._send(records.Hello())
         self._ticker = self._loop.call_soon(self._tick)
 
     def close(self) -> None:
@@ -254,11 +239,11 @@ class EngineClient:
 
     def watch(self) -> None:
         """Requests the ranks' counters for the next WATCH_SECONDS."""
-        self._send(Watch())
+        self._send(records.Watch())
 
     def drain(self) -> None:
         """Makes rank 0 finish the running sequences and refuse new ones."""
-        self._drain_pending = not self._send(Drain())
+        self._drain_pending = not self._send(records.Drain())
 
     def end_early(self, reason: str) -> None:
         """Ends all requests with the tokens that they have; those without any token with 503 and `reason`."""
@@ -270,7 +255,7 @@ class EngineClient:
         self._lost = reason
         self._announce()
 
-    def submit(self, generation: Generation, message: Submit | Embed) -> None:
+    def submit(self, generation: Generation, message: records.Submit | records.Embed) -> None:
         """Starts a sequence of `generation`.
 
         If the account is full, the sequence starts later. Raises Problem 503 if the engine accepts nothing.
@@ -287,7 +272,7 @@ class EngineClient:
             raise Problem(503, f"the engine has not read the last {MAX_UNSENT} messages; try again later")
         self._generations[message.id] = generation
 
-    async def call(self, message: LoadAdapter | UnloadAdapter) -> None:
+    async def call(self, message: records.LoadAdapter | records.UnloadAdapter) -> None:
         """Sends a message and waits until rank 0 has executed it. Raises Problem if rank 0 refuses."""
         if problem := self.unavailable():
             raise problem
@@ -305,7 +290,7 @@ class EngineClient:
         if generation is None:
             return
         if sequence_id not in generation.account.held:
-            self._send(Abort(sequence_id))
+            self._send(records.Abort(sequence_id))
         self._end(sequence_id)
 
     def _end(self, sequence_id: str | None) -> Generation | None:
@@ -321,7 +306,7 @@ class EngineClient:
             held.send(account, held.message)
         return generation
 
-    def send_held(self, account: Account, message: Submit | Embed) -> None:
+    def send_held(self, account: Account, message: records.Submit | records.Embed) -> None:
         """Sends a message that `account` held."""
         account.running += 1
         if not self._send(message):
@@ -354,27 +339,27 @@ class EngineClient:
 
     def _handle(self, message: messages.FromRank0) -> None:
         self._heard_at = time.monotonic()
-        if isinstance(message, Status):
+        if isinstance(message, records.Status):
             self._reported, self.error = message.state, message.error
             self.model, self.stats = message.model, message.stats
             self.ranks, self.adapters, self.clock = message.ranks, message.adapters, message.clock
             self._announce()
             return
         call = None if message.id is None else self._calls.pop(message.id, None)
-        if call is not None or isinstance(message, Done):
+        if call is not None or isinstance(message, records.Done):
             if call is not None and not call.done():
-                if isinstance(message, Failure):
+                if isinstance(message, records.Failure):
                     call.set_exception(_problem(message))
                 else:
                     call.set_result(None)
             return
-        if isinstance(message, Tokens) and message.finish_reason is None:
+        if isinstance(message, records.Tokens) and message.finish_reason is None:
             generation = self._generations.get(message.id)
         else:
             generation = self._end(message.id)
         if generation is None:
             return  # it was aborted while this message was on its way
-        if isinstance(message, Failure):
+        if isinstance(message, records.Failure):
             generation.fail(_problem(message), message.id)
         else:
             generation.deliver(message)
@@ -399,7 +384,7 @@ class EngineClient:
             self.on_state(state)
 
 
-def _problem(failure: Failure) -> Problem:
+def _problem(failure: records.Failure) -> Problem:
     status = failure.status if failure.status in (400, 404, 429, 503) else 500
     code = "model_not_found" if status == 404 else None
     return Problem(status, failure.message, failure.field, code)

@@ -18,22 +18,12 @@ from typing import Any
 from msgspec import structs
 
 from ckdist.errors import EngineError
+from ckdist.serve import text_records as records
 from ckdist.serve.accounts import part_of
 from ckdist.serve.encoding import Turns
 from ckdist.serve.problems import Problem
 from ckdist.serve.settings import LOG_FORMAT
 from ckdist.serve.text_limits import MAX_ANSWER, too_much
-from ckdist.serve.text_records import (
-    Answer,
-    EmbeddingWork,
-    JsonAnswer,
-    ModelFacts,
-    Prepared,
-    Refusal,
-    Task,
-    WorkerFault,
-    read_answer,
-)
 from ckdist.tokens import worker_frames
 from ckdist.tokens.confined import Overrides, Zygote
 from ckdist.tokens.process_limits import Limits
@@ -65,7 +55,7 @@ class Worker:
         self.number, self.connection = zygote.fork()
         self.connection.setblocking(False)
 
-    async def ask(self, head: dict[str, Any], body: bytes) -> tuple[Answer, list[bytes]]:
+    async def ask(self, head: dict[str, Any], body: bytes) -> tuple[records.Answer, list[bytes]]:
         """Sends a request. Returns the answer, and its body in parts.
 
         Raises EOFError or OSError if the worker ends before it has answered, EngineError if the answer is not valid.
@@ -77,7 +67,7 @@ class Worker:
         head_size, body_size = worker_frames.SIZES.unpack(await self._receive(worker_frames.SIZES.size))
         if head_size + body_size > 2 * MAX_ANSWER:
             raise EOFError(f"an answer of {head_size + body_size} bytes")
-        answer = read_answer(await self._receive(head_size))
+        answer = records.read_answer(await self._receive(head_size))
         return answer, [part async for part in self._parts(body_size)]
 
     async def _receive(self, size: int) -> bytes:
@@ -153,8 +143,8 @@ class TextWork:
             self._zygote.close()
 
     async def prepare(
-        self, kind: str, body: bytes, facts: ModelFacts, client: str
-    ) -> Prepared | EmbeddingWork | list[bytes]:
+        self, kind: str, body: bytes, facts: records.ModelFacts, client: str
+    ) -> records.Prepared | records.EmbeddingWork | list[bytes]:
         """Runs `ckdist.serve.requests.prepare.prepare` in a worker. A finished answer is JSON in parts.
 
         Raises that function's errors as Problem, and Problem 429 if too many requests wait. If the caller is cancelled,
@@ -176,11 +166,11 @@ class TextWork:
             if lane is self._long:
                 worker.zygote.kill(worker.number)
             raise
-        if isinstance(answer, Refusal):
+        if isinstance(answer, records.Refusal):
             raise Problem(**structs.asdict(answer))
-        if isinstance(answer, WorkerFault):
+        if isinstance(answer, records.WorkerFault):
             raise EngineError(f"a text worker has failed: {answer.message}")
-        return content if isinstance(answer, JsonAnswer) else answer
+        return content if isinstance(answer, records.JsonAnswer) else answer
 
     def _finished(self, task: asyncio.Task[Any]) -> None:
         self._running.discard(task)
@@ -188,10 +178,10 @@ class TextWork:
             task.exception()  # asyncio logs an exception that nobody reads, and an aborted request has no caller
 
     async def _work(
-        self, worker: Worker, lane: Lane, kind: str, body: bytes, facts: ModelFacts
-    ) -> tuple[Answer, list[bytes]]:
+        self, worker: Worker, lane: Lane, kind: str, body: bytes, facts: records.ModelFacts
+    ) -> tuple[records.Answer, list[bytes]]:
         limits = Limits(CPU_SECONDS + CPU_SECONDS_PER_MB * len(body) / 1e6, MEMORY + MEMORY_PER_BYTE * len(body))
-        head = {"limits": astuple(limits), "task": Task(kind, facts)}
+        head = {"limits": astuple(limits), "task": records.Task(kind, facts)}
         stays = False
         try:
             answer = await asyncio.wait_for(worker.ask(head, body), limits.wall + GRACE_SECONDS)
@@ -201,7 +191,7 @@ class TextWork:
             if not isinstance(error, asyncio.TimeoutError) and await self._was_killed(worker):
                 raise Problem(503, "the process that prepared the request was killed; try again") from None
             log.warning("a text worker was ended by its limits (%s, %d bytes)", kind, len(body))
-            return Refusal(**vars(too_much(kind))), []
+            return records.Refusal(**vars(too_much(kind))), []
         finally:
             if stays:
                 self._idle.put_nowait(worker)

@@ -21,21 +21,11 @@ LAUNCHERS = {
 }
 # Settings of launchers and of OpenMP that bind threads or memory.
 ASKED = (
-    "SLURM_CPU_BIND",
-    "SLURM_CPU_BIND_TYPE",
-    "SLURM_MEM_BIND",
-    "SLURM_DISTRIBUTION",
-    "PRTE_MCA_hwloc_default_binding_policy",
-    "PRTE_MCA_rmaps_default_mapping_policy",
-    "OMPI_MCA_hwloc_base_binding_policy",
-    "OMPI_MCA_rmaps_base_mapping_policy",
-    "I_MPI_PIN",
-    "I_MPI_PIN_DOMAIN",
-    "HYDRA_BINDING",
-    "OMP_PROC_BIND",
-    "GOMP_CPU_AFFINITY",
-    "KMP_AFFINITY",
-)
+    "SLURM_CPU_BIND", "SLURM_CPU_BIND_TYPE", "SLURM_MEM_BIND", "SLURM_DISTRIBUTION",
+    "PRTE_MCA_hwloc_default_binding_policy", "PRTE_MCA_rmaps_default_mapping_policy",
+    "OMPI_MCA_hwloc_base_binding_policy", "OMPI_MCA_rmaps_base_mapping_policy", "I_MPI_PIN", "I_MPI_PIN_DOMAIN",
+    "HYDRA_BINDING", "OMP_PROC_BIND", "GOMP_CPU_AFFINITY", "KMP_AFFINITY",
+)  # fmt: skip
 POLICIES = ("default", "preferred", "bind", "interleave", "local", "preferred-many", "weighted-interleave")
 
 

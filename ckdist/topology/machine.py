@@ -19,33 +19,10 @@ if TYPE_CHECKING:  # few processes look at the devices
 
 # CPU features that kernels could use, by their names in /proc/cpuinfo (x86 `flags`, ARM `Features`).
 FEATURES = [
-    "avx2",
-    "fma",
-    "f16c",
-    "bmi2",
-    "avx_vnni",
-    "avx512f",
-    "avx512bw",
-    "avx512dq",
-    "avx512vl",
-    "avx512_vnni",
-    "avx512_bf16",
-    "avx512_fp16",
-    "avx512vbmi",
-    "amx_tile",
-    "amx_int8",
-    "amx_bf16",
-    "amx_fp16",
-    "movdir64b",
-    "enqcmd",
-    "asimd",
-    "asimddp",
-    "i8mm",
-    "bf16",
-    "sve",
-    "sve2",
-    "sme",
-]
+    "avx2", "fma", "f16c", "bmi2", "avx_vnni", "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni",
+    "avx512_bf16", "avx512_fp16", "avx512vbmi", "amx_tile", "amx_int8", "amx_bf16", "amx_fp16", "movdir64b", "enqcmd",
+    "asimd", "asimddp", "i8mm", "bf16", "sve", "sve2", "sme",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)

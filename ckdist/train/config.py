@@ -47,7 +47,7 @@ OTHER_NAMES = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainConfig(Settings):
+class TrainConfig(Settings, has_flags=False):
     """The settings of one training: of `model_name_or_path`, or of a new model that `model_config` describes."""
 
     output_dir: str = option("", help="folder of the trained model, its checkpoints, metrics and token cache")

@@ -51,6 +51,11 @@ def test_unequal_types_stay_near_a_float32_cache(family):
         assert 0 < found < 2 * max(alike[key_type], alike[value_type]), f"{key_type} keys and {value_type} values"
 
 
+def test_an_index_of_integers_chooses_the_blocks_of_a_float32_one():
+    exact, found = (logits(SingleWorld(), GOLDEN / "minimax_m3", kind, kind, 2) for kind in ("f32", "i16"))
+    assert np.abs(exact - found).max() < 0.01
+
+
 @pytest.mark.parametrize("ranks, types, near", [(2, ("i16", "q8_0"), 1e-4), (3, ("q4_0", "q4_0"), 1e-1)])
 def test_ranks_have_the_result_of_one(ranks, types, near):
     """Sums of ranks round differently, which can move a code of a later layer to its neighbour."""

@@ -77,6 +77,8 @@ CASES = {
     ),
     "falcon_h1, 2 stages": ("falcon_h1", 2, 2, {}),
     "lfm2": ("lfm2", 1, 1, {"threads": 2}),
+    "falcon_mamba": ("falcon_mamba", 1, 1, {"threads": 2}),
+    "jamba, 2 ranks": ("jamba", 2, 1, {}),
 }
 
 

@@ -11,21 +11,15 @@ from ckdist.errors import ArchitectureError
 from ckdist.models import from_config
 from ckdist.models.config_keys import sizes
 from ckdist.models.families import exaone4, family, gemma2, glm4moe
-from ckdist.models.families.family import Family, GgufHeader, GgufWriter
-from ckdist.models.fields import Fields
+from ckdist.models.families.family import Family, Fields, GgufHeader, GgufWriter
 from ckdist.models.spec import LayerSpec, ModelSpec
 
 NAME, PERIOD = "afmoe", 4
 KEYS = glm4moe.KEYS.but(
     defaults={
         **sizes(hidden=2048, ffn=6144, layers=32, heads=16, kv_heads=None, head=128, positions=16384, vocab=200192),
-        "global_attn_every_n_layers": PERIOD,
-        "moe_intermediate_size": 1408,
-        "n_shared_experts": 2,
-        "num_experts": 64,
-        "num_experts_per_tok": 6,
-        "partial_rotary_factor": None,
-        "sliding_window": 1024,
+        "global_attn_every_n_layers": PERIOD, "moe_intermediate_size": 1408, "n_shared_experts": 2, "num_experts": 64,
+        "num_experts_per_tok": 6, "partial_rotary_factor": None, "sliding_window": 1024,
     },
     aliases={
         "num_dense_layers": "first_k_dense_replace",
@@ -37,7 +31,7 @@ KEYS = glm4moe.KEYS.but(
     nulls={"num_key_value_heads": None, "sliding_window": None},
     only={"num_expert_groups": 1, "num_limited_groups": 1, "score_func": "sigmoid"},
     unused=("load_balance_coeff", "use_grouped_mm"),
-)
+)  # fmt: skip
 
 
 def with_mixers(spec: ModelSpec, window: int, sliding: list[bool]) -> ModelSpec:

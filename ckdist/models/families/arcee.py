@@ -5,8 +5,7 @@ from dataclasses import replace
 from ckdist.models import from_config, limits
 from ckdist.models.config_keys import sizes
 from ckdist.models.families import family, llama
-from ckdist.models.families.family import GgufHeader, GgufReader, GgufWriter
-from ckdist.models.fields import Fields
+from ckdist.models.families.family import Fields, GgufHeader, GgufReader, GgufWriter
 from ckdist.models.spec import DenseFfn, LayerSpec, ModelSpec
 
 NAME = "arcee"

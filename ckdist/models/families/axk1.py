@@ -3,8 +3,7 @@
 from dataclasses import replace
 
 from ckdist.models.families import deepseek_v2, deepseek_v3, family, glm4_moe_lite
-from ckdist.models.families.family import GgufWriter, in_layers
-from ckdist.models.fields import Fields
+from ckdist.models.families.family import Fields, GgufWriter, in_layers
 from ckdist.models.spec import ModelSpec, MoeFfn, Norms
 
 NAME, GROUPED = "axk1", "noaux_tc"

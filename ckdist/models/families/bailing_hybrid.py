@@ -8,8 +8,7 @@ from ckdist.errors import ArchitectureError
 from ckdist.models import from_config, limits
 from ckdist.models.config_keys import sizes
 from ckdist.models.families import deepseek_v2, deepseek_v3, glm4_moe_lite, kimi_linear
-from ckdist.models.families.family import GgufForm, GgufHeader
-from ckdist.models.fields import Fields
+from ckdist.models.families.family import Fields, GgufForm, GgufHeader
 from ckdist.models.spec import LatentAttention, ModelSpec, MoeFfn
 from ckdist.models.state_mixers import GatedDeltaNet
 
@@ -17,14 +16,8 @@ NAME, GGUF = "bailing_hybrid", "bailingmoe3"
 KEYS = deepseek_v3.KEYS.but(
     defaults={
         **sizes(hidden=2560, ffn=6144, layers=42, heads=32, head=128, positions=262144, vocab=157184),
-        "first_k_dense_replace": 2,
-        "kda_lower_bound": -5.0,
-        "kda_safe_gate": True,
-        "layer_group_size": 6,
-        "moe_intermediate_size": 768,
-        "n_routed_experts": 512,
-        "q_lora_rank": None,
-        "rope_theta": 6e6,
+        "first_k_dense_replace": 2, "kda_lower_bound": -5.0, "kda_safe_gate": True, "layer_group_size": 6,
+        "moe_intermediate_size": 768, "n_routed_experts": 512, "q_lora_rank": None, "rope_theta": 6e6,
         "short_conv_kernel_size": 4,
     },
     aliases={

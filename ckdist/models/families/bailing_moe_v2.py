@@ -8,8 +8,7 @@ from dataclasses import replace
 from ckdist.models import from_config, limits
 from ckdist.models.config_keys import ConfigKeys, sizes
 from ckdist.models.families import family, glm4moe
-from ckdist.models.families.family import GgufWriter
-from ckdist.models.fields import Fields
+from ckdist.models.families.family import Fields, GgufWriter
 from ckdist.models.spec import ModelSpec, MoeFfn
 
 NAME, GGUF = "bailing_moe_v2", "bailingmoe2"
@@ -17,20 +16,10 @@ QKV = tuple(f"self_attn.{part}_proj" for part in "qkv")
 KEYS = ConfigKeys(
     {
         **sizes(kv_heads=4, head=128, positions=32768),
-        "first_k_dense_replace": 1,
-        "hidden_act": "silu",
-        "moe_intermediate_size": 512,
-        "n_group": 8,
-        "num_experts": 256,
-        "num_experts_per_tok": 8,
-        "norm_topk_prob": True,
-        "num_shared_experts": 1,
-        "partial_rotary_factor": 1.0,
-        "rms_norm_eps": 1e-6,
-        "rope_theta": 6e5,
-        "routed_scaling_factor": 1.0,
-        "topk_group": 4,
-        "use_qk_norm": True,
+        "first_k_dense_replace": 1, "hidden_act": "silu", "moe_intermediate_size": 512, "n_group": 8,
+        "num_experts": 256, "num_experts_per_tok": 8, "norm_topk_prob": True, "num_shared_experts": 1,
+        "partial_rotary_factor": 1.0, "rms_norm_eps": 1e-6, "rope_theta": 6e5, "routed_scaling_factor": 1.0,
+        "topk_group": 4, "use_qk_norm": True,
     },
     only={
         "moe_router_enable_expert_bias": True,
@@ -40,7 +29,7 @@ KEYS = ConfigKeys(
         "use_rmsnorm": True,
     },
     unused=("max_window_layers", "mtp_loss_scaling_factor", "output_dropout", "router_dtype"),
-)
+)  # fmt: skip
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:

@@ -3,8 +3,7 @@
 from ckdist.models import from_config, mamba2_fields
 from ckdist.models.config_keys import ConfigKeys, sizes
 from ckdist.models.families import family
-from ckdist.models.families.family import Family, GgufWriter
-from ckdist.models.fields import Fields
+from ckdist.models.families.family import Family, Fields, GgufWriter
 from ckdist.models.spec import LayerSpec, ModelSpec, Norms
 
 NAME = "bamba"
@@ -12,15 +11,12 @@ NORMS = Norms(before_ffn="pre_ff_layernorm")
 KEYS = ConfigKeys(
     {
         **sizes(hidden=4096, ffn=14336, layers=32, heads=32, kv_heads=8, positions=262144, vocab=128000),
-        **mamba2_fields.DEFAULTS,
-        "hidden_act": "silu",
-        "partial_rotary_factor": 0.5,
-        "rms_norm_eps": 1e-5,
+        **mamba2_fields.DEFAULTS, "hidden_act": "silu", "partial_rotary_factor": 0.5, "rms_norm_eps": 1e-5,
         "rope_theta": 1e4,
     },
     nulls={"num_key_value_heads": None},
     unused=("attn_rotary_emb", "mamba_chunk_size", "num_logits_to_keep", "z_loss_coefficient"),
-)
+)  # fmt: skip
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:

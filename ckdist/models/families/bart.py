@@ -6,31 +6,21 @@ from ckdist.errors import ModelFileError
 from ckdist.models import from_config, limits
 from ckdist.models.config_keys import ConfigKeys
 from ckdist.models.families import bert
-from ckdist.models.families.family import Family, TensorNames, in_layers
-from ckdist.models.fields import Fields
+from ckdist.models.families.family import Family, Fields, TensorNames, in_layers
 from ckdist.models.spec import Attention, CrossAttention, DenseFfn, LayerSpec, ModelSpec, Norms
 
 NAME = "bart"
 KEYS = ConfigKeys(
     {
-        "activation_function": "gelu",
-        "bos_token_id": 0,
-        "decoder_attention_heads": 16,
-        "decoder_ffn_dim": 4096,
-        "decoder_layers": 12,
-        "decoder_start_token_id": 2,
-        "encoder_attention_heads": 16,
-        "encoder_ffn_dim": 4096,
-        "encoder_layers": 12,
-        "max_position_embeddings": 1024,
-        "tie_word_embeddings": True,
-        "vocab_size": 50265,
+        "activation_function": "gelu", "bos_token_id": 0, "decoder_attention_heads": 16, "decoder_ffn_dim": 4096,
+        "decoder_layers": 12, "decoder_start_token_id": 2, "encoder_attention_heads": 16, "encoder_ffn_dim": 4096,
+        "encoder_layers": 12, "max_position_embeddings": 1024, "tie_word_embeddings": True, "vocab_size": 50265,
     },
     aliases={"hidden_size": "d_model", "num_attention_heads": "encoder_attention_heads"},
     only={"normalize_embedding": True, "static_position_embeddings": False},
     # encoder_layers; the tensor's rows; the tensor is there or not
     unused=("num_hidden_layers", "extra_pos_embeddings", "add_bias_logits"),
-)
+)  # fmt: skip
 OFFSET = 2  # rows before that of the first position
 FUNCTIONS = {"gelu": "gelu", "gelu_new": "gelu_tanh", "relu": "relu", "silu": "silu", "swish": "silu", "tanh": "tanh"}
 BEHIND = Norms(replaces_stream=(True, True))
@@ -140,10 +130,5 @@ NAMES = TensorNames(
 )
 COPIES = (r"(model\.)?(en|de)coder\.embed_tokens\.weight",)  # copies of the shared embeddings
 FAMILY = Family(
-    keys=KEYS,
-    from_config=config,
-    to_gguf=bert.FAMILY.to_gguf,
-    safetensors=NAMES,
-    gguf_names=NAMES,
-    ignored=COPIES,
+    keys=KEYS, from_config=config, to_gguf=bert.FAMILY.to_gguf, safetensors=NAMES, gguf_names=NAMES, ignored=COPIES
 )

@@ -9,22 +9,18 @@ from dataclasses import replace
 from ckdist.errors import ModelFileError
 from ckdist.models import from_config, limits
 from ckdist.models.config_keys import ConfigKeys
-from ckdist.models.families.family import GGUF, Family, GgufHeader, GgufWriter, TensorNames, in_layers
-from ckdist.models.fields import Fields
+from ckdist.models.families.family import GGUF, Family, Fields, GgufHeader, GgufWriter, TensorNames, in_layers
 from ckdist.models.scoring_head import Scorer
 from ckdist.models.spec import DenseFfn, LayerSpec, ModelSpec, Norms
 
 NAME = "bert"
 KEYS = ConfigKeys(
     {
-        "hidden_act": "gelu",
-        "layer_norm_eps": 1e-12,
-        "max_position_embeddings": 512,
-        "pad_token_id": 0,
+        "hidden_act": "gelu", "layer_norm_eps": 1e-12, "max_position_embeddings": 512, "pad_token_id": 0,
         "type_vocab_size": 2,
     },
     unused=("tie_word_embeddings", "sbert_ce_default_activation_function"),  # heads of other tasks; a scorer reads it
-)
+)  # fmt: skip
 NORMS = Norms(replaces_stream=(True, True))
 RANK = 4  # pooling_type of a cross-encoder
 FUNCTIONS = {"gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "silu": "silu"}

@@ -10,8 +10,7 @@ from ckdist.errors import ArchitectureError
 from ckdist.models import from_config
 from ckdist.models.config_keys import ConfigKeys, sizes
 from ckdist.models.families import family
-from ckdist.models.families.family import Family, GgufHeader, GgufWriter
-from ckdist.models.fields import Fields
+from ckdist.models.families.family import Family, Fields, GgufHeader, GgufWriter
 from ckdist.models.spec import Attention, DenseFfn, LayerSpec, ModelSpec, Norms
 
 NAME, PERIOD = "cohere2", 4
@@ -19,13 +18,8 @@ NORMS = Norms(before_ffn=None)
 KEYS = ConfigKeys(
     {
         **sizes(hidden=8192, ffn=22528, layers=40, heads=64, positions=8192, vocab=256000),
-        "hidden_act": "silu",
-        "layer_norm_eps": 1e-5,
-        "logit_scale": 0.0625,
-        "rope_theta": 1e4,
-        "sliding_window": 4096,
-        "sliding_window_pattern": PERIOD,
-        "tie_word_embeddings": True,
+        "hidden_act": "silu", "layer_norm_eps": 1e-5, "logit_scale": 0.0625, "rope_theta": 1e4, "sliding_window": 4096,
+        "sliding_window_pattern": PERIOD, "tie_word_embeddings": True,
     },
     nulls={"sliding_window": None, "num_key_value_heads": None},
     only={"order_of_interleaved_layers": "local_attn_first", "position_embedding_type": "rope_gptj", "rotary_pct": 1.0,
@@ -79,10 +73,4 @@ def written(spec: ModelSpec, where: str) -> dict[str, Any]:
     }
 
 
-FAMILY = Family(
-    keys=KEYS,
-    from_config=config,
-    from_gguf=gguf,
-    to_gguf=GgufWriter(written),
-    gguf_names=family.GGUF,
-)
+FAMILY = Family(keys=KEYS, from_config=config, from_gguf=gguf, to_gguf=GgufWriter(written), gguf_names=family.GGUF)

@@ -9,8 +9,7 @@ from typing import Any
 from ckdist.errors import ArchitectureError
 from ckdist.models import from_config, limits
 from ckdist.models.families import cohere2, family
-from ckdist.models.families.family import GgufHeader, GgufWriter, in_layers
-from ckdist.models.fields import Fields
+from ckdist.models.families.family import Fields, GgufHeader, GgufWriter, in_layers
 from ckdist.models.spec import Attention, DenseFfn, LayerSpec, ModelSpec, MoeFfn
 from ckdist.program.routing import Routing
 

@@ -5,9 +5,7 @@ from dataclasses import replace
 from ckdist.models import from_config
 from ckdist.models.config_keys import sizes
 from ckdist.models.families import llama
-from ckdist.models.families.family import GgufWriter
-from ckdist.models.fields import Fields
-from ckdist.models.spec import ModelSpec
+from ckdist.models.families.family import Fields, GgufWriter, ModelSpec
 
 NAME, PERIOD = "cwm", 4  # the first layer of each period has no window
 KEYS = llama.KEYS.but(

@@ -9,8 +9,7 @@ from ckdist.errors import ArchitectureError
 from ckdist.models import from_config, limits, rope_scaling
 from ckdist.models.config_keys import ConfigKeys
 from ckdist.models.families import family
-from ckdist.models.families.family import Family, GgufForm, GgufHeader
-from ckdist.models.fields import Fields
+from ckdist.models.families.family import Family, Fields, GgufForm, GgufHeader
 from ckdist.models.from_config import Sizes
 from ckdist.models.spec import Attention, LatentAttention, LayerSpec, ModelSpec, MoeFfn, RopeSpec
 from ckdist.models.stored_query_scale import gguf_query_scale
@@ -21,25 +20,11 @@ KV_B = ("self_attn.k_b_proj", "self_attn.v_b_proj")
 ROUTING = Routing(used=6, renormalise=False, group_scores=1)
 KEYS = ConfigKeys(
     {
-        "first_k_dense_replace": 0,
-        "hidden_act": "silu",
-        "kv_lora_rank": 512,
-        "max_position_embeddings": 2048,
-        "moe_layer_freq": 1,
-        "n_group": 1,
-        "n_shared_experts": 2,
-        "norm_topk_prob": False,
-        "q_lora_rank": 1536,
-        "qk_nope_head_dim": 128,
-        "qk_rope_head_dim": 64,
-        "rms_norm_eps": 1e-6,
-        "rope_interleave": True,
-        "rope_theta": 1e4,
-        "routed_scaling_factor": 1.0,
-        "scoring_func": "softmax",
-        "topk_group": 1,
-        "topk_method": "greedy",
-        "v_head_dim": 128,
+        "first_k_dense_replace": 0, "hidden_act": "silu", "kv_lora_rank": 512, "max_position_embeddings": 2048,
+        "moe_layer_freq": 1, "n_group": 1, "n_shared_experts": 2, "norm_topk_prob": False, "q_lora_rank": 1536,
+        "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "rms_norm_eps": 1e-6, "rope_interleave": True,
+        "rope_theta": 1e4, "routed_scaling_factor": 1.0, "scoring_func": "softmax", "topk_group": 1,
+        "topk_method": "greedy", "v_head_dim": 128,
     },
     aliases={"num_experts": "n_routed_experts"},
     nulls={"q_lora_rank": None, "n_shared_experts": 0},
@@ -50,7 +35,7 @@ KEYS = ConfigKeys(
         *("n_group", "topk_group", "moe_intermediate_size", "n_routed_experts", "n_shared_experts", "norm_topk_prob"),
         *("num_experts_per_tok", "routed_scaling_factor", "scoring_func", "topk_method"),
     ),
-)
+)  # fmt: skip
 METHODS = {1: "group_limited_greedy", 2: "noaux_tc"}  # Routing.group_scores -> topk_method
 NO_EXPERTS = {
     "expert_count": 0,
@@ -261,10 +246,5 @@ GGUF_NAMES = family.GGUF_EXPERTS.but_in_layers(
 )
 
 FAMILY = Family(
-    keys=KEYS,
-    from_config=config,
-    from_gguf=gguf,
-    to_gguf=export,
-    safetensors=SAFETENSORS,
-    gguf_names=GGUF_NAMES,
+    keys=KEYS, from_config=config, from_gguf=gguf, to_gguf=export, safetensors=SAFETENSORS, gguf_names=GGUF_NAMES
 )

@@ -10,19 +10,12 @@ from ckdist.program.routing import Routing
 NAME = "deepseek_v3"
 KEYS = deepseek_v2.KEYS.but(
     defaults={
-        "first_k_dense_replace": 3,
-        "max_position_embeddings": 4096,
-        "n_group": 8,
-        "n_shared_experts": 1,
-        "norm_topk_prob": True,
-        "num_experts_per_tok": 8,
-        "routed_scaling_factor": 2.5,
-        "scoring_func": "sigmoid",
-        "topk_group": 4,
-        "topk_method": "noaux_tc",
+        "first_k_dense_replace": 3, "max_position_embeddings": 4096, "n_group": 8, "n_shared_experts": 1,
+        "norm_topk_prob": True, "num_experts_per_tok": 8, "routed_scaling_factor": 2.5, "scoring_func": "sigmoid",
+        "topk_group": 4, "topk_method": "noaux_tc",
     },
     aliases={"num_local_experts": "n_routed_experts", "num_mtp_layers": "num_nextn_predict_layers"},
-)
+)  # fmt: skip
 ROUTING = Routing(used=8, scores="sigmoid", scale=2.5, groups=8, top_groups=4)
 
 
@@ -31,10 +24,4 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
     return deepseek_v2.model(NAME, f, outer, ROUTING)
 
 
-FAMILY = replace(
-    deepseek_v2.FAMILY,
-    keys=KEYS,
-    gguf=deepseek_v2.GGUF,
-    from_config=config,
-    from_gguf=None,
-)
+FAMILY = replace(deepseek_v2.FAMILY, keys=KEYS, gguf=deepseek_v2.GGUF, from_config=config, from_gguf=None)

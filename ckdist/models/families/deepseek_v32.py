@@ -5,8 +5,7 @@ from dataclasses import replace
 from ckdist.errors import ArchitectureError
 from ckdist.models import limits
 from ckdist.models.families import deepseek_v2, deepseek_v3, glm4_moe_lite
-from ckdist.models.families.family import GgufForm, GgufHeader
-from ckdist.models.fields import Fields
+from ckdist.models.families.family import Fields, GgufForm, GgufHeader
 from ckdist.models.indexer import Indexer
 from ckdist.models.spec import LatentAttention, ModelSpec
 from ckdist.program.routing import Routing

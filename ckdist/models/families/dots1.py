@@ -4,26 +4,19 @@ from dataclasses import replace
 
 from ckdist.models import from_config, limits
 from ckdist.models.families import family, glm4moe
-from ckdist.models.families.family import GgufWriter
-from ckdist.models.fields import Fields
+from ckdist.models.families.family import Fields, GgufWriter
 from ckdist.models.spec import LayerSpec, ModelSpec
 
 NAME = "dots1"
 KEYS = replace(glm4moe.KEYS, nulls={"sliding_window": None}).but(
     defaults={
-        "first_k_dense_replace": 0,
-        "max_position_embeddings": 2048,
-        "max_window_layers": 62,
-        "norm_topk_prob": False,
-        "num_key_value_heads": 32,
-        "partial_rotary_factor": None,
-        "rms_norm_eps": 1e-6,
-        "scoring_func": "sigmoid",
+        "first_k_dense_replace": 0, "max_position_embeddings": 2048, "max_window_layers": 62, "norm_topk_prob": False,
+        "num_key_value_heads": 32, "partial_rotary_factor": None, "rms_norm_eps": 1e-6, "scoring_func": "sigmoid",
         "sliding_window": 4096,
     },
     only={"moe_layer_freq": 1, "topk_method": "noaux_tc"},
     unused=("use_sliding_window",),  # transformers decides by sliding_window and max_window_layers
-)
+)  # fmt: skip
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:

@@ -8,8 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 from ckdist.models.families import gemma3
-from ckdist.models.families.family import GgufHeader, GgufWriter
-from ckdist.models.fields import Fields
+from ckdist.models.families.family import Fields, GgufHeader, GgufWriter
 from ckdist.models.spec import LayerSpec, ModelSpec
 
 NAME, GGUF = "embedding_gemma", "gemma-embedding"

@@ -5,20 +5,17 @@ from dataclasses import replace
 from ckdist.models import from_config
 from ckdist.models.config_keys import sizes
 from ckdist.models.families import llama, qwen2
-from ckdist.models.families.family import GgufReader
-from ckdist.models.fields import Fields
+from ckdist.models.families.family import Fields, GgufReader
 from ckdist.models.spec import LayerSpec, ModelSpec
 
 NAME = "ernie4_5"
 KEYS = llama.KEYS.but(
     defaults={
         **sizes(layers=18, heads=16, kv_heads=2, head=128, positions=131072),
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 5e5,
-        "tie_word_embeddings": True,
+        "rms_norm_eps": 1e-5, "rope_theta": 5e5, "tie_word_embeddings": True,
     },
     nulls={"head_dim": None, "num_key_value_heads": None},
-)
+)  # fmt: skip
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
@@ -29,9 +26,4 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
     return n.model(NAME, layers, ropes, from_config.tied(f, outer))
 
 
-FAMILY = replace(
-    qwen2.FAMILY,
-    keys=KEYS,
-    from_config=config,
-    from_gguf=GgufReader(rotation={"interleaved": True}),
-)
+FAMILY = replace(qwen2.FAMILY, keys=KEYS, from_config=config, from_gguf=GgufReader(rotation={"interleaved": True}))

@@ -8,32 +8,22 @@ from dataclasses import replace
 from ckdist.models import from_config, limits
 from ckdist.models.config_keys import ConfigKeys
 from ckdist.models.families import family
-from ckdist.models.families.family import Family, GgufHeader, GgufWriter
-from ckdist.models.fields import Fields
+from ckdist.models.families.family import Family, Fields, GgufHeader, GgufWriter
 from ckdist.models.spec import LayerSpec, ModelSpec, MoeFfn
 from ckdist.program.routing import Routing
 
 NAME, GGUF = "ernie4_5_moe", "ernie4_5-moe"
 KEYS = ConfigKeys(
     {
-        "hidden_act": "silu",
-        "max_position_embeddings": 131072,
-        "moe_k": 6,
-        "moe_layer_end_index": -1,
-        "moe_layer_interval": 1,
-        "moe_layer_start_index": 1,
-        "moe_num_experts": 64,
-        "moe_num_shared_experts": 2,
-        "num_key_value_heads": 4,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 5e5,
-        "router_aux_loss_coef": 0.001,
+        "hidden_act": "silu", "max_position_embeddings": 131072, "moe_k": 6, "moe_layer_end_index": -1,
+        "moe_layer_interval": 1, "moe_layer_start_index": 1, "moe_num_experts": 64, "moe_num_shared_experts": 2,
+        "num_key_value_heads": 4, "rms_norm_eps": 1e-5, "rope_theta": 5e5, "router_aux_loss_coef": 0.001,
         "tie_word_embeddings": True,
     },
     aliases={"num_experts": "moe_num_experts", "num_experts_per_tok": "moe_k"},
     only={"moe_gate": "topk", "moe_use_aux_free": True, "use_bias": False, "use_rmsnorm": True},
     unused=("moe_capacity", "moe_gate_act", "moe_norm_min"),  # how ERNIEKit trains; the least sum of chosen shares
-)
+)  # fmt: skip
 ROUTING = Routing(used=6)
 WRITTEN = ("leading_dense_block_count", "expert_shared_count", "expert_shared_feed_forward_length")
 CORRECTION = "mlp.moe_statics.e_score_correction"

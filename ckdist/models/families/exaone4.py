@@ -6,24 +6,21 @@ from typing import Any
 from ckdist.models import from_config
 from ckdist.models.config_keys import sizes
 from ckdist.models.families import llama, olmo2
-from ckdist.models.families.family import GgufHeader, GgufWriter
-from ckdist.models.fields import Fields
+from ckdist.models.families.family import Fields, GgufHeader, GgufWriter
 from ckdist.models.spec import Attention, DenseFfn, LayerSpec, ModelSpec
 
 NAME, PERIOD = "exaone4", 4
 KEYS = llama.KEYS.but(
     defaults={
         **sizes(layers=32, heads=32, kv_heads=32),
-        "rms_norm_eps": 1e-5,
-        "sliding_window": 4096,
-        "sliding_window_pattern": PERIOD,
+        "rms_norm_eps": 1e-5, "sliding_window": 4096, "sliding_window_pattern": PERIOD,
     },
     nulls={"num_key_value_heads": None, "sliding_window": None},
     unused=(
         *("max_window_layers", "reorder_qk_norm"),  # notes of the published models
         *("layer_types", "sliding_window_pattern"),  # if there is no window
     ),
-)
+)  # fmt: skip
 
 
 def sliding_layers(f: Fields, num_layers: int) -> list[bool]:
@@ -69,10 +66,4 @@ def written(spec: ModelSpec, where: str) -> dict[str, Any]:  # noqa: ARG001
     return sliding if any(windows) else {}
 
 
-FAMILY = replace(
-    olmo2.FAMILY,
-    keys=KEYS,
-    from_config=config,
-    from_gguf=gguf,
-    to_gguf=GgufWriter(written, factors=True),
-)
+FAMILY = replace(olmo2.FAMILY, keys=KEYS, from_config=config, from_gguf=gguf, to_gguf=GgufWriter(written, factors=True))

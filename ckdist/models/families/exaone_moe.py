@@ -5,20 +5,15 @@ from dataclasses import replace
 from ckdist.models import from_config
 from ckdist.models.config_keys import sizes
 from ckdist.models.families import exaone4, family, glm4_moe_lite, glm4moe
-from ckdist.models.families.family import GgufHeader, GgufWriter
-from ckdist.models.fields import Fields
+from ckdist.models.families.family import Fields, GgufHeader, GgufWriter
 from ckdist.models.spec import DenseFfn, LayerSpec, ModelSpec
 
 NAME = "exaone_moe"
 KEYS = glm4moe.KEYS.but(
     defaults={
         **sizes(hidden=4096, ffn=16384, layers=32, heads=32, kv_heads=32, positions=2048, vocab=102400),
-        "moe_intermediate_size": 1024,
-        "num_experts": 64,
-        "partial_rotary_factor": None,
-        "routed_scaling_factor": 2.5,
-        "sliding_window": 4096,
-        "sliding_window_pattern": exaone4.PERIOD,
+        "moe_intermediate_size": 1024, "num_experts": 64, "partial_rotary_factor": None, "routed_scaling_factor": 2.5,
+        "sliding_window": 4096, "sliding_window_pattern": exaone4.PERIOD,
     },
     aliases={
         "first_last_k_dense_replace": "first_k_dense_replace",
@@ -28,7 +23,7 @@ KEYS = glm4moe.KEYS.but(
     nulls={"sliding_window": None},
     only={"scoring_func": "sigmoid", "topk_method": "noaux_tc"},
     unused=("layer_types", "sliding_window_pattern"),  # if there is no window
-)
+)  # fmt: skip
 
 
 def with_windows(spec: ModelSpec, window: int, sliding: list[bool]) -> ModelSpec:

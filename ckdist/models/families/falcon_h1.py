@@ -6,8 +6,7 @@ GGUF files have these factors in their weights.
 from ckdist.models import from_config, limits, mamba2_fields
 from ckdist.models.config_keys import ConfigKeys, sizes
 from ckdist.models.families import bamba, family
-from ckdist.models.families.family import Family, GgufHeader, GgufWriter, Target
-from ckdist.models.fields import Fields
+from ckdist.models.families.family import Family, Fields, GgufHeader, GgufWriter, Target
 from ckdist.models.spec import DenseFfn, LayerSpec, ModelSpec
 from ckdist.models.state_mixers import AttentionAndMamba
 
@@ -16,20 +15,14 @@ FACTORS = ("attention_in", "attention_out", "embedding", "key", "lm_head", "ssm_
 KEYS = ConfigKeys(
     {
         **sizes(hidden=4096, ffn=14336, layers=32, heads=32, kv_heads=8, positions=8192, vocab=128000),
-        **mamba2_fields.DEFAULTS,
-        **{f"{name}_multiplier": 1.0 for name in FACTORS},
-        "hidden_act": "silu",
-        "mamba_d_ssm": 1024,
-        "mamba_norm_before_gate": True,
-        "mlp_multipliers": [1.0, 1.0],
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 1e5,
-        "ssm_multipliers": [1.0] * 5,
+        **mamba2_fields.DEFAULTS, **{f"{name}_multiplier": 1.0 for name in FACTORS}, "hidden_act": "silu",
+        "mamba_d_ssm": 1024, "mamba_norm_before_gate": True, "mlp_multipliers": [1.0, 1.0], "rms_norm_eps": 1e-5,
+        "rope_theta": 1e5, "ssm_multipliers": [1.0] * 5,
     },
     nulls={"mamba_d_ssm": 0, "num_key_value_heads": None},
     only={"mamba_use_mlp": True, "projectors_bias": False},
     unused=("attn_layer_indices", "mamba_chunk_size", "mlp_expansion_factor", "num_logits_to_keep", "mamba_expand"),
-)
+)  # fmt: skip
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:

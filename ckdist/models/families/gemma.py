@@ -8,8 +8,7 @@ from ckdist.errors import ArchitectureError
 from ckdist.models import from_config
 from ckdist.models.config_keys import sizes
 from ckdist.models.families import family, gemma2, llama
-from ckdist.models.families.family import GgufHeader, GgufWriter
-from ckdist.models.fields import Fields
+from ckdist.models.families.family import Fields, GgufHeader, GgufWriter
 from ckdist.models.spec import LayerSpec, ModelSpec
 
 NAME = "gemma"
@@ -51,10 +50,5 @@ def written(spec: ModelSpec, where: str) -> dict[str, Any]:
 
 
 FAMILY = replace(
-    gemma2.FAMILY,
-    keys=KEYS,
-    from_config=config,
-    from_gguf=gguf,
-    to_gguf=GgufWriter(written),
-    gguf_names=family.GGUF,
+    gemma2.FAMILY, keys=KEYS, from_config=config, from_gguf=gguf, to_gguf=GgufWriter(written), gguf_names=family.GGUF
 )

@@ -6,8 +6,7 @@ from dataclasses import replace
 from ckdist.models import from_config
 from ckdist.models.config_keys import ConfigKeys, sizes
 from ckdist.models.families import family
-from ckdist.models.families.family import Family, GgufHeader, GgufWriter
-from ckdist.models.fields import Fields
+from ckdist.models.families.family import Family, Fields, GgufHeader, GgufWriter
 from ckdist.models.from_config import Sizes
 from ckdist.models.spec import Attention, DenseFfn, LayerSpec, ModelSpec, Norms
 
@@ -16,19 +15,14 @@ NORMS = Norms("input_layernorm", "post_attention_layernorm", "pre_feedforward_la
 KEYS = ConfigKeys(
     {
         **sizes(layers=26, heads=8, kv_heads=4, head=256, positions=8192),
-        "attn_logit_softcapping": 50.0,
-        "final_logit_softcapping": 30.0,
-        "hidden_activation": "gelu_pytorch_tanh",
-        "query_pre_attn_scalar": 256,
-        "rms_norm_eps": 1e-6,
-        "rope_theta": 1e4,
-        "sliding_window": 4096,
+        "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0, "hidden_activation": "gelu_pytorch_tanh",
+        "query_pre_attn_scalar": 256, "rms_norm_eps": 1e-6, "rope_theta": 1e4, "sliding_window": 4096,
         "tie_word_embeddings": True,
     },
     aliases={"sliding_window_size": "sliding_window"},
     nulls={"attn_logit_softcapping": None, "final_logit_softcapping": None, "sliding_window": None},
     unused=("hidden_act",),  # the published models use hidden_activation
-)
+)  # fmt: skip
 
 
 def dense(f: Fields) -> DenseFfn:

@@ -9,8 +9,7 @@ import numpy as np
 from ckdist.models import from_config, rope
 from ckdist.models.config_keys import sizes
 from ckdist.models.families import gemma2
-from ckdist.models.families.family import Family, GgufHeader, GgufWriter
-from ckdist.models.fields import Fields
+from ckdist.models.families.family import Family, Fields, GgufHeader, GgufWriter
 from ckdist.models.from_config import Sizes
 from ckdist.models.spec import LayerSpec, ModelSpec, RopeSpec
 

@@ -9,8 +9,7 @@ import numpy as np
 from ckdist.models import from_config, limits, rope
 from ckdist.models.config_keys import ConfigKeys, sizes
 from ckdist.models.families import family, gemma2
-from ckdist.models.families.family import Family, GgufForm, GgufHeader
-from ckdist.models.fields import Fields
+from ckdist.models.families.family import Family, Fields, GgufForm, GgufHeader
 from ckdist.models.from_config import Sizes
 from ckdist.models.spec import Attention, DenseFfn, LayerInputs, LayerSpec, ModelSpec, MoeFfn, RopeSpec
 from ckdist.program.routing import Routing
@@ -20,26 +19,20 @@ PERIOD, THETA, LOCAL_THETA = 6, 1e6, 1e4
 KEYS = ConfigKeys(
     {
         **sizes(hidden=2304, ffn=9216, layers=30, heads=8, kv_heads=4, head=256, positions=131072, vocab=262144),
-        "final_logit_softcapping": None,
-        "global_head_dim": 512,
-        "hidden_activation": "gelu_pytorch_tanh",
-        "hidden_size_per_layer_input": 256,
-        "rms_norm_eps": 1e-6,
+        "final_logit_softcapping": None, "global_head_dim": 512, "hidden_activation": "gelu_pytorch_tanh",
+        "hidden_size_per_layer_input": 256, "rms_norm_eps": 1e-6, "rope_theta": THETA, "sliding_window": 512,
+        "tie_word_embeddings": True, "vocab_size_per_layer_input": 262144,
         "rope_parameters": {
             "sliding_attention": {"rope_type": "default", "rope_theta": LOCAL_THETA},
             "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": THETA},
         },
-        "rope_theta": THETA,
-        "sliding_window": 512,
-        "tie_word_embeddings": True,
-        "vocab_size_per_layer_input": 262144,
     },
     nulls={"final_logit_softcapping": None, "hidden_size_per_layer_input": 0},
     unused=(
         *("audio_token_id", "boa_token_id", "eoa_token_id", "eoa_token_index", "vision_soft_tokens_per_image"),
         "rope_theta",  # each kind of layer has its own
     ),
-)
+)  # fmt: skip
 
 
 def spec_of(

@@ -6,8 +6,7 @@ Half of each head is rotated, in interleaved pairs.
 from ckdist.models import from_config
 from ckdist.models.config_keys import ConfigKeys, sizes
 from ckdist.models.families import family
-from ckdist.models.families.family import Family, GgufHeader, GgufReader, GgufWriter
-from ckdist.models.fields import Fields
+from ckdist.models.families.family import Family, Fields, GgufHeader, GgufReader, GgufWriter
 from ckdist.models.spec import LayerSpec, ModelSpec, Norms
 
 NAME = "glm4"
@@ -15,13 +14,10 @@ NORMS = Norms("input_layernorm", "post_self_attn_layernorm", "post_attention_lay
 KEYS = ConfigKeys(
     {
         **sizes(kv_heads=2, head=128, positions=131072),
-        "attention_bias": True,
-        "hidden_act": "silu",
-        "partial_rotary_factor": 0.5,
-        "rms_norm_eps": 1.5625e-7,
+        "attention_bias": True, "hidden_act": "silu", "partial_rotary_factor": 0.5, "rms_norm_eps": 1.5625e-7,
         "rope_theta": 1e4,
     }
-)
+)  # fmt: skip
 GATE_UP = ("mlp.gate_proj", "mlp.up_proj")
 GGUF_NAMES = {
     "post_attention_norm": "post_self_attn_layernorm",

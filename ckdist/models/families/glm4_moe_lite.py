@@ -14,18 +14,11 @@ from ckdist.program.routing import Routing
 NAME = "glm4_moe_lite"
 KEYS = deepseek_v3.KEYS.but(
     defaults={
-        "first_k_dense_replace": 1,
-        "max_position_embeddings": 202752,
-        "n_group": 1,
-        "num_experts_per_tok": 4,
-        "q_lora_rank": 768,
-        "qk_nope_head_dim": 192,
-        "rms_norm_eps": 1e-5,
-        "routed_scaling_factor": 1.8,
-        "topk_group": 1,
-        "v_head_dim": 256,
+        "first_k_dense_replace": 1, "max_position_embeddings": 202752, "n_group": 1, "num_experts_per_tok": 4,
+        "q_lora_rank": 768, "qk_nope_head_dim": 192, "rms_norm_eps": 1e-5, "routed_scaling_factor": 1.8,
+        "topk_group": 1, "v_head_dim": 256,
     },
-)
+)  # fmt: skip
 ROUTING = Routing(used=4, scores="sigmoid", scale=1.8)
 
 
@@ -45,8 +38,4 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
     return deepseek_v2.model(NAME, f, outer, ROUTING, dense_layers(f))
 
 
-FAMILY = replace(
-    deepseek_v3.FAMILY,
-    keys=KEYS,
-    from_config=config,
-)
+FAMILY = replace(deepseek_v3.FAMILY, keys=KEYS, from_config=config)

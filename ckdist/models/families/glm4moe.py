@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from ckdist.models import from_config, limits
 from ckdist.models.config_keys import ConfigKeys
 from ckdist.models.families import family
-from ckdist.models.families.family import Family, GgufHeader, GgufWriter
-from ckdist.models.fields import Fields
+from ckdist.models.families.family import Family, Fields, GgufHeader, GgufWriter
 from ckdist.models.from_config import Sizes
 from ckdist.models.spec import Attention, DenseFfn, LayerSpec, ModelSpec, MoeFfn, RopeSpec
 from ckdist.program.routing import Routing
@@ -17,22 +16,13 @@ from ckdist.program.routing import Routing
 NAME = "glm4moe"
 KEYS = ConfigKeys(
     {
-        "first_k_dense_replace": 1,
-        "hidden_act": "silu",
-        "max_position_embeddings": 131072,
-        "n_group": 1,
-        "n_shared_experts": 1,
-        "norm_topk_prob": True,
-        "num_experts_per_tok": 8,
-        "num_key_value_heads": 8,
-        "partial_rotary_factor": 0.5,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 1e4,
-        "routed_scaling_factor": 1.0,
+        "first_k_dense_replace": 1, "hidden_act": "silu", "max_position_embeddings": 131072, "n_group": 1,
+        "n_shared_experts": 1, "norm_topk_prob": True, "num_experts_per_tok": 8, "num_key_value_heads": 8,
+        "partial_rotary_factor": 0.5, "rms_norm_eps": 1e-5, "rope_theta": 1e4, "routed_scaling_factor": 1.0,
         "topk_group": 1,
     },
     aliases={"num_local_experts": "n_routed_experts", "num_mtp_layers": "num_nextn_predict_layers"},
-)
+)  # fmt: skip
 
 
 def model(

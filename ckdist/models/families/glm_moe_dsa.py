@@ -8,28 +8,19 @@ from dataclasses import replace
 import numpy as np
 
 from ckdist.models.families import deepseek_v2, deepseek_v32
-from ckdist.models.families.family import GgufForm, GgufHeader
-from ckdist.models.fields import Fields
+from ckdist.models.families.family import Fields, GgufForm, GgufHeader
 from ckdist.models.spec import LatentAttention, ModelSpec
 from ckdist.program.routing import Routing
 
 NAME, GGUF = "glm_moe_dsa", "glm-dsa"
 KEYS = deepseek_v32.KEYS.but(
     defaults={
-        "index_n_heads": 32,
-        "index_skip_topk_offset": 2,
-        "index_topk_freq": 1,
-        "indexer_rope_interleave": True,
-        "max_position_embeddings": 202752,
-        "n_group": 1,
-        "q_lora_rank": 2048,
-        "qk_nope_head_dim": 192,
-        "rms_norm_eps": 1e-5,
-        "topk_group": 1,
-        "v_head_dim": 256,
+        "index_n_heads": 32, "index_skip_topk_offset": 2, "index_topk_freq": 1, "indexer_rope_interleave": True,
+        "max_position_embeddings": 202752, "n_group": 1, "q_lora_rank": 2048, "qk_nope_head_dim": 192,
+        "rms_norm_eps": 1e-5, "topk_group": 1, "v_head_dim": 256,
     },
     unused=("index_share_for_mtp_iteration", "index_skip_topk_offset", "index_topk_freq", "index_topk_pattern"),
-)
+)  # fmt: skip
 ROUTING = Routing(used=8, scores="sigmoid", scale=2.5)
 TYPES = {"full": True, "shared": False, "F": True, "S": False}
 SHARING_CONTEXT = 1048576  # of GLM-5.2: GGUF files without types are of 5.2 from this context length on
@@ -78,10 +69,4 @@ def export(spec: ModelSpec, where: str) -> GgufForm:
     return replace(made, metadata={**made.metadata, f"{GGUF}.attention.indexer.types": full})
 
 
-FAMILY = replace(
-    deepseek_v32.FAMILY,
-    keys=KEYS,
-    from_config=config,
-    from_gguf=gguf,
-    to_gguf=export,
-)
+FAMILY = replace(deepseek_v32.FAMILY, keys=KEYS, from_config=config, from_gguf=gguf, to_gguf=export)

@@ -11,8 +11,7 @@ from ckdist.errors import ArchitectureError
 from ckdist.models import from_config
 from ckdist.models.config_keys import ConfigKeys, sizes
 from ckdist.models.families import family
-from ckdist.models.families.family import Family, GgufHeader, GgufWriter
-from ckdist.models.fields import Fields
+from ckdist.models.families.family import Family, Fields, GgufHeader, GgufWriter
 from ckdist.models.from_config import Sizes
 from ckdist.models.spec import Attention, LayerSpec, ModelSpec, MoeFfn, RopeSpec
 from ckdist.program.ops.elementwise import SWIGLU_ALPHA, SWIGLU_LIMIT
@@ -25,20 +24,14 @@ YARN = {"rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings":
 KEYS = ConfigKeys(
     {
         **sizes(kv_heads=8, head=64, positions=131072),
-        "attention_bias": True,
-        "hidden_act": "silu",
-        "num_experts_per_tok": 4,
-        "rms_norm_eps": 1e-5,
-        "rope_parameters": YARN,
-        "rope_theta": THETA,
-        "sliding_window": 128,
-        "swiglu_alpha": SWIGLU_ALPHA,
+        "attention_bias": True, "hidden_act": "silu", "num_experts_per_tok": 4, "rms_norm_eps": 1e-5,
+        "rope_parameters": YARN, "rope_theta": THETA, "sliding_window": 128, "swiglu_alpha": SWIGLU_ALPHA,
         "swiglu_limit": SWIGLU_LIMIT,
     },
     aliases={"num_experts": "num_local_experts", "experts_per_token": "num_experts_per_tok"},
     nulls={"sliding_window": None},
     unused=("initial_context_length",),  # the scaling has it
-)
+)  # fmt: skip
 ACTIVATION = "clamped_swiglu"
 PERIOD = 2  # the last layer of each period has no window
 

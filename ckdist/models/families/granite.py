@@ -7,8 +7,7 @@ from typing import Any
 from ckdist.errors import ArchitectureError
 from ckdist.models import from_config
 from ckdist.models.families import llama
-from ckdist.models.families.family import GgufForm, GgufHeader
-from ckdist.models.fields import Fields
+from ckdist.models.families.family import Fields, GgufForm, GgufHeader
 from ckdist.models.spec import Attention, DenseFfn, LayerSpec, ModelSpec, MoeFfn
 from ckdist.models.state_mixers import Mamba2
 
@@ -105,10 +104,4 @@ def export(spec: ModelSpec, where: str) -> GgufForm:
     return form(NAME, spec, where, {})
 
 
-FAMILY = replace(
-    llama.FAMILY,
-    keys=KEYS,
-    from_config=config,
-    from_gguf=gguf,
-    to_gguf=export,
-)
+FAMILY = replace(llama.FAMILY, keys=KEYS, from_config=config, from_gguf=gguf, to_gguf=export)

@@ -7,9 +7,7 @@ from typing import Any
 from ckdist.models import from_config
 from ckdist.models.config_keys import sizes
 from ckdist.models.families import exaone4, granite
-from ckdist.models.families.family import GgufForm, GgufHeader
-from ckdist.models.fields import Fields
-from ckdist.models.spec import ModelSpec
+from ckdist.models.families.family import Fields, GgufForm, GgufHeader, ModelSpec
 
 NAME, PERIOD = "granite_swa", 4  # the first layer of each period has no window
 KEYS = granite.KEYS.but(

@@ -7,22 +7,18 @@ from typing import Any
 from ckdist.errors import ArchitectureError
 from ckdist.models import from_config, limits, mamba2_fields
 from ckdist.models.families import family, granite
-from ckdist.models.families.family import GgufForm, GgufHeader
-from ckdist.models.fields import Fields
+from ckdist.models.families.family import Fields, GgufForm, GgufHeader
 from ckdist.models.spec import Attention, ModelSpec, MoeFfn
 from ckdist.program.routing import Routing
 
 NAME = "granitemoe"
 KEYS = granite.KEYS.but(
     defaults={
-        "num_experts_per_tok": 2,
-        "num_local_experts": 8,
-        "router_aux_loss_coef": 0.001,
-        "shared_intermediate_size": 0,
+        "num_experts_per_tok": 2, "num_local_experts": 8, "router_aux_loss_coef": 0.001, "shared_intermediate_size": 0,
     },
     only={"normalization_function": "rmsnorm"},
     unused=("init_method", "mlp_bias"),
-)
+)  # fmt: skip
 ROUTING = Routing(used=2)
 
 

@@ -4,8 +4,7 @@ from dataclasses import replace
 
 from ckdist.models import limits
 from ckdist.models.families import family, granite_swa, granitemoe
-from ckdist.models.families.family import GgufForm, GgufHeader, in_layers
-from ckdist.models.fields import Fields
+from ckdist.models.families.family import Fields, GgufForm, GgufHeader, in_layers
 from ckdist.models.spec import ModelSpec, MoeFfn
 
 NAME = "granitemoe_swa"

@@ -4,8 +4,7 @@ from dataclasses import replace
 
 from ckdist.models import from_config, limits, mamba2_fields
 from ckdist.models.families import family, granite, granitemoe
-from ckdist.models.families.family import GgufForm, GgufHeader
-from ckdist.models.fields import Fields
+from ckdist.models.families.family import Fields, GgufForm, GgufHeader
 from ckdist.models.mamba2_fields import FULL, MAMBA
 from ckdist.models.spec import DenseFfn, ModelSpec
 

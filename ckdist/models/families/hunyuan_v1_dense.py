@@ -4,8 +4,7 @@ from dataclasses import replace
 
 from ckdist.models import from_config
 from ckdist.models.families import family, hunyuan_v1_moe
-from ckdist.models.families.family import GgufReader, GgufWriter
-from ckdist.models.fields import Fields
+from ckdist.models.families.family import Fields, GgufReader, GgufWriter
 from ckdist.models.spec import LayerSpec, ModelSpec
 
 NAME, GGUF = "hunyuan_v1_dense", "hunyuan-dense"

@@ -4,8 +4,7 @@ from dataclasses import replace
 
 from ckdist.models import from_config, limits
 from ckdist.models.families import family, llama
-from ckdist.models.families.family import Family, GgufReader, GgufWriter
-from ckdist.models.fields import Fields
+from ckdist.models.families.family import Family, Fields, GgufReader, GgufWriter
 from ckdist.models.spec import LayerSpec, ModelSpec, MoeFfn
 from ckdist.program.routing import Routing
 

@@ -5,18 +5,14 @@ from dataclasses import replace
 from ckdist.models import from_config
 from ckdist.models.config_keys import sizes
 from ckdist.models.families import family, glm4_moe_lite, glm4moe
-from ckdist.models.families.family import GgufHeader, GgufWriter
-from ckdist.models.fields import Fields
+from ckdist.models.families.family import Fields, GgufHeader, GgufWriter
 from ckdist.models.spec import LayerSpec, ModelSpec
 
 NAME = "hy_v3"
 KEYS = glm4moe.KEYS.but(
     defaults={
         **sizes(hidden=4096, ffn=13312, layers=80, heads=64, head=128, vocab=120832),
-        "moe_intermediate_size": 1536,
-        "num_experts": 192,
-        "partial_rotary_factor": None,
-        "rope_theta": 11158840.0,
+        "moe_intermediate_size": 1536, "num_experts": 192, "partial_rotary_factor": None, "rope_theta": 11158840.0,
         "routed_scaling_factor": 2.826,
     },
     aliases={
@@ -28,7 +24,7 @@ KEYS = glm4moe.KEYS.but(
     },
     only={"moe_router_enable_expert_bias": True, "moe_router_use_sigmoid": True, "qk_norm": True},
     unused=("enable_attention_fp32_softmax", "enable_lm_head_fp32", "enable_moe_fp32_combine"),
-)
+)  # fmt: skip
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:

@@ -3,8 +3,7 @@
 from dataclasses import replace
 
 from ckdist.models.families import arcee, family
-from ckdist.models.families.family import GgufHeader, GgufWriter
-from ckdist.models.fields import Fields
+from ckdist.models.families.family import Fields, GgufHeader, GgufWriter
 from ckdist.models.spec import DenseFfn, LayerSpec, ModelSpec
 
 NAME, NORM = "jais2", "layer_bias"

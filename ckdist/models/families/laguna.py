@@ -9,8 +9,7 @@ from ckdist.errors import ArchitectureError
 from ckdist.models import from_config, from_gguf, limits, rope
 from ckdist.models.config_keys import sizes
 from ckdist.models.families import exaone4, family, glm4_moe_lite, glm4moe
-from ckdist.models.families.family import Family, GgufHeader, GgufWriter
-from ckdist.models.fields import Fields
+from ckdist.models.families.family import Family, Fields, GgufHeader, GgufWriter
 from ckdist.models.from_config import Sizes
 from ckdist.models.spec import Attention, DenseFfn, LayerSpec, ModelSpec, MoeFfn, RopeSpec
 from ckdist.program.routing import Routing
@@ -20,19 +19,13 @@ HEADS, ELEMENTS = "per-head", "per-element"
 KEYS = glm4moe.KEYS.but(
     defaults={
         **sizes(hidden=2048, ffn=8192, layers=40, heads=48, head=128, vocab=100352),
-        "gating": True,
-        "moe_intermediate_size": 512,
-        **dict.fromkeys(("n_group", "n_shared_experts", "topk_group")),
-        "norm_topk_prob": True,
-        "num_experts": 256,
-        "partial_rotary_factor": None,
-        "rms_norm_eps": 1e-6,
+        **dict.fromkeys(("n_group", "n_shared_experts", "topk_group")), "gating": True, "moe_intermediate_size": 512,
+        "norm_topk_prob": True, "num_experts": 256, "partial_rotary_factor": None, "rms_norm_eps": 1e-6,
+        "shared_expert_intermediate_size": 512, "sliding_window": 512,
         "rope_parameters": {
             "full_attention": {"rope_type": "default", "rope_theta": 500000.0, "partial_rotary_factor": 0.5},
             "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 1.0},
         },
-        "shared_expert_intermediate_size": 512,
-        "sliding_window": 512,
     },
     aliases={"moe_routed_scaling_factor": "routed_scaling_factor", "num_local_experts": "num_experts"},
     only={
@@ -44,7 +37,7 @@ KEYS = glm4moe.KEYS.but(
         "swa_attention_sink_enabled": False,
     },
     unused=("decoder_sparse_step", "mlp_only_layers", "sliding_window"),  # mlp_layer_types says it; if no layer slides
-)
+)  # fmt: skip
 
 
 def layers(

@@ -8,8 +8,7 @@ from ckdist.errors import ArchitectureError
 from ckdist.models import from_config, limits
 from ckdist.models.config_keys import ConfigKeys, sizes
 from ckdist.models.families import family
-from ckdist.models.families.family import Family, GgufHeader, GgufWriter, Target
-from ckdist.models.fields import Fields
+from ckdist.models.families.family import Family, Fields, GgufHeader, GgufWriter, Target
 from ckdist.models.from_config import Sizes
 from ckdist.models.spec import Attention, DenseFfn, LayerSpec, ModelSpec, MoeFfn
 from ckdist.models.state_mixers import GatedConv
@@ -18,14 +17,8 @@ NAME = "lfm2"
 KEYS = ConfigKeys(
     {
         **sizes(hidden=2560, ffn=12288, layers=32, heads=32, kv_heads=8, positions=128000, vocab=65536),
-        "block_auto_adjust_ff_dim": True,
-        "block_ffn_dim_multiplier": 1.0,
-        "block_multiple_of": 256,
-        "conv_L_cache": 3,
-        "conv_bias": False,
-        "norm_eps": 1e-5,
-        "rope_theta": 1e6,
-        "tie_word_embeddings": True,
+        "block_auto_adjust_ff_dim": True, "block_ffn_dim_multiplier": 1.0, "block_multiple_of": 256, "conv_L_cache": 3,
+        "conv_bias": False, "norm_eps": 1e-5, "rope_theta": 1e6, "tie_word_embeddings": True,
     },
     aliases={"block_ff_dim": "intermediate_size", "tie_embedding": "tie_word_embeddings"},
     only={"block_use_swiglu": True, "use_pos_enc": True},
@@ -33,7 +26,7 @@ KEYS = ConfigKeys(
         *("block_dim", "block_mlp_init_scale", "block_norm_eps", "block_out_init_scale", "block_use_xavier_init"),
         *("conv_dim", "conv_dim_out", "conv_use_xavier_init", "num_heads"),
     ),
-)
+)  # fmt: skip
 CONV, FULL = "conv", "full_attention"
 
 

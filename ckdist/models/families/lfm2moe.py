@@ -4,8 +4,7 @@ from dataclasses import replace
 
 from ckdist.models import from_config, limits
 from ckdist.models.families import family, lfm2
-from ckdist.models.families.family import GgufHeader, GgufWriter
-from ckdist.models.fields import Fields
+from ckdist.models.families.family import Fields, GgufHeader, GgufWriter
 from ckdist.models.spec import DenseFfn, ModelSpec, MoeFfn
 from ckdist.program.routing import Routing
 
@@ -13,17 +12,11 @@ NAME = "lfm2moe"
 KEYS = lfm2.KEYS.but(
     defaults={
         **dict.fromkeys(("block_auto_adjust_ff_dim", "block_ffn_dim_multiplier", "block_multiple_of")),
-        "hidden_size": 2048,
-        "intermediate_size": 7168,
-        "moe_intermediate_size": 1792,
-        "norm_topk_prob": True,
-        "num_dense_layers": 2,
-        "num_experts": 32,
-        "num_experts_per_tok": 4,
-        "routed_scaling_factor": 1.0,
+        "hidden_size": 2048, "intermediate_size": 7168, "moe_intermediate_size": 1792, "norm_topk_prob": True,
+        "num_dense_layers": 2, "num_experts": 32, "num_experts_per_tok": 4, "routed_scaling_factor": 1.0,
         "use_expert_bias": True,
     },
-)
+)  # fmt: skip
 ROUTING = Routing(used=4, scores="sigmoid")
 
 

@@ -3,9 +3,9 @@
 from dataclasses import replace
 
 from ckdist.models import from_config, limits
+from ckdist.models.config_keys import sizes
 from ckdist.models.families import lfm2
-from ckdist.models.families.family import GgufWriter, in_layers
-from ckdist.models.fields import Fields
+from ckdist.models.families.family import Fields, GgufWriter, in_layers
 from ckdist.models.spec import DenseFfn, LayerSpec, ModelSpec, Norms
 from ckdist.models.state_mixers import GatedConv
 
@@ -13,26 +13,17 @@ NAME = "lfm3"
 CONV, FULL, SLIDING = KINDS = ("conv", "full_attention", "sliding_attention")
 KEYS = lfm2.KEYS.but(
     defaults={
+        **sizes(hidden=2048, ffn=7680, layers=24, heads=16, kv_heads=4, head=128, vocab=128000),
         **dict.fromkeys(("block_auto_adjust_ff_dim", "block_ffn_dim_multiplier", "block_multiple_of")),
-        "conv_L_cache": 7,
-        "head_dim": 128,
-        "hidden_size": 2048,
-        "intermediate_size": 7680,
-        "num_attention_heads": 16,
-        "num_hidden_layers": 24,
-        "num_key_value_heads": 4,
+        "conv_L_cache": 7, "sliding_window": 256, "use_attention_gate": True, "use_sandwich_norm": True,
         "rope_parameters": {
             SLIDING: {"rope_type": "default", "rope_theta": 1e4},
             FULL: {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.5},
         },
-        "sliding_window": 256,
-        "use_attention_gate": True,
-        "use_sandwich_norm": True,
-        "vocab_size": 128000,
     },
     aliases={"rms_norm_eps": "norm_eps"},
     unused=("rope_theta",),  # each kind of layer has its own
-)
+)  # fmt: skip
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:

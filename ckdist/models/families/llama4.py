@@ -7,8 +7,7 @@ from ckdist.errors import ArchitectureError
 from ckdist.models import from_config, limits
 from ckdist.models.config_keys import sizes
 from ckdist.models.families import family, llama, smollm3
-from ckdist.models.families.family import Family, GgufHeader, GgufWriter
-from ckdist.models.fields import Fields
+from ckdist.models.families.family import Family, Fields, GgufHeader, GgufWriter
 from ckdist.models.from_config import Sizes
 from ckdist.models.spec import Attention, DenseFfn, LayerSpec, ModelSpec, MoeFfn
 from ckdist.program.query_scale import QueryScale
@@ -20,22 +19,14 @@ ROUTING = Routing(used=1, scores="sigmoid", renormalise=False)
 KEYS = llama.KEYS.but(
     defaults={
         **sizes(hidden=5120, ffn=8192, layers=48, heads=40, kv_heads=8, head=128, positions=131072, vocab=202048),
-        "attention_chunk_size": CHUNK,
-        "attn_scale": SCALE.beta,
-        "attn_temperature_tuning": True,
-        "floor_scale": CHUNK,
-        "intermediate_size_mlp": 16384,
-        "interleave_moe_layer_step": 1,
-        "no_rope_layer_interval": PERIOD,
-        "num_experts_per_tok": 1,
-        "num_local_experts": 16,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": THETA,
+        "attention_chunk_size": CHUNK, "attn_scale": SCALE.beta, "attn_temperature_tuning": True, "floor_scale": CHUNK,
+        "intermediate_size_mlp": 16384, "interleave_moe_layer_step": 1, "no_rope_layer_interval": PERIOD,
+        "num_experts_per_tok": 1, "num_local_experts": 16, "rms_norm_eps": 1e-5, "rope_theta": THETA,
         "use_qk_norm": True,
     },
     nulls={"attention_chunk_size": None, "num_key_value_heads": None},
     unused=("router_aux_loss_coef", "attn_scale", "floor_scale", "for_llm_compressor"),
-)
+)  # fmt: skip
 
 
 def layers_of(

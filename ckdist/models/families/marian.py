@@ -18,13 +18,11 @@ NAME = "marian"
 THETA = 10000.0
 KEYS = bart.KEYS.but(
     defaults={
-        "bos_token_id": None,
-        "decoder_start_token_id": 58100,
-        "share_encoder_decoder_embeddings": True,
+        "bos_token_id": None, "decoder_start_token_id": 58100, "share_encoder_decoder_embeddings": True,
         "vocab_size": 58101,
     },
     only={"normalize_embedding": False, "static_position_embeddings": True},
-)
+)  # fmt: skip
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:

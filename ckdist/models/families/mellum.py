@@ -7,27 +7,23 @@ from ckdist.errors import ArchitectureError
 from ckdist.models import from_config
 from ckdist.models.config_keys import sizes
 from ckdist.models.families import exaone4, family, qwen3moe
-from ckdist.models.families.family import Family, GgufHeader, GgufReader, GgufWriter
-from ckdist.models.fields import Fields
+from ckdist.models.families.family import Family, Fields, GgufHeader, GgufReader, GgufWriter
 from ckdist.models.spec import LayerSpec, ModelSpec
 
 NAME, PERIOD = "mellum", 4
 KEYS = qwen3moe.KEYS.but(
     defaults={
         **sizes(hidden=2304, layers=28, heads=32, head=128, positions=131072, vocab=98304),
-        "decoder_sparse_step": None,
-        "moe_intermediate_size": 896,
-        "norm_topk_prob": True,
-        "num_experts": 64,
+        "decoder_sparse_step": None, "moe_intermediate_size": 896, "norm_topk_prob": True, "num_experts": 64,
+        "sliding_window": 1024,
         "rope_parameters": {
             "full_attention": {"rope_type": "default", "rope_theta": 500000.0},
             "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
         },
-        "sliding_window": 1024,
     },
     aliases={"num_mtp_layers": "num_nextn_predict_layers"},
     unused=("mtp_layer_types", "mtp_mlp_layer_types"),
-)
+)  # fmt: skip
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:

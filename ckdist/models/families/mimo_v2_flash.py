@@ -5,8 +5,7 @@ from dataclasses import replace
 from ckdist.models import from_config, limits, rope
 from ckdist.models.config_keys import ConfigKeys, sizes
 from ckdist.models.families import family
-from ckdist.models.families.family import Family, GgufWriter
-from ckdist.models.fields import Fields
+from ckdist.models.families.family import Family, Fields, GgufWriter
 from ckdist.models.spec import LayerSpec, ModelSpec
 from ckdist.program.routing import Routing
 
@@ -14,19 +13,9 @@ NAME, PERIOD, PART, LOCAL_THETA = "mimo_v2_flash", 6, 0.334, 1e4
 KEYS = ConfigKeys(
     {
         **sizes(hidden=4096, ffn=16384, layers=48, heads=64, kv_heads=4, head=192, positions=131072, vocab=152576),
-        "attention_value_scale": 0.707,
-        "hidden_act": "silu",
-        "moe_intermediate_size": 2048,
-        "n_group": 1,
-        "n_routed_experts": 256,
-        "norm_topk_prob": True,
-        "num_experts_per_tok": 8,
-        "partial_rotary_factor": PART,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 5e6,
-        "routed_scaling_factor": 1.0,
-        "sliding_window": 129,
-        "topk_group": 1,
+        "attention_value_scale": 0.707, "hidden_act": "silu", "moe_intermediate_size": 2048, "n_group": 1,
+        "n_routed_experts": 256, "norm_topk_prob": True, "num_experts_per_tok": 8, "partial_rotary_factor": PART,
+        "rms_norm_eps": 1e-5, "rope_theta": 5e6, "routed_scaling_factor": 1.0, "sliding_window": 129, "topk_group": 1,
         "v_head_dim": 128,
     },
     aliases={"layernorm_epsilon": "rms_norm_eps", "num_local_experts": "n_routed_experts"},
@@ -42,7 +31,7 @@ KEYS = ConfigKeys(
         *("attention_chunk_size", "hybrid_block_size", "moe_router_dtype"),
         *("hybrid_layer_pattern", "moe_layer_freq", "sliding_window", "swa_rope_theta"),  # published files repeat these
     ),
-)
+)  # fmt: skip
 
 
 def kinds(f: Fields, name: str, published: str, words: tuple[str, str], otherwise: list[bool]) -> list[bool]:

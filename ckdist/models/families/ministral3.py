@@ -9,8 +9,7 @@ from typing import Any
 from ckdist.models import from_config, rope_scaling
 from ckdist.models.config_keys import sizes
 from ckdist.models.families import llama
-from ckdist.models.families.family import GgufHeader, GgufWriter
-from ckdist.models.fields import Fields
+from ckdist.models.families.family import Fields, GgufHeader, GgufWriter
 from ckdist.models.spec import LayerSpec, ModelSpec, RopeSpec
 from ckdist.models.stored_query_scale import config_query_scale, gguf_query_scale
 
@@ -20,20 +19,13 @@ KEYS = llama.KEYS.but(
         **sizes(layers=34, heads=32, kv_heads=8, head=128, positions=262144),
         "rms_norm_eps": 1e-5,
         "rope_parameters": {
-            "rope_type": "yarn",
-            "rope_theta": 1e6,
-            "factor": 16.0,
-            "original_max_position_embeddings": 16384,
-            "beta_fast": 32.0,
-            "beta_slow": 1.0,
-            "mscale": 1.0,
-            "mscale_all_dim": 1.0,
-            "llama_4_scaling_beta": 0.1,
+            "rope_type": "yarn", "rope_theta": 1e6, "factor": 16.0, "original_max_position_embeddings": 16384,
+            "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1,
         },
     },
     nulls={"head_dim": None, "num_key_value_heads": None},
     unused=("max_position_embeddings",),  # among the parameters of the rotation
-)
+)  # fmt: skip
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:

@@ -2,8 +2,7 @@
 
 from ckdist.models import from_config
 from ckdist.models.families import llama
-from ckdist.models.families.family import Family, GgufWriter
-from ckdist.models.fields import Fields
+from ckdist.models.families.family import Family, Fields, GgufWriter
 from ckdist.models.spec import LayerSpec, ModelSpec
 
 NAME = "mistral"

@@ -9,8 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from ckdist.models.families import deepseek_v2, deepseek_v3, family
-from ckdist.models.families.family import GgufForm, GgufHeader
-from ckdist.models.fields import Fields
+from ckdist.models.families.family import Fields, GgufForm, GgufHeader
 from ckdist.models.spec import LatentAttention, LayerSpec, ModelSpec
 from ckdist.models.stored_query_scale import config_query_scale
 from ckdist.program.routing import Routing
@@ -18,31 +17,16 @@ from ckdist.program.routing import Routing
 NAME = "mistral4"
 KEYS = deepseek_v3.KEYS.but(
     defaults={
-        "first_k_dense_replace": 0,
-        "kv_lora_rank": 256,
-        "max_position_embeddings": 1048576,
-        "n_group": 1,
-        "num_experts_per_tok": 4,
-        "q_lora_rank": 1024,
-        "qk_nope_head_dim": 64,
+        "first_k_dense_replace": 0, "kv_lora_rank": 256, "max_position_embeddings": 1048576, "n_group": 1,
+        "num_experts_per_tok": 4, "q_lora_rank": 1024, "qk_nope_head_dim": 64, "routed_scaling_factor": 1.0,
+        "scoring_func": "softmax", "topk_group": 1, "topk_method": "group_limited_greedy",
         "rope_parameters": {
-            "rope_type": "yarn",
-            "rope_theta": 1e4,
-            "factor": 128.0,
-            "original_max_position_embeddings": 8192,
-            "beta_fast": 32.0,
-            "beta_slow": 1.0,
-            "mscale": 1.0,
-            "mscale_all_dim": 1.0,
-            "llama_4_scaling_beta": 0.1,
+            "rope_type": "yarn", "rope_theta": 1e4, "factor": 128.0, "original_max_position_embeddings": 8192,
+            "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1,
         },
-        "routed_scaling_factor": 1.0,
-        "scoring_func": "softmax",
-        "topk_group": 1,
-        "topk_method": "group_limited_greedy",
     },
     unused=("max_position_embeddings", "partial_rotary_factor"),  # of the rotation, whose width is qk_rope_head_dim
-)
+)  # fmt: skip
 ROUTING = Routing(used=4, group_scores=2)
 BETA = 0.1  # of all published models; their GGUF files of architecture mistral4 do not have it
 

@@ -2,24 +2,19 @@
 
 from ckdist.models import from_config
 from ckdist.models.families import family, llama
-from ckdist.models.families.family import Family, GgufWriter
-from ckdist.models.fields import Fields
+from ckdist.models.families.family import Family, Fields, GgufWriter
 from ckdist.models.spec import LayerSpec, ModelSpec
 from ckdist.program.routing import Routing
 
 NAME = "mixtral"
 KEYS = llama.KEYS.but(
     defaults={
-        "max_position_embeddings": 131072,
-        "num_key_value_heads": 8,
-        "num_experts_per_tok": 2,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 1e6,
-        "router_aux_loss_coef": 0.001,
+        "max_position_embeddings": 131072, "num_experts_per_tok": 2, "num_key_value_heads": 8, "rms_norm_eps": 1e-5,
+        "rope_theta": 1e6, "router_aux_loss_coef": 0.001,
     },
     aliases={"num_experts": "num_local_experts"},
     nulls={"num_key_value_heads": None},
-)
+)  # fmt: skip
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:

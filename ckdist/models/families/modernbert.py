@@ -6,8 +6,7 @@ It has norms before each part, and windows in most layers.
 from ckdist.models import from_config
 from ckdist.models.config_keys import ConfigKeys
 from ckdist.models.families import bert
-from ckdist.models.families.family import Family, TensorNames, in_layers
-from ckdist.models.fields import Fields
+from ckdist.models.families.family import Family, Fields, TensorNames, in_layers
 from ckdist.models.rope import RopeShape, from_fields
 from ckdist.models.scoring_head import Scorer
 from ckdist.models.spec import LayerSpec, ModelSpec, Norms, RopeSpec
@@ -15,15 +14,9 @@ from ckdist.models.spec import LayerSpec, ModelSpec, Norms, RopeSpec
 NAME = "modernbert"
 KEYS = ConfigKeys(
     {
-        "classifier_activation": "gelu",
-        "classifier_pooling": "cls",
-        "global_attn_every_n_layers": 3,
-        "global_rope_theta": 160000.0,
-        "hidden_activation": "gelu",
-        "local_attention": 128,
-        "local_rope_theta": 10000.0,
-        "max_position_embeddings": 8192,
-        "norm_eps": 1e-5,
+        "classifier_activation": "gelu", "classifier_pooling": "cls", "global_attn_every_n_layers": 3,
+        "global_rope_theta": 160000.0, "hidden_activation": "gelu", "local_attention": 128, "local_rope_theta": 10000.0,
+        "max_position_embeddings": 8192, "norm_eps": 1e-5,
     },
     unused=(
         "classifier_bias",
@@ -34,7 +27,7 @@ KEYS = ConfigKeys(
         "classifier_activation",
         "classifier_pooling",
     ),
-)
+)  # fmt: skip
 FIRST_NORMS = Norms(replaces_stream=(True, False))  # the norm of the embeddings is that of the first layer
 
 

@@ -12,27 +12,21 @@ from ckdist.errors import ArchitectureError
 from ckdist.models import from_config
 from ckdist.models.config_keys import ConfigKeys, sizes
 from ckdist.models.families import exaone4, family, gemma2, granite_swa
-from ckdist.models.families.family import Family, GgufForm, GgufHeader
-from ckdist.models.fields import Fields
+from ckdist.models.families.family import Family, Fields, GgufForm, GgufHeader
 from ckdist.models.spec import Attention, DenseFfn, LayerSpec, ModelSpec
 
 NAME, GGUF, PERIOD, POST_EPS = "muse_glimmer", "muse-glimmer", 4, 1e-8
 KEYS = ConfigKeys(
     {
         **sizes(hidden=6656, ffn=19968, layers=52, heads=32, kv_heads=2, head=128, positions=131072, vocab=202048),
-        "final_logit_softcapping": 20.0,
-        "hidden_activation": "silu",
-        "output_multiplier": 0.19611613513818404,
-        "post_norm_eps": POST_EPS,
-        "qk_scale_factor": 3.87,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 1e4,
+        "final_logit_softcapping": 20.0, "hidden_activation": "silu", "output_multiplier": 0.19611613513818404,
+        "post_norm_eps": POST_EPS, "qk_scale_factor": 3.87, "rms_norm_eps": 1e-5, "rope_theta": 1e4,
         "sliding_window": 2048,
     },
     nulls={"sliding_window": None},
     only={"attn_logit_softcapping": None},
     unused=("hidden_act", "out_hidden_size", "projector_hidden_size"),
-)
+)  # fmt: skip
 
 
 def layers(

@@ -8,8 +8,7 @@ from dataclasses import replace
 from ckdist.models import from_config, limits, mamba2_fields
 from ckdist.models.config_keys import ConfigKeys, sizes
 from ckdist.models.families import family
-from ckdist.models.families.family import Family, GgufForm, GgufHeader, in_layers
-from ckdist.models.fields import Fields
+from ckdist.models.families.family import Family, Fields, GgufForm, GgufHeader, in_layers
 from ckdist.models.from_config import Sizes
 from ckdist.models.spec import Attention, DenseFfn, LayerSpec, ModelSpec, MoeFfn, Norms
 from ckdist.models.state_mixers import Mamba2
@@ -20,24 +19,12 @@ ACTIVATION = "relu2"
 KEYS = ConfigKeys(
     {
         **sizes(hidden=4096, ffn=21504, layers=0, heads=32, kv_heads=8, head=128, positions=4096, vocab=131072),
-        "conv_kernel": 4,
-        "layer_norm_epsilon": 1e-5,
-        "layer_types": ["linear_attention", "moe", "full_attention", "mlp"],
-        "mamba_head_dim": 64,
-        "mamba_num_heads": 128,
-        "mlp_hidden_act": ACTIVATION,
-        "moe_intermediate_size": 7688,
-        "moe_shared_expert_intermediate_size": 7688,
-        "n_group": 1,
-        "n_groups": 8,
-        "n_routed_experts": 8,
-        "norm_topk_prob": True,
-        "num_experts_per_tok": 2,
-        "rope_theta": 1e4,
-        "routed_scaling_factor": 1.0,
-        "ssm_state_size": 128,
-        "topk_group": 1,
-        "use_conv_bias": True,
+        "conv_kernel": 4, "layer_norm_epsilon": 1e-5,
+        "layer_types": ["linear_attention", "moe", "full_attention", "mlp"], "mamba_head_dim": 64,
+        "mamba_num_heads": 128, "mlp_hidden_act": ACTIVATION, "moe_intermediate_size": 7688,
+        "moe_shared_expert_intermediate_size": 7688, "n_group": 1, "n_groups": 8, "n_routed_experts": 8,
+        "norm_topk_prob": True, "num_experts_per_tok": 2, "rope_theta": 1e4, "routed_scaling_factor": 1.0,
+        "ssm_state_size": 128, "topk_group": 1, "use_conv_bias": True,
     },
     aliases={
         "attention_head_dim": "head_dim",
@@ -59,7 +46,7 @@ KEYS = ConfigKeys(
         *("moe_shared_expert_intermediate_size", "n_group", "n_routed_experts", "norm_topk_prob"),
         *("num_experts_per_tok", "routed_scaling_factor", "topk_group"),
     ),
-)
+)  # fmt: skip
 NORMS = Norms(before_ffn="input_layernorm")
 SIGNS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}  # of hybrid_override_pattern
 KINDS = {**dict.fromkeys(mamba2_fields.MAMBA, "mamba"), **dict.fromkeys(mamba2_fields.FULL, "attention")}

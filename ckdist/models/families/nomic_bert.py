@@ -5,21 +5,14 @@ from dataclasses import replace
 from ckdist.models import from_config, limits
 from ckdist.models.config_keys import ConfigKeys
 from ckdist.models.families import bert
-from ckdist.models.families.family import Family, GgufHeader, TensorNames, in_layers
-from ckdist.models.fields import Fields
+from ckdist.models.families.family import Family, Fields, GgufHeader, TensorNames, in_layers
 from ckdist.models.spec import LayerSpec, ModelSpec
 
 NAME = "nomic_bert"
 KEYS = ConfigKeys(
     {
-        "activation_function": "swiglu",
-        "hidden_act": "silu",
-        "layer_norm_eps": 1e-12,
-        "max_position_embeddings": 2048,
-        "max_trained_positions": 2048,
-        "partial_rotary_factor": 1.0,
-        "rope_theta": 1000.0,
-        "type_vocab_size": 2,
+        "activation_function": "swiglu", "hidden_act": "silu", "layer_norm_eps": 1e-12, "max_position_embeddings": 2048,
+        "max_trained_positions": 2048, "partial_rotary_factor": 1.0, "rope_theta": 1000.0, "type_vocab_size": 2,
     },
     aliases={  # the names of the model's own code
         "n_embd": "hidden_size",
@@ -46,7 +39,7 @@ KEYS = ConfigKeys(
         "use_rms_norm": False,
     },
     unused=("parallel_block_tied_norm", "tie_word_embeddings"),
-)
+)  # fmt: skip
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:

@@ -6,8 +6,7 @@ from dataclasses import replace
 from ckdist.models import from_config
 from ckdist.models.config_keys import ConfigKeys
 from ckdist.models.families import family
-from ckdist.models.families.family import Family, GgufHeader, Target
-from ckdist.models.fields import Fields
+from ckdist.models.families.family import Family, Fields, GgufHeader, Target
 from ckdist.models.from_config import Sizes
 from ckdist.models.spec import Attention, LayerSpec, ModelSpec, Norms
 
@@ -57,9 +56,4 @@ def gguf(header: GgufHeader) -> ModelSpec:
     return n.model("olmo3" if window else NAME, layers, ropes, from_gguf.tied(header))
 
 
-FAMILY = Family(
-    keys=KEYS,
-    from_config=config,
-    from_gguf=gguf,
-    gguf_names=family.GGUF.but_in_layers(GGUF_NORMS),
-)
+FAMILY = Family(keys=KEYS, from_config=config, from_gguf=gguf, gguf_names=family.GGUF.but_in_layers(GGUF_NORMS))

@@ -6,8 +6,7 @@ from typing import Any
 from ckdist.errors import ArchitectureError
 from ckdist.models import from_config, rope
 from ckdist.models.families import olmo2
-from ckdist.models.families.family import Family, GgufWriter
-from ckdist.models.fields import Fields
+from ckdist.models.families.family import Family, Fields, GgufWriter
 from ckdist.models.spec import LayerSpec, ModelSpec
 
 NAME = "olmo3"
@@ -41,9 +40,5 @@ def written(spec: ModelSpec, where: str) -> dict[str, Any]:
 
 
 FAMILY = Family(
-    keys=KEYS,
-    gguf=olmo2.NAME,
-    from_config=config,
-    to_gguf=GgufWriter(written),
-    gguf_names=olmo2.FAMILY.gguf_names,
+    keys=KEYS, gguf=olmo2.NAME, from_config=config, to_gguf=GgufWriter(written), gguf_names=olmo2.FAMILY.gguf_names
 )

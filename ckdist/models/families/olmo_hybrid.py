@@ -8,8 +8,7 @@ from dataclasses import replace
 from ckdist.models import from_config
 from ckdist.models.config_keys import sizes
 from ckdist.models.families import family, olmo2, qwen35
-from ckdist.models.families.family import Family, GgufWriter
-from ckdist.models.fields import Fields
+from ckdist.models.families.family import Family, Fields, GgufWriter
 from ckdist.models.spec import LayerSpec, ModelSpec
 
 NAME, PERIOD = "olmo_hybrid", 4
@@ -17,9 +16,7 @@ GATED_EPS = 1e-5  # of the norm after linear attention, independent of config.js
 KEYS = olmo2.KEYS.but(
     defaults={
         **sizes(hidden=3840, ffn=11008, layers=32, heads=30, positions=65536, vocab=100352),
-        "linear_allow_neg_eigval": True,
-        "linear_conv_kernel_dim": 4,
-        "rms_norm_eps": 1e-6,
+        "linear_allow_neg_eigval": True, "linear_conv_kernel_dim": 4, "rms_norm_eps": 1e-6,
     },
     nulls={"num_key_value_heads": None},
     only={"linear_use_gate": True},

@@ -2,8 +2,7 @@
 
 from ckdist.models import from_config
 from ckdist.models.families import family, olmo2
-from ckdist.models.families.family import Family, GgufReader, GgufWriter
-from ckdist.models.fields import Fields
+from ckdist.models.families.family import Family, Fields, GgufReader, GgufWriter
 from ckdist.models.spec import LayerSpec, ModelSpec
 from ckdist.program.routing import Routing
 

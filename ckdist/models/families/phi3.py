@@ -8,24 +8,19 @@ from typing import Any
 from ckdist.models import from_config
 from ckdist.models.config_keys import ConfigKeys
 from ckdist.models.families import family
-from ckdist.models.families.family import Family, GgufHeader, GgufWriter
-from ckdist.models.fields import Fields
+from ckdist.models.families.family import Family, Fields, GgufHeader, GgufWriter
 from ckdist.models.from_config import Sizes
 from ckdist.models.spec import DenseFfn, LayerSpec, ModelSpec, RopeSpec
 
 NAME = "phi3"
 KEYS = ConfigKeys(
     {
-        "hidden_act": "silu",
-        "max_position_embeddings": 4096,
-        "original_max_position_embeddings": 4096,
-        "partial_rotary_factor": 1.0,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 1e4,
+        "hidden_act": "silu", "max_position_embeddings": 4096, "original_max_position_embeddings": 4096,
+        "partial_rotary_factor": 1.0, "rms_norm_eps": 1e-5, "rope_theta": 1e4,
     },
     only={"full_attn_mod": 1, "interpolate_factor": 1},
     unused=("original_max_position_embeddings",),  # if the rotation is not scaled
-)
+)  # fmt: skip
 QKV, GATE_UP = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), ("mlp.gate_proj", "mlp.up_proj")
 
 

@@ -4,23 +4,19 @@ from dataclasses import replace
 
 from ckdist.models import from_config
 from ckdist.models.families import family, llama
-from ckdist.models.families.family import Family, GgufReader, GgufWriter
-from ckdist.models.fields import Fields
+from ckdist.models.families.family import Family, Fields, GgufReader, GgufWriter
 from ckdist.models.from_config import Sizes
 from ckdist.models.spec import Attention, LayerSpec, ModelSpec
 
 NAME = "qwen2"
 KEYS = llama.KEYS.but(
     defaults={
-        "max_position_embeddings": 32768,
-        "max_window_layers": 28,
-        "num_key_value_heads": 32,
-        "sliding_window": 4096,
+        "max_position_embeddings": 32768, "max_window_layers": 28, "num_key_value_heads": 32, "sliding_window": 4096,
     },
     nulls={"num_key_value_heads": None, "sliding_window": None},
     only={"use_mrope": False},
     unused=("attention_bias",),  # queries, keys and values always have biases
-)
+)  # fmt: skip
 
 
 def layers(f: Fields, n: Sizes, attention: Attention, local: bool) -> list[LayerSpec]:

@@ -7,20 +7,16 @@ from dataclasses import replace
 
 from ckdist.models.config_keys import sizes
 from ckdist.models.families import qwen2, qwen35
-from ckdist.models.families.family import GgufReader, GgufWriter
-from ckdist.models.fields import Fields
-from ckdist.models.spec import ModelSpec
+from ckdist.models.families.family import Fields, GgufReader, GgufWriter, ModelSpec
 
 NAME, GGUF = "qwen25vl", "qwen2vl"
 KEYS = qwen2.KEYS.but(
     defaults={
         **sizes(hidden=8192, ffn=29568, layers=80, heads=64, kv_heads=8, vocab=152064),
-        "max_window_layers": 80,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 1e6,
+        "max_window_layers": 80, "rms_norm_eps": 1e-5, "rope_theta": 1e6,
     },
     unused=("vision_token_id",),
-)
+)  # fmt: skip
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:

@@ -4,21 +4,17 @@ from dataclasses import replace
 
 from ckdist.models import from_config, limits
 from ckdist.models.families import family, qwen3moe
-from ckdist.models.families.family import Family, GgufReader, GgufWriter
-from ckdist.models.fields import Fields
+from ckdist.models.families.family import Family, Fields, GgufReader, GgufWriter
 from ckdist.models.spec import LayerSpec, ModelSpec, MoeFfn
 from ckdist.program.routing import Routing
 
 NAME = "qwen2moe"
 KEYS = replace(qwen3moe.KEYS, aliases={}).but(
     defaults={
-        "num_experts_per_tok": 4,
-        "num_key_value_heads": 16,
-        "qkv_bias": True,
-        "shared_expert_intermediate_size": 5632,
+        "num_experts_per_tok": 4, "num_key_value_heads": 16, "qkv_bias": True, "shared_expert_intermediate_size": 5632,
     },
     unused=("attention_bias", "max_window_layers", "sliding_window"),
-)
+)  # fmt: skip
 ROUTING = Routing(used=4, renormalise=False)
 
 

@@ -4,9 +4,7 @@ from dataclasses import replace
 
 from ckdist.models import from_config
 from ckdist.models.families import family, qwen2
-from ckdist.models.families.family import Family
-from ckdist.models.fields import Fields
-from ckdist.models.spec import ModelSpec
+from ckdist.models.families.family import Family, Fields, ModelSpec
 
 NAME = "qwen3"
 KEYS = replace(qwen2.KEYS.but(defaults={"head_dim": 128}), unused=())

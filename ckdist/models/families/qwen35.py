@@ -12,8 +12,7 @@ from ckdist.errors import ArchitectureError
 from ckdist.models import from_config, limits
 from ckdist.models.config_keys import sizes
 from ckdist.models.families import family, llama
-from ckdist.models.families.family import Family, Form, GgufHeader, GgufWriter
-from ckdist.models.fields import Fields
+from ckdist.models.families.family import Family, Fields, Form, GgufHeader, GgufWriter
 from ckdist.models.from_config import Sizes
 from ckdist.models.spec import Attention, LayerSpec, ModelSpec, RopeSpec
 from ckdist.models.state_mixers import GatedDeltaNet

@@ -3,8 +3,7 @@
 from ckdist.models import from_config
 from ckdist.models.config_keys import sizes
 from ckdist.models.families import family, qwen2moe, qwen35
-from ckdist.models.families.family import Family, GgufHeader, GgufWriter
-from ckdist.models.fields import Fields
+from ckdist.models.families.family import Family, Fields, GgufHeader, GgufWriter
 from ckdist.models.spec import LayerSpec, ModelSpec
 from ckdist.program.routing import Routing
 
@@ -12,13 +11,11 @@ NAME = "qwen35moe"
 KEYS = qwen35.KEYS.but(
     defaults={
         **sizes(hidden=2048, layers=40, kv_heads=2),
-        "moe_intermediate_size": 512,
-        "num_experts": 256,
-        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 512, "num_experts": 256, "num_experts_per_tok": 8,
         "shared_expert_intermediate_size": 512,
     },
     unused=("intermediate_size",),  # no layer has a dense feed-forward
-)
+)  # fmt: skip
 ROUTING = Routing(used=8)
 
 

@@ -5,20 +5,15 @@ from dataclasses import replace
 
 from ckdist.models import from_config, limits
 from ckdist.models.families import family, llama
-from ckdist.models.families.family import Family, GgufReader, GgufWriter
-from ckdist.models.fields import Fields
+from ckdist.models.families.family import Family, Fields, GgufReader, GgufWriter
 from ckdist.models.spec import DenseFfn, LayerSpec, ModelSpec, MoeFfn
 from ckdist.program.routing import Routing
 
 NAME = "qwen3moe"
 KEYS = llama.KEYS.but(
     defaults={
-        "decoder_sparse_step": 1,
-        "max_position_embeddings": 32768,
-        "num_experts_per_tok": 8,
-        "num_key_value_heads": 4,
-        "router_aux_loss_coef": 0.001,
-        "sliding_window": 4096,
+        "decoder_sparse_step": 1, "max_position_embeddings": 32768, "num_experts_per_tok": 8, "num_key_value_heads": 4,
+        "router_aux_loss_coef": 0.001, "sliding_window": 4096,
     },
     aliases={"num_local_experts": "num_experts"},
     nulls={"sliding_window": None},
@@ -26,7 +21,7 @@ KEYS = llama.KEYS.but(
         *("intermediate_size", "max_window_layers"),  # if all layers have experts; if all layers have windows
         *("moe_intermediate_size", "num_experts", "num_experts_per_tok", "shared_expert_intermediate_size"),  # if none
     ),
-)
+)  # fmt: skip
 ROUTING = Routing(used=8)
 
 

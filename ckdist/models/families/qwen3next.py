@@ -10,8 +10,7 @@ import numpy as np
 from ckdist.models import from_config
 from ckdist.models.config_keys import sizes
 from ckdist.models.families import family, qwen2moe, qwen3moe, qwen35, qwen35moe
-from ckdist.models.families.family import Family, GgufHeader, GgufWriter, in_layers
-from ckdist.models.fields import Fields
+from ckdist.models.families.family import Family, Fields, GgufHeader, GgufWriter, in_layers
 from ckdist.models.spec import LayerSpec, ModelSpec
 from ckdist.models.state_mixers import GatedDeltaNet
 from ckdist.program.routing import Routing
@@ -20,12 +19,9 @@ NAME = "qwen3next"
 KEYS = qwen35moe.KEYS.but(
     defaults={
         **sizes(ffn=5632, layers=48, vocab=151936),
-        "decoder_sparse_step": 1,
-        "norm_topk_prob": True,
-        "num_experts": 512,
-        "num_experts_per_tok": 10,
+        "decoder_sparse_step": 1, "norm_topk_prob": True, "num_experts": 512, "num_experts_per_tok": 10,
     }
-)
+)  # fmt: skip
 ROUTING = Routing(used=10)
 QKVZ = (*qwen35.QKV, "linear_attn.in_proj_z")
 BA = ("linear_attn.in_proj_b", "linear_attn.in_proj_a")

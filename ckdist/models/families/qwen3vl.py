@@ -6,8 +6,7 @@ from typing import Any
 from ckdist.models import from_config
 from ckdist.models.config_keys import sizes
 from ckdist.models.families import qwen3, qwen35
-from ckdist.models.families.family import GgufReader, GgufWriter
-from ckdist.models.fields import Fields
+from ckdist.models.families.family import Fields, GgufReader, GgufWriter
 from ckdist.models.spec import LayerSpec, ModelSpec
 
 NAME = "qwen3vl"

@@ -8,24 +8,18 @@ from dataclasses import replace
 
 from ckdist.models import from_config
 from ckdist.models.families import family, qwen3moe, qwen3vl, qwen35
-from ckdist.models.families.family import GgufReader, GgufWriter
-from ckdist.models.fields import Fields
+from ckdist.models.families.family import Fields, GgufReader, GgufWriter
 from ckdist.models.spec import LayerSpec, ModelSpec
 
 NAME = "qwen3vlmoe"
 KEYS = replace(qwen3moe.KEYS, aliases={"num_experts": "num_local_experts"}).but(
     defaults={
-        "max_position_embeddings": 128000,
-        "num_experts_per_tok": 4,
-        "num_key_value_heads": 16,
-        "num_local_experts": 60,
-        "rope_theta": 5e5,
-        "sliding_window": None,
-        "tie_word_embeddings": True,
+        "max_position_embeddings": 128000, "num_experts_per_tok": 4, "num_key_value_heads": 16, "num_local_experts": 60,
+        "rope_theta": 5e5, "sliding_window": None, "tie_word_embeddings": True,
     },
     only={"norm_topk_prob": True},
     unused=("sliding_window",),  # transformers has no windows in this family
-)
+)  # fmt: skip
 
 INPUTS_AS_ROWS = (family.STACKED_EXPERTS[0], "transposed_or_not")
 

@@ -27,9 +27,4 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
     return n.model(NAME, layers, from_config.rotations(f, n), from_config.tied(f, outer))
 
 
-FAMILY = replace(
-    qwen2.FAMILY,
-    keys=KEYS,
-    from_config=config,
-    gguf_names=family.GGUF.but(family.POST_ATTENTION_NORM),
-)
+FAMILY = replace(qwen2.FAMILY, keys=KEYS, from_config=config, gguf_names=family.GGUF.but(family.POST_ATTENTION_NORM))

@@ -7,8 +7,7 @@ from ckdist.errors import ArchitectureError
 from ckdist.models import from_config
 from ckdist.models.config_keys import sizes
 from ckdist.models.families import llama
-from ckdist.models.families.family import GgufHeader, GgufWriter
-from ckdist.models.fields import Fields
+from ckdist.models.families.family import Fields, GgufHeader, GgufWriter
 from ckdist.models.spec import LayerSpec, ModelSpec
 
 NAME = "smollm3"
@@ -16,13 +15,11 @@ THETA, PERIOD = 2e6, 4
 KEYS = llama.KEYS.but(
     defaults={
         **sizes(layers=36, heads=16, kv_heads=4, positions=32768),
-        "no_rope_layer_interval": PERIOD,
-        "rope_theta": THETA,
-        "tie_word_embeddings": True,
+        "no_rope_layer_interval": PERIOD, "rope_theta": THETA, "tie_word_embeddings": True,
     },
     nulls={"num_key_value_heads": None},
     unused=("max_window_layers",),
-)
+)  # fmt: skip
 
 
 def rotated_layers(f: Fields, num_layers: int) -> list[bool]:

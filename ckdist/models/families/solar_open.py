@@ -11,15 +11,12 @@ NAME = "solar_open"
 KEYS = glm4moe.KEYS.but(
     defaults={
         **sizes(hidden=4096, layers=48, heads=64, head=128, vocab=196608),
-        "first_k_dense_replace": 0,
-        "moe_intermediate_size": 1280,
-        "n_routed_experts": 128,
-        "partial_rotary_factor": 1.0,
-        "rope_theta": 1e6,
+        "first_k_dense_replace": 0, "moe_intermediate_size": 1280, "n_routed_experts": 128,
+        "partial_rotary_factor": 1.0, "rope_theta": 1e6,
     },
     only={"use_qk_norm": False},
     unused=("intermediate_size",),  # of dense layers, which it does not have
-)
+)  # fmt: skip
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
@@ -29,10 +26,4 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
     return replace(glm4moe.config(f, outer), family=NAME)
 
 
-FAMILY = replace(
-    glm4moe.FAMILY,
-    keys=KEYS,
-    gguf=glm4moe.NAME,
-    from_config=config,
-    from_gguf=None,
-)
+FAMILY = replace(glm4moe.FAMILY, keys=KEYS, gguf=glm4moe.NAME, from_config=config, from_gguf=None)

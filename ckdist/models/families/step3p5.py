@@ -9,8 +9,7 @@ from ckdist.errors import ArchitectureError
 from ckdist.models import from_config, from_gguf, limits
 from ckdist.models.config_keys import ConfigKeys, sizes
 from ckdist.models.families import exaone4, family, laguna
-from ckdist.models.families.family import Family, GgufForm, GgufHeader, GgufWriter
-from ckdist.models.fields import Fields
+from ckdist.models.families.family import Family, Fields, GgufForm, GgufHeader, GgufWriter
 from ckdist.models.spec import DenseFfn, ModelSpec, MoeFfn
 from ckdist.program.ops.elementwise import LIMIT_PARTS
 from ckdist.program.routing import Routing
@@ -20,14 +19,8 @@ ROUTING = Routing(used=8, scores="sigmoid")
 KEYS = ConfigKeys(
     {
         **sizes(hidden=4096, ffn=11264, layers=45, heads=64, kv_heads=8, head=128, positions=128000, vocab=128815),
-        "hidden_act": "silu",
-        "moe_intermediate_size": 1280,
-        "n_routed_experts": 288,
-        "num_experts_per_tok": 8,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 1e4,
-        "routed_scaling_factor": 1.0,
-        "share_expert_dim": 1280,
+        "hidden_act": "silu", "moe_intermediate_size": 1280, "n_routed_experts": 288, "num_experts_per_tok": 8,
+        "rms_norm_eps": 1e-5, "rope_theta": 1e4, "routed_scaling_factor": 1.0, "share_expert_dim": 1280,
     },
     aliases={
         "moe_num_experts": "n_routed_experts",

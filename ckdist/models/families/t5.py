@@ -8,26 +8,16 @@ from dataclasses import replace
 from ckdist.models import from_config, limits
 from ckdist.models.config_keys import ConfigKeys
 from ckdist.models.families import bert
-from ckdist.models.families.family import Family, GgufHeader, TensorNames, in_layers
-from ckdist.models.fields import Fields
+from ckdist.models.families.family import Family, Fields, GgufHeader, TensorNames, in_layers
 from ckdist.models.spec import Attention, CrossAttention, DenseFfn, LayerSpec, ModelSpec, RelativeBias
 
 NAME = "t5"
 DISTANCE = 128
 KEYS = ConfigKeys(
     {
-        "d_ff": 2048,
-        "d_kv": 64,
-        "d_model": 512,
-        "decoder_start_token_id": 0,
-        "feed_forward_proj": "relu",
-        "layer_norm_epsilon": 1e-6,
-        "num_heads": 8,
-        "num_layers": 6,
-        "relative_attention_max_distance": 128,
-        "relative_attention_num_buckets": 32,
-        "tie_word_embeddings": True,
-        "vocab_size": 32128,
+        "d_ff": 2048, "d_kv": 64, "d_model": 512, "decoder_start_token_id": 0, "feed_forward_proj": "relu",
+        "layer_norm_epsilon": 1e-6, "num_heads": 8, "num_layers": 6, "relative_attention_max_distance": 128,
+        "relative_attention_num_buckets": 32, "tie_word_embeddings": True, "vocab_size": 32128,
     },
     aliases={
         "head_dim": "d_kv",
@@ -44,7 +34,7 @@ KEYS = ConfigKeys(
         "scale_decoder_outputs",
         "tie_word_embeddings",
     ),
-)
+)  # fmt: skip
 MAX_POSITION = 1 << 15  # most tokens of a sequence; the model itself has no limit
 FUNCTIONS = {"relu": "relu", "gelu": "gelu", "gelu_new": "gelu_tanh", "silu": "silu", "swish": "silu"}
 

@@ -3,8 +3,7 @@
 from dataclasses import replace
 
 from ckdist.models.families import gemma2
-from ckdist.models.families.family import GgufWriter
-from ckdist.models.fields import Fields
+from ckdist.models.families.family import Fields, GgufWriter
 from ckdist.models.spec import ModelSpec, Norms
 
 NAME = "vaultgemma"

@@ -84,11 +84,13 @@ struct AttentionTask {
 };
 
 // One token's queries of a lightning indexer, which chooses the positions that attention reads. A cache of index keys
-// is the cache of one head with latent values, in f32 or f16. DeepSeek-AI 2025, arXiv:2512.02556, section 2.1.
+// is the cache of one head with latent values, in f32, f16 or i16. DeepSeek-AI 2025, arXiv:2512.02556, section 2.1.
 struct IndexTask {
   KvType type;
   int width, heads;
-  const float *q, *weights;  // (heads, width), (heads,); without weights each head has scores of its own
+  const float *q, *weights;        // (heads, width), (heads,); without weights each head has scores of its own
+  const int16_t* codes = nullptr;  // of i16, by index_codes(); else null
+  const float* scales = nullptr;
 };
 
 struct AttentionKernel {
@@ -106,9 +108,11 @@ struct AttentionKernel {
   // of threads. Then merge: all parts, from first_span() on, into `out`. The bits are equal to those of attend().
   void (*attend_spans)(const AttentionTask& task, int64_t first, int64_t last, uint8_t* parts, uint8_t* scratch);
   void (*merge)(const AttentionTask& task, uint8_t* parts, uint8_t* scratch);
-  // out[i] = sum over heads of weight * max(q . key i, 0), for the 16 positions of a block. Without weights:
-  // out[16 * head + i] = q . key i.
-  void (*index_scores)(const IndexTask& task, const uint8_t* block, float* out);
+  // Queries of an index in i16: codes (heads, width), scales (heads,).
+  void (*index_codes)(const float* q, int width, int heads, int16_t* codes, float* scales);
+  // out[i] = sum over heads of weight * max(q . key i, 0), for the 16 positions of each of `count` blocks. Without
+  // weights, of each block: out[16 * head + i] = q . key i.
+  void (*index_scores)(const IndexTask& task, const uint8_t* const* blocks, int count, float* out);
   // Copies the key and value of one position from slot to slot.
   void (*copy)(const CacheShape& cache, const uint8_t* from, int from_slot, uint8_t* to, int to_slot);
 };

@@ -32,6 +32,14 @@ struct ScanToken {
   int64_t stride;
 };
 
+// The factors of a state's rows for one token (Kimi delta attention, arXiv:2510.26692), n of them.
+struct RowDecay {
+  const float *a, *bias, *q, *k;
+  float rate;   // exp(a_log) of the head
+  float floor;  // < 0: factor = exp(floor sigmoid(rate (a + bias))); else exp(-rate softplus(a + bias))
+  float *factor, *decayed_q, *decayed_k;  // the factors; q and k times these
+};
+
 struct DeltaRuleKernel {
   // out[c] = f(bias[c] + sum over i of taps[i * stride + c] * rows[i][c]), the oldest row first. f: SiLU if
   // `activates`. bias: null: 0.
@@ -39,6 +47,7 @@ struct DeltaRuleKernel {
                      bool activates, int64_t n, float* out);
   // out[i] = x[i] * scale / sqrt(sum of x^2 + eps). out may be x.
   void (*l2_norm)(const float* x, float eps, float scale, int64_t n, float* out);
+  void (*decay_rows)(const RowDecay& decay, int64_t n);
   // For each token: S = decay S; S = S + k beta (v - k S), without k S unless it corrects; out = q S. state: (columns /
   // kStateColumns, key_width, kStateColumns); columns: whole multiples of kStateColumns.
   void (*update)(const DeltaTokens& tokens, int key_width, int columns, float* state);

@@ -3,21 +3,14 @@
 // must not merge them.
 #pragma once
 #include <cstdint>
-#include <cstring>
+
+#include "core/read_as.h"
 
 namespace ckdist {
 
-static inline float float_of_bits(uint32_t bits) {
-  float value;
-  std::memcpy(&value, &bits, sizeof value);
-  return value;
-}
+static inline float float_of_bits(uint32_t bits) { return read_as<float>(&bits); }
 
-static inline uint32_t bits_of_float(float value) {
-  uint32_t bits;
-  std::memcpy(&bits, &value, sizeof bits);
-  return bits;
-}
+static inline uint32_t bits_of_float(float value) { return read_as<uint32_t>(&value); }
 
 static inline float float_of_bf16(uint16_t bits) { return float_of_bits(static_cast<uint32_t>(bits) << 16); }
 

@@ -19,17 +19,9 @@ constexpr int kSteps = kGroupColumns / 4;
 int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 
 void store16(uint8_t* at, int index, uint16_t value) { std::memcpy(at + 2 * index, &value, sizeof value); }
-uint16_t load16(const uint8_t* at, int index) {
-  uint16_t value;
-  std::memcpy(&value, at + 2 * index, sizeof value);
-  return value;
-}
+uint16_t load16(const uint8_t* at, int index) { return read_as<uint16_t>(at + 2 * index); }
 void store32(uint8_t* at, uint32_t value) { std::memcpy(at, &value, sizeof value); }
-uint32_t load32(const uint8_t* at) {
-  uint32_t value;
-  std::memcpy(&value, at, sizeof value);
-  return value;
-}
+uint32_t load32(const uint8_t* at) { return read_as<uint32_t>(at); }
 
 // Exchanges the second and third byte of a word, as in the columns of 8-bit floats.
 uint32_t swapped(uint32_t word) { return (word & 0xff0000ffu) | (word >> 8 & 0xff00u) | (word << 8 & 0xff0000u); }
@@ -251,8 +243,7 @@ struct FloatTiles {
 
   static void unpack_row(const uint8_t* tile, int row, int64_t cols, float* out) {
     for (int64_t column = 0; column < cols; ++column) {
-      Element bits;
-      std::memcpy(&bits, tile + index(column, row) * sizeof(Element), sizeof bits);
+      Element bits = read_as<Element>(tile + index(column, row) * sizeof(Element));
       out[column] = value(bits);
     }
   }

@@ -8,17 +8,9 @@
 namespace ckdist {
 namespace {
 
-uint16_t read16(const uint8_t* p) {
-  uint16_t value;
-  std::memcpy(&value, p, sizeof value);
-  return value;
-}
+uint16_t read16(const uint8_t* p) { return read_as<uint16_t>(p); }
 
-uint32_t read32(const uint8_t* p) {
-  uint32_t value;
-  std::memcpy(&value, p, sizeof value);
-  return value;
-}
+uint32_t read32(const uint8_t* p) { return read_as<uint32_t>(p); }
 
 constexpr uint16_t kSignBit = 0x8000;  // ggml's 32-column types add their minimum; a Block subtracts it
 
@@ -37,8 +29,7 @@ void add_fifth_bits(uint32_t bits, uint8_t* codes) {
   for (int i = 0; i < 4; ++i) {
     const uint64_t own = (bits >> (8 * i) & 0xff) * ones & 0x8040201008040201u;
     const uint64_t top = (((own & low7) + low7) | own) & 0x80 * ones;
-    uint64_t word;
-    std::memcpy(&word, codes + 8 * i, sizeof word);
+    uint64_t word = read_as<uint64_t>(codes + 8 * i);
     word |= top >> 3;
     std::memcpy(codes + 8 * i, &word, sizeof word);
   }

@@ -1,17 +1,14 @@
 // Reads stored blocks of grids and of ternary numbers to codes, one row at a time.
 #include <cstring>
 
+#include "core/read_as.h"
 #include "kernels/interleaved.h"
 #include "kernels/layout_blocks.h"
 
 namespace ckdist {
 namespace {
 
-uint32_t word_of(const uint8_t* source, int i) {
-  uint32_t word;
-  std::memcpy(&word, source + 4 * i, sizeof word);
-  return word;
-}
+uint32_t word_of(const uint8_t* source, int i) { return read_as<uint32_t>(source + 4 * i); }
 
 template <Type type>
 void read_grid_block(const uint8_t* source, Block& block) {

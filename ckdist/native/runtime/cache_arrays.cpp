@@ -36,8 +36,8 @@ std::optional<CacheShape> CacheArrays::index() const {
   const auto* const index = find(ckdist_array_index);
   if (index == nullptr) return std::nullopt;
   const auto type = KvType(index->type);
-  if (type != KvType::f32 && type != KvType::f16)
-    fail(Status::native, "an index of keys has the type %d; f32 and f16 are possible", index->type);
+  if (type != KvType::f32 && type != KvType::f16 && type != KvType::i16)
+    fail(Status::native, "an index of keys has the type %d; f32, f16 and i16 are possible", index->type);
   return CacheShape{type, type, index->width, index->width, true};
 }
 

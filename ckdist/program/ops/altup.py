@@ -1,20 +1,15 @@
 """Alternating updates: altup_predict and altup_correct mix streams, match_rms makes and merges them."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from ckdist.errors import LayoutError
-from ckdist.program.ops.op import lower, op, same, unsharded, whole
-from ckdist.program.ops.op_types import Arrays, Attrs, Inferred, Values, Weights
+from ckdist.program.ops.op import ServingLowering, lower, op, same, unsharded, whole
+from ckdist.program.ops.op_types import Arrays, Attrs, Group, Inferred, RankContext, Values, Weights
 from ckdist.program.ops.rms_norm import inverse_rms
 from ckdist.program.program import Value
-from ckdist.program.rank_context import RankContext
 from ckdist.program.step import ABSENT, Span, ValueIndex, VectorIndex
-
-if TYPE_CHECKING:  # these modules import the ops
-    from ckdist.program.fusion import Group
-    from ckdist.program.lower import ServingLowering
 
 
 def infer_streams(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
@@ -53,23 +48,21 @@ def altup_correct(context: RankContext, inputs: Arrays, weights: Arrays, attrs: 
 
 
 @lower("altup_predict", "inference")
-def lower_predict(lowering: "ServingLowering", group: "Group") -> None:
+def lower_predict(lowering: ServingLowering, group: Group) -> None:
     """Emits one step."""
     inputs, outputs = group.instr.inputs, group.instr.outputs
     _emit(lowering, group, list(inputs), list(outputs), y=ValueIndex(ABSENT), active=ValueIndex(ABSENT))
 
 
 @lower("altup_correct", "inference")
-def lower_correct(lowering: "ServingLowering", group: "Group") -> None:
+def lower_correct(lowering: ServingLowering, group: Group) -> None:
     """Emits one step."""
     (*x, y), (*outputs, active) = group.instr.inputs, group.instr.outputs
     (place,) = _places(lowering, [active])
     _emit(lowering, group, x, outputs, y=lowering.place_of(y), active=place)
 
 
-def _emit(
-    lowering: "ServingLowering", group: "Group", inputs: list[Value], outputs: list[Value], **operands: Any
-) -> None:
+def _emit(lowering: ServingLowering, group: Group, inputs: list[Value], outputs: list[Value], **operands: Any) -> None:
     places, weights = _places(lowering, outputs), [*map(lowering.vector, group.instr.weights), VectorIndex(ABSENT)]
     lowering.emit(
         "altup",
@@ -82,7 +75,7 @@ def _emit(
     )
 
 
-def _places(lowering: "ServingLowering", values: list[Value]) -> list[ValueIndex]:
+def _places(lowering: ServingLowering, values: list[Value]) -> list[ValueIndex]:
     """Consecutive buffers for `values`."""
     places = [lowering.buffer("arena", v.dims[-1].elements, rows=lowering.local_tokens) for v in values]
     lowering.at |= {value.name: place for value, place in zip(values, places, strict=True)}
@@ -106,7 +99,7 @@ def match_rms(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attr
 
 
 @lower("match_rms", "inference")
-def lower_match_rms(lowering: "ServingLowering", group: "Group") -> None:
+def lower_match_rms(lowering: ServingLowering, group: Group) -> None:
     """Emits one step."""
     places = _places(lowering, list(group.instr.outputs))
     lowering.emit(

@@ -1,7 +1,7 @@
 """rope and its gradient, and attend (over a cache)."""
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -10,57 +10,50 @@ from ckdist.mesh import Mesh
 from ckdist.program.cache import LayerCache, attention_cache
 from ckdist.program.fusion import norm_over_heads
 from ckdist.program.ops.elementwise import query_fields
-from ckdist.program.ops.op import lower, op, unchanged_whole, vjp, whole
-from ckdist.program.ops.op_types import Arrays, Attrs, Gradients, Inferred, Values, Weights
+from ckdist.program.ops.op import ServingLowering, TrainingLowering, lower, op, unchanged_whole, vjp, whole
+from ckdist.program.ops.op_types import Arrays, Attrs, Emitter, Gradients, Group, Inferred, RankContext, Values, Weights
 from ckdist.program.program import Instr, Value
 from ckdist.program.rotations import NO_ROPE, ROPE_TABLES
 from ckdist.program.step import ABSENT, ValueIndex
 
-if TYPE_CHECKING:  # these modules import the ops
-    from ckdist.program.emitter import Emitter
-    from ckdist.program.fusion import Group
-    from ckdist.program.lower import ServingLowering
-    from ckdist.program.lower_training import TrainingLowering
-    from ckdist.program.rank_context import RankContext
-
 
 @op("rope", unchanged_whole("rope"))
-def rope(context: "RankContext", inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
+def rope(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
     """Rotates the first dimensions of each head by position * frequency. Su et al. 2021, arXiv:2104.09864."""
     return [rotate(context, inputs[0], attrs, 1)]
 
 
 @lower("rope", "training")
-def lower_rope(lowering: "TrainingLowering", instr: Instr) -> None:
+def lower_rope(lowering: TrainingLowering, instr: Instr) -> None:
     """Emits one step."""
     _rotation(lowering, instr, back=False)
 
 
-def _rotation(lowering: "TrainingLowering", instr: Instr, back: bool) -> None:
+def _rotation(lowering: TrainingLowering, instr: Instr, back: bool) -> None:
     x, table = lowering.place_of(instr.inputs[0]), ROPE_TABLES[instr.attrs["table"]]
     fields = {"width": instr.inputs[0].dims[-1].width, "first": instr.attrs.get("first", 0)}
     lowering.emit("rope", x=x, out=lowering.output(instr.outputs[0]), table=table, back=back, **fields)
 
 
 @vjp("rope")
-def rope_vjp(g: "Emitter", instr: Instr, grads: list[Value], wanted: list[bool]) -> Gradients:
+def rope_vjp(g: Emitter, instr: Instr, grads: list[Value], wanted: list[bool]) -> Gradients:
     """Rotates the gradient back."""
     return [*g.emit("rope_grad", (grads[0],), names=["d_rope"], **instr.attrs)]
 
 
 @op("rope_grad", unchanged_whole("rope_grad"))
-def rope_grad(context: "RankContext", inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
+def rope_grad(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
     """Rotates by the negative angle. Yarn's magnitude remains a factor."""
     return [rotate(context, inputs[0], attrs, -1)]
 
 
 @lower("rope_grad", "training")
-def lower_rope_grad(lowering: "TrainingLowering", instr: Instr) -> None:
+def lower_rope_grad(lowering: TrainingLowering, instr: Instr) -> None:
     """Emits one step."""
     _rotation(lowering, instr, back=True)
 
 
-def rotate(context: "RankContext", x: np.ndarray, attrs: Attrs, sign: int) -> np.ndarray:
+def rotate(context: RankContext, x: np.ndarray, attrs: Attrs, sign: int) -> np.ndarray:
     """Rotates the dimensions of each head, from `first` on, by sign * angle. x: (tokens, heads * head_dim)."""
     rotation, first = context.rope(attrs["table"]), attrs.get("first", 0)
     cos, sin = context.rope_tables(rotation)  # (tokens, rotated / 2)
@@ -110,7 +103,7 @@ def infer_attend_cached(inputs: Values, weights: Weights, attrs: Attrs) -> Infer
 class Heads:
     """The kv-head of each query head on this rank, and the scores of one head. Shared by attend and its gradient."""
 
-    def __init__(self, context: "RankContext", attrs: Attrs, biases: np.ndarray | None = None):
+    def __init__(self, context: RankContext, attrs: Attrs, biases: np.ndarray | None = None):
         q_dim, kv_dim = (value.dims[-1] for value in attrs["inputs"][:2])
         self.widths, self.attrs = [value.dims[-1].width for value in attrs["inputs"]], attrs
         group, kv_begin = q_dim.count // kv_dim.count, context.share(kv_dim)[0]
@@ -146,7 +139,7 @@ class Heads:
 
 
 @op("attend", infer_attend_cached)
-def attend(context: "RankContext", inputs: Arrays, weights: list[np.ndarray | None], attrs: Attrs) -> Arrays:
+def attend(context: RankContext, inputs: Arrays, weights: list[np.ndarray | None], attrs: Attrs) -> Arrays:
     """Grouped-query attention over the cache, which the call extends. Vaswani et al. 2017, arXiv:1706.03762.
 
     It is causal unless `bidirectional`. A fourth input lists the positions that each token sees. The weights are
@@ -174,7 +167,7 @@ def attend(context: "RankContext", inputs: Arrays, weights: list[np.ndarray | No
 
 
 @lower("attend", "inference")
-def lower_attend(lowering: "ServingLowering", group: "Group") -> None:
+def lower_attend(lowering: ServingLowering, group: Group) -> None:
     """Emits one step that also computes the norms and the rotation, and extends the cache."""
     instr, attrs = group.instr, group.instr.attrs
     rope, q_norm, k_norm = group["q_rope"], group["q_norm"], group["k_norm"]
@@ -187,17 +180,10 @@ def lower_attend(lowering: "ServingLowering", group: "Group") -> None:
     over_heads, is_shared = norm_over_heads(lowering.graph, q), attrs.get("shared", False)
     sinks, relative = (*instr.weights, None, None)[:2]
     (out,) = instr.outputs
-    heads, rotated = out.dims[-1], ValueIndex(ABSENT)
-    width = heads.local(lowering.mesh)
-    reader = lowering.graph.reader(out)
-    if reader is not None and reader.op == "all_to_all":
+    rotated = ValueIndex(ABSENT)
+    if lowering.is_exchanged(out):
         rotated = lowering.buffer("arena", instr.inputs[0].dims[-1].local(lowering.mesh))
-        most = max(heads.local(mesh) for mesh in lowering.peers)
-        place = lowering.slot(width, lowering.max_tokens, most)
-        lowering.next_slot()
-    else:
-        place = lowering.buffer("arena", width)
-    lowering.at[out.name] = place
+    place, _ = lowering.head_results(out)
     units = [norm and norm.op == "l2_norm" for norm in (q_norm, group["v_norm"])]
     norms = [lowering.vector(norm.weights[0] if norm and norm.weights else None) for norm in (q_norm, k_norm)]
     if over_heads:
@@ -238,7 +224,7 @@ def cache_of(attend: Instr, mesh: Mesh) -> LayerCache:
     return attention_cache(heads, keys, values, mesh)
 
 
-def _optional_fields(lowering: "ServingLowering", attend: Instr) -> dict[str, Any]:
+def _optional_fields(lowering: ServingLowering, attend: Instr) -> dict[str, Any]:
     """The fields of listed positions or blocks, and of relative biases."""
     listed, attrs = lowering.place_of(attend.inputs[3]) if len(attend.inputs) > 3 else ABSENT, attend.attrs
     fields = {"listed": listed, "listed_block": attrs.get("listed_block", 0), "reach": attrs.get("distance", ABSENT)}

@@ -3,19 +3,12 @@
 Fedus et al. 2021, arXiv:2101.03961, equations 4 to 6; over the tokens of all layers, as transformers computes it.
 """
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
-from ckdist.program.ops.op import lower, op, vjp, whole
-from ckdist.program.ops.op_types import Arrays, Attrs, Gradients, Inferred, Values, Weights
+from ckdist.program.ops.op import TrainingLowering, lower, op, vjp, whole
+from ckdist.program.ops.op_types import Arrays, Attrs, Emitter, Gradients, Inferred, RankContext, Values, Weights
 from ckdist.program.ops.tally import counted
 from ckdist.program.program import Instr, Value
-from ckdist.program.rank_context import RankContext
-
-if TYPE_CHECKING:  # these modules import the ops
-    from ckdist.program.emitter import Emitter
-    from ckdist.program.lower_training import TrainingLowering
 
 
 def infer_balance_loss(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
@@ -42,7 +35,7 @@ def balance_loss(context: RankContext, inputs: Arrays, weights: Arrays, attrs: A
 
 
 @vjp("balance_loss")
-def balance_loss_vjp(g: "Emitter", instr: Instr, grads: list[Value], wanted: list[bool]) -> Gradients:
+def balance_loss_vjp(g: Emitter, instr: Instr, grads: list[Value], wanted: list[bool]) -> Gradients:
     """One instruction, for the gradient of the tally."""
     return [None, *g.emit("balance_loss_grad", (*instr.inputs, grads[0]), names=["d_tally"], **instr.attrs)]
 
@@ -63,12 +56,12 @@ def balance_loss_grad(context: RankContext, inputs: Arrays, weights: Arrays, att
 
 
 @lower("balance_loss", "training")
-def lower_balance_loss(lowering: "TrainingLowering", instr: Instr) -> None:
+def lower_balance_loss(lowering: TrainingLowering, instr: Instr) -> None:
     """No step: the gradient's step computes this loss too. A run without gradients leaves it out."""
 
 
 @lower("balance_loss_grad", "training")
-def lower_balance_loss_grad(lowering: "TrainingLowering", instr: Instr) -> None:
+def lower_balance_loss_grad(lowering: TrainingLowering, instr: Instr) -> None:
     """Emits one step."""
     lowering.emit(
         "balance_loss",

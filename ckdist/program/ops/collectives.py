@@ -5,22 +5,14 @@ Their gradients need at most a `shard`, because the gradient of a partial value 
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ckdist.errors import LayoutError
-from ckdist.program.ops.op import lower, op, total, unsharded, vjp, whole
-from ckdist.program.ops.op_types import Arrays, Attrs, Gradients, Inferred, Values, Weights
+from ckdist.program.ops.op import ServingLowering, TrainingLowering, lower, op, total, unsharded, vjp, whole
+from ckdist.program.ops.op_types import Arrays, Attrs, Emitter, Gradients, Group, Inferred, RankContext, Values, Weights
 from ckdist.program.program import Instr, Value
-from ckdist.program.rank_context import RankContext
 from ckdist.program.step import ABSENT, ValueIndex
-
-if TYPE_CHECKING:  # these modules import the ops
-    from ckdist.program.emitter import Emitter
-    from ckdist.program.fusion import Group
-    from ckdist.program.lower import ServingLowering
-    from ckdist.program.lower_training import TrainingLowering
 
 
 def infer_all_reduce(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
@@ -38,7 +30,7 @@ def all_reduce(contexts: Sequence[RankContext], inputs: list[Arrays], attrs: Att
 
 
 @lower("all_reduce", "inference")
-def lower_all_reduce(lowering: "ServingLowering", group: "Group") -> None:
+def lower_all_reduce(lowering: ServingLowering, group: Group) -> None:
     """No step: readers read the summands of all ranks in place, or the producing step has a buffer for the sum."""
     (value,), (out,) = group.instr.inputs, group.instr.outputs
     place = lowering.at.get(lowering.source(value).name)
@@ -49,7 +41,7 @@ def lower_all_reduce(lowering: "ServingLowering", group: "Group") -> None:
 
 
 @lower("all_reduce", "training")
-def lower_training_reduce(lowering: "TrainingLowering", instr: Instr) -> None:
+def lower_training_reduce(lowering: TrainingLowering, instr: Instr) -> None:
     """Emits a step that sums in place.
 
     None for the loss, nor for gradients of weights: `TrainingLowering.reduced` inserts their steps.
@@ -64,7 +56,7 @@ def lower_training_reduce(lowering: "TrainingLowering", instr: Instr) -> None:
 
 
 @vjp("all_reduce")
-def all_reduce_vjp(g: "Emitter", instr: Instr, grads: list[Value], wanted: list[bool]) -> Gradients:
+def all_reduce_vjp(g: Emitter, instr: Instr, grads: list[Value], wanted: list[bool]) -> Gradients:
     """The gradient itself: the gradient of a partial value is not partial."""
     return [grads[0]]
 
@@ -88,7 +80,7 @@ def all_gather(contexts: Sequence[RankContext], inputs: list[Arrays], attrs: Att
 
 
 @lower("all_gather", "inference")
-def lower_all_gather(lowering: "ServingLowering", group: "Group") -> None:
+def lower_all_gather(lowering: ServingLowering, group: Group) -> None:
     """If tokens are sharded, emits a step that copies the rows to memory that all ranks read.
 
     Else none: ranks write logits directly to the memory of rank 0.
@@ -106,7 +98,7 @@ def lower_all_gather(lowering: "ServingLowering", group: "Group") -> None:
 
 
 @vjp("all_gather")
-def all_gather_vjp(g: "Emitter", instr: Instr, grads: list[Value], wanted: list[bool]) -> Gradients:
+def all_gather_vjp(g: Emitter, instr: Instr, grads: list[Value], wanted: list[bool]) -> Gradients:
     """This rank's shard of the gradient. Raises LayoutError if the last dimension is not the sharded one."""
     if not instr.inputs[0].dims[-1].axis:
         raise LayoutError(f"all_gather has no gradient over {instr.inputs[0].dims[0].name}; only over a last dimension")
@@ -172,7 +164,7 @@ def all_to_all(contexts: Sequence[RankContext], inputs: list[Arrays], attrs: Att
 
 
 @lower("all_to_all", "inference")
-def lower_all_to_all(lowering: "ServingLowering", group: "Group") -> None:
+def lower_all_to_all(lowering: ServingLowering, group: Group) -> None:
     """No step: each reader reads the rows in the slot of the rank that has them."""
     for x, y in zip(group.instr.inputs, group.instr.outputs, strict=True):
         slot = lowering.buffers[lowering.place_of(x)]

@@ -1,19 +1,13 @@
 """Cross-attention: stores keys and values of the encoder's output in a cache, and attends over all of them."""
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ckdist.errors import LayoutError
 from ckdist.program.cache import attention_cache
-from ckdist.program.ops.op import lower, op, whole
-from ckdist.program.ops.op_types import Arrays, Attrs, Inferred, Values, Weights
-from ckdist.program.rank_context import RankContext
-
-if TYPE_CHECKING:  # these modules import the ops
-    from ckdist.program.fusion import Group
-    from ckdist.program.lower import ServingLowering
+from ckdist.program.ops.op import ServingLowering, lower, op, whole
+from ckdist.program.ops.op_types import Arrays, Attrs, Group, Inferred, RankContext, Values, Weights
 
 
 def infer_store_cross(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
@@ -36,7 +30,7 @@ def store_cross(context: RankContext, inputs: Arrays, weights: Arrays, attrs: At
 
 
 @lower("store_cross", "inference")
-def lower_store_cross(lowering: "ServingLowering", group: "Group") -> None:
+def lower_store_cross(lowering: ServingLowering, group: Group) -> None:
     """Emits one step."""
     instr = group.instr
     k, v = instr.inputs
@@ -71,7 +65,7 @@ def attend_cross(context: RankContext, inputs: Arrays, weights: Arrays, attrs: A
 
 
 @lower("attend_cross", "inference")
-def lower_attend_cross(lowering: "ServingLowering", group: "Group") -> None:
+def lower_attend_cross(lowering: ServingLowering, group: Group) -> None:
     """Emits one step."""
     instr, attrs = group.instr, group.instr.attrs
     (q,), (o,), layer = instr.inputs, instr.outputs, attrs["layer"]

@@ -1,18 +1,11 @@
 """column_sums and cut_rows: rows cut at some standard deviations above their mean over the columns of all ranks."""
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from ckdist.errors import LayoutError
 from ckdist.layout import FFN_UNIT, Dim
-from ckdist.program.ops.op import lower, op, whole
-from ckdist.program.ops.op_types import Arrays, Attrs, Inferred, Values, Weights
-from ckdist.program.rank_context import RankContext
-
-if TYPE_CHECKING:  # these modules import the ops
-    from ckdist.program.fusion import Group
-    from ckdist.program.lower import ServingLowering
+from ckdist.program.ops.op import ServingLowering, lower, op, whole
+from ckdist.program.ops.op_types import Arrays, Attrs, Group, Inferred, RankContext, Values, Weights
 
 
 def _blocks(columns: int) -> int:
@@ -40,7 +33,7 @@ def column_sums(context: RankContext, inputs: Arrays, weights: Arrays, attrs: At
 
 
 @lower("column_sums", "inference")
-def lower_column_sums(lowering: "ServingLowering", group: "Group") -> None:
+def lower_column_sums(lowering: ServingLowering, group: Group) -> None:
     """Emits one step."""
     (x,), (out,) = group.instr.inputs, group.instr.outputs
     (place,) = lowering.results([out])
@@ -69,7 +62,7 @@ def cut_rows(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs
 
 
 @lower("cut_rows", "inference")
-def lower_cut_rows(lowering: "ServingLowering", group: "Group") -> None:
+def lower_cut_rows(lowering: ServingLowering, group: Group) -> None:
     """Emits one step."""
     (x, sums), (out,) = group.instr.inputs, group.instr.outputs
     source, columns = lowering.place_of(x), x.dims[-1]

@@ -4,7 +4,6 @@ One step computes all of them. The state of a sequence is in `RankContext.states
 """
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -13,16 +12,11 @@ from ckdist.layout import Dim
 from ckdist.mesh import Mesh
 from ckdist.program.cache import state_cache
 from ckdist.program.ops.elementwise import GATES
-from ckdist.program.ops.op import lower, op, total, unchanged_whole, whole
-from ckdist.program.ops.op_types import Arrays, Attrs, Inferred, Values, Weights
+from ckdist.program.ops.op import ServingLowering, lower, op, total, unchanged_whole, whole
+from ckdist.program.ops.op_types import Arrays, Attrs, Group, Inferred, RankContext, Values, Weights
 from ckdist.program.ops.rms_norm import inverse_rms
-from ckdist.program.program import Instr, Value
-from ckdist.program.rank_context import RankContext
-from ckdist.program.step import ABSENT, ValueIndex, VectorIndex
-
-if TYPE_CHECKING:  # these modules import the ops
-    from ckdist.program.fusion import Group
-    from ckdist.program.lower import ServingLowering
+from ckdist.program.program import Instr
+from ckdist.program.step import ABSENT, VectorIndex
 
 
 def silu(x: np.ndarray) -> np.ndarray:
@@ -159,7 +153,7 @@ class _Parts:
     norm: Instr
 
 
-def _parts(group: "Group") -> _Parts:
+def _parts(group: Group) -> _Parts:
     """The parts of a group. Raises LayoutError if the forward lacks one of them."""
     found = {name: group[name] for name in ("conv", "q_norm", "k_norm", "gates", "norm")}
     missing = [name for name, part in found.items() if part is None]
@@ -168,26 +162,13 @@ def _parts(group: "Group") -> _Parts:
     return _Parts(**found)  # pyright: ignore[reportArgumentType]
 
 
-def head_results(lowering: "ServingLowering", out: Value) -> tuple[ValueIndex, bool]:
-    """The buffer for all tokens of this rank's heads, and whether an all_to_all exchanges them for tokens."""
-    reader, width = lowering.graph.reader(out), out.dims[-1].local(lowering.mesh)
-    exchanged = reader is not None and reader.op == "all_to_all"
-    if exchanged:
-        most = max(out.dims[-1].local(mesh) for mesh in lowering.peers)
-        lowering.at[out.name] = lowering.slot(width, lowering.max_tokens, most)
-        lowering.next_slot()
-    else:
-        lowering.at[out.name] = lowering.buffer("arena", width)
-    return lowering.at[out.name], exchanged
-
-
 @lower("delta_rule", "inference")
-def lower_delta_rule(lowering: "ServingLowering", group: "Group") -> None:
+def lower_delta_rule(lowering: ServingLowering, group: Group) -> None:
     """Emits one step that also computes convolutions, norms and gates, and updates the states."""
     instr, attrs, parts = group.instr, group.instr.attrs, _parts(group)
     (out,) = parts.norm.outputs
     heads, keys = out.dims[-1], instr.inputs[0].dims[-1]
-    place, exchanged = head_results(lowering, out)
+    place, exchanged = lowering.head_results(out)
     q, k, v = map(lowering.place_of, parts.conv.inputs)
     a, b = map(lowering.place_of, parts.gates.inputs)
     conv = [lowering.vector(parts.conv.weight(i)) for i in range(3)]

@@ -5,19 +5,15 @@ the backward pass, and does not depend on the ranks.
 """
 
 import zlib
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from ckdist.layout import Dim
 from ckdist.mesh import Mesh
-from ckdist.program.ops.op import lower, op, whole
-from ckdist.program.ops.op_types import Arrays, Attrs, Inferred, Values, Weights
+from ckdist.program.ops.op import TrainingLowering, lower, op, whole
+from ckdist.program.ops.op_types import Arrays, Attrs, Inferred, RankContext, Values, Weights
 from ckdist.program.program import Instr
-from ckdist.program.rank_context import RankContext
-
-if TYPE_CHECKING:  # this module imports the ops
-    from ckdist.program.lower_training import TrainingLowering
 
 COLUMN = 0x9E3779B9
 
@@ -72,7 +68,7 @@ def step_fields(probability: float, stream: int, columns: Dim, mesh: Mesh) -> di
 
 
 @lower("dropout", "training")
-def lower_dropout(lowering: "TrainingLowering", instr: Instr) -> None:
+def lower_dropout(lowering: TrainingLowering, instr: Instr) -> None:
     """Emits one step."""
     fields = step_fields(instr.attrs["probability"], instr.attrs["stream"], instr.inputs[0].dims[-1], lowering.mesh)
     x = lowering.place_of(instr.inputs[0])

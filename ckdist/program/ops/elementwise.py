@@ -1,23 +1,25 @@
 """Elementwise and rowwise ops: scale, scale_queries, soft_cap, activate, gated, add, select_rows."""
 
 import math
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ckdist import native
 from ckdist.errors import LayoutError
-from ckdist.program.ops.op import lower, op, same, unchanged, unchanged_whole, vjp, whole
-from ckdist.program.ops.op_types import Arrays, Attrs, Gradients, Inferred, Values, Weights
+from ckdist.program.ops.op import (
+    ServingLowering,
+    TrainingLowering,
+    lower,
+    op,
+    same,
+    unchanged,
+    unchanged_whole,
+    vjp,
+    whole,
+)
+from ckdist.program.ops.op_types import Arrays, Attrs, Emitter, Gradients, Group, Inferred, RankContext, Values, Weights
 from ckdist.program.program import Instr, Value
 from ckdist.program.step import ABSENT
-
-if TYPE_CHECKING:  # these modules import the ops
-    from ckdist.program.emitter import Emitter
-    from ckdist.program.fusion import Group
-    from ckdist.program.lower import ServingLowering
-    from ckdist.program.lower_training import TrainingLowering
-    from ckdist.program.rank_context import RankContext
 
 GATES = native.numbers("ckdist_gate", "ckdist_gate_")
 # sqrt(2 / pi) and the factor of the cube in the tanh form of GELU
@@ -27,40 +29,40 @@ SWIGLU_ALPHA, SWIGLU_LIMIT = 1.702, 7.0  # for clamped_swiglu, as in kernels/isa
 
 
 @op("scale", unchanged)
-def scale(context: "RankContext", inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
+def scale(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
     """Returns x * factor."""
     return [inputs[0] * np.float32(attrs["factor"])]
 
 
 @lower("scale", "training")
-def lower_scale(lowering: "TrainingLowering", instr: Instr) -> None:
+def lower_scale(lowering: TrainingLowering, instr: Instr) -> None:
     """Emits one step."""
     (x,), (out,) = instr.inputs, instr.outputs
     lowering.emit("scale", x=lowering.place_of(x), out=lowering.output(out), factor=instr.attrs["factor"])
 
 
 @vjp("scale")
-def scale_vjp(g: "Emitter", instr: Instr, grads: list[Value], wanted: list[bool]) -> Gradients:
+def scale_vjp(g: Emitter, instr: Instr, grads: list[Value], wanted: list[bool]) -> Gradients:
     """The gradient times the factor."""
     return [*g.emit("scale", (grads[0],), names=["d_scale"], factor=instr.attrs["factor"])]
 
 
 @op("scale_queries", unchanged)
-def scale_queries(context: "RankContext", inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
+def scale_queries(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
     """Multiplies each row by 1 + beta * log(1 + floor((position + from_one) / context))."""
     far = np.log1p(((context.positions + attrs["from_one"]) // attrs["context"]).astype(np.float32))
     return [inputs[0] * (1 + np.float32(attrs["beta"]) * far)[:, None]]
 
 
 @lower("scale_queries", "training")
-def lower_scale_queries(lowering: "TrainingLowering", instr: Instr) -> None:
+def lower_scale_queries(lowering: TrainingLowering, instr: Instr) -> None:
     """Emits one step."""
     x, out = lowering.place_of(instr.inputs[0]), lowering.output(instr.outputs[0])
     lowering.emit("scale_queries", x=x, out=out, **query_fields(instr))
 
 
 @vjp("scale_queries")
-def scale_queries_vjp(g: "Emitter", instr: Instr, grads: list[Value], wanted: list[bool]) -> Gradients:
+def scale_queries_vjp(g: Emitter, instr: Instr, grads: list[Value], wanted: list[bool]) -> Gradients:
     """The gradient times the same factors."""
     return [*g.emit("scale_queries", (grads[0],), names=["d_scale"], **instr.attrs)]
 
@@ -72,20 +74,20 @@ def query_fields(instr: Instr | None) -> dict[str, float | int]:
 
 
 @op("soft_cap", unchanged_whole("soft_cap"))
-def soft_cap(context: "RankContext", inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
+def soft_cap(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
     """Returns cap * tanh(x / cap). Gemma 2, arXiv:2408.00118, section 2."""
     cap = np.float32(attrs["cap"])
     return [cap * np.tanh(inputs[0] / cap)]
 
 
 @vjp("soft_cap")
-def soft_cap_vjp(g: "Emitter", instr: Instr, grads: list[Value], wanted: list[bool]) -> Gradients:
+def soft_cap_vjp(g: Emitter, instr: Instr, grads: list[Value], wanted: list[bool]) -> Gradients:
     """One instruction. It reads the result of soft_cap in place of x."""
     return [*g.emit("soft_cap_grad", (instr.outputs[0], grads[0]), names=["d_soft_cap"], cap=instr.attrs["cap"])]
 
 
 @op("activate", unchanged_whole("activate"))
-def activate(context: "RankContext", inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
+def activate(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
     """f(x). The step of the linear that makes x computes it."""
     return [_function(inputs[0], attrs["function"])]
 
@@ -113,7 +115,7 @@ def gate_number(function: str, limit: float = 0.0) -> int:
 
 
 @op("gated", unchanged_whole("gated"))
-def gated(context: "RankContext", inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
+def gated(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
     """f(gate) * up, with f SiLU, GELU, GELU in its tanh form, sigmoid or softplus. Shazeer 2020, arXiv:2002.05202.
 
     With a `limit`: min(silu(gate), limit) * clamp(up, -limit, limit).
@@ -133,7 +135,7 @@ def gated(context: "RankContext", inputs: Arrays, weights: Arrays, attrs: Attrs)
 
 
 @lower("gated", "training")
-def lower_gated(lowering: "TrainingLowering", instr: Instr) -> None:
+def lower_gated(lowering: TrainingLowering, instr: Instr) -> None:
     """Emits one step."""
     gate, up = map(lowering.place_of, instr.inputs)
     function = GATES[instr.attrs["function"]]
@@ -141,7 +143,7 @@ def lower_gated(lowering: "TrainingLowering", instr: Instr) -> None:
 
 
 @vjp("gated")
-def gated_vjp(g: "Emitter", instr: Instr, grads: list[Value], wanted: list[bool]) -> Gradients:
+def gated_vjp(g: Emitter, instr: Instr, grads: list[Value], wanted: list[bool]) -> Gradients:
     """One instruction for both gradients."""
     return list(
         g.emit("gated_grad", (*instr.inputs, grads[0]), names=["d_gate", "d_up"], function=instr.attrs["function"])
@@ -158,13 +160,13 @@ def infer_add(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
 
 
 @op("add", infer_add)
-def add(context: "RankContext", inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
+def add(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
     """The sum. If both operands are partial over an axis, so is the sum."""
     return [inputs[0] + inputs[1]]
 
 
 @lower("add", "training")
-def lower_add(lowering: "TrainingLowering", instr: Instr) -> None:
+def lower_add(lowering: TrainingLowering, instr: Instr) -> None:
     """Emits one step. None for losses and gradients of weights, or if the step of one operand adds the other."""
     (out,) = instr.outputs
     if not out.dims or out in lowering.names.of_weight or lowering.is_fused(instr):
@@ -174,7 +176,7 @@ def lower_add(lowering: "TrainingLowering", instr: Instr) -> None:
 
 
 @vjp("add")
-def add_vjp(g: "Emitter", instr: Instr, grads: list[Value], wanted: list[bool]) -> Gradients:
+def add_vjp(g: Emitter, instr: Instr, grads: list[Value], wanted: list[bool]) -> Gradients:
     """The same gradient for both operands."""
     return [grads[0], grads[0]]
 
@@ -191,18 +193,18 @@ def infer_select_rows(inputs: Values, weights: Weights, attrs: Attrs) -> Inferre
 
 
 @op("select_rows", infer_select_rows)
-def select_rows(context: "RankContext", inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
+def select_rows(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
     """The rows whose logits are needed. If tokens are sharded, only those of this rank."""
     return [inputs[0][context.logits_indices]]
 
 
 @lower("select_rows", "inference")
-def lower_select_rows(lowering: "ServingLowering", group: "Group") -> None:
+def lower_select_rows(lowering: ServingLowering, group: Group) -> None:
     """No step: the reader selects the rows."""
     lowering.stands_for(group.instr.outputs[0], group.instr.inputs[0])
 
 
 @vjp("select_rows")
-def select_rows_vjp(g: "Emitter", instr: Instr, grads: list[Value], wanted: list[bool]) -> Gradients:
+def select_rows_vjp(g: Emitter, instr: Instr, grads: list[Value], wanted: list[bool]) -> Gradients:
     """Puts each row of the gradient at its token."""
     return [*g.emit("select_rows_grad", (grads[0],), names=["d_select_rows"], dim=instr.inputs[0].dims[0])]

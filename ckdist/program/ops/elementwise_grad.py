@@ -1,19 +1,14 @@
 """The gradients of soft_cap, gated and select_rows."""
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ckdist.errors import LayoutError
 from ckdist.program.ops.elementwise import GATES, GELU_CUBIC, GELU_SCALE, SWIGLU_ALPHA, SWIGLU_LIMIT
-from ckdist.program.ops.op import lower, op, unchanged_whole, whole
-from ckdist.program.ops.op_types import Arrays, Attrs, Inferred, Values, Weights
+from ckdist.program.ops.op import TrainingLowering, lower, op, unchanged_whole, whole
+from ckdist.program.ops.op_types import Arrays, Attrs, Inferred, RankContext, Values, Weights
 from ckdist.program.program import Instr
-from ckdist.program.rank_context import RankContext
-
-if TYPE_CHECKING:  # these modules import the ops
-    from ckdist.program.lower_training import TrainingLowering
 
 
 @op("soft_cap_grad", unchanged_whole("soft_cap_grad"))
@@ -67,7 +62,7 @@ def gated_grad(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Att
 
 
 @lower("gated_grad", "training")
-def lower_gated_grad(lowering: "TrainingLowering", instr: Instr) -> None:
+def lower_gated_grad(lowering: TrainingLowering, instr: Instr) -> None:
     """Emits one step."""
     gate, up, dy = map(lowering.place_of, instr.inputs)
     d_gate, d_up = map(lowering.output, instr.outputs)

@@ -1,23 +1,16 @@
 """embed."""
 
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 
 from ckdist.errors import LayoutError
 from ckdist.program.lowered import MatrixKey
-from ckdist.program.ops.op import lower, op, vjp
-from ckdist.program.ops.op_types import Arrays, Attrs, Gradients, Inferred, Values, Weights
+from ckdist.program.ops.op import ServingLowering, TrainingLowering, lower, op, vjp
+from ckdist.program.ops.op_types import Arrays, Attrs, Emitter, Gradients, Group, Inferred, RankContext, Values, Weights
 from ckdist.program.program import Instr, Value
 from ckdist.program.rotations import NO_ROPE
-from ckdist.program.step import ABSENT, MatrixIndex
-
-if TYPE_CHECKING:  # these modules import the ops
-    from ckdist.program.emitter import Emitter
-    from ckdist.program.fusion import Group
-    from ckdist.program.lower import ServingLowering
-    from ckdist.program.lower_training import TrainingLowering
-    from ckdist.program.rank_context import RankContext
+from ckdist.program.step import ABSENT, NO_SPAN, MatrixIndex
 
 
 def infer_embed(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
@@ -34,7 +27,7 @@ def infer_embed(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
 
 
 @op("embed", infer_embed)
-def embed(context: "RankContext", inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
+def embed(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
     """Rows of the table. Ids in another rank's shard get zeros. With `eps`: row / sqrt(mean(row^2) + eps)."""
     (ids,), (table,) = inputs, weights
     begin, end = context.share(attrs["weights"][0].dims[0])
@@ -47,18 +40,14 @@ def embed(context: "RankContext", inputs: Arrays, weights: Arrays, attrs: Attrs)
 
 
 @lower("embed", "inference")
-def lower_embed(lowering: "ServingLowering", group: "Group") -> None:
+def lower_embed(lowering: ServingLowering, group: Group) -> None:
     """Emits one step, with the scale that follows."""
     instr, scale = group.instr, group["scale"]
     table, out = instr.weight(0), instr.outputs[0]
     pieces, columns = lowering.pieces(table.dims[0]), (0, table.dims[1].elements)
-    (lowering.at[out.name],) = lowering.results([out])
-    lowering.emit(
-        "embed",
-        out=lowering.at[out.name],
-        by=False,
-        waves=NO_ROPE,
-        added=MatrixIndex(ABSENT),
+    emit_embed(
+        lowering,
+        out,
         table=lowering.matrix([MatrixKey(table.name, rows, columns) for rows in pieces]),
         first_row=pieces[0][0],
         scale=scale.attrs["factor"] if scale else 1.0,
@@ -68,8 +57,15 @@ def lower_embed(lowering: "ServingLowering", group: "Group") -> None:
         lowering.stands_for(scale.outputs[0], scale.inputs[0])
 
 
+def emit_embed(lowering: ServingLowering, out: Value, **fields: Any) -> None:
+    """Emits a step of the kind `embed`. The default of its fields: no table, position or rotation."""
+    (lowering.at[out.name],) = lowering.results([out])
+    neutral = {"by": False, "table": NO_SPAN, "waves": NO_ROPE, "added": MatrixIndex(ABSENT), "first_row": 0}
+    lowering.emit("embed", out=lowering.at[out.name], **{**neutral, "scale": 1.0, "eps": 0.0, **fields})
+
+
 @lower("embed", "training")
-def lookup(lowering: "TrainingLowering", instr: Instr) -> None:
+def lookup(lowering: TrainingLowering, instr: Instr) -> None:
     """Emits one step."""
     table = instr.weight(0)
     first, _ = table.dims[0].span(lowering.mesh)
@@ -77,7 +73,7 @@ def lookup(lowering: "TrainingLowering", instr: Instr) -> None:
 
 
 @vjp("embed")
-def embed_vjp(g: "Emitter", instr: Instr, grads: list[Value], wanted: list[bool]) -> Gradients:
+def embed_vjp(g: Emitter, instr: Instr, grads: list[Value], wanted: list[bool]) -> Gradients:
     """One instruction, for the gradient of the table."""
     table = instr.weight(0)
     return [None, *g.emit("embed_grad", (instr.inputs[0], grads[0]), names=[f"d_{table.name}"], vocab=table.dims[0])]

@@ -1,16 +1,10 @@
 """The gradient of embed."""
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
-from ckdist.program.ops.op import lower, op, whole
-from ckdist.program.ops.op_types import Arrays, Attrs, Inferred, Values, Weights
+from ckdist.program.ops.op import TrainingLowering, lower, op, whole
+from ckdist.program.ops.op_types import Arrays, Attrs, Inferred, RankContext, Values, Weights
 from ckdist.program.program import Instr
-from ckdist.program.rank_context import RankContext
-
-if TYPE_CHECKING:  # these modules import the ops
-    from ckdist.program.lower_training import TrainingLowering
 
 
 def infer_embed_grad(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
@@ -32,7 +26,7 @@ def embed_grad(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Att
 
 
 @lower("embed_grad", "training")
-def lower_embed_grad(lowering: "TrainingLowering", instr: Instr) -> None:
+def lower_embed_grad(lowering: TrainingLowering, instr: Instr) -> None:
     """Emits one step, which adds to the gradient of the table."""
     table = instr.outputs[0]
     lowering.is_fresh(table)

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
@@ -13,17 +13,10 @@ from ckdist.mesh import HOST, LOCAL, WHOLE
 from ckdist.program.lowered import MatrixKey, layer_of
 from ckdist.program.ops.elementwise import gate_number, gated
 from ckdist.program.ops.low_rank import padded
-from ckdist.program.ops.op import lower, op, summed_over, unsharded, vjp, whole
-from ckdist.program.ops.op_types import Arrays, Attrs, Gradients, Inferred, Values, Weights
+from ckdist.program.ops.op import ServingLowering, TrainingLowering, lower, op, summed_over, unsharded, vjp, whole
+from ckdist.program.ops.op_types import Arrays, Attrs, Emitter, Gradients, Group, Inferred, RankContext, Values, Weights
 from ckdist.program.program import Instr, Value, Weight
-from ckdist.program.rank_context import RankContext
 from ckdist.program.step import ABSENT, NO_SPAN, GradientIndex, ValueIndex, VectorIndex
-
-if TYPE_CHECKING:  # these modules import the ops
-    from ckdist.program.emitter import Emitter
-    from ckdist.program.fusion import Group
-    from ckdist.program.lower import ServingLowering
-    from ckdist.program.lower_training import TrainingLowering
 
 Part = TypeVar("Part", Weight, np.ndarray, GradientIndex)  # a weight, its array, or the index of its gradient
 
@@ -96,12 +89,12 @@ def routing(attrs: Attrs) -> dict[str, Any]:
 
 
 @lower("route", "inference")
-def lower_route(lowering: "ServingLowering", group: "Group") -> None:
+def lower_route(lowering: ServingLowering, group: Group) -> None:
     """No step: the step of the experts selects them."""
 
 
 @lower("route", "training")
-def lower_route_training(lowering: "TrainingLowering", instr: Instr) -> None:
+def lower_route_training(lowering: TrainingLowering, instr: Instr) -> None:
     """Emits one step."""
     logits, correction = lowering.place_of(instr.inputs[0]), lowering.parameter(instr.weights[0])
     chosen, shares = map(lowering.output, instr.outputs)
@@ -110,7 +103,7 @@ def lower_route_training(lowering: "TrainingLowering", instr: Instr) -> None:
 
 
 @vjp("route")
-def route_vjp(g: "Emitter", instr: Instr, grads: Gradients, wanted: list[bool]) -> Gradients:
+def route_vjp(g: Emitter, instr: Instr, grads: Gradients, wanted: list[bool]) -> Gradients:
     """The gradient of the logits; the correction has none. Raises LayoutError if the shares include a shared expert."""
     chosen, d_shares = instr.outputs[0], grads[1]
     if instr.attrs["scores"] == "sqrt_softplus":
@@ -249,7 +242,7 @@ def adapted(x: np.ndarray, w: np.ndarray, pair: tuple[np.ndarray, np.ndarray] | 
 
 
 @lower("experts", "inference")
-def lower_experts(lowering: "ServingLowering", group: "Group") -> None:
+def lower_experts(lowering: ServingLowering, group: Group) -> None:
     """Emits one step, which also selects the experts."""
     instr = group.instr
     x, chosen, _ = instr.inputs
@@ -287,7 +280,7 @@ def lower_experts(lowering: "ServingLowering", group: "Group") -> None:
 NO_BIAS = {**dict.fromkeys(("gate_bias", "up_bias", "down_bias"), VectorIndex(ABSENT)), "biased": ABSENT}
 
 
-def _bias_fields(lowering: "ServingLowering", ffn: Dim, biases: Sequence[Weight]) -> dict[str, Any]:
+def _bias_fields(lowering: ServingLowering, ffn: Dim, biases: Sequence[Weight]) -> dict[str, Any]:
     """The fields of a set's biases. The first shard of `ffn`, on the rank that has it, adds the bias of down."""
     if not biases:
         return NO_BIAS
@@ -303,7 +296,7 @@ def _bias_fields(lowering: "ServingLowering", ffn: Dim, biases: Sequence[Weight]
     }
 
 
-def _host_experts(lowering: "ServingLowering", experts: Dim) -> list[int]:
+def _host_experts(lowering: ServingLowering, experts: Dim) -> list[int]:
     """The first expert of each host, then the end of the last; empty if each host has all experts."""
     if experts.axis is None:
         return []
@@ -312,7 +305,7 @@ def _host_experts(lowering: "ServingLowering", experts: Dim) -> list[int]:
 
 
 def _set(
-    lowering: "ServingLowering", instr: Instr, split: ExpertWeights[Weight], number: int, rows: int
+    lowering: ServingLowering, instr: Instr, split: ExpertWeights[Weight], number: int, rows: int
 ) -> dict[str, Any]:
     """The fields of a `struct ckdist_expert_set`: three matrices from index `number` on, and up to `rows` rows."""
     x = instr.inputs[0]
@@ -344,7 +337,7 @@ def _set(
 
 
 def _low_fields(
-    lowering: "ServingLowering",
+    lowering: ServingLowering,
     x: Value,
     low: Sequence[tuple[Weight, Weight] | None],
     pieces: Sequence[Range],

@@ -6,7 +6,7 @@ experts has no gradient: gradients flow through the shares and through the outpu
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -14,15 +14,10 @@ from ckdist.errors import LayoutError
 from ckdist.program.ops.elementwise import GATES, gated
 from ckdist.program.ops.elementwise_grad import gated_grad
 from ckdist.program.ops.experts import DOWN, infer_experts, routing, scores_of, split_weights
-from ckdist.program.ops.op import lower, op, summed_over, vjp, whole
-from ckdist.program.ops.op_types import Arrays, Attrs, Gradients, Inferred, Values, Weights
+from ckdist.program.ops.op import TrainingLowering, lower, op, summed_over, vjp, whole
+from ckdist.program.ops.op_types import Arrays, Attrs, Emitter, Gradients, Inferred, RankContext, Values, Weights
 from ckdist.program.program import Instr, Value, Weight
-from ckdist.program.rank_context import RankContext
 from ckdist.program.step import ABSENT, GradientIndex, ValueIndex
-
-if TYPE_CHECKING:  # these modules import the ops
-    from ckdist.program.emitter import Emitter
-    from ckdist.program.lower_training import TrainingLowering
 
 STACKS = ("gate", "up", "down")
 
@@ -50,7 +45,7 @@ def route_grad(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Att
 
 
 @lower("route_grad", "training")
-def lower_route_grad(lowering: "TrainingLowering", instr: Instr) -> None:
+def lower_route_grad(lowering: TrainingLowering, instr: Instr) -> None:
     """Emits one step."""
     chosen, d_shares, logits = map(lowering.place_of, instr.inputs)
     fields = {"logits": logits, "chosen": chosen, "d_shares": d_shares}
@@ -134,7 +129,7 @@ class _Experts:
 
 
 @vjp("grouped_experts")
-def grouped_experts_vjp(g: "Emitter", instr: Instr, grads: Gradients, wanted: list[bool]) -> Gradients:
+def grouped_experts_vjp(g: Emitter, instr: Instr, grads: Gradients, wanted: list[bool]) -> Gradients:
     """One instruction for the gradients of x, shares, weights. Raises LayoutError if a kept output has a gradient."""
     if grads[0] is None or any(grad is not None for grad in grads[1:]):
         raise LayoutError(
@@ -195,7 +190,7 @@ def grouped_experts_grad(context: RankContext, inputs: Arrays, weights: Arrays, 
     return [dx, d_shares, *(d for d, wanted in zip(of_weights, attrs["wanted"], strict=True) if wanted)]
 
 
-def _experts(lowering: "TrainingLowering", instr: Instr, kept: Sequence[Value]) -> dict[str, Any]:
+def _experts(lowering: TrainingLowering, instr: Instr, kept: Sequence[Value]) -> dict[str, Any]:
     """The fields that the step and its gradient's step share. `kept`: the products with gate, up and each A."""
     x, chosen, shares = instr.inputs[:3]
     split = split_weights([instr.weight(index) for index in range(len(instr.weights))], instr.attrs)
@@ -229,7 +224,7 @@ def _experts(lowering: "TrainingLowering", instr: Instr, kept: Sequence[Value]) 
 
 
 @lower("grouped_experts", "training")
-def lower_grouped_experts(lowering: "TrainingLowering", instr: Instr) -> None:
+def lower_grouped_experts(lowering: TrainingLowering, instr: Instr) -> None:
     """Emits one step."""
     out, gate, *_ = map(lowering.output, instr.outputs)
     fields = _experts(lowering, instr, instr.outputs[1:])
@@ -237,7 +232,7 @@ def lower_grouped_experts(lowering: "TrainingLowering", instr: Instr) -> None:
 
 
 @lower("grouped_experts_grad", "training")
-def lower_grouped_experts_grad(lowering: "TrainingLowering", instr: Instr) -> None:
+def lower_grouped_experts_grad(lowering: TrainingLowering, instr: Instr) -> None:
     """Emits one step, which also adds to the gradients of the weights."""
     fields, gate = _experts(lowering, instr, instr.inputs[3:-1]), lowering.place_of(instr.inputs[3])
     dy, (dx, d_shares, *d_weights) = lowering.operand(instr.inputs[-1]), instr.outputs
@@ -284,7 +279,7 @@ def switched(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs
 
 
 @vjp("switched")
-def switched_vjp(g: "Emitter", instr: Instr, grads: list[Value], wanted: list[bool]) -> Gradients:
+def switched_vjp(g: Emitter, instr: Instr, grads: list[Value], wanted: list[bool]) -> Gradients:
     """One instruction for both gradients."""
     return list(g.emit("switched_grad", (*instr.inputs, *grads), names=["d_switched", "d_switch"]))
 
@@ -305,14 +300,14 @@ def switched_grad(context: RankContext, inputs: Arrays, weights: Arrays, attrs: 
 
 
 @lower("switched", "training")
-def lower_switched(lowering: "TrainingLowering", instr: Instr) -> None:
+def lower_switched(lowering: TrainingLowering, instr: Instr) -> None:
     """Emits one step."""
     x, switch = map(lowering.place_of, instr.inputs)
     lowering.emit("switched", x=x, by=switch, out=lowering.output(instr.outputs[0]))
 
 
 @lower("switched_grad", "training")
-def lower_switched_grad(lowering: "TrainingLowering", instr: Instr) -> None:
+def lower_switched_grad(lowering: TrainingLowering, instr: Instr) -> None:
     """Emits one step."""
     x, switch, dy = map(lowering.place_of, instr.inputs)
     dx, d_switch = map(lowering.output, instr.outputs)

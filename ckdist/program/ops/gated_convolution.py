@@ -1,20 +1,13 @@
 """Short convolutions for inference: the gated one of LFM2, and that of Mamba-1, without gates and with SiLU."""
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from ckdist.errors import LayoutError
 from ckdist.program.cache import CacheArray, LayerCache
-from ckdist.program.ops.delta_rule import head_results, silu
-from ckdist.program.ops.op import lower, op, total, unchanged_whole
-from ckdist.program.ops.op_types import Arrays, Attrs, Inferred, Values, Weights
-from ckdist.program.rank_context import RankContext
+from ckdist.program.ops.delta_rule import silu
+from ckdist.program.ops.op import ServingLowering, lower, op, total, unchanged_whole
+from ckdist.program.ops.op_types import Arrays, Attrs, Group, Inferred, RankContext, Values, Weights
 from ckdist.program.step import ABSENT, ValueIndex
-
-if TYPE_CHECKING:  # these modules import the ops
-    from ckdist.program.fusion import Group
-    from ckdist.program.lower import ServingLowering
 
 
 def infer_gated_conv(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
@@ -44,13 +37,13 @@ def gated_conv(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Att
 
 
 @lower("gated_conv", "inference")
-def lower_gated_conv(lowering: "ServingLowering", group: "Group") -> None:
+def lower_gated_conv(lowering: ServingLowering, group: Group) -> None:
     """Emits one step, which also keeps the last products b * x of each sequence."""
     instr, (out,) = group.instr, group.instr.outputs
     *gates, x = map(lowering.place_of, instr.inputs)
     b, c = gates or [ValueIndex(ABSENT)] * 2
     heads, kernel = out.dims[-1], instr.weight(0)
-    place, exchanged = head_results(lowering, out)
+    place, exchanged = lowering.head_results(out)
     bias = instr.weights[1] if len(instr.weights) > 1 else None
     lowering.emit(
         "gated_conv",

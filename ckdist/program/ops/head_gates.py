@@ -5,8 +5,7 @@ import numpy as np
 from ckdist.program.ops.elementwise import gated, gated_vjp, lower_gated
 from ckdist.program.ops.elementwise_grad import of_elements
 from ckdist.program.ops.op import lower, op, unchanged_whole, vjp
-from ckdist.program.ops.op_types import Arrays, Attrs, Inferred, Values, Weights
-from ckdist.program.rank_context import RankContext
+from ckdist.program.ops.op_types import Arrays, Attrs, Inferred, RankContext, Values, Weights
 
 
 def infer_gated_heads(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:

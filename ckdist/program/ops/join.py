@@ -1,18 +1,11 @@
 """join: x + factor * y, of parts of a layer that read the same input. The sum is in memory before the next part."""
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from ckdist.program.ops.elementwise import GATES
-from ckdist.program.ops.op import lower, op, unchanged_whole
-from ckdist.program.ops.op_types import Arrays, Attrs
-from ckdist.program.rank_context import RankContext
+from ckdist.program.ops.op import ServingLowering, lower, op, unchanged_whole
+from ckdist.program.ops.op_types import Arrays, Attrs, Group, RankContext
 from ckdist.program.step import ABSENT, NO_SPAN, ValueIndex, VectorIndex
-
-if TYPE_CHECKING:  # these modules import the ops
-    from ckdist.program.fusion import Group
-    from ckdist.program.lower import ServingLowering
 
 
 @op("join", unchanged_whole("join"))
@@ -22,7 +15,7 @@ def join(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) ->
 
 
 @lower("join", "inference")
-def lower_join(lowering: "ServingLowering", group: "Group") -> None:
+def lower_join(lowering: ServingLowering, group: Group) -> None:
     """Emits a norm_quantize without a norm and without activations."""
     (out,), (x, y) = group.instr.outputs, map(lowering.place_of, group.instr.inputs)
     by_host, width = y in lowering.of_hosts, lowering.buffers[x].width

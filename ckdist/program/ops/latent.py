@@ -5,7 +5,6 @@ DeepSeek-AI 2024, arXiv:2405.04434, section 2.1.
 """
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -14,18 +13,11 @@ from ckdist.program.cache import latent_cache
 from ckdist.program.ops.attention_ops import NO_ROPE, ROPE_TABLES
 from ckdist.program.ops.elementwise import query_fields
 from ckdist.program.ops.listed import check_listed, is_listed
-from ckdist.program.ops.op import lower, op, same, unsharded, vjp, whole
-from ckdist.program.ops.op_types import Arrays, Attrs, Gradients, Inferred, Values, Weights
+from ckdist.program.ops.op import ServingLowering, TrainingLowering, lower, op, same, unsharded, vjp, whole
+from ckdist.program.ops.op_types import Arrays, Attrs, Emitter, Gradients, Group, Inferred, RankContext, Values, Weights
 from ckdist.program.ops.rms_norm import inverse_rms
 from ckdist.program.program import Instr, Value
-from ckdist.program.rank_context import RankContext
 from ckdist.program.step import ABSENT, ValueIndex
-
-if TYPE_CHECKING:  # these modules import the ops
-    from ckdist.program.emitter import Emitter
-    from ckdist.program.fusion import Group
-    from ckdist.program.lower import ServingLowering
-    from ckdist.program.lower_training import TrainingLowering
 
 
 def infer_norm_latent(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
@@ -47,7 +39,7 @@ def norm_latent(context: RankContext, inputs: Arrays, weights: Arrays, attrs: At
 
 
 @vjp("norm_latent")
-def norm_latent_vjp(g: "Emitter", instr: Instr, grads: list[Value], wanted: list[bool]) -> Gradients:
+def norm_latent_vjp(g: Emitter, instr: Instr, grads: list[Value], wanted: list[bool]) -> Gradients:
     """One instruction for both gradients."""
     w = instr.weight(0)
     names = ["d_latent", *([f"d_{w.name}"] if wanted[1] else [])]
@@ -65,7 +57,7 @@ def infer_norm_latent_grad(inputs: Values, weights: Weights, attrs: Attrs) -> In
 
 
 @lower("norm_latent", "training")
-def lower_training_norm_latent(lowering: "TrainingLowering", instr: Instr) -> None:
+def lower_training_norm_latent(lowering: TrainingLowering, instr: Instr) -> None:
     """Emits one step."""
     x, w = lowering.place_of(instr.inputs[0]), instr.weight(0)
     n, out = w.dims[0].elements, lowering.output(instr.outputs[0])
@@ -86,7 +78,7 @@ def norm_latent_grad(context: RankContext, inputs: Arrays, weights: Arrays, attr
 
 
 @lower("norm_latent_grad", "training")
-def lower_norm_latent_grad(lowering: "TrainingLowering", instr: Instr) -> None:
+def lower_norm_latent_grad(lowering: TrainingLowering, instr: Instr) -> None:
     """Emits one step, which also adds to the gradient of the weight."""
     from ckdist.program.ops.rms_norm_grad import lower_norm_grad
 
@@ -130,13 +122,13 @@ def attend_latent(context: RankContext, inputs: Arrays, weights: Arrays, attrs: 
 
 
 @lower("norm_latent", "inference")
-def lower_norm_latent(lowering: "ServingLowering", group: "Group") -> None:
+def lower_norm_latent(lowering: ServingLowering, group: Group) -> None:
     """Raises LayoutError: only attend_latent, which has the norm in its own step, may read a normed latent vector."""
     raise LayoutError(f"cannot lower {group.instr}: only attend_latent norms a latent vector")
 
 
 @lower("attend_latent", "inference")
-def lower_attend_latent(lowering: "ServingLowering", group: "Group") -> None:
+def lower_attend_latent(lowering: ServingLowering, group: Group) -> None:
     """Emits one step that also computes the norm and the rotations, and extends the cache."""
     instr, rope, norm = group.instr, group["k_rope"], group["k_norm"]
     q, k, *listed = instr.inputs

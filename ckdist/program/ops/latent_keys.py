@@ -5,20 +5,14 @@ DeepSeek-AI 2024, arXiv:2405.04434, section 2.1.
 """
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ckdist.errors import LayoutError
 from ckdist.layout import Dim
-from ckdist.program.ops.op import lower, op, unsharded, vjp, whole
-from ckdist.program.ops.op_types import Arrays, Attrs, Gradients, Inferred, Values, Weights
+from ckdist.program.ops.op import TrainingLowering, lower, op, unsharded, vjp, whole
+from ckdist.program.ops.op_types import Arrays, Attrs, Emitter, Gradients, Inferred, RankContext, Values, Weights
 from ckdist.program.program import Instr, Value
-from ckdist.program.rank_context import RankContext
-
-if TYPE_CHECKING:  # these modules import the ops
-    from ckdist.program.emitter import Emitter
-    from ckdist.program.lower_training import TrainingLowering
 
 
 def infer_latent_keys(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
@@ -52,7 +46,7 @@ def latent_keys(context: RankContext, inputs: Arrays, weights: Arrays, attrs: At
 
 
 @lower("latent_keys", "training")
-def lower_latent_keys(lowering: "TrainingLowering", instr: Instr) -> None:
+def lower_latent_keys(lowering: TrainingLowering, instr: Instr) -> None:
     """Emits one step."""
     (x,), w = map(lowering.operand, instr.inputs), instr.weight(0)
     out = lowering.output(instr.outputs[0])
@@ -60,7 +54,7 @@ def lower_latent_keys(lowering: "TrainingLowering", instr: Instr) -> None:
 
 
 @vjp("latent_keys")
-def latent_keys_vjp(g: "Emitter", instr: Instr, grads: list[Value], wanted: list[bool]) -> Gradients:
+def latent_keys_vjp(g: Emitter, instr: Instr, grads: list[Value], wanted: list[bool]) -> Gradients:
     """At most two instructions, for the gradients of the latent vectors and of the matrices."""
     results: Gradients = [None, None]
     w, k = instr.weight(0), instr.inputs[0]
@@ -86,7 +80,7 @@ def latent_keys_grad(context: RankContext, inputs: Arrays, weights: Arrays, attr
 
 
 @lower("latent_keys_grad", "training")
-def lower_latent_keys_grad(lowering: "TrainingLowering", instr: Instr) -> None:
+def lower_latent_keys_grad(lowering: TrainingLowering, instr: Instr) -> None:
     """Emits one step."""
     (dy,), w = map(lowering.operand, instr.inputs), instr.weight(0)
     dx = lowering.output(instr.outputs[0])
@@ -109,7 +103,7 @@ def latent_keys_weight_grad(context: RankContext, inputs: Arrays, weights: Array
 
 
 @lower("latent_keys_weight_grad", "training")
-def lower_latent_keys_weight_grad(lowering: "TrainingLowering", instr: Instr) -> None:
+def lower_latent_keys_weight_grad(lowering: TrainingLowering, instr: Instr) -> None:
     """Emits one step, which adds to the gradient of the matrices."""
     (x, dy), (out,) = map(lowering.operand, instr.inputs), instr.outputs
     gradient, rank = (
@@ -135,13 +129,13 @@ def latent_values(context: RankContext, inputs: Arrays, weights: Arrays, attrs: 
 
 
 @lower("latent_values", "training")
-def lower_latent_values(lowering: "TrainingLowering", instr: Instr) -> None:
+def lower_latent_values(lowering: TrainingLowering, instr: Instr) -> None:
     """Emits one step that copies."""
     lowering.emit("convert", x=lowering.place_of(instr.inputs[0]), out=lowering.output(instr.outputs[0]))
 
 
 @vjp("latent_values")
-def latent_values_vjp(g: "Emitter", instr: Instr, grads: list[Value], wanted: list[bool]) -> Gradients:
+def latent_values_vjp(g: Emitter, instr: Instr, grads: list[Value], wanted: list[bool]) -> Gradients:
     """One instruction, which pads the gradient with zeros."""
     return [*g.emit("latent_values_grad", (grads[0],), names=["d_values"], dim=instr.inputs[0].dims[-1])]
 
@@ -160,6 +154,6 @@ def latent_values_grad(context: RankContext, inputs: Arrays, weights: Arrays, at
 
 
 @lower("latent_values_grad", "training")
-def lower_latent_values_grad(lowering: "TrainingLowering", instr: Instr) -> None:
+def lower_latent_values_grad(lowering: TrainingLowering, instr: Instr) -> None:
     """Emits one step that copies."""
     lowering.emit("convert", x=lowering.place_of(instr.inputs[0]), out=lowering.output(instr.outputs[0]))

@@ -1,21 +1,14 @@
 """layer_inputs (per-layer embeddings), scale_by (a layer's factor) and sum_rows (a sum that several steps read)."""
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from ckdist.errors import LayoutError
 from ckdist.layout import Dim
 from ckdist.program.lowered import MatrixKey
-from ckdist.program.ops.op import lower, op, same, unsharded, whole
-from ckdist.program.ops.op_types import Arrays, Attrs, Inferred, Values, Weights
+from ckdist.program.ops.op import ServingLowering, lower, op, same, unsharded, whole
+from ckdist.program.ops.op_types import Arrays, Attrs, Group, Inferred, RankContext, Values, Weights
 from ckdist.program.ops.rms_norm import inverse_rms
-from ckdist.program.rank_context import RankContext
 from ckdist.program.step import ABSENT, MatrixIndex, Span, ValueIndex, VectorIndex
-
-if TYPE_CHECKING:  # these modules import the ops
-    from ckdist.program.fusion import Group
-    from ckdist.program.lower import ServingLowering
 
 
 def infer_layer_inputs(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
@@ -41,7 +34,7 @@ def layer_inputs(context: RankContext, inputs: Arrays, weights: Arrays, attrs: A
 
 
 @lower("layer_inputs", "inference")
-def lower_layer_inputs(lowering: "ServingLowering", group: "Group") -> None:
+def lower_layer_inputs(lowering: ServingLowering, group: Group) -> None:
     """Emits one step. The table is read in its file. Raises LayoutError if hosts share rows out."""
     if lowering.host_rows:
         raise LayoutError("layer_inputs makes all rows on each host: use --experts tensor")
@@ -91,7 +84,7 @@ def sum_rows(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs
 
 
 @lower("sum_rows", "inference")
-def lower_sum_rows(lowering: "ServingLowering", group: "Group") -> None:
+def lower_sum_rows(lowering: ServingLowering, group: Group) -> None:
     """Emits one step with a barrier: unlike those of norm_quantize, its rows may be read by the next step."""
     y, *x = group.instr.inputs
     (total,) = group.instr.outputs

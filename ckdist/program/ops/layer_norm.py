@@ -4,8 +4,7 @@ import numpy as np
 
 from ckdist.errors import LayoutError
 from ckdist.program.ops.op import op, unsharded, whole
-from ckdist.program.ops.op_types import Attrs, Inferred, Values, Weights
-from ckdist.program.rank_context import RankContext
+from ckdist.program.ops.op_types import Attrs, Inferred, RankContext, Values, Weights
 
 
 def infer_layer_norm(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:

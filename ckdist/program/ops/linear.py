@@ -1,23 +1,14 @@
 """linear, with several matrices on one input."""
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from ckdist.errors import LayoutError
 from ckdist.program.lowered import MatrixKey
 from ckdist.program.ops.elementwise import GATES, gate_number
-from ckdist.program.ops.op import lower, op, vjp, whole
-from ckdist.program.ops.op_types import Arrays, Attrs, Gradients, Inferred, Values, Weights
+from ckdist.program.ops.op import ServingLowering, TrainingLowering, lower, op, vjp, whole
+from ckdist.program.ops.op_types import Arrays, Attrs, Emitter, Gradients, Group, Inferred, RankContext, Values, Weights
 from ckdist.program.program import Instr, Value
 from ckdist.program.step import ABSENT, NO_SPAN, ValueIndex, VectorIndex
-
-if TYPE_CHECKING:  # these modules import the ops
-    from ckdist.program.emitter import Emitter
-    from ckdist.program.fusion import Group
-    from ckdist.program.lower import ServingLowering
-    from ckdist.program.lower_training import TrainingLowering
-    from ckdist.program.rank_context import RankContext
 
 
 def infer_linear(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
@@ -35,7 +26,7 @@ def infer_linear(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
 
 
 @op("linear", infer_linear)
-def linear(context: "RankContext", inputs: Arrays, weights: list[np.ndarray | None], attrs: Attrs) -> Arrays:
+def linear(context: RankContext, inputs: Arrays, weights: list[np.ndarray | None], attrs: Attrs) -> Arrays:
     """Returns x @ w.T + bias for each (w, bias). If the input is sharded, only the first rank adds the bias."""
     (x,) = inputs
     count = len(weights) // 2
@@ -50,7 +41,7 @@ def linear(context: "RankContext", inputs: Arrays, weights: list[np.ndarray | No
 
 
 @lower("linear", "inference")
-def lower_linear(lowering: "ServingLowering", group: "Group") -> None:
+def lower_linear(lowering: ServingLowering, group: Group) -> None:
     """Emits one step for all matrices, with a following low-rank addition, gate, activation or soft cap.
 
     The steps that make their input come before it.
@@ -102,7 +93,7 @@ def lower_linear(lowering: "ServingLowering", group: "Group") -> None:
     )
 
 
-def _results(lowering: "ServingLowering", group: "Group") -> list[ValueIndex]:
+def _results(lowering: ServingLowering, group: Group) -> list[ValueIndex]:
     """The buffers of the products. The linear's values and those of the rest of the group share them."""
     instr, low_rank = group.instr, group["low_rank"]
     adapted = dict(zip((v.name for v in low_rank.inputs[1:]), low_rank.outputs, strict=True)) if low_rank else {}
@@ -123,7 +114,7 @@ def _results(lowering: "ServingLowering", group: "Group") -> list[ValueIndex]:
 
 
 @lower("linear", "training")
-def lower_matmul(lowering: "TrainingLowering", instr: Instr) -> None:
+def lower_matmul(lowering: TrainingLowering, instr: Instr) -> None:
     """Emits one step for all matrices. If the results are partial, only the first rank adds the biases."""
     x, in_dim = lowering.operand(instr.inputs[0]), instr.matrices[0].dims[1]
     biases = instr.weights[len(instr.weights) // 2 :]
@@ -142,7 +133,7 @@ def lower_matmul(lowering: "TrainingLowering", instr: Instr) -> None:
 
 
 @vjp("linear")
-def linear_vjp(g: "Emitter", instr: Instr, grads: Gradients, wanted: list[bool]) -> Gradients:
+def linear_vjp(g: Emitter, instr: Instr, grads: Gradients, wanted: list[bool]) -> Gradients:
     """At most three instructions, for the gradients of the input, of matrices and of biases."""
     count = len(instr.weights) // 2
     outputs = {i: gradient for i, gradient in enumerate(grads) if gradient is not None}
@@ -164,7 +155,7 @@ def linear_vjp(g: "Emitter", instr: Instr, grads: Gradients, wanted: list[bool])
     return results
 
 
-def _input_gradient(g: "Emitter", instr: Instr, outputs: dict[int, Value]) -> Value:
+def _input_gradient(g: Emitter, instr: Instr, outputs: dict[int, Value]) -> Value:
     """The gradient of the input, from those of the outputs.
 
     One instruction, unless the rows of only some matrices are sharded: then one for each axis, and their sum.

@@ -1,16 +1,12 @@
 """The gradients of linear: of its input, of its matrices and of its biases."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ckdist.errors import LayoutError
-from ckdist.program.ops.op import lower, op, total, whole
-from ckdist.program.ops.op_types import Arrays, Attrs, Inferred, Values, Weights
+from ckdist.program.ops.op import TrainingLowering, lower, op, total, whole
+from ckdist.program.ops.op_types import Arrays, Attrs, Inferred, RankContext, Values, Weights
 from ckdist.program.program import Instr
-from ckdist.program.rank_context import RankContext
 from ckdist.program.step import ValueIndex
-
-if TYPE_CHECKING:  # this module imports the ops
-    from ckdist.program.lower_training import TrainingLowering
 
 
 def infer_linear_grad(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
@@ -31,7 +27,7 @@ def linear_grad(context: RankContext, inputs: Arrays, weights: Arrays, attrs: At
 
 
 @lower("linear_grad", "training")
-def lower_linear_grad(lowering: "TrainingLowering", instr: Instr) -> None:
+def lower_linear_grad(lowering: TrainingLowering, instr: Instr) -> None:
     """Emits one step. Gradients that do not lie side by side are copied first."""
     dy = lowering.side_by_side(instr.inputs)
     weights = [instr.weight(n) for n in range(len(instr.weights))]
@@ -54,13 +50,13 @@ def linear_weight_grad(context: RankContext, inputs: Arrays, weights: Arrays, at
 
 
 @lower("linear_weight_grad", "training")
-def lower_weight_grad(lowering: "TrainingLowering", instr: Instr) -> None:
+def lower_weight_grad(lowering: TrainingLowering, instr: Instr) -> None:
     """Emits one step, which adds to the gradients of the weights."""
     x, *dys = map(lowering.operand, instr.inputs)
     lowering.emit("weight_grad", x=x, count=len(dys), gradients=_gradients(lowering, instr, dys))
 
 
-def _gradients(lowering: "TrainingLowering", instr: Instr, dys: list[ValueIndex]) -> list[dict[str, Any]]:
+def _gradients(lowering: TrainingLowering, instr: Instr, dys: list[ValueIndex]) -> list[dict[str, Any]]:
     """The target gradient of each dy."""
     return [
         {"dy": dy, "gradient": lowering.gradient(out), "fresh": lowering.is_fresh(out)}
@@ -81,7 +77,7 @@ def bias_grad(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attr
 
 
 @lower("bias_grad", "training")
-def lower_bias_grad(lowering: "TrainingLowering", instr: Instr) -> None:
+def lower_bias_grad(lowering: TrainingLowering, instr: Instr) -> None:
     """Emits one step, which adds to the gradients of the biases."""
     dys = [lowering.place_of(v) for v in instr.inputs]
     lowering.emit("bias_grad", count=len(dys), gradients=_gradients(lowering, instr, dys))

@@ -1,19 +1,13 @@
 """linear_heads, a linear with one matrix per head: the absorbed projections of latent attention."""
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ckdist.errors import LayoutError
 from ckdist.program.lowered import MatrixKey
-from ckdist.program.ops.op import lower, op, whole
-from ckdist.program.ops.op_types import Arrays, Attrs, Inferred, Values, Weights
-from ckdist.program.rank_context import RankContext
-
-if TYPE_CHECKING:  # these modules import the ops
-    from ckdist.program.fusion import Group
-    from ckdist.program.lower import ServingLowering
+from ckdist.program.ops.op import ServingLowering, lower, op, whole
+from ckdist.program.ops.op_types import Arrays, Attrs, Group, Inferred, RankContext, Values, Weights
 
 
 def infer_linear_heads(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
@@ -40,20 +34,12 @@ def linear_heads(context: RankContext, inputs: Arrays, weights: Arrays, attrs: A
 
 
 @lower("linear_heads", "inference")
-def lower_linear_heads(lowering: "ServingLowering", group: "Group") -> None:
+def lower_linear_heads(lowering: ServingLowering, group: Group) -> None:
     """Emits one step, which also quantizes its input. It has one matrix for each head of this rank."""
     (x,), (out,), w = group.instr.inputs, group.instr.outputs, group.instr.weight(0)
     rows, columns = w.dims
     begin, end = rows.share(lowering.mesh)
-    width = out.dims[-1].local(lowering.mesh)
-    reader = lowering.graph.reader(out)
-    if reader is not None and reader.op == "all_to_all":
-        most = max(out.dims[-1].local(mesh) for mesh in lowering.peers)
-        place = lowering.slot(width, lowering.max_tokens, most)
-        lowering.next_slot()
-    else:
-        place = lowering.buffer("arena", width)
-    lowering.at[out.name] = place
+    place, _ = lowering.head_results(out)
     span = lambda head: (head * rows.width, (head + 1) * rows.width)
     keys = [MatrixKey(w.name, span(head), (0, columns.elements)) for head in range(begin, end)]
     lowering.emit(

@@ -4,22 +4,16 @@ With a teacher's most probable tokens as operands, the loss also has the diverge
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ckdist.errors import LayoutError
 from ckdist.program.ops.collectives import in_groups
-from ckdist.program.ops.op import lower, op, total, vjp, whole
-from ckdist.program.ops.op_types import Arrays, Attrs, Gradients, Inferred, Values, Weights
+from ckdist.program.ops.op import TrainingLowering, lower, op, total, vjp, whole
+from ckdist.program.ops.op_types import Arrays, Attrs, Emitter, Gradients, Inferred, RankContext, Values, Weights
 from ckdist.program.ops.teacher_loss import divergence, logit_gradient
 from ckdist.program.program import Instr
-from ckdist.program.rank_context import RankContext
 from ckdist.program.step import ABSENT, GradientIndex, PackIndex, ValueIndex
-
-if TYPE_CHECKING:  # these modules import the ops
-    from ckdist.program.emitter import Emitter
-    from ckdist.program.lower_training import TrainingLowering
 
 
 def infer_cross_entropy(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
@@ -95,7 +89,7 @@ def cap(logits: np.ndarray, soft_cap: float) -> np.ndarray:
 
 
 @lower("cross_entropy", "training")
-def lower_cross_entropy(lowering: "TrainingLowering", instr: Instr) -> None:
+def lower_cross_entropy(lowering: TrainingLowering, instr: Instr) -> None:
     """Emits one step. None if there is a gradient: its step computes the loss too."""
     if lowering.graph.readers(instr.outputs[1]):
         return
@@ -124,7 +118,7 @@ def _teacher_fields(instr: Instr) -> dict[str, float]:
 
 
 @vjp("cross_entropy")
-def cross_entropy_vjp(g: "Emitter", instr: Instr, grads: Gradients, wanted: list[bool]) -> Gradients:
+def cross_entropy_vjp(g: Emitter, instr: Instr, grads: Gradients, wanted: list[bool]) -> Gradients:
     """One instruction for the gradients of x and the matrix. Raises LayoutError if the log-sum-exp has a gradient."""
     if grads[0] is None or any(grad is not None for grad in grads[1:]):
         raise LayoutError(
@@ -177,7 +171,7 @@ def cross_entropy_grad(context: RankContext, inputs: Arrays, weights: Arrays, at
 
 
 @lower("cross_entropy_grad", "training")
-def lower_cross_entropy_grad(lowering: "TrainingLowering", instr: Instr) -> None:
+def lower_cross_entropy_grad(lowering: TrainingLowering, instr: Instr) -> None:
     """Emits one step for the loss and its gradients."""
     head, (dx, *d_head) = instr.weight(0), instr.outputs
     lowering.emit(
@@ -206,5 +200,5 @@ def one(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> 
 
 
 @lower("one", "training")
-def lower_one(lowering: "TrainingLowering", instr: Instr) -> None:
+def lower_one(lowering: TrainingLowering, instr: Instr) -> None:
     """No step: the steps of gradients have the factor 1 built in."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
@@ -11,18 +11,12 @@ from ckdist.errors import LayoutError
 from ckdist.layout import Range
 from ckdist.program.lowered import RANK_UNIT, MatrixKey
 from ckdist.program.ops.elementwise import GATES
-from ckdist.program.ops.op import axes, lower, op, vjp, whole
-from ckdist.program.ops.op_types import Arrays, Attrs, Gradients, Inferred, Values, Weights
+from ckdist.program.ops.op import ServingLowering, TrainingLowering, axes, lower, op, vjp, whole
+from ckdist.program.ops.op_types import Arrays, Attrs, Emitter, Gradients, Inferred, RankContext, Values, Weights
 from ckdist.program.program import Instr, Value, Weight
-from ckdist.program.rank_context import RankContext
 from ckdist.program.step import ABSENT, NO_SPAN, ParameterIndex, Span, ValueIndex, VectorIndex
 
 Item = TypeVar("Item")
-
-if TYPE_CHECKING:  # these modules import the ops
-    from ckdist.program.emitter import Emitter
-    from ckdist.program.lower import ServingLowering
-    from ckdist.program.lower_training import TrainingLowering
 
 MOST_ADAPTERS: int = native.lib.ckdist_most_adapters  # of a sequence
 
@@ -70,7 +64,7 @@ def low_rank(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs
 
 
 @vjp("low_rank")
-def low_rank_vjp(g: "Emitter", instr: Instr, grads: Gradients, wanted: list[bool]) -> Gradients:
+def low_rank_vjp(g: Emitter, instr: Instr, grads: Gradients, wanted: list[bool]) -> Gradients:
     """Emits the gradients of the linears and scales that it consists of. The gradients of the values are passed on.
 
     x A is computed again, which is cheap.
@@ -99,7 +93,7 @@ def low_rank_vjp(g: "Emitter", instr: Instr, grads: Gradients, wanted: list[bool
     return results
 
 
-def _dropped(g: "Emitter", value: Value, a: Weight, instr: Instr) -> Value:
+def _dropped(g: Emitter, value: Value, a: Weight, instr: Instr) -> Value:
     """`value` with the mask of the input of A; the value itself without dropout."""
     _, _, keys = _parts(instr.inputs, instr.attrs)
     if not keys:
@@ -111,7 +105,7 @@ def _dropped(g: "Emitter", value: Value, a: Weight, instr: Instr) -> Value:
 
 
 @lower("low_rank", "training")
-def lower_training_low_rank(lowering: "TrainingLowering", instr: Instr) -> None:
+def lower_training_low_rank(lowering: TrainingLowering, instr: Instr) -> None:
     """Emits three steps per value: the product x A, its scale, and the product with B, which adds the value."""
     given, values, keys = _parts(instr.inputs, instr.attrs)
     x = lowering.place_of(given) if keys else lowering.operand(given)
@@ -124,7 +118,7 @@ def lower_training_low_rank(lowering: "TrainingLowering", instr: Instr) -> None:
         _product(lowering, lowering.converted(scaled), b, lowering.output(out), lowering.place_of(value))
 
 
-def _masked(lowering: "TrainingLowering", x: ValueIndex, a: Weight, probability: float) -> ValueIndex:
+def _masked(lowering: TrainingLowering, x: ValueIndex, a: Weight, probability: float) -> ValueIndex:
     """Emits a step that drops elements of x. Returns the result, an operand."""
     from ckdist.program.ops.dropout import step_fields, stream_of
 
@@ -134,9 +128,7 @@ def _masked(lowering: "TrainingLowering", x: ValueIndex, a: Weight, probability:
     return made
 
 
-def _product(
-    lowering: "TrainingLowering", x: ValueIndex, weight: Weight, out: ValueIndex, residual: ValueIndex
-) -> None:
+def _product(lowering: TrainingLowering, x: ValueIndex, weight: Weight, out: ValueIndex, residual: ValueIndex) -> None:
     """Emits a step out = x @ weight.T + residual."""
     product = {"pack": lowering.pack(False, weight), "out": out, "bias": ParameterIndex(ABSENT), "residual": residual}
     lowering.emit("matmul", x=x, count=1, products=[product])
@@ -150,7 +142,7 @@ class Low:
     b: Weight
     slots: int
 
-    def matrices(self, lowering: "ServingLowering", rows: list[Range]) -> Span:
+    def matrices(self, lowering: ServingLowering, rows: list[Range]) -> Span:
         """The shards of B, with the row ranges of the linear's matrix. With slots, those of each slot in turn."""
         columns = (0, padded(self.b.dims[1].elements))
         return lowering.matrix(
@@ -158,7 +150,7 @@ class Low:
         )
 
 
-def lower_low_rank(lowering: "ServingLowering", linear: Instr, instr: Instr) -> dict[str, Low]:
+def lower_low_rank(lowering: ServingLowering, linear: Instr, instr: Instr) -> dict[str, Low]:
     """Emits one step for all A. The linear's step multiplies the results with B. Returns them by weight name."""
     x, count = instr.inputs[0], len(instr.outputs)
     slots = instr.attrs.get("slots", 0)

@@ -4,21 +4,15 @@ As in the paper's section 4.3, the norms are constants for the gradient.
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ckdist.errors import LayoutError
 from ckdist.program.ops.collectives import in_groups
-from ckdist.program.ops.op import lower, op, same, total, vjp, whole
-from ckdist.program.ops.op_types import Arrays, Attrs, Gradients, Inferred, Values, Weights
+from ckdist.program.ops.op import TrainingLowering, lower, op, same, total, vjp, whole
+from ckdist.program.ops.op_types import Arrays, Attrs, Emitter, Gradients, Inferred, RankContext, Values, Weights
 from ckdist.program.program import Instr, Value
-from ckdist.program.rank_context import RankContext
 from ckdist.program.step import ABSENT, ParameterIndex, ValueIndex
-
-if TYPE_CHECKING:  # these modules import the ops
-    from ckdist.program.emitter import Emitter
-    from ckdist.program.lower_training import TrainingLowering
 
 
 def infer_row_norms(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
@@ -36,7 +30,7 @@ def row_norms(contexts: Sequence[RankContext], inputs: list[Arrays], attrs: Attr
 
 
 @lower("row_norms", "training")
-def lower_row_norms(lowering: "TrainingLowering", instr: Instr) -> None:
+def lower_row_norms(lowering: TrainingLowering, instr: Instr) -> None:
     """Emits one step."""
     w, a, b = (instr.weight(at) for at in range(3))
     lowering.emit(
@@ -69,7 +63,7 @@ def magnitude(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attr
 
 
 @vjp("magnitude")
-def magnitude_vjp(g: "Emitter", instr: Instr, grads: Gradients, wanted: list[bool]) -> Gradients:
+def magnitude_vjp(g: Emitter, instr: Instr, grads: Gradients, wanted: list[bool]) -> Gradients:
     """The gradients of the value and of the magnitude. Raises LayoutError if the bias is trained."""
     x, norms = instr.inputs
     m, dy = instr.weight(0), grads[0]
@@ -85,7 +79,7 @@ def magnitude_vjp(g: "Emitter", instr: Instr, grads: Gradients, wanted: list[boo
 
 
 @lower("magnitude", "training")
-def lower_magnitude(lowering: "TrainingLowering", instr: Instr) -> None:
+def lower_magnitude(lowering: TrainingLowering, instr: Instr) -> None:
     """Emits one step."""
     x, *by, norms = instr.inputs
     m, bias = instr.weights

@@ -10,7 +10,7 @@ import numpy as np
 
 from ckdist.errors import LayoutError
 from ckdist.program.cache import state_cache
-from ckdist.program.ops.delta_rule import head_results, key_heads, silu, softplus
+from ckdist.program.ops.delta_rule import key_heads, silu, softplus
 from ckdist.program.ops.elementwise import GATES
 from ckdist.program.ops.op import lower, op, same, total, whole
 from ckdist.program.ops.op_types import Arrays, Attrs, Inferred, Values, Weights
@@ -77,7 +77,7 @@ def lower_mamba2(lowering: "ServingLowering", group: "Group") -> None:
     """Emits the step of linear attention, without corrections by keys."""
     instr, attrs, (out,) = group.instr, group.instr.attrs, group.instr.outputs
     q, k, v, z, a = map(lowering.place_of, instr.inputs)
-    place, exchanged = head_results(lowering, out)
+    place, exchanged = lowering.head_results(out)
     vectors = [lowering.vector(w) for w in instr.weights]
     biases = vectors[6:] or [VectorIndex(ABSENT)] * 3
     z_scale, x_scale, b_scale, c_scale, dt_scale = attrs["scales"]

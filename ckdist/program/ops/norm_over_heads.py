@@ -1,19 +1,13 @@
 """The norm over all heads of a token if ranks share the heads."""
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ckdist.errors import LayoutError
 from ckdist.layout import Dim
-from ckdist.program.ops.op import lower, op, whole
-from ckdist.program.ops.op_types import Arrays, Attrs, Inferred, Values, Weights
-from ckdist.program.rank_context import RankContext
-
-if TYPE_CHECKING:  # these modules import the ops
-    from ckdist.program.fusion import Group
-    from ckdist.program.lower import ServingLowering
+from ckdist.program.ops.op import ServingLowering, lower, op, whole
+from ckdist.program.ops.op_types import Arrays, Attrs, Group, Inferred, RankContext, Values, Weights
 
 
 def infer_sum_squares(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
@@ -40,7 +34,7 @@ def sum_squares(context: RankContext, inputs: Arrays, weights: Arrays, attrs: At
 
 
 @lower("sum_squares", "inference")
-def lower_sum_squares(lowering: "ServingLowering", group: "Group") -> None:
+def lower_sum_squares(lowering: ServingLowering, group: Group) -> None:
     """Emits one step. If queries, keys and values are exchanged, its sums follow them in the same row."""
     q, k = map(lowering.place_of, group.instr.inputs)
     (squares,), keys = group.instr.outputs, group.instr.inputs[1].dims[-1]
@@ -86,7 +80,7 @@ def rms_norm_heads(context: RankContext, inputs: Arrays, weights: Arrays, attrs:
 
 
 @lower("rms_norm_heads", "inference")
-def lower_rms_norm_heads(lowering: "ServingLowering", group: "Group") -> None:
+def lower_rms_norm_heads(lowering: ServingLowering, group: Group) -> None:
     """No step: the step of attention computes the norm."""
     for x, y in zip(group.instr.inputs, group.instr.outputs, strict=False):
         lowering.stands_for(y, x)

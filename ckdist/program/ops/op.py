@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -10,6 +10,12 @@ from ckdist.errors import LayoutError
 from ckdist.layout import Dim
 from ckdist.program.ops.op_types import Attrs, Gradients, Inferred, Partial, Values, Weights
 from ckdist.program.program import Value
+
+if TYPE_CHECKING:  # these modules import the ops
+    from ckdist.program.lower import ServingLowering
+    from ckdist.program.lower_training import TrainingLowering
+else:
+    ServingLowering = TrainingLowering = Any
 
 Reference = TypeVar("Reference", bound=Callable[..., Any])
 Vjp = TypeVar("Vjp", bound=Callable[..., Gradients])

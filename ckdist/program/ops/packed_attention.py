@@ -1,21 +1,16 @@
 """attend_packed (attention over packed sequences) and its gradient, for training."""
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from ckdist.errors import LayoutError
 from ckdist.program.ops.attention_ops import Heads, cache_of, infer_attend
-from ckdist.program.ops.op import lower, op, same, summed_over, vjp
-from ckdist.program.ops.op_types import Arrays, Attrs, Gradients, Inferred, Values, Weights
+from ckdist.program.ops.op import TrainingLowering, lower, op, same, summed_over, vjp
+from ckdist.program.ops.op_types import Arrays, Attrs, Emitter, Gradients, Inferred, RankContext, Values, Weights
 from ckdist.program.program import Instr
-from ckdist.program.rank_context import RankContext
 from ckdist.program.step import ABSENT, GradientIndex, ParameterIndex
-
-if TYPE_CHECKING:  # these modules import the ops
-    from ckdist.program.emitter import Emitter
-    from ckdist.program.lower_training import TrainingLowering
 
 
 def infer_attend_packed(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
@@ -47,7 +42,7 @@ def attend_packed(context: RankContext, inputs: Arrays, weights: Arrays, attrs: 
 
 
 @lower("attend_packed", "training")
-def lower_attend_packed(lowering: "TrainingLowering", instr: Instr) -> None:
+def lower_attend_packed(lowering: TrainingLowering, instr: Instr) -> None:
     """Emits one step."""
     if len(set(cache_of(instr, lowering.mesh).heads_per_kv)) != 1:
         raise LayoutError(
@@ -66,7 +61,7 @@ def _scores(instr: Instr) -> dict[str, Any]:
 
 
 @vjp("attend_packed")
-def attend_packed_vjp(g: "Emitter", instr: Instr, grads: Gradients, wanted: list[bool]) -> Gradients:
+def attend_packed_vjp(g: Emitter, instr: Instr, grads: Gradients, wanted: list[bool]) -> Gradients:
     """One instruction for all gradients, with sinks. Raises LayoutError if the log-sum-exp has a gradient."""
     if grads[0] is None or grads[1] is not None:
         raise LayoutError(
@@ -120,7 +115,7 @@ def attend_grad(context: RankContext, inputs: Arrays, weights: Arrays, attrs: At
 
 
 @lower("attend_grad", "training")
-def lower_attend_grad(lowering: "TrainingLowering", instr: Instr) -> None:
+def lower_attend_grad(lowering: TrainingLowering, instr: Instr) -> None:
     """Emits one step."""
     q, k, v, o, lse, d_o = instr.inputs
     inputs = {

@@ -1,23 +1,16 @@
 """Embeddings of positions, and of the first and the second text."""
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from ckdist import native
 from ckdist.layout import Dim
 from ckdist.program.lowered import MatrixKey
-from ckdist.program.ops.input_rows import embed_without_table
-from ckdist.program.ops.op import lower, op, total
-from ckdist.program.ops.op_types import Arrays, Attrs, Inferred, Values, Weights
+from ckdist.program.ops.embedding import emit_embed
+from ckdist.program.ops.op import ServingLowering, lower, op, total
+from ckdist.program.ops.op_types import Arrays, Attrs, Group, Inferred, RankContext, Values, Weights
 from ckdist.program.program import Weight
-from ckdist.program.rank_context import RankContext
-from ckdist.program.rotations import NO_ROPE, ROPE_TABLES
+from ckdist.program.rotations import ROPE_TABLES
 from ckdist.program.step import ABSENT, MatrixIndex
-
-if TYPE_CHECKING:  # these modules import the ops
-    from ckdist.program.fusion import Group
-    from ckdist.program.lower import ServingLowering
 
 
 def infer_embed_positions(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
@@ -44,7 +37,7 @@ def embed_positions(
 
 
 @lower("embed_positions", "inference")
-def lower_embed_positions(lowering: "ServingLowering", group: "Group") -> None:
+def lower_embed_positions(lowering: ServingLowering, group: Group) -> None:
     """Emits one step of the kind `embed`."""
     positions: Weight | None = group.instr.weights[0]
     types: Weight | None = group.instr.weights[1]
@@ -52,17 +45,13 @@ def lower_embed_positions(lowering: "ServingLowering", group: "Group") -> None:
     table, added = (positions, types) if positions else (types, None)
     assert table is not None  # checked by `infer`
     whole_table = lambda w: lowering.matrix([MatrixKey(w.name, *((0, dim.elements) for dim in w.dims))])
-    (lowering.at[out.name],) = lowering.results([out])
-    lowering.emit(
-        "embed",
-        out=lowering.at[out.name],
+    emit_embed(
+        lowering,
+        out,
         by=native.lib.ckdist_embed_by_position if positions else native.lib.ckdist_embed_by_type,
         table=whole_table(table),
-        waves=NO_ROPE,
         added=whole_table(added).first if added else MatrixIndex(ABSENT),
         first_row=-group.instr.attrs["first"] if positions else 0,
-        scale=1.0,
-        eps=0.0,
     )
 
 
@@ -83,7 +72,7 @@ def embed_waves(context: RankContext, inputs: Arrays, weights: Arrays, attrs: At
 
 
 @lower("embed_waves", "inference")
-def lower_embed_waves(lowering: "ServingLowering", group: "Group") -> None:
+def lower_embed_waves(lowering: ServingLowering, group: Group) -> None:
     """Emits one step."""
     waves = ROPE_TABLES[group.instr.attrs["table"]]
-    embed_without_table(lowering, group, native.lib.ckdist_embed_by_position, waves)
+    emit_embed(lowering, group.instr.outputs[0], by=native.lib.ckdist_embed_by_position, waves=waves)

@@ -1,18 +1,11 @@
 """rms_norm over rows or heads."""
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from ckdist.errors import LayoutError
-from ckdist.program.ops.op import lower, op, unsharded, vjp, whole
-from ckdist.program.ops.op_types import Arrays, Attrs, Gradients, Inferred, Values, Weights
+from ckdist.program.ops.op import TrainingLowering, lower, op, unsharded, vjp, whole
+from ckdist.program.ops.op_types import Arrays, Attrs, Emitter, Gradients, Inferred, RankContext, Values, Weights
 from ckdist.program.program import Instr, Value
-
-if TYPE_CHECKING:  # these modules import the ops
-    from ckdist.program.emitter import Emitter
-    from ckdist.program.lower_training import TrainingLowering
-    from ckdist.program.rank_context import RankContext
 
 
 def infer_rms_norm(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
@@ -27,7 +20,7 @@ def infer_rms_norm(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
 
 
 @op("rms_norm", infer_rms_norm)
-def rms_norm(context: "RankContext", inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
+def rms_norm(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
     """Returns x / sqrt(mean(x^2) + eps) * w, over the last dimension or per head. Zhang & Sennrich 2019,
     arXiv:1910.07467.
     """
@@ -42,7 +35,7 @@ def inverse_rms(rows: np.ndarray, eps: float) -> np.ndarray:
 
 
 @lower("rms_norm", "training")
-def lower_rms_norm(lowering: "TrainingLowering", instr: Instr) -> None:
+def lower_rms_norm(lowering: TrainingLowering, instr: Instr) -> None:
     """Emits one step."""
     (x,), w = map(lowering.place_of, instr.inputs), instr.weight(0)
     out, size = lowering.output(instr.outputs[0]), w.dims[0].elements
@@ -51,7 +44,7 @@ def lower_rms_norm(lowering: "TrainingLowering", instr: Instr) -> None:
 
 
 @vjp("rms_norm")
-def rms_norm_vjp(g: "Emitter", instr: Instr, grads: list[Value], wanted: list[bool]) -> Gradients:
+def rms_norm_vjp(g: Emitter, instr: Instr, grads: list[Value], wanted: list[bool]) -> Gradients:
     """One instruction for the gradients of x and of the weight."""
     w, names = instr.weight(0), ["d_norm"]
     if wanted[1]:

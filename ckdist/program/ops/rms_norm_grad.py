@@ -1,18 +1,12 @@
 """The gradients of rms_norm."""
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
-from ckdist.program.ops.op import lower, op, same, summed_over
-from ckdist.program.ops.op_types import Arrays, Attrs, Inferred, Values, Weights
+from ckdist.program.ops.op import TrainingLowering, lower, op, same, summed_over
+from ckdist.program.ops.op_types import Arrays, Attrs, Inferred, RankContext, Values, Weights
 from ckdist.program.ops.rms_norm import infer_rms_norm, inverse_rms
 from ckdist.program.program import Instr
-from ckdist.program.rank_context import RankContext
 from ckdist.program.step import ABSENT, GradientIndex
-
-if TYPE_CHECKING:  # these modules import the ops
-    from ckdist.program.lower_training import TrainingLowering
 
 
 def infer_rms_norm_grad(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
@@ -38,12 +32,12 @@ def rms_norm_grad(context: RankContext, inputs: Arrays, weights: Arrays, attrs: 
 
 
 @lower("rms_norm_grad", "training")
-def lower_rms_norm_grad(lowering: "TrainingLowering", instr: Instr) -> None:
+def lower_rms_norm_grad(lowering: TrainingLowering, instr: Instr) -> None:
     """Emits one step, which also adds to the gradient of the weight."""
     lower_norm_grad(lowering, instr, lowering.buffers[lowering.place_of(instr.inputs[0])].width)
 
 
-def lower_norm_grad(lowering: "TrainingLowering", instr: Instr, normed: int) -> None:
+def lower_norm_grad(lowering: TrainingLowering, instr: Instr, normed: int) -> None:
     """Emits the step for the gradient of a norm over the first `normed` elements of a row."""
     (x, dy), w = map(lowering.place_of, instr.inputs), instr.weight(0)
     gradient = GradientIndex(ABSENT)

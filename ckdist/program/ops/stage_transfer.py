@@ -5,22 +5,13 @@ zeros in all other rows, so the value is partial, like an embedding with a shard
 there is one, goes with the rows; each rank receives all of it.
 """
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from ckdist.layout import Dim, even_ranges
-from ckdist.program.ops.op import lower, op, unsharded, vjp, whole
-from ckdist.program.ops.op_types import Arrays, Attrs, Gradients, Inferred, Values, Weights
+from ckdist.program.ops.op import ServingLowering, TrainingLowering, lower, op, unsharded, vjp, whole
+from ckdist.program.ops.op_types import Arrays, Attrs, Emitter, Gradients, Group, Inferred, RankContext, Values, Weights
 from ckdist.program.program import Instr, Value
-from ckdist.program.rank_context import RankContext
 from ckdist.program.step import ABSENT, ValueIndex
-
-if TYPE_CHECKING:  # these modules import the ops
-    from ckdist.program.emitter import Emitter
-    from ckdist.program.fusion import Group
-    from ckdist.program.lower import ServingLowering
-    from ckdist.program.lower_training import TrainingLowering
 
 
 def received_dims(rows: Value, *tally: Value) -> dict[str, Dim]:
@@ -54,7 +45,7 @@ def _own_rows(context: RankContext, axis: str, count: int) -> tuple[int, int]:
 
 
 @lower("recv", "inference")
-def lower_recv(lowering: "ServingLowering", group: "Group") -> None:
+def lower_recv(lowering: ServingLowering, group: Group) -> None:
     """Emits one step."""
     value = group.instr.outputs[0]
     (lowering.at[value.name],) = lowering.results([value])
@@ -62,7 +53,7 @@ def lower_recv(lowering: "ServingLowering", group: "Group") -> None:
 
 
 @lower("recv", "training")
-def lower_recv_rows(lowering: "TrainingLowering", instr: Instr) -> None:
+def lower_recv_rows(lowering: TrainingLowering, instr: Instr) -> None:
     """Emits one step."""
     peer, tag = lowering.message(instr.attrs["stage"], lowering.chunk)
     is_shared = instr.attrs["axis"] is not None
@@ -72,7 +63,7 @@ def lower_recv_rows(lowering: "TrainingLowering", instr: Instr) -> None:
 
 
 @vjp("recv")
-def recv_vjp(g: "Emitter", instr: Instr, grads: list[Value], wanted: list[bool]) -> Gradients:
+def recv_vjp(g: Emitter, instr: Instr, grads: list[Value], wanted: list[bool]) -> Gradients:
     """Sends the gradients back to the stage that sent the values."""
     names = ["d_sent", "d_tally_sent"][: len(grads)]
     g.emit("send", grads, names=names, to=instr.attrs["stage"], axis=instr.attrs["axis"])
@@ -93,13 +84,13 @@ def send(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) ->
 
 
 @lower("send", "inference")
-def lower_send(lowering: "ServingLowering", group: "Group") -> None:
+def lower_send(lowering: ServingLowering, group: Group) -> None:
     """Emits one step, which also computes the residual that it sends."""
     lowering.emit("send", **lowering.residual(group.instr.inputs[0]).fields())
 
 
 @lower("send", "training")
-def lower_send_rows(lowering: "TrainingLowering", instr: Instr) -> None:
+def lower_send_rows(lowering: TrainingLowering, instr: Instr) -> None:
     """Emits one step."""
     peer, tag = lowering.message(lowering.chunk, instr.attrs["to"])
     is_shared = instr.attrs["axis"] is not None
@@ -109,6 +100,6 @@ def lower_send_rows(lowering: "TrainingLowering", instr: Instr) -> None:
 
 
 @vjp("send")
-def send_vjp(g: "Emitter", instr: Instr, grads: list[Value], wanted: list[bool]) -> Gradients:
+def send_vjp(g: Emitter, instr: Instr, grads: list[Value], wanted: list[bool]) -> Gradients:
     """The gradients that the next stage sends back. The backward pass begins with them."""
     return [*grads]

@@ -1,19 +1,12 @@
 """mix_streams: hyper-connections. Several streams of hidden states, which a part of a layer reads as one."""
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from ckdist.errors import LayoutError
 from ckdist.layout import Dim
-from ckdist.program.ops.op import lower, op, unsharded, whole
-from ckdist.program.ops.op_types import Arrays, Attrs, Inferred, Values, Weights
-from ckdist.program.rank_context import RankContext
+from ckdist.program.ops.op import ServingLowering, lower, op, unsharded, whole
+from ckdist.program.ops.op_types import Arrays, Attrs, Group, Inferred, RankContext, Values, Weights
 from ckdist.program.step import ABSENT, ValueIndex
-
-if TYPE_CHECKING:  # these modules import the ops
-    from ckdist.program.fusion import Group
-    from ckdist.program.lower import ServingLowering
 
 MOST_STREAMS = 8  # as in runtime/steps/mix_streams.cpp
 
@@ -82,7 +75,7 @@ def mix_streams(context: RankContext, inputs: Arrays, weights: Arrays, attrs: At
 
 
 @lower("mix_streams", "inference")
-def lower_mix_streams(lowering: "ServingLowering", group: "Group") -> None:
+def lower_mix_streams(lowering: ServingLowering, group: Group) -> None:
     """Emits one step."""
     instr = group.instr
     y, *before = map(lowering.place_of, instr.inputs)

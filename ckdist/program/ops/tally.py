@@ -3,22 +3,15 @@
 `balance_loss` reads it. A pipeline stage adds its own layers to the tally that the previous stage sends.
 """
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from ckdist.errors import LayoutError
 from ckdist.layout import Dim
 from ckdist.program.ops.experts import scores_of
-from ckdist.program.ops.op import lower, op, vjp, whole
-from ckdist.program.ops.op_types import Arrays, Attrs, Gradients, Inferred, Values, Weights
+from ckdist.program.ops.op import TrainingLowering, lower, op, vjp, whole
+from ckdist.program.ops.op_types import Arrays, Attrs, Emitter, Gradients, Inferred, RankContext, Values, Weights
 from ckdist.program.program import Instr, Value
-from ckdist.program.rank_context import RankContext
 from ckdist.program.step import ABSENT, ValueIndex
-
-if TYPE_CHECKING:  # these modules import the ops
-    from ckdist.program.emitter import Emitter
-    from ckdist.program.lower_training import TrainingLowering
 
 
 def layers_of(inputs: Values) -> list[tuple[Value, Value]]:
@@ -59,7 +52,7 @@ def tally(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -
 
 
 @vjp("tally")
-def tally_vjp(g: "Emitter", instr: Instr, grads: list[Value], wanted: list[bool]) -> Gradients:
+def tally_vjp(g: Emitter, instr: Instr, grads: list[Value], wanted: list[bool]) -> Gradients:
     """One instruction for the gradients of the logits of all layers. The tally before gets the gradient of the sum."""
     results: Gradients = [None] * len(wanted)
     layers = layers_of(instr.inputs)
@@ -88,7 +81,7 @@ def tally_grad(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Att
 
 
 @lower("tally", "training")
-def lower_tally(lowering: "TrainingLowering", instr: Instr) -> None:
+def lower_tally(lowering: TrainingLowering, instr: Instr) -> None:
     """Emits one step. None if only the balance loss reads it, without its gradient."""
     if lowering.is_for_loss_alone(instr.outputs[0]):
         return
@@ -103,7 +96,7 @@ def lower_tally(lowering: "TrainingLowering", instr: Instr) -> None:
 
 
 @lower("tally_grad", "training")
-def lower_tally_grad(lowering: "TrainingLowering", instr: Instr) -> None:
+def lower_tally_grad(lowering: TrainingLowering, instr: Instr) -> None:
     """Emits one step."""
     _, *logits, d = instr.inputs
     layers = [

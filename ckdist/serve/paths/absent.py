@@ -1,11 +1,7 @@
 """Paths of other servers that this one does not have. They are a 404 with the reason, since clients retry a 501."""
 
-from starlette.requests import Request
-from starlette.responses import Response
-
-from ckdist.serve.paths.path import Path
+from ckdist.serve.paths.path import Path, Request, Response, Service
 from ckdist.serve.problems import Problem
-from ckdist.serve.service import Service
 
 METHODS = ("GET", "POST", "PUT", "DELETE")
 ONE_MODEL = "the server has one model for its whole life; start another server"

@@ -1,12 +1,8 @@
 """Anthropic's API. Errors on its paths have its format (`Problem.body_for`)."""
 
-from starlette.requests import Request
-from starlette.responses import Response
-
 from ckdist.serve.answer import LongAnswer
 from ckdist.serve.anthropic_answer import AnthropicAnswer
-from ckdist.serve.paths.path import Path
-from ckdist.serve.service import Service
+from ckdist.serve.paths.path import Path, Request, Response, Service
 
 NO_END = b""  # these streams end with their last event
 

@@ -4,18 +4,14 @@ import json
 import time
 from typing import Any
 
-from starlette.requests import Request
-from starlette.responses import Response
-
 from ckdist.serve.answer import LongAnswer, json_answer
 from ckdist.serve.body import read_body
-from ckdist.serve.paths.path import Path
+from ckdist.serve.paths.path import Path, Request, Response, Service
 from ckdist.serve.paths.stored_responses import page_of
 from ckdist.serve.problems import Problem
 from ckdist.serve.requests.json_body import parse_object
 from ckdist.serve.requests.kept_items import conversation_fields
 from ckdist.serve.response_store import Conversation, Items, new_name
-from ckdist.serve.service import Service
 
 MAX_BYTES = 512 << 10  # of a body, which this process parses: no model has to be loaded
 

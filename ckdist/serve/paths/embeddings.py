@@ -1,12 +1,8 @@
 """Embeddings of texts, and scores of texts: the paths of OpenAI, llama-server, Jina and vLLM."""
 
-from starlette.requests import Request
-from starlette.responses import Response
-
 from ckdist.serve.answer import LongAnswer
 from ckdist.serve.embedding_answer import embeddings, llama_embeddings, ranking, scores
-from ckdist.serve.paths.path import Path
-from ckdist.serve.service import Service
+from ckdist.serve.paths.path import Path, Request, Response, Service
 
 
 async def openai_embeddings(service: Service, request: Request) -> Response:

@@ -4,7 +4,6 @@ import asyncio
 import time
 from typing import Any
 
-from starlette.requests import Request
 from starlette.responses import FileResponse, Response
 
 from ckdist.serve.answer import json_answer
@@ -12,11 +11,10 @@ from ckdist.serve.batch_lines import PATHS as ENDPOINTS
 from ckdist.serve.batch_runner import BatchRunner
 from ckdist.serve.batch_store import MAX_FILE, OPEN
 from ckdist.serve.body import read_body
-from ckdist.serve.paths.path import Path
+from ckdist.serve.paths.path import Path, Request, Service
 from ckdist.serve.problems import Problem
 from ckdist.serve.requests.json_body import parse_object
 from ckdist.serve.requests.request_fields import Fields
-from ckdist.serve.service import Service
 from ckdist.serve.upload_form import receive_form
 
 FACE = "openai"

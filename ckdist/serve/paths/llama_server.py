@@ -1,18 +1,14 @@
 """llama-server's own API: completion, settings and slots."""
 
-from starlette.requests import Request
-from starlette.responses import Response
-
 from ckdist import __version__
 from ckdist.engine.sampling_params import SamplingParams
 from ckdist.serve.answer import LongAnswer, json_answer
 from ckdist.serve.encoding import to_json
 from ckdist.serve.llama_answer import LlamaCompletionAnswer
 from ckdist.serve.llama_settings import llama_settings
-from ckdist.serve.paths.path import Path
+from ckdist.serve.paths.path import Path, Request, Response, Service
 from ckdist.serve.problems import Problem
 from ckdist.serve.requests.sampling_fields import LLAMA_DEFAULTS
-from ckdist.serve.service import Service
 
 NO_END = b""  # llama-server's own streams end with the last event
 

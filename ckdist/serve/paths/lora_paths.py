@@ -3,19 +3,17 @@
 from pathlib import Path as Folder
 from typing import Any
 
-from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from ckdist.config.engine_config import ADAPTER_NAME
 from ckdist.engine.messages import LoadAdapter, UnloadAdapter
 from ckdist.serve.answer import json_answer
 from ckdist.serve.body import read_body
-from ckdist.serve.paths.path import Path
+from ckdist.serve.paths.path import Path, Request, Service
 from ckdist.serve.problems import Problem
 from ckdist.serve.requests.adapter_choice import chosen_adapters
 from ckdist.serve.requests.json_body import parse_list, parse_object
 from ckdist.serve.requests.request_fields import Fields
-from ckdist.serve.service import Service
 
 
 async def load(service: Service, request: Request) -> Response:

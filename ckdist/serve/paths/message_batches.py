@@ -7,7 +7,6 @@ from collections.abc import AsyncGenerator
 from datetime import datetime, timezone
 from typing import Any
 
-from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from ckdist.errors import RequestError
@@ -18,10 +17,9 @@ from ckdist.serve.batch_store import MAX_FILE, MAX_LINES, OPEN
 from ckdist.serve.body import read_body
 from ckdist.serve.encoding import to_json
 from ckdist.serve.paths.file_batches import WINDOW_SECONDS, page, room_of
-from ckdist.serve.paths.path import Path
+from ckdist.serve.paths.path import Path, Request, Service
 from ckdist.serve.problems import ANTHROPIC_TYPES, Problem
 from ckdist.serve.requests.json_body import parse_object
-from ckdist.serve.service import Service
 
 FACE = "anthropic"
 URL = "/v1/messages"

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-from starlette.requests import Request
-from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from ckdist.serve.answer import json_answer, while_connected
@@ -20,7 +18,7 @@ from ckdist.serve.model_router import Hold, ModelRouter
 from ckdist.serve.paths import model_changes, ollama, status
 from ckdist.serve.paths.lora_paths import entry
 from ckdist.serve.paths.openai import describe
-from ckdist.serve.paths.path import Path
+from ckdist.serve.paths.path import Path, Request, Response
 from ckdist.serve.problems import Problem
 from ckdist.serve.requests.duration import read_keep_alive
 

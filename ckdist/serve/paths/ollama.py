@@ -3,18 +3,14 @@
 import hashlib
 from typing import Any
 
-from starlette.requests import Request
-from starlette.responses import Response
-
 from ckdist.serve.answer import LongAnswer, json_answer
 from ckdist.serve.body import read_body
 from ckdist.serve.encoding import to_json
 from ckdist.serve.ollama_answer import OllamaAnswer, OllamaText, moment, ollama_vector, ollama_vectors
-from ckdist.serve.paths.path import Path
+from ckdist.serve.paths.path import Path, Request, Response, Service
 from ckdist.serve.problems import Problem
 from ckdist.serve.requests.json_body import parse_object
 from ckdist.serve.requests.request_fields import Fields
-from ckdist.serve.service import Service
 
 NO_END = b""  # these streams end with their last line
 VERSION = "0.12.6"  # of Ollama's API whose fields are read; clients ask for a least one

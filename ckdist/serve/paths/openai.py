@@ -2,16 +2,12 @@
 
 from typing import Any
 
-from starlette.requests import Request
-from starlette.responses import Response
-
 from ckdist.serve.answer import json_answer
 from ckdist.serve.chat_answer import ChatAnswer
 from ckdist.serve.completions import CompletionAnswer
 from ckdist.serve.paths.lora_paths import entry
-from ckdist.serve.paths.path import Path
+from ckdist.serve.paths.path import Path, Request, Response, Service
 from ckdist.serve.problems import Problem
-from ckdist.serve.service import Service
 
 
 async def models(service: Service, request: Request) -> Response:

@@ -1,11 +1,9 @@
 """The web page. It needs no key, since it contains no secrets. `--no-webui` switches it off."""
 
-from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from ckdist.serve.paths.path import Path
+from ckdist.serve.paths.path import Path, Request, Service
 from ckdist.serve.problems import Problem
-from ckdist.serve.service import Service
 from ckdist.serve.static_files import INDEX, static_files
 
 

@@ -1,11 +1,7 @@
 """The prefix cache: prompts that are computed ahead."""
 
-from starlette.requests import Request
-from starlette.responses import Response
-
 from ckdist.serve.answer import json_answer
-from ckdist.serve.paths.path import Path
-from ckdist.serve.service import Service
+from ckdist.serve.paths.path import Path, Request, Response, Service
 
 
 async def prefill(service: Service, request: Request) -> Response:

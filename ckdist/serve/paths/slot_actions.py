@@ -3,17 +3,13 @@
 import time
 from typing import Any
 
-from starlette.requests import Request
-from starlette.responses import Response
-
 from ckdist.engine.sampling_params import SamplingParams
 from ckdist.serve.answer import json_answer
 from ckdist.serve.body import read_body
-from ckdist.serve.paths.path import Path
+from ckdist.serve.paths.path import Path, Request, Response, Service
 from ckdist.serve.problems import Problem
 from ckdist.serve.requests.json_body import parse_object
 from ckdist.serve.requests.request_fields import Fields
-from ckdist.serve.service import Service
 from ckdist.serve.text_records import Prepared
 
 ACTIONS = ("save", "restore", "erase")

@@ -1,13 +1,10 @@
 """The server's state, for load balancers, dashboards and clients."""
 
 from prometheus_client import CONTENT_TYPE_LATEST
-from starlette.requests import Request
-from starlette.responses import Response
 
 from ckdist import __version__
 from ckdist.serve.answer import EventStream, json_answer
-from ckdist.serve.paths.path import Path
-from ckdist.serve.service import Service
+from ckdist.serve.paths.path import Path, Request, Response, Service
 
 NO_END = b""  # the stream ends with its last event
 

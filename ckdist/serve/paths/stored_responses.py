@@ -5,18 +5,15 @@ from functools import partial
 from typing import Any
 
 from msgspec import structs
-from starlette.requests import Request
-from starlette.responses import Response
 
 from ckdist.serve.accounts import Account
 from ckdist.serve.answer import LongAnswer, json_answer
 from ckdist.serve.body import read_body
 from ckdist.serve.encoding import to_json
-from ckdist.serve.paths.path import Path
+from ckdist.serve.paths.path import Path, Request, Response, Service
 from ckdist.serve.problems import Problem
 from ckdist.serve.response_store import Conversation, Items, KeptResponse, ResponseStore
 from ckdist.serve.responses_answer import ResponsesAnswer
-from ckdist.serve.service import Service
 
 NO_END = b""  # these streams end with their last event
 LINKS = (b'"previous_response_id"', b'"conversation"')

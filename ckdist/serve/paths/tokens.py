@@ -3,13 +3,9 @@
 llama-server and vLLM share these paths, which need no engine.
 """
 
-from starlette.requests import Request
-from starlette.responses import Response
-
 from ckdist.serve.answer import LongAnswer
 from ckdist.serve.encoding import to_json
-from ckdist.serve.paths.path import Path
-from ckdist.serve.service import Service
+from ckdist.serve.paths.path import Path, Request, Response, Service
 
 
 async def tokenize(service: Service, request: Request) -> Response:

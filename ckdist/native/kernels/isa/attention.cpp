@@ -59,11 +59,17 @@ void merge(const AttentionTask& task, uint8_t* parts, uint8_t* scratch) {
   finish(task, shape, state);
 }
 
+void scores(const IndexTask& task, const uint8_t* const* blocks, int count, float* out) {
+  if (task.type == KvType::i16) return code_scores(task, blocks, count, out);
+  const int64_t each = int64_t{kBlockTokens} * (task.weights ? 1 : task.heads);
+  for (int b = 0; b < count; ++b) index_scores(task, blocks[b], out + b * each);
+}
+
 }  // namespace
 
 extern const AttentionKernel attention_kernel = {
-    attention_block_bytes, attention_store, scratch_bytes, part_bytes,    attend,
-    attend_spans,          merge,           index_scores,  attention_copy};
+    attention_block_bytes, attention_store, scratch_bytes, part_bytes, attend,
+    attend_spans,          merge,           index_codes,   scores,     attention_copy};
 
 }  // namespace CKDIST_ISA
 }  // namespace ckdist

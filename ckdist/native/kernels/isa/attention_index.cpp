@@ -30,6 +30,13 @@ CKDIST_INLINE void products(const uint8_t* block, int width, const float* q, Vec
   }
 }
 
+template <KvType type, int R>
+CKDIST_INLINE void store_heads(const IndexTask& task, const uint8_t* block, int h, float* out) {
+  Vec dot[R];
+  products<type, R>(block, task.width, task.q + int64_t{h} * task.width, dot);
+  for (int r = 0; r < R; ++r) store(out + (h + r) * kLanes, dot[r]);
+}
+
 // total + the terms of R heads, in their order.
 template <KvType type, int R>
 CKDIST_INLINE Vec add_heads(const uint8_t* block, int width, const float* q, const float* weights, Vec total) {
@@ -42,11 +49,9 @@ CKDIST_INLINE Vec add_heads(const uint8_t* block, int width, const float* q, con
 template <KvType type>
 void score_block(const IndexTask& task, const uint8_t* block, float* out) {
   if (task.weights == nullptr) {
-    for (int h = 0; h < task.heads; ++h) {
-      Vec dot[1];
-      products<type, 1>(block, task.width, task.q + int64_t{h} * task.width, dot);
-      store(out + h * kLanes, dot[0]);
-    }
+    int h = 0;
+    for (; task.heads - h >= kHeads; h += kHeads) store_heads<type, kHeads>(task, block, h, out);
+    for (; h < task.heads; ++h) store_heads<type, 1>(task, block, h, out);
     return;
   }
   Vec total = set(0.0f);

@@ -38,6 +38,17 @@ void l2_norm(const float* x, float eps, float scale, int64_t n, float* out) {
   each(n, [&](int64_t i, int lanes) { store_lanes(out + i, load_lanes(x + i, lanes) * by, lanes); });
 }
 
+void decay_rows(const RowDecay& of, int64_t n) {
+  const Vec rate = set(of.rate), floor = set(of.floor);
+  each(n, [&](int64_t i, int lanes) {
+    const Vec a = load_lanes(of.a + i, lanes) + load_lanes(of.bias + i, lanes);
+    const Vec factor = exp(of.floor < 0.0f ? floor * sigmoid(rate * a) : set(0.0f) - rate * softplus(a));
+    store_lanes(of.factor + i, factor, lanes);
+    store_lanes(of.decayed_q + i, load_lanes(of.q + i, lanes) * factor, lanes);
+    store_lanes(of.decayed_k + i, load_lanes(of.k + i, lanes) * factor, lanes);
+  });
+}
+
 #if defined(__AVX512F__)
 constexpr int kWide = 2;  // Vecs of columns at a time, limited by the registers
 #else
@@ -141,7 +152,7 @@ void scan(const ScanToken& token, int rows, int64_t n, int64_t columns, float* s
 
 }  // namespace
 
-extern const DeltaRuleKernel delta_rule_kernel = {short_conv, l2_norm, update, scan};
+extern const DeltaRuleKernel delta_rule_kernel = {short_conv, l2_norm, decay_rows, update, scan};
 
 }  // namespace CKDIST_ISA
 }  // namespace ckdist

@@ -13,6 +13,7 @@
 #pragma once
 #include <immintrin.h>
 
+#include "core/read_as.h"
 #include "kernels/isa/linear_strip.h"
 
 namespace ckdist {
@@ -31,11 +32,7 @@ using Lanes = __m256i;
 
 constexpr int kSteps = kGroupColumns / 4;  // of four columns each
 
-inline Lanes broadcast32(const void* at) {
-  int32_t value;
-  __builtin_memcpy(&value, at, sizeof value);
-  return CKDIST_LANES(set1_epi32)(value);
-}
+inline Lanes broadcast32(const void* at) { return CKDIST_LANES(set1_epi32)(read_as<int32_t>(at)); }
 
 // Reads of activations are written by hand. With 16 registers GCC 12 stores every broadcast to the stack and multiplies
 // from there; with 32 registers it uses a register and an instruction for each.
@@ -75,6 +72,25 @@ inline Lanes dot_minima(Lanes first, const uint8_t* x, Lanes second, const uint8
 template <Type type>
 constexpr bool is_signed() {
   return !kByteDot && layout_of(type).offset == kCodebookOffset;
+}
+
+// Without vpdpbusd, NVFP4 has twice the products, by the factor that widens them, and half the scales, which is exact:
+// sums of the activations are -32 times those of 16 columns and the offset is 16, so they need no shift.
+template <Type type>
+constexpr bool is_doubled() {
+  return !kByteDot && layout_of(type).scales == ScaleKind::float8;
+}
+template <Type type>
+constexpr int doubled_sums_shift() {
+  return sums_shift<type>() - (is_doubled<type>() ? 1 : 0);
+}
+
+template <Type type>
+inline Lanes read_sums(const uint8_t* at) {
+  constexpr int shift = doubled_sums_shift<type>();
+  const Lanes sums = broadcast32(at);
+  if constexpr (shift < 0) return CKDIST_LANES(slli_epi32)(sums, -shift);
+  return shift > 0 ? CKDIST_LANES(srai_epi32)(sums, shift) : sums;
 }
 
 // Number of steps whose sums of two products can be added in 16 bits.
@@ -145,7 +161,8 @@ struct PairScales {
   Lanes factor[parts], of_sums;
 
   explicit PairScales(const Lanes* scale) {
-    for (int p = 0; p < parts; ++p) factor[p] = scaled ? pair_of(scale[p], scale[p]) : CKDIST_LANES(set1_epi16)(1);
+    constexpr int16_t one = is_doubled<type>() ? 2 : 1;
+    for (int p = 0; p < parts; ++p) factor[p] = scaled ? pair_of(scale[p], scale[p]) : CKDIST_LANES(set1_epi16)(one);
     of_sums = CKDIST_LANES_BITS(setzero)();
     if constexpr (scaled && offset)  // at most 32 * 128 each
       of_sums = pair_of(CKDIST_LANES(slli_epi32)(scale[0], log2_of(layout.offset)),

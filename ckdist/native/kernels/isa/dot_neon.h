@@ -7,6 +7,7 @@
 #pragma once
 #include <arm_neon.h>
 
+#include "core/read_as.h"
 #include "kernels/isa/linear_strip.h"
 
 namespace ckdist {
@@ -22,11 +23,7 @@ constexpr bool is_signed() {
 }
 
 inline int8x16_t read_columns(const uint8_t* x) { return vreinterpretq_s8_u8(vld1q_u8(x)); }
-inline int32x4_t broadcast32(const uint8_t* at) {
-  int32_t value;
-  __builtin_memcpy(&value, at, sizeof value);
-  return vdupq_n_s32(value);
-}
+inline int32x4_t broadcast32(const uint8_t* at) { return vdupq_n_s32(read_as<int32_t>(at)); }
 
 #if defined(__ARM_FEATURE_DOTPROD)
 

@@ -31,11 +31,7 @@ constexpr Type form_of(Type type) {
 
 typedef uint8_t WordBytes __attribute__((vector_size(sizeof(Words))));
 
-CKDIST_INLINE Words load_words(const uint8_t* p) {
-  Words words;
-  std::memcpy(&words, p, sizeof words);
-  return words;
-}
+CKDIST_INLINE Words load_words(const uint8_t* p) { return read_as<Words>(p); }
 
 #if defined(__AVX512F__)
 CKDIST_INLINE void store_halves_as_floats(uint8_t* p, Words halves, float unit) {
@@ -107,11 +103,8 @@ void expand_grid(const uint8_t* packed, uint8_t* block, int row) {
   constexpr int parts = kGroupColumns / layout.group, words = GridWords<grid>::words, line = 4 * kTileRows;
   const uint32_t* const table = kGridWords<grid>.codes;
   for (int g = 0; g < layout.columns / kGroupColumns; ++g) {
-    const auto bits = GroupBits<type, GridLanes>::of(g, [&](int i) {
-      GridLanes word;
-      std::memcpy(&word, packed + line * i + 4 * row, sizeof word);
-      return word;
-    });
+    const auto bits =
+        GroupBits<type, GridLanes>::of(g, [&](int i) { return read_as<GridLanes>(packed + line * i + 4 * row); });
     uint8_t* const plane = block + layout.planes() + g * layout.plane_bytes() + 4 * row;
 #pragma GCC unroll 8
     for (int step = 0; step < kGroupColumns / 4; step += words) {
@@ -174,8 +167,7 @@ CKDIST_INLINE Words stored_scales(const uint8_t* packed, int row) {
                        load_words(packed + 4 * kTileRows * 13 + 4 * row));
   Words halves;
   for (int i = 0; i < kWordRows; ++i) {
-    uint16_t half;
-    std::memcpy(&half, packed + layout.scales() + 2 * (row + i), sizeof half);
+    uint16_t half = read_as<uint16_t>(packed + layout.scales() + 2 * (row + i));
     halves[i] = half;
   }
   return halves;

@@ -59,14 +59,12 @@ CKDIST_INLINE Ints load_pairs(const Nibbles* p) {
   return {_mm512_or_si512(_mm512_srai_epi16(words, 11), _mm512_set1_epi16(1))};
 }
 CKDIST_INLINE void store_pairs(int16_t* p, Ints a) { _mm512_storeu_si512(p, a.v); }
-CKDIST_INLINE Ints set_pair(const int16_t* p) {
-  int32_t pair;
-  std::memcpy(&pair, p, 4);
-  return {_mm512_set1_epi32(pair)};
-}
+CKDIST_INLINE Ints set_pair(const int16_t* p) { return {_mm512_set1_epi32(read_as<int32_t>(p))}; }
+// vpdpwssd is written by hand: GCC 12 copies every sum in a loop, and stores some.
 CKDIST_INLINE Ints dot(Ints sum, Ints a, Ints b) {
 #if defined(__AVX512VNNI__)
-  return {_mm512_dpwssd_epi32(sum.v, a.v, b.v)};
+  asm("vpdpwssd %2, %1, %0" : "+v"(sum.v) : "v"(a.v), "v"(b.v));
+  return sum;
 #else
   return {_mm512_add_epi32(sum.v, _mm512_madd_epi16(a.v, b.v))};
 #endif
@@ -128,8 +126,7 @@ CKDIST_INLINE Ints load_pairs(const Nibbles* p) {
     const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p + kPartLanes * i));
     const IntPart words = _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(bytes), spread);
 #else
-    int32_t four;
-    std::memcpy(&four, p + kPartLanes * i, 4);
+    int32_t four = read_as<int32_t>(p + kPartLanes * i);
     const __m128i bytes = _mm_cvtsi32_si128(four), twice = _mm_unpacklo_epi8(bytes, bytes);
     const IntPart words = _mm_unpacklo_epi16(twice, twice);
 #endif
@@ -143,13 +140,13 @@ CKDIST_INLINE void store_pairs(int16_t* p, Ints a) {
     CKDIST_INTEGER_BITS(storeu)(reinterpret_cast<IntPart*>(p + 2 * kPartLanes * i), a.v[i]);
 }
 CKDIST_INLINE Ints set_pair(const int16_t* p) {
-  int32_t pair;
-  std::memcpy(&pair, p, 4);
+  int32_t pair = read_as<int32_t>(p);
   CKDIST_EACH_INTS(CKDIST_INTEGER(set1_epi32)(pair));
 }
 CKDIST_INLINE Ints dot(Ints sum, Ints a, Ints b) {
 #if defined(__AVXVNNI__)
-  CKDIST_EACH_INTS(_mm256_dpwssd_avx_epi32(sum.v[i], a.v[i], b.v[i]));
+  for (int i = 0; i < kParts; ++i) asm("%{vex%} vpdpwssd %2, %1, %0" : "+x"(sum.v[i]) : "x"(a.v[i]), "x"(b.v[i]));
+  return sum;
 #else
   CKDIST_EACH_INTS(CKDIST_INTEGER(add_epi32)(sum.v[i], CKDIST_INTEGER(madd_epi16)(a.v[i], b.v[i])));
 #endif
@@ -180,11 +177,7 @@ struct Ints {
 };
 
 CKDIST_INLINE Ints zeros() { return {}; }
-CKDIST_INLINE Ints load_pairs(const int16_t* p) {
-  Ints out;
-  std::memcpy(&out, p, sizeof out);
-  return out;
-}
+CKDIST_INLINE Ints load_pairs(const int16_t* p) { return read_as<Ints>(p); }
 CKDIST_INLINE void store_pairs(int16_t* p, Ints a) { std::memcpy(p, &a, sizeof a); }
 CKDIST_INLINE Ints load_pairs(const int8_t* p) {
   int16_t codes[2 * kLanes];
@@ -207,8 +200,7 @@ CKDIST_INLINE Ints dot(Ints sum, Ints a, Ints b) {
   store_pairs(y, b);
   int32_t lanes[kLanes];
   for (int i = 0; i < kLanes; ++i) lanes[i] = int32_t{x[2 * i]} * y[2 * i] + int32_t{x[2 * i + 1]} * y[2 * i + 1];
-  Ints products;
-  std::memcpy(&products, lanes, sizeof products);
+  Ints products = read_as<Ints>(lanes);
   for (int i = 0; i < kParts; ++i) sum.v[i] += products.v[i];
   return sum;
 }

@@ -5,6 +5,8 @@
 namespace ckdist {
 namespace CKDIST_ISA {
 
+struct Nibbles;  // of integers.h
+
 struct Ints {
   int32x4_t v[kParts];
 };

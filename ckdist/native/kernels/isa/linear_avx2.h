@@ -4,146 +4,32 @@
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #include <immintrin.h>
 
-#include "kernels/isa/dot.h"
+#include "kernels/isa/tile_block.h"
 
 namespace ckdist {
 namespace CKDIST_ISA {
 namespace {
 
-constexpr int kLane = 8;  // rows of a half
-constexpr int kHalves = kTileRows / kLane;
-
-inline __m256i load(const uint8_t* at) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(at)); }
-
 // Lanes of half `half` that are among the first `rows` of the tile.
 inline __m256i row_mask(int rows, int half) {
-  const __m256i lane = _mm256_add_epi32(_mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7), _mm256_set1_epi32(kLane * half));
+  const __m256i lane = _mm256_add_epi32(_mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7), _mm256_set1_epi32(kPartRows * half));
   return _mm256_cmpgt_epi32(_mm256_set1_epi32(rows), lane);
 }
 
 template <int tokens>
-inline void store_sums(const Strip& strip, const __m256 (*sums)[kHalves]) {
-  for (int h = 0; h < kHalves; ++h)
+inline void store_sums(const Strip& strip, const __m256 (*sums)[kParts]) {
+  for (int h = 0; h < kParts; ++h)
     for (int t = 0; t < tokens; ++t)
-      _mm256_maskstore_ps(strip.y + t * strip.y_stride + kLane * h, row_mask(strip.rows, h), sums[t][h]);
+      _mm256_maskstore_ps(strip.y + t * strip.y_stride + kPartRows * h, row_mask(strip.rows, h), sums[t][h]);
 }
-
-// Shifts bytes left (right if negative). The caller must mask off the bits from the neighbouring byte.
-template <int shift>
-inline __m256i shifted(__m256i v) {
-  if constexpr (shift > 0) return _mm256_slli_epi16(v, shift);
-  if constexpr (shift < 0) return _mm256_srli_epi16(v, -shift);
-  return v;
-}
-
-template <Type type, int step>
-inline __m256i read_step(const uint8_t* planes) {
-  constexpr BlockLayout layout = layout_of(type);
-  constexpr int low_parts = 8 / layout.low_bits;
-  constexpr int vector = layout.low_bits == 4 ? step % 4 : step / low_parts;
-  constexpr int shift = layout.low_bits * (layout.low_bits == 4 ? step / 4 : step % low_parts);
-  if constexpr (layout.low_bits == 6) {
-    const uint8_t* three = planes + 192 * (step / 4);
-    if constexpr (step % 4 < 3) return _mm256_and_si256(load(three + 64 * (step % 4)), _mm256_set1_epi8(0x3f));
-    const __m256i low = _mm256_and_si256(shifted<-6>(load(three)), _mm256_set1_epi8(0x03));
-    const __m256i middle = _mm256_and_si256(shifted<-4>(load(three + 64)), _mm256_set1_epi8(0x0c));
-    const __m256i high = _mm256_and_si256(shifted<-2>(load(three + 128)), _mm256_set1_epi8(0x30));
-    return _mm256_or_si256(_mm256_or_si256(low, middle), high);
-  }
-  __m256i codes = load(planes + 64 * vector);
-  if constexpr (layout.low_bits < 8)
-    codes = _mm256_and_si256(shifted<-shift>(codes), _mm256_set1_epi8((1 << layout.low_bits) - 1));
-  if constexpr (layout.high_bits > 0) {
-    constexpr int high_parts = 8 / layout.high_bits;
-    const __m256i high = shifted<layout.low_bits - layout.high_bits*(step % high_parts)>(
-        load(planes + layout.low_bytes() + 64 * (step / high_parts)));
-    codes = _mm256_or_si256(codes,
-                            _mm256_and_si256(high, _mm256_set1_epi8(((1 << layout.high_bits) - 1) << layout.low_bits)));
-  }
-  if constexpr (layout.codebook)
-    codes = _mm256_shuffle_epi8(
-        _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(codebook_of(type)))), codes);
-  if constexpr (is_signed<type>())
-    codes = _mm256_xor_si256(codes, _mm256_set1_epi8(static_cast<char>(kCodebookOffset)));
-  return codes;
-}
-
-inline __m256 read_halves(const uint8_t* at) {
-  return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(at)));
-}
-inline __m128i read_bytes(const uint8_t* at) { return _mm_loadl_epi64(reinterpret_cast<const __m128i*>(at)); }
-
-// 2^(e - 128). The two smallest values are subnormal numbers.
-inline __m256i power_of_two(__m256i e) {
-  const __m256i normal = _mm256_slli_epi32(_mm256_sub_epi32(e, _mm256_set1_epi32(1)), 23);
-  return _mm256_blendv_epi8(normal, _mm256_sllv_epi32(_mm256_set1_epi32(kLeastPower), e),
-                            _mm256_cmpgt_epi32(_mm256_set1_epi32(2), e));
-}
-
-inline __m256i widen(const uint8_t* bytes) { return _mm256_cvtepu8_epi32(read_bytes(bytes)); }
-
-// Half a block of a tile: 8 rows. Groups are numbered within it. Scales are integers or floats, as the layout defines.
-template <Type type>
-struct Block {
-  static constexpr BlockLayout layout = layout_of(type);
-  const uint8_t* at;
-  int half;
-
-  const uint8_t* planes(int columns) const {
-    return at + layout.planes() + columns * layout.plane_bytes() + 32 * half;
-  }  // planes of the columns-th 32 columns
-  __m256 block_scale() const {
-    if constexpr (layout.scales == ScaleKind::expanded || layout.scales == ScaleKind::float8)
-      return _mm256_castsi256_ps(load(at + layout.block_scale() + 4 * kLane * half));
-    return read_halves(at + layout.block_scale() + 2 * kLane * half);
-  }
-  __m256 block_minimum() const { return read_halves(at + layout.block_minimum() + 2 * kLane * half); }
-  const uint8_t* byte_minima() const { return at + layout.group_minima() + 32 * half; }
-  static __m256i product(__m256 factor, __m256i bytes) {
-    return _mm256_castps_si256(_mm256_mul_ps(factor, _mm256_cvtepi32_ps(bytes)));
-  }
-
-  __m256i scale(int group) const {
-    const uint8_t* scales = at + layout.group_scales() + layout.scale_of(group) * layout.group_scale_bytes() +
-                            layout.group_scale_bytes() / kHalves * half;
-    if constexpr (layout.scales == ScaleKind::half) return _mm256_castps_si256(read_halves(scales));
-    if constexpr (layout.scales == ScaleKind::bfloat)
-      return _mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(scales))), 16);
-    if constexpr (layout.scales == ScaleKind::zeroed)
-      return _mm256_andnot_si256(_mm256_set1_epi32(kZeroPoint), load(scales));
-    if constexpr (layout.scales == ScaleKind::unsigned_byte) return widen(scales);
-    if constexpr (layout.scales == ScaleKind::exponent) return power_of_two(widen(scales));
-    if constexpr (layout.scales == ScaleKind::float8) {
-      const __m256i shifted_code = _mm256_slli_epi32(widen(scales), kScaleShift);
-      return _mm256_castps_si256(_mm256_mul_ps(block_scale(), _mm256_castsi256_ps(shifted_code)));
-    }
-    if constexpr (layout.scales == ScaleKind::signed_byte || layout.scales == ScaleKind::expanded)
-      return _mm256_cvtepi8_epi32(read_bytes(scales));
-    return product(block_scale(), _mm256_and_si256(widen(scales), _mm256_set1_epi32(0x0f)));
-  }
-
-  __m256i minimum(int group) const {
-    if constexpr (layout.scales == ScaleKind::half)
-      return _mm256_castps_si256(
-          read_halves(at + layout.group_minima() + group * layout.group_scale_bytes() + 2 * kLane * half));
-    if constexpr (layout.scales == ScaleKind::zeroed) {
-      const uint8_t* scales = at + layout.group_scales() + layout.scale_of(group) * layout.group_scale_bytes();
-      return product(_mm256_castsi256_ps(scale(group)),
-                     _mm256_and_si256(load(scales + 4 * kLane * half), _mm256_set1_epi32(kZeroPoint)));
-    }
-    return product(block_minimum(),
-                   _mm256_srli_epi32(widen(at + layout.group_scales() + group * kTileRows + kLane * half), 4));
-  }
-};
 
 // Keeps the compiler from computing every token's address before the loops.
 inline void hide(int64_t& offset) { asm("" : "+r"(offset)); }
 
 template <Type type>
-inline __m256i read_sums(const uint8_t* at) {
-  const __m256i sums = broadcast32(at);
-  if constexpr (sums_shift<type>() < 0) return _mm256_slli_epi32(sums, -sums_shift<type>());
-  return sums_shift<type>() > 0 ? _mm256_srai_epi32(sums, sums_shift<type>()) : sums;
+inline __m256i halved(__m256i scale) {
+  if constexpr (!is_doubled<type>()) return scale;
+  return _mm256_castps_si256(_mm256_mul_ps(_mm256_castsi256_ps(scale), _mm256_set1_ps(0.5f)));
 }
 
 // Adds one token's 32 columns to its total: of the block if scales are integers, else of the row.
@@ -212,17 +98,17 @@ template <Type type, int piece, bool scales_pairs>
 // that each load of a token is used twice. `carried` is a token's sum between the first piece and the second: of
 // products in 16 or 32 bits, or of scaled products.
 template <Type type, int piece, int tokens>
-inline void add_piece(const uint8_t* at, int group, const Columns& x, int64_t stride, __m256i (*carried)[kHalves],
-                      __m256 (*total)[kHalves]) {
+inline void add_piece(const uint8_t* at, int group, const Columns& x, int64_t stride, __m256i (*carried)[kParts],
+                      __m256 (*total)[kParts]) {
   constexpr BlockLayout layout = layout_of(type);
   constexpr int parts = layout.parts(), part = parts == 2 ? piece : 0;
   constexpr bool scales_pairs = !kByteDot && layout.whole();  // sums of two products are scaled while widening
   constexpr bool starts = piece == 0 || (parts == 2 && !scales_pairs), ends = piece == 1 || parts == 2;
   constexpr int run = steps_before_widening<type>();
   constexpr bool carries_pairs = !kByteDot && parts == 1 && run > kPieceSteps;
-  __m256i codes[kHalves][kPieceSteps], scale[kHalves], minimum[kHalves], factor[kHalves], of_sums[kHalves];
+  __m256i codes[kParts][kPieceSteps], scale[kParts], minimum[kParts], factor[kParts], of_sums[kParts];
 #pragma GCC unroll 2
-  for (int h = 0; h < kHalves; ++h) {
+  for (int h = 0; h < kParts; ++h) {
     const Block<type> block = {at, h};
     const uint8_t* planes = block.planes(group);
     codes[h][0] = read_step<type, kPieceSteps * piece>(planes);
@@ -230,7 +116,7 @@ inline void add_piece(const uint8_t* at, int group, const Columns& x, int64_t st
     codes[h][2] = read_step<type, kPieceSteps * piece + 2>(planes);
     codes[h][3] = read_step<type, kPieceSteps * piece + 3>(planes);
     __m256i scales[parts];
-    for (int p = 0; p < parts; ++p) scales[p] = block.scale(group * parts + p);
+    for (int p = 0; p < parts; ++p) scales[p] = halved<type>(block.scale(group * parts + p));
     scale[h] = scales[part];
     minimum[h] = layout.minimum && !layout.whole() ? block.minimum(group * parts + part) : _mm256_setzero_si256();
     const PairScales<type, scales_pairs> pairs(scales);
@@ -243,7 +129,7 @@ inline void add_piece(const uint8_t* at, int group, const Columns& x, int64_t st
 #pragma GCC unroll 8
   for (int t = 0; t < tokens; ++t, row += stride) {
     hide(row);
-    __m256i sum[kHalves] = {_mm256_setzero_si256(), _mm256_setzero_si256()};
+    __m256i sum[kParts] = {_mm256_setzero_si256(), _mm256_setzero_si256()};
     if constexpr (starts != carries_pairs) {
       if constexpr (scales_pairs && PairScales<type, scales_pairs>::offset)
         sum[0] = offset_products(of_sums[0], sums_at + row), sum[1] = offset_products(of_sums[1], sums_at + row);
@@ -257,7 +143,7 @@ inline void add_piece(const uint8_t* at, int group, const Columns& x, int64_t st
       continue;
     }
 #pragma GCC unroll 2
-    for (int h = 0; h < kHalves; ++h) {
+    for (int h = 0; h < kParts; ++h) {
       const __m256 scaled =
           scale_sum<type, piece, scales_pairs>(sum[h], scale[h], minimum[h], sums_at + row, carried[t][h]);
       if constexpr (piece == 0) continue;
@@ -282,7 +168,7 @@ void block_strip(const Strip& strip) {
   constexpr BlockLayout layout = layout_of(type);
   constexpr int parts = layout.parts();  // scales within 32 columns
   constexpr int groups = layout.columns / kGroupColumns, lines = (layout.bytes() / 64 + groups - 1) / groups;
-  __m256 sums[tokens][kHalves];
+  __m256 sums[tokens][kParts];
   for (int t = 0; t < tokens; ++t) sums[t][0] = sums[t][1] = _mm256_setzero_ps();
   const uint8_t* at = strip.tile;
   Columns x = Columns::of(strip.x, strip.padded);
@@ -291,19 +177,19 @@ void block_strip(const Strip& strip) {
   expanded.begin(strip.tile, strip.expand, strip.block_bytes);
   for (int64_t b = 0; b < strip.blocks; ++b, at += layout.bytes()) {
     if constexpr (expanded.used) at = expanded.template next<tokens>();
-    __m256 of_block[tokens][kHalves];
+    __m256 of_block[tokens][kParts];
     if constexpr (layout.whole())
       for (int t = 0; t < tokens; ++t) of_block[t][0] = of_block[t][1] = _mm256_setzero_ps();
     auto* const total = layout.whole() ? of_block : sums;
     for (int g = 0; g < groups; ++g) {
       if constexpr (!expanded.used) fetch<type, tokens>(at + 64 * g * lines, lines);
       if constexpr (tokens > 1 && in_pieces<type>()) {
-        __m256i carried[tokens][kHalves];
+        __m256i carried[tokens][kParts];
         add_piece<type, 0, tokens>(at, g, x, strip.x_stride, carried, total);
         add_piece<type, 1, tokens>(at, g, x, strip.x_stride, carried, total);
       } else {
 #pragma GCC unroll 2
-        for (int h = 0; h < kHalves; ++h) {
+        for (int h = 0; h < kParts; ++h) {
           const Block<type> block = {at, h};
           const uint8_t* planes = block.planes(g);
           const __m256i codes[kSteps] = {read_step<type, 0>(planes), read_step<type, 1>(planes),
@@ -312,7 +198,7 @@ void block_strip(const Strip& strip) {
                                          read_step<type, 6>(planes), read_step<type, 7>(planes)};
           __m256i scale[parts], minimum[parts];
           for (int p = 0; p < parts; ++p) {
-            scale[p] = block.scale(g * parts + p);
+            scale[p] = halved<type>(block.scale(g * parts + p));
             minimum[p] = layout.minimum && !layout.whole() ? block.minimum(g * parts + p) : _mm256_setzero_si256();
           }
           int64_t row = 0;
@@ -325,7 +211,7 @@ void block_strip(const Strip& strip) {
       }
       x.skip(1);
     }
-    for (int h = 0; h < kHalves; ++h) {
+    for (int h = 0; h < kParts; ++h) {
       const Block<type> block = {at, h};
       if constexpr (layout.whole())
         for (int t = 0; t < tokens; ++t) sums[t][h] = _mm256_fmadd_ps(of_block[t][h], block.block_scale(), sums[t][h]);
@@ -352,7 +238,7 @@ inline __m256 read_column(const uint8_t* block, int column, int half) {
 template <Type type, int tokens>
 void float_strip(const Strip& strip) {
   constexpr int block_bytes = kFloatColumnPad * kTileRows * (type == Type::f32 ? 4 : 2);
-  __m256 sums[tokens][kHalves];
+  __m256 sums[tokens][kParts];
   for (int t = 0; t < tokens; ++t) sums[t][0] = sums[t][1] = _mm256_setzero_ps();
   const uint8_t* block = strip.tile;
   const uint8_t* x = strip.x;

@@ -5,16 +5,14 @@
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // gcc 12 emits it for its own undefined vectors
 #include <immintrin.h>
 
-#include "kernels/isa/dot.h"
 #include "kernels/isa/panel_avx512.h"
+#include "kernels/isa/tile_block.h"
 
 namespace ckdist {
 namespace CKDIST_ISA {
 namespace {
 
 static_assert(kBf16Dot == kFormats.bf16_pairs);
-
-inline __m512i load(const uint8_t* at) { return _mm512_loadu_si512(at); }
 
 template <int tokens>
 inline void store_sums(float* y, int64_t y_stride, int rows, const __m512* sums) {
@@ -23,112 +21,6 @@ inline void store_sums(float* y, int64_t y_stride, int rows, const __m512* sums)
   for (int t = 0; t < tokens; ++t) _mm512_mask_storeu_ps(y + t * y_stride, mask, sums[t]);
 }
 
-// Shifts bytes left (right if negative). The caller must mask off the bits from the neighbouring byte.
-template <int shift>
-inline __m512i shifted(__m512i v) {
-  if constexpr (shift > 0) return _mm512_slli_epi16(v, shift);
-  if constexpr (shift < 0) return _mm512_srli_epi16(v, -shift);
-  return v;
-}
-
-template <Type type, int step>
-inline __m512i read_step(const uint8_t* planes) {
-  constexpr BlockLayout layout = layout_of(type);
-  constexpr int low_parts = 8 / layout.low_bits;
-  constexpr int vector = layout.low_bits == 4 ? step % 4 : step / low_parts;
-  constexpr int shift = layout.low_bits * (layout.low_bits == 4 ? step / 4 : step % low_parts);
-  if constexpr (layout.low_bits == 6) {
-    const uint8_t* three = planes + 192 * (step / 4);
-    if constexpr (step % 4 < 3) return _mm512_and_si512(load(three + 64 * (step % 4)), _mm512_set1_epi8(0x3f));
-    constexpr int select = 0xca;  // bits of the first operand select the second or the third
-    const __m512i low = _mm512_ternarylogic_epi32(_mm512_set1_epi8(0x03), shifted<-6>(load(three)),
-                                                  shifted<-4>(load(three + 64)), select);
-    const __m512i all = _mm512_ternarylogic_epi32(_mm512_set1_epi8(0x0f), low, shifted<-2>(load(three + 128)), select);
-    return _mm512_and_si512(all, _mm512_set1_epi8(0x3f));
-  }
-  __m512i codes = load(planes + 64 * vector);
-  if constexpr (layout.low_bits < 8)
-    codes = _mm512_and_si512(shifted<-shift>(codes), _mm512_set1_epi8((1 << layout.low_bits) - 1));
-  if constexpr (layout.high_bits > 0) {
-    constexpr int high_parts = 8 / layout.high_bits;
-    const __m512i high = shifted<layout.low_bits - layout.high_bits*(step % high_parts)>(
-        load(planes + layout.low_bytes() + 64 * (step / high_parts)));
-    codes = _mm512_or_si512(codes,
-                            _mm512_and_si512(high, _mm512_set1_epi8(((1 << layout.high_bits) - 1) << layout.low_bits)));
-  }
-  if constexpr (layout.codebook) {
-    const __m512i book = _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(codebook_of(type))));
-    codes = _mm512_shuffle_epi8(book, codes);
-  }
-  if constexpr (is_signed<type>())
-    codes = _mm512_xor_si512(codes, _mm512_set1_epi8(static_cast<char>(kCodebookOffset)));
-  return codes;
-}
-
-// 2^(e - 128). The two smallest values are subnormal numbers.
-inline __m512i power_of_two(__m512i e) {
-  const __m512i normal = _mm512_slli_epi32(_mm512_sub_epi32(e, _mm512_set1_epi32(1)), 23);
-  return _mm512_mask_sllv_epi32(normal, _mm512_cmplt_epi32_mask(e, _mm512_set1_epi32(2)),
-                                _mm512_set1_epi32(kLeastPower), e);
-}
-
-inline __m512i widen(const uint8_t* bytes) {
-  return _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes)));
-}
-
-inline __m512i read_bf16(const uint8_t* at) {
-  return _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(at))), 16);
-}
-
-// A block of a tile. Groups are numbered within it. Scales are integers or floats, as the layout defines.
-template <Type type>
-struct Block {
-  static constexpr BlockLayout layout = layout_of(type);
-  const uint8_t* at;
-
-  const uint8_t* planes(int columns) const {
-    return at + layout.planes() + columns * layout.plane_bytes();
-  }  // planes of the columns-th 32 columns
-  __m512 block_scale() const {
-    if constexpr (layout.scales == ScaleKind::expanded || layout.scales == ScaleKind::float8)
-      return _mm512_loadu_ps(at + layout.block_scale());
-    return read_halves(at + layout.block_scale());
-  }
-  __m512 block_minimum() const { return read_halves(at + layout.block_minimum()); }
-  const uint8_t* byte_minima() const { return at + layout.group_minima(); }
-
-  __m512i scale(int group) const {
-    const uint8_t* scales = at + layout.group_scales() + layout.scale_of(group) * layout.group_scale_bytes();
-    if constexpr (layout.scales == ScaleKind::half) return _mm512_castps_si512(read_halves(scales));
-    if constexpr (layout.scales == ScaleKind::bfloat) return read_bf16(scales);
-    if constexpr (layout.scales == ScaleKind::zeroed)
-      return _mm512_andnot_si512(_mm512_set1_epi32(kZeroPoint), load(scales));
-    if constexpr (layout.scales == ScaleKind::unsigned_byte) return widen(scales);
-    if constexpr (layout.scales == ScaleKind::exponent) return power_of_two(widen(scales));
-    if constexpr (layout.scales == ScaleKind::float8) {
-      const __m512i shifted_code = _mm512_slli_epi32(widen(scales), kScaleShift);
-      return _mm512_castps_si512(_mm512_mul_ps(block_scale(), _mm512_castsi512_ps(shifted_code)));
-    }
-    if constexpr (layout.scales == ScaleKind::signed_byte || layout.scales == ScaleKind::expanded)
-      return _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(scales)));
-    const __m512i low = _mm512_and_si512(widen(scales), _mm512_set1_epi32(0x0f));
-    return _mm512_castps_si512(_mm512_mul_ps(block_scale(), _mm512_cvtepi32_ps(low)));
-  }
-
-  __m512i minimum(int group) const {
-    if constexpr (layout.scales == ScaleKind::half)
-      return _mm512_castps_si512(read_halves(at + layout.group_minima() + group * layout.group_scale_bytes()));
-    if constexpr (layout.scales == ScaleKind::zeroed) {
-      const __m512i zero =
-          _mm512_and_si512(load(at + layout.group_scales() + layout.scale_of(group) * layout.group_scale_bytes()),
-                           _mm512_set1_epi32(kZeroPoint));
-      return _mm512_castps_si512(_mm512_mul_ps(_mm512_castsi512_ps(scale(group)), _mm512_cvtepi32_ps(zero)));
-    }
-    const __m512i high = _mm512_srli_epi32(widen(at + layout.group_scales() + group * kTileRows), 4);
-    return _mm512_castps_si512(_mm512_mul_ps(block_minimum(), _mm512_cvtepi32_ps(high)));
-  }
-};
-
 // Number of tokens whose chains of additions are interleaved, to hide their latencies.
 constexpr int lanes_of(int tokens) { return tokens % 4 == 0 ? 4 : tokens % 3 == 0 ? 3 : tokens; }
 
@@ -136,10 +28,9 @@ constexpr int lanes_of(int tokens) { return tokens % 4 == 0 ? 4 : tokens % 3 == 
 inline void hide(int64_t& offset) { asm("" : "+r"(offset)); }
 
 template <Type type>
-inline __m512i read_sums(const uint8_t* at) {
-  const __m512i sums = broadcast32(at);
-  if constexpr (sums_shift<type>() < 0) return _mm512_slli_epi32(sums, -sums_shift<type>());
-  return sums_shift<type>() > 0 ? _mm512_srai_epi32(sums, sums_shift<type>()) : sums;
+inline __m512i halved(__m512i scale) {
+  if constexpr (!is_doubled<type>()) return scale;
+  return _mm512_castps_si512(_mm512_mul_ps(_mm512_castsi512_ps(scale), _mm512_set1_ps(0.5f)));
 }
 
 // Adds 32 columns to the totals of a few tokens: of the block if scales are integers, else of the row.
@@ -248,7 +139,7 @@ void block_strip(const Strip& strip) {
         __m512i scale[parts], minimum[parts];
 #pragma GCC unroll 2
         for (int p = 0; p < parts; ++p) {
-          scale[p] = block[i].scale(g * parts + p);
+          scale[p] = halved<type>(block[i].scale(g * parts + p));
           if constexpr (layout.minimum && !layout.whole()) minimum[p] = block[i].minimum(g * parts + p);
         }
         const PairScales<type> pairs(scale);

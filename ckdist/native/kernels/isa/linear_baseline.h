@@ -59,8 +59,7 @@ void read_codes(const uint8_t* planes, float (*codes)[kVector]) {
 inline Rows read_halves(const uint8_t* at) {
   Rows rows;
   for (int r = 0; r < kTileRows; ++r) {
-    uint16_t half;
-    std::memcpy(&half, at + 2 * r, sizeof half);
+    uint16_t half = read_as<uint16_t>(at + 2 * r);
     rows.lane[r] = float_of_half(half);
   }
   return rows;
@@ -79,12 +78,10 @@ void read_scales(const uint8_t* block, const Rows& block_scale, const Rows& bloc
   }
   for (int r = 0; r < kTileRows; ++r) {
     if constexpr (layout.scales == ScaleKind::bfloat) {
-      uint16_t bits;
-      std::memcpy(&bits, scales + 2 * r, sizeof bits);
+      uint16_t bits = read_as<uint16_t>(scales + 2 * r);
       scale.lane[r] = float_of_bf16(bits);
     } else if constexpr (layout.scales == ScaleKind::zeroed) {
-      uint32_t word;
-      std::memcpy(&word, scales + 4 * r, sizeof word);
+      uint32_t word = read_as<uint32_t>(scales + 4 * r);
       scale.lane[r] = float_of_bits(word & ~kZeroPoint);
       minimum.lane[r] = scale.lane[r] * static_cast<float>(word & kZeroPoint);
     } else if (layout.scales == ScaleKind::exponent) {
@@ -107,11 +104,7 @@ void read_scales(const uint8_t* block, const Rows& block_scale, const Rows& bloc
 // Four floats, a type that gcc and clang support on every target.
 using Four = float __attribute__((vector_size(16)));
 
-inline Four four(const float* at) {
-  Four value;
-  std::memcpy(&value, at, sizeof value);
-  return value;
-}
+inline Four four(const float* at) { return read_as<Four>(at); }
 
 // out[r] = sum over steps [0, steps) of codes . x, exact.
 inline void dot(const float (*codes)[kVector], const float (*x)[4], int steps, Rows& out) {

@@ -4,19 +4,9 @@
 
 namespace ckdist {
 namespace CKDIST_ISA {
-namespace {
 
-constexpr KernelTable all_kernels() {
-  KernelTable table = {};
-#define CKDIST_KERNEL(name) table.of[static_cast<int>(Type::name)] = kernel_of<Type::name>();
-  CKDIST_EACH_ORDERED_TYPE(CKDIST_KERNEL)
-#undef CKDIST_KERNEL
-  return table;
-}
-
-}  // namespace
-
-extern const KernelTable ordered_kernels = all_kernels();
+constexpr KernelTable table = CKDIST_KERNEL_TABLE(CKDIST_EACH_ORDERED_TYPE);
+extern const KernelTable ordered_kernels = table;
 
 }  // namespace CKDIST_ISA
 }  // namespace ckdist

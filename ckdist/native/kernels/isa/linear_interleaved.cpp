@@ -3,19 +3,9 @@
 
 namespace ckdist {
 namespace CKDIST_ISA {
-namespace {
 
-constexpr KernelTable all_kernels() {
-  KernelTable table = {};
-#define CKDIST_KERNEL(name) table.of[static_cast<int>(Type::name)] = kernel_of<Type::name>();
-  CKDIST_EACH_INTERLEAVED_TYPE(CKDIST_KERNEL)
-#undef CKDIST_KERNEL
-  return table;
-}
-
-}  // namespace
-
-extern const KernelTable interleaved_kernels = all_kernels();
+constexpr KernelTable table = CKDIST_KERNEL_TABLE(CKDIST_EACH_INTERLEAVED_TYPE);
+extern const KernelTable interleaved_kernels = table;
 
 }  // namespace CKDIST_ISA
 }  // namespace ckdist

@@ -8,14 +8,11 @@
 // that one token and two tokens have the same bits.
 #pragma once
 #include "kernels/half.h"
-#include "kernels/isa/dot_neon.h"
+#include "kernels/isa/tile_block.h"
 
 namespace ckdist {
 namespace CKDIST_ISA {
 namespace {
-
-constexpr int kQuarterRows = 4;
-constexpr int kQuarters = kTileRows / kQuarterRows;
 
 #if defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
 constexpr bool kBf16Dot = true;
@@ -25,129 +22,13 @@ constexpr bool kBf16Dot = false;
 static_assert(kBf16Dot == kFormats.bf16_pairs);
 
 template <int tokens>
-inline void store_sums(const Strip& strip, const float32x4_t (*sums)[kQuarters]) {
+inline void store_sums(const Strip& strip, const float32x4_t (*sums)[kParts]) {
   for (int t = 0; t < tokens; ++t) {
     float lanes[kTileRows];
-    for (int q = 0; q < kQuarters; ++q) vst1q_f32(lanes + kQuarterRows * q, sums[t][q]);
+    for (int q = 0; q < kParts; ++q) vst1q_f32(lanes + kPartRows * q, sums[t][q]);
     __builtin_memcpy(strip.y + t * strip.y_stride, lanes, strip.rows * sizeof(float));
   }
 }
-
-// Shifts bytes left (right if negative).
-template <int shift>
-inline uint8x16_t shifted(uint8x16_t v) {
-  if constexpr (shift > 0) return vshlq_n_u8(v, shift);
-  if constexpr (shift < 0) return vshrq_n_u8(v, -shift);
-  return v;
-}
-
-template <Type type, int step>
-inline uint8x16_t read_bits(const uint8_t* planes) {
-  constexpr BlockLayout layout = layout_of(type);
-  constexpr int low_parts = 8 / layout.low_bits;
-  constexpr int vector = layout.low_bits == 4 ? step % 4 : step / low_parts;
-  constexpr int shift = layout.low_bits * (layout.low_bits == 4 ? step / 4 : step % low_parts);
-  if constexpr (layout.low_bits == 6) {
-    const uint8_t* three = planes + 192 * (step / 4);
-    if constexpr (step % 4 < 3) return vandq_u8(vld1q_u8(three + 64 * (step % 4)), vdupq_n_u8(0x3f));
-    const uint8x16_t low = vshrq_n_u8(vld1q_u8(three), 6),
-                     middle = vandq_u8(vshrq_n_u8(vld1q_u8(three + 64), 4), vdupq_n_u8(0x0c));
-    return vorrq_u8(vorrq_u8(low, middle), vandq_u8(vshrq_n_u8(vld1q_u8(three + 128), 2), vdupq_n_u8(0x30)));
-  }
-  uint8x16_t codes = vld1q_u8(planes + 64 * vector);
-  if constexpr (layout.low_bits < 8) codes = vandq_u8(shifted<-shift>(codes), vdupq_n_u8((1 << layout.low_bits) - 1));
-  if constexpr (layout.high_bits > 0) {
-    constexpr int high_parts = 8 / layout.high_bits;
-    const uint8x16_t high = shifted<layout.low_bits - layout.high_bits*(step % high_parts)>(
-        vld1q_u8(planes + layout.low_bytes() + 64 * (step / high_parts)));
-    codes = vorrq_u8(codes, vandq_u8(high, vdupq_n_u8(((1 << layout.high_bits) - 1) << layout.low_bits)));
-  }
-  if constexpr (layout.codebook) codes = vqtbl1q_u8(vld1q_u8(codebook_of(type)), codes);
-  return codes;
-}
-
-template <Type type, int step>
-inline int8x16_t read_step(const uint8_t* planes) {
-  const uint8x16_t codes = read_bits<type, step>(planes);
-  return vreinterpretq_s8_u8(is_signed<type>() ? veorq_u8(codes, vdupq_n_u8(kCodebookOffset)) : codes);
-}
-
-inline float32x4_t read_halves(const uint8_t* at) { return vcvt_f32_f16(vreinterpret_f16_u8(vld1_u8(at))); }
-inline int32x4_t as_ints(float32x4_t v) { return vreinterpretq_s32_f32(v); }
-inline float32x4_t as_floats(int32x4_t v) { return vreinterpretq_f32_s32(v); }
-
-inline uint8x8_t read_four(const uint8_t* at) {
-  uint32_t four;
-  __builtin_memcpy(&four, at, sizeof four);
-  return vreinterpret_u8_u32(vdup_n_u32(four));
-}
-inline int32x4_t widen(const uint8_t* bytes) {
-  return vreinterpretq_s32_u32(vmovl_u16(vget_low_u16(vmovl_u8(read_four(bytes)))));
-}
-inline int32x4_t widen_signed(const uint8_t* bytes) {
-  return vmovl_s16(vget_low_s16(vmovl_s8(vreinterpret_s8_u8(read_four(bytes)))));
-}
-
-// 2^(e - 128). The two smallest values are subnormal numbers.
-inline int32x4_t power_of_two(int32x4_t e) {
-  const int32x4_t normal = vshlq_n_s32(vsubq_s32(e, vdupq_n_s32(1)), 23);
-  return vbslq_s32(vcltq_s32(e, vdupq_n_s32(2)), vshlq_s32(vdupq_n_s32(kLeastPower), e), normal);
-}
-
-// A quarter of a block of a tile: 4 rows. Groups are numbered within it. Scales are integers or floats, as the layout
-// defines.
-template <Type type>
-struct Block {
-  static constexpr BlockLayout layout = layout_of(type);
-  const uint8_t* at;
-  int quarter;
-
-  // Planes of the columns-th 32 columns.
-  const uint8_t* planes(int columns) const {
-    return at + layout.planes() + columns * layout.plane_bytes() + 16 * quarter;
-  }
-  float32x4_t block_scale() const {
-    if constexpr (layout.scales == ScaleKind::expanded || layout.scales == ScaleKind::float8)
-      return vreinterpretq_f32_u8(vld1q_u8(at + layout.block_scale() + 4 * kQuarterRows * quarter));
-    return read_halves(at + layout.block_scale() + 2 * kQuarterRows * quarter);
-  }
-  float32x4_t block_minimum() const { return read_halves(at + layout.block_minimum() + 2 * kQuarterRows * quarter); }
-  const uint8_t* byte_minima() const { return at + layout.group_minima() + 16 * quarter; }
-  static int32x4_t product(float32x4_t factor, int32x4_t bytes) {
-    return as_ints(vmulq_f32(factor, vcvtq_f32_s32(bytes)));
-  }
-
-  int32x4_t scale(int group) const {
-    const uint8_t* scales = at + layout.group_scales() + layout.scale_of(group) * layout.group_scale_bytes() +
-                            layout.group_scale_bytes() / kQuarters * quarter;
-    if constexpr (layout.scales == ScaleKind::half) return as_ints(read_halves(scales));
-    if constexpr (layout.scales == ScaleKind::bfloat)
-      return vreinterpretq_s32_u32(vshll_n_u16(vreinterpret_u16_u8(vld1_u8(scales)), 16));
-    if constexpr (layout.scales == ScaleKind::zeroed)
-      return vbicq_s32(vreinterpretq_s32_u8(vld1q_u8(scales)), vdupq_n_s32(kZeroPoint));
-    if constexpr (layout.scales == ScaleKind::unsigned_byte) return widen(scales);
-    if constexpr (layout.scales == ScaleKind::exponent) return power_of_two(widen(scales));
-    if constexpr (layout.scales == ScaleKind::float8)
-      return as_ints(vmulq_f32(block_scale(), as_floats(vshlq_n_s32(widen(scales), kScaleShift))));
-    if constexpr (layout.scales == ScaleKind::signed_byte || layout.scales == ScaleKind::expanded)
-      return widen_signed(scales);
-    return product(block_scale(), vandq_s32(widen(scales), vdupq_n_s32(0x0f)));
-  }
-
-  int32x4_t minimum(int group) const {
-    if constexpr (layout.scales == ScaleKind::half)
-      return as_ints(
-          read_halves(at + layout.group_minima() + group * layout.group_scale_bytes() + 2 * kQuarterRows * quarter));
-    if constexpr (layout.scales == ScaleKind::zeroed) {
-      const uint8_t* scales = at + layout.group_scales() + layout.scale_of(group) * layout.group_scale_bytes();
-      return product(
-          as_floats(scale(group)),
-          vandq_s32(vreinterpretq_s32_u8(vld1q_u8(scales + 4 * kQuarterRows * quarter)), vdupq_n_s32(kZeroPoint)));
-    }
-    return product(block_minimum(),
-                   vshrq_n_s32(widen(at + layout.group_scales() + group * kTileRows + kQuarterRows * quarter), 4));
-  }
-};
 
 template <Type type>
 inline int32x4_t read_sums(const uint8_t* at) {
@@ -158,10 +39,10 @@ inline int32x4_t read_sums(const uint8_t* at) {
 }
 
 // Adds 32 columns of a few tokens to their totals of one quarter: of the block if scales are integers, else of the row.
-// A token's totals are kQuarters apart in `total`.
+// A token's totals are kParts apart in `total`.
 template <Type type, int tokens>
 inline void add_group(const int8x16_t* codes, const int32x4_t* scale, const int32x4_t* minimum, const Columns& x,
-                      int64_t stride, float32x4_t (*total)[kQuarters], int quarter) {
+                      int64_t stride, float32x4_t (*total)[kParts], int quarter) {
   constexpr BlockLayout layout = layout_of(type);
   constexpr int parts = layout.parts(), steps = kSteps / parts;
   const uint8_t* const sums = parts == 1 ? x.sums32 : x.sums16;
@@ -209,9 +90,9 @@ void block_strip(const Strip& strip) {
   constexpr BlockLayout layout = layout_of(type);
   constexpr int parts = layout.parts();  // scales within 32 columns
   constexpr int groups = layout.columns / kGroupColumns, lines = (layout.bytes() / 64 + groups - 1) / groups;
-  float32x4_t sums[tokens][kQuarters];
+  float32x4_t sums[tokens][kParts];
   for (int t = 0; t < tokens; ++t)
-    for (int q = 0; q < kQuarters; ++q) sums[t][q] = vdupq_n_f32(0.0f);
+    for (int q = 0; q < kParts; ++q) sums[t][q] = vdupq_n_f32(0.0f);
   const uint8_t* at = strip.tile;
   Columns x = Columns::of(strip.x, strip.padded);
   const uint8_t* group_sums = strip.x + ActivationRow::group_sums(strip.padded);
@@ -219,14 +100,14 @@ void block_strip(const Strip& strip) {
   expanded.begin(strip.tile, strip.expand, strip.block_bytes);
   for (int64_t b = 0; b < strip.blocks; ++b, at += layout.bytes()) {
     if constexpr (expanded.used) at = expanded.template next<tokens>();
-    float32x4_t of_block[tokens][kQuarters];
+    float32x4_t of_block[tokens][kParts];
     if constexpr (layout.whole())
       for (int t = 0; t < tokens; ++t)
-        for (int q = 0; q < kQuarters; ++q) of_block[t][q] = vdupq_n_f32(0.0f);
+        for (int q = 0; q < kParts; ++q) of_block[t][q] = vdupq_n_f32(0.0f);
     auto* const total = layout.whole() ? of_block : sums;
     for (int g = 0; g < groups; ++g) {
       if constexpr (!expanded.used) fetch<type, tokens>(at + 64 * g * lines, lines);
-      for (int q = 0; q < kQuarters; ++q) {
+      for (int q = 0; q < kParts; ++q) {
         const Block<type> block = {at, q};
         const uint8_t* planes = block.planes(g);
         int8x16_t codes[kSteps] = {read_step<type, 0>(planes), read_step<type, 1>(planes), read_step<type, 2>(planes),
@@ -242,7 +123,7 @@ void block_strip(const Strip& strip) {
       }
       x.skip(1);
     }
-    for (int q = 0; q < kQuarters; ++q) {
+    for (int q = 0; q < kParts; ++q) {
       const Block<type> block = {at, q};
       if constexpr (layout.whole())
         for (int t = 0; t < tokens; ++t) sums[t][q] = vfmaq_f32(sums[t][q], of_block[t][q], block.block_scale());
@@ -268,9 +149,9 @@ inline float32x4_t read_column(const uint8_t* block, int column, int quarter) {
 template <Type type, int tokens>
 void float_strip(const Strip& strip) {
   constexpr int block_bytes = kFloatColumnPad * kTileRows * (type == Type::f32 ? 4 : 2);
-  float32x4_t sums[tokens][kQuarters];
+  float32x4_t sums[tokens][kParts];
   for (int t = 0; t < tokens; ++t)
-    for (int q = 0; q < kQuarters; ++q) sums[t][q] = vdupq_n_f32(0.0f);
+    for (int q = 0; q < kParts; ++q) sums[t][q] = vdupq_n_f32(0.0f);
   const uint8_t* block = strip.tile;
   const uint8_t* x = strip.x;
   for (int64_t b = 0; b < strip.blocks; ++b, block += block_bytes, x += 4 * kFloatColumnPad) {
@@ -281,7 +162,7 @@ void float_strip(const Strip& strip) {
 #pragma GCC unroll 4
       for (int t = 0; t < tokens; ++t) values[t] = as_floats(broadcast32(x + t * strip.x_stride + 4 * c));
 #pragma GCC unroll 4
-      for (int q = 0; q < kQuarters; ++q) {
+      for (int q = 0; q < kParts; ++q) {
         const float32x4_t weights = read_column<type>(block, c, q);
 #pragma GCC unroll 4
         for (int t = 0; t < tokens; ++t) sums[t][q] = vfmaq_f32(sums[t][q], weights, values[t]);
@@ -296,12 +177,12 @@ inline bfloat16x8_t as_bf16(uint8x16_t v) { return vreinterpretq_bf16_u8(v); }
 
 // One token: a register of weights has two columns of four rows.
 inline void bf16_strip_of_one(const Strip& strip) {
-  float32x4_t sums[1][kQuarters];
-  for (int q = 0; q < kQuarters; ++q) sums[0][q] = vdupq_n_f32(0.0f);
+  float32x4_t sums[1][kParts];
+  for (int q = 0; q < kParts; ++q) sums[0][q] = vdupq_n_f32(0.0f);
   const uint8_t *tile = strip.tile, *x = strip.x;
   for (int64_t left = strip.blocks * kFloatColumnPad / 2; left > 0; --left, tile += 64, x += 4)
 #pragma GCC unroll 4
-    for (int q = 0; q < kQuarters; ++q)
+    for (int q = 0; q < kParts; ++q)
       sums[0][q] = vbfdotq_f32(sums[0][q], as_bf16(vld1q_u8(tile + 16 * q)), vreinterpretq_bf16_s32(broadcast32(x)));
   store_sums<1>(strip, sums);
 }
@@ -311,14 +192,14 @@ template <int tokens>
 void bf16_strip(const Strip& strip) {
   if constexpr (tokens == 1) return bf16_strip_of_one(strip);
   // [row of two][token of two], for the first two rows and for the others.
-  float32x4_t sums[tokens / 2][kQuarters][2];
+  float32x4_t sums[tokens / 2][kParts][2];
   for (int t = 0; t < tokens / 2; ++t)
-    for (int q = 0; q < kQuarters; ++q) sums[t][q][0] = sums[t][q][1] = vdupq_n_f32(0.0f);
+    for (int q = 0; q < kParts; ++q) sums[t][q][0] = sums[t][q][1] = vdupq_n_f32(0.0f);
   const uint8_t *tile = strip.tile, *x = strip.x;
   for (int64_t left = strip.blocks * kFloatColumnPad / 4; left > 0; --left, tile += 128, x += 8) {
     fetch<Type::bf16, tokens>(tile, 2);
 #pragma GCC unroll 4
-    for (int q = 0; q < kQuarters; ++q) {
+    for (int q = 0; q < kParts; ++q) {
       const uint32x4_t first = vreinterpretq_u32_u8(vld1q_u8(tile + 16 * q)),
                        second = vreinterpretq_u32_u8(vld1q_u8(tile + 64 + 16 * q));
       const bfloat16x8_t low = vreinterpretq_bf16_u32(vzip1q_u32(first, second)),
@@ -332,9 +213,9 @@ void bf16_strip(const Strip& strip) {
       }
     }
   }
-  float32x4_t of_tokens[tokens][kQuarters];
+  float32x4_t of_tokens[tokens][kParts];
   for (int t = 0; t < tokens / 2; ++t)
-    for (int q = 0; q < kQuarters; ++q) {
+    for (int q = 0; q < kParts; ++q) {
       of_tokens[2 * t][q] = vuzp1q_f32(sums[t][q][0], sums[t][q][1]);
       of_tokens[2 * t + 1][q] = vuzp2q_f32(sums[t][q][0], sums[t][q][1]);
     }

@@ -39,6 +39,15 @@ constexpr LinearKernel kernel_of() {
   return kernel;
 }
 
+// The rows of the types that EACH_TYPE lists.
+#define CKDIST_KERNEL_ROW(name) table.of[static_cast<int>(Type::name)] = kernel_of<Type::name>();
+#define CKDIST_KERNEL_TABLE(EACH_TYPE) \
+  [] {                                 \
+    KernelTable table = {};            \
+    EACH_TYPE(CKDIST_KERNEL_ROW)       \
+    return table;                      \
+  }()
+
 }  // namespace
 }  // namespace CKDIST_ISA
 }  // namespace ckdist

@@ -53,9 +53,9 @@ struct TokenPanel {
 
 // A tile's weights of 32 columns.
 struct WeightGroup {
-  __m256i odd[kSteps][kHalves], even[kSteps][kHalves];
-  __m256i products[kHalves];  // minus the sum of w0 w1
-  __m256 scale[kHalves];
+  __m256i odd[kSteps][kParts], even[kSteps][kParts];
+  __m256i products[kParts];  // minus the sum of w0 w1
+  __m256 scale[kParts];
 
   template <Type type, int step>
   [[gnu::always_inline]] void expand_step(const uint8_t* planes, int half) {
@@ -67,7 +67,7 @@ struct WeightGroup {
   template <Type type>
   void expand(const uint8_t* at, int group) {
 #pragma GCC unroll 2
-    for (int h = 0; h < kHalves; ++h) {
+    for (int h = 0; h < kParts; ++h) {
       const Block<type> block = {at, h};
       const uint8_t* planes = block.planes(group);
       products[h] = _mm256_setzero_si256();
@@ -82,7 +82,7 @@ struct WeightGroup {
 
 // Adds the products of a group with a few tokens of the panel, from number `at` on, to their sums.
 inline void add_tokens(const WeightGroup& weights, const TokenPanel& x, int64_t at, float (*sums)[kTileRows]) {
-  __m256i sum[kTokensAtOnce][kHalves];
+  __m256i sum[kTokensAtOnce][kParts];
   const uint8_t* const codes = x.codes[at];
 #pragma GCC unroll 4
   for (int t = 0; t < kTokensAtOnce; ++t) {
@@ -110,8 +110,8 @@ inline void add_tokens(const WeightGroup& weights, const TokenPanel& x, int64_t 
   for (int t = 0; t < kTokensAtOnce; ++t) {
     const __m256 scale = _mm256_set1_ps(x.scales[at + t]);
 #pragma GCC unroll 2
-    for (int h = 0; h < kHalves; ++h) {
-      float* const to = sums[t] + kLane * h;
+    for (int h = 0; h < kParts; ++h) {
+      float* const to = sums[t] + kPartRows * h;
       const __m256 scaled = _mm256_mul_ps(_mm256_cvtepi32_ps(sum[t][h]), weights.scale[h]);
       _mm256_store_ps(to, _mm256_fmadd_ps(scaled, scale, _mm256_load_ps(to)));
     }
@@ -125,13 +125,13 @@ void multiply_panel(const uint8_t* block, int64_t blocks, const TokenPanel& x, i
   constexpr BlockLayout layout = layout_of(type);
   constexpr int groups = layout.columns / kGroupColumns;
   alignas(64) float sums[kMostTokens][kTileRows];
-  const __m256i mask[kHalves] = {row_mask(rows, 0), row_mask(rows, 1)};
+  const __m256i mask[kParts] = {row_mask(rows, 0), row_mask(rows, 1)};
   for (int64_t t = 0; t < x.tokens; ++t) {
     __builtin_prefetch(y + (t < tokens ? t : 0) * y_stride, 1);
-    for (int h = 0; h < kHalves; ++h)
-      _mm256_store_ps(sums[t] + kLane * h, adds && t < tokens
-                                               ? _mm256_maskload_ps(y + t * y_stride + kLane * h, mask[h])
-                                               : _mm256_setzero_ps());
+    for (int h = 0; h < kParts; ++h)
+      _mm256_store_ps(sums[t] + kPartRows * h, adds && t < tokens
+                                                   ? _mm256_maskload_ps(y + t * y_stride + kPartRows * h, mask[h])
+                                                   : _mm256_setzero_ps());
   }
   WeightGroup weights;
   for (int64_t b = 0; b < blocks; ++b, block += layout.bytes()) {
@@ -143,8 +143,8 @@ void multiply_panel(const uint8_t* block, int64_t blocks, const TokenPanel& x, i
     }
   }
   for (int64_t t = 0; t < tokens; ++t)
-    for (int h = 0; h < kHalves; ++h)
-      _mm256_maskstore_ps(y + t * y_stride + kLane * h, mask[h], _mm256_load_ps(sums[t] + kLane * h));
+    for (int h = 0; h < kParts; ++h)
+      _mm256_maskstore_ps(y + t * y_stride + kPartRows * h, mask[h], _mm256_load_ps(sums[t] + kPartRows * h));
 }
 
 template <Type type>

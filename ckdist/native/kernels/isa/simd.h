@@ -17,6 +17,8 @@
 #pragma GCC diagnostic pop
 #endif
 
+#include "core/read_as.h"
+
 #define CKDIST_INLINE static inline __attribute__((always_inline))
 #if defined(CKDIST_NEON)
 #include "kernels/isa/simd_neon.h"
@@ -32,23 +34,15 @@ namespace CKDIST_VECTORS {
 
 constexpr int kLanes = 16;
 
-CKDIST_INLINE uint32_t bits_of(float x) {
-  uint32_t bits;
-  std::memcpy(&bits, &x, 4);
-  return bits;
-}
-CKDIST_INLINE float float_of(uint32_t bits) {
-  float x;
-  std::memcpy(&x, &bits, 4);
-  return x;
-}
+CKDIST_INLINE uint32_t bits_of(float x) { return read_as<uint32_t>(&x); }
+CKDIST_INLINE float float_of(uint32_t bits) { return read_as<float>(&bits); }
 
 // Conversions of one number to and from IEEE binary16 and bfloat16, rounded to nearest even.
 CKDIST_INLINE float from_f16(uint16_t half) {
 #if defined(__AVX2__)
   return _cvtsh_ss(half);
 #elif defined(CKDIST_NEON)
-  __fp16 x;
+  __fp16 x;  // a function cannot return it
   std::memcpy(&x, &half, 2);
   return x;
 #else
@@ -62,9 +56,7 @@ CKDIST_INLINE uint16_t to_f16(float x) {
   return static_cast<uint16_t>(_cvtss_sh(x, _MM_FROUND_TO_NEAREST_INT));
 #elif defined(CKDIST_NEON)
   const __fp16 half = static_cast<__fp16>(x);
-  uint16_t bits;
-  std::memcpy(&bits, &half, 2);
-  return bits;
+  return read_as<uint16_t>(&half);
 #else
   const uint32_t sign = bits_of(x) >> 16 & 0x8000;
   uint32_t magnitude = bits_of(x) & 0x7fffffff;
@@ -340,11 +332,7 @@ typedef int32_t PartMask __attribute__((vector_size(16)));
 typedef uint32_t PartBits __attribute__((vector_size(16)));
 constexpr int kPartLanes = 4;
 
-CKDIST_INLINE Part part_load(const float* p) {
-  Part a;
-  std::memcpy(&a, p, sizeof a);
-  return a;
-}
+CKDIST_INLINE Part part_load(const float* p) { return read_as<Part>(p); }
 CKDIST_INLINE void part_store(float* p, Part a) { std::memcpy(p, &a, sizeof a); }
 CKDIST_INLINE Part part_set(float x) { return Part{x, x, x, x}; }
 CKDIST_INLINE Part part_fma(Part a, Part b, Part c) { return a * b + c; }
@@ -360,9 +348,7 @@ CKDIST_INLINE Part part_copy_sign(Part magnitude, Part sign) {
 CKDIST_INLINE Part part_add_exponent(Part a, Part power) { return (Part)((PartBits)a + ((PartBits)power << 23)); }
 CKDIST_INLINE PartBits part_u16(const uint16_t* p) {
   typedef uint16_t Four __attribute__((vector_size(8)));
-  Four four;
-  std::memcpy(&four, p, sizeof four);
-  return __builtin_convertvector(four, PartBits);
+  return __builtin_convertvector(read_as<Four>(p), PartBits);
 }
 CKDIST_INLINE Part part_f16(const uint16_t* p) {
   const PartBits half = part_u16(p);
@@ -374,9 +360,7 @@ CKDIST_INLINE Part part_f16(const uint16_t* p) {
 CKDIST_INLINE Part part_bf16(const uint16_t* p) { return (Part)(part_u16(p) << 16); }
 CKDIST_INLINE Part part_i8(const int8_t* p) {
   typedef int8_t Four __attribute__((vector_size(4)));
-  Four four;
-  std::memcpy(&four, p, sizeof four);
-  return __builtin_convertvector(__builtin_convertvector(four, PartMask), Part);
+  return __builtin_convertvector(__builtin_convertvector(read_as<Four>(p), PartMask), Part);
 }
 CKDIST_INLINE void part_store_f16(uint16_t* p, Part a) {
   for (int i = 0; i < kPartLanes; ++i) p[i] = to_f16(a[i]);
@@ -391,8 +375,7 @@ CKDIST_INLINE void part_store_bf16(uint16_t* p, Part a) {
   std::memcpy(p, &four, sizeof four);
 }
 CKDIST_INLINE void part_load_pairs(const uint16_t* p, Part* even, Part* odd) {
-  PartBits pairs;
-  std::memcpy(&pairs, p, sizeof pairs);
+  PartBits pairs = read_as<PartBits>(p);
   *even = (Part)(pairs << 16), *odd = (Part)(pairs & 0xffff0000);
 }
 CKDIST_INLINE Part part_pairs(Part a, Part b) {

@@ -114,15 +114,9 @@ struct DeltaRule : Carved<DeltaRule, StepRun<Inference, ckdist_delta_rule_step>>
     const int width = item.layer.key_width;
     const int64_t first = int64_t{item.head} * width, to = int64_t{t} * width;
     const float* const a = state_row(*this, step.a, token) + first;
-    for (int i = 0; i < width; i++) {
-      const float rate =
-          step.decay_floor < 0.f
-              ? step.decay_floor / (1.f + std::exp(-a_factor * (a[i] + r.vector(step.dt_bias)[first + i])))
-              : -a_factor * softplus(a[i], first + i);
-      const float factor = here.decay[to + i] = std::exp(rate);
-      here.decayed_q[to + i] = here.q[to + i] * factor;
-      here.decayed_k[to + i] = here.k[to + i] * factor;
-    }
+    r.kernels.delta_rule.decay_rows({a, r.vector(step.dt_bias) + first, here.q + to, here.k + to, a_factor,
+                                     step.decay_floor, here.decay + to, here.decayed_q + to, here.decayed_k + to},
+                                    width);
   }
 
   // The short convolution of one part of a token's channels.

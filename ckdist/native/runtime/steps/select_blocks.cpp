@@ -1,8 +1,7 @@
 // Chooses the blocks of positions that sparse attention reads: for each kv-head, those with the largest scores, where
 // the score of a block is that of its best position.
-#include "runtime/steps/attention_run.h"
 #include "runtime/steps/carved.h"
-#include "runtime/steps/select_largest.h"
+#include "runtime/steps/select_run.h"
 
 namespace ckdist {
 namespace {
@@ -13,37 +12,34 @@ struct SelectBlocks : Carved<SelectBlocks, AttentionRun<SelectBlocks, ckdist_sel
   static int64_t all_blocks(const Inference& r, const Fields& step) {
     return r.program.context_length / step.block + 1;
   }
-  // Buffers of one thread: rotated queries, a key, scores of 16 positions, and those of a token's blocks.
+  // Buffers of one thread: queries, a key, scores of a piece's positions, and those of a token's blocks.
   struct Room {
-    float *q, *key, *positions, *scores;
+    IndexQueries queries;
+    float *key, *positions, *scores;
   };
   static Room room(Carver& c, const Inference& r, const Fields& step) {
     const int width = r.layers[step.layer].index.key_width;
-    float* const q = c.floats(int64_t{step.groups} * width);
+    const IndexQueries queries = IndexQueries::carve(c, step.groups, width);
     float* const key = c.floats(width);
-    float* const positions = c.floats(int64_t{step.groups} * kBlockTokens);
-    return {q, key, positions, c.floats(step.groups * all_blocks(r, step))};
+    float* const positions = c.floats(kIndexPiece * step.groups * kBlockTokens);
+    return {queries, key, positions, c.floats(step.groups * all_blocks(r, step))};
   }
   static int64_t workspace_bytes(const Inference& r, const Fields& step) {
     return 4 * r.program.max_sequences * step.groups * all_blocks(r, step);
-  }
-  Room own() const {
-    Carver c{r.memory(thread)};
-    return room(c, r, step);
   }
 
   void run() {
     each_stored(1, [&](int sequence, int64_t token, int) { store_key(sequence, token); });
     r.meet(thread, index);
     if (step.groups > 0 && r.batch.tokens == r.batch.sequences) {
-      select_by_sequence();
+      run_decode();
     } else if (step.groups > 0) {
       r.for_each_item(thread, index, r.batch.tokens, [&](int64_t t) {
         const Token token = token_of(t);
         const int64_t blocks = candidates(token.position);
         if (blocks == 0) return;
-        score(t, token, 0, blocks, own().scores);
-        list(t, token.position, own().scores);
+        score(t, token, 0, blocks, buffers().scores);
+        list(t, token.position, buffers().scores);
       });
     }
     r.finish(thread, index, step.out, r.batch.tokens);
@@ -55,10 +51,6 @@ struct SelectBlocks : Carved<SelectBlocks, AttentionRun<SelectBlocks, ckdist_sel
     const int64_t last = position / step.block;
     return last < kept() ? 0 : last + 1 - step.local;
   }
-  uint8_t* index_block(int sequence, int64_t block) const {
-    const Inference::Layer& of = layer();
-    return of.blocks + of.index_offset + r.batch.block_tables[start_of(sequence).block + block] * of.block_stride;
-  }
   void norm_and_rotate(const float* x, int32_t norm, const Rope& rope, int width, float* out) const {
     if (norm >= 0) r.kernels.elementwise.rms_norm(x, r.vector(norm), step.eps, width, out), x = out;
     rotate(x, rope, width, out);
@@ -67,52 +59,48 @@ struct SelectBlocks : Carved<SelectBlocks, AttentionRun<SelectBlocks, ckdist_sel
   void store_key(int sequence, int64_t token) {
     const CacheShape& cache = layer().index;
     const int64_t position = r.batch.chunks[sequence].first_position + token - start_of(sequence).token;
-    float* const key = own().key;
+    float* const key = buffers().key;
     norm_and_rotate(r.row_of(step.k, token), step.k_norm, rotation(token, position), cache.key_width, key);
-    r.kernels.attention.store(cache, index_block(sequence, position / kBlockTokens), int(position % kBlockTokens), key,
-                              nullptr);
+    uint8_t* const block =
+        layer().blocks + layer().index_offset +
+        r.batch.block_tables[start_of(sequence).block + position / kBlockTokens] * layer().block_stride;
+    r.kernels.attention.store(cache, block, int(position % kBlockTokens), key, nullptr);
   }
 
-  // One token per sequence: threads divide the blocks of all sequences, then the sequences.
-  void select_by_sequence() {
+  // One token per sequence.
+  void run_decode() {
     const int64_t stride = step.groups * all_blocks(r, step);
     float* const scores = reinterpret_cast<float*>(r.workspace());  // (sequences, stride)
-    const auto blocks_of_sequence = [&](int64_t s) { return candidates(r.batch.chunks[s].first_position); };
-    int64_t all = 0, before = 0;
-    for (int64_t s = 0; s < r.batch.sequences; s++) all += blocks_of_sequence(s);
-    if (all == 0) return;
-    const Range part = {all * thread / r.active(), all * (thread + 1) / r.active()};
-    for (int64_t s = 0; s < r.batch.sequences; s++) {
-      const int64_t blocks = blocks_of_sequence(s);
-      const int64_t begin = std::max<int64_t>(part.begin - before, 0), end = std::min(part.end - before, blocks);
-      if (begin < end) score(s, token_of(s), begin, end, scores + s * stride);
-      before += blocks;
-    }
-    r.meet(thread, index);
-    for (int64_t s = thread; s < r.batch.sequences; s += r.active())
-      if (blocks_of_sequence(s) > 0) list(s, r.batch.chunks[s].first_position, scores + s * stride);
+    const auto position_of = [&](int64_t s) { return int64_t{r.batch.chunks[s].first_position}; };
+    select_by_sequence(
+        *this, [&](int64_t s) { return candidates(position_of(s)); },
+        [&](int64_t s, int64_t begin, int64_t end) { score(s, token_of(s), begin, end, scores + s * stride); },
+        [&](int64_t s) { list(s, position_of(s), scores + s * stride); });
   }
 
   // Scores of the blocks [begin, end) for a token: out (groups, all blocks).
   void score(int64_t t, const Token& token, int64_t begin, int64_t end, float* out) {
     const CacheShape& cache = layer().index;
     const int width = cache.key_width;
-    const auto [q, key, positions, scores] = own();
+    const Room own = buffers();
     const float* const x = r.row_of(step.q, t);
     const Rope rope = rotation(t, token.position);
-    for (int g = 0; g < step.groups; g++) norm_and_rotate(x + g * width, step.q_norm, rope, width, q + g * width);
-    const IndexTask task = {cache.key_type, width, step.groups, q, nullptr};
+    for (int g = 0; g < step.groups; g++)
+      norm_and_rotate(x + g * width, step.q_norm, rope, width, own.queries.q + g * width);
+    const IndexTask task = own.queries.task(r.kernels.attention, cache, step.groups, nullptr);
     const int64_t each = step.block / kBlockTokens, stride = all_blocks(r, step);
-    for (int64_t b = begin; b < end; b++) {
-      for (int64_t part = 0; part < each; part++) {
-        r.kernels.attention.index_scores(task, index_block(token.sequence, b * each + part), positions);
-        for (int g = 0; g < step.groups; g++) {
-          const float best = *std::max_element(positions + g * kBlockTokens, positions + (g + 1) * kBlockTokens);
-          float& score = out[g * stride + b];
-          score = part == 0 ? best : std::max(score, best);
-        }
+    const auto take = [&](int64_t block, const float* positions) {
+      for (int g = 0; g < step.groups; g++) {
+        const float best = *std::max_element(positions + g * kBlockTokens, positions + (g + 1) * kBlockTokens);
+        float& score = out[g * stride + block / each];
+        score = block % each == 0 ? best : std::max(score, best);
       }
-    }
+    };
+    IndexBlocks(*this, token.sequence)
+        .each_piece(begin * each, end * each, [&](int64_t i, const uint8_t* const* blocks, int count) {
+          r.kernels.attention.index_scores(task, blocks, count, own.positions);
+          for (int b = 0; b < count; b++) take(i + b, own.positions + b * step.groups * kBlockTokens);
+        });
   }
 
   // Writes a token's list: the candidates with the largest scores, then the local blocks.

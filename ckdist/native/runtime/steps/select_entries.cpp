@@ -1,8 +1,7 @@
 // Chooses the compressed entries that a token sees: a lightning indexer scores all entries of complete windows. The
 // entries with the largest scores are listed, or the positions of their windows.
-#include "runtime/steps/attention_run.h"
 #include "runtime/steps/carved.h"
-#include "runtime/steps/select_largest.h"
+#include "runtime/steps/select_run.h"
 #include "runtime/steps/window_cache.h"
 
 namespace ckdist {
@@ -58,7 +57,7 @@ struct SelectEntries : Carved<SelectEntries, AttentionRun<SelectEntries, ckdist_
     if (made > 0) r.meet(thread, index);
     cache.keep_rows(thread);
     if (r.batch.tokens == r.batch.sequences) {
-      select_by_sequence(cache);
+      run_decode(cache);
     } else {
       r.for_each_item(thread, index, r.batch.tokens, [&](int64_t t) {
         const Token token = token_of(t);
@@ -71,26 +70,15 @@ struct SelectEntries : Carved<SelectEntries, AttentionRun<SelectEntries, ckdist_
     r.finish(thread, index, step.out, r.batch.tokens);
   }
 
-  // One token per sequence: threads divide the blocks of scores of all sequences, then the sequences.
-  void select_by_sequence(const WindowCache& cache) {
+  // One token per sequence.
+  void run_decode(const WindowCache& cache) {
     const int64_t stride = most_entries(r, step);
     float* const scores = reinterpret_cast<float*>(r.workspace());  // (sequences, stride)
-    const auto blocks_to_score = [&](int64_t s) {
-      const int64_t entries = entries_of(r.batch.chunks[s].first_position);
-      return entries <= top_k() ? 0 : blocks_of(entries);
-    };
-    int64_t all = 0, before = 0;
-    for (int64_t s = 0; s < r.batch.sequences; s++) all += blocks_to_score(s);
-    if (all == 0) return;
-    const Range part = {all * thread / r.active(), all * (thread + 1) / r.active()};
-    for (int64_t s = 0; s < r.batch.sequences; before += blocks_to_score(s++)) {
-      const int64_t begin = std::max<int64_t>(part.begin - before, 0),
-                    end = std::min(part.end - before, blocks_to_score(s));
-      if (begin < end) score(cache, s, token_of(s), begin, end, scores + s * stride);
-    }
-    r.meet(thread, index);
-    for (int64_t s = thread; s < r.batch.sequences; s += r.active())
-      if (blocks_to_score(s) > 0) list(scores + s * stride, r.batch.chunks[s].first_position, list_of(s));
+    const auto entries_there = [&](int64_t s) { return entries_of(r.batch.chunks[s].first_position); };
+    select_by_sequence(
+        *this, [&](int64_t s) { return entries_there(s) <= top_k() ? 0 : blocks_of(entries_there(s)); },
+        [&](int64_t s, int64_t begin, int64_t end) { score(cache, s, token_of(s), begin, end, scores + s * stride); },
+        [&](int64_t s) { list(scores + s * stride, r.batch.chunks[s].first_position, list_of(s)); });
   }
 
   // Lists the entries that the token of a position sees, or their positions.
@@ -123,7 +111,8 @@ struct SelectEntries : Carved<SelectEntries, AttentionRun<SelectEntries, ckdist_
         cache.read_entry(table, e, own.entry);
         r.kernels.attention.store(of, own.block, int(e % kBlockTokens), own.entry, nullptr);
       }
-      r.kernels.attention.index_scores(task, own.block, out + block * kBlockTokens);
+      const uint8_t* const entries_block = own.block;
+      r.kernels.attention.index_scores(task, &entries_block, 1, out + block * kBlockTokens);
     }
   }
 };
