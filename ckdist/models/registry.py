@@ -190,7 +190,7 @@ def read_gguf_metadata(
     mixture = any(isinstance(layer.ffn, MoeFfn) for layer in spec.layers)
     if not mixture and fields.integer("expert_count", 0, low=0):
         raise fields.error("expert_count", own["expert_count"], f"0: {spec.family} has no experts")
-    unread = [key for one, key in fields.unread() if key not in USUAL]
+    unread = [key for _, key in fields.unread() if key not in USUAL]
     if unread:
         from ckdist.models.gguf_keys import unknown
 
