@@ -13,6 +13,9 @@ class HyperConnections:
     count: int
     iterations: int  # divisions of rows and columns of the matrix that mixes streams
     eps: float
+    mean: bool = False  # the last layer's output is the mean of streams
+    apart: bool = False  # streams are not mixed
+    magnitude: float = 2.0  # factor of the weights of a part's result
 
 
 @dataclass(frozen=True)

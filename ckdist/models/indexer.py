@@ -10,4 +10,7 @@ class Indexer:
     num_heads: int
     head_dim: int
     top_k: int  # positions that a token sees
-    rope: str = "global"  # rotates the first elements of queries and keys
+    rope: str | None = "global"  # rotates the first elements of queries and keys, or those from `rope_first` on
+    pool: int = 0  # tokens of a window whose keys are made one, and which is chosen as a whole; 0: no windows
+    rope_first: int = 0
+    norm_eps: float = 1e-6  # of the layer norm of keys

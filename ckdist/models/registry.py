@@ -82,6 +82,7 @@ def family(name: str) -> Family:
 
 
 CLASSIFIER = "ForSequenceClassification"
+OTHER_GGUF = {"glm5next": "glm5-next"}  # architecture of another converter's files -> that of llama.cpp
 Names: TypeAlias = Callable[[Family], Iterable[str]]
 
 
@@ -175,7 +176,7 @@ def read_gguf_metadata(
         ModelFileError: A field is wrong.
     """
     name = Fields(metadata, where).text("general.architecture")
-    found = _find(name, lambda one: (one.gguf,) if one.from_gguf else (), where)
+    found = _find(OTHER_GGUF.get(name, name), lambda one: (one.gguf,) if one.from_gguf else (), where)
     own = {key[len(name) + 1 :]: value for key, value in metadata.items() if key.startswith(f"{name}.")}
     fields = Fields(own, where, f"{name}.")
     reader, header = found.from_gguf, GgufHeader(fields, dims, vector, found.name)

@@ -144,7 +144,8 @@ class LatentAttention:
     indexer: "Indexer | None" = None  # a token sees the positions that this chooses
     shares_positions: bool = False  # a token sees those of the last layer with an indexer
     gated: bool = False  # the output of each head is multiplied by the sigmoid of a gate
-    gate_values: bool = False  # each element of the output has a gate
+    element_gates: bool = False  # a gate for each element of a head's output, in place of one for the head
+    sinks: bool = False  # as in Attention
 
     @property
     def head_dim(self) -> int:
@@ -186,6 +187,7 @@ class MoeFfn:
     gated: bool = True  # else down(relu(up x)^2)
     shares_input: bool = False  # shares multiply the inputs of routed experts in place of their outputs
     limits: tuple[float, ...] = ()  # `DenseFfn.limit` of routed experts, and of the shared expert; empty: none
+    shared_activation: str = ""  # of the shared expert; "": that of the others
     share_factors: bool = False  # each expert has a learned factor of its share
     hashed: int = 0  # rows of a table with the experts of each token id; 0: the best by score
     dense_size: int = 0  # intermediate size of a dense feed-forward that is added, each with its own norms; 0: none

@@ -13,7 +13,7 @@ from ckdist.models.spec import Attention, ModelSpec, MoeFfn, RopeSpec
 # the function that GGUF readers use for an architecture; all others: silu
 ACTIVATIONS = {
     **dict.fromkeys(("gemma", "gemma2", "gemma3", "gemma3n", "gemma4", "gemma-embedding"), "gelu_tanh"),
-    "deepseek4": "clamped_silu",
+    **dict.fromkeys(("deepseek4", "glm5-next"), "clamped_silu"),
     **dict.fromkeys(("gpt-oss", "minimax-m3"), "clamped_swiglu"),
 }
 ACTIVATIONS |= dict.fromkeys(("arcee", "jais2", "nemotron_h", "nemotron_h_moe"), "relu2")

@@ -175,7 +175,7 @@ class CostModel:
     def _cached(self, instr: Instr, chunk: Chunks) -> float:
         """Bytes of the cache that one attention reads for some sequences."""
         heads, keys, *values = (value.dims[1] for value in instr.inputs)
-        if values:
+        if "value_width" not in instr.attrs:
             layer = attention_cache(heads, keys, values[0], self.mesh)
         else:
             layer = latent_cache(heads, keys.elements, instr.attrs["value_width"], self.mesh)

@@ -88,7 +88,7 @@ def latent_cache(heads: Dim, key_width: int, rank: int, mesh: Mesh) -> LayerCach
     count = -(-(end - begin) // LATENT_GROUP)
     groups = tuple(stop - start for start, stop in even_ranges(end - begin, count)) if count else ()
     arrays = CacheArray("latent", min(count, 1), rank), CacheArray("rope", min(count, 1), key_width - rank)
-    return LayerCache(arrays, groups, heads.count, 1, begin)
+    return LayerCache(arrays if key_width > rank else arrays[:1], groups, heads.count, 1, begin)
 
 
 def index_cache(keys: Dim) -> LayerCache:

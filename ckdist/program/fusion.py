@@ -154,6 +154,12 @@ def rotated_index(graph: Graph, select: Instr) -> dict[str, Instr]:
     return rotated_attention(graph, select, ("layer_norm",))
 
 
+def normed_windows(graph: Graph, select: Instr) -> dict[str, Instr]:
+    """The layer norm of the keys that make entries."""
+    norm = graph.maker(select.inputs[2], "layer_norm")
+    return {} if norm is None else {"key_norm": norm}
+
+
 def delta_rule_with_its_parts(graph: Graph, rule: Instr) -> dict[str, Instr]:
     """The short convolution, the norms of queries and keys, the gates, and the gated norm of the output."""
     parts = {}
@@ -188,6 +194,7 @@ PATTERNS: dict[str, Callable[[Graph, Instr], dict[str, Instr]]] = {
     "delta_rule": delta_rule_with_its_parts,
     "attend_latent": rotated_attention,
     "select_blocks": rotated_attention,
+    "select_entries": normed_windows,
     "select_positions": rotated_index,
     "send": sent_rows,
 }

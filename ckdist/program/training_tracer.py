@@ -202,10 +202,12 @@ class TrainingTracer(Tracer):
         scale: float,
         eps: float,
         positions: Value | None = None,
+        listed_window: int = 0,
+        sinks: Weight | None = None,
         query_scale: QueryScale | None = None,
     ) -> Value:
         """Causal latent attention within each sequence, in the expanded form: each head has its own keys and values."""
-        del positions  # there is no `select_positions`
+        del positions, listed_window  # there is no `select_positions`
         (rank, nope), k = (w.keys.dims[0].width, w.keys.dims[1].elements), self.norm_latent(kv, w.norm, eps)
         if rope is not None:
             q, k = self.rope(q, rope, first=nope), self.rope(k, rope, first=rank)
@@ -213,7 +215,7 @@ class TrainingTracer(Tracer):
         keys = self._emit("latent_keys", (k,), (w.keys,), names=["keys"])
         latent = self._emit("latent_values", (k,), names=["latent"], dim=w.values.dims[1])
         values = self.linear(latent, w.values, names=["values"])
-        return self.attend(q, keys, values, layer=layer, scale=scale, soft_cap=0.0, window=0)
+        return self.attend(q, keys, values, sinks, layer=layer, scale=scale, soft_cap=0.0, window=0)
 
     def cross_entropy(self, x: Value, targets: Value, head: Weight, soft_cap: float) -> Value:
         """The sum of losses of soft_cap(x @ head.T) over tokens with a target. Partial if tokens are sharded.

@@ -25,6 +25,8 @@ from golden_configs import COMMON, DENSE, EXPERTS
 from golden_weights import randomise
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
+from transformers.models.deepseek_v3.modeling_deepseek_v3 import apply_rotary_pos_emb_interleave
+from transformers.models.hy_v4 import modeling_hy_v4
 from transformers.models.mistral4 import modeling_mistral4
 
 OUT = Path(__file__).parent
@@ -510,6 +512,8 @@ CONFIGS = {
 # Mistral 4 as its publisher computes it (apply_scale is false in params.json): YaRN does not scale its scores.
 # transformers 5.24 scales them as DeepSeek's.
 modeling_mistral4.yarn_apply_mscale = lambda rope_parameters, scaling: scaling
+# Hunyuan 4 as its publisher and llama.cpp compute it: neighbouring elements are rotated together.
+modeling_hy_v4.apply_rotary_pos_emb = apply_rotary_pos_emb_interleave
 
 
 def write_family(family: str, seeds: int) -> None:
@@ -552,6 +556,16 @@ def write_family(family: str, seeds: int) -> None:
         if config["model_type"] == "kimi_linear":  # saved with the prefix of experts; published files have this one
             path, dense = folder / "model.safetensors", re.compile(r"block_sparse_moe(?=\.(gate|up|down)_proj)")
             tensors = {dense.sub("mlp", name): tensor for name, tensor in load_file(path).items()}
+            save_file(tensors, path, metadata={"format": "pt"})
+        if config["model_type"] == "hy_v4":  # saved with parts of names in another order; published files have these
+            path, names = (
+                folder / "model.safetensors",
+                {r"hc_pre\.(hc_\w+_layer)": r"\1.hc_pre", r"hc_pre\.hc_head": "hc_head"},
+            )
+            names[r"(mlp|shared_experts)\.linear_gate"] = r"\1.gate_proj"
+            tensors = load_file(path)
+            for pattern, name in names.items():
+                tensors = {re.sub(pattern, name, old): tensor for old, tensor in tensors.items()}
             save_file(tensors, path, metadata={"format": "pt"})
     else:
         named = model.named_parameters()

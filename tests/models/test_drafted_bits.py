@@ -62,7 +62,12 @@ CASES = {
     ),
     "deepseek_v32": ("deepseek_v32", 1, 1, {"threads": 2}),
     "glm_moe_dsa, 2 stages": ("glm_moe_dsa", 2, 2, {}),
-    "kimi_linear, 2 ranks": ("kimi_linear", 2, 1, {}),
+    "glm5_next, 2 ranks, crowded": (
+        "glm5_next",
+        2,
+        1,
+        {"cache_type_k": "f32", "cache_type_v": "f32", "kv_memory": 64 << 10, "ctx_size": 144},
+    ),
     "qwen35moe, 2 stages": ("qwen35moe", 2, 2, {}),
     "granite4h, 2 ranks, crowded": (
         "granite4h",

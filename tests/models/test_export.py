@@ -40,7 +40,7 @@ MIXTURES += ["mistral4", "qwen3vlmoe", "afmoe", "laguna", "step3p5", "minimax_m3
 DENSE = ["cohere2", "ernie4_5", "exaone4", "gemma", "gemma3n", "hunyuan_v1_dense", "ministral3", "qwen25vl", "qwen3vl"]
 DENSE += ["seed_oss", "arcee", "granite_swa", "jais2"]
 HYBRID = ["granite4h", "granite4h_dense", "lfm2", "lfm2moe", "nemotron_h", "nemotron_h_moe"]
-HYBRID += ["jamba", "falcon_mamba"]
+HYBRID += ["jamba", "falcon_mamba", "glm5_next"]
 # Of prompts whose greedy tokens are no near ties: the engines round activations differently, which moves logits by some
 # hundredths.
 PROMPTS = ["try:\n    import", "    def __init__(self", "What does json.dumps do?"]

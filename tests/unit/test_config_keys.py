@@ -26,7 +26,7 @@ WITHOUT_EFFECT = {  # model -> fields whose value matters only together with ano
     "bert": ("pad_token_id",),  # where positions begin is RoBERTa's to say
     "bert_scorer": ("pad_token_id",),
     **dict.fromkeys(
-        ("bailing_hybrid", "deepseek_v32", "glm_moe_dsa"), ("first_k_dense_replace",)
+        ("bailing_hybrid", "deepseek_v32", "glm_moe_dsa", "hy_v4"), ("first_k_dense_replace",)
     ),  # mlp_layer_types says it
     "dots1": ("max_window_layers",),
     "ernie4_5_moe": ("moe_layer_end_index",),  # which is the last layer
@@ -38,6 +38,9 @@ WITHOUT_EFFECT = {  # model -> fields whose value matters only together with ano
     "step3p5": ("sliding_window", "num_sliding_attention_heads"),  # in layers that slide
     "mellum": ("rope_theta", "sliding_window"),  # the default of rope_parameters; in layers that slide
     "lfm2": ("block_multiple_of",),  # the size is a multiple of both
+    "glm5_next": (  # linear_attn_config says it
+        *("linear_conv_kernel_dim", "linear_head_dim", "linear_lower_bound", "linear_num_heads"),
+    ),
     "kimi_linear": (  # mlp_layer_types and linear_attn_config say it
         *("first_k_dense_replace", "linear_conv_kernel_dim", "linear_head_dim", "linear_num_heads"),
     ),

@@ -23,7 +23,7 @@ CONVERTED = json.loads((GOLDEN / "configs" / "converted.json").read_text())
 # GLM-4.7-Flash and Granite 4 have the names of other families. llama.cpp does not scale Mistral Small 4's queries, so
 # its files have no numbers for that, and the published ones are assumed.
 OTHERWISE = {
-    **{key: {"norm_eps"} for key in ("deepseek_v32", "glm4_moe_lite", "glm_moe_dsa", "kimi_linear")},
+    **{key: {"norm_eps"} for key in ("deepseek_v32", "glm4_moe_lite", "glm_moe_dsa", "hy_v4", "kimi_linear")},
     **{key: {"norm_eps"} for key in ("deepseek_v2", "deepseek_v3", "youtu")},
     "kimi_k3": {"normed"},  # its scores have one vector
     "mistral4": {"query_scale"},
@@ -114,6 +114,18 @@ def test_deepseek_v4_is_written_as_llama_cpp_reads_it():
             assert list(shape[::-1]) == entry["tensors"][stored], stored
     with pytest.raises(CkdistError, match=r"^it: deepseek_v4 with other compress_rates has no GGUF form$"):
         of.gguf_form(golden_spec("deepseek_v4"), "it")
+
+
+def test_glm_5_3_flash_has_two_architectures():
+    """The files of the first converters are called otherwise, do not say that all indexers are full, and predict."""
+    metadata = {key.replace("5-next", "5next"): value for key, value in CONVERTED["glm5_next"]["metadata"].items()}
+    metadata |= {"general.architecture": "glm5next", "glm5next.block_count": 4, "glm5next.nextn_predict_layers": 1}
+    metadata["glm5next.attention.head_count_kv"] = [0, 1, 0, 1]
+    for name in ("types", "kpool_select_tail"):
+        del metadata[f"glm5next.attention.indexer.{name}"]
+    arrays = {key: np.array(value) if isinstance(value, list) else value for key, value in metadata.items()}
+    found = spec_from_gguf(arrays, {name: tuple(d) for name, d in CONVERTED["glm5_next"]["tensors"].items()}, "it")
+    assert found.layers == golden_spec("glm5_next").layers
 
 
 WRONG = [0, -1, 1 << 70, True, "x", [["a"], [1]], 0.5, float("nan")]

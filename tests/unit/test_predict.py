@@ -1,6 +1,7 @@
 """Predictions for a described cluster: what is better is never slower, shares add up, what cannot be says so."""
 
 import dataclasses
+import json
 
 import pytest
 from hypothesis import given, settings
@@ -15,6 +16,7 @@ from ckdist.plan.predict import PredictedStepCost, Predictor, Way, ways_for
 from ckdist.plan.step_cost import StepTotals
 from ckdist.plan.step_shape import Chunks, StepShape
 from ckdist.weights.described import describe_config
+from tests.support.paths import GOLDEN
 
 MACHINE = MachineSpec(
     isa="avx512_bf16",
@@ -105,6 +107,12 @@ def test_every_way_has_an_answer():
             assert alone.bound in ("bandwidth", "arithmetic", "exchange", "link", "latency")
     data = predictor(hosts=2, way=Way("data", replicas=2))
     assert data.decode(8, 512).tokens == pytest.approx(2 * predictor().decode(4, 512).tokens)
+
+
+@pytest.mark.parametrize("name", ["glm_moe_dsa", "glm5_next", "hy_v4"])
+def test_a_model_whose_tokens_see_listed_positions_is_priced(name):
+    config = json.loads((GOLDEN / name / "config.json").read_text())
+    assert predictor(config).decode(1, 64).tokens > 0
 
 
 def test_stages_overlap_where_there_are_sequences_for_them():

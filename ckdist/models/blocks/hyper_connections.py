@@ -36,9 +36,11 @@ def mixed(
     g: Tracer, y: Value, before: Sequence[Value], spec: ModelSpec, c: HyperConnections, path: str, last: bool = False
 ) -> tuple[Value, ...]:
     """Adds y to the streams. Returns the input of the next part, the streams, and their coefficients."""
-    parts, streams = c.count if last else c.count * (c.count + 2), c.count * y.dims[-1].elements
+    parts, streams = c.count * (1 if last else 2 if c.apart else c.count + 2), c.count * y.dims[-1].elements
     weight = lambda name, size: g.weight(path + name, Dim(name, size))
-    weights = weight("fn", parts * streams), weight("base", parts), weight("scale", 1 if last else 3)
+    weights = (weight("fn", parts * streams), weight("base", parts), weight("scale", 1 if last else 3 - c.apart))
+    weights = () if last and c.mean else weights
     names = ["x"] if last else ["x", "streams", "coefs"]
+    own = {"apart": True, "magnitude": c.magnitude} if c.apart else {}
     attrs = {"streams": c.count, "iterations": c.iterations, "eps": c.eps, "norm_eps": spec.norm_eps, "last": last}
-    return g.stateful("mix_streams", (y, *before), weights, names, **attrs)
+    return g.stateful("mix_streams", (y, *before), weights, names, **attrs, **own)

@@ -22,11 +22,8 @@ def latent_attention(
     latent = Dim("latent", 1, a.key_width)
     kv_a = w("kv_a_proj_with_mqa", latent, hidden)
     of_index, index = None, ()
-    gates, names = (
-        ([w("g_proj", replace(heads, width=a.v_dim if a.gate_values else 1), hidden)], ["gate"])
-        if a.gated
-        else ([], [])
-    )
+    gate = replace(heads, width=a.v_dim if a.element_gates else 1)
+    gates, names = ([w("g_proj", gate, hidden)], ["gate"]) if a.gated else ([], [])
     if a.q_lora_rank:
         q_rank = Dim("q_lora", a.q_lora_rank)
         if a.indexer is not None:
@@ -34,7 +31,7 @@ def latent_attention(
 
             of_index = index_weights(g, a.indexer, f"{path}.indexer", hidden, q_rank)
         of_rows, of_low = (of_index.rows, (of_index.queries,)) if of_index else ((), ())
-        names = ["q_a", *names, *("index_k", "index_w")[: len(of_rows)], "kv"]
+        names = ["q_a", *names, *("index_k", "index_w", "index_gate")[: len(of_rows)], "kv"]
         q_a, *made, kv = g.linears(x, [w("q_a_proj", q_rank, hidden), *gates, *of_rows, kv_a], names=names)
         normed = g.rms_norm(q_a, w("q_a_layernorm", q_rank), a.norm_eps or eps)
         of_normed = [w("q_b_proj", heads, q_rank), *of_low]
@@ -49,8 +46,10 @@ def latent_attention(
     k_b = w("k_b_proj", replace(own, width=a.kv_lora_rank), Dim("nope", a.nope_dim))
     latent = LatentWeights(w("kv_a_layernorm", rank), k_b, w("v_b_proj", replace(own, width=a.v_dim), rank))
     fields = {"rope": a.rope, "scale": a.scale, "query_scale": a.query_scale}
+    if a.sinks:
+        fields["sinks"] = g.weight(f"{path}.sinks", replace(own, width=1))
     if a.indexer or a.shares_positions:
-        fields["positions"] = g.positions
+        fields |= {"positions": g.positions, "listed_window": a.indexer.pool if a.indexer else 0}
     o = g.attend_latent(q, kv, latent, layer=layer, eps=a.norm_eps or eps, **fields)
     out = replace(heads, width=a.v_dim)  # columns of o_proj
     o = g.to_tokens(o, out)

@@ -33,7 +33,8 @@ def moe_ffn(g: Tracer, x: Value, f: MoeFfn, path: str, routed: Value | None = No
         shared = g.sharding.ffn(f.shared_size)
         weights += [w(f"shared_expert.{name}.weight", shared, hidden) for name in (first, "up_proj")]
         weights.append(w("shared_expert.down_proj.weight", hidden, shared))
-    more = {name: value for name, value in (("shares_input", f.shares_input), ("limits", f.limits)) if value}
+    given = {"shares_input": f.shares_input, "limits": f.limits, "shared_function": f.shared_activation}
+    more = {name: value for name, value in given.items() if value}
     widths = (("gate_proj", ffn), ("up_proj", ffn), ("down_proj", hidden))
     of_experts = [w(f"experts.{name}.bias", replace(experts, width=dim.elements)) for name, dim in widths if f.bias]
     return g.reduce(g.experts(x, chosen, shares, weights, function, of_experts, **more))

@@ -26,7 +26,7 @@ def changed(layer: LayerSpec, floor: float, latent: int, norm: bool, rank: int) 
     if isinstance(mixer, GatedDeltaNet):
         mixer = replace(mixer, full_gate=True, decay_floor=floor)
     elif isinstance(mixer, LatentAttention):
-        mixer = replace(mixer, gated=True, gate_values=True, norm_eps=0.0, q_lora_rank=rank)
+        mixer = replace(mixer, gated=True, element_gates=True, norm_eps=0.0, q_lora_rank=rank)
     if isinstance(ffn, MoeFfn):
         ffn = replace(ffn, activation=SITU, latent=latent, latent_norm=bool(latent) and norm)
     elif isinstance(ffn, DenseFfn):

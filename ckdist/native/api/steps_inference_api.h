@@ -376,22 +376,25 @@ struct ckdist_linear_heads_step {
 struct ckdist_attend_latent_step {
   struct ckdist_step step;
   int32_t q, k, out;
-  int32_t norm; /* vector */
+  int32_t norm, sinks; /* vectors; sinks as in attend */
   int32_t layer, rope_table;
   float eps, scale;
   int32_t listed; /* as in attend */
+  /* windows of so many tokens are listed, and the last, incomplete one, as in select_entries; 0: positions are */
+  int32_t listed_window;
   float query_beta;
   int32_t query_context, query_from_one; /* as in attend */
 };
 
-/* Norms (layer norm) and rotates k, and stores it in the layer's index of keys. For each token with more positions than
-   the width of `out`: out = the positions with the largest scores, int32, ascending. Of equal scores the lower position
-   is taken. score = sum over heads of weight * max(q . k, 0). Rows of other tokens are not written. */
+/* Norms (layer norm) and rotates k, from element rope_first on as q, and stores it in the layer's index of keys. For
+   each token with more positions than the width of `out`: out = the positions with the largest scores, int32,
+   ascending. Of equal scores the lower position is taken. score = sum over heads of weight * max(q . k, 0). Rows of
+   other tokens are not written. */
 struct ckdist_select_positions_step {
   struct ckdist_step step;
   int32_t q, k, weights, out; /* (tokens, heads, width), (tokens, width), (tokens, heads), (tokens, top_k) */
   int32_t norm, norm_bias;    /* vectors */
-  int32_t layer, rope_table, heads;
+  int32_t layer, rope_table, rope_first, heads;
   float eps;
 };
 
@@ -412,21 +415,23 @@ struct ckdist_select_blocks_step {
    comb). Without x, each stream is y. With w = fn * sum / rms(sum) in parts (pre, post, comb), times its part of
    `scale`, plus `base`: pre = sigmoid + eps, post = 2 * sigmoid, comb = softmax of its rows + eps, whose columns and
    rows are divided by their sums (+ eps) `iterations` times. out = sum over i of pre[i] * (stream i). coefs = (post,
-   comb); -1: w has only pre. fn (parts of w, streams * width), base, scale: vectors. */
+   comb); -1: w has only pre. apart: there is no comb, stream i keeps its x, and post = magnitude * sigmoid + eps. fn
+   (parts of w, streams * width), base, scale: vectors. fn -1: out = the mean of streams. */
 struct ckdist_mix_streams_step {
   struct ckdist_step step;
   int32_t x, y, old_coefs, sum, coefs, out; /* values */
   int32_t fn, base, scale;                  /* vectors */
-  int32_t streams, iterations;
-  float eps, norm_eps;
+  int32_t streams, iterations, apart;
+  float eps, norm_eps, magnitude;
 };
 
 /* How windows of `ratio` tokens are compressed to an entry each. A token has a row (keys, gates). With `overlap` both
    have two parts: the first is for the entry of the next window, the second for that of the token's own window.
    entry = rms_norm(sum over rows of softmax(gate + bias) * key), rotated at the window's first position.
-   kv, gates: values. bias (ratio, width of a row's keys), norm: vectors. */
+   kv, gates: values. bias (ratio, width of a row's keys), norm: vectors; norm -1: none. key_norm, key_bias: vectors of
+   a layer norm of keys; key_norm -1: none. */
 struct ckdist_compression {
-  int32_t kv, gates, bias, norm, ratio, overlap;
+  int32_t kv, gates, bias, norm, key_norm, key_bias, ratio, overlap;
 };
 
 /* Norms each head of q without weights, rotates its last elements, norms and rotates k in the same way with `norm`,
@@ -443,11 +448,13 @@ struct ckdist_attend_compressed_step {
 };
 
 /* Rotates the last elements of q and stores the index entries of complete windows. For each token with more entries
-   than the width of `out`: out = the entries with the largest scores, as in select_positions. */
+   than top_k: out = the entries with the largest scores, as in select_positions. With `positions` instead the positions
+   of their windows, then those of the last, incomplete window; the rest is the token's own position.
+   width of `out`: top_k; with `positions` top_k * ratio + ratio - 1. */
 struct ckdist_select_entries_step {
   struct ckdist_step step;
   int32_t q, weights, out;
-  int32_t layer, rope_table, heads;
+  int32_t layer, rope_table, heads, positions;
   float eps;
   struct ckdist_compression entries;
 };

@@ -3,6 +3,7 @@
 DeepSeek-AI 2026, DeepSeek-V4, section 2.3. Neither op has a gradient.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -14,9 +15,9 @@ from ckdist.program.cache import CacheArray, LayerCache, latent_cache
 from ckdist.program.ops.op import lower, op, unsharded, whole
 from ckdist.program.ops.op_types import Arrays, Attrs, Inferred, Values, Weights
 from ckdist.program.ops.rms_norm import inverse_rms
-from ckdist.program.program import Instr
+from ckdist.program.program import Weight
 from ckdist.program.rank_context import RankContext
-from ckdist.program.rotations import ROPE_TABLES
+from ckdist.program.rotations import NO_ROPE, ROPE_TABLES
 from ckdist.program.step import ABSENT, ValueIndex, VectorIndex
 
 if TYPE_CHECKING:  # these modules import the ops
@@ -24,11 +25,14 @@ if TYPE_CHECKING:  # these modules import the ops
     from ckdist.program.lower import ServingLowering
 
 BLOCK_TOKENS = 16
-NO_ENTRIES = {**dict.fromkeys(("kv", "gates"), ValueIndex(ABSENT)), "ratio": 0, "overlap": False}
+NO_VECTORS = dict.fromkeys(("bias", "norm", "key_norm", "key_bias"), VectorIndex(ABSENT))
+NO_ENTRIES = {**dict.fromkeys(("kv", "gates"), ValueIndex(ABSENT)), "ratio": 0, "overlap": False, **NO_VECTORS}
 
 
 def rotated(context: RankContext, x: np.ndarray, attrs: Attrs, positions: np.ndarray, back: bool = False) -> np.ndarray:
     """Rotates the last dimensions of x, (positions, ..., width), in neighbouring pairs."""
+    if attrs["rope"] is None:
+        return x
     rope = context.rope(attrs["rope"])
     angles = positions.astype(np.float32)[:, None] * rope.inverse_frequencies.astype(np.float32)
     angles = angles.reshape(len(x), *[1] * (x.ndim - 2), -1)
@@ -45,7 +49,8 @@ def entries_of(context: RankContext, kv: np.ndarray, gates: np.ndarray, weights:
 
     kv, gates: (positions, width), or with `overlap` (positions, 2 * width): for the next window, for the own one.
     """
-    (bias, norm), ratio, width = weights, attrs["ratio"], len(weights[1])
+    bias, *norm = weights
+    ratio, width = attrs["ratio"], kv.shape[1] // (1 + attrs["overlap"])
     count = len(kv) // ratio
     shape = (count, ratio, 1 + attrs["overlap"], width)
     keys = kv[: count * ratio].reshape(shape)
@@ -60,7 +65,8 @@ def entries_of(context: RankContext, kv: np.ndarray, gates: np.ndarray, weights:
         return np.zeros((0, width), np.float32)
     terms = np.exp(logits - logits.max(axis=1, keepdims=True))  # (windows, rows, width)
     entries = (keys * terms / terms.sum(axis=1, keepdims=True)).sum(axis=1)
-    entries = entries * inverse_rms(entries, attrs["eps"]) * norm
+    for weight in norm:
+        entries = entries * inverse_rms(entries, attrs["eps"]) * weight
     return rotated(context, entries, attrs, np.arange(count) * ratio)
 
 
@@ -71,7 +77,7 @@ def _extended(context: RankContext, key: tuple[int, str], x: np.ndarray) -> np.n
 
 
 def infer_select_entries(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
-    """(tokens, index_top_k). Raises LayoutError if a rank lacks tokens or heads, or if the operands do not fit."""
+    """(tokens, listed). Raises LayoutError if a rank lacks tokens or heads, or if the operands do not fit."""
     q, w, kv, gates = inputs
     whole("select_entries", *inputs)
     for value in inputs:
@@ -79,7 +85,13 @@ def infer_select_entries(inputs: Values, weights: Weights, attrs: Attrs) -> Infe
     _check("select_entries", inputs, (kv, gates), weights, q.dims[-1].width, attrs)
     if q.dims[-1].count != w.dims[-1].elements or attrs["index_top_k"] < 1:
         raise LayoutError(f"select_entries: queries [{q.dims[-1]}] and weights [{w.dims[-1]}] do not fit together")
-    return [((q.dims[0], Dim("index_top_k", attrs["index_top_k"])), None)]
+    return [((q.dims[0], Dim("index_top_k", listed_width(attrs))), None)]
+
+
+def listed_width(attrs: Attrs) -> int:
+    """Numbers of a token's list: of entries, or of positions."""
+    top_k, ratio = attrs["index_top_k"], attrs["ratio"]
+    return top_k * ratio + ratio - 1 if attrs.get("positions") else top_k
 
 
 def _check(name: str, inputs: Values, rows: Values, weights: Weights, width: int, attrs: Attrs) -> None:
@@ -89,8 +101,8 @@ def _check(name: str, inputs: Values, rows: Values, weights: Weights, width: int
     if not rows:
         return
     ratio, columns = attrs["ratio"], width * (1 + attrs["overlap"])
-    bias, norm = weights[-2:]
-    fits = all(row.dims[-1].elements == columns for row in rows) and norm.dims[0].elements == width
+    bias, *norm = weights
+    fits = all(row.dims[-1].elements == columns for row in rows) and all(w.dims[0].elements == width for w in norm)
     if not fits or bias.dims[0].elements != ratio * columns or width % max(8, min(ratio, BLOCK_TOKENS)):
         raise LayoutError(f"{name}: windows of {ratio} rows [{rows[0].dims[-1]}] do not make entries of {width}")
     if BLOCK_TOKENS % ratio and ratio % BLOCK_TOKENS:
@@ -104,6 +116,7 @@ def select_entries(context: RankContext, inputs: Arrays, weights: Arrays, attrs:
     """The entries with the largest scores, int32 (tokens, index_top_k), ascending; -1 after the last one.
 
     score = sum over heads of weight * max(q . entry, 0). A token sees entries of windows that are complete with it.
+    With `positions` the list has the positions of these windows, and those of the last, incomplete one.
     q: (tokens, heads * width), weights of heads: (tokens, heads), kv and gates: rows of the tokens.
     """
     q, w, kv, gates = inputs
@@ -112,10 +125,12 @@ def select_entries(context: RankContext, inputs: Arrays, weights: Arrays, attrs:
     entries = entries_of(context, kv, gates, weights, attrs)
     q = rotated(context, q.reshape(len(q), -1, entries.shape[1]), attrs, context.positions)
     scores = np.einsum("thp,th->tp", np.maximum(np.einsum("thw,pw->thp", q, entries), 0), w)
-    out = np.full((len(q), top_k), -1, np.int32)
+    out, ratio = np.full((len(q), listed_width(attrs)), -1, np.int32), attrs["ratio"]
     for t, row in enumerate(scores):
-        seen = (len(kv) - len(q) + t + 1) // attrs["ratio"]
-        best = np.sort(np.argsort(-row[:seen], kind="stable")[:top_k])
+        count = len(kv) - len(q) + t + 1
+        best = np.sort(np.argsort(-row[: count // ratio], kind="stable")[:top_k])
+        if attrs.get("positions"):
+            best = np.append(best[:, None] * ratio + np.arange(ratio), np.arange(count // ratio * ratio, count))
         out[t, : len(best)] = best
     return [out]
 
@@ -128,7 +143,7 @@ def infer_attend_compressed(inputs: Values, weights: Weights, attrs: Attrs) -> I
     heads, key, groups = q.dims[-1], k.dims[-1], attrs["groups"]
     if heads.width != key.elements or heads.count % groups or heads.unit % (heads.count // groups):
         raise LayoutError(f"attend_compressed: queries [{heads}], keys [{key}] and {groups} groups do not fit together")
-    _check("attend_compressed", inputs, tuple(rows[:2]), weights, key.elements, attrs)
+    _check("attend_compressed", inputs, tuple(rows[:2]), weights[2:], key.elements, attrs)
     width = heads.count // groups * heads.width
     return [((q.dims[0], Dim("groups", groups, width, heads.axis)), None)]
 
@@ -168,13 +183,16 @@ def attend_compressed(context: RankContext, inputs: Arrays, weights: Arrays, att
     return [out.reshape(len(q), -1)]
 
 
-def _entries(lowering: "ServingLowering", rows: Values, instr: Instr, attrs: Attrs) -> dict[str, Any]:
+def _entries(
+    lowering: "ServingLowering", rows: Values, weights: Sequence[Weight | None], attrs: Attrs
+) -> dict[str, Any]:
     """The fields of a `struct ckdist_compression`."""
     if not rows:
-        return {**NO_ENTRIES, **dict.fromkeys(("bias", "norm"), VectorIndex(ABSENT))}
-    bias, norm = map(lowering.vector, instr.weights[-2:])
+        return NO_ENTRIES
+    of_entries = zip(("bias", "norm"), map(lowering.vector, weights), strict=False)
     kv, gates = map(lowering.place_of, rows[:2])
-    return {"kv": kv, "gates": gates, "bias": bias, "norm": norm, "ratio": attrs["ratio"], "overlap": attrs["overlap"]}
+    sizes = {name: attrs[name] for name in ("ratio", "overlap")}
+    return {**NO_VECTORS, "kv": kv, "gates": gates, **sizes, **dict(of_entries)}
 
 
 def _arrays(prefix: str, width: int, attrs: Attrs) -> tuple[CacheArray, CacheArray]:
@@ -186,21 +204,25 @@ def _arrays(prefix: str, width: int, attrs: Attrs) -> tuple[CacheArray, CacheArr
 
 @lower("select_entries", "inference")
 def lower_select_entries(lowering: "ServingLowering", group: "Group") -> None:
-    """Emits one step, which also extends the index."""
-    instr = group.instr
-    (q, w, *rows), attrs, heads = instr.inputs, instr.attrs, instr.inputs[0].dims[-1]
+    """Emits one step, which also norms keys and extends the index."""
+    instr, norm = group.instr, group["key_norm"]
+    (q, w, kv, gates), attrs, heads = instr.inputs, instr.attrs, instr.inputs[0].dims[-1]
     lowering.caches[attrs["layer"]] = LayerCache(_arrays("index_", heads.width, attrs))
-    out = lowering.at[instr.outputs[0].name] = lowering.buffer("arena", attrs["index_top_k"])
+    out = lowering.at[instr.outputs[0].name] = lowering.buffer("arena", listed_width(attrs))
+    entries = _entries(lowering, (norm.inputs[0] if norm else kv, gates), instr.weights, attrs)
+    if norm:
+        entries |= dict(zip(("key_norm", "key_bias"), map(lowering.vector, norm.weights), strict=True))
     lowering.emit(
         "select_entries",
         q=lowering.place_of(q),
         weights=lowering.place_of(w),
         out=out,
         layer=attrs["layer"],
-        rope_table=ROPE_TABLES[attrs["rope"]],
+        rope_table=ROPE_TABLES[attrs["rope"]] if attrs["rope"] else NO_ROPE,
         heads=heads.count,
-        eps=attrs["eps"],
-        entries=_entries(lowering, tuple(rows), instr, attrs),
+        positions=bool(attrs.get("positions")),
+        eps=norm.attrs["eps"] if norm else attrs["eps"],
+        entries=entries,
     )
 
 
@@ -227,7 +249,7 @@ def lower_attend_compressed(lowering: "ServingLowering", group: "Group") -> None
         window=attrs["window"],
         eps=attrs["eps"],
         scale=attrs["scale"],
-        entries=_entries(lowering, tuple(rows), instr, attrs),
+        entries=_entries(lowering, tuple(rows), instr.weights[2:], attrs),
     )
     cache = latent_cache(heads, key.elements, key.elements, lowering.mesh)
     keys = replace(cache.arrays[0], rows=attrs["window"], lifetime="sequence")

@@ -201,8 +201,14 @@ def experts(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs)
         made = _expert(context, inputs_of, matrices, own, pairs, attrs, limit_of(attrs, 0))
         out[rows] += made if by_input else of_rows * made
     if shared:
-        out += shares[:, -1:] * _expert(context, x, shared, [], split.low_of(3), attrs, limit_of(attrs, 3))
+        of_shared = {**attrs, "function": function_of(attrs, 3)}
+        out += shares[:, -1:] * _expert(context, x, shared, [], split.low_of(3), of_shared, limit_of(attrs, 3))
     return [out]
+
+
+def function_of(attrs: Attrs, number: int) -> str:
+    """The function of the gates of three matrices from index `number` on."""
+    return attrs.get("shared_function", attrs["function"]) if number else attrs["function"]
 
 
 def limit_of(attrs: Attrs, number: int) -> float:
@@ -323,7 +329,7 @@ def _set(
         "gate": by_rows[gate.name],
         "up": by_rows[up.name],
         "down": lowering.matrix([MatrixKey(down.name, hidden, piece, stack) for piece in pieces]),
-        "function": gate_number(instr.attrs["function"], limit_of(instr.attrs, number)),
+        "function": gate_number(function_of(instr.attrs, number), limit_of(instr.attrs, number)),
         "joined": joined,
         "activations": lowering.shards(activations),
         **_low_fields(lowering, x, split.low_of(number), pieces, stack, rows),

@@ -79,6 +79,7 @@ def lower_select_positions(lowering: "ServingLowering", group: "Group") -> None:
         norm_bias=lowering.vector(bias),
         layer=layer,
         rope_table=ROPE_TABLES[q_rope.attrs["table"]] if q_rope else NO_ROPE,
+        rope_first=q_rope.attrs.get("first", 0) if q_rope else 0,
         heads=heads.count,
         eps=norm.attrs["eps"] if norm else 0.0,
     )

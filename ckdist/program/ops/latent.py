@@ -92,6 +92,8 @@ def infer_attend_latent(inputs: Values, weights: Weights, attrs: Attrs) -> Infer
     check_listed("attend_latent", inputs[2:], q, attrs)
     unsharded("attend_latent", k)
     heads, key = q.dims[-1], k.dims[-1]
+    if weights and weights[0].dims != (replace(heads, width=1),):
+        raise LayoutError(f"attend_latent: queries [{heads}] have a sink for each head, not {weights[0]}")
     if heads.width != key.elements or not 0 < attrs["value_width"] <= key.elements:
         width = attrs["value_width"]
         raise LayoutError(f"attend_latent: queries [{heads}], keys [{key}] and values of {width} do not fit together")
@@ -102,7 +104,7 @@ def infer_attend_latent(inputs: Values, weights: Weights, attrs: Attrs) -> Infer
 def attend_latent(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
     """Causal attention over the cache, which the call extends. Values are the first elements of the keys.
 
-    A third input lists the positions that each token sees.
+    A third input lists the positions that each token sees. Optional weight: sinks, as in `attend`.
     """
     q, k, *listed = inputs
     keys, _ = context.extend_cache(attrs["layer"], k, k[:, : attrs["value_width"]])  # (positions, key width)
@@ -111,8 +113,11 @@ def attend_latent(context: RankContext, inputs: Arrays, weights: Arrays, attrs: 
     first = len(keys) - len(q)
     visible = (np.arange(len(keys)) <= first + np.arange(len(q))[:, None]) & is_listed(listed, len(keys))
     scores = np.where(visible, scores, -np.inf)
-    p = np.exp(scores - scores.max(axis=-1, keepdims=True))
-    out = np.einsum("htp,pv->thv", p / p.sum(axis=-1, keepdims=True), keys[:, : attrs["value_width"]])
+    sinks = weights[0][:, None, None] if weights else np.float32(-np.inf)
+    most = np.maximum(scores.max(axis=-1, keepdims=True), sinks)
+    p = np.exp(scores - most)
+    p = p / (p.sum(axis=-1, keepdims=True) + np.exp(sinks - most))
+    out = np.einsum("htp,pv->thv", p, keys[:, : attrs["value_width"]])
     return [out.reshape(len(q), -1)]
 
 
@@ -139,11 +144,13 @@ def lower_attend_latent(lowering: ServingLowering, group: Group) -> None:
         k=lowering.place_of(k),
         out=place,
         norm=lowering.vector(norm.weights[0] if norm else None),
+        sinks=lowering.vector(instr.weights[0] if instr.weights else None),
         layer=instr.attrs["layer"],
         rope_table=ROPE_TABLES[rope.attrs["table"]] if rope else NO_ROPE,
         eps=norm.attrs["eps"] if norm else 0.0,
         scale=instr.attrs["scale"],
         listed=lowering.place_of(listed[0]) if listed else ValueIndex(ABSENT),
+        listed_window=instr.attrs.get("listed_window", 0),
         **query_fields(group["q_scale"]),
     )
     heads, key, rank = q.dims[-1], k.dims[-1], instr.attrs["value_width"]

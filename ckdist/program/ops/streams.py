@@ -17,15 +17,18 @@ def infer_mix_streams(inputs: Values, weights: Weights, attrs: Attrs) -> Inferre
     whole("mix_streams", *inputs)
     unsharded("mix_streams", y)
     count, width = attrs["streams"], y.dims[-1].elements
-    parts = count if attrs["last"] else count * (count + 2)
-    needed = [parts * count * width, parts, 1 if attrs["last"] else 3]
+    apart = attrs.get("apart", False)
+    parts = count * (1 if attrs["last"] else 2 if apart else count + 2)
+    needed = [parts * count * width, parts, 1 if attrs["last"] else 3 - apart]
+    needed = needed if weights or not attrs["last"] else []
     if count > MOST_STREAMS or [w.dims[0].elements for w in weights] != needed:
         given = ", ".join(map(str, weights))
         raise LayoutError(f"mix_streams: {count} streams of {width}, at most {MOST_STREAMS}, do not fit {given}")
     if before and before[0].dims[-1].elements != count * width:
         raise LayoutError(f"mix_streams: [{before[0].dims[-1]}] is not {count} streams of [{y.dims[-1]}]")
     tokens = y.dims[0]
-    more = [(tokens, Dim("streams", count, width)), (tokens, Dim("coefs", count * (count + 1)))]
+    coefs = Dim("coefs", count if apart else count * (count + 1))
+    more = [(tokens, Dim("streams", count, width)), (tokens, coefs)]
     return [(y.dims, None), *((dims, None) for dims in more if not attrs["last"])]
 
 
@@ -36,16 +39,22 @@ def mix_streams(context: RankContext, inputs: Arrays, weights: Arrays, attrs: At
     Inputs: y, the result of a part of a layer, and that part's streams x and coefficients (post, comb).
     Stream i becomes post[i] * y + sum over j of comb[j, i] * x[j]; without x it is y. Then w = fn * streams /
     rms(streams) in three parts, times their `scale`, plus `base`: pre = sigmoid + eps, post = 2 sigmoid, and comb with
-    rows and columns of sum 1, by divisions of a softmax. The result is the sum of pre[i] * stream i.
+    rows and columns of sum 1, by divisions of a softmax. The result is the sum of pre[i] * stream i. Without weights it
+    is the mean of streams. With `apart` there is no comb, stream i keeps its x, and post = magnitude sigmoid + eps.
     """
     y, *before = inputs
-    (fn, base, scale), count, eps = weights, attrs["streams"], np.float32(attrs["eps"])
-    if before:
+    count, eps = attrs["streams"], np.float32(attrs["eps"])
+    apart, magnitude = attrs.get("apart", False), np.float32(attrs.get("magnitude", 2.0))
+    if before and apart:
+        streams = before[1][..., None] * y[:, None] + before[0].reshape(len(y), count, -1)
+    elif before:
         post, comb = before[1][:, :count], before[1][:, count:].reshape(-1, count, count)
         streams = post[..., None] * y[:, None] + np.einsum("tji,tjd->tid", comb, before[0].reshape(len(y), count, -1))
     else:
         streams = np.repeat(y[:, None], count, axis=1)
-    flat = streams.reshape(len(y), -1)
+    if not weights:
+        return [streams.mean(axis=1)]
+    (fn, base, scale), flat = weights, streams.reshape(len(y), -1)
     w = flat @ fn.reshape(-1, flat.shape[1]).T
     w = w / np.sqrt(np.mean(flat * flat, axis=-1, keepdims=True) + np.float32(attrs["norm_eps"]))
     w = w * scale[np.minimum(np.arange(w.shape[1]) // count, 2)] + base
@@ -53,13 +62,16 @@ def mix_streams(context: RankContext, inputs: Arrays, weights: Arrays, attrs: At
     out = np.einsum("ti,tid->td", sigmoids[:, :count] + eps, streams)
     if attrs["last"]:
         return [out]
+    post = magnitude * sigmoids[:, count:] + (eps if apart else 0)
+    if apart:
+        return [out, flat, post]
     terms = np.exp(w[:, 2 * count :]).reshape(-1, count, count)
     comb = terms / terms.sum(axis=-1, keepdims=True) + eps
     for step in range(attrs["iterations"]):
         if step:
             comb = comb / (comb.sum(axis=2, keepdims=True) + eps)
         comb = comb / (comb.sum(axis=1, keepdims=True) + eps)
-    return [out, flat, np.concatenate([2 * sigmoids[:, count:], comb.reshape(len(y), -1)], axis=1)]
+    return [out, flat, np.concatenate([post, comb.reshape(len(y), -1)], axis=1)]
 
 
 @lower("mix_streams", "inference")
@@ -74,6 +86,8 @@ def lower_mix_streams(lowering: ServingLowering, group: Group) -> None:
     # the last call keeps its streams to itself
     width = instr.attrs["streams"] * instr.inputs[0].dims[-1].elements
     total = lowering.buffer("arena", width, rows=lowering.local_tokens) if instr.attrs["last"] else places[1]
+    settings = {"apart": False, "magnitude": 2.0, **instr.attrs}
+    del settings["last"]
     lowering.emit(
         "mix_streams",
         x=x,
@@ -82,6 +96,6 @@ def lower_mix_streams(lowering: ServingLowering, group: Group) -> None:
         sum=total,
         coefs=absent if instr.attrs["last"] else places[2],
         out=places[0],
-        **dict(zip(("fn", "base", "scale"), map(lowering.vector, instr.weights), strict=True)),
-        **{name: instr.attrs[name] for name in ("streams", "iterations", "eps", "norm_eps")},
+        **dict(zip(("fn", "base", "scale"), map(lowering.vector, instr.weights or (None,) * 3), strict=True)),
+        **settings,
     )

@@ -10,7 +10,10 @@ namespace {
 
 struct AttendLatent : Carved<AttendLatent, AttentionRun<AttendLatent, ckdist_attend_latent_step>> {
   AttentionFields attention() const {
-    return {step.layer, step.q, step.out, 0, step.scale, 0.f, nullptr, false, false, nullptr, step.listed};
+    AttentionFields of = {step.layer, step.q, step.out, 0, step.scale, 0.f, nullptr};
+    if (step.sinks >= 0) of.sinks = r.vector(step.sinks);
+    of.listed = step.listed, of.listed_window = step.listed_window;
+    return of;
   }
   static int64_t workspace_bytes(const Inference& r, const Fields& step) { return listed_bytes(r, step, step.listed); }
 

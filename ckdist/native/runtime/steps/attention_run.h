@@ -25,7 +25,8 @@ struct AttentionFields {
   bool cross = false;                      // attends to an encoder's output
   const RelativeBias* relative = nullptr;  // null: none
   int32_t listed = -1;                     // value of positions that tokens see if they have more; -1: all
-  int32_t listed_block = 0;  // positions of a block, if blocks are listed for each kv-head; 0: positions are
+  int32_t listed_block = 0;   // positions of a block, if blocks are listed for each kv-head; 0: positions are
+  int32_t listed_window = 0;  // tokens of a window, if the last, incomplete one ends the list
 };
 
 // `Derived` must have `AttentionFields attention() const`.
@@ -106,8 +107,11 @@ struct AttentionRun : StepRun<Inference, StepFields> {
     task.first_position = chunk.first_position + first, task.tokens = tokens, task.window = of.window;
     if (of.bidirectional) task.context = chunk.first_position + chunk.tokens;
     if (of.cross) task.context = r.batch.firsts[sequence];
-    if (is_listed(task.first_position))
-      task.first_position = top_k() - (of.listed_block ? of.listed_block - task.first_position % of.listed_block : 1);
+    if (is_listed(task.first_position)) {
+      const int64_t block = of.listed_block, window = of.listed_window, position = task.first_position;
+      const int64_t unseen = window ? window - 1 - (position + 1) % window : 0;  // at the end of the list
+      task.first_position = top_k() - (block ? block - position % block : 1 + unseen);
+    }
     return task;
   }
 

@@ -20,7 +20,9 @@ struct MixStreams : StepRun<Inference, ckdist_mix_streams_step> {
   static int64_t chunks_of(const Inference& r, const Fields& step) {
     return (r.value(step.y).width + kChunk - 1) / kChunk;
   }
-  static int weights(const Fields& step) { return step.coefs < 0 ? step.streams : step.streams * (step.streams + 2); }
+  static int weights(const Fields& step) {
+    return step.streams * (step.coefs < 0 ? 1 : step.apart ? 2 : step.streams + 2);
+  }
   static int parts(const Fields& step) { return weights(step) + 1; }  // the last one is the sum of squares
 
   int64_t width() const { return r.value(step.y).width; }
@@ -66,11 +68,12 @@ struct MixStreams : StepRun<Inference, ckdist_mix_streams_step> {
     for (int64_t i = 0; i < count; i++) {
       float* const out = row(step.sum, t) + i * width() + at.begin;
       scaled(y, post ? post[i] : 1.f, n, out);
-      for (int64_t j = 0; post && j < count; j++)
+      if (post && step.apart) k.add_scaled(row(step.x, t) + i * width() + at.begin, 1.f, n, out);
+      for (int64_t j = 0; post && !step.apart && j < count; j++)
         k.add_scaled(row(step.x, t) + j * width() + at.begin, post[count + j * count + i], n, out);
       sums[parts(step) - 1] += k.sum_squares(out, n);
-      const float* fn = r.vector(step.fn) + i * width() + at.begin;
-      for (int w = 0; w < weights(step); w++, fn += count * width()) sums[w] += dot(fn, out, n);
+      const float* fn = step.fn < 0 ? nullptr : r.vector(step.fn) + i * width() + at.begin;
+      for (int w = 0; step.fn >= 0 && w < weights(step); w++, fn += count * width()) sums[w] += dot(fn, out, n);
     }
   }
 
@@ -78,6 +81,7 @@ struct MixStreams : StepRun<Inference, ckdist_mix_streams_step> {
   void coefficients(int64_t t, float* c) const {
     const int64_t chunks = chunks_of(r, step);
     const int count = step.streams, all = weights(step);
+    if (step.fn < 0) return void(std::fill(c, c + count, 1.f / float(count)));
     const float* sums = reinterpret_cast<const float*>(r.workspace()) + t * chunks * parts(step);
     float squares = 0.f;
     std::fill(c, c + all, 0.f);
@@ -90,8 +94,8 @@ struct MixStreams : StepRun<Inference, ckdist_mix_streams_step> {
     for (int w = 0; w < all; w++) c[w] = c[w] * inverse * scale[std::min(w / count, 2)] + base[w];
     for (int w = 0; w < std::min(all, 2 * count); w++) c[w] = 1.f / (1.f + std::exp(-c[w]));
     for (int w = 0; w < count; w++) c[w] += step.eps;
-    for (int w = count; w < std::min(all, 2 * count); w++) c[w] *= 2.f;
-    if (all > count) balance(c + 2 * count);
+    for (int w = count; w < std::min(all, 2 * count); w++) c[w] = c[w] * step.magnitude + (step.apart ? step.eps : 0.f);
+    if (all > 2 * count) balance(c + 2 * count);
   }
 
   // Makes a matrix whose rows and columns have sums near 1. Sinkhorn & Knopp 1967.

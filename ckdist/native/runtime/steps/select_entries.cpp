@@ -1,5 +1,5 @@
 // Chooses the compressed entries that a token sees: a lightning indexer scores all entries of complete windows. The
-// entries with the largest scores are listed.
+// entries with the largest scores are listed, or the positions of their windows.
 #include "runtime/steps/carved.h"
 #include "runtime/steps/select_run.h"
 #include "runtime/steps/window_cache.h"
@@ -40,17 +40,18 @@ struct SelectEntries : Carved<SelectEntries, AttentionRun<SelectEntries, ckdist_
   }
 
   const int32_t* table_of(int sequence) const { return r.batch.block_tables + start_of(sequence).block; }
-  int64_t top_k() const { return r.value(step.out).width; }
+  int64_t listed_width() const { return r.value(step.out).width; }
+  int64_t top_k() const { return step.positions ? listed_width() / step.entries.ratio : listed_width(); }
   int64_t entries_of(int64_t position) const { return (position + 1) / step.entries.ratio; }
   int32_t* list_of(int64_t token) {
     int64_t stride;
-    return reinterpret_cast<int32_t*>(r.floats(step.out, &stride) + token * top_k());
+    return reinterpret_cast<int32_t*>(r.floats(step.out, &stride) + token * listed_width());
   }
 
   void run() {
     const WindowCache cache(r, step.layer, step.entries, true);
     const int64_t made = cache.each_complete(thread, [&](int sequence, int64_t window) {
-      const Rope rope = r.rotation(step.rope_table, start_of(sequence).token, window * step.entries.ratio);
+      const Rope rope = rotation(start_of(sequence).token, window * step.entries.ratio);
       cache.compress(sequence, start_of(sequence).token, table_of(sequence), window, rope, step.eps, buffers().entry);
     });
     if (made > 0) r.meet(thread, index);
@@ -63,7 +64,7 @@ struct SelectEntries : Carved<SelectEntries, AttentionRun<SelectEntries, ckdist_
         const int64_t entries = entries_of(token.position);
         if (entries <= top_k()) return;
         score(cache, t, token, 0, blocks_of(entries), buffers().scores);
-        select_largest(buffers().scores, entries, top_k(), list_of(t));
+        list(buffers().scores, token.position, list_of(t));
       });
     }
     r.finish(thread, index, step.out, r.batch.tokens);
@@ -77,7 +78,20 @@ struct SelectEntries : Carved<SelectEntries, AttentionRun<SelectEntries, ckdist_
     select_by_sequence(
         *this, [&](int64_t s) { return entries_there(s) <= top_k() ? 0 : blocks_of(entries_there(s)); },
         [&](int64_t s, int64_t begin, int64_t end) { score(cache, s, token_of(s), begin, end, scores + s * stride); },
-        [&](int64_t s) { select_largest(scores + s * stride, entries_there(s), top_k(), list_of(s)); });
+        [&](int64_t s) { list(scores + s * stride, r.batch.chunks[s].first_position, list_of(s)); });
+  }
+
+  // Lists the entries that the token of a position sees, or their positions.
+  void list(const float* scores, int64_t position, int32_t* out) {
+    const int64_t k = top_k(), ratio = step.entries.ratio, entries = entries_of(position);
+    if (!step.positions) return select_largest(scores, entries, k, out);
+    int32_t* const chosen = out + listed_width() - k;  // moved to the front, each before the places of later ones
+    select_largest(scores, entries, k, chosen);
+    for (int64_t i = 0; i < k; i++) {
+      const int32_t first = chosen[i] * int32_t(ratio);
+      for (int64_t j = 0; j < ratio; j++) out[i * ratio + j] = first + int32_t(j);
+    }
+    for (int64_t j = 0; j < ratio - 1; j++) out[k * ratio + j] = int32_t(std::min(entries * ratio + j, position));
   }
 
   // Scores of a token for the entries [16 begin, 16 end). The last ones may not exist.

@@ -57,7 +57,7 @@ struct SelectPositions : Carved<SelectPositions, AttentionRun<SelectPositions, c
       r.kernels.elementwise.layer_norm(x, r.vector(step.norm), bias, step.eps, cache.key_width, key);
       x = key;
     }
-    rotate(x, rotation(token, position), cache.key_width, key);
+    rotate(x, rotation(token, position), cache.key_width, key, step.rope_first);
     uint8_t* const block =
         layer().blocks + layer().index_offset +
         r.batch.block_tables[start_of(sequence).block + position / kBlockTokens] * layer().block_stride;
@@ -82,7 +82,7 @@ struct SelectPositions : Carved<SelectPositions, AttentionRun<SelectPositions, c
     const float* const x = r.row_of(step.q, t);
     const Rope rope = rotation(t, token.position);
     for (int64_t h = 0; h < step.heads; h++)
-      rotate(x + h * cache.key_width, rope, cache.key_width, queries.q + h * cache.key_width);
+      rotate(x + h * cache.key_width, rope, cache.key_width, queries.q + h * cache.key_width, step.rope_first);
     const IndexTask task = queries.task(r.kernels.attention, cache, step.heads, r.row_of(step.weights, t));
     IndexBlocks(*this, token.sequence).each_piece(begin, end, [&](int64_t i, const uint8_t* const* blocks, int count) {
       r.kernels.attention.index_scores(task, blocks, count, out + i * kBlockTokens);

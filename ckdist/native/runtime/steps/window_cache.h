@@ -27,7 +27,7 @@ struct WindowCache {
     entries_offset = arrays.plain_offset(entries);
     narrow = KvType(arrays.at(entries).type) == KvType::f16;
   }
-  static int64_t room_floats(int64_t width) { return 4 * width; }
+  static int64_t room_floats(int64_t width) { return 5 * width; }
 
   // Keeps the last rows of each sequence. Entries are complete.
   void keep_rows(int thread) const {
@@ -58,7 +58,8 @@ struct WindowCache {
   void compress(int sequence, int64_t first_token, const int32_t* table, int64_t window, const Rope& rope, float eps,
                 float* room) const {
     const ElementwiseKernel& k = r.kernels.elementwise;
-    float *const most = room, *const sum = most + width, *const total = sum + width, *const gate = total + width;
+    float *const most = room, *const sum = most + width, *const total = sum + width, *const gate = total + width,
+                 *const normed = gate + width;
     const int64_t first = r.batch.chunks[sequence].first_position;
     const auto part_of = [&](int64_t position, int64_t part, bool gates) {
       const float* const row = position >= first ? r.row_of(gates ? of.gates : of.kv, first_token + position - first)
@@ -78,13 +79,17 @@ struct WindowCache {
     });
     each_slot(window, [&](int64_t position, int64_t part) {
       read_gate(position, part);
-      const float* const key = part_of(position, part, false);
+      const float* key = part_of(position, part, false);
+      if (of.key_norm >= 0) {
+        k.layer_norm(key, r.vector(of.key_norm), r.vector(of.key_bias), eps, width, normed);
+        key = normed;
+      }
       for (int64_t i = 0; i < width; i++) gate[i] -= most[i];
       k.sum_exp(gate, width, 0.f, 1.f, gate);
       for (int64_t i = 0; i < width; i++) sum[i] += gate[i], total[i] += gate[i] * key[i];
     });
     for (int64_t i = 0; i < width; i++) total[i] /= sum[i];
-    k.rms_norm(total, r.vector(of.norm), eps, width, total);
+    if (of.norm >= 0) k.rms_norm(total, r.vector(of.norm), eps, width, total);
     rotate_end(k, total, rope, width);
     write(total, width, entry(table, window));
   }
