@@ -83,9 +83,9 @@ class Template:
             return False
         if not all(isinstance(word, str) for word in (*words, *env)) or (found := program_of(words)) is None:
             return False
-        read = at_start(env)
-        if found[0] == "-m" and found[1].startswith("ckdist.") and read == at_start(os.environ):
-            read = {**read, "PYTHONPATH": self.read["PYTHONPATH"]}  # modules of the package are found without it, too
+        read, path = at_start(env), "PYTHONPATH"
+        if found[0] == "-m" and found[1].startswith("ckdist.") and read == at_start(os.environ) and path in self.read:
+            read = {**read, path: self.read[path]}  # modules of the package are found without it, too
         return read == self.read and network() == self.network
 
     def start(self, call: dict) -> int | None:
