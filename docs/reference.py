@@ -78,6 +78,7 @@ VARIABLES = {
     "CKDIST_LIBRARY": "another native library, for tests",
     "CKDIST_MODELS": "folder of the models that were fetched (default: in the user's data folder)",
     "CKDIST_START_TIMEOUT": "seconds in which all ranks must have come together without MPI",
+    "CKDIST_WARM": "set by a launcher: the connection of the process that forks ranks",
     "MASTER_ADDR": "host of rank 0, for a start without MPI",
     "MASTER_PORT": "port of rank 0",
     "NO_COLOR": "any value switches colours off",

@@ -285,7 +285,7 @@ WIDTHS = [(128, 128, False), (72, 40, False), (8, 24, False), (96, 64, True), (4
 
 @pytest.mark.parametrize("key_width, value_width, latent", WIDTHS)
 def test_attention_in_tiles_has_the_bits_of_avx512(key_width, value_width, latent):
-    names = ["", "_float", "_index", "_integer", "_bytes", "_parts", "_rotation", "_store"]
+    names = ["", "_float", "_index", "_index_codes", "_integer", "_bytes", "_parts", "_rotation", "_store"]
     sources = ["core/error.cpp", "bindings/attention_api.cpp", *(f"kernels/isa/attention{name}.cpp" for name in names)]
     path = over_model("tile_attention", sources)
     library, tiles = native.ffi.dlopen(str(path)), loaded(path)

@@ -71,7 +71,7 @@ def test_one_text_on_every_stage(folder, tmp_path):
     """
     if folder.name == "gemma3n":
         folder = gemma3n_of_two_groups(tmp_path)
-    two = folder.name in ("glm_moe_dsa", "gemma4", tmp_path.name)
+    two = folder.name in ("glm_moe_dsa", "gemma4", "hy_v4", tmp_path.name)
     stages = 2 if two else min(3, len(open_checkpoint(folder).spec.layers))
     assert run(stages, folder, stages, generated) == run(1, folder, 1, generated)
 
