@@ -86,7 +86,7 @@ def option(
 
     Args:
         default: The default; dict for an empty one; dataclasses.MISSING for a required setting.
-        flags: The last one is the long form; `Settings` adds the name of the field if none is long. A name without
+        flags: The last one is the long form. Without a long form, `Settings` adds the field's name. A name without
             dashes is a positional argument.
         kind: The type of the value, or of an element, if neither the default nor a field of `Settings` shows it.
         parse: Reads the value of a flag. Chosen by the type if None.

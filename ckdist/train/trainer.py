@@ -159,7 +159,7 @@ class Trainer:
             log.warning("%s", self.placement.note)
 
     def _open_tokenizer(self) -> None:
-        """Opens the tokenizer, and trains it first if none is given. A collective call."""
+        """Opens the tokenizer. Trains one if the configuration names none. A collective call."""
         if self.world.local_rank == 0:
             open_tokenizer(self.config, self.model, make=True)
         self.world.gather(None)  # its files exist now

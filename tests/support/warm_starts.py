@@ -74,7 +74,7 @@ class Template:
             self.process.wait()
 
     def takes(self, call: dict) -> bool:
-        """Whether a fork can be the program that `Popen` was called for."""
+        """True if a fork can be the program of this call of `Popen`."""
         words, env = words_of(call), environment_of(call)
         special = self.refuses or call["shell"] or call["executable"] or not call["close_fds"]
         special = special or any(call[name] not in (None, -1) for name in ("gid", "gids", "uid", "umask"))
@@ -188,7 +188,7 @@ def cold_starts() -> Iterator[None]:
 
 
 def thread_address() -> int | None:
-    """Where the kernel writes the number of this thread, if it says so."""
+    """The address to which the kernel writes the number of this thread, if it can be read."""
     address = ctypes.c_void_p()
     refused = ctypes.CDLL(None).prctl(PR_GET_TID_ADDRESS, ctypes.byref(address), 0, 0, 0)
     return None if refused else address.value
@@ -313,7 +313,7 @@ def show(words: list[str], environment: dict[str, str]) -> None:
 
 
 def program(words: list[str]) -> Callable[[], object]:
-    """What runs the program, in a fresh `__main__`. Its folder is the first in sys.path, as at a start."""
+    """Makes the function that runs the program in a fresh `__main__`, with its folder first in sys.path."""
     sys.modules["__main__"] = main = types.ModuleType("__main__")
     sys.orig_argv = words
     what, name, *arguments = program_of(words)

@@ -29,7 +29,7 @@ sys.exit(3)
 
 
 def shown(folder, name: str) -> dict:
-    """What a program says of itself that is started in `folder`."""
+    """The properties that a program started in `folder` prints of itself."""
     reading, writing = os.pipe()
     os.write(writing, b"by a pipe")
     os.close(writing)

@@ -380,7 +380,7 @@ struct ckdist_attend_latent_step {
   int32_t layer, rope_table;
   float eps, scale;
   int32_t listed; /* as in attend */
-  /* windows of so many tokens are listed, and the last, incomplete one, as in select_entries; 0: positions are */
+  /* tokens of a listed window; the last window may be incomplete, as in select_entries. 0: positions are listed */
   int32_t listed_window;
   float query_beta;
   int32_t query_context, query_from_one; /* as in attend */
