@@ -60,5 +60,5 @@ FAMILY = replace(
     gguf_values=hy_v4_gguf.values,
     safetensors=deepseek_v2.SAFETENSORS.but_in_layers(OF_LAYER).but(HEAD),
     gguf_names=hy_v4_gguf.NAMES,
-    ignored=(*deepseek_v2.FAMILY.ignored, r"model\.mtp_layers\..*"),
+    ignored=deepseek_v2.FAMILY.ignored,
 )
