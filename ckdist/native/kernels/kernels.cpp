@@ -36,6 +36,7 @@ const bool weights_fetched = false;
   extern const GradientKernel gradient_kernel;       \
   extern const QuantizeKernel quantize_kernel;       \
   extern const DeltaRuleKernel delta_rule_kernel;    \
+  extern const StateGradientKernel state_gradient_kernel; \
   extern const LowRankKernel low_rank_kernel;        \
   }
 #define CKDIST_DECLARE_BYTES(isa)                                \
@@ -113,6 +114,7 @@ namespace {
         bf16::softmax_kernel,                                                                        \
         vectors::quantize_kernel,                                                                    \
         vectors::delta_rule_kernel,                                                                  \
+        vectors::state_gradient_kernel,                                                              \
         vectors::low_rank_kernel},                                                                   \
        bytes::ordered_kernels, bytes::interleaved_kernels, vectors::f32_kernel, vectors::f16_kernel, \
        bf16::bf16_kernel, bf16::float8_kernels)
