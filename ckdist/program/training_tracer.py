@@ -181,6 +181,10 @@ class TrainingTracer(Tracer):
             raise ConfigError(f"models with the activation {function} can be served, not trained: choose another")
         return self.gated(x, x, "relu")
 
+    def join(self, x: Value, y: Value, factor: float) -> Value:
+        """The sum, by two ops that have gradients."""
+        return self.add(x, self.scale(y, factor))
+
     def product(self, a: Value, b: Value) -> Value:
         """The product of the elements."""
         return self.emit("gated", (a, b), (), ["product"], function="identity")[0]

@@ -37,7 +37,7 @@ from transformers import AutoModelForCausalLM
 FAMILIES = ["llama2", "llama3", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "phi4", "olmo2", "olmo3", "granite", "smollm3", "glm4", "deepseek_dense", "exaone4",
             "hunyuan_v1_dense", "ministral3"]
 # Their gradients get our names as their weights do: by our reader of folders, which is linear but for what it adds to norms.
-STATES = ["qwen35", "olmo_hybrid", "lfm2", "bamba", "nemotron_h", "falcon_h1", "kimi_linear"]
+STATES = ["qwen35", "olmo_hybrid", "lfm2", "bamba", "nemotron_h", "falcon_h1"]
 EXPERTS = ["mixtral", "qwen3moe", "deepseek_v3", "gptoss", "hunyuan_v1_moe", "afmoe", "laguna"]
 FAMILIES += EXPERTS + STATES
 BALANCED = {"mixtral": 0.02, "qwen3moe": 0.3}  # coefficient of the load-balancing loss
@@ -79,7 +79,7 @@ def computing_in(dtype: torch.dtype):
 
 
 def in_float64(family: str):
-    eager = {"attn_implementation": "eager"} | ({"experts_implementation": "eager"} if family in (*EXPERTS, "kimi_linear") else {})
+    eager = {"attn_implementation": "eager"} | ({"experts_implementation": "eager"} if family in EXPERTS else {})
     model = AutoModelForCausalLM.from_pretrained(GOLDEN / family, dtype=torch.float32, **eager).eval().double()
     rotation, float32 = getattr(model.model, "rotary_emb", None), torch.float32
     if rotation is None:
