@@ -13,7 +13,7 @@ from ckdist.program.routing import Routing
 from ckdist.program.tracer import LatentWeights, LowRank, Spec, Tracer
 
 PRODUCTS = 4  # of a step, as in native/runtime/steps/products.h
-NOT_TRAINED = "models with linear or compressed attention can be served, not trained: choose another model"
+NOT_TRAINED = "models with Mamba-1, compressed attention or streams can be served, not trained: choose another model"
 WITH_GRADIENT = ("silu", "gelu_tanh", "clamped_swiglu", "sigmoid", "softplus", "identity", "relu")
 
 

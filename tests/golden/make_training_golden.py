@@ -35,7 +35,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 FAMILIES = ["llama2", "llama3", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "phi4", "olmo2", "olmo3", "granite", "smollm3", "glm4", "deepseek_dense", "exaone4",
-            "hunyuan_v1_dense", "ministral3"]
+            "hunyuan_v1_dense", "ministral3", "arcee"]
 # Their gradients get our names as their weights do: by our reader of folders, which is linear but for what it adds to norms.
 STATES = ["qwen35", "olmo_hybrid", "lfm2", "bamba", "nemotron_h", "falcon_h1"]
 EXPERTS = ["mixtral", "qwen3moe", "deepseek_v3", "gptoss", "hunyuan_v1_moe", "afmoe", "laguna"]

@@ -151,9 +151,9 @@ HYBRID = {
     ],
 )
 def test_layers_of_other_kinds(tmp_path, model, ranks, fields):
-    model = {**DEEP, **model}
-    train(deep(tmp_path / "alone", model_config=model), world=SingleWorld())
-    c = deep(tmp_path / "stages", 2, model_config=model, **fields)
+    model, few = {**DEEP, **model}, {"max_steps": 4}  # further ones magnify what another order of sums changes
+    train(deep(tmp_path / "alone", model_config=model, **few), world=SingleWorld())
+    c = deep(tmp_path / "stages", 2, model_config=model, **few, **fields)
     curve(c, ranks)
     assert_same_curve(metrics(pathlib.Path(c.output_dir)), metrics(tmp_path / "alone" / "out"))
 

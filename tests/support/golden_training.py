@@ -14,7 +14,7 @@ from tests.support.paths import GOLDEN
 FAMILIES = [
     "llama2", "llama3", "mistral", "qwen2", "qwen3", "gemma2", "gemma3",
     "phi4", "olmo2", "olmo3", "granite", "smollm3", "glm4", "mixtral", "qwen3moe", "hunyuan_v1_moe",
-    "deepseek_dense", "exaone4", "hunyuan_v1_dense", "ministral3",
+    "deepseek_dense", "exaone4", "hunyuan_v1_dense", "ministral3", "arcee",
 ]  # fmt: skip
 # A model whose first layer makes rounding large: PyTorch's own gradients in float32 are 1.4e-5 from those in float64.
 # In bfloat16 it says nothing.
