@@ -151,7 +151,9 @@ class TrainingLowering(Lowering):
     def residual(self, output: Value) -> ValueIndex:
         """The value that the step of `output` adds to it, or ABSENT."""
         other = self.names.residuals.get(output)
-        while other is not None and self.source(other).name not in self.at:  # an add in the step of one operand, which comes later
+        while (
+            other is not None and self.source(other).name not in self.at
+        ):  # an add in the step of one operand, which comes later
             first, second = self.graph.makers[other.name].inputs
             other = first if self.names.residuals.get(first) == second else second
         return ValueIndex(ABSENT) if other is None else self.place_of(other)

@@ -5,7 +5,7 @@ keys' and values' matrices of latent attention become one tensor.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -57,8 +57,8 @@ def stored_tensors(spec: ModelSpec, weights: Mapping[str, np.ndarray]) -> Iterat
 
 def _taps(spec: ModelSpec, kernel: str) -> int:
     """Tokens of the short convolution with this kernel."""
-    mixer = spec.layers[int(kernel.split(".")[2])].mixer
-    return getattr(getattr(mixer, "mamba", mixer), "conv_kernel")
+    mixer: Any = spec.layers[int(kernel.split(".")[2])].mixer
+    return getattr(mixer, "mamba", mixer).conv_kernel
 
 
 def _stacks(names: TensorNames, weights: Mapping[str, np.ndarray]) -> Iterator[StoredTensor]:

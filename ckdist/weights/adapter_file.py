@@ -392,7 +392,7 @@ def save_adapter(folder: Path, lora: Lora, base: str, parameters: Mapping[str, n
 
 
 def _patterns(lora: Lora, ranks: Mapping[str, int]) -> dict[str, dict[str, float]]:
-    """The entries for linears whose rank is a multiple of the adapter's, by pattern. Their scale is that of the others."""
+    """The entries for linears whose rank is a multiple of the adapter's, by pattern. They have the others' scale."""
     alpha = {key: (factor**0.5 if lora.rank_stabilized else factor) * lora.alpha for key, factor in ranks.items()}
     return {"rank_pattern": {key: factor * lora.rank for key, factor in ranks.items()}, "alpha_pattern": alpha}
 

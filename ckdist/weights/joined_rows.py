@@ -1,4 +1,4 @@
-"""Weights whose rows lie in one stored matrix, head by head, such as gated queries: their rows, and adapters of them."""
+"""Weights whose rows lie in one stored matrix, head by head, such as gated queries, and adapters of these."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -36,7 +36,11 @@ def joined_adapter(
             parts_of |= {at: parts for at, parts in names.stored([f"{stem}.weight"]).items() if names.has("joined", at)}
     found, ranks, shapes = dict(parameters), dict[str, int](), weight_shapes(spec) if parts_of else {}
     for stored, parts in parts_of.items():
-        stem, stems, heads = stored.removesuffix(".weight"), [p.removesuffix(".weight") for p in parts], heads_of(spec, parts[0])
+        stem, stems, heads = (
+            stored.removesuffix(".weight"),
+            [p.removesuffix(".weight") for p in parts],
+            heads_of(spec, parts[0]),
+        )
         pairs = [[found.pop(f"{one}.lora_{kind}.weight", None) for kind in "AB"] for one in stems]
         low = [a for a, _ in pairs if a is not None]
         values, first = [], 0

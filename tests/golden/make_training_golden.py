@@ -36,7 +36,7 @@ from transformers import AutoModelForCausalLM
 
 FAMILIES = ["llama2", "llama3", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "phi4", "olmo2", "olmo3", "granite", "smollm3", "glm4", "deepseek_dense", "exaone4",
             "hunyuan_v1_dense", "ministral3", "arcee"]
-# Their gradients get our names as their weights do: by our reader of folders, which is linear but for what it adds to norms.
+# Their gradients get our names by our reader of folders, which is linear but for the 1 that it adds to norms.
 STATES = ["qwen35", "olmo_hybrid", "lfm2", "bamba", "nemotron_h", "falcon_h1"]
 EXPERTS = ["mixtral", "qwen3moe", "deepseek_v3", "gptoss", "hunyuan_v1_moe", "afmoe", "laguna"]
 FAMILIES += EXPERTS + STATES
@@ -162,7 +162,8 @@ def read_again(family: str, stored: dict[str, np.ndarray]) -> dict[str, np.ndarr
     for scale in (1, 0):
         with tempfile.TemporaryDirectory() as folder:
             shutil.copy(GOLDEN / family / "config.json", folder)
-            save_file({n: np.ascontiguousarray(g * scale, np.float32) for n, g in stored.items()}, f"{folder}/model.safetensors")
+            scaled = {n: np.ascontiguousarray(g * scale, np.float32) for n, g in stored.items()}
+            save_file(scaled, f"{folder}/model.safetensors")
             tensors = open_checkpoint(folder).tensors.values()
             found.append({source.name: np.asarray(read_tensor(source), np.float64) for source in tensors})
     return {name: value - found[1][name] for name, value in found[0].items()}

@@ -16,7 +16,7 @@ struct StateTokens {
   const float* beta;   // (count,)
 };
 
-// Gradients to which those of some columns are added.
+// The gradients of some columns are added to these.
 struct StateSums {
   float *q, *k;  // (count, key_width)
   float* decay;  // as StateTokens::decay
@@ -31,7 +31,7 @@ struct StateGradientKernel {
   // gradient of the state after the tokens, then of that before them.
   void (*back)(const StateTokens& tokens, const float* states, const float* taken, const float* d_out, float* d_state,
                const StateSums& sums, float* dv);
-  // Of l2_norm: dx.
+  // dx of l2_norm.
   void (*l2_norm)(const float* x, const float* dy, float eps, float scale, int64_t n, float* dx);
   // out[i] = dy[i] * silu'(x[i])
   void (*silu)(const float* x, const float* dy, int64_t n, float* out);

@@ -6,7 +6,7 @@ import numpy as np
 
 from ckdist.errors import LayoutError
 from ckdist.program.ops.delta_rule import silu
-from ckdist.program.ops.op import TrainingLowering, lower, op, same, summed_over, vjp, whole
+from ckdist.program.ops.op import TrainingLowering, lower, op, same, summed_over, total, vjp, whole
 from ckdist.program.ops.op_types import Arrays, Attrs, Emitter, Gradients, Inferred, RankContext, Values, Weights
 from ckdist.program.program import Instr, Value
 from ckdist.program.step import ABSENT, GradientIndex
@@ -35,7 +35,7 @@ def _sums(context: RankContext, x: np.ndarray, weights: Arrays) -> tuple[np.ndar
     """(results before the activation, the kernel by channel)."""
     kernel = weights[0].reshape(x.shape[1], -1)  # (channels, taps)
     taps = kernel.shape[1]
-    made = sum(_shifted(context, x, taps - 1 - i) * kernel[:, i] for i in range(taps))
+    made = total(_shifted(context, x, taps - 1 - i) * kernel[:, i] for i in range(taps))
     return (made + weights[1] if len(weights) > 1 else made), kernel
 
 
@@ -70,7 +70,7 @@ def convolve_grad(context: RankContext, inputs: Arrays, weights: Arrays, attrs: 
     sigmoid = 1 / (1 + np.exp(-s))
     ds = dy * sigmoid * (1 + s * (1 - sigmoid)) if attrs["activates"] else dy
     shifts = [kernel.shape[1] - 1 - i for i in range(kernel.shape[1])]
-    dx = sum(_shifted(context, ds, -by) * kernel[:, i] for i, by in enumerate(shifts))
+    dx = total(_shifted(context, ds, -by) * kernel[:, i] for i, by in enumerate(shifts))
     dw = np.stack([(ds * _shifted(context, x, by)).sum(axis=0) for by in shifts], axis=1)
     return [dx, *[dw.reshape(weights[0].shape), ds.sum(axis=0)][: attrs["weight_grads"]]]
 
@@ -105,4 +105,3 @@ def lower_convolve_grad(lowering: TrainingLowering, instr: Instr) -> None:
     fields = dict(zip(("weight_gradient", "bias_gradient"), gradients, strict=True))
     dy = lowering.place_of(instr.inputs[1])
     lowering.emit("convolve_grad", **_fields(lowering, instr), **fields, dy=dy, dx=lowering.output(dx))
-

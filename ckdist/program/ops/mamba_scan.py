@@ -13,7 +13,15 @@ from ckdist.program.ops.delta_rule import key_heads, silu, softplus
 from ckdist.program.ops.elementwise import GATES
 from ckdist.program.ops.op import ServingLowering, TrainingLowering, lower, op, same, total, vjp, whole
 from ckdist.program.ops.op_types import (
-    Arrays, Attrs, Emitter, Gradients, Group, Inferred, RankContext, Values, Weights,
+    Arrays,
+    Attrs,
+    Emitter,
+    Gradients,
+    Group,
+    Inferred,
+    RankContext,
+    Values,
+    Weights,
 )  # fmt: skip
 from ckdist.program.program import Instr, Value
 from ckdist.program.step import ABSENT, ValueIndex, VectorIndex
@@ -176,8 +184,9 @@ def group_norm_vjp(g: Emitter, instr: Instr, grads: list[Value], wanted: list[bo
     """One instruction for the gradients of x and of the weight. Raises LayoutError if heads are sharded."""
     if len(instr.inputs) > 1:
         raise LayoutError(f"group_norm of sharded heads [{instr.inputs[0].dims[-1]}] has no gradient")
-    names, attrs = ["d_norm", *([f"d_{instr.weight(0).name}"] * wanted[1])], {**instr.attrs, "weight_grad": wanted[1]}
-    dx, *dw = g.emit("group_norm_grad", (instr.inputs[0], grads[0]), instr.weights, names, **attrs)
+    names = ["d_norm", f"d_{instr.weight(0).name}"][: 1 + wanted[1]]
+    attrs = {**instr.attrs, "weight_grad": wanted[1]}
+    dx, *dw = g.emit("group_norm_grad", (*instr.inputs, grads[0]), instr.weights, names, **attrs)
     return [dx, *(dw or [None])]
 
 

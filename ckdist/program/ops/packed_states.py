@@ -52,7 +52,11 @@ class _Heads:
         self.v = inputs[2].reshape(len(inputs[2]), -1, values.width)
         a_log, dt_bias = weights[:2]
         if self.corrects:
-            own = {"inputs": attrs["inputs"][3:5], "beta_scale": attrs["beta_scale"], "decay_floor": attrs["decay_floor"]}
+            own = {
+                "inputs": attrs["inputs"][3:5],
+                "beta_scale": attrs["beta_scale"],
+                "decay_floor": attrs["decay_floor"],
+            }
             decay, self.beta = delta_gates(context, inputs[3:5], [a_log, dt_bias], own)
         else:
             self.beta = np.clip(softplus(inputs[3] + dt_bias), attrs["dt_low"], attrs["dt_high"])
@@ -60,7 +64,7 @@ class _Heads:
         self.decay = decay.reshape(*self.beta.shape, -1)  # (tokens, heads, factors)
 
     def state(self, before: np.ndarray, t: int) -> tuple[np.ndarray, np.ndarray]:
-        """The state after token t, (heads, keys, values), and what its key adds before the factor beta."""
+        """The state after token t, (heads, keys, values), and the values that its key adds, without the factor beta."""
         faded = before * self.decay[t][:, :, None]
         taken = self.v[t] - np.einsum("hk,hkv->hv", self.k[t], faded) * self.corrects
         return faded + self.k[t][:, :, None] * (self.beta[t][:, None] * taken)[:, None], taken
@@ -114,9 +118,9 @@ def infer_delta_grad(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred
 
 @op("delta_grad", infer_delta_grad)
 def delta_grad(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
-    """The gradients, from the last token to the first: with S' = decay S, u = v - k S' and S2 = S' + k beta u,
+    """The gradients, from the last token to the first.
 
-    dS2 += q do, dq = S2 do, du = beta k dS2, dk = dS2 beta u - S' du, dS' = dS2 - k du, d_decay = dS' S,
+    With S' = decay S, u = v - k S' and S2 = S' + k beta u: dS2 += q do, dq = S2 do, du = beta k dS2, dk = dS2 beta u - S' du, dS' = dS2 - k du, d_decay = dS' S,
     dS = decay dS'. Without correction u = v, and du is not part of dk and dS'.
     """
     heads = _Heads(context, inputs, weights, attrs)
@@ -127,7 +131,8 @@ def delta_grad(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Att
         states, taken = [heads.start], []
         for t in range(s.start, s.stop):
             state, own = heads.state(states[-1], t)
-            states.append(state), taken.append(own)
+            states.append(state)
+            taken.append(own)
         d = heads.start
         for i in reversed(range(s.stop - s.start)):
             t = s.start + i
@@ -189,16 +194,15 @@ def _gate_gradients(
 
 def _fields(lowering: TrainingLowering, instr: Instr) -> dict[str, Any]:
     """The fields that both steps have. Raises LayoutError if this rank's heads are not even groups."""
+    attrs, count = instr.attrs, 5 if instr.attrs["corrects"] else 4
     q, _, v, a = instr.inputs[:4]
-    keys, values, attrs = q.dims[-1], v.dims[-1], instr.attrs
-    heads = local_heads(keys, values, attrs["tiled"], lowering)
-    names = ("a_log", "dt_bias", "skip")
-    weights = [*(lowering.parameter(w) for w in instr.weights), ParameterIndex(ABSENT)]
-    inputs = zip(("q", "k", "v", "a", "b"), (*map(lowering.place_of, instr.inputs[:5]),), strict=False)
-    fields = dict(inputs) if attrs["corrects"] else {**dict(list(inputs)[:4]), "b": ValueIndex(ABSENT)}
-    numbers = {name: attrs.get(name, 0.0) for name in (*NORMED, *LIMITS)}
-    return {**fields, **dict(zip(names, weights, strict=False)), **heads, **numbers,
-            "by_row": a.dims[-1].width > 1, "corrects": attrs["corrects"]}  # fmt: skip
+    inputs = [*map(lowering.place_of, instr.inputs[:count]), ValueIndex(ABSENT)][:5]
+    weights = [*map(lowering.parameter, instr.weights), ParameterIndex(ABSENT)][:3]
+    fields: dict[str, Any] = dict(zip(("q", "k", "v", "a", "b"), inputs, strict=True))
+    fields |= dict(zip(("a_log", "dt_bias", "skip"), weights, strict=True))
+    fields |= local_heads(q.dims[-1], v.dims[-1], attrs["tiled"], lowering)
+    fields |= {name: attrs.get(name, 0.0) for name in (*NORMED, *LIMITS)}
+    return fields | {"by_row": a.dims[-1].width > 1, "corrects": attrs["corrects"]}
 
 
 def local_heads(keys: Dim, values: Dim, tiled: bool, lowering: TrainingLowering) -> dict[str, Any]:

@@ -100,7 +100,8 @@ void back_states(const StateTokens& of, const float* states, const float* taken,
     const float *const before = states + t * size, *const after = before + size;
     const float *const q = of.q + int64_t{t} * n, *const k = of.k + int64_t{t} * n;
     const float* const decay = of.decay + int64_t{t} * (by_row ? n : 1);
-    const Columns d = load_columns(d_out + int64_t{t} * kStateColumns), u = load_columns(taken + int64_t{t} * kStateColumns);
+    const Columns d = load_columns(d_out + int64_t{t} * kStateColumns),
+                  u = load_columns(taken + int64_t{t} * kStateColumns);
     const Vec beta = set(of.beta[t]);
     const Columns added = scaled(u, beta);
     Vec rows[kLanes], decays[kLanes];

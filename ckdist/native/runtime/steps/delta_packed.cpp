@@ -24,7 +24,8 @@ struct DeltaPacked : Carved<DeltaPacked, TrainingRun<ckdist_delta_packed_step>> 
     const States of{r, step};
     const int64_t tokens = r.program.max_tokens, by_row = step.by_row ? tokens * of.key_width() : 0;
     const StateRows rows = StateRows::carve(c, tokens, of.key_width(), of.factors());
-    float *const q = c.floats(by_row), *const k = c.floats(by_row), *const state = c.floats(of.key_width() * of.columns());
+    float *const q = c.floats(by_row), *const k = c.floats(by_row),
+                 *const state = c.floats(of.key_width() * of.columns());
     float *const v = c.floats(kChunk * of.columns()), *const out = c.floats(kChunk * of.columns());
     return {rows, q, k, state, v, out, c.floats(of.factors())};
   }
@@ -54,12 +55,11 @@ struct DeltaPacked : Carved<DeltaPacked, TrainingRun<ckdist_delta_packed_step>> 
         of.part(step.v, token + t, head * values, values, v);
         std::fill(v + values, v + columns, 0.f);
       }
-      r.kernels.delta_rule.update(
-          {int(count), own.rows.q + first * keys, own.rows.k + first * keys, own.v,
-           own.rows.decay + first * of.factors(), own.rows.beta + first, own.out,
-           step.by_row ? own.decayed_q + first * keys : nullptr, step.by_row ? own.decayed_k + first * keys : nullptr,
-           step.corrects != 0},
-          int(keys), int(columns), own.state);
+      r.kernels.delta_rule.update({int(count), own.rows.q + first * keys, own.rows.k + first * keys, own.v,
+                                   own.rows.decay + first * of.factors(), own.rows.beta + first, own.out,
+                                   step.by_row ? own.decayed_q + first * keys : nullptr,
+                                   step.by_row ? own.decayed_k + first * keys : nullptr, step.corrects != 0},
+                                  int(keys), int(columns), own.state);
       for (int64_t t = 0; t < count; ++t) {
         float* const out = own.out + t * columns;
         if (step.skip >= 0)
@@ -88,7 +88,8 @@ struct DeltaGrad : Carved<DeltaGrad, TrainingRun<ckdist_delta_grad_step>> {
     float* parts[4];
     for (float*& part : parts) part = c.floats(kChunk * kStateColumns);
     float *const gates = c.floats(of.factors()), *const row = c.floats(keys), *const skip = c.floats(tokens);
-    return {rows, sums, kept, states, d_state, parts[0], parts[1], parts[2], parts[3], gates, row, skip, c.floats(keys)};
+    return {rows,     sums,     kept,  states, d_state, parts[0],      parts[1],
+            parts[2], parts[3], gates, row,    skip,    c.floats(keys)};
   }
 
   void run() {
@@ -151,9 +152,10 @@ struct DeltaGrad : Carved<DeltaGrad, TrainingRun<ckdist_delta_grad_step>> {
       std::copy_n(own.kept + chunk * size, size, own.states);
       advance(chunk);
       of.read_columns(step.d_out, start + first, length(chunk), head, column, own.d_out);
-      const StateSums sums{own.sums.q + first * keys, own.sums.k + first * keys,
-                           own.sums.decay + first * of.factors(), own.sums.beta + first};
-      kernel.back(tokens_of(of, own, first, length(chunk)), own.states, own.taken, own.d_out, own.d_state, sums, own.dv);
+      const StateSums sums{own.sums.q + first * keys, own.sums.k + first * keys, own.sums.decay + first * of.factors(),
+                           own.sums.beta + first};
+      kernel.back(tokens_of(of, own, first, length(chunk)), own.states, own.taken, own.d_out, own.d_state, sums,
+                  own.dv);
       for (int64_t t = 0; t < length(chunk); ++t) {
         float *const dv = own.dv + t * kStateColumns, *const d_out = own.d_out + t * kStateColumns;
         if (step.skip >= 0) {
@@ -165,7 +167,7 @@ struct DeltaGrad : Carved<DeltaGrad, TrainingRun<ckdist_delta_grad_step>> {
     }
   }
 
-  // Stores the gradients of a head's gates, and what its rate and its skip add for each token.
+  // Stores the gradients of a head's gates, and the summands of its rate and its skip for each token.
   void store_gates(const States& of, const Room& own, int64_t sequence, int64_t head) {
     const int64_t n = of.factors(), start = of.first(sequence);
     const float by = of.rate(head), *const bias = r.parameter(step.dt_bias) + head * n;

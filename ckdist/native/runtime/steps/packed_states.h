@@ -1,4 +1,4 @@
-// The states of heads in training (gated delta rule, Mamba-2): what a pass and its gradient read of the tokens.
+// The tokens' rows that the states of heads read in training (gated delta rule, Mamba-2).
 #pragma once
 #include <algorithm>
 #include <cmath>
