@@ -261,3 +261,16 @@ def test_batches_leave_live_prompts_their_steps_and_take_short_ones_beside_them(
     steps = [advance(scheduler, read) for _ in range(5)]
     assert all(chunks[0].sequence.id == "live" for chunks in steps)
     assert 1 <= max(chunk.tokens for chunks in steps for chunk in chunks) <= 16
+
+
+def test_prompts_after_a_slow_first_step_are_not_computed_token_by_token():
+    """The first step may pack weights, and no step has decoded alone yet."""
+    scheduler = make(max_tokens=512, max_step_seconds=0.2)
+    add(scheduler, "first", 4, 200)
+    advance(scheduler, lambda _: 14.0)
+    others = [add(scheduler, i, 19, 200) for i in range(7)]
+    steps = 0
+    while any(other.reads_prompt for other in others):
+        advance(scheduler, lambda chunks: 0.1 + 0.01 * sum(chunk.tokens for chunk in chunks))
+        steps += 1
+    assert steps <= 24, "133 tokens, of which a step has about seven"
