@@ -150,7 +150,7 @@ def test_a_request_and_its_answer(server):
 
 
 def test_requests_that_come_together_begin_in_one_step(server):
-    group = [dict(op="submit", id=str(i), prompt=ids([i, 3]), sampling=GREEDY) for i in range(4)]
+    group = [{"op": "submit", "id": str(i), "prompt": ids([i, 3]), "sampling": GREEDY} for i in range(4)]
     server.socket.send_multipart([encode(message) for message in group])
     assert server.tokens("3")[0] == alone([3, 3], SamplingParams(**GREEDY))
     assert server.stats()["step_seconds_count"] == 6
