@@ -85,11 +85,11 @@ class Shards:
         if replica.rank:
             replica.send(own.flat, 0, GATHER_TAG)
             return None
-        whole = Arena(self.whole_shapes)
+        whole = Arena(self.whole_shapes, dtype=own.flat.dtype)
         for rank, place in enumerate(Mesh(self.mesh.axes, rank) for rank in self.mesh.group("pp", "tp")):
             weights, part = self.stages[place.index("pp")], own
             if rank:
-                part = Arena(_shapes(weights, place))
+                part = Arena(_shapes(weights, place), dtype=own.flat.dtype)
                 replica.recv(part.flat, rank, GATHER_TAG)
             for weight in weights:
                 whole[weight.name][_spans(weight, place)] = part[weight.name]

@@ -248,7 +248,7 @@ class Trainer:
     def _needed_memory(self, program: LossProgram, mesh: Mesh) -> dict[str, int]:
         """Bytes of this rank, by content. Raises CapacityError if they are not free."""
         needed = rank_bytes(self.config.optim, self.config.zero_stage, program, mesh, self.threads)
-        remedy = "use a smaller batch, lora_r, or a larger tensor_parallel_size, zero_stage or pipeline_parallel_size"
+        remedy = "use a smaller batch, lora_r, weights_dtype bfloat16, or a larger zero_stage or tensor_parallel_size"
         require(needed, self.world.local_size, remedy)
         return needed
 
