@@ -297,7 +297,7 @@ class TrainConfig(Settings, has_flags=False):
         if self.lora_r and self.weights_dtype != "float32":
             raise ConfigError(
                 f"weights_dtype ({self.weights_dtype}) is for all weights, and lora_r ({self.lora_r}) trains few: "
-                "leave it out"
+                "set lora_r to 0 (ckdist tune --full), or leave it out"
             )
         for name in ("use_dora", "lora_dropout") if not self.lora_r else ():
             if getattr(self, name):
