@@ -10,7 +10,7 @@ from ckdist.program.lowered import ALIGNMENT
 from ckdist.program.program import Weight
 from ckdist.weights.safetensors_writer import as_stored
 
-NARROW = np.dtype(np.uint16)  # numpy's type of arrays of bfloat16
+WIDE, NARROW = np.dtype(np.float32), np.dtype(np.uint16)  # of arrays of float32, and of bfloat16
 
 
 def shape_of(weight: Weight) -> tuple[int, ...]:
@@ -34,19 +34,19 @@ class Arena(Mapping[str, np.ndarray]):
     Args:
         shapes: Name -> shape of each array.
         flat: Memory of the right size. Default: new zeros.
-        dtype: Of new zeros.
+        dtype: The type of new zeros.
     """
 
     def __init__(
         self,
         shapes: Mapping[str, tuple[int, ...]],
         flat: np.ndarray | None = None,
-        dtype: np.dtype[Any] = np.dtype(np.float32),
+        dtype: np.dtype[Any] = WIDE,
     ) -> None:
         self.shapes, self.places = dict(shapes), self.places_of(shapes)
         at = self.size(self.shapes.values())
         self.flat = np.zeros(at, dtype) if flat is None else flat
-        assert self.flat.shape == (at,) and self.flat.dtype in (np.float32, NARROW)
+        assert self.flat.shape == (at,) and self.flat.dtype in (WIDE, NARROW)
         self._views = {
             name: self.flat[begin:end].reshape(self.shapes[name]) for name, (begin, end) in self.places.items()
         }

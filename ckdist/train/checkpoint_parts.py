@@ -17,13 +17,13 @@ import numpy as np
 
 from ckdist.errors import ModelFileError
 from ckdist.regular_file import write_synced
-from ckdist.train.arena import NARROW, widened
+from ckdist.train.arena import NARROW, WIDE, widened
 from ckdist.weights.json_file import read_json_object
 from ckdist.weights.safetensors import read_safetensors
 from ckdist.weights.safetensors_writer import TensorToWrite, write_safetensors
 
 PARTS = "training"  # the folder of the files
-TYPES = {np.dtype(np.float32): "F32", NARROW: "BF16"}
+TYPES = {WIDE: "F32", NARROW: "BF16"}
 Span = tuple[int, int]
 
 

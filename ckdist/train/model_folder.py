@@ -97,7 +97,7 @@ def _write_model(
 
 def _converted(values: np.ndarray, dtype: str) -> np.ndarray:
     """The values as `dtype` of a file."""
-    return values if (values.dtype == NARROW) == (dtype == "BF16") and dtype != "F16" else as_stored(widened(values), dtype)
+    return values if values.dtype == NARROW and dtype == "BF16" else as_stored(widened(values), dtype)
 
 
 def write_folder(

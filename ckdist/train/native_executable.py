@@ -16,7 +16,7 @@ from ckdist.program.execution_plan import ExecutionPlan, native_program
 from ckdist.program.lowered import Lowered
 from ckdist.program.pool import ThreadPool
 from ckdist.program.step import ParameterIndex
-from ckdist.train.arena import NARROW, Arena, assign
+from ckdist.train.arena import NARROW, WIDE, Arena, assign
 from ckdist.train.batch import PackedBatch
 from ckdist.train.loss_program import LossProgram
 from ckdist.train.ranks import TrainingRanks
@@ -115,7 +115,7 @@ class NativeExecutable:
         held = {place.name: shapes[place.name] for place in lowered.parameters if not place.stored}
         floats = lowered.trained_floats
         # Weights of one type are in one arena, the trained ones first.
-        first, dtype = (trained, NARROW) if is_narrow else (held, np.dtype(np.float32))
+        first, dtype = (trained, NARROW) if is_narrow else (held, WIDE)
         if self._frozen or self._zero > 2:
             self._pages = _pages(dtype.itemsize * Arena.size(first.values()))
         both = Arena(first, np.frombuffer(self._pages, dtype) if self._pages else None, dtype)
@@ -180,7 +180,7 @@ class NativeExecutable:
         size = self.parameters.flat.itemsize
         first, last = (min(max(edge, begin), end) for edge in self._owned[self.ranks.data.rank])
         for low, high in ((begin, first), (last, end)):
-            start, stop = (edge // mmap.PAGESIZE * mmap.PAGESIZE for edge in (size * low - 1 + mmap.PAGESIZE, size * high))
+            start, stop = -(-size * low // mmap.PAGESIZE) * mmap.PAGESIZE, size * high // mmap.PAGESIZE * mmap.PAGESIZE
             if start < stop:
                 self._pages.madvise(mmap.MADV_DONTNEED, start, stop - start)
 

@@ -18,11 +18,11 @@ def rounding(
     Args:
         seed: The training's.
         name: The weight's.
-        shape: Of the whole weight.
+        shape: The whole weight's.
         spans: The range of each dimension in this rank's shard. Default: all.
         first: The element of the shard that the part begins with.
     """
-    (rows, columns), stacks = (1, *shape)[-2:], shape[:-2]
+    rows, stacks = (1, *shape)[-2], shape[:-2]
     spans = spans or tuple((0, size) for size in shape)
     (row, row_end), (column, column_end) = ((0, 1), *spans)[-2:]
     before = spans[0][0] * math.prod(stacks[1:]) if stacks else 0  # matrices

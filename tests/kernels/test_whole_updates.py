@@ -6,7 +6,7 @@ import pytest
 from ckdist.comm.communicator import open_communicator
 from ckdist.mesh import Mesh
 from ckdist.program.pool import ThreadPool
-from ckdist.train.arena import Arena, assign
+from ckdist.train.arena import WIDE, Arena, assign
 from ckdist.train.config import TrainConfig
 from ckdist.train.loss_program import lower_model
 from ckdist.train.moments import state_floats
@@ -19,7 +19,7 @@ SPEC = small_spec(heads=6, kv_heads=3, head_dim=8, ffn=100, vocab=77)
 STEPS, TOKENS = 2, 16
 
 
-def updated(optim: str, dp: int, tp: int, zero: int, world=None, dtype=np.dtype(np.float32)):
+def updated(optim: str, dp: int, tp: int, zero: int, world=None, dtype=WIDE):
     """The whole parameters' shards after some updates, and the names that this rank keeps."""
     mesh = Mesh.of_job(dp * tp, world.rank if world else 0, dp=dp, tp=tp)
     communicator = open_communicator(world, timeout=20) if world else None
