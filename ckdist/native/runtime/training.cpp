@@ -258,9 +258,10 @@ void Training::place_parameters(const ckdist_place_parameters_step& s) {
   for (int32_t i = 0; i < s.gathered_count; ++i) {
     const int64_t begin = s.gathered[2 * i], end = s.gathered[2 * i + 1];
     gathers_.push_back({begin, end, data_->begin([this, begin, end](Collectives& c) {
-      const std::vector<int64_t> bytes = sizes_of_shares(begin, end, trained_at(1) - trained_at(0));
-      c.all_gather(trained_at(share_of(data_->rank, begin, end).begin), trained_at(begin), bytes.data());
-    })});
+                          const std::vector<int64_t> bytes = sizes_of_shares(begin, end, trained_at(1) - trained_at(0));
+                          c.all_gather(trained_at(share_of(data_->rank, begin, end).begin), trained_at(begin),
+                                       bytes.data());
+                        })});
   }
   if (s.awaited) gathers_[size_t(s.awaited - 1)].operation->wait();
   for (; gathered_ < size_t(s.awaited); ++gathered_) widen_vectors(gathers_[gathered_].begin, gathers_[gathered_].end);

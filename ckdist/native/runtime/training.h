@@ -208,8 +208,8 @@ class Training : public Executor {
   // The packs that are made once. Packs of one parameter are consecutive, so that it is read from memory once.
   std::vector<int32_t> frozen_;
   int64_t frozen_bytes_ = 0, row_floats_ = 0;
-  std::vector<float> vectors_;       // trained vectors as floats, if parameters are bfloat16
-  std::vector<int64_t> vector_at_;   // of each parameter: its place in vectors_
+  std::vector<float> vectors_;      // trained vectors as floats, if parameters are bfloat16
+  std::vector<int64_t> vector_at_;  // of each parameter: its place in vectors_
   std::optional<Arena> kept_arena_, frozen_arena_;
   uint8_t* kept_ = nullptr;  // kept values of the batch
   ckdist_training_pass pass_{};
@@ -219,9 +219,9 @@ class Training : public Executor {
     int64_t begin, end;
     std::shared_ptr<Communicator::Operation> operation;
   };
-  std::vector<Gather> gathers_;  // of parameters
-  size_t gathered_ = 0;          // the first of them that are complete
-  std::vector<std::shared_ptr<Communicator::Operation>> sent_;     // ring: one for each buffer of program.outgoing
+  std::vector<Gather> gathers_;                                 // of parameters
+  size_t gathered_ = 0;                                         // the first of them that are complete
+  std::vector<std::shared_ptr<Communicator::Operation>> sent_;  // ring: one for each buffer of program.outgoing
   size_t turn_ = 0;
   double pack_seconds_ = 0;
 };
