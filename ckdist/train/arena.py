@@ -1,7 +1,11 @@
 """Named arrays in one block of memory: the optimizer and the reduction of gradients make one pass over it."""
 
 import math
+import mmap
+import os
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -50,6 +54,15 @@ class Arena(Mapping[str, np.ndarray]):
         self._views = {
             name: self.flat[begin:end].reshape(self.shapes[name]) for name, (begin, end) in self.places.items()
         }
+
+    @classmethod
+    def in_file(cls, shapes: Mapping[str, tuple[int, ...]], dtype: np.dtype[Any], folder: Path) -> "Arena":
+        """An arena of zeros in a file without a name, for what memory may not hold. Raises OSError."""
+        size = dtype.itemsize * cls.size(shapes.values())
+        with tempfile.TemporaryFile(dir=folder) as file:
+            os.posix_fallocate(file.fileno(), 0, size)  # a full disk is an error here
+            mapped = mmap.mmap(file.fileno(), size)
+        return cls(shapes, np.frombuffer(mapped, dtype))
 
     @classmethod
     def places_of(cls, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, int]]:

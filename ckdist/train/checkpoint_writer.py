@@ -161,15 +161,26 @@ class CheckpointWriter:
                 assign(into.flat[low:high], part.reshape(-1)[low - begin : high - begin])
 
     def gathered(self) -> Arena | None:
-        """The whole weights of the first replica on rank 0; None on others. A collective call."""
+        """The whole weights of the first replica on rank 0; None on others. A collective call.
+
+        They are in a file if memory does not hold them.
+        """
+        folder = Path(self.config.output_dir)
+
+        def make(shapes: dict[str, tuple[int, ...]]) -> Arena:
+            dtype = self.parameters.flat.dtype
+            fits = dtype.itemsize * Arena.size(shapes.values()) <= free_memory(self.world.local_size)
+            return Arena(shapes, dtype=dtype) if fits else Arena.in_file(shapes, dtype, folder)
+
         try:
-            own = self.optimizer.gathered(Path(self.config.output_dir))
+            own = self.optimizer.gathered(folder)
+            if own is None or not self.ranks.has_first_tokens:
+                return None
+            return self.shards.gather(own, self.ranks.replica, make)
         except OSError as error:
             raise EngineError(
                 f"the weights could not be gathered in {self.config.output_dir}: {disk_reason(error)}"
             ) from None
-        has_weights = self.ranks.has_first_tokens and own is not None
-        return self.shards.gather(own, self.ranks.replica) if has_weights and own is not None else None
 
     # Writing
 

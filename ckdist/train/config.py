@@ -316,11 +316,11 @@ class TrainConfig(Settings, has_flags=False):
 
     def _check_zero(self) -> None:
         """Raises ConfigError for a setting that needs all gradients or weights on a rank."""
-        others = {"method": "sft", "pipeline_parallel_size": 1}
-        others |= {"samples": 0, "lora_r": 0} if self.zero_stage > 2 else {}
-        for name, value in others.items():
+        others = {"method": ("sft", "1"), "pipeline_parallel_size": (1, "1")}
+        if self.zero_stage > 2:
+            others["lora_r"] = 0, "2, and tensor_parallel_size to shard the base"
+        for name, (value, remedy) in others.items():
             if getattr(self, name) != value:
-                remedy = 2 if name in ("samples", "lora_r") else 1
                 raise ConfigError(
                     f"{name} ({getattr(self, name)}) must be {value} with zero_stage {self.zero_stage}: "
                     f"set zero_stage to {remedy}"

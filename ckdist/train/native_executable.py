@@ -38,7 +38,9 @@ class TrainingBytes:
 
 def _pages(size: int) -> mmap.mmap:
     """`size` bytes of memory whose pages can be freed."""
-    return mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    pages = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    pages.madvise(mmap.MADV_HUGEPAGE)
+    return pages
 
 
 def _once_read(lowered: Lowered) -> list[tuple[int, int]]:
@@ -171,6 +173,11 @@ class NativeExecutable:
             return {}
         ends = np.array([end for _, end in self._owned], np.int64)
         return {"share_ends": ends, "gradient_share": self.gradient_share}
+
+    @property
+    def gathers(self) -> bool:
+        """True if each pass gathers the weights from all replicas (ZeRO-3)."""
+        return self._zero > 2
 
     def _free_others(self, name: str) -> None:
         """ZeRO-3: frees the pages of a parameter that other ranks own."""

@@ -6,9 +6,6 @@ here or in the next forward pass.
 """
 
 import math
-import mmap
-import os
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -118,19 +115,14 @@ class Optimizer:
     def gathered(self, folder: Path) -> Arena | None:
         """All parameters on the first of the ranks that share them; None on others. A collective call of these.
 
-        With ZeRO-3 they are in a file without a name in `folder`, because memory may not hold them. Raises OSError.
+        With ZeRO-3 they are in a file in `folder`, because memory may not hold them. Raises OSError.
         """
         if self._sharing is None or not self.gathers:
             return self.parameters
         if self._sharing.rank:
             self._sharing.send(self.parameters.flat[self.begin : self.end], 0, GATHER_TAG)
             return None
-        size = self.parameters.flat.size
-        with tempfile.TemporaryFile(dir=folder) as file:
-            dtype = self.parameters.flat.dtype
-            os.posix_fallocate(file.fileno(), 0, dtype.itemsize * size)  # a full disk is an error here
-            mapped = mmap.mmap(file.fileno(), dtype.itemsize * size)
-            whole = Arena(self.parameters.shapes, np.frombuffer(mapped, dtype))
+        whole = Arena.in_file(self.parameters.shapes, self.parameters.flat.dtype, folder)
         whole.flat[self.begin : self.end] = self.parameters.flat[self.begin : self.end]
         for rank, (begin, end) in enumerate(self.shares[1:], 1):
             self._sharing.recv(whole.flat[begin:end], rank, GATHER_TAG)

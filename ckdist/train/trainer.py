@@ -352,8 +352,9 @@ class Trainer:
         return last
 
     def _show_samples(self) -> None:
-        """Continues some held-out prompts on the first replica, and prints them."""
-        if self.config.samples and self.validation is not None and self.ranks.mesh.index("dp") == 0:
+        """Continues some held-out prompts on the first replica, or on all if they share weights, and prints them."""
+        takes_part = self.ranks.mesh.index("dp") == 0 or self.executable.gathers
+        if self.config.samples and self.validation is not None and takes_part:
             from ckdist.train.samples import continued
 
             for line in continued(self.executable, self.validation, self.tokenizer, self.config):

@@ -32,7 +32,7 @@ def trained(folder: pathlib.Path, ranks: int, zero: int, steps: int = 2, **field
     "ranks, fields",
     [
         (3, {"per_device_train_batch_size": 2, "activation_checkpointing": True, "bf16": True, "model_config": TIED}),
-        (4, {"tensor_parallel_size": 2, "transport": "tcp"}),
+        (4, {"tensor_parallel_size": 2, "transport": "tcp", "samples": 1}),
         (2, {"sequence_parallel_size": 2, "per_device_train_batch_size": 6, "model_config": EXPERTS, **NARROW}),
     ],
 )
