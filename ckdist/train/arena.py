@@ -57,7 +57,7 @@ class Arena(Mapping[str, np.ndarray]):
 
     @classmethod
     def in_file(cls, shapes: Mapping[str, tuple[int, ...]], dtype: np.dtype[Any], folder: Path) -> "Arena":
-        """An arena of zeros in a file without a name, for what memory may not hold. Raises OSError."""
+        """An arena of zeros in a file without a name, which memory need not hold. Raises OSError."""
         size = dtype.itemsize * cls.size(shapes.values())
         with tempfile.TemporaryFile(dir=folder) as file:
             os.posix_fallocate(file.fileno(), 0, size)  # a full disk is an error here
