@@ -91,6 +91,7 @@ class TrainedModel:
                 frozenset(self._quantised(shards)),
                 stage,
                 config.zero_stage > 2 and mesh.size("dp") * mesh.size("sp") > 1,
+                config.weights_dtype,
             )
         except LayoutError as error:
             sharded = f" with tensor_parallel_size {mesh.size('tp')}" if mesh.size("tp") > 1 else ""

@@ -13,13 +13,14 @@ from ckdist.models.families.family import TensorNames, stack_of
 from ckdist.models.moe_weights import is_expert
 from ckdist.models.registry import family
 from ckdist.models.spec import ModelSpec
+from ckdist.train.arena import widened
 from ckdist.train.moments import is_kernel
 from ckdist.weights.joined_rows import joined_rows
 from ckdist.weights.stored_weights import heads_of, num_heads
 
 
 class StoredTensor(NamedTuple):
-    """A tensor of a file. `values()` makes its float32 array when it is written."""
+    """A tensor of a file. `values()` makes its array, float32 or bfloat16, when it is written."""
 
     name: str
     shape: tuple[int, ...]
@@ -87,7 +88,7 @@ def _stack(arrays: list[np.ndarray], alternating: bool, transposed: bool) -> np.
 
 def _rows(names: TensorNames, parts: list[tuple[str, np.ndarray]], heads: int) -> np.ndarray:
     """Concatenates the rows of the parts, head by head. Stored norms do not include the 1 that the family adds."""
-    arrays = [array - np.float32(1) if names.has("plus_one", name) else array for name, array in parts]
+    arrays = [widened(array) - np.float32(1) if names.has("plus_one", name) else array for name, array in parts]
     return arrays[0] if len(arrays) == 1 else joined_rows(arrays, heads)
 
 

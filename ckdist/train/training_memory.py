@@ -1,5 +1,6 @@
 """Predicts the memory of a training on one rank, from its lowered steps, before anything is loaded."""
 
+import math
 from collections.abc import Mapping, Sequence
 
 from ckdist.errors import CapacityError
@@ -32,6 +33,7 @@ def training_bytes(
     waiting: Sequence[int] = (0,),
     threads: int = 1,
     ranks: int = 1,
+    weight_bytes: int = 4,
 ) -> dict[str, int]:
     """Bytes on this rank by purpose, without quantised matrices, which keep the type of their file.
 
@@ -43,6 +45,7 @@ def training_bytes(
         waiting: For each chunk of layers: batches between their forward and backward passes.
         threads: Compute threads. Each packs the keys of a sequence.
         ranks: Ranks that divide each sequence.
+        weight_bytes: Bytes per element of the trained weights.
     """
     padded = lambda n: -(-n // TILE) * TILE
 
@@ -77,7 +80,7 @@ def training_bytes(
 
     trained = 4 * lowered.trained_floats
     return {
-        "trained weights": trained,
+        "trained weights": weight_bytes * lowered.trained_floats,
         "gradients": trained,
         "optimizer state": state_bytes,
         "frozen weights": 4 * lowered.floats - trained + sum(map(packed, frozen)),
@@ -132,10 +135,11 @@ def rank_bytes(optim: str, zero_stage: int, program: LossProgram, mesh: Mesh, th
     own = owned_ranges(optim, shards.shapes, replicas, shards)[place]
     state = 4 * _state_floats(optim, shards, own, mesh.size("tp"))
     sizes = program.max_tokens, program.operand_bytes, state, program.stage.waiting
-    needed = training_bytes(program.lowered, *sizes, threads=threads, ranks=ranks)
-    update, freed = 4 * _update_floats(optim, shards, own, mesh.size("tp")), 0
+    weight_bytes = program.weight_bytes
+    needed = training_bytes(program.lowered, *sizes, threads, ranks, weight_bytes)
+    update, freed = 4 * _update_floats(optim, shards, own, mesh.size("tp"), weight_bytes < 4), 0
     if zero_stage and replicas > 1:
-        needed |= _sharded_bytes(program.lowered, own, zero_stage)
+        needed |= _sharded_bytes(program.lowered, own, zero_stage, weight_bytes)
         freed = 4 * sum(most_floats(program.lowered, own)) if zero_stage > 1 else 0
     needed["update"] = max(0, update - freed)
     needed["rotations"] = program.positions * rope_bytes_per_position(program.spec)
@@ -150,24 +154,24 @@ def _state_floats(optim: str, shards: Shards, own: Range, tensor_ranks: int) -> 
     return state_floats(optim, STATES[optim], kept_shapes(shards.shapes, own, shards if tensor_ranks > 1 else None))
 
 
-def _update_floats(optim: str, shards: Shards, own: Range, tensor_ranks: int) -> int:
+def _update_floats(optim: str, shards: Shards, own: Range, tensor_ranks: int, is_narrow: bool) -> int:
     """Floats of the arrays of an update that needs whole parameters."""
     if optim in ELEMENTWISE:
         return 0
     kept = kept_shapes(shards.shapes, own, shards if tensor_ranks > 1 else None)
     matrices = [shape for name, shape in kept.items() if optim == "muon" and muon.is_matrix(name, shape)]
-    products = max((muon.update_floats(*shape) for shape in matrices), default=0)
+    products = max((muon.update_floats(*shape) + is_narrow * math.prod(shape) for shape in matrices), default=0)
     exchanged = exchanged_floats(shards.shapes, own, shards) if tensor_ranks > 1 else 0
     return max(exchanged, exchanged // 2 + products)
 
 
-def _sharded_bytes(lowered: Lowered, own: Range, zero_stage: int) -> dict[str, int]:
+def _sharded_bytes(lowered: Lowered, own: Range, zero_stage: int, weight_bytes: int) -> dict[str, int]:
     """Bytes of the trained weights and gradients of the rank that owns the floats `own` of them (ZeRO)."""
     share, most = own[1] - own[0], most_floats(lowered, own)
-    held = {"gradients": share + (most.gradients if zero_stage > 1 else lowered.trained_floats)}
+    held = {"gradients": 4 * (share + (most.gradients if zero_stage > 1 else lowered.trained_floats))}
     if zero_stage > 2:
-        held["trained weights"] = share + most.gathered
-    return {name: 4 * floats for name, floats in held.items()}
+        held["trained weights"] = weight_bytes * (share + most.gathered)
+    return held
 
 
 def memory_line(of: str, needed: Mapping[str, int]) -> str:

@@ -12,17 +12,13 @@ struct Lookup : TrainingRun<ckdist_lookup_step> {
   // out = the table's row of a token's id: in place or unpacked; zeros if another rank has the row.
   void run() {
     const int64_t n = r.width(step.out);
-    const Weight* const packed = r.packed_parameter(step.table);
     each_token([&](int64_t t) {
       float* const out = r.write(step.out, t, row_buffer(3));
       const int64_t id = r.batch.token_ids[t] - step.first_row;
       if (id < 0 || id >= r.shape(step.table).rows) {
         std::fill_n(out, n, 0.f);
-      } else if (packed) {
-        const Matrix& m = packed->matrix;
-        r.kernels.linear[int(m.type)].unpack_row(m.tiles + id / kTileRows * m.tile_bytes, int(id % kTileRows), n, out);
-      } else {
-        std::copy_n(r.parameter(step.table) + id * n, n, out);
+      } else if (const float* const row = r.parameter_rows(step.table, id, 1, out); row != out) {
+        std::copy_n(row, n, out);
       }
       r.written(step.out, t, out);
     });
