@@ -159,7 +159,7 @@ def open_model(config: TrainConfig) -> TrainedModel:
     more = {"teacher": teacher, "labels": 2 if config.method == "reward" else 0}
     tracer = functools.partial(TrainingTracer, low_rank=lora.low_rank() if lora else None, **more)
     program = trace_loss(loss, spec, SINGLE, Mesh({"dp": 1}), tracer)
-    weights = tuple(w for w in trainable(program) if not lora or ".lora_" in w.name)
+    weights = tuple(w for w in trainable(program) if not lora or ".lora_" in w.name or w.name == SCORE)
     if lora and not weights:
         raise ConfigError(
             f"lora_target_modules ({', '.join(lora.targets)}) names no layer of {spec.family} that can have matrices"
