@@ -71,8 +71,10 @@ def export(spec: ModelSpec, where: str) -> GgufForm:
     more = {f"activation.{name}": beta for name, beta in BETAS.items()}
     if spec.block_residuals:
         more["attn_res.block_size"] = spec.block_residuals.size
-    more |= {"kda.gate_lower_bound": mixer.decay_floor for mixer in linear.values()}
-    more |= {"expert_latent_length": layer.ffn.latent for layer in spec.layers if isinstance(layer.ffn, MoeFfn)}
+    if floor := min((mixer.decay_floor for mixer in linear.values()), default=0.0):
+        more["kda.gate_lower_bound"] = floor
+    ffns = (layer.ffn for layer in spec.layers)
+    more["expert_latent_length"] = max((ffn.latent for ffn in ffns if isinstance(ffn, MoeFfn)), default=0)
     gates = {f"blk.{i}.attn_gate.weight": f"blk.{i}.ssm_g.weight" for i in linear}
     return replace(kimi_linear.export(spec, where, GGUF, more), names=gates)
 

@@ -27,7 +27,8 @@ struct AttendCompressed : Carved<AttendCompressed, AttentionRun<AttendCompressed
   static Room room(Carver& c, const Inference& r, const Fields& step) {
     const Inference::Layer& layer = r.layers[step.layer];
     const int64_t blocks = blocks_of(step.window + most_entries(r, step)), width = layer.cache.key_width;
-    uint8_t* const scratch = c.bytes(r.kernels.attention.scratch_bytes(layer.cache, kLatentTile, layer.max_heads_per_kv));
+    uint8_t* const scratch =
+        c.bytes(r.kernels.attention.scratch_bytes(layer.cache, kLatentTile, layer.max_heads_per_kv));
     uint8_t* const rows = c.bytes(blocks * layer.head_bytes);
     auto* const table = reinterpret_cast<int32_t*>(c.bytes(blocks * int64_t{sizeof(int32_t)}));
     float* const key = c.floats(width);
