@@ -73,8 +73,7 @@ def export(spec: ModelSpec, where: str) -> GgufForm:
         more["attn_res.block_size"] = spec.block_residuals.size
     if floor := min((mixer.decay_floor for mixer in linear.values()), default=0.0):
         more["kda.gate_lower_bound"] = floor
-    ffns = (layer.ffn for layer in spec.layers)
-    more["expert_latent_length"] = max((ffn.latent for ffn in ffns if isinstance(ffn, MoeFfn)), default=0)
+    more["expert_latent_length"] = max((at.ffn.latent for at in spec.layers if isinstance(at.ffn, MoeFfn)), default=0)
     gates = {f"blk.{i}.attn_gate.weight": f"blk.{i}.ssm_g.weight" for i in linear}
     return replace(kimi_linear.export(spec, where, GGUF, more), names=gates)
 
