@@ -147,7 +147,10 @@ def test_plans_of_a_machine_do_not_depend_on_the_cpu_that_computes_them():
     assert plain.stdout.count("prefill") and plain.stdout == best.stdout
 
 
-@pytest.mark.parametrize("method, more", [("full", ["--zero-stage", "3", "--optim", "adafactor"]), ("lora", [])])
+@pytest.mark.parametrize(
+    "method, more",
+    [("full", ["--zero-stage", "3", "--optim", "adafactor", "--weights-dtype", "bfloat16"]), ("lora", [])],
+)
 def test_a_training_is_planned(method, more, capsys):
     words = ["-m", "qwen3-0.6b", "--machine", "xeon-8280", "--train", method, "--batch-tokens", "512", *more]
     code, text, err = plan(*words, capsys=capsys)
