@@ -35,6 +35,8 @@ def broken(steps: set[int], value: float = np.inf):
     """An executable whose gradient, or loss if `value` is NaN, is not finite in these calls, from 1."""
 
     class Broken:
+        gathers = False
+
         def __init__(self, *arguments):
             self.inner, self.calls = reference_executable(*arguments), 0
             names = ("parameters", "gradients", "loss", "balance", "waited", "zero_grad", "flush")

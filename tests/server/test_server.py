@@ -340,7 +340,7 @@ def test_a_lost_rank_ends_the_job_by_name(kill, flags):
             for _ in stream:
                 pass
         code = server.process.wait(20)
-        assert time.monotonic() - start < 10 and code != 0
+        assert time.monotonic() - start < 15 and code != 0
         assert "rank 2" in server.output()
         assert not psutil.wait_procs(server.ranks, timeout=10)[1]
 
