@@ -155,9 +155,12 @@ def rotated_index(graph: Graph, select: Instr) -> dict[str, Instr]:
 
 
 def normed_windows(graph: Graph, select: Instr) -> dict[str, Instr]:
-    """The layer norm of the keys that make entries."""
-    norm = graph.maker(select.inputs[2], "layer_norm")
-    return {} if norm is None else {"key_norm": norm}
+    """The layer norm of the keys that make entries, and the norm of queries."""
+    found = {
+        "q_norm": graph.maker(select.inputs[0], "rms_norm"),
+        "key_norm": graph.maker(select.inputs[-2], "layer_norm"),
+    }
+    return {name: norm for name, norm in found.items() if norm}
 
 
 def delta_rule_with_its_parts(graph: Graph, rule: Instr) -> dict[str, Instr]:

@@ -273,6 +273,10 @@ def notes_on(spec: ModelSpec, unread: list[StoredWeights], predicting_layers: An
     """The notes of `notes_on_unread` about a model's files."""
     if not unread:
         return ()
+    if n := getattr(spec.streams, "ngrams", None):
+        from ckdist.weights.ngram_hashes import check_hashes
+
+        check_hashes(n, unread)
     from ckdist.weights.unread import is_zero_bias, notes_on_unread
 
     count = predicting_layers if type(predicting_layers) is int else 0

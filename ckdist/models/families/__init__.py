@@ -68,6 +68,7 @@ NAMES = {
     "qwen3moe": "qwen3moe Qwen3MoeForCausalLM qwen3_moe", "qwen3next": "qwen3next Qwen3NextForCausalLM qwen3_next",
     "qwen3vl": "qwen3vl Qwen3VLForConditionalGeneration qwen3_vl qwen3_vl_text",
     "qwen3vlmoe": "qwen3vlmoe Qwen3VLMoeForConditionalGeneration qwen3_vl_moe qwen3_vl_moe_text",
+    "qwen4_exp": "qwen4_exp Qwen4ExpForConditionalGeneration Qwen4ExpForCausalLM qwen4_exp_text :qwen4exp",
     "roberta": "roberta RobertaModel XLMRobertaModel RobertaForMaskedLM XLMRobertaForMaskedLM "
     "RobertaForSequenceClassification XLMRobertaForSequenceClassification xlm-roberta camembert",
     "sarvam_mla": "sarvam_mla SarvamMLAForCausalLM =deepseek_v3",
