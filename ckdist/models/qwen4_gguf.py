@@ -86,6 +86,7 @@ def ngrams(header: GgufHeader, layers: int) -> Ngrams | None:
         raise f.error("ple.ngram_size", tokens, "from 2 to 8, with a factor for each token and 64 hashes at most")
     if min(lists[1]) < 1 or max(lists[0]) >> 63 or len(shape) != 2 or max(map(sum, zip(*lists[1:], strict=True))) > shape[1]:
         raise ModelFileError(f"{f.where}: hashes of n-grams go beyond the {shape} elements of {TABLE}")
+    f.integer("embedding_length_per_layer_input", shape[0], low=shape[0], high=shape[0])
     end = f.integer("ple.eos_token_id", low=0, high=limits.MAX_VOCAB)
     taps = f.integer("ple.conv_kernel", high=limits.MAX_CONV)
     return Ngrams(int(given[0]), shape[0], shape[1], 0, each, end, taps, *lists)

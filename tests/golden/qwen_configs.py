@@ -1,7 +1,7 @@
 """Configurations of golden models of the Qwen team that read other parts of a sequence than attention alone does."""
 
-# Blocks of 4 positions, of which a token sees 3 and the last, incomplete one. The second layer adds embeddings of 2-grams
-# and 3-grams. Token 7 ends their context.
+# Blocks of 4 positions, of which a token sees 3 and the last, incomplete one. There are so many index heads that no two
+# scores are equal. The second layer adds embeddings of 2-grams and 3-grams. Token 7 ends their context.
 QWEN = {
     "qwen4_exp": {
         "architectures": ["Qwen4ExpForConditionalGeneration"], "model_type": "qwen4_exp",
@@ -11,7 +11,7 @@ QWEN = {
             "attention_bias": False, "layer_types": ["linear_attention", "linear_attention", "full_attention"],
             "full_attention_interval": 3, "output_gate_type": "sigmoid", "linear_conv_kernel_dim": 4,
             "linear_key_head_dim": 8, "linear_value_head_dim": 8, "linear_num_key_heads": 2, "linear_num_value_heads": 6,
-            "indexer_n_heads": 3, "indexer_kv_heads": 1, "indexer_head_dim": 16, "indexer_budget": 12,
+            "indexer_n_heads": 12, "indexer_kv_heads": 1, "indexer_head_dim": 16, "indexer_budget": 12,
             "indexer_compress_ratio": 4, "hc_count": 4, "hc_lowrank": 6, "ngram_size": 3, "heads_per_ngram": 2,
             "ngram_vocab_size_base": 50, "make_ngram_vocab_size_divisible_by": 8, "split_ngram_parts": 4, "seed": 1234,
             "ple_embed_dim": 16, "ple_layer_ids": [2], "ple_conv_kernel_size": 4, "eos_token_id": 7, "bos_token_id": 7,

@@ -25,7 +25,7 @@ KEYS = qwen35moe.KEYS.but(
         "ple_conv_kernel_size": 4, "seed": 1234, "split_ngram_parts": 512,
     },
     only={"indexer_kv_heads": 1},
-    unused=("mtp", "indexer_kv_heads"),
+    unused=("mtp", "number_of_conv_states"),
 )  # fmt: skip
 ROUTING = Routing(used=10)
 
