@@ -51,8 +51,8 @@ def gguf(header: GgufHeader) -> ModelSpec:
     blocks = {int(ratio) for ratio, one in zip(ratios, mixers, strict=False) if isinstance(one, Attention)}
     if len(ratios) < n.num_layers or len(blocks) != 1:
         raise f.error(names[3], str(ratios)[:80], f"one number in all layers with attention, of {n.num_layers} layers")
-    sizes = [f.integer(name, high=limits.MAX_POSITION) for name in names[:3]]
-    indexer = MeanIndexer(*sizes, Fields({names[3]: blocks.pop()}, f.where, f.prefix).integer(names[3]))
+    known = f.but({names[3]: blocks.pop()})
+    indexer = MeanIndexer(*(known.integer(name, high=limits.MAX_POSITION) for name in names))
     check(indexer, rope, f, names)
     ffn = from_gguf.experts(header, Routing(used=10), shared=True)
     layers = [
@@ -84,7 +84,12 @@ def ngrams(header: GgufHeader, layers: int) -> Ngrams | None:
     fits = [len(one) == wanted for one, wanted in zip(lists, (tokens, count, count), strict=True)]
     if not 2 <= tokens <= 8 or not 0 < count <= 64 or not all(fits) or min(min(one) for one in lists) < 0:
         raise f.error("ple.ngram_size", tokens, "from 2 to 8, with a factor for each token and 64 hashes at most")
-    if min(lists[1]) < 1 or max(lists[0]) >> 63 or len(shape) != 2 or max(map(sum, zip(*lists[1:], strict=True))) > shape[1]:
+    if (
+        min(lists[1]) < 1
+        or max(lists[0]) >> 63
+        or len(shape) != 2
+        or max(map(sum, zip(*lists[1:], strict=True))) > shape[1]
+    ):
         raise ModelFileError(f"{f.where}: hashes of n-grams go beyond the {shape} elements of {TABLE}")
     f.integer("embedding_length_per_layer_input", shape[0], low=shape[0], high=shape[0])
     end = f.integer("ple.eos_token_id", low=0, high=limits.MAX_VOCAB)

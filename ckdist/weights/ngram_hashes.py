@@ -1,4 +1,4 @@
-"""Checks the constants of hashes that a model's files have beside its table of n-grams."""
+"""Checks the constants of hashes in the files of a model with a table of n-grams."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING

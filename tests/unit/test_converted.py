@@ -28,6 +28,7 @@ OTHERWISE = {
     "kimi_k3": {"normed"},  # its scores have one vector
     "mistral4": {"query_scale"},
     "large3": {"group_scores"},
+    "qwen4_exp": {"rows", "parts", "tiled"},  # the table of n-grams is one tensor, and value heads have another order
 }
 
 

@@ -42,7 +42,7 @@ def ngrams(f: Fields, n: from_config.Sizes) -> Ngrams | None:
     tokens, each = size("ngram_size", low=2, high=8), size("heads_per_ngram", high=64)
     count, width = (tokens - 1) * each, size("ple_embed_dim", n.hidden_size, high=limits.MAX_WIDTH)
     if width % count or count > 64:
-        raise f.error("ple_embed_dim", width, f"a multiple of the {count} hashes, of which 64 are allowed")
+        raise f.error("ple_embed_dim", width, f"a multiple of the {count} hashes, at most 64")
     of_hashes = primes_from(size("ngram_vocab_size_base", high=1 << 28), count)
     unit, parts = size("make_ngram_vocab_size_divisible_by"), size("split_ngram_parts", high=1 << 14)
     rows = -(-sum(of_hashes) // unit) * unit

@@ -225,8 +225,8 @@ struct ckdist_attend_step {
      distance (key position - query position) from -reach to reach. */
   int32_t relative, reach;
   const int32_t* buckets;
-  int32_t listed;       /* value of select_positions: a token with more positions sees only those; -1: it sees all */
-  int32_t listed_block; /* positions of a block: `listed` is a value of select_blocks; 0: of select_positions */
+  int32_t listed;        /* value of select_positions: a token with more positions sees only those; -1: it sees all */
+  int32_t listed_block;  /* positions of a block: `listed` is a value of select_blocks; 0: of select_positions */
   int32_t listed_window; /* as in attend_latent */
   /* q at position p is multiplied by 1 + query_beta * log(1 + floor((p + query_from_one) / query_context)); query_beta
      0: by 1 */
@@ -464,7 +464,7 @@ struct ckdist_ngram_rows_step {
    1e-6))), for each stream: sum = x + g, rows = rms_norm(g). A part of each norm is for one stream. */
 struct ckdist_gate_streams_step {
   struct ckdist_step step;
-  int32_t x, key, value, sum, rows;         /* values */
+  int32_t x, key, value, sum, rows;        /* values */
   int32_t key_norm, query_norm, rows_norm; /* vectors */
   int32_t streams;
   float eps;
@@ -500,10 +500,11 @@ struct ckdist_attend_compressed_step {
   struct ckdist_compression entries;
 };
 
-/* Norms each head of q by q_norm (a vector; -1: none), rotates elements of it and stores the index entries of complete windows. For each token with more entries
-   than top_k: out = the entries with the largest scores, as in select_positions. With `positions` instead the positions
-   of their windows, then those of the last, incomplete window; the rest is the token's own position.
-   weights -1: all are 1. width of `out`: top_k; with `positions` top_k * ratio + ratio - 1. */
+/* Norms each head of q by q_norm (a vector; -1: none), rotates elements of it and stores the index entries of complete
+   windows. For each token with more entries than top_k: out = the entries with the largest scores, as in
+   select_positions. With `positions` instead the positions of their windows, then those of the last, incomplete window;
+   the rest is the token's own position. weights -1: all are 1. width of `out`: top_k; with `positions` top_k * ratio +
+   ratio - 1. */
 struct ckdist_select_entries_step {
   struct ckdist_step step;
   int32_t q, weights, out, q_norm;

@@ -26,7 +26,13 @@ if TYPE_CHECKING:  # these modules import the ops
 
 BLOCK_TOKENS = 16
 NO_VECTORS = dict.fromkeys(("bias", "norm", "key_norm", "key_bias"), VectorIndex(ABSENT))
-NO_ENTRIES = {**dict.fromkeys(("kv", "gates"), ValueIndex(ABSENT)), "ratio": 0, "overlap": False, "front": False, **NO_VECTORS}
+NO_ENTRIES = {
+    **dict.fromkeys(("kv", "gates"), ValueIndex(ABSENT)),
+    "ratio": 0,
+    "overlap": False,
+    "front": False,
+    **NO_VECTORS,
+}
 
 
 def rotated(context: RankContext, x: np.ndarray, attrs: Attrs, positions: np.ndarray, back: bool = False) -> np.ndarray:

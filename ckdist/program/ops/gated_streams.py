@@ -1,4 +1,7 @@
-"""Streams of hidden states that gates of low rank read: add_streams, read_streams, gate_streams. None has a gradient."""
+"""Streams of hidden states that gates of low rank read: add_streams, read_streams, gate_streams.
+
+None has a gradient.
+"""
 
 import numpy as np
 
@@ -108,14 +111,17 @@ def infer_gate_streams(inputs: Values, weights: Weights, attrs: Attrs) -> Inferr
     """The streams, and a row of the same width."""
     x, key, value = inputs
     _check("gate_streams", x, inputs, weights, attrs["streams"])
-    if key.dims[-1].elements != x.dims[-1].elements or value.dims[-1].elements * attrs["streams"] != x.dims[-1].elements:
+    if (
+        key.dims[-1].elements != x.dims[-1].elements
+        or value.dims[-1].elements * attrs["streams"] != x.dims[-1].elements
+    ):
         raise LayoutError(f"gate_streams: [{key.dims[-1]}] and [{value.dims[-1]}] do not fit [{x.dims[-1]}]")
     return [(x.dims, None), (x.dims, None)]
 
 
 @op("gate_streams", infer_gate_streams)
 def gate_streams(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
-    """A gate for each stream scales a value that is added to it. The second result is the norm of what is added.
+    """A gate for each stream scales a value that is added to it. The second result is the norm of the scaled value.
 
     Inputs: the streams x, a key for each stream, a value. Weights: the norms of keys, of x and of the result. With
     s = key . x / sqrt(width), both normed, the gate is sigmoid(sign(s) * sqrt(max(|s|, 1e-6))).

@@ -1,5 +1,5 @@
-// Streams of hidden states that gates of low rank read, and that each part of a layer writes to. A thread computes whole
-// streams of a token, or chunks of columns, so the bits do not depend on the threads.
+// Streams of hidden states that gates of low rank read, and that each part of a layer writes to. A thread computes
+// whole streams of a token, or chunks of columns, so the bits do not depend on the threads.
 #include <cmath>
 
 #include "runtime/steps/carved.h"
@@ -27,8 +27,7 @@ struct StreamsRun : Carved<Run, StepRun<Inference, Fields>> {
   template <class Visit>
   void each_item(int64_t each, Visit&& visit) const {
     const int64_t items = r.local_tokens * each;
-    for (int64_t i = items * thread / r.active(); i < items * (thread + 1) / r.active(); i++)
-      visit(i / each, i % each);
+    for (int64_t i = items * thread / r.active(); i < items * (thread + 1) / r.active(); i++) visit(i / each, i % each);
   }
 };
 

@@ -116,9 +116,9 @@ struct ConvolveStreams : RecentRun<ConvolveStreams, ckdist_convolve_streams_step
     for (int k = 0; k < step.taps; k++) {
       const int64_t back = int64_t{step.taps - 1 - k} * step.dilation;
       if (at.position < back) continue;
-      const float* const row =
-          (token - back >= at.first ? r.row_of(step.rows, token - back) : recent.before(at.sequence, at.position - back)) +
-          first;
+      const float* const row = (token - back >= at.first ? r.row_of(step.rows, token - back)
+                                                         : recent.before(at.sequence, at.position - back)) +
+                               first;
       for (int64_t i = 0; i < n; i++) out[i] += taps[i * step.taps + k] * row[i];
     }
     r.kernels.elementwise.activate(GateFunction::silu, out, n);

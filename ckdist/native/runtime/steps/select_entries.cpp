@@ -106,8 +106,7 @@ struct SelectEntries : Carved<SelectEntries, AttentionRun<SelectEntries, ckdist_
     std::copy(x, x + step.heads * of.key_width, own.q);
     for (int h = 0; h < step.heads; h++) {
       float* const head = own.q + h * of.key_width;
-      if (step.q_norm >= 0)
-        r.kernels.elementwise.rms_norm(head, r.vector(step.q_norm), step.eps, of.key_width, head);
+      if (step.q_norm >= 0) r.kernels.elementwise.rms_norm(head, r.vector(step.q_norm), step.eps, of.key_width, head);
       WindowCache::rotate(r.kernels.elementwise, head, rope, of.key_width, step.entries.front != 0);
     }
     if (step.weights < 0) std::fill(own.ones, own.ones + step.heads, 1.f);
