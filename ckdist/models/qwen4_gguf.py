@@ -29,6 +29,14 @@ def begins(sizes: Sequence[int]) -> tuple[int, ...]:
     return tuple(itertools.accumulate((0, *sizes[:-1])))
 
 
+def whole(f: Fields, name: str) -> list[int]:
+    """Reads a list of whole numbers that are not negative."""
+    values = array(f, name)
+    if values.dtype.kind not in "iu" or (values < 0).any():
+        raise f.error(name, str(values)[:80], "a list of whole numbers, none of them negative")
+    return values.tolist()
+
+
 def check(i: MeanIndexer, rope: RopeSpec, f: Fields, names: Sequence[str]) -> None:
     """Raises ModelFileError for sizes of an indexer that cannot be computed. `names`: of its fields in the file."""
     if i.block not in (2, 4, 8, 16) and i.block % 16:
@@ -46,9 +54,9 @@ def gguf(header: GgufHeader) -> ModelSpec:
     f, n = header.fields, from_gguf.sizes(header)
     rope = qwen35.gguf_rotation(header, n)
     names = tuple(f"attention.{name}" for name in INDEX)
-    ratios = array(f, names[3])
+    ratios = whole(f, names[3])
     mixers = qwen35.gguf_mixers(header, n, tiled=True)
-    blocks = {int(ratio) for ratio, one in zip(ratios, mixers, strict=False) if isinstance(one, Attention)}
+    blocks = {ratio for ratio, one in zip(ratios, mixers, strict=False) if isinstance(one, Attention)}
     if len(ratios) < n.num_layers or len(blocks) != 1:
         raise f.error(names[3], str(ratios)[:80], f"one number in all layers with attention, of {n.num_layers} layers")
     known = f.but({names[3]: blocks.pop()})
@@ -73,16 +81,14 @@ def ngrams(header: GgufHeader, layers: int) -> Ngrams | None:
     f = header.fields
     if not f.has("ple.layers"):
         return None
-    given = array(f, "ple.layers").tolist()
-    if len(given) != 1 or not 0 <= given[0] < layers:
+    given = whole(f, "ple.layers")
+    if len(given) != 1 or given[0] >= layers:
         raise f.error("ple.layers", given, f"one number of a layer, below {layers}")
     tokens, each = (f.integer(f"ple.{name}", low=1, high=64) for name in ("ngram_size", "heads_per_ngram"))
     count, shape = (tokens - 1) * each, header.dims.get(TABLE, ())
-    lists = [
-        tuple(map(int, array(f, f"ple.{name}"))) for name in ("layer_multipliers", "head_vocab_sizes", "head_offsets")
-    ]
+    lists = [tuple(whole(f, f"ple.{name}")) for name in ("layer_multipliers", "head_vocab_sizes", "head_offsets")]
     fits = [len(one) == wanted for one, wanted in zip(lists, (tokens, count, count), strict=True)]
-    if not 2 <= tokens <= 8 or not 0 < count <= 64 or not all(fits) or min(min(one) for one in lists) < 0:
+    if not 2 <= tokens <= 8 or not 0 < count <= 64 or not all(fits):
         raise f.error("ple.ngram_size", tokens, "from 2 to 8, with a factor for each token and 64 hashes at most")
     if (
         min(lists[1]) < 1
@@ -94,7 +100,7 @@ def ngrams(header: GgufHeader, layers: int) -> Ngrams | None:
     f.integer("embedding_length_per_layer_input", shape[0], low=shape[0], high=shape[0])
     end = f.integer("ple.eos_token_id", low=0, high=limits.MAX_VOCAB)
     taps = f.integer("ple.conv_kernel", high=limits.MAX_CONV)
-    return Ngrams(int(given[0]), shape[0], shape[1], 0, each, end, taps, *lists)
+    return Ngrams(given[0], shape[0], shape[1], 0, each, end, taps, *lists)
 
 
 def written(spec: ModelSpec, where: str) -> dict[str, Any]:

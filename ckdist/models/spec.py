@@ -282,7 +282,7 @@ class ModelSpec:
     embedding_eps: float = 0.0  # embeddings are normed, without weights, with this epsilon; 0: they are not
     logit_scale: float = 1.0  # factor on the last hidden states, before the output projection
     logit_soft_cap: float = 0.0  # 0: none
-    norm: str = "rms"  # rms, layer (layer norm without bias), layer_bias
+    norm: str = "rms"  # rms, unit (rms without weights), layer (layer norm without bias), layer_bias
     positions: int = 0  # rows of learned position embeddings; 0: none
     first_position: int = 0  # row of the first position
     token_types: int = 0  # rows of a table for the first and the second text of a pair; 0: none

@@ -134,8 +134,8 @@ class Tracer(Emitter):
         found = dict(zip(pairs, results, strict=True))
         return tuple(found.get(i, value) for i, value in enumerate(outputs))
 
-    def rms_norm(self, x: Value, w: Weight, eps: float) -> Value:
-        """rms_norm over the last dimension, or per head if `w` has the size of one head."""
+    def rms_norm(self, x: Value, w: Weight | None, eps: float) -> Value:
+        """rms_norm over the last dimension, or per head if `w` has the size of one head. None: without weights."""
         return self._emit("rms_norm", (x,), (w,), names=["norm"], eps=eps)
 
     def layer_norm(self, x: Value, w: Weight, bias: Weight | None, eps: float) -> Value:

@@ -10,9 +10,11 @@ from ckdist.program.program import Instr, Value
 
 def infer_rms_norm(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
     """The dims of x. Raises LayoutError if the weight has another size."""
-    x, (w,) = inputs[0], weights
+    x, w = inputs[0], weights[0]
     whole("rms_norm", *inputs)
-    if w.dims[-1].elements != x.dims[-1].width:  # not a norm per head
+    if weights == (None,):
+        unsharded("rms_norm", x)
+    elif w.dims[-1].elements != x.dims[-1].width:  # not a norm per head
         unsharded("rms_norm", x)
         if w.dims[-1].elements != x.dims[-1].elements:
             raise LayoutError(f"rms_norm of {x.dims[-1].elements} elements has a weight of {w.dims[-1].elements}: {w}")
@@ -25,8 +27,9 @@ def rms_norm(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs
     arXiv:1910.07467.
     """
     (x,), (w,) = inputs, weights
-    rows = x.reshape(-1, w.shape[-1])  # (tokens * groups, n)
-    return [(rows * inverse_rms(rows, attrs["eps"]) * w).reshape(x.shape)]
+    rows = x if w is None else x.reshape(-1, w.shape[-1])  # (tokens * groups, n)
+    rows = rows * inverse_rms(rows, attrs["eps"])
+    return [rows if w is None else (rows * w).reshape(x.shape)]
 
 
 def inverse_rms(rows: np.ndarray, eps: float) -> np.ndarray:
