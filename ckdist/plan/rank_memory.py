@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from ckdist import native
 from ckdist.layouts.memory_sizes import RESERVE
-from ckdist.models.moe_weights import is_expert
 from ckdist.models.decoder import MAPPED
+from ckdist.models.moe_weights import is_expert
 from ckdist.models.spec import ModelSpec
 from ckdist.plan.cost import REPLICATED_ROWS, TILE_ROWS
 from ckdist.program.cache import CacheTypes, block_bytes, slot_bytes
