@@ -20,8 +20,7 @@ from ckdist.program.tracer import Tracer, trace
 
 EMBEDDING = "model.embed_tokens.weight"
 OUTPUT = "lm_head.weight"
-PER_LAYER = "model.embed_tokens_per_layer.weight"
-NGRAMS = "model.embed_ngrams.weight"
+PER_LAYER, NGRAMS = "model.embed_tokens_per_layer.weight", "model.embed_ngrams.weight"
 MAPPED = PER_LAYER, NGRAMS  # read by rows in their files, never packed
 OUTPUT_BIAS = "lm_head.bias"
 SCORE = "score.weight"  # the head of a reward model
@@ -166,8 +165,7 @@ def head(g: Tracer, spec: ModelSpec) -> Weight:
 def final_norm(g: Tracer, x: Value, spec: ModelSpec) -> Value:
     """The norm after the last layer. x: (rows, hidden).
 
-    In a post-norm model it has the name of the next layer's first norm. Streams that are normed when they are read need
-    none.
+    In a post-norm model it has the name of the next layer's first norm. Normed streams need none.
     """
     if spec.streams is not None and spec.streams.normed:
         return x

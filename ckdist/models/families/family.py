@@ -13,8 +13,7 @@ from ckdist.models.spec import ModelSpec, Norms
 from ckdist.program.routing import Routing
 
 _NUMBERED = re.compile(r"(.*?)\.(0|[1-9]\d{0,3})\.(.+)")
-_EXPERT = re.compile(r"(.+\.experts)\.(0|[1-9]\d{0,4})\.(.+)")
-_SHARD = re.compile(r"(.+\.ngram_embedding)\.shard_(0|[1-9]\d{0,4})\.(weight)")
+_EXPERT = re.compile(r"(.+\.(?:experts|ngram_embedding))\.(?:shard_)?(0|[1-9]\d{0,4})\.(.+)")
 
 
 _STACK = re.compile(r"(.+\.experts\.(?:gate_up_proj|down_proj))(_bias)?")
@@ -26,7 +25,7 @@ def stack_of(stored: str) -> tuple[str, int | None]:
     """(name of the stack, index of the matrix) of a stored tensor. The index is None if the tensor is not one matrix
     of a stack.
     """
-    match = _EXPERT.fullmatch(stored) or _SHARD.fullmatch(stored)
+    match = _EXPERT.fullmatch(stored)
     if match:
         return f"{match[1]}.{match[3]}", int(match[2])
     if stored.endswith(f".{_CORRECTION}"):

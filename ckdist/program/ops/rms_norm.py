@@ -12,12 +12,11 @@ def infer_rms_norm(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
     """The dims of x. Raises LayoutError if the weight has another size."""
     x, w = inputs[0], weights[0]
     whole("rms_norm", *inputs)
-    if weights == (None,):
+    elements = x.dims[-1].elements if weights == (None,) else w.dims[-1].elements
+    if elements != x.dims[-1].width:  # not a norm per head
         unsharded("rms_norm", x)
-    elif w.dims[-1].elements != x.dims[-1].width:  # not a norm per head
-        unsharded("rms_norm", x)
-        if w.dims[-1].elements != x.dims[-1].elements:
-            raise LayoutError(f"rms_norm of {x.dims[-1].elements} elements has a weight of {w.dims[-1].elements}: {w}")
+        if elements != x.dims[-1].elements:
+            raise LayoutError(f"rms_norm of {x.dims[-1].elements} elements has a weight of {elements}: {w}")
     return [(x.dims, None)]
 
 
@@ -27,9 +26,8 @@ def rms_norm(context: RankContext, inputs: Arrays, weights: list[np.ndarray | No
     arXiv:1910.07467.
     """
     (x,), (w,) = inputs, weights
-    rows = x if w is None else x.reshape(-1, w.shape[-1])  # (tokens * groups, n)
-    rows = rows * inverse_rms(rows, attrs["eps"])
-    return [rows if w is None else (rows * w).reshape(x.shape)]
+    rows = x.reshape(-1, x.shape[-1] if w is None else w.shape[-1])  # (tokens * groups, n)
+    return [(rows * inverse_rms(rows, attrs["eps"]) * (1 if w is None else w)).reshape(x.shape)]
 
 
 def inverse_rms(rows: np.ndarray, eps: float) -> np.ndarray:
