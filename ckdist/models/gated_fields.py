@@ -57,7 +57,8 @@ class Ngrams:
 class GatedStreams:
     """Each part of a layer reads the mean of the normed streams, times a gate for each element.
 
-    Two matrices of low rank make the gates. A coefficient for each stream multiplies the result of the part, which is added to it.
+    Two matrices of low rank make the gates. A coefficient for each stream multiplies the result of the part that is
+    added to it.
     """
 
     count: int

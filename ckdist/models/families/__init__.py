@@ -56,8 +56,9 @@ NAMES = {
     "mt5": "mt5 MT5ForConditionalGeneration MT5EncoderModel",
     "muse_glimmer": "muse_glimmer MuseGlimmerForConditionalGeneration muse_glimmer_text :muse-glimmer",
     "nemotron_h": "nemotron_h NemotronHForCausalLM", "nemotron_h_moe": "nemotron_h_moe",
-    "nanochat": "nanochat NanoChatForCausalLM", "nomic_bert": "nomic_bert NomicBertModel :nomic-bert", "olmo2": "olmo2 Olmo2ForCausalLM",
-    "olmo3": "olmo3 Olmo3ForCausalLM", "olmo_hybrid": "olmo_hybrid OlmoHybridForCausalLM",
+    "nanochat": "nanochat NanoChatForCausalLM", "nomic_bert": "nomic_bert NomicBertModel :nomic-bert",
+    "olmo2": "olmo2 Olmo2ForCausalLM", "olmo3": "olmo3 Olmo3ForCausalLM",
+    "olmo_hybrid": "olmo_hybrid OlmoHybridForCausalLM",
     "olmoe": "olmoe OlmoeForCausalLM", "phi3": "phi3 Phi3ForCausalLM",
     "qwen2": "qwen2 Qwen2ForCausalLM MiMoForCausalLM mimo",
     "qwen25vl": "qwen25vl Qwen2_5_VLForConditionalGeneration Qwen2VLForConditionalGeneration qwen2_5_vl "
