@@ -58,8 +58,8 @@ NAMES = {
     "nemotron_h": "nemotron_h NemotronHForCausalLM", "nemotron_h_moe": "nemotron_h_moe",
     "nanochat": "nanochat NanoChatForCausalLM", "nomic_bert": "nomic_bert NomicBertModel :nomic-bert",
     "olmo2": "olmo2 Olmo2ForCausalLM", "olmo3": "olmo3 Olmo3ForCausalLM",
-    "olmo_hybrid": "olmo_hybrid OlmoHybridForCausalLM", "olmoe": "olmoe OlmoeForCausalLM", "phi3": "phi3 Phi3ForCausalLM",
-    "qwen2": "qwen2 Qwen2ForCausalLM MiMoForCausalLM mimo",
+    "olmo_hybrid": "olmo_hybrid OlmoHybridForCausalLM", "olmoe": "olmoe OlmoeForCausalLM",
+    "phi3": "phi3 Phi3ForCausalLM", "qwen2": "qwen2 Qwen2ForCausalLM MiMoForCausalLM mimo",
     "qwen25vl": "qwen25vl Qwen2_5_VLForConditionalGeneration Qwen2VLForConditionalGeneration qwen2_5_vl "
     "qwen2_5_vl_text qwen2_vl qwen2_vl_text :qwen2vl", "qwen2moe": "qwen2moe Qwen2MoeForCausalLM qwen2_moe",
     "qwen3": "qwen3 Qwen3ForCausalLM",
