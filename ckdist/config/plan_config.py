@@ -71,6 +71,9 @@ class PlanConfig(Settings):
         None, choices=("full", "lora"), help="plan a training; full: all weights; lora: adapters only"
     )
     optim: str = option("adamw", "--optim", choices=OPTIMIZERS, help="optimizer of a training")
+    weights_dtype: str = option(
+        "float32", "--weights-dtype", choices=("float32", "bfloat16"), help="type of a training's weights in memory"
+    )
     zero_stage: int = option(
         1, "--zero-stage", within=(0, 3), help="data of a training that replicas shard, as zero_stage of ckdist train"
     )
