@@ -148,7 +148,7 @@ class Training : public Executor {
   int64_t row_buffers_bytes() const { return kRowBuffers * row_floats_ * 4; }
   void count_packing(double seconds) { pack_seconds_ += seconds; }
 
-  void begin_reduce(int64_t begin, int64_t end, bool tensor);
+  void begin_reduce(const ckdist_reduce_gradients_step& step);
   void place_parameters(const ckdist_place_parameters_step& step);
   int tensor_ranks() const { return tensor_ ? tensor_->size : 1; }
   // The ranks that divide each batch, and this one's number. Chunk c of the batch (see training_api.h) begins at c *
@@ -188,7 +188,7 @@ class Training : public Executor {
   };
   Share share_of(int rank, int64_t begin, int64_t end) const;
   std::vector<int64_t> sizes_of_shares(int64_t begin, int64_t end, int64_t factor) const;  // by rank, times `factor`
-  void scatter(Collectives& c, int64_t begin, int64_t end) const;
+  void scatter(Collectives& c, const ckdist_reduce_gradients_step& step) const;
 
   void make_packs();
   void widen_vectors(int64_t begin, int64_t end);
