@@ -17,13 +17,14 @@ from ckdist.train.arena import NARROW, widened
 from ckdist.train.config import TrainConfig
 from ckdist.train.data.turns import end_of_text
 from ckdist.train.model import TrainedModel
-from ckdist.train.reward_template import FILE, rerank_template
+from ckdist.train.reward_template import rerank_template
 from ckdist.train.stored_tensors import stored_tensors
 from ckdist.weights.adapter_file import save_adapter
 from ckdist.weights.dequantize import read_rows
 from ckdist.weights.gguf_export import write_model
 from ckdist.weights.safetensors import SINGLE_FILE
 from ckdist.weights.safetensors_writer import TensorToWrite, as_stored, write_safetensors
+from ckdist.weights.stored_ranking import RERANK_FILE
 from ckdist.weights.tensor_source import TensorSource
 
 _TYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
@@ -53,6 +54,8 @@ def write_result(
     if model.lora:
         out = output if inside else output / "adapter"
         save_adapter(out, model.lora, config.model_name_or_path.removeprefix("hf:"), parameters, model.spec)
+        if SCORE in parameters:
+            _write_question(out, model, tokenizer)
         return out
     return _write_model(output, model, parameters, tokenizer, config.save_dtype, inside)
 
@@ -88,9 +91,7 @@ def _write_model(
         architecture = family(model.spec.family).architectures[0].replace("ForCausalLM", CLASSIFIER)
         fields |= {"architectures": [architecture], "id2label": {"0": "reward"}, "label2id": {"reward": 0}}
         fields.setdefault("pad_token_id", end_of_text(tokenizer))
-        template = out.joinpath(*FILE)
-        template.parent.mkdir(parents=True, exist_ok=True)
-        write_synced(template, rerank_template(model.tokenizer_folder, tokenizer).encode())
+        _write_question(out, model, tokenizer)
     write_folder(out, model.spec, fields, weights, tokenizer, model.tokenizer_folder, save_dtype)
     return out
 
@@ -98,6 +99,13 @@ def _write_model(
 def _converted(values: np.ndarray, dtype: str) -> np.ndarray:
     """The values as `dtype` of a file."""
     return values if values.dtype == NARROW and dtype == "BF16" else as_stored(widened(values), dtype)
+
+
+def _write_question(out: Path, model: TrainedModel, tokenizer: Tokenizer) -> None:
+    """Writes the text around a question and its answer, which servers need to score it."""
+    template = out.joinpath(*RERANK_FILE)
+    template.parent.mkdir(parents=True, exist_ok=True)
+    write_synced(template, rerank_template(model.tokenizer_folder, tokenizer).encode())
 
 
 def write_folder(

@@ -1,6 +1,7 @@
 """The states of optimizers, whose arrays may have shapes of their own, and updates of one whole parameter."""
 
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -41,8 +42,13 @@ def state_floats(optim: str, states: Iterable[str], shapes: Mapping[str, Shape])
 
 
 def is_decayed(name: str, shape: Shape) -> bool:
-    """True if weight decay applies: to matrices, not to norms and biases."""
-    return len(shape) > 1 and not name.endswith("bias")
+    """True if weight decay applies: to matrices and kernels of convolutions, not to norms, biases and rates."""
+    return (len(shape) > 1 or is_kernel(name)) and not name.endswith("bias")
+
+
+def is_kernel(name: str) -> bool:
+    """True for the weights of a short convolution, which are an array of one dimension."""
+    return re.search(r"conv\w*\.weight$", name) is not None
 
 
 def update_parameter(

@@ -20,6 +20,8 @@ from ckdist.train.shards import Shards
 
 TILE = 16  # rows and columns of packed matrices are padded to multiples of this
 KEYS, QUERIES, GRAD_QUERIES = 4096, 16, 128  # of blocks, as in native/runtime/steps/attend_grad.cpp
+SUM_ROWS = 64  # tokens whose contributions to a vector are added at once
+STATE_TOKENS, STATE_COLUMNS = 32, 32  # of a chunk and of a part of a state, as in native/kernels/state_gradient.h
 LOGIT_BYTES = 32 << 20  # gradients of logits in memory at once, as in native/runtime/steps/cross_entropy.cpp
 
 
@@ -65,6 +67,9 @@ def training_bytes(
         logits = 0
         if step.kind.startswith("attend"):
             return _gathered_bytes(lowered, step, tokens, operand_bytes, ranks) if ranks > 1 else 0
+        if step.kind == "convolve_grad":
+            width, taps = lowered.buffers[step.fields["x"]].width, step.fields["taps"]
+            return 4 * -(-tokens // SUM_ROWS) * (taps + 1) * width
         if step.kind.startswith("grouped_experts"):
             used, ffn = (lowered.buffers[step.fields[name]].width for name in ("chosen", "gate"))
             return 4 * tokens * used * (2 + padded(ffn) // TILE)
@@ -94,6 +99,8 @@ def _widths(lowered: Lowered, step: Step) -> tuple[int, int, int]:
 
 def _key_bytes(lowered: Lowered, step: Step, keys: int, operand_bytes: int) -> int:
     """Bytes of a thread for one kv-head of a sequence of `keys` tokens, packed and as gradients."""
+    if step.kind in ("delta_packed", "delta_grad"):
+        return _state_bytes(lowered, step, keys)
     if not step.kind.startswith("attend"):
         return 0
     key, value, _ = _widths(lowered, step)
@@ -102,6 +109,15 @@ def _key_bytes(lowered: Lowered, step: Step, keys: int, operand_bytes: int) -> i
         return keys * ((key + value + QUERIES) * operand_bytes + 4 * QUERIES)
     block = part * (2 * GRAD_QUERIES * operand_bytes + QUERIES * (8 + operand_bytes))
     return keys * ((2 * key + value) * operand_bytes + 4 * (key + value)) + block
+
+
+def _state_bytes(lowered: Lowered, step: Step, tokens: int) -> int:
+    """Bytes of a thread for the tokens and states of a head, as in native/runtime/steps/delta_packed.cpp."""
+    key = lowered.buffers[step.fields["q"]].width // step.fields["key_heads"]
+    rows = tokens * (2 * key + (key if step.fields["by_row"] else 1) + 1)
+    if step.kind == "delta_packed":
+        return 4 * (rows + (2 * tokens * key if step.fields["by_row"] else 0))
+    return 4 * (2 * rows + tokens + key * STATE_COLUMNS * (-(-tokens // STATE_TOKENS) + STATE_TOKENS + 2))
 
 
 def _gathered_bytes(lowered: Lowered, step: Step, tokens: int, operand_bytes: int, ranks: int) -> int:

@@ -72,7 +72,8 @@ struct RmsNorm : TrainingRun<ckdist_rms_norm_step> {
       float* const out = r.write(step.out, t, row_buffer(3));
       const float* const x = r.read(step.x, t, row_buffer(0));
       for (int64_t at = 0; at < step.normed; at += step.size)
-        r.kernels.elementwise.rms_norm(x + at, r.parameter(step.weight), step.eps, step.size, out + at);
+        r.kernels.elementwise.rms_norm(x + at, r.parameter(step.weight) + at % (step.size * step.groups), step.eps,
+                                       step.size, out + at);
       std::copy(x + step.normed, x + r.width(step.out), out + step.normed);
       r.written(step.out, t, out);
     });
