@@ -49,7 +49,7 @@ Training::Training(const ckdist_program& that, Communicator* data, Communicator*
   if (that.narrow_parameters)
     for (int p = 0; p < plan->parameter_count; ++p) {
       vector_at_.push_back(int64_t(vectors_.size()));
-      if (is_narrow(p) && shape(p).rows == 1) vectors_.resize(vectors_.size() + size_t(shape(p).cols));
+      if (is_narrow(p) && is_small(p)) vectors_.resize(vectors_.size() + size_t(shape(p).rows * shape(p).cols));
     }
   kept_arena_.emplace(std::max<int64_t>(program.kept_bytes, 64), "activations of batches that wait");
 }
@@ -77,8 +77,8 @@ void Training::make_packs() {
 // Reads the trained vectors in the floats [begin, end) of the parameters. Steps read vectors as floats.
 void Training::widen_vectors(int64_t begin, int64_t end) {
   for (int p = 0; p < int(vector_at_.size()); ++p)
-    if (const ckdist_parameter& v = shape(p); is_narrow(p) && v.rows == 1 && v.offset >= begin && v.offset < end)
-      kernels.pack.bf16.widen(trained_at(v.offset), v.cols, vectors_.data() + vector_at_[size_t(p)]);
+    if (const ckdist_parameter& v = shape(p); is_narrow(p) && is_small(p) && v.offset >= begin && v.offset < end)
+      kernels.pack.bf16.widen(trained_at(v.offset), v.rows * v.cols, vectors_.data() + vector_at_[size_t(p)]);
 }
 
 void Training::check(const ckdist_training_batch& b) const {

@@ -9,6 +9,7 @@
 #include <optional>
 #include <vector>
 
+#include "core/error.h"
 #include "core/export.h"
 
 #include "api/training_api.h"
@@ -117,8 +118,11 @@ class Training : public Executor {
   }
   // False if the rows of a matrix are unpacked to be read.
   bool in_place(int index) const { return !packed_parameter(index) && !is_narrow(index); }
-  // A vector, or a parameter that is stored as floats.
+  // A parameter whose steps read it as floats: vectors, and the few taps of convolutions.
+  bool is_small(int index) const { return shape(index).rows == 1 || shape(index).cols <= kTileRows; }
+  // A small parameter, or one that is stored as floats.
   const float* parameter(int index) const {
+    if (is_narrow(index) && !is_small(index)) fail(Status::native, "parameter %d is not stored as floats", index);
     if (is_narrow(index)) return vectors_.data() + vector_at_[size_t(index)];
     return program.parameter_arena + (shape(index).offset - (program.narrow_parameters ? program.trained_floats : 0));
   }
