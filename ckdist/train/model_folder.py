@@ -13,6 +13,7 @@ from ckdist.models.registry import family
 from ckdist.models.spec import ModelSpec
 from ckdist.regular_file import sync, write_synced
 from ckdist.tokens.tokenizer import Tokenizer
+from ckdist.train.arena import NARROW, widened
 from ckdist.train.config import TrainConfig
 from ckdist.train.data.turns import end_of_text
 from ckdist.train.model import TrainedModel
@@ -75,7 +76,7 @@ def _write_model(
             if name not in parameters:
                 return read_rows(source, begin, end, matrix)
             values = parameters[name]
-            return values[matrix, begin:end] if source.matrices else values[begin:end]
+            return widened(values[matrix, begin:end] if source.matrices else values[begin:end])
 
         out = output / "model.gguf"
         write_model(model.checkpoint, str(out), _GGUF_TYPES[save_dtype], read=rows)
@@ -102,6 +103,11 @@ def _write_question(out: Path, model: TrainedModel, tokenizer: Tokenizer) -> Non
     write_synced(template, rerank_template(model.tokenizer_folder, tokenizer).encode())
 
 
+def _converted(values: np.ndarray, dtype: str) -> np.ndarray:
+    """The values as `dtype` of a file."""
+    return values if values.dtype == NARROW and dtype == "BF16" else as_stored(widened(values), dtype)
+
+
 def write_folder(
     out: Path,
     spec: ModelSpec,
@@ -115,7 +121,7 @@ def write_folder(
 
     Args:
         config: The fields of config.json.
-        weights: float32 by the program's names.
+        weights: float32 or bfloat16, by the program's names.
         tokenizer_folder: Its tokenizer's files are copied.
         save_dtype: bfloat16, float16 or float32.
     """
@@ -139,7 +145,7 @@ def write_folder(
             (out / f"{name}.tmp").replace(out / name)
     dtype = _TYPES[save_dtype]
     tensors = [
-        TensorToWrite(t.name, dtype, t.shape, lambda t=t: as_stored(t.values(), dtype))
+        TensorToWrite(t.name, dtype, t.shape, lambda t=t: _converted(t.values(), dtype))
         for t in stored_tensors(spec, weights)
     ]
     write_safetensors(out / f"{SINGLE_FILE}.tmp", tensors, {"format": "pt"})

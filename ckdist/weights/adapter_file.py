@@ -367,6 +367,9 @@ def save_adapter(folder: Path, lora: Lora, base: str, parameters: Mapping[str, n
     folder.mkdir(parents=True, exist_ok=True)
     names = family(spec.family).safetensors
     is_fused = names.uses("alternating") and any(is_expert(name) for name in parameters)
+    from ckdist.weights.joined_rows import joined_adapter
+
+    parameters, ranks = joined_adapter(names, parameters, spec)
     written = dict(_fused(lora, parameters) if is_fused else _by_expert(names, parameters))
     if has_head := SCORE in written:
         written[SCORE] = written[SCORE][:1]
@@ -388,16 +391,13 @@ def save_adapter(folder: Path, lora: Lora, base: str, parameters: Mapping[str, n
         "inference_mode": True,
         "modules_to_save": [SCORE.removesuffix(".weight")] if has_head else None,
     }
+    if ranks:
+        config |= _patterns(lora, ranks)
     if is_fused:
         has = {FUSED[part == "down_proj"] for part in lora.targets if part in FEED_FORWARD}
         twice = {rf".*\.{FUSED[0]}": 2} if FUSED[0] in has else {}  # the ranks of gate and up add up
-        config |= {
-            "target_parameters": [f"mlp.experts.{name}" for name in FUSED if name in has],
-            "rank_pattern": {key: factor * lora.rank for key, factor in twice.items()},
-            "alpha_pattern": {
-                key: (factor**0.5 if lora.rank_stabilized else factor) * lora.alpha for key, factor in twice.items()
-            },
-        }
+        config["target_parameters"] = [f"mlp.experts.{name}" for name in FUSED if name in has]
+        config |= _patterns(lora, ranks | twice)
     tensors = [
         TensorToWrite(PREFIX + name, "F32", array.shape, lambda array=array: array) for name, array in written.items()
     ]
@@ -405,6 +405,12 @@ def save_adapter(folder: Path, lora: Lora, base: str, parameters: Mapping[str, n
     (folder / f"{WEIGHTS}.tmp").replace(folder / WEIGHTS)
     write_synced(folder / f"{CONFIG}.tmp", (json.dumps(config, indent=2) + "\n").encode())
     (folder / f"{CONFIG}.tmp").replace(folder / CONFIG)
+
+
+def _patterns(lora: Lora, ranks: Mapping[str, int]) -> dict[str, dict[str, float]]:
+    """The entries for linears whose rank is a multiple of the adapter's, by pattern. They have the others' scale."""
+    alpha = {key: (factor**0.5 if lora.rank_stabilized else factor) * lora.alpha for key, factor in ranks.items()}
+    return {"rank_pattern": {key: factor * lora.rank for key, factor in ranks.items()}, "alpha_pattern": alpha}
 
 
 def _by_expert(names: TensorNames, parameters: Mapping[str, np.ndarray]) -> Iterator[tuple[str, np.ndarray]]:
