@@ -4,7 +4,9 @@ The first process becomes the supervisor (`ckdist.launcher`) of the same command
 terminal.
 """
 
+import math
 import pathlib
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -16,6 +18,7 @@ from ckdist.topology import this_machine
 if TYPE_CHECKING:
     from ckdist.config.commands import TrainCommand
 
+SHARDS = ("tensor_parallel_size", "pipeline_parallel_size")
 STOP_SECONDS = 86400.0  # practically none: a command limits its own end, as --drain-timeout does
 
 
@@ -26,7 +29,9 @@ def wanted_ranks(settings: object) -> int:
         from ckdist.config.tuning_commands import TuneCommand
 
         if isinstance(settings, TuneCommand):
-            return (settings.data_parallel_size or 1) * settings.sequence_parallel_size
+            given = dict(text.replace(" ", "").partition("=")[::2] for text in settings.set)
+            more = [int(given[name]) for name in SHARDS if re.fullmatch(r"[1-9]\d{0,5}", given.get(name, ""))]
+            return (settings.data_parallel_size or 1) * settings.sequence_parallel_size * math.prod(more)
         return _training_ranks(settings) if isinstance(settings, TrainCommand) else 1
     if not settings.runs_model:
         return 1

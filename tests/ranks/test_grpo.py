@@ -104,7 +104,9 @@ def test_rewards(base, tmp_path):
     with pytest.raises(ConfigError, match="returned nan for the answer"):
         run(sampling(base, tmp_path / "nan", reward=f"{base / 'score.py'}:odd"))
     for fields, message in [
-        ({"lora_r": 0}, "method grpo needs lora_r"), ({"use_dora": True}, "use_dora .* is not supported with"),
+        ({"lora_r": 0}, "method grpo needs lora_r"),
+        ({"tensor_parallel_size": 2}, r"tensor_parallel_size \(2\) .* sample with the whole model: set it to 1"),
+        ({"use_dora": True}, "use_dora .* is not supported with"),
         ({"validation_file": ("a",)}, "validation_file .* is not supported"),
     ]:  # fmt: skip
         with pytest.raises(ConfigError, match=message):
