@@ -96,16 +96,16 @@ def _write_model(
     return out
 
 
+def _converted(values: np.ndarray, dtype: str) -> np.ndarray:
+    """The values as `dtype` of a file."""
+    return values if values.dtype == NARROW and dtype == "BF16" else as_stored(widened(values), dtype)
+
+
 def _write_question(out: Path, model: TrainedModel, tokenizer: Tokenizer) -> None:
     """Writes the text around a question and its answer, which servers need to score it."""
     template = out.joinpath(*RERANK_FILE)
     template.parent.mkdir(parents=True, exist_ok=True)
     write_synced(template, rerank_template(model.tokenizer_folder, tokenizer).encode())
-
-
-def _converted(values: np.ndarray, dtype: str) -> np.ndarray:
-    """The values as `dtype` of a file."""
-    return values if values.dtype == NARROW and dtype == "BF16" else as_stored(widened(values), dtype)
 
 
 def write_folder(

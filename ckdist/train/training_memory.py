@@ -63,16 +63,13 @@ def training_bytes(
 
         Packed matrices; for the loss also gradients of logits of some tokens; for experts only their rows and sums.
         """
-        packs = step.operands(PackIndex)
-        logits = 0
+        packs, logits = step.operands(PackIndex), 0
         if step.kind.startswith("attend"):
             return _gathered_bytes(lowered, step, tokens, operand_bytes, ranks) if ranks > 1 else 0
         if step.kind == "convolve_grad":
-            width, taps = lowered.buffers[step.fields["x"]].width, step.fields["taps"]
-            return 4 * -(-tokens // SUM_ROWS) * (taps + 1) * width
+            return _kernel_bytes(lowered, step, tokens)
         if step.kind.startswith("grouped_experts"):
-            used, ffn = (lowered.buffers[step.fields[name]].width for name in ("chosen", "gate"))
-            return 4 * tokens * used * (2 + padded(ffn) // TILE)
+            return _expert_bytes(lowered, step, tokens)
         if step.kind == "cross_entropy":
             vocab = lowered.parameters[lowered.packs[packs[0]][1][0]].rows
             logits = min(LOGIT_BYTES, tokens * padded(vocab) * operand_bytes)
@@ -109,6 +106,17 @@ def _key_bytes(lowered: Lowered, step: Step, keys: int, operand_bytes: int) -> i
         return keys * ((key + value + QUERIES) * operand_bytes + 4 * QUERIES)
     block = part * (2 * GRAD_QUERIES * operand_bytes + QUERIES * (8 + operand_bytes))
     return keys * ((2 * key + value) * operand_bytes + 4 * (key + value)) + block
+
+
+def _expert_bytes(lowered: Lowered, step: Step, tokens: int) -> int:
+    """Bytes of the rows of experts, and of their sums."""
+    used, ffn = (lowered.buffers[step.fields[name]].width for name in ("chosen", "gate"))
+    return 4 * tokens * used * (2 + -(-ffn // TILE))
+
+
+def _kernel_bytes(lowered: Lowered, step: Step, tokens: int) -> int:
+    """Bytes of the partial gradients of a short convolution's kernel, and of its bias."""
+    return 4 * -(-tokens // SUM_ROWS) * (step.fields["taps"] + 1) * lowered.buffers[step.fields["x"]].width
 
 
 def _state_bytes(lowered: Lowered, step: Step, tokens: int) -> int:
