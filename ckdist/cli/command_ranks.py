@@ -18,7 +18,7 @@ from ckdist.topology import this_machine
 if TYPE_CHECKING:
     from ckdist.config.commands import TrainCommand
 
-SHARDS = ("tensor_parallel_size", "pipeline_parallel_size")
+SHARDS = re.compile(r"\s*((?:tensor|pipeline)_parallel_size)\s*=\s*([1-9]\d{0,5})\s*", re.ASCII)  # of --set
 STOP_SECONDS = 86400.0  # practically none: a command limits its own end, as --drain-timeout does
 
 
@@ -29,9 +29,9 @@ def wanted_ranks(settings: object) -> int:
         from ckdist.config.tuning_commands import TuneCommand
 
         if isinstance(settings, TuneCommand):
-            given = dict(text.replace(" ", "").partition("=")[::2] for text in settings.set)
-            more = [int(given[name]) for name in SHARDS if re.fullmatch(r"[1-9]\d{0,5}", given.get(name, ""))]
-            return (settings.data_parallel_size or 1) * settings.sequence_parallel_size * math.prod(more)
+            matches = [match for match in map(SHARDS.fullmatch, settings.set) if match]
+            shards = math.prod({str(match[1]): int(match[2]) for match in matches}.values())
+            return (settings.data_parallel_size or 1) * settings.sequence_parallel_size * shards
         return _training_ranks(settings) if isinstance(settings, TrainCommand) else 1
     if not settings.runs_model:
         return 1
