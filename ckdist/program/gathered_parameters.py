@@ -1,6 +1,7 @@
 """ZeRO with sharded parameters: steps that gather parameters shortly before their use, and free them after it.
 
 Parameters that follow one another are gathered together, in *units*. While a unit is used, the next one is gathered.
+The first units stay in memory, with their gradients: to make pages again takes longer than small steps.
 """
 
 from collections.abc import Iterator, Sequence
@@ -8,10 +9,11 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from ckdist.layout import Range
+from ckdist.program.lower_training import is_kept
 from ckdist.program.lowered import Lowered, StepList
 from ckdist.program.step import GradientIndex, PackIndex, ParameterIndex, Step
 
-UNIT_FLOATS = 1 << 20  # a unit with fewer floats has the next parameter too
+UNIT_FLOATS = 4 << 20  # a unit with fewer floats has the next parameter too
 AHEAD = 1  # units that are gathered before they are used
 UNDER_WAY = 2  # sums of gradients, as in native/runtime/training.cpp
 PLACE = "place_parameters"
@@ -51,12 +53,13 @@ def _placed(lowered: Lowered, steps: StepList, units: Sequence[Range], unit_of: 
     """The steps of a list, with those that gather and free."""
     used = [_used(lowered, step, unit_of) for step in steps.steps]
     flat = lambda some: [edge for unit in some for edge in units[unit]]
+    stays = lambda unit: is_kept(units[unit][1])
     gathers: dict[int, int] = {}  # unit in memory -> number of its gather
     begun = awaited = 0
     for index, step in enumerate(steps.steps):
         if used[index]:
             ahead = _next(used[index + 1 :], used[index])
-            freed = [unit for unit in gathers if unit not in (*used[index], *ahead)]
+            freed = [unit for unit in gathers if unit not in (*used[index], *ahead) and not stays(unit)]
             fresh = [unit for unit in (*used[index], *ahead) if unit not in gathers]
             gathers = {unit: number for unit, number in gathers.items() if unit not in freed}
             gathers |= {unit: begun + number for number, unit in enumerate(fresh, 1)}
@@ -65,7 +68,7 @@ def _placed(lowered: Lowered, steps: StepList, units: Sequence[Range], unit_of: 
             if fresh or freed or awaited > before:
                 yield _place(flat(freed), flat(fresh), awaited)
         yield step
-    yield _place(flat(gathers), [], 0)
+    yield _place(flat(unit for unit in gathers if not stays(unit)), [], 0)
 
 
 def _next(used: Sequence[list[int]], now: Sequence[int]) -> list[int]:
@@ -98,19 +101,41 @@ def most_floats(lowered: Lowered, own: Range) -> Floats:
 
 def _floats(lowered: Lowered, steps: StepList, own: Range) -> Iterator[Floats]:
     """The floats in memory during each step."""
-    size = lambda p: lowered.parameters[p].rows * lowered.parameters[p].columns
-    live, ended, gathered = {p: size(p) for p in steps.cleared}, list[int](), 0
+    kept_gradients, kept_units = _kept(lowered)
+    end = max((end for _, end in kept_gradients), default=0)
+
+    def size(p: int) -> int:
+        place = lowered.parameters[p]
+        return 0 if place.offset < end else place.rows * place.columns
+
+    live, ended, gathered = {p: size(p) for p in steps.cleared}, list[int](), sum(outside(u, own) for u in kept_units)
+    kept = sum(last - first for first, last in kept_gradients)
     for step in steps.steps:
         if step.kind == PLACE:
             for name, sign in (("freed", -1), ("gathered", 1)):
                 edges = step.fields.get(name, [])
-                gathered += sign * sum(outside(pair, own) for pair in zip(edges[::2], edges[1::2], strict=True))
+                gathered += sign * sum(outside(pair, own) for pair in _pairs(edges) if pair not in kept_units)
         live |= {int(p): size(int(p)) for p in step.operands(GradientIndex)}
-        yield Floats(gathered, sum(live.values()) + sum(ended[-UNDER_WAY:]))
+        yield Floats(gathered, kept + sum(live.values()) + sum(ended[-UNDER_WAY:]))
         if step.kind == "reduce_gradients":
-            begin, end = step.fields["begin"], step.fields["end"]
-            ended.append(end - begin)
-            live = {p: floats for p, floats in live.items() if not begin <= lowered.parameters[p].offset < end}
+            begin, last = step.fields["begin"], step.fields["end"]
+            ended.append(0 if step.fields["kept"] else last - begin)
+            live = {p: floats for p, floats in live.items() if not begin <= lowered.parameters[p].offset < last}
+
+
+def _kept(lowered: Lowered) -> tuple[set[Range], set[Range]]:
+    """The ranges of gradients, and the units, that stay in memory."""
+    gradients, units = set[Range](), set[Range]()
+    for step in lowered.steps:
+        if step.kind == "reduce_gradients" and step.fields["kept"]:
+            gradients.add((step.fields["begin"], step.fields["end"]))
+        if step.kind == PLACE:
+            units |= {pair for pair in _pairs(step.fields.get("gathered", [])) if is_kept(pair[1])}
+    return gradients, units
+
+
+def _pairs(edges: Sequence[int]) -> Iterator[Range]:
+    return zip(edges[::2], edges[1::2], strict=True)
 
 
 def outside(some: Range, own: Range) -> int:

@@ -33,6 +33,7 @@ from ckdist.program.step import ABSENT, GradientIndex, PackIndex, ParameterIndex
 TILE = 16  # columns that products read at once
 UNPLACED = -1  # index of a value in a row before the step that makes it is emitted
 BUCKET_BYTES = 1 << 20  # a shorter range of gradients waits for its neighbours
+KEPT_FLOATS = 16 << 20  # trained floats at the beginning, whose pages ZeRO does not free
 # ops whose results are all float32; then, by op, the indices of results that are float32
 FLOAT_RESULTS = {"embed", "scale", "add", "cross_entropy_grad", "low_rank", "recv", "tally", "balance_loss_grad"}
 NO_OPERANDS = {"attend_packed": (1,), "route": (0, 1), "grouped_experts": (0,), "grouped_experts_grad": (0, 1)}
@@ -284,7 +285,7 @@ class TrainingLowering(Lowering):
             for stretch in [*_stretches(waiting - tensor), *_stretches(waiting & tensor)]:
                 begin, end = self.places[stretch[0]].offset, self.places[stretch[-1]].end
                 if 4 * (end - begin) >= BUCKET_BYTES or index == len(steps) - 1:
-                    fields = {"begin": begin, "end": end, "tensor": stretch[0] in tensor}
+                    fields = {"begin": begin, "end": end, "tensor": stretch[0] in tensor, "kept": is_kept(end)}
                     result.append(Step("reduce_gradients", fields))
                     waiting -= set(stretch)
         return result
@@ -324,6 +325,11 @@ class TrainingLowering(Lowering):
             for v in values:
                 # an odd number of cache lines: with a large power of two, rows would share cache sets
                 v.stride = (-(-used // ROW_ALIGN) | 1) * ROW_ALIGN
+
+
+def is_kept(end: int) -> bool:
+    """True if ZeRO keeps the pages of trained floats before `end`."""
+    return end <= KEPT_FLOATS
 
 
 def _padded(elements: int) -> int:

@@ -13,6 +13,7 @@ import time
 import pytest
 
 from tests.support.collective_jobs import start_program
+from tests.support.delayed_link import LinkDelay
 from tests.support.hosts import Hosts, run, why_not
 from tests.support.programs import collectives
 from tests.support.thread_ranks import run_threads
@@ -63,6 +64,13 @@ def finish(processes: list[subprocess.Popen], seconds: float) -> list[str]:
         for p in processes:
             p.kill()
     return out
+
+
+def test_a_small_sum_of_four_hosts_takes_one_way():
+    """Each host sends to the others at once. By doubling, a sum of four would take two ways."""
+    with Hosts(LinkDelay(0.04, 0.0), 4) as hosts:
+        for said in finish(hosts.torchrun(1, "tests/support/programs/sum_latency.py", "15"), 60):
+            assert 0.9 * 0.04 <= float(said) < 1.6 * 0.04, said
 
 
 @TRANSPORTS

@@ -14,6 +14,7 @@ import pytest
 
 from ckdist.errors import ConfigError, EngineError
 from ckdist.train import checkpoint_writer
+from ckdist.train.arena import Arena
 from ckdist.train.callback import Callback
 from ckdist.train.checkpoint_writer import CheckpointWriter
 from ckdist.train.trainer import train
@@ -66,8 +67,12 @@ def test_a_rank_that_does_not_see_the_folder_sends_its_part(two, tmp_path, monke
 
 
 def test_without_memory_for_a_copy_it_waits_and_says_so(two, tmp_path, monkeypatch, caplog):
+    """Rank 0 has the whole weights in a file then."""
     monkeypatch.setattr(checkpoint_writer, "free_memory", lambda _: 0)
-    curve(config(tmp_path, per_device_train_batch_size=3), 2)
+    files, in_file = [], Arena.in_file
+    monkeypatch.setattr(Arena, "in_file", lambda *arguments: files.append(in_file(*arguments)) or files[-1])
+    curve(config(tmp_path, tensor_parallel_size=2), 2)
+    assert len(files) == 2 * 3, "the whole weights and a shard, for two checkpoints and the result"
     assert caplog.text.count("training waits while checkpoints are written") == 2  # once on each rank
     assert_same_tensors(tmp_path / "out" / "checkpoint-8", two / "checkpoint-8")
 

@@ -5,7 +5,7 @@ import pathlib
 import numpy as np
 import pytest
 
-from ckdist.program import gathered_parameters
+from ckdist.program import gathered_parameters, lower_training
 from ckdist.train import trainer
 from tests.support.curves import ROWS, WIDE, assert_same_curve, curve, metrics, tensors, wide
 
@@ -16,7 +16,9 @@ TIED = {**WIDE, "tie_word_embeddings": True}
 
 @pytest.fixture(autouse=True)
 def _small_units(monkeypatch):
-    """A layer of these small models has several units."""
+    """A layer of these small models has several units, and all but the first are freed."""
+    monkeypatch.setattr(lower_training, "KEPT_FLOATS", 16_000)
+    monkeypatch.setattr(lower_training, "BUCKET_BYTES", 16_000)
     monkeypatch.setattr(gathered_parameters, "UNIT_FLOATS", 4000)
 
 

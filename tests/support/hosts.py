@@ -26,7 +26,7 @@ from tests.support.delayed_link import LinkDelay, delayed_links
 from tests.support.launcher import environment
 from tests.support.paths import ROOT
 
-NAMES = ("a", "b")
+NAMES = ("a", "b", "c", "d")
 CLONE_NEWNET = 0x40000000  # of <sched.h>
 
 
@@ -68,29 +68,29 @@ def set_network(descriptor: int) -> None:
 
 def abandoned() -> list[str]:
     """The namespaces of test runs that were killed before they could clean up."""
-    found = re.findall(r"^ckdist(\d+)([ab])\b", run("ip", "netns", "list", check=False), re.MULTILINE)
+    found = re.findall(r"^ckdist(\d+)([a-d])\b", run("ip", "netns", "list", check=False), re.MULTILINE)
     return [f"ckdist{pid}{name}" for pid, name in found if not psutil.pid_exists(int(pid))]
 
 
 class Hosts(contextlib.AbstractContextManager):
     """Two namespaces for as long as the `with` lasts; whatever still runs in them at its end is killed.
 
-    With a delay, TUN devices take the place of the veth pair.
+    With a delay, TUN devices take the place of the veth pair, and there may be up to four hosts.
     """
 
-    def __init__(self, delay: LinkDelay | None = None):
+    def __init__(self, delay: LinkDelay | None = None, count: int = 2):
         self.delay, self.stack = delay, contextlib.ExitStack()
         # Several test runs on one machine keep apart by process id; the second octet pair of 10.77.0.0/16 comes from it
         # too.
         key = os.getpid()
-        self.namespaces = [f"ckdist{key}{name}" for name in NAMES]
-        self.links = [f"ck{key}{name}" for name in NAMES]
+        self.namespaces = [f"ckdist{key}{name}" for name in NAMES[:count]]
+        self.links = [f"ck{key}{name}" for name in NAMES[:count]]
         block = key % (256 * 63)
         self.network = f"10.77.{block // 64 % 256}.{block % 64 * 4}"
         base, last = self.network.rsplit(".", 1)
-        self.addresses = [f"{base}.{int(last) + 1 + i}" for i in range(2)]
+        self.addresses = [f"{base}.{int(last) + 1 + i}" for i in range(count)]
         self.directory = None
-        self.mounts = ({}, {})  # by host: folders that its processes see at the paths of others
+        self.mounts = tuple({} for _ in range(count))  # by host: folders that its processes see at the paths of others
 
     def __enter__(self):
         remove(abandoned())
@@ -105,7 +105,7 @@ class Hosts(contextlib.AbstractContextManager):
                 near, far = (("netns", namespace) for namespace in self.namespaces)
                 run("ip", "link", "add", self.links[0], *near, "type", "veth", "peer", "name", self.links[1], *far)
             for namespace, link, address in zip(self.namespaces, self.links, self.addresses, strict=True):
-                run("ip", "-n", namespace, "addr", "add", f"{address}/30", "dev", link)
+                run("ip", "-n", namespace, "addr", "add", f"{address}/24", "dev", link)
                 run("ip", "-n", namespace, "link", "set", link, "up")
                 run("ip", "-n", namespace, "link", "set", "lo", "up")
             self.directory = tempfile.mkdtemp(prefix="ckdist-hosts-")
@@ -223,17 +223,17 @@ class Hosts(contextlib.AbstractContextManager):
             os.close(here)
 
     def torchrun(self, each: int, *words: str, **more) -> list[subprocess.Popen]:
-        """Starts `python words...` on `each` ranks of either host as torchrun would, without a launcher; rank 0 is
+        """Starts `python words...` on `each` ranks of every host as torchrun would, without a launcher; rank 0 is
         the first.
         """
         secret = pathlib.Path(self.directory, "secret")
         secret.write_text("a secret of this job alone")
         secret.chmod(0o600)
-        started = []
-        for rank in range(2 * each):
+        started, size = [], len(self.namespaces) * each
+        for rank in range(size):
             told = {
                 "RANK": rank,
-                "WORLD_SIZE": 2 * each,
+                "WORLD_SIZE": size,
                 "MASTER_ADDR": self.addresses[0],
                 "MASTER_PORT": 29500,
                 "CKDIST_JOB_SECRET_FILE": secret,

@@ -187,11 +187,11 @@ struct ckdist_embed_grad_step {
 };
 
 /* Starts the all_reduce of the gradients' floats [begin, end) over the replicas. tensor: first over the
-   tensor-parallel ranks, because the gradients are partial. */
+   tensor-parallel ranks, because the gradients are partial. kept: ZeRO does not free their pages. */
 struct ckdist_reduce_gradients_step {
   struct ckdist_step step;
   int64_t begin, end;
-  int32_t tensor;
+  int32_t tensor, kept;
 };
 
 /* Sums x over the tensor-parallel ranks, in place; floats. */

@@ -20,9 +20,17 @@
 namespace ckdist {
 
 #if defined(__x86_64__)
+namespace {
+bool is_zen5() {
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  __get_cpuid(1, &a, &b, &c, &d);
+  return __builtin_cpu_is("amd") && (a >> 8 & 15) + (a >> 20 & 255) >= 0x1a;  // the family
+}
+}  // namespace
 const bool weights_fetched = (__builtin_cpu_init(), __builtin_cpu_is("intel"));
+const bool codes_fetched = is_zen5();
 #else
-const bool weights_fetched = false;
+const bool weights_fetched = false, codes_fetched = false;
 #endif
 
 // The object files of each level define these in a namespace of the level's name: functions that need only vectors, the

@@ -7,6 +7,8 @@ namespace ckdist {
 // True on Intel's CPUs, whose cores get up to a third more bandwidth from it: products of any number of tokens prefetch
 // their weights with instructions, from near ahead, and products of few tokens read two tiles at once.
 extern const bool weights_fetched;
+// True on AMD's CPUs from Zen 5 on. Products of one or two tokens prefetch weights of less than 8 bits.
+extern const bool codes_fetched;
 constexpr int kNear = 2 << 10;  // bytes
 
 // Prefetches cache lines to the L2 cache. Always inlined: compilers would remove a call of a function without other

@@ -49,7 +49,7 @@ Training::Training(const ckdist_program& that, Communicator* data, Communicator*
   if (that.narrow_parameters)
     for (int p = 0; p < plan->parameter_count; ++p) {
       vector_at_.push_back(int64_t(vectors_.size()));
-      if (is_narrow(p) && shape(p).rows == 1) vectors_.resize(vectors_.size() + size_t(shape(p).cols));
+      if (is_narrow(p) && is_small(p)) vectors_.resize(vectors_.size() + size_t(shape(p).rows * shape(p).cols));
     }
   kept_arena_.emplace(std::max<int64_t>(program.kept_bytes, 64), "activations of batches that wait");
 }
@@ -77,8 +77,8 @@ void Training::make_packs() {
 // Reads the trained vectors in the floats [begin, end) of the parameters. Steps read vectors as floats.
 void Training::widen_vectors(int64_t begin, int64_t end) {
   for (int p = 0; p < int(vector_at_.size()); ++p)
-    if (const ckdist_parameter& v = shape(p); is_narrow(p) && v.rows == 1 && v.offset >= begin && v.offset < end)
-      kernels.pack.bf16.widen(trained_at(v.offset), v.cols, vectors_.data() + vector_at_[size_t(p)]);
+    if (const ckdist_parameter& v = shape(p); is_narrow(p) && is_small(p) && v.offset >= begin && v.offset < end)
+      kernels.pack.bf16.widen(trained_at(v.offset), v.rows * v.cols, vectors_.data() + vector_at_[size_t(p)]);
 }
 
 void Training::check(const ckdist_training_batch& b) const {
@@ -208,16 +208,16 @@ void Training::clear(int thread) {
   });
 }
 
-void Training::begin_reduce(int64_t begin, int64_t end, bool tensor) {
+void Training::begin_reduce(const ckdist_reduce_gradients_step& step) {
   const bool scatters = data_ && program.share_ends;
   if (!pass_.reduce && !scatters) return;
-  float* const g = program.gradient_arena + begin;
-  const int64_t n = end - begin;
-  if (tensor) sum_over_tensor(g, n);
+  float* const g = program.gradient_arena + step.begin;
+  const int64_t n = step.end - step.begin;
+  if (step.tensor) sum_over_tensor(g, n);
   if (scatters) {
     // At most two sums are under way, so that the gradients of few parameters are in memory.
     if (operations_.size() > 1) operations_[operations_.size() - 2]->wait();
-    operations_.push_back(data_->begin([this, begin, end](Collectives& c) { scatter(c, begin, end); }));
+    operations_.push_back(data_->begin([this, &step](Collectives& c) { scatter(c, step); }));
   } else if (data_) {
     operations_.push_back(data_->begin([g, n](Collectives& c) { c.all_reduce(g, g, n, Element::f32, ReduceOp::sum); }));
   }
@@ -236,16 +236,16 @@ std::vector<int64_t> Training::sizes_of_shares(int64_t begin, int64_t end, int64
 
 // Adds the sums of this rank's floats of [begin, end) to its share. In pieces, because a collective has a buffer of the
 // size of its result.
-void Training::scatter(Collectives& c, int64_t begin, int64_t end) const {
+void Training::scatter(Collectives& c, const ckdist_reduce_gradients_step& step) const {
   const int64_t first = share_of(data_->rank, 0, program.trained_floats).begin;
-  for (int64_t at = begin; at < end; at += kScattered) {
-    const int64_t until = std::min(end, at + kScattered);
+  for (int64_t at = step.begin; at < step.end; at += kScattered) {
+    const int64_t until = std::min(step.end, at + kScattered);
     float* const g = program.gradient_arena + at;
     c.reduce_scatter(g, g, sizes_of_shares(at, until, 1).data(), Element::f32, ReduceOp::sum);
     const Share own = share_of(data_->rank, at, until);
     if (own.size()) kernels.elementwise.add(g, own.size(), program.gradient_share + (own.begin - first));
   }
-  free_pages(program.gradient_arena + begin, program.gradient_arena + end);
+  if (!step.kept) free_pages(program.gradient_arena + step.begin, program.gradient_arena + step.end);
 }
 
 void Training::place_parameters(const ckdist_place_parameters_step& s) {

@@ -9,6 +9,7 @@
 #include <optional>
 #include <vector>
 
+#include "core/error.h"
 #include "core/export.h"
 
 #include "api/training_api.h"
@@ -117,8 +118,11 @@ class Training : public Executor {
   }
   // False if the rows of a matrix are unpacked to be read.
   bool in_place(int index) const { return !packed_parameter(index) && !is_narrow(index); }
-  // A vector, or a parameter that is stored as floats.
+  // A parameter whose steps read it as floats: vectors, and the few taps of convolutions.
+  bool is_small(int index) const { return shape(index).rows == 1 || shape(index).cols <= kTileRows; }
+  // A small parameter, or one that is stored as floats.
   const float* parameter(int index) const {
+    if (is_narrow(index) && !is_small(index)) fail(Status::native, "parameter %d is not stored as floats", index);
     if (is_narrow(index)) return vectors_.data() + vector_at_[size_t(index)];
     return program.parameter_arena + (shape(index).offset - (program.narrow_parameters ? program.trained_floats : 0));
   }
@@ -148,7 +152,7 @@ class Training : public Executor {
   int64_t row_buffers_bytes() const { return kRowBuffers * row_floats_ * 4; }
   void count_packing(double seconds) { pack_seconds_ += seconds; }
 
-  void begin_reduce(int64_t begin, int64_t end, bool tensor);
+  void begin_reduce(const ckdist_reduce_gradients_step& step);
   void place_parameters(const ckdist_place_parameters_step& step);
   int tensor_ranks() const { return tensor_ ? tensor_->size : 1; }
   // The ranks that divide each batch, and this one's number. Chunk c of the batch (see training_api.h) begins at c *
@@ -188,7 +192,7 @@ class Training : public Executor {
   };
   Share share_of(int rank, int64_t begin, int64_t end) const;
   std::vector<int64_t> sizes_of_shares(int64_t begin, int64_t end, int64_t factor) const;  // by rank, times `factor`
-  void scatter(Collectives& c, int64_t begin, int64_t end) const;
+  void scatter(Collectives& c, const ckdist_reduce_gradients_step& step) const;
 
   void make_packs();
   void widen_vectors(int64_t begin, int64_t end);

@@ -77,17 +77,19 @@ constexpr int sums_shift() {
 constexpr int64_t kTileBlockBytes = 384 << 10;
 constexpr int64_t kRowsBytes = 512 << 10;  // bytes of activations that stay in the L2 cache with them
 // Prefetches a tile. On Intel's CPUs: from near ahead to the L1 cache, which is a tenth faster than to the L2 cache. On
-// AMD's CPUs the hardware is better than instructions for one or two tokens (by a fifth for 8-bit codes), except if
-// there is a scale per 16 columns. With more rows of activations the hardware prefetcher fails. Then memory far ahead
-// is prefetched to the L2 cache, because prefetching to the L1 cache delays loads (half the speed at eight tokens of
-// 8-bit codes).
+// Zen 4 the hardware is better than instructions for one or two tokens (by a fifth for 8-bit codes), except if there is
+// a scale per 16 columns. On Zen 5 it is as good for 8-bit codes, but halves the speed of blocks of other sizes. With
+// more rows of activations the hardware prefetcher fails. Then memory far ahead is prefetched to the L2 cache, because
+// prefetching to the L1 cache delays loads (half the speed at eight tokens of 8-bit codes).
 template <Type type, int tokens>
 [[gnu::always_inline]] inline void fetch(const uint8_t* at, int lines) {
   constexpr int far = 16 << 10, nearer = 6 << 10;
-  constexpr bool scaled_often = layout_of(type).group < kGroupColumns;
+  constexpr BlockLayout layout = layout_of(type);
+  constexpr bool scaled_often = layout.group < kGroupColumns;
+  constexpr bool small = layout.low_bits > 0 && layout.low_bits + layout.high_bits < 8;
   if (weights_fetched) fetch_lines_near(at + kNear, lines);
   else if (tokens > 2) fetch_lines(at + far, lines);
-  else if (scaled_often) fetch_lines_near(at + nearer, lines);
+  else if (scaled_often || (small && codes_fetched)) fetch_lines_near(at + nearer, lines);
 }
 
 // Expands blocks that are packed as they are stored, one after the other, for the tokens of a strip.

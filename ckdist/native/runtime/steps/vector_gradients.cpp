@@ -94,7 +94,7 @@ struct EmbedGrad : TrainingRun<ckdist_embed_grad_step> {
 // Starts a sum over ranks. Its inputs were complete at the last barrier, and no later step writes them.
 struct ReduceGradients : TrainingRun<ckdist_reduce_gradients_step> {
   void run() {
-    if (thread == 0) r.begin_reduce(step.begin, step.end, step.tensor);
+    if (thread == 0) r.begin_reduce(step);
   }
 };
 
