@@ -4,7 +4,9 @@ The first process becomes the supervisor (`ckdist.launcher`) of the same command
 terminal.
 """
 
+import math
 import pathlib
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -16,6 +18,7 @@ from ckdist.topology import this_machine
 if TYPE_CHECKING:
     from ckdist.config.commands import TrainCommand
 
+SHARDS = re.compile(r"\s*((?:tensor|pipeline)_parallel_size)\s*=\s*([1-9]\d{0,5})\s*", re.ASCII)  # of --set
 STOP_SECONDS = 86400.0  # practically none: a command limits its own end, as --drain-timeout does
 
 
@@ -26,7 +29,9 @@ def wanted_ranks(settings: object) -> int:
         from ckdist.config.tuning_commands import TuneCommand
 
         if isinstance(settings, TuneCommand):
-            return (settings.data_parallel_size or 1) * settings.sequence_parallel_size
+            matches = [match for match in map(SHARDS.fullmatch, settings.set) if match]
+            shards = math.prod({str(match[1]): int(match[2]) for match in matches}.values())
+            return (settings.data_parallel_size or 1) * settings.sequence_parallel_size * shards
         return _training_ranks(settings) if isinstance(settings, TrainCommand) else 1
     if not settings.runs_model:
         return 1

@@ -96,7 +96,6 @@ def _chosen(command: TuneCommand, model: str, world: World) -> tuple[TrainConfig
         "train_file": tuning.entries(command.files),
         "output_dir": command.output or f"{name}-{stem}",
         "bad_lines": "skip" if command.skip_bad else "error",
-        "data_parallel_size": max(1, world.size // command.sequence_parallel_size),
         "sequence_parallel_size": command.sequence_parallel_size,
         "encrypt": command.encrypt,
         "method": command.method,
@@ -108,6 +107,8 @@ def _chosen(command: TuneCommand, model: str, world: World) -> tuple[TrainConfig
     for text in command.set:
         override(given, text)
     asked = from_mapping(given, "ckdist tune")  # unknown fields and wrong values are refused before anything is read
+    replica = asked.sequence_parallel_size * asked.tensor_parallel_size * asked.pipeline_parallel_size
+    values["data_parallel_size"] = max(1, world.size // replica)
     if asked.encrypt != command.encrypt:  # the ranks are connected already
         raise ConfigError(f"ckdist tune: write --encrypt {asked.encrypt}, not --set encrypt={asked.encrypt}")
     cache = _tokens(asked, model)

@@ -190,7 +190,13 @@ def packed(sequences: Sequence[tuple[np.ndarray, Sampled]], rewards: np.ndarray)
 
 def check_grpo(config: TrainConfig, spec: ModelSpec) -> None:
     """Raises ConfigError for settings that GRPO cannot be trained with."""
-    needed = {"pipeline_parallel_size": 1, "tensor_parallel_size": 1, "use_dora": False, "validation_file": ()}
+    for name in ("tensor_parallel_size", "pipeline_parallel_size"):
+        if (given := getattr(config, name)) > 1:
+            raise ConfigError(
+                f"{name} ({given}) is not supported with method grpo, whose ranks sample with the whole model: set it "
+                "to 1, and use replicas (-dp)"
+            )
+    needed = {"use_dora": False, "validation_file": ()}
     for name, value in needed.items():
         if (given := getattr(config, name)) != value:
             raise ConfigError(f"{name} ({given}) is not supported with method grpo: leave it out")

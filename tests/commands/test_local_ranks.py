@@ -18,6 +18,7 @@ from ckdist.config.bench_config import BenchConfig
 from ckdist.config.chat_config import ChatConfig
 from ckdist.config.commands import TrainCommand
 from ckdist.config.generate_config import GenerateConfig
+from ckdist.config.tuning_commands import TuneCommand
 from ckdist.topology import read_machine
 from tests.support.generated import GENERATE, tokens_of_one_process
 from tests.support.launched import ranks_of, wait_ended
@@ -50,6 +51,13 @@ def test_a_rank_for_each_node(name, nodes, tmp_path, monkeypatch):
     assert wanted_ranks(GenerateConfig(tensor_parallel_size=3, pipeline_parallel_size=2)) == 6
     assert wanted_ranks(GenerateConfig(pipeline_parallel_size=2)) == max(2, nodes)
     assert wanted_ranks(ChatConfig(url="http://x:1", tensor_parallel_size=3)) == 1
+
+
+def test_the_ranks_of_tune():
+    tune = lambda **fields: wanted_ranks(TuneCommand(model="m", files=("f",), **fields))
+    assert tune() == 1 and tune(data_parallel_size=2, sequence_parallel_size=2) == 4
+    assert tune(data_parallel_size=2, set=("tensor_parallel_size = 3", "pipeline_parallel_size=2", "seed=7")) == 12
+    assert tune(set=("tensor_parallel_size=-1", "pipeline_parallel_size=x")) == 1  # refused later
 
 
 def test_the_ranks_of_a_training(tmp_path):

@@ -146,7 +146,9 @@ def _make(
         folder.parent.mkdir(parents=True, exist_ok=True)
         temporary = Path(tempfile.mkdtemp(prefix=".tokens-", dir=folder.parent))
     except OSError as error:
-        raise ConfigError(f"cannot write in {folder.parent}: {error.strerror}; set cache_dir") from None
+        raise ConfigError(
+            f"cannot write in {folder.parent}: {error.strerror}; give another output folder, or set cache_dir"
+        ) from None
     try:
         with _Writer(temporary, tokenizer.vocab_size, quiet, kind) as writer:
             refuse = lambda bad: _refuse(bad, bad_lines, writer)
