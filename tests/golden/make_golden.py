@@ -22,6 +22,7 @@ import numpy as np
 import torch
 import transformers
 from golden_configs import COMMON, DENSE, EXPERTS
+from golden_sparse import SPARSE
 from golden_weights import randomise
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
@@ -37,6 +38,7 @@ SMALLEST_MARGIN = 5e-4
 CONFIGS = {
     **DENSE,
     **EXPERTS,
+    **SPARSE,
     "qwen3moe": {
         "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "vocab_size": 238, "intermediate_size": 56,
         "num_hidden_layers": 3, "num_attention_heads": 6, "num_key_value_heads": 2, "rms_norm_eps": 1e-6,

@@ -47,6 +47,7 @@ Form: TypeAlias = Literal[
     "plus_one",  # weight = stored + 1
     "minus_exp",  # weight = log(-stored)
     "exp",  # weight = log(stored)
+    "rank_scaled",  # weight = stored * sqrt(hidden size / elements of the vector)
     "padded",  # a vector, stored with further elements that are not read
     "by_head",  # stored as a stack with one matrix per head
     # the name is that of a stored tensor
