@@ -47,7 +47,9 @@ def gguf(header: GgufHeader) -> ModelSpec:
         raise f.error(pattern, str(sliding)[:40], f"one flag for each of {count} layers")
     if not isinstance(heads, np.ndarray) or heads.dtype.kind not in "iu" or len(heads) < count:
         raise f.error(counts, str(heads)[:40], f"one number for each of {count} layers")
-    sliding, heads = sliding[:count], heads[:count]
+    sliding, heads, types = sliding[:count], heads[:count], "attention.indexer.types"
+    if f.has(types) and not np.array_equal(np.asarray(f.raw(types))[:count], ~sliding):
+        raise f.error(types, str(f.raw(types))[:40], "true for all layers that do not slide")
     both = [np.unique(heads[sliding == slides]).tolist() for slides in (False, True)]
     if len(both[0]) != 1 or len(both[1]) > 1:
         raise f.error(counts, both, "one number for sparse layers, and one for sliding layers")
