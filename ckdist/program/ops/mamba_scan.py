@@ -4,7 +4,6 @@ The state of a sequence is in `RankContext.states`, or in the executor's state s
 """
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -12,14 +11,9 @@ from ckdist.errors import LayoutError
 from ckdist.program.cache import state_cache
 from ckdist.program.ops.delta_rule import key_heads, silu, softplus
 from ckdist.program.ops.elementwise import GATES
-from ckdist.program.ops.op import lower, op, same, total, whole
-from ckdist.program.ops.op_types import Arrays, Attrs, Inferred, Values, Weights
-from ckdist.program.rank_context import RankContext
+from ckdist.program.ops.op import ServingLowering, lower, op, same, total, whole
+from ckdist.program.ops.op_types import Arrays, Attrs, Group, Inferred, RankContext, Values, Weights
 from ckdist.program.step import ABSENT, ValueIndex, VectorIndex
-
-if TYPE_CHECKING:  # these modules import the ops
-    from ckdist.program.fusion import Group
-    from ckdist.program.lower import ServingLowering
 
 PARTS = ("c", "b", "x")  # queries, keys and values of linear attention
 
@@ -73,7 +67,7 @@ def mamba2(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) 
 
 
 @lower("mamba2", "inference")
-def lower_mamba2(lowering: "ServingLowering", group: "Group") -> None:
+def lower_mamba2(lowering: ServingLowering, group: Group) -> None:
     """Emits the step of linear attention, without corrections by keys."""
     instr, attrs, (out,) = group.instr, group.instr.attrs, group.instr.outputs
     q, k, v, z, a = map(lowering.place_of, instr.inputs)
@@ -139,7 +133,7 @@ def head_squares(context: RankContext, inputs: Arrays, weights: Arrays, attrs: A
 
 
 @lower("head_squares", "inference")
-def lower_head_squares(lowering: "ServingLowering", group: "Group") -> None:
+def lower_head_squares(lowering: ServingLowering, group: Group) -> None:
     """Emits one step."""
     (x,), (out,) = group.instr.inputs, group.instr.outputs
     heads = x.dims[-1]
@@ -175,7 +169,7 @@ def group_norm(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Att
 
 
 @lower("group_norm", "inference")
-def lower_group_norm(lowering: "ServingLowering", group: "Group") -> None:
+def lower_group_norm(lowering: ServingLowering, group: Group) -> None:
     """Emits one step. If ranks have exchanged heads for tokens, it reads each rank's heads in that rank's slot."""
     instr, (out,) = group.instr, group.instr.outputs
     x, *squares = instr.inputs
