@@ -89,8 +89,9 @@ tidy: $(VENV)/.lint
 	git ls-files 'ckdist/native/*.cpp' | grep -v kernels/isa | \
 	  xargs -P $(JOBS) -n 4 $(BIN)/clang-tidy -p build/tidy --quiet
 
-# Tests wait on processes more than they compute, so there are two workers for each core; what measures time runs alone.
-WORKERS ?= $(shell expr 2 \* $(JOBS))
+# Tests wait on processes and for each other's ranks, so there are three workers for each core; what measures time runs
+# alone.
+WORKERS ?= $(shell expr 3 \* $(JOBS))
 # They start thousands of short processes: bytecode that is kept is a third of what a start costs.
 unexport PYTHONDONTWRITEBYTECODE
 PARALLEL = -n $(WORKERS) --dist worksteal

@@ -56,6 +56,7 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {  # the folder of the published
         "kimi_linear",
         FEW | {"num_experts": EXPERTS, "num_hidden_layers": 4, "first_k_dense_replace": 0, "model_max_length": 1 << 17},
     ),
+    "kimi-k3": ("kimi_k3", {}),
     "nemotron-h": ("nemotron_h_8b", FEW | {"hybrid_override_pattern": "M-M*-", "num_hidden_layers": 5}),
     "falcon-mamba": ("falcon_mamba", FEW | {"num_hidden_layers": 2}),
     "jamba": ("jamba", FEW | {"num_hidden_layers": 1, "num_experts": 2}),
@@ -63,6 +64,10 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {  # the folder of the published
 }
 NESTED: dict[str, dict[str, dict[str, Any]]] = {  # changes to a part of a configuration
     "kimi-linear": {"linear_attn_config": {"kda_layers": [1, 2, 3], "full_attn_layers": [4]}},
+    "kimi-k3": {
+        "text_config": FEW
+        | {"num_hidden_layers": 2, "num_experts": EXPERTS, "first_k_dense_replace": 0, "quantization_config": None},
+    },
     "minimax-m3": {
         "text_config": FEW
         | {"num_hidden_layers": 1, "num_local_experts": 8, "moe_layer_freq": [1]}
@@ -77,6 +82,8 @@ def config_of(shape: str) -> dict[str, Any]:
     config = json.loads((CONFIGS / folder / "published.json").read_text()) | changes
     for part, changed in NESTED.get(shape, {}).items():
         config[part] |= changed
+    if shape == "kimi-k3":
+        config["text_config"]["linear_attn_config"] |= {"kda_layers": [1], "full_attn_layers": [2]}
     if shape == "minimax-m3":
         config["text_config"]["sparse_attention_config"] |= {
             "sparse_attention_freq": [1], "sparse_disable_index_value": [1],

@@ -11,6 +11,8 @@ and for docstrings of "English" less than 3 %: `python tests/plain_english.py` p
 
 import argparse
 import ast
+import functools
+import gc
 import json
 import pathlib
 import re
@@ -88,6 +90,7 @@ def tracked() -> list[str]:
     return [n for n in names if pathlib.Path(n).suffix in TEXT and not n.startswith(DATA) and (ROOT / n).is_file()]
 
 
+@functools.cache
 def text_of(name: str) -> str:
     return (ROOT / name).read_text(errors="replace")
 
@@ -106,7 +109,7 @@ def functions(names: list[str]) -> Iterator[Function]:
     """All functions of the package, with those inside others."""
     for name in names:
         if name.startswith("ckdist/") and name.endswith(".py"):
-            for node in ast.walk(ast.parse(text_of(name))):
+            for node in plain_english.nodes_of(ROOT / name):
                 if isinstance(node, Function):
                     yield node
 
@@ -121,7 +124,7 @@ def without_docstring(names: list[str]) -> int:
         node
         for name in names
         if name.startswith("ckdist/") and name.endswith(".py")
-        for node in ast.parse(text_of(name)).body
+        for node in plain_english.nodes_of(ROOT / name)[0].body
     ]
     classes = [node for node in nodes if isinstance(node, ast.ClassDef)]
     by_name = {cls.name: cls for cls in classes}
@@ -230,6 +233,7 @@ ENGLISH = "English: "  # before the kind of text
 
 def count(quick: bool) -> tuple[dict[str, int], list[str]]:
     """Every count by its name, and the names of tools that are not installed or were left out."""
+    gc.disable()  # millions of nodes of syntax trees, and no cycles
     names = tracked()
     words = private_words(names)
     now = {

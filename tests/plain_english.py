@@ -8,6 +8,7 @@ the counts with the record.
 """
 
 import ast
+import functools
 import pathlib
 import re
 import sys
@@ -33,6 +34,12 @@ PATTERNS = {
 }
 
 
+@functools.cache
+def nodes_of(path: pathlib.Path) -> list[ast.AST]:
+    """All nodes of a file of Python, the module first."""
+    return list(ast.walk(ast.parse(path.read_text())))
+
+
 class Text(NamedTuple):
     """A piece of prose: its kind, file and first line."""
 
@@ -42,8 +49,8 @@ class Text(NamedTuple):
     text: str
 
 
-def docstrings(file: str, tree: ast.AST) -> Iterator[Text]:
-    for node in ast.walk(tree):
+def docstrings(file: str, nodes: list[ast.AST]) -> Iterator[Text]:
+    for node in nodes:
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             text = ast.get_docstring(node)
             if text:
@@ -61,15 +68,15 @@ def literal(node: ast.AST) -> str:
     return ""
 
 
-def messages(file: str, tree: ast.AST) -> Iterator[Text]:
+def messages(file: str, nodes: list[ast.AST]) -> Iterator[Text]:
     """Help texts, and the texts of errors and log lines."""
-    for node in ast.walk(tree):
+    for node in nodes:
         if not isinstance(node, ast.Call):
             continue
         for keyword in node.keywords:
             if keyword.arg == "help" and (text := literal(keyword.value)):
                 yield Text("help", file, keyword.value.lineno, text)
-        name = ast.unparse(node.func).rpartition(".")[2]
+        name = getattr(node.func, "attr", "") or ast.unparse(node.func).rpartition(".")[2]
         if name.endswith(("Error", "Problem")) or name in ("warning", "error", "info", "print", "note", "fail"):
             for argument in node.args:
                 if len((text := literal(argument)).split()) > 2:
@@ -96,9 +103,10 @@ def texts() -> Iterator[Text]:
     for path in sorted((ROOT / "ckdist").rglob("*.py")):
         if path.name == "declarations.py":
             continue
-        file, tree = str(path.relative_to(ROOT)), ast.parse(path.read_text())
-        yield from docstrings(file, tree)
-        yield from messages(file, tree)
+        file = str(path.relative_to(ROOT))
+        nodes = nodes_of(path)
+        yield from docstrings(file, nodes)
+        yield from messages(file, nodes)
     for path in sorted([*(ROOT / "ckdist/native").rglob("*.cpp"), *(ROOT / "ckdist/native").rglob("*.h")]):
         yield from comments(str(path.relative_to(ROOT)), path.read_text())
     for path in sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "launch").rglob("*.md")]):

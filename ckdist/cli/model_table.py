@@ -57,8 +57,8 @@ class ModelEntry:
 
 def base_of(config: ServeConfig) -> ServeConfig:
     """The settings of a model that has none of its own."""
-    own = {"further_model": (), "models": None, "models_max": None, "allow_model_changes": False, "lora_dir": None}
-    return replace(config, model=None, config=None, **own)
+    own = {"further_model": (), "models": None, "models_max": None, "allow_model_changes": False}
+    return replace(config, model=None, config=None, lora_dir=None, lora_uploads=0, **own)
 
 
 def read_table(config: ServeConfig) -> list[ModelEntry]:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from ckdist.config.engine_config import EngineConfig
 from ckdist.config.plan_config import PlanConfig
 from ckdist.errors import ConfigError
 from ckdist.figure import check_path
@@ -169,8 +170,8 @@ def question_of(
         )
     return compare.Question(
         checkpoint, Cluster(machine, config.hosts, config.threads), context, config.sequences or 1,
-        min(config.n_prompt, context), config.ubatch_size, config.quantize, (config.cache_type_k, config.cache_type_v),
-        config.n_gen, config.objective, report,
+        min(config.n_prompt, context), config.ubatch_size or min(spec.usual_ubatch, EngineConfig.batch_size),
+        config.quantize, (config.cache_type_k, config.cache_type_v), config.n_gen, config.objective, report,
     )  # fmt: skip
 
 

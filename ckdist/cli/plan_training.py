@@ -17,9 +17,8 @@ COLUMNS = 80
 def run_training(config: PlanConfig, question: Question) -> int:
     """Prints the plan of a training. Returns 0."""
     spec, method = question.checkpoint.spec, str(config.train)
-    found = training_answers(
-        spec, question.cluster, config.batch_tokens, method, config.batches, config.optim, config.zero_stage
-    )
+    setup = method, config.batches, config.optim, config.zero_stage, config.weights_dtype
+    found = training_answers(spec, question.cluster, config.batch_tokens, *setup)
     if config.json:
         print(json.dumps([as_json(one) for one in found], indent=1))
     else:
@@ -34,6 +33,7 @@ def lines(config: PlanConfig, question: Question, found: list[TrainingAnswer]) -
     size = f"{total / 1e9:.2f} B parameters"
     heading = f"training of {trained} of {size}, {config.batch_tokens} tokens a step of each replica"
     heading += f", {config.optim}, zero_stage {config.zero_stage}"
+    heading += ", weights in bfloat16" if config.weights_dtype == "bfloat16" else ""
     yield from textwrap.wrap(heading, COLUMNS)
     yield f"times may be wrong by {UNCERTAINTY:.0%} either way"
     if config.batches > 1:

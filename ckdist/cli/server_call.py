@@ -1,9 +1,10 @@
 """One request to a server with the OpenAI API, for the commands that are its clients."""
 
+import contextlib
 import http.client
 import json
 import urllib.parse
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from ckdist.errors import EngineError, RequestError, one_line
 
@@ -12,7 +13,12 @@ MOST_ERROR_BYTES = 1 << 16
 
 
 def call(
-    url: str, method: str, path: str, headers: Mapping[str, str], seconds: float, body: str | None = None
+    url: str,
+    method: str,
+    path: str,
+    headers: Mapping[str, str],
+    seconds: float,
+    body: str | Iterable[bytes] | None = None,
 ) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
     """Sends a request and reads the head of its answer.
 
@@ -32,7 +38,8 @@ def call(
         connection = kind(parts.hostname or "", parts.port, timeout=CONNECT_SECONDS)
         connection.connect()
         connection.sock.settimeout(seconds)
-        connection.request(method, f"{prefix}/v1{path}", body, dict(headers))
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # a refusal may come before the body's end
+            connection.request(method, f"{prefix}/v1{path}", body, dict(headers))
         response = connection.getresponse()
     except (OSError, http.client.HTTPException, ValueError) as error:
         raise EngineError(f"{url} does not answer ({error}): is a server running there?") from None

@@ -56,7 +56,9 @@ class EngineConfig(DraftFlags):
     threads: int = option(0, "-t", within=(0, 4096), help="compute threads of one rank; 0: its share of the cores")
     threads_batch: int = option(0, "-tb", within=(0, 4096), help="threads for prompts; 0: same as --threads")
     batch_size: int = option(2048, "-b", within=(1, 1 << 20), help="most tokens scheduled in one step")
-    ubatch_size: int = option(512, "-ub", within=(1, 1 << 20), help="most tokens computed at once")
+    ubatch_size: int = option(
+        0, "-ub", within=(0, 1 << 20), help="most tokens computed at once; 0: 512, more for a mixture of many experts"
+    )
     parallel: int = option(8, "-np", within=(1, 4096), help="most sequences decoded at once")
     cache_type_k: str = option(
         "i16", "-ctk", choices=CACHE_TYPES,

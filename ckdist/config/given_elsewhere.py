@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 MAX_FILE_BYTES = 1 << 20
 # Variables that are read elsewhere: CKDIST_API_KEY is a secret, and CKDIST_MODELS the folder of fetched models.
-READ_ELSEWHERE = ("CKDIST_API_KEY", "CKDIST_MODELS")
+READ_ELSEWHERE = ("CKDIST_API_KEY", "CKDIST_ISA", "CKDIST_MODELS")
 WORDS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 
 

@@ -52,7 +52,7 @@ class PlanConfig(Settings):
     price: float = option(
         0.0, within=(0.0, 1e6), metavar="P", help="price of a host per hour; 0: that of the machine's file"
     )
-    ubatch_size: int = option(512, "-ub", within=(1, 1 << 20), help="most tokens of a step")
+    ubatch_size: int = option(0, "-ub", within=(0, 1 << 20), help="most tokens of a step; 0: as `ckdist serve`")
     cache_type_k: str = option("i16", "-ctk", choices=CACHE_TYPES, help="type of the cached keys")
     cache_type_v: str = option("i16", "-ctv", choices=CACHE_TYPES, help="type of the cached values")
     spec: str = option(
@@ -71,6 +71,9 @@ class PlanConfig(Settings):
         None, choices=("full", "lora"), help="plan a training; full: all weights; lora: adapters only"
     )
     optim: str = option("adamw", "--optim", choices=OPTIMIZERS, help="optimizer of a training")
+    weights_dtype: str = option(
+        "float32", "--weights-dtype", choices=("float32", "bfloat16"), help="type of a training's weights in memory"
+    )
     zero_stage: int = option(
         1, "--zero-stage", within=(0, 3), help="data of a training that replicas shard, as zero_stage of ckdist train"
     )

@@ -57,6 +57,11 @@ class ServeConfig(RequestDefaultFlags, EngineConfig):
         help="clients may load adapters from folders in DIR with /v1/load_lora_adapter, and unload any; needs "
         "--max-loras",
     )  # fmt: skip
+    lora_uploads: int = option(
+        0, parse=byte_size, within=(0, 1 << 50), metavar="SIZE",
+        help="clients may upload adapters of at most SIZE bytes in all to --lora-dir (ckdist push); with "
+        "--api-key-file, keys with models = true (default: none may)",
+    )  # fmt: skip
     metrics_port: int | None = option(
         None, within=(0, 65535),
         help="also serve /metrics, /livez and /readyz on this port, without an API key; 0: any free port",
@@ -172,6 +177,8 @@ class ServeConfig(RequestDefaultFlags, EngineConfig):
             raise ConfigError(f"--lora-dir {self.lora_dir} needs places for adapters: give --max-loras N")
         if self.lora_dir is not None and not os.path.isdir(self.lora_dir):  # noqa: PTH112 - the only use of a path
             raise ConfigError(f"--lora-dir {self.lora_dir} is no folder: create it, or name another")
+        if self.lora_uploads and self.lora_dir is None:
+            raise ConfigError("--lora-uploads needs a folder: give --lora-dir DIR and --max-loras N")
         if self.no_auth and (self.api_key or self.api_key_file):
             given = "--api-key" if self.api_key else f"--api-key-file {self.api_key_file}"
             raise ConfigError(f"--no-auth and {given} contradict each other: leave one out")

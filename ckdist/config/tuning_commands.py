@@ -129,7 +129,9 @@ class PushCommand(Settings):
     url: str = option("http://127.0.0.1:8080", "url", metavar="URL", help="the server (default: http://127.0.0.1:8080)")
     name: str = option("", metavar="NAME", help="the name that requests give as model")
     copy_to: str | None = option(
-        None, metavar="DIR", help="the server's --lora-dir as this host sees it: copy the adapter to DIR/NAME first"
+        None,
+        metavar="DIR",
+        help="the server's --lora-dir as this host sees it: copy the adapter to DIR/NAME (default: upload it)",
     )
     replace: bool = option(False, help="replace an adapter of this name; requests that run keep theirs")
     api_key: str | None = option(

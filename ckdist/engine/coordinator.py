@@ -213,7 +213,7 @@ class Coordinator:
                     self._lock.release()
 
     def _receive(self) -> None:
-        """Handles the messages that have arrived, at most MESSAGES_PER_STEP."""
+        """Handles the messages that have arrived, at most MESSAGES_PER_STEP. Those of one group come together."""
         for _ in range(MESSAGES_PER_STEP):
             if not int(self._socket.get(zmq.EVENTS)) & zmq.POLLIN:
                 return
@@ -222,17 +222,16 @@ class Coordinator:
                 self._peers.add(peer)
                 self._send(peer, self._status())
             if frames != [b""]:  # an empty frame only announces the peer (ZMQ_PROBE_ROUTER)
-                self._handle(peer, frames)
+                for frame in frames:
+                    self._handle(peer, frame)
 
-    def _handle(self, peer: bytes, frames: list[bytes]) -> None:
+    def _handle(self, peer: bytes, frame: bytes) -> None:
         """Handles one message. Any fault in it becomes an error message."""
         request_id = None
         try:
-            if len(frames) != 1:
-                raise RequestError(f"a message has one frame, not {len(frames)}")
-            envelope = messages.read(frames[0], messages.ENVELOPE)
+            envelope = messages.read(frame, messages.ENVELOPE)
             request_id = envelope.request
-            match messages.read(frames[0], TO_RANK_0):
+            match messages.read(frame, TO_RANK_0):
                 case Submit() | Embed() as request:
                     envelope.check_sampling()
                     self._submit(peer, request)

@@ -49,7 +49,7 @@ def engine_sizes(config: EngineConfig) -> EngineSizes:
     world = SingleWorld()
     checkpoint = open_model(config, world, embeddings=True)
     spec = checkpoint.spec
-    adapter, _ = open_adapter(config, world, checkpoint)
+    _, adapter, _ = open_adapter(config, world, checkpoint)
     slots = open_slots(config, checkpoint)
     tracer = functools.partial(Tracer, low_rank=adapter.low_rank) if adapter else Tracer
     loader = ShardLoader(checkpoint, 1, config.quantize)

@@ -70,7 +70,7 @@ def load_model(
     if ranks disagree.
     """
     checkpoint = checkpoint or open_model(config, world, embeddings)
-    adapter, files = open_adapter(config, world, checkpoint)
+    checkpoint, adapter, files = open_adapter(config, world, checkpoint)
     slots = open_slots(config, checkpoint)
     # programs of this rank's stage
     tracer = functools.partial(Tracer, low_rank=adapter.low_rank) if adapter else Tracer
@@ -164,8 +164,12 @@ def open_model(config: EngineConfig, world: World, embeddings: bool) -> Checkpoi
 
 def open_adapter(
     config: EngineConfig, world: World, checkpoint: Checkpoint
-) -> tuple["Adapter | None", "list[ModelFile]"]:
-    """Compares samples of all files over hosts, and opens the adapter. Returns it, and the files to compare whole."""
+) -> tuple[Checkpoint, "Adapter | None", "list[ModelFile]"]:
+    """Compares samples of all files over hosts, and opens the adapter.
+
+    Returns:
+        The model, with the adapter's head if it has one, the adapter, and the files to compare whole.
+    """
     folder = pathlib.Path(config.fixed_adapter) if config.fixed_adapter else None
     files: list[ModelFile] = []
     if world.size > 1:
@@ -175,13 +179,15 @@ def open_adapter(
         files = together(world, lambda: model_files(checkpoint, folder))
         files = files if compare_samples(world, files) else []
     if folder is None:
-        return None, files
+        return checkpoint, None, files
     from ckdist.weights.adapter import Adapter
 
     adapter = Adapter(folder, checkpoint.spec)
     for note in adapter.notes if world.rank == 0 else ():
         log.warning("%s: %s", config.fixed_adapter, note)
-    return adapter, files
+    if adapter.head is not None:
+        checkpoint = dataclasses.replace(checkpoint, unread=(adapter.head, *checkpoint.unread))
+    return checkpoint, adapter, files
 
 
 def open_slots(config: EngineConfig, checkpoint: Checkpoint) -> "AdapterSlots | None":

@@ -1,5 +1,6 @@
 """Logits of whole sequences, several in a step, without a scheduler. The composition of steps depends on sizes only."""
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -38,34 +39,65 @@ def windows(ids: np.ndarray, learned: np.ndarray, context: int) -> list[Piece]:
 def steps_of(
     executable: Executable, pieces: Callable[[int], Sequence[Piece]], documents: range
 ) -> Iterator[tuple[int, np.ndarray]]:
-    """Yields (documents, wanted logits) for groups of documents in their order."""
+    """Yields (documents, wanted logits) for groups of documents in their order.
+
+    Several steps are in flight if the model has several stages, so that all of them compute.
+    """
+    waiting, parts = deque[int](), list[np.ndarray]()
+    try:
+        for count, batch in _batches(executable, pieces, documents):
+            if len(waiting) == executable.in_flight:
+                yield from _collected(executable, waiting, parts)
+            executable.publish(batch)
+            waiting.append(count)
+        while waiting:
+            yield from _collected(executable, waiting, parts)
+    finally:  # the reader has failed: no step may stay in flight
+        while waiting and not executable.failed:
+            waiting.popleft()
+            executable.collect()
+
+
+def _collected(
+    executable: Executable, waiting: deque[int], parts: list[np.ndarray]
+) -> Iterator[tuple[int, np.ndarray]]:
+    """Collects a step. Yields its documents if they end with it."""
+    count = waiting.popleft()
+    parts.append(executable.collect().copy())
+    if count:
+        logits = np.concatenate(parts)
+        parts.clear()
+        yield count, logits
+
+
+def _batches(
+    executable: Executable, pieces: Callable[[int], Sequence[Piece]], documents: range
+) -> Iterator[tuple[int, Batch]]:
+    """The steps. Each has the number of documents that end with it."""
     room = min(executable.max_tokens, executable.num_blocks * BLOCK_TOKENS)
     most = min(executable.max_sequences, executable.state_slots or executable.max_sequences)
     group: list[Piece] = []
     tokens = 0
-
-    def run() -> Iterator[tuple[int, np.ndarray]]:
-        if group:
-            yield len(group), _step(executable, group)
-
     for document in documents:
         own = pieces(document)
         size = -(-len(own[0].ids) // BLOCK_TOKENS) * BLOCK_TOKENS  # in the cache
-        if len(own) > 1 or size > room:
-            yield from run()
+        is_long = len(own) > 1 or size > room
+        if group and (is_long or tokens + size > room or len(group) == most):
+            yield len(group), _batch(executable, group)
             group, tokens = [], 0
-            yield 1, np.concatenate([_chunked(executable, piece) for piece in own])
-            continue
-        if tokens + size > room or len(group) == most:
-            yield from run()
-            group, tokens = [], 0
-        group.append(own[0])
-        tokens += size
-    yield from run()
+        if is_long:
+            chunks = [chunk for piece in own for chunk in _chunks(executable, piece)]
+            yield from ((0, chunk) for chunk in chunks[:-1])
+            yield 1, chunks[-1]
+        else:
+            group.append(own[0])
+            tokens += size
+    if group:
+        yield len(group), _batch(executable, group)
 
 
-def _step(executable: Executable, group: Sequence[Piece]) -> np.ndarray:
-    """The wanted logits of sequences in one step."""
+def _batch(executable: Executable, group: Sequence[Piece]) -> Batch:
+    """The step of whole sequences."""
     sizes = np.array([len(piece.ids) for piece in group], np.int32)
     blocks = -(-sizes // BLOCK_TOKENS)
     begins = np.cumsum(sizes) - sizes
@@ -74,17 +106,15 @@ def _step(executable: Executable, group: Sequence[Piece]) -> np.ndarray:
     states = own_slots(executable.state_slots, range(len(group)), 0)
     table = np.arange(blocks.sum(), dtype=np.int32)
     ids = np.concatenate([piece.ids for piece in group])
-    return executable.run(Batch(ids, chunks, table, wanted.astype(np.int32), states)).copy()
+    return Batch(ids, chunks, table, wanted.astype(np.int32), states)
 
 
-def _chunked(executable: Executable, piece: Piece) -> np.ndarray:
-    """The wanted logits of one long sequence, in steps of the most tokens."""
-    kept = []
+def _chunks(executable: Executable, piece: Piece) -> Iterator[Batch]:
+    """The steps of one long sequence, of the most tokens each."""
     for begin in range(0, len(piece.ids), executable.max_tokens):
         ids = piece.ids[begin : begin + executable.max_tokens]
         wanted = piece.wanted[(piece.wanted >= begin) & (piece.wanted < begin + len(ids))] - begin
         blocks = -(-(begin + len(ids)) // BLOCK_TOKENS)
         chunks = np.array([[len(ids), begin, blocks]], np.int32)
         states = own_slots(executable.state_slots, range(1), begin)
-        kept.append(executable.run(Batch(ids, chunks, np.arange(blocks, dtype=np.int32), wanted, states)).copy())
-    return np.concatenate(kept)
+        yield Batch(ids, chunks, np.arange(blocks, dtype=np.int32), wanted, states)

@@ -112,6 +112,7 @@ class Scheduler:
             EngineBusy: The queue is full.
         """
         self.check_room()
+        sequence.resumes = sequence.length > len(sequence.prompt)
         self._live.see(sequence)
         self.waiting.add(sequence)
 
@@ -210,7 +211,7 @@ class Scheduler:
     def _add_prompt(self, step: StepBuilder, sequence: Sequence) -> None:
         """Adds tokens of a prompt, as far as the step's budgets of tokens and of seconds allow, and at least one."""
         seconds = min(step.seconds, step.batch_seconds) if sequence.place.batch else step.seconds
-        if seconds == math.inf:
+        if seconds == math.inf or sequence.resumes:  # streams of a lost engine have waited, and go on together
             step.add(sequence)
             return
         budget, before, first = step.budget, step.tokens, sequence.computed
@@ -339,7 +340,7 @@ class Scheduler:
         self.waiting.stop(victim)
         self._hidden_running -= victim.wants_hidden
         self._release(victim)
-        victim.state = State.WAITING
+        victim.state, victim.resumes = State.WAITING, False
         self.waiting.add(victim)
 
     def _admit(self, sequence: Sequence, gone: Collection[Sequence] = ()) -> bool:

@@ -71,6 +71,7 @@ class Sequence:
         number: Its order of arrival in the queue; 0 before that.
         refused_at: Blocks that were available when it was last refused for want of blocks; -1: it was not.
         refused_since: Time of the first such refusal.
+        resumes: It came with tokens of its answer, which another engine has drawn, and was not preempted since.
         drafter: Guesses its next tokens, once it has decoded with drafts.
     """
 
@@ -101,6 +102,7 @@ class Sequence:
         "prompt_logprobs",
         "refused_at",
         "refused_since",
+        "resumes",
         "sampling_state",
         "scored",
         "seed",
@@ -125,6 +127,7 @@ class Sequence:
         self.tenant = tenant
         self.place, self.number, self.adapters = place, 0, adapters
         self.refused_at, self.refused_since = -1, 0.0
+        self.resumes = False
         self.drafter: Drafter | None = None
         self.state = State.WAITING
         self.tokens = np.empty(capacity, np.int32)  # (capacity,) prompt, then output

@@ -7,7 +7,7 @@ from ckdist.engine.sequence import Sequence
 from ckdist.engine.sequence_state import NO_ROW, StateRow
 
 AIM = 0.9  # of the limit of a step: a prediction errs by some per cent
-LEAST_PROMPT_PART = 0.25  # of the limit, for prompts, even if decoding takes all of it
+LEAST_PROMPT_PART = 0.25  # for prompts: of the limit, or of the decoding if that takes longer
 
 
 class SequenceChunk(NamedTuple):
@@ -64,7 +64,7 @@ class StepBuilder:
 
     def limit_seconds(self, most: float, decode_seconds: float) -> None:
         """Limits prompts in a step of `most` seconds. Decoding takes `decode_seconds` of them."""
-        self.seconds = max(AIM * most - decode_seconds, LEAST_PROMPT_PART * most)
+        self.seconds = max(AIM * most - decode_seconds, LEAST_PROMPT_PART * max(most, decode_seconds))
 
     def add(self, sequence: Sequence) -> None:
         """Adds the sequence's next tokens, as far as the budgets allow."""

@@ -10,6 +10,7 @@ MEMORY = 0.7  # weight of all earlier steps against the last one
 USUAL_FADES = 0.9  # per step
 NOMINAL_SECONDS = 1e-3  # of a token if nothing was measured: shares are then in tokens
 UNMEASURED_TOKENS = 64  # in a step with a limit of seconds, before the first measurement
+LEAST_CORRECTION = 0.1  # before the first measurement: the difference of two steps may be 0 by chance
 SPREAD = 512.0  # of the contexts in the memory; if they differ by less, the slope stays almost as it was
 
 
@@ -40,15 +41,20 @@ class StepSpeed:
         if not prompts:
             self.decode_seconds = _faded(self.decode_seconds or seconds, seconds)
             return
+        total = sum(chunk.tokens for chunk in prompts)
         if len(prompts) < len(chunks):
-            seconds = max(0.0, seconds - self.decode_seconds)
+            rest = self.decode_seconds or seconds * (1 - total / sum(chunk.tokens for chunk in chunks))
+            seconds = max(0.0, seconds - rest)
         predicted = [self.prompt_seconds(chunk.first, chunk.tokens) for chunk in prompts]
         correction = max(seconds, 1e-9) / sum(predicted)
-        total = sum(chunk.tokens for chunk in prompts)
+        if not self._measured:
+            correction = max(correction, LEAST_CORRECTION)
         self._usual = max(USUAL_FADES * self._usual, total)
         memory = MEMORY ** (total / self._usual)
         if not self._measured and total >= UNMEASURED_TOKENS:
             self._measured, memory = True, 0.0
+        elif not self._measured and correction < 1:
+            memory = 0.0  # a small step takes time for more than its tokens, e.g. to pack weights: the fastest counts
         sums = [memory * value for value in self._sums]
         for chunk, part in zip(prompts, predicted, strict=True):
             context, own = chunk.first + chunk.tokens / 2, part * correction / chunk.tokens

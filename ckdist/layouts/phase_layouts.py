@@ -91,7 +91,7 @@ def _placement(config: EngineConfig, world: World, spec: ModelSpec, link: "Link 
     from ckdist.comm.transports.link import NOMINAL_LINK
     from ckdist.layouts.expert_placement import choose_placement
 
-    rows = min(config.ubatch_size, config.batch_size)
+    rows = min(config.ubatch_size or spec.usual_ubatch, config.batch_size)
     direct_bytes = Thresholds().transport_direct_bytes
     hosts = len(set(world.hosts))
     return choose_placement(spec, world.size, hosts, link or NOMINAL_LINK, rows, direct_bytes, _are_equal_hosts(world))

@@ -76,7 +76,7 @@ def wanted_context(config: EngineConfig, spec: ModelSpec) -> int:
 
 def step_tokens(config: EngineConfig, spec: ModelSpec) -> int:
     """The most tokens of a step. An encoder computes each sequence in one step."""
-    most = min(config.ubatch_size, config.batch_size)
+    most = min(config.ubatch_size or spec.usual_ubatch, config.batch_size)
     return max(most, config.ctx_size or min(spec.max_position, ENCODER_CONTEXT)) if spec.reads_whole else most
 
 

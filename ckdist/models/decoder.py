@@ -77,7 +77,7 @@ def block(
         mixed = mix(g, normed, part, path, layer, eps, choose, kept)
         x = choose(normed if names.replaces_stream[0] else x)
         if spec.parallel or at < len(parts):
-            (x,) = g.emit("join", (x, mixed), names=["x"], factor=factor * spec.residual_scale)
+            x = g.join(x, mixed, factor * spec.residual_scale)
         else:
             x = add(x, g.scale(mixed, factor), names.after_mixer)
     if cross is not None:

@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from ckdist.models.scoring_head import Scorer
     from ckdist.models.state_mixers import AttentionAndMamba, GatedConv, GatedDeltaNet, Mamba1, Mamba2
 
+# Tokens of a step, and mean rows of an expert in it. With fewer, reading and unpacking an expert's weights takes a
+# large part of the time.
+LEAST_UBATCH, EXPERT_ROWS = 512, 128
+
 
 @dataclass(frozen=True)
 class RopeSpec:
@@ -311,6 +315,15 @@ class ModelSpec:
     def reads_whole(self) -> bool:
         """True if a prompt must be computed in one step, because its tokens attend to later ones."""
         return self.encoder is not None or not self.generates
+
+    @property
+    def usual_ubatch(self) -> int:
+        """Most tokens of a step, unless --ubatch-size is given: LEAST_UBATCH, or EXPERT_ROWS rows for each expert.
+
+        The rows of such steps take about a hundredth of the memory of the experts.
+        """
+        mixtures = [layer.ffn for layer in self.layers if isinstance(layer.ffn, MoeFfn)]
+        return max([LEAST_UBATCH, *(EXPERT_ROWS * ffn.num_experts // ffn.routing.used for ffn in mixtures)])
 
     @property
     def shares_values(self) -> bool:

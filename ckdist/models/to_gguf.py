@@ -16,6 +16,7 @@ ACTIVATIONS = {
     **dict.fromkeys(("deepseek4", "glm5-next"), "clamped_silu"),
     **dict.fromkeys(("gpt-oss", "minimax-m3"), "clamped_swiglu"),
 }
+ACTIVATIONS |= {"kimi-k3": "situ"}
 ACTIVATIONS |= dict.fromkeys(("arcee", "jais2", "nemotron_h", "nemotron_h_moe"), "relu2")
 
 

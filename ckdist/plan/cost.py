@@ -187,9 +187,10 @@ class CostModel:
         sources = [self.places[m.rank] for m in self.mesh.along(axis)] if axis else [self.own]
         slower = sum(map(self.own.factor, sources)) / len(sources)
         read = computed = tiles = 0.0
+        rate = self.machine.prompt_rate if shape.tokens > shape.outputs else self.machine.product_rate
         for part in self.parts(instr, shape):
             read += slower * part.read
-            computed += part.operations / self.machine.product_rate(part.cost.kind, part.cost.form, part.rows)
+            computed += part.operations / rate(part.cost.kind, part.cost.form, part.rows)
             tiles += part.tiles
         busiest = -(-tiles // self.own.threads)  # tiles of the thread that has most of them
         return self._overlapped(read, computed * busiest / max(tiles, 1.0), shape)

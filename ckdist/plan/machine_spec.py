@@ -32,6 +32,8 @@ MAX_FILE_BYTES = 1 << 20
 MAX_TYPES = 256
 FORMATS = "F32", "BF16", "Q8_0"  # the weight type that stands for each activation format (float32, bfloat16, int8)
 MANY = 256  # rows of a product at its second rate
+# Weights per second that a core expands for prompts in tiles: assumed. Vectors of a Zen 5 core expanded 13 to 21e9.
+EXPANDED = 1e10
 SATURATING = 0.5  # of a node's cores reach its bandwidth
 MEASURED, DATA_SHEET = "measured", "data sheet, not measured"
 # By source and phase, the smallest and the largest measured speed over its prediction, in all runs of
@@ -43,7 +45,7 @@ SEEN = {
     (DATA_SHEET, "prefill"): (0.11, 1.7),
 }
 HALVINGS = 40
-METHOD = 3  # version of the measurement: stored figures of other versions are not used
+METHOD = 4  # version of the measurement: stored figures of other versions are not used
 
 
 def figure(section: str, help: str, low: float, high: float, default: Any = MISSING, kind: type = float) -> Any:
@@ -165,6 +167,18 @@ class MachineSpec:
         rows = min(max(rows, 1.0), MANY)
         each = max(0.0, (MANY / many - 1 / one) / (MANY - 1))  # seconds per operation of one more row
         return rows / (1 / one + (rows - 1) * each) if each else min(many, one * rows)
+
+    def prompt_rate(self, kind: str, form: int, rows: float) -> float:
+        """Operations per second of one core in products of a prompt's `rows` rows.
+
+        With AMX, quantised weights are expanded once for all rows.
+        Seconds of a weight: 1 / EXPANDED + 2 rows / rate of tiles. Tiles are those of bfloat16.
+        """
+        if self.isa != "amx" or FORMATS[form] != "Q8_0":
+            return self.product_rate(kind, form, rows)
+        once = 1 / EXPANDED
+        tiles = max(1 / self.product_rate(kind, form, MANY) - once / (2 * MANY), 1 / self.product_rate("BF16", 1, MANY))
+        return 1 / (tiles + once / (2 * max(rows, 1.0)))
 
     def barrier_seconds(self, threads: int) -> float:
         """Seconds of a barrier of `threads` threads: linear between the pairs of `barrier`, proportional beyond."""

@@ -56,16 +56,19 @@ def training_answers(
     batches: int = 1,
     optim: str = "adamw",
     zero_stage: int = 1,
+    weights_dtype: str = "float32",
 ) -> list[TrainingAnswer]:
     """Predictions for every possible mesh of the ranks, fastest first. Those that do not fit come last.
 
     `tokens`: tokens of a step of each replica, in `batches` batches of one sequence. `method`: full or lora. `optim`,
-    `zero_stage`: as of TrainConfig. Raises ConfigError if the model cannot be trained.
+    `zero_stage`, `weights_dtype`: as of TrainConfig. Raises ConfigError if the model cannot be trained.
     """
     if zero_stage > 2 and method == "lora":
         raise ConfigError("zero_stage (3) trains all weights: use --zero-stage 2 with --train lora")
+    if weights_dtype != "float32" and method == "lora":
+        raise ConfigError("weights_dtype (bfloat16) is for all weights: use it with --train full")
     found, problem = [], None
-    setup = Setup(method, batches, optim, zero_stage)
+    setup = Setup(method, batches, optim, zero_stage, weights_dtype)
     for mesh in training_meshes(cluster, len(spec.layers)):
         if zero_stage > 1 and mesh.size("pp") > 1:
             continue  # a training refuses it
@@ -100,20 +103,22 @@ class Setup(NamedTuple):
     batches: int
     optim: str
     zero_stage: int
+    weights_dtype: str
 
 
 def _answer(spec: ModelSpec, cluster: Cluster, tokens: int, setup: Setup, mesh: Mesh) -> TrainingAnswer:
     """The prediction for one mesh with batches of `tokens` tokens. Memory is that of the first stage: there most
     batches wait.
     """
-    method, batches, optim, zero_stage = setup
+    method, batches, optim, zero_stage, weights_dtype = setup
     tracer = functools.partial(TrainingTracer, low_rank=LORA.low_rank()) if method == "lora" else TrainingTracer
     whole = trace_model(spec, mesh, tracer)
     names = [w.name for w in trainable(whole) if method == "full" or ".lora_" in w.name]
     stage = TrainingStage.of(mesh, whole, [w for w in whole.weights if w.name in set(names)], 1, batches)
     part = tokens_of_rank(tokens, mesh.size("sp")) if mesh.size("sp") > 1 else tokens
     gathers = zero_stage > 2 and mesh.size("dp") * mesh.size("sp") > 1
-    program = lower_model(spec, part, "bfloat16", mesh, names, True, tracer, stage=stage, gathers=gathers)
+    more = {"stage": stage, "gathers": gathers, "weights_dtype": weights_dtype}
+    program = lower_model(spec, part, "bfloat16", mesh, names, True, tracer, **more)
     threads = max(1, cluster.machine.total_cores // cluster.local_size)
     memory = rank_bytes(optim, zero_stage, program, mesh, threads)
     if sum(memory.values()) > cluster.rank_memory:

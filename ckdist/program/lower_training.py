@@ -38,7 +38,7 @@ FLOAT_RESULTS = {"embed", "scale", "add", "cross_entropy_grad", "low_rank", "rec
 NO_OPERANDS = {"attend_packed": (1,), "route": (0, 1), "grouped_experts": (0,), "grouped_experts_grad": (0, 1)}
 # low_rank reads the values that it adds to, but x as an operand
 FLOAT_READERS = {"scale", "add", "embed_grad", "all_reduce", "route", "route_grad", "send"}
-FLOAT_READERS |= {"tally", "tally_grad", "balance_loss_grad"}
+FLOAT_READERS |= {"tally", "tally_grad", "balance_loss_grad", "delta_packed", "delta_grad", "convolve", "convolve_grad"}
 # kinds of steps that can overwrite a gradient
 PRODUCTS = ("weight_grad", "cross_entropy", "grouped_experts_grad", "latent_keys_weight_grad")
 
@@ -151,6 +151,11 @@ class TrainingLowering(Lowering):
     def residual(self, output: Value) -> ValueIndex:
         """The value that the step of `output` adds to it, or ABSENT."""
         other = self.names.residuals.get(output)
+        while (
+            other is not None and self.source(other).name not in self.at
+        ):  # an add in the step of one operand, which comes later
+            first, second = self.graph.makers[other.name].inputs
+            other = first if self.names.residuals.get(first) == second else second
         return ValueIndex(ABSENT) if other is None else self.place_of(other)
 
     def is_for_loss_alone(self, value: Value) -> bool:

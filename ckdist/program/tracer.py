@@ -413,6 +413,10 @@ class Tracer(Emitter):
         """Returns x * factor. Emits nothing if the factor is 1."""
         return x if factor == 1.0 else self._emit("scale", (x,), factor=factor)
 
+    def join(self, x: Value, y: Value, factor: float) -> Value:
+        """Returns x + factor * y, of parts of a layer that read the same input."""
+        return self._emit("join", (x, y), names=["x"], factor=factor)
+
     def soft_cap(self, x: Value, cap: float) -> Value:
         """Returns cap * tanh(x / cap). Emits nothing if the cap is 0."""
         return x if cap == 0.0 else self._emit("soft_cap", (x,), cap=cap)

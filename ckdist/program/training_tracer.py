@@ -12,8 +12,9 @@ from ckdist.program.query_scale import QueryScale
 from ckdist.program.routing import Routing
 from ckdist.program.tracer import LatentWeights, LowRank, Spec, Tracer
 
-NOT_TRAINED = "models with linear or compressed attention can be served, not trained: choose another model"
-WITH_GRADIENT = ("silu", "gelu_tanh", "clamped_swiglu", "sigmoid", "softplus")
+PRODUCTS = 4  # of a step, as in native/runtime/steps/products.h
+NOT_TRAINED = "models with Mamba-1, compressed attention or streams can be served, not trained: choose another model"
+WITH_GRADIENT = ("silu", "gelu_tanh", "clamped_swiglu", "sigmoid", "softplus", "identity", "relu")
 
 
 def check_gradient(function: str) -> None:
@@ -59,6 +60,8 @@ class TrainingTracer(Tracer):
             self.teacher_inputs = Value("teacher_ids", dims, "i32"), Value("teacher_logprobs", dims)
         if low_rank is not None and low_rank.dropout:
             self.dropout_keys = (Value("dropout_keys", (self.sharding.tokens,), "i32"),)
+        self._norms: dict[Value, tuple[float, float]] = {}  # queries or keys -> (eps, scale)
+        self._gates: dict[Value, tuple[tuple[Weight, Weight], dict[str, float]]] = {}  # decays -> weights, numbers
         self._switches: dict[Value, Value] = {}  # shares -> logits of the shared expert's switch
         self._routed: list[Value] = []  # logits, chosen experts, logits, ... of the layers so far
 
@@ -66,6 +69,10 @@ class TrainingTracer(Tracer):
         self, x: Value, weights: Sequence[Weight], bias: Sequence[Weight] = (), names: Sequence[str] | None = None
     ) -> tuple[Value, ...]:
         """`Tracer.linears`. With magnitudes (DoRA), an adapted result is scaled before its bias is added."""
+        if len(weights) > PRODUCTS:
+            parts = [slice(at, at + PRODUCTS) for at in range(0, len(weights), PRODUCTS)]
+            made = (self.linears(x, weights[p], bias[p] if bias else (), names[p] if names else None) for p in parts)
+            return tuple(value for part in made for value in part)
         low = self.low_rank
         if low is None or not low.has_magnitudes:
             return super().linears(x, weights, bias, names)
@@ -125,15 +132,84 @@ class TrainingTracer(Tracer):
         return super().embed(ids, table)
 
     def gated(self, gate: Value, up: Value, function: str, scale: float = 1.0, limit: float = 0.0) -> Value:
-        """function(gate) * up. Raises ConfigError for a scale or a limit, or a function without a gradient."""
-        if scale != 1.0 or limit:
-            raise ConfigError("models whose gates have a limit or a scale can be served, not trained: choose another")
+        """function(scale * gate) * up. Raises ConfigError for a limit, or a function without a gradient."""
+        if limit:
+            raise ConfigError("models whose gates have a limit can be served, not trained: choose another")
         check_gradient(function)
-        return super().gated(gate, up, function)
+        return super().gated(self.scale(gate, scale), up, function)
 
-    def stateful(self, *_: Any, **__: Any) -> tuple[Value, ...]:
-        """Raises ConfigError: linear attention and short convolutions have no gradients."""
+    def stateful(
+        self, op: str, inputs: Sequence[Value], weights: Sequence[Weight | None], names: Sequence[str], **attrs: Any
+    ) -> tuple[Value, ...]:
+        """Emits the ops of training in place of those that keep states. Raises ConfigError if there are none."""
+        if op == "short_conv":
+            parts = zip(inputs, weights, names, strict=True)
+            return tuple(self._emit("convolve", (x,), (w,), names=[name], activates=True) for x, w, name in parts)
+        if op == "gated_conv" and len(inputs) == 3:
+            b, c, x = inputs
+            kernel = [w for w in weights if w]
+            made = self._emit("convolve", (self.product(b, x),), kernel, names=["conv"], activates=False)
+            return (self.product(c, made),)
+        if op == "mamba2":
+            return (self._mamba2(inputs, [w for w in weights if w], names, attrs["scales"], attrs["limits"]),)
+        if op == "group_norm" and len(inputs) == 1:
+            return self.emit(op, inputs, weights, names, **attrs)
         raise ConfigError(NOT_TRAINED)
+
+    def _mamba2(
+        self,
+        inputs: Sequence[Value],
+        weights: Sequence[Weight],
+        names: Sequence[str],
+        scales: Sequence[float],
+        limits: Sequence[float],
+    ) -> Value:
+        """The ops of `mamba2`, with the same arguments."""
+        of = dict(zip(("z", "x", "b", "c", "dt"), scales, strict=True))
+        c, b, x, z, dt = (self.scale(v, of[n]) for v, n in zip(inputs, ("c", "b", "x", "z", "dt"), strict=True))
+        (a_log, skip, dt_bias), bias = weights[3:6], weights[6:] or [None] * 3
+        kernels = [[w for w in pair if w] for pair in zip(weights[:3], bias, strict=True)]
+        parts = zip((c, b, x), kernels, "cbx", strict=True)
+        q, k, v = (self._emit("convolve", (y,), own, names=[name], activates=True) for y, own, name in parts)
+        more = {"tiled": False, "corrects": False, "dt_low": limits[0], "dt_high": limits[1]}
+        o = self._emit("delta_packed", (q, k, v, dt), (a_log, dt_bias, skip), names, **more)
+        return self.gated(z, o, "silu")
+
+    def activate(self, x: Value, function: str) -> Value:
+        """The square of ReLU, as a gate. Raises ConfigError for other functions."""
+        if function != "relu2":
+            raise ConfigError(f"models with the activation {function} can be served, not trained: choose another")
+        return self.gated(x, x, "relu")
+
+    def join(self, x: Value, y: Value, factor: float) -> Value:
+        """The sum, by two ops that have gradients."""
+        return self.add(x, self.scale(y, factor))
+
+    def product(self, a: Value, b: Value) -> Value:
+        """The product of the elements."""
+        return self.emit("gated", (a, b), (), ["product"], function="identity")[0]
+
+    def l2_norm(self, x: Value, eps: float, scale: float = 1.0) -> Value:
+        """Emits nothing: `delta_packed` norms queries and keys."""
+        self._norms[x] = eps, scale
+        return x
+
+    def delta_gates(self, a: Value, b: Value, a_log: Weight, dt_bias: Weight, **more: float) -> tuple[Value, Value]:
+        """Emits nothing: `delta_packed` computes the gates."""
+        self._gates[a] = (a_log, dt_bias), more
+        return a, b
+
+    def delta_rule(self, q: Value, k: Value, v: Value, decay: Value, beta: Value, *, layer: int, tiled: bool) -> Value:
+        """The gated delta rule within each sequence of the batch."""
+        del layer
+        weights, more = self._gates[decay]
+        eps, scale = self._norms[q]
+        attrs = {"l2_eps": eps, "scale": scale, "beta_scale": 1.0, "decay_floor": 0.0, **more}
+        return self._emit("delta_packed", (q, k, v, decay, beta), weights, ["o"], tiled=tiled, corrects=True, **attrs)
+
+    def gated_norm(self, x: Value, gate: Value, w: Weight, eps: float, function: str = "silu") -> Value:
+        """A norm of each head, and a gate."""
+        return self.gated(gate, self.rms_norm(x, w, eps), function)
 
     def select_positions(self, *_: Any, **__: Any) -> Value:
         """Raises ConfigError: the choice of positions has no gradient."""

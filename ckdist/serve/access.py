@@ -23,7 +23,7 @@ from ckdist.serve.upload_form import FORM
 PROBES = ("/livez", "/readyz", "/health", "/ping")
 OPEN_PATHS = (*PROBES, *(path.name for path in page.PATHS))
 EVER_ANSWERED = (*PROBES, "/metrics")  # even if too many requests are under way
-UPLOADS = "/v1/files"
+UPLOADS = ("/v1/files", "/v1/lora_uploads/{name:path}")
 OUTSIDE = "/outside --api-prefix"
 
 
@@ -113,7 +113,7 @@ class Access:
         if is_preflight(method, headers):
             return self.origins.preflight(headers)
         problem = self.origins.refusal(method, headers)
-        is_form = path == UPLOADS and headers.get(b"content-type", b"").startswith(FORM.encode())
+        is_form = path in UPLOADS and headers.get(b"content-type", b"").startswith(FORM.encode())
         if problem is not None and problem.status == 415 and (path in NAMES or is_form):
             problem = None  # a path that does not exist is answered as such; files are uploaded as forms
         problem = problem or no_key

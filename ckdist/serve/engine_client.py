@@ -9,7 +9,7 @@ import logging
 import secrets
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import zmq
@@ -315,8 +315,12 @@ class EngineClient:
             self._generations.pop(message.id).fail(problem, message.id)
 
     def _send(self, message: messages.ToRank0) -> bool:
+        return self._send_together([message])
+
+    def _send_together(self, group: Sequence[messages.ToRank0]) -> bool:
+        """Sends messages that rank 0 receives before its next step, all or none. Returns False if the queue is full."""
         try:
-            self._socket.send(messages.encode(message), zmq.NOBLOCK)
+            self._socket.send_multipart([messages.encode(message) for message in group], zmq.NOBLOCK)
         except zmq.Again:
             return False
         self._loop.call_soon(self._drain_socket)  # sending may have consumed the descriptor's edge

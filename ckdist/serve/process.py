@@ -192,6 +192,7 @@ class HttpProcess:
             webui=not config.no_webui,
             adapter=adapter_name(config),
             adapter_folder=absolute(config.lora_dir),
+            adapter_bytes=config.lora_uploads,
             **log_settings(config),
             **(own or {}),
         )

@@ -136,9 +136,9 @@ class ResumingClient(EngineClient):
             super()._announce()
         elif self.state == "ready" and not self._flows:
             self._flows, self._is_first = True, False
-            for request in list(self._requests.values()):
-                self.resumed += 1
-                super()._send(request.next_message())
+            # Together: a first step with one of them would make the others wait for the pieces of later steps.
+            if self._requests and self._send_together([one.next_message() for one in self._requests.values()]):
+                self.resumed += len(self._requests)
 
     def _send(self, message: messages.ToRank0) -> bool:
         if isinstance(message, (LoadAdapter, UnloadAdapter)) and not self._flows:

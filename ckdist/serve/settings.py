@@ -89,6 +89,7 @@ class HttpSettings:
     webui: bool = True  # the page at /
     adapter: str | None = None  # name of the LoRA adapter that the model was loaded with
     adapter_folder: str | None = None  # of --lora-dir
+    adapter_bytes: int = 0  # most bytes of adapters that clients upload
     cpus: tuple[int, ...] = ()  # CPUs that the host's ranks were started with
     log: int = -1  # descriptor of rank 0's standard error, for lines after rank 0's end
     heartbeat: int = -1  # descriptor of the pipe for heartbeats to rank 0; -1: none

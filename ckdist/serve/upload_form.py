@@ -1,6 +1,8 @@
-"""Receives an uploaded file: a form as browsers and OpenAI's clients send it, written to disk as it arrives."""
+"""Receives uploaded files: a form as browsers and OpenAI's clients send it, written to disk as it arrives."""
 
+import contextlib
 import pathlib
+from collections.abc import Mapping
 from typing import Any, BinaryIO
 
 from starlette.requests import Request
@@ -12,19 +14,25 @@ MAX_HEADER = 4096
 FORM = "multipart/form-data"
 
 
-async def receive_form(request: Request, path: pathlib.Path, most: int) -> tuple[str, str]:
-    """Writes the form's `file` to `path`. Returns its name and the form's `purpose`.
+async def receive_form(
+    request: Request, places: Mapping[str, pathlib.Path], most: int
+) -> tuple[dict[str, str], dict[str, str]]:
+    """Writes the form's files to `places`, which has the names of their fields.
 
-    Raises Problem: 400 if the body is no such form, 413 if the file has more than `most` bytes.
+    Returns:
+        The clients' names of the files that came, by their fields, and the other fields.
+
+    Raises:
+        Problem: 400 if the body is no such form or has no file, 413 if the files have more than `most` bytes.
     """
     from python_multipart.exceptions import FormParserError
     from python_multipart.multipart import MultipartParser, parse_options_header
 
     kind, options = parse_options_header(request.headers.get("content-type"))
     if kind.decode("latin-1") != FORM or b"boundary" not in options:
-        raise Problem(400, f"the body must be {FORM} with the fields file and purpose")
-    with path.open("wb") as file:
-        form = _Form(file, most)
+        raise Problem(400, f"the body must be {FORM} with the fields {', '.join(places)}")
+    with contextlib.ExitStack() as opened:
+        form = _Form(places, most, opened)
         parser = MultipartParser(options[b"boundary"], form.callbacks())
         try:
             async for part in request.stream():
@@ -32,20 +40,22 @@ async def receive_form(request: Request, path: pathlib.Path, most: int) -> tuple
             parser.finalize()
         except FormParserError as error:
             raise Problem(400, f"the form is damaged: {str(error)[:200]}") from None
-    if form.filename is None or not form.ended:
+    if not form.filenames or not form.ended:
         raise Problem(400, "the form has no file", "file", "missing_required_parameter")
-    return form.filename, form.fields.get("purpose", b"").decode("utf-8", "replace")
+    return form.filenames, {name: value.decode("utf-8", "replace") for name, value in form.fields.items()}
 
 
 class _Form:
     """The parts of a form while they arrive."""
 
-    def __init__(self, file: BinaryIO, most: int):
-        self.filename: str | None = None
+    def __init__(self, places: Mapping[str, pathlib.Path], most: int, opened: contextlib.ExitStack):
+        self.filenames: dict[str, str] = {}
         self.fields: dict[str, bytes] = {}
         self.ended = False
-        self._file, self._most, self._size = file, most, 0
-        self._name, self._is_file = "", False
+        self._places, self._opened = places, opened
+        self._most, self._size = most, 0
+        self._name = ""
+        self._file: BinaryIO | None = None
         self._header, self._value = bytearray(), bytearray()
         self._headers: dict[bytes, bytes] = {}
 
@@ -56,7 +66,7 @@ class _Form:
 
     def part_begin(self) -> None:
         """A part begins."""
-        self._headers, self._name, self._is_file = {}, "", False
+        self._headers, self._name, self._file = {}, "", None
 
     def header_field(self, data: bytes, begin: int, end: int) -> None:
         """A piece of a header's name."""
@@ -75,20 +85,20 @@ class _Form:
         self._value.clear()
 
     def headers_finished(self) -> None:
-        """The part's contents begin. Raises Problem 400 for a second file."""
+        """The part's contents begin. Raises Problem 400 for a second file of one name."""
         from python_multipart.multipart import parse_options_header
 
         _, options = parse_options_header(self._headers.get(b"content-disposition"))
         self._name = options.get(b"name", b"").decode("utf-8", "replace")
-        self._is_file = self._name == "file"
-        if self._is_file:
-            if self.filename is not None:
-                raise Problem(400, "the form has two files; send one", "file")
-            self.filename = options.get(b"filename", b"file").decode("utf-8", "replace")
+        if self._name in self._places:
+            if self._name in self.filenames:
+                raise Problem(400, "the form has two files; send one", self._name)
+            self.filenames[self._name] = options.get(b"filename", b"file").decode("utf-8", "replace")
+            self._file = self._opened.enter_context(self._places[self._name].open("wb"))
 
     def part_data(self, data: bytes, begin: int, end: int) -> None:
         """A piece of the part's contents. Raises Problem 413 if there are too many."""
-        if self._is_file:
+        if self._file is not None:
             self._size += end - begin
             if self._size > self._most:
                 raise Problem(413, f"the file has more than {self._most} bytes, which are allowed", "file")

@@ -1,4 +1,6 @@
-"""The training state in a checkpoint: weights and the optimizer's state in float32, in one file of each rank.
+"""The training state in a checkpoint: weights and the optimizer's state, in one file of each rank.
+
+Numbers are float32, or bfloat16 if the trained weights are.
 
 A part is a range of a block of a tensor. Together, the parts of all ranks are the whole tensors, so a checkpoint can be
 read on any mesh. A rank's table names its parts.
@@ -15,11 +17,13 @@ import numpy as np
 
 from ckdist.errors import ModelFileError
 from ckdist.regular_file import write_synced
+from ckdist.train.arena import NARROW, WIDE, widened
 from ckdist.weights.json_file import read_json_object
 from ckdist.weights.safetensors import read_safetensors
 from ckdist.weights.safetensors_writer import TensorToWrite, write_safetensors
 
 PARTS = "training"  # the folder of the files
+TYPES = {WIDE: "F32", NARROW: "BF16"}
 Span = tuple[int, int]
 
 
@@ -30,7 +34,7 @@ class Part(NamedTuple):
     shape: tuple[int, ...]  # of the whole tensor
     spans: tuple[Span, ...]
     begin: int
-    values: np.ndarray  # float32 (elements,)
+    values: np.ndarray  # float32 or bfloat16 (elements,)
 
 
 def write_parts(folder: Path, rank: int, parts: Sequence[Part]) -> dict[str, str]:
@@ -39,7 +43,10 @@ def write_parts(folder: Path, rank: int, parts: Sequence[Part]) -> dict[str, str
     Raises OSError.
     """
     file, table = f"{PARTS}/rank-{rank}.safetensors", f"{PARTS}/rank-{rank}.json"
-    tensors = [TensorToWrite(part.tensor, "F32", part.values.shape, lambda part=part: part.values) for part in parts]
+    tensors = [
+        TensorToWrite(part.tensor, TYPES[part.values.dtype], part.values.shape, lambda part=part: part.values)
+        for part in parts
+    ]
     places = {part.tensor: [part.shape, part.spans, part.begin] for part in parts}
     return {
         file: write_safetensors(folder / file, tensors),
@@ -62,10 +69,11 @@ class SavedTensors:
             path = table.with_suffix(".safetensors")
             stored, mapped = read_safetensors(path), np.memmap(path, np.uint8, "r")
             for name, place in read_json_object(table).items():
-                if name not in stored or stored[name].dtype != "F32":
+                if name not in stored or stored[name].dtype not in TYPES.values():
                     raise self._damaged(name)
                 tensor = stored[name]
-                values = mapped[tensor.offset : tensor.offset + tensor.nbytes].view(np.float32)
+                dtype = next(dtype for dtype, stored_as in TYPES.items() if stored_as == tensor.dtype)
+                values = mapped[tensor.offset : tensor.offset + tensor.nbytes].view(dtype)
                 self._add(name, place, values)
 
     def _damaged(self, name: str) -> ModelFileError:
@@ -99,6 +107,6 @@ class SavedTensors:
         for part in parts:
             block = whole[tuple(slice(*span) for span in part.spans)]
             flat = np.ascontiguousarray(block).reshape(-1)
-            flat[part.begin : part.begin + part.values.size] = part.values
+            flat[part.begin : part.begin + part.values.size] = widened(part.values)
             block[...] = flat.reshape(block.shape)
         return whole

@@ -22,8 +22,8 @@ from ckdist.layout import Range, even_ranges
 from ckdist.layouts.memory_sizes import free_memory, gigabytes
 from ckdist.regular_file import sync
 from ckdist.tokens.tokenizer import Tokenizer
-from ckdist.train.arena import ALIGNMENT, Arena
-from ckdist.train.checkpoint_parts import PARTS, Part, SavedTensors, write_parts
+from ckdist.train.arena import ALIGNMENT, Arena, assign
+from ckdist.train.checkpoint_parts import PARTS, TYPES, Part, SavedTensors, write_parts
 from ckdist.train.config import TrainConfig
 from ckdist.train.model import TrainedModel
 from ckdist.train.model_folder import write_result
@@ -158,18 +158,29 @@ class CheckpointWriter:
                 begin, end = into.places[name]
                 low, high = (begin, end) if own is None else (min(max(edge, begin), end) for edge in own)
                 part = whole if shaped else self.shards.part(name, whole)
-                into.flat[low:high] = part.reshape(-1)[low - begin : high - begin]
+                assign(into.flat[low:high], part.reshape(-1)[low - begin : high - begin])
 
     def gathered(self) -> Arena | None:
-        """The whole weights of the first replica on rank 0; None on others. A collective call."""
+        """The whole weights of the first replica on rank 0; None on others. A collective call.
+
+        They are in a file if memory does not hold them.
+        """
+        folder = Path(self.config.output_dir)
+
+        def make(shapes: dict[str, tuple[int, ...]]) -> Arena:
+            dtype = self.parameters.flat.dtype
+            fits = dtype.itemsize * Arena.size(shapes.values()) <= free_memory(self.world.local_size)
+            return Arena(shapes, dtype=dtype) if fits else Arena.in_file(shapes, dtype, folder)
+
         try:
-            own = self.optimizer.gathered(Path(self.config.output_dir))
+            own = self.optimizer.gathered(folder)
+            if own is None or not self.ranks.has_first_tokens:
+                return None
+            return self.shards.gather(own, self.ranks.replica, make)
         except OSError as error:
             raise EngineError(
                 f"the weights could not be gathered in {self.config.output_dir}: {disk_reason(error)}"
             ) from None
-        has_weights = self.ranks.has_first_tokens and own is not None
-        return self.shards.gather(own, self.ranks.replica) if has_weights and own is not None else None
 
     # Writing
 
@@ -245,21 +256,23 @@ class CheckpointWriter:
     def _with_others(self, parts: list[Part], sees: bool) -> dict[int, Sequence[Part]]:
         """Rank -> the parts that this rank writes. Rank 0 receives those of ranks that do not see its folder."""
         every, rank = self.ranks.every, self.world.rank
-        places = [[part.tensor, part.shape, part.spans, part.begin, part.values.size] for part in parts]
+        form = lambda values: [TYPES[values.dtype], values.nbytes]
+        places = [[part.tensor, part.shape, part.spans, part.begin, *form(part.values)] for part in parts]
         tables = self.ranks.gather(None if sees else places)
         if every is not None and not sees:
-            every.send(np.concatenate([part.values for part in parts]), 0, PARTS_TAG)
+            every.send(np.concatenate([part.values.view(np.uint8) for part in parts]), 0, PARTS_TAG)
             return {}
         found: dict[int, Sequence[Part]] = {rank: parts}
+        dtypes = {name: dtype for dtype, name in TYPES.items()}
         for other, table in enumerate(tables):
             if every is None or rank or table is None:
                 continue
             sizes = [place[-1] for place in table]
-            values = every.recv(np.empty(sum(sizes), np.float32), other, PARTS_TAG)
+            values = every.recv(np.empty(sum(sizes), np.uint8), other, PARTS_TAG)
             pieces = np.split(values, np.cumsum(sizes)[:-1])
             found[other] = [
-                Part(name, tuple(shape), tuple(map(tuple, spans)), begin, piece)
-                for (name, shape, spans, begin, _), piece in zip(table, pieces, strict=True)
+                Part(name, tuple(shape), tuple(map(tuple, spans)), begin, piece.view(dtypes[dtype]))
+                for (name, shape, spans, begin, dtype, _), piece in zip(table, pieces, strict=True)
             ]
         return found
 

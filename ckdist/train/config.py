@@ -42,7 +42,8 @@ OTHER_NAMES = {
     "teacher": "teacher_file", "distill": "teacher_file",
     "patience": "early_stopping", "early_stopping_patience": "early_stopping", "pp": "pipeline_parallel_size",
     "dp": "data_parallel_size", "sp": "sequence_parallel_size", "cp": "sequence_parallel_size", "zero": "zero_stage",
-    "context_parallel_size": "sequence_parallel_size", "wd": "weight_decay",
+    "context_parallel_size": "sequence_parallel_size", "wd": "weight_decay", "dtype": "weights_dtype",
+    "torch_dtype": "weights_dtype", "weight_dtype": "weights_dtype",
 }  # fmt: skip
 
 
@@ -179,7 +180,13 @@ class TrainConfig(Settings, has_flags=False):
     )
 
     bf16: bool = option(
-        True, help="multiply in bfloat16 (sums, weights and optimizer state stay float32); false: all in float32"
+        True, help="multiply in bfloat16 (sums and optimizer state stay float32); false: all in float32"
+    )
+    weights_dtype: str = option(
+        "float32",
+        help="type of the trained weights in memory; bfloat16: updates are computed in float32 and rounded at random "
+        "(stochastic rounding), without float32 copies",
+        choices=("float32", "bfloat16"),
     )
     activation_checkpointing: bool = option(
         False, help="keep only the input of each layer and recompute the rest: less memory, a third more work"
@@ -287,6 +294,11 @@ class TrainConfig(Settings, has_flags=False):
             raise ConfigError(f"early_stopping ({self.early_stopping}) needs validation losses: set eval_steps")
         if self.lora_r and not self.model_name_or_path:
             raise ConfigError(f"lora_r ({self.lora_r}) needs a model to continue from: set model_name_or_path")
+        if self.lora_r and self.weights_dtype != "float32":
+            raise ConfigError(
+                f"weights_dtype ({self.weights_dtype}) is for all weights, and lora_r ({self.lora_r}) trains few: "
+                "set lora_r to 0 (ckdist tune --full), or leave it out"
+            )
         for name in ("use_dora", "lora_dropout") if not self.lora_r else ():
             if getattr(self, name):
                 raise ConfigError(f"{name} ({getattr(self, name)}) has no effect without lora_r: set lora_r")
@@ -304,11 +316,11 @@ class TrainConfig(Settings, has_flags=False):
 
     def _check_zero(self) -> None:
         """Raises ConfigError for a setting that needs all gradients or weights on a rank."""
-        others = {"method": "sft", "pipeline_parallel_size": 1}
-        others |= {"samples": 0, "lora_r": 0} if self.zero_stage > 2 else {}
-        for name, value in others.items():
+        others = {"method": ("sft", "1"), "pipeline_parallel_size": (1, "1")}
+        if self.zero_stage > 2:
+            others["lora_r"] = 0, "2, and tensor_parallel_size to shard the base"
+        for name, (value, remedy) in others.items():
             if getattr(self, name) != value:
-                remedy = 2 if name in ("samples", "lora_r") else 1
                 raise ConfigError(
                     f"{name} ({getattr(self, name)}) must be {value} with zero_stage {self.zero_stage}: "
                     f"set zero_stage to {remedy}"

@@ -33,6 +33,7 @@ class LossProgram:
     trained: tuple[Weight, ...]
     trained_shards: Shards  # of `trained`, and the trained weights of other stages
     shards: Shards  # of all weights
+    weights_dtype: str = "float32"  # of the trained weights
 
     @property
     def positions(self) -> int:
@@ -43,6 +44,11 @@ class LossProgram:
     def operand_bytes(self) -> int:
         """Bytes of an element that products read."""
         return OPERAND_BYTES[self.dtype]
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of an element of the trained weights."""
+        return OPERAND_BYTES[self.weights_dtype]
 
     @property
     def messages(self) -> int:
@@ -78,6 +84,7 @@ def lower_model(
     stored: frozenset[str] = frozenset(),
     stage: TrainingStage | None = None,
     gathers: bool = False,
+    weights_dtype: str = "float32",
 ) -> LossProgram:
     """Returns the steps of this rank.
 
@@ -93,6 +100,7 @@ def lower_model(
         stored: Frozen matrices that stay in their file's own type.
         stage: This rank's layers. Default: all.
         gathers: Gather trained weights shortly before their use, and free them after it (ZeRO-3).
+        weights_dtype: Type of the trained weights in memory.
 
     Raises:
         ConfigError: A name is unknown, or the model cannot be trained so.
@@ -115,7 +123,8 @@ def lower_model(
     shards = Shards(tuple(dict.fromkeys(w for chunk in chunks for w in chunk.forward.weights)), place)
     by_stage = [_read_of(program, other, place, wrt) for other in stage.all_stages()]
     own = tuple(w for chunk in chunks for w in chunk.wrt)
-    return LossProgram(spec, max_tokens, dtype, stage, lowered, own, Shards(own, place, by_stage), shards)
+    trained_shards = Shards(own, place, by_stage)
+    return LossProgram(spec, max_tokens, dtype, stage, lowered, own, trained_shards, shards, weights_dtype)
 
 
 def _read_of(program: Program, stage: TrainingStage, mesh: Mesh, wrt: Collection[Weight]) -> tuple[Weight, ...]:

@@ -91,6 +91,7 @@ class TrainedModel:
                 frozenset(self._quantised(shards)),
                 stage,
                 config.zero_stage > 2 and mesh.size("dp") * mesh.size("sp") > 1,
+                config.weights_dtype,
             )
         except LayoutError as error:
             sharded = f" with tensor_parallel_size {mesh.size('tp')}" if mesh.size("tp") > 1 else ""
@@ -158,10 +159,16 @@ def open_model(config: TrainConfig) -> TrainedModel:
     more = {"teacher": teacher, "labels": 2 if config.method == "reward" else 0}
     tracer = functools.partial(TrainingTracer, low_rank=lora.low_rank() if lora else None, **more)
     program = trace_loss(loss, spec, SINGLE, Mesh({"dp": 1}), tracer)
-    weights = tuple(w for w in trainable(program) if not lora or ".lora_" in w.name)
+    weights = tuple(w for w in trainable(program) if not lora or ".lora_" in w.name or w.name == SCORE)
     if lora and not weights:
         raise ConfigError(
             f"lora_target_modules ({', '.join(lora.targets)}) names no layer of {spec.family} that can have matrices"
+        )
+    queries = {"q_proj", "gate_proj"}
+    if lora and config.use_dora and _joins_queries(spec) and len(queries & {*lora.targets}) == 1:
+        raise ConfigError(
+            f"use_dora: queries and their gates are one matrix in {spec.family}: name both or none of "
+            f"{' and '.join(sorted(queries))} in lora_target_modules"
         )
     if any(is_expert(w.name) for w in weights if lora) and (config.use_dora or config.lora_dropout):
         name = "use_dora" if config.use_dora else f"lora_dropout ({config.lora_dropout:g})"
@@ -188,6 +195,11 @@ def open_model(config: TrainConfig) -> TrainedModel:
         config.tokenizer_name or (config.model_name_or_path if checkpoint else Path(config.output_dir) / "tokenizer")
     )
     return TrainedModel(spec, values, program, weights, load, lora, tracer, checkpoint, folder)
+
+
+def _joins_queries(spec: ModelSpec) -> bool:
+    """True if a stored matrix has queries and their gates."""
+    return family(spec.family).safetensors.has("joined", "model.layers.0.self_attn.q_proj.weight")
 
 
 def _described(config: TrainConfig, checkpoint: Checkpoint | None) -> tuple[dict[str, Any], ModelSpec]:

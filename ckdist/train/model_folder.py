@@ -13,16 +13,18 @@ from ckdist.models.registry import family
 from ckdist.models.spec import ModelSpec
 from ckdist.regular_file import sync, write_synced
 from ckdist.tokens.tokenizer import Tokenizer
+from ckdist.train.arena import NARROW, widened
 from ckdist.train.config import TrainConfig
 from ckdist.train.data.turns import end_of_text
 from ckdist.train.model import TrainedModel
-from ckdist.train.reward_template import FILE, rerank_template
+from ckdist.train.reward_template import rerank_template
 from ckdist.train.stored_tensors import stored_tensors
 from ckdist.weights.adapter_file import save_adapter
 from ckdist.weights.dequantize import read_rows
 from ckdist.weights.gguf_export import write_model
 from ckdist.weights.safetensors import SINGLE_FILE
 from ckdist.weights.safetensors_writer import TensorToWrite, as_stored, write_safetensors
+from ckdist.weights.stored_ranking import RERANK_FILE
 from ckdist.weights.tensor_source import TensorSource
 
 _TYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
@@ -52,6 +54,8 @@ def write_result(
     if model.lora:
         out = output if inside else output / "adapter"
         save_adapter(out, model.lora, config.model_name_or_path.removeprefix("hf:"), parameters, model.spec)
+        if SCORE in parameters:
+            _write_question(out, model, tokenizer)
         return out
     return _write_model(output, model, parameters, tokenizer, config.save_dtype, inside)
 
@@ -72,7 +76,7 @@ def _write_model(
             if name not in parameters:
                 return read_rows(source, begin, end, matrix)
             values = parameters[name]
-            return values[matrix, begin:end] if source.matrices else values[begin:end]
+            return widened(values[matrix, begin:end] if source.matrices else values[begin:end])
 
         out = output / "model.gguf"
         write_model(model.checkpoint, str(out), _GGUF_TYPES[save_dtype], read=rows)
@@ -87,11 +91,21 @@ def _write_model(
         architecture = family(model.spec.family).architectures[0].replace("ForCausalLM", CLASSIFIER)
         fields |= {"architectures": [architecture], "id2label": {"0": "reward"}, "label2id": {"reward": 0}}
         fields.setdefault("pad_token_id", end_of_text(tokenizer))
-        template = out.joinpath(*FILE)
-        template.parent.mkdir(parents=True, exist_ok=True)
-        write_synced(template, rerank_template(model.tokenizer_folder, tokenizer).encode())
+        _write_question(out, model, tokenizer)
     write_folder(out, model.spec, fields, weights, tokenizer, model.tokenizer_folder, save_dtype)
     return out
+
+
+def _converted(values: np.ndarray, dtype: str) -> np.ndarray:
+    """The values as `dtype` of a file."""
+    return values if values.dtype == NARROW and dtype == "BF16" else as_stored(widened(values), dtype)
+
+
+def _write_question(out: Path, model: TrainedModel, tokenizer: Tokenizer) -> None:
+    """Writes the text around a question and its answer, which servers need to score it."""
+    template = out.joinpath(*RERANK_FILE)
+    template.parent.mkdir(parents=True, exist_ok=True)
+    write_synced(template, rerank_template(model.tokenizer_folder, tokenizer).encode())
 
 
 def write_folder(
@@ -107,7 +121,7 @@ def write_folder(
 
     Args:
         config: The fields of config.json.
-        weights: float32 by the program's names.
+        weights: float32 or bfloat16, by the program's names.
         tokenizer_folder: Its tokenizer's files are copied.
         save_dtype: bfloat16, float16 or float32.
     """
@@ -131,7 +145,7 @@ def write_folder(
             (out / f"{name}.tmp").replace(out / name)
     dtype = _TYPES[save_dtype]
     tensors = [
-        TensorToWrite(t.name, dtype, t.shape, lambda t=t: as_stored(t.values(), dtype))
+        TensorToWrite(t.name, dtype, t.shape, lambda t=t: _converted(t.values(), dtype))
         for t in stored_tensors(spec, weights)
     ]
     write_safetensors(out / f"{SINGLE_FILE}.tmp", tensors, {"format": "pt"})

@@ -1,6 +1,7 @@
 """The states of optimizers, whose arrays may have shapes of their own, and updates of one whole parameter."""
 
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -8,8 +9,9 @@ import numpy as np
 
 from ckdist import native
 from ckdist.native import CData
-from ckdist.train.arena import Arena
+from ckdist.train.arena import NARROW, Arena, widened
 from ckdist.train.config import TrainConfig
+from ckdist.train.rounding import rounding
 
 lib = native.lib
 Shape = tuple[int, ...]
@@ -40,8 +42,13 @@ def state_floats(optim: str, states: Iterable[str], shapes: Mapping[str, Shape])
 
 
 def is_decayed(name: str, shape: Shape) -> bool:
-    """True if weight decay applies: to matrices, not to norms and biases."""
-    return len(shape) > 1 and not name.endswith("bias")
+    """True if weight decay applies: to matrices and kernels of convolutions, not to norms, biases and rates."""
+    return (len(shape) > 1 or is_kernel(name)) and not name.endswith("bias")
+
+
+def is_kernel(name: str) -> bool:
+    """True for the weights of a short convolution, which are an array of one dimension."""
+    return re.search(r"conv\w*\.weight$", name) is not None
 
 
 def update_parameter(
@@ -60,14 +67,22 @@ def update_parameter(
         numbers: The numbers of the update (`ckdist_update`).
     """
     c, shape, is_matrix = config, values.shape, values.ndim > 1
+    own: dict[str, Any] = {"ends": np.array([values.size]), "parts": 1, "n": values.size, "gradients": gradient}
+    own["decays"] = np.array([is_decayed(name, shape)], np.uint8)
+    if values.dtype == NARROW:
+        own |= {"narrow": values, "rounding": [rounding(c.seed, name, shape)]}
+    else:
+        own["parameters"] = values
     if c.optim == "muon":
         from ckdist.train import muon
 
         if muon.is_matrix(name, shape):
             scale, rate = numbers["gradient_scale"], numbers["learning_rate"]
-            return muon.update(values, gradient, states[0], scale, rate, c.muon_momentum, c.weight_decay)
-    own = {"ends": np.array([values.size]), "decays": np.array([is_decayed(name, shape)], np.uint8), "parts": 1}
-    own |= {"n": values.size, "parameters": values, "gradients": gradient}
+            floats = widened(values)
+            muon.update(floats, gradient, states[0], scale, rate, c.muon_momentum, c.weight_decay)
+            if floats is not values:
+                native.call(lib.ckdist_optimizer_round, handle, {**numbers, **own}, floats)
+            return
     betas = [c.adam_beta1, c.adam_beta2, c.adam_epsilon]
     if c.optim == "adafactor":
         beta = 1 - float(numbers["step"]) ** ADAFACTOR_DECAY
@@ -80,4 +95,3 @@ def update_parameter(
     else:  # parameters that Muon leaves to AdamW
         call, more = lib.ckdist_optimizer_adamw, [*betas, *states]
     native.call(call, handle, {**numbers, **own}, *more)
-    return None

@@ -16,7 +16,7 @@ from ckdist.program.execution_plan import ExecutionPlan, native_program
 from ckdist.program.lowered import Lowered
 from ckdist.program.pool import ThreadPool
 from ckdist.program.step import ParameterIndex
-from ckdist.train.arena import Arena
+from ckdist.train.arena import NARROW, WIDE, Arena, assign
 from ckdist.train.batch import PackedBatch
 from ckdist.train.loss_program import LossProgram
 from ckdist.train.ranks import TrainingRanks
@@ -36,9 +36,11 @@ class TrainingBytes:
     packed: int  # frozen weights
 
 
-def _pages(floats: int) -> mmap.mmap:
-    """Memory whose pages can be freed."""
-    return mmap.mmap(-1, 4 * floats, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+def _pages(size: int) -> mmap.mmap:
+    """`size` bytes of memory whose pages can be freed."""
+    pages = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    pages.madvise(mmap.MADV_HUGEPAGE)
+    return pages
 
 
 def _once_read(lowered: Lowered) -> list[tuple[int, int]]:
@@ -79,8 +81,8 @@ class NativeExecutable:
 
     `parameters` and `gradients` hold this rank's shards of the trained weights. Gradients are of the SUM of losses over
     all tokens with a target and all batches since `zero_grad`. `balance` is the load-balancing loss of the last
-    `forward_backward`, times its targets, without the coefficient. Master weights, gradients and sums over
-    ranks are float32, whatever type products read.
+    `forward_backward`, times its targets, without the coefficient. Gradients and sums over ranks are float32, whatever
+    type products read, and so are weights unless the program has them in bfloat16.
 
     Args:
         program: The steps of this rank.
@@ -109,24 +111,29 @@ class NativeExecutable:
         self._stored = stored or {}
         lowered = program.lowered
         self.choices = max(step.fields.get("choices", 0) for step in lowered.steps)
-        self._frozen, self._pages = _once_read(lowered), None
-        shapes = program.shards.shapes
-        every = {place.name: shapes[place.name] for place in lowered.parameters if not place.stored}
+        shapes, is_narrow = program.shards.shapes, program.weight_bytes == 2
+        self._frozen, self._pages = [] if is_narrow else _once_read(lowered), None
+        trained = {w.name: shapes[w.name] for w in program.trained}
+        held = {place.name: shapes[place.name] for place in lowered.parameters if not place.stored}
+        floats = lowered.trained_floats
+        # Weights of one type are in one arena, the trained ones first.
+        first, dtype = (trained, NARROW) if is_narrow else (held, WIDE)
         if self._frozen or self._zero > 2:
-            self._pages = _pages(lowered.floats)
-        self._every = Arena(every, np.frombuffer(self._pages, np.float32) if self._pages else None)
-        for name, view in self._every.items():
-            view[:] = program.shards.part(name, load(name))
+            self._pages = _pages(dtype.itemsize * Arena.size(first.values()))
+        both = Arena(first, np.frombuffer(self._pages, dtype) if self._pages else None, dtype)
+        self.parameters = Arena(trained, both.flat[:floats])
+        self._others = Arena({name: held[name] for name in held if name not in trained}) if is_narrow else both
+        for name in held:
+            arena = self.parameters if name in trained else self._others
+            assign(arena[name], program.shards.part(name, load(name)))
             self._free_others(name)
         # Gradients lie where peers read them in place, or where their pages are freed.
-        shared, floats = self.ranks.every, lowered.trained_floats
-        trained = {w.name: self._every.shapes[w.name] for w in program.trained}
-        self.parameters = Arena(trained, self._every.flat[: lowered.trained_floats])
+        shared = self.ranks.every
         self.gradient_share: np.ndarray | None = None  # ZeRO-2: sums over replicas of this rank's part
         if self._zero > 1 and self.ranks.data is not None:
             begin, end = owned[self.ranks.data.rank]
             self.gradient_share = np.zeros(end - begin, np.float32)
-            self.gradients = Arena(trained, np.frombuffer(_pages(floats), np.float32))
+            self.gradients = Arena(trained, np.frombuffer(_pages(4 * floats), np.float32))
         else:
             self.gradients = Arena(trained, shared.allocate(floats) if shared else None)
             self.gradients.flat[:] = 0
@@ -154,7 +161,8 @@ class NativeExecutable:
             kept_bytes=self._kept[-1],
             trained_floats=program.lowered.trained_floats,
             bf16=program.dtype == "bfloat16",
-            parameter_arena=self._every.flat,
+            parameter_arena=self._others.flat,
+            narrow_parameters=self.parameters.flat if program.weight_bytes == 2 else None,
             gradient_arena=self.gradients.flat,
             **self._shares(),
         )
@@ -166,15 +174,20 @@ class NativeExecutable:
         ends = np.array([end for _, end in self._owned], np.int64)
         return {"share_ends": ends, "gradient_share": self.gradient_share}
 
+    @property
+    def gathers(self) -> bool:
+        """True if each pass gathers the weights from all replicas (ZeRO-3)."""
+        return self._zero > 2
+
     def _free_others(self, name: str) -> None:
         """ZeRO-3: frees the pages of a parameter that other ranks own."""
-        begin, end = self._every.places[name]
-        is_trained = begin < self.program.lowered.trained_floats
-        if self._zero < 3 or self._pages is None or self.ranks.data is None or not is_trained:
+        if self._zero < 3 or self._pages is None or self.ranks.data is None or name not in self.parameters:
             return
+        begin, end = self.parameters.places[name]
+        size = self.parameters.flat.itemsize
         first, last = (min(max(edge, begin), end) for edge in self._owned[self.ranks.data.rank])
         for low, high in ((begin, first), (last, end)):
-            start, stop = -(-4 * low // mmap.PAGESIZE) * mmap.PAGESIZE, 4 * high // mmap.PAGESIZE * mmap.PAGESIZE
+            start, stop = -(-size * low // mmap.PAGESIZE) * mmap.PAGESIZE, size * high // mmap.PAGESIZE * mmap.PAGESIZE
             if start < stop:
                 self._pages.madvise(mmap.MADV_DONTNEED, start, stop - start)
 

@@ -6,9 +6,6 @@ here or in the next forward pass.
 """
 
 import math
-import mmap
-import os
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,11 +15,12 @@ import numpy as np
 from ckdist import native
 from ckdist.mesh import Mesh
 from ckdist.program.pool import ThreadPool
-from ckdist.train.arena import Arena
+from ckdist.train.arena import NARROW, Arena
 from ckdist.train.config import TrainConfig
 from ckdist.train.moments import is_decayed, state_shapes
 from ckdist.train.ownership import ELEMENTWISE, owned_ranges
 from ckdist.train.ranks import TrainingRanks
+from ckdist.train.rounding import rounding
 from ckdist.train.shards import GATHER_TAG, Shards
 from ckdist.train.whole_updates import WholeUpdates
 
@@ -92,6 +90,7 @@ class Optimizer:
         self.state = {name: np.zeros(size, np.float32) for name, size in sizes.items()}
         self.steps = 0  # steps that changed the parameters
         self._part_ends, self._decays = self._parts()
+        self._rounding = self._places(shards if ranks.tensor is not None else None)
         others = {*(() if ranks.speaks else self._replicated), *(self._tied if self._is_last else ())}
         self._counted = self._stretches(sorted(others))  # other ranks of the replica leave these out
 
@@ -116,17 +115,14 @@ class Optimizer:
     def gathered(self, folder: Path) -> Arena | None:
         """All parameters on the first of the ranks that share them; None on others. A collective call of these.
 
-        With ZeRO-3 they are in a file without a name in `folder`, because memory may not hold them. Raises OSError.
+        With ZeRO-3 they are in a file in `folder`, because memory may not hold them. Raises OSError.
         """
         if self._sharing is None or not self.gathers:
             return self.parameters
         if self._sharing.rank:
             self._sharing.send(self.parameters.flat[self.begin : self.end], 0, GATHER_TAG)
             return None
-        size = self.parameters.flat.size
-        with tempfile.TemporaryFile(dir=folder) as file:
-            os.posix_fallocate(file.fileno(), 0, 4 * size)  # a full disk is an error here
-            whole = Arena(self.parameters.shapes, np.frombuffer(mmap.mmap(file.fileno(), 4 * size), np.float32))
+        whole = Arena.in_file(self.parameters.shapes, self.parameters.flat.dtype, folder)
         whole.flat[self.begin : self.end] = self.parameters.flat[self.begin : self.end]
         for rank, (begin, end) in enumerate(self.shares[1:], 1):
             self._sharing.recv(whole.flat[begin:end], rank, GATHER_TAG)
@@ -147,6 +143,18 @@ class Optimizer:
             decays.append(is_decayed(name, shape))
             ends.append(end)
         return np.array(ends, np.int64), np.array(decays, np.uint8)
+
+    def _places(self, shards: Shards | None) -> list[dict[str, int]]:
+        """The place of each part in its whole parameter, if parameters are bfloat16."""
+        if self.parameters.flat.dtype != NARROW:
+            return []
+        whole = shards.whole_shapes if shards else self.parameters.shapes
+        return [
+            rounding(
+                self.config.seed, name, whole[name], shards.spans(name) if shards else (), max(0, self.begin - begin)
+            )
+            for name, (begin, _) in self.parameters.places.items()
+        ]
 
     def _stretches(self, left_out: Sequence[str]) -> list[tuple[int, int]]:
         """The ranges of this rank's part without the parameters `left_out`, counted from `begin`."""
@@ -236,9 +244,9 @@ class Optimizer:
             "gradient_scale": scale,
             "learning_rate": learning_rate,
             "weight_decay": c.weight_decay,
-            "parameters": own,
             "gradients": gradient,
         }
+        update |= {"narrow": own, "rounding": self._rounding} if self._rounding else {"parameters": own}
         state = self.state.values()
         if c.optim == "adamw":
             numbers = [c.adam_beta1, c.adam_beta2, c.adam_epsilon]

@@ -25,6 +25,7 @@ REFUSED = {
     "validation_split_percentage": "held-out documents would be trained on, and the position in the data would move",
     "seed": "the order of the data would be another",
     "optim": "the optimizer's state would be another",
+    "weights_dtype": "the weights would be rounded, or their rounding would end",
 }
 # Changes of these are logged once, with both values.
 NAMED = (

@@ -95,10 +95,11 @@ def _weighted(batch: PackedBatch, rewards: np.ndarray) -> PackedBatch:
 
 def check_reward(config: TrainConfig, model: TrainedModel) -> None:
     """Raises ConfigError for settings that a reward model cannot be trained with."""
-    if config.lora_r:
-        raise ConfigError(f"lora_r ({config.lora_r}) must be 0 for method reward: an adapter has no place for its head")
-    if model.checkpoint is None or model.checkpoint.format == "gguf":
-        raise ConfigError("method reward continues from a folder with safetensors: set model_name_or_path to one")
+    if model.checkpoint is None or (model.checkpoint.format == "gguf" and not config.lora_r):
+        raise ConfigError(
+            "method reward continues from a model, and trains all weights of a folder with safetensors alone: set "
+            "model_name_or_path, or lora_r"
+        )
     if config.pipeline_parallel_size > 1 or config.tensor_parallel_size > 1:
         raise ConfigError("method reward needs pipeline_parallel_size 1 and tensor_parallel_size 1")
     if model.spec.balance_coefficient:

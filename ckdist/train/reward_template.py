@@ -9,8 +9,6 @@ from ckdist.train.data.chats import ChatProcess
 from ckdist.train.data.turns import end_of_text
 from ckdist.weights.stored_ranking import DOCUMENT, QUERY
 
-FILE = ("additional_chat_templates", "rerank.jinja")
-
 
 def rerank_template(folder: Path, tokenizer: Tokenizer) -> str:
     """The chat template in `folder`, rendered with marks for question and answer, up to the answer's end token."""

@@ -16,7 +16,7 @@ SHOWN = 60  # last characters of a prompt that are shown
 
 
 def continued(executable: NativeExecutable, rows: Rows, tokenizer: Tokenizer, config: TrainConfig) -> Iterator[str]:
-    """Yields a line for each of the first prompts. A collective call of the ranks that share the tensors."""
+    """Yields a line for each of the first prompts. A collective call of the ranks that share the weights."""
     for document in rows.documents[: config.samples].tolist():
         prompt = _prompt(rows, document)[: config.max_length - 1]
         room = min(TOKENS, config.max_length - len(prompt))
@@ -45,4 +45,7 @@ def _next(executable: NativeExecutable, ids: list[int], config: TrainConfig) -> 
         teacher = np.tile(np.arange(choices, dtype=np.int32), (len(ids), 1)), logprobs
     starts = np.array([0, len(ids)], np.int32)
     batch = PackedBatch(np.array(ids, np.int32), targets, starts, teacher=teacher)
-    return int(executable.best_tokens(batch)[-1])
+    found = executable.best_tokens(batch)[-1:].copy()
+    if executable.gathers and executable.ranks.data is not None:  # all replicas make the same passes
+        executable.ranks.data.broadcast(found)
+    return int(found[0])

@@ -75,21 +75,21 @@ class Shards:
         """This rank's shard of a whole weight, as a view."""
         return whole[_spans(self.weights[name], self.mesh)]
 
-    def gather(self, own: Arena, replica: Communicator | None) -> Arena | None:
+    def gather(self, own: Arena, replica: Communicator | None, make: Callable[[Shapes], Arena]) -> Arena | None:
         """Assembles the whole weights from the shards of a replica, on its first rank. Returns None on others.
 
-        A collective call of the replica.
+        A collective call of the replica. `make`: makes arenas of the whole weights and of a shard.
         """
         if replica is None:
             return own
         if replica.rank:
             replica.send(own.flat, 0, GATHER_TAG)
             return None
-        whole = Arena(self.whole_shapes)
+        whole = make(self.whole_shapes)
         for rank, place in enumerate(Mesh(self.mesh.axes, rank) for rank in self.mesh.group("pp", "tp")):
             weights, part = self.stages[place.index("pp")], own
             if rank:
-                part = Arena(_shapes(weights, place))
+                part = make(_shapes(weights, place))
                 replica.recv(part.flat, rank, GATHER_TAG)
             for weight in weights:
                 whole[weight.name][_spans(weight, place)] = part[weight.name]

@@ -5,7 +5,7 @@ keys' and values' matrices of latent attention become one tensor.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -13,11 +13,14 @@ from ckdist.models.families.family import TensorNames, stack_of
 from ckdist.models.moe_weights import is_expert
 from ckdist.models.registry import family
 from ckdist.models.spec import ModelSpec
-from ckdist.weights.stored_weights import num_heads
+from ckdist.train.arena import widened
+from ckdist.train.moments import is_kernel
+from ckdist.weights.joined_rows import joined_rows
+from ckdist.weights.stored_weights import heads_of, num_heads
 
 
 class StoredTensor(NamedTuple):
-    """A tensor of a file. `values()` makes its float32 array when it is written."""
+    """A tensor of a file. `values()` makes its array, float32 or bfloat16, when it is written."""
 
     name: str
     shape: tuple[int, ...]
@@ -44,8 +47,19 @@ def stored_tensors(spec: ModelSpec, weights: Mapping[str, np.ndarray]) -> Iterat
         else:
             shape = (sum(array.shape[0] for array in arrays), *arrays[0].shape[1:])
             shape = (1, *shape) if names.has("one_row", stored) else shape
+            if is_kernel(stored):  # (channels, 1, taps), as those of torch.nn.Conv1d
+                taps = _taps(spec, stored)
+                shape = (shape[0] // taps, 1, taps)
             named = list(zip(parts, arrays, strict=True))
-            yield StoredTensor(stored, shape, lambda named=named, shape=shape: _rows(names, named).reshape(shape))
+            heads = heads_of(spec, parts[0]) if len(parts) > 1 and names.has("joined", stored) else 1
+            make = lambda named=named, shape=shape, heads=heads: _rows(names, named, heads).reshape(shape)
+            yield StoredTensor(stored, shape, make)
+
+
+def _taps(spec: ModelSpec, kernel: str) -> int:
+    """Tokens of the short convolution with this kernel."""
+    mixer: Any = spec.layers[int(kernel.split(".")[2])].mixer
+    return getattr(mixer, "mamba", mixer).conv_kernel
 
 
 def _stacks(names: TensorNames, weights: Mapping[str, np.ndarray]) -> Iterator[StoredTensor]:
@@ -72,10 +86,10 @@ def _stack(arrays: list[np.ndarray], alternating: bool, transposed: bool) -> np.
     return np.ascontiguousarray(rows.swapaxes(1, 2) if transposed else rows)
 
 
-def _rows(names: TensorNames, parts: list[tuple[str, np.ndarray]]) -> np.ndarray:
-    """Concatenates the rows of the parts. Stored norms do not include the 1 that the family adds."""
-    arrays = [array - np.float32(1) if names.has("plus_one", name) else array for name, array in parts]
-    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+def _rows(names: TensorNames, parts: list[tuple[str, np.ndarray]], heads: int) -> np.ndarray:
+    """Concatenates the rows of the parts, head by head. Stored norms do not include the 1 that the family adds."""
+    arrays = [widened(array) - np.float32(1) if names.has("plus_one", name) else array for name, array in parts]
+    return arrays[0] if len(arrays) == 1 else joined_rows(arrays, heads)
 
 
 def _kv_b(heads: int, k_b: np.ndarray, v_b: np.ndarray) -> np.ndarray:

@@ -248,7 +248,7 @@ class Trainer:
     def _needed_memory(self, program: LossProgram, mesh: Mesh) -> dict[str, int]:
         """Bytes of this rank, by content. Raises CapacityError if they are not free."""
         needed = rank_bytes(self.config.optim, self.config.zero_stage, program, mesh, self.threads)
-        remedy = "use a smaller batch, lora_r, or a larger tensor_parallel_size, zero_stage or pipeline_parallel_size"
+        remedy = "use a smaller batch, lora_r, weights_dtype bfloat16, or a larger zero_stage or tensor_parallel_size"
         require(needed, self.world.local_size, remedy)
         return needed
 
@@ -352,8 +352,9 @@ class Trainer:
         return last
 
     def _show_samples(self) -> None:
-        """Continues some held-out prompts on the first replica, and prints them."""
-        if self.config.samples and self.validation is not None and self.ranks.mesh.index("dp") == 0:
+        """Continues some held-out prompts on the first replica, or on all if they share weights, and prints them."""
+        takes_part = self.ranks.mesh.index("dp") == 0 or self.executable.gathers
+        if self.config.samples and self.validation is not None and takes_part:
             from ckdist.train.samples import continued
 
             for line in continued(self.executable, self.validation, self.tokenizer, self.config):

@@ -1,5 +1,6 @@
 """Predicts the memory of a training on one rank, from its lowered steps, before anything is loaded."""
 
+import math
 from collections.abc import Mapping, Sequence
 
 from ckdist.errors import CapacityError
@@ -19,6 +20,8 @@ from ckdist.train.shards import Shards
 
 TILE = 16  # rows and columns of packed matrices are padded to multiples of this
 KEYS, QUERIES, GRAD_QUERIES = 4096, 16, 128  # of blocks, as in native/runtime/steps/attend_grad.cpp
+SUM_ROWS = 64  # tokens whose contributions to a vector are added at once
+STATE_TOKENS, STATE_COLUMNS = 32, 32  # of a chunk and of a part of a state, as in native/kernels/state_gradient.h
 LOGIT_BYTES = 32 << 20  # gradients of logits in memory at once, as in native/runtime/steps/cross_entropy.cpp
 
 
@@ -30,6 +33,7 @@ def training_bytes(
     waiting: Sequence[int] = (0,),
     threads: int = 1,
     ranks: int = 1,
+    weight_bytes: int = 4,
 ) -> dict[str, int]:
     """Bytes on this rank by purpose, without quantised matrices, which keep the type of their file.
 
@@ -41,6 +45,7 @@ def training_bytes(
         waiting: For each chunk of layers: batches between their forward and backward passes.
         threads: Compute threads. Each packs the keys of a sequence.
         ranks: Ranks that divide each sequence.
+        weight_bytes: Bytes per element of the trained weights.
     """
     padded = lambda n: -(-n // TILE) * TILE
 
@@ -58,13 +63,13 @@ def training_bytes(
 
         Packed matrices; for the loss also gradients of logits of some tokens; for experts only their rows and sums.
         """
-        packs = step.operands(PackIndex)
-        logits = 0
+        packs, logits = step.operands(PackIndex), 0
         if step.kind.startswith("attend"):
             return _gathered_bytes(lowered, step, tokens, operand_bytes, ranks) if ranks > 1 else 0
+        if step.kind == "convolve_grad":
+            return _kernel_bytes(lowered, step, tokens)
         if step.kind.startswith("grouped_experts"):
-            used, ffn = (lowered.buffers[step.fields[name]].width for name in ("chosen", "gate"))
-            return 4 * tokens * used * (2 + padded(ffn) // TILE)
+            return _expert_bytes(lowered, step, tokens)
         if step.kind == "cross_entropy":
             vocab = lowered.parameters[lowered.packs[packs[0]][1][0]].rows
             logits = min(LOGIT_BYTES, tokens * padded(vocab) * operand_bytes)
@@ -72,7 +77,7 @@ def training_bytes(
 
     trained = 4 * lowered.trained_floats
     return {
-        "trained weights": trained,
+        "trained weights": weight_bytes * lowered.trained_floats,
         "gradients": trained,
         "optimizer state": state_bytes,
         "frozen weights": 4 * lowered.floats - trained + sum(map(packed, frozen)),
@@ -91,6 +96,8 @@ def _widths(lowered: Lowered, step: Step) -> tuple[int, int, int]:
 
 def _key_bytes(lowered: Lowered, step: Step, keys: int, operand_bytes: int) -> int:
     """Bytes of a thread for one kv-head of a sequence of `keys` tokens, packed and as gradients."""
+    if step.kind in ("delta_packed", "delta_grad"):
+        return _state_bytes(lowered, step, keys)
     if not step.kind.startswith("attend"):
         return 0
     key, value, _ = _widths(lowered, step)
@@ -99,6 +106,26 @@ def _key_bytes(lowered: Lowered, step: Step, keys: int, operand_bytes: int) -> i
         return keys * ((key + value + QUERIES) * operand_bytes + 4 * QUERIES)
     block = part * (2 * GRAD_QUERIES * operand_bytes + QUERIES * (8 + operand_bytes))
     return keys * ((2 * key + value) * operand_bytes + 4 * (key + value)) + block
+
+
+def _expert_bytes(lowered: Lowered, step: Step, tokens: int) -> int:
+    """Bytes of the rows of experts, and of their sums."""
+    used, ffn = (lowered.buffers[step.fields[name]].width for name in ("chosen", "gate"))
+    return 4 * tokens * used * (2 + -(-ffn // TILE))
+
+
+def _kernel_bytes(lowered: Lowered, step: Step, tokens: int) -> int:
+    """Bytes of the partial gradients of a short convolution's kernel, and of its bias."""
+    return 4 * -(-tokens // SUM_ROWS) * (step.fields["taps"] + 1) * lowered.buffers[step.fields["x"]].width
+
+
+def _state_bytes(lowered: Lowered, step: Step, tokens: int) -> int:
+    """Bytes of a thread for the tokens and states of a head, as in native/runtime/steps/delta_packed.cpp."""
+    key = lowered.buffers[step.fields["q"]].width // step.fields["key_heads"]
+    rows = tokens * (2 * key + (key if step.fields["by_row"] else 1) + 1)
+    if step.kind == "delta_packed":
+        return 4 * (rows + (2 * tokens * key if step.fields["by_row"] else 0))
+    return 4 * (2 * rows + tokens + key * STATE_COLUMNS * (-(-tokens // STATE_TOKENS) + STATE_TOKENS + 2))
 
 
 def _gathered_bytes(lowered: Lowered, step: Step, tokens: int, operand_bytes: int, ranks: int) -> int:
@@ -116,10 +143,11 @@ def rank_bytes(optim: str, zero_stage: int, program: LossProgram, mesh: Mesh, th
     own = owned_ranges(optim, shards.shapes, replicas, shards)[place]
     state = 4 * _state_floats(optim, shards, own, mesh.size("tp"))
     sizes = program.max_tokens, program.operand_bytes, state, program.stage.waiting
-    needed = training_bytes(program.lowered, *sizes, threads=threads, ranks=ranks)
-    update, freed = 4 * _update_floats(optim, shards, own, mesh.size("tp")), 0
+    weight_bytes = program.weight_bytes
+    needed = training_bytes(program.lowered, *sizes, threads, ranks, weight_bytes)
+    update, freed = 4 * _update_floats(optim, shards, own, mesh.size("tp"), weight_bytes < 4), 0
     if zero_stage and replicas > 1:
-        needed |= _sharded_bytes(program.lowered, own, zero_stage)
+        needed |= _sharded_bytes(program.lowered, own, zero_stage, weight_bytes)
         freed = 4 * sum(most_floats(program.lowered, own)) if zero_stage > 1 else 0
     needed["update"] = max(0, update - freed)
     needed["rotations"] = program.positions * rope_bytes_per_position(program.spec)
@@ -134,24 +162,24 @@ def _state_floats(optim: str, shards: Shards, own: Range, tensor_ranks: int) -> 
     return state_floats(optim, STATES[optim], kept_shapes(shards.shapes, own, shards if tensor_ranks > 1 else None))
 
 
-def _update_floats(optim: str, shards: Shards, own: Range, tensor_ranks: int) -> int:
+def _update_floats(optim: str, shards: Shards, own: Range, tensor_ranks: int, is_narrow: bool) -> int:
     """Floats of the arrays of an update that needs whole parameters."""
     if optim in ELEMENTWISE:
         return 0
     kept = kept_shapes(shards.shapes, own, shards if tensor_ranks > 1 else None)
     matrices = [shape for name, shape in kept.items() if optim == "muon" and muon.is_matrix(name, shape)]
-    products = max((muon.update_floats(*shape) for shape in matrices), default=0)
+    products = max((muon.update_floats(*shape) + is_narrow * math.prod(shape) for shape in matrices), default=0)
     exchanged = exchanged_floats(shards.shapes, own, shards) if tensor_ranks > 1 else 0
     return max(exchanged, exchanged // 2 + products)
 
 
-def _sharded_bytes(lowered: Lowered, own: Range, zero_stage: int) -> dict[str, int]:
+def _sharded_bytes(lowered: Lowered, own: Range, zero_stage: int, weight_bytes: int) -> dict[str, int]:
     """Bytes of the trained weights and gradients of the rank that owns the floats `own` of them (ZeRO)."""
     share, most = own[1] - own[0], most_floats(lowered, own)
-    held = {"gradients": share + (most.gradients if zero_stage > 1 else lowered.trained_floats)}
+    held = {"gradients": 4 * (share + (most.gradients if zero_stage > 1 else lowered.trained_floats))}
     if zero_stage > 2:
-        held["trained weights"] = share + most.gathered
-    return {name: 4 * floats for name, floats in held.items()}
+        held["trained weights"] = weight_bytes * (share + most.gathered)
+    return held
 
 
 def memory_line(of: str, needed: Mapping[str, int]) -> str:

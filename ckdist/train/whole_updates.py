@@ -13,7 +13,7 @@ import numpy as np
 from ckdist.comm.communicator import Communicator
 from ckdist.layout import Range
 from ckdist.native import CData
-from ckdist.train.arena import Arena
+from ckdist.train.arena import Arena, assign, widened
 from ckdist.train.config import TrainConfig
 from ckdist.train.moments import state_shapes, update_parameter
 from ckdist.train.ownership import kept_shapes, rounds
@@ -21,7 +21,7 @@ from ckdist.train.shards import Shards
 
 
 class Whole(NamedTuple):
-    """A parameter and its gradient, float32 of one shape."""
+    """A parameter and its gradient (float32), of one shape."""
 
     values: np.ndarray
     gradient: np.ndarray
@@ -92,12 +92,13 @@ class WholeUpdates:
         counts = [2 * self.parameters[name].size if name else 0 for name in names]
         own = names[self.tensor.rank]
         places = self.shards.slices(own) if own else []
-        whole = Whole(*(np.empty(self.shapes[own] if own else 0, np.float32) for _ in Whole._fields))
+        shape = self.shapes[own] if own else 0
+        whole = Whole(np.empty(shape, self.parameters.flat.dtype), np.empty(shape, np.float32))
         sizes = [whole.values[place].size for place in places] or [0] * self.tensor.size
         found = self.tensor.all_to_all(_joined(shards), counts, [2 * size for size in sizes])
         for place, pieces in zip(places, np.split(found, 2 * np.cumsum(sizes)[:-1]), strict=False):
             for array, piece in zip(whole, np.split(pieces, 2), strict=True):
-                array[place] = piece.reshape(array[place].shape)
+                assign(array[place], piece.reshape(array[place].shape))
         return whole if own else None
 
     def _scattered(self, names: tuple[str, ...], whole: Whole | None) -> None:
@@ -110,9 +111,9 @@ class WholeUpdates:
         found = self.tensor.all_to_all(_joined(parts), sizes, counts)
         for name, piece in zip(names, np.split(found, np.cumsum(counts)[:-1]), strict=True):
             if name:
-                self.parameters[name][...] = piece.reshape(self.parameters.shapes[name])
+                assign(self.parameters[name], piece.reshape(self.parameters.shapes[name]))
 
 
 def _joined(arrays: list[np.ndarray]) -> np.ndarray:
     """The elements of some arrays, float32 (elements,)."""
-    return np.concatenate([np.zeros(0, np.float32), *(array.reshape(-1) for array in arrays)])
+    return np.concatenate([np.zeros(0, np.float32), *(widened(array).reshape(-1) for array in arrays)])

@@ -17,12 +17,13 @@ class Adapter:
     Attributes:
         low_rank: The linears with matrices, and their ranks.
         notes: Warnings for the user, one line each.
+        head: The head of a reward model.
     """
 
     def __init__(self, folder: Path, spec: ModelSpec):
         self.folder = folder
         stored = load_adapter(folder, spec)
-        self._tensors, self.notes = stored.matrices, stored.notes
+        self._tensors, self.notes, self.head = stored.matrices, stored.notes, stored.head
         ranks = {
             name.removesuffix(".lora_A.weight"): array.shape[-2]
             for name, array in self._tensors.items()

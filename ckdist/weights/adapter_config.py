@@ -42,7 +42,7 @@ FIELDS: Mapping[str, tuple[Rule, str]] = {
     "init_lora_weights": (Rule.HONOURED, "a start that changes the base is refused"),
     "bias": (Rule.REFUSED, f"biases were trained too: {MERGE}"),
     "lora_bias": (Rule.REFUSED, f"B has a bias: {MERGE}"),
-    "modules_to_save": (Rule.REFUSED, f"whole modules were trained: {MERGE}"),
+    "modules_to_save": (Rule.REFUSED, f"whole modules were trained: {MERGE}"),  # but a reward model's head
     "trainable_token_indices": (Rule.REFUSED, f"rows of the embeddings were trained: {MERGE}"),
     "use_dora": (Rule.REFUSED, "DoRA scales whole matrices: merge it with ckdist merge, and give that model"),
     "use_qalora": (Rule.REFUSED, f"QALoRA pools the inputs: {MERGE}"),
@@ -90,6 +90,12 @@ class AdapterConfig:
         self._ranks = self._patterns("rank_pattern", "a positive whole number", lambda v: type(v) is int and v > 0)
         self._alphas = self._patterns("alpha_pattern", "a finite number", _is_finite)
 
+    @property
+    def has_head(self) -> bool:
+        """True if a reward model's head was trained too. PEFT names both of its usual names."""
+        saved = self.fields.get("modules_to_save")
+        return self.fields.get("task_type") == "SEQ_CLS" and isinstance(saved, list) and "score" in saved
+
     def rank(self, name: str) -> int:
         """The rank of the matrices of a module or parameter."""
         return int(_first_match(self._ranks, name, self._rank))
@@ -117,7 +123,8 @@ class AdapterConfig:
         fields = self.fields
         for name, value in fields.items():
             rule, reason = FIELDS.get(name, (Rule.REFUSED, "the field is not known: take a newer ckdist, or remove it"))
-            if rule is Rule.REFUSED and value not in NOTHING and not (self.merging and name == "use_dora"):
+            read = (name == "use_dora" and self.merging) or (name == "modules_to_save" and self.has_head)
+            if rule is Rule.REFUSED and value not in NOTHING and not read:
                 raise self._error(name, f"which is not supported, since {reason}" if name in FIELDS else reason)
         if fields.get("peft_type", "LORA") != "LORA":
             raise self._error("peft_type", f"and only LORA is read: {MERGE}")

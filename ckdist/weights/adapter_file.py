@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from ckdist.errors import ConfigError, ModelFileError
-from ckdist.models.decoder import weight_shapes
+from ckdist.models.decoder import SCORE, weight_shapes
 from ckdist.models.families.family import TensorNames, stack_of
 from ckdist.models.moe_weights import is_expert, is_of_mixture
 from ckdist.models.registry import family
@@ -27,7 +27,7 @@ from ckdist.weights.adapter_config import CONFIG, MERGE, AdapterConfig
 from ckdist.weights.dequantize import read_tensor
 from ckdist.weights.safetensors import StoredTensor, read_safetensors
 from ckdist.weights.safetensors_writer import TensorToWrite, write_safetensors
-from ckdist.weights.stored_weights import KNOWN_TYPES, SAFETENSORS_TYPES, heads_of, weights_of
+from ckdist.weights.stored_weights import KNOWN_TYPES, SAFETENSORS_TYPES, StoredWeights, heads_of, weights_of
 from ckdist.weights.tensor_source import TensorSource
 
 LATENT = ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa")
@@ -85,11 +85,13 @@ class StoredAdapter:
             file has 16 bits and it is no stack. With magnitudes (DoRA), also these (out,), float32.
         notes: Warnings for the user, one line each.
         scales: alpha / rank by A's name. It is empty if B includes the scale. B of experts always does.
+        head: The head of a reward model, (1, hidden).
     """
 
     matrices: Matrices
     notes: tuple[str, ...]
     scales: dict[str, float] = field(default_factory=dict[str, float])
+    head: StoredWeights | None = None
 
 
 def files_of(path: Path) -> tuple[Path, ...]:
@@ -141,6 +143,8 @@ class _AdapterReader:
             stem, _, kind = name.removesuffix(".weight").rpartition(".")
             if f".{kind}" == MAGNITUDE and self.config.fields.get("use_dora"):
                 continue  # `_add` reads it
+            if name == SCORE and self.config.has_head:
+                continue  # `_head` reads it
             if kind not in ("lora_A", "lora_B"):
                 raise self._unknown(name)
             other = f"{stem}.lora_{'B' if kind == 'lora_A' else 'A'}.weight"
@@ -152,7 +156,17 @@ class _AdapterReader:
                     self._add_magnitude(stem, sources.get(stem + MAGNITUDE))
         for stem, experts in self.stacks.items():
             self._stack(stem, experts)
-        return StoredAdapter(self.found, self._notes(), self.scales)
+        return StoredAdapter(self.found, self._notes(), self.scales, self._head(sources.get(SCORE)))
+
+    def _head(self, tensor: StoredTensor | None) -> StoredWeights | None:
+        if not self.config.has_head:
+            return None
+        needed = (1, self.spec.hidden_size)
+        if tensor is None or tensor.shape != needed or tensor.dtype not in SAFETENSORS_TYPES:
+            there = f"{tensor.dtype} {list(tensor.shape)}" if tensor else "not there"
+            raise ModelFileError(f"{self.file}: {SCORE} is {there}, and a reward model has {list(needed)}: {MERGE}")
+        number = SAFETENSORS_TYPES[tensor.dtype].number
+        return StoredWeights(SCORE, number, tensor.shape, Path(tensor.file), tensor.offset, tensor.dtype)
 
     def _unknown(self, name: str) -> ModelFileError:
         return ModelFileError(
@@ -353,15 +367,20 @@ def save_adapter(folder: Path, lora: Lora, base: str, parameters: Mapping[str, n
     folder.mkdir(parents=True, exist_ok=True)
     names = family(spec.family).safetensors
     is_fused = names.uses("alternating") and any(is_expert(name) for name in parameters)
+    from ckdist.weights.joined_rows import joined_adapter
+
+    parameters, ranks = joined_adapter(names, parameters, spec)
     written = dict(_fused(lora, parameters) if is_fused else _by_expert(names, parameters))
+    if has_head := SCORE in written:
+        written[SCORE] = written[SCORE][:1]
     config = {
         "peft_type": "LORA",
-        "task_type": "CAUSAL_LM",
+        "task_type": "SEQ_CLS" if has_head else "CAUSAL_LM",
         "base_model_name_or_path": base,
         "r": lora.rank,
         "lora_alpha": lora.alpha,
         "target_modules": sorted(
-            {name.split(".")[-3] for name in written if name.endswith(".weight")} - {"experts", "base_layer"}
+            {name.split(".")[-3] for name in written if ".lora_" in name} - {"experts", "base_layer"}
         ),
         "lora_dropout": lora.dropout,
         "bias": "none",
@@ -370,18 +389,15 @@ def save_adapter(folder: Path, lora: Lora, base: str, parameters: Mapping[str, n
         "use_dora": lora.has_magnitudes,
         "init_lora_weights": True,
         "inference_mode": True,
-        "modules_to_save": None,
+        "modules_to_save": [SCORE.removesuffix(".weight")] if has_head else None,
     }
+    if ranks:
+        config |= _patterns(lora, ranks)
     if is_fused:
         has = {FUSED[part == "down_proj"] for part in lora.targets if part in FEED_FORWARD}
         twice = {rf".*\.{FUSED[0]}": 2} if FUSED[0] in has else {}  # the ranks of gate and up add up
-        config |= {
-            "target_parameters": [f"mlp.experts.{name}" for name in FUSED if name in has],
-            "rank_pattern": {key: factor * lora.rank for key, factor in twice.items()},
-            "alpha_pattern": {
-                key: (factor**0.5 if lora.rank_stabilized else factor) * lora.alpha for key, factor in twice.items()
-            },
-        }
+        config["target_parameters"] = [f"mlp.experts.{name}" for name in FUSED if name in has]
+        config |= _patterns(lora, ranks | twice)
     tensors = [
         TensorToWrite(PREFIX + name, "F32", array.shape, lambda array=array: array) for name, array in written.items()
     ]
@@ -389,6 +405,12 @@ def save_adapter(folder: Path, lora: Lora, base: str, parameters: Mapping[str, n
     (folder / f"{WEIGHTS}.tmp").replace(folder / WEIGHTS)
     write_synced(folder / f"{CONFIG}.tmp", (json.dumps(config, indent=2) + "\n").encode())
     (folder / f"{CONFIG}.tmp").replace(folder / CONFIG)
+
+
+def _patterns(lora: Lora, ranks: Mapping[str, int]) -> dict[str, dict[str, float]]:
+    """The entries for linears whose rank is a multiple of the adapter's, by pattern. They have the others' scale."""
+    alpha = {key: (factor**0.5 if lora.rank_stabilized else factor) * lora.alpha for key, factor in ranks.items()}
+    return {"rank_pattern": {key: factor * lora.rank for key, factor in ranks.items()}, "alpha_pattern": alpha}
 
 
 def _by_expert(names: TensorNames, parameters: Mapping[str, np.ndarray]) -> Iterator[tuple[str, np.ndarray]]:

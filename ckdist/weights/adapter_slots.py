@@ -73,6 +73,8 @@ class AdapterSlots:
         """
         digest = self._digest(folder)
         stored = load_adapter(folder, self._spec, scaled=False)
+        if stored.head is not None:
+            raise ModelFileError(f"{folder} is a reward model, which scores all requests: start with --lora {folder}")
         tensors = stored.matrices
         for name, tensor in tensors.items():
             self._check(folder, name, tensor)

@@ -6,7 +6,7 @@ import logging
 import os
 import pathlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -140,11 +140,24 @@ def interleaved(values: np.ndarray, head_rows: int) -> np.ndarray:
     return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(values.shape)
 
 
+def _factors(checkpoint: Checkpoint) -> dict[str, str]:
+    """Vector -> the one that GGUF multiplies it by."""
+    ends, names = family(checkpoint.spec.family).gguf_factors.items(), checkpoint.tensors
+    found = {name: f"{name.removesuffix(end)}{other}" for name in names for end, other in ends if name.endswith(end)}
+    return {name: factor for name, factor in found.items() if factor in names}
+
+
+def _times(factor: TensorSource, read: ReadRows, name: str, values: np.ndarray) -> np.ndarray:
+    return values * read(name, factor, 0, factor.shape[0]).reshape(values.shape)
+
+
 def _tensors(checkpoint: Checkpoint, wanted: dtypes.TensorType, read: ReadRows) -> list[GgufTensorToWrite]:
     """Lists the tensors of the GGUF file. Matrices have the `wanted` type."""
     tensors, spec = [], checkpoint.spec
     names, values_change = family(spec.family).gguf_names, family(spec.family).gguf_values
+    factors = _factors(checkpoint)
     weights = [weight for weight in checkpoint.tensors if weight != OUTPUT or not spec.tie_embeddings]
+    weights = [weight for weight in weights if weight not in factors.values()]
     for written, parts in names.stored(weights).items():
         sources = [(part, checkpoint.tensors[part]) for part in parts]
         shapes = [source.shape for _, source in sources]
@@ -154,6 +167,8 @@ def _tensors(checkpoint: Checkpoint, wanted: dtypes.TensorType, read: ReadRows) 
             functools.partial(values_change, spec) if values_change else None,
             read,
         )
+        if factor := factors.get(parts[0]):
+            arrangement = replace(arrangement, change=functools.partial(_times, checkpoint.tensors[factor], own_rows))
         if arrangement.change and len(shapes[0]) == 1:
             shapes = [
                 arrangement.change(name, np.zeros(shape, np.float32)).shape

@@ -22,6 +22,10 @@ class MergedWeights:
 
     def __init__(self, checkpoint: Checkpoint, folder: Path) -> None:
         stored = load_adapter(folder, checkpoint.spec, merging=True)
+        if stored.head is not None:
+            raise ModelFileError(
+                f"{folder} is a reward model, whose head has no place in the result: serve it by --lora"
+            )
         self.matrices, self.notes = stored.matrices, stored.notes
         shapes = weight_shapes(checkpoint.spec)
         for stem in self.stems:

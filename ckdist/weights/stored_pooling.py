@@ -24,11 +24,11 @@ def stored_pooling(checkpoint: Checkpoint) -> str:
     usual = "last" if checkpoint.spec.generates else "mean"
     if checkpoint.spec.scorer is not None:
         return "cls"  # the rows of a cross-encoder are pooled already
+    if any(one.name == SCORE for one in checkpoint.unread):  # of the model, or of its adapter
+        return "rank"
     if checkpoint.format == "gguf":
         number = checkpoint.metadata.get(f"{checkpoint.metadata['general.architecture']}.pooling_type")
         return GGUF_NUMBERS.get(number, usual) if isinstance(number, int) else usual
-    if any(one.name == SCORE for one in checkpoint.unread):
-        return "rank"
     if checkpoint.spec.generates and checkpoint.folder.joinpath(*LOGIT_SCORE).exists():
         return "rank"
     path = checkpoint.folder.joinpath(*FOLDER_FILE)

@@ -8,7 +8,9 @@ import numpy as np
 from ckdist.errors import ModelFileError
 from ckdist.models.decoder import OUTPUT, SCORE
 from ckdist.models.fields import Fields
+from ckdist.text_file import read_text_file
 from ckdist.tokens.tokenizer import Tokenizer
+from ckdist.tokens.tokenizer_folder import MAX_TEMPLATE_BYTES
 from ckdist.weights.checkpoint import Checkpoint
 from ckdist.weights.dequantize import read_rows
 from ckdist.weights.gguf import read_gguf
@@ -17,6 +19,7 @@ from ckdist.weights.stored_pooling import LOGIT_SCORE
 from ckdist.weights.tensor_source import TensorSource
 
 QUERY, DOCUMENT = "{query}", "{document}"
+RERANK_FILE = ("additional_chat_templates", "rerank.jinja")  # beside the head of a reward model
 TEMPLATE = (  # of the model card; GGUF files have it too
     "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct "
     'provided. Note that the answer can only be "yes" or "no".<|im_end|>\n'
@@ -41,13 +44,16 @@ def stored_ranking(checkpoint: Checkpoint, tokenizer: Tokenizer) -> Ranking:
     if not checkpoint.spec.generates or checkpoint.spec.encoder is not None:
         raise ModelFileError(f"{checkpoint.path} is no decoder, which --pooling rank needs; give another --pooling")
     template = tokenizer.templates.get("rerank", TEMPLATE)
+    score = next((one for one in checkpoint.unread if one.name == SCORE), None)
+    if score is not None and (file := score.file.parent.joinpath(*RERANK_FILE)).is_file():
+        template = read_text_file(str(file), f"the template {file}", MAX_TEMPLATE_BYTES)
     if not 0 <= template.find(QUERY) < template.find(DOCUMENT):
         raise ModelFileError(f"{checkpoint.path}: the template rerank must have {QUERY}, then {DOCUMENT}")
-    if (rows := _classifier(checkpoint)) is not None:
-        return Ranking(template, rows[0] - rows[1])
-    if score := next((one for one in checkpoint.unread if one.name == SCORE), None):
+    if score is not None:
         source = TensorSource(SCORE, score.type, score.shape, score.file, score.offset)
         return Ranking(template, read_rows(source, 0, 1)[0])
+    if (rows := _classifier(checkpoint)) is not None:
+        return Ranking(template, rows[0] - rows[1])
     yes, no = _tokens(checkpoint, tokenizer)
     head, vocab = checkpoint.tensors[OUTPUT], checkpoint.spec.vocab_size
     if not (yes < vocab and no < vocab):

@@ -24,6 +24,8 @@ Every sequence goes through the model alone, so that packing is not part of the 
 import argparse
 import importlib
 import json
+import shutil
+import tempfile
 from contextlib import contextmanager
 from pathlib import Path
 from unittest import mock
@@ -33,9 +35,11 @@ import torch
 from transformers import AutoModelForCausalLM
 
 FAMILIES = ["llama2", "llama3", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "phi4", "olmo2", "olmo3", "granite", "smollm3", "glm4", "deepseek_dense", "exaone4",
-            "hunyuan_v1_dense", "ministral3"]
+            "hunyuan_v1_dense", "ministral3", "arcee"]
+# Their gradients get our names by our reader of folders, which is linear but for the 1 that it adds to norms.
+STATES = ["qwen35", "olmo_hybrid", "lfm2", "bamba", "nemotron_h", "falcon_h1"]
 EXPERTS = ["mixtral", "qwen3moe", "deepseek_v3", "gptoss", "hunyuan_v1_moe", "afmoe", "laguna"]
-FAMILIES += EXPERTS
+FAMILIES += EXPERTS + STATES
 BALANCED = {"mixtral": 0.02, "qwen3moe": 0.3}  # coefficient of the load-balancing loss
 # Routers' logits are 0.08 from those of float32 at most where products are in bfloat16.
 CLEAR, CLEAR_LENGTHS = 0.25, [9, 1, 12, 5, 10, 8, 11, 8]
@@ -77,7 +81,9 @@ def computing_in(dtype: torch.dtype):
 def in_float64(family: str):
     eager = {"attn_implementation": "eager"} | ({"experts_implementation": "eager"} if family in EXPERTS else {})
     model = AutoModelForCausalLM.from_pretrained(GOLDEN / family, dtype=torch.float32, **eager).eval().double()
-    rotation, float32 = model.model.rotary_emb, torch.float32
+    rotation, float32 = getattr(model.model, "rotary_emb", None), torch.float32
+    if rotation is None:
+        return model
     forward = rotation.forward
 
     def rotate(*args, **kwargs):
@@ -145,13 +151,33 @@ def _flat(stack: np.ndarray) -> np.ndarray:
     return stack.reshape(-1, stack.shape[2])
 
 
-def gradients(model) -> dict[str, np.ndarray]:
+def read_again(family: str, stored: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Tensors of a folder by our names, in our shapes."""
+    from safetensors.numpy import save_file
+
+    from ckdist.weights.checkpoint import open_checkpoint
+    from ckdist.weights.dequantize import read_tensor
+
+    found = []
+    for scale in (1, 0):
+        with tempfile.TemporaryDirectory() as folder:
+            shutil.copy(GOLDEN / family / "config.json", folder)
+            scaled = {n: np.ascontiguousarray(g * scale, np.float32) for n, g in stored.items()}
+            save_file(scaled, f"{folder}/model.safetensors")
+            tensors = open_checkpoint(folder).tensors.values()
+            found.append({source.name: np.asarray(read_tensor(source), np.float64) for source in tensors})
+    return {name: value - found[1][name] for name, value in found[0].items()}
+
+
+def gradients(model, family: str = "") -> dict[str, np.ndarray]:
     """What the last backward left, as norms and sketches."""
     golden = {}
     parameters = dict(model.named_parameters())  # tied ones stand there once
     # biases that only choose experts have none
     stored = {name: parameter.grad.numpy() for name, parameter in parameters.items() if parameter.grad is not None}
-    for name, gradient in (part for name, g in stored.items() for part in split(name, g, model.config).items()):
+    parts = read_again(family, stored).items() if family in STATES else (
+        part for name, g in stored.items() for part in split(name, g, model.config).items())
+    for name, gradient in parts:
         golden[f"norm/{name}"] = np.linalg.norm(gradient)
         if gradient.ndim == 1:
             golden[f"rows/{name}"] = gradient.astype(np.float32)
@@ -212,7 +238,7 @@ def write_family(family: str, batches) -> None:
     model = in_float64(family)
     loss = loss_sum(model, batches, 0)
     loss.backward()
-    golden = {"loss": loss.item(), **gradients(model)}
+    golden = {"loss": loss.item(), **gradients(model, family)}
     parameters = dict(model.named_parameters())
     decayed = [p for name, p in parameters.items() if p.ndim > 1 and not name.endswith("bias")]
     others = [p for name, p in parameters.items() if p.ndim == 1 or name.endswith("bias")]

@@ -102,7 +102,7 @@ def random_batch(lengths, vocab, seed=1, targets=0.8) -> PackedBatch:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_golden_models(family):
     spec, weights = model(family)
-    batch = batches()[0]
+    batch = batches(spec.vocab_size)[0]
     expected = reference(spec, weights, batch)
     assert expected[0] == pytest.approx(float(golden(family)["loss"]), rel=1e-5)
     for dtype in ("float32", "bfloat16"):

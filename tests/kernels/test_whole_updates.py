@@ -6,7 +6,7 @@ import pytest
 from ckdist.comm.communicator import open_communicator
 from ckdist.mesh import Mesh
 from ckdist.program.pool import ThreadPool
-from ckdist.train.arena import Arena
+from ckdist.train.arena import WIDE, Arena, assign
 from ckdist.train.config import TrainConfig
 from ckdist.train.loss_program import lower_model
 from ckdist.train.moments import state_floats
@@ -19,17 +19,17 @@ SPEC = small_spec(heads=6, kv_heads=3, head_dim=8, ffn=100, vocab=77)
 STEPS, TOKENS = 2, 16
 
 
-def updated(optim: str, dp: int, tp: int, zero: int, world=None):
+def updated(optim: str, dp: int, tp: int, zero: int, world=None, dtype=WIDE):
     """The whole parameters' shards after some updates, and the names that this rank keeps."""
     mesh = Mesh.of_job(dp * tp, world.rank if world else 0, dp=dp, tp=tp)
     communicator = open_communicator(world, timeout=20) if world else None
     shards = lower_model(SPEC, 16, mesh=mesh).trained_shards
-    parameters, gradients = Arena(shards.shapes), Arena(shards.shapes)
+    parameters, gradients = Arena(shards.shapes, dtype=dtype), Arena(shards.shapes)
     normal = lambda name, step: np.random.default_rng([step, *name.encode()]).standard_normal(
         shards.whole_shapes[name], np.float32
     )
     for name in parameters:
-        parameters[name][...] = shards.part(name, normal(name, STEPS))
+        assign(parameters[name], shards.part(name, normal(name, STEPS)))
     # Without clipping, no sum over ranks has an influence.
     more = {"output_dir": "out", "train_file": "text", "model_name_or_path": "m", "weight_decay": 0.1}
     config = TrainConfig(optim=optim, zero_stage=zero, max_grad_norm=0.0, **more)

@@ -29,7 +29,7 @@ from ckdist.tokens.tokenizer_source import tokenizer_of
 from ckdist.tokens.tokenizer_to_gguf import PROBES, tokenizer_metadata
 from ckdist.weights.checkpoint import open_checkpoint
 from ckdist.weights.dequantize import read_tensor
-from ckdist.weights.gguf_export import export_gguf
+from ckdist.weights.gguf_export import export_gguf, write_model
 from ckdist.weights.gguf_writer import write_gguf
 from tests.support.byte_vocabulary import byte_vocabulary
 from tests.support.llama_cpp_peer import load_peer
@@ -112,6 +112,19 @@ def test_every_family_comes_back_as_it_was(family, tmp_path, monkeypatch):
         exact = not name.endswith("A_log")  # GGUF has -exp(A_log)
         np.testing.assert_allclose(again, wanted, rtol=0 if exact else 1e-6, atol=0 if exact else 2e-7, err_msg=name)
     assert rounded(dataclasses.replace(after.spec, ropes={})) == rounded(dataclasses.replace(before.spec, ropes={}))
+
+
+def test_kimi_k3_has_products_of_vectors_and_is_written_again(tmp_path, monkeypatch):
+    monkeypatch.setattr("ckdist.weights.gguf_export.tokenizer_metadata", lambda *_: {})
+    folder, path, again = GOLDEN / "kimi_k3", tmp_path / "m.gguf", tmp_path / "again.gguf"
+    export_gguf(str(folder), str(path), "f32")
+    write_model(open_checkpoint(path), str(again), "f32")
+    assert open_checkpoint(again).spec.layers == open_checkpoint(path).spec.layers
+    types = {"cache_type_k": "f32", "cache_type_v": "f32"}
+    model = load_model(EngineConfig(model=str(again), threads=1, ctx_size=64, **types), SingleWorld())
+    logits = SingleSequence(model.executable).feed(np.load(folder / "ids.npy"), outputs="all")
+    model.close()
+    np.testing.assert_allclose(logits, np.load(folder / "logits.npy"), atol=1e-4)  # llama.cpp's
 
 
 def rounded(value):

@@ -11,11 +11,12 @@ from tests.support.thread_ranks import run_threads
 from tests.support.tiny_training import config
 
 
-@pytest.mark.parametrize("optim", ["adafactor", "adamw_8bit"])
-def test_a_stop_and_other_meshes_change_nothing(tmp_path, optim):
+@pytest.mark.parametrize("optim, dtype", [("adafactor", "float32"), ("adamw_8bit", "bfloat16")])
+def test_a_stop_and_other_meshes_change_nothing(tmp_path, optim, dtype):
     def trained(name, ranks=1, stop=None, **fields):
         (tmp_path / name).mkdir(exist_ok=True)
-        c, reports = config(tmp_path / name, optim=optim, max_steps=4, save_steps=2, save_dtype="float32", **fields), []
+        common = {"optim": optim, "weights_dtype": dtype, "max_steps": 4, "save_steps": 2, "save_dtype": "float32"}
+        c, reports = config(tmp_path / name, **common, **fields), []
 
         def one(world):
             return train(c, reports.append if world.rank == 0 else None, world=world, should_stop=stop)
@@ -32,7 +33,7 @@ def test_a_stop_and_other_meshes_change_nothing(tmp_path, optim):
     np.testing.assert_allclose(trained("dp2", 2, per_device_train_batch_size=3)[0], losses, rtol=1e-4)
     stages, folder = trained("pp2", 2, pipeline_parallel_size=2)
     np.testing.assert_allclose(stages, losses, rtol=1e-4)
-    last = replace(config(tmp_path / "pp2", optim=optim, save_dtype="float32"), max_steps=5)
+    last = replace(config(tmp_path / "pp2", optim=optim, weights_dtype=dtype), max_steps=5)
     again = []
     train(last, again.append)  # one rank goes on with the state of two stages
     assert again[0].step == 5 and folder.exists()

@@ -1,7 +1,7 @@
 """The tests of `under_mpirun`, which are the ranks' own code, on several ranks; on one rank they run by themselves.
 
-Two ranks of mpirun have half of the whole models, and three ranks that are threads the others: a process of each rank
-takes a second to start.
+Two ranks of mpirun have an eighth of the whole models, and two or three ranks that are threads the others: a process of
+each rank takes a second to start, and twice the time for a model.
 """
 
 import pytest
@@ -10,12 +10,13 @@ from tests.ranks.under_mpirun import test_encoder_decoders as encoder_decoders
 from tests.ranks.under_mpirun import test_encoders as encoders
 from tests.ranks.under_mpirun import test_golden as golden
 from tests.support.launcher import run_ranks
+from tests.support.taken_in_turns import on_threads
 from tests.support.thread_ranks import run_threads
 
 FOLDER = "tests/ranks/under_mpirun"
 WHOLE_MODELS = tuple(f"--ignore={FOLDER}/test_{name}.py" for name in ("golden", "encoders", "encoder_decoders"))
-ON_THREE = [  # what `skip_every_other` leaves to three ranks
-    (check, model)
+ON_THREADS = [  # what `skip_most` leaves to them
+    (check, model, ranks)
     for check, models in (
         (golden.test_every_type, golden.FILES),
         (golden.test_every_family, golden.DISTINCT),
@@ -24,7 +25,7 @@ ON_THREE = [  # what `skip_every_other` leaves to three ranks
         (encoder_decoders.test_golden_texts_and_logits, encoder_decoders.MODELS),
         (encoder_decoders.test_other_caches_and_preemption, encoder_decoders.CACHES),
     )
-    for model in models[1::2]
+    for model, ranks in on_threads(models)
 ]
 
 
@@ -36,9 +37,9 @@ def test_the_ranks_own_code(ranks, without):
     assert " passed" in done.stdout
 
 
-@pytest.mark.parametrize("check, model", ON_THREE, ids=lambda value: getattr(value, "stem", None))
-def test_a_whole_model_on_three_ranks(check, model):
-    run_threads(3, lambda world: check(world, model))
+@pytest.mark.parametrize("check, model, ranks", ON_THREADS, ids=lambda value: getattr(value, "stem", None))
+def test_a_whole_model_on_ranks_that_are_threads(check, model, ranks):
+    run_threads(ranks, lambda world: check(world, model))
 
 
 @pytest.mark.parametrize("form", [form for form in golden.FORMS if not form.endswith("-order")])

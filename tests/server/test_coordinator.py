@@ -149,6 +149,13 @@ def test_a_request_and_its_answer(server):
     assert all(type(value) in (int, float) for value in stats.values())
 
 
+def test_requests_that_come_together_begin_in_one_step(server):
+    group = [{"op": "submit", "id": str(i), "prompt": ids([i, 3]), "sampling": GREEDY} for i in range(4)]
+    server.socket.send_multipart([encode(message) for message in group])
+    assert server.tokens("3")[0] == alone([3, 3], SamplingParams(**GREEDY))
+    assert server.stats()["step_seconds_count"] == 6
+
+
 def test_two_clients_with_the_same_ids(server):
     other = server.connect()
     server.send(other, op="submit", id="r", prompt=ids([4]), sampling=GREEDY)

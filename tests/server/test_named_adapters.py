@@ -1,9 +1,15 @@
 """Adapters that requests name, over HTTP: how they are named, loaded and unloaded, and what is refused."""
 
+import asyncio
+import contextlib
+import errno
 import json
 import pathlib
 import shutil
+import socket
 import threading
+import time
+from types import SimpleNamespace
 
 import httpx
 import pytest
@@ -11,9 +17,16 @@ import pytest
 from ckdist.cli.main import run
 from ckdist.engine.load_model import BUNDLED
 from ckdist.errors import ConfigError, RequestError
+from ckdist.serve import adapter_uploads
+from ckdist.serve.accounts import Account
+from ckdist.serve.api_keys import KeyLimits
+from ckdist.serve.problems import Problem
 from tests.support.adapters import as_gguf, random_adapter
 from tests.support.running import running
 
+PEFT = ("adapter_config.json", "adapter_model.safetensors")
+KIND = "multipart/form-data; boundary=x"
+PART = '--x\r\nContent-Disposition: form-data; name="adapter_config.json"; filename="c"\r\n\r\n'
 BODY = {"prompt": "def main(", "max_tokens": 6, "temperature": 0}
 
 
@@ -29,7 +42,18 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def http(folder):
-    flags = ("--lora", f"one={folder / 'first'}", "--max-loras", "2", "--lora-dir", str(folder), "-a", "base")
+    flags = (
+        "--lora",
+        f"one={folder / 'first'}",
+        "--max-loras",
+        "2",
+        "--lora-dir",
+        str(folder),
+        "-a",
+        "base",
+        "--lora-uploads",
+        "1M",
+    )
     with running(*flags) as url, httpx.Client(base_url=url, timeout=60) as client:
         yield client
 
@@ -42,6 +66,13 @@ def text(http, **fields):
 
 def load(http, name, path, **more):
     return http.post("/v1/load_lora_adapter", json={"lora_name": name, "lora_path": str(path), **more})
+
+
+def until(holds):
+    end = time.monotonic() + 20
+    while not holds() and time.monotonic() < end:
+        time.sleep(0.02)
+    return holds()
 
 
 def unload(http, name):
@@ -175,22 +206,28 @@ def test_vectors_have_no_adapter(http):
     assert answer.status_code == 400 and "adapter 'one' makes no vectors" in answer.json()["error"]["message"]
 
 
-def test_push_loads_and_replaces_an_adapter(http, folder, tmp_path, capsys):
+def test_push_uploads_or_copies_and_replaces_an_adapter(http, folder, tmp_path, capsys):
     push = lambda adapter, *flags: run(["push", str(adapter), str(http.base_url), "--name", "pushed", *flags], None)
+    shutil.copytree(folder / "first", tmp_path / "mine")  # a folder that the server does not read from
     assert push(folder / "second") == 0 and "has the adapter pushed" in capsys.readouterr().out
     second = text(http, model="pushed")[0]
-    with pytest.raises(RequestError, match="is loaded; unload it first"):
-        push(folder / "first")
-    shutil.copytree(folder / "first", tmp_path / "mine")  # a folder that the server does not read from
-    with pytest.raises(RequestError, match=r"within --lora-dir; --copy-to DIR copies the adapter there"):
-        push(tmp_path / "mine", "--replace")
+    with pytest.raises(RequestError, match="'pushed' was uploaded before: set load_inplace"):
+        push(tmp_path / "mine")
     with pytest.raises(RequestError, match="all 2 slots of --max-loras hold adapters"):  # the old one goes last
-        push(folder / "first", "--replace")
+        push(tmp_path / "mine", "--replace")
     assert unload(http, "pushed").status_code == 200
-    for _ in range(2):  # the second replaces the copy
-        assert push(tmp_path / "mine", "--replace", "--copy-to", str(folder)) == 0
+    assert load(http, "pushed", "uploads/pushed").status_code == 200 and text(http, model="pushed")[0] == second
+    assert unload(http, "pushed").status_code == 200
+    for flags in ((), ("--copy-to", str(folder)), ("--copy-to", str(folder))):  # the last one replaces the copy
+        assert push(tmp_path / "mine", "--replace", *flags) == 0
         assert text(http, model="pushed")[0] == text(http, model="one")[0] != second
         assert unload(http, "pushed").status_code == 200
+    as_gguf(tmp_path / "first.gguf", folder / "first", BUNDLED)
+    assert push(tmp_path / "first.gguf", "--replace") == 0
+    assert text(http, model="pushed")[0] == text(http, model="one")[0]
+    assert [(file["id"], file["loaded"]) for file in http.get("/v1/lora_uploads").json()["data"]] == [("pushed", True)]
+    assert http.delete("/v1/lora_uploads/pushed").status_code == 200
+    assert http.delete("/v1/lora_uploads/pushed").status_code == 404 and not list((folder / "uploads").iterdir())
     with pytest.raises(ConfigError, match="pushed exists: give --replace, or another --name"):
         push(tmp_path / "mine", "--copy-to", str(folder))
     with pytest.raises(ConfigError, match="is no adapter: give a GGUF, or the folder"):
@@ -198,3 +235,86 @@ def test_push_loads_and_replaces_an_adapter(http, folder, tmp_path, capsys):
     with pytest.raises(ConfigError, match="must be of letters"):
         run(["push", str(tmp_path), "--name", "../x"], None)
     assert not list(folder.glob(".push-*"))
+
+
+def test_hostile_uploads_leave_nothing(http, folder):
+    config, weights = ((folder / "second" / file).read_bytes() for file in PEFT)
+    forms = lambda config, weights: {PEFT[0]: ("../../x", config), PEFT[1]: ("/etc/passwd", weights)}
+    good = forms(config, weights)
+    post = lambda name, **given: http.post(f"/v1/lora_uploads/{name}", **given)
+    cases = [
+        (post("..%2Fx", files=good), 400, "lora_name ('../x') must be"),
+        (post(".part-1", files=good), 400, "must be at most 100 letters"),
+        (post("base", files=good), 400, "is the model's name"),
+        (post("two", files={PEFT[0]: config}), 400, "the form must have adapter_config.json and adapter_model"),
+        (post("two", files={"file": config}), 400, "the form has no file"),
+        (post("two", json={}), 400, "must be multipart/form-data"),
+        (post("two", files=forms(config, weights[:-5])), 400, "two/adapter_model.safetensors"),
+        (post("two", files=forms(b"{", weights)), 400, "two/adapter_config.json"),
+        (post("two", files=forms(config, b"\xff" * 8 + b"{}")), 400, "two/adapter_model.safetensors"),
+        (post("two", files=forms(config, bytes(1 << 22))), 507, "of at most 1048576 (--lora-uploads)"),
+        (post("two", files=good, headers={"Origin": "http://evil.example"}), 403, "may not use this server"),
+    ]
+    for answer, status, message in cases:
+        told = answer.json()["error"]["message"]
+        assert answer.status_code == status and message in told and "\n" not in told, (told, message)
+    with socket.create_connection((http.base_url.host, http.base_url.port), 10) as client:  # it goes in mid-form
+        head = f"POST /v1/lora_uploads/two HTTP/1.1\r\nHost: localhost\r\nContent-Type: {KIND}\r\n"
+        client.sendall(f"{head}Content-Length: 999999\r\n\r\n{PART}".encode())
+        assert until(lambda: list((folder / "uploads").iterdir()))
+        unsized = post("two", content=iter([PART.encode(), bytes(1 << 20)]), headers={"Content-Type": KIND})
+        assert unsized.status_code == 413 and "bytes, which are allowed" in unsized.text
+        assert "have or may get 999999 bytes" in post("three", files=forms(config, bytes(200_000))).text
+    assert until(lambda: not list((folder / "uploads").iterdir()))
+    answers = []
+    threads = [threading.Thread(target=lambda: answers.append(post("two", files=good).status_code)) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(answers) in ([200, 400], [200, 409])
+    assert sorted(file.name for file in (folder / "uploads/two").iterdir()) == list(PEFT)
+    assert http.delete("/v1/lora_uploads/two").status_code == 200
+    assert [entry["path"] for entry in http.get("/lora-adapters").json()] == ["one"]
+
+
+@pytest.mark.parametrize(
+    "size, file, models, refusal",
+    [
+        (1, None, None, None),
+        (1, "keys.toml", True, None),
+        (1, "keys.toml", None, "needs models = true in the file of --api-key-file"),
+        (0, None, True, "only if the server was started with --lora-dir DIR --lora-uploads SIZE"),
+    ],
+)
+def test_uploads_need_the_flag_and_the_right_of_the_key(tmp_path, size, file, models, refusal):
+    settings = SimpleNamespace(adapter_folder=str(tmp_path), adapter_bytes=size, api_key_file=file)
+    request = SimpleNamespace(scope={"ckdist.account": Account(limits=KeyLimits(models=models))})
+    with pytest.raises(Problem, match=refusal) if refusal else contextlib.nullcontext():
+        adapter_uploads.room_of(SimpleNamespace(settings=settings), request)
+
+
+def test_a_slow_or_full_upload_ends_with_its_reason(tmp_path, monkeypatch):
+    monkeypatch.setattr(adapter_uploads, "SECONDS", 0.05)
+    room = adapter_uploads.UploadRoom(tmp_path / "uploads", 1 << 20)
+
+    async def upload(pieces):
+        async def stream():
+            for piece in pieces:
+                yield piece
+            await asyncio.sleep(10)
+
+        request = SimpleNamespace(headers={"content-type": KIND}, stream=stream)
+        async with room.receive(request, "slow", False):
+            raise AssertionError("nothing came")
+
+    with pytest.raises(Problem, match="did not arrive within 0 seconds"):
+        asyncio.run(upload([PART.encode()]))
+    monkeypatch.setattr(adapter_uploads, "receive_form", full_disk)
+    with pytest.raises(Problem, match="cannot be written to --lora-dir: No space left on device"):
+        asyncio.run(upload([]))
+    assert not list((tmp_path / "uploads").iterdir())
+
+
+async def full_disk(*_):
+    raise OSError(errno.ENOSPC, "No space left on device")

@@ -61,6 +61,22 @@ def test_goes_on_after_its_tokens(tmp_path, mirostat):
     asyncio.run(scenario())
 
 
+def test_the_next_engine_gets_all_requests_together(tmp_path):
+    async def scenario():
+        client, endpoint = ResumingClient(), f"ipc://{tmp_path}/b"
+        with client.generation() as generation:
+            for index in range(3):
+                generation.submit(index, PROMPT, SamplingParams(max_tokens=200))
+            await crash_at(client, f"ipc://{tmp_path}/a", lambda: True)
+            with FakeEngine(endpoint, VOCAB) as engine:
+                client.connect(endpoint)
+                await asyncio.wait_for(until(lambda: len(engine.submitted) == 3), 10)
+                client.disconnect()
+            assert 3 in engine.groups and client.resumed == 6, "by each engine"
+
+    asyncio.run(scenario())
+
+
 def test_requests_wait_for_the_facts_of_the_first_engine_and_keep_them(tmp_path):
     """An engine that loads sends its name alone: the context length comes when it is ready."""
 

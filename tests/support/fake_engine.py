@@ -40,6 +40,7 @@ class FakeEngine:
         self.delay = 0.0  # seconds between rounds of tokens
         self.refusal: tuple[int, str] | None = None
         self.submitted: list[dict] = []
+        self.groups: list[int] = []  # messages that came together
         self.aborted: list[str] = []
         self.drained = False
         self.said: list[dict] = []
@@ -99,7 +100,10 @@ class FakeEngine:
                     },
                 )
             while socket.poll(0 if self._running and not self.silent else 10):
-                self._receive(socket, plain(messages.read(socket.recv_multipart()[1], messages.TO_RANK_0)))
+                frames = socket.recv_multipart()[1:]
+                self.groups.append(len(frames))
+                for frame in frames:
+                    self._receive(socket, plain(messages.read(frame, messages.TO_RANK_0)))
             while self.said:
                 self._send(socket, self.said.pop(0))
             if not self.silent:

@@ -1,4 +1,4 @@
-"""`mpirun -n N python -m tests.support.mpi_pytest WORDS...`: pytest with pytest-mpi on every rank, told once.
+"""`mpirun -n N python -m tests.support.mpi_pytest WORDS...`: pytest on every rank.
 
 Rank 0 prints as pytest does. What another rank says is shown where it fails, and a rank that fails ends the job: others
 may wait for it.
@@ -17,7 +17,7 @@ rank = MPI.COMM_WORLD.rank
 said = io.StringIO()
 with contextlib.redirect_stdout(said) if rank else contextlib.nullcontext():
     without = [f"-pno:{name}" for name in UNUSED]
-    code = pytest.main(["--with-mpi", "-x", "-q", "--durations=3", *without, *sys.argv[1:]])
+    code = pytest.main(["-x", "-q", "--durations=3", *without, *sys.argv[1:]])
 if code and rank:
     sys.stdout.write(f"rank {rank}:\n{said.getvalue()}")
 if code:

@@ -71,7 +71,7 @@ def test_gradients_and_steps_agree_with_pytorch(family):
     """
     golden, (s, weights) = golden_training.golden(family), golden_training.model(family)
     precise = {name: weight.astype(np.float64) for name, weight in weights.items()}
-    batches, optimizer, losses = golden_training.batches(), AdamW(precise), []
+    batches, optimizer, losses = golden_training.batches(s.vocab_size), AdamW(precise), []
     program = trace_loss(loss, s, DATA, ALONE)
     names, program = [w.name for w in trainable(program)], backward(program, program.outputs[0], trainable(program))
     for number, batch in enumerate(batches):

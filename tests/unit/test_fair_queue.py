@@ -205,7 +205,7 @@ def test_decoding_that_takes_the_whole_limit_leaves_prompts_a_quarter():
     for _ in range(5):
         advance(scheduler, cost)
     long = add(scheduler, "long", 480, 1)
-    assert steps_until(scheduler, long, seconds=cost) == 10
+    assert steps_until(scheduler, long, seconds=cost) == 5, "of 125 ms, a quarter of the decoding"
     slow = lambda chunks: read(chunks, unit=1.0, decode=0.5)
     for _ in range(10):
         advance(scheduler, slow)
@@ -261,3 +261,34 @@ def test_batches_leave_live_prompts_their_steps_and_take_short_ones_beside_them(
     steps = [advance(scheduler, read) for _ in range(5)]
     assert all(chunks[0].sequence.id == "live" for chunks in steps)
     assert 1 <= max(chunk.tokens for chunks in steps for chunk in chunks) <= 16
+
+
+def test_prompts_after_a_slow_first_step_are_not_computed_token_by_token():
+    """The first step may pack weights, and no step has decoded alone yet."""
+    scheduler = make(max_tokens=512, max_step_seconds=0.2)
+    add(scheduler, "first", 4, 200)
+    advance(scheduler, lambda _: 14.0)
+    others = [add(scheduler, i, 19, 200) for i in range(7)]
+    steps = 0
+    while any(other.reads_prompt for other in others):
+        advance(scheduler, lambda chunks: 0.1 + 0.01 * sum(chunk.tokens for chunk in chunks))
+        steps += 1
+    assert steps <= 24, "133 tokens, of which a step has about seven"
+
+
+def test_streams_of_a_lost_engine_are_computed_again_without_a_limit_of_seconds():
+    scheduler = make(max_tokens=256, max_sequences=9, max_step_seconds=0.2)
+    cost = lambda chunks: read(chunks, unit=0.01)
+    streams = []
+    for i in range(8):
+        params = SamplingParams(max_tokens=400)
+        stream = Sequence(i, [i] * 4, params, 0, 404, 0.0)
+        for _ in range(96):
+            stream.append(9)
+        scheduler.add(stream)
+        streams.append(stream)
+    for _ in range(4):
+        advance(scheduler, cost)
+    assert all(stream.length > 100 for stream in streams), "800 tokens in four steps"
+    prompt = add(scheduler, "new", 250, 2)
+    assert max(cost(advance(scheduler, cost)) for _ in range(5)) < 0.25 and prompt.state is State.RUNNING

@@ -3,6 +3,7 @@
 import pytest
 
 from ckdist.cli.arguments import parse_arguments
+from ckdist.config.bench_config import BenchConfig
 from ckdist.config.given_elsewhere import misspelt_variables
 from ckdist.config.serve_config import ServeConfig
 from ckdist.errors import ConfigError
@@ -62,3 +63,4 @@ def test_a_variable_that_is_almost_a_flag_is_named():
         ServeConfig, {"CKDIST_CTXSIZE": "1", "CKDIST_ISA": "avx2", "CKDIST_PORT": "1", "HOME": ""}
     )
     assert lines == ["CKDIST_CTXSIZE is not read; did you mean CKDIST_CTX_SIZE?"]
+    assert not misspelt_variables(BenchConfig, {"CKDIST_ISA": "avx2"})

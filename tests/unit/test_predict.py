@@ -97,6 +97,41 @@ def test_shares_of_weights_add_up(config):
     assert (whole.experts > 0.5 * whole.weights) == (config is MIXTURE)
 
 
+# Sixteen cores of a Xeon with AMX (docs/performance/predictions.md): one node, two or four, and one core.
+TILES = dataclasses.replace(
+    MACHINE, isa="amx", nodes=1, cores=16, memory=126e9, bandwidth=114e9, cache=3.1e8, attention=1e11,
+    rates={"F32": (5e9, 84e9), "BF16": (1e10, 518e9), "Q8_0": (6e10, 409e9)}, barrier=((2, 5e-7), (16, 1.5e-6)),
+)  # fmt: skip
+LARGE = DENSE | {
+    "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,
+    "vocab_size": 128256, "tie_word_embeddings": False,
+}  # fmt: skip
+MANY_EXPERTS = MIXTURE | {
+    "hidden_size": 2048, "moe_intermediate_size": 768, "num_experts": 128, "num_experts_per_tok": 8,
+    "num_hidden_layers": 24, "num_attention_heads": 32, "num_key_value_heads": 4, "vocab_size": 151936,
+}  # fmt: skip
+
+
+def test_prompts_in_tiles_are_predicted_as_measured():
+    """Prompts of 512 in Q4_K. Each step expands the weights once, and a mixture's experts for few rows each."""
+
+    def speed(config, nodes=1):
+        """Tokens per second with a rank on each of `nodes` nodes of equal parts."""
+        parts = {"cores": 16 // nodes, "memory": 126e9 / nodes, "bandwidth": 114e9 / nodes, "cache": 3.1e8 / nodes}
+        return predictor(config, machine=dataclasses.replace(TILES, nodes=nodes, **parts)).prefill(512).tokens
+
+    small = DENSE | {"num_hidden_layers": 28, "vocab_size": 151936}
+    measured = {speed(LARGE): 424, speed(LARGE, 2): 365, speed(LARGE, 4): 335, speed(small): 4080}
+    measured[speed(MANY_EXPERTS)] = 1134
+    assert all(0.7 < seen / predicted < 1.0 for predicted, seen in measured.items()), measured
+    steps = [
+        Predictor(describe_config(MANY_EXPERTS, "config.json", "Q4_K"), Cluster(TILES), Way("tensor"), size)
+        for size in (512, 2048)
+    ]
+    short, long = (step.prefill(2048).tokens for step in steps)
+    assert steps[0].checkpoint.spec.usual_ubatch == 2048 and 1.15 < long / short < 1.35
+
+
 def test_every_way_has_an_answer():
     for hosts in (1, 2, 4):
         for way in ways_for(Cluster(MACHINE, hosts), 4, True):

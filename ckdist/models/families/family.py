@@ -250,6 +250,7 @@ class Family:
             describe.
         ignored: Patterns of tensors that the forward does not need, because it computes their values.
         gguf_values: gguf_values(spec, weight, values) converts the values of a weight for GGUF. None: unchanged.
+        gguf_factors: End of a vector's name -> end of the name of the vector that GGUF multiplies it by.
     """
 
     from_config: Callable[[Fields, Fields], ModelSpec]
@@ -265,6 +266,7 @@ class Family:
     keys: ConfigKeys = field(default_factory=ConfigKeys)  # fields of config.json
     ignored: tuple[str, ...] = ROTATIONS
     gguf_values: Callable[[ModelSpec, str, np.ndarray], np.ndarray] | None = None
+    gguf_factors: Mapping[str, str] = field(default_factory=dict)
 
     def gguf_form(self, spec: ModelSpec, where: str) -> GgufForm:
         """The GGUF form of a model. Raises ArchitectureError, which begins with `where`, if there is none."""

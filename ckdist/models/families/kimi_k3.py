@@ -8,15 +8,16 @@ from dataclasses import replace
 from ckdist.models import limits
 from ckdist.models.block_residual_fields import BlockResiduals
 from ckdist.models.families import family, kimi_linear
-from ckdist.models.families.family import GgufHeader, GgufWriter
+from ckdist.models.families.family import GgufForm, GgufHeader
 from ckdist.models.fields import Fields
 from ckdist.models.spec import DenseFfn, LatentAttention, LayerSpec, ModelSpec, MoeFfn
 from ckdist.models.state_mixers import GatedDeltaNet
 
-NAME, SITU = "kimi_k3", "situ"
+NAME, GGUF, SITU = "kimi_k3", "kimi-k3", "situ"
+BETAS = {"situ_beta": 4.0, "situ_linear_beta": 25.0}  # of the activation
 KEYS = kimi_linear.KEYS.but(
     defaults={"attn_res_block_size": 12, "hidden_act": SITU, "latent_moe_use_norm": True},
-    only={"activation_situ_beta": 4.0, "activation_situ_linear_beta": 25.0, "mla_use_output_gate": True},
+    only={**{f"activation_{name}": beta for name, beta in BETAS.items()}, "mla_use_output_gate": True},
 )
 
 
@@ -52,9 +53,9 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
 def gguf(header: GgufHeader) -> ModelSpec:
     """Reads GGUF metadata."""
     f, spec = header.fields, kimi_linear.gguf(header)
-    for name, known in (("activation.situ_beta", 4.0), ("activation.situ_linear_beta", 25.0)):
-        if f.number(name) != known:
-            raise f.error(name, f.values[name], f"{known:g}")
+    for name, known in BETAS.items():
+        if f.number(f"activation.{name}") != known:
+            raise f.error(f"activation.{name}", f.values[f"activation.{name}"], f"{known:g}")
     floor = f.number("kda.gate_lower_bound", 0.0, low=-1e3, high=0.0)
     latent = f.integer("expert_latent_length", 0, low=0, high=limits.MAX_WIDTH)
     rank = f.integer("attention.q_lora_rank", 0, low=0, high=limits.MAX_WIDTH)
@@ -62,6 +63,19 @@ def gguf(header: GgufHeader) -> ModelSpec:
     size = f.integer("attn_res.block_size", high=limits.MAX_LAYERS)
     layers = tuple(changed(layer, floor, latent, norm, rank) for layer in spec.layers)
     return replace(spec, family=NAME, layers=layers, block_residuals=BlockResiduals(size, normed=False))
+
+
+def export(spec: ModelSpec, where: str) -> GgufForm:
+    """Returns the GGUF metadata of a model."""
+    linear = {i: layer.mixer for i, layer in enumerate(spec.layers) if isinstance(layer.mixer, GatedDeltaNet)}
+    more = {f"activation.{name}": beta for name, beta in BETAS.items()}
+    if spec.block_residuals:
+        more["attn_res.block_size"] = spec.block_residuals.size
+    if floor := min((mixer.decay_floor for mixer in linear.values()), default=0.0):
+        more["kda.gate_lower_bound"] = floor
+    more["expert_latent_length"] = max((at.ffn.latent for at in spec.layers if isinstance(at.ffn, MoeFfn)), default=0)
+    gates = {f"blk.{i}.attn_gate.weight": f"blk.{i}.ssm_g.weight" for i in linear}
+    return replace(kimi_linear.export(spec, where, GGUF, more), names=gates)
 
 
 LATENT = {"down": "latent_down_proj", "up": "latent_up_proj", "norm": "latent_norm"}
@@ -76,7 +90,8 @@ FAMILY = replace(
     gguf="",
     from_config=config,
     from_gguf=gguf,
-    to_gguf=GgufWriter(refused="GGUF has products of two vectors; llama.cpp's converter makes them"),
+    to_gguf=export,
+    gguf_factors={"_res_proj.weight": "_res_norm.weight"},
     safetensors=kimi_linear.FAMILY.safetensors.but_in_layers(STORED, (r".*\.A_log", "padded")),
     gguf_names=kimi_linear.FAMILY.gguf_names.but({"output_res_score": "model.output_attn_res_proj"}).but_in_layers(
         OF_GGUF

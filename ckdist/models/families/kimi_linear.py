@@ -1,6 +1,8 @@
 """Kimi-Linear: Kimi Delta Attention, latent attention without rotation in some layers, and DeepSeek-V3's experts."""
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -94,24 +96,25 @@ def gguf(header: GgufHeader) -> ModelSpec:
     return replace(spec, layers=tuple(layers))
 
 
-def export(spec: ModelSpec, where: str) -> GgufForm:
+def export(spec: ModelSpec, where: str, architecture: str = GGUF, more: Mapping[str, Any] | None = None) -> GgufForm:
     """Returns the GGUF metadata of a model. Raises ArchitectureError for a model that GGUF cannot describe."""
     full = next((layer.mixer for layer in spec.layers if isinstance(layer.mixer, LatentAttention)), None)
     linear = next((layer.mixer for layer in spec.layers if isinstance(layer.mixer, GatedDeltaNet)), None)
     if full is None or linear is None or full.num_heads != linear.num_value_heads:
         raise ArchitectureError(f"{where}: one kind of attention alone, or with other heads, has no GGUF form")
     own = {
-        "attention.head_count_kv": [int(layer.mixer is not linear) for layer in spec.layers],
+        "attention.head_count_kv": [int(isinstance(layer.mixer, LatentAttention)) for layer in spec.layers],
         "kda.head_dim": linear.key_dim,
         "ssm.conv_kernel": linear.conv_kernel,
+        **(more or {}),
     }
-    return deepseek_v2.form(GGUF, spec, where, own)
+    return deepseek_v2.form(architecture, spec, where, own)
 
 
 def gguf_values(spec: ModelSpec, weight: str, values: np.ndarray) -> np.ndarray:
     """Converts the values of a weight for GGUF."""
     if weight.endswith(".A_log"):
-        return -np.exp(values).reshape(-1, 1)
+        return -np.exp(values).reshape((-1,) if spec.block_residuals else (-1, 1))  # Kimi-K3 has a vector
     mixer = spec.layers[int(weight.split(".")[2])].mixer if "_conv1d." in weight else None
     return values.reshape(-1, 1, mixer.conv_kernel) if isinstance(mixer, GatedDeltaNet) else values
 

@@ -16,6 +16,14 @@ CKDIST_EXPORT void ckdist_optimizer_free(struct ckdist_optimizer* optimizer);
 CKDIST_EXPORT int ckdist_optimizer_sum_squares(struct ckdist_optimizer* optimizer, const float* x, int64_t n,
                                                double* out);
 
+/* The place of an element in its whole weight, which random rounding depends on: so it does not depend on ranks. The
+   part begins with element `first` of a shard of matrices of rows x columns. The row `first_row` and the column
+   `first_column` of the whole weight, whose matrices have `whole_rows`, are the shard's first ones. */
+struct ckdist_rounding {
+  uint32_t key; /* of the weight and the seed */
+  int64_t first, rows, columns, whole_rows, first_row, first_column;
+};
+
 /* Part i of the n parameters is [ends[i - 1], ends[i]); the last end is n. It has weight decay if decays[i] is not
    0. Gradients are already multiplied by `gradient_scale`. `step` counts from 1. */
 struct ckdist_update {
@@ -25,7 +33,14 @@ struct ckdist_update {
   double gradient_scale, learning_rate, weight_decay;
   float* parameters;
   const float* gradients;
+  /* If this is not null, it has the parameters as bfloat16. New values are rounded at random, to the next value below
+     or above, so that the mean of the rounded values is the exact one. rounding: (parts,) */
+  uint16_t* narrow;
+  const struct ckdist_rounding* rounding;
 };
+/* narrow = values, rounded so. An update of one part. */
+CKDIST_EXPORT int ckdist_optimizer_round(struct ckdist_optimizer* optimizer, const struct ckdist_update* update,
+                                         const float* values);
 CKDIST_EXPORT int ckdist_optimizer_adamw(struct ckdist_optimizer* optimizer, const struct ckdist_update* update,
                                          double beta1, double beta2, double eps, float* mean, float* square);
 /* The same for one parameter whose moments have codes of 8 bits, one scale for each 256 of them. */

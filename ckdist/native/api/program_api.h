@@ -138,6 +138,8 @@ struct ckdist_program {
   int64_t trained_floats;
   int32_t bf16; /* products read bfloat16, else float32 */
   float* parameter_arena;
+  uint16_t* narrow_parameters; /* the trained parameters as bfloat16; parameter_arena has those after them only.
+                                  Null: all are in parameter_arena */
   float* gradient_arena;
   /* ZeRO: rank r of those that sum gradients owns the floats [share_ends[r - 1], share_ends[r]) of the trained
      parameters. Each pass adds the sums of this rank's own floats to gradient_share, and frees the pages of

@@ -40,7 +40,8 @@ enum ckdist_gate {
   ckdist_gate_clamped_silu = 8,
   ckdist_gate_softplus = 9,
   ckdist_gate_limited_silu = 10, /* with 256 * 16 * limit added: a limit in sixteenths */
-  ckdist_gate_situ = 11
+  ckdist_gate_situ = 11,
+  ckdist_gate_identity = 12
 };
 enum ckdist_rope_table { ckdist_rope_none = -1, ckdist_rope_global = 0, ckdist_rope_local = 1 };
 enum ckdist_activation_format { ckdist_activation_f32, ckdist_activation_bf16, ckdist_activation_q8 };

@@ -48,6 +48,10 @@ enum ckdist_training_step_kind {
   ckdist_step_recv_rows,
   ckdist_step_send_rows,
   ckdist_step_place_parameters,
+  ckdist_step_convolve,
+  ckdist_step_convolve_grad,
+  ckdist_step_delta_packed,
+  ckdist_step_delta_grad,
   ckdist_step_kinds /* of both */
 };
 
@@ -83,10 +87,11 @@ struct ckdist_add_step {
   int32_t x, y, out;
 };
 
-/* Over groups of `size` elements of the first `normed` ones; the others are copied. */
+/* Over groups of `size` elements of the first `normed` ones; the others are copied. The weight is for `groups` of
+   them, and for the next ones again. */
 struct ckdist_rms_norm_step {
   struct ckdist_step step;
-  int32_t x, out, weight;
+  int32_t x, out, weight, groups;
   int64_t size, normed;
   float eps;
 };
@@ -94,7 +99,7 @@ struct ckdist_rms_norm_step {
 /* dx = the gradient (+ residual) */
 struct ckdist_rms_norm_grad_step {
   struct ckdist_step step;
-  int32_t x, dy, residual, dx, weight, weight_grad;
+  int32_t x, dy, residual, dx, weight, weight_grad, groups;
   int64_t size, normed;
   float eps;
 };
@@ -344,6 +349,37 @@ struct ckdist_place_parameters_step {
   struct ckdist_step step;
   const int64_t *freed, *gathered; /* (count, 2) */
   int32_t freed_count, gathered_count, awaited;
+};
+
+/* out = f(bias + sum over i of weight[:, i] * x[t - taps + 1 + i]) within a sequence; f: SiLU if it activates. weight,
+   bias: parameters, (channels, taps) and (channels,); -1: no bias. */
+struct ckdist_convolve_step {
+  struct ckdist_step step;
+  int32_t x, out, weight, bias, taps, activates;
+};
+struct ckdist_convolve_grad_step {
+  struct ckdist_step step;
+  int32_t x, dy, dx, weight, bias, taps, activates;
+  int32_t weight_gradient, bias_gradient; /* -1: not wanted */
+};
+
+/* The states of heads, as in the inference step delta_rule, for packed sequences that begin with zeros. Queries and
+   keys are normed if it corrects. key_heads: those of this rank; value head h reads key head h % key_heads if tiled,
+   else h / (value heads / key_heads). a_log, dt_bias, skip: parameters; -1: no skip. */
+struct ckdist_delta_packed_step {
+  struct ckdist_step step;
+  int32_t q, k, v, a, b, out; /* b: -1 if it does not correct */
+  int32_t a_log, dt_bias, skip;
+  int32_t key_heads, value_heads, tiled, by_row, corrects;
+  float l2_eps, scale, beta_scale, decay_floor, dt_low, dt_high;
+};
+/* Its gradients. d_rate, d_skip: those of a_log and of skip, a number for each token and head. */
+struct ckdist_delta_grad_step {
+  struct ckdist_step step;
+  int32_t q, k, v, a, b, d_out, dq, dk, dv, da, db, d_rate, d_skip;
+  int32_t a_log, dt_bias, skip;
+  int32_t key_heads, value_heads, tiled, by_row, corrects;
+  float l2_eps, scale, beta_scale, decay_floor, dt_low, dt_high;
 };
 
 #ifdef __cplusplus

@@ -22,7 +22,7 @@ constexpr int kSpins = 10000;
 constexpr int64_t kMostProduct = 1 << 20;      // maximum rows, columns and tokens of a timed product
 constexpr int64_t kBetweenBarriers = 1 << 28;  // multiply-adds of a thread between two barriers of a timed product
 constexpr int64_t kPromptTokens = 64;          // products of at least this many rows are prompts'
-constexpr uint8_t kNormalByte = 0x3C;          // gives a number of ordinary size in every type
+constexpr uint8_t kNormalByte = 0x3E;  // gives a number of ordinary size in every type, and no subnormal products
 
 std::vector<int> pins(const int32_t* numbers, int threads) {
   return numbers ? std::vector<int>(numbers, numbers + threads) : std::vector<int>();

@@ -27,7 +27,16 @@ Segments checked(const ckdist_update* u) {
            (long long)last);
   if (last != u->n)
     fail(Status::config, "the parts end at %lld, and there are %lld parameters", (long long)last, (long long)u->n);
+  if (u->narrow && u->parts && !u->rounding) fail(Status::native, "an update of bfloat16 has no places for rounding");
+  for (int64_t i = 0; u->narrow && i < u->parts; ++i)
+    if (u->rounding[i].columns < 1 || u->rounding[i].rows < 1 || u->rounding[i].first < 0)
+      fail(Status::native, "part %lld is in a matrix of %lld rows and %lld columns", (long long)i,
+           (long long)u->rounding[i].rows, (long long)u->rounding[i].columns);
   return {u->ends, u->decays, u->parts};
+}
+
+Updated updated(const Optimizer& optimizer, const ckdist_update* u) {
+  return {optimizer.parameters(*u), u->gradients, u->n};
 }
 
 // Whether an update's only part has weight decay.
@@ -67,7 +76,7 @@ int ckdist_optimizer_adamw(struct ckdist_optimizer* optimizer, const struct ckdi
                            double beta2, double eps, float* mean, float* square) {
   return guard([&] {
     const Segments segments = checked(u);
-    optimizer->self.adamw(numbers_of(u, beta1, beta2, eps), segments, u->parameters, u->gradients, mean, square, u->n);
+    optimizer->self.adamw(numbers_of(u, beta1, beta2, eps), segments, updated(optimizer->self, u), mean, square);
   });
 }
 
@@ -77,8 +86,7 @@ int ckdist_optimizer_adamw_8bit(struct ckdist_optimizer* optimizer, const struct
   return guard([&] {
     AdamwNumbers numbers = numbers_of(u, beta1, beta2, eps);
     if (!decayed(u)) numbers.keep = 1;
-    optimizer->self.adamw_8bit(numbers, u->parameters, u->gradients, {mean, mean_scales}, {square, square_scales},
-                               u->n);
+    optimizer->self.adamw_8bit(numbers, updated(optimizer->self, u), {mean, mean_scales}, {square, square_scales});
   });
 }
 
@@ -87,12 +95,13 @@ int ckdist_optimizer_adafactor(struct ckdist_optimizer* optimizer, const struct 
   return guard([&] {
     const double keep = decayed(u) ? 1 - u->learning_rate * u->weight_decay : 1;
     const AdafactorNumbers numbers = {u->gradient_scale, beta, u->learning_rate, keep};
-    if (!column_means) return optimizer->self.adafactor(numbers, u->n, u->parameters, u->gradients, row_means);
+    const Updated those = updated(optimizer->self, u);
+    if (!column_means) return optimizer->self.adafactor(numbers, those, row_means);
     if (matrices < 1 || rows < 1 || u->n % (matrices * rows))
       fail(Status::config, "%lld parameters are not %lld matrices of %lld rows", (long long)u->n, (long long)matrices,
            (long long)rows);
     const MatrixStack shape = {matrices, rows, u->n / (matrices * rows)};
-    optimizer->self.adafactor(numbers, shape, u->parameters, u->gradients, row_means, column_means);
+    optimizer->self.adafactor(numbers, shape, those, row_means, column_means);
   });
 }
 
@@ -102,7 +111,14 @@ int ckdist_optimizer_sgd(struct ckdist_optimizer* optimizer, const struct ckdist
     const Segments segments = checked(u);
     const SgdNumbers numbers = {float(u->gradient_scale), float(momentum), float(u->learning_rate),
                                 float(1 - u->learning_rate * u->weight_decay), u->step == 1};
-    optimizer->self.sgd(numbers, segments, u->parameters, u->gradients, velocity, u->n);
+    optimizer->self.sgd(numbers, segments, updated(optimizer->self, u), velocity);
+  });
+}
+
+int ckdist_optimizer_round(struct ckdist_optimizer* optimizer, const struct ckdist_update* u, const float* values) {
+  return guard([&] {
+    if (!u->narrow || checked(u).count != 1) fail(Status::native, "this update has no single part to round");
+    optimizer->self.parameters(*u).round(0, 0, u->n, values);
   });
 }
 

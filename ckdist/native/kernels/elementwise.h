@@ -18,7 +18,8 @@ enum class GateFunction : int32_t {
   clamped_silu = 8,
   softplus = 9,
   limited_silu = 10,  // of the low byte; above it is a limit in sixteenths: min(silu(x), limit)
-  situ = 11
+  situ = 11,
+  identity = 12
 };
 
 struct ElementwiseKernel {

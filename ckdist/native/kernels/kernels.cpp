@@ -27,16 +27,17 @@ const bool weights_fetched = false;
 
 // The object files of each level define these in a namespace of the level's name: functions that need only vectors, the
 // dot product of bytes, or the dot product of bfloat16.
-#define CKDIST_DECLARE_VECTORS(isa)                  \
-  namespace isa {                                    \
-  extern const LinearKernel f32_kernel, f16_kernel;  \
-  extern const ProductKernel f32_product;            \
-  extern const ElementwiseKernel elementwise_kernel; \
-  extern const OptimizerKernel optimizer_kernel;     \
-  extern const GradientKernel gradient_kernel;       \
-  extern const QuantizeKernel quantize_kernel;       \
-  extern const DeltaRuleKernel delta_rule_kernel;    \
-  extern const LowRankKernel low_rank_kernel;        \
+#define CKDIST_DECLARE_VECTORS(isa)                       \
+  namespace isa {                                         \
+  extern const LinearKernel f32_kernel, f16_kernel;       \
+  extern const ProductKernel f32_product;                 \
+  extern const ElementwiseKernel elementwise_kernel;      \
+  extern const OptimizerKernel optimizer_kernel;          \
+  extern const GradientKernel gradient_kernel;            \
+  extern const QuantizeKernel quantize_kernel;            \
+  extern const DeltaRuleKernel delta_rule_kernel;         \
+  extern const StateGradientKernel state_gradient_kernel; \
+  extern const LowRankKernel low_rank_kernel;             \
   }
 #define CKDIST_DECLARE_BYTES(isa)                                \
   namespace isa {                                                \
@@ -113,6 +114,7 @@ namespace {
         bf16::softmax_kernel,                                                                        \
         vectors::quantize_kernel,                                                                    \
         vectors::delta_rule_kernel,                                                                  \
+        vectors::state_gradient_kernel,                                                              \
         vectors::low_rank_kernel},                                                                   \
        bytes::ordered_kernels, bytes::interleaved_kernels, vectors::f32_kernel, vectors::f16_kernel, \
        bf16::bf16_kernel, bf16::float8_kernels)

@@ -21,6 +21,7 @@
 #include "kernels/reduce.h"
 #include "kernels/row.h"
 #include "kernels/softmax.h"
+#include "kernels/state_gradient.h"
 
 namespace ckdist {
 
@@ -39,6 +40,7 @@ struct Kernels {
   SoftmaxKernel softmax;
   QuantizeKernel quantize;
   DeltaRuleKernel delta_rule;
+  StateGradientKernel state_gradient;
   LowRankKernel low_rank;
 };
 

@@ -1,4 +1,4 @@
-// Updates float32 parameters from their gradients, element by element, with the same bits on every ISA.
+// Updates parameters from their gradients, element by element in float32, with the same bits on every ISA.
 #pragma once
 #include <cstdint>
 
@@ -20,6 +20,9 @@ struct OptimizerKernel {
   void (*adamw)(const AdamwNumbers& numbers, float* p, const float* g, float* mean, float* square, int64_t n);
   // p = keep * p - rate * m, with m = momentum * m + g.
   void (*sgd)(const SgdNumbers& numbers, float* p, const float* g, float* m, int64_t n);
+  // Rounds to one of the two next bfloat16, with probabilities whose mean is x[i] (stochastic rounding). The random
+  // number of x[i] is a hash of `key` and column + i.
+  void (*round)(const float* x, int64_t n, uint32_t key, uint32_t column, uint16_t* out);
   // Sum of x[i]^2 in double: 16 strided sums, which are added in order.
   double (*sum_squares)(const float* x, int64_t n);
 };

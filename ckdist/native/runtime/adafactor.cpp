@@ -31,8 +31,9 @@ double total(const std::vector<double>& sums) {
 
 }  // namespace
 
-void Optimizer::adafactor(const AdafactorNumbers& k, const MatrixStack& shape, float* p, const float* g, float* row,
+void Optimizer::adafactor(const AdafactorNumbers& k, const MatrixStack& shape, const Updated& those, float* row,
                           float* column) {
+  const float* const g = those.gradients;
   const int64_t rows = shape.rows, columns = shape.columns, all = shape.matrices * rows;
   const float kept = float(k.beta), fresh = float(1 - k.beta);
   const double square = k.scale * k.scale;
@@ -74,11 +75,15 @@ void Optimizer::adafactor(const AdafactorNumbers& k, const MatrixStack& shape, f
   const float keep = float(k.keep), rate = float(k.rate / std::max(1.0, root / kClip));
   each_item(*pool_, all, kRows, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i)
-      for (int64_t j = 0; j < columns; ++j) p[i * columns + j] = keep * p[i * columns + j] - rate * update(i, j);
+      those.parameters.each(0, i * columns, columns, [&](float* p, int64_t at, int64_t n) {
+        for (int64_t j = 0; j < n; ++j) p[j] = keep * p[j] - rate * update(i, at - i * columns + j);
+      });
   });
 }
 
-void Optimizer::adafactor(const AdafactorNumbers& k, int64_t n, float* p, const float* g, float* square) {
+void Optimizer::adafactor(const AdafactorNumbers& k, const Updated& those, float* square) {
+  const float* const g = those.gradients;
+  const int64_t n = those.size;
   const float kept = float(k.beta), fresh = float(1 - k.beta);
   double sum = 0;
   for (int64_t i = 0; i < n; ++i) {
@@ -87,7 +92,10 @@ void Optimizer::adafactor(const AdafactorNumbers& k, int64_t n, float* p, const 
     sum += gradient * gradient / double(square[i]);
   }
   const double rate = k.rate / std::max(1.0, std::sqrt(sum / double(n)) / kClip);
-  for (int64_t i = 0; i < n; ++i) p[i] = float(k.keep * p[i] - rate * (g[i] * k.scale) / std::sqrt(double(square[i])));
+  those.parameters.each(0, 0, n, [&](float* p, int64_t at, int64_t some) {
+    for (int64_t i = 0; i < some; ++i)
+      p[i] = float(k.keep * p[i] - rate * (g[at + i] * k.scale) / std::sqrt(double(square[at + i])));
+  });
 }
 
 }  // namespace ckdist

@@ -38,23 +38,26 @@ void Optimizer::each(Numbers numbers, const Segments& segments, int64_t n, Updat
     int64_t s = std::upper_bound(segments.ends, segments.ends + segments.count, at) - segments.ends;
     for (; at < end; ++s) {
       const int64_t until = std::min(end, segments.ends[s]);
-      update(segments.decays[s] ? numbers : kept, at, until - at);
+      update(segments.decays[s] ? numbers : kept, s, at, until - at);
       at = until;
     }
   });
 }
 
-void Optimizer::adamw(const AdamwNumbers& numbers, const Segments& segments, float* p, const float* g, float* mean,
-                      float* square, int64_t n) {
-  each(numbers, segments, n, [&](const AdamwNumbers& k, int64_t i, int64_t count) {
-    kernels_.optimizer.adamw(k, p + i, g + i, mean + i, square + i, count);
+void Optimizer::adamw(const AdamwNumbers& numbers, const Segments& segments, const Updated& those, float* mean,
+                      float* square) {
+  each(numbers, segments, those.size, [&](const AdamwNumbers& k, int64_t part, int64_t at, int64_t count) {
+    those.parameters.each(part, at, count, [&](float* p, int64_t i, int64_t n) {
+      kernels_.optimizer.adamw(k, p, those.gradients + i, mean + i, square + i, n);
+    });
   });
 }
 
-void Optimizer::sgd(const SgdNumbers& numbers, const Segments& segments, float* p, const float* g, float* momentum,
-                    int64_t n) {
-  each(numbers, segments, n, [&](const SgdNumbers& k, int64_t i, int64_t count) {
-    kernels_.optimizer.sgd(k, p + i, g + i, momentum + i, count);
+void Optimizer::sgd(const SgdNumbers& numbers, const Segments& segments, const Updated& those, float* momentum) {
+  each(numbers, segments, those.size, [&](const SgdNumbers& k, int64_t part, int64_t at, int64_t count) {
+    those.parameters.each(part, at, count, [&](float* p, int64_t i, int64_t n) {
+      kernels_.optimizer.sgd(k, p, those.gradients + i, momentum + i, n);
+    });
   });
 }
 

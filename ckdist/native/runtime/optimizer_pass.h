@@ -5,6 +5,7 @@
 
 #include "kernels/kernels.h"
 #include "runtime/pool.h"
+#include "runtime/updated_parameters.h"
 
 namespace ckdist {
 
@@ -23,6 +24,12 @@ struct MatrixStack {
 struct AdafactorNumbers {
   double scale, beta, rate, keep;
 };
+// A rank's parameters and gradients.
+struct Updated {
+  UpdatedParameters parameters;
+  const float* gradients;
+  int64_t size;
+};
 // Codes of 8 bits, and a scale for each block of them.
 struct QuantizedMoment {
   uint8_t* codes;
@@ -36,15 +43,16 @@ class Optimizer {
   // The sum of x[i]^2. Its bits do not depend on the number of threads. Infinite or NaN if any x is.
   double sum_squares(const float* x, int64_t n);
   // The factor numbers.keep applies to segments with weight decay; other segments use 1.
-  void adamw(const AdamwNumbers& numbers, const Segments& segments, float* p, const float* g, float* mean,
-             float* square, int64_t n);
+  void adamw(const AdamwNumbers& numbers, const Segments& segments, const Updated& those, float* mean, float* square);
   // Adafactor of matrices, with a mean for each row and each column, and of a vector.
-  void adafactor(const AdafactorNumbers& numbers, const MatrixStack& shape, float* p, const float* g, float* row,
+  void adafactor(const AdafactorNumbers& numbers, const MatrixStack& shape, const Updated& those, float* row,
                  float* column);
-  void adafactor(const AdafactorNumbers& numbers, int64_t n, float* p, const float* g, float* square);
-  void adamw_8bit(const AdamwNumbers& numbers, float* p, const float* g, const QuantizedMoment& mean,
-                  const QuantizedMoment& square, int64_t n);
-  void sgd(const SgdNumbers& numbers, const Segments& segments, float* p, const float* g, float* momentum, int64_t n);
+  void adafactor(const AdafactorNumbers& numbers, const Updated& those, float* square);
+  void adamw_8bit(const AdamwNumbers& numbers, const Updated& those, const QuantizedMoment& mean,
+                  const QuantizedMoment& square);
+  void sgd(const SgdNumbers& numbers, const Segments& segments, const Updated& those, float* momentum);
+  // The parameters as they are read and written in an update.
+  UpdatedParameters parameters(const ckdist_update& update) const { return {kernels_, update}; }
 
  private:
   template <class Numbers, class Update>

@@ -52,11 +52,11 @@ float quantise(const Codes& codes, const float* x, int64_t n, uint8_t* out) {
 
 }  // namespace
 
-void Optimizer::adamw_8bit(const AdamwNumbers& numbers, float* p, const float* g, const QuantizedMoment& mean,
-                           const QuantizedMoment& square, int64_t n) {
+void Optimizer::adamw_8bit(const AdamwNumbers& numbers, const Updated& those, const QuantizedMoment& mean,
+                           const QuantizedMoment& square) {
   static const Codes both(true), positive(false);
   const int threads = pool_->size();
-  const int64_t blocks = (n + kBlock - 1) / kBlock;
+  const int64_t n = those.size, blocks = (n + kBlock - 1) / kBlock;
   pool_->run(threads, [&](int thread) {
     float m[kBlock], v[kBlock];
     for (int64_t b = blocks * thread / threads; b < blocks * (thread + 1) / threads; ++b) {
@@ -65,7 +65,9 @@ void Optimizer::adamw_8bit(const AdamwNumbers& numbers, float* p, const float* g
         m[i] = both.values[mean.codes[at + i]] * mean.scales[b];
         v[i] = positive.values[square.codes[at + i]] * square.scales[b];
       }
-      kernels_.optimizer.adamw(numbers, p + at, g + at, m, v, count);
+      those.parameters.each(0, at, count, [&](float* p, int64_t first, int64_t some) {
+        kernels_.optimizer.adamw(numbers, p, those.gradients + first, m + (first - at), v + (first - at), some);
+      });
       mean.scales[b] = quantise(both, m, count, mean.codes + at);
       square.scales[b] = quantise(positive, v, count, square.codes + at);
     }

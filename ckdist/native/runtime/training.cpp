@@ -16,7 +16,7 @@ namespace {
 constexpr int64_t kScattered = 1 << 20;  // floats that are summed at once if ranks own parts of the gradients
 
 // Gives whole pages in [begin, end) back to the system. They are zeros if they are read again.
-void free_pages(float* begin, float* end) {
+void free_pages(void* begin, void* end) {
   const uintptr_t page = uintptr_t(sysconf(_SC_PAGESIZE));
   const uintptr_t first = (reinterpret_cast<uintptr_t>(begin) + page - 1) / page * page;
   const uintptr_t last = reinterpret_cast<uintptr_t>(end) / page * page;
@@ -46,6 +46,11 @@ Training::Training(const ckdist_program& that, Communicator* data, Communicator*
     row_floats_ = std::max(row_floats_, (width(v) + 15) / 16 * 16 + 80);
   make_packs();
   make_lists();
+  if (that.narrow_parameters)
+    for (int p = 0; p < plan->parameter_count; ++p) {
+      vector_at_.push_back(int64_t(vectors_.size()));
+      if (is_narrow(p) && shape(p).rows == 1) vectors_.resize(vectors_.size() + size_t(shape(p).cols));
+    }
   kept_arena_.emplace(std::max<int64_t>(program.kept_bytes, 64), "activations of batches that wait");
 }
 
@@ -67,6 +72,13 @@ void Training::make_packs() {
   frozen_arena_.emplace(std::max<int64_t>(frozen_bytes_, 64), "packed weights");
   Carver carver{frozen_arena_->data()};
   for (const int32_t index : frozen_) packed_[index].tiles = carver.bytes(bytes_of(packed_[index]));
+}
+
+// Reads the trained vectors in the floats [begin, end) of the parameters. Steps read vectors as floats.
+void Training::widen_vectors(int64_t begin, int64_t end) {
+  for (int p = 0; p < int(vector_at_.size()); ++p)
+    if (const ckdist_parameter& v = shape(p); is_narrow(p) && v.rows == 1 && v.offset >= begin && v.offset < end)
+      kernels.pack.bf16.widen(trained_at(v.offset), v.cols, vectors_.data() + vector_at_[size_t(p)]);
 }
 
 void Training::check(const ckdist_training_batch& b) const {
@@ -154,7 +166,8 @@ double Training::run(const ckdist_training_batch& those, const ckdist_training_p
   list_ = &lists_[size_t(pass.list)];
   kept_ = kept_arena_->data() + pass.kept;
   seconds_.fill(0), pack_seconds_ = 0;
-  operations_.clear(), gathers_.clear();
+  operations_.clear(), gathers_.clear(), gathered_ = 0;
+  widen_vectors(0, program.trained_floats);
   pool_->run(active_, [this](int thread) { replay(thread); });
   const int64_t start = now_ns();
   for (const auto& operation : operations_) operation->wait();
@@ -236,21 +249,22 @@ void Training::scatter(Collectives& c, int64_t begin, int64_t end) const {
 }
 
 void Training::place_parameters(const ckdist_place_parameters_step& s) {
-  float* const all = program.parameter_arena;
   for (int32_t i = 0; i < s.freed_count; ++i) {
     const int64_t begin = s.freed[2 * i], end = s.freed[2 * i + 1];
     const Share own = share_of(data_->rank, begin, end);
-    free_pages(all + begin, all + own.begin);
-    free_pages(all + own.end, all + end);
+    free_pages(trained_at(begin), trained_at(own.begin));
+    free_pages(trained_at(own.end), trained_at(end));
   }
   for (int32_t i = 0; i < s.gathered_count; ++i) {
     const int64_t begin = s.gathered[2 * i], end = s.gathered[2 * i + 1];
-    gathers_.push_back(data_->begin([this, all, begin, end](Collectives& c) {
-      const std::vector<int64_t> bytes = sizes_of_shares(begin, end, sizeof(float));
-      c.all_gather(all + share_of(data_->rank, begin, end).begin, all + begin, bytes.data());
-    }));
+    gathers_.push_back({begin, end, data_->begin([this, begin, end](Collectives& c) {
+                          const std::vector<int64_t> bytes = sizes_of_shares(begin, end, trained_at(1) - trained_at(0));
+                          c.all_gather(trained_at(share_of(data_->rank, begin, end).begin), trained_at(begin),
+                                       bytes.data());
+                        })});
   }
-  if (s.awaited) gathers_[size_t(s.awaited - 1)]->wait();
+  if (s.awaited) gathers_[size_t(s.awaited - 1)].operation->wait();
+  for (; gathered_ < size_t(s.awaited); ++gathered_) widen_vectors(gathers_[gathered_].begin, gathers_[gathered_].end);
 }
 
 void Training::sum_over_tensor(float* x, int64_t n) const {
@@ -301,6 +315,10 @@ void Training::flush() {
 const float* Training::parameter_rows(int index, int64_t begin, int64_t n, float* buffer) const {
   const ckdist_parameter& w = shape(index);
   const Weight* const packed = packed_parameter(index);
+  if (is_narrow(index)) {
+    kernels.pack.bf16.widen(trained_at(w.offset + begin * w.cols), n * w.cols, buffer);
+    return buffer;
+  }
   if (!packed) return parameter(index) + begin * w.cols;
   const Matrix& m = packed->matrix;
   const int64_t each = w.rows / w.matrices, tiles = (each + kTileRows - 1) / kTileRows;  // tiles of one matrix

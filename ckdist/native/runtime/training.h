@@ -111,7 +111,17 @@ class Training : public Executor {
 
   const ckdist_parameter& shape(int index) const { return plan->parameters[index]; }
   const Weight* packed_parameter(int index) const { return static_cast<const Weight*>(shape(index).matrix); }
-  const float* parameter(int index) const { return program.parameter_arena + shape(index).offset; }
+  // A parameter that is stored as bfloat16.
+  bool is_narrow(int index) const {
+    return program.narrow_parameters && shape(index).offset < program.trained_floats && !packed_parameter(index);
+  }
+  // False if the rows of a matrix are unpacked to be read.
+  bool in_place(int index) const { return !packed_parameter(index) && !is_narrow(index); }
+  // A vector, or a parameter that is stored as floats.
+  const float* parameter(int index) const {
+    if (is_narrow(index)) return vectors_.data() + vector_at_[size_t(index)];
+    return program.parameter_arena + (shape(index).offset - (program.narrow_parameters ? program.trained_floats : 0));
+  }
   // Rows [begin, begin + n) of a matrix: in place, or unpacked in `buffer`, (n, cols).
   const float* parameter_rows(int index, int64_t begin, int64_t n, float* buffer) const;
   float* gradient(int index) const { return program.gradient_arena + shape(index).offset; }
@@ -181,6 +191,12 @@ class Training : public Executor {
   void scatter(Collectives& c, int64_t begin, int64_t end) const;
 
   void make_packs();
+  void widen_vectors(int64_t begin, int64_t end);
+  // The trained parameters from this float on.
+  uint8_t* trained_at(int64_t offset) const {
+    return program.narrow_parameters ? reinterpret_cast<uint8_t*>(program.narrow_parameters + offset)
+                                     : reinterpret_cast<uint8_t*>(program.parameter_arena + offset);
+  }
   void check(const ckdist_training_batch& batch) const;
   void take(const ckdist_training_batch& batch);
   void place_divided(const ckdist_training_batch& batch);
@@ -192,13 +208,20 @@ class Training : public Executor {
   // The packs that are made once. Packs of one parameter are consecutive, so that it is read from memory once.
   std::vector<int32_t> frozen_;
   int64_t frozen_bytes_ = 0, row_floats_ = 0;
+  std::vector<float> vectors_;      // trained vectors as floats, if parameters are bfloat16
+  std::vector<int64_t> vector_at_;  // of each parameter: its place in vectors_
   std::optional<Arena> kept_arena_, frozen_arena_;
   uint8_t* kept_ = nullptr;  // kept values of the batch
   ckdist_training_pass pass_{};
   bool frozen_packed_ = false;
   std::vector<std::shared_ptr<Communicator::Operation>> operations_;
-  std::vector<std::shared_ptr<Communicator::Operation>> gathers_;  // of parameters
-  std::vector<std::shared_ptr<Communicator::Operation>> sent_;     // ring: one for each buffer of program.outgoing
+  struct Gather {
+    int64_t begin, end;
+    std::shared_ptr<Communicator::Operation> operation;
+  };
+  std::vector<Gather> gathers_;                                 // of parameters
+  size_t gathered_ = 0;                                         // the first of them that are complete
+  std::vector<std::shared_ptr<Communicator::Operation>> sent_;  // ring: one for each buffer of program.outgoing
   size_t turn_ = 0;
   double pack_seconds_ = 0;
 };

@@ -100,6 +100,8 @@ def _function(x: np.ndarray, name: str) -> np.ndarray:
         return np.logaddexp(x, np.float32(0))
     if name in ("tanh", "relu"):
         return np.tanh(x) if name == "tanh" else np.maximum(x, 0)
+    if name == "identity":
+        return x
     if name == "silu":
         return x / (1 + np.exp(-x))
     if name == "sigmoid":

@@ -44,6 +44,9 @@ def gated_grad(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Att
     if attrs["function"] == "silu":
         sigmoid = 1 / (1 + np.exp(-gate))
         return [dy * up * sigmoid * (1 + gate * (1 - sigmoid)), dy * gate * sigmoid]
+    if attrs["function"] in ("identity", "relu"):
+        slope = (gate > 0).astype(dy.dtype) if attrs["function"] == "relu" else np.ones_like(dy)
+        return [dy * up * slope, dy * gate * slope]
     if attrs["function"] in ("sigmoid", "softplus"):
         sigmoid = 1 / (1 + np.exp(-gate))
         is_sigmoid = attrs["function"] == "sigmoid"

@@ -10,7 +10,7 @@ from ckdist.program.step import ABSENT, NO_SPAN, ValueIndex, VectorIndex
 
 @op("join", unchanged_whole("join"))
 def join(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
-    """Returns x + factor * y. It has no gradient: models with parts side by side are served only."""
+    """Returns x + factor * y. In training it is a product and a sum (`TrainingTracer.join`)."""
     return [inputs[0] + np.float32(attrs["factor"]) * inputs[1]]
 
 

@@ -67,7 +67,9 @@ def lower_training_norm_latent(lowering: TrainingLowering, instr: Instr) -> None
     """Emits one step."""
     x, w = lowering.place_of(instr.inputs[0]), instr.weight(0)
     n, out = w.dims[0].elements, lowering.output(instr.outputs[0])
-    lowering.emit("rms_norm", x=x, out=out, weight=lowering.parameter(w), size=n, normed=n, eps=instr.attrs["eps"])
+    lowering.emit(
+        "rms_norm", x=x, out=out, weight=lowering.parameter(w), size=n, normed=n, groups=1, eps=instr.attrs["eps"]
+    )
 
 
 @op("norm_latent_grad", infer_norm_latent_grad)

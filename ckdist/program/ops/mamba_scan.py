@@ -11,8 +11,19 @@ from ckdist.errors import LayoutError
 from ckdist.program.cache import state_cache
 from ckdist.program.ops.delta_rule import key_heads, silu, softplus
 from ckdist.program.ops.elementwise import GATES
-from ckdist.program.ops.op import ServingLowering, lower, op, same, total, whole
-from ckdist.program.ops.op_types import Arrays, Attrs, Group, Inferred, RankContext, Values, Weights
+from ckdist.program.ops.op import ServingLowering, TrainingLowering, lower, op, same, total, vjp, whole
+from ckdist.program.ops.op_types import (
+    Arrays,
+    Attrs,
+    Emitter,
+    Gradients,
+    Group,
+    Inferred,
+    RankContext,
+    Values,
+    Weights,
+)  # fmt: skip
+from ckdist.program.program import Instr, Value
 from ckdist.program.step import ABSENT, ValueIndex, VectorIndex
 
 PARTS = ("c", "b", "x")  # queries, keys and values of linear attention
@@ -166,6 +177,25 @@ def group_norm(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Att
     mean = squares.reshape(len(x), attrs["groups"], group).sum(axis=-1) / np.float32(group * dim.width)
     by = np.repeat(1 / np.sqrt(mean + np.float32(attrs["eps"])), group, axis=1)[:, begin:end]
     return [(x * by[:, :, None]).reshape(inputs[0].shape) * w]
+
+
+@vjp("group_norm")
+def group_norm_vjp(g: Emitter, instr: Instr, grads: list[Value], wanted: list[bool]) -> Gradients:
+    """One instruction for the gradients of x and of the weight. Raises LayoutError if heads are sharded."""
+    if len(instr.inputs) > 1:
+        raise LayoutError(f"group_norm of sharded heads [{instr.inputs[0].dims[-1]}] has no gradient")
+    names = ["d_norm", f"d_{instr.weight(0).name}"][: 1 + wanted[1]]
+    attrs = {**instr.attrs, "weight_grad": wanted[1]}
+    dx, *dw = g.emit("group_norm_grad", (*instr.inputs, grads[0]), instr.weights, names, **attrs)
+    return [dx, *(dw or [None])]
+
+
+@lower("group_norm", "training")
+def lower_group_norm_rows(lowering: TrainingLowering, instr: Instr) -> None:
+    """Emits the step of a norm whose weight is for all groups."""
+    from ckdist.program.ops.rms_norm import lower_rms_norm
+
+    lower_rms_norm(lowering, instr)
 
 
 @lower("group_norm", "inference")

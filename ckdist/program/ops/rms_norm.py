@@ -38,8 +38,9 @@ def inverse_rms(rows: np.ndarray, eps: float) -> np.ndarray:
 def lower_rms_norm(lowering: TrainingLowering, instr: Instr) -> None:
     """Emits one step."""
     (x,), w = map(lowering.place_of, instr.inputs), instr.weight(0)
-    out, size = lowering.output(instr.outputs[0]), w.dims[0].elements
-    fields = {"size": size, "normed": lowering.buffers[out].width, "eps": instr.attrs["eps"]}
+    out, groups = lowering.output(instr.outputs[0]), instr.attrs.get("groups", 1)  # of the op group_norm
+    width, size = lowering.buffers[out].width, w.dims[0].elements // groups
+    fields = {"size": size, "normed": width, "groups": groups, "eps": instr.attrs["eps"]}
     lowering.emit("rms_norm", x=x, out=out, weight=lowering.parameter(w), **fields)
 
 

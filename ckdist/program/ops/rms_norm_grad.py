@@ -52,7 +52,26 @@ def lower_norm_grad(lowering: TrainingLowering, instr: Instr, normed: int) -> No
         dx=lowering.output(instr.outputs[0]),
         weight=lowering.parameter(w),
         weight_grad=gradient,
-        size=w.dims[0].elements,
+        size=w.dims[0].elements // instr.attrs.get("groups", 1),
+        groups=instr.attrs.get("groups", 1),
         normed=normed,
         eps=instr.attrs["eps"],
     )
+
+
+def infer_group_norm_grad(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
+    """The dims of x, and those of the weight if its gradient is wanted."""
+    same("group_norm_grad", *inputs)
+    of_weight = [(weights[0].dims, summed_over(inputs[0].dims[0]))] if attrs["weight_grad"] else []
+    return [(inputs[0].dims, None), *of_weight]
+
+
+@op("group_norm_grad", infer_group_norm_grad)
+def group_norm_grad(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
+    """`rms_norm_grad` of each group, which has a part of the weight."""
+    parts = [np.split(x, attrs["groups"], axis=-1) for x in (*inputs, *weights)]
+    found = [rms_norm_grad(context, [x, dy], [w], attrs) for x, dy, w in zip(*parts, strict=True)]
+    return [np.concatenate(of_groups, axis=-1) for of_groups in zip(*found, strict=True)]
+
+
+lower("group_norm_grad", "training")(lower_rms_norm_grad)

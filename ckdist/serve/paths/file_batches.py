@@ -122,12 +122,13 @@ async def _upload(service: Service, request: Request, room: BatchRunner, owner: 
     room.store.check_room(int(length[:18]) if length.isdigit() else 0)
     with room.store.upload() as path:
         try:
-            filename, purpose = await asyncio.wait_for(receive_form(request, path, MAX_FILE), UPLOAD_SECONDS)
+            places = {"file": path}
+            names, fields = await asyncio.wait_for(receive_form(request, places, MAX_FILE), UPLOAD_SECONDS)
         except asyncio.TimeoutError:
             raise Problem(408, f"the file did not arrive within {UPLOAD_SECONDS:.0f} seconds") from None
-        if purpose != "batch":
+        if (purpose := fields.get("purpose", "")) != "batch":
             raise Problem(400, f"purpose ({purpose[:32]!r}) must be batch", "purpose", "invalid_value")
-        return room.store.add_file(owner, path, purpose, filename)
+        return room.store.add_file(owner, path, purpose, names["file"])
 
 
 def _file(found: dict[str, Any]) -> dict[str, Any]:

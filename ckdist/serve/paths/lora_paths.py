@@ -20,11 +20,7 @@ async def load(service: Service, request: Request) -> Response:
     """Loads a folder or file within --lora-dir: {"lora_name": ..., "lora_path": ..., "load_inplace": false}."""
     fields = await _fields(service, request)
     name, path = _needed(fields, "lora_name"), _needed(fields, "lora_path")
-    if not ADAPTER_NAME.fullmatch(name):
-        message = f"lora_name ({name[:100]!r}) must be at most 100 letters, digits, dots and dashes"
-        raise Problem(400, message, "lora_name", "invalid_value")
-    if name in (service.settings.model_name, *service.settings.aliases, *service.copies):
-        raise Problem(400, f"lora_name ({name[:100]!r}) is the model's name", "lora_name", "invalid_value")
+    _check_name(service, name)
     folder = _within(service.settings.adapter_folder or "", path)
     await service.client.call(LoadAdapter(service.client.new_id(), name, folder, fields.switch("load_inplace")))
     return PlainTextResponse(f"Success: LoRA adapter '{name}' added successfully.")
@@ -33,9 +29,33 @@ async def load(service: Service, request: Request) -> Response:
 async def unload(service: Service, request: Request) -> Response:
     """Forgets an adapter: {"lora_name": ...}. Requests with it go on."""
     name = _needed(await _fields(service, request), "lora_name")
-    await service.client.call(UnloadAdapter(service.client.new_id(), name))
-    service.adapters_of_all = tuple(use for use in service.adapters_of_all if use[0] != name)
+    await _unload(service, name)
     return PlainTextResponse(f"Success: LoRA adapter '{name}' removed successfully.")
+
+
+async def uploads(service: Service, request: Request) -> Response:
+    """The adapters that clients have uploaded, and the room for more."""
+    from ckdist.serve import adapter_uploads
+
+    return json_answer(adapter_uploads.room_of(service, request).described(service.adapters or {}))
+
+
+async def upload(service: Service, request: Request) -> Response:
+    """POST: keeps an adapter's files and loads it. DELETE: forgets it and removes its files."""
+    from ckdist.serve import adapter_uploads
+
+    room, name = adapter_uploads.room_of(service, request), request.path_params["name"]
+    service.check_ready()
+    _check_name(service, name)
+    if request.method == "DELETE":
+        if is_loaded := name in (service.adapters or {}):
+            await _unload(service, name)
+        room.remove(name, is_loaded)
+        return json_answer({"id": name, "deleted": True})
+    replaces = request.query_params.get("load_inplace", "").lower() in ("1", "true")
+    async with room.receive(request, name, replaces) as path:
+        await service.client.call(LoadAdapter(service.client.new_id(), name, path, replaces))
+    return json_answer({"id": name, "lora_path": f"{adapter_uploads.FOLDER}/{name}"})
 
 
 async def lora_adapters(service: Service, request: Request) -> Response:
@@ -59,6 +79,19 @@ async def change_lora_adapters(service: Service, request: Request) -> Response:
     items = parse_list(await read_body(request, service.settings.max_body))
     service.adapters_of_all = chosen_adapters(items, service.adapters or {})
     return json_answer({"success": True})
+
+
+async def _unload(service: Service, name: str) -> None:
+    await service.client.call(UnloadAdapter(service.client.new_id(), name))
+    service.adapters_of_all = tuple(use for use in service.adapters_of_all if use[0] != name)
+
+
+def _check_name(service: Service, name: str) -> None:
+    if not ADAPTER_NAME.fullmatch(name):
+        message = f"lora_name ({name[:100]!r}) must be at most 100 letters, digits, dots and dashes"
+        raise Problem(400, message, "lora_name", "invalid_value")
+    if name in (service.settings.model_name, *service.settings.aliases, *service.copies):
+        raise Problem(400, f"lora_name ({name[:100]!r}) is the model's name", "lora_name", "invalid_value")
 
 
 def _check_allowed(service: Service) -> None:
@@ -102,6 +135,8 @@ def entry(service: Service, adapter: str) -> dict[str, Any]:
 PATHS = (
     Path("/v1/load_lora_adapter", load, ("POST",)),
     Path("/v1/unload_lora_adapter", unload, ("POST",)),
+    Path("/v1/lora_uploads", uploads),
+    Path("/v1/lora_uploads/{name:path}", upload, ("POST", "DELETE")),
     Path("/lora-adapters", lora_adapters),
     Path("/lora-adapters", change_lora_adapters, ("POST",)),
 )

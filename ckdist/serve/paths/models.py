@@ -3,6 +3,7 @@
 All other paths are those of one model, which the request names.
 """
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +22,7 @@ from ckdist.serve.paths.openai import describe
 from ckdist.serve.paths.path import Path, Request, Response
 from ckdist.serve.problems import Problem
 from ckdist.serve.requests.duration import read_keep_alive
+from ckdist.serve.upload_form import FORM
 
 MAX_ORDER_BYTES = 1 << 16  # a body of /models/load
 
@@ -58,19 +60,23 @@ class HeldAnswer(Response):
 
 async def pass_on(router: ModelRouter, path: Path, request: Request) -> Response:
     """Loads the request's model if necessary, and answers with it."""
-    has_body = request.method not in ("GET", "HEAD")
+    is_form = request.headers.get("content-type", "").startswith(FORM)  # ?model= names its model
+    has_body = request.method not in ("GET", "HEAD") and not is_form
     body = await read_body(request, router.settings.max_body) if has_body else b""
     named, is_ollama = _named_in(body), path.name.startswith("/api/")
     name = _text(named.model or (named.name if is_ollama else None)) or request.query_params.get("model")
-    model = router.find(name) if name is not None or has_body else router.current()
+    model = router.find(name) if name is not None or has_body or is_form else router.current()
     request.scope["ckdist.model"] = model.name
     if is_ollama and named.keep_alive is not None:
         model.keep_alive = request.scope["ckdist.keep_alive"] = read_keep_alive(named.keep_alive)
     hold = router.hold(model)
     try:
         load = router.load(hold, waits=BATCH not in request.scope)
-        await while_connected(request.receive, load, lambda: hold.begun, router.settings.timeout + 1)
-        answer = await path.handle(model.service, Request(request.scope, _again(body, request.receive)))
+        receive = _nothing if is_form else request.receive  # the form's file is read below
+        await while_connected(receive, load, lambda: hold.begun, router.settings.timeout + 1)
+        answer = await path.handle(
+            model.service, Request(request.scope, _again(body, request.receive) if has_body else request.receive)
+        )
     except BaseException:
         hold.release()
         raise
@@ -182,6 +188,11 @@ def _again(body: bytes, receive: Receive) -> Receive:
         return parts.pop() if parts else await receive()
 
     return next_message
+
+
+async def _nothing() -> Message:
+    """ASGI's receive of a client that sends nothing."""
+    return await asyncio.Future()
 
 
 def _status(model: HostedModel) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from ckdist.train.batch import PackedBatch
 
 UNIT = 16  # tokens: chunks are multiples of a tile
 # ops that read the state of the tokens before
-STATES = ("delta_rule", "mamba2", "selective_scan", "short_conv", "causal_conv", "gated_conv")
+STATES = ("delta_packed", "convolve")
 
 
 def tokens_of_rank(tokens: int, ranks: int) -> int:

@@ -10,7 +10,7 @@ from ckdist.engine.sampler import Sampler
 from ckdist.engine.sampling_params import SamplingParams
 from ckdist.errors import RequestError
 from tests.support.paths import GOLDEN
-from tests.support.taken_in_turns import skip_every_other
+from tests.support.taken_in_turns import skip_most
 
 MODELS = sorted(path.parent for path in GOLDEN.glob("encoder_decoders/*/config.json"))
 GREEDY = SamplingParams(max_tokens=24, temperature=0, ignore_eos=True)
@@ -68,7 +68,7 @@ def test_there_are_models():
 @pytest.mark.parametrize("folder", MODELS, ids=lambda folder: folder.name)
 def test_golden_texts_and_logits(world, folder):
     """Alone, together with other sources, and again after preemption and aborts."""
-    skip_every_other(world, MODELS.index(folder))
+    skip_most(world, MODELS.index(folder))
     sources, greedy = golden(folder)
     hidden, logits = np.load(folder / "hidden.npy"), np.load(folder / "logits.npy")
 
@@ -95,7 +95,7 @@ CACHES = ("f16", "i16", "q8_0")
 @pytest.mark.parametrize("cache", CACHES)
 def test_other_caches_and_preemption(world, cache):
     """With few blocks left sequences give theirs back, and are read and computed again."""
-    skip_every_other(world, CACHES.index(cache))
+    skip_most(world, CACHES.index(cache))
     sources, _ = golden(GOLDEN / "encoder_decoders" / "t5")
     many = [sources[1 + i % 2] for i in range(5)]
 

@@ -12,7 +12,7 @@ from ckdist.engine.sampler import Sampler
 from ckdist.engine.sampling_params import SamplingParams
 from ckdist.weights.checkpoint import Checkpoint, open_checkpoint
 from tests.support.paths import GOLDEN
-from tests.support.taken_in_turns import skip_every_other
+from tests.support.taken_in_turns import skip_most
 
 ENCODERS = sorted(path.parent for path in GOLDEN.glob("encoders/*/hidden.npy"))
 SCORERS = sorted(path.parent for path in GOLDEN.glob("encoders/*/scores.npy"))
@@ -50,7 +50,7 @@ def test_there_are_encoders():
 @pytest.mark.parametrize("folder", SCORERS, ids=lambda folder: folder.name)
 def test_every_cross_encoder(world, folder):
     """Scores of pairs, alone and together; BERT's know the second text."""
-    skip_every_other(world, SCORERS.index(folder))
+    skip_most(world, SCORERS.index(folder))
     ids, expected = np.load(folder / "ids.npy"), np.load(folder / "scores.npy")
 
     def check(engine):
@@ -66,7 +66,7 @@ def test_every_cross_encoder(world, folder):
 
 @pytest.mark.parametrize("folder", ENCODERS, ids=lambda folder: folder.name)
 def test_every_encoder(world, folder):
-    skip_every_other(world, ENCODERS.index(folder))
+    skip_most(world, ENCODERS.index(folder))
     ids, expected = np.load(folder / "ids.npy"), np.load(folder / "hidden.npy")
 
     def check(engine):

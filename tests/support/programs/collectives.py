@@ -253,6 +253,7 @@ def battery(world, largest: int = SIZES[-1], parts=BATTERY, timeout: float = 30,
     for part in parts:
         part(c, world.hosts, largest, digest)
         c.barrier()
+    c.close()
     return digest.hexdigest()
 
 

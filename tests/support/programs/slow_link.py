@@ -1,4 +1,4 @@
-"""Rank 0 sends rank 1 a message that takes far longer than the timeout: slow_link.py TRANSPORT BYTES TIMEOUT.
+"""Rank 0 sends rank 1 a message that takes longer than the timeout: slow_link.py TRANSPORT BYTES TIMEOUT.
 
 Prints what the link gave, in Mbit/s.
 """

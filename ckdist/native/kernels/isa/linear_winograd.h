@@ -12,9 +12,9 @@ namespace ckdist {
 namespace CKDIST_ISA {
 namespace {
 
-constexpr int kTokensAtOnce = 4;                   // their sums, for a tile, are half of the registers
-constexpr int kLeastTokens = 16, kLeastTiles = 2;  // fewer do not repay the expansion of weights, or of tokens
-constexpr int kMostTokens = 96, kMostGroups = 32;  // of a panel (216 KB), which stays in the L2 cache for all tiles
+constexpr int kTokensAtOnce = 4;                    // their sums, for a tile, are half of the registers
+constexpr int kLeastTokens = 16, kLeastTiles = 2;   // fewer do not repay the expansion of weights, or of tokens
+constexpr int kMostTokens = 128, kMostGroups = 32;  // of a panel (288 KB), which stays in the L2 cache for all tiles
 
 // True for the types that are multiplied so.
 template <Type type>
@@ -31,21 +31,32 @@ struct TokenPanel {
   int64_t tokens;                                            // a multiple of kTokensAtOnce
   alignas(64) uint8_t codes[kMostGroups * kMostTokens][64];  // even columns of 8 words, then odd ones
   float scales[kMostGroups * kMostTokens];
-  int32_t products[kMostGroups * kMostTokens];  // minus the sum of x0 x1
+  alignas(16) int32_t products[kMostGroups * kMostTokens];  // minus the sum of x0 x1
 
-  void fill(Columns x, int64_t x_stride, int64_t count, int64_t groups) {
+  // A few tokens at a time, so that their rows are read from beginning to end.
+  void fill(const Columns& x, int64_t x_stride, int64_t count, int64_t groups) {
     tokens = (count + kTokensAtOnce - 1) / kTokensAtOnce * kTokensAtOnce;
-    for (int64_t g = 0; g < groups; ++g, x.skip(1)) {
-      for (int64_t t = 0; t < tokens; ++t) {
-        const int64_t at = g * tokens + t, row = (t < count ? t : count - 1) * x_stride;
-        const __m256i word = load(x.codes + row), even = even_columns(word), odd = odd_columns(word);
-        _mm256_store_si256(reinterpret_cast<__m256i*>(codes[at]), even);
-        _mm256_store_si256(reinterpret_cast<__m256i*>(codes[at] + 32), odd);
-        const __m256i pairs = _mm256_madd_epi16(even, odd);
-        __m128i sum = _mm_add_epi32(_mm256_castsi256_si128(pairs), _mm256_extracti128_si256(pairs, 1));
-        sum = _mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0x4e));
-        products[at] = -_mm_cvtsi128_si32(_mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0xb1)));
-        std::memcpy(&scales[at], x.scales + row, sizeof(float));
+    for (int64_t t = 0; t < tokens; t += kTokensAtOnce) {
+      Columns row[kTokensAtOnce];
+      for (int i = 0; i < kTokensAtOnce; ++i) {
+        const int64_t offset = (t + i < count ? t + i : count - 1) * x_stride;
+        row[i] = {x.codes + offset, x.scales + offset, nullptr, nullptr};
+      }
+      for (int64_t g = 0, at = t; g < groups; ++g, at += tokens) {
+        __m256i pairs[kTokensAtOnce];
+#pragma GCC unroll 4
+        for (int i = 0; i < kTokensAtOnce; ++i) {
+          const __m256i word = load(row[i].codes + g * kGroupColumns);
+          const __m256i even = even_columns(word), odd = odd_columns(word);
+          _mm256_store_si256(reinterpret_cast<__m256i*>(codes[at + i]), even);
+          _mm256_store_si256(reinterpret_cast<__m256i*>(codes[at + i] + 32), odd);
+          pairs[i] = _mm256_madd_epi16(even, odd);
+          std::memcpy(&scales[at + i], row[i].scales + g * sizeof(float), sizeof(float));
+        }
+        const __m256i sums =
+            _mm256_hadd_epi32(_mm256_hadd_epi32(pairs[0], pairs[1]), _mm256_hadd_epi32(pairs[2], pairs[3]));
+        const __m128i whole = _mm_add_epi32(_mm256_castsi256_si128(sums), _mm256_extracti128_si256(sums, 1));
+        _mm_store_si128(reinterpret_cast<__m128i*>(&products[at]), _mm_sub_epi32(_mm_setzero_si128(), whole));
       }
     }
   }

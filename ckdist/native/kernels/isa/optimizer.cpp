@@ -1,6 +1,9 @@
 // Plain loops that the compiler vectorises; memory is the limit. Contraction is off, so bits are equal on all ISAs.
 #include "kernels/optimizer.h"
 
+#include "core/mixed.h"
+#include "kernels/half.h"
+
 namespace ckdist {
 namespace CKDIST_ISA {
 namespace {
@@ -30,6 +33,15 @@ void sgd(const SgdNumbers& numbers, float* __restrict p, const float* __restrict
   }
 }
 
+void round(const float* __restrict x, int64_t n, uint32_t key, uint32_t column, uint16_t* __restrict out) {
+  for (int64_t i = 0; i < n; ++i) {
+    const uint32_t bits = bits_of_float(x[i]), random = mixed(key + (column + uint32_t(i)) * kHashStep) >> 16;
+    const bool finite = (bits & 0x7f800000u) != 0x7f800000u;
+    const uint32_t quiet = (bits & 0x007fffffu) != 0 ? 0x400000u : 0;  // a NaN stays one
+    out[i] = uint16_t((finite ? bits + random : bits | quiet) >> 16);
+  }
+}
+
 double sum_squares(const float* __restrict x, int64_t n) {
   double sums[16] = {};
   int64_t i = 0;
@@ -43,7 +55,7 @@ double sum_squares(const float* __restrict x, int64_t n) {
 
 }  // namespace
 
-extern const OptimizerKernel optimizer_kernel = {adamw, sgd, sum_squares};
+extern const OptimizerKernel optimizer_kernel = {adamw, sgd, round, sum_squares};
 
 }  // namespace CKDIST_ISA
 }  // namespace ckdist

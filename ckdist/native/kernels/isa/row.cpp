@@ -50,6 +50,12 @@ void gated(GateFunction function, Row gate, Row up, int64_t n, Row out) {
     each(n, [&](int64_t i, int lanes) {
       store_row(out, i, lanes, softplus(load_row(gate, i, lanes)) * load_row(up, i, lanes));
     });
+  else if (function == GateFunction::identity || function == GateFunction::relu)
+    each(n, [&](int64_t i, int lanes) {
+      const Vec g = load_row(gate, i, lanes);
+      const Vec f = function == GateFunction::relu ? max(g, set(0.0f)) : g;
+      store_row(out, i, lanes, f * load_row(up, i, lanes));
+    });
   else
     each(n, [&](int64_t i, int lanes) {
       store_row(out, i, lanes, gelu_tanh(load_row(gate, i, lanes)) * load_row(up, i, lanes));
@@ -76,6 +82,16 @@ void gated_grad(GateFunction function, Row gate, Row up, Row dy, int64_t n, Row 
       const Vec slope = sigmoid * fma(alpha * g, one - sigmoid, one);
       store_row(d_gate, i, lanes, select(less(limit, gate_x), zero, d * (u + one) * slope));
       store_row(d_up, i, lanes, select(less(limit, abs(up_x)), zero, d * g * sigmoid));
+    });
+    return;
+  }
+  if (function == GateFunction::identity || function == GateFunction::relu) {
+    const Vec zero = set(0.0f);
+    each(n, [&](int64_t i, int lanes) {
+      const Vec g = load_row(gate, i, lanes), u = load_row(up, i, lanes), d = load_row(dy, i, lanes);
+      const bool cuts = function == GateFunction::relu;
+      store_row(d_gate, i, lanes, cuts ? select(less(zero, g), d * u, zero) : d * u);
+      store_row(d_up, i, lanes, d * (cuts ? max(g, zero) : g));
     });
     return;
   }

@@ -2,17 +2,11 @@
 #include <algorithm>
 #include <cmath>
 
+#include "core/mixed.h"
 #include "runtime/training.h"
 
 namespace ckdist {
 namespace {
-
-// The hash of program/ops/dropout.py.
-uint32_t mixed(uint32_t x) {
-  x = (x ^ x >> 16) * 0x7feb352du;
-  x = (x ^ x >> 15) * 0x846ca68bu;
-  return x ^ x >> 16;
-}
 
 struct Dropout : TrainingRun<ckdist_dropout_step> {
   void run() {
@@ -25,7 +19,7 @@ struct Dropout : TrainingRun<ckdist_dropout_step> {
       } else {
         const uint32_t row = mixed(r.batch.keys[size_t(t)] ^ step.stream);
         for (int64_t i = 0; i < n; ++i) {
-          const bool kept = mixed(row + uint32_t(step.first_column + i) * 0x9e3779b9u) >= step.least;
+          const bool kept = mixed(row + uint32_t(step.first_column + i) * kHashStep) >= step.least;
           out[i] = kept ? x[i] * step.factor : 0.f;
         }
       }

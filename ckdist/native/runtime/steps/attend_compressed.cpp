@@ -27,7 +27,8 @@ struct AttendCompressed : Carved<AttendCompressed, AttentionRun<AttendCompressed
   static Room room(Carver& c, const Inference& r, const Fields& step) {
     const Inference::Layer& layer = r.layers[step.layer];
     const int64_t blocks = blocks_of(step.window + most_entries(r, step)), width = layer.cache.key_width;
-    uint8_t* const scratch = c.bytes(r.kernels.attention.scratch_bytes(layer.cache, 1, layer.max_heads_per_kv));
+    uint8_t* const scratch =
+        c.bytes(r.kernels.attention.scratch_bytes(layer.cache, kLatentTile, layer.max_heads_per_kv));
     uint8_t* const rows = c.bytes(blocks * layer.head_bytes);
     auto* const table = reinterpret_cast<int32_t*>(c.bytes(blocks * int64_t{sizeof(int32_t)}));
     float* const key = c.floats(width);
@@ -54,14 +55,15 @@ struct AttendCompressed : Carved<AttendCompressed, AttentionRun<AttendCompressed
       cache.keep_rows(thread);
     }
     int64_t gathered = -1, count = 0;
-    const int groups = layer().kv_heads;
+    const int tasks = layer().kv_heads > 0 ? tasks_of(r.batch.tokens) : 0;
     const auto work = [&](int64_t i) {
-      if (i / groups != gathered) gathered = i / groups, count = gather(token_of(gathered), gathered);
-      attend(token_of(gathered), gathered, int(i % groups), count);
+      if (i / tasks != gathered) gathered = i / tasks, count = gather(token_of(gathered), gathered);
+      const Token token = token_of(gathered);
+      attend(token, gathered, item_of(token.sequence, token.first, i % tasks, tasks), count);
     };
-    if (r.batch.tokens == r.batch.sequences) r.take_items(thread, index, r.batch.tokens * groups, work);
-    else r.for_each_item(thread, index, r.batch.tokens * groups, work);
-    if (groups > 0) keep_keys();
+    if (r.batch.tokens == r.batch.sequences) r.take_items(thread, index, r.batch.tokens * tasks, work);
+    else r.for_each_item(thread, index, r.batch.tokens * tasks, work);
+    if (tasks > 0) keep_keys();
     r.finish(thread, index, step.out, r.batch.tokens);
   }
 
@@ -128,8 +130,8 @@ struct AttendCompressed : Carved<AttendCompressed, AttentionRun<AttendCompressed
     return count;
   }
 
-  void attend(const Token& token, int64_t number, int group, int64_t count) {
-    AttentionTask task = task_of({token.sequence, token.first, 1, group});
+  void attend(const Token& token, int64_t number, const Item& item, int64_t count) {
+    AttentionTask task = task_of(item);
     task.kv = buffers().rows, task.block_stride = layer().head_bytes, task.block_table = buffers().table;
     task.first_position = count - 1;
     r.kernels.attention.attend(task, buffers().scratch);

@@ -42,12 +42,7 @@ struct AttendLatent : Carved<AttendLatent, AttentionRun<AttendLatent, ckdist_att
     rotate_queries();
     r.meet(thread, index);
     if (step.listed >= 0) return attend_listed();
-    const int groups = layer().kv_heads;
-    if (!single) return attend_tiles();
-    if (split.spans_each > 0) return attend_parts(split);
-    r.take_items(thread, index, r.batch.sequences * groups, [&](int64_t i) {
-      r.kernels.attention.attend(task_of({int(i / groups), 0, 1, int(i % groups)}), r.memory(thread));
-    });
+    single ? attend_single(split) : attend_tiles();
   }
 
   void store_key(int sequence, int64_t token) {

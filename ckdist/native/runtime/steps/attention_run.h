@@ -12,6 +12,7 @@ namespace ckdist {
 constexpr int kQueryTile = 32;  // most query tokens of one attention task
 // The same for latent attention. Its heads are wide: the sums of 128 queries stay in the L2 cache.
 constexpr int kLatentTile = 16;
+constexpr int64_t kTasksEach = 8;    // tasks of a thread if contexts are divided
 constexpr int64_t kTilesEach = 4;    // tiles of a thread, at least, unless they have fewer queries than this:
 constexpr int kLeastQueries = 64;    // two Vecs of queries share each load of a key
 constexpr int64_t kTokensAhead = 2;  // keys of this many tokens are prefetched while one is stored
@@ -39,13 +40,15 @@ struct AttentionRun : StepRun<Inference, StepFields> {
 
   struct Item {
     int sequence, first, tokens, kv_head;
-    int slot = -1;  // of the token's listed rows; -1: the number of the sequence
+    int kv_heads = 1;  // from kv_head on, in latent attention
+    int slot = -1;     // of the token's listed rows; -1: the number of the sequence
   };  // a task: query tokens [first, first + tokens) of a sequence
   // Decode attention divided along the context: each (sequence, kv-head) has parts. The thread that completes the last
   // part merges them.
   struct Split {
     int64_t spans_each = 0;  // spans of one task; 0: not divided
     int64_t spans = 0;       // spans of all sequences together
+    int tasks = 0;           // tasks that have the kv-heads of a sequence
   };
   struct Start {
     int64_t token = 0, block = 0;
@@ -53,7 +56,6 @@ struct AttentionRun : StepRun<Inference, StepFields> {
   struct Parts {
     std::atomic<int64_t>* merged;  // (sequences, kv_heads): spans whose parts are complete
     uint8_t* at;
-    int64_t bytes_each;
   };
 
   const Inference::Layer& layer() const { return r.layers[step.layer]; }
@@ -64,12 +66,15 @@ struct AttentionRun : StepRun<Inference, StepFields> {
     return r.threads() > 1 ? layer.kv_heads * (r.program.blocks * kBlockTokens / kSpan + 2 * r.program.max_sequences)
                            : 0;
   }
+  static int64_t part_bytes(const Inference& r, const Inference::Layer& layer, int heads) {
+    return (r.kernels.attention.part_bytes(layer.cache, 1, heads) + 63) / 64 * 64;
+  }
   static Parts parts(Carver& c, const Inference& r, const Inference::Layer& layer) {
-    const int64_t bytes = (r.kernels.attention.part_bytes(layer.cache, 1, layer.max_heads_per_kv) + 63) / 64 * 64;
+    const int64_t bytes = part_bytes(r, layer, layer.max_heads_per_kv);
     const int64_t merged = r.program.max_sequences * layer.kv_heads;
     auto* const counts =
         reinterpret_cast<std::atomic<int64_t>*>(c.bytes(merged * int64_t{sizeof(std::atomic<int64_t>)}));
-    return {counts, c.bytes(part_count(r, layer) * bytes), bytes};
+    return {counts, c.bytes(part_count(r, layer) * bytes)};
   }
   static int64_t workspace_bytes(const Inference& r, const StepFields& step) {
     Carver c;
@@ -130,7 +135,8 @@ struct AttentionRun : StepRun<Inference, StepFields> {
     task.kv = layer.kv(item.kv_head);
     task.block_stride = layer.block_stride;
     task.block_table = r.batch.block_tables + start.block;
-    task.heads = layer.heads_per_kv[item.kv_head];
+    task.heads = int(layer.first_head[item.kv_head + item.kv_heads - 1] - head) +
+                 layer.heads_per_kv[item.kv_head + item.kv_heads - 1];
     // (tokens, heads, key_width) and, for the result, (tokens, heads, value_width)
     task.q = q + (start.token + item.first) * q_stride + head * cache.key_width;
     task.q_token_stride = q_stride;
@@ -238,18 +244,36 @@ struct AttentionRun : StepRun<Inference, StepFields> {
     }
   }
 
+  // In how many tasks the kv-heads of a token are, if threads have `items` tokens, or spans of tokens, to share. In
+  // latent attention a task makes values of keys once for all groups of heads in it.
+  int tasks_of(int64_t items, int64_t least_each = 1) const {
+    const int groups = layer().kv_heads;
+    if (!layer().cache.latent) return groups;
+    const int64_t wanted = (least_each * r.active() + items - 1) / std::max<int64_t>(items, 1);
+    return int(std::clamp<int64_t>(wanted, (groups + kLatentTile - 1) / kLatentTile, groups));
+  }
+  Item item_of(int sequence, int first, int64_t i, int tasks, int slot = -1) const {
+    const int groups = layer().kv_heads, begin = int(i * groups / tasks);
+    return {sequence, first, 1, begin, int((i + 1) * groups / tasks) - begin, slot};
+  }
+
+  // Attention of single tokens of all sequences, whose keys are stored.
+  void attend_single(const Split& split) {
+    if (split.spans_each > 0) return attend_parts(split);
+    const int tasks = tasks_of(r.batch.sequences);
+    r.take_items(thread, index, r.batch.sequences * tasks, [&](int64_t i) {
+      r.kernels.attention.attend(task_of(item_of(int(i / tasks), 0, i % tasks, tasks)), r.memory(thread));
+    });
+  }
+
   // Attention of all tokens, whose keys are stored.
   void attend_listed() {
-    const int kv_heads = layer().kv_heads;
     if (r.batch.tokens == r.batch.sequences) {  // one token per sequence
       const Split split = r.active() > 1 ? split_of() : Split{};
       if (split.spans_each > 0) clear_parts();
       copy_listed(0, r.batch.tokens);
       r.meet(thread, index);
-      if (split.spans_each > 0) return attend_parts(split);
-      return r.take_items(thread, index, r.batch.sequences * kv_heads, [&](int64_t i) {
-        r.kernels.attention.attend(task_of({int(i / kv_heads), 0, 1, int(i % kv_heads)}), r.memory(thread));
-      });
+      return attend_single(split);
     }
     attend_tiles();
     for (int64_t begin = 0, count; begin < r.batch.tokens; begin += count) {
@@ -259,10 +283,11 @@ struct AttentionRun : StepRun<Inference, StepFields> {
       if (!any) continue;
       copy_listed(begin, count);
       r.meet(thread, index);
-      for (int64_t i = thread; i < count * kv_heads; i += r.active()) {
-        const Token token = token_of(begin + i / kv_heads);
+      const int tasks = tasks_of(count);
+      for (int64_t i = thread; i < count * tasks; i += r.active()) {
+        const Token token = token_of(begin + i / tasks);
         if (!is_listed(token.position)) continue;
-        const Item item = {token.sequence, token.first, 1, int(i % kv_heads), int(i / kv_heads)};
+        const Item item = item_of(token.sequence, token.first, i % tasks, tasks, int(i / tasks));
         r.kernels.attention.attend(task_of(item), r.memory(thread));
       }
       r.meet(thread, index);
@@ -279,11 +304,22 @@ struct AttentionRun : StepRun<Inference, StepFields> {
       const int64_t spans = task.last_span() - task.first_span();
       split.spans += spans, longest = std::max(longest, spans);
     }
-    const int64_t total = split.spans * layer().kv_heads;
+    int64_t total = split.spans * layer().kv_heads;
     const bool even = r.batch.sequences == 1 && layer().kv_heads % r.active() == 0;
     if (even || longest < 4 || longest * r.active() * 4 <= total || total > part_count(r, layer())) return split;
-    split.spans_each = std::max<int64_t>(total / (r.active() * 8), 1);
+    split.tasks = tasks_of(split.spans, kTasksEach);
+    // A task of several groups may need more memory than they do, because its queries are in whole Vecs.
+    if (split.spans * split.tasks * bytes_of(split) > part_count(r, layer()) * bytes_of({}))
+      split.tasks = layer().kv_heads;
+    total = split.spans * split.tasks;
+    split.spans_each = std::max<int64_t>(total / (r.active() * kTasksEach), 1);
     return split;
+  }
+
+  // Bytes of a part of a task.
+  int64_t bytes_of(const Split& split) const {
+    const int groups = split.tasks > 0 ? (layer().kv_heads + split.tasks - 1) / split.tasks : 1;
+    return part_bytes(r, layer(), groups * layer().max_heads_per_kv);
   }
 
   // Resets this thread's part of the counters of attend_parts(). A barrier must follow.
@@ -296,24 +332,24 @@ struct AttentionRun : StepRun<Inference, StepFields> {
 
   // Attends to the parts that this thread takes, for a batch of single tokens whose keys are stored.
   void attend_parts(const Split& split) {
-    const int kv_heads = layer().kv_heads;
+    const int tasks_each = split.tasks;
     Carver c{r.workspace()};
     const Parts own = parts(c, r, layer());
     const auto spans_of = [&](int64_t item) {
-      const AttentionTask task = placed(int(item / kv_heads), 0, 1);
+      const AttentionTask task = placed(int(item / tasks_each), 0, 1);
       return task.last_span() - task.first_span();
     };
     const auto tasks_of = [&](int64_t spans) { return (spans + split.spans_each - 1) / split.spans_each; };
     int64_t all = 0;
-    for (int64_t s = 0; s < r.batch.sequences; s++) all += tasks_of(spans_of(s * kv_heads)) * kv_heads;
+    for (int64_t s = 0; s < r.batch.sequences; s++) all += tasks_of(spans_of(s * tasks_each)) * tasks_each;
     int64_t item = 0, before = 0, count = 0;  // the item of a task; tasks, and spans, of earlier items
     r.take_items(thread, index, all, [&](int64_t i) {
       if (i < before) item = before = count = 0;  // the task of another group
       int64_t spans = spans_of(item);
       for (int64_t tasks; i >= before + (tasks = tasks_of(spans)); spans = spans_of(++item))
         before += tasks, count += spans;
-      const AttentionTask task = task_of({int(item / kv_heads), 0, 1, int(item % kv_heads)});
-      uint8_t* const at = own.at + count * own.bytes_each;
+      const AttentionTask task = task_of(item_of(int(item / tasks_each), 0, item % tasks_each, tasks_each));
+      uint8_t* const at = own.at + count * bytes_of(split);
       const int64_t from = (i - before) * split.spans_each, to = std::min(from + split.spans_each, spans);
       const int64_t bytes = r.kernels.attention.part_bytes(task.cache(), 1, task.heads);
       r.kernels.attention.attend_spans(task, task.first_span() + from, task.first_span() + to, at + from * bytes,

@@ -71,7 +71,7 @@ int64_t pack_thread_bytes(const Training& r, int32_t pack) {
   int64_t bytes = 0;
   for (int part = 0; part < r.pack(pack).count; ++part) {
     const int32_t w = r.pack(pack).parameters[part];
-    if (r.packed_parameter(w)) bytes = std::max(bytes, kPackRows * r.shape(w).cols * 4);
+    if (!r.in_place(w)) bytes = std::max(bytes, kPackRows * r.shape(w).cols * 4);
   }
   return bytes;
 }

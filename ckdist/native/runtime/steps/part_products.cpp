@@ -22,7 +22,7 @@ int64_t PartProducts::item_tiles(const Training& r, int64_t rows, int64_t cols, 
 }
 
 int64_t PartProducts::unpacked_floats(const Training& r, int32_t parameter) {
-  return r.packed_parameter(parameter) ? kUnpackedRows * r.shape(parameter).cols : 0;
+  return r.in_place(parameter) ? 0 : kUnpackedRows * r.shape(parameter).cols;
 }
 
 Matrix PartProducts::pack(const ParameterPart& part, uint8_t* tiles) const {

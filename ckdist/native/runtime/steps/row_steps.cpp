@@ -12,17 +12,13 @@ struct Lookup : TrainingRun<ckdist_lookup_step> {
   // out = the table's row of a token's id: in place or unpacked; zeros if another rank has the row.
   void run() {
     const int64_t n = r.width(step.out);
-    const Weight* const packed = r.packed_parameter(step.table);
     each_token([&](int64_t t) {
       float* const out = r.write(step.out, t, row_buffer(3));
       const int64_t id = r.batch.token_ids[t] - step.first_row;
       if (id < 0 || id >= r.shape(step.table).rows) {
         std::fill_n(out, n, 0.f);
-      } else if (packed) {
-        const Matrix& m = packed->matrix;
-        r.kernels.linear[int(m.type)].unpack_row(m.tiles + id / kTileRows * m.tile_bytes, int(id % kTileRows), n, out);
-      } else {
-        std::copy_n(r.parameter(step.table) + id * n, n, out);
+      } else if (const float* const row = r.parameter_rows(step.table, id, 1, out); row != out) {
+        std::copy_n(row, n, out);
       }
       r.written(step.out, t, out);
     });
@@ -76,7 +72,8 @@ struct RmsNorm : TrainingRun<ckdist_rms_norm_step> {
       float* const out = r.write(step.out, t, row_buffer(3));
       const float* const x = r.read(step.x, t, row_buffer(0));
       for (int64_t at = 0; at < step.normed; at += step.size)
-        r.kernels.elementwise.rms_norm(x + at, r.parameter(step.weight), step.eps, step.size, out + at);
+        r.kernels.elementwise.rms_norm(x + at, r.parameter(step.weight) + at % (step.size * step.groups), step.eps,
+                                       step.size, out + at);
       std::copy(x + step.normed, x + r.width(step.out), out + step.normed);
       r.written(step.out, t, out);
     });

@@ -36,18 +36,19 @@ struct VectorGradient : TrainingRun<Fields> {
 
 struct RmsNormGrad : VectorGradient<ckdist_rms_norm_grad_step> {
   static int64_t workspace_bytes(const Training& r, const Fields& step) {
-    return chunks(r.program.max_tokens) * step.size * 4;
+    return chunks(r.program.max_tokens) * step.size * step.groups * 4;
   }
 
   void run() {
-    const int64_t row = r.width(step.x);
-    sum_chunks(step.size, step.weight_grad, [&](int64_t first, int64_t end, float* dw) {
+    const int64_t row = r.width(step.x), weights = step.size * step.groups;
+    sum_chunks(weights, step.weight_grad, [&](int64_t first, int64_t end, float* dw) {
       for (int64_t t = first; t < end; ++t) {
         const float* const x = r.read(step.x, t, row_buffer(0));
         const float* const dy = r.read(step.dy, t, row_buffer(1));
         float* const dx = r.write(step.dx, t, row_buffer(2));
         for (int64_t at = 0; at < step.normed; at += step.size)
-          r.kernels.gradient.rms_norm(x + at, dy + at, r.parameter(step.weight), step.eps, step.size, dx + at, dw);
+          r.kernels.gradient.rms_norm(x + at, dy + at, r.parameter(step.weight) + at % weights, step.eps, step.size,
+                                      dx + at, dw ? dw + at % weights : nullptr);
         std::copy(dy + step.normed, dy + row, dx + step.normed);
         if (step.residual >= 0) r.kernels.elementwise.add(r.read(step.residual, t, row_buffer(3)), row, dx);
         r.written(step.dx, t, dx);
