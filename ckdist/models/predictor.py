@@ -18,7 +18,7 @@ from ckdist.program.tracer import Tracer
 def predictor(spec: ModelSpec) -> ModelSpec:
     """The layer as a model of its own. It is like the model's last layer with attention to positions of its own.
 
-    Those of MiMo and dots3-note have a window and a dense feed-forward (vLLM, mimo_v2_mtp.py; llama.cpp, dots3note.cpp).
+    Those of MiMo (vLLM, mimo_v2_mtp.py) and dots3-note (llama.cpp) have a window and a dense feed-forward.
     """
     alone = lambda mixer: not isinstance(mixer, GatedDeltaNet) and not getattr(mixer, "shares_positions", False)
     layers = [layer for layer in reversed(spec.layers) if alone(layer.mixer)]
