@@ -66,7 +66,7 @@ class RestartedEngine:
         self._keeper = None if config.no_keep_weights else Keeper()
         self._ranks = ranks or wanted_ranks(config)
         self.is_ready = False
-        self._is_stuck, self.lost, self.news = False, "", threading.Event()
+        self._is_stuck, self._silence, self.lost, self.news = False, "", "", threading.Event()
         self._restarted_at: deque[float] = deque()
         self._start()
 
@@ -94,11 +94,12 @@ class RestartedEngine:
         if self._is_stuck:
             self._is_stuck = False
             if time.monotonic() - self._begun > STALE_SECONDS:
+                self._silence = f"gave no sign of life for {STALE_SECONDS:g} s"
                 self.job.kill()
 
     def restart(self, http: HttpProcess) -> None:
         """Starts the engine or its ranks again. Raises EngineError if that happened too often."""
-        reason, now = self.lost or self.job.reason(), time.monotonic()
+        reason, now = self.lost or self._silence or self.job.reason(), time.monotonic()
         pathlib.Path(self._directory, SOCKET).unlink(missing_ok=True)
         http.expect_next_engine()
         while self._restarted_at and now - self._restarted_at[0] > self._within:
@@ -108,7 +109,7 @@ class RestartedEngine:
             raise EngineError(f"the engine has ended ({reason}); {most}")
         self._restarted_at.append(now)
         log.warning("the engine has ended (%s); it is restarted, and its requests go on", reason)
-        self.lost, self._begun = "", now
+        self.lost, self._silence, self._begun = "", "", now
         if self.job.has_ended:
             self._start()
         else:

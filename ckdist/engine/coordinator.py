@@ -50,7 +50,7 @@ class Coordinator:
     Args:
         directory: An existing directory that is the user's own and closed to others.
         model: Sent with every status. `begin` adds vocab_size and context_length.
-        step_limit: Seconds of one step after which no status is sent.
+        step_limit: Seconds of one step that packs no weights, after which no status is sent.
         drain_seconds: Seconds that a drain waits for running requests.
         turns: Held during each step, if engines share the cores.
 
@@ -77,6 +77,7 @@ class Coordinator:
         self._drain_end = float("inf")
         self._last_beat = 0.0
         self._step_begin: float | None = None
+        self._packed, self._packed_at = 0.0, 0.0  # bytes of weights, and when that number was last another one
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._context = zmq.Context()
@@ -207,10 +208,19 @@ class Coordinator:
                 try:
                     if self._engine is None:
                         self._receive()
-                    if self._step_begin is None or time.monotonic() - self._step_begin < self._step_limit:
+                    if self._step_age() < self._step_limit:
                         self._beat()
                 finally:
                     self._lock.release()
+
+    def _step_age(self) -> float:
+        """Seconds since the running step began, or has packed weights: the first one may read all of them."""
+        if self._step_begin is None or self._engine is None:
+            return 0.0
+        packed = float(self._engine.stats().get("weights_packed_bytes", 0))
+        if packed != self._packed:
+            self._packed, self._packed_at = packed, time.monotonic()
+        return time.monotonic() - max(self._step_begin, self._packed_at)
 
     def _receive(self) -> None:
         """Handles the messages that have arrived, at most MESSAGES_PER_STEP. Those of one group come together."""

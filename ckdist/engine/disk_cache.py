@@ -18,6 +18,7 @@ import numpy as np
 from xxhash import xxh3_64_intdigest
 
 from ckdist import native
+from ckdist.comm.bootstrap.launchers import AGAIN
 from ckdist.comm.user_cache import read_kept, write_kept
 from ckdist.comm.world import together
 from ckdist.comm.world_protocol import World
@@ -37,7 +38,7 @@ STATES_SHARE = 0.5  # part of the size that states of sequences get, if layers k
 SAMPLE_SLOTS = 8  # slots that are read to measure the disk
 UNMEASURED_RATE = 500e6  # bytes/s on one rank, of a cache that is still empty
 SLOW_BYTES = 4 << 30  # a line announces that a larger file is read
-UNMEASURED_TOKEN = 0.1  # seconds, until the first step with prompts in stages has been measured
+UNMEASURED_TOKEN = 0.1  # seconds, in stages and after a restart, until the first step with prompts has been measured
 MEASURED_TOKENS = 256
 
 
@@ -261,10 +262,12 @@ def token_seconds(model: Model) -> float:
     executable, world = model.executable, model.world
     if executable.stages is not None:  # a layer cannot run alone
         return UNMEASURED_TOKEN
-    seconds = 0.0
+    seconds = UNMEASURED_TOKEN
     with model.loader.held():
         if world.rank:
             executable.work()
+        elif AGAIN in os.environ:  # requests wait, and what they need is on disk
+            executable.stop()
         else:
             size = min(executable.max_tokens, executable.context_length, MEASURED_TOKENS)
             size = min(size, executable.num_blocks * BLOCK_TOKENS)

@@ -134,6 +134,11 @@ class DiskTier:
         return sum(len(load.sequences) for load in self._loads)
 
     @property
+    def resumes(self) -> bool:
+        """True if a stream of a lost engine waits for a load."""
+        return any(sequence.resumes for load in self._loads for sequence in load.sequences)
+
+    @property
     def is_busy(self) -> bool:
         """True if copies are under way, or entries are to be stored."""
         return bool(self._jobs or self._loads or self._to_store) or any(map(self._is_idle, self._to_keep))

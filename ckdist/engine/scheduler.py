@@ -118,6 +118,8 @@ class Scheduler:
 
     def schedule(self) -> Step | None:
         """Returns the next step, or None if there is nothing to do. If roles are split, their steps alternate."""
+        if self.tier is not None and self.tier.resumes and not self.running:
+            return None  # so that the streams of a lost engine go on together
         hidden = self._next_is_hidden()
         if not self.splits_roles or hidden:
             return self._schedule(hidden, None)

@@ -16,6 +16,7 @@ class HyperConnections:
     mean: bool = False  # the last layer's output is the mean of streams
     apart: bool = False  # streams are not mixed
     magnitude: float = 2.0  # factor of the weights of a part's result
+    normed = False  # the last layer's output
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import numpy as np
 
 from ckdist.errors import ArchitectureError
 from ckdist.models import limits, rope
-from ckdist.models.compressed_fields import CompressedAttention
+from ckdist.models.compressed_fields import CompressedAttention, HyperConnections
 from ckdist.models.compressed_model import KINDS, LIMIT, compressed_model, read_streams
 from ckdist.models.families import deepseek_v32
 from ckdist.models.families.family import GGUF_EXPERTS, GROUPED_EXPERTS, GgufForm, GgufHeader, in_layers
@@ -73,7 +73,7 @@ def export(spec: ModelSpec, where: str) -> GgufForm:
     ffns = [layer.ffn for layer in spec.layers if isinstance(layer.ffn, MoeFfn)]
     a, streams, local = mixers[0], spec.streams, spec.ropes["local"]
     unscaled = np.allclose(local.inverse_frequencies, rope.plain(local.dims, local.theta), rtol=1e-5)
-    assert streams is not None
+    assert isinstance(streams, HyperConnections)
     indexer = next((mixer.indexer for mixer in mixers if mixer.indexer), None)
     hashed = [bool(ffn.hashed) for ffn in ffns]
     for lacks, what in (

@@ -20,7 +20,8 @@ from ckdist.program.tracer import Tracer, trace
 
 EMBEDDING = "model.embed_tokens.weight"
 OUTPUT = "lm_head.weight"
-PER_LAYER = "model.embed_tokens_per_layer.weight"  # read by rows in its file, never packed
+PER_LAYER, NGRAMS = "model.embed_tokens_per_layer.weight", "model.embed_ngrams.weight"
+MAPPED = PER_LAYER, NGRAMS  # read by rows in their files, never packed
 OUTPUT_BIAS = "lm_head.bias"
 SCORE = "score.weight"  # the head of a reward model
 Kept: TypeAlias = dict[int, tuple[Value, Value]]
@@ -164,8 +165,10 @@ def head(g: Tracer, spec: ModelSpec) -> Weight:
 def final_norm(g: Tracer, x: Value, spec: ModelSpec) -> Value:
     """The norm after the last layer. x: (rows, hidden).
 
-    In a post-norm model it has the name of the next layer's first norm.
+    In a post-norm model it has the name of the next layer's first norm. Normed streams need none.
     """
+    if spec.streams is not None and spec.streams.normed:
+        return x
     post_norm = spec.layers[-1].norms.replaces_stream[1]
     path = f"{spec.root}.layers.{len(spec.layers)}.input_layernorm" if post_norm else f"{spec.root}.norm"
     return RowNorm(spec.norm, spec.norm_eps)(g, x, path)

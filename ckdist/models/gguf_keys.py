@@ -16,7 +16,7 @@ _UNUSED = {
         "leading_dense_block_count rope.dimension_count rope.dimension_count_swa rope.scaling.original_context_length "
         "ssm.conv_kernel ssm.group_count ssm.inner_size ssm.state_size ssm.time_step_rank"
     ),
-    "of images": "deepstack_mapping n_deepstack_layers rope.dimension_sections",
+    "of images": "deepstack_mapping n_deepstack_layers ple.image_token_id rope.dimension_sections",
     "of files from before 2024": "rope.scale_linear_trained tensor_data_layout",
 }
 IMAGES_AND_SOUND = "vision.", "mm.", "audio."  # beginnings of names

@@ -95,7 +95,7 @@ def export(spec: ModelSpec, where: str) -> GgufForm:
     streams = spec.streams
     if full is None or net is None or moe is None or full.num_heads != net.num_value_heads:
         raise ArchitectureError(f"{where}: one kind of layer alone, or with other heads, has no GGUF form")
-    assert full.indexer and streams
+    assert full.indexer and isinstance(streams, HyperConnections)
     cached = Attention(full.num_heads, 1, full.kv_lora_rank, 1.0)  # has the sizes that `dense` reads
     shaped = replace(spec, layers=tuple(replace(layer, mixer=cached) for layer in spec.layers), ropes={})
     names = [name for name in GROUPED_EXPERTS if "group" not in name]

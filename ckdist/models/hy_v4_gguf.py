@@ -50,7 +50,7 @@ def gguf(header: GgufHeader) -> ModelSpec:
 def export(spec: ModelSpec, where: str) -> GgufForm:
     """Returns the GGUF metadata of a model."""
     streams = spec.streams
-    assert streams
+    assert isinstance(streams, HyperConnections)
     silu = lambda ffn: replace(ffn, activation="silu") if isinstance(ffn, MoeFfn) else ffn  # `dense` wants one for all
     plain = replace(spec, layers=tuple(replace(layer, ffn=silu(layer.ffn)) for layer in spec.layers))
     made = deepseek_v32.sparse_form(NAME, plain, where, "global")

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from ckdist.models.block_indexer import BlockIndexer
     from ckdist.models.block_residual_fields import BlockResiduals
     from ckdist.models.compressed_fields import CompressedAttention, HyperConnections
+    from ckdist.models.gated_fields import GatedStreams, MeanIndexer
     from ckdist.models.indexer import Indexer
     from ckdist.models.scoring_head import Scorer
     from ckdist.models.state_mixers import AttentionAndMamba, GatedConv, GatedDeltaNet, Mamba1, Mamba2
@@ -119,7 +120,7 @@ class Attention:
     value_norm: bool = False
     keys_as_values: bool = False
     source: int | None = None
-    indexer: "BlockIndexer | None" = None  # each kv-head sees the blocks of positions that this chooses
+    indexer: "BlockIndexer | MeanIndexer | None" = None  # a token sees the positions that this chooses
 
     @property
     def value_width(self) -> int:
@@ -287,7 +288,7 @@ class ModelSpec:
     embedding_eps: float = 0.0  # embeddings are normed, without weights, with this epsilon; 0: they are not
     logit_scale: float = 1.0  # factor on the last hidden states, before the output projection
     logit_soft_cap: float = 0.0  # 0: none
-    norm: str = "rms"  # rms, layer (layer norm without bias), layer_bias
+    norm: str = "rms"  # rms, unit (rms without weights), layer (layer norm without bias), layer_bias
     positions: int = 0  # rows of learned position embeddings; 0: none
     first_position: int = 0  # row of the first position
     token_types: int = 0  # rows of a table for the first and the second text of a pair; 0: none
@@ -300,7 +301,7 @@ class ModelSpec:
     output_bias: bool = False  # the output projection has a bias
     layer_inputs: LayerInputs | None = None
     altup: "AltUp | None" = None
-    streams: "HyperConnections | None" = None
+    streams: "HyperConnections | GatedStreams | None" = None
     block_residuals: "BlockResiduals | None" = None
     projections: tuple[int, ...] = ()  # widths of dense layers after the last norm, which make embeddings
     predicts: bool = False  # a layer that predicts the token after the next one: see predictor.py

@@ -48,6 +48,7 @@ class GatedDeltaNet:
     decay_floor: float = 0.0  # with `by_row`: least logarithm of a decay, which a sigmoid bounds; 0: not bounded
     beta_scale: float = 1.0  # factor of the weight of new values; with 2 a state may change its sign
     norm_eps: float = 0.0  # epsilon of the norm of the output; 0: the model's
+    output_gate: str = "silu"  # without `by_row`: the function of the output's gate
 
     def heads(self, sharding: Sharding, width: int = 1) -> tuple[Dim, Dim]:
         """The dimensions of value heads and key heads, of `width` elements each.

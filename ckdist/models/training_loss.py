@@ -17,7 +17,7 @@ def loss(g: TrainingTracer, ids: Value, targets: Value, spec: ModelSpec) -> Valu
         raise ConfigError(f"{spec.family} is an encoder: it can be served, not trained; choose another model")
     if spec.encoder is not None:
         raise ConfigError(f"{spec.family} has an encoder: it can be served, not trained; choose another model")
-    if spec.shares_values or any(layer.scalar for layer in spec.layers):
+    if spec.shares_values or spec.norm == "unit" or any(layer.scalar for layer in spec.layers):
         raise ConfigError(f"{spec.family} can be served, not trained: its layers have parts without gradients")
     if g.labels:
         x = g.cross_entropy(final_norm(g, hidden(g, ids, spec), spec), targets, _score_head(g, spec), 0.0)

@@ -11,8 +11,6 @@ _MISSING = {  # beginning of a name, as `_stem` returns it -> the part that ckdi
     "deepseekv41": "caches that layers share and tables of n-grams",
     "inkling": "scores by distance that depend on the query, and short convolutions after projections",
     "mistrallarge4": "learned rotations, learned scales of queries and latent caches that layers share",
-    "nanochat": "norms of rows without weights",
-    "qwen4": "gated residuals of low rank, an indexer over blocks and tables of n-grams",
 }
 
 

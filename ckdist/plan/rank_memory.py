@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from ckdist import native
 from ckdist.layouts.memory_sizes import RESERVE
+from ckdist.models.decoder import MAPPED
 from ckdist.models.moe_weights import is_expert
 from ckdist.models.spec import ModelSpec
 from ckdist.plan.cost import REPLICATED_ROWS, TILE_ROWS
@@ -57,7 +58,7 @@ def weights_bytes(
     total, seen = 0, set()
     for key in lowered.matrices:
         rows, columns, kind = key.rows[1] - key.rows[0], key.columns, packed(key.name)
-        if key in seen or not chosen(key.name) or columns[1] <= columns[0]:
+        if key in seen or key.name in MAPPED or not chosen(key.name) or columns[1] <= columns[0]:
             continue
         seen.add(key)
         block = native.lib.ckdist_type_undivided_columns(kind)

@@ -155,9 +155,9 @@ def rotated_index(graph: Graph, select: Instr) -> dict[str, Instr]:
 
 
 def normed_windows(graph: Graph, select: Instr) -> dict[str, Instr]:
-    """The layer norm of the keys that make entries."""
-    norm = graph.maker(select.inputs[2], "layer_norm")
-    return {} if norm is None else {"key_norm": norm}
+    """The layer norm of the keys that make entries, and the norm of queries."""
+    found = ("q_norm", select.inputs[0], "rms_norm"), ("key_norm", select.inputs[-2], "layer_norm")
+    return {name: norm for name, value, op in found if (norm := graph.maker(value, op))}
 
 
 def delta_rule_with_its_parts(graph: Graph, rule: Instr) -> dict[str, Instr]:

@@ -135,8 +135,8 @@ class Tracer(Emitter):
         found = dict(zip(pairs, results, strict=True))
         return tuple(found.get(i, value) for i, value in enumerate(outputs))
 
-    def rms_norm(self, x: Value, w: Weight, eps: float) -> Value:
-        """rms_norm over the last dimension, or per head if `w` has the size of one head."""
+    def rms_norm(self, x: Value, w: Weight | None, eps: float) -> Value:
+        """rms_norm over the last dimension, or per head if `w` has the size of one head. None: without weights."""
         return self._emit("rms_norm", (x,), (w,), names=["norm"], eps=eps)
 
     def layer_norm(self, x: Value, w: Weight, bias: Weight | None, eps: float) -> Value:
@@ -221,6 +221,7 @@ class Tracer(Emitter):
         relative: tuple[Weight, int, int] | None = None,
         positions: Value | None = None,
         listed_block: int = 0,
+        listed_window: int = 0,
         shared: bool = False,
     ) -> Value:
         """Causal attention over the cache of `layer`, which k and v extend.
@@ -229,12 +230,14 @@ class Tracer(Emitter):
         - `bidirectional`: not causal. All tokens of a sequence must be in the step.
         - `relative`: (weights of biases by distance, number of buckets, largest distance).
         - `positions`: of `select_positions`; a token sees only these. `listed_block`: those of `select_blocks`.
+          `listed_window`: they are those of chosen windows.
         - `shared`: the cache has k and v already, which an earlier `attend` of this `layer` has stored.
         """
         attrs: dict[str, Any] = {"layer": layer, "scale": scale, "soft_cap": soft_cap, "window": window}
         if shared:
             attrs["shared"] = True
         attrs |= {"listed_block": listed_block} if listed_block else {}
+        attrs |= {"listed_window": listed_window} if listed_window else {}
         if bidirectional:
             attrs["bidirectional"] = True
         weights: tuple[Weight | None, ...] = () if sinks is None else (sinks,)

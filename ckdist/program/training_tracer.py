@@ -114,10 +114,12 @@ class TrainingTracer(Tracer):
         relative: tuple[Weight, int, int] | None = None,
         positions: Value | None = None,
         listed_block: int = 0,
+        listed_window: int = 0,
         shared: bool = False,
     ) -> Value:
         """Causal attention within each sequence of the batch. Raises ConfigError for any other attention."""
-        del layer, positions, listed_block, shared  # there is no cache to choose, and no `select_positions`
+        # there is no cache to choose, and no `select_positions`
+        del layer, positions, listed_block, listed_window, shared
         if relative is not None:
             raise ConfigError(NOT_TRAINED)
         if bidirectional:

@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import logging
+import math
 import os
 import pathlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,7 +14,7 @@ import numpy as np
 
 from ckdist import native
 from ckdist.errors import ConfigError, EngineError
-from ckdist.models.decoder import EMBEDDING, OUTPUT
+from ckdist.models.decoder import EMBEDDING, NGRAMS, OUTPUT
 from ckdist.models.moe_weights import is_expert, is_router
 from ckdist.models.registry import family
 from ckdist.progress import ProgressBar
@@ -175,6 +176,8 @@ def _tensors(checkpoint: Checkpoint, wanted: dtypes.TensorType, read: ReadRows) 
                 for name, shape in zip(parts, shapes, strict=True)
             ]
         shape = (sum(one[0] for one in shapes), *shapes[0][1:])
+        if parts[0] == NGRAMS:  # one matrix, of all parts
+            shape = (math.prod(shape[:-1]), shape[-1])
         if names.has("stack", written):
             shape = (len(parts), *shapes[0])
         if names.has("by_head", parts[0]):

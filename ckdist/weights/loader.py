@@ -21,7 +21,7 @@ import numpy as np
 from ckdist.errors import ConfigError, LayoutError
 from ckdist.hub.local_copy import has_parts
 from ckdist.layout import Range
-from ckdist.models.decoder import EMBEDDING, OUTPUT, PER_LAYER
+from ckdist.models.decoder import EMBEDDING, MAPPED, OUTPUT
 from ckdist.models.moe_weights import is_router
 from ckdist.native import address, call, check, ffi, lib, new
 from ckdist.weights import dtypes
@@ -138,7 +138,7 @@ class ShardLoader:
             "part": source.part or {},
             "rows": rows, "cols": cols, "col_begin": begin, "col_end": end,
             "row_ranges": np.array(ranges, np.int64).reshape(-1, 2), "range_count": len(ranges),
-            "cold": name == EMBEDDING and self._untied, "mapped": name == PER_LAYER,
+            "cold": name == EMBEDDING and self._untied, "mapped": name in MAPPED,
         }  # fmt: skip
 
     def _places(self, places: Sequence[Place]) -> tuple[np.ndarray, np.ndarray]:
@@ -367,7 +367,7 @@ class ShardLoader:
 
 def planned_type(name: str, source: TensorSource, quantize: str | None = None) -> int:
     """The ggml number of the type that a matrix is packed in. `quantize` is that of ShardLoader."""
-    wanted = None if quantize is None or name == PER_LAYER else QUANTIZATIONS[quantize]
+    wanted = None if quantize is None or name in MAPPED else QUANTIZATIONS[quantize]
     if dtypes.BY_NUMBER[source.type] not in dtypes.FLOATS:
         if source.part is not None and source.part.transposed:  # its blocks run along the other dimension
             return (dtypes.F32 if source.shape[1] % dtypes.Q8_0.block_elements else dtypes.Q8_0).number

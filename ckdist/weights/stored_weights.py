@@ -11,7 +11,6 @@ import numpy as np
 from ckdist.errors import ModelFileError
 from ckdist.models.decoder import EMBEDDING, OUTPUT, weight_shapes
 from ckdist.models.families.family import TensorNames, stack_of
-from ckdist.models.registry import family
 from ckdist.models.spec import LatentAttention, ModelSpec, MoeFfn
 from ckdist.weights import dtypes
 from ckdist.weights.tensor_source import HeadPart, TensorSource
@@ -274,11 +273,9 @@ def notes_on(spec: ModelSpec, unread: list[StoredWeights], predicting_layers: An
     """The notes of `notes_on_unread` about a model's files."""
     if not unread:
         return ()
-    from ckdist.weights.unread import is_zero_bias, notes_on_unread
+    from ckdist.weights.unread import notes_on_tensors
 
-    count = predicting_layers if type(predicting_layers) is int else 0
-    names = [one.name for one in unread if not is_zero_bias(one)]
-    return notes_on_unread(names, family(spec.family), len(spec.layers), count, where)
+    return notes_on_tensors(spec, unread, predicting_layers if type(predicting_layers) is int else 0, where)
 
 
 def required(

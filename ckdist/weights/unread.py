@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 from ckdist.errors import ModelFileError
 from ckdist.models.families.family import Family
+from ckdist.models.registry import family
+from ckdist.models.spec import ModelSpec
 from ckdist.weights.dequantize import read_tensor
 from ckdist.weights.tensor_source import TensorSource
 
@@ -31,15 +33,15 @@ _SHOWN = 3
 
 
 def notes_on_unread(
-    names: Collection[str], family: Family, layers: int, predicting_layers: int, where: str
+    names: Collection[str], known: Family, layers: int, predicting_layers: int, where: str
 ) -> tuple[str, ...]:
     """A note for each kind of unread tensor that text generation does not need.
 
-    Tensors in `family.ignored` get no note.
+    Tensors in `known.ignored` get no note.
 
     Args:
         names: Tensors that nothing reads.
-        family: The model's family.
+        known: The model's family.
         layers: Number of the model's layers.
         predicting_layers: Number of layers after these that predict further tokens.
         where: Beginning of the error message.
@@ -56,17 +58,29 @@ def notes_on_unread(
             missing = _HARMLESS[-1][1]
         if missing:
             harmless.setdefault(missing, []).append(name)
-        elif not any(re.fullmatch(pattern, name) for pattern in family.ignored):
+        elif not any(re.fullmatch(pattern, name) for pattern in known.ignored):
             unknown.append(name)
     if unknown:
         raise ModelFileError(
-            f"{where}: {_shown(unknown)} in a {family.name} model of {layers} layers: "
+            f"{where}: {_shown(unknown)} in a {known.name} model of {layers} layers: "
             "the answers would be wrong without them; "
             "take a conversion of the model that has no such tensors"
         )
     return tuple(
         f"{missing}: {len(found)} tensors, as {found[0]!r}, stay unused" for missing, found in harmless.items()
     )
+
+
+def notes_on_tensors(
+    spec: ModelSpec, tensors: "Sequence[StoredWeights]", predicting_layers: int, where: str
+) -> tuple[str, ...]:
+    """The notes of `notes_on_unread`. Biases of zeros get none. Checks constants of hashes."""
+    if n := getattr(spec.streams, "ngrams", None):
+        from ckdist.weights.ngram_hashes import check_hashes
+
+        check_hashes(n, tensors)
+    names = [one.name for one in tensors if not is_zero_bias(one)]
+    return notes_on_unread(names, family(spec.family), len(spec.layers), predicting_layers, where)
 
 
 def is_zero_bias(tensor: "StoredWeights") -> bool:

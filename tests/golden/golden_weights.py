@@ -11,7 +11,7 @@ def randomise(model, generator: torch.Generator) -> None:
     zero = model.config.model_type.startswith("minimax_m3")  # norms multiply by 1 + weight
     gemma, tied = model.config.model_type.startswith("gemma"), model.config.tie_word_embeddings
     hidden = model.config.get_text_config().hidden_size
-    hybrid = model.config.model_type.startswith(("qwen3_5", "qwen3_next"))
+    hybrid = model.config.model_type.startswith(("qwen3_5", "qwen3_next", "qwen4"))
     gemma4 = model.config.model_type.startswith(("gemma4", "gemma3n"))
     for name, parameter in model.named_parameters():
         noise = torch.randn(parameter.shape, generator=generator)

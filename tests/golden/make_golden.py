@@ -21,6 +21,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import transformers
+from further_configs import FURTHER
 from golden_configs import COMMON, DENSE, EXPERTS
 from golden_sparse import SPARSE
 from golden_weights import randomise
@@ -39,6 +40,7 @@ CONFIGS = {
     **DENSE,
     **EXPERTS,
     **SPARSE,
+    **FURTHER,
     "qwen3moe": {
         "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "vocab_size": 238, "intermediate_size": 56,
         "num_hidden_layers": 3, "num_attention_heads": 6, "num_key_value_heads": 2, "rms_norm_eps": 1e-6,

@@ -54,6 +54,17 @@ def test_others_pass_a_sequence_that_loads(slow):
     assert len(found["loads"]) == 4 and not engine.has_work and engine.stats()["disk_loaded_tokens_total"] == 144
 
 
+def test_streams_of_a_lost_engine_wait_for_the_loads_of_each_other(slow):
+    engine, disk = slow
+    engine.add("loads", prompts()[0][:-2], SHORT, drawn=prompts()[0][-2:])
+    assert not steps(engine, 1)
+    engine.add("other", [5, 6, 7], SHORT, drawn=[8])
+    assert not steps(engine, 3)
+    disk.is_open = True
+    first = next(found for _ in range(100) if (found := steps(engine, 1)))
+    assert first.keys() == {"loads", "other"}
+
+
 def test_clients_with_one_prompt_load_it_once(slow):
     engine, disk = slow
     for id in range(4):

@@ -69,6 +69,7 @@ CASES = {
         {"cache_type_k": "f32", "cache_type_v": "f32", "kv_memory": 64 << 10, "ctx_size": 144},
     ),
     "qwen35moe, 2 stages": ("qwen35moe", 2, 2, {}),
+    "qwen4_exp, 2 ranks": ("qwen4_exp", 2, 1, {}),
     "granite4h, 2 ranks, crowded": (
         "granite4h",
         2,

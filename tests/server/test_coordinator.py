@@ -311,8 +311,9 @@ def test_a_full_queue_is_429(server):
     assert error["status"] == 429 and "of at most 4" in error["message"]
 
 
-def test_loading_answers_and_a_long_step_beats(tmp_path):
-    server = Server(tmp_path)
+def test_loading_answers_and_a_long_step_that_packs_weights_beats(tmp_path):
+    server = Server(tmp_path, step_limit=0.2)
+    server.engine._more_stats = lambda: {"weights_packed_bytes": time.monotonic()}
     server.state("loading")
     server.submit("early", [1])
     error = server.of("early")

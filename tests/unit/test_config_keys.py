@@ -52,6 +52,7 @@ WITHOUT_EFFECT = {  # model -> fields whose value matters only together with ano
     "ministral3": ("rope_theta", "tie_word_embeddings"),  # the default of rope_parameters; the whole file has it
     "mistral4": ("rope_theta", "tie_word_embeddings"),
     "mistral_small3": ("tie_word_embeddings",),
+    "qwen4_exp": ("make_ngram_vocab_size_divisible_by", "rope_theta"),  # rows are a multiple of both; rope_parameters
     **dict.fromkeys(("qwen2", "qwen25vl", "qwen3", "qwen3moe", "smollm3"), ("use_sliding_window", "max_window_layers")),
 }
 

@@ -144,7 +144,7 @@ def test_every_way_has_an_answer():
     assert data.decode(8, 512).tokens == pytest.approx(2 * predictor().decode(4, 512).tokens)
 
 
-@pytest.mark.parametrize("name", ["glm_moe_dsa", "glm5_next", "hy_v4"])
+@pytest.mark.parametrize("name", ["glm_moe_dsa", "glm5_next", "hy_v4", "qwen4_exp"])
 def test_a_model_whose_tokens_see_listed_positions_is_priced(name):
     config = json.loads((GOLDEN / name / "config.json").read_text())
     assert predictor(config).decode(1, 64).tokens > 0

@@ -49,7 +49,7 @@ def gated_delta_net(
     q, k = g.l2_norm(q, L2_EPS, d.key_dim**-0.5), g.l2_norm(k, L2_EPS)
     decay, beta = g.delta_gates(a, b, w("A_log", own), w("dt_bias", own), beta_scale=d.beta_scale)
     o = g.delta_rule(q, k, v, decay, beta, layer=layer, tiled=d.tiled)
-    o = g.gated_norm(o, z, w("norm.weight", Dim("head_dim", d.value_dim)), d.norm_eps or eps)
+    o = g.gated_norm(o, z, w("norm.weight", Dim("head_dim", d.value_dim)), d.norm_eps or eps, d.output_gate)
     o = rows(g.to_tokens(o, values))
     return g.reduce(g.linear(o, w("out_proj.weight", hidden, values), names=["attn"]))
 

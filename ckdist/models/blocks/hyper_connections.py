@@ -4,16 +4,20 @@ from collections.abc import Sequence
 
 from ckdist.layout import Dim
 from ckdist.models.blocks.attention import all_rows
+from ckdist.models.blocks.gated_streams_block import run_gated_streams
 from ckdist.models.blocks.moe import moe_ffn
 from ckdist.models.compressed_fields import HyperConnections
 from ckdist.models.decoder import feed_forward, mix
+from ckdist.models.gated_fields import GatedStreams
 from ckdist.models.spec import ModelSpec, MoeFfn
 from ckdist.program.program import Value
 from ckdist.program.tracer import Tracer
 
 
-def run_streams(g: Tracer, ids: Value, x: Value, spec: ModelSpec, c: HyperConnections) -> Value:
+def run_streams(g: Tracer, ids: Value, x: Value, spec: ModelSpec, c: HyperConnections | GatedStreams) -> Value:
     """(tokens, hidden) embeddings -> (tokens, hidden) after the last layer."""
+    if isinstance(c, GatedStreams):
+        return run_gated_streams(g, ids, x, spec, c)
     before: Sequence[Value] = ()
     for i, layer in enumerate(spec.layers):
         path, eps = f"{spec.root}.layers.{i}", spec.norm_eps

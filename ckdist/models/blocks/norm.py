@@ -15,6 +15,8 @@ class RowNorm:
 
     def __call__(self, g: Tracer, x: Value, path: str) -> Value:
         """Norms x, (rows, hidden). `path` is the prefix of the weights' names."""
+        if self.kind == "unit":
+            return g.rms_norm(x, None, self.eps)
         weight, hidden = g.weight(f"{path}.weight", x.dims[-1]), x.dims[-1]
         if self.kind == "rms":
             return g.rms_norm(x, weight, self.eps)

@@ -57,10 +57,10 @@ NAMES = {
     "mt5": "mt5 MT5ForConditionalGeneration MT5EncoderModel",
     "muse_glimmer": "muse_glimmer MuseGlimmerForConditionalGeneration muse_glimmer_text :muse-glimmer",
     "nemotron_h": "nemotron_h NemotronHForCausalLM", "nemotron_h_moe": "nemotron_h_moe",
-    "nomic_bert": "nomic_bert NomicBertModel :nomic-bert", "olmo2": "olmo2 Olmo2ForCausalLM",
-    "olmo3": "olmo3 Olmo3ForCausalLM", "olmo_hybrid": "olmo_hybrid OlmoHybridForCausalLM",
-    "olmoe": "olmoe OlmoeForCausalLM", "phi3": "phi3 Phi3ForCausalLM",
-    "qwen2": "qwen2 Qwen2ForCausalLM MiMoForCausalLM mimo",
+    "nanochat": "nanochat NanoChatForCausalLM", "nomic_bert": "nomic_bert NomicBertModel :nomic-bert",
+    "olmo2": "olmo2 Olmo2ForCausalLM", "olmo3": "olmo3 Olmo3ForCausalLM",
+    "olmo_hybrid": "olmo_hybrid OlmoHybridForCausalLM", "olmoe": "olmoe OlmoeForCausalLM",
+    "phi3": "phi3 Phi3ForCausalLM", "qwen2": "qwen2 Qwen2ForCausalLM MiMoForCausalLM mimo",
     "qwen25vl": "qwen25vl Qwen2_5_VLForConditionalGeneration Qwen2VLForConditionalGeneration qwen2_5_vl "
     "qwen2_5_vl_text qwen2_vl qwen2_vl_text :qwen2vl", "qwen2moe": "qwen2moe Qwen2MoeForCausalLM qwen2_moe",
     "qwen3": "qwen3 Qwen3ForCausalLM",
@@ -69,6 +69,7 @@ NAMES = {
     "qwen3moe": "qwen3moe Qwen3MoeForCausalLM qwen3_moe", "qwen3next": "qwen3next Qwen3NextForCausalLM qwen3_next",
     "qwen3vl": "qwen3vl Qwen3VLForConditionalGeneration qwen3_vl qwen3_vl_text",
     "qwen3vlmoe": "qwen3vlmoe Qwen3VLMoeForConditionalGeneration qwen3_vl_moe qwen3_vl_moe_text",
+    "qwen4_exp": "qwen4_exp Qwen4ExpForConditionalGeneration Qwen4ExpForCausalLM qwen4_exp_text :qwen4exp",
     "roberta": "roberta RobertaModel XLMRobertaModel RobertaForMaskedLM XLMRobertaForMaskedLM "
     "RobertaForSequenceClassification XLMRobertaForSequenceClassification xlm-roberta camembert",
     "sarvam_mla": "sarvam_mla SarvamMLAForCausalLM =deepseek_v3",

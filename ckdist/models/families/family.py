@@ -13,7 +13,7 @@ from ckdist.models.spec import ModelSpec, Norms
 from ckdist.program.routing import Routing
 
 _NUMBERED = re.compile(r"(.*?)\.(0|[1-9]\d{0,3})\.(.+)")
-_EXPERT = re.compile(r"(.+\.experts)\.(0|[1-9]\d{0,4})\.(.+)")
+_EXPERT = re.compile(r"(.+\.(?:experts|ngram_embedding))\.(?:shard_)?(0|[1-9]\d{0,4})\.(.+)")
 
 
 _STACK = re.compile(r"(.+\.experts\.(?:gate_up_proj|down_proj))(_bias)?")

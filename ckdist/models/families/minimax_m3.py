@@ -138,7 +138,11 @@ def written(spec: ModelSpec, where: str) -> dict[str, Any]:
     """Further GGUF metadata. Raises ArchitectureError unless layers with experts have indexers, and no others."""
     i, moe = spec.layers[-1].attention.indexer, spec.layers[-1].ffn
     same = [(layer.attention.indexer is None) != isinstance(layer.ffn, MoeFfn) for layer in spec.layers]
-    if i is None or not all(same) or (isinstance(moe, MoeFfn) and moe.shared_size % moe.intermediate_size):
+    if (
+        not isinstance(i, BlockIndexer)
+        or not all(same)
+        or (isinstance(moe, MoeFfn) and moe.shared_size % moe.intermediate_size)
+    ):
         needs = "the same layers have sparse attention and experts, and the shared expert has the width of others"
         raise ArchitectureError(f"{where}: {NAME} has no GGUF form unless {needs}")
     sizes = (spec.layers[-1].attention.num_kv_heads, i.head_dim, i.block, i.top_k, i.local)

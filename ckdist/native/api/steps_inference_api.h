@@ -43,6 +43,11 @@ enum ckdist_inference_step_kind {
   ckdist_step_select_blocks,
   ckdist_step_copy_columns,
   ckdist_step_mix_blocks,
+  ckdist_step_add_streams,
+  ckdist_step_read_streams,
+  ckdist_step_ngram_rows,
+  ckdist_step_gate_streams,
+  ckdist_step_convolve_streams,
   ckdist_inference_step_kinds
 };
 
@@ -220,8 +225,9 @@ struct ckdist_attend_step {
      distance (key position - query position) from -reach to reach. */
   int32_t relative, reach;
   const int32_t* buckets;
-  int32_t listed;       /* value of select_positions: a token with more positions sees only those; -1: it sees all */
-  int32_t listed_block; /* positions of a block: `listed` is a value of select_blocks; 0: of select_positions */
+  int32_t listed;        /* value of select_positions: a token with more positions sees only those; -1: it sees all */
+  int32_t listed_block;  /* positions of a block: `listed` is a value of select_blocks; 0: of select_positions */
+  int32_t listed_window; /* as in attend_latent */
   /* q at position p is multiplied by 1 + query_beta * log(1 + floor((p + query_from_one) / query_context)); query_beta
      0: by 1 */
   float query_beta;
@@ -425,13 +431,60 @@ struct ckdist_mix_streams_step {
   float eps, norm_eps, magnitude;
 };
 
+/* Streams whose parts are read and written by gates. A row has `streams` parts of one width.
+   sum: stream i = (stream i of x) + y * 2 * sigmoid(coefs[i]); without coefs y has a row for each stream; without x
+   each stream is y; without y it is x, and nothing is written. normed = factor * rms_norm of each stream, with a part
+   of `norm` each; -1: none. */
+struct ckdist_add_streams_step {
+  struct ckdist_step step;
+  int32_t x, y, coefs, sum, normed; /* values */
+  int32_t norm;                     /* vector */
+  int32_t streams;
+  float eps, factor;
+};
+
+/* out = sum over i of sigmoid(part i of gates) * part i of x. */
+struct ckdist_read_streams_step {
+  struct ckdist_step step;
+  int32_t x, gates, out, streams;
+};
+
+/* out: for each of `heads` hashes of the token and those before it, the row of the table, one after another.
+   Hash h is of 2 + h / each tokens: (t[0] * m[0]) xor (t[1] * m[1]) ... modulo sizes[h], plus offsets[h], where t[i] is
+   i tokens before. A token before the sequence, or up to an earlier `end` token, is `end`.
+   table: a matrix, or a stack whose rows follow one another, that stays in its file. */
+struct ckdist_ngram_rows_step {
+  struct ckdist_step step;
+  int32_t out, table, layer;
+  int32_t tokens, heads, each, end;
+  const int64_t *multipliers, *sizes, *offsets; /* (tokens,), (heads,), (heads,) */
+};
+
+/* With s = norm(key of the stream) . norm(stream of x) / sqrt(width) and g = value * sigmoid(sign(s) * sqrt(max(|s|,
+   1e-6))), for each stream: sum = x + g, rows = rms_norm(g). A part of each norm is for one stream. */
+struct ckdist_gate_streams_step {
+  struct ckdist_step step;
+  int32_t x, key, value, sum, rows;        /* values */
+  int32_t key_norm, query_norm, rows_norm; /* vectors */
+  int32_t streams;
+  float eps;
+};
+
+/* out, this rank's tokens = SiLU(sum over i < taps of conv[:, i] * rows[t - (taps - 1 - i) * dilation]). rows: of all
+   tokens. conv: a vector (columns, taps). */
+struct ckdist_convolve_streams_step {
+  struct ckdist_step step;
+  int32_t rows, out, conv, layer, taps, dilation;
+};
+
 /* How windows of `ratio` tokens are compressed to an entry each. A token has a row (keys, gates). With `overlap` both
    have two parts: the first is for the entry of the next window, the second for that of the token's own window.
-   entry = rms_norm(sum over rows of softmax(gate + bias) * key), rotated at the window's first position.
+   entry = rms_norm(sum over rows of softmax(gate + bias) * key), rotated at the window's first position. gates -1: the
+   mean of keys. front: the first elements are rotated, not the last.
    kv, gates: values. bias (ratio, width of a row's keys), norm: vectors; norm -1: none. key_norm, key_bias: vectors of
    a layer norm of keys; key_norm -1: none. */
 struct ckdist_compression {
-  int32_t kv, gates, bias, norm, key_norm, key_bias, ratio, overlap;
+  int32_t kv, gates, bias, norm, key_norm, key_bias, ratio, overlap, front;
 };
 
 /* Norms each head of q without weights, rotates its last elements, norms and rotates k in the same way with `norm`,
@@ -447,13 +500,14 @@ struct ckdist_attend_compressed_step {
   struct ckdist_compression entries;
 };
 
-/* Rotates the last elements of q and stores the index entries of complete windows. For each token with more entries
-   than top_k: out = the entries with the largest scores, as in select_positions. With `positions` instead the positions
-   of their windows, then those of the last, incomplete window; the rest is the token's own position.
-   width of `out`: top_k; with `positions` top_k * ratio + ratio - 1. */
+/* Norms each head of q by q_norm (a vector; -1: none), rotates elements of it and stores the index entries of complete
+   windows. For each token with more entries than top_k: out = the entries with the largest scores, as in
+   select_positions. With `positions` instead the positions of their windows, then those of the last, incomplete window;
+   the rest is the token's own position. weights -1: all are 1. width of `out`: top_k; with `positions` top_k * ratio +
+   ratio - 1. */
 struct ckdist_select_entries_step {
   struct ckdist_step step;
-  int32_t q, weights, out;
+  int32_t q, weights, out, q_norm;
   int32_t layer, rope_table, heads, positions;
   float eps;
   struct ckdist_compression entries;

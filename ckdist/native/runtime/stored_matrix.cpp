@@ -244,15 +244,25 @@ void StoredMatrix::read_floats(int64_t matrix, int64_t row, float* out) const {
 }
 
 void StoredMatrix::pack_row(int64_t row, uint8_t* out) const {
-  if (source_.is_joined() && !quantize_) return pack_joined(0, row, 1, out);
-  const uint8_t* const rows[] = {row_at(source_.places[0], row)};
+  const int64_t matrix = row / rows_each_;
+  row %= rows_each_;
+  if (source_.is_joined() && !quantize_) return pack_joined(matrix, row, 1, out);
+  const uint8_t* const rows[] = {row_at(source_.places[size_t(matrix)], row)};
   pack_(rows, 1, shape_.cols, out);
 }
 
 void StoredMatrix::will_need_row(int64_t row) const {
   if (source_.scales.is_across()) return;  // the row is spread over the whole tensor
-  const FilePlace& place = source_.places[0];
-  place.file->will_need(place.offset + stored_row(row) * row_bytes_ + segment_begin_, segment_bytes_);
+  const FilePlace& place = source_.places[size_t(row / rows_each_)];
+  place.file->will_need(place.offset + stored_row(row % rows_each_) * row_bytes_ + segment_begin_, segment_bytes_);
+}
+
+void StoredMatrix::check_files() const {
+  const MappedFile* last = nullptr;  // places of one file usually follow one another
+  for (const FilePlace& place : source_.places) {
+    if (place.file != last) place.file->check();
+    last = place.file;
+  }
 }
 
 void StoredMatrix::will_need(int64_t begin, int64_t end) const {

@@ -62,11 +62,12 @@ class StoredMatrix {
   // Packs tiles [begin, end) to `out`. Throws if a value cannot be quantised. If a file fails during packing, its bytes
   // read as zeros: call check() of the file before publishing the results.
   void pack(int64_t begin, int64_t end, uint8_t* out, Rows* rows = nullptr) const;
-  // Packs one row, as row 0 of the tile at `out`. Not for a stack. If joined codes or scales are not finite, the file
-  // is rejected.
+  // Packs one row, as row 0 of the tile at `out`. The rows of a stack's matrices follow one another. If joined codes or
+  // scales are not finite, the file is rejected.
   void pack_row(int64_t row, uint8_t* out) const;
   // Asks the system to begin reading the bytes that pack_row(row) will need.
   void will_need_row(int64_t row) const;
+  void check_files() const;  // throws if a file of the matrix has failed
   // Asks the system to begin reading the bytes that pack(begin, end) will need.
   void will_need(int64_t begin, int64_t end) const;
 

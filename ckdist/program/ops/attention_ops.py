@@ -228,6 +228,7 @@ def _optional_fields(lowering: ServingLowering, attend: Instr) -> dict[str, Any]
     """The fields of listed positions or blocks, and of relative biases."""
     listed, attrs = lowering.place_of(attend.inputs[3]) if len(attend.inputs) > 3 else ABSENT, attend.attrs
     fields = {"listed": listed, "listed_block": attrs.get("listed_block", 0), "reach": attrs.get("distance", ABSENT)}
+    fields["listed_window"] = attrs.get("listed_window", False)
     if "distance" not in attrs:
         return fields
     from ckdist.program.ops.distance_buckets import buckets_by_distance

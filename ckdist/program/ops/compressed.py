@@ -21,11 +21,17 @@ from ckdist.program.step import ABSENT, ValueIndex, VectorIndex
 
 BLOCK_TOKENS = 16
 NO_VECTORS = dict.fromkeys(("bias", "norm", "key_norm", "key_bias"), VectorIndex(ABSENT))
-NO_ENTRIES = {**dict.fromkeys(("kv", "gates"), ValueIndex(ABSENT)), "ratio": 0, "overlap": False, **NO_VECTORS}
+NO_ENTRIES = {
+    **dict.fromkeys(("kv", "gates"), ValueIndex(ABSENT)),
+    "ratio": 0,
+    "overlap": False,
+    "front": False,
+    **NO_VECTORS,
+}
 
 
 def rotated(context: RankContext, x: np.ndarray, attrs: Attrs, positions: np.ndarray, back: bool = False) -> np.ndarray:
-    """Rotates the last dimensions of x, (positions, ..., width), in neighbouring pairs."""
+    """Rotates the last dimensions of x, (positions, ..., width), in neighbouring pairs. Means: the first, in halves."""
     if attrs["rope"] is None:
         return x
     rope = context.rope(attrs["rope"])
@@ -33,10 +39,20 @@ def rotated(context: RankContext, x: np.ndarray, attrs: Attrs, positions: np.nda
     angles = angles.reshape(len(x), *[1] * (x.ndim - 2), -1)
     cos, sin = np.cos(angles) * np.float32(rope.magnitude), np.sin(angles) * np.float32(-1 if back else 1)
     sin = sin * np.float32(rope.magnitude)
+    if attrs.get("means"):
+        a, b, rest = np.split(x, [half := angles.shape[-1], 2 * half], axis=-1)
+        return np.concatenate([a * cos - b * sin, a * sin + b * cos, rest], axis=-1)
     first = x.shape[-1] - 2 * angles.shape[-1]
     a, b = x[..., first::2], x[..., first + 1 :: 2]
     pairs = np.stack([a * cos - b * sin, a * sin + b * cos], axis=-1)
     return np.concatenate([x[..., :first], pairs.reshape(*x.shape[:-1], -1)], axis=-1)
+
+
+def means_of(context: RankContext, keys: np.ndarray, norm: np.ndarray, attrs: Attrs) -> np.ndarray:
+    """The normed and rotated means of all complete windows, (windows, width)."""
+    count = len(keys) // attrs["ratio"]
+    means = keys[: count * attrs["ratio"]].reshape(count, attrs["ratio"], -1).mean(axis=1)
+    return rotated(context, means * inverse_rms(means, attrs["eps"]) * norm, attrs, np.arange(count) * attrs["ratio"])
 
 
 def entries_of(context: RankContext, kv: np.ndarray, gates: np.ndarray, weights: Arrays, attrs: Attrs) -> np.ndarray:
@@ -73,13 +89,13 @@ def _extended(context: RankContext, key: tuple[int, str], x: np.ndarray) -> np.n
 
 def infer_select_entries(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
     """(tokens, listed). Raises LayoutError if a rank lacks tokens or heads, or if the operands do not fit."""
-    q, w, kv, gates = inputs
+    q, *w = inputs[:-1] if attrs.get("means") else inputs[:-2]
     whole("select_entries", *inputs)
     for value in inputs:
         unsharded("select_entries", value)
-    _check("select_entries", inputs, (kv, gates), weights, q.dims[-1].width, attrs)
-    if q.dims[-1].count != w.dims[-1].elements or attrs["index_top_k"] < 1:
-        raise LayoutError(f"select_entries: queries [{q.dims[-1]}] and weights [{w.dims[-1]}] do not fit together")
+    _check("select_entries", inputs, inputs[1 + len(w) :], weights, q.dims[-1].width, attrs)
+    if any(q.dims[-1].count != one.dims[-1].elements for one in w) or attrs["index_top_k"] < 1:
+        raise LayoutError(f"select_entries: queries [{q.dims[-1]}] and weights [{w[0].dims[-1]}] do not fit together")
     return [((q.dims[0], Dim("index_top_k", listed_width(attrs))), None)]
 
 
@@ -96,9 +112,9 @@ def _check(name: str, inputs: Values, rows: Values, weights: Weights, width: int
     if not rows:
         return
     ratio, columns = attrs["ratio"], width * (1 + attrs["overlap"])
-    bias, *norm = weights
+    bias, norm = ((), weights) if attrs.get("means") else (weights[:1], weights[1:])
     fits = all(row.dims[-1].elements == columns for row in rows) and all(w.dims[0].elements == width for w in norm)
-    if not fits or bias.dims[0].elements != ratio * columns or width % max(8, min(ratio, BLOCK_TOKENS)):
+    if not fits or any(w.dims[0].elements != ratio * columns for w in bias) or width % max(8, min(ratio, BLOCK_TOKENS)):
         raise LayoutError(f"{name}: windows of {ratio} rows [{rows[0].dims[-1]}] do not make entries of {width}")
     if BLOCK_TOKENS % ratio and ratio % BLOCK_TOKENS:
         raise LayoutError(
@@ -112,14 +128,20 @@ def select_entries(context: RankContext, inputs: Arrays, weights: Arrays, attrs:
 
     score = sum over heads of weight * max(q . entry, 0). A token sees entries of windows that are complete with it.
     With `positions` the list has the positions of these windows, and those of the last, incomplete one.
-    q: (tokens, heads * width), weights of heads: (tokens, heads), kv and gates: rows of the tokens.
+    q: (tokens, heads * width), weights of heads: (tokens, heads), kv and gates: rows of the tokens. With `means` there
+    are no weights of heads and no gates: an entry is the mean of its window.
     """
-    q, w, kv, gates = inputs
     layer, top_k = attrs["layer"], attrs["index_top_k"]
-    kv, gates = _extended(context, (layer, "index_rows"), kv), _extended(context, (layer, "index_gates"), gates)
-    entries = entries_of(context, kv, gates, weights, attrs)
+    if attrs.get("means"):
+        (q, kv), (norm,) = inputs, weights
+        kv, w = _extended(context, (layer, "index_rows"), kv), np.ones((len(q), 1), q.dtype)
+        entries = means_of(context, kv, norm, attrs)
+    else:
+        q, w, kv, gates = inputs
+        kv, gates = _extended(context, (layer, "index_rows"), kv), _extended(context, (layer, "index_gates"), gates)
+        entries = entries_of(context, kv, gates, weights, attrs)
     q = rotated(context, q.reshape(len(q), -1, entries.shape[1]), attrs, context.positions)
-    scores = np.einsum("thp,th->tp", np.maximum(np.einsum("thw,pw->thp", q, entries), 0), w)
+    scores = (np.maximum(np.einsum("thw,pw->thp", q, entries), 0) * w[..., None]).sum(axis=1)
     out, ratio = np.full((len(q), listed_width(attrs)), -1, np.int32), attrs["ratio"]
     for t, row in enumerate(scores):
         count = len(kv) - len(q) + t + 1
@@ -182,34 +204,38 @@ def _entries(lowering: ServingLowering, rows: Values, weights: Sequence[Weight |
     """The fields of a `struct ckdist_compression`."""
     if not rows:
         return NO_ENTRIES
-    of_entries = zip(("bias", "norm"), map(lowering.vector, weights), strict=False)
-    kv, gates = map(lowering.place_of, rows[:2])
+    means = attrs.get("means", False)
+    of_entries = zip(("norm",) if means else ("bias", "norm"), map(lowering.vector, weights), strict=False)
+    kv, gates = [*map(lowering.place_of, rows[:2]), ValueIndex(ABSENT)][:2]
     sizes = {name: attrs[name] for name in ("ratio", "overlap")}
-    return {**NO_VECTORS, "kv": kv, "gates": gates, **sizes, **dict(of_entries)}
+    return {**NO_VECTORS, "kv": kv, "gates": gates, "front": means, **sizes, **dict(of_entries)}
 
 
 def _arrays(prefix: str, width: int, attrs: Attrs) -> tuple[CacheArray, CacheArray]:
     """The arrays of the last rows and of entries. An entry lies in the last block of its window."""
     parts = 1 + attrs["overlap"]
-    rows = CacheArray(f"{prefix}rows", 1, 2 * width * parts, attrs["ratio"] * parts, "sequence")
+    row = width * parts * (1 if attrs.get("means") else 2)
+    rows = CacheArray(f"{prefix}rows", 1, row, attrs["ratio"] * parts, "sequence")
     return rows, CacheArray(f"{prefix}entries", 1, width // min(attrs["ratio"], BLOCK_TOKENS))
 
 
 @lower("select_entries", "inference")
 def lower_select_entries(lowering: ServingLowering, group: Group) -> None:
     """Emits one step, which also norms keys and extends the index."""
-    instr, norm = group.instr, group["key_norm"]
-    (q, w, kv, gates), attrs, heads = instr.inputs, instr.attrs, instr.inputs[0].dims[-1]
+    instr, norm, q_norm = group.instr, group["key_norm"], group["q_norm"]
+    attrs, heads, q = instr.attrs, instr.inputs[0].dims[-1], q_norm.inputs[0] if q_norm else instr.inputs[0]
+    w, rows = (None, instr.inputs[1:]) if attrs.get("means") else (instr.inputs[1], instr.inputs[2:])
     lowering.caches[attrs["layer"]] = LayerCache(_arrays("index_", heads.width, attrs))
     out = lowering.at[instr.outputs[0].name] = lowering.buffer("arena", listed_width(attrs))
-    entries = _entries(lowering, (norm.inputs[0] if norm else kv, gates), instr.weights, attrs)
+    entries = _entries(lowering, (norm.inputs[0], *rows[1:]) if norm else rows, instr.weights, attrs)
     if norm:
         entries |= dict(zip(("key_norm", "key_bias"), map(lowering.vector, norm.weights), strict=True))
     lowering.emit(
         "select_entries",
         q=lowering.place_of(q),
-        weights=lowering.place_of(w),
+        weights=ValueIndex(ABSENT) if w is None else lowering.place_of(w),
         out=out,
+        q_norm=lowering.vector(q_norm.weight(0) if q_norm else None),
         layer=attrs["layer"],
         rope_table=ROPE_TABLES[attrs["rope"]] if attrs["rope"] else NO_ROPE,
         heads=heads.count,

@@ -121,7 +121,8 @@ def delta_grad(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Att
     """The gradients, from the last token to the first.
 
     With S' = decay S, u = v - k S' and S2 = S' + k beta u: dS2 += q do, dq = S2 do, du = beta k dS2,
-    dk = dS2 beta u - S' du, dS' = dS2 - k du, d_decay = dS' S, dS = decay dS'. Without correction u = v, and du is not part of dk and dS'.
+    dk = dS2 beta u - S' du, dS' = dS2 - k du, d_decay = dS' S, dS = decay dS'. Without correction u = v, and du is not
+    part of dk and dS'.
     """
     heads = _Heads(context, inputs, weights, attrs)
     d_out = inputs[-1].reshape(heads.v.shape)

@@ -10,23 +10,24 @@ from ckdist.program.program import Instr, Value
 
 def infer_rms_norm(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
     """The dims of x. Raises LayoutError if the weight has another size."""
-    x, (w,) = inputs[0], weights
+    x, w = inputs[0], weights[0]
     whole("rms_norm", *inputs)
-    if w.dims[-1].elements != x.dims[-1].width:  # not a norm per head
+    elements = x.dims[-1].elements if weights == (None,) else w.dims[-1].elements
+    if elements != x.dims[-1].width:  # not a norm per head
         unsharded("rms_norm", x)
-        if w.dims[-1].elements != x.dims[-1].elements:
-            raise LayoutError(f"rms_norm of {x.dims[-1].elements} elements has a weight of {w.dims[-1].elements}: {w}")
+        if elements != x.dims[-1].elements:
+            raise LayoutError(f"rms_norm of {x.dims[-1].elements} elements has a weight of {elements}: {w}")
     return [(x.dims, None)]
 
 
 @op("rms_norm", infer_rms_norm)
-def rms_norm(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
+def rms_norm(context: RankContext, inputs: Arrays, weights: list[np.ndarray | None], attrs: Attrs) -> Arrays:
     """Returns x / sqrt(mean(x^2) + eps) * w, over the last dimension or per head. Zhang & Sennrich 2019,
     arXiv:1910.07467.
     """
     (x,), (w,) = inputs, weights
-    rows = x.reshape(-1, w.shape[-1])  # (tokens * groups, n)
-    return [(rows * inverse_rms(rows, attrs["eps"]) * w).reshape(x.shape)]
+    rows = x.reshape(-1, x.shape[-1] if w is None else w.shape[-1])  # (tokens * groups, n)
+    return [(rows * inverse_rms(rows, attrs["eps"]) * (1 if w is None else w)).reshape(x.shape)]
 
 
 def inverse_rms(rows: np.ndarray, eps: float) -> np.ndarray:

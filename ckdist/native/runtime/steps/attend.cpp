@@ -13,9 +13,19 @@ struct Attend : Carved<Attend, AttentionRun<Attend, ckdist_attend_step>> {
     const int32_t q = step.rotated >= 0 ? step.rotated : step.q;
     const float* const sinks = step.sinks >= 0 ? r.vector(step.sinks) : nullptr;
     const RelativeBias* const relative = step.relative >= 0 ? &r.biases.of(r.vector(step.relative)) : nullptr;
-    return {
-        step.layer, q,        step.out,    step.window,      step.scale, step.soft_cap, sinks, step.bidirectional != 0,
-        false,      relative, step.listed, step.listed_block};
+    return {step.layer,
+            q,
+            step.out,
+            step.window,
+            step.scale,
+            step.soft_cap,
+            sinks,
+            step.bidirectional != 0,
+            false,
+            relative,
+            step.listed,
+            step.listed_block,
+            step.listed_window};
   }
   static int64_t workspace_bytes(const Inference& r, const Fields& step) {
     return listed_bytes(r, step, step.listed, step.listed_block);

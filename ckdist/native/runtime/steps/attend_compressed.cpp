@@ -89,7 +89,7 @@ struct AttendCompressed : Carved<AttendCompressed, AttentionRun<AttendCompressed
       } else {
         k.rms_norm(r.row_of(step.k, token), r.vector(step.norm), step.eps, width, out);
       }
-      WindowCache::rotate_end(k, out, rotation(token, token_of(token).position), width);
+      WindowCache::rotate(k, out, rotation(token, token_of(token).position), width);
     }
   }
 

@@ -1,5 +1,7 @@
 // Rows of the residual stream: scalar * (x + factor * rms_norm(sum of the ranks' summands)), and their norms.
 #pragma once
+#include <cmath>
+
 #include "runtime/inference.h"
 
 namespace ckdist {
@@ -10,7 +12,8 @@ inline const float* scaled(const float* x, float factor, int64_t n, float* row) 
   return row;
 }
 
-// factor * norm(s) of n floats, with the norm of the step. Returns `s` if nothing changes, else `row`, which may be s.
+// factor * norm(s) of n floats, with the norm of the step: with an epsilon alone, an RMS norm without weights. Returns
+// `s` if nothing changes, else `row`, which may be s.
 template <class Fields>
 const float* normed(const Inference& r, const Fields& step, const float* s, int64_t n, float* row) {
   const ElementwiseKernel& k = r.kernels.elementwise;
@@ -19,6 +22,9 @@ const float* normed(const Inference& r, const Fields& step, const float* s, int6
     s = row;
   } else if (step.norm >= 0) {
     k.rms_norm(s, r.vector(step.norm), step.eps, n, row), s = row;
+  } else if (step.eps > 0.f) {
+    const float mean = k.sum_squares(s, n) / float(n);
+    s = scaled(s, 1.f / std::sqrt(mean + step.eps), n, row);
   }
   return step.factor != 1.f ? scaled(s, step.factor, n, row) : s;
 }

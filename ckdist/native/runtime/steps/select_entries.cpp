@@ -17,23 +17,25 @@ struct SelectEntries : Carved<SelectEntries, AttentionRun<SelectEntries, ckdist_
   static int width(const Inference& r, const Fields& step) {
     const ckdist_layer& layer = r.program.layers[step.layer];
     const CacheArrays arrays{layer.arrays, layer.array_count};
-    return arrays.at(ckdist_array_index_rows).width / (step.entries.overlap ? 4 : 2);
+    return int(WindowCache::entry_width(arrays.at(ckdist_array_index_rows).width, step.entries));
   }
   static CacheShape shape(const Inference& r, const Fields& step) {
     const int n = width(r, step);
     return {KvType::f32, KvType::f32, n, n, true};
   }
-  // Buffers of one thread: rotated queries, a block of entries, room for an entry, and the scores of a token.
+  // Buffers of one thread: rotated queries, a weight of 1 for each, a block of entries, room for an entry, and the
+  // scores of a token.
   struct Room {
-    float* q;
+    float *q, *ones;
     uint8_t* block;
     float *entry, *scores;
   };
   static Room room(Carver& c, const Inference& r, const Fields& step) {
     float* const q = c.floats(int64_t{step.heads} * width(r, step));
+    float* const ones = c.floats(step.heads);
     uint8_t* const block = c.bytes(r.kernels.attention.block_bytes(shape(r, step)));
     float* const entry = c.floats(WindowCache::room_floats(width(r, step)));
-    return {q, block, entry, c.floats(most_entries(r, step))};
+    return {q, ones, block, entry, c.floats(most_entries(r, step))};
   }
   static int64_t workspace_bytes(const Inference& r, const Fields& step) {
     return 4 * r.program.max_sequences * most_entries(r, step);
@@ -102,9 +104,14 @@ struct SelectEntries : Carved<SelectEntries, AttentionRun<SelectEntries, ckdist_
     const Rope rope = rotation(t, token.position);
     const float* const x = r.row_of(step.q, t);
     std::copy(x, x + step.heads * of.key_width, own.q);
-    for (int h = 0; h < step.heads; h++)
-      WindowCache::rotate_end(r.kernels.elementwise, own.q + h * of.key_width, rope, of.key_width);
-    const IndexTask task = {of.key_type, of.key_width, step.heads, own.q, r.row_of(step.weights, t)};
+    for (int h = 0; h < step.heads; h++) {
+      float* const head = own.q + h * of.key_width;
+      if (step.q_norm >= 0) r.kernels.elementwise.rms_norm(head, r.vector(step.q_norm), step.eps, of.key_width, head);
+      WindowCache::rotate(r.kernels.elementwise, head, rope, of.key_width, step.entries.front != 0);
+    }
+    if (step.weights < 0) std::fill(own.ones, own.ones + step.heads, 1.f);
+    const float* const weights = step.weights < 0 ? own.ones : r.row_of(step.weights, t);
+    const IndexTask task = {of.key_type, of.key_width, step.heads, own.q, weights};
     const int32_t* const table = table_of(token.sequence);
     for (int64_t block = begin; block < end; block++) {
       for (int64_t e = block * kBlockTokens; e < std::min((block + 1) * kBlockTokens, entries); e++) {

@@ -14,7 +14,7 @@ struct WindowCache {
   Inference& r;
   const Inference::Layer& layer;
   const ckdist_compression& of;
-  RecentRows rows;                           // of a token: keys, then gates
+  RecentRows rows;                           // of a token: keys, then gates, if there are any
   int64_t width, row_width, entries_offset;  // floats of an entry and of a token's row; bytes in a block
   bool narrow;                               // f16, else f32
 
@@ -23,17 +23,20 @@ struct WindowCache {
     const CacheArrays arrays{r.program.layers[number].arrays, r.program.layers[number].array_count};
     const auto entries = index ? ckdist_array_index_entries : ckdist_array_entries;
     row_width = rows.width;
-    width = row_width / (of.overlap ? 4 : 2);
+    width = entry_width(row_width, of);
     entries_offset = arrays.plain_offset(entries);
     narrow = KvType(arrays.at(entries).type) == KvType::f16;
+  }
+  static int64_t entry_width(int64_t row_width, const ckdist_compression& of) {
+    return row_width / ((of.gates < 0 ? 1 : 2) * (of.overlap ? 2 : 1));
   }
   static int64_t room_floats(int64_t width) { return 5 * width; }
 
   // Keeps the last rows of each sequence. Entries are complete.
   void keep_rows(int thread) const {
     rows.keep(thread, [&](int64_t token, float* to) {
-      std::copy_n(r.row_of(of.kv, token), row_width / 2, to);
-      std::copy_n(r.row_of(of.gates, token), row_width / 2, to + row_width / 2);
+      std::copy_n(r.row_of(of.kv, token), of.gates < 0 ? row_width : row_width / 2, to);
+      if (of.gates >= 0) std::copy_n(r.row_of(of.gates, token), row_width / 2, to + row_width / 2);
     });
   }
 
@@ -71,6 +74,14 @@ struct WindowCache {
       const float* const stored = part_of(position, part, true);
       for (int64_t i = 0; i < width; i++) gate[i] = stored[i] + bias[i];
     };
+    if (of.gates < 0) {
+      std::fill(total, total + width, 0.f);
+      each_slot(window, [&](int64_t position, int64_t part) {
+        k.add_scaled(part_of(position, part, false), 1.f, width, total);
+      });
+      for (int64_t i = 0; i < width; i++) total[i] /= float(of.ratio);
+      return finish(total, table, window, rope, eps);
+    }
     std::fill(most, most + width, -std::numeric_limits<float>::infinity());
     std::fill(sum, sum + 2 * width, 0.f);
     each_slot(window, [&](int64_t position, int64_t part) {
@@ -89,17 +100,23 @@ struct WindowCache {
       for (int64_t i = 0; i < width; i++) sum[i] += gate[i], total[i] += gate[i] * key[i];
     });
     for (int64_t i = 0; i < width; i++) total[i] /= sum[i];
+    finish(total, table, window, rope, eps);
+  }
+
+  // Norms, rotates and stores an entry.
+  void finish(float* total, const int32_t* table, int64_t window, const Rope& rope, float eps) const {
+    const ElementwiseKernel& k = r.kernels.elementwise;
     if (of.norm >= 0) k.rms_norm(total, r.vector(of.norm), eps, width, total);
-    rotate_end(k, total, rope, width);
+    rotate(k, total, rope, width, of.front != 0);
     write(total, width, entry(table, window));
   }
 
   void read_entry(const int32_t* table, int64_t window, float* out) const { read(entry(table, window), width, out); }
 
-  // Rotates the last elements of a head.
-  static void rotate_end(const ElementwiseKernel& k, float* head, const Rope& rope, int64_t width) {
+  // Rotates the last elements of a head, or the first.
+  static void rotate(const ElementwiseKernel& k, float* head, const Rope& rope, int64_t width, bool front = false) {
     if (rope.dims == 0) return;
-    float* const at = head + width - rope.dims;
+    float* const at = front ? head : head + width - rope.dims;
     (rope.interleaved ? k.rope_pairs : k.rope)(at, rope.cos, rope.sin, rope.dims, at);
   }
 
