@@ -18,12 +18,12 @@ from ckdist.program.tracer import Tracer
 def predictor(spec: ModelSpec) -> ModelSpec:
     """The layer as a model of its own. It is like the model's last layer with attention to positions of its own.
 
-    MiMo's has a window and a dense feed-forward (vLLM, mimo_v2_mtp.py).
+    Those of MiMo (vLLM, mimo_v2_mtp.py) and dots3-note (llama.cpp) have a window and a dense feed-forward.
     """
     alone = lambda mixer: not isinstance(mixer, GatedDeltaNet) and not getattr(mixer, "shares_positions", False)
     layers = [layer for layer in reversed(spec.layers) if alone(layer.mixer)]
     layer = layers[0]
-    if spec.family == "mimo_v2_flash":
+    if spec.family in ("mimo_v2_flash", "dots3_note"):
         layer = next((one for one in layers if getattr(one.mixer, "window", 0)), layer)
         layer = replace(layer, ffn=next((one.ffn for one in layers if isinstance(one.ffn, DenseFfn)), layer.ffn))
     return replace(spec, layers=(layer,), predicts=True)

@@ -146,6 +146,8 @@ class LatentAttention:
     rope: str | None = "global"
     norm_eps: float = 0.0  # epsilon of the norms of both low ranks; 0: the model's
     query_scale: QueryScale | None = None
+    window: int = 0  # as in Attention
+    key_norm: bool = False  # norm the shared key before its rotation
     indexer: "Indexer | None" = None  # a token sees the positions that this chooses
     shares_positions: bool = False  # a token sees those of the last layer with an indexer
     gated: bool = False  # the output of each head is multiplied by the sigmoid of a gate

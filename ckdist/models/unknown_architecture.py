@@ -10,7 +10,6 @@ _SHOWN = 3
 _MISSING = {  # beginning of a name, as `_stem` returns it -> the part that ckdist does not have
     "deepseekv41": "caches that layers share and tables of n-grams",
     "inkling": "scores by distance that depend on the query, and short convolutions after projections",
-    "dots3note": "windows of latent attention and norms of its rotated keys",
     "mistrallarge4": "learned rotations, learned scales of queries and latent caches that layers share",
 }
 

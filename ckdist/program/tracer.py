@@ -46,6 +46,7 @@ class LatentWeights:
     norm: Weight  # (rank,): the norm of the latent vector
     keys: Weight  # per head (rank, nope)
     values: Weight  # per head (values, rank)
+    key_norm: tuple[Weight, ...] = ()  # (rope,): the norm of the key before its rotation
 
 
 class Tracer(Emitter):
@@ -193,9 +194,9 @@ class Tracer(Emitter):
         """Per head: [w_head @ x[:columns], x[columns:]]."""
         return self._emit("linear_heads", (x,), (weight,), names=["heads"])
 
-    def norm_latent(self, x: Value, w: Weight, eps: float) -> Value:
-        """rms_norm of the first n elements, for a weight `w` of n elements. The others are unchanged."""
-        return self._emit("norm_latent", (x,), (w,), names=["latent"], eps=eps)
+    def norm_latent(self, x: Value, w: Weight, eps: float, *rest: Weight) -> Value:
+        """rms_norm of the first n elements, for a weight `w` of n elements; of the others with the weight `rest`."""
+        return self._emit("norm_latent", (x,), (w, *rest), names=["latent"], eps=eps)
 
     def rope(self, x: Value, table: str, first: int = 0) -> Value:
         """Rotates the dimensions of each head from `first` on; `table` is "global" or "local"."""
@@ -313,23 +314,25 @@ class Tracer(Emitter):
         eps: float,
         positions: Value | None = None,
         listed_window: int = 0,
+        window: int = 0,
         sinks: Weight | None = None,
         query_scale: QueryScale | None = None,
     ) -> Value:
         """Causal latent attention in the absorbed form, over the cache of `layer`, which `kv` extends.
 
         `positions`: of `select_positions`; a token sees only these. `listed_window`: they are those of chosen windows.
+        `window`: as in `Attention`.
 
         A head of q is [nope, rope]: first the part that is not rotated. `kv` is [latent vector, key to rotate].
         """
         rank = w.keys.dims[0].width
-        q, k = self.linear_heads(q, w.keys), self.norm_latent(kv, w.norm, eps)
+        q, k = self.linear_heads(q, w.keys), self.norm_latent(kv, w.norm, eps, *w.key_norm)
         if rope is not None:
             q, k = (self.rope(value, rope, first=rank) for value in (q, k))
         q = self.scale_queries(q, query_scale)
         listed = () if positions is None else (positions,)
         own = () if sinks is None else (sinks,)
-        more: dict[str, Any] = {"listed_window": listed_window} if listed_window else {}
+        more = {name: size for name, size in (("listed_window", listed_window), ("window", window)) if size}
         o = self._emit("attend_latent", (q, k, *listed), own, ["o"], layer=layer, scale=scale, value_width=rank, **more)
         return self.linear_heads(o, w.values)
 

@@ -281,19 +281,21 @@ class TrainingTracer(Tracer):
         eps: float,
         positions: Value | None = None,
         listed_window: int = 0,
+        window: int = 0,
         sinks: Weight | None = None,
         query_scale: QueryScale | None = None,
     ) -> Value:
         """Causal latent attention within each sequence, in the expanded form: each head has its own keys and values."""
         del positions, listed_window  # there is no `select_positions`
-        (rank, nope), k = (w.keys.dims[0].width, w.keys.dims[1].elements), self.norm_latent(kv, w.norm, eps)
+        rank, nope = w.keys.dims[0].width, w.keys.dims[1].elements
+        k = self.norm_latent(kv, w.norm, eps, *w.key_norm)
         if rope is not None:
             q, k = self.rope(q, rope, first=nope), self.rope(k, rope, first=rank)
         q = self.scale_queries(q, query_scale)
         keys = self._emit("latent_keys", (k,), (w.keys,), names=["keys"])
         latent = self._emit("latent_values", (k,), names=["latent"], dim=w.values.dims[1])
         values = self.linear(latent, w.values, names=["values"])
-        return self.attend(q, keys, values, sinks, layer=layer, scale=scale, soft_cap=0.0, window=0)
+        return self.attend(q, keys, values, sinks, layer=layer, scale=scale, soft_cap=0.0, window=window)
 
     def cross_entropy(self, x: Value, targets: Value, head: Weight, soft_cap: float) -> Value:
         """The sum of losses of soft_cap(x @ head.T) over tokens with a target. Partial if tokens are sharded.

@@ -77,7 +77,7 @@ def read_rows(source: TensorSource, begin: int, end: int, matrix: int = 0) -> np
         if not (values * source.exp_sign > 0).all():
             raise ModelFileError(f"{source.file}: tensor {source.name} must be {source.exp_sign} * exp(x) everywhere")
         return np.log(values * source.exp_sign)
-    return values + np.float32(1) if source.plus_one else values
+    return values + np.float32(1) if source.plus_one else values * np.float32(source.factor)
 
 
 def stored_bytes(name: str, path: pathlib.Path, offset: int, count: int) -> np.ndarray:

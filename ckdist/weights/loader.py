@@ -165,7 +165,7 @@ class ShardLoader:
             "name": name, "file": self._files[source.file],
             "source_type": source.type, "head_rows": source.head_rows,
             "stored": source.part.stored if source.part else 0, "lane": source.part.first if source.part else 0,
-            "plus_one": source.plus_one, "exp_sign": source.exp_sign,
+            "plus_one": source.plus_one, "exp_sign": source.exp_sign, "factor": source.factor,
             "offset": source.offset, "size": size, "begin": begin, "end": end,
         }  # fmt: skip
         handle = VectorHandle(self, call(lib.ckdist_loader_add_vector, self._native, plan), end - begin)

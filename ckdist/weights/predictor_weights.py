@@ -39,7 +39,8 @@ def open_predictor(checkpoint: Checkpoint) -> Checkpoint:
         raise ConfigError(
             f"--spec mtp needs layers that predict tokens, and {where} has none: use --spec suffix, or --model-draft"
         )
-    if any(layer.mixer is None or layer.ffn is None for layer in checkpoint.spec.layers):
+    whole = all(layer.mixer is not None and layer.ffn is not None for layer in checkpoint.spec.layers)
+    if not whole or spec.streams or spec.block_residuals:
         raise ConfigError(
             f"--spec mtp: the layers of {where} that predict tokens ({spec.family}) are not supported: use --spec "
             "suffix, or --model-draft"

@@ -88,6 +88,7 @@ def sources(
                 head_rows=head_rows,
                 plus_one=names.has("plus_one", weight),
                 exp_sign=names.has("exp", weight) - names.has("minus_exp", weight),
+                factor=(spec.hidden_size / source.shape[0]) ** 0.5 if names.has("rank_scaled", weight) else 1.0,
             )
     for weight, matrices in stacks.items():
         found[weight] = _stacked(weight, matrices, shapes[weight])

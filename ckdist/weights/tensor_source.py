@@ -53,6 +53,7 @@ class TensorSource:
     head_rows: int = 0  # if not 0: rows of a head; the two halves of each head are stored interleaved
     plus_one: bool = False  # weight = stored + 1
     exp_sign: int = 0  # 1, -1: weight = log(exp_sign * stored)
+    factor: float = 1.0  # weight = factor * stored
     matrices: tuple[Place, ...] = ()  # for a stack: the file and offset of each matrix
     part: HeadPart | None = None  # if the tensor has rows of several weights for each head
     scales: "Scales | None" = None  # if codes and scales are stored apart; the loader joins them to blocks of the type

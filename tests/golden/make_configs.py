@@ -19,6 +19,8 @@ UNKNOWN = ("kimi_k2", "bailing_moe", "bailing_moe_v2")  # models whose type tran
 
 def model_class(config: transformers.PretrainedConfig) -> type:
     """The class of the architecture that the file names, or the one that transformers has in its place."""
+    if config.model_type == "dots3_note":  # the name that its files have is that of its text part alone
+        return transformers.Dots3NoteForConditionalGeneration
     name = config.architectures[0]
     others = {"KimiK25": "Kimi_K25", "5_For": "5For", "MoEFor": "MoeFor", "BailingMoeV3": "BailingHybrid"}
     others |= {"InternLM3": "Llama", "IQuestCoder": "Llama", "SarvamMoE": "Glm4Moe", "SarvamMLA": "DeepseekV3"}
@@ -40,7 +42,9 @@ def saved(published: dict) -> dict:
         if quantization is not None:
             model.config.quantization_config = quantization
         model.config.save_pretrained(folder)
-        return json.loads((pathlib.Path(folder) / "config.json").read_text())
+        form = json.loads((pathlib.Path(folder) / "config.json").read_text())
+        form.get("text_config", {}).pop("_name_or_path", None)  # of the temporary folder
+        return form
 
 
 def class_fields(config_class: type[transformers.PretrainedConfig]) -> dict:

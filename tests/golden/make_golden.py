@@ -23,6 +23,7 @@ import torch
 import transformers
 from further_configs import FURTHER
 from golden_configs import COMMON, DENSE, EXPERTS
+from golden_sparse import SPARSE
 from golden_weights import randomise
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
@@ -38,6 +39,7 @@ SMALLEST_MARGIN = 5e-4
 CONFIGS = {
     **DENSE,
     **EXPERTS,
+    **SPARSE,
     **FURTHER,
     "qwen3moe": {
         "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "vocab_size": 238, "intermediate_size": 56,

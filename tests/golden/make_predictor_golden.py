@@ -7,6 +7,7 @@ embeddings e of the tokens 1 to 63 of the golden ids, and the last hidden states
 is `tests.support.predictors.with_predictor` of the family's golden model.
 """
 
+import json
 import sys
 import tempfile
 from pathlib import Path
@@ -35,7 +36,7 @@ def stacked(tensors: dict[str, torch.Tensor], layer: int) -> dict[str, torch.Ten
 
 def main() -> None:
     (GOLDEN / "predictors").mkdir(exist_ok=True)
-    for family in sys.argv[1:] or ("deepseek_v3", "glm4moe", "qwen3next", "mimo_v2_flash", "qwen2"):
+    for family in sys.argv[1:] or ("deepseek_v3", "glm4moe", "qwen3next", "mimo_v2_flash", "qwen2", "dots3_note"):
         with tempfile.TemporaryDirectory() as temporary, torch.no_grad():
             folder = with_predictor(GOLDEN / family, Path(temporary))
             config = AutoConfig.from_pretrained(GOLDEN / family)
@@ -44,15 +45,16 @@ def main() -> None:
             hidden = model.model(ids).last_hidden_state
             own = {n: torch.from_numpy(t.copy()) for n, t in read(folder / "model.safetensors").items()}
             is_qwen, count = "qwen3" in config.model_type, config.num_hidden_layers
-            is_mimo = family == "mimo_v2_flash"
+            is_mimo, is_dots = family == "mimo_v2_flash", family == "dots3_note"
             root = "mtp" if is_qwen else "model.mtp.layers.0" if is_mimo else f"model.layers.{count}"
             names = QWEN if is_qwen else MIMO if is_mimo else {}
             if family == "qwen2":  # as MiMo-7B
                 root, names = "model.mtp_layers.0", MIMO_7B
             get = lambda name: own[f"{root}.{names.get(name, name)}.weight"] + 0.0
             plus, eps = float(is_qwen), config.rms_norm_eps
+            embed = own["model.mtp.embed_tokens.weight"] if is_dots else model.model.embed_tokens.weight
             parts = [
-                normed(model.model.embed_tokens(ids[:, 1:]), get("enorm") + plus, eps),
+                normed(embed[ids[:, 1:]], get("enorm") + plus, eps),
                 normed(hidden[:, :-1], get("hnorm") + plus, eps),
             ]
             x = torch.cat(parts[::-1] if family == "qwen2" else parts, -1) @ get("eh_proj").T
@@ -64,11 +66,15 @@ def main() -> None:
                 single.mlp_layer_types = ["dense" if is_mimo else "sparse"]
             if is_mimo:
                 single.layer_types = ["sliding_attention"]
+            if is_dots:
+                fields = json.loads((GOLDEN / family / "config.json").read_text()) | {"num_hidden_layers": 1}
+                fields |= {"layer_types": ["sliding_attention"], "mlp_layer_types": ["dense"]}
+                single = type(config)(**fields)
             layer = AutoModelForCausalLM.from_config(single, dtype=torch.float32).eval()
             state = layer.state_dict()
             whole = stacked(model.state_dict(), count - 1)
-            if is_mimo:  # the attention of the sliding layer, and the feed-forward of the dense one
-                whole = stacked(model.state_dict(), 0) | {
+            if is_mimo or is_dots:  # the attention of the sliding layer, and the feed-forward of the dense one
+                whole = {n: t for n, t in stacked(model.state_dict(), 0).items() if ".mlp." in n or is_mimo} | {
                     n: t for n, t in stacked(model.state_dict(), 1).items() if ".mlp." not in n
                 }
             missing = [n for n in state if n.startswith("model.layers.0.") and n not in whole]

@@ -36,7 +36,7 @@ from tests.support.llama_cpp_peer import load_peer
 from tests.support.paths import GOLDEN
 
 MIXTURES = ["bailing_moe_v2", "dots1", "ernie4_5_moe", "exaone_moe", "granitemoe", "hunyuan_v1_moe", "hy_v3", "mellum"]
-MIXTURES += ["mistral4", "qwen3vlmoe", "afmoe", "laguna", "step3p5", "minimax_m3"]
+MIXTURES += ["mistral4", "qwen3vlmoe", "afmoe", "laguna", "step3p5", "minimax_m3", "dots3_note"]
 DENSE = ["cohere2", "ernie4_5", "exaone4", "gemma", "gemma3n", "hunyuan_v1_dense", "ministral3", "qwen25vl", "qwen3vl"]
 DENSE += ["seed_oss", "arcee", "granite_swa", "jais2"]
 HYBRID = ["granite4h", "granite4h_dense", "lfm2", "lfm2moe", "nemotron_h", "nemotron_h_moe"]

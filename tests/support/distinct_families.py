@@ -14,9 +14,10 @@ MODEL_FIELDS = ("tie_embeddings", "norm", "soft_cap", "logits_scale", "embedding
 
 # As `chosen_families` has them, which opens every golden model. Each process of a run would do so as it collects tests.
 NAMES = """
-    cohere2 deepseek_v2 deepseek_v32 deepseek_v4 falcon_h1 falcon_mamba gemma2 gemma3n gemma4_moe glm4 glm5_next
-    gptoss granite4h_dense hy_v4 jais2 jamba kimi_k3 laguna lfm3 llama4 mimo_v2_flash minimax_m3 ministral3
-    mistral4 muse_glimmer nanochat nemotron_h nemotron_h_moe olmo_hybrid qwen3next qwen4_exp step3p5
+    cohere2 deepseek_v2 deepseek_v32 deepseek_v4 dots3_note falcon_h1 falcon_mamba gemma2 gemma3n gemma4_moe
+    glm4 glm5_next gptoss granite4h_dense hy_v4 jais2 jamba kimi_k3 laguna lfm3 llama4 mimo_v2_flash
+    minimax_m3 ministral3 mistral4 muse_glimmer nanochat nemotron_h nemotron_h_moe olmo_hybrid qwen4_exp
+    step3p5
 """
 
 

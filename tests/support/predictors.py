@@ -57,13 +57,13 @@ def with_predictor(golden: Path, folder: Path, follows: bool = False) -> Path:
     """
     config = json.loads((golden / "config.json").read_text())
     layers, hidden, kind = config["num_hidden_layers"], config["hidden_size"], config["model_type"]
-    is_qwen, is_mimo, is_mimo_7b = "qwen3" in kind, "mimo" in kind, kind == "qwen2"
+    is_qwen, is_mimo, is_mimo_7b, is_dots = "qwen3" in kind, "mimo" in kind, kind == "qwen2", "dots3" in kind
     tensors, zero = read(golden / "model.safetensors"), -float(is_qwen)
     root = "model.mtp.layers.0." if is_mimo else "mtp.layers.0." if is_qwen else f"model.layers.{layers}."
     root = "model.mtp_layers.0." if is_mimo_7b else root
     names = MIMO if is_mimo else MIMO_7B if is_mimo_7b else {}
     last = {n: t for n, t in tensors.items() if n.startswith(f"model.layers.{layers - 1}.")}
-    if is_mimo:  # the attention of its sliding layer, and the feed-forward of its dense layer
+    if is_mimo or is_dots:  # the attention of its sliding layer, and the feed-forward of its dense layer
         last = {n: t for n, t in tensors.items() if n.startswith("model.layers.1.") and ".mlp." not in n}
         last |= {n: t for n, t in tensors.items() if n.startswith("model.layers.0.mlp.")}
     parts = {name.split(".", 3)[3]: values for name, values in last.items()}
@@ -75,6 +75,10 @@ def with_predictor(golden: Path, folder: Path, follows: bool = False) -> Path:
         own["eh_proj"] = np.concatenate([np.eye(hidden), np.zeros((hidden, hidden))], 1).astype(np.float32)
         own |= {name: np.full(hidden, 1 + zero, np.float32) for name in ("enorm", "hnorm")}
         own["shared_head.norm"] = tensors["model.norm.weight"]
+    if is_dots:
+        embed = tensors["model.embed_tokens.weight"]
+        noise = np.random.RandomState(4).standard_normal(embed.shape).astype(np.float32)
+        tensors["model.mtp.embed_tokens.weight"] = embed + np.float32(0.02) * noise
     if is_mimo_7b:
         config |= {"architectures": ["MiMoForCausalLM"], "model_type": "mimo", "use_mrope": False}
         own["eh_proj"] = np.roll(own["eh_proj"], hidden, 1)  # its first half reads the row

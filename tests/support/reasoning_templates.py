@@ -23,6 +23,19 @@ GLM45 = (
     "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% if enable_thinking is false %}{{ '\n<think></think>' }}"
     "{% endif %}{% endif %}"
 )
+GLM53 = (  # always thinks, in more or less depth; calls have no new lines
+    "[gMASK]<sop>{% set depth = reasoning_effort if reasoning_effort in ['low', 'high'] else 'max' %}"
+    "<|system|>Reasoning Effort: {{ depth | capitalize }}{% if tools %}<|system|>\n{{ tools | tojson }}{% endif %}"
+    "{% set last = namespace(user=-1) %}{% for m in messages %}{% if m.role == 'user' %}"
+    "{% set last.user = loop.index0 %}{% endif %}{% endfor %}{% for m in messages %}"
+    "{% if m.role == 'user' %}<|user|>{{ m.content }}{% elif m.role == 'tool' %}"
+    "<|observation|><tool_response>{{ m.content }}</tool_response>{% else %}<|assistant|><think>"
+    "{% if not clear_thinking or loop.index0 > last.user %}{{ m.reasoning_content or '' }}{% endif %}</think>"
+    "{{ m.content or '' }}{% for c in m.tool_calls or [] %}{{ '<tool_call>' ~ c.function.name }}"
+    "{% for k, v in c.function.arguments.items() %}<arg_key>{{ k }}</arg_key><arg_value>"
+    "{{ v if v is string else v | tojson }}</arg_value>{% endfor %}</tool_call>{% endfor %}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|><think>{% endif %}"
+)
 MINIMAX_M2 = (
     "]~!b[{% if tools %}{{ ']~b]system\n' }}{{ tools | tojson }}{{ '[e~[\n' }}{% endif %}{% for m in messages %}"
     "{% if m.role == 'user' %}{{ ']~b]user\n' + m.content }}{% elif m.role == 'tool' %}"

@@ -60,6 +60,14 @@ FAMILIES = {
         '<arg_value>["a"]</arg_value>\n<arg_key>deep</arg_key>\n<arg_value>{"x": true}</arg_value>\n</tool_call>',
         (({}, False), ({"enable_thinking": False}, False)),
     ),
+    "glm5_next": Family(
+        templates.GLM53,
+        ("<|user|>", "<|assistant|>", "<|observation|>", "[gMASK]", "<sop>"),
+        "<tool_call>get<arg_key>city</arg_key><arg_value>Zürich</arg_value><arg_key>n</arg_key><arg_value>3</arg_value>"
+        "</tool_call><tool_call>note<arg_key>tags</arg_key>"
+        '<arg_value>["a"]</arg_value><arg_key>deep</arg_key><arg_value>{"x": true}</arg_value></tool_call>',
+        (({}, True), ({"clear_thinking": True}, True), ({"reasoning_effort": "low"}, True)),
+    ),
     "minimax_m2": Family(
         templates.MINIMAX_M2,
         ("]~!b[", "]~b]", "[e~["),

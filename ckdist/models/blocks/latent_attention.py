@@ -44,8 +44,9 @@ def latent_attention(
         g.positions = of_index.select(g, *index, layer=layer)
     own = q.dims[-1]  # if tokens were sharded before the exchange, heads are now
     k_b = w("k_b_proj", replace(own, width=a.kv_lora_rank), Dim("nope", a.nope_dim))
-    latent = LatentWeights(w("kv_a_layernorm", rank), k_b, w("v_b_proj", replace(own, width=a.v_dim), rank))
-    fields = {"rope": a.rope, "scale": a.scale, "query_scale": a.query_scale}
+    key_norm = (w("k_rope_only_layernorm", Dim("rope", a.rope_dim)),) if a.key_norm else ()
+    latent = LatentWeights(w("kv_a_layernorm", rank), k_b, w("v_b_proj", replace(own, width=a.v_dim), rank), key_norm)
+    fields = {"rope": a.rope, "scale": a.scale, "query_scale": a.query_scale, "window": a.window}
     if a.sinks:
         fields["sinks"] = g.weight(f"{path}.sinks", replace(own, width=1))
     if a.indexer or a.shares_positions:

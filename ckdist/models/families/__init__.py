@@ -13,6 +13,7 @@ NAMES = {
     "deepseek_v3": "deepseek_v3 DeepseekV3ForCausalLM",
     "deepseek_v32": "deepseek_v32 DeepseekV32ForCausalLM :deepseek32",
     "deepseek_v4": "deepseek_v4 DeepseekV4ForCausalLM :deepseek4", "dots1": "dots1 Dots1ForCausalLM",
+    "dots3_note": "dots3_note Dots3NoteForCausalLM Dots3NoteForConditionalGeneration dots3_note_text :dots3note",
     "embedding_gemma": "embedding_gemma Gemma3TextModel :gemma-embedding",
     "ernie4_5": "ernie4_5 Ernie4_5ForCausalLM Ernie4_5_ForCausalLM",
     "ernie4_5_moe": "ernie4_5_moe Ernie4_5_MoeForCausalLM :ernie4_5-moe",

@@ -47,6 +47,7 @@ Form: TypeAlias = Literal[
     "plus_one",  # weight = stored + 1
     "minus_exp",  # weight = log(-stored)
     "exp",  # weight = log(stored)
+    "rank_scaled",  # weight = stored * sqrt(hidden size / elements of the vector)
     "padded",  # a vector, stored with further elements that are not read
     "by_head",  # stored as a stack with one matrix per head
     # the name is that of a stored tensor
@@ -281,17 +282,10 @@ GGUF = TensorNames({
     "output_norm": "model.norm",
     "output": "lm_head",
     **in_layers("blk", {
-        "attn_norm": "input_layernorm",
-        "attn_q": "self_attn.q_proj",
-        "attn_k": "self_attn.k_proj",
-        "attn_v": "self_attn.v_proj",
-        "attn_q_norm": "self_attn.q_norm",
-        "attn_k_norm": "self_attn.k_norm",
-        "attn_output": "self_attn.o_proj",
-        "ffn_norm": "post_attention_layernorm",
-        "ffn_gate": "mlp.gate_proj",
-        "ffn_up": "mlp.up_proj",
-        "ffn_down": "mlp.down_proj",
+        "attn_norm": "input_layernorm", "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj",
+        "attn_v": "self_attn.v_proj", "attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm",
+        "attn_output": "self_attn.o_proj", "ffn_norm": "post_attention_layernorm", "ffn_gate": "mlp.gate_proj",
+        "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj",
     }),
 })  # fmt: skip
 
@@ -309,29 +303,18 @@ def numbered(stored: str, weights: str) -> dict[str, Target]:
 GATE, UP, DOWN = (f"mlp.experts.{part}_proj" for part in ("gate", "up", "down"))
 SAFETENSORS_EXPERTS = SAFETENSORS.but_in_layers({"mlp.experts.gate_up_proj": (GATE, UP)})
 EXPERTS = in_layers("blk", {
-    "ffn_gate_inp": "mlp.gate",
-    "exp_probs_b": "mlp.gate.e_score_correction",
-    "ffn_gate_up_exps": (GATE, UP),
-    "ffn_gate_exps": GATE,
-    "ffn_up_exps": UP,
-    "ffn_down_exps": DOWN,
-    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
-    "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
-    "ffn_up_shexp": "mlp.shared_expert.up_proj",
+    "ffn_gate_inp": "mlp.gate", "exp_probs_b": "mlp.gate.e_score_correction", "ffn_gate_up_exps": (GATE, UP),
+    "ffn_gate_exps": GATE, "ffn_up_exps": UP, "ffn_down_exps": DOWN, "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+    "ffn_gate_shexp": "mlp.shared_expert.gate_proj", "ffn_up_shexp": "mlp.shared_expert.up_proj",
     "ffn_down_shexp": "mlp.shared_expert.down_proj",
 })  # fmt: skip
 GGUF_EXPERTS = GGUF.but(EXPERTS)
 STACKED_EXPERTS = (r".*\.experts\.(gate_up|down)_proj\.weight", "stacked")
 SHARED_EXPERTS = renamed("mlp.shared_experts.{}_proj", "mlp.shared_expert.{}_proj")
 GROUPED_EXPERTS = (  # GGUF's values for layers with experts after dense ones, and for a choice of experts by groups
-    "leading_dense_block_count",
-    "expert_shared_count",
-    "expert_gating_func",
-    "expert_weights_norm",
-    "expert_weights_scale",
-    "expert_group_count",
-    "expert_group_used_count",
-)
+    "leading_dense_block_count", "expert_shared_count", "expert_gating_func", "expert_weights_norm",
+    "expert_weights_scale", "expert_group_count", "expert_group_used_count",
+)  # fmt: skip
 INTERLEAVED = (r".+\.self_attn\.[qk]_proj\..+", "interleaved")
 # for families that store the norm before the feed-forward under this name
 POST_ATTENTION_NORM = in_layers("blk", {"ffn_norm": (), "post_attention_norm": "post_attention_layernorm"})

@@ -81,6 +81,7 @@ struct ckdist_vector_plan {
   int32_t head_rows; /* as in ckdist_matrix_plan */
   int32_t plus_one;  /* add 1 to every element */
   int32_t exp_sign;  /* 1, -1: the file stores exp_sign * exp(x) of every element x */
+  float factor;      /* on every element */
   int64_t offset;
   int64_t size;   /* size of the whole vector */
   int64_t stored; /* > 0: the vector takes element `lane` of every `stored` elements of the tensor */

@@ -378,12 +378,12 @@ struct ckdist_linear_heads_step {
 };
 
 /* Normalizes and rotates k, stores it in the cache, rotates q in place, out = attention. A head of q and k is a
-   latent vector followed by the rotated part. norm: for the latent vector. */
+   latent vector followed by the rotated part. norm: for the latent vector. key_norm: for the rotated part. */
 struct ckdist_attend_latent_step {
   struct ckdist_step step;
   int32_t q, k, out;
-  int32_t norm, sinks; /* vectors; sinks as in attend */
-  int32_t layer, rope_table;
+  int32_t norm, key_norm, sinks; /* vectors; sinks as in attend */
+  int32_t layer, rope_table, window;
   float eps, scale;
   int32_t listed; /* as in attend */
   /* tokens of a listed window; the last window may be incomplete, as in select_entries. 0: positions are listed */

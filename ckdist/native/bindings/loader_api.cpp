@@ -101,7 +101,8 @@ int ckdist_loader_add_vector(ckdist_loader* loader, const ckdist_vector_plan* pl
                                 plan->head_rows,
                                 {plan->stored, plan->lane, 1, 1, false, 1, 0, 1},
                                 {}};
-    index = loader->loader.add_vector({source, plan->begin, plan->end, plan->plus_one != 0, plan->exp_sign});
+    index =
+        loader->loader.add_vector({source, plan->begin, plan->end, plan->plus_one != 0, plan->exp_sign, plan->factor});
   });
   return status < 0 ? status : index;
 }

@@ -306,6 +306,7 @@ void StoredVector::read(float* out) const {
         source.part.stored ? i * source.part.stored + source.part.first : interleaved(i, source.head_rows);
     to_float(source.type, source.file().data() + source.offset() + at * item, 1, out);
     if (plus_one) *out += 1.0f;
+    *out *= factor;
     if (exp_sign == 0) continue;
     if (!(*out * float(exp_sign) > 0))
       fail(Status::model_file, "%s: tensor %s has %g; all of it must be %s 0", source.file().path().c_str(),

@@ -101,12 +101,13 @@ class StoredMatrix {
 };
 
 // Elements [begin, end) of a vector of F32, F16 or BF16, as float32. `plus_one`: adds 1 to each. `exp_sign`, unless 0:
-// log(exp_sign * x) of each.
+// log(exp_sign * x) of each. `factor`: on each.
 struct StoredVector {
   Source source;
   int64_t begin, end;
   bool plus_one;
   int exp_sign;
+  float factor;
 
   void check() const;
   int64_t stored_bytes() const;

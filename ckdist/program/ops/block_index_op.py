@@ -4,21 +4,15 @@
 """
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ckdist.errors import LayoutError
 from ckdist.program.cache import index_cache
-from ckdist.program.ops.op import lower, op, unsharded, whole
-from ckdist.program.ops.op_types import Arrays, Attrs, Inferred, Values, Weights
-from ckdist.program.rank_context import RankContext
+from ckdist.program.ops.op import ServingLowering, lower, op, unsharded, whole
+from ckdist.program.ops.op_types import Arrays, Attrs, Group, Inferred, RankContext, Values, Weights
 from ckdist.program.rotations import NO_ROPE, ROPE_TABLES
 from ckdist.program.step import ABSENT, VectorIndex
-
-if TYPE_CHECKING:  # these modules import the ops
-    from ckdist.program.fusion import Group
-    from ckdist.program.lower import ServingLowering
 
 
 def infer_select_blocks(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
@@ -59,7 +53,7 @@ def select_blocks(context: RankContext, inputs: Arrays, weights: Arrays, attrs: 
 
 
 @lower("select_blocks", "inference")
-def lower_select_blocks(lowering: "ServingLowering", group: "Group") -> None:
+def lower_select_blocks(lowering: ServingLowering, group: Group) -> None:
     """Emits one step that also computes the norms and the rotations, and extends the index."""
     instr, norms, ropes = group.instr, (group["q_norm"], group["k_norm"]), (group["q_rope"], group["k_rope"])
     if (ropes[0] and ropes[0].attrs) != (ropes[1] and ropes[1].attrs):

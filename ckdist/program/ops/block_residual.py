@@ -1,18 +1,11 @@
 """mix_blocks: attention residuals. A weighted sum of earlier blocks' residual streams and of the own one."""
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from ckdist.errors import LayoutError
-from ckdist.program.ops.op import lower, op, same, unsharded, whole
-from ckdist.program.ops.op_types import Arrays, Attrs, Inferred, Values, Weights
-from ckdist.program.rank_context import RankContext
+from ckdist.program.ops.op import ServingLowering, lower, op, same, unsharded, whole
+from ckdist.program.ops.op_types import Arrays, Attrs, Group, Inferred, RankContext, Values, Weights
 from ckdist.program.step import ABSENT, ValueIndex
-
-if TYPE_CHECKING:  # these modules import the ops
-    from ckdist.program.fusion import Group
-    from ckdist.program.lower import ServingLowering
 
 MOST_BLOCKS = 64  # as in runtime/steps/mix_blocks.cpp
 
@@ -45,7 +38,7 @@ def mix_blocks(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Att
 
 
 @lower("mix_blocks", "inference")
-def lower_mix_blocks(lowering: "ServingLowering", group: "Group") -> None:
+def lower_mix_blocks(lowering: ServingLowering, group: Group) -> None:
     """Emits one step."""
     instr, absent = group.instr, ValueIndex(ABSENT)
     own = instr.attrs["added"] + instr.attrs["streams"]

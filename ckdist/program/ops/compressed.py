@@ -5,24 +5,19 @@ DeepSeek-AI 2026, DeepSeek-V4, section 2.3. Neither op has a gradient.
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from ckdist.errors import LayoutError
 from ckdist.layout import Dim
 from ckdist.program.cache import CacheArray, LayerCache, latent_cache
-from ckdist.program.ops.op import lower, op, unsharded, whole
-from ckdist.program.ops.op_types import Arrays, Attrs, Inferred, Values, Weights
+from ckdist.program.ops.op import ServingLowering, lower, op, unsharded, whole
+from ckdist.program.ops.op_types import Arrays, Attrs, Group, Inferred, RankContext, Values, Weights
 from ckdist.program.ops.rms_norm import inverse_rms
 from ckdist.program.program import Weight
-from ckdist.program.rank_context import RankContext
 from ckdist.program.rotations import NO_ROPE, ROPE_TABLES
 from ckdist.program.step import ABSENT, ValueIndex, VectorIndex
-
-if TYPE_CHECKING:  # these modules import the ops
-    from ckdist.program.fusion import Group
-    from ckdist.program.lower import ServingLowering
 
 BLOCK_TOKENS = 16
 NO_VECTORS = dict.fromkeys(("bias", "norm", "key_norm", "key_bias"), VectorIndex(ABSENT))
@@ -205,9 +200,7 @@ def attend_compressed(context: RankContext, inputs: Arrays, weights: Arrays, att
     return [out.reshape(len(q), -1)]
 
 
-def _entries(
-    lowering: "ServingLowering", rows: Values, weights: Sequence[Weight | None], attrs: Attrs
-) -> dict[str, Any]:
+def _entries(lowering: ServingLowering, rows: Values, weights: Sequence[Weight | None], attrs: Attrs) -> dict[str, Any]:
     """The fields of a `struct ckdist_compression`."""
     if not rows:
         return NO_ENTRIES
@@ -227,7 +220,7 @@ def _arrays(prefix: str, width: int, attrs: Attrs) -> tuple[CacheArray, CacheArr
 
 
 @lower("select_entries", "inference")
-def lower_select_entries(lowering: "ServingLowering", group: "Group") -> None:
+def lower_select_entries(lowering: ServingLowering, group: Group) -> None:
     """Emits one step, which also norms keys and extends the index."""
     instr, norm, q_norm = group.instr, group["key_norm"], group["q_norm"]
     attrs, heads, q = instr.attrs, instr.inputs[0].dims[-1], q_norm.inputs[0] if q_norm else instr.inputs[0]
@@ -253,7 +246,7 @@ def lower_select_entries(lowering: "ServingLowering", group: "Group") -> None:
 
 
 @lower("attend_compressed", "inference")
-def lower_attend_compressed(lowering: "ServingLowering", group: "Group") -> None:
+def lower_attend_compressed(lowering: ServingLowering, group: Group) -> None:
     """Emits one step, which also extends the cache."""
     instr = group.instr
     (q, k, *rows), attrs, heads, key = instr.inputs, instr.attrs, instr.inputs[0].dims[-1], instr.inputs[1].dims[-1]

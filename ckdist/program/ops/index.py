@@ -3,22 +3,15 @@
 DeepSeek-AI 2025, arXiv:2512.02556, section 2.1. It has no gradient: `TrainingTracer` refuses it.
 """
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from ckdist.errors import LayoutError
 from ckdist.layout import Dim
 from ckdist.program.cache import index_cache
-from ckdist.program.ops.op import lower, op, unsharded, whole
-from ckdist.program.ops.op_types import Arrays, Attrs, Inferred, Values, Weights
-from ckdist.program.rank_context import RankContext
+from ckdist.program.ops.op import ServingLowering, lower, op, unsharded, whole
+from ckdist.program.ops.op_types import Arrays, Attrs, Group, Inferred, RankContext, Values, Weights
 from ckdist.program.rotations import NO_ROPE, ROPE_TABLES
 from ckdist.program.step import ABSENT, VectorIndex
-
-if TYPE_CHECKING:  # these modules import the ops
-    from ckdist.program.fusion import Group
-    from ckdist.program.lower import ServingLowering
 
 
 def infer_select_positions(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
@@ -57,7 +50,7 @@ def select_positions(context: RankContext, inputs: Arrays, weights: Arrays, attr
 
 
 @lower("select_positions", "inference")
-def lower_select_positions(lowering: "ServingLowering", group: "Group") -> None:
+def lower_select_positions(lowering: ServingLowering, group: Group) -> None:
     """Emits one step that also computes the norm of keys and the rotations, and extends the index."""
     instr, norm, q_rope, k_rope = group.instr, group["k_norm"], group["q_rope"], group["k_rope"]
     q, k, w = instr.inputs

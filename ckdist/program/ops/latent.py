@@ -21,26 +21,32 @@ from ckdist.program.step import ABSENT, ValueIndex
 
 
 def infer_norm_latent(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
-    """The dims of x. Raises LayoutError if the weight is wider."""
-    (x,), (w,) = inputs, weights
+    """The dims of x. Raises LayoutError if the weights are wider."""
+    (x,), (w, *rest) = inputs, weights
     whole("norm_latent", x)
     unsharded("norm_latent", x)
     if w.dims[-1].elements > x.dims[-1].elements:
         raise LayoutError(f"norm_latent of [{x.dims[-1]}] has a weight of [{w.dims[-1]}]: {w}")
+    if rest and w.dims[-1].elements + rest[0].dims[-1].elements != x.dims[-1].elements:
+        raise LayoutError(f"norm_latent of [{x.dims[-1]}] has weights of [{w.dims[-1]}] and [{rest[0].dims[-1]}]")
     return [(x.dims, None)]
 
 
 @op("norm_latent", infer_norm_latent)
 def norm_latent(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
-    """[rms_norm(x[:n]) * w, x[n:]] for a weight of n elements."""
-    (x,), (w,) = inputs, weights
-    latent = x[:, : len(w)]
-    return [np.concatenate([latent * inverse_rms(latent, attrs["eps"]) * w, x[:, len(w) :]], axis=-1)]
+    """[rms_norm(x[:n]) * w, x[n:]] for a weight of n elements. With a second weight the rest is normed too."""
+    (x,), (w, *of_rest) = inputs, weights
+    latent, rest = x[:, : len(w)], x[:, len(w) :]
+    if of_rest:
+        rest = rest * inverse_rms(rest, attrs["eps"]) * of_rest[0]
+    return [np.concatenate([latent * inverse_rms(latent, attrs["eps"]) * w, rest], axis=-1)]
 
 
 @vjp("norm_latent")
 def norm_latent_vjp(g: Emitter, instr: Instr, grads: list[Value], wanted: list[bool]) -> Gradients:
-    """One instruction for both gradients."""
+    """One instruction for both gradients. Raises LayoutError if the rotated part is normed."""
+    if len(instr.weights) > 1:
+        raise LayoutError(f"{instr} has no gradient: it norms rotated keys")
     w = instr.weight(0)
     names = ["d_latent", *([f"d_{w.name}"] if wanted[1] else [])]
     attrs = {"eps": instr.attrs["eps"], "weight_grad": wanted[1]}
@@ -112,8 +118,8 @@ def attend_latent(context: RankContext, inputs: Arrays, weights: Arrays, attrs: 
     keys, _ = context.extend_cache(attrs["layer"], k, k[:, : attrs["value_width"]])  # (positions, key width)
     heads = q.reshape(len(q), -1, keys.shape[1])  # (tokens, heads, key width)
     scores = np.einsum("thw,pw->htp", heads, keys) * np.float32(attrs["scale"])
-    first = len(keys) - len(q)
-    visible = (np.arange(len(keys)) <= first + np.arange(len(q))[:, None]) & is_listed(listed, len(keys))
+    behind = len(keys) - len(q) + np.arange(len(q))[:, None] - np.arange(len(keys))
+    visible = (behind >= 0) & (behind < attrs.get("window", len(keys))) & is_listed(listed, len(keys))
     scores = np.where(visible, scores, -np.inf)
     sinks = weights[0][:, None, None] if weights else np.float32(-np.inf)
     most = np.maximum(scores.max(axis=-1, keepdims=True), sinks)
@@ -146,9 +152,11 @@ def lower_attend_latent(lowering: ServingLowering, group: Group) -> None:
         k=lowering.place_of(k),
         out=place,
         norm=lowering.vector(norm.weights[0] if norm else None),
+        key_norm=lowering.vector(norm.weights[1] if norm and len(norm.weights) > 1 else None),
         sinks=lowering.vector(instr.weights[0] if instr.weights else None),
         layer=instr.attrs["layer"],
         rope_table=ROPE_TABLES[rope.attrs["table"]] if rope else NO_ROPE,
+        window=instr.attrs.get("window", 0),
         eps=norm.attrs["eps"] if norm else 0.0,
         scale=instr.attrs["scale"],
         listed=lowering.place_of(listed[0]) if listed else ValueIndex(ABSENT),

@@ -4,22 +4,16 @@ The state of a sequence is in `RankContext.states`, or in the executor's state s
 """
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ckdist.errors import LayoutError
 from ckdist.program.cache import CacheArray, LayerCache
 from ckdist.program.ops.delta_rule import silu, softplus
-from ckdist.program.ops.op import lower, op, same, unsharded, whole
-from ckdist.program.ops.op_types import Arrays, Attrs, Inferred, Values, Weights
+from ckdist.program.ops.op import ServingLowering, lower, op, same, unsharded, whole
+from ckdist.program.ops.op_types import Arrays, Attrs, Group, Inferred, RankContext, Values, Weights
 from ckdist.program.ops.rms_norm import inverse_rms
-from ckdist.program.rank_context import RankContext
 from ckdist.program.step import ABSENT, VectorIndex
-
-if TYPE_CHECKING:  # these modules import the ops
-    from ckdist.program.fusion import Group
-    from ckdist.program.lower import ServingLowering
 
 
 def infer_scan_inputs(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
@@ -44,7 +38,7 @@ def scan_inputs(context: RankContext, inputs: Arrays, weights: Arrays, attrs: At
 
 
 @lower("scan_inputs", "inference")
-def lower_scan_inputs(lowering: "ServingLowering", group: "Group") -> None:
+def lower_scan_inputs(lowering: ServingLowering, group: Group) -> None:
     """Emits one step, which adds the summands of all ranks."""
     instr = group.instr
     x, places = lowering.place_of(instr.inputs[0]), lowering.results(instr.outputs)
@@ -86,7 +80,7 @@ def selective_scan(context: RankContext, inputs: Arrays, weights: Arrays, attrs:
 
 
 @lower("selective_scan", "inference")
-def lower_selective_scan(lowering: "ServingLowering", group: "Group") -> None:
+def lower_selective_scan(lowering: ServingLowering, group: Group) -> None:
     """Emits one step. The layer's cache has the convolution's inputs already."""
     instr, layer, (out,) = group.instr, group.instr.attrs["layer"], group.instr.outputs
     inputs = dict(zip(("x", "z", "dt", "bc"), map(lowering.place_of, instr.inputs), strict=True))

@@ -10,7 +10,7 @@ namespace {
 
 struct AttendLatent : Carved<AttendLatent, AttentionRun<AttendLatent, ckdist_attend_latent_step>> {
   AttentionFields attention() const {
-    AttentionFields of = {step.layer, step.q, step.out, 0, step.scale, 0.f, nullptr};
+    AttentionFields of = {step.layer, step.q, step.out, step.window, step.scale, 0.f, nullptr};
     if (step.sinks >= 0) of.sinks = r.vector(step.sinks);
     of.listed = step.listed, of.listed_window = step.listed_window;
     return of;
@@ -61,7 +61,9 @@ struct AttendLatent : Carved<AttendLatent, AttentionRun<AttendLatent, ckdist_att
       __builtin_prefetch(block + line, 1);
     if (step.norm >= 0) r.kernels.elementwise.rms_norm(x, r.vector(step.norm), step.eps, latent, key);
     else std::copy(x, x + latent, key);
-    std::copy(x + latent, x + width, key + latent);
+    if (step.key_norm >= 0)
+      r.kernels.elementwise.rms_norm(x + latent, r.vector(step.key_norm), step.eps, width - latent, key + latent);
+    else std::copy(x + latent, x + width, key + latent);
     rotate(key, rotation(token, position), width, key, latent);
     r.kernels.attention.store(of.cache, block, int(position % kBlockTokens), key, nullptr);
   }
