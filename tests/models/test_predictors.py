@@ -129,7 +129,7 @@ def test_no_bit_differs_with_such_a_layer(family, ranks, tmp_path):
         assert answers(engine, asked) == expected
         assert drafted.drawn == plain.drawn
         gain, pool = drafting.gain, drafting.model._pool
-        assert gain.accepted > 12 and gain.drafted > gain.accepted
+        assert gain.accepted > (12 if family == "dots3_note" else 25) and gain.drafted > gain.accepted  # it is tiny
         assert pool.available == pool.num_blocks and not drafting.model._followers
 
     on_ranks(with_predictor(GOLDEN / family, tmp_path, follows=True), ranks, body, ubatch_size=48)

@@ -196,7 +196,7 @@ def test_one_text_over_hosts(folder):
     hosts, one, other = ["one", "one", "two", "two"], "token", "tensor"
     latent = ("bailing_hybrid", "deepseek", "glm4_moe_lite", "glm5_next", "glm_moe_dsa", "hy_v4", "kimi_")
     latent += ("dots3_note", "minimax_m3", "mistral4", "qwen4_exp")
-    mamba = ("bamba", "granite4h", "jamba", "nemotron_h")
+    mamba = ("bamba", "falcon_mamba", "granite4h", "jamba", "nemotron_h")
     if folder.name.startswith(("olmo", "minimax_m2", *latent, *mamba)):
         why = "norms (all|groups of) heads|has keys that all heads share, and each host caches all its tokens"
         why += "|from all channels"
