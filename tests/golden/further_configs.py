@@ -1,7 +1,7 @@
 """Further configurations of golden models."""
 
-# Blocks of 4 positions, of which a token sees 3 and the last, incomplete one. There are so many index heads that no two
-# scores are equal. The second layer adds embeddings of 2-grams and 3-grams. Token 7 ends their context.
+# Blocks of 4 positions. A token sees 3 of them, and the last, incomplete one. With many index heads, no two scores are
+# equal. The second layer adds embeddings of 2-grams and 3-grams. Token 7 ends their context.
 FURTHER = {
     "qwen4_exp": {
         "architectures": ["Qwen4ExpForConditionalGeneration"], "model_type": "qwen4_exp",

@@ -4,7 +4,7 @@ import pytest
 
 from tests.support.thread_ranks import ThreadWorld
 
-PROCESSES = 8  # ranks of mpirun take one of so many files
+PROCESSES = 8  # under mpirun, one file of this number is taken
 
 
 def skip_most(world, index: int) -> None:

@@ -273,7 +273,7 @@ def test_prompts_after_a_slow_first_step_are_not_computed_token_by_token():
     while any(other.reads_prompt for other in others):
         advance(scheduler, lambda chunks: 0.1 + 0.01 * sum(chunk.tokens for chunk in chunks))
         steps += 1
-    assert steps <= 24, "133 tokens, of which a step has about seven"
+    assert steps <= 24, "133 tokens, about seven in a step"
 
 
 def test_streams_of_a_lost_engine_are_computed_again_without_a_limit_of_seconds():

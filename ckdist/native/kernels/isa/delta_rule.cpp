@@ -1,20 +1,11 @@
 #include "kernels/delta_rule.h"
 
 #include "kernels/isa/gate.h"
+#include "kernels/isa/lanes.h"
 
 namespace ckdist {
 namespace CKDIST_ISA {
 namespace {
-
-CKDIST_INLINE Vec load_lanes(const float* p, int lanes) { return lanes == kLanes ? load(p) : load_n(p, lanes); }
-CKDIST_INLINE void store_lanes(float* p, Vec a, int lanes) { lanes == kLanes ? store(p, a) : store_n(p, a, lanes); }
-
-template <class Body>
-CKDIST_INLINE void each(int64_t n, Body&& body) {
-  int64_t i = 0;
-  for (; n - i >= kLanes; i += kLanes) body(i, kLanes);
-  if (i < n) body(i, static_cast<int>(n - i));
-}
 
 void short_conv(const float* const* rows, const float* taps, int64_t stride, int tap_count, const float* bias,
                 bool activates, int64_t n, float* out) {

@@ -1,22 +1,13 @@
 #include "kernels/state_gradient.h"
 
 #include "kernels/isa/gate.h"
+#include "kernels/isa/lanes.h"
 
 namespace ckdist {
 namespace CKDIST_ISA {
 namespace {
 
 constexpr int kWide = kStateColumns / kLanes;  // Vecs of a row of a state
-
-CKDIST_INLINE Vec load_lanes(const float* p, int lanes) { return lanes == kLanes ? load(p) : load_n(p, lanes); }
-CKDIST_INLINE void store_lanes(float* p, Vec a, int lanes) { lanes == kLanes ? store(p, a) : store_n(p, a, lanes); }
-
-template <class Body>
-CKDIST_INLINE void each(int64_t n, Body&& body) {
-  int64_t i = 0;
-  for (; n - i >= kLanes; i += kLanes) body(i, kLanes);
-  if (i < n) body(i, static_cast<int>(n - i));
-}
 
 // Columns of one row, in registers.
 struct Columns {
