@@ -269,7 +269,7 @@ def fill_shard(loader: ShardLoader, config: EngineConfig, world: World, progress
     if config.repack != "off" and not config.quantize:
         # With -v alone, since it may come in the middle of a text. Rank 0 reads the weights of all ranks of its host.
         on_finished = (lambda filled: log.debug("%s", filled)) if world.rank == 0 else None
-        loader.repack(config.repack, trace=trace, on_finished=on_finished)
+        loader.repack(trace=trace, on_finished=on_finished)
         return
     if config.repack != "off" and world.rank == 0:
         log.debug("--quantize changes the weights, so all of them are packed before anything runs")

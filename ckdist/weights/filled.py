@@ -12,7 +12,6 @@ class Filled:
     kept: int  # bytes packed by this rank's steps, for its own arena or another rank's
     seconds: float  # from the start of packing to now, or to its end
     finished: bool  # on this rank and all ranks whose arenas it reads
-    copy_engine: str
 
     @property
     def fraction(self) -> float:
@@ -30,4 +29,4 @@ class Filled:
 
     def __str__(self) -> str:
         kept = f", {self.kept / 1e9:.2f} GB of it by steps" if self.kept else ""
-        return f"weights are packed: {self.bytes / 1e9:.2f} GB in {self.seconds:.2f} s{kept}; by {self.copy_engine}"
+        return f"weights are packed: {self.bytes / 1e9:.2f} GB in {self.seconds:.2f} s{kept}"

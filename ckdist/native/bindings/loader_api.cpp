@@ -8,7 +8,6 @@
 #include "bindings/loader_handle.h"
 #include "bindings/trace_handle.h"
 
-using ckdist::CopyEngineChoice;
 using ckdist::Loader;
 using ckdist::Matrix;
 using ckdist::Repacker;
@@ -158,8 +157,7 @@ int ckdist_loader_add_peer_matrix(ckdist_loader* loader, int peer, const ckdist_
 
 int ckdist_loader_fill(ckdist_loader* loader, const ckdist_filling* filling) {
   return ckdist::guard([&] {
-    loader->loader.fill({filling->threads, filling->background != 0,
-                         static_cast<CopyEngineChoice>(filling->copy_engine), filling->until, filling->trace});
+    loader->loader.fill({filling->threads, filling->background != 0, filling->until, filling->trace});
   });
 }
 
@@ -181,8 +179,6 @@ void ckdist_loader_stop(ckdist_loader* loader) {
 
 void ckdist_loader_filled(ckdist_loader* loader, ckdist_filled* out) {
   const Repacker& r = *loader->loader.repacker();
-  *out = {r.stored_bytes_done(), r.bytes(), r.ready_bytes(), r.kept_bytes(), r.seconds(), r.finished(), {}, {}};
-  std::snprintf(out->copy_engine, sizeof out->copy_engine, "%s", r.engine().c_str());
-  std::snprintf(out->trouble, sizeof out->trouble, "%s", r.trouble().c_str());
+  *out = {r.stored_bytes_done(), r.bytes(), r.ready_bytes(), r.kept_bytes(), r.seconds(), r.finished()};
 }
 }

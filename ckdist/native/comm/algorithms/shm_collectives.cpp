@@ -278,7 +278,7 @@ bool ShmCollectives::worth_direct_write(int64_t bytes) const {
 
 // Writes a part to peer i. `total`: bytes that the call reads and writes on this rank.
 void ShmCollectives::write_to_peer(int i, uint8_t* to, const uint8_t* from, int64_t bytes, int64_t total) const {
-  if (distance_.distant(i) || total >= kStreamed) widest_stream().copy(to, from, bytes);
+  if (distance_.distant(i) || total >= kStreamed) widest_stream_copy()(to, from, bytes);
   else copy(to, from, bytes);
 }
 

@@ -17,7 +17,7 @@
 #include "comm/algorithms/order.h"
 #include "comm/bootstrap/host_memory.h"
 #include "comm/bootstrap/shm_rendezvous.h"
-#include "copy_engines/stream_engine.h"
+#include "core/stream_copy.h"
 
 namespace ckdist {
 
