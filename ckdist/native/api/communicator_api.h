@@ -1,9 +1,5 @@
-#ifndef CKDIST_API_COMMUNICATOR_H
-#define CKDIST_API_COMMUNICATOR_H
-#include <stdint.h>
-#ifdef __cplusplus
-extern "C" {
-#endif
+#pragma once
+#include "api/export.h"
 
 enum ckdist_element {
   ckdist_element_float32,
@@ -130,8 +126,3 @@ CKDIST_EXPORT int ckdist_time_function(void* function, const uint64_t* words, vo
                                        double* out);
 CKDIST_EXPORT int ckdist_time_barrier(struct ckdist_communicator* communicator, int32_t calls, double* out);
 CKDIST_EXPORT int ckdist_time_round_trip(struct ckdist_communicator* communicator, int32_t calls, double* out);
-
-#ifdef __cplusplus
-}  // extern "C"
-#endif
-#endif

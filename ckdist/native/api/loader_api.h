@@ -1,10 +1,6 @@
-#ifndef CKDIST_API_LOADER_H
-#define CKDIST_API_LOADER_H
-#include <stdint.h>
+#pragma once
+#include "api/export.h"
 #include "api/trace_api.h"
-#ifdef __cplusplus
-extern "C" {
-#endif
 
 /* A rank's shard of one weight matrix. It has the same bytes as ckdist::Weight in runtime/sliced_matrix.h. */
 struct ckdist_matrix {
@@ -137,8 +133,8 @@ CKDIST_EXPORT int ckdist_loader_add_peer_matrix(ckdist_loader* loader, int peer,
 
 /* How the arena is filled. */
 struct ckdist_filling {
-  int32_t threads;    /* while no step runs */
-  int32_t background; /* steps run at the same time */
+  int32_t threads;            /* while no step runs */
+  int32_t background;         /* steps run at the same time */
   double until;               /* part of the packed bytes at which filling ends for good, if below 1 */
   struct ckdist_trace* trace; /* receives a lane for each thread and must outlive the loader; or null */
 };
@@ -161,8 +157,3 @@ struct ckdist_filled {
   int32_t finished; /* all is ready on all ranks that this one reads, and the files are released */
 };
 CKDIST_EXPORT void ckdist_loader_filled(ckdist_loader* loader, struct ckdist_filled* out);
-
-#ifdef __cplusplus
-}  // extern "C"
-#endif
-#endif

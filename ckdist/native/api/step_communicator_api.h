@@ -1,9 +1,5 @@
-#ifndef CKDIST_API_STEP_COMMUNICATOR_H
-#define CKDIST_API_STEP_COMMUNICATOR_H
-#include <stdint.h>
-#ifdef __cplusplus
-extern "C" {
-#endif
+#pragma once
+#include "api/export.h"
 
 /* The view of a communicator for inference steps (native/comm/step_communicator.h). An executable creates its own.
    The calls below are for ranks without an executable. `step` is named in errors. */
@@ -36,8 +32,3 @@ CKDIST_EXPORT const float* ckdist_steps_gathered(struct ckdist_steps* steps);
 CKDIST_EXPORT int ckdist_steps_send(struct ckdist_steps* steps, int32_t peer, const void* data, int64_t bytes,
                                     int32_t step);
 CKDIST_EXPORT int ckdist_steps_recv(struct ckdist_steps* steps, int32_t peer, void* data, int64_t bytes, int32_t step);
-
-#ifdef __cplusplus
-}  // extern "C"
-#endif
-#endif

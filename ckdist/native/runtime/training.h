@@ -10,8 +10,6 @@
 #include <vector>
 
 #include "core/error.h"
-#include "core/export.h"
-
 #include "api/training_api.h"
 #include "comm/communicator.h"
 #include "kernels/kernels.h"
