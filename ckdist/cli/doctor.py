@@ -263,9 +263,8 @@ def text_of(
 def machine_facts(machine: Machine) -> dict[str, Any]:
     """Returns the machine for JSON."""
     read = {name: value for name, value in dataclasses.asdict(machine).items() if name != "tree"}
-    devices = {"rdma": machine.rdma, "dsa": machine.dsa}
-    read |= {name: [dataclasses.asdict(device) for device in found] for name, found in devices.items()}
-    return {**read, "packages": len(machine.packages), "clusters": machine.cluster_name}
+    ports = [dataclasses.asdict(port) for port in machine.rdma]
+    return {**read, "rdma": ports, "packages": len(machine.packages), "clusters": machine.cluster_name}
 
 
 def run(config: DoctorConfig) -> int:

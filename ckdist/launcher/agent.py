@@ -1,7 +1,7 @@
 """`python -m ckdist.launcher.agent`: starts the ranks of one host for a supervisor on another host.
 
-It reads commands from standard input and writes events to standard output (`frames`). If its input ends, because the
-supervisor or the connection is lost, it ends its ranks and itself.
+It reads commands from standard input and writes events to standard output (`agent_frames`). If its input ends, because
+the supervisor or the connection is lost, it ends its ranks and itself.
 """
 
 import os

@@ -35,6 +35,7 @@ class Memory:
 
     total: int
     available: int
+    swap: int
     swap_used: int
     huge_pages: tuple[HugePages, ...]
     transparent: str  # always, madvise, never; "" if the kernel has no transparent huge pages
@@ -87,6 +88,7 @@ def read_memory(tree: Tree) -> Memory:
     return Memory(
         total=size("MemTotal"),
         available=size("MemAvailable"),
+        swap=size("SwapTotal"),
         swap_used=max(0, size("SwapTotal") - size("SwapFree")),
         huge_pages=_huge_pages(tree, "sys/kernel/mm/hugepages"),
         transparent=chosen,

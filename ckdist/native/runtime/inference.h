@@ -303,9 +303,9 @@ class Inference : public Executor {
   // keeps all slices that it packs.
   static constexpr int64_t kKeptShare = 16;
 
-  struct alignas(64) ThreadBuffers {     // memory of one thread that lasts over steps
-    uint8_t* activations[3];             // kReplicatedRows rows for each format
-    uint8_t *slice, *panel;              // panel: null if no plan expands weights
+  struct alignas(64) ThreadBuffers {  // memory of one thread that lasts over steps
+    uint8_t* activations[3];          // kReplicatedRows rows for each format
+    uint8_t *slice, *panel;           // panel: null if no plan expands weights
     int shared_turn = 0;
     int64_t moved = 0;  // bytes read from other ranks' memory in this batch
   };
