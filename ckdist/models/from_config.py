@@ -3,7 +3,7 @@
 A file in `families` calls the functions for its family. ConfigKeys has the defaults of absent fields.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -39,9 +39,9 @@ class Sizes:
         return Attention(self.num_heads, self.num_kv_heads, self.head_dim, usual if scale is None else scale, **more)
 
     def model(
-        self, family: str, layers: Sequence[LayerSpec], ropes: Mapping[str, RopeSpec], tied: bool, **more: Any
+        self, layers: Sequence[LayerSpec], ropes: Mapping[str, RopeSpec], tied: bool, family: str = "", **more: Any
     ) -> ModelSpec:
-        """A model of these sizes. `more` are further fields of ModelSpec."""
+        """A model of these sizes. `family`: if it is not the one that reads the file. `more`: fields of ModelSpec."""
         sizes = self.vocab_size, self.hidden_size
         return ModelSpec(family, *sizes, tuple(layers), ropes, self.norm_eps, self.max_position, tied, **more)
 
@@ -56,9 +56,8 @@ def sizes(f: Fields, norm_eps: str = "rms_norm_eps", head_dim: int = 0) -> Sizes
     if not head_dim and f.has("head_dim"):
         head_dim = f.integer("head_dim", high=limits.MAX_HEAD_DIM)
     elif not head_dim and hidden_size % num_heads:
-        raise f.error(
-            "hidden_size", hidden_size, f"divisible by num_attention_heads ({num_heads}), or head_dim must be given"
-        )
+        allowed = f"divisible by num_attention_heads ({num_heads}), or head_dim must be given"
+        raise f.error("hidden_size", hidden_size, allowed)
     return Sizes(
         num_layers=f.integer("num_hidden_layers", high=limits.MAX_LAYERS),
         hidden_size=hidden_size,
@@ -71,6 +70,24 @@ def sizes(f: Fields, norm_eps: str = "rms_norm_eps", head_dim: int = 0) -> Sizes
     )
 
 
+def attention(f: Fields, n: Sizes, **more: Any) -> Attention:
+    """The attention of a layer, all of whose projections have biases or none. `more` are further fields of Attention."""
+    bias = f.flag("attention_bias")
+    return n.attention(qkv_bias=bias, o_bias=bias, **more)
+
+
+def model(
+    f: Fields,
+    outer: Fields,
+    n: Sizes,
+    layers: Sequence[LayerSpec],
+    ropes: Mapping[str, RopeSpec] | None = None,
+    **more: Any,
+) -> ModelSpec:
+    """A model of these layers. `ropes`: default: `rotations`. `more` are further fields of ModelSpec."""
+    return n.model(layers, rotations(f, n) if ropes is None else ropes, tied(f, outer), **more)
+
+
 def tied(f: Fields, outer: Fields) -> bool:
     """True if the output projection is tied to the embeddings.
 
@@ -79,12 +96,9 @@ def tied(f: Fields, outer: Fields) -> bool:
     return outer.flag("tie_word_embeddings", f.flag("tie_word_embeddings"))
 
 
-def activation(f: Fields, field: str = "hidden_act") -> str:
+def activation(f: Fields, field: str = "hidden_act", known: Mapping[str, str] = ACTIVATIONS) -> str:
     """The activation function. Raises ModelFileError if it is not known."""
-    name = f.text(field)
-    if name not in ACTIVATIONS:
-        raise f.error(field, name, f"one of {', '.join(ACTIVATIONS)}")
-    return ACTIVATIONS[name]
+    return known[f.choice(field, known)]
 
 
 def dense(f: Fields, function: str | None = None, bias: bool = False) -> DenseFfn:
@@ -93,19 +107,31 @@ def dense(f: Fields, function: str | None = None, bias: bool = False) -> DenseFf
     return DenseFfn(size, function or activation(f), bias)
 
 
-def experts(f: Fields, count: str, size: str, routing: Routing, **more: Any) -> MoeFfn:
+def experts(f: Fields, count: str, size: str, routing: Routing, function: str | None = None, **more: Any) -> MoeFfn:
     """The experts of a layer. `count` and `size` are the names of the fields for their number and intermediate size.
 
-    `more` are further fields of MoeFfn.
+    `function` is that of their gates; None: the one in the file. `more` are further fields of MoeFfn.
     """
     routing = replace(routing, used=f.integer("num_experts_per_tok", high=limits.MAX_EXPERTS))
-    return MoeFfn(
-        f.integer(count, high=limits.MAX_EXPERTS),
-        f.integer(size, high=limits.MAX_FFN),
-        routing,
-        activation(f),
-        **more,
-    )
+    sizes = f.integer(count, high=limits.MAX_EXPERTS), f.integer(size, high=limits.MAX_FFN)
+    return MoeFfn(*sizes, routing, function or activation(f), **more)
+
+
+def dense_layers(f: Fields) -> int:
+    """Reads the number of first layers without experts: first_k_dense_replace, or mlp_layer_types of newer files."""
+    dense, types = f.integer("first_k_dense_replace", low=0), f.raw("mlp_layer_types")
+    if types is None:
+        return dense
+    count = f.integer("num_hidden_layers", high=limits.MAX_LAYERS)
+    if types not in [["dense"] * first + ["sparse"] * (count - first) for first in range(count + 1)]:
+        raise f.error("mlp_layer_types", types, f"a list of {count}, first dense ones and then sparse ones")
+    return types.count("dense")
+
+
+def after_dense(dense: Callable[[], DenseFfn], experts: MoeFfn, count: int, layers: int) -> list[DenseFfn | MoeFfn]:
+    """The feed-forward of each layer: `count` dense ones, then experts. `dense` is read only if a layer needs it."""
+    count = min(count, layers)
+    return [*([dense()] * count if count else []), *[experts] * (layers - count)]
 
 
 def balance(f: Fields) -> dict[str, float]:

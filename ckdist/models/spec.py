@@ -3,9 +3,9 @@
 A model is a tuple of layers, each with its own description. It does not depend on files or on sharding.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -232,6 +232,7 @@ class CrossAttention:
     replaces_stream: bool = False  # as in `Norms`, for the norm before this part
 
 
+Kind = TypeVar("Kind")
 StateMixer: TypeAlias = "GatedDeltaNet | GatedConv | Mamba1 | Mamba2"
 Mixer: TypeAlias = "Attention | LatentAttention | StateMixer | AttentionAndMamba | CompressedAttention"
 
@@ -310,7 +311,7 @@ class ModelSpec:
     @property
     def generates(self) -> bool:
         """True if it predicts the next token: no layer is bidirectional."""
-        return not any(isinstance(layer.mixer, Attention) and layer.mixer.bidirectional for layer in self.layers)
+        return not any(mixer.bidirectional for mixer in self.mixers(Attention))
 
     @property
     def reads_whole(self) -> bool:
@@ -323,8 +324,7 @@ class ModelSpec:
 
         The rows of such steps take about a hundredth of the memory of the experts.
         """
-        mixtures = [layer.ffn for layer in self.layers if isinstance(layer.ffn, MoeFfn)]
-        return max([LEAST_UBATCH, *(EXPERT_ROWS * ffn.num_experts // ffn.routing.used for ffn in mixtures)])
+        return max([LEAST_UBATCH, *(EXPERT_ROWS * ffn.num_experts // ffn.routing.used for ffn in self.mixtures())])
 
     @property
     def shares_values(self) -> bool:
@@ -333,7 +333,7 @@ class ModelSpec:
             self.layer_inputs is not None
             or self.streams is not None
             or self.block_residuals is not None
-            or any(isinstance(layer.mixer, Attention) and layer.mixer.source is not None for layer in self.layers)
+            or any(mixer.source is not None for mixer in self.mixers(Attention))
         )
 
     @property
@@ -343,6 +343,25 @@ class ModelSpec:
         Encoder and decoder use the layers' own caches in turn.
         """
         return max(len(self.layers), len(self.encoder.layers) if self.encoder else 0)
+
+    def mixers(self, kind: type[Kind]) -> list[Kind]:
+        """The mixers of a kind, in the order of their layers."""
+        return [layer.mixer for layer in self.layers if isinstance(layer.mixer, kind)]
+
+    @property
+    def kv_heads(self) -> list[int]:
+        """The key heads of each layer; 0 in one without attention."""
+        return [layer.mixer.num_kv_heads if isinstance(layer.mixer, Attention) else 0 for layer in self.layers]
+
+    def mixtures(self) -> list[MoeFfn]:
+        """The feed-forwards with experts, in the order of their layers."""
+        return [layer.ffn for layer in self.layers if isinstance(layer.ffn, MoeFfn)]
+
+    def with_layers(self, **parts: Sequence[Any]) -> "ModelSpec":
+        """The model with other parts of layers: a value per layer for each of these fields of LayerSpec."""
+        rows = zip(self.layers, *parts.values(), strict=True)
+        layers = (replace(layer, **dict(zip(parts, row, strict=True))) for layer, *row in rows)
+        return replace(self, layers=tuple(layers))
 
     def at_context(self, context_length: int) -> "ModelSpec":
         """The model for contexts of `context_length` tokens: its rotations may depend on that."""

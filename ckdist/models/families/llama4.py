@@ -13,7 +13,7 @@ from ckdist.models.spec import Attention, DenseFfn, LayerSpec, ModelSpec, MoeFfn
 from ckdist.program.query_scale import QueryScale
 from ckdist.program.routing import Routing
 
-NAME, PERIOD, CHUNK, THETA = "llama4", 4, 8192, 5e5
+PERIOD, CHUNK, THETA = 4, 8192, 5e5
 SCALE = QueryScale(0.1, CHUNK, from_one=True)  # GGUF readers know these numbers, and norms unless there are 128 experts
 ROUTING = Routing(used=1, scores="sigmoid", renormalise=False)
 KEYS = llama.KEYS.but(
@@ -61,32 +61,28 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
         raise f.error("moe_layers", listed, "a list of layers")
     with_experts = range(step - 1, n.num_layers, step) if listed is None else listed
     layers = layers_of(n, base, chunk, rotated, chunked, scale, lambda i: moe if i in with_experts else dense)
-    return n.model(NAME, layers, from_config.rotations(f, n, interleaved=True), from_config.tied(f, outer))
+    return from_config.model(f, outer, n, layers, from_config.rotations(f, n, interleaved=True))
 
 
 def gguf(header: GgufHeader) -> ModelSpec:
     """Reads GGUF metadata."""
-    from ckdist.models import from_gguf
-
-    f, n = header.fields, from_gguf.sizes(header)
-    base = replace(from_gguf.attention(header, n), qk_norm="")
-    moe = replace(from_gguf.experts(header, ROUTING, shared=True), shares_input=True)
-    dense, step = from_gguf.dense(header), f.integer("interleave_moe_layer_step", high=limits.MAX_LAYERS)
+    f, n = header.fields, header.sizes()
+    base = replace(header.attention(n), qk_norm="")
+    moe = replace(header.experts(ROUTING, shared=True), shares_input=True)
+    dense, step = header.dense(), f.integer("interleave_moe_layer_step", high=limits.MAX_LAYERS)
     chunk = CHUNK * (f.integer("attention.sliding_window", 1, low=0, high=limits.MAX_POSITION) > 0)
     rotated = [not chunk or (i + 1) % PERIOD != 0 for i in range(n.num_layers)]
     base = replace(base, qk_norm="" if moe.num_experts == 128 else "unit")
     ffn = lambda i: dense if (i + 1) % step else moe
     layers = layers_of(n, base, chunk, rotated, rotated, SCALE, ffn)
-    return n.model(
-        NAME, layers, {"global": from_gguf.rotation(header, n, THETA, interleaved=True)}, from_gguf.tied(header)
-    )
+    return n.model(layers, {"global": header.rotation(n, THETA, interleaved=True)}, header.tied())
 
 
 def written(spec: ModelSpec, where: str) -> dict[str, Any]:
     """Further GGUF metadata. Raises ArchitectureError for numbers that GGUF readers do not know."""
     with_experts = [i for i, layer in enumerate(spec.layers) if isinstance(layer.ffn, MoeFfn)]
     if not with_experts:
-        raise ArchitectureError(f"{where}: {NAME} without experts has no GGUF form")
+        raise ArchitectureError(f"{where}: llama4 without experts has no GGUF form")
     step, moe = with_experts[0] + 1, spec.layers[with_experts[0]].ffn
     assert isinstance(moe, MoeFfn)
     dense = next((one.ffn for one in spec.layers if isinstance(one.ffn, DenseFfn)), DenseFfn(moe.intermediate_size))
@@ -99,7 +95,7 @@ def written(spec: ModelSpec, where: str) -> dict[str, Any]:
     ffn = lambda i: dense if (i + 1) % step else moe
     if layers_of(n, a, CHUNK * chunked, rotated, rotated, SCALE, ffn) != list(spec.layers):
         raise ArchitectureError(
-            f"{where}: GGUF readers know a {NAME} with chunks of {CHUNK} tokens and a layer without rotation every "
+            f"{where}: GGUF readers know a llama4 with chunks of {CHUNK} tokens and a layer without rotation every "
             f"{PERIOD} layers; other numbers have no GGUF form"
         )
     return {

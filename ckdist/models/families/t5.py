@@ -11,7 +11,6 @@ from ckdist.models.families import bert
 from ckdist.models.families.family import Family, Fields, GgufHeader, TensorNames, in_layers
 from ckdist.models.spec import Attention, CrossAttention, DenseFfn, LayerSpec, ModelSpec, RelativeBias
 
-NAME = "t5"
 DISTANCE = 128
 KEYS = ConfigKeys(
     {
@@ -26,14 +25,8 @@ KEYS = ConfigKeys(
         "num_hidden_layers": "num_layers",
     },
     # feed_forward_proj has the first two; distances are not limited; an encoder has neither of the others
-    unused=(
-        "dense_act_fn",
-        "is_gated_act",
-        "n_positions",
-        "num_decoder_layers",
-        "scale_decoder_outputs",
-        "tie_word_embeddings",
-    ),
+    unused=("dense_act_fn", "is_gated_act", "n_positions", "num_decoder_layers", "scale_decoder_outputs",
+            "tie_word_embeddings"),
 )  # fmt: skip
 MAX_POSITION = 1 << 15  # most tokens of a sequence; the model itself has no limit
 FUNCTIONS = {"relu": "relu", "gelu": "gelu", "gelu_new": "gelu_tanh", "silu": "silu", "swish": "silu"}
@@ -70,15 +63,13 @@ def from_gguf_header(header: GgufHeader) -> ModelSpec:
 
     As in llama.cpp, the function is that of version 1.1 if the feed-forward is gated. The largest distance is 128.
     """
-    from ckdist.models import from_gguf
-
-    f, n = header.fields, from_gguf.sizes(header)
+    f, n = header.fields, header.sizes()
     buckets = f.integer("attention.relative_buckets_count", 32, low=4, high=DISTANCE)
     attention = Attention(
         n.num_heads, n.num_heads, n.head_dim, 1.0, rope=None, relative=RelativeBias(buckets, DISTANCE)
     )  # fmt: skip
     gated = "enc.blk.0.ffn_gate.weight" in header.dims
-    ffn = DenseFfn(from_gguf.ffn_size(header), "gelu_tanh" if gated else "relu", gated=gated)
+    ffn = DenseFfn(header.ffn_size(), "gelu_tanh" if gated else "relu", gated=gated)
     encoder = _encoder(attention, ffn, n.num_layers, n.vocab_size, n.hidden_size, n.norm_eps)
     layers = f.integer("decoder_block_count", n.num_layers, high=limits.MAX_LAYERS)
     start = f.integer("decoder_start_token_id", 0, low=0, high=n.vocab_size - 1)
@@ -87,7 +78,7 @@ def from_gguf_header(header: GgufHeader) -> ModelSpec:
 
 def _encoder(attention: Attention, ffn: DenseFfn, layers: int, vocab: int, hidden: int, eps: float) -> ModelSpec:
     encodes = LayerSpec(replace(attention, bidirectional=True), ffn)
-    return ModelSpec(NAME, vocab, hidden, (encodes,) * layers, {}, eps, MAX_POSITION, root="encoder")
+    return ModelSpec("", vocab, hidden, (encodes,) * layers, {}, eps, MAX_POSITION, root="encoder")
 
 
 def _whole(encoder: ModelSpec, attention: Attention, layers: int, tied: bool, start: int) -> ModelSpec:
@@ -95,7 +86,7 @@ def _whole(encoder: ModelSpec, attention: Attention, layers: int, tied: bool, st
     cross = CrossAttention(replace(attention, relative=None))
     layer, hidden = LayerSpec(attention, encoder.layers[0].ffn, cross=cross), encoder.hidden_size
     return ModelSpec(
-        NAME, encoder.vocab_size, hidden, (layer,) * layers, {}, encoder.norm_eps, MAX_POSITION, tied,
+        "", encoder.vocab_size, hidden, (layer,) * layers, {}, encoder.norm_eps, MAX_POSITION, tied,
         logit_scale=hidden**-0.5 if tied else 1.0, encoder=encoder, start_tokens=(start,),
     )  # fmt: skip
 

@@ -35,6 +35,7 @@ CHANGES: dict[str, dict[str, Any]] = {
         },
         "nulls": {"num_key_value_heads": None},
     },
+    "kimi_k2": {},  # its sizes are in its files
     "sarvam_mla": {
         "defaults": {
             "first_k_dense_replace": 1, "hidden_size": 4096, "intermediate_size": 16384, "n_group": 1,
