@@ -30,9 +30,8 @@ from ckdist.weights.published_parts import (
     round_up,
     shape_error,
 )
-from ckdist.weights.safetensors import StoredTensor
 from ckdist.weights.scales import FORMS, Read, Scales
-from ckdist.weights.tensor_source import Place
+from ckdist.weights.tensor_source import Place, StoredTensor
 
 ONES = 0x11111111  # 1 in each field of four bits
 _OLDER = {  # files that config.json replaced

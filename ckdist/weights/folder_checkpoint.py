@@ -13,8 +13,8 @@ from ckdist.weights.checkpoint import Checkpoint
 from ckdist.weights.generation import with_generation_rules
 from ckdist.weights.json_file import quantization_config, read_json_object
 from ckdist.weights.safetensors import read_folder
-from ckdist.weights.stored_weights import SAFETENSORS_TYPES, StoredWeights, notes_on, required, sources, weights_of
-from ckdist.weights.tensor_source import TensorSource
+from ckdist.weights.stored_weights import notes_on, required, sources, weights_of
+from ckdist.weights.tensor_source import StoredTensor, TensorSource
 
 
 def open_folder(path: pathlib.Path) -> Checkpoint:
@@ -35,17 +35,7 @@ def open_folder(path: pathlib.Path) -> Checkpoint:
         from ckdist.weights.published import join_tensors
 
         stored, tensors = join_tensors(tensors, quantization, str(path))
-    stored += [
-        StoredWeights(
-            name,
-            SAFETENSORS_TYPES[t.dtype].number if t.dtype in SAFETENSORS_TYPES else -1,
-            t.shape,
-            t.file,
-            t.offset,
-            t.dtype,
-        )
-        for name, t in tensors.items()
-    ]
+    stored += tensors.values()
     shapes, names = weight_shapes(spec), family(spec.family).safetensors
     found, unread = sources(spec, names, stored, {OUTPUT: shapes[EMBEDDING], **shapes})
     notes += _naming_notes(names, stored, shapes)
@@ -66,7 +56,7 @@ def open_folder(path: pathlib.Path) -> Checkpoint:
 
 
 def _naming_notes(
-    names: TensorNames, stored: Sequence[StoredWeights], shapes: Mapping[str, tuple[int, ...]]
+    names: TensorNames, stored: Sequence[StoredTensor], shapes: Mapping[str, tuple[int, ...]]
 ) -> list[str]:
     """A note if tensors are read whose names lack `model.`."""
     stacks = {stack_of(one.name)[0]: one.name for one in stored}

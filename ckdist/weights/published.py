@@ -36,9 +36,8 @@ from ckdist.weights.published_parts import (
     round_up,
     shape_error,
 )
-from ckdist.weights.safetensors import StoredTensor
 from ckdist.weights.scales import FORMS, Scales
-from ckdist.weights.stored_weights import StoredWeights
+from ckdist.weights.tensor_source import StoredTensor
 
 READ = "fp8, compressed-tensors of 8-bit floats, 4-bit integers and FP4, mxfp4, modelopt's NVFP4, and gptq and awq"
 _FORMS = {  # of compressed-tensors -> the fields of weights
@@ -111,7 +110,7 @@ def _expect(settings: Mapping[str, Any], allowed: Mapping[str, tuple[Any, ...]],
 
 def join_tensors(
     stored: Mapping[str, StoredTensor], quantization: Mapping[str, Any] | None, where: str
-) -> tuple[list[StoredWeights], dict[str, StoredTensor]]:
+) -> tuple[list[StoredTensor], dict[str, StoredTensor]]:
     """Splits the tensors of a folder into quantised matrices and all other tensors.
 
     Args:
