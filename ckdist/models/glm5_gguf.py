@@ -119,7 +119,7 @@ def values(spec: ModelSpec, weight: str, values: np.ndarray) -> np.ndarray:
     part = weight.rpartition(".")[2]
     if part == "fn" and spec.streams:
         return values.reshape(-1, spec.streams.count * spec.hidden_size)
-    mixer = spec.layers[int(weight.split(".")[2])].mixer if part == "pool_bias" else None
+    mixer = spec.layer_of(weight).mixer if part == "pool_bias" else None
     if isinstance(mixer, LatentAttention) and mixer.indexer:
         return values.reshape(mixer.indexer.pool, -1)
     values = kimi_linear.gguf_values(spec, weight, values)

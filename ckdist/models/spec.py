@@ -15,10 +15,10 @@ from ckdist.program.routing import Routing
 
 if TYPE_CHECKING:
     from ckdist.models.altup_fields import AltUp
-    from ckdist.models.block_indexer import BlockIndexer
+    from ckdist.models.block_indexer import BlockIndexer, MeanIndexer
     from ckdist.models.block_residual_fields import BlockResiduals
     from ckdist.models.compressed_fields import CompressedAttention, HyperConnections
-    from ckdist.models.gated_fields import GatedStreams, MeanIndexer
+    from ckdist.models.gated_fields import GatedStreams
     from ckdist.models.indexer import Indexer
     from ckdist.models.scoring_head import Scorer
     from ckdist.models.state_mixers import AttentionAndMamba, GatedConv, GatedDeltaNet, Mamba1, Mamba2
@@ -233,8 +233,7 @@ class CrossAttention:
 
 
 Kind = TypeVar("Kind")
-StateMixer: TypeAlias = "GatedDeltaNet | GatedConv | Mamba1 | Mamba2"
-Mixer: TypeAlias = "Attention | LatentAttention | StateMixer | AttentionAndMamba | CompressedAttention"
+Mixer: TypeAlias = "Attention | LatentAttention | CompressedAttention | GatedDeltaNet | GatedConv | Mamba1 | Mamba2 | AttentionAndMamba"
 
 
 @dataclass(frozen=True)
@@ -352,6 +351,10 @@ class ModelSpec:
     def kv_heads(self) -> list[int]:
         """The key heads of each layer; 0 in one without attention."""
         return [layer.mixer.num_kv_heads if isinstance(layer.mixer, Attention) else 0 for layer in self.layers]
+
+    def layer_of(self, weight: str) -> LayerSpec:
+        """The layer of a weight, whose name begins as model.layers.0."""
+        return self.layers[int(weight.split(".")[2])]
 
     def mixtures(self) -> list[MoeFfn]:
         """The feed-forwards with experts, in the order of their layers."""

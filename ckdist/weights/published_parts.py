@@ -3,6 +3,7 @@
 import os
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -33,6 +34,14 @@ def part_of(
             f"{part.file}: tensor {name!r} has dtype {part.dtype}; it must be {' or '.join(dtypes_read)}"
         )
     return part
+
+
+def expect(settings: Mapping[str, Any], allowed: Mapping[str, tuple[Any, ...]], where: str) -> None:
+    """Raises ModelFileError, which begins with `where`, for a setting whose value is not `allowed`."""
+    for key, values in allowed.items():
+        if (value := settings.get(key)) not in values:
+            known = " or ".join(repr(known) for known in values if known is not None) or "absent"
+            raise ModelFileError(f"{where}: {key} is {str(value)[:40]!r} in quantization_config; it must be {known}")
 
 
 def shape_error(part: StoredTensor, of: StoredTensor, needed: str) -> ModelFileError:

@@ -187,7 +187,7 @@ def _stacked(weight: str, matrices: Mapping[int, TensorSource], shape: tuple[int
 
 def _head_parts(spec: ModelSpec, tensor: StoredTensor, weights: tuple[str, ...]) -> list[TensorSource]:
     """The sources of the matrices that make keys and values from a latent vector. The tensor has both for each head."""
-    mixer = spec.layers[int(weights[0].split(".")[2])].mixer
+    mixer = spec.layer_of(weights[0]).mixer
     assert isinstance(mixer, LatentAttention)  # only latent attention has these weights
     keys, values, rank, heads = mixer.nope_dim, mixer.v_dim, mixer.kv_lora_rank, mixer.num_heads
     if tensor.shape != (heads * (keys + values), rank):
@@ -228,25 +228,25 @@ def _joined_parts(
 
 def heads_of(spec: ModelSpec, weight: str) -> int:
     """The number of heads in a tensor that groups rows of several weights by head."""
-    mixer = spec.layers[int(weight.split(".")[2])].mixer
+    mixer = spec.layer_of(weight).mixer
     return getattr(mixer, "num_key_heads", 0) or getattr(mixer, "num_heads", 1)
 
 
 def head_dim(spec: ModelSpec, weight: str) -> int:
     """Rows of one head of a layer's queries and keys."""
-    return spec.layers[int(weight.split(".")[2])].attention.head_dim
+    return spec.layer_of(weight).attention.head_dim
 
 
 def num_heads(spec: ModelSpec, weight: str) -> int:
     """The number of heads of a layer with latent attention."""
-    mixer = spec.layers[int(weight.split(".")[2])].mixer
+    mixer = spec.layer_of(weight).mixer
     assert isinstance(mixer, LatentAttention)  # only latent attention has these weights
     return mixer.num_heads
 
 
 def num_experts(spec: ModelSpec, weight: str) -> int:
     """The number of experts of a layer with experts."""
-    ffn = spec.layers[int(weight.split(".")[2])].ffn
+    ffn = spec.layer_of(weight).ffn
     assert isinstance(ffn, MoeFfn)  # only a layer with experts has these weights
     return ffn.num_experts
 

@@ -10,7 +10,7 @@ from ckdist.errors import ArchitectureError, ConfigError, ModelFileError
 from ckdist.models.config_keys import REFUSED_UNLESS, UNUSED
 from ckdist.models.registry import family_of_config, own_families, read_config, spec_from_config
 from ckdist.train.model import open_model
-from ckdist.weights.generation import with_generation_rules
+from ckdist.weights.folder_checkpoint import with_generation_rules
 from tests.support import tiny_training
 from tests.support.paths import GOLDEN
 

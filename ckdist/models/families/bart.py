@@ -104,6 +104,12 @@ ENCODER = {
     **in_layers("encoder.layers", {**COMMON, "self_attn_layer_norm": "post_attention_layernorm"}, "encoder.layers.{}"),
     "encoder.layers.{}.final_layer_norm": "encoder.layers.{next}.input_layernorm",
 }
+DECODER = {
+    **COMMON,
+    **_attention("encoder_attn", "cross_attn"),
+    "self_attn_layer_norm": "cross_attention_layernorm",
+    "encoder_attn_layer_norm": "post_attention_layernorm",
+}
 NAMES = TensorNames(
     {
         "shared": "model.embed_tokens",
@@ -111,15 +117,7 @@ NAMES = TensorNames(
         "decoder.layernorm_embedding": "model.layers.0.input_layernorm",
         "lm_head": "lm_head",
         "final_logits_bias": "lm_head.bias",
-        **in_layers(
-            "decoder.layers",
-            {
-                **COMMON,
-                **_attention("encoder_attn", "cross_attn"),
-                "self_attn_layer_norm": "cross_attention_layernorm",
-                "encoder_attn_layer_norm": "post_attention_layernorm",
-            },
-        ),
+        **in_layers("decoder.layers", DECODER),
         "decoder.layers.{}.final_layer_norm": "model.layers.{next}.input_layernorm",
         **ENCODER,
     },

@@ -94,6 +94,13 @@ def from_gguf_header(header: GgufHeader) -> ModelSpec:
     return replace(spec, positions=positions, max_position=min(n.max_position, positions))
 
 
+OF_LAYER = {
+    **{f"attention.self.{name}": f"self_attn.{name[0]}_proj" for name in ("query", "key", "value")},
+    "attention.output.dense": "self_attn.o_proj",
+    "attention.output.LayerNorm": "post_attention_layernorm",
+    "intermediate.dense": "mlp.up_proj",
+    "output.dense": "mlp.down_proj",
+}
 NAMES = TensorNames(
     {
         "embeddings.word_embeddings": "model.embed_tokens",
@@ -102,18 +109,7 @@ NAMES = TensorNames(
         "embeddings.LayerNorm": "model.layers.0.input_layernorm",
         "pooler.dense": "model.scorer.dense",
         "classifier": "model.scorer.out",
-        **in_layers(
-            "encoder.layer",
-            {
-                "attention.self.query": "self_attn.q_proj",
-                "attention.self.key": "self_attn.k_proj",
-                "attention.self.value": "self_attn.v_proj",
-                "attention.output.dense": "self_attn.o_proj",
-                "attention.output.LayerNorm": "post_attention_layernorm",
-                "intermediate.dense": "mlp.up_proj",
-                "output.dense": "mlp.down_proj",
-            },
-        ),
+        **in_layers("encoder.layer", OF_LAYER),
         "encoder.layer.{}.output.LayerNorm": "model.layers.{next}.input_layernorm",
     },
     outer="bert.",

@@ -101,7 +101,7 @@ def gguf_values(spec: ModelSpec, weight: str, values: np.ndarray) -> np.ndarray:
     """Converts the values of a weight for GGUF."""
     if weight.endswith(".A_log"):
         return -np.exp(values).reshape((-1,) if spec.block_residuals else (-1, 1))  # Kimi-K3 has a vector
-    mixer = spec.layers[int(weight.split(".")[2])].mixer if "_conv1d." in weight else None
+    mixer = spec.layer_of(weight).mixer if "_conv1d." in weight else None
     return values.reshape(-1, 1, mixer.conv_kernel) if isinstance(mixer, GatedDeltaNet) else values
 
 

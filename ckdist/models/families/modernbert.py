@@ -59,6 +59,14 @@ def _rotations(f: Fields, head_dim: int, max_position: int) -> dict[str, RopeSpe
     return found
 
 
+LAYER = {
+    "attn_norm": "input_layernorm",
+    "attn.Wqkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "attn.Wo": "self_attn.o_proj",
+    "mlp_norm": "post_attention_layernorm",
+    "mlp.Wi": ("mlp.gate_proj", "mlp.up_proj"),
+    "mlp.Wo": "mlp.down_proj",
+}
 NAMES = TensorNames(
     {
         "embeddings.tok_embeddings": "model.embed_tokens",
@@ -67,17 +75,7 @@ NAMES = TensorNames(
         "head.dense": "model.scorer.dense",
         "head.norm": "model.scorer.norm",
         "classifier": "model.scorer.out",
-        **in_layers(
-            "layers",
-            {
-                "attn_norm": "input_layernorm",
-                "attn.Wqkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-                "attn.Wo": "self_attn.o_proj",
-                "mlp_norm": "post_attention_layernorm",
-                "mlp.Wi": ("mlp.gate_proj", "mlp.up_proj"),
-                "mlp.Wo": "mlp.down_proj",
-            },
-        ),
+        **in_layers("layers", LAYER),
     },
     outer="model.",
 )

@@ -143,7 +143,7 @@ def gguf_values(spec: ModelSpec, weight: str, values: np.ndarray) -> np.ndarray:
     """Converts the values of a weight for GGUF: value heads of linear attention in the order of tiles."""
     if ".linear_attn." not in weight:
         return values
-    mixer, name = spec.layers[int(weight.split(".")[2])].mixer, weight.split(".", 3)[-1]
+    mixer, name = spec.layer_of(weight).mixer, weight.split(".", 3)[-1]
     assert isinstance(mixer, GatedDeltaNet)
     values = hybrid_values(mixer, name, values)
     if name in TILED_COLUMNS:
