@@ -71,7 +71,7 @@ def sizes(f: Fields, norm_eps: str = "rms_norm_eps", head_dim: int = 0) -> Sizes
 
 
 def attention(f: Fields, n: Sizes, **more: Any) -> Attention:
-    """The attention of a layer, all of whose projections have biases or none. `more` are further fields of Attention."""
+    """The attention of a layer: all its projections have biases, or none. `more` are further fields of Attention."""
     bias = f.flag("attention_bias")
     return n.attention(qkv_bias=bias, o_bias=bias, **more)
 
@@ -82,6 +82,7 @@ def model(
     n: Sizes,
     layers: Sequence[LayerSpec],
     ropes: Mapping[str, RopeSpec] | None = None,
+    /,
     **more: Any,
 ) -> ModelSpec:
     """A model of these layers. `ropes`: default: `rotations`. `more` are further fields of ModelSpec."""

@@ -122,7 +122,7 @@ class GgufHeader:
     def feed_forwards(
         self, n: Sizes, experts: MoeFfn, usual: int = 0, activation: str = "silu"
     ) -> list[DenseFfn | MoeFfn]:
-        """The feed-forward of each layer: first dense ones, then experts. `usual`: dense ones if the file does not say."""
+        """The feed-forward of each layer: first dense ones, then experts. `usual`: dense ones by default."""
         count = self.fields.integer("leading_dense_block_count", usual, low=0, high=limits.MAX_LAYERS)
         return after_dense(lambda: self.dense(activation), experts, count, n.num_layers)
 
@@ -140,7 +140,7 @@ class GgufHeader:
         return any(name.endswith(end) for name in self.dims)
 
     def model(
-        self, n: Sizes, layers: Sequence[LayerSpec], ropes: Mapping[str, RopeSpec] | None = None, **more: Any
+        self, n: Sizes, layers: Sequence[LayerSpec], ropes: Mapping[str, RopeSpec] | None = None, /, **more: Any
     ) -> ModelSpec:
         """A model of these layers. `ropes`: default: `rotation` alone. `more` are further fields of ModelSpec."""
         return n.model(layers, {"global": self.rotation(n)} if ropes is None else ropes, self.tied(), **more)
@@ -197,7 +197,7 @@ class GgufHeader:
         return next((dims[1] for name, dims in self.dims.items() if of.fullmatch(name) and len(dims) > 1), 0)
 
     def sliding_layers(self, num_layers: int, period: int) -> list[bool]:
-        """True for each layer that slides: by the file's pattern, or all but the last of each `period`. Period 0: all."""
+        """True for each layer that slides: by the file's pattern, or all but the last of a period. Period 0: all."""
         f, name = self.fields, "attention.sliding_window_pattern"
         pattern = f.raw(name)
         if isinstance(pattern, np.ndarray):

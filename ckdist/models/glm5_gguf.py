@@ -81,7 +81,7 @@ def export(spec: ModelSpec, where: str) -> GgufForm:
     """Returns the GGUF metadata of a model. Raises ArchitectureError if GGUF cannot describe it."""
     from ckdist.models import to_gguf
 
-    full, net = (next(iter(spec.mixers(kind)), None) for kind in (LatentAttention, GatedDeltaNet))
+    full, net = next(iter(spec.mixers(LatentAttention)), None), next(iter(spec.mixers(GatedDeltaNet)), None)
     streams = spec.streams
     if full is None or net is None or not spec.mixtures() or full.num_heads != net.num_value_heads:
         raise ArchitectureError(f"{where}: one kind of layer alone, or with other heads, has no GGUF form")

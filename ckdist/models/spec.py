@@ -233,7 +233,8 @@ class CrossAttention:
 
 
 Kind = TypeVar("Kind")
-Mixer: TypeAlias = "Attention | LatentAttention | CompressedAttention | GatedDeltaNet | GatedConv | Mamba1 | Mamba2 | AttentionAndMamba"
+StateMixer: TypeAlias = "GatedDeltaNet | GatedConv | Mamba1 | Mamba2"
+Mixer: TypeAlias = "Attention | LatentAttention | StateMixer | AttentionAndMamba | CompressedAttention"
 
 
 @dataclass(frozen=True)

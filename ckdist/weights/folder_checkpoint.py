@@ -16,8 +16,9 @@ from ckdist.weights.safetensors import read_folder
 from ckdist.weights.stored_weights import notes_on, required, sources, weights_of
 from ckdist.weights.tensor_source import StoredTensor, TensorSource
 
-# Fields of generation_config.json on the first tokens of an encoder-decoder, and on words that it must not generate. Newer
-# files have them only there. If both files have one, that file wins, as in transformers. The request sets the sampling.
+# Fields of generation_config.json on the first tokens of an encoder-decoder, and on words that it must not generate.
+# Newer files have them only there. If both files have one, that file wins, as in transformers. The request sets the
+# sampling parameters.
 RULES = ("decoder_start_token_id", "forced_bos_token_id", "bad_words_ids")
 
 

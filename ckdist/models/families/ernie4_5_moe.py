@@ -14,8 +14,8 @@ KEYS = ConfigKeys(
     {
         "hidden_act": "silu", "max_position_embeddings": 131072, "moe_layer_end_index": -1,
         "moe_layer_interval": 1, "moe_layer_start_index": 1, "moe_num_experts": 64, "moe_num_shared_experts": 2,
-        "num_experts_per_tok": 6, "num_key_value_heads": 4, "rms_norm_eps": 1e-5, "rope_theta": 5e5, "router_aux_loss_coef": 0.001,
-        "tie_word_embeddings": True,
+        "num_experts_per_tok": 6, "num_key_value_heads": 4, "rms_norm_eps": 1e-5, "rope_theta": 5e5,
+        "router_aux_loss_coef": 0.001, "tie_word_embeddings": True,
     },
     aliases={"num_experts": "moe_num_experts", "moe_k": "num_experts_per_tok"},
     only={"moe_gate": "topk", "moe_use_aux_free": True, "use_bias": False, "use_rmsnorm": True},

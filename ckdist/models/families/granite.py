@@ -23,6 +23,7 @@ def model(
     ffn: DenseFfn | MoeFfn,
     rotates: bool = True,
     mixers: Sequence[Mamba2 | None] = (),
+    /,
     **more: Any,
 ) -> ModelSpec:
     """Reads a config.json. `mixers`: of each layer, in place of attention. `more` are further fields of ModelSpec."""

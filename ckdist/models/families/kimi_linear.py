@@ -85,7 +85,7 @@ def gguf_widths(f: Fields) -> tuple[int, int]:
 
 def export(spec: ModelSpec, where: str, architecture: str = GGUF, more: Mapping[str, Any] | None = None) -> GgufForm:
     """Returns the GGUF metadata of a model. Raises ArchitectureError for a model that GGUF cannot describe."""
-    full, linear = (next(iter(spec.mixers(kind)), None) for kind in (LatentAttention, GatedDeltaNet))
+    full, linear = next(iter(spec.mixers(LatentAttention)), None), next(iter(spec.mixers(GatedDeltaNet)), None)
     if full is None or linear is None or full.num_heads != linear.num_value_heads:
         raise ArchitectureError(f"{where}: one kind of attention alone, or with other heads, has no GGUF form")
     own = {

@@ -17,7 +17,8 @@ KEYS = ConfigKeys(
     },
     aliases={"num_experts": "num_local_experts"},
     only={
-        "scoring_func": "sigmoid", "use_qk_norm": True, "qk_norm_type": "per_layer", "use_routing_bias": True, "shared_intermediate_size": 0,
+        "scoring_func": "sigmoid", "use_qk_norm": True, "qk_norm_type": "per_layer", "use_routing_bias": True,
+        "shared_intermediate_size": 0,
     },
 )  # fmt: skip
 ROUTING = Routing(used=8, scores="sigmoid")

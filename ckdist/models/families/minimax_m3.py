@@ -35,9 +35,9 @@ KEYS = ConfigKeys(
     },
     aliases={"num_experts": "num_local_experts"},
     only={
-        **gptoss.SWIGLU, "attention_output_gate": False, "n_shared_experts": 1, "qk_norm_type": "per_head", "scoring_func": "sigmoid",
-        "sparse_init_block": 0, "sparse_score_type": "max", "use_gemma_norm": True, "use_qk_norm": True,
-        "use_routing_bias": True, "use_sparse_attention": True,
+        **gptoss.SWIGLU, "attention_output_gate": False, "n_shared_experts": 1, "qk_norm_type": "per_head",
+        "scoring_func": "sigmoid", "sparse_init_block": 0, "sparse_score_type": "max", "use_gemma_norm": True,
+        "use_qk_norm": True, "use_routing_bias": True, "use_sparse_attention": True,
     },
     unused=(
         *("image_grid_pinpoints", "num_reward_heads", "process_image_mode", "projector_hidden_size"),

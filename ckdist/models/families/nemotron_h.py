@@ -70,10 +70,11 @@ def kinds(f: Fields) -> list[str]:
 
 def experts(f: Fields) -> MoeFfn:
     """Reads the experts of a layer."""
-    more = {"correction_bias": True, "gated": False}
-    more["shared_size"] = f.integer("moe_shared_expert_intermediate_size", high=limits.MAX_FFN)
-    sizes = "n_routed_experts", "moe_intermediate_size"
-    return from_config.experts(f, *sizes, glm4moe.routing(f), ACTIVATION, **more)
+    names, shared = ("n_routed_experts", "moe_intermediate_size"), "moe_shared_expert_intermediate_size"
+    return from_config.experts(
+        f, *names, glm4moe.routing(f), ACTIVATION,
+        correction_bias=True, gated=False, shared_size=f.integer(shared, high=limits.MAX_FFN),
+    )  # fmt: skip
 
 
 def mamba(f: Fields) -> Mamba2:
