@@ -6,15 +6,18 @@ import numpy as np
 
 from ckdist.errors import ArchitectureError
 from ckdist.models import limits, rope
-from ckdist.models.compressed_fields import CompressedAttention, HyperConnections
+from ckdist.models.compressed_fields import CompressedAttention
 from ckdist.models.compressed_model import KINDS, LIMIT, compressed_model, read_streams
 from ckdist.models.families import deepseek_v32
 from ckdist.models.families.family import GGUF_EXPERTS, GROUPED_EXPERTS, GgufForm, GgufHeader, in_layers
 from ckdist.models.fields import Fields
+from ckdist.models.residual_streams import HyperConnections
 from ckdist.models.spec import Attention, ModelSpec
 from ckdist.program.routing import Routing
 
 ARCHITECTURE = "deepseek4"
+GGUF_WINDOW = ("kv", "gate", "ape.weight", "norm")
+WINDOW = ("wkv", "wgate", "ape", "norm")
 
 
 def array(f: Fields, name: str) -> np.ndarray:
@@ -126,13 +129,14 @@ def values(spec: ModelSpec, weight: str, values: np.ndarray) -> np.ndarray:
     return values
 
 
-def gguf_windows(stored: str, weights: str) -> dict[str, str]:
-    """Names in GGUF of the weights that make entries."""
-    parts = {"kv": "kv_proj", "gate": "gate_proj", "ape.weight": "position_bias", "norm": "kv_norm"}
-    return {f"{stored}_compressor_{name}": f"{weights}.{part}" for name, part in parts.items()}
+def windows(stored: str, weights: str, names: tuple[str, ...] = GGUF_WINDOW) -> dict[str, str]:
+    """Names of the weights that make entries: `names` begin with `stored`."""
+    parts = ("kv_proj", "gate_proj", "position_bias", "kv_norm")
+    return {f"{stored}{name}": f"{weights}.{part}" for name, part in zip(names, parts, strict=True)}
 
 
-HC = {f"hc_{part}_{name}.weight": f"{part}_hc.{name}" for part in ("attn", "ffn") for name in ("fn", "base", "scale")}
+HC_STORED = {f"hc_{part}_{name}": f"{part}_hc.{name}" for part in ("attn", "ffn") for name in ("fn", "base", "scale")}
+HC = {f"{stored}.weight": weight for stored, weight in HC_STORED.items()}
 OF_BLOCK = {
     **HC,
     "attn_sinks.weight": "self_attn.sinks",
@@ -141,8 +145,8 @@ OF_BLOCK = {
     "attn_kv_a_norm": "self_attn.kv_norm",
     **{f"attn_q_{part}": f"self_attn.q_{part}_proj" for part in "ab"},
     **{f"attn_output_{part}": f"self_attn.o_{part}_proj" for part in "ab"},
-    **gguf_windows("attn", "self_attn.compressor"),
-    **gguf_windows("indexer", "self_attn.compressor.indexer"),
+    **windows("attn_compressor_", "self_attn.compressor"),
+    **windows("indexer_compressor_", "self_attn.compressor.indexer"),
     "indexer.attn_q_b": "self_attn.compressor.indexer.q_b_proj",
     "indexer.proj": "self_attn.compressor.indexer.scorer.weights_proj",
     "ffn_gate_tid2eid.weight": "mlp.gate.tid2eid",

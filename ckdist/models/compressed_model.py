@@ -3,8 +3,9 @@
 from dataclasses import replace
 
 from ckdist.models import from_config
-from ckdist.models.compressed_fields import CompressedAttention, HyperConnections
+from ckdist.models.compressed_fields import CompressedAttention
 from ckdist.models.fields import Fields
+from ckdist.models.residual_streams import HyperConnections
 from ckdist.models.spec import LayerSpec, ModelSpec, MoeFfn, RopeSpec
 
 SPARSE = "compressed_sparse_attention"

@@ -7,13 +7,13 @@ import numpy as np
 
 from ckdist.errors import ArchitectureError
 from ckdist.models import from_config, limits, rope
-from ckdist.models.compressed_fields import HyperConnections
 from ckdist.models.compressed_gguf import HC, array
 from ckdist.models.compressed_model import LIMIT, read_streams
 from ckdist.models.families import deepseek_v2, deepseek_v32, kimi_linear
 from ckdist.models.families.family import GROUPED_EXPERTS, SIGMOID, GgufForm, GgufHeader
 from ckdist.models.fields import Fields
-from ckdist.models.indexer import Indexer
+from ckdist.models.indexers import Indexer
+from ckdist.models.residual_streams import HyperConnections
 from ckdist.models.spec import Attention, DenseFfn, LatentAttention, LayerSpec, Mixer, ModelSpec, MoeFfn
 from ckdist.models.state_mixers import GatedDeltaNet
 

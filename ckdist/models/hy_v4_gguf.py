@@ -5,13 +5,13 @@ from dataclasses import replace
 import numpy as np
 
 from ckdist.errors import ArchitectureError
-from ckdist.models.compressed_fields import HyperConnections
 from ckdist.models.compressed_gguf import HC, array
 from ckdist.models.compressed_model import LIMIT
 from ckdist.models.families import deepseek_v2, deepseek_v32
 from ckdist.models.families.family import GgufForm, GgufHeader
 from ckdist.models.fields import Fields
-from ckdist.models.indexer import Indexer
+from ckdist.models.indexers import Indexer
+from ckdist.models.residual_streams import HyperConnections
 from ckdist.models.spec import LatentAttention, ModelSpec, MoeFfn
 
 PARTS = ("fn", "base", "scale")  # of what mixes streams

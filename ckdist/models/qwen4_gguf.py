@@ -9,12 +9,12 @@ import numpy as np
 
 from ckdist.errors import ArchitectureError, ModelFileError
 from ckdist.models import limits
-from ckdist.models.block_indexer import MeanIndexer
 from ckdist.models.compressed_gguf import array
 from ckdist.models.families import family, qwen35
 from ckdist.models.families.family import GgufHeader
 from ckdist.models.fields import Fields
 from ckdist.models.gated_fields import GatedStreams, Ngrams
+from ckdist.models.indexers import MeanIndexer
 from ckdist.models.spec import Attention, LayerSpec, ModelSpec, RopeSpec
 from ckdist.models.state_mixers import GatedDeltaNet
 from ckdist.program.routing import Routing

@@ -14,13 +14,11 @@ from ckdist.program.query_scale import QueryScale
 from ckdist.program.routing import Routing
 
 if TYPE_CHECKING:
-    from ckdist.models.altup_fields import AltUp
-    from ckdist.models.block_indexer import BlockIndexer, MeanIndexer
-    from ckdist.models.block_residual_fields import BlockResiduals
-    from ckdist.models.compressed_fields import CompressedAttention, HyperConnections
+    from ckdist.models.blocks.scorer import Scorer
+    from ckdist.models.compressed_fields import CompressedAttention
     from ckdist.models.gated_fields import GatedStreams
-    from ckdist.models.indexer import Indexer
-    from ckdist.models.scoring_head import Scorer
+    from ckdist.models.indexers import BlockIndexer, Indexer, MeanIndexer
+    from ckdist.models.residual_streams import AltUp, BlockResiduals, HyperConnections
     from ckdist.models.state_mixers import AttentionAndMamba, GatedConv, GatedDeltaNet, Mamba1, Mamba2
 
 # Tokens of a step, and mean rows of an expert in it. With fewer, reading and unpacking an expert's weights takes a

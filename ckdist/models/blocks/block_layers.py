@@ -3,11 +3,11 @@
 from collections.abc import Callable, Sequence
 
 from ckdist.layout import Dim
-from ckdist.models.block_residual_fields import BlockResiduals
 from ckdist.models.blocks.attention import all_rows
 from ckdist.models.blocks.ffn import dense_ffn
 from ckdist.models.decoder import mix
 from ckdist.models.moe_weights import CORRECTION, ROUTER
+from ckdist.models.residual_streams import BlockResiduals
 from ckdist.models.spec import DenseFfn, ModelSpec, MoeFfn
 from ckdist.program.program import Value
 from ckdist.program.tracer import Tracer

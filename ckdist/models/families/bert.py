@@ -8,9 +8,9 @@ from dataclasses import replace
 
 from ckdist.errors import ModelFileError
 from ckdist.models import from_config, limits
+from ckdist.models.blocks.scorer import Scorer
 from ckdist.models.config_keys import ConfigKeys
 from ckdist.models.families.family import GGUF, Family, Fields, GgufHeader, GgufWriter, TensorNames, in_layers
-from ckdist.models.scoring_head import Scorer
 from ckdist.models.spec import DenseFfn, LayerSpec, ModelSpec, Norms
 
 KEYS = ConfigKeys(

@@ -8,7 +8,7 @@ from ckdist.errors import ArchitectureError
 from ckdist.models import limits
 from ckdist.models.families import deepseek_v2, deepseek_v3
 from ckdist.models.families.family import Fields, GgufForm, GgufHeader
-from ckdist.models.indexer import Indexer
+from ckdist.models.indexers import Indexer
 from ckdist.models.spec import LatentAttention, ModelSpec
 
 INDEX = {"index_head_dim": 128, "index_n_heads": 64, "index_topk": 2048, "indexer_rope_interleave": False}

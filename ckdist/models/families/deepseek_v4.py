@@ -87,16 +87,10 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
     return compressed_model(n, mixers, ffn, by_id, ropes, from_config.tied(f, outer), of_streams)
 
 
-def windows(stored: str, weights: str) -> dict[str, str]:
-    """Names of the weights that make entries."""
-    parts = {"wkv": "kv_proj", "wgate": "gate_proj", "ape": "position_bias", "norm": "kv_norm"}
-    return {f"{stored}.{name}": f"{weights}.{part}" for name, part in parts.items()}
-
-
 OF_LAYER = {
     "attn_norm": "input_layernorm",
     "ffn_norm": "post_attention_layernorm",
-    **{f"hc_{part}_{name}": f"{part}_hc.{name}" for part in ("attn", "ffn") for name in ("fn", "base", "scale")},
+    **compressed_gguf.HC_STORED,
     "attn.attn_sink": "self_attn.sinks",
     "attn.wq_a": "self_attn.q_a_proj",
     "attn.q_norm": "self_attn.q_a_norm",
@@ -106,8 +100,8 @@ OF_LAYER = {
     "attn.kv_norm": "self_attn.kv_norm",
     "attn.wo_a": "self_attn.o_a_proj",
     "attn.wo_b": "self_attn.o_b_proj",
-    **windows("attn.compressor", "self_attn.compressor"),
-    **windows("attn.indexer.compressor", "self_attn.compressor.indexer"),
+    **compressed_gguf.windows("attn.compressor.", "self_attn.compressor", compressed_gguf.WINDOW),
+    **compressed_gguf.windows("attn.indexer.compressor.", "self_attn.compressor.indexer", compressed_gguf.WINDOW),
     "attn.indexer.wq_b": "self_attn.compressor.indexer.q_b_proj",
     "attn.indexer.weights_proj": "self_attn.compressor.indexer.scorer.weights_proj",
     "ffn.gate": "mlp.gate",

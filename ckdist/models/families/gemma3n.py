@@ -8,11 +8,11 @@ import numpy as np
 
 from ckdist.errors import ArchitectureError
 from ckdist.models import from_config, limits
-from ckdist.models.altup_fields import AltUp
 from ckdist.models.config_keys import sizes
 from ckdist.models.families import gemma2, gemma3, gemma4
 from ckdist.models.families.family import Family, GgufForm, GgufHeader
 from ckdist.models.fields import Fields
+from ckdist.models.residual_streams import AltUp
 from ckdist.models.spec import Attention, DenseFfn, LayerInputs, ModelSpec
 
 PERIOD = 5

@@ -6,11 +6,12 @@ Images and the layer that predicts further tokens are left out.
 from dataclasses import replace
 
 from ckdist.models import from_config, glm5_gguf, limits
+from ckdist.models.compressed_gguf import HC_STORED
 from ckdist.models.compressed_model import LIMIT, read_streams
 from ckdist.models.families import deepseek_v2, deepseek_v3, glm_moe_dsa, kimi_linear
 from ckdist.models.fields import Fields
 from ckdist.models.glm5_gguf import ACTIVATION, POOL, checked, pooled_model
-from ckdist.models.indexer import Indexer
+from ckdist.models.indexers import Indexer
 from ckdist.models.spec import LatentAttention, ModelSpec
 
 SPARSE = ("deepseek_sparse_attention", "indexed_attention", "full_attention")
@@ -69,7 +70,6 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
     return pooled_model(n, [net if flag else full for flag in linear], ffns, from_config.tied(f, outer), streams)
 
 
-HC = {f"hc_{part}_{name}": f"{part}_hc.{name}" for part in ("attn", "ffn") for name in ("fn", "base", "scale")}
 INDEX = {f"self_attn.indexer.index_kpool_compress_{name}": f"self_attn.indexer.{part}" for name, part in POOL.items()}
 FAMILY = replace(
     deepseek_v3.FAMILY,
@@ -78,6 +78,6 @@ FAMILY = replace(
     from_gguf=glm5_gguf.gguf,
     to_gguf=glm5_gguf.export,
     gguf_values=glm5_gguf.values,
-    safetensors=deepseek_v2.SAFETENSORS.but_in_layers({**HC, **INDEX}),
+    safetensors=deepseek_v2.SAFETENSORS.but_in_layers({**HC_STORED, **INDEX}),
     gguf_names=glm5_gguf.NAMES,
 )

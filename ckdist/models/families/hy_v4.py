@@ -7,11 +7,11 @@ out.
 from dataclasses import replace
 
 from ckdist.models import hy_v4_gguf
-from ckdist.models.compressed_fields import HyperConnections
 from ckdist.models.compressed_model import LIMIT
 from ckdist.models.families import deepseek_v2, deepseek_v32, glm_moe_dsa
 from ckdist.models.fields import Fields
 from ckdist.models.hy_v4_gguf import PARTS, gated_model
+from ckdist.models.residual_streams import HyperConnections
 from ckdist.models.spec import ModelSpec
 
 KEYS = glm_moe_dsa.KEYS.but(

@@ -6,10 +6,10 @@ Kimi Team 2026, arXiv:2607.24653.
 from dataclasses import replace
 
 from ckdist.models import limits
-from ckdist.models.block_residual_fields import BlockResiduals
 from ckdist.models.families import deepseek_v2, family, kimi_linear
 from ckdist.models.families.family import GgufForm, GgufHeader
 from ckdist.models.fields import Fields
+from ckdist.models.residual_streams import BlockResiduals
 from ckdist.models.spec import LatentAttention, ModelSpec, MoeFfn
 from ckdist.models.state_mixers import GatedDeltaNet
 

@@ -8,11 +8,11 @@ from typing import Any
 
 from ckdist.errors import ArchitectureError
 from ckdist.models import from_config, limits
-from ckdist.models.block_indexer import BlockIndexer
 from ckdist.models.config_keys import ConfigKeys
 from ckdist.models.families import family, gptoss, minimax_m2
 from ckdist.models.families.family import Family, GgufHeader, GgufWriter
 from ckdist.models.fields import Fields
+from ckdist.models.indexers import BlockIndexer
 from ckdist.models.spec import DenseFfn, LayerSpec, ModelSpec, MoeFfn
 from ckdist.program.routing import Routing
 

@@ -6,11 +6,11 @@ It has norms before each part, and windows in most layers.
 from dataclasses import replace
 
 from ckdist.models import from_config
+from ckdist.models.blocks.scorer import Scorer
 from ckdist.models.config_keys import ConfigKeys
 from ckdist.models.families import bert
 from ckdist.models.families.family import Family, Fields, TensorNames, in_layers
 from ckdist.models.rope import RopeShape, from_fields
-from ckdist.models.scoring_head import Scorer
 from ckdist.models.spec import LayerSpec, ModelSpec, Norms, RopeSpec
 
 KEYS = ConfigKeys(

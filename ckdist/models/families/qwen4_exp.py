@@ -7,11 +7,11 @@ chooses. The layer that predicts further tokens is left out.
 from dataclasses import replace
 
 from ckdist.models import from_config, limits, qwen4_gguf
-from ckdist.models.block_indexer import MeanIndexer
 from ckdist.models.config_keys import sizes
 from ckdist.models.families import family, qwen2moe, qwen35, qwen35moe
 from ckdist.models.families.family import Family, Fields, GgufWriter
 from ckdist.models.gated_fields import GatedStreams, Ngrams, multipliers, primes_from
+from ckdist.models.indexers import MeanIndexer
 from ckdist.models.spec import LayerSpec, ModelSpec
 from ckdist.program.routing import Routing
 

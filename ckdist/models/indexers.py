@@ -1,4 +1,4 @@
-"""The indexers of layers with heads, which choose blocks of positions."""
+"""The indexers of layers, which choose the positions that a token sees."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -9,6 +9,19 @@ from ckdist.layout import Dim
 if TYPE_CHECKING:
     from ckdist.program.program import Value, Weight
     from ckdist.program.tracer import Tracer
+
+
+@dataclass(frozen=True)
+class Indexer:
+    """DeepSeek-AI 2025, arXiv:2512.02556, section 2.1. Its queries come from the low rank of the layer's queries."""
+
+    num_heads: int
+    head_dim: int
+    top_k: int  # positions that a token sees
+    rope: str | None = "global"  # rotates the first elements of queries and keys, or those from `rope_first` on
+    pool: int = 0  # tokens of a window whose keys are made one, and which is chosen as a whole; 0: no windows
+    rope_first: int = 0
+    norm_eps: float = 1e-6  # of the layer norm of keys
 
 
 @dataclass(frozen=True)
