@@ -9,7 +9,7 @@ from typing import Any
 
 from ckdist.models import limits, rope
 from ckdist.models.fields import Fields
-from ckdist.models.spec import Attention, DenseFfn, LayerSpec, ModelSpec, MoeFfn, RopeSpec
+from ckdist.models.spec import Attention, DenseFfn, Ffn, LayerSpec, ModelSpec, MoeFfn, Ropes, RopeSpec
 from ckdist.program.routing import Routing
 
 ACTIVATIONS = {
@@ -38,9 +38,7 @@ class Sizes:
         usual = self.head_dim**-0.5
         return Attention(self.num_heads, self.num_kv_heads, self.head_dim, usual if scale is None else scale, **more)
 
-    def model(
-        self, layers: Sequence[LayerSpec], ropes: Mapping[str, RopeSpec], tied: bool, family: str = "", **more: Any
-    ) -> ModelSpec:
+    def model(self, layers: Sequence[LayerSpec], ropes: Ropes, tied: bool, family: str = "", **more: Any) -> ModelSpec:
         """A model of these sizes. `family`: if it is not the one that reads the file. `more`: fields of ModelSpec."""
         sizes = self.vocab_size, self.hidden_size
         return ModelSpec(family, *sizes, tuple(layers), ropes, self.norm_eps, self.max_position, tied, **more)
@@ -77,13 +75,7 @@ def attention(f: Fields, n: Sizes, **more: Any) -> Attention:
 
 
 def model(
-    f: Fields,
-    outer: Fields,
-    n: Sizes,
-    layers: Sequence[LayerSpec],
-    ropes: Mapping[str, RopeSpec] | None = None,
-    /,
-    **more: Any,
+    f: Fields, outer: Fields, n: Sizes, layers: Sequence[LayerSpec], ropes: Ropes | None = None, /, **more: Any
 ) -> ModelSpec:
     """A model of these layers. `ropes`: default: `rotations`. `more` are further fields of ModelSpec."""
     return n.model(layers, rotations(f, n) if ropes is None else ropes, tied(f, outer), **more)
@@ -129,7 +121,7 @@ def dense_layers(f: Fields) -> int:
     return types.count("dense")
 
 
-def after_dense(dense: Callable[[], DenseFfn], experts: MoeFfn, count: int, layers: int) -> list[DenseFfn | MoeFfn]:
+def after_dense(dense: Callable[[], DenseFfn], experts: MoeFfn, count: int, layers: int) -> list[Ffn]:
     """The feed-forward of each layer: `count` dense ones, then experts. `dense` is read only if a layer needs it."""
     count = min(count, layers)
     return [*([dense()] * count if count else []), *[experts] * (layers - count)]
@@ -153,10 +145,14 @@ def periodic(num_layers: int, period: int) -> list[bool]:
 
 def sliding_layers(f: Fields, num_layers: int, otherwise: list[bool] | int) -> list[bool]:
     """True for each layer that slides: by `layer_types`. If that is absent: `otherwise`, a period or all layers."""
-    kinds = layer_kinds(f, num_layers, ("sliding_attention", "full_attention"))
-    if kinds is not None:
-        return [kind == "sliding_attention" for kind in kinds]
-    return periodic(num_layers, otherwise) if isinstance(otherwise, int) else otherwise
+    usual = periodic(num_layers, otherwise) if isinstance(otherwise, int) else otherwise
+    return layers_of_kind(f, num_layers, usual, "sliding_attention", "full_attention")
+
+
+def layers_of_kind(f: Fields, num_layers: int, usual: list[bool], kind: str, *others: str) -> list[bool]:
+    """True for each layer of a kind: by `layer_types`, whose other kinds are `others`. `usual`: if that is absent."""
+    kinds = layer_kinds(f, num_layers, (kind, *others))
+    return usual if kinds is None else [one == kind for one in kinds]
 
 
 def layer_kinds(f: Fields, num_layers: int, known: Sequence[Any], name: str = "layer_types") -> list[Any] | None:

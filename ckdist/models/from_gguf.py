@@ -15,7 +15,7 @@ from ckdist.models import limits, rope
 from ckdist.models.families.family import GgufReader
 from ckdist.models.fields import Fields
 from ckdist.models.from_config import Sizes, after_dense
-from ckdist.models.spec import Attention, DenseFfn, LayerSpec, ModelSpec, MoeFfn, RopeSpec
+from ckdist.models.spec import Attention, DenseFfn, Ffn, LayerSpec, ModelSpec, MoeFfn, Ropes, RopeSpec
 from ckdist.program.routing import Routing
 
 GATING = {"softmax": 1, "sigmoid": 2, "sqrt_softplus": 4}  # expert_gating_func; 0: the default of the architecture
@@ -119,9 +119,7 @@ class GgufHeader:
         """The gated feed-forward of a layer. It has biases if there are tensors for them."""
         return DenseFfn(self.ffn_size(), activation, self.has("ffn_gate.bias"))
 
-    def feed_forwards(
-        self, n: Sizes, experts: MoeFfn, usual: int = 0, activation: str = "silu"
-    ) -> list[DenseFfn | MoeFfn]:
+    def feed_forwards(self, n: Sizes, experts: MoeFfn, usual: int = 0, activation: str = "silu") -> list[Ffn]:
         """The feed-forward of each layer: first dense ones, then experts. `usual`: dense ones by default."""
         count = self.fields.integer("leading_dense_block_count", usual, low=0, high=limits.MAX_LAYERS)
         return after_dense(lambda: self.dense(activation), experts, count, n.num_layers)
@@ -139,9 +137,7 @@ class GgufHeader:
         """True if the name of a tensor ends with `end`."""
         return any(name.endswith(end) for name in self.dims)
 
-    def model(
-        self, n: Sizes, layers: Sequence[LayerSpec], ropes: Mapping[str, RopeSpec] | None = None, /, **more: Any
-    ) -> ModelSpec:
+    def model(self, n: Sizes, layers: Sequence[LayerSpec], ropes: Ropes | None = None, /, **more: Any) -> ModelSpec:
         """A model of these layers. `ropes`: default: `rotation` alone. `more` are further fields of ModelSpec."""
         return n.model(layers, {"global": self.rotation(n)} if ropes is None else ropes, self.tied(), **more)
 

@@ -14,7 +14,7 @@ from ckdist.models.families.family import GROUPED_EXPERTS, SIGMOID, GgufForm, Gg
 from ckdist.models.fields import Fields
 from ckdist.models.indexers import Indexer
 from ckdist.models.residual_streams import HyperConnections
-from ckdist.models.spec import Attention, DenseFfn, LatentAttention, LayerSpec, Mixer, ModelSpec, MoeFfn
+from ckdist.models.spec import Attention, Ffn, LatentAttention, LayerSpec, Mixer, ModelSpec
 from ckdist.models.state_mixers import GatedDeltaNet
 
 ACTIVATION = "clamped_silu"
@@ -22,11 +22,7 @@ NORM_EPS = 1e-6  # of the layer norm of index keys
 
 
 def pooled_model(
-    n: from_config.Sizes,
-    mixers: Sequence[Mixer],
-    ffns: Sequence[DenseFfn | MoeFfn],
-    tied: bool,
-    streams: HyperConnections,
+    n: from_config.Sizes, mixers: Sequence[Mixer], ffns: Sequence[Ffn], tied: bool, streams: HyperConnections
 ) -> ModelSpec:
     """Makes a model. No layer uses its rotation."""
     layers = [LayerSpec(mixer, ffn) for mixer, ffn in zip(mixers, ffns, strict=True)]

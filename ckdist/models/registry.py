@@ -152,19 +152,8 @@ def _named(spec: ModelSpec, reader: Family) -> ModelSpec:
     return replace(spec, family=spec.family or reader.name, encoder=encoder)
 
 
-def no_vector(_name: str) -> None:
-    """A file without small tensors."""
-
-
-def spec_from_gguf(
-    metadata: Mapping[str, Any], dims: Mapping[str, tuple[int, ...]], where: str, vector: Vector = no_vector
-) -> ModelSpec:
-    """`read_gguf_metadata`, without the unknown fields."""
-    return read_gguf_metadata(metadata, dims, where, vector)[0]
-
-
 def read_gguf_metadata(
-    metadata: Mapping[str, Any], dims: Mapping[str, tuple[int, ...]], where: str, vector: Vector = no_vector
+    metadata: Mapping[str, Any], dims: Mapping[str, tuple[int, ...]], where: str, vector: Vector = lambda _: None
 ) -> tuple[ModelSpec, list[str]]:
     """Reads the metadata of a GGUF file.
 

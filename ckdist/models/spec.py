@@ -60,6 +60,9 @@ class RopeSpec:
         return self if self.long is None or context_length <= self.original_context else self.long
 
 
+Ropes: TypeAlias = Mapping[str, RopeSpec]  # rotations by the names that layers use
+
+
 @dataclass(frozen=True)
 class RelativeBias:
     """A learned bias on scores, for each head and bucket of distances between query and key.
@@ -201,6 +204,9 @@ class MoeFfn:
     latent_norm: bool = False  # with `latent`: their sum is normed
 
 
+Ffn: TypeAlias = DenseFfn | MoeFfn
+
+
 @dataclass(frozen=True)
 class Norms:
     """The norms of a layer by their Hugging Face names; None: no norm.
@@ -243,7 +249,7 @@ class LayerSpec:
     """
 
     mixer: "Mixer | None"
-    ffn: DenseFfn | MoeFfn | None
+    ffn: Ffn | None
     norms: Norms = Norms()
     residual_scale: float = 1.0
     cross: CrossAttention | None = None
@@ -279,7 +285,7 @@ class ModelSpec:
     vocab_size: int
     hidden_size: int
     layers: tuple[LayerSpec, ...]
-    ropes: Mapping[str, RopeSpec]  # rotations by the names that layers use
+    ropes: Ropes
     norm_eps: float
     max_position: int
     tie_embeddings: bool = False

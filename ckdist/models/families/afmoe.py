@@ -13,7 +13,7 @@ from ckdist.models import from_config, limits
 from ckdist.models.config_keys import sizes
 from ckdist.models.families import exaone4, family, gemma2, glm4moe
 from ckdist.models.families.family import Family, Fields, GgufHeader, GgufWriter
-from ckdist.models.spec import Attention, DenseFfn, LayerSpec, ModelSpec, MoeFfn
+from ckdist.models.spec import Attention, Ffn, LayerSpec, ModelSpec
 
 PERIOD = 4
 KEYS = glm4moe.KEYS.but(
@@ -35,7 +35,7 @@ KEYS = glm4moe.KEYS.but(
 )  # fmt: skip
 
 
-def layers(plain: Attention, window: int, sliding: list[bool], ffns: Sequence[DenseFfn | MoeFfn]) -> list[LayerSpec]:
+def layers(plain: Attention, window: int, sliding: list[bool], ffns: Sequence[Ffn]) -> list[LayerSpec]:
     """Makes the layers, with gates and norms of heads. Layers without a window do not rotate."""
     gated = replace(plain, qk_norm="head", gated="sigmoid")
     kinds = {True: replace(gated, window=window), False: replace(gated, rope=None)}

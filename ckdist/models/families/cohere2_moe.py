@@ -10,7 +10,7 @@ from ckdist.errors import ArchitectureError
 from ckdist.models import from_config, limits
 from ckdist.models.families import cohere2, family
 from ckdist.models.families.family import Fields, GgufHeader, GgufWriter
-from ckdist.models.spec import Attention, DenseFfn, LayerSpec, ModelSpec, MoeFfn
+from ckdist.models.spec import Attention, DenseFfn, Ffn, LayerSpec, ModelSpec, MoeFfn
 from ckdist.program.routing import Routing
 
 KINDS = ("dense", "sparse")
@@ -49,9 +49,7 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
     return from_config.model(f, outer, n, layers(attention, window, ffns, sliding, forced), ropes, **more)
 
 
-def layers(
-    attention: Attention, window: int, ffns: list[DenseFfn | MoeFfn], sliding: list[bool], forced: bool
-) -> list[LayerSpec]:
+def layers(attention: Attention, window: int, ffns: list[Ffn], sliding: list[bool], forced: bool) -> list[LayerSpec]:
     """The layers. Sliding ones rotate, and dense ones if `forced`."""
     made = []
     for ffn, slides in zip(ffns, sliding, strict=True):

@@ -11,7 +11,7 @@ from ckdist.models.config_keys import ConfigKeys
 from ckdist.models.families import family
 from ckdist.models.families.family import Family, Fields, GgufForm, GgufHeader
 from ckdist.models.from_config import Sizes
-from ckdist.models.spec import Attention, DenseFfn, LatentAttention, LayerSpec, ModelSpec, MoeFfn, RopeSpec
+from ckdist.models.spec import Attention, Ffn, LatentAttention, LayerSpec, ModelSpec, RopeSpec
 from ckdist.models.stored_query_scale import gguf_query_scale
 from ckdist.program.routing import Routing
 
@@ -70,9 +70,7 @@ def model(f: Fields, outer: Fields, group_scores: int = 2) -> ModelSpec:
     return from_config.model(f, outer, n, [LayerSpec(attention, ffn) for ffn in ffns], ropes)
 
 
-def feed_forwards(
-    f: Fields, layers: int, group_scores: int = 2, function: str | None = None
-) -> Sequence[DenseFfn | MoeFfn]:
+def feed_forwards(f: Fields, layers: int, group_scores: int = 2, function: str | None = None) -> Sequence[Ffn]:
     """Reads the feed-forward of each layer. `function` is that of their gates; None: the one in the file."""
     count, dense = from_config.dense_layers(f), lambda: from_config.dense(f, function)
     if count >= layers:

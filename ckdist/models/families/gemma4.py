@@ -12,7 +12,7 @@ from ckdist.models.config_keys import ConfigKeys, sizes
 from ckdist.models.families import family, gemma2
 from ckdist.models.families.family import Family, Fields, GgufForm, GgufHeader
 from ckdist.models.from_config import Sizes
-from ckdist.models.spec import Attention, DenseFfn, LayerInputs, LayerSpec, ModelSpec, MoeFfn
+from ckdist.models.spec import Attention, DenseFfn, Ffn, LayerInputs, LayerSpec, ModelSpec, MoeFfn
 from ckdist.program.routing import Routing
 
 PERIOD, THETA, LOCAL_THETA = 6, 1e6, 1e4
@@ -42,7 +42,7 @@ def layers_of(
     slide: Attention,
     sliding: list[bool],
     shared: int,
-    ffns: Sequence[DenseFfn | MoeFfn],
+    ffns: Sequence[Ffn],
     scalar: bool = True,
 ) -> list[LayerSpec]:
     """The layers. The last `shared` ones read caches of earlier ones."""

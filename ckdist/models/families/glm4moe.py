@@ -7,7 +7,7 @@ from ckdist.models import from_config, limits
 from ckdist.models.config_keys import ConfigKeys
 from ckdist.models.families import family
 from ckdist.models.families.family import Family, Fields, GgufHeader, GgufWriter
-from ckdist.models.spec import DenseFfn, LayerSpec, ModelSpec, MoeFfn
+from ckdist.models.spec import Ffn, LayerSpec, ModelSpec
 from ckdist.program.routing import Routing
 
 KEYS = ConfigKeys(
@@ -38,7 +38,7 @@ def routing(f: Fields) -> Routing:
 
 def feed_forwards(
     f: Fields, num_layers: int, count: str = "n_routed_experts", shared: str = "n_shared_experts"
-) -> list[DenseFfn | MoeFfn]:
+) -> list[Ffn]:
     """Reads the feed-forward of each layer: first dense ones, then experts and shared experts of the same width.
 
     `count` and `shared` are the fields of their numbers.

@@ -36,8 +36,8 @@ KEYS = glm_moe_dsa.KEYS.but(
 
 def linear_layers(f: Fields, count: int) -> list[bool]:
     """Reads whether each layer has linear attention. Raises ModelFileError if fields disagree."""
-    kinds = from_config.layer_kinds(f, count, (kimi_linear.LINEAR, *SPARSE))
-    linear = from_config.periodic(count, 4) if kinds is None else [kind == kimi_linear.LINEAR for kind in kinds]
+    usual = from_config.periodic(count, 4)
+    linear = from_config.layers_of_kind(f, count, usual, kimi_linear.LINEAR, *SPARSE)
     own = f.sub("linear_attn_config")
     for name, wanted in (("kda_layers", True), ("full_attn_layers", False)):  # numbers from 0 on
         given, numbers = own.raw(name), [i for i, flag in enumerate(linear) if flag == wanted]

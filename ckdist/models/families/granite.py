@@ -9,7 +9,7 @@ from ckdist.models import from_config
 from ckdist.models.families import llama
 from ckdist.models.families.family import Fields, GgufForm, GgufHeader
 from ckdist.models.from_config import Sizes
-from ckdist.models.spec import Attention, DenseFfn, LayerSpec, ModelSpec, MoeFfn
+from ckdist.models.spec import Attention, Ffn, LayerSpec, ModelSpec
 from ckdist.models.state_mixers import Mamba2
 
 KEYS = llama.KEYS.but(
@@ -18,13 +18,7 @@ KEYS = llama.KEYS.but(
 
 
 def model(
-    f: Fields,
-    outer: Fields,
-    ffn: DenseFfn | MoeFfn,
-    rotates: bool = True,
-    mixers: Sequence[Mamba2 | None] = (),
-    /,
-    **more: Any,
+    f: Fields, outer: Fields, ffn: Ffn, rotates: bool = True, mixers: Sequence[Mamba2 | None] = (), /, **more: Any
 ) -> ModelSpec:
     """Reads a config.json. `mixers`: of each layer, in place of attention. `more` are further fields of ModelSpec."""
     n, multiplier = from_config.sizes(f), lambda name: f.number(name, high=1e6)
@@ -34,9 +28,7 @@ def model(
     return from_config.model(f, outer, n, layers(n, attention, ffn, mixers, multiplier("residual_multiplier")), **more)
 
 
-def layers(
-    n: Sizes, attention: Attention, ffn: DenseFfn | MoeFfn, mixers: Sequence[Mamba2 | None], scale: float
-) -> list[LayerSpec]:
+def layers(n: Sizes, attention: Attention, ffn: Ffn, mixers: Sequence[Mamba2 | None], scale: float) -> list[LayerSpec]:
     """Makes the layers. `mixers`: of each layer, in place of attention."""
     return [LayerSpec(mixer or attention, ffn, residual_scale=scale) for mixer in mixers or [None] * n.num_layers]
 
@@ -46,9 +38,7 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
     return model(f, outer, from_config.dense(f, bias=f.flag("mlp_bias")))
 
 
-def gguf_model(
-    header: GgufHeader, ffn: DenseFfn | MoeFfn, mixers: Sequence[Mamba2 | None] = (), family: str = ""
-) -> ModelSpec:
+def gguf_model(header: GgufHeader, ffn: Ffn, mixers: Sequence[Mamba2 | None] = (), family: str = "") -> ModelSpec:
     """Reads GGUF metadata. `mixers`: of each layer, in place of attention.
 
     Models without rotation have false in rope.scaling.finetuned.

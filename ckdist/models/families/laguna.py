@@ -11,7 +11,7 @@ from ckdist.models.config_keys import sizes
 from ckdist.models.families import exaone4, family, glm4moe
 from ckdist.models.families.family import Family, Fields, GgufHeader, GgufWriter
 from ckdist.models.from_config import Sizes
-from ckdist.models.spec import Attention, DenseFfn, LayerSpec, ModelSpec, MoeFfn, RopeSpec
+from ckdist.models.spec import Attention, Ffn, LayerSpec, ModelSpec, RopeSpec
 from ckdist.program.routing import Routing
 
 PERIOD = 4  # the first layer of each period has no window
@@ -38,7 +38,7 @@ KEYS = glm4moe.KEYS.but(
 
 
 def layers(
-    full: Attention, heads: list[int], window: int, sliding: list[bool], ffns: list[DenseFfn | MoeFfn], local: str
+    full: Attention, heads: list[int], window: int, sliding: list[bool], ffns: list[Ffn], local: str
 ) -> list[LayerSpec]:
     """Makes the layers. `local`: the rotation of sliding ones."""
     slide = replace(full, window=window, rope=local)

@@ -10,7 +10,7 @@ from ckdist.models.config_keys import ConfigKeys, sizes
 from ckdist.models.families import family
 from ckdist.models.families.family import Family, Fields, GgufHeader, GgufWriter, Target
 from ckdist.models.from_config import Sizes
-from ckdist.models.spec import DenseFfn, LayerSpec, ModelSpec, MoeFfn
+from ckdist.models.spec import DenseFfn, Ffn, LayerSpec, ModelSpec
 from ckdist.models.state_mixers import GatedConv
 
 KEYS = ConfigKeys(
@@ -39,7 +39,7 @@ def feed_forward(f: Fields) -> DenseFfn:
     return DenseFfn(size)
 
 
-def layers(f: Fields, n: Sizes, ffns: Sequence[DenseFfn | MoeFfn]) -> list[LayerSpec]:
+def layers(f: Fields, n: Sizes, ffns: Sequence[Ffn]) -> list[LayerSpec]:
     """Reads the layers, whose kinds stand in `layer_types`, or in `full_attn_idxs` of older files."""
     kernel = f.integer("conv_L_cache", low=2, high=limits.MAX_CONV)
     mixers = {FULL: n.attention(qk_norm="head"), CONV: GatedConv(n.hidden_size, kernel, f.flag("conv_bias"))}
@@ -58,7 +58,7 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
     return from_config.model(f, outer, n, layers(f, n, [feed_forward(f)] * n.num_layers))
 
 
-def gguf_model(header: GgufHeader, n: Sizes, ffns: Sequence[DenseFfn | MoeFfn]) -> ModelSpec:
+def gguf_model(header: GgufHeader, n: Sizes, ffns: Sequence[Ffn]) -> ModelSpec:
     """Reads GGUF metadata. Layers without kv-heads have a convolution."""
     conv = GatedConv(n.hidden_size, header.fields.integer("shortconv.l_cache", low=2, high=limits.MAX_CONV))
     full = header.layers_with("attention.head_count_kv", n.num_layers)

@@ -13,7 +13,7 @@ from ckdist.models.families import family, gptoss, minimax_m2
 from ckdist.models.families.family import Family, GgufHeader, GgufWriter
 from ckdist.models.fields import Fields
 from ckdist.models.indexers import BlockIndexer
-from ckdist.models.spec import DenseFfn, LayerSpec, ModelSpec, MoeFfn
+from ckdist.models.spec import DenseFfn, Ffn, LayerSpec, ModelSpec, MoeFfn
 from ckdist.program.routing import Routing
 
 ACTIVATION, KINDS = gptoss.ACTIVATION, ("full_attention", "minimax_m3_sparse")
@@ -68,7 +68,7 @@ def checked(
     return i
 
 
-def layers(attention: Any, i: BlockIndexer, sparse: list[bool], ffns: list[DenseFfn | MoeFfn]) -> list[LayerSpec]:
+def layers(attention: Any, i: BlockIndexer, sparse: list[bool], ffns: list[Ffn]) -> list[LayerSpec]:
     """Makes the layers; those marked in `sparse` have an indexer."""
     mixers = [replace(attention, indexer=i) if one else attention for one in sparse]
     return [LayerSpec(mixer, ffn) for mixer, ffn in zip(mixers, ffns, strict=True)]

@@ -15,7 +15,7 @@ from ckdist.models.config_keys import sizes
 from ckdist.models.families import family, llama
 from ckdist.models.families.family import Family, Fields, Form, GgufHeader, GgufWriter
 from ckdist.models.from_config import Sizes
-from ckdist.models.spec import Attention, DenseFfn, LayerSpec, ModelSpec, MoeFfn, RopeSpec
+from ckdist.models.spec import Attention, Ffn, LayerSpec, ModelSpec, RopeSpec
 from ckdist.models.state_mixers import GatedDeltaNet
 
 KEYS = llama.KEYS.but(
@@ -33,12 +33,6 @@ ROTATION = {"theta": 1e7, "partial": True}  # in GGUF files
 SECTIONS = 11, 11, 10  # frequencies of time, height and width; a text has the same position in all three
 
 
-def linear_layers(f: Fields, num_layers: int) -> list[bool]:
-    """Reads from a config.json whether each layer has linear attention."""
-    period, kinds = f.integer("full_attention_interval"), from_config.layer_kinds(f, num_layers, (LINEAR, FULL))
-    return from_config.periodic(num_layers, period) if kinds is None else [kind == LINEAR for kind in kinds]
-
-
 def delta_net(f: Fields) -> GatedDeltaNet:
     """Reads the linear attention from a config.json."""
     return GatedDeltaNet(
@@ -50,11 +44,13 @@ def delta_net(f: Fields) -> GatedDeltaNet:
     )
 
 
-def model(f: Fields, outer: Fields, ffns: Callable[[int], Sequence[DenseFfn | MoeFfn]]) -> ModelSpec:
+def model(f: Fields, outer: Fields, ffns: Callable[[int], Sequence[Ffn]]) -> ModelSpec:
     """Reads a config.json. `ffns(layers)` are the feed-forwards."""
     n = from_config.sizes(f)
     attention, linear = n.attention(qk_norm="head", gated="sigmoid"), delta_net(f)
-    mixers = [linear if is_linear else attention for is_linear in linear_layers(f, n.num_layers)]
+    usual = from_config.periodic(n.num_layers, f.integer("full_attention_interval"))
+    linears = from_config.layers_of_kind(f, n.num_layers, usual, LINEAR, FULL)
+    mixers = [linear if is_linear else attention for is_linear in linears]
     layers = [LayerSpec(mixer, ffn) for mixer, ffn in zip(mixers, ffns(n.num_layers), strict=True)]
     ropes = from_config.rotations(f, n, from_config.part(f), mrope_interleaved=True)
     return from_config.model(f, outer, n, layers, ropes)

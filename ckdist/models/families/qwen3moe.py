@@ -6,7 +6,7 @@ from dataclasses import replace
 from ckdist.models import from_config, limits
 from ckdist.models.families import family, llama
 from ckdist.models.families.family import Family, Fields, GgufReader, GgufWriter
-from ckdist.models.spec import DenseFfn, LayerSpec, ModelSpec, MoeFfn
+from ckdist.models.spec import Ffn, LayerSpec, ModelSpec, MoeFfn
 from ckdist.program.routing import Routing
 
 KEYS = llama.KEYS.but(
@@ -32,7 +32,7 @@ def sparse_layers(f: Fields, num_layers: int) -> list[bool]:
     return [i not in dense and (i + 1) % step == 0 for i in range(num_layers)]
 
 
-def feed_forwards(f: Fields, num_layers: int, experts: Callable[[], MoeFfn]) -> list[DenseFfn | MoeFfn]:
+def feed_forwards(f: Fields, num_layers: int, experts: Callable[[], MoeFfn]) -> list[Ffn]:
     """Reads the feed-forwards of all layers. Fields that no layer needs are not read."""
     sparse = sparse_layers(f, num_layers)
     made = {has_experts: experts() if has_experts else from_config.dense(f) for has_experts in set(sparse)}

@@ -15,7 +15,6 @@ from ckdist.models.indexers import MeanIndexer
 from ckdist.models.spec import LayerSpec, ModelSpec
 from ckdist.program.routing import Routing
 
-KINDS = (qwen35.LINEAR, qwen35.FULL, "indexed_attention")
 KEYS = qwen35moe.KEYS.but(
     defaults={
         **sizes(layers=40), "hc_count": 4, "hc_lowrank": 320, "heads_per_ngram": 8,
@@ -66,9 +65,8 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
     indexer = MeanIndexer(*(f.integer(name, high=limits.MAX_POSITION) for name in names))
     qwen4_gguf.check(indexer, ropes["global"], f, names)
     full = n.attention(qk_norm="head", gated="sigmoid", indexer=indexer)
-    kinds = from_config.layer_kinds(f, n.num_layers, KINDS)
-    every = from_config.periodic(n.num_layers, f.integer("full_attention_interval"))
-    linears = every if kinds is None else [kind == qwen35.LINEAR for kind in kinds]
+    usual = from_config.periodic(n.num_layers, f.integer("full_attention_interval"))
+    linears = from_config.layers_of_kind(f, n.num_layers, usual, qwen35.LINEAR, qwen35.FULL, "indexed_attention")
     ffn = qwen2moe.experts(f, replace(ROUTING, renormalise=f.flag("norm_topk_prob")))
     layers = [LayerSpec(linear if one else full, ffn) for one in linears]
     streams = GatedStreams(f.integer("hc_count", low=2, high=8), f.integer("hc_lowrank"), ngrams(f, n))

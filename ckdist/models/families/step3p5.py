@@ -10,7 +10,7 @@ from ckdist.models import from_config, limits
 from ckdist.models.config_keys import ConfigKeys, sizes
 from ckdist.models.families import exaone4, family, laguna
 from ckdist.models.families.family import Family, Fields, GgufForm, GgufHeader, GgufWriter
-from ckdist.models.spec import Attention, DenseFfn, ModelSpec, MoeFfn
+from ckdist.models.spec import Attention, DenseFfn, Ffn, ModelSpec, MoeFfn
 from ckdist.program.ops.elementwise import LIMIT_PARTS
 from ckdist.program.routing import Routing
 
@@ -65,7 +65,7 @@ def swiglu_limits(f: Fields, name: str, count: int) -> list[float]:
     return [float(one) for one in found]
 
 
-def feed_forwards(dense: DenseFfn, moe: MoeFfn, sparse: list[bool], *by_layer: list[float]) -> list[DenseFfn | MoeFfn]:
+def feed_forwards(dense: DenseFfn, moe: MoeFfn, sparse: list[bool], *by_layer: list[float]) -> list[Ffn]:
     """Makes each layer's feed-forward. `by_layer`: limits of routed experts, and of shared ones and dense layers."""
     return [
         replace(moe, limits=(routed, shared) if routed or shared else ()) if is_sparse else replace(dense, limit=shared)
@@ -177,7 +177,7 @@ def export(spec: ModelSpec, where: str) -> GgufForm:
     return replace(made, metadata={**made.metadata, **clamps}, vectors=padded)
 
 
-def without_limits(ffn: DenseFfn | MoeFfn | None) -> DenseFfn | MoeFfn | None:
+def without_limits(ffn: Ffn | None) -> Ffn | None:
     """The feed-forward without limits."""
     if isinstance(ffn, DenseFfn):
         return replace(ffn, limit=0.0)
