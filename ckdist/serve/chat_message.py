@@ -9,9 +9,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ckdist.serve.parsers.choose import parser_of
 from ckdist.serve.parsers.delta import AnswerParser, Delta
 from ckdist.serve.parsers.form import AnswerForm
+from ckdist.serve.parsers.harmony_parser import HarmonyParser
+from ckdist.serve.parsers.marked import MarkedParser
 from ckdist.tokens.chat_input import TEXT
 
 LETTERS = string.ascii_letters + string.digits
@@ -118,6 +119,11 @@ class ChatMessage:
         if self.calls:
             message |= {"content": self.content or None, "tool_calls": [call.openai() for call in self.calls]}
         return message
+
+
+def parser_of(form: AnswerForm) -> AnswerParser:
+    """Returns a new parser for one choice."""
+    return MarkedParser(form) if form.channels is None else HarmonyParser(form)
 
 
 def call_delta(delta: Delta) -> dict[str, Any]:
