@@ -154,6 +154,14 @@ def custom_text(arguments: str) -> str:
     return text
 
 
+def parsed_arguments(arguments: str) -> Any:
+    """Returns the arguments of a call as JSON; those that were cut off as `partial_json`."""
+    try:
+        return json.loads(arguments or "{}")
+    except ValueError:
+        return {"partial_json": arguments}
+
+
 def _call(name: str, arguments: str, custom: bool) -> dict[str, Any]:
     if custom:
         return {"type": "custom", "custom": {"name": name, TEXT: arguments}}

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
+from functools import partial
 from typing import Any
 
 from ckdist.serve.answer import event_in_turns
@@ -11,7 +12,7 @@ from ckdist.serve.llama_settings import llama_settings
 from ckdist.serve.openai_answer import Source
 from ckdist.serve.requests.sampling_fields import for_choice
 from ckdist.serve.run import Run
-from ckdist.serve.scores import TokenScore
+from ckdist.serve.scores import TokenScore, with_top
 from ckdist.tokens.vocabulary import Vocabulary
 
 STOP_TYPES = {"length": "limit"}
@@ -94,11 +95,7 @@ class LlamaCompletionAnswer:
     def _probabilities(self, scores: Sequence[TokenScore]) -> dict[str, Any]:
         if not self.work.logprobs or not scores:
             return {}
-        return {"completion_probabilities": each(self._score, scores)}
-
-    def _score(self, item: TokenScore) -> dict[str, Any]:
-        top = [self._entry(token, logprob) for token, logprob in item.top]
-        return {**self._entry(item.token, item.logprob), "top_logprobs": top}
+        return {"completion_probabilities": each(partial(with_top, self._entry), scores)}
 
     def _entry(self, token: int, logprob: float | None) -> dict[str, Any]:
         piece = self.tokenizer.token_bytes(token)
