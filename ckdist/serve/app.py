@@ -14,9 +14,7 @@ from ckdist.serve.access import Access
 from ckdist.serve.answer import CLIENT_GONE, ClientGone, problem_answer
 from ckdist.serve.paths import (
     absent,
-    anthropic,
     conversations,
-    embeddings,
     file_batches,
     llama_server,
     lora_paths,
@@ -24,11 +22,10 @@ from ckdist.serve.paths import (
     ollama,
     openai,
     page,
-    prompt_cache,
+    plain,
     slot_actions,
     status,
     stored_responses,
-    tokens,
 )
 from ckdist.serve.paths.path import Path, PathNames
 from ckdist.serve.problems import Problem
@@ -36,8 +33,8 @@ from ckdist.serve.request_log import note_problem
 from ckdist.serve.service import Service
 
 ROOMS = (
-    status, openai, stored_responses, conversations, anthropic, file_batches, message_batches, llama_server, ollama,
-    embeddings, tokens, prompt_cache, slot_actions, lora_paths, absent,
+    status, openai, plain, stored_responses, conversations, file_batches, message_batches, llama_server, ollama,
+    slot_actions, lora_paths, absent,
 )  # fmt: skip
 PATHS = tuple(path for room in ROOMS for path in room.PATHS)
 CODES = {404: "unknown_url", 405: "method_not_supported"}

@@ -7,7 +7,7 @@ import json
 import logging
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -56,6 +56,9 @@ class Answer(Protocol):
     def events(self) -> AsyncGenerator[bytes, None]:
         """Yields the parts of the answer as server-sent events."""
         ...
+
+
+AnswerForm: TypeAlias = Callable[[Run, Vocabulary, Source], Answer]
 
 
 class Service:
@@ -230,7 +233,7 @@ class Service:
         self,
         request: Request,
         prepared: Prepared,
-        form: Callable[[Run, Vocabulary, Source], Answer],
+        form: AnswerForm,
         end: bytes = END_OF_STREAM,
     ) -> Response:
         """Returns the answer as JSON, or as a stream if the request asks for that.

@@ -3,16 +3,15 @@
 import hashlib
 from typing import Any
 
-from ckdist.serve.answer import LongAnswer, json_answer
+from ckdist.serve.answer import NO_END, json_answer
 from ckdist.serve.body import read_body
 from ckdist.serve.encoding import to_json
-from ckdist.serve.ollama_answer import OllamaAnswer, OllamaText, moment, ollama_vector, ollama_vectors
+from ckdist.serve.ollama_answer import OllamaAnswer, OllamaText, moment
 from ckdist.serve.paths.path import Path, Request, Response, Service
 from ckdist.serve.problems import Problem
 from ckdist.serve.requests.json_body import parse_object
 from ckdist.serve.requests.request_fields import Fields
 
-NO_END = b""  # these streams end with their last line
 VERSION = "0.12.6"  # of Ollama's API whose fields are read; clients ask for a least one
 TAG = ":latest"
 SHORT_BYTES = 64 << 10  # of a body that this process parses itself
@@ -71,16 +70,6 @@ async def generate(service: Service, request: Request) -> Response:
         return json_answer({**_head(service), "response": "", **_nothing(request, asked)})
     prepared = await service.prepare("ollama_generate", request, body)
     return await service.answer(request, prepared, OllamaText, NO_END)
-
-
-async def embed(service: Service, request: Request) -> Response:
-    """A vector for each text."""
-    return LongAnswer(await service.embed(request, "ollama_embed", ollama_vectors))
-
-
-async def embeddings(service: Service, request: Request) -> Response:
-    """A vector for one text, in the older format."""
-    return LongAnswer(await service.embed(request, "ollama_embed", ollama_vector))
 
 
 async def pull(service: Service, request: Request) -> Response:
@@ -179,8 +168,6 @@ PATHS = (
     Path("/api/show", show, ("POST",)),
     Path("/api/chat", chat, ("POST",)),
     Path("/api/generate", generate, ("POST",)),
-    Path("/api/embed", embed, ("POST",)),
-    Path("/api/embeddings", embeddings, ("POST",)),
     Path("/api/pull", pull, ("POST",)),
     Path("/api/delete", delete, ("DELETE",)),
     *(Path(f"/api/{name}", refuse, ("POST",)) for name in ("create", "copy", "push")),

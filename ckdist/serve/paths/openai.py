@@ -1,10 +1,8 @@
-"""OpenAI's API."""
+"""OpenAI's list of models."""
 
 from typing import Any
 
 from ckdist.serve.answer import json_answer
-from ckdist.serve.chat_answer import ChatAnswer
-from ckdist.serve.completions import CompletionAnswer
 from ckdist.serve.paths.lora_paths import entry
 from ckdist.serve.paths.path import Path, Request, Response, Service
 from ckdist.serve.problems import Problem
@@ -26,16 +24,6 @@ async def model(service: Service, request: Request) -> Response:
     return json_answer(found)
 
 
-async def chat_completions(service: Service, request: Request) -> Response:
-    """The answer to a chat."""
-    return await service.answer(request, await service.prepare("chat", request), ChatAnswer)
-
-
-async def completions(service: Service, request: Request) -> Response:
-    """The continuation of one or more prompts."""
-    return await service.answer(request, await service.prepare("completion", request), CompletionAnswer)
-
-
 def describe(service: Service) -> dict[str, Any]:
     """Returns OpenAI's model object."""
     name, known = service.settings.model_name, service.known_model
@@ -50,6 +38,4 @@ def _entries(service: Service) -> list[dict[str, Any]]:
 PATHS = (
     Path("/v1/models", models),
     Path("/v1/models/{name:path}", model),
-    Path("/v1/chat/completions", chat_completions, ("POST",)),
-    Path("/v1/completions", completions, ("POST",)),
 )

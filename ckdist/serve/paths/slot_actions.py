@@ -1,4 +1,4 @@
-"""llama-server's /slots/{id}?action=save, restore and erase."""
+"""Prompts that are computed ahead: /v1/cache/prefill, and llama-server's /slots/{id}?action=save, restore and erase."""
 
 import time
 from typing import Any
@@ -13,6 +13,11 @@ from ckdist.serve.requests.request_fields import Fields
 from ckdist.serve.text_records import Prepared
 
 ACTIONS = ("save", "restore", "erase")
+
+
+async def prefill(service: Service, request: Request) -> Response:
+    """Computes the prompt of a later chat or completion and keeps it in the cache. The body is that request's."""
+    return json_answer(await service.prefill(request, await service.prepare("prefill", request)))
 
 
 async def act(service: Service, request: Request) -> Response:
@@ -48,4 +53,7 @@ async def act(service: Service, request: Request) -> Response:
     return json_answer({**answer, **counts, "timings": timings()})
 
 
-PATHS = (Path("/slots/{slot:path}", act, ("POST",)),)
+PATHS = (
+    Path("/v1/cache/prefill", prefill, ("POST",)),
+    Path("/slots/{slot:path}", act, ("POST",)),
+)

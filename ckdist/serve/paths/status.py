@@ -3,10 +3,8 @@
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from ckdist import __version__
-from ckdist.serve.answer import EventStream, json_answer
+from ckdist.serve.answer import NO_END, EventStream, json_answer
 from ckdist.serve.paths.path import Path, Request, Response, Service
-
-NO_END = b""  # the stream ends with its last event
 
 
 async def health(service: Service, request: Request) -> Response:
