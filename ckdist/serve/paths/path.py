@@ -13,11 +13,15 @@ VERSION = "/v1"
 
 @dataclass(frozen=True)
 class Path:
-    """One path. `name` may end with one parameter, as `/v1/models/{name:path}`. GET includes HEAD."""
+    """One path. `name` may end with one parameter, as `/v1/models/{name:path}`. GET includes HEAD.
+
+    `about` is for the reference. By default the docstring of `handle` is.
+    """
 
     name: str
     handle: Callable[[Service, Request], Awaitable[Response]]
     methods: tuple[str, ...] = ("GET",)
+    about: str = ""
 
 
 class PathNames:

@@ -39,35 +39,32 @@ async def _finish(kind: str, service: Service, request: Request) -> Response:
     return LongAnswer(await service.finished(kind, request))
 
 
-# Path -> (kind of request of `prepare.KINDS`, the class of the answer, the end of a stream).
-TEXTS: dict[str, tuple[str, AnswerForm, bytes]] = {
-    "/v1/chat/completions": ("chat", ChatAnswer, END_OF_STREAM),
-    "/v1/completions": ("completion", CompletionAnswer, END_OF_STREAM),
-    "/v1/messages": ("messages", AnthropicAnswer, NO_END),
-    "/completion": ("llama_completion", LlamaCompletionAnswer, NO_END),
-    "/completions": ("llama_completion", LlamaCompletionAnswer, NO_END),
-    "/infill": ("infill", LlamaCompletionAnswer, NO_END),
-}
-# Path -> (kind of request, the function that makes the answer of the vectors).
-VECTORS = {
-    "/v1/embeddings": ("embedding", embeddings),
-    "/embedding": ("llama_embedding", llama_embeddings),
-    "/v1/rerank": ("rerank", ranking),
-    "/v1/reranking": ("rerank", ranking),
-    "/v2/rerank": ("rerank", ranking),
-    "/score": ("score", scores),
-    "/api/embed": ("ollama_embed", ollama_vectors),
-    "/api/embeddings": ("ollama_embed", ollama_vector),
-}
-# Path -> kind of request. The text worker makes the answer.
-FINISHED = {
-    "/v1/messages/count_tokens": "count_tokens",
-    "/tokenize": "tokenize",
-    "/detokenize": "detokenize",
-    "/apply-template": "apply_template",
-}
-PATHS = (
-    *(Path(name, partial(_generate, *row), ("POST",)) for name, row in TEXTS.items()),
-    *(Path(name, partial(_embed, *row), ("POST",)) for name, row in VECTORS.items()),
-    *(Path(name, partial(_finish, kind), ("POST",)) for name, kind in FINISHED.items()),
+TEXTS: tuple[tuple[str, str, str, AnswerForm, bytes], ...] = (  # path, about, kind of `prepare.KINDS`, class, end
+    ("/v1/chat/completions", "The answer to a chat.", "chat", ChatAnswer, END_OF_STREAM),
+    ("/v1/completions", "The continuation of one or more prompts.", "completion", CompletionAnswer, END_OF_STREAM),
+    ("/v1/messages", "The answer to a chat in Anthropic's format.", "messages", AnthropicAnswer, NO_END),
+    ("/completion", "The same as /completions.", "llama_completion", LlamaCompletionAnswer, NO_END),
+    ("/completions", "llama-server's continuation of prompts.", "llama_completion", LlamaCompletionAnswer, NO_END),
+    ("/infill", "The text for a gap between two texts.", "infill", LlamaCompletionAnswer, NO_END),
+)
+VECTORS = (  # path, about, kind, function that makes the answer
+    ("/v1/embeddings", "A vector for each text.", "embedding", embeddings),
+    ("/embedding", "A vector for each text, in llama-server's format.", "llama_embedding", llama_embeddings),
+    ("/v1/rerank", "Documents by their similarity to a query, as Jina, Cohere and vLLM have it.", "rerank", ranking),
+    ("/v1/reranking", "The same as /v1/rerank.", "rerank", ranking),
+    ("/v2/rerank", "The same as /v1/rerank.", "rerank", ranking),
+    ("/score", "Scores of pairs of texts, in vLLM's format.", "score", scores),
+    ("/api/embed", "A vector for each text, in Ollama's format.", "ollama_embed", ollama_vectors),
+    ("/api/embeddings", "A vector for one text, in Ollama's older format.", "ollama_embed", ollama_vector),
+)
+FINISHED = (  # path, about, kind
+    ("/v1/messages/count_tokens", "The number of tokens in a chat.", "count_tokens"),
+    ("/tokenize", "The token ids of a text or a chat.", "tokenize"),
+    ("/detokenize", "The text of token ids.", "detokenize"),
+    ("/apply-template", "The text of a chat, as the model would continue it.", "apply_template"),
+)
+PATHS = tuple(
+    Path(name, partial(handle, *row), ("POST",), about)
+    for handle, rows in ((_generate, TEXTS), (_embed, VECTORS), (_finish, FINISHED))
+    for name, about, *row in rows
 )
