@@ -55,7 +55,7 @@ def overrides_of(config: ServeConfig) -> dict[str, int | float | bool | str]:
     Raises ConfigError if the file is no template, or --chat-template-kwargs has a reserved name.
     """
     if config.chat_template_kwargs is not None:
-        from ckdist.serve.requests.template_names import reserved_variable
+        from ckdist.serve.requests.thinking import reserved_variable
 
         if name := reserved_variable(config.request_defaults.template_variables):
             raise ConfigError(f"--chat-template-kwargs cannot set {name!r:.64}: leave it out")

@@ -44,10 +44,7 @@ async def act(service: Service, request: Request) -> Response:
         return json_answer({**answer, "n_saved": tokens, "n_written": size, "timings": timings()})
     kept, size = service.slots.read(account, slot, name, service.vocab_size, service.context_length)
     nothing = SamplingParams(max_tokens=0)
-    work = Prepared(
-        prompts=[kept.tokens], max_tokens=[0], sampling=nothing, n=1, stops=(), stream=False, include_usage=False,
-        cache_salt=kept.salt, slot=slot,
-    )  # fmt: skip
+    work = Prepared(prompts=[kept.tokens], max_tokens=[0], sampling=nothing, cache_salt=kept.salt, slot=slot)
     found = await service.prefill(request, work)
     counts = {"n_restored": found["prompt_tokens"], "n_read": size, "n_computed": found["computed_tokens"]}
     return json_answer({**answer, **counts, "timings": timings()})

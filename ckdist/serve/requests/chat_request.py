@@ -10,7 +10,7 @@ from ckdist.errors import RequestError
 from ckdist.serve.requests.answer_form import answer_form, answer_grammar
 from ckdist.serve.requests.params import read_params, with_prompts
 from ckdist.serve.requests.prompt import tokenise_chat
-from ckdist.serve.requests.request_fields import Fields
+from ckdist.serve.requests.request_fields import Fields, wrong
 from ckdist.serve.requests.thinking import read_template_variables, read_thinking_budget
 from ckdist.serve.requests.tools import Tools, history_call, read_tools
 from ckdist.serve.text_records import ModelFacts, Prepared
@@ -113,8 +113,7 @@ def _splits_reasoning(fields: Fields) -> bool:
     """True to separate reasoning from content. `reasoning_format` is llama-server's."""
     given = fields.text("reasoning_format", "auto")
     if given not in REASONING_FORMATS:
-        message = f"reasoning_format ({given[:32]!r}) must be one of {', '.join(REASONING_FORMATS)}"
-        raise RequestError(message, "reasoning_format", "invalid_value")
+        raise wrong("reasoning_format", f"({given[:32]!r}) must be one of {', '.join(REASONING_FORMATS)}")
     return given != "none"
 
 

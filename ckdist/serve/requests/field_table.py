@@ -98,13 +98,13 @@ def harmless(reason: str, *names: str, faces: frozenset[str] = EVERY) -> Row:
 
 HONOURED = (
     # The prefix cache.
-    honoured("cache_use", EVERY - {"detokenize"}, "cache_salt", "cache_prompt"),
+    honoured("engine_fields", EVERY - {"detokenize"}, "cache_salt", "cache_prompt"),
     honoured("adapter_choice", EVERY, "model", "lora"),
     # The queue.
-    honoured("place_fields", EVERY - {"detokenize"}, "priority", "service_tier"),
+    honoured("engine_fields", EVERY - {"detokenize"}, "priority", "service_tier"),
     # Drafts.
-    honoured("draft_fields", GENERATES, "spec", "speculative.n_max", "speculative.type"),
-    honoured("draft_fields", GENERATES, "speculative.n_min", "speculative.p_min"),
+    honoured("engine_fields", GENERATES, "spec", "speculative.n_max", "speculative.type"),
+    honoured("engine_fields", GENERATES, "speculative.n_min", "speculative.p_min"),
     # Length, end and number of answers.
     honoured("params", GENERATES, "max_completion_tokens", "max_tokens", "n_predict", "num_predict", "max_new_tokens"),
     honoured("params", GENERATES, "stop", "stream", "include_stop_str_in_output", "skip_special_tokens"),
