@@ -39,7 +39,7 @@ class Access:
         self.model = settings.model_name
         self.accounts, self.failed_keys = accounts, FailedKeys()
         self.max_requests = settings.max_requests
-        self.origins = Origins(settings.cors_origins, settings.allowed_hosts)
+        self.origins = Origins(settings.cors_origin, settings.allowed_hosts)
         self.under_way, self.prefix = 0, settings.api_prefix
         self.traces: Traces | None = None
 

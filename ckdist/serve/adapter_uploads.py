@@ -29,13 +29,13 @@ PART = ".part-"  # start of the names of folders that are being received
 def room_of(service: Service, request: Request) -> "UploadRoom":
     """Returns the folder of uploads. Raises Problem 403 if the client may not upload."""
     settings = service.settings
-    if not settings.adapter_bytes or settings.adapter_folder is None:
+    if not settings.lora_uploads or settings.lora_dir is None:
         message = "adapters are uploaded only if the server was started with --lora-dir DIR --lora-uploads SIZE"
         raise Problem(403, message, code="not_allowed")
     if settings.api_key_file is not None and not request.scope["ckdist.account"].limits.models:
         message = "this key may not upload adapters: it needs models = true in the file of --api-key-file"
         raise Problem(403, message, code="not_allowed")
-    return _room(settings.adapter_folder, settings.adapter_bytes)
+    return _room(settings.lora_dir, settings.lora_uploads)
 
 
 @lru_cache

@@ -42,7 +42,7 @@ CODES = {404: "unknown_url", 405: "method_not_supported"}
 
 def create_app(service: Service) -> Access:
     """Returns the ASGI application for `service`."""
-    paths = (*PATHS, *page.PATHS) if service.settings.webui else PATHS
+    paths = PATHS if service.settings.no_webui else (*PATHS, *page.PATHS)
     names = PathNames(path.name for path in paths)
     return Access(_routed(service, paths), service.settings, service.accounts, service.metrics, names)
 

@@ -7,7 +7,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Coroutine
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any, Literal
 
 from ckdist.errors import CkdistError
@@ -18,7 +18,7 @@ from ckdist.serve.problems import Problem
 from ckdist.serve.requests.adapter_choice import adapter_in
 from ckdist.serve.resuming_client import ResumingClient
 from ckdist.serve.service import Service
-from ckdist.serve.settings import HostedSettings, HttpSettings
+from ckdist.serve.settings import HostedSettings, HttpSettings, ModelSettings
 
 LOOK_SECONDS = 0.05
 LAST_WORDS_SECONDS = 3.0  # for an engine that has failed to end by itself
@@ -49,12 +49,8 @@ class HostedModel:
     def __init__(self, settings: HttpSettings, hosted: HostedSettings, turns: str) -> None:
         self.hosted, self._turns = hosted, turns
         self.client = ResumingClient()
-        own = replace(
-            settings, model=hosted.model, model_name=hosted.name, overrides=hosted.overrides,
-            aliases=hosted.aliases, defaults=hosted.defaults, models=(),
-            parallel=hosted.parallel, max_sequences=hosted.max_sequences, adapter=hosted.adapter,
-            prefill_file=hosted.prefill_file, slot_folder=hosted.slot_folder,
-        )  # fmt: skip
+        of_model = {item.name: getattr(hosted, item.name) for item in fields(ModelSettings)}
+        own = replace(settings, models=(), **of_model)
         self.service = Service(own, self.client)
         self._state: State = "unloaded"
         self.service.rests = True
@@ -74,7 +70,7 @@ class HostedModel:
     @property
     def name(self) -> str:
         """The name in answers."""
-        return self.hosted.name
+        return self.hosted.model_name
 
     @property
     def adapters(self) -> tuple[str, ...]:

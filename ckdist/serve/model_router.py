@@ -42,7 +42,7 @@ class ModelRouter:
         self._rows = list(range(len(settings.models) + MAX_PULLED))  # of the file of turns; those that are free
         os.ftruncate(self._turns, turns_bytes(len(self._rows)))
         self.accounts = Accounts((*settings.api_keys, *settings.file_keys), settings.shared_cache, settings.key_limits)
-        self._kept = ResponseStore(settings.store_seconds)  # a response may be continued by another model
+        self._kept = ResponseStore(settings.store_responses)  # a response may be continued by another model
         self.models: dict[str, HostedModel] = {}
         self._names: dict[str, HostedModel] = {}
         self._row_of: dict[str, int] = {}
@@ -146,7 +146,7 @@ class ModelRouter:
         if not self._rows:
             raise Problem(409, f"clients have pulled {MAX_PULLED} models: delete one first", "model")
         words = (*template.words, f"--alias={name}", f"--model={path}")
-        self._add(replace(template, name=name, words=words, model=path))
+        self._add(replace(template, model_name=name, words=words, model=path))
         self._pulled[name] = path if is_new else None
 
     async def remove(self, name: str) -> str | None:
@@ -170,9 +170,9 @@ class ModelRouter:
         return self._pulled.pop(name)
 
     def _add(self, hosted: HostedSettings) -> None:
-        row = self._row_of[hosted.name] = self._rows.pop(0)
+        row = self._row_of[hosted.model_name] = self._rows.pop(0)
         path = f"/proc/{os.getpid()}/fd/{self._turns}"  # the engines open it, and it leaves nothing behind
-        model = self.models[hosted.name] = HostedModel(self.settings, hosted, f"{path}:{row}")
+        model = self.models[hosted.model_name] = HostedModel(self.settings, hosted, f"{path}:{row}")
         model.service.kept, model.service.accounts = self._kept, self.accounts
         self._names |= dict.fromkeys((model.name, *hosted.aliases), model)
 

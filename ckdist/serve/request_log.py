@@ -142,4 +142,4 @@ def start_logging(settings: HttpSettings) -> None:
         handler = logging.handlers.WatchedFileHandler(settings.log_file)
     handler.setFormatter(JsonLines() if settings.log_format == "json" else TextLines(LOG_FORMAT))
     logging.basicConfig(level=logging.INFO if settings.verbose else logging.WARNING, handlers=[handler])
-    log.setLevel(logging.INFO if settings.log_requests else logging.WARNING)
+    log.setLevel(logging.WARNING if settings.no_log_requests else logging.INFO)

@@ -68,9 +68,9 @@ class Service:
         self.settings, self.client = settings, client
         keys = (*settings.api_keys, *settings.file_keys)
         self.accounts = Accounts(keys, settings.shared_cache, settings.key_limits)
-        folder = settings.slot_folder
+        folder = settings.slot_save_path
         self.slots = None if folder is None else SavedSlots(folder, settings.parallel, settings.model_name)
-        self.kept = ResponseStore(settings.store_seconds)
+        self.kept = ResponseStore(settings.store_responses)
         self.text = TextWork(settings.model, settings.overrides)
         self.tokenizer: Vocabulary | None = None
         self.adapters_of_all: AdapterScales = ()  # of POST /lora-adapters, for requests that name none
@@ -151,7 +151,7 @@ class Service:
         scores, encodes = str(self.client.model.get("scores", "")), bool(self.client.model.get("encodes"))
         return ModelFacts(
             name, *sizes, settings.strict_fields, scores, encodes, settings.defaults, self.adapters,
-            self.adapters_of_all, settings.special_in_text, names, str(self.client.model.get("rank_template", "")),
+            self.adapters_of_all, settings.special_tokens_in_text, names, str(self.client.model.get("rank_template", "")),
         )  # fmt: skip
 
     @property

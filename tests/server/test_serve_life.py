@@ -420,7 +420,7 @@ def test_too_few_open_files_are_refused_or_said_once_a_minute(tmp_path):
     assert done.returncode == 2 and "64 files may be open, and the server needs 128" in done.stderr
     with FakeEngine(f"ipc://{tmp_path}/engine", VOCAB), listen("127.0.0.1", 0) as listener:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        with http_process(tmp_path, listener, stderr=(tmp_path / "log").open("w"), log_requests=False) as process:
+        with http_process(tmp_path, listener, stderr=(tmp_path / "log").open("w"), no_log_requests=True) as process:
             wait_for(lambda: httpx.get(f"{url}/health", timeout=30).status_code == 200, 30)
             used = len(os.listdir(f"/proc/{process.pid}/fd"))
             resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (used + 5, used + 5))  # after its places were counted

@@ -21,7 +21,7 @@ async def load(service: Service, request: Request) -> Response:
     fields = await _fields(service, request)
     name, path = _needed(fields, "lora_name"), _needed(fields, "lora_path")
     _check_name(service, name)
-    folder = _within(service.settings.adapter_folder or "", path)
+    folder = _within(service.settings.lora_dir or "", path)
     await service.client.call(LoadAdapter(service.client.new_id(), name, folder, fields.switch("load_inplace")))
     return PlainTextResponse(f"Success: LoRA adapter '{name}' added successfully.")
 
@@ -72,7 +72,7 @@ async def lora_adapters(service: Service, request: Request) -> Response:
 
 async def change_lora_adapters(service: Service, request: Request) -> Response:
     """Sets the scales of requests that name none: [{"id": 0, "scale": 0.5}]. Adapters not in the list have scale 0."""
-    if service.settings.adapter_folder is None and service.adapters is None:
+    if service.settings.lora_dir is None and service.adapters is None:
         message = "no adapter has a scale that can be changed: start with --lora NAME=FOLDER and --lora-dir DIR"
         raise Problem(400, message, "scale", "unsupported_parameter")
     _check_allowed(service)
@@ -96,7 +96,7 @@ def _check_name(service: Service, name: str) -> None:
 
 def _check_allowed(service: Service) -> None:
     service.check_ready()
-    if service.settings.adapter_folder is None:
+    if service.settings.lora_dir is None:
         message = "adapters are loaded, unloaded and scaled only if the server was started with --lora-dir DIR"
         raise Problem(403, message, code="not_allowed")
 
