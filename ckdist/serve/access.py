@@ -64,7 +64,7 @@ class Access:
         account, problem = self._account(scope, path, headers)
         scope["ckdist.key"] = NO_KEY if account is None else account.name
         scope = {**scope, "path": known, "ckdist.account": account}
-        answer = self._answer(scope["method"], path, known, headers, problem, account)
+        answer = self._answer(scope, path, headers, problem)
         counted = (self, account) if account is not None else (self,)
         for counter in counted:
             counter.under_way += 1
@@ -85,25 +85,14 @@ class Access:
             return path[len(self.prefix) :] or "/"
         return f"{OUTSIDE}{path}"
 
-    def _answer(
-        self,
-        method: str,
-        path: str,
-        known: str,
-        headers: dict[bytes, bytes],
-        no_key: Problem | None,
-        account: Account | None,
-    ) -> Response | None:
+    def _answer(self, scope: Scope, path: str, headers: dict[bytes, bytes], no_key: Problem | None) -> Response | None:
         """Returns the answer to a refused request or to a preflight; None for requests that `app` handles.
 
         Args:
-            method: The HTTP method.
             path: The path's name in the table.
-            known: The path itself.
-            headers: The request's headers.
             no_key: The reason why the client may not come in, or None.
-            account: The client's account, if it has one.
         """
+        method, known = scope["method"], scope["path"]
         if path == "other" and known.startswith(OUTSIDE):
             return problem_answer(Problem(404, f"all paths begin with {self.prefix}", code="unknown_url"), known)
         if b"content-length" in headers and b"transfer-encoding" in headers:
@@ -118,7 +107,7 @@ class Access:
             problem = None  # a path that does not exist is answered as such; files are uploaded as forms
         problem = problem or no_key
         if problem is None and path not in EVER_ANSWERED:
-            problem = self._overload(account)
+            problem = self._overload(scope["ckdist.account"])
         return None if problem is None else problem_answer(problem, known)
 
     def _overload(self, account: Account | None) -> Problem | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -27,6 +27,7 @@ VLLM = {
     "vllm:request_prompt_tokens": "request_prompt_tokens",
     "vllm:request_generation_tokens": "request_generated_tokens",
 }
+COUNTER, GAUGE = CounterMetricFamily, GaugeMetricFamily
 REASONS = ("stop", "length", "abort")
 
 
@@ -42,51 +43,42 @@ def vllm_families(metrics: Metrics, stats: dict[str, Any]) -> Iterator[Metric]:
     for reason in REASONS:
         success.add_metric([*labels.values(), reason], finished.get(reason, 0.0))
     yield success
-    yield _counter("vllm:num_preemptions", "Preempted sequences", _number(stats, "preemptions_total"), labels)
-    gauges = {
-        "vllm:num_requests_running": ("Sequences in the batch", _number(stats, "requests_running")),
-        "vllm:num_requests_waiting": ("Sequences in the queue", _number(stats, "requests_waiting")),
-        "vllm:kv_cache_usage_perc": ("Share of the KV cache in use; 1 is all", _cache_usage(stats)),
-        "vllm:gpu_cache_usage_perc": ("The former name of kv_cache_usage_perc", _cache_usage(stats)),
-    }
-    for name, (text, value) in gauges.items():
-        yield _gauge(name, text, value, labels)
+    yield _family("vllm:num_preemptions", "Preempted sequences", _number(stats, "preemptions_total"), COUNTER, labels)
+    for name, text, value in (
+        ("num_requests_running", "Sequences in the batch", _number(stats, "requests_running")),
+        ("num_requests_waiting", "Sequences in the queue", _number(stats, "requests_waiting")),
+        ("kv_cache_usage_perc", "Share of the KV cache in use; 1 is all", _cache_usage(stats)),
+        ("gpu_cache_usage_perc", "The former name of kv_cache_usage_perc", _cache_usage(stats)),
+    ):
+        yield _family(f"vllm:{name}", text, value, GAUGE, labels)
 
 
 def llama_families(metrics: Metrics, stats: dict[str, Any]) -> Iterator[Metric]:
     """Yields llama-server's metrics, which have no labels."""
-    prompt_tokens, tokens = (
-        _samples(own, "_total")[0].value for own in (metrics.prompt_tokens, metrics.generated_tokens)
-    )
-    cached = _samples(metrics.cached_tokens, "_total")[0].value
-    prompt_seconds, seconds = (
-        _samples(own, "_sum")[0].value for own in (metrics.first_token_seconds, metrics.decode_seconds)
-    )
+    counters = (metrics.prompt_tokens, metrics.generated_tokens, metrics.cached_tokens)
+    prompt_tokens, tokens, cached = (_samples(own, "_total")[0].value for own in counters)
+    times = (metrics.first_token_seconds, metrics.decode_seconds)
+    prompt_seconds, seconds = (_samples(own, "_sum")[0].value for own in times)
     computed = prompt_tokens - cached
-    counters = {
-        "llamacpp:prompt_tokens": ("Prompt tokens computed", computed),
-        "llamacpp:prompt_seconds": ("Time spent on prompts, waiting included", prompt_seconds),
-        "llamacpp:tokens_predicted": ("Generated tokens", tokens),
-        "llamacpp:tokens_predicted_seconds": ("Time spent on generation", seconds),
-        "llamacpp:n_decode": ("Steps of the engine", _number(stats, "step_seconds_count")),
-    }
-    for name, (text, value) in counters.items():
-        yield _counter(name, text, value, {})
-    gauges = {
-        "llamacpp:prompt_tokens_seconds": (
+    waiting, running = (_number(stats, f"requests_{state}") for state in ("waiting", "running"))
+    for name, text, value, kind in (
+        ("prompt_tokens", "Prompt tokens computed", computed, COUNTER),
+        ("prompt_seconds", "Time spent on prompts, waiting included", prompt_seconds, COUNTER),
+        ("tokens_predicted", "Generated tokens", tokens, COUNTER),
+        ("tokens_predicted_seconds", "Time spent on generation", seconds, COUNTER),
+        ("n_decode", "Steps of the engine", _number(stats, "step_seconds_count"), COUNTER),
+        (
+            "prompt_tokens_seconds",
             "Mean prompt tokens per second of a request",
-            computed / prompt_seconds if prompt_seconds else 0.0,
+            _ratio(computed, prompt_seconds),
+            GAUGE,
         ),
-        "llamacpp:predicted_tokens_seconds": (
-            "Mean generated tokens per second of a request",
-            tokens / seconds if seconds else 0.0,
-        ),
-        "llamacpp:requests_processing": ("Sequences in the batch", _number(stats, "requests_running")),
-        "llamacpp:requests_deferred": ("Sequences in the queue", _number(stats, "requests_waiting")),
-        "llamacpp:kv_cache_usage_ratio": ("Share of the KV cache in use; 1 is all", _cache_usage(stats)),
-    }
-    for name, (text, value) in gauges.items():
-        yield _gauge(name, text, value, {})
+        ("predicted_tokens_seconds", "Mean generated tokens per second of a request", _ratio(tokens, seconds), GAUGE),
+        ("requests_processing", "Sequences in the batch", running, GAUGE),
+        ("requests_deferred", "Sequences in the queue", waiting, GAUGE),
+        ("kv_cache_usage_ratio", "Share of the KV cache in use; 1 is all", _cache_usage(stats), GAUGE),
+    ):
+        yield _family(f"llamacpp:{name}", text, value, kind)
 
 
 def _renamed(own: MetricWrapperBase, name: str, labels: dict[str, str]) -> Metric:
@@ -102,14 +94,14 @@ def _samples(own: MetricWrapperBase, suffix: str) -> list[Sample]:
     return [sample for family in own.collect() for sample in family.samples if sample.name.endswith(suffix)]
 
 
-def _counter(name: str, text: str, value: float, labels: dict[str, str]) -> Metric:
-    family = CounterMetricFamily(name, text, labels=list(labels))
-    family.add_metric(list(labels.values()), value)
-    return family
-
-
-def _gauge(name: str, text: str, value: float, labels: dict[str, str]) -> Metric:
-    family = GaugeMetricFamily(name, text, labels=list(labels))
+def _family(
+    name: str,
+    text: str,
+    value: float,
+    kind: type[CounterMetricFamily | GaugeMetricFamily],
+    labels: Mapping[str, str] = {},
+) -> Metric:
+    family = kind(name, text, labels=list(labels))
     family.add_metric(list(labels.values()), value)
     return family
 
@@ -120,5 +112,8 @@ def _number(stats: dict[str, Any], name: str) -> float:
 
 
 def _cache_usage(stats: dict[str, Any]) -> float:
-    blocks = _number(stats, "blocks")
-    return _number(stats, "blocks_used") / blocks if blocks else 0.0
+    return _ratio(_number(stats, "blocks_used"), _number(stats, "blocks"))
+
+
+def _ratio(amount: float, whole: float) -> float:
+    return amount / whole if whole else 0.0

@@ -4,11 +4,11 @@ from typing import Any
 
 import numpy as np
 
-from ckdist.engine.messages import TOKEN_BYTES, Embedding
+from ckdist.engine.messages import TOKEN_BYTES, Embed, Embedding
 from ckdist.errors import EngineError
 from ckdist.serve.accounts import Account
 from ckdist.serve.encoding import Turns
-from ckdist.serve.engine_client import EngineClient, Generation
+from ckdist.serve.engine_client import EngineClient, Generation, new_id
 from ckdist.serve.metrics import Metrics
 from ckdist.serve.problems import Problem
 from ckdist.serve.text_records import EmbeddingWork
@@ -110,7 +110,8 @@ class EmbeddingRun:
                 break
             self._account.check_sequences(1)
             first_text = self.work.first_texts[begun] if self.work.first_texts else 0
-            generation.embed(begun, self.work.prompts[begun], pooling, first_text, self._tenant, self._place)
+            prompt = self.work.prompts[begun]
+            generation.submit(begun, Embed(new_id(), prompt, pooling, first_text, self._tenant, self._place))
             begun += 1
         return begun
 

@@ -94,41 +94,27 @@ class Metrics(Collector):
         self, model: str, state: Callable[[], str], active: Callable[[], int], stats: Callable[[], dict[str, Any]]
     ):
         self.model, self._state, self._active, self._stats = model, state, active, stats
-        registry = self.registry = CollectorRegistry()
-
-        counter = functools.partial(Counter, registry=registry)
-        histogram = functools.partial(Histogram, registry=registry)
-        self.requests = counter("ckdist_requests", "Answered HTTP requests", ["path", "status"])
-        self.failed_keys = counter("ckdist_failed_keys", "Requests with a wrong API key")
-        self.aborts = counter("ckdist_aborted_requests", "Requests that ended before all their choices were complete")
-        self.prompt_tokens = counter("ckdist_prompt_tokens", "Prompt tokens of requests that got an answer")
-        self.cached_tokens = counter("ckdist_cached_tokens", "Prompt tokens found in the prefix cache")
-        self.generated_tokens = counter("ckdist_generated_tokens", "Generated tokens")
-        self.first_token_seconds = histogram(
-            "ckdist_time_to_first_token_seconds", "Time from submit to the first token", buckets=WAIT_SECONDS
-        )
-        self.token_seconds = histogram(
-            "ckdist_time_per_output_token_seconds", "Mean time between tokens of a request", buckets=TOKEN_SECONDS
-        )
-        self.request_seconds = histogram(
-            "ckdist_request_seconds", "Time of a whole request", ["path"], buckets=WAIT_SECONDS
-        )
-        self.finished = counter("ckdist_finished_sequences", "Choices by how they ended", ["reason"])
-        self.generation_seconds = histogram(
-            "ckdist_generation_seconds", "Time from submit to the last token of a request", buckets=WAIT_SECONDS
-        )
-        self.decode_seconds = histogram(
-            "ckdist_decode_seconds", "Time from the first token of a request to its last", buckets=WAIT_SECONDS
-        )
-        self.inter_token_seconds = histogram(
-            "ckdist_inter_token_seconds", "Time between tokens of a choice", buckets=TOKEN_SECONDS
-        )
-        self.request_prompt_tokens = histogram(
-            "ckdist_request_prompt_tokens", "Prompt tokens of a request", buckets=TOKENS
-        )
-        self.request_generated_tokens = histogram(
-            "ckdist_request_generated_tokens", "Generated tokens of a request", buckets=TOKENS
-        )
+        self.registry = CollectorRegistry()
+        shared: dict[str, Any] = {"registry": self.registry, "namespace": "ckdist"}
+        counter = functools.partial(Counter, **shared)
+        waits = functools.partial(Histogram, buckets=WAIT_SECONDS, **shared)
+        gaps = functools.partial(Histogram, buckets=TOKEN_SECONDS, **shared)
+        tokens = functools.partial(Histogram, buckets=TOKENS, **shared)
+        self.requests = counter("requests", "Answered HTTP requests", ["path", "status"])
+        self.failed_keys = counter("failed_keys", "Requests with a wrong API key")
+        self.aborts = counter("aborted_requests", "Requests that ended before all their choices were complete")
+        self.prompt_tokens = counter("prompt_tokens", "Prompt tokens of requests that got an answer")
+        self.cached_tokens = counter("cached_tokens", "Prompt tokens found in the prefix cache")
+        self.generated_tokens = counter("generated_tokens", "Generated tokens")
+        self.first_token_seconds = waits("time_to_first_token_seconds", "Time from submit to the first token")
+        self.token_seconds = gaps("time_per_output_token_seconds", "Mean time between tokens of a request")
+        self.request_seconds = waits("request_seconds", "Time of a whole request", ["path"])
+        self.finished = counter("finished_sequences", "Choices by how they ended", ["reason"])
+        self.generation_seconds = waits("generation_seconds", "Time from submit to the last token of a request")
+        self.decode_seconds = waits("decode_seconds", "Time from the first token of a request to its last")
+        self.inter_token_seconds = gaps("inter_token_seconds", "Time between tokens of a choice")
+        self.request_prompt_tokens = tokens("request_prompt_tokens", "Prompt tokens of a request")
+        self.request_generated_tokens = tokens("request_generated_tokens", "Generated tokens of a request")
         self.registry.register(self)
 
     def render(self) -> bytes:
@@ -169,14 +155,12 @@ def _families(stats: dict[str, Any]) -> Iterator[Metric]:
         buckets.setdefault(base, []).append((bound, numbers.pop(match[0])))
     for base, counts in buckets.items():
         counts.append(("+Inf", numbers.pop(f"{base}_count", counts[-1][1])))
-        yield HistogramMetricFamily(
-            f"ckdist_{base}", _meaning(base), buckets=counts, sum_value=numbers.pop(f"{base}_sum", 0)
-        )
+        total = numbers.pop(f"{base}_sum", 0)
+        yield HistogramMetricFamily(f"ckdist_{base}", _meaning(base), buckets=counts, sum_value=total)
     for name, value in stats.items():
         if isinstance(value, str) and NAME.fullmatch(name) and name.endswith("_info"):
-            yield InfoMetricFamily(
-                f"ckdist_{name.removesuffix('_info')}", _meaning(name), value={"reason": value[:MAX_LABEL]}
-            )
+            told = {"reason": value[:MAX_LABEL]}
+            yield InfoMetricFamily(f"ckdist_{name.removesuffix('_info')}", _meaning(name), value=told)
     labelled: dict[tuple[str, str], GaugeMetricFamily] = {}
     for name, value in numbers.items():
         if match := LABELLED.fullmatch(name):

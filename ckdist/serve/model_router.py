@@ -204,7 +204,11 @@ class ModelRouter:
             if model.state == "unloaded":
                 if not is_order:
                     model.check_may_load()
-                await self._make_room(model, await model.predict(), waits)
+                needs = await model.predict()
+                try:
+                    await self._make_room(model, needs, waits)
+                finally:
+                    self._crowded_at = None
                 model.begin()
 
     async def unload(self, model: HostedModel) -> None:
@@ -237,12 +241,6 @@ class ModelRouter:
         return not model.hosted.pinned and crowded_at is not None and time.monotonic() - crowded_at > PASSING_SECONDS
 
     async def _make_room(self, model: HostedModel, needs: int, waits: bool) -> None:
-        try:
-            await self._unload_for(model, needs, waits)
-        finally:
-            self._crowded_at = None
-
-    async def _unload_for(self, model: HostedModel, needs: int, waits: bool) -> None:
         """Unloads models until there is room for one more. The least recently used one goes first."""
         limit = self.settings.models_memory
         pinned = sum(one.needs or 0 for one in self._resident() if one.hosted.pinned)
@@ -250,12 +248,9 @@ class ModelRouter:
             prediction = model.prediction
             remedy = "lower its memory" if prediction is None else prediction.remedy(limit - pinned)
             held = f", of which pinned models hold {_size(pinned)}" if pinned else ""
-            raise Problem(
-                503,
-                f"the model {model.name!r} needs {_size(needs)}, and all models may take {_size(limit)}{held}: "
-                f"{remedy}, or raise --models-memory",
-                retry_after=LOAD_RETRY_SECONDS,
-            )
+            told = f"the model {model.name!r} needs {_size(needs)}, and all models may take {_size(limit)}{held}"
+            message = f"{told}: {remedy}, or raise --models-memory"
+            raise Problem(503, message, retry_after=LOAD_RETRY_SECONDS)
         while not self._has_room(needs):
             self._released.clear()
             idle = [one for one in self._resident() if one.is_evictable]
@@ -268,10 +263,9 @@ class ModelRouter:
             else:
                 free = _size(limit - self.used_bytes)
                 count = len(self._resident())
-                message = (
-                    f"{count} model{'s are' if count != 1 else ' is'} loaded and {free} are free, of {_size(limit)}"
-                )
-                raise Problem(503, f"{message}; {model.name!r} needs {_size(needs)}", retry_after=LOAD_RETRY_SECONDS)
+                models = f"{count} model{'s are' if count != 1 else ' is'}"
+                message = f"{models} loaded and {free} are free, of {_size(limit)}; {model.name!r} needs {_size(needs)}"
+                raise Problem(503, message, retry_after=LOAD_RETRY_SECONDS)
 
     def _has_room(self, needs: int) -> bool:
         most = self.settings.models_max

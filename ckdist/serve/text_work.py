@@ -95,11 +95,10 @@ class Lane:
         """Waits for a turn. Raises Problem 429 if too many requests wait, of all clients or of this one."""
         total, own = self._waiting.total(), self._waiting[client]
         if total >= self.most_waiting or own >= part_of(self.most_waiting, total - own):
-            raise Problem(
-                429,
-                f"{total} requests wait to be tokenised, {own} of them of this client, of at most {self.most_waiting}; "
-                "try again later",
+            told = (
+                f"{total} requests wait to be tokenised, {own} of them of this client, of at most {self.most_waiting}"
             )
+            raise Problem(429, f"{told}; try again later")
         self._waiting[client] += 1
         try:
             await self.turn.acquire()

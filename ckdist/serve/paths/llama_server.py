@@ -4,7 +4,7 @@ from ckdist import __version__
 from ckdist.engine.sampling_params import SamplingParams
 from ckdist.serve.answer import LongAnswer, json_answer
 from ckdist.serve.encoding import to_json
-from ckdist.serve.llama_settings import llama_settings
+from ckdist.serve.llama_answer import llama_settings
 from ckdist.serve.paths.path import Path, Request, Response, Service
 from ckdist.serve.problems import Problem
 from ckdist.serve.requests.sampling_fields import LLAMA_DEFAULTS

@@ -9,6 +9,7 @@ from ckdist.config.engine_config import ADAPTER_NAME
 from ckdist.engine.messages import LoadAdapter, UnloadAdapter
 from ckdist.serve.answer import json_answer
 from ckdist.serve.body import read_body
+from ckdist.serve.engine_client import new_id
 from ckdist.serve.paths.path import Path, Request, Service
 from ckdist.serve.problems import Problem
 from ckdist.serve.requests.adapter_choice import chosen_adapters
@@ -22,7 +23,7 @@ async def load(service: Service, request: Request) -> Response:
     name, path = _needed(fields, "lora_name"), _needed(fields, "lora_path")
     _check_name(service, name)
     folder = _within(service.settings.lora_dir or "", path)
-    await service.client.call(LoadAdapter(service.client.new_id(), name, folder, fields.switch("load_inplace")))
+    await service.client.call(LoadAdapter(new_id(), name, folder, fields.switch("load_inplace")))
     return PlainTextResponse(f"Success: LoRA adapter '{name}' added successfully.")
 
 
@@ -54,7 +55,7 @@ async def upload(service: Service, request: Request) -> Response:
         return json_answer({"id": name, "deleted": True})
     replaces = request.query_params.get("load_inplace", "").lower() in ("1", "true")
     async with room.receive(request, name, replaces) as path:
-        await service.client.call(LoadAdapter(service.client.new_id(), name, path, replaces))
+        await service.client.call(LoadAdapter(new_id(), name, path, replaces))
     return json_answer({"id": name, "lora_path": f"{adapter_uploads.FOLDER}/{name}"})
 
 
@@ -82,7 +83,7 @@ async def change_lora_adapters(service: Service, request: Request) -> Response:
 
 
 async def _unload(service: Service, name: str) -> None:
-    await service.client.call(UnloadAdapter(service.client.new_id(), name))
+    await service.client.call(UnloadAdapter(new_id(), name))
     service.adapters_of_all = tuple(use for use in service.adapters_of_all if use[0] != name)
 
 

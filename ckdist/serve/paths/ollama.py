@@ -1,6 +1,8 @@
 """Ollama's own API, for its clients and front ends. Errors on its paths have its format (`Problem.body_for`)."""
 
 import hashlib
+import math
+import re
 from typing import Any
 
 from ckdist.serve.answer import NO_END, json_answer
@@ -16,6 +18,9 @@ VERSION = "0.12.6"  # of Ollama's API whose fields are read; clients ask for a l
 TAG = ":latest"
 SHORT_BYTES = 64 << 10  # of a body that this process parses itself
 FOREVER = "0001-01-01T00:00:00Z"  # the model stays loaded
+# Durations: seconds as a number, or a text such as `5m` or `1h30m`. A negative one has no end.
+UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "": 1.0}
+DURATION = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)(ms|s|m|h|)", re.ASCII)
 
 
 async def version(service: Service, request: Request) -> Response:
@@ -116,6 +121,18 @@ async def _named_model(service: Service, request: Request, body: dict[str, Any] 
     if name.removesuffix(TAG) != own.removesuffix(TAG):
         raise Problem(404, f"model {name[:200]!r} not found; this server has {own!r}", "model", "model_not_found")
     return own
+
+
+def read_keep_alive(value: Any) -> float | None:
+    """Returns the seconds of `keep_alive`; None: for ever. Raises Problem 400 if it is no duration."""
+    text = str(value) if type(value) in (int, float) else value
+    if isinstance(text, str) and re.fullmatch(rf"-?(?:{DURATION.pattern})+", text, re.ASCII):
+        if text.startswith("-"):
+            return None
+        seconds = math.fsum(float(number) * UNITS[unit] for number, unit in DURATION.findall(text))
+        if seconds < 1e9:
+            return seconds
+    raise Problem(400, f"keep_alive ({str(value)!r:.40}) must be seconds, or a text such as '5m' or '-1'", "keep_alive")
 
 
 def _head(service: Service) -> dict[str, Any]:

@@ -2,11 +2,12 @@
 
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ckdist.serve.service import Service
+from ckdist.serve.service import Service  # noqa: F401 - the tables of paths import it from here, as Request
 
 VERSION = "/v1"
 
@@ -19,7 +20,7 @@ class Path:
     """
 
     name: str
-    handle: Callable[[Service, Request], Awaitable[Response]]
+    handle: Callable[[Any, Request], Awaitable[Response]]  # gets the Service or the ModelRouter
     methods: tuple[str, ...] = ("GET",)
     about: str = ""
 
