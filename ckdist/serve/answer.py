@@ -204,9 +204,8 @@ class EventStream(Response):
             self._waits_since = time.monotonic()
             if not self._started:
                 self._started = True
-                await send(
-                    {"type": "http.response.start", "status": 200, "headers": [(b"content-type", self._kind), *HEADERS]}
-                )
+                headers = [(b"content-type", self._kind), *HEADERS]
+                await send({"type": "http.response.start", "status": 200, "headers": headers})
             await send({"type": "http.response.body", "body": data, "more_body": more})
             self._wrote_at, self._waits_since = time.monotonic(), None
 

@@ -67,7 +67,9 @@ class EmbeddingRun:
                     assert isinstance(message, Embedding), "only `submit` asks for tokens"
                     vector = np.frombuffer(message.vector, "<f4")
                     found[number] = vector if self._pools else vector.reshape(message.prompt_tokens, -1)
-                    self._count(message)
+                    self.prompt_tokens += message.prompt_tokens
+                    self._metrics.prompt_tokens.inc(message.prompt_tokens)
+                    self._metrics.cached_tokens.inc(message.cached_tokens)
                     received += 1
                     await turns.end()  # more vectors may arrive meanwhile
         return found
@@ -114,11 +116,6 @@ class EmbeddingRun:
             generation.submit(begun, Embed(new_id(), prompt, pooling, first_text, self._tenant, self._place))
             begun += 1
         return begun
-
-    def _count(self, message: Embedding) -> None:
-        self.prompt_tokens += message.prompt_tokens
-        self._metrics.prompt_tokens.inc(message.prompt_tokens)
-        self._metrics.cached_tokens.inc(message.cached_tokens)
 
     def _finished(self, vectors: np.ndarray) -> np.ndarray:
         """Truncates vectors to the wanted dimensions, and normalizes them to length 1 if the request asks for it."""

@@ -134,8 +134,7 @@ class HostedModel:
         self._life.cancel()
         await asyncio.wait((self._life,))
         self.client.lose(SHUTTING_DOWN)
-        await self._end_processes()
-        self._end("unloaded")
+        await self._end()
 
     def _refusal(self) -> Problem:
         wait = max(1, math.ceil(self._refused_until - time.monotonic()))
@@ -148,18 +147,21 @@ class HostedModel:
         self._refused_until = max(self._refused_until, time.monotonic() + seconds)
         log.error("the model %s does not run: %s", self.name, error)
 
-    def _end(self, state: State) -> None:
-        self.state, self._life = state, None
+    def _enter(self, state: State) -> None:
+        """Enters a state that `wait` waits for."""
+        self.state = state
         if self._ready is not None and not self._ready.done():
             self._ready.set_result(None)
 
-    async def _end_processes(self) -> None:
+    async def _end(self) -> None:
         self.client.disconnect()
         self.service.tokenizer = None
         self.service.text.close()
         if self.job is not None:
             await self.job.stop()
             self.job = None
+        self._life = None
+        self._enter("unloaded")
 
     async def _live(self) -> None:
         """Loads the model and watches it. Ends only if it cannot be served any more."""
@@ -174,8 +176,7 @@ class HostedModel:
         except CkdistError as error:
             self._fail(error)
             self.client.lose(str(self._refusal()))
-            await self._end_processes()
-            self._end("unloaded")
+            await self._end()
 
     def _enter_loading(self) -> None:
         self.state = "loading"
@@ -188,14 +189,9 @@ class HostedModel:
         if (path := self.service.settings.prefill_file) is not None:
             await prefill_all(self.service, path)
             self.service.prefilling = False
-        self._enter_loaded()
-
-    def _enter_loaded(self) -> None:
-        self.state, self.used_at = "loaded", time.monotonic()
-        self._failures = 0
+        self._enter("loaded")
+        self.used_at, self._failures = time.monotonic(), 0
         log.info("the model %s is loaded", self.name)
-        if self._ready is not None and not self._ready.done():
-            self._ready.set_result(None)
 
     async def _start_text(self) -> None:
         self.service.tokenizer = await self.service.text.start()

@@ -44,9 +44,15 @@ log = logging.getLogger(__name__)
 
 def check_outputs(config: ServeConfig) -> None:
     """Makes the log file. Raises ConfigError if it or the collector cannot be used, or too few files may be open."""
-    check_file_limit()
-    if config.log_file is not None:
-        make_log_file(config.log_file)
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    if -1 < limit < FEWEST_FILES:  # -1: there is no limit
+        remedy = "raise the hard limit with ulimit -Hn"
+        raise ConfigError(f"{limit} files may be open, and the server needs {FEWEST_FILES}: {remedy}")
+    if (path := config.log_file) is not None:
+        try:
+            os.close(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK, 0o640))
+        except OSError as error:
+            raise ConfigError(f"--log-file ({path}) cannot be written: {error.strerror}") from None
     if config.otlp_traces_endpoint is not None:
         from ckdist.serve.traces import check_traces
 
@@ -318,20 +324,3 @@ class HttpProcess:
     def _kill(self) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
-
-
-def check_file_limit() -> None:
-    """Raises ConfigError if too few files may be open."""
-    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    if -1 < limit < FEWEST_FILES:  # -1: there is no limit
-        raise ConfigError(
-            f"{limit} files may be open, and the server needs {FEWEST_FILES}: raise the hard limit with ulimit -Hn"
-        )
-
-
-def make_log_file(path: str) -> None:
-    """Creates --log-file if it does not exist. Raises ConfigError if it cannot be written."""
-    try:
-        os.close(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK, 0o640))
-    except OSError as error:
-        raise ConfigError(f"--log-file ({path}) cannot be written: {error.strerror}") from None

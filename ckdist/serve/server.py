@@ -108,16 +108,14 @@ class ServerLoop:
         self.settings, self._accounts, self._app = settings, access.accounts, access.app
         endpoint = settings.otlp_traces_endpoint
         self.traces = access.traces = None if endpoint is None else Traces(endpoint, settings.model_name)
-        app: ASGIApp = access
-        if settings.metrics_listener >= 0:
-            port = self.listeners[-1].getsockname()[1]
+        port = self.listeners[-1].getsockname()[1]
 
-            async def app(scope: Scope, receive: Receive, send: Send) -> None:
-                """Passes requests on `port` to `watching`, and all others to `access`."""
-                await (watching if scope["server"][1] == port else access)(scope, receive, send)
+        async def by_port(scope: Scope, receive: Receive, send: Send) -> None:
+            """Passes requests on the metrics port to `watching`, and all others to `access`."""
+            await (watching if scope["server"][1] == port else access)(scope, receive, send)
 
         self.signals = 0
-        self.connections, self.uvicorn = uvicorn_for(app, settings)
+        self.connections, self.uvicorn = uvicorn_for(by_port if settings.metrics_listener >= 0 else access, settings)
 
     @property
     def _has_parent(self) -> bool:

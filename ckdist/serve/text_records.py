@@ -18,6 +18,25 @@ from ckdist.engine.sampling_params import SamplingParams
 from ckdist.engine.typed_records import Message, Record, decode
 from ckdist.errors import EngineError, RequestError
 from ckdist.serve.parsers.form import AnswerForm
+from ckdist.serve.problems import Problem
+
+MAX_ANSWER = 64 << 20  # bytes of a worker's answer
+FIELDS = {
+    "chat": "messages",
+    "messages": "messages",
+    "count_tokens": "messages",
+    "response": "input",
+    "response_continued": "input",
+    "response_links": "input",
+    "completion": "prompt",
+    "infill": "input_prefix",
+    "embedding": "input",
+    "llama_embedding": "content",
+    "rerank": "documents",
+    "score": "text_2",
+    "tokenize": "content",
+    "detokenize": "tokens",
+}  # kind of request -> field with its text
 
 
 class ModelFacts(Record, frozen=True):
@@ -152,3 +171,10 @@ def read_answer(head: bytes) -> Answer:
         return decode(_ANSWERS, head)
     except RequestError as error:
         raise EngineError(f"a text worker has sent no answer: {error}") from None
+
+
+def too_much(kind: str) -> Problem:
+    """Returns the answer if a worker exceeded its limits."""
+    field = FIELDS.get(kind)
+    what = f"rendering and tokenising {field or 'the text'} takes too much time or memory"
+    return Problem(400, f"{what}; send less text, or a simpler grammar or schema", field)

@@ -63,10 +63,8 @@ async def lora_adapters(service: Service, request: Request) -> Response:
     """The adapters. Scales are those of a request that names none."""
     if service.adapters is not None:
         scales = dict(service.adapters_of_all)
-        found = [
-            {"id": number, "path": name, "scale": scales.get(name, 0.0)} for name, number in service.adapters.items()
-        ]
-        return json_answer(found)
+        named = service.adapters.items()
+        return json_answer([{"id": number, "path": name, "scale": scales.get(name, 0.0)} for name, number in named])
     fixed = service.settings.adapter
     return json_answer([] if fixed is None else [{"id": 0, "path": fixed, "scale": 1.0}])
 
@@ -122,9 +120,8 @@ def _within(root: str, path: str) -> str:
             return str(folder)
     except (OSError, ValueError, RuntimeError):
         pass
-    raise Problem(
-        400, f"lora_path ({path[:200]!r}) is no folder or file within --lora-dir", "lora_path", "invalid_value"
-    )
+    message = f"lora_path ({path[:200]!r}) is no folder or file within --lora-dir"
+    raise Problem(400, message, "lora_path", "invalid_value")
 
 
 def entry(service: Service, adapter: str) -> dict[str, Any]:

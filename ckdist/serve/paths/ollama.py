@@ -53,18 +53,16 @@ async def show(service: Service, request: Request) -> Response:
         f"{kind}.vocab_size": known.get("vocab_size", 0),
     }
     shown = {"modelfile": f"FROM {name}\n", "parameters": "", "template": template, "license": ""}
-    return json_answer(
-        {**shown, "details": _details(service), "model_info": info, "capabilities": _abilities(template)}
-    )
+    more = {"details": _details(service), "model_info": info, "capabilities": _abilities(template)}
+    return json_answer({**shown, **more})
 
 
 async def chat(service: Service, request: Request) -> Response:
     """The answer to a chat. A chat without messages only asks whether the model is loaded."""
     body, asked = await _question(service, request, "messages")
     if asked is not None:
-        return json_answer(
-            {**_head(service), "message": {"role": "assistant", "content": ""}, **_nothing(request, asked)}
-        )
+        nothing = {"message": {"role": "assistant", "content": ""}, **_nothing(request, asked)}
+        return json_answer({**_head(service), **nothing})
     return await service.answer(request, await service.prepare("ollama_chat", request, body), OllamaAnswer, NO_END)
 
 

@@ -80,9 +80,8 @@ async def kept_response(service: Service, request: Request) -> Response:
 
 async def delete_response(service: Service, request: Request) -> Response:
     """Removes a kept response."""
-    kept = service.kept.find(
-        KeptResponse, request.path_params["name"], request.scope["ckdist.account"].name, "response"
-    )
+    owner = request.scope["ckdist.account"].name
+    kept = service.kept.find(KeptResponse, request.path_params["name"], owner, "response")
     service.kept.drop(kept)
     return json_answer({"id": kept.id, "object": "response", "deleted": True})
 

@@ -60,9 +60,8 @@ def _by_id(fields: Fields, facts: ModelFacts) -> AdapterScales | None:
     if facts.adapters is None:  # an adapter for all requests has scale 1
         for item in fields.value("lora", list) or ():
             if not isinstance(item, dict) or item.get("scale", 1) != 1:
-                message = (
-                    "the adapter for all requests has a fixed scale; start with --lora NAME=FOLDER, or leave lora out"
-                )
+                remedy = "start with --lora NAME=FOLDER, or leave lora out"
+                message = f"the adapter for all requests has a fixed scale; {remedy}"
                 raise RequestError(message, "lora", "unsupported_value")
         return None
     items = fields.value("lora", list)

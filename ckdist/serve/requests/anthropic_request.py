@@ -4,8 +4,8 @@ import json
 from typing import Any
 
 from ckdist.errors import RequestError
-from ckdist.serve.requests.item_text import item_text
 from ckdist.serve.requests.request_fields import Fields
+from ckdist.serve.requests.responses import item_text
 from ckdist.tokens.chat_input import kind_of
 
 CHOICES = {"auto": "auto", "any": "required", "none": "none"}

@@ -57,7 +57,9 @@ def tokens_of_chat(fields: Fields, rendered: RenderedChat, tokenizer: Tokenizer,
 
 def template_variables(fields: Fields) -> dict[str, Any]:
     """Returns the variables of the template."""
-    return read_template_variables(fields) | _continuation(fields)
+    # Without the second field the template decides whether to continue an assistant message at the end.
+    continues = fields.value("continue_final_message", bool)
+    return read_template_variables(fields) | ({} if continues is None else {"continue_final_message": continues})
 
 
 def _read(fields: Fields, tokenizer: Tokenizer, facts: ModelFacts) -> tuple[Tools, Prepared]:
@@ -91,12 +93,6 @@ def _render(fields: Fields, tools: Tools, tokenizer: Tokenizer, facts: ModelFact
         tools=tools.given,
         **facts.defaults.template_variables | template_variables(fields),
     )
-
-
-def _continuation(fields: Fields) -> dict[str, Any]:
-    # Without the field the template decides whether to continue an assistant message at the end.
-    continues = fields.value("continue_final_message", bool)
-    return {} if continues is None else {"continue_final_message": continues}
 
 
 def _logprobs(fields: Fields) -> int | None:

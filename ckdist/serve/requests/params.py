@@ -46,9 +46,8 @@ def read_params(
     grammar = read_structure(fields)
     max_tokens = _max_tokens(fields, least_tokens, defaults.max_tokens or default_tokens)
     if max_tokens is not None and sampling.min_tokens > max_tokens:
-        raise wrong(
-            "min_tokens", f"({sampling.min_tokens}) is more than the {max_tokens} tokens that the answer may have"
-        )
+        told = f"({sampling.min_tokens}) is more than the {max_tokens} tokens that the answer may have"
+        raise wrong("min_tokens", told)
     stream = fields.switch("stream")
     options = fields.inner("stream_options")
     limit = facts.context_length if max_tokens is None else max_tokens

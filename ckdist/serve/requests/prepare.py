@@ -37,12 +37,12 @@ def prepare(
     result = KINDS[kind](fields, tokenizer, facts)
     if isinstance(result, dict):
         return result
+    result = structs.replace(result, ignored=(*result.ignored, *ignored))
     if isinstance(result, Prepared):
-        chosen = facts.adapters_of_all if adapters is None else adapters
-        return structs.replace(result, ignored=(*result.ignored, *ignored), adapters=chosen)
+        return structs.replace(result, adapters=facts.adapters_of_all if adapters is None else adapters)
     if adapters:
         raise RequestError(f"adapter {adapters[0][0]!r} makes no vectors; name the model {facts.name!r}", "model")
-    return structs.replace(result, ignored=(*result.ignored, *ignored))
+    return result
 
 
 def messages(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts) -> Prepared:
@@ -59,9 +59,14 @@ def count_tokens(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts) 
     return {"input_tokens": len(tokens_of_chat(fields, rendered, tokenizer, facts))}
 
 
-def response(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts) -> Prepared:
-    """Prepares a body of /v1/responses for the engine."""
-    return _response(body, None, tokenizer, facts)
+def response(
+    body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts, history: list[Any] | None = None
+) -> Prepared:
+    """Prepares a body of /v1/responses for the engine. `history`: the kept items that it continues."""
+    request, skipped = responses.to_chat(body, history)
+    echoed = {**responses.echoed(body), "store": Fields(body).switch("store", True)}
+    items = named_items(body["input"]) if echoed["store"] or history is not None else []
+    return structs.replace(chat(request, tokenizer, facts), skipped=skipped, echoed=echoed, items=items)
 
 
 def response_continued(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts) -> Prepared:
@@ -71,14 +76,7 @@ def response_continued(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelF
     if history is None or own is None:
         raise RequestError("the body must be one JSON object")
     ignored = check_fields("response", own, facts.strict_fields)
-    return structs.replace(_response(own, history, tokenizer, facts), ignored=ignored)
-
-
-def _response(body: dict[str, Any], history: list[Any] | None, tokenizer: Tokenizer, facts: ModelFacts) -> Prepared:
-    request, skipped = responses.to_chat(body, history)
-    echoed = {**responses.echoed(body), "store": Fields(body).switch("store", True)}
-    items = named_items(body["input"]) if echoed["store"] or history is not None else []
-    return structs.replace(chat(request, tokenizer, facts), skipped=skipped, echoed=echoed, items=items)
+    return structs.replace(response(own, tokenizer, facts, history), ignored=ignored)
 
 
 KINDS: dict[str, Callable[[dict[str, Any], Tokenizer, ModelFacts], Prepared | EmbeddingWork | dict[str, Any]]] = {
