@@ -20,9 +20,7 @@ from ckdist.serve.settings import HttpSettings
 from ckdist.serve.traces import Traces
 from ckdist.serve.upload_form import FORM
 
-PROBES = ("/livez", "/readyz", "/health", "/ping")
-OPEN_PATHS = (*PROBES, *(path.name for path in page.PATHS))
-EVER_ANSWERED = (*PROBES, "/metrics")  # even if too many requests are under way
+OPEN_PATHS = ("/livez", "/readyz", "/health", "/ping", *(path.name for path in page.PATHS))
 UPLOADS = ("/v1/files", "/v1/lora_uploads/{name:path}")
 OUTSIDE = "/outside --api-prefix"
 
@@ -106,7 +104,7 @@ class Access:
         if problem is not None and problem.status == 415 and (path in NAMES or is_form):
             problem = None  # a path that does not exist is answered as such; files are uploaded as forms
         problem = problem or no_key
-        if problem is None and path not in EVER_ANSWERED:
+        if problem is None and path not in request_log.PROBES:
             problem = self._overload(scope["ckdist.account"])
         return None if problem is None else problem_answer(problem, known)
 

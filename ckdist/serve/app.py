@@ -1,7 +1,8 @@
 """The HTTP application: the table of paths, error answers, and access control."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -56,30 +57,32 @@ def _routed(service: Service, paths: Iterable[Path]) -> Starlette:
     return application([Route(path.name, partial(path.handle, service), methods=list(path.methods)) for path in paths])
 
 
+async def _refuse(request: Request, error: Exception) -> Response:
+    """Answers an error: 500 if it is not in the tree of `ckdist.errors`."""
+    return problem_answer(Problem.of(error), request.url.path)
+
+
+async def _refuse_path(request: Request, error: HTTPException) -> Response:
+    """Answers an unknown path or method."""
+    message = f"{request.method} {request.url.path[:200]!r}: {error.detail}"
+    problem = Problem(error.status_code, message, code=CODES.get(error.status_code))
+    return problem_answer(problem, request.url.path, error.headers)
+
+
+async def _nobody_listens(_request: Request, _error: Exception) -> Response:
+    """Returns a status for the metrics, since the client is gone."""
+    note_problem(CLIENT_GONE)
+    return Response(status_code=499)
+
+
+ERROR_ANSWERS: Mapping[Any, Any] = {
+    CkdistError: _refuse, Exception: _refuse, HTTPException: _refuse_path,
+    ClientGone: _nobody_listens, ClientDisconnect: _nobody_listens,
+}  # fmt: skip
+
+
 def application(routes: Sequence[BaseRoute]) -> Starlette:
     """Returns the application of these routes, with answers to errors."""
-    app = Starlette(routes=routes)
+    app = Starlette(routes=routes, exception_handlers=ERROR_ANSWERS)
     app.router.redirect_slashes = False
-    _add_error_answers(app)
     return app
-
-
-def _add_error_answers(app: Starlette) -> None:
-    async def refuse(request: Request, error: Exception) -> Response:
-        """Answers an error: 500 if it is not in the tree of `ckdist.errors`."""
-        return problem_answer(Problem.of(error), request.url.path)
-
-    async def refuse_path(request: Request, error: HTTPException) -> Response:
-        """Answers an unknown path or method."""
-        message = f"{request.method} {request.url.path[:200]!r}: {error.detail}"
-        problem = Problem(error.status_code, message, code=CODES.get(error.status_code))
-        return problem_answer(problem, request.url.path, error.headers)
-
-    async def nobody_listens(_request: Request, _error: Exception) -> Response:
-        """Returns a status for the metrics, since the client is gone."""
-        note_problem(CLIENT_GONE)
-        return Response(status_code=499)
-
-    answers = {CkdistError: refuse, Exception: refuse, HTTPException: refuse_path}
-    for kind, answer in {**answers, ClientGone: nobody_listens, ClientDisconnect: nobody_listens}.items():
-        app.add_exception_handler(kind, answer)

@@ -9,7 +9,7 @@ import logging
 import secrets
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import zmq
@@ -124,7 +124,6 @@ class EngineClient:
         clock: Rank 0's clock at that status, in seconds.
         adapters: Ids of the adapters by name. None: there are no places for adapters.
         ranks: One map per rank while somebody watches (see `watch`).
-        on_state: Called with the new state after each change.
     """
 
     def __init__(self, endpoint: str, stale_seconds: float = records.STALE_SECONDS):
@@ -135,7 +134,6 @@ class EngineClient:
         self.adapters: dict[str, int] | None = None
         self.clock = 0.0
         self.error: str | None = None
-        self.on_state: Callable[[str], None] = lambda _: None
         self._reported = "loading"
         self._announced = "loading"
         self._heard_at: float | None = None
@@ -347,7 +345,7 @@ class EngineClient:
                     call.set_exception(problem)
         if state != self._announced:
             self._announced = state
-            self.on_state(state)
+            log.info("the engine is %s", state)
 
 
 def new_id() -> str:

@@ -52,9 +52,8 @@ class HostedModel:
         of_model = {item.name: getattr(hosted, item.name) for item in fields(ModelSettings)}
         own = replace(settings, models=(), **of_model)
         self.service = Service(own, self.client)
-        self._state: State = "unloaded"
-        self.service.rests = True
         self.problem: str | None = None
+        self._set_state("unloaded")
         self.users, self.used_at = 0, time.monotonic()
         self.needs = hosted.memory
         self.keep_alive = hosted.keep_alive
@@ -81,17 +80,6 @@ class HostedModel:
     def adapter(self, name: str) -> str | None:
         """The adapter that NAME or MODEL:NAME stands for. None: this model has no such adapter."""
         return adapter_in(name, (self.name, *self.hosted.aliases), self.adapters)
-
-    @property
-    def state(self) -> State:
-        """Its state."""
-        return self._state
-
-    @state.setter
-    def state(self, state: State) -> None:
-        """Sets it, and how the page shows an idle model."""
-        self._state = state
-        self.service.rests = state == "unloaded" and self.problem is None
 
     @property
     def is_evictable(self) -> bool:
@@ -130,7 +118,7 @@ class HostedModel:
         """Ends its processes. Its requests, if any, end with 503."""
         if self._life is None:
             return
-        self.state = "unloading"
+        self._set_state("unloading")
         self._life.cancel()
         await asyncio.wait((self._life,))
         self.client.lose(SHUTTING_DOWN)
@@ -147,9 +135,13 @@ class HostedModel:
         self._refused_until = max(self._refused_until, time.monotonic() + seconds)
         log.error("the model %s does not run: %s", self.name, error)
 
+    def _set_state(self, state: State) -> None:
+        self.state: State = state
+        self.service.rests = state == "unloaded" and self.problem is None  # how the page shows an idle model
+
     def _enter(self, state: State) -> None:
         """Enters a state that `wait` waits for."""
-        self.state = state
+        self._set_state(state)
         if self._ready is not None and not self._ready.done():
             self._ready.set_result(None)
 
@@ -179,7 +171,7 @@ class HostedModel:
             await self._end()
 
     def _enter_loading(self) -> None:
-        self.state = "loading"
+        self._set_state("loading")
         self.service.prefilling = self.service.settings.prefill_file is not None
         if self._ready is None or self._ready.done():
             self._ready = asyncio.get_running_loop().create_future()

@@ -157,7 +157,6 @@ class HttpServer(ServerLoop):
     async def run(self) -> int:
         """Serves until there is a reason to end. Returns the exit code."""
         self._handle_signals(self._meet_next_engine)
-        self.client.on_state = lambda state: log.info("the engine is %s", state)
         self.client.start()
         try:
             batches = self.service.batches = open_batches(self.service, self._app, self.settings)

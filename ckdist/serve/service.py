@@ -247,19 +247,16 @@ class Service:
         whole = await while_connected(request.receive, answer.whole(), lambda: run.progress_at, timeout)
         return LongAnswer([await to_json_in_turns(whole)])
 
-    async def prefill(self, request: Request, prepared: Prepared) -> dict[str, Any]:
-        """Computes prompts for later requests. Returns the answer of /v1/cache/prefill."""
-        run = self._run(prepared, self._account(request))
-        await while_connected(request.receive, run.whole(), lambda: run.progress_at, self.settings.timeout)
-        return self._prefilled(run)
+    async def prefill(self, prepared: Prepared, account: Account, request: Request | None = None) -> dict[str, Any]:
+        """Computes prompts for later requests. Returns the answer of /v1/cache/prefill.
 
-    async def run_prefill(self, prepared: Prepared, account: Account) -> dict[str, Any]:
-        """Like `prefill`, for no client."""
+        `request`: the one that waits; None: no client does.
+        """
         run = self._run(prepared, account)
-        await run.whole()
-        return self._prefilled(run)
-
-    def _prefilled(self, run: Run) -> dict[str, Any]:
+        if request is None:
+            await run.whole()
+        else:
+            await while_connected(request.receive, run.whole(), lambda: run.progress_at, self.settings.timeout)
         usage = run.usage()
         prompt, cached = usage["prompt_tokens"], usage["prompt_tokens_details"]["cached_tokens"]
         counts = {"prompt_tokens": prompt, "cached_tokens": cached, "computed_tokens": prompt - cached}

@@ -21,22 +21,11 @@ from ckdist.serve.parsers.form import AnswerForm
 from ckdist.serve.problems import Problem
 
 MAX_ANSWER = 64 << 20  # bytes of a worker's answer
-FIELDS = {
-    "chat": "messages",
-    "messages": "messages",
-    "count_tokens": "messages",
-    "response": "input",
-    "response_continued": "input",
-    "response_links": "input",
-    "completion": "prompt",
-    "infill": "input_prefix",
-    "embedding": "input",
-    "llama_embedding": "content",
-    "rerank": "documents",
-    "score": "text_2",
-    "tokenize": "content",
-    "detokenize": "tokens",
-}  # kind of request -> field with its text
+FIELDS = {  # field with the text of a request -> kinds of requests
+    "messages": ("chat", "messages", "count_tokens"), "prompt": ("completion",), "input_prefix": ("infill",),
+    "input": ("response", "response_continued", "response_links", "embedding"), "documents": ("rerank",),
+    "content": ("llama_embedding", "tokenize"), "text_2": ("score",), "tokens": ("detokenize",),
+}  # fmt: skip
 
 
 class ModelFacts(Record, frozen=True):
@@ -175,6 +164,6 @@ def read_answer(head: bytes) -> Answer:
 
 def too_much(kind: str) -> Problem:
     """Returns the answer if a worker exceeded its limits."""
-    field = FIELDS.get(kind)
+    field = next((name for name, kinds in FIELDS.items() if kind in kinds), None)
     what = f"rendering and tokenising {field or 'the text'} takes too much time or memory"
     return Problem(400, f"{what}; send less text, or a simpler grammar or schema", field)

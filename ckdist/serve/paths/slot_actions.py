@@ -17,7 +17,8 @@ ACTIONS = ("save", "restore", "erase")
 
 async def prefill(service: Service, request: Request) -> Response:
     """Computes the prompt of a later chat or completion and keeps it in the cache. The body is that request's."""
-    return json_answer(await service.prefill(request, await service.prepare("prefill", request)))
+    work, account = await service.prepare("prefill", request), request.scope["ckdist.account"]
+    return json_answer(await service.prefill(work, account, request))
 
 
 async def act(service: Service, request: Request) -> Response:
@@ -45,7 +46,7 @@ async def act(service: Service, request: Request) -> Response:
     kept, size = service.slots.read(account, slot, name, service.vocab_size, service.context_length)
     nothing = SamplingParams(max_tokens=0)
     work = Prepared(prompts=[kept.tokens], max_tokens=[0], sampling=nothing, cache_salt=kept.salt, slot=slot)
-    found = await service.prefill(request, work)
+    found = await service.prefill(work, account, request)
     counts = {"n_restored": found["prompt_tokens"], "n_read": size, "n_computed": found["computed_tokens"]}
     return json_answer({**answer, **counts, "timings": timings()})
 

@@ -120,10 +120,8 @@ class History:
         if kind == "function_call":
             function = {"name": item.get("name"), "arguments": item.get("arguments") or "{}"}
         elif kind == "custom_tool_call":
-            function = {
-                "name": item.get("name"),
-                "arguments": json.dumps({TEXT: item.get("input")}, ensure_ascii=False),
-            }
+            arguments = json.dumps({TEXT: item.get("input")}, ensure_ascii=False)
+            function = {"name": item.get("name"), "arguments": arguments}
         else:
             asked = item.get("action") if isinstance(item.get("action"), dict) else {}
             function = {"name": kind.removesuffix(CALL), "arguments": json.dumps(asked, ensure_ascii=False)}
