@@ -28,7 +28,6 @@ from ckdist.serve.paths import (
     llama_server,
     message_batches,
     ollama,
-    openai,
     page,
     plain,
     slot_actions,
@@ -254,7 +253,6 @@ def endpoints() -> str:
     """Every path of the server."""
     groups = {
         "Texts, vectors and tokens": plain,
-        "Models": openai,
         "Settings": llama_server,
         "Ollama's": ollama,
         "Responses": stored_responses,
@@ -262,7 +260,7 @@ def endpoints() -> str:
         "Prompts ahead, and saved slots": slot_actions,
         "Files and batches": file_batches,
         "Anthropic's batches": message_batches,
-        "Status": status,
+        "Status and models": status,
         "The page": page,
     }
     text = "# Paths\n\nEvery path is there with and without `/v1`, and with a slash at its end. GET has HEAD too.\n"

@@ -21,7 +21,6 @@ from ckdist.serve.paths import (
     lora_paths,
     message_batches,
     ollama,
-    openai,
     page,
     plain,
     slot_actions,
@@ -34,7 +33,7 @@ from ckdist.serve.request_log import note_problem
 from ckdist.serve.service import Service
 
 ROOMS = (
-    status, openai, plain, stored_responses, conversations, file_batches, message_batches, llama_server, ollama,
+    status, plain, stored_responses, conversations, file_batches, message_batches, llama_server, ollama,
     slot_actions, lora_paths, absent,
 )  # fmt: skip
 PATHS = tuple(path for room in ROOMS for path in room.PATHS)

@@ -8,7 +8,7 @@ import time
 
 from ckdist.errors import UserError
 from ckdist.serve.batch_runner import open_batches
-from ckdist.serve.heartbeat import Heartbeat
+from ckdist.serve.heartbeat import send_heartbeats
 from ckdist.serve.model_router import ModelRouter
 from ckdist.serve.router_app import create_router_app, create_router_watching_app
 from ckdist.serve.router_metrics import RouterMetrics
@@ -37,7 +37,7 @@ class RouterServer(ServerLoop):
             return USER_ERROR
         for model in self.router.models.values():
             model.service.batches = batches
-        beating = asyncio.create_task(Heartbeat(self.settings.heartbeat, lambda: True).run())
+        beating = asyncio.create_task(send_heartbeats(self.settings.heartbeat, lambda: True))
         answering = asyncio.create_task(self.uvicorn.serve(self.listeners))
         self.router.start()
         gc.collect()

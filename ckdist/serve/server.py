@@ -26,7 +26,7 @@ from ckdist.serve.app import create_app, create_watching_app
 from ckdist.serve.batch_runner import open_batches
 from ckdist.serve.connections import ConnectionPool, OutOfFiles, room_for
 from ckdist.serve.engine_client import EngineClient
-from ckdist.serve.heartbeat import Heartbeat
+from ckdist.serve.heartbeat import send_heartbeats
 from ckdist.serve.prefill_file import prefill_all
 from ckdist.serve.resuming_client import ResumingClient
 from ckdist.serve.service import Service
@@ -162,7 +162,7 @@ class HttpServer(ServerLoop):
             batches = self.service.batches = open_batches(self.service, self._app, self.settings)
         except UserError as error:
             return await self._give_up(str(error), USER_ERROR)
-        beating = asyncio.create_task(Heartbeat(self.settings.heartbeat, lambda: self.service.has_started).run())
+        beating = asyncio.create_task(send_heartbeats(self.settings.heartbeat, lambda: self.service.has_started))
         answering = asyncio.create_task(self.uvicorn.serve(self.listeners))
         loading = asyncio.create_task(self.service.text.start())
         try:

@@ -15,7 +15,6 @@ from ckdist.serve.hosted_model import HostedModel
 from ckdist.serve.model_router import Hold, ModelRouter
 from ckdist.serve.paths import model_changes, ollama, status
 from ckdist.serve.paths.lora_paths import entry
-from ckdist.serve.paths.openai import describe
 from ckdist.serve.paths.path import Path, Request, Response
 from ckdist.serve.problems import Problem
 from ckdist.serve.upload_form import FORM
@@ -171,7 +170,7 @@ def _described(model: HostedModel) -> dict[str, Any]:
         "pinned": hosted.pinned,
         "requests": model.users,
     }
-    return {**describe(model.service), **more}
+    return {**status.describe(model.service), **more}
 
 
 WATCHING_PATHS = (

@@ -28,7 +28,7 @@ def chat(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts) -> Prepa
     fields = Fields(body)
     tools, work = _read(fields, tokenizer, facts)
     rendered = _render(fields, tools, tokenizer, facts)
-    tokens = tokens_of_chat(fields, rendered, tokenizer, facts)
+    tokens = tokenise_chat(tokenizer, rendered, fields.switch("add_special_tokens"), facts)
     splits, budget = _reasoning(fields, facts)
     form = answer_form(tokenizer, rendered.text, tools, splits)
     sampling = work.sampling
@@ -48,11 +48,6 @@ def rendered_chat(fields: Fields, tokenizer: Tokenizer, facts: ModelFacts) -> Re
     """Returns a chat as text. Raises RequestError for invalid fields, those of the answer too."""
     tools, _ = _read(fields, tokenizer, facts)
     return _render(fields, tools, tokenizer, facts)
-
-
-def tokens_of_chat(fields: Fields, rendered: RenderedChat, tokenizer: Tokenizer, facts: ModelFacts) -> list[int]:
-    """Returns the token ids of a rendered chat. Raises RequestError if they cannot fit the context."""
-    return tokenise_chat(tokenizer, rendered, fields.switch("add_special_tokens"), facts)
 
 
 def template_variables(fields: Fields) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from msgspec import structs
 from ckdist.errors import RequestError
 from ckdist.serve.requests import anthropic_request, responses
 from ckdist.serve.requests.adapter_choice import read_adapters
-from ckdist.serve.requests.chat_request import apply_template, chat, rendered_chat, tokens_of_chat
+from ckdist.serve.requests.chat_request import apply_template, chat, rendered_chat
 from ckdist.serve.requests.completion_request import completion
 from ckdist.serve.requests.embedding_request import embedding, llama_embedding, rerank, score
 from ckdist.serve.requests.field_table import RULES, check_fields
@@ -20,6 +20,7 @@ from ckdist.serve.requests.kept_items import named_items, response_links
 from ckdist.serve.requests.llama_request import infill, llama_completion
 from ckdist.serve.requests.ollama_request import ollama_chat, ollama_embed, ollama_generate
 from ckdist.serve.requests.prefill_request import face_of, prefill
+from ckdist.serve.requests.prompt import tokenise_chat
 from ckdist.serve.requests.request_fields import Fields
 from ckdist.serve.requests.tokenize_answer import detokenize, tokenize, tokenizer_facts
 from ckdist.serve.text_records import EmbeddingWork, ModelFacts, Prepared
@@ -56,7 +57,7 @@ def count_tokens(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts) 
     given, _ = anthropic_request.to_chat(body, needs_max_tokens=False)
     fields = Fields(given)
     rendered = rendered_chat(fields, tokenizer, facts)
-    return {"input_tokens": len(tokens_of_chat(fields, rendered, tokenizer, facts))}
+    return {"input_tokens": len(tokenise_chat(tokenizer, rendered, fields.switch("add_special_tokens"), facts))}
 
 
 def response(

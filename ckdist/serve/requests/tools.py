@@ -74,8 +74,9 @@ def read_tools(fields: Fields) -> Tools:
         given = tuple(tool for tool in given if tool["function"]["name"] in names)
         parallel = parallel and choice.word is not None  # a tool that is named is called once
     custom = custom_tools(raw) & {tool["function"]["name"] for tool in given}
+    strict = frozenset(tool["function"]["name"] for tool in given if tool["function"].get("strict") is True)
     must_call = choice.word in ("required", "any") or (choice.word is None and choice.names is not None)
-    return Tools(given, must_call, parallel, _strict(given), custom)
+    return Tools(given, must_call, parallel, strict, custom)
 
 
 def history_call(call: dict[str, Any]) -> dict[str, Any]:
@@ -85,10 +86,6 @@ def history_call(call: dict[str, Any]) -> dict[str, Any]:
         return call
     function = {"name": custom.get("name"), "arguments": json.dumps({TEXT: custom.get(TEXT)}, ensure_ascii=False)}
     return {"id": call.get("id"), "type": "function", "function": function}
-
-
-def _strict(tools: tuple[dict[str, Any], ...]) -> frozenset[str]:
-    return frozenset(tool["function"]["name"] for tool in tools if tool["function"].get("strict") is True)
 
 
 def _choice(fields: Fields) -> Choice:
