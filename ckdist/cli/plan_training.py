@@ -7,7 +7,8 @@ from typing import Any
 
 from ckdist.config.plan_config import PlanConfig
 from ckdist.layouts.memory_sizes import gigabytes
-from ckdist.plan.compare import Question, parameters
+from ckdist.plan.compare import parameters
+from ckdist.plan.predict import Question
 from ckdist.plan.simulated_training import UNCERTAINTY
 from ckdist.plan.training_answer import TrainingAnswer, training_answers
 
