@@ -32,7 +32,7 @@ class ServerChat:
         connection, response = call(self._url, "GET", "/models", self._headers, CONNECT_SECONDS)
         try:
             self.name = str(json.loads(response.read(MOST_ERROR_BYTES))["data"][0]["id"])
-        except (ValueError, LookupError, TypeError):
+        except (ValueError, LookupError, TypeError, RecursionError):
             raise EngineError(f"{config.url} does not list its models: is it a server with the OpenAI API?") from None
         finally:
             connection.close()
@@ -50,7 +50,7 @@ class ServerChat:
                     return
                 if line.startswith(b"data:"):
                     yield from piece_of(json.loads(data))
-        except (OSError, http.client.HTTPException, ValueError) as error:
+        except (OSError, http.client.HTTPException, ValueError, RecursionError) as error:
             raise EngineError(f"the server's answer broke off: {error}") from None
         finally:
             connection.close()

@@ -55,6 +55,6 @@ def message_of(body: bytes) -> str:
     """Returns the message of an error's body on one line."""
     try:
         text = str(json.loads(body)["error"]["message"])
-    except (ValueError, LookupError, TypeError):
+    except (ValueError, LookupError, TypeError, RecursionError):
         text = body.decode(errors="replace")
     return one_line(text, 500)

@@ -26,6 +26,7 @@ AZURE = {"TIMESTAMP": "arrival", "ContextTokens": "prompt", "GeneratedTokens": "
 NO_PREFIX = -1
 
 
+Row: TypeAlias = tuple[float, int, int, int, int]
 Requests: TypeAlias = np.recarray  # of REQUEST, by time of arrival
 REQUEST = np.dtype([
     ("arrival", np.float64),  # seconds
@@ -79,18 +80,10 @@ def read_trace(path: str, seconds: float | None = None) -> Requests:
     Raises ConfigError if the file cannot be used.
     """
     lines = csv.DictReader(io.StringIO(read_text_file(path, f"--trace {path[:200]}", MAX_TRACE_BYTES)))
-    names = {AZURE.get(name or "", name): name for name in lines.fieldnames or ()}
-    lacking = [name for name in ("arrival", "prompt", "output") if name not in names]
-    if lacking:
-        raise ConfigError(f"--trace {path} has no column {lacking[0]}: its header needs arrival, prompt and output")
-    prefixes: dict[str, int] = {}
-    rows: list[tuple[float, int, int, int, int]] = []
-    for row in lines:
-        try:
-            rows.append(_request({ours: row[name] or "" for ours, name in names.items()}, prefixes))
-        except (ValueError, OverflowError, TypeError) as error:
-            raise ConfigError(f"--trace {path}, line {lines.line_num}: {error}") from None
-        check_count(len(rows), f"--trace {path}")
+    try:
+        rows = _rows(lines, path)
+    except (csv.Error, ValueError, OverflowError) as error:
+        raise ConfigError(f"--trace {path}, line {lines.line_num}: {error}") from None
     if not rows:
         raise ConfigError(f"--trace {path} has no request")
     requests = np.array(rows, REQUEST)
@@ -99,7 +92,20 @@ def read_trace(path: str, seconds: float | None = None) -> Requests:
     return requests[requests["arrival"] < (math.inf if seconds is None else seconds)].view(np.recarray)
 
 
-def _request(row: Mapping[str, str], prefixes: dict[str, int]) -> tuple[float, int, int, int, int]:
+def _rows(lines: "csv.DictReader[str]", path: str) -> list[Row]:
+    names = {AZURE.get(name or "", name): name for name in lines.fieldnames or ()}
+    lacking = [name for name in ("arrival", "prompt", "output") if name not in names]
+    if lacking:
+        raise ConfigError(f"--trace {path} has no column {lacking[0]}: its header needs arrival, prompt and output")
+    prefixes: dict[str, int] = {}
+    rows: list[Row] = []
+    for row in lines:
+        rows.append(_request({ours: row[name] or "" for ours, name in names.items()}, prefixes))
+        check_count(len(rows), f"--trace {path}")
+    return rows
+
+
+def _request(row: Mapping[str, str], prefixes: dict[str, int]) -> Row:
     """Parses the request of one line. Raises ValueError with the reason."""
     text = row["arrival"]
     try:

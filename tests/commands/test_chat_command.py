@@ -98,6 +98,9 @@ def test_on_a_terminal_an_answer_comes_and_ctrl_c_ends_it(tmp_path):
     assert "Hello" in history.read_text() and history.stat().st_mode & 0o077 == 0
 
 
+DEEP = "[" * 60_000  # JSON that is nested too deep to be read
+
+
 class Handler(http.server.BaseHTTPRequestHandler):
     """A server with the OpenAI API that streams three pieces, and keeps what it was asked."""
 
@@ -107,7 +110,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
         pass
 
     def do_GET(self):
-        self.reply(200, json.dumps({"data": [{"id": "a-model"}]}))
+        listed = DEEP if self.path.startswith("/deep") else json.dumps({"data": [{"id": "a-model"}]})
+        self.reply(404 if self.path.startswith("/deep/none") else 200, listed)
 
     def do_POST(self):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -120,6 +124,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if text == "break":
             events[1:] = [{"error": {"message": "rank 1 is gone"}}]
         lines = [f"data: {json.dumps(event)}\n\n" for event in events]
+        if text == "deep":
+            lines = [f"data: {DEEP}\n\n"]
         self.reply(200, ": a comment\n\n" + "".join(lines) + "data: [DONE]\n\n")
 
     def reply(self, status: int, text: str) -> None:
@@ -151,6 +157,12 @@ def test_what_a_server_refuses_is_one_clean_line(url):
         list(chat.answers([{"role": "user", "content": "refuse"}]))
     with pytest.raises(EngineError, match="rank 1 is gone"):
         list(chat.answers([{"role": "user", "content": "break"}]))
+    with pytest.raises(EngineError, match="broke off"):
+        list(chat.answers([{"role": "user", "content": "deep"}]))
+    with pytest.raises(EngineError, match="does not list its models"):
+        ServerChat(ChatConfig(url=f"{url}/deep"))
+    with pytest.raises(RequestError, match="answers 404"):
+        ServerChat(ChatConfig(url=f"{url}/deep/none"))
     with pytest.raises(EngineError, match="is a server running there"):
         ServerChat(ChatConfig(url="http://127.0.0.1:9"))
     for wrong in ({"url": "localhost:8080"}, {"url": url, "model": "x"}):

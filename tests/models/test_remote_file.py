@@ -135,9 +135,10 @@ def test_what_goes_wrong_is_one_line(model, store):
     (model / "model.safetensors.index.json").write_text('{"weight_map": {"a": "../../other.safetensors"}}')
     with served(model) as url, pytest.raises(ConfigError, match="is not the name of a model's file"):
         find(url)
-    (model / "model.safetensors.index.json").write_text("[1]")
-    with served(model) as url, pytest.raises(FetchError, match="is damaged"):
-        find(url)
+    for damaged in ("[1]", "[" * 60_000):
+        (model / "model.safetensors.index.json").write_text(damaged)
+        with served(model) as url, pytest.raises(FetchError, match="is damaged"):
+            find(url)
     with pytest.raises(ConfigError, match="is neither a file or folder"):
         find("simplecache::https://host/model.gguf")
     with pytest.raises(ConfigError, match="not a URL that a model is read from"):

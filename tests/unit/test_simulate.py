@@ -259,6 +259,7 @@ def test_traces_of_two_kinds(tmp_path):
         ("arrival,prompt,output\n1,5\n", "line 2"),
         ("arrival,prompt,output\ninf,5,5\n", "an arrival of inf"),
         ("arrival,prompt,output,prefix_tokens\n1,5,5,9\n", "a prefix of 9 tokens"),
+        (f"arrival,prompt,output\n1,{'5' * 200_000},5\n", "line 1: field larger"),
     ],
 )
 def test_traces_that_are_none(tmp_path, text, message):
