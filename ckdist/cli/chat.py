@@ -132,10 +132,12 @@ def save(chat: Chat, path: str) -> None:
     import json
 
     before = [{"role": "system", "content": chat.system}] if chat.system else []
+    text = json.dumps(before + chat.messages, ensure_ascii=False, indent=1) + "\n"
     try:
-        pathlib.Path(path).write_text(json.dumps(before + chat.messages, ensure_ascii=False, indent=1) + "\n")
-    except OSError as error:
-        say(f"{path or 'no file'} could not be written: {error.strerror}; /save FILE names another")
+        pathlib.Path(path).write_bytes(text.encode(errors="replace"))  # a pipe may bring what is no text
+    except (OSError, ValueError) as error:  # ValueError: a null byte in the path
+        why = getattr(error, "strerror", None) or error
+        say(f"{path or 'no file'} could not be written: {why}; /save FILE names another")
 
 
 def converse(chat: Chat, lines: LineInput) -> None:

@@ -78,4 +78,4 @@ def piece_of(event: Any) -> Iterator[str]:
     except (LookupError, TypeError, AttributeError):
         return
     if text:
-        yield str(text)
+        yield str(text).encode(errors="replace").decode()  # half of a character, which no terminal takes

@@ -44,6 +44,9 @@ def test_a_chat_has_a_history_that_commands_change(capsys, tmp_path):
     assert "the context 8" in err and "/clear" in err
     saved = json.loads((tmp_path / "chat.json").read_text())
     assert [m["content"] for m in saved] == ["be brief", "one", "2:one"]
+    chat.messages.append({"role": "user", "content": "a\udcffb"})  # of a pipe
+    assert obey(chat, f"/save {tmp_path}/chat.json") and "a?b" in (tmp_path / "chat.json").read_text()
+    assert obey(chat, "/save a\0b") and "could not be written" in capsys.readouterr().err
     assert obey(chat, "/clear") and not chat.messages and chat.system == "be brief"
     assert obey(chat, "/system") and chat.system is None and obey(chat, "/undo") and obey(chat, "/what")
     assert obey(chat, "/save /nonexistent/file") and not obey(chat, "/quit")
@@ -124,6 +127,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if text == "break":
             events[1:] = [{"error": {"message": "rank 1 is gone"}}]
         lines = [f"data: {json.dumps(event)}\n\n" for event in events]
+        if text == "half":
+            lines = ['data: {"choices": [{"delta": {"content": "\\ud83d"}}]}\n\n']
         if text == "deep":
             lines = [f"data: {DEEP}\n\n"]
         self.reply(200, ": a comment\n\n" + "".join(lines) + "data: [DONE]\n\n")
@@ -146,6 +151,8 @@ def test_a_server_answers(url):
     chat = ServerChat(ChatConfig(url=f"{url}/v1/", api_key="secret", temperature=0.5, n_predict=9, stop=("END",)))
     assert chat.name == "a-model"
     assert list(chat.answers([{"role": "user", "content": "hi"}])) == ["Hel", "lo"]
+    assert list(chat.answers([{"role": "user", "content": "half"}])) == ["?"]
+    Handler.asked.pop()
     path, key, body = Handler.asked[-1]
     assert (path, key, body["model"], body["stream"]) == ("/v1/chat/completions", "Bearer secret", "a-model", True)
     assert (body["temperature"], body["max_tokens"], body["stop"]) == (0.5, 9, ["END"]) and "top_k" not in body
