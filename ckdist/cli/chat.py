@@ -14,7 +14,7 @@ from ckdist.cli.session import model_session
 from ckdist.config.chat_config import ChatConfig
 from ckdist.engine.llm import LLM
 from ckdist.engine.model_engine import make_engine
-from ckdist.errors import ConfigError, RequestError
+from ckdist.errors import ConfigError, RequestError, one_line
 from ckdist.terminal import is_terminal, styled
 from ckdist.tokens.confined_template import ConfinedTemplate
 
@@ -143,7 +143,7 @@ def save(chat: Chat, path: str) -> None:
 def converse(chat: Chat, lines: LineInput) -> None:
     """Reads questions and prints answers until the input ends."""
     if is_terminal(sys.stdin):
-        say(f"{chat.source.name}. /help lists the commands, Ctrl-D leaves.")
+        say(f"{one_line(chat.source.name)}. /help lists the commands, Ctrl-D leaves.")
     for line in lines:
         if line.startswith("/"):
             if not obey(chat, line):
