@@ -16,6 +16,7 @@ from ckdist.cli.chat import Chat, answer, obey
 from ckdist.cli.chat_server import ServerChat, request_fields
 from ckdist.config.chat_config import ChatConfig
 from ckdist.errors import ConfigError, EngineError, RequestError
+from tests.support.local_server import running
 
 COMMAND = [sys.executable, "-m", "ckdist.cli.main", "chat"]
 SMALL = ["-t", "1", "-c", "256", "-n", "8", "--temp", "0"]
@@ -175,6 +176,13 @@ def test_what_a_server_refuses_is_one_clean_line(url):
     for wrong in ({"url": "localhost:8080"}, {"url": url, "model": "x"}):
         with pytest.raises(ConfigError, match="--url"):
             ChatConfig(**wrong)
+
+
+@pytest.mark.parametrize("status", [200, 404])
+def test_an_answer_that_breaks_off_is_one_line(status):
+    broken = status, {"Transfer-Encoding": "chunked"}, b"no length\r\n"
+    with running(lambda path, headers: broken) as server, pytest.raises(EngineError, match="broke off"):
+        ServerChat(ChatConfig(url=server.url))
 
 
 def test_flags_that_were_given_are_the_fields_of_a_request():
