@@ -105,8 +105,8 @@ def test_gguf_of_every_order(name, store):
 
 def test_several_ask_at_once_and_each_block_comes_once(model, store, monkeypatch):
     asked: list[tuple[int, int]] = []
-    read = remote_file._Source.read
-    monkeypatch.setattr(remote_file._Source, "read", lambda self, blocks: asked.append(blocks) or read(self, blocks))
+    read = remote_file._read_blocks
+    monkeypatch.setattr(remote_file, "_read_blocks", lambda *given: asked.append(given[-1]) or read(*given))
     with served(model) as url:
         checkpoint = open_checkpoint(find(url))
         asked.clear()
