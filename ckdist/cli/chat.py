@@ -4,11 +4,11 @@ import contextlib
 import pathlib
 import signal
 import sys
-from collections.abc import Generator
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from types import FrameType
 
-from ckdist.cli.chat_engine import EngineChat
 from ckdist.cli.chat_server import ServerChat
+from ckdist.cli.generate import sampling_of
 from ckdist.cli.line_input import LineInput
 from ckdist.cli.session import model_session
 from ckdist.config.chat_config import ChatConfig
@@ -16,7 +16,9 @@ from ckdist.engine.llm import LLM
 from ckdist.engine.model_engine import make_engine
 from ckdist.errors import ConfigError, RequestError, one_line
 from ckdist.terminal import is_terminal, styled
+from ckdist.tokens.chat_template import ChatTemplate
 from ckdist.tokens.confined_template import ConfinedTemplate
+from ckdist.tokens.tokenizer import Tokenizer
 
 HELP = """\
 /help           this list
@@ -29,6 +31,20 @@ HELP = """\
 A line that ends with a backslash goes on in the next. Ctrl-C ends an answer."""
 
 Message = dict[str, str]
+
+
+class EngineChat:
+    """Answers from a model in this process. The cache keeps a chat's prefix, so a turn computes only its new tokens."""
+
+    def __init__(self, llm: LLM, tokenizer: Tokenizer, template: ChatTemplate, config: ChatConfig, name: str) -> None:
+        self.name = name
+        self._llm, self._config, self._sampling = llm, config, sampling_of(config)
+        self._tokenizer, self._template = tokenizer, template
+
+    def answers(self, messages: Sequence[Mapping[str, str]]) -> Iterator[str]:
+        """Yields the next answer in pieces. Raises RequestError if the chat is longer than the context."""
+        prompt = self._tokenizer.chat_tokens(messages, self._config.special_tokens_in_text, self._template)
+        yield from self._llm.stream(prompt, self._sampling, stop=self._config.stop)
 
 
 class Chat:
