@@ -179,7 +179,7 @@ def stamp_of(path: pathlib.Path) -> str:
 class FetchingFile(io.FileIO):
     """Fetches missing bytes when they are read."""
 
-    read, readall = io.RawIOBase.read, io.RawIOBase.readall  # these call `readinto`
+    read, readall = cast("Any", io.RawIOBase.read), io.RawIOBase.readall  # these call `readinto`
 
     def __init__(self, path: pathlib.Path):
         with open_regular(path) as file:
