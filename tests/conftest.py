@@ -20,6 +20,7 @@ import tempfile
 
 import hypothesis
 import pytest
+from hypothesis.internal.conjecture import providers
 
 from ckdist.comm import communicator
 from ckdist.hub.store import FOLDER_VARIABLE, store_folder
@@ -48,6 +49,7 @@ def pytest_configure(config) -> None:
     if "CKDIST_SAME_CASES" in os.environ:  # Hypothesis draws the same cases in each run
         hypothesis.settings.register_profile("same", derandomize=True, print_blob=True)
         hypothesis.settings.load_profile("same")
+        providers._get_local_constants = providers.Constants  # else those of all modules that this worker has imported
     if hasattr(config, "workerinput"):
         return
     os.environ.setdefault(FOLDER_VARIABLE, str(store_folder()))

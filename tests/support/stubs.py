@@ -73,7 +73,7 @@ def run(connection: socket.socket) -> None:
         words, folder, environment = marshal.loads(data)
         given = {"stdin": streams[0], "stdout": streams[1], "stderr": streams[2]}
         if places := namespaces(connection):
-            given |= {"pass_fds": places, "preexec_fn": functools.partial(enter, folder, places)}  # noqa: PLW1509
+            given |= {"pass_fds": places, "preexec_fn": functools.partial(enter, folder, places)}
         with subprocess.Popen(words, cwd=folder, env=environment, **given) as program:
             for number in (*streams, *places):
                 os.close(number)
