@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "runtime/inference.h"
+#include "runtime/shares.h"
 
 namespace ckdist {
 
