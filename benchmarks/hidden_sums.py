@@ -1,15 +1,14 @@
-"""Sums between hosts of a prompt and of decode: their time on the link, and how much of it hides behind products.
+"""Exchanges between hosts of a prompt and of decode, and how much of their time hides behind products.
 
     PYTHONPATH=. python benchmarks/hidden_sums.py --save rows.jsonl
     python benchmarks/hidden_sums.py --show rows.jsonl
 
-Hosts are those of limited_links.py, with one thread each. For every network a model runs with sums in one piece and
-with sums that begin while their product still runs. Times are those of rank 0's trace: a sum is on its way from the
-first byte until its last piece has arrived, and the thread waits for it after its product. The part of the former that
-is not waited for is hidden. A sum in one piece hides nothing.
+Hosts are those of limited_links.py, with one thread each. On every network a model runs with sums in one piece, and
+with sums that begin while their product still runs. Times are those of rank 0's trace: exchanges are on their way, or
+the thread waits for them. The part that is not waited for is hidden. A sum in one piece hides nothing.
 
-Other work on the cores makes products longer and so hides more: run it on a quiet machine. With --delay, packets of
-64 KiB pass a process that holds them, which one core manages up to some 5 Gbit/s.
+A product that shares its core with other work takes longer and hides more, so this needs a quiet machine. With a delay,
+packets of 64 KiB pass one process, which a core manages up to some 5 Gbit/s.
 """
 
 import argparse
@@ -34,39 +33,46 @@ START = (
 )
 
 
-def sums_of(trace: pathlib.Path) -> dict[str, list[tuple[float, float, float]]]:
-    """Rank 0's sums of prefill and of decode: milliseconds on the link, of waiting, and of the product before."""
+def union(spans: list[tuple[float, float]]) -> float:
+    """The length of the union of (begin, end)."""
+    total, at = 0.0, 0.0
+    for begin, end in sorted(spans):
+        total, at = total + max(0.0, end - max(at, begin)), max(at, end)
+    return total
+
+
+def exchanges(trace: pathlib.Path) -> dict[str, list[tuple[float, float]]]:
+    """Rank 0's milliseconds of exchanges, and of waiting for them, of each step of prefill and of decode."""
     events = [e for e in json.loads(trace.read_text())["traceEvents"] if e["pid"] == 0 and e["ph"] == "X"]
-    found: dict[str, list[tuple[float, float, float]]] = {"prefill": [], "decode": []}
-    for batch in (e for e in events if e["cat"] == "batch" and e["args"]["tokens"] in (1, PROMPT)):
-        inside = [e for e in events if batch["ts"] <= e["ts"] <= batch["ts"] + batch["dur"]]
-        steps = {e["args"]["step"]: e for e in inside if e["cat"] == "replay" and e["name"] == "linear"}
-        for wait in (e for e in inside if e["name"] == "exchange" and e["args"]["step"] in steps):
-            step, end = steps[wait["args"]["step"]], wait["ts"] + wait["dur"]
-            begin = min([wait["ts"], *(e["ts"] for e in inside if e["name"] == "sum" and step["ts"] <= e["ts"] <= end)])
-            kind = "decode" if batch["args"]["tokens"] == 1 else "prefill"
-            found[kind].append(((end - begin) / 1e3, wait["dur"] / 1e3, (wait["ts"] - step["ts"]) / 1e3))
-    return found
+    found: dict[str, list[tuple[float, float]]] = {"prefill": [], "decode": []}
+    for batch in (e for e in events if e["cat"] == "batch" and e["name"] != "publish"):
+        end = batch["ts"] + batch["dur"]
+        spans = {
+            name: [(e["ts"], e["ts"] + e["dur"]) for e in events if e["name"] == name and batch["ts"] <= e["ts"] < end]
+            for name in ("exchange", "sum")
+        }
+        times = union(spans["exchange"] + spans["sum"]) / 1e3, union(spans["exchange"]) / 1e3
+        found["decode" if batch["name"] == "decode" else "prefill"].append(times)
+    return {kind: steps[1:] for kind, steps in found.items()}  # the first one packs weights
 
 
 def measure(hosts: list[Host], model: pathlib.Path, least: float, folder: str) -> dict:
-    """Milliseconds of a prompt and of a token, and medians of their sums."""
+    """Milliseconds of a prompt and of a token, and medians of their exchanges."""
     trace = pathlib.Path(folder, "trace.json")
     words = ["bench", "-m", str(model), "-t", "1", "-r", str(ROUNDS), "-o", "json", "-c", "1024", "-pp", "1"]
     words += ["-p", str(PROMPT), "-n", str(GENERATED), "--comm-timeout", "60", "--trace", str(trace)]
     out, _ = job(hosts, 1, words, ["-c", START, str(least)])
     best = {"prefill" if row["n_prompt"] else "decode": max(row["samples_ts"]) for row in json.loads(out)}
     row: dict = {"prefill_ms": 1e3 * PROMPT / best["prefill"], "decode_ms": 1e3 / best["decode"]}
-    for kind, sums in sums_of(trace).items():
-        link, waiting, product = (statistics.median(column) for column in zip(*sums, strict=True))
-        hidden = 1 - sum(own[1] for own in sums) / sum(own[0] for own in sums)
-        row[kind] = {"link": link, "waiting": waiting, "product": product, "hidden": hidden, "sums": len(sums)}
+    for kind, steps in exchanges(trace).items():
+        exchanged, waiting = (statistics.median(column) for column in zip(*steps, strict=True))
+        row[kind] = {"exchanged": exchanged, "waiting": waiting, "hidden": 1 - waiting / exchanged}
     return row
 
 
 def show(path: pathlib.Path) -> None:
     """The rows as a table in Markdown."""
-    print("| link | hosts | sums | prompt, ms | a sum on its way | waited for | hidden | token, ms | a sum |")
+    print("| link | hosts | sums | prompt, ms | exchanges | waited for | hidden | token, ms | exchanges |")
     print("|---|---|---|---|---|---|---|---|---|")
     for row in map(json.loads, path.read_text().splitlines()):
         prompt, token = row["prefill"], row["decode"]
@@ -76,8 +82,8 @@ def show(path: pathlib.Path) -> None:
             row["way"],
             f"{row['prefill_ms']:.0f}",
         ]
-        cells += [f"{prompt['link']:.1f}", f"{prompt['waiting']:.1f}", f"{prompt['hidden']:.0%}"]
-        cells += [f"{row['decode_ms']:.1f}", f"{token['link']:.2f}"]
+        cells += [f"{prompt['exchanged']:.0f}", f"{prompt['waiting']:.0f}", f"{prompt['hidden']:.0%}"]
+        cells += [f"{row['decode_ms']:.1f}", f"{token['exchanged']:.1f}"]
         print(f"| {' | '.join(map(str, cells))} |")
 
 
