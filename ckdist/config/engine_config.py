@@ -153,7 +153,6 @@ class EngineConfig(DraftFlags):
         help="read settings from this file: ctx_size = 4096; a flag wins over a variable such as CKDIST_CTX_SIZE, and "
         "that over the file",
     )  # fmt: skip
-    verbose: bool = option(False, "-v", help="log more")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -14,6 +14,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -26,18 +27,45 @@ from ckdist.models.moe_weights import is_router
 from ckdist.native import address, call, check, ffi, lib, new
 from ckdist.weights import dtypes
 from ckdist.weights.checkpoint import Checkpoint
-from ckdist.weights.filled import Filled
 from ckdist.weights.handles import MatrixHandle, VectorHandle
 from ckdist.weights.tensor_source import Place, TensorSource
 
 if TYPE_CHECKING:  # few files have scales apart from their codes
     from ckdist.weights.kept_weights import KeptWeights
-    from ckdist.weights.load_report import LoadReport
 
 log = logging.getLogger(__name__)
 
 QUANTIZATIONS = {"q8_0": dtypes.Q8_0, "q4_k": dtypes.Q4_K}
 _POLL_MILLISECONDS = 100
+
+
+@dataclass(frozen=True)
+class Filled:
+    """Progress of packing an arena."""
+
+    bytes: int  # in total
+    ready: int  # bytes packed so far
+    kept: int  # bytes packed by this rank's steps, for its own arena or another rank's
+    seconds: float  # from the start of packing to now, or to its end
+    finished: bool  # on this rank and all ranks whose arenas it reads
+
+    @property
+    def fraction(self) -> float:
+        """The ratio ready / bytes, from 0 to 1. 1 if there are no bytes."""
+        return self.ready / self.bytes if self.bytes else 1.0
+
+    def stats(self) -> dict[str, float]:
+        """The values by the names of metrics."""
+        return {
+            "weights_bytes": self.bytes,
+            "weights_packed_bytes": self.ready,
+            "weights_packed_ratio": self.fraction,
+            "weights_packed_by_steps_bytes_total": self.kept,
+        }
+
+    def __str__(self) -> str:
+        kept = f", {self.kept / 1e9:.2f} GB of it by steps" if self.kept else ""
+        return f"weights are packed: {self.bytes / 1e9:.2f} GB in {self.seconds:.2f} s{kept}"
 
 
 class ShardLoader:
@@ -249,8 +277,8 @@ class ShardLoader:
         plan = self._matrix_plan(name, (row_range,), *col_range, chosen)
         return call(lib.ckdist_loader_add_peer_matrix, self._native, peer, plan, *place[4:])
 
-    def load(self, progress: bool = True, trace: Any = None) -> "LoadReport":
-        """Packs everything that was planned, and waits until this is done; call it once.
+    def load(self, progress: bool = True, trace: Any = None) -> int:
+        """Packs everything that was planned, and waits until this is done; call it once. Returns the bytes read.
 
         Args:
             progress: Show a progress bar if the output is a terminal.
@@ -261,7 +289,6 @@ class ShardLoader:
             ModelFileError: A file has become shorter, or a value cannot be quantised.
         """
         from ckdist.progress import ProgressBar
-        from ckdist.weights.load_report import LoadReport
 
         began = time.perf_counter()
         if not self._open:
@@ -272,9 +299,9 @@ class ShardLoader:
             while not check(lib.ckdist_loader_wait(self._native, _POLL_MILLISECONDS)):
                 bar.update(self._filled().stored_done - bar.n)
             bar.update(total - bar.n)
-        report = LoadReport(total, self.planned_bytes, time.perf_counter() - began)
-        log.debug("%s with %d threads", report, self.threads)
-        return report
+        filled, seconds = self.planned_bytes / 1e9, time.perf_counter() - began
+        log.debug("%.2f GB became %.2f GB in %.2f s with %d threads", total / 1e9, filled, seconds, self.threads)
+        return total
 
     def repack(
         self,

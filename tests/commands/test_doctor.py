@@ -17,7 +17,14 @@ from ckdist.topology import read_machine, this_machine
 from ckdist.topology.advice import advise
 from tests.support.launcher import environment
 from tests.support.paths import ROOT
-from tests.support.trees.layouts import GIB, LAYOUTS, Layout, hybrid
+from tests.support.trees.layouts import GIB, LAYOUTS, Layout, folder_in_memory, hybrid
+
+
+@pytest.fixture
+def tmp_path():
+    with folder_in_memory() as folder:
+        yield folder
+
 
 SPEED = [
     {"what": "read", "node": 0, "memory": 0, "rate": 200e9},

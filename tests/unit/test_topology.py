@@ -32,21 +32,28 @@ from ckdist.topology.tree import format_cpu_list, parse_cpu_list
 from ckdist.weights.checkpoint import open_checkpoint
 from ckdist.weights.loader import ShardLoader
 from tests.support.paths import ROOT
-from tests.support.trees.layouts import GIB, LAYOUTS, Layout, hybrid
+from tests.support.trees.layouts import GIB, LAYOUTS, Layout, folder_in_memory, hybrid
+
+
+@pytest.fixture
+def tmp_path():
+    with folder_in_memory() as folder:
+        yield folder
 
 
 @pytest.fixture(scope="module")
-def recorded(tmp_path_factory):
+def recorded():
     """The machine of a named layout, written and read once."""
     machines = {}
 
     def read(name: str):
         if name not in machines:
             layout = hybrid() if name == "hybrid" else LAYOUTS[name][0]
-            machines[name] = machine_of(layout, tmp_path_factory.mktemp("machine"))
+            machines[name] = machine_of(layout, folder / name)
         return machines[name]
 
-    return read
+    with folder_in_memory() as folder:
+        yield read
 
 
 GARBAGE = (b"", b"\xff\x00\xfe", b"0-99999999", b"9" * 40, b"-1", b"3-1,x", "٣".encode())

@@ -21,6 +21,7 @@
 #include "kernels/half.h"
 
 #define CKDIST_INLINE static inline __attribute__((always_inline))
+#define CKDIST_INLINED __attribute__((always_inline))  // of a lambda
 #if defined(CKDIST_NEON)
 #include "kernels/isa/simd_neon.h"
 #endif
