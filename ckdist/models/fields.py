@@ -1,6 +1,5 @@
 """Reads fields of a `config.json` or of GGUF metadata with checks of type and range. Raises ModelFileError."""
 
-import math
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -81,7 +80,7 @@ class Fields:
         value = self._get(name, default)
         if value is default:
             return value
-        if type(value) not in (int, float) or not math.isfinite(value) or not low < value <= high:
+        if type(value) not in (int, float) or not low < value <= high:
             raise self.error(name, value, f"a number above {low:g} and up to {high:g}")
         return float(value)
 

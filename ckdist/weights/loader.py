@@ -48,7 +48,6 @@ class Filled:
     kept: int  # bytes packed by this rank's steps, for its own arena or another rank's
     seconds: float  # from the start of packing to now, or to its end
     finished: bool  # on this rank and all ranks whose arenas it reads
-    copy_engine: str
 
     @property
     def fraction(self) -> float:
@@ -66,7 +65,7 @@ class Filled:
 
     def __str__(self) -> str:
         kept = f", {self.kept / 1e9:.2f} GB of it by steps" if self.kept else ""
-        return f"weights are packed: {self.bytes / 1e9:.2f} GB in {self.seconds:.2f} s{kept}; by {self.copy_engine}"
+        return f"weights are packed: {self.bytes / 1e9:.2f} GB in {self.seconds:.2f} s{kept}"
 
 
 class ShardLoader:
@@ -214,7 +213,7 @@ class ShardLoader:
     @property
     def path(self) -> str:
         """The arena's path for other ranks of this host; empty unless it is open and shared."""
-        return _text(lib.ckdist_loader_path(self._native))
+        return cast("bytes", ffi.string(lib.ckdist_loader_path(self._native))).decode()  # bytes, of a char *
 
     def open(self, shared: bool = False) -> None:
         """Allocates the arena and reads the vectors; call it once. Fetches the planned bytes of files at a URL first.
@@ -295,7 +294,7 @@ class ShardLoader:
         if not self._open:
             self.open()
         total = lib.ckdist_loader_source_bytes(self._native)
-        self._fill(background=False, copy_engine="threads", until=1.0, trace=trace)
+        self._fill(background=False, until=1.0, trace=trace)
         with ProgressBar(total, "B", "quantising" if self.quantize else "packing", progress) as bar:
             while not check(lib.ckdist_loader_wait(self._native, _POLL_MILLISECONDS)):
                 bar.update(self._filled().stored_done - bar.n)
@@ -306,7 +305,6 @@ class ShardLoader:
 
     def repack(
         self,
-        copy_engine: str = "auto",
         until: float = 1.0,
         trace: Any = None,
         on_finished: Callable[[Filled], None] | None = None,
@@ -314,21 +312,17 @@ class ShardLoader:
         """Starts to pack everything in the background, while executables run; call it once, after `open`.
 
         Args:
-            copy_engine: auto, dsa or threads.
             until: Fraction of the bytes after which it stops.
             trace: The native trace that records the threads.
             on_finished: Called by another thread when this rank and all ranks whose arenas it reads are finished.
-
-        Raises:
-            ConfigError: This machine does not have the copy engine.
         """
-        self._fill(background=True, copy_engine=copy_engine, until=until, trace=trace)
+        self._fill(background=True, until=until, trace=trace)
         self._reporter = threading.Thread(target=self._report, args=[on_finished], name="repacker", daemon=True)
         self._reporter.start()
 
-    def _fill(self, background: bool, copy_engine: str, until: float, trace: Any) -> None:
+    def _fill(self, background: bool, until: float, trace: Any) -> None:
         self._trace = trace
-        call(lib.ckdist_loader_fill, self._native, [[self.threads, background, copy_engine, until, trace]])
+        call(lib.ckdist_loader_fill, self._native, [[self.threads, background, until, trace]])
 
     def wait(self) -> None:
         """Waits until packing has ended. Raises the error that it failed with."""
@@ -363,7 +357,7 @@ class ShardLoader:
     def filled(self) -> Filled:
         """The progress of packing."""
         out = self._filled()
-        return Filled(out.bytes, out.ready, out.kept, out.seconds, bool(out.finished), _text(out.copy_engine))
+        return Filled(out.bytes, out.ready, out.kept, out.seconds, bool(out.finished))
 
     def _filled(self) -> Any:
         return call(lib.ckdist_loader_filled, self._native)
@@ -373,8 +367,6 @@ class ShardLoader:
         while (status := lib.ckdist_loader_wait(self._native, _POLL_MILLISECONDS)) == 0:
             pass
         out = self._filled()
-        if out.trouble[0] != b"\0":
-            log.warning("%s", _text(out.trouble))
         if status > 0 and out.finished and on_finished:
             on_finished(self.filled)
 
@@ -419,8 +411,3 @@ def quantized_type(name: str, columns: int, wanted: dtypes.TensorType, stored: d
     if indivisible or (wanted is dtypes.Q4_K and name in (EMBEDDING, OUTPUT)):
         wanted = dtypes.Q8_0
     return wanted if columns % wanted.block_elements == 0 else stored
-
-
-def _text(pointer: Any) -> str:
-    """The string at a native `char *`."""
-    return cast("bytes", ffi.string(pointer)).decode()  # ffi.string gives bytes for a char *
