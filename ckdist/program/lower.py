@@ -138,8 +138,23 @@ class ServingLowering(Lowering):
         """Moves to the next exchange slot."""
         self.slots += 1
 
+    def own_rows(self, *values: Value) -> list[ValueIndex]:
+        """Consecutive new buffers for values whose columns are whole, with the rows of this rank's tokens."""
+        places = [self.buffer("arena", v.dims[-1].elements, rows=self.local_tokens) for v in values]
+        self.at |= {value.name: place for value, place in zip(values, places, strict=True)}
+        return places
+
+    def result(self, value: Value) -> ValueIndex:
+        """The buffer that a step with one result writes: see `results`."""
+        return self.results([value])[0]
+
     def results(self, values: Sequence[Value]) -> list[ValueIndex]:
         """The buffers that a step writes. Partial values, and operands of an all_to_all, are in exchange slots."""
+        places = self._result_places(values)
+        self.at |= {value.name: place for value, place in zip(values, places, strict=True)}
+        return places
+
+    def _result_places(self, values: Sequence[Value]) -> list[ValueIndex]:
         first = values[0]
         rows = self.local_tokens if first.dims[0].axis else self.max_tokens
         selected = first.selected

@@ -64,8 +64,10 @@ class Lowering:
             value = self.same[value.name]
         return value
 
-    def place_of(self, value: Value) -> ValueIndex:
-        """The buffer of a value. Raises LayoutError if it has none yet."""
+    def place_of(self, value: Value | None) -> ValueIndex:
+        """The buffer of a value; ABSENT for None. Raises LayoutError if it has none yet."""
+        if value is None:
+            return ValueIndex(ABSENT)
         found = self.at.get(self.source(value).name)
         if found is None:
             raise LayoutError(f"cannot lower %{value.name}: its reader needs it in memory")

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ckdist.errors import ConfigError
-from ckdist.models.spec import ModelSpec
 from ckdist.tokens.tokenizer import Tokenizer
 from ckdist.train.batch import PackedBatch
 from ckdist.train.config import TrainConfig
@@ -15,6 +14,7 @@ from ckdist.train.data.batches import FileBatches, OwnBatches
 from ckdist.train.data.prompt_rows import PromptBatch
 from ckdist.train.data.token_rows import Rows
 from ckdist.train.grpo_loss import TokenLosses, advantages, grpo
+from ckdist.train.methods import MethodStep
 from ckdist.train.model import TrainedModel
 from ckdist.train.native_executable import NativeExecutable
 from ckdist.train.pipeline import StepSums
@@ -33,8 +33,8 @@ class AnswerBatch(PackedBatch):
     ended: int = field(kw_only=True)  # answers that ended by themselves
 
 
-class GrpoStep:
-    """Samples answers and computes losses and gradients. All ranks call its functions together.
+class GrpoStep(MethodStep):
+    """Samples answers and computes losses and gradients. It holds nothing out, so it has no `loss`.
 
     Args:
         update: Updates the weights between iterations, with the mean over this number of tokens.
@@ -54,9 +54,6 @@ class GrpoStep:
         self.tokenizer, self.update = tokenizer, update
         self.reward = open_reward(config.reward)
         self.rollouts = Rollouts(config, model.checkpoint.path, model.lora, executable.pool.threads)
-
-    def measure_reference(self, *every: Rows) -> None:
-        """Does nothing: the reference is measured on each step's answers."""
 
     def take(self, batches: FileBatches | OwnBatches) -> list[PackedBatch]:
         """This rank's prompts of the next step, with sampled answers. Raises ConfigError if a reward fails."""
@@ -106,10 +103,6 @@ class GrpoStep:
         self.executable.flush()
         loss, metrics = self._metrics(answers, before, losses)
         return StepSums(loss, 0.0, time.perf_counter() - began, tokens, metrics)
-
-    def loss(self, batches: Sequence[PackedBatch], rows: Rows) -> float:
-        """Is not called: GRPO holds nothing out."""
-        raise NotImplementedError
 
     def close(self) -> None:
         """Frees the engine."""
@@ -188,20 +181,11 @@ def packed(sequences: Sequence[tuple[np.ndarray, Sampled]], rewards: np.ndarray)
     )
 
 
-def check_grpo(config: TrainConfig, spec: ModelSpec) -> None:
+def check_grpo(config: TrainConfig) -> None:
     """Raises ConfigError for settings that GRPO cannot be trained with."""
-    for name in ("tensor_parallel_size", "pipeline_parallel_size"):
-        if (given := getattr(config, name)) > 1:
-            raise ConfigError(
-                f"{name} ({given}) is not supported with method grpo, whose ranks sample with the whole model: set it "
-                "to 1, and use replicas (-dp)"
-            )
-    needed = {"use_dora": False, "validation_file": ()}
-    for name, value in needed.items():
-        if (given := getattr(config, name)) != value:
+    for name in ("use_dora", "validation_file"):
+        if given := getattr(config, name):
             raise ConfigError(f"{name} ({given}) is not supported with method grpo: leave it out")
     if not config.lora_r:
         raise ConfigError("method grpo needs lora_r: the engine that samples gets the adapter after each step")
-    if spec.balance_coefficient:
-        raise ConfigError("method grpo has no load-balancing loss: set router_aux_loss_coef to 0")
     open_reward(config.reward)

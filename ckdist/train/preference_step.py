@@ -11,14 +11,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ckdist.errors import ConfigError
 from ckdist.layout import even_ranges
-from ckdist.models.spec import ModelSpec
 from ckdist.train.batch import PackedBatch
 from ckdist.train.config import TrainConfig
-from ckdist.train.data.batches import FileBatches, OwnBatches
 from ckdist.train.data.preference_rows import PreferenceBatch, PreferenceRows
 from ckdist.train.data.token_rows import Rows
+from ckdist.train.methods import MethodStep
 from ckdist.train.native_executable import NativeExecutable
 from ckdist.train.pipeline import StepSums
 from ckdist.train.preference_loss import UnitLosses, dpo, kto, orpo
@@ -51,8 +49,8 @@ class Totals(NamedTuple):
     divergence: float
 
 
-class PreferenceStep:
-    """Computes losses and gradients of preferences. All ranks call its functions together."""
+class PreferenceStep(MethodStep):
+    """Computes losses and gradients of preferences."""
 
     def __init__(self, config: TrainConfig, executable: NativeExecutable, ranks: TrainingRanks) -> None:
         self.config, self.executable, self.ranks = config, executable, ranks
@@ -71,13 +69,6 @@ class PreferenceStep:
                 rows.reference[units] = self._measure(rows.units_batch(units)).policy
             flat = self.ranks.sum_replicas(*rows.reference.ravel().tolist())
             rows.reference[:] = np.reshape(flat, rows.reference.shape)
-
-    def take(self, batches: FileBatches | OwnBatches) -> list[PackedBatch]:
-        """This rank's batches of the next step."""
-        return batches.take()
-
-    def close(self) -> None:
-        """Does nothing: it owns nothing."""
 
     def forward_backward(self, batches: Sequence[PackedBatch], rows: Rows) -> StepSums:
         """Computes the gradients of the sum of losses over the units of all replicas, from zero, and reduces them."""
@@ -162,17 +153,3 @@ class PreferenceStep:
         if self.cross_entropy:
             metrics["nll_loss"] = mean
         return of.losses / max(of.units, 1.0) + self.cross_entropy * mean, metrics
-
-
-def check_preferences(config: TrainConfig, spec: ModelSpec) -> None:
-    """Raises ConfigError for settings that preferences cannot be trained with."""
-    if config.pipeline_parallel_size > 1:
-        raise ConfigError(
-            f"pipeline_parallel_size ({config.pipeline_parallel_size}) must be 1 for method {config.method}: "
-            "a rank needs its answers' log-probabilities; use tensor_parallel_size"
-        )
-    if spec.balance_coefficient:
-        raise ConfigError(
-            f"method {config.method} has no load-balancing loss, and the coefficient is {spec.balance_coefficient:g}: "
-            "set router_aux_loss_coef to 0"
-        )

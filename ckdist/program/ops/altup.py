@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from ckdist.errors import LayoutError
-from ckdist.program.ops.op import ServingLowering, lower, op, same, unsharded, whole
+from ckdist.program.ops.op import ServingLowering, lower, op, same, unsharded
 from ckdist.program.ops.op_types import Arrays, Attrs, Group, Inferred, RankContext, Values, Weights
 from ckdist.program.ops.rms_norm import inverse_rms
 from ckdist.program.program import Value
@@ -14,7 +14,6 @@ from ckdist.program.step import ABSENT, Span, ValueIndex, VectorIndex
 
 def infer_streams(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
     """The dims of each operand. Raises LayoutError if operands or weights do not fit together."""
-    whole("altup", *inputs)
     same("altup", *inputs)
     unsharded("altup", inputs[0])
     if weights and weights[1].dims[0].elements % weights[0].dims[0].elements:
@@ -58,12 +57,12 @@ def lower_predict(lowering: ServingLowering, group: Group) -> None:
 def lower_correct(lowering: ServingLowering, group: Group) -> None:
     """Emits one step."""
     (*x, y), (*outputs, active) = group.instr.inputs, group.instr.outputs
-    (place,) = _places(lowering, [active])
+    (place,) = lowering.own_rows(active)
     _emit(lowering, group, x, outputs, y=lowering.place_of(y), active=place)
 
 
 def _emit(lowering: ServingLowering, group: Group, inputs: list[Value], outputs: list[Value], **operands: Any) -> None:
-    places, weights = _places(lowering, outputs), [*map(lowering.vector, group.instr.weights), VectorIndex(ABSENT)]
+    places, weights = lowering.own_rows(*outputs), [*map(lowering.vector, group.instr.weights), VectorIndex(ABSENT)]
     lowering.emit(
         "altup",
         count=len(inputs),
@@ -73,13 +72,6 @@ def _emit(lowering: ServingLowering, group: Group, inputs: list[Value], outputs:
         **dict(zip(("norm", "router", "coefs", "scale"), weights, strict=False)),
         eps=group.instr.attrs["eps"],
     )
-
-
-def _places(lowering: ServingLowering, values: list[Value]) -> list[ValueIndex]:
-    """Consecutive buffers for `values`."""
-    places = [lowering.buffer("arena", v.dims[-1].elements, rows=lowering.local_tokens) for v in values]
-    lowering.at |= {value.name: place for value, place in zip(values, places, strict=True)}
-    return places
 
 
 def infer_match_rms(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
@@ -101,7 +93,7 @@ def match_rms(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attr
 @lower("match_rms", "inference")
 def lower_match_rms(lowering: ServingLowering, group: Group) -> None:
     """Emits one step."""
-    places = _places(lowering, list(group.instr.outputs))
+    places = lowering.own_rows(*group.instr.outputs)
     lowering.emit(
         "match_rms",
         count=len(group.instr.inputs),

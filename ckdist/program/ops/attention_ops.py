@@ -10,14 +10,14 @@ from ckdist.mesh import Mesh
 from ckdist.program.cache import LayerCache, attention_cache
 from ckdist.program.fusion import norm_over_heads
 from ckdist.program.ops.elementwise import query_fields
-from ckdist.program.ops.op import ServingLowering, TrainingLowering, lower, op, unchanged_whole, vjp, whole
+from ckdist.program.ops.op import ServingLowering, TrainingLowering, lower, op, unchanged, vjp
 from ckdist.program.ops.op_types import Arrays, Attrs, Emitter, Gradients, Group, Inferred, RankContext, Values, Weights
 from ckdist.program.program import Instr, Value
 from ckdist.program.rotations import NO_ROPE, ROPE_TABLES
 from ckdist.program.step import ABSENT, ValueIndex
 
 
-@op("rope", unchanged_whole("rope"))
+@op("rope", unchanged)
 def rope(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
     """Rotates the first dimensions of each head by position * frequency. Su et al. 2021, arXiv:2104.09864."""
     return [rotate(context, inputs[0], attrs, 1)]
@@ -41,7 +41,7 @@ def rope_vjp(g: Emitter, instr: Instr, grads: list[Value], wanted: list[bool]) -
     return [*g.emit("rope_grad", (grads[0],), names=["d_rope"], **instr.attrs)]
 
 
-@op("rope_grad", unchanged_whole("rope_grad"))
+@op("rope_grad", unchanged)
 def rope_grad(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
     """Rotates by the negative angle. Yarn's magnitude remains a factor."""
     return [rotate(context, inputs[0], attrs, -1)]
@@ -73,7 +73,6 @@ def rotate(context: RankContext, x: np.ndarray, attrs: Attrs, sign: int) -> np.n
 def infer_attend(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
     """The dims of the queries, with the width of the values. Raises LayoutError if the heads do not fit together."""
     q, k, v = inputs[:3]
-    whole("attend", *inputs)
     heads, kv_heads = q.dims[-1], k.dims[-1]
     if replace(v.dims[-1], width=kv_heads.width) != kv_heads or heads.width != kv_heads.width:
         raise LayoutError(f"attend: queries [{heads}], keys [{kv_heads}] and values [{v.dims[-1]}] do not fit together")

@@ -5,7 +5,7 @@ Fedus et al. 2021, arXiv:2101.03961, equations 4 to 6; over the tokens of all la
 
 import numpy as np
 
-from ckdist.program.ops.op import TrainingLowering, lower, op, vjp, whole
+from ckdist.program.ops.op import TrainingLowering, lower, op, vjp
 from ckdist.program.ops.op_types import Arrays, Attrs, Emitter, Gradients, Inferred, RankContext, Values, Weights
 from ckdist.program.ops.tally import counted
 from ckdist.program.program import Instr, Value
@@ -13,7 +13,6 @@ from ckdist.program.program import Instr, Value
 
 def infer_balance_loss(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
     """A scalar, partial if tokens are sharded."""
-    whole("balance_loss", *inputs)
     return [((), inputs[0].dims[0].axis)]
 
 
@@ -42,7 +41,6 @@ def balance_loss_vjp(g: Emitter, instr: Instr, grads: list[Value], wanted: list[
 
 def infer_balance_loss_grad(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
     """The dims of the tally."""
-    whole("balance_loss_grad", *inputs)
     return [(inputs[1].dims, None)]
 
 

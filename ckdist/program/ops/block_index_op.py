@@ -9,7 +9,7 @@ import numpy as np
 
 from ckdist.errors import LayoutError
 from ckdist.program.cache import index_cache
-from ckdist.program.ops.op import ServingLowering, lower, op, unsharded, whole
+from ckdist.program.ops.op import ServingLowering, lower, op, unsharded
 from ckdist.program.ops.op_types import Arrays, Attrs, Group, Inferred, RankContext, Values, Weights
 from ckdist.program.rotations import NO_ROPE, ROPE_TABLES
 from ckdist.program.step import ABSENT, VectorIndex
@@ -18,7 +18,6 @@ from ckdist.program.step import ABSENT, VectorIndex
 def infer_select_blocks(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
     """(tokens, kv-heads * top_k). Raises LayoutError if a rank lacks tokens, or if the operands do not fit."""
     q, k = inputs
-    whole("select_blocks", q, k)
     unsharded("select_blocks", k)
     if q.dims[0].axis is not None:
         raise LayoutError(f"select_blocks: tokens are sharded over {q.dims[0].axis}; exchange them first")
@@ -37,9 +36,8 @@ def select_blocks(context: RankContext, inputs: Arrays, weights: Arrays, attrs: 
     q: (tokens, kv-heads * width), k: (tokens, width).
     """
     (q, k), block, top_k = inputs, attrs["block"], attrs["top_k"]
-    first = len(context.index.get(attrs["layer"], ()))
-    keys = np.concatenate([context.index[attrs["layer"]], k]) if first else k  # (positions, width)
-    context.index[attrs["layer"]] = keys
+    keys = context.extended(attrs["layer"], "index", k)  # (positions, width)
+    first = len(keys) - len(k)
     scores = np.einsum("thw,pw->thp", q.reshape(len(q), -1, k.shape[1]), keys)
     out = np.full((*scores.shape[:2], top_k), -1, np.int32)
     for t, heads in enumerate(scores):

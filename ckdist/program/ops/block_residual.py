@@ -3,7 +3,7 @@
 import numpy as np
 
 from ckdist.errors import LayoutError
-from ckdist.program.ops.op import ServingLowering, lower, op, same, unsharded, whole
+from ckdist.program.ops.op import ServingLowering, lower, op, same, unsharded
 from ckdist.program.ops.op_types import Arrays, Attrs, Group, Inferred, RankContext, Values, Weights
 from ckdist.program.step import ABSENT, ValueIndex
 
@@ -12,7 +12,6 @@ MOST_BLOCKS = 64  # as in runtime/steps/mix_blocks.cpp
 
 def infer_mix_blocks(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
     """The dims of the operands, twice. Raises LayoutError if they do not fit together."""
-    whole("mix_blocks", *inputs)
     same("mix_blocks", *inputs)
     unsharded("mix_blocks", inputs[0])
     if attrs["added"] not in (1, 2) or len(inputs) > MOST_BLOCKS or any(w.dims != inputs[0].dims[1:] for w in weights):
@@ -43,9 +42,7 @@ def lower_mix_blocks(lowering: ServingLowering, group: Group) -> None:
     instr, absent = group.instr, ValueIndex(ABSENT)
     own = instr.attrs["added"] + instr.attrs["streams"]
     places = [lowering.place_of(value) for value in instr.inputs]
-    width, rows = instr.inputs[0].dims[-1].elements, lowering.local_tokens
-    out, total = (lowering.buffer("arena", width, rows=rows) for _ in instr.outputs)
-    lowering.at |= {value.name: place for value, place in zip(instr.outputs, (out, total), strict=True)}
+    out, total = lowering.own_rows(*instr.outputs)
     lowering.emit(
         "mix_blocks",
         count=len(places) - own,

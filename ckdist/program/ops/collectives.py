@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from ckdist.errors import LayoutError
-from ckdist.program.ops.op import ServingLowering, TrainingLowering, lower, op, total, unsharded, vjp, whole
+from ckdist.program.ops.op import ServingLowering, TrainingLowering, lower, op, total, unsharded, vjp
 from ckdist.program.ops.op_types import Arrays, Attrs, Emitter, Gradients, Group, Inferred, RankContext, Values, Weights
 from ckdist.program.program import Instr, Value
 from ckdist.program.step import ABSENT, ValueIndex
@@ -23,7 +23,7 @@ def infer_all_reduce(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred
     return [(x.dims, tuple(other for other in x.partial if other != axis))]
 
 
-@op("all_reduce", infer_all_reduce, collective=True)
+@op("all_reduce", infer_all_reduce, collective=True, takes_partial=True)
 def all_reduce(contexts: Sequence[RankContext], inputs: list[Arrays], attrs: Attrs) -> list[Arrays]:
     """The float32 sum over the ranks of the axis, in rank order."""
     return in_groups(contexts, inputs, attrs["axis"], total)
@@ -63,7 +63,6 @@ def all_reduce_vjp(g: Emitter, instr: Instr, grads: list[Value], wanted: list[bo
 
 def infer_all_gather(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
     """The same dims, no longer sharded over the axis."""
-    whole("all_gather", inputs[0])
     return [(tuple(replace(d, axis=None) if d.axis == attrs["axis"] else d for d in inputs[0].dims), None)]
 
 
@@ -107,7 +106,6 @@ def all_gather_vjp(g: Emitter, instr: Instr, grads: list[Value], wanted: list[bo
 
 def infer_shard(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
     """The same dims, with `dim` as the last."""
-    whole("shard", inputs[0])
     unsharded("shard", inputs[0])
     return [((*inputs[0].dims[:-1], attrs["dim"]), None)]
 
@@ -127,7 +125,6 @@ def infer_all_to_all(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred
     """
     results: Inferred = []
     for x, to in zip(inputs, attrs["to"], strict=True):
-        whole("all_to_all", x)
         rows, last = x.dims
         # axes of n without and with this axis; both are None if each rank needs all of n
         axis, less, more = attrs["axis"], *((last.axis, to.axis) if rows.axis else (to.axis, last.axis))

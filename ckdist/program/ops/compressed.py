@@ -12,7 +12,7 @@ import numpy as np
 from ckdist.errors import LayoutError
 from ckdist.layout import Dim
 from ckdist.program.cache import CacheArray, LayerCache, latent_cache
-from ckdist.program.ops.op import ServingLowering, lower, op, unsharded, whole
+from ckdist.program.ops.op import ServingLowering, lower, op, unsharded
 from ckdist.program.ops.op_types import Arrays, Attrs, Group, Inferred, RankContext, Values, Weights
 from ckdist.program.ops.rms_norm import inverse_rms
 from ckdist.program.program import Weight
@@ -81,16 +81,9 @@ def entries_of(context: RankContext, kv: np.ndarray, gates: np.ndarray, weights:
     return rotated(context, entries, attrs, np.arange(count) * ratio)
 
 
-def _extended(context: RankContext, key: tuple[int, str], x: np.ndarray) -> np.ndarray:
-    """Appends the step's rows to stored ones."""
-    context.states[key] = np.concatenate([context.states[key], x]) if key in context.states else x
-    return context.states[key]
-
-
 def infer_select_entries(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
     """(tokens, listed). Raises LayoutError if a rank lacks tokens or heads, or if the operands do not fit."""
     q, *w = inputs[:-1] if attrs.get("means") else inputs[:-2]
-    whole("select_entries", *inputs)
     for value in inputs:
         unsharded("select_entries", value)
     _check("select_entries", inputs, inputs[1 + len(w) :], weights, q.dims[-1].width, attrs)
@@ -134,11 +127,11 @@ def select_entries(context: RankContext, inputs: Arrays, weights: Arrays, attrs:
     layer, top_k = attrs["layer"], attrs["index_top_k"]
     if attrs.get("means"):
         (q, kv), (norm,) = inputs, weights
-        kv, w = _extended(context, (layer, "index_rows"), kv), np.ones((len(q), 1), q.dtype)
+        kv, w = context.extended(layer, "index_rows", kv), np.ones((len(q), 1), q.dtype)
         entries = means_of(context, kv, norm, attrs)
     else:
         q, w, kv, gates = inputs
-        kv, gates = _extended(context, (layer, "index_rows"), kv), _extended(context, (layer, "index_gates"), gates)
+        kv, gates = context.extended(layer, "index_rows", kv), context.extended(layer, "index_gates", gates)
         entries = entries_of(context, kv, gates, weights, attrs)
     q = rotated(context, q.reshape(len(q), -1, entries.shape[1]), attrs, context.positions)
     scores = (np.maximum(np.einsum("thw,pw->thp", q, entries), 0) * w[..., None]).sum(axis=1)
@@ -155,7 +148,6 @@ def select_entries(context: RankContext, inputs: Arrays, weights: Arrays, attrs:
 def infer_attend_compressed(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
     """The heads of the queries as `groups`. Raises LayoutError if the operands do not fit together."""
     q, k, *rows = inputs
-    whole("attend_compressed", *inputs)
     unsharded("attend_compressed", k)
     heads, key, groups = q.dims[-1], k.dims[-1], attrs["groups"]
     if heads.width != key.elements or heads.count % groups or heads.unit % (heads.count // groups):
@@ -183,7 +175,7 @@ def attend_compressed(context: RankContext, inputs: Arrays, weights: Arrays, att
     at = np.arange(len(keys))
     visible = (at <= own) & (at > own - attrs["window"])
     if rows:
-        kv, gates = (_extended(context, (layer, name), x) for name, x in zip(("rows", "gates"), rows, strict=False))
+        kv, gates = (context.extended(layer, name, x) for name, x in zip(("rows", "gates"), rows, strict=False))
         entries = entries_of(context, kv, gates, of_entries, attrs)
         seen = np.arange(len(entries)) < (own + 1) // attrs["ratio"]
         if len(rows) > 2:

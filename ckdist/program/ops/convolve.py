@@ -6,7 +6,7 @@ import numpy as np
 
 from ckdist.errors import LayoutError
 from ckdist.program.ops.delta_rule import silu
-from ckdist.program.ops.op import TrainingLowering, lower, op, same, summed_over, total, vjp, whole
+from ckdist.program.ops.op import TrainingLowering, lower, op, same, summed_over, total, vjp
 from ckdist.program.ops.op_types import Arrays, Attrs, Emitter, Gradients, Inferred, RankContext, Values, Weights
 from ckdist.program.program import Instr, Value
 from ckdist.program.step import ABSENT, GradientIndex
@@ -15,7 +15,6 @@ from ckdist.program.step import ABSENT, GradientIndex
 def infer_convolve(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
     """The dims of x. Raises LayoutError if the kernel has other channels."""
     x, w = inputs[0].dims[-1], weights[0].dims[0]
-    whole("convolve", inputs[0])
     if (w.count, w.axis) != (x.count, x.axis) or w.width % x.width:
         raise LayoutError(f"convolve of [{x}] has a kernel of [{w}]: {weights[0]}")
     return [(inputs[0].dims, None)]

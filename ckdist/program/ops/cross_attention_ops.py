@@ -6,14 +6,13 @@ import numpy as np
 
 from ckdist.errors import LayoutError
 from ckdist.program.cache import attention_cache
-from ckdist.program.ops.op import ServingLowering, lower, op, whole
+from ckdist.program.ops.op import ServingLowering, lower, op
 from ckdist.program.ops.op_types import Arrays, Attrs, Group, Inferred, RankContext, Values, Weights
 
 
 def infer_store_cross(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
     """No outputs. Raises LayoutError if tokens are sharded, or keys and values do not fit together."""
     k, v = inputs
-    whole("store_cross", *inputs)
     if k.dims[0].axis is not None:
         raise LayoutError(f"store_cross: tokens are sharded over {k.dims[0].axis}; shard heads")
     if replace(v.dims[-1], width=1) != replace(k.dims[-1], width=1):
@@ -42,7 +41,6 @@ def lower_store_cross(lowering: ServingLowering, group: Group) -> None:
 def infer_attend_cross(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
     """The dims of the queries, with the width of the values. Raises LayoutError if the heads do not fit together."""
     (q,), keys, values = inputs, attrs["keys"], attrs["values"]
-    whole("attend_cross", q)
     heads = q.dims[-1]
     if heads.width != keys.width or heads.count % keys.count or heads.axis != keys.axis:
         raise LayoutError(f"attend_cross: queries [{heads}] and keys [{keys}] do not fit together")

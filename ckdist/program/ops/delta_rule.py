@@ -12,7 +12,7 @@ from ckdist.layout import Dim
 from ckdist.mesh import Mesh
 from ckdist.program.cache import state_cache
 from ckdist.program.ops.elementwise import GATES
-from ckdist.program.ops.op import ServingLowering, lower, op, total, unchanged_whole, whole
+from ckdist.program.ops.op import ServingLowering, alike, lower, op, total, unchanged
 from ckdist.program.ops.op_types import Arrays, Attrs, Group, Inferred, RankContext, Values, Weights
 from ckdist.program.ops.rms_norm import inverse_rms
 from ckdist.program.program import Instr
@@ -31,7 +31,6 @@ def softplus(x: np.ndarray) -> np.ndarray:
 
 def infer_short_conv(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
     """The dims of the inputs. Raises LayoutError if a kernel has other channels."""
-    whole("short_conv", *inputs)
     for x, w in zip(inputs, weights, strict=True):
         if replace(w.dims[0], width=x.dims[-1].width) != x.dims[-1] or w.dims[0].width % x.dims[-1].width:
             raise LayoutError(f"short_conv of [{x.dims[-1]}] has a kernel of [{w.dims[0]}]: {w}")
@@ -44,15 +43,13 @@ def short_conv(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Att
     results = []
     for name, x, w, declared in zip("qkv", inputs, weights, attrs["weights"], strict=True):
         taps = declared.dims[0].elements // attrs["inputs"]["qkv".index(name)].dims[-1].elements
-        kernel, place = w.reshape(x.shape[1], taps), (attrs["layer"], name)  # (channels, taps)
-        tail = context.states.get(place, np.zeros((taps - 1, x.shape[1]), x.dtype))
-        rows = np.concatenate([tail, x])  # (taps - 1 + tokens, channels)
-        context.states[place] = rows[len(rows) - taps + 1 :]
+        kernel = w.reshape(x.shape[1], taps)  # (channels, taps)
+        rows = context.with_last(attrs["layer"], name, x, taps - 1)  # (taps - 1 + tokens, channels)
         results.append(silu(total(rows[i : i + len(x)] * kernel[:, i] for i in range(taps))))
     return results
 
 
-@op("l2_norm", unchanged_whole("l2_norm"))
+@op("l2_norm", unchanged)
 def l2_norm(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
     """Per head: x / sqrt(sum(x^2) + eps) * scale."""
     x = inputs[0].reshape(len(inputs[0]), -1, attrs["inputs"][0].dims[-1].width)  # (tokens, heads, width)
@@ -87,7 +84,6 @@ def delta_gates(context: RankContext, inputs: Arrays, weights: Arrays, attrs: At
 def infer_delta_rule(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
     """The dims of the values. Raises LayoutError if the heads do not fit together."""
     q, k, v, decay, beta = inputs
-    whole("delta_rule", *inputs)
     keys, values = q.dims[-1], v.dims[-1]
     factors = decay.dims[-1].width  # of a state: one, or one for each of its rows
     gates = replace(values, width=factors), replace(values, width=1)
@@ -130,7 +126,7 @@ def infer_gated_norm(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred
     """The dims of x. Raises LayoutError if the weight does not have the size of one head."""
     if weights[0].dims[-1].elements != inputs[0].dims[-1].width:
         raise LayoutError(f"gated_norm of heads of {inputs[0].dims[-1].width} has another weight: {weights[0]}")
-    return unchanged_whole("gated_norm")(inputs, weights, attrs)
+    return alike("gated_norm")(inputs, weights, attrs)
 
 
 @op("gated_norm", infer_gated_norm)

@@ -6,17 +6,7 @@ import numpy as np
 
 from ckdist import native
 from ckdist.errors import LayoutError
-from ckdist.program.ops.op import (
-    ServingLowering,
-    TrainingLowering,
-    lower,
-    op,
-    same,
-    unchanged,
-    unchanged_whole,
-    vjp,
-    whole,
-)
+from ckdist.program.ops.op import ServingLowering, TrainingLowering, alike, lower, op, same, unchanged, vjp, whole
 from ckdist.program.ops.op_types import Arrays, Attrs, Emitter, Gradients, Group, Inferred, RankContext, Values, Weights
 from ckdist.program.program import Instr, Value
 from ckdist.program.step import ABSENT
@@ -28,7 +18,7 @@ LIMIT_PARTS = 16  # a limit of a gate is a multiple of 1 / LIMIT_PARTS
 SWIGLU_ALPHA, SWIGLU_LIMIT = 1.702, 7.0  # for clamped_swiglu, as in kernels/isa/gate.h
 
 
-@op("scale", unchanged)
+@op("scale", unchanged, takes_partial=True)
 def scale(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
     """Returns x * factor."""
     return [inputs[0] * np.float32(attrs["factor"])]
@@ -47,7 +37,7 @@ def scale_vjp(g: Emitter, instr: Instr, grads: list[Value], wanted: list[bool]) 
     return [*g.emit("scale", (grads[0],), names=["d_scale"], factor=instr.attrs["factor"])]
 
 
-@op("scale_queries", unchanged)
+@op("scale_queries", unchanged, takes_partial=True)
 def scale_queries(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
     """Multiplies each row by 1 + beta * log(1 + floor((position + from_one) / context))."""
     far = np.log1p(((context.positions + attrs["from_one"]) // attrs["context"]).astype(np.float32))
@@ -73,7 +63,7 @@ def query_fields(instr: Instr | None) -> dict[str, float | int]:
     return {f"query_{name}": attrs[name] for name in ("beta", "context", "from_one")}
 
 
-@op("soft_cap", unchanged_whole("soft_cap"))
+@op("soft_cap", unchanged)
 def soft_cap(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
     """Returns cap * tanh(x / cap). Gemma 2, arXiv:2408.00118, section 2."""
     cap = np.float32(attrs["cap"])
@@ -86,7 +76,7 @@ def soft_cap_vjp(g: Emitter, instr: Instr, grads: list[Value], wanted: list[bool
     return [*g.emit("soft_cap_grad", (instr.outputs[0], grads[0]), names=["d_soft_cap"], cap=instr.attrs["cap"])]
 
 
-@op("activate", unchanged_whole("activate"))
+@op("activate", unchanged)
 def activate(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
     """f(x). The step of the linear that makes x computes it."""
     return [_function(inputs[0], attrs["function"])]
@@ -116,7 +106,7 @@ def gate_number(function: str, limit: float = 0.0) -> int:
     return GATES["limited_silu"] | round(limit * LIMIT_PARTS) << 8 if limit else GATES[function]
 
 
-@op("gated", unchanged_whole("gated"))
+@op("gated", alike("gated"))
 def gated(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
     """f(gate) * up, with f SiLU, GELU, GELU in its tanh form, sigmoid or softplus. Shazeer 2020, arXiv:2002.05202.
 
@@ -164,7 +154,7 @@ def infer_add(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
     return [(a.dims, a.partial)]
 
 
-@op("add", infer_add)
+@op("add", infer_add, takes_partial=True)
 def add(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
     """The sum. If both operands are partial over an axis, so is the sum."""
     return [inputs[0] + inputs[1]]
@@ -188,7 +178,6 @@ def add_vjp(g: Emitter, instr: Instr, grads: list[Value], wanted: list[bool]) ->
 
 def infer_select_rows(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
     """The same dims, with outputs in place of tokens. Raises LayoutError if the two are sharded over other axes."""
-    whole("select_rows", inputs[0])
     tokens, outputs = inputs[0].dims[0], attrs["dim"]
     if tokens.axis != outputs.axis:
         raise LayoutError(

@@ -6,12 +6,12 @@ import numpy as np
 
 from ckdist.errors import LayoutError
 from ckdist.program.ops.elementwise import GATES, GELU_CUBIC, GELU_SCALE, SWIGLU_ALPHA, SWIGLU_LIMIT
-from ckdist.program.ops.op import TrainingLowering, lower, op, unchanged_whole, whole
+from ckdist.program.ops.op import TrainingLowering, alike, lower, op
 from ckdist.program.ops.op_types import Arrays, Attrs, Inferred, RankContext, Values, Weights
 from ckdist.program.program import Instr
 
 
-@op("soft_cap_grad", unchanged_whole("soft_cap_grad"))
+@op("soft_cap_grad", alike("soft_cap_grad"))
 def soft_cap_grad(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
     """Returns dy * (1 - (y / cap)^2), with the result y of soft_cap."""
     y, dy = inputs
@@ -20,7 +20,7 @@ def soft_cap_grad(context: RankContext, inputs: Arrays, weights: Arrays, attrs: 
 
 def infer_gated_grad(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
     """The dims of the first two operands. Raises LayoutError if the first is neither like the second nor its heads."""
-    return [(inputs[0].dims, None), *unchanged_whole("gated_grad")(of_elements(inputs), weights, attrs)]
+    return [(inputs[0].dims, None), *alike("gated_grad")(of_elements(inputs), weights, attrs)]
 
 
 def of_elements(inputs: Values) -> Values:
@@ -75,7 +75,6 @@ def lower_gated_grad(lowering: TrainingLowering, instr: Instr) -> None:
 
 def infer_select_rows_grad(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
     """The same dims, with tokens in place of outputs. Raises LayoutError if tokens are sharded."""
-    whole("select_rows_grad", inputs[0])
     if attrs["dim"].axis:
         dim = attrs["dim"]
         raise LayoutError(f"select_rows_grad needs all of {dim.name}, but it is sharded over {dim.axis}")

@@ -13,6 +13,11 @@ from ckdist.program.rotations import NO_ROPE
 from ckdist.program.step import ABSENT, NO_SPAN, MatrixIndex
 
 
+def infer_hidden_rows(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
+    """(tokens, hidden), whole."""
+    return [((inputs[0].dims[0], attrs["hidden"]), None)]
+
+
 def infer_embed(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
     """(tokens, hidden), partial if the vocabulary is sharded. Raises LayoutError if tokens are sharded over the same
     axis.
@@ -59,9 +64,9 @@ def lower_embed(lowering: ServingLowering, group: Group) -> None:
 
 def emit_embed(lowering: ServingLowering, out: Value, **fields: Any) -> None:
     """Emits a step of the kind `embed`. The default of its fields: no table, position or rotation."""
-    (lowering.at[out.name],) = lowering.results([out])
+    place = lowering.result(out)
     neutral = {"by": False, "table": NO_SPAN, "waves": NO_ROPE, "added": MatrixIndex(ABSENT), "first_row": 0}
-    lowering.emit("embed", out=lowering.at[out.name], **{**neutral, "scale": 1.0, "eps": 0.0, **fields})
+    lowering.emit("embed", out=place, **{**neutral, "scale": 1.0, "eps": 0.0, **fields})
 
 
 @lower("embed", "training")

@@ -24,7 +24,6 @@ STACKS = ("gate", "up", "down")
 
 def infer_route_grad(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
     """The dims of the logits."""
-    whole("route_grad", *inputs)
     return [(inputs[2].dims, None)]
 
 
@@ -151,7 +150,6 @@ def infer_grouped_experts_grad(inputs: Values, weights: Weights, attrs: Attrs) -
     rank has whole, but whose gradient comes from the rank's slice only, is partial over the slices too.
     """
     x, _, shares, *_ = inputs
-    whole("grouped_experts_grad", *inputs)
     ffn, split = weights[0].dims[1], split_weights(weights, attrs)
     partial = summed_over(*weights[0].dims[:-1])
     of_slices = {*split.biases[:DOWN], *(pair[at == DOWN] for at, pair in split.low.items())}
@@ -271,7 +269,7 @@ def infer_switched(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
     return [(x.dims, x.partial)]
 
 
-@op("switched", infer_switched)
+@op("switched", infer_switched, takes_partial=True)
 def switched(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
     """Returns x * sigmoid(switch). The switch is one number per token."""
     x, switch = inputs
@@ -291,7 +289,7 @@ def infer_switched_grad(inputs: Values, weights: Weights, attrs: Attrs) -> Infer
     return [(x.dims, None), (switch.dims, x.partial)]
 
 
-@op("switched_grad", infer_switched_grad)
+@op("switched_grad", infer_switched_grad, takes_partial=True)
 def switched_grad(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
     """With s = sigmoid(switch): dx = dy * s, d_switch = sum(dy * x) * s * (1 - s)."""
     x, switch, dy = inputs

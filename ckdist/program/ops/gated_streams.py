@@ -7,7 +7,7 @@ import numpy as np
 
 from ckdist.errors import LayoutError
 from ckdist.layout import Dim
-from ckdist.program.ops.op import ServingLowering, lower, op, unsharded, whole
+from ckdist.program.ops.op import ServingLowering, lower, op, unsharded
 from ckdist.program.ops.op_types import Arrays, Attrs, Group, Inferred, RankContext, Values, Weights
 from ckdist.program.ops.rms_norm import inverse_rms
 from ckdist.program.program import Value
@@ -16,7 +16,6 @@ from ckdist.program.step import ABSENT, ValueIndex
 
 def _check(name: str, wide: Value, inputs: Values, weights: Weights, count: int) -> None:
     """Raises LayoutError unless all operands are whole, and weights have an element for each of `wide`."""
-    whole(name, *inputs)
     for value in inputs:
         unsharded(name, value)
     columns = wide.dims[-1].elements
@@ -65,8 +64,7 @@ def lower_add_streams(lowering: ServingLowering, group: Group) -> None:
     """Emits one step."""
     instr, absent = group.instr, ValueIndex(ABSENT)
     y, *before = map(lowering.place_of, instr.inputs)
-    places = [lowering.buffer("arena", v.dims[-1].elements, rows=lowering.local_tokens) for v in instr.outputs]
-    lowering.at |= {value.name: place for value, place in zip(instr.outputs, places, strict=True)}
+    places = lowering.own_rows(*instr.outputs)
     x, coefs, count = *before, *[absent] * (2 - len(before)), instr.attrs["streams"]
     lowering.emit(
         "add_streams",
@@ -102,9 +100,8 @@ def read_streams(context: RankContext, inputs: Arrays, weights: Arrays, attrs: A
 def lower_read_streams(lowering: ServingLowering, group: Group) -> None:
     """Emits one step."""
     x, gates = map(lowering.place_of, group.instr.inputs)
-    (out,) = group.instr.outputs
-    place = lowering.at[out.name] = lowering.buffer("arena", out.dims[-1].elements, rows=lowering.local_tokens)
-    lowering.emit("read_streams", x=x, gates=gates, out=place, streams=group.instr.attrs["streams"])
+    (out,) = lowering.own_rows(*group.instr.outputs)
+    lowering.emit("read_streams", x=x, gates=gates, out=out, streams=group.instr.attrs["streams"])
 
 
 def infer_gate_streams(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
@@ -141,8 +138,6 @@ def lower_gate_streams(lowering: ServingLowering, group: Group) -> None:
     instr, attrs = group.instr, group.instr.attrs
     x, key, value = map(lowering.place_of, instr.inputs)
     total, rows = instr.outputs
-    lowering.at[total.name] = lowering.buffer("arena", total.dims[-1].elements, rows=lowering.local_tokens)
-    (lowering.at[rows.name],) = lowering.results([rows])
+    places = {"sum": lowering.own_rows(total)[0], "rows": lowering.result(rows)}
     norms = zip(("key_norm", "query_norm", "rows_norm"), map(lowering.vector, instr.weights), strict=True)
-    places = {"sum": lowering.at[total.name], "rows": lowering.at[rows.name]}
     lowering.emit("gate_streams", x=x, key=key, value=value, **places, **dict(norms), **attrs)

@@ -4,13 +4,13 @@ import numpy as np
 
 from ckdist.program.ops.elementwise import gated, gated_vjp, lower_gated
 from ckdist.program.ops.elementwise_grad import of_elements
-from ckdist.program.ops.op import lower, op, unchanged_whole, vjp
+from ckdist.program.ops.op import alike, lower, op, vjp
 from ckdist.program.ops.op_types import Arrays, Attrs, Inferred, RankContext, Values, Weights
 
 
 def infer_gated_heads(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
     """The dims of the second operand. Raises LayoutError if the first has not one element for each of its heads."""
-    return unchanged_whole("gated_heads")(of_elements(inputs), weights, attrs)
+    return alike("gated_heads")(of_elements(inputs), weights, attrs)
 
 
 @op("gated_heads", infer_gated_heads)

@@ -8,7 +8,7 @@ import numpy as np
 from ckdist.errors import LayoutError
 from ckdist.layout import Dim
 from ckdist.program.cache import index_cache
-from ckdist.program.ops.op import ServingLowering, lower, op, unsharded, whole
+from ckdist.program.ops.op import ServingLowering, lower, op, unsharded
 from ckdist.program.ops.op_types import Arrays, Attrs, Group, Inferred, RankContext, Values, Weights
 from ckdist.program.rotations import NO_ROPE, ROPE_TABLES
 from ckdist.program.step import ABSENT, VectorIndex
@@ -17,7 +17,6 @@ from ckdist.program.step import ABSENT, VectorIndex
 def infer_select_positions(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
     """(tokens, index_top_k). Raises LayoutError if a rank lacks tokens or heads, or if the operands do not fit."""
     q, k, w = inputs
-    whole("select_positions", *inputs)
     for value in inputs:
         unsharded("select_positions", value)
     if q.dims[0].axis is not None:
@@ -37,9 +36,8 @@ def select_positions(context: RankContext, inputs: Arrays, weights: Arrays, attr
     q: (tokens, heads * width), k: (tokens, width), weights of heads: (tokens, heads).
     """
     q, k, w = inputs
-    first, top_k = len(context.index.get(attrs["layer"], ())), attrs["index_top_k"]
-    keys = np.concatenate([context.index[attrs["layer"]], k]) if first else k  # (positions, width)
-    context.index[attrs["layer"]] = keys
+    keys, top_k = context.extended(attrs["layer"], "index", k), attrs["index_top_k"]  # (positions, width)
+    first = len(keys) - len(k)
     dots = np.einsum("thw,pw->thp", q.reshape(len(q), -1, k.shape[1]), keys)
     scores = np.einsum("thp,th->tp", np.maximum(dots, 0), w)
     out = np.full((len(q), top_k), -1, np.int32)

@@ -1,17 +1,12 @@
 """input_rows: rows of hidden states that a batch brings, one for each token."""
 
 from ckdist import native
-from ckdist.program.ops.embedding import emit_embed
+from ckdist.program.ops.embedding import emit_embed, infer_hidden_rows
 from ckdist.program.ops.op import ServingLowering, lower, op
-from ckdist.program.ops.op_types import Arrays, Attrs, Group, Inferred, RankContext, Values, Weights
+from ckdist.program.ops.op_types import Arrays, Attrs, Group, RankContext
 
 
-def infer_input_rows(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
-    """(tokens, hidden), whole."""
-    return [((inputs[0].dims[0], attrs["hidden"]), None)]
-
-
-@op("input_rows", infer_input_rows)
+@op("input_rows", infer_hidden_rows)
 def input_rows(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
     """The rows of this rank's tokens."""
     begin = context.first_token

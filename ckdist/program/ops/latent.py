@@ -13,7 +13,7 @@ from ckdist.program.cache import latent_cache
 from ckdist.program.ops.attention_ops import NO_ROPE, ROPE_TABLES
 from ckdist.program.ops.elementwise import query_fields
 from ckdist.program.ops.listed import check_listed, is_listed
-from ckdist.program.ops.op import ServingLowering, TrainingLowering, lower, op, same, unsharded, vjp, whole
+from ckdist.program.ops.op import ServingLowering, TrainingLowering, lower, op, same, unsharded, vjp
 from ckdist.program.ops.op_types import Arrays, Attrs, Emitter, Gradients, Group, Inferred, RankContext, Values, Weights
 from ckdist.program.ops.rms_norm import inverse_rms
 from ckdist.program.program import Instr, Value
@@ -23,7 +23,6 @@ from ckdist.program.step import ABSENT, ValueIndex
 def infer_norm_latent(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
     """The dims of x. Raises LayoutError if the weights are wider."""
     (x,), (w, *rest) = inputs, weights
-    whole("norm_latent", x)
     unsharded("norm_latent", x)
     if w.dims[-1].elements > x.dims[-1].elements:
         raise LayoutError(f"norm_latent of [{x.dims[-1]}] has a weight of [{w.dims[-1]}]: {w}")
@@ -96,7 +95,6 @@ def lower_norm_latent_grad(lowering: TrainingLowering, instr: Instr) -> None:
 def infer_attend_latent(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
     """The heads of the queries, with the width of a value. Raises LayoutError if queries and keys differ in width."""
     q, k = inputs[:2]
-    whole("attend_latent", *inputs)
     check_listed("attend_latent", inputs[2:], q, attrs)
     unsharded("attend_latent", k)
     heads, key = q.dims[-1], k.dims[-1]

@@ -3,14 +3,13 @@
 import numpy as np
 
 from ckdist.errors import LayoutError
-from ckdist.program.ops.op import op, unsharded, whole
+from ckdist.program.ops.op import op, unsharded
 from ckdist.program.ops.op_types import Attrs, Inferred, RankContext, Values, Weights
 
 
 def infer_layer_norm(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
     """The dims of x. Raises LayoutError if the weight has another size."""
     x, w = inputs[0], weights[0]
-    whole("layer_norm", x)
     unsharded("layer_norm", x)
     if w.dims[-1].elements != x.dims[-1].elements:
         raise LayoutError(f"layer_norm of {x.dims[-1].elements} elements has a weight of {w.dims[-1].elements}: {w}")

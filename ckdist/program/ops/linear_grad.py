@@ -3,7 +3,7 @@
 from typing import Any
 
 from ckdist.errors import LayoutError
-from ckdist.program.ops.op import TrainingLowering, lower, op, total, whole
+from ckdist.program.ops.op import TrainingLowering, lower, op, total
 from ckdist.program.ops.op_types import Arrays, Attrs, Inferred, RankContext, Values, Weights
 from ckdist.program.program import Instr
 from ckdist.program.step import ValueIndex
@@ -11,7 +11,6 @@ from ckdist.program.step import ValueIndex
 
 def infer_linear_grad(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
     """The dims of the input, partial if the rows are sharded. Raises LayoutError if a gradient does not fit."""
-    whole("linear_grad", *inputs)
     for dy, w in zip(inputs, weights, strict=True):
         if dy.dims[-1] != w.dims[0]:
             raise LayoutError(f"linear_grad: %{dy.name} ends in [{dy.dims[-1]}], {w} writes [{w.dims[0]}]")
@@ -38,7 +37,6 @@ def lower_linear_grad(lowering: TrainingLowering, instr: Instr) -> None:
 def infer_linear_weight_grad(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
     """The dims of each matrix, partial if tokens are sharded."""
     x, *dys = inputs
-    whole("linear_weight_grad", *inputs)
     return [((dy.dims[-1], x.dims[-1]), x.dims[0].axis) for dy in dys]
 
 
@@ -66,7 +64,6 @@ def _gradients(lowering: TrainingLowering, instr: Instr, dys: list[ValueIndex]) 
 
 def infer_bias_grad(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
     """The dims of each bias, partial if tokens are sharded."""
-    whole("bias_grad", *inputs)
     return [((dy.dims[-1],), dy.dims[0].axis) for dy in inputs]
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from ckdist.errors import LayoutError
 from ckdist.program.ops.collectives import in_groups
-from ckdist.program.ops.op import TrainingLowering, lower, op, total, vjp, whole
+from ckdist.program.ops.op import TrainingLowering, lower, op, total, vjp
 from ckdist.program.ops.op_types import Arrays, Attrs, Emitter, Gradients, Inferred, RankContext, Values, Weights
 from ckdist.program.ops.teacher_loss import divergence, logit_gradient
 from ckdist.program.program import Instr
@@ -22,7 +22,6 @@ def infer_cross_entropy(inputs: Values, weights: Weights, attrs: Attrs) -> Infer
     Raises LayoutError if the operands do not fit, or the columns of the matrix are sharded.
     """
     (x, targets), (head,) = inputs[:2], weights
-    whole("cross_entropy", *inputs)
     _, hidden = head.dims
     if x.dims[-1] != hidden:
         raise LayoutError(f"cross_entropy: %{x.name} ends in [{x.dims[-1]}], {head} reads [{hidden}]")

@@ -9,7 +9,7 @@ import numpy as np
 
 from ckdist.errors import LayoutError
 from ckdist.program.ops.collectives import in_groups
-from ckdist.program.ops.op import TrainingLowering, lower, op, same, total, vjp, whole
+from ckdist.program.ops.op import TrainingLowering, lower, op, same, total, vjp
 from ckdist.program.ops.op_types import Arrays, Attrs, Emitter, Gradients, Inferred, RankContext, Values, Weights
 from ckdist.program.program import Instr, Value
 from ckdist.program.step import ABSENT, ParameterIndex, ValueIndex
@@ -45,7 +45,6 @@ def lower_row_norms(lowering: TrainingLowering, instr: Instr) -> None:
 def infer_magnitude(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
     """The dims of the first value. Raises LayoutError if the norms do not fit."""
     *values, norms = inputs
-    whole("magnitude", *values)
     same("magnitude", *values)
     if norms.dims != values[0].dims[1:]:
         raise LayoutError(f"magnitude: %{values[0].name} and the norms %{norms.name} differ in their columns")

@@ -11,7 +11,7 @@ from ckdist.errors import LayoutError
 from ckdist.program.cache import state_cache
 from ckdist.program.ops.delta_rule import key_heads, silu, softplus
 from ckdist.program.ops.elementwise import GATES
-from ckdist.program.ops.op import ServingLowering, TrainingLowering, lower, op, same, total, vjp, whole
+from ckdist.program.ops.op import ServingLowering, TrainingLowering, lower, op, same, total, vjp
 from ckdist.program.ops.op_types import (
     Arrays,
     Attrs,
@@ -24,7 +24,7 @@ from ckdist.program.ops.op_types import (
     Weights,
 )  # fmt: skip
 from ckdist.program.program import Instr, Value
-from ckdist.program.step import ABSENT, ValueIndex, VectorIndex
+from ckdist.program.step import ABSENT, VectorIndex
 
 PARTS = ("c", "b", "x")  # queries, keys and values of linear attention
 
@@ -32,7 +32,6 @@ PARTS = ("c", "b", "x")  # queries, keys and values of linear attention
 def infer_mamba2(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
     """The dims of x. Raises LayoutError if heads, groups and kernels do not fit together."""
     c, b, x, z, dt = inputs
-    whole("mamba2", *inputs)
     same("mamba2", c, b)
     same("mamba2", x, z)
     heads, groups = x.dims[-1], c.dims[-1]
@@ -56,10 +55,8 @@ def mamba2(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) 
     parts = {}
     for i, (name, rows) in enumerate(zip(PARTS, inputs, strict=False)):
         taps = attrs["weights"][i].dims[0].width // attrs["inputs"][i].dims[-1].width
-        kernel, place = kernels[i].reshape(rows.shape[1], taps), (attrs["layer"], name)
-        tail = context.states.get(place, np.zeros((taps - 1, rows.shape[1]), rows.dtype))
-        seen = np.concatenate([tail, rows])
-        context.states[place] = seen[len(seen) - taps + 1 :]
+        kernel = kernels[i].reshape(rows.shape[1], taps)
+        seen = context.with_last(attrs["layer"], name, rows, taps - 1)
         made = total(scales[name] * seen[t : t + len(rows)] * kernel[:, t] for t in range(taps))
         parts[name] = silu(made + biases[i] if biases else made)
     groups, heads = attrs["inputs"][0].dims[-1], attrs["inputs"][2].dims[-1]
@@ -128,7 +125,6 @@ def lower_mamba2(lowering: ServingLowering, group: Group) -> None:
 def infer_head_squares(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
     """One number for each head. Partial if heads are sharded."""
     (x,) = inputs
-    whole("head_squares", x)
     heads = x.dims[-1]
     return [((x.dims[0], replace(heads, name="squares", width=1, axis=None, unit=1)), heads.axis)]
 
@@ -148,17 +144,14 @@ def lower_head_squares(lowering: ServingLowering, group: Group) -> None:
     """Emits one step."""
     (x,), (out,) = group.instr.inputs, group.instr.outputs
     heads = x.dims[-1]
-    (place,) = lowering.results([out])
-    first, source = heads.share(lowering.mesh)[0], lowering.place_of(x)
+    place, first = lowering.result(out), heads.share(lowering.mesh)[0]
     sizes = {"heads": heads.count, "first_head": first, "head_width": heads.width}
-    lowering.emit("head_squares", x=source, out=place, **sizes)
-    lowering.at[out.name] = place
+    lowering.emit("head_squares", x=lowering.place_of(x), out=place, **sizes)
 
 
 def infer_group_norm(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
     """The dims of x. Raises LayoutError if heads are sharded and there are no sums of squares."""
     x, *squares = inputs
-    whole("group_norm", *inputs)
     if weights[0].dims[-1] != x.dims[-1] or x.dims[-1].count % attrs["groups"]:
         raise LayoutError(f"group_norm of [{x.dims[-1]}] in {attrs['groups']} groups has a weight of {weights[0]}")
     if x.dims[-1].axis and not squares:
@@ -213,7 +206,7 @@ def lower_group_norm(lowering: ServingLowering, group: Group) -> None:
     lowering.emit(
         "group_norm",
         x=lowering.place_of(x),
-        squares=lowering.place_of(squares[0]) if squares else ValueIndex(ABSENT),
+        squares=lowering.place_of(squares[0] if squares else None),
         norm=norm,
         out=place,
         heads=heads.count,

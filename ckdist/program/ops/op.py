@@ -1,6 +1,6 @@
 """The definition of an op: inference of dimensions and placement, numpy reference, gradient rule, and lowering."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -9,7 +9,7 @@ import numpy as np
 from ckdist.errors import LayoutError
 from ckdist.layout import Dim
 from ckdist.program.ops.op_types import Attrs, Gradients, Inferred, Partial, Values, Weights
-from ckdist.program.program import Value
+from ckdist.program.program import Value, Weight
 
 if TYPE_CHECKING:  # these modules import the ops
     from ckdist.program.lower import ServingLowering
@@ -28,6 +28,7 @@ class Op:
 
     Attributes:
         infer: infer(inputs, weights, attrs) -> list of (dims, partial), one for each output.
+        takes_partial: Inputs may be partial. Else `outputs` raises LayoutError for one that is.
         reference: reference(context, inputs, weights, attrs) -> list of arrays. A collective has
             reference(contexts, inputs, attrs), with one list of arrays per rank; `attrs["arrays"]` has the weights.
         vjp: vjp(g, instr, grads, wanted) -> list of gradients. `grads` are those of the outputs, None if nothing reads
@@ -45,19 +46,26 @@ class Op:
     collective: bool = False
     lower: Mapping[str, Callable[..., None]] = field(default_factory=dict)
     dtypes: tuple[str, ...] = ()
+    takes_partial: bool = False
+
+    def outputs(self, inputs: Values, weights: Sequence[Weight | None], attrs: Attrs) -> list[tuple[Any, ...]]:
+        """The (dims, dtype, partial) of each result. Raises LayoutError if the op cannot take the operands."""
+        if not self.takes_partial:
+            whole(self.name, *inputs)
+        inferred = self.infer(inputs, weights, attrs)
+        dtypes = self.dtypes or ("f32",) * len(inferred)
+        return [(dims, dtype, axes(partial)) for dtype, (dims, partial) in zip(dtypes, inferred, strict=True)]
 
 
 OPS: dict[str, Op] = {}
 
 
-def op(
-    name: str, infer: Callable[..., Inferred], collective: bool = False, dtypes: tuple[str, ...] = ()
-) -> Callable[[Reference], Reference]:
-    """Registers the decorated function as the reference of op `name`."""
+def op(name: str, infer: Callable[..., Inferred], **more: Any) -> Callable[[Reference], Reference]:
+    """Registers the decorated function as the reference of op `name`. `more`: further fields of `Op`."""
 
     def register(reference: Reference) -> Reference:
         """Registers and returns it."""
-        OPS[name] = Op(name, infer, reference, collective=collective, dtypes=dtypes)
+        OPS[name] = Op(name, infer, reference, **more)
         return reference
 
     return register
@@ -131,16 +139,15 @@ def summed_over(*dims: Dim) -> tuple[str, ...]:
 
 
 def unchanged(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
-    """The `infer` of an op on one value that may be partial."""
+    """The `infer` of an op on one value."""
     return [(inputs[0].dims, inputs[0].partial)]
 
 
-def unchanged_whole(name: str) -> Callable[[Values, Weights, Attrs], Inferred]:
-    """Makes the `infer` of an elementwise op on values of equal dimensions, none of them partial."""
+def alike(name: str) -> Callable[[Values, Weights, Attrs], Inferred]:
+    """Makes the `infer` of an elementwise op on values of equal dimensions."""
 
     def infer(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
-        """The dimensions of the operands. Raises LayoutError if an operand is partial or has other dimensions."""
-        whole(name, *inputs)
+        """The dimensions of the operands. Raises LayoutError if they differ."""
         same(name, *inputs)
         return [(inputs[0].dims, None)]
 

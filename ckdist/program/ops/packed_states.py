@@ -8,7 +8,7 @@ import numpy as np
 from ckdist.errors import LayoutError
 from ckdist.layout import Dim
 from ckdist.program.ops.delta_rule import delta_gates, key_heads, softplus
-from ckdist.program.ops.op import TrainingLowering, lower, op, same, vjp, whole
+from ckdist.program.ops.op import TrainingLowering, lower, op, same, vjp
 from ckdist.program.ops.op_types import Arrays, Attrs, Emitter, Gradients, Inferred, RankContext, Values, Weights
 from ckdist.program.program import Instr, Value
 from ckdist.program.step import ABSENT, ParameterIndex, ValueIndex
@@ -20,7 +20,6 @@ LIMITS = ("dt_low", "dt_high")  # of Mamba-2
 def infer_delta_packed(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
     """The dims of v. Raises LayoutError if heads do not fit together, or if ranks share a key head."""
     q, k, v, a, *b = inputs
-    whole("delta_packed", *inputs)
     same("delta_packed", q, k)
     keys, values, gates = q.dims[-1], v.dims[-1], a.dims[-1]
     single = replace(values, width=1)

@@ -3,7 +3,7 @@
 import numpy as np
 
 from ckdist.errors import LayoutError
-from ckdist.program.ops.op import TrainingLowering, lower, op, unsharded, vjp, whole
+from ckdist.program.ops.op import TrainingLowering, lower, op, unsharded, vjp
 from ckdist.program.ops.op_types import Arrays, Attrs, Emitter, Gradients, Inferred, RankContext, Values, Weights
 from ckdist.program.program import Instr, Value
 
@@ -11,7 +11,6 @@ from ckdist.program.program import Instr, Value
 def infer_rms_norm(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
     """The dims of x. Raises LayoutError if the weight has another size."""
     x, w = inputs[0], weights[0]
-    whole("rms_norm", *inputs)
     elements = x.dims[-1].elements if weights == (None,) else w.dims[-1].elements
     if elements != x.dims[-1].width:  # not a norm per head
         unsharded("rms_norm", x)

@@ -10,7 +10,7 @@ import numpy as np
 from ckdist.errors import LayoutError
 from ckdist.program.cache import CacheArray, LayerCache
 from ckdist.program.ops.delta_rule import silu, softplus
-from ckdist.program.ops.op import ServingLowering, lower, op, same, unsharded, whole
+from ckdist.program.ops.op import ServingLowering, lower, op, same, unsharded
 from ckdist.program.ops.op_types import Arrays, Attrs, Group, Inferred, RankContext, Values, Weights
 from ckdist.program.ops.rms_norm import inverse_rms
 from ckdist.program.step import ABSENT, VectorIndex
@@ -19,7 +19,6 @@ from ckdist.program.step import ABSENT, VectorIndex
 def infer_scan_inputs(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
     """The low rank of the steps of time, then b and c. Raises LayoutError if these do not fit together."""
     (x,), low, pairs = inputs, attrs["low"], attrs["pairs"]
-    whole("scan_inputs", x)
     unsharded("scan_inputs", x)
     if x.dims[0].axis or low.elements + pairs.elements != x.dims[-1].elements or pairs.elements % 2:
         raise LayoutError(f"scan_inputs of [{x.dims[-1]}] cannot make [{low}] and [{pairs}]")
@@ -45,14 +44,11 @@ def lower_scan_inputs(lowering: ServingLowering, group: Group) -> None:
     norms = [lowering.vector(w) for w in instr.weights] or [VectorIndex(ABSENT)] * 3
     names = dict(zip(("low_norm", "b_norm", "c_norm"), norms, strict=True))
     lowering.emit("scan_inputs", x=x, low=places[0], bc=places[1], **names, eps=instr.attrs["eps"])
-    for value, place in zip(instr.outputs, places, strict=True):
-        lowering.at[value.name] = place
 
 
 def infer_selective_scan(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
     """The dims of x. Raises LayoutError if channels and rows of states do not fit together."""
     x, z, dt, bc = inputs
-    whole("selective_scan", *inputs)
     same("selective_scan", x, z)
     same("selective_scan", x, dt)
     unsharded("selective_scan", bc)
@@ -85,9 +81,7 @@ def lower_selective_scan(lowering: ServingLowering, group: Group) -> None:
     instr, layer, (out,) = group.instr, group.instr.attrs["layer"], group.instr.outputs
     inputs = dict(zip(("x", "z", "dt", "bc"), map(lowering.place_of, instr.inputs), strict=True))
     vectors = dict(zip(("a_log", "skip", "dt_bias"), map(lowering.vector, instr.weights), strict=True))
-    (place,) = lowering.results([out])
-    lowering.emit("selective_scan", **inputs, out=place, **vectors, layer=layer)
+    lowering.emit("selective_scan", **inputs, out=lowering.result(out), **vectors, layer=layer)
     (tail,) = lowering.caches[layer].arrays
     state = CacheArray("state", tail.heads, tail.width, instr.inputs[3].dims[-1].elements // 2, "sequence")
     lowering.caches[layer] = LayerCache((state, tail))
-    lowering.at[out.name] = place

@@ -4,7 +4,7 @@ import numpy as np
 
 from ckdist.errors import LayoutError
 from ckdist.layout import Dim
-from ckdist.program.ops.op import ServingLowering, lower, op, unsharded, whole
+from ckdist.program.ops.op import ServingLowering, lower, op, unsharded
 from ckdist.program.ops.op_types import Arrays, Attrs, Group, Inferred, RankContext, Values, Weights
 from ckdist.program.step import ABSENT, ValueIndex
 
@@ -14,7 +14,6 @@ MOST_STREAMS = 8  # as in runtime/steps/mix_streams.cpp
 def infer_mix_streams(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
     """(tokens, hidden); unless it is `last` also the streams and the coefficients for the next call."""
     y, *before = inputs
-    whole("mix_streams", *inputs)
     unsharded("mix_streams", y)
     count, width = attrs["streams"], y.dims[-1].elements
     apart = attrs.get("apart", False)
@@ -79,8 +78,7 @@ def lower_mix_streams(lowering: ServingLowering, group: Group) -> None:
     """Emits one step."""
     instr = group.instr
     y, *before = map(lowering.place_of, instr.inputs)
-    places = [lowering.buffer("arena", v.dims[-1].elements, rows=lowering.local_tokens) for v in instr.outputs]
-    lowering.at |= {value.name: place for value, place in zip(instr.outputs, places, strict=True)}
+    places = lowering.own_rows(*instr.outputs)
     absent = ValueIndex(ABSENT)
     x, old = before or (absent, absent)
     # the last call keeps its streams to itself

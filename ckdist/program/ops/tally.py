@@ -8,7 +8,7 @@ import numpy as np
 from ckdist.errors import LayoutError
 from ckdist.layout import Dim
 from ckdist.program.ops.experts import scores_of
-from ckdist.program.ops.op import TrainingLowering, lower, op, vjp, whole
+from ckdist.program.ops.op import TrainingLowering, lower, op, vjp
 from ckdist.program.ops.op_types import Arrays, Attrs, Emitter, Gradients, Inferred, RankContext, Values, Weights
 from ckdist.program.program import Instr, Value
 from ckdist.program.step import ABSENT, ValueIndex
@@ -26,7 +26,6 @@ def before_of(inputs: Values) -> Value | None:
 
 def infer_tally(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
     """(2 * experts,), over the tokens of a rank. Raises LayoutError if layers differ in their number of experts."""
-    whole("tally", *inputs)
     if len({logits.dims for logits, _ in layers_of(inputs)}) != 1:
         raise LayoutError("a tally needs layers that choose from equal numbers of experts")
     return [((Dim("tally", 2 * inputs[1].dims[1].count),), None)]
@@ -67,7 +66,6 @@ def tally_vjp(g: Emitter, instr: Instr, grads: list[Value], wanted: list[bool]) 
 
 def infer_tally_grad(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
     """The dims of the logits of each layer."""
-    whole("tally_grad", *inputs)
     return [(logits.dims, None) for logits in inputs[1:-1]]
 
 
