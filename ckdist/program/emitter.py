@@ -40,9 +40,12 @@ class Emitter:
         self.instrs.append(Instr(op, inputs, outputs, weights, attrs))
         return outputs
 
-    def whole(self, value: Value) -> Value:
-        """Emits an all_reduce for each axis that `value` is partial over, innermost first; returns the result."""
-        name = value.name.rpartition(".")[0]
+    def whole(self, value: Value, name: str = "") -> Value:
+        """Emits an all_reduce for each axis that `value` is partial over, innermost first; returns the result.
+
+        By default the result has the name of `value`, with another number.
+        """
+        name = name or value.name.rpartition(".")[0]
         for axis in reversed(value.partial):
             (value,) = self.emit("all_reduce", (value,), names=[name], axis=axis)
         return value

@@ -8,6 +8,7 @@ are chosen later, by each op's `lower`.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from ckdist.errors import LayoutError
 from ckdist.program.program import Instr, Program, Value
 
 SAME = ("all_reduce", "select_rows")  # ops whose result is read in place of their operand, without a copy
@@ -22,6 +23,16 @@ class Group:
 
     def __getitem__(self, name: str) -> Instr | None:
         return self.parts.get(name)
+
+    def part(self, name: str) -> Instr:
+        """The instruction of a role. Raises LayoutError if the forward lacks it."""
+        if name not in self.parts:
+            raise LayoutError(f"cannot lower a {self.instr.op} without its {name}: {self.instr}")
+        return self.parts[name]
+
+    def before(self, value: Value, *names: str) -> Value:
+        """The input of the first of these parts that is there, or `value`, the result of the last one."""
+        return next((self.parts[name].inputs[0] for name in names if name in self.parts), value)
 
 
 class Graph:
@@ -205,6 +216,3 @@ def fuse(program: Program, graph: Graph) -> list[Group | None]:
     found = [Group(i, PATTERNS[i.op](graph, i)) if i.op in PATTERNS else Group(i) for i in program.instrs]
     taken = {id(part) for group in found for part in group.parts.values()}
     return [None if id(group.instr) in taken else group for group in found]
-
-
-__all__ = ["Graph", "Group", "fuse", "norm_over_heads", "normed", "residual"]

@@ -82,7 +82,7 @@ class ServingLowering(Lowering):
         self.matrices: Numbering[MatrixKey] = Numbering()
         self.vectors: Numbering[VectorKey] = Numbering()
         self.prepared: dict[str, dict[str, Span]] = {}  # value -> its activations by name of the matrix that reads them
-        self.slots = 0
+        self.slots = 0  # exchange slots so far
         self.caches: dict[int, LayerCache] = {}
         self.experts: dict[int, int] = {}
         self.key_places: tuple[int, ...] = ()  # LayerCache.key_places of the current layer
@@ -134,10 +134,6 @@ class ServingLowering(Lowering):
         """The `rows` field of a step that multiplies `value`."""
         return "host" if value.name in self.by_host else value.rows
 
-    def next_slot(self) -> None:
-        """Moves to the next exchange slot."""
-        self.slots += 1
-
     def own_rows(self, *values: Value) -> list[ValueIndex]:
         """Consecutive new buffers for values whose columns are whole, with the rows of this rank's tokens."""
         places = [self.buffer("arena", v.dims[-1].elements, rows=self.local_tokens) for v in values]
@@ -167,7 +163,7 @@ class ServingLowering(Lowering):
                 return [self.buffer("arena", widths[0], rows=rows, sum=total)]
             part = self.slot(widths[0], rows)
             self.buffers[part].sum = total
-            self.next_slot()
+            self.slots += 1
             return [part]
         if first.partial and len(self.peers) > 1:  # partial over hosts; the ranks of a host share the tokens
             place = {"offset": self.slots % SLOTS, "rows": self.max_tokens}
@@ -191,7 +187,7 @@ class ServingLowering(Lowering):
             ]
         else:
             return [self.buffer("arena", width, rows=rows, selected=selected) for width in widths]
-        self.next_slot()
+        self.slots += 1
         return results
 
     def is_exchanged(self, value: Value) -> bool:
@@ -205,7 +201,7 @@ class ServingLowering(Lowering):
         if exchanged:
             most = max(out.dims[-1].local(mesh) for mesh in self.peers)
             self.at[out.name] = self.slot(width, self.max_tokens, most)
-            self.next_slot()
+            self.slots += 1
         else:
             self.at[out.name] = self.buffer("arena", width)
         return self.at[out.name], exchanged
@@ -241,7 +237,7 @@ class ServingLowering(Lowering):
             for v in values
         ]
         if exchange.inputs[0] in values:  # the first operand is made last
-            self.next_slot()
+            self.slots += 1
         return results
 
     # Weights

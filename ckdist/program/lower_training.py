@@ -185,6 +185,12 @@ class TrainingLowering(Lowering):
         self.emit("convert", x=index, out=made)
         return made
 
+    def emit_rows(self, kind: str, instr: Instr, inputs: str, outputs: str = "out", /, **fields: Any) -> None:
+        """Appends a step whose operands are those of `instr`, with these names."""
+        names = *inputs.split(), *outputs.split()
+        places = [*map(self.place_of, instr.inputs), *map(self.output, instr.outputs)]
+        self.emit(kind, **dict(zip(names, places, strict=True)), **fields)
+
     def output(self, value: Value) -> ValueIndex:
         """Adds the value that the next step makes, and returns its index."""
         width, rows = value.dims[-1].local(self.mesh), value.dims[0].width
@@ -238,9 +244,15 @@ class TrainingLowering(Lowering):
         key = transposed, tuple(int(self.parameters[w]) for w in weights)
         return self.packs.setdefault(key, PackIndex(len(self.packs)))
 
-    def gradient(self, value: Value) -> GradientIndex:
-        """The parameter whose gradient `value` is a part of."""
-        return GradientIndex(self.names.of_weight[value])
+    def gradient(self, value: Value | None) -> GradientIndex:
+        """The parameter whose gradient `value` is a part of; ABSENT for None."""
+        return GradientIndex(ABSENT if value is None else self.names.of_weight[value])
+
+    def added(self, value: Value | None) -> GradientIndex:
+        """`gradient`, for a step that adds to it."""
+        if value is not None:
+            self.is_fresh(value)
+        return self.gradient(value)
 
     def message(self, sender: int, receiver: int) -> tuple[int, int]:
         """The stage that the current chunk exchanges rows with, and the tag of the message.

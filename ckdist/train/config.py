@@ -284,6 +284,8 @@ class TrainConfig(Settings, has_flags=False):
                 f"{len(self.train_file)} entries: give one for each"
             )
         self._check_method()
+        remedy = "batches, layers and tensors are divided over ranks, not experts"
+        self._check("training", remedy, expert_parallel_size=1)
         if self.zero_stage > 1:
             needs = f"zero_stage {self.zero_stage}"
             self._check(needs, "set zero_stage to 1", method="sft", pipeline_parallel_size=1)

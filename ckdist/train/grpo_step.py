@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -23,14 +23,14 @@ from ckdist.train.rewards import open_reward
 from ckdist.train.rollouts import Rollouts, Sampled
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class AnswerBatch(PackedBatch):
     """Prompts with sampled answers. Only the answers' tokens are targets."""
 
-    gains: np.ndarray = field(kw_only=True)  # float64 (tokens,): the advantage of the token's sequence
-    sampled: np.ndarray = field(kw_only=True)  # float32 (tokens,): the engine's log-probabilities; NaN: it gave none
-    rewards: np.ndarray = field(kw_only=True)  # float64 (sequences,)
-    ended: int = field(kw_only=True)  # answers that ended by themselves
+    gains: np.ndarray  # float64 (tokens,): the advantage of the token's sequence
+    sampled: np.ndarray  # float32 (tokens,): the engine's log-probabilities; NaN: it gave none
+    rewards: np.ndarray  # float64 (sequences,)
+    ended: int  # answers that ended by themselves
 
 
 class GrpoStep(MethodStep):

@@ -28,7 +28,6 @@ from ckdist.weights.stored_ranking import RERANK_FILE
 from ckdist.weights.tensor_source import TensorSource
 
 _TYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
-_GGUF_TYPES = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}
 CLASSIFIER = "ForSequenceClassification"
 TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
@@ -79,7 +78,7 @@ def _write_model(
             return widened(values[matrix, begin:end] if source.matrices else values[begin:end])
 
         out = output / "model.gguf"
-        write_model(model.checkpoint, str(out), _GGUF_TYPES[save_dtype], read=rows)
+        write_model(model.checkpoint, str(out), _TYPES[save_dtype].lower(), read=rows)
         return out
     out = output if inside else output / "model"
     frozen = {w.name: model.load(w.name) for w in model.program.weights if w.name not in parameters}

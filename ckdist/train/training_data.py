@@ -20,10 +20,9 @@ from ckdist.train.config import TrainConfig
 from ckdist.train.data.batches import FileBatches, OwnBatches
 from ckdist.train.data.chats import ChatProcess
 from ckdist.train.data.data_files import find_files, find_source
-from ckdist.train.data.preference_rows import PreferenceRows
+from ckdist.train.data.preference_rows import PreferenceRows, RewardRows
 from ckdist.train.data.preferences import KINDS
 from ckdist.train.data.prompt_rows import PromptRows
-from ckdist.train.data.reward_rows import RewardRows
 from ckdist.train.data.token_cache import TokenCache, open_cache
 from ckdist.train.data.token_rows import Rows, split
 from ckdist.train.data.truncation import count_truncated, describe_truncation

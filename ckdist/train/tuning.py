@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ckdist.layouts.memory_sizes import free_memory, gigabytes
+from ckdist.layouts.memory_sizes import free_memory
 from ckdist.mesh import Mesh
 from ckdist.train.config import TrainConfig
 from ckdist.train.data.batches import FileBatches
@@ -17,7 +17,7 @@ from ckdist.train.data.token_cache import TokenCache
 from ckdist.train.data.token_rows import split
 from ckdist.train.model import TrainedModel
 from ckdist.train.training_data import rows_of
-from ckdist.train.training_memory import rank_bytes
+from ckdist.train.training_memory import memory_text, rank_bytes
 
 MOST_LENGTH = 2048  # default of max_length is at most this
 STEP_TOKENS = 4096  # of a replica
@@ -111,7 +111,7 @@ def fitted(
     free = SHARE_OF_MEMORY * free_memory(ranks_on_host)
     for candidate in candidates:
         program = model.lowered(candidate, mesh, candidate.gradient_accumulation_steps)
-        needed = rank_bytes(candidate.optim, candidate.zero_stage, program, mesh, threads)
+        needed = rank_bytes(candidate.optim, program, threads)
         needed["quantised weights"] = _stored_bytes(candidate, model)
         if sum(needed.values()) <= free or candidate is candidates[-1]:
             return candidate, needed
@@ -153,9 +153,8 @@ def description(config: TrainConfig, name: str, one: Expected, rate: float) -> I
         f"rate      {config.learning_rate:g}, {config.lr_scheduler_type}, warm-up {config.warmup_ratio:.0%}; "
         f"{config.validation_split_percentage:g} % of the data held out"
     )
-    parts = ", ".join(f"{gigabytes(size)} {purpose}" for purpose, size in one.bytes.items() if size)
     how = ", activations recomputed" if config.activation_checkpointing else ""
-    yield f"memory    {gigabytes(sum(one.bytes.values()))} on each rank ({parts}){how}"
+    yield f"memory    {memory_text(one.bytes)}{how}"
     hours = one.operations / (EFFICIENCY * rate) / 3600
     shown = f"{hours:.1f} hours" if hours >= 1 else f"{60 * hours:.1f} minutes"
     yield f"time      about {shown}, or {FACTOR} times more or less ({rate / 1e9:.0f} GFLOP/s measured)"

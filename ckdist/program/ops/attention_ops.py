@@ -30,9 +30,8 @@ def lower_rope(lowering: TrainingLowering, instr: Instr) -> None:
 
 
 def _rotation(lowering: TrainingLowering, instr: Instr, back: bool) -> None:
-    x, table = lowering.place_of(instr.inputs[0]), ROPE_TABLES[instr.attrs["table"]]
     fields = {"width": instr.inputs[0].dims[-1].width, "first": instr.attrs.get("first", 0)}
-    lowering.emit("rope", x=x, out=lowering.output(instr.outputs[0]), table=table, back=back, **fields)
+    lowering.emit_rows("rope", instr, "x", table=ROPE_TABLES[instr.attrs["table"]], back=back, **fields)
 
 
 @vjp("rope")
@@ -172,10 +171,8 @@ def lower_attend(lowering: ServingLowering, group: Group) -> None:
     rope, q_norm, k_norm = group["q_rope"], group["q_norm"], group["k_norm"]
     is_rotated_first = q_norm is not None and rope is not None and q_norm.inputs[0] in rope.outputs
     order = ("rope", "norm", "scale") if is_rotated_first else ("norm", "rope", "scale")
-    q, k = (
-        _first_operand(value, *(group[f"{name}_{part}"] for part in order))
-        for name, value in zip("qk", instr.inputs, strict=False)
-    )
+    named = zip("qk", instr.inputs, strict=False)
+    q, k = (group.before(value, *(f"{name}_{part}" for part in order)) for name, value in named)
     over_heads, is_shared = norm_over_heads(lowering.graph, q), attrs.get("shared", False)
     sinks, relative = (*instr.weights, None, None)[:2]
     (out,) = instr.outputs
@@ -191,7 +188,7 @@ def lower_attend(lowering: ServingLowering, group: Group) -> None:
         "attend",
         q=lowering.place_of(q),
         k=ValueIndex(ABSENT) if is_shared else lowering.place_of(k),
-        v=ValueIndex(ABSENT) if is_shared else lowering.place_of(_first_operand(instr.inputs[2], group["v_norm"])),
+        v=ValueIndex(ABSENT) if is_shared else lowering.place_of(group.before(instr.inputs[2], "v_norm")),
         out=place,
         rotated=rotated,
         q_norm=norms[0],
@@ -239,8 +236,3 @@ def _eps(norm: Instr) -> float:
     """The epsilon of a norm's mean of squares."""
     width = norm.inputs[0].dims[-1].width
     return norm.attrs["eps"] / width if norm.op == "l2_norm" else norm.attrs["eps"]
-
-
-def _first_operand(value: Value, *parts: Instr | None) -> Value:
-    """The input of the first part that is not None, or the value itself."""
-    return next((part.inputs[0] for part in parts if part), value)

@@ -12,7 +12,6 @@ from ckdist.program.cache import index_cache
 from ckdist.program.ops.op import ServingLowering, lower, op, unsharded
 from ckdist.program.ops.op_types import Arrays, Attrs, Group, Inferred, RankContext, Values, Weights
 from ckdist.program.rotations import NO_ROPE, ROPE_TABLES
-from ckdist.program.step import ABSENT, VectorIndex
 
 
 def infer_select_blocks(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
@@ -56,15 +55,13 @@ def lower_select_blocks(lowering: ServingLowering, group: Group) -> None:
     instr, norms, ropes = group.instr, (group["q_norm"], group["k_norm"]), (group["q_rope"], group["k_rope"])
     if (ropes[0] and ropes[0].attrs) != (ropes[1] and ropes[1].attrs):
         raise LayoutError(f"cannot lower {instr}: queries and keys have different rotations")
-    q, k = (
-        next((part.inputs[0] for part in parts if part), value)
-        for value, *parts in zip(instr.inputs, norms, ropes, strict=True)
-    )
+    named = zip("qk", instr.inputs, strict=True)
+    q, k = (group.before(value, f"{name}_norm", f"{name}_rope") for name, value in named)
     attrs, heads = instr.attrs, instr.inputs[0].dims[-1]
     lowering.caches[attrs["layer"]] = index_cache(instr.inputs[1].dims[-1])
     groups = heads.local(lowering.mesh) // heads.width
     out = lowering.at[instr.outputs[0].name] = lowering.buffer("arena", groups * attrs["top_k"])
-    vectors = [lowering.vector(norm.weight(0)) if norm else VectorIndex(ABSENT) for norm in norms]
+    vectors = [lowering.vector(norm.weights[0] if norm else None) for norm in norms]
     lowering.emit(
         "select_blocks",
         q=lowering.place_of(q),

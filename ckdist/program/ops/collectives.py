@@ -1,7 +1,4 @@
-"""The collectives.
-
-Their gradients need at most a `shard`, because the gradient of a partial value is not partial.
-"""
+"""The collectives. Only all_reduce has a gradient: no other one is in a program of training."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -9,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 
 from ckdist.errors import LayoutError
-from ckdist.program.ops.op import ServingLowering, TrainingLowering, lower, op, total, unsharded, vjp
+from ckdist.program.ops.op import ServingLowering, TrainingLowering, lower, op, total, vjp
 from ckdist.program.ops.op_types import Arrays, Attrs, Emitter, Gradients, Group, Inferred, RankContext, Values, Weights
 from ckdist.program.program import Instr, Value
 from ckdist.program.step import ABSENT, ValueIndex
@@ -90,32 +87,10 @@ def lower_all_gather(lowering: ServingLowering, group: Group) -> None:
         return
     width = value.dims[-1].elements
     slot = lowering.slot(width, lowering.max_tokens)
-    lowering.next_slot()
+    lowering.slots += 1
     lowering.emit("gather_rows", **lowering.residual(value).fields(), out=slot)
     offset = lowering.buffers[slot].offset
     lowering.at[out.name] = lowering.buffer("outputs", width, offset=offset, rows=lowering.max_tokens, selected=True)
-
-
-@vjp("all_gather")
-def all_gather_vjp(g: Emitter, instr: Instr, grads: list[Value], wanted: list[bool]) -> Gradients:
-    """This rank's shard of the gradient. Raises LayoutError if the last dimension is not the sharded one."""
-    if not instr.inputs[0].dims[-1].axis:
-        raise LayoutError(f"all_gather has no gradient over {instr.inputs[0].dims[0].name}; only over a last dimension")
-    return [*g.emit("shard", (grads[0],), names=["d_all"], dim=instr.inputs[0].dims[-1])]
-
-
-def infer_shard(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
-    """The same dims, with `dim` as the last."""
-    unsharded("shard", inputs[0])
-    return [((*inputs[0].dims[:-1], attrs["dim"]), None)]
-
-
-@op("shard", infer_shard)
-def shard(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
-    """This rank's shard of the last dimension."""
-    dim = attrs["dim"]
-    begin, end = context.share(dim)
-    return [inputs[0][..., begin * dim.width : end * dim.width]]
 
 
 def infer_all_to_all(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:

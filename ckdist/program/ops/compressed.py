@@ -215,7 +215,7 @@ def _arrays(prefix: str, width: int, attrs: Attrs) -> tuple[CacheArray, CacheArr
 def lower_select_entries(lowering: ServingLowering, group: Group) -> None:
     """Emits one step, which also norms keys and extends the index."""
     instr, norm, q_norm = group.instr, group["key_norm"], group["q_norm"]
-    attrs, heads, q = instr.attrs, instr.inputs[0].dims[-1], q_norm.inputs[0] if q_norm else instr.inputs[0]
+    attrs, heads, q = instr.attrs, instr.inputs[0].dims[-1], group.before(instr.inputs[0], "q_norm")
     w, rows = (None, instr.inputs[1:]) if attrs.get("means") else (instr.inputs[1], instr.inputs[2:])
     lowering.caches[attrs["layer"]] = LayerCache(_arrays("index_", heads.width, attrs))
     out = lowering.at[instr.outputs[0].name] = lowering.buffer("arena", listed_width(attrs))
@@ -225,9 +225,9 @@ def lower_select_entries(lowering: ServingLowering, group: Group) -> None:
     lowering.emit(
         "select_entries",
         q=lowering.place_of(q),
-        weights=ValueIndex(ABSENT) if w is None else lowering.place_of(w),
+        weights=lowering.place_of(w),
         out=out,
-        q_norm=lowering.vector(q_norm.weight(0) if q_norm else None),
+        q_norm=lowering.vector(q_norm.weights[0] if q_norm else None),
         layer=attrs["layer"],
         rope_table=ROPE_TABLES[attrs["rope"]] if attrs["rope"] else NO_ROPE,
         heads=heads.count,
@@ -243,7 +243,7 @@ def lower_attend_compressed(lowering: ServingLowering, group: Group) -> None:
     instr = group.instr
     (q, k, *rows), attrs, heads, key = instr.inputs, instr.attrs, instr.inputs[0].dims[-1], instr.inputs[1].dims[-1]
     layer, width = attrs["layer"], heads.local(lowering.mesh)
-    listed = lowering.place_of(rows[2]) if len(rows) > 2 else ValueIndex(ABSENT)
+    listed = lowering.place_of(rows[2] if len(rows) > 2 else None)
     out = lowering.at[instr.outputs[0].name] = lowering.buffer("arena", width)
     lowering.emit(
         "attend_compressed",

@@ -9,7 +9,6 @@ from ckdist.program.ops.delta_rule import silu
 from ckdist.program.ops.op import TrainingLowering, lower, op, same, summed_over, total, vjp
 from ckdist.program.ops.op_types import Arrays, Attrs, Emitter, Gradients, Inferred, RankContext, Values, Weights
 from ckdist.program.program import Instr, Value
-from ckdist.program.step import ABSENT, GradientIndex
 
 
 def infer_convolve(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
@@ -95,12 +94,7 @@ def lower_convolve(lowering: TrainingLowering, instr: Instr) -> None:
 @lower("convolve_grad", "training")
 def lower_convolve_grad(lowering: TrainingLowering, instr: Instr) -> None:
     """Emits one step, which also adds to the gradients of the weights."""
-    dx, *of_weights = instr.outputs
-    gradients = []
-    for value in of_weights:
-        lowering.is_fresh(value)
-        gradients.append(lowering.gradient(value))
-    gradients += [GradientIndex(ABSENT)] * (2 - len(gradients))
-    fields = dict(zip(("weight_gradient", "bias_gradient"), gradients, strict=True))
+    dx, d_weight, d_bias, *_ = *instr.outputs, None, None
+    fields = {"weight_gradient": lowering.added(d_weight), "bias_gradient": lowering.added(d_bias)}
     dy = lowering.place_of(instr.inputs[1])
     lowering.emit("convolve_grad", **_fields(lowering, instr), **fields, dy=dy, dx=lowering.output(dx))

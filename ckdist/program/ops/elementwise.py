@@ -1,6 +1,7 @@
-"""Elementwise and rowwise ops: scale, scale_queries, soft_cap, activate, gated, add, select_rows."""
+"""Elementwise and rowwise ops."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 
@@ -27,8 +28,7 @@ def scale(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -
 @lower("scale", "training")
 def lower_scale(lowering: TrainingLowering, instr: Instr) -> None:
     """Emits one step."""
-    (x,), (out,) = instr.inputs, instr.outputs
-    lowering.emit("scale", x=lowering.place_of(x), out=lowering.output(out), factor=instr.attrs["factor"])
+    lowering.emit_rows("scale", instr, "x", factor=instr.attrs["factor"])
 
 
 @vjp("scale")
@@ -47,8 +47,7 @@ def scale_queries(context: RankContext, inputs: Arrays, weights: Arrays, attrs: 
 @lower("scale_queries", "training")
 def lower_scale_queries(lowering: TrainingLowering, instr: Instr) -> None:
     """Emits one step."""
-    x, out = lowering.place_of(instr.inputs[0]), lowering.output(instr.outputs[0])
-    lowering.emit("scale_queries", x=x, out=out, **query_fields(instr))
+    lowering.emit_rows("scale_queries", instr, "x", **query_fields(instr))
 
 
 @vjp("scale_queries")
@@ -68,12 +67,6 @@ def soft_cap(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs
     """Returns cap * tanh(x / cap). Gemma 2, arXiv:2408.00118, section 2."""
     cap = np.float32(attrs["cap"])
     return [cap * np.tanh(inputs[0] / cap)]
-
-
-@vjp("soft_cap")
-def soft_cap_vjp(g: Emitter, instr: Instr, grads: list[Value], wanted: list[bool]) -> Gradients:
-    """One instruction. It reads the result of soft_cap in place of x."""
-    return [*g.emit("soft_cap_grad", (instr.outputs[0], grads[0]), names=["d_soft_cap"], cap=instr.attrs["cap"])]
 
 
 @op("activate", unchanged)
@@ -132,9 +125,7 @@ def gated(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -
 @lower("gated", "training")
 def lower_gated(lowering: TrainingLowering, instr: Instr) -> None:
     """Emits one step."""
-    gate, up = map(lowering.place_of, instr.inputs)
-    function = GATES[instr.attrs["function"]]
-    lowering.emit("gated", gate=gate, up=up, out=lowering.output(instr.outputs[0]), function=function)
+    lowering.emit_rows("gated", instr, "gate up", function=GATES[instr.attrs["function"]])
 
 
 @vjp("gated")
@@ -143,6 +134,29 @@ def gated_vjp(g: Emitter, instr: Instr, grads: list[Value], wanted: list[bool]) 
     return list(
         g.emit("gated_grad", (*instr.inputs, grads[0]), names=["d_gate", "d_up"], function=instr.attrs["function"])
     )
+
+
+def of_elements(inputs: Values) -> Values:
+    """Operands of a gate, with one for each element of the second in place of one for each head."""
+    gate, *others = inputs
+    by_head = gate.dims[-1] == replace(others[0].dims[-1], width=1)
+    return (replace(gate, dims=others[0].dims) if by_head else gate, *others)
+
+
+def infer_gated_heads(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
+    """The dims of the second operand. Raises LayoutError if the first has not one element for each of its heads."""
+    return alike("gated_heads")(of_elements(inputs), weights, attrs)
+
+
+@op("gated_heads", infer_gated_heads)
+def gated_heads(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
+    """f(gate of the head) * up: one gate for each head. In serving the step that reads the result computes it."""
+    gate, up = inputs
+    return gated(context, [np.repeat(gate, up.shape[-1] // max(gate.shape[-1], 1), axis=-1), up], weights, attrs)
+
+
+lower("gated_heads", "training")(lower_gated)
+vjp("gated_heads")(gated_vjp)
 
 
 def infer_add(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
@@ -164,10 +178,8 @@ def add(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> 
 def lower_add(lowering: TrainingLowering, instr: Instr) -> None:
     """Emits one step. None for losses and gradients of weights, or if the step of one operand adds the other."""
     (out,) = instr.outputs
-    if not out.dims or out in lowering.names.of_weight or lowering.is_fused(instr):
-        return
-    x, y = map(lowering.place_of, instr.inputs)
-    lowering.emit("add", x=x, y=y, out=lowering.output(out))
+    if out.dims and out not in lowering.names.of_weight and not lowering.is_fused(instr):
+        lowering.emit_rows("add", instr, "x y")
 
 
 @vjp("add")
@@ -196,9 +208,3 @@ def select_rows(context: RankContext, inputs: Arrays, weights: Arrays, attrs: At
 def lower_select_rows(lowering: ServingLowering, group: Group) -> None:
     """No step: the reader selects the rows."""
     lowering.stands_for(group.instr.outputs[0], group.instr.inputs[0])
-
-
-@vjp("select_rows")
-def select_rows_vjp(g: Emitter, instr: Instr, grads: list[Value], wanted: list[bool]) -> Gradients:
-    """Puts each row of the gradient at its token."""
-    return [*g.emit("select_rows_grad", (grads[0],), names=["d_select_rows"], dim=instr.inputs[0].dims[0])]

@@ -1,9 +1,10 @@
-"""embed."""
+"""embed, and input_rows: rows of hidden states that a batch brings, one for each token."""
 
 from typing import Any
 
 import numpy as np
 
+from ckdist import native
 from ckdist.errors import LayoutError
 from ckdist.program.lowered import MatrixKey
 from ckdist.program.ops.op import ServingLowering, TrainingLowering, lower, op, vjp
@@ -82,3 +83,16 @@ def embed_vjp(g: Emitter, instr: Instr, grads: list[Value], wanted: list[bool]) 
     """One instruction, for the gradient of the table."""
     table = instr.weight(0)
     return [None, *g.emit("embed_grad", (instr.inputs[0], grads[0]), names=[f"d_{table.name}"], vocab=table.dims[0])]
+
+
+@op("input_rows", infer_hidden_rows)
+def input_rows(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
+    """The rows of this rank's tokens."""
+    begin = context.first_token
+    return [context.input_rows[begin : begin + len(inputs[0])]]
+
+
+@lower("input_rows", "inference")
+def lower_input_rows(lowering: ServingLowering, group: Group) -> None:
+    """Emits one step."""
+    emit_embed(lowering, group.instr.outputs[0], by=native.lib.ckdist_embed_by_place)

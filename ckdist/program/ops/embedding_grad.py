@@ -27,8 +27,6 @@ def embed_grad(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Att
 @lower("embed_grad", "training")
 def lower_embed_grad(lowering: TrainingLowering, instr: Instr) -> None:
     """Emits one step, which adds to the gradient of the table."""
-    table = instr.outputs[0]
-    lowering.is_fresh(table)
     first, _ = instr.attrs["vocab"].span(lowering.mesh)
     dy = lowering.place_of(instr.inputs[1])
-    lowering.emit("embed_grad", dy=dy, gradient=lowering.gradient(table), first_row=first)
+    lowering.emit("embed_grad", dy=dy, gradient=lowering.added(instr.outputs[0]), first_row=first)

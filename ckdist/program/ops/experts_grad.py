@@ -237,8 +237,7 @@ def lower_grouped_experts_grad(lowering: TrainingLowering, instr: Instr) -> None
     found = iter(d_weights)
     gradients = [next(found) if wanted else None for wanted in instr.attrs["wanted"]]
     fresh = [lowering.is_fresh(of) for of in d_weights]  # all are equal: one instruction has all of a stack's weights
-    place = lambda of: GradientIndex(ABSENT) if of is None else lowering.gradient(of)
-    split = split_weights([place(of) for of in gradients], instr.attrs)
+    split = split_weights(list(map(lowering.gradient, gradients)), instr.attrs)
     absent = GradientIndex(ABSENT)
     like = lambda index: index if index == ABSENT else lowering.like(index)
     for at, low in enumerate(fields["low"]):
@@ -300,13 +299,10 @@ def switched_grad(context: RankContext, inputs: Arrays, weights: Arrays, attrs: 
 @lower("switched", "training")
 def lower_switched(lowering: TrainingLowering, instr: Instr) -> None:
     """Emits one step."""
-    x, switch = map(lowering.place_of, instr.inputs)
-    lowering.emit("switched", x=x, by=switch, out=lowering.output(instr.outputs[0]))
+    lowering.emit_rows("switched", instr, "x by")
 
 
 @lower("switched_grad", "training")
 def lower_switched_grad(lowering: TrainingLowering, instr: Instr) -> None:
     """Emits one step."""
-    x, switch, dy = map(lowering.place_of, instr.inputs)
-    dx, d_switch = map(lowering.output, instr.outputs)
-    lowering.emit("switched_grad", x=x, by=switch, dy=dy, dx=dx, d_by=d_switch)
+    lowering.emit_rows("switched_grad", instr, "x by dy", "dx d_by")

@@ -11,7 +11,6 @@ from ckdist.program.cache import index_cache
 from ckdist.program.ops.op import ServingLowering, lower, op, unsharded
 from ckdist.program.ops.op_types import Arrays, Attrs, Group, Inferred, RankContext, Values, Weights
 from ckdist.program.rotations import NO_ROPE, ROPE_TABLES
-from ckdist.program.step import ABSENT, VectorIndex
 
 
 def infer_select_positions(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
@@ -56,18 +55,15 @@ def lower_select_positions(lowering: ServingLowering, group: Group) -> None:
     if (q_rope and q_rope.attrs) != (k_rope and k_rope.attrs):
         raise LayoutError(f"cannot lower {instr}: queries and keys have different rotations")
     lowering.caches[layer] = index_cache(k.dims[-1])
-    if q_rope and k_rope:
-        q, k = q_rope.inputs[0], k_rope.inputs[0]
     out = lowering.at[instr.outputs[0].name] = lowering.buffer("arena", instr.attrs["index_top_k"])
-    bias = norm.weights[1] if norm else None
     lowering.emit(
         "select_positions",
-        q=lowering.place_of(q),
-        k=lowering.place_of(norm.inputs[0] if norm else k),
+        q=lowering.place_of(group.before(q, "q_rope")),
+        k=lowering.place_of(group.before(k, "k_norm", "k_rope")),
         weights=lowering.place_of(w),
         out=out,
-        norm=lowering.vector(norm.weight(0)) if norm else VectorIndex(ABSENT),
-        norm_bias=lowering.vector(bias),
+        norm=lowering.vector(norm.weights[0] if norm else None),
+        norm_bias=lowering.vector(norm.weights[1] if norm else None),
         layer=layer,
         rope_table=ROPE_TABLES[q_rope.attrs["table"]] if q_rope else NO_ROPE,
         rope_first=q_rope.attrs.get("first", 0) if q_rope else 0,

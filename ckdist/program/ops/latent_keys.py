@@ -103,11 +103,8 @@ def latent_keys_weight_grad(context: RankContext, inputs: Arrays, weights: Array
 def lower_latent_keys_weight_grad(lowering: TrainingLowering, instr: Instr) -> None:
     """Emits one step, which adds to the gradient of the matrices."""
     (x, dy), (out,) = map(lowering.operand, instr.inputs), instr.outputs
-    gradient, rank = (
-        {"gradient": lowering.gradient(out), "fresh": lowering.is_fresh(out)},
-        instr.weight(0).dims[0].width,
-    )
-    lowering.emit("latent_keys_weight_grad", x=x, dy=dy, **gradient, rank=rank)
+    gradient = {"gradient": lowering.gradient(out), "fresh": lowering.is_fresh(out)}
+    lowering.emit("latent_keys_weight_grad", x=x, dy=dy, **gradient, rank=instr.weight(0).dims[0].width)
 
 
 def infer_latent_values(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
@@ -127,7 +124,7 @@ def latent_values(context: RankContext, inputs: Arrays, weights: Arrays, attrs: 
 @lower("latent_values", "training")
 def lower_latent_values(lowering: TrainingLowering, instr: Instr) -> None:
     """Emits one step that copies."""
-    lowering.emit("convert", x=lowering.place_of(instr.inputs[0]), out=lowering.output(instr.outputs[0]))
+    lowering.emit_rows("convert", instr, "x")
 
 
 @vjp("latent_values")
@@ -151,4 +148,4 @@ def latent_values_grad(context: RankContext, inputs: Arrays, weights: Arrays, at
 @lower("latent_values_grad", "training")
 def lower_latent_values_grad(lowering: TrainingLowering, instr: Instr) -> None:
     """Emits one step that copies."""
-    lowering.emit("convert", x=lowering.place_of(instr.inputs[0]), out=lowering.output(instr.outputs[0]))
+    lowering.emit_rows("convert", instr, "x")

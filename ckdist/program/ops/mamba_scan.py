@@ -9,22 +9,12 @@ import numpy as np
 
 from ckdist.errors import LayoutError
 from ckdist.program.cache import state_cache
-from ckdist.program.ops.delta_rule import key_heads, silu, softplus
+from ckdist.program.ops.delta_rule import NEUTRAL, key_heads, silu, softplus
 from ckdist.program.ops.elementwise import GATES
 from ckdist.program.ops.op import ServingLowering, TrainingLowering, lower, op, same, total, vjp
-from ckdist.program.ops.op_types import (
-    Arrays,
-    Attrs,
-    Emitter,
-    Gradients,
-    Group,
-    Inferred,
-    RankContext,
-    Values,
-    Weights,
-)  # fmt: skip
+from ckdist.program.ops.op_types import Arrays, Attrs, Emitter, Gradients, Group, Inferred, RankContext, Values, Weights
+from ckdist.program.ops.rms_norm import lower_rms_norm, norm_gradients
 from ckdist.program.program import Instr, Value
-from ckdist.program.step import ABSENT, VectorIndex
 
 PARTS = ("c", "b", "x")  # queries, keys and values of linear attention
 
@@ -78,41 +68,25 @@ def mamba2(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) 
 def lower_mamba2(lowering: ServingLowering, group: Group) -> None:
     """Emits the step of linear attention, without corrections by keys."""
     instr, attrs, (out,) = group.instr, group.instr.attrs, group.instr.outputs
-    q, k, v, z, a = map(lowering.place_of, instr.inputs)
+    operands = dict(zip("qkvza", map(lowering.place_of, instr.inputs), strict=True))
     place, exchanged = lowering.head_results(out)
-    vectors = [lowering.vector(w) for w in instr.weights]
-    biases = vectors[6:] or [VectorIndex(ABSENT)] * 3
-    z_scale, x_scale, b_scale, c_scale, dt_scale = attrs["scales"]
-    lowering.emit(
-        "delta_rule",
-        q=q,
-        k=k,
-        v=v,
-        z=z,
-        b=a,
-        a=a,
-        out=place,
-        **dict(zip(("conv_q", "conv_k", "conv_v", "a_log", "skip", "dt_bias"), vectors, strict=False)),
-        **dict(zip(("bias_q", "bias_k", "bias_v"), biases, strict=True)),
-        norm=VectorIndex(ABSENT),
-        layer=attrs["layer"],
-        exchanged=exchanged,
-        corrects=False,
-        by_row=False,
-        gate=GATES["silu"],
-        eps=0.0,
-        l2_eps=0.0,
-        scale=1.0,
-        beta_scale=1.0,
-        decay_floor=0.0,
-        q_scale=c_scale,
-        k_scale=b_scale,
-        v_scale=x_scale,
-        gate_scale=z_scale,
-        dt_scale=dt_scale,
-        dt_low=attrs["limits"][0],
-        dt_high=attrs["limits"][1],
-    )
+    weights = "conv_q", "conv_k", "conv_v", "a_log", "skip", "dt_bias", "bias_q", "bias_k", "bias_v"
+    scales = "gate_scale", "v_scale", "k_scale", "q_scale", "dt_scale"
+    own = {
+        **operands,
+        "b": operands["a"],  # not read
+        "out": place,
+        **dict(zip(weights, map(lowering.vector, instr.weights), strict=False)),
+        **dict(zip(scales, attrs["scales"], strict=True)),
+        "layer": attrs["layer"],
+        "exchanged": exchanged,
+        "corrects": False,
+        "by_row": False,
+        "gate": GATES["silu"],
+        "dt_low": attrs["limits"][0],
+        "dt_high": attrs["limits"][1],
+    }
+    lowering.emit("delta_rule", **{**NEUTRAL, **own})
     heads, groups = out.dims[-1], instr.inputs[0].dims[-1]
     taps = instr.weight(2).dims[0].width // heads.width
     of = tuple(key_heads(groups, heads, False, lowering.mesh))
@@ -177,17 +151,12 @@ def group_norm_vjp(g: Emitter, instr: Instr, grads: list[Value], wanted: list[bo
     """One instruction for the gradients of x and of the weight. Raises LayoutError if heads are sharded."""
     if len(instr.inputs) > 1:
         raise LayoutError(f"group_norm of sharded heads [{instr.inputs[0].dims[-1]}] has no gradient")
-    names = ["d_norm", f"d_{instr.weight(0).name}"][: 1 + wanted[1]]
-    attrs = {**instr.attrs, "weight_grad": wanted[1]}
-    dx, *dw = g.emit("group_norm_grad", (*instr.inputs, grads[0]), instr.weights, names, **attrs)
-    return [dx, *(dw or [None])]
+    return norm_gradients(g, instr, grads[0], wanted[1], "d_norm")
 
 
 @lower("group_norm", "training")
 def lower_group_norm_rows(lowering: TrainingLowering, instr: Instr) -> None:
     """Emits the step of a norm whose weight is for all groups."""
-    from ckdist.program.ops.rms_norm import lower_rms_norm
-
     lower_rms_norm(lowering, instr)
 
 

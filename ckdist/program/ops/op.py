@@ -17,9 +17,7 @@ if TYPE_CHECKING:  # these modules import the ops
 else:
     ServingLowering = TrainingLowering = Any
 
-Reference = TypeVar("Reference", bound=Callable[..., Any])
-Vjp = TypeVar("Vjp", bound=Callable[..., Gradients])
-Lower = TypeVar("Lower", bound=Callable[..., None])
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True)
@@ -60,10 +58,10 @@ class Op:
 OPS: dict[str, Op] = {}
 
 
-def op(name: str, infer: Callable[..., Inferred], **more: Any) -> Callable[[Reference], Reference]:
+def op(name: str, infer: Callable[..., Inferred], **more: Any) -> Callable[[Function], Function]:
     """Registers the decorated function as the reference of op `name`. `more`: further fields of `Op`."""
 
-    def register(reference: Reference) -> Reference:
+    def register(reference: Function) -> Function:
         """Registers and returns it."""
         OPS[name] = Op(name, infer, reference, **more)
         return reference
@@ -71,10 +69,10 @@ def op(name: str, infer: Callable[..., Inferred], **more: Any) -> Callable[[Refe
     return register
 
 
-def vjp(name: str) -> Callable[[Vjp], Vjp]:
+def vjp(name: str) -> Callable[[Function], Function]:
     """Registers the decorated function as the vjp of op `name`."""
 
-    def register(function: Vjp) -> Vjp:
+    def register(function: Function) -> Function:
         """Registers and returns it."""
         OPS[name] = replace(OPS[name], vjp=function)
         return function
@@ -82,10 +80,10 @@ def vjp(name: str) -> Callable[[Vjp], Vjp]:
     return register
 
 
-def lower(name: str, step_set: str) -> Callable[[Lower], Lower]:
+def lower(name: str, step_set: str) -> Callable[[Function], Function]:
     """Registers the decorated function as the lowering of op `name` for `step_set`: "inference" or "training"."""
 
-    def register(function: Lower) -> Lower:
+    def register(function: Function) -> Function:
         """Registers and returns it."""
         OPS[name] = replace(OPS[name], lower={**OPS[name].lower, step_set: function})
         return function

@@ -8,16 +8,15 @@ from ckdist import native
 from ckdist.program.lowered import MatrixKey
 from ckdist.program.ops.embedding import emit_embed, infer_hidden_rows
 from ckdist.program.ops.op import ServingLowering, lower, op, total
-from ckdist.program.ops.op_types import Arrays, Attrs, Group, Inferred, RankContext, Values, Weights
+from ckdist.program.ops.op_types import Arrays, Attrs, Group, Inferred, RankContext, Values
 from ckdist.program.program import Weight
 from ckdist.program.rotations import ROPE_TABLES
 from ckdist.program.step import ABSENT, MatrixIndex
 
 
-def infer_embed_positions(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
+def infer_embed_positions(inputs: Values, weights: Sequence[Weight | None], attrs: Attrs) -> Inferred:
     """(tokens, hidden), whole."""
-    tables: Sequence[Weight | None] = weights
-    (columns,) = {table.dims[1] for table in tables if table is not None}
+    (columns,) = {table.dims[1] for table in weights if table is not None}
     return [((inputs[0].dims[0], columns), None)]
 
 

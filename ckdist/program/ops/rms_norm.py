@@ -37,20 +37,25 @@ def inverse_rms(rows: np.ndarray, eps: float) -> np.ndarray:
 @lower("rms_norm", "training")
 def lower_rms_norm(lowering: TrainingLowering, instr: Instr) -> None:
     """Emits one step."""
-    (x,), w = map(lowering.place_of, instr.inputs), instr.weight(0)
-    out, groups = lowering.output(instr.outputs[0]), instr.attrs.get("groups", 1)  # of the op group_norm
-    width, size = lowering.buffers[out].width, w.dims[0].elements // groups
-    fields = {"size": size, "normed": width, "groups": groups, "eps": instr.attrs["eps"]}
-    lowering.emit("rms_norm", x=x, out=out, weight=lowering.parameter(w), **fields)
+    lower_norm(lowering, instr, instr.inputs[0].dims[-1].local(lowering.mesh))
+
+
+def lower_norm(lowering: TrainingLowering, instr: Instr, normed: int) -> None:
+    """Emits the step of a norm over the first `normed` elements of a row."""
+    w, groups = instr.weight(0), instr.attrs.get("groups", 1)  # of the op group_norm
+    fields = {"size": w.dims[0].elements // groups, "normed": normed, "groups": groups, "eps": instr.attrs["eps"]}
+    lowering.emit_rows("rms_norm", instr, "x", weight=lowering.parameter(w), **fields)
 
 
 @vjp("rms_norm")
 def rms_norm_vjp(g: Emitter, instr: Instr, grads: list[Value], wanted: list[bool]) -> Gradients:
     """One instruction for the gradients of x and of the weight."""
-    w, names = instr.weight(0), ["d_norm"]
-    if wanted[1]:
-        names.append(f"d_{w.name}")
-    dx, *dw = g.emit(
-        "rms_norm_grad", (instr.inputs[0], grads[0]), (w,), names, eps=instr.attrs["eps"], weight_grad=wanted[1]
-    )
+    return norm_gradients(g, instr, grads[0], wanted[1], "d_norm")
+
+
+def norm_gradients(g: Emitter, instr: Instr, dy: Value, of_weight: bool, name: str) -> Gradients:
+    """Emits the gradient of a norm: of x, and `of_weight`."""
+    names, attrs = [name, f"d_{instr.weight(0).name}"], {**instr.attrs, "weight_grad": of_weight}
+    operands = (*instr.inputs, dy), instr.weights
+    dx, *dw = g.emit(f"{instr.op}_grad", *operands, names[: 1 + of_weight], **attrs)
     return [dx, *(dw or [None])]

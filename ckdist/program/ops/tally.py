@@ -11,7 +11,6 @@ from ckdist.program.ops.experts import scores_of
 from ckdist.program.ops.op import TrainingLowering, lower, op, vjp
 from ckdist.program.ops.op_types import Arrays, Attrs, Emitter, Gradients, Inferred, RankContext, Values, Weights
 from ckdist.program.program import Instr, Value
-from ckdist.program.step import ABSENT, ValueIndex
 
 
 def layers_of(inputs: Values) -> list[tuple[Value, Value]]:
@@ -53,15 +52,10 @@ def tally(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -
 @vjp("tally")
 def tally_vjp(g: Emitter, instr: Instr, grads: list[Value], wanted: list[bool]) -> Gradients:
     """One instruction for the gradients of the logits of all layers. The tally before gets the gradient of the sum."""
-    results: Gradients = [None] * len(wanted)
-    layers = layers_of(instr.inputs)
-    logits = [of for of, _ in layers]
-    results[1 : 2 * len(layers) : 2] = g.emit(
-        "tally_grad", (instr.inputs[0], *logits, grads[0]), names=["d_router"] * len(layers)
-    )
-    if before_of(instr.inputs) is not None:
-        results[-1] = grads[0]
-    return results
+    logits = [of for of, _ in layers_of(instr.inputs)]
+    found = g.emit("tally_grad", (instr.inputs[0], *logits, grads[0]), names=["d_router"] * len(logits))
+    by_layer = [gradient for of_logits in found for gradient in (of_logits, None)]
+    return [None, *by_layer, *([] if before_of(instr.inputs) is None else grads)]
 
 
 def infer_tally_grad(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
@@ -87,10 +81,8 @@ def lower_tally(lowering: TrainingLowering, instr: Instr) -> None:
         {"logits": lowering.place_of(logits), "chosen": lowering.place_of(chosen)}
         for logits, chosen in layers_of(instr.inputs)
     ]
-    before = before_of(instr.inputs)
-    of_before = ValueIndex(ABSENT) if before is None else lowering.place_of(before)
-    out = lowering.output(instr.outputs[0])
-    lowering.emit("tally", out=out, before=of_before, count=len(layers), layers=layers)
+    before, out = lowering.place_of(before_of(instr.inputs)), lowering.output(instr.outputs[0])
+    lowering.emit("tally", out=out, before=before, count=len(layers), layers=layers)
 
 
 @lower("tally_grad", "training")

@@ -9,7 +9,7 @@ import logging
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -268,7 +268,7 @@ class _Writer:
             "dtype": self.dtype.name,
             "chats": self.chats,
             "files": list(self.files),
-            "report": self.report.as_dict(),
+            "report": asdict(self.report),
         }
         for path in self.folder.iterdir():  # synced before the folder gets its name
             sync(path)
