@@ -134,13 +134,18 @@ class Tracer(Emitter):
         q, k = self.emit("rms_norm_heads", (q, k, squares), (q_weight, k_weight), ["norm", "norm"], eps=eps)
         return q, k
 
+    @property
+    def exchange_axis(self) -> str | None:
+        """The axis over which tokens are exchanged for heads; None if tokens are not sharded."""
+        return self.sharding.tokens.axis
+
     def to_heads(self, values: Sequence[Value], heads: Callable[[Sharding], tuple[Dim, Dim]]) -> tuple[Value, ...]:
         """Exchanges (own tokens, all heads) for (all tokens, own heads), the layout of the cache.
 
         Emits nothing if tokens are not sharded. `heads` makes the dimensions `heads` and `kv_heads` under a sharding;
         the last dimension of each value is one of these, or whole.
         """
-        axis = self.sharding.tokens.axis
+        axis = self.exchange_axis
         if not axis:
             return tuple(values)
         to_axis = WHOLE if any(x.dims[-1].axis for x in values) else axis
@@ -151,12 +156,12 @@ class Tracer(Emitter):
 
     def to_tokens(self, o: Value, heads: Dim) -> Value:
         """The inverse of `to_heads`: (all tokens, own heads) -> (own tokens, `heads`)."""
-        axis = self.sharding.tokens.axis
+        axis = self.exchange_axis
         return self._emit("all_to_all", (o,), names=["o"], axis=axis, to=(heads,)) if axis else o
 
     def to_heads_latent(self, q: Value, *shared: Value) -> tuple[Value, ...]:
         """`to_heads` for latent attention: queries, and values that all heads share: latent vectors, and an index."""
-        axis = self.sharding.tokens.axis
+        axis = self.exchange_axis
         if not axis:
             return q, *shared
         heads, *whole = (x.dims[-1] for x in (q, *shared))

@@ -90,13 +90,10 @@ class TrainingTracer(Tracer):
         """Emits two norms, each over a whole row: a rank has all heads of its tokens."""
         return self.rms_norm(q, q_weight, eps), self.rms_norm(k, k_weight, eps)
 
-    def to_heads(self, values: Sequence[Value], heads: object) -> tuple[Value, ...]:  # noqa: ARG002
-        """Emits nothing: a rank has all heads of its tokens."""
-        return tuple(values)
-
-    def to_tokens(self, o: Value, heads: Dim) -> Value:  # noqa: ARG002
-        """Emits nothing, like `to_heads`."""
-        return o
+    @property
+    def exchange_axis(self) -> str | None:
+        """None: a rank has all heads of its tokens."""
+        return None
 
     def attend(self, q: Value, k: Value, v: Value, sinks: Weight | None = None, **attrs: Any) -> Value:
         """Causal attention within each sequence of the batch. Raises ConfigError for any other attention.
@@ -246,10 +243,6 @@ class TrainingTracer(Tracer):
         if shares in self._switches:
             y = self._emit("switched", (y, self._switches[shares]))
         return self.add(chosen_sum, y)
-
-    def to_heads_latent(self, q: Value, *shared: Value) -> tuple[Value, ...]:
-        """Emits nothing, like `to_heads`."""
-        return q, *shared
 
     def attend_latent(
         self,

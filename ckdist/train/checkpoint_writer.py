@@ -81,7 +81,6 @@ class CheckpointWriter:
 
     Args:
         folder: On rank 0.
-        parameters: This rank's shards of the trained weights.
     """
 
     def __init__(
@@ -93,12 +92,11 @@ class CheckpointWriter:
         model: TrainedModel,
         tokenizer: Tokenizer,
         shards: Shards,
-        parameters: Arena,
         optimizer: Optimizer,
     ) -> None:
         self.config, self.world, self.ranks, self.folder = config, world, ranks, folder
         self.model, self.tokenizer, self.shards = model, tokenizer, shards
-        self.parameters, self.optimizer = parameters, optimizer
+        self.parameters, self.optimizer = optimizer.parameters, optimizer  # this rank's shards of the weights
         self._writing: _Writing | None = None
         self._has_warned = False
 

@@ -50,8 +50,8 @@ class GrpoStep(MethodStep):
         update: Callable[[float], object],
     ) -> None:
         assert model.lora is not None and model.checkpoint is not None, "check_grpo requires both"
-        self.config, self.executable, self.ranks = config, executable, ranks
-        self.tokenizer, self.update = tokenizer, update
+        super().__init__(executable, ranks)
+        self.config, self.tokenizer, self.update = config, tokenizer, update
         self.reward = open_reward(config.reward)
         self.rollouts = Rollouts(config, model.checkpoint.path, model.lora, executable.pool.threads)
 
@@ -90,17 +90,9 @@ class GrpoStep(MethodStep):
             if iteration:
                 self.update(total)
                 policy = [self._logprobs(batch) for batch in answers]
-            self.executable.zero_grad()
-            losses = []
-            for index, batch in enumerate(answers):
-                losses.append(grpo(policy[index], before[index], references[index], batch.gains, c.epsilon, c.kl_coef))
-                own = losses[-1]._replace(slopes=np.where(batch.targets >= 0, losses[-1].slopes, 0.0))
-                weighted = PackedBatch(
-                    batch.token_ids, np.where(own.slopes != 0, batch.targets, -1), batch.starts,
-                    (-own.slopes).astype(np.float32),
-                )  # fmt: skip
-                self.executable.forward_backward(weighted, index == len(answers) - 1)
-        self.executable.flush()
+            measured = zip(answers, policy, before, references, strict=True)
+            losses = [grpo(now, old, base, own.gains, c.epsilon, c.kl_coef) for own, now, old, base in measured]
+            self.backward(map(_weighted, answers, losses))
         loss, metrics = self._metrics(answers, before, losses)
         return StepSums(loss, 0.0, time.perf_counter() - began, tokens, metrics)
 
@@ -151,6 +143,13 @@ class GrpoStep(MethodStep):
         if self.config.kl_coef:
             metrics["kl"] = kl / max(tokens, 1)
         return float(own[0]), metrics
+
+
+def _weighted(batch: AnswerBatch, losses: TokenLosses) -> PackedBatch:
+    """The batch whose weighted cross-entropies have the gradient of the losses."""
+    slopes = np.where(batch.targets >= 0, losses.slopes, 0.0)
+    targets = np.where(slopes != 0, batch.targets, -1)
+    return PackedBatch(batch.token_ids, targets, batch.starts, (-slopes).astype(np.float32))
 
 
 def packed(sequences: Sequence[tuple[np.ndarray, Sampled]], rewards: np.ndarray) -> AnswerBatch:

@@ -1,6 +1,6 @@
 """The steps of a training's methods. Plain texts and answers (sft) need none."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from ckdist.errors import ConfigError
 from ckdist.tokens.tokenizer import Tokenizer
@@ -16,6 +16,9 @@ from ckdist.train.ranks import TrainingRanks
 
 class MethodStep:
     """Computes the losses and gradients of a step. All ranks call its functions together."""
+
+    def __init__(self, executable: NativeExecutable, ranks: TrainingRanks) -> None:
+        self.executable, self.ranks = executable, ranks
 
     def measure_reference(self, *every: Rows) -> None:
         """Sets the reference of all rows from the present weights. Default: rows have none."""
@@ -34,6 +37,15 @@ class MethodStep:
 
     def close(self) -> None:
         """Frees what the step owns."""
+
+    def backward(self, batches: Iterable[PackedBatch]) -> None:
+        """Computes the gradients of the sum of weighted losses, from zero, and reduces them."""
+        self.executable.zero_grad()
+        *first, last = batches
+        for batch in first:
+            self.executable.forward_backward(batch, False)
+        self.executable.forward_backward(last, True)
+        self.executable.flush()
 
 
 def check_method(config: TrainConfig, model: TrainedModel) -> None:

@@ -53,7 +53,8 @@ class PreferenceStep(MethodStep):
     """Computes losses and gradients of preferences."""
 
     def __init__(self, config: TrainConfig, executable: NativeExecutable, ranks: TrainingRanks) -> None:
-        self.config, self.executable, self.ranks = config, executable, ranks
+        super().__init__(executable, ranks)
+        self.config = config
         # The coefficient of the cross-entropy of chosen sequences.
         self.cross_entropy = 1.0 if config.method == "orpo" else config.rpo_alpha
 
@@ -76,15 +77,7 @@ class PreferenceStep(MethodStep):
         measured = [self._measure(batch) for batch in batches]
         losses, totals = self._losses(measured, rows)
         factor = self.cross_entropy * totals.units / max(totals.tokens, 1.0)
-        self.executable.zero_grad()
-        for index, (one, own) in enumerate(zip(measured, losses, strict=True)):
-            batch = one.batch
-            slopes = np.repeat(-own.slopes.ravel(), np.diff(batch.starts)) if len(batch.units) else 0.0
-            weights = (np.where(batch.answers, slopes, 0.0) if len(batch.units) else np.zeros(1)) + factor * one.learned
-            targets = np.where(weights != 0, batch.targets, -1)
-            weighted = PackedBatch(batch.token_ids, targets, batch.starts, weights.astype(np.float32))
-            self.executable.forward_backward(weighted, index == len(measured) - 1)
-        self.executable.flush()
+        self.backward(_weighted(one, own, factor) for one, own in zip(measured, losses, strict=True))
         loss, metrics = self._metrics(totals)
         share = loss * totals.units if self.ranks.mesh.index("dp") == 0 else 0.0  # the caller sums over replicas
         units = sum(len(one.batch.units) for one in measured)
@@ -153,3 +146,12 @@ class PreferenceStep(MethodStep):
         if self.cross_entropy:
             metrics["nll_loss"] = mean
         return of.losses / max(of.units, 1.0) + self.cross_entropy * mean, metrics
+
+
+def _weighted(one: Measured, own: UnitLosses, factor: float) -> PackedBatch:
+    """The batch whose weighted cross-entropies have the gradient of the losses. `factor`: of the own cross-entropy."""
+    batch = one.batch
+    slopes = np.repeat(-own.slopes.ravel(), np.diff(batch.starts)) if len(batch.units) else 0.0
+    weights = (np.where(batch.answers, slopes, 0.0) if len(batch.units) else np.zeros(1)) + factor * one.learned
+    targets = np.where(weights != 0, batch.targets, -1)
+    return PackedBatch(batch.token_ids, targets, batch.starts, weights.astype(np.float32))

@@ -17,17 +17,12 @@ from ckdist.train.data.preference_rows import PreferenceBatch
 from ckdist.train.data.token_rows import Rows
 from ckdist.train.methods import MethodStep
 from ckdist.train.model import TrainedModel
-from ckdist.train.native_executable import NativeExecutable
 from ckdist.train.pipeline import StepSums
 from ckdist.train.preference_loss import sigmoid
-from ckdist.train.ranks import TrainingRanks
 
 
 class RewardStep(MethodStep):
     """Computes losses and gradients of pairs."""
-
-    def __init__(self, executable: NativeExecutable, ranks: TrainingRanks) -> None:
-        self.executable, self.ranks = executable, ranks
 
     def rewards(self, batch: PackedBatch) -> np.ndarray:
         """The reward of each sequence, float64 (units, 2)."""
@@ -41,10 +36,7 @@ class RewardStep(MethodStep):
         """Computes the gradients of the sum of losses over pairs, from zero, and reduces them."""
         began = time.perf_counter()
         rewards = [self.rewards(batch) for batch in batches]
-        self.executable.zero_grad()
-        for index, (batch, own) in enumerate(zip(batches, rewards, strict=True)):
-            self.executable.forward_backward(_weighted(batch, own), index == len(batches) - 1)
-        self.executable.flush()
+        self.backward(map(_weighted, batches, rewards))
         self.executable.gradients[SCORE][1] = 0
         pairs = np.concatenate(rewards)
         metrics = self._metrics(pairs)[1]

@@ -32,8 +32,7 @@ from ckdist.train.callback import Callback, StepFunction
 from ckdist.train.checkpoint_writer import CheckpointWriter, Saved
 from ckdist.train.config import TrainConfig
 from ckdist.train.data.batches import FileBatches, OwnBatches, Position, validation_batches
-from ckdist.train.divergence import LostSteps
-from ckdist.train.guards import Guards
+from ckdist.train.guards import Guards, LostSteps
 from ckdist.train.loss_program import LossProgram
 from ckdist.train.methods import MethodStep, check_method, method_step
 from ckdist.train.model import TrainedModel, open_model, open_tokenizer
@@ -49,7 +48,7 @@ from ckdist.train.resumption import changed_settings, check_settings, settings_o
 from ckdist.train.schedule import Schedule
 from ckdist.train.tracker import check_report_to
 from ckdist.train.training_checkpoint import Folder, TrainState
-from ckdist.train.training_data import EVAL_ROWS, check_validation, open_data
+from ckdist.train.training_data import check_validation, open_data
 from ckdist.train.training_memory import memory_text, rank_bytes, require
 from ckdist.weights.copies import compare_samples
 from ckdist.weights.model_files import model_files
@@ -114,7 +113,7 @@ def native_executable(
     stored = model.stored(program.shards, program.lowered.stored, pool.threads)
     shards = program.trained_shards
     owned = owned_ranges(config.optim, shards.shapes, ranks.data.size, shards) if ranks.data else ()
-    return NativeExecutable(program, model.load, pool, ranks, stored, config.zero_stage, owned)
+    return NativeExecutable(program, model.load, pool, ranks, stored, owned)
 
 
 class Trainer:
@@ -196,9 +195,8 @@ class Trainer:
             self.shards, self.executable.gradient_share,
         )  # fmt: skip
         self.writer = CheckpointWriter(
-            config, world, self.ranks, self.folder, self.model, self.tokenizer, self.shards,
-            self.executable.parameters, self.optimizer,
-        )  # fmt: skip
+            config, world, self.ranks, self.folder, self.model, self.tokenizer, self.shards, self.optimizer
+        )
         data = open_data(config, world, mesh, self.tokenizer, self.model.tokenizer_folder, source)
         self.batches, self.validation = data.batches, data.validation
         self.state = TrainState(seed=config.seed, data=data.digest)
@@ -453,7 +451,7 @@ class Trainer:
         loss, tokens = 0.0, 0
         assert self.validation is not None  # otherwise it is not called
         mesh, per_device = self.ranks.mesh, self.config.per_device_train_batch_size
-        batches = validation_batches(self.validation, mesh.index("dp"), mesh.size("dp"), per_device, EVAL_ROWS)
+        batches = validation_batches(self.validation, mesh.index("dp"), mesh.size("dp"), per_device)
         if self.preference is not None:
             return self.preference.loss(list(batches), self.validation)
         for batch in batches:

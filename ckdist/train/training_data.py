@@ -17,7 +17,7 @@ from ckdist.mesh import Mesh
 from ckdist.tokens.tokenizer import Tokenizer
 from ckdist.train.batch_source import BatchSource
 from ckdist.train.config import TrainConfig
-from ckdist.train.data.batches import FileBatches, OwnBatches
+from ckdist.train.data.batches import EVAL_ROWS, FileBatches, OwnBatches
 from ckdist.train.data.chats import ChatProcess
 from ckdist.train.data.data_files import find_files, find_source
 from ckdist.train.data.preference_rows import PreferenceRows, RewardRows
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from ckdist.train.data.teacher_file import TeacherFile
 
 log = logging.getLogger(__name__)
-
-EVAL_ROWS = 256  # most rows of max_length of a validation loss
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """Settings of a fine-tuning without a configuration file, chosen from the data, and its memory and time."""
 
+import functools
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,7 +29,6 @@ HELD_OUT_FROM = 50  # records, from which a part is held out for validation
 SHARE_OF_MEMORY = 0.9  # of the free memory that the settings may fill
 # Share of the measured rate of products that a step reaches: SmolLM2 with LoRA, in bfloat16, on 1 to 16 cores.
 EFFICIENCY = 0.4
-TABLES = ("rope_scaling",)
 FACTOR = 2  # by which the hours may be wrong, either way
 
 
@@ -165,11 +165,13 @@ def description(config: TrainConfig, name: str, one: Expected, rate: float) -> I
 def as_toml(config: TrainConfig) -> str:
     """The settings that differ from the defaults, as a file for `ckdist train`."""
     lines = []
+    written = functools.partial(json.dumps, ensure_ascii=False)  # TOML has no pairs of surrogates
     for name, value in config.as_dict().items():
-        default = TrainConfig.__dataclass_fields__[name].default
-        if value != default and name != "model_config":
-            inner = ", ".join(f"{key} = {json.dumps(one)}" for key, one in value.items()) if name in TABLES else ""
-            lines.append(f"{name} = {{{inner}}}" if inner else f"{name} = {json.dumps(value)}")
+        if isinstance(value, dict):
+            inner = ", ".join(f"{key} = {written(one)}" for key, one in value.items())
+            lines += [f"{name} = {{{inner}}}"] if inner else []
+        elif value != TrainConfig.__dataclass_fields__[name].default:
+            lines.append(f"{name} = {written(value)}")
     return "\n".join(lines) + "\n"
 
 

@@ -14,7 +14,7 @@ import pytest
 from ckdist.errors import ConfigError, EngineError
 from ckdist.train import guards, trainer
 from ckdist.train.batch import PackedBatch
-from ckdist.train.divergence import MOST_IN_A_ROW
+from ckdist.train.guards import MOST_IN_A_ROW
 from ckdist.train.trainer import train
 from ckdist.train.training_checkpoint import verify
 from tests.support.launcher import run_ranks

@@ -18,8 +18,8 @@ from ckdist.program.ops.rms_norm import inverse_rms
 from ckdist.program.program import Weight
 from ckdist.program.rotations import NO_ROPE, ROPE_TABLES
 from ckdist.program.step import ABSENT, ValueIndex, VectorIndex
+from ckdist.program.step_batch import BLOCK_TOKENS
 
-BLOCK_TOKENS = 16
 NO_VECTORS = dict.fromkeys(("bias", "norm", "key_norm", "key_bias"), VectorIndex(ABSENT))
 NO_ENTRIES = {
     **dict.fromkeys(("kv", "gates"), ValueIndex(ABSENT)),

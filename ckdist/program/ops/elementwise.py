@@ -1,6 +1,7 @@
 """Elementwise and rowwise ops."""
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -14,9 +15,23 @@ from ckdist.program.step import ABSENT
 
 GATES = native.numbers("ckdist_gate", "ckdist_gate_")
 # sqrt(2 / pi) and the factor of the cube in the tanh form of GELU
-GELU_SCALE, GELU_CUBIC = 0.7978845608028654, 0.044715
+GELU = 0.7978845608028654, 0.044715
 LIMIT_PARTS = 16  # a limit of a gate is a multiple of 1 / LIMIT_PARTS
 SWIGLU_ALPHA, SWIGLU_LIMIT = 1.702, 7.0  # for clamped_swiglu, as in kernels/isa/gate.h
+
+
+FUNCTIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "identity": lambda x: x,
+    "relu": lambda x: np.maximum(x, 0),
+    "relu2": lambda x: np.maximum(x, 0) ** 2,
+    "silu": lambda x: x / (1 + np.exp(-x)),
+    "sigmoid": lambda x: 1 / (1 + np.exp(-x)),
+    "softplus": lambda x: np.logaddexp(x, np.float32(0)),
+    "tanh": np.tanh,
+    # Hendrycks & Gimpel 2016, arXiv:1606.08415, and its tanh form
+    "gelu": lambda x: 0.5 * x * (1 + np.vectorize(math.erf, otypes=[x.dtype])(x / np.sqrt(np.float32(2)))),
+    "gelu_tanh": lambda x: 0.5 * x * (1 + np.tanh(np.float32(GELU[0]) * (x + np.float32(GELU[1]) * x**3))),
+}
 
 
 @op("scale", unchanged, takes_partial=True)
@@ -72,26 +87,7 @@ def soft_cap(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs
 @op("activate", unchanged)
 def activate(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
     """f(x). The step of the linear that makes x computes it."""
-    return [_function(inputs[0], attrs["function"])]
-
-
-def _function(x: np.ndarray, name: str) -> np.ndarray:
-    """ReLU (squared), SiLU, sigmoid, softplus, tanh, GELU or its tanh form (Hendrycks & Gimpel, arXiv:1606.08415)."""
-    if name == "relu2":
-        return np.maximum(x, 0) ** 2
-    if name == "softplus":
-        return np.logaddexp(x, np.float32(0))
-    if name in ("tanh", "relu"):
-        return np.tanh(x) if name == "tanh" else np.maximum(x, 0)
-    if name == "identity":
-        return x
-    if name == "silu":
-        return x / (1 + np.exp(-x))
-    if name == "sigmoid":
-        return 1 / (1 + np.exp(-x))
-    if name == "gelu":
-        return 0.5 * x * (1 + np.vectorize(math.erf, otypes=[x.dtype])(x / np.sqrt(np.float32(2))))
-    return 0.5 * x * (1 + np.tanh(np.float32(GELU_SCALE) * (x + np.float32(GELU_CUBIC) * x**3)))
+    return [FUNCTIONS[attrs["function"]](inputs[0])]
 
 
 def gate_number(function: str, limit: float = 0.0) -> int:
@@ -116,10 +112,10 @@ def gated(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -
         g = np.minimum(gate, np.float32(10))
         return [g / (1 + np.exp(-g)) * np.clip(up, np.float32(-10), np.float32(10))]
     if attrs["function"] == "situ":
-        return [4 * np.tanh(gate / 4) * _function(gate, "sigmoid") * (25 * np.tanh(up / 25))]
+        return [4 * np.tanh(gate / 4) * FUNCTIONS["sigmoid"](gate) * (25 * np.tanh(up / 25))]
     if limit := attrs.get("limit", 0.0):
-        return [np.minimum(_function(gate, "silu"), np.float32(limit)) * np.clip(up, -limit, limit).astype(up.dtype)]
-    return [_function(gate * np.float32(attrs.get("gate_scale", 1.0)), attrs["function"]) * up]
+        return [np.minimum(FUNCTIONS["silu"](gate), np.float32(limit)) * np.clip(up, -limit, limit).astype(up.dtype)]
+    return [FUNCTIONS[attrs["function"]](gate * np.float32(attrs.get("gate_scale", 1.0))) * up]
 
 
 @lower("gated", "training")

@@ -1,6 +1,8 @@
-"""The gradients of linear: of its input, of its matrices and of its biases."""
+"""The gradients of linear, of its input, its matrices and its biases; and of the table of embed."""
 
 from typing import Any
+
+import numpy as np
 
 from ckdist.errors import LayoutError
 from ckdist.program.ops.op import TrainingLowering, lower, op, total
@@ -78,3 +80,28 @@ def lower_bias_grad(lowering: TrainingLowering, instr: Instr) -> None:
     """Emits one step, which adds to the gradients of the biases."""
     dys = [lowering.place_of(v) for v in instr.inputs]
     lowering.emit("bias_grad", count=len(dys), gradients=_gradients(lowering, instr, dys))
+
+
+def infer_embed_grad(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
+    """The dims of the table, partial if tokens are sharded."""
+    ids, dy = inputs
+    return [((attrs["vocab"], dy.dims[-1]), ids.dims[0].axis)]
+
+
+@op("embed_grad", infer_embed_grad)
+def embed_grad(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
+    """Adds the row of each token to the row of its id, in token order, for ids in the rank's shard."""
+    ids, dy = inputs
+    begin, end = context.share(attrs["vocab"])
+    mine = (ids >= begin) & (ids < end)
+    table = np.zeros((end - begin, dy.shape[1]), dy.dtype)  # (vocab, hidden)
+    np.add.at(table, ids[mine] - begin, dy[mine])
+    return [table]
+
+
+@lower("embed_grad", "training")
+def lower_embed_grad(lowering: TrainingLowering, instr: Instr) -> None:
+    """Emits one step, which adds to the gradient of the table."""
+    first, _ = instr.attrs["vocab"].span(lowering.mesh)
+    dy = lowering.place_of(instr.inputs[1])
+    lowering.emit("embed_grad", dy=dy, gradient=lowering.added(instr.outputs[0]), first_row=first)

@@ -1,4 +1,4 @@
-"""rms_norm over rows or heads."""
+"""rms_norm over rows or heads, and layer_norm, which the step of its reader computes."""
 
 import numpy as np
 
@@ -59,3 +59,24 @@ def norm_gradients(g: Emitter, instr: Instr, dy: Value, of_weight: bool, name: s
     operands = (*instr.inputs, dy), instr.weights
     dx, *dw = g.emit(f"{instr.op}_grad", *operands, names[: 1 + of_weight], **attrs)
     return [dx, *(dw or [None])]
+
+
+def infer_layer_norm(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
+    """The dims of x. Raises LayoutError if the weight has another size."""
+    x, w = inputs[0], weights[0]
+    unsharded("layer_norm", x)
+    if w.dims[-1].elements != x.dims[-1].elements:
+        raise LayoutError(f"layer_norm of {x.dims[-1].elements} elements has a weight of {w.dims[-1].elements}: {w}")
+    return [(x.dims, None)]
+
+
+@op("layer_norm", infer_layer_norm)
+def layer_norm(
+    context: RankContext, inputs: list[np.ndarray], weights: list[np.ndarray | None], attrs: Attrs
+) -> list[np.ndarray]:
+    """(x - mean(x)) / sqrt(var(x) + eps) * w (+ b). Ba et al. 2016, arXiv:1607.06450."""
+    (x,), (w, bias) = inputs, weights
+    assert w is not None  # only the bias is optional
+    centred = x - x.mean(axis=-1, keepdims=True)
+    y = centred / np.sqrt((centred * centred).mean(axis=-1, keepdims=True) + np.float32(attrs["eps"])) * w
+    return [y if bias is None else y + bias]
