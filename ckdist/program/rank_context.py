@@ -14,7 +14,6 @@ class RankContext:
 
     def __init__(self, mesh: Mesh, spec: ModelShape):
         self.mesh, self.spec = mesh, spec
-        self.cache: dict[int, tuple[np.ndarray, np.ndarray]] = {}  # layer -> K, V: (positions, kv_heads, head_dim)
         self.states: dict[tuple[int, str], np.ndarray] = {}  # (layer, name) -> state or rows of the sequence
         self.positions = np.zeros(0, np.int_)  # position in its sequence, for each token of the step
         self.axes: np.ndarray | None = None  # (tokens, 3): positions of three axes, for rotations; None: of one
@@ -49,13 +48,6 @@ class RankContext:
         positions = self.positions[:, None] if self.axes is None or not rope.axes else self.axes[:, rope.axes]
         angles = positions.astype(np.float32) * rope.inverse_frequencies.astype(np.float32)
         return np.cos(angles) * np.float32(rope.magnitude), np.sin(angles) * np.float32(rope.magnitude)
-
-    def extend_cache(self, layer: int, k: np.ndarray, v: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Appends the step's keys and values to a layer's cache; returns all, (positions, kv_heads, head_dim) each."""
-        if layer in self.cache:
-            k, v = np.concatenate([self.cache[layer][0], k]), np.concatenate([self.cache[layer][1], v])
-        self.cache[layer] = k, v
-        return k, v
 
     def extended(self, layer: int, name: str, rows: np.ndarray) -> np.ndarray:
         """Appends the step's rows to those of the sequence; returns all."""

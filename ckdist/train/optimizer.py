@@ -17,10 +17,9 @@ from ckdist.mesh import Mesh
 from ckdist.program.pool import ThreadPool
 from ckdist.train.arena import NARROW, Arena
 from ckdist.train.config import TrainConfig
-from ckdist.train.moments import is_decayed, state_shapes
+from ckdist.train.moments import is_decayed, rounding, state_shapes
 from ckdist.train.ownership import ELEMENTWISE, owned_ranges
 from ckdist.train.ranks import TrainingRanks
-from ckdist.train.rounding import rounding
 from ckdist.train.shards import GATHER_TAG, Shards
 from ckdist.train.whole_updates import WholeUpdates
 

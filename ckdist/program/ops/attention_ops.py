@@ -147,8 +147,9 @@ def attend(context: RankContext, inputs: Arrays, weights: list[np.ndarray | None
     sinks, biases = (*weights, None, None)[:2]
     heads = Heads(context, attrs, biases)
     q, k, v = (heads.split(inputs, i) for i in range(3))  # (tokens, heads, head_dim)
+    layer, (own_k, own_v) = attrs["layer"], (k[:0], v[:0]) if attrs.get("shared") else (k, v)
     # (positions, kv_heads, head_dim) each
-    k_all, v_all = context.cache[attrs["layer"]] if attrs.get("shared") else context.extend_cache(attrs["layer"], k, v)
+    k_all, v_all = context.extended(layer, "keys", own_k), context.extended(layer, "values", own_v)
     out = np.zeros((*q.shape[:2], v.shape[2]), q.dtype)
     seen = np.ones((k.shape[1], 1, 1), bool)
     if len(inputs) > 3:

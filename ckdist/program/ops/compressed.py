@@ -170,7 +170,7 @@ def attend_compressed(context: RankContext, inputs: Arrays, weights: Arrays, att
     norm, sinks, *of_entries = weights
     layer, width = attrs["layer"], k.shape[1]
     k = rotated(context, k * inverse_rms(k, attrs["eps"]) * norm, attrs, context.positions)
-    keys, _ = context.extend_cache(layer, k, k)
+    keys = context.extended(layer, "keys", k)
     first, own = len(keys) - len(q), np.arange(len(keys) - len(q), len(keys))[:, None]
     at = np.arange(len(keys))
     visible = (at <= own) & (at > own - attrs["window"])

@@ -24,7 +24,7 @@ def infer_store_cross(inputs: Values, weights: Weights, attrs: Attrs) -> Inferre
 def store_cross(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
     """Stores keys and values, (tokens, kv_heads, width) each."""
     k, v = (x.reshape(len(x), -1, of.dims[-1].width) for x, of in zip(inputs, attrs["inputs"], strict=True))
-    context.cache[attrs["layer"]] = k, v
+    context.states |= {(attrs["layer"], "keys"): k, (attrs["layer"], "values"): v}
     return []
 
 
@@ -50,7 +50,7 @@ def infer_attend_cross(inputs: Values, weights: Weights, attrs: Attrs) -> Inferr
 @op("attend_cross", infer_attend_cross)
 def attend_cross(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
     """softmax(scale * q @ k.T) @ v over all cached positions. Vaswani et al. 2017, arXiv:1706.03762."""
-    k, v = context.cache[attrs["layer"]]  # (positions, kv_heads, width)
+    k, v = (context.states[attrs["layer"], name] for name in ("keys", "values"))  # (positions, kv_heads, width)
     heads, keys = attrs["inputs"][0].dims[-1], attrs["keys"]
     q = inputs[0].reshape(len(inputs[0]), -1, heads.width)  # (tokens, heads, width)
     group, first = heads.count // keys.count, context.share(keys)[0]

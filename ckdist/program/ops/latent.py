@@ -101,7 +101,7 @@ def attend_latent(context: RankContext, inputs: Arrays, weights: Arrays, attrs: 
     A third input lists the positions that each token sees. Optional weight: sinks, as in `attend`.
     """
     q, k, *listed = inputs
-    keys, _ = context.extend_cache(attrs["layer"], k, k[:, : attrs["value_width"]])  # (positions, key width)
+    keys = context.extended(attrs["layer"], "keys", k)  # (positions, key width)
     heads = q.reshape(len(q), -1, keys.shape[1])  # (tokens, heads, key width)
     scores = np.einsum("thw,pw->htp", heads, keys) * np.float32(attrs["scale"])
     behind = len(keys) - len(q) + np.arange(len(q))[:, None] - np.arange(len(keys))
