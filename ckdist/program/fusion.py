@@ -136,11 +136,6 @@ def gathered_rows(graph: Graph, gather: Instr) -> dict[str, Instr]:
     return residual(graph, gather.inputs[0]) if gather.inputs[0].dims[0].axis else {}
 
 
-def sent_rows(graph: Graph, send: Instr) -> dict[str, Instr]:
-    """The residual that makes the rows a stage sends."""
-    return residual(graph, send.inputs[0])
-
-
 def rotated_attention(
     graph: Graph, attend: Instr, norms: tuple[str, ...] = ("rms_norm", "norm_latent", "l2_norm")
 ) -> dict[str, Instr]:
@@ -158,11 +153,6 @@ def rotated_attention(
     if len(attend.inputs) > 2 and (made := graph.maker(attend.inputs[2], "l2_norm")):
         parts["v_norm"] = made
     return parts
-
-
-def rotated_index(graph: Graph, select: Instr) -> dict[str, Instr]:
-    """The rotations of an index's queries and keys, and the layer norm of keys."""
-    return rotated_attention(graph, select, ("layer_norm",))
 
 
 def normed_windows(graph: Graph, select: Instr) -> dict[str, Instr]:
@@ -206,8 +196,8 @@ PATTERNS: dict[str, Callable[[Graph, Instr], dict[str, Instr]]] = {
     "attend_latent": rotated_attention,
     "select_blocks": rotated_attention,
     "select_entries": normed_windows,
-    "select_positions": rotated_index,
-    "send": sent_rows,
+    "select_positions": lambda graph, select: rotated_attention(graph, select, ("layer_norm",)),
+    "send": lambda graph, send: residual(graph, send.inputs[0]),
 }
 
 

@@ -55,7 +55,18 @@ MOST_FORMS = 3  # forms in which one norm_quantize writes a value
 
 
 class ServingLowering(Lowering):
-    """The lowering of a program that serves: shards of weights, exchanges between ranks, activations of products."""
+    """The lowering of a program that serves: shards of weights, exchanges between ranks, activations of products.
+
+    Args:
+        program: The traced program.
+        mesh: The mesh, with this rank's coordinates.
+        formats: Weight name -> the activation format (`enum ckdist_activation_format`) that its kernel reads.
+        block_columns: Weight name -> columns of one block of its type.
+        max_tokens: Tokens of a step.
+        stored: Only if tokens are sharded: program dimension of a weight -> the dimension as the ranks hold it.
+        host_rows: The hosts share out the rows of a rank. All hosts have the same number of ranks.
+        prompts: The rows are prompts' rows; `formats` are those of their products.
+    """
 
     step_set = "inference"
 
@@ -66,13 +77,13 @@ class ServingLowering(Lowering):
         formats: Callable[[str], int],
         block_columns: Callable[[str], int],
         max_tokens: int,
-        stored: Mapping[Dim, Dim],
-        host_rows: bool,
-        prompts: bool,
+        stored: Mapping[Dim, Dim] | None = None,
+        host_rows: bool = False,
+        prompts: bool = False,
     ):
         super().__init__(mesh, max_tokens)
         self.begin(program)
-        self.stored, self.host_rows, self.prompts = stored, host_rows, prompts
+        self.stored, self.host_rows, self.prompts = stored or {}, host_rows, prompts
         self.of_hosts: set[ValueIndex] = set()  # buffers with the rows of this host only
         self.by_host: set[str] = set()  # values whose activations have the rows of this host only
         self.formats, self.block_columns = formats, block_columns
@@ -89,7 +100,7 @@ class ServingLowering(Lowering):
         self.exchange_floats = 1
 
     def run(self) -> Lowered:
-        """Lowers the whole program, as `lower` describes."""
+        """Lowers the program to the steps of this rank. Raises LayoutError if an instruction has no step."""
         first_layer = self.program.boundaries[1] if len(self.program.boundaries) > 1 else None
         layer_steps = 0
         for instr, group in zip(self.program.instrs, fuse(self.program, self.graph), strict=True):
@@ -449,38 +460,10 @@ class Numbering(Generic[Key]):
 
 
 def stored_dims(tokens: Program, tensors: Program) -> dict[Dim, Dim]:
-    """Maps each weight dimension of `tokens` to the same dimension in `tensors`: the `stored` argument of `lower`.
+    """Maps each weight dimension of `tokens` to the same dimension in `tensors`: the argument `stored` of a lowering.
 
     `tokens` is a program whose tokens are sharded. `tensors` is the program of decode, which defines the shards that
     the ranks hold.
     """
     held = {w.name: w.dims for w in tensors.weights}
     return {dim: own for w in tokens.weights for dim, own in zip(w.dims, held[w.name], strict=True)}
-
-
-def lower(
-    program: Program,
-    mesh: Mesh,
-    formats: Callable[[str], int],
-    block_columns: Callable[[str], int],
-    max_tokens: int,
-    stored: Mapping[Dim, Dim] | None = None,
-    host_rows: bool = False,
-    prompts: bool = False,
-) -> Lowered:
-    """Lowers a program to the steps of this rank.
-
-    Args:
-        program: The traced program.
-        mesh: The mesh, with this rank's coordinates.
-        formats: Weight name -> the activation format (`enum ckdist_activation_format`) that its kernel reads.
-        block_columns: Weight name -> columns of one block of its type.
-        max_tokens: Tokens of a step.
-        stored: Only if tokens are sharded: program dimension of a weight -> the dimension as the ranks hold it.
-        host_rows: The hosts share out the rows of a rank. All hosts have the same number of ranks.
-        prompts: The rows are prompts' rows; `formats` are those of their products.
-
-    Raises:
-        LayoutError: The executor has no step for an instruction.
-    """
-    return ServingLowering(program, mesh, formats, block_columns, max_tokens, stored or {}, host_rows, prompts).run()

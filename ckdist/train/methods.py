@@ -36,7 +36,7 @@ class MethodStep:
         raise NotImplementedError
 
     def close(self) -> None:
-        """Frees what the step owns."""
+        """Frees the step's own engine, if it has one."""
 
     def backward(self, batches: Iterable[PackedBatch]) -> None:
         """Computes the gradients of the sum of weighted losses, from zero, and reduces them."""

@@ -44,9 +44,9 @@ def lower_training_reduce(lowering: TrainingLowering, instr: Instr) -> None:
     None for the loss, nor for gradients of weights: `TrainingLowering.reduced` inserts their steps.
     """
     (value,), (out,) = instr.inputs, instr.outputs
-    if not value.dims or value in lowering.names.of_weight:
+    if not value.dims or value in lowering.of_weight:
         return
-    if value in lowering.names.beside:
+    if value in lowering.beside:
         raise LayoutError(f"all_reduce of a value that shares its row with others: {instr}")
     lowering.emit("all_reduce", x=lowering.place_of(value))
     lowering.stands_for(out, value)

@@ -174,7 +174,7 @@ def add(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> 
 def lower_add(lowering: TrainingLowering, instr: Instr) -> None:
     """Emits one step. None for losses and gradients of weights, or if the step of one operand adds the other."""
     (out,) = instr.outputs
-    if out.dims and out not in lowering.names.of_weight and not lowering.is_fused(instr):
+    if out.dims and out not in lowering.of_weight and not lowering.is_fused(instr):
         lowering.emit_rows("add", instr, "x y")
 
 

@@ -100,7 +100,7 @@ def open_cache(
         bad_lines: error or skip.
         progress: Show a bar and warnings.
         quiet: Log no bad lines.
-        kind: Of preferences: pairs or labels.
+        kind: pairs or labels, for preferences.
 
     Raises:
         ConfigError: A line is bad, or there are no tokens.
