@@ -59,6 +59,7 @@ class CacheConfig:
     value_type: str = "f16"
     state_slots: int = 0  # slots for states of sequences; 0 if no layer keeps a state
     embedding_rows: int = 0  # rows of embeddings per step
+    max_outputs: int = 0  # rows of logits, or of hidden states, per step; 0: max_tokens
 
     @property
     def types(self) -> CacheTypes:
@@ -155,6 +156,7 @@ class Executable:
         self.spec, self.config, self.communicator, self.stages = spec, config, communicator, stages
         self.costs = StageCosts() if stages is None else stages.costs
         self.max_tokens, self.max_sequences = config.max_tokens, config.max_sequences
+        self.max_outputs = config.max_outputs or config.max_tokens
         self.num_blocks, self.state_slots = config.num_blocks, config.state_slots
         self.context_length, self.vocab_size = config.context_length, spec.vocab_size
         self.threads, self.threads_batch = threads, threads_batch
@@ -218,7 +220,7 @@ class Executable:
             config.max_tokens,
             config.context_length,
             max_sequences=config.max_sequences,
-            max_outputs=config.max_tokens,
+            max_outputs=self.max_outputs,
             context_length=config.context_length,
             hidden=self._hidden_width,
             exchange_floats=max(plan.lowered.exchange_floats for plan in plans),
@@ -305,23 +307,23 @@ class Executable:
         return (self._hidden if hidden else self._logits)[:selected]
 
     def output_rows(self) -> np.ndarray:
-        """Rank 0: the last step's float32 rows (max_tokens, hidden) that its plan returns with the logits."""
+        """Rank 0: the last step's float32 rows (max_outputs, hidden) that its plan returns with the logits."""
         return self._hidden
 
     @functools.cached_property
     def _logits(self) -> np.ndarray:
-        """Float32 (max_tokens, vocab), gathered from all ranks."""
+        """Float32 (max_outputs, vocab), gathered from all ranks."""
         return self._rows(native.lib.ckdist_executable_logits(self._handle), self.vocab_size)
 
     @functools.cached_property
     def _hidden(self) -> np.ndarray:
-        """Float32 (max_tokens, hidden)."""
+        """Float32 (max_outputs, hidden)."""
         return self._rows(native.lib.ckdist_executable_hidden(self._handle), self._hidden_width)
 
     def _rows(self, address: native.CData, width: int) -> np.ndarray:
-        """A view of the native float32 array (max_tokens, width) at `address`."""
-        buffer = native.ffi.buffer(address, self.max_tokens * width * 4)
-        return np.frombuffer(buffer, np.float32).reshape(self.max_tokens, width)
+        """A view of the native float32 array (max_outputs, width) at `address`."""
+        buffer = native.ffi.buffer(address, self.max_outputs * width * 4)
+        return np.frombuffer(buffer, np.float32).reshape(self.max_outputs, width)
 
     def run_layer(self, batch: Batch, layout: int) -> None:
         """Runs a step up to the end of the first layer, to measure it. The batch's blocks hold no valid data then."""
