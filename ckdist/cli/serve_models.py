@@ -1,16 +1,13 @@
 """`ckdist serve` with several models: starts the HTTP process, which starts a job per model, and waits for it."""
 
-import logging
 import os
-import signal
 import time
 from dataclasses import replace
 
 from ckdist import native
 from ckdist.cli.command_ranks import wanted_ranks
 from ckdist.cli.model_table import ModelEntry, base_of, read_table
-from ckdist.cli.serve import DRAIN_SIGNALS
-from ckdist.cli.server_start import ANSWERING_SECONDS, open_line, open_listeners
+from ckdist.cli.server_start import ANSWERING_SECONDS, handle_signals, open_listeners
 from ckdist.comm.bootstrap.launchers import is_rank
 from ckdist.config.serve_config import ServeConfig
 from ckdist.errors import ConfigError
@@ -24,8 +21,6 @@ from ckdist.topology import this_machine
 
 LOOK_SECONDS = 0.2
 
-log = logging.getLogger(__name__)
-
 
 def run(config: ServeConfig) -> int:
     """Serves until it is stopped. Returns 0. Raises EngineError if the HTTP process fails."""
@@ -36,12 +31,7 @@ def run(config: ServeConfig) -> int:
     listeners = open_listeners(config)
     hosted = {"models": models, "pulled": pulled, "models_memory": limit}
     http = HttpProcess.start(config, "", "", "", listeners.http, listeners.metrics, more=listeners.more, own=hosted)
-    for number in DRAIN_SIGNALS:
-        signal.signal(number, lambda *_: http.drain())
-    if config.api_key_file is not None:
-        signal.signal(signal.SIGHUP, lambda *_: http.read_keys_again())
-    if line := open_line(config, listeners):
-        log.warning("%s", line)
+    handle_signals(config, listeners, http)
     http.wait_answering(ANSWERING_SECONDS)
     names = ", ".join(model.model_name for model in models)
     count = "1 model" if len(models) == 1 else f"{len(models)} models"

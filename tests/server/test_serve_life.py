@@ -280,6 +280,12 @@ def test_an_address_beyond_this_host_needs_a_key_or_no_auth():
         ServeConfig(no_auth=True, api_key="k")
 
 
+@pytest.mark.parametrize("name", ["model", "alias"])
+def test_a_name_that_is_no_unicode_is_refused(name):
+    with pytest.raises(ConfigError, match=r"cannot name the model 'a\\udcff'"):
+        ServeConfig(**{name: "a\udcff"})
+
+
 def test_probes_and_a_port_for_metrics_need_no_key():
     """While the model loads, while it serves, and while it drains; the port for metrics serves nothing else."""
     with listen("127.0.0.1", 0) as metrics, serving(api_key="k", metrics=metrics) as (engine, http):
