@@ -29,12 +29,11 @@ def run(config: ServeConfig) -> int:
     limit = config.models_memory or native.lib.ckdist_available_memory() - RESERVE
     models, pulled = models_of(config)
     listeners = open_listeners(config)
-    hosted = {"models": models, "pulled": pulled, "open_changes": config.allow_model_changes}
-    hosted |= {"models_max": config.models_max, "models_memory": limit}
+    hosted = {"models": models, "pulled": pulled, "models_memory": limit}
     http = HttpProcess.start(config, "", "", "", listeners.http, listeners.metrics, more=listeners.more, own=hosted)
     handle_signals(config, listeners, http)
     http.wait_answering(ANSWERING_SECONDS)
-    names = ", ".join(model.name for model in models)
+    names = ", ".join(model.model_name for model in models)
     count = "1 model" if len(models) == 1 else f"{len(models)} models"
     most = f"{config.models_max} at once, " if config.models_max else ""
     print(f"{count}: {names}; {most}in at most {gigabytes(limit)}")
@@ -90,7 +89,7 @@ def hosted_models(entries: list[ModelEntry]) -> tuple[HostedSettings, ...]:
             raise ConfigError(f"model {entry.name}: {error}") from None
         models.append(
             HostedSettings(
-                name=entry.name,
+                model_name=entry.name,
                 words=(*entry.words, f"--model={path}"),
                 model=path,
                 aliases=entry.aliases,
@@ -107,7 +106,7 @@ def hosted_models(entries: list[ModelEntry]) -> tuple[HostedSettings, ...]:
                 adapter=adapter_name(config),
                 adapters=tuple(config.named_adapters),
                 prefill_file=absolute(config.prefill_file),
-                slot_folder=absolute(config.slot_save_path),
+                slot_save_path=absolute(config.slot_save_path),
             )
         )
     return tuple(models)

@@ -13,7 +13,7 @@ from ckdist.cli.serve import DRAIN_SIGNALS
 from ckdist.config.engine_config import EngineConfig
 from ckdist.config.serve_config import ServeConfig
 from ckdist.errors import ConfigError
-from ckdist.serve.addresses import UNIX, close, is_local, listen, listen_all
+from ckdist.serve.addresses import UNIX, check_certificate, close, is_local, listen, listen_all
 from ckdist.serve.api_keys import asks_for_key
 from ckdist.serve.process import HttpProcess
 
@@ -97,8 +97,6 @@ def handle_signals(
 def open_listeners(config: ServeConfig) -> Listeners:
     """Binds the ports before any expensive work. Raises ConfigError if a flag about them cannot be followed."""
     if config.ssl_certfile or config.ssl_keyfile:
-        from ckdist.serve.certificate import check_certificate
-
         check_certificate(config.ssl_certfile, config.ssl_keyfile)
     http, *more = listen_all(config.host, config.port)
     listeners = Listeners(http, None, tuple(more))

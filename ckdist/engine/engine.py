@@ -96,7 +96,7 @@ class Engine:
         self.pool = BlockPool(executable.num_blocks, self.states)
         self.scheduler = Scheduler(
             self.pool, executable.max_tokens, executable.max_sequences,
-            min(max_outputs or executable.max_tokens, executable.max_tokens), max_waiting, prefix_reuse,
+            min(max_outputs or executable.max_outputs, executable.max_outputs), max_waiting, prefix_reuse,
             executable.costs, whole_prompts=not executable.has_logits or len(start_tokens) > 0,
             splits_roles=executable.splits_roles, max_step_seconds=max_step_seconds,
         )  # fmt: skip
