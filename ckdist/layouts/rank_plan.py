@@ -119,9 +119,9 @@ def make_plan(
     needed, there = (needed, limit) if needed > limit else (needed + context * rope, room)
     most = budget // per_block * BLOCK_TOKENS if per_block else sys.maxsize
     spins = SPINS_CROWDED if placement.crowded else SPINS if placement.quota is None else SPINS_QUOTA
-    rows = world.gather([most, needed, there, longest * BLOCK_TOKENS, spins])
-    most, needed, there, *_ = min(rows)  # of the rank with the least memory
-    longest, spins = min(row[3] for row in rows), min(row[4] for row in rows)
+    gathered = world.gather([most, needed, there, longest * BLOCK_TOKENS, spins])
+    most, needed, there, *_ = min(gathered)  # of the rank with the least memory
+    longest, spins = min(row[3] for row in gathered), min(row[4] for row in gathered)
     if most < wanted:
         least = f"give --kv-memory at least {per_block}, which holds {BLOCK_TOKENS} tokens"
         remedy = f"--ctx-size {longest} would fit" if longest else least
