@@ -147,7 +147,7 @@ test-wheel: setup
 ASAN_TESTS := tests/fuzz/test_native_fuzz.py tests/models/test_gguf.py tests/models/test_loader.py \
 	tests/kernels/test_linear.py tests/kernels/test_attention.py tests/kernels/test_elementwise.py \
 	tests/kernels/test_sampler.py tests/kernels/test_sampler_steps.py tests/unit/test_engine_sampling.py \
-	tests/ranks/test_replay.py tests/kernels/test_copy_engine.py tests/kernels/test_pack.py \
+	tests/ranks/test_replay.py tests/kernels/test_stream_copy.py tests/kernels/test_pack.py \
 	tests/kernels/test_quantize.py \
 	tests/ranks/test_repack.py tests/ranks/test_token.py \
 	tests/kernels/test_native_training.py tests/kernels/test_expert_training.py tests/kernels/test_optimizer.py \

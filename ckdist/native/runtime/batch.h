@@ -6,8 +6,6 @@
 #include <cstring>
 #include <iterator>
 
-#include "core/export.h"
-
 #include "api/commands_api.h"
 #include "api/program_api.h"
 #include "core/error.h"

@@ -4,8 +4,6 @@
 #include <cstdint>
 #include <vector>
 
-#include "core/export.h"
-
 #include "api/sampler_api.h"
 
 namespace ckdist {

@@ -8,8 +8,6 @@
 #include <optional>
 #include <vector>
 
-#include "core/export.h"
-
 #include "api/executable_api.h"
 #include "api/program_api.h"
 #include "api/steps_training_api.h"

@@ -5,7 +5,6 @@
 #include <iterator>
 #include <utility>
 
-#include "copy_engines/stream_engine.h"
 #include "core/error.h"
 
 namespace ckdist {
@@ -131,7 +130,6 @@ void Inference::make_buffers() {
     uint8_t* p = at;
     w.slice = p, p += slice;
     w.panel = panel ? p : nullptr, p += panel;
-    if (slice) w.engine = std::make_unique<StreamEngine>();
     for (int f = 0; f < 3; f++) w.activations[f] = p, p += kReplicatedRows * activation_bytes[f];
     at += each;
   }

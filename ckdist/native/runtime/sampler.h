@@ -18,8 +18,6 @@
 #include <limits>
 #include <vector>
 
-#include "core/export.h"
-
 #include "api/sampler_api.h"
 #include "kernels/kernels.h"
 #include "runtime/dry.h"

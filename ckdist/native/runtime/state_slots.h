@@ -7,8 +7,6 @@
 #include <cstdint>
 #include <vector>
 
-#include "core/export.h"
-
 #include "api/executable_api.h"
 #include "runtime/batch.h"
 

@@ -9,11 +9,9 @@
 #include <optional>
 #include <vector>
 
-#include "core/error.h"
-#include "core/export.h"
-
 #include "api/training_api.h"
 #include "comm/communicator.h"
+#include "core/error.h"
 #include "kernels/kernels.h"
 #include "runtime/executor.h"
 #include "runtime/sliced_matrix.h"
