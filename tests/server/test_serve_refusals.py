@@ -251,6 +251,7 @@ PAGES = [  # headers of a POST on loopback without keys, its status, the remedy
     ({"Origin": "http://evil.example", "Content-Type": "text/plain"}, 403, "--cors-origin"),
     ({"Origin": "null", "Content-Type": "application/x-www-form-urlencoded"}, 403, "--cors-origin"),
     ({"Sec-Fetch-Site": "cross-site", "Content-Type": "application/x-www-form-urlencoded"}, 403, "origin"),
+    ({"Sec-Fetch-Site": "same-site", "Content-Type": "application/json"}, 403, "origin"),
     ({"Sec-Fetch-Site": "none", "Content-Type": "application/x-www-form-urlencoded"}, 415, "application/json"),
     ({"Host": "localhost:8080", "Origin": "http://localhost:8080", "Content-Type": "application/json"}, 200, ""),
     ({"Origin": "https://chat.example", "Content-Type": "application/json"}, 200, ""),
