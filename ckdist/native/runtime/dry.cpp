@@ -111,22 +111,23 @@ DryBreakers::DryBreakers(const uint8_t* pieces, const int64_t* piece_begins, int
   }
 }
 
+DryBreakers::Entries DryBreakers::entries_of(int32_t token) const {
+  const auto less = [](const Entry& a, const Entry& b) { return a.head < b.head; };
+  return std::equal_range(entries_.begin(), entries_.end(), Entry{token, 0}, less);
+}
+
 bool DryBreakers::is_breaker(int32_t token) const {
   if (!is_head(token)) return false;
-  const auto less = [](const Entry& e, int32_t t) { return e.head < t; };
-  for (auto e = std::lower_bound(entries_.begin(), entries_.end(), token, less);
-       e != entries_.end() && e->head == token; ++e)
-    if (tails_[e->tail].empty()) return true;
-  return false;
+  const auto [begin, end] = entries_of(token);
+  return std::any_of(begin, end, [&](const Entry& e) { return tails_[e.tail].empty(); });
 }
 
 int64_t DryBreakers::longest_match(const std::vector<int32_t>& reversed, int64_t i) const {
   const int32_t token = reversed[i];
   if (!is_head(token)) return -1;
   int64_t longest = -1;
-  const auto less = [](const Entry& e, int32_t t) { return e.head < t; };
-  for (auto e = std::lower_bound(entries_.begin(), entries_.end(), token, less);
-       e != entries_.end() && e->head == token; ++e) {
+  const auto [begin, end] = entries_of(token);
+  for (auto e = begin; e != end; ++e) {
     const auto& tail = tails_[e->tail];
     const int64_t length = static_cast<int64_t>(tail.size());
     if (length <= longest || length > i) continue;

@@ -2,6 +2,7 @@
 // penalty grows exponentially with the length of the repetition. The definitions are llama.cpp's.
 #pragma once
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "core/export.h"
@@ -33,6 +34,9 @@ class DryBreakers {
   int64_t longest_match(const std::vector<int32_t>& reversed, int64_t i) const;
 
  private:
+  using Entries = std::pair<std::vector<Entry>::const_iterator, std::vector<Entry>::const_iterator>;
+  Entries entries_of(int32_t token) const;  // those whose head the token is
+
   std::vector<std::vector<int32_t>> tails_;
   std::vector<Entry> entries_;  // by ascending head, without duplicates
   std::vector<bool> heads_;     // by token

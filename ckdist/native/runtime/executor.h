@@ -41,6 +41,26 @@ struct StepKind {
 const StepKind& step_kind(int32_t kind);
 void add_step_kind(int32_t kind, const StepKind& that);
 
+// Allocates consecutive memory from `base` on. If `base` is null, only counts the bytes.
+struct Carver {
+  uint8_t* base = nullptr;
+  int64_t used = 0;
+  uint8_t* bytes(int64_t n) {
+    uint8_t* const at = base ? base + used : nullptr;
+    used += (n + 63) / 64 * 64;
+    return at;
+  }
+  float* floats(int64_t n) { return reinterpret_cast<float*>(bytes(4 * n)); }
+};
+
+// Bytes that carve(carver) takes.
+template <class Carve>
+int64_t carved_bytes(Carve&& carve) {
+  Carver c;
+  carve(c);
+  return c.used;
+}
+
 // One thread's run of one step: the base of every kind of step. A derived class has `void run()` and may hide the
 // members below. With kReadsAhead it also has `static void ahead(Owner&, int thread, const Fields&, Ahead&)`.
 template <class OwnerType, class FieldsType>
@@ -54,6 +74,21 @@ struct StepRun {
   static int64_t thread_bytes(const Owner&, const Fields&) { return 0; }
   static int64_t workspace_bytes(const Owner&, const Fields&) { return 0; }
   static constexpr bool kReadsAhead = false;
+
+  float* buffer() const { return reinterpret_cast<float*>(r.memory(thread)); }  // the thread's own memory
+};
+
+// A step whose threads carve buffers from their memory. `Run` derives from Carved<Run, its other base> and has
+// `static … room(Carver&, const Owner&, const Fields&)`.
+template <class Run, class Base>
+struct Carved : Base {
+  static int64_t thread_bytes(const typename Base::Owner& r, const typename Base::Fields& step) {
+    return carved_bytes([&](Carver& c) { Run::room(c, r, step); });
+  }
+  auto buffers() const {
+    Carver c{this->r.memory(this->thread)};
+    return Run::room(c, this->r, this->step);
+  }
 };
 
 // Registers `Run` for steps of a kind.
@@ -80,18 +115,6 @@ struct RegisteredKind {
       };
     add_step_kind(kind, that);
   }
-};
-
-// Allocates consecutive memory from `base` on. If `base` is null, only counts the bytes.
-struct Carver {
-  uint8_t* base = nullptr;
-  int64_t used = 0;
-  uint8_t* bytes(int64_t n) {
-    uint8_t* const at = base ? base + used : nullptr;
-    used += (n + 63) / 64 * 64;
-    return at;
-  }
-  float* floats(int64_t n) { return reinterpret_cast<float*>(bytes(4 * n)); }
 };
 
 class Executor {

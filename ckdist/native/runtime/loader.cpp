@@ -38,20 +38,18 @@ int64_t Loader::reserve(int64_t bytes, const std::string& name) {
 }
 
 int Loader::add_matrix(StoredMatrix stored, bool cold, bool mapped) {
-  if (mapped) {
-    matrices_.emplace_back(std::move(stored), cold, mapped);
-    return static_cast<int>(matrices_.size()) - 1;
+  PlannedMatrix planned(std::move(stored), cold, mapped);
+  if (!mapped) {
+    const Matrix& shape = planned.stored.shape();
+    const std::string& name = planned.stored.source().name;
+    int64_t bytes;
+    if (__builtin_mul_overflow(shape.tile_count(), shape.tile_bytes, &bytes))
+      fail(Status::capacity, "%s needs more than %" PRId64 " bytes", name.c_str(), INT64_MAX);
+    planned.tiles_offset = reserve(bytes, name), planned.states_offset = state_bytes_;
+    state_bytes_ += SlicedMatrix::state_bytes(shape);
+    source_bytes_ += planned.stored.stored_bytes();
   }
-  const Matrix& shape = stored.shape();
-  int64_t bytes;
-  if (__builtin_mul_overflow(shape.tile_count(), shape.tile_bytes, &bytes))
-    fail(Status::capacity, "%s needs more than %" PRId64 " bytes", stored.source().name.c_str(), INT64_MAX);
-  const int64_t tiles = reserve(bytes, stored.source().name);
-  matrices_.emplace_back(std::move(stored), cold, mapped);
-  PlannedMatrix& planned = matrices_.back();
-  planned.tiles_offset = tiles, planned.states_offset = state_bytes_;
-  state_bytes_ += SlicedMatrix::state_bytes(planned.stored.shape());
-  source_bytes_ += planned.stored.stored_bytes();
+  matrices_.push_back(std::move(planned));
   return static_cast<int>(matrices_.size()) - 1;
 }
 

@@ -55,8 +55,18 @@ class Optimizer {
   UpdatedParameters parameters(const ckdist_update& update) const { return {kernels_, update}; }
 
  private:
+  // Runs body(begin, end) for the parts of [0, n), `size` items each, which the threads divide.
+  template <class Body>
+  void each_part(int64_t n, int64_t size, Body&& body) {
+    const int threads = pool_->size();
+    const int64_t parts = (n + size - 1) / size;
+    pool_->run(threads, [&](int thread) {
+      for (int64_t part = parts * thread / threads; part < parts * (thread + 1) / threads; ++part)
+        body(part * size, std::min(n, (part + 1) * size));
+    });
+  }
   template <class Numbers, class Update>
-  void each(Numbers numbers, const Segments& segments, int64_t n, Update&& update);
+  void each_segment(Numbers numbers, const Segments& segments, const Updated& those, Update&& update);
 
   const Kernels& kernels_;
   const std::shared_ptr<Pool> pool_;

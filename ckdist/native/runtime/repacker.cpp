@@ -156,6 +156,12 @@ void Repacker::publish(const SlicedMatrix& matrix, int64_t slice) {
                          std::memory_order_relaxed);
 }
 
+void Repacker::fail_with(const Error& error) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (!error_) error_ = std::make_unique<Error>(error);
+  failed_ = stop_ = true;
+}
+
 void Repacker::work(int number) noexcept {
   try {
     if (way_.background) {
@@ -165,15 +171,8 @@ void Repacker::work(int number) noexcept {
       sched_setscheduler(0, SCHED_IDLE, &none);
     }
     fill(number);
-  } catch (const Error& e) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    if (!error_) error_ = std::make_unique<Error>(e);
-    failed_ = stop_ = true;
-  } catch (const std::exception& e) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    if (!error_)
-      error_ = std::make_unique<Error>(Status::capacity, std::string("a loading thread failed: ") + e.what());
-    failed_ = stop_ = true;
+  } catch (const Error& e) { fail_with(e); } catch (const std::exception& e) {
+    fail_with(Error(Status::capacity, std::string("a loading thread failed: ") + e.what()));
   }
   bool last;
   {
@@ -260,12 +259,7 @@ void Repacker::finish() {
   if (stop_ || way_.until < 1) return;
   try {
     for (const MappedFile* file : files_) file->check();
-  } catch (const Error& e) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    error_ = std::make_unique<Error>(e);
-    failed_ = stop_ = true;
-    return;
-  }
+  } catch (const Error& e) { return fail_with(e); }
   for (const MappedFile* file : files_)
     for (int64_t at = 0; at < file->size() && !stop_; at += kGivenBytes) {
       const int64_t begin_ns = now_ns();

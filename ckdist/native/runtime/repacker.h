@@ -84,6 +84,7 @@ class Repacker {
   struct Staged;
 
   void work(int number) noexcept;
+  void fail_with(const Error& error);  // ends all threads
   void fill(int number);
   void publish(const SlicedMatrix& matrix, int64_t slice);
   bool claim_within_limit(const SlicedMatrix& matrix, int64_t slice);

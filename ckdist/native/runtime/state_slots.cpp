@@ -12,11 +12,12 @@ namespace ckdist {
 StateSlots::StateSlots(const ckdist_program& program)
     : slots_(program.state_slots), positions_(program.state_slots, -1), written_(program.state_slots) {
   for (const ckdist_layer* own = program.layers; own != program.layers + program.layer_count; own++) {
-    const CacheArrays arrays{own->arrays, own->array_count};
+    const CacheArrays arrays(*own);
     Layer& layer = layers.emplace_back();
     const ckdist_cache_array* const convolution = arrays.find(ckdist_array_convolution);
     layer.value_heads = convolution ? convolution->heads : 1;
     if (convolution) layer.channels = convolution->width, layer.taps = convolution->rows + 1;
+    layer.zeros.resize(size_t(layer.channels));
     if (const ckdist_cache_array* const state = arrays.find(ckdist_array_state))
       layer.key_width = state->rows, layer.value_width = state->width, layer.key_head_of = own->key_head_of;
     layer.state_floats = arrays.state_floats(), layer.head_floats = arrays.head_floats();
@@ -27,7 +28,7 @@ StateSlots::StateSlots(const ckdist_program& program)
 void StateSlots::place(uint8_t* memory) {
   for (Layer& layer : layers) {
     layer.first = reinterpret_cast<float*>(memory);
-    memory += slots_ * layer.value_heads * layer.head_floats * int64_t{sizeof(float)};
+    memory += slots_ * layer.slot_bytes();
   }
 }
 

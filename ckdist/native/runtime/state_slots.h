@@ -24,6 +24,7 @@ class StateSlots {
     const int32_t* key_head_of = nullptr;
     int64_t state_floats = 0, head_floats = 0;
     float* first = nullptr;         // of slot 0
+    std::vector<float> zeros;       // (channels,): the tail before a sequence
     std::vector<float> kernels[3];  // of q, k and v, or of one part: (taps, channels of all local heads).
                                     // Mamba-1: of x; then -exp(a_log), (rows of a state, channels)
 

@@ -43,7 +43,7 @@ Training::Training(const ckdist_program& that, Communicator* data, Communicator*
   active_ = threads();
   for (int v = 0; v < plan->value_count; ++v)
     // Rows are not 4096 bytes apart: with that distance loads would wait for stores.
-    row_floats_ = std::max(row_floats_, (width(v) + 15) / 16 * 16 + 80);
+    row_floats_ = std::max(row_floats_, round16(width(v)) + 80);
   make_packs();
   make_lists();
   if (that.narrow_parameters)
@@ -60,7 +60,7 @@ void Training::make_packs() {
     int64_t rows = shape(p.parameters[0]).rows, cols = shape(p.parameters[0]).cols;
     if (p.transposed) {
       rows = cols, cols = 0;
-      for (int m = 0; m < p.count; ++m) cols += (shape(p.parameters[m]).rows + 15) / 16 * 16;
+      for (int m = 0; m < p.count; ++m) cols += round16(shape(p.parameters[m]).rows);
     }
     packed_.push_back(matrix(rows, cols, nullptr));
     if (std::all_of(p.parameters, p.parameters + p.count,
@@ -112,9 +112,7 @@ void Training::check(const ckdist_training_batch& b) const {
 // Leaves out sequences without a target, which only fill up batches: they do not change the loss. Keeps at least one
 // token. A divided batch is taken whole, because other ranks have the rest of its sequences.
 void Training::take(const ckdist_training_batch& b) {
-  batch.token_ids.clear(), batch.targets.clear(), batch.positions.clear(), batch.learned.clear();
-  batch.given.clear(), batch.weights.clear(), batch.teacher_ids.clear(), batch.teacher_logprobs.clear();
-  batch.keys.clear();
+  batch = Batch{};
   batch.choices = b.choices;
   const auto append = [&](int64_t begin, int64_t end) {
     batch.token_ids.insert(batch.token_ids.end(), b.token_ids + begin, b.token_ids + end);
@@ -321,13 +319,19 @@ const float* Training::parameter_rows(int index, int64_t begin, int64_t n, float
   }
   if (!packed) return parameter(index) + begin * w.cols;
   const Matrix& m = packed->matrix;
-  const int64_t each = w.rows / w.matrices, tiles = (each + kTileRows - 1) / kTileRows;  // tiles of one matrix
+  const int64_t each = w.rows / w.matrices, tiles = tiles_of(each);  // of one matrix
   for (int64_t row = begin; row < begin + n; ++row) {
     const int64_t tile = row / each * tiles + row % each / kTileRows;
     kernels.linear[int(m.type)].unpack_row(m.tiles + tile * m.tile_bytes, int(row % each % kTileRows), w.cols,
                                            buffer + (row - begin) * w.cols);
   }
   return buffer;
+}
+
+void Training::pack_columns(const Operand& x, int64_t rows, int64_t columns, uint8_t* tiles, int64_t tile_bytes) const {
+  for (int64_t at = 0; at < columns; at += 2 * kTileRows)
+    packing.operand_columns(x.at + at * element_bytes(), x.stride, int(std::min<int64_t>(2 * kTileRows, columns - at)),
+                            rows, tiles + at / kTileRows * tile_bytes, tile_bytes);
 }
 
 void Training::store(int index, int64_t token, int64_t column, const float* x, int64_t n) const {
@@ -340,7 +344,6 @@ void Training::store(int index, int64_t token, int64_t column, const float* x, i
   if (is_operand(index)) std::fill(to + n, to + (end - column), 0.f);
 }
 
-// Writes zeros after the width of an operand.
 void Training::pad(int index, int64_t token) const {
   const ckdist_value& v = value(index);
   if (is_operand(index))

@@ -4,6 +4,7 @@
 // computed in chunks of fixed size, which are added in order. So the results are identical bit for bit in every run and
 // for any number of threads.
 #pragma once
+#include <algorithm>
 #include <array>
 #include <memory>
 #include <optional>
@@ -19,6 +20,11 @@
 #include "runtime/sliced_matrix.h"
 
 namespace ckdist {
+
+// Number of parts of `size` that n has; the last may be smaller.
+constexpr int64_t parts_of(int64_t n, int64_t size) { return (n + size - 1) / size; }
+constexpr int64_t tiles_of(int64_t rows) { return parts_of(rows, kTileRows); }
+constexpr int64_t round16(int64_t n) { return parts_of(n, 16) * 16; }
 
 // Rows of elements that products read.
 struct Operand {
@@ -126,6 +132,8 @@ class Training : public Executor {
     if (is_narrow(index)) return vectors_.data() + vector_at_[size_t(index)];
     return program.parameter_arena + (shape(index).offset - (program.narrow_parameters ? program.trained_floats : 0));
   }
+  // Packs rows of x transposed, as tiles of `columns` rows, `tile_bytes` from tile to tile.
+  void pack_columns(const Operand& x, int64_t rows, int64_t columns, uint8_t* tiles, int64_t tile_bytes) const;
   // Rows [begin, begin + n) of a matrix: in place, or unpacked in `buffer`, (n, cols).
   const float* parameter_rows(int index, int64_t begin, int64_t n, float* buffer) const;
   float* gradient(int index) const { return program.gradient_arena + shape(index).offset; }
@@ -139,7 +147,7 @@ class Training : public Executor {
   // Bytes between rows of elements: an odd number of cache lines, so that rows do not share cache sets.
   static int64_t stride(int64_t cols, int64_t bytes) { return ((padded(cols) * bytes + 63) / 64 | 1) * 64; }
   int64_t column_bytes() const { return tile_type == Type::bf16 ? 32 : 64; }
-  int64_t tile_bytes(int64_t cols) const { return (cols + 15) / 16 * 16 * column_bytes(); }
+  int64_t tile_bytes(int64_t cols) const { return round16(cols) * column_bytes(); }
   int64_t element_bytes() const { return narrow_values ? 2 : 4; }  // of values that products read
   // Bytes of an element of a step's temporary operands, which are multiplied with tiles.
   int64_t scratch_bytes() const { return tile_type == Type::bf16 ? 2 : 4; }
@@ -239,12 +247,15 @@ struct TrainingRun : StepRun<Training, Fields> {
     if (this->thread == 0) this->r.push();
     this->r.parallel_for(this->thread, this->index, items, body);
   }
+  // Runs body(begin, end) for the parts of [0, n), `size` items each, in the same way.
+  template <class Body>
+  void each_part(int64_t n, int64_t size, Body&& body) {
+    parallel_for(parts_of(n, size), [&](int64_t part) { body(part * size, std::min<int64_t>((part + 1) * size, n)); });
+  }
   template <class Body>
   void each_token(Body&& body) {
-    const int64_t tokens = this->r.batch.tokens;
-    parallel_for((tokens + Training::kRows - 1) / Training::kRows, [&](int64_t item) {
-      const int64_t end = (item + 1) * Training::kRows < tokens ? (item + 1) * Training::kRows : tokens;
-      for (int64_t t = item * Training::kRows; t < end; ++t) body(t);
+    each_part(this->r.batch.tokens, Training::kRows, [&](int64_t begin, int64_t end) {
+      for (int64_t t = begin; t < end; ++t) body(t);
     });
   }
   float* row_buffer(int n) const { return this->r.row_buffer(this->thread, n); }

@@ -10,7 +10,7 @@ namespace {
 constexpr int64_t kMostRows = 64;  // rows at a time
 constexpr int64_t kTogether = 16;  // products of single rows at a time
 
-struct Adapt : StepRun<Inference, ckdist_adapt_step> {
+struct Adapt : InferenceRun<ckdist_adapt_step> {
   void run() {
     const int64_t n = r.rows(step.step);
     const int64_t each = std::clamp<int64_t>((n + r.active() - 1) / r.active(), 1, kMostRows);
@@ -38,13 +38,11 @@ struct Adapt : StepRun<Inference, ckdist_adapt_step> {
       const Weight& weight = r.weight(p.weight.first + adapter);
       const Matrix& a = weight.matrix;
       if (a.rows == 0 || a.cols == 0) return;
-      int64_t stride;
-      float* const y = r.low_rank(p.out, list, &stride);
+      const FloatRows y = r.low_rank(p.out, list);
       const auto factor = [&](int64_t row) { return float(weight.scale * r.adapter(step.step, list, row).scale); };
       if (some.end - some.begin > LowRankSum::kSingleRows) {
-        r.multiply(thread, a, x + some.begin * x_stride, x_stride, some.end - some.begin, y + some.begin * stride,
-                   stride);
-        for (int64_t row = some.begin; row < some.end; row++) scale(y + row * stride, a.rows, factor(row));
+        r.multiply(thread, a, x + some.begin * x_stride, x_stride, some.end - some.begin, y.row(some.begin), y.stride);
+        for (int64_t row = some.begin; row < some.end; row++) scale(y.row(row), a.rows, factor(row));
         return;
       }
       if (halves != (a.type == Type::f16)) flush();
@@ -53,7 +51,7 @@ struct Adapt : StepRun<Inference, ckdist_adapt_step> {
         for (int64_t tile = 0; tile < a.tile_count(); tile++) {
           factors[count] = factor(row);
           few[count++] = {a.tiles + tile * a.tile_bytes, reinterpret_cast<const float*>(x + row * x_stride),
-                          y + row * stride + tile * kTileRows};
+                          y.row(row) + tile * kTileRows};
           if (count == kTogether) flush();
         }
     });

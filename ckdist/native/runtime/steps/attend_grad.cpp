@@ -61,9 +61,7 @@ struct AttendGrad : PackedAttention<ckdist_attend_grad_step> {
     return s;
   }
   static int64_t thread_bytes(const Training& r, const Fields& step) {
-    Carver c;
-    space(c, r, step, r.most_keys());
-    return c.used;
+    return carved_bytes([&](Carver& c) { space(c, r, step, r.most_keys()); });
   }
 
   // In the workspace. delta: if sinks are trained, (tokens, heads), the dot product of the attention's result and its
@@ -80,9 +78,7 @@ struct AttendGrad : PackedAttention<ckdist_attend_grad_step> {
             c.floats(r.most_keys() * floats), c.floats(r.program.max_tokens * floats)};
   }
   static int64_t workspace_bytes(const Training& r, const Fields& step) {
-    Carver c;
-    shared(c, r, step);
-    return c.used;
+    return carved_bytes([&](Carver& c) { shared(c, r, step); });
   }
   Shared shared() const {
     Carver c{r.workspace()};
@@ -146,16 +142,9 @@ struct AttendGrad : PackedAttention<ckdist_attend_grad_step> {
       std::fill_n(s.dv + t * round16(value_width), round16(value_width), 0.f);
     }
     const int64_t part = std::min(round16(n), kKeys);
-    return {item,
-            has_sums,
-            has_queries,
-            first_key,
-            end_key,
-            part + 16,
-            Training::stride(part + 16, r.scratch_bytes()),
-            s,
-            r.matrix(n, key_width, s.k),
-            r.matrix(n, value_width, s.v)};
+    const int64_t ds_stride = Training::stride(part + 16, r.scratch_bytes());
+    const Matrix keys = r.matrix(n, key_width, s.k), values = r.matrix(n, value_width, s.v);
+    return {item, has_sums, has_queries, first_key, end_key, part + 16, ds_stride, s, keys, values};
   }
 
   void kv_head_of(const Item& item) {
@@ -179,16 +168,9 @@ struct AttendGrad : PackedAttention<ckdist_attend_grad_step> {
   void block_of(const Item& item, int64_t head, const OwnQueries& own, int64_t first) {
     const int64_t queries = std::min<int64_t>(kGradQueries, own.end - first), low = first_seen(first) / 16 * 16,
                   token = own.token + first - own.first;
-    const Block block{head,
-                      first,
-                      queries,
-                      token,
-                      low,
-                      round16(first + queries) - low,
-                      own,
-                      key_head(step.q, token, head),
-                      value_head(step.out, token, head),
-                      value_head(step.d_out, token, head)};
+    const Operand q = key_head(step.q, token, head), o = value_head(step.out, token, head),
+                  d_out = value_head(step.d_out, token, head);
+    const Block block{head, first, queries, token, low, round16(first + queries) - low, own, q, o, d_out};
     if (first == own.first) {
       fetch_queries(block, first);
       for (const int32_t of : {step.d_out, step.out}) fetch_values(block, of, first);

@@ -56,9 +56,7 @@ struct CrossEntropy : TrainingRun<ckdist_cross_entropy_step> {
                      pack_thread_bytes(r, step.head), r.row_buffers_bytes()});
   }
   static int64_t workspace_bytes(const Training& r, const Fields& step) {
-    Carver c;
-    loss_space(c, r, step), packs(r, step, c);
-    return c.used;
+    return carved_bytes([&](Carver& c) { loss_space(c, r, step), packs(r, step, c); });
   }
 
   // Tokens whose gradients of logits exist at once. It is the same on all ranks that shard the vocabulary.
@@ -72,10 +70,10 @@ struct CrossEntropy : TrainingRun<ckdist_cross_entropy_step> {
   static Space loss_space(Carver& c, const Training& r, const Fields& step) {
     const int64_t chunk = loss_chunk(r), hidden = r.width(step.x), vocab = vocab_of(r, step),
                   columns = part_tiles(r, r.packed(step.head)) * kTileRows;
-    const int64_t parts = (vocab + columns - 1) / columns;
+    const int64_t parts = parts_of(vocab, columns);
     Space s{};
     if (step.dx >= 0 || step.gradient >= 0) s.d = c.bytes(chunk * Training::stride(vocab, r.element_bytes()));
-    if (step.gradient >= 0) s.x_transposed = c.bytes((hidden + 15) / 16 * r.tile_bytes(chunk));
+    if (step.gradient >= 0) s.x_transposed = c.bytes(tiles_of(hidden) * r.tile_bytes(chunk));
     s.x = c.bytes(chunk * r.row_stride(step.x));
     if (step.dx >= 0) s.dx = c.bytes(chunk * r.row_stride(step.dx));
     s.choices = c.floats(chunk * step.choices);
@@ -95,8 +93,8 @@ struct CrossEntropy : TrainingRun<ckdist_cross_entropy_step> {
   // Computes for n tokens: s.largest and s.sums of every part of the logits, (tokens, parts); s.logits of the targets;
   // s.d relative to the largest logit of each part.
   void logits(const Matrix& head, const Space& s, const Operand& x, int64_t first, int64_t n) {
-    const int64_t tiles = part_tiles(r, head), parts = (head.tile_count() + tiles - 1) / tiles,
-                  token_parts = (n + Products::kTokens - 1) / Products::kTokens;
+    const int64_t tiles = part_tiles(r, head), parts = parts_of(head.tile_count(), tiles),
+                  token_parts = parts_of(n, Products::kTokens);
     const int64_t row = part_row(r, head), d_stride = Training::stride(head.rows, r.element_bytes());
     parallel_for(parts * token_parts, [&](int64_t item) {
       const int64_t part = item / token_parts, begin = item % token_parts * Products::kTokens,
@@ -249,7 +247,7 @@ struct CrossEntropy : TrainingRun<ckdist_cross_entropy_step> {
     const Packs those = packs(r, step, c);
     make_packs(r, thread, index, those);
     const int64_t chunk = loss_chunk(r), hidden = r.width(step.x), vocab = vocab_of(r, step);
-    const int64_t columns = part_tiles(r, those.matrix[0]) * kTileRows, parts = (vocab + columns - 1) / columns;
+    const int64_t columns = part_tiles(r, those.matrix[0]) * kTileRows, parts = parts_of(vocab, columns);
     const Operand d{s.d, Training::stride(vocab, r.element_bytes())};
     const int64_t count = int64_t(r.batch.learned.size());
     const bool all = r.all_learned();

@@ -1,31 +1,25 @@
 // Rows of the embedding table.
 #include "runtime/steps/packed_weight.h"
+#include "runtime/steps/residual.h"
 
 namespace ckdist {
 namespace {
 
-struct Embed : StepRun<Inference, ckdist_embed_step> {
+struct Embed : InferenceRun<ckdist_embed_step> {
   static int64_t thread_bytes(const Inference& r, const Fields& step) {
-    return step.added < 0 ? 0 : r.value(step.out).width * int64_t{sizeof(float)};
+    return step.added < 0 ? 0 : Residual::row_bytes(r, step.out);
   }
 
-  // A token's position in its sequence, and the index (0 or 1) of its text in the sequence.
-  struct Place {
-    int64_t position, type;
-  };
-  Place place_of(int64_t token) const {
-    int64_t sequence = 0;
-    for (; token >= r.batch.chunks[sequence].tokens; sequence++) token -= r.batch.chunks[sequence].tokens;
-    const int64_t position = r.batch.chunks[sequence].first_position + token;
-    return {position, r.batch.firsts != nullptr && position >= r.batch.firsts[sequence]};
-  }
   int64_t row_of(int64_t token) const {
     if (step.by == ckdist_embed_by_id) return r.batch.token_ids[token];
-    const Place place = place_of(token);
-    return step.by == ckdist_embed_by_position ? place.position : typed(step.table.first, place);
+    return step.by == ckdist_embed_by_position ? r.token_of(token).position : typed(step.table.first, token);
   }
-  // Row in a table of types. The table may have only one row.
-  int64_t typed(int table, const Place& place) const { return std::min(place.type, r.matrix(table).rows - 1); }
+  // Row in a table of types: the index (0 or 1) of the token's text in its sequence. The table may have only one row.
+  int64_t typed(int table, int64_t token) const {
+    const Inference::Token at = r.token_of(token);
+    const bool second = r.batch.firsts != nullptr && at.position >= r.batch.firsts[at.sequence];
+    return std::min<int64_t>(second, r.matrix(table).rows - 1);
+  }
 
   void write_waves(int64_t position, float* row) const {
     const ckdist_rope& rope = r.program.ropes[step.waves];
@@ -41,47 +35,28 @@ struct Embed : StepRun<Inference, ckdist_embed_step> {
   }
 
   void run() {
-    int64_t stride;
-    float* const out = r.floats(step.out, &stride);  // (tokens, hidden)
-    const Range own = r.rows_of(thread, r.local_tokens);
-    for (int64_t t = own.begin; t < own.end; t++) {
-      float* const row = out + t * stride;
-      const int64_t token = r.first_token + t;
-      if (step.waves >= 0) {
-        write_waves(place_of(token).position, row);
-        continue;
-      }
-      if (step.by == ckdist_embed_by_place) {
-        std::copy_n(r.batch.embeddings + token * stride, stride, row);
-        continue;
-      }
-      if (const int32_t id = r.batch.token_ids[token]; step.by == ckdist_embed_by_id && id < 0) {
-        write_embedding(-1 - id, row, stride);
-        continue;
-      }
-      int64_t id = row_of(token) - step.first_row;
-      int shard = step.table.first;
-      for (const int last = shard + step.table.count - 1; shard < last && id >= r.matrix(shard).rows; shard++)
-        id -= r.matrix(shard).rows;
-      if (id < 0 || id >= r.matrix(shard).rows) {
-        std::fill(row, row + stride, 0.f);
-        continue;
-      }
-      unpack_row(r, thread, r.weight(shard), id, row);
-      if (step.eps > 0.f) {
-        const float mean = r.kernels.elementwise.sum_squares(row, stride) / static_cast<float>(stride);
-        const float factor = 1.f / std::sqrt(mean + step.eps);
-        for (int64_t c = 0; c < stride; c++) row[c] *= factor;
-      }
-      if (step.scale != 1.f)
-        for (int64_t c = 0; c < stride; c++) row[c] *= step.scale;
-      if (step.added >= 0) {
-        float* const added = reinterpret_cast<float*>(r.memory(thread));
-        unpack_row(r, thread, r.weight(step.added), typed(step.added, place_of(token)), added);
-        r.kernels.elementwise.add(added, stride, row);
-      }
-    }
+    const FloatRows out = r.floats(step.out);  // (tokens, hidden)
+    each_row(r.local_tokens, [&](int64_t t) { make_row(r.first_token + t, out.row(t), out.stride); });
     r.finish(thread, index, step.out, r.local_tokens);
+  }
+
+  void make_row(int64_t token, float* row, int64_t n) const {
+    if (step.waves >= 0) return write_waves(r.token_of(token).position, row);
+    if (step.by == ckdist_embed_by_place) return void(std::copy_n(r.batch.embeddings + token * n, n, row));
+    if (const int32_t id = r.batch.token_ids[token]; step.by == ckdist_embed_by_id && id < 0)
+      return write_embedding(-1 - id, row, n);
+    int64_t id = row_of(token) - step.first_row;
+    int shard = step.table.first;
+    for (const int last = shard + step.table.count - 1; shard < last && id >= r.matrix(shard).rows; shard++)
+      id -= r.matrix(shard).rows;
+    if (id < 0 || id >= r.matrix(shard).rows) return void(std::fill_n(row, n, 0.f));
+    unpack_row(r, thread, r.weight(shard), id, row);
+    if (step.eps > 0.f)
+      scaled(row, 1.f / std::sqrt(r.kernels.elementwise.sum_squares(row, n) / float(n) + step.eps), n, row);
+    if (step.scale != 1.f) scaled(row, step.scale, n, row);
+    if (step.added < 0) return;
+    unpack_row(r, thread, r.weight(step.added), typed(step.added, token), buffer());
+    r.kernels.elementwise.add(buffer(), n, row);
   }
 };
 

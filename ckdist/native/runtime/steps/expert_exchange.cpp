@@ -67,10 +67,9 @@ void ExpertExchange::dispatch(Team& team, Inference& r, const ckdist_experts_ste
 }
 
 void ExpertExchange::combine(Team& team, Inference& r, const ckdist_experts_step& step, int index) const {
-  int64_t stride;
-  const RowExchange::Partial in{r.floats(step.out, &stride), int(r.value(step.out).offset)};
-  float* const out = r.floats(r.value(step.out).sum, &stride);
-  r.host_rows->combine(team, to, from, in, out, stride, index);
+  const RowExchange::Partial in{r.floats(step.out).at, int(r.value(step.out).offset)};
+  const FloatRows out = r.floats(r.value(step.out).sum);
+  r.host_rows->combine(team, to, from, in, out.at, out.stride, index);
 }
 
 }  // namespace ckdist

@@ -17,9 +17,8 @@ struct ExpertGroups {
   static ExpertGroups carve(Carver& c, const Training& r, int chosen, int64_t experts) {
     const int64_t rows = r.program.max_tokens * r.width(chosen);
     const auto numbers = [&](int64_t n) { return reinterpret_cast<int32_t*>(c.bytes(4 * n)); };
-    int64_t* const starts = reinterpret_cast<int64_t*>(c.bytes(8 * (experts + 1)));
-    int32_t *const tokens = numbers(rows), *const slots = numbers(rows), *const touched = numbers(experts);
-    return {starts, tokens, slots, touched, reinterpret_cast<int64_t*>(c.bytes(8))};
+    return {reinterpret_cast<int64_t*>(c.bytes(8 * (experts + 1))), numbers(rows), numbers(rows), numbers(experts),
+            reinterpret_cast<int64_t*>(c.bytes(8))};
   }
 
   int64_t rows(int64_t expert) const { return starts[expert + 1] - starts[expert]; }

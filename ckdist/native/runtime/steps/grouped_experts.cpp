@@ -18,7 +18,7 @@ struct ExpertsRun : TrainingRun<Fields> {
 
   // Buffers of one thread for products with two matrices, and with two of LoRA.
   struct Room {
-    uint8_t *tiles, *second, *gathered, *low[2];  // packed matrices, (kRows, width), packed matrices of LoRA
+    uint8_t *tiles, *second, *low[2], *gathered;  // packed matrices, packed matrices of LoRA, (kRows, width)
     float *a, *b, *unpacked;                      // (kRows, slice stride) twice
   };
   // Tiles of an item over the intermediate size, and over the hidden size.
@@ -37,7 +37,7 @@ struct ExpertsRun : TrainingRun<Fields> {
   }
   static Room room(Carver& c, const Training& r, const Fields& step) {
     const int64_t widths[] = {r.width(step.x), r.width(step.gate)};
-    const int64_t most = rank(r, step), low_tiles = (most + kTileRows - 1) / kTileRows,
+    const int64_t most = rank(r, step), low_tiles = tiles_of(most),
                   tiles = std::max({ffn_tiles(r, step), hidden_tiles(r, step), low_tiles});
     const int64_t bytes =
         std::max({ffn_tiles(r, step) * r.tile_bytes(widths[0]), hidden_tiles(r, step) * r.tile_bytes(widths[1]),
@@ -48,20 +48,21 @@ struct ExpertsRun : TrainingRun<Fields> {
     };
     for (const int32_t w : {step.gate_weight, step.up_weight, step.down_weight}) unpack(w);
     for (const auto& low : step.low) unpack(low.a), unpack(low.b);
-    Room it{};
-    it.tiles = c.bytes(bytes), it.second = c.bytes(bytes);
-    for (uint8_t*& low : it.low) low = most ? c.bytes(tiles * r.tile_bytes(most)) : nullptr;
-    it.gathered = c.bytes(kRows * std::max(r.row_stride(step.x), r.row_stride(step.gate)));
-    it.a = c.floats(kRows * (tiles + 1) * kTileRows), it.b = c.floats(kRows * (tiles + 1) * kTileRows);
-    it.unpacked = c.floats(unpacked);
-    return it;
+    const int64_t low = most ? tiles * r.tile_bytes(most) : 0, products = kRows * (tiles + 1) * kTileRows;
+    return {c.bytes(bytes),
+            c.bytes(bytes),
+            {c.bytes(low), c.bytes(low)},
+            c.bytes(kRows * std::max(r.row_stride(step.x), r.row_stride(step.gate))),
+            c.floats(products),
+            c.floats(products),
+            c.floats(unpacked)};
   }
 
   // A slice of columns, and the stride of products over it.
   struct Slice {
     int64_t begin, columns, stride;
   };
-  static int64_t slices(int64_t width, int64_t tiles) { return (width + tiles * kTileRows - 1) / (tiles * kTileRows); }
+  static int64_t slices(int64_t width, int64_t tiles) { return parts_of(width, tiles * kTileRows); }
   static Slice slice(int64_t width, int64_t tiles, int64_t index) {
     const int64_t begin = index * tiles * kTileRows;
     return {begin, std::min(tiles * kTileRows, width - begin), (tiles + 1) * kTileRows};
@@ -150,14 +151,10 @@ struct ExpertsRun : TrainingRun<Fields> {
 
 struct GroupedExperts : ExpertsRun<ckdist_grouped_experts_step> {
   static int64_t thread_bytes(const Training& r, const Fields& step) {
-    Carver c;
-    room(c, r, step);
-    return c.used;
+    return carved_bytes([&](Carver& c) { room(c, r, step); });
   }
   static int64_t workspace_bytes(const Training& r, const Fields& step) {
-    Carver c;
-    ExpertGroups::carve(c, r, step.chosen, step.experts);
-    return c.used;
+    return carved_bytes([&](Carver& c) { ExpertGroups::carve(c, r, step.chosen, step.experts); });
   }
 
   void run() {
@@ -238,16 +235,14 @@ struct GroupedExpertsGrad : ExpertsRun<ckdist_grouped_experts_grad_step> {
     float* row;
   };
   static OuterRoom outer_room(Carver& c, const Training& r, const Fields& step) {
-    uint8_t *const x = c.bytes(PartProducts::transposed_bytes(r, kOuterWidth)), *const y = c.bytes(
-                                                                                    PartProducts::transposed_bytes(
-                                                                                        r, PartProducts::kOuterRows));
-    uint8_t* const narrow = c.bytes(PartProducts::narrow_bytes(r, kOuterWidth));
-    return {x, y, narrow, c.floats(std::max(r.width(step.x), r.width(step.gate)))};
+    return {c.bytes(PartProducts::transposed_bytes(r, kOuterWidth)),
+            c.bytes(PartProducts::transposed_bytes(r, PartProducts::kOuterRows)),
+            c.bytes(PartProducts::narrow_bytes(r, kOuterWidth)),
+            c.floats(std::max(r.width(step.x), r.width(step.gate)))};
   }
   static int64_t thread_bytes(const Training& r, const Fields& step) {
-    Carver products, outer;
-    room(products, r, step), outer_room(outer, r, step);
-    return std::max(products.used, outer.used);
+    return std::max(carved_bytes([&](Carver& c) { room(c, r, step); }),
+                    carved_bytes([&](Carver& c) { outer_room(c, r, step); }));
   }
   // (tokens * used, slices): for each row and slice the dot product whose sum over slices is the gradient of the row's
   // share.
@@ -256,10 +251,10 @@ struct GroupedExpertsGrad : ExpertsRun<ckdist_grouped_experts_grad_step> {
     return c.floats(rows * slices(r.width(step.gate), ffn_tiles(r, step)));
   }
   static int64_t workspace_bytes(const Training& r, const Fields& step) {
-    Carver c;
-    ExpertGroups::carve(c, r, step.chosen, step.experts);
-    share_parts(c, r, step);
-    return c.used;
+    return carved_bytes([&](Carver& c) {
+      ExpertGroups::carve(c, r, step.chosen, step.experts);
+      share_parts(c, r, step);
+    });
   }
 
   float* const of_shares = share_parts(workspace, r, step);
@@ -386,32 +381,6 @@ struct GroupedExpertsGrad : ExpertsRun<ckdist_grouped_experts_grad_step> {
                            narrow);
   }
 
-  // Columns `s` of the gradients of an expert's matrices, each of `height` rows: gradient = y^T x, summed over the
-  // expert's rows.
-  void add(int64_t expert, const Slice& s, const Factor& x, int64_t height, int count, const int32_t* gradients,
-           const Factor* ys) const {
-    Carver c{r.memory(thread)};
-    const OuterRoom own_outer = outer_room(c, r, step);
-    const bool adds = r.adds(step.fresh);
-    const auto place = [&](int n) {
-      const int64_t width = r.shape(gradients[n]).cols;
-      return r.gradient(gradients[n]) + expert * height * width + s.begin;
-    };
-    for (int n = 0; n < count && groups.rows(expert) == 0 && !adds; ++n)
-      if (gradients[n] >= 0)
-        for (int64_t i = 0; i < height; ++i) std::fill_n(place(n) + i * r.shape(gradients[n]).cols, s.columns, 0.f);
-    for (int64_t row = groups.starts[expert]; row < groups.starts[expert + 1]; row += kOuterColumns) {
-      const int64_t rows = std::min(kOuterColumns, groups.starts[expert + 1] - row);
-      const Matrix of_x = transpose(x, row, rows, s.begin, s.columns, own_outer.x, own_outer.narrow);
-      for (int n = 0; n < count; ++n)
-        for (int64_t i = 0; i < height && gradients[n] >= 0; i += PartProducts::kOuterRows) {
-          const Matrix y = transpose(ys[n], row, rows, i, std::min(PartProducts::kOuterRows, height - i), own_outer.y,
-                                     own_outer.narrow);
-          const int64_t width = r.shape(gradients[n]).cols;
-          parts.outer(y, of_x, place(n) + i * width, width, adds || row > groups.starts[expert]);
-        }
-    }
-  }
   // Gradients of up to two matrices of an expert, (height, width). They share the factor x, which has `width` columns.
   struct Outer {
     Factor x;
@@ -420,9 +389,32 @@ struct GroupedExpertsGrad : ExpertsRun<ckdist_grouped_experts_grad_step> {
     Factor ys[2];
   };
   int64_t items_of(const Outer& o) const { return step.experts * slices(o.width, PartProducts::kOuterTiles); }
+  // One item of the gradients, a slice of their columns for one expert: gradient = y^T x, summed over the expert's
+  // rows.
   void add(const Outer& o, int64_t item) const {
-    const int64_t count = slices(o.width, PartProducts::kOuterTiles);
-    add(item / count, slice(o.width, PartProducts::kOuterTiles, item % count), o.x, o.height, 2, o.gradients, o.ys);
+    const int64_t count = slices(o.width, PartProducts::kOuterTiles), expert = item / count;
+    const Slice s = slice(o.width, PartProducts::kOuterTiles, item % count);
+    Carver c{r.memory(thread)};
+    const OuterRoom own_outer = outer_room(c, r, step);
+    const bool adds = r.adds(step.fresh);
+    const auto place = [&](int n) {
+      const int64_t width = r.shape(o.gradients[n]).cols;
+      return r.gradient(o.gradients[n]) + expert * o.height * width + s.begin;
+    };
+    for (int n = 0; n < 2 && groups.rows(expert) == 0 && !adds; ++n)
+      for (int64_t i = 0; i < o.height && o.gradients[n] >= 0; ++i)
+        std::fill_n(place(n) + i * r.shape(o.gradients[n]).cols, s.columns, 0.f);
+    for (int64_t row = groups.starts[expert]; row < groups.starts[expert + 1]; row += kOuterColumns) {
+      const int64_t rows = std::min(kOuterColumns, groups.starts[expert + 1] - row);
+      const Matrix of_x = transpose(o.x, row, rows, s.begin, s.columns, own_outer.x, own_outer.narrow);
+      for (int n = 0; n < 2; ++n)
+        for (int64_t i = 0; i < o.height && o.gradients[n] >= 0; i += PartProducts::kOuterRows) {
+          const Matrix y = transpose(o.ys[n], row, rows, i, std::min(PartProducts::kOuterRows, o.height - i),
+                                     own_outer.y, own_outer.narrow);
+          const int64_t width = r.shape(o.gradients[n]).cols;
+          parts.outer(y, of_x, place(n) + i * width, width, adds || row > groups.starts[expert]);
+        }
+    }
   }
   int list_outers(Outer* to) const {
     int count = 0;

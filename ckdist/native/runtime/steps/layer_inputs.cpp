@@ -1,11 +1,10 @@
 // Per-layer embeddings: each token's row of a table that stays in its file, and a projection of the token's embedding.
-#include "runtime/steps/carved.h"
 #include "runtime/steps/residual.h"
 
 namespace ckdist {
 namespace {
 
-struct LayerInputs : Carved<LayerInputs, StepRun<Inference, ckdist_layer_inputs_step>> {
+struct LayerInputs : Carved<LayerInputs, InferenceRun<ckdist_layer_inputs_step>> {
   // Buffers of one thread: the packed row, the row in float32, and a normed part of x.
   struct Room {
     uint8_t* tile;
@@ -13,9 +12,7 @@ struct LayerInputs : Carved<LayerInputs, StepRun<Inference, ckdist_layer_inputs_
   };
   static Room room(Carver& c, const Inference& r, const Fields& step) {
     const Matrix& table = r.matrix(step.table);
-    uint8_t* const tile = c.bytes(table.tile_bytes);
-    float* const row = c.floats(table.cols);
-    return {tile, row, c.floats(r.value(step.out.first).width)};
+    return {c.bytes(table.tile_bytes), c.floats(table.cols), c.floats(r.value(step.out.first).width)};
   }
 
   const Matrix& table() const { return r.matrix(step.table); }
@@ -26,9 +23,8 @@ struct LayerInputs : Carved<LayerInputs, StepRun<Inference, ckdist_layer_inputs_
 
   void run() {
     const StoredMatrix& stored = r.weight(step.table).sliced->stored();
-    const Range own = r.rows_of(thread, r.local_tokens);
-    for (int64_t t = own.begin; t < own.end; t++) stored.will_need_row(row_of(t));
-    for (int64_t t = own.begin; t < own.end; t++) make(stored, t);
+    each_row(r.local_tokens, [&](int64_t t) { stored.will_need_row(row_of(t)); });
+    each_row(r.local_tokens, [&](int64_t t) { make(stored, t); });
     r.meet(thread, index, true, [&](Idle) { stored.source().file().check(); });
   }
 
@@ -37,10 +33,10 @@ struct LayerInputs : Carved<LayerInputs, StepRun<Inference, ckdist_layer_inputs_
     const auto [tile, row, part] = buffers();
     stored.pack_row(row_of(t), tile);
     r.kernels.linear[int(table().type)].unpack_row(tile, 0, table().cols, row);
-    int64_t stride, x_stride;
-    const float* x = r.floats(step.x, &x_stride) + t * x_stride;
+    const int64_t stride = r.value(step.out.first).width;
+    const float* const x = r.floats(step.x).row(t);
     for (int l = 0; l < step.out.count; l++) {
-      float* const out = r.floats(step.out.first + l, &stride) + t * stride;
+      float* const out = r.floats(step.out.first + l).row(t);
       scaled(x + l * stride, step.x_factor, stride, part);
       k.rms_norm(part, r.vector(step.norm), step.eps, stride, part);
       for (int64_t i = 0; i < stride; i++) out[i] = (part[i] + row[l * stride + i] * step.row_factor) * step.factor;

@@ -25,9 +25,7 @@ struct Matmul : ProductRun<ckdist_matmul_step> {
     return bytes;
   }
   static int64_t workspace_bytes(const Training& r, const Fields& step) {
-    Carver c;
-    packs(r, step, c);
-    return c.used;
+    return carved_bytes([&](Carver& c) { packs(r, step, c); });
   }
 
   void run() {
@@ -55,9 +53,7 @@ struct MatmulGrad : ProductRun<ckdist_matmul_grad_step> {
     return std::max(Products::thread_bytes(r), pack_thread_bytes(r, step.pack));
   }
   static int64_t workspace_bytes(const Training& r, const Fields& step) {
-    Carver c;
-    packs(r, step, c);
-    return c.used;
+    return carved_bytes([&](Carver& c) { packs(r, step, c); });
   }
 
   void run() {
@@ -73,7 +69,7 @@ struct MatmulGrad : ProductRun<ckdist_matmul_grad_step> {
 struct WeightGrad : ProductRun<ckdist_weight_grad_step> {
   static int64_t thread_bytes(const Training& r, const Fields&) { return Products::thread_bytes(r); }
   static int64_t workspace_bytes(const Training& r, const Fields& step) {
-    return (r.width(step.x) + 15) / 16 * r.tile_bytes(r.program.max_tokens);
+    return tiles_of(r.width(step.x)) * r.tile_bytes(r.program.max_tokens);
   }
 
   void run() {

@@ -1,10 +1,7 @@
 // The tokens' rows that the states of heads read in training (gated delta rule, Mamba-2).
 #pragma once
-#include <algorithm>
-#include <cmath>
-
 #include "kernels/state_gradient.h"
-#include "runtime/steps/carved.h"
+#include "runtime/scalars.h"
 #include "runtime/training.h"
 
 namespace ckdist {
@@ -15,9 +12,7 @@ struct StateRows {
   float *decay, *beta;  // (tokens, factors), (tokens,)
 
   static StateRows carve(Carver& c, int64_t tokens, int64_t key_width, int64_t factors) {
-    float *const q = c.floats(tokens * key_width), *const k = c.floats(tokens * key_width);
-    float* const decay = c.floats(tokens * factors);
-    return {q, k, decay, c.floats(tokens)};
+    return {c.floats(tokens * key_width), c.floats(tokens * key_width), c.floats(tokens * factors), c.floats(tokens)};
   }
 };
 
@@ -59,8 +54,6 @@ struct PackedStates {
   }
 
   float rate(int64_t head) const { return std::exp(r.parameter(step.a_log)[head]); }
-  static float softplus(float x) { return std::max(x, 0.f) + std::log1p(std::exp(-std::abs(x))); }
-  static float sigmoid(float x) { return 1.f / (1.f + std::exp(-x)); }
 
   // Factors of a value head's state, and weights of its new values. `room`: (factors,).
   void read_gates(int64_t sequence, int64_t head, const StateRows& rows, float* room) const {

@@ -1,13 +1,10 @@
 // Training steps that choose experts, and their gradients. Rows are independent.
-#include <cmath>
-
+#include "runtime/scalars.h"
 #include "runtime/steps/routing.h"
 #include "runtime/training.h"
 
 namespace ckdist {
 namespace {
-
-float sigmoid(float x) { return 1.f / (1.f + std::exp(-x)); }
 
 // Base of steps that read router logits. room(): the buffer of choose_experts().
 template <class Fields>

@@ -1,9 +1,9 @@
 #include "runtime/steps/routing.h"
 
-#include <cmath>
 #include <limits>
 
 #include "kernels/half.h"
+#include "runtime/scalars.h"
 
 namespace ckdist {
 namespace {
@@ -48,8 +48,7 @@ void router_scores(const Kernels& kernels, const ckdist_routing& routing, const 
     k.sum_exp(logits, experts, 0.f, -1.f, scores);
     for (int64_t e = 0; e < experts; e++) scores[e] = 1.f / (1.f + scores[e]);
   } else if (routing.scores == ckdist_scores_sqrt_softplus) {
-    for (int64_t e = 0; e < experts; e++)
-      scores[e] = std::sqrt(std::max(logits[e], 0.f) + std::log1p(std::exp(-std::abs(logits[e]))));
+    for (int64_t e = 0; e < experts; e++) scores[e] = std::sqrt(softplus(logits[e]));
   } else {
     const double sum = k.sum_exp(logits, experts, *std::max_element(logits, logits + experts), 1.f, scores);
     for (int64_t e = 0; e < experts; e++) scores[e] = float(scores[e] / sum);

@@ -33,13 +33,9 @@ struct Grouping {
 
   static Grouping carve(Carver& c, int64_t rows, const ckdist_experts_step& step) {
     const int64_t experts = step.sets[0].count + 2;
-    Grouping g;
-    g.groups = reinterpret_cast<ExpertRows*>(c.bytes(experts * int64_t{sizeof(ExpertRows)}));
-    g.tokens = reinterpret_cast<int32_t*>(c.bytes(rows * step.routing.used * 4));
-    g.shares = c.floats(rows * step.routing.used);
-    g.starts = reinterpret_cast<int32_t*>(c.bytes(experts * 4));
-    g.count = reinterpret_cast<int64_t*>(c.bytes(8));
-    return g;
+    return {reinterpret_cast<ExpertRows*>(c.bytes(experts * int64_t{sizeof(ExpertRows)})),
+            reinterpret_cast<int32_t*>(c.bytes(rows * step.routing.used * 4)), c.floats(rows * step.routing.used),
+            reinterpret_cast<int32_t*>(c.bytes(experts * 4)), reinterpret_cast<int64_t*>(c.bytes(8))};
   }
   void make(const ckdist_experts_step& step, const Choice& choice, int64_t rows);
 };

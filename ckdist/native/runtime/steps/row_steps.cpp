@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <numeric>
 
-#include "runtime/query_scale.h"
+#include "runtime/scalars.h"
 #include "runtime/training.h"
 
 namespace ckdist {

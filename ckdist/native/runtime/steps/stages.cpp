@@ -6,33 +6,27 @@
 namespace ckdist {
 namespace {
 
-struct Recv : StepRun<Inference, ckdist_recv_step> {
+struct Recv : InferenceRun<ckdist_recv_step> {
   void run() {
-    int64_t width;
-    float* const out = r.floats(step.out, &width);  // (tokens, hidden)
-    const Range own = r.stage_rows(), all = r.rows_of(thread, r.local_tokens);
-    for (int64_t row = all.begin; row < all.end; row++)
-      if (row < own.begin || row >= own.end) std::fill(out + row * width, out + (row + 1) * width, 0.f);
+    const FloatRows out = r.floats(step.out);  // (tokens, hidden)
+    const Range own = r.stage_rows();
+    each_row(r.local_tokens, [&](int64_t row) {
+      if (row < own.begin || row >= own.end) std::fill_n(out.row(row), out.stride, 0.f);
+    });
     r.meet(thread, index, true,
-           [&](Idle) { r.receive_rows(out + own.begin * width, (own.end - own.begin) * width, index); });
+           [&](Idle) { r.receive_rows(out.row(own.begin), (own.end - own.begin) * out.stride, index); });
     r.finish(thread, index, step.out, r.local_tokens);
   }
 };
 
-struct Send : StepRun<Inference, ckdist_send_step> {
-  static int64_t thread_bytes(const Inference& r, const Fields& step) { return Residual::row_bytes(r, step.y); }
-
+struct Send : ResidualRun<ckdist_send_step> {
   void run() {
-    const Residual residual = Residual::of(r, thread, step, reinterpret_cast<float*>(r.memory(thread)));
-    const int64_t width = r.value(step.y).width;
+    const Residual rows = residual();
     const Range own = r.stage_rows();
-    const Range part = r.rows_of(thread, own.end - own.begin);
-    for (int64_t row = part.begin; row < part.end; row++) {
-      const float* const s = residual.read(own.begin + row, own.begin + row);
-      std::copy(s, s + width, r.outgoing() + row * width);
-    }
+    each_row(own.end - own.begin,
+             [&](int64_t row) { std::copy_n(rows.read(own.begin + row), width(), r.outgoing() + row * width()); });
     r.meet(thread, index, true, [&](Idle) {
-      r.send_rows((own.end - own.begin) * width);
+      r.send_rows((own.end - own.begin) * width());
       r.end_batch(0, index);
     });
   }
