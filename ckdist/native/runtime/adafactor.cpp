@@ -1,6 +1,5 @@
 // Adafactor (Shazeer & Stern 2018, arXiv:1804.04235) without momentum: the second moment of a matrix is the product of
 // the means of its rows and of its columns. Sums are in double, in an order that depends only on the shape.
-#include <algorithm>
 #include <cmath>
 #include <numeric>
 
@@ -16,9 +15,9 @@ constexpr double kClip = 1.0;       // most root mean square of an update
 
 }  // namespace
 
-void Optimizer::adafactor(const AdafactorNumbers& k, const MatrixStack& shape, const Updated& those, float* row,
+void Optimizer::adafactor(const AdafactorNumbers& k, const MatrixStack& shape, const ckdist_update& update, float* row,
                           float* column) {
-  const float* const g = those.gradients;
+  const float* const g = update.gradients;
   const int64_t rows = shape.rows, columns = shape.columns, all = shape.matrices * rows;
   const float kept = float(k.beta), fresh = float(1 - k.beta);
   const double square = k.scale * k.scale;
@@ -45,27 +44,27 @@ void Optimizer::adafactor(const AdafactorNumbers& k, const MatrixStack& shape, c
     for (int64_t i = m * rows; i < (m + 1) * rows; ++i)
       by_row[size_t(i)] = float(k.scale / std::sqrt(double(row[i]) / mean));
   }
-  const auto update = [&](int64_t i, int64_t j) {
+  const auto step = [&](int64_t i, int64_t j) {
     return g[i * columns + j] * by_row[size_t(i)] * by_column[size_t(i / rows * columns + j)];
   };
   sums_.assign(size_t(all), 0.0);
   each_part(all, kRows, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i)
-      for (int64_t j = 0; j < columns; ++j) sums_[size_t(i)] += double(update(i, j)) * double(update(i, j));
+      for (int64_t j = 0; j < columns; ++j) sums_[size_t(i)] += double(step(i, j)) * double(step(i, j));
   });
   const double size = double(all * columns), root = std::sqrt(std::accumulate(sums_.begin(), sums_.end(), 0.0) / size);
   const float keep = float(k.keep), rate = float(k.rate / std::max(1.0, root / kClip));
   each_part(all, kRows, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i)
-      those.parameters.each(0, i * columns, columns, [&](float* p, int64_t at, int64_t n) {
-        for (int64_t j = 0; j < n; ++j) p[j] = keep * p[j] - rate * update(i, at - i * columns + j);
+      parameters(update).each(0, i * columns, columns, [&](float* p, int64_t at, int64_t n) {
+        for (int64_t j = 0; j < n; ++j) p[j] = keep * p[j] - rate * step(i, at - i * columns + j);
       });
   });
 }
 
-void Optimizer::adafactor(const AdafactorNumbers& k, const Updated& those, float* square) {
-  const float* const g = those.gradients;
-  const int64_t n = those.size;
+void Optimizer::adafactor(const AdafactorNumbers& k, const ckdist_update& update, float* square) {
+  const float* const g = update.gradients;
+  const int64_t n = update.n;
   const float kept = float(k.beta), fresh = float(1 - k.beta);
   double sum = 0;
   for (int64_t i = 0; i < n; ++i) {
@@ -74,7 +73,7 @@ void Optimizer::adafactor(const AdafactorNumbers& k, const Updated& those, float
     sum += gradient * gradient / double(square[i]);
   }
   const double rate = k.rate / std::max(1.0, std::sqrt(sum / double(n)) / kClip);
-  those.parameters.each(0, 0, n, [&](float* p, int64_t at, int64_t some) {
+  parameters(update).each(0, 0, n, [&](float* p, int64_t at, int64_t some) {
     for (int64_t i = 0; i < some; ++i)
       p[i] = float(k.keep * p[i] - rate * (g[at + i] * k.scale) / std::sqrt(double(square[at + i])));
   });

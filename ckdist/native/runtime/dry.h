@@ -26,8 +26,8 @@ class DryBreakers {
     int32_t tail;  // index into tails_; 0: empty
   };
   const std::vector<Entry>& entries() const { return entries_; }
-  int64_t tail_length(const Entry& entry) const { return static_cast<int64_t>(tails_[entry.tail].size()); }
-  bool is_head(int32_t token) const { return token < static_cast<int64_t>(heads_.size()) && heads_[token]; }
+  int64_t tail_length(const Entry& entry) const { return int64_t(tails_[entry.tail].size()); }
+  bool is_head(int32_t token) const { return token < int64_t(heads_.size()) && heads_[token]; }
   // True if the token's bytes contain a breaker.
   bool is_breaker(int32_t token) const;
   // The length of the longest tail that follows the head at reversed[i] (reversed[0] is the last token), or -1.

@@ -3,10 +3,7 @@
 // `Inference` and `Training` hold the other data that steps work on. A run of the list allocates no memory.
 #pragma once
 #include <array>
-#include <atomic>
-#include <memory>
 #include <optional>
-#include <vector>
 
 #include "core/export.h"
 
@@ -27,6 +24,12 @@ struct Ahead {
   int step = -1;
   const uint8_t *at = nullptr, *end = nullptr;
 };
+
+// The fields of a step of one kind; null for a step of another.
+template <class Fields>
+const Fields* fields_of(const ckdist_step* step, int32_t kind) {
+  return step->kind == kind ? reinterpret_cast<const Fields*>(step) : nullptr;
+}
 
 // A kind of step. Each file of runtime/steps registers its own (see `RegisteredKind`).
 struct StepKind {
@@ -50,7 +53,11 @@ struct Carver {
     used += (n + 63) / 64 * 64;
     return at;
   }
-  float* floats(int64_t n) { return reinterpret_cast<float*>(bytes(4 * n)); }
+  template <class T>
+  T* array(int64_t n) {
+    return reinterpret_cast<T*>(bytes(n * int64_t{sizeof(T)}));
+  }
+  float* floats(int64_t n) { return array<float>(n); }
 };
 
 // Bytes that carve(carver) takes.
@@ -169,19 +176,28 @@ class Executor {
   // with a barrier.
   template <class Body>
   void parallel_for(int thread, int index, int64_t items, Body&& body) {
-    for (int o = 0; o < active_; o++) {
-      const int owner = (thread + o) % active_;
-      const int64_t begin = items * owner / active_, count = items * (owner + 1) / active_ - begin;
-      std::atomic<int64_t>& taken = threads_[owner].taken;
-      if (count == 0 || (o > 0 && taken.load(std::memory_order_relaxed) >= count)) continue;
-      for (int64_t i; (i = taken.fetch_add(1, std::memory_order_relaxed)) < count;) body(begin + i);
-    }
+    take_shares(
+        thread, active_, [&](int owner) { return items * owner / active_; },
+        [&](int owner) -> std::atomic<int64_t>& { return threads_[owner].taken; }, body);
     meet(thread, index, false, [this](Idle) {
       for (int owner = 0; owner < active_; owner++) threads_[owner].taken.store(0, std::memory_order_relaxed);
     });
   }
 
  protected:
+  // Runs body(item) for the items of a share, and then for those of other shares that nobody has taken. The items of
+  // share s begin at begin(s); taken(s) counts those that are begun.
+  template <class Begin, class Taken, class Body>
+  static void take_shares(int own, int shares, Begin&& begin, Taken&& taken, Body&& body) {
+    for (int o = 0; o < shares; o++) {
+      const int share = (own + o) % shares;
+      const int64_t first = begin(share), count = begin(share + 1) - first;
+      std::atomic<int64_t>& next = taken(share);
+      if (o > 0 && next.load(std::memory_order_relaxed) >= count) continue;  // leaves the line to the other threads
+      for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < count;) body(first + i);
+    }
+  }
+
   // Steps and their kinds, in the order in which they run.
   struct StepList {
     std::vector<const ckdist_step*> steps;

@@ -1,12 +1,6 @@
 #include "runtime/inference.h"
 
-#include <cstddef>
-#include <cstring>
-#include <iterator>
-#include <utility>
-
 #include "copy_engines/stream_engine.h"
-#include "core/error.h"
 
 namespace ckdist {
 
@@ -16,10 +10,9 @@ int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 // Counters that a step needs: for a product, one for each group of rows; for experts, one for each.
 int step_counters(const ckdist_step& step) {
   if (step.kind == ckdist_step_linear) return StepCommunicator::kMaxChunks;
-  if (step.kind != ckdist_step_experts) return 0;
-  const auto& experts = reinterpret_cast<const ckdist_experts_step&>(step);
   int count = 0;
-  for (int set = 0; set < experts.count; set++) count += experts.sets[set].count;
+  if (const auto* experts = fields_of<ckdist_experts_step>(&step, ckdist_step_experts))
+    for (int set = 0; set < experts->count; set++) count += experts->sets[set].count;
   return count;
 }
 }  // namespace
@@ -92,8 +85,8 @@ void Inference::read_lists() {
     facts.token_steps = int(std::find_if_not(steps.begin(), steps.end(), of_tokens) - steps.begin());
     for (const ckdist_step* step : steps) {
       facts.needs_firsts |= step->kind == ckdist_step_attend_cross;
-      facts.needs_rows |= step->kind == ckdist_step_embed &&
-                          reinterpret_cast<const ckdist_embed_step*>(step)->by == ckdist_embed_by_place;
+      const auto* const embed = fields_of<ckdist_embed_step>(step, ckdist_step_embed);
+      facts.needs_rows |= embed != nullptr && embed->by == ckdist_embed_by_place;
       counters = std::max(counters, step_counters(*step));
     }
   }

@@ -3,15 +3,9 @@
 // The number of tokens is data: buffers are sized once for the largest batch. Small batches take a path with fewer
 // barriers (see `replicated`).
 #pragma once
-#include <algorithm>
-#include <atomic>
-#include <memory>
-#include <optional>
-#include <vector>
 
 #include "comm/communicator.h"
 #include "comm/row_exchange.h"
-#include "core/range.h"
 #include "kernels/kernels.h"
 #include "runtime/batch.h"
 #include "runtime/cache_arrays.h"
@@ -291,25 +285,18 @@ class Inference : public Executor {
   // of a group takes the group's next item, then items that other groups have left. A step may do so in two phases.
   template <class Work>
   void take_items(int thread, int index, int64_t items, Work&& work, int phase = 0) {
-    const int groups = pool_->groups(), own = pool_->group_of(thread);
-    for (int o = 0; o < groups; o++) {
-      const int group = (own + o) % groups;
-      const int64_t begin = pool_->share_begin(group, items), count = pool_->share_begin(group + 1, items) - begin;
-      std::atomic<int64_t>& next = counters_[(phase * threads() + group) * most_steps_ + index];
-      if (o > 0 && next.load(std::memory_order_relaxed) >= count) continue;  // leaves the line to the other group
-      for (int64_t i; (i = next.fetch_add(1)) < count;) work(begin + i);
-    }
+    take_shares(
+        pool_->group_of(thread), groups(), [&](int group) { return pool_->share_begin(group, items); },
+        [&](int group) -> auto& { return counters_[(phase * threads() + group) * most_steps_ + index]; }, work);
   }
   int groups() const { return pool_->groups(); }
   // Runs work(item) for items that are divided evenly over the threads. A thread that has finished takes items that
   // others have left.
   template <class Work>
   void for_each_item(int thread, int index, int64_t items, Work&& work) {
-    for (int o = 0; o < active(); o++) {
-      const int owner = (thread + o) % active();
-      const int64_t begin = items * owner / active(), end = items * (owner + 1) / active();
-      for (int64_t i; (i = begin + counters_[owner * most_steps_ + index].fetch_add(1)) < end;) work(i);
-    }
+    take_shares(
+        thread, active(), [&](int owner) { return items * owner / active(); },
+        [&](int owner) -> auto& { return counters_[owner * most_steps_ + index]; }, work);
   }
   // Ends a step that wrote `rows` rows of the value `out`: exchanges them if other ranks read them, else a barrier of
   // this rank's threads.

@@ -1,6 +1,5 @@
 #include "runtime/optimizer_pass.h"
 
-#include <algorithm>
 #include <numeric>
 #include <utility>
 
@@ -22,37 +21,35 @@ double Optimizer::sum_squares(const float* x, int64_t n) {
   return std::accumulate(sums_.begin(), sums_.end(), 0.0);
 }
 
-// Calls update(numbers, values, first, count) for pieces of the parameters.
-template <class Numbers, class Update>
-void Optimizer::each_segment(Numbers numbers, const Segments& segments, const Updated& those, Update&& update) {
+// Calls step(numbers, values, first, count) for pieces of the parameters.
+template <class Numbers, class Step>
+void Optimizer::each_piece(const Numbers& numbers, const ckdist_update& update, Step&& step) {
   const int threads = pool_->size();
-  const int64_t n = those.size;
-  const int64_t lines = (n + kLine - 1) / kLine;
+  const int64_t lines = (update.n + kLine - 1) / kLine;
   Numbers kept = numbers;
   kept.keep = 1.0f;
   pool_->run(threads, [&](int thread) {
     int64_t at = lines * thread / threads * kLine;
-    const int64_t end = std::min(n, lines * (thread + 1) / threads * kLine);
-    int64_t s = std::upper_bound(segments.ends, segments.ends + segments.count, at) - segments.ends;
-    for (; at < end; ++s) {
-      const int64_t until = std::min(end, segments.ends[s]);
-      const Numbers& own = segments.decays[s] ? numbers : kept;
-      those.parameters.each(s, at, until - at, [&](float* p, int64_t i, int64_t count) { update(own, p, i, count); });
+    const int64_t end = std::min(update.n, lines * (thread + 1) / threads * kLine);
+    int64_t part = std::upper_bound(update.ends, update.ends + update.parts, at) - update.ends;
+    for (; at < end; ++part) {
+      const int64_t until = std::min(end, update.ends[part]);
+      const Numbers& own = update.decays[part] ? numbers : kept;
+      parameters(update).each(part, at, until - at, [&](float* p, int64_t i, int64_t n) { step(own, p, i, n); });
       at = until;
     }
   });
 }
 
-void Optimizer::adamw(const AdamwNumbers& numbers, const Segments& segments, const Updated& those, float* mean,
-                      float* square) {
-  each_segment(numbers, segments, those, [&](const AdamwNumbers& k, float* p, int64_t i, int64_t n) {
-    kernels_.optimizer.adamw(k, p, those.gradients + i, mean + i, square + i, n);
+void Optimizer::adamw(const AdamwNumbers& numbers, const ckdist_update& update, float* mean, float* square) {
+  each_piece(numbers, update, [&](const AdamwNumbers& k, float* p, int64_t i, int64_t n) {
+    kernels_.optimizer.adamw(k, p, update.gradients + i, mean + i, square + i, n);
   });
 }
 
-void Optimizer::sgd(const SgdNumbers& numbers, const Segments& segments, const Updated& those, float* momentum) {
-  each_segment(numbers, segments, those, [&](const SgdNumbers& k, float* p, int64_t i, int64_t n) {
-    kernels_.optimizer.sgd(k, p, those.gradients + i, momentum + i, n);
+void Optimizer::sgd(const SgdNumbers& numbers, const ckdist_update& update, float* momentum) {
+  each_piece(numbers, update, [&](const SgdNumbers& k, float* p, int64_t i, int64_t n) {
+    kernels_.optimizer.sgd(k, p, update.gradients + i, momentum + i, n);
   });
 }
 

@@ -2,7 +2,6 @@
 //
 // A block of 256 elements has a scale: its element with the largest magnitude, with its sign. So this element has the
 // code of 1, and codes that are quantised again do not change.
-#include <algorithm>
 #include <array>
 #include <cmath>
 
@@ -52,18 +51,18 @@ float quantise(const Codes& codes, const float* x, int64_t n, uint8_t* out) {
 
 }  // namespace
 
-void Optimizer::adamw_8bit(const AdamwNumbers& numbers, const Updated& those, const QuantizedMoment& mean,
+void Optimizer::adamw_8bit(const AdamwNumbers& numbers, const ckdist_update& update, const QuantizedMoment& mean,
                            const QuantizedMoment& square) {
   static const Codes both(true), positive(false);
-  each_part(those.size, kBlock, [&](int64_t at, int64_t end) {
+  each_part(update.n, kBlock, [&](int64_t at, int64_t end) {
     float m[kBlock], v[kBlock];
     const int64_t b = at / kBlock, count = end - at;
     for (int64_t i = 0; i < count; ++i) {
       m[i] = both.values[mean.codes[at + i]] * mean.scales[b];
       v[i] = positive.values[square.codes[at + i]] * square.scales[b];
     }
-    those.parameters.each(0, at, count, [&](float* p, int64_t first, int64_t some) {
-      kernels_.optimizer.adamw(numbers, p, those.gradients + first, m + (first - at), v + (first - at), some);
+    parameters(update).each(0, at, count, [&](float* p, int64_t first, int64_t some) {
+      kernels_.optimizer.adamw(numbers, p, update.gradients + first, m + (first - at), v + (first - at), some);
     });
     mean.scales[b] = quantise(both, m, count, mean.codes + at);
     square.scales[b] = quantise(positive, v, count, square.codes + at);

@@ -5,9 +5,6 @@
 
 #include <chrono>
 #include <cstdlib>
-#include <new>
-
-#include "core/futex.h"
 
 namespace ckdist {
 namespace {
@@ -36,7 +33,7 @@ Repacker::Repacker(Way way, std::vector<const SlicedMatrix*> own, std::vector<co
   for (size_t i = 0; i < own_.size(); ++i) {
     first_[own_[i]] = slices_.size();
     for (int64_t slice = 0; slice < own_[i]->count(); ++slice) {
-      slices_.push_back({static_cast<int32_t>(i), static_cast<int32_t>(slice)});
+      slices_.push_back({int32_t(i), int32_t(slice)});
       bytes_ += own_[i]->bytes(slice);
     }
   }
@@ -102,7 +99,7 @@ int64_t Repacker::ready_bytes() const {
 
 double Repacker::seconds() const {
   std::lock_guard<std::mutex> lock(mutex_);
-  return static_cast<double>((end_ns_ ? end_ns_ : now_ns()) - begin_ns_) * 1e-9;
+  return double((end_ns_ ? end_ns_ : now_ns()) - begin_ns_) * 1e-9;
 }
 
 std::string Repacker::trouble() const {
@@ -118,9 +115,7 @@ bool Repacker::steps_run() const {
 bool Repacker::claim_within_limit(const SlicedMatrix& matrix, int64_t slice) {
   if (way_.until >= 1) return matrix.claim(slice);
   const int64_t bytes = matrix.bytes(slice);
-  if (static_cast<double>(claimed_.fetch_add(bytes) + bytes) <= way_.until * static_cast<double>(bytes_) &&
-      matrix.claim(slice))
-    return true;
+  if (double(claimed_.fetch_add(bytes) + bytes) <= way_.until * double(bytes_) && matrix.claim(slice)) return true;
   claimed_ -= bytes;
   return false;
 }
@@ -210,8 +205,7 @@ void Repacker::fill(int number) {
     Staged* to = staged;
     while (!settle(*to)) to = to + 1 == staged + kStaged ? staged : to + 1;
     if (!to->bytes)
-      to->bytes.reset(
-          static_cast<uint8_t*>(std::aligned_alloc(4096, static_cast<size_t>((largest + 4095) / 4096 * 4096))));
+      to->bytes.reset(static_cast<uint8_t*>(std::aligned_alloc(4096, size_t((largest + 4095) / 4096 * 4096))));
     if (!to->bytes) throw std::bad_alloc();
     matrix.stored().pack(matrix.begin(slice), matrix.begin(slice + 1), to->bytes.get(), &rows);
     matrix.arena().will_write(matrix.place(slice), matrix.bytes(slice));
@@ -220,7 +214,7 @@ void Repacker::fill(int number) {
     to->matrix = &matrix, to->slice = slice;
     for (Staged& one : staged) settle(one);
     const int64_t end_ns = now_ns();
-    if (lane) lane->add(ckdist_trace_copy, begin_ns, end_ns, static_cast<int32_t>(matrix.bytes(slice) >> 10));
+    if (lane) lane->add(ckdist_trace_copy, begin_ns, end_ns, int32_t(matrix.bytes(slice) >> 10));
     make_room(number, end_ns - begin_ns);
   }
   for (Staged& one : staged)
@@ -232,7 +226,7 @@ void Repacker::fill(int number) {
 }
 
 void Repacker::read_ahead(size_t from) {
-  const size_t until = std::min(slices_.size(), from + static_cast<size_t>(kAheadBytes / SlicedMatrix::kSliceBytes));
+  const size_t until = std::min(slices_.size(), from + size_t(kAheadBytes / SlicedMatrix::kSliceBytes));
   for (size_t i; (i = read_.load(std::memory_order_relaxed)) < until;) {
     if (!read_.compare_exchange_weak(i, i + 1, std::memory_order_relaxed)) continue;
     const SlicedMatrix& matrix = *own_[slices_[i].matrix];

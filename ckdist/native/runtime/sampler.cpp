@@ -1,8 +1,6 @@
 #include "runtime/sampler.h"
 
-#include <algorithm>
 #include <cmath>
-#include <limits>
 
 #include "core/error.h"
 

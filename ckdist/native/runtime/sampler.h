@@ -14,9 +14,7 @@
 // A removed token has the lowest finite logit, kRemoved.
 #pragma once
 #include <algorithm>
-#include <cstdint>
 #include <limits>
-#include <vector>
 
 #include "core/export.h"
 

@@ -4,7 +4,6 @@
 // A slot holds the states of all layers after a known number of tokens. A step that would continue from the state of
 // other tokens is refused.
 #pragma once
-#include <cstdint>
 #include <vector>
 
 #include "core/export.h"
@@ -53,7 +52,6 @@ class StateSlots {
 
  private:
   void check(const BatchView& batch) const;
-  static void transpose(Layer& layer, int part, const float* stored, int64_t channels, float scale);
 
   const int64_t slots_;
   int64_t bytes_ = 0;

@@ -1,13 +1,6 @@
-#include "runtime/training.h"
 
 #include <sys/mman.h>
-#include <unistd.h>
 
-#include <algorithm>
-#include <numeric>
-
-#include "core/error.h"
-#include "core/futex.h"
 #include "runtime/steps/packs.h"
 
 namespace ckdist {
@@ -173,13 +166,11 @@ double Training::run(const ckdist_training_batch& those, const ckdist_training_p
   seconds_[ckdist_step_reduce_gradients] += double(now_ns() - start) * 1e-9;
   double loss = 0;
   for (int64_t t = 0; t < batch.tokens; ++t) loss += losses[t] * weight(t);
-  if (those.token_losses) {
-    std::fill_n(those.token_losses, those.tokens, 0.f);
-    for (int64_t t = 0; t < batch.tokens; ++t) those.token_losses[batch.given[t]] = float(losses[t]);
-  }
-  if (those.best_tokens) {
-    std::fill_n(those.best_tokens, those.tokens, -1);
-    for (int64_t t = 0; t < batch.tokens; ++t) those.best_tokens[batch.given[t]] = batch.best[t];
+  if (those.token_losses) std::fill_n(those.token_losses, those.tokens, 0.f);
+  if (those.best_tokens) std::fill_n(those.best_tokens, those.tokens, -1);
+  for (int64_t t = 0; t < batch.tokens; ++t) {
+    if (those.token_losses) those.token_losses[batch.given[t]] = float(losses[t]);
+    if (those.best_tokens) those.best_tokens[batch.given[t]] = batch.best[t];
   }
   return loss;
 }
@@ -193,7 +184,7 @@ std::array<double, ckdist_step_kinds + 1> Training::times() const {
 
 void Training::replay(int thread) {
   if (!frozen_packed_)
-    for (const int32_t index : frozen_) make_pack(*this, thread, 0, &index, &packed_[index], 1);
+    for (const int32_t index : frozen_) ckdist::make_packs(*this, thread, 0, {{index}, {packed_[index]}, 1});
   if (pass_.clear) clear(thread);
   walk(thread, int(list_->steps.size()), true);
 }
@@ -269,14 +260,9 @@ void Training::sum_over_tensor(float* x, int64_t n) const {
   if (tensor_) tensor_->run([x, n](Collectives& c) { c.all_reduce(x, x, n, Element::f32, ReduceOp::sum); });
 }
 
-void Training::gather_over_tensor(const void* own, int64_t n, void* all) const {
-  const std::vector<int64_t> bytes(tensor_->size, n);
-  tensor_->run([&](Collectives& c) { c.all_gather(own, all, bytes.data()); });
-}
-
-void Training::gather_sequence(const void* own, int64_t n, void* all) const {
-  const std::vector<int64_t> bytes(sequence_->size, n);
-  sequence_->run([&](Collectives& c) { c.all_gather(own, all, bytes.data()); });
+void Training::gather(Communicator& ranks, const void* own, int64_t n, void* all) {
+  const std::vector<int64_t> bytes(ranks.size, n);
+  ranks.run([&](Collectives& c) { c.all_gather(own, all, bytes.data()); });
 }
 
 void Training::scatter_sequence(const float* all, int64_t n, float* own) const {

@@ -4,11 +4,6 @@
 // computed in chunks of fixed size, which are added in order. So the results are identical bit for bit in every run and
 // for any number of threads.
 #pragma once
-#include <algorithm>
-#include <array>
-#include <memory>
-#include <optional>
-#include <vector>
 
 #include "core/error.h"
 #include "core/export.h"
@@ -108,6 +103,12 @@ class Training : public Executor {
     packing.widen(operand(index, token).at, width(index), buffer);
     return buffer;
   }
+  // Columns [column, column + n) of a row as floats.
+  void copy(int index, int64_t token, int64_t column, int64_t n, float* to) const {
+    const uint8_t* const from = operand(index, token).at + column * bytes_of(index);
+    if (narrow(index)) packing.widen(from, n, to);
+    else std::copy_n(reinterpret_cast<const float*>(from), n, to);
+  }
   // The address for writing a row as floats. Call `written` afterwards.
   float* write(int index, int64_t token, float* buffer) const { return narrow(index) ? buffer : floats(index, token); }
   void written(int index, int64_t token, const float* row) const { store(index, token, 0, row, width(index)); }
@@ -170,12 +171,12 @@ class Training : public Executor {
   int64_t chunk_tokens() const { return batch.tokens / 2; }
   int64_t own_chunk(int64_t i) const { return i ? 2 * sequence_ranks() - 1 - sequence_rank() : sequence_rank(); }
   int64_t most_keys() const { return program.max_tokens * sequence_ranks(); }  // of a sequence
-  void gather_sequence(const void* own, int64_t n, void* all) const;           // n bytes of every rank, in rank order
+  // Gather n bytes of every rank, in rank order.
+  void gather_sequence(const void* own, int64_t n, void* all) const { gather(*sequence_, own, n, all); }
+  void gather_over_tensor(const void* own, int64_t n, void* all) const { gather(*tensor_, own, n, all); }
   // Sums `all`, n floats for each rank, over the ranks. Each gets its own part.
   void scatter_sequence(const float* all, int64_t n, float* own) const;
   void sum_over_tensor(float* x, int64_t n) const;
-  // Gathers n bytes of every rank, in rank order.
-  void gather_over_tensor(const void* own, int64_t n, void* all) const;
   // The range of the batch's rows that this rank exchanges with other stages.
   std::pair<int64_t, int64_t> own_rows(bool shared) const {
     const auto begin = [&](int64_t rank) { return batch.tokens * rank / tensor_ranks(); };
@@ -200,6 +201,7 @@ class Training : public Executor {
   };
   Share share_of(int rank, int64_t begin, int64_t end) const;
   std::vector<int64_t> sizes_of_shares(int64_t begin, int64_t end, int64_t factor) const;  // by rank, times `factor`
+  static void gather(Communicator& ranks, const void* own, int64_t n, void* all);
   void scatter(Collectives& c, const ckdist_reduce_gradients_step& step) const;
 
   void make_packs();
@@ -260,6 +262,14 @@ struct TrainingRun : StepRun<Training, Fields> {
   }
   float* row_buffer(int n) const { return this->r.row_buffer(this->thread, n); }
   static int64_t thread_bytes(const Training& r, const Fields&) { return r.row_buffers_bytes(); }
+};
+
+// A training step whose rows are independent of each other. `Run` has token(t).
+template <class Run, class Fields>
+struct TokenRun : TrainingRun<Fields> {
+  void run() {
+    this->each_token([&](int64_t t) { static_cast<Run*>(this)->token(t); });
+  }
 };
 
 }  // namespace ckdist

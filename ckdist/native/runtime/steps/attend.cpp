@@ -1,5 +1,4 @@
 // Attention over the KV cache: normalizes and rotates queries and keys, stores keys and values, and attends.
-#include <cmath>
 
 #include "runtime/steps/attention_run.h"
 #include "runtime/steps/residual.h"
@@ -56,19 +55,14 @@ struct Attend : Carved<Attend, AttentionRun<Attend, ckdist_attend_step>> {
     const CacheShape& cache = layer().cache;
     const int64_t head = int64_t(layer().first_head[kv_head]) * cache.key_width,
                   key_column = int64_t(kv_head) * cache.key_width, value_column = int64_t(kv_head) * cache.value_width;
-    if (step.rotated < 0) {
-      float* const q = r.floats(step.q).row(token) + head;
-      if (!stores()) return {q, nullptr, nullptr, q, nullptr};
-      float* const key = r.floats(step.k).row(token) + key_column;
-      return {q, key, r.floats(step.v).row(token) + value_column, q, key};
-    }
-    if (r.rank_of(token) != r.ranks->local_rank)
+    const bool in_place = step.rotated < 0;  // else inputs are in the slot of the token's rank
+    if (!in_place && r.rank_of(token) != r.ranks->local_rank)
       r.count_moved(thread, ((layer().heads_per_kv[kv_head] + 1) * cache.key_width + cache.value_width) * 4);
-    float* const rotated = r.floats(step.rotated).row(token) + head;
-    if (!stores()) return {r.peer_row(step.q, token) + head, nullptr, nullptr, rotated, nullptr};
-    return {r.peer_row(step.q, token) + head, r.peer_row(step.k, token) + key_column,
-            r.peer_row(step.v, token) + value_column, rotated,
-            buffers().key};  // inputs in the slot of the token's rank
+    const float* const q = r.row_of(step.q, token) + head;
+    float* const rotated = r.floats(in_place ? step.q : step.rotated).row(token) + head;
+    if (!stores()) return {q, nullptr, nullptr, rotated, nullptr};
+    return {q, r.row_of(step.k, token) + key_column, r.row_of(step.v, token) + value_column, rotated,
+            in_place ? r.floats(step.k).row(token) + key_column : buffers().key};
   }
 
   // Keys and values of the batch are stored: the layer has a cache of its own.
@@ -143,7 +137,7 @@ struct Attend : Carved<Attend, AttentionRun<Attend, ckdist_attend_step>> {
   void run() {
     const int kv_heads = layer().kv_heads;
     if (!one_token_each() || step.listed >= 0) return attend_prompt();
-    if (r.active() > 1 && kv_heads > 0) {
+    if (kv_heads > 0) {
       const Split split = split_of();
       if (split.spans_each > 0) return attend_split(split);
     }

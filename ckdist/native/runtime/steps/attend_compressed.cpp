@@ -2,8 +2,6 @@
 //
 // The rows that a token sees are copied, in the order of their positions, to blocks of a thread; the kernels attend to
 // these blocks. So the bits of a token depend on its rows alone.
-#include <cmath>
-#include <cstring>
 
 #include "runtime/steps/attention_run.h"
 #include "runtime/steps/residual.h"
@@ -25,8 +23,8 @@ struct AttendCompressed : Carved<AttendCompressed, AttentionRun<AttendCompressed
     const Inference::Layer& layer = r.layers[step.layer];
     const int64_t blocks = blocks_of(step.window + most_entries(r, step)), width = layer.cache.key_width;
     return {c.bytes(r.kernels.attention.scratch_bytes(layer.cache, kLatentTile, layer.max_heads_per_kv)),
-            c.bytes(blocks * layer.head_bytes), reinterpret_cast<int32_t*>(c.bytes(blocks * int64_t{sizeof(int32_t)})),
-            c.floats(width), c.floats(WindowCache::room_floats(width))};
+            c.bytes(blocks * layer.head_bytes), c.array<int32_t>(blocks), c.floats(width),
+            c.floats(WindowCache::room_floats(width))};
   }
   static int64_t most_entries(const Inference& r, const Fields& step) {
     if (step.entries.ratio == 0) return 0;
@@ -118,8 +116,7 @@ struct AttendCompressed : Carved<AttendCompressed, AttentionRun<AttendCompressed
     r.kernels.attention.attend(task, buffers().scratch);
     const Rope rope = rotation(number, token.position);
     for (int h = 0; h < task.heads && rope.dims > 0; h++) {
-      float* const end = task.out + h * task.out_head_stride + task.value_width - rope.dims;
-      const Row row = {reinterpret_cast<uint8_t*>(end), false};
+      const Row row = float_row(task.out + h * task.out_head_stride + task.value_width - rope.dims);
       r.kernels.row.rope(row, rope, true, rope.dims, rope.dims, row);
     }
   }

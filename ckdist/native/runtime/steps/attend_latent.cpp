@@ -33,7 +33,7 @@ struct AttendLatent : Carved<AttendLatent, AttentionRun<AttendLatent, ckdist_att
 
   void attend() {
     const bool single = one_token_each();
-    const Split split = single && step.listed < 0 && r.active() > 1 ? split_of() : Split{};
+    const Split split = single && step.listed < 0 ? split_of() : Split{};
     if (split.spans_each > 0) clear_parts();
     each_stored(1, [&](int sequence, int64_t token, int) { store_key(sequence, token); });
     rotate_queries();

@@ -70,8 +70,7 @@ struct AttendPacked : PackedAttention<ckdist_attend_packed_step> {
       r.scratch_product.multiply(values, 0, tiles_of(d), s.p, p_stride, queries, s.sums, round16(d), false);
       for (int64_t i = 0; i < queries; ++i) {
         const Operand o = value_head(step.out, token + i, head);
-        r.kernels.row.scale({reinterpret_cast<uint8_t*>(s.sums + i * round16(d)), false}, inverse[i], d,
-                            {o.at, r.narrow(step.out)});
+        r.kernels.row.scale(float_row(s.sums + i * round16(d)), inverse[i], d, {o.at, r.narrow(step.out)});
         if (head + 1 == heads) r.pad(step.out, token + i);
       }
     }

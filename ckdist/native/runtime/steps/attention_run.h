@@ -1,7 +1,6 @@
 // Common parts of the attention steps: how their work is divided over threads, by kv-heads, query tokens or spans of
 // the context.
 #pragma once
-#include <atomic>
 
 #include "runtime/scalars.h"
 #include "runtime/steps/layer_run.h"
@@ -67,8 +66,7 @@ struct AttentionRun : LayerRun<StepFields> {
     return (r.kernels.attention.part_bytes(layer.cache, 1, heads) + 63) / 64 * 64;
   }
   static Parts parts(Carver& c, const Inference& r, const Inference::Layer& layer) {
-    const int64_t merged = r.program.max_sequences * layer.kv_heads * int64_t{sizeof(std::atomic<int64_t>)};
-    return {reinterpret_cast<std::atomic<int64_t>*>(c.bytes(merged)),
+    return {c.array<std::atomic<int64_t>>(r.program.max_sequences * layer.kv_heads),
             c.bytes(part_count(r, layer) * part_bytes(r, layer, layer.max_heads_per_kv))};
   }
   Parts parts() const {
@@ -155,8 +153,7 @@ struct AttentionRun : LayerRun<StepFields> {
   // blocks: listed_blocks(), times the kv-heads if blocks are listed, which are not `copied`
   static Listed carve_listed(Carver& c, const Inference& r, const Inference::Layer& layer, int64_t blocks,
                              bool copied) {
-    return {c.bytes(copied ? slots(r) * blocks * layer.index_offset : 0),
-            reinterpret_cast<int32_t*>(c.bytes(slots(r) * blocks * int64_t{sizeof(int32_t)}))};
+    return {c.bytes(copied ? slots(r) * blocks * layer.index_offset : 0), c.array<int32_t>(slots(r) * blocks)};
   }
   Listed listed() const {
     Carver c{r.workspace()};
@@ -234,7 +231,7 @@ struct AttentionRun : LayerRun<StepFields> {
   // Attention of all tokens, whose keys are stored.
   void attend_listed() {
     if (this->one_token_each()) {
-      const Split split = r.active() > 1 ? split_of() : Split{};
+      const Split split = split_of();
       if (split.spans_each > 0) clear_parts();
       copy_listed(0, r.batch.tokens);
       r.meet(thread, index);
@@ -263,6 +260,7 @@ struct AttentionRun : LayerRun<StepFields> {
   // longest item is a large part of one thread's share.
   Split split_of() {
     Split split;
+    if (r.active() == 1) return split;
     int64_t longest = 0;
     for (int s = 0; s < r.batch.sequences; s++) {
       const AttentionTask task = placed(s, 0, 1);

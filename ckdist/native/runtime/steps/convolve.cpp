@@ -1,6 +1,5 @@
 // Causal depthwise convolutions over packed sequences, and their gradients. The gradients of weights are summed in
 // chunks of tokens, which are added in order.
-#include <algorithm>
 
 #include "runtime/training.h"
 
@@ -21,9 +20,7 @@ template <class Run>
 void read_before(const Run& run, int64_t first, int64_t end, float* rows) {
   const int64_t n = run.r.width(run.step.x), before = run.step.taps - 1;
   for (int64_t t = std::max<int64_t>(first - before, 0); t < end; ++t) {
-    float* const to = rows + (t - first + before) * n;
-    const float* const x = run.r.read(run.step.x, t, to);
-    if (x != to) std::copy_n(x, n, to);
+    run.r.copy(run.step.x, t, 0, n, rows + (t - first + before) * n);
   }
 }
 

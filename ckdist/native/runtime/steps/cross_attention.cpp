@@ -34,15 +34,12 @@ struct AttendCross : AttentionRun<AttendCross, ckdist_attend_cross_step> {
 
   void attend() {
     if (!one_token_each()) return attend_tiles();
-    if (const Split split = r.active() > 1 ? split_of() : Split{}; split.spans_each > 0) {
+    const Split split = split_of();
+    if (split.spans_each > 0) {
       clear_parts();
       r.meet(thread, index);
-      return attend_parts(split);
     }
-    const int kv_heads = layer().kv_heads;
-    r.take_items(thread, index, r.batch.sequences * kv_heads, [&](int64_t i) {
-      r.kernels.attention.attend(task_of({int(i / kv_heads), 0, 1, int(i % kv_heads)}), r.memory(thread));
-    });
+    attend_single(split);
   }
 };
 

@@ -53,7 +53,7 @@ struct DeltaPacked : Carved<DeltaPacked, TrainingRun<ckdist_delta_packed_step>> 
       const int64_t count = std::min(kChunk, all - first), token = of.first(sequence) + first;
       for (int64_t t = 0; t < count; ++t) {
         float* const v = own.v + t * columns;
-        of.part(step.v, token + t, head * values, values, v);
+        r.copy(step.v, token + t, head * values, values, v);
         std::fill(v + values, v + columns, 0.f);
       }
       r.kernels.delta_rule.update({int(count), own.rows.q + first * keys, own.rows.k + first * keys, own.v,
@@ -181,7 +181,7 @@ struct DeltaGrad : Carved<DeltaGrad, TrainingRun<ckdist_delta_grad_step>> {
     for (int64_t t = 0; t < of.tokens(sequence); ++t) {
       const float *const decay = own.rows.decay + t * n, *const d_decay = own.sums.decay + t * n;
       float *const da = own.result, beta = own.rows.beta[t], d_beta = own.sums.beta[t], d_rate = 0;
-      of.part(step.a, start + t, head * n, n, own.gates);
+      r.copy(step.a, start + t, head * n, n, own.gates);
       for (int64_t i = 0; i < n; ++i) {
         const float d_log = d_decay[i] * decay[i];  // of the decay's logarithm
         if (!step.corrects) {
@@ -212,7 +212,7 @@ struct DeltaGrad : Carved<DeltaGrad, TrainingRun<ckdist_delta_grad_step>> {
     const int64_t n = of.key_width(), start = of.first(sequence);
     const auto store = [&](int32_t x, int32_t dx, const float* sum, float scale, int64_t t) {
       if (step.corrects) {
-        of.part(x, start + t, key_head * n, n, own.row);
+        r.copy(x, start + t, key_head * n, n, own.row);
         r.kernels.state_gradient.l2_norm(own.row, sum, step.l2_eps, scale, n, own.result);
         sum = own.result;
       }

@@ -6,10 +6,10 @@
 // So each weight is read once for all rows of its expert, and a token's sum has one order in any batch.
 #include "runtime/scalars.h"
 #include "runtime/shares.h"
-#include "runtime/steps/expert_exchange.h"
 #include "runtime/steps/low_rank.h"
 #include "runtime/steps/packed_weight.h"
 #include "runtime/steps/residual.h"
+#include "runtime/steps/routing.h"
 
 namespace ckdist {
 namespace {

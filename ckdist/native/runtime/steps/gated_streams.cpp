@@ -1,6 +1,5 @@
 // Streams of hidden states that gates of low rank read, and that each part of a layer writes to. A thread computes
 // whole streams of a token, or chunks of columns, so the bits do not depend on the threads.
-#include <cmath>
 
 #include "runtime/scalars.h"
 #include "runtime/steps/residual.h"
@@ -86,8 +85,7 @@ struct GateStreams : StreamsRun<GateStreams, ckdist_gate_streams_step> {
     const float* const x = row(step.x, t, first);
     k.rms_norm(row(step.key, t, first), r.vector(step.key_norm) + first, step.eps, n, key);
     k.rms_norm(x, r.vector(step.query_norm) + first, step.eps, n, query);
-    const auto as_row = [](float* at) { return Row{reinterpret_cast<uint8_t*>(at), false}; };
-    const float score = r.kernels.row.dot(as_row(key), as_row(query), n) / std::sqrt(float(n));
+    const float score = r.kernels.row.dot(float_row(key), float_row(query), n) / std::sqrt(float(n));
     const float size = std::sqrt(std::max(std::fabs(score), 1e-6f));
     float *const sum = row(step.sum, t, first), *const rows = row(step.rows, t, first);
     scaled(row(step.value, t), sigmoid(score > 0.f ? size : score < 0.f ? -size : 0.f), n, sum);

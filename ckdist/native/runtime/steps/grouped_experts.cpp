@@ -119,7 +119,7 @@ struct ExpertsRun : TrainingRun<Fields> {
     const int64_t rank = this->r.width(to), stride = m.tile_count() * kTileRows;
     multiply(m, x, rows, own.a, stride);
     for (int64_t i = 0; i < rows; ++i) {
-      const Row y{reinterpret_cast<uint8_t*>(own.a + i * stride), false};
+      const Row y = float_row(own.a + i * stride);
       this->r.kernels.row.scale(y, this->step.scale, rank, y);
       this->r.store(to, first + i, 0, own.a + i * stride, rank);
     }
@@ -324,12 +324,12 @@ struct GroupedExpertsGrad : ExpertsRun<ckdist_grouped_experts_grad_step> {
       add_low(down_a, step.low[kDown].d_low, first, rows, own.a, s.stride);
       for (int64_t i = 0; i < rows; ++i) {
         const int64_t row = first + i;
-        const Row d{reinterpret_cast<uint8_t*>(own.a + i * s.stride), false},
-            joined{reinterpret_cast<uint8_t*>(own.b), false}, gate = part(step.gate, row, s.begin),
-                                                              up = part(step.up, row, s.begin);
+        const Row d = float_row(own.a + i * s.stride), joined = float_row(own.b), gate = part(step.gate, row, s.begin),
+                  up = part(step.up, row, s.begin);
         r.kernels.row.gated(function, gate, up, s.columns, joined);
         of_shares[row * count + number] = r.kernels.row.dot(joined, d, s.columns);
-        if (down_bias != nullptr) of_shares[row * count] += dot(down_bias, r.row(step.dy, groups.tokens[row]));
+        if (down_bias != nullptr)
+          of_shares[row * count] += r.kernels.row.dot(float_row(down_bias), r.row(step.dy, groups.tokens[row]), hidden);
         r.kernels.row.scale(joined, share(row), s.columns, part(step.joined, row, s.begin));
         r.kernels.row.scale(d, share(row), s.columns, d);
         r.kernels.row.gated_grad(function, gate, up, d, s.columns, part(step.d_gate, row, s.begin),
@@ -338,9 +338,6 @@ struct GroupedExpertsGrad : ExpertsRun<ckdist_grouped_experts_grad_step> {
           for (const int32_t value : {step.joined, step.d_gate, step.d_up}) r.pad(value, row);
       }
     });
-  }
-  float dot(const float* bias, Row dy) const {
-    return r.kernels.row.dot({reinterpret_cast<uint8_t*>(const_cast<float*>(bias)), false}, dy, hidden);
   }
 
   void sum_share(int64_t row, int64_t count) const {
@@ -450,7 +447,7 @@ struct GroupedExpertsGrad : ExpertsRun<ckdist_grouped_experts_grad_step> {
         r.kernels.elementwise.add(row, n, to + column);
       }
     };
-    const Row to{reinterpret_cast<uint8_t*>(row), false};
+    const Row to = float_row(row);
     sum(step.gate_bias_gradient, step.bias_column, ffn,
         [&](int64_t at) { r.kernels.row.scale(r.row(step.d_gate, at), 1.f, ffn, to); });
     sum(step.up_bias_gradient, step.bias_column, ffn,

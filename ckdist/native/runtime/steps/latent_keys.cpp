@@ -1,6 +1,5 @@
 // Keys of every head from latent vectors, in training, and their gradients. The thread that multiplies by a head's
 // matrix packs it. Sums over heads are in the order of heads.
-#include <algorithm>
 
 #include "runtime/steps/part_products.h"
 
@@ -103,9 +102,7 @@ struct LatentKeysGrad : Carved<LatentKeysGrad, TrainingRun<ckdist_latent_keys_gr
     for (int64_t t = first; t < first + tokens && behind > 0; ++t) {
       std::fill_n(sum, behind, 0.f);
       for (int64_t head = 0; head < of.heads; ++head) {
-        const uint8_t* const x = r.head_of(step.dy, t, head, of.width).at + of.columns * r.element_bytes();
-        if (r.narrow(step.dy)) r.packing.widen(x, behind, part);
-        else std::copy_n(reinterpret_cast<const float*>(x), behind, part);
+        r.copy(step.dy, t, head * of.width + of.columns, behind, part);
         r.kernels.elementwise.add(part, behind, sum);
       }
       r.store(step.dx, t, step.rank, sum, behind);

@@ -166,15 +166,8 @@ struct Linear : Carved<Linear, InferenceRun<ckdist_linear_step>> {
     const Shares shares(bytes, piece_tile(r, step), r.active(), true);
     each_range(r, step, shares.begin(thread), shares.begin(thread + 1), shares.first(),
                [&](int m, int s, int64_t, int64_t begin, int64_t end) {
-                 if (ahead.at != nullptr) return;
-                 const Weight& weight = r.weight(step.products[m].weight.first + s);
-                 const Matrix& w = weight.matrix;
-                 if (weight.sliced && !weight.sliced->whole()) {
-                   const int64_t slice = weight.sliced->slice_of(begin);
-                   end = weight.sliced->ready(slice) ? std::min(end, weight.sliced->begin(slice + 1)) : begin;
-                 }
-                 ahead.at = w.tiles + begin * w.tile_bytes;
-                 ahead.end = ahead.at + std::min((end - begin) * w.tile_bytes, kAheadBytes);
+                 if (ahead.at == nullptr)
+                   read_ahead(r.weight(step.products[m].weight.first + s), begin, end, kAheadBytes, ahead);
                });
   }
 

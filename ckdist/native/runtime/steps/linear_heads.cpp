@@ -91,11 +91,8 @@ struct LinearHeads : InferenceRun<ckdist_linear_heads_step> {
     const Items items = items_of(r, step);
     if (thread >= step.weight.count * items.chunks * items.pieces) return;
     const Weight& weight = r.weight(step.weight.first + int(thread / items.pieces / items.chunks));
-    if (weight.sliced && !weight.sliced->whole()) return;
-    const Matrix& w = weight.matrix;
-    const int64_t begin = w.tile_count() * (thread % items.pieces) / items.pieces;
-    ahead.at = w.tiles + begin * w.tile_bytes;
-    ahead.end = w.tiles + w.tile_count() * w.tile_bytes;
+    const int64_t tiles = weight.matrix.tile_count();
+    read_ahead(weight, tiles * (thread % items.pieces) / items.pieces, tiles, INT64_MAX, ahead);
   }
 };
 

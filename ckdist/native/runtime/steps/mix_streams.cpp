@@ -2,7 +2,6 @@
 //
 // A thread computes chunks of columns. The sums over a row are added in the order of the chunks, so the bits do not
 // depend on the threads.
-#include <cmath>
 
 #include "runtime/scalars.h"
 #include "runtime/steps/residual.h"
@@ -47,11 +46,6 @@ struct MixStreams : InferenceRun<ckdist_mix_streams_step> {
     r.finish(thread, index, step.out, r.local_tokens);
   }
 
-  float dot(const float* x, const float* y, int64_t n) const {
-    const auto row = [](const float* of) { return Row{reinterpret_cast<uint8_t*>(const_cast<float*>(of)), false}; };
-    return r.kernels.row.dot(row(x), row(y), n);
-  }
-
   // Makes a chunk of the streams, and its parts of the sums.
   void add(int64_t t, int64_t chunk) const {
     const ElementwiseKernel& k = r.kernels.elementwise;
@@ -69,7 +63,8 @@ struct MixStreams : InferenceRun<ckdist_mix_streams_step> {
         k.add_scaled(row(step.x, t) + j * width() + at.begin, post[count + j * count + i], n, out);
       sums[parts(step) - 1] += k.sum_squares(out, n);
       const float* fn = step.fn < 0 ? nullptr : r.vector(step.fn) + i * width() + at.begin;
-      for (int w = 0; step.fn >= 0 && w < weights(step); w++, fn += count * width()) sums[w] += dot(fn, out, n);
+      for (int w = 0; step.fn >= 0 && w < weights(step); w++, fn += count * width())
+        sums[w] += r.kernels.row.dot(float_row(fn), float_row(out), n);
     }
   }
 

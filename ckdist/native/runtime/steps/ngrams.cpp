@@ -1,6 +1,5 @@
 // Embeddings of n-grams: rows of a table in a file, chosen by hashes of the last tokens, and their dilated convolution.
 // The last tokens and rows of a sequence are rings in its slot. Every rank keeps those of all tokens.
-#include <cstring>
 
 #include "runtime/steps/recent_rows.h"
 

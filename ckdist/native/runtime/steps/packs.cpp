@@ -1,8 +1,5 @@
 #include "runtime/steps/packs.h"
 
-#include <algorithm>
-
-#include "core/futex.h"
 #include "runtime/steps/part_products.h"
 
 namespace ckdist {
@@ -50,14 +47,15 @@ int64_t pack_thread_bytes(const Training& r, int32_t pack) {
   return bytes;
 }
 
-void make_pack(Training& r, int thread, int index, const int32_t* packs, const Matrix* matrices, int n) {
+void make_packs(Training& r, int thread, int index, const StepPacks& packs) {
+  if (packs.count == 0) return;
   const int64_t start = now_ns();
-  int64_t items[5] = {0};
-  for (int i = 0; i < n; ++i) items[i + 1] = items[i] + items_of(r, r.pack(packs[i]), matrices[i]);
-  r.parallel_for(thread, index, items[n], [&](int64_t item) {
+  int64_t items[StepPacks::kMost + 1] = {0};
+  for (int i = 0; i < packs.count; ++i) items[i + 1] = items[i] + items_of(r, r.pack(packs.index[i]), packs.matrix[i]);
+  r.parallel_for(thread, index, items[packs.count], [&](int64_t item) {
     int i = 0;
     while (item >= items[i + 1]) ++i;
-    pack_item(r, thread, r.pack(packs[i]), matrices[i], item - items[i]);
+    pack_item(r, thread, r.pack(packs.index[i]), packs.matrix[i], item - items[i]);
   });
   if (thread == 0) r.count_packing(double(now_ns() - start) * 1e-9);
 }

@@ -1,7 +1,5 @@
 #include "runtime/steps/part_products.h"
 
-#include <algorithm>
-
 namespace ckdist {
 namespace {
 

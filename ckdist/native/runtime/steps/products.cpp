@@ -1,7 +1,5 @@
 #include "runtime/steps/products.h"
 
-#include <algorithm>
-
 namespace ckdist {
 
 namespace {

@@ -70,7 +70,7 @@ struct MeanRows : Carved<MeanRows, ResidualRun<ckdist_mean_rows_step>> {
   };
   static Room room(Carver& c, const Inference& r, const Fields& step) {
     const int64_t n = r.value(step.y).width;
-    return {reinterpret_cast<double*>(c.bytes(n * int64_t{sizeof(double)})), c.floats(n)};
+    return {c.array<double>(n), c.floats(n)};
   }
 
   void run() {

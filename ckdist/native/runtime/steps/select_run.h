@@ -1,6 +1,5 @@
 // Parts of the steps that choose positions for sparse attention.
 #pragma once
-#include <cstring>
 
 #include "runtime/steps/layer_run.h"
 
@@ -47,7 +46,7 @@ struct IndexQueries {
   int16_t* codes;
 
   static IndexQueries carve(Carver& c, int64_t heads, int64_t width) {
-    return {c.floats(heads * width), c.floats(heads), reinterpret_cast<int16_t*>(c.bytes(2 * heads * width))};
+    return {c.floats(heads * width), c.floats(heads), c.array<int16_t>(heads * width)};
   }
   // A task for the queries in `q`.
   IndexTask task(const AttentionKernel& kernel, const CacheShape& index, int heads, const float* weights) const {

@@ -1,7 +1,5 @@
 // The states of Mamba-1's channels, in groups of channels that one item updates; and the inputs that all groups share.
-#include <cmath>
 
-#include "kernels/delta_rule.h"
 #include "runtime/steps/residual.h"
 #include "runtime/steps/state_run.h"
 

@@ -1,7 +1,5 @@
 // The work of steps that keep a state of every sequence: an item is one head of one sequence's chunk.
 #pragma once
-#include <algorithm>
-#include <cstring>
 
 #include "runtime/inference.h"
 
