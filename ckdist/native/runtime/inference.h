@@ -3,7 +3,6 @@
 // The number of tokens is data: buffers are sized once for the largest batch. Small batches take a path with fewer
 // barriers (see `replicated`).
 #pragma once
-
 #include "comm/communicator.h"
 #include "comm/row_exchange.h"
 #include "kernels/kernels.h"
@@ -391,7 +390,7 @@ struct InferenceRun : StepRun<Inference, Fields> {
   }
   // Runs body(item) for this thread's part of the items.
   template <class Body>
-  void each_item(int64_t items, Body&& body) const {
+  void each_own_item(int64_t items, Body&& body) const {
     const Range own = this->r.part_of(this->thread, items);
     for (int64_t item = own.begin; item < own.end; item++) body(item);
   }

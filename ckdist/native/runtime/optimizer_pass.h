@@ -1,6 +1,5 @@
 // One pass of a rank's threads over an arena of parameters. The arena has parts with and without weight decay.
 #pragma once
-
 #include "runtime/pool.h"
 #include "runtime/updated_parameters.h"
 

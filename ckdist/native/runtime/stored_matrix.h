@@ -1,6 +1,5 @@
 // A part of a tensor in its mapped file, and the packing of its rows to tiles.
 #pragma once
-
 #include "kernels/layout_blocks.h"
 #include "kernels/quantize.h"
 #include "runtime/joined_rows.h"

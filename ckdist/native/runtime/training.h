@@ -4,7 +4,6 @@
 // computed in chunks of fixed size, which are added in order. So the results are identical bit for bit in every run and
 // for any number of threads.
 #pragma once
-
 #include "core/error.h"
 #include "core/export.h"
 

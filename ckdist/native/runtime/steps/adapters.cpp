@@ -1,6 +1,5 @@
 // Steps of adapters: in serving, scaled products of rows with the matrices A of their adapters (LoRA), which the linear
 // step after it multiplies with B; in training, LoRA's dropout, and the magnitudes of DoRA.
-
 #include "core/mixed.h"
 #include "runtime/steps/low_rank.h"
 #include "runtime/training.h"

@@ -1,5 +1,4 @@
 // Alternating updates: several streams of hidden states. Each layer computes one and corrects all.
-
 #include "runtime/steps/residual.h"
 
 namespace ckdist {

@@ -1,5 +1,4 @@
 // Attention over the KV cache: normalizes and rotates queries and keys, stores keys and values, and attends.
-
 #include "runtime/steps/attention_run.h"
 #include "runtime/steps/residual.h"
 

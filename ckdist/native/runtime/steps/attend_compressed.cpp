@@ -2,7 +2,6 @@
 //
 // The rows that a token sees are copied, in the order of their positions, to blocks of a thread; the kernels attend to
 // these blocks. So the bits of a token depend on its rows alone.
-
 #include "runtime/steps/attention_run.h"
 #include "runtime/steps/residual.h"
 #include "runtime/steps/window_cache.h"
@@ -59,7 +58,7 @@ struct AttendCompressed : Carved<AttendCompressed, AttentionRun<AttendCompressed
     const FloatRows rotated = r.floats(step.rotated);  // (tokens, heads, key_width)
     const int64_t heads = layer().heads(), width = layer().cache.key_width, each = heads + (heads > 0);
     const ElementwiseKernel& k = r.kernels.elementwise;
-    each_item(r.batch.tokens * each, [&](int64_t i) {
+    each_own_item(r.batch.tokens * each, [&](int64_t i) {
       const int64_t token = i / each, h = i % each;
       float* const out = h < heads ? rotated.row(token) + h * width : key(token);
       if (h < heads) {

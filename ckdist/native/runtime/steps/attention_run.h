@@ -1,7 +1,6 @@
 // Common parts of the attention steps: how their work is divided over threads, by kv-heads, query tokens or spans of
 // the context.
 #pragma once
-
 #include "runtime/scalars.h"
 #include "runtime/steps/layer_run.h"
 
@@ -173,7 +172,7 @@ struct AttentionRun : LayerRun<StepFields> {
   void make_tables(int64_t begin, int64_t count) {
     const int64_t heads = layer().kv_heads, each = listed_blocks(), per = fields().listed_block / kBlockTokens;
     int32_t* const to = listed().table;
-    this->each_item(count * heads, [&](int64_t i) {
+    this->each_own_item(count * heads, [&](int64_t i) {
       const Token token = r.token_of(begin + i / heads);
       if (!is_listed(token.position)) return;
       const auto* const list = reinterpret_cast<const int32_t*>(r.row_of(fields().listed, begin + i / heads));
@@ -192,7 +191,7 @@ struct AttentionRun : LayerRun<StepFields> {
     const Listed own = listed();
     const int64_t each = listed_blocks();
     const int heads = layer.cache.latent ? 1 : layer.kv_heads;
-    this->each_item(count * each, [&](int64_t i) {
+    this->each_own_item(count * each, [&](int64_t i) {
       const Token token = r.token_of(begin + i / each);
       if (!is_listed(token.position)) return;
       const int32_t* const list = reinterpret_cast<const int32_t*>(r.row_of(fields().listed, begin + i / each));

@@ -1,6 +1,5 @@
 // Causal depthwise convolutions over packed sequences, and their gradients. The gradients of weights are summed in
 // chunks of tokens, which are added in order.
-
 #include "runtime/training.h"
 
 namespace ckdist {

@@ -1,5 +1,4 @@
 // Rows cut at a number of standard deviations above their mean, and the sums that ranks exchange for it.
-
 #include "runtime/steps/residual.h"
 
 namespace ckdist {

@@ -1,6 +1,5 @@
 // Linear attention (gated delta rule, Mamba-2): short convolutions, gates and norms of each value head, and updates of
 // its state.
-
 #include "runtime/scalars.h"
 #include "runtime/steps/state_run.h"
 

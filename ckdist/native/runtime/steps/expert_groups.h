@@ -1,7 +1,6 @@
 // A batch's rows grouped by expert, for training. Groups are concatenated in the order of experts; within a group rows
 // are in the order of tokens.
 #pragma once
-
 #include "runtime/training.h"
 
 namespace ckdist {

@@ -344,7 +344,7 @@ struct Experts : Carved<Experts, InferenceRun<ckdist_experts_step>> {
     }
     for (int64_t row = 0; step.shares_input != 0 && g.set == 0 && row < count; row++) {
       const float share = grouping.shares[g.first + rows.begin + row];
-      for (float* const x : {gate, up}) scaled(x + row * scratch_stride, share, columns, x + row * scratch_stride);
+      for (float* const of : {gate, up}) scaled(of + row * scratch_stride, share, columns, of + row * scratch_stride);
     }
     const int64_t bias = g.expert * set.bias_width + set.bias_column + column + from;
     add_bias(set.gate_bias, bias, columns, count, gate, scratch_stride);

@@ -1,6 +1,5 @@
 // Streams of hidden states that gates of low rank read, and that each part of a layer writes to. A thread computes
 // whole streams of a token, or chunks of columns, so the bits do not depend on the threads.
-
 #include "runtime/scalars.h"
 #include "runtime/steps/residual.h"
 
@@ -16,7 +15,7 @@ struct StreamsRun : Carved<Run, InferenceRun<Fields>> {
   // Calls visit(token, part) for this thread's items, if a token has `each` of them.
   template <class Visit>
   void each_part(int64_t each, Visit&& visit) const {
-    this->each_item(this->r.local_tokens * each, [&](int64_t i) { visit(i / each, i % each); });
+    this->each_own_item(this->r.local_tokens * each, [&](int64_t i) { visit(i / each, i % each); });
   }
 };
 

@@ -1,6 +1,5 @@
 // The norm over groups of consecutive elements of a row, and the sums of squares of heads that ranks exchange for
 // norms.
-
 #include "runtime/steps/residual.h"
 
 namespace ckdist {

@@ -1,6 +1,5 @@
 // Keys of every head from latent vectors, in training, and their gradients. The thread that multiplies by a head's
 // matrix packs it. Sums over heads are in the order of heads.
-
 #include "runtime/steps/part_products.h"
 
 namespace ckdist {

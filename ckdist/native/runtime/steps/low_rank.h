@@ -1,6 +1,5 @@
 // Adds the product of LoRA's matrix B: rows of x A^T, in float32, times tiles of B.
 #pragma once
-
 #include "runtime/inference.h"
 
 namespace ckdist {

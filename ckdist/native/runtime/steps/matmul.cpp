@@ -1,5 +1,4 @@
 // Products with matrices, and their gradients with respect to the input and the matrices.
-
 #include "runtime/steps/packs.h"
 #include "runtime/steps/products.h"
 

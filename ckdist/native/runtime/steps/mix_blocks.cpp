@@ -1,5 +1,4 @@
 // Attention residuals: the input of a part of a layer is a weighted sum of earlier blocks' streams and of its own.
-
 #include "runtime/steps/residual.h"
 
 namespace ckdist {

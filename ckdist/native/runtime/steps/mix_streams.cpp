@@ -2,7 +2,6 @@
 //
 // A thread computes chunks of columns. The sums over a row are added in the order of the chunks, so the bits do not
 // depend on the threads.
-
 #include "runtime/scalars.h"
 #include "runtime/steps/residual.h"
 
@@ -32,11 +31,11 @@ struct MixStreams : InferenceRun<ckdist_mix_streams_step> {
   void run() {
     const int64_t tokens = r.local_tokens, chunks = chunks_of(r, step), items = tokens * chunks;
     // A thread keeps the columns of `fn` in its cache from token to token.
-    each_item(items, [&](int64_t i) { add(i % tokens, i / tokens); });
+    each_own_item(items, [&](int64_t i) { add(i % tokens, i / tokens); });
     r.meet(thread, index);
     float c[kMostStreams * (kMostStreams + 2)];
     int64_t last = -1;
-    each_item(items, [&](int64_t i) {
+    each_own_item(items, [&](int64_t i) {
       const int64_t t = i / chunks, chunk = i % chunks;
       if (t != last) coefficients(t, c);
       last = t;

@@ -1,6 +1,5 @@
 // Embeddings of n-grams: rows of a table in a file, chosen by hashes of the last tokens, and their dilated convolution.
 // The last tokens and rows of a sequence are rings in its slot. Every rank keeps those of all tokens.
-
 #include "runtime/steps/recent_rows.h"
 
 namespace ckdist {
@@ -22,7 +21,7 @@ struct NgramRows : InferenceRun<ckdist_ngram_rows_step> {
     const StoredMatrix& stored = r.weight(step.table).sliced->stored();
     const RecentRows recent(r, step.layer, ckdist_array_index_rows);
     for (const bool ahead : {true, false})
-      each_item(r.local_tokens * step.heads, [&](int64_t i) {
+      each_own_item(r.local_tokens * step.heads, [&](int64_t i) {
         const int64_t row = row_of(recent, i / step.heads, int(i % step.heads));
         if (ahead) stored.will_need_row(row);
         else read(stored, row, i);
@@ -67,7 +66,7 @@ struct ConvolveStreams : InferenceRun<ckdist_convolve_streams_step> {
   void run() {
     const RecentRows recent(r, step.layer, ckdist_array_rows);
     const int64_t chunks = (recent.width + kChunk - 1) / kChunk;
-    each_item(r.local_tokens * chunks, [&](int64_t i) {
+    each_own_item(r.local_tokens * chunks, [&](int64_t i) {
       const int64_t first = i % chunks * kChunk;
       convolve(recent, i / chunks, first, std::min(kChunk, recent.width - first));
     });

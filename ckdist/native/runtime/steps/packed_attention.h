@@ -5,7 +5,6 @@
 // If ranks divide the batch, each computes its own queries. Keys and values of all ranks are gathered to the workspace
 // first, in rank order.
 #pragma once
-
 #include "kernels/prefetch.h"
 #include "runtime/training.h"
 

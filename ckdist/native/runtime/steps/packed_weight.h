@@ -1,6 +1,5 @@
 // Packed tiles of a weight for products: from the arena if they are ready, else packed by the calling thread.
 #pragma once
-
 #include "runtime/inference.h"
 
 namespace ckdist {

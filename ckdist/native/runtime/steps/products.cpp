@@ -35,9 +35,9 @@ void Products::multiply(const Product* products, int n) {
     Parts& c = parts[p];
     const int64_t all = products[p].matrix.tile_count();
     c.by_tokens = parts_of(products[p].tokens, kTokens);
-    const int64_t parts = std::max<int64_t>(kItems * r_.threads() / (n * std::max<int64_t>(c.by_tokens, 1)), 1);
+    const int64_t wanted = std::max<int64_t>(kItems * r_.threads() / (n * std::max<int64_t>(c.by_tokens, 1)), 1);
     c.tiles = item_tiles(r_, products[p].matrix, kTileBytes);
-    c.tiles = std::min(c.tiles, std::max((all / parts + 5) / 6 * 6, kLeastTiles));
+    c.tiles = std::min(c.tiles, std::max((all / wanted + 5) / 6 * 6, kLeastTiles));
     c.by_tiles = parts_of(all, c.tiles);
     items += c.by_tiles * c.by_tokens;
   }

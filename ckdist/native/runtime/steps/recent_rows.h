@@ -2,7 +2,6 @@
 //
 // The rows of a chunk are in the step's values. They enter the ring at its end.
 #pragma once
-
 #include "runtime/inference.h"
 
 namespace ckdist {

@@ -1,6 +1,5 @@
 // Rows of the residual stream: scalar * (x + factor * rms_norm(sum of the ranks' summands)), and their norms.
 #pragma once
-
 #include "runtime/inference.h"
 
 namespace ckdist {

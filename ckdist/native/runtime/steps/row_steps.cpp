@@ -1,5 +1,4 @@
 // Training steps whose rows are independent of each other.
-
 #include "runtime/scalars.h"
 #include "runtime/training.h"
 

@@ -1,6 +1,5 @@
 // Parts of the steps that choose positions for sparse attention.
 #pragma once
-
 #include "runtime/steps/layer_run.h"
 
 namespace ckdist {

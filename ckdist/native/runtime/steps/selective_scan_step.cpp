@@ -1,5 +1,4 @@
 // The states of Mamba-1's channels, in groups of channels that one item updates; and the inputs that all groups share.
-
 #include "runtime/steps/residual.h"
 #include "runtime/steps/state_run.h"
 

@@ -1,6 +1,5 @@
 // The work of steps that keep a state of every sequence: an item is one head of one sequence's chunk.
 #pragma once
-
 #include "runtime/inference.h"
 
 namespace ckdist {
@@ -60,7 +59,7 @@ void run_state_heads(Run& run) {
   if (r.batch.tokens != r.batch.sequences) {
     r.for_each_item(run.thread, run.index, items, [&](int64_t i) { run_state_head(run, layer, i); });
   } else if (items % r.active() == 0) {
-    run.each_item(items, [&](int64_t i) { run_state_head(run, layer, i); });
+    run.each_own_item(items, [&](int64_t i) { run_state_head(run, layer, i); });
   } else {
     r.take_items(run.thread, run.index, items, [&](int64_t i) { run_state_head(run, layer, i); });
   }

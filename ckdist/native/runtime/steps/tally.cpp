@@ -1,7 +1,6 @@
 // Counts how often each expert was chosen, and sums its scores, over the tokens of some layers; and the gradients of
 // their logits. Each chunk of tokens is summed separately, and chunks are added in order, so the bits do not depend on
 // threads. The load-balancing loss of experts reads these sums.
-
 #include "runtime/steps/routing.h"
 #include "runtime/training.h"
 

@@ -1,6 +1,5 @@
 // Gradients that are sums over tokens (of norms, biases and embeddings), and sums over ranks. Each chunk of tokens is
 // summed separately, and chunks are added in order, so the bits do not depend on threads.
-
 #include "runtime/training.h"
 
 namespace ckdist {
