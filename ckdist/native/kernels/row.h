@@ -12,8 +12,6 @@ struct Row {
   bool narrow;  // bfloat16, else float32
 };
 
-inline Row float_row(const float* at) { return {reinterpret_cast<uint8_t*>(const_cast<float*>(at)), false}; }
-
 // The angles of one position.
 struct Rope {
   const float* cos;  // (dims / 2,)

@@ -1,6 +1,5 @@
 // Causal grouped-query attention within packed sequences.
-#include <cmath>
-
+#include "runtime/scalars.h"
 #include "runtime/steps/packed_attention.h"
 
 namespace ckdist {

@@ -3,6 +3,7 @@
 // Threads take items of (expert, slice of its intermediate size). An item packs its part of the expert's weights once
 // for all rows of the expert. Sums over a token's experts are divided into slices of columns; each slice sums over all
 // experts in order. So the bits do not depend on the threads or on their timing.
+#include "runtime/scalars.h"
 #include "runtime/steps/expert_groups.h"
 #include "runtime/steps/part_products.h"
 
