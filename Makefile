@@ -15,6 +15,7 @@ JOBS ?= $(shell getconf _NPROCESSORS_ONLN)
 # The wheel is built in the same folder (`make test-wheel`), and its settings would put the library elsewhere.
 CMAKE = $(BIN)/cmake -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python \
 	-U 'SKBUILD*'
+CONFIGURE = $(CMAKE) -S . -B build/native -DCKDIST_WERROR=$(WERROR) -DCKDIST_LEVELS=$(LEVELS)
 
 INSTALL = $(BIN)/python -m pip install --quiet --constraint constraints.txt
 
@@ -58,7 +59,7 @@ native: $(LIBRARY)
 
 $(LIBRARY): $(SOURCES) | $(VENV)/.serve
 	@echo "compiling the native library for this CPU; LEVELS=all builds it for every CPU"
-	@$(CMAKE) -S . -B build/native -DCKDIST_WERROR=$(WERROR) -DCKDIST_LEVELS=$(LEVELS) >/dev/null
+	@$(CONFIGURE) >/dev/null
 	@$(BIN)/cmake --build build/native --parallel $(JOBS)
 	@touch $@
 
@@ -114,8 +115,9 @@ BEST_LEVEL := $(addprefix tests/unit/test_,autodiff.py vjp.py cross_attention.py
 	safetensors.py stacks.py states.py) tests/kernels/test_expert_training.py
 CPU_TESTS := tests/unit tests/models tests/kernels
 AS_AVX2 = CKDIST_ISA=avx2 OPENBLAS_CORETYPE=Haswell
+test-avx2: LEVELS = all
 test-avx2: setup
-	@$(CMAKE) -S . -B build/native -DCKDIST_WERROR=$(WERROR) -DCKDIST_LEVELS=all >/dev/null
+	@$(CONFIGURE) >/dev/null
 	@$(BIN)/cmake --build build/native --parallel $(JOBS)
 	$(AS_AVX2) $(BIN)/python -m pytest $(PARALLEL) -m "not alone" $(CPU_TESTS)
 
@@ -130,20 +132,22 @@ coverage: setup
 # C++ unit tests of the native library; doctest (Debian and Ubuntu: doctest-dev) is one header.
 test-native: setup
 	@if echo '#include <doctest/doctest.h>' | $(CXX) -E -x c++ - >/dev/null 2>&1; then \
-	  $(CMAKE) -S . -B build/native -DCKDIST_UNIT_TESTS=ON >/dev/null && \
+	  $(CONFIGURE) -DCKDIST_UNIT_TESTS=ON >/dev/null && \
 	  $(BIN)/cmake --build build/native --parallel $(JOBS) && $(BIN)/ctest --test-dir build/native --output-on-failure; \
 	else echo "C++ unit tests skipped: there is no doctest (Debian and Ubuntu: apt-get install doctest-dev)"; fi
 
-# The wheel as `pip install .` makes it, in an environment and a folder of its own.
+# The wheel as `pip install .` makes it, in an environment and a folder of its own. The build folder is the checkout's,
+# which keeps its own levels.
 test-wheel: setup
 	$(BIN)/python tests/check_wheel.py build/wheel
+	@$(CONFIGURE) >/dev/null
 
 # The native code under AddressSanitizer and UndefinedBehaviorSanitizer. Memory that Python keeps to its end is no leak
 # of ours.
 ASAN_TESTS := tests/fuzz/test_native_fuzz.py tests/models/test_gguf.py tests/models/test_loader.py \
 	tests/kernels/test_linear.py tests/kernels/test_attention.py tests/kernels/test_elementwise.py \
 	tests/kernels/test_sampler.py tests/kernels/test_sampler_steps.py tests/unit/test_engine_sampling.py \
-	tests/ranks/test_replay.py tests/kernels/test_copy_engine.py tests/kernels/test_pack.py \
+	tests/ranks/test_replay.py tests/kernels/test_stream_copy.py tests/kernels/test_pack.py \
 	tests/kernels/test_quantize.py \
 	tests/ranks/test_repack.py tests/ranks/test_token.py \
 	tests/kernels/test_native_training.py tests/kernels/test_expert_training.py tests/kernels/test_optimizer.py \
@@ -170,7 +174,7 @@ fuzz: setup
 # RDMA devices and two NUMA nodes in an emulated machine; as root it fetches what it needs.
 test-vm: setup
 	$(BIN)/python -m tests.vm.machine
-	@$(CMAKE) -S . -B build/native -DCKDIST_WERROR=$(WERROR) >/dev/null
+	@$(CONFIGURE) >/dev/null
 	@$(BIN)/cmake --build build/native --parallel $(JOBS)
 	$(BIN)/python -m pytest -q -rs -p no:cacheprovider tests/vm/suite.py
 

@@ -20,7 +20,7 @@ from ckdist.engine.loaded_model import Model
 from ckdist.engine.single import SingleSequence
 from ckdist.plan.cluster import Cluster
 from ckdist.plan.machine_spec import FORMATS
-from ckdist.plan.predict import Predictor, Way
+from ckdist.plan.predict import Predictor, Question, Way
 from ckdist.plan.step_shape import Chunks, StepShape
 from ckdist.plan.this_machine import measure_machine
 from ckdist.topology import this_machine
@@ -71,7 +71,8 @@ def main() -> None:
     for _ in range(args.turns):
         spec = measure_machine(this_machine(), [dtypes.BY_NUMBER[number] for number in sorted(numbers)])
         found = measured(model, clock)
-        plan = Predictor(model.checkpoint, Cluster(spec, 1, args.threads, 1), Way("tensor"), CONTEXT)
+        question = Question(model.checkpoint, Cluster(spec, 1, args.threads, 1), CONTEXT, ubatch_size=CONTEXT)
+        plan = Predictor(question, Way("tensor"))
         turns.append(([plan.seconds(StepShape((Chunks(1, rows, CONTEXT),), rows)) for rows in ROWS], found))
     model.close()
     sides = [[statistics.median(turn[side][i] for turn in turns) for i in range(len(ROWS))] for side in (0, 1)]

@@ -22,6 +22,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 
 from limited_links import Host, network
 from link_peers import DistributedLlama, LlamaCppRpc
@@ -40,7 +41,9 @@ PEERS = ("llama.cpp", "distributed-llama")
 COLUMNS = ("decode, 1 sequence", f"decode, {SEQUENCES} sequences", f"prefill, {PROMPT} tokens")
 
 
-def job(hosts: list[Host], each: int, words: list[str]) -> tuple[str, str]:
+def job(
+    hosts: list[Host], each: int, words: list[str], program: Sequence[str] = ("-m", "ckdist.cli.main")
+) -> tuple[str, str]:
     """What rank 0 of `ckdist words...` on so many ranks of each host prints, and what it says."""
     with tempfile.TemporaryDirectory() as folder:
         secret = pathlib.Path(folder, "secret")
@@ -56,7 +59,7 @@ def job(hosts: list[Host], each: int, words: list[str]) -> tuple[str, str]:
         ranks = []
         for rank in range(size):
             env = {**os.environ, **{key: str(value) for key, value in told.items()}, "RANK": str(rank)}
-            command = hosts[rank // each].command([sys.executable, "-m", "ckdist.cli.main", *words])
+            command = hosts[rank // each].command([sys.executable, *program, *words])
             pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
             ranks.append(subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, **pipes))
         try:

@@ -47,8 +47,11 @@ def connect(where: str, device: str, address: str) -> None:
 
 
 @contextlib.contextmanager
-def network(count: int, megabits: int, delay: LinkDelay | None = None) -> Iterator[list[Host]]:
-    """`count` hosts, whose links send at most `megabits` a second, over a bridge, or over links with a delay."""
+def network(count: int, megabits: int, delay: LinkDelay | None = None, packet: int = 1500) -> Iterator[list[Host]]:
+    """`count` hosts, whose links send at most `megabits` a second, over a bridge, or over links with a delay.
+
+    `packet`: most bytes of a packet with a delay. One process forwards them all.
+    """
     key = os.getpid() % 10000
     bridge, names = f"lk{key}s", [f"lk{key}h{i}" for i in range(count)]
     addresses = [ADDRESS.format(key % 250, i + 1) for i in range(count)]
@@ -62,6 +65,7 @@ def network(count: int, megabits: int, delay: LinkDelay | None = None) -> Iterat
                 for name, link, address in zip(names, links, addresses, strict=True):
                     run("ip", "link", "set", link, "netns", name)
                     connect(name, link, address)
+                    run("ip", "-n", name, "link", "set", link, "mtu", str(packet))
                     limit(name, link, megabits)
             else:
                 run("ip", "-n", bridge, "link", "add", "bridge", "type", "bridge")

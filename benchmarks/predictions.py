@@ -20,7 +20,7 @@ from ckdist.engine.lockstep import LockstepSequences
 from ckdist.engine.single import SingleSequence
 from ckdist.plan.cluster import Cluster
 from ckdist.plan.machine_spec import FORMATS
-from ckdist.plan.predict import Predictor, Way
+from ckdist.plan.predict import Predictor, Question, Way
 from ckdist.plan.this_machine import measure_machine
 from ckdist.topology import this_machine
 from ckdist.weights import dtypes
@@ -60,7 +60,9 @@ def row(path: str, quantize: str | None, threads: int, turns: int) -> str:
         for _ in range(turns):
             spec = measure_machine(this_machine(), [dtypes.BY_NUMBER[number] for number in sorted(numbers)])
             found = measured_rates(model)
-            p = Predictor(model.checkpoint, Cluster(spec, 1, threads, 1), Way("tensor"), PROMPT, quantize)
+            cluster = Cluster(spec, 1, threads, 1)
+            question = Question(model.checkpoint, cluster, CONTEXT, ubatch_size=PROMPT, quantize=quantize)
+            p = Predictor(question, Way("tensor"))
             expected = [p.prefill(PROMPT).tokens, *(p.decode(count, CONTEXT).tokens for count in SEQUENCES)]
             pairs.append(list(zip(expected, found, strict=True)))
     finally:

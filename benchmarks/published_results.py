@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from ckdist.plan.cluster import Cluster
 from ckdist.plan.machine_spec import MachineSpec, machine_named
-from ckdist.plan.predict import Predictor, Way
+from ckdist.plan.predict import Predictor, Question, Way
 from ckdist.weights.described import describe, describe_config, shape_path
 
 LLAMA_8B = describe(shape_path("llama-3.1-8b")).metadata
@@ -181,7 +181,8 @@ def predictor(one: Published) -> Predictor:
         checkpoint = describe_config(CONFIGS[one.model], one.model, one.kind)
     else:
         checkpoint = describe(shape_path(one.model), one.kind)
-    return Predictor(checkpoint, Cluster(machines()[one.machine], one.hosts, one.threads), Way("tensor"))
+    cluster = Cluster(machines()[one.machine], one.hosts, one.threads)
+    return Predictor(Question(checkpoint, cluster, one.context), Way("tensor"))
 
 
 def rows():

@@ -16,11 +16,21 @@
 Each message is one line with the cause, both numbers, and the remedy.
 """
 
+from collections.abc import Iterable
+
 
 def one_line(error: object, most: int = 200) -> str:
     """The text of a foreign error for a message: at most `most` printable characters. Its type if it is empty."""
     text = "".join(c if c.isprintable() else " " for c in str(error))
     return " ".join(text.split())[:most] or type(error).__name__
+
+
+def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
+    """A hint for the end of a message: ", did you mean NEAREST?", or "" if no known name is near."""
+    from difflib import get_close_matches
+
+    close = get_close_matches(name, list(known), n=1, cutoff=cutoff)
+    return f", did you mean {close[0]}?" if close else ""
 
 
 class CkdistError(Exception):

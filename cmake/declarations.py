@@ -14,9 +14,8 @@ MODULE = "ckdist.native.declarations"
 
 
 def declarations(header: str) -> str:
-    """A header's declarations without preprocessor lines and C++ syntax."""
+    """A header's declarations without preprocessor lines and marks."""
     text = re.sub(r"^\s*#.*$", "", header, flags=re.MULTILINE)
-    text = re.sub(r'extern "C" \{|^\}\s*// extern "C"$', "", text, flags=re.MULTILINE)
     return re.sub(r"\bCKDIST_EXPORT\s+", "", text)
 
 

@@ -23,20 +23,16 @@ from ckdist.engine.llm import LLM
 from ckdist.serve.metrics import Metrics
 from ckdist.serve.paths import (
     absent,
-    anthropic,
     conversations,
-    embeddings,
     file_batches,
     llama_server,
     message_batches,
     ollama,
-    openai,
     page,
-    prompt_cache,
+    plain,
     slot_actions,
     status,
     stored_responses,
-    tokens,
 )
 from ckdist.serve.problems import TYPES
 from ckdist.serve.requests.field_table import EVERY, HARMLESS, HONOURED, REFUSED, Harmless, Honoured, Neutral
@@ -256,26 +252,22 @@ def requests() -> str:
 def endpoints() -> str:
     """Every path of the server."""
     groups = {
-        "OpenAI's": openai,
-        "Anthropic's": anthropic,
-        "llama-server's": llama_server,
+        "Texts, vectors and tokens": plain,
+        "Settings": llama_server,
         "Ollama's": ollama,
-        "Embeddings": embeddings,
-        "Tokens and templates": tokens,
-        "The prefix cache": prompt_cache,
         "Responses": stored_responses,
         "Conversations": conversations,
-        "Saved slots": slot_actions,
+        "Prompts ahead, and saved slots": slot_actions,
         "Files and batches": file_batches,
         "Anthropic's batches": message_batches,
-        "Status": status,
+        "Status and models": status,
         "The page": page,
     }
     text = "# Paths\n\nEvery path is there with and without `/v1`, and with a slash at its end. GET has HEAD too.\n"
     for title, module in groups.items():
         rows = []
         for path in module.PATHS:
-            told = inspect.getdoc(path.handle)
+            told = path.about or inspect.getdoc(path.handle)
             rows.append(
                 (code(path.name), ", ".join(path.methods), cell(told or path.handle.__name__.replace("_", " ")))
             )

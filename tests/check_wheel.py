@@ -32,7 +32,6 @@ UNWANTED = (
     "/runtime/",
     "/bindings/",
     "/core/",
-    "/copy_engines/",
     "native/comm/",
     ".cpp",
     "CMakeLists",

@@ -10,6 +10,7 @@ import collections
 import contextlib
 import functools
 import gc
+import importlib
 import os
 import pathlib
 import shutil
@@ -19,16 +20,21 @@ import tempfile
 
 import hypothesis
 import pytest
+from hypothesis.internal.conjecture import providers
 
 from ckdist.comm import communicator
 from ckdist.hub.store import FOLDER_VARIABLE, store_folder
 from ckdist.layouts import rank_plan
+from ckdist.topology import arithmetic as topology_arithmetic
 from ckdist.train import report as training_report
-from tests.support.launcher import environment
+from tests.support import launcher
+from tests.support.paths import ROOT
+from tests.support.stubs import stubs
 from tests.support.warm_starts import cold_starts, warm_starts
 
 LONGEST = ("test_under_mpirun.py", "test_link_down.py", "test_layout.py")  # files with tests of 20 s and more
 POLLS = 50  # of a flag before a thread sleeps
+ARITHMETIC_SECONDS = 0.002  # of a measurement
 MPIRUN_SESSIONS = "PRTE_MCA_prte_tmpdir_base"  # where each mpirun makes a folder, named by its process number
 
 
@@ -43,6 +49,7 @@ def pytest_configure(config) -> None:
     if "CKDIST_SAME_CASES" in os.environ:  # Hypothesis draws the same cases in each run
         hypothesis.settings.register_profile("same", derandomize=True, print_blob=True)
         hypothesis.settings.load_profile("same")
+        providers._get_local_constants = providers.Constants  # else those of all modules that this worker has imported
     if hasattr(config, "workerinput"):
         return
     os.environ.setdefault(FOLDER_VARIABLE, str(store_folder()))
@@ -75,6 +82,14 @@ def polls():
 
 
 @pytest.fixture(scope="session", autouse=True)
+def arithmetic():
+    """Each training measures the CPU's arithmetic. A fifteenth of the time is enough: only figures of a log use it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(topology_arithmetic, "ARITHMETIC_SECONDS", ARITHMETIC_SECONDS)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
 def caches():
     """Models in this process promise themselves little memory: they live long, and other workers need memory, too."""
     with pytest.MonkeyPatch.context() as patch:
@@ -92,9 +107,12 @@ def pictures():
 
 @pytest.fixture(scope="session", autouse=True)
 def starts():
-    """Programs that tests start are forks of one interpreter, but those of tests marked `cold`."""
-    with warm_starts(environment()):
+    """Programs that tests start are forks of one interpreter, but those of tests marked `cold`. So are ranks of mpirun
+    that `run_ranks` starts.
+    """
+    with warm_starts(launcher.environment()), stubs() as launcher.STUB:
         yield
+    launcher.STUB = []
 
 
 @pytest.hookimpl(hookwrapper=True)
@@ -126,6 +144,20 @@ def sessions_of_mpirun():
             shutil.rmtree(session, ignore_errors=True)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection(session) -> None:
+    """Each worker imports another part of the files first, so that a file without bytecode is compiled by one worker
+    and not by all. pytest reports files that cannot be imported when it collects them.
+    """
+    config = session.config
+    if not hasattr(config, "workerinput") or [pathlib.Path(name).resolve() for name in config.args] != [ROOT / "tests"]:
+        return
+    number, count = int(config.workerinput["workerid"].removeprefix("gw")), config.workerinput["workercount"]
+    for path in sorted((ROOT / "tests").rglob("test_*.py"))[number::count]:
+        with contextlib.suppress(Exception, pytest.skip.Exception):
+            importlib.import_module(".".join(path.relative_to(ROOT).with_suffix("").parts))
+
+
 def pytest_collection_modifyitems(items) -> None:
     """A test's room is its marker, too: `pytest -m unit`. The longest tests come first, so that none is left at the
     end.
@@ -138,7 +170,7 @@ def pytest_collection_modifyitems(items) -> None:
 def pytest_collection_finish() -> None:
     """What was collected stays: it is not searched for garbage, neither before nor while tests run."""
     gc.freeze()
-    gc.set_threshold(5_000)  # 700 cost 4 % of the time of models in tests
+    gc.set_threshold(20_000)  # 700 cost 4 % of the time of models in tests, and 5,000 one
     gc.enable()
 
 

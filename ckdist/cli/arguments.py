@@ -5,15 +5,14 @@ guessed from a prefix, and a value may begin with a dash.
 """
 
 import argparse
-import difflib
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import Field, fields
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from ckdist.config.engine_config import EngineConfig
 from ckdist.config.options import PREFIX
-from ckdist.errors import ConfigError
+from ckdist.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -134,7 +133,7 @@ def _pair(parser: CommandParser, arguments: Sequence[str]) -> tuple[list[str], l
             paired.append(word)
             continue
         if flag not in actions:
-            raise ConfigError(f"unknown flag {flag}{_nearest(flag, actions)}; see {parser.prog} --help")
+            raise ConfigError(f"unknown flag {flag}{did_you_mean(flag, actions, 0.5)}; see {parser.prog} --help")
         action = actions[flag]
         if action.nargs == 0:
             if equals:
@@ -150,11 +149,6 @@ def _pair(parser: CommandParser, arguments: Sequence[str]) -> tuple[list[str], l
             name = parser.after[name]
         paired.append(f"{name}={value}")
     return paired, []
-
-
-def _nearest(flag: str, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(flag, list(known), n=1, cutoff=0.5)
-    return f", did you mean {close[0]}?" if close else ""
 
 
 def _one_line(text: str) -> str:

@@ -1,4 +1,4 @@
-"""Probes the transports, copy engines, launchers and kernels of this machine, all at once and within a time limit.
+"""Probes the transports, launchers and kernels of this machine, all at once and within a time limit.
 
 A probe that may crash, hang or leave traces (an MPI library, a launcher, a driver) runs in a process of its own. A
 probe that is late is abandoned.
@@ -37,7 +37,7 @@ ROOT_WANTS = "export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1"
 class Capability:
     """The result of one probe."""
 
-    group: str  # transport, copy engine, launcher or kernels
+    group: str  # transport, launcher or kernels
     name: str
     works: bool
     about: str  # its version or device, or the reason that it does not work
@@ -76,7 +76,6 @@ def capabilities(machine: Machine, timeout: float = TIMEOUT) -> list[Capability]
         ("transport", "MPI"): lambda: mpi(timeout),
         ("transport", "TCP"): tcp,
         ("transport", "verbs"): lambda: verbs(machine, timeout),
-        ("copy engine", "DSA"): lambda: dsa(machine, timeout),
         ("launcher", "mpirun"): lambda: mpirun(timeout),
         ("launcher", "srun"): srun,
         ("launcher", "torchrun-style"): torchrun,
@@ -170,21 +169,6 @@ def verbs(machine: Machine, timeout: float = TIMEOUT) -> tuple[bool, str]:
         pyverbs, text = run_briefly(code_words(listed), max(0.1, timeout - (time.monotonic() - began)))
         about += f"; pyverbs sees {last_line(text)}" if pyverbs == 0 else "; pyverbs does not load"
     return code == 0, about
-
-
-def dsa(machine: Machine, timeout: float = TIMEOUT) -> tuple[bool, str]:
-    """Copies a page with a queue of a DSA device.
-
-    Runs in a process of its own: a device that hangs would keep this process from ending.
-    """
-    if not machine.dsa:
-        return False, "no DSA device that the idxd driver knows"
-    tried = (
-        "from ckdist.native import check, ffi, lib; about = ffi.new('char[]', 1000); "
-        "works = check(lib.ckdist_try_dsa(about, 1000)); print(ffi.string(about).decode()); raise SystemExit(not works)"
-    )
-    code, text = run_briefly(code_words(tried), timeout)
-    return code == 0, text if code == 124 else last_line(text, 400)
 
 
 def mpirun(timeout: float = TIMEOUT) -> tuple[bool, str]:

@@ -4,19 +4,21 @@ import contextlib
 import pathlib
 import signal
 import sys
-from collections.abc import Generator
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from types import FrameType
 
-from ckdist.cli.chat_engine import EngineChat
 from ckdist.cli.chat_server import ServerChat
+from ckdist.cli.generate import sampling_of
 from ckdist.cli.line_input import LineInput
 from ckdist.cli.session import model_session
 from ckdist.config.chat_config import ChatConfig
 from ckdist.engine.llm import LLM
 from ckdist.engine.model_engine import make_engine
-from ckdist.errors import ConfigError, RequestError
+from ckdist.errors import ConfigError, RequestError, one_line
 from ckdist.terminal import is_terminal, styled
+from ckdist.tokens.chat_template import ChatTemplate
 from ckdist.tokens.confined_template import ConfinedTemplate
+from ckdist.tokens.tokenizer import Tokenizer
 
 HELP = """\
 /help           this list
@@ -29,6 +31,20 @@ HELP = """\
 A line that ends with a backslash goes on in the next. Ctrl-C ends an answer."""
 
 Message = dict[str, str]
+
+
+class EngineChat:
+    """Answers from a model in this process. The cache keeps a chat's prefix, so a turn computes only its new tokens."""
+
+    def __init__(self, llm: LLM, tokenizer: Tokenizer, template: ChatTemplate, config: ChatConfig, name: str) -> None:
+        self.name = name
+        self._llm, self._config, self._sampling = llm, config, sampling_of(config)
+        self._tokenizer, self._template = tokenizer, template
+
+    def answers(self, messages: Sequence[Mapping[str, str]]) -> Iterator[str]:
+        """Yields the next answer in pieces. Raises RequestError if the chat is longer than the context."""
+        prompt = self._tokenizer.chat_tokens(messages, self._config.special_tokens_in_text, self._template)
+        yield from self._llm.stream(prompt, self._sampling, stop=self._config.stop)
 
 
 class Chat:
@@ -132,16 +148,18 @@ def save(chat: Chat, path: str) -> None:
     import json
 
     before = [{"role": "system", "content": chat.system}] if chat.system else []
+    text = json.dumps(before + chat.messages, ensure_ascii=False, indent=1) + "\n"
     try:
-        pathlib.Path(path).write_text(json.dumps(before + chat.messages, ensure_ascii=False, indent=1) + "\n")
-    except OSError as error:
-        say(f"{path or 'no file'} could not be written: {error.strerror}; /save FILE names another")
+        pathlib.Path(path).write_bytes(text.encode(errors="replace"))  # a pipe may bring what is no text
+    except (OSError, ValueError) as error:  # ValueError: a null byte in the path
+        why = getattr(error, "strerror", None) or error
+        say(f"{path or 'no file'} could not be written: {why}; /save FILE names another")
 
 
 def converse(chat: Chat, lines: LineInput) -> None:
     """Reads questions and prints answers until the input ends."""
     if is_terminal(sys.stdin):
-        say(f"{chat.source.name}. /help lists the commands, Ctrl-D leaves.")
+        say(f"{one_line(chat.source.name)}. /help lists the commands, Ctrl-D leaves.")
     for line in lines:
         if line.startswith("/"):
             if not obey(chat, line):

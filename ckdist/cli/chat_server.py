@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
-from ckdist.cli.server_call import CONNECT_SECONDS, MOST_ERROR_BYTES, call, message_of
+from ckdist.cli.server_call import CONNECT_SECONDS, body_of, call, message_of
 from ckdist.config.chat_config import ChatConfig
 from ckdist.config.sampling_config import SamplingConfig
 from ckdist.engine.sampling_params import SamplingParams
@@ -29,13 +29,11 @@ class ServerChat:
         if config.api_key:
             self._headers["Authorization"] = f"Bearer {config.api_key}"
         self._fields = request_fields(config)
-        connection, response = call(self._url, "GET", "/models", self._headers, CONNECT_SECONDS)
+        listed = body_of(self._url, *call(self._url, "GET", "/models", self._headers, CONNECT_SECONDS))
         try:
-            self.name = str(json.loads(response.read(MOST_ERROR_BYTES))["data"][0]["id"])
-        except (ValueError, LookupError, TypeError):
+            self.name = str(json.loads(listed)["data"][0]["id"])
+        except (ValueError, LookupError, TypeError, RecursionError):
             raise EngineError(f"{config.url} does not list its models: is it a server with the OpenAI API?") from None
-        finally:
-            connection.close()
 
     def answers(self, messages: Sequence[Mapping[str, str]]) -> Iterator[str]:
         """Yields the next answer in pieces. Raises RequestError if the server refuses the request."""
@@ -50,7 +48,7 @@ class ServerChat:
                     return
                 if line.startswith(b"data:"):
                     yield from piece_of(json.loads(data))
-        except (OSError, http.client.HTTPException, ValueError) as error:
+        except (OSError, http.client.HTTPException, ValueError, RecursionError) as error:
             raise EngineError(f"the server's answer broke off: {error}") from None
         finally:
             connection.close()
@@ -78,4 +76,4 @@ def piece_of(event: Any) -> Iterator[str]:
     except (LookupError, TypeError, AttributeError):
         return
     if text:
-        yield str(text)
+        yield str(text).encode(errors="replace").decode()  # half of a character, which no terminal takes

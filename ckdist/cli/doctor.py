@@ -26,7 +26,6 @@ from ckdist.plan.node_speed import GEMM_TYPES
 from ckdist.python_words import module_words
 from ckdist.topology import Machine, this_machine
 from ckdist.topology.advice import Advice, advise
-from ckdist.topology.devices import DsaDevice
 from ckdist.topology.placement import place_rank, shares, threads_of
 from ckdist.topology.tree import format_cpu_list
 
@@ -123,7 +122,6 @@ def machine_lines(machine: Machine, width: int) -> list[str]:
         for p in machine.rdma
     ] or [("rdma", "none")]
     rows += [("over hosts", "the start measures the link and chooses tensor or pipeline parallelism; -pp 1: tensor")]
-    rows += [("dsa", dsa_line(device)) for device in machine.dsa[:8]] or [("dsa", "none")]
     rows += [("note", machine.simple)] if machine.simple else []
     nodes = [["node", "package", "cpus", "memory", "free", "huge pages free", "distances"]]
     for node in machine.nodes:
@@ -145,18 +143,6 @@ def machine_lines(machine: Machine, width: int) -> list[str]:
             ]
         )
     return [*facts(rows, width), "", *table(nodes)]
-
-
-def dsa_line(device: DsaDevice) -> str:
-    """Describes an accelerator and its queues."""
-    queues = ", ".join(
-        f"{q.name} ({q.state}, {q.mode}, {q.kind}, {gib(q.max_transfer)} at a time, batches of {q.max_batch or 1})"
-        for q in device.queues
-        if q.kind != "none"
-    )
-    memory = "" if device.shared_memory else ", no shared virtual memory"
-    node = "?" if device.node is None else device.node
-    return f"{device.name}: {device.state}, node {node}{memory}; {queues or 'no queue'}"
 
 
 def binding_lines(machine: Machine, width: int) -> list[str]:
@@ -277,9 +263,8 @@ def text_of(
 def machine_facts(machine: Machine) -> dict[str, Any]:
     """Returns the machine for JSON."""
     read = {name: value for name, value in dataclasses.asdict(machine).items() if name != "tree"}
-    devices = {"rdma": machine.rdma, "dsa": machine.dsa}
-    read |= {name: [dataclasses.asdict(device) for device in found] for name, found in devices.items()}
-    return {**read, "packages": len(machine.packages), "clusters": machine.cluster_name}
+    ports = [dataclasses.asdict(port) for port in machine.rdma]
+    return {**read, "rdma": ports, "packages": len(machine.packages), "clusters": machine.cluster_name}
 
 
 def run(config: DoctorConfig) -> int:

@@ -4,7 +4,6 @@
 """
 
 import dataclasses
-import difflib
 import json
 import pathlib
 import sys
@@ -15,7 +14,7 @@ from typing import Any
 
 from ckdist.config.engine_config import EngineConfig
 from ckdist.config.plan_config import PlanConfig
-from ckdist.errors import ConfigError
+from ckdist.errors import ConfigError, did_you_mean
 from ckdist.figure import check_path
 from ckdist.hub.catalogue import CATALOGUE as PUBLISHED
 from ckdist.hub.model_url import is_url
@@ -25,6 +24,7 @@ from ckdist.layouts.rank_plan import DEFAULT_CONTEXT
 from ckdist.plan import compare
 from ckdist.plan.cluster import Cluster
 from ckdist.plan.machine_spec import MachineSpec, machine_named
+from ckdist.plan.predict import Predictor, Question
 from ckdist.plan.rank_memory import RankMemory
 from ckdist.plan.this_machine import this_machine_spec
 from ckdist.terminal import console, is_terminal
@@ -139,10 +139,8 @@ def open_model(config: PlanConfig) -> Checkpoint:
     if described is not None:
         return describe(described, config.type)
     if not path.exists() and not (name.startswith("hf:") or is_url(name)) and name not in PUBLISHED:
-        close = difflib.get_close_matches(name, shape_names(), n=1, cutoff=0.3)
-        guess = f" (did you mean {close[0]}?)" if close else ""
         raise ConfigError(
-            f"{name[:200]} is not a file, a folder or a known model{guess}; "
+            f"{name[:200]} is not a file, a folder or a known model{did_you_mean(name, shape_names(), 0.3)}; "
             f"shapes without weights are {', '.join(shape_names())}"
         )
     if config.type:
@@ -154,7 +152,7 @@ def open_model(config: PlanConfig) -> Checkpoint:
 
 def question_of(
     config: PlanConfig, checkpoint: Checkpoint, machine: MachineSpec, report: Callable[[str], object] = len
-) -> compare.Question:
+) -> Question:
     """Returns the question that the flags ask.
 
     Raises:
@@ -168,7 +166,7 @@ def question_of(
         raise ConfigError(
             f"--threads {config.threads} is more than the {machine.cores} cores of a node of {machine.name}: use fewer"
         )
-    return compare.Question(
+    return Question(
         checkpoint, Cluster(machine, config.hosts, config.threads), context, config.sequences or 1,
         min(config.n_prompt, context), config.ubatch_size or min(spec.usual_ubatch, EngineConfig.batch_size),
         config.quantize, (config.cache_type_k, config.cache_type_v), config.n_gen, config.objective, report,
@@ -187,7 +185,7 @@ def draft_of(config: PlanConfig, checkpoint: Checkpoint) -> Checkpoint | None:
 
 
 def with_drafts(
-    config: PlanConfig, question: compare.Question, found: list[compare.Answer], draft: Checkpoint | None
+    config: PlanConfig, question: Question, found: list[compare.Answer], draft: Checkpoint | None
 ) -> dict[str, dict[str, float]]:
     """Layout -> drafted tokens of each sequence in a step, tokens per second, and their ratio to those without."""
     from ckdist.plan.draft_speed import drafted
@@ -196,7 +194,7 @@ def with_drafts(
     for one in found:
         if one.decode is not None:
             asked = config.acceptance, config.draft_max, question.sequences, question.context
-            count, speed = drafted(question.predictor(one.way), draft, *asked)
+            count, speed = drafted(Predictor(question, one.way), draft, *asked)
             gain = speed.tokens / one.decode.tokens
             drafts[str(one.way)] = {"drafted": count, "tokens_per_second": speed.tokens, "gain": gain}
     return drafts
@@ -212,7 +210,7 @@ def draft_lines(config: PlanConfig, drafts: dict[str, dict[str, float]]) -> Iter
         yield f"--spec {config.spec:<7s}{way:<21s}{one['drafted']:<12.0f}{speed:<14s}{times(one['gain'])}"
 
 
-def lines(question: compare.Question, found: list[compare.Answer], users: bool) -> Iterator[str]:
+def lines(question: Question, found: list[compare.Answer], users: bool) -> Iterator[str]:
     """Yields the report for people, in lines of at most 80 columns. `users`: with a table over numbers of users."""
     best = found[0]
     for line in heading(question, best):
@@ -246,7 +244,7 @@ def lines(question: compare.Question, found: list[compare.Answer], users: bool) 
     yield from money_lines(question, found)
 
 
-def heading(question: compare.Question, best: compare.Answer) -> Iterator[str]:
+def heading(question: Question, best: compare.Answer) -> Iterator[str]:
     """Yields the model, the machines and the workload."""
     checkpoint, cluster = question.checkpoint, question.cluster
     machine, (total, used) = cluster.machine, compare.parameters(checkpoint)
@@ -271,7 +269,7 @@ def heading(question: compare.Question, best: compare.Answer) -> Iterator[str]:
     )
 
 
-def verdict(question: compare.Question, found: list[compare.Answer]) -> Iterator[str]:
+def verdict(question: Question, found: list[compare.Answer]) -> Iterator[str]:
     """Yields the best layout and the next best."""
     best, *others = [one for one in found if one.fits]
     assert best.decode and best.prefill
@@ -295,7 +293,7 @@ def memory_lines(memory: RankMemory) -> Iterator[str]:
     yield from textwrap.wrap(f"largest rank: weights {gigabytes(memory.weights)}{experts}, {shown}", COLUMNS)
 
 
-def remedies(question: compare.Question) -> Iterator[str]:
+def remedies(question: Question) -> Iterator[str]:
     """Yields changes with which the model would fit."""
     if hosts := compare.hosts_that_fit(question):
         yield f"{hosts} such hosts would hold it"
@@ -307,7 +305,7 @@ def remedies(question: compare.Question) -> Iterator[str]:
         yield "or take matrices of fewer bits (--quantize), or a machine with more memory"
 
 
-def users_lines(question: compare.Question, best: compare.Answer) -> Iterator[str]:
+def users_lines(question: Question, best: compare.Answer) -> Iterator[str]:
     """Yields decode of the best layout by number of users at once."""
     price = question.cluster.machine.price_per_hour * question.cluster.hosts
     yield f"{'users':<8s}{'decode tok/s':<16s}{'of each user':<16s}{'cost of 1M' if price else ''}".rstrip()
@@ -316,14 +314,18 @@ def users_lines(question: compare.Question, best: compare.Answer) -> Iterator[st
         yield f"{users:<8d}{number(rate.tokens):<16s}{number(rate.tokens / users):<16s}{cost}".rstrip()
 
 
-def type_lines(question: compare.Question) -> Iterator[str]:
+def type_lines(question: Question) -> Iterator[str]:
     """Yields a table of smaller types for a model without weights."""
     yield f"{'--type':<11s}{'way':<19s}{'GiB a rank':<12s}{'decode tok/s':<14s}prefill tok/s"
     for kind, best in compare.over_types(question):
-        speeds = "does not fit"
-        if best.decode and best.prefill:
-            speeds = f"{number(best.decode.tokens):<14s}{number(best.prefill.tokens)}"
-        yield f"{kind:<11s}{best.way!s:<19s}{best.largest.total / 2**30:<12.1f}{speeds}"
+        yield f"{kind:<11s}{best.way!s:<19s}{best.largest.total / 2**30:<12.1f}{speed_columns(best)}"
+
+
+def speed_columns(answer: compare.Answer) -> str:
+    """Formats the speeds of decode and prefill for a table's last columns."""
+    if answer.decode is None or answer.prefill is None:
+        return "does not fit"
+    return f"{number(answer.decode.tokens):<14s}{number(answer.prefill.tokens)}"
 
 
 def hosts_lines(rows: dict[int, list[compare.Answer]]) -> Iterator[str]:
@@ -347,7 +349,7 @@ def hosts_lines(rows: dict[int, list[compare.Answer]]) -> Iterator[str]:
         yield f"a share of {min(1.0, max(0.0, serial)):.0%} of a decoded token is not shared by {hosts} hosts (Amdahl)"
 
 
-def machine_lines(compared: list[tuple[compare.Question, list[compare.Answer]]]) -> Iterator[str]:
+def machine_lines(compared: list[tuple[Question, list[compare.Answer]]]) -> Iterator[str]:
     """Yields one row per machine with its best layout, the best machine by the objective first."""
     first = compared[0][0]
     asked = f"hosts: {first.cluster.hosts}, {first.sequences} x {first.prompt} + {first.generated} tokens"
@@ -367,7 +369,7 @@ def machine_lines(compared: list[tuple[compare.Question, list[compare.Answer]]])
         yield from (f"  {line}" for line in money_lines(question, found[:1]))
 
 
-def money_lines(question: compare.Question, found: list[compare.Answer]) -> Iterator[str]:
+def money_lines(question: Question, found: list[compare.Answer]) -> Iterator[str]:
     """Yields the power of the best layout, and the price of tokens by layout, if the machine has them."""
     machine, hosts, best = question.cluster.machine, question.cluster.hosts, found[0]
     assert best.decode
@@ -413,7 +415,7 @@ def count(elements: float) -> str:
 
 
 def as_json(
-    question: compare.Question, found: list[compare.Answer], drafts: dict[str, dict[str, float]] | None = None
+    question: Question, found: list[compare.Answer], drafts: dict[str, dict[str, float]] | None = None
 ) -> dict[str, Any]:
     """Returns all numbers of the plan."""
     total, used = compare.parameters(question.checkpoint)

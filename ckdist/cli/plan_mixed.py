@@ -4,12 +4,13 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 
-from ckdist.cli.plan import heading, number, open_machine, question_of
+from ckdist.cli.plan import heading, number, open_machine, question_of, speed_columns
 from ckdist.config.plan_config import PlanConfig
 from ckdist.errors import ConfigError
 from ckdist.plan.common_level import at_level, common_level
-from ckdist.plan.compare import Answer, Question, answers
+from ckdist.plan.compare import Answer, answers
 from ckdist.plan.mixed_hosts import Kind, MixedAnswer, kinds_of, mixed_answers, staged_answers
+from ckdist.plan.predict import Question
 from ckdist.weights.checkpoint import Checkpoint
 
 
@@ -66,7 +67,4 @@ def _lines(
     for kind, one in zip(kinds, alone, strict=True):
         name, room = f"only {kind.hosts} x {kind.machine.name}, {one.way}", kind.machine.total_memory
         used = f"{one.largest.total * kind.machine.nodes / room:.0%}"
-        speeds = "does not fit"
-        if one.decode and one.prefill:
-            speeds = f"{number(one.decode.tokens):<14s}{number(one.prefill.tokens)}"
-        yield f"{name[:43]:<44s}{used:<9s}{speeds}"
+        yield f"{name[:43]:<44s}{used:<9s}{speed_columns(one)}"

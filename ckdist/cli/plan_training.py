@@ -7,18 +7,18 @@ from typing import Any
 
 from ckdist.config.plan_config import PlanConfig
 from ckdist.layouts.memory_sizes import gigabytes
-from ckdist.plan.compare import Question, parameters
+from ckdist.plan.compare import parameters
+from ckdist.plan.predict import Question
 from ckdist.plan.simulated_training import UNCERTAINTY
-from ckdist.plan.training_answer import TrainingAnswer, training_answers
+from ckdist.plan.training_answer import Setup, TrainingAnswer, training_answers
 
 COLUMNS = 80
 
 
 def run_training(config: PlanConfig, question: Question) -> int:
     """Prints the plan of a training. Returns 0."""
-    spec, method = question.checkpoint.spec, str(config.train)
-    setup = method, config.batches, config.optim, config.zero_stage, config.weights_dtype
-    found = training_answers(spec, question.cluster, config.batch_tokens, *setup)
+    setup = Setup(str(config.train), config.batches, config.optim, config.zero_stage, config.weights_dtype)
+    found = training_answers(question.checkpoint.spec, question.cluster, config.batch_tokens, setup)
     if config.json:
         print(json.dumps([as_json(one) for one in found], indent=1))
     else:

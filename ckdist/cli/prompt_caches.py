@@ -19,6 +19,7 @@ from ckdist.terminal import is_terminal, print_table
 
 HEAD = ("folder", "model", "ranks", "tokens", "size", "last written", "note")
 ABOUT_BYTES = 1 << 20
+MOST_ENTRY_BYTES = 1 << 40
 DAY = 86400.0
 
 
@@ -173,7 +174,10 @@ def _about(path: pathlib.Path) -> dict[str, Any]:
     try:
         with (path / ABOUT).open(encoding="utf-8") as file:
             about = json.loads(file.read(ABOUT_BYTES))
-        if about["format"] == FORMAT and about["block_tokens"] > 0 and len(about["bytes"]) == about["ranks"]:
+        sizes = [each[kind] for each in about["bytes"] for kind in SLABS]
+        numbers = (about["block_tokens"], *sizes)
+        is_sound = all(type(n) is int and 0 <= n <= MOST_ENTRY_BYTES for n in numbers) and "model" in about
+        if is_sound and about["format"] == FORMAT and len(about["bytes"]) == about["ranks"]:
             return about
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         pass

@@ -8,7 +8,7 @@ import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
 
-from ckdist.cli.server_call import call
+from ckdist.cli.server_call import body_of, call
 from ckdist.config.tuning_commands import PushCommand
 from ckdist.errors import ConfigError, RequestError
 
@@ -68,9 +68,7 @@ def _upload(command: PushCommand, headers: dict[str, str], files: dict[str, path
 
 
 def _send(url: str, path: str, headers: dict[str, str], body: str | Iterable[bytes] | None = None) -> None:
-    connection, response = call(url, "GET" if body is None else "POST", path, headers, SECONDS, body)
-    response.read()
-    connection.close()
+    body_of(url, *call(url, "GET" if body is None else "POST", path, headers, SECONDS, body))
 
 
 def _copy(adapter: pathlib.Path, folder: pathlib.Path, name: str, replace: bool) -> None:

@@ -1,16 +1,13 @@
 """`ckdist serve` with several models: starts the HTTP process, which starts a job per model, and waits for it."""
 
-import logging
 import os
-import signal
 import time
 from dataclasses import replace
 
 from ckdist import native
 from ckdist.cli.command_ranks import wanted_ranks
 from ckdist.cli.model_table import ModelEntry, base_of, read_table
-from ckdist.cli.serve import DRAIN_SIGNALS
-from ckdist.cli.server_start import ANSWERING_SECONDS, open_line, open_listeners
+from ckdist.cli.server_start import ANSWERING_SECONDS, handle_signals, open_listeners
 from ckdist.comm.bootstrap.launchers import is_rank
 from ckdist.config.serve_config import ServeConfig
 from ckdist.errors import ConfigError
@@ -24,8 +21,6 @@ from ckdist.topology import this_machine
 
 LOOK_SECONDS = 0.2
 
-log = logging.getLogger(__name__)
-
 
 def run(config: ServeConfig) -> int:
     """Serves until it is stopped. Returns 0. Raises EngineError if the HTTP process fails."""
@@ -34,17 +29,11 @@ def run(config: ServeConfig) -> int:
     limit = config.models_memory or native.lib.ckdist_available_memory() - RESERVE
     models, pulled = models_of(config)
     listeners = open_listeners(config)
-    hosted = {"models": models, "pulled": pulled, "open_changes": config.allow_model_changes}
-    hosted |= {"models_max": config.models_max, "models_memory": limit}
+    hosted = {"models": models, "pulled": pulled, "models_memory": limit}
     http = HttpProcess.start(config, "", "", "", listeners.http, listeners.metrics, more=listeners.more, own=hosted)
-    for number in DRAIN_SIGNALS:
-        signal.signal(number, lambda *_: http.drain())
-    if config.api_key_file is not None:
-        signal.signal(signal.SIGHUP, lambda *_: http.read_keys_again())
-    if line := open_line(config, listeners):
-        log.warning("%s", line)
+    handle_signals(config, listeners, http)
     http.wait_answering(ANSWERING_SECONDS)
-    names = ", ".join(model.name for model in models)
+    names = ", ".join(model.model_name for model in models)
     count = "1 model" if len(models) == 1 else f"{len(models)} models"
     most = f"{config.models_max} at once, " if config.models_max else ""
     print(f"{count}: {names}; {most}in at most {gigabytes(limit)}")
@@ -100,7 +89,7 @@ def hosted_models(entries: list[ModelEntry]) -> tuple[HostedSettings, ...]:
             raise ConfigError(f"model {entry.name}: {error}") from None
         models.append(
             HostedSettings(
-                name=entry.name,
+                model_name=entry.name,
                 words=(*entry.words, f"--model={path}"),
                 model=path,
                 aliases=entry.aliases,
@@ -117,7 +106,7 @@ def hosted_models(entries: list[ModelEntry]) -> tuple[HostedSettings, ...]:
                 adapter=adapter_name(config),
                 adapters=tuple(config.named_adapters),
                 prefill_file=absolute(config.prefill_file),
-                slot_folder=absolute(config.slot_save_path),
+                slot_save_path=absolute(config.slot_save_path),
             )
         )
     return tuple(models)

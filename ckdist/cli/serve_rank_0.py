@@ -7,12 +7,10 @@ import contextlib
 import logging
 import math
 import os
-import signal
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
 
-from ckdist.cli.serve import DRAIN_SIGNALS
-from ckdist.cli.server_start import ANSWERING_SECONDS, Listeners, open_line, say_ready
+from ckdist.cli.server_start import ANSWERING_SECONDS, Listeners, handle_signals, say_ready
 from ckdist.cli.start_lines import log_map, parameter_facts, start_lines
 from ckdist.comm.bootstrap.launchers import AGAIN
 from ckdist.comm.world_protocol import World
@@ -74,20 +72,6 @@ def stop_line() -> str | None:
     if "OMPI_COMM_WORLD_SIZE" not in os.environ or DRAINED_VARIABLE in os.environ:
         return None
     return f"To stop without cutting streams: kill -TERM {os.getpid()}"
-
-
-def handle_signals(config: ServeConfig, http: HttpProcess, coordinator: Coordinator) -> None:
-    """Installs handlers: DRAIN_SIGNALS drain the server, and SIGHUP reloads the key file if there is one."""
-
-    def drain(*_: object) -> None:
-        """Refuses new requests, and ends the server when the running ones are done."""
-        http.drain()
-        coordinator.request_drain()
-
-    for number in DRAIN_SIGNALS:
-        signal.signal(number, drain)
-    if config.api_key_file is not None:
-        signal.signal(signal.SIGHUP, lambda *_: http.read_keys_again())
 
 
 def logged_lines(name: str, config: ServeConfig, model: Model) -> list[str]:
@@ -154,9 +138,7 @@ def serve(
         path, (first, metrics, more) = os.fspath(config.model or BUNDLED), listeners
         http = HttpProcess.start(config, coordinator.address, path, name, first, metrics, cpus, more=more)
         held.callback(http.stop)
-        if line := open_line(config, listeners):
-            log.warning("%s", line)
-        handle_signals(config, http, coordinator)
+        handle_signals(config, listeners, http, coordinator.request_drain)
         model, engine, tokenizer = load_engine(config, world)
         lines = logged_lines(name, config, model)
         coordinator.begin(engine, RankReports(model), model_facts(config, model, engine.ranking))

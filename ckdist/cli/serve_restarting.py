@@ -20,8 +20,14 @@ from collections.abc import Sequence
 
 from ckdist.cli.command_ranks import wanted_ranks
 from ckdist.cli.model_table import ModelEntry
-from ckdist.cli.serve import DRAIN_SIGNALS
-from ckdist.cli.server_start import ANSWERING_SECONDS, Listeners, model_name, open_line, open_listeners, say_ready
+from ckdist.cli.server_start import (
+    ANSWERING_SECONDS,
+    Listeners,
+    handle_signals,
+    model_name,
+    open_listeners,
+    say_ready,
+)
 from ckdist.config.serve_config import ServeConfig
 from ckdist.engine.socket_directory import LOST, READY, SOCKET, socket_address, socket_directory
 from ckdist.errors import EngineError
@@ -176,19 +182,8 @@ def run(config: ServeConfig, launch: Sequence[str] = (), restarts: int = 0, rank
 
 def _serve(config: ServeConfig, listeners: Listeners, name: str, engine: RestartedEngine, http: HttpProcess) -> int:
     ending = threading.Event()
-
-    def drain(*_: object) -> None:
-        """Refuses new requests, and ends the server when the running ones are done."""
-        ending.set()
-        http.drain()
-
-    for number in DRAIN_SIGNALS:
-        signal.signal(number, drain)
+    drain = handle_signals(config, listeners, http, ending.set)
     signal.signal(STALE_SIGNAL, lambda *_: engine.note_stuck())
-    if config.api_key_file is not None:
-        signal.signal(signal.SIGHUP, lambda *_: http.read_keys_again())
-    if line := open_line(config, listeners):
-        log.warning("%s", line)
     while http.poll() is None:
         if not engine.is_ready and (lines := engine.start_lines()) is not None:
             http.wait_answering(ANSWERING_SECONDS)

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from ckdist.errors import EngineError, RequestError, one_line
 
 CONNECT_SECONDS = 10.0
-MOST_ERROR_BYTES = 1 << 16
+MOST_BODY_BYTES = 1 << 16
 
 
 def call(
@@ -44,17 +44,26 @@ def call(
     except (OSError, http.client.HTTPException, ValueError) as error:
         raise EngineError(f"{url} does not answer ({error}): is a server running there?") from None
     if response.status != http.client.OK:
-        with_message = message_of(response.read(MOST_ERROR_BYTES))
-        connection.close()
+        with_message = message_of(body_of(url, connection, response))
         refused = 400 <= response.status < 500
         raise (RequestError if refused else EngineError)(f"the server answers {response.status}: {with_message}")
     return connection, response
+
+
+def body_of(url: str, connection: http.client.HTTPConnection, response: http.client.HTTPResponse) -> bytes:
+    """Returns up to MOST_BODY_BYTES of an answer, and closes its connection. Raises EngineError if it breaks off."""
+    try:
+        return response.read(MOST_BODY_BYTES)
+    except (OSError, http.client.HTTPException) as error:
+        raise EngineError(f"the answer of {url} broke off: {one_line(error)}") from None
+    finally:
+        connection.close()
 
 
 def message_of(body: bytes) -> str:
     """Returns the message of an error's body on one line."""
     try:
         text = str(json.loads(body)["error"]["message"])
-    except (ValueError, LookupError, TypeError):
+    except (ValueError, LookupError, TypeError, RecursionError):
         text = body.decode(errors="replace")
     return one_line(text, 500)

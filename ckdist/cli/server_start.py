@@ -1,19 +1,25 @@
 """The start of `ckdist serve`: the model's name, the ports, and the lines that say how to use the server."""
 
 import json
+import logging
 import os
 import pathlib
+import signal
 import socket
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from ckdist.cli.serve import DRAIN_SIGNALS
 from ckdist.config.engine_config import EngineConfig
 from ckdist.config.serve_config import ServeConfig
 from ckdist.errors import ConfigError
-from ckdist.serve.addresses import UNIX, close, is_local, listen, listen_all
+from ckdist.serve.addresses import UNIX, check_certificate, close, is_local, listen, listen_all
 from ckdist.serve.api_keys import asks_for_key
 from ckdist.serve.process import HttpProcess
 
 ANSWERING_SECONDS = 60.0  # then the address is printed even if the HTTP process still answers 503
+
+log = logging.getLogger(__name__)
 
 
 def model_name(config: EngineConfig) -> str:
@@ -64,11 +70,33 @@ def open_line(config: ServeConfig, listeners: Listeners) -> str | None:
     return f"any client that reaches {address} port {port} can use this server; {remedy}"
 
 
+def handle_signals(
+    config: ServeConfig, listeners: Listeners, http: HttpProcess, on_drain: Callable[[], None] = lambda: None
+) -> Callable[..., None]:
+    """Installs handlers: DRAIN_SIGNALS drain the server, and SIGHUP reloads the key file if there is one.
+
+    Warns once of a server that needs no key.
+
+    Returns:
+        Refuses new requests, and ends the server when the running ones are done.
+    """
+
+    def drain(*_: object) -> None:
+        http.drain()
+        on_drain()
+
+    for number in DRAIN_SIGNALS:
+        signal.signal(number, drain)
+    if config.api_key_file is not None:
+        signal.signal(signal.SIGHUP, lambda *_: http.read_keys_again())
+    if line := open_line(config, listeners):
+        log.warning("%s", line)
+    return drain
+
+
 def open_listeners(config: ServeConfig) -> Listeners:
     """Binds the ports before any expensive work. Raises ConfigError if a flag about them cannot be followed."""
     if config.ssl_certfile or config.ssl_keyfile:
-        from ckdist.serve.certificate import check_certificate
-
         check_certificate(config.ssl_certfile, config.ssl_keyfile)
     http, *more = listen_all(config.host, config.port)
     listeners = Listeners(http, None, tuple(more))

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 SILENT_SECONDS = 15.0  # the server sends an event every half a second
 MOST_EVENT_BYTES = 4 << 20
 MAX_RANKS = 4096
+WRONG = ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError  # of an event
 Event = Mapping[str, Any]
 
 
@@ -51,19 +52,21 @@ def machine_events(url: str, key: str) -> Iterator[Event]:
         while line := response.readline(MOST_EVENT_BYTES):
             if line.startswith(b"data:"):
                 yield checked_event(json.loads(line[5:]))
-    except (OSError, http.client.HTTPException, ValueError, LookupError, TypeError, RecursionError) as error:
+    except (OSError, http.client.HTTPException, *WRONG) as error:
         raise EngineError(f"{url} sends no state of a ckdist server: {one_line(error)}") from None
     finally:
         connection.close()
 
 
 def checked_event(event: Any) -> Event:
-    """Returns an event whose numbers are numbers. Raises LookupError, TypeError or ValueError for another value."""
+    """Returns an event whose numbers are numbers. Raises one of WRONG for another value."""
     ranks = [dict(rank) for rank in event["ranks"]]
     if len(ranks) > MAX_RANKS:
         raise ValueError(f"{len(ranks)} ranks")
     stats = {name: float(value) for name, value in event["stats"].items()}
-    return {**event, "clock": float(event["clock"]), "stats": stats, "ranks": ranks}
+    found = {**event, "clock": float(event["clock"]), "stats": stats, "ranks": ranks}
+    facts(found, found)
+    return found
 
 
 def facts(before: Event, now: Event) -> dict[str, Any]:
@@ -79,9 +82,9 @@ def facts(before: Event, now: Event) -> dict[str, Any]:
         "context_length": model.get("context_length"),
         "requests": int(stats.get("requests_total", 0)),
         "running": int(stats.get("requests_running", 0)),
-        "most_running": now.get("most_running"),
+        "most_running": int(now.get("most_running") or 0),
         "waiting": int(stats.get("requests_waiting", 0)),
-        "most_waiting": now.get("most_waiting"),
+        "most_waiting": int(now.get("most_waiting") or 0),
         "blocks_used": int(stats.get("blocks_used", 0)),
         "blocks_cached": int(stats.get("blocks_cached", 0)),
         "blocks": int(stats.get("blocks", 0)),
@@ -134,7 +137,8 @@ def _rank_facts(before: Event, now: Event, seconds: float) -> dict[str, Any]:
             "decode_read_bytes_total",
         )
     )  # fmt: skip
-    numbers = {name: int(now.get(name, 0)) for name in ("rank", "threads", "weights_bytes", "cache_bytes", "bandwidth")}
+    names = ("rank", "threads", "weights_bytes", "cache_bytes", "bandwidth")
+    numbers = {name: int(float(now.get(name, 0))) for name in names}
     texts = {name: one_line(now.get(name, "?"), 40) for name in ("host", "cpus")}
     return {
         **numbers,

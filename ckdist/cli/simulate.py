@@ -14,12 +14,12 @@ from ckdist.config.simulate_config import SimulateConfig
 from ckdist.errors import CapacityError, ConfigError
 from ckdist.figure import check_path
 from ckdist.layouts.memory_sizes import gigabytes
-from ckdist.plan.compare import Question, answer, answers
+from ckdist.plan.compare import answer, answers
 from ckdist.plan.fleet import ClosedLoop, Fleet, simulate_clients, simulate_requests
 from ckdist.plan.lengths import Lengths, parse_lengths
 from ckdist.plan.load import RequestKind, Requests, poisson, read_trace
 from ckdist.plan.observed import Observed
-from ckdist.plan.predict import PredictedStepCost, Way
+from ckdist.plan.predict import PredictedStepCost, Predictor, Question, Way
 from ckdist.plan.replica import ServerShape
 from ckdist.plan.serving_report import Objective, lines, report
 from ckdist.plan.simulation_plot import draw
@@ -51,7 +51,7 @@ def cost_of(config: SimulateConfig) -> tuple[StepCost, int]:
             "give more --hosts-per-replica, or a smaller --parallel, --ctx-size or --type"
         )
     log.info("steps as predicted: %s", best.way)
-    predicted = PredictedStepCost(question.predictor(best.way))
+    predicted = PredictedStepCost(Predictor(question, best.way))
     cost = linear_step_cost(predicted, config.ubatch_size, config.parallel, config.ctx_size)
     return cost, best.way.stages
 
@@ -100,12 +100,8 @@ def load_of(config: SimulateConfig) -> Requests | ClosedLoop:
     """Returns the requests, or the clients that send them. Raises ConfigError if a flag or the trace cannot be used."""
     if config.trace is not None:
         return read_trace(config.trace, config.duration)
-    kind = RequestKind(
-        _lengths("--prompt-tokens", config.prompt_tokens),
-        _lengths("--output-tokens", config.output_tokens),
-        config.prefix_tokens,
-        config.prefixes,
-    )
+    prompt, output = (_lengths(f"--{name}-tokens", getattr(config, f"{name}_tokens")) for name in ("prompt", "output"))
+    kind = RequestKind(prompt, output, config.prefix_tokens, config.prefixes)
     if config.clients is not None:
         return ClosedLoop(config.clients, kind, config.think)
     assert config.rate is not None  # as the configuration has checked

@@ -13,7 +13,7 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from ckdist import __version__, native
-from ckdist.comm.host_name import machine_name
+from ckdist.comm.host_name import rank_on_host
 from ckdist.comm.world import start_world
 from ckdist.comm.world_protocol import World
 from ckdist.errors import ConfigError
@@ -27,11 +27,6 @@ OWN_FLAGS = ("threads", "threads_batch", "kv_memory", "verbose")  # a host may h
 SHOWN = 24  # characters of a value around its first difference
 HIDDEN = "SHA-256 "  # prefix of a value that no message may show
 BUILD = ("ckdist's version", "the native library's build", "the native declarations")
-
-
-def rank_on_host(world: World, rank: int) -> str:
-    """A rank and its host, for messages."""
-    return f"rank {rank} ({machine_name(world.hosts[rank])})"
 
 
 def odd_one(values: Sequence[Any]) -> tuple[int, int] | None:

@@ -27,16 +27,10 @@ class Collectives(Generic[Array, Nothing]):
 
     rank: int
     size: int
+    handle: CData  # the native communicator; None once closed
 
-    @property
-    def handle(self) -> CData:
-        """The native communicator; None once closed."""
-        raise NotImplementedError
-
-    def _array(self, call: NativeCall, out: np.ndarray, *used: np.ndarray) -> Array:
-        raise NotImplementedError
-
-    def _nothing(self, call: NativeCall) -> Nothing:
+    def _run(self, call: NativeCall, result: np.ndarray | None, *used: np.ndarray) -> Any:
+        """Makes a call. `used`: other arrays that must live until it is complete."""
         raise NotImplementedError
 
     def all_reduce(
@@ -45,7 +39,7 @@ class Collectives(Generic[Array, Nothing]):
         """The sum (max, min) of all ranks' x, on every rank. `out` may be x."""
         out = np.empty_like(x) if out is None else out
         check_array(out, x.size, x.dtype, "out")
-        return self._array(
+        return self._run(
             lambda o: lib.ckdist_all_reduce(
                 self.handle, native.pointer(x), native.pointer(out), x.size, _element(x, dtype), _operation(op), o
             ),
@@ -65,7 +59,7 @@ class Collectives(Generic[Array, Nothing]):
         counts = self._counts(counts, x.size)
         out = np.empty(counts[self.rank], x.dtype) if out is None else out
         check_array(out, counts[self.rank], x.dtype, "out")
-        return self._array(
+        return self._run(
             lambda o: lib.ckdist_reduce_scatter(
                 self.handle, native.pointer(x), native.pointer(out), counts, _element(x, dtype), _operation(op), o
             ),
@@ -79,7 +73,7 @@ class Collectives(Generic[Array, Nothing]):
         check_array(x, parts[self.rank], x.dtype, "x")
         out = np.empty(sum(parts), x.dtype) if out is None else out
         check_array(out, sum(parts), x.dtype, "out")
-        return self._array(
+        return self._run(
             lambda o: lib.ckdist_all_gather(self.handle, native.pointer(x), native.pointer(out), _bytes(parts, x), o),
             out,
             x,
@@ -104,7 +98,7 @@ class Collectives(Generic[Array, Nothing]):
             )
         out = np.empty(sum(receive), x.dtype) if out is None else out
         check_array(out, sum(receive), x.dtype, "out")
-        return self._array(
+        return self._run(
             lambda o: lib.ckdist_all_to_all(
                 self.handle, native.pointer(x), _bytes(send, x), native.pointer(out), _bytes(receive, x), o
             ),
@@ -115,11 +109,11 @@ class Collectives(Generic[Array, Nothing]):
     def broadcast(self, x: np.ndarray, root: int = 0) -> Array:
         """Overwrites x on every rank with the root's x, and returns it."""
         check_array(x, x.size, x.dtype, "x")
-        return self._array(lambda o: lib.ckdist_broadcast(self.handle, native.pointer(x), x.nbytes, root, o), x)
+        return self._run(lambda o: lib.ckdist_broadcast(self.handle, native.pointer(x), x.nbytes, root, o), x)
 
     def barrier(self) -> Nothing:
         """Completes when every rank has called it."""
-        return self._nothing(lambda o: lib.ckdist_barrier(self.handle, o))
+        return self._run(lambda o: lib.ckdist_barrier(self.handle, o), None)
 
     def _counts(self, counts: Sequence[int] | None, total: int) -> list[int]:
         """`counts`, or equal parts of `total`. Raises ConfigError if they are not one per rank with this sum."""

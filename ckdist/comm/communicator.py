@@ -68,17 +68,12 @@ class Communicator(Collectives[np.ndarray, None]):
     """
 
     def __init__(self, handle: CData, family: "Family") -> None:
-        self._handle, self._family, self.exchanges = handle, family, family.exchanges
+        self.handle, self._family, self.exchanges = handle, family, family.exchanges
         family.members.add(self)
         self.under_way: set[Operation[Any]] = set()  # operations add and remove themselves
         self._windows = 0
         self.rank, self.size = lib.ckdist_communicator_rank(handle), lib.ckdist_communicator_size(handle)
         self.transport = ffi.string(lib.ckdist_communicator_transport(handle)).decode()
-
-    @property
-    def handle(self) -> CData:
-        """The native communicator, for code that calls the library itself; None once closed."""
-        return self._handle
 
     @property
     def start(self) -> "StartedCollectives":
@@ -89,7 +84,7 @@ class Communicator(Collectives[np.ndarray, None]):
         """Returns zeros in this rank's shared arena. bfloat16 gives an array of uint16."""
         kind = np.dtype(np.uint16 if dtype == "bfloat16" else dtype)
         size = int(np.prod(shape, dtype=np.int64)) * kind.itemsize
-        handle = self._handle
+        handle = self.handle
         place = native.call(lib.ckdist_communicator_allocate, handle, max(size, 1))
         if place is None:
             return np.zeros(shape, kind)  # no rank reads it in place
@@ -107,13 +102,13 @@ class Communicator(Collectives[np.ndarray, None]):
     def isend(self, x: np.ndarray, rank: int, tag: int = 0) -> Operation[None]:
         """Starts to send x, which must not change until the operation is complete. `tag`: 0 to 1023."""
         return self.begin(
-            lambda out: lib.ckdist_isend(self._handle, rank, tag, native.pointer(x), x.nbytes, out), None, x
+            lambda out: lib.ckdist_isend(self.handle, rank, tag, native.pointer(x), x.nbytes, out), None, x
         )
 
     def irecv(self, x: np.ndarray, rank: int, tag: int = 0) -> Operation[np.ndarray]:
         """Starts to receive a message of exactly x's size. Messages of one rank and tag keep their order."""
         check_array(x, x.size, x.dtype, "x")
-        return self.begin(lambda out: lib.ckdist_irecv(self._handle, rank, tag, native.pointer(x), x.nbytes, out), x)
+        return self.begin(lambda out: lib.ckdist_irecv(self.handle, rank, tag, native.pointer(x), x.nbytes, out), x)
 
     def window(self, array: np.ndarray) -> "Window":
         """Makes `array` accessible to all ranks. A collective call; sizes may differ between ranks."""
@@ -131,14 +126,14 @@ class Communicator(Collectives[np.ndarray, None]):
 
         For a rank that waits for something other than its peers.
         """
-        native.check(lib.ckdist_communicator_check_peers(self._handle))
+        native.check(lib.ckdist_communicator_check_peers(self.handle))
 
     def abandon(self, reason: str) -> None:
         """Aborts the job: later calls of all ranks raise CommError with the reason.
 
         For a rank that failed outside a call of this communicator.
         """
-        native.check(lib.ckdist_communicator_abandon(self._handle, reason.encode()))
+        native.check(lib.ckdist_communicator_abandon(self.handle, reason.encode()))
 
     def split(self, color: int, key: int = -1) -> "Communicator | None":
         """Returns the communicator of the ranks with the same color. A collective call.
@@ -147,7 +142,7 @@ class Communicator(Collectives[np.ndarray, None]):
             color: Negative: this rank gets None.
             key: The new ranks are ordered by it. -1: by the present rank.
         """
-        made = native.call(lib.ckdist_communicator_split, self._handle, color, key if key >= 0 else self.rank)
+        made = native.call(lib.ckdist_communicator_split, self.handle, color, key if key >= 0 else self.rank)
         return None if made is None else Communicator(ffi.gc(made, lib.ckdist_communicator_free), self._family)
 
     def close(self) -> None:
@@ -156,40 +151,27 @@ class Communicator(Collectives[np.ndarray, None]):
         Peers take a process that ends without it for one that died.
         """
         self.under_way.clear()
-        if self._handle is not None:
-            native.check(lib.ckdist_communicator_leave(self._handle))
-        self._handle = None
+        if self.handle is not None:
+            native.check(lib.ckdist_communicator_leave(self.handle))
+        self.handle = None
 
-    def _array(self, call: NativeCall, out: np.ndarray, *used: np.ndarray) -> np.ndarray:  # noqa: ARG002, it blocks
+    def _run(self, call: NativeCall, result: Result, *used: np.ndarray) -> Result:  # noqa: ARG002, it blocks
         native.check(call(ffi.NULL))
-        return out
-
-    def _nothing(self, call: NativeCall) -> None:
-        native.check(call(ffi.NULL))
+        return result
 
     def begin(self, call: NativeCall, result: Result, *used: object) -> Operation[Result]:
         """Starts a native call. `used`: objects that stay alive until the operation is complete."""
         out = ffi.new("struct ckdist_operation **")
         native.check(call(out))
-        return Operation(self, ffi.gc(out[0], lib.ckdist_operation_free), result, *used)
+        return Operation(self.under_way, ffi.gc(out[0], lib.ckdist_operation_free), result, *used)
 
 
 class StartedCollectives(Collectives[Operation[np.ndarray], Operation[None]]):
     """The collectives of a communicator, which return at once."""
 
     def __init__(self, communicator: Communicator) -> None:
-        self._communicator, self.rank, self.size = communicator, communicator.rank, communicator.size
-
-    @property
-    def handle(self) -> CData:
-        """The native communicator; None once closed."""
-        return self._communicator.handle
-
-    def _array(self, call: NativeCall, out: np.ndarray, *used: np.ndarray) -> Operation[np.ndarray]:
-        return self._communicator.begin(call, out, *used)
-
-    def _nothing(self, call: NativeCall) -> Operation[None]:
-        return self._communicator.begin(call, None)
+        self.rank, self.size, self.handle = communicator.rank, communicator.size, communicator.handle
+        self._run = communicator.begin
 
 
 def open_communicator(
@@ -236,7 +218,7 @@ def open_communicator(
     if not (share and one_host):
         chosen = _choose(world, transport, timeout, interface, log)
         if chosen.name == "verbs" and not share:
-            memory = _own_memory(arena_bytes)
+            memory = native.new(lib.ckdist_host_memory_new, None, 0, 1, arena_bytes)  # the transport registers it
     exchanges = (chosen and chosen.times) or []
     chunk = int(CHUNK_SECONDS * (1 << 20) / exchanges[-1]) if exchanges else 0  # the last exchange is of 1 MiB
     sizes = [*world.broadcast(list(thresholds or load_thresholds())), max(CHUNK_BYTES, chunk)]
@@ -268,24 +250,12 @@ def _choose(world: World, wanted: str, timeout: float, interface: str | None, lo
 
 def _share(world: World, local: list[int], arena_bytes: int, spins: int, timeout: float) -> tuple[CData, CData]:
     """Opens the arenas and the shared-memory rendezvous of this host's ranks. The first of them creates both."""
-    if local[0] == world.rank:
-        memory, rendezvous = _open_shared(None, world.rank, local, arena_bytes, spins, timeout)
-        paths = [lib.ckdist_host_memory_path(memory), lib.ckdist_rendezvous_path(rendezvous)]
-        world.gather([ffi.string(path).decode() for path in paths])
-        return memory, rendezvous
-    return _open_shared(world.gather(None)[local[0]], world.rank, local, arena_bytes, spins, timeout)
-
-
-def _open_shared(
-    paths: list[str] | None, rank: int, local: list[int], arena_bytes: int, spins: int, timeout: float
-) -> tuple[CData, CData]:
-    """The arenas and the rendezvous at `paths`, or new ones if `paths` is None."""
-    index = local.index(rank)
-    path = [None, None] if paths is None else paths
-    memory = native.new(lib.ckdist_host_memory_new, path[0], index, len(local), arena_bytes)
-    return memory, native.new(lib.ckdist_rendezvous_new, path[1], index, len(local), local, spins, timeout)
-
-
-def _own_memory(arena_bytes: int) -> CData:
-    """An arena of this rank alone, for a transport with registered memory."""
-    return native.new(lib.ckdist_host_memory_new, None, 0, 1, arena_bytes)
+    index, count, paths = local.index(world.rank), len(local), (None, None)
+    if index:
+        paths = world.gather(None)[local[0]]
+    memory = native.new(lib.ckdist_host_memory_new, paths[0], index, count, arena_bytes)
+    rendezvous = native.new(lib.ckdist_rendezvous_new, paths[1], index, count, local, spins, timeout)
+    if not index:
+        made = lib.ckdist_host_memory_path(memory), lib.ckdist_rendezvous_path(rendezvous)
+        world.gather([ffi.string(path).decode() for path in made])
+    return memory, rendezvous

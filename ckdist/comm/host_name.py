@@ -4,6 +4,8 @@ import contextlib
 import pathlib
 import socket
 
+from ckdist.comm.world_protocol import World
+
 
 def host_name() -> str:
     """Returns this host's name. Ranks with the same name can share memory.
@@ -24,3 +26,8 @@ def host_name() -> str:
 def machine_name(host: str) -> str:
     """The part of a host's name that a person knows, safe to print: it came from a peer. At most 64 characters."""
     return "".join(c if c.isprintable() else "?" for c in host.split("/", maxsplit=1)[0][:64])
+
+
+def rank_on_host(world: World, rank: int) -> str:
+    """A rank and its host, for messages."""
+    return f"rank {rank} ({machine_name(world.hosts[rank])})"

@@ -40,7 +40,7 @@ class MpiWorld:
         self.mpi, self.comm, self.encrypt = MPI, MPI.COMM_WORLD, encrypt
         self.rank, self.size = self.comm.Get_rank(), self.comm.Get_size()
         self._connections: list[BootstrapConnection] = []
-        self.hosts = tuple(self.gather_all(host_name()))
+        self.hosts = tuple(self.gather(host_name()))
         same = [r for r, host in enumerate(self.hosts) if host == self.hosts[self.rank]]
         self.local_rank, self.local_size = same.index(self.rank), len(same)
         self.secret = self._secret() or (job_secret(self) if len(set(self.hosts)) > 1 else None)
@@ -49,7 +49,7 @@ class MpiWorld:
     def _secret(self) -> bytes | None:
         """The job's secret if every rank has one, None if no rank has. Raises ConfigError if only some have."""
         own = read_secret() if os.environ.get(SECRET_VARIABLE) else None
-        is_given = self.gather_all(own is not None)
+        is_given = self.gather(own is not None)
         if any(is_given) and not all(is_given):
             raise ConfigError(
                 f"{SECRET_VARIABLE} is set on rank {is_given.index(True)} and not on rank {is_given.index(False)}: "
@@ -67,7 +67,7 @@ class MpiWorld:
             sockets = [socket.socket(fileno=fd) if fd >= 0 else None for fd in files]
         except CkdistError as error:
             problem = str(error)
-        if problems := [p for p in self.gather_all(problem) if p]:
+        if problems := [p for p in self.gather(problem) if p]:
             for connection in filter(None, sockets):
                 connection.close()
             if self.rank == 0:
@@ -88,7 +88,7 @@ class MpiWorld:
         self._complete(self.comm.Ibcast(buffer))
         return msgpack.unpackb(buffer.tobytes(), strict_map_key=False)
 
-    def gather_all(self, value: Any) -> list[Any]:
+    def gather(self, value: Any) -> list[Any]:
         """Returns every rank's msgpack-able value, in rank order, on every rank."""
         data = np.frombuffer(packed(value), np.uint8)
         sizes = np.empty(self.size, np.int64)
@@ -99,8 +99,6 @@ class MpiWorld:
         return [
             msgpack.unpackb(joined[e - s : e].tobytes(), strict_map_key=False) for s, e in zip(sizes, ends, strict=True)
         ]
-
-    gather = gather_all
 
     def collect(self, value: Any, seconds: float) -> list[Any] | None:
         """Returns every rank's value on rank 0, or None for a rank later than `seconds`. Other ranks get None."""

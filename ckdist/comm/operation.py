@@ -1,14 +1,8 @@
 """A call of a communicator that is not complete yet."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from ckdist import native
-
-if TYPE_CHECKING:
-    from ckdist.comm.communicator import Communicator
-    from ckdist.native import CData
 
 Result = TypeVar("Result")
 
@@ -17,15 +11,16 @@ class Operation(Generic[Result]):
     """An operation that has started. The arrays that it uses stay alive until it is complete.
 
     Args:
-        communicator: The communicator that keeps it alive.
+        under_way: The communicator's operations. They keep themselves alive there.
+        handle: A native ckdist_operation.
         result: Returned by `wait`.
         used: Objects that must stay alive until then.
     """
 
-    def __init__(self, communicator: Communicator, handle: CData, result: Result, *used: object) -> None:
-        self._communicator, self._handle, self._result = communicator, handle, result
+    def __init__(self, under_way: "set[Operation[Any]]", handle: native.CData, result: Result, *used: object) -> None:
+        self._under_way, self._handle, self._result = under_way, handle, result
         self._used = (result, *used)
-        communicator.under_way.add(self)
+        under_way.add(self)
 
     def test(self) -> bool:
         """Returns whether it is complete. Never blocks; progresses messages."""
@@ -44,4 +39,4 @@ class Operation(Generic[Result]):
 
     def _finish(self) -> None:
         self._handle = None
-        self._communicator.under_way.discard(self)
+        self._under_way.discard(self)

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn, TypeVar
 
 from ckdist.comm.bootstrap.launchers import CONNECTIONS_VARIABLE, MPI_VARIABLES, is_rank
-from ckdist.comm.host_name import machine_name
+from ckdist.comm.host_name import rank_on_host
 from ckdist.comm.world_protocol import World
 from ckdist.errors import CkdistError, CommError, ConfigError, UserError
 
@@ -83,8 +83,7 @@ def together(world: World, action: Callable[[], Result]) -> Result:
         raise
     for rank, (text, user) in enumerate(world.gather([None, False])):
         if text:
-            where = f"rank {rank} ({machine_name(world.hosts[rank])})"
-            raise (ConfigError if user else CommError)(f"{where}: {text}")
+            raise (ConfigError if user else CommError)(f"{rank_on_host(world, rank)}: {text}")
     return result
 
 

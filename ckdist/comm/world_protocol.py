@@ -10,32 +10,20 @@ class World(Protocol):
     """The ranks of a job and small messages between them at start-up (`ckdist.comm.world`).
 
     Values are msgpack-able. Every call but `close` raises CommError if a rank is lost.
+
+    Attributes:
+        rank: This rank, from 0.
+        size: Number of ranks.
+        local_rank: This rank among those of its host, from 0.
+        local_size: Number of ranks on this host.
+        hosts: The host of each rank. Ranks with the same name share memory.
     """
 
-    @property
-    def rank(self) -> int:
-        """This rank, from 0."""
-        ...
-
-    @property
-    def size(self) -> int:
-        """Number of ranks."""
-        ...
-
-    @property
-    def local_rank(self) -> int:
-        """This rank among those of its host, from 0."""
-        ...
-
-    @property
-    def local_size(self) -> int:
-        """Number of ranks on this host."""
-        ...
-
-    @property
-    def hosts(self) -> tuple[str, ...]:
-        """The host of each rank, (size,). Ranks with the same name share memory."""
-        ...
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    hosts: tuple[str, ...]
 
     def broadcast(self, value: Any = None) -> Any:
         """Returns rank 0's value on every rank. A collective call."""
@@ -55,17 +43,15 @@ class World(Protocol):
 
 
 class MpiRanks(World, Protocol):
-    """A World that MPI started."""
+    """A World that MPI started.
 
-    @property
-    def mpi(self) -> Any:
-        """The module mpi4py.MPI."""
-        ...
+    Attributes:
+        mpi: The module mpi4py.MPI.
+        comm: The mpi4py communicator of all ranks.
+    """
 
-    @property
-    def comm(self) -> Any:
-        """The mpi4py communicator of all ranks."""
-        ...
+    mpi: Any
+    comm: Any
 
 
 def has_mpi(world: World) -> TypeGuard[MpiRanks]:

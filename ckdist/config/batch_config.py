@@ -3,8 +3,7 @@
 from dataclasses import dataclass
 
 from ckdist.config.engine_config import EngineConfig
-from ckdist.config.options import option
-from ckdist.config.samplers import changed
+from ckdist.config.options import changed, option
 from ckdist.errors import ConfigError
 
 MAX_LOGPROBS = 20

@@ -1,10 +1,10 @@
 """`ckdist chat`."""
 
-import re
 from dataclasses import dataclass
 
 from ckdist.config.options import option
 from ckdist.config.sampling_config import SamplingConfig
+from ckdist.config.status_config import check_url
 from ckdist.errors import ConfigError
 
 
@@ -21,8 +21,8 @@ class ChatConfig(SamplingConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.url is not None and not re.fullmatch(r"https?://[^/\s]+(/\S*)?", self.url):
-            raise ConfigError(f"--url ({self.url}) must be http://HOST:PORT or https://HOST:PORT")
+        if self.url is not None:
+            check_url(self.url, "--url")
         if self.url is not None and self.model is not None:
             raise ConfigError(
                 "--url and --model were both given, and the server has its own model: leave one of them out"

@@ -3,20 +3,19 @@
 from dataclasses import dataclass
 
 from ckdist.config.engine_config import NAMES_HELP
-from ckdist.config.options import Settings, byte_size, option
+from ckdist.config.options import CommandSettings, byte_size, option
 from ckdist.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True)
-class CompletionCommand(Settings):
+class CompletionCommand(CommandSettings):
     """`ckdist completion`: print a completion script for a shell."""
 
     shell: str | None = option(None, "shell", choices=("bash", "zsh", "fish"), help="shell that runs the script")
-    verbose: bool = option(False, "-v", help="log more")
 
 
 @dataclass(frozen=True, kw_only=True)
-class CacheCommand(Settings):
+class CacheCommand(CommandSettings):
     """`ckdist cache`: show, check or shrink the prompts that --cache-disk has kept."""
 
     action: str | None = option(
@@ -31,7 +30,6 @@ class CacheCommand(Settings):
     days: float | None = option(
         None, within=(0, 1e6), metavar="N", help="prune: remove folders that have not changed for N days"
     )
-    verbose: bool = option(False, "-v", help="log more")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -45,7 +43,7 @@ class CacheCommand(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainCommand(Settings):
+class TrainCommand(CommandSettings):
     """`ckdist train`: train a model from scratch or fine-tune one, as configured in a TOML file."""
 
     file: str | None = option(
@@ -73,7 +71,6 @@ class TrainCommand(Settings):
     trace: str | None = option(
         None, metavar="FILE.json", help="write the newest events of every thread of every rank, for Perfetto"
     )
-    verbose: bool = option(False, "-v", help="log more")
 
     @property
     def overrides(self) -> tuple[str, ...]:
@@ -88,7 +85,7 @@ GGUF_TYPES = ("f16", "bf16", "f32", "q8_0", "q4_k")
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExportCommand(Settings):
+class ExportCommand(CommandSettings):
     """`ckdist export`: write a Hugging Face folder, or an adapter, as one GGUF file."""
 
     gguf: bool = option(False, help="write GGUF, the only format")
@@ -98,28 +95,23 @@ class ExportCommand(Settings):
     )
     lora: str = option("", metavar="DIR", help="write only this adapter of IN, which may be a GGUF too")
     target: str | None = option(None, "target", metavar="OUT.gguf", help="file to write")
-    verbose: bool = option(False, "-v", help="log more")
 
 
 @dataclass(frozen=True, kw_only=True)
-class PullCommand(Settings):
+class PullCommand(CommandSettings):
     """`ckdist pull`: fetch a model by its name, verify it and store it."""
 
     name: str | None = option(None, "name", metavar="NAME", help=NAMES_HELP)
     accept_license: bool = option(False, help="accept the model's terms; the error without this flag shows them")
-    verbose: bool = option(False, "-v", help="log more")
 
 
 @dataclass(frozen=True, kw_only=True)
-class ListCommand(Settings):
+class ListCommand(CommandSettings):
     """`ckdist list`: show the models that -m can name, and those already fetched."""
 
-    verbose: bool = option(False, "-v", help="log more")
-
 
 @dataclass(frozen=True, kw_only=True)
-class DoctorConfig(Settings):
+class DoctorConfig(CommandSettings):
     """`ckdist doctor`: show this machine, the features that work on it, its speed, and advice."""
 
     json: bool = option(False, help="print one JSON object")
-    verbose: bool = option(False, "-v", help="log more")

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from ckdist.config.options import Settings, option
+from ckdist.config.options import CommandSettings, option
 from ckdist.errors import ConfigError
 
 SPECS = ("auto", "off", "ngram", "suffix", "model", "mtp")
@@ -11,7 +11,7 @@ MEMORY_SHARE = 4  # a draft model has 1 / MEMORY_SHARE of --memory
 
 
 @dataclass(frozen=True, kw_only=True)
-class DraftFlags(Settings):
+class DraftFlags(CommandSettings):
     """Flags of drafts."""
 
     spec: str = option(

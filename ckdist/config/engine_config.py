@@ -139,9 +139,9 @@ class EngineConfig(DraftFlags):
         "rows to them; auto: the one with the lower predicted time",
     )  # fmt: skip
     repack: str = option(
-        "auto", former="--reorganize", choices=("auto", "dsa", "threads", "off"),
-        help="answer from the model's file while a DSA queue or threads pack the weights; auto: DSA if present; off: "
-        "pack all weights first",
+        "auto", former="--reorganize", choices=("auto", "threads", "off"),
+        help="threads: answer from the model's file while threads pack the weights; off: pack all weights first; auto: "
+        "threads, but off with --quantize and in commands that measure",
     )  # fmt: skip
     no_keep_weights: bool = option(False, help="free the packed weights between two starts")
     trace: str | None = option(
@@ -153,7 +153,6 @@ class EngineConfig(DraftFlags):
         help="read settings from this file: ctx_size = 4096; a flag wins over a variable such as CKDIST_CTX_SIZE, and "
         "that over the file",
     )  # fmt: skip
-    verbose: bool = option(False, "-v", help="log more")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -175,9 +174,9 @@ class EngineConfig(DraftFlags):
         metadata_overrides(self.override_kv)
         if self.cache_disk is not None:
             folder_and_size(self.cache_disk, "--cache-disk")
-        if self.quantize and self.repack in ("dsa", "threads"):
+        if self.quantize and self.repack == "threads":
             raise ConfigError(
-                f"--repack {self.repack} serves weights as they are stored, and --quantize {self.quantize} "
+                f"--repack threads serves weights as they are stored, and --quantize {self.quantize} "
                 "changes them: leave one of the two out"
             )
 

@@ -12,7 +12,7 @@ from dataclasses import Field, fields
 from typing import TYPE_CHECKING, Any
 
 from ckdist.config.options import PREFIX, checked
-from ckdist.errors import ConfigError
+from ckdist.errors import ConfigError, did_you_mean, one_line
 from ckdist.text_file import read_text_file
 
 if TYPE_CHECKING:
@@ -22,20 +22,6 @@ MAX_FILE_BYTES = 1 << 20
 # Variables that are read elsewhere: CKDIST_API_KEY is a secret, and CKDIST_MODELS the folder of fetched models.
 READ_ELSEWHERE = ("CKDIST_API_KEY", "CKDIST_ISA", "CKDIST_MODELS")
 WORDS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
-
-
-def variable_of(item: Field[Any]) -> str:
-    """Returns the variable of a setting: `--ctx-size` is CKDIST_CTX_SIZE."""
-    return PREFIX + item.metadata["flags"][-1].lstrip("-").replace("-", "_").upper()
-
-
-def from_environment(config_class: type["DataclassInstance"], environment: Mapping[str, str]) -> dict[str, Any]:
-    """Reads the variables of a command's flags. An empty variable counts as absent.
-
-    Returns the values by field. Raises ConfigError if one is wrong.
-    """
-    items = setting_variables(config_class).items()
-    return {item.name: _parsed(item, environment[name], name) for name, item in items if environment.get(name)}
 
 
 def misspelt_variables(config_class: type["DataclassInstance"], environment: Mapping[str, str]) -> list[str]:
@@ -49,24 +35,17 @@ def misspelt_variables(config_class: type["DataclassInstance"], environment: Map
     return lines
 
 
-def from_file(config_class: type["DataclassInstance"], path: str) -> dict[str, Any]:
-    """Reads a TOML file whose keys are flags without dashes, such as `ctx_size` or `ctx-size`.
-
-    Returns the values by field. Raises ConfigError if the file is unreadable, or a key or a value is wrong.
-    """
-    return from_table(config_class, read_toml(path), path)
-
-
 def from_table(config_class: type["DataclassInstance"], table: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Reads the settings in a TOML table. `where` names it in messages. Raises ConfigError for wrong ones."""
+    """Reads the settings in a TOML table whose keys are flags without dashes, such as `ctx_size` or `ctx-size`.
+
+    Returns the values by field. Raises ConfigError, which begins with `where`, if a key or a value is wrong.
+    """
     known = {name: item for item in fields(config_class) for name in _names(item)}
     values: dict[str, Any] = {}
     for key, value in table.items():
         item = known.get(key.replace("-", "_"))
         if item is None:
-            close = difflib.get_close_matches(key, known, n=1)
-            hint = f", did you mean {close[0]}?" if close else ""
-            raise ConfigError(f"{where} has an unknown setting {key!r:.60}{hint}")
+            raise ConfigError(f"{where} has an unknown setting {key!r:.60}{did_you_mean(key, known)}")
         if not item.repr:
             raise ConfigError(f"{where}: {key} is a secret, and others may read the file: use {item.name}_file")
         if item.name in values:
@@ -83,24 +62,27 @@ def read_toml(path: str) -> dict[str, Any]:
         import tomli as tomllib
     try:
         return tomllib.loads(read_text_file(path, path, MAX_FILE_BYTES))
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise ConfigError(f"{path} is not TOML: {error}") from None
+    except (ValueError, RecursionError) as error:  # Python reads no int of more than 4300 digits
+        raise ConfigError(f"{path} is not TOML: {one_line(error)}") from None
 
 
 def layered(config_class: type["DataclassInstance"], flags: Mapping[str, Any]) -> dict[str, Any]:
     """Adds the values of variables and of the file to those of the given `flags`. All are by field.
 
-    Raises ConfigError as the two readers do.
+    An empty variable counts as absent. Raises ConfigError if a value is wrong, or the file cannot be read.
     """
-    values = from_environment(config_class, os.environ) | dict(flags)
+    items = setting_variables(config_class).items()
+    values = {item.name: _parsed(item, os.environ[name], name) for name, item in items if os.environ.get(name)}
+    values |= flags
     path = values.get("config")
-    return values if path is None else from_file(config_class, path) | values
+    return values if path is None else from_table(config_class, read_toml(path), path) | values
 
 
 def setting_variables(config_class: type["DataclassInstance"]) -> dict[str, Field[Any]]:
-    """Returns the settings of a command by the variables that give them."""
-    flagged = [item for item in fields(config_class) if item.metadata["flags"][-1].startswith("-")]
-    return {name: item for item in flagged if (name := variable_of(item)) not in READ_ELSEWHERE}
+    """Returns the settings of a command by the variables that give them: CKDIST_CTX_SIZE gives `--ctx-size`."""
+    flags = {item.metadata["flags"][-1]: item for item in fields(config_class)}
+    named = {PREFIX + flag[2:].replace("-", "_").upper(): item for flag, item in flags.items() if flag[:1] == "-"}
+    return {name: item for name, item in named.items() if name not in READ_ELSEWHERE}
 
 
 def environment_without(config_class: type["DataclassInstance"]) -> dict[str, str]:

@@ -2,12 +2,12 @@
 
 from dataclasses import dataclass
 
-from ckdist.config.options import Settings, option
+from ckdist.config.options import CommandSettings, option
 from ckdist.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True)
-class LaunchCommand(Settings):
+class LaunchCommand(CommandSettings):
     """`ckdist launch`: start a command as several ranks, here or on several hosts, and supervise them."""
 
     ranks: int | None = option(
@@ -44,7 +44,6 @@ class LaunchCommand(Settings):
         300.0, within=(0, 86400), metavar="SECONDS", help="limit for ranks to end after SIGTERM, before they are killed"
     )
     no_prefix: bool = option(False, help="print the output of ranks without the prefix [RANK]")
-    verbose: bool = option(False, "-v", help="log more")
     command: tuple[str, ...] = option(
         (), "command", rest=True, metavar="COMMAND ...", help="command that every rank runs"
     )

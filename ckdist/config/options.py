@@ -153,6 +153,19 @@ class Settings:
             object.__setattr__(self, item.name, checked(item, getattr(self, item.name), name))
 
 
+@dataclass(frozen=True, kw_only=True)
+class CommandSettings(Settings):
+    """The settings of every command."""
+
+    verbose: bool = option(False, "-v", help="log more")
+
+
+def changed(kind: type, name: str, **changes: Any) -> Any:
+    """Returns the field `name` of the dataclass `kind` with another default or other metadata."""
+    (item,) = (item for item in fields(kind) if item.name == name)
+    return field(default=changes.pop("default", item.default), repr=item.repr, metadata={**item.metadata, **changes})
+
+
 def present_names(config_class: type["DataclassInstance"], settings: dict[str, Any]) -> dict[str, Any]:
     """Renames former names of fields in `settings` to their present names."""
     former = {

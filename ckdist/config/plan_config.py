@@ -3,10 +3,10 @@
 import re
 from dataclasses import dataclass
 
-from ckdist.config.draft_config import MAX_DRAFT
+from ckdist.config.draft_config import DraftFlags
 from ckdist.config.drafter_names import drafter_name
-from ckdist.config.engine_config import CACHE_TYPES, QUANTIZE_TYPES
-from ckdist.config.options import Settings, option
+from ckdist.config.engine_config import EngineConfig
+from ckdist.config.options import CommandSettings, changed, option
 from ckdist.errors import ConfigError
 
 MACHINE_HELP = "machine file (.toml), `this`, or a catalogue name, e.g. epyc-9755; an unknown name lists all"
@@ -16,7 +16,7 @@ OBJECTIVES = "total", "decode", "prefill"
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlanConfig(Settings):
+class PlanConfig(CommandSettings):
     """`ckdist plan`: predict memory and speed of a model on any machine, and compare improvements."""
 
     model: str | None = option(
@@ -26,8 +26,8 @@ class PlanConfig(Settings):
     type: str | None = option(
         None, metavar="TYPE", help="type of the matrices of a model without weights, e.g. Q4_K or BF16"
     )
-    quantize: str | None = option(
-        None, choices=QUANTIZE_TYPES, help="plan as if a model without quantization were loaded with --quantize"
+    quantize: str | None = changed(
+        EngineConfig, "quantize", help="plan as if a model without quantization were loaded with --quantize"
     )
     machine: tuple[str, ...] = option(
         ("this",), metavar="FILE|NAME", repeat=True,
@@ -53,20 +53,18 @@ class PlanConfig(Settings):
         0.0, within=(0.0, 1e6), metavar="P", help="price of a host per hour; 0: that of the machine's file"
     )
     ubatch_size: int = option(0, "-ub", within=(0, 1 << 20), help="most tokens of a step; 0: as `ckdist serve`")
-    cache_type_k: str = option("i16", "-ctk", choices=CACHE_TYPES, help="type of the cached keys")
-    cache_type_v: str = option("i16", "-ctv", choices=CACHE_TYPES, help="type of the cached values")
+    cache_type_k: str = changed(EngineConfig, "cache_type_k", help="type of the cached keys")
+    cache_type_v: str = changed(EngineConfig, "cache_type_v")
     spec: str = option(
         "off", "--spec-type", "--spec", metavar="DRAFTER",
         help="predict decode with drafts, too: ngram or suffix (guesses take no time), model (--model-draft) or mtp "
         "(the model's own layer that predicts tokens)",
     )  # fmt: skip
-    model_draft: str | None = option(None, "-md", metavar="MODEL", help="small model that drafts tokens")
+    model_draft: str | None = changed(DraftFlags, "model_draft", help="small model that drafts tokens")
     acceptance: float = option(
         0.7, within=(0.0, 1.0), metavar="P", help="probability that a drafted token is right if those before it are"
     )
-    draft_max: int = option(
-        16, "--draft", "--draft-n", "--draft-max", within=(1, MAX_DRAFT), help="most drafted tokens of a step"
-    )
+    draft_max: int = changed(DraftFlags, "draft_max")
     train: str | None = option(
         None, choices=("full", "lora"), help="plan a training; full: all weights; lora: adapters only"
     )
@@ -88,7 +86,6 @@ class PlanConfig(Settings):
     plot: str | None = option(
         None, metavar="FILE.svg", help="draw tokens/s by number of hosts, the roofline, and the memory of a rank"
     )
-    verbose: bool = option(False, "-v", help="log more")
 
     def __post_init__(self) -> None:
         super().__post_init__()

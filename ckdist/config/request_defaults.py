@@ -4,8 +4,8 @@ import json
 from dataclasses import dataclass, field, fields, make_dataclass
 from typing import Any, cast
 
-from ckdist.config.options import Settings, option
-from ckdist.config.samplers import MAX_INTEGER, SamplingFields, changed
+from ckdist.config.options import Settings, changed, option
+from ckdist.config.samplers import MAX_INTEGER, SamplingFields
 from ckdist.errors import ConfigError
 
 MAX_KWARGS_CHARS = 1 << 14

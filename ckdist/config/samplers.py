@@ -1,6 +1,6 @@
 """The samplers, and the sampling parameters: each is declared once, for flags, requests and the native sampler."""
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass
 from typing import Any
 
 from ckdist.config.options import escaped, option
@@ -48,12 +48,6 @@ def parameter(
     """
     facets = {"also": also, "props": props, "step": step, "native": native, "neutral": neutral}
     return option(default, *flags, help=help, facets=facets, **limits)
-
-
-def changed(kind: type, name: str, **changes: Any) -> Any:
-    """Returns the field `name` of the dataclass `kind` with another default or other metadata."""
-    (item,) = (item for item in fields(kind) if item.name == name)
-    return field(default=changes.pop("default", item.default), metadata={**item.metadata, **changes})
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from ckdist.config.engine_config import EngineConfig
-from ckdist.config.options import option
-from ckdist.config.samplers import SamplingFields, changed
+from ckdist.config.options import changed, option
+from ckdist.config.samplers import SamplingFields
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,5 +16,4 @@ class SamplingConfig(SamplingFields, EngineConfig):
     top_k: int = changed(SamplingFields, "top_k", default=40)
     top_p: float = changed(SamplingFields, "top_p", default=0.95)
     min_p: float = changed(SamplingFields, "min_p", default=0.05)
-    seed: int | None = changed(SamplingFields, "seed", within=(0, (1 << 63) - 1))
     stop: tuple[str, ...] = option((), repeat=True, metavar="TEXT", help="end before this text; may be repeated")

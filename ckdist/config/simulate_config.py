@@ -3,14 +3,16 @@
 from dataclasses import dataclass, fields
 from typing import Any
 
-from ckdist.config.options import Settings, option
+from ckdist.config.options import CommandSettings, changed, option
+from ckdist.config.plan_config import PlanConfig
+from ckdist.config.serve_config import ServeConfig
 from ckdist.errors import ConfigError
 
 LENGTHS_HELP = "e.g. 512, uniform:128:2048, exponential:300 (mean) or lognormal:400:0.8 (median, sigma)"
 
 
 @dataclass(frozen=True, kw_only=True)
-class SimulateConfig(Settings):
+class SimulateConfig(CommandSettings):
     """`ckdist simulate`: serve requests in simulated time with the real scheduler, on any number of hosts."""
 
     steps: str | None = option(
@@ -25,9 +27,7 @@ class SimulateConfig(Settings):
         None, metavar="FILE|NAME",
         help="hosts: machine file (.toml), or a catalogue name, e.g. epyc-9755 (default: this machine)",
     )  # fmt: skip
-    type: str | None = option(
-        None, metavar="TYPE", help="type of the matrices of a model without weights, e.g. Q4_K or BF16"
-    )
+    type: str | None = changed(PlanConfig, "type")
     hosts: int = option(1, within=(1, 100_000), help="total number of hosts")
     hosts_per_replica: int = option(1, within=(1, 100_000), help="hosts of one replica")
     router: str = option(
@@ -61,9 +61,7 @@ class SimulateConfig(Settings):
         0, within=(0, 1 << 31), help="positions of a replica's cache; 0: --parallel times --ctx-size"
     )
     max_queue: int = option(512, within=(0, 1 << 20), help="most waiting requests of a replica")
-    max_step_ms: float = option(
-        200.0, within=(0, 1e6), metavar="MS", help="longest step with prompts while a sequence decodes; 0: no limit"
-    )
+    max_step_ms: float = changed(ServeConfig, "max_step_ms")
     pipeline_parallel_size: int = option(
         1, "-pp", within=(1, 1024), help="pipeline stages of a replica, which share the cost of a step"
     )
@@ -89,7 +87,6 @@ class SimulateConfig(Settings):
     jobs: int = option(0, "-j", within=(0, 1024), help="processes; 0: one for each core")
     json: bool = option(False, help="print one JSON object")
     plot: str | None = option(None, metavar="FILE.svg", help="draw the waiting times (needs the plot extra)")
-    verbose: bool = option(False, "-v", help="log more")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -2,21 +2,19 @@
 
 from dataclasses import dataclass
 
-from ckdist.config.options import Settings, byte_size, option
+from ckdist.config.options import CommandSettings, byte_size, option
+from ckdist.config.plan_config import MACHINE_HELP
 from ckdist.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True)
-class SimulateTrainingConfig(Settings):
+class SimulateTrainingConfig(CommandSettings):
     """`ckdist simulate-training`: simulate a training step over many hosts, and weeks of failures and checkpoints."""
 
     model: str | None = option(
         None, "-m", metavar="MODEL", help="GGUF file, folder, config.json, or the name of a shape, e.g. kimi-k2"
     )
-    machine: str = option(
-        "this", metavar="FILE|NAME",
-        help="machine file (.toml), `this`, or a catalogue name, e.g. epyc-9755; an unknown name lists all",
-    )  # fmt: skip
+    machine: str = option("this", metavar="FILE|NAME", help=MACHINE_HELP)
     data_parallel_size: int = option(1, "-dp", within=(1, 1 << 16), help="replicas")
     tensor_parallel_size: int = option(1, "-tp", within=(1, 1 << 10), help="hosts that shard each layer")
     pipeline_parallel_size: int = option(1, "-pp", within=(1, 1 << 10), help="pipeline stages")
@@ -49,7 +47,6 @@ class SimulateTrainingConfig(Settings):
     seed: int = option(0, within=(0, 1 << 62), help="seed of all random numbers")
     json: bool = option(False, help="print one JSON object")
     plot: str | None = option(None, metavar="FILE.svg", help="draw the seconds of a step, the memory and the weeks")
-    verbose: bool = option(False, "-v", help="log more")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -3,12 +3,12 @@
 import re
 from dataclasses import dataclass
 
-from ckdist.config.options import Settings, option
+from ckdist.config.options import CommandSettings, option
 from ckdist.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True)
-class StatusConfig(Settings):
+class StatusConfig(CommandSettings):
     """`ckdist status`: show the state, load and ranks of a running server."""
 
     url: str = option("http://127.0.0.1:8080", "url", metavar="URL", help="the server (default: http://127.0.0.1:8080)")
@@ -17,14 +17,13 @@ class StatusConfig(Settings):
     )
     once: bool = option(False, help="print the table once, as without a terminal")
     json: bool = option(False, help="print one JSON object")
-    verbose: bool = option(False, "-v", help="log more")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_url(self.url)
 
 
-def check_url(url: str) -> None:
-    """Raises ConfigError if this is no URL of a server."""
+def check_url(url: str, name: str = "the URL") -> None:
+    """Raises ConfigError, which begins with `name`, if this is no URL of a server."""
     if not re.fullmatch(r"https?://[^/\s]+(/\S*)?", url):
-        raise ConfigError(f"the URL ({url}) must be http://HOST:PORT or https://HOST:PORT")
+        raise ConfigError(f"{name} ({url}) must be http://HOST:PORT or https://HOST:PORT")

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from ckdist.comm.transports.names import ENCRYPT
 from ckdist.config.commands import GGUF_TYPES
 from ckdist.config.engine_config import NAMES_HELP
-from ckdist.config.options import Settings, option
-from ckdist.config.status_config import check_url
+from ckdist.config.options import CommandSettings, changed, option
+from ckdist.config.status_config import StatusConfig, check_url
 from ckdist.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True)
-class DataCommand(Settings):
+class DataCommand(CommandSettings):
     """`ckdist data check`: show how data files are read, and the tokens that a training would learn."""
 
     action: str | None = option(None, "action", choices=("check",), help="check: read the files as a training does")
@@ -28,7 +28,6 @@ class DataCommand(Settings):
     max_length: int = option(
         0, within=(0, 1 << 20), help="count the tokens that a training with this max_length loses; 0: none"
     )
-    verbose: bool = option(False, "-v", help="log more")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -39,7 +38,7 @@ class DataCommand(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TuneCommand(Settings):
+class TuneCommand(CommandSettings):
     """`ckdist tune`: fine-tune a model on data files, without a configuration file."""
 
     files: tuple[str, ...] = option(
@@ -93,7 +92,6 @@ class TuneCommand(Settings):
         help="with --full: train for FACTOR times the model's context; KIND is linear, yarn or llama3",
     )  # fmt: skip
     encrypt: str = option("auto", choices=ENCRYPT, help="encryption between hosts, as of ckdist serve")
-    verbose: bool = option(False, "-v", help="log more")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -102,7 +100,7 @@ class TuneCommand(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class MergeCommand(Settings):
+class MergeCommand(CommandSettings):
     """`ckdist merge`: write a model with an adapter added to its weights."""
 
     model: str | None = option(None, "-m", metavar="MODEL", help=NAMES_HELP)
@@ -111,7 +109,6 @@ class MergeCommand(Settings):
         None, "target", metavar="OUT", help="folder to write, or a file whose name ends in .gguf (a GGUF's only form)"
     )
     type: str = option("", choices=("", *GGUF_TYPES), help="type of the matrices (default: bf16, in a GGUF f16)")
-    verbose: bool = option(False, "-v", help="log more")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -122,22 +119,18 @@ class MergeCommand(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PushCommand(Settings):
+class PushCommand(CommandSettings):
     """`ckdist push`: load an adapter into a running server, for requests that name it."""
 
     adapter: str | None = option(None, "adapter", metavar="ADAPTER", help="the adapter's folder, or its GGUF file")
-    url: str = option("http://127.0.0.1:8080", "url", metavar="URL", help="the server (default: http://127.0.0.1:8080)")
+    url: str = changed(StatusConfig, "url")
     name: str = option("", metavar="NAME", help="the name that requests give as model")
     copy_to: str | None = option(
-        None,
-        metavar="DIR",
+        None, metavar="DIR",
         help="the server's --lora-dir as this host sees it: copy the adapter to DIR/NAME (default: upload it)",
-    )
+    )  # fmt: skip
     replace: bool = option(False, help="replace an adapter of this name; requests that run keep theirs")
-    api_key: str | None = option(
-        None, metavar="KEY", secret=True, help="API key for the server; ps shows it, so prefer CKDIST_API_KEY"
-    )
-    verbose: bool = option(False, "-v", help="log more")
+    api_key: str | None = changed(StatusConfig, "api_key")
 
     def __post_init__(self) -> None:
         super().__post_init__()

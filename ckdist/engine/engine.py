@@ -17,7 +17,7 @@ import numpy as np
 
 from ckdist.engine.batch_builder import BatchBuilder
 from ckdist.engine.block_pool import BlockPool, state_pool
-from ckdist.engine.grammars import Grammars, GrammarsBusy, Masks
+from ckdist.engine.grammars import Grammars, GrammarsBusy
 from ckdist.engine.histogram import Histogram
 from ckdist.engine.output import Output
 from ckdist.engine.output_processor import OutputProcessor
@@ -29,7 +29,7 @@ from ckdist.engine.sampling_state import sampling_state
 from ckdist.engine.scheduler import EngineBusy, Scheduler
 from ckdist.engine.sequence import Sequence, State, delta_of
 from ckdist.engine.sequence_state import turn_ends
-from ckdist.engine.step_builder import SequenceChunk, Step
+from ckdist.engine.step_builder import Step
 from ckdist.engine.tenant import ONE_TENANT, adapted_tenant
 from ckdist.errors import RequestError, UnknownAdapterError
 from ckdist.native import lib
@@ -96,7 +96,7 @@ class Engine:
         self.pool = BlockPool(executable.num_blocks, self.states)
         self.scheduler = Scheduler(
             self.pool, executable.max_tokens, executable.max_sequences,
-            min(max_outputs or executable.max_tokens, executable.max_tokens), max_waiting, prefix_reuse,
+            min(max_outputs or executable.max_outputs, executable.max_outputs), max_waiting, prefix_reuse,
             executable.costs, whole_prompts=not executable.has_logits or len(start_tokens) > 0,
             splits_roles=executable.splits_roles, max_step_seconds=max_step_seconds,
         )  # fmt: skip
@@ -355,10 +355,12 @@ class Engine:
     def _collect(self) -> list[Output]:
         """Waits for the oldest batch and returns its outputs."""
         step, issued = self._in_flight.popleft()
-        masks = None if step.hidden else self._begin_masks(step.chunks)
+        drawn = (c.sequence for c in step.chunks if c.samples and c.sequence.state is not State.FINISHED)
+        masks = None if step.hidden else self.outputs.begin_masks(drawn)  # of the next tokens, during the step
         logits = self.executable.collect()  # (outputs, vocab)
         ran = time.monotonic_ns()
-        self.outputs.finish_masks(masks)
+        if masks is not None:
+            masks()
         for chunk in step.chunks:
             chunk.sequence.in_flight -= 1
         make = self.outputs.pool if step.hidden else self.outputs.process
@@ -402,11 +404,6 @@ class Engine:
                 outputs.append(self.outputs.failed(sequence, str(error), status))
         self._compiling = waiting
         return outputs
-
-    def _begin_masks(self, chunks: list[SequenceChunk]) -> Masks | None:
-        """Starts the masks of next tokens during the step. Returns None if no sequence has a grammar."""
-        sampled = (chunk.sequence for chunk in chunks if chunk.samples and chunk.sequence.state is not State.FINISHED)
-        return self.outputs.begin_masks(sampled)
 
     def abort(self, id: Hashable) -> Output | None:
         """Ends a sequence and frees its blocks at once. Returns None if no sequence has this id."""

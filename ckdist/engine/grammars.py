@@ -6,18 +6,17 @@ The time to follow it is counted (see Constraint).
 
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 from threading import Lock
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 from weakref import WeakSet
 
 import numpy as np
 
 from ckdist.engine.compiled_grammar import CompiledGrammar
-from ckdist.engine.side_thread import Batch, SideThread
+from ckdist.engine.side_thread import SideThread
 from ckdist.errors import RequestError
 from ckdist.tokens.tokenizer import Tokenizer
 
@@ -35,6 +34,7 @@ MAX_KEPT_SECONDS = 0.5  # of compiling and following all kept grammars
 MAX_COMPILING_SECONDS = 1.0  # of compiling all grammars that are kept or in use
 MASK_SECONDS = 0.1  # limit of CPU time for one mask, which usually takes microseconds
 
+Masks: TypeAlias = Callable[[], None]  # masks that are being computed; waits for them
 _FIELD = "grammar"
 
 
@@ -121,26 +121,14 @@ class Grammars:
             return True
         return any(found.future.done() for found in self._kept.values())
 
-    def begin_masks(self, constraints: "Sequence[tuple[Constraint, np.ndarray | None]]") -> "Masks":
-        """Starts to compute the masks of next tokens.
+    def begin_masks(self, constraints: "Sequence[tuple[Constraint, np.ndarray | None]]") -> Masks:
+        """Starts to compute the masks of next tokens. A constraint that takes too long gets an `error`.
 
         Args:
             constraints: Each with the `banned` of `Constraint.fill`.
         """
-        followed = [constraint for constraint, _ in constraints]
-        return Masks(followed, self._masking.begin([partial(c.fill, banned) for c, banned in constraints]))
-
-    def finish_masks(self, masks: "Masks") -> None:
-        """Waits for the masks. A constraint that takes too long gets an `error`."""
-        self._masking.finish(masks.batch, lambda index: masks.constraints[index].give_up())
-
-    def advance(self, moves: "Sequence[tuple[Constraint, int]]") -> None:
-        """Moves each constraint on by its next token.
-
-        This takes no longer than the mask that allowed the token. In another thread it would hold the GIL as well.
-        """
-        for constraint, token in moves:
-            constraint.advance(token)
+        batch = self._masking.begin([partial(c.fill, banned) for c, banned in constraints])
+        return partial(self._masking.finish, batch, lambda index: constraints[index][0].give_up())
 
     def _prepared(self) -> "GrammarCompiler":
         """Reads the vocabulary once. Runs in the compiling thread."""
@@ -164,11 +152,3 @@ class Grammars:
         grammar.compiling_seconds = time.thread_time() - begin
         grammar.seconds += grammar.compiling_seconds
         return matcher
-
-
-@dataclass(frozen=True)
-class Masks:
-    """Masks that are being computed."""
-
-    constraints: "list[Constraint]"
-    batch: Batch

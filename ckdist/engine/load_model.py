@@ -29,6 +29,7 @@ from ckdist.hub.bundled import BUNDLED
 from ckdist.layout import Layout, Range
 from ckdist.layouts.rank_plan import make_plan, step_tokens
 from ckdist.mesh import Mesh
+from ckdist.models.spec import LEAST_UBATCH
 from ckdist.native import CData
 from ckdist.overrides import metadata_overrides
 from ckdist.program.tracer import Tracer
@@ -89,7 +90,14 @@ def load_model(
     check_quantize(loader, steps.main[0], world)
     sizes = weights.sizes()
     caches = {layer: cache for lowered in own for layer, cache in lowered.caches.items()}
-    plan = make_plan(config, rank.part_of(checkpoint.spec), world, sizes, programs.layouts, caches.values())
+    rows = 0
+    if not config.ubatch_size and checkpoint.spec.usual_ubatch > LEAST_UBATCH:  # a mixture of many experts
+        from ckdist.layouts.step_rows import fitting_step
+
+        config, rows = fitting_step(config, checkpoint.spec, world, sizes, [*steps.main, *steps.hidden])
+        if config.ubatch_size:
+            steps = lower_programs(programs, loader, config.ubatch_size, splits_roles, config.adapter_slots)
+    plan = make_plan(config, rank.part_of(checkpoint.spec), world, sizes, programs.layouts, caches.values(), rows)
     weights.open(plan.placement, rank.world, shared=programs.prefill is not None)
     plans, hidden_plans = ([weights.plan(lowered) for lowered in some] for some in steps)
     fill = fill or (lambda loader: fill_shard(loader, config, world, progress, trace and trace.handle))
@@ -126,19 +134,10 @@ def with_stages(
     """The configuration with its number of stages, the layers of each, and the shares of ranks. A collective call."""
     if world.size == 1 and (config.pipeline_parallel_size or 1) == 1 and config.layout is None:
         return dataclasses.replace(config, pipeline_parallel_size=1), [(0, len(loader.checkpoint.spec.layers))], ()
-    from ckdist.engine.stage_layers import layers_of_stages, with_chosen_layout
+    from ckdist.engine.stage_layers import layers_of_stages, open_shares, with_chosen_layout
 
     config, shares = with_chosen_layout(config, world, loader.checkpoint), open_shares(config, world, loader.checkpoint)
     return config, layers_of_stages(config, world, loader, tracer, shares), shares
-
-
-def open_shares(config: EngineConfig, world: World, checkpoint: Checkpoint) -> tuple[int, ...]:
-    """The relative shares of the ranks by --tensor-split; () if they are equal. A collective call."""
-    if config.tensor_split == "even" and len(set(world.hosts)) == 1:
-        return ()
-    from ckdist.engine.kept_choice import kept_shares
-
-    return kept_shares(config, world, checkpoint)
 
 
 def open_model(config: EngineConfig, world: World, embeddings: bool) -> Checkpoint:
@@ -269,7 +268,7 @@ def fill_shard(loader: ShardLoader, config: EngineConfig, world: World, progress
     if config.repack != "off" and not config.quantize:
         # With -v alone, since it may come in the middle of a text. Rank 0 reads the weights of all ranks of its host.
         on_finished = (lambda filled: log.debug("%s", filled)) if world.rank == 0 else None
-        loader.repack(config.repack, trace=trace, on_finished=on_finished)
+        loader.repack(trace=trace, on_finished=on_finished)
         return
     if config.repack != "off" and world.rank == 0:
         log.debug("--quantize changes the weights, so all of them are packed before anything runs")

@@ -97,7 +97,8 @@ class OutputProcessor:
                 else:
                     turns.append((chunk, agreed))
             if turns:
-                self.finish_masks(self.begin_masks([chunk.sequence for chunk, _ in turns]))
+                if masks := self.begin_masks(chunk.sequence for chunk, _ in turns):
+                    masks()
                 for (chunk, _), output in zip(turns, self._draw(turns, logits), strict=True):
                     outputs[chunk.sequence.id] = joined(outputs[chunk.sequence.id], output)
         return list(outputs.values())
@@ -107,11 +108,6 @@ class OutputProcessor:
         states = [sequence.sampling_state for sequence in sequences]
         followed = [(s.constraint, s.banned) for s in states if s is not None and s.constraint is not None]
         return self.grammars.begin_masks(followed) if followed and self.grammars is not None else None
-
-    def finish_masks(self, masks: Masks | None) -> None:
-        """Waits for masks."""
-        if masks is not None and self.grammars is not None:
-            self.grammars.finish_masks(masks)
 
     def pool(self, chunks: list[SequenceChunk], rows: np.ndarray) -> list[Output]:
         """Returns the outputs of a step with these hidden states, float32 (outputs, hidden)."""
@@ -133,16 +129,16 @@ class OutputProcessor:
         return outputs
 
     def _advance_grammars(self, sequences: list[Sequence], samples: Iterable[Sample | CkdistError]) -> None:
-        moves = [
-            (sequence.sampling_state.constraint, sample.token)
-            for sequence, sample in zip(sequences, samples, strict=True)
-            if sequence.sampling_state is not None
-            and sequence.sampling_state.constraint is not None
-            and isinstance(sample, Sample)
-            and not self._is_end(sequence, sample.token)
-        ]
-        if moves and self.grammars is not None:
-            self.grammars.advance(moves)
+        """Moves each constraint on by its next token.
+
+        This takes no longer than the mask that allowed the token. In another thread it would hold the GIL as well.
+        """
+        for sequence, sample in zip(sequences, samples, strict=True):
+            state = sequence.sampling_state
+            if state is None or state.constraint is None or not isinstance(sample, Sample):
+                continue
+            if not self._is_end(sequence, sample.token):
+                state.constraint.advance(sample.token)
 
     def _is_end(self, sequence: Sequence, token: int) -> bool:
         return token in self.eos_token_ids and (not sequence.params.ignore_eos or sequence.params.grammar is not None)

@@ -4,14 +4,12 @@ import functools
 import os
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
-from typing import Any
 
 import numpy as np
 
 from ckdist.comm.bootstrap.launchers import AGAIN
-from ckdist.comm.world_protocol import World
 from ckdist.config.engine_config import EngineConfig
+from ckdist.engine.loaded_model import Model
 from ckdist.engine.start_measurement import kept_or_measured
 from ckdist.layouts.prefill_choice import Measured, PrefillChoice, choose, compare
 from ckdist.program.executable import DECODE, PREFILL, Executable
@@ -22,20 +20,16 @@ SECONDS = 4.0  # limit of a measurement; the largest size gets half of it, the n
 
 
 def choose_prefill(
-    config: EngineConfig,
-    world: World,
-    executable: Executable,
-    held: Callable[[], AbstractContextManager[Any]],
-    key: Callable[[], object],
-    remeasure: bool = False,
-    unmeasured: str = "",
+    config: EngineConfig, model: Model, key: Callable[[], object], remeasure: bool, unmeasured: str
 ) -> PrefillChoice:
     """Sets the `prefill_from` of an executable with two layouts. A collective call, while the cache is empty.
 
     Args:
-        held, key, remeasure: As for `kept_or_measured`.
+        key: Collects the key of `kept_or_measured`. A collective call.
+        remeasure: As for `kept_or_measured`.
         unmeasured: The reason to measure nothing, such as threads that share cores, or "".
     """
+    executable = model.executable
     if config.prefill == "token":
         executable.prefill_from = 0
         return PrefillChoice(0, "token-parallel, as --prefill says")
@@ -43,7 +37,7 @@ def choose_prefill(
         return PrefillChoice(reason=f"tensor-parallel ({unmeasured})")
     again = AGAIN in os.environ  # requests wait, and both forms give the same bits
     measured = lambda: [] if again else measure(executable)
-    rows, kept = kept_or_measured("prefill", world, executable, held, key, remeasure, measured)
+    rows, kept = kept_or_measured("prefill", model, key(), remeasure, measured)
     choice = choose(rows, kept) if rows else PrefillChoice(reason="tensor-parallel (not measured after a restart)")
     executable.prefill_from = choice.from_tokens
     return choice

@@ -74,7 +74,7 @@ def _batches(
     executable: Executable, pieces: Callable[[int], Sequence[Piece]], documents: range
 ) -> Iterator[tuple[int, Batch]]:
     """The steps. Each has the number of documents that end with it."""
-    room = min(executable.max_tokens, executable.num_blocks * BLOCK_TOKENS)
+    room = min(executable.max_outputs, executable.num_blocks * BLOCK_TOKENS)
     most = min(executable.max_sequences, executable.state_slots or executable.max_sequences)
     group: list[Piece] = []
     tokens = 0
@@ -111,8 +111,8 @@ def _batch(executable: Executable, group: Sequence[Piece]) -> Batch:
 
 def _chunks(executable: Executable, piece: Piece) -> Iterator[Batch]:
     """The steps of one long sequence, of the most tokens each."""
-    for begin in range(0, len(piece.ids), executable.max_tokens):
-        ids = piece.ids[begin : begin + executable.max_tokens]
+    for begin in range(0, len(piece.ids), executable.max_outputs):
+        ids = piece.ids[begin : begin + executable.max_outputs]
         wanted = piece.wanted[(piece.wanted >= begin) & (piece.wanted < begin + len(ids))] - begin
         blocks = -(-(begin + len(ids)) // BLOCK_TOKENS)
         chunks = np.array([[len(ids), begin, blocks]], np.int32)

@@ -35,11 +35,13 @@ def lower_programs(
         splits_roles: Prompts have other products than generated tokens: see `has_prompt_products`.
         slots: Slots for adapters.
     """
-    mesh = programs.layouts[2]
+    mesh, adapted = programs.layouts[2], programs.adapted
 
-    def steps_of(program: Program, prompts: bool, host_rows: bool = False) -> Lowered:
+    def steps_of(
+        program: Program, prompts: bool, host_rows: bool = False, decode: Program = programs.decode
+    ) -> Lowered:
         is_whole = programs.prefill is not None and program.inputs[0].dims[0].axis is not None
-        stored = stored_dims(program, programs.decode) if is_whole else None  # weights as decode's shards have them
+        stored = stored_dims(program, decode) if is_whole else None  # weights as decode's shards have them
         return _lower(loader, mesh, max_tokens, program, stored, prompts and splits_roles, host_rows)
 
     roles = (False, True) if splits_roles else (False,)
@@ -51,21 +53,10 @@ def lower_programs(
         main.append(steps_of(programs.prefill, prompts=True, host_rows=True))
     elif programs.dispatch_hosts:
         main += [steps_of(programs.decode, prompts, host_rows=True) for prompts in roles]
-    main += _adapted_steps(loader, mesh, max_tokens, programs, roles, slots)
+    wide = [steps_of(program, prompts) for program in adapted[:1] for prompts in roles]
+    wide += [steps_of(program, prompts=True, decode=adapted[0]) for program in adapted[1:]]
+    main += [replace(lowered, adapters=slots) for lowered in wide]
     return RankSteps(main, [steps_of(program, prompts=True) for program in programs.hidden])
-
-
-def _adapted_steps(
-    loader: ShardLoader, mesh: Mesh, max_tokens: int, programs: StagePrograms, roles: tuple[bool, ...], slots: int
-) -> list[Lowered]:
-    """The programs for sequences with adapters, in the order of `RankSteps.main`."""
-    found = [
-        _lower(loader, mesh, max_tokens, one, None, prompts, False) for one in programs.adapted[:1] for prompts in roles
-    ]
-    for one in programs.adapted[1:]:
-        stored = stored_dims(one, programs.adapted[0])
-        found.append(_lower(loader, mesh, max_tokens, one, stored, roles[-1], False))
-    return [replace(lowered, adapters=slots) for lowered in found]
 
 
 def has_prompt_products(loader: ShardLoader, program: Program, world: World, wanted: bool) -> bool:

@@ -4,6 +4,7 @@ It decides nothing: the scheduler moves it, and the engine extends it.
 """
 
 from collections.abc import Hashable
+from dataclasses import InitVar, dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +42,7 @@ def delta_of(positions: np.ndarray) -> int:
     return int(positions.max()) + 1 - len(positions)
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Sequence:
     """A prompt and its continuation.
 
@@ -50,106 +52,67 @@ class Sequence:
     then share the blocks, position by position.
 
     Args:
+        given: The prompt.
         capacity: Most tokens, prompt and output together, that it may ever have.
-        place: Its queue, and its order there.
-
-    Attributes:
-        shared_blocks: Leading blocks that are full and known to the pool, so that others can reuse them.
-        scored: Leading prompt positions whose logits are not needed (any more): all but the last without prompt
-            logprobs.
-        sampling_state: None if the parameters need none (any more).
-        in_flight: Issued steps with a chunk of it that are not collected.
-        pooling: If set, hidden states are wanted in place of logits, and nothing is sampled.
-        first_text: Tokens of the first text if the prompt has two; with a source its tokens; else 0.
-        first_turn: Tokens of a conversation's first turn if other conversations may share it; else 0.
-        last_turn: Tokens up to the end of the prompt's last turn; 0 if there is none.
-        tenant: Blocks are reused and left only within a tenant. None: neither.
-        adapters: The adapters that it runs with, in the order of their sum.
-        positions: Positions of the prompt's tokens in time, height and width, int32 (prompt, 3). None: their places.
-        position_delta: Position of a generated token, on all three axes, minus its place in the sequence.
-        encoded: Whether the encoder has read the source.
-        number: Its order of arrival in the queue; 0 before that.
-        refused_at: Blocks that were available when it was last refused for want of blocks; -1: it was not.
-        refused_since: Time of the first such refusal.
-        resumes: It came with tokens of its answer, which another engine has drawn, and was not preempted since.
-        drafter: Guesses its next tokens, once it has decoded with drafts.
+        turn_ends: Its `first_turn` and `last_turn`.
     """
 
-    __slots__ = (
-        "adapters",
-        "arrival",
-        "block_table",
-        "cache_use",
-        "cached_from",
-        "cached_tokens",
-        "computed",
-        "drafter",
-        "encoded",
-        "first_text",
-        "first_turn",
-        "id",
-        "in_flight",
-        "last_turn",
-        "length",
-        "num_blocks",
-        "number",
-        "params",
-        "place",
-        "pooling",
-        "position_delta",
-        "positions",
-        "prompt",
-        "prompt_logprobs",
-        "refused_at",
-        "refused_since",
-        "resumes",
-        "sampling_state",
-        "scored",
-        "seed",
-        "shared_blocks",
-        "source",
-        "state",
-        "state_slots",
-        "tenant",
-        "tokens",
-    )  # fmt: skip
+    id: Hashable
+    given: InitVar["Tokens"]
+    params: SamplingParams
+    seed: int
+    capacity: InitVar[int]
+    arrival: float
+    sampling_state: "SamplingState | None" = None  # None if the parameters need none (any more)
+    pooling: "Pooling | None" = None  # if set, hidden states are wanted in place of logits, and nothing is sampled
+    first_text: int = 0  # tokens of the first text if the prompt has two; with a source its tokens; else 0
+    source: np.ndarray | None = None
+    tenant: bytes | None = ONE_TENANT  # blocks are reused and left only within a tenant; None: neither
+    place: QueuePlace = ANY_PLACE  # its queue, and its order there
+    positions: np.ndarray | None = None  # of the prompt in time, height and width, int32 (prompt, 3); None: its places
+    turn_ends: InitVar[tuple[int, int]] = (0, 0)
+    adapters: "tuple[AdapterUse, ...]" = ()  # those that it runs with, in the order of their sum
 
-    def __init__(
-        self, id: Hashable, prompt: "Tokens", params: SamplingParams, seed: int, capacity: int, arrival: float,
-        sampling_state: "SamplingState | None" = None, pooling: "Pooling | None" = None, first_text: int = 0,
-        source: np.ndarray | None = None, tenant: bytes | None = ONE_TENANT,
-        place: QueuePlace = ANY_PLACE, positions: np.ndarray | None = None,
-        turn_ends: tuple[int, int] = (0, 0), adapters: "tuple[AdapterUse, ...]" = (),
-    ) -> None:  # fmt: skip
-        self.id, self.params, self.seed, self.arrival = id, params, seed, arrival
-        self.sampling_state, self.pooling, self.first_text = sampling_state, pooling, first_text
+    tokens: np.ndarray = field(init=False)  # (capacity,) prompt, then output
+    prompt: np.ndarray = field(init=False)
+    length: int = field(init=False)
+    computed: int = field(default=0, init=False)
+    scored: int = field(init=False)  # leading positions of the prompt whose logits are not needed (any more)
+    prompt_logprobs: list[Any] | None = field(default=None, init=False)
+    block_table: np.ndarray = field(init=False)
+    num_blocks: int = field(default=0, init=False)
+    shared_blocks: int = field(default=0, init=False)  # leading full blocks that the pool knows, for others to reuse
+    state_slots: "SequenceState | None" = field(default=None, init=False)  # while it runs, if layers keep states
+    state: State = field(default=State.WAITING, init=False)
+    in_flight: int = field(default=0, init=False)  # issued steps with a chunk of it that are not collected
+    encoded: bool = field(default=False, init=False)  # the encoder has read the source
+    first_turn: int = field(init=False)  # tokens of a conversation's first turn if others may share it; else 0
+    last_turn: int = field(init=False)  # tokens up to the end of the prompt's last turn; 0 if there is none
+    position_delta: int = field(init=False)  # position of a generated token, on all axes, minus its place
+    number: int = field(default=0, init=False)  # its order of arrival in the queue; 0 before that
+    refused_at: int = field(default=-1, init=False)  # blocks available when it was last refused for want of them; or -1
+    refused_since: float = field(default=0.0, init=False)  # time of the first such refusal
+    # It came with tokens of its answer, which another engine has drawn, and was not preempted since.
+    resumes: bool = field(default=False, init=False)
+    drafter: "Drafter | None" = field(default=None, init=False)  # guesses its next tokens, once it decodes with drafts
+    cached_tokens: int | None = field(default=None, init=False)  # of the prompt, found when it was first admitted
+    cached_from: int = field(default=0, init=False)  # tokens of the sequence that left them there
+    cache_use: CacheUse = field(default_factory=CacheUse, init=False)
+
+    def __post_init__(self, given: "Tokens", capacity: int, turn_ends: tuple[int, int]) -> None:
+        self.tokens = np.empty(capacity, np.int32)
+        self.tokens[: len(given)] = given
+        self.prompt = self.tokens[: len(given)]
+        self.length = len(given)
         self.first_turn, self.last_turn = turn_ends
-        self.tenant = tenant
-        self.place, self.number, self.adapters = place, 0, adapters
-        self.refused_at, self.refused_since = -1, 0.0
-        self.resumes = False
-        self.drafter: Drafter | None = None
-        self.state = State.WAITING
-        self.tokens = np.empty(capacity, np.int32)  # (capacity,) prompt, then output
-        self.tokens[: len(prompt)] = prompt
-        self.prompt = self.tokens[: len(prompt)]
-        self.length = len(prompt)
-        self.computed = self.in_flight = 0
-        self.positions = positions
-        self.position_delta = 0 if positions is None else delta_of(positions)
-        self.source, self.encoded = source, False
-        if source is not None:
-            self.first_text = len(source)
+        self.position_delta = 0 if self.positions is None else delta_of(self.positions)
+        if self.source is not None:
+            self.first_text = len(self.source)
         self.block_table = np.empty(-(-max(capacity, self.first_text) // BLOCK_TOKENS), np.int32)
-        self.num_blocks = 0
-        self.shared_blocks = 0
-        self.state_slots: SequenceState | None = None  # while it runs, if layers keep states
-        self.cached_tokens: int | None = None  # prompt tokens found in the cache when it was first admitted
-        self.cached_from = 0  # tokens of the sequence that left them there
-        self.cache_use = CacheUse()
-        scores = params.prompt_logprobs is not None
-        self.scored = 0 if scores or (pooling is not None and pooling.needs_all) else len(prompt) - 1
-        self.prompt_logprobs: list[Any] | None = [None] if scores else None  # nothing comes before the first token
+        scores = self.params.prompt_logprobs is not None
+        self.scored = 0 if scores or (self.pooling is not None and self.pooling.needs_all) else len(given) - 1
+        if scores:
+            self.prompt_logprobs = [None]  # nothing comes before the first token
 
     def append(self, token: int) -> None:
         """Adds a token to the output. There must be room for it."""

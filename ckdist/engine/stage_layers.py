@@ -42,6 +42,15 @@ def with_chosen_layout(config: EngineConfig, world: World, checkpoint: Checkpoin
     return dataclasses.replace(config, pipeline_parallel_size=kept_stages(config, world, checkpoint))
 
 
+def open_shares(config: EngineConfig, world: World, checkpoint: Checkpoint) -> tuple[int, ...]:
+    """The relative shares of the ranks by --tensor-split; () if they are equal. A collective call."""
+    if config.tensor_split == "even" and len(set(world.hosts)) == 1:
+        return ()
+    from ckdist.engine.kept_choice import kept_shares
+
+    return kept_shares(config, world, checkpoint)
+
+
 def layers_of_stages(
     config: EngineConfig,
     world: World,

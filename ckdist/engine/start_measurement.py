@@ -4,41 +4,33 @@ import hashlib
 import json
 import math
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import Any
 
 from ckdist import native
 from ckdist.comm.user_cache import read_kept, write_kept
-from ckdist.comm.world_protocol import World
+from ckdist.engine.loaded_model import Model
 from ckdist.layouts.prefill_choice import Measured
-from ckdist.program.executable import Executable
 
 
 def kept_or_measured(
-    folder: str,
-    world: World,
-    executable: Executable,
-    held: Callable[[], AbstractContextManager[Any]],
-    key: Callable[[], object],
-    remeasure: bool,
-    measure: Callable[[], list[Measured]],
+    folder: str, model: Model, key: object, remeasure: bool, measure: Callable[[], list[Measured]]
 ) -> tuple[list[Measured], bool]:
     """Returns the rows of `measure`, and whether an earlier start measured them. A collective call.
 
     Args:
         folder: Folder of the cache.
-        held: A context in which this rank does no other work.
-        key: Collects all that a kept result depends on, other than this library. A collective call.
+        key: All that a kept result depends on, other than this library.
         remeasure: Measure even if there is a kept result.
         measure: Rank 0 calls it, while the other ranks are in `work()`. Rows are kept if all are sure.
     """
+    world, executable = model.world, model.executable
     built = hashlib.sha256(native.LIBRARY.read_bytes()).hexdigest()
-    whole = json.dumps([built, native.isa(), key()], sort_keys=True)
+    whole = json.dumps([built, native.isa(), key], sort_keys=True)
     name = f"{folder}/{hashlib.sha256(whole.encode()).hexdigest()[:32]}.json"
     rows = sound(read_kept(name)) if world.rank == 0 and not remeasure else None
     kept = rows is not None
     if world.broadcast(rows is None):
-        with held():
+        with model.loader.held():
             if world.rank:
                 executable.work()
             else:

@@ -4,7 +4,6 @@ import contextlib
 import functools
 import logging
 import sys
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ckdist import native
@@ -52,14 +51,14 @@ def choose_steps(
         else:
             from ckdist.engine.prefill_measurement import choose_prefill
 
-            choice = choose_prefill(config, world, executable, model.loader.held, key, measure and stages is None, why)
+            choice = choose_prefill(config, model, key, measure and stages is None, why)
         if not why and model.spec.generates and model.spec.encoder is None:
             threads = world.broadcast(0 if config.threads else executable.threads)
             if threads >= LEAST_THREADS:
                 from ckdist.engine.thread_measurement import choose_threads
 
-                own_key = functools.partial(thread_key, model, key)
-                model.decode_threads = choose_threads(threads, world, executable, model.loader.held, own_key, measure)
+                own_key = [*key(), world.gather(model.plan.threads)]
+                model.decode_threads = choose_threads(threads, model, own_key, measure)
     model.prefill = choice
     if executable.dispatches:
         assert programs.link is not None  # measured, because hosts share the experts
@@ -99,11 +98,6 @@ def dispatch_tokens(model: Model, hosts: int, link: "Link") -> int:
         )
         log.debug("experts: rows for the hosts that have their experts %s; %s", how, link)
     return sys.maxsize if tokens is None else tokens
-
-
-def thread_key(model: Model, key: Callable[[], list[object]]) -> list[object]:
-    """All that the measured threads of decode depend on. A collective call."""
-    return [*key(), model.world.gather(model.plan.threads)]
 
 
 def prefill_key(model: Model, program: Program, decode: Lowered) -> list[object]:

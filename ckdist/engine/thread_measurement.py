@@ -5,12 +5,11 @@ same bits, so only speed matters.
 """
 
 import functools
+import math
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
-from typing import Any
 
-from ckdist.comm.world_protocol import World
+from ckdist.engine.loaded_model import Model
 from ckdist.engine.prefill_measurement import prompt
 from ckdist.engine.start_measurement import kept_or_measured
 from ckdist.layouts.prefill_choice import Measured, compare
@@ -21,31 +20,23 @@ SECONDS = 0.25  # limit of a measurement
 STEPS = 4  # of one duration
 
 
-def choose_threads(
-    threads: int,
-    world: World,
-    executable: Executable,
-    held: Callable[[], AbstractContextManager[Any]],
-    key: Callable[[], object],
-    remeasure: bool,
-) -> str:
+def choose_threads(threads: int, model: Model, key: object, remeasure: bool) -> str:
     """Sets the executable's `single_threads`; returns the choice in a few words.
 
     A collective call.
 
     Args:
         threads: Number of threads of rank 0, which sends it with each step.
-        world, executable, held, key, remeasure: As in `kept_or_measured`.
+        key, remeasure: As for `kept_or_measured`.
     """
-    rows, kept = kept_or_measured("threads", world, executable, held, key, remeasure, lambda: measure(executable))
+    executable = model.executable
+    rows, kept = kept_or_measured("threads", model, key, remeasure, lambda: measure(executable))
     faster = [(count, ratio) for count, ratio, is_faster in rows if is_faster]
     before = "measured before" if kept else "measured"
     if not faster:
         executable.single_threads = threads
         return f"decode: {threads} threads ({before}: {rows[0][0]} are not faster)"
-    count, gain = faster[-1][0], 1.0
-    for _, ratio in faster:
-        gain *= ratio
+    count, gain = faster[-1][0], math.prod(ratio for _, ratio in faster)
     executable.single_threads = count
     return f"decode: {count} of {threads} threads ({before}: {100 * (1 - gain):.0f} % faster)"
 

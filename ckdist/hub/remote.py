@@ -61,7 +61,7 @@ def _folder(base: str, query: str, folder: pathlib.Path) -> pathlib.Path:
         try:
             index = json.loads((folder / INDEX_FILE).read_text())["weight_map"]
             names = sorted(set(index.values()))
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise FetchError(f"{shown(base)}/{INDEX_FILE} is damaged: {error}") from None
     if len(names) > MAX_FILES:
         raise FetchError(f"{shown(base)}/{INDEX_FILE} names {len(names)} files, more than the {MAX_FILES} allowed")

@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any, cast
 
 from ckdist.errors import CkdistError, ConfigError, FetchError
@@ -175,44 +176,21 @@ def stamp_of(path: pathlib.Path) -> str:
     return json.dumps(parts.stamp, sort_keys=True) if parts else ""
 
 
-class FetchingFile(io.RawIOBase):
+class FetchingFile(io.FileIO):
     """Fetches missing bytes when they are read."""
 
+    read, readall = cast("Any", io.RawIOBase.read), io.RawIOBase.readall  # these call `readinto`
+
     def __init__(self, path: pathlib.Path):
-        super().__init__()
+        with open_regular(path) as file:
+            super().__init__(os.dup(file.fileno()))
         self.path = path
-        self.file = open_regular(path).detach()
-
-    def readable(self) -> bool:
-        """True."""
-        return True
-
-    def seekable(self) -> bool:
-        """True."""
-        return True
-
-    def fileno(self) -> int:
-        """The descriptor of the local file."""
-        return self.file.fileno()
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        """Sets the offset and returns it."""
-        return self.file.seek(offset, whence)
-
-    def tell(self) -> int:
-        """Returns the offset."""
-        return self.file.tell()
 
     def readinto(self, buffer: Any) -> int:
         """Reads bytes at the offset and returns their number. Raises FetchError as `fetch_ranges` does."""
-        at = self.file.tell()
+        at = self.tell()
         fetch_ranges(self.path, [(at, at + len(memoryview(buffer).cast("B")))])
-        return self.file.readinto(buffer)
-
-    def close(self) -> None:
-        """Closes the local file."""
-        self.file.close()
-        super().close()
+        return super().readinto(buffer)
 
 
 class _Stored:
@@ -272,7 +250,7 @@ def _fetch(path: pathlib.Path, parts: Parts, missing: Sequence[Range], show_prog
         for first, end in missing
         for begin in range(first, end, REQUEST_BLOCKS)
     ]
-    source = _Source(parts)
+    read = partial(_read_blocks, _at(parts.url), parts)
     with (
         open(path, "r+b", buffering=0) as file,
         ProgressBar(wanted, "B", f"reading {path.name}", show_progress) as bar,
@@ -281,7 +259,7 @@ def _fetch(path: pathlib.Path, parts: Parts, missing: Sequence[Range], show_prog
         recorded = time.monotonic()
         for i in range(0, len(pieces), REQUESTS):
             turn = pieces[i : i + REQUESTS]
-            for (begin, _), data in zip(turn, pool.map(source.read, turn), strict=True):
+            for (begin, _), data in zip(turn, pool.map(read, turn), strict=True):
                 at = begin * BLOCK
                 while at < begin * BLOCK + len(data):
                     at += os.pwrite(file.fileno(), data[at - begin * BLOCK :], at)
@@ -293,36 +271,30 @@ def _fetch(path: pathlib.Path, parts: Parts, missing: Sequence[Range], show_prog
                 recorded = time.monotonic()
 
 
-class _Source:
-    """Reads blocks of the file at a URL. Threads may share it."""
-
-    def __init__(self, parts: Parts):
-        self.parts, self.file = parts, _at(parts.url)
-
-    def read(self, blocks: Range) -> bytes:
-        """Returns the bytes of blocks [begin, end). Raises FetchError if they cannot be read."""
-        begin, end = blocks[0] * BLOCK, min(blocks[1] * BLOCK, self.parts.size)
-        url, why = shown(self.parts.url), ""
-        for attempt in range(ATTEMPTS):
-            if attempt:
-                time.sleep(2.0 ** (attempt - 2))
-            try:
-                data = self.file.read(begin, end, self.parts.size, self.parts.stamp)
-            except CkdistError:
-                raise
-            except FileNotFoundError:
-                raise FetchError(f"{url} does not exist any more; the fetched data is kept") from None
-            except ValueError as error:
-                raise FetchError(
-                    f"{url} cannot be read in parts ({typed_line(error)}): fetch it, and use its path"
-                ) from None
-            except Exception as error:  # of any file system
-                why = typed_line(error)
-                continue
-            if len(data) == end - begin:
-                return data
-            why = f"{len(data)} bytes arrived instead of {end - begin}"
-        raise FetchError(f"{url} could not be read at byte {begin}: {why}; try again, the fetched data is kept")
+def _read_blocks(file: WebFile | _Stored, parts: Parts, blocks: Range) -> bytes:
+    """The bytes of blocks [begin, end). Raises FetchError if they cannot be read."""
+    begin, end = blocks[0] * BLOCK, min(blocks[1] * BLOCK, parts.size)
+    url, why = shown(parts.url), ""
+    for attempt in range(ATTEMPTS):
+        if attempt:
+            time.sleep(2.0 ** (attempt - 2))
+        try:
+            data = file.read(begin, end, parts.size, parts.stamp)
+        except CkdistError:
+            raise
+        except FileNotFoundError:
+            raise FetchError(f"{url} does not exist any more; the fetched data is kept") from None
+        except ValueError as error:
+            raise FetchError(
+                f"{url} cannot be read in parts ({typed_line(error)}): fetch it, and use its path"
+            ) from None
+        except Exception as error:  # of any file system
+            why = typed_line(error)
+            continue
+        if len(data) == end - begin:
+            return data
+        why = f"{len(data)} bytes arrived instead of {end - begin}"
+    raise FetchError(f"{url} could not be read at byte {begin}: {why}; try again, the fetched data is kept")
 
 
 def _read(path: pathlib.Path) -> Parts | None:

@@ -40,10 +40,10 @@ def store_folder() -> pathlib.Path:
 
 
 class Store:
-    """The models in `folder`."""
+    """The models in `store_folder()`."""
 
-    def __init__(self, folder: pathlib.Path | None = None):
-        self.folder = folder or store_folder()
+    def __init__(self) -> None:
+        self.folder = store_folder()
 
     def path(self, model: NamedModel) -> pathlib.Path:
         """Returns the path of the model's file, which need not exist."""

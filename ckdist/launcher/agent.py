@@ -1,7 +1,7 @@
 """`python -m ckdist.launcher.agent`: starts the ranks of one host for a supervisor on another host.
 
-It reads commands from standard input and writes events to standard output (`frames`). If its input ends, because the
-supervisor or the connection is lost, it ends its ranks and itself.
+It reads commands from standard input and writes events to standard output (`agent_frames`). If its input ends, because
+the supervisor or the connection is lost, it ends its ranks and itself.
 """
 
 import os
@@ -36,20 +36,20 @@ class Agent:
     def __init__(self, reader: int, writer: int) -> None:
         self.loop, self.children = EventLoop(), Children()
         self.keeper: Keeper | None = None  # of a job whose hosts keep weights: the agent then stays for its next run
-        self.ranks = LocalRanks(self.loop, self.children, self)
+        self.ranks = LocalRanks(self.loop, self.children, self, "")
         self.frames = FrameReader()
         self.started = self.ended_by_itself = self.ending = self.leaving = False
         self.channel = Channel(self.loop, reader, writer, self._take)
 
-    def line(self, rank: int, stream: int, text: bytes) -> None:
+    def line(self, _: str, rank: int, stream: int, text: bytes) -> None:
         """Sends a line of a rank to the supervisor."""
         self.channel.send(packed("line", rank, stream, text))
 
-    def carry(self, peer: int, data: bytes) -> None:
+    def carry(self, _: str, peer: int, data: bytes) -> None:
         """Sends bytes of the connection between rank 0 and rank `peer` to the supervisor."""
         self.channel.send(packed("carry", peer, data))
 
-    def ended(self, rank: int, code: int) -> None:
+    def ended(self, _: str, rank: int, code: int) -> None:
         """Sends the exit code of a rank to the supervisor."""
         self.channel.send(packed("ended", rank, code))
 
@@ -84,7 +84,7 @@ class Agent:
     def _end_run(self) -> None:
         self.ranks.close()
         self.channel.send(packed("done"))
-        self.ranks = LocalRanks(self.loop, self.children, self, self.keeper)
+        self.ranks = LocalRanks(self.loop, self.children, self, "", self.keeper)
         self.started = self.ending = False
 
     def _leave(self, *_: object) -> None:
@@ -129,7 +129,7 @@ class Agent:
     def _start(self, job: Job, ranks: range) -> None:
         if job.keeps and self.keeper is None:
             self.keeper = Keeper()
-            self.ranks = LocalRanks(self.loop, self.children, self, self.keeper)
+            self.ranks = LocalRanks(self.loop, self.children, self, "", self.keeper)
         self.ranks.start(job, ranks)
 
     def _fail(self, text: str, code: int) -> None:

@@ -2,7 +2,7 @@
 
 Each message is a list whose first element is a word:
 
-    to the agent     count, start JOB FIRST COUNT, carry PEER DATA, signal NUMBER, kill
+    to the agent     count, start JOB FIRST COUNT, carry PEER DATA, signal NUMBER, kill, leave
     from the agent   hello VERSION, counted NODES, line RANK STREAM TEXT, carry PEER DATA, ended RANK CODE,
                      failed TEXT CODE, done
 """

@@ -99,7 +99,7 @@ class Attempt:
 
     # Events of the hosts
 
-    def line(self, rank: int, stream: int, text: bytes) -> None:
+    def line(self, _: str, rank: int, stream: int, text: bytes) -> None:
         """Prints a line of a rank."""
         self._output.line(rank, stream, text)
 
@@ -113,7 +113,10 @@ class Attempt:
         target = first if source != first else next(host for host, ranks in self._placed.items() if peer in ranks)
         self._hosts[target].send(peer, data)
 
-    def ended(self, rank: int, code: int) -> None:
+    def counted(self, host: str, nodes: int) -> None:
+        """Does nothing: the ranks of a run are already placed."""
+
+    def ended(self, _: str, rank: int, code: int) -> None:
         """Records the end of a rank."""
         if code and not self._killed:
             self._failed.append((rank, code))
@@ -139,16 +142,16 @@ class Attempt:
     def _reach(self) -> bool:
         """Starts the agents. Returns whether all hosts are reached."""
         for name in self._placed:
-            words, events = self._agents[name], HostEvents(self, name)
+            words = self._agents[name]
             if words is None:
-                self._hosts[name] = LocalRanks(self._loop, self._children, events, self._keeper)
+                self._hosts[name] = LocalRanks(self._loop, self._children, self, name, self._keeper)
                 continue
             resting = self._resting.pop(name, None)
-            if resting is not None and resting.resume(events):
+            if resting is not None and resting.resume(self):
                 self._hosts[name] = resting
                 continue
             try:
-                self._hosts[name] = RemoteRanks(self._loop, self._children, events, name, words)
+                self._hosts[name] = RemoteRanks(self._loop, self._children, self, name, words)
             except ConfigError as error:
                 self.lost(name, str(error), USER_MISTAKE, reached=True)
                 return False
@@ -189,37 +192,6 @@ class Attempt:
     def _name(self, rank: int) -> str:
         host = next(name for name, ranks in self._placed.items() if rank in ranks)
         return f"rank {rank} of {self._job.size}" + (f" on {host}" if len(self._placed) > 1 else "")
-
-
-@dataclass(frozen=True)
-class HostEvents:
-    """Events of one host. Passes them to the attempt with the host's name."""
-
-    attempt: Attempt
-    host: str
-
-    def line(self, rank: int, stream: int, text: bytes) -> None:
-        """A rank has written a line."""
-        self.attempt.line(rank, stream, text)
-
-    def carry(self, peer: int, data: bytes) -> None:
-        """Bytes for the other end of a connection have arrived."""
-        self.attempt.carry(self.host, peer, data)
-
-    def ended(self, rank: int, code: int) -> None:
-        """A rank has ended."""
-        self.attempt.ended(rank, code)
-
-    def said(self, text: bytes) -> None:
-        """The program that reaches the host has written a line."""
-        self.attempt.said(self.host, text)
-
-    def counted(self, nodes: int) -> None:
-        """Does nothing: the ranks of a run are already placed."""
-
-    def lost(self, reason: str, code: int, reached: bool) -> None:
-        """The host cannot be reached, is lost, or refuses the job."""
-        self.attempt.lost(self.host, reason, code, reached)
 
 
 def signal_name(number: int) -> str:

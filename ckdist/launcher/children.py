@@ -18,7 +18,7 @@ from ckdist.prctl import adopt_orphans, die_with_parent
 
 NOT_FOUND, NOT_EXECUTABLE = 127, 126  # exit codes of a command that cannot be started, as in a shell
 POLL_SECONDS = 0.05
-LEAVE_SECONDS = 5.0  # limit for processes that ranks left behind to end after SIGTERM
+LEAVE_SECONDS = 5.0  # limit for processes that ranks left behind to end after SIGTERM, and after SIGKILL
 
 
 @dataclass
@@ -119,14 +119,14 @@ class Children:
                     found += [process, *process.children(recursive=True)]
         return found
 
-    def end_orphans(self, loop: EventLoop, seconds: float = LEAVE_SECONDS) -> None:
-        """Ends processes that were left behind: SIGTERM, then SIGKILL `seconds` later. Waits until none is left."""
+    def end_orphans(self, loop: EventLoop) -> None:
+        """Ends processes that were left behind: SIGTERM, then SIGKILL. Waits until none is left."""
         self.reap()
-        for number, patience in ((signal.SIGTERM, seconds), (signal.SIGKILL, seconds)):
+        for number in (signal.SIGTERM, signal.SIGKILL):
             for process in self.orphans():
                 with contextlib.suppress(psutil.Error):
                     process.send_signal(number)
-            deadline = time.monotonic() + patience
+            deadline = time.monotonic() + LEAVE_SECONDS
             while self.orphans() and time.monotonic() < deadline:
                 loop.turn(min(deadline, time.monotonic() + POLL_SECONDS))
                 self.reap()

@@ -41,14 +41,11 @@ def read_hostfile(path: str) -> tuple[Host, ...]:
     lines.
     """
     lines = read_text_file(path, path, MAX_HOSTFILE_BYTES).splitlines()
-    entries = [_entry(text, f"{path} line {n}") for n, line in enumerate(lines, 1) if (text := _stripped(line))]
+    texts = [line.split("#", maxsplit=1)[0].strip() for line in lines]
+    entries = [_entry(text, f"{path} line {n}") for n, text in enumerate(texts, 1) if text]
     if not entries:
         raise ConfigError(f"{path} names no host: write one on each line, as `node1 slots=2`")
     return _joined(entries)
-
-
-def _stripped(line: str) -> str:
-    return line.split("#", maxsplit=1)[0].strip()
 
 
 def _entry(text: str, where: str) -> Host:

@@ -4,7 +4,7 @@ import os
 import pathlib
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from ckdist.comm.bootstrap.launched_world import describe
@@ -28,13 +28,9 @@ class Job:
     # Hosts keep the packed weights of their ranks for the next run.
     keeps: bool = False
 
-    def as_dict(self) -> dict[str, Any]:
-        """Returns the fields by name."""
-        return asdict(self)
-
     @staticmethod
     def from_dict(values: Mapping[str, Any]) -> "Job":
-        """Creates a job from the result of `as_dict`."""
+        """Creates a job from its fields by name, as an agent receives them."""
         return Job(**{**values, "command": tuple(values["command"])})
 
     def rank_environment(self, rank: int, first: int, local: int, descriptors: Mapping[int, int]) -> dict[str, str]:

@@ -4,6 +4,7 @@ Rank 0 has a connection to every other rank. Two ranks of this host inherit both
 to another host, a rank inherits one end; bytes that arrive at the other end are forwarded (`Events.carry`).
 """
 
+import functools
 import os
 import signal
 import socket
@@ -26,17 +27,17 @@ OUTPUT_SECONDS = 2.0  # limit for reading the last output of ranks that have end
 
 
 class Events(Protocol):
-    """Events of a host's ranks, for the supervisor."""
+    """Events of a host's ranks, for the supervisor. The first argument is the host's name."""
 
-    def line(self, rank: int, stream: int, text: bytes) -> None:
+    def line(self, host: str, rank: int, stream: int, text: bytes, /) -> None:
         """A rank has written a line to standard output (1) or standard error (2)."""
         ...
 
-    def carry(self, peer: int, data: bytes) -> None:
+    def carry(self, host: str, peer: int, data: bytes, /) -> None:
         """Bytes for the other end of the connection between rank 0 and rank `peer`; b"": it has ended."""
         ...
 
-    def ended(self, rank: int, code: int) -> None:
+    def ended(self, host: str, rank: int, code: int, /) -> None:
         """A rank has ended; `code` is negative if a signal ended it."""
         ...
 
@@ -70,8 +71,10 @@ class LocalRanks:
 
     ready = True  # this host needs no agent
 
-    def __init__(self, loop: EventLoop, children: Children, events: Events, keeper: Keeper | None = None) -> None:
-        self._loop, self._children, self._events, self._keeper = loop, children, events, keeper
+    def __init__(
+        self, loop: EventLoop, children: Children, events: Events, host: str, keeper: Keeper | None = None
+    ) -> None:
+        self._loop, self._children, self._events, self._host, self._keeper = loop, children, events, host, keeper
         self._forker = keeper.forker if keeper else RankForker()
         self._ranks: dict[int, Child] = {}
         self._links: dict[int, Channel] = {}
@@ -140,7 +143,7 @@ class LocalRanks:
     def _link(self, other: int, end: socket.socket) -> Channel:
         """Watches the end of the connection to rank `other` that no rank of this host has."""
         fd = end.detach()
-        return Channel(self._loop, fd, os.dup(fd), lambda data: self._events.carry(other, data))
+        return Channel(self._loop, fd, os.dup(fd), lambda data: self._events.carry(self._host, other, data))
 
     def _start_rank(self, job: Job, rank: int, ranks: range, descriptors: dict[int, int]) -> None:
         environment = job.rank_environment(rank, ranks.start, len(ranks), descriptors)
@@ -156,7 +159,7 @@ class LocalRanks:
             self._ranks[rank] = self._forker.start(
                 self._children,
                 job,
-                lambda child: self._events.ended(rank, child.code or 0),
+                lambda child: self._events.ended(self._host, rank, child.code or 0),
                 RankStart(
                     environment,
                     streams,
@@ -173,11 +176,8 @@ class LocalRanks:
             for _, writing in pipes:
                 os.close(writing)
         for stream, (reading, _) in enumerate(pipes, 1):
-            self._read_output(rank, stream, reading)
-
-    def _read_output(self, rank: int, stream: int, fd: int) -> None:
-        lines = Lines(lambda text: self._events.line(rank, stream, text))
-        self._outputs.append(Channel(self._loop, fd, None, lines.add))
+            lines = Lines(functools.partial(self._events.line, self._host, rank, stream))
+            self._outputs.append(Channel(self._loop, reading, None, lines.add))
 
 
 def _refused(command: Sequence[str], error: OSError) -> StartError:

@@ -15,31 +15,31 @@ from ckdist.launcher.local_ranks import nodes_here
 from ckdist.launcher.remote_ranks import SSH, RemoteRanks, agent_words
 
 
-class NodeCount:
-    """The answer of one host's agent."""
+class NodeCounts:
+    """The answers of the hosts' agents, by host."""
 
     def __init__(self) -> None:
-        self.nodes: int | None = None
-        self.trouble = ""
+        self.nodes: dict[str, int] = {}
+        self.trouble: dict[str, str] = {}
 
-    def counted(self, nodes: int) -> None:
+    def counted(self, host: str, nodes: int) -> None:
         """The agent has counted the host's nodes."""
-        self.nodes = min(max(1, nodes), MAX_RANKS)
+        self.nodes[host] = min(max(1, nodes), MAX_RANKS)
 
-    def said(self, text: bytes) -> None:
+    def said(self, host: str, text: bytes) -> None:
         """Does nothing: these lines are printed when the ranks start."""
 
-    def lost(self, reason: str, code: int, reached: bool) -> None:  # noqa: ARG002, the protocol has them
+    def lost(self, host: str, reason: str, code: int, reached: bool) -> None:  # noqa: ARG002, the protocol has them
         """The host cannot be reached."""
-        self.trouble = self.trouble or reason
+        self.trouble.setdefault(host, reason)
 
-    def line(self, rank: int, stream: int, text: bytes) -> None:
+    def line(self, host: str, rank: int, stream: int, text: bytes) -> None:
         """Does nothing: there is no rank yet."""
 
-    def carry(self, peer: int, data: bytes) -> None:
+    def carry(self, host: str, peer: int, data: bytes) -> None:
         """Does nothing: there is no rank yet."""
 
-    def ended(self, rank: int, code: int) -> None:
+    def ended(self, host: str, rank: int, code: int) -> None:
         """Does nothing: there is no rank yet."""
 
 
@@ -52,19 +52,20 @@ def with_slots(hosts: Sequence[Host], agent: str | None, children: Children) -> 
     Raises:
         CommError: A host cannot be reached.
     """
-    loop, asked = EventLoop(), {host.name: NodeCount() for host in hosts if host.slots is None}
+    loop, counts = EventLoop(), NodeCounts()
+    asked = [host for host in hosts if host.slots is None]
     remote: list[RemoteRanks] = []
     with loop.signals({signal.SIGCHLD: lambda _: children.reap()}):
         try:
-            for host in hosts:
-                if host.slots is None and host.is_this and agent is None:
-                    asked[host.name].counted(nodes_here())
-                elif host.slots is None:
+            for host in asked:
+                if host.is_this and agent is None:
+                    counts.counted(host.name, nodes_here())
+                else:
                     words = agent_words(agent or SSH, host.name)
-                    remote.append(RemoteRanks(loop, children, asked[host.name], host.name, words))
+                    remote.append(RemoteRanks(loop, children, counts, host.name, words))
                     remote[-1].count_nodes()
             deadline = time.monotonic() + REACH_SECONDS
-            while any(each.nodes is None and not each.trouble for each in asked.values()) and loop.turn(deadline):
+            while len(counts.nodes.keys() | counts.trouble) < len(asked) and loop.turn(deadline):
                 pass
         finally:
             for each in remote:
@@ -72,8 +73,9 @@ def with_slots(hosts: Sequence[Host], agent: str | None, children: Children) -> 
             for each in remote:
                 each.close()
     loop.close()
-    for name, each in asked.items():
-        if each.nodes is None:
-            why = each.trouble or f"host {name} has not answered within {REACH_SECONDS:g} s"
-            raise CommError(f"{why}; so its NUMA nodes are unknown: give its number of ranks with -n N or {name}:N")
-    return tuple(host if host.slots else replace(host, slots=asked[host.name].nodes) for host in hosts)
+    for host in asked:
+        if host.name not in counts.nodes:
+            why = counts.trouble.get(host.name, f"host {host.name} has not answered within {REACH_SECONDS:g} s")
+            remedy = f"give its number of ranks with -n N or {host.name}:N"
+            raise CommError(f"{why}; so its NUMA nodes are unknown: {remedy}")
+    return tuple(host if host.slots else replace(host, slots=counts.nodes[host.name]) for host in hosts)

@@ -7,6 +7,7 @@ import shlex
 import signal
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Protocol
 
 from ckdist import __version__
@@ -28,15 +29,15 @@ CLOSE_SECONDS = 10.0  # limit for an agent to end its ranks and itself
 class HostEvents(Events, Protocol):
     """Events of a host, in addition to those of its ranks."""
 
-    def said(self, text: bytes) -> None:
+    def said(self, host: str, text: bytes, /) -> None:
         """The program that reaches the host, such as ssh, has written a line."""
         ...
 
-    def counted(self, nodes: int) -> None:
+    def counted(self, host: str, nodes: int, /) -> None:
         """The host has `nodes` NUMA nodes: the answer to `RemoteRanks.count_nodes`."""
         ...
 
-    def lost(self, reason: str, code: int, reached: bool) -> None:
+    def lost(self, host: str, reason: str, code: int, reached: bool, /) -> None:
         """The host's ranks cannot be started or reached.
 
         Args:
@@ -105,7 +106,7 @@ class RemoteRanks:
 
     def start(self, job: Job, ranks: range) -> None:
         """Starts these ranks on the host. `events.lost` gets any failure."""
-        self._channel.send(packed("start", job.as_dict(), ranks.start, len(ranks)))
+        self._channel.send(packed("start", asdict(job), ranks.start, len(ranks)))
 
     def send(self, peer: int, data: bytes) -> None:
         """Sends bytes from the other end of the connection between rank 0 and `peer`; b"": it has ended."""
@@ -158,7 +159,7 @@ class RemoteRanks:
     def _wrote(self, line: bytes) -> None:
         self._last = line.decode(errors="replace").strip() or self._last
         if self.ready:
-            self._events.said(line)
+            self._events.said(self.host, line)
 
     def _take(self, data: bytes) -> None:
         try:
@@ -180,14 +181,14 @@ class RemoteRanks:
         elif word == "done":
             self.done = True
         elif word in ("line", "carry", "ended", "counted"):
-            getattr(self._events, word)(*parts)
+            getattr(self._events, word)(self.host, *parts)
         else:
             raise CommError(f"this version does not know the message {word!r}")
 
     def _lose(self, reason: str, code: int) -> None:
         if not self.done and not self._closing:
             self.done = True
-            self._events.lost(reason, code, self.ready)
+            self._events.lost(self.host, reason, code, self.ready)
 
     def _agent_ended(self, _: Child) -> None:
         self._channel.read_all()

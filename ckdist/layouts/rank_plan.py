@@ -14,7 +14,7 @@ from ckdist.errors import CapacityError
 from ckdist.layout import Layout
 from ckdist.layouts.memory_sizes import WeightBytes, cache_name, free_memory, gigabytes, too_large
 from ckdist.mesh import WHOLE, Mesh
-from ckdist.models.spec import ModelSpec
+from ckdist.models.spec import LEAST_UBATCH, ModelSpec
 from ckdist.program.cache import LayerCache, block_bytes, slot_bytes
 from ckdist.program.executable import CacheConfig
 from ckdist.program.rotations import rope_bytes_per_position
@@ -87,10 +87,11 @@ def make_plan(
     weights: WeightBytes,
     layouts: tuple[Layout, Layout, Mesh],
     caches: Collection[LayerCache],
+    rows: int = 0,
 ) -> Plan:
     """Makes the plan of this rank, with `layouts` from `layouts_for`. A collective call: all get the same cache.
 
-    `caches`: those of this rank's layers.
+    `caches`: those of this rank's layers. `rows`: bytes of a step's rows, if they are more than usual.
 
     Raises CapacityError, with a remedy, if weights or cache do not fit the free memory.
     """
@@ -102,7 +103,7 @@ def make_plan(
     per_block, per_slot = native.lib.ckdist_block_stride(block_bytes(caches, types)), slot_bytes(caches)
     free = free_memory(world.local_size, config.own_memory, weights.kept)
     slots = _state_slots(config, world, per_slot, free - weights.total)
-    room = free - weights.total - slots * per_slot
+    room = free - weights.total - slots * per_slot - rows
     if room < per_block:
         raise too_large(world.rank, (world.size, world.local_size), weights, per_block, free)
     context = wanted_context(config, spec)
@@ -138,7 +139,8 @@ def make_plan(
         total = min(total, most_tokens + sequences * BLOCK_TOKENS)
     context = min(context, total)
     blocks = -(-total // BLOCK_TOKENS)
-    cache = CacheConfig(most_tokens, sequences, context, blocks, *types, slots, spec.predicts * most_tokens)
+    outputs = most_tokens if spec.reads_whole else min(most_tokens, max(LEAST_UBATCH, sequences))
+    cache = CacheConfig(most_tokens, sequences, context, blocks, *types, slots, spec.predicts * most_tokens, outputs)
     return Plan(mesh, prefill, layout, cache, threads, threads_batch, spins, placement, max(0, free))
 
 

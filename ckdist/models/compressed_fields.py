@@ -1,22 +1,9 @@
-"""Attention to compressed entries, and residuals of several streams (DeepSeek-V4)."""
+"""Attention to compressed entries (DeepSeek-V4)."""
 
 from dataclasses import dataclass
 
 from ckdist.errors import ModelFileError
-from ckdist.models.indexer import Indexer
-
-
-@dataclass(frozen=True)
-class HyperConnections:
-    """Xie et al. 2025, arXiv:2512.24880 (mHC). The residual stream is several, which each part of a layer mixes."""
-
-    count: int
-    iterations: int  # divisions of rows and columns of the matrix that mixes streams
-    eps: float
-    mean: bool = False  # the last layer's output is the mean of streams
-    apart: bool = False  # streams are not mixed
-    magnitude: float = 2.0  # factor of the weights of a part's result
-    normed = False  # the last layer's output
+from ckdist.models.indexers import Indexer
 
 
 @dataclass(frozen=True)

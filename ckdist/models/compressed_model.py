@@ -3,11 +3,12 @@
 from dataclasses import replace
 
 from ckdist.models import from_config
-from ckdist.models.compressed_fields import CompressedAttention, HyperConnections
+from ckdist.models.compressed_fields import CompressedAttention
 from ckdist.models.fields import Fields
+from ckdist.models.residual_streams import HyperConnections
 from ckdist.models.spec import LayerSpec, ModelSpec, MoeFfn, RopeSpec
 
-NAME, SPARSE = "deepseek_v4", "compressed_sparse_attention"
+SPARSE = "compressed_sparse_attention"
 LIMIT = 10.0  # of the inputs of experts' gates
 # Tokens of an entry -> the kind of a layer's attention
 KINDS = {0: "sliding_attention", 4: SPARSE, 128: "heavily_compressed_attention"}
@@ -28,7 +29,6 @@ def compressed_model(
     streams: HyperConnections,
 ) -> ModelSpec:
     """Makes a model. `by_id`: whether each layer chooses experts by token ids."""
-    best = replace(ffn, activation="clamped_silu")
-    hashed = replace(best, correction_bias=False, hashed=n.vocab_size)
-    layers = [LayerSpec(mixer, hashed if own else best) for mixer, own in zip(mixers, by_id, strict=True)]
-    return n.model(NAME, layers, ropes, tied, streams=streams)
+    hashed = replace(ffn, correction_bias=False, hashed=n.vocab_size)
+    layers = [LayerSpec(mixer, hashed if own else ffn) for mixer, own in zip(mixers, by_id, strict=True)]
+    return n.model(layers, ropes, tied, streams=streams)

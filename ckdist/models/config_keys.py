@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ckdist.errors import ModelFileError
@@ -101,23 +101,10 @@ class ConfigKeys:
     only: Mapping[str, Any] = field(default_factory=dict)
     unused: tuple[str, ...] = ()
 
-    def but(
-        self,
-        *,
-        defaults: Mapping[str, Any] | None = None,
-        aliases: Mapping[str, str] | None = None,
-        nulls: Mapping[str, Any] | None = None,
-        only: Mapping[str, Any] | None = None,
-        unused: tuple[str, ...] = (),
-    ) -> "ConfigKeys":
+    def but(self, unused: tuple[str, ...] = (), **entries: Mapping[str, Any]) -> "ConfigKeys":
         """A copy with entries added or replaced."""
-        return ConfigKeys(
-            {**self.defaults, **(defaults or {})},
-            {**self.aliases, **(aliases or {})},
-            {**self.nulls, **(nulls or {})},
-            {**self.only, **(only or {})},
-            (*self.unused, *unused),
-        )
+        merged = {name: {**getattr(self, name), **added} for name, added in entries.items()}
+        return replace(self, unused=(*self.unused, *unused), **merged)
 
     def fields(self, values: Mapping[str, Any], where: str, prefix: str = "") -> Fields:
         """The fields of a file by the names that are read. Raises ModelFileError if two names of a field disagree."""

@@ -14,7 +14,7 @@ from ckdist.mesh import Mesh
 from ckdist.models.blocks.attention import Rows, all_rows, attention
 from ckdist.models.blocks.ffn import dense_ffn
 from ckdist.models.blocks.norm import RowNorm
-from ckdist.models.spec import Attention, DenseFfn, Mixer, ModelSpec, MoeFfn
+from ckdist.models.spec import Attention, DenseFfn, Ffn, Mixer, ModelSpec
 from ckdist.program.program import Value, Weight
 from ckdist.program.tracer import Tracer, trace
 
@@ -107,7 +107,7 @@ def mix(g: Tracer, x: Value, mixer: Mixer, path: str, layer: int, eps: float, ro
     return block(g, x, mixer, path + prefix, layer, eps, rows)
 
 
-def feed_forward(g: Tracer, x: Value, normed: Value, ffn: DenseFfn | MoeFfn, path: str, eps: float) -> Value:
+def feed_forward(g: Tracer, x: Value, normed: Value, ffn: Ffn, path: str, eps: float) -> Value:
     """The feed-forward of a layer. x: (rows, hidden); `normed`: its norm."""
     if isinstance(ffn, DenseFfn):
         return g.scale(dense_ffn(g, normed, ffn, f"{path}.mlp"), ffn.scale)

@@ -9,11 +9,9 @@ from ckdist.errors import ArchitectureError
 from ckdist.models import limits, rope
 from ckdist.models.families import deepseek_v2, deepseek_v32
 from ckdist.models.families.family import GgufForm, GgufHeader
-from ckdist.models.spec import LatentAttention, ModelSpec, RopeSpec
-from ckdist.program.routing import Routing
+from ckdist.models.spec import LatentAttention, ModelSpec
 
-NAME, GGUF = "dots3_note", "dots3note"
-ROUTING = Routing(used=8, scores="sigmoid")
+GGUF = "dots3note"
 NAMES = deepseek_v2.GGUF_NAMES.but_in_layers(
     {**deepseek_v32.NAMES, "attn_gate": "self_attn.g_proj", "attn_k_norm": "self_attn.k_rope_only_layernorm"}
 )
@@ -25,17 +23,14 @@ def mixed_model(spec: ModelSpec, sliding: Sequence[bool], sizes: Sequence[int], 
     `sizes` of sliding layers: heads, kv_lora_rank, unrotated elements of a head's key, and elements of its value.
     """
     heads, rank, nope, value = sizes
-    layers = []
-    for layer, slides in zip(spec.layers, sliding, strict=True):
-        assert isinstance(layer.mixer, LatentAttention)
-        mixer = replace(layer.mixer, gated=True, key_norm=True, norm_eps=0.0)
-        if slides:
-            mixer = replace(
-                mixer, num_heads=heads, kv_lora_rank=rank, nope_dim=nope, v_dim=value,
-                scale=(nope + mixer.rope_dim) ** -0.5, q_lora_rank=q_rank, rope="local", window=window, indexer=None,
-            )  # fmt: skip
-        layers.append(replace(layer, mixer=mixer))
-    return replace(spec, layers=tuple(layers))
+    mixers = [
+        replace(mixer, gated=True, key_norm=True, norm_eps=0.0) for mixer in spec.mixers(LatentAttention)
+    ]  # fmt: skip
+    slide = replace(
+        mixers[0], num_heads=heads, kv_lora_rank=rank, nope_dim=nope, v_dim=value, q_lora_rank=q_rank, rope="local",
+        scale=(nope + mixers[0].rope_dim) ** -0.5, window=window, indexer=None, shares_positions=False,
+    )  # fmt: skip
+    return spec.with_layers(mixer=[slide if slides else full for full, slides in zip(mixers, sliding, strict=True)])
 
 
 def gguf(header: GgufHeader) -> ModelSpec:
@@ -53,34 +48,30 @@ def gguf(header: GgufHeader) -> ModelSpec:
     both = [np.unique(heads[sliding == slides]).tolist() for slides in (False, True)]
     if len(both[0]) != 1 or len(both[1]) > 1:
         raise f.error(counts, both, "one number for sparse layers, and one for sliding layers")
-    full = replace(header, fields=f.but({counts: both[0][0]}))
-    spec = deepseek_v2.gguf_model(full, ROUTING, 0.0)
+    spec = deepseek_v2.gguf_model(header.but({counts: both[0][0]}))
     spec = deepseek_v32.with_indexers(spec, f, deepseek_v32.gguf_indexer(f, "global"), [True] * count)
     key, value, rank = (
         f.integer(f"attention.{name}_swa", high=limits.MAX_HEAD_DIM if "mla" in name else limits.MAX_LATENT)
         for name in ("key_length_mla", "value_length_mla", "kv_lora_rank")
     )
-    r, first = spec.ropes["global"], spec.layers[0].mixer
+    r, q_rank = spec.ropes["global"], spec.mixers(LatentAttention)[0].q_lora_rank
     if key <= r.dims:
         raise f.error("attention.key_length_mla_swa", key, f"above rope.dimension_count, which is {r.dims}")
-    theta = f.number("rope.freq_base_swa", low=1.0)
-    local = RopeSpec(rope.plain(r.dims, theta).astype(np.float32), interleaved=True, theta=theta)
-    assert isinstance(first, LatentAttention)
+    local = rope.unscaled(r.dims, f.number("rope.freq_base_swa", low=1.0), interleaved=True)
     sizes = (*(both[1] or [1]), rank, key - r.dims, value)
     window = f.integer("attention.sliding_window", high=limits.MAX_POSITION)
     spec = replace(spec, ropes={**spec.ropes, "local": local})
-    return mixed_model(spec, sliding.tolist(), sizes, first.q_lora_rank, window)
+    return mixed_model(spec, sliding.tolist(), sizes, q_rank, window)
 
 
 def export(spec: ModelSpec, where: str) -> GgufForm:
     """Returns the GGUF metadata of a model."""
-    mixers = [layer.mixer for layer in spec.layers if isinstance(layer.mixer, LatentAttention)]
+    mixers = spec.mixers(LatentAttention)
     full = next((one for one in mixers if not one.window), None)
     slide = next((one for one in mixers if one.window), None)
     if full is None or slide is None or slide.q_lora_rank != full.q_lora_rank:
-        raise ArchitectureError(f"{where}: {NAME} without both kinds of layers of one q_lora_rank has no GGUF form")
-    all_full = replace(spec, layers=tuple(replace(layer, mixer=full) for layer in spec.layers))
-    made = deepseek_v32.sparse_form(GGUF, all_full, where, "global")
+        needs = "both kinds of layers of one q_lora_rank"
+        raise ArchitectureError(f"{where}: {spec.family} without {needs} has no GGUF form")
     more = {
         "attention.head_count": [one.num_heads for one in mixers],
         "attention.indexer.types": [not one.window for one in mixers],
@@ -93,4 +84,4 @@ def export(spec: ModelSpec, where: str) -> GgufForm:
         "attention.value_length_swa": slide.kv_lora_rank,
         "rope.freq_base_swa": float(spec.ropes["local"].theta),
     }
-    return replace(made, metadata={**made.metadata, **{f"{GGUF}.{name}": value for name, value in more.items()}})
+    return deepseek_v32.sparse_form(GGUF, spec.with_layers(mixer=[full] * len(mixers)), where, "global", more)

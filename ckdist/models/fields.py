@@ -1,7 +1,6 @@
 """Reads fields of a `config.json` or of GGUF metadata with checks of type and range. Raises ModelFileError."""
 
-import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -31,7 +30,7 @@ class Fields:
     def but(self, values: Mapping[str, Any]) -> "Fields":
         """A copy with other values. Fields that are read there count as read here."""
         found = Fields({**self.values, **values}, self.where, self.prefix, self._spelled)
-        found._read = self._read
+        found._read, found._objects = self._read, self._objects
         return found
 
     def sub(self, name: str) -> "Fields":
@@ -81,7 +80,7 @@ class Fields:
         value = self._get(name, default)
         if value is default:
             return value
-        if type(value) not in (int, float) or not math.isfinite(value) or not low < value <= high:
+        if type(value) not in (int, float) or not low < value <= high:
             raise self.error(name, value, f"a number above {low:g} and up to {high:g}")
         return float(value)
 
@@ -91,7 +90,7 @@ class Fields:
         values = values.tolist() if isinstance(values, np.ndarray) else values
         if not isinstance(values, list) or len(values) != count:
             raise self.error(name, values, f"a list of {count} numbers")
-        return [Fields({name: value}, self.where, self.prefix).number(name, low=low, high=high) for value in values]
+        return [self.but({name: value}).number(name, low=low, high=high) for value in values]
 
     def integers(self, name: str, count: int, high: int) -> list[int]:
         """`count` whole numbers from 1 to `high`. The file may have one number for all."""
@@ -100,13 +99,20 @@ class Fields:
         values = values if isinstance(values, list) else [values] * count
         if len(values) != count:
             raise self.error(name, values, f"one number, or {count}")
-        return [Fields({name: one}, self.where, self.prefix).integer(name, high=high) for one in values]
+        return [self.but({name: one}).integer(name, high=high) for one in values]
 
     def flag(self, name: str, default: bool = False) -> bool:
         """True or false."""
         value = self._get(name, default)
         if type(value) is not bool:
             raise self.error(name, value, "true or false")
+        return value
+
+    def choice(self, name: str, known: Collection[str], default: Any = _MISSING) -> str:
+        """A string that is one of `known`."""
+        value = self.text(name, default)
+        if value not in known:
+            raise self.error(name, value, " or ".join(known) if len(known) < 3 else f"one of {', '.join(known)}")
         return value
 
     def text(self, name: str, default: Any = _MISSING) -> str:

@@ -3,13 +3,13 @@
 A file in `families` calls the functions for its family. ConfigKeys has the defaults of absent fields.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from ckdist.models import limits, rope
 from ckdist.models.fields import Fields
-from ckdist.models.spec import Attention, DenseFfn, LayerSpec, ModelSpec, MoeFfn, RopeSpec
+from ckdist.models.spec import Attention, DenseFfn, Ffn, LayerSpec, ModelSpec, MoeFfn, Ropes, RopeSpec
 from ckdist.program.routing import Routing
 
 ACTIVATIONS = {
@@ -38,10 +38,8 @@ class Sizes:
         usual = self.head_dim**-0.5
         return Attention(self.num_heads, self.num_kv_heads, self.head_dim, usual if scale is None else scale, **more)
 
-    def model(
-        self, family: str, layers: Sequence[LayerSpec], ropes: Mapping[str, RopeSpec], tied: bool, **more: Any
-    ) -> ModelSpec:
-        """A model of these sizes. `more` are further fields of ModelSpec."""
+    def model(self, layers: Sequence[LayerSpec], ropes: Ropes, tied: bool, family: str = "", **more: Any) -> ModelSpec:
+        """A model of these sizes. `family`: if it is not the one that reads the file. `more`: fields of ModelSpec."""
         sizes = self.vocab_size, self.hidden_size
         return ModelSpec(family, *sizes, tuple(layers), ropes, self.norm_eps, self.max_position, tied, **more)
 
@@ -56,9 +54,8 @@ def sizes(f: Fields, norm_eps: str = "rms_norm_eps", head_dim: int = 0) -> Sizes
     if not head_dim and f.has("head_dim"):
         head_dim = f.integer("head_dim", high=limits.MAX_HEAD_DIM)
     elif not head_dim and hidden_size % num_heads:
-        raise f.error(
-            "hidden_size", hidden_size, f"divisible by num_attention_heads ({num_heads}), or head_dim must be given"
-        )
+        allowed = f"divisible by num_attention_heads ({num_heads}), or head_dim must be given"
+        raise f.error("hidden_size", hidden_size, allowed)
     return Sizes(
         num_layers=f.integer("num_hidden_layers", high=limits.MAX_LAYERS),
         hidden_size=hidden_size,
@@ -71,6 +68,19 @@ def sizes(f: Fields, norm_eps: str = "rms_norm_eps", head_dim: int = 0) -> Sizes
     )
 
 
+def attention(f: Fields, n: Sizes, **more: Any) -> Attention:
+    """The attention of a layer: all its projections have biases, or none. `more` are further fields of Attention."""
+    bias = f.flag("attention_bias")
+    return n.attention(qkv_bias=bias, o_bias=bias, **more)
+
+
+def model(
+    f: Fields, outer: Fields, n: Sizes, layers: Sequence[LayerSpec], ropes: Ropes | None = None, /, **more: Any
+) -> ModelSpec:
+    """A model of these layers. `ropes`: default: `rotations`. `more` are further fields of ModelSpec."""
+    return n.model(layers, rotations(f, n) if ropes is None else ropes, tied(f, outer), **more)
+
+
 def tied(f: Fields, outer: Fields) -> bool:
     """True if the output projection is tied to the embeddings.
 
@@ -79,12 +89,9 @@ def tied(f: Fields, outer: Fields) -> bool:
     return outer.flag("tie_word_embeddings", f.flag("tie_word_embeddings"))
 
 
-def activation(f: Fields, field: str = "hidden_act") -> str:
+def activation(f: Fields, field: str = "hidden_act", known: Mapping[str, str] = ACTIVATIONS) -> str:
     """The activation function. Raises ModelFileError if it is not known."""
-    name = f.text(field)
-    if name not in ACTIVATIONS:
-        raise f.error(field, name, f"one of {', '.join(ACTIVATIONS)}")
-    return ACTIVATIONS[name]
+    return known[f.choice(field, known)]
 
 
 def dense(f: Fields, function: str | None = None, bias: bool = False) -> DenseFfn:
@@ -93,19 +100,31 @@ def dense(f: Fields, function: str | None = None, bias: bool = False) -> DenseFf
     return DenseFfn(size, function or activation(f), bias)
 
 
-def experts(f: Fields, count: str, size: str, routing: Routing, **more: Any) -> MoeFfn:
+def experts(f: Fields, count: str, size: str, routing: Routing, function: str | None = None, **more: Any) -> MoeFfn:
     """The experts of a layer. `count` and `size` are the names of the fields for their number and intermediate size.
 
-    `more` are further fields of MoeFfn.
+    `function` is that of their gates; None: the one in the file. `more` are further fields of MoeFfn.
     """
     routing = replace(routing, used=f.integer("num_experts_per_tok", high=limits.MAX_EXPERTS))
-    return MoeFfn(
-        f.integer(count, high=limits.MAX_EXPERTS),
-        f.integer(size, high=limits.MAX_FFN),
-        routing,
-        activation(f),
-        **more,
-    )
+    sizes = f.integer(count, high=limits.MAX_EXPERTS), f.integer(size, high=limits.MAX_FFN)
+    return MoeFfn(*sizes, routing, function or activation(f), **more)
+
+
+def dense_layers(f: Fields) -> int:
+    """Reads the number of first layers without experts: first_k_dense_replace, or mlp_layer_types of newer files."""
+    dense, types = f.integer("first_k_dense_replace", low=0), f.raw("mlp_layer_types")
+    if types is None:
+        return dense
+    count = f.integer("num_hidden_layers", high=limits.MAX_LAYERS)
+    if types not in [["dense"] * first + ["sparse"] * (count - first) for first in range(count + 1)]:
+        raise f.error("mlp_layer_types", types, f"a list of {count}, first dense ones and then sparse ones")
+    return types.count("dense")
+
+
+def after_dense(dense: Callable[[], DenseFfn], experts: MoeFfn, count: int, layers: int) -> list[Ffn]:
+    """The feed-forward of each layer: `count` dense ones, then experts. `dense` is read only if a layer needs it."""
+    count = min(count, layers)
+    return [*([dense()] * count if count else []), *[experts] * (layers - count)]
 
 
 def balance(f: Fields) -> dict[str, float]:
@@ -126,10 +145,14 @@ def periodic(num_layers: int, period: int) -> list[bool]:
 
 def sliding_layers(f: Fields, num_layers: int, otherwise: list[bool] | int) -> list[bool]:
     """True for each layer that slides: by `layer_types`. If that is absent: `otherwise`, a period or all layers."""
-    kinds = layer_kinds(f, num_layers, ("sliding_attention", "full_attention"))
-    if kinds is not None:
-        return [kind == "sliding_attention" for kind in kinds]
-    return periodic(num_layers, otherwise) if isinstance(otherwise, int) else otherwise
+    usual = periodic(num_layers, otherwise) if isinstance(otherwise, int) else otherwise
+    return layers_of_kind(f, num_layers, usual, "sliding_attention", "full_attention")
+
+
+def layers_of_kind(f: Fields, num_layers: int, usual: list[bool], kind: str, *others: str) -> list[bool]:
+    """True for each layer of a kind: by `layer_types`, whose other kinds are `others`. `usual`: if that is absent."""
+    kinds = layer_kinds(f, num_layers, (kind, *others))
+    return usual if kinds is None else [one == kind for one in kinds]
 
 
 def layer_kinds(f: Fields, num_layers: int, known: Sequence[Any], name: str = "layer_types") -> list[Any] | None:

@@ -1,15 +1,9 @@
-"""Residual streams that gates of low rank read, embeddings of n-grams, and an indexer over means of keys (Qwen4)."""
+"""Residual streams that gates of low rank read, and embeddings of n-grams (Qwen4)."""
 
 import math
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
 
 from ckdist.layout import Dim
-
-if TYPE_CHECKING:
-    from ckdist.program.program import Value, Weight
-    from ckdist.program.tracer import Tracer
 
 MASK = (1 << 64) - 1
 
@@ -65,44 +59,6 @@ class GatedStreams:
     rank: int
     ngrams: Ngrams | None = None
     normed = True  # the last layer's output
-
-
-@dataclass(frozen=True)
-class MeanIndexer:
-    """Small heads score the mean of each block of keys. A token sees the blocks with the largest scores.
-
-    It also sees the positions after the last complete block.
-    """
-
-    num_heads: int
-    head_dim: int
-    top_k: int  # positions of chosen blocks
-    block: int
-
-    def rows(self, keys: Dim) -> dict[str, Dim]:  # noqa: ARG002
-        """The rows of the matrices that make queries and keys."""
-        return {
-            "index_q": Dim("index_heads", self.num_heads, self.head_dim), "index_k": Dim("index", 1, self.head_dim)
-        }  # fmt: skip
-
-    def select(
-        self,
-        g: "Tracer",
-        w: "Callable[..., Weight]",
-        made: "Mapping[str, Value]",
-        layer: int,
-        rope: str | None,
-        eps: float,
-    ) -> dict[str, Any]:
-        """The positions that each token sees, as arguments of `attend`. `made` has the index queries and keys."""
-        q = g.rms_norm(made["index_q"], w("index_q_norm.weight", Dim("head_dim", self.head_dim)), eps)
-        norm = w("index_k_norm.weight", Dim("index_norm", self.head_dim))
-        windows = {"ratio": self.block, "overlap": False, "rope": rope, "eps": eps, "means": True, "positions": True}
-        (positions,) = g.stateful(
-            "select_entries", (q, made["index_k"]), (norm,), ["positions"],
-            layer=layer, index_top_k=self.top_k // self.block, **windows,
-        )  # fmt: skip
-        return {"positions": positions, "listed_window": self.block}
 
 
 def multipliers(vocab: int, tokens: int, seed: int) -> tuple[int, ...]:

@@ -7,44 +7,34 @@ import numpy as np
 
 from ckdist.errors import ArchitectureError
 from ckdist.models import from_config, limits, rope
-from ckdist.models.compressed_fields import HyperConnections
 from ckdist.models.compressed_gguf import HC, array
 from ckdist.models.compressed_model import LIMIT, read_streams
 from ckdist.models.families import deepseek_v2, deepseek_v32, kimi_linear
-from ckdist.models.families.family import GROUPED_EXPERTS, GgufForm, GgufHeader
+from ckdist.models.families.family import GROUPED_EXPERTS, SIGMOID, GgufForm, GgufHeader
 from ckdist.models.fields import Fields
-from ckdist.models.indexer import Indexer
-from ckdist.models.spec import Attention, DenseFfn, LatentAttention, LayerSpec, Mixer, ModelSpec, MoeFfn, RopeSpec
+from ckdist.models.indexers import Indexer
+from ckdist.models.residual_streams import HyperConnections
+from ckdist.models.spec import Attention, Ffn, LatentAttention, LayerSpec, Mixer, ModelSpec
 from ckdist.models.state_mixers import GatedDeltaNet
-from ckdist.program.routing import Routing
 
-NAME, ARCHITECTURE = "glm5_next", "glm5-next"
 ACTIVATION = "clamped_silu"
 NORM_EPS = 1e-6  # of the layer norm of index keys
-ROUTING = Routing(used=8, scores="sigmoid", scale=2.5)
 
 
 def pooled_model(
-    n: from_config.Sizes,
-    mixers: Sequence[Mixer],
-    ffns: Sequence[DenseFfn | MoeFfn],
-    tied: bool,
-    streams: HyperConnections,
+    n: from_config.Sizes, mixers: Sequence[Mixer], ffns: Sequence[Ffn], tied: bool, streams: HyperConnections
 ) -> ModelSpec:
     """Makes a model. No layer uses its rotation."""
-    none = RopeSpec(rope.plain(8, 1e4).astype(np.float32), interleaved=True)
     layers = [LayerSpec(mixer, ffn) for mixer, ffn in zip(mixers, ffns, strict=True)]
-    return n.model(NAME, layers, {"global": none}, tied, streams=streams)
+    return n.model(layers, {"global": rope.unscaled(8, 1e4, interleaved=True)}, tied, streams=streams)
 
 
 def gguf(header: GgufHeader) -> ModelSpec:
     """Reads GGUF metadata."""
-    from ckdist.models import from_gguf
-
     f, name = header.fields, "attention.head_count_kv"
     counts, key = array(f, name), f.integer("attention.key_length_mla", high=limits.MAX_HEAD_DIM)
     width = dict.fromkeys(("attention.key_length", "attention.value_length"), key)
-    n = from_gguf.sizes(replace(header, fields=f.but({name: 1, **width})))
+    n = header.but({name: 1, **width}).sizes()
     if len(counts) < n.num_layers:
         raise f.error(name, f"{len(counts)} values", f"one for each of {n.num_layers} layers")
     for clamp in ("swiglu_clamp_exp", "swiglu_clamp_shexp"):
@@ -64,16 +54,14 @@ def gguf(header: GgufHeader) -> ModelSpec:
         n.num_heads, size("kv_lora_rank", limits.MAX_LATENT), key, 0, size("value_length_mla", limits.MAX_HEAD_DIM),
         key**-0.5, size("q_lora_rank", limits.MAX_WIDTH), None, indexer=checked(indexer, f, "attention.indexer."),
     )  # fmt: skip
-    width, taps = (f.integer(key, high=high) for key, high in (("kda.head_dim", 1 << 10), ("ssm.conv_kernel", 16)))
+    width, taps = kimi_linear.gguf_widths(f)
     floor = f.number("kda.gate_lower_bound", 0.0, low=-1e3, high=0.0)
     net = GatedDeltaNet(n.num_heads, n.num_heads, width, width, taps, by_row=True, gate_rank=width, decay_floor=floor)
-    moe = replace(from_gguf.experts(header, ROUTING, shared=True), activation=ACTIVATION)
-    count = f.integer("leading_dense_block_count", 0, low=0, high=n.num_layers)
-    ffns = [*([from_gguf.dense(header, ACTIVATION)] * count if count else []), *[moe] * (n.num_layers - count)]
+    ffns = header.feed_forwards(n, replace(header.experts(SIGMOID, shared=True), activation=ACTIVATION), 0, ACTIVATION)
     names = ("count", "sinkhorn_iterations", "epsilon")
     streams = replace(read_streams(f, *(f"hyper_connection.{name}" for name in names)), mean=True)
     mixers = [full if has else net for has in counts[: n.num_layers].tolist()]
-    return pooled_model(n, mixers, ffns, from_gguf.tied(header), streams)
+    return pooled_model(n, mixers, ffns, header.tied(), streams)
 
 
 def checked(i: Indexer, f: Fields, prefix: str, kpool: str = "kpool", key: str = "key_length") -> Indexer:
@@ -89,15 +77,13 @@ def export(spec: ModelSpec, where: str) -> GgufForm:
     """Returns the GGUF metadata of a model. Raises ArchitectureError if GGUF cannot describe it."""
     from ckdist.models import to_gguf
 
-    full = next((layer.mixer for layer in spec.layers if isinstance(layer.mixer, LatentAttention)), None)
-    net = next((layer.mixer for layer in spec.layers if isinstance(layer.mixer, GatedDeltaNet)), None)
-    moe = next((layer.ffn for layer in spec.layers if isinstance(layer.ffn, MoeFfn)), None)
+    full, net = next(iter(spec.mixers(LatentAttention)), None), next(iter(spec.mixers(GatedDeltaNet)), None)
     streams = spec.streams
-    if full is None or net is None or moe is None or full.num_heads != net.num_value_heads:
+    if full is None or net is None or not spec.mixtures() or full.num_heads != net.num_value_heads:
         raise ArchitectureError(f"{where}: one kind of layer alone, or with other heads, has no GGUF form")
     assert full.indexer and isinstance(streams, HyperConnections)
     cached = Attention(full.num_heads, 1, full.kv_lora_rank, 1.0)  # has the sizes that `dense` reads
-    shaped = replace(spec, layers=tuple(replace(layer, mixer=cached) for layer in spec.layers), ropes={})
+    shaped = replace(spec.with_layers(mixer=[cached] * len(spec.layers)), ropes={})
     names = [name for name in GROUPED_EXPERTS if "group" not in name]
     count, i = len(spec.layers), full.indexer
     more = {
@@ -108,9 +94,7 @@ def export(spec: ModelSpec, where: str) -> GgufForm:
         "attention.kv_lora_rank": full.kv_lora_rank,
         "attention.q_lora_rank": full.q_lora_rank,
         "attention.layer_norm_epsilon": NORM_EPS,
-        "attention.indexer.head_count": i.num_heads,
-        "attention.indexer.key_length": i.head_dim,
-        "attention.indexer.top_k": i.top_k,
+        **deepseek_v32.written_indexer(i),
         "attention.indexer.kpool": i.pool,
         "attention.indexer.kpool_select_tail": True,
         "rope.dimension_count": 0,
@@ -123,7 +107,7 @@ def export(spec: ModelSpec, where: str) -> GgufForm:
         "swiglu_clamp_exp": [LIMIT] * count,
         "swiglu_clamp_shexp": [LIMIT] * count,
     }
-    return to_gguf.dense(ARCHITECTURE, shaped, where, more)
+    return to_gguf.dense("glm5-next", shaped, where, more)
 
 
 def values(spec: ModelSpec, weight: str, values: np.ndarray) -> np.ndarray:
@@ -131,11 +115,11 @@ def values(spec: ModelSpec, weight: str, values: np.ndarray) -> np.ndarray:
     part = weight.rpartition(".")[2]
     if part == "fn" and spec.streams:
         return values.reshape(-1, spec.streams.count * spec.hidden_size)
-    mixer = spec.layers[int(weight.split(".")[2])].mixer if part == "pool_bias" else None
+    mixer = spec.layer_of(weight).mixer if part == "pool_bias" else None
     if isinstance(mixer, LatentAttention) and mixer.indexer:
         return values.reshape(mixer.indexer.pool, -1)
-    return kimi_linear.gguf_values(spec, weight, values).reshape(-1) if part == "A_log" else (
-        kimi_linear.gguf_values(spec, weight, values))  # fmt: skip
+    values = kimi_linear.gguf_values(spec, weight, values)
+    return values.reshape(-1) if part == "A_log" else values
 
 
 POOL = {"gate": "pool_gate.weight", "ape": "pool_bias"}

@@ -38,14 +38,14 @@ def dt_rank(f: Fields, name: str, hidden_size: int) -> int:
 
 def from_gguf(header: GgufHeader, norms: str) -> Mamba1:
     """Reads GGUF metadata. It has biases if there are tensors for them."""
-    f, has = header.fields, lambda part: any(name.endswith(part) for name in header.dims)
+    f = header.fields
     return Mamba1(
         f.integer("ssm.inner_size", high=limits.MAX_WIDTH),
         f.integer("ssm.state_size", high=limits.MAX_HEAD_DIM),
         f.integer("ssm.time_step_rank", high=limits.MAX_WIDTH),
         f.integer("ssm.conv_kernel", low=2, high=limits.MAX_CONV),
-        has(".ssm_conv1d.bias"),
-        has(".ssm_in.bias"),
+        header.has_any(".ssm_conv1d.bias"),
+        header.has_any(".ssm_in.bias"),
         norms,
         UNIT_EPS if norms == "unit" else 0.0,
     )
@@ -53,22 +53,16 @@ def from_gguf(header: GgufHeader, norms: str) -> Mamba1:
 
 def metadata(spec: ModelSpec, where: str) -> dict[str, Any]:
     """The GGUF metadata of the mixers. Raises ArchitectureError for a mixer that GGUF's readers do not compute."""
-    mamba = next((layer.mixer for layer in spec.layers if isinstance(layer.mixer, Mamba1)), None)
-    why = (
-        "without Mamba layers"
-        if mamba is None
-        else "with biases of projections"
-        if mamba.bias
-        else "without biases of convolutions"
-        if not mamba.conv_bias
-        else f"with {mamba.channels} channels of Mamba"
-        if mamba.channels != 2 * spec.hidden_size
-        else "with another epsilon inside the mixer"
-        if mamba.norm_eps not in (0.0, UNIT_EPS)
-        else ""
-    )
-    if mamba is None or why:
+    mamba = next(iter(spec.mixers(Mamba1)), None)
+    reasons = {"without Mamba layers": mamba is None} if mamba is None else {
+        "with biases of projections": mamba.bias,
+        "without biases of convolutions": not mamba.conv_bias,
+        f"with {mamba.channels} channels of Mamba": mamba.channels != 2 * spec.hidden_size,
+        "with another epsilon inside the mixer": mamba.norm_eps not in (0.0, UNIT_EPS),
+    }  # fmt: skip
+    for why in (reason for reason, holds in reasons.items() if holds):
         raise ArchitectureError(f"{where}: {spec.family} {why} has no GGUF form: its readers have none")
+    assert mamba is not None
     return {
         "ssm.conv_kernel": mamba.conv_kernel,
         "ssm.inner_size": mamba.channels,
@@ -80,6 +74,6 @@ def metadata(spec: ModelSpec, where: str) -> dict[str, Any]:
 def gguf_values(spec: ModelSpec, weight: str, values: np.ndarray) -> np.ndarray:
     """Converts the values of a weight for GGUF: -exp(A_log), and a row per channel."""
     if weight.endswith((".mamba.A_log", ".mamba.conv1d.weight")):
-        mamba = next(layer.mixer for layer in spec.layers if isinstance(layer.mixer, Mamba1))
-        return (-np.exp(values) if weight.endswith("A_log") else values).reshape(mamba.channels, -1)
+        channels = spec.mixers(Mamba1)[0].channels
+        return (-np.exp(values) if weight.endswith("A_log") else values).reshape(channels, -1)
     return values

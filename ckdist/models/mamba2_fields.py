@@ -10,19 +10,13 @@ from ckdist.models import limits
 from ckdist.models.families.family import Form, GgufHeader, Target
 from ckdist.models.fields import Fields
 from ckdist.models.from_config import Sizes
-from ckdist.models.spec import Attention, ModelSpec
+from ckdist.models.spec import ModelSpec
 from ckdist.models.state_mixers import Mamba2
 
 DEFAULTS = {  # of transformers' classes whose fields begin with mamba_
-    "mamba_conv_bias": True,
-    "mamba_d_conv": 4,
-    "mamba_d_head": "auto",
-    "mamba_d_state": 256,
-    "mamba_expand": 2,
-    "mamba_n_groups": 1,
-    "mamba_n_heads": 128,
-    "mamba_proj_bias": False,
-}
+    "mamba_conv_bias": True, "mamba_d_conv": 4, "mamba_d_head": "auto", "mamba_d_state": 256, "mamba_expand": 2,
+    "mamba_n_groups": 1, "mamba_n_heads": 128, "mamba_proj_bias": False,
+}  # fmt: skip
 MAMBA, FULL = ("mamba", "linear_attention"), ("attention", "full_attention")  # names in published and in newer files
 IN_PROJ = tuple(f"mamba.in_proj_{part}" for part in ("z", "x", "b", "c", "dt"))
 CONV1D = tuple(f"mamba.conv1d_{part}" for part in ("x", "b", "c"))
@@ -79,7 +73,7 @@ def read(f: Fields, n: Sizes, **more: Any) -> Mamba2:
 
 def from_gguf(header: GgufHeader, **more: Any) -> Mamba2:
     """Reads GGUF metadata. It has biases if there are tensors for them. `more` are further fields of Mamba2."""
-    f, names = header.fields, header.dims.keys()
+    f = header.fields
     heads = f.integer("ssm.time_step_rank", high=limits.MAX_HEADS)
     inner = f.integer("ssm.inner_size", high=limits.MAX_WIDTH)
     if inner % heads:
@@ -91,29 +85,22 @@ def from_gguf(header: GgufHeader, **more: Any) -> Mamba2:
         groups,
         f.integer("ssm.state_size", high=limits.MAX_HEAD_DIM),
         f.integer("ssm.conv_kernel", low=2, high=limits.MAX_CONV),
-        any(name.endswith(".ssm_conv1d.bias") for name in names),
-        any(name.endswith(".ssm_in.bias") for name in names),
+        header.has_any(".ssm_conv1d.bias"),
+        header.has_any(".ssm_in.bias"),
         **{"norm_groups": groups, **more},
     )
 
 
-def mamba_of(spec: ModelSpec) -> Mamba2 | None:
-    """The first Mamba-2 mixer of a model."""
-    return next((layer.mixer for layer in spec.layers if isinstance(layer.mixer, Mamba2)), None)
-
-
 def metadata(spec: ModelSpec, where: str) -> dict[str, Any]:
     """The GGUF metadata of the mixers. Raises ArchitectureError for a mixer that GGUF cannot describe."""
-    mamba = mamba_of(spec)
-    if mamba is None:
+    if not spec.mixers(Mamba2):
         raise ArchitectureError(f"{where}: {spec.family} without Mamba layers has no GGUF form of this name")
+    mamba = spec.mixers(Mamba2)[0]
     if mamba.dt_limits != (0.0, math.inf) or mamba.bias:
         what = "mamba_proj_bias true" if mamba.bias else f"time_step_limit {list(mamba.dt_limits)}"
         raise ArchitectureError(f"{where}: {spec.family} with {what} has no GGUF form: its readers have none")
     return {
-        "attention.head_count_kv": [
-            layer.mixer.num_kv_heads if isinstance(layer.mixer, Attention) else 0 for layer in spec.layers
-        ],
+        "attention.head_count_kv": spec.kv_heads,
         "ssm.conv_kernel": mamba.conv_kernel,
         "ssm.group_count": mamba.num_groups,
         "ssm.inner_size": mamba.num_heads * mamba.head_dim,
@@ -124,9 +111,10 @@ def metadata(spec: ModelSpec, where: str) -> dict[str, Any]:
 
 def gguf_values(spec: ModelSpec, weight: str, values: np.ndarray) -> np.ndarray:
     """Converts the values of a weight for GGUF: -exp(A_log), and its shapes of vectors."""
-    mamba, name = mamba_of(spec), weight.split(".", 3)[-1]
-    if mamba is None or not name.startswith("mamba."):
+    name = weight.split(".", 3)[-1]
+    if not name.startswith("mamba."):
         return values
+    mamba = spec.mixers(Mamba2)[0]
     if name in ("mamba.A_log", "mamba.D"):
         return (-np.exp(values) if name == "mamba.A_log" else values).reshape(-1, 1)
     if name == "mamba.norm.weight":

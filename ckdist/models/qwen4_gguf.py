@@ -13,12 +13,12 @@ from ckdist.models.compressed_gguf import array
 from ckdist.models.families import family, qwen35
 from ckdist.models.families.family import GgufHeader
 from ckdist.models.fields import Fields
-from ckdist.models.gated_fields import GatedStreams, MeanIndexer, Ngrams
+from ckdist.models.gated_fields import GatedStreams, Ngrams
+from ckdist.models.indexers import MeanIndexer
 from ckdist.models.spec import Attention, LayerSpec, ModelSpec, RopeSpec
 from ckdist.models.state_mixers import GatedDeltaNet
 from ckdist.program.routing import Routing
 
-NAME = "qwen4_exp"
 TABLE = "per_layer_token_embd.weight"
 HASHES = r".*\.ple_embedding\.(layer_multipliers|ngram_heads_(vocab_sizes|offsets))"  # tensors of hashes' constants
 INDEX = ("indexer.head_count", "indexer.key_length", "indexer.top_k", "compress_ratios")
@@ -49,31 +49,25 @@ def check(i: MeanIndexer, rope: RopeSpec, f: Fields, names: Sequence[str]) -> No
 
 def gguf(header: GgufHeader) -> ModelSpec:
     """Reads GGUF metadata."""
-    from ckdist.models import from_gguf
-
-    f, n = header.fields, from_gguf.sizes(header)
+    f, n = header.fields, header.sizes()
     rope = qwen35.gguf_rotation(header, n)
     names = tuple(f"attention.{name}" for name in INDEX)
     ratios = whole(f, names[3])
-    mixers = qwen35.gguf_mixers(header, n, tiled=True)
+    mixers = qwen35.gguf_mixers(header, n, tiled=True, output_gate="sigmoid")
     blocks = {ratio for ratio, one in zip(ratios, mixers, strict=False) if isinstance(one, Attention)}
     if len(ratios) < n.num_layers or len(blocks) != 1:
         raise f.error(names[3], str(ratios)[:80], f"one number in all layers with attention, of {n.num_layers} layers")
     known = f.but({names[3]: blocks.pop()})
     indexer = MeanIndexer(*(known.integer(name, high=limits.MAX_POSITION) for name in names))
     check(indexer, rope, f, names)
-    ffn = from_gguf.experts(header, Routing(used=10), shared=True)
-    layers = [
-        LayerSpec(
-            replace(one, indexer=indexer) if isinstance(one, Attention) else replace(one, output_gate="sigmoid"), ffn
-        )
-        for one in mixers
-    ]
+    ffn = header.experts(Routing(used=10), shared=True)
+    sparse = lambda one: replace(one, indexer=indexer) if isinstance(one, Attention) else one
+    layers = [LayerSpec(sparse(one), ffn) for one in mixers]
     count, rank = (f.integer(f"hyper_connection.{name}", high=1 << 16) for name in ("count", "low_rank"))
     if not 1 < count <= 8:
         raise f.error("hyper_connection.count", count, "from 2 to 8")
     streams = GatedStreams(count, rank, ngrams(header, n.num_layers))
-    return n.model(NAME, layers, {"global": rope}, from_gguf.tied(header), streams=streams)
+    return header.model(n, layers, {"global": rope}, streams=streams)
 
 
 def ngrams(header: GgufHeader, layers: int) -> Ngrams | None:
@@ -106,10 +100,9 @@ def ngrams(header: GgufHeader, layers: int) -> Ngrams | None:
 def written(spec: ModelSpec, where: str) -> dict[str, Any]:
     """Further GGUF metadata. Raises ArchitectureError for a model that this metadata cannot describe."""
     more, streams = qwen35.written(spec, where), spec.streams
-    full = [layer.mixer for layer in spec.layers if isinstance(layer.mixer, Attention)]
-    linear = next(layer.mixer for layer in spec.layers if isinstance(layer.mixer, GatedDeltaNet))
+    full, linear = spec.mixers(Attention), spec.mixers(GatedDeltaNet)[0]
     if linear.output_gate != "sigmoid" or not full:
-        raise ArchitectureError(f"{where}: {NAME} has no GGUF form unless output_gate_type is sigmoid")
+        raise ArchitectureError(f"{where}: {spec.family} has no GGUF form unless output_gate_type is sigmoid")
     i = full[0].indexer
     assert isinstance(i, MeanIndexer) and isinstance(streams, GatedStreams)
     ratios = [i.block if isinstance(layer.mixer, Attention) else 0 for layer in spec.layers]

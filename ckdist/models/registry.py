@@ -10,10 +10,10 @@ import numpy as np
 
 from ckdist.errors import ArchitectureError
 from ckdist.models import families
-from ckdist.models.families.family import Family, GgufHeader, GgufReader
+from ckdist.models.families.family import Family, GgufReader
 from ckdist.models.fields import Fields
 from ckdist.models.limits import checked
-from ckdist.models.spec import ModelSpec, MoeFfn
+from ckdist.models.spec import ModelSpec
 
 Vector: TypeAlias = Callable[[str], np.ndarray | None]
 ENTRY_POINT = "ckdist.families"  # group of entry points; each names a Family
@@ -141,24 +141,19 @@ def _read(found: Family, config: Mapping[str, Any], where: str) -> tuple[ModelSp
         outer = replace(found.keys, defaults=SEVERAL_TEXT_PARTS.get(name, {})).fields(config, where)
     else:
         fields = outer = found.keys.fields(config, where)
-    spec = checked(found.from_config(fields, outer), where)
+    spec = checked(_named(found.from_config(fields, outer), found), where)
     unknown = found.keys.unknown(fields)
     return spec, unknown if outer is fields else [*unknown, *found.keys.unknown(outer)]
 
 
-def no_vector(_name: str) -> None:
-    """A file without small tensors."""
-
-
-def spec_from_gguf(
-    metadata: Mapping[str, Any], dims: Mapping[str, tuple[int, ...]], where: str, vector: Vector = no_vector
-) -> ModelSpec:
-    """`read_gguf_metadata`, without the unknown fields."""
-    return read_gguf_metadata(metadata, dims, where, vector)[0]
+def _named(spec: ModelSpec, reader: Family) -> ModelSpec:
+    """The model with the name of its family, which is that of its reader unless this named another one."""
+    encoder = spec.encoder and replace(spec.encoder, family=reader.name)
+    return replace(spec, family=spec.family or reader.name, encoder=encoder)
 
 
 def read_gguf_metadata(
-    metadata: Mapping[str, Any], dims: Mapping[str, tuple[int, ...]], where: str, vector: Vector = no_vector
+    metadata: Mapping[str, Any], dims: Mapping[str, tuple[int, ...]], where: str, vector: Vector = lambda _: None
 ) -> tuple[ModelSpec, list[str]]:
     """Reads the metadata of a GGUF file.
 
@@ -175,20 +170,16 @@ def read_gguf_metadata(
         ArchitectureError: The family is not known.
         ModelFileError: A field is wrong.
     """
+    from ckdist.models.from_gguf import GgufHeader
+
     name = Fields(metadata, where).text("general.architecture")
     found = _find(OTHER_GGUF.get(name, name), lambda one: (one.gguf,) if one.from_gguf else (), where)
     own = {key[len(name) + 1 :]: value for key, value in metadata.items() if key.startswith(f"{name}.")}
     fields = Fields(own, where, f"{name}.")
-    reader, header = found.from_gguf, GgufHeader(fields, dims, vector, found.name)
-    if isinstance(reader, GgufReader):
-        from ckdist.models import from_gguf
-
-        spec = from_gguf.uniform(reader, header)
-    else:
-        assert reader is not None
-        spec = reader(header)
-    mixture = any(isinstance(layer.ffn, MoeFfn) for layer in spec.layers)
-    if not mixture and fields.integer("expert_count", 0, low=0):
+    header, reader = GgufHeader(fields, dims, vector), found.from_gguf
+    assert reader is not None
+    spec = _named(header.uniform(reader) if isinstance(reader, GgufReader) else reader(header), found)
+    if not spec.mixtures() and fields.integer("expert_count", 0, low=0):
         raise fields.error("expert_count", own["expert_count"], f"0: {spec.family} has no experts")
     unread = [key for _, key in fields.unread() if key not in USUAL]
     if unread:

@@ -29,9 +29,9 @@ def plain(head_dim: int, theta: float) -> np.ndarray:
     return theta ** -(np.arange(0, head_dim, 2) / head_dim)
 
 
-def linear(frequencies: np.ndarray, factor: float) -> np.ndarray:
-    """Divides positions, and so frequencies, by `factor`. Chen et al. 2023, arXiv:2306.15595."""
-    return frequencies / factor
+def unscaled(dims: int, theta: float, interleaved: bool = False) -> RopeSpec:
+    """The rotation of `dims` dimensions without scaling."""
+    return RopeSpec(plain(dims, theta).astype(np.float32), interleaved=interleaved, theta=theta)
 
 
 def rotated_dims(shape: RopeShape, fields: Fields) -> int:

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 
 from ckdist.models.fields import Fields
-from ckdist.models.rope import RopeShape, linear, plain, unknown_scaling
+from ckdist.models.rope import RopeShape, plain, unknown_scaling
 from ckdist.models.spec import RopeSpec
 
 
@@ -50,11 +50,6 @@ def yarn_magnitude(factor: float, scale: float = 1.0) -> float:
     return 1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0
 
 
-def longrope(frequencies: np.ndarray, factors: np.ndarray) -> np.ndarray:
-    """Divides each frequency by its own factor. Ding et al. 2024, arXiv:2402.13753."""
-    return frequencies / factors
-
-
 def longrope_magnitude(factor: float, original_context: int) -> float:
     """The factor on cos and sin for longrope, as in transformers. `factor` is that of the context."""
     return 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original_context))
@@ -64,8 +59,8 @@ def scaled(rotation: RopeSpec, kind: str, scaling: Fields, shape: RopeShape) -> 
     """Scales a plain rotation in the way `kind`, by the fields of `scaling`."""
     frequencies, theta, magnitude = rotation.inverse_frequencies, rotation.theta, 1.0
     original = lambda: scaling.integer("original_max_position_embeddings", shape.max_position, high=1 << 30)
-    if kind == "linear":
-        frequencies = linear(frequencies, scaling.number("factor", low=1e-6, high=1e6))
+    if kind == "linear":  # divides positions, and so frequencies: Chen et al. 2023, arXiv:2306.15595
+        frequencies = frequencies / scaling.number("factor", low=1e-6, high=1e6)
     elif kind == "llama3":
         low, high = scaling.number("low_freq_factor"), scaling.number("high_freq_factor")
         if low > high:
@@ -82,7 +77,7 @@ def scaled(rotation: RopeSpec, kind: str, scaling: Fields, shape: RopeShape) -> 
         magnitude = scaling.number("attention_factor", magnitude, high=1e3)
     elif kind == "proportional":  # the fraction of pairs that rotate, with the frequencies of a whole head
         share = scaling.number("partial_rotary_factor", 1.0, high=1.0)
-        frequencies = linear(frequencies, scaling.number("factor", 1.0, low=1e-6, high=1e6))
+        frequencies = frequencies / scaling.number("factor", 1.0, low=1e-6, high=1e6)
         frequencies[int(share * shape.head_dim // 2) :] = 0
     elif kind == "dynamic" and (alpha := scaling.number("alpha", 0.0, low=-1.0, high=1e6)):
         dims = rotation.dims
@@ -96,7 +91,10 @@ def scaled(rotation: RopeSpec, kind: str, scaling: Fields, shape: RopeShape) -> 
 
 
 def longrope_rotation(scaling: Fields, shape: RopeShape, outer: Fields, rotation: RopeSpec) -> RopeSpec:
-    """The rotation for contexts up to the original one; its `long` is for longer contexts."""
+    """The rotation for contexts up to the original one; its `long` is for longer contexts.
+
+    Each frequency is divided by its own factor. Ding et al. 2024, arXiv:2402.13753.
+    """
     name = "original_max_position_embeddings"
     absent = scaling.integer(name, shape.max_position, low=2, high=1 << 30)
     original = outer.integer(name, absent, low=2, high=1 << 30)  # Phi-3's field, before that of its scaling
@@ -107,6 +105,6 @@ def longrope_rotation(scaling: Fields, shape: RopeShape, outer: Fields, rotation
     def divided(name: str) -> RopeSpec:
         """The rotation with the factors in the field `name`."""
         factors = np.asarray(scaling.numbers(name, rotation.dims // 2, low=1e-6))
-        return replace(rotation, inverse_frequencies=longrope(rotation.inverse_frequencies, factors).astype(np.float32))
+        return replace(rotation, inverse_frequencies=(rotation.inverse_frequencies / factors).astype(np.float32))
 
     return replace(divided("short_factor"), long=divided("long_factor"), original_context=original)

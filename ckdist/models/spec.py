@@ -3,9 +3,9 @@
 A model is a tuple of layers, each with its own description. It does not depend on files or on sharding.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -14,13 +14,11 @@ from ckdist.program.query_scale import QueryScale
 from ckdist.program.routing import Routing
 
 if TYPE_CHECKING:
-    from ckdist.models.altup_fields import AltUp
-    from ckdist.models.block_indexer import BlockIndexer
-    from ckdist.models.block_residual_fields import BlockResiduals
-    from ckdist.models.compressed_fields import CompressedAttention, HyperConnections
-    from ckdist.models.gated_fields import GatedStreams, MeanIndexer
-    from ckdist.models.indexer import Indexer
-    from ckdist.models.scoring_head import Scorer
+    from ckdist.models.blocks.scorer import Scorer
+    from ckdist.models.compressed_fields import CompressedAttention
+    from ckdist.models.gated_fields import GatedStreams
+    from ckdist.models.indexers import BlockIndexer, Indexer, MeanIndexer
+    from ckdist.models.residual_streams import AltUp, BlockResiduals, HyperConnections
     from ckdist.models.state_mixers import AttentionAndMamba, GatedConv, GatedDeltaNet, Mamba1, Mamba2
 
 # Tokens of a step, and mean rows of an expert in it. With fewer, reading and unpacking an expert's weights takes a
@@ -60,6 +58,9 @@ class RopeSpec:
     def at_context(self, context_length: int) -> "RopeSpec":
         """The rotation for contexts of `context_length` tokens."""
         return self if self.long is None or context_length <= self.original_context else self.long
+
+
+Ropes: TypeAlias = Mapping[str, RopeSpec]  # rotations by the names that layers use
 
 
 @dataclass(frozen=True)
@@ -203,6 +204,9 @@ class MoeFfn:
     latent_norm: bool = False  # with `latent`: their sum is normed
 
 
+Ffn: TypeAlias = DenseFfn | MoeFfn
+
+
 @dataclass(frozen=True)
 class Norms:
     """The norms of a layer by their Hugging Face names; None: no norm.
@@ -232,6 +236,7 @@ class CrossAttention:
     replaces_stream: bool = False  # as in `Norms`, for the norm before this part
 
 
+Kind = TypeVar("Kind")
 StateMixer: TypeAlias = "GatedDeltaNet | GatedConv | Mamba1 | Mamba2"
 Mixer: TypeAlias = "Attention | LatentAttention | StateMixer | AttentionAndMamba | CompressedAttention"
 
@@ -244,7 +249,7 @@ class LayerSpec:
     """
 
     mixer: "Mixer | None"
-    ffn: DenseFfn | MoeFfn | None
+    ffn: Ffn | None
     norms: Norms = Norms()
     residual_scale: float = 1.0
     cross: CrossAttention | None = None
@@ -280,7 +285,7 @@ class ModelSpec:
     vocab_size: int
     hidden_size: int
     layers: tuple[LayerSpec, ...]
-    ropes: Mapping[str, RopeSpec]  # rotations by the names that layers use
+    ropes: Ropes
     norm_eps: float
     max_position: int
     tie_embeddings: bool = False
@@ -310,7 +315,7 @@ class ModelSpec:
     @property
     def generates(self) -> bool:
         """True if it predicts the next token: no layer is bidirectional."""
-        return not any(isinstance(layer.mixer, Attention) and layer.mixer.bidirectional for layer in self.layers)
+        return not any(mixer.bidirectional for mixer in self.mixers(Attention))
 
     @property
     def reads_whole(self) -> bool:
@@ -323,8 +328,7 @@ class ModelSpec:
 
         The rows of such steps take about a hundredth of the memory of the experts.
         """
-        mixtures = [layer.ffn for layer in self.layers if isinstance(layer.ffn, MoeFfn)]
-        return max([LEAST_UBATCH, *(EXPERT_ROWS * ffn.num_experts // ffn.routing.used for ffn in mixtures)])
+        return max([LEAST_UBATCH, *(EXPERT_ROWS * ffn.num_experts // ffn.routing.used for ffn in self.mixtures())])
 
     @property
     def shares_values(self) -> bool:
@@ -333,7 +337,7 @@ class ModelSpec:
             self.layer_inputs is not None
             or self.streams is not None
             or self.block_residuals is not None
-            or any(isinstance(layer.mixer, Attention) and layer.mixer.source is not None for layer in self.layers)
+            or any(mixer.source is not None for mixer in self.mixers(Attention))
         )
 
     @property
@@ -343,6 +347,29 @@ class ModelSpec:
         Encoder and decoder use the layers' own caches in turn.
         """
         return max(len(self.layers), len(self.encoder.layers) if self.encoder else 0)
+
+    def mixers(self, kind: type[Kind]) -> list[Kind]:
+        """The mixers of a kind, in the order of their layers."""
+        return [layer.mixer for layer in self.layers if isinstance(layer.mixer, kind)]
+
+    @property
+    def kv_heads(self) -> list[int]:
+        """The key heads of each layer; 0 in one without attention."""
+        return [layer.mixer.num_kv_heads if isinstance(layer.mixer, Attention) else 0 for layer in self.layers]
+
+    def layer_of(self, weight: str) -> LayerSpec:
+        """The layer of a weight, whose name begins as model.layers.0."""
+        return self.layers[int(weight.split(".")[2])]
+
+    def mixtures(self) -> list[MoeFfn]:
+        """The feed-forwards with experts, in the order of their layers."""
+        return [layer.ffn for layer in self.layers if isinstance(layer.ffn, MoeFfn)]
+
+    def with_layers(self, **parts: Sequence[Any]) -> "ModelSpec":
+        """The model with other parts of layers: a value per layer for each of these fields of LayerSpec."""
+        rows = zip(self.layers, *parts.values(), strict=True)
+        layers = (replace(layer, **dict(zip(parts, row, strict=True))) for layer, *row in rows)
+        return replace(self, layers=tuple(layers))
 
     def at_context(self, context_length: int) -> "ModelSpec":
         """The model for contexts of `context_length` tokens: its rotations may depend on that."""

@@ -24,12 +24,11 @@ def form(writer: GgufWriter, architecture: str, spec: ModelSpec, where: str) -> 
     """The GGUF form of a decoder, as `writer` describes it. Raises ArchitectureError if GGUF cannot describe it."""
     if writer.refused:
         raise ArchitectureError(f"{where}: {spec.family} has no GGUF form: {writer.refused}")
-    windows = {layer.mixer.window for layer in spec.layers if isinstance(layer.mixer, Attention)} - {0}
+    windows = {mixer.window for mixer in spec.mixers(Attention)} - {0}
     if writer.windows and windows:
         what = f"a sliding window ({min(windows)}) of {spec.family} has no GGUF form"
         raise ArchitectureError(f"{where}: {what}; set {writer.windows}")
-    ffns = [layer.ffn for layer in spec.layers if isinstance(layer.ffn, MoeFfn)]
-    if any(ffn.routing.renormalise == writer.renormalised for ffn in ffns):
+    if any(ffn.routing.renormalise == writer.renormalised for ffn in spec.mixtures()):
         which = str(writer.renormalised).lower()
         raise ArchitectureError(f"{where}: {spec.family} with norm_topk_prob {which} has no GGUF form")
     more = {
@@ -93,7 +92,7 @@ def experts(spec: ModelSpec, where: str, names: Collection[str] = ()) -> dict[st
     `names` are those of optional values that the architecture has. Raises ArchitectureError, which begins with `where`,
     if layers with experts differ, or if a dense layer follows them.
     """
-    found = [layer.ffn for layer in spec.layers if isinstance(layer.ffn, MoeFfn)]
+    found = spec.mixtures()
     ffns = [layer.ffn for layer in spec.layers if layer.ffn is not None]
     dense_layers = len(ffns) - len(found)
     ordered = all(isinstance(ffn, MoeFfn) for ffn in ffns[dense_layers:])
@@ -128,12 +127,10 @@ def _rotation(
     base, plain = {"rope.freq_base": float(r.theta)}, rope.plain(r.dims, r.theta)
     of = lambda made: (plain / made.inverse_frequencies.astype(np.float64)).astype(np.float32)
     if r.long is not None:
-        keys = {
-            **base,
-            "rope.scaling.original_context_length": r.original_context,
-            "rope.scaling.attn_factor": r.magnitude,
-        }
-        return keys, {"rope_factors_short.weight": of(r), "rope_factors_long.weight": of(r.long)}
+        base |= {
+            "rope.scaling.original_context_length": r.original_context, "rope.scaling.attn_factor": r.magnitude,
+        }  # fmt: skip
+        return base, {"rope_factors_short.weight": of(r), "rope_factors_long.weight": of(r.long)}
     if (r.scaling.get("rope_type") or r.scaling.get("type")) == "yarn":
         return {**base, **_yarn(spec, r, where, truncate)}, {}
     ratios = plain / r.inverse_frequencies.astype(np.float64)
@@ -156,13 +153,12 @@ def _yarn(spec: ModelSpec, r: RopeSpec, where: str, truncate: bool) -> dict[str,
         raise ArchitectureError(
             f"{where}: a YaRN rotation of {spec.family} with truncate {str(not truncate).lower()} has no GGUF form"
         )
-    keys = {
+    values = {
         "type": "yarn",
         "factor": factor,
         "original_context_length": original,
         "attn_factor": r.magnitude / rope_scaling.yarn_magnitude(factor),
+        "yarn_beta_fast": fast,
+        "yarn_beta_slow": slow,
     }
-    return {
-        f"rope.scaling.{name}": value
-        for name, value in {**keys, "yarn_beta_fast": fast, "yarn_beta_slow": slow}.items()
-    }
+    return {f"rope.scaling.{name}": value for name, value in values.items()}

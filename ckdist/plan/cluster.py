@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
+from ckdist.comm.world import SingleWorld
 from ckdist.errors import ConfigError
 from ckdist.plan.cost import RankPlace
 from ckdist.plan.machine_spec import MachineSpec
@@ -52,25 +53,13 @@ class Cluster:
         ]
 
 
-class PlannedWorld:
+class PlannedWorld(SingleWorld):
     """The World of a cluster's ranks, as rank 0. In collective calls each rank has the value of this one."""
 
     def __init__(self, hosts: int, local_size: int) -> None:
-        self.rank, self.local_rank = 0, 0
         self.size, self.local_size = hosts * local_size, local_size
         self.hosts = tuple(f"host{host}" for host in range(hosts) for _ in range(local_size))
-
-    def broadcast(self, value: Any = None) -> Any:
-        """Returns the value."""
-        return value
 
     def gather(self, value: Any) -> list[Any]:
         """Returns the value once per rank."""
         return [value] * self.size
-
-    def collect(self, value: Any, seconds: float) -> list[Any]:  # noqa: ARG002
-        """Returns the value once per rank, without waiting."""
-        return self.gather(value)
-
-    def close(self) -> None:
-        """Does nothing."""

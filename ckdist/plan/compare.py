@@ -4,9 +4,8 @@ It also predicts the gain from more hosts, bandwidth or cores, or from a faster 
 """
 
 import math
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from ckdist.errors import UserError
 from ckdist.layout import SINGLE
@@ -14,8 +13,8 @@ from ckdist.layouts.rough_cost import active_elements
 from ckdist.mesh import Mesh
 from ckdist.models.decoder import main_forward
 from ckdist.models.spec import MoeFfn
-from ckdist.plan.cluster import MAX_RANKS, Cluster
-from ckdist.plan.predict import Predictor, Rate, Way, ways_for
+from ckdist.plan.cluster import MAX_RANKS
+from ckdist.plan.predict import Predictor, Question, Rate, Way, ways_for
 from ckdist.plan.rank_memory import RankMemory
 from ckdist.program.tracer import trace
 from ckdist.weights.checkpoint import Checkpoint
@@ -24,35 +23,6 @@ from ckdist.weights.described import describe_config
 MORE = 2.0  # factor on a resource in `changes`
 USERS = 1, 4, 16, 64, 256
 SMALLER_TYPES = "F8_E4M3", "Q8_0", "Q4_K"  # for a model that does not fit
-
-
-@dataclass(frozen=True)
-class Question:
-    """A model and its load on a cluster: `sequences` of `context` tokens each.
-
-    Layouts are ordered by the time of a prompt of `prompt` tokens and of `generated` tokens, or of one of both.
-    """
-
-    checkpoint: Checkpoint
-    cluster: Cluster
-    context: int
-    sequences: int = 1
-    prompt: int = 2048
-    ubatch_size: int = 512
-    quantize: str | None = None
-    cache: tuple[str, str] = ("i16", "i16")
-    generated: int = 256
-    objective: str = "total"  # or decode, or prefill
-    report: Callable[[str], object] = field(default=len, compare=False, repr=False)  # called with each finished layout
-    made: dict[Hashable, Any] = field(default_factory=dict, compare=False, repr=False)  # programs, traced once
-
-    def predictor(self, way: Way) -> Predictor:
-        """The predictor for one way. Raises a UserError if the way is not possible."""
-        return Predictor(self.checkpoint, self.cluster, way, self.ubatch_size, self.quantize, self.cache, self.made)
-
-    def on(self, cluster: Cluster) -> "Question":
-        """The same question for another cluster."""
-        return replace(self, cluster=cluster)
 
 
 @dataclass(frozen=True)
@@ -87,7 +57,7 @@ class Answer:
 
 def answer(question: Question, way: Way) -> Answer:
     """Predicts memory and speed of one way. Raises a UserError if the way is not possible."""
-    predictor = question.predictor(way)
+    predictor = Predictor(question, way)
     memory = predictor.memory(question.context, question.sequences)
     if max(one.total for one in memory) > question.cluster.rank_memory:
         return Answer(way, memory, None, None)
@@ -137,7 +107,7 @@ def changes(question: Question, best: Answer, rows: dict[int, list[Answer]] | No
         link = replace(machine, link_rate=MORE * machine.link_rate, link_seconds=machine.link_seconds / MORE)
         more["speed of the link"] = replace(cluster, machine=link)
     for name, other in more.items():
-        yield _change(name, best.way, _rates(question, question.on(other).predictor(best.way)), best)
+        yield _change(name, best.way, _rates(question, Predictor(question.on(other), best.way)), best)
     if MORE * cluster.size <= MAX_RANKS:
         hosts = int(MORE * cluster.hosts)
         then = ((rows or {}).get(hosts) or answers(question.on(replace(cluster, hosts=hosts))))[0]
@@ -164,7 +134,7 @@ def over_hosts(question: Question, most: int, found: Sequence[Answer] | None = N
 
 def over_users(question: Question, way: Way) -> list[tuple[int, Rate]]:
     """(sequences, rate of decode) for 1, 4, 16, 64 and 256 sequences, as far as their caches fit."""
-    predictor, room = question.predictor(way), question.cluster.rank_memory
+    predictor, room = Predictor(question, way), question.cluster.rank_memory
     fits = lambda count: max(one.total for one in predictor.memory(question.context, count)) <= room
     return [(count, predictor.decode(count, question.context)) for count in USERS if fits(count)]
 
@@ -184,7 +154,7 @@ def hosts_that_fit(question: Question) -> int | None:
         cluster = replace(question.cluster, hosts=hosts)
         if cluster.size > MAX_RANKS:
             break
-        memory = question.on(cluster).predictor(Way("tensor")).memory(question.context, question.sequences)
+        memory = Predictor(question.on(cluster), Way("tensor")).memory(question.context, question.sequences)
         if max(one.total for one in memory) <= cluster.rank_memory:
             return hosts
     return None
@@ -192,7 +162,7 @@ def hosts_that_fit(question: Question) -> int | None:
 
 def context_that_fits(question: Question) -> int:
     """The longest context that fits, in multiples of 1024 tokens, with tensor parallelism; 0: none fits."""
-    predictor, room = question.predictor(Way("tensor")), question.cluster.rank_memory
+    predictor, room = Predictor(question, Way("tensor")), question.cluster.rank_memory
     low, high = 0, question.context // 1024
     while low < high:
         middle = (low + high + 1) // 2
@@ -207,11 +177,6 @@ def serial_share(speedup: float, count: int) -> float:
     Amdahl's law (1967).
     """
     return (count / speedup - 1) / (count - 1)
-
-
-def speedup(serial: float, count: int) -> float:
-    """Amdahl's law (1967): 1 / (serial + (1 - serial) / count)."""
-    return 1 / (serial + (1 - serial) / count)
 
 
 def parameters(checkpoint: Checkpoint) -> tuple[int, int]:

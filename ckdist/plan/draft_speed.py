@@ -55,7 +55,7 @@ def drafted(
     if each > MOST_SEQUENCES or (target.way.stages > 1 and draft is not None):
         return best
     if draft is not None:
-        own = Predictor(draft, target.cluster, target.way, target.ubatch_size, target.quantize, target.cache)
+        own = Predictor(replace(target.question, checkpoint=draft, made={}), target.way)
         seconds = own.seconds(StepShape.decode(each, context))
     right = 1.0
     for count in range(1, most + 1):

@@ -8,7 +8,7 @@ results for every number of processes.
 
 import heapq
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
@@ -83,7 +83,7 @@ def simulate_requests(fleet: Fleet, requests: Requests, seconds: float) -> Obser
     chosen = route(fleet, requests.arrival, seconds)
     order = np.argsort(chosen, kind="stable")
     ends = np.searchsorted(chosen[order], np.arange(fleet.simulated + 1))
-    parts = [requests.where(order[ends[i] : ends[i + 1]]) for i in range(fleet.simulated)]
+    parts = [requests[order[ends[i] : ends[i + 1]]] for i in range(fleet.simulated)]
     many = int(ends[-1]) >= LEAST_REQUESTS
     return _in_processes(fleet, many, lambda numbers: (_open_part, fleet, [parts[i] for i in numbers], seconds))
 
@@ -148,18 +148,12 @@ def _open_part(numbers: range, fleet: Fleet, parts: list[Requests], seconds: flo
     total = Observed()
     for number, requests in zip(numbers, parts, strict=True):
         replica = fleet.replica(number, seconds)
-        for row in _rows(requests):
-            _advance(replica, replica.time_of(row[0]))
-            replica.add(Journey(row[0]), *row[1:])
+        for arrival, *rest in requests.tolist():
+            _advance(replica, replica.time_of(arrival))
+            replica.add(Journey(arrival), *rest)
         _advance(replica, math.inf)
         total.add(replica.seen)
     return total
-
-
-def _rows(requests: Requests) -> Iterator[tuple[float, int, int, int, int]]:
-    """Yields (arrival, prompt, output, prefix, prefix tokens) of each request."""
-    columns = (getattr(requests, name).tolist() for name in requests.__dataclass_fields__)
-    return zip(*columns, strict=True)
 
 
 def _advance(replica: Replica, until: float) -> None:
@@ -190,7 +184,7 @@ def _closed_replica(
         if not replica.advance(replica.time_of(at)) and asking:
             heapq.heappop(asking)
             requests = loop.kind.draw(rng, np.array([at]))
-            replica.add(Journey(at, client), *next(_rows(requests))[1:])
+            replica.add(Journey(at, client), *requests.tolist()[0][1:])
         for request in replica.ended:
             refused = request.first == math.inf
             end = max(replica.down_until, request.arrival + RETRY_SECONDS) if refused else request.last
@@ -207,7 +201,7 @@ def _least(fleet: Fleet, requests: Requests, seconds: float) -> Observed:
     replicas = [fleet.replica(number, seconds) for number in range(fleet.replicas)]
     due = [(0.0, number) for number in range(fleet.replicas)]
     load = np.zeros(fleet.replicas, np.int64)
-    for arrival, *rest in _rows(requests):
+    for arrival, *rest in requests.tolist():
         now = replicas[0].time_of(arrival)
         while due[0][0] <= now:
             number = heapq.heappop(due)[1]

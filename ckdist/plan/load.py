@@ -12,6 +12,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from typing import TypeAlias
 
 import numpy as np
 
@@ -25,22 +26,15 @@ AZURE = {"TIMESTAMP": "arrival", "ContextTokens": "prompt", "GeneratedTokens": "
 NO_PREFIX = -1
 
 
-@dataclass(frozen=True)
-class Requests:
-    """Arrays of equal length, by time of arrival."""
-
-    arrival: np.ndarray  # float64 (requests,), seconds
-    prompt: np.ndarray  # int64 (requests,), tokens, at least 1
-    output: np.ndarray  # int64 (requests,), tokens, at least 1
-    prefix: np.ndarray  # int64 (requests,), number of the prefix that begins the prompt, or NO_PREFIX
-    prefix_tokens: np.ndarray  # int64 (requests,), tokens of that prefix
-
-    def __len__(self) -> int:
-        return len(self.arrival)
-
-    def where(self, chosen: np.ndarray) -> "Requests":
-        """Returns the requests that a mask or indices select."""
-        return Requests(*(getattr(self, name)[chosen] for name in self.__dataclass_fields__))
+Row: TypeAlias = tuple[float, int, int, int, int]
+Requests: TypeAlias = np.recarray  # of REQUEST, by time of arrival
+REQUEST = np.dtype([
+    ("arrival", np.float64),  # seconds
+    ("prompt", np.int64),  # tokens, at least 1
+    ("output", np.int64),  # tokens, at least 1
+    ("prefix", np.int64),  # number of the prefix that begins the prompt, or NO_PREFIX
+    ("prefix_tokens", np.int64),  # tokens of that prefix
+])  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -55,10 +49,13 @@ class RequestKind:
     def draw(self, rng: np.random.Generator, arrival: np.ndarray) -> Requests:
         """Draws requests for the times `arrival`, float64 (requests,)."""
         count = len(arrival)
-        prefix = rng.integers(0, self.prefixes, count) if self.prefix_tokens else np.full(count, NO_PREFIX)
-        prompt = self.prompt.draw(rng, count) + self.prefix_tokens
-        tokens = np.full(count, self.prefix_tokens)
-        return Requests(arrival, prompt, self.output.draw(rng, count), prefix, tokens)
+        found = np.recarray(count, REQUEST)
+        found.arrival = arrival
+        found.prefix_tokens = self.prefix_tokens
+        found.prefix = rng.integers(0, self.prefixes, count) if self.prefix_tokens else NO_PREFIX
+        found.prompt = self.prompt.draw(rng, count) + self.prefix_tokens
+        found.output = self.output.draw(rng, count)
+        return found
 
 
 def poisson(rng: np.random.Generator, kind: RequestKind, rate: float, seconds: float) -> Requests:
@@ -83,27 +80,32 @@ def read_trace(path: str, seconds: float | None = None) -> Requests:
     Raises ConfigError if the file cannot be used.
     """
     lines = csv.DictReader(io.StringIO(read_text_file(path, f"--trace {path[:200]}", MAX_TRACE_BYTES)))
+    try:
+        rows = _rows(lines, path)
+    except (csv.Error, ValueError, OverflowError) as error:
+        raise ConfigError(f"--trace {path}, line {lines.line_num}: {error}") from None
+    if not rows:
+        raise ConfigError(f"--trace {path} has no request")
+    requests = np.array(rows, REQUEST)
+    requests = requests[np.argsort(requests["arrival"], kind="stable")]
+    requests["arrival"] -= requests["arrival"][0]
+    return requests[requests["arrival"] < (math.inf if seconds is None else seconds)].view(np.recarray)
+
+
+def _rows(lines: "csv.DictReader[str]", path: str) -> list[Row]:
     names = {AZURE.get(name or "", name): name for name in lines.fieldnames or ()}
     lacking = [name for name in ("arrival", "prompt", "output") if name not in names]
     if lacking:
         raise ConfigError(f"--trace {path} has no column {lacking[0]}: its header needs arrival, prompt and output")
     prefixes: dict[str, int] = {}
-    rows: list[tuple[float, int, int, int, int]] = []
+    rows: list[Row] = []
     for row in lines:
-        try:
-            rows.append(_request({ours: row[name] or "" for ours, name in names.items()}, prefixes))
-        except (ValueError, OverflowError, TypeError) as error:
-            raise ConfigError(f"--trace {path}, line {lines.line_num}: {error}") from None
+        rows.append(_request({ours: row[name] or "" for ours, name in names.items()}, prefixes))
         check_count(len(rows), f"--trace {path}")
-    if not rows:
-        raise ConfigError(f"--trace {path} has no request")
-    arrival, *others = (np.array(column) for column in zip(*rows, strict=True))
-    order = np.argsort(arrival, kind="stable")
-    requests = Requests(arrival - arrival[order[0]], *others).where(order)
-    return requests if seconds is None else requests.where(requests.arrival < seconds)
+    return rows
 
 
-def _request(row: Mapping[str, str], prefixes: dict[str, int]) -> tuple[float, int, int, int, int]:
+def _request(row: Mapping[str, str], prefixes: dict[str, int]) -> Row:
     """Parses the request of one line. Raises ValueError with the reason."""
     text = row["arrival"]
     try:

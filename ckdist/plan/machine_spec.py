@@ -4,11 +4,10 @@
 operations and seconds. A multiply-add is two operations.
 """
 
-import difflib
 import itertools
+import json
 import math
 import pathlib
-import sys
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any
@@ -17,18 +16,12 @@ import numpy as np
 
 from ckdist.comm.thresholds import cache_folder
 from ckdist.comm.transports.link import Link
+from ckdist.config.given_elsewhere import read_toml
 from ckdist.config.options import checked, checked_value, option
-from ckdist.errors import ConfigError
-from ckdist.text_file import read_text_file
+from ckdist.errors import ConfigError, did_you_mean
 from ckdist.weights.packed_type import activation_format
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
 CATALOGUE = pathlib.Path(__file__).parent / "machines"
-MAX_FILE_BYTES = 1 << 20
 MAX_TYPES = 256
 FORMATS = "F32", "BF16", "Q8_0"  # the weight type that stands for each activation format (float32, bfloat16, int8)
 MANY = 256  # rows of a product at its second rate
@@ -198,7 +191,7 @@ class MachineSpec:
                 lines += ["", f"[{section}]"]
             value = getattr(self, item.name)
             if isinstance(value, str):
-                shown: object = _quoted(value)
+                shown: object = json.dumps(value, ensure_ascii=False)  # a TOML string is one of JSON
             elif isinstance(value, tuple):
                 shown = [[float(f"{number:.4g}") for number in pair] for pair in value]
             else:
@@ -211,12 +204,7 @@ class MachineSpec:
 
 def read_machine_file(path: pathlib.Path) -> MachineSpec:
     """Reads a TOML file. Raises ConfigError if it cannot be read, lacks a number, or has one out of range."""
-    where = str(path)
-    try:
-        found = tomllib.loads(read_text_file(where, where, MAX_FILE_BYTES))
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{where} is not TOML: {str(error)[:200]}") from None
-    return machine_of(found, where)
+    return machine_of(read_toml(str(path)), str(path))
 
 
 def machine_of(found: Mapping[str, Any], where: str) -> MachineSpec:
@@ -253,8 +241,7 @@ def machine_named(name: str) -> MachineSpec:
         return read_machine_file(path)
     known = catalogue_names()
     if name not in known:
-        close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-        guess = f", did you mean {close[0]}?" if close else "."
+        guess = did_you_mean(name, known, 0.5) or "."
         raise ConfigError(
             f"machine {name[:100]!r} is not known{guess} Give a .toml file, `this`, or one of {', '.join(known)}"
         )
@@ -293,10 +280,9 @@ def _section(item: Any) -> str:
 def _unknown(names: list[tuple[str, str]], known: Mapping[str, Any]) -> str:
     """The message for names that no figure has, all of them in one line."""
     shown = [f"{section}.{name}" if section else name for section, name in names]
-    close = difflib.get_close_matches(names[0][1], known, n=1, cutoff=0.6)
-    full = f"{_section(known[close[0]])}.{close[0]}".lstrip(".") if close else ""
     if len(names) == 1:
-        return f"{shown[0][:100]} is not known{f', did you mean {full}?' if full else ''}"
+        full = [f"{_section(item)}.{name}".lstrip(".") for name, item in known.items()]
+        return f"{shown[0][:100]} is not known{did_you_mean(shown[0], full, 0.5)}"
     return (
         f"{', '.join(shown)[:400]} are not known; a file of an earlier version is replaced by "
         "`ckdist bench machine --save FILE`"
@@ -328,8 +314,3 @@ def _check_barrier(where: str, pairs: Any) -> None:
             checked_value({"low": low, "high": high, "kind": float}, value, f"{where}: steps.barrier")
     if any(more <= threads for (threads, _), (more, _) in itertools.pairwise(pairs)):
         raise ConfigError(f"{where}: steps.barrier needs growing numbers of threads")
-
-
-def _quoted(text: str) -> str:
-    """A TOML string."""
-    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'

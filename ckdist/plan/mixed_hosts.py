@@ -14,10 +14,9 @@ from dataclasses import dataclass, replace
 from ckdist.errors import ConfigError
 from ckdist.layouts.rank_shares import FULLEST, shares_of, stored_bytes
 from ckdist.layouts.stage_plan import even_slices
-from ckdist.plan.compare import Question
 from ckdist.plan.cost import Times
 from ckdist.plan.machine_spec import MachineSpec
-from ckdist.plan.predict import Predictor, Way
+from ckdist.plan.predict import Predictor, Question, Way
 from ckdist.plan.step_shape import StepShape
 
 MOST_HOSTS = 4096
@@ -65,7 +64,7 @@ def mixed_answers(question: Question, kinds: Sequence[Kind]) -> list[MixedAnswer
     """
     hosts = sum(kind.hosts for kind in kinds)
     clusters = [replace(question.cluster, machine=kind.machine, hosts=hosts) for kind in kinds]
-    predictors = [question.on(cluster).predictor(Way("tensor")) for cluster in clusters]
+    predictors = [Predictor(question.on(cluster), Way("tensor")) for cluster in clusters]
     counts = [kind.hosts * cluster.local_size for kind, cluster in zip(kinds, clusters, strict=True)]
     rates = [cluster.machine.bandwidth * cluster.machine.nodes / cluster.local_size for cluster in clusters]
     most = [FULLEST * cluster.rank_memory / stored_bytes(question.checkpoint) for cluster in clusters]
@@ -113,7 +112,7 @@ def staged_answers(question: Question, kinds: Sequence[Kind]) -> list[MixedAnswe
     clusters = [replace(question.cluster, machine=kind.machine, hosts=hosts) for kind in kinds]
     if not 1 < hosts <= layers or len({cluster.local_size for cluster in clusters}) > 1:
         return []
-    predictors = [question.on(cluster).predictor(Way("stages", stages=hosts)) for cluster in clusters]
+    predictors = [Predictor(question.on(cluster), Way("stages", stages=hosts)) for cluster in clusters]
     prompt, pieces = _prompt_piece(question, predictors[0])
     batches = predictors[0].costs.groups(question.sequences)
     decode = StepShape.decode(-(-question.sequences // batches), question.context)

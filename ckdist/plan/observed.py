@@ -44,11 +44,17 @@ def _bin(seconds: float) -> int:
     return min(BINS - 1, int(math.log(max(seconds, LEAST_SECONDS) / LEAST_SECONDS) / BIN))
 
 
+# A row of an ended request: times, tokens, and how it ended.
+ROW = np.dtype([
+    *((name, np.float64) for name in ("arrival", "first", "end")),
+    *((name, np.int64) for name in ("prompt", "output", "cached", "how")),
+])  # fmt: skip
+
+
 @dataclass
 class Observed:
-    """Results of some replicas: a row per ended request, and sums. Seconds are of the simulated clock."""
+    """Results of some replicas: a ROW per ended request, and sums. Seconds are of the simulated clock."""
 
-    # (arrival, first token, end, prompt tokens, output tokens, cached tokens, how it ended)
     rows: list[tuple[float, float, float, int, int, int, int]] = field(default_factory=list)
     gaps: Gaps = field(default_factory=Gaps)
     steps: int = 0
@@ -59,6 +65,11 @@ class Observed:
     waiting: float = 0.0  # seconds of requests in the queue
     running: float = 0.0  # seconds of requests after the queue
     end: float = 0.0  # time of the last end of a request
+
+    @property
+    def table(self) -> np.recarray:
+        """The rows as an array of ROW."""
+        return np.array(self.rows, ROW).view(np.recarray)
 
     def add(self, other: "Observed") -> None:
         """Adds the results of other replicas."""

@@ -6,8 +6,8 @@ from typing import Any
 
 from ckdist.figure import check_path, new_figure, save_figure
 from ckdist.layouts.rough_cost import PRODUCTS
-from ckdist.plan.compare import Answer, Question, over_hosts
-from ckdist.plan.predict import Predictor, Way
+from ckdist.plan.compare import Answer, over_hosts
+from ckdist.plan.predict import Predictor, Question, Way
 from ckdist.plan.step_shape import StepShape
 
 MOST_HOSTS = 64
@@ -47,7 +47,7 @@ def _hosts(axes: Any, question: Question, found: Sequence[Answer]) -> None:
 def _roofline(axes: Any, question: Question) -> None:
     """Operations per second over operations per byte: the limits of the host, and steps of several sizes."""
     machine = question.cluster.machine
-    one = Question.on(question, dataclasses.replace(question.cluster, hosts=1)).predictor(Way("tensor"))
+    one = Predictor(question.on(dataclasses.replace(question.cluster, hosts=1)), Way("tensor"))
     read = machine.nodes * machine.bandwidth
     kinds = {one.weight(w.name) for w in one.stages[0].programs[0].weights if len(w.dims) > 1}
     cost = max(kinds, key=lambda kind: kind.form)

@@ -6,7 +6,7 @@ tensor is allocated, and only the headers of the model's files are read. `ckdist
 
 import functools
 from collections.abc import Callable, Hashable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from ckdist import native
@@ -54,6 +54,31 @@ class Way:
 
 
 @dataclass(frozen=True)
+class Question:
+    """A model and its load on a cluster: `sequences` of `context` tokens each.
+
+    Layouts are ordered by the time of a prompt of `prompt` tokens and of `generated` tokens, or of one of both.
+    """
+
+    checkpoint: Checkpoint
+    cluster: Cluster
+    context: int
+    sequences: int = 1
+    prompt: int = 2048
+    ubatch_size: int = 512  # most tokens of a step
+    quantize: str | None = None  # as --quantize
+    cache: tuple[str, str] = ("i16", "i16")  # types of keys and values
+    generated: int = 256
+    objective: str = "total"  # or decode, or prefill
+    report: Callable[[str], object] = field(default=len, compare=False, repr=False)  # called with each finished layout
+    made: dict[Hashable, Any] = field(default_factory=dict, compare=False, repr=False)  # programs, traced once
+
+    def on(self, cluster: Cluster) -> "Question":
+        """The same question for another cluster."""
+        return replace(self, cluster=cluster)
+
+
+@dataclass(frozen=True)
 class Rate:
     """A predicted speed."""
 
@@ -93,30 +118,12 @@ class StageModel:
 
 
 class Predictor:
-    """Predicts a model on a cluster, divided in one way. Raises ConfigError if the way is not possible.
+    """Predicts a model on a cluster, divided in one way. Raises ConfigError if the way is not possible."""
 
-    Args:
-        checkpoint: The model.
-        cluster: The hosts.
-        way: How the model is divided.
-        ubatch_size: Most tokens of a step.
-        quantize: As --quantize.
-        cache: Types of keys and values.
-        made: Programs that predictors of the same checkpoint share.
-    """
-
-    def __init__(
-        self,
-        checkpoint: Checkpoint,
-        cluster: Cluster,
-        way: Way,
-        ubatch_size: int = 512,
-        quantize: str | None = None,
-        cache: tuple[str, str] = ("i16", "i16"),
-        made: dict[Hashable, Any] | None = None,
-    ) -> None:
-        self.checkpoint, self.cluster, self.way, self.ubatch_size = checkpoint, cluster, way, ubatch_size
-        self.quantize, self.cache, self.made = quantize, cache, {} if made is None else made
+    def __init__(self, question: Question, way: Way) -> None:
+        self.question, self.way = question, way
+        self.checkpoint, self.cluster = question.checkpoint, question.cluster
+        cluster = self.cluster
         if cluster.hosts % way.replicas or (cluster.size // way.replicas) % way.stages:
             raise ConfigError(
                 f"{cluster.hosts} hosts of {cluster.local_size} ranks cannot be {way.replicas} replicas of "
@@ -131,9 +138,10 @@ class Predictor:
 
     def _once(self, key: Hashable, make: Callable[[], T]) -> T:
         """Returns the result of `make`, which is kept for this key."""
-        if key not in self.made:
-            self.made[key] = make()
-        return self.made[key]
+        made = self.question.made
+        if key not in made:
+            made[key] = make()
+        return made[key]
 
     def _traced(self, layout: Layout, mesh: Mesh, stage: Stage) -> Program:
         """The program of a stage."""
@@ -143,7 +151,7 @@ class Predictor:
 
     def _packed(self, name: str) -> int:
         """The ggml number of the type that a matrix is packed in."""
-        return planned_type(name, self.checkpoint.tensors[name], self.quantize)
+        return planned_type(name, self.checkpoint.tensors[name], self.question.quantize)
 
     def _weight(self, name: str) -> WeightCost:
         """The cost of a matrix per element."""
@@ -159,7 +167,7 @@ class Predictor:
         if count > 1:
             isa, single = self.cluster.machine.isa, Stage(0, 1, layers[0])
             layers = self._once(
-                (count, isa, self.quantize),
+                (count, isa, self.question.quantize),
                 lambda: divide_layers(self._traced(SINGLE, Mesh(), single), count, isa, self.weight),
             )
         for number, own in enumerate(layers):
@@ -170,13 +178,13 @@ class Predictor:
         spec, hosts = self.checkpoint.spec, len({place.host for place in places})
         config = EngineConfig(
             prefill=self.way.prefill, experts=self.way.experts, pipeline_parallel_size=stage.count,
-            ubatch_size=self.ubatch_size,
+            ubatch_size=self.question.ubatch_size,
         )  # fmt: skip
         world = PlannedWorld(hosts, len(places) // hosts)
         prefill, decode, mesh = layouts_for(config, world, spec, self.cluster.machine.link)
         layouts = [decode] if prefill is decode else [decode, prefill]
         programs = [self._traced(layout, mesh, stage) for layout in layouts]
-        costs = [CostModel(p, mesh, places, self.cluster.machine, self.weight, self.cache) for p in programs]
+        costs = [CostModel(p, mesh, places, self.cluster.machine, self.weight, self.question.cache) for p in programs]
         return StageModel(programs, costs, mesh)
 
     # Time
@@ -225,7 +233,7 @@ class Predictor:
     def prefill(self, tokens: int, context: int = 0, prompts: int = 1) -> Rate:
         """The speed of prompts of `tokens` tokens, after `context` tokens of context each. `seconds`: of one prompt."""
         pieces = self.costs.pieces(self.costs.work(context, context + tokens))
-        piece = min(self.ubatch_size, -(-tokens // pieces))
+        piece = min(self.question.ubatch_size, -(-tokens // pieces))
         sizes = [piece] * (tokens // piece) + [tokens % piece]
         whole, rest = len(sizes) - 1, sizes[-1]
         shapes = [(StepShape.prompt(rest, context + tokens - rest), 1.0)] if rest else []
@@ -253,7 +261,7 @@ class Predictor:
         first, found = stage.programs[0], []
         for program in stage.programs:
             # programs are kept, so their ids stay theirs
-            key = id(program), id(first), self.cluster.machine.isa, self.quantize, self.ubatch_size
+            key = id(program), id(first), self.cluster.machine.isa, self.question.quantize, self.question.ubatch_size
             lowered = self._once(key, functools.partial(self._lower, program, first, stage.mesh))
             found.append((program, lowered))
         return found
@@ -264,14 +272,14 @@ class Predictor:
             mesh,
             formats=lambda name: self.weight(name).form,
             block_columns=lambda name: native.lib.ckdist_type_undivided_columns(self.packed(name)),
-            max_tokens=self.ubatch_size,
+            max_tokens=self.question.ubatch_size,
             stored=None if program is first else stored_dims(program, first),
         )
 
     def memory(self, context: int, sequences: int) -> list[RankMemory]:
         """Memory of the first rank of each stage, with caches for `sequences` sequences of the whole cluster."""
         each = -(-sequences // self.way.replicas)
-        wanted = Wanted(context, each, self.cache)
+        wanted = Wanted(context, each, self.question.cache)
         return [
             rank_memory(self.checkpoint.spec, plans, self.packed, wanted, stage.costs[0].own.threads)
             for stage, plans in zip(self.stages, self.lowered, strict=True)

@@ -22,32 +22,13 @@ class Objective:
     first_token: float | None = None  # seconds to the first token
     per_token: float | None = None  # seconds per token after the first, on average
 
-
-@dataclass(frozen=True)
-class Rows:
-    """Columns of ended requests, float64 or int64 (requests,) each (see `Observed.rows`)."""
-
-    arrival: np.ndarray
-    first: np.ndarray
-    end: np.ndarray
-    prompt: np.ndarray
-    output: np.ndarray
-    cached: np.ndarray
-    how: np.ndarray
-
-    @classmethod
-    def of(cls, seen: Observed) -> "Rows":
-        """Returns the rows of `seen` as columns."""
-        table = np.array(seen.rows, np.float64).reshape(-1, 7)
-        return cls(*table[:, :3].T, *table[:, 3:].T.astype(np.int64))
-
-    def kept(self, objective: Objective) -> np.ndarray:
-        """Returns whether each request has finished within the objective: bool (requests,)."""
-        kept = self.how == FINISHED
-        if objective.first_token is not None:
-            kept &= self.first - self.arrival <= objective.first_token
-        if objective.per_token is not None:
-            kept &= self.end - self.first <= objective.per_token * np.maximum(self.output - 1, 0) + 1e-9
+    def kept(self, rows: np.recarray) -> np.ndarray:
+        """Returns whether each request of `Observed.table` has finished within the limits: bool (requests,)."""
+        kept = rows.how == FINISHED
+        if self.first_token is not None:
+            kept &= rows.first - rows.arrival <= self.first_token
+        if self.per_token is not None:
+            kept &= rows.end - rows.first <= self.per_token * np.maximum(rows.output - 1, 0) + 1e-9
         return kept
 
 
@@ -56,9 +37,9 @@ def report(seen: Observed, fleet: Fleet, seconds: float, objective: Objective) -
 
     Rates are over the time in which requests arrived or were answered, whichever is longer.
     """
-    rows, scale = Rows.of(seen), fleet.replicas / fleet.simulated
+    rows, scale = seen.table, fleet.replicas / fleet.simulated
     span = max(seconds, seen.end)
-    finished, kept = rows.how == FINISHED, rows.kept(objective)
+    finished, kept = rows.how == FINISHED, objective.kept(rows)
     replica_seconds = span * fleet.simulated
     down = min(seen.failures * fleet.restart, replica_seconds)
     prompt = int(rows.prompt[finished].sum())

@@ -7,7 +7,7 @@ import numpy as np
 
 from ckdist.figure import new_figure, plain_ticks, save_figure
 from ckdist.plan.observed import FINISHED, Observed
-from ckdist.plan.serving_report import Objective, Rows
+from ckdist.plan.serving_report import Objective
 
 PERIODS = 60  # of the time axis
 
@@ -19,7 +19,7 @@ def draw(seen: Observed, objective: Objective, path: str) -> None:
     """
     figure = new_figure(11, 4)
     parts, times = figure.subplots(1, 2)
-    rows = Rows.of(seen)
+    rows = seen.table
     finished = rows.how == FINISHED
     waits, arrival = (rows.first - rows.arrival)[finished], rows.arrival[finished]
     if len(waits):

@@ -6,7 +6,6 @@
 
 import bisect
 import json
-import math
 import pathlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -100,7 +99,7 @@ def _step_of(row: Any, path: str) -> tuple[StepTotals, float]:
     """(step, seconds) of a row. Raises ConfigError if it is invalid."""
     names = (*StepTotals._fields, "seconds")
     numbers: list[Any] = [row.get(name) for name in names] if isinstance(row, Mapping) else [None]
-    if not all(type(n) in (int, float) and math.isfinite(n) and 0 <= n < MOST for n in numbers) or not numbers[-1]:
+    if not all(type(n) in (int, float) and 0 <= n < MOST for n in numbers) or not numbers[-1]:
         raise ConfigError(
             f"--steps {path} has a row {str(row)[:60]!r}, which needs positive numbers {', '.join(names)}"
         )

@@ -17,20 +17,20 @@ def trained_model(spec: ModelSpec) -> TrainedModel:
         active=active_elements(program),
         layers=len(spec.layers),
         hidden=spec.hidden_size,
-        attended=sum(_attended(layer.mixer) for layer in spec.layers),
-        keys=sum(_keys(layer.mixer) for layer in spec.layers),
+        attended=sum(_widths(layer.mixer)[0] for layer in spec.layers),
+        keys=sum(_widths(layer.mixer)[1] for layer in spec.layers),
     )
 
 
-def _attended(mixer: object) -> int:
-    """Elements of a token's queries and of its attention outputs, over all heads; 0 for linear attention."""
-    if isinstance(mixer, Attention):
-        return mixer.num_heads * (mixer.head_dim + (mixer.value_dim or mixer.head_dim))
-    return mixer.num_heads * (mixer.head_dim + mixer.v_dim) if isinstance(mixer, LatentAttention) else 0
+def _widths(mixer: object) -> tuple[int, int]:
+    """Elements of a token's queries and attention outputs, and of its keys and values, as a training makes them.
 
-
-def _keys(mixer: object) -> int:
-    """Elements of a token's keys and values, over all heads, as a training makes them; 0 for linear attention."""
+    Both are over all heads, and 0 for linear attention.
+    """
     if isinstance(mixer, Attention):
-        return mixer.num_kv_heads * (mixer.head_dim + (mixer.value_dim or mixer.head_dim))
-    return mixer.num_heads * (mixer.head_dim + mixer.v_dim) if isinstance(mixer, LatentAttention) else 0
+        each = mixer.head_dim + (mixer.value_dim or mixer.head_dim)
+        return mixer.num_heads * each, mixer.num_kv_heads * each
+    if isinstance(mixer, LatentAttention):
+        width = mixer.num_heads * (mixer.head_dim + mixer.v_dim)
+        return width, width
+    return 0, 0

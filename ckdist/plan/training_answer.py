@@ -48,32 +48,31 @@ class TrainingAnswer:
         return self.tokens / self.times.total if self.times else 0.0
 
 
-def training_answers(
-    spec: ModelSpec,
-    cluster: Cluster,
-    tokens: int,
-    method: str,
-    batches: int = 1,
-    optim: str = "adamw",
-    zero_stage: int = 1,
-    weights_dtype: str = "float32",
-) -> list[TrainingAnswer]:
+class Setup(NamedTuple):
+    """The settings of a training that its memory depends on. Those without a comment are as of TrainConfig."""
+
+    method: str  # full or lora
+    batches: int = 1  # of one sequence each, in a step of a replica
+    optim: str = "adamw"
+    zero_stage: int = 1
+    weights_dtype: str = "float32"
+
+
+def training_answers(spec: ModelSpec, cluster: Cluster, tokens: int, setup: Setup) -> list[TrainingAnswer]:
     """Predictions for every possible mesh of the ranks, fastest first. Those that do not fit come last.
 
-    `tokens`: tokens of a step of each replica, in `batches` batches of one sequence. `method`: full or lora. `optim`,
-    `zero_stage`, `weights_dtype`: as of TrainConfig. Raises ConfigError if the model cannot be trained.
+    `tokens`: tokens of a step of each replica. Raises ConfigError if the model cannot be trained.
     """
-    if zero_stage > 2 and method == "lora":
+    if setup.zero_stage > 2 and setup.method == "lora":
         raise ConfigError("zero_stage (3) trains all weights: use --zero-stage 2 with --train lora")
-    if weights_dtype != "float32" and method == "lora":
+    if setup.weights_dtype != "float32" and setup.method == "lora":
         raise ConfigError("weights_dtype (bfloat16) is for all weights: use it with --train full")
     found, problem = [], None
-    setup = Setup(method, batches, optim, zero_stage, weights_dtype)
     for mesh in training_meshes(cluster, len(spec.layers)):
-        if zero_stage > 1 and mesh.size("pp") > 1:
+        if setup.zero_stage > 1 and mesh.size("pp") > 1:
             continue  # a training refuses it
         try:
-            found.append(_answer(spec, cluster, -(-tokens // batches), setup, mesh))
+            found.append(_answer(spec, cluster, -(-tokens // setup.batches), setup, mesh))
         except (LayoutError, ConfigError) as error:
             problem = problem or error
     if not found:
@@ -94,16 +93,6 @@ def training_meshes(cluster: Cluster, layers: int) -> list[Mesh]:
         meshes += [Mesh.of_job(cluster.size, 0, pp=pp, tp=each // pp) for pp in stages]
         meshes += [Mesh.of_job(cluster.size, 0, pp=pp, sp=each // pp) for pp in stages if each > pp]
     return meshes[:MOST_MESHES]
-
-
-class Setup(NamedTuple):
-    """The settings of a training that its memory depends on."""
-
-    method: str  # full or lora
-    batches: int
-    optim: str
-    zero_stage: int
-    weights_dtype: str
 
 
 def _answer(spec: ModelSpec, cluster: Cluster, tokens: int, setup: Setup, mesh: Mesh) -> TrainingAnswer:

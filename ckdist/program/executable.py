@@ -59,6 +59,7 @@ class CacheConfig:
     value_type: str = "f16"
     state_slots: int = 0  # slots for states of sequences; 0 if no layer keeps a state
     embedding_rows: int = 0  # rows of embeddings per step
+    max_outputs: int = 0  # rows of logits, or of hidden states, per step; 0: max_tokens
 
     @property
     def types(self) -> CacheTypes:
@@ -155,11 +156,9 @@ class Executable:
         self.spec, self.config, self.communicator, self.stages = spec, config, communicator, stages
         self.costs = StageCosts() if stages is None else stages.costs
         self.max_tokens, self.max_sequences = config.max_tokens, config.max_sequences
-        self.num_blocks, self.context_length, self.vocab_size = (
-            config.num_blocks,
-            config.context_length,
-            spec.vocab_size,
-        )
+        self.max_outputs = config.max_outputs or config.max_tokens
+        self.num_blocks, self.context_length = config.num_blocks, config.context_length
+        self.vocab_size = spec.vocab_size
         self.state_slots = config.state_slots
         self.threads, self.threads_batch = threads, threads_batch
         self.single_threads = threads  # of steps of at most SINGLE_ROWS tokens; at most `threads`
@@ -188,8 +187,8 @@ class Executable:
         self._messages = deque(_Message(self.model) for _ in range(self.in_flight))  # the free one first
         # each batch in flight: its number of selected rows, and whether they are hidden states
         self._published: deque[tuple[int, bool]] = deque()
-        self._logits: np.ndarray | None = None  # (max_tokens, vocab), gathered from all ranks
-        self._hidden: np.ndarray | None = None  # (max_tokens, hidden)
+        self._logits: np.ndarray | None = None  # (max_outputs, vocab), gathered from all ranks
+        self._hidden: np.ndarray | None = None  # (max_outputs, hidden)
 
     @property
     def in_flight(self) -> int:
@@ -224,7 +223,7 @@ class Executable:
             config.max_tokens,
             config.context_length,
             max_sequences=config.max_sequences,
-            max_outputs=config.max_tokens,
+            max_outputs=self.max_outputs,
             context_length=config.context_length,
             hidden=self._hidden_width,
             exchange_floats=max(plan.lowered.exchange_floats for plan in plans),
@@ -315,15 +314,15 @@ class Executable:
         return self._logits[:selected]
 
     def output_rows(self) -> np.ndarray:
-        """Rank 0: the last step's float32 rows (max_tokens, hidden) that its plan returns with the logits."""
+        """Rank 0: the last step's float32 rows (max_outputs, hidden) that its plan returns with the logits."""
         if self._hidden is None:
             self._hidden = self._rows(native.lib.ckdist_executable_hidden(self._handle), self._hidden_width)
         return self._hidden
 
     def _rows(self, address: native.CData, width: int) -> np.ndarray:
-        """A view of the native float32 array (max_tokens, width) at `address`."""
-        buffer = native.ffi.buffer(address, self.max_tokens * width * 4)
-        return np.frombuffer(buffer, np.float32).reshape(self.max_tokens, width)
+        """A view of the native float32 array (max_outputs, width) at `address`."""
+        buffer = native.ffi.buffer(address, self.max_outputs * width * 4)
+        return np.frombuffer(buffer, np.float32).reshape(self.max_outputs, width)
 
     def run_layer(self, batch: Batch, layout: int) -> None:
         """Runs a step up to the end of the first layer, to measure it. The batch's blocks hold no valid data then."""

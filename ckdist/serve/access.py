@@ -20,9 +20,7 @@ from ckdist.serve.settings import HttpSettings
 from ckdist.serve.traces import Traces
 from ckdist.serve.upload_form import FORM
 
-PROBES = ("/livez", "/readyz", "/health", "/ping")
-OPEN_PATHS = (*PROBES, *(path.name for path in page.PATHS))
-EVER_ANSWERED = (*PROBES, "/metrics")  # even if too many requests are under way
+OPEN_PATHS = ("/livez", "/readyz", "/health", "/ping", *(path.name for path in page.PATHS))
 UPLOADS = ("/v1/files", "/v1/lora_uploads/{name:path}")
 OUTSIDE = "/outside --api-prefix"
 
@@ -39,7 +37,7 @@ class Access:
         self.model = settings.model_name
         self.accounts, self.failed_keys = accounts, FailedKeys()
         self.max_requests = settings.max_requests
-        self.origins = Origins(settings.cors_origins, settings.allowed_hosts)
+        self.origins = Origins(settings.cors_origin, settings.allowed_hosts)
         self.under_way, self.prefix = 0, settings.api_prefix
         self.traces: Traces | None = None
 
@@ -64,7 +62,7 @@ class Access:
         account, problem = self._account(scope, path, headers)
         scope["ckdist.key"] = NO_KEY if account is None else account.name
         scope = {**scope, "path": known, "ckdist.account": account}
-        answer = self._answer(scope["method"], path, known, headers, problem, account)
+        answer = self._answer(scope, path, headers, problem)
         counted = (self, account) if account is not None else (self,)
         for counter in counted:
             counter.under_way += 1
@@ -85,25 +83,14 @@ class Access:
             return path[len(self.prefix) :] or "/"
         return f"{OUTSIDE}{path}"
 
-    def _answer(
-        self,
-        method: str,
-        path: str,
-        known: str,
-        headers: dict[bytes, bytes],
-        no_key: Problem | None,
-        account: Account | None,
-    ) -> Response | None:
+    def _answer(self, scope: Scope, path: str, headers: dict[bytes, bytes], no_key: Problem | None) -> Response | None:
         """Returns the answer to a refused request or to a preflight; None for requests that `app` handles.
 
         Args:
-            method: The HTTP method.
             path: The path's name in the table.
-            known: The path itself.
-            headers: The request's headers.
             no_key: The reason why the client may not come in, or None.
-            account: The client's account, if it has one.
         """
+        method, known = scope["method"], scope["path"]
         if path == "other" and known.startswith(OUTSIDE):
             return problem_answer(Problem(404, f"all paths begin with {self.prefix}", code="unknown_url"), known)
         if b"content-length" in headers and b"transfer-encoding" in headers:
@@ -117,8 +104,8 @@ class Access:
         if problem is not None and problem.status == 415 and (path in NAMES or is_form):
             problem = None  # a path that does not exist is answered as such; files are uploaded as forms
         problem = problem or no_key
-        if problem is None and path not in EVER_ANSWERED:
-            problem = self._overload(account)
+        if problem is None and path not in request_log.PROBES:
+            problem = self._overload(scope["ckdist.account"])
         return None if problem is None else problem_answer(problem, known)
 
     def _overload(self, account: Account | None) -> Problem | None:

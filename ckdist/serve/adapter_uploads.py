@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import os
 import secrets
 import shutil
 import time
@@ -14,6 +13,7 @@ from typing import Any
 from starlette.requests import Request
 
 from ckdist.errors import CkdistError
+from ckdist.regular_file import sync
 from ckdist.serve.problems import Problem
 from ckdist.serve.service import Service
 from ckdist.serve.upload_form import receive_form
@@ -29,13 +29,13 @@ PART = ".part-"  # start of the names of folders that are being received
 def room_of(service: Service, request: Request) -> "UploadRoom":
     """Returns the folder of uploads. Raises Problem 403 if the client may not upload."""
     settings = service.settings
-    if not settings.adapter_bytes or settings.adapter_folder is None:
+    if not settings.lora_uploads or settings.lora_dir is None:
         message = "adapters are uploaded only if the server was started with --lora-dir DIR --lora-uploads SIZE"
         raise Problem(403, message, code="not_allowed")
     if settings.api_key_file is not None and not request.scope["ckdist.account"].limits.models:
         message = "this key may not upload adapters: it needs models = true in the file of --api-key-file"
         raise Problem(403, message, code="not_allowed")
-    return _room(settings.adapter_folder, settings.adapter_bytes)
+    return _room(settings.lora_dir, settings.lora_uploads)
 
 
 @lru_cache
@@ -76,7 +76,8 @@ class UploadRoom:
                 raise Problem(408, f"the files did not arrive within {SECONDS:.0f} seconds") from None
             if files.keys() not in (PEFT, GGUF):
                 raise Problem(400, f"the form must have {' and '.join(sorted(PEFT))}, or {''.join(GGUF)}, as files")
-            await asyncio.to_thread(_sync, [places[file] for file in files])
+            for file in files:
+                await asyncio.to_thread(sync, places[file])
             yield str(part if len(files) > 1 else part / "adapter.gguf")
             if replaces and target.exists():
                 target.rename(old)
@@ -135,13 +136,3 @@ class UploadRoom:
             with contextlib.suppress(FileNotFoundError):
                 if folder in own or folder.stat().st_mtime < time.time() - 2 * SECONDS:
                     shutil.rmtree(folder, ignore_errors=True)
-
-
-def _sync(files: list[Path]) -> None:
-    """Waits until the disk has the files."""
-    for file in files:
-        descriptor = os.open(file, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)

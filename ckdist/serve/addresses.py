@@ -2,8 +2,10 @@
 
 import contextlib
 import ipaddress
+import os
 import pathlib
 import socket
+import stat
 
 from ckdist.errors import ConfigError
 from ckdist.serve.settings import BACKLOG
@@ -18,8 +20,6 @@ def listen(host: str, port: int, flag: str = "--port", alone: bool = True) -> so
     `flag` names the port in messages. An IPv6 address `alone` takes IPv4, too. Raises ConfigError if that cannot be.
     """
     if host.startswith(UNIX):
-        from ckdist.serve.unix_socket import listen_unix
-
         return listen_unix(host.removeprefix(UNIX))
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
@@ -38,6 +38,33 @@ def listen(host: str, port: int, flag: str = "--port", alone: bool = True) -> so
         why = f"cannot listen on {host} port {port}: {error.strerror}"
         raise ConfigError(f"{why}; choose another --host or {flag}") from None
     return listener
+
+
+def listen_unix(path: str) -> socket.socket:
+    """Listens on a Unix socket that only this user can open. A socket that nobody listens on is replaced."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        if os.path.lexists(path) and stat.S_ISSOCK(os.lstat(path).st_mode) and not _answers(path):
+            os.unlink(path)  # noqa: PTH108 - a plain path
+        before = os.umask(0o177)
+        try:
+            listener.bind(path)
+        finally:
+            os.umask(before)
+        listener.listen(BACKLOG)
+    except (OSError, ValueError) as error:
+        listener.close()
+        raise ConfigError(f"cannot listen on unix:{path}: {getattr(error, 'strerror', None) or error}") from None
+    return listener
+
+
+def _answers(path: str) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
+        try:
+            client.connect(path)
+        except ConnectionRefusedError:
+            return False
+        return True
 
 
 def listen_all(hosts: str, port: int) -> list[socket.socket]:
@@ -85,3 +112,22 @@ def close(listener: socket.socket) -> None:
         if listener.family == socket.AF_UNIX:
             pathlib.Path(listener.getsockname()).unlink()
     listener.close()
+
+
+def check_certificate(certificate: str | None, key: str | None) -> None:
+    """Checks the certificate of --ssl-certfile before anything is loaded.
+
+    Raises ConfigError unless both files are there and belong together, or none is given.
+    """
+    if certificate is None and key is None:
+        return
+    if certificate is None or key is None:
+        missing = "--ssl-certfile" if certificate is None else "--ssl-keyfile"
+        raise ConfigError(f"TLS needs a certificate and its key: {missing} is missing")
+    import ssl  # few servers need it
+
+    try:
+        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(certificate, key, password="")
+    except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
+        reason = getattr(error, "reason", None) or getattr(error, "strerror", None) or error
+        raise ConfigError(f"--ssl-certfile {certificate} with --ssl-keyfile {key} cannot be used: {reason}") from None

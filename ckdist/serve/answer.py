@@ -25,6 +25,7 @@ PROBLEM_HEADERS = {
 }
 CLIENT_GONE = Problem(499, "the client has closed the connection", code="client_gone")
 END_OF_STREAM = b"data: [DONE]\n\n"
+NO_END = b""  # of streams that end with their last event
 # What is sent on a stream without events, so that proxies do not close it.
 KEEP_ALIVE_SECONDS = 15.0
 KEEP_ALIVE = b": keep-alive\n\n"
@@ -81,13 +82,18 @@ def problem_event(problem: Problem, path: str) -> bytes:
     """Returns the error as the last event of a stream."""
     if path.startswith(OLLAMA):
         return to_json(problem.body_for(path)) + b"\n"
-    name = b"event: error\n" if path.startswith(ANTHROPIC) else b""
-    return name + event(problem.body_for(path))
+    form = named_event if path.startswith(ANTHROPIC) else event
+    return form(problem.body_for(path))
 
 
 def event(content: dict[str, Any]) -> bytes:
     """Returns one server-sent event."""
     return b"data: %b\n\n" % to_json(content)
+
+
+def named_event(content: dict[str, Any]) -> bytes:
+    """Returns one server-sent event whose name is the `type` of its content."""
+    return b"event: %b\ndata: %b\n\n" % (content["type"].encode(), to_json(content))
 
 
 async def event_in_turns(content: dict[str, Any]) -> bytes:
@@ -198,9 +204,8 @@ class EventStream(Response):
             self._waits_since = time.monotonic()
             if not self._started:
                 self._started = True
-                await send(
-                    {"type": "http.response.start", "status": 200, "headers": [(b"content-type", self._kind), *HEADERS]}
-                )
+                headers = [(b"content-type", self._kind), *HEADERS]
+                await send({"type": "http.response.start", "status": 200, "headers": headers})
             await send({"type": "http.response.body", "body": data, "more_body": more})
             self._wrote_at, self._waits_since = time.monotonic(), None
 

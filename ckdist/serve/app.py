@@ -1,7 +1,8 @@
 """The HTTP application: the table of paths, error answers, and access control."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -14,21 +15,17 @@ from ckdist.serve.access import Access
 from ckdist.serve.answer import CLIENT_GONE, ClientGone, problem_answer
 from ckdist.serve.paths import (
     absent,
-    anthropic,
     conversations,
-    embeddings,
     file_batches,
     llama_server,
     lora_paths,
     message_batches,
     ollama,
-    openai,
     page,
-    prompt_cache,
+    plain,
     slot_actions,
     status,
     stored_responses,
-    tokens,
 )
 from ckdist.serve.paths.path import Path, PathNames
 from ckdist.serve.problems import Problem
@@ -36,8 +33,8 @@ from ckdist.serve.request_log import note_problem
 from ckdist.serve.service import Service
 
 ROOMS = (
-    status, openai, stored_responses, conversations, anthropic, file_batches, message_batches, llama_server, ollama,
-    embeddings, tokens, prompt_cache, slot_actions, lora_paths, absent,
+    status, plain, stored_responses, conversations, file_batches, message_batches, llama_server, ollama,
+    slot_actions, lora_paths, absent,
 )  # fmt: skip
 PATHS = tuple(path for room in ROOMS for path in room.PATHS)
 CODES = {404: "unknown_url", 405: "method_not_supported"}
@@ -45,7 +42,7 @@ CODES = {404: "unknown_url", 405: "method_not_supported"}
 
 def create_app(service: Service) -> Access:
     """Returns the ASGI application for `service`."""
-    paths = (*PATHS, *page.PATHS) if service.settings.webui else PATHS
+    paths = PATHS if service.settings.no_webui else (*PATHS, *page.PATHS)
     names = PathNames(path.name for path in paths)
     return Access(_routed(service, paths), service.settings, service.accounts, service.metrics, names)
 
@@ -59,30 +56,32 @@ def _routed(service: Service, paths: Iterable[Path]) -> Starlette:
     return application([Route(path.name, partial(path.handle, service), methods=list(path.methods)) for path in paths])
 
 
+async def _refuse(request: Request, error: Exception) -> Response:
+    """Answers an error: 500 if it is not in the tree of `ckdist.errors`."""
+    return problem_answer(Problem.of(error), request.url.path)
+
+
+async def _refuse_path(request: Request, error: HTTPException) -> Response:
+    """Answers an unknown path or method."""
+    message = f"{request.method} {request.url.path[:200]!r}: {error.detail}"
+    problem = Problem(error.status_code, message, code=CODES.get(error.status_code))
+    return problem_answer(problem, request.url.path, error.headers)
+
+
+async def _nobody_listens(_request: Request, _error: Exception) -> Response:
+    """Returns a status for the metrics, since the client is gone."""
+    note_problem(CLIENT_GONE)
+    return Response(status_code=499)
+
+
+ERROR_ANSWERS: Mapping[Any, Any] = {
+    CkdistError: _refuse, Exception: _refuse, HTTPException: _refuse_path,
+    ClientGone: _nobody_listens, ClientDisconnect: _nobody_listens,
+}  # fmt: skip
+
+
 def application(routes: Sequence[BaseRoute]) -> Starlette:
     """Returns the application of these routes, with answers to errors."""
-    app = Starlette(routes=routes)
+    app = Starlette(routes=routes, exception_handlers=ERROR_ANSWERS)
     app.router.redirect_slashes = False
-    _add_error_answers(app)
     return app
-
-
-def _add_error_answers(app: Starlette) -> None:
-    async def refuse(request: Request, error: Exception) -> Response:
-        """Answers an error: 500 if it is not in the tree of `ckdist.errors`."""
-        return problem_answer(Problem.of(error), request.url.path)
-
-    async def refuse_path(request: Request, error: HTTPException) -> Response:
-        """Answers an unknown path or method."""
-        message = f"{request.method} {request.url.path[:200]!r}: {error.detail}"
-        problem = Problem(error.status_code, message, code=CODES.get(error.status_code))
-        return problem_answer(problem, request.url.path, error.headers)
-
-    async def nobody_listens(_request: Request, _error: Exception) -> Response:
-        """Returns a status for the metrics, since the client is gone."""
-        note_problem(CLIENT_GONE)
-        return Response(status_code=499)
-
-    answers = {CkdistError: refuse, Exception: refuse, HTTPException: refuse_path}
-    for kind, answer in {**answers, ClientGone: nobody_listens, ClientDisconnect: nobody_listens}.items():
-        app.add_exception_handler(kind, answer)

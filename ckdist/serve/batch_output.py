@@ -10,7 +10,6 @@ import secrets
 import threading
 import time
 from pathlib import Path
-from types import TracebackType
 from typing import Any, BinaryIO
 
 from ckdist.errors import ConfigError
@@ -18,7 +17,6 @@ from ckdist.regular_file import open_regular
 from ckdist.serve.encoding import to_json
 
 SYNC_SECONDS = 1.0  # between two calls of fsync
-READ_BYTES = 1 << 20
 
 
 class BatchOutput:
@@ -38,13 +36,8 @@ class BatchOutput:
     def add(self, custom_id: str, status: int, request_id: str, body: Any, error: dict[str, Any] | None = None) -> None:
         """Appends a result: to the answers if `status` is 200, else to the errors. Raises OSError, as if it is full."""
         response = {"status_code": status, "request_id": request_id, "body": body} if status else None
-        made = {
-            "id": f"batch_req_{secrets.token_hex(12)}",
-            "custom_id": custom_id,
-            "response": response,
-            "error": error,
-        }
-        data = to_json(made) + b"\n"
+        made = {"id": f"batch_req_{secrets.token_hex(12)}", "custom_id": custom_id}
+        data = to_json({**made, "response": response, "error": error}) + b"\n"
         with self._lock:
             file = self._files[0 if status == 200 else 1]
             end = os.lseek(file.fileno(), 0, os.SEEK_END)
@@ -101,7 +94,5 @@ class BatchOutput:
     def __enter__(self) -> "BatchOutput":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()

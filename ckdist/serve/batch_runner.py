@@ -18,6 +18,7 @@ from ckdist.serve.accounts import Account, Accounts
 from ckdist.serve.batch_lines import BadLinesError, Line, body_at, in_order, read_lines
 from ckdist.serve.batch_output import BatchOutput
 from ckdist.serve.batch_store import MAX_LINES, BatchStore
+from ckdist.serve.body import receive_again, receive_nothing
 from ckdist.serve.encoding import to_json
 from ckdist.serve.problems import Problem
 from ckdist.serve.requests.json_body import parse_object
@@ -117,9 +118,8 @@ class BatchRunner:
                 more = batch.get("endpoint"), self._host.check_model if begins and batch["face"] == "openai" else None
                 lines = await asyncio.to_thread(read_lines, file, "the input", MAX_LINES, strict, *more)
             except BadLinesError as error:
-                errors = [
-                    {"line": bad.number, "message": bad.reason, "code": "invalid_line"} for bad in error.lines[:1000]
-                ]
+                shown = error.lines[:1000]
+                errors = [{"line": bad.number, "message": bad.reason, "code": "invalid_line"} for bad in shown]
                 store.change(batch_id, "failed", failed_at=int(time.time()), errors=errors)
                 return
             if begins:
@@ -144,10 +144,7 @@ class BatchRunner:
             while running or not exhausted:
                 room = 0 if running and self._host.is_crowded else self._host.settings.parallel + 1
                 while not exhausted and len(running) < room:
-                    if self._shall_end(batch["id"]):
-                        exhausted = True
-                        break
-                    line = next(lines, None)
+                    line = None if self._shall_end(batch["id"]) else next(lines, None)
                     if line is None:
                         exhausted = True
                         break
@@ -169,7 +166,7 @@ class BatchRunner:
                 await asyncio.wait(running)
 
     def _shall_end(self, batch_id: str) -> bool:
-        now = next((batch for batch in self.store.unfinished() if batch["id"] == batch_id), None)
+        now = self._now(batch_id)
         return now is None or now["status"] == "cancelling" or time.time() > now["expires_at"]
 
     async def _run_line(self, line: Line, body: dict[str, Any], account: Account, output: BatchOutput) -> None:
@@ -187,14 +184,6 @@ class BatchRunner:
     async def call(self, path: str, body: bytes, account: Account) -> tuple[int, str, Any]:
         """Returns the status, an id and the JSON of the application's answer to a request of `account`."""
         parts, status = list[bytes](), 500
-        given = iter([{"type": "http.request", "body": body, "more_body": False}])
-        forever = asyncio.Event()
-
-        async def receive() -> Message:
-            message = next(given, None)
-            if message is None:
-                await forever.wait()
-            return message or {"type": "http.disconnect"}
 
         async def send(message: Message) -> None:
             nonlocal status
@@ -209,7 +198,7 @@ class BatchRunner:
             "query_string": b"", "root_path": "", "scheme": "http", "headers": headers, "client": None, "server": None,
             "ckdist.account": account, "ckdist.key": account.name, BATCH: True,
         }  # fmt: skip
-        await self._app(scope, receive, send)
+        await self._app(scope, receive_again(body, receive_nothing), send)
         try:
             answer = parse_object(b"".join(parts))
         except Problem:
@@ -219,7 +208,7 @@ class BatchRunner:
     def _end(self, batch_id: str, lines: list[Line], output: BatchOutput) -> None:
         """Ends a batch: lines that did not run are errors, and both outputs become files."""
         store, now = self.store, int(time.time())
-        batch = next((one for one in store.unfinished() if one["id"] == batch_id), None)
+        batch = self._now(batch_id)
         if batch is None:
             return
         left = [line for line in lines if line.custom_id not in output.done]
@@ -231,13 +220,7 @@ class BatchRunner:
         answered = sum(output.done.values())
         counts = {"completed": answered, "failed": len(output.done) - answered, "unrun": len(left)}
         output.close()
-        files = {}
-        for kind, name in (("answers", "output_file_id"), ("errors", "error_file_id")):
-            path = store.results(batch_id, kind)
-            if path.exists() and path.stat().st_size:
-                files[name] = store.add_file(batch["owner"], path, "batch_output", f"{batch_id}_{kind}.jsonl")["id"]
-            else:
-                path.unlink(missing_ok=True)
+        files = self._files(batch)
         status = "completed" if not left else "cancelled" if cancelled else "expired"
         store.change(batch_id, status, **{f"{status}_at": now}, finalizing_at=now, **counts, **files)
         log.warning("batch %s is %s: %d answers, %d errors", batch_id, status, counts["completed"], counts["failed"])
@@ -254,14 +237,22 @@ class BatchRunner:
         """Ends a batch that cannot go on. Its results stay."""
         log.error("batch %s has failed: %s", batch["id"], why)
         errors = [{"line": None, "message": why, "code": "failed"}]
+        self.store.change(batch["id"], "failed", failed_at=int(time.time()), errors=errors, **self._files(batch))
+
+    def _now(self, batch_id: str) -> dict[str, Any] | None:
+        """Returns the batch as it is now; None if it has ended."""
+        return next((batch for batch in self.store.unfinished() if batch["id"] == batch_id), None)
+
+    def _files(self, batch: dict[str, Any]) -> dict[str, str]:
+        """Makes files of the outputs. Returns their ids. An empty output is removed."""
         files: dict[str, str] = {}
         for kind, name in (("answers", "output_file_id"), ("errors", "error_file_id")):
-            path = self.store.results(batch["id"], kind)
+            path, filename = self.store.results(batch["id"], kind), f"{batch['id']}_{kind}.jsonl"
             if path.exists() and path.stat().st_size:
-                files[name] = self.store.add_file(batch["owner"], path, "batch_output", f"{batch['id']}_{kind}.jsonl")[
-                    "id"
-                ]
-        self.store.change(batch["id"], "failed", failed_at=int(time.time()), errors=errors, **files)
+                files[name] = self.store.add_file(batch["owner"], path, "batch_output", filename)["id"]
+            else:
+                path.unlink(missing_ok=True)
+        return files
 
     def _account(self, owner: str) -> Account:
         """Raises RequestError if the owner's key is gone."""

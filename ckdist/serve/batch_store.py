@@ -101,9 +101,7 @@ class BatchStore:
 
     def add_file(self, owner: str, path: pathlib.Path, purpose: str, filename: str) -> dict[str, Any]:
         """Makes a file of the contents at `path`. Raises Problem: 400 if the owner has too many, 507 on a full disk."""
-        count = self._rows.execute("SELECT COUNT(*) FROM files WHERE owner = ?", (owner,)).fetchone()[0]
-        if count >= MAX_FILES:
-            raise Problem(400, f"there are {count} files already, of at most {MAX_FILES}; delete some")
+        self._check_count("files", owner)
         file_id = f"file-{secrets.token_hex(12)}"
         row = (file_id, owner, purpose, filename[:200], path.stat().st_size, int(time.time()))
         self._write("INSERT INTO files VALUES (?, ?, ?, ?, ?, ?)", row)
@@ -135,9 +133,7 @@ class BatchStore:
 
     def add_batch(self, owner: str, face: str, expires_at: int, facts: Mapping[str, Any]) -> dict[str, Any]:
         """Makes a batch, which waits to be run. Raises Problem 400 if the owner has too many."""
-        count = self._rows.execute("SELECT COUNT(*) FROM batches WHERE owner = ?", (owner,)).fetchone()[0]
-        if count >= MAX_FILES:
-            raise Problem(400, f"there are {count} batches already, of at most {MAX_FILES}; delete some")
+        self._check_count("batches", owner)
         batch_id = f"{'msgbatch_' if face == 'anthropic' else 'batch_'}{secrets.token_hex(12)}"
         row = (batch_id, owner, face, "validating", int(time.time()), expires_at, json.dumps(facts))
         self._write("INSERT INTO batches VALUES (?, ?, ?, ?, ?, ?, ?, 0)", row)
@@ -145,19 +141,16 @@ class BatchStore:
 
     def batch(self, owner: str, face: str, batch_id: str) -> dict[str, Any]:
         """Returns a batch. Raises Problem 404 if the owner has none of this id."""
-        row = self._rows.execute(
-            "SELECT * FROM batches WHERE id = ? AND owner = ? AND face = ?", (batch_id, owner, face)
-        ).fetchone()
+        wanted = "SELECT * FROM batches WHERE id = ? AND owner = ? AND face = ?"
+        row = self._rows.execute(wanted, (batch_id, owner, face)).fetchone()
         if row is None:
             raise Problem(404, f"there is no batch {batch_id[:64]!r}", "batch_id", "not_found")
         return _batch(row)
 
     def batches(self, owner: str, face: str) -> list[dict[str, Any]]:
         """Returns all batches of an owner, the newest first."""
-        rows = self._rows.execute(
-            "SELECT * FROM batches WHERE owner = ? AND face = ? ORDER BY created_at DESC, rowid DESC", (owner, face)
-        )
-        return [_batch(row) for row in rows]
+        wanted = "SELECT * FROM batches WHERE owner = ? AND face = ? ORDER BY created_at DESC, rowid DESC"
+        return [_batch(row) for row in self._rows.execute(wanted, (owner, face))]
 
     def unfinished(self) -> list[dict[str, Any]]:
         """Returns the batches of all owners that have not ended, the oldest first."""
@@ -169,9 +162,8 @@ class BatchStore:
         row = self._rows.execute("SELECT * FROM batches WHERE id = ?", (batch_id,)).fetchone()
         merged = json.dumps({**json.loads(row["facts"]), **facts})
         now = status or row["status"]
-        self._write(
-            "UPDATE batches SET status = ?, facts = ?, ended = ? WHERE id = ?", (now, merged, now not in OPEN, batch_id)
-        )
+        row = (now, merged, now not in OPEN, batch_id)
+        self._write("UPDATE batches SET status = ?, facts = ?, ended = ? WHERE id = ?", row)
         return _batch(self._rows.execute("SELECT * FROM batches WHERE id = ?", (batch_id,)).fetchone())
 
     def remove_batch(self, owner: str, face: str, batch_id: str) -> None:
@@ -186,6 +178,11 @@ class BatchStore:
                 self.path(file_id).unlink(missing_ok=True)
                 self._write("DELETE FROM files WHERE id = ?", (file_id,))
         self._write("DELETE FROM batches WHERE id = ?", (batch_id,))
+
+    def _check_count(self, table: str, owner: str) -> None:
+        count = self._rows.execute(f"SELECT COUNT(*) FROM {table} WHERE owner = ?", (owner,)).fetchone()[0]  # noqa: S608
+        if count >= MAX_FILES:
+            raise Problem(400, f"there are {count} {table} already, of at most {MAX_FILES}; delete some")
 
     def _write(self, statement: str, values: tuple[Any, ...]) -> None:
         """Raises Problem 507 if the disk is full."""

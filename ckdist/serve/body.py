@@ -3,6 +3,7 @@
 import asyncio
 
 from starlette.requests import Request
+from starlette.types import Message, Receive
 
 from ckdist.serve.problems import Problem
 
@@ -32,3 +33,19 @@ async def _collect(request: Request, max_bytes: int) -> bytes:
     if size > max_bytes:
         raise Problem(413, f"the body is larger than {max_bytes} bytes (--max-body); send less")
     return b"".join(parts)
+
+
+def receive_again(body: bytes, receive: Receive) -> Receive:
+    """Returns ASGI's receive for a request whose body was read."""
+    parts: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def next_message() -> Message:
+        """Returns the body, then the messages that follow it."""
+        return parts.pop() if parts else await receive()
+
+    return next_message
+
+
+async def receive_nothing() -> Message:
+    """ASGI's receive of a client that sends nothing."""
+    return await asyncio.Future()

@@ -1,49 +1,30 @@
 """Answers of /v1/chat/completions in OpenAI's format, whole and streamed."""
 
 from collections import defaultdict
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from ckdist.serve.answer_choice import Piece
 from ckdist.serve.chat_message import ChatMessage, ChatParser, call_delta
 from ckdist.serve.encoding import each
-from ckdist.serve.openai_answer import Source, end_of, events, new_head, usage_event
+from ckdist.serve.openai_answer import OpenAIAnswer, Source, end_of, new_head
 from ckdist.serve.run import Run
-from ckdist.serve.scores import TokenScore
+from ckdist.serve.scores import TokenScore, with_top
 from ckdist.tokens.vocabulary import Vocabulary
 
 
-class ChatAnswer:
-    """One answer while it is generated. `head` has the fields that all its parts share."""
+class ChatAnswer(OpenAIAnswer):
+    """One answer while it is generated."""
 
     def __init__(self, run: Run, tokenizer: Vocabulary, source: Source):
-        self.run, self.tokenizer, self.work = run, tokenizer, run.work
-        self.head = new_head("chat.completion", "chatcmpl", source)
+        head = new_head("chat.completion.chunk" if run.work.stream else "chat.completion", "chatcmpl", source)
+        super().__init__(run, tokenizer, head)
         self._parsers: dict[int, ChatParser] = defaultdict(lambda: ChatParser(self.work.answer))
 
     async def whole(self) -> dict[str, Any]:
         """Returns the `chat.completion` object."""
-        choices = [self._choice(piece) for piece in await self.run.whole()]
-        end = {"usage": self.run.usage(), "timings": self.run.timings()}
-        return {**self.head, "choices": choices, **self._prompt_ids(), **end}
-
-    async def events(self) -> AsyncGenerator[bytes, None]:
-        """Yields `chat.completion.chunk` objects as server-sent events."""
-        self.head["object"] = "chat.completion.chunk"
-        begun: set[int] = set()
-        with self.run as run:
-            while pieces := await run.next():
-                chunks = []
-                for piece in pieces:
-                    if piece.choice not in begun:
-                        begun.add(piece.choice)
-                        first = self._chunk(piece.choice, {"role": "assistant", "content": "", "refusal": None})
-                        chunks.append({**first, **self._prompt_ids()})
-                    chunks += self._chunks(piece)
-                if chunks:
-                    yield await events(chunks, run, pieces)
-        if self.work.include_usage:
-            yield usage_event(self.head, self.run)
+        return self._whole([self._choice(piece) for piece in await self.run.whole()], **self._prompt_ids(0))
 
     def _choice(self, piece: Piece) -> dict[str, Any]:
         parser, message = self._parsers[piece.choice], ChatMessage()
@@ -56,7 +37,7 @@ class ChatAnswer:
             **self._token_ids(piece),
         }
 
-    def _chunks(self, piece: Piece) -> list[dict[str, Any]]:
+    def _chunks(self, piece: Piece, is_first: bool) -> list[dict[str, Any]]:
         """Returns the chunks of a piece: its deltas and its end. The first delta carries the scores and token ids."""
         parser, ids = self._parsers[piece.choice], self._token_ids(piece)
         deltas = parser.take(piece.text, ended=piece.finish_reason is not None)
@@ -64,9 +45,13 @@ class ChatAnswer:
         if not shown and (piece.scores or ids.get("token_ids")):
             shown = [{"content": ""}]
         chunks = []
+        if is_first:
+            role = {"role": "assistant", "content": "", "refusal": None}
+            chunks.append({**self._chunk(piece.choice, role), **self._prompt_ids(0)})
+        more = {"logprobs": self._logprobs(piece.scores), **ids}
         for delta in shown:
-            more = {} if chunks else {"logprobs": self._logprobs(piece.scores), **ids}
             chunks.append(self._chunk(piece.choice, delta, **more))
+            more = {}
         if piece.finish_reason is not None:
             chunks.append(self._chunk(piece.choice, {}, **self._end(piece, parser)))
         return chunks
@@ -82,20 +67,10 @@ class ChatAnswer:
         choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None, **more}
         return {**self.head, "choices": [choice]}
 
-    def _prompt_ids(self) -> dict[str, Any]:
-        return {"prompt_token_ids": self.work.prompt_tokens(0)} if self.work.token_ids else {}
-
-    def _token_ids(self, piece: Piece) -> dict[str, Any]:
-        return {"token_ids": piece.tokens} if self.work.token_ids else {}
-
     def _logprobs(self, scores: Sequence[TokenScore]) -> dict[str, Any] | None:
         if not self.work.logprobs:
             return None
-        return {"content": each(self._score, scores), "refusal": None}
-
-    def _score(self, item: TokenScore) -> dict[str, Any]:
-        top = [self._entry(token, logprob) for token, logprob in item.top]
-        return {**self._entry(item.token, item.logprob), "top_logprobs": top}
+        return {"content": each(partial(with_top, self._entry), scores), "refusal": None}
 
     def _entry(self, token: int, logprob: float | None) -> dict[str, Any]:
         piece = self.tokenizer.token_bytes(token)

@@ -9,9 +9,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ckdist.serve.parsers.choose import parser_of
 from ckdist.serve.parsers.delta import AnswerParser, Delta
 from ckdist.serve.parsers.form import AnswerForm
+from ckdist.serve.parsers.harmony_parser import HarmonyParser
+from ckdist.serve.parsers.marked import MarkedParser
 from ckdist.tokens.chat_input import TEXT
 
 LETTERS = string.ascii_letters + string.digits
@@ -120,6 +121,11 @@ class ChatMessage:
         return message
 
 
+def parser_of(form: AnswerForm) -> AnswerParser:
+    """Returns a new parser for one choice."""
+    return MarkedParser(form) if form.channels is None else HarmonyParser(form)
+
+
 def call_delta(delta: Delta) -> dict[str, Any]:
     """Returns a delta in OpenAI's streaming format."""
     shown: dict[str, Any] = {}
@@ -146,6 +152,14 @@ def custom_text(arguments: str) -> str:
         with suppress(ValueError):  # the text may end within an escape
             return str(json.loads(f'"{text[:end]}"'))
     return text
+
+
+def parsed_arguments(arguments: str) -> Any:
+    """Returns the arguments of a call as JSON; those that were cut off as `partial_json`."""
+    try:
+        return json.loads(arguments or "{}")
+    except ValueError:
+        return {"partial_json": arguments}
 
 
 def _call(name: str, arguments: str, custom: bool) -> dict[str, Any]:

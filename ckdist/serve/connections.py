@@ -16,7 +16,6 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from contextvars import ContextVar
-from dataclasses import dataclass
 from typing import Any, cast
 
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -156,17 +155,10 @@ class ConnectionPool:
             self._silent[connection] = None
 
 
-@dataclass(frozen=True)
-class Room:
-    """Limits on connections."""
+def room_for(places: int) -> tuple[int, int]:
+    """Returns the number of connections at once, and the number accepted in one turn of the event loop.
 
-    places: int  # connections at once
-    accepts: int  # connections that are accepted in one turn of the event loop
-
-
-def room_for(places: int) -> Room:
-    """Returns the limits for `places` connections, or for fewer if the limit on open files is too low.
-
+    There are fewer than `places` if the limit on open files is too low.
     It raises this process's limit on open files as far as this user may.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -177,7 +169,7 @@ def room_for(places: int) -> Room:
     allowed = min(places + others, limit)
     if soft != resource.RLIM_INFINITY and soft < allowed:
         resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
-    return Room(max(1, min(places, allowed - others)), accepts)
+    return max(1, min(places, allowed - others)), accepts
 
 
 class OutOfFiles:

@@ -37,15 +37,13 @@ async def ranking(run: "EmbeddingRun", source: Source) -> list[bytes]:
     scores = await run.scores()
     order = (-scores).argsort(kind="stable")[: run.work.best]
     texts = run.work.texts
-    if run.work.plain:
-        shown = [
-            {"index": i, "score": float(scores[i]), **({"text": texts[i]} if texts else {})} for i in order.tolist()
-        ]
-        return [to_json(shown)]
-    results = [
-        {"index": i, "relevance_score": float(scores[i]), **({"document": {"text": texts[i]}} if texts else {})}
-        for i in order.tolist()
-    ]
+    plain, results = run.work.plain, list[dict[str, Any]]()
+    for i in order.tolist():
+        results.append({"index": i, "score" if plain else "relevance_score": float(scores[i])})
+        if texts:
+            results[-1] |= {"text": texts[i]} if plain else {"document": {"text": texts[i]}}
+    if plain:
+        return [to_json(results)]
     return [to_json({**new_head("list", "rerank", source), "results": results, "usage": run.usage()})]
 
 

@@ -4,11 +4,11 @@ from typing import Any
 
 import numpy as np
 
-from ckdist.engine.messages import TOKEN_BYTES, Embedding
+from ckdist.engine.messages import TOKEN_BYTES, Embed, Embedding
 from ckdist.errors import EngineError
 from ckdist.serve.accounts import Account
 from ckdist.serve.encoding import Turns
-from ckdist.serve.engine_client import EngineClient, Generation
+from ckdist.serve.engine_client import EngineClient, Generation, new_id
 from ckdist.serve.metrics import Metrics
 from ckdist.serve.problems import Problem
 from ckdist.serve.text_records import EmbeddingWork
@@ -67,7 +67,9 @@ class EmbeddingRun:
                     assert isinstance(message, Embedding), "only `submit` asks for tokens"
                     vector = np.frombuffer(message.vector, "<f4")
                     found[number] = vector if self._pools else vector.reshape(message.prompt_tokens, -1)
-                    self._count(message)
+                    self.prompt_tokens += message.prompt_tokens
+                    self._metrics.prompt_tokens.inc(message.prompt_tokens)
+                    self._metrics.cached_tokens.inc(message.cached_tokens)
                     received += 1
                     await turns.end()  # more vectors may arrive meanwhile
         return found
@@ -110,14 +112,10 @@ class EmbeddingRun:
                 break
             self._account.check_sequences(1)
             first_text = self.work.first_texts[begun] if self.work.first_texts else 0
-            generation.embed(begun, self.work.prompts[begun], pooling, first_text, self._tenant, self._place)
+            prompt = self.work.prompts[begun]
+            generation.submit(begun, Embed(new_id(), prompt, pooling, first_text, self._tenant, self._place))
             begun += 1
         return begun
-
-    def _count(self, message: Embedding) -> None:
-        self.prompt_tokens += message.prompt_tokens
-        self._metrics.prompt_tokens.inc(message.prompt_tokens)
-        self._metrics.cached_tokens.inc(message.cached_tokens)
 
     def _finished(self, vectors: np.ndarray) -> np.ndarray:
         """Truncates vectors to the wanted dimensions, and normalizes them to length 1 if the request asks for it."""

@@ -9,16 +9,12 @@ import logging
 import secrets
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import zmq
 
-from ckdist.engine import messages
 from ckdist.engine import messages as records
-from ckdist.engine.queue_place import ANY_PLACE, QueuePlace
-from ckdist.engine.sampling_params import SamplingParams
-from ckdist.engine.tenant import ONE_TENANT
 from ckdist.serve.accounts import Account, HeldMessage
 from ckdist.serve.encoding import TURN_SECONDS
 from ckdist.serve.problems import Problem
@@ -56,35 +52,9 @@ class Generation:
         """The number of unfinished sequences."""
         return len(self._ids)
 
-    def submit(
-        self,
-        number: int,
-        prompt: bytes,
-        sampling: SamplingParams,
-        tenant: bytes | None = ONE_TENANT,
-        place: QueuePlace = ANY_PLACE,
-        adapters: records.AdapterScales = (),
-    ) -> None:
-        """Starts sequence `number`. Raises Problem 503 if the engine accepts nothing."""
-        self._prompt_tokens[number] = len(prompt) // messages.TOKEN_BYTES
-        self._start(number, records.Submit(EngineClient.new_id(), prompt, sampling, tenant, place, adapters=adapters))
-
-    def embed(
-        self,
-        number: int,
-        prompt: bytes,
-        pooling: str,
-        first_text: int = 0,
-        tenant: bytes | None = ONE_TENANT,
-        place: QueuePlace = ANY_PLACE,
-    ) -> None:
-        """Requests the vector of prompt `number`. Raises Problem 503 if the engine accepts nothing.
-
-        `first_text`: tokens of the first text, if the prompt is a pair of texts.
-        """
-        self._start(number, records.Embed(EngineClient.new_id(), prompt, pooling, first_text, tenant, place))
-
-    def _start(self, number: int, message: records.Submit | records.Embed) -> None:
+    def submit(self, number: int, message: records.Submit | records.Embed) -> None:
+        """Starts sequence `number`, or requests its vector. Raises Problem 503 if the engine accepts nothing."""
+        self._prompt_tokens[number] = len(message.prompt) // records.TOKEN_BYTES
         self._client.submit(self, message)
         self._ids[message.id] = number
 
@@ -95,10 +65,9 @@ class Generation:
             self._client.abort(sequence_id)
 
     async def next(self) -> list[tuple[int, records.Tokens | records.Embedding]]:
-        """Waits for messages. Returns all that arrived since the last call, as (sequence number, message).
+        """Waits for records. Returns all that arrived since the last call, as (sequence number, message).
 
-        Raises a Problem if the engine refused a sequence, failed or became
-        silent.
+        Raises a Problem if the engine refused a sequence, failed or became silent.
         """
         while not self._arrived:
             if self._problem is not None:
@@ -113,11 +82,9 @@ class Generation:
     def deliver(self, message: records.Tokens | records.Embedding) -> None:
         """Takes a message of one of the sequences."""
         number = self._ids[message.id]
-        if isinstance(message, records.Embedding):
+        if isinstance(message, records.Embedding) or message.finish_reason is not None:
             del self._ids[message.id]
-        else:
-            if message.finish_reason is not None:
-                del self._ids[message.id]
+        if isinstance(message, records.Tokens):
             self._has_tokens = self._has_tokens or bool(message.tokens)
         self._arrived.append((number, message))
         self._wake()
@@ -157,10 +124,9 @@ class EngineClient:
         clock: Rank 0's clock at that status, in seconds.
         adapters: Ids of the adapters by name. None: there are no places for adapters.
         ranks: One map per rank while somebody watches (see `watch`).
-        on_state: Called with the new state after each change.
     """
 
-    def __init__(self, endpoint: str, stale_seconds: float = messages.STALE_SECONDS):
+    def __init__(self, endpoint: str, stale_seconds: float = records.STALE_SECONDS):
         self.endpoint, self.stale_seconds = endpoint, stale_seconds
         self.model: dict[str, Any] = {}
         self.stats: dict[str, int | float | str] = {}
@@ -168,7 +134,6 @@ class EngineClient:
         self.adapters: dict[str, int] | None = None
         self.clock = 0.0
         self.error: str | None = None
-        self.on_state: Callable[[str], None] = lambda _: None
         self._reported = "loading"
         self._announced = "loading"
         self._heard_at: float | None = None
@@ -176,11 +141,6 @@ class EngineClient:
         self._generations: dict[str, Generation] = {}  # of the sequences that run or that accounts hold
         self._calls: dict[str, asyncio.Future[None]] = {}  # answers that `call` waits for
         self._drain_pending = False
-
-    @staticmethod
-    def new_id() -> str:
-        """Returns an id for a message."""
-        return secrets.token_hex(8)
 
     def start(self) -> None:
         """Connects to rank 0, which sends its status regularly from then on."""
@@ -191,7 +151,7 @@ class EngineClient:
         self._socket.setsockopt(zmq.LINGER, 200)
         self._socket.setsockopt(zmq.SNDHWM, MAX_UNSENT)
         self._socket.setsockopt(zmq.RCVHWM, 0)  # unlimited: at a limit the ROUTER would drop tokens
-        self._socket.setsockopt(zmq.MAXMSGSIZE, messages.MAX_MESSAGE_BYTES)
+        self._socket.setsockopt(zmq.MAXMSGSIZE, records.MAX_MESSAGE_BYTES)
         self._socket.connect(self.endpoint)
         self._loop.add_reader(self._socket.fileno(), self._drain_socket)
         self._send(records.Hello())
@@ -314,13 +274,13 @@ class EngineClient:
             account.running -= 1
             self._generations.pop(message.id).fail(problem, message.id)
 
-    def _send(self, message: messages.ToRank0) -> bool:
+    def _send(self, message: records.ToRank0) -> bool:
         return self._send_together([message])
 
-    def _send_together(self, group: Sequence[messages.ToRank0]) -> bool:
+    def _send_together(self, group: Sequence[records.ToRank0]) -> bool:
         """Sends messages that rank 0 receives before its next step, all or none. Returns False if the queue is full."""
         try:
-            self._socket.send_multipart([messages.encode(message) for message in group], zmq.NOBLOCK)
+            self._socket.send_multipart([records.encode(message) for message in group], zmq.NOBLOCK)
         except zmq.Again:
             return False
         self._loop.call_soon(self._drain_socket)  # sending may have consumed the descriptor's edge
@@ -336,12 +296,12 @@ class EngineClient:
             except zmq.Again:
                 return
             try:
-                self._handle(messages.read(data, messages.FROM_RANK_0))
+                self._handle(records.read(data, records.FROM_RANK_0))
             except Exception as error:  # unpacking raises many types; one bad message must not end the others
                 log.error("a message from rank 0 is ignored: %s: %s", type(error).__name__, error)
         self._loop.call_soon(self._drain_socket)
 
-    def _handle(self, message: messages.FromRank0) -> None:
+    def _handle(self, message: records.FromRank0) -> None:
         self._heard_at = time.monotonic()
         if isinstance(message, records.Status):
             self._reported, self.error = message.state, message.error
@@ -385,7 +345,12 @@ class EngineClient:
                     call.set_exception(problem)
         if state != self._announced:
             self._announced = state
-            self.on_state(state)
+            log.info("the engine is %s", state)
+
+
+def new_id() -> str:
+    """Returns an id for a message."""
+    return secrets.token_hex(8)
 
 
 def _problem(failure: records.Failure) -> Problem:

@@ -78,11 +78,6 @@ class EngineJob:
             self._errors.started()
 
     @property
-    def pid(self) -> int:
-        """The process id of the job's first process."""
-        return self._process.pid
-
-    @property
     def has_ended(self) -> bool:
         """True if the job has ended."""
         if self._process.poll() is None:

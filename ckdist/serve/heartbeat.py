@@ -15,29 +15,24 @@ START_SECONDS = 60.0  # limit for the first heartbeat: Python's imports take lon
 STUCK_SECONDS = 10.0  # after this time without a heartbeat the process counts as stuck
 
 
-class Heartbeat:
-    """The HTTP process's end of the pipe.
+async def send_heartbeats(descriptor: int, answers: Callable[[], bool]) -> None:
+    """Sends a heartbeat every BEAT_SECONDS, or every LOADING_BEAT_SECONDS while loading, until it is cancelled.
 
     Args:
         descriptor: The pipe's writing end; -1: there is no pipe.
         answers: Returns whether requests are answered.
     """
-
-    def __init__(self, descriptor: int, answers: Callable[[], bool]):
-        self.descriptor, self.answers = descriptor, answers
-        if descriptor >= 0:
-            os.set_blocking(descriptor, False)
-            os.set_inheritable(descriptor, False)  # or a child's copy would keep the pipe open
-
-    async def run(self) -> None:
-        """Sends a heartbeat every BEAT_SECONDS, or every LOADING_BEAT_SECONDS while loading, until it is cancelled."""
-        pause = LOADING_BEAT_SECONDS
-        while self.descriptor >= 0:
-            if answers := self.answers():
-                pause = BEAT_SECONDS
-            with contextlib.suppress(OSError):  # rank 0 does not read, or is gone; `HttpServer` notices that
-                os.write(self.descriptor, ANSWERING if answers else LOADING)
-            await asyncio.sleep(pause)
+    if descriptor < 0:
+        return
+    os.set_blocking(descriptor, False)
+    os.set_inheritable(descriptor, False)  # or a child's copy would keep the pipe open
+    pause = LOADING_BEAT_SECONDS
+    while True:
+        if is_answering := answers():
+            pause = BEAT_SECONDS
+        with contextlib.suppress(OSError):  # rank 0 does not read, or is gone; `HttpServer` notices that
+            os.write(descriptor, ANSWERING if is_answering else LOADING)
+        await asyncio.sleep(pause)
 
 
 class FailureDetector:

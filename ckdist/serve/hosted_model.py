@@ -7,7 +7,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Coroutine
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any, Literal
 
 from ckdist.errors import CkdistError
@@ -18,7 +18,7 @@ from ckdist.serve.problems import Problem
 from ckdist.serve.requests.adapter_choice import adapter_in
 from ckdist.serve.resuming_client import ResumingClient
 from ckdist.serve.service import Service
-from ckdist.serve.settings import HostedSettings, HttpSettings
+from ckdist.serve.settings import HostedSettings, HttpSettings, ModelSettings
 
 LOOK_SECONDS = 0.05
 LAST_WORDS_SECONDS = 3.0  # for an engine that has failed to end by itself
@@ -49,16 +49,11 @@ class HostedModel:
     def __init__(self, settings: HttpSettings, hosted: HostedSettings, turns: str) -> None:
         self.hosted, self._turns = hosted, turns
         self.client = ResumingClient()
-        own = replace(
-            settings, model=hosted.model, model_name=hosted.name, overrides=hosted.overrides,
-            aliases=hosted.aliases, defaults=hosted.defaults, models=(),
-            parallel=hosted.parallel, max_sequences=hosted.max_sequences, adapter=hosted.adapter,
-            prefill_file=hosted.prefill_file, slot_folder=hosted.slot_folder,
-        )  # fmt: skip
+        of_model = {item.name: getattr(hosted, item.name) for item in fields(ModelSettings)}
+        own = replace(settings, models=(), **of_model)
         self.service = Service(own, self.client)
-        self._state: State = "unloaded"
-        self.service.rests = True
         self.problem: str | None = None
+        self._set_state("unloaded")
         self.users, self.used_at = 0, time.monotonic()
         self.needs = hosted.memory
         self.keep_alive = hosted.keep_alive
@@ -74,7 +69,7 @@ class HostedModel:
     @property
     def name(self) -> str:
         """The name in answers."""
-        return self.hosted.name
+        return self.hosted.model_name
 
     @property
     def adapters(self) -> tuple[str, ...]:
@@ -85,17 +80,6 @@ class HostedModel:
     def adapter(self, name: str) -> str | None:
         """The adapter that NAME or MODEL:NAME stands for. None: this model has no such adapter."""
         return adapter_in(name, (self.name, *self.hosted.aliases), self.adapters)
-
-    @property
-    def state(self) -> State:
-        """Its state."""
-        return self._state
-
-    @state.setter
-    def state(self, state: State) -> None:
-        """Sets it, and how the page shows an idle model."""
-        self._state = state
-        self.service.rests = state == "unloaded" and self.problem is None
 
     @property
     def is_evictable(self) -> bool:
@@ -134,12 +118,11 @@ class HostedModel:
         """Ends its processes. Its requests, if any, end with 503."""
         if self._life is None:
             return
-        self.state = "unloading"
+        self._set_state("unloading")
         self._life.cancel()
         await asyncio.wait((self._life,))
         self.client.lose(SHUTTING_DOWN)
-        await self._end_processes()
-        self._end("unloaded")
+        await self._end()
 
     def _refusal(self) -> Problem:
         wait = max(1, math.ceil(self._refused_until - time.monotonic()))
@@ -152,18 +135,25 @@ class HostedModel:
         self._refused_until = max(self._refused_until, time.monotonic() + seconds)
         log.error("the model %s does not run: %s", self.name, error)
 
-    def _end(self, state: State) -> None:
-        self.state, self._life = state, None
+    def _set_state(self, state: State) -> None:
+        self.state: State = state
+        self.service.rests = state == "unloaded" and self.problem is None  # how the page shows an idle model
+
+    def _enter(self, state: State) -> None:
+        """Enters a state that `wait` waits for."""
+        self._set_state(state)
         if self._ready is not None and not self._ready.done():
             self._ready.set_result(None)
 
-    async def _end_processes(self) -> None:
+    async def _end(self) -> None:
         self.client.disconnect()
         self.service.tokenizer = None
         self.service.text.close()
         if self.job is not None:
             await self.job.stop()
             self.job = None
+        self._life = None
+        self._enter("unloaded")
 
     async def _live(self) -> None:
         """Loads the model and watches it. Ends only if it cannot be served any more."""
@@ -178,11 +168,10 @@ class HostedModel:
         except CkdistError as error:
             self._fail(error)
             self.client.lose(str(self._refusal()))
-            await self._end_processes()
-            self._end("unloaded")
+            await self._end()
 
     def _enter_loading(self) -> None:
-        self.state = "loading"
+        self._set_state("loading")
         self.service.prefilling = self.service.settings.prefill_file is not None
         if self._ready is None or self._ready.done():
             self._ready = asyncio.get_running_loop().create_future()
@@ -192,14 +181,9 @@ class HostedModel:
         if (path := self.service.settings.prefill_file) is not None:
             await prefill_all(self.service, path)
             self.service.prefilling = False
-        self._enter_loaded()
-
-    def _enter_loaded(self) -> None:
-        self.state, self.used_at = "loaded", time.monotonic()
-        self._failures = 0
+        self._enter("loaded")
+        self.used_at, self._failures = time.monotonic(), 0
         log.info("the model %s is loaded", self.name)
-        if self._ready is not None and not self._ready.done():
-            self._ready.set_result(None)
 
     async def _start_text(self) -> None:
         self.service.tokenizer = await self.service.text.start()

@@ -69,7 +69,7 @@ def checked_keys(keys: tuple[ApiKey, ...], where: str) -> tuple[ApiKey, ...]:
 def _keys_of_tables(text: str, where: str) -> tuple[ApiKey, ...]:
     try:
         found = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{where} is not TOML: {' '.join(str(error).split())[:200]}") from None
     tables = found.pop("key", [])
     if found or not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):

@@ -2,16 +2,18 @@
 
 from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
+from functools import partial
 from typing import Any
 
+from ckdist.config.samplers import SAMPLERS
+from ckdist.engine.sampling_params import PARAMETERS, SamplingParams
 from ckdist.serve.answer import event_in_turns
 from ckdist.serve.answer_choice import Piece
 from ckdist.serve.encoding import each
-from ckdist.serve.llama_settings import llama_settings
 from ckdist.serve.openai_answer import Source
-from ckdist.serve.requests.sampling_fields import for_choice
+from ckdist.serve.requests.sampling_fields import LLAMA_RANDOM_SEED, for_choice
 from ckdist.serve.run import Run
-from ckdist.serve.scores import TokenScore
+from ckdist.serve.scores import TokenScore, with_top
 from ckdist.tokens.vocabulary import Vocabulary
 
 STOP_TYPES = {"length": "limit"}
@@ -94,16 +96,35 @@ class LlamaCompletionAnswer:
     def _probabilities(self, scores: Sequence[TokenScore]) -> dict[str, Any]:
         if not self.work.logprobs or not scores:
             return {}
-        return {"completion_probabilities": each(self._score, scores)}
-
-    def _score(self, item: TokenScore) -> dict[str, Any]:
-        top = [self._entry(token, logprob) for token, logprob in item.top]
-        return {**self._entry(item.token, item.logprob), "top_logprobs": top}
+        return {"completion_probabilities": each(partial(with_top, self._entry), scores)}
 
     def _entry(self, token: int, logprob: float | None) -> dict[str, Any]:
         piece = self.tokenizer.token_bytes(token)
         text = piece.decode("utf-8", "replace")
         return {"id": token, "token": text, "bytes": list(piece), "logprob": logprob}
+
+
+def llama_settings(
+    sampling: SamplingParams, max_tokens: int, stops: tuple[str, ...] = (), stream: bool = False
+) -> dict[str, Any]:
+    """Returns the settings of an answer under llama-server's names. `max_tokens` -1: no limit but the context."""
+    return {
+        **{item.metadata["props"] or item.name: getattr(sampling, item.name) for item in PARAMETERS},
+        "seed": LLAMA_RANDOM_SEED if sampling.seed is None else sampling.seed,
+        "repeat_last_n": -1 if sampling.repeat_last_n is None else sampling.repeat_last_n,
+        "stop": list(stops),
+        "max_tokens": max_tokens,
+        "n_predict": max_tokens,
+        "n_keep": 0,
+        "n_discard": 0,
+        "stream": stream,
+        "logit_bias": [{"token": token, "bias": bias} for token, bias in sampling.logit_bias.items()],
+        "n_probs": sampling.logprobs or 0,
+        "grammar": "",
+        "samplers": list(sampling.samplers or SAMPLERS),
+        "post_sampling_probs": False,
+        "lora": [],
+    }
 
 
 def chosen(answer: dict[str, Any], paths: tuple[str, ...]) -> dict[str, Any]:

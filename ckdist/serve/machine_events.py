@@ -47,10 +47,6 @@ class Machine:
     def _content(self, state: str) -> dict[str, Any]:
         """Counters (`_total`) count from the start. Clients take differences over `clock`, in seconds."""
         client = self._client
-        numbers = {name: value for name, value in client.stats.items() if _is_shown(name, value)}
+        shown = lambda name, value: type(value) in (int, float) and not BUCKET.fullmatch(name)  # those are in /metrics
+        numbers = {name: value for name, value in client.stats.items() if shown(name, value)}
         return {**self._facts(), "state": state, "clock": client.clock, "stats": numbers, "ranks": client.ranks}
-
-
-def _is_shown(name: str, value: object) -> bool:
-    # Buckets of histograms are only in /metrics.
-    return type(value) in (int, float) and not BUCKET.fullmatch(name)

@@ -5,7 +5,7 @@ Some of them also have the names that other servers' dashboards read.
 
 import functools
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
@@ -16,9 +16,9 @@ from prometheus_client.core import (
     InfoMetricFamily,
     Metric,
 )
+from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.registry import Collector
-
-from ckdist.serve.dashboards import llama_families, vllm_families
+from prometheus_client.samples import Sample
 
 WAIT_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 TOKENS = tuple(1 << power for power in range(18))
@@ -84,6 +84,23 @@ MEANINGS = {  # help texts of rank 0's numbers; a newer rank 0 may send more num
     "weights_packed_bytes": "Bytes of weights that are packed",
     "weights_packed_ratio": "Fraction of the weights that is packed",
 }
+# vLLM's name -> field of Metrics
+VLLM = {
+    "vllm:prompt_tokens": "prompt_tokens",
+    "vllm:generation_tokens": "generated_tokens",
+    "vllm:prefix_cache_queries": "prompt_tokens",
+    "vllm:prefix_cache_hits": "cached_tokens",
+    "vllm:time_to_first_token_seconds": "first_token_seconds",
+    "vllm:time_per_output_token_seconds": "inter_token_seconds",
+    "vllm:inter_token_latency_seconds": "inter_token_seconds",
+    "vllm:request_time_per_output_token_seconds": "token_seconds",
+    "vllm:e2e_request_latency_seconds": "generation_seconds",
+    "vllm:request_decode_time_seconds": "decode_seconds",
+    "vllm:request_prompt_tokens": "request_prompt_tokens",
+    "vllm:request_generation_tokens": "request_generated_tokens",
+}
+COUNTER, GAUGE = CounterMetricFamily, GaugeMetricFamily
+REASONS = ("stop", "length", "abort")
 STATES = ("loading", "ready", "draining", "failed", "stale")
 
 
@@ -94,50 +111,32 @@ class Metrics(Collector):
         self, model: str, state: Callable[[], str], active: Callable[[], int], stats: Callable[[], dict[str, Any]]
     ):
         self.model, self._state, self._active, self._stats = model, state, active, stats
-        registry = self.registry = CollectorRegistry()
-
-        counter = functools.partial(Counter, registry=registry)
-        histogram = functools.partial(Histogram, registry=registry)
-        self.requests = counter("ckdist_requests", "Answered HTTP requests", ["path", "status"])
-        self.failed_keys = counter("ckdist_failed_keys", "Requests with a wrong API key")
-        self.aborts = counter("ckdist_aborted_requests", "Requests that ended before all their choices were complete")
-        self.prompt_tokens = counter("ckdist_prompt_tokens", "Prompt tokens of requests that got an answer")
-        self.cached_tokens = counter("ckdist_cached_tokens", "Prompt tokens found in the prefix cache")
-        self.generated_tokens = counter("ckdist_generated_tokens", "Generated tokens")
-        self.first_token_seconds = histogram(
-            "ckdist_time_to_first_token_seconds", "Time from submit to the first token", buckets=WAIT_SECONDS
-        )
-        self.token_seconds = histogram(
-            "ckdist_time_per_output_token_seconds", "Mean time between tokens of a request", buckets=TOKEN_SECONDS
-        )
-        self.request_seconds = histogram(
-            "ckdist_request_seconds", "Time of a whole request", ["path"], buckets=WAIT_SECONDS
-        )
-        self.finished = counter("ckdist_finished_sequences", "Choices by how they ended", ["reason"])
-        self.generation_seconds = histogram(
-            "ckdist_generation_seconds", "Time from submit to the last token of a request", buckets=WAIT_SECONDS
-        )
-        self.decode_seconds = histogram(
-            "ckdist_decode_seconds", "Time from the first token of a request to its last", buckets=WAIT_SECONDS
-        )
-        self.inter_token_seconds = histogram(
-            "ckdist_inter_token_seconds", "Time between tokens of a choice", buckets=TOKEN_SECONDS
-        )
-        self.request_prompt_tokens = histogram(
-            "ckdist_request_prompt_tokens", "Prompt tokens of a request", buckets=TOKENS
-        )
-        self.request_generated_tokens = histogram(
-            "ckdist_request_generated_tokens", "Generated tokens of a request", buckets=TOKENS
-        )
+        self.registry = CollectorRegistry()
+        shared: dict[str, Any] = {"registry": self.registry, "namespace": "ckdist"}
+        counter = functools.partial(Counter, **shared)
+        waits = functools.partial(Histogram, buckets=WAIT_SECONDS, **shared)
+        gaps = functools.partial(Histogram, buckets=TOKEN_SECONDS, **shared)
+        tokens = functools.partial(Histogram, buckets=TOKENS, **shared)
+        self.requests = counter("requests", "Answered HTTP requests", ["path", "status"])
+        self.failed_keys = counter("failed_keys", "Requests with a wrong API key")
+        self.aborts = counter("aborted_requests", "Requests that ended before all their choices were complete")
+        self.prompt_tokens = counter("prompt_tokens", "Prompt tokens of requests that got an answer")
+        self.cached_tokens = counter("cached_tokens", "Prompt tokens found in the prefix cache")
+        self.generated_tokens = counter("generated_tokens", "Generated tokens")
+        self.first_token_seconds = waits("time_to_first_token_seconds", "Time from submit to the first token")
+        self.token_seconds = gaps("time_per_output_token_seconds", "Mean time between tokens of a request")
+        self.request_seconds = waits("request_seconds", "Time of a whole request", ["path"])
+        self.finished = counter("finished_sequences", "Choices by how they ended", ["reason"])
+        self.generation_seconds = waits("generation_seconds", "Time from submit to the last token of a request")
+        self.decode_seconds = waits("decode_seconds", "Time from the first token of a request to its last")
+        self.inter_token_seconds = gaps("inter_token_seconds", "Time between tokens of a choice")
+        self.request_prompt_tokens = tokens("request_prompt_tokens", "Prompt tokens of a request")
+        self.request_generated_tokens = tokens("request_generated_tokens", "Generated tokens of a request")
         self.registry.register(self)
 
     def render(self) -> bytes:
         """Returns the metrics in the Prometheus text format."""
         return generate_latest(self.registry)
-
-    def describe(self) -> Iterable[Metric]:
-        """Returns nothing, since rank 0's numbers are not known in advance."""
-        return []
 
     def collect(self) -> Iterator[Metric]:
         """Yields the current numbers. The registry calls this."""
@@ -169,14 +168,12 @@ def _families(stats: dict[str, Any]) -> Iterator[Metric]:
         buckets.setdefault(base, []).append((bound, numbers.pop(match[0])))
     for base, counts in buckets.items():
         counts.append(("+Inf", numbers.pop(f"{base}_count", counts[-1][1])))
-        yield HistogramMetricFamily(
-            f"ckdist_{base}", _meaning(base), buckets=counts, sum_value=numbers.pop(f"{base}_sum", 0)
-        )
+        total = numbers.pop(f"{base}_sum", 0)
+        yield HistogramMetricFamily(f"ckdist_{base}", _meaning(base), buckets=counts, sum_value=total)
     for name, value in stats.items():
         if isinstance(value, str) and NAME.fullmatch(name) and name.endswith("_info"):
-            yield InfoMetricFamily(
-                f"ckdist_{name.removesuffix('_info')}", _meaning(name), value={"reason": value[:MAX_LABEL]}
-            )
+            told = {"reason": value[:MAX_LABEL]}
+            yield InfoMetricFamily(f"ckdist_{name.removesuffix('_info')}", _meaning(name), value=told)
     labelled: dict[tuple[str, str], GaugeMetricFamily] = {}
     for name, value in numbers.items():
         if match := LABELLED.fullmatch(name):
@@ -192,3 +189,91 @@ def _families(stats: dict[str, Any]) -> Iterator[Metric]:
 
 def _meaning(name: str) -> str:
     return MEANINGS.get(name, f"Rank 0's {name}")
+
+
+def vllm_families(metrics: Metrics, stats: dict[str, Any]) -> Iterator[Metric]:
+    """Yields vLLM's metrics. `stats` are rank 0's numbers. Every sample has the labels model_name and engine."""
+    labels = {"model_name": metrics.model, "engine": "0"}
+    for name, own in VLLM.items():
+        yield _renamed(getattr(metrics, own), name, labels)
+    finished = {sample.labels["reason"]: sample.value for sample in _samples(metrics.finished, "_total")}
+    success = CounterMetricFamily(
+        "vllm:request_success", "Requests by how they ended", labels=[*labels, "finished_reason"]
+    )
+    for reason in REASONS:
+        success.add_metric([*labels.values(), reason], finished.get(reason, 0.0))
+    yield success
+    yield _family("vllm:num_preemptions", "Preempted sequences", _number(stats, "preemptions_total"), COUNTER, labels)
+    for name, text, value in (
+        ("num_requests_running", "Sequences in the batch", _number(stats, "requests_running")),
+        ("num_requests_waiting", "Sequences in the queue", _number(stats, "requests_waiting")),
+        ("kv_cache_usage_perc", "Share of the KV cache in use; 1 is all", _cache_usage(stats)),
+        ("gpu_cache_usage_perc", "The former name of kv_cache_usage_perc", _cache_usage(stats)),
+    ):
+        yield _family(f"vllm:{name}", text, value, GAUGE, labels)
+
+
+def llama_families(metrics: Metrics, stats: dict[str, Any]) -> Iterator[Metric]:
+    """Yields llama-server's metrics, which have no labels."""
+    counters = (metrics.prompt_tokens, metrics.generated_tokens, metrics.cached_tokens)
+    prompt_tokens, tokens, cached = (_samples(own, "_total")[0].value for own in counters)
+    times = (metrics.first_token_seconds, metrics.decode_seconds)
+    prompt_seconds, seconds = (_samples(own, "_sum")[0].value for own in times)
+    computed = prompt_tokens - cached
+    waiting, running = (_number(stats, f"requests_{state}") for state in ("waiting", "running"))
+    for name, text, value, kind in (
+        ("prompt_tokens", "Prompt tokens computed", computed, COUNTER),
+        ("prompt_seconds", "Time spent on prompts, waiting included", prompt_seconds, COUNTER),
+        ("tokens_predicted", "Generated tokens", tokens, COUNTER),
+        ("tokens_predicted_seconds", "Time spent on generation", seconds, COUNTER),
+        ("n_decode", "Steps of the engine", _number(stats, "step_seconds_count"), COUNTER),
+        (
+            "prompt_tokens_seconds",
+            "Mean prompt tokens per second of a request",
+            _ratio(computed, prompt_seconds),
+            GAUGE,
+        ),
+        ("predicted_tokens_seconds", "Mean generated tokens per second of a request", _ratio(tokens, seconds), GAUGE),
+        ("requests_processing", "Sequences in the batch", running, GAUGE),
+        ("requests_deferred", "Sequences in the queue", waiting, GAUGE),
+        ("kv_cache_usage_ratio", "Share of the KV cache in use; 1 is all", _cache_usage(stats), GAUGE),
+    ):
+        yield _family(f"llamacpp:{name}", text, value, kind)
+
+
+def _renamed(own: MetricWrapperBase, name: str, labels: dict[str, str]) -> Metric:
+    (family,) = own.collect()
+    copy = Metric(name, family.documentation, family.type)
+    for sample in family.samples:
+        if not sample.name.endswith("_created"):
+            copy.add_sample(name + sample.name.removeprefix(family.name), {**labels, **sample.labels}, sample.value)
+    return copy
+
+
+def _samples(own: MetricWrapperBase, suffix: str) -> list[Sample]:
+    return [sample for family in own.collect() for sample in family.samples if sample.name.endswith(suffix)]
+
+
+def _family(
+    name: str,
+    text: str,
+    value: float,
+    kind: type[CounterMetricFamily | GaugeMetricFamily],
+    labels: Mapping[str, str] = {},
+) -> Metric:
+    family = kind(name, text, labels=list(labels))
+    family.add_metric(list(labels.values()), value)
+    return family
+
+
+def _number(stats: dict[str, Any], name: str) -> float:
+    value = stats.get(name, 0)
+    return float(value) if type(value) in (int, float) else 0.0
+
+
+def _cache_usage(stats: dict[str, Any]) -> float:
+    return _ratio(_number(stats, "blocks_used"), _number(stats, "blocks"))
+
+
+def _ratio(amount: float, whole: float) -> float:
+    return amount / whole if whole else 0.0

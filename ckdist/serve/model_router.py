@@ -42,7 +42,7 @@ class ModelRouter:
         self._rows = list(range(len(settings.models) + MAX_PULLED))  # of the file of turns; those that are free
         os.ftruncate(self._turns, turns_bytes(len(self._rows)))
         self.accounts = Accounts((*settings.api_keys, *settings.file_keys), settings.shared_cache, settings.key_limits)
-        self._kept = ResponseStore(settings.store_seconds)  # a response may be continued by another model
+        self._kept = ResponseStore(settings.store_responses)  # a response may be continued by another model
         self.models: dict[str, HostedModel] = {}
         self._names: dict[str, HostedModel] = {}
         self._row_of: dict[str, int] = {}
@@ -146,7 +146,7 @@ class ModelRouter:
         if not self._rows:
             raise Problem(409, f"clients have pulled {MAX_PULLED} models: delete one first", "model")
         words = (*template.words, f"--alias={name}", f"--model={path}")
-        self._add(replace(template, name=name, words=words, model=path))
+        self._add(replace(template, model_name=name, words=words, model=path))
         self._pulled[name] = path if is_new else None
 
     async def remove(self, name: str) -> str | None:
@@ -170,9 +170,9 @@ class ModelRouter:
         return self._pulled.pop(name)
 
     def _add(self, hosted: HostedSettings) -> None:
-        row = self._row_of[hosted.name] = self._rows.pop(0)
+        row = self._row_of[hosted.model_name] = self._rows.pop(0)
         path = f"/proc/{os.getpid()}/fd/{self._turns}"  # the engines open it, and it leaves nothing behind
-        model = self.models[hosted.name] = HostedModel(self.settings, hosted, f"{path}:{row}")
+        model = self.models[hosted.model_name] = HostedModel(self.settings, hosted, f"{path}:{row}")
         model.service.kept, model.service.accounts = self._kept, self.accounts
         self._names |= dict.fromkeys((model.name, *hosted.aliases), model)
 
@@ -204,7 +204,11 @@ class ModelRouter:
             if model.state == "unloaded":
                 if not is_order:
                     model.check_may_load()
-                await self._make_room(model, await model.predict(), waits)
+                needs = await model.predict()
+                try:
+                    await self._make_room(model, needs, waits)
+                finally:
+                    self._crowded_at = None
                 model.begin()
 
     async def unload(self, model: HostedModel) -> None:
@@ -237,12 +241,6 @@ class ModelRouter:
         return not model.hosted.pinned and crowded_at is not None and time.monotonic() - crowded_at > PASSING_SECONDS
 
     async def _make_room(self, model: HostedModel, needs: int, waits: bool) -> None:
-        try:
-            await self._unload_for(model, needs, waits)
-        finally:
-            self._crowded_at = None
-
-    async def _unload_for(self, model: HostedModel, needs: int, waits: bool) -> None:
         """Unloads models until there is room for one more. The least recently used one goes first."""
         limit = self.settings.models_memory
         pinned = sum(one.needs or 0 for one in self._resident() if one.hosted.pinned)
@@ -250,12 +248,9 @@ class ModelRouter:
             prediction = model.prediction
             remedy = "lower its memory" if prediction is None else prediction.remedy(limit - pinned)
             held = f", of which pinned models hold {_size(pinned)}" if pinned else ""
-            raise Problem(
-                503,
-                f"the model {model.name!r} needs {_size(needs)}, and all models may take {_size(limit)}{held}: "
-                f"{remedy}, or raise --models-memory",
-                retry_after=LOAD_RETRY_SECONDS,
-            )
+            told = f"the model {model.name!r} needs {_size(needs)}, and all models may take {_size(limit)}{held}"
+            message = f"{told}: {remedy}, or raise --models-memory"
+            raise Problem(503, message, retry_after=LOAD_RETRY_SECONDS)
         while not self._has_room(needs):
             self._released.clear()
             idle = [one for one in self._resident() if one.is_evictable]
@@ -268,10 +263,9 @@ class ModelRouter:
             else:
                 free = _size(limit - self.used_bytes)
                 count = len(self._resident())
-                message = (
-                    f"{count} model{'s are' if count != 1 else ' is'} loaded and {free} are free, of {_size(limit)}"
-                )
-                raise Problem(503, f"{message}; {model.name!r} needs {_size(needs)}", retry_after=LOAD_RETRY_SECONDS)
+                models = f"{count} model{'s are' if count != 1 else ' is'}"
+                message = f"{models} loaded and {free} are free, of {_size(limit)}; {model.name!r} needs {_size(needs)}"
+                raise Problem(503, message, retry_after=LOAD_RETRY_SECONDS)
 
     def _has_room(self, needs: int) -> bool:
         most = self.settings.models_max

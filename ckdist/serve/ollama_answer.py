@@ -1,17 +1,16 @@
 """Answers of Ollama's /api/chat, /api/generate and /api/embed: objects, or lines of JSON."""
 
-import json
 import time
 from collections.abc import AsyncGenerator
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
 from ckdist.serve.answer_choice import Piece
-from ckdist.serve.chat_message import ChatParser
+from ckdist.serve.chat_message import ChatParser, parsed_arguments
 from ckdist.serve.encoding import to_json
 from ckdist.serve.openai_answer import Source
 from ckdist.serve.run import Run
-from ckdist.serve.scores import TokenScore
+from ckdist.serve.scores import TokenScore, with_top
 from ckdist.tokens.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
@@ -89,11 +88,7 @@ class OllamaAnswer:
         call, self._call = self._call, None
         if call is None:
             return []
-        try:
-            arguments = json.loads(call["arguments"] or "{}")
-        except ValueError:
-            arguments = {"partial_json": call["arguments"]}  # the answer was cut off
-        return [{"function": {"name": call["name"], "arguments": arguments}}]
+        return [{"function": {"name": call["name"], "arguments": parsed_arguments(call["arguments"])}}]
 
     def _end(self, piece: Piece) -> dict[str, Any]:
         begin, first, last = self.run.moments() or (self._begun,) * 3
@@ -113,8 +108,8 @@ class OllamaAnswer:
         return {"logprobs": [self._score(item) for item in piece.scores]} if self.run.work.logprobs else {}
 
     def _score(self, item: TokenScore) -> dict[str, Any]:
-        top = [self._entry(token, logprob) for token, logprob in item.top]
-        return {**self._entry(item.token, item.logprob), **({"top_logprobs": top} if top else {})}
+        shown = with_top(self._entry, item)
+        return shown if shown["top_logprobs"] else self._entry(item.token, item.logprob)
 
     def _entry(self, token: int, logprob: float | None) -> dict[str, Any]:
         piece = self._tokenizer.token_bytes(token)

@@ -39,40 +39,25 @@ class Origins:
         """Returns the reason to refuse a request, or None."""
         host = headers.get(b"host", b"").decode("latin-1").lower()
         if self.hosts is not None and host and not self._answers_to(host):
-            return Problem(
-                403,
-                f"this server does not answer to the name {host[:200]!r}; --allowed-host adds a name",
-                code="host_not_allowed",
-            )
+            message = f"this server does not answer to the name {host[:200]!r}; --allowed-host adds a name"
+            return Problem(403, message, code="host_not_allowed")
         if method not in ("POST", "PUT", "PATCH", "DELETE"):
             return None
         origin = headers.get(b"origin")
-        if (
-            origin is not None
-            and origin.decode("latin-1").lower() not in (f"http://{host}", f"https://{host}")
-            and not self._is_allowed(origin)
-        ):
-            shown = origin.decode("latin-1")[:200]
-            return Problem(
-                403,
-                f"web pages of {shown!r} may not use this server; --cors-origin allows them",
-                code="origin_not_allowed",
-            )
+        shown = (origin or b"").decode("latin-1")
+        is_own = shown.lower() in (f"http://{host}", f"https://{host}")
+        if origin is not None and not is_own and not self._is_allowed(origin):
+            message = f"web pages of {shown[:200]!r} may not use this server; --cors-origin allows them"
+            return Problem(403, message, code="origin_not_allowed")
         site = headers.get(b"sec-fetch-site", b"none")
         if origin is None and site not in (b"none", b"same-origin"):
-            return Problem(
-                403,
-                "another site's web page may not use this server without naming its origin",
-                code="origin_not_allowed",
-            )
+            message = "another site's web page may not use this server without naming its origin"
+            return Problem(403, message, code="origin_not_allowed")
         kind = headers.get(b"content-type", b"").decode("latin-1").partition(";")[0].strip().lower()
         from_browser = origin is not None or b"sec-fetch-site" in headers
         if kind not in JSON_TYPES and (from_browser or kind != CURL_TYPE):
-            return Problem(
-                415,
-                f"the body must be JSON: send Content-Type: application/json, not {kind[:100]!r}",
-                code="unsupported_media_type",
-            )
+            message = f"the body must be JSON: send Content-Type: application/json, not {kind[:100]!r}"
+            return Problem(415, message, code="unsupported_media_type")
         return None
 
     def headers(self, headers: dict[bytes, bytes]) -> list[tuple[bytes, bytes]]:

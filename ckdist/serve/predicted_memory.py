@@ -41,11 +41,10 @@ async def predict_memory(words: tuple[str, ...]) -> PredictedMemory:
     try:
         output, errors = await asyncio.wait_for(process.communicate(), MOST_SECONDS)
     except asyncio.TimeoutError:  # before Python 3.11 it is not TimeoutError
-        process.kill()
         raise ConfigError(f"its size is not known after {MOST_SECONDS:g} seconds: give its `memory`") from None
-    except BaseException:
-        process.kill()
-        raise
+    finally:
+        if process.returncode is None:
+            process.kill()
     try:
         return msgspec.json.decode(output, type=PredictedMemory)
     except msgspec.MsgspecError:

@@ -85,7 +85,7 @@ async def prefill_all(service: "Service", path: str) -> None:
         try:
             prepared = await service.prepare_body("prefill", json.dumps(prompt.body).encode())
             for account in _tenants(service.accounts, prompt.key):
-                answer = await service.run_prefill(prepared, account)
+                answer = await service.prefill(prepared, account)
                 computed, cached = computed + answer["computed_tokens"], cached + answer["cached_tokens"]
         except Problem as problem:
             if problem.status >= 500:

@@ -67,16 +67,11 @@ class Problem(CkdistError):  # noqa: N818 - RFC 9457's word
         if path.startswith(OLLAMA):
             return {"error": self.message}
         if not path.startswith(ANTHROPIC):
-            return self.body()
+            code = self.code or CODES.get(self.status)
+            told = {"message": self.message, "type": self.kind, "param": self.field, "code": code}
+            return {"error": {**told, **self.details}}
         kind = ANTHROPIC_TYPES.get(self.status, "api_error" if self.status >= 500 else "invalid_request_error")
         return {"type": "error", "error": {"type": kind, "message": self.message}}
-
-    def body(self) -> dict[str, Any]:
-        """Returns OpenAI's error object."""
-        code = self.code or CODES.get(self.status)
-        return {
-            "error": {"message": self.message, "type": self.kind, "param": self.field, "code": code, **self.details}
-        }
 
     @property
     def kind(self) -> str:

@@ -35,14 +35,24 @@ MAX_RESTARTS = 3  # within RESTART_SECONDS
 RESTART_SECONDS = 60.0
 REQUESTS_BESIDE_SEQUENCES = 512  # requests without sequences: they are read, refused or counted
 
+# Flags that reach the HTTP process as they are. Those in OWN differ from the setting of the same name.
+OWN = {"model", "models", "models_memory"}
+FLAGS = [name for name in HttpSettings.__dataclass_fields__ if name in ServeConfig.__dataclass_fields__.keys() - OWN]
+
 log = logging.getLogger(__name__)
 
 
 def check_outputs(config: ServeConfig) -> None:
     """Makes the log file. Raises ConfigError if it or the collector cannot be used, or too few files may be open."""
-    check_file_limit()
-    if config.log_file is not None:
-        make_log_file(config.log_file)
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    if -1 < limit < FEWEST_FILES:  # -1: there is no limit
+        remedy = "raise the hard limit with ulimit -Hn"
+        raise ConfigError(f"{limit} files may be open, and the server needs {FEWEST_FILES}: {remedy}")
+    if (path := config.log_file) is not None:
+        try:
+            os.close(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK, 0o640))
+        except OSError as error:
+            raise ConfigError(f"--log-file ({path}) cannot be written: {error.strerror}") from None
     if config.otlp_traces_endpoint is not None:
         from ckdist.serve.traces import check_traces
 
@@ -55,7 +65,7 @@ def overrides_of(config: ServeConfig) -> dict[str, int | float | bool | str]:
     Raises ConfigError if the file is no template, or --chat-template-kwargs has a reserved name.
     """
     if config.chat_template_kwargs is not None:
-        from ckdist.serve.requests.template_names import reserved_variable
+        from ckdist.serve.requests.thinking import reserved_variable
 
         if name := reserved_variable(config.request_defaults.template_variables):
             raise ConfigError(f"--chat-template-kwargs cannot set {name!r:.64}: leave it out")
@@ -88,22 +98,12 @@ def absolute(path: str | None) -> str | None:
     return None if path is None else os.path.abspath(path)  # noqa: PTH100
 
 
-def kept_settings(config: ServeConfig) -> dict[str, Any]:
-    """Returns the settings of prompts, responses, slots and batches."""
-    files = {"slot_folder": absolute(config.slot_save_path), "prefill_file": absolute(config.prefill_file)}
-    kept = {"store_seconds": config.store_responses, **files}
+def batch_settings(config: ServeConfig) -> dict[str, Any]:
+    """Returns the folder of --batch-dir and its most bytes."""
     if config.batch_dir is None:
-        return kept
+        return {}
     folder, size = folder_and_size(config.batch_dir, "--batch-dir")
-    return {**kept, "batch_folder": absolute(folder), "batch_bytes": size or DEFAULT_BATCH_BYTES}
-
-
-def log_settings(config: ServeConfig) -> dict[str, Any]:
-    """Returns the settings of logs and traces."""
-    return {
-        "log_file": config.log_file, "log_format": config.log_format, "log_requests": not config.no_log_requests,
-        "log_prompts": config.log_prompts, "traces_endpoint": config.otlp_traces_endpoint, "verbose": config.verbose,
-    }  # fmt: skip
+    return {"batch_folder": folder, "batch_bytes": size or DEFAULT_BATCH_BYTES}
 
 
 class HttpProcess:
@@ -135,7 +135,7 @@ class HttpProcess:
 
     def url_of(self, listener: socket.socket) -> str:
         """Returns the URL of one of its listening sockets, with the prefix of its paths."""
-        return url_of(listener, self._settings.certificate is not None) + self._settings.api_prefix
+        return url_of(listener, self._settings.ssl_certfile is not None) + self._settings.api_prefix
 
     @classmethod
     def start(
@@ -158,6 +158,8 @@ class HttpProcess:
         """
         check_outputs(config)
         api_keys, file_keys = given_keys(config), read_key_file(config.api_key_file) if config.api_key_file else ()
+        sequences = config.parallel + config.max_queue
+        flags = {name: getattr(config, name) for name in FLAGS}
         settings = HttpSettings(
             endpoint=endpoint,
             model=model,
@@ -167,34 +169,16 @@ class HttpProcess:
             listener=listener.fileno(),
             metrics_listener=-1 if metrics is None else metrics.fileno(),
             more_listeners=tuple(one.fileno() for one in more),
-            certificate=absolute(config.ssl_certfile),
-            certificate_key=absolute(config.ssl_keyfile),
-            api_prefix=config.api_prefix,
             parent=os.getpid(),
             cpus=tuple(sorted(os.sched_getaffinity(0) if cpus is None else cpus)),
             api_keys=api_keys,
             file_keys=file_keys,
-            api_key_file=absolute(config.api_key_file),
             key_limits=default_limits(config),
-            **kept_settings(config),
-            shared_cache=config.shared_cache,
-            special_in_text=config.special_tokens_in_text,
-            cors_origins=config.cors_origin,
             allowed_hosts=allowed_hosts(config, (listener, *more), bool(api_keys or file_keys)),
-            parallel=config.parallel,
-            max_sequences=config.parallel + config.max_queue,
-            max_requests=config.parallel + config.max_queue + REQUESTS_BESIDE_SEQUENCES,
-            max_body=config.max_body,
-            timeout=config.timeout,
-            stall_timeout=config.stall_timeout,
-            drain_timeout=config.drain_timeout,
-            strict_fields=config.strict_fields,
-            webui=not config.no_webui,
+            max_sequences=sequences,
+            max_requests=sequences + REQUESTS_BESIDE_SEQUENCES,
             adapter=adapter_name(config),
-            adapter_folder=absolute(config.lora_dir),
-            adapter_bytes=config.lora_uploads,
-            **log_settings(config),
-            **(own or {}),
+            **{**flags, "lora_dir": absolute(config.lora_dir), **batch_settings(config), **(own or {})},
         )
         return cls(settings, listener, *more, *filter(None, [metrics]))
 
@@ -318,12 +302,8 @@ class HttpProcess:
         while self._restarts and now - self._restarts[0] > RESTART_SECONDS:
             self._restarts.popleft()
         if len(self._restarts) >= MAX_RESTARTS:
-            log.error(
-                "the HTTP process %s; it is not restarted again, after %d restarts in %g s",
-                what,
-                MAX_RESTARTS,
-                RESTART_SECONDS,
-            )
+            most = f"after {MAX_RESTARTS} restarts in {RESTART_SECONDS:g} s"
+            log.error("the HTTP process %s; it is not restarted again, %s", what, most)
             return False
         self._restarts.append(now)
         log.warning("the HTTP process %s; it is restarted, and its clients' requests have ended", what)
@@ -344,20 +324,3 @@ class HttpProcess:
     def _kill(self) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
-
-
-def check_file_limit() -> None:
-    """Raises ConfigError if too few files may be open."""
-    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    if -1 < limit < FEWEST_FILES:  # -1: there is no limit
-        raise ConfigError(
-            f"{limit} files may be open, and the server needs {FEWEST_FILES}: raise the hard limit with ulimit -Hn"
-        )
-
-
-def make_log_file(path: str) -> None:
-    """Creates --log-file if it does not exist. Raises ConfigError if it cannot be written."""
-    try:
-        os.close(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK, 0o640))
-    except OSError as error:
-        raise ConfigError(f"--log-file ({path}) cannot be written: {error.strerror}") from None

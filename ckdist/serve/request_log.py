@@ -15,7 +15,13 @@ from ckdist.serve.problems import Problem
 from ckdist.serve.settings import LOG_FORMAT, HttpSettings
 
 REQUEST_ID = re.compile(rb"[A-Za-z0-9._:@/+=-]{1,128}")
-PROBES = ("/health", "/ping", "/livez", "/readyz", "/metrics")  # not logged if the status is 200 or 503
+PROBES = (
+    "/health",
+    "/ping",
+    "/livez",
+    "/readyz",
+    "/metrics",
+)  # not logged if the status is 200 or 503, and always answered
 MAX_PATH = 200
 MAX_PROMPT_TOKENS = 4096  # maximum of a prompt in the log
 
@@ -142,4 +148,4 @@ def start_logging(settings: HttpSettings) -> None:
         handler = logging.handlers.WatchedFileHandler(settings.log_file)
     handler.setFormatter(JsonLines() if settings.log_format == "json" else TextLines(LOG_FORMAT))
     logging.basicConfig(level=logging.INFO if settings.verbose else logging.WARNING, handlers=[handler])
-    log.setLevel(logging.INFO if settings.log_requests else logging.WARNING)
+    log.setLevel(logging.WARNING if settings.no_log_requests else logging.INFO)

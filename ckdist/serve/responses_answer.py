@@ -2,12 +2,12 @@
 
 import secrets
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
-from ckdist.serve.blocks import Block, Blocks, Moment
-from ckdist.serve.chat_message import ChatParser
-from ckdist.serve.encoding import to_json
+from ckdist.serve.answer import named_event
+from ckdist.serve.answer_choice import Piece
+from ckdist.serve.blocks import Block, BlockAnswer, Moment
 from ckdist.serve.openai_answer import Source
 from ckdist.serve.run import Run
 from ckdist.tokens.vocabulary import Vocabulary
@@ -21,44 +21,27 @@ GROWING = {
 }
 
 
-class ResponsesAnswer:
+class ResponsesAnswer(BlockAnswer):
     """One answer while it is generated."""
 
-    def __init__(
-        self, run: Run, _tokenizer: Vocabulary, source: Source, keep: Callable[[dict[str, Any]], None] | None = None
-    ):
+    def __init__(self, run: Run, _tokenizer: Vocabulary, source: Source, keep: Callable[[dict[str, Any]], None]):
         """`keep` takes the complete answer."""
-        self.run, self.source, self.work, self._keep = run, source, run.work, keep
+        super().__init__(run, source)
+        self._keep = keep
         self.id, self.created = f"resp_{secrets.token_hex(12)}", int(time.time())
-        self._parser, self._blocks = ChatParser(run.work.answer), Blocks()
         self._events = 0
 
     async def whole(self) -> dict[str, Any]:
         """Returns the complete `response` object."""
-        (piece,) = await self.run.whole()
-        for _ in self._blocks.take(self._parser.take(piece.text, ended=True)):
-            pass
-        return self._response(piece.finish_reason)
+        return self._response((await self.whole_piece()).finish_reason)
 
-    async def events(self) -> AsyncGenerator[bytes, None]:
-        """Yields OpenAI's server-sent events, each with its name and number."""
-        begun = False
-        with self.run as run:
-            while pieces := await run.next():
-                parts = []
-                if not begun:
-                    begun = True
-                    started = {"response": self._response(None)}
-                    parts += [self._event("response.created", started), self._event("response.in_progress", started)]
-                for piece in pieces:
-                    ended = piece.finish_reason is not None
-                    parts += self._moments(self._blocks.take(self._parser.take(piece.text, ended)))
-                    if ended:
-                        parts += self._moments(self._blocks.end())
-                        name = "response.incomplete" if piece.finish_reason == "length" else "response.completed"
-                        parts.append(self._event(name, {"response": self._response(piece.finish_reason)}))
-                if parts:
-                    yield b"".join(parts)
+    def _begin(self) -> list[bytes]:
+        started = {"response": self._response(None)}
+        return [self._event("response.created", started), self._event("response.in_progress", started)]
+
+    def _finish(self, piece: Piece) -> list[bytes]:
+        name = "response.incomplete" if piece.finish_reason == "length" else "response.completed"
+        return [self._event(name, {"response": self._response(piece.finish_reason)})]
 
     def _response(self, finish_reason: str | None) -> dict[str, Any]:
         """Returns the `response` object. `finish_reason` is None while the answer grows."""
@@ -74,9 +57,9 @@ class ResponsesAnswer:
             "model": self.source.model,
             "output": [self._item(block, status) for block in self._blocks.all] if finish_reason else [],
             "usage": self._usage() if finish_reason else None,
-            **self.work.echoed,
+            **self.run.work.echoed,
         }
-        if finish_reason is not None and self._keep is not None:
+        if finish_reason is not None:
             self._keep(response)
         return response
 
@@ -93,13 +76,8 @@ class ResponsesAnswer:
     def _item(self, block: Block, status: str) -> dict[str, Any]:
         item: dict[str, Any] = {"id": self._item_id(block), "status": status}
         if block.custom:
-            return {
-                **item,
-                "type": "custom_tool_call",
-                "call_id": block.call_id,
-                "name": block.name,
-                "input": block.text,
-            }
+            call = {"call_id": block.call_id, "name": block.name, "input": block.text}
+            return {**item, "type": "custom_tool_call", **call}
         if block.kind == "call":
             call = {"call_id": block.call_id, "name": block.name, "arguments": block.text}
             return {**item, "type": "function_call", **call}
@@ -111,19 +89,14 @@ class ResponsesAnswer:
         prefix = "ctc" if block.custom else PREFIXES[block.kind]
         return f"{prefix}_{self.id.removeprefix('resp_')}{block.index:02d}"
 
-    def _moments(self, moments: Iterable[tuple[Moment, Block, str]]) -> list[bytes]:
-        return [event for moment in moments for event in self._moment(*moment)]
-
-    def _moment(self, moment: Moment, block: Block, text: str) -> list[bytes]:
-        """Returns the events for one change of a block."""
+    def _change(self, moment: Moment, block: Block, text: str) -> list[bytes]:
         place = {"output_index": block.index, "item_id": self._item_id(block)}
         part_place = {**place, "content_index": 0}
-        is_call = block.kind == "call"
         growing = "response.custom_tool_call_input" if block.custom else GROWING[block.kind]
-        where = place if is_call else part_place
+        more = {"logprobs": []} if block.kind == "text" else {}
+        is_call = block.kind == "call"
         if moment == "grow":
-            more = {"logprobs": []} if block.kind == "text" else {}
-            return [self._event(f"{growing}.delta", {**where, "delta": text, **more})]
+            return [self._event(f"{growing}.delta", {**(place if is_call else part_place), "delta": text, **more})]
         if moment == "begin":
             added = {"output_index": block.index, "item": self._item(block, "in_progress")}
             events = [self._event("response.output_item.added", added)]
@@ -132,10 +105,8 @@ class ResponsesAnswer:
             return events
         if is_call:
             told = {"input": block.text} if block.custom else {"name": block.name, "arguments": block.text}
-            done = {**place, **told}
-            events = [self._event(f"{growing}.done", done)]
+            events = [self._event(f"{growing}.done", {**place, **told})]
         else:
-            more = {"logprobs": []} if block.kind == "text" else {}
             events = [self._event(f"{growing}.done", {**part_place, "text": block.text, **more})]
             events.append(self._event("response.content_part.done", {**part_place, "part": _part(block)}))
         item = {"output_index": block.index, "item": self._item(block, "completed")}
@@ -143,8 +114,7 @@ class ResponsesAnswer:
 
     def _event(self, name: str, content: dict[str, Any]) -> bytes:
         self._events += 1
-        data = {"type": name, "sequence_number": self._events - 1, **content}
-        return b"event: %b\ndata: %b\n\n" % (name.encode(), to_json(data))
+        return named_event({"type": name, "sequence_number": self._events - 1, **content})
 
 
 def _part(block: Block) -> dict[str, Any]:

@@ -34,7 +34,7 @@ def create_router_app(router: ModelRouter, metrics: RouterMetrics) -> Access:
         *conversations.PATHS,
         *file_batches.PATHS,
         *message_batches.PATHS,
-        *(page.PATHS if router.settings.webui else ()),
+        *(() if router.settings.no_webui else page.PATHS),
     )
     hosted = [path for path in PATHS if path.name not in own and path not in same]
     routes: list[BaseRoute] = [

@@ -31,10 +31,6 @@ class RouterMetrics(Collector):
         """Returns the metrics in the Prometheus text format."""
         return Response(generate_latest(self._registry), media_type=CONTENT_TYPE_LATEST)
 
-    def describe(self) -> Iterable[Metric]:
-        """Returns nothing, since the engines' numbers are not known in advance."""
-        return []
-
     def collect(self) -> Iterable[Metric]:
         """Returns the current numbers. The registry calls this."""
         families = {family.name: family for family in self.http.registry.collect() if family.name in OF_HTTP}

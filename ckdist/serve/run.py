@@ -5,18 +5,17 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from ckdist.engine.messages import TOKEN_BYTES, Tokens, unpack_tokens
+from ckdist.engine.messages import TOKEN_BYTES, Submit, Tokens, unpack_tokens
 from ckdist.engine.prefix_use import CacheUse
 from ckdist.serve.accounts import Account
 from ckdist.serve.answer_choice import Choice, Growth, Piece
 from ckdist.serve.encoding import Turns
-from ckdist.serve.engine_client import EngineClient
+from ckdist.serve.engine_client import EngineClient, new_id
 from ckdist.serve.metrics import Metrics
 from ckdist.serve.problems import Problem
 from ckdist.serve.requests.sampling_fields import for_choice
 from ckdist.serve.scores import score_prompt
 from ckdist.serve.text_records import Prepared
-from ckdist.serve.timings import timings_of
 from ckdist.tokens.vocabulary import Vocabulary
 
 
@@ -71,7 +70,8 @@ class Run:
                 prompt = number // work.n
                 room, sampling = work.max_tokens[prompt], for_choice(work.sampling, number % work.n)
                 sampling = dataclasses.replace(sampling, max_tokens=room, min_tokens=min(sampling.min_tokens, room))
-                self._generation.submit(number, work.prompts[prompt], sampling, tenant, place, work.adapters)
+                message = Submit(new_id(), work.prompts[prompt], sampling, tenant, place, adapters=work.adapters)
+                self._generation.submit(number, message)
                 self._choices[number] = Choice(number, self._tokenizer, work)
         except BaseException:
             self.__exit__()
@@ -168,11 +168,14 @@ class Run:
         return (self._begun_at, self._first_at, self._last_at) if self._heard else ()
 
     def timings(self) -> dict[str, Any]:
-        """Returns llama-server's timings object for the tokens so far."""
+        """Returns llama-server's `timings` object for the tokens so far. Those of the prompt include waiting."""
         prompt_seconds, seconds = self._first_at - self._begun_at, self._last_at - self._first_at
-        return timings_of(
-            self._prompt_tokens, sum(self.cached_tokens), prompt_seconds, self._completion_tokens, seconds
-        )
+        cached = sum(self.cached_tokens)
+        return {
+            "cache_n": cached,
+            **_speed("prompt", max(0, self._prompt_tokens - cached), prompt_seconds),
+            **_speed("predicted", self._completion_tokens, seconds),
+        }
 
     async def _grow(self, choice: Choice, message: Tokens) -> Piece:
         before = choice.tokens
@@ -226,3 +229,12 @@ class Run:
                 self._cache_uses.append(message.cache_use)
             self._metrics.prompt_tokens.inc(message.prompt_tokens)
             self._metrics.cached_tokens.inc(message.cached_tokens)
+
+
+def _speed(name: str, tokens: int, seconds: float) -> dict[str, float]:
+    return {
+        f"{name}_n": tokens,
+        f"{name}_ms": seconds * 1e3,
+        f"{name}_per_token_ms": seconds * 1e3 / tokens if tokens else 0.0,
+        f"{name}_per_second": tokens / seconds if seconds > 0 else 0.0,
+    }

@@ -73,9 +73,8 @@ class SavedSlots:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             is_full = not path.exists() and sum(1 for _ in path.parent.iterdir()) >= MAX_FILES
             if not is_full:
-                with open(
-                    os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600), "wb"
-                ) as file:
+                made = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+                with open(made, "wb") as file:
                     file.write(data)
                     file.flush()
                     os.fsync(file.fileno())
@@ -103,13 +102,11 @@ class SavedSlots:
         except FileNotFoundError:
             raise Problem(404, f"there is no saved file {name!r}", "filename") from None
         except (OSError, ValueError, LookupError, TypeError, OverflowError, RecursionError) as error:
-            raise Problem(
-                400, f"the saved file {name!r} is damaged or too long ({type(error).__name__})", "filename"
-            ) from None
+            message = f"the saved file {name!r} is damaged or too long ({type(error).__name__})"
+            raise Problem(400, message, "filename") from None
         if version != VERSION or model != self.model:
-            raise Problem(
-                400, f"{name!r} was saved from {str(model)[:64]!r}, and this server has {self.model!r}", "filename"
-            )
+            message = f"{name!r} was saved from {str(model)[:64]!r}, and this server has {self.model!r}"
+            raise Problem(400, message, "filename")
         if not 1 <= len(tokens) < most_tokens:
             message = f"{name!r} has {len(tokens)} tokens; this server restores 1 to {most_tokens - 1}"
             raise Problem(400, message, "filename")
@@ -132,9 +129,8 @@ class SavedSlots:
 
     def _path(self, account: Account, name: str) -> pathlib.Path:
         if not NAME.fullmatch(name):
-            raise Problem(
-                400, f"filename ({name[:64]!r}) must be a name of letters, digits, '.', '_' and '-'", "filename"
-            )
+            message = f"filename ({name[:64]!r}) must be a name of letters, digits, '.', '_' and '-'"
+            raise Problem(400, message, "filename")
         return self.folder / _client(account).hex() / name
 
 

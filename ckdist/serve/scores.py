@@ -6,7 +6,7 @@ while it scans all objects.
 
 import math
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from typing import Any, overload
 
@@ -68,6 +68,11 @@ def score(token: int, entry: list[Any] | None, offset: int) -> TokenScore:
         return TokenScore(token, None, (), offset)
     chosen, top = entry
     return TokenScore(token, _finite(chosen), ((other, _finite(logprob)) for other, logprob in top), offset)
+
+
+def with_top(entry: Callable[[int, float | None], dict[str, Any]], item: TokenScore) -> dict[str, Any]:
+    """Returns a score in an API's format. `entry` makes the object of a token and its log-probability."""
+    return {**entry(item.token, item.logprob), "top_logprobs": [entry(token, logprob) for token, logprob in item.top]}
 
 
 async def score_prompt(

@@ -12,21 +12,21 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import cast
 
 import uvicorn
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ckdist.errors import CkdistError, UserError
+from ckdist.serve.access import Access
 from ckdist.serve.app import create_app, create_watching_app
 from ckdist.serve.batch_runner import open_batches
 from ckdist.serve.connections import ConnectionPool, OutOfFiles, room_for
 from ckdist.serve.engine_client import EngineClient
-from ckdist.serve.heartbeat import Heartbeat
-from ckdist.serve.metrics_port import MetricsPort
+from ckdist.serve.heartbeat import send_heartbeats
 from ckdist.serve.prefill_file import prefill_all
 from ckdist.serve.resuming_client import ResumingClient
 from ckdist.serve.service import Service
@@ -72,8 +72,8 @@ class Uvicorn(uvicorn.Server):
 
 def uvicorn_for(app: ASGIApp, settings: HttpSettings) -> tuple[ConnectionPool, Uvicorn]:
     """Returns uvicorn for `app`, and the pool of its connections."""
-    room = room_for(settings.max_requests + SILENT_CONNECTIONS)
-    connections = ConnectionPool(room.places, settings.first_request, settings.silence)
+    places, accepts = room_for(settings.max_requests + SILENT_CONNECTIONS)
+    connections = ConnectionPool(places, settings.first_request, settings.silence)
     config = uvicorn.Config(
         connections.watched(app),
         loop="asyncio",
@@ -85,59 +85,84 @@ def uvicorn_for(app: ASGIApp, settings: HttpSettings) -> tuple[ConnectionPool, U
         access_log=False,
         proxy_headers=False,
         server_header=False,
-        backlog=room.accepts,
+        backlog=accepts,
         timeout_keep_alive=cast("int", settings.silence),  # it goes to call_later, which takes fractions
         timeout_graceful_shutdown=SHUTDOWN_SECONDS,
         h11_max_incomplete_event_size=MAX_HEADER_BYTES,
-        ssl_certfile=settings.certificate,
-        ssl_keyfile=settings.certificate_key,
+        ssl_certfile=settings.ssl_certfile,
+        ssl_keyfile=settings.ssl_keyfile,
     )
     return connections, Uvicorn(config)
 
 
-class HttpServer:
-    """One HTTP process.
+class ServerLoop:
+    """The part that servers of one model and of several share: sockets, signals, keys and traces.
 
-    `run` returns its exit code: 0 after draining, 1 if rank 0 was lost or the tokenizer does not load.
+    `run` of a subclass returns the exit code of the process.
     """
 
-    def __init__(self, settings: HttpSettings, listener: socket.socket):
-        self.settings, self.listeners = (
-            settings,
-            [listener, *(socket.socket(fileno=number) for number in settings.more_listeners)],
-        )
-        self.client = ResumingClient(settings.endpoint) if settings.restarts else EngineClient(settings.endpoint)
-        self.service = Service(settings, self.client)
-        access = create_app(self.service)
-        self._app = access.app
-        endpoint = settings.traces_endpoint
+    def __init__(self, settings: HttpSettings, listener: socket.socket, access: Access, watching: ASGIApp):
+        """`watching` answers on the metrics port, which needs no key."""
+        numbers = (*settings.more_listeners, *filter(lambda number: number >= 0, [settings.metrics_listener]))
+        self.listeners = [listener, *(socket.socket(fileno=number) for number in numbers)]
+        self.settings, self._accounts, self._app = settings, access.accounts, access.app
+        endpoint = settings.otlp_traces_endpoint
         self.traces = access.traces = None if endpoint is None else Traces(endpoint, settings.model_name)
-        app: ASGIApp = access
-        if settings.metrics_listener >= 0:
-            self.listeners.append(socket.socket(fileno=settings.metrics_listener))
-            app = MetricsPort(app, create_watching_app(self.service), self.listeners[-1].getsockname()[1])
-        self.signals = 0
-        self._is_stuck = False  # the engine is, and will be ended
-        self.connections, self.uvicorn = uvicorn_for(app, settings)
+        port = self.listeners[-1].getsockname()[1]
 
-    async def run(self) -> int:
-        """Serves until there is a reason to end. Returns the exit code."""
+        async def by_port(scope: Scope, receive: Receive, send: Send) -> None:
+            """Passes requests on the metrics port to `watching`, and all others to `access`."""
+            await (watching if scope["server"][1] == port else access)(scope, receive, send)
+
+        self.signals = 0
+        self.connections, self.uvicorn = uvicorn_for(by_port if settings.metrics_listener >= 0 else access, settings)
+
+    @property
+    def _has_parent(self) -> bool:
+        return os.getppid() == self.settings.parent
+
+    def _handle_signals(self, on_ended: Callable[[], None]) -> None:
+        """Installs the handlers of signals and of errors. `on_ended`: for ENDED_SIGNAL."""
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(OutOfFiles())
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._count_signal)
         loop.add_signal_handler(signal.SIGHUP, self._read_keys_again)
-        loop.add_signal_handler(ENDED_SIGNAL, self._meet_next_engine)
-        signal.pthread_sigmask(
-            signal.SIG_UNBLOCK, {signal.SIGHUP, ENDED_SIGNAL}
-        )  # this process was started with them blocked
-        self.client.on_state = lambda state: log.info("the engine is %s", state)
+        loop.add_signal_handler(ENDED_SIGNAL, on_ended)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP, ENDED_SIGNAL})  # this process was started so
+
+    def _count_signal(self) -> None:
+        self.signals += 1
+
+    def _read_keys_again(self) -> None:
+        settings = self.settings.with_current_keys()
+        if settings is not self.settings:
+            self.settings = settings
+            self._accounts.replace((*settings.api_keys, *settings.file_keys))
+            log.warning("the API keys were read again: %d in %s", len(settings.file_keys), settings.api_key_file)
+
+
+class HttpServer(ServerLoop):
+    """The HTTP process of one model.
+
+    `run` returns its exit code: 0 after draining, 1 if rank 0 was lost or the tokenizer does not load.
+    """
+
+    def __init__(self, settings: HttpSettings, listener: socket.socket):
+        self.client = ResumingClient(settings.endpoint) if settings.restarts else EngineClient(settings.endpoint)
+        self.service = Service(settings, self.client)
+        super().__init__(settings, listener, create_app(self.service), create_watching_app(self.service))
+        self._is_stuck = False  # the engine is, and will be ended
+
+    async def run(self) -> int:
+        """Serves until there is a reason to end. Returns the exit code."""
+        self._handle_signals(self._meet_next_engine)
         self.client.start()
         try:
             batches = self.service.batches = open_batches(self.service, self._app, self.settings)
         except UserError as error:
             return await self._give_up(str(error), USER_ERROR)
-        beating = asyncio.create_task(Heartbeat(self.settings.heartbeat, lambda: self.service.has_started).run())
+        beating = asyncio.create_task(send_heartbeats(self.settings.heartbeat, lambda: self.service.has_started))
         answering = asyncio.create_task(self.uvicorn.serve(self.listeners))
         loading = asyncio.create_task(self.service.text.start())
         try:
@@ -154,9 +179,6 @@ class HttpServer:
             if self.traces is not None:
                 self.traces.close()
 
-    def _count_signal(self) -> None:
-        self.signals += 1
-
     def _meet_next_engine(self) -> None:
         """Continues all requests on the next engine, which listens at the same address."""
         if isinstance(self.client, ResumingClient):
@@ -164,13 +186,6 @@ class HttpServer:
             self.client.count_crash()
             self.client.disconnect()
             self.client.connect(self.settings.endpoint)
-
-    def _read_keys_again(self) -> None:
-        settings = self.settings.with_current_keys()
-        if settings is not self.settings:
-            self.settings = settings
-            self.service.accounts.replace((*settings.api_keys, *settings.file_keys))
-            log.warning("the API keys were read again: %d in %s", len(settings.file_keys), settings.api_key_file)
 
     async def _watch(self, begun: asyncio.Task[Vocabulary]) -> int:
         """Watches the tokenizer, rank 0 and signals. Returns the exit code. `begun` loads the tokenizer."""
@@ -196,7 +211,7 @@ class HttpServer:
             if self.settings.restarts and not self._is_stuck and self.client.state == "stale":
                 self._is_stuck = True
                 os.kill(self.settings.parent, STALE_SIGNAL)
-            if os.getppid() != self.settings.parent:
+            if not self._has_parent:
                 return await self._outlive_rank_0()
             if self.signals or self.client.state == "draining":
                 if prefill is not None:
@@ -205,11 +220,8 @@ class HttpServer:
             await asyncio.sleep(WATCH_SECONDS)
 
     async def _drain(self) -> int:
-        log.info(
-            "draining: new requests are refused, %d sequences may finish within %g seconds",
-            self.client.active,
-            self.settings.drain_timeout,
-        )
+        within = f"within {self.settings.drain_timeout:g} seconds"
+        log.info("draining: new requests are refused, %d sequences may finish %s", self.client.active, within)
         self.service.draining = True
         self.client.drain()
         end = time.monotonic() + self.settings.drain_timeout
@@ -220,7 +232,7 @@ class HttpServer:
                 await asyncio.sleep(WATCH_SECONDS)
                 self.client.lose("the server is shutting down")
                 return 0
-            if os.getppid() != self.settings.parent:
+            if not self._has_parent:
                 return await self._outlive_rank_0()
             await asyncio.sleep(WATCH_SECONDS / 4)
         return 0

@@ -7,7 +7,7 @@ import json
 import logging
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -58,6 +58,9 @@ class Answer(Protocol):
         ...
 
 
+AnswerForm: TypeAlias = Callable[[Run, Vocabulary, Source], Answer]
+
+
 class Service:
     """The shared state. `tokenizer`, the model's `Vocabulary`, is None until `text` has started."""
 
@@ -65,9 +68,9 @@ class Service:
         self.settings, self.client = settings, client
         keys = (*settings.api_keys, *settings.file_keys)
         self.accounts = Accounts(keys, settings.shared_cache, settings.key_limits)
-        folder = settings.slot_folder
+        folder = settings.slot_save_path
         self.slots = None if folder is None else SavedSlots(folder, settings.parallel, settings.model_name)
-        self.kept = ResponseStore(settings.store_seconds)
+        self.kept = ResponseStore(settings.store_responses)
         self.text = TextWork(settings.model, settings.overrides)
         self.tokenizer: Vocabulary | None = None
         self.adapters_of_all: AdapterScales = ()  # of POST /lora-adapters, for requests that name none
@@ -148,7 +151,7 @@ class Service:
         scores, encodes = str(self.client.model.get("scores", "")), bool(self.client.model.get("encodes"))
         return ModelFacts(
             name, *sizes, settings.strict_fields, scores, encodes, settings.defaults, self.adapters,
-            self.adapters_of_all, settings.special_in_text, names, str(self.client.model.get("rank_template", "")),
+            self.adapters_of_all, settings.special_tokens_in_text, names, str(self.client.model.get("rank_template", "")),
         )  # fmt: skip
 
     @property
@@ -230,7 +233,7 @@ class Service:
         self,
         request: Request,
         prepared: Prepared,
-        form: Callable[[Run, Vocabulary, Source], Answer],
+        form: AnswerForm,
         end: bytes = END_OF_STREAM,
     ) -> Response:
         """Returns the answer as JSON, or as a stream if the request asks for that.
@@ -244,19 +247,16 @@ class Service:
         whole = await while_connected(request.receive, answer.whole(), lambda: run.progress_at, timeout)
         return LongAnswer([await to_json_in_turns(whole)])
 
-    async def prefill(self, request: Request, prepared: Prepared) -> dict[str, Any]:
-        """Computes prompts for later requests. Returns the answer of /v1/cache/prefill."""
-        run = self._run(prepared, self._account(request))
-        await while_connected(request.receive, run.whole(), lambda: run.progress_at, self.settings.timeout)
-        return self._prefilled(run)
+    async def prefill(self, prepared: Prepared, account: Account, request: Request | None = None) -> dict[str, Any]:
+        """Computes prompts for later requests. Returns the answer of /v1/cache/prefill.
 
-    async def run_prefill(self, prepared: Prepared, account: Account) -> dict[str, Any]:
-        """Like `prefill`, for no client."""
+        `request`: the one that waits; None: no client does.
+        """
         run = self._run(prepared, account)
-        await run.whole()
-        return self._prefilled(run)
-
-    def _prefilled(self, run: Run) -> dict[str, Any]:
+        if request is None:
+            await run.whole()
+        else:
+            await while_connected(request.receive, run.whole(), lambda: run.progress_at, self.settings.timeout)
         usage = run.usage()
         prompt, cached = usage["prompt_tokens"], usage["prompt_tokens_details"]["cached_tokens"]
         counts = {"prompt_tokens": prompt, "cached_tokens": cached, "computed_tokens": prompt - cached}

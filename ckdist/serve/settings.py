@@ -21,43 +21,45 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
-class HostedSettings:
-    """One of several models of a server. Its engine is a job of its own."""
+class ModelSettings:
+    """Settings of one model."""
 
-    name: str
-    words: tuple[str, ...]  # flags of its `ckdist serve`
     model: str  # GGUF file or folder with the tokenizer
-    aliases: tuple[str, ...] = ()
+    model_name: str
+    aliases: tuple[str, ...] = ()  # further names
     overrides: dict[str, int | float | bool | str] = field(default_factory=dict)  # of the model's metadata
     defaults: RequestDefaults = field(default_factory=RequestDefaults)
+    parallel: int = 8  # sequences that run at once
+    max_sequences: int = 136  # running and waiting
+    adapter: str | None = None  # name of the LoRA adapter that the model was loaded with
+    prefill_file: str | None = None  # prompts to compute before the first request
+    slot_save_path: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostedSettings(ModelSettings):
+    """One of several models of a server. Its engine is a job of its own."""
+
+    words: tuple[str, ...]  # flags of its `ckdist serve`
     memory: int | None = None  # most bytes of all its ranks; None: a process predicts them before the first load
     cpus: tuple[int, ...] = ()  # CPUs of its ranks
     takes_turns: bool = False  # models without CPUs of their own run one step at a time
     pinned: bool = False  # never unloaded
     keep_alive: float | None = None  # seconds without a request after which it is unloaded; None: never
     at_start: bool = False  # loaded at the start, not by the first request
-    parallel: int = 8
-    max_sequences: int = 136
-    adapter: str | None = None
     adapters: tuple[str, ...] = ()  # names of those that are loaded with it, and that requests name
-    prefill_file: str | None = None
-    slot_folder: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class HttpSettings:
-    """Settings of the HTTP process. Times are in seconds."""
+class HttpSettings(ModelSettings):
+    """Settings of the HTTP process. Times are in seconds. Those with the name of a flag have its value (`process.FLAGS`)."""
 
     endpoint: str  # address of rank 0's ROUTER
-    model: str
-    model_name: str
-    aliases: tuple[str, ...] = ()  # further names of the model
-    overrides: dict[str, int | float | bool | str] = field(default_factory=dict)  # of the model's metadata
     listener: int  # descriptor of the inherited listening socket
     more_listeners: tuple[int, ...] = ()  # descriptors of sockets of further addresses
-    certificate: str | None = None  # files for TLS
-    certificate_key: str | None = None
-    api_prefix: str = ""  # in front of all paths
+    ssl_certfile: str | None = None
+    ssl_keyfile: str | None = None
+    api_prefix: str = ""
     metrics_listener: int = -1  # descriptor of the socket of --metrics-port
     parent: int  # process id of rank 0, or of the command that restarts it
     restarts: bool = False  # `parent` starts rank 0 again if it ends, and signals this
@@ -65,43 +67,37 @@ class HttpSettings:
     file_keys: tuple[ApiKey, ...] = ()  # keys of `api_key_file`, which may be read again
     api_key_file: str | None = None
     key_limits: KeyLimits = field(default_factory=KeyLimits)  # of clients whose key has none of its own
-    prefill_file: str | None = None  # prompts to compute before the first request
     batch_folder: str | None = None  # of --batch-dir
     batch_bytes: int = 0  # the most that it may hold
-    store_seconds: float = 0.0  # in which responses can be continued; 0: they are not kept
-    slot_folder: str | None = None  # of --slot-save-path
-    shared_cache: bool = False  # all keys share one tenant of the prefix cache
-    defaults: RequestDefaults = field(default_factory=RequestDefaults)
-    special_in_text: bool = False  # texts of messages may contain control tokens
-    cors_origins: tuple[str, ...] = ()  # origins whose web pages may use the server
+    store_responses: float = 0.0
+    shared_cache: bool = False
+    special_tokens_in_text: bool = False
+    cors_origin: tuple[str, ...] = ()
     allowed_hosts: tuple[str, ...] | None = None  # names that the server answers to; None: any
-    parallel: int = 8  # sequences that run at once
-    max_sequences: int = 136  # running and waiting
     max_requests: int = 648  # requests under way at once
     max_body: int = 8 << 20
     timeout: float = 600.0
-    stall_timeout: float = 60.0  # maximum time in which a client reads nothing of a stream
+    stall_timeout: float = 60.0
     drain_timeout: float = 30.0
     silence: float = 30.0  # maximum time of a connection without a request
     first_request: float = 5.0  # maximum time of a new connection without a request
     linger: float = 3.0  # time in which requests get 503 after rank 0 has died
     strict_fields: bool = False
-    webui: bool = True  # the page at /
-    adapter: str | None = None  # name of the LoRA adapter that the model was loaded with
-    adapter_folder: str | None = None  # of --lora-dir
-    adapter_bytes: int = 0  # most bytes of adapters that clients upload
+    no_webui: bool = False
+    lora_dir: str | None = None
+    lora_uploads: int = 0
     cpus: tuple[int, ...] = ()  # CPUs that the host's ranks were started with
     log: int = -1  # descriptor of rank 0's standard error, for lines after rank 0's end
     heartbeat: int = -1  # descriptor of the pipe for heartbeats to rank 0; -1: none
     log_file: str | None = None
     log_format: str = "text"
-    log_requests: bool = True
+    no_log_requests: bool = False
     log_prompts: bool = False
-    traces_endpoint: str | None = None  # of an OpenTelemetry collector
+    otlp_traces_endpoint: str | None = None
     verbose: bool = False
     models: tuple[HostedSettings, ...] = ()  # if there are several; `endpoint` and `model` are empty then
     pulled: HostedSettings | None = None  # of models that clients pull, without name and path; None: they may not
-    open_changes: bool = False  # every client may change models
+    allow_model_changes: bool = False
     models_max: int | None = None
     models_memory: int = 0  # most bytes of all models together
 

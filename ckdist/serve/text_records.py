@@ -18,6 +18,14 @@ from ckdist.engine.sampling_params import SamplingParams
 from ckdist.engine.typed_records import Message, Record, decode
 from ckdist.errors import EngineError, RequestError
 from ckdist.serve.parsers.form import AnswerForm
+from ckdist.serve.problems import Problem
+
+MAX_ANSWER = 64 << 20  # bytes of a worker's answer
+FIELDS = {  # field with the text of a request -> kinds of requests
+    "messages": ("chat", "messages", "count_tokens"), "prompt": ("completion",), "input_prefix": ("infill",),
+    "input": ("response", "response_continued", "response_links", "embedding"), "documents": ("rerank",),
+    "content": ("llama_embedding", "tokenize"), "text_2": ("score",), "tokens": ("detokenize",),
+}  # fmt: skip
 
 
 class ModelFacts(Record, frozen=True):
@@ -58,10 +66,10 @@ class Prepared(Message, frozen=True, kw_only=True):
     prompts: list[bytes] = field(default_factory=list[bytes])
     max_tokens: list[int] = field(default_factory=list[int])  # per prompt
     sampling: SamplingParams  # its max_tokens is the limit of all prompts
-    n: int
-    stops: tuple[str, ...]
-    stream: bool
-    include_usage: bool
+    n: int = 1
+    stops: tuple[str, ...] = ()
+    stream: bool = False
+    include_usage: bool = False
     echo: bool = False  # the text of each choice begins with its prompt
     texts: tuple[str, ...] = ()  # the prompts as text, if the answer contains them
     continuous_usage: bool = False  # every chunk has the usage
@@ -74,7 +82,7 @@ class Prepared(Message, frozen=True, kw_only=True):
     ignored: tuple[str, ...] = ()  # names of unknown fields
     skipped: tuple[str, ...] = ()  # types of tools that are left out
     answer: AnswerForm | None = None  # format of a chat's answer; None: it is text alone
-    cache_salt: str | None = None  # see `read_cache_use`
+    cache_salt: str | None = None  # see `read_cache_and_place`
     cache_prompt: bool = True
     adapters: AdapterScales = ()
     slot: int = -1  # the slot that --slot-save-path saves it from; -1: any
@@ -112,7 +120,7 @@ class EmbeddingWork(Message, frozen=True):
     first_texts: tuple[int, ...] = ()  # for a cross-encoder: tokens of the first text of each pair
     sigmoid: bool = False  # for a cross-encoder: the score is the sigmoid of the output
     plain: bool = False  # the answer is only a list of scores
-    cache_salt: str | None = None  # see `read_cache_use`
+    cache_salt: str | None = None
     cache_prompt: bool = True
     place: QueuePlace = ANY_PLACE  # without the client
     ignored: tuple[str, ...] = ()
@@ -152,3 +160,10 @@ def read_answer(head: bytes) -> Answer:
         return decode(_ANSWERS, head)
     except RequestError as error:
         raise EngineError(f"a text worker has sent no answer: {error}") from None
+
+
+def too_much(kind: str) -> Problem:
+    """Returns the answer if a worker exceeded its limits."""
+    field = next((name for name, kinds in FIELDS.items() if kind in kinds), None)
+    what = f"rendering and tokenising {field or 'the text'} takes too much time or memory"
+    return Problem(400, f"{what}; send less text, or a simpler grammar or schema", field)

@@ -23,7 +23,6 @@ from ckdist.serve.accounts import part_of
 from ckdist.serve.encoding import Turns
 from ckdist.serve.problems import Problem
 from ckdist.serve.settings import LOG_FORMAT
-from ckdist.serve.text_limits import MAX_ANSWER, too_much
 from ckdist.tokens import worker_frames
 from ckdist.tokens.confined import Overrides, Zygote
 from ckdist.tokens.process_limits import Limits
@@ -65,7 +64,7 @@ class Worker:
         if body:
             await loop.sock_sendall(self.connection, body)
         head_size, body_size = worker_frames.SIZES.unpack(await self._receive(worker_frames.SIZES.size))
-        if head_size + body_size > 2 * MAX_ANSWER:
+        if head_size + body_size > 2 * records.MAX_ANSWER:
             raise EOFError(f"an answer of {head_size + body_size} bytes")
         answer = records.read_answer(await self._receive(head_size))
         return answer, [part async for part in self._parts(body_size)]
@@ -95,11 +94,8 @@ class Lane:
         """Waits for a turn. Raises Problem 429 if too many requests wait, of all clients or of this one."""
         total, own = self._waiting.total(), self._waiting[client]
         if total >= self.most_waiting or own >= part_of(self.most_waiting, total - own):
-            raise Problem(
-                429,
-                f"{total} requests wait to be tokenised, {own} of them of this client, of at most {self.most_waiting}; "
-                "try again later",
-            )
+            told = f"{total} requests wait to be tokenised, {own} of them of this client"
+            raise Problem(429, f"{told}, of at most {self.most_waiting}; try again later")
         self._waiting[client] += 1
         try:
             await self.turn.acquire()
@@ -191,7 +187,7 @@ class TextWork:
             if not isinstance(error, asyncio.TimeoutError) and await self._was_killed(worker):
                 raise Problem(503, "the process that prepared the request was killed; try again") from None
             log.warning("a text worker was ended by its limits (%s, %d bytes)", kind, len(body))
-            return records.Refusal(**vars(too_much(kind))), []
+            return records.Refusal(**vars(records.too_much(kind))), []
         finally:
             if stays:
                 self._idle.put_nowait(worker)

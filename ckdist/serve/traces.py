@@ -51,9 +51,8 @@ class Traces:
             start_time=moment(request.begun),
         )
         if status >= 500:
-            span.set_status(
-                Status(StatusCode.ERROR, None if request.problem is None else request.problem.message[:200])
-            )
+            told = None if request.problem is None else request.problem.message[:200]
+            span.set_status(Status(StatusCode.ERROR, told))
         moments = () if request.run is None else request.run.moments()
         inside = set_span_in_context(span)
         for name, begin, end in zip(("prompt", "answer"), moments, moments[1:], strict=False):

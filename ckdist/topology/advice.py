@@ -25,14 +25,7 @@ def advise(machine: Machine, root: str | os.PathLike[str] = "/", memlock: int | 
     tree = Tree(root)
     if memlock is None:
         memlock = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
-    found = [
-        *_memory(tree, machine, memlock),
-        *_cpus(tree, machine),
-        *_limits(machine),
-        *_nodes(tree, machine),
-        *_devices(machine),
-    ]
-    return tuple(found)
+    return (*_memory(tree, machine, memlock), *_cpus(tree, machine), *_limits(machine), *_nodes(tree, machine))
 
 
 def _memory(tree: Tree, machine: Machine, memlock: int) -> Iterator[Advice]:
@@ -143,19 +136,4 @@ def _nodes(tree: Tree, machine: Machine) -> Iterator[Advice]:
             f"numactl set the memory policy {machine.binding.memory_policy}",
             "ckdist then binds no memory itself",
             "start without numactl --membind or --interleave",
-        )
-
-
-def _devices(machine: Machine) -> Iterator[Advice]:
-    if machine.dsa and not any(
-        queue.kind == "user" and queue.state == "enabled" for device in machine.dsa for queue in device.queues
-    ):
-        name, number = machine.dsa[0].name, machine.dsa[0].name.removeprefix("dsa")
-        yield Advice(
-            f"programs cannot use {name}: it has no enabled work queue of type user",
-            "cores copy the weights instead",
-            f"sudo accel-config config-wq {name}/wq{number}.0 -g 0 -m shared -y user -n ckdist -d user "
-            "-s 16 -t 15 -p 10 -c 32 "
-            f"&& sudo accel-config config-engine {name}/engine{number}.0 -g 0 "
-            f"&& sudo accel-config enable-device {name} && sudo accel-config enable-wq {name}/wq{number}.0",
         )

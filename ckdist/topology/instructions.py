@@ -5,24 +5,15 @@ import os
 from ckdist import native
 
 
-def next_better() -> tuple[str, str]:
-    """(next level above the best of this CPU, CPU flags that it lacks); empty strings if the CPU has the top level."""
-    above = ("", "")
-    for name, lacks in native.isas().items():
-        if not lacks:
-            break
-        above = (name, lacks)
-    return above
-
-
 def reason() -> str:
     """The reason for the selected level: CKDIST_ISA, this CPU, or the other ranks; and the flags of the next one."""
-    name, lacks = next_better()
+    levels = list(native.isas().items())  # best first
+    best = next(i for i, (_, lacks) in enumerate(levels) if not lacks)
     chosen = native.isa()
     if os.environ.get("CKDIST_ISA") == chosen:
         why = "chosen by CKDIST_ISA"
-    elif chosen == next(n for n, missing in native.isas().items() if not missing):
+    elif chosen == levels[best][0]:
         why = "the best of this CPU"
     else:
         why = "the best that all ranks have"
-    return why + (f"; {name} needs {lacks}" if name else "")
+    return f"{why}; {' needs '.join(levels[best - 1])}" if best else why

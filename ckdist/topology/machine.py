@@ -15,12 +15,12 @@ from ckdist.topology.memory import Memory, Node, read_memory, read_nodes
 from ckdist.topology.tree import Tree
 
 if TYPE_CHECKING:  # few processes look at the devices
-    from ckdist.topology.devices import DsaDevice, RdmaPort
+    from ckdist.topology.devices import RdmaPort
 
 # CPU features that kernels could use, by their names in /proc/cpuinfo (x86 `flags`, ARM `Features`).
 FEATURES = [
     "avx2", "fma", "f16c", "bmi2", "avx_vnni", "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni",
-    "avx512_bf16", "avx512_fp16", "avx512vbmi", "amx_tile", "amx_int8", "amx_bf16", "amx_fp16", "movdir64b", "enqcmd",
+    "avx512_bf16", "avx512_fp16", "avx512vbmi", "amx_tile", "amx_int8", "amx_bf16", "amx_fp16",
     "asimd", "asimddp", "i8mm", "bf16", "sve", "sve2", "sme",
 ]  # fmt: skip
 
@@ -55,13 +55,6 @@ class Machine:
         from ckdist.topology.devices import read_rdma
 
         return read_rdma(self.tree)
-
-    @functools.cached_property
-    def dsa(self) -> "tuple[DsaDevice, ...]":
-        """The copy engines."""
-        from ckdist.topology.devices import read_dsa
-
-        return read_dsa(self.tree)
 
     @functools.cached_property
     def by_number(self) -> dict[int, Cpu]:

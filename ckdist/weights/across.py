@@ -24,15 +24,15 @@ from ckdist.weights.published_parts import (
     UNDIVIDED,
     Joined,
     column_order,
+    expect,
     int4_type,
     joined_weights,
     part_of,
     round_up,
     shape_error,
 )
-from ckdist.weights.safetensors import StoredTensor
 from ckdist.weights.scales import FORMS, Read, Scales
-from ckdist.weights.tensor_source import Place
+from ckdist.weights.tensor_source import Place, StoredTensor
 
 ONES = 0x11111111  # 1 in each field of four bits
 _OLDER = {  # files that config.json replaced
@@ -56,11 +56,8 @@ def check_across(quantization: Mapping[str, Any], where: str) -> None:
     """Raises ModelFileError if codes have another size or order than those that are supported."""
     method = str(quantization["quant_method"])
     forms = {"gptq": ("gptq", "gptq_v2"), "awq": ("gemm",)}[method]
-    for key, values in {"bits": (4,), "pack_dtype": ("int32", None), "is_marlin_format": (False, None)}.items():
-        if (value := _setting(quantization, key)) not in values:
-            raise ModelFileError(
-                f"{where}: {key} is {str(value)[:40]!r} in quantization_config; it must be {values[0]!r}"
-            )
+    allowed = {"bits": (4,), "pack_dtype": ("int32", None), "is_marlin_format": (False, None)}
+    expect({key: _setting(quantization, key) for key in allowed}, allowed, where)
     for key in _VERSIONS[method]:
         value = quantization.get(key)
         if value is not None and str(value).lower() not in forms:

@@ -10,7 +10,7 @@ Matrices of experts have two forms:
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -25,10 +25,10 @@ from ckdist.program.tracer import LowRank
 from ckdist.regular_file import write_synced
 from ckdist.weights.adapter_config import CONFIG, MERGE, AdapterConfig
 from ckdist.weights.dequantize import read_tensor
-from ckdist.weights.safetensors import StoredTensor, read_safetensors
+from ckdist.weights.safetensors import read_safetensors
 from ckdist.weights.safetensors_writer import TensorToWrite, write_safetensors
-from ckdist.weights.stored_weights import KNOWN_TYPES, SAFETENSORS_TYPES, StoredWeights, heads_of, weights_of
-from ckdist.weights.tensor_source import TensorSource
+from ckdist.weights.stored_weights import KNOWN_TYPES, heads_of, weights_of
+from ckdist.weights.tensor_source import StoredTensor
 
 LATENT = ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa")
 FEED_FORWARD = ("gate_proj", "up_proj", "down_proj")
@@ -91,7 +91,7 @@ class StoredAdapter:
     matrices: Matrices
     notes: tuple[str, ...]
     scales: dict[str, float] = field(default_factory=dict[str, float])
-    head: StoredWeights | None = None
+    head: StoredTensor | None = None
 
 
 def files_of(path: Path) -> tuple[Path, ...]:
@@ -158,15 +158,14 @@ class _AdapterReader:
             self._stack(stem, experts)
         return StoredAdapter(self.found, self._notes(), self.scales, self._head(sources.get(SCORE)))
 
-    def _head(self, tensor: StoredTensor | None) -> StoredWeights | None:
+    def _head(self, tensor: StoredTensor | None) -> StoredTensor | None:
         if not self.config.has_head:
             return None
         needed = (1, self.spec.hidden_size)
-        if tensor is None or tensor.shape != needed or tensor.dtype not in SAFETENSORS_TYPES:
+        if tensor is None or tensor.shape != needed or tensor.type < 0:
             there = f"{tensor.dtype} {list(tensor.shape)}" if tensor else "not there"
             raise ModelFileError(f"{self.file}: {SCORE} is {there}, and a reward model has {list(needed)}: {MERGE}")
-        number = SAFETENSORS_TYPES[tensor.dtype].number
-        return StoredWeights(SCORE, number, tensor.shape, Path(tensor.file), tensor.offset, tensor.dtype)
+        return replace(tensor, name=SCORE)
 
     def _unknown(self, name: str) -> ModelFileError:
         return ModelFileError(
@@ -355,11 +354,9 @@ def halves(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _read(tensor: StoredTensor) -> np.ndarray:
-    if tensor.dtype not in SAFETENSORS_TYPES:
+    if tensor.type < 0:
         raise ModelFileError(f"{tensor.file}: tensor {tensor.name!r:.120} has dtype {tensor.dtype}; {KNOWN_TYPES}")
-    return read_tensor(
-        TensorSource(tensor.name, SAFETENSORS_TYPES[tensor.dtype].number, tensor.shape, tensor.file, tensor.offset)
-    )
+    return read_tensor(tensor.source)
 
 
 def save_adapter(folder: Path, lora: Lora, base: str, parameters: Mapping[str, np.ndarray], spec: ModelSpec) -> None:

@@ -13,12 +13,11 @@ from ckdist.models.decoder import weight_shapes
 from ckdist.models.families.family import Family, Form
 from ckdist.models.registry import family
 from ckdist.models.spec import ModelSpec
-from ckdist.weights import dtypes
-from ckdist.weights.adapter_file import ANOTHER_MODEL, MODULES, Matrices, StoredAdapter, halves
+from ckdist.weights.adapter_file import ANOTHER_MODEL, HALVES, MODULES, Matrices, StoredAdapter, halves
 from ckdist.weights.dequantize import read_tensor
-from ckdist.weights.gguf import GgufTensor, read_gguf
+from ckdist.weights.gguf import read_gguf
 from ckdist.weights.stored_weights import head_dim, weights_of
-from ckdist.weights.tensor_source import TensorSource
+from ckdist.weights.tensor_source import StoredTensor
 
 ALPHA = "adapter.lora.alpha"
 KEYS = ("adapter.type", ALPHA, "adapter.lora.task_name", "adapter.lora.prompt_prefix")  # the last two only inform
@@ -47,8 +46,8 @@ def read_gguf_adapter(file: Path, spec: ModelSpec, scaled: bool) -> StoredAdapte
         if kind == "lora_a":
             interleaved = own.gguf_names.has("interleaved", weights[0])
             head_rows = head_dim(spec, weights[0]) if interleaved else 0
-            scale = alpha / a.dims[1] if alpha and len(a.dims) > 1 else 1.0
-            in_values = scaled or len(a.dims) != 2
+            scale = alpha / a.shape[-2] if alpha and len(a.shape) > 1 else 1.0
+            in_values = scaled or len(a.shape) != 2
             pair = _pair(a, model.tensors[other], scale if in_values else 1.0, head_rows)
             if not in_values:
                 scales |= {f"{stem}.lora_A.weight": scale for stem in stems}
@@ -76,26 +75,27 @@ def _alpha(file: Path, metadata: Mapping[str, Any], own: Family) -> float:
     return alpha
 
 
-def _pair(a: GgufTensor, b: GgufTensor, scale: float, head_rows: int) -> tuple[np.ndarray, np.ndarray]:
+def _pair(a: StoredTensor, b: StoredTensor, scale: float, head_rows: int) -> tuple[np.ndarray, np.ndarray]:
     """A, and B times `scale`. `head_rows`: rows of a head of B whose halves are interleaved; 0: none are."""
-    if len(a.dims) != len(b.dims) or len(a.dims) not in (2, 3) or (a.dims[1], a.dims[2:]) != (b.dims[0], b.dims[2:]):
+    ranks = (*a.shape[:-2], a.shape[-2]), (*b.shape[:-2], b.shape[-1])
+    if len(a.shape) not in (2, 3) or len(b.shape) != len(a.shape) or ranks[0] != ranks[1]:
         raise ModelFileError(
-            f"{a.file}: {a.name} and {b.name} have shapes {list(a.dims[::-1])} and {list(b.dims[::-1])}, and must be "
+            f"{a.file}: {a.name} and {b.name} have shapes {list(a.shape)} and {list(b.shape)}, and must be "
             "(rank, in) and (out, rank)"
         )
-    if head_rows and b.dims[1] % head_rows:
+    if head_rows and b.shape[-2] % head_rows:
         raise ModelFileError(
-            f"{b.file}: {b.name} has {b.dims[1]} rows, and a head of the model {head_rows}: {ANOTHER_MODEL}"
+            f"{b.file}: {b.name} has {b.shape[-2]} rows, and a head of the model {head_rows}: {ANOTHER_MODEL}"
         )
     low, values = _read(a), _read(b, head_rows) * np.float32(scale)
-    is_half = a.type in (dtypes.F16, dtypes.BF16) and b.type in (dtypes.F16, dtypes.BF16)
-    return halves(low, values) if is_half and low.ndim == 2 else (low, values)
+    is_half = {a.dtype, b.dtype} <= HALVES and low.ndim == 2
+    return halves(low, values) if is_half else (low, values)
 
 
-def _read(tensor: GgufTensor, head_rows: int = 0) -> np.ndarray:
-    *rows, columns = tensor.dims[::-1]
-    source = TensorSource(tensor.name, tensor.type.number, (math.prod(rows), columns), tensor.file, tensor.offset)
-    return read_tensor(replace(source, head_rows=head_rows)).reshape(*rows, columns)
+def _read(tensor: StoredTensor, head_rows: int = 0) -> np.ndarray:
+    rows = math.prod(tensor.shape[:-1])
+    source = replace(tensor.source, shape=(rows, tensor.shape[-1]), head_rows=head_rows)
+    return read_tensor(source).reshape(tensor.shape)
 
 
 def _by_weight(stems: Sequence[str], rows: Sequence[int], pair: tuple[np.ndarray, np.ndarray], where: str) -> Matrices:

@@ -9,17 +9,14 @@ import os
 import pathlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ckdist.errors import ConfigError, ModelFileError
 from ckdist.hub.local_copy import open_file
 from ckdist.layout import Range
 from ckdist.models.spec import ModelSpec
 from ckdist.overrides import FLAG
-from ckdist.weights.tensor_source import TensorSource
-
-if TYPE_CHECKING:
-    from ckdist.weights.stored_weights import StoredWeights
+from ckdist.weights.tensor_source import StoredTensor, TensorSource
 
 
 @dataclass(frozen=True)
@@ -33,7 +30,7 @@ class Checkpoint:
     metadata: Mapping[str, Any] = field(repr=False)  # GGUF metadata without the vocabulary, or config.json
     notes: tuple[str, ...] = ()  # parts of the files that are not used, one line each
     overrides: Mapping[str, Any] = field(default_factory=dict, repr=False)  # values that replace the file's metadata
-    unread: "tuple[StoredWeights, ...]" = field(default=(), repr=False)  # tensors that the forward does not read
+    unread: tuple[StoredTensor, ...] = field(default=(), repr=False)  # tensors that the forward does not read
     held: tuple[tuple[pathlib.Path, Range], ...] = ()  # file and bytes of small tensors that the spec holds
 
     @property

@@ -10,7 +10,8 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from ckdist.comm.agreement import odd_one, rank_on_host
+from ckdist.comm.agreement import odd_one
+from ckdist.comm.host_name import rank_on_host
 from ckdist.comm.world import together
 from ckdist.comm.world_protocol import World
 from ckdist.errors import ModelFileError

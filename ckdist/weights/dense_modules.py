@@ -2,7 +2,7 @@
 
 import pathlib
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ckdist.errors import ModelFileError
 from ckdist.hub.folder_files import CONFIG, SINGLE_FILE
@@ -11,18 +11,11 @@ from ckdist.models.fields import Fields
 from ckdist.models.limits import MAX_WIDTH
 from ckdist.models.spec import ModelSpec
 from ckdist.weights.json_file import read_json_object
-from ckdist.weights.safetensors import StoredTensor, read_safetensors
+from ckdist.weights.safetensors import read_safetensors
+from ckdist.weights.tensor_source import StoredTensor
 
 WEIGHT = "linear.weight"
 _FOLDER = re.compile(r"(\d{1,3})_Dense")
-
-
-@dataclass(frozen=True)
-class DenseModule:
-    """One dense layer: its width, and its matrix, (width, inputs)."""
-
-    width: int
-    weight: StoredTensor
 
 
 def add_dense_layers(
@@ -37,12 +30,16 @@ def add_dense_layers(
     if spec.generates or spec.encoder is not None:
         notes += [f"embeddings are those before the dense layer {path.name}, which is not read" for path in paths]
         return spec
-    modules = [_module(path) for path in sorted(paths, key=lambda path: int(path.name.partition("_")[0]))]
-    tensors |= {projection(i): module.weight for i, module in enumerate(modules)}
-    return replace(spec, projections=tuple(module.width for module in modules))
+    widths = []
+    for i, path in enumerate(sorted(paths, key=lambda path: int(path.name.partition("_")[0]))):
+        width, matrix = _module(path)
+        widths.append(width)
+        tensors[projection(i)] = replace(matrix, name=projection(i))
+    return replace(spec, projections=tuple(widths))
 
 
-def _module(path: pathlib.Path) -> DenseModule:
+def _module(path: pathlib.Path) -> tuple[int, StoredTensor]:
+    """The width of a dense layer, and its matrix, (width, inputs)."""
     f = Fields(read_json_object(path / CONFIG), str(path / CONFIG))
     function = f.text("activation_function", "Identity")
     if function.rpartition(".")[2] != "Identity":
@@ -52,4 +49,4 @@ def _module(path: pathlib.Path) -> DenseModule:
     tensors = read_safetensors(path / SINGLE_FILE)
     if WEIGHT not in tensors:
         raise ModelFileError(f"{path / SINGLE_FILE} has no tensor {WEIGHT!r}")
-    return DenseModule(f.integer("out_features", high=MAX_WIDTH), tensors[WEIGHT])
+    return f.integer("out_features", high=MAX_WIDTH), tensors[WEIGHT]

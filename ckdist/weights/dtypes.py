@@ -40,6 +40,7 @@ F32, F16, BF16, Q4_0, Q8_0, Q4_K, MXFP4 = (
 )
 F8_E4M3, INT4_32, INT4_32Z, INT4_128Z, NVFP4, F8_E4M3_32 = KNOWN[-6:]  # as in core/dtype.h
 FLOATS = (F32, F16, BF16)
+FLOAT_NUMBERS = {t.name: t.number for t in FLOATS}
 I32 = TensorType(26, "I32", 1, 4)  # of tables that are no weights
 
 # GGUF types that are not supported, for the error message.

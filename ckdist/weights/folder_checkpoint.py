@@ -3,6 +3,7 @@
 import pathlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from ckdist.errors import ModelFileError
 from ckdist.hub.local_copy import open_file
@@ -10,11 +11,15 @@ from ckdist.models.decoder import EMBEDDING, OUTPUT, SCORE, weight_shapes
 from ckdist.models.families.family import TensorNames, stack_of
 from ckdist.models.registry import family, read_config
 from ckdist.weights.checkpoint import Checkpoint
-from ckdist.weights.generation import with_generation_rules
 from ckdist.weights.json_file import quantization_config, read_json_object
 from ckdist.weights.safetensors import read_folder
-from ckdist.weights.stored_weights import SAFETENSORS_TYPES, StoredWeights, notes_on, required, sources, weights_of
-from ckdist.weights.tensor_source import TensorSource
+from ckdist.weights.stored_weights import notes_on, required, sources, weights_of
+from ckdist.weights.tensor_source import StoredTensor, TensorSource
+
+# Fields of generation_config.json on the first tokens of an encoder-decoder, and on words that it must not generate.
+# Newer files have them only there. If both files have one, that file wins, as in transformers. The request sets the
+# sampling parameters.
+RULES = ("decoder_start_token_id", "forced_bos_token_id", "bad_words_ids")
 
 
 def open_folder(path: pathlib.Path) -> Checkpoint:
@@ -35,17 +40,7 @@ def open_folder(path: pathlib.Path) -> Checkpoint:
         from ckdist.weights.published import join_tensors
 
         stored, tensors = join_tensors(tensors, quantization, str(path))
-    stored += [
-        StoredWeights(
-            name,
-            SAFETENSORS_TYPES[t.dtype].number if t.dtype in SAFETENSORS_TYPES else -1,
-            t.shape,
-            t.file,
-            t.offset,
-            t.dtype,
-        )
-        for name, t in tensors.items()
-    ]
+    stored += tensors.values()
     shapes, names = weight_shapes(spec), family(spec.family).safetensors
     found, unread = sources(spec, names, stored, {OUTPUT: shapes[EMBEDDING], **shapes})
     notes += _naming_notes(names, stored, shapes)
@@ -66,7 +61,7 @@ def open_folder(path: pathlib.Path) -> Checkpoint:
 
 
 def _naming_notes(
-    names: TensorNames, stored: Sequence[StoredWeights], shapes: Mapping[str, tuple[int, ...]]
+    names: TensorNames, stored: Sequence[StoredTensor], shapes: Mapping[str, tuple[int, ...]]
 ) -> list[str]:
     """A note if tensors are read whose names lack `model.`."""
     stacks = {stack_of(one.name)[0]: one.name for one in stored}
@@ -86,3 +81,13 @@ def _has_same_bytes(a: TensorSource, b: TensorSource) -> bool:
         return all(
             file.read(n) == other.read(n) for n in (min(chunk, a.nbytes - at) for at in range(0, a.nbytes, chunk))
         )
+
+
+def with_generation_rules(config: Mapping[str, Any], folder: pathlib.Path) -> Mapping[str, Any]:
+    """Adds RULES from the folder's generation_config.json, if it exists, to a config.json.
+
+    Raises ModelFileError if that file is not a JSON object.
+    """
+    path = folder / "generation_config.json"
+    given = read_json_object(path) if path.exists() else {}
+    return {**config, **{name: given[name] for name in RULES if given.get(name) is not None}}

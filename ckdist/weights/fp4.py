@@ -19,8 +19,8 @@ import numpy as np
 from ckdist.errors import ModelFileError
 from ckdist.weights import dtypes
 from ckdist.weights.published_parts import EXPONENTS, Joined, joined_weights, part_of, read_numbers, shape_error
-from ckdist.weights.safetensors import StoredTensor
 from ckdist.weights.scales import Scales
+from ckdist.weights.tensor_source import StoredTensor
 
 COLUMNS = 32  # columns of a block of both types
 MOST = 256  # no factor of NVFP4 reaches this: its scales would be above 100,000

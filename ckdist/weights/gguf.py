@@ -5,6 +5,7 @@ against a limit before use. A hostile file therefore causes a ModelFileError wit
 Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
 
+import math
 import os
 import pathlib
 import re
@@ -19,6 +20,7 @@ from ckdist.errors import ConfigError, ModelFileError
 from ckdist.hub.local_copy import open_file
 from ckdist.overrides import FLAG
 from ckdist.weights import dtypes
+from ckdist.weights.tensor_source import StoredTensor
 
 MAGIC = b"GGUF"
 MAX_HEADER_BYTES = 128 << 20  # metadata and tensor infos; the largest vocabularies take some 20 MB
@@ -45,18 +47,6 @@ _SCALARS = {  # value type -> little-endian numpy type
 
 
 @dataclass(frozen=True)
-class GgufTensor:
-    """The place of one tensor. `dims` is in GGUF's order: the contiguous dimension first."""
-
-    name: str
-    type: dtypes.TensorType
-    dims: tuple[int, ...]
-    file: pathlib.Path
-    offset: int  # bytes from the start of the file
-    nbytes: int
-
-
-@dataclass(frozen=True)
 class GgufModel:
     """A GGUF model: the metadata of its first file and the tensors of all files.
 
@@ -65,7 +55,7 @@ class GgufModel:
 
     files: tuple[pathlib.Path, ...]
     metadata: dict[str, Any]
-    tensors: dict[str, GgufTensor] = field(repr=False)
+    tensors: dict[str, StoredTensor] = field(repr=False)
 
 
 def read_gguf(
@@ -109,7 +99,7 @@ def _read_model(path: pathlib.Path) -> GgufModel:
     missing = next((part for part in parts if not part.is_file()), None)
     if missing is not None:
         raise ModelFileError(f"{missing} is missing: {path.name} is one of {count} parts, and all of them are needed")
-    merged: dict[str, GgufTensor] = {}
+    merged: dict[str, StoredTensor] = {}
     first_metadata = metadata
     for i, part in enumerate(parts):
         part_metadata, part_tensors = (metadata, tensors) if part == path else _read_file(part)
@@ -263,7 +253,7 @@ class _Cursor:
         raise self.fail(f"{what} has elements of value type {kind}; the known ones are 0 to 12")
 
 
-def _read_file(path: pathlib.Path) -> tuple[dict[str, Any], dict[str, GgufTensor]]:
+def _read_file(path: pathlib.Path) -> tuple[dict[str, Any], dict[str, StoredTensor]]:
     try:
         with open_file(path) as file:
             return _read_header(_Cursor(file, path))
@@ -271,7 +261,7 @@ def _read_file(path: pathlib.Path) -> tuple[dict[str, Any], dict[str, GgufTensor
         raise ModelFileError(f"{path} cannot be read: {e.strerror or e}") from None
 
 
-def _read_header(c: _Cursor) -> tuple[dict[str, Any], dict[str, GgufTensor]]:
+def _read_header(c: _Cursor) -> tuple[dict[str, Any], dict[str, StoredTensor]]:
     magic = c.take(4, "the magic number")
     if magic != MAGIC:
         raise c.fail(f"this is not a GGUF file: it begins with {magic!r}, not {MAGIC!r}")
@@ -316,16 +306,15 @@ def _read_header(c: _Cursor) -> tuple[dict[str, Any], dict[str, GgufTensor]]:
             raise c.fail(
                 f"tensor {name!r} lies at offset {offset}, which is not a multiple of the alignment {alignment}"
             )
-        elements = 1
-        for n in dims:
-            elements *= n
-        nbytes = tensor_type.row_bytes(elements)
+        nbytes = tensor_type.row_bytes(math.prod(dims))
         if data_start + offset + nbytes > c.size:
             raise c.fail(
                 f"tensor {name!r} ends at byte {data_start + offset + nbytes}, but the file has {c.size} bytes: "
                 "it is truncated or damaged"
             )
-        tensors[name] = GgufTensor(name, tensor_type, dims, c.path, data_start + offset, nbytes)
+        number = -1 if tensor_type is dtypes.I32 else tensor_type.number
+        at = data_start + offset
+        tensors[name] = StoredTensor(name, number, dims[::-1], c.path, at, tensor_type.name, nbytes)
     return metadata, tensors
 
 

@@ -8,6 +8,7 @@ import numpy as np
 from ckdist.errors import ConfigError
 from ckdist.models.registry import family
 from ckdist.weights import dtypes
+from ckdist.weights.adapter_file import Matrices
 from ckdist.weights.checkpoint import open_checkpoint
 from ckdist.weights.gguf_export import interleaved, write_replacing
 from ckdist.weights.gguf_writer import GgufTensorToWrite
@@ -30,20 +31,23 @@ def export_adapter(base: str, folder: str, target: str) -> int:
         raise ConfigError(f"{target} is a folder: name the file to write, as {path / 'adapter.gguf'}")
     checkpoint = open_checkpoint(base)
     merged, spec = MergedWeights(checkpoint, Path(folder)), checkpoint.spec
-    pairs = _AdapterPairs(merged, checkpoint.spec.family, folder)
+    own = family(spec.family)
+    names, stacks = own.gguf_names, [stem for stem in merged.stems if merged.matrices[f"{stem}.lora_A.weight"].ndim > 2]
+    if stacks or own.gguf_values:
+        reason = f"{stacks[0]} is of experts" if stacks else f"files of {own.name} change the order of its rows"
+        raise ConfigError(f"{folder} cannot be a GGUF adapter: {reason}; merge it with ckdist merge")
     tensors: list[tuple[str, np.ndarray, np.ndarray]] = []
-    for written, parts in family(spec.family).gguf_names.stored(checkpoint.tensors).items():
+    for written, parts in names.stored(checkpoint.tensors).items():
         if not any(f"{part.removesuffix('.weight')}.lora_A.weight" in merged.matrices for part in parts):
             continue
-        heads = heads_of(spec, parts[0]) if pairs.names.has("joined", written) else 1
-        head_rows = head_dim(spec, parts[0]) if pairs.names.has("interleaved", parts[0]) else 0
+        heads = heads_of(spec, parts[0]) if names.has("joined", written) else 1
+        head_rows = head_dim(spec, parts[0]) if names.has("interleaved", parts[0]) else 0
         rows = [checkpoint.tensors[part].shape[0] for part in parts]
-        a, b = pairs.joined(parts, rows, heads, head_rows)
-        tensors.append((written, a, b))
+        tensors.append((written, *_joined(merged.matrices, parts, rows, heads, head_rows)))
     rank = max(len(a) for _, a, _ in tensors)
     metadata = {
         "general.type": "adapter",
-        "general.architecture": family(spec.family).gguf_form(spec, base).metadata["general.architecture"],
+        "general.architecture": own.gguf_form(spec, base).metadata["general.architecture"],
         "general.name": Path(folder).resolve().name,
         "adapter.type": "lora",
         "adapter.lora.alpha": float(rank),
@@ -53,32 +57,24 @@ def export_adapter(base: str, folder: str, target: str) -> int:
     )
 
 
-class _AdapterPairs:
-    """The matrices of an adapter, joined as the GGUF joins the weights."""
+def _joined(
+    matrices: Matrices, parts: Sequence[str], rows: Sequence[int], heads: int, head_rows: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """A (ranks, in) and B (rows, ranks) of the weights `parts`, with zeros for those without matrices.
 
-    def __init__(self, merged: MergedWeights, family_name: str, folder: str) -> None:
-        self.matrices, self.names = merged.matrices, family(family_name).gguf_names
-        values = family(family_name).gguf_values
-        stacks = [stem for stem in merged.stems if merged.matrices[f"{stem}.lora_A.weight"].ndim > 2]
-        if stacks or values:
-            reason = f"{stacks[0]} is of experts" if stacks else f"files of {family_name} change the order of its rows"
-            raise ConfigError(f"{folder} cannot be a GGUF adapter: {reason}; merge it with ckdist merge")
-
-    def joined(
-        self, parts: Sequence[str], rows: Sequence[int], heads: int, head_rows: int
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """A (ranks, in) and B (rows, ranks) of the weights `parts`, with zeros for those without matrices."""
-        stems = [part.removesuffix(".weight") for part in parts]
-        low = [self.matrices.get(f"{stem}.lora_A.weight") for stem in stems]
-        ranks = [0 if a is None else len(a) for a in low]
-        b, at = [], 0
-        for stem, count, rank in zip(stems, rows, ranks, strict=True):
-            own = np.zeros((count, sum(ranks)), np.float32)
-            if rank:
-                own[:, at : at + rank] = self.matrices[f"{stem}.lora_B.weight"]
-            at += rank
-            b.append(interleaved(own, head_rows).reshape(heads, -1, sum(ranks)))
-        return np.concatenate([a for a in low if a is not None]), np.concatenate(b, axis=1).reshape(-1, sum(ranks))
+    They are joined as the GGUF joins the weights.
+    """
+    stems = [part.removesuffix(".weight") for part in parts]
+    low = [matrices.get(f"{stem}.lora_A.weight") for stem in stems]
+    ranks = [0 if a is None else len(a) for a in low]
+    b, at = [], 0
+    for stem, count, rank in zip(stems, rows, ranks, strict=True):
+        own = np.zeros((count, sum(ranks)), np.float32)
+        if rank:
+            own[:, at : at + rank] = matrices[f"{stem}.lora_B.weight"]
+        at += rank
+        b.append(interleaved(own, head_rows).reshape(heads, -1, sum(ranks)))
+    return np.concatenate([a for a in low if a is not None]), np.concatenate(b, axis=1).reshape(-1, sum(ranks))
 
 
 def _written(name: str, a: np.ndarray, b: np.ndarray, rank: int) -> list[GgufTensorToWrite]:

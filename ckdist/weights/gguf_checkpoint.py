@@ -7,13 +7,12 @@ from typing import Any
 import numpy as np
 
 from ckdist.errors import ModelFileError
-from ckdist.hub.local_copy import open_file
 from ckdist.models.decoder import weight_shapes
 from ckdist.models.registry import family, read_gguf_metadata
-from ckdist.weights import dtypes
 from ckdist.weights.checkpoint import Checkpoint
+from ckdist.weights.dequantize import read_tensor
 from ckdist.weights.gguf import GgufModel, read_gguf
-from ckdist.weights.stored_weights import StoredWeights, notes_on, required, sources
+from ckdist.weights.stored_weights import notes_on, required, sources
 
 MAX_VECTOR = 1 << 10  # elements of a tensor that the spec holds
 
@@ -22,7 +21,7 @@ def open_gguf(path: pathlib.Path, overrides: Mapping[str, Any]) -> Checkpoint:
     """Opens a GGUF file. Raises the errors of `open_checkpoint`."""
     model = read_gguf(path, overrides)
     where = str(path)
-    dims = {name: tensor.dims for name, tensor in model.tensors.items()}
+    dims = {name: tensor.shape[::-1] for name, tensor in model.tensors.items()}
     held: set[str] = set()  # tensors that the spec holds
 
     def vector(name: str) -> np.ndarray | None:
@@ -31,13 +30,7 @@ def open_gguf(path: pathlib.Path, overrides: Mapping[str, Any]) -> Checkpoint:
         return _vector(model, name)
 
     spec, unknown = read_gguf_metadata(model.metadata, dims, where, vector)
-    stored = [
-        StoredWeights(
-            t.name, t.type.number if t.type != dtypes.I32 else -1, t.dims[::-1], t.file, t.offset, t.type.name
-        )
-        for t in model.tensors.values()
-        if t.name not in held
-    ]
+    stored = [tensor for name, tensor in model.tensors.items() if name not in held]
     found, unread = sources(spec, family(spec.family).gguf_names, stored, weight_shapes(spec))
     tensors = required(spec, found, where, unread)
     predicting = model.metadata.get(f"{model.metadata['general.architecture']}.nextn_predict_layers", 0)
@@ -59,10 +52,6 @@ def _vector(model: GgufModel, name: str) -> np.ndarray | None:
     tensor = model.tensors.get(name)
     if tensor is None:
         return None
-    if tensor.type is not dtypes.F32 or len(tensor.dims) != 1 or tensor.dims[0] > MAX_VECTOR:
-        raise ModelFileError(
-            f"{tensor.file}: {name} is {tensor.type.name} {tensor.dims}; it must be F32 (head_dim / 2,)"
-        )
-    with open_file(tensor.file) as file:
-        file.seek(tensor.offset)
-        return np.frombuffer(file.read(tensor.nbytes), "<f4")
+    if tensor.dtype != "F32" or len(tensor.shape) != 1 or tensor.shape[0] > MAX_VECTOR:
+        raise ModelFileError(f"{tensor.file}: {name} is {tensor.dtype} {tensor.shape}; it must be F32 (head_dim / 2,)")
+    return read_tensor(tensor.source)

@@ -8,7 +8,7 @@ import os
 import pathlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -65,13 +65,12 @@ def stored(values: np.ndarray, kind: dtypes.TensorType) -> np.ndarray:
     return out
 
 
-class ReadRows(Protocol):
-    """Reads rows [begin, end) of a weight, or of one matrix of a stack, as float32 (end - begin, ...)."""
+# Reads rows [begin, end) of a weight, or of one matrix of a stack: (name, source, begin, end, matrix) -> float32
+# (end - begin, ...). `matrix` may be left out.
+ReadRows: TypeAlias = Callable[..., np.ndarray]
 
-    def __call__(self, name: str, source: TensorSource, begin: int, end: int, matrix: int = 0, /) -> np.ndarray: ...
 
-
-def own_rows(_name: str, source: TensorSource, begin: int, end: int, matrix: int = 0, /) -> np.ndarray:
+def own_rows(_name: str, source: TensorSource, begin: int, end: int, matrix: int = 0) -> np.ndarray:
     """The rows of the model's file."""
     return read_rows(source, begin, end, matrix)
 
@@ -171,10 +170,8 @@ def _tensors(checkpoint: Checkpoint, wanted: dtypes.TensorType, read: ReadRows) 
         if factor := factors.get(parts[0]):
             arrangement = replace(arrangement, change=functools.partial(_times, checkpoint.tensors[factor], own_rows))
         if arrangement.change and len(shapes[0]) == 1:
-            shapes = [
-                arrangement.change(name, np.zeros(shape, np.float32)).shape
-                for name, shape in zip(parts, shapes, strict=True)
-            ]
+            vectors = zip(parts, shapes, strict=True)
+            shapes = [arrangement.change(name, np.zeros(shape, np.float32)).shape for name, shape in vectors]
         shape = (sum(one[0] for one in shapes), *shapes[0][1:])
         if parts[0] == NGRAMS:  # one matrix, of all parts
             shape = (math.prod(shape[:-1]), shape[-1])

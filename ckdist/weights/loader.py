@@ -14,6 +14,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -26,18 +27,45 @@ from ckdist.models.moe_weights import is_router
 from ckdist.native import address, call, check, ffi, lib, new
 from ckdist.weights import dtypes
 from ckdist.weights.checkpoint import Checkpoint
-from ckdist.weights.filled import Filled
 from ckdist.weights.handles import MatrixHandle, VectorHandle
 from ckdist.weights.tensor_source import Place, TensorSource
 
 if TYPE_CHECKING:  # few files have scales apart from their codes
     from ckdist.weights.kept_weights import KeptWeights
-    from ckdist.weights.load_report import LoadReport
 
 log = logging.getLogger(__name__)
 
 QUANTIZATIONS = {"q8_0": dtypes.Q8_0, "q4_k": dtypes.Q4_K}
 _POLL_MILLISECONDS = 100
+
+
+@dataclass(frozen=True)
+class Filled:
+    """Progress of packing an arena."""
+
+    bytes: int  # in total
+    ready: int  # bytes packed so far
+    kept: int  # bytes packed by this rank's steps, for its own arena or another rank's
+    seconds: float  # from the start of packing to now, or to its end
+    finished: bool  # on this rank and all ranks whose arenas it reads
+
+    @property
+    def fraction(self) -> float:
+        """The ratio ready / bytes, from 0 to 1. 1 if there are no bytes."""
+        return self.ready / self.bytes if self.bytes else 1.0
+
+    def stats(self) -> dict[str, float]:
+        """The values by the names of metrics."""
+        return {
+            "weights_bytes": self.bytes,
+            "weights_packed_bytes": self.ready,
+            "weights_packed_ratio": self.fraction,
+            "weights_packed_by_steps_bytes_total": self.kept,
+        }
+
+    def __str__(self) -> str:
+        kept = f", {self.kept / 1e9:.2f} GB of it by steps" if self.kept else ""
+        return f"weights are packed: {self.bytes / 1e9:.2f} GB in {self.seconds:.2f} s{kept}"
 
 
 class ShardLoader:
@@ -185,7 +213,7 @@ class ShardLoader:
     @property
     def path(self) -> str:
         """The arena's path for other ranks of this host; empty unless it is open and shared."""
-        return _text(lib.ckdist_loader_path(self._native))
+        return cast("bytes", ffi.string(lib.ckdist_loader_path(self._native))).decode()  # bytes, of a char *
 
     def open(self, shared: bool = False) -> None:
         """Allocates the arena and reads the vectors; call it once. Fetches the planned bytes of files at a URL first.
@@ -249,8 +277,8 @@ class ShardLoader:
         plan = self._matrix_plan(name, (row_range,), *col_range, chosen)
         return call(lib.ckdist_loader_add_peer_matrix, self._native, peer, plan, *place[4:])
 
-    def load(self, progress: bool = True, trace: Any = None) -> "LoadReport":
-        """Packs everything that was planned, and waits until this is done; call it once.
+    def load(self, progress: bool = True, trace: Any = None) -> int:
+        """Packs everything that was planned, and waits until this is done; call it once. Returns the bytes read.
 
         Args:
             progress: Show a progress bar if the output is a terminal.
@@ -261,24 +289,22 @@ class ShardLoader:
             ModelFileError: A file has become shorter, or a value cannot be quantised.
         """
         from ckdist.progress import ProgressBar
-        from ckdist.weights.load_report import LoadReport
 
         began = time.perf_counter()
         if not self._open:
             self.open()
         total = lib.ckdist_loader_source_bytes(self._native)
-        self._fill(background=False, copy_engine="threads", until=1.0, trace=trace)
+        self._fill(background=False, until=1.0, trace=trace)
         with ProgressBar(total, "B", "quantising" if self.quantize else "packing", progress) as bar:
             while not check(lib.ckdist_loader_wait(self._native, _POLL_MILLISECONDS)):
                 bar.update(self._filled().stored_done - bar.n)
             bar.update(total - bar.n)
-        report = LoadReport(total, self.planned_bytes, time.perf_counter() - began)
-        log.debug("%s with %d threads", report, self.threads)
-        return report
+        filled, seconds = self.planned_bytes / 1e9, time.perf_counter() - began
+        log.debug("%.2f GB became %.2f GB in %.2f s with %d threads", total / 1e9, filled, seconds, self.threads)
+        return total
 
     def repack(
         self,
-        copy_engine: str = "auto",
         until: float = 1.0,
         trace: Any = None,
         on_finished: Callable[[Filled], None] | None = None,
@@ -286,21 +312,17 @@ class ShardLoader:
         """Starts to pack everything in the background, while executables run; call it once, after `open`.
 
         Args:
-            copy_engine: auto, dsa or threads.
             until: Fraction of the bytes after which it stops.
             trace: The native trace that records the threads.
             on_finished: Called by another thread when this rank and all ranks whose arenas it reads are finished.
-
-        Raises:
-            ConfigError: This machine does not have the copy engine.
         """
-        self._fill(background=True, copy_engine=copy_engine, until=until, trace=trace)
+        self._fill(background=True, until=until, trace=trace)
         self._reporter = threading.Thread(target=self._report, args=[on_finished], name="repacker", daemon=True)
         self._reporter.start()
 
-    def _fill(self, background: bool, copy_engine: str, until: float, trace: Any) -> None:
+    def _fill(self, background: bool, until: float, trace: Any) -> None:
         self._trace = trace
-        call(lib.ckdist_loader_fill, self._native, [[self.threads, background, copy_engine, until, trace]])
+        call(lib.ckdist_loader_fill, self._native, [[self.threads, background, until, trace]])
 
     def wait(self) -> None:
         """Waits until packing has ended. Raises the error that it failed with."""
@@ -335,7 +357,7 @@ class ShardLoader:
     def filled(self) -> Filled:
         """The progress of packing."""
         out = self._filled()
-        return Filled(out.bytes, out.ready, out.kept, out.seconds, bool(out.finished), _text(out.copy_engine))
+        return Filled(out.bytes, out.ready, out.kept, out.seconds, bool(out.finished))
 
     def _filled(self) -> Any:
         return call(lib.ckdist_loader_filled, self._native)
@@ -345,8 +367,6 @@ class ShardLoader:
         while (status := lib.ckdist_loader_wait(self._native, _POLL_MILLISECONDS)) == 0:
             pass
         out = self._filled()
-        if out.trouble[0] != b"\0":
-            log.warning("%s", _text(out.trouble))
         if status > 0 and out.finished and on_finished:
             on_finished(self.filled)
 
@@ -391,8 +411,3 @@ def quantized_type(name: str, columns: int, wanted: dtypes.TensorType, stored: d
     if indivisible or (wanted is dtypes.Q4_K and name in (EMBEDDING, OUTPUT)):
         wanted = dtypes.Q8_0
     return wanted if columns % wanted.block_elements == 0 else stored
-
-
-def _text(pointer: Any) -> str:
-    """The string at a native `char *`."""
-    return cast("bytes", ffi.string(pointer)).decode()  # ffi.string gives bytes for a char *

@@ -6,12 +6,10 @@ import numpy as np
 
 from ckdist.errors import ModelFileError
 from ckdist.models.decoder import weight_shapes
-from ckdist.weights.adapter_file import MAGNITUDE, load_adapter
+from ckdist.weights.adapter_file import ANOTHER_MODEL, MAGNITUDE, load_adapter
 from ckdist.weights.checkpoint import Checkpoint
 from ckdist.weights.dequantize import read_rows
 from ckdist.weights.tensor_source import TensorSource
-
-ANOTHER_SIZE = "it was trained on another model"
 
 
 class MergedWeights:
@@ -34,7 +32,7 @@ class MergedWeights:
             if needed is None or (*b.shape[:-1], a.shape[-1]) != needed:
                 raise ModelFileError(
                     f"{folder}: the matrices of {stem} make {[*b.shape[:-1], a.shape[-1]]}, and the model has "
-                    f"{list(needed) if needed else 'no such layer'}: {ANOTHER_SIZE}"
+                    f"{list(needed) if needed else 'no such layer'}: {ANOTHER_MODEL}"
                 )
 
     @property
@@ -45,7 +43,7 @@ class MergedWeights:
     def _pair(self, stem: str) -> tuple[np.ndarray, np.ndarray]:
         return self.matrices[f"{stem}.lora_A.weight"], self.matrices[f"{stem}.lora_B.weight"]
 
-    def rows(self, name: str, source: TensorSource, begin: int, end: int, matrix: int = 0, /) -> np.ndarray:
+    def rows(self, name: str, source: TensorSource, begin: int, end: int, matrix: int = 0) -> np.ndarray:
         """Rows [begin, end) of a weight, or of one matrix of a stack, as float32 (end - begin, ...)."""
         values = read_rows(source, begin, end, matrix)
         stem = name.removesuffix(".weight")

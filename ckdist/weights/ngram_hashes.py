@@ -1,20 +1,17 @@
 """Checks the constants of hashes in the files of a model with a table of n-grams."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ckdist.errors import ModelFileError
 from ckdist.models.gated_fields import Ngrams
-
-if TYPE_CHECKING:
-    from ckdist.weights.stored_weights import StoredWeights
+from ckdist.weights.tensor_source import StoredTensor
 
 FIELDS = {"layer_multipliers": "multipliers", "ngram_heads_vocab_sizes": "sizes", "ngram_heads_offsets": "offsets"}
 
 
-def check_hashes(n: Ngrams, tensors: "Sequence[StoredWeights]") -> None:
+def check_hashes(n: Ngrams, tensors: Sequence[StoredTensor]) -> None:
     """Raises ModelFileError if a tensor has other numbers than follow from config.json."""
     for tensor in tensors:
         field = FIELDS.get(tensor.name.rpartition(".")[2])

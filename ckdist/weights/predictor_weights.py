@@ -9,7 +9,8 @@ from ckdist.models.decoder import EMBEDDING, OUTPUT, weight_shapes
 from ckdist.models.predictor import predictor
 from ckdist.models.registry import family
 from ckdist.weights.checkpoint import Checkpoint
-from ckdist.weights.stored_weights import StoredWeights, required, sources
+from ckdist.weights.stored_weights import required, sources
+from ckdist.weights.tensor_source import StoredTensor
 
 # Names of both formats, without the layer's prefix -> names of RULES.
 PARTS = {
@@ -60,7 +61,7 @@ def open_predictor(checkpoint: Checkpoint) -> Checkpoint:
     return replace(checkpoint, spec=spec, tensors=tensors, notes=(note,) * bool(unused), unread=())
 
 
-def _renamed(stored: Iterable[StoredWeights], layers: int, root: str) -> Iterable[StoredWeights]:
+def _renamed(stored: Iterable[StoredTensor], layers: int, root: str) -> Iterable[StoredTensor]:
     """The tensors of the first such layer, with the names of a model of one layer and those of RULES."""
     layer = re.compile(rf"(?:.+\.)?(?:(?:layers|blk)\.{layers}|mtp[._]layers\.0)\.(?:nextn\.)?(.+)")
     outer = re.compile(r"(?:model\.)?mtp\.([a-z_]+\.weight)")

@@ -29,6 +29,7 @@ from ckdist.weights.published_parts import (
     UNDIVIDED,
     Joined,
     column_order,
+    expect,
     int4_type,
     joined_weights,
     part_of,
@@ -36,9 +37,8 @@ from ckdist.weights.published_parts import (
     round_up,
     shape_error,
 )
-from ckdist.weights.safetensors import StoredTensor
 from ckdist.weights.scales import FORMS, Scales
-from ckdist.weights.stored_weights import StoredWeights
+from ckdist.weights.tensor_source import StoredTensor
 
 READ = "fp8, compressed-tensors of 8-bit floats, 4-bit integers and FP4, mxfp4, modelopt's NVFP4, and gptq and awq"
 _FORMS = {  # of compressed-tensors -> the fields of weights
@@ -62,7 +62,7 @@ def check_method(quantization: Mapping[str, Any], where: str) -> str:
     """The quantisation method. Raises ModelFileError, which begins with `where`, if it is not supported."""
     method = quantization.get("quant_method")
     if method == "fp8":
-        _expect(quantization, {"fmt": ("e4m3", None), "activation_scheme": ("dynamic", None)}, where)
+        expect(quantization, {"fmt": ("e4m3", None), "activation_scheme": ("dynamic", None)}, where)
     elif method == "compressed-tensors":
         _check_groups(quantization, where)
     elif method in ("gptq", "awq"):
@@ -80,7 +80,7 @@ def check_method(quantization: Mapping[str, Any], where: str) -> str:
 
 def _check_groups(quantization: Mapping[str, Any], where: str) -> None:
     """Raises ModelFileError if a group of modules has weights in a form that is not supported."""
-    _expect(quantization, {"kv_cache_scheme": (None,), "sparsity_config": (None, {})}, where)
+    expect(quantization, {"kv_cache_scheme": (None,), "sparsity_config": (None, {})}, where)
     groups = quantization.get("config_groups")
     if not isinstance(groups, dict) or not all(isinstance(group, dict) for group in groups.values()):
         raise ModelFileError(f"{where}: config_groups is {str(groups)[:60]!r}; it must be an object of objects")
@@ -89,7 +89,7 @@ def _check_groups(quantization: Mapping[str, Any], where: str) -> None:
         weights = group.get("weights")
         if not isinstance(form, str) or form not in _FORMS or not isinstance(weights, dict):
             raise ModelFileError(f"{where} has matrices of format {str(form)[:40]!r}, which is not read; {READ} are")
-        _expect(
+        expect(
             weights,
             {**_FORMS[form], "dynamic": (False, None), "actorder": (None, "weight", "static", "group", False)},
             where,
@@ -102,16 +102,9 @@ def _check_groups(quantization: Mapping[str, Any], where: str) -> None:
             )
 
 
-def _expect(settings: Mapping[str, Any], allowed: Mapping[str, tuple[Any, ...]], where: str) -> None:
-    for key, values in allowed.items():
-        if (value := settings.get(key)) not in values:
-            known = " or ".join(repr(known) for known in values if known is not None) or "absent"
-            raise ModelFileError(f"{where}: {key} is {str(value)[:40]!r} in quantization_config; it must be {known}")
-
-
 def join_tensors(
     stored: Mapping[str, StoredTensor], quantization: Mapping[str, Any] | None, where: str
-) -> tuple[list[StoredWeights], dict[str, StoredTensor]]:
+) -> tuple[list[StoredTensor], dict[str, StoredTensor]]:
     """Splits the tensors of a folder into quantised matrices and all other tensors.
 
     Args:

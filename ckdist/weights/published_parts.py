@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,9 +10,8 @@ import numpy as np
 from ckdist.errors import ModelFileError
 from ckdist.hub.local_copy import open_file
 from ckdist.weights import dtypes
-from ckdist.weights.safetensors import StoredTensor
 from ckdist.weights.scales import Scales
-from ckdist.weights.stored_weights import StoredWeights
+from ckdist.weights.tensor_source import StoredTensor
 
 UNDIVIDED = 128  # the number of columns that share a scale of 8-bit floats is a multiple of this
 FLOATS = ("F32", "F16", "BF16")
@@ -19,7 +19,7 @@ INTEGERS = ("I32", "U32")
 EXPONENTS = ("U8", "F8_E8M0")  # E8M0: 2 ** (byte - 127)
 MAX_ORDER_BYTES = 4 << 20  # of the group indices of a million columns
 
-Joined = tuple[Any, ...]  # StoredWeights, then the stored tensors of its parts
+Joined = tuple[StoredTensor, ...]  # a matrix, then the stored tensors of its parts
 
 
 def part_of(
@@ -36,6 +36,14 @@ def part_of(
     return part
 
 
+def expect(settings: Mapping[str, Any], allowed: Mapping[str, tuple[Any, ...]], where: str) -> None:
+    """Raises ModelFileError, which begins with `where`, for a setting whose value is not `allowed`."""
+    for key, values in allowed.items():
+        if (value := settings.get(key)) not in values:
+            known = " or ".join(repr(known) for known in values if known is not None) or "absent"
+            raise ModelFileError(f"{where}: {key} is {str(value)[:40]!r} in quantization_config; it must be {known}")
+
+
 def shape_error(part: StoredTensor, of: StoredTensor, needed: str) -> ModelFileError:
     """The error of a part whose shape does not fit the codes `of`."""
     return ModelFileError(
@@ -45,9 +53,9 @@ def shape_error(part: StoredTensor, of: StoredTensor, needed: str) -> ModelFileE
 
 def joined_weights(
     name: str, stored: dtypes.TensorType, shape: tuple[int, ...], codes: StoredTensor, scales: Scales
-) -> StoredWeights:
+) -> StoredTensor:
     """The matrix `name` of this type and shape."""
-    return StoredWeights(name, stored.number, shape, codes.file, codes.offset, codes.dtype, scales)
+    return replace(codes, name=name, type=stored.number, shape=shape, scales=scales)
 
 
 def int4_type(scales: Scales) -> dtypes.TensorType:

@@ -4,6 +4,7 @@ It reads no tensor data. Each length, offset and shape is checked against the fi
 Format: https://github.com/huggingface/safetensors#format.
 """
 
+import math
 import os
 import pathlib
 import re
@@ -13,7 +14,9 @@ from typing import Any, TypeGuard
 from ckdist.errors import ModelFileError
 from ckdist.hub.folder_files import INDEX_FILE, SINGLE_FILE
 from ckdist.hub.local_copy import open_file
+from ckdist.weights.dtypes import FLOAT_NUMBERS
 from ckdist.weights.json_file import parse_json_object, read_json_object
+from ckdist.weights.tensor_source import StoredTensor
 
 MAX_HEADER_BYTES = 100_000_000  # the format's own limit
 MAX_TENSORS = 1 << 16
@@ -26,18 +29,6 @@ _ITEM_BYTES = {
     "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E8M0": 1, "F8_E5M2": 1, "U16": 2, "I16": 2, "F16": 2, "BF16": 2,
     "U32": 4, "I32": 4, "F32": 4, "U64": 8, "I64": 8, "F64": 8,
 }  # fmt: skip
-
-
-@dataclass(frozen=True)
-class StoredTensor:
-    """The place of one tensor. `shape` is row-major, the contiguous dimension last."""
-
-    name: str
-    dtype: str  # the format's name: F32, F16, BF16, ...
-    shape: tuple[int, ...]
-    file: pathlib.Path
-    offset: int  # bytes from the start of the file
-    nbytes: int
 
 
 @dataclass(frozen=True)
@@ -178,14 +169,13 @@ def _stored(path: pathlib.Path, name: str, entry: Any, data_start: int, size: in
         raise ModelFileError(
             f"{where} ends at byte {data_start + end}, but the file has {size} bytes: it is truncated or damaged"
         )
-    nbytes = _ITEM_BYTES[dtype]
-    for n in shape:
-        nbytes *= n
+    nbytes = _ITEM_BYTES[dtype] * math.prod(shape)
     if nbytes != end - begin:
         raise ModelFileError(
             f"{where} of shape {shape} and dtype {dtype} takes {nbytes} bytes, but data_offsets give it {end - begin}"
         )
-    return StoredTensor(name, dtype, tuple(shape), path, data_start + begin, nbytes)
+    number = FLOAT_NUMBERS.get(dtype, -1)
+    return StoredTensor(name, number, tuple(shape), path, data_start + begin, dtype, nbytes)
 
 
 def _is_integers(value: Any) -> TypeGuard[list[int]]:

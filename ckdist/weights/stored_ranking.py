@@ -16,7 +16,6 @@ from ckdist.weights.dequantize import read_rows
 from ckdist.weights.gguf import read_gguf
 from ckdist.weights.json_file import read_json_object
 from ckdist.weights.stored_pooling import LOGIT_SCORE
-from ckdist.weights.tensor_source import TensorSource
 
 QUERY, DOCUMENT = "{query}", "{document}"
 RERANK_FILE = ("additional_chat_templates", "rerank.jinja")  # beside the head of a reward model
@@ -50,8 +49,7 @@ def stored_ranking(checkpoint: Checkpoint, tokenizer: Tokenizer) -> Ranking:
     if not 0 <= template.find(QUERY) < template.find(DOCUMENT):
         raise ModelFileError(f"{checkpoint.path}: the template rerank must have {QUERY}, then {DOCUMENT}")
     if score is not None:
-        source = TensorSource(SCORE, score.type, score.shape, score.file, score.offset)
-        return Ranking(template, read_rows(source, 0, 1)[0])
+        return Ranking(template, read_rows(score.source, 0, 1)[0])
     if (rows := _classifier(checkpoint)) is not None:
         return Ranking(template, rows[0] - rows[1])
     yes, no = _tokens(checkpoint, tokenizer)
@@ -72,12 +70,12 @@ def _classifier(checkpoint: Checkpoint) -> np.ndarray | None:
         raise ModelFileError(f"{checkpoint.path}: {name} is {str(labels)[:80]}; it must be {LABELS}")
     if (tensor := read_gguf(checkpoint.path).tensors.get(CLASSIFIER)) is None:
         return None
-    shape, needed = tuple(tensor.dims[::-1]), (len(LABELS), checkpoint.spec.hidden_size)
-    if shape != needed:
+    needed = (len(LABELS), checkpoint.spec.hidden_size)
+    if tensor.shape != needed:
         raise ModelFileError(
-            f"{checkpoint.path}: tensor {CLASSIFIER!r} has shape {shape}, but the model needs {needed}"
+            f"{checkpoint.path}: tensor {CLASSIFIER!r} has shape {tensor.shape}, but the model needs {needed}"
         )
-    return read_rows(TensorSource(CLASSIFIER, tensor.type.number, shape, tensor.file, tensor.offset), 0, len(LABELS))
+    return read_rows(tensor.source, 0, len(LABELS))
 
 
 def _tokens(checkpoint: Checkpoint, tokenizer: Tokenizer) -> tuple[int, int]:

@@ -1,10 +1,9 @@
 """Finds a model's weights in the tensors of its files, whose names and forms differ by family and format."""
 
 import math
-import pathlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -13,36 +12,19 @@ from ckdist.models.decoder import EMBEDDING, OUTPUT, weight_shapes
 from ckdist.models.families.family import TensorNames, stack_of
 from ckdist.models.spec import LatentAttention, ModelSpec, MoeFfn
 from ckdist.weights import dtypes
-from ckdist.weights.tensor_source import HeadPart, TensorSource
+from ckdist.weights.tensor_source import HeadPart, StoredTensor, TensorSource
 
-if TYPE_CHECKING:  # few files have scales apart from their codes
-    from ckdist.weights.scales import Scales
-
-SAFETENSORS_TYPES = {"F32": dtypes.F32, "F16": dtypes.F16, "BF16": dtypes.BF16}
 INTEGER_WORDS = {"I32": 1, "I64": 2}
-KNOWN_TYPES = f"the known ones are {', '.join(SAFETENSORS_TYPES)}: save it as one of these"
-
-
-@dataclass(frozen=True)
-class StoredWeights:
-    """A tensor in a file. It holds one or more weights: each has some of its rows, in each matrix of a stack."""
-
-    name: str
-    type: int  # ggml number; -1 if the type is not supported
-    shape: tuple[int, ...]
-    file: pathlib.Path
-    offset: int
-    dtype: str = ""  # the file's name of the type
-    scales: "Scales | None" = None
+KNOWN_TYPES = f"the known ones are {', '.join(dtypes.FLOAT_NUMBERS)}: save it as one of these"
 
 
 def sources(
-    spec: ModelSpec, names: TensorNames, stored: list[StoredWeights], shapes: Mapping[str, tuple[int, ...]]
-) -> tuple[dict[str, TensorSource], list[StoredWeights]]:
+    spec: ModelSpec, names: TensorNames, stored: list[StoredTensor], shapes: Mapping[str, tuple[int, ...]]
+) -> tuple[dict[str, TensorSource], list[StoredTensor]]:
     """The source of each weight of `shapes`, and the tensors that hold none of them."""
     found: dict[str, TensorSource] = {}
     stacks: dict[str, dict[int, TensorSource]] = {}
-    unread: list[StoredWeights] = []
+    unread: list[StoredTensor] = []
     for one in stored:
         name, index = stack_of(one.name)
         weights = weights_of(names, name, shapes)
@@ -96,7 +78,7 @@ def sources(
 
 
 def _is_transposed(
-    names: TensorNames, tensor: StoredWeights, weights: tuple[str, ...], shapes: Mapping[str, tuple[int, ...]]
+    names: TensorNames, tensor: StoredTensor, weights: tuple[str, ...], shapes: Mapping[str, tuple[int, ...]]
 ) -> bool:
     """True if the matrices of a tensor have inputs as rows."""
     if not names.has("transposed_or_not", name := stack_of(tensor.name)[0]):
@@ -114,7 +96,7 @@ def weights_of(names: TensorNames, stored: str, shapes: Mapping[str, tuple[int, 
 
 
 def _weights_in(
-    tensor: StoredWeights, weights: tuple[str, ...], shapes: Mapping[str, tuple[int, ...]]
+    tensor: StoredTensor, weights: tuple[str, ...], shapes: Mapping[str, tuple[int, ...]]
 ) -> list[TensorSource]:
     """The sources of weights whose rows follow one another in a tensor, or in each matrix of a stack."""
     if len(weights) > 1 and len(tensor.shape) == len(shapes[weights[0]]) + 1:  # a stack with a matrix of each weight
@@ -142,7 +124,7 @@ def _weights_in(
 
 
 def _interleaved_weights(
-    tensor: StoredWeights, weights: tuple[str, ...], shapes: Mapping[str, tuple[int, ...]], transposed: bool, width: int
+    tensor: StoredTensor, weights: tuple[str, ...], shapes: Mapping[str, tuple[int, ...]], transposed: bool, width: int
 ) -> list[TensorSource]:
     """The sources of weights whose rows alternate in a tensor, or in each matrix of a stack.
 
@@ -203,9 +185,9 @@ def _stacked(weight: str, matrices: Mapping[int, TensorSource], shape: tuple[int
     return TensorSource(weight, first.type, (shape[0], *first.shape), *places[0], matrices=places, scales=scales)
 
 
-def _head_parts(spec: ModelSpec, tensor: StoredWeights, weights: tuple[str, ...]) -> list[TensorSource]:
+def _head_parts(spec: ModelSpec, tensor: StoredTensor, weights: tuple[str, ...]) -> list[TensorSource]:
     """The sources of the matrices that make keys and values from a latent vector. The tensor has both for each head."""
-    mixer = spec.layers[int(weights[0].split(".")[2])].mixer
+    mixer = spec.layer_of(weights[0]).mixer
     assert isinstance(mixer, LatentAttention)  # only latent attention has these weights
     keys, values, rank, heads = mixer.nope_dim, mixer.v_dim, mixer.kv_lora_rank, mixer.num_heads
     if tensor.shape != (heads * (keys + values), rank):
@@ -223,7 +205,7 @@ def _head_parts(spec: ModelSpec, tensor: StoredWeights, weights: tuple[str, ...]
 
 
 def _joined_parts(
-    spec: ModelSpec, tensor: StoredWeights, weights: tuple[str, ...], shapes: Mapping[str, tuple[int, ...]]
+    spec: ModelSpec, tensor: StoredTensor, weights: tuple[str, ...], shapes: Mapping[str, tuple[int, ...]]
 ) -> list[TensorSource]:
     """The sources of weights in a tensor that has, for each head, the rows of one weight, then of the next."""
     heads = heads_of(spec, weights[0])
@@ -246,30 +228,30 @@ def _joined_parts(
 
 def heads_of(spec: ModelSpec, weight: str) -> int:
     """The number of heads in a tensor that groups rows of several weights by head."""
-    mixer = spec.layers[int(weight.split(".")[2])].mixer
+    mixer = spec.layer_of(weight).mixer
     return getattr(mixer, "num_key_heads", 0) or getattr(mixer, "num_heads", 1)
 
 
 def head_dim(spec: ModelSpec, weight: str) -> int:
     """Rows of one head of a layer's queries and keys."""
-    return spec.layers[int(weight.split(".")[2])].attention.head_dim
+    return spec.layer_of(weight).attention.head_dim
 
 
 def num_heads(spec: ModelSpec, weight: str) -> int:
     """The number of heads of a layer with latent attention."""
-    mixer = spec.layers[int(weight.split(".")[2])].mixer
+    mixer = spec.layer_of(weight).mixer
     assert isinstance(mixer, LatentAttention)  # only latent attention has these weights
     return mixer.num_heads
 
 
 def num_experts(spec: ModelSpec, weight: str) -> int:
     """The number of experts of a layer with experts."""
-    ffn = spec.layers[int(weight.split(".")[2])].ffn
+    ffn = spec.layer_of(weight).ffn
     assert isinstance(ffn, MoeFfn)  # only a layer with experts has these weights
     return ffn.num_experts
 
 
-def notes_on(spec: ModelSpec, unread: list[StoredWeights], predicting_layers: Any, where: str) -> tuple[str, ...]:
+def notes_on(spec: ModelSpec, unread: list[StoredTensor], predicting_layers: Any, where: str) -> tuple[str, ...]:
     """The notes of `notes_on_unread` about a model's files."""
     if not unread:
         return ()
@@ -279,7 +261,7 @@ def notes_on(spec: ModelSpec, unread: list[StoredWeights], predicting_layers: An
 
 
 def required(
-    spec: ModelSpec, found: Mapping[str, TensorSource], where: str, unread: Sequence[StoredWeights]
+    spec: ModelSpec, found: Mapping[str, TensorSource], where: str, unread: Sequence[StoredTensor]
 ) -> dict[str, TensorSource]:
     """The sources of all weights that `spec` needs, in its order.
 

@@ -42,6 +42,25 @@ class HeadPart:
 
 
 @dataclass(frozen=True)
+class StoredTensor:
+    """A tensor in a file. It holds one or more weights: each has some of its rows, in each matrix of a stack."""
+
+    name: str
+    type: int  # ggml number; -1 if weights cannot have the type
+    shape: tuple[int, ...]  # row-major, the contiguous dimension last
+    file: pathlib.Path
+    offset: int  # bytes from the start of the file
+    dtype: str  # the file's name of the type
+    nbytes: int
+    scales: "Scales | None" = None  # as in TensorSource
+
+    @property
+    def source(self) -> "TensorSource":
+        """The tensor as a weight of its own."""
+        return TensorSource(self.name, self.type, self.shape, self.file, self.offset)
+
+
+@dataclass(frozen=True)
 class TensorSource:
     """The place of one weight, and the conversion to the weight that Hugging Face's name means."""
 
@@ -116,9 +135,6 @@ class TensorSource:
         if not self.head_rows:
             return None
         rows = np.arange(self.shape[0], dtype=np.int32)
-        head, half, j = (
-            rows // self.head_rows,
-            rows % self.head_rows // (self.head_rows // 2),
-            rows % (self.head_rows // 2),
-        )
-        return head * self.head_rows + 2 * j + half
+        half_rows = self.head_rows // 2
+        half, j = rows % self.head_rows // half_rows, rows % half_rows
+        return rows // self.head_rows * self.head_rows + 2 * j + half

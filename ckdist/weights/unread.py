@@ -2,17 +2,13 @@
 
 import re
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING
 
 from ckdist.errors import ModelFileError
 from ckdist.models.families.family import Family
 from ckdist.models.registry import family
 from ckdist.models.spec import ModelSpec
 from ckdist.weights.dequantize import read_tensor
-from ckdist.weights.tensor_source import TensorSource
-
-if TYPE_CHECKING:
-    from ckdist.weights.stored_weights import StoredWeights
+from ckdist.weights.tensor_source import StoredTensor
 
 _HARMLESS = (  # pattern for names of both formats -> the feature that is missing
     (
@@ -72,7 +68,7 @@ def notes_on_unread(
 
 
 def notes_on_tensors(
-    spec: ModelSpec, tensors: "Sequence[StoredWeights]", predicting_layers: int, where: str
+    spec: ModelSpec, tensors: Sequence[StoredTensor], predicting_layers: int, where: str
 ) -> tuple[str, ...]:
     """The notes of `notes_on_unread`. Biases of zeros get none. Checks constants of hashes."""
     if n := getattr(spec.streams, "ngrams", None):
@@ -83,12 +79,11 @@ def notes_on_tensors(
     return notes_on_unread(names, family(spec.family), len(spec.layers), predicting_layers, where)
 
 
-def is_zero_bias(tensor: "StoredWeights") -> bool:
+def is_zero_bias(tensor: StoredTensor) -> bool:
     """True if a tensor is a bias of zeros, which AutoGPTQ saves for every matrix."""
     if not tensor.name.endswith(".bias") or len(tensor.shape) != 1 or tensor.type < 0:
         return False
-    source = TensorSource(tensor.name, tensor.type, tensor.shape, tensor.file, tensor.offset)
-    return not read_tensor(source).any()
+    return not read_tensor(tensor.source).any()
 
 
 def _shown(names: Sequence[str]) -> str:

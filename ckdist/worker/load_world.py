@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from ckdist.comm.host_name import machine_name
+from ckdist.comm.host_name import rank_on_host
 from ckdist.comm.world_protocol import World
 from ckdist.errors import ConfigError
 
@@ -50,5 +50,5 @@ class LoadWorld:
         for rank, (reason, _) in enumerate(rows):
             if reason:
                 self._failed = True
-                raise ConfigError(f"rank {rank} ({machine_name(self.hosts[rank])}): {reason}")
+                raise ConfigError(f"{rank_on_host(self, rank)}: {reason}")
         return [value for _, value in rows]

@@ -1,5 +1,6 @@
 """`ckdist cache`: what a folder of --cache-disk holds, whether it is sound, and how it gets smaller."""
 
+import json
 import os
 import time
 
@@ -66,6 +67,9 @@ def test_mistakes_are_named(tmp_path, capsys):
             run(["cache", *words], None)
     (tmp_path / "foreign").mkdir()
     assert len(said(capsys, "list", str(tmp_path))[1]) == 1
-    (tmp_path / "foreign" / "about.json").write_text("{}")
-    with pytest.raises(ConfigError, match="not a prompt cache of format 1"):
-        run(["cache", "verify", str(tmp_path)], None)
+    sound = {"format": 1, "model": "m", "ranks": 1, "block_tokens": 16, "bytes": [{"blocks": 4096, "states": 0}]}
+    wrong = {"bytes": [1]}, {"bytes": [{"blocks": "4096", "states": 0}]}, {"bytes": [{"blocks": 1 << 70, "states": 0}]}
+    for about in ({}, *({**sound, **more} for more in wrong)):
+        (tmp_path / "foreign" / "about.json").write_text(json.dumps(about))
+        with pytest.raises(ConfigError, match="not a prompt cache of format 1"):
+            run(["cache", "verify", str(tmp_path)], None)

@@ -16,6 +16,7 @@ from ckdist.cli.chat import Chat, answer, obey
 from ckdist.cli.chat_server import ServerChat, request_fields
 from ckdist.config.chat_config import ChatConfig
 from ckdist.errors import ConfigError, EngineError, RequestError
+from tests.support.local_server import running
 
 COMMAND = [sys.executable, "-m", "ckdist.cli.main", "chat"]
 SMALL = ["-t", "1", "-c", "256", "-n", "8", "--temp", "0"]
@@ -44,6 +45,9 @@ def test_a_chat_has_a_history_that_commands_change(capsys, tmp_path):
     assert "the context 8" in err and "/clear" in err
     saved = json.loads((tmp_path / "chat.json").read_text())
     assert [m["content"] for m in saved] == ["be brief", "one", "2:one"]
+    chat.messages.append({"role": "user", "content": "a\udcffb"})  # of a pipe
+    assert obey(chat, f"/save {tmp_path}/chat.json") and "a?b" in (tmp_path / "chat.json").read_text()
+    assert obey(chat, "/save a\0b") and "could not be written" in capsys.readouterr().err
     assert obey(chat, "/clear") and not chat.messages and chat.system == "be brief"
     assert obey(chat, "/system") and chat.system is None and obey(chat, "/undo") and obey(chat, "/what")
     assert obey(chat, "/save /nonexistent/file") and not obey(chat, "/quit")
@@ -98,6 +102,9 @@ def test_on_a_terminal_an_answer_comes_and_ctrl_c_ends_it(tmp_path):
     assert "Hello" in history.read_text() and history.stat().st_mode & 0o077 == 0
 
 
+DEEP = "[" * 60_000  # JSON that is nested too deep to be read
+
+
 class Handler(http.server.BaseHTTPRequestHandler):
     """A server with the OpenAI API that streams three pieces, and keeps what it was asked."""
 
@@ -107,7 +114,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
         pass
 
     def do_GET(self):
-        self.reply(200, json.dumps({"data": [{"id": "a-model"}]}))
+        listed = DEEP if self.path.startswith("/deep") else json.dumps({"data": [{"id": "a-model"}]})
+        self.reply(404 if self.path.startswith("/deep/none") else 200, listed)
 
     def do_POST(self):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -120,6 +128,10 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if text == "break":
             events[1:] = [{"error": {"message": "rank 1 is gone"}}]
         lines = [f"data: {json.dumps(event)}\n\n" for event in events]
+        if text == "half":
+            lines = ['data: {"choices": [{"delta": {"content": "\\ud83d"}}]}\n\n']
+        if text == "deep":
+            lines = [f"data: {DEEP}\n\n"]
         self.reply(200, ": a comment\n\n" + "".join(lines) + "data: [DONE]\n\n")
 
     def reply(self, status: int, text: str) -> None:
@@ -140,6 +152,8 @@ def test_a_server_answers(url):
     chat = ServerChat(ChatConfig(url=f"{url}/v1/", api_key="secret", temperature=0.5, n_predict=9, stop=("END",)))
     assert chat.name == "a-model"
     assert list(chat.answers([{"role": "user", "content": "hi"}])) == ["Hel", "lo"]
+    assert list(chat.answers([{"role": "user", "content": "half"}])) == ["?"]
+    Handler.asked.pop()
     path, key, body = Handler.asked[-1]
     assert (path, key, body["model"], body["stream"]) == ("/v1/chat/completions", "Bearer secret", "a-model", True)
     assert (body["temperature"], body["max_tokens"], body["stop"]) == (0.5, 9, ["END"]) and "top_k" not in body
@@ -151,11 +165,24 @@ def test_what_a_server_refuses_is_one_clean_line(url):
         list(chat.answers([{"role": "user", "content": "refuse"}]))
     with pytest.raises(EngineError, match="rank 1 is gone"):
         list(chat.answers([{"role": "user", "content": "break"}]))
+    with pytest.raises(EngineError, match="broke off"):
+        list(chat.answers([{"role": "user", "content": "deep"}]))
+    with pytest.raises(EngineError, match="does not list its models"):
+        ServerChat(ChatConfig(url=f"{url}/deep"))
+    with pytest.raises(RequestError, match="answers 404"):
+        ServerChat(ChatConfig(url=f"{url}/deep/none"))
     with pytest.raises(EngineError, match="is a server running there"):
         ServerChat(ChatConfig(url="http://127.0.0.1:9"))
     for wrong in ({"url": "localhost:8080"}, {"url": url, "model": "x"}):
         with pytest.raises(ConfigError, match="--url"):
             ChatConfig(**wrong)
+
+
+@pytest.mark.parametrize("status", [200, 404])
+def test_an_answer_that_breaks_off_is_one_line(status):
+    broken = status, {"Transfer-Encoding": "chunked"}, b"no length\r\n"
+    with running(lambda path, headers: broken) as server, pytest.raises(EngineError, match="broke off"):
+        ServerChat(ChatConfig(url=server.url))
 
 
 def test_flags_that_were_given_are_the_fields_of_a_request():

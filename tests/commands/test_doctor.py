@@ -17,7 +17,14 @@ from ckdist.topology import read_machine, this_machine
 from ckdist.topology.advice import advise
 from tests.support.launcher import environment
 from tests.support.paths import ROOT
-from tests.support.trees.layouts import GIB, LAYOUTS, Layout, hybrid
+from tests.support.trees.layouts import GIB, LAYOUTS, Layout, folder_in_memory, hybrid
+
+
+@pytest.fixture
+def tmp_path():
+    with folder_in_memory() as folder:
+        yield folder
+
 
 SPEED = [
     {"what": "read", "node": 0, "memory": 0, "rate": 200e9},
@@ -64,12 +71,6 @@ class TestAdvice:
     )
     def test_settings(self, path, text, expected, tmp_path):
         assert expected in self.advice(tmp_path, Layout(extra={path: text}))
-
-    def test_a_copying_device_without_a_queue(self, tmp_path):
-        bus = "sys/bus/dsa/devices"
-        extra = {f"{bus}/dsa2/state": "disabled", f"{bus}/wq2.0/type": "user", f"{bus}/wq2.0/state": "disabled"}
-        assert "accel-config enable-wq dsa2/wq2.0" in self.advice(tmp_path, Layout(extra=extra))
-        assert self.advice(tmp_path, Layout(extra=extra | {f"{bus}/wq2.0/state": "enabled"})) == ""
 
     def test_limits(self, tmp_path):
         extra = {
@@ -206,24 +207,6 @@ class TestTrying:
         rows = {row.name: row for row in tried.capabilities(this_machine(), 0.2)}
         assert rows["TCP"] == tried.Capability("transport", "TCP", False, "no answer within 0.2 s")
         assert rows["shared memory"].works and time.monotonic() - began < 5
-
-    def test_copying_devices(self, tmp_path):
-        assert tried.dsa(read_machine(Layout().write(tmp_path / "none"), {})) == (
-            False,
-            "no DSA device that the idxd driver knows",
-        )
-        extra = {
-            "sys/bus/dsa/devices/dsa0/state": "enabled",
-            "sys/bus/dsa/devices/wq0.0/type": "user",
-            "sys/bus/dsa/devices/wq0.0/max_transfer_size": "2097152",
-        }
-        recorded = read_machine(Layout(extra=extra).write(tmp_path / "one"), {})
-        works, about = tried.dsa(recorded, 20)  # this very machine is asked
-        assert ("DSA wq" in about) if works else about and "Error" not in about
-        assert (
-            "dsa0: enabled, node ?, no shared virtual memory; wq0.0 (, , user, 2 MiB at a time, batches of 1)"
-            in text_of(recorded, [tried.Capability("copy engine", "DSA", works, about)], SPEED, (), 200)
-        )
 
     def test_kernels_and_transports(self):
         rows = {row.name: row for row in tried.kernels(this_machine())}

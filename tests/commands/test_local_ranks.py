@@ -27,7 +27,14 @@ from tests.support.paths import ROOT
 from tests.support.ports import free_port
 from tests.support.served import wait_healthy
 from tests.support.tiny_training import toml
-from tests.support.trees.layouts import LAYOUTS
+from tests.support.trees.layouts import LAYOUTS, folder_in_memory
+
+
+@pytest.fixture
+def tmp_path():
+    with folder_in_memory() as folder:
+        yield folder
+
 
 CKDIST = (sys.executable, "-m", "ckdist.cli.main")
 

@@ -43,6 +43,11 @@ def test_a_server_is_shown_once_and_as_json(capsys):
     [
         b"data: 3\n",
         b'data: {"ranks": [], "clock": "x", "stats": {}}\n',
+        b'data: {"ranks": [], "clock": 1, "stats": {}, "model": [1]}\n',
+        b'data: {"ranks": [], "clock": 1, "stats": {"blocks": NaN}}\n',
+        b'data: {"ranks": [], "clock": 1, "stats": {}, "most_running": "\\u001b[2J"}\n',
+        b'data: {"ranks": [{"rank": []}], "clock": 1, "stats": {}}\n',
+        b'data: {"ranks": [{"bandwidth": 1' + b"0" * 400 + b'}], "clock": 1, "stats": {}}\n',
         b"data: {\n",
         b"data: " + b"[" * 100_000 + b"\n",
     ],

@@ -1,7 +1,9 @@
 """Bytes that no honest rank or agent sends while a job starts: one line of an error, in time, never anything else."""
 
 import contextlib
+import fcntl
 import os
+import resource
 import socket
 import struct
 
@@ -151,3 +153,15 @@ def test_a_stranger_is_dropped_and_a_rank_still_comes(changes, proof, cut):
         assert all("\n" not in line and line.startswith("dropped a connection from 127.0.0.1: ") for line in told)
     finally:
         listener.close()
+
+
+@pytest.mark.skipif(resource.getrlimit(resource.RLIMIT_NOFILE)[0] < 1200, reason="few files may be open")
+def test_rank_0_of_a_large_job_has_descriptors_that_select_does_not_take():
+    here, there = socket.socketpair()
+    with here, there:
+        far = socket.socket(fileno=fcntl.fcntl(here, fcntl.F_DUPFD_CLOEXEC, 1100))
+        ends = BootstrapConnection(1, far), BootstrapConnection(0, there)
+        ends[1].send(b"hello")
+        assert receive({1: ends[0]}, 10) == [b"hello"]
+        for end in ends:
+            end.close()

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from tests.support.hosts import Hosts, start, why_not
+from tests.support.hosts import Hosts, kill_left, start, why_not
 from tests.support.paths import GOLDEN
 
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=f"no network namespaces here: {why_not()}")
@@ -59,7 +59,7 @@ def test_a_lost_host_ends_in_one_line(hosts, fault):
     ranks = hosts.ranks()
     ranks[1].send_signal(signal.SIGKILL if fault == "kill" else signal.SIGSTOP)
     assert hosts.wait_ended([ranks[0]], 12), output.text()
-    ranks[1].kill()
+    kill_left(ranks[1])
     output.wait(10)
     lines = re.findall(r"ckdist: .*", output.text())
     assert len(lines) == 1 and re.match(r"ckdist: rank 0: .*rank 1 .*step \d+", lines[0]), output.text()

@@ -17,7 +17,7 @@ import pytest
 
 from ckdist.weights.checkpoint import open_checkpoint
 from ckdist.weights.dequantize import read_tensor
-from tests.support.hosts import Hosts, start, why_not
+from tests.support.hosts import Hosts, kill_left, start, why_not
 from tests.support.launcher import environment, run_ranks
 from tests.support.paths import ROOT
 from tests.support.served import write_tokenizer
@@ -216,7 +216,7 @@ def test_a_lost_rank_ends_the_job(hosts, launcher, transport, fault, kind):
         )
         return  # mpirun waits for the other host's daemon for as long as TCP repeats what it sends there
     if launcher == "torchrun":
-        ranks[int(lost)].kill()  # a launcher would
+        kill_left(ranks[int(lost)])  # a launcher would
     assert all(output.wait(10)), output.text()
     if action == "stop" or launcher == "torchrun":
         place = r"step \d|the wait for a batch" if kind == "busy" else "has not been heard of|died"
@@ -235,7 +235,7 @@ def test_a_lost_rank_is_named_on_every_host(hosts, fault):
     ranks = hosts.ranks()
     ranks[int(lost)].send_signal(signal.SIGKILL if action == "kill" else signal.SIGSTOP)
     assert hosts.wait_ended([p for r, p in ranks.items() if str(r) != lost], TIMEOUT + 5), output.text()
-    ranks[int(lost)].kill()
+    kill_left(ranks[int(lost)])
     output.wait(10)
     for rank in range(4):
         if str(rank) != lost:

@@ -61,7 +61,7 @@ def test_valid_file_of_both_versions(tmp_path):
         model = read_gguf(tmp_path / "m.gguf")
         assert model.metadata == {"tokens": ["a", "é", ""], "b": True}
         tensor = model.tensors["w"]
-        assert (tensor.type.name, tensor.dims, tensor.nbytes, tensor.offset % 32) == ("F32", (32, 2), 256, 0)
+        assert (tensor.dtype, tensor.shape, tensor.nbytes, tensor.offset % 32) == ("F32", (2, 32), 256, 0)
 
 
 @pytest.mark.parametrize("path", sorted(GOLDEN.glob("*.gguf")), ids=lambda p: p.stem)
@@ -73,11 +73,11 @@ def test_golden_files_read_as_the_gguf_package_reads_them(path):
     assert set(model.metadata) == {key for key in expected.fields if not key.startswith("GGUF.")}
     for tensor in expected.tensors:
         mine = model.tensors[tensor.name]
-        assert (mine.dims, mine.offset, mine.nbytes, mine.type.number) == (
+        assert (mine.shape[::-1], mine.offset, mine.nbytes, mine.dtype) == (
             tuple(tensor.shape.tolist()),
             tensor.data_offset,
             tensor.n_bytes,
-            tensor.tensor_type,
+            tensor.tensor_type.name,
         )
 
 

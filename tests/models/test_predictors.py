@@ -16,11 +16,11 @@ from ckdist.errors import ConfigError
 from ckdist.program.step_batch import BLOCK_TOKENS, Batch
 from ckdist.weights.checkpoint import open_checkpoint
 from ckdist.weights.dequantize import read_tensor
-from ckdist.weights.dtypes import F32
+from ckdist.weights.dtypes import BY_NUMBER, F32
 from ckdist.weights.gguf import read_gguf
 from ckdist.weights.gguf_writer import GgufTensorToWrite, write_gguf
 from ckdist.weights.predictor_weights import open_predictor
-from ckdist.weights.stored_weights import StoredWeights
+from ckdist.weights.tensor_source import StoredTensor
 from tests.models.test_drafted_bits import Recorded, requests
 from tests.support.paths import GOLDEN
 from tests.support.predictors import own_weights, read, with_predictor
@@ -80,7 +80,7 @@ def gguf_with_layer(path):
 
     def tensor(name, stored):
         data = np.frombuffer(raw[stored.offset : stored.offset + stored.nbytes], np.uint8)
-        return GgufTensorToWrite(name, stored.type, stored.dims[::-1], lambda: [data])
+        return GgufTensorToWrite(name, BY_NUMBER[stored.type], stored.shape, lambda: [data])
 
     tensors = [tensor(name, one) for name, one in model.tensors.items()]
     last = {n: one for n, one in model.tensors.items() if n.startswith(f"blk.{layers - 1}.")}
@@ -143,7 +143,7 @@ def test_a_model_without_such_a_layer_is_refused():
 def test_layers_that_this_cannot_read_are_refused_and_further_ones_are_named(tmp_path):
     for name in ("nemotron_h_moe", "hy_v4"):  # parts of layers alone, residual streams
         model = open_checkpoint(GOLDEN / name)
-        proj = StoredWeights("mtp.layers.0.eh_proj.weight", F32.number, (64, 128), model.path, 0)
+        proj = StoredTensor("mtp.layers.0.eh_proj.weight", F32.number, (64, 128), model.path, 0, "F32", 1 << 15)
         with pytest.raises(ConfigError, match=rf"layers of .*{name} that predict tokens .* are not supported"):
             open_predictor(replace(model, unread=(proj,)))
     mimo = open_checkpoint(with_predictor(GOLDEN / "mimo_v2_flash", tmp_path))

@@ -105,8 +105,8 @@ def test_gguf_of_every_order(name, store):
 
 def test_several_ask_at_once_and_each_block_comes_once(model, store, monkeypatch):
     asked: list[tuple[int, int]] = []
-    read = remote_file._Source.read
-    monkeypatch.setattr(remote_file._Source, "read", lambda self, blocks: asked.append(blocks) or read(self, blocks))
+    read = remote_file._read_blocks
+    monkeypatch.setattr(remote_file, "_read_blocks", lambda *given: asked.append(given[-1]) or read(*given))
     with served(model) as url:
         checkpoint = open_checkpoint(find(url))
         asked.clear()
@@ -135,9 +135,10 @@ def test_what_goes_wrong_is_one_line(model, store):
     (model / "model.safetensors.index.json").write_text('{"weight_map": {"a": "../../other.safetensors"}}')
     with served(model) as url, pytest.raises(ConfigError, match="is not the name of a model's file"):
         find(url)
-    (model / "model.safetensors.index.json").write_text("[1]")
-    with served(model) as url, pytest.raises(FetchError, match="is damaged"):
-        find(url)
+    for damaged in ("[1]", "[" * 60_000):
+        (model / "model.safetensors.index.json").write_text(damaged)
+        with served(model) as url, pytest.raises(FetchError, match="is damaged"):
+            find(url)
     with pytest.raises(ConfigError, match="is neither a file or folder"):
         find("simplecache::https://host/model.gguf")
     with pytest.raises(ConfigError, match="not a URL that a model is read from"):

@@ -17,7 +17,7 @@ from ckdist.layout import SINGLE, TENSOR, Dim
 from ckdist.mesh import Mesh
 from ckdist.models.blocks.latent_attention import latent_attention
 from ckdist.models.decoder import EMBEDDING, OUTPUT, final_norm, head, table
-from ckdist.models.indexer import Indexer
+from ckdist.models.indexers import Indexer
 from ckdist.models.spec import LatentAttention
 from ckdist.program.cache import block_bytes
 from ckdist.program.step_batch import Batch

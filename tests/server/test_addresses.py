@@ -11,8 +11,7 @@ import pytest
 from ckdist.cli.server_start import curl_line
 from ckdist.config.serve_config import ServeConfig
 from ckdist.errors import ConfigError
-from ckdist.serve.addresses import close, is_local, listen, listen_all, url_of
-from ckdist.serve.certificate import check_certificate
+from ckdist.serve.addresses import check_certificate, close, is_local, listen, listen_all, url_of
 from tests.support.clients import openai
 from tests.support.served import serving
 

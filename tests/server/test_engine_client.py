@@ -4,10 +4,10 @@ import asyncio
 
 import pytest
 
-from ckdist.engine.messages import pack_tokens
+from ckdist.engine.messages import Submit, pack_tokens
 from ckdist.engine.sampling_params import SamplingParams
 from ckdist.serve import engine_client
-from ckdist.serve.engine_client import EngineClient
+from ckdist.serve.engine_client import EngineClient, new_id
 from ckdist.serve.problems import Problem
 from tests.support.fake_engine import FakeEngine
 from tests.support.served import VOCAB
@@ -32,7 +32,7 @@ def test_a_full_queue_is_503_and_a_drain_is_said_once_there_is_room(tmp_path, mo
             with client.generation() as generation:
                 with pytest.raises(Problem, match="has not read the last 5 messages") as refused:
                     for number in range(1000):
-                        generation.submit(number, pack_tokens([5, 6]), SamplingParams(max_tokens=3))
+                        generation.submit(number, Submit(new_id(), pack_tokens([5, 6]), SamplingParams(max_tokens=3)))
                 assert refused.value.status == 503 and client.active < 1000
                 client.drain()
                 with FakeEngine(endpoint, VOCAB) as engine:

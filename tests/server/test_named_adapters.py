@@ -288,7 +288,7 @@ def test_hostile_uploads_leave_nothing(http, folder):
     ],
 )
 def test_uploads_need_the_flag_and_the_right_of_the_key(tmp_path, size, file, models, refusal):
-    settings = SimpleNamespace(adapter_folder=str(tmp_path), adapter_bytes=size, api_key_file=file)
+    settings = SimpleNamespace(lora_dir=str(tmp_path), lora_uploads=size, api_key_file=file)
     request = SimpleNamespace(scope={"ckdist.account": Account(limits=KeyLimits(models=models))})
     with pytest.raises(Problem, match=refusal) if refusal else contextlib.nullcontext():
         adapter_uploads.room_of(SimpleNamespace(settings=settings), request)

@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from ckdist.serve.machine_events import MAX_WATCHERS
-from ckdist.serve.static_files import FOLDER, static_files
+from ckdist.serve.paths.page import FOLDER, static_files
 from tests.support.served import serving
 
 KEY = {"Authorization": "Bearer secret"}

@@ -5,10 +5,11 @@ import contextlib
 
 import pytest
 
-from ckdist.engine.messages import Done, Failure, LoadAdapter, Status, pack_tokens, unpack_tokens
+from ckdist.engine.messages import Done, Failure, LoadAdapter, Status, Submit, pack_tokens, unpack_tokens
 from ckdist.engine.sampling_params import SamplingParams
 from ckdist.serve.accounts import Account
 from ckdist.serve.api_keys import KeyLimits
+from ckdist.serve.engine_client import new_id
 from ckdist.serve.problems import Problem
 from ckdist.serve.resuming_client import MAX_CRASHES, ResumingClient
 from tests.server.test_engine_client import until
@@ -36,7 +37,9 @@ def test_goes_on_after_its_tokens(tmp_path, mirostat):
     async def scenario():
         client = ResumingClient()
         with client.generation() as generation:
-            generation.submit(0, PROMPT, SamplingParams(max_tokens=40, mirostat=mirostat, prompt_logprobs=1))
+            generation.submit(
+                0, Submit(new_id(), PROMPT, SamplingParams(max_tokens=40, mirostat=mirostat, prompt_logprobs=1))
+            )
             tokens: list[int] = []
 
             async def read():
@@ -66,7 +69,7 @@ def test_the_next_engine_gets_all_requests_together(tmp_path):
         client, endpoint = ResumingClient(), f"ipc://{tmp_path}/b"
         with client.generation() as generation:
             for index in range(3):
-                generation.submit(index, PROMPT, SamplingParams(max_tokens=200))
+                generation.submit(index, Submit(new_id(), PROMPT, SamplingParams(max_tokens=200)))
             await crash_at(client, f"ipc://{tmp_path}/a", lambda: True)
             with FakeEngine(endpoint, VOCAB) as engine:
                 client.connect(endpoint)
@@ -105,8 +108,8 @@ def test_a_held_request_is_sent_to_the_engine_of_its_own_model(tmp_path):
                 held.callback(client.disconnect)
                 client.connect(endpoint)
             running, waiting = (held.enter_context(client.generation(account)) for client in clients)
-            running.submit(0, PROMPT, SamplingParams(max_tokens=100))
-            waiting.submit(0, PROMPT, SamplingParams(max_tokens=3))
+            running.submit(0, Submit(new_id(), PROMPT, SamplingParams(max_tokens=100)))
+            waiting.submit(0, Submit(new_id(), PROMPT, SamplingParams(max_tokens=3)))
             await asyncio.wait_for(until(lambda: one.submitted), 10)
             assert account.running == 1 and account.sequences == 2 and not other.submitted
             running.abort(0)
@@ -120,10 +123,10 @@ def test_a_request_of_three_crashes_is_refused_and_others_go_on(tmp_path):
     async def scenario():
         client = ResumingClient()
         with client.generation() as poison, client.generation() as later:
-            poison.submit(0, PROMPT, SamplingParams(max_tokens=200))
+            poison.submit(0, Submit(new_id(), PROMPT, SamplingParams(max_tokens=200)))
             for crash in range(MAX_CRASHES):
                 if crash == 1:
-                    later.submit(0, PROMPT, SamplingParams(max_tokens=200))
+                    later.submit(0, Submit(new_id(), PROMPT, SamplingParams(max_tokens=200)))
                 await crash_at(client, f"ipc://{tmp_path}/{crash}", lambda: True)
             with pytest.raises(Problem, match="was running in 3 crashes") as refused:
                 while True:
@@ -139,7 +142,7 @@ def test_a_request_is_not_continued_with_another_adapter_of_its_name(tmp_path):
     async def scenario():
         client = ResumingClient()
         with client.generation() as generation:
-            generation.submit(0, PROMPT, SamplingParams(max_tokens=200), adapters=(("x", 1.0),))
+            generation.submit(0, Submit(new_id(), PROMPT, SamplingParams(max_tokens=200), adapters=(("x", 1.0),)))
 
             async def load():
                 loading = asyncio.create_task(client.call(LoadAdapter("id", "x", "/folder")))

@@ -47,7 +47,7 @@ class FakeModel:
 def router(monkeypatch):
     monkeypatch.setattr(model_router, "IDLE_LOOK_SECONDS", 0.01)
     settings = SimpleNamespace(models=(), models_max=1, models_memory=10, timeout=5.0)
-    more = {"api_keys": (), "file_keys": (), "shared_cache": False, "key_limits": None, "store_seconds": 0.0}
+    more = {"api_keys": (), "file_keys": (), "shared_cache": False, "key_limits": None, "store_responses": 0.0}
     settings.__dict__.update(more)
     return lambda: ModelRouter(settings)
 

@@ -19,13 +19,13 @@ import pytest
 
 from ckdist.cli.server_start import Listeners, open_line, open_listeners
 from ckdist.config.serve_config import ServeConfig
-from ckdist.engine.messages import pack_tokens
+from ckdist.engine.messages import Submit, pack_tokens
 from ckdist.engine.sampling_params import SamplingParams
 from ckdist.errors import ConfigError, EngineError, RequestError
 from ckdist.serve import body, heartbeat
 from ckdist.serve.addresses import listen, url_of
 from ckdist.serve.api_keys import ApiKey
-from ckdist.serve.engine_client import EngineClient
+from ckdist.serve.engine_client import EngineClient, new_id
 from ckdist.serve.problems import Problem
 from ckdist.serve.process import HttpProcess
 from ckdist.serve.settings import HttpSettings
@@ -90,7 +90,7 @@ def test_a_silent_engine_is_stale_and_may_come_back(tmp_path):
             await asyncio.wait_for(until(lambda: client.state == "ready"), 5)
             engine.delay = 0.02
             with client.generation() as generation:
-                generation.submit(0, pack_tokens([5, 6]), SamplingParams(max_tokens=1000))
+                generation.submit(0, Submit(new_id(), pack_tokens([5, 6]), SamplingParams(max_tokens=1000)))
                 assert (await generation.next())[0][1].tokens == [5]
                 engine.silent = True
                 with pytest.raises(Problem, match=r"no sign of life for 0.3 seconds") as problem:
@@ -280,6 +280,12 @@ def test_an_address_beyond_this_host_needs_a_key_or_no_auth():
         ServeConfig(no_auth=True, api_key="k")
 
 
+@pytest.mark.parametrize("name", ["model", "alias"])
+def test_a_name_that_is_no_unicode_is_refused(name):
+    with pytest.raises(ConfigError, match=r"cannot name the model 'a\\udcff'"):
+        ServeConfig(**{name: "a\udcff"})
+
+
 def test_probes_and_a_port_for_metrics_need_no_key():
     """While the model loads, while it serves, and while it drains; the port for metrics serves nothing else."""
     with listen("127.0.0.1", 0) as metrics, serving(api_key="k", metrics=metrics) as (engine, http):
@@ -420,7 +426,7 @@ def test_too_few_open_files_are_refused_or_said_once_a_minute(tmp_path):
     assert done.returncode == 2 and "64 files may be open, and the server needs 128" in done.stderr
     with FakeEngine(f"ipc://{tmp_path}/engine", VOCAB), listen("127.0.0.1", 0) as listener:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        with http_process(tmp_path, listener, stderr=(tmp_path / "log").open("w"), log_requests=False) as process:
+        with http_process(tmp_path, listener, stderr=(tmp_path / "log").open("w"), no_log_requests=True) as process:
             wait_for(lambda: httpx.get(f"{url}/health", timeout=30).status_code == 200, 30)
             used = len(os.listdir(f"/proc/{process.pid}/fd"))
             resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (used + 5, used + 5))  # after its places were counted
@@ -562,7 +568,7 @@ def test_messages_that_make_no_sense_are_ignored(tmp_path, caplog):
             while client.state != "ready":  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
             with client.generation() as generation:
-                generation.submit(0, pack_tokens([5, 6]), SamplingParams(max_tokens=3))
+                generation.submit(0, Submit(new_id(), pack_tokens([5, 6]), SamplingParams(max_tokens=3)))
                 (sequence,) = generation._ids
                 engine.said += (
                     {"op": "fly"},

@@ -4,7 +4,7 @@ import random
 
 from llguidance import LLMatcher, LLTokenizer
 
-from ckdist.serve.parsers.choose import parser_of
+from ckdist.serve.chat_message import parser_of
 from ckdist.serve.parsers.form import AnswerForm
 from ckdist.tokens.grammar_limits import limits
 

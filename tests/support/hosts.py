@@ -22,6 +22,7 @@ import time
 
 import psutil
 
+from tests.support import launcher
 from tests.support.delayed_link import LinkDelay, delayed_links
 from tests.support.launcher import environment
 from tests.support.paths import ROOT
@@ -150,6 +151,7 @@ class Hosts(contextlib.AbstractContextManager):
                     and words[0] == sys.executable
                     and process.status() != psutil.STATUS_ZOMBIE
                     and "multiprocessing" not in " ".join(words)
+                    and not set(launcher.STUB) & {*words[2:3]}  # the stub of a rank
                 ):
                     environ = process.environ()
                     rank = int(environ.get("OMPI_COMM_WORLD_RANK") or environ["RANK"])
@@ -240,7 +242,7 @@ class Hosts(contextlib.AbstractContextManager):
                 "CKDIST_START_TIMEOUT": 60,
             }
             env = {**environment(), **{name: str(value) for name, value in told.items()}}
-            command = self.inside(rank // each, sys.executable, *words)
+            command = self.inside(rank // each, *launcher.STUB, sys.executable, *words)
             started.append(
                 subprocess.Popen(
                     command,
@@ -259,11 +261,11 @@ class Hosts(contextlib.AbstractContextManager):
         """Starts `python words...` on `each` ranks of either host; its output is text, standard error included."""
         subnet = f"{self.network}/30"
         mpirun = shutil.which("mpirun", path=environment()["PATH"])
-        launcher = {"plm_ssh_agent": str(ROOT / "launch/netns-agent"), "prte_if_include": subnet}
+        agent = {"plm_ssh_agent": str(ROOT / "launch/netns-agent"), "prte_if_include": subnet}
         # on one machine MPI would find shared memory
         settings = {"pml": "ob1", "btl": "tcp,self", "btl_tcp_if_include": subnet}
         command = [mpirun]
-        for name, value in launcher.items():
+        for name, value in agent.items():
             command += ["--prtemca", name, value]
         for name, value in settings.items():
             command += ["--mca", name, value]
@@ -276,7 +278,7 @@ class Hosts(contextlib.AbstractContextManager):
         env = {**environment(), "CKDIST_NETNS": str(self.table)}
         del env["PRTE_MCA_rmaps_default_mapping_policy"]  # oversubscription would put all ranks on the first host
         return subprocess.Popen(
-            self.inside(0, *command, sys.executable, *words),
+            self.inside(0, *command, *launcher.STUB, sys.executable, *words),
             env=env,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -317,6 +319,12 @@ class Hosts(contextlib.AbstractContextManager):
         while (left := self.ranks()) and time.monotonic() < end:
             time.sleep(0.05)
         return [f"rank {r}: {' '.join(p.cmdline())}" for r, p in left.items()]
+
+
+def kill_left(process: psutil.Process) -> None:
+    """Kills a process as a launcher would. A test may have killed it before."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        process.kill()
 
 
 class Output:

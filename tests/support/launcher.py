@@ -10,6 +10,7 @@ import sys
 
 from tests.support.paths import ROOT
 
+STUB: list[str] = []  # words before those of a rank, with which it is a fork (tests/support/stubs.py)
 CHILD_MODULES = ROOT / "tests/support/child_modules"  # no matplotlib: a picture takes longer than a training; few polls
 
 
@@ -43,9 +44,9 @@ def mpirun(ranks: int) -> list[str]:
 
 def run_ranks(ranks: int, *words: str, timeout: float = 120, **more) -> subprocess.CompletedProcess:
     """Runs `python words...` on `ranks` ranks (1: without mpirun) and returns its code and output as text."""
-    command = [sys.executable] if ranks == 1 else mpirun(ranks)
+    command = [] if ranks == 1 else [*mpirun(ranks)[:-1], *STUB]
     return subprocess.run(
-        [*command, *words],
+        [*command, sys.executable, *words],
         env={**one_host(), **more.pop("env", {})},
         capture_output=True,
         text=True,

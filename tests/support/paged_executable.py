@@ -35,6 +35,7 @@ class PagedExecutable:
         self.most_under_way = 0
         self.states: list[list[int]] = [[] for _ in range(state_slots)]
         self.num_blocks, self.max_tokens, self.max_sequences = num_blocks, max_tokens, max_sequences
+        self.max_outputs = max_tokens
         self.vocab_size, self.context_length = vocab_size, context_length
         self.has_logits = self.has_hidden = True
         self.has_axes = False

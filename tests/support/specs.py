@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from ckdist.models.families.gemma2 import NORMS
-from ckdist.models.indexer import Indexer
+from ckdist.models.indexers import Indexer
 from ckdist.models.spec import Attention, DenseFfn, LatentAttention, LayerSpec, ModelSpec, MoeFfn, Norms, RopeSpec
 from ckdist.models.state_mixers import AttentionAndMamba, GatedConv, GatedDeltaNet, Mamba2
 from ckdist.program.query_scale import QueryScale

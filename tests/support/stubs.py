@@ -1,15 +1,18 @@
 """Programs that shells start, as forks that this process starts (`tests/support/warm_starts.py`).
 
-A shell starts `tests/support/programs/stub.py`, whose words, folder, environment, streams and signals the fork gets.
-A fork ends with its stub.
+A shell, or mpirun, starts `tests/support/programs/stub.py`. The fork gets its words, folder, environment, streams,
+signals and namespaces. A fork ends with its stub.
 """
 
 import contextlib
+import ctypes
+import functools
 import marshal
 import os
 import pathlib
 import selectors
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
@@ -20,6 +23,7 @@ from tests.support.paths import ROOT
 
 STUB = ROOT / "tests/support/programs/stub.py"
 MAX_REQUEST = 1 << 17
+NAMESPACES = ("net", "uts", "mnt")  # of a host of tests/support/hosts.py
 
 
 @contextlib.contextmanager
@@ -45,16 +49,34 @@ def accept(listener: socket.socket) -> None:
             threading.Thread(target=run, args=(listener.accept()[0],), daemon=True).start()
 
 
+def namespaces(connection: socket.socket) -> list[int]:
+    """Descriptors of the stub's namespaces; none if they are those of this process."""
+    pid, *_ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    own, theirs = ([f"/proc/{process}/ns/{name}" for name in NAMESPACES] for process in ("self", pid))
+    same = [os.readlink(path) for path in own] == [os.readlink(path) for path in theirs]
+    return [] if same else [os.open(path, os.O_RDONLY) for path in theirs]
+
+
+def enter(folder: str, descriptors: list[int]) -> None:
+    """Moves this process into namespaces, and back into its folder: a mount namespace is entered at its root."""
+    for descriptor in descriptors:
+        if ctypes.CDLL(None, use_errno=True).setns(descriptor, 0):
+            raise OSError(ctypes.get_errno(), "setns")
+        os.close(descriptor)
+    os.chdir(folder)
+
+
 def run(connection: socket.socket) -> None:
     """Runs the program of one stub."""
     with connection, selectors.DefaultSelector() as selector:
         data, streams, _, _ = socket.recv_fds(connection, MAX_REQUEST, 3, socket.MSG_CMSG_CLOEXEC)
         words, folder, environment = marshal.loads(data)
-        with subprocess.Popen(
-            words, cwd=folder, env=environment, stdin=streams[0], stdout=streams[1], stderr=streams[2]
-        ) as program:
-            for stream in streams:
-                os.close(stream)
+        given = {"stdin": streams[0], "stdout": streams[1], "stderr": streams[2]}
+        if places := namespaces(connection):
+            given |= {"pass_fds": places, "preexec_fn": functools.partial(enter, folder, places)}
+        with subprocess.Popen(words, cwd=folder, env=environment, **given) as program:
+            for number in (*streams, *places):
+                os.close(number)
             end = os.pidfd_open(program.pid)
             selector.register(end, selectors.EVENT_READ)
             selector.register(connection, selectors.EVENT_READ)

@@ -22,8 +22,6 @@ class ThreadWorld:
         self._barrier.wait(60)
         return values
 
-    gather_all = gather
-
     def broadcast(self, value=None):
         return self.gather(value)[0]
 

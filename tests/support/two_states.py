@@ -39,7 +39,7 @@ def loaded(world, path, until, threads=1):
     )
     if until is BEFORE:
         return load_model(config, world)
-    return load_model(config, world, fill=lambda loader: loader.repack("threads", until))
+    return load_model(config, world, fill=lambda loader: loader.repack(until))
 
 
 def logits(world, path, until, threads=1, settled=True):

@@ -39,6 +39,7 @@ MAX_MESSAGE, MAX_DESCRIPTORS, ABOVE = 1 << 17, 64, 200  # ABOVE: no program is g
 REPLY_SECONDS = 60.0
 READ_AT_START = ("PYTHON", "LD_", "LC_", "LANG", "TZ", "OPENBLAS_", "OMP_", "NPY_", "MALLOC_", "GLIBC_", "OPENSSL_")
 READ_AT_START += ("CKDIST_LIBRARY",)
+OF_MPIRUN = os.path.join(sys.prefix, "lib")
 OURS = "tests.support.warm_starts"
 STARTS_OTHERS = {"ckdist.serve", "serve", "launch", "-tp"}  # a module, commands and a flag
 FLAGS = {"-P"}
@@ -136,8 +137,15 @@ def network() -> str:
 
 
 def at_start(environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables that interpreters and libraries read while they start."""
-    return {name: value for name, value in environment.items() if name.startswith(READ_AT_START)}
+    """The variables that interpreters and libraries read while they start.
+
+    mpirun adds the folder of its libraries to LD_LIBRARY_PATH. mpi4py finds them without it.
+    """
+    read = {name: value for name, value in environment.items() if name.startswith(READ_AT_START)}
+    folders = read.pop("LD_LIBRARY_PATH", "").split(os.pathsep)
+    if set(folders) - {"", OF_MPIRUN}:
+        read["LD_LIBRARY_PATH"] = os.pathsep.join(folders)
+    return read
 
 
 def program_of(words: Sequence[str]) -> tuple[str, ...] | None:

@@ -15,7 +15,7 @@ import pytest
 
 from ckdist.errors import CkdistError
 from ckdist.models.decoder import weight_shapes
-from ckdist.models.registry import family, read_gguf_metadata, spec_from_config, spec_from_gguf
+from ckdist.models.registry import family, read_gguf_metadata, spec_from_config
 from tests.support.paths import GOLDEN
 
 CONVERTED = json.loads((GOLDEN / "configs" / "converted.json").read_text())
@@ -30,6 +30,10 @@ OTHERWISE = {
     "large3": {"group_scores"},
     "qwen4_exp": {"rows", "parts", "tiled"},  # the table of n-grams is one tensor, and value heads have another order
 }
+
+
+def spec_from_gguf(metadata, dims, where):
+    return read_gguf_metadata(metadata, dims, where)[0]
 
 
 def flat(value, prefix=""):

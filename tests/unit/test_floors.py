@@ -97,11 +97,10 @@ def test_only_commands_import_the_annex():
 NATIVE_BELOW = {
     "api": set(),
     "core": set(),
-    "comm": {"core", "kernels", "copy_engines"},
+    "comm": {"core", "kernels"},
     "kernels": {"core"},
-    "copy_engines": {"core"},
-    "runtime": {"core", "comm", "kernels", "copy_engines"},
-    "bindings": {"core", "comm", "kernels", "copy_engines", "runtime"},
+    "runtime": {"core", "comm", "kernels"},
+    "bindings": {"core", "comm", "kernels", "runtime"},
 }
 NATIVE_FILES = sorted(p for p in (ROOT / "native").rglob("*") if p.suffix in (".h", ".cpp"))
 
@@ -123,7 +122,7 @@ def test_the_table_of_the_documentation_has_every_room():
     assert {room: int(number) for number, rooms in rows for room in re.findall(r"`(\w+)`", rooms)} == FLOORS
 
 
-ROOMS = "ckdist|tests|docs|benchmarks|launch|native|comm|core|kernels|isa|runtime|bindings|copy_engines|transports"
+ROOMS = "ckdist|tests|docs|benchmarks|launch|native|comm|core|kernels|isa|runtime|bindings|transports"
 NAMED = re.compile(rf"(?<![\w/.])((?:{ROOMS})/[\w/-]+\.(?:py|h|cpp|md))\b")
 
 

@@ -51,6 +51,7 @@ def test_a_table_is_the_json_of_a_text(parsed):
         ({"file": "api_key = 'k'"}, "serve.toml: api_key is a secret, and others may read the file: use api_key_file"),
         ({"file": "config = 'other.toml'"}, "unknown setting 'config'"),
         ({"file": "a = = 1"}, "serve.toml is not TOML"),
+        ({"file": "ctx_size = " + "1" * 5000}, "serve.toml is not TOML"),
     ],
 )
 def test_wrong_values_are_one_line_with_their_place(parsed, given, message):

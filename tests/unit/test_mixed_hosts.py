@@ -9,10 +9,10 @@ from ckdist.errors import ConfigError
 from ckdist.layouts.rank_shares import shares_of
 from ckdist.plan.cluster import Cluster
 from ckdist.plan.common_level import at_level, common_level
-from ckdist.plan.compare import Question, answer
+from ckdist.plan.compare import answer
 from ckdist.plan.machine_spec import machine_named
 from ckdist.plan.mixed_hosts import Kind, kinds_of, mixed_answers, staged_answers
-from ckdist.plan.predict import Way
+from ckdist.plan.predict import Question, Way
 from ckdist.weights.described import describe, shape_path
 
 MODEL = describe(shape_path("llama-3.1-8b"), "Q4_K")

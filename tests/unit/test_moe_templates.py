@@ -10,7 +10,7 @@ import pytest
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
-from ckdist.serve.parsers.choose import parser_of
+from ckdist.serve.chat_message import parser_of
 from ckdist.serve.requests.answer_form import answer_form, answer_grammar
 from ckdist.serve.requests.tools import Tools
 from ckdist.tokens.chat_template import ChatTemplate

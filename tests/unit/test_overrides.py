@@ -71,6 +71,8 @@ def test_a_file_is_read_with_them():
             open_checkpoint(GGUF, {"qwen3.context_length": value})
     with pytest.raises(ModelFileError, match="context_length is 0; it must be"):
         open_checkpoint(GGUF, {"qwen3.context_length": 0})
+    with pytest.raises(ModelFileError, match=r"attention\.scale is 1000"):
+        open_checkpoint(GGUF, {"qwen3.attention.scale": 10**400})
     with pytest.raises(ConfigError, match=r"is a folder: change its config.json"):
         open_checkpoint(GGUF.parent.parent / "llama3", {"a": 1})
 

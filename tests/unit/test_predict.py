@@ -12,7 +12,7 @@ from ckdist.layouts.rough_cost import experts_hit
 from ckdist.plan.cluster import Cluster
 from ckdist.plan.draft_speed import drafted
 from ckdist.plan.machine_spec import MachineSpec
-from ckdist.plan.predict import PredictedStepCost, Predictor, Way, ways_for
+from ckdist.plan.predict import PredictedStepCost, Predictor, Question, Way, ways_for
 from ckdist.plan.step_cost import StepTotals
 from ckdist.plan.step_shape import Chunks, StepShape
 from ckdist.weights.described import describe_config
@@ -45,9 +45,8 @@ SMALLER = "between", "link_seconds"
 
 
 def predictor(config=None, hosts=1, way=None, machine=MACHINE, kind="Q4_K"):
-    return Predictor(
-        describe_config(config or DENSE, "config.json", kind), Cluster(machine, hosts), way or Way("tensor")
-    )
+    checkpoint = describe_config(config or DENSE, "config.json", kind)
+    return Predictor(Question(checkpoint, Cluster(machine, hosts), 0), way or Way("tensor"))
 
 
 @settings(max_examples=40, deadline=None)
@@ -124,9 +123,9 @@ def test_prompts_in_tiles_are_predicted_as_measured():
     measured = {speed(LARGE): 424, speed(LARGE, 2): 365, speed(LARGE, 4): 335, speed(small): 4080}
     measured[speed(MANY_EXPERTS)] = 1134
     assert all(0.7 < seen / predicted < 1.0 for predicted, seen in measured.items()), measured
+    checkpoint = describe_config(MANY_EXPERTS, "config.json", "Q4_K")
     steps = [
-        Predictor(describe_config(MANY_EXPERTS, "config.json", "Q4_K"), Cluster(TILES), Way("tensor"), size)
-        for size in (512, 2048)
+        Predictor(Question(checkpoint, Cluster(TILES), 0, ubatch_size=size), Way("tensor")) for size in (512, 2048)
     ]
     short, long = (step.prefill(2048).tokens for step in steps)
     assert steps[0].checkpoint.spec.usual_ubatch == 2048 and 1.15 < long / short < 1.35

@@ -11,7 +11,7 @@ from ckdist.engine.prompt_scores import Piece, steps_of, windows
 class Stages:
     """An executable of three stages whose logits are the wanted tokens."""
 
-    max_tokens, num_blocks, max_sequences, state_slots, in_flight, failed = 32, 64, 2, 0, 4, False
+    max_outputs, num_blocks, max_sequences, state_slots, in_flight, failed = 32, 64, 2, 0, 4, False
 
     def __init__(self) -> None:
         self.steps, self.most = deque(), 0

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from ckdist.errors import ConfigError
 from ckdist.plan.fleet import ClosedLoop, Fleet, route, simulate_clients, simulate_requests
 from ckdist.plan.lengths import parse_lengths
-from ckdist.plan.load import NO_PREFIX, RequestKind, Requests, poisson, read_trace
+from ckdist.plan.load import NO_PREFIX, REQUEST, RequestKind, poisson, read_trace
 from ckdist.plan.observed import Gaps
 from ckdist.plan.replica import Journey, Replica, ServerShape
-from ckdist.plan.serving_report import Objective, Rows, report
+from ckdist.plan.serving_report import Objective, report
 from ckdist.plan.step_cost import LinearStepCost, StepTotals
 
 ROUTERS = "round-robin", "random", "least"
@@ -51,7 +51,7 @@ def test_every_request_ends_once(seed, rate, router, failure, stages, prefix):
     server = replace(SERVER, stages=stages, stage_hop=0.001)
     fleet = replace(FLEET, router=router, failure_seconds=failure, restart=5.0, server=server, seed=seed)
     seen = simulate_requests(fleet, load, 30)
-    rows = Rows.of(seen)
+    rows = seen.table
     assert sorted(rows.arrival) == sorted(load.arrival)
     finished = rows.how == 0
     assert (rows.first[finished] > rows.arrival[finished]).all() and (rows.end >= rows.arrival).all()
@@ -114,7 +114,7 @@ def test_an_empty_server_answers_as_fast_as_it_computes():
 def test_a_front_end_is_added_to_every_wait(router):
     load = requests(3.0)
     plain, behind = (
-        Rows.of(simulate_requests(replace(FLEET, router=router, server=replace(SERVER, front_end=wait)), load, 60))
+        simulate_requests(replace(FLEET, router=router, server=replace(SERVER, front_end=wait)), load, 60).table
         for wait in (0.0, 0.25)
     )
     assert np.allclose(np.sort(behind.first - behind.arrival), np.sort(plain.first - plain.arrival) + 0.25)
@@ -127,8 +127,8 @@ def test_waiting_is_that_of_the_formula_for_one_server_and_equal_requests():
     server = ServerShape(max_tokens=64, max_sequences=1, context=64, cache_tokens=64, max_waiting=1 << 20)
     cost, service, rho = LinearStepCost((64,), (0.05,)), 0.05, 0.6
     load = requests(rho / service, 3000.0, prompt="64", output="1")
-    load = replace(load, prompt=np.full(len(load), 63))
-    rows = Rows.of(simulate_requests(Fleet(1, server, cost), load, 3000.0))
+    load.prompt = 63
+    rows = simulate_requests(Fleet(1, server, cost), load, 3000.0).table
     wait = float((rows.first - rows.arrival).mean()) - service
     assert wait == pytest.approx(rho * service / (2 * (1 - rho)), rel=0.05)
 
@@ -180,9 +180,8 @@ def test_routers_know_who_is_down():
 
 def test_the_least_busy_replica_is_chosen():
     """Of two, one with a long request: the next ones go to the other."""
-    load = Requests(
-        *(np.array(c) for c in ([0.0, 1.0, 2.5, 4.0], [200, 8, 8, 8], [56, 2, 2, 2], [NO_PREFIX] * 4, [0] * 4))
-    )
+    rows = [(0.0, 200, 56, NO_PREFIX, 0), *((at, 8, 2, NO_PREFIX, 0) for at in (1.0, 2.5, 4.0))]
+    load = np.array(rows, REQUEST).view(np.recarray)
     slow = replace(COST, seconds_of=(0.5, 0.5, 0.5))
     rows = simulate_requests(Fleet(2, SERVER, slow, "least"), load, 5).rows
     waits = {row[0]: row[1] - row[0] for row in rows}
@@ -192,7 +191,7 @@ def test_the_least_busy_replica_is_chosen():
 def test_clients_wait_for_their_answers():
     loop = ClosedLoop(6, kind("50", "10"), think=0.5)
     seen = simulate_clients(FLEET, loop, 60.0)
-    rows = Rows.of(seen)
+    rows = seen.table
     assert max(((rows.arrival <= t) & (rows.end > t)).sum() for t in np.linspace(1, 59, 200)) <= 6
     cycle = float((rows.end - rows.arrival).mean()) + loop.think
     assert len(rows.how) == pytest.approx(6 * 60 / cycle, rel=0.1)
@@ -260,6 +259,7 @@ def test_traces_of_two_kinds(tmp_path):
         ("arrival,prompt,output\n1,5\n", "line 2"),
         ("arrival,prompt,output\ninf,5,5\n", "an arrival of inf"),
         ("arrival,prompt,output,prefix_tokens\n1,5,5,9\n", "a prefix of 9 tokens"),
+        (f"arrival,prompt,output\n1,{'5' * 200_000},5\n", "line 1: field larger"),
     ],
 )
 def test_traces_that_are_none(tmp_path, text, message):

@@ -52,6 +52,7 @@ def test_prices_of_another_price_list_are_found_again():
         ("[1]", "has a row '1'"),
         (json.dumps([step_row(STEPS[0], -1.0)]), "which needs positive numbers"),
         (json.dumps([step_row(STEPS[0], 0.0)]), "which needs positive numbers"),
+        (json.dumps([step_row(STEPS[0], 10**400)]), "which needs positive numbers"),
         (json.dumps([step_row(StepTotals(decodes=1, outputs=1), 0.1)]), "no step of one prompt"),
         ("[" * 100_000, "is not JSON"),
     ],

@@ -6,7 +6,7 @@ import random
 import jsonschema
 import pytest
 
-from ckdist.serve.parsers.choose import parser_of
+from ckdist.serve.chat_message import parser_of
 from ckdist.serve.parsers.form import AnswerForm
 from ckdist.serve.parsers.llama3 import python_call
 from ckdist.serve.requests.answer_form import NAMED

@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 
 from ckdist import native
 from ckdist.topology import bind_memory, read_machine, this_machine
-from ckdist.topology.devices import DsaDevice, DsaQueue
 from ckdist.topology.pages import Huge, Pages, huge_pages, sample_pages
 from ckdist.topology.placement import (
     Placement,
@@ -33,21 +32,28 @@ from ckdist.topology.tree import format_cpu_list, parse_cpu_list
 from ckdist.weights.checkpoint import open_checkpoint
 from ckdist.weights.loader import ShardLoader
 from tests.support.paths import ROOT
-from tests.support.trees.layouts import GIB, LAYOUTS, Layout, hybrid
+from tests.support.trees.layouts import GIB, LAYOUTS, Layout, folder_in_memory, hybrid
+
+
+@pytest.fixture
+def tmp_path():
+    with folder_in_memory() as folder:
+        yield folder
 
 
 @pytest.fixture(scope="module")
-def recorded(tmp_path_factory):
+def recorded():
     """The machine of a named layout, written and read once."""
     machines = {}
 
     def read(name: str):
         if name not in machines:
             layout = hybrid() if name == "hybrid" else LAYOUTS[name][0]
-            machines[name] = machine_of(layout, tmp_path_factory.mktemp("machine"))
+            machines[name] = machine_of(layout, folder / name)
         return machines[name]
 
-    return read
+    with folder_in_memory() as folder:
+        yield read
 
 
 GARBAGE = (b"", b"\xff\x00\xfe", b"0-99999999", b"9" * 40, b"-1", b"3-1,x", "٣".encode())
@@ -115,37 +121,16 @@ class TestReading:
         )
 
     def test_devices(self, tmp_path):
-        port, queue = "sys/class/infiniband/mlx5_0", "sys/bus/dsa/devices"
+        port = "sys/class/infiniband/mlx5_0"
         extra = {
             f"{port}/device/numa_node": "1",
             f"{port}/ports/1/state": "4: ACTIVE",
             f"{port}/ports/1/link_layer": "Ethernet",
             f"{port}/ports/1/rate": "100 Gb/sec (4X EDR)",
-            f"{queue}/dsa0/numa_node": "-1",
-            f"{queue}/dsa2/state": "enabled",
-            f"{queue}/dsa2/numa_node": "1",
-            f"{queue}/dsa2/pasid_enabled": "1",
-            f"{queue}/wq2.1/state": "enabled",
-            f"{queue}/wq2.1/mode": "shared",
-            f"{queue}/wq2.1/type": "user",
-            f"{queue}/wq2.1/size": "16",
-            f"{queue}/wq2.1/max_transfer_size": "2097152",
-            f"{queue}/wq2.1/max_batch_size": "32",
-            f"{queue}/wq2.1/block_on_fault": "1",
-            f"{queue}/wq2.0/type": "none",
-            f"{queue}/iax1/state": "enabled",
-            f"{queue}/wq1.0/type": "user",
-            f"{queue}/wq2.x/type": "user",
         }
         machine = machine_of(Layout(packages=2, extra=extra), tmp_path)
-        (rdma,), (idle, dsa) = machine.rdma, machine.dsa
+        (rdma,) = machine.rdma
         assert (rdma.device, rdma.port, rdma.node, rdma.state, rdma.link) == ("mlx5_0", 1, 1, "ACTIVE", "Ethernet")
-        assert idle == DsaDevice("dsa0", None, "", False, ())
-        assert (dsa.name, dsa.node, dsa.state, dsa.shared_memory) == ("dsa2", 1, "enabled", True)
-        assert dsa.queues == (
-            DsaQueue("wq2.0", 1, "", "", "none", None, None, None, False),
-            DsaQueue("wq2.1", 1, "enabled", "shared", "user", 16, 2097152, 32, True),
-        )
 
     def test_control_groups_of_both_versions(self, tmp_path):
         second = {

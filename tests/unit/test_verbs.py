@@ -58,7 +58,7 @@ def roce(tmp_path):
 
 def test_ports_are_read(roce):
     first, second = verbs.devices(roce)
-    assert (first.device, first.number, first.active, first.numa_node) == ("mlx5_0", 1, True, 0)
+    assert (first.device, first.port, first.state, first.node) == ("mlx5_0", 1, "ACTIVE", 0)
     assert [(g.index, g.version, g.address, g.interface) for g in second.gids] == [
         (0, "RoCE v1", "fe80::ba59:9fff:fe01:203", "ens1f1"),
         (1, "RoCE v2", "fe80::ba59:9fff:fe01:203", "ens1f1"),

@@ -90,7 +90,7 @@ class BootstrapConnection:
                 if now >= next_heartbeat:
                     next_heartbeat = now + HEARTBEAT_SECONDS
                     self._send_heartbeat()
-                if select.select([self.connection], [], [], max(0.0, next_heartbeat - now))[0]:
+                if self._is_ready(select.POLLIN, max(0.0, next_heartbeat - now)):
                     data = self.connection.recv(1 << 16)
                     if not data:
                         raise OSError("it closed its connection")
@@ -104,6 +104,12 @@ class BootstrapConnection:
                 self.end = self.end or str(error)
                 _changed.notify_all()
 
+    def _is_ready(self, event: int, seconds: float = 0.0) -> bool:
+        # select.select() takes no descriptor above 1023, and rank 0 may have one for each of 1,024 ranks.
+        poll = select.poll()
+        poll.register(self.connection, event)
+        return bool(poll.poll(1000 * seconds))
+
     def _write(self, data: bytes) -> None:
         self.connection.sendall(data if self._sealed is None else self._sealed.seal(data))
 
@@ -111,7 +117,7 @@ class BootstrapConnection:
         # A message that is being sent shows the peer that this rank lives, so no heartbeat is needed.
         if self._sending.acquire(blocking=False):
             try:
-                if select.select([], [self.connection], [], 0)[1]:
+                if self._is_ready(select.POLLOUT):
                     self._write(_LENGTH.pack(0))
             except OSError:
                 pass  # the peer's last message may still be readable

@@ -68,7 +68,7 @@ class StarWorld:
             return value
         return self._receive([0])[0]
 
-    def gather_all(self, value: Any) -> list[Any]:
+    def gather(self, value: Any) -> list[Any]:
         """Returns every rank's msgpack-able value, in rank order, on every rank."""
         if self.rank == 0:
             values = [value, *self._receive(range(1, self.size))]
@@ -82,8 +82,6 @@ class StarWorld:
                 "start all ranks with the same version"
             )
         return values
-
-    gather = gather_all
 
     def collect(self, value: Any, seconds: float) -> list[Any] | None:
         """Returns every rank's value on rank 0, or None for a rank later than `seconds`. Other ranks get None."""

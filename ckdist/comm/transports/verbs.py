@@ -39,13 +39,9 @@ class Gid:
 
 
 @dataclass(frozen=True)
-class Port:
-    """One port of an RDMA device, with its addresses. `numa_node` is None if it is not known."""
+class Port(RdmaPort):
+    """One port of an RDMA device, with its addresses."""
 
-    device: str
-    number: int
-    active: bool
-    numa_node: int | None
     gids: tuple[Gid, ...]
 
 
@@ -64,7 +60,7 @@ class Choice:
 def devices(root: str = "/") -> tuple[Port, ...]:
     """All ports of all RDMA devices, ordered by name."""
     tree = Tree(root)
-    return tuple(Port(p.device, p.port, p.state == "ACTIVE", p.node, tuple(_gids(tree, p))) for p in read_rdma(tree))
+    return tuple(Port(**vars(port), gids=tuple(_gids(tree, port))) for port in read_rdma(tree))
 
 
 def _gids(tree: Tree, port: RdmaPort) -> Iterator[Gid]:
@@ -95,14 +91,14 @@ def choose(ports: tuple[Port, ...], interface: str | None = None, numa_node: int
         (
             PREFERENCE.get(gid.version, 3),
             gid.address.count(":") > 0,
-            port.numa_node != numa_node,
+            port.node != numa_node,
             port.device,
-            port.number,
+            port.port,
             gid.index,
             gid,
         )
         for port in ports
-        if port.active
+        if port.state == "ACTIVE"
         for gid in port.gids
         if interface in (None, gid.address, gid.interface, port.device)
     ]
@@ -112,7 +108,7 @@ def choose(ports: tuple[Port, ...], interface: str | None = None, numa_node: int
     if not ports:
         raise ConfigError("this machine has no RDMA device")
     have = ", ".join(
-        f"{p.device} ({'active' if p.active else 'down'}: "
+        f"{p.device} ({'active' if p.state == 'ACTIVE' else 'down'}: "
         f"{', '.join(sorted({g.address for g in p.gids})) or 'no address'})"
         for p in ports
     )

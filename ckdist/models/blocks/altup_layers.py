@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 
 from ckdist.layout import Dim
-from ckdist.models.altup_fields import AltUp
 from ckdist.models.blocks.attention import all_rows, attention
 from ckdist.models.blocks.ffn import dense_ffn
 from ckdist.models.blocks.per_layer import input_part
+from ckdist.models.residual_streams import AltUp
 from ckdist.models.spec import DenseFfn, ModelSpec
 from ckdist.program.program import Value
 from ckdist.program.tracer import Tracer

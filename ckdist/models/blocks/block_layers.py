@@ -3,12 +3,12 @@
 from collections.abc import Callable, Sequence
 
 from ckdist.layout import Dim
-from ckdist.models.block_residual_fields import BlockResiduals
 from ckdist.models.blocks.attention import all_rows
 from ckdist.models.blocks.ffn import dense_ffn
 from ckdist.models.decoder import mix
 from ckdist.models.moe_weights import CORRECTION, ROUTER
-from ckdist.models.spec import DenseFfn, ModelSpec, MoeFfn
+from ckdist.models.residual_streams import BlockResiduals
+from ckdist.models.spec import DenseFfn, Ffn, ModelSpec
 from ckdist.program.program import Value
 from ckdist.program.tracer import Tracer
 
@@ -43,7 +43,7 @@ def run_blocks(g: Tracer, x: Value, spec: ModelSpec, c: BlockResiduals) -> Value
     return mixed(f"{spec.root}.output_attn_res")[0]
 
 
-def feed_forward(g: Tracer, normed: Callable[[], Value], f: DenseFfn | MoeFfn, path: str, eps: float) -> list[Value]:
+def feed_forward(g: Tracer, normed: Callable[[], Value], f: Ffn, path: str, eps: float) -> list[Value]:
     """Values that are added to the stream: of the routed experts and of the shared one, or of a dense feed-forward.
 
     A decode step keeps activations until its next product, so each reader calls `normed` again.

@@ -6,9 +6,9 @@ from ckdist.layout import Dim
 from ckdist.models.blocks.attention import all_rows
 from ckdist.models.blocks.gated_streams_block import run_gated_streams
 from ckdist.models.blocks.moe import moe_ffn
-from ckdist.models.compressed_fields import HyperConnections
 from ckdist.models.decoder import feed_forward, mix
 from ckdist.models.gated_fields import GatedStreams
+from ckdist.models.residual_streams import HyperConnections
 from ckdist.models.spec import ModelSpec, MoeFfn
 from ckdist.program.program import Value
 from ckdist.program.tracer import Tracer

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 
 from ckdist.layout import Dim
-from ckdist.models.indexer import Indexer
+from ckdist.models.indexers import Indexer
 from ckdist.program.program import Value, Weight
 from ckdist.program.tracer import Tracer
 

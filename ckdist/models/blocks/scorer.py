@@ -1,12 +1,24 @@
 """The head of a cross-encoder: one score per row of hidden states."""
 
+from dataclasses import dataclass
+
 from ckdist.layout import Dim
 from ckdist.models.blocks.norm import RowNorm
-from ckdist.models.scoring_head import Scorer
 from ckdist.program.program import Value
 from ckdist.program.tracer import Tracer
 
 PATH = "model.scorer"
+
+
+@dataclass(frozen=True)
+class Scorer:
+    """The head of a cross-encoder: out(norm(activation(dense h))), with the hidden state h of the first token."""
+
+    activation: str = "tanh"  # tanh, gelu, gelu_tanh, silu
+    bias: bool = True  # of `dense`; `out` always has one
+    norm: str = ""  # as in ModelSpec; "": none
+    averages: bool = False  # h is the mean of all tokens
+    sigmoid: bool = True  # the score is the sigmoid of the output
 
 
 def scores(g: Tracer, x: Value, s: Scorer, eps: float) -> Value:

@@ -40,7 +40,8 @@ NAMES = {
     "hy_v4": "hy_v4 HYV4ForCausalLM",
     "internlm3": "internlm3 InternLM3ForCausalLM =llama", "iquestcoder": "iquestcoder IQuestCoderForCausalLM =llama",
     "jais2": "jais2 Jais2ForCausalLM", "jamba": "jamba JambaForCausalLM",
-    "kimi_k2": "kimi_k2 KimiK2ForCausalLM KimiK25ForConditionalGeneration Kimi_K25ForConditionalGeneration kimi_k25",
+    "kimi_k2": "kimi_k2 KimiK2ForCausalLM KimiK25ForConditionalGeneration Kimi_K25ForConditionalGeneration kimi_k25 "
+    "=deepseek_v3",
     "kimi_k3": "kimi_k3 KimiK3ForConditionalGeneration :kimi-k3",
     "kimi_linear": "kimi_linear KimiLinearForCausalLM :kimi-linear", "laguna": "laguna LagunaForCausalLM",
     "lfm2": "lfm2 Lfm2ForCausalLM", "lfm2moe": "lfm2moe Lfm2MoeForCausalLM lfm2_moe", "lfm3": "lfm3 Lfm3ForCausalLM",

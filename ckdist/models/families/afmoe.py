@@ -4,17 +4,18 @@ Sliding layers rotate, full layers do not.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from ckdist.errors import ArchitectureError
-from ckdist.models import from_config
+from ckdist.models import from_config, limits
 from ckdist.models.config_keys import sizes
 from ckdist.models.families import exaone4, family, gemma2, glm4moe
 from ckdist.models.families.family import Family, Fields, GgufHeader, GgufWriter
-from ckdist.models.spec import LayerSpec, ModelSpec
+from ckdist.models.spec import Attention, Ffn, LayerSpec, ModelSpec
 
-NAME, PERIOD = "afmoe", 4
+PERIOD = 4
 KEYS = glm4moe.KEYS.but(
     defaults={
         **sizes(hidden=2048, ffn=6144, layers=32, heads=16, kv_heads=None, head=128, positions=16384, vocab=200192),
@@ -34,42 +35,38 @@ KEYS = glm4moe.KEYS.but(
 )  # fmt: skip
 
 
-def with_mixers(spec: ModelSpec, window: int, sliding: list[bool]) -> ModelSpec:
-    """The model with gates and norms of this family. Layers without a window do not rotate."""
-    gated = replace(spec.layers[0].attention, qk_norm="head", gated="sigmoid")
+def layers(plain: Attention, window: int, sliding: list[bool], ffns: Sequence[Ffn]) -> list[LayerSpec]:
+    """Makes the layers, with gates and norms of heads. Layers without a window do not rotate."""
+    gated = replace(plain, qk_norm="head", gated="sigmoid")
     kinds = {True: replace(gated, window=window), False: replace(gated, rope=None)}
-    layers = [LayerSpec(kinds[slides], one.ffn, gemma2.NORMS) for one, slides in zip(spec.layers, sliding, strict=True)]
-    return replace(spec, family=NAME, layers=tuple(layers))
+    return [LayerSpec(kinds[slides], ffn, gemma2.NORMS) for ffn, slides in zip(ffns, sliding, strict=True)]
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
     """Reads a config.json."""
     n = from_config.sizes(f)
     sliding = from_config.sliding_layers(f, n.num_layers, f.integer("global_attn_every_n_layers"))
-    layers = [LayerSpec(n.attention(), ffn) for ffn in glm4moe.feed_forwards(f, n.num_layers, "num_experts")]
+    ffns = glm4moe.feed_forwards(f, n.num_layers, "num_experts")
     scale = math.sqrt(n.hidden_size) if f.flag("mup_enabled") else 1.0
-    ropes, tied = from_config.rotations(f, n), from_config.tied(f, outer)
-    spec = n.model(NAME, layers, ropes, tied, embedding_scale=scale)
-    return with_mixers(spec, from_config.window(f), sliding)
+    made = layers(n.attention(), from_config.window(f), sliding, ffns)
+    return from_config.model(f, outer, n, made, embedding_scale=scale)
 
 
 def gguf(header: GgufHeader) -> ModelSpec:
     """Reads GGUF metadata. Readers always scale embeddings."""
-    from ckdist.models import from_gguf
-
-    spec, window = glm4moe.gguf(header), header.fields.integer("attention.sliding_window", 0, low=0, high=1 << 30)
-    sliding = from_gguf.sliding_layers(header.fields, len(spec.layers), PERIOD)
-    return with_mixers(replace(spec, embedding_scale=math.sqrt(spec.hidden_size)), window, sliding)
+    n, window = header.sizes(), header.fields.integer("attention.sliding_window", 0, low=0, high=limits.MAX_POSITION)
+    ffns = header.feed_forwards(n, header.experts(glm4moe.ROUTING, shared=True), 1)
+    made = layers(header.attention(n), window, header.sliding_layers(n.num_layers, PERIOD), ffns)
+    ropes = {"global": header.rotation(n, partial=True)}
+    return header.model(n, made, ropes, embedding_scale=math.sqrt(n.hidden_size))
 
 
 def written(spec: ModelSpec, where: str) -> dict[str, Any]:
     """Further GGUF metadata. Raises ArchitectureError for embeddings that are not scaled."""
     if spec.embedding_scale == 1.0:
-        raise ArchitectureError(
-            f"{where}: {NAME} with mup_enabled false has no GGUF form: its readers scale embeddings"
-        )
-    if [layer.attention.rope is not None for layer in spec.layers] != from_config.periodic(len(spec.layers), PERIOD):
-        raise ArchitectureError(f"{where}: {NAME} has no GGUF form unless each {PERIOD}th layer has no window")
+        raise ArchitectureError(f"{where}: afmoe with mup_enabled false has no GGUF form: its readers scale embeddings")
+    if [mixer.rope is not None for mixer in spec.mixers(Attention)] != from_config.periodic(len(spec.layers), PERIOD):
+        raise ArchitectureError(f"{where}: afmoe has no GGUF form unless each {PERIOD}th layer has no window")
     return exaone4.written(spec, where)
 
 

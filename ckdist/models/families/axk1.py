@@ -2,16 +2,16 @@
 
 from dataclasses import replace
 
-from ckdist.models.families import deepseek_v2, deepseek_v3, family, glm4_moe_lite
-from ckdist.models.families.family import Fields, GgufWriter, in_layers
+from ckdist.models.config_keys import sizes
+from ckdist.models.families import deepseek_v2, deepseek_v3, family
+from ckdist.models.families.family import Fields, GgufWriter
 from ckdist.models.spec import ModelSpec, MoeFfn, Norms
 
-NAME, GROUPED = "axk1", "noaux_tc"
+GROUPED = "noaux_tc"
 KEYS = deepseek_v3.KEYS.but(
     defaults={
-        "first_k_dense_replace": 1, "hidden_size": 7168, "intermediate_size": 18432, "max_position_embeddings": 32768,
-        "moe_intermediate_size": 2048, "n_routed_experts": 192, "num_attention_heads": 64, "num_hidden_layers": 61,
-        "vocab_size": 163840,
+        **sizes(hidden=7168, ffn=18432, layers=61, heads=64, positions=32768, vocab=163840),
+        "first_k_dense_replace": 1, "moe_intermediate_size": 2048, "n_routed_experts": 192,
     },
     nulls={"num_key_value_heads": None},
 )  # fmt: skip
@@ -19,11 +19,8 @@ KEYS = deepseek_v3.KEYS.but(
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
     """Reads a config.json. Groups of experts are always chosen; files of another topk_method have no correction."""
-    whole = f.but({"topk_method": GROUPED})
-    corrected, dense = f.text("topk_method") == GROUPED, glm4_moe_lite.dense_layers(f)
-    spec = deepseek_v2.model(NAME, whole, outer, deepseek_v3.ROUTING, dense)
-    for name in whole.values.keys() - {one for _, one in whole.unread()}:
-        f.raw(name)
+    corrected = f.text("topk_method") == GROUPED
+    spec = deepseek_v2.model(f.but({"topk_method": GROUPED}), outer)
     layers = [
         replace(one, ffn=replace(one.ffn, correction_bias=corrected), norms=Norms(after_ffn="post_mlp_layernorm"))
         if isinstance(one.ffn, MoeFfn)
@@ -39,8 +36,6 @@ FAMILY = replace(
     gguf="",
     from_config=config,
     to_gguf=GgufWriter(refused="its readers have no norm after experts"),
-    safetensors=deepseek_v3.FAMILY.safetensors.but(
-        in_layers("model.layers", {"mlp.post_mlp_layernorm": "post_mlp_layernorm"})
-    ),
+    safetensors=deepseek_v2.SAFETENSORS.but_in_layers({"mlp.post_mlp_layernorm": "post_mlp_layernorm"}),
     ignored=(*family.ROTATIONS, r"model\.layers\.\d+\.(mlp\.)?post_mlp_layernorm\.weight"),
 )

@@ -7,12 +7,12 @@ import numpy as np
 from ckdist.errors import ArchitectureError
 from ckdist.models import from_config, limits
 from ckdist.models.config_keys import sizes
-from ckdist.models.families import deepseek_v2, deepseek_v3, glm4_moe_lite, kimi_linear
+from ckdist.models.families import deepseek_v2, deepseek_v3, kimi_linear
 from ckdist.models.families.family import Fields, GgufForm, GgufHeader
-from ckdist.models.spec import LatentAttention, ModelSpec, MoeFfn
+from ckdist.models.spec import LatentAttention, ModelSpec
 from ckdist.models.state_mixers import GatedDeltaNet
 
-NAME, GGUF = "bailing_hybrid", "bailingmoe3"
+GGUF = "bailingmoe3"
 KEYS = deepseek_v3.KEYS.but(
     defaults={
         **sizes(hidden=2560, ffn=6144, layers=42, heads=32, head=128, positions=262144, vocab=157184),
@@ -43,9 +43,8 @@ def linear_layers(f: Fields, count: int) -> list[bool]:
     kinds = from_config.layer_kinds(f, count, (kimi_linear.LINEAR, kimi_linear.FULL))
     period = f.integer("layer_group_size")
     if kinds is None and count % period:
-        raise f.error(
-            "layer_group_size", period, f"a divisor of num_hidden_layers, {count}, or layer_types must be given"
-        )
+        needed = f"a divisor of num_hidden_layers, {count}, or layer_types must be given"
+        raise f.error("layer_group_size", period, needed)
     return from_config.periodic(count, period) if kinds is None else [one == kimi_linear.LINEAR for one in kinds]
 
 
@@ -54,9 +53,9 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
     for name in ("expert_swiglu_limit_list", "share_expert_swiglu_limit_list"):
         if any(f.raw(name) or ()):
             raise f.error(name, f.raw(name), "null or zeros: limits of gates are not supported in this family")
-    spec = deepseek_v2.model(NAME, f, outer, deepseek_v3.ROUTING, glm4_moe_lite.dense_layers(f))
+    spec = deepseek_v2.model(f, outer)
     shared = f.integer("moe_shared_expert_intermediate_size", None, high=limits.MAX_FFN)
-    widths = {layer.ffn.shared_size for layer in spec.layers if isinstance(layer.ffn, MoeFfn)}
+    widths = {ffn.shared_size for ffn in spec.mixtures()}
     if shared and widths - {shared}:
         raise f.error("moe_shared_expert_intermediate_size", shared, f"that of all shared experts, {widths.pop()}")
     heads, width = f.integer("num_attention_heads", high=limits.MAX_HEADS), f.integer("head_dim", high=1 << 10)
@@ -69,11 +68,11 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
 
 def with_linear(spec: ModelSpec, net: GatedDeltaNet, linear: list[bool]) -> ModelSpec:
     """The model with linear attention in the layers that `linear` marks, and gates in the others."""
-    layers = [
-        replace(layer, mixer=net if is_linear or layer.mixer is None else replace(layer.mixer, gated=True))
+    mixers = [
+        net if is_linear or layer.mixer is None else replace(layer.mixer, gated=True)
         for layer, is_linear in zip(spec.layers, linear, strict=True)
     ]
-    return replace(spec, family=NAME, layers=tuple(layers))
+    return spec.with_layers(mixer=mixers)
 
 
 def gguf(header: GgufHeader) -> ModelSpec:
@@ -82,40 +81,35 @@ def gguf(header: GgufHeader) -> ModelSpec:
     floor = header.fields.number("kda.gate_lower_bound", low=-1e3, high=0.0)
     if not header.fields.flag("kda.safe_gate", True):
         floor = 0.0
-    nets = [layer.mixer for layer in spec.layers if isinstance(layer.mixer, GatedDeltaNet)]
+    nets = spec.mixers(GatedDeltaNet)
     if not nets:
         raise header.fields.error("attention.head_count_kv", 1, "0 in layers with linear attention")
     rank = header.fields.integer("attention.q_lora_rank", 0, low=0, high=limits.MAX_WIDTH)
-    rotated = [
-        replace(one, mixer=replace(one.mixer, rope="global", q_lora_rank=rank))
-        if isinstance(one.mixer, LatentAttention) else one for one in spec.layers
-    ]  # fmt: skip
+    mixers = [
+        replace(one.mixer, rope="global", q_lora_rank=rank) if isinstance(one.mixer, LatentAttention) else one.mixer
+        for one in spec.layers
+    ]
     net, linear = replace(nets[0], gate_rank=0, decay_floor=floor), [one.mixer in nets for one in spec.layers]
-    return with_linear(replace(spec, layers=tuple(rotated)), net, linear)
+    return with_linear(spec.with_layers(mixer=mixers), net, linear)
 
 
 def export(spec: ModelSpec, where: str) -> GgufForm:
     """Returns the GGUF metadata of a model. Raises ArchitectureError if its decays are not bounded."""
-    net = next((layer.mixer for layer in spec.layers if isinstance(layer.mixer, GatedDeltaNet)), None)
+    net = next(iter(spec.mixers(GatedDeltaNet)), None)
     if net is None or not net.decay_floor:
-        raise ArchitectureError(f"{where}: {NAME} without bounded decays has no GGUF form")
-    made = kimi_linear.export(spec, where)
-    values = {name.replace(kimi_linear.GGUF, GGUF, 1): value for name, value in made.metadata.items()}
-    own = {"kda.safe_gate": True, "kda.gate_lower_bound": net.decay_floor}
-    own["expert_shared_feed_forward_length"] = next(
-        (one.ffn.shared_size for one in reversed(spec.layers) if isinstance(one.ffn, MoeFfn)), 0
-    )
-    named = {f"{GGUF}.{name}": value for name, value in own.items()}
+        raise ArchitectureError(f"{where}: {spec.family} without bounded decays has no GGUF form")
+    more = {"kda.safe_gate": True, "kda.gate_lower_bound": net.decay_floor}
+    more["expert_shared_feed_forward_length"] = next((ffn.shared_size for ffn in spec.mixtures()), 0)
     gates = {
         f"blk.{i}.attn_gate.weight": f"blk.{i}.ssm_g_a.weight" for i, one in enumerate(spec.layers) if one.mixer is net
     }
-    return replace(made, metadata={**values, "general.architecture": GGUF, **named}, names=gates)
+    return replace(kimi_linear.export(spec, where, GGUF, more), names=gates)
 
 
 def gguf_values(spec: ModelSpec, weight: str, values: np.ndarray) -> np.ndarray:
     """Converts the values of a weight for GGUF."""
-    return np.abs(kimi_linear.gguf_values(spec, weight, values)) if weight.endswith(".A_log") else (
-        kimi_linear.gguf_values(spec, weight, values))  # fmt: skip
+    values = kimi_linear.gguf_values(spec, weight, values)
+    return np.abs(values) if weight.endswith(".A_log") else values
 
 
 KDA = ("A_log", "dt_bias", "o_norm", *(f"{part}_proj" for part in "qkvbfg"), *(f"{part}_conv1d" for part in "qkv"))
@@ -123,11 +117,8 @@ MLA = ("q_a_proj", "q_a_layernorm", "q_b_proj", "kv_a_proj_with_mqa", "kv_a_laye
 PARTS = {f"attention.{name}": f"self_attn.{name}" for name in (*KDA, *MLA)}
 PARTS |= {"attention.dense": "self_attn.o_proj", "attention.o_proj": "self_attn.o_proj"}
 PARTS |= {"attention.kv_b_proj": deepseek_v2.KV_B, "mlp.gate.expert_bias": "mlp.gate.e_score_correction.bias"}
-OF_GGUF = kimi_linear.PARTS | {
-    "ssm_f_a": "self_attn.f_proj",
-    "ssm_g_a": "self_attn.g_proj",
-    "attn_gate": "self_attn.g_proj",
-}
+OF_GGUF = kimi_linear.PARTS | {"ssm_f_a": "self_attn.f_proj", "ssm_g_a": "self_attn.g_proj"}
+OF_GGUF |= {"attn_gate": "self_attn.g_proj"}
 FAMILY = replace(
     deepseek_v3.FAMILY,
     keys=KEYS,

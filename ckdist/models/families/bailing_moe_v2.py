@@ -9,9 +9,8 @@ from ckdist.models import from_config, limits
 from ckdist.models.config_keys import ConfigKeys, sizes
 from ckdist.models.families import family, glm4moe
 from ckdist.models.families.family import Fields, GgufWriter
-from ckdist.models.spec import ModelSpec, MoeFfn
+from ckdist.models.spec import LayerSpec, ModelSpec, MoeFfn
 
-NAME, GGUF = "bailing_moe_v2", "bailingmoe2"
 QKV = tuple(f"self_attn.{part}_proj" for part in "qkv")
 KEYS = ConfigKeys(
     {
@@ -22,10 +21,7 @@ KEYS = ConfigKeys(
         "topk_group": 4, "use_qk_norm": True,
     },
     only={
-        "moe_router_enable_expert_bias": True,
-        "score_function": "sigmoid",
-        "use_bias": False,
-        "use_qk_norm": True,
+        "moe_router_enable_expert_bias": True, "score_function": "sigmoid", "use_bias": False, "use_qk_norm": True,
         "use_rmsnorm": True,
     },
     unused=("max_window_layers", "mtp_loss_scaling_factor", "output_dropout", "router_dtype"),
@@ -40,11 +36,10 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
     if isinstance(last := ffns[-1], MoeFfn):
         width = f.integer("moe_shared_expert_intermediate_size", last.shared_size, high=limits.MAX_FFN)
         if width != last.shared_size:
-            raise f.error(
-                "moe_shared_expert_intermediate_size", width, f"that of all shared experts, {last.shared_size}"
-            )
-    rope = from_config.rotations(f, n, from_config.part(f))["global"]
-    return glm4moe.model(NAME, n, attention, ffns, rope, from_config.tied(f, outer))
+            needed = f"that of all shared experts, {last.shared_size}"
+            raise f.error("moe_shared_expert_intermediate_size", width, needed)
+    ropes = {"global": from_config.rotations(f, n, from_config.part(f))["global"]}
+    return from_config.model(f, outer, n, [LayerSpec(attention, ffn) for ffn in ffns], ropes)
 
 
 FAMILY = replace(

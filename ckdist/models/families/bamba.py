@@ -6,7 +6,6 @@ from ckdist.models.families import family
 from ckdist.models.families.family import Family, Fields, GgufWriter
 from ckdist.models.spec import LayerSpec, ModelSpec, Norms
 
-NAME = "bamba"
 NORMS = Norms(before_ffn="pre_ff_layernorm")
 KEYS = ConfigKeys(
     {
@@ -21,13 +20,13 @@ KEYS = ConfigKeys(
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
     """Reads a config.json."""
-    n, bias, full = from_config.sizes(f), f.flag("attention_bias"), f.raw("attn_layer_indices") or []
+    n, full = from_config.sizes(f), f.raw("attn_layer_indices") or []
     if not isinstance(full, list) or any(type(i) is not int or not 0 <= i < n.num_layers for i in full):
         raise f.error("attn_layer_indices", full, f"a list of numbers below {n.num_layers}")
     ffn = from_config.dense(f, bias=f.flag("mlp_bias"))
-    mamba, attention = mamba2_fields.read(f, n), n.attention(qkv_bias=bias, o_bias=bias)
+    mamba, attention = mamba2_fields.read(f, n), from_config.attention(f, n)
     layers = [LayerSpec(attention if i in full else mamba, ffn, NORMS) for i in range(n.num_layers)]
-    return n.model(NAME, layers, from_config.rotations(f, n, from_config.part(f)), from_config.tied(f, outer))
+    return from_config.model(f, outer, n, layers, from_config.rotations(f, n, from_config.part(f)))
 
 
 FAMILY = Family(

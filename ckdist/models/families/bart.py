@@ -9,7 +9,6 @@ from ckdist.models.families import bert
 from ckdist.models.families.family import Family, Fields, TensorNames, in_layers
 from ckdist.models.spec import Attention, CrossAttention, DenseFfn, LayerSpec, ModelSpec, Norms
 
-NAME = "bart"
 KEYS = ConfigKeys(
     {
         "activation_function": "gelu", "bos_token_id": 0, "decoder_attention_heads": 16, "decoder_ffn_dim": 4096,
@@ -43,11 +42,9 @@ class Stack:
         across = Attention(heads, heads, width, width**-0.5, rope=None, qkv_bias=True, o_bias=True)
         attention = replace(across, bidirectional=not self.crosses)
         cross = CrossAttention(across, replaces_stream=True)
-        function = f.text("activation_function")
-        if function not in FUNCTIONS:
-            raise f.error("activation_function", function, f"one of {', '.join(FUNCTIONS)}")
+        function = from_config.activation(f, "activation_function", FUNCTIONS)
         size = f.integer(f"{self.name}_ffn_dim", high=limits.MAX_FFN)
-        ffn = DenseFfn(size, FUNCTIONS[function], bias=True, gated=False)
+        ffn = DenseFfn(size, function, bias=True, gated=False)
         count = f.integer(f"{self.name}_layers", high=limits.MAX_LAYERS)
         return tuple(
             LayerSpec(attention, ffn, BEHIND if i or norm_first else FIRST, cross=cross if self.crosses else None)
@@ -57,10 +54,10 @@ class Stack:
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
     """Reads a config.json."""
-    return model(f, outer, NAME, norm_first=True)
+    return model(f, outer, norm_first=True)
 
 
-def model(f: Fields, outer: Fields, name: str, norm_first: bool, **positions: object) -> ModelSpec:
+def model(f: Fields, outer: Fields, norm_first: bool, **positions: object) -> ModelSpec:
     """Reads a config.json. `positions` are fields of a ModelSpec; without them positions are learned embeddings.
 
     Raises ModelFileError for a model with norms before the parts.
@@ -73,7 +70,7 @@ def model(f: Fields, outer: Fields, name: str, norm_first: bool, **positions: ob
     common = {"embedding_scale": hidden**0.5 if f.flag("scale_embedding") else 1.0, "norm": "layer_bias", **positions}
     of = lambda stack: stack.layers(f, hidden, norm_first)
     ropes = common.pop("ropes", {})
-    sizes = lambda layers: (name, vocab, hidden, layers, ropes, 1e-5, longest)
+    sizes = lambda layers: ("", vocab, hidden, layers, ropes, 1e-5, longest)
     encoder = ModelSpec(*sizes(of(Stack("encoder", False))), root="encoder", **common)
     starts = [f.integer("decoder_start_token_id", low=0, high=vocab - 1)]
     older = f.flag("force_bos_token_to_be_generated")  # older files have this in place of forced_bos_token_id
@@ -91,7 +88,7 @@ def _banned(f: Fields, vocab: int) -> tuple[int, ...]:
     words = f.raw("bad_words_ids") or []
     if not isinstance(words, list) or not all(isinstance(word, list) for word in words):
         raise f.error("bad_words_ids", words, "a list of lists of token ids")
-    single = [Fields({"bad_words_ids": word[0]}, f.where, f.prefix) for word in words if len(word) == 1]
+    single = [f.but({"bad_words_ids": word[0]}) for word in words if len(word) == 1]
     return tuple(sorted({one.integer("bad_words_ids", low=0, high=vocab - 1) for one in single}))
 
 
@@ -107,6 +104,12 @@ ENCODER = {
     **in_layers("encoder.layers", {**COMMON, "self_attn_layer_norm": "post_attention_layernorm"}, "encoder.layers.{}"),
     "encoder.layers.{}.final_layer_norm": "encoder.layers.{next}.input_layernorm",
 }
+DECODER = {
+    **COMMON,
+    **_attention("encoder_attn", "cross_attn"),
+    "self_attn_layer_norm": "cross_attention_layernorm",
+    "encoder_attn_layer_norm": "post_attention_layernorm",
+}
 NAMES = TensorNames(
     {
         "shared": "model.embed_tokens",
@@ -114,15 +117,7 @@ NAMES = TensorNames(
         "decoder.layernorm_embedding": "model.layers.0.input_layernorm",
         "lm_head": "lm_head",
         "final_logits_bias": "lm_head.bias",
-        **in_layers(
-            "decoder.layers",
-            {
-                **COMMON,
-                **_attention("encoder_attn", "cross_attn"),
-                "self_attn_layer_norm": "cross_attention_layernorm",
-                "encoder_attn_layer_norm": "post_attention_layernorm",
-            },
-        ),
+        **in_layers("decoder.layers", DECODER),
         "decoder.layers.{}.final_layer_norm": "model.layers.{next}.input_layernorm",
         **ENCODER,
     },

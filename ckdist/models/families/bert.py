@@ -8,31 +8,23 @@ from dataclasses import replace
 
 from ckdist.errors import ModelFileError
 from ckdist.models import from_config, limits
+from ckdist.models.blocks.scorer import Scorer
 from ckdist.models.config_keys import ConfigKeys
 from ckdist.models.families.family import GGUF, Family, Fields, GgufHeader, GgufWriter, TensorNames, in_layers
-from ckdist.models.scoring_head import Scorer
 from ckdist.models.spec import DenseFfn, LayerSpec, ModelSpec, Norms
 
-NAME = "bert"
 KEYS = ConfigKeys(
     {
         "hidden_act": "gelu", "layer_norm_eps": 1e-12, "max_position_embeddings": 512, "pad_token_id": 0,
         "type_vocab_size": 2,
     },
+    only={"position_embedding_type": "absolute"},
     unused=("tie_word_embeddings", "sbert_ce_default_activation_function"),  # heads of other tasks; a scorer reads it
 )  # fmt: skip
 NORMS = Norms(replaces_stream=(True, True))
 RANK = 4  # pooling_type of a cross-encoder
 FUNCTIONS = {"gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "silu": "silu"}
 ROBERTA = ("roberta", "xlm-roberta", "camembert")  # their positions begin after the id of the padding token
-
-
-def function(f: Fields, field: str) -> str:
-    """The activation function of a feed-forward. Raises ModelFileError if it is not known."""
-    name = f.text(field)
-    if name not in FUNCTIONS:
-        raise f.error(field, name, f"one of {', '.join(FUNCTIONS)}")
-    return FUNCTIONS[name]
 
 
 def scores_pairs(f: Fields) -> bool:
@@ -61,12 +53,8 @@ def takes_sigmoid(f: Fields) -> bool:
 def config(f: Fields, outer: Fields) -> ModelSpec:
     """Reads a config.json. Raises ModelFileError for a decoder, or for relative positions."""
     del outer  # there are no multimodal encoders
-    if f.flag("is_decoder"):
-        raise f.error("is_decoder", True, "false: of BERT encoders alone are read")
-    if f.text("position_embedding_type", "absolute") != "absolute":
-        raise f.error("position_embedding_type", f.text("position_embedding_type"), "absolute")
     n = from_config.sizes(f, "layer_norm_eps")
-    first = f.integer("pad_token_id", low=0) + 1 if f.text("model_type", NAME) in ROBERTA else 0
+    first = f.integer("pad_token_id", low=0) + 1 if f.text("model_type", "bert") in ROBERTA else 0
     if n.max_position <= first:
         raise ModelFileError(f"{f.where}: {n.max_position} positions leave none behind the first {first}")
     return replace(
@@ -78,40 +66,41 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
 def feed_forward(f: Fields) -> DenseFfn:
     """Reads the feed-forward of a layer from a config.json."""
     size = f.integer("intermediate_size", high=limits.MAX_FFN)
-    return DenseFfn(size, function(f, "hidden_act"), bias=True, gated=False)
+    return DenseFfn(size, from_config.activation(f, known=FUNCTIONS), bias=True, gated=False)
 
 
 def model(n: from_config.Sizes, ffn: DenseFfn, token_types: int) -> ModelSpec:
     """A model of these sizes, with learned embeddings for all positions."""
     attention = n.attention(rope=None, qkv_bias=True, o_bias=True, bidirectional=True)
     layers = (LayerSpec(attention, ffn, NORMS),) * n.num_layers
-    return n.model(
-        NAME, layers, {}, False, norm="layer_bias", positions=n.max_position, token_types=token_types
-    )  # fmt: skip
+    return n.model(layers, {}, False, norm="layer_bias", positions=n.max_position, token_types=token_types)
 
 
 def gguf_sizes(header: GgufHeader) -> from_config.Sizes:
     """Reads the sizes from a GGUF file. Raises ModelFileError for a cross-encoder or a decoder."""
-    from ckdist.models import from_gguf
-
     f = header.fields
     if f.integer("pooling_type", 0, low=-1) == RANK:
         raise f.error("pooling_type", RANK, "0 to 3: cross-encoders are read from folders of safetensors")
     if f.flag("attention.causal"):
         raise f.error("attention.causal", True, "false: of BERT encoders alone are read")
-    return from_gguf.sizes(header, "attention.layer_norm_epsilon")
+    return header.sizes("attention.layer_norm_epsilon")
 
 
 def from_gguf_header(header: GgufHeader) -> ModelSpec:
     """Reads a GGUF file. In it, RoBERTa's table of positions lacks the rows before the first position."""
-    from ckdist.models import from_gguf
-
-    n, positions = gguf_sizes(header), from_gguf.rows(header, "position_embd")
-    ffn = DenseFfn(from_gguf.ffn_size(header), "gelu", bias=True, gated=False)
-    spec = model(n, ffn, from_gguf.rows(header, "token_types"))
+    n, positions = gguf_sizes(header), header.rows("position_embd")
+    ffn = DenseFfn(header.ffn_size(), "gelu", bias=True, gated=False)
+    spec = model(n, ffn, header.rows("token_types"))
     return replace(spec, positions=positions, max_position=min(n.max_position, positions))
 
 
+OF_LAYER = {
+    **{f"attention.self.{name}": f"self_attn.{name[0]}_proj" for name in ("query", "key", "value")},
+    "attention.output.dense": "self_attn.o_proj",
+    "attention.output.LayerNorm": "post_attention_layernorm",
+    "intermediate.dense": "mlp.up_proj",
+    "output.dense": "mlp.down_proj",
+}
 NAMES = TensorNames(
     {
         "embeddings.word_embeddings": "model.embed_tokens",
@@ -120,18 +109,7 @@ NAMES = TensorNames(
         "embeddings.LayerNorm": "model.layers.0.input_layernorm",
         "pooler.dense": "model.scorer.dense",
         "classifier": "model.scorer.out",
-        **in_layers(
-            "encoder.layer",
-            {
-                "attention.self.query": "self_attn.q_proj",
-                "attention.self.key": "self_attn.k_proj",
-                "attention.self.value": "self_attn.v_proj",
-                "attention.output.dense": "self_attn.o_proj",
-                "attention.output.LayerNorm": "post_attention_layernorm",
-                "intermediate.dense": "mlp.up_proj",
-                "output.dense": "mlp.down_proj",
-            },
-        ),
+        **in_layers("encoder.layer", OF_LAYER),
         "encoder.layer.{}.output.LayerNorm": "model.layers.{next}.input_layernorm",
     },
     outer="bert.",

@@ -13,7 +13,7 @@ from ckdist.models.families import family
 from ckdist.models.families.family import Family, Fields, GgufHeader, GgufWriter
 from ckdist.models.spec import Attention, DenseFfn, LayerSpec, ModelSpec, Norms
 
-NAME, PERIOD = "cohere2", 4
+PERIOD = 4
 NORMS = Norms(before_ffn=None)
 KEYS = ConfigKeys(
     {
@@ -37,37 +37,37 @@ def layers(attention: Attention, window: int, ffn: DenseFfn, sliding: list[bool]
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
     """Reads a config.json."""
-    n, bias = replace(from_config.sizes(f, "layer_norm_eps")), f.flag("attention_bias")
+    n = from_config.sizes(f, "layer_norm_eps")
     n = replace(n, head_dim=n.hidden_size // n.num_heads)  # as transformers
     if not n.head_dim:
         raise f.error("hidden_size", n.hidden_size, f"at least num_attention_heads, {n.num_heads}")
     sliding = from_config.sliding_layers(f, n.num_layers, f.integer("sliding_window_pattern"))
-    made = layers(n.attention(qkv_bias=bias, o_bias=bias), from_config.window(f), from_config.dense(f), sliding)
-    ropes, tied = from_config.rotations(f, n, interleaved=True), from_config.tied(f, outer)
-    return n.model(NAME, made, ropes, tied, norm="layer", logit_scale=f.number("logit_scale", high=1e6))
+    made = layers(from_config.attention(f, n), from_config.window(f), from_config.dense(f), sliding)
+    ropes, scale = from_config.rotations(f, n, interleaved=True), f.number("logit_scale", high=1e6)
+    return from_config.model(f, outer, n, made, ropes, norm="layer", logit_scale=scale)
 
 
 def gguf(header: GgufHeader) -> ModelSpec:
     """Reads GGUF metadata."""
-    from ckdist.models import from_gguf
-
-    f, n = header.fields, from_gguf.sizes(header, "attention.layer_norm_epsilon")
-    sliding = from_gguf.sliding_layers(f, n.num_layers, PERIOD)
+    f, n = header.fields, header.sizes("attention.layer_norm_epsilon")
+    sliding = header.sliding_layers(n.num_layers, PERIOD)
     window = f.integer("attention.sliding_window", 4096, low=0)
-    made = layers(from_gguf.attention(header, n), window, from_gguf.dense(header), sliding)
-    ropes = {"global": from_gguf.rotation(header, n, interleaved=True)}
+    made = layers(header.attention(n), window, header.dense(), sliding)
+    ropes = {"global": header.rotation(n, interleaved=True)}
     scale = f.number("logit_scale", 1.0, high=1e6)
-    return n.model(NAME, made, ropes, from_gguf.tied(header), norm="layer", logit_scale=scale)
+    return header.model(n, made, ropes, norm="layer", logit_scale=scale)
 
 
 def written(spec: ModelSpec, where: str) -> dict[str, Any]:
     """Further GGUF metadata. Raises ArchitectureError for other layers without a window than GGUF readers know."""
-    sliding = [bool(layer.attention.window) for layer in spec.layers]
-    if sliding != from_config.periodic(len(sliding), PERIOD):
-        raise ArchitectureError(f"{where}: {NAME} with other layers without a window than each fourth has no GGUF form")
+    windows = [mixer.window for mixer in spec.mixers(Attention)]
+    if [window > 0 for window in windows] != from_config.periodic(len(windows), PERIOD):
+        raise ArchitectureError(
+            f"{where}: cohere2 with other layers without a window than each fourth has no GGUF form"
+        )
     return {
         "attention.layer_norm_epsilon": float(spec.norm_eps),
-        "attention.sliding_window": max(layer.attention.window for layer in spec.layers),
+        "attention.sliding_window": max(windows),
         "logit_scale": float(spec.logit_scale),
         "rope.dimension_count": spec.ropes["global"].dims,
     }

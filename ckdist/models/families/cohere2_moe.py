@@ -9,11 +9,11 @@ from typing import Any
 from ckdist.errors import ArchitectureError
 from ckdist.models import from_config, limits
 from ckdist.models.families import cohere2, family
-from ckdist.models.families.family import Fields, GgufHeader, GgufWriter, in_layers
-from ckdist.models.spec import Attention, DenseFfn, LayerSpec, ModelSpec, MoeFfn
+from ckdist.models.families.family import Fields, GgufHeader, GgufWriter
+from ckdist.models.spec import Attention, DenseFfn, Ffn, LayerSpec, ModelSpec, MoeFfn
 from ckdist.program.routing import Routing
 
-NAME, KINDS = "cohere2_moe", ("dense", "sparse")
+KINDS = ("dense", "sparse")
 KEYS = cohere2.KEYS.but(
     defaults={
         "expert_selection_fn": "softmax", "first_k_dense_replace": 0, "head_dim": 128, "norm_topk_prob": True,
@@ -25,40 +25,31 @@ KEYS = cohere2.KEYS.but(
 )  # fmt: skip
 
 
-def chosen(f: Fields, name: str, known: tuple[str, str]) -> str:
-    """Reads a text that is one of two."""
-    if (value := f.text(name)) not in known:
-        raise f.error(name, value, " or ".join(known))
-    return value
-
-
 def config(f: Fields, outer: Fields) -> ModelSpec:
     """Reads a config.json."""
     rms = f.has("rms_norm_eps")
-    n, bias = from_config.sizes(f, "rms_norm_eps" if rms else "layer_norm_eps"), f.flag("attention_bias")
+    n = from_config.sizes(f, "rms_norm_eps" if rms else "layer_norm_eps")
     count, dense = n.num_layers, min(f.integer("first_k_dense_replace", low=0), n.num_layers)
     first, period = f.integer("prefix_dense_sliding_window_pattern"), f.integer("sliding_window_pattern")
     usual = [(i + 1) % first != 0 if i < dense else (i - dense + 1) % period != 0 for i in range(count)]
     sliding = from_config.sliding_layers(f, count, usual)
     kinds = from_config.layer_kinds(f, count, KINDS, "mlp_layer_types") or [KINDS[i >= dense] for i in range(count)]
-    scores = chosen(f, "expert_selection_fn", ("softmax", "sigmoid"))
+    scores = f.choice("expert_selection_fn", ("softmax", "sigmoid"))
     routing = Routing(2, scores, renormalise=scores == "softmax" or f.flag("norm_topk_prob"))
     shared = f.integer("num_shared_experts", low=0, high=limits.MAX_EXPERTS) * f.integer("intermediate_size")
-    averaged = chosen(f, "shared_expert_combination_strategy", ("average", "sum")) == "average"
+    averaged = f.choice("shared_expert_combination_strategy", ("average", "sum")) == "average"
     experts = from_config.experts(f, "num_experts", "intermediate_size", routing, shared_size=shared)
     experts = replace(experts, scale=0.5 if averaged and shared else 1.0)
     forced = first == 1  # dense layers rotate although they do not slide
-    attention, window = n.attention(qkv_bias=bias, o_bias=bias), from_config.window(f)
+    attention, window = from_config.attention(f, n), from_config.window(f)
     dense_size = f.integer("prefix_dense_intermediate_size", high=limits.MAX_FFN) if KINDS[0] in kinds else 1
     ffns = [DenseFfn(dense_size) if kind == KINDS[0] else experts for kind in kinds]
     more = {"norm": "rms" if rms else "layer", "logit_scale": f.number("logit_scale", high=1e6)}
     ropes = from_config.rotations(f, n, interleaved=True)
-    return n.model(NAME, layers(attention, window, ffns, sliding, forced), ropes, from_config.tied(f, outer), **more)
+    return from_config.model(f, outer, n, layers(attention, window, ffns, sliding, forced), ropes, **more)
 
 
-def layers(
-    attention: Attention, window: int, ffns: list[DenseFfn | MoeFfn], sliding: list[bool], forced: bool
-) -> list[LayerSpec]:
+def layers(attention: Attention, window: int, ffns: list[Ffn], sliding: list[bool], forced: bool) -> list[LayerSpec]:
     """The layers. Sliding ones rotate, and dense ones if `forced`."""
     made = []
     for ffn, slides in zip(ffns, sliding, strict=True):
@@ -70,19 +61,17 @@ def layers(
 
 def gguf(header: GgufHeader) -> ModelSpec:
     """Reads GGUF metadata."""
-    from ckdist.models import from_gguf
-
     f, rms_name = header.fields, "attention.layer_norm_rms_epsilon"
     rms = bool(f.raw(rms_name))
-    n = from_gguf.sizes(header, rms_name if rms else "attention.layer_norm_epsilon")
-    experts = from_gguf.experts(header, Routing(2, "sigmoid", renormalise=False), shared=True)
+    n = header.sizes(rms_name if rms else "attention.layer_norm_epsilon")
+    experts = header.experts(Routing(2, "sigmoid", renormalise=False), shared=True)
     experts = replace(experts, scale=0.5 if experts.shared_size else 1.0)
-    ffns, window = from_gguf.feed_forwards(header, n, experts), f.integer("attention.sliding_window", high=1 << 30)
-    sliding = from_gguf.sliding_layers(f, n.num_layers, cohere2.PERIOD)
-    made = layers(from_gguf.attention(header, n), window, ffns, sliding, True)
+    ffns, window = header.feed_forwards(n, experts), f.integer("attention.sliding_window", high=1 << 30)
+    sliding = header.sliding_layers(n.num_layers, cohere2.PERIOD)
+    made = layers(header.attention(n), window, ffns, sliding, True)
     more = {"norm": "rms" if rms else "layer", "logit_scale": f.number("logit_scale", 1.0, high=1e6)}
-    ropes = {"global": from_gguf.rotation(header, n, interleaved=True)}
-    return n.model(NAME, made, ropes, from_gguf.tied(header), **more)
+    ropes = {"global": header.rotation(n, interleaved=True)}
+    return header.model(n, made, ropes, **more)
 
 
 def written(spec: ModelSpec, where: str) -> dict[str, Any]:
@@ -91,13 +80,13 @@ def written(spec: ModelSpec, where: str) -> dict[str, Any]:
         a, moe = layer.attention, layer.ffn if isinstance(layer.ffn, MoeFfn) else None
         adds = moe is not None and moe.shared_size > 0 and moe.scale == 1
         if a.qkv_bias or adds or bool(a.rope) != bool(a.window or moe is None):
-            raise ArchitectureError(f"{where}: {NAME} with biases, sums or other rotations has no GGUF form")
+            raise ArchitectureError(f"{where}: {spec.family} with biases, sums or other rotations has no GGUF form")
     rms = spec.norm == "rms"
     return {
         "attention.layer_norm_rms_epsilon": float(spec.norm_eps) if rms else 0.0,
         **({} if rms else {"attention.layer_norm_epsilon": float(spec.norm_eps)}),
-        "attention.sliding_window": max(layer.attention.window for layer in spec.layers),
-        "attention.sliding_window_pattern": [bool(layer.attention.window) for layer in spec.layers],
+        "attention.sliding_window": max(mixer.window for mixer in spec.mixers(Attention)),
+        "attention.sliding_window_pattern": [bool(mixer.window) for mixer in spec.mixers(Attention)],
         "logit_scale": float(spec.logit_scale),
     }
 
@@ -109,6 +98,6 @@ FAMILY = replace(
     from_config=config,
     from_gguf=gguf,
     to_gguf=GgufWriter(written, EXPERTS, rotated=True),
-    safetensors=family.SAFETENSORS_EXPERTS.but(in_layers("model.layers", family.SHARED_EXPERTS)),
+    safetensors=family.SAFETENSORS_EXPERTS.but_in_layers(family.SHARED_EXPERTS),
     gguf_names=family.GGUF_EXPERTS,
 )

@@ -5,9 +5,10 @@ from dataclasses import replace
 from ckdist.models import from_config
 from ckdist.models.config_keys import sizes
 from ckdist.models.families import llama
-from ckdist.models.families.family import Fields, GgufWriter, ModelSpec
+from ckdist.models.families.family import Fields, GgufWriter
+from ckdist.models.spec import Attention, ModelSpec
 
-NAME, PERIOD = "cwm", 4  # the first layer of each period has no window
+PERIOD = 4  # the first layer of each period has no window
 KEYS = llama.KEYS.but(
     defaults={
         **sizes(hidden=6144, ffn=21504, layers=64, heads=48, kv_heads=8, head=128, positions=131072, vocab=128256),
@@ -26,9 +27,8 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
     """Reads a config.json."""
     spec, window = llama.config(f, outer), from_config.window(f)
     sliding = from_config.sliding_layers(f, len(spec.layers), [i % PERIOD != 0 for i in range(len(spec.layers))])
-    windows = [replace(one, mixer=replace(one.attention, window=window * slides))
-               for one, slides in zip(spec.layers, sliding, strict=True)]  # fmt: skip
-    return replace(spec, family=NAME, layers=tuple(windows))
+    mixers = zip(spec.mixers(Attention), sliding, strict=True)
+    return spec.with_layers(mixer=[replace(mixer, window=window * slides) for mixer, slides in mixers])
 
 
 FAMILY = replace(

@@ -1,7 +1,7 @@
 """DeepSeek-V2 and V2-Lite: latent attention, a router with softmax. Also all GGUF files of architecture deepseek2."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,23 +11,24 @@ from ckdist.models.config_keys import ConfigKeys
 from ckdist.models.families import family
 from ckdist.models.families.family import Family, Fields, GgufForm, GgufHeader
 from ckdist.models.from_config import Sizes
-from ckdist.models.spec import Attention, LatentAttention, LayerSpec, ModelSpec, MoeFfn, RopeSpec
+from ckdist.models.spec import Attention, Ffn, LatentAttention, LayerSpec, ModelSpec, RopeSpec
 from ckdist.models.stored_query_scale import gguf_query_scale
 from ckdist.program.routing import Routing
 
-NAME, GGUF = "deepseek_v2", "deepseek2"
+GGUF = "deepseek2"
 KV_B = ("self_attn.k_b_proj", "self_attn.v_b_proj")
 ROUTING = Routing(used=6, renormalise=False, group_scores=1)
 KEYS = ConfigKeys(
     {
         "first_k_dense_replace": 0, "hidden_act": "silu", "kv_lora_rank": 512, "max_position_embeddings": 2048,
-        "moe_layer_freq": 1, "n_group": 1, "n_shared_experts": 2, "norm_topk_prob": False, "q_lora_rank": 1536,
+        "n_group": 1, "n_shared_experts": 2, "norm_topk_prob": False, "q_lora_rank": 1536,
         "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "rms_norm_eps": 1e-6, "rope_interleave": True,
         "rope_theta": 1e4, "routed_scaling_factor": 1.0, "scoring_func": "softmax", "topk_group": 1,
         "topk_method": "greedy", "v_head_dim": 128,
     },
     aliases={"num_experts": "n_routed_experts"},
     nulls={"q_lora_rank": None, "n_shared_experts": 0},
+    only={"moe_layer_freq": 1},
     unused=(
         *("head_dim", "num_key_value_heads"),  # latent attention has other sizes
         "intermediate_size",  # if all layers have experts
@@ -36,105 +37,76 @@ KEYS = ConfigKeys(
         *("num_experts_per_tok", "routed_scaling_factor", "scoring_func", "topk_method"),
     ),
 )  # fmt: skip
-METHODS = {1: "group_limited_greedy", 2: "noaux_tc"}  # Routing.group_scores -> topk_method
 NO_EXPERTS = {
-    "expert_count": 0,
-    "expert_used_count": 0,
-    "expert_shared_count": 0,
-    "expert_feed_forward_length": 0,
+    **dict.fromkeys(("expert_count", "expert_used_count", "expert_shared_count", "expert_feed_forward_length"), 0),
     "expert_weights_scale": 1.0,
 }
+METHODS = ("greedy", "group_limited_greedy", "noaux_tc")  # topk_method
 NORM_EPS = 1e-6  # for the norms of both low ranks, independent of config.json
 
 
-def latent_attention(f: Fields, n: Sizes, rotation: RopeSpec, q_rank: int) -> LatentAttention:
+def latent_attention(f: Fields, n: Sizes, rotation: RopeSpec) -> LatentAttention:
     """Reads the attention from a config.json. The scale includes YaRN's magnitude twice: for queries and for keys."""
-    if f.flag("attention_bias"):
-        raise f.error("attention_bias", True, "false: latent attention with biases is not supported")
     width = lambda name: f.integer(name, high=limits.MAX_HEAD_DIM)
     nope, rotated = width("qk_nope_head_dim"), width("qk_rope_head_dim")
     scaling = Fields(rotation.scaling, f.where)
     scale = (nope + rotated) ** -0.5
     if (all_dims := scaling.number("mscale_all_dim", 0.0, low=-1.0)) and scaling.has("factor"):
         scale *= rope_scaling.yarn_magnitude(scaling.number("factor"), all_dims) ** 2
-    return LatentAttention(
-        n.num_heads,
-        f.integer("kv_lora_rank", high=limits.MAX_LATENT),
-        nope,
-        rotated,
-        width("v_head_dim"),
-        scale,
-        q_rank,
-        norm_eps=NORM_EPS,
-    )
+    rank, q_rank = f.integer("kv_lora_rank", high=limits.MAX_LATENT), q_lora_rank(f)
+    return LatentAttention(n.num_heads, rank, nope, rotated, width("v_head_dim"), scale, q_rank, norm_eps=NORM_EPS)
 
 
-def model(family_name: str, f: Fields, outer: Fields, routing: Routing, dense: int | None = None) -> ModelSpec:
-    """Reads a config.json. `routing` has the defaults of its experts.
+def q_lora_rank(f: Fields) -> int:
+    """Reads the low rank of queries; 0: none."""
+    return f.integer("q_lora_rank", None, high=limits.MAX_WIDTH) or 0
 
-    `dense` is the number of first layers without experts. Default: the field first_k_dense_replace.
-    """
-    rotated = f.integer("qk_rope_head_dim", high=limits.MAX_HEAD_DIM)
-    n = from_config.sizes(f, head_dim=rotated)
+
+def model(f: Fields, outer: Fields, group_scores: int = 2) -> ModelSpec:
+    """Reads a config.json. `group_scores` is that of Routing."""
+    n = from_config.sizes(f, head_dim=f.integer("qk_rope_head_dim", high=limits.MAX_HEAD_DIM))
     ropes = from_config.rotations(f, n, interleaved=f.flag("rope_interleave"))
-    q_rank = f.integer("q_lora_rank", None, high=limits.MAX_WIDTH) or 0
-    attention = latent_attention(f, n, ropes["global"], q_rank)
-    dense = min(f.integer("first_k_dense_replace", low=0) if dense is None else dense, n.num_layers)
-    if (step := f.integer("moe_layer_freq")) != 1:
-        raise f.error("moe_layer_freq", step, "1: experts in all layers after the dense ones")
-    layers = [LayerSpec(attention, from_config.dense(f))] * dense if dense else []
-    if len(layers) < n.num_layers:
-        layers += [LayerSpec(attention, mixture(f, routing))] * (n.num_layers - len(layers))
-    return n.model(family_name, layers, ropes, from_config.tied(f, outer))
+    attention, ffns = latent_attention(f, n, ropes["global"]), feed_forwards(f, n.num_layers, group_scores)
+    return from_config.model(f, outer, n, [LayerSpec(attention, ffn) for ffn in ffns], ropes)
 
 
-def mixture(f: Fields, absent: Routing) -> MoeFfn:
-    """Reads the experts from a config.json. `absent` has the defaults."""
-    method = f.text("topk_method")
-    if method not in ("greedy", *METHODS.values()):
-        raise f.error("topk_method", method, f"greedy, {' or '.join(METHODS.values())}")
-    scores = f.text("scoring_func")
-    if scores not in ("softmax", "sigmoid"):
-        raise f.error("scoring_func", scores, "softmax or sigmoid")
-    grouped = method != "greedy"
+def feed_forwards(f: Fields, layers: int, group_scores: int = 2, function: str | None = None) -> Sequence[Ffn]:
+    """Reads the feed-forward of each layer. `function` is that of their gates; None: the one in the file."""
+    count, dense = from_config.dense_layers(f), lambda: from_config.dense(f, function)
+    if count >= layers:
+        return [dense()] * layers
+    grouped = f.choice("topk_method", METHODS) != "greedy"
     of_groups = lambda name: f.integer(name, high=limits.MAX_EXPERTS) if grouped else 1
-    routing = replace(
-        absent,
-        scores=scores,
+    routing = Routing(
+        used=1,  # the file says it
+        scores=f.choice("scoring_func", ("softmax", "sigmoid")),
         renormalise=f.flag("norm_topk_prob"),
         scale=f.number("routed_scaling_factor", high=1e6),
         groups=of_groups("n_group"),
         top_groups=of_groups("topk_group"),
+        group_scores=group_scores,
     )
-    size = f.integer("moe_intermediate_size", high=limits.MAX_FFN)
-    shared = f.integer("n_shared_experts", low=0, high=limits.MAX_EXPERTS) * size
-    return from_config.experts(
-        f,
-        "n_routed_experts",
-        "moe_intermediate_size",
-        routing,
-        correction_bias=method == METHODS[2],
-        shared_size=shared,
-    )
+    names, size = ("n_routed_experts", "moe_intermediate_size"), f.integer("moe_intermediate_size", high=limits.MAX_FFN)
+    more = {"shared_size": f.integer("n_shared_experts", low=0, high=limits.MAX_EXPERTS) * size}
+    more["correction_bias"] = f.text("topk_method") == METHODS[2]
+    return from_config.after_dense(dense, from_config.experts(f, *names, routing, function, **more), count, layers)
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
     """Reads a config.json."""
-    return model(NAME, f, outer, ROUTING)
+    return model(f, outer, group_scores=1)
 
 
 def gguf(header: GgufHeader) -> ModelSpec:
     """Reads GGUF metadata."""
-    return gguf_model(header, ROUTING, 0.0)
+    return gguf_model(header, ROUTING)
 
 
-def gguf_model(header: GgufHeader, routing: Routing, beta: float) -> ModelSpec:
+def gguf_model(header: GgufHeader, routing: Routing = family.SIGMOID, beta: float = 0.0) -> ModelSpec:
     """Reads GGUF metadata, of files with attn_kv_b, or with attn_k_b and attn_v_b.
 
     `routing` has the defaults of the experts; `beta` is the default of attention.temperature_scale.
     """
-    from ckdist.models import from_gguf
-
     f = header.fields
     rotated = f.integer("rope.dimension_count", 64, high=limits.MAX_HEAD_DIM)
     # In older files these are the widths of heads; in newer files they are the widths of cached vectors.
@@ -143,10 +115,9 @@ def gguf_model(header: GgufHeader, routing: Routing, beta: float) -> ModelSpec:
     value = f.integer(f"attention.value_length{suffix}", high=limits.MAX_HEAD_DIM)
     if key <= rotated:
         raise f.error(f"attention.key_length{suffix}", key, f"above rope.dimension_count, which is {rotated}")
-    widths = {"attention.key_length": rotated, "attention.value_length": rotated}
-    of_rotation = replace(header, fields=f.but(widths))
-    n = from_gguf.sizes(of_rotation)
-    rotation = from_gguf.rotation(of_rotation, n, interleaved=True)
+    of_rotation = header.but({"attention.key_length": rotated, "attention.value_length": rotated})
+    n = of_rotation.sizes()
+    rotation = of_rotation.rotation(n, interleaved=True)
     scale, query_scale = key**-0.5, gguf_query_scale(f, beta)
     if multiplier := f.number("rope.scaling.yarn_log_multiplier", 0.0, low=-1.0):
         magnitude = 1 + multiplier * math.log(max(1.0, f.number("rope.scaling.factor", 1.0)))
@@ -159,20 +130,19 @@ def gguf_model(header: GgufHeader, routing: Routing, beta: float) -> ModelSpec:
         rotated,
         value,
         scale,
-        0 if from_gguf.has(header, "attn_q.weight") else f.integer("attention.q_lora_rank", high=limits.MAX_WIDTH),
+        0 if header.has("attn_q.weight") else f.integer("attention.q_lora_rank", high=limits.MAX_WIDTH),
         query_scale=query_scale,
     )
-    if from_gguf.is_mixture(header):
+    if header.is_mixture():
         # Files of GLM-4.7-Flash lack expert_gating_func. Only models with sigmoids have correction biases.
-        corrected = any(name.endswith(".exp_probs_b.bias") for name in header.dims)
-        experts = from_gguf.experts(header, replace(routing, scores="sigmoid") if corrected else routing, shared=True)
+        corrected = header.has_any(".exp_probs_b.bias")
+        experts = header.experts(replace(routing, scores="sigmoid") if corrected else routing, shared=True)
         if experts.routing.scores == "sigmoid":
             experts = replace(experts, routing=replace(experts.routing, group_scores=2))
-        ffns = from_gguf.feed_forwards(header, n, experts)
+        ffns = header.feed_forwards(n, experts)
     else:
-        ffns = [from_gguf.dense(header)] * n.num_layers
-    layers = [LayerSpec(attention, ffn) for ffn in ffns]
-    return n.model(header.family, layers, {"global": rotation}, from_gguf.tied(header))
+        ffns = [header.dense()] * n.num_layers
+    return header.model(n, [LayerSpec(attention, ffn) for ffn in ffns], {"global": rotation})
 
 
 def form(architecture: str, spec: ModelSpec, where: str, own: Mapping[str, Any]) -> GgufForm:
@@ -182,7 +152,7 @@ def form(architecture: str, spec: ModelSpec, where: str, own: Mapping[str, Any])
     """
     from ckdist.models import to_gguf
 
-    a, r = next(one.mixer for one in spec.layers if isinstance(one.mixer, LatentAttention)), spec.ropes["global"]
+    a, r = spec.mixers(LatentAttention)[0], spec.ropes["global"]
     if r.scaling.get("mscale_all_dim") and r.magnitude != 1.0:
         raise ArchitectureError(f"{where}: YaRN with mscale and mscale_all_dim that differ has no GGUF form")
     if a.norm_eps not in (0.0, spec.norm_eps):
@@ -193,11 +163,9 @@ def form(architecture: str, spec: ModelSpec, where: str, own: Mapping[str, Any])
     if not r.interleaved:
         raise ArchitectureError(f"{where}: latent attention with rope_interleave false has no GGUF form")
     cached = Attention(a.num_heads, 1, a.rope_dim, a.scale)  # has the sizes that `dense` reads
-    shaped = replace(spec, layers=tuple(replace(layer, mixer=cached) for layer in spec.layers))
-    mixed = any(isinstance(layer.ffn, MoeFfn) for layer in spec.layers)
+    shaped, dense = spec.with_layers(mixer=[cached] * len(spec.layers)), {"leading_dense_block_count": len(spec.layers)}
     more = {
-        **(to_gguf.experts(spec, where, family.GROUPED_EXPERTS) if mixed else NO_EXPERTS),
-        **({} if mixed else {"leading_dense_block_count": len(spec.layers)}),
+        **(to_gguf.experts(spec, where, family.GROUPED_EXPERTS) if spec.mixtures() else NO_EXPERTS | dense),
         "attention.kv_lora_rank": a.kv_lora_rank,
         "attention.key_length": a.key_width,
         "attention.value_length": a.kv_lora_rank,
@@ -205,9 +173,8 @@ def form(architecture: str, spec: ModelSpec, where: str, own: Mapping[str, Any])
         "attention.value_length_mla": a.v_dim,
         "rope.dimension_count": a.rope_dim,
         **own,
+        **({"attention.q_lora_rank": a.q_lora_rank} if a.q_lora_rank else {}),
     }
-    if a.q_lora_rank:
-        more["attention.q_lora_rank"] = a.q_lora_rank
     return to_gguf.dense(architecture, shaped, where, more)
 
 

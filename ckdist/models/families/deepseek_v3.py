@@ -3,11 +3,7 @@
 from dataclasses import replace
 
 from ckdist.models.families import deepseek_v2
-from ckdist.models.fields import Fields
-from ckdist.models.spec import ModelSpec
-from ckdist.program.routing import Routing
 
-NAME = "deepseek_v3"
 KEYS = deepseek_v2.KEYS.but(
     defaults={
         "first_k_dense_replace": 3, "max_position_embeddings": 4096, "n_group": 8, "n_shared_experts": 1,
@@ -16,12 +12,4 @@ KEYS = deepseek_v2.KEYS.but(
     },
     aliases={"num_local_experts": "n_routed_experts", "num_mtp_layers": "num_nextn_predict_layers"},
 )  # fmt: skip
-ROUTING = Routing(used=8, scores="sigmoid", scale=2.5, groups=8, top_groups=4)
-
-
-def config(f: Fields, outer: Fields) -> ModelSpec:
-    """Reads a config.json."""
-    return deepseek_v2.model(NAME, f, outer, ROUTING)
-
-
-FAMILY = replace(deepseek_v2.FAMILY, keys=KEYS, gguf=deepseek_v2.GGUF, from_config=config, from_gguf=None)
+FAMILY = replace(deepseek_v2.FAMILY, keys=KEYS, gguf=deepseek_v2.GGUF, from_config=deepseek_v2.model, from_gguf=None)

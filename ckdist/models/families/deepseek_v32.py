@@ -1,16 +1,16 @@
 """DeepSeek-V3.2: V3 with a lightning indexer in each layer, which chooses the positions that a token sees."""
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from ckdist.errors import ArchitectureError
 from ckdist.models import limits
-from ckdist.models.families import deepseek_v2, deepseek_v3, glm4_moe_lite
+from ckdist.models.families import deepseek_v2, deepseek_v3
 from ckdist.models.families.family import Fields, GgufForm, GgufHeader
-from ckdist.models.indexer import Indexer
+from ckdist.models.indexers import Indexer
 from ckdist.models.spec import LatentAttention, ModelSpec
-from ckdist.program.routing import Routing
 
-NAME, GGUF = "deepseek_v32", "deepseek32"
 INDEX = {"index_head_dim": 128, "index_n_heads": 64, "index_topk": 2048, "indexer_rope_interleave": False}
 KEYS = deepseek_v3.KEYS.but(
     defaults={**INDEX, "max_position_embeddings": 163840, "q_lora_rank": 1536},
@@ -29,32 +29,30 @@ def with_indexers(spec: ModelSpec, f: Fields, indexer: Indexer, full: list[bool]
     rotation = spec.ropes["global"]
     if indexer.head_dim < rotation.dims or indexer.head_dim % 8:
         raise f.error("index_head_dim", indexer.head_dim, f"a multiple of 8 and at least {rotation.dims}, as rotated")
-    layers = []
-    for layer, own in zip(spec.layers, full, strict=True):
-        assert isinstance(layer.mixer, LatentAttention)
-        more = {"indexer": indexer} if own else {"shares_positions": True}
-        layers.append(replace(layer, mixer=replace(layer.mixer, **more)))
+    mixers = [
+        replace(mixer, **({"indexer": indexer} if own else {"shares_positions": True}))
+        for mixer, own in zip(spec.mixers(LatentAttention), full, strict=True)
+    ]
     ropes = {**spec.ropes, **({} if indexer.rope == "global" else {"local": replace(rotation, interleaved=False)})}
-    return replace(spec, layers=tuple(layers), ropes=ropes)
+    return replace(spec.with_layers(mixer=mixers), ropes=ropes)
 
 
-def sparse_model(name: str, f: Fields, outer: Fields, routing: Routing, full: list[bool] | None = None) -> ModelSpec:
+def sparse_model(f: Fields, outer: Fields, full: list[bool] | None = None) -> ModelSpec:
     """Reads a config.json. `full`: whether each layer has an indexer; None: all have."""
-    spec = deepseek_v2.model(name, f, outer, routing, glm4_moe_lite.dense_layers(f))
-    f.integer("q_lora_rank", high=limits.MAX_WIDTH)  # which the indexer reads
+    spec = deepseek_v2.model(f, outer)
     same = f.flag("indexer_rope_interleave") == f.flag("rope_interleave")
-    indexer = Indexer(
-        f.integer("index_n_heads", high=limits.MAX_HEADS),
-        f.integer("index_head_dim", high=limits.MAX_HEAD_DIM),
-        f.integer("index_topk", high=limits.MAX_POSITION),
-        "global" if same else "local",
-    )
+    indexer = replace(config_indexer(f), rope="global" if same else "local")
     return with_indexers(spec, f, indexer, full or [True] * len(spec.layers))
 
 
-def config(f: Fields, outer: Fields) -> ModelSpec:
-    """Reads a config.json."""
-    return sparse_model(NAME, f, outer, deepseek_v3.ROUTING)
+def config_indexer(f: Fields) -> Indexer:
+    """Reads the indexer from a config.json."""
+    f.integer("q_lora_rank", high=limits.MAX_WIDTH)  # which it reads
+    return Indexer(
+        f.integer("index_n_heads", high=limits.MAX_HEADS),
+        f.integer("index_head_dim", high=limits.MAX_HEAD_DIM),
+        f.integer("index_topk", high=limits.MAX_POSITION),
+    )
 
 
 def gguf_indexer(f: Fields, rope: str) -> Indexer:
@@ -69,24 +67,33 @@ def gguf_indexer(f: Fields, rope: str) -> Indexer:
 
 def gguf(header: GgufHeader) -> ModelSpec:
     """Reads GGUF metadata."""
-    spec = deepseek_v2.gguf_model(header, deepseek_v2.ROUTING, 0.0)
+    spec = deepseek_v2.gguf_model(header, deepseek_v2.ROUTING)
     return with_indexers(spec, header.fields, gguf_indexer(header.fields, "local"), [True] * len(spec.layers))
 
 
-def sparse_form(architecture: str, spec: ModelSpec, where: str, rope: str) -> GgufForm:
-    """Returns the GGUF metadata of a model. Raises ArchitectureError if its indexer is rotated otherwise."""
-    mixer = spec.layers[0].mixer
-    assert isinstance(mixer, LatentAttention) and mixer.indexer
-    if mixer.indexer.rope != rope:
+def sparse_form(
+    architecture: str, spec: ModelSpec, where: str, rope: str, more: Mapping[str, Any] | None = None
+) -> GgufForm:
+    """Returns the GGUF metadata of a model. `more` are further values.
+
+    Raises ArchitectureError if its indexer is rotated otherwise.
+    """
+    indexer = spec.mixers(LatentAttention)[0].indexer
+    assert indexer
+    if indexer.rope != rope:
         raise ArchitectureError(f"{where}: indexer_rope_interleave {rope != 'global'} has no GGUF form")
-    sizes = {"head_count": "num_heads", "key_length": "head_dim", "top_k": "top_k"}
-    own = {f"attention.indexer.{name}": getattr(mixer.indexer, field) for name, field in sizes.items()}
-    return deepseek_v2.yarn_form(architecture, spec, where, own)
+    return deepseek_v2.yarn_form(architecture, spec, where, {**written_indexer(indexer), **(more or {})})
+
+
+def written_indexer(i: Indexer) -> dict[str, Any]:
+    """GGUF metadata of the indexer."""
+    values = {"head_count": i.num_heads, "key_length": i.head_dim, "top_k": i.top_k}
+    return {f"attention.indexer.{name}": value for name, value in values.items()}
 
 
 def export(spec: ModelSpec, where: str) -> GgufForm:
     """Returns the GGUF metadata of a model."""
-    return sparse_form(GGUF, spec, where, "local")
+    return sparse_form("deepseek32", spec, where, "local")
 
 
 INDEXER = {"attn_k": "wk", "attn_q_b": "wq_b", "k_norm": "k_norm", "proj": "weights_proj"}
@@ -94,7 +101,7 @@ NAMES = {f"indexer.{name}": f"self_attn.indexer.{part}" for name, part in INDEXE
 FAMILY = replace(
     deepseek_v3.FAMILY,
     keys=KEYS,
-    from_config=config,
+    from_config=sparse_model,
     from_gguf=gguf,
     to_gguf=export,
     gguf_names=deepseek_v2.GGUF_NAMES.but_in_layers(NAMES),

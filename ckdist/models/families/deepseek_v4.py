@@ -9,43 +9,28 @@ from ckdist.models import compressed_gguf, from_config, limits, rope
 from ckdist.models.compressed_fields import CompressedAttention
 from ckdist.models.compressed_model import KINDS, LIMIT, SPARSE, compressed_model, read_streams
 from ckdist.models.config_keys import ConfigKeys
+from ckdist.models.families import deepseek_v32
 from ckdist.models.families.family import SAFETENSORS_EXPERTS, SHARED_EXPERTS, Family, in_layers, numbered
 from ckdist.models.fields import Fields
-from ckdist.models.indexer import Indexer
 from ckdist.models.spec import ModelSpec, RopeSpec
 from ckdist.program.routing import Routing
 
 KEYS = ConfigKeys(
     {
-        "compress_rope_theta": 160000.0,
-        "hc_eps": 1e-6,
-        "hc_mult": 4,
-        "hc_sinkhorn_iters": 20,
-        "head_dim": 512,
-        "hidden_act": "silu",
-        "index_head_dim": 128,
-        "index_n_heads": 64,
-        "index_topk": 512,
-        "max_position_embeddings": 1048576,
-        "moe_intermediate_size": 2048,
-        "n_routed_experts": 256,
-        "n_shared_experts": 1,
-        "num_experts_per_tok": 6,
-        "num_hash_layers": 3,
-        "num_key_value_heads": 1,
-        "o_groups": 8,
-        "o_lora_rank": 1024,
-        "q_lora_rank": 1024,
-        "rms_norm_eps": 1e-6,
-        "rope_theta": 10000.0,
-        "routed_scaling_factor": 1.5,
-        "scoring_func": "sqrtsoftplus",
-        "sliding_window": 128,
+        "compress_rope_theta": 160000.0, "hc_eps": 1e-6, "hc_mult": 4, "hc_sinkhorn_iters": 20, "head_dim": 512,
+        "hidden_act": "silu", "index_head_dim": 128, "index_n_heads": 64, "index_topk": 512,
+        "max_position_embeddings": 1048576, "moe_intermediate_size": 2048, "n_routed_experts": 256,
+        "n_shared_experts": 1, "num_experts_per_tok": 6, "num_hash_layers": 3, "num_key_value_heads": 1, "o_groups": 8,
+        "o_lora_rank": 1024, "q_lora_rank": 1024, "rms_norm_eps": 1e-6, "rope_theta": 10000.0,
+        "routed_scaling_factor": 1.5, "scoring_func": "sqrtsoftplus", "sliding_window": 128,
     },
     aliases={"num_local_experts": "n_routed_experts"},
-    only={"norm_topk_prob": True, "swiglu_limit": LIMIT, "topk_method": "noaux_tc"},
+    only={
+        "hidden_act": "silu", "norm_topk_prob": True, "scoring_func": "sqrtsoftplus", "swiglu_limit": LIMIT,
+        "topk_method": "noaux_tc",
+    },
     unused=("compress_rates", "expert_dtype", "intermediate_size", "num_hash_layers"),  # if other fields say the same
-)
+)  # fmt: skip
 
 
 def rotation(f: Fields, n: from_config.Sizes, dims: int, name: str, theta: str) -> RopeSpec:
@@ -69,8 +54,6 @@ def kinds(f: Fields, count: int) -> list[str]:
 def config(f: Fields, outer: Fields) -> ModelSpec:
     """Reads a config.json."""
     n = from_config.sizes(f)
-    if f.flag("attention_bias"):
-        raise f.error("attention_bias", True, "false: biases of compressed attention are not supported")
     if n.num_kv_heads != 1:
         raise f.error("num_key_value_heads", n.num_kv_heads, "1: all heads share one key")
     size = lambda name, high: f.integer(name, high=high)
@@ -87,19 +70,11 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
     for ratio, kind in list(KINDS.items())[1:]:
         rate = rates.integer(kind, ratio, high=1 << 16)
         of_kind[kind] = replace(plain, rope="global", ratio=rate, overlap=kind == SPARSE)
-    heads, width = size("index_n_heads", limits.MAX_HEADS), size("index_head_dim", limits.MAX_HEAD_DIM)
-    indexer = Indexer(heads, width, size("index_topk", limits.MAX_POSITION))
-    of_kind[SPARSE] = replace(of_kind[SPARSE], indexer=indexer)
-    scores = f.text("scoring_func")
-    if scores != "sqrtsoftplus":
-        raise f.error("scoring_func", scores, "sqrtsoftplus")
+    of_kind[SPARSE] = replace(of_kind[SPARSE], indexer=deepseek_v32.config_indexer(f))
     routing = Routing(6, "sqrt_softplus", scale=f.number("routed_scaling_factor", high=1e6))
     shared = f.integer("n_shared_experts", low=1, high=1) * f.integer("moe_intermediate_size", high=limits.MAX_FFN)
-    ffn = from_config.experts(
-        f, "n_routed_experts", "moe_intermediate_size", routing, correction_bias=True, shared_size=shared
-    )
-    if ffn.activation != "silu":
-        raise f.error("hidden_act", f.text("hidden_act"), "silu: its limits are built in")
+    more = {"correction_bias": True, "shared_size": shared}
+    ffn = from_config.experts(f, "n_routed_experts", "moe_intermediate_size", routing, "clamped_silu", **more)
     given = from_config.layer_kinds(f, n.num_layers, ("hash_moe", "moe"), "mlp_layer_types")
     first = range(f.integer("num_hash_layers", low=0, high=limits.MAX_LAYERS)) if given is None else ()
     by_id = [i in first if given is None else given[i] == "hash_moe" for i in range(n.num_layers)]
@@ -112,16 +87,10 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
     return compressed_model(n, mixers, ffn, by_id, ropes, from_config.tied(f, outer), of_streams)
 
 
-def windows(stored: str, weights: str) -> dict[str, str]:
-    """Names of the weights that make entries."""
-    parts = {"wkv": "kv_proj", "wgate": "gate_proj", "ape": "position_bias", "norm": "kv_norm"}
-    return {f"{stored}.{name}": f"{weights}.{part}" for name, part in parts.items()}
-
-
 OF_LAYER = {
     "attn_norm": "input_layernorm",
     "ffn_norm": "post_attention_layernorm",
-    **{f"hc_{part}_{name}": f"{part}_hc.{name}" for part in ("attn", "ffn") for name in ("fn", "base", "scale")},
+    **compressed_gguf.HC_STORED,
     "attn.attn_sink": "self_attn.sinks",
     "attn.wq_a": "self_attn.q_a_proj",
     "attn.q_norm": "self_attn.q_a_norm",
@@ -131,8 +100,8 @@ OF_LAYER = {
     "attn.kv_norm": "self_attn.kv_norm",
     "attn.wo_a": "self_attn.o_a_proj",
     "attn.wo_b": "self_attn.o_b_proj",
-    **windows("attn.compressor", "self_attn.compressor"),
-    **windows("attn.indexer.compressor", "self_attn.compressor.indexer"),
+    **compressed_gguf.windows("attn.compressor.", "self_attn.compressor", compressed_gguf.WINDOW),
+    **compressed_gguf.windows("attn.indexer.compressor.", "self_attn.compressor.indexer", compressed_gguf.WINDOW),
     "attn.indexer.wq_b": "self_attn.compressor.indexer.q_b_proj",
     "attn.indexer.weights_proj": "self_attn.compressor.indexer.scorer.weights_proj",
     "ffn.gate": "mlp.gate",

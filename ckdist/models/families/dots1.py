@@ -7,7 +7,6 @@ from ckdist.models.families import family, glm4moe
 from ckdist.models.families.family import Fields, GgufWriter
 from ckdist.models.spec import LayerSpec, ModelSpec
 
-NAME = "dots1"
 KEYS = replace(glm4moe.KEYS, nulls={"sliding_window": None}).but(
     defaults={
         "first_k_dense_replace": 0, "max_position_embeddings": 2048, "max_window_layers": 62, "norm_topk_prob": False,
@@ -21,17 +20,16 @@ KEYS = replace(glm4moe.KEYS, nulls={"sliding_window": None}).but(
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
     """Reads a config.json."""
-    n, bias, window = from_config.sizes(f), f.flag("attention_bias"), from_config.window(f)
-    if f.text("scoring_func") not in ("sigmoid", "noaux_tc"):  # both mean the same
-        raise f.error("scoring_func", f.text("scoring_func"), "sigmoid or noaux_tc")
+    n, window = from_config.sizes(f), from_config.window(f)
+    f.choice("scoring_func", ("sigmoid", "noaux_tc"))  # both mean the same
     first = f.integer("max_window_layers", low=0, high=limits.MAX_LAYERS)
     sliding = from_config.sliding_layers(f, n.num_layers, [i >= first for i in range(n.num_layers)])
-    attention = n.attention(qkv_bias=bias, o_bias=bias, qk_norm="head")
+    attention = from_config.attention(f, n, qk_norm="head")
     layers = [
         LayerSpec(replace(attention, window=window * slides), ffn)
         for slides, ffn in zip(sliding, glm4moe.feed_forwards(f, n.num_layers), strict=True)
     ]
-    return n.model(NAME, layers, from_config.rotations(f, n), from_config.tied(f, outer))
+    return from_config.model(f, outer, n, layers)
 
 
 FAMILY = replace(

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from ckdist.models import from_config, limits, rope
-from ckdist.models.dots3_gguf import GGUF, NAME, NAMES, ROUTING, export, gguf, mixed_model
+from ckdist.models.dots3_gguf import GGUF, NAMES, export, gguf, mixed_model
 from ckdist.models.families import deepseek_v2, deepseek_v32, glm4_moe_lite
 from ckdist.models.families.family import Fields
 from ckdist.models.spec import ModelSpec, MoeFfn, RopeSpec
@@ -79,12 +79,11 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
     if outer is not f:
         for name in outer.values:  # transformers repeats published fields around the text part, and reads none of them
             outer.raw(name)
-    spec = deepseek_v32.sparse_model(NAME, f, outer, ROUTING)
+    spec = deepseek_v32.sparse_model(f, outer)
     size = f.integer("moe_shared_expert_intermediate_size", high=limits.MAX_FFN)
     shared = f.integer("n_shared_experts", low=1, high=limits.MAX_EXPERTS) * size
     ffns = [replace(x.ffn, shared_size=shared) if isinstance(x.ffn, MoeFfn) else x.ffn for x in spec.layers]
-    layers = tuple(replace(layer, ffn=ffn) for layer, ffn in zip(spec.layers, ffns, strict=True))
-    spec = replace(spec, layers=layers, ropes=rotations(f, spec))
+    spec = replace(spec.with_layers(ffn=ffns), ropes=rotations(f, spec))
     own, window = own_sizes(f, kinds), f.integer("sliding_window", high=limits.MAX_POSITION)
     if own["qk_rope_head_dim"] != (rotated := spec.ropes["global"].dims):
         raise f.error("swa_qk_rope_head_dim", own["qk_rope_head_dim"], f"{rotated}, as in the other layers")

@@ -9,27 +9,22 @@ from typing import Any
 
 from ckdist.models.families import gemma3
 from ckdist.models.families.family import Fields, GgufHeader, GgufWriter
-from ckdist.models.spec import LayerSpec, ModelSpec
+from ckdist.models.spec import Attention, ModelSpec
 
-NAME, GGUF = "embedding_gemma", "gemma-embedding"
 DENSE = ("dense_2", "dense_3")  # in GGUF files
 
 
 def bidirectional(spec: ModelSpec) -> ModelSpec:
     """The model whose tokens attend to both sides. `spec` has the windows of the file: both sides together."""
-
-    def both_sides(layer: LayerSpec) -> LayerSpec:
-        window = layer.attention.window
-        return replace(
-            layer, mixer=replace(layer.attention, bidirectional=True, window=window // 2 + 1 if window else 0)
-        )
-
-    return replace(spec, layers=tuple(map(both_sides, spec.layers)))
+    mixers = spec.mixers(Attention)
+    windows = [mixer.window and mixer.window // 2 + 1 for mixer in mixers]
+    both = zip(mixers, windows, strict=True)
+    return spec.with_layers(mixer=[replace(mixer, bidirectional=True, window=window) for mixer, window in both])
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
     """Reads a config.json."""
-    spec = replace(gemma3.config(f, outer), family=NAME)
+    spec = gemma3.config(f, outer)
     return bidirectional(spec) if f.flag("use_bidirectional_attention") else spec
 
 
@@ -42,7 +37,7 @@ def gguf(header: GgufHeader) -> ModelSpec:
 
 def written(spec: ModelSpec, where: str) -> dict[str, Any]:
     """Further GGUF metadata."""
-    window = max(layer.attention.window for layer in spec.layers)
+    window = max(mixer.window for mixer in spec.mixers(Attention))
     own = {"attention.sliding_window": 2 * (window - 1), "attention.causal": False, "pooling_type": 1}
     rows = pairwise([spec.hidden_size, *spec.projections])
     for name, (inputs, outputs) in zip(DENSE, rows, strict=False):

@@ -8,7 +8,6 @@ from ckdist.models.families import llama, qwen2
 from ckdist.models.families.family import Fields, GgufReader
 from ckdist.models.spec import LayerSpec, ModelSpec
 
-NAME = "ernie4_5"
 KEYS = llama.KEYS.but(
     defaults={
         **sizes(layers=18, heads=16, kv_heads=2, head=128, positions=131072),
@@ -22,8 +21,8 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
     """Reads a config.json."""
     n, bias = from_config.sizes(f), f.flag("use_bias")
     attention, ropes = n.attention(qkv_bias=bias, o_bias=bias), from_config.rotations(f, n, interleaved=True)
-    layers = [LayerSpec(attention, from_config.dense(f, bias=bias))] * n.num_layers
-    return n.model(NAME, layers, ropes, from_config.tied(f, outer))
+    layer = LayerSpec(attention, from_config.dense(f, bias=bias))
+    return from_config.model(f, outer, n, [layer] * n.num_layers, ropes)
 
 
 FAMILY = replace(qwen2.FAMILY, keys=KEYS, from_config=config, from_gguf=GgufReader(rotation={"interleaved": True}))

@@ -3,24 +3,21 @@
 Layers that predict further tokens (MTP) are left out.
 """
 
-from dataclasses import replace
-
 from ckdist.models import from_config, limits
 from ckdist.models.config_keys import ConfigKeys
 from ckdist.models.families import family
 from ckdist.models.families.family import Family, Fields, GgufHeader, GgufWriter
-from ckdist.models.spec import LayerSpec, ModelSpec, MoeFfn
+from ckdist.models.spec import LayerSpec, ModelSpec
 from ckdist.program.routing import Routing
 
-NAME, GGUF = "ernie4_5_moe", "ernie4_5-moe"
 KEYS = ConfigKeys(
     {
-        "hidden_act": "silu", "max_position_embeddings": 131072, "moe_k": 6, "moe_layer_end_index": -1,
+        "hidden_act": "silu", "max_position_embeddings": 131072, "moe_layer_end_index": -1,
         "moe_layer_interval": 1, "moe_layer_start_index": 1, "moe_num_experts": 64, "moe_num_shared_experts": 2,
-        "num_key_value_heads": 4, "rms_norm_eps": 1e-5, "rope_theta": 5e5, "router_aux_loss_coef": 0.001,
-        "tie_word_embeddings": True,
+        "num_experts_per_tok": 6, "num_key_value_heads": 4, "rms_norm_eps": 1e-5, "rope_theta": 5e5,
+        "router_aux_loss_coef": 0.001, "tie_word_embeddings": True,
     },
-    aliases={"num_experts": "moe_num_experts", "num_experts_per_tok": "moe_k"},
+    aliases={"num_experts": "moe_num_experts", "moe_k": "num_experts_per_tok"},
     only={"moe_gate": "topk", "moe_use_aux_free": True, "use_bias": False, "use_rmsnorm": True},
     unused=("moe_capacity", "moe_gate_act", "moe_norm_min"),  # how ERNIEKit trains; the least sum of chosen shares
 )  # fmt: skip
@@ -43,26 +40,23 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
     n = from_config.sizes(f)
     size = f.integer("moe_intermediate_size", high=limits.MAX_FFN)
     shared = f.integer("moe_num_shared_experts", low=0, high=limits.MAX_EXPERTS) * size
-    used = replace(ROUTING, used=f.integer("moe_k", high=limits.MAX_EXPERTS))
-    count = f.integer("moe_num_experts", high=limits.MAX_EXPERTS)
-    experts = MoeFfn(count, size, used, from_config.activation(f), correction_bias=True, shared_size=shared)
+    more = {"correction_bias": True, "shared_size": shared}
+    experts = from_config.experts(f, "moe_num_experts", "moe_intermediate_size", ROUTING, **more)
     dense, attention = from_config.dense(f), n.attention()
     layers = [LayerSpec(attention, experts if sparse else dense) for sparse in sparse_layers(f, n.num_layers)]
     ropes = from_config.rotations(f, n, interleaved=True)
-    return n.model(NAME, layers, ropes, from_config.tied(f, outer), **from_config.balance(f))
+    return from_config.model(f, outer, n, layers, ropes, **from_config.balance(f))
 
 
 def gguf(header: GgufHeader) -> ModelSpec:
     """Reads GGUF metadata."""
-    from ckdist.models import from_gguf
-
-    f, n = header.fields, from_gguf.sizes(header)
-    dense, experts = from_gguf.dense(header), from_gguf.experts(header, ROUTING, shared=True)
+    f, n = header.fields, header.sizes()
+    dense, experts = header.dense(), header.experts(ROUTING, shared=True)
     first = f.integer("leading_dense_block_count", 0, low=0, high=limits.MAX_LAYERS)
     step = f.integer("interleave_moe_layer_step", 1, high=limits.MAX_LAYERS)
     sparse = [i >= first and (i + 1) % step == 0 for i in range(n.num_layers)]
-    layers = [LayerSpec(from_gguf.attention(header, n), experts if each else dense) for each in sparse]
-    return n.model(NAME, layers, {"global": from_gguf.rotation(header, n, interleaved=True)}, from_gguf.tied(header))
+    layers = [LayerSpec(header.attention(n), experts if each else dense) for each in sparse]
+    return header.model(n, layers, {"global": header.rotation(n, interleaved=True)})
 
 
 FAMILY = Family(

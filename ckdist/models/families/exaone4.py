@@ -7,9 +7,9 @@ from ckdist.models import from_config
 from ckdist.models.config_keys import sizes
 from ckdist.models.families import llama, olmo2
 from ckdist.models.families.family import Fields, GgufHeader, GgufWriter
-from ckdist.models.spec import Attention, DenseFfn, LayerSpec, ModelSpec
+from ckdist.models.spec import Attention, LayerSpec, ModelSpec
 
-NAME, PERIOD = "exaone4", 4
+PERIOD = 4
 KEYS = llama.KEYS.but(
     defaults={
         **sizes(layers=32, heads=32, kv_heads=32),
@@ -35,33 +35,30 @@ def sliding_layers(f: Fields, num_layers: int) -> list[bool]:
     return from_config.sliding_layers(f, num_layers, usual)
 
 
-def layers(full: Attention, ffn: DenseFfn, window: int, sliding: list[bool]) -> list[LayerSpec]:
-    """Makes the layers."""
+def mixers(full: Attention, window: int, sliding: list[bool]) -> list[Attention]:
+    """Makes the mixers of layers."""
     slide, full = replace(full, window=window), replace(full, rope=None if window else "global")
-    return [LayerSpec(slide if slides else full, ffn, olmo2.NORMS) for slides in sliding]
+    return [slide if slides else full for slides in sliding]
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
     """Reads a config.json."""
-    n, window = from_config.sizes(f), from_config.window(f)
+    n, window, ffn = from_config.sizes(f), from_config.window(f), from_config.dense(f)
     sliding = sliding_layers(f, n.num_layers) if window else [False] * n.num_layers
-    made = layers(n.attention(qk_norm="head"), from_config.dense(f), window, sliding)
-    return n.model(NAME, made, from_config.rotations(f, n), from_config.tied(f, outer))
+    layers = [LayerSpec(mixer, ffn, olmo2.NORMS) for mixer in mixers(n.attention(qk_norm="head"), window, sliding)]
+    return from_config.model(f, outer, n, layers)
 
 
 def gguf(header: GgufHeader) -> ModelSpec:
     """Reads GGUF metadata."""
-    from ckdist.models import from_gguf
-
-    f, n = header.fields, from_gguf.sizes(header)
-    window, sliding = from_gguf.windows(f, n.num_layers, PERIOD)
-    made = layers(from_gguf.attention(header, n), from_gguf.dense(header), window, sliding)
-    return n.model(NAME, made, {"global": from_gguf.rotation(header, n)}, from_gguf.tied(header))
+    n, ffn = header.sizes(), header.dense()
+    made = mixers(header.attention(n), *header.windows(n.num_layers, PERIOD))
+    return header.model(n, [LayerSpec(mixer, ffn, olmo2.NORMS) for mixer in made])
 
 
 def written(spec: ModelSpec, where: str) -> dict[str, Any]:  # noqa: ARG001
     """Further GGUF metadata. llama.cpp honours windows in models of 64 layers."""
-    windows = [layer.attention.window for layer in spec.layers]
+    windows = [mixer.window for mixer in spec.mixers(Attention)]
     sliding = {"attention.sliding_window": max(windows), "attention.sliding_window_pattern": [w > 0 for w in windows]}
     return sliding if any(windows) else {}
 

@@ -4,11 +4,10 @@ from dataclasses import replace
 
 from ckdist.models import from_config
 from ckdist.models.config_keys import sizes
-from ckdist.models.families import exaone4, family, glm4_moe_lite, glm4moe
+from ckdist.models.families import exaone4, family, glm4moe
 from ckdist.models.families.family import Fields, GgufHeader, GgufWriter
-from ckdist.models.spec import DenseFfn, LayerSpec, ModelSpec
+from ckdist.models.spec import LayerSpec, ModelSpec
 
-NAME = "exaone_moe"
 KEYS = glm4moe.KEYS.but(
     defaults={
         **sizes(hidden=4096, ffn=16384, layers=32, heads=32, kv_heads=32, positions=2048, vocab=102400),
@@ -26,30 +25,22 @@ KEYS = glm4moe.KEYS.but(
 )  # fmt: skip
 
 
-def with_windows(spec: ModelSpec, window: int, sliding: list[bool]) -> ModelSpec:
-    """The model with windows. Layers without one do not rotate."""
-    mixers = exaone4.layers(spec.layers[0].attention, DenseFfn(1), window, sliding)
-    layers = [replace(layer, mixer=one.mixer) for layer, one in zip(spec.layers, mixers, strict=True)]
-    return replace(spec, family=NAME, layers=tuple(layers))
-
-
 def config(f: Fields, outer: Fields) -> ModelSpec:
     """Reads a config.json."""
-    n, window, dense = from_config.sizes(f), from_config.window(f), glm4_moe_lite.dense_layers(f)
+    n, window, dense = from_config.sizes(f), from_config.window(f), from_config.dense_layers(f)
     if (given := f.raw("is_moe_layer")) not in (None, [i >= dense for i in range(n.num_layers)]):
         raise f.error("is_moe_layer", given, f"false in the first {dense} of {n.num_layers} layers, then true")
-    ffns = glm4moe.feed_forwards(f, n.num_layers, "num_experts", dense=dense)
-    layers = [LayerSpec(n.attention(qk_norm="head"), ffn) for ffn in ffns]
-    spec = n.model(NAME, layers, from_config.rotations(f, n), from_config.tied(f, outer))
-    return with_windows(spec, window, exaone4.sliding_layers(f, n.num_layers) if window else [False] * n.num_layers)
+    sliding = exaone4.sliding_layers(f, n.num_layers) if window else [False] * n.num_layers
+    mixers = exaone4.mixers(n.attention(qk_norm="head"), window, sliding)
+    ffns = glm4moe.feed_forwards(f, n.num_layers, "num_experts")
+    return from_config.model(f, outer, n, [LayerSpec(*parts) for parts in zip(mixers, ffns, strict=True)])
 
 
 def gguf(header: GgufHeader) -> ModelSpec:
     """Reads GGUF metadata."""
-    from ckdist.models import from_gguf
-
     spec = glm4moe.gguf(header)
-    return with_windows(spec, *from_gguf.windows(header.fields, len(spec.layers), exaone4.PERIOD))
+    windows = header.windows(len(spec.layers), exaone4.PERIOD)
+    return spec.with_layers(mixer=exaone4.mixers(spec.layers[0].attention, *windows))
 
 
 FAMILY = replace(

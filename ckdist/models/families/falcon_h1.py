@@ -10,7 +10,6 @@ from ckdist.models.families.family import Family, Fields, GgufHeader, GgufWriter
 from ckdist.models.spec import DenseFfn, LayerSpec, ModelSpec
 from ckdist.models.state_mixers import AttentionAndMamba
 
-NAME, GGUF = "falcon_h1", "falcon-h1"
 FACTORS = ("attention_in", "attention_out", "embedding", "key", "lm_head", "ssm_in", "ssm_out")
 KEYS = ConfigKeys(
     {
@@ -39,31 +38,26 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
     mixer = AttentionAndMamba(
         n.attention(scale=scale), mamba, factor["attention_in"] * factor["attention_out"], factor["ssm_out"]
     )
-    for name in ("mamba_proj_bias", "attention_bias", "mlp_bias"):  # the factors of in_proj apply to its bias as well
-        if f.flag(name):
-            raise f.error(name, True, "false: biases are not supported in this family")
+    if mamba.bias:  # the factors of in_proj would apply to it as well
+        raise f.error("mamba_proj_bias", True, "false: biases are not supported in this family")
     size = f.integer("intermediate_size", high=limits.MAX_FFN)
     ffn = DenseFfn(size, from_config.activation(f), gate_scale=gate, scale=down)
-    layers, ropes = [LayerSpec(mixer, ffn, bamba.NORMS)] * n.num_layers, from_config.rotations(f, n)
+    layers = [LayerSpec(mixer, ffn, bamba.NORMS)] * n.num_layers
     scales = {"embedding_scale": factor["embedding"], "logit_scale": factor["lm_head"]}
-    return n.model(NAME, layers, ropes, from_config.tied(f, outer), **scales)
+    return from_config.model(f, outer, n, layers, **scales)
 
 
 def gguf(header: GgufHeader) -> ModelSpec:
     """Reads GGUF metadata."""
-    from ckdist.models import from_gguf
-
-    n = from_gguf.sizes(header)
-    normed = any(name.endswith(".ssm_norm.weight") for name in header.dims)
+    n = header.sizes()
+    normed = header.has_any(".ssm_norm.weight")
     mamba = mamba2_fields.from_gguf(header, **({} if normed else {"norm_groups": 0}))
-    layer = LayerSpec(AttentionAndMamba(from_gguf.attention(header, n), mamba), from_gguf.dense(header), bamba.NORMS)
-    ropes = {"global": from_gguf.rotation(header, n)}
-    return n.model(NAME, [layer] * n.num_layers, ropes, from_gguf.tied(header))
+    layer = LayerSpec(AttentionAndMamba(header.attention(n), mamba), header.dense(), bamba.NORMS)
+    return header.model(n, [layer] * n.num_layers)
 
 
-FFN_NORM: dict[str, Target] = dict.fromkeys(
-    ("ffn_norm.weight", "ffn_norm"), "pre_ff_layernorm.weight"
-)  # converters leave `.weight` out
+# converters leave `.weight` out
+FFN_NORM: dict[str, Target] = dict.fromkeys(("ffn_norm.weight", "ffn_norm"), "pre_ff_layernorm.weight")
 FAMILY = Family(
     keys=KEYS,
     from_config=config,

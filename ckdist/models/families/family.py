@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 
@@ -12,6 +12,10 @@ from ckdist.models.fields import Fields
 from ckdist.models.spec import ModelSpec, Norms
 from ckdist.program.routing import Routing
 
+if TYPE_CHECKING:  # a config.json has none
+    from ckdist.models import from_gguf
+
+GgufHeader: TypeAlias = "from_gguf.GgufHeader"
 _NUMBERED = re.compile(r"(.*?)\.(0|[1-9]\d{0,3})\.(.+)")
 _EXPERT = re.compile(r"(.+\.(?:experts|ngram_embedding))\.(?:shard_)?(0|[1-9]\d{0,4})\.(.+)")
 
@@ -161,21 +165,6 @@ def _text_part(name: str) -> str:
 
 
 @dataclass(frozen=True)
-class GgufHeader:
-    """The header of a GGUF model, for a family's `from_gguf`."""
-
-    fields: Fields  # names without the prefix of the architecture
-    dims: Mapping[str, tuple[int, ...]]  # dims of each tensor, the contiguous one first
-    vector: Callable[[str], np.ndarray | None]  # name -> contents of a small float32 tensor, None if absent
-    family: str  # name of the family that reads the architecture
-
-    @property
-    def where(self) -> str:
-        """The name of the file for messages."""
-        return self.fields.where
-
-
-@dataclass(frozen=True)
 class GgufForm:
     """A ModelSpec in GGUF's form: metadata, small float32 tensors by name, and other names of tensors."""
 
@@ -186,13 +175,13 @@ class GgufForm:
 
 @dataclass(frozen=True)
 class GgufReader:
-    """Describes how models with identical layers are read from GGUF. `from_gguf.uniform` reads them.
+    """Describes how models with identical layers are read from GGUF. `GgufHeader.uniform` reads them.
 
     Attributes:
         routing: Defaults of the experts. None: layers have a dense feed-forward.
         shared: There is a shared expert.
         attention: Fields of Attention that files lack.
-        rotation: Arguments of `from_gguf.rotation`.
+        rotation: Arguments of `GgufHeader.rotation`.
         axes: Whether the frequencies for time, height and width are interleaved. None: positions have one axis.
     """
 
@@ -290,6 +279,9 @@ GGUF = TensorNames({
 })  # fmt: skip
 
 
+SIGMOID = Routing(used=8, scores="sigmoid")  # of GGUF files that do not say how experts are chosen
+
+
 def renamed(stored: str, weights: str) -> dict[str, Target]:
     """Rules for the matrices of a feed-forward. `{}` in both patterns is gate, up or down."""
     return {stored.format(name): weights.format(name) for name in ("gate", "up", "down")}
@@ -300,10 +292,16 @@ def numbered(stored: str, weights: str) -> dict[str, Target]:
     return {f"{stored}.w{number}": f"{weights}.{part}_proj" for number, part in ((1, "gate"), (3, "up"), (2, "down"))}
 
 
+def stacked(stored: str) -> dict[str, Target]:
+    """Rules for the stacks of a layer's experts, as transformers saves them."""
+    return {f"{stored}.gate_up_proj": GATE_UP, f"{stored}.down_proj": DOWN}
+
+
 GATE, UP, DOWN = (f"mlp.experts.{part}_proj" for part in ("gate", "up", "down"))
-SAFETENSORS_EXPERTS = SAFETENSORS.but_in_layers({"mlp.experts.gate_up_proj": (GATE, UP)})
+GATE_UP = (GATE, UP)
+SAFETENSORS_EXPERTS = SAFETENSORS.but_in_layers({"mlp.experts.gate_up_proj": GATE_UP})
 EXPERTS = in_layers("blk", {
-    "ffn_gate_inp": "mlp.gate", "exp_probs_b": "mlp.gate.e_score_correction", "ffn_gate_up_exps": (GATE, UP),
+    "ffn_gate_inp": "mlp.gate", "exp_probs_b": "mlp.gate.e_score_correction", "ffn_gate_up_exps": GATE_UP,
     "ffn_gate_exps": GATE, "ffn_up_exps": UP, "ffn_down_exps": DOWN, "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
     "ffn_gate_shexp": "mlp.shared_expert.gate_proj", "ffn_up_shexp": "mlp.shared_expert.up_proj",
     "ffn_down_shexp": "mlp.shared_expert.down_proj",

@@ -11,35 +11,28 @@ from ckdist.models.families import family, gemma2, llama
 from ckdist.models.families.family import Fields, GgufHeader, GgufWriter
 from ckdist.models.spec import LayerSpec, ModelSpec
 
-NAME = "gemma"
 KEYS = llama.KEYS.but(
     defaults={
         **sizes(layers=28, heads=16, kv_heads=16, head=256, positions=8192),
-        "hidden_act": "gelu_pytorch_tanh",
-        "tie_word_embeddings": True,
+        "hidden_act": "gelu_pytorch_tanh", "tie_word_embeddings": True,
     },
     unused=("hidden_activation",),  # hidden_act is read
-)
+)  # fmt: skip
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
     """Reads a config.json. The published files name the tanh form of GELU gelu."""
-    n, bias = from_config.sizes(f), f.flag("attention_bias")
-    function = from_config.activation(f)
+    n, function = from_config.sizes(f), from_config.activation(f)
     ffn = from_config.dense(f, "gelu_tanh" if function == "gelu" else function)
-    layers = [LayerSpec(n.attention(qkv_bias=bias, o_bias=bias), ffn)] * n.num_layers
-    ropes, tied = from_config.rotations(f, n), from_config.tied(f, outer)
-    return n.model(NAME, layers, ropes, tied, embedding_scale=math.sqrt(n.hidden_size))
+    layers = [LayerSpec(from_config.attention(f, n), ffn)] * n.num_layers
+    return from_config.model(f, outer, n, layers, embedding_scale=math.sqrt(n.hidden_size))
 
 
 def gguf(header: GgufHeader) -> ModelSpec:
     """Reads GGUF metadata."""
-    from ckdist.models import from_gguf
-
-    n = from_gguf.sizes(header)
-    layers = [LayerSpec(from_gguf.attention(header, n), from_gguf.dense(header, "gelu_tanh"))] * n.num_layers
-    ropes, tied = {"global": from_gguf.rotation(header, n)}, from_gguf.tied(header)
-    return n.model(NAME, layers, ropes, tied, embedding_scale=math.sqrt(n.hidden_size))
+    n = header.sizes()
+    layers = [LayerSpec(header.attention(n), header.dense("gelu_tanh"))] * n.num_layers
+    return header.model(n, layers, embedding_scale=math.sqrt(n.hidden_size))
 
 
 def written(spec: ModelSpec, where: str) -> dict[str, Any]:

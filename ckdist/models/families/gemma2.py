@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from typing import Any
 
 from ckdist.models import from_config
 from ckdist.models.config_keys import ConfigKeys, sizes
@@ -10,7 +11,6 @@ from ckdist.models.families.family import Family, Fields, GgufHeader, GgufWriter
 from ckdist.models.from_config import Sizes
 from ckdist.models.spec import Attention, DenseFfn, LayerSpec, ModelSpec, Norms
 
-NAME = "gemma2"
 NORMS = Norms("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm")
 KEYS = ConfigKeys(
     {
@@ -35,27 +35,25 @@ def soft_cap(f: Fields, name: str) -> float:
     return f.number(name, 0.0, high=1e6)
 
 
-def attention(f: Fields, n: Sizes) -> Attention:
-    """Reads the attention of a layer without a window from a config.json, without the soft cap."""
-    scale, bias = f.number("query_pre_attn_scalar") ** -0.5, f.flag("attention_bias")
-    return n.attention(scale=scale, qkv_bias=bias, o_bias=bias)
+def attention(f: Fields, n: Sizes, **more: Any) -> Attention:
+    """Reads the attention of a layer without a window from a config.json."""
+    cap = soft_cap(f, "attn_logit_softcapping")
+    return from_config.attention(f, n, scale=f.number("query_pre_attn_scalar") ** -0.5, soft_cap=cap, **more)
+
+
+def layers(full: Attention, ffn: DenseFfn, sliding: list[bool], window: int, rope: str = "global") -> list[LayerSpec]:
+    """Makes the layers. `rope`: the rotation of those with a window."""
+    slide = replace(full, window=window, rope=rope if window else "global")
+    return [LayerSpec(slide if slides else full, ffn, NORMS) for slides in sliding]
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
     """Reads a config.json."""
     n = from_config.sizes(f)
-    full = replace(attention(f, n), soft_cap=soft_cap(f, "attn_logit_softcapping"))
-    slide = replace(full, window=from_config.window(f))
     sliding = from_config.sliding_layers(f, n.num_layers, [i % 2 == 0 for i in range(n.num_layers)])
-    ffn = dense(f)
-    return n.model(
-        NAME,
-        [LayerSpec(slide if slides else full, ffn, NORMS) for slides in sliding],
-        from_config.rotations(f, n),
-        from_config.tied(f, outer),
-        embedding_scale=math.sqrt(n.hidden_size),
-        logit_soft_cap=soft_cap(f, "final_logit_softcapping"),
-    )
+    made = layers(attention(f, n), dense(f), sliding, from_config.window(f))
+    more = {"embedding_scale": math.sqrt(n.hidden_size), "logit_soft_cap": soft_cap(f, "final_logit_softcapping")}
+    return from_config.model(f, outer, n, made, **more)
 
 
 def gguf_attention(header: GgufHeader, n: Sizes, layers_of_largest: int) -> Attention:
@@ -63,9 +61,7 @@ def gguf_attention(header: GgufHeader, n: Sizes, layers_of_largest: int) -> Atte
 
     The 27B models of both generations scale by hidden_size / num_heads, all others by head_dim.
     """
-    from ckdist.models import from_gguf
-
-    made = from_gguf.attention(header, n)
+    made = header.attention(n)
     if n.num_layers != layers_of_largest:
         return made
     return replace(made, scale=header.fields.number("attention.scale", (n.hidden_size // n.num_heads) ** -0.5))
@@ -73,27 +69,17 @@ def gguf_attention(header: GgufHeader, n: Sizes, layers_of_largest: int) -> Atte
 
 def gguf(header: GgufHeader) -> ModelSpec:
     """Reads GGUF metadata. Absent values are those of the published models."""
-    from ckdist.models import from_gguf
-
-    f, n = header.fields, from_gguf.sizes(header)
+    f, n = header.fields, header.sizes()
     cap = lambda name, absent: f.number(name, absent, high=1e6)
     full = replace(gguf_attention(header, n, 46), soft_cap=cap("attn_logit_softcapping", 50.0))
-    slide = replace(full, window=f.integer("attention.sliding_window", 4096, low=0))
-    ffn = from_gguf.dense(header, "gelu_tanh")
-    sliding = from_gguf.sliding_layers(f, n.num_layers, 2)
-    return n.model(
-        NAME,
-        [LayerSpec(slide if slides else full, ffn, NORMS) for slides in sliding],
-        {"global": from_gguf.rotation(header, n)},
-        from_gguf.tied(header),
-        embedding_scale=math.sqrt(n.hidden_size),
-        logit_soft_cap=cap("final_logit_softcapping", 30.0),
-    )
+    window, sliding = f.integer("attention.sliding_window", 4096, low=0), header.sliding_layers(n.num_layers, 2)
+    more = {"embedding_scale": math.sqrt(n.hidden_size), "logit_soft_cap": cap("final_logit_softcapping", 30.0)}
+    return header.model(n, layers(full, header.dense("gelu_tanh"), sliding, window), **more)
 
 
 def caps(spec: ModelSpec, where: str = "") -> dict[str, float]:  # noqa: ARG001
     """GGUF metadata for soft caps, window and scale. llama.cpp only knows the scales of the published models."""
-    windows = [layer.attention.window for layer in spec.layers if layer.attention.window]
+    windows = [mixer.window for mixer in spec.mixers(Attention) if mixer.window]
     mixer = spec.layers[0].attention
     values = {
         "attention.scale": 0.0 if mixer.scale == mixer.head_dim**-0.5 else float(mixer.scale),

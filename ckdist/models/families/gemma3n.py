@@ -1,5 +1,6 @@
 """Gemma 3n: alternating updates, a residual of low rank, per-layer embeddings, cut gates, caches that layers share."""
 
+import math
 from dataclasses import replace
 from statistics import NormalDist
 
@@ -7,26 +8,20 @@ import numpy as np
 
 from ckdist.errors import ArchitectureError
 from ckdist.models import from_config, limits
-from ckdist.models.altup_fields import AltUp
 from ckdist.models.config_keys import sizes
 from ckdist.models.families import gemma2, gemma3, gemma4
 from ckdist.models.families.family import Family, GgufForm, GgufHeader
 from ckdist.models.fields import Fields
-from ckdist.models.spec import DenseFfn, LayerInputs, ModelSpec
+from ckdist.models.residual_streams import AltUp
+from ckdist.models.spec import Attention, DenseFfn, LayerInputs, ModelSpec
 
-NAME, PERIOD = "gemma3n", 5
+PERIOD = 5
 KEYS = gemma3.KEYS.but(
     defaults={
         **sizes(hidden=2048, ffn=16384, layers=35, kv_heads=2, positions=32768, vocab=262400),
-        "altup_num_inputs": 4,
-        "attn_logit_softcapping": None,
-        "final_logit_softcapping": 30.0,
-        "hidden_size_per_layer_input": 256,
-        "laurel_rank": 64,
-        "num_kv_shared_layers": 15,
-        "query_pre_attn_scalar": None,
-        "sliding_window": 512,
-        "sliding_window_pattern": None,
+        "altup_num_inputs": 4, "attn_logit_softcapping": None, "final_logit_softcapping": 30.0,
+        "hidden_size_per_layer_input": 256, "laurel_rank": 64, "num_kv_shared_layers": 15,
+        "query_pre_attn_scalar": None, "sliding_window": 512, "sliding_window_pattern": None,
         "vocab_size_per_layer_input": 262144,
     },
     only={"altup_active_idx": 0, "altup_correct_scale": True},
@@ -35,7 +30,7 @@ KEYS = gemma3.KEYS.but(
         *("altup_coef_clip", "altup_lr_multiplier"),  # of training
         *("audio_soft_tokens_per_image", "query_pre_attn_scalar", "sliding_window_pattern"),
     ),
-)
+)  # fmt: skip
 
 
 def cuts(sparsity: list[float] | None, layers: int) -> list[float | None]:
@@ -46,30 +41,27 @@ def cuts(sparsity: list[float] | None, layers: int) -> list[float | None]:
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
     """Reads a config.json."""
-    n, bias = from_config.sizes(f), f.flag("attention_bias")
-    full = n.attention(1.0, qk_norm="head", value_norm=True, qkv_bias=bias, o_bias=bias)
+    n = from_config.sizes(f)
+    full = from_config.attention(f, n, scale=1.0, qk_norm="head", value_norm=True)
     slide = replace(full, window=from_config.window(f), rope="local")
     sliding = from_config.sliding_layers(f, n.num_layers, PERIOD)
     sizes = f.integers("intermediate_size", n.num_layers, limits.MAX_FFN)
     shares, function = "activation_sparsity_pattern", from_config.activation(f, "hidden_activation")
     cut = cuts(f.numbers(shares, n.num_layers, -1.0, 0.9999) if f.has(shares) else None, n.num_layers)
+    ffns = [DenseFfn(size, function, deviations=own) for size, own in zip(sizes, cut, strict=True)]
+    shared = f.integer("num_kv_shared_layers", low=0, high=n.num_layers)
     inputs = f.integer("hidden_size_per_layer_input", high=limits.MAX_WIDTH)
-    spec = gemma4.spec_of(
-        n, full, slide, sliding, f.integer("num_kv_shared_layers", low=0, high=n.num_layers),
-        lambda i: DenseFfn(sizes[i], function, deviations=cut[i]), f, scalar=False,
-        ropes=gemma3.rotations(f, n),
-        tied=from_config.tied(f, outer),
+    return from_config.model(
+        f, outer, n, gemma4.layers_of(f, full, slide, sliding, shared, ffns, scalar=False), gemma3.rotations(f, n),
+        embedding_scale=math.sqrt(n.hidden_size),
         logit_soft_cap=gemma2.soft_cap(f, "final_logit_softcapping"),
         layer_inputs=LayerInputs(inputs, f.integer("vocab_size_per_layer_input", high=limits.MAX_VOCAB), function),
         altup=AltUp(f.integer("altup_num_inputs", low=2, high=8), f.integer("laurel_rank", high=limits.MAX_WIDTH)),
     )  # fmt: skip
-    return replace(spec, family=NAME)
 
 
 def gguf(header: GgufHeader) -> ModelSpec:
     """Reads GGUF metadata."""
-    from ckdist.models import from_gguf
-
     spec, f, name = gemma4.gguf(header, PERIOD), header.fields, "activation_sparsity_scale"
     if spec.layer_inputs is None:
         raise f.error("embedding_length_per_layer_input", 0, "at least 1")
@@ -79,10 +71,9 @@ def gguf(header: GgufHeader) -> ModelSpec:
             raise f.error(name, scales, f"{len(cut)} numbers below 100")
         cut = [float(s) if s > -np.inf else None for s in scales]
     ffns = [layer.ffn for layer in spec.layers if isinstance(layer.ffn, DenseFfn)]
-    ffns = [replace(ffn, deviations=own) for ffn, own in zip(ffns, cut, strict=True)]
-    layers = [replace(layer, ffn=ffn) for layer, ffn in zip(spec.layers, ffns, strict=True)]
-    altup = AltUp(f.integer("altup.num_inputs", 4, low=2, high=8), from_gguf.rows(header, "blk.0.laurel_l"))
-    return replace(spec, family=NAME, layers=tuple(layers), altup=altup)
+    spec = spec.with_layers(ffn=[replace(ffn, deviations=own) for ffn, own in zip(ffns, cut, strict=True)])
+    altup = AltUp(f.integer("altup.num_inputs", 4, low=2, high=8), header.rows("blk.0.laurel_l"))
+    return replace(spec, altup=altup)
 
 
 def export(spec: ModelSpec, where: str) -> GgufForm:
@@ -99,12 +90,12 @@ def export(spec: ModelSpec, where: str) -> GgufForm:
         "altup.num_inputs": spec.altup.streams,
     }
     unread = {}  # GGUF readers need keys and values of all layers, and do not compute those of shared caches
-    for i, a in enumerate(layer.attention for layer in spec.layers):
+    for i, a in enumerate(spec.mixers(Attention)):
         if a.source is not None:
             zeros = np.zeros((a.num_kv_heads * a.head_dim, spec.hidden_size), np.float32)
             unread |= {f"blk.{i}.attn_k.weight": zeros, f"blk.{i}.attn_v.weight": zeros}
             unread[f"blk.{i}.attn_k_norm.weight"] = np.ones(a.head_dim, np.float32)
-    form = to_gguf.dense(NAME, spec, where, more)
+    form = to_gguf.dense("gemma3n", spec, where, more)
     return replace(form, vectors={**form.vectors, **unread})
 
 

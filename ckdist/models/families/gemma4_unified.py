@@ -3,29 +3,16 @@
 from dataclasses import replace
 
 from ckdist.models.families import gemma4
-from ckdist.models.fields import Fields
-from ckdist.models.spec import ModelSpec
-
-NAME = "gemma4_unified"
-
-
-def config(f: Fields, outer: Fields) -> ModelSpec:
-    """Reads a config.json."""
-    return replace(gemma4.config(f, outer), family=NAME)
-
 
 FAMILY = replace(
     gemma4.FAMILY,
-    gguf=gemma4.NAME,
+    gguf="gemma4",
     keys=gemma4.KEYS.but(
         defaults={
-            "hidden_size_per_layer_input": None,
-            "max_position_embeddings": 262144,
-            "sliding_window": 1024,
+            "hidden_size_per_layer_input": None, "max_position_embeddings": 262144, "sliding_window": 1024,
             "vocab_size_per_layer_input": None,
         },
         unused=("vocab_size_per_layer_input", "audio_samples_per_token", "num_soft_tokens_per_image"),
     ),
-    from_config=config,
     from_gguf=None,
-)
+)  # fmt: skip

@@ -9,7 +9,6 @@ from ckdist.models.families import family
 from ckdist.models.families.family import Family, Fields, GgufHeader, GgufReader, GgufWriter
 from ckdist.models.spec import LayerSpec, ModelSpec, Norms
 
-NAME = "glm4"
 NORMS = Norms("input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm")
 KEYS = ConfigKeys(
     {
@@ -31,16 +30,13 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
     n = from_config.sizes(f)
     layer = LayerSpec(n.attention(qkv_bias=f.flag("attention_bias")), from_config.dense(f), NORMS)
     ropes = from_config.rotations(f, n, from_config.part(f), interleaved=True)
-    return n.model(NAME, [layer] * n.num_layers, ropes, from_config.tied(f, outer))
+    return from_config.model(f, outer, n, [layer] * n.num_layers, ropes)
 
 
 def gguf(header: GgufHeader) -> ModelSpec:
     """Reads GGUF metadata. Converters reorder the heads of files whose positions have three axes."""
-    from ckdist.models import from_gguf
-
     interleaved = not header.fields.has("rope.dimension_sections")
-    reader = GgufReader(norms=NORMS, rotation={"partial": True, "interleaved": interleaved})
-    return from_gguf.uniform(reader, header)
+    return header.uniform(GgufReader(norms=NORMS, rotation={"partial": True, "interleaved": interleaved}))
 
 
 FAMILY = Family(

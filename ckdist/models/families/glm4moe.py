@@ -3,17 +3,13 @@
 A layer that predicts further tokens (MTP) drafts: see `ckdist.models.predictor`.
 """
 
-from collections.abc import Sequence
-
 from ckdist.models import from_config, limits
 from ckdist.models.config_keys import ConfigKeys
 from ckdist.models.families import family
 from ckdist.models.families.family import Family, Fields, GgufHeader, GgufWriter
-from ckdist.models.from_config import Sizes
-from ckdist.models.spec import Attention, DenseFfn, LayerSpec, ModelSpec, MoeFfn, RopeSpec
+from ckdist.models.spec import Ffn, LayerSpec, ModelSpec
 from ckdist.program.routing import Routing
 
-NAME = "glm4moe"
 KEYS = ConfigKeys(
     {
         "first_k_dense_replace": 1, "hidden_act": "silu", "max_position_embeddings": 131072, "n_group": 1,
@@ -25,11 +21,7 @@ KEYS = ConfigKeys(
 )  # fmt: skip
 
 
-def model(
-    name: str, n: Sizes, attention: Attention, ffns: Sequence[DenseFfn | MoeFfn], rope: RopeSpec, tied: bool
-) -> ModelSpec:
-    """Makes a model with one layer for each of `ffns`."""
-    return n.model(name, [LayerSpec(attention, ffn) for ffn in ffns], {"global": rope}, tied)
+ROUTING = Routing(used=8, scores="sigmoid")  # of GGUF files that do not say it
 
 
 def routing(f: Fields) -> Routing:
@@ -45,41 +37,33 @@ def routing(f: Fields) -> Routing:
 
 
 def feed_forwards(
-    f: Fields,
-    num_layers: int,
-    count: str = "n_routed_experts",
-    shared: str = "n_shared_experts",
-    dense: int | None = None,
-) -> list[DenseFfn | MoeFfn]:
+    f: Fields, num_layers: int, count: str = "n_routed_experts", shared: str = "n_shared_experts"
+) -> list[Ffn]:
     """Reads the feed-forward of each layer: first dense ones, then experts and shared experts of the same width.
 
-    `count` and `shared` are the fields of their numbers. `dense`: the number of dense layers, None: as the file says.
+    `count` and `shared` are the fields of their numbers.
     """
     size = f.integer("moe_intermediate_size", high=limits.MAX_FFN)
-    shared_size = f.integer(shared, low=0, high=limits.MAX_EXPERTS) * size
-    more = {"correction_bias": True, "shared_size": shared_size}
+    more = {"correction_bias": True, "shared_size": f.integer(shared, low=0, high=limits.MAX_EXPERTS) * size}
     experts = from_config.experts(f, count, "moe_intermediate_size", routing(f), **more)
-    dense = f.integer("first_k_dense_replace", low=0, high=limits.MAX_LAYERS) if dense is None else dense
-    dense = min(dense, num_layers)
-    return [*([from_config.dense(f)] * dense if dense else []), *[experts] * (num_layers - dense)]
+    return from_config.after_dense(lambda: from_config.dense(f), experts, from_config.dense_layers(f), num_layers)
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
     """Reads a config.json."""
     n = from_config.sizes(f)
     attention = n.attention(qkv_bias=f.flag("attention_bias"), qk_norm="head" if f.flag("use_qk_norm") else "")
-    rope = from_config.rotations(f, n, from_config.part(f))["global"]
-    return model(NAME, n, attention, feed_forwards(f, n.num_layers), rope, from_config.tied(f, outer))
+    ropes = {"global": from_config.rotations(f, n, from_config.part(f))["global"]}
+    layers = [LayerSpec(attention, ffn) for ffn in feed_forwards(f, n.num_layers)]
+    return from_config.model(f, outer, n, layers, ropes)
 
 
 def gguf(header: GgufHeader) -> ModelSpec:
     """Reads GGUF metadata."""
-    from ckdist.models import from_gguf
-
-    n = from_gguf.sizes(header)
-    experts = from_gguf.experts(header, Routing(used=8, scores="sigmoid"), shared=True)
-    ffns, rope = from_gguf.feed_forwards(header, n, experts, 1), from_gguf.rotation(header, n, partial=True)
-    return model(header.family, n, from_gguf.attention(header, n), ffns, rope, from_gguf.tied(header))
+    n = header.sizes()
+    experts = header.experts(ROUTING, shared=True)
+    layers = [LayerSpec(header.attention(n), ffn) for ffn in header.feed_forwards(n, experts, 1)]
+    return header.model(n, layers, {"global": header.rotation(n, partial=True)})
 
 
 FAMILY = Family(

@@ -6,35 +6,26 @@ Images and the layer that predicts further tokens are left out.
 from dataclasses import replace
 
 from ckdist.models import from_config, glm5_gguf, limits
+from ckdist.models.compressed_gguf import HC_STORED
 from ckdist.models.compressed_model import LIMIT, read_streams
-from ckdist.models.families import deepseek_v2, deepseek_v3, glm4_moe_lite, glm_moe_dsa, kimi_linear
+from ckdist.models.families import deepseek_v2, deepseek_v3, glm_moe_dsa, kimi_linear
 from ckdist.models.fields import Fields
-from ckdist.models.glm5_gguf import ACTIVATION, ROUTING, checked, pooled_model
-from ckdist.models.indexer import Indexer
-from ckdist.models.spec import DenseFfn, LatentAttention, ModelSpec, MoeFfn
+from ckdist.models.glm5_gguf import ACTIVATION, POOL, checked, pooled_model
+from ckdist.models.indexers import Indexer
+from ckdist.models.spec import LatentAttention, ModelSpec
 
 SPARSE = ("deepseek_sparse_attention", "indexed_attention", "full_attention")
 KEYS = glm_moe_dsa.KEYS.but(
     defaults={
-        "first_k_dense_replace": 3,
-        "hc_eps": 1e-6,
-        "hc_mult": 4,
-        "hc_sinkhorn_iters": 20,
-        "index_kpool": 16,
-        "linear_conv_kernel_dim": 4,
-        "linear_head_dim": 128,
-        "linear_lower_bound": -5.0,
-        "linear_num_heads": 64,
-        "max_position_embeddings": 1048576,
-        "q_lora_rank": 1536,
-        "qk_nope_head_dim": 256,
-        "qk_rope_head_dim": 0,
+        "first_k_dense_replace": 3, "hc_eps": 1e-6, "hc_mult": 4, "hc_sinkhorn_iters": 20, "index_kpool": 16,
+        "linear_conv_kernel_dim": 4, "linear_head_dim": 128, "linear_lower_bound": -5.0, "linear_num_heads": 64,
+        "max_position_embeddings": 1048576, "q_lora_rank": 1536, "qk_nope_head_dim": 256, "qk_rope_head_dim": 0,
     },
     aliases={"layer_types": "layer_types"},
     only={
         "hres_vwnstyle": True, "index_dsa_use_layernorm": True, "index_kpool_always_select_tail": True,
         "index_kpool_compress": True, "mhc": True, "mhc_no_norm_weight": False, "mla_use_nope": True,
-        "moe_layer_freq": 1, "swiglu_limit": LIMIT,
+        "hidden_act": "silu", "swiglu_limit": LIMIT,
     },
     unused=(
         "indexer_rope_interleave", "moe_router_dtype", "rope_interleave", "rope_parameters", "rope_theta",
@@ -45,8 +36,8 @@ KEYS = glm_moe_dsa.KEYS.but(
 
 def linear_layers(f: Fields, count: int) -> list[bool]:
     """Reads whether each layer has linear attention. Raises ModelFileError if fields disagree."""
-    kinds = from_config.layer_kinds(f, count, (kimi_linear.LINEAR, *SPARSE))
-    linear = from_config.periodic(count, 4) if kinds is None else [kind == kimi_linear.LINEAR for kind in kinds]
+    usual = from_config.periodic(count, 4)
+    linear = from_config.layers_of_kind(f, count, usual, kimi_linear.LINEAR, *SPARSE)
     own = f.sub("linear_attn_config")
     for name, wanted in (("kda_layers", True), ("full_attn_layers", False)):  # numbers from 0 on
         given, numbers = own.raw(name), [i for i, flag in enumerate(linear) if flag == wanted]
@@ -60,8 +51,6 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
     size = lambda name, high: f.integer(name, high=high)
     f.integer("qk_rope_head_dim", low=0, high=0)
     n = from_config.sizes(f, head_dim=size("qk_nope_head_dim", limits.MAX_HEAD_DIM))
-    if f.flag("attention_bias") or f.text("hidden_act") != "silu":
-        raise f.error("hidden_act", f.text("hidden_act"), "silu, and attention_bias false")
     heads, width, top_k, pool = (
         size(f"index_{name}", limits.MAX_POSITION) for name in ("n_heads", "head_dim", "topk", "kpool")
     )
@@ -76,16 +65,11 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
         raise f.error("indexer_types", f.raw("indexer_types"), '"full" in all layers with latent attention')
     floor = own.number("gate_lower_bound", f.number("linear_lower_bound", low=-1e3, high=0.0), low=-1e3, high=0.0)
     net = replace(kimi_linear.delta_attention(f), decay_floor=floor if own.flag("safe_gate", True) else 0.0)
-    dense = min(glm4_moe_lite.dense_layers(f), n.num_layers)
-    moe = replace(deepseek_v2.mixture(f, ROUTING), activation=ACTIVATION)
-    ffns: list[DenseFfn | MoeFfn] = [DenseFfn(size("intermediate_size", limits.MAX_FFN), ACTIVATION)] * dense
+    ffns = deepseek_v2.feed_forwards(f, n.num_layers, function=ACTIVATION)
     streams = replace(read_streams(f, "hc_mult", "hc_sinkhorn_iters", "hc_eps"), mean=True)
-    ffns += [moe] * (n.num_layers - dense)
     return pooled_model(n, [net if flag else full for flag in linear], ffns, from_config.tied(f, outer), streams)
 
 
-HC = {f"hc_{part}_{name}": f"{part}_hc.{name}" for part in ("attn", "ffn") for name in ("fn", "base", "scale")}
-POOL = {"gate": "pool_gate.weight", "ape": "pool_bias"}
 INDEX = {f"self_attn.indexer.index_kpool_compress_{name}": f"self_attn.indexer.{part}" for name, part in POOL.items()}
 FAMILY = replace(
     deepseek_v3.FAMILY,
@@ -94,6 +78,6 @@ FAMILY = replace(
     from_gguf=glm5_gguf.gguf,
     to_gguf=glm5_gguf.export,
     gguf_values=glm5_gguf.values,
-    safetensors=deepseek_v2.SAFETENSORS.but_in_layers({**HC, **INDEX}),
+    safetensors=deepseek_v2.SAFETENSORS.but_in_layers({**HC_STORED, **INDEX}),
     gguf_names=glm5_gguf.NAMES,
 )

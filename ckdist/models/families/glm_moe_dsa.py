@@ -10,9 +10,7 @@ import numpy as np
 from ckdist.models.families import deepseek_v2, deepseek_v32
 from ckdist.models.families.family import Fields, GgufForm, GgufHeader
 from ckdist.models.spec import LatentAttention, ModelSpec
-from ckdist.program.routing import Routing
 
-NAME, GGUF = "glm_moe_dsa", "glm-dsa"
 KEYS = deepseek_v32.KEYS.but(
     defaults={
         "index_n_heads": 32, "index_skip_topk_offset": 2, "index_topk_freq": 1, "indexer_rope_interleave": True,
@@ -21,7 +19,6 @@ KEYS = deepseek_v32.KEYS.but(
     },
     unused=("index_share_for_mtp_iteration", "index_skip_topk_offset", "index_topk_freq", "index_topk_pattern"),
 )  # fmt: skip
-ROUTING = Routing(used=8, scores="sigmoid", scale=2.5)
 TYPES = {"full": True, "shared": False, "F": True, "S": False}
 SHARING_CONTEXT = 1048576  # of GLM-5.2: GGUF files without types are of 5.2 from this context length on
 
@@ -45,15 +42,15 @@ def indexer_layers(f: Fields) -> list[bool]:
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
     """Reads a config.json."""
-    return deepseek_v32.sparse_model(NAME, f, outer, ROUTING, indexer_layers(f))
+    return deepseek_v32.sparse_model(f, outer, indexer_layers(f))
 
 
 def gguf(header: GgufHeader) -> ModelSpec:
     """Reads GGUF metadata."""
     f, name = header.fields, "attention.indexer.types"
-    if not any(tensor.endswith(".exp_probs_b.bias") for tensor in header.dims) and not f.has("expert_gating_func"):
-        header = replace(header, fields=f.but({"expert_gating_func": 2}))
-    spec = deepseek_v2.gguf_model(header, ROUTING, 0.0)
+    if not header.has_any(".exp_probs_b.bias") and not f.has("expert_gating_func"):
+        header = header.but({"expert_gating_func": 2})
+    spec = deepseek_v2.gguf_model(header)
     count, full = len(spec.layers), f.raw(name)
     if full is None:
         full = np.array(period(count, 4 if spec.max_position >= SHARING_CONTEXT else 1))
@@ -64,9 +61,8 @@ def gguf(header: GgufHeader) -> ModelSpec:
 
 def export(spec: ModelSpec, where: str) -> GgufForm:
     """Returns the GGUF metadata of a model."""
-    made = deepseek_v32.sparse_form(GGUF, spec, where, "global")
-    full = [isinstance(layer.mixer, LatentAttention) and layer.mixer.indexer is not None for layer in spec.layers]
-    return replace(made, metadata={**made.metadata, f"{GGUF}.attention.indexer.types": full})
+    full = [mixer.indexer is not None for mixer in spec.mixers(LatentAttention)]
+    return deepseek_v32.sparse_form("glm-dsa", spec, where, "global", {"attention.indexer.types": full})
 
 
 FAMILY = replace(deepseek_v32.FAMILY, keys=KEYS, from_config=config, from_gguf=gguf, to_gguf=export)

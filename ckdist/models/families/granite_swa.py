@@ -4,12 +4,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ckdist.models import from_config
+from ckdist.models import from_config, limits
 from ckdist.models.config_keys import sizes
 from ckdist.models.families import exaone4, granite
-from ckdist.models.families.family import Fields, GgufForm, GgufHeader, ModelSpec
+from ckdist.models.families.family import Fields, GgufForm, GgufHeader
+from ckdist.models.spec import Attention, ModelSpec
 
-NAME, PERIOD = "granite_swa", 4  # the first layer of each period has no window
+PERIOD = 4  # the first layer of each period has no window
 KEYS = granite.KEYS.but(
     defaults={
         **sizes(hidden=2560, ffn=8192, layers=24, heads=20, kv_heads=4, positions=8192, vocab=100352),
@@ -22,11 +23,10 @@ KEYS = granite.KEYS.but(
 def with_windows(spec: ModelSpec, window: int, sliding: list[bool], rotates: list[bool]) -> ModelSpec:
     """The model with sinks and windows."""
     mixers = [
-        replace(one.attention, sinks=True, window=window * slides, rope="global" if turns else None)
-        for one, slides, turns in zip(spec.layers, sliding, rotates, strict=True)
+        replace(mixer, sinks=True, window=window * slides, rope="global" if turns else None)
+        for mixer, slides, turns in zip(spec.mixers(Attention), sliding, rotates, strict=True)
     ]
-    layers = [replace(layer, mixer=mixer) for layer, mixer in zip(spec.layers, mixers, strict=True)]
-    return replace(spec, family=NAME, layers=tuple(layers))
+    return spec.with_layers(mixer=mixers)
 
 
 def rotated_layers(f: Fields, count: int, usual: list[bool]) -> list[bool]:
@@ -53,30 +53,26 @@ def windowed(spec: ModelSpec, f: Fields) -> ModelSpec:
 
 def gguf(header: GgufHeader) -> ModelSpec:
     """Reads GGUF metadata."""
-    from ckdist.models import from_gguf
-
-    if from_gguf.is_mixture(header):
+    if header.is_mixture():
         from ckdist.models.families.granitemoe_swa import experts
 
-        spec, name = granite.gguf_model(NAME, header, experts(header)), "granitemoe_swa"
+        spec = granite.gguf_model(header, experts(header), family="granitemoe_swa")
     else:
-        spec, name = granite.gguf(header), NAME
-    f = header.fields
-    rotates = f.raw("attention.rope_pattern")
-    turns = [True] * len(spec.layers) if rotates is None else from_gguf.sliding_layers(
-        Fields({"attention.sliding_window_pattern": rotates}, f.where, f.prefix), len(spec.layers), 0)  # fmt: skip
-    window = f.integer("attention.sliding_window", high=1 << 30)
-    sliding = from_gguf.sliding_layers(f, len(spec.layers), PERIOD)
-    return replace(with_windows(spec, window, sliding, turns), family=name)
+        spec = granite.gguf(header)
+    f, count, pattern = header.fields, len(spec.layers), "attention.rope_pattern"
+    turns = [True] * count
+    if f.has(pattern):
+        turns = header.but({"attention.sliding_window_pattern": f.raw(pattern)}).sliding_layers(count, 0)
+    window = f.integer("attention.sliding_window", high=limits.MAX_POSITION)
+    return with_windows(spec, window, header.sliding_layers(count, PERIOD), turns)
 
 
 def export(spec: ModelSpec, where: str, more: Mapping[str, Any] | None = None) -> GgufForm:
     """Returns the GGUF metadata of a model. `more` are further values."""
-    rotated = replace(
-        spec, layers=tuple(replace(one, mixer=replace(one.attention, rope="global")) for one in spec.layers)
-    )
-    pattern: dict[str, Any] = {"attention.rope_pattern": [one.attention.rope is not None for one in spec.layers]}
-    return granite.form(NAME, rotated, where, {**exaone4.written(spec, where), **pattern, **(more or {})})
+    mixers = spec.mixers(Attention)
+    rotated = spec.with_layers(mixer=[replace(mixer, rope="global") for mixer in mixers])
+    own = {"attention.rope_pattern": [mixer.rope is not None for mixer in mixers], **(more or {})}
+    return granite.form("granite_swa", rotated, where, {**exaone4.written(spec, where), **own})
 
 
 FAMILY = replace(

@@ -9,9 +9,9 @@ from ckdist.models import from_config, limits, mamba2_fields
 from ckdist.models.families import family, granite
 from ckdist.models.families.family import Fields, GgufForm, GgufHeader
 from ckdist.models.spec import Attention, ModelSpec, MoeFfn
+from ckdist.models.state_mixers import Mamba2
 from ckdist.program.routing import Routing
 
-NAME = "granitemoe"
 KEYS = granite.KEYS.but(
     defaults={
         "num_experts_per_tok": 2, "num_local_experts": 8, "router_aux_loss_coef": 0.001, "shared_intermediate_size": 0,
@@ -20,6 +20,7 @@ KEYS = granite.KEYS.but(
     unused=("init_method", "mlp_bias"),
 )  # fmt: skip
 ROUTING = Routing(used=2)
+SHARED = ("expert_shared_feed_forward_length",)
 
 
 def experts(f: Fields) -> MoeFfn:
@@ -30,30 +31,29 @@ def experts(f: Fields) -> MoeFfn:
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
     """Reads a config.json."""
-    return granite.model(NAME, f, outer, experts(f), True, (), **from_config.balance(f))
+    return granite.model(f, outer, experts(f), **from_config.balance(f))
 
 
 def gguf(header: GgufHeader) -> ModelSpec:
     """Reads GGUF metadata."""
-    from ckdist.models import from_gguf
-
-    return granite.gguf_model(NAME, header, from_gguf.experts(header, ROUTING, shared=True))
+    return granite.gguf_model(header, header.experts(ROUTING, shared=True))
 
 
 def export(spec: ModelSpec, where: str) -> GgufForm:
     """Returns the GGUF metadata of a model. Raises ArchitectureError if it has no rotation and no Mamba layers."""
     from ckdist.models import to_gguf
 
-    if mamba2_fields.mamba_of(spec):
-        return hybrid_form(spec, where, to_gguf.experts(spec, where, ["expert_shared_feed_forward_length"]))
+    more = to_gguf.experts(spec, where, SHARED)
+    if spec.mixers(Mamba2):
+        return hybrid_form(spec, where, more)
     if not spec.layers[0].attention.rope:
-        raise ArchitectureError(f"{where}: {NAME} without rotation has no GGUF form: its readers rotate")
-    return granite.form(NAME, spec, where, to_gguf.experts(spec, where, ["expert_shared_feed_forward_length"]))
+        raise ArchitectureError(f"{where}: {spec.family} without rotation has no GGUF form: its readers rotate")
+    return granite.form("granitemoe", spec, where, more)
 
 
 def hybrid_form(spec: ModelSpec, where: str, more: Mapping[str, Any]) -> GgufForm:
     """Returns the GGUF metadata of a model with Mamba layers. Raises ArchitectureError if it has a rotation."""
-    if any(isinstance(layer.mixer, Attention) and layer.mixer.rope for layer in spec.layers):
+    if any(mixer.rope for mixer in spec.mixers(Attention)):
         raise ArchitectureError(f"{where}: {spec.family} with Mamba layers and a rotation has no GGUF form")
     return granite.form("granitehybrid", spec, where, {**mamba2_fields.metadata(spec, where), **more})
 
@@ -67,7 +67,7 @@ FAMILY = replace(
     safetensors=family.SAFETENSORS.but_in_layers(
         {
             "block_sparse_moe.router.layer": "mlp.gate",
-            "block_sparse_moe.input_linear": (family.GATE, family.UP),
+            "block_sparse_moe.input_linear": family.GATE_UP,
             "block_sparse_moe.output_linear": family.DOWN,
             "shared_mlp.input_linear": ("mlp.shared_expert.gate_proj", "mlp.shared_expert.up_proj"),
             "shared_mlp.output_linear": "mlp.shared_expert.down_proj",

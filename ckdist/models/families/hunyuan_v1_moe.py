@@ -5,24 +5,17 @@ from dataclasses import replace
 from ckdist.models import from_config, limits
 from ckdist.models.families import family, llama
 from ckdist.models.families.family import Family, Fields, GgufReader, GgufWriter
-from ckdist.models.spec import LayerSpec, ModelSpec, MoeFfn
+from ckdist.models.from_config import Sizes
+from ckdist.models.spec import Attention, LayerSpec, ModelSpec, MoeFfn
 from ckdist.program.routing import Routing
 
-NAME, GGUF = "hunyuan_v1_moe", "hunyuan-moe"
 KEYS = llama.KEYS.but(
     defaults={"moe_topk": 1, "num_experts": 1, "rms_norm_eps": 1e-5},
     aliases={"attention_head_dim": "head_dim", "num_experts_per_tok": "moe_topk", "num_local_experts": "num_experts"},
     only={
-        "group_limited_greedy": False,
-        "moe_layer_num_skipped": 0,
-        "norm_topk_prob": True,
-        "norm_type": "rms",
-        "position_embedding_xdrope": False,
-        "routed_scaling_factor": 1.0,
-        "use_cla": False,
-        "use_mixed_mlp_moe": True,
-        "use_mla": False,
-        "use_qk_norm": True,
+        "group_limited_greedy": False, "moe_layer_num_skipped": 0, "norm_topk_prob": True, "norm_type": "rms",
+        "position_embedding_xdrope": False, "routed_scaling_factor": 1.0, "use_cla": False, "use_mixed_mlp_moe": True,
+        "use_mla": False, "use_qk_norm": True,
     },
     unused=(
         *("beta_fast", "beta_slow", "factor", "mscale", "mscale_all_dim"),  # of the rotation, if it has `alpha`
@@ -31,8 +24,14 @@ KEYS = llama.KEYS.but(
         *("text_start_id", "video_end_id", "video_start_id", "org_vocab_size", "anyres_pooling_size"),
         *("moe_drop_tokens", "moe_random_routing_dropped_token"),
     ),
-)
+)  # fmt: skip
 ROUTING = Routing(used=1)
+NORMS = {"self_attn.query_layernorm": "self_attn.q_norm", "self_attn.key_layernorm": "self_attn.k_norm"}
+
+
+def attention(f: Fields, n: Sizes) -> Attention:
+    """Reads the attention of a layer from a config.json."""
+    return from_config.attention(f, n, qk_norm="head", norms_rotated=True)
 
 
 def every_layer(f: Fields, name: str, high: int, default: int | None = None) -> int:
@@ -42,12 +41,12 @@ def every_layer(f: Fields, name: str, high: int, default: int | None = None) -> 
         return f.integer(name, *([] if default is None else [default]), high=high)
     if not value or any(each != value[0] for each in value):
         raise f.error(name, value, "the same in every layer")
-    return Fields({name: value[0]}, f.where, f.prefix).integer(name, high=high)
+    return f.but({name: value[0]}).integer(name, high=high)
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
     """Reads a config.json."""
-    n, bias = from_config.sizes(f), f.flag("attention_bias")
+    n = from_config.sizes(f)
     size = f.integer("intermediate_size", high=limits.MAX_FFN)
     for name, needed in (("moe_intermediate_size", size), ("num_shared_expert", 1)):
         if (given := every_layer(f, name, limits.MAX_FFN, needed)) != needed:
@@ -55,9 +54,7 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
     routing = replace(ROUTING, used=every_layer(f, "moe_topk", limits.MAX_EXPERTS))
     count = every_layer(f, "num_experts", limits.MAX_EXPERTS)
     ffn = MoeFfn(count, size, routing, from_config.activation(f), shared_size=size)
-    attention = n.attention(qkv_bias=bias, o_bias=bias, qk_norm="head", norms_rotated=True)
-    layers = [LayerSpec(attention, ffn)] * n.num_layers
-    return n.model(NAME, layers, from_config.rotations(f, n), from_config.tied(f, outer))
+    return from_config.model(f, outer, n, [LayerSpec(attention(f, n), ffn)] * n.num_layers)
 
 
 FAMILY = Family(
@@ -66,12 +63,7 @@ FAMILY = Family(
     from_gguf=GgufReader(ROUTING, shared=True, attention={"norms_rotated": True}),
     to_gguf=GgufWriter(experts=("expert_shared_count", "expert_shared_feed_forward_length")),
     safetensors=family.SAFETENSORS_EXPERTS.but_in_layers(
-        {
-            "mlp.gate.wg": "mlp.gate",
-            **family.renamed("mlp.shared_mlp.{}_proj", "mlp.shared_expert.{}_proj"),
-            "self_attn.query_layernorm": "self_attn.q_norm",
-            "self_attn.key_layernorm": "self_attn.k_norm",
-        },
+        {"mlp.gate.wg": "mlp.gate", **family.renamed("mlp.shared_mlp.{}_proj", "mlp.shared_expert.{}_proj"), **NORMS}
     ),
     gguf_names=family.GGUF_EXPERTS,
 )  # fmt: skip

@@ -4,11 +4,10 @@ from dataclasses import replace
 
 from ckdist.models import from_config
 from ckdist.models.config_keys import sizes
-from ckdist.models.families import family, glm4_moe_lite, glm4moe
+from ckdist.models.families import family, glm4moe
 from ckdist.models.families.family import Fields, GgufHeader, GgufWriter
 from ckdist.models.spec import LayerSpec, ModelSpec
 
-NAME = "hy_v3"
 KEYS = glm4moe.KEYS.but(
     defaults={
         **sizes(hidden=4096, ffn=13312, layers=80, heads=64, head=128, vocab=120832),
@@ -29,19 +28,17 @@ KEYS = glm4moe.KEYS.but(
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
     """Reads a config.json."""
-    n, bias = from_config.sizes(f), f.flag("attention_bias")
-    dense = glm4_moe_lite.dense_layers(f)
-    ffns = glm4moe.feed_forwards(f, n.num_layers, "num_experts", dense=dense)
-    attention = n.attention(qkv_bias=bias, o_bias=bias, qk_norm="head")
-    layers = [LayerSpec(attention, ffn) for ffn in ffns]
-    return n.model(NAME, layers, from_config.rotations(f, n), from_config.tied(f, outer))
+    n = from_config.sizes(f)
+    attention = from_config.attention(f, n, qk_norm="head")
+    layers = [LayerSpec(attention, ffn) for ffn in glm4moe.feed_forwards(f, n.num_layers, "num_experts")]
+    return from_config.model(f, outer, n, layers)
 
 
 def gguf(header: GgufHeader) -> ModelSpec:
     """Reads GGUF metadata. A converted file does not say how many layers are dense."""
-    f, name = header.fields, "leading_dense_block_count"
+    name = "leading_dense_block_count"
     dense = sum(tensor.endswith(".ffn_gate.weight") for tensor in header.dims)
-    return glm4moe.gguf(header if f.has(name) else replace(header, fields=f.but({name: dense})))
+    return glm4moe.gguf(header if header.fields.has(name) else header.but({name: dense}))
 
 
 FAMILY = replace(

@@ -6,13 +6,12 @@ out.
 
 from dataclasses import replace
 
-from ckdist.models import hy_v4_gguf, limits
-from ckdist.models.compressed_fields import HyperConnections
+from ckdist.models import hy_v4_gguf
 from ckdist.models.compressed_model import LIMIT
-from ckdist.models.families import deepseek_v2, glm4_moe_lite, glm_moe_dsa
+from ckdist.models.families import deepseek_v2, deepseek_v32, glm_moe_dsa
 from ckdist.models.fields import Fields
-from ckdist.models.hy_v4_gguf import NAME, PARTS, ROUTING, gated_model
-from ckdist.models.indexer import Indexer
+from ckdist.models.hy_v4_gguf import PARTS, gated_model
+from ckdist.models.residual_streams import HyperConnections
 from ckdist.models.spec import ModelSpec
 
 KEYS = glm_moe_dsa.KEYS.but(
@@ -32,13 +31,9 @@ HC = (("attn", "attn"), ("mlp", "ffn"))  # (name in files, name of weights)
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
     """Reads a config.json."""
-    spec = deepseek_v2.model(NAME, f, outer, ROUTING, glm4_moe_lite.dense_layers(f))
-    f.integer("q_lora_rank", high=limits.MAX_WIDTH)  # which the indexer reads
-    names = ("index_n_heads", "index_head_dim", "index_topk")
-    heads, width, top_k = (f.integer(name, high=limits.MAX_POSITION) for name in names)
-    indexer = Indexer(heads, width, top_k)
     count, eps, factor = f.integer("hc_mult", high=8), f.number("hc_eps", high=1.0), f.number("hc_magnitude", high=1e3)
     streams = HyperConnections(count, 0, eps, apart=True, magnitude=factor)
+    spec, indexer = deepseek_v2.model(f, outer), deepseek_v32.config_indexer(f)
     return gated_model(spec, f, indexer, glm_moe_dsa.indexer_layers(f), streams)
 
 
@@ -52,7 +47,7 @@ HEAD = {f"model.{form}.hc_head_{part}": f"model.hc_head.hc_{part}"
         for form in ("hc_pre.hc_head", "hc_head") for part in PARTS}  # fmt: skip
 FAMILY = replace(
     glm_moe_dsa.FAMILY,
-    gguf=NAME,
+    gguf="hy_v4",
     keys=KEYS,
     from_config=config,
     from_gguf=hy_v4_gguf.gguf,

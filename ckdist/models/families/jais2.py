@@ -4,9 +4,9 @@ from dataclasses import replace
 
 from ckdist.models.families import arcee, family
 from ckdist.models.families.family import Fields, GgufHeader, GgufWriter
-from ckdist.models.spec import DenseFfn, LayerSpec, ModelSpec
+from ckdist.models.spec import ModelSpec
 
-NAME, NORM = "jais2", "layer_bias"
+NORM = "layer_bias"
 EPSILON = "attention.layer_norm_epsilon"
 KEYS = arcee.KEYS.but(
     defaults={
@@ -19,21 +19,12 @@ KEYS = arcee.KEYS.but(
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
     """Reads a config.json."""
-    own = f.but({"rms_norm_eps": f.number("layer_norm_eps", high=1.0)})
-    spec = arcee.config(own, outer)
-    for name in own.values.keys() - {one for _, one in own.unread()}:
-        f.raw(name)
-    return replace(spec, family=NAME, norm=NORM)
+    return replace(arcee.config(f.but({"rms_norm_eps": f.number("layer_norm_eps", high=1.0)}), outer), norm=NORM)
 
 
 def gguf(header: GgufHeader) -> ModelSpec:
     """Reads GGUF metadata."""
-    from ckdist.models import from_gguf
-
-    n, biased = from_gguf.sizes(header, EPSILON), from_gguf.has(header, "ffn_up.bias")
-    ffn = DenseFfn(from_gguf.ffn_size(header), "relu2", biased, gated=False)
-    layers = [LayerSpec(from_gguf.attention(header, n), ffn)] * n.num_layers
-    return n.model(NAME, layers, {"global": from_gguf.rotation(header, n)}, from_gguf.tied(header), norm=NORM)
+    return arcee.gguf(header, EPSILON, norm=NORM)
 
 
 def written(spec: ModelSpec, *_: str) -> dict[str, object]:

@@ -6,14 +6,14 @@ Kimi Team 2026, arXiv:2607.24653.
 from dataclasses import replace
 
 from ckdist.models import limits
-from ckdist.models.block_residual_fields import BlockResiduals
-from ckdist.models.families import family, kimi_linear
+from ckdist.models.families import deepseek_v2, family, kimi_linear
 from ckdist.models.families.family import GgufForm, GgufHeader
 from ckdist.models.fields import Fields
-from ckdist.models.spec import DenseFfn, LatentAttention, LayerSpec, ModelSpec, MoeFfn
+from ckdist.models.residual_streams import BlockResiduals
+from ckdist.models.spec import LatentAttention, ModelSpec, MoeFfn
 from ckdist.models.state_mixers import GatedDeltaNet
 
-NAME, GGUF, SITU = "kimi_k3", "kimi-k3", "situ"
+SITU = "situ"
 BETAS = {"situ_beta": 4.0, "situ_linear_beta": 25.0}  # of the activation
 KEYS = kimi_linear.KEYS.but(
     defaults={"attn_res_block_size": 12, "hidden_act": SITU, "latent_moe_use_norm": True},
@@ -21,18 +21,17 @@ KEYS = kimi_linear.KEYS.but(
 )
 
 
-def changed(layer: LayerSpec, floor: float, latent: int, norm: bool, rank: int) -> LayerSpec:
-    """A layer of Kimi-Linear with K3's parts. `floor`: of decays; `rank`: of queries."""
-    mixer, ffn = layer.mixer, layer.ffn
-    if isinstance(mixer, GatedDeltaNet):
-        mixer = replace(mixer, full_gate=True, decay_floor=floor)
-    elif isinstance(mixer, LatentAttention):
-        mixer = replace(mixer, gated=True, element_gates=True, norm_eps=0.0, q_lora_rank=rank)
-    if isinstance(ffn, MoeFfn):
-        ffn = replace(ffn, activation=SITU, latent=latent, latent_norm=bool(latent) and norm)
-    elif isinstance(ffn, DenseFfn):
-        ffn = replace(ffn, activation=SITU)
-    return replace(layer, mixer=mixer, ffn=ffn)
+def changed(spec: ModelSpec, size: int, floor: float, latent: int, norm: bool, rank: int) -> ModelSpec:
+    """The model, read as a Kimi-Linear, with K3's parts. `size`: of blocks; `floor`: of decays; `rank`: of queries."""
+    mixers, ffns = [], []
+    for layer in spec.layers:
+        if isinstance(layer.mixer, GatedDeltaNet):
+            mixers.append(replace(layer.mixer, full_gate=True, decay_floor=floor))
+        elif isinstance(layer.mixer, LatentAttention):
+            mixers.append(replace(layer.mixer, gated=True, element_gates=True, norm_eps=0.0, q_lora_rank=rank))
+        more = {"latent": latent, "latent_norm": bool(latent) and norm} if isinstance(layer.ffn, MoeFfn) else {}
+        ffns.append(layer.ffn and replace(layer.ffn, activation=SITU, **more))
+    return replace(spec.with_layers(mixer=mixers, ffn=ffns), block_residuals=BlockResiduals(size))
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
@@ -40,14 +39,11 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
     spec, own = kimi_linear.config(f, outer), f.sub("linear_attn_config")
     if not own.flag("use_full_rank_gate", True):
         raise own.error("use_full_rank_gate", False, "true: K3's gates have one matrix")
-    if f.text("hidden_act") != SITU:
-        raise f.error("hidden_act", f.text("hidden_act"), SITU)
+    f.choice("hidden_act", (SITU,))
     floor = own.number("gate_lower_bound", 0.0, low=-1e3, high=0.0)
     latent = f.integer("routed_expert_hidden_size", None, high=limits.MAX_WIDTH) or 0
-    rank = f.integer("q_lora_rank", None, high=limits.MAX_WIDTH) or 0
     norm, size = f.flag("latent_moe_use_norm"), f.integer("attn_res_block_size", high=limits.MAX_LAYERS)
-    layers = tuple(changed(layer, floor, latent, norm, rank) for layer in spec.layers)
-    return replace(spec, family=NAME, layers=layers, block_residuals=BlockResiduals(size))
+    return changed(spec, size, floor, latent, norm, deepseek_v2.q_lora_rank(f))
 
 
 def gguf(header: GgufHeader) -> ModelSpec:
@@ -59,23 +55,22 @@ def gguf(header: GgufHeader) -> ModelSpec:
     floor = f.number("kda.gate_lower_bound", 0.0, low=-1e3, high=0.0)
     latent = f.integer("expert_latent_length", 0, low=0, high=limits.MAX_WIDTH)
     rank = f.integer("attention.q_lora_rank", 0, low=0, high=limits.MAX_WIDTH)
-    norm = any(name.endswith(".ffn_routed_norm.weight") for name in header.dims)
     size = f.integer("attn_res.block_size", high=limits.MAX_LAYERS)
-    layers = tuple(changed(layer, floor, latent, norm, rank) for layer in spec.layers)
-    return replace(spec, family=NAME, layers=layers, block_residuals=BlockResiduals(size, normed=False))
+    spec = changed(spec, size, floor, latent, header.has_any(".ffn_routed_norm.weight"), rank)
+    return replace(spec, block_residuals=BlockResiduals(size, normed=False))
 
 
 def export(spec: ModelSpec, where: str) -> GgufForm:
     """Returns the GGUF metadata of a model."""
-    linear = {i: layer.mixer for i, layer in enumerate(spec.layers) if isinstance(layer.mixer, GatedDeltaNet)}
+    linear = [i for i, layer in enumerate(spec.layers) if isinstance(layer.mixer, GatedDeltaNet)]
     more = {f"activation.{name}": beta for name, beta in BETAS.items()}
     if spec.block_residuals:
         more["attn_res.block_size"] = spec.block_residuals.size
-    if floor := min((mixer.decay_floor for mixer in linear.values()), default=0.0):
+    if floor := min((mixer.decay_floor for mixer in spec.mixers(GatedDeltaNet)), default=0.0):
         more["kda.gate_lower_bound"] = floor
-    more["expert_latent_length"] = max((at.ffn.latent for at in spec.layers if isinstance(at.ffn, MoeFfn)), default=0)
+    more["expert_latent_length"] = max((ffn.latent for ffn in spec.mixtures()), default=0)
     gates = {f"blk.{i}.attn_gate.weight": f"blk.{i}.ssm_g.weight" for i in linear}
-    return replace(kimi_linear.export(spec, where, GGUF, more), names=gates)
+    return replace(kimi_linear.export(spec, where, "kimi-k3", more), names=gates)
 
 
 LATENT = {"down": "latent_down_proj", "up": "latent_up_proj", "norm": "latent_norm"}

@@ -8,27 +8,19 @@ import numpy as np
 
 from ckdist.errors import ArchitectureError
 from ckdist.models import from_config, limits, rope
-from ckdist.models.families import deepseek_v2, deepseek_v3, family, glm4_moe_lite
+from ckdist.models.families import deepseek_v2, deepseek_v3, family
 from ckdist.models.families.family import GgufForm, GgufHeader
 from ckdist.models.fields import Fields
-from ckdist.models.spec import LatentAttention, LayerSpec, ModelSpec, RopeSpec
+from ckdist.models.spec import LatentAttention, LayerSpec, ModelSpec
 from ckdist.models.state_mixers import GatedDeltaNet
-from ckdist.program.routing import Routing
 
-NAME, GGUF = "kimi_linear", "kimi-linear"
+GGUF = "kimi-linear"
 LINEAR, FULL = "linear_attention", "full_attention"
 KEYS = deepseek_v3.KEYS.but(
     defaults={
-        "first_k_dense_replace": 1,
-        "linear_conv_kernel_dim": 4,
-        "linear_head_dim": 128,
-        "linear_num_heads": 32,
-        "max_position_embeddings": 1048576,
-        "n_group": 1,
-        "q_lora_rank": None,
-        "rms_norm_eps": 1e-5,
-        "routed_scaling_factor": 2.446,
-        "topk_group": 1,
+        "first_k_dense_replace": 1, "linear_conv_kernel_dim": 4, "linear_head_dim": 128, "linear_num_heads": 32,
+        "max_position_embeddings": 1048576, "n_group": 1, "q_lora_rank": None, "rms_norm_eps": 1e-5,
+        "routed_scaling_factor": 2.446, "topk_group": 1,
     },
     aliases={
         "model_max_length": "max_position_embeddings",
@@ -38,10 +30,9 @@ KEYS = deepseek_v3.KEYS.but(
         "num_experts_per_token": "num_experts_per_tok",
         "num_shared_experts": "n_shared_experts",
     },
-    only={"mla_use_nope": True, "moe_layer_freq": 1, "use_grouped_topk": True},
+    only={"mla_use_nope": True, "use_grouped_topk": True},
     unused=("rope_interleave", "rope_parameters", "rope_theta"),  # there is no rotation
-)
-ROUTING = Routing(used=8, scores="sigmoid", scale=2.446, group_scores=2)
+)  # fmt: skip
 
 
 def linear_layers(f: Fields, count: int) -> list[bool]:
@@ -67,15 +58,11 @@ def delta_attention(f: Fields) -> GatedDeltaNet:
 def config(f: Fields, outer: Fields) -> ModelSpec:
     """Reads a config.json."""
     rotated = f.integer("qk_rope_head_dim", high=limits.MAX_HEAD_DIM)
-    n = from_config.sizes(f, head_dim=rotated)
-    none = RopeSpec(rope.plain(rotated, 1e4).astype(np.float32), interleaved=True)  # no layer uses it
-    attention = deepseek_v2.latent_attention(f, n, none, f.integer("q_lora_rank", None, high=limits.MAX_WIDTH) or 0)
-    dense = min(glm4_moe_lite.dense_layers(f), n.num_layers)
-    ffns = [from_config.dense(f)] * dense + [deepseek_v2.mixture(f, ROUTING)] * (n.num_layers - dense)
-    full, linear = replace(attention, rope=None), delta_attention(f)
+    n, none = from_config.sizes(f, head_dim=rotated), rope.unscaled(rotated, 1e4, interleaved=True)  # no layer uses it
+    full, linear = replace(deepseek_v2.latent_attention(f, n, none), rope=None), delta_attention(f)
     mixers = [linear if flag else full for flag in linear_layers(f, n.num_layers)]
-    layers = [LayerSpec(mixer, ffn) for mixer, ffn in zip(mixers, ffns, strict=True)]
-    return n.model(NAME, layers, {"global": none}, from_config.tied(f, outer))
+    layers = [LayerSpec(*parts) for parts in zip(mixers, deepseek_v2.feed_forwards(f, n.num_layers), strict=True)]
+    return from_config.model(f, outer, n, layers, {"global": none})
 
 
 def gguf(header: GgufHeader) -> ModelSpec:
@@ -84,22 +71,21 @@ def gguf(header: GgufHeader) -> ModelSpec:
     counts = f.raw(name)
     if not isinstance(counts, np.ndarray) or len(counts) != f.integer("block_count", high=limits.MAX_LAYERS):
         raise f.error(name, counts, "a number for each layer, 0 for linear attention")
-    uniform = replace(header, fields=f.but({name: 1}))
-    spec = deepseek_v2.gguf_model(uniform, ROUTING, 0.0)
-    width, taps = (f.integer(key, high=high) for key, high in (("kda.head_dim", 1 << 10), ("ssm.conv_kernel", 16)))
-    layers = []
-    for layer, count in zip(spec.layers, counts.tolist(), strict=False):  # further ones predict
-        assert isinstance(layer.mixer, LatentAttention)
-        heads = layer.mixer.num_heads
-        linear = GatedDeltaNet(heads, heads, width, width, taps, by_row=True, gate_rank=width)
-        layers.append(replace(layer, mixer=replace(layer.mixer, rope=None) if count else linear))
-    return replace(spec, layers=tuple(layers))
+    spec = deepseek_v2.gguf_model(header.but({name: 1}))
+    heads, (width, taps) = spec.mixers(LatentAttention)[0].num_heads, gguf_widths(f)
+    linear = GatedDeltaNet(heads, heads, width, width, taps, by_row=True, gate_rank=width)
+    both = zip(spec.mixers(LatentAttention), counts.tolist(), strict=False)  # further ones predict
+    return spec.with_layers(mixer=[replace(full, rope=None) if count else linear for full, count in both])
+
+
+def gguf_widths(f: Fields) -> tuple[int, int]:
+    """Reads the elements of a head of linear attention, and the taps of its convolutions."""
+    return f.integer("kda.head_dim", high=limits.MAX_HEAD_DIM), f.integer("ssm.conv_kernel", high=limits.MAX_CONV)
 
 
 def export(spec: ModelSpec, where: str, architecture: str = GGUF, more: Mapping[str, Any] | None = None) -> GgufForm:
     """Returns the GGUF metadata of a model. Raises ArchitectureError for a model that GGUF cannot describe."""
-    full = next((layer.mixer for layer in spec.layers if isinstance(layer.mixer, LatentAttention)), None)
-    linear = next((layer.mixer for layer in spec.layers if isinstance(layer.mixer, GatedDeltaNet)), None)
+    full, linear = next(iter(spec.mixers(LatentAttention)), None), next(iter(spec.mixers(GatedDeltaNet)), None)
     if full is None or linear is None or full.num_heads != linear.num_value_heads:
         raise ArchitectureError(f"{where}: one kind of attention alone, or with other heads, has no GGUF form")
     own = {
@@ -115,7 +101,7 @@ def gguf_values(spec: ModelSpec, weight: str, values: np.ndarray) -> np.ndarray:
     """Converts the values of a weight for GGUF."""
     if weight.endswith(".A_log"):
         return -np.exp(values).reshape((-1,) if spec.block_residuals else (-1, 1))  # Kimi-K3 has a vector
-    mixer = spec.layers[int(weight.split(".")[2])].mixer if "_conv1d." in weight else None
+    mixer = spec.layer_of(weight).mixer if "_conv1d." in weight else None
     return values.reshape(-1, 1, mixer.conv_kernel) if isinstance(mixer, GatedDeltaNet) else values
 
 

@@ -6,15 +6,15 @@ from typing import Any
 import numpy as np
 
 from ckdist.errors import ArchitectureError
-from ckdist.models import from_config, from_gguf, limits, rope
+from ckdist.models import from_config, limits
 from ckdist.models.config_keys import sizes
-from ckdist.models.families import exaone4, family, glm4_moe_lite, glm4moe
+from ckdist.models.families import exaone4, family, glm4moe
 from ckdist.models.families.family import Family, Fields, GgufHeader, GgufWriter
 from ckdist.models.from_config import Sizes
-from ckdist.models.spec import Attention, DenseFfn, LayerSpec, ModelSpec, MoeFfn, RopeSpec
+from ckdist.models.spec import Attention, Ffn, LayerSpec, ModelSpec, RopeSpec
 from ckdist.program.routing import Routing
 
-NAME, PERIOD = "laguna", 4  # the first layer of each period has no window
+PERIOD = 4  # the first layer of each period has no window
 HEADS, ELEMENTS = "per-head", "per-element"
 KEYS = glm4moe.KEYS.but(
     defaults={
@@ -29,11 +29,8 @@ KEYS = glm4moe.KEYS.but(
     },
     aliases={"moe_routed_scaling_factor": "routed_scaling_factor", "num_local_experts": "num_experts"},
     only={
-        "moe_apply_router_weight_on_input": False,
-        "moe_router_logit_softcapping": 0.0,
-        "moe_router_score_func": "sigmoid",
-        "moe_router_use_sigmoid": True,
-        "norm_topk_prob": True,
+        "moe_apply_router_weight_on_input": False, "moe_router_logit_softcapping": 0.0,
+        "moe_router_score_func": "sigmoid", "moe_router_use_sigmoid": True, "norm_topk_prob": True,
         "swa_attention_sink_enabled": False,
     },
     unused=("decoder_sparse_step", "mlp_only_layers", "sliding_window"),  # mlp_layer_types says it; if no layer slides
@@ -41,7 +38,7 @@ KEYS = glm4moe.KEYS.but(
 
 
 def layers(
-    full: Attention, heads: list[int], window: int, sliding: list[bool], ffns: list[DenseFfn | MoeFfn], local: str
+    full: Attention, heads: list[int], window: int, sliding: list[bool], ffns: list[Ffn], local: str
 ) -> list[LayerSpec]:
     """Makes the layers. `local`: the rotation of sliding ones."""
     slide = replace(full, window=window, rope=local)
@@ -74,25 +71,22 @@ def gates(f: Fields, n: Sizes) -> dict[str, Any]:
 def config(f: Fields, outer: Fields) -> ModelSpec:
     """Reads a config.json."""
     n, window = from_config.sizes(f), from_config.window(f)
-    dense = glm4_moe_lite.dense_layers(f) if f.raw("mlp_layer_types") else 1
+    dense = from_config.dense_layers(f) if f.raw("mlp_layer_types") else 1
     shared = f.integer("shared_expert_intermediate_size", high=limits.MAX_FFN)
     routing = Routing(used=8, scores="sigmoid", scale=f.number("routed_scaling_factor", high=1e6))
     more = {"correction_bias": True, "shared_size": shared}
     moe = from_config.experts(f, "num_experts", "moe_intermediate_size", routing, **more)
-    ffns = [*([from_config.dense(f)] * dense if dense else []), *[moe] * (n.num_layers - dense)]
+    ffns = from_config.after_dense(lambda: from_config.dense(f), moe, dense, n.num_layers)
     full = n.attention(qk_norm="head", **gates(f, n))
     sliding = from_config.sliding_layers(f, n.num_layers, [False] * n.num_layers)
     ropes, heads = from_config.rotations(f, n, 1.0), heads_by_layer(f, "num_attention_heads_per_layer", n)
     local = "local" if "local" in ropes else "global"
-    return n.model(NAME, layers(full, heads, window, sliding, ffns, local), ropes, from_config.tied(f, outer))
+    return from_config.model(f, outer, n, layers(full, heads, window, sliding, ffns, local), ropes)
 
 
-def local_rotation(header: GgufHeader, n: Sizes, dims: int) -> RopeSpec:
-    """Reads the rotation of sliding layers. `dims`: rotated elements of a head, if the file does not say."""
-    f = header.fields
-    theta = f.number("rope.freq_base_swa", f.number("rope.freq_base", 1e4), low=1.0)
-    dims = f.integer("rope.dimension_count_swa", dims, high=n.head_dim)
-    return RopeSpec(rope.plain(dims, theta).astype(np.float32), theta=theta)
+def local_rotation(header: GgufHeader, n: Sizes) -> RopeSpec:
+    """Reads the rotation of sliding layers."""
+    return header.local_rotation(header.fields.integer("rope.dimension_count_swa", n.head_dim, high=n.head_dim))
 
 
 def gguf_sizes(header: GgufHeader) -> tuple[Sizes, list[int]]:
@@ -101,33 +95,31 @@ def gguf_sizes(header: GgufHeader) -> tuple[Sizes, list[int]]:
     given = f.raw(name)
     counts = given.tolist() if isinstance(given, np.ndarray) else []
     most = max(counts) if counts and all(type(count) is int for count in counts) else given
-    n = from_gguf.sizes(replace(header, fields=f.but({name: most})))
+    n = header.but({name: most}).sizes()
     return n, heads_by_layer(f, name, n) if isinstance(given, np.ndarray) else [n.num_heads] * n.num_layers
 
 
 def gguf(header: GgufHeader) -> ModelSpec:
     """Reads GGUF metadata."""
     f, (n, heads), pattern = header.fields, gguf_sizes(header), "attention.sliding_window_pattern"
-    window = f.integer("attention.sliding_window", 0, low=0, high=1 << 30)
-    usual = {pattern: np.asarray([i % PERIOD != 0 for i in range(n.num_layers)])}
-    sliding = from_gguf.sliding_layers(f if f.has(pattern) else f.but(usual), n.num_layers, PERIOD)
-    moe = from_gguf.experts(header, Routing(used=8, scores="sigmoid"), shared=True)
-    ffns = from_gguf.feed_forwards(header, n, moe, 1)
+    window = f.integer("attention.sliding_window", 0, low=0, high=limits.MAX_POSITION)
+    usual = header.but({pattern: np.asarray([i % PERIOD != 0 for i in range(n.num_layers)])})
+    sliding = (header if f.has(pattern) else usual).sliding_layers(n.num_layers, PERIOD)
+    ffns = header.feed_forwards(n, header.experts(glm4moe.ROUTING, shared=True), 1)
     by_head = header.dims.get("blk.0.attn_gate.weight", (0, 0))[1] == heads[0]
-    attention = replace(from_gguf.attention(header, n), gated="softplus", head_gates=by_head)
-    ropes = {"global": from_gguf.rotation(header, n, partial=True)}
-    ropes |= {"local": local_rotation(header, n, n.head_dim)} if window else {}
+    attention = replace(header.attention(n), gated="softplus", head_gates=by_head)
+    ropes = {"global": header.rotation(n, partial=True), **({"local": local_rotation(header, n)} if window else {})}
     made = layers(attention, heads, window, sliding if window else [False] * n.num_layers, ffns, "local")
-    return n.model(NAME, made, ropes, from_gguf.tied(header))
+    return header.model(n, made, ropes)
 
 
 def written(spec: ModelSpec, where: str) -> dict[str, Any]:
     """Further GGUF metadata."""
-    heads = {"attention.head_count": [layer.attention.num_heads for layer in spec.layers]}
+    heads = {"attention.head_count": [mixer.num_heads for mixer in spec.mixers(Attention)]}
     if (local := spec.ropes.get("local")) is None:
         return heads
     if local.magnitude != 1.0 or local.scaling.get("rope_type", "default") != "default":
-        raise ArchitectureError(f"{where}: {NAME} whose sliding layers have a scaled rotation has no GGUF form")
+        raise ArchitectureError(f"{where}: laguna whose sliding layers have a scaled rotation has no GGUF form")
     own = {"rope.freq_base_swa": float(local.theta), "rope.dimension_count_swa": local.dims}
     return {**heads, **own, **exaone4.written(spec, where)}
 
@@ -135,7 +127,7 @@ def written(spec: ModelSpec, where: str) -> dict[str, Any]:
 OPTIONAL = ("leading_dense_block_count", "expert_shared_feed_forward_length", "expert_shared_count")
 OPTIONAL += ("expert_gating_func", "expert_weights_norm", "expert_weights_scale")
 GATE = "self_attn.gate_proj"
-SHARED = {f"mlp.shared_expert.{part}_proj": f"mlp.shared_expert.{part}_proj" for part in ("gate", "up", "down")}
+SHARED = family.renamed("mlp.shared_expert.{}_proj", "mlp.shared_expert.{}_proj")
 FAMILY = Family(
     keys=KEYS,
     from_config=config,

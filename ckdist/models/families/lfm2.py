@@ -10,10 +10,9 @@ from ckdist.models.config_keys import ConfigKeys, sizes
 from ckdist.models.families import family
 from ckdist.models.families.family import Family, Fields, GgufHeader, GgufWriter, Target
 from ckdist.models.from_config import Sizes
-from ckdist.models.spec import Attention, DenseFfn, LayerSpec, ModelSpec, MoeFfn
+from ckdist.models.spec import DenseFfn, Ffn, LayerSpec, ModelSpec
 from ckdist.models.state_mixers import GatedConv
 
-NAME = "lfm2"
 KEYS = ConfigKeys(
     {
         **sizes(hidden=2560, ffn=12288, layers=32, heads=32, kv_heads=8, positions=128000, vocab=65536),
@@ -40,7 +39,7 @@ def feed_forward(f: Fields) -> DenseFfn:
     return DenseFfn(size)
 
 
-def layers(f: Fields, n: Sizes, ffns: Sequence[DenseFfn | MoeFfn]) -> list[LayerSpec]:
+def layers(f: Fields, n: Sizes, ffns: Sequence[Ffn]) -> list[LayerSpec]:
     """Reads the layers, whose kinds stand in `layer_types`, or in `full_attn_idxs` of older files."""
     kernel = f.integer("conv_L_cache", low=2, high=limits.MAX_CONV)
     mixers = {FULL: n.attention(qk_norm="head"), CONV: GatedConv(n.hidden_size, kernel, f.flag("conv_bias"))}
@@ -56,36 +55,30 @@ def layers(f: Fields, n: Sizes, ffns: Sequence[DenseFfn | MoeFfn]) -> list[Layer
 def config(f: Fields, outer: Fields) -> ModelSpec:
     """Reads a config.json."""
     n = from_config.sizes(f, "norm_eps")
-    made = layers(f, n, [feed_forward(f)] * n.num_layers)
-    return n.model(NAME, made, from_config.rotations(f, n), from_config.tied(f, outer))
+    return from_config.model(f, outer, n, layers(f, n, [feed_forward(f)] * n.num_layers))
 
 
-def gguf_model(name: str, header: GgufHeader, n: Sizes, ffns: Sequence[DenseFfn | MoeFfn]) -> ModelSpec:
+def gguf_model(header: GgufHeader, n: Sizes, ffns: Sequence[Ffn]) -> ModelSpec:
     """Reads GGUF metadata. Layers without kv-heads have a convolution."""
-    from ckdist.models import from_gguf
-
     conv = GatedConv(n.hidden_size, header.fields.integer("shortconv.l_cache", low=2, high=limits.MAX_CONV))
-    full = from_gguf.layers_with(header.fields, "attention.head_count_kv", n.num_layers)
+    full = header.layers_with("attention.head_count_kv", n.num_layers)
     mixers = [n.attention(qk_norm="head") if is_full else conv for is_full in full]
     made = [LayerSpec(mixer, ffn) for mixer, ffn in zip(mixers, ffns, strict=True)]
-    return n.model(name, made, {"global": from_gguf.rotation(header, n, 1e6)}, from_gguf.tied(header))
+    return header.model(n, made, {"global": header.rotation(n, 1e6)})
 
 
 def gguf(header: GgufHeader) -> ModelSpec:
     """Reads GGUF metadata."""
-    from ckdist.models import from_gguf
-
-    n = from_gguf.sizes(header)
-    return gguf_model(NAME, header, n, [from_gguf.dense(header)] * n.num_layers)
+    n = header.sizes()
+    return gguf_model(header, n, [header.dense()] * n.num_layers)
 
 
 def hybrid_metadata(spec: ModelSpec, where: str) -> dict[str, object]:
     """The GGUF metadata of the mixers. Raises ArchitectureError for biases."""
-    conv = next((layer.mixer for layer in spec.layers if isinstance(layer.mixer, GatedConv)), GatedConv(0))
+    conv = next(iter(spec.mixers(GatedConv)), GatedConv(0))
     if conv.bias:
         raise ArchitectureError(f"{where}: {spec.family} with conv_bias true has no GGUF form: its readers have none")
-    kv_heads = [layer.mixer.num_kv_heads if isinstance(layer.mixer, Attention) else 0 for layer in spec.layers]
-    return {"attention.head_count_kv": kv_heads, "shortconv.l_cache": conv.conv_kernel}
+    return {"attention.head_count_kv": spec.kv_heads, "shortconv.l_cache": conv.conv_kernel}
 
 
 def gguf_values(spec: ModelSpec, weight: str, values: np.ndarray) -> np.ndarray:

@@ -5,10 +5,9 @@ from dataclasses import replace
 from ckdist.models import from_config, limits
 from ckdist.models.families import family, lfm2
 from ckdist.models.families.family import Fields, GgufHeader, GgufWriter
-from ckdist.models.spec import DenseFfn, ModelSpec, MoeFfn
+from ckdist.models.spec import DenseFfn, ModelSpec
 from ckdist.program.routing import Routing
 
-NAME = "lfm2moe"
 KEYS = lfm2.KEYS.but(
     defaults={
         **dict.fromkeys(("block_auto_adjust_ff_dim", "block_ffn_dim_multiplier", "block_multiple_of")),
@@ -24,27 +23,19 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
     """Reads a config.json."""
     n = from_config.sizes(f, "norm_eps")
     dense = f.integer("num_dense_layers", low=0, high=limits.MAX_LAYERS)
-    routing = Routing(
-        f.integer("num_experts_per_tok", high=limits.MAX_EXPERTS),
-        "sigmoid",
-        renormalise=f.flag("norm_topk_prob"),
-        scale=f.number("routed_scaling_factor", high=1e6),
-    )
-    size = f.integer("moe_intermediate_size", high=limits.MAX_FFN)
-    count, corrected = f.integer("num_experts", high=limits.MAX_EXPERTS), f.flag("use_expert_bias")
-    experts = MoeFfn(count, size, routing, correction_bias=corrected)
+    routing = replace(ROUTING, renormalise=f.flag("norm_topk_prob"), scale=f.number("routed_scaling_factor", high=1e6))
+    more = {"correction_bias": f.flag("use_expert_bias")}
+    experts = from_config.experts(f, "num_experts", "moe_intermediate_size", routing, "silu", **more)
     first = DenseFfn(f.integer("intermediate_size", high=limits.MAX_FFN))
-    made = lfm2.layers(f, n, [first if i < dense else experts for i in range(n.num_layers)])
-    return n.model(NAME, made, from_config.rotations(f, n), from_config.tied(f, outer))
+    ffns = from_config.after_dense(lambda: first, experts, dense, n.num_layers)
+    return from_config.model(f, outer, n, lfm2.layers(f, n, ffns))
 
 
 def gguf(header: GgufHeader) -> ModelSpec:
     """Reads GGUF metadata."""
-    from ckdist.models import from_gguf
-
-    n = from_gguf.sizes(header)
-    ffns = from_gguf.feed_forwards(header, n, from_gguf.experts(header, ROUTING))
-    return lfm2.gguf_model(NAME, header, n, ffns)
+    n = header.sizes()
+    ffns = header.feed_forwards(n, header.experts(ROUTING))
+    return lfm2.gguf_model(header, n, ffns)
 
 
 FAMILY = replace(
@@ -57,8 +48,7 @@ FAMILY = replace(
         {
             "feed_forward.gate": "mlp.gate",
             "feed_forward.expert_bias": "mlp.gate.e_score_correction.bias",
-            "feed_forward.experts.gate_up_proj": (family.GATE, family.UP),
-            "feed_forward.experts.down_proj": family.DOWN,
+            **family.stacked("feed_forward.experts"),
             **family.numbered("feed_forward.experts", "mlp.experts"),
         }
     ),

@@ -5,11 +5,10 @@ from dataclasses import replace
 from ckdist.models import from_config, limits
 from ckdist.models.config_keys import sizes
 from ckdist.models.families import lfm2
-from ckdist.models.families.family import Fields, GgufWriter, in_layers
+from ckdist.models.families.family import Fields, GgufWriter
 from ckdist.models.spec import DenseFfn, LayerSpec, ModelSpec, Norms
 from ckdist.models.state_mixers import GatedConv
 
-NAME = "lfm3"
 CONV, FULL, SLIDING = KINDS = ("conv", "full_attention", "sliding_attention")
 KEYS = lfm2.KEYS.but(
     defaults={
@@ -31,19 +30,20 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
     n = from_config.sizes(f, "norm_eps")
     usual = [FULL if i % 4 == 2 else SLIDING if i % 4 == 0 and i else CONV for i in range(n.num_layers)]
     kinds = from_config.layer_kinds(f, n.num_layers, KINDS) or usual
-    bias, gates = f.flag("attention_bias"), {"gated": "sigmoid", "head_gates": True}
-    if bias:
-        raise f.error("attention_bias", True, "false: biases are not supported in this family")
-    full = n.attention(qk_norm="head", **(gates if f.flag("use_attention_gate") else {}))
+    gated = f.flag("use_attention_gate")
+    full = n.attention(qk_norm="head", gated="sigmoid" if gated else "", head_gates=gated)
     mixers = {
         FULL: full,
         SLIDING: replace(full, rope="local", window=from_config.window(f)),
         CONV: GatedConv(n.hidden_size, f.integer("conv_L_cache", low=2, high=limits.MAX_CONV), f.flag("conv_bias")),
     }
     after = ("post_mixer_layernorm", "post_feedforward_layernorm") if f.flag("use_sandwich_norm") else (None, None)
-    norms, ffn = Norms(after_mixer=after[0], after_ffn=after[1]), DenseFfn(f.integer("intermediate_size", high=1 << 20))
+    norms, ffn = (
+        Norms(after_mixer=after[0], after_ffn=after[1]),
+        DenseFfn(f.integer("intermediate_size", high=limits.MAX_WIDTH)),
+    )
     layers = [LayerSpec(mixers[kind], ffn, norms) for kind in kinds]
-    return n.model(NAME, layers, from_config.rotations(f, n), from_config.tied(f, outer))
+    return from_config.model(f, outer, n, layers)
 
 
 FAMILY = replace(
@@ -52,9 +52,9 @@ FAMILY = replace(
     from_config=config,
     from_gguf=None,
     to_gguf=GgufWriter(refused="its architecture has none"),
-    safetensors=lfm2.FAMILY.safetensors.but(in_layers("model.layers", {
+    safetensors=lfm2.FAMILY.safetensors.but_in_layers({
         "self_attn.g_proj": "self_attn.gate_proj",
         "post_operator_norm": "post_mixer_layernorm",
         "post_ffn_norm": "post_feedforward_layernorm",
-    })),
+    }),
 )  # fmt: skip

@@ -1,5 +1,6 @@
 """Llama 4: attention within chunks, layers without rotation, and experts whose inputs are scaled by their shares."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -8,12 +9,11 @@ from ckdist.models import from_config, limits
 from ckdist.models.config_keys import sizes
 from ckdist.models.families import family, llama, smollm3
 from ckdist.models.families.family import Family, Fields, GgufHeader, GgufWriter
-from ckdist.models.from_config import Sizes
-from ckdist.models.spec import Attention, DenseFfn, LayerSpec, ModelSpec, MoeFfn
+from ckdist.models.spec import Attention, DenseFfn, Ffn, LayerSpec, ModelSpec, MoeFfn
 from ckdist.program.query_scale import QueryScale
 from ckdist.program.routing import Routing
 
-NAME, PERIOD, CHUNK, THETA = "llama4", 4, 8192, 5e5
+PERIOD, CHUNK, THETA = 4, 8192, 5e5
 SCALE = QueryScale(0.1, CHUNK, from_one=True)  # GGUF readers know these numbers, and norms unless there are 128 experts
 ROUTING = Routing(used=1, scores="sigmoid", renormalise=False)
 KEYS = llama.KEYS.but(
@@ -30,12 +30,17 @@ KEYS = llama.KEYS.but(
 
 
 def layers_of(
-    n: Sizes, base: Attention, chunk: int, rotated: list[bool], chunked: list[bool], scale: QueryScale | None, ffn: Any
+    base: Attention,
+    chunk: int,
+    rotated: list[bool],
+    chunked: list[bool],
+    scale: QueryScale | None,
+    ffns: Sequence[Ffn],
 ) -> list[LayerSpec]:
-    """The layers. `ffn(i)` is the feed-forward of layer i."""
+    """Makes the layers."""
     turning, still = replace(base, norms_rotated=True), replace(base, qk_norm="", rope=None, query_scale=scale)
-    kinds = zip(range(n.num_layers), rotated, chunked, strict=True)
-    return [LayerSpec(replace(turning if r else still, chunk=chunk * c), ffn(i)) for i, r, c in kinds]
+    parts = zip(rotated, chunked, ffns, strict=True)
+    return [LayerSpec(replace(turning if turns else still, chunk=chunk * cut), ffn) for turns, cut, ffn in parts]
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
@@ -46,8 +51,7 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
     derived = [(i + 1) % period != 0 for i in range(n.num_layers)]
     rotated = smollm3.rotated_layers(f, n.num_layers) if f.raw("no_rope_layers") else derived
     chunk = f.integer("attention_chunk_size", 0, high=limits.MAX_POSITION)
-    kinds = from_config.layer_kinds(f, n.num_layers, ("chunked_attention", "full_attention"))
-    chunked = rotated if kinds is None else [kind == "chunked_attention" for kind in kinds]
+    chunked = from_config.layers_of_kind(f, n.num_layers, rotated, "chunked_attention", "full_attention")
     beta, context = f.number("attn_scale", high=1e3), f.integer("floor_scale", high=limits.MAX_POSITION)
     tuned = f.raw("attn_temperature_tuning")
     if type(tuned) not in (bool, int):  # 4 in published files
@@ -60,33 +64,29 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
     if listed is not None and not (isinstance(listed, list) and all(type(i) is int for i in listed)):
         raise f.error("moe_layers", listed, "a list of layers")
     with_experts = range(step - 1, n.num_layers, step) if listed is None else listed
-    layers = layers_of(n, base, chunk, rotated, chunked, scale, lambda i: moe if i in with_experts else dense)
-    return n.model(NAME, layers, from_config.rotations(f, n, interleaved=True), from_config.tied(f, outer))
+    ffns = [moe if i in with_experts else dense for i in range(n.num_layers)]
+    layers = layers_of(base, chunk, rotated, chunked, scale, ffns)
+    return from_config.model(f, outer, n, layers, from_config.rotations(f, n, interleaved=True))
 
 
 def gguf(header: GgufHeader) -> ModelSpec:
     """Reads GGUF metadata."""
-    from ckdist.models import from_gguf
-
-    f, n = header.fields, from_gguf.sizes(header)
-    base = replace(from_gguf.attention(header, n), qk_norm="")
-    moe = replace(from_gguf.experts(header, ROUTING, shared=True), shares_input=True)
-    dense, step = from_gguf.dense(header), f.integer("interleave_moe_layer_step", high=limits.MAX_LAYERS)
+    f, n = header.fields, header.sizes()
+    moe = replace(header.experts(ROUTING, shared=True), shares_input=True)
+    dense, step = header.dense(), f.integer("interleave_moe_layer_step", high=limits.MAX_LAYERS)
     chunk = CHUNK * (f.integer("attention.sliding_window", 1, low=0, high=limits.MAX_POSITION) > 0)
     rotated = [not chunk or (i + 1) % PERIOD != 0 for i in range(n.num_layers)]
-    base = replace(base, qk_norm="" if moe.num_experts == 128 else "unit")
-    ffn = lambda i: dense if (i + 1) % step else moe
-    layers = layers_of(n, base, chunk, rotated, rotated, SCALE, ffn)
-    return n.model(
-        NAME, layers, {"global": from_gguf.rotation(header, n, THETA, interleaved=True)}, from_gguf.tied(header)
-    )
+    base = replace(header.attention(n), qk_norm="" if moe.num_experts == 128 else "unit")
+    ffns = [dense if (i + 1) % step else moe for i in range(n.num_layers)]
+    layers = layers_of(base, chunk, rotated, rotated, SCALE, ffns)
+    return header.model(n, layers, {"global": header.rotation(n, THETA, interleaved=True)})
 
 
 def written(spec: ModelSpec, where: str) -> dict[str, Any]:
     """Further GGUF metadata. Raises ArchitectureError for numbers that GGUF readers do not know."""
     with_experts = [i for i, layer in enumerate(spec.layers) if isinstance(layer.ffn, MoeFfn)]
     if not with_experts:
-        raise ArchitectureError(f"{where}: {NAME} without experts has no GGUF form")
+        raise ArchitectureError(f"{where}: llama4 without experts has no GGUF form")
     step, moe = with_experts[0] + 1, spec.layers[with_experts[0]].ffn
     assert isinstance(moe, MoeFfn)
     dense = next((one.ffn for one in spec.layers if isinstance(one.ffn, DenseFfn)), DenseFfn(moe.intermediate_size))
@@ -95,11 +95,10 @@ def written(spec: ModelSpec, where: str) -> dict[str, Any]:
     rotated = [not chunked or (i + 1) % PERIOD != 0 for i in range(len(spec.layers))]
     norm = "" if moe.num_experts == 128 else "unit"
     a = replace(first, rope="global", qk_norm=norm, query_scale=None, norms_rotated=False, chunk=0)
-    n = Sizes(len(spec.layers), spec.hidden_size, a.num_heads, a.num_kv_heads, a.head_dim, 0, 0, 0.0)
-    ffn = lambda i: dense if (i + 1) % step else moe
-    if layers_of(n, a, CHUNK * chunked, rotated, rotated, SCALE, ffn) != list(spec.layers):
+    ffns = [dense if (i + 1) % step else moe for i in range(len(spec.layers))]
+    if layers_of(a, CHUNK * chunked, rotated, rotated, SCALE, ffns) != list(spec.layers):
         raise ArchitectureError(
-            f"{where}: GGUF readers know a {NAME} with chunks of {CHUNK} tokens and a layer without rotation every "
+            f"{where}: GGUF readers know a llama4 with chunks of {CHUNK} tokens and a layer without rotation every "
             f"{PERIOD} layers; other numbers have no GGUF form"
         )
     return {
@@ -121,8 +120,7 @@ FAMILY = Family(
     safetensors=family.SAFETENSORS.but_in_layers(
         {
             "feed_forward.router": "mlp.gate",
-            "feed_forward.experts.gate_up_proj": (family.GATE, family.UP),
-            "feed_forward.experts.down_proj": "mlp.experts.down_proj",
+            **family.stacked("feed_forward.experts"),
             **family.renamed("feed_forward.{}_proj", "mlp.{}_proj"),
             **family.renamed("feed_forward.shared_expert.{}_proj", "mlp.shared_expert.{}_proj"),
         },

@@ -1,7 +1,7 @@
 """Mamba and Falcon Mamba: Mamba-1 in every layer, without feed-forwards."""
 
 from ckdist.models import from_config, limits, mamba1_fields
-from ckdist.models.config_keys import ConfigKeys
+from ckdist.models.config_keys import ConfigKeys, sizes
 from ckdist.models.families import family
 from ckdist.models.families.family import Family, GgufForm, GgufHeader, in_layers
 from ckdist.models.fields import Fields
@@ -9,24 +9,13 @@ from ckdist.models.from_config import Sizes
 from ckdist.models.spec import LayerSpec, ModelSpec
 from ckdist.models.state_mixers import Mamba1
 
-NAME = "mamba"
 MAX_POSITION = 1 << 20  # states have no limit; converters to GGUF write this number
 KEYS = ConfigKeys(
     {
-        "conv_kernel": 4,
-        "expand": 2,
-        "hidden_act": "silu",
-        "hidden_size": 768,
-        "layer_norm_epsilon": 1e-5,
-        "max_position_embeddings": MAX_POSITION,
-        "mixer_rms_eps": mamba1_fields.UNIT_EPS,
-        "num_attention_heads": 1,  # there is no attention
-        "num_hidden_layers": 32,
-        "state_size": 16,
-        "time_step_rank": "auto",
-        "tie_word_embeddings": True,
-        "use_conv_bias": True,
-        "vocab_size": 50280,
+        **sizes(hidden=768, layers=32, heads=1, positions=MAX_POSITION, vocab=50280),  # there is no attention
+        "conv_kernel": 4, "expand": 2, "hidden_act": "silu", "layer_norm_epsilon": 1e-5,
+        "mixer_rms_eps": mamba1_fields.UNIT_EPS, "state_size": 16, "time_step_rank": "auto",
+        "tie_word_embeddings": True, "use_conv_bias": True,
     },
     aliases={"d_inner": "intermediate_size", "d_model": "hidden_size", "n_layer": "num_hidden_layers"},
     only={"hidden_act": "silu", "rms_norm": True},
@@ -35,16 +24,15 @@ KEYS = ConfigKeys(
         *("rescale_prenorm_residual", "residual_in_fp32", "fused_add_norm", "ssm_cfg", "layer_types", "mixer_rms_eps"),
         *("use_mambapy", "use_associative_scan", "use_falcon_mambapy", "num_attention_heads"),
     ),
-)
+)  # fmt: skip
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
     """Reads a config.json. Falcon Mamba norms b, c and the low rank without weights."""
     n = from_config.sizes(f, "layer_norm_epsilon")
     falcon = "Falcon" in str(f.raw("architectures")) or f.raw("model_type") == "falcon_mamba"
-    expand = f.integer("expand", high=64)
     mixer = Mamba1(
-        f.integer("intermediate_size", n.hidden_size * expand, high=limits.MAX_WIDTH),
+        f.integer("intermediate_size", n.hidden_size * f.integer("expand", high=64), high=limits.MAX_WIDTH),
         f.integer("state_size", high=limits.MAX_HEAD_DIM),
         mamba1_fields.dt_rank(f, "time_step_rank", n.hidden_size),
         f.integer("conv_kernel", low=2, high=limits.MAX_CONV),
@@ -53,19 +41,17 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
         "unit" if falcon else "",
         f.number("mixer_rms_eps", high=1.0) if falcon else 0.0,
     )
-    return n.model(NAME, [LayerSpec(mixer, None)] * n.num_layers, {}, from_config.tied(f, outer))
+    return from_config.model(f, outer, n, [LayerSpec(mixer, None)] * n.num_layers, {})
 
 
 def gguf(header: GgufHeader) -> ModelSpec:
     """Reads GGUF metadata."""
-    from ckdist.models import from_gguf
-
     f = header.fields
     count, hidden = f.integer("block_count", high=limits.MAX_LAYERS), f.integer("embedding_length", high=1 << 20)
     position, eps = f.integer("context_length", high=limits.MAX_POSITION), "attention.layer_norm_rms_epsilon"
-    n = Sizes(count, hidden, 1, 1, hidden, from_gguf.rows(header, "token_embd"), position, f.number(eps, high=1.0))
+    n = Sizes(count, hidden, 1, 1, hidden, header.rows("token_embd"), position, f.number(eps, high=1.0))
     mixer = mamba1_fields.from_gguf(header, "unit" if f.flag("ssm.dt_b_c_rms") else "")
-    return n.model(NAME, [LayerSpec(mixer, None)] * n.num_layers, {}, from_gguf.tied(header))
+    return header.model(n, [LayerSpec(mixer, None)] * n.num_layers, {})
 
 
 def export(spec: ModelSpec, where: str) -> GgufForm:
@@ -79,9 +65,9 @@ def export(spec: ModelSpec, where: str) -> GgufForm:
         "attention.layer_norm_rms_epsilon": float(spec.norm_eps),
         "vocab_size": spec.vocab_size,
         **mamba1_fields.metadata(spec, where),
-        "ssm.dt_b_c_rms": any(isinstance(layer.mixer, Mamba1) and layer.mixer.norms for layer in spec.layers),
+        "ssm.dt_b_c_rms": any(mixer.norms for mixer in spec.mixers(Mamba1)),
     }
-    return GgufForm({"general.architecture": NAME, **{f"{NAME}.{name}": value for name, value in values.items()}})
+    return GgufForm({"general.architecture": "mamba", **{f"mamba.{name}": value for name, value in values.items()}})
 
 
 FAMILY = Family(
@@ -97,6 +83,6 @@ FAMILY = Family(
             **{f"mixer.{name}": target for name, target in mamba1_fields.TENSORS.items()},
         }),
     }),
-    gguf_names=family.GGUF.but(in_layers("blk", mamba1_fields.GGUF), mamba1_fields.GGUF_FORM),
+    gguf_names=family.GGUF.but_in_layers(mamba1_fields.GGUF, mamba1_fields.GGUF_FORM),
     gguf_values=mamba1_fields.gguf_values,
 )  # fmt: skip

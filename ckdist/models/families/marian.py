@@ -6,32 +6,26 @@ which is never sampled.
 
 from dataclasses import replace
 
-import numpy as np
-
-from ckdist.errors import ModelFileError
-from ckdist.models import limits
+from ckdist.models import limits, rope
 from ckdist.models.families import bart
 from ckdist.models.fields import Fields
-from ckdist.models.spec import ModelSpec, RopeSpec
+from ckdist.models.spec import ModelSpec
 
-NAME = "marian"
-THETA = 10000.0
 KEYS = bart.KEYS.but(
     defaults={
-        "bos_token_id": None, "decoder_start_token_id": 58100, "share_encoder_decoder_embeddings": True,
-        "vocab_size": 58101,
+        "bos_token_id": None, "decoder_start_token_id": 58100, "vocab_size": 58101,
     },
-    only={"normalize_embedding": False, "static_position_embeddings": True},
+    only={
+        "normalize_embedding": False, "share_encoder_decoder_embeddings": True, "static_position_embeddings": True,
+    },
 )  # fmt: skip
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
     """Reads a config.json. Raises ModelFileError if the two languages have separate vocabularies."""
-    if not f.flag("share_encoder_decoder_embeddings"):
-        raise ModelFileError(f"{f.where}: share_encoder_decoder_embeddings is false; it must be true")
     hidden = f.integer("d_model", high=limits.MAX_WIDTH)
-    waves = RopeSpec((THETA ** (-np.arange(0, hidden, 2) / hidden)).astype(np.float32), theta=THETA)
-    spec = bart.model(f, outer, NAME, norm_first=False, waves="global", ropes={"global": waves})
+    waves = rope.unscaled(hidden, 1e4)
+    spec = bart.model(f, outer, norm_first=False, waves="global", ropes={"global": waves})
     pad = f.integer("pad_token_id", spec.start_tokens[0], low=0, high=spec.vocab_size - 1)
     if (rows := f.integer("decoder_vocab_size", spec.vocab_size, high=limits.MAX_VOCAB)) != spec.vocab_size:
         raise f.error("decoder_vocab_size", rows, f"the same as vocab_size, which is {spec.vocab_size}")

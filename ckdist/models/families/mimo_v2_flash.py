@@ -4,12 +4,11 @@ from dataclasses import replace
 
 from ckdist.models import from_config, limits, rope
 from ckdist.models.config_keys import ConfigKeys, sizes
-from ckdist.models.families import family
+from ckdist.models.families import family, glm4moe
 from ckdist.models.families.family import Family, Fields, GgufWriter
 from ckdist.models.spec import LayerSpec, ModelSpec
-from ckdist.program.routing import Routing
 
-NAME, PERIOD, PART, LOCAL_THETA = "mimo_v2_flash", 6, 0.334, 1e4
+PERIOD, PART, LOCAL_THETA = 6, 0.334, 1e4
 KEYS = ConfigKeys(
     {
         **sizes(hidden=4096, ffn=16384, layers=48, heads=64, kv_heads=4, head=192, positions=131072, vocab=152576),
@@ -21,11 +20,8 @@ KEYS = ConfigKeys(
     aliases={"layernorm_epsilon": "rms_norm_eps", "num_local_experts": "n_routed_experts"},
     nulls={"attention_value_scale": 1.0},
     only={
-        "add_full_attention_sink_bias": False,
-        "add_swa_attention_sink_bias": True,
-        "attention_projection_layout": "split_qkv",
-        "scoring_func": "sigmoid",
-        "topk_method": "noaux_tc",
+        "add_full_attention_sink_bias": False, "add_swa_attention_sink_bias": True,
+        "attention_projection_layout": "split_qkv", "scoring_func": "sigmoid", "topk_method": "noaux_tc",
     },
     unused=(
         *("attention_chunk_size", "hybrid_block_size", "moe_router_dtype"),
@@ -63,12 +59,7 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
         num_kv_heads=f.integer("swa_num_key_value_heads", 2 * n.num_kv_heads, high=limits.MAX_HEADS),
         window=window + 1 if window else from_config.window(f), rope="local", sinks=True,
     )  # fmt: skip
-    routing = Routing(
-        used=0, scores="sigmoid", renormalise=f.flag("norm_topk_prob"), scale=f.number("routed_scaling_factor"),
-        groups=f.integer("n_group", high=limits.MAX_EXPERTS),
-        top_groups=f.integer("topk_group", high=limits.MAX_EXPERTS),
-    )  # fmt: skip
-    moe = from_config.experts(f, "n_routed_experts", "moe_intermediate_size", routing, correction_bias=True)
+    moe = from_config.experts(f, "n_routed_experts", "moe_intermediate_size", glm4moe.routing(f), correction_bias=True)
     dense, part = from_config.dense(f), from_config.part(f)
     ropes = from_config.rotations(f, n, part)
     if "local" not in ropes:
@@ -78,7 +69,7 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
         LayerSpec(slide if slides else full, moe if is_sparse else dense)
         for slides, is_sparse in zip(sliding, sparse, strict=True)
     ]
-    return n.model(NAME, layers, ropes, from_config.tied(f, outer))
+    return from_config.model(f, outer, n, layers, ropes)
 
 
 FAMILY = Family(

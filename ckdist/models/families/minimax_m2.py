@@ -9,20 +9,18 @@ from ckdist.models.from_config import Sizes
 from ckdist.models.spec import LayerSpec, ModelSpec, RopeSpec
 from ckdist.program.routing import Routing
 
-NAME = "minimax-m2"
 KEYS = ConfigKeys(
     {
         **sizes(kv_heads=8, head=128, positions=196608),
-        "hidden_act": "silu",
-        "num_experts_per_tok": 8,
-        "rms_norm_eps": 1e-6,
-        "rope_theta": 5e6,
+        "hidden_act": "silu", "num_experts_per_tok": 8, "rms_norm_eps": 1e-6, "rope_theta": 5e6,
         "router_aux_loss_coef": 0.001,
-        "scoring_func": "sigmoid",
     },
     aliases={"num_experts": "num_local_experts"},
-    only={"use_qk_norm": True, "qk_norm_type": "per_layer", "use_routing_bias": True, "shared_intermediate_size": 0},
-)
+    only={
+        "scoring_func": "sigmoid", "use_qk_norm": True, "qk_norm_type": "per_layer", "use_routing_bias": True,
+        "shared_intermediate_size": 0,
+    },
+)  # fmt: skip
 ROUTING = Routing(used=8, scores="sigmoid")
 
 
@@ -36,17 +34,12 @@ def part_rotations(f: Fields, n: Sizes) -> dict[str, RopeSpec]:
 def config(f: Fields, outer: Fields) -> ModelSpec:
     """Reads a config.json."""
     n = from_config.sizes(f)
-    if f.text("scoring_func") != "sigmoid":
-        raise f.error("scoring_func", f.text("scoring_func"), "sigmoid")
     types = f.raw("attn_type_list") or []
     if not isinstance(types, list) or any(kind != 1 for kind in types):
         raise f.error("attn_type_list", types, "1 for every layer: linear attention is not supported")
-    attention = n.attention(qk_norm="row")
     ffn = from_config.experts(f, "num_local_experts", "intermediate_size", ROUTING, correction_bias=True)
-    ropes = part_rotations(f, n)
-    return n.model(
-        NAME, [LayerSpec(attention, ffn)] * n.num_layers, ropes, from_config.tied(f, outer), **from_config.balance(f)
-    )
+    layers = [LayerSpec(n.attention(qk_norm="row"), ffn)] * n.num_layers
+    return from_config.model(f, outer, n, layers, part_rotations(f, n), **from_config.balance(f))
 
 
 FAMILY = Family(

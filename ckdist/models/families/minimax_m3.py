@@ -8,16 +8,15 @@ from typing import Any
 
 from ckdist.errors import ArchitectureError
 from ckdist.models import from_config, limits
-from ckdist.models.block_indexer import BlockIndexer
 from ckdist.models.config_keys import ConfigKeys
-from ckdist.models.families import family, gptoss, minimax_m2, mixtral
-from ckdist.models.families.family import Family, GgufHeader, GgufWriter, in_layers
+from ckdist.models.families import family, gptoss, minimax_m2
+from ckdist.models.families.family import Family, GgufHeader, GgufWriter
 from ckdist.models.fields import Fields
-from ckdist.models.spec import DenseFfn, LayerSpec, ModelSpec, MoeFfn
-from ckdist.program.ops.elementwise import SWIGLU_ALPHA, SWIGLU_LIMIT
+from ckdist.models.indexers import BlockIndexer
+from ckdist.models.spec import DenseFfn, Ffn, LayerSpec, ModelSpec, MoeFfn
 from ckdist.program.routing import Routing
 
-NAME, ACTIVATION, KINDS = "minimax_m3", gptoss.ACTIVATION, ("full_attention", "minimax_m3_sparse")
+ACTIVATION, KINDS = gptoss.ACTIVATION, ("full_attention", "minimax_m3_sparse")
 SIZES = {  # of the indexer -> (field of the published file, default)
     "index_n_heads": ("sparse_num_index_heads", 4),
     "index_head_dim": ("sparse_index_dim", 128),
@@ -32,14 +31,13 @@ KEYS = ConfigKeys(
         "intermediate_size": 3072, "max_position_embeddings": 524288, "num_attention_heads": 64,
         "num_experts_per_tok": 4, "num_hidden_layers": 60, "num_key_value_heads": 4, "num_local_experts": 128,
         "rms_norm_eps": 1e-6, "rope_theta": 5e6, "rotary_dim": 64, "routed_scaling_factor": 2.0,
-        "shared_intermediate_size": 3072, "swiglu_alpha": SWIGLU_ALPHA, "swiglu_limit": SWIGLU_LIMIT,
-        "vocab_size": 200064,
+        "shared_intermediate_size": 3072, "vocab_size": 200064,
     },
     aliases={"num_experts": "num_local_experts"},
     only={
-        "attention_output_gate": False, "n_shared_experts": 1, "qk_norm_type": "per_head", "scoring_func": "sigmoid",
-        "sparse_init_block": 0, "sparse_score_type": "max", "use_gemma_norm": True, "use_qk_norm": True,
-        "use_routing_bias": True, "use_sparse_attention": True,
+        **gptoss.SWIGLU, "attention_output_gate": False, "n_shared_experts": 1, "qk_norm_type": "per_head",
+        "scoring_func": "sigmoid", "sparse_init_block": 0, "sparse_score_type": "max", "use_gemma_norm": True,
+        "use_qk_norm": True, "use_routing_bias": True, "use_sparse_attention": True,
     },
     unused=(
         *("image_grid_pinpoints", "num_reward_heads", "process_image_mode", "projector_hidden_size"),
@@ -70,7 +68,7 @@ def checked(
     return i
 
 
-def layers(attention: Any, i: BlockIndexer, sparse: list[bool], ffns: list[DenseFfn | MoeFfn]) -> list[LayerSpec]:
+def layers(attention: Any, i: BlockIndexer, sparse: list[bool], ffns: list[Ffn]) -> list[LayerSpec]:
     """Makes the layers; those marked in `sparse` have an indexer."""
     mixers = [replace(attention, indexer=i) if one else attention for one in sparse]
     return [LayerSpec(mixer, ffn) for mixer, ffn in zip(mixers, ffns, strict=True)]
@@ -79,11 +77,7 @@ def layers(attention: Any, i: BlockIndexer, sparse: list[bool], ffns: list[Dense
 def config(f: Fields, outer: Fields) -> ModelSpec:
     """Reads a config.json."""
     n, given = from_config.sizes(f), f.sub("sparse_attention_config")
-    for name, known in (("swiglu_alpha", SWIGLU_ALPHA), ("swiglu_limit", SWIGLU_LIMIT)):
-        if f.number(name) != known:
-            raise f.error(name, f.values[name], f"{known:g}")
-    if f.text("hidden_act") not in ("silu", "swigluoai"):
-        raise f.error("hidden_act", f.text("hidden_act"), "silu or swigluoai, which both are a clamped SwiGLU here")
+    f.choice("hidden_act", ("silu", "swigluoai"))  # which both are a clamped SwiGLU here
     heads, *sizes = (
         given.integer(old, f.integer(name, high=limits.MAX_POSITION), high=limits.MAX_POSITION)
         for name, (old, _) in SIZES.items()
@@ -101,18 +95,12 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
     mixed = by_layer(f, "moe_layer_freq", [True] * n.num_layers)
     mixed = mixed if ffn_kinds is None else [kind == "sparse" for kind in ffn_kinds]
     wide = lambda name: f.integer(name, high=limits.MAX_FFN)
-    routing = replace(
-        ROUTING,
-        used=f.integer("num_experts_per_tok", high=limits.MAX_EXPERTS),
-        scale=f.number("routed_scaling_factor", high=1e6),
-    )
-    moe = MoeFfn(
-        f.integer("num_local_experts", high=limits.MAX_EXPERTS), wide("intermediate_size"), routing, ACTIVATION,
-        correction_bias=True, shared_size=wide("shared_intermediate_size"),
-    )  # fmt: skip
+    routing = replace(ROUTING, scale=f.number("routed_scaling_factor", high=1e6))
+    more = {"correction_bias": True, "shared_size": wide("shared_intermediate_size")}
+    moe = from_config.experts(f, "num_local_experts", "intermediate_size", routing, ACTIVATION, **more)
     ffns = [moe if one else DenseFfn(wide("dense_intermediate_size"), ACTIVATION) for one in mixed]
     ropes = minimax_m2.part_rotations(f, n)
-    return n.model(NAME, layers(n.attention(qk_norm="head"), indexer, sparse, ffns), ropes, from_config.tied(f, outer))
+    return from_config.model(f, outer, n, layers(n.attention(qk_norm="head"), indexer, sparse, ffns), ropes)
 
 
 GGUF = ("head_count", "key_length", "block_size", "top_k", "local_blocks")
@@ -120,18 +108,15 @@ GGUF = ("head_count", "key_length", "block_size", "top_k", "local_blocks")
 
 def gguf(header: GgufHeader) -> ModelSpec:
     """Reads GGUF metadata. Layers with experts have an indexer."""
-    from ckdist.models import from_gguf
-
-    f, n = header.fields, from_gguf.sizes(header)
+    f, n = header.fields, header.sizes()
     names = tuple(f"attention.indexer.{name}" for name in GGUF)
     heads, *sizes = (f.integer(name, high=limits.MAX_POSITION) for name in names)
     indexer = checked(BlockIndexer(*sizes), heads, n.num_kv_heads, f, names)
-    dense = f.integer("leading_dense_block_count", 0, low=0, high=n.num_layers)
-    moe = replace(from_gguf.experts(header, ROUTING, shared=True), activation=ACTIVATION)
-    ffns = [*([from_gguf.dense(header, ACTIVATION)] * dense if dense else []), *[moe] * (n.num_layers - dense)]
-    ropes = {"global": from_gguf.rotation(header, n, partial=True)}
-    made = layers(from_gguf.attention(header, n), indexer, [i >= dense for i in range(n.num_layers)], ffns)
-    return n.model(NAME, made, ropes, from_gguf.tied(header))
+    moe = replace(header.experts(ROUTING, shared=True), activation=ACTIVATION)
+    ffns = header.feed_forwards(n, moe, activation=ACTIVATION)
+    ropes = {"global": header.rotation(n, partial=True)}
+    made = layers(header.attention(n), indexer, [isinstance(ffn, MoeFfn) for ffn in ffns], ffns)
+    return header.model(n, made, ropes)
 
 
 def written(spec: ModelSpec, where: str) -> dict[str, Any]:
@@ -144,7 +129,7 @@ def written(spec: ModelSpec, where: str) -> dict[str, Any]:
         or (isinstance(moe, MoeFfn) and moe.shared_size % moe.intermediate_size)
     ):
         needs = "the same layers have sparse attention and experts, and the shared expert has the width of others"
-        raise ArchitectureError(f"{where}: {NAME} has no GGUF form unless {needs}")
+        raise ArchitectureError(f"{where}: {spec.family} has no GGUF form unless {needs}")
     sizes = (spec.layers[-1].attention.num_kv_heads, i.head_dim, i.block, i.top_k, i.local)
     return {f"attention.indexer.{name}": size for name, size in zip(GGUF, sizes, strict=True)}
 
@@ -157,9 +142,6 @@ FAMILY = Family(
     from_config=config,
     from_gguf=gguf,
     to_gguf=GgufWriter(written, experts=(*OPTIONAL, "expert_weights_norm", "expert_weights_scale"), rotated=True),
-    safetensors=mixtral.FAMILY.safetensors.but(
-        in_layers("model.layers", {"block_sparse_moe.e_score_correction": "mlp.gate.e_score_correction", **MOE}),
-        (r".*norm\.weight", "plus_one"),
-    ),
-    gguf_names=family.GGUF_EXPERTS.but(in_layers("blk", INDEX)),
+    safetensors=minimax_m2.FAMILY.safetensors.but_in_layers(MOE, (r".*norm\.weight", "plus_one")),
+    gguf_names=family.GGUF_EXPERTS.but_in_layers(INDEX),
 )

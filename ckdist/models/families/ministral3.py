@@ -13,7 +13,6 @@ from ckdist.models.families.family import Fields, GgufHeader, GgufWriter
 from ckdist.models.spec import LayerSpec, ModelSpec, RopeSpec
 from ckdist.models.stored_query_scale import config_query_scale, gguf_query_scale
 
-NAME, GGUF = "ministral3", "mistral3"
 KEYS = llama.KEYS.but(
     defaults={
         **sizes(layers=34, heads=32, kv_heads=8, head=128, positions=262144),
@@ -32,19 +31,15 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
     """Reads a config.json."""
     n = from_config.sizes(f)
     attention = n.attention(window=from_config.window(f), query_scale=config_query_scale(f))
-    layers = [LayerSpec(attention, from_config.dense(f))] * n.num_layers
-    return n.model(NAME, layers, from_config.rotations(f, n), from_config.tied(f, outer))
+    return from_config.model(f, outer, n, [LayerSpec(attention, from_config.dense(f))] * n.num_layers)
 
 
 def gguf(header: GgufHeader) -> ModelSpec:
     """Reads GGUF metadata."""
-    from ckdist.models import from_gguf
-
-    n = from_gguf.sizes(header)
-    attention = replace(from_gguf.attention(header, n), query_scale=gguf_query_scale(header.fields))
-    layers = [LayerSpec(attention, from_gguf.dense(header))] * n.num_layers
-    rotation = gguf_magnitude(header.fields, from_gguf.rotation(header, n))
-    return n.model(NAME, layers, {"global": rotation}, from_gguf.tied(header))
+    n = header.sizes()
+    attention = replace(header.attention(n), query_scale=gguf_query_scale(header.fields))
+    rotation = gguf_magnitude(header.fields, header.rotation(n))
+    return header.model(n, [LayerSpec(attention, header.dense())] * n.num_layers, {"global": rotation})
 
 
 def gguf_magnitude(f: Fields, rotation: RopeSpec) -> RopeSpec:
@@ -67,7 +62,7 @@ def written(spec: ModelSpec, where: str) -> dict[str, Any]:  # noqa: ARG001
 FAMILY = replace(
     llama.FAMILY,
     keys=KEYS,
-    gguf=GGUF,
+    gguf="mistral3",
     from_config=config,
     from_gguf=gguf,
     to_gguf=GgufWriter(written, rotated=True, factors=True, windows="sliding_window to null"),

@@ -6,15 +6,13 @@ and SGLang measured lower accuracy of the published weights (vllm-project/vllm#5
 """
 
 from dataclasses import replace
-from typing import Any
 
 from ckdist.models.families import deepseek_v2, deepseek_v3, family
 from ckdist.models.families.family import Fields, GgufForm, GgufHeader
-from ckdist.models.spec import LatentAttention, LayerSpec, ModelSpec
+from ckdist.models.spec import LatentAttention, ModelSpec
 from ckdist.models.stored_query_scale import config_query_scale
 from ckdist.program.routing import Routing
 
-NAME = "mistral4"
 KEYS = deepseek_v3.KEYS.but(
     defaults={
         "first_k_dense_replace": 0, "kv_lora_rank": 256, "max_position_embeddings": 1048576, "n_group": 1,
@@ -27,43 +25,37 @@ KEYS = deepseek_v3.KEYS.but(
     },
     unused=("max_position_embeddings", "partial_rotary_factor"),  # of the rotation, whose width is qk_rope_head_dim
 )  # fmt: skip
-ROUTING = Routing(used=4, group_scores=2)
 BETA = 0.1  # of all published models; their GGUF files of architecture mistral4 do not have it
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
     """Reads a config.json."""
-    spec, query_scale = deepseek_v2.model(NAME, f, outer, ROUTING), config_query_scale(f)
+    spec, query_scale = deepseek_v2.model(f, outer), config_query_scale(f)
     eps = 0.0 if spec.norm_eps == deepseek_v2.NORM_EPS else deepseek_v2.NORM_EPS
-
-    def with_scales(layer: LayerSpec) -> LayerSpec:
-        mixer = layer.mixer
-        assert isinstance(mixer, LatentAttention)
-        scaled = replace(mixer, scale=mixer.head_dim**-0.5, norm_eps=eps, query_scale=query_scale)
-        return replace(layer, mixer=scaled)
-
-    return replace(spec, layers=tuple(map(with_scales, spec.layers)))
+    mixers = [
+        replace(mixer, scale=mixer.head_dim**-0.5, norm_eps=eps, query_scale=query_scale)
+        for mixer in spec.mixers(LatentAttention)
+    ]
+    return spec.with_layers(mixer=mixers)
 
 
 def gguf(header: GgufHeader) -> ModelSpec:
     """Reads GGUF metadata."""
-    return deepseek_v2.gguf_model(header, ROUTING, BETA)
+    return deepseek_v2.gguf_model(header, Routing(used=4), BETA)
 
 
 def export(spec: ModelSpec, where: str) -> GgufForm:
     """Returns the GGUF metadata of a model."""
-    mixer = spec.layers[0].mixer
-    assert isinstance(mixer, LatentAttention)
-    scale, more = mixer.query_scale, dict[str, Any]()
+    scale, more = spec.mixers(LatentAttention)[0].query_scale, {"attention.temperature_scale": 0.0}
     if scale is not None:
         more = {"attention.temperature_scale": scale.beta, "attention.temperature_length": scale.context}
-    return deepseek_v2.form(NAME, spec, where, {"attention.temperature_scale": 0.0, **more})
+    return deepseek_v2.form("mistral4", spec, where, more)
 
 
 FAMILY = replace(
     deepseek_v3.FAMILY,
     keys=KEYS,
-    gguf=NAME,
+    gguf="mistral4",
     from_config=config,
     from_gguf=gguf,
     to_gguf=export,

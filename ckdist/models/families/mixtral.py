@@ -6,7 +6,6 @@ from ckdist.models.families.family import Family, Fields, GgufWriter
 from ckdist.models.spec import LayerSpec, ModelSpec
 from ckdist.program.routing import Routing
 
-NAME = "mixtral"
 KEYS = llama.KEYS.but(
     defaults={
         "max_position_embeddings": 131072, "num_experts_per_tok": 2, "num_key_value_heads": 8, "rms_norm_eps": 1e-5,
@@ -20,25 +19,18 @@ KEYS = llama.KEYS.but(
 def config(f: Fields, outer: Fields) -> ModelSpec:
     """Reads a config.json."""
     n = from_config.sizes(f)
-    window = from_config.window(f)
-    attention = n.attention(window=window)
     ffn = from_config.experts(f, "num_local_experts", "intermediate_size", Routing(used=2))
-    ropes = from_config.rotations(f, n)
-    return n.model(
-        NAME, [LayerSpec(attention, ffn)] * n.num_layers, ropes, from_config.tied(f, outer), **from_config.balance(f)
-    )
+    layer = LayerSpec(n.attention(window=from_config.window(f)), ffn)
+    return from_config.model(f, outer, n, [layer] * n.num_layers, **from_config.balance(f))
 
 
 FAMILY = Family(
     keys=KEYS,
-    gguf=llama.NAME,
+    gguf="llama",
     from_config=config,
     to_gguf=GgufWriter(experts=(), rotated=True, factors=True, windows="sliding_window to null"),
     safetensors=family.SAFETENSORS_EXPERTS.but_in_layers(
-        {
-            "block_sparse_moe.gate": "mlp.gate",
-            **family.numbered("block_sparse_moe.experts", "mlp.experts"),
-        }
+        {"block_sparse_moe.gate": "mlp.gate", **family.numbered("block_sparse_moe.experts", "mlp.experts")}
     ),
     gguf_names=family.GGUF_EXPERTS.but({}, family.INTERLEAVED),
 )

@@ -15,7 +15,7 @@ from ckdist.models.families import exaone4, family, gemma2, granite_swa
 from ckdist.models.families.family import Family, Fields, GgufForm, GgufHeader
 from ckdist.models.spec import Attention, DenseFfn, LayerSpec, ModelSpec
 
-NAME, GGUF, PERIOD, POST_EPS = "muse_glimmer", "muse-glimmer", 4, 1e-8
+PERIOD, POST_EPS = 4, 1e-8
 KEYS = ConfigKeys(
     {
         **sizes(hidden=6656, ffn=19968, layers=52, heads=32, kv_heads=2, head=128, positions=131072, vocab=202048),
@@ -48,47 +48,35 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
     attention = n.attention(scale, qk_norm="unit", gated="sigmoid")
     usual = [(n.num_layers - 1 - i) % PERIOD != 0 for i in range(n.num_layers)]
     full = [not slides for slides in from_config.sliding_layers(f, n.num_layers, usual)]
-    made = layers(
-        attention,
-        from_config.window(f),
-        full,
-        granite_swa.rotated_layers(f, n.num_layers, usual),
-        gemma2.dense(f),
-        f.number("post_norm_eps"),
-    )
-    return n.model(
-        NAME, made, from_config.rotations(f, n), from_config.tied(f, outer), embedding_eps=n.norm_eps,
-        logit_scale=f.number("output_multiplier", high=1e6),
-        logit_soft_cap=gemma2.soft_cap(f, "final_logit_softcapping"),
-    )  # fmt: skip
+    rotated, eps = granite_swa.rotated_layers(f, n.num_layers, usual), f.number("post_norm_eps")
+    made = layers(attention, from_config.window(f), full, rotated, gemma2.dense(f), eps)
+    scale, cap = f.number("output_multiplier", high=1e6), gemma2.soft_cap(f, "final_logit_softcapping")
+    more = {"embedding_eps": n.norm_eps, "logit_scale": scale, "logit_soft_cap": cap}
+    return from_config.model(f, outer, n, made, **more)
 
 
 def gguf(header: GgufHeader) -> ModelSpec:
     """Reads GGUF metadata."""
-    from ckdist.models import from_gguf
-
-    f, n = header.fields, from_gguf.sizes(header)
-    sliding = from_gguf.sliding_layers(f, n.num_layers, PERIOD)
+    f, n = header.fields, header.sizes()
+    sliding = header.sliding_layers(n.num_layers, PERIOD)
     window = f.integer("attention.sliding_window", low=0, high=1 << 30)
-    attention = replace(from_gguf.attention(header, n), gated="sigmoid")
-    made = layers(attention, window, [not s for s in sliding], sliding, from_gguf.dense(header), POST_EPS)
+    attention = replace(header.attention(n), gated="sigmoid")
+    made = layers(attention, window, [not s for s in sliding], sliding, header.dense(), POST_EPS)
     scale, cap = f.number("logit_scale", high=1e6), f.number("final_logit_softcapping", 0.0, high=1e6)
-    ropes = {"global": from_gguf.rotation(header, n)}
     more = {"embedding_eps": n.norm_eps, "logit_scale": scale, "logit_soft_cap": cap}
-    return n.model(NAME, made, ropes, from_gguf.tied(header), **more)
+    return header.model(n, made, **more)
 
 
 def export(spec: ModelSpec, where: str) -> GgufForm:
     """Returns the GGUF metadata of a model. Raises ArchitectureError for a form that llama.cpp does not have."""
     from ckdist.models import to_gguf
 
-    mixers = [layer.attention for layer in spec.layers]
+    mixers = spec.mixers(Attention)
     if any(bool(a.window) != bool(a.rope) for a in mixers) or spec.layers[0].norms.after_eps != POST_EPS:
-        raise ArchitectureError(
-            f"{where}: {NAME} has no GGUF form unless sliding layers rotate, with {POST_EPS} after parts"
-        )
+        needs = f"sliding layers rotate, with {POST_EPS} after parts"
+        raise ArchitectureError(f"{where}: {spec.family} has no GGUF form unless {needs}")
     own = {"logit_scale": float(spec.logit_scale), "final_logit_softcapping": float(spec.logit_soft_cap)}
-    made = to_gguf.dense(GGUF, spec, where, {**own, **exaone4.written(spec, where)})
+    made = to_gguf.dense("muse-glimmer", spec, where, {**own, **exaone4.written(spec, where)})
     width = mixers[0].head_dim
     norms = {"q": np.full(width, mixers[0].scale * width**0.5, np.float32), "k": np.ones(width, np.float32)}
     of_layers = {f"blk.{i}.attn_{name}_norm.weight": one for i in range(len(mixers)) for name, one in norms.items()}

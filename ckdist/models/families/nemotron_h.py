@@ -7,14 +7,12 @@ from dataclasses import replace
 
 from ckdist.models import from_config, limits, mamba2_fields
 from ckdist.models.config_keys import ConfigKeys, sizes
-from ckdist.models.families import family
+from ckdist.models.families import family, glm4moe
 from ckdist.models.families.family import Family, Fields, GgufForm, GgufHeader, in_layers
-from ckdist.models.from_config import Sizes
 from ckdist.models.spec import Attention, DenseFfn, LayerSpec, ModelSpec, MoeFfn, Norms
 from ckdist.models.state_mixers import Mamba2
 from ckdist.program.routing import Routing
 
-NAME, MOE = "nemotron_h", "nemotron_h_moe"
 ACTIVATION = "relu2"
 KEYS = ConfigKeys(
     {
@@ -35,18 +33,20 @@ KEYS = ConfigKeys(
         "mamba_n_groups": "n_groups",
         "num_local_experts": "n_routed_experts",
     },
-    only={"mamba_hidden_act": "silu", "mamba_proj_bias": False, "n_shared_experts": 1, "use_bias": False},
+    only={"mamba_hidden_act": "silu", "mamba_proj_bias": False, "mlp_hidden_act": ACTIVATION,
+          "moe_latent_size": None, "n_shared_experts": 1, "use_bias": False},
     # what transformers does not read, initial values of weights, and fields of parts that no layer has
     unused=(
         *("chunk_size", "expand", "hidden_dropout", "mamba_ssm_cache_dtype", "moe_shared_expert_overlap"),
         *("mtp_layers_block_type", "mtp_hybrid_override_pattern", "norm_eps", "num_logits_to_keep"),
         *("num_query_groups", "partial_rotary_factor", "rescale_prenorm_residual", "residual_in_fp32", "rms_norm_eps"),
         *("rope_theta", "sliding_window", "use_mamba_kernels", "time_step_floor", "time_step_max", "time_step_min"),
-        *("time_step_rank", "intermediate_size", "mlp_hidden_act", "moe_intermediate_size"),
+        *("time_step_rank", "intermediate_size", "moe_intermediate_size"),
         *("moe_shared_expert_intermediate_size", "n_group", "n_routed_experts", "norm_topk_prob"),
         *("num_experts_per_tok", "routed_scaling_factor", "topk_group"),
     ),
 )  # fmt: skip
+FAMILIES = ("nemotron_h", "nemotron_h_moe")  # without and with experts
 NORMS = Norms(before_ffn="input_layernorm")
 SIGNS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}  # of hybrid_override_pattern
 KINDS = {**dict.fromkeys(mamba2_fields.MAMBA, "mamba"), **dict.fromkeys(mamba2_fields.FULL, "attention")}
@@ -70,47 +70,40 @@ def kinds(f: Fields) -> list[str]:
 
 def experts(f: Fields) -> MoeFfn:
     """Reads the experts of a layer."""
-    if f.has("moe_latent_size"):
-        raise f.error("moe_latent_size", f.raw("moe_latent_size"), "null: experts of latent size are not supported")
-    size = lambda name: f.integer(name, high=limits.MAX_FFN)
-    count = lambda name: f.integer(name, high=limits.MAX_EXPERTS)
-    groups = {"groups": count("n_group"), "top_groups": count("topk_group")}
-    scale, renormalise = f.number("routed_scaling_factor", high=1e6), f.flag("norm_topk_prob")
-    routing = Routing(count("num_experts_per_tok"), "sigmoid", renormalise, scale, **groups)
-    number, shared = count("n_routed_experts"), size("moe_shared_expert_intermediate_size")
-    return MoeFfn(number, size("moe_intermediate_size"), routing, ACTIVATION, True, shared, gated=False)
+    names, shared = ("n_routed_experts", "moe_intermediate_size"), "moe_shared_expert_intermediate_size"
+    return from_config.experts(
+        f, *names, glm4moe.routing(f), ACTIVATION,
+        correction_bias=True, gated=False, shared_size=f.integer(shared, high=limits.MAX_FFN),
+    )  # fmt: skip
 
 
 def mamba(f: Fields) -> Mamba2:
     """Reads the Mamba-2 mixer of a layer."""
-    heads, width = ("mamba_num_heads", limits.MAX_HEADS), ("mamba_head_dim", limits.MAX_HEAD_DIM)
-    groups, states = ("n_groups", limits.MAX_HEADS), ("ssm_state_size", limits.MAX_HEAD_DIM)
-    size = lambda name, high: f.integer(name, high=high)
-    kernel = f.integer("conv_kernel", low=2, high=limits.MAX_CONV)
-    bias, low_high = f.flag("use_conv_bias"), mamba2_fields.dt_limits(f)
-    normed = size(*groups)
+    groups = f.integer("n_groups", high=limits.MAX_HEADS)
     return Mamba2(
-        size(*heads), size(*width), normed, size(*states), kernel, bias, norm_groups=normed, dt_limits=low_high
+        f.integer("mamba_num_heads", high=limits.MAX_HEADS),
+        f.integer("mamba_head_dim", high=limits.MAX_HEAD_DIM),
+        groups,
+        f.integer("ssm_state_size", high=limits.MAX_HEAD_DIM),
+        f.integer("conv_kernel", low=2, high=limits.MAX_CONV),
+        f.flag("use_conv_bias"),
+        norm_groups=groups,
+        dt_limits=mamba2_fields.dt_limits(f),
     )
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
     """Reads a config.json."""
     found = kinds(f)
-    whole = f.but({"num_hidden_layers": len(found)})
-    n, bias = from_config.sizes(whole, "layer_norm_epsilon"), f.flag("attention_bias")
-    for name in whole.values.keys() - {one for _, one in whole.unread()}:
-        f.raw(name)
-    if (act := f.text("mlp_hidden_act")) != ACTIVATION:
-        raise f.error("mlp_hidden_act", act, ACTIVATION)
+    n = from_config.sizes(f.but({"num_hidden_layers": len(found)}), "layer_norm_epsilon")
     made = {
-        "attention": lambda: LayerSpec(n.attention(qkv_bias=bias, o_bias=bias, rope=None), None, NORMS),
+        "attention": lambda: LayerSpec(from_config.attention(f, n, rope=None), None, NORMS),
         "mamba": lambda: LayerSpec(mamba(f), None, NORMS),
         "mlp": lambda: LayerSpec(None, dense(f.integer("intermediate_size", high=limits.MAX_FFN), f), NORMS),
         "moe": lambda: LayerSpec(None, experts(f), NORMS),
     }
     layers = {kind: made[kind]() for kind in dict.fromkeys(found)}
-    return model(n, [layers[kind] for kind in found], from_config.tied(f, outer))
+    return from_config.model(f, outer, n, [layers[kind] for kind in found], {}, family=FAMILIES["moe" in found])
 
 
 def dense(size: int, f: Fields | None = None) -> DenseFfn:
@@ -118,40 +111,32 @@ def dense(size: int, f: Fields | None = None) -> DenseFfn:
     return DenseFfn(size, ACTIVATION, f is not None and f.flag("mlp_bias"), gated=False)
 
 
-def model(n: Sizes, layers: list[LayerSpec], tied: bool) -> ModelSpec:
-    """A model of these layers."""
-    return n.model(MOE if any(isinstance(one.ffn, MoeFfn) for one in layers) else NAME, layers, {}, tied)
-
-
 def gguf(header: GgufHeader) -> ModelSpec:
     """Reads GGUF metadata: layers with kv-heads have attention, those with a feed-forward have that alone."""
-    from ckdist.models import from_gguf
-
-    n, f = from_gguf.sizes(header, "attention.layer_norm_epsilon"), header.fields
-    full = from_gguf.layers_with(f, "attention.head_count_kv", n.num_layers)
-    wide = from_gguf.layers_with(f, "feed_forward_length", n.num_layers)
-    attention = LayerSpec(replace(from_gguf.attention(header, n), rope=None), None, NORMS)
-    if from_gguf.is_mixture(header):
+    n, f = header.sizes("attention.layer_norm_epsilon"), header.fields
+    full = header.layers_with("attention.head_count_kv", n.num_layers)
+    wide = header.layers_with("feed_forward_length", n.num_layers)
+    attention = LayerSpec(replace(header.attention(n), rope=None), None, NORMS)
+    if header.is_mixture():
         shared = f.integer("expert_shared_feed_forward_length", high=limits.MAX_FFN)
-        ffn = from_gguf.experts(header, Routing(used=2, scores="sigmoid"))
+        ffn = header.experts(Routing(used=2, scores="sigmoid"))
         ffn = replace(ffn, activation=ACTIVATION, gated=False, shared_size=shared)
     else:
-        ffn = dense(from_gguf.ffn_size(header))
+        ffn = dense(header.ffn_size())
     other, mixer = LayerSpec(None, ffn, NORMS), LayerSpec(mamba2_fields.from_gguf(header), None, NORMS)
     layers = [attention if a else other if b else mixer for a, b in zip(full, wide, strict=True)]
-    return model(n, layers, from_gguf.tied(header))
+    return header.model(n, layers, {}, family=FAMILIES[header.is_mixture()])
 
 
 def export(spec: ModelSpec, where: str) -> GgufForm:
     """Returns the GGUF metadata of a model. Raises ArchitectureError for a model that GGUF cannot describe."""
     from ckdist.models import to_gguf
 
-    mixture = any(isinstance(layer.ffn, MoeFfn) for layer in spec.layers)
-    widths = [layer.mixer.head_dim for layer in spec.layers if isinstance(layer.mixer, Attention)]
+    widths = [mixer.head_dim for mixer in spec.mixers(Attention)]
     names = ("expert_shared_feed_forward_length", *family.GROUPED_EXPERTS[1:])
     more = {
         **mamba2_fields.metadata(spec, where),
-        **(to_gguf.experts(spec, where, names) if mixture else {}),
+        **(to_gguf.experts(spec, where, names) if spec.mixtures() else {}),
         "feed_forward_length": [layer.ffn.intermediate_size if layer.ffn else 0 for layer in spec.layers],
         "attention.layer_norm_epsilon": float(spec.norm_eps),
         "rope.dimension_count": widths[0] if widths else 0,

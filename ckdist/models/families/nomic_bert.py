@@ -6,9 +6,9 @@ from ckdist.models import from_config, limits
 from ckdist.models.config_keys import ConfigKeys
 from ckdist.models.families import bert
 from ckdist.models.families.family import Family, Fields, GgufHeader, TensorNames, in_layers
-from ckdist.models.spec import LayerSpec, ModelSpec
+from ckdist.models.from_config import Sizes
+from ckdist.models.spec import DenseFfn, LayerSpec, ModelSpec, RopeSpec
 
-NAME = "nomic_bert"
 KEYS = ConfigKeys(
     {
         "activation_function": "swiglu", "hidden_act": "silu", "layer_norm_eps": 1e-12, "max_position_embeddings": 2048,
@@ -24,54 +24,36 @@ KEYS = ConfigKeys(
         "rotary_emb_fraction": "partial_rotary_factor",
     },
     only={
-        "causal": False,
-        "mlp_fc1_bias": False,
-        "mlp_fc2_bias": False,
-        "num_experts": 0,
-        "parallel_block": False,
-        "prenorm": False,
-        "qkv_proj_bias": False,
-        "rotary_emb_interleaved": False,
-        "rotary_emb_scale_base": None,
-        "rotary_scaling_factor": None,
-        "scale_attn_by_inverse_layer_idx": False,
-        "scale_attn_weights": True,
-        "use_rms_norm": False,
+        "activation_function": "swiglu", "causal": False, "hidden_act": "silu", "mlp_fc1_bias": False,
+        "mlp_fc2_bias": False, "num_experts": 0, "parallel_block": False, "prenorm": False, "qkv_proj_bias": False,
+        "rotary_emb_interleaved": False, "rotary_emb_scale_base": None, "rotary_scaling_factor": None,
+        "scale_attn_by_inverse_layer_idx": False, "scale_attn_weights": True, "use_rms_norm": False,
     },
     unused=("parallel_block_tied_norm", "tie_word_embeddings"),
 )  # fmt: skip
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
-    """Reads a config.json. Raises ModelFileError for features that the forward lacks."""
+    """Reads a config.json."""
     del outer  # there are no multimodal encoders
-    for name, known in (("activation_function", "swiglu"), ("hidden_act", "silu")):
-        if f.text(name) != known:
-            raise f.error(name, f.text(name), known)
     n = from_config.sizes(f, "layer_norm_eps")
     # for longer texts, the model's own code uses a different rotation for each length
     trained = f.integer("max_trained_positions")
     longest = min(n.max_position, trained, f.integer("n_positions", trained, high=limits.MAX_POSITION))
-    n = replace(n, max_position=longest)
-    attention = n.attention(bidirectional=True)
-    layers = (LayerSpec(attention, from_config.dense(f, "silu"), bert.NORMS),) * n.num_layers
-    return n.model(
-        NAME, layers, from_config.rotations(f, n, from_config.part(f)), False, norm="layer_bias",
-        token_types=f.integer("type_vocab_size", low=0),
-    )  # fmt: skip
+    ropes, types = from_config.rotations(f, n, from_config.part(f)), f.integer("type_vocab_size", low=0)
+    return model(replace(n, max_position=longest), from_config.dense(f, "silu"), ropes, types)
+
+
+def model(n: Sizes, ffn: DenseFfn, ropes: dict[str, RopeSpec], token_types: int) -> ModelSpec:
+    """Makes a model."""
+    layers = [LayerSpec(n.attention(bidirectional=True), ffn, bert.NORMS)] * n.num_layers
+    return n.model(layers, ropes, False, norm="layer_bias", token_types=token_types)
 
 
 def from_gguf_header(header: GgufHeader) -> ModelSpec:
     """Reads a GGUF file."""
-    from ckdist.models import from_gguf
-
     n = bert.gguf_sizes(header)
-    attention = n.attention(bidirectional=True)
-    layers = (LayerSpec(attention, from_gguf.dense(header), bert.NORMS),) * n.num_layers
-    ropes = {"global": from_gguf.rotation(header, n, 1000.0)}
-    return n.model(
-        NAME, layers, ropes, False, norm="layer_bias", token_types=from_gguf.rows(header, "token_types")
-    )  # fmt: skip
+    return model(n, header.dense(), {"global": header.rotation(n, 1000.0)}, header.rows("token_types"))
 
 
 PROJECTIONS = tuple(f"self_attn.{part}_proj" for part in "qkv")

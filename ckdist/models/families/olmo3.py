@@ -9,7 +9,6 @@ from ckdist.models.families import olmo2
 from ckdist.models.families.family import Family, Fields, GgufWriter
 from ckdist.models.spec import LayerSpec, ModelSpec
 
-NAME = "olmo3"
 PERIOD = 4
 KEYS = olmo2.KEYS.but(defaults={"rope_theta": 500000.0, "sliding_window": 4096}, nulls={"sliding_window": None})
 
@@ -17,15 +16,14 @@ KEYS = olmo2.KEYS.but(defaults={"rope_theta": 500000.0, "sliding_window": 4096},
 def config(f: Fields, outer: Fields) -> ModelSpec:
     """Reads a config.json."""
     n = from_config.sizes(f)
-    full, window = olmo2.attention(f, n), from_config.window(f)
+    full, window = from_config.attention(f, n, qk_norm="row"), from_config.window(f)
     ropes = from_config.rotations(f, n)
-    if "local" not in ropes:
-        shape = rope.RopeShape(n.head_dim, n.max_position, f.number("rope_theta", low=1.0))
-        ropes["local"] = rope.from_fields(Fields({}, f.where), shape, f)
+    ropes.setdefault("local", rope.unscaled(n.head_dim, f.number("rope_theta", low=1.0)))
     sliding = from_config.sliding_layers(f, n.num_layers, PERIOD)
     slide, ffn = replace(full, window=window, rope="local"), from_config.dense(f)
-    layers = [LayerSpec(slide if slides else full, ffn, olmo2.NORMS) for slides in sliding]
-    return n.model(NAME, layers, ropes, from_config.tied(f, outer))
+    return from_config.model(
+        f, outer, n, [LayerSpec(slide if slides else full, ffn, olmo2.NORMS) for slides in sliding], ropes
+    )
 
 
 def written(spec: ModelSpec, where: str) -> dict[str, Any]:
@@ -40,5 +38,5 @@ def written(spec: ModelSpec, where: str) -> dict[str, Any]:
 
 
 FAMILY = Family(
-    keys=KEYS, gguf=olmo2.NAME, from_config=config, to_gguf=GgufWriter(written), gguf_names=olmo2.FAMILY.gguf_names
+    keys=KEYS, gguf="olmo2", from_config=config, to_gguf=GgufWriter(written), gguf_names=olmo2.FAMILY.gguf_names
 )

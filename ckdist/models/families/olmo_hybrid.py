@@ -11,7 +11,7 @@ from ckdist.models.families import family, olmo2, qwen35
 from ckdist.models.families.family import Family, Fields, GgufWriter
 from ckdist.models.spec import LayerSpec, ModelSpec
 
-NAME, PERIOD = "olmo_hybrid", 4
+PERIOD = 4
 GATED_EPS = 1e-5  # of the norm after linear attention, independent of config.json
 KEYS = olmo2.KEYS.but(
     defaults={
@@ -37,14 +37,13 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
     absent = {"num_key_heads": n.num_heads, "num_value_heads": n.num_heads, "key_head_dim": key_dim}
     absent["value_head_dim"] = 2 * key_dim
     of_net = {f"linear_{name}": f.integer(f"linear_{name}", value) for name, value in absent.items()}
-    of_net["linear_conv_kernel_dim"] = f.integer("linear_conv_kernel_dim")
     scale = 2.0 if f.flag("linear_allow_neg_eigval") else 1.0
-    net = replace(qwen35.delta_net(Fields(of_net, f.where, f.prefix)), beta_scale=scale, norm_eps=GATED_EPS)
+    net = replace(qwen35.delta_net(f.but(of_net)), beta_scale=scale, norm_eps=GATED_EPS)
     scaling = f.sub("rope_parameters")
     rotates = scaling.has("rope_theta") or "rope_theta" not in scaling.values  # a base of null is for no rotation
-    full, ffn = replace(olmo2.attention(f, n), rope="global" if rotates else None), from_config.dense(f)
+    full, ffn = from_config.attention(f, n, qk_norm="row", rope="global" if rotates else None), from_config.dense(f)
     layers = [LayerSpec(net, ffn) if is_linear else LayerSpec(full, ffn, olmo2.NORMS) for is_linear in linear]
-    return n.model(NAME, layers, from_config.rotations(f, n), from_config.tied(f, outer))
+    return from_config.model(f, outer, n, layers)
 
 
 PARTS = {f"linear_attn.{part}_proj": f"linear_attn.in_proj_{part}" for part in "qkvab"}

@@ -5,14 +5,12 @@ One tensor has queries, keys and values, another one gate and up. Phi-3.5 MoE an
 
 from typing import Any
 
-from ckdist.models import from_config
+from ckdist.models import from_config, limits
 from ckdist.models.config_keys import ConfigKeys
 from ckdist.models.families import family
 from ckdist.models.families.family import Family, Fields, GgufHeader, GgufWriter
-from ckdist.models.from_config import Sizes
-from ckdist.models.spec import DenseFfn, LayerSpec, ModelSpec, RopeSpec
+from ckdist.models.spec import LayerSpec, ModelSpec
 
-NAME = "phi3"
 KEYS = ConfigKeys(
     {
         "hidden_act": "silu", "max_position_embeddings": 4096, "original_max_position_embeddings": 4096,
@@ -24,28 +22,19 @@ KEYS = ConfigKeys(
 QKV, GATE_UP = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), ("mlp.gate_proj", "mlp.up_proj")
 
 
-def model(n: Sizes, rope: RopeSpec, window: int, ffn: DenseFfn, tied: bool) -> ModelSpec:
-    """Makes a model with identical layers."""
-    attention = n.attention(window=window)
-    layers = [LayerSpec(attention, ffn)] * n.num_layers
-    return n.model(NAME, layers, {"global": rope}, tied)
-
-
 def config(f: Fields, outer: Fields) -> ModelSpec:
     """Reads a config.json."""
     n = from_config.sizes(f)
-    rope = from_config.rotations(f, n, from_config.part(f))["global"]
-    return model(n, rope, from_config.window(f), from_config.dense(f), from_config.tied(f, outer))
+    layer = LayerSpec(n.attention(window=from_config.window(f)), from_config.dense(f))
+    return from_config.model(f, outer, n, [layer] * n.num_layers, from_config.rotations(f, n, from_config.part(f)))
 
 
 def gguf(header: GgufHeader) -> ModelSpec:
     """Reads GGUF metadata."""
-    from ckdist.models import from_gguf
-
-    n = from_gguf.sizes(header)
-    rope = from_gguf.rotation(header, n, partial=True, longrope=True)
-    window = header.fields.integer("attention.sliding_window", 0, low=0, high=1 << 30)
-    return model(n, rope, window, from_gguf.dense(header), from_gguf.tied(header))
+    n = header.sizes()
+    window = header.fields.integer("attention.sliding_window", 0, low=0, high=limits.MAX_POSITION)
+    ropes = {"global": header.rotation(n, partial=True, longrope=True)}
+    return header.model(n, [LayerSpec(n.attention(window=window), header.dense())] * n.num_layers, ropes)
 
 
 def written(spec: ModelSpec, where: str) -> dict[str, Any]:  # noqa: ARG001

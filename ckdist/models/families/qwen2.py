@@ -8,7 +8,6 @@ from ckdist.models.families.family import Family, Fields, GgufReader, GgufWriter
 from ckdist.models.from_config import Sizes
 from ckdist.models.spec import Attention, LayerSpec, ModelSpec
 
-NAME = "qwen2"
 KEYS = llama.KEYS.but(
     defaults={
         "max_position_embeddings": 32768, "max_window_layers": 28, "num_key_value_heads": 32, "sliding_window": 4096,
@@ -19,22 +18,20 @@ KEYS = llama.KEYS.but(
 )  # fmt: skip
 
 
-def layers(f: Fields, n: Sizes, attention: Attention, local: bool) -> list[LayerSpec]:
-    """Reads the layers. If the file enables windows, all layers after the first `max_window_layers` have one."""
-    window = from_config.window(f) * f.flag("use_sliding_window")
+def model(f: Fields, outer: Fields, n: Sizes, attention: Attention) -> ModelSpec:
+    """Reads a config.json. If it enables windows, all layers after the first `max_window_layers` have one."""
+    ropes, window = from_config.rotations(f, n), from_config.window(f) * f.flag("use_sliding_window")
     first = f.integer("max_window_layers", low=0)
     sliding = from_config.sliding_layers(f, n.num_layers, [i >= first for i in range(n.num_layers)])
+    slide = replace(attention, window=window, rope="local" if "local" in ropes and window else "global")
     ffn = from_config.dense(f)
-    slide = replace(attention, window=window, rope="local" if local and window else "global")
-    return [LayerSpec(slide if slides else attention, ffn) for slides in sliding]
+    return from_config.model(f, outer, n, [LayerSpec(slide if slides else attention, ffn) for slides in sliding], ropes)
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
     """Reads a config.json."""
     n = from_config.sizes(f)
-    ropes = from_config.rotations(f, n)
-    attention = n.attention(qkv_bias=True)
-    return n.model(NAME, layers(f, n, attention, "local" in ropes), ropes, from_config.tied(f, outer))
+    return model(f, outer, n, n.attention(qkv_bias=True))
 
 
 FAMILY = Family(

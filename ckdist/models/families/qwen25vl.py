@@ -7,9 +7,8 @@ from dataclasses import replace
 
 from ckdist.models.config_keys import sizes
 from ckdist.models.families import qwen2, qwen35
-from ckdist.models.families.family import Fields, GgufReader, GgufWriter, ModelSpec
+from ckdist.models.families.family import GgufReader, GgufWriter
 
-NAME, GGUF = "qwen25vl", "qwen2vl"
 KEYS = qwen2.KEYS.but(
     defaults={
         **sizes(hidden=8192, ffn=29568, layers=80, heads=64, kv_heads=8, vocab=152064),
@@ -19,15 +18,9 @@ KEYS = qwen2.KEYS.but(
 )  # fmt: skip
 
 
-def config(f: Fields, outer: Fields) -> ModelSpec:
-    """Reads a config.json."""
-    return replace(qwen2.config(f, outer), family=NAME)
-
-
 FAMILY = replace(
     qwen2.FAMILY,
     keys=KEYS,
-    from_config=config,
     from_gguf=GgufReader(axes=False),
     to_gguf=GgufWriter(qwen35.written_sections, windows="use_sliding_window to false"),
 )

@@ -8,7 +8,6 @@ from ckdist.models.families.family import Family, Fields, GgufReader, GgufWriter
 from ckdist.models.spec import LayerSpec, ModelSpec, MoeFfn
 from ckdist.program.routing import Routing
 
-NAME = "qwen2moe"
 KEYS = replace(qwen3moe.KEYS, aliases={}).but(
     defaults={
         "num_experts_per_tok": 4, "num_key_value_heads": 16, "qkv_bias": True, "shared_expert_intermediate_size": 5632,
@@ -30,11 +29,10 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
     n = from_config.sizes(f)
     if f.flag("use_sliding_window") or any(from_config.sliding_layers(f, n.num_layers, [])):
         raise f.error("use_sliding_window", True, "false: windows of this family are not supported")
-    bias = f.flag("qkv_bias")
-    attention = n.attention(qkv_bias=bias)
+    attention = n.attention(qkv_bias=f.flag("qkv_bias"))
     routing = replace(ROUTING, renormalise=f.flag("norm_topk_prob"))
     layers = [LayerSpec(attention, ffn) for ffn in qwen3moe.feed_forwards(f, n.num_layers, lambda: experts(f, routing))]
-    return n.model(NAME, layers, from_config.rotations(f, n), from_config.tied(f, outer), **from_config.balance(f))
+    return from_config.model(f, outer, n, layers, **from_config.balance(f))
 
 
 FAMILY = Family(

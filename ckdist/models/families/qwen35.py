@@ -4,6 +4,7 @@ A quarter of each attention head is rotated. Norms multiply by (1 + weight). GGU
 attention by tiles: the first value head of each key head, then the second of each, and so on.
 """
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,33 +15,22 @@ from ckdist.models.config_keys import sizes
 from ckdist.models.families import family, llama
 from ckdist.models.families.family import Family, Fields, Form, GgufHeader, GgufWriter
 from ckdist.models.from_config import Sizes
-from ckdist.models.spec import Attention, LayerSpec, ModelSpec, RopeSpec
+from ckdist.models.spec import Attention, Ffn, LayerSpec, ModelSpec, RopeSpec
 from ckdist.models.state_mixers import GatedDeltaNet
 
-NAME = "qwen35"
 KEYS = llama.KEYS.but(
     defaults={  # all: a part of a file may leave out what equals a default
         **sizes(hidden=4096, ffn=12288, layers=32, heads=16, kv_heads=4, head=256, positions=32768, vocab=248320),
-        "attn_output_gate": True,
-        "full_attention_interval": 4,
-        "linear_conv_kernel_dim": 4,
-        "linear_key_head_dim": 128,
-        "linear_num_key_heads": 16,
-        "linear_num_value_heads": 32,
-        "linear_value_head_dim": 128,
+        "attn_output_gate": True, "full_attention_interval": 4, "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128,
+        "linear_num_key_heads": 16, "linear_num_value_heads": 32, "linear_value_head_dim": 128,
         "partial_rotary_factor": 0.25,
-    }
-)
+    },
+    only={"attn_output_gate": True},
+)  # fmt: skip
 PERIOD = 4  # the last layer of each period has attention
 LINEAR, FULL = "linear_attention", "full_attention"
 ROTATION = {"theta": 1e7, "partial": True}  # in GGUF files
 SECTIONS = 11, 11, 10  # frequencies of time, height and width; a text has the same position in all three
-
-
-def linear_layers(f: Fields, num_layers: int) -> list[bool]:
-    """Reads from a config.json whether each layer has linear attention."""
-    period, kinds = f.integer("full_attention_interval"), from_config.layer_kinds(f, num_layers, (LINEAR, FULL))
-    return from_config.periodic(num_layers, period) if kinds is None else [kind == LINEAR for kind in kinds]
 
 
 def delta_net(f: Fields) -> GatedDeltaNet:
@@ -54,28 +44,28 @@ def delta_net(f: Fields) -> GatedDeltaNet:
     )
 
 
-def mixers(f: Fields, n: Sizes) -> list[Attention | GatedDeltaNet]:
-    """Reads the mixers of all layers from a config.json. Raises ModelFileError for biases or ungated attention."""
-    if f.flag("attention_bias"):
-        raise f.error("attention_bias", True, "false: this family has none")
-    if not f.flag("attn_output_gate"):
-        raise f.error("attn_output_gate", False, "true: the attention of this family has a gate")
-    attention = n.attention(qk_norm="head", gated="sigmoid")
-    linear = delta_net(f)
-    return [linear if is_linear else attention for is_linear in linear_layers(f, n.num_layers)]
+def model(f: Fields, outer: Fields, ffns: Callable[[int], Sequence[Ffn]]) -> ModelSpec:
+    """Reads a config.json. `ffns(layers)` are the feed-forwards."""
+    n = from_config.sizes(f)
+    attention, linear = n.attention(qk_norm="head", gated="sigmoid"), delta_net(f)
+    usual = from_config.periodic(n.num_layers, f.integer("full_attention_interval"))
+    linears = from_config.layers_of_kind(f, n.num_layers, usual, LINEAR, FULL)
+    mixers = [linear if is_linear else attention for is_linear in linears]
+    layers = [LayerSpec(mixer, ffn) for mixer, ffn in zip(mixers, ffns(n.num_layers), strict=True)]
+    ropes = from_config.rotations(f, n, from_config.part(f), mrope_interleaved=True)
+    return from_config.model(f, outer, n, layers, ropes)
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
     """Reads a config.json."""
-    n = from_config.sizes(f)
-    ffn = from_config.dense(f)
-    layers = [LayerSpec(mixer, ffn) for mixer in mixers(f, n)]
-    ropes = from_config.rotations(f, n, from_config.part(f), mrope_interleaved=True)
-    return n.model(NAME, layers, ropes, from_config.tied(f, outer))
+    return model(f, outer, lambda count: [from_config.dense(f)] * count)
 
 
-def gguf_mixers(header: GgufHeader, n: Sizes, tiled: bool) -> list[Attention | GatedDeltaNet]:
-    """Reads the mixers of all layers from GGUF metadata. Raises ModelFileError if the numbers do not fit together."""
+def gguf_mixers(header: GgufHeader, n: Sizes, tiled: bool, **more: Any) -> list[Attention | GatedDeltaNet]:
+    """Reads the mixers of all layers from GGUF metadata. `more` are further fields of linear attention.
+
+    Raises ModelFileError if the numbers do not fit together.
+    """
     f = header.fields
     keys, values = (f.integer(f"ssm.{name}", high=limits.MAX_HEADS) for name in ("group_count", "time_step_rank"))
     key_dim = f.integer("ssm.state_size", high=limits.MAX_HEAD_DIM)
@@ -83,7 +73,7 @@ def gguf_mixers(header: GgufHeader, n: Sizes, tiled: bool) -> list[Attention | G
     if inner != values * key_dim:
         raise f.error("ssm.inner_size", inner, f"ssm.time_step_rank times ssm.state_size, {values * key_dim}")
     kernel = f.integer("ssm.conv_kernel", low=2, high=limits.MAX_CONV)
-    linear = GatedDeltaNet(keys, values, key_dim, key_dim, kernel, tiled and keys != values)
+    linear = GatedDeltaNet(keys, values, key_dim, key_dim, kernel, tiled and keys != values, **more)
     attention = n.attention(scale=f.number("attention.scale", n.head_dim**-0.5), qk_norm="head", gated="sigmoid")
     return [linear if is_linear else attention for is_linear in gguf_linear_layers(f, n.num_layers)]
 
@@ -101,16 +91,14 @@ def gguf_linear_layers(f: Fields, num_layers: int) -> list[bool]:
 
 def gguf(header: GgufHeader) -> ModelSpec:
     """Reads GGUF metadata."""
-    from ckdist.models import from_gguf
-
-    n, ffn = from_gguf.sizes(header), from_gguf.dense(header)
+    n, ffn = header.sizes(), header.dense()
     layers = [LayerSpec(mixer, ffn) for mixer in gguf_mixers(header, n, tiled=True)]
-    return n.model(NAME, layers, {"global": gguf_rotation(header, n)}, from_gguf.tied(header))
+    return header.model(n, layers, {"global": gguf_rotation(header, n)})
 
 
 def hybrid_metadata(spec: ModelSpec, where: str) -> dict[str, object]:
     """The GGUF metadata of the mixers. Raises ArchitectureError for a model that this metadata cannot describe."""
-    linear = next((layer.mixer for layer in spec.layers if isinstance(layer.mixer, GatedDeltaNet)), None)
+    linear = next(iter(spec.mixers(GatedDeltaNet)), None)
     if linear is None or linear.key_dim != linear.value_dim:
         raise ArchitectureError(
             f"{where}: a model without linear attention, or with values of another width than keys, has no GGUF form"
@@ -128,9 +116,7 @@ def hybrid_metadata(spec: ModelSpec, where: str) -> dict[str, object]:
 
 def gguf_rotation(header: GgufHeader, n: Sizes) -> RopeSpec:
     """Reads the rotation from GGUF metadata, with its frequencies for time, height and width."""
-    from ckdist.models import from_gguf
-
-    return from_gguf.three_axes(header, from_gguf.rotation(header, n, **ROTATION), is_interleaved=True)
+    return header.three_axes(header.rotation(n, **ROTATION), is_interleaved=True)
 
 
 def written_sections(spec: ModelSpec, where: str) -> dict[str, Any]:  # noqa: ARG001
@@ -138,10 +124,10 @@ def written_sections(spec: ModelSpec, where: str) -> dict[str, Any]:  # noqa: AR
     rope = spec.ropes["global"]
     frequencies = rope.dims // 2
     height, width = (frequencies * part // sum(SECTIONS) for part in SECTIONS[1:])
-    time, height, width = (
-        (rope.axes.count(axis) for axis in range(3)) if rope.axes else (frequencies - height - width, height, width)
+    numbers = (
+        [rope.axes.count(axis) for axis in range(3)] if rope.axes else [frequencies - height - width, height, width]
     )
-    return {"rope.dimension_sections": [time, height, width, 0]}
+    return {"rope.dimension_sections": [*numbers, 0]}
 
 
 def written(spec: ModelSpec, where: str) -> dict[str, Any]:
@@ -151,12 +137,10 @@ def written(spec: ModelSpec, where: str) -> dict[str, Any]:
 
 def gguf_values(spec: ModelSpec, weight: str, values: np.ndarray) -> np.ndarray:
     """Converts the values of a weight for GGUF: value heads of linear attention in the order of tiles."""
-    mixer, name = (
-        spec.layers[int(weight.split(".")[2])].mixer if ".layers." in weight else None,
-        weight.split(".", 3)[-1],
-    )
-    if not isinstance(mixer, GatedDeltaNet) or not name.startswith("linear_attn."):
+    if ".linear_attn." not in weight:
         return values
+    mixer, name = spec.layer_of(weight).mixer, weight.split(".", 3)[-1]
+    assert isinstance(mixer, GatedDeltaNet)
     values = hybrid_values(mixer, name, values)
     if name in TILED_COLUMNS:
         return tiled(mixer, values.T).T

@@ -1,13 +1,11 @@
 """Qwen 3.5 with experts, the text part: all layers have experts and a gated shared expert."""
 
-from ckdist.models import from_config
 from ckdist.models.config_keys import sizes
 from ckdist.models.families import family, qwen2moe, qwen35
 from ckdist.models.families.family import Family, Fields, GgufHeader, GgufWriter
 from ckdist.models.spec import LayerSpec, ModelSpec
 from ckdist.program.routing import Routing
 
-NAME = "qwen35moe"
 KEYS = qwen35.KEYS.but(
     defaults={
         **sizes(hidden=2048, layers=40, kv_heads=2),
@@ -21,20 +19,14 @@ ROUTING = Routing(used=8)
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
     """Reads a config.json."""
-    n = from_config.sizes(f)
-    ffn = qwen2moe.experts(f, ROUTING)
-    layers = [LayerSpec(mixer, ffn) for mixer in qwen35.mixers(f, n)]
-    ropes = from_config.rotations(f, n, from_config.part(f), mrope_interleaved=True)
-    return n.model(NAME, layers, ropes, from_config.tied(f, outer))
+    return qwen35.model(f, outer, lambda count: [qwen2moe.experts(f, ROUTING)] * count)
 
 
-def gguf(header: GgufHeader, name: str = NAME, routing: Routing = ROUTING, tiled: bool = True) -> ModelSpec:
+def gguf(header: GgufHeader, tiled: bool = True) -> ModelSpec:
     """Reads GGUF metadata. `tiled`: value heads of linear attention have the order of tiles."""
-    from ckdist.models import from_gguf
-
-    n, ffn = from_gguf.sizes(header), from_gguf.experts(header, routing, shared=True)
+    n, ffn = header.sizes(), header.experts(ROUTING, shared=True)
     layers = [LayerSpec(mixer, ffn) for mixer in qwen35.gguf_mixers(header, n, tiled)]
-    return n.model(name, layers, {"global": qwen35.gguf_rotation(header, n)}, from_gguf.tied(header))
+    return header.model(n, layers, {"global": qwen35.gguf_rotation(header, n)})
 
 
 FAMILY = Family(

@@ -6,10 +6,9 @@ from dataclasses import replace
 from ckdist.models import from_config, limits
 from ckdist.models.families import family, llama
 from ckdist.models.families.family import Family, Fields, GgufReader, GgufWriter
-from ckdist.models.spec import DenseFfn, LayerSpec, ModelSpec, MoeFfn
+from ckdist.models.spec import Ffn, LayerSpec, ModelSpec, MoeFfn
 from ckdist.program.routing import Routing
 
-NAME = "qwen3moe"
 KEYS = llama.KEYS.but(
     defaults={
         "decoder_sparse_step": 1, "max_position_embeddings": 32768, "num_experts_per_tok": 8, "num_key_value_heads": 4,
@@ -33,7 +32,7 @@ def sparse_layers(f: Fields, num_layers: int) -> list[bool]:
     return [i not in dense and (i + 1) % step == 0 for i in range(num_layers)]
 
 
-def feed_forwards(f: Fields, num_layers: int, experts: Callable[[], MoeFfn]) -> list[DenseFfn | MoeFfn]:
+def feed_forwards(f: Fields, num_layers: int, experts: Callable[[], MoeFfn]) -> list[Ffn]:
     """Reads the feed-forwards of all layers. Fields that no layer needs are not read."""
     sparse = sparse_layers(f, num_layers)
     made = {has_experts: experts() if has_experts else from_config.dense(f) for has_experts in set(sparse)}
@@ -43,12 +42,12 @@ def feed_forwards(f: Fields, num_layers: int, experts: Callable[[], MoeFfn]) -> 
 def config(f: Fields, outer: Fields) -> ModelSpec:
     """Reads a config.json."""
     n = from_config.sizes(f)
-    bias, window = f.flag("attention_bias"), from_config.window(f) * f.flag("use_sliding_window")
-    attention = n.attention(window=window, qkv_bias=bias, o_bias=bias, qk_norm="head")
+    window = from_config.window(f) * f.flag("use_sliding_window")
+    attention = from_config.attention(f, n, window=window, qk_norm="head")
     routing = replace(ROUTING, renormalise=f.flag("norm_topk_prob"))
     experts = lambda: from_config.experts(f, "num_experts", "moe_intermediate_size", routing)
     layers = [LayerSpec(attention, ffn) for ffn in feed_forwards(f, n.num_layers, experts)]
-    return n.model(NAME, layers, from_config.rotations(f, n), from_config.tied(f, outer), **from_config.balance(f))
+    return from_config.model(f, outer, n, layers, **from_config.balance(f))
 
 
 FAMILY = Family(

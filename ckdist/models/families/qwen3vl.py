@@ -9,23 +9,21 @@ from ckdist.models.families import qwen3, qwen35
 from ckdist.models.families.family import Fields, GgufReader, GgufWriter
 from ckdist.models.spec import LayerSpec, ModelSpec
 
-NAME = "qwen3vl"
 KEYS = qwen3.KEYS.but(
     defaults={
         **sizes(hidden=4096, ffn=22016, layers=32, heads=32, kv_heads=32, positions=128000, vocab=151936),
-        "rope_theta": 5e5,
-        "sliding_window": None,
+        "rope_theta": 5e5, "sliding_window": None,
     },
     unused=("max_window_layers", "sliding_window"),  # transformers has no windows in this family
-)
+)  # fmt: skip
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
     """Reads a config.json."""
-    n, bias = from_config.sizes(f), f.flag("attention_bias")
-    layers = [LayerSpec(n.attention(qkv_bias=bias, o_bias=bias, qk_norm="head"), from_config.dense(f))] * n.num_layers
+    n = from_config.sizes(f)
+    layer = LayerSpec(from_config.attention(f, n, qk_norm="head"), from_config.dense(f))
     ropes = from_config.rotations(f, n, mrope_interleaved=True)
-    return n.model(NAME, layers, ropes, from_config.tied(f, outer))
+    return from_config.model(f, outer, n, [layer] * n.num_layers, ropes)
 
 
 def written(spec: ModelSpec, where: str) -> dict[str, Any]:

@@ -11,7 +11,6 @@ from ckdist.models.families import family, qwen3moe, qwen3vl, qwen35
 from ckdist.models.families.family import Fields, GgufReader, GgufWriter
 from ckdist.models.spec import LayerSpec, ModelSpec
 
-NAME = "qwen3vlmoe"
 KEYS = replace(qwen3moe.KEYS, aliases={"num_experts": "num_local_experts"}).but(
     defaults={
         "max_position_embeddings": 128000, "num_experts_per_tok": 4, "num_key_value_heads": 16, "num_local_experts": 60,
@@ -26,12 +25,12 @@ INPUTS_AS_ROWS = (family.STACKED_EXPERTS[0], "transposed_or_not")
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
     """Reads a config.json."""
-    n, bias = from_config.sizes(f), f.flag("attention_bias")
-    attention = n.attention(qkv_bias=bias, o_bias=bias, qk_norm="head")
+    n = from_config.sizes(f)
+    attention = from_config.attention(f, n, qk_norm="head")
     experts = lambda: from_config.experts(f, "num_local_experts", "moe_intermediate_size", qwen3moe.ROUTING)
     layers = [LayerSpec(attention, ffn) for ffn in qwen3moe.feed_forwards(f, n.num_layers, experts)]
     ropes = from_config.rotations(f, n, mrope_interleaved=True)
-    return n.model(NAME, layers, ropes, from_config.tied(f, outer), **from_config.balance(f))
+    return from_config.model(f, outer, n, layers, ropes, **from_config.balance(f))
 
 
 FAMILY = replace(

@@ -10,13 +10,11 @@ from ckdist.models import from_config, limits, qwen4_gguf
 from ckdist.models.config_keys import sizes
 from ckdist.models.families import family, qwen2moe, qwen35, qwen35moe
 from ckdist.models.families.family import Family, Fields, GgufWriter
-from ckdist.models.gated_fields import GatedStreams, MeanIndexer, Ngrams, multipliers, primes_from
+from ckdist.models.gated_fields import GatedStreams, Ngrams, multipliers, primes_from
+from ckdist.models.indexers import MeanIndexer
 from ckdist.models.spec import LayerSpec, ModelSpec
 from ckdist.program.routing import Routing
 
-NAME = "qwen4_exp"
-KINDS = (qwen35.LINEAR, qwen35.FULL, "indexed_attention")
-GATES = ("sigmoid", "silu")
 KEYS = qwen35moe.KEYS.but(
     defaults={
         **sizes(layers=40), "hc_count": 4, "hc_lowrank": 320, "heads_per_ngram": 8,
@@ -38,7 +36,7 @@ def ngrams(f: Fields, n: from_config.Sizes) -> Ngrams | None:
         raise f.error(name, numbers, "a list of at most one layer")
     if not numbers:
         return None
-    layer = Fields({name: numbers[0]}, f.where, f.prefix).integer(name, high=n.num_layers) - 1  # counted from 1
+    layer = f.but({name: numbers[0]}).integer(name, high=n.num_layers) - 1  # counted from 1
     tokens, each = size("ngram_size", low=2, high=8), size("heads_per_ngram", high=64)
     count, width = (tokens - 1) * each, size("ple_embed_dim", n.hidden_size, high=limits.MAX_WIDTH)
     if width % count or count > 64:
@@ -49,7 +47,7 @@ def ngrams(f: Fields, n: from_config.Sizes) -> Ngrams | None:
     if rows % parts:
         raise f.error("split_ngram_parts", parts, f"a divisor of the {rows} rows of n-grams")
     ends = f.raw("eos_token_id")
-    end = Fields({"eos_token_id": ends[0] if isinstance(ends, list) and ends else ends}, f.where, f.prefix)
+    end = f.but({"eos_token_id": ends[0] if isinstance(ends, list) and ends else ends})
     factors = multipliers(n.vocab_size, tokens, size("seed", low=0, high=1 << 62))
     return Ngrams(
         layer, width // count, rows // parts, parts, each, end.integer("eos_token_id", low=0, high=n.vocab_size - 1),
@@ -60,24 +58,19 @@ def ngrams(f: Fields, n: from_config.Sizes) -> Ngrams | None:
 def config(f: Fields, outer: Fields) -> ModelSpec:
     """Reads a config.json."""
     n = from_config.sizes(f)
-    if f.flag("attention_bias") or not f.flag("attn_output_gate"):
-        raise f.error("attn_output_gate", f.raw("attn_output_gate"), "true, and attention_bias false")
-    gate = f.text("output_gate_type", f.text("hidden_act"))
-    if gate not in GATES:
-        raise f.error("output_gate_type", gate, " or ".join(GATES))
+    gate = f.choice("output_gate_type", ("sigmoid", "silu"), f.text("hidden_act"))
     linear = replace(qwen35.delta_net(f), output_gate=gate)
     ropes = from_config.rotations(f, n, from_config.part(f), mrope_interleaved=True)
     names = ("indexer_n_heads", "indexer_head_dim", "indexer_budget", "indexer_compress_ratio")
     indexer = MeanIndexer(*(f.integer(name, high=limits.MAX_POSITION) for name in names))
     qwen4_gguf.check(indexer, ropes["global"], f, names)
     full = n.attention(qk_norm="head", gated="sigmoid", indexer=indexer)
-    kinds = from_config.layer_kinds(f, n.num_layers, KINDS)
-    every = from_config.periodic(n.num_layers, f.integer("full_attention_interval"))
-    linears = every if kinds is None else [kind == qwen35.LINEAR for kind in kinds]
+    usual = from_config.periodic(n.num_layers, f.integer("full_attention_interval"))
+    linears = from_config.layers_of_kind(f, n.num_layers, usual, qwen35.LINEAR, qwen35.FULL, "indexed_attention")
     ffn = qwen2moe.experts(f, replace(ROUTING, renormalise=f.flag("norm_topk_prob")))
     layers = [LayerSpec(linear if one else full, ffn) for one in linears]
     streams = GatedStreams(f.integer("hc_count", low=2, high=8), f.integer("hc_lowrank"), ngrams(f, n))
-    return n.model(NAME, layers, ropes, from_config.tied(f, outer), streams=streams)
+    return from_config.model(f, outer, n, layers, ropes, streams=streams)
 
 
 INDEX = {

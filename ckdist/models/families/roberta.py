@@ -4,14 +4,12 @@ from dataclasses import replace
 
 from ckdist.models.families import bert
 
-NAME = "roberta"
 KEYS = bert.KEYS.but(defaults={"pad_token_id": 1})
 HEAD = {"classifier.dense": "model.scorer.dense", "classifier.out_proj": "model.scorer.out"}
 NAMES = replace(bert.NAMES.but({"pooler.dense": (), "classifier": (), **HEAD}), outer="roberta.")
 FAMILY = replace(
     bert.FAMILY,
     keys=KEYS,
-    from_config=lambda f, outer: replace(bert.config(f, outer), family=NAME),
     from_gguf=None,
     safetensors=NAMES,
     gguf_names=NAMES,

@@ -8,12 +8,8 @@ from ckdist.models.families import family, llama, qwen2
 from ckdist.models.fields import Fields
 from ckdist.models.spec import LayerSpec, ModelSpec
 
-NAME = "seed_oss"
 KEYS = llama.KEYS.but(
-    defaults={
-        **sizes(layers=64, heads=80, kv_heads=8, head=128, positions=524288),
-        "attention_bias": True,
-    },
+    defaults={**sizes(layers=64, heads=80, kv_heads=8, head=128, positions=524288), "attention_bias": True},
     nulls={"head_dim": None, "num_key_value_heads": None},
     unused=("residual_dropout",),
 )
@@ -23,8 +19,8 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
     """Reads a config.json."""
     n = from_config.sizes(f)
     attention = n.attention(qkv_bias=f.flag("attention_bias"), o_bias=f.flag("attention_out_bias"))
-    layers = [LayerSpec(attention, from_config.dense(f, bias=f.flag("mlp_bias")))] * n.num_layers
-    return n.model(NAME, layers, from_config.rotations(f, n), from_config.tied(f, outer))
+    layer = LayerSpec(attention, from_config.dense(f, bias=f.flag("mlp_bias")))
+    return from_config.model(f, outer, n, [layer] * n.num_layers)
 
 
 FAMILY = replace(qwen2.FAMILY, keys=KEYS, from_config=config, gguf_names=family.GGUF.but(family.POST_ATTENTION_NORM))

@@ -10,7 +10,6 @@ from ckdist.models.families import llama
 from ckdist.models.families.family import Fields, GgufHeader, GgufWriter
 from ckdist.models.spec import LayerSpec, ModelSpec
 
-NAME = "smollm3"
 THETA, PERIOD = 2e6, 4
 KEYS = llama.KEYS.but(
     defaults={
@@ -34,30 +33,25 @@ def rotated_layers(f: Fields, num_layers: int) -> list[bool]:
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
     """Reads a config.json."""
-    n, bias = from_config.sizes(f), f.flag("attention_bias")
+    n = from_config.sizes(f)
     rotated = rotated_layers(f, n.num_layers)
     window = from_config.window(f) * f.flag("use_sliding_window")
     sliding = from_config.sliding_layers(f, n.num_layers, [not rotates for rotates in rotated])
-    ffn = from_config.dense(f, bias=f.flag("mlp_bias"))
-    attention = n.attention(qkv_bias=bias, o_bias=bias)
+    attention, ffn = from_config.attention(f, n), from_config.dense(f, bias=f.flag("mlp_bias"))
     layers = [
         LayerSpec(replace(attention, rope="global" if rotates else None, window=window * slides), ffn)
         for rotates, slides in zip(rotated, sliding, strict=True)
     ]
-    return n.model(NAME, layers, from_config.rotations(f, n), from_config.tied(f, outer))
+    return from_config.model(f, outer, n, layers)
 
 
 def gguf(header: GgufHeader) -> ModelSpec:
     """Reads GGUF metadata. It implies that every fourth layer has no rotation."""
-    from ckdist.models import from_gguf
-
-    n = from_gguf.sizes(header)
-    attention = from_gguf.attention(header, n)
-    ffn = from_gguf.dense(header)
-    layers = [
-        LayerSpec(replace(attention, rope="global" if (i + 1) % PERIOD else None), ffn) for i in range(n.num_layers)
-    ]
-    return n.model(NAME, layers, {"global": from_gguf.rotation(header, n, THETA)}, from_gguf.tied(header))
+    n, ffn = header.sizes(), header.dense()
+    full = LayerSpec(header.attention(n), ffn)
+    still = replace(full, mixer=replace(full.attention, rope=None))
+    layers = [full if (i + 1) % PERIOD else still for i in range(n.num_layers)]
+    return header.model(n, layers, {"global": header.rotation(n, THETA)})
 
 
 def written(spec: ModelSpec, where: str) -> dict[str, Any]:

@@ -7,7 +7,6 @@ from ckdist.models.families import glm4moe
 from ckdist.models.fields import Fields
 from ckdist.models.spec import ModelSpec
 
-NAME = "solar_open"
 KEYS = glm4moe.KEYS.but(
     defaults={
         **sizes(hidden=4096, layers=48, heads=64, head=128, vocab=196608),
@@ -23,7 +22,7 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
     """Reads a config.json."""
     if first := f.integer("first_k_dense_replace", low=0):
         raise f.error("first_k_dense_replace", first, "0: all layers have experts")
-    return replace(glm4moe.config(f, outer), family=NAME)
+    return glm4moe.config(f, outer)
 
 
-FAMILY = replace(glm4moe.FAMILY, keys=KEYS, gguf=glm4moe.NAME, from_config=config, from_gguf=None)
+FAMILY = replace(glm4moe.FAMILY, keys=KEYS, gguf="glm4moe", from_config=config, from_gguf=None)

@@ -6,15 +6,15 @@ from typing import Any
 import numpy as np
 
 from ckdist.errors import ArchitectureError
-from ckdist.models import from_config, from_gguf, limits
+from ckdist.models import from_config, limits
 from ckdist.models.config_keys import ConfigKeys, sizes
 from ckdist.models.families import exaone4, family, laguna
 from ckdist.models.families.family import Family, Fields, GgufForm, GgufHeader, GgufWriter
-from ckdist.models.spec import DenseFfn, ModelSpec, MoeFfn
+from ckdist.models.spec import Attention, DenseFfn, Ffn, ModelSpec, MoeFfn
 from ckdist.program.ops.elementwise import LIMIT_PARTS
 from ckdist.program.routing import Routing
 
-NAME, GGUF, KINDS = "step3p5", "step35", ("full_attention", "sliding_attention")
+GGUF, KINDS = "step35", ("full_attention", "sliding_attention")
 ROUTING = Routing(used=8, scores="sigmoid")
 KEYS = ConfigKeys(
     {
@@ -65,7 +65,7 @@ def swiglu_limits(f: Fields, name: str, count: int) -> list[float]:
     return [float(one) for one in found]
 
 
-def feed_forwards(dense: DenseFfn, moe: MoeFfn, sparse: list[bool], *by_layer: list[float]) -> list[DenseFfn | MoeFfn]:
+def feed_forwards(dense: DenseFfn, moe: MoeFfn, sparse: list[bool], *by_layer: list[float]) -> list[Ffn]:
     """Makes each layer's feed-forward. `by_layer`: limits of routed experts, and of shared ones and dense layers."""
     return [
         replace(moe, limits=(routed, shared) if routed or shared else ()) if is_sparse else replace(dense, limit=shared)
@@ -100,9 +100,8 @@ def nested_rotations(f: Fields, kinds: list[str]) -> Fields:
     for kind in dict.fromkeys(kinds):
         of_kind = {(base, part) for base, part, one in zip(bases, parts, kinds, strict=True) if one == kind}
         if len(of_kind) != 1:
-            raise f.error(
-                "rope_theta", sorted(of_kind), f"the same, with partial_rotary_factors, in all layers of {kind}"
-            )
+            needed = f"the same, with partial_rotary_factors, in all layers of {kind}"
+            raise f.error("rope_theta", sorted(of_kind), needed)
         base, part = of_kind.pop()
         scaling = {name: given.raw(name) for name in given.values} if kind in scaled else {}
         made[kind] = {**scaling, "rope_theta": base, "partial_rotary_factor": part}
@@ -116,15 +115,13 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
     if any(kind not in KINDS for kind in kinds):
         raise f.error("layer_types", kinds, f"{KINDS[0]} or {KINDS[1]} for each layer")
     other = f.sub("attention_other_setting")
-    heads = f.integer(
-        "num_sliding_attention_heads", other.integer("num_attention_heads", n.num_heads), high=limits.MAX_HEADS
-    )
+    usual_heads = other.integer("num_attention_heads", n.num_heads)
+    heads = f.integer("num_sliding_attention_heads", usual_heads, high=limits.MAX_HEADS)
     sizes = (("num_attention_groups", n.num_kv_heads), ("head_dim", n.head_dim), ("true_head_dim", n.head_dim))
     for name, must in (*sizes, ("attention_type", KINDS[1])):
         if other.raw(name) not in (None, must):
-            raise other.error(
-                name, other.raw(name), f"{must}, as in full layers" if name != "attention_type" else KINDS[1]
-            )
+            needed = f"{must}, as in full layers" if name != "attention_type" else KINDS[1]
+            raise other.error(name, other.raw(name), needed)
     scale = f.number("query_pre_attn_scalar", float(n.head_dim)) ** -0.5
     full = n.attention(scale, qk_norm="head", gated="sigmoid", head_gates=True)
     shared = f.integer("share_expert_dim", high=limits.MAX_FFN)
@@ -137,25 +134,22 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
     counts = [heads if slides else n.num_heads for slides in sliding]
     local = "local" if "local" in ropes else "global"
     made = laguna.layers(full, counts, window, sliding, ffns, local)
-    return n.model(NAME, made, ropes, from_config.tied(f, outer))
+    return from_config.model(f, outer, n, made, ropes)
 
 
 def gguf(header: GgufHeader) -> ModelSpec:
     """Reads GGUF metadata. Half of each head rotates in full layers; a tensor has the factors of their frequencies."""
     f, (n, heads) = header.fields, laguna.gguf_sizes(header)
-    sliding = from_gguf.sliding_layers(f, n.num_layers, 0)
-    window, moe = f.integer("attention.sliding_window", high=1 << 30), from_gguf.experts(header, ROUTING, shared=True)
+    sliding = header.sliding_layers(n.num_layers, 0)
+    window, moe = f.integer("attention.sliding_window", high=limits.MAX_POSITION), header.experts(ROUTING, shared=True)
     dense = f.integer("leading_dense_block_count", 0, low=0, high=n.num_layers)
-    sparse = [i >= dense for i in range(n.num_layers)]
     by_layer = [swiglu_limits(f, f"swiglu_clamp_{name}", n.num_layers) for name in ("exp", "shexp")]
-    ffns = feed_forwards(from_gguf.dense(header), moe, sparse, *by_layer)
-    full = replace(from_gguf.attention(header, n), gated="sigmoid", head_gates=True)
-    whole = laguna.local_rotation(header, n, n.head_dim)
-    half = {"rope.dimension_count": n.head_dim // 2}
-    fields = f.but(half)
+    ffns = feed_forwards(header.dense(), moe, [i >= dense for i in range(n.num_layers)], *by_layer)
+    full = replace(header.attention(n), gated="sigmoid", head_gates=True)
     cut = lambda name: None if (made := header.vector(name)) is None else made[: n.head_dim // 4]
-    ropes = {"global": from_gguf.rotation(replace(header, fields=fields, vector=cut), n, partial=True), "local": whole}
-    return n.model(NAME, laguna.layers(full, heads, window, sliding, ffns, "local"), ropes, from_gguf.tied(header))
+    half = replace(header.but({"rope.dimension_count": n.head_dim // 2}), vector=cut)
+    ropes = {"global": half.rotation(n, partial=True), "local": laguna.local_rotation(header, n)}
+    return header.model(n, laguna.layers(full, heads, window, sliding, ffns, "local"), ropes)
 
 
 def written(spec: ModelSpec, where: str) -> dict[str, Any]:
@@ -163,13 +157,10 @@ def written(spec: ModelSpec, where: str) -> dict[str, Any]:
     local, full = spec.ropes.get("local"), spec.ropes["global"]
     width = spec.layers[0].attention.head_dim
     if local is None or local.dims != width or full.dims * 2 != width:
-        raise ArchitectureError(
-            f"{where}: {NAME} has no GGUF form unless half of a head rotates, and all in sliding layers"
-        )
-    sizes = {
-        "rope.dimension_count": width,
-        "attention.head_count_kv": [spec.layers[0].attention.num_kv_heads] * len(spec.layers),
-    }
+        needs = "half of a head rotates, and all in sliding layers"
+        raise ArchitectureError(f"{where}: step3p5 has no GGUF form unless {needs}")
+    kv_heads = [mixer.num_kv_heads for mixer in spec.mixers(Attention)]
+    sizes = {"rope.dimension_count": width, "attention.head_count_kv": kv_heads}
     return {**laguna.written(spec, where), **exaone4.written(spec, where), **sizes}
 
 
@@ -177,7 +168,7 @@ def export(spec: ModelSpec, where: str) -> GgufForm:
     """Returns the GGUF metadata of a model."""
     from ckdist.models import to_gguf
 
-    unlimited = replace(spec, layers=tuple(replace(one, ffn=without_limits(one.ffn)) for one in spec.layers))
+    unlimited = spec.with_layers(ffn=[without_limits(layer.ffn) for layer in spec.layers])
     made = to_gguf.form(GgufWriter(written, experts=laguna.OPTIONAL, factors=True), GGUF, unlimited, where)
     limits_of = lambda ffn: (ffn.limits or (0.0, 0.0)) if isinstance(ffn, MoeFfn) else (0.0, ffn.limit)
     by_layer = zip(*(limits_of(layer.ffn) for layer in spec.layers), strict=True)
@@ -186,7 +177,7 @@ def export(spec: ModelSpec, where: str) -> GgufForm:
     return replace(made, metadata={**made.metadata, **clamps}, vectors=padded)
 
 
-def without_limits(ffn: DenseFfn | MoeFfn | None) -> DenseFfn | MoeFfn | None:
+def without_limits(ffn: Ffn | None) -> Ffn | None:
     """The feed-forward without limits."""
     if isinstance(ffn, DenseFfn):
         return replace(ffn, limit=0.0)
@@ -194,8 +185,8 @@ def without_limits(ffn: DenseFfn | MoeFfn | None) -> DenseFfn | MoeFfn | None:
 
 
 MOE = {
-    **{f"share_expert.{part}_proj": f"mlp.shared_expert.{part}_proj" for part in ("gate", "up", "down")},
-    **{f"moe.{part}_proj": f"mlp.experts.{part}_proj" for part in ("gate", "up", "down")},
+    **family.renamed("share_expert.{}_proj", "mlp.shared_expert.{}_proj"),
+    **family.renamed("moe.{}_proj", "mlp.experts.{}_proj"),
     "moe.gate": "mlp.gate", "moe.router_bias": "mlp.gate.e_score_correction.bias", "self_attn.g_proj": laguna.GATE,
 }  # fmt: skip
 FAMILY = Family(
@@ -204,9 +195,7 @@ FAMILY = Family(
     from_gguf=gguf,
     to_gguf=export,
     safetensors=family.SAFETENSORS.but_in_layers(
-        MOE,
-        (r".*\.moe\.(gate|up|down)_proj\.weight", "stacked"),
-        (r".*norm\.weight", "plus_one"),
+        MOE, (r".*\.moe\.(gate|up|down)_proj\.weight", "stacked"), (r".*norm\.weight", "plus_one")
     ),
     gguf_names=family.GGUF_EXPERTS.but_in_layers({"attn_gate": laguna.GATE}),
 )

@@ -8,10 +8,9 @@ from dataclasses import replace
 from ckdist.models import from_config, limits
 from ckdist.models.config_keys import ConfigKeys
 from ckdist.models.families import bert
-from ckdist.models.families.family import Family, Fields, GgufHeader, TensorNames, in_layers
+from ckdist.models.families.family import Family, Fields, GgufHeader, TensorNames, in_layers, renamed
 from ckdist.models.spec import Attention, CrossAttention, DenseFfn, LayerSpec, ModelSpec, RelativeBias
 
-NAME = "t5"
 DISTANCE = 128
 KEYS = ConfigKeys(
     {
@@ -19,21 +18,11 @@ KEYS = ConfigKeys(
         "layer_norm_epsilon": 1e-6, "num_heads": 8, "num_layers": 6, "relative_attention_max_distance": 128,
         "relative_attention_num_buckets": 32, "tie_word_embeddings": True, "vocab_size": 32128,
     },
-    aliases={
-        "head_dim": "d_kv",
-        "hidden_size": "d_model",
-        "num_attention_heads": "num_heads",
-        "num_hidden_layers": "num_layers",
-    },
+    aliases={"head_dim": "d_kv", "hidden_size": "d_model", "num_attention_heads": "num_heads",
+             "num_hidden_layers": "num_layers"},
     # feed_forward_proj has the first two; distances are not limited; an encoder has neither of the others
-    unused=(
-        "dense_act_fn",
-        "is_gated_act",
-        "n_positions",
-        "num_decoder_layers",
-        "scale_decoder_outputs",
-        "tie_word_embeddings",
-    ),
+    unused=("dense_act_fn", "is_gated_act", "n_positions", "num_decoder_layers", "scale_decoder_outputs",
+            "tie_word_embeddings"),
 )  # fmt: skip
 MAX_POSITION = 1 << 15  # most tokens of a sequence; the model itself has no limit
 FUNCTIONS = {"relu": "relu", "gelu": "gelu", "gelu_new": "gelu_tanh", "silu": "silu", "swish": "silu"}
@@ -70,15 +59,12 @@ def from_gguf_header(header: GgufHeader) -> ModelSpec:
 
     As in llama.cpp, the function is that of version 1.1 if the feed-forward is gated. The largest distance is 128.
     """
-    from ckdist.models import from_gguf
-
-    f, n = header.fields, from_gguf.sizes(header)
+    f, n = header.fields, header.sizes()
     buckets = f.integer("attention.relative_buckets_count", 32, low=4, high=DISTANCE)
-    attention = Attention(
-        n.num_heads, n.num_heads, n.head_dim, 1.0, rope=None, relative=RelativeBias(buckets, DISTANCE)
-    )  # fmt: skip
+    bias = RelativeBias(buckets, DISTANCE)
+    attention = Attention(n.num_heads, n.num_heads, n.head_dim, 1.0, rope=None, relative=bias)
     gated = "enc.blk.0.ffn_gate.weight" in header.dims
-    ffn = DenseFfn(from_gguf.ffn_size(header), "gelu_tanh" if gated else "relu", gated=gated)
+    ffn = DenseFfn(header.ffn_size(), "gelu_tanh" if gated else "relu", gated=gated)
     encoder = _encoder(attention, ffn, n.num_layers, n.vocab_size, n.hidden_size, n.norm_eps)
     layers = f.integer("decoder_block_count", n.num_layers, high=limits.MAX_LAYERS)
     start = f.integer("decoder_start_token_id", 0, low=0, high=n.vocab_size - 1)
@@ -87,7 +73,7 @@ def from_gguf_header(header: GgufHeader) -> ModelSpec:
 
 def _encoder(attention: Attention, ffn: DenseFfn, layers: int, vocab: int, hidden: int, eps: float) -> ModelSpec:
     encodes = LayerSpec(replace(attention, bidirectional=True), ffn)
-    return ModelSpec(NAME, vocab, hidden, (encodes,) * layers, {}, eps, MAX_POSITION, root="encoder")
+    return ModelSpec("", vocab, hidden, (encodes,) * layers, {}, eps, MAX_POSITION, root="encoder")
 
 
 def _whole(encoder: ModelSpec, attention: Attention, layers: int, tied: bool, start: int) -> ModelSpec:
@@ -95,7 +81,7 @@ def _whole(encoder: ModelSpec, attention: Attention, layers: int, tied: bool, st
     cross = CrossAttention(replace(attention, relative=None))
     layer, hidden = LayerSpec(attention, encoder.layers[0].ffn, cross=cross), encoder.hidden_size
     return ModelSpec(
-        NAME, encoder.vocab_size, hidden, (layer,) * layers, {}, encoder.norm_eps, MAX_POSITION, tied,
+        "", encoder.vocab_size, hidden, (layer,) * layers, {}, encoder.norm_eps, MAX_POSITION, tied,
         logit_scale=hidden**-0.5 if tied else 1.0, encoder=encoder, start_tokens=(start,),
     )  # fmt: skip
 
@@ -103,7 +89,7 @@ def _whole(encoder: ModelSpec, attention: Attention, layers: int, tied: bool, st
 def _ffn(f: Fields) -> DenseFfn:
     """Reads the feed-forward; its name includes whether it is gated. Raises ModelFileError for an unknown function."""
     given = f.text("feed_forward_proj")
-    name, gated = given.removeprefix("gated-"), given.startswith("gated-")
+    gated, name = given.startswith("gated-"), given.removeprefix("gated-")
     name = "gelu_new" if given == "gated-gelu" else name
     if name not in FUNCTIONS:
         raise f.error("feed_forward_proj", given, f"gated- or not, and one of {', '.join(FUNCTIONS)}")
@@ -126,53 +112,38 @@ SELF = {
     "layer.0.SelfAttention.relative_attention_bias": "self_attn.relative_bias",
     "layer.0.layer_norm": "input_layernorm",
 }
-NAMES = TensorNames(
-    {
-        "shared": "model.embed_tokens",
-        "decoder.final_layer_norm": "model.norm",
-        "lm_head": "lm_head",
-        **in_layers(
-            "decoder.block",
-            {
-                **SELF,
-                **_attention("layer.1.EncDecAttention", "cross_attn"),
-                "layer.1.layer_norm": "cross_attention_layernorm",
-                **_feed_forward(2),
-                "layer.2.layer_norm": "post_attention_layernorm",
-            },
-        ),
-        "encoder.final_layer_norm": "encoder.norm",
-        **in_layers(
-            "encoder.block",
-            {**SELF, **_feed_forward(1), "layer.1.layer_norm": "post_attention_layernorm"},
-            "encoder.layers.{}",
-        ),
-    }
-)
+DECODER = {
+    **SELF,
+    **_attention("layer.1.EncDecAttention", "cross_attn"),
+    "layer.1.layer_norm": "cross_attention_layernorm",
+    **_feed_forward(2),
+    "layer.2.layer_norm": "post_attention_layernorm",
+}
+ENCODER = {**SELF, **_feed_forward(1), "layer.1.layer_norm": "post_attention_layernorm"}
+NAMES = TensorNames({
+    "shared": "model.embed_tokens",
+    "decoder.final_layer_norm": "model.norm",
+    "lm_head": "lm_head",
+    **in_layers("decoder.block", DECODER),
+    "encoder.final_layer_norm": "encoder.norm",
+    **in_layers("encoder.block", ENCODER, "encoder.layers.{}"),
+})  # fmt: skip
 GGUF_SELF = {
     **{f"attn_{own}": f"self_attn.{own}_proj" for own in "qkvo"},
     "attn_rel_b": "self_attn.relative_bias",
     "attn_norm": "input_layernorm",
-    **{f"ffn_{part}": f"mlp.{part}_proj" for part in ("gate", "up", "down")},
+    **renamed("ffn_{}", "mlp.{}_proj"),
     "ffn_norm": "post_attention_layernorm",
 }
-GGUF_NAMES = TensorNames(
-    {
-        "token_embd": "model.embed_tokens",
-        "dec.output_norm": "model.norm",
-        "output": "lm_head",
-        **in_layers(
-            "dec.blk",
-            {
-                **GGUF_SELF,
-                **{f"cross_attn_{own}": f"cross_attn.{own}_proj" for own in "qkvo"},
-                "cross_attn_norm": "cross_attention_layernorm",
-            },
-        ),
-        "enc.output_norm": "encoder.norm",
-        **in_layers("enc.blk", GGUF_SELF, "encoder.layers.{}"),
-    }
-)
+GGUF_CROSS = {f"cross_attn_{own}": f"cross_attn.{own}_proj" for own in "qkvo"}
+GGUF_NAMES = TensorNames({
+    "token_embd": "model.embed_tokens",
+    "dec.output_norm": "model.norm",
+    "output": "lm_head",
+    **in_layers("dec.blk", {**GGUF_SELF, **GGUF_CROSS, "cross_attn_norm": "cross_attention_layernorm"}),
+    "enc.output_norm": "encoder.norm",
+    **in_layers("enc.blk", GGUF_SELF, "encoder.layers.{}"),
+})  # fmt: skip
 FAMILY = Family(
     keys=KEYS,
     from_config=config,

@@ -6,13 +6,11 @@ from ckdist.models.families import gemma2
 from ckdist.models.families.family import Fields, GgufWriter
 from ckdist.models.spec import ModelSpec, Norms
 
-NAME = "vaultgemma"
-
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
     """Reads a config.json."""
-    spec, norms = gemma2.config(f, outer), Norms(before_ffn="pre_feedforward_layernorm")
-    return replace(spec, family=NAME, layers=tuple(replace(layer, norms=norms) for layer in spec.layers))
+    spec = gemma2.config(f, outer)
+    return spec.with_layers(norms=[Norms(before_ffn="pre_feedforward_layernorm")] * len(spec.layers))
 
 
 FAMILY = replace(gemma2.FAMILY, from_config=config, from_gguf=None, to_gguf=GgufWriter(refused="serve its folder"))

@@ -1,9 +1,5 @@
-#ifndef CKDIST_API_ATTENTION_H
-#define CKDIST_API_ATTENTION_H
-#include <stdint.h>
-#ifdef __cplusplus
-extern "C" {
-#endif
+#pragma once
+#include "api/export.h"
 
 /* The attention kernels, one call each; see kernels/attention.h. `isa` selects the kernel table; null: the table
    chosen at load. */
@@ -51,8 +47,3 @@ CKDIST_EXPORT int32_t ckdist_attend(const char* isa, const struct ckdist_attenti
 /* The same result by parts, as threads share it: `spans` spans of 256 positions at a time, which are then merged. */
 CKDIST_EXPORT int32_t ckdist_attend_in_parts(const char* isa, const struct ckdist_attention_task* task, int64_t spans,
                                              uint8_t* scratch);
-
-#ifdef __cplusplus
-}  // extern "C"
-#endif
-#endif

@@ -1,9 +1,5 @@
-#ifndef CKDIST_API_COMMANDS_H
-#define CKDIST_API_COMMANDS_H
-#include <stdint.h>
-#ifdef __cplusplus
-extern "C" {
-#endif
+#pragma once
+#include "api/export.h"
 
 /* The commands of rank 0 to every rank, itself included. Ranks execute them in their order (native/runtime/worker.h).
    A message is int32 numbers: a struct ckdist_command, then the data of its kind. */
@@ -133,8 +129,3 @@ CKDIST_EXPORT int ckdist_worker_report(struct ckdist_worker* worker, int32_t mod
 CKDIST_EXPORT int ckdist_worker_copy_results(struct ckdist_worker* worker, struct ckdist_copy_results* out);
 /* Records copies of blocks in a lane of their own. Before the first copy. The trace must outlive the worker. */
 CKDIST_EXPORT int ckdist_worker_trace(struct ckdist_worker* worker, struct ckdist_trace* trace);
-
-#ifdef __cplusplus
-}  // extern "C"
-#endif
-#endif

@@ -1,9 +1,5 @@
-#ifndef CKDIST_API_COMMUNICATOR_H
-#define CKDIST_API_COMMUNICATOR_H
-#include <stdint.h>
-#ifdef __cplusplus
-extern "C" {
-#endif
+#pragma once
+#include "api/export.h"
 
 enum ckdist_element {
   ckdist_element_float32,
@@ -52,7 +48,7 @@ CKDIST_EXPORT int ckdist_transport_verbs(struct ckdist_verbs* verbs, const int32
                                          struct ckdist_transport** out);
 /* Sets the machine name of each rank, for errors. Call it before the transport is used. */
 CKDIST_EXPORT int ckdist_transport_name_hosts(struct ckdist_transport* transport, const char* const* hosts);
-/* Seconds of one exchange of `bytes` with `peer`: the median of `calls`. The peer must make the same call. Not after
+/* Seconds of one exchange of `bytes` with `peer`: the least of `calls`. The peer must make the same call. Not after
    a communicator has the transport. */
 CKDIST_EXPORT int ckdist_transport_time(struct ckdist_transport* transport, int32_t peer, int64_t bytes, int32_t calls,
                                         double* out);
@@ -81,8 +77,8 @@ CKDIST_EXPORT int32_t ckdist_communicator_size(struct ckdist_communicator* commu
 CKDIST_EXPORT int ckdist_communicator_allocate(struct ckdist_communicator* communicator, int64_t bytes, void** out);
 CKDIST_EXPORT void ckdist_communicator_release(struct ckdist_communicator* communicator, void* data);
 
-/* Collectives. With `out_operation` they return at once; *out_operation is null if they are already complete.
-   Buffers must live until completion; counts are copied. */
+/* Collectives. With `out_operation` they return at once, else when they are complete. Buffers must live until
+ * completion; counts are copied. */
 CKDIST_EXPORT int ckdist_all_reduce(struct ckdist_communicator* communicator, const void* in, void* out,
                                     int64_t elements, int32_t element, int32_t op,
                                     struct ckdist_operation** out_operation);
@@ -130,8 +126,3 @@ CKDIST_EXPORT int ckdist_time_function(void* function, const uint64_t* words, vo
                                        double* out);
 CKDIST_EXPORT int ckdist_time_barrier(struct ckdist_communicator* communicator, int32_t calls, double* out);
 CKDIST_EXPORT int ckdist_time_round_trip(struct ckdist_communicator* communicator, int32_t calls, double* out);
-
-#ifdef __cplusplus
-}  // extern "C"
-#endif
-#endif

@@ -1,9 +1,5 @@
-#ifndef CKDIST_API_CORE_H
-#define CKDIST_API_CORE_H
-#include <stdint.h>
-#ifdef __cplusplus
-extern "C" {
-#endif
+#pragma once
+#include "api/export.h"
 
 /* Calls that can fail return a negative status: -1 native, -2 model file, -3 capacity, -4 communication, -5
    configuration. ckdist_last_error: one line with the calling thread's last failure. */
@@ -33,8 +29,3 @@ CKDIST_EXPORT const char* ckdist_type_name(int32_t type);
 CKDIST_EXPORT int64_t ckdist_available_memory(void);
 /* Bytes that this process will still touch: of weights that are not packed and of caches. */
 CKDIST_EXPORT int64_t ckdist_promised_memory(void);
-
-#ifdef __cplusplus
-}  // extern "C"
-#endif
-#endif

@@ -1,9 +1,5 @@
-#ifndef CKDIST_API_ELEMENTWISE_H
-#define CKDIST_API_ELEMENTWISE_H
-#include <stdint.h>
-#ifdef __cplusplus
-extern "C" {
-#endif
+#pragma once
+#include "api/export.h"
 
 /* The row-wise kernels, one row per call; see kernels/elementwise.h. `isa` selects the kernel table; null: the table
    chosen at load. */
@@ -34,8 +30,3 @@ CKDIST_EXPORT int32_t ckdist_sum_at_least(const char* isa, const float* x, const
    parts. */
 CKDIST_EXPORT int32_t ckdist_fold(const char* isa, int32_t element, int32_t op, int32_t form, const void* const* parts,
                                   int32_t count, int64_t n, void* out);
-
-#ifdef __cplusplus
-}  // extern "C"
-#endif
-#endif

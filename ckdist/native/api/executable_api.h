@@ -1,14 +1,10 @@
-#ifndef CKDIST_API_EXECUTABLE_H
-#define CKDIST_API_EXECUTABLE_H
-#include <stdint.h>
+#pragma once
 #include "api/commands_api.h"
 #include "api/communicator_api.h"
+#include "api/export.h"
 #include "api/pool_api.h"
 #include "api/program_api.h"
 #include "api/trace_api.h"
-#ifdef __cplusplus
-extern "C" {
-#endif
 
 struct ckdist_executable;
 
@@ -61,7 +57,3 @@ enum ckdist_cache_type {
   ckdist_cache_i16 = 25,
   ckdist_cache_bf16 = 30
 };
-#ifdef __cplusplus
-}  // extern "C"
-#endif
-#endif

@@ -1,9 +1,5 @@
-#ifndef CKDIST_API_KERNELS_H
-#define CKDIST_API_KERNELS_H
-#include <stdint.h>
-#ifdef __cplusplus
-extern "C" {
-#endif
+#pragma once
+#include "api/export.h"
 
 /* Packed matrix products, one call each. `isa`: name of a level (core_api.h), or null for the level chosen at load.
    `type`: GGUF's number of a weight type. Matrices are (rows, cols), activations (tokens, cols), both row-major. */
@@ -37,8 +33,3 @@ CKDIST_EXPORT int ckdist_quantize(const char* isa, int32_t type, int64_t rows, i
                                   uint8_t* out, int64_t out_bytes);
 CKDIST_EXPORT int ckdist_dequantize(int32_t type, int64_t rows, int64_t cols, const uint8_t* source,
                                     int64_t source_bytes, float* out);
-
-#ifdef __cplusplus
-}  // extern "C"
-#endif
-#endif

@@ -1,10 +1,6 @@
-#ifndef CKDIST_API_LOADER_H
-#define CKDIST_API_LOADER_H
-#include <stdint.h>
+#pragma once
+#include "api/export.h"
 #include "api/trace_api.h"
-#ifdef __cplusplus
-extern "C" {
-#endif
 
 /* A rank's shard of one weight matrix. It has the same bytes as ckdist::Weight in runtime/sliced_matrix.h. */
 struct ckdist_matrix {
@@ -135,15 +131,10 @@ CKDIST_EXPORT int ckdist_loader_add_peer_matrix(ckdist_loader* loader, int peer,
                                                 int64_t tiles_offset, int64_t states_offset,
                                                 const struct ckdist_matrix** out);
 
-/* auto: a DSA queue if there is one, else the threads' own stores. dsa: a DSA queue. threads: the threads' own
-   stores. */
-enum ckdist_copy_engine { ckdist_copy_engine_auto, ckdist_copy_engine_dsa, ckdist_copy_engine_threads };
-
 /* How the arena is filled. */
 struct ckdist_filling {
-  int32_t threads;    /* while no step runs */
-  int32_t background; /* steps run at the same time */
-  enum ckdist_copy_engine copy_engine;
+  int32_t threads;            /* while no step runs */
+  int32_t background;         /* steps run at the same time */
   double until;               /* part of the packed bytes at which filling ends for good, if below 1 */
   struct ckdist_trace* trace; /* receives a lane for each thread and must outlive the loader; or null */
 };
@@ -164,12 +155,5 @@ struct ckdist_filled {
   int64_t kept;     /* bytes of slices that this rank's steps have packed and kept, also in other ranks' arenas */
   double seconds;   /* from ckdist_loader_fill until all was ready */
   int32_t finished; /* all is ready on all ranks that this one reads, and the files are released */
-  char copy_engine[64];
-  char trouble[200]; /* why a device was given up during filling; else empty */
 };
 CKDIST_EXPORT void ckdist_loader_filled(ckdist_loader* loader, struct ckdist_filled* out);
-
-#ifdef __cplusplus
-}  // extern "C"
-#endif
-#endif

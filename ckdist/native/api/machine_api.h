@@ -1,9 +1,5 @@
-#ifndef CKDIST_API_MACHINE_H
-#define CKDIST_API_MACHINE_H
-#include <stdint.h>
-#ifdef __cplusplus
-extern "C" {
-#endif
+#pragma once
+#include "api/export.h"
 
 /* The machine's limits, each measured by code that does nothing else. `cpus`: one per thread, or null. */
 
@@ -31,8 +27,3 @@ CKDIST_EXPORT int ckdist_barrier_seconds(int32_t threads, const int32_t* cpus, c
 
 /* Seconds of a cache line's round trip between two threads: the median of `repeats` batches. */
 CKDIST_EXPORT int ckdist_line_round_trip(const int32_t* cpus, int32_t repeats, double* out);
-
-#ifdef __cplusplus
-}  // extern "C"
-#endif
-#endif

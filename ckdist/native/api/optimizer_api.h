@@ -1,10 +1,6 @@
-#ifndef CKDIST_API_OPTIMIZER_H
-#define CKDIST_API_OPTIMIZER_H
-#include <stdint.h>
+#pragma once
+#include "api/export.h"
 #include "api/pool_api.h"
-#ifdef __cplusplus
-extern "C" {
-#endif
 
 struct ckdist_optimizer;
 
@@ -54,8 +50,3 @@ CKDIST_EXPORT int ckdist_optimizer_adafactor(struct ckdist_optimizer* optimizer,
                                              float* column_means);
 CKDIST_EXPORT int ckdist_optimizer_sgd(struct ckdist_optimizer* optimizer, const struct ckdist_update* update,
                                        double momentum, float* velocity);
-
-#ifdef __cplusplus
-}  // extern "C"
-#endif
-#endif

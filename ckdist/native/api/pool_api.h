@@ -1,9 +1,5 @@
-#ifndef CKDIST_API_POOL_H
-#define CKDIST_API_POOL_H
-#include <stdint.h>
-#ifdef __cplusplus
-extern "C" {
-#endif
+#pragma once
+#include "api/export.h"
 
 /* A rank's threads, shared by executables and an optimizer; one of them runs at a time. The calling thread is the
    first thread. */
@@ -14,8 +10,3 @@ struct ckdist_pool;
 CKDIST_EXPORT int ckdist_pool_new(int32_t threads, const int32_t* cpus, const int32_t* caches, int32_t spins,
                                   struct ckdist_pool** out);
 CKDIST_EXPORT void ckdist_pool_free(struct ckdist_pool* pool);
-
-#ifdef __cplusplus
-}  // extern "C"
-#endif
-#endif

@@ -1,12 +1,8 @@
-#ifndef CKDIST_API_PROGRAM_H
-#define CKDIST_API_PROGRAM_H
-#include <stdint.h>
+#pragma once
 #include "api/attention_api.h"
+#include "api/export.h"
 #include "api/loader_api.h"
 #include "api/steps_api.h"
-#ifdef __cplusplus
-extern "C" {
-#endif
 
 /* Lowered programs that serve or train. Fields of the other purpose are 0. Absent indices are -1. */
 
@@ -147,8 +143,3 @@ struct ckdist_program {
   const int64_t* share_ends;
   float* gradient_share;
 };
-
-#ifdef __cplusplus
-}  // extern "C"
-#endif
-#endif

@@ -1,11 +1,7 @@
 /* Connections of a TCP transport that broke, and the new ones that take their place. Any thread may make these calls.
    A connection has a number: the peer's rank, for heartbeats plus the number of ranks. */
-#ifndef CKDIST_API_RECONNECTION_H
-#define CKDIST_API_RECONNECTION_H
-#include <stdint.h>
-#ifdef __cplusplus
-extern "C" {
-#endif
+#pragma once
+#include "api/export.h"
 
 struct ckdist_transport;
 struct ckdist_reconnection;
@@ -28,8 +24,3 @@ CKDIST_EXPORT int ckdist_reconnection_resume(struct ckdist_reconnection* reconne
 CKDIST_EXPORT int ckdist_reconnection_give_up(struct ckdist_reconnection* reconnection, int32_t number, int32_t error);
 /* *out: 1 if it waits for a new connection, else 0. */
 CKDIST_EXPORT int ckdist_reconnection_waits(struct ckdist_reconnection* reconnection, int32_t number, int32_t* out);
-
-#ifdef __cplusplus
-}  // extern "C"
-#endif
-#endif

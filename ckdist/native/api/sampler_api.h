@@ -1,10 +1,6 @@
-#ifndef CKDIST_API_SAMPLER_H
-#define CKDIST_API_SAMPLER_H
-#include <stdint.h>
+#pragma once
+#include "api/export.h"
 #include "api/pool_api.h"
-#ifdef __cplusplus
-extern "C" {
-#endif
 
 /* How one row's token is chosen. The order is in runtime/sampler.h. */
 struct ckdist_sampling {
@@ -106,8 +102,3 @@ CKDIST_EXPORT int32_t ckdist_sample_greedy(struct ckdist_sampler* sampler, const
 CKDIST_EXPORT int32_t ckdist_logprobs(struct ckdist_sampler* sampler, const float* logits, int64_t row_stride,
                                       int32_t rows, const int32_t* targets, int32_t top,
                                       struct ckdist_sampled_token* out);
-
-#ifdef __cplusplus
-}  // extern "C"
-#endif
-#endif

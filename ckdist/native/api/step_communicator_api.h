@@ -1,9 +1,5 @@
-#ifndef CKDIST_API_STEP_COMMUNICATOR_H
-#define CKDIST_API_STEP_COMMUNICATOR_H
-#include <stdint.h>
-#ifdef __cplusplus
-extern "C" {
-#endif
+#pragma once
+#include "api/export.h"
 
 /* The view of a communicator for inference steps (native/comm/step_communicator.h). An executable creates its own.
    The calls below are for ranks without an executable. `step` is named in errors. */
@@ -26,7 +22,8 @@ CKDIST_EXPORT float* ckdist_steps_partial(struct ckdist_steps* steps, int32_t sl
 /* `chunks`: number of parts in which the sum is begun before it is waited for. */
 CKDIST_EXPORT int ckdist_steps_all_reduce(struct ckdist_steps* steps, int32_t slot, int64_t floats, int32_t chunks,
                                           int32_t step);
-/* The summands of the value in `slot`, in order, into summands[256]; returns their number. */
+/* The summands of the value in `slot`, in order, into `summands`, which has room for one of each rank; returns their
+ * number. */
 CKDIST_EXPORT int ckdist_steps_summands(struct ckdist_steps* steps, int32_t slot, const float** summands);
 /* This rank's columns of row 0 of the logits. `stride` is in floats. */
 CKDIST_EXPORT float* ckdist_steps_logits(struct ckdist_steps* steps, int64_t* stride);
@@ -36,8 +33,3 @@ CKDIST_EXPORT const float* ckdist_steps_gathered(struct ckdist_steps* steps);
 CKDIST_EXPORT int ckdist_steps_send(struct ckdist_steps* steps, int32_t peer, const void* data, int64_t bytes,
                                     int32_t step);
 CKDIST_EXPORT int ckdist_steps_recv(struct ckdist_steps* steps, int32_t peer, void* data, int64_t bytes, int32_t step);
-
-#ifdef __cplusplus
-}  // extern "C"
-#endif
-#endif

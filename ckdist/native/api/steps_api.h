@@ -1,9 +1,5 @@
-#ifndef CKDIST_API_STEPS_H
-#define CKDIST_API_STEPS_H
+#pragma once
 #include <stdint.h>
-#ifdef __cplusplus
-extern "C" {
-#endif
 
 /* The steps of lowered programs: a struct for each kind, which begins with struct ckdist_step. This file has their
    common parts; the kinds are in steps_inference_api.h and steps_training_api.h. Fields that name an operand are
@@ -82,8 +78,3 @@ struct ckdist_routing {
   int32_t renormalise, groups, top_groups, group_scores;
   float scale;
 };
-
-#ifdef __cplusplus
-}  // extern "C"
-#endif
-#endif

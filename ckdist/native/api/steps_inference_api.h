@@ -1,9 +1,5 @@
-#ifndef CKDIST_API_STEPS_INFERENCE_H
-#define CKDIST_API_STEPS_INFERENCE_H
+#pragma once
 #include "api/steps_streams_api.h"
-#ifdef __cplusplus
-extern "C" {
-#endif
 
 /* Steps of inference: a number and a struct for each kind. */
 
@@ -475,8 +471,3 @@ struct ckdist_copy_columns_step {
   float post_eps, post_factor;
   int64_t first, first_out;
 };
-
-#ifdef __cplusplus
-}  // extern "C"
-#endif
-#endif

@@ -1,9 +1,5 @@
-#ifndef CKDIST_API_STEPS_STREAMS_H
-#define CKDIST_API_STEPS_STREAMS_H
+#pragma once
 #include "api/steps_api.h"
-#ifdef __cplusplus
-extern "C" {
-#endif
 
 /* Steps of inference for residual streams and embeddings of n-grams. */
 
@@ -67,8 +63,3 @@ struct ckdist_convolve_streams_step {
   struct ckdist_step step;
   int32_t rows, out, conv, layer, taps, dilation;
 };
-
-#ifdef __cplusplus
-}  // extern "C"
-#endif
-#endif

@@ -1,9 +1,5 @@
-#ifndef CKDIST_API_STEPS_TRAINING_H
-#define CKDIST_API_STEPS_TRAINING_H
+#pragma once
 #include "api/steps_inference_api.h"
-#ifdef __cplusplus
-extern "C" {
-#endif
 
 /* Steps of training: a number and a struct for each kind. They read and write activations and floats, except
    products, which read only activations. A gradient is added to its parameter's gradient buffer; if `fresh` is set,
@@ -381,8 +377,3 @@ struct ckdist_delta_grad_step {
   int32_t key_heads, value_heads, tiled, by_row, corrects;
   float l2_eps, scale, beta_scale, decay_floor, dt_low, dt_high;
 };
-
-#ifdef __cplusplus
-}  // extern "C"
-#endif
-#endif

@@ -1,9 +1,5 @@
-#ifndef CKDIST_API_TOPOLOGY_H
-#define CKDIST_API_TOPOLOGY_H
-#include <stdint.h>
-#ifdef __cplusplus
-extern "C" {
-#endif
+#pragma once
+#include "api/export.h"
 
 /* The NUMA nodes for the weights, caches and buffers that this process allocates from now on. One node: bound if it
    certainly has room for each of `sharers` ranks, else preferred. Several nodes: interleaved. No nodes: the node of
@@ -21,8 +17,3 @@ CKDIST_EXPORT int32_t ckdist_memory_policy(const void* address);
 
 /* Requests AMX tiles for all threads: 1 granted, 0 not available, or a negative errno. */
 CKDIST_EXPORT int32_t ckdist_request_amx(void);
-
-#ifdef __cplusplus
-}  // extern "C"
-#endif
-#endif

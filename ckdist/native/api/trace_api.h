@@ -1,9 +1,5 @@
-#ifndef CKDIST_API_TRACE_H
-#define CKDIST_API_TRACE_H
-#include <stdint.h>
-#ifdef __cplusplus
-extern "C" {
-#endif
+#pragma once
+#include "api/export.h"
 
 /* The times of the work of a rank's threads: a lane for each thread, which keeps the newest events. */
 
@@ -54,8 +50,3 @@ CKDIST_EXPORT const char* ckdist_trace_lane_name(struct ckdist_trace* trace, int
    earlier events. */
 CKDIST_EXPORT int64_t ckdist_trace_read(struct ckdist_trace* trace, int32_t lane, struct ckdist_trace_event* out,
                                         int64_t* dropped);
-
-#ifdef __cplusplus
-}  // extern "C"
-#endif
-#endif

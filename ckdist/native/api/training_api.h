@@ -1,13 +1,9 @@
-#ifndef CKDIST_API_TRAINING_H
-#define CKDIST_API_TRAINING_H
-#include <stdint.h>
+#pragma once
 #include "api/communicator_api.h"
+#include "api/export.h"
 #include "api/pool_api.h"
 #include "api/program_api.h"
 #include "api/trace_api.h"
-#ifdef __cplusplus
-extern "C" {
-#endif
 
 /* If ranks divide a batch, it consists of 2 N chunks of equal length for N ranks. Rank r has the chunks r and
    2 N - 1 - r, and all arrays but `starts` are of its own tokens. */
@@ -55,8 +51,3 @@ CKDIST_EXPORT void ckdist_training_times(struct ckdist_training* training, doubl
 CKDIST_EXPORT int ckdist_training_trace(struct ckdist_training* training, struct ckdist_trace* trace);
 /* Bytes of activations (including kept ones), of workspace, and of matrices that are packed once. (3,) */
 CKDIST_EXPORT void ckdist_training_bytes(struct ckdist_training* training, int64_t* out);
-
-#ifdef __cplusplus
-}  // extern "C"
-#endif
-#endif

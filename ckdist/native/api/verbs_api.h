@@ -1,9 +1,5 @@
-#ifndef CKDIST_API_VERBS_H
-#define CKDIST_API_VERBS_H
-#include <stdint.h>
-#ifdef __cplusplus
-extern "C" {
-#endif
+#pragma once
+#include "api/export.h"
 
 /* The RDMA verbs transport. Calls that can fail return a negative status; see core_api.h. One thread uses a transport
  * at a time. */
@@ -46,8 +42,3 @@ CKDIST_EXPORT int ckdist_verbs_notified(struct ckdist_verbs* verbs, int32_t wind
 CKDIST_EXPORT int ckdist_verbs_wait(struct ckdist_verbs* verbs, uint64_t request, int32_t peer, const char* what);
 /* Sends the reason why this rank stops to its peers. */
 CKDIST_EXPORT int ckdist_verbs_abandon(struct ckdist_verbs* verbs, const char* reason);
-
-#ifdef __cplusplus
-}  // extern "C"
-#endif
-#endif

@@ -1,8 +1,6 @@
 #include <algorithm>
 #include <vector>
 
-#include "core/export.h"
-
 #include "api/attention_api.h"
 #include "bindings/checked_shape.h"
 #include "bindings/isa_choice.h"
@@ -44,12 +42,8 @@ AttentionTask checked_task(const ckdist_attention_task& t) {
 
 }  // namespace
 
-extern "C" {
-
 int64_t ckdist_attention_block_bytes(const char* isa, const struct ckdist_cache_shape* cache) {
-  int64_t bytes = 0;
-  const int status = guard([&] { bytes = kernels_by_name(isa).attention.block_bytes(checked_shape(*cache)); });
-  return status < 0 ? status : bytes;
+  return guard_value([&] { return kernels_by_name(isa).attention.block_bytes(checked_shape(*cache)); });
 }
 
 int32_t ckdist_attention_store(const char* isa, const struct ckdist_cache_shape* cache, uint8_t* block, int32_t slot,
@@ -64,10 +58,8 @@ int32_t ckdist_attention_store(const char* isa, const struct ckdist_cache_shape*
 
 int64_t ckdist_attention_scratch_bytes(const char* isa, const struct ckdist_cache_shape* cache, int32_t tokens,
                                        int32_t heads) {
-  int64_t bytes = 0;
-  const int status =
-      guard([&] { bytes = kernels_by_name(isa).attention.scratch_bytes(checked_shape(*cache), tokens, heads); });
-  return status < 0 ? status : bytes;
+  return guard_value(
+      [&] { return kernels_by_name(isa).attention.scratch_bytes(checked_shape(*cache), tokens, heads); });
 }
 
 int32_t ckdist_attend(const char* isa, const struct ckdist_attention_task* task, uint8_t* scratch) {
@@ -88,5 +80,3 @@ int32_t ckdist_attend_in_parts(const char* isa, const struct ckdist_attention_ta
     kernel.merge(task, parts.data(), scratch);
   });
 }
-
-}  // extern "C"

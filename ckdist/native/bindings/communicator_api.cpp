@@ -1,14 +1,9 @@
-#include "core/export.h"
-
 #include "api/communicator_api.h"
-#include "bindings/verbs_handle.h"
+#include "bindings/communicator_handles.h"
 
 #include <numeric>
 
-#include "bindings/communicator_handle.h"
-#include "bindings/transport_handle.h"
-#include "comm/algorithms/timing.h"
-#include "comm/transports/exchange_time.h"
+#include "comm/timing.h"
 #include "comm/transports/mpi_transport.h"
 #include "comm/transports/tcp_transport.h"
 #include "core/error.h"
@@ -69,8 +64,6 @@ int64_t checked(int64_t n) {
 
 }  // namespace
 
-extern "C" {
-
 int ckdist_host_memory_new(const char* path, int32_t index, int32_t count, int64_t arena_bytes,
                            ckdist_host_memory** out) {
   return guard([&] {
@@ -102,10 +95,12 @@ int ckdist_transport_mpi(void* isend, void* irecv, void* test, void* iprobe, voi
   return guard([&] {
     const MpiCalls calls{reinterpret_cast<decltype(MpiCalls::isend)>(isend),
                          reinterpret_cast<decltype(MpiCalls::irecv)>(irecv),
-                         reinterpret_cast<decltype(MpiCalls::test)>(test), byte, comm};
-    *out = new ckdist_transport{std::make_shared<MpiTransport>(calls, reinterpret_cast<MpiTransport::Probe>(iprobe),
-                                                               reinterpret_cast<MpiTransport::GetCount>(get_count),
-                                                               rank, size, timeout_s)};
+                         reinterpret_cast<decltype(MpiCalls::test)>(test),
+                         reinterpret_cast<decltype(MpiCalls::iprobe)>(iprobe),
+                         reinterpret_cast<decltype(MpiCalls::get_count)>(get_count),
+                         byte,
+                         comm};
+    *out = new ckdist_transport{std::make_shared<MpiTransport>(calls, rank, size, timeout_s)};
   });
 }
 int ckdist_transport_verbs(ckdist_verbs* verbs, const int32_t* heartbeats, const uint8_t* keys,
@@ -133,13 +128,11 @@ int ckdist_communicator_new(int32_t rank, int32_t size, const int32_t* host_of, 
     Communicator::Parts parts;
     parts.rank = rank;
     parts.host_of.assign(host_of, host_of + size);
-    if (memory && rendezvous) {
-      parts.memory = memory->memory;
+    if (memory) parts.memory = memory->memory;
+    if (rendezvous) {
       parts.rendezvous = std::move(rendezvous->rendezvous);
       parts.arenas.resize(parts.rendezvous->size);
       std::iota(parts.arenas.begin(), parts.arenas.end(), 0);
-    } else if (memory) {
-      parts.own_memory = memory->memory;
     }
     if (transport) parts.transport = transport->transport;
     parts.thresholds = {thresholds->direct_bytes, thresholds->transport_direct_bytes, thresholds->leaders_bytes,
@@ -242,9 +235,7 @@ int ckdist_await_notified(ckdist_communicator* c, int32_t window, int32_t slot, 
 }
 
 int ckdist_operation_test(ckdist_operation* operation) {
-  bool done = false;
-  const int status = guard([&] { done = operation->operation->test(); });
-  return status ? status : done;
+  return guard_value([&] { return operation->operation->test(); });
 }
 int ckdist_operation_wait(ckdist_operation* operation) {
   return guard([&] { operation->operation->wait(); });
@@ -292,5 +283,4 @@ int ckdist_time_barrier(ckdist_communicator* c, int32_t calls, double* out) {
 }
 int ckdist_time_round_trip(ckdist_communicator* c, int32_t calls, double* out) {
   return guard([&] { *out = c->communicator->round_trip(calls); });
-}
 }

@@ -1,5 +1,3 @@
-#include "core/export.h"
-
 #include "api/core_api.h"
 #include "core/arena.h"
 #include "core/dtype.h"
@@ -11,7 +9,6 @@ namespace ckdist {
 const char* last_error_message();
 }
 
-extern "C" {
 const char* ckdist_last_error(void) { return ckdist::last_error_message(); }
 const char* ckdist_isa_name(int32_t i) {
   const auto& levels = ckdist::levels();
@@ -36,4 +33,3 @@ int64_t ckdist_type_undivided_columns(int32_t type) {
 }
 static_assert(ckdist_type_count == ckdist::kTypeCount && ckdist_own_types == ckdist::kOwnTypes);
 const char* ckdist_type_name(int32_t type) { return ckdist::type_traits(type).name; }
-}

@@ -1,11 +1,7 @@
-#include "core/export.h"
-
 #include "api/elementwise_api.h"
 #include "bindings/isa_choice.h"
 
 using namespace ckdist;
-
-extern "C" {
 
 int32_t ckdist_rms_norm(const char* isa, const float* x, const float* weight, float eps, int64_t n, float* out) {
   return guard([&] { kernels_by_name(isa).elementwise.rms_norm(x, weight, eps, n, out); });
@@ -45,17 +41,13 @@ int32_t ckdist_add(const char* isa, const float* x, int64_t n, float* out) {
 }
 
 int32_t ckdist_maxima(const char* isa, const float* x, int64_t n, float* out) {
-  bool finite = false;
-  const int status = guard([&] { finite = kernels_by_name(isa).elementwise.maxima(x, n, out); });
-  return status < 0 ? status : finite;
+  return guard_value([&] { return kernels_by_name(isa).elementwise.maxima(x, n, out); });
 }
 
 int32_t ckdist_maxima_allowed(const char* isa, const float* x, const uint32_t* allowed, float removed, int64_t n,
                               float* kept, float* out) {
-  bool finite = false;
-  const int status =
-      guard([&] { finite = kernels_by_name(isa).elementwise.maxima_allowed(x, allowed, removed, n, kept, out); });
-  return status < 0 ? status : finite;
+  return guard_value(
+      [&] { return kernels_by_name(isa).elementwise.maxima_allowed(x, allowed, removed, n, kept, out); });
 }
 
 int32_t ckdist_sum_exp(const char* isa, const float* x, int64_t n, float shift, float scale, float* terms,
@@ -79,5 +71,3 @@ int32_t ckdist_fold(const char* isa, int32_t element, int32_t op, int32_t form, 
     fold(&out, 1, parts, count, n);
   });
 }
-
-}  // extern "C"

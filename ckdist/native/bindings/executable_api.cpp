@@ -1,11 +1,9 @@
-#include "core/export.h"
-
 #include <fcntl.h>
 
 #include <cerrno>
 
 #include "api/executable_api.h"
-#include "bindings/communicator_handle.h"
+#include "bindings/communicator_handles.h"
 #include "bindings/executable_handle.h"
 #include "bindings/loader_handle.h"
 #include "bindings/pool_handle.h"
@@ -13,8 +11,6 @@
 #include "core/error.h"
 
 using namespace ckdist;
-
-extern "C" {
 
 int ckdist_executable_new(const ckdist_program* program, ckdist_communicator* job, ckdist_communicator* stage,
                           ckdist_pool* pool, ckdist_executable** out) {
@@ -48,5 +44,4 @@ void ckdist_executable_stats(ckdist_executable* executable, ckdist_step_stats* o
 void ckdist_executable_expert_rows(const ckdist_executable* executable, int64_t* out) { executable->expert_rows(out); }
 int ckdist_executable_trace(ckdist_executable* executable, ckdist_trace* trace) {
   return guard([&] { executable->trace(*trace); });
-}
 }

@@ -1,5 +1,3 @@
-#include "core/export.h"
-
 #include "api/kernels_api.h"
 #include "bindings/isa_choice.h"
 #include "core/dtype.h"
@@ -64,22 +62,14 @@ Matrix checked_matrix(const LinearKernel& kernel, int32_t type, int64_t rows, in
   return matrix;
 }
 
-// Runs `body`, which returns a size. Returns that size, or the error status.
-template <class Body>
-int64_t guarded_size(Body&& body) {
-  int64_t size = 0;
-  const int status = guard([&] { size = body(); });
-  return status < 0 ? status : size;
-}
-
 // The format that a level's `format` names for a type, or the error status.
 int format_of(const char* isa, int32_t type, ActivationFormat (*format)(const LevelFormats&, Type)) {
-  return static_cast<int>(guarded_size([&] {
+  return guard_value([&] {
     checked_type(type, 0, 0);
     const LevelFormats* level = level_formats(isa ? isa : kernels().name);
     if (!level) fail(Status::config, "ISA %.32s is not known; use one of %s", isa, level_names().c_str());
-    return static_cast<int64_t>(format(*level, static_cast<Type>(type)));
-  }));
+    return static_cast<int>(format(*level, static_cast<Type>(type)));
+  });
 }
 
 }  // namespace
@@ -87,10 +77,8 @@ int format_of(const char* isa, int32_t type, ActivationFormat (*format)(const Le
 
 using namespace ckdist;
 
-extern "C" {
-
 int64_t ckdist_tile_bytes(const char* isa, int32_t type, int64_t cols) {
-  return guarded_size([&] { return checked_kernel(isa, type, 0, cols).tile_bytes(cols); });
+  return guard_value([&] { return checked_kernel(isa, type, 0, cols).tile_bytes(cols); });
 }
 
 int ckdist_pack(const char* isa, int32_t type, int64_t rows, int64_t cols, const uint8_t* source, int64_t source_bytes,
@@ -125,7 +113,7 @@ int ckdist_activation_format(const char* isa, int32_t type) { return format_of(i
 int ckdist_prompt_format(const char* isa, int32_t type) { return format_of(isa, type, prompt_format); }
 
 int64_t ckdist_activation_bytes(int32_t format, int64_t cols) {
-  return guarded_size([&] {
+  return guard_value([&] {
     check_dimension("cols", cols);
     return ActivationRow::bytes(checked_format(format), cols);
   });
@@ -189,5 +177,4 @@ int ckdist_dequantize(int32_t type, int64_t rows, int64_t cols, const uint8_t* s
     const DequantizeRow dequantize = dequantize_row_of(static_cast<Type>(type));
     for (int64_t row = 0; row < rows; ++row) dequantize(source + row * stride, cols, out + row * cols);
   });
-}
 }

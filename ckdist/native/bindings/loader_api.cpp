@@ -1,14 +1,10 @@
-#include "core/export.h"
-
 #include "api/loader_api.h"
 
 #include <cstddef>
-#include <cstdio>
 
 #include "bindings/loader_handle.h"
 #include "bindings/trace_handle.h"
 
-using ckdist::CopyEngineChoice;
 using ckdist::Loader;
 using ckdist::Matrix;
 using ckdist::Repacker;
@@ -70,8 +66,6 @@ StoredMatrix stored_matrix(const Loader& loader, const ckdist_matrix_plan& plan)
 
 }  // namespace
 
-extern "C" {
-
 int ckdist_loader_create(const char* const* paths, int path_count, ckdist_loader** out) {
   return ckdist::guard([&] { *out = new ckdist_loader(std::vector<std::string>(paths, paths + path_count)); });
 }
@@ -83,16 +77,13 @@ int ckdist_loader_expect_writes(ckdist_loader* loader, int file) {
 void ckdist_loader_free(ckdist_loader* loader) { delete loader; }
 
 int ckdist_loader_add_matrix(ckdist_loader* loader, const ckdist_matrix_plan* plan) {
-  int index = 0;
-  const int status = ckdist::guard([&] {
-    index = loader->loader.add_matrix(stored_matrix(loader->loader, *plan), plan->cold != 0, plan->mapped != 0);
+  return ckdist::guard_value([&] {
+    return loader->loader.add_matrix(stored_matrix(loader->loader, *plan), plan->cold != 0, plan->mapped != 0);
   });
-  return status < 0 ? status : index;
 }
 
 int ckdist_loader_add_vector(ckdist_loader* loader, const ckdist_vector_plan* plan) {
-  int index = 0;
-  const int status = ckdist::guard([&] {
+  return ckdist::guard_value([&] {
     const ckdist::Source source{plan->name,
                                 {{&loader->loader.file(plan->file), plan->offset}},
                                 static_cast<Type>(plan->source_type),
@@ -101,10 +92,9 @@ int ckdist_loader_add_vector(ckdist_loader* loader, const ckdist_vector_plan* pl
                                 plan->head_rows,
                                 {plan->stored, plan->lane, 1, 1, false, 1, 0, 1},
                                 {}};
-    index =
-        loader->loader.add_vector({source, plan->begin, plan->end, plan->plus_one != 0, plan->exp_sign, plan->factor});
+    return loader->loader.add_vector(
+        {source, plan->begin, plan->end, plan->plus_one != 0, plan->exp_sign, plan->factor});
   });
-  return status < 0 ? status : index;
 }
 
 int64_t ckdist_loader_arena_bytes(const ckdist_loader* loader) { return loader->loader.arena_bytes(); }
@@ -140,9 +130,7 @@ int64_t ckdist_loader_states_offset(const ckdist_loader* loader, int index) {
 }
 
 int ckdist_loader_add_peer(ckdist_loader* loader, const char* path, int64_t arena_bytes) {
-  int peer = 0;
-  const int status = ckdist::guard([&] { peer = loader->loader.add_peer(path, arena_bytes); });
-  return status < 0 ? status : peer;
+  return ckdist::guard_value([&] { return loader->loader.add_peer(path, arena_bytes); });
 }
 
 const void* ckdist_loader_peer_arena(const ckdist_loader* loader, int peer) { return loader->loader.peer_arena(peer); }
@@ -157,16 +145,12 @@ int ckdist_loader_add_peer_matrix(ckdist_loader* loader, int peer, const ckdist_
 }
 
 int ckdist_loader_fill(ckdist_loader* loader, const ckdist_filling* filling) {
-  return ckdist::guard([&] {
-    loader->loader.fill({filling->threads, filling->background != 0,
-                         static_cast<CopyEngineChoice>(filling->copy_engine), filling->until, filling->trace});
-  });
+  return ckdist::guard(
+      [&] { loader->loader.fill({filling->threads, filling->background != 0, filling->until, filling->trace}); });
 }
 
 int ckdist_loader_wait(ckdist_loader* loader, int milliseconds) {
-  bool done = false;
-  const int status = ckdist::guard([&] { done = loader->loader.repacker()->wait(milliseconds); });
-  return status < 0 ? status : done;
+  return ckdist::guard_value([&] { return loader->loader.repacker()->wait(milliseconds); });
 }
 
 int ckdist_loader_check(ckdist_loader* loader) {
@@ -181,8 +165,5 @@ void ckdist_loader_stop(ckdist_loader* loader) {
 
 void ckdist_loader_filled(ckdist_loader* loader, ckdist_filled* out) {
   const Repacker& r = *loader->loader.repacker();
-  *out = {r.stored_bytes_done(), r.bytes(), r.ready_bytes(), r.kept_bytes(), r.seconds(), r.finished(), {}, {}};
-  std::snprintf(out->copy_engine, sizeof out->copy_engine, "%s", r.engine().c_str());
-  std::snprintf(out->trouble, sizeof out->trouble, "%s", r.trouble().c_str());
-}
+  *out = {r.stored_bytes_done(), r.bytes(), r.ready_bytes(), r.kept_bytes(), r.seconds(), r.finished()};
 }

@@ -1,5 +1,3 @@
-#include "core/export.h"
-
 #include "api/machine_api.h"
 
 #include <algorithm>
@@ -8,11 +6,11 @@
 #include <vector>
 
 #include "bindings/isa_choice.h"
+#include "bindings/pool_handle.h"
 #include "core/arena.h"
 #include "core/dtype.h"
 #include "core/error.h"
 #include "core/futex.h"
-#include "runtime/pool.h"
 
 using namespace ckdist;
 
@@ -23,10 +21,6 @@ constexpr int64_t kMostProduct = 1 << 20;      // maximum rows, columns and toke
 constexpr int64_t kBetweenBarriers = 1 << 28;  // multiply-adds of a thread between two barriers of a timed product
 constexpr int64_t kPromptTokens = 64;          // products of at least this many rows are prompts'
 constexpr uint8_t kNormalByte = 0x3E;  // gives a number of ordinary size in every type, and no subnormal products
-
-std::vector<int> pins(const int32_t* numbers, int threads) {
-  return numbers ? std::vector<int>(numbers, numbers + threads) : std::vector<int>();
-}
 
 void check_threads(int threads) {
   if (threads < 1) fail(Status::config, "%d threads: at least 1 is needed", threads);
@@ -41,8 +35,7 @@ double median(std::vector<double>& values) {
 
 }  // namespace
 
-extern "C" int ckdist_read_bandwidth(int32_t threads, const int32_t* cpus, int64_t bytes_each, int32_t repeats,
-                                     double* out) {
+int ckdist_read_bandwidth(int32_t threads, const int32_t* cpus, int64_t bytes_each, int32_t repeats, double* out) {
   return guard([&] {
     check_threads(threads);
     constexpr int64_t unit = 2048;
@@ -51,7 +44,7 @@ extern "C" int ckdist_read_bandwidth(int32_t threads, const int32_t* cpus, int64
            (long long)unit);
     bytes_each = bytes_each / unit * unit;
     Arena memory(threads * bytes_each, "the bandwidth measurement");
-    Pool pool(threads, pins(cpus, threads), {}, kSpins);
+    Pool pool(threads, of_threads(cpus, threads), {}, kSpins);
     pool.run(threads, [&](int t) { std::memset(memory.data() + t * bytes_each, t + 1, bytes_each); });
     double best = 0;
     volatile uint64_t sink = 0;
@@ -65,15 +58,15 @@ extern "C" int ckdist_read_bandwidth(int32_t threads, const int32_t* cpus, int64
   });
 }
 
-extern "C" int ckdist_arithmetic_rate(const char* isa, int32_t threads, const int32_t* cpus, int32_t format,
-                                      double seconds, int32_t repeats, double* out) {
+int ckdist_arithmetic_rate(const char* isa, int32_t threads, const int32_t* cpus, int32_t format, double seconds,
+                           int32_t repeats, double* out) {
   return guard([&] {
     check_threads(threads);
     if (format < 0 || format > int(ActivationFormat::q8))
       fail(Status::config, "activation format %d: there are 0 to %d", format, int(ActivationFormat::q8));
     constexpr int64_t kRounds = 10000;
     const MachineKernel& machine = kernels_by_name(isa).machine;
-    Pool pool(threads, pins(cpus, threads), {}, kSpins);
+    Pool pool(threads, of_threads(cpus, threads), {}, kSpins);
     std::atomic<uint64_t> needed{0};
     double best = 0;
     for (int i = 0; i < repeats; i++) {
@@ -92,8 +85,8 @@ extern "C" int ckdist_arithmetic_rate(const char* isa, int32_t threads, const in
   });
 }
 
-extern "C" int ckdist_product_rate(const char* isa, int32_t type, int32_t threads, const int32_t* cpus, int64_t rows,
-                                   int64_t cols, int64_t tokens, double seconds, int32_t repeats, double* out) {
+int ckdist_product_rate(const char* isa, int32_t type, int32_t threads, const int32_t* cpus, int64_t rows, int64_t cols,
+                        int64_t tokens, double seconds, int32_t repeats, double* out) {
   return guard([&] {
     check_threads(threads);
     if (repeats < 1) fail(Status::config, "%d repeats: at least 1 is needed", repeats);
@@ -111,7 +104,7 @@ extern "C" int ckdist_product_rate(const char* isa, int32_t type, int32_t thread
     const int64_t tiles = matrix.tile_count() * matrix.tile_bytes, floats = tokens * matrix.tile_count() * kTileRows;
     const int64_t each = (panel + tiles + tokens * stride + floats * int64_t(sizeof(float)) + 4095) / 4096 * 4096;
     Arena memory(threads * each, "the measurement of products");
-    Pool pool(threads, pins(cpus, threads), {}, kSpins);
+    Pool pool(threads, of_threads(cpus, threads), {}, kSpins);
     pool.run(threads, [&](int t) { std::memset(memory.data() + t * each, kNormalByte, each); });
     // Threads meet as often as in steps: after tiles_each tiles, or after some rounds of a small matrix.
     const int64_t tiles_each = std::max(kBetweenBarriers / (kTileRows * cols * tokens), int64_t{1});
@@ -144,12 +137,11 @@ extern "C" int ckdist_product_rate(const char* isa, int32_t type, int32_t thread
   });
 }
 
-extern "C" int ckdist_barrier_seconds(int32_t threads, const int32_t* cpus, const int32_t* caches, int32_t spins,
-                                      double* out) {
+int ckdist_barrier_seconds(int32_t threads, const int32_t* cpus, const int32_t* caches, int32_t spins, double* out) {
   return guard([&] {
     check_threads(threads);
     constexpr int kBarriers = 20000;
-    Pool pool(threads, pins(cpus, threads), pins(caches, threads), spins);
+    Pool pool(threads, of_threads(cpus, threads), of_threads(caches, threads), spins);
     int64_t start = 0;
     pool.run(threads, [&](int t) {
       for (int i = 0; i < 100; i++) pool.barrier(t);
@@ -160,11 +152,11 @@ extern "C" int ckdist_barrier_seconds(int32_t threads, const int32_t* cpus, cons
   });
 }
 
-extern "C" int ckdist_line_round_trip(const int32_t* cpus, int32_t repeats, double* out) {
+int ckdist_line_round_trip(const int32_t* cpus, int32_t repeats, double* out) {
   return guard([&] {
     constexpr uint32_t kTrips = 2000;
     if (repeats < 1) fail(Status::config, "%d repeats: at least 1 is needed", repeats);
-    Pool pool(2, pins(cpus, 2), {}, kSpins);
+    Pool pool(2, of_threads(cpus, 2), {}, kSpins);
     alignas(64) std::atomic<uint32_t> ball{0};
     std::vector<double> trips(repeats);
     for (double& trip : trips) {

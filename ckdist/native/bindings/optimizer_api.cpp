@@ -1,5 +1,3 @@
-#include "core/export.h"
-
 #include "api/optimizer_api.h"
 
 #include <cmath>
@@ -54,8 +52,6 @@ AdamwNumbers numbers_of(const ckdist_update* u, double beta1, double beta2, doub
 }
 
 }  // namespace
-
-extern "C" {
 
 int ckdist_optimizer_new(const char* isa, struct ckdist_pool* pool, struct ckdist_optimizer** out) {
   return guard([&] { *out = new ckdist_optimizer{{kernels_by_name(isa), pool->pool}}; });
@@ -115,5 +111,3 @@ int ckdist_optimizer_round(struct ckdist_optimizer* optimizer, const struct ckdi
     optimizer->self.parameters(*u).round(0, 0, u->n, values);
   });
 }
-
-}  // extern "C"

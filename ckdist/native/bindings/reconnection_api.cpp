@@ -1,10 +1,8 @@
-#include "core/export.h"
-
 #include "api/reconnection_api.h"
 
 #include <unistd.h>
 
-#include "bindings/transport_handle.h"
+#include "bindings/communicator_handles.h"
 #include "comm/transports/tcp_transport.h"
 #include "core/error.h"
 

@@ -49,8 +49,6 @@ struct ckdist_sampler {
   }
 };
 
-extern "C" {
-
 struct ckdist_dry_breakers* ckdist_dry_breakers_open(const uint8_t* pieces, const int64_t* piece_begins, int64_t tokens,
                                                      const uint8_t* breakers, const int64_t* breaker_begins,
                                                      int32_t count, const int32_t* tails, const int64_t* tail_begins) {
@@ -106,5 +104,3 @@ int32_t ckdist_logprobs(struct ckdist_sampler* sampler, const float* logits, int
     });
   });
 }
-
-}  // extern "C"

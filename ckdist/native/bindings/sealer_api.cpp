@@ -1,5 +1,3 @@
-#include "core/export.h"
-
 #include "api/sealer_api.h"
 #include "comm/transports/sealer.h"
 #include "core/error.h"

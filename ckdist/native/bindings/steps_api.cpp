@@ -1,7 +1,5 @@
-#include "core/export.h"
-
 #include "api/step_communicator_api.h"
-#include "bindings/communicator_handle.h"
+#include "bindings/communicator_handles.h"
 #include "core/error.h"
 
 using namespace ckdist;
@@ -9,8 +7,6 @@ using namespace ckdist;
 struct ckdist_steps {
   std::unique_ptr<StepCommunicator> steps;
 };
-
-extern "C" {
 
 int ckdist_steps_new(ckdist_communicator* c, int64_t partial_floats, int64_t logit_rows, int64_t vocab,
                      int64_t first_column, int64_t columns, int64_t batch_ints, ckdist_steps** out) {
@@ -50,5 +46,4 @@ int ckdist_steps_send(ckdist_steps* s, int32_t peer, const void* data, int64_t b
 }
 int ckdist_steps_recv(ckdist_steps* s, int32_t peer, void* data, int64_t bytes, int32_t step) {
   return guard([&] { s->steps->recv(peer, data, bytes, step); });
-}
 }

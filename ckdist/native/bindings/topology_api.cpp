@@ -1,5 +1,3 @@
-#include "core/export.h"
-
 #include "api/topology_api.h"
 #include "core/error.h"
 #include "core/numa.h"
@@ -9,8 +7,6 @@ using namespace ckdist;
 namespace {
 constexpr int kMostSamples = 1 << 16;
 }
-
-extern "C" {
 
 int ckdist_place_memory(const int32_t* nodes, int32_t count, int32_t sharers) {
   return guard([&] {
@@ -31,4 +27,3 @@ int32_t ckdist_page_nodes(const void* address, int64_t bytes, int32_t samples, i
 }
 int32_t ckdist_memory_policy(const void* address) { return memory_policy(address); }
 int32_t ckdist_request_amx(void) { return request_amx(); }
-}

@@ -1,5 +1,3 @@
-#include "core/export.h"
-
 #include "api/trace_api.h"
 #include "bindings/trace_handle.h"
 #include "core/error.h"
@@ -9,8 +7,6 @@ using namespace ckdist;
 namespace {
 TraceLane* lane_of(ckdist_trace_lane* lane) { return reinterpret_cast<TraceLane*>(lane); }
 }  // namespace
-
-extern "C" {
 
 int ckdist_trace_new(int64_t events, ckdist_trace** out) {
   return guard([&] {
@@ -31,5 +27,4 @@ int32_t ckdist_trace_lanes(ckdist_trace* trace) { return trace->lanes(); }
 const char* ckdist_trace_lane_name(ckdist_trace* trace, int32_t lane) { return (*trace)[lane].name.c_str(); }
 int64_t ckdist_trace_read(ckdist_trace* trace, int32_t lane, ckdist_trace_event* out, int64_t* dropped) {
   return (*trace)[lane].read(out, dropped);
-}
 }

@@ -1,7 +1,5 @@
-#include "core/export.h"
-
 #include "api/training_api.h"
-#include "bindings/communicator_handle.h"
+#include "bindings/communicator_handles.h"
 #include "bindings/pool_handle.h"
 #include "bindings/trace_handle.h"
 #include "core/error.h"
@@ -12,8 +10,6 @@ using namespace ckdist;
 struct ckdist_training : Training {
   using Training::Training;
 };
-
-extern "C" {
 
 int ckdist_training_new(const ckdist_program* program, ckdist_communicator* data, ckdist_communicator* tensor,
                         ckdist_communicator* stages, ckdist_communicator* sequence, ckdist_pool* pool,
@@ -42,5 +38,3 @@ void ckdist_training_times(ckdist_training* training, double* out) {
 void ckdist_training_bytes(ckdist_training* training, int64_t* out) {
   for (const int64_t bytes : training->bytes()) *out++ = bytes;
 }
-
-}  // extern "C"

@@ -1,7 +1,5 @@
-#include "core/export.h"
-
 #include "api/verbs_api.h"
-#include "bindings/verbs_handle.h"
+#include "bindings/communicator_handles.h"
 #include "core/error.h"
 
 using ckdist::guard;
@@ -18,8 +16,6 @@ int with(ckdist_verbs* verbs, F&& body) {
 }
 
 }  // namespace
-
-extern "C" {
 
 int ckdist_verbs_available(void) {
   return guard([] { Verbs::check_available(); });
@@ -74,5 +70,3 @@ int ckdist_verbs_wait(ckdist_verbs* verbs, uint64_t request, int32_t peer, const
 int ckdist_verbs_abandon(ckdist_verbs* verbs, const char* reason) {
   return with(verbs, [&](Verbs& v) { v.abandon(reason); });
 }
-
-}  // extern "C"

@@ -1,7 +1,5 @@
-#include "core/export.h"
-
 #include "api/commands_api.h"
-#include "bindings/communicator_handle.h"
+#include "bindings/communicator_handles.h"
 #include "bindings/executable_handle.h"
 #include "bindings/trace_handle.h"
 #include "core/error.h"
@@ -12,8 +10,6 @@ using namespace ckdist;
 struct ckdist_worker : Worker {
   using Worker::Worker;
 };
-
-extern "C" {
 
 int ckdist_worker_new(ckdist_communicator* job, ckdist_worker** out) {
   return guard([&] { *out = new ckdist_worker(*job->communicator); });
@@ -39,5 +35,4 @@ int ckdist_worker_copy_results(ckdist_worker* worker, ckdist_copy_results* out) 
 }
 int ckdist_worker_trace(ckdist_worker* worker, ckdist_trace* trace) {
   return guard([&] { worker->trace(*trace); });
-}
 }

@@ -103,8 +103,6 @@ void Channel::fail_late(const Pending* pending, size_t count, const CallName& ca
        double(timeout_ns()) / 1e9, call.context().c_str());
 }
 
-void Channel::count_step() { detector_->count_step(); }
-
 void Channel::idle(int64_t ns, const CallName& call) {
   detector_->check(call);
   Turn turn(*transport_);

@@ -46,7 +46,8 @@ class Channel {
     pending.clear();
   }
   const Patience& patience() const { return patience_; }
-  void count_step();  // shows the peers that this rank has made a step
+  // Shows the peers that this rank has made a step.
+  void count_step() { transport_->steps.fetch_add(1, std::memory_order_relaxed); }
 
   void expose(int window, void* base, int64_t bytes);
   Pending iput(int peer, int window, int64_t offset, const void* data, int64_t bytes);
@@ -67,9 +68,9 @@ class Channel {
   int transport_tag(int tag) const { return kFirstTag + context_ * kPurposes + tag; }
   int transport_window(int window) const { return context_ * kUserTags + window; }
 
-  std::shared_ptr<Transport> transport_;
   uint32_t mark_of(int tag) const { return tag < kUserTags ? 0 : mark_; }
 
+  std::shared_ptr<Transport> transport_;
   int context_;
   uint32_t mark_ = 0;
   std::vector<int> ranks_, names_;

@@ -203,10 +203,7 @@ void Communicator::expose(int window, void* base, int64_t bytes) {
   if (window < 0 || window >= Channel::kUserTags)
     fail(Status::config, "%d is not a window; use 0 to %d", window, Channel::kUserTags - 1);
   guarded([&] { channel_->expose(window, base, bytes); });
-  const Place own{parts_.memory ? parts_.memory->offset(base, bytes) : -1, bytes};
-  std::vector<Place> places(size);
-  const std::vector<int64_t> place_bytes(size, sizeof(Place));
-  run([&](Collectives& c) { c.all_gather(&own, places.data(), place_bytes.data()); });
+  std::vector<Place> places = gather(Place{parts_.rendezvous ? parts_.memory->offset(base, bytes) : -1, bytes});
   if (parts_.rendezvous)
     parts_.rendezvous->serve_with([channel = channel_.get(), window] { channel->notified(window, 0); });
   std::lock_guard<std::mutex> lock(mutex_);
@@ -286,7 +283,7 @@ std::unique_ptr<Communicator> Communicator::split(int color, int key) {
   struct Member {
     int32_t color, key, rank, arena;
   };
-  const std::vector<Member> all = gather(Member{color, key, rank, parts_.memory ? parts_.memory->index : 0});
+  const std::vector<Member> all = gather(Member{color, key, rank, parts_.rendezvous ? parts_.memory->index : 0});
   const int context = next_context();
 
   std::vector<Member> members;
@@ -307,18 +304,17 @@ std::unique_ptr<Communicator> Communicator::split(int color, int key) {
   }
   Path path{};
   const int place = int(std::find(here.begin(), here.end(), parts.rank) - here.begin());
-  if (!members.empty() && parts_.memory && place == 0) {
+  if (!members.empty() && parts_.rendezvous && place == 0) {
     parts.rendezvous = std::make_shared<ShmRendezvous>("", 0, names, parts_.spins, parts_.timeout_s);
     std::strncpy(path.text, parts.rendezvous->path().c_str(), sizeof path.text - 1);
   }
   const std::vector<Path> paths = gather(path);
-  if (!members.empty() && parts_.memory && place > 0)
+  if (!members.empty() && parts_.rendezvous && place > 0)
     parts.rendezvous = std::make_shared<ShmRendezvous>(paths[members[here[0]].rank].text, place, names, parts_.spins,
                                                        parts_.timeout_s);
   run([](Collectives& c) { c.barrier(); });  // all ranks have opened the segments
   if (members.empty()) return nullptr;
-  parts.memory = parts_.memory, parts.own_memory = parts_.own_memory, parts.transport = parts_.transport,
-  parts.context = context;
+  parts.memory = parts_.memory, parts.transport = parts_.transport, parts.context = context;
   parts.detector = parts_.detector;
   parts.thresholds = parts_.thresholds, parts.spins = parts_.spins, parts.timeout_s = parts_.timeout_s;
   return std::make_unique<Communicator>(std::move(parts));
@@ -359,23 +355,21 @@ double Communicator::round_trip(int calls) {
 }
 
 void* Communicator::allocate(int64_t bytes) {
-  HostMemory* const memory = (parts_.memory ? parts_.memory : parts_.own_memory).get();
-  if (!memory) return nullptr;
-  void* const data = memory->allocate(bytes);
+  if (!parts_.memory) return nullptr;
+  void* const data = parts_.memory->allocate(bytes);
   try {
     channel_->register_memory(data, std::max<int64_t>(bytes, 1));
   } catch (const Error&) {
-    memory->release(data);
+    parts_.memory->release(data);
     throw;
   }
   return data;
 }
 
 void Communicator::release(void* data) {
-  HostMemory* const memory = (parts_.memory ? parts_.memory : parts_.own_memory).get();
-  if (!memory) return;
+  if (!parts_.memory) return;
   channel_->forget_memory(data);
-  memory->release(data);
+  parts_.memory->release(data);
 }
 
 }  // namespace ckdist

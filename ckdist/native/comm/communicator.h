@@ -33,13 +33,13 @@ class Communicator {
 
   struct Parts {
     int rank = 0;
-    std::vector<int> host_of;            // by rank
-    std::shared_ptr<HostMemory> memory;  // null: no shared memory, only the transport
-    std::vector<int> arenas;             // arenas of this host's ranks, in rank order
-    // Without shared memory: an arena of this rank, for a transport that registers memory. Or null.
-    std::shared_ptr<HostMemory> own_memory;
-    std::shared_ptr<ShmRendezvous> rendezvous;  // of this host's ranks; set if memory is
-    std::shared_ptr<Transport> transport;       // null: one host
+    std::vector<int> host_of;                   // by rank
+    std::shared_ptr<ShmRendezvous> rendezvous;  // of this host's ranks; null: only the transport
+    // With a rendezvous the memory that its ranks share, else an arena of this rank, for a transport that registers
+    // memory; or null.
+    std::shared_ptr<HostMemory> memory;
+    std::vector<int> arenas;               // arenas of this host's ranks, in rank order
+    std::shared_ptr<Transport> transport;  // null: one host
     int context = 0;
     std::vector<int> transport_ranks;           // by rank
     std::vector<int> names;                     // ranks in the job, by rank; set if detector is

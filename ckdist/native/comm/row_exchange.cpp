@@ -33,6 +33,23 @@ void RowExchange::receive(int host, void* data, int64_t bytes) {
   if (bytes > 0) pending_.push_back(ranks_.irecv(ranks_.same_place(host), data, bytes));
 }
 
+// Begins to receive from every other host and to send to it. Data of the hosts follows one another at `in` and at
+// `out`.
+template <class In, class Out>
+void RowExchange::exchange(uint8_t* in, const In& in_bytes, const uint8_t* out, const Out& out_bytes, int step) {
+  for (int k = 1; k < hosts_; k++) {
+    const int64_t bytes = in_bytes(other(k));
+    receive(other(k), in, bytes);
+    in += bytes;
+  }
+  for (int k = 1; k < hosts_; k++) {
+    const int64_t bytes = out_bytes(other(k));
+    send(other(k), out, bytes);
+    out += bytes;
+  }
+  wait(step);
+}
+
 void RowExchange::wait(int step) {
   for (Channel::Pending& message : pending_) ranks_.wait(message, step);
   pending_.clear();
@@ -132,18 +149,9 @@ void RowExchange::dispatch(Team& team, const Lists& to, const Lists& from, uint8
   }
   team.meet([&] {
     turn_ ^= 1;
-    uint8_t *in = passed_on(place_), *sent = sent_;
-    for (int k = 1; k < hosts_; k++) {
-      const Range rows = listed(from, other(k), other(k), place_);
-      receive(other(k), in, (rows.end - rows.begin) * stride);
-      in += (rows.end - rows.begin) * stride;
-    }
-    for (int k = 1; k < hosts_; k++) {
-      const Range rows = listed(to, other(k), host_, place_);
-      send(other(k), sent, (rows.end - rows.begin) * stride);
-      sent += (rows.end - rows.begin) * stride;
-    }
-    wait(step);
+    exchange(
+        passed_on(place_), [&](int h) { return listed_count(from, h, h) * stride; }, sent_,
+        [&](int h) { return listed_count(to, h, host_) * stride; }, step);
     meet(step);
   });
   for (int place = 0; place < places_; place++) {
@@ -175,18 +183,9 @@ void RowExchange::combine(Team& team, const Lists& to, const Lists& from, Partia
     given += (rows.end - rows.begin) * width;
   }
   team.meet([&] {
-    float *back = reinterpret_cast<float*>(received_), *sent = reinterpret_cast<float*>(sent_);
-    for (int k = 1; k < hosts_; k++) {
-      const Range rows = listed(to, other(k), host_, place_);
-      receive(other(k), back, (rows.end - rows.begin) * width * 4);
-      back += (rows.end - rows.begin) * width;
-    }
-    for (int k = 1; k < hosts_; k++) {
-      const Range rows = listed(from, other(k), other(k), place_);
-      send(other(k), sent, (rows.end - rows.begin) * width * 4);
-      sent += (rows.end - rows.begin) * width;
-    }
-    wait(step);
+    exchange(
+        received_, [&](int h) { return listed_count(to, h, host_) * width * 4; }, sent_,
+        [&](int h) { return listed_count(from, h, h) * width * 4; }, step);
   });
   add_returned(team, to, in, out, width);
   give_sums(team, out, width, step);

@@ -68,6 +68,10 @@ class RowExchange {
   Range listed(const Lists& lists, int host, int owner, int place) const {
     return {at(lists, host, owner, place), at(lists, host, owner, place + 1)};
   }
+  int64_t listed_count(const Lists& lists, int host, int owner) const {  // of those that this rank carries
+    const Range rows = listed(lists, host, owner, place_);
+    return rows.end - rows.begin;
+  }
   // Memory in which the rank with local rank `place` leaves data for all ranks of the host, to read after a barrier.
   uint8_t* passed_on(int place) const { return places_ > 1 ? ranks_.rows(turn_, place) : received_; }
   // Memory for the sums that this rank computes, for its part of the host's rows.
@@ -82,6 +86,8 @@ class RowExchange {
   void meet(int step);
   void send(int host, const void* data, int64_t bytes);
   void receive(int host, void* data, int64_t bytes);
+  template <class In, class Out>
+  void exchange(uint8_t* in, const In& in_bytes, const uint8_t* out, const Out& out_bytes, int step);
   void wait(int step);
 
   StepCommunicator& ranks_;

@@ -30,12 +30,6 @@ int64_t rows_bytes(const StepSizes& sizes, int hosts, int local) {
   return (sizes.rows / local + 2 * hosts) * sizes.row_bytes;
 }
 
-int smallest_host(const Order& order) {
-  int least = order.size();
-  for (const auto& host : order.hosts()) least = std::min(least, int(host.size()));
-  return least;
-}
-
 }  // namespace
 
 struct StepCommunicator::Mailbox {
@@ -61,7 +55,7 @@ struct StepCommunicator::Layout {
     const bool several = hosts > 1, many = hosts > 2;
     value = padded_slot(sizes.partial_floats);
     kept = many ? padded(std::min(sizes.partial_floats, thresholds.transport_direct_bytes / 4)) : several ? value : 0;
-    slice = many ? padded(sizes.partial_floats / smallest_host(order) / hosts + 2 * kMaxChunks) : 0;
+    slice = many ? padded(sizes.partial_floats / order.smallest_host() / hosts + 2 * kMaxChunks) : 0;
     partials = local * kSlots * value;
     sums = kSlots * hosts * kept;
     totals = many ? kSlots * value : 0;
@@ -88,7 +82,7 @@ StepCommunicator::StepCommunicator(Parts parts, Segment memory, const StepSizes&
       parts_(std::move(parts)),
       host_(parts_.order.host_of(rank)),
       host_count_(int(hosts().size())),
-      leaders_(smallest_host(parts_.order)),
+      leaders_(parts_.order.smallest_host()),
       grace_ns_(host_count_ > 1 ? 2 * peer_grace_ns(parts_.channel->timeout_ns()) : 0),
       memory_(std::move(memory)),
       sizes_(sizes),
@@ -199,7 +193,7 @@ void StepCommunicator::put_into_mailbox(const int32_t* batch, int64_t ints) {
   int32_t* const place = mailbox_->batch(local_size, number, sizes_);
   place[0] = int32_t(ints);
   if (ints) std::memcpy(place + 1, batch, size_t(ints * 4));
-  mailbox_->batches.raise(batches_);
+  mailbox_->batches.set(batches_);
 }
 
 const int32_t* StepCommunicator::take_from_mailbox(int64_t* ints, const std::function<bool()>& progress) {
@@ -213,7 +207,7 @@ const int32_t* StepCommunicator::take_from_mailbox(int64_t* ints, const std::fun
   const int32_t* const place = mailbox_->batch(local_size, batches_ - 1, sizes_);
   *ints = place[0];
   std::memcpy(batch_.data(), place + 1, size_t(*ints * 4));
-  mailbox_->taken(local_rank).raise(batches_);
+  mailbox_->taken(local_rank).set(batches_);
   return batch_.data();
 }
 
@@ -403,7 +397,5 @@ void StepCommunicator::recv(int peer, void* data, int64_t bytes, int step) {
   Channel::Pending message = irecv(peer, data, bytes);
   wait(message, step);
 }
-
-void StepCommunicator::count_step() { parts_.channel->count_step(); }
 
 }  // namespace ckdist

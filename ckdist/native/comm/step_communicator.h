@@ -118,7 +118,7 @@ class StepCommunicator {
   void send(int peer, const void* data, int64_t bytes, int step);
   void recv(int peer, void* data, int64_t bytes, int step);
   // Shows other ranks that this rank has made a step, so that they continue to wait for it.
-  void count_step();
+  void count_step() { parts_.channel->count_step(); }
 
   // The hosts, in the order in which their values are added. same_place: the rank of another host with this local rank.
   // fold_hosts: `out` = sum over hosts of `parts`.

@@ -11,29 +11,29 @@ struct evp_key;
 struct evp_key_context;
 
 // name, result and arguments of EVP_... calls, as in OpenSSL 1.1.1 and 3
-#define CKDIST_CRYPTO_CALLS(call)                                                                                      \
-  call(CIPHER_CTX_new, evp_cipher_context*, ()) call(CIPHER_CTX_free, void, (evp_cipher_context*)) call(               \
-      CIPHER_CTX_ctrl, int, (evp_cipher_context*, int type, int number, void* data))                                   \
-      call(aes_128_gcm, const evp_cipher*, ()) call(                                                                   \
-          EncryptInit_ex, int,                                                                                         \
-          (evp_cipher_context*, const evp_cipher*, void*, const unsigned char*, const unsigned char*))                 \
-          call(EncryptUpdate, int,                                                                                     \
-               (evp_cipher_context*, unsigned char* out, int* written, const unsigned char* in, int bytes))            \
-              call(EncryptFinal_ex, int, (evp_cipher_context*, unsigned char* out, int* written)) call(                \
-                  DecryptInit_ex, int,                                                                                 \
-                  (evp_cipher_context*, const evp_cipher*, void*, const unsigned char*, const unsigned char*))         \
-                  call(DecryptUpdate, int,                                                                             \
-                       (evp_cipher_context*, unsigned char* out, int* written, const unsigned char* in, int bytes))    \
-                      call(DecryptFinal_ex, int, (evp_cipher_context*, unsigned char* out, int* written)) call(        \
-                          sha256, const evp_digest*, ()) call(PKEY_new_raw_private_key, evp_key*,                      \
-                                                              (int type, void*, const unsigned char*, size_t))         \
-                          call(PKEY_new_raw_public_key, evp_key*, (int type, void*, const unsigned char*, size_t))     \
-                              call(PKEY_get_raw_public_key, int, (const evp_key*, unsigned char*, size_t*)) call(      \
-                                  PKEY_free, void, (evp_key*)) call(PKEY_CTX_new, evp_key_context*, (evp_key*, void*)) \
-                                  call(PKEY_CTX_free, void, (evp_key_context*))                                        \
-                                      call(PKEY_derive_init, int, (evp_key_context*))                                  \
-                                          call(PKEY_derive_set_peer, int, (evp_key_context*, evp_key*))                \
-                                              call(PKEY_derive, int, (evp_key_context*, unsigned char*, size_t*))
+// clang-format off
+#define CKDIST_CRYPTO_CALLS(X) \
+  X(CIPHER_CTX_new, evp_cipher_context*, ()) \
+  X(CIPHER_CTX_free, void, (evp_cipher_context*)) \
+  X(CIPHER_CTX_ctrl, int, (evp_cipher_context*, int type, int number, void* data)) \
+  X(aes_128_gcm, const evp_cipher*, ()) \
+  X(EncryptInit_ex, int, (evp_cipher_context*, const evp_cipher*, void*, const unsigned char*, const unsigned char*)) \
+  X(EncryptUpdate, int, (evp_cipher_context*, unsigned char* out, int* written, const unsigned char* in, int bytes)) \
+  X(EncryptFinal_ex, int, (evp_cipher_context*, unsigned char* out, int* written)) \
+  X(DecryptInit_ex, int, (evp_cipher_context*, const evp_cipher*, void*, const unsigned char*, const unsigned char*)) \
+  X(DecryptUpdate, int, (evp_cipher_context*, unsigned char* out, int* written, const unsigned char* in, int bytes)) \
+  X(DecryptFinal_ex, int, (evp_cipher_context*, unsigned char* out, int* written)) \
+  X(sha256, const evp_digest*, ()) \
+  X(PKEY_new_raw_private_key, evp_key*, (int type, void*, const unsigned char*, size_t)) \
+  X(PKEY_new_raw_public_key, evp_key*, (int type, void*, const unsigned char*, size_t)) \
+  X(PKEY_get_raw_public_key, int, (const evp_key*, unsigned char*, size_t*)) \
+  X(PKEY_free, void, (evp_key*)) \
+  X(PKEY_CTX_new, evp_key_context*, (evp_key*, void*)) \
+  X(PKEY_CTX_free, void, (evp_key_context*)) \
+  X(PKEY_derive_init, int, (evp_key_context*)) \
+  X(PKEY_derive_set_peer, int, (evp_key_context*, evp_key*)) \
+  X(PKEY_derive, int, (evp_key_context*, unsigned char*, size_t*))
+// clang-format on
 
 struct CryptoLibrary {
 #define CKDIST_CRYPTO_POINTER(name, result, arguments) result(*name) arguments = nullptr;

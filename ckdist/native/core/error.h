@@ -8,7 +8,7 @@
 
 namespace ckdist {
 
-enum class Status : int { ok = 0, native = -1, model_file = -2, capacity = -3, comm = -4, config = -5 };
+enum class Status : int { native = -1, model_file = -2, capacity = -3, comm = -4, config = -5 };
 
 class Error : public std::exception {
  public:
@@ -48,6 +48,21 @@ int guard(F&& body) noexcept {
     set_last_error(e.what());
     return static_cast<int>(Status::native);
   }
+}
+
+// Returns the result of `body`, or the negative status of its failure.
+template <class F>
+auto guard_value(F&& body) noexcept {
+  decltype(body()) value{};
+  const int status = guard([&] { value = body(); });
+  return status < 0 ? status : value;
+}
+
+// A peer's text for a message: other bytes than printable ASCII are replaced.
+inline std::string printable(std::string text) {
+  for (char& c : text)
+    if (c < ' ' || c > '~') c = '?';
+  return text;
 }
 
 }  // namespace ckdist

@@ -33,8 +33,8 @@ struct Idle {
   void operator()() const { call(with); }
 };
 
-// A word that some threads change and others wait for. It has its own cache line.
-struct alignas(64) Signal {
+// A word that some threads change and others wait for.
+struct SignalWord {
   std::atomic<uint32_t> value{0};
   std::atomic<uint32_t> sleepers{0};
 
@@ -80,6 +80,9 @@ struct alignas(64) Signal {
     wait(spins, tick_ns, done, tick, cpu_pause);
   }
 };
+
+// One with its own cache line.
+struct alignas(64) Signal : SignalWord {};
 static_assert(sizeof(Signal) == 64, "a signal fills its cache line");
 
 }  // namespace ckdist

@@ -10,25 +10,27 @@
 #include <string>
 
 #include "core/number_file.h"
+#include "core/page.h"
 
 namespace ckdist {
 namespace {
 
 constexpr int kMaxNodes = 1024;  // the kernel's largest configuration
 constexpr int kWordBits = 8 * sizeof(unsigned long);
-constexpr unsigned long kOfAddress = 2;  // MPOL_F_ADDR
+constexpr unsigned long kOfAddress = 2;                                  // MPOL_F_ADDR
+constexpr int kPreferred = 1, kBound = 2, kInterleaved = 3, kLocal = 4;  // as in linux/mempolicy.h
 
 std::mutex wanted_lock;
 MemoryNodes wanted_nodes;
 
-bool set_policy(void* begin, int64_t bytes, MemoryPolicy policy, const std::vector<int>& nodes) {
+bool set_policy(void* begin, int64_t bytes, int policy, const std::vector<int>& nodes) {
   unsigned long mask[kMaxNodes / kWordBits] = {};
   for (int node : nodes) {
     if (node < 0 || node >= kMaxNodes) return false;
     mask[node / kWordBits] |= 1UL << (node % kWordBits);
   }
   // The kernel reads one bit less than the given number.
-  return syscall(SYS_mbind, begin, static_cast<unsigned long>(bytes), static_cast<int>(policy), mask,
+  return syscall(SYS_mbind, begin, static_cast<unsigned long>(bytes), policy, mask,
                  static_cast<unsigned long>(kMaxNodes + 1), 0UL) == 0;
 }
 
@@ -54,23 +56,22 @@ MemoryNodes memory_nodes() {
   return wanted_nodes;
 }
 
-MemoryPolicy place_pages(void* begin, int64_t bytes, const MemoryNodes& wanted, bool strict) {
-  if (access("/sys/devices/system/node/node1", F_OK) != 0) return MemoryPolicy::first_touch;
+void place_pages(void* begin, int64_t bytes, const MemoryNodes& wanted, bool strict) {
+  if (access("/sys/devices/system/node/node1", F_OK) != 0) return;
   const int own = memory_policy(nullptr);
-  if (own > 0 && own != static_cast<int>(MemoryPolicy::local)) return MemoryPolicy::first_touch;  // set by numactl
+  if (own > 0 && own != kLocal) return;  // set by numactl
   std::vector<int> nodes = wanted.nodes;
-  if (nodes.size() > 1 && set_policy(begin, bytes, MemoryPolicy::interleaved, nodes)) return MemoryPolicy::interleaved;
+  if (nodes.size() > 1 && set_policy(begin, bytes, kInterleaved, nodes)) return;
   if (nodes.empty()) {
     unsigned cpu = 0, node = 0;
-    if (syscall(SYS_getcpu, &cpu, &node, nullptr) != 0) return MemoryPolicy::first_touch;
+    if (syscall(SYS_getcpu, &cpu, &node, nullptr) != 0) return;
     nodes.push_back(static_cast<int>(node));
     strict = false;
   }
   nodes.resize(1);
-  if (strict && node_room(nodes[0]) / std::max(1, wanted.sharers) > bytes &&
-      set_policy(begin, bytes, MemoryPolicy::bound, nodes))
-    return MemoryPolicy::bound;
-  return set_policy(begin, bytes, MemoryPolicy::preferred, nodes) ? MemoryPolicy::preferred : MemoryPolicy::first_touch;
+  if (strict && node_room(nodes[0]) / std::max(1, wanted.sharers) > bytes && set_policy(begin, bytes, kBound, nodes))
+    return;
+  set_policy(begin, bytes, kPreferred, nodes);
 }
 
 int memory_policy(const void* address) {
@@ -83,7 +84,7 @@ int memory_policy(const void* address) {
 }
 
 int page_nodes(uint8_t* begin, int64_t bytes, int samples, bool touch, int32_t* nodes) {
-  const int64_t page = sysconf(_SC_PAGESIZE);
+  const int64_t page = page_bytes();
   const int64_t pages = std::max<int64_t>(1, bytes / page);
   std::vector<void*> addresses;
   for (int i = 0; i < samples; i++) {

@@ -8,9 +8,6 @@
 
 namespace ckdist {
 
-// As the kernel numbers them (linux/mempolicy.h).
-enum class MemoryPolicy : int { first_touch = 0, preferred = 1, bound = 2, interleaved = 3, local = 4 };
-
 // The nodes for this process's arenas from now on, and the number of ranks that share them. No nodes: the node of the
 // thread that allocates an arena, preferred.
 struct MemoryNodes {
@@ -23,7 +20,7 @@ MemoryNodes memory_nodes();
 // Sets the nodes of untouched pages. A single node is bound strictly if it certainly has room for every sharer, else
 // preferred: a strict bind to a full node would invoke the out-of-memory killer. Several nodes are interleaved.
 // `strict` false: never bound.
-MemoryPolicy place_pages(void* begin, int64_t bytes, const MemoryNodes& wanted, bool strict);
+void place_pages(void* begin, int64_t bytes, const MemoryNodes& wanted, bool strict);
 
 // The policy of the page at `address`, or of the process if null. Returns a negative errno if the kernel refuses.
 int memory_policy(const void* address);

@@ -9,8 +9,6 @@
 #include <string>
 #include <vector>
 
-#include "core/export.h"
-
 #include "api/trace_api.h"
 
 namespace ckdist {

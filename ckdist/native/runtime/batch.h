@@ -7,8 +7,6 @@
 #include <iterator>
 #include <utility>
 
-#include "core/export.h"
-
 #include "api/commands_api.h"
 #include "api/program_api.h"
 #include "core/error.h"

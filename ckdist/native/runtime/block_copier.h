@@ -11,8 +11,6 @@
 #include <thread>
 #include <vector>
 
-#include "core/export.h"
-
 #include "api/commands_api.h"
 #include "core/cpu_mask.h"
 #include "core/trace.h"

@@ -8,8 +8,6 @@
 #include <cstdint>
 #include <optional>
 
-#include "core/export.h"
-
 #include "api/program_api.h"
 #include "kernels/attention.h"
 

@@ -5,8 +5,6 @@
 #include <utility>
 #include <vector>
 
-#include "core/export.h"
-
 #include "api/sampler_api.h"
 
 namespace ckdist {

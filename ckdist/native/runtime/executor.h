@@ -5,8 +5,6 @@
 #include <array>
 #include <optional>
 
-#include "core/export.h"
-
 #include "api/executable_api.h"
 #include "api/program_api.h"
 #include "api/steps_training_api.h"

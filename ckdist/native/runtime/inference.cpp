@@ -1,7 +1,5 @@
 #include "runtime/inference.h"
 
-#include "copy_engines/stream_engine.h"
-
 namespace ckdist {
 
 namespace {
@@ -122,7 +120,6 @@ void Inference::make_buffers() {
     uint8_t* p = at;
     w.slice = p, p += slice;
     w.panel = panel ? p : nullptr, p += panel;
-    if (slice) w.engine = std::make_unique<StreamEngine>();
     for (int f = 0; f < 3; f++) w.activations[f] = p, p += kReplicatedRows * activation_bytes[f];
     at += each;
   }

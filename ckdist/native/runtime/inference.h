@@ -243,7 +243,6 @@ class Inference : public Executor {
       kernel.multiply_prompt(matrix, 0, matrix.tile_count(), x, x_stride, rows, y, y_stride, buffers_[thread].panel);
     else kernel.multiply(matrix, 0, matrix.tile_count(), x, x_stride, rows, y, y_stride);
   }
-  CopyEngine& engine(int thread) { return *buffers_[thread].engine; }
   void count_moved(int thread, int64_t bytes) { buffers_[thread].moved += bytes; }
   // Adds the bytes of the experts that a step chose. Only the step's first thread calls it.
   void count_experts(int64_t bytes) { experts_read_ += bytes; }
@@ -319,10 +318,9 @@ class Inference : public Executor {
   // keeps all slices that it packs.
   static constexpr int64_t kKeptShare = 16;
 
-  struct alignas(64) ThreadBuffers {     // memory of one thread that lasts over steps
-    uint8_t* activations[3];             // kReplicatedRows rows for each format
-    uint8_t *slice, *panel;              // panel: null if no plan expands weights
-    std::unique_ptr<CopyEngine> engine;  // writes slices that are kept; null if all are packed
+  struct alignas(64) ThreadBuffers {  // memory of one thread that lasts over steps
+    uint8_t* activations[3];          // kReplicatedRows rows for each format
+    uint8_t *slice, *panel;           // panel: null if no plan expands weights
     int shared_turn = 0;
     int64_t moved = 0;  // bytes read from other ranks' memory in this batch
   };

@@ -30,6 +30,7 @@ Pool::Pool(int threads, std::vector<int> cpus, const std::vector<int>& caches, i
       spins_(spins),
       group_of_(groups_of(threads, caches)),
       groups_(size_t(*std::max_element(group_of_.begin(), group_of_.end())) + 1) {
+  for (int t = 1; t < threads; t++) working_groups_ += groups_[group_of_[t]].workers++ == 0;
   for (int t = 1; t < threads; t++) workers_.emplace_back([this, t] { work(t); });
 }
 
@@ -58,7 +59,7 @@ void Pool::run(int active, const std::function<void(int)>& job) {
   if (active > 1) job_signal_.set((job_signal_.value.load(std::memory_order_relaxed) + 1) & ~kEnd);
   execute(0);
   // Workers from `active` on are in no barrier, but they report too: the job must not be replaced while they read it.
-  if (active > 1) done_.wait(spins_, kNeverNs, [&](uint32_t v) { return v == workers_.size(); }, [] {});
+  if (active > 1) done_.wait(spins_, kNeverNs, [&](uint32_t v) { return v == working_groups_; }, [] {});
   if (failure_) std::rethrow_exception(failure_);
 }
 
@@ -92,6 +93,7 @@ void Pool::execute(int thread) {
 
 void Pool::work(int thread) {
   pin(thread);
+  Group& own = groups_[group_of_[thread]];
   uint32_t seen = 0;
   for (;;) {
     job_signal_.wait(spins_, kNeverNs, [&](uint32_t v) { return v != seen; }, [] {});
@@ -99,6 +101,8 @@ void Pool::work(int thread) {
     if (value & kEnd) return;
     seen = value;
     if (thread < active_) execute(thread);
+    if (own.finished.fetch_add(1, std::memory_order_acq_rel) + 1 < own.workers) continue;
+    own.finished.store(0, std::memory_order_relaxed);
     done_.add(1);
   }
 }

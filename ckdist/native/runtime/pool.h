@@ -2,7 +2,8 @@
 // spin briefly and then sleep in the kernel, so that an idle server uses no CPU.
 //
 // Threads that share a last-level cache form a group. In a barrier they count in the group's cache line, and poll
-// another line of the group. Only the last thread of each group touches a line of all groups.
+// another line of the group. Only the last thread of each group touches a line of all groups. The end of a job is
+// counted in the same way.
 #pragma once
 #include <sched.h>
 
@@ -95,7 +96,9 @@ class Pool {
 
   struct Group {
     alignas(64) std::atomic<int> arrived{0};  // of the group's active threads
+    std::atomic<int> finished{0};             // of the group's workers: they have finished the current job
     int active = 0, before = 0;               // active threads of the group, and of those before it
+    int workers = 0;                          // threads of the group without the caller's
     Signal generation;                        // of the barrier
   };
 
@@ -109,7 +112,8 @@ class Pool {
   int active_ = 0, active_groups_ = 0;  // the first groups are active
   const std::function<void(int)>* job_ = nullptr;
   Signal job_signal_;                        // number of jobs; the top bit stops the workers
-  Signal done_;                              // workers that have finished the current job
+  Signal done_;                              // groups whose workers have finished the current job
+  uint32_t working_groups_ = 0;              // groups with workers
   alignas(64) std::atomic<int> arrived_{0};  // groups whose active threads have all arrived
   alignas(64) std::atomic<bool> failed_{false};
   std::mutex failure_lock_;

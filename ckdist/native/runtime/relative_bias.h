@@ -4,8 +4,6 @@
 #include <map>
 #include <vector>
 
-#include "core/export.h"
-
 #include "api/executable_api.h"
 
 namespace ckdist {

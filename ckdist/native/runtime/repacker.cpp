@@ -5,6 +5,9 @@
 
 #include <chrono>
 #include <cstdlib>
+#include <new>
+
+#include "core/stream_copy.h"
 
 namespace ckdist {
 namespace {
@@ -14,18 +17,10 @@ constexpr int64_t kGivenBytes = 4 << 20;    // of a file whose pages are release
 constexpr int64_t kQuietNs = 20'000'000;    // if no step ran for so long, no request waits for a token
 constexpr int64_t kPollNs = 2'000'000;
 constexpr int64_t kRest = 3;  // while steps run: a thread rests for kRest times the time of a slice
-constexpr int kStaged = 4;    // slices that a device may be copying while the next is packed
 
 void sleep_ns(int64_t ns) { std::this_thread::sleep_for(std::chrono::nanoseconds(ns)); }
 
 }  // namespace
-
-// A packed slice on its way into the arena.
-struct Repacker::Staged {
-  std::unique_ptr<uint8_t, decltype(&std::free)> bytes{nullptr, std::free};
-  const SlicedMatrix* matrix = nullptr;  // null: the buffer is free
-  int64_t slice = 0, ticket = 0;
-};
 
 Repacker::Repacker(Way way, std::vector<const SlicedMatrix*> own, std::vector<const SlicedMatrix*> others,
                    std::vector<const MappedFile*> files)
@@ -37,9 +32,6 @@ Repacker::Repacker(Way way, std::vector<const SlicedMatrix*> own, std::vector<co
       bytes_ += own_[i]->bytes(slice);
     }
   }
-  std::string reason;
-  engine_ = open_copy_engine(way_.engine, &reason)
-                ->name();  // fails early if the engine is not available; each thread opens its own
   working_ = way_.threads;
   for (int i = 0; i < way_.threads; ++i) {
     try {
@@ -102,11 +94,6 @@ double Repacker::seconds() const {
   return double((end_ns_ ? end_ns_ : now_ns()) - begin_ns_) * 1e-9;
 }
 
-std::string Repacker::trouble() const {
-  std::lock_guard<std::mutex> lock(mutex_);
-  return trouble_;
-}
-
 bool Repacker::steps_run() const {
   return stepping_.load(std::memory_order_acquire) ||
          now_ns() - last_step_ns_.load(std::memory_order_relaxed) < kQuietNs;
@@ -130,14 +117,17 @@ bool Repacker::claim(const SlicedMatrix& matrix, int64_t slice) {
   return true;
 }
 
-void Repacker::keep(const SlicedMatrix& matrix, int64_t slice, const uint8_t* from, CopyEngine& engine) {
+void Repacker::keep(const SlicedMatrix& matrix, int64_t slice, const uint8_t* from) {
+  store(matrix, slice, from);
+  kept_.fetch_add(matrix.bytes(slice), std::memory_order_relaxed);
+}
+
+void Repacker::store(const SlicedMatrix& matrix, int64_t slice, const uint8_t* from) {
   const int64_t bytes = matrix.bytes(slice);
   matrix.arena().will_write(matrix.place(slice), bytes);
-  const Copy copy{matrix.place(slice), from, bytes};
-  const int64_t ticket = engine.submit(&copy, 1);
-  while (!engine.done(ticket)) cpu_pause();
+  widest_stream_copy()(matrix.place(slice), from, bytes);
+  stream_fence();
   publish(matrix, slice);
-  kept_.fetch_add(bytes, std::memory_order_relaxed);
 }
 
 void Repacker::publish(const SlicedMatrix& matrix, int64_t slice) {
@@ -183,45 +173,25 @@ void Repacker::work(int number) noexcept {
 }
 
 void Repacker::fill(int number) {
-  std::string reason;
-  const std::unique_ptr<CopyEngine> engine = open_copy_engine(way_.engine, &reason);
-  int64_t largest = 64;
+  if (own_.empty()) return;
+  int64_t largest = 0;
   for (const SlicedMatrix* matrix : own_) largest = std::max(largest, matrix->largest_bytes());
-  if (!way_.background && !own_.empty()) own_[0]->arena().will_write_part(number, way_.threads);
+  if (!way_.background) own_[0]->arena().will_write_part(number, way_.threads);
   TraceLane* const lane = way_.trace ? way_.trace->lane("repacker " + std::to_string(number)) : nullptr;
-  Staged staged[kStaged];
+  const std::unique_ptr<uint8_t, decltype(&std::free)> packed(
+      static_cast<uint8_t*>(std::aligned_alloc(4096, static_cast<size_t>((largest + 4095) / 4096 * 4096))), std::free);
+  if (!packed) throw std::bad_alloc();
   StoredMatrix::Rows rows;
-  const auto settle = [&](Staged& one) {
-    if (one.matrix == nullptr || !engine->done(one.ticket)) return one.matrix == nullptr;
-    publish(*one.matrix, one.slice);
-    one.matrix = nullptr;
-    return true;
-  };
   for (size_t i; !stop_ && (i = next_.fetch_add(1)) < slices_.size();) {
     const SlicedMatrix& matrix = *own_[slices_[i].matrix];
     const int64_t slice = slices_[i].slice, begin_ns = now_ns();
     read_ahead(i);
     if (!claim_within_limit(matrix, slice)) continue;
-    Staged* to = staged;
-    while (!settle(*to)) to = to + 1 == staged + kStaged ? staged : to + 1;
-    if (!to->bytes)
-      to->bytes.reset(static_cast<uint8_t*>(std::aligned_alloc(4096, size_t((largest + 4095) / 4096 * 4096))));
-    if (!to->bytes) throw std::bad_alloc();
-    matrix.stored().pack(matrix.begin(slice), matrix.begin(slice + 1), to->bytes.get(), &rows);
-    matrix.arena().will_write(matrix.place(slice), matrix.bytes(slice));
-    const Copy copy{matrix.place(slice), to->bytes.get(), matrix.bytes(slice)};
-    to->ticket = engine->submit(&copy, 1);
-    to->matrix = &matrix, to->slice = slice;
-    for (Staged& one : staged) settle(one);
+    matrix.stored().pack(matrix.begin(slice), matrix.begin(slice + 1), packed.get(), &rows);
+    store(matrix, slice, packed.get());
     const int64_t end_ns = now_ns();
     if (lane) lane->add(ckdist_trace_copy, begin_ns, end_ns, int32_t(matrix.bytes(slice) >> 10));
     make_room(number, end_ns - begin_ns);
-  }
-  for (Staged& one : staged)
-    while (!settle(one)) cpu_pause();
-  if (const char* const trouble = engine->trouble()) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    trouble_ = trouble;
   }
 }
 

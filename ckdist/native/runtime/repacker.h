@@ -7,7 +7,6 @@
 #include <thread>
 #include <unordered_map>
 
-#include "copy_engines/copy_engine.h"
 #include "core/error.h"
 #include "core/futex.h"
 #include "core/trace.h"
@@ -21,7 +20,6 @@ class Repacker {
     int threads;  // while no step runs
     // While steps run: one thread of low priority works for part of the time.
     bool background;
-    CopyEngineChoice engine;
     double until;  // part of the packed bytes at which it stops for good, if less than 1
     Trace* trace;  // receives a lane for each thread and must outlive this object; or null
   };
@@ -52,8 +50,6 @@ class Repacker {
   // Bytes of slices that this rank's steps have kept.
   int64_t kept_bytes() const { return kept_.load(std::memory_order_relaxed); }
   double seconds() const;
-  const std::string& engine() const { return engine_; }  // name of the copy engine of its own threads
-  std::string trouble() const;                           // why a device was given up during packing, or empty
 
   // Sets the bytes of slices that the next step may keep.
   void allow(int64_t bytes) { allowance_.store(bytes, std::memory_order_relaxed); }
@@ -68,18 +64,18 @@ class Repacker {
   // For a computing thread that needs a slice: reads ahead from the disk. If true, the caller packs and keeps the
   // slice.
   bool claim(const SlicedMatrix& matrix, int64_t slice);
-  // Stores a claimed slice, which is packed at `from`. `engine` belongs to the calling thread.
-  void keep(const SlicedMatrix& matrix, int64_t slice, const uint8_t* from, CopyEngine& engine);
+  // Stores a claimed slice, which is packed at `from`.
+  void keep(const SlicedMatrix& matrix, int64_t slice, const uint8_t* from);
 
  private:
   struct Slice {
     int32_t matrix, slice;
   };
-  struct Staged;
 
   void work(int number) noexcept;
   void fail_with(const Error& error);  // ends all threads
   void fill(int number);
+  void store(const SlicedMatrix& matrix, int64_t slice, const uint8_t* from);
   void publish(const SlicedMatrix& matrix, int64_t slice);
   bool claim_within_limit(const SlicedMatrix& matrix, int64_t slice);
   void read_ahead(size_t from);
@@ -93,7 +89,6 @@ class Repacker {
   std::vector<Slice> slices_;                              // slices of own_, in order
   std::unordered_map<const SlicedMatrix*, size_t> first_;  // index of a matrix's first slice
   int64_t bytes_ = 0;
-  std::string engine_;
   const int64_t begin_ns_;
 
   std::atomic<size_t> next_{0}, read_{0};  // next slice to pack, next slice to read ahead
@@ -106,7 +101,6 @@ class Repacker {
   std::condition_variable changed_;
   int working_ = 0;               // threads that are still working; guarded by mutex_
   int64_t end_ns_ = 0;            // guarded by mutex_
-  std::string trouble_;           // guarded by mutex_
   std::unique_ptr<Error> error_;  // the first failure; guarded by mutex_
   std::atomic<bool> failed_{false};
   std::vector<std::thread> threads_;

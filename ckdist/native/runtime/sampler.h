@@ -16,8 +16,6 @@
 #include <algorithm>
 #include <limits>
 
-#include "core/export.h"
-
 #include "api/sampler_api.h"
 #include "kernels/kernels.h"
 #include "runtime/dry.h"

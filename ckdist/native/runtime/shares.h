@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "core/range.h"
+
 namespace ckdist {
 
 constexpr int kSixteen = 16;  // threads; more than these have smaller pieces
@@ -77,6 +79,13 @@ inline int64_t boundary(int64_t at, int64_t tile_bytes, int64_t tiles, int64_t p
 inline int64_t tiles_at_once(int64_t bytes, int64_t tile_bytes, int64_t least) {
   constexpr int64_t together = 6;
   return std::max(bytes / tile_bytes, least) / together * together;
+}
+
+// The columns of one thread if threads sum a row of `width` floats together: whole cache lines.
+inline Range own_columns(int64_t width, int64_t thread, int threads) {
+  constexpr int64_t floats = 16;
+  const int64_t lines = (width + floats - 1) / floats;
+  return {lines * thread / threads * floats, std::min(lines * (thread + 1) / threads * floats, width)};
 }
 
 }  // namespace ckdist

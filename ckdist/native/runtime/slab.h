@@ -5,8 +5,6 @@
 #include <cstdint>
 #include <vector>
 
-#include "core/export.h"
-
 #include "api/commands_api.h"
 
 namespace ckdist {

@@ -6,8 +6,6 @@
 #pragma once
 #include <vector>
 
-#include "core/export.h"
-
 #include "api/executable_api.h"
 #include "runtime/batch.h"
 

@@ -4,11 +4,9 @@
 // computed in chunks of fixed size, which are added in order. So the results are identical bit for bit in every run and
 // for any number of threads.
 #pragma once
-#include "core/error.h"
-#include "core/export.h"
-
 #include "api/training_api.h"
 #include "comm/communicator.h"
+#include "core/error.h"
 #include "kernels/kernels.h"
 #include "runtime/executor.h"
 #include "runtime/sliced_matrix.h"

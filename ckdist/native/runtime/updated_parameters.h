@@ -2,8 +2,6 @@
 #pragma once
 #include <algorithm>
 
-#include "core/export.h"
-
 #include "api/optimizer_api.h"
 #include "core/mixed.h"
 #include "kernels/kernels.h"

@@ -1,7 +1,9 @@
 """Deltas: the new parts of a chat's answer, as a client sees them."""
 
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, replace
+
+from ckdist.serve.parsers.form import AnswerForm
+from ckdist.serve.parsers.reader import Parsing, TextReader
 
 
 @dataclass(frozen=True)
@@ -17,16 +19,29 @@ class Delta:
     custom: bool = False  # the call is of a tool that takes free text, which is its arguments
 
 
-class AnswerParser(Protocol):
-    """Parses one answer as its text arrives."""
+class AnswerParser:
+    """Parses one answer as its text arrives. Subclasses read it from `_reader`, and append to `_deltas`."""
+
+    def __init__(self, form: AnswerForm):
+        self._form, self._reader, self._deltas = form, TextReader(), list[Delta]()
+        self._parsing = self._answer()
+
+    def _answer(self) -> Parsing[None]:
+        """Reads the whole answer."""
+        raise NotImplementedError
 
     def step(self, text: str) -> list[Delta]:
         """Takes the next part of the text. Returns the deltas that are certain by now."""
-        ...
+        self._reader.feed(text)
+        next(self._parsing, None)
+        deltas, most = joined(self._deltas), self._form.most_calls
+        self._deltas.clear()
+        return [delta for delta in deltas if most is None or delta.call is None or delta.call < most]
 
     def flush(self) -> list[Delta]:
         """Returns the remaining deltas when the answer has ended."""
-        ...
+        self._reader.ended = True
+        return self.step("")
 
 
 def joined(deltas: list[Delta]) -> list[Delta]:
@@ -40,14 +55,8 @@ def joined(deltas: list[Delta]) -> list[Delta]:
             and last.call == delta.call
             and bool(last.reasoning) == bool(delta.reasoning)
         ):
-            found[-1] = Delta(
-                last.content + delta.content,
-                last.reasoning + delta.reasoning,
-                last.call,
-                last.name,
-                last.arguments + delta.arguments,
-                last.id,
-            )
+            texts = {name: getattr(last, name) + getattr(delta, name) for name in ("content", "reasoning", "arguments")}
+            found[-1] = replace(last, **texts)
         else:
             found.append(delta)
     return found

@@ -6,9 +6,9 @@ A message in `analysis` is reasoning, a message to a tool is a call, and all oth
 import re
 from collections.abc import Callable
 
-from ckdist.serve.parsers.delta import Delta, joined
+from ckdist.serve.parsers.delta import AnswerParser, Delta
 from ckdist.serve.parsers.form import AnswerForm
-from ckdist.serve.parsers.reader import NotAsExpected, Parsing, TextReader
+from ckdist.serve.parsers.reader import NotAsExpected, Parsing
 from ckdist.tokens.harmony import CALL, CHANNEL, END, FUNCTIONS, MARKS, MESSAGE, RETURN, START
 
 MAX_HEADER = 1024  # characters
@@ -18,33 +18,13 @@ IN_CHANNEL = re.compile(rf"{re.escape(CHANNEL)}\s*(\w+)")
 APART = "\n\n"  # between messages of one kind
 
 
-class HarmonyParser:
+class HarmonyParser(AnswerParser):
     """Parses one answer. Text without any mark is content. Messages in another speaker's name are left out."""
 
     def __init__(self, form: AnswerForm):
-        self._form, self._reader, self._deltas = form, TextReader(), list[Delta]()
+        super().__init__(form)
         self._calls, self._arguments_came, self._said = 0, False, {"content": False, "reasoning": False}
-        self._reader.feed(form.channels or "")  # start of the answer, from the prompt
-        self._parsing = self._answer()
-        next(self._parsing, None)
-        self._deltas.clear()  # deltas of the prompt's part
-
-    def step(self, text: str) -> list[Delta]:
-        """See AnswerParser."""
-        self._reader.feed(text)
-        return self._go_on()
-
-    def flush(self) -> list[Delta]:
-        """See AnswerParser."""
-        self._reader.feed("")
-        self._reader.ended = True
-        return self._go_on()
-
-    def _go_on(self) -> list[Delta]:
-        next(self._parsing, None)
-        deltas, most = joined(self._deltas), self._form.most_calls
-        self._deltas.clear()
-        return [delta for delta in deltas if most is None or delta.call is None or delta.call < most]
+        self.step(form.channels or "")  # start of the answer, from the prompt, which has no deltas
 
     def _answer(self) -> Parsing[None]:
         reader = self._reader

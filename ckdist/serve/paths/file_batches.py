@@ -32,9 +32,8 @@ TIMES = (
 def room_of(service: Service, request: Request) -> tuple[BatchRunner, str]:
     """Returns the folder of batches and the client's name. Raises Problem 404 without --batch-dir."""
     if service.batches is None:
-        raise Problem(
-            404, "files and batches are not kept: start the server with --batch-dir DIR", code="not_supported"
-        )
+        message = "files and batches are not kept: start the server with --batch-dir DIR"
+        raise Problem(404, message, code="not_supported")
     return service.batches, request.scope["ckdist.account"].name
 
 
@@ -74,13 +73,11 @@ async def batches(service: Service, request: Request) -> Response:
         message = f"endpoint ({endpoint[:64]!r}) must be one of {', '.join(ENDPOINTS)}"
         raise Problem(400, message, "endpoint", "invalid_value")
     if (window := fields.text("completion_window", WINDOW)) != WINDOW:
-        raise Problem(
-            400, f"completion_window ({window[:32]!r}) must be {WINDOW}", "completion_window", "invalid_value"
-        )
+        message = f"completion_window ({window[:32]!r}) must be {WINDOW}"
+        raise Problem(400, message, "completion_window", "invalid_value")
     metadata = fields.value("metadata", dict) or {}
-    if len(metadata) > MAX_METADATA or not all(
-        isinstance(value, str) and len(value) <= 512 for value in metadata.values()
-    ):
+    fits = all(isinstance(value, str) and len(value) <= 512 for value in metadata.values())
+    if len(metadata) > MAX_METADATA or not fits:
         raise Problem(400, f"metadata must have at most {MAX_METADATA} strings of 512 characters", "metadata")
     facts = {"input_file_id": file_id, "endpoint": endpoint, "metadata": metadata}
     return json_answer(_batch(room, room.store.add_batch(owner, FACE, int(time.time()) + WINDOW_SECONDS, facts)))
@@ -122,8 +119,8 @@ async def _upload(service: Service, request: Request, room: BatchRunner, owner: 
     room.store.check_room(int(length[:18]) if length.isdigit() else 0)
     with room.store.upload() as path:
         try:
-            places = {"file": path}
-            names, fields = await asyncio.wait_for(receive_form(request, places, MAX_FILE), UPLOAD_SECONDS)
+            form = receive_form(request, {"file": path}, MAX_FILE)
+            names, fields = await asyncio.wait_for(form, UPLOAD_SECONDS)
         except asyncio.TimeoutError:
             raise Problem(408, f"the file did not arrive within {UPLOAD_SECONDS:.0f} seconds") from None
         if (purpose := fields.get("purpose", "")) != "batch":

@@ -1,37 +1,20 @@
-"""llama-server's own API: completion, settings and slots."""
+"""llama-server's settings and slots, and vLLM's facts about the tokenizer."""
 
 from ckdist import __version__
 from ckdist.engine.sampling_params import SamplingParams
 from ckdist.serve.answer import LongAnswer, json_answer
 from ckdist.serve.encoding import to_json
-from ckdist.serve.llama_answer import LlamaCompletionAnswer
-from ckdist.serve.llama_settings import llama_settings
+from ckdist.serve.llama_answer import llama_settings
 from ckdist.serve.paths.path import Path, Request, Response, Service
 from ckdist.serve.problems import Problem
 from ckdist.serve.requests.sampling_fields import LLAMA_DEFAULTS
-
-NO_END = b""  # llama-server's own streams end with the last event
-
-
-async def completion(service: Service, request: Request) -> Response:
-    """The continuation of one or more prompts."""
-    prepared = await service.prepare("llama_completion", request)
-    return await service.answer(request, prepared, LlamaCompletionAnswer, NO_END)
-
-
-async def infill(service: Service, request: Request) -> Response:
-    """The text for a gap between two texts. The model must be trained for that."""
-    return await service.answer(request, await service.prepare("infill", request), LlamaCompletionAnswer, NO_END)
 
 
 async def props(service: Service, request: Request) -> Response:
     """The server's settings. The model's name replaces its path, which stays private."""
     service.check_ready()
-    given = service.settings.defaults
-    name, settings = (
-        service.settings.model_name,
-        llama_settings(SamplingParams(**LLAMA_DEFAULTS | given.sampling), given.max_tokens or -1),
-    )
+    name, given = service.settings.model_name, service.settings.defaults
+    settings = llama_settings(SamplingParams(**LLAMA_DEFAULTS | given.sampling), given.max_tokens or -1)
     known = {
         "default_generation_settings": {"id": 0, "n_ctx": service.context_length, "params": settings},
         "total_slots": service.settings.parallel,
@@ -41,6 +24,13 @@ async def props(service: Service, request: Request) -> Response:
         "build_info": f"ckdist {__version__}",
         "is_sleeping": False,
     }
+    return LongAnswer(await service.finished("tokenizer_facts", request, to_json(known)))
+
+
+async def tokenizer_info(service: Service, request: Request) -> Response:
+    """Facts about the tokenizer in vLLM's format, for clients without a tokenizer."""
+    service.check_ready()
+    known = {"model_max_length": service.context_length}
     return LongAnswer(await service.finished("tokenizer_facts", request, to_json(known)))
 
 
@@ -59,9 +49,7 @@ async def slots(service: Service, request: Request) -> Response:
 
 
 PATHS = (
-    Path("/completion", completion, ("POST",)),
-    Path("/completions", completion, ("POST",)),
-    Path("/infill", infill, ("POST",)),
     Path("/props", props),
+    Path("/tokenizer_info", tokenizer_info),
     Path("/slots", slots),
 )

@@ -9,6 +9,7 @@ from ckdist.config.engine_config import ADAPTER_NAME
 from ckdist.engine.messages import LoadAdapter, UnloadAdapter
 from ckdist.serve.answer import json_answer
 from ckdist.serve.body import read_body
+from ckdist.serve.engine_client import new_id
 from ckdist.serve.paths.path import Path, Request, Service
 from ckdist.serve.problems import Problem
 from ckdist.serve.requests.adapter_choice import chosen_adapters
@@ -21,8 +22,8 @@ async def load(service: Service, request: Request) -> Response:
     fields = await _fields(service, request)
     name, path = _needed(fields, "lora_name"), _needed(fields, "lora_path")
     _check_name(service, name)
-    folder = _within(service.settings.adapter_folder or "", path)
-    await service.client.call(LoadAdapter(service.client.new_id(), name, folder, fields.switch("load_inplace")))
+    folder = _within(service.settings.lora_dir or "", path)
+    await service.client.call(LoadAdapter(new_id(), name, folder, fields.switch("load_inplace")))
     return PlainTextResponse(f"Success: LoRA adapter '{name}' added successfully.")
 
 
@@ -54,7 +55,7 @@ async def upload(service: Service, request: Request) -> Response:
         return json_answer({"id": name, "deleted": True})
     replaces = request.query_params.get("load_inplace", "").lower() in ("1", "true")
     async with room.receive(request, name, replaces) as path:
-        await service.client.call(LoadAdapter(service.client.new_id(), name, path, replaces))
+        await service.client.call(LoadAdapter(new_id(), name, path, replaces))
     return json_answer({"id": name, "lora_path": f"{adapter_uploads.FOLDER}/{name}"})
 
 
@@ -62,17 +63,15 @@ async def lora_adapters(service: Service, request: Request) -> Response:
     """The adapters. Scales are those of a request that names none."""
     if service.adapters is not None:
         scales = dict(service.adapters_of_all)
-        found = [
-            {"id": number, "path": name, "scale": scales.get(name, 0.0)} for name, number in service.adapters.items()
-        ]
-        return json_answer(found)
+        named = service.adapters.items()
+        return json_answer([{"id": number, "path": name, "scale": scales.get(name, 0.0)} for name, number in named])
     fixed = service.settings.adapter
     return json_answer([] if fixed is None else [{"id": 0, "path": fixed, "scale": 1.0}])
 
 
 async def change_lora_adapters(service: Service, request: Request) -> Response:
     """Sets the scales of requests that name none: [{"id": 0, "scale": 0.5}]. Adapters not in the list have scale 0."""
-    if service.settings.adapter_folder is None and service.adapters is None:
+    if service.settings.lora_dir is None and service.adapters is None:
         message = "no adapter has a scale that can be changed: start with --lora NAME=FOLDER and --lora-dir DIR"
         raise Problem(400, message, "scale", "unsupported_parameter")
     _check_allowed(service)
@@ -82,7 +81,7 @@ async def change_lora_adapters(service: Service, request: Request) -> Response:
 
 
 async def _unload(service: Service, name: str) -> None:
-    await service.client.call(UnloadAdapter(service.client.new_id(), name))
+    await service.client.call(UnloadAdapter(new_id(), name))
     service.adapters_of_all = tuple(use for use in service.adapters_of_all if use[0] != name)
 
 
@@ -96,7 +95,7 @@ def _check_name(service: Service, name: str) -> None:
 
 def _check_allowed(service: Service) -> None:
     service.check_ready()
-    if service.settings.adapter_folder is None:
+    if service.settings.lora_dir is None:
         message = "adapters are loaded, unloaded and scaled only if the server was started with --lora-dir DIR"
         raise Problem(403, message, code="not_allowed")
 
@@ -121,9 +120,8 @@ def _within(root: str, path: str) -> str:
             return str(folder)
     except (OSError, ValueError, RuntimeError):
         pass
-    raise Problem(
-        400, f"lora_path ({path[:200]!r}) is no folder or file within --lora-dir", "lora_path", "invalid_value"
-    )
+    message = f"lora_path ({path[:200]!r}) is no folder or file within --lora-dir"
+    raise Problem(400, message, "lora_path", "invalid_value")
 
 
 def entry(service: Service, adapter: str) -> dict[str, Any]:

@@ -42,9 +42,8 @@ async def batches(service: Service, request: Request) -> Response:
         await asyncio.to_thread(path.write_bytes, b"".join(lines))
         found = room.store.add_file(owner, path, "message_batch", "requests.jsonl")
     facts = {"input_file_id": found["id"], "endpoint": URL, "total": len(lines)}
-    return json_answer(
-        _batch(request, room, room.store.add_batch(owner, FACE, int(time.time()) + WINDOW_SECONDS, facts))
-    )
+    added = room.store.add_batch(owner, FACE, int(time.time()) + WINDOW_SECONDS, facts)
+    return json_answer(_batch(request, room, added))
 
 
 async def batch(service: Service, request: Request) -> Response:
@@ -116,18 +115,10 @@ def _batch(request: Request, room: BatchRunner, found: dict[str, Any]) -> dict[s
     ended = found["status"] not in OPEN
     left = max(0, total - completed - failed)
     unrun = found.get("unrun", 0) if ended else 0
-    counts = {
-        "processing": 0 if ended else left,
-        "succeeded": completed,
-        "errored": failed - unrun,
-        "canceled": 0,
-        "expired": 0,
-    }
-    if unrun:
-        counts["canceled" if found["status"] == "cancelled" else "expired"] = unrun
-    ended_at = next(
-        (found[f"{name}_at"] for name in ("completed", "cancelled", "expired", "failed") if f"{name}_at" in found), None
-    )
+    counts = {"processing": 0 if ended else left, "succeeded": completed, "errored": failed - unrun}
+    cancelled = unrun if found["status"] == "cancelled" else 0
+    counts |= {"canceled": cancelled, "expired": unrun - cancelled}
+    ends = (found.get(f"{name}_at") for name in ("completed", "cancelled", "expired", "failed"))
     status = "ended" if ended else "canceling" if found["status"] == "cancelling" else "in_progress"
     base = str(request.base_url).rstrip("/")
     return {
@@ -137,7 +128,7 @@ def _batch(request: Request, room: BatchRunner, found: dict[str, Any]) -> dict[s
         "request_counts": counts,
         "created_at": _moment(found["created_at"]),
         "expires_at": _moment(found["expires_at"]),
-        "ended_at": _moment(ended_at),
+        "ended_at": _moment(next(filter(None, ends), None)),
         "cancel_initiated_at": _moment(found.get("cancelling_at")),
         "archived_at": None,
         "results_url": f"{base}{URL}/batches/{found['id']}/results" if ended else None,

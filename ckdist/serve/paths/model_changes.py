@@ -142,7 +142,7 @@ async def _fields(router: ModelRouter, request: Request) -> Fields:
 def check_allowed(router: ModelRouter, request: Request) -> None:
     """Raises Problem 403 if the client may not change models."""
     account: Account = request.scope["ckdist.account"]
-    if not router.settings.open_changes and not account.limits.models:
+    if not router.settings.allow_model_changes and not account.limits.models:
         message = f"clients may change models only with a key that has models = true, or if {FLAG} allows it to all"
         raise Problem(403, message, code="not_allowed")
 

@@ -3,25 +3,20 @@
 All other paths are those of one model, which the request names.
 """
 
-import asyncio
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from ckdist.serve.answer import json_answer, while_connected
 from ckdist.serve.batch_runner import BATCH
-from ckdist.serve.body import read_body
+from ckdist.serve.body import read_body, receive_again, receive_nothing
 from ckdist.serve.hosted_model import HostedModel
 from ckdist.serve.model_router import Hold, ModelRouter
 from ckdist.serve.paths import model_changes, ollama, status
 from ckdist.serve.paths.lora_paths import entry
-from ckdist.serve.paths.openai import describe
 from ckdist.serve.paths.path import Path, Request, Response
 from ckdist.serve.problems import Problem
-from ckdist.serve.requests.duration import read_keep_alive
 from ckdist.serve.upload_form import FORM
 
 MAX_ORDER_BYTES = 1 << 16  # a body of /models/load
@@ -33,15 +28,6 @@ class Named(msgspec.Struct):
     model: Any = None
     name: Any = None  # Ollama's older clients
     keep_alive: Any = None  # Ollama's
-
-
-@dataclass(frozen=True)
-class RouterPath:
-    """One path of the server, not of a model."""
-
-    name: str
-    handle: Callable[[ModelRouter, Request], Awaitable[Response]]
-    methods: tuple[str, ...] = ("GET",)
 
 
 class HeldAnswer(Response):
@@ -68,15 +54,14 @@ async def pass_on(router: ModelRouter, path: Path, request: Request) -> Response
     model = router.find(name) if name is not None or has_body or is_form else router.current()
     request.scope["ckdist.model"] = model.name
     if is_ollama and named.keep_alive is not None:
-        model.keep_alive = request.scope["ckdist.keep_alive"] = read_keep_alive(named.keep_alive)
+        model.keep_alive = request.scope["ckdist.keep_alive"] = ollama.read_keep_alive(named.keep_alive)
     hold = router.hold(model)
     try:
         load = router.load(hold, waits=BATCH not in request.scope)
-        receive = _nothing if is_form else request.receive  # the form's file is read below
+        receive = receive_nothing if is_form else request.receive  # the form's file is read below
         await while_connected(receive, load, lambda: hold.begun, router.settings.timeout + 1)
-        answer = await path.handle(
-            model.service, Request(request.scope, _again(body, request.receive) if has_body else request.receive)
-        )
+        receive = receive_again(body, request.receive) if has_body else request.receive
+        answer = await path.handle(model.service, Request(request.scope, receive))
     except BaseException:
         hold.release()
         raise
@@ -85,11 +70,9 @@ async def pass_on(router: ModelRouter, path: Path, request: Request) -> Response
 
 async def models(router: ModelRouter, request: Request) -> Response:
     """All models and their adapters, loaded or not."""
-    found = [
-        each
-        for model in router.models.values()
-        for each in (_described(model), *(_described_adapter(model, name) for name in model.adapters))
-    ]
+    found = []
+    for model in router.models.values():
+        found += [_described(model), *(_described_adapter(model, name) for name in model.adapters)]
     return json_answer({"object": "list", "data": found})
 
 
@@ -130,16 +113,6 @@ async def health(router: ModelRouter, request: Request) -> Response:
     return json_answer({"status": "ok"})
 
 
-async def alive(router: ModelRouter, request: Request) -> Response:
-    """200 while this process answers."""
-    return json_answer({"status": "alive"})
-
-
-async def version(router: ModelRouter, request: Request) -> Response:
-    """This program's version."""
-    return await status.version(next(iter(router.models.values())).service, request)
-
-
 async def ollama_tags(router: ModelRouter, request: Request) -> Response:
     """All models, as Ollama lists them."""
     return json_answer({"models": [ollama.entry(model.service) for model in router.models.values()]})
@@ -149,11 +122,6 @@ async def ollama_loaded(router: ModelRouter, request: Request) -> Response:
     """The loaded models, as Ollama lists them."""
     found = [model.service for model in router.models.values() if model.state == "loaded"]
     return json_answer({"models": [ollama.loaded_entry(service) for service in found]})
-
-
-async def ollama_version(router: ModelRouter, request: Request) -> Response:
-    """The version of Ollama's API that is served."""
-    return await ollama.version(next(iter(router.models.values())).service, request)
 
 
 async def _ordered(router: ModelRouter, request: Request) -> HostedModel:
@@ -179,22 +147,6 @@ def _text(name: Any) -> str | None:
     return name
 
 
-def _again(body: bytes, receive: Receive) -> Receive:
-    """Returns ASGI's receive for a request whose body was read."""
-    parts: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
-
-    async def next_message() -> Message:
-        """Returns the body, then the messages that follow it."""
-        return parts.pop() if parts else await receive()
-
-    return next_message
-
-
-async def _nothing() -> Message:
-    """ASGI's receive of a client that sends nothing."""
-    return await asyncio.Future()
-
-
 def _status(model: HostedModel) -> dict[str, Any]:
     state: dict[str, Any] = {"value": "unloaded" if model.state == "unloading" else model.state}
     return state if model.problem is None else {**state, "failed": True, "error": model.problem}
@@ -218,27 +170,27 @@ def _described(model: HostedModel) -> dict[str, Any]:
         "pinned": hosted.pinned,
         "requests": model.users,
     }
-    return {**describe(model.service), **more}
+    return {**status.describe(model.service), **more}
 
 
 WATCHING_PATHS = (
-    RouterPath("/livez", alive),
-    RouterPath("/readyz", health),
+    Path("/livez", status.alive),
+    Path("/readyz", health),
 )
 PATHS = (
     *WATCHING_PATHS,
-    RouterPath("/health", health),
-    RouterPath("/ping", health, ("GET", "POST")),
-    RouterPath("/version", version),
-    RouterPath("/v1/machine", machine),
-    RouterPath("/v1/models", models),
-    RouterPath("/models/load", load, ("POST",)),
-    RouterPath("/models/unload", unload, ("POST",)),
-    RouterPath("/v1/models/{name:path}", model),
-    RouterPath("/api/version", ollama_version),
-    RouterPath("/api/tags", ollama_tags),
-    RouterPath("/api/ps", ollama_loaded),
-    RouterPath("/api/copy", model_changes.copy, ("POST",)),
-    RouterPath("/api/delete", model_changes.delete, ("DELETE",)),
-    RouterPath("/api/pull", model_changes.pull, ("POST",)),
+    Path("/health", health),
+    Path("/ping", health, ("GET", "POST")),
+    Path("/version", status.version),
+    Path("/v1/machine", machine),
+    Path("/v1/models", models),
+    Path("/models/load", load, ("POST",)),
+    Path("/models/unload", unload, ("POST",)),
+    Path("/v1/models/{name:path}", model),
+    Path("/api/version", ollama.version),
+    Path("/api/tags", ollama_tags),
+    Path("/api/ps", ollama_loaded),
+    Path("/api/copy", model_changes.copy, ("POST",)),
+    Path("/api/delete", model_changes.delete, ("DELETE",)),
+    Path("/api/pull", model_changes.pull, ("POST",)),
 )

@@ -1,22 +1,26 @@
 """Ollama's own API, for its clients and front ends. Errors on its paths have its format (`Problem.body_for`)."""
 
 import hashlib
+import math
+import re
 from typing import Any
 
-from ckdist.serve.answer import LongAnswer, json_answer
+from ckdist.serve.answer import NO_END, json_answer
 from ckdist.serve.body import read_body
 from ckdist.serve.encoding import to_json
-from ckdist.serve.ollama_answer import OllamaAnswer, OllamaText, moment, ollama_vector, ollama_vectors
+from ckdist.serve.ollama_answer import OllamaAnswer, OllamaText, moment
 from ckdist.serve.paths.path import Path, Request, Response, Service
 from ckdist.serve.problems import Problem
 from ckdist.serve.requests.json_body import parse_object
 from ckdist.serve.requests.request_fields import Fields
 
-NO_END = b""  # these streams end with their last line
 VERSION = "0.12.6"  # of Ollama's API whose fields are read; clients ask for a least one
 TAG = ":latest"
 SHORT_BYTES = 64 << 10  # of a body that this process parses itself
 FOREVER = "0001-01-01T00:00:00Z"  # the model stays loaded
+# Durations: seconds as a number, or a text such as `5m` or `1h30m`. A negative one has no end.
+UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "": 1.0}
+DURATION = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)(ms|s|m|h|)", re.ASCII)
 
 
 async def version(service: Service, request: Request) -> Response:
@@ -49,18 +53,16 @@ async def show(service: Service, request: Request) -> Response:
         f"{kind}.vocab_size": known.get("vocab_size", 0),
     }
     shown = {"modelfile": f"FROM {name}\n", "parameters": "", "template": template, "license": ""}
-    return json_answer(
-        {**shown, "details": _details(service), "model_info": info, "capabilities": _abilities(template)}
-    )
+    more = {"details": _details(service), "model_info": info, "capabilities": _abilities(template)}
+    return json_answer({**shown, **more})
 
 
 async def chat(service: Service, request: Request) -> Response:
     """The answer to a chat. A chat without messages only asks whether the model is loaded."""
     body, asked = await _question(service, request, "messages")
     if asked is not None:
-        return json_answer(
-            {**_head(service), "message": {"role": "assistant", "content": ""}, **_nothing(request, asked)}
-        )
+        nothing = {"message": {"role": "assistant", "content": ""}, **_nothing(request, asked)}
+        return json_answer({**_head(service), **nothing})
     return await service.answer(request, await service.prepare("ollama_chat", request, body), OllamaAnswer, NO_END)
 
 
@@ -71,16 +73,6 @@ async def generate(service: Service, request: Request) -> Response:
         return json_answer({**_head(service), "response": "", **_nothing(request, asked)})
     prepared = await service.prepare("ollama_generate", request, body)
     return await service.answer(request, prepared, OllamaText, NO_END)
-
-
-async def embed(service: Service, request: Request) -> Response:
-    """A vector for each text."""
-    return LongAnswer(await service.embed(request, "ollama_embed", ollama_vectors))
-
-
-async def embeddings(service: Service, request: Request) -> Response:
-    """A vector for one text, in the older format."""
-    return LongAnswer(await service.embed(request, "ollama_embed", ollama_vector))
 
 
 async def pull(service: Service, request: Request) -> Response:
@@ -127,6 +119,18 @@ async def _named_model(service: Service, request: Request, body: dict[str, Any] 
     if name.removesuffix(TAG) != own.removesuffix(TAG):
         raise Problem(404, f"model {name[:200]!r} not found; this server has {own!r}", "model", "model_not_found")
     return own
+
+
+def read_keep_alive(value: Any) -> float | None:
+    """Returns the seconds of `keep_alive`; None: for ever. Raises Problem 400 if it is no duration."""
+    text = str(value) if type(value) in (int, float) else value
+    if isinstance(text, str) and re.fullmatch(rf"-?(?:{DURATION.pattern})+", text, re.ASCII):
+        if text.startswith("-"):
+            return None
+        seconds = math.fsum(float(number) * UNITS[unit] for number, unit in DURATION.findall(text))
+        if seconds < 1e9:
+            return seconds
+    raise Problem(400, f"keep_alive ({str(value)!r:.40}) must be seconds, or a text such as '5m' or '-1'", "keep_alive")
 
 
 def _head(service: Service) -> dict[str, Any]:
@@ -179,8 +183,6 @@ PATHS = (
     Path("/api/show", show, ("POST",)),
     Path("/api/chat", chat, ("POST",)),
     Path("/api/generate", generate, ("POST",)),
-    Path("/api/embed", embed, ("POST",)),
-    Path("/api/embeddings", embeddings, ("POST",)),
     Path("/api/pull", pull, ("POST",)),
     Path("/api/delete", delete, ("DELETE",)),
     *(Path(f"/api/{name}", refuse, ("POST",)) for name in ("create", "copy", "push")),

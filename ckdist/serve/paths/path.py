@@ -2,22 +2,27 @@
 
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ckdist.serve.service import Service
+from ckdist.serve.service import Service  # noqa: F401 - the tables of paths import it from here, as Request
 
 VERSION = "/v1"
 
 
 @dataclass(frozen=True)
 class Path:
-    """One path. `name` may end with one parameter, as `/v1/models/{name:path}`. GET includes HEAD."""
+    """One path. `name` may end with one parameter, as `/v1/models/{name:path}`. GET includes HEAD.
+
+    `about` is for the reference. By default the docstring of `handle` is.
+    """
 
     name: str
-    handle: Callable[[Service, Request], Awaitable[Response]]
+    handle: Callable[[Any, Request], Awaitable[Response]]  # gets the Service or the ModelRouter
     methods: tuple[str, ...] = ("GET",)
+    about: str = ""
 
 
 class PathNames:

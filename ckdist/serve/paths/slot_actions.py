@@ -1,4 +1,4 @@
-"""llama-server's /slots/{id}?action=save, restore and erase."""
+"""Prompts that are computed ahead: /v1/cache/prefill, and llama-server's /slots/{id}?action=save, restore and erase."""
 
 import time
 from typing import Any
@@ -13,6 +13,12 @@ from ckdist.serve.requests.request_fields import Fields
 from ckdist.serve.text_records import Prepared
 
 ACTIONS = ("save", "restore", "erase")
+
+
+async def prefill(service: Service, request: Request) -> Response:
+    """Computes the prompt of a later chat or completion and keeps it in the cache. The body is that request's."""
+    work, account = await service.prepare("prefill", request), request.scope["ckdist.account"]
+    return json_answer(await service.prefill(work, account, request))
 
 
 async def act(service: Service, request: Request) -> Response:
@@ -39,13 +45,13 @@ async def act(service: Service, request: Request) -> Response:
         return json_answer({**answer, "n_saved": tokens, "n_written": size, "timings": timings()})
     kept, size = service.slots.read(account, slot, name, service.vocab_size, service.context_length)
     nothing = SamplingParams(max_tokens=0)
-    work = Prepared(
-        prompts=[kept.tokens], max_tokens=[0], sampling=nothing, n=1, stops=(), stream=False, include_usage=False,
-        cache_salt=kept.salt, slot=slot,
-    )  # fmt: skip
-    found = await service.prefill(request, work)
+    work = Prepared(prompts=[kept.tokens], max_tokens=[0], sampling=nothing, cache_salt=kept.salt, slot=slot)
+    found = await service.prefill(work, account, request)
     counts = {"n_restored": found["prompt_tokens"], "n_read": size, "n_computed": found["computed_tokens"]}
     return json_answer({**answer, **counts, "timings": timings()})
 
 
-PATHS = (Path("/slots/{slot:path}", act, ("POST",)),)
+PATHS = (
+    Path("/v1/cache/prefill", prefill, ("POST",)),
+    Path("/slots/{slot:path}", act, ("POST",)),
+)

@@ -7,7 +7,7 @@ from typing import Any
 from msgspec import structs
 
 from ckdist.serve.accounts import Account
-from ckdist.serve.answer import LongAnswer, json_answer
+from ckdist.serve.answer import NO_END, LongAnswer, json_answer
 from ckdist.serve.body import read_body
 from ckdist.serve.encoding import to_json
 from ckdist.serve.paths.path import Path, Request, Response, Service
@@ -15,7 +15,6 @@ from ckdist.serve.problems import Problem
 from ckdist.serve.response_store import Conversation, Items, KeptResponse, ResponseStore
 from ckdist.serve.responses_answer import ResponsesAnswer
 
-NO_END = b""  # these streams end with their last event
 LINKS = (b'"previous_response_id"', b'"conversation"')
 MOST_ITEMS = 100  # of one page
 
@@ -81,9 +80,8 @@ async def kept_response(service: Service, request: Request) -> Response:
 
 async def delete_response(service: Service, request: Request) -> Response:
     """Removes a kept response."""
-    kept = service.kept.find(
-        KeptResponse, request.path_params["name"], request.scope["ckdist.account"].name, "response"
-    )
+    owner = request.scope["ckdist.account"].name
+    kept = service.kept.find(KeptResponse, request.path_params["name"], owner, "response")
     service.kept.drop(kept)
     return json_answer({"id": kept.id, "object": "response", "deleted": True})
 

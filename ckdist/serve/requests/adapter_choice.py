@@ -6,7 +6,7 @@ from typing import Any
 from ckdist.engine.messages import MAX_ADAPTER_SCALE, MAX_ADAPTERS, AdapterScales
 from ckdist.errors import RequestError
 from ckdist.serve.problems import Problem
-from ckdist.serve.requests.request_fields import Fields
+from ckdist.serve.requests.request_fields import Fields, wrong
 from ckdist.serve.text_records import ModelFacts
 
 OLLAMA_TAG = ":latest"  # Ollama's clients add it to names
@@ -35,9 +35,8 @@ def read_adapters(fields: Fields, facts: ModelFacts) -> AdapterScales | None:
         return by_id if by_model is None else ((by_model, 1.0),)
     if by_model not in dict(by_id):
         others = ", ".join(repr(name) for name, _ in by_id) or "none"
-        raise RequestError(
-            f"model names adapter {by_model!r}, and lora {others}: add it to lora", "lora", "invalid_value"
-        )
+        message = f"model names adapter {by_model!r}, and lora {others}: add it to lora"
+        raise RequestError(message, "lora", "invalid_value")
     return by_id
 
 
@@ -61,11 +60,9 @@ def _by_id(fields: Fields, facts: ModelFacts) -> AdapterScales | None:
     if facts.adapters is None:  # an adapter for all requests has scale 1
         for item in fields.value("lora", list) or ():
             if not isinstance(item, dict) or item.get("scale", 1) != 1:
-                raise RequestError(
-                    "the adapter for all requests has a fixed scale; start with --lora NAME=FOLDER, or leave lora out",
-                    "lora",
-                    "unsupported_value",
-                )
+                remedy = "start with --lora NAME=FOLDER, or leave lora out"
+                message = f"the adapter for all requests has a fixed scale; {remedy}"
+                raise RequestError(message, "lora", "unsupported_value")
         return None
     items = fields.value("lora", list)
     return None if items is None else chosen_adapters(items, facts.adapters)
@@ -79,14 +76,11 @@ def chosen_adapters(items: list[Any], ids: Mapping[str, int]) -> AdapterScales:
     names = {number: name for name, number in ids.items()}
     chosen = dict(_checked(item, names) for item in items)
     if len(chosen) < len(items):
-        raise RequestError(f"lora has {len(items)} entries for {len(chosen)} adapters", "lora", "invalid_value")
+        raise wrong("lora", f"has {len(items)} entries for {len(chosen)} adapters")
     wanted = tuple((name, scale) for name, scale in chosen.items() if scale)
     if len(wanted) > MAX_ADAPTERS:
-        raise RequestError(
-            f"lora names {len(wanted)} adapters, and a request has at most {MAX_ADAPTERS}: give others the scale 0",
-            "lora",
-            "unsupported_value",
-        )
+        text = f"names {len(wanted)} adapters, and a request has at most {MAX_ADAPTERS}: give others the scale 0"
+        raise wrong("lora", text, "unsupported_value")
     return wanted
 
 
@@ -98,9 +92,6 @@ def _checked(item: Any, names: dict[int, str]) -> tuple[str, float]:
         known = ", ".join(f"{key} ({name})" for key, name in sorted(names.items())) or "none"
         raise Problem(404, f"there is no adapter with id {number}; loaded are {known}", "lora", "model_not_found")
     if type(scale) not in (int, float) or not abs(scale) <= MAX_ADAPTER_SCALE:
-        raise RequestError(
-            f"scale must be a number from -{MAX_ADAPTER_SCALE:g} to {MAX_ADAPTER_SCALE:g}, not {str(scale)[:40]}",
-            "lora",
-            "invalid_value",
-        )
+        message = f"scale must be a number from -{MAX_ADAPTER_SCALE:g} to {MAX_ADAPTER_SCALE:g}, not {str(scale)[:40]}"
+        raise RequestError(message, "lora", "invalid_value")
     return names[number], float(scale)

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
+from functools import partial
 
 from msgspec import structs
 
@@ -90,14 +91,14 @@ def answer_grammar(
     if form.channels is not None:
         return _grammar_in_channels(tokenizer, form, tools, structure, budget)
     budget = budget if form.think is not None else None
-    thought_end = form.think[1] if form.think is not None and form.in_thought else None
     if form.calls is not None and (tools.must_call or tools.strict or structure is not None or budget is not None):
         return _grammar_of_calls(tokenizer, form, tools, structure, budget)
     if structure is None and budget is not None and form.think is not None:
-        return text_after_thought(form.think, form.in_thought, _literals(tokenizer), budget)
+        return text_after_thought(form.think, form.in_thought, partial(_literal, tokenizer), budget)
+    thought_end = _thought_end(form)
     if structure is None or thought_end is None:
         return structure
-    return with_answer(with_thought(f"@{ANSWER}", [], thought_end, _literals(tokenizer), budget), structure)
+    return with_answer(with_thought(f"@{ANSWER}", [], thought_end, partial(_literal, tokenizer), budget), structure)
 
 
 def _grammar_of_calls(
@@ -115,8 +116,7 @@ def _grammar_of_calls(
         rules = ToolGrammar(calls, literal, tools.strict, budget)
         if structure is None and not tools.must_call:
             return rules.lark_in_text(tools.schemas, tools.parallel, form.think, form.in_thought)
-        thought_end = form.think[1] if form.think is not None and form.in_thought else None
-        lark = rules.lark(tools.schemas, tools.parallel, thought_end, or_answer=not tools.must_call)
+        lark = rules.lark(tools.schemas, tools.parallel, _thought_end(form), or_answer=not tools.must_call)
         return lark if tools.must_call or structure is None else with_answer(lark, structure)
 
     return _checked(grammar, tokenizer, "tools")
@@ -148,11 +148,12 @@ def _checked(grammar: Callable[[Literal], str], tokenizer: Tokenizer, field: str
     It is checked with the texts of these tokens, since the check knows only bytes.
     """
     check_grammar(grammar(quoted), field)
-    return grammar(_literals(tokenizer))
+    return grammar(partial(_literal, tokenizer))
 
 
-def _literals(tokenizer: Tokenizer) -> Literal:
-    return lambda text: _literal(tokenizer, text)
+def _thought_end(form: AnswerForm) -> str | None:
+    """The mark that ends the reasoning which the prompt has begun, or None."""
+    return form.think[1] if form.think is not None and form.in_thought else None
 
 
 def _markers(tokenizer: Tokenizer, form: AnswerForm) -> tuple[int, ...]:

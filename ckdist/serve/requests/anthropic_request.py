@@ -4,8 +4,8 @@ import json
 from typing import Any
 
 from ckdist.errors import RequestError
-from ckdist.serve.requests.item_text import item_text
 from ckdist.serve.requests.request_fields import Fields
+from ckdist.serve.requests.responses import item_text
 from ckdist.tokens.chat_input import kind_of
 
 CHOICES = {"auto": "auto", "any": "required", "none": "none"}
@@ -136,36 +136,31 @@ def _text(content: Any, where: str) -> str | None:
     if content is None or isinstance(content, str):
         return content
     if not isinstance(content, list):
-        raise RequestError(
-            f"{where} must be a string or a list of blocks, not {kind_of(content)}", where.split("[", maxsplit=1)[0]
-        )
+        raise _wrong(where, f"must be a string or a list of blocks, not {kind_of(content)}")
     return "\n".join(_block(block, f"{where}[{index}]") for index, block in enumerate(content))
 
 
 def _block(block: Any, where: str) -> str:
     """Returns the text of a content block. Raises RequestError for an unsupported block."""
     kind = block.get("type") if isinstance(block, dict) else None
-    field = where.split("[", maxsplit=1)[0]
     if kind == "text":
         return _string(block.get("text"), f"{where}.text")
     if kind in ("document", "search_result"):
         citations = block.get("citations")
         if isinstance(citations, dict) and citations.get("enabled"):
-            raise RequestError(f"{where}.citations are not supported by this server; leave them out", field)
+            raise _wrong(f"{where}.citations", "are not supported by this server; leave them out")
         return _document(block, where) if kind == "document" else _found(block, where)
     if kind in SERVED or (isinstance(kind, str) and kind.endswith(SERVED_RESULT)):
         return item_text(block)
-    raise RequestError(f"{where} has type {str(kind)[:MAX_KIND]!r}, which is not known", field)
+    raise _wrong(where, f"has type {str(kind)[:MAX_KIND]!r}, which is not known")
 
 
 def _document(block: dict[str, Any], where: str) -> str:
     source = block.get("source")
     kind = source.get("type") if isinstance(source, dict) else None
     if not isinstance(source, dict) or kind not in ("text", "content"):
-        message = (
-            f"{where}.source has type {str(kind)[:MAX_KIND]!r}; only documents of type 'text' and 'content' are read"
-        )
-        raise RequestError(message, where.split("[", maxsplit=1)[0])
+        told = f"has type {str(kind)[:MAX_KIND]!r}; only documents of type 'text' and 'content' are read"
+        raise _wrong(f"{where}.source", told)
     if kind == "text":
         text = _string(source.get("data"), f"{where}.source.data")
     else:
@@ -181,5 +176,9 @@ def _found(block: dict[str, Any], where: str) -> str:
 
 def _string(value: Any, where: str) -> str:
     if not isinstance(value, str):
-        raise RequestError(f"{where} must be a string, not {kind_of(value)}", where.split("[", maxsplit=1)[0])
+        raise _wrong(where, f"must be a string, not {kind_of(value)}")
     return value
+
+
+def _wrong(where: str, text: str) -> RequestError:
+    return RequestError(f"{where} {text}", where.split("[", maxsplit=1)[0])

@@ -10,7 +10,7 @@ from ckdist.errors import RequestError
 from ckdist.serve.requests.answer_form import answer_form, answer_grammar
 from ckdist.serve.requests.params import read_params, with_prompts
 from ckdist.serve.requests.prompt import tokenise_chat
-from ckdist.serve.requests.request_fields import Fields
+from ckdist.serve.requests.request_fields import Fields, wrong
 from ckdist.serve.requests.thinking import read_template_variables, read_thinking_budget
 from ckdist.serve.requests.tools import Tools, history_call, read_tools
 from ckdist.serve.text_records import ModelFacts, Prepared
@@ -28,7 +28,7 @@ def chat(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts) -> Prepa
     fields = Fields(body)
     tools, work = _read(fields, tokenizer, facts)
     rendered = _render(fields, tools, tokenizer, facts)
-    tokens = tokens_of_chat(fields, rendered, tokenizer, facts)
+    tokens = tokenise_chat(tokenizer, rendered, fields.switch("add_special_tokens"), facts)
     splits, budget = _reasoning(fields, facts)
     form = answer_form(tokenizer, rendered.text, tools, splits)
     sampling = work.sampling
@@ -50,14 +50,11 @@ def rendered_chat(fields: Fields, tokenizer: Tokenizer, facts: ModelFacts) -> Re
     return _render(fields, tools, tokenizer, facts)
 
 
-def tokens_of_chat(fields: Fields, rendered: RenderedChat, tokenizer: Tokenizer, facts: ModelFacts) -> list[int]:
-    """Returns the token ids of a rendered chat. Raises RequestError if they cannot fit the context."""
-    return tokenise_chat(tokenizer, rendered, fields.switch("add_special_tokens"), facts)
-
-
 def template_variables(fields: Fields) -> dict[str, Any]:
     """Returns the variables of the template."""
-    return read_template_variables(fields) | _continuation(fields)
+    # Without the second field the template decides whether to continue an assistant message at the end.
+    continues = fields.value("continue_final_message", bool)
+    return read_template_variables(fields) | ({} if continues is None else {"continue_final_message": continues})
 
 
 def _read(fields: Fields, tokenizer: Tokenizer, facts: ModelFacts) -> tuple[Tools, Prepared]:
@@ -93,12 +90,6 @@ def _render(fields: Fields, tools: Tools, tokenizer: Tokenizer, facts: ModelFact
     )
 
 
-def _continuation(fields: Fields) -> dict[str, Any]:
-    # Without the field the template decides whether to continue an assistant message at the end.
-    continues = fields.value("continue_final_message", bool)
-    return {} if continues is None else {"continue_final_message": continues}
-
-
 def _logprobs(fields: Fields) -> int | None:
     """Alternatives per token; None without log-probabilities. `n_probs` is llama-server's name for both fields."""
     wanted = fields.switch("logprobs")
@@ -113,8 +104,7 @@ def _splits_reasoning(fields: Fields) -> bool:
     """True to separate reasoning from content. `reasoning_format` is llama-server's."""
     given = fields.text("reasoning_format", "auto")
     if given not in REASONING_FORMATS:
-        message = f"reasoning_format ({given[:32]!r}) must be one of {', '.join(REASONING_FORMATS)}"
-        raise RequestError(message, "reasoning_format", "invalid_value")
+        raise wrong("reasoning_format", f"({given[:32]!r}) must be one of {', '.join(REASONING_FORMATS)}")
     return given != "none"
 
 

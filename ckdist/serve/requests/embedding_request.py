@@ -4,10 +4,9 @@ from typing import Any
 
 from ckdist.engine.messages import pack_tokens
 from ckdist.errors import RequestError
-from ckdist.serve.requests.cache_use import read_cache_use
-from ckdist.serve.requests.place_fields import read_place
-from ckdist.serve.requests.prompt import tokenise, too_long
-from ckdist.serve.requests.request_fields import Fields, check_token_ids
+from ckdist.serve.requests.engine_fields import read_cache_and_place
+from ckdist.serve.requests.prompt import Prompt, encode_prompt, fitting, read_prompts
+from ckdist.serve.requests.request_fields import Fields, wrong
 from ckdist.serve.text_records import EmbeddingWork, ModelFacts
 from ckdist.tokens.chat_input import kind_of
 from ckdist.tokens.tokenizer import Tokenizer
@@ -16,14 +15,12 @@ MAX_INPUTS = 2048  # as OpenAI's
 MAX_DIMENSIONS = 1 << 20
 NO_NORM, EUCLIDEAN = -1, 2  # llama-server's embd_normalize
 
-Input = str | tuple[int | str, ...]  # llama-server allows texts between token ids
-
 
 def embedding(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts) -> EmbeddingWork:
     """Reads a body of /v1/embeddings."""
     fields = Fields(body)
     _check_embeds(facts)
-    inputs = _inputs(fields, ("input",), facts)
+    inputs = read_prompts(fields, ("input",), facts, dict)
     form = fields.text("encoding_format", "float")
     if form not in ("float", "base64"):
         raise RequestError(f"encoding_format ({form[:32]!r}) must be float or base64", "encoding_format")
@@ -35,11 +32,11 @@ def llama_embedding(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFact
     """Reads a body of llama-server's /embedding."""
     fields = Fields(body)
     _check_embeds(facts)
-    inputs = _inputs(fields, ("content", "input", "prompt"), facts)
+    inputs = read_prompts(fields, ("content", "input", "prompt"), facts, dict)
     norm = fields.integer("embd_normalize", EUCLIDEAN, NO_NORM, 1 << 16)
     if norm not in (NO_NORM, EUCLIDEAN):
-        message = f"embd_normalize ({norm}) is not supported; {EUCLIDEAN} divides by the length, {NO_NORM} does nothing"
-        raise RequestError(message, "embd_normalize", "unsupported_value")
+        text = f"({norm}) is not supported; {EUCLIDEAN} divides by the length, {NO_NORM} does nothing"
+        raise wrong("embd_normalize", text, "unsupported_value")
     return _work(fields, inputs, tokenizer, facts, "content", normalise=norm == EUCLIDEAN)
 
 
@@ -48,10 +45,12 @@ def rerank(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts) -> Emb
     fields = Fields(body)
     query = fields.text("query")
     if not query:
-        raise RequestError("query is needed: a string", "query", "missing_required_parameter")
+        raise wrong("query", "is needed: a string", "missing_required_parameter")
     texts = fields.value("texts", list)  # text-embeddings-inference, whose answer is a plain list
     name = "documents" if texts is None else "texts"
-    documents = [_document(item, name) for item in _list(fields, name)]
+    documents = [_document(item, name) for item in fields.value(name, list) or ()]
+    if not documents:
+        raise wrong(name, "is needed: a list of strings", "missing_required_parameter")
     best = fields.integer("top_n", len(documents), 1, 1 << 31)
     returned = tuple(documents) if fields.switch(("return_documents", "return_text")) else ()
     more = {"best": best, "texts": returned, "plain": texts is not None}
@@ -67,8 +66,7 @@ def score(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts) -> Embe
     sides = [_side(fields, name) for name in ("text_1", "text_2")]
     first, second = map(len, sides)
     if first not in (1, second):
-        message = f"text_1 has {first} texts and text_2 has {second}; give one, or as many"
-        raise RequestError(message, "text_1", "invalid_value")
+        raise wrong("text_1", f"has {first} texts and text_2 has {second}; give one, or as many")
     if facts.scores:
         pairs = list(zip(sides[0] * (second // first), sides[1], strict=True))
         return _pairs(fields, pairs, tokenizer, facts, "text_2")
@@ -84,69 +82,38 @@ def _side(fields: Fields, name: str) -> list[str]:
     value = fields.value(name, str, list)
     texts = [value] if isinstance(value, str) else value
     if not texts:
-        raise RequestError(f"{name} is needed: a string or a list of strings", name, "missing_required_parameter")
+        raise wrong(name, "is needed: a string or a list of strings", "missing_required_parameter")
     return [_document(item, name) for item in texts]
 
 
-def _list(fields: Fields, name: str) -> list[Any]:
-    found = fields.value(name, list)
-    if not found:
-        raise RequestError(f"{name} is needed: a list of strings", name, "missing_required_parameter")
-    return found
-
-
-def _document(item: Any, name: str = "documents") -> str:
+def _document(item: Any, name: str) -> str:
     """Returns a text, which may be the `text` of an object."""
     text = item.get("text") if isinstance(item, dict) else item
     if not isinstance(text, str):
-        raise RequestError(f"{name} must hold strings, not {kind_of(item)}", name, "invalid_type")
+        raise wrong(name, f"must hold strings, not {kind_of(item)}", "invalid_type")
     return text
 
 
-def _inputs(fields: Fields, names: tuple[str, ...], facts: ModelFacts) -> tuple[Input, ...]:
-    """Reads a text, token ids, or a list of texts or of token ids. llama-server's object may replace a text."""
-    name, given = names[0], fields.value(names, str, list, dict)
-    if isinstance(given, str):
-        return (given,)
-    if isinstance(given, dict):
-        return (_input(given, name, facts),)
-    if not given:
-        message = f"{name} is needed: a string, a list of strings, token ids, or a list of token id lists"
-        raise RequestError(message, name, "missing_required_parameter")
-    if any(type(part) is int for part in given):
-        return (_token_input(given, name, facts),)
-    return tuple(_input(item, f"{name}[{index}]", facts) for index, item in enumerate(given[: MAX_INPUTS + 1]))
+def _shared(fields: Fields, count: int, facts: ModelFacts, field: str) -> tuple[int, dict[str, Any]]:
+    """Returns the most tokens of a text that is cut (0: it is refused), and the fields of every EmbeddingWork.
 
-
-def _input(item: Any, name: str, facts: ModelFacts) -> Input:
-    if isinstance(item, str):
-        return item
-    if isinstance(item, list):
-        return _token_input(item, name, facts)
-    if isinstance(item, dict) and isinstance(item.get("prompt_string"), str) and not item.get("multimodal_data"):
-        return item["prompt_string"]
-    message = f"{name} must be a string or a list of token ids, not {kind_of(item)}"
-    raise RequestError(message, name.partition("[")[0], "invalid_type")
-
-
-def _token_input(given: list[Any], name: str, facts: ModelFacts) -> Input:
-    check_token_ids([part for part in given if not isinstance(part, str)], name, facts.vocab_size)
-    return tuple(given)
+    Raises RequestError for more than MAX_INPUTS texts.
+    """
+    if count > MAX_INPUTS:
+        raise RequestError(f"{field} has more than {MAX_INPUTS} texts; send them in several requests", field)
+    limit = fields.integer("truncate_prompt_tokens", 0, -1, 1 << 31)
+    cut = facts.context_length if limit == -1 else min(limit, facts.context_length)
+    return cut, read_cache_and_place(fields)
 
 
 def _pairs(
     fields: Fields, pairs: list[tuple[str, str]], tokenizer: Tokenizer, facts: ModelFacts, field: str, **more: Any
 ) -> EmbeddingWork:
     """Tokenizes pairs of texts. Raises RequestError for too many pairs, and for one that exceeds the context."""
-    if len(pairs) > MAX_INPUTS:
-        raise RequestError(f"{field} has more than {MAX_INPUTS} texts; send them in several requests", field)
-    limit = fields.integer("truncate_prompt_tokens", 0, -1, 1 << 31)
-    cut = facts.context_length if limit == -1 else min(limit, facts.context_length)
-    if facts.rank_template and limit:
+    cut, shared = _shared(fields, len(pairs), facts, field)
+    if facts.rank_template and cut:
         raise RequestError("truncate_prompt_tokens is not possible with this reranker; shorten the texts", field)
     sigmoid = fields.switch(("use_activation", "activation"), True) and facts.scores == "sigmoid"
-    salt, reuse = read_cache_use(fields)
-    more |= {"cache_salt": salt, "cache_prompt": reuse, "place": read_place(fields)}
     known: dict[str, list[int]] = {}  # ids by text: queries repeat
     prompts, first_texts = list[bytes](), list[int]()
     for texts in pairs:
@@ -159,7 +126,8 @@ def _pairs(
         prompts.append(pack_tokens(tokens))
         first_texts.append(first_text)
     # scores are no vectors, whose length could be 1
-    return EmbeddingWork(prompts, first_texts=tuple(first_texts), sigmoid=sigmoid, normalise=False, **more)
+    own = {"first_texts": tuple(first_texts), "sigmoid": sigmoid, "normalise": False}
+    return EmbeddingWork(prompts, **own, **shared, **more)
 
 
 def _question(query: str, document: str, tokenizer: Tokenizer, facts: ModelFacts, field: str) -> list[int]:
@@ -169,10 +137,7 @@ def _question(query: str, document: str, tokenizer: Tokenizer, facts: ModelFacts
     first, second = len(before), len(before) + len(query) + len(between)
     literal = [(first, first + len(query)), (second, second + len(document))]
     text = before + query + between + document + after
-    tokens = tokenizer.encode(text, add_special=False, literal=literal)
-    if len(tokens) > facts.context_length:
-        raise too_long(len(tokens), facts.context_length, facts.context_length, field)
-    return tokens
+    return fitting(tokenizer.encode(text, add_special=False, literal=literal), facts, field)
 
 
 def _pair(
@@ -183,43 +148,33 @@ def _pair(
     if cut:
         second = second[: max(0, cut - around - len(first))]
     tokens, first_text = tokenizer.pair(first, second)
-    if len(tokens) > facts.context_length:
-        raise too_long(len(tokens), facts.context_length, facts.context_length, field)
-    return tokens, first_text
+    return fitting(tokens, facts, field), first_text
 
 
 def _work(
-    fields: Fields, inputs: tuple[Input, ...], tokenizer: Tokenizer, facts: ModelFacts, field: str, **more: Any
+    fields: Fields, inputs: tuple[Prompt, ...], tokenizer: Tokenizer, facts: ModelFacts, field: str, **more: Any
 ) -> EmbeddingWork:
     """Tokenizes the inputs. Raises RequestError for too many inputs, and for one that exceeds the context."""
-    if len(inputs) > MAX_INPUTS:
-        raise RequestError(f"{field} has more than {MAX_INPUTS} texts; send them in several requests", field)
-    limit = fields.integer("truncate_prompt_tokens", 0, -1, 1 << 31)
-    cut = facts.context_length if limit == -1 else min(limit, facts.context_length)
+    cut, shared = _shared(fields, len(inputs), facts, field)
     add_special = fields.switch("add_special_tokens", True)
-    salt, reuse = read_cache_use(fields)
-    more |= {"cache_salt": salt, "cache_prompt": reuse, "place": read_place(fields)}
     prompts = [pack_tokens(_tokens(item, tokenizer, facts, field, cut, add_special)) for item in inputs]
-    return EmbeddingWork(prompts, **more)
+    return EmbeddingWork(prompts, **shared, **more)
 
 
-def _tokens(item: Input, tokenizer: Tokenizer, facts: ModelFacts, field: str, cut: int, special: bool) -> list[int]:
+def _tokens(item: Prompt, tokenizer: Tokenizer, facts: ModelFacts, field: str, cut: int, special: bool) -> list[int]:
     """Returns the ids of one input.
 
     `cut`: maximum number of ids, with the special tokens around a text; a longer text is cut. 0: a longer text is
     refused.
     """
     if not isinstance(item, str):
-        parts = (tokenise(tokenizer, p, False, facts, field) if isinstance(p, str) else [p] for p in item)
-        tokens = [token for part in parts for token in part][: cut or None]
+        tokens = encode_prompt(item, tokenizer, False, facts, field)[: cut or None]
     elif cut:
         prefix, suffix = (tokenizer.prefix, tokenizer.suffix) if special else ((), ())
         text = tokenizer.encode(item, add_special=False)
         tokens = [*prefix, *text[: max(0, cut - len(prefix) - len(suffix))], *suffix]
     else:
-        tokens = tokenise(tokenizer, item, special, facts, field)
+        tokens = encode_prompt(item, tokenizer, special, facts, field)
     if not tokens:
-        raise RequestError(f"{field} has an empty text; give at least one token", field, "invalid_value")
-    if len(tokens) > facts.context_length:
-        raise too_long(len(tokens), facts.context_length, facts.context_length, field)
-    return tokens
+        raise wrong(field, "has an empty text; give at least one token")
+    return fitting(tokens, facts, field)

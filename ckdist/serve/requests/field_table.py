@@ -37,7 +37,7 @@ EVERY = GENERATES | VECTORS | {"detokenize"}
 NO_EDITS = ({}, [], {"edits": []}, {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]})
 # `max_tokens` has a row of its own.
 SAMPLING_NAMES = [name for item in PARAMETERS for name in (item.name, *item.metadata["also"]) if name != "max_tokens"]
-USAGE = ("stream_options.include_usage", "stream_options.continuous_usage_stats")
+USAGE = "stream_options.include_usage stream_options.continuous_usage_stats"
 
 
 @dataclass(frozen=True)
@@ -81,82 +81,86 @@ class Row:
     rule: Rule
 
 
-def honoured(by: str, faces: frozenset[str], *names: str) -> Row:
-    """A row of fields that the module `by` reads."""
-    return Row(faces, names, Honoured(by))
+def honoured(by: str, faces: frozenset[str], names: str) -> Row:
+    """A row of fields that the module `by` reads. `names` are separated by spaces."""
+    return Row(faces, tuple(names.split()), Honoured(by))
 
 
 def refused(names: str, *values: Any, remedy: str = "", faces: frozenset[str] = EVERY) -> Row:
-    """A row of fields that accept only `values`. `names` are separated by spaces."""
+    """A row of fields that accept only `values`."""
     return Row(faces, tuple(names.split()), Neutral(values, remedy))
 
 
-def harmless(reason: str, *names: str, faces: frozenset[str] = EVERY) -> Row:
+def harmless(reason: str, names: str, faces: frozenset[str] = EVERY) -> Row:
     """A row of fields without effect."""
-    return Row(faces, names, Harmless(reason))
+    return Row(faces, tuple(names.split()), Harmless(reason))
 
 
 HONOURED = (
     # The prefix cache.
-    honoured("cache_use", EVERY - {"detokenize"}, "cache_salt", "cache_prompt"),
-    honoured("adapter_choice", EVERY, "model", "lora"),
+    honoured("engine_fields", EVERY - {"detokenize"}, "cache_salt cache_prompt"),
+    honoured("adapter_choice", EVERY, "model lora"),
     # The queue.
-    honoured("place_fields", EVERY - {"detokenize"}, "priority", "service_tier"),
+    honoured("engine_fields", EVERY - {"detokenize"}, "priority service_tier"),
     # Drafts.
-    honoured("draft_fields", GENERATES, "spec", "speculative.n_max", "speculative.type"),
-    honoured("draft_fields", GENERATES, "speculative.n_min", "speculative.p_min"),
+    honoured("engine_fields", GENERATES, "spec speculative.n_max speculative.type speculative.n_min speculative.p_min"),
     # Length, end and number of answers.
-    honoured("params", GENERATES, "max_completion_tokens", "max_tokens", "n_predict", "num_predict", "max_new_tokens"),
-    honoured("params", GENERATES, "stop", "stream", "include_stop_str_in_output", "skip_special_tokens"),
-    honoured("params", GENERATES - ITEMS, "n", "n_cmpl", "best_of", "return_token_ids", "return_tokens"),
-    honoured("params", GENERATES - ITEMS, "return_tokens_as_token_ids"),
-    honoured("params", GENERATES - ITEMS, *USAGE),
-    honoured("params", GENERATES, "id_slot", "slot_id"),
-    honoured("params", GENERATES - ITEMS, "timings_per_token"),
-    honoured("anthropic", ANTHROPIC, "system", "stop_sequences"),
-    honoured("responses", RESPONSES, "max_output_tokens", "instructions", "input", "include"),
-    # Sampling.
-    honoured("sampling", GENERATES, "logit_bias", "stop_token_ids", *SAMPLING_NAMES),
-    # Structure of the answer.
-    honoured("structure", GENERATES, "response_format", "json_schema", "grammar", "format"),
-    honoured("structure", GENERATES, "guided_json", "guided_regex", "guided_choice", "guided_grammar"),
     honoured(
-        "structure", GENERATES, "guided_whitespace_pattern", "structured_outputs.json", "structured_outputs.regex"
+        "params",
+        GENERATES,
+        "max_completion_tokens max_tokens n_predict num_predict max_new_tokens stop stream "
+        "include_stop_str_in_output skip_special_tokens",
     ),
-    honoured("structure", GENERATES, "structured_outputs.choice", "structured_outputs.grammar"),
-    honoured("structure", GENERATES, "structured_outputs.json_object", "structured_outputs.whitespace_pattern"),
-    honoured("anthropic", ANTHROPIC, "output_config.format", "output_format"),
+    honoured(
+        "params",
+        GENERATES - ITEMS,
+        f"n n_cmpl best_of return_token_ids return_tokens return_tokens_as_token_ids {USAGE}",
+    ),
+    honoured("params", GENERATES, "id_slot slot_id"),
+    honoured("params", GENERATES - ITEMS, "timings_per_token"),
+    honoured("anthropic", ANTHROPIC, "system stop_sequences"),
+    honoured("responses", RESPONSES, "max_output_tokens instructions input include"),
+    # Sampling.
+    honoured("sampling", GENERATES, f"logit_bias stop_token_ids {' '.join(SAMPLING_NAMES)}"),
+    # Structure of the answer.
+    honoured(
+        "structure",
+        GENERATES,
+        "response_format json_schema grammar format guided_json guided_regex guided_choice guided_grammar "
+        "guided_whitespace_pattern structured_outputs.json structured_outputs.regex structured_outputs.choice "
+        "structured_outputs.grammar structured_outputs.json_object structured_outputs.whitespace_pattern",
+    ),
+    honoured("anthropic", ANTHROPIC, "output_config.format output_format"),
     honoured("responses", RESPONSES, "text.format"),
     # Chats: messages, tools, reasoning.
     honoured("chat", CHATS - RESPONSES, "messages"),
-    honoured("chat", CHATS, "reasoning_format", "continue_final_message", "add_generation_prompt"),
-    honoured("chat", CHATS, "add_special_tokens"),
-    honoured("chat", CHATS - ITEMS, "logprobs", "top_logprobs", "n_probs"),
-    honoured("tools", CHATS, "tools", "functions", "tool_choice", "function_call", "parallel_tool_calls"),
-    honoured("thinking", CHATS, "chat_template_kwargs", "documents", "think", "thinking", "enable_thinking"),
-    honoured("thinking", CHATS, "reasoning_effort", "reasoning.effort", "reasoning.enabled", "verbosity"),
-    honoured("thinking", CHATS, "thinking.type", "thinking.budget_tokens", "reasoning.max_tokens"),
-    honoured("thinking", CHATS, "thinking_budget", "thinking_budget_tokens", "thinking_token_budget"),
-    honoured("thinking", CHATS, "reasoning_budget", "reasoning_budget_tokens"),
+    honoured("chat", CHATS, "reasoning_format continue_final_message add_generation_prompt add_special_tokens"),
+    honoured("chat", CHATS - ITEMS, "logprobs top_logprobs n_probs"),
+    honoured("tools", CHATS, "tools functions tool_choice function_call parallel_tool_calls"),
+    honoured(
+        "thinking",
+        CHATS,
+        "chat_template_kwargs documents think thinking enable_thinking reasoning_effort reasoning.effort "
+        "reasoning.enabled verbosity thinking.type thinking.budget_tokens reasoning.max_tokens thinking_budget "
+        "thinking_budget_tokens thinking_token_budget reasoning_budget reasoning_budget_tokens",
+    ),
     honoured("anthropic", ANTHROPIC, "output_config.effort"),
-    honoured("responses", RESPONSES, "text.verbosity"),
-    honoured("responses", RESPONSES, "metadata", "store"),
-    honoured("kept_items", RESPONSES, "previous_response_id", "conversation"),
+    honoured("responses", RESPONSES, "text.verbosity metadata store"),
+    honoured("kept_items", RESPONSES, "previous_response_id conversation"),
     # Completions.
     honoured("completion", TEXTS, "prompt"),
-    honoured("completion", COMPLETIONS, "echo", "suffix", "add_special_tokens", "top_logprobs"),
-    honoured("completion", TEXTS, "logprobs", "n_probs"),
+    honoured("completion", COMPLETIONS, "echo suffix add_special_tokens top_logprobs"),
+    honoured("completion", TEXTS, "logprobs n_probs"),
     honoured("llama_completion", LLAMA, "response_fields"),
-    honoured("infill", INFILL, "input_prefix", "input_suffix", "input_extra"),
+    honoured("infill", INFILL, "input_prefix input_suffix input_extra"),
     # Vectors and tokens.
-    honoured("embedding", frozenset(["embedding"]), "input", "encoding_format", "dimensions"),
-    honoured("embedding", frozenset(["llama_embedding"]), "content", "input", "prompt", "embd_normalize"),
-    honoured("embedding", RANKS, "query", "documents", "texts", "top_n", "return_documents", "return_text"),
-    honoured("embedding", SCORES, "text_1", "text_2"),
-    honoured("embedding", RANKS | SCORES, "use_activation", "activation"),
-    honoured("embedding", VECTORS, "truncate_prompt_tokens", "add_special_tokens"),
-    honoured("tokens", TOKENIZES, "content", "prompt", "with_pieces", "return_token_strs", "parse_special"),
-    honoured("tokens", TOKENIZES, "add_special"),
+    honoured("embedding", frozenset(["embedding"]), "input encoding_format dimensions"),
+    honoured("embedding", frozenset(["llama_embedding"]), "content input prompt embd_normalize"),
+    honoured("embedding", RANKS, "query documents texts top_n return_documents return_text"),
+    honoured("embedding", SCORES, "text_1 text_2"),
+    honoured("embedding", RANKS | SCORES, "use_activation activation"),
+    honoured("embedding", VECTORS, "truncate_prompt_tokens add_special_tokens"),
+    honoured("tokens", TOKENIZES, "content prompt with_pieces return_token_strs parse_special add_special"),
     honoured("tokens", frozenset(["detokenize"]), "tokens"),
 )
 
@@ -232,46 +236,44 @@ DRAFTS = "drafts are verified, so the answer is the same without them"
 LOADER = "it controls how Ollama loads a model; this model is already loaded"
 CHARGED = "it is about a provider's charges, storage or users"
 HARMLESS = (
-    harmless("without adapters, the server has one model, which answers under any name", "models", "route", "provider"),
-    harmless(CHARGED, "user", "safety_identifier", "session_id", "trace", "inference_geo"),
-    harmless(CHARGED, "metadata", "store", faces=EVERY - RESPONSES),
+    harmless("without adapters, the server has one model, which answers under any name", "models route provider"),
+    harmless(CHARGED, "user safety_identifier session_id trace inference_geo"),
+    harmless(CHARGED, "metadata store", faces=EVERY - RESPONSES),
     harmless("keys are read from headers", "api_key"),
-    harmless("it names the request or the client", "request_id", "client_metadata"),
-    harmless("versions and betas differ in other fields", "anthropic_version", "anthropic_beta", "betas"),
-    harmless("the prefix cache needs no marks or keys", "prompt_cache_key", "cache_control"),
-    harmless("cached blocks are kept as long as there is room", "prompt_cache_retention", "prompt_cache_options"),
+    harmless("it names the request or the client", "request_id client_metadata"),
+    harmless("versions and betas differ in other fields", "anthropic_version anthropic_beta betas"),
+    harmless("the prefix cache needs no marks or keys", "prompt_cache_key cache_control"),
+    harmless("cached blocks are kept as long as there is room", "prompt_cache_retention prompt_cache_options"),
     harmless("only whole prefixes are reused", "n_cache_reuse"),
-    harmless("it changes the speed, not the answer", "prediction", "speed", "backend_sampling"),
+    harmless("it changes the speed, not the answer", "prediction speed backend_sampling"),
     harmless(DRAFTS, "speculative"),
     harmless("it chooses a copy of the model, and all of them give the same answer", "data_parallel_rank"),
-    harmless("the context is never shifted: an answer ends when it is full", "n_keep", "n_discard", "num_keep"),
-    harmless("a prompt that does not fit is refused, never truncated", "truncation", "transforms", "num_ctx"),
+    harmless("the context is never shifted: an answer ends when it is full", "n_keep n_discard num_keep"),
+    harmless("a prompt that does not fit is refused, never truncated", "truncation transforms num_ctx"),
     harmless(
         "JSON has only the white space of whitespace_pattern",
         "structured_outputs.disable_any_whitespace",
         faces=GENERATES,
     ),
     harmless(LIBRARY, "guided_decoding_backend"),
-    harmless(LIBRARY, "structured_outputs.backend", "structured_outputs._backend", faces=GENERATES),
+    harmless(LIBRARY, "structured_outputs.backend structured_outputs._backend", faces=GENERATES),
     harmless(LIBRARY, "structured_outputs.disable_fallback", faces=GENERATES),
     harmless("it only affects tokenizers in Python, which are not used", "spaces_between_special_tokens"),
     harmless("pictures are not supported", "allowed_local_media_path"),
     harmless("calls are always streamed", "tool_stream"),
     harmless("the server runs no tools", "max_tool_calls", faces=RESPONSES),
-    harmless("progress and speed are not part of the answer", "return_progress", "return_metrics", "usage"),
-    harmless("every answer of this kind has its usage", *USAGE, faces=ITEMS),
+    harmless("progress and speed are not part of the answer", "return_progress return_metrics usage"),
+    harmless("every answer of this kind has its usage", USAGE, faces=ITEMS),
     harmless("signs of life on a stream are not part of the answer", "sse_ping_interval"),
     harmless("padding hides lengths; the text is the same", "stream_options.include_obfuscation", faces=GENERATES),
     harmless(
         "reasoning is always given in full",
-        "reasoning.summary",
-        "reasoning.generate_summary",
-        "thinking.display",
+        "reasoning.summary reasoning.generate_summary thinking.display",
         faces=CHATS,
     ),
-    harmless("it only acts together with a field that is refused", "smoothing_curve", "adaptive_decay"),
-    harmless(LOADER, "num_batch", "num_gpu", "main_gpu", "num_thread", "numa", "low_vram", "f16_kv", "use_mmap"),
-    harmless(LOADER, "use_mlock", "vocab_only", "keep_alive"),
+    harmless("it only acts together with a field that is refused", "smoothing_curve adaptive_decay"),
+    harmless(LOADER, "num_batch num_gpu main_gpu num_thread numa low_vram f16_kv use_mmap"),
+    harmless(LOADER, "use_mlock vocab_only keep_alive"),
 )
 
 ROWS = (*HONOURED, *REFUSED, *HARMLESS)

@@ -9,7 +9,7 @@ from typing import Any
 
 from ckdist.errors import RequestError
 from ckdist.serve.requests.prompt import check_length
-from ckdist.serve.requests.request_fields import Fields
+from ckdist.serve.requests.request_fields import Fields, wrong
 from ckdist.serve.text_records import ModelFacts
 from ckdist.tokens.tokenizer import Tokenizer
 
@@ -43,7 +43,7 @@ def read_gap(body: dict[str, Any]) -> tuple[Gap, dict[str, Any]]:
     before, behind = (fields.text(name) for name in ("input_prefix", "input_suffix"))
     for name, text in (("input_prefix", before), ("input_suffix", behind)):
         if text is None:
-            raise RequestError(f"{name} is needed: a string, which may be empty", name, "missing_required_parameter")
+            raise wrong(name, "is needed: a string, which may be empty", "missing_required_parameter")
     files = fields.value("input_extra", list) or []
     if len(files) > MAX_FILES:
         raise RequestError(f"input_extra has {len(files)} files; at most {MAX_FILES} are read", "input_extra")
@@ -72,8 +72,8 @@ def infill_tokens(gap: Gap, tokenizer: Tokenizer, facts: ModelFacts, field: str 
 def _file(item: Any) -> tuple[str, str]:
     name, text = (item.get("filename", "tmp"), item.get("text")) if isinstance(item, dict) else (None, None)
     if not isinstance(name, str) or not isinstance(text, str):
-        message = "input_extra must hold objects with `text` and, if there is one, `filename`, which are strings"
-        raise RequestError(message, "input_extra", "invalid_type")
+        text = "must hold objects with `text` and, if there is one, `filename`, which are strings"
+        raise wrong("input_extra", text, "invalid_type")
     return name, text
 
 

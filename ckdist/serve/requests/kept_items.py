@@ -2,15 +2,12 @@
 
 import json
 import secrets
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ckdist.errors import RequestError
 from ckdist.serve.requests.request_fields import Fields
 from ckdist.serve.requests.responses import History
 from ckdist.serve.text_records import ModelFacts
-
-if TYPE_CHECKING:
-    from ckdist.tokens.tokenizer import Tokenizer
 
 MAX_PAIRS, MAX_KEY, MAX_VALUE = 16, 64, 512
 PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc", "function_call_output": "fco"}
@@ -32,7 +29,7 @@ def _named(item: dict[str, Any]) -> tuple[str, bytes]:
     return name, json.dumps(whole, ensure_ascii=False, separators=(",", ":")).encode()
 
 
-def response_links(body: dict[str, Any], _tokenizer: "Tokenizer", _facts: ModelFacts) -> dict[str, Any]:
+def response_links(body: dict[str, Any], _tokenizer: object, _facts: ModelFacts) -> dict[str, Any]:
     """Returns the `previous_response_id` and the id of the `conversation` in a body of /v1/responses."""
     fields = Fields(body)
     previous, conversation = fields.text("previous_response_id"), fields.value("conversation", str, dict)

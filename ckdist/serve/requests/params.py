@@ -7,12 +7,9 @@ from msgspec import structs
 
 from ckdist.engine.messages import pack_tokens
 from ckdist.engine.text import check_stop
-from ckdist.errors import RequestError
-from ckdist.serve.requests.cache_use import read_cache_use
-from ckdist.serve.requests.draft_fields import read_drafts
-from ckdist.serve.requests.place_fields import read_place
+from ckdist.serve.requests.engine_fields import read_cache_and_place, read_drafts
 from ckdist.serve.requests.prompt import fit_output
-from ckdist.serve.requests.request_fields import Fields
+from ckdist.serve.requests.request_fields import Fields, wrong
 from ckdist.serve.requests.sampling_fields import read_sampling
 from ckdist.serve.requests.structure import read_structure
 from ckdist.serve.text_records import ModelFacts, Prepared
@@ -49,10 +46,9 @@ def read_params(
     grammar = read_structure(fields)
     max_tokens = _max_tokens(fields, least_tokens, defaults.max_tokens or default_tokens)
     if max_tokens is not None and sampling.min_tokens > max_tokens:
-        message = f"min_tokens ({sampling.min_tokens}) is more than the {max_tokens} tokens that the answer may have"
-        raise RequestError(message, "min_tokens", "invalid_value")
+        told = f"({sampling.min_tokens}) is more than the {max_tokens} tokens that the answer may have"
+        raise wrong("min_tokens", told)
     stream = fields.switch("stream")
-    cache_salt, cache_prompt = read_cache_use(fields)
     options = fields.inner("stream_options")
     limit = facts.context_length if max_tokens is None else max_tokens
     return Prepared(
@@ -69,10 +65,8 @@ def read_params(
         token_ids=fields.switch(("return_token_ids", "return_tokens")),
         names_ids=fields.switch("return_tokens_as_token_ids"),
         timings_per_token=fields.switch("timings_per_token"),
-        cache_salt=cache_salt,
-        cache_prompt=cache_prompt,
         slot=fields.integer(("id_slot", "slot_id"), -1, -1, MAX_SLOT),
-        place=read_place(fields),
+        **read_cache_and_place(fields),
     )
 
 
@@ -85,8 +79,7 @@ def _max_tokens(fields: Fields, least: int, default: int | None) -> int | None:
         return None if given else default
     name, value = next(iter(limits.items()))
     if value < least:
-        message = f"{name} ({value}) must be from {least} to {MAX_LENGTH}, or -1 for as many as fit"
-        raise RequestError(message, name, "invalid_value")
+        raise wrong(name, f"({value}) must be from {least} to {MAX_LENGTH}, or -1 for as many as fit")
     return value
 
 
@@ -94,8 +87,8 @@ def _choices(fields: Fields) -> int:
     n = fields.integer(("n", "n_cmpl"), 1, 1, MAX_CHOICES)
     best_of = fields.integer("best_of", None, 0, MAX_CHOICES)
     if best_of not in (None, 0, 1, n):
-        message = f"best_of ({best_of}) is not supported; leave it out, or make it equal to n ({n})"
-        raise RequestError(message, "best_of", "unsupported_value")
+        text = f"({best_of}) is not supported; leave it out, or make it equal to n ({n})"
+        raise wrong("best_of", text, "unsupported_value")
     return n
 
 

@@ -43,16 +43,8 @@ def prefill(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts) -> Pr
         work = structs.replace(work, prompts=[pack_tokens(shared)])
     else:
         work = chat({"add_generation_prompt": False, **body}, tokenizer, facts)
-    return Prepared(
-        prompts=work.prompts,
-        max_tokens=[0] * len(work.prompts),
-        sampling=SamplingParams(max_tokens=0),
-        n=1,
-        stops=(),
-        stream=False,
-        include_usage=False,
-        cache_salt=work.cache_salt,
-    )
+    nothing, rooms = SamplingParams(max_tokens=0), [0] * len(work.prompts)
+    return Prepared(prompts=work.prompts, max_tokens=rooms, sampling=nothing, cache_salt=work.cache_salt)
 
 
 def _is_system_alone(messages: Any) -> bool:

@@ -11,7 +11,7 @@ from msgspec import structs
 from ckdist.errors import RequestError
 from ckdist.serve.requests import anthropic_request, responses
 from ckdist.serve.requests.adapter_choice import read_adapters
-from ckdist.serve.requests.chat_request import apply_template, chat, rendered_chat, tokens_of_chat
+from ckdist.serve.requests.chat_request import apply_template, chat, rendered_chat
 from ckdist.serve.requests.completion_request import completion
 from ckdist.serve.requests.embedding_request import embedding, llama_embedding, rerank, score
 from ckdist.serve.requests.field_table import RULES, check_fields
@@ -20,6 +20,7 @@ from ckdist.serve.requests.kept_items import named_items, response_links
 from ckdist.serve.requests.llama_request import infill, llama_completion
 from ckdist.serve.requests.ollama_request import ollama_chat, ollama_embed, ollama_generate
 from ckdist.serve.requests.prefill_request import face_of, prefill
+from ckdist.serve.requests.prompt import tokenise_chat
 from ckdist.serve.requests.request_fields import Fields
 from ckdist.serve.requests.tokenize_answer import detokenize, tokenize, tokenizer_facts
 from ckdist.serve.text_records import EmbeddingWork, ModelFacts, Prepared
@@ -37,12 +38,12 @@ def prepare(
     result = KINDS[kind](fields, tokenizer, facts)
     if isinstance(result, dict):
         return result
+    result = structs.replace(result, ignored=(*result.ignored, *ignored))
     if isinstance(result, Prepared):
-        chosen = facts.adapters_of_all if adapters is None else adapters
-        return structs.replace(result, ignored=(*result.ignored, *ignored), adapters=chosen)
+        return structs.replace(result, adapters=facts.adapters_of_all if adapters is None else adapters)
     if adapters:
         raise RequestError(f"adapter {adapters[0][0]!r} makes no vectors; name the model {facts.name!r}", "model")
-    return structs.replace(result, ignored=(*result.ignored, *ignored))
+    return result
 
 
 def messages(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts) -> Prepared:
@@ -56,12 +57,17 @@ def count_tokens(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts) 
     given, _ = anthropic_request.to_chat(body, needs_max_tokens=False)
     fields = Fields(given)
     rendered = rendered_chat(fields, tokenizer, facts)
-    return {"input_tokens": len(tokens_of_chat(fields, rendered, tokenizer, facts))}
+    return {"input_tokens": len(tokenise_chat(tokenizer, rendered, fields.switch("add_special_tokens"), facts))}
 
 
-def response(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts) -> Prepared:
-    """Prepares a body of /v1/responses for the engine."""
-    return _response(body, None, tokenizer, facts)
+def response(
+    body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts, history: list[Any] | None = None
+) -> Prepared:
+    """Prepares a body of /v1/responses for the engine. `history`: the kept items that it continues."""
+    request, skipped = responses.to_chat(body, history)
+    echoed = {**responses.echoed(body), "store": Fields(body).switch("store", True)}
+    items = named_items(body["input"]) if echoed["store"] or history is not None else []
+    return structs.replace(chat(request, tokenizer, facts), skipped=skipped, echoed=echoed, items=items)
 
 
 def response_continued(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts) -> Prepared:
@@ -71,14 +77,7 @@ def response_continued(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelF
     if history is None or own is None:
         raise RequestError("the body must be one JSON object")
     ignored = check_fields("response", own, facts.strict_fields)
-    return structs.replace(_response(own, history, tokenizer, facts), ignored=ignored)
-
-
-def _response(body: dict[str, Any], history: list[Any] | None, tokenizer: Tokenizer, facts: ModelFacts) -> Prepared:
-    request, skipped = responses.to_chat(body, history)
-    echoed = {**responses.echoed(body), "store": Fields(body).switch("store", True)}
-    items = named_items(body["input"]) if echoed["store"] or history is not None else []
-    return structs.replace(chat(request, tokenizer, facts), skipped=skipped, echoed=echoed, items=items)
+    return structs.replace(response(own, tokenizer, facts, history), ignored=ignored)
 
 
 KINDS: dict[str, Callable[[dict[str, Any], Tokenizer, ModelFacts], Prepared | EmbeddingWork | dict[str, Any]]] = {

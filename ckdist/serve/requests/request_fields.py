@@ -59,7 +59,7 @@ class Fields:
             return default
         if type(value) is float:
             if not value.is_integer():
-                raise RequestError(f"{name} must be a whole number, not {value}", name, "invalid_type")
+                raise wrong(name, f"must be a whole number, not {value}", "invalid_type")
             value = int(value)
         return in_range(value, name, low, high)
 
@@ -77,7 +77,7 @@ class Fields:
         if value is None:
             return ()
         if len(value) > most:
-            raise RequestError(f"{name} has {len(value)} tokens; at most {most} are allowed", name, "invalid_value")
+            raise wrong(name, f"has {len(value)} tokens; at most {most} are allowed")
         return check_token_ids(value, name, vocab_size)
 
     def _find(self, names: Names, types: tuple[type, ...], wanted: str | None = None) -> tuple[str, Any]:
@@ -89,7 +89,7 @@ class Fields:
             shown = self._shown(name)
             if type(value) not in types:
                 wanted = wanted or " or ".join(dict.fromkeys(kind_of(kind()) for kind in types))
-                raise RequestError(f"{shown} must be {wanted}, not {kind_of(value)}", shown, "invalid_type")
+                raise wrong(shown, f"must be {wanted}, not {kind_of(value)}", "invalid_type")
             return shown, value
         return self._shown(names[0]), None
 
@@ -97,10 +97,15 @@ class Fields:
         return f"{self.within}.{name}" if self.within else name
 
 
+def wrong(name: str, text: str, code: str = "invalid_value") -> RequestError:
+    """Returns the error of the field `name`. `text` says what is wrong, after the name."""
+    return RequestError(f"{name} {text}", name, code)
+
+
 def in_range(value: Number, name: str, low: float, high: float) -> Number:
     """Returns `value` of the field `name`. Raises RequestError unless it is from `low` to `high`."""
     if not math.isfinite(value) or not low <= value <= high:
-        raise RequestError(f"{name} ({value}) must be from {low} to {high}", name, "invalid_value")
+        raise wrong(name, f"({value}) must be from {low} to {high}")
     return value
 
 
@@ -109,6 +114,5 @@ def check_token_ids(values: list[Any], name: str, vocab_size: int) -> tuple[int,
     for value in values:
         if type(value) is not int or not 0 <= value < vocab_size:
             shown = value if type(value) in (int, float) else kind_of(value)
-            message = f"{name} has a token ({shown}) that is not a whole number from 0 to {vocab_size - 1}"
-            raise RequestError(message, name, "invalid_value")
+            raise wrong(name, f"has a token ({shown}) that is not a whole number from 0 to {vocab_size - 1}")
     return tuple(values)

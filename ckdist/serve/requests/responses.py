@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from ckdist.errors import RequestError
-from ckdist.serve.requests.item_text import item_text
 from ckdist.serve.requests.request_fields import Fields
 from ckdist.serve.requests.tools import TEXT
 from ckdist.tokens.chat_input import kind_of
@@ -17,6 +16,7 @@ LOGPROBS = "message.output_text.logprobs"
 OWN = ("function", "custom")  # types of tools that the client runs
 MAX_KIND = 32  # characters of a type that are shown
 OUTPUT, CALL = "_call_output", "_call"  # endings of types of items
+LEFT_OUT = ("type", "id", "status", "cache_control", "result")  # `result` is a generated picture
 # Fields that the answer repeats, with their defaults.
 ECHOED: dict[str, Any] = {
     "instructions": None,
@@ -120,10 +120,8 @@ class History:
         if kind == "function_call":
             function = {"name": item.get("name"), "arguments": item.get("arguments") or "{}"}
         elif kind == "custom_tool_call":
-            function = {
-                "name": item.get("name"),
-                "arguments": json.dumps({TEXT: item.get("input")}, ensure_ascii=False),
-            }
+            arguments = json.dumps({TEXT: item.get("input")}, ensure_ascii=False)
+            function = {"name": item.get("name"), "arguments": arguments}
         else:
             asked = item.get("action") if isinstance(item.get("action"), dict) else {}
             function = {"name": kind.removesuffix(CALL), "arguments": json.dumps(asked, ensure_ascii=False)}
@@ -201,3 +199,19 @@ def _text(fields: Fields) -> dict[str, Any]:
     if form is not None and form.get("type") == "json_schema":
         form = {"type": "json_schema", "json_schema": form}
     return found if form is None else {**found, "response_format": form}
+
+
+def item_text(item: dict[str, Any]) -> str:
+    """Returns the text of an item that no chat template knows, as a call of a provider's own tool, or its result.
+
+    It has the item's type, and the fields that a model can read as JSON.
+    """
+    told = json.dumps(_readable({key: value for key, value in item.items() if key not in LEFT_OUT}), ensure_ascii=False)
+    return f"[{item['type']} {told}]"
+
+
+def _readable(value: Any) -> Any:
+    """Returns `value` without encrypted fields, which only its provider can read."""
+    if isinstance(value, dict):
+        return {key: _readable(item) for key, item in value.items() if "encrypted" not in key}
+    return [_readable(item) for item in value] if isinstance(value, list) else value

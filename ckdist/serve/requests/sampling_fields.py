@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ckdist.config.samplers import MAX_BREAKER_BYTES, MAX_BREAKERS, SAMPLERS
 from ckdist.engine.sampling_params import MAX_LOGIT_BIAS, MAX_STOP_TOKENS, PARAMETERS, SamplingParams
-from ckdist.errors import RequestError
-from ckdist.serve.requests.request_fields import Fields, in_range
+from ckdist.serve.requests.request_fields import Fields, in_range, wrong
 from ckdist.tokens.chat_input import kind_of
 
 if TYPE_CHECKING:  # the HTTP process has no tokenizer
@@ -93,7 +92,7 @@ def _logit_bias(fields: Fields, tokenizer: "Tokenizer", vocab_size: int) -> dict
     """Reads OpenAI's map or llama-server's list of pairs. A key is a token, or a text whose tokens all get the bias."""
     given = fields.value("logit_bias", dict, list) or {}
     if len(given) > MAX_LOGIT_BIAS:
-        raise _bad_bias(f"has {len(given)} tokens; at most {MAX_LOGIT_BIAS} are allowed")
+        raise wrong("logit_bias", f"has {len(given)} tokens; at most {MAX_LOGIT_BIAS} are allowed")
     pairs = given.items() if isinstance(given, dict) else [_pair(item) for item in given]
     biases: dict[int, float] = {}
     for key, bias in pairs:
@@ -101,13 +100,13 @@ def _logit_bias(fields: Fields, tokenizer: "Tokenizer", vocab_size: int) -> dict
         for token in _biased(key, tokenizer, vocab_size, may_be_number=isinstance(given, dict)):
             biases[token] = value
     if len(biases) > MAX_LOGIT_BIAS:
-        raise _bad_bias(f"names {len(biases)} tokens; at most {MAX_LOGIT_BIAS} are allowed")
+        raise wrong("logit_bias", f"names {len(biases)} tokens; at most {MAX_LOGIT_BIAS} are allowed")
     return biases
 
 
 def _pair(item: Any) -> tuple[Any, Any]:
     if not isinstance(item, list) or len(item) != 2:
-        raise _bad_bias("as a list must hold pairs [token, bias]")
+        raise wrong("logit_bias", "as a list must hold pairs [token, bias]")
     return item[0], item[1]
 
 
@@ -121,7 +120,7 @@ def _biased(key: Any, tokenizer: "Tokenizer", vocab_size: int, may_be_number: bo
     for token in tokens:
         if type(token) is not int or not 0 <= token < vocab_size:
             shown = repr(key[:20]) if isinstance(key, str) else key if type(key) in (int, float) else kind_of(key)
-            raise _bad_bias(f"has a key ({shown}) that is not a token from 0 to {vocab_size - 1}")
+            raise wrong("logit_bias", f"has a key ({shown}) that is not a token from 0 to {vocab_size - 1}")
     return tokens
 
 
@@ -129,12 +128,8 @@ def _bias(bias: Any) -> float:
     if bias is False:
         return float(-MAX_BIAS)
     if type(bias) not in (int, float):
-        raise _bad_bias(f"must map tokens to numbers, or to false, not to {kind_of(bias)}")
+        raise wrong("logit_bias", f"must map tokens to numbers, or to false, not to {kind_of(bias)}")
     return float(in_range(bias, "logit_bias", -MAX_BIAS, MAX_BIAS))
-
-
-def _bad_bias(message: str) -> RequestError:
-    return RequestError(f"logit_bias {message}", "logit_bias", "invalid_value")
 
 
 def _breakers(fields: Fields, default: tuple[str, ...]) -> tuple[str, ...]:
@@ -144,8 +139,8 @@ def _breakers(fields: Fields, default: tuple[str, ...]) -> tuple[str, ...]:
     if len(given) > MAX_BREAKERS or not all(
         isinstance(x, str) and 1 <= len(x.encode()) <= MAX_BREAKER_BYTES for x in given
     ):
-        message = f"must be a list of at most {MAX_BREAKERS} strings of 1 to {MAX_BREAKER_BYTES} bytes"
-        raise RequestError(f"dry_sequence_breakers {message}", "dry_sequence_breakers", "invalid_value")
+        text = f"must be a list of at most {MAX_BREAKERS} strings of 1 to {MAX_BREAKER_BYTES} bytes"
+        raise wrong("dry_sequence_breakers", text)
     return tuple(given)
 
 
@@ -155,13 +150,12 @@ def _samplers(fields: Fields, default: tuple[str, ...] | None) -> tuple[str, ...
     if given is None:
         return default
     if not given:
-        raise RequestError("samplers is empty; name one at least, or leave it out", "samplers", "unsupported_value")
+        raise wrong("samplers", "is empty; name one at least, or leave it out", "unsupported_value")
     names = []
     for item in given:
         name = CANONICAL_SAMPLERS.get(item) if isinstance(item, str) else None
         if name is None:
             shown = repr(item[:32]) if isinstance(item, str) else kind_of(item)
-            message = f"samplers has one ({shown}) that is not among {', '.join(SAMPLERS)}"
-            raise RequestError(message, "samplers", "unsupported_value")
+            raise wrong("samplers", f"has one ({shown}) that is not among {', '.join(SAMPLERS)}", "unsupported_value")
         names.append(name)
     return tuple(names)

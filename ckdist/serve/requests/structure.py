@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from ckdist.errors import RequestError
 from ckdist.serve.requests.field_table import RULES
-from ckdist.serve.requests.request_fields import Fields
+from ckdist.serve.requests.request_fields import Fields, wrong
 from ckdist.tokens.chat_input import kind_of
 from ckdist.tokens.grammar import check_grammar, choice_grammar, json_schema_grammar, regex_grammar, text_grammar
 
@@ -35,10 +35,8 @@ def read_structure(fields: Fields) -> str | None:
     }
     given = {name: grammar for name, grammar in found.items() if grammar is not None}
     if len(given) > 1:
-        names = " and ".join(given)
-        raise RequestError(
-            f"{names} each define the structure of the answer; give one", list(given)[1], "invalid_value"
-        )
+        message = f"{' and '.join(given)} each define the structure of the answer; give one"
+        raise RequestError(message, list(given)[1], "invalid_value")
     for name, grammar in given.items():
         check_grammar(grammar, name)
         return grammar
@@ -56,28 +54,19 @@ def _response_format(fields: Fields) -> str | None:
     if kind == "json_object":
         return json_schema_grammar(own.value("schema", dict) or OBJECT, field=field)
     if kind == "json_schema":
-        named = own.value("json_schema", dict)
-        schema = (
-            own.inner("json_schema").value("schema", dict, bool)
-            if named is not None
-            else own.value("schema", dict, bool)
-        )
+        inner = own.inner("json_schema")
+        schema = (own if own.value("json_schema", dict) is None else inner).value("schema", dict, bool)
         if schema is None:
-            raise RequestError(
-                "response_format.json_schema.schema is needed: a JSON Schema", field, "invalid_json_schema"
-            )
-        strict = own.inner("json_schema").switch("strict")
-        return json_schema_grammar(schema, lenient=not strict, field=field)
+            message = "response_format.json_schema.schema is needed: a JSON Schema"
+            raise RequestError(message, field, "invalid_json_schema")
+        return json_schema_grammar(schema, lenient=not inner.switch("strict"), field=field)
     if kind in ("regex", "grammar"):
         text = own.text(kind) or own.text("value") or own.text("pattern")
         if not text:
             raise RequestError(f"response_format.{kind} is needed: a string", field, "invalid_value")
         return regex_grammar(text, field) if kind == "regex" else text_grammar(text, field)
-    raise RequestError(
-        f"response_format of type {kind[:32]!r} is not supported; known are text, json_object, json_schema",
-        field,
-        "unsupported_value",
-    )
+    text = f"of type {kind[:32]!r} is not supported; known are text, json_object, json_schema"
+    raise wrong(field, text, "unsupported_value")
 
 
 def _structured_outputs(fields: Fields) -> str | None:
@@ -118,9 +107,9 @@ def _schema(fields: Fields, name: str, whitespace: str | None = None) -> str | N
         try:
             given = json.loads(given)
         except (ValueError, RecursionError):
-            raise RequestError(f"{name} is a string that is not JSON", name, "invalid_json_schema") from None
+            raise wrong(name, "is a string that is not JSON", "invalid_json_schema") from None
         if not isinstance(given, (dict, bool)):
-            raise RequestError(f"{name} must be a JSON Schema, not {kind_of(given)}", name, "invalid_json_schema")
+            raise wrong(name, f"must be a JSON Schema, not {kind_of(given)}", "invalid_json_schema")
     return json_schema_grammar(given, whitespace=whitespace, field=name)
 
 

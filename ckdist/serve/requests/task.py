@@ -11,8 +11,7 @@ from ckdist.errors import CkdistError, RequestError
 from ckdist.serve.encoding import to_json
 from ckdist.serve.problems import Problem
 from ckdist.serve.requests.prepare import prepare
-from ckdist.serve.text_limits import MAX_ANSWER, too_much
-from ckdist.serve.text_records import Answer, JsonAnswer, Refusal, Task, WorkerFault
+from ckdist.serve.text_records import MAX_ANSWER, Answer, JsonAnswer, Refusal, Task, WorkerFault, too_much
 from ckdist.tokens.tokenizer import Tokenizer
 
 
@@ -25,9 +24,8 @@ def run(tokenizer: Tokenizer, head: dict[str, Any], body: bytes) -> tuple[Answer
             return result, b""
         answer = to_json(result)
         if len(answer) > MAX_ANSWER:
-            raise RequestError(
-                f"the answer would have {len(answer)} bytes; at most {MAX_ANSWER} are sent: ask for less"
-            )
+            told = f"the answer would have {len(answer)} bytes; at most {MAX_ANSWER} are sent"
+            raise RequestError(f"{told}: ask for less")
         return JsonAnswer(), answer
     except CkdistError as error:
         problem = Problem.of(error)

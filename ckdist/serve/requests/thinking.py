@@ -3,13 +3,16 @@
 They come from chat_template_kwargs, and from many APIs' fields for thinking, effort and verbosity.
 """
 
+from collections.abc import Iterable
 from typing import Any
 
 from ckdist.errors import RequestError
-from ckdist.serve.requests.request_fields import Fields
-from ckdist.serve.requests.template_names import reserved_variable
+from ckdist.serve.requests.request_fields import Fields, wrong
 from ckdist.tokens.chat_input import kind_of
 
+RESERVED = frozenset(
+    ["messages", "tools", "template", "add_generation_prompt", "continue_final_message", "bos_token", "eos_token"]
+)  # variables of a template that no client and no flag may set
 MAX_EFFORT_CHARS = 32
 NO_EFFORT = "none"
 MAX_BUDGET = 1 << 31
@@ -27,6 +30,11 @@ SWITCHES = {
 }  # thinking.type as Anthropic, DeepSeek and GLM write it
 
 
+def reserved_variable(names: Iterable[str]) -> str | None:
+    """Returns the first of `names` that is reserved or no name of a variable, or None."""
+    return next((name for name in names if name in RESERVED or not name.isidentifier() or name.startswith("_")), None)
+
+
 def read_template_variables(fields: Fields) -> dict[str, Any]:
     """Returns the template's variables. chat_template_kwargs replace other fields.
 
@@ -35,8 +43,7 @@ def read_template_variables(fields: Fields) -> dict[str, Any]:
     """
     kwargs = fields.value("chat_template_kwargs", dict) or {}
     if name := reserved_variable(kwargs):
-        message = f"chat_template_kwargs cannot set {name[:64]!r}"
-        raise RequestError(message, "chat_template_kwargs", "invalid_value")
+        raise wrong("chat_template_kwargs", f"cannot set {name[:64]!r}")
     variables: dict[str, Any] = {}
     documents = fields.value("documents", list)
     if documents:
@@ -88,7 +95,7 @@ def _switch(fields: Fields) -> bool | None:
                 raise RequestError(message, name, "invalid_value")
             found = SWITCHES[kind]
         elif given is not None and name != "think":
-            raise RequestError(f"{name} must be a boolean or an object, not {kind_of(given)}", name, "invalid_type")
+            raise wrong(name, f"must be a boolean or an object, not {kind_of(given)}", "invalid_type")
     return found
 
 
@@ -103,6 +110,5 @@ def _effort(fields: Fields) -> str | None:
 def _word(fields: Fields, name: str) -> str | None:
     word = fields.text(name)
     if word is not None and len(word) > MAX_EFFORT_CHARS:
-        message = f"{name} has {len(word)} characters; at most {MAX_EFFORT_CHARS} are read"
-        raise RequestError(message, name, "invalid_value")
+        raise wrong(name, f"has {len(word)} characters; at most {MAX_EFFORT_CHARS} are read")
     return word

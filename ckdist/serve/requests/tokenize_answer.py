@@ -4,7 +4,7 @@ from typing import Any
 
 from ckdist.errors import RequestError
 from ckdist.serve.requests.chat_request import rendered_chat
-from ckdist.serve.requests.request_fields import Fields
+from ckdist.serve.requests.request_fields import Fields, wrong
 from ckdist.serve.text_records import ModelFacts
 from ckdist.tokens.tokenizer import Tokenizer
 
@@ -24,8 +24,8 @@ def tokenize(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts) -> d
     parse_special = fields.switch("parse_special", True)
     add_special = fields.switch(("add_special", "add_special_tokens"), prompt is not None)
     if content is None and prompt is None and not is_chat:
-        message = "content is needed: the text to tokenise; or prompt, or messages, as in vLLM"
-        raise RequestError(message, "content", "missing_required_parameter")
+        text = "is needed: the text to tokenise; or prompt, or messages, as in vLLM"
+        raise wrong("content", text, "missing_required_parameter")
     if is_chat:
         chat = Fields({name: body[name] for name in body if name not in TOKENIZE_NAMES})
         text, literal = rendered_chat(chat, tokenizer, facts)
@@ -53,7 +53,7 @@ def detokenize(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts) ->
     """Returns the text as `content`, llama-server's name, and as `prompt`, vLLM's."""
     fields = Fields(body)
     if fields.value("tokens", list) is None:
-        raise RequestError("tokens is needed: a list of token ids", "tokens", "missing_required_parameter")
+        raise wrong("tokens", "is needed: a list of token ids", "missing_required_parameter")
     text = tokenizer.decode(fields.token_ids("tokens", facts.vocab_size, MAX_TOKENS))
     return {"content": text, "prompt": text}
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ckdist.errors import RequestError
-from ckdist.serve.requests.request_fields import Fields
+from ckdist.serve.requests.request_fields import Fields, wrong
 from ckdist.tokens.chat_input import TEXT, custom_tools, read_tool_list
 
 CHOICES = ("none", "auto", "required", "any")
@@ -64,20 +64,19 @@ def read_tools(fields: Fields) -> Tools:
     if not given:
         if choice.word in (None, "auto") and not choice.names:
             return Tools()
-        message = f"{choice.field} asks for a call, and there are no tools; give tools"
-        raise RequestError(message, choice.field, "invalid_value")
+        raise wrong(choice.field, "asks for a call, and there are no tools; give tools")
     names = choice.names or ()
     known = [tool["function"]["name"] for tool in given]
     absent = next((name for name in names if name not in known), None)
     if absent is not None:
-        message = f"{choice.field} names {absent[:64]!r}, which is not among the tools"
-        raise RequestError(message, choice.field, "invalid_value")
+        raise wrong(choice.field, f"names {absent[:64]!r}, which is not among the tools")
     if choice.names is not None:
         given = tuple(tool for tool in given if tool["function"]["name"] in names)
         parallel = parallel and choice.word is not None  # a tool that is named is called once
     custom = custom_tools(raw) & {tool["function"]["name"] for tool in given}
+    strict = frozenset(tool["function"]["name"] for tool in given if tool["function"].get("strict") is True)
     must_call = choice.word in ("required", "any") or (choice.word is None and choice.names is not None)
-    return Tools(given, must_call, parallel, _strict(given), custom)
+    return Tools(given, must_call, parallel, strict, custom)
 
 
 def history_call(call: dict[str, Any]) -> dict[str, Any]:
@@ -89,10 +88,6 @@ def history_call(call: dict[str, Any]) -> dict[str, Any]:
     return {"id": call.get("id"), "type": "function", "function": function}
 
 
-def _strict(tools: tuple[dict[str, Any], ...]) -> frozenset[str]:
-    return frozenset(tool["function"]["name"] for tool in tools if tool["function"].get("strict") is True)
-
-
 def _choice(fields: Fields) -> Choice:
     found = Choice()
     for field in ("function_call", "tool_choice"):
@@ -102,7 +97,7 @@ def _choice(fields: Fields) -> Choice:
         if isinstance(given, dict):
             found = _allowed(given, field) if given.get("type") == "allowed_tools" else _named(given, field)
         elif given not in CHOICES:
-            raise RequestError(f"{field} ({given[:32]!r}) must be one of {', '.join(CHOICES)}", field, "invalid_value")
+            raise wrong(field, f"({given[:32]!r}) must be one of {', '.join(CHOICES)}")
         else:
             found = Choice(field, given)
     return found
@@ -113,7 +108,7 @@ def _named(given: dict[str, Any], field: str) -> Choice:
     if name is None and given.get("type") in CHOICES:
         return Choice(field, given["type"])
     if name is None:
-        raise RequestError(f"{field} must name a function or a custom tool", field, "invalid_value")
+        raise wrong(field, "must name a function or a custom tool")
     return Choice(field, names=(name,))
 
 

@@ -111,6 +111,24 @@ TEST_CASE("the busiest of many threads has at most 1.15 of the mean, or one tile
   }
 }
 
+TEST_CASE("threads sum a row in whole lines, and a thread reads few lines of the summands") {
+  for (const int threads : {1, 5, 48, 96, 192, 384})
+    for (const int64_t width : {40, 4096, 7168, 8192}) {
+      int64_t at = 0, most = 0;
+      for (int t = 0; t < threads; t++) {
+        const Range own = own_columns(width, t, threads);
+        CHECK(own.begin == std::min(at, width));
+        CHECK(own.begin % 16 == 0);
+        at = std::max(at, own.end), most = std::max(most, own.end - own.begin);
+      }
+      CHECK(at == width);
+      CHECK(most <= (width / 16 / threads + 1) * 16);
+    }
+  // 7 other ranks' summands and the row itself, and then the sum: 528 lines in place of 3,584.
+  const Range own = own_columns(7168, 2, 48);
+  CHECK((own.end - own.begin + 15) / 16 * 8 + 7168 / 16 == 528);
+}
+
 TEST_CASE("own tiles and items of a product of many rows cover every tile and row once") {
   for (const int64_t tiles : {1, 3, 64, 129, 1024})
     for (const int threads : {1, 2, 3, 16, 384})

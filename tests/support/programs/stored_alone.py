@@ -8,5 +8,5 @@ import sys
 from ckdist.cli import main, session
 from ckdist.engine.load_model import load_model
 
-session.load_model = functools.partial(load_model, fill=lambda loader: loader.repack("threads", 0.0))
+session.load_model = functools.partial(load_model, fill=lambda loader: loader.repack(0.0))
 sys.exit(main.main(sys.argv[1:]))

@@ -12,8 +12,8 @@ namespace {
 
 constexpr int64_t kSegment = 16 << 20;  // bytes of a large reduction in flight at once
 constexpr int kFewRanks = 8;            // up to this number, a barrier sends one message to each rank
-constexpr int64_t kTwoRanks =
-    256 << 10;  // up to this size two ranks exchange everything: slices would move the same bytes in two steps
+// Up to this size two ranks exchange everything: slices would move the same bytes in two steps.
+constexpr int64_t kTwoRanks = 256 << 10;
 constexpr auto kTag = Channel::kCollective;
 
 }  // namespace

@@ -17,14 +17,18 @@ HierarchicalCollectives::HierarchicalCollectives(std::shared_ptr<Channel> channe
       arenas_(std::move(arenas)),
       host_(order.host_of(channel_->rank)),
       index_(order.index_of(channel_->rank)),
+      leaders_(order.smallest_host()),
       staging_(static_cast<uint8_t*>(memory_->allocate(kSegment))),
       staging_offset_(memory_->offset(staging_, kSegment)) {
   outs_.resize(size_t(rendezvous_.size));
-  leaders_ = order.size();
-  for (const auto& host : order.hosts()) leaders_ = std::min(leaders_, int(host.size()));
 }
 
 HierarchicalCollectives::~HierarchicalCollectives() { memory_->release(staging_); }
+
+CallName HierarchicalCollectives::begin(const char* name, uint64_t signature) {
+  rendezvous_.begin(name, signature);
+  return FlatCollectives::begin(name, signature);
+}
 
 // Exchanges partial results. partials: (hosts, bytes); this host's row is filled in. The other rows come from the ranks
 // with local rank `index` on the other hosts.
@@ -42,9 +46,7 @@ void HierarchicalCollectives::exchange(uint8_t* partials, int64_t bytes, int ind
 }
 
 void HierarchicalCollectives::all_reduce(const void* in, void* out, int64_t n, Element e, ReduceOp op) {
-  const uint64_t mark = signature(Call::reduce, n, reduction(e, op));
-  const CallName call = begin("all_reduce", mark);
-  rendezvous_.begin("all_reduce");
+  const CallName call = begin("all_reduce", signature(Call::reduce, n, reduction(e, op)));
   const int hosts = int(order_.hosts().size()), local = rendezvous_.size;
   const int64_t element = element_bytes(e), bytes = n * element, part = element_bytes(order_.partial(e));
   const int leaders = bytes <= thresholds_.leaders_bytes ? 1 : leaders_;
@@ -54,9 +56,8 @@ void HierarchicalCollectives::all_reduce(const void* in, void* out, int64_t n, E
     const uint8_t* from = static_cast<const uint8_t*>(in) + first * element;
     uint8_t* to = static_cast<uint8_t*>(out) + first * element;
     if (!placed && m) std::memcpy(staging_, from, size_t(m * element));
-    const uint32_t epoch = rendezvous_.post(
-        {placed ? memory_->offset(from, 0) : staging_offset_, placed ? memory_->offset(to, 0) : staging_offset_, mark});
-    rendezvous_.await(epoch);
+    const uint32_t epoch = rendezvous_.meet(
+        {placed ? memory_->offset(from, 0) : staging_offset_, placed ? memory_->offset(to, 0) : staging_offset_});
     if (index_ < leaders) {
       const int64_t begin = m * index_ / leaders, mine = m * (index_ + 1) / leaders - begin;
       partials_.resize(size_t(std::max<int64_t>(1, hosts * mine * part)));
@@ -74,9 +75,8 @@ void HierarchicalCollectives::all_reduce(const void* in, void* out, int64_t n, E
 
 // In each host, the rank with the same local rank folds the host's part of a slice and sends it to the slice's owner.
 void HierarchicalCollectives::reduce_scatter(const void* in, void* out, const int64_t* counts, Element e, ReduceOp op) {
-  const uint64_t mark = signature(Call::reduce_scatter, sum_before(counts, channel_->size), reduction(e, op));
-  const CallName call = begin("reduce_scatter", mark);
-  rendezvous_.begin("reduce_scatter");
+  const CallName call =
+      begin("reduce_scatter", signature(Call::reduce_scatter, sum_before(counts, channel_->size), reduction(e, op)));
   const int hosts = int(order_.hosts().size()), local = rendezvous_.size, rank = channel_->rank;
   const int64_t element = element_bytes(e), part = element_bytes(order_.partial(e));
   const int64_t most = kSegment / channel_->size / element;  // elements of each rank's slice in one segment
@@ -88,8 +88,7 @@ void HierarchicalCollectives::reduce_scatter(const void* in, void* out, const in
       const uint8_t* from = static_cast<const uint8_t*>(in) + (sum_before(counts, r) + first) * element;
       if (count(r)) std::memcpy(staging_ + r * most * element, from, size_t(count(r) * element));
     }
-    const uint32_t epoch = rendezvous_.post({staging_offset_, -1, mark});
-    rendezvous_.await(epoch);
+    const uint32_t epoch = rendezvous_.meet({staging_offset_, -1});
     scratch_.resize(size_t(channel_->size * most * part));
     const auto sum = [&](int r) { return scratch_.data() + r * most * part; };
     const auto fold = [&](int r) {
@@ -121,9 +120,7 @@ void HierarchicalCollectives::reduce_scatter(const void* in, void* out, const in
 // buffer.
 void HierarchicalCollectives::all_gather(const void* in, void* out, const int64_t* bytes) {
   const int size = channel_->size, rank = channel_->rank, hosts = int(order_.hosts().size());
-  const uint64_t mark = signature(Call::gather, sum_before(bytes, size));
-  const CallName call = begin("all_gather", mark);
-  rendezvous_.begin("all_gather");
+  const CallName call = begin("all_gather", signature(Call::gather, sum_before(bytes, size)));
   const int64_t most = kSegment / size, longest = *std::max_element(bytes, bytes + size);
   uint8_t* const to = static_cast<uint8_t*>(out);
   uint8_t* const own = to + sum_before(bytes, rank);
@@ -142,8 +139,7 @@ void HierarchicalCollectives::all_gather(const void* in, void* out, const int64_
                                            own + std::min(first, bytes[rank]), some(rank)));
     if (some(rank)) std::memcpy(staging_ + rank * most, own + first, size_t(some(rank)));
     channel_->wait(pending_, call);
-    const uint32_t epoch = rendezvous_.post({staging_offset_, -1, mark});
-    rendezvous_.await(epoch);
+    const uint32_t epoch = rendezvous_.meet({staging_offset_, -1});
     for (int r = 0; r < size; r++)
       if (r != rank && some(r))
         std::memcpy(to + sum_before(bytes, r) + first,
@@ -158,9 +154,7 @@ void HierarchicalCollectives::all_gather(const void* in, void* out, const int64_
 void HierarchicalCollectives::all_to_all(const void* in, const int64_t* send_bytes, void* out,
                                          const int64_t* recv_bytes) {
   const int size = channel_->size, local = rendezvous_.size;
-  const uint64_t mark = signature(Call::all_to_all, 0);
-  const CallName call = begin("all_to_all", mark);
-  rendezvous_.begin("all_to_all");
+  const CallName call = begin("all_to_all", signature(Call::all_to_all, 0));
   const auto& here = order_.hosts()[host_];
   const int64_t cell = (kSegment / local - int64_t(sizeof(int64_t))) / 64 * 64;
   const uint8_t* from = static_cast<const uint8_t*>(in);
@@ -180,16 +174,11 @@ void HierarchicalCollectives::all_to_all(const void* in, const int64_t* send_byt
     for (int i = 0; i < local; i++)
       if (const int64_t n = some(send_bytes[here[i]]))
         std::memcpy(staging_ + i * cell, from + sum_before(send_bytes, here[i]) + first, size_t(n));
-    const uint32_t epoch = rendezvous_.post({staging_offset_, longest, mark});
-    rendezvous_.await(epoch);
+    const uint32_t epoch = rendezvous_.meet({staging_offset_, longest});
     for (int i = 0; i < local; i++) {
       const uint8_t* const room = peer(i, rendezvous_.record(i, epoch).in);
       const int64_t sent = reinterpret_cast<const int64_t*>(room + local * cell)[index_], wanted = recv_bytes[here[i]];
-      if (sent != wanted) {
-        rendezvous_.check_given_up();
-        fail(Status::comm, "rank %d sent %lld bytes in all_to_all where rank %d expected %lld", rendezvous_.name(i),
-             (long long)sent, rendezvous_.name(index_), (long long)wanted);
-      }
+      rendezvous_.check_sent(i, sent, index_, wanted);
       longest = std::max(longest, rendezvous_.record(i, epoch).out);
       if (const int64_t n = some(wanted))
         std::memcpy(to + sum_before(recv_bytes, here[i]) + first, room + index_ * cell, size_t(n));
@@ -202,9 +191,7 @@ void HierarchicalCollectives::all_to_all(const void* in, const int64_t* send_byt
 // The root sends the data to the first rank of every other host. All ranks of a host read it from one
 // buffer.
 void HierarchicalCollectives::broadcast(void* data, int64_t bytes, int root) {
-  const uint64_t mark = signature(Call::broadcast, bytes, root);
-  const CallName call = begin("broadcast", mark);
-  rendezvous_.begin("broadcast");
+  const CallName call = begin("broadcast", signature(Call::broadcast, bytes, root));
   const int hosts = int(order_.hosts().size()), root_host = order_.host_of(root);
   const int source = host_ == root_host ? order_.index_of(root) : 0;
   for (int64_t first = 0; first == 0 || first < bytes; first += kSegment) {
@@ -220,18 +207,15 @@ void HierarchicalCollectives::broadcast(void* data, int64_t bytes, int root) {
       channel_->wait(pending_, call);
       if (m) std::memcpy(staging_, at, size_t(m));
     }
-    const uint32_t epoch = rendezvous_.post({staging_offset_, -1, mark});
-    rendezvous_.await(epoch);
+    const uint32_t epoch = rendezvous_.meet({staging_offset_, -1});
     if (index_ != source && m) std::memcpy(at, peer(source, rendezvous_.record(source, epoch).in), size_t(m));
     rendezvous_.meet();
   }
 }
 
 void HierarchicalCollectives::barrier() {
-  const uint64_t mark = signature(Call::barrier, 0);
-  const CallName call = begin("barrier", mark);
-  rendezvous_.begin("barrier");
-  rendezvous_.await(rendezvous_.post({-1, -1, mark}));
+  const CallName call = begin("barrier", signature(Call::barrier, 0));
+  rendezvous_.meet();
   partials_.resize(order_.hosts().size());
   if (index_ == 0) exchange(partials_.data(), 1, 0, call);
   rendezvous_.meet();

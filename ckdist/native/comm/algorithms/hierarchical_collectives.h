@@ -27,6 +27,7 @@ class HierarchicalCollectives : public FlatCollectives {
   static constexpr int64_t kSegment = 4 << 20;
 
   uint8_t* peer(int i, int64_t offset) const { return memory_->arena(arenas_[i]) + offset; }
+  CallName begin(const char* name, uint64_t signature);
   void exchange(uint8_t* partials, int64_t bytes, int index, const CallName& call);
 
   ShmRendezvous& rendezvous_;

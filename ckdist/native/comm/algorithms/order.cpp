@@ -28,6 +28,12 @@ Order::Order(const std::vector<int>& host_of_rank)
   widened_ = hosts_.size() > 1 && int(hosts_.size()) < size_;
 }
 
+int Order::smallest_host() const {
+  int least = size_;
+  for (const std::vector<int>& host : hosts_) least = std::min(least, int(host.size()));
+  return least;
+}
+
 void Order::fold_host(Element e, ReduceOp op, void* out, const void* const* parts, int count, int64_t n) const {
   const ReduceKernel& k = kernels().reduce;
   (widened_ ? k.widen : k.fold)[row(e)][int(op)](&out, 1, parts, count, n);

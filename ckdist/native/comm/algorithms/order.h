@@ -22,6 +22,7 @@ class Order {
   const std::vector<std::vector<int>>& hosts() const { return hosts_; }
   int host_of(int rank) const { return host_of_[rank]; }    // index into hosts()
   int index_of(int rank) const { return index_of_[rank]; }  // index of a rank among the ranks of its host
+  int smallest_host() const;                                // its number of ranks
 
   // Type of a host's result: float32 if several values of 16 bits were added.
   Element partial(Element e) const { return widened_ && (e == Element::bf16 || e == Element::f16) ? Element::f32 : e; }

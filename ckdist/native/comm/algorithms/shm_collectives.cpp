@@ -104,15 +104,14 @@ int ShmCollectives::placed_outs(uint32_t epoch) const {
 }
 
 void ShmCollectives::all_reduce(const void* in, void* out, int64_t n, Element e, ReduceOp op) {
-  rendezvous_.begin("all_reduce");
+  rendezvous_.begin("all_reduce", signature(Call::reduce, n, reduction(e, op)));
   const int size = rendezvous_.size;
   const int64_t bytes = n * element_bytes(e);
-  const uint64_t call = signature(Call::reduce, n, reduction(e, op));
-  if (bytes * (size - 1) <= thresholds_.direct_bytes) return reduce_eager(call, in, out, n, e, op);
-  ShmRendezvous::Record own{memory_->offset(in, bytes), memory_->offset(out, bytes), call};
+  if (bytes * (size - 1) <= thresholds_.direct_bytes) return reduce_eager(in, out, n, e, op);
+  ShmRendezvous::Record own{memory_->offset(in, bytes), memory_->offset(out, bytes)};
   const bool placed = own.in >= 0 && own.out >= 0;
   const uint8_t* const from = static_cast<const uint8_t*>(in);
-  const ShmRendezvous::Record elsewhere{shifted(in), -1, call};
+  const ShmRendezvous::Record elsewhere{shifted(in), -1};
   const auto stage_first = [&] {
     stage(rendezvous_.slot(rendezvous_.index, rendezvous_.next()) + shift(elsewhere), from,
           std::min(n, chunk_bytes(bytes) / element_bytes(e)), element_bytes(e));
@@ -120,23 +119,22 @@ void ShmCollectives::all_reduce(const void* in, void* out, int64_t n, Element e,
   // A rank with buffers outside the arenas fills its slot before it posts. If all ranks do so, the first chunk is
   // staged.
   if (!placed) own = elsewhere, stage_first();
-  uint32_t first = rendezvous_.post(own);
-  rendezvous_.await(first);
+  uint32_t first = rendezvous_.meet(own);
   if (all_placed(first, true)) return reduce_in_place(first, n, e, op);
   bool staged = true;
   for (int i = 0; i < size; i++) staged = staged && rendezvous_.record(i, first).in < 0;
   if (!staged) {  // some slots are empty: all ranks stage and post again
     stage_first();
-    rendezvous_.await(first = rendezvous_.post(elsewhere));
+    first = rendezvous_.meet(elsewhere);
   }
   reduce_staged(from, static_cast<uint8_t*>(out), n, e, op, first);
 }
 
 // Every rank receives all ranks' values and folds them itself. The received lines are also written, so that this core
 // owns them.
-void ShmCollectives::reduce_eager(uint64_t call, const void* in, void* out, int64_t n, Element e, ReduceOp op) {
+void ShmCollectives::reduce_eager(const void* in, void* out, int64_t n, Element e, ReduceOp op) {
   const int size = rendezvous_.size, index = rendezvous_.index;
-  rendezvous_.begin_eager(call);
+  rendezvous_.begin_eager();
   for (int k = 1; k < size; k++) rendezvous_.send_eager((index + k) % size, in, n * element_bytes(e));
   parts_[index] = in, outs_[index] = out;
   for (int k = 1; k < size; k++) {
@@ -206,7 +204,7 @@ void ShmCollectives::reduce_staged(const uint8_t* in, uint8_t* out, int64_t n, E
     parts_[index] = in + c * chunk + mine.begin * element;
     outs_[index] = out + c * chunk + mine.begin * element;
     order_.fold_ranks(e, op, outs_.data(), size, parts_.data(), mine.end - mine.begin);
-    rendezvous_.await(rendezvous_.post(own));
+    rendezvous_.meet(own);
   }
 }
 
@@ -218,16 +216,14 @@ void ShmCollectives::stage(uint8_t* slot, const uint8_t* in, int64_t n, int64_t 
 }
 
 void ShmCollectives::reduce_scatter(const void* in, void* out, const int64_t* counts, Element e, ReduceOp op) {
-  rendezvous_.begin("reduce_scatter");
   const int size = rendezvous_.size, index = rendezvous_.index;
   const int64_t element = element_bytes(e), total = sum_before(counts, size), own_first = sum_before(counts, index);
-  const uint64_t call = signature(Call::reduce_scatter, total, reduction(e, op));
-  const uint32_t epoch = rendezvous_.post({memory_->offset(in, total * element), -1, call});
-  rendezvous_.await(epoch);
+  rendezvous_.begin("reduce_scatter", signature(Call::reduce_scatter, total, reduction(e, op)));
+  const uint32_t epoch = rendezvous_.meet({memory_->offset(in, total * element), -1});
+  // `out` may be `in`: a peer may still read the part that this rank would write. So the result is held in a buffer.
+  held_.resize(in == out ? size_t(counts[index] * element) : 0);
+  uint8_t* const result = in == out ? held_.data() : static_cast<uint8_t*>(out);
   if (all_placed(epoch, false)) {
-    // `out` may be `in`: a peer may still read the part that this rank would write. So the result is held in a buffer.
-    held_.resize(in == out ? size_t(counts[index] * element) : 0);
-    void* to = in == out ? held_.data() : out;
     taken_.resize(size_t(size * kTaken));
     for (int64_t done = 0; done < counts[index]; done += kTaken / element) {
       const int64_t m = std::min(kTaken / element, counts[index] - done);
@@ -236,38 +232,33 @@ void ShmCollectives::reduce_scatter(const void* in, void* out, const int64_t* co
         if (i != index) take(&taken_[i * kTaken], part, m * element);
         parts_[i] = i == index ? part : &taken_[i * kTaken];
       }
-      void* at = static_cast<uint8_t*>(to) + done * element;
+      void* at = result + done * element;
       order_.fold_ranks(e, op, &at, 1, parts_.data(), m);
     }
     rendezvous_.meet();
-    if (to != out) std::memcpy(out, to, held_.size());
+    if (!held_.empty()) std::memcpy(out, held_.data(), held_.size());
     return;
   }
-  held_.resize(in == out ? size_t(counts[index] * element) : 0);
-  uint8_t* result = in == out ? held_.data() : static_cast<uint8_t*>(out);
   const int64_t cell = kSlot / size / kLine * kLine, per_cell = cell / element,
                 longest = *std::max_element(counts, counts + size);
   for (int64_t done = 0; done < longest; done += per_cell) {
     const auto part = [&](int r) { return std::clamp<int64_t>(counts[r] - done, 0, per_cell); };
-    const uint32_t now = rendezvous_.next();
     for (int r = 0; r < size; r++)
       if (r != index)
-        copy(rendezvous_.slot(index, now) + r * cell,
+        copy(rendezvous_.slot(index, rendezvous_.next()) + r * cell,
              static_cast<const uint8_t*>(in) + (sum_before(counts, r) + done) * element, part(r) * element);
-    rendezvous_.post({-1, -1, call});
-    rendezvous_.await(now);
+    const uint32_t now = rendezvous_.meet({-1, -1});
     for (int i = 0; i < size; i++) parts_[i] = outs_[i] = rendezvous_.slot(i, now) + index * cell;
     parts_[index] = static_cast<const uint8_t*>(in) + (own_first + done) * element;
     outs_[index] = result + done * element;
     order_.fold_ranks(e, op, outs_.data(), size, parts_.data(), part(index));
   }
-  if (in == out && !held_.empty()) std::memcpy(out, held_.data(), held_.size());
+  if (!held_.empty()) std::memcpy(out, held_.data(), held_.size());
 }
 
 uint32_t ShmCollectives::meet(const ShmRendezvous::Record& own, bool probe) {
   if (probe) distance_.write_probe();
-  const uint32_t epoch = rendezvous_.post(own);
-  rendezvous_.await(epoch);
+  const uint32_t epoch = rendezvous_.meet(own);
   if (probe) distance_.measure();
   return epoch;
 }
@@ -278,7 +269,7 @@ bool ShmCollectives::worth_direct_write(int64_t bytes) const {
 
 // Writes a part to peer i. `total`: bytes that the call reads and writes on this rank.
 void ShmCollectives::write_to_peer(int i, uint8_t* to, const uint8_t* from, int64_t bytes, int64_t total) const {
-  if (distance_.distant(i) || total >= kStreamed) widest_stream().copy(to, from, bytes);
+  if (distance_.distant(i) || total >= kStreamed) widest_stream_copy()(to, from, bytes);
   else copy(to, from, bytes);
 }
 
@@ -291,21 +282,21 @@ void ShmCollectives::through_slots(const ShmRendezvous::Record& own, uint32_t& n
   for (int64_t done = 0; done == 0 || done < longest; done += piece) {
     if (done || !staged) {
       stage(done);
-      rendezvous_.await(now = rendezvous_.post(own));
+      now = rendezvous_.meet(own);
     }
     for (int k = 1; k < rendezvous_.size; k++) read((rendezvous_.index + k) % rendezvous_.size, done);
   }
 }
 
 void ShmCollectives::all_gather(const void* in, void* out, const int64_t* bytes) {
-  rendezvous_.begin("all_gather");
   const int size = rendezvous_.size, index = rendezvous_.index;
   const int64_t total = sum_before(bytes, size), longest = *std::max_element(bytes, bytes + size),
                 before = sum_before(bytes, index);
+  rendezvous_.begin("all_gather", signature(Call::gather, total));
   uint8_t* const to = static_cast<uint8_t*>(out);
   const uint8_t* const from = static_cast<const uint8_t*>(in);
   const auto part = [&](int i, int64_t done) { return std::clamp<int64_t>(bytes[i] - done, 0, kPiece); };
-  const ShmRendezvous::Record elsewhere{moved(in, longest), -1, signature(Call::gather, total)};
+  const ShmRendezvous::Record elsewhere{moved(in, longest), -1};
   const auto stage = [&](int64_t done) {
     uint8_t* const slot = rendezvous_.slot(index, rendezvous_.next()) + shift(elsewhere);
     const int64_t n = part(index, done);
@@ -344,13 +335,6 @@ int64_t* ShmCollectives::sizes(int i, uint32_t epoch) const {
   return reinterpret_cast<int64_t*>(rendezvous_.slot(i, epoch) + kPiece);
 }
 
-void ShmCollectives::check_sent(int i, int64_t sent, int j, int64_t expected) const {
-  if (sent == expected) return;
-  rendezvous_.check_given_up();
-  fail(Status::comm, "rank %d sent %lld bytes in all_to_all where rank %d expected %lld", rendezvous_.name(i),
-       (long long)sent, rendezvous_.name(j), (long long)expected);
-}
-
 // Checks that every peer sends the bytes that this rank expects, and expects the bytes that it sends. Returns the
 // longest part of any peer.
 int64_t ShmCollectives::check_sizes(const int64_t* send_bytes, const int64_t* recv_bytes, uint32_t epoch) const {
@@ -359,15 +343,15 @@ int64_t ShmCollectives::check_sizes(const int64_t* send_bytes, const int64_t* re
   for (int k = 1; k < size; k++) {
     const int i = (index + k) % size;
     const int64_t* const theirs = sizes(i, epoch);
-    check_sent(i, theirs[index], index, recv_bytes[i]);
-    check_sent(index, send_bytes[i], i, theirs[size + index]);
+    rendezvous_.check_sent(i, theirs[index], index, recv_bytes[i]);
+    rendezvous_.check_sent(index, send_bytes[i], i, theirs[size + index]);
     longest = std::max(longest, *std::max_element(theirs, theirs + size));
   }
   return longest;
 }
 
 void ShmCollectives::all_to_all(const void* in, const int64_t* send_bytes, void* out, const int64_t* recv_bytes) {
-  rendezvous_.begin("all_to_all");
+  rendezvous_.begin("all_to_all", signature(Call::all_to_all, 0));
   const int size = rendezvous_.size, index = rendezvous_.index;
   // Each slot has a part of this length for every rank.
   const int64_t pitch = kPiece / size / kLine * kLine, most = pitch - kLine;
@@ -376,7 +360,7 @@ void ShmCollectives::all_to_all(const void* in, const int64_t* send_bytes, void*
   uint8_t* const to = in == out ? held_.data() : static_cast<uint8_t*>(out);
   const auto larger = [&](const int64_t* some) { return *std::max_element(some, some + size); };
   const int64_t own_longest = std::max(larger(send_bytes), larger(recv_bytes));
-  const ShmRendezvous::Record elsewhere{moved(in, own_longest), -1, signature(Call::all_to_all, 0)};
+  const ShmRendezvous::Record elsewhere{moved(in, own_longest), -1};
   const auto part = [&](int64_t bytes, int64_t done) { return std::clamp<int64_t>(bytes - done, 0, most); };
   const auto place = [&](const ShmRendezvous::Record& of, int i) { return i * pitch + shift(of); };
   const auto stage = [&](int64_t done) {
@@ -385,7 +369,7 @@ void ShmCollectives::all_to_all(const void* in, const int64_t* send_bytes, void*
       copy(r == index ? to + sum_before(recv_bytes, r) + done : slot + place(elsewhere, r),
            from + sum_before(send_bytes, r) + done, part(send_bytes[r], done));
   };
-  check_sent(index, send_bytes[index], index, recv_bytes[index]);
+  rendezvous_.check_sent(index, send_bytes[index], index, recv_bytes[index]);
   ShmRendezvous::Record own = elsewhere;
   if (in != out && worth_direct_write(own_longest)) own.out = memory_->offset(out, sum_before(recv_bytes, size));
   if (own.out < 0) stage(0);
@@ -415,10 +399,10 @@ void ShmCollectives::all_to_all(const void* in, const int64_t* send_bytes, void*
 }
 
 void ShmCollectives::broadcast(void* data, int64_t bytes, int root) {
-  rendezvous_.begin("broadcast");
+  rendezvous_.begin("broadcast", signature(Call::broadcast, bytes, root));
   const bool source = rendezvous_.index == root, probed = bytes >= kDirectDistant;
   uint8_t* const at = static_cast<uint8_t*>(data);
-  ShmRendezvous::Record own{moved(data, bytes), -1, signature(Call::broadcast, bytes, root)};
+  ShmRendezvous::Record own{moved(data, bytes), -1};
   // The owner may have read these lines since it wrote them. Then fetching them from a distant rank is slow.
   if (const int64_t place = memory_->offset(data, bytes);
       source && place >= 0 && bytes > kPiece && !distance_.any_distant())
@@ -439,8 +423,8 @@ void ShmCollectives::broadcast(void* data, int64_t bytes, int root) {
 }
 
 void ShmCollectives::barrier() {
-  rendezvous_.begin("barrier");
-  rendezvous_.await(rendezvous_.post({-1, -1, signature(Call::barrier, 0)}));
+  rendezvous_.begin("barrier", signature(Call::barrier, 0));
+  rendezvous_.meet();
 }
 
 }  // namespace ckdist

@@ -17,7 +17,7 @@
 #include "comm/algorithms/order.h"
 #include "comm/bootstrap/host_memory.h"
 #include "comm/bootstrap/shm_rendezvous.h"
-#include "copy_engines/stream_engine.h"
+#include "core/stream_copy.h"
 
 namespace ckdist {
 
@@ -42,7 +42,7 @@ class ShmCollectives : public Collectives {
     return memory_->arena(arenas_[i]) + rendezvous_.record(i, epoch).out;
   }
   void reduce_in_place(uint32_t epoch, int64_t elements, Element e, ReduceOp op);
-  void reduce_eager(uint64_t call, const void* in, void* out, int64_t elements, Element e, ReduceOp op);
+  void reduce_eager(const void* in, void* out, int64_t elements, Element e, ReduceOp op);
   void reduce_staged(const uint8_t* in, uint8_t* out, int64_t elements, Element e, ReduceOp op, uint32_t first);
   // Posts, waits for the other ranks, and measures their distance. Returns the epoch.
   uint32_t meet(const ShmRendezvous::Record& own, bool probe);
@@ -50,7 +50,6 @@ class ShmCollectives : public Collectives {
   void through_slots(const ShmRendezvous::Record& own, uint32_t& now, bool staged, int64_t longest, int64_t piece,
                      const Stage& stage, const Read& read);
   int64_t* sizes(int i, uint32_t epoch) const;
-  void check_sent(int i, int64_t sent, int j, int64_t expected) const;
   int64_t check_sizes(const int64_t* send_bytes, const int64_t* recv_bytes, uint32_t epoch) const;
   bool worth_direct_write(int64_t bytes) const;
   void write_to_peer(int i, uint8_t* to, const uint8_t* from, int64_t bytes, int64_t total) const;

@@ -18,10 +18,6 @@ constexpr int64_t kPage = 4096;
 // buffers takes twice as long.
 constexpr int64_t kGap = 3 * Segment::kHugePage;
 
-Segment open_segment(const std::string& path, int index, int64_t bytes) {
-  return index ? Segment(path, bytes) : Segment(bytes);
-}
-
 }  // namespace
 
 HostMemory::HostMemory(const std::string& path, int index, int count, int64_t arena_bytes)
@@ -29,7 +25,7 @@ HostMemory::HostMemory(const std::string& path, int index, int count, int64_t ar
       count(count),
       arena_bytes_((arena_bytes + kPage - 1) / kPage * kPage),
       stride_(arena_bytes_ + kGap),
-      segment_(open_segment(path, index, count * stride_)) {
+      segment_(index ? Segment(path, count * stride_) : Segment(count * stride_)) {
   free_[0] = arena_bytes_;
 }
 

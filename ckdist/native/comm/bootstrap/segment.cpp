@@ -51,15 +51,15 @@ void Segment::collapse(uint8_t* begin, int64_t bytes) {
   if (from < to) madvise(reinterpret_cast<void*>(from), to - from, kCollapse);
 }
 
-namespace {
-std::mutex registry_lock;
-template <class T>
-std::map<std::string, std::weak_ptr<T>>& registry() {  // the segments created by this process
-  static auto* made =
-      new std::map<std::string, std::weak_ptr<T>>;  // never destroyed: threads may outlive static objects
-  return *made;
+struct Segment::Registry {  // of the segments that this process created
+  std::mutex lock;
+  std::map<std::string, std::weak_ptr<Mapping>> made;
+};
+
+Segment::Registry& Segment::registry() {
+  static auto* only = new Registry;  // never destroyed: threads may outlive static objects
+  return *only;
 }
-}  // namespace
 
 Segment::Segment(int64_t bytes, bool reserved) : mapping_(std::make_shared<Mapping>()) {
   constexpr unsigned kCloseOnExec = 1, kHugeTwoMegabytes = 4 | 21u << 26;  // MFD_CLOEXEC, MFD_HUGETLB | MFD_HUGE_2MB
@@ -68,17 +68,17 @@ Segment::Segment(int64_t bytes, bool reserved) : mapping_(std::make_shared<Mappi
     fail(Status::native, "cannot create shared memory of %lld bytes: %s", (long long)bytes, std::strerror(errno));
   mapping_->path = "/proc/" + std::to_string(getpid()) + "/fd/" + std::to_string(mapping_->fd);
   map(mapping_->fd, bytes);
-  std::lock_guard<std::mutex> hold(registry_lock);
-  auto& made = registry<Mapping>();
+  std::lock_guard<std::mutex> hold(registry().lock);
+  auto& made = registry().made;
   for (auto at = made.begin(); at != made.end();) at = at->second.expired() ? made.erase(at) : std::next(at);
   made[mapping_->path] = mapping_;
 }
 
 Segment::Segment(const std::string& path, int64_t bytes) {
   {
-    std::lock_guard<std::mutex> hold(registry_lock);
-    const auto at = registry<Mapping>().find(path);
-    if (at != registry<Mapping>().end()) mapping_ = at->second.lock();
+    std::lock_guard<std::mutex> hold(registry().lock);
+    const auto at = registry().made.find(path);
+    if (at != registry().made.end()) mapping_ = at->second.lock();
   }
   if (mapping_ && mapping_->bytes >= bytes) return;
   mapping_ = std::make_shared<Mapping>();

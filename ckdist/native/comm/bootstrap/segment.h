@@ -34,6 +34,8 @@ class Segment {
     int fd = -1;  // of the creator, which other processes open
     ~Mapping();
   };
+  struct Registry;
+  static Registry& registry();
   void map(int fd, int64_t bytes);
   std::shared_ptr<Mapping> mapping_;
 };

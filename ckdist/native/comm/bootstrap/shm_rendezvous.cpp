@@ -1,6 +1,5 @@
 #include "comm/bootstrap/shm_rendezvous.h"
 
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -98,6 +97,13 @@ void ShmRendezvous::check_given_up() const {
     if (i != index && line(i).abandoned) check_alive(i);
 }
 
+void ShmRendezvous::check_sent(int i, int64_t sent, int j, int64_t expected) const {
+  if (sent == expected) return;
+  check_given_up();
+  fail(Status::comm, "rank %d sent %lld bytes in all_to_all where rank %d expected %lld", ranks_[i], (long long)sent,
+       ranks_[j], (long long)expected);
+}
+
 template <class Idle>
 void ShmRendezvous::wait_for(ShmFlag& flag, uint32_t count, int i, int64_t grace_ns, Idle&& idle) {
   for (int polls = 0; !flag.reached(count) && polls < spins_; polls++)
@@ -106,39 +112,31 @@ void ShmRendezvous::wait_for(ShmFlag& flag, uint32_t count, int i, int64_t grace
 }
 
 void ShmRendezvous::barrier(int64_t grace_ns, Idle idle) {
-  line(index).arrival.raise(++epoch_);
+  line(index).arrival.set(++epoch_);
   for (int k = 1; k < size; k++) {
     const int i = (index + k) % size;
     wait_for(line(i).arrival, epoch_, i, grace_ns, idle);
   }
 }
 
-uint32_t ShmRendezvous::post(const Record& record) {
-  own_ = record;
+uint32_t ShmRendezvous::meet(const Record& record) {
+  own_.in = record.in, own_.out = record.out;
   Line::Arrival& own = line(index).arrival;
-  own.records[++epoch_ % 2] = record;
-  own.raise(epoch_);
-  return epoch_;
-}
-
-void ShmRendezvous::await(uint32_t epoch) {
+  own.records[++epoch_ % 2] = own_;
+  own.set(epoch_);
   for (int k = 1; k < size; k++) {
     const int i = (index + k) % size;
-    wait_for(line(i).arrival, epoch, i, 0, cpu_pause);
-    if (record(i, epoch).signature != own_.signature) fail_other_call(i);
+    wait_for(line(i).arrival, epoch_, i, 0, cpu_pause);
+    if (this->record(i, epoch_).signature != own_.signature) fail_other_call(i);
   }
-}
-
-void ShmRendezvous::begin_eager(uint64_t signature) {
-  eager_sent_++;
-  own_.signature = signature;
+  return epoch_;
 }
 
 void ShmRendezvous::send_eager(int i, const void* data, int64_t bytes) {
   EagerBox& to = eager_box(index, i, eager_sent_);
   if (bytes) std::memcpy(to.data, data, size_t(bytes));
   to.label.signature = own_.signature;
-  to.label.raise(eager_sent_);
+  to.label.set(eager_sent_);
 }
 
 uint8_t* ShmRendezvous::await_eager(int i) {
@@ -146,11 +144,6 @@ uint8_t* ShmRendezvous::await_eager(int i) {
   wait_for(from.label, eager_sent_, i, 0, cpu_pause);
   if (from.label.signature != own_.signature) fail_other_call(i);
   return from.data;
-}
-
-void ShmFlag::raise(uint32_t reached) {
-  count.store(reached, std::memory_order_seq_cst);  // ordered before the read of `sleepers`, or one could be missed
-  if (sleepers.load(std::memory_order_seq_cst)) syscall(SYS_futex, &count, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
 }
 
 void ShmRendezvous::await(ShmFlag& flag, uint32_t count, int i, int64_t grace_ns) {
@@ -165,12 +158,9 @@ void ShmRendezvous::sleep_until(ShmFlag& flag, uint32_t count, int i, int64_t gr
   uint64_t moved = peer_moved();
   bool told = false;
   while (!there()) {
-    const uint32_t seen = flag.count.load(std::memory_order_acquire);
-    const timespec tick{0, serve_ ? kServeNs : kTickNs};
-    flag.sleepers.fetch_add(1, std::memory_order_seq_cst);
-    if (flag.count.load(std::memory_order_seq_cst) == seen && !there())
-      syscall(SYS_futex, &flag.count, FUTEX_WAIT, seen, &tick, nullptr, 0);
-    flag.sleepers.fetch_sub(1, std::memory_order_relaxed);
+    const uint32_t seen = flag.value.load(std::memory_order_acquire);
+    if (there()) break;
+    flag.sleep_while(seen, serve_ ? kServeNs : kTickNs);
     if (there()) break;
     if (serve_) serve_();
     if (detector_ && detector_->lost()) detector_->check(call_);
@@ -182,8 +172,8 @@ void ShmRendezvous::sleep_until(ShmFlag& flag, uint32_t count, int i, int64_t gr
     // True if it waits for this rank in another call. This is read before the flag is read again, or the peer could
     // have passed in between.
     const bool elsewhere =
-        int32_t(line(i).arrival.count.load(std::memory_order_acquire) - epoch_) > 0 ||
-        int32_t(eager_box(i, index, eager_sent_ + 1).label.count.load(std::memory_order_acquire) - eager_sent_) > 0;
+        int32_t(line(i).arrival.value.load(std::memory_order_acquire) - epoch_) > 0 ||
+        int32_t(eager_box(i, index, eager_sent_ + 1).label.value.load(std::memory_order_acquire) - eager_sent_) > 0;
     if (elsewhere && !there()) fail_other_call(i);
     if (grace_ns == kForever || ns < timeout_ns_ / 2) continue;
     if (detector_ && !told) detector_->wait_for(ranks_[i]), told = true;
@@ -208,8 +198,7 @@ void ShmRendezvous::fail_other_call(int i) const {
 }
 
 double ShmRendezvous::round_trip(int calls) {
-  begin("round_trip");
-  own_.signature = 0;
+  begin("round_trip", 0);
   for (int i = 0; i < kSlots; i++) meet();  // no rank uses a slot any more
   const auto word = [&](int i) { return reinterpret_cast<std::atomic<uint32_t>*>(slot(i, 0)); };
   if (index < 2) word(index)->store(0);
@@ -260,43 +249,41 @@ void ShmRendezvous::abandon(const char* reason) {
   Line& own = line(index);
   std::call_once(abandoned_, [&] { std::strncpy(own.reason, reason, sizeof own.reason - 1); });
   own.abandoned = 1;
-  syscall(SYS_futex, &own.arrival.count, FUTEX_WAKE, INT_MAX, nullptr, nullptr,
-          0);  // wakes sleeping waiters
+  own.arrival.wake();
   for (int i = 0; i < size; i++) ring(i);
 }
 
 void ShmRendezvous::ring(int i) const { line(i).bell.add(1); }
 
-int64_t ShmRendezvous::pipe_write(int i, const void* data, int64_t bytes) {
-  Pipe& to = pipe(index, i);
-  const uint64_t written = to.written.load(std::memory_order_relaxed);
-  const int64_t n = std::min<int64_t>(bytes, kPipeBytes - int64_t(written - to.read.load(std::memory_order_acquire)));
-  if (n <= 0) return 0;
+// Moves n bytes, piece by piece, and counts them in `moved`. copy(at, done, some): `some` bytes at `at` of the pipe.
+template <class Copy>
+int64_t ShmRendezvous::pass(int i, std::atomic<uint64_t>& moved, int64_t n, const Copy& copy) {
+  const uint64_t begin = moved.load(std::memory_order_relaxed);
   for (int64_t done = 0; done < n;) {
-    const int64_t at = int64_t((written + uint64_t(done)) % kPipeBytes),
+    const int64_t at = int64_t((begin + uint64_t(done)) % kPipeBytes),
                   some = std::min({n - done, kPipeBytes - at, kPieceBytes});
-    std::memcpy(to.data + at, static_cast<const uint8_t*>(data) + done, size_t(some));
+    copy(at, done, size_t(some));
     done += some;
-    to.written.store(written + uint64_t(done), std::memory_order_release);
+    moved.store(begin + uint64_t(done), std::memory_order_release);
     ring(i);
   }
-  return n;
+  return std::max<int64_t>(0, n);
+}
+
+int64_t ShmRendezvous::pipe_write(int i, const void* data, int64_t bytes) {
+  Pipe& to = pipe(index, i);
+  const uint64_t held = to.written.load(std::memory_order_relaxed) - to.read.load(std::memory_order_acquire);
+  return pass(i, to.written, std::min(bytes, kPipeBytes - int64_t(held)), [&](int64_t at, int64_t done, size_t some) {
+    std::memcpy(to.data + at, static_cast<const uint8_t*>(data) + done, some);
+  });
 }
 
 int64_t ShmRendezvous::pipe_read(int i, void* data, int64_t bytes) {
   Pipe& from = pipe(i, index);
-  const uint64_t read = from.read.load(std::memory_order_relaxed);
-  const int64_t n = std::min<int64_t>(bytes, int64_t(from.written.load(std::memory_order_acquire) - read));
-  if (n <= 0) return 0;
-  for (int64_t done = 0; done < n;) {
-    const int64_t at = int64_t((read + uint64_t(done)) % kPipeBytes),
-                  some = std::min({n - done, kPipeBytes - at, kPieceBytes});
-    std::memcpy(static_cast<uint8_t*>(data) + done, from.data + at, size_t(some));
-    done += some;
-    from.read.store(read + uint64_t(done), std::memory_order_release);
-    ring(i);
-  }
-  return n;
+  const uint64_t held = from.written.load(std::memory_order_acquire) - from.read.load(std::memory_order_relaxed);
+  return pass(i, from.read, std::min(bytes, int64_t(held)), [&](int64_t at, int64_t done, size_t some) {
+    std::memcpy(static_cast<uint8_t*>(data) + done, from.data + at, some);
+  });
 }
 
 void ShmRendezvous::sleep(int64_t ns) {

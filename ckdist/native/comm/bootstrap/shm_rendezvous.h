@@ -23,10 +23,8 @@ namespace ckdist {
 
 class FailureDetector;
 
-struct ShmFlag {  // like core/futex.h's Signal, with its data on the same cache line
-  std::atomic<uint32_t> count, sleepers;
-  void raise(uint32_t count);
-  bool reached(uint32_t n) const { return int32_t(count.load(std::memory_order_acquire) - n) >= 0; }
+struct ShmFlag : SignalWord {  // a counter, with its data on the same cache line
+  bool reached(uint32_t n) const { return int32_t(value.load(std::memory_order_acquire) - n) >= 0; }
 };
 
 class ShmRendezvous {
@@ -37,9 +35,9 @@ class ShmRendezvous {
   static constexpr int64_t kEagerBytes = 32 << 10;
   static constexpr int64_t kForever = -1;  // value of grace_ns without a timeout, for a rank that waits for work
 
-  struct Record {        // published when a rank arrives
-    int64_t in, out;     // offsets in its arena; negative: outside
-    uint64_t signature;  // of the call; must be equal on all ranks
+  struct Record {            // published when a rank arrives
+    int64_t in, out;         // offsets in its arena; negative: outside
+    uint64_t signature = 0;  // of the call; post() sets it. It must be equal on all ranks
   };
   struct Pipe;
   struct EagerBox;
@@ -52,14 +50,18 @@ class ShmRendezvous {
   uint32_t next() const { return epoch_ + 1; }
   uint8_t* slot(int i, uint32_t epoch) const { return slots_ + i * Segment::kHugePage + epoch % kSlots * kSlotBytes; }
 
-  // Sets the call's name and number for errors.
-  void begin(const char* name) { call_ = {name, int64_t(++calls_)}; }
+  // Begins a call. Its name and number are for errors.
+  void begin(const char* name, uint64_t signature) {
+    call_ = {name, int64_t(++calls_)};
+    own_ = {-1, -1, signature};
+  }
   void name_call(const CallName& call) { call_ = call; }
   uint64_t calls() const { return calls_; }    // number of calls so far, the same on all ranks
   int name(int i) const { return ranks_[i]; }  // rank i's rank in the job
-  uint32_t post(const Record& record);
-  void await(uint32_t epoch);  // until all peers have posted it; checks that their signatures are equal to this rank's
-  void meet() { await(post(own_)); }
+  // Posts this rank's record and waits until all peers have posted theirs. Checks that their signatures are equal.
+  // Returns the epoch.
+  uint32_t meet(const Record& record);
+  void meet() { meet(own_); }
   // A barrier of a step. `grace_ns`: extra time of a peer after the timeout, because it may wait for other hosts
   // itself. `idle` is called between polls. No record is posted, so each rank's line changes once; with a record it
   // would change twice during its peers' polls (measured: 1/12 slower).
@@ -71,7 +73,7 @@ class ShmRendezvous {
 
   // One eager message to and from every peer. A peer's message is at await_eager(i), and stays until the message after
   // the next.
-  void begin_eager(uint64_t signature);
+  void begin_eager() { eager_sent_++; }
   void send_eager(int i, const void* data, int64_t bytes);
   uint8_t* await_eager(int i);
 
@@ -80,7 +82,9 @@ class ShmRendezvous {
 
   void abandon(const char* reason);
   void check_alive(int i) const;
-  void check_given_up() const;  // throws a peer's reason; call it before reporting wrong data in its memory
+  // Throws unless rank i sent the bytes that rank j expected in all_to_all: the reason of a peer that gave up, else
+  // both numbers.
+  void check_sent(int i, int64_t sent, int j, int64_t expected) const;
 
   // Heartbeats (comm/failure/failure_detector.h): publishes this rank's, and reads rank i's.
   struct Life {
@@ -114,9 +118,12 @@ class ShmRendezvous {
   Pipe& pipe(int from, int to) const;
   EagerBox& eager_box(int from, int to, uint32_t count) const;
   void ring(int i) const;  // notifies rank i that a pipe has changed
+  template <class Copy>
+  int64_t pass(int i, std::atomic<uint64_t>& moved, int64_t n, const Copy& copy);
   template <class Idle>
   void wait_for(ShmFlag& flag, uint32_t count, int i, int64_t grace_ns, Idle&& idle);
   void sleep_until(ShmFlag& flag, uint32_t count, int i, int64_t grace_ns);
+  void check_given_up() const;  // throws a peer's reason
   [[noreturn]] void fail_other_call(int i) const;
   [[noreturn]] void fail_late(int i) const;
 
@@ -129,7 +136,7 @@ class ShmRendezvous {
   uint8_t* boxes_;
   uint32_t epoch_ = 0, eager_sent_ = 0;
   uint32_t heard_ = 0;
-  Record own_{-1, -1, 0};
+  Record own_{-1, -1};
   std::function<void()> serve_;
   FailureDetector* detector_ = nullptr;
   std::once_flag abandoned_;

@@ -111,8 +111,6 @@ bool FailureDetector::tell(Kind kind, const char* text) {
   return true;
 }
 
-void FailureDetector::heartbeat() { tell(kHeartbeat, ""); }
-
 void FailureDetector::look_at_local(int r) {
   Peer& p = peers_[r];
   const ShmRendezvous::Life life = rendezvous_->life(p.local);
@@ -144,13 +142,6 @@ bool FailureDetector::is_sane(const Frame& frame) {
   return frame.magic == kMagic && frame.text_bytes <= kMaxText && frame.kind >= kHeartbeat && frame.kind <= kGaveUp;
 }
 
-std::string FailureDetector::text_of(const Frame& frame) {
-  std::string text(frame.text, frame.text_bytes);
-  for (char& c : text)
-    if (c < ' ' || c > '~') c = '?';
-  return text;
-}
-
 void FailureDetector::look_at_socket(int r) {
   Peer& p = peers_[r];
   while (!p.gone) {
@@ -171,33 +162,33 @@ void FailureDetector::look_at_socket(int r) {
     }
     if (p.got < kHead || p.got < kHead + p.frame.text_bytes) continue;
     p.got = 0;
-    p.moved.store(p.frame.moved, std::memory_order_relaxed);
-    p.waits_for.store(p.frame.waits_for, std::memory_order_relaxed);
-    if (p.frame.kind == kLeft) p.gone = true;
-    if (p.frame.kind != kGaveUp) continue;
-    report_lost(r, ("gave up: " + text_of(p.frame)).c_str());
+    take_frame(r);
   }
+}
+
+// Takes a whole frame of rank r.
+void FailureDetector::take_frame(int r) {
+  Peer& p = peers_[r];
+  p.moved.store(p.frame.moved, std::memory_order_relaxed);
+  p.waits_for.store(p.frame.waits_for, std::memory_order_relaxed);
+  if (p.frame.kind == kLeft) p.gone = true;
+  if (p.frame.kind == kGaveUp)
+    report_lost(r, ("gave up: " + printable(std::string(p.frame.text, p.frame.text_bytes))).c_str());
 }
 
 void FailureDetector::look_at_transport(int r) {
   Peer& p = peers_[r];
-  std::string error;
   try {
-    for (;;) {
+    while (!p.gone) {
       Turn turn(*transport_);
       const int64_t n = transport_->receive_heartbeat(r, &p.frame, sizeof p.frame);
       if (n == 0) return;
-      p.got = 0;
       if (n < kHead || !is_sane(p.frame) || p.frame.text_bytes != n - kHead)
         fail(Status::comm, "sent data that is not a heartbeat");
       p.heard_ns = now_ns();
-      p.moved.store(p.frame.moved, std::memory_order_relaxed);
-      p.waits_for.store(p.frame.waits_for, std::memory_order_relaxed);
-      if (p.frame.kind == kLeft) p.gone = true;
-      if (p.frame.kind == kGaveUp) fail(Status::comm, "gave up: %s", text_of(p.frame).c_str());
+      take_frame(r);
     }
-  } catch (const Error& e) { error = e.what(); }
-  report_lost(r, error.c_str());
+  } catch (const Error& error) { report_lost(r, error.what()); }
 }
 
 // Waits until every peer has left or has this rank's last bytes. A connection that is reset before is made again.
@@ -229,7 +220,7 @@ void FailureDetector::run() {
       for (Peer& p : peers_) p.heard_ns = now;
     looked = now;
     if (now >= next) {
-      heartbeat();
+      tell(kHeartbeat, "");
       for (size_t r = 0; r < peers_.size(); r++)
         if (peers_[r].socket && !peers_[r].gone) transport_->mend_stalled(int(r));
       next = now + period;

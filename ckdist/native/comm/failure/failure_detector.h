@@ -32,7 +32,6 @@ class FailureDetector {
   void check(const CallName& call = {}) const {
     if (lost()) fail_with_reason(call);
   }
-  void count_step() { transport_->steps.fetch_add(1, std::memory_order_relaxed); }
   bool lost() const { return lost_.load(std::memory_order_acquire); }
   const char* reason() const { return reason_.c_str(); }  // valid if lost()
   uint64_t moved(int rank) const { return peers_[rank].moved.load(std::memory_order_relaxed); }
@@ -82,14 +81,13 @@ class FailureDetector {
   };
 
   static bool is_sane(const Frame& frame);
-  static std::string text_of(const Frame& frame);
   void run();
   void stop();
   void settle();
-  void heartbeat();
   void look_at_local(int r);
   void look_at_socket(int r);
   void look_at_transport(int r);
+  void take_frame(int r);
   bool tell(Kind kind, const char* text);
   void report_lost(int r, const char* what);
   [[noreturn]] void fail_with_reason(const CallName& call) const;

@@ -70,7 +70,8 @@ bool MpiTransport::done(Part& part) {
          who(part.peer).c_str(), part.bytes);
   if (!flag) return false;
   part.done = true;
-  if (part.incoming && get_count_(status, calls_.byte, &came) == 0 && part.head) take_head(part.peer, *part.head, came);
+  if (part.incoming && calls_.get_count(status, calls_.byte, &came) == 0 && part.head)
+    take_head(part.peer, *part.head, came);
   else if (came != part.bytes)
     fail(Status::comm, "rank %d sent %d bytes where %d were expected", part.peer, came, part.bytes);
   if (came >= kCounted) add_moved(came);
@@ -185,7 +186,7 @@ void MpiTransport::serve() {
     Served& s = serving_[peer];
     if (peer == rank) continue;
     int there = 0;
-    if (s.stage == 0 && !probe_(peer, kAskTag, calls_.comm, &there, status) && there)
+    if (s.stage == 0 && !calls_.iprobe(peer, kAskTag, calls_.comm, &there, status) && there)
       receive(s.operation, peer, kAskTag, &s.ask, sizeof s.ask), s.stage = 1;
     if (s.stage == 0 || !done(s.operation)) continue;
     s.operation.parts.clear();
@@ -232,7 +233,8 @@ void MpiTransport::send_heartbeat(int peer, const void* data, int64_t bytes) {
 int64_t MpiTransport::receive_heartbeat(int peer, void* data, int64_t bytes) {
   alignas(16) uint8_t status[256];
   int there = 0, came = 0;
-  if (probe_(peer, kHeartbeatTag, calls_.comm, &there, status) || !there || get_count_(status, calls_.byte, &came))
+  if (calls_.iprobe(peer, kHeartbeatTag, calls_.comm, &there, status) || !there ||
+      calls_.get_count(status, calls_.byte, &came))
     return 0;
   if (came > bytes) fail(Status::comm, "sent a heartbeat of %d bytes; at most %lld are taken", came, (long long)bytes);
   Operation heartbeat;

@@ -1,4 +1,7 @@
-// Transport over MPI's point-to-point calls, which are passed by address (comm/transports/mpi_calls.h).
+// Transport over MPI's point-to-point calls, from the launcher's MPI implementation.
+//
+// The library is not linked: the caller passes the addresses of the functions and the values of two handles. Handles
+// are ints in some implementations and pointers in others; both are passed in one register.
 //
 // Windows also use messages. The target serves them while it makes progress, because MPI implementations differ too
 // much in their guarantees for one-sided calls. A message of a collective begins with a head that names its call and
@@ -10,22 +13,24 @@
 #include <memory>
 #include <vector>
 
-#include "comm/transports/mpi_calls.h"
 #include "comm/transports/transport.h"
 
 namespace ckdist {
 
+struct MpiCalls {
+  int (*isend)(const void* data, int count, void* datatype, int peer, int tag, void* comm, void* request);
+  int (*irecv)(void* data, int count, void* datatype, int peer, int tag, void* comm, void* request);
+  int (*test)(void* request, int* flag, void* status);
+  int (*iprobe)(int peer, int tag, void* comm, int* flag, void* status);
+  int (*get_count)(const void* status, void* datatype, int* count);
+  void* byte;  // MPI_BYTE
+  void* comm;  // a communicator only for this transport
+};
+
 class MpiTransport : public Transport {
  public:
-  using Probe = int (*)(int peer, int tag, void* comm, int* flag, void* status);  // MPI_Iprobe
-  using GetCount = int (*)(const void* status, void* datatype, int* count);
-  MpiTransport(const MpiCalls& calls, Probe probe, GetCount get_count, int rank, int size, double timeout_s)
-      : Transport(rank, size, timeout_s),
-        calls_(calls),
-        probe_(probe),
-        get_count_(get_count),
-        serving_(size),
-        heartbeats_(size) {}
+  MpiTransport(const MpiCalls& calls, int rank, int size, double timeout_s)
+      : Transport(rank, size, timeout_s), calls_(calls), serving_(size), heartbeats_(size) {}
 
   Request isend(int peer, int tag, const void* data, int64_t bytes) override;
   Request irecv(int peer, int tag, void* data, int64_t bytes) override;
@@ -100,8 +105,6 @@ class MpiTransport : public Transport {
   void serve();
 
   MpiCalls calls_;
-  Probe probe_;
-  GetCount get_count_;
   std::map<Request, Operation> operations_;
   Request last_ = 0;
   std::map<std::pair<int, int>, Queue> queues_;  // by peer and tag

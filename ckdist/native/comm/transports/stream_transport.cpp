@@ -73,20 +73,16 @@ bool StreamTransport::awaited(int peer) const {
   return !p.posted.empty() || !p.gets.empty() || !p.lent.empty() || !p.out.empty() || p.message;
 }
 
-uint32_t StreamTransport::begin() {
+Transport::Request StreamTransport::begin() {
   if (idle_operations_.empty()) operations_.emplace_back(), idle_operations_.push_back(uint32_t(operations_.size()));
-  const uint32_t request = idle_operations_.back();
+  const uint32_t index = idle_operations_.back();
   idle_operations_.pop_back();
-  operations_[request - 1].done = false;
-  return request;
+  operations_[index - 1].done = false;
+  return Request(operations_[index - 1].generation) << 32 | index;
 }
 
 void StreamTransport::finish(uint32_t request) {
   if (request) operations_[request - 1].done = true;
-}
-
-Transport::Request StreamTransport::ticket(uint32_t request) const {
-  return Request(operations_[request - 1].generation) << 32 | request;
 }
 
 void StreamTransport::push(int peer, const FrameHeader& header, const void* data, uint32_t request, std::string kept) {
@@ -100,16 +96,15 @@ Transport::Request StreamTransport::isend(int peer, int tag, const void* data, i
   check_peer(peer);
   if (bytes < 0 || bytes > kMaxMessage)
     fail(Status::config, "a message of %lld bytes; at most %lld can be sent", (long long)bytes, (long long)kMaxMessage);
-  const uint32_t request = begin();
-  const Request result = ticket(request);
+  const Request request = begin();
   const uint64_t sequence = peers_[peer].sent++;
   if (const int64_t place = bytes >= kPlaceAt ? placed(data, bytes) : -1; place >= 0) {
-    peers_[peer].lent[sequence] = request;
+    peers_[peer].lent[sequence] = uint32_t(request);
     push(peer, {kFrameMagic, FrameKind::placed, {}, tag, mark, sequence, place, 0, bytes}, nullptr, 0);
   } else {
-    push(peer, {kFrameMagic, FrameKind::message, {}, tag, mark, sequence, 0, bytes, bytes}, data, request);
+    push(peer, {kFrameMagic, FrameKind::message, {}, tag, mark, sequence, 0, bytes, bytes}, data, uint32_t(request));
   }
-  return result;
+  return request;
 }
 
 Transport::Request StreamTransport::irecv(int peer, int tag, void* data, int64_t bytes) {
@@ -119,20 +114,19 @@ Transport::Request StreamTransport::irecv(int peer, int tag, void* data, int64_t
       std::find_if(from.unexpected.begin(), from.unexpected.end(), [&](const auto& m) { return m->tag == tag; });
   if (early == from.unexpected.end()) {
     check_peer(peer);
-    const uint32_t request = begin();
-    from.posted.push_back({tag, static_cast<uint8_t*>(data), bytes, request, mark});
-    return ticket(request);
+    const Request request = begin();
+    from.posted.push_back({tag, static_cast<uint8_t*>(data), bytes, uint32_t(request), mark});
+    return request;
   }
   const std::shared_ptr<Message> message = *early;
   check_match(peer, *message, bytes, mark);
   from.unexpected.erase(early);
   unexpected_bytes_ -= message->held();
-  const uint32_t request = begin();
-  const Request result = ticket(request);
-  message->request = request, message->data = static_cast<uint8_t*>(data);
+  const Request request = begin();
+  message->request = uint32_t(request), message->data = static_cast<uint8_t*>(data);
   if (message->place) take(peer, *message);
   else if (message->arrived) deliver(*message);
-  return result;
+  return request;
 }
 
 void StreamTransport::check_match(int peer, const Message& message, int64_t bytes, uint32_t mark) {
@@ -168,30 +162,28 @@ void StreamTransport::expose(int window, void* base, int64_t bytes) {
 
 Transport::Request StreamTransport::iput(int peer, int window, int64_t offset, const void* data, int64_t bytes) {
   check_peer(peer);
-  const uint32_t request = begin();
-  const Request result = ticket(request);
-  push(peer, {kFrameMagic, FrameKind::put, {}, window, 0, 0, offset, bytes, bytes}, data, request);
-  return result;
+  const Request request = begin();
+  push(peer, {kFrameMagic, FrameKind::put, {}, window, 0, 0, offset, bytes, bytes}, data, uint32_t(request));
+  return request;
 }
 
 Transport::Request StreamTransport::iget(int peer, int window, int64_t offset, void* data, int64_t bytes) {
   check_peer(peer);
   if (peers_[peer].gets.size() >= kMaxGets)
     fail(Status::config, "%d gets of rank %d are under way; wait for some before the next", kMaxGets, name_of(peer));
-  const uint32_t request = begin();
+  const Request request = begin();
   const uint64_t number = ++get_count_;
-  peers_[peer].gets[number] = {window, static_cast<uint8_t*>(data), bytes, request, 0};
+  peers_[peer].gets[number] = {window, static_cast<uint8_t*>(data), bytes, uint32_t(request), 0};
   push(peer, {kFrameMagic, FrameKind::get, {}, window, 0, number, offset, 0, bytes}, nullptr, 0);
-  return ticket(request);
+  return request;
 }
 
 Transport::Request StreamTransport::inotify(int peer, int window, int slot) {
   check_peer(peer);
   check_slot(slot);
-  const uint32_t request = begin();
-  const Request result = ticket(request);
-  push(peer, {kFrameMagic, FrameKind::notify, {}, window, 0, 0, slot, 0, 0}, nullptr, request);
-  return result;
+  const Request request = begin();
+  push(peer, {kFrameMagic, FrameKind::notify, {}, window, 0, 0, slot, 0, 0}, nullptr, uint32_t(request));
+  return request;
 }
 
 uint64_t StreamTransport::notified(int window, int slot) {
@@ -383,9 +375,7 @@ void StreamTransport::close_frame(int peer) {
       from.gets.erase(h.sequence);
       break;
     case FrameKind::goodbye:
-      for (char& c : from.reason)
-        if (c < ' ' || c > '~') c = '?';
-      from.goodbye = from.reason.empty() ? "no reason given" : from.reason;
+      from.goodbye = from.reason.empty() ? "no reason given" : printable(from.reason);
       cut_off(peer, "gave up");
     default: break;  // a put is already in place; other kinds were handled on arrival
   }

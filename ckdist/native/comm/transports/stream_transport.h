@@ -112,9 +112,8 @@ class StreamTransport : public Transport {
     std::map<int, uint64_t> notified;
   };
 
-  uint32_t begin();
-  void finish(uint32_t request);
-  Request ticket(uint32_t request) const;
+  Request begin();
+  void finish(uint32_t request);  // the lower half of a Request; 0: none
   void push(int peer, const FrameHeader& header, const void* data, uint32_t request, std::string kept = {});
   void check_match(int peer, const Message& message, int64_t bytes, uint32_t mark);  // for a receive
   void hold(int peer, const std::shared_ptr<Message>& message);                      // until it is received

@@ -17,9 +17,8 @@ namespace ckdist {
 
 namespace {
 
-constexpr int64_t kMaxRequest = int64_t(4)
-                                // Bytes of one RDMA request. Each completed request counts as progress for the peers.
-                                << 20;
+// Bytes of one RDMA request. Each completed request counts as progress for the peers.
+constexpr int64_t kMaxRequest = int64_t(4) << 20;
 constexpr int64_t kGoodbyeNs = 200'000'000;  // time limit for its arrival
 constexpr int64_t kWatchNs = 50'000'000;
 constexpr int64_t kSilenceNs = 500'000'000;      // then a peer that is waited for is probed
@@ -249,10 +248,8 @@ void VerbsTransport::refuse(int peer, const VerbsFrame& f, const char* rule) {
   lose(peer, text);
 }
 
-void VerbsTransport::gave_up(int peer, std::string reason) {
-  for (char& c : reason)
-    if (c < ' ' || c > '~') c = '?';
-  lose(peer, "gave up: " + (reason.empty() ? "no reason given" : reason));
+void VerbsTransport::gave_up(int peer, const std::string& reason) {
+  lose(peer, "gave up: " + (reason.empty() ? "no reason given" : printable(reason)));
   if (gave_up_ < 0) gave_up_ = peer;
 }
 

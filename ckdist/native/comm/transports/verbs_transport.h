@@ -124,7 +124,7 @@ class VerbsTransport : public Verbs {
 
   void return_credits();
   bool progress();  // true if anything completed or arrived
-  void gave_up(int peer, std::string reason);
+  void gave_up(int peer, const std::string& reason);
   void take_events();
   std::string port_down() const;
   void watch();  // checks events, and whether silent peers still exist

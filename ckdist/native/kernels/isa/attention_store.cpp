@@ -37,7 +37,7 @@ void write_f16(const float* x, int head_dim, int64_t step, uint16_t* tile) {
 }
 
 void write_bf16(const float* x, int head_dim, int64_t step, uint16_t* tile) {
-  for (int i = 0; i < head_dim; ++i) tile[i * step] = to_bf16(x[i]);
+  for (int i = 0; i < head_dim; ++i) tile[i * step] = bf16_of_float(x[i]);
 }
 
 // Codes of q8_0, or halves of bytes of q4_0. Codes are relative to the stored scale, after its rounding to float16.

@@ -16,11 +16,21 @@ inline __m256i row_mask(int rows, int half) {
   return _mm256_cmpgt_epi32(_mm256_set1_epi32(rows), lane);
 }
 
+// Rows of a half tile in y. Only a partial tile needs masks.
+inline __m256 load_rows(const float* y, int rows, int half) {
+  const float* const at = y + kPartRows * half;
+  return rows == kTileRows ? _mm256_loadu_ps(at) : _mm256_maskload_ps(at, row_mask(rows, half));
+}
+inline void store_rows(float* y, int rows, int half, __m256 sums) {
+  float* const at = y + kPartRows * half;
+  if (rows == kTileRows) _mm256_storeu_ps(at, sums);
+  else _mm256_maskstore_ps(at, row_mask(rows, half), sums);
+}
+
 template <int tokens>
 inline void store_sums(const Strip& strip, const __m256 (*sums)[kParts]) {
   for (int h = 0; h < kParts; ++h)
-    for (int t = 0; t < tokens; ++t)
-      _mm256_maskstore_ps(strip.y + t * strip.y_stride + kPartRows * h, row_mask(strip.rows, h), sums[t][h]);
+    for (int t = 0; t < tokens; ++t) store_rows(strip.y + t * strip.y_stride, strip.rows, h, sums[t][h]);
 }
 
 // Keeps the compiler from computing every token's address before the loops.

@@ -62,11 +62,15 @@ struct TokenPanel {
   }
 };
 
+// An integer added to its bits is added to the number, if it is below 2^22. So sums of products begin here, and are
+// floats without a conversion.
+constexpr float kBase = 3 << 22;
+
 // A tile's weights of 32 columns.
 struct WeightGroup {
   __m256i odd[kSteps][kParts], even[kSteps][kParts];
-  __m256i products[kParts];  // minus the sum of w0 w1
-  __m256 scale[kParts];
+  __m256i products[kParts];  // bits of kBase, minus the sum of w0 w1
+  __m256 scale[kParts], base[kParts];  // base: -kBase times the scale, exact for scales of 11 bits
 
   template <Type type, int step>
   [[gnu::always_inline]] void expand_step(const uint8_t* planes, int half) {
@@ -81,18 +85,27 @@ struct WeightGroup {
     for (int h = 0; h < kParts; ++h) {
       const Block<type> block = {at, h};
       const uint8_t* planes = block.planes(group);
-      products[h] = _mm256_setzero_si256();
+      products[h] = _mm256_castps_si256(_mm256_set1_ps(kBase));
       expand_step<type, 0>(planes, h), expand_step<type, 1>(planes, h);
       expand_step<type, 2>(planes, h), expand_step<type, 3>(planes, h);
       expand_step<type, 4>(planes, h), expand_step<type, 5>(planes, h);
       expand_step<type, 6>(planes, h), expand_step<type, 7>(planes, h);
       scale[h] = _mm256_castsi256_ps(block.scale(group));
+      base[h] = _mm256_mul_ps(scale[h], _mm256_set1_ps(-kBase));
     }
   }
 };
 
-// Adds the products of a group with a few tokens of the panel, from number `at` on, to their sums.
-inline void add_tokens(const WeightGroup& weights, const TokenPanel& x, int64_t at, float (*sums)[kTileRows]) {
+// Sums of tokens for the rows of a tile: in y, or in a buffer.
+struct TokenSums {
+  float* at;
+  int64_t stride;
+
+  TokenSums from(int64_t token) const { return {at + token * stride, stride}; }
+};
+
+// Adds the products of a group with a few tokens of the panel, from number `at` on, to their sums before.
+inline void add_tokens(const WeightGroup& weights, const TokenPanel& x, int64_t at, TokenSums before, TokenSums after) {
   __m256i sum[kTokensAtOnce][kParts];
   const uint8_t* const codes = x.codes[at];
 #pragma GCC unroll 4
@@ -122,9 +135,9 @@ inline void add_tokens(const WeightGroup& weights, const TokenPanel& x, int64_t 
     const __m256 scale = _mm256_set1_ps(x.scales[at + t]);
 #pragma GCC unroll 2
     for (int h = 0; h < kParts; ++h) {
-      float* const to = sums[t] + kPartRows * h;
-      const __m256 scaled = _mm256_mul_ps(_mm256_cvtepi32_ps(sum[t][h]), weights.scale[h]);
-      _mm256_store_ps(to, _mm256_fmadd_ps(scaled, scale, _mm256_load_ps(to)));
+      const __m256 scaled = _mm256_fmadd_ps(_mm256_castsi256_ps(sum[t][h]), weights.scale[h], weights.base[h]);
+      const __m256 total = _mm256_loadu_ps(before.from(t).at + kPartRows * h);
+      _mm256_storeu_ps(after.from(t).at + kPartRows * h, _mm256_fmadd_ps(scaled, scale, total));
     }
   }
 }
@@ -135,27 +148,32 @@ void multiply_panel(const uint8_t* block, int64_t blocks, const TokenPanel& x, i
                     float* y, int64_t y_stride) {
   constexpr BlockLayout layout = layout_of(type);
   constexpr int groups = layout.columns / kGroupColumns;
-  alignas(64) float sums[kMostTokens][kTileRows];
-  const __m256i mask[kParts] = {row_mask(rows, 0), row_mask(rows, 1)};
-  for (int64_t t = 0; t < x.tokens; ++t) {
-    __builtin_prefetch(y + (t < tokens ? t : 0) * y_stride, 1);
+  alignas(64) float buffer[kMostTokens][kTileRows], zeros[kTileRows] = {};
+  const TokenSums sums = {buffer[0], kTileRows}, none = {zeros, 0}, in_y = {y, y_stride};
+  // Their first sums are read from y, and their last ones are written to it, beside products: y is far away.
+  const int64_t direct = rows == kTileRows && blocks > 0 ? tokens / kTokensAtOnce * kTokensAtOnce : 0;
+  for (int64_t t = direct; t < x.tokens; ++t)
     for (int h = 0; h < kParts; ++h)
-      _mm256_store_ps(sums[t] + kPartRows * h, adds && t < tokens
-                                                   ? _mm256_maskload_ps(y + t * y_stride + kPartRows * h, mask[h])
-                                                   : _mm256_setzero_ps());
-  }
+      _mm256_store_ps(buffer[t] + kPartRows * h,
+                      adds && t < tokens ? load_rows(y + t * y_stride, rows, h) : _mm256_setzero_ps());
   WeightGroup weights;
   for (int64_t b = 0; b < blocks; ++b, block += layout.bytes()) {
     fetch_lines(block + layout.bytes(), layout.bytes() / 64);  // the tokens take long enough
     for (int g = 0; g < groups; ++g) {
       weights.template expand<type>(block, g);
-      for (int64_t t = 0; t < x.tokens; t += kTokensAtOnce)
-        add_tokens(weights, x, (b * groups + g) * x.tokens + t, sums + t);
+      const int64_t at = (b * groups + g) * x.tokens;
+      const bool first = b + g == 0, last = b == blocks - 1 && g == groups - 1;
+      TokenSums before = !first ? sums : adds ? in_y : none, after = last ? in_y : sums;
+      for (int64_t t = 0; t < x.tokens; t += kTokensAtOnce) {
+        if (t == direct) before = after = sums.from(t);
+        add_tokens(weights, x, at + t, before, after);
+        before = before.from(kTokensAtOnce), after = after.from(kTokensAtOnce);
+      }
     }
   }
-  for (int64_t t = 0; t < tokens; ++t)
+  for (int64_t t = direct; t < tokens; ++t)
     for (int h = 0; h < kParts; ++h)
-      _mm256_maskstore_ps(y + t * y_stride + kPartRows * h, mask[h], _mm256_load_ps(sums[t] + kPartRows * h));
+      store_rows(y + t * y_stride, rows, h, _mm256_load_ps(buffer[t] + kPartRows * h));
 }
 
 template <Type type>

@@ -136,7 +136,7 @@ void widen(const uint8_t* x, int64_t n, float* out) {
     const uint16_t* const p = reinterpret_cast<const uint16_t*>(x);
     int64_t i = 0;
     for (; n - i >= kLanes; i += kLanes) store(out + i, load_bf16(p + i));
-    for (; i < n; ++i) out[i] = float_of(static_cast<uint32_t>(p[i]) << 16);
+    for (; i < n; ++i) out[i] = float_of_bf16(p[i]);
   }
 }
 

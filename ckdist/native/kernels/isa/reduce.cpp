@@ -40,7 +40,7 @@ CKDIST_INLINE Vec combine(Vec a, Vec b) {
 }
 
 CKDIST_INLINE uint16_t to_bf16_flushed(float x) {
-  return bits_of(x) & 0x7f800000 ? to_bf16(x) : static_cast<uint16_t>(bits_of(x) >> 16 & 0x8000);
+  return bits_of_float(x) & 0x7f800000 ? bf16_of_float(x) : static_cast<uint16_t>(bits_of_float(x) >> 16 & 0x8000);
 }
 
 // The memory formats of types. Blocks are read, packed once, and stored to every destination.
@@ -81,7 +81,7 @@ struct BF16 {
   }
   CKDIST_INLINE void write(uint16_t* p, const Packed& packed) { write_halves(p, packed); }
   CKDIST_INLINE uint16_t narrow(float x) { return to_bf16_flushed(x); }
-  CKDIST_INLINE float widen(uint16_t x) { return float_of(static_cast<uint32_t>(x) << 16); }
+  CKDIST_INLINE float widen(uint16_t x) { return float_of_bf16(x); }
 };
 
 // From bfloat16 to bfloat16 the order within a block is free: separating even and odd elements needs no shuffles.
@@ -120,19 +120,7 @@ struct F16 {
   }
   CKDIST_INLINE Packed pack(const Block& block) {
     Packed packed;
-    for (int i = 0; i < kVecs; i++) {
-      uint16_t* const to = packed.bits + i * kLanes;
-#if defined(__AVX512F__)
-      _mm256_storeu_si256(reinterpret_cast<__m256i*>(to),
-                          _mm512_cvtps_ph(block.v[i].v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
-#elif defined(__AVX2__)
-      for (int j = 0; j < kParts; j++)
-        _mm_storeu_si128(reinterpret_cast<__m128i*>(to + j * kPartLanes),
-                         _mm256_cvtps_ph(block.v[i].v[j], _MM_FROUND_TO_NEAREST_INT));
-#else
-      store_f16(to, block.v[i]);
-#endif
-    }
+    for (int i = 0; i < kVecs; i++) store_f16(packed.bits + i * kLanes, block.v[i]);
     return packed;
   }
   CKDIST_INLINE void write(uint16_t* p, const Packed& packed) { write_halves(p, packed); }

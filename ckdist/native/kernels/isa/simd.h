@@ -18,8 +18,10 @@
 #endif
 
 #include "core/read_as.h"
+#include "kernels/half.h"
 
 #define CKDIST_INLINE static inline __attribute__((always_inline))
+#define CKDIST_INLINED __attribute__((always_inline))  // of a lambda
 #if defined(CKDIST_NEON)
 #include "kernels/isa/simd_neon.h"
 #endif
@@ -34,10 +36,7 @@ namespace CKDIST_VECTORS {
 
 constexpr int kLanes = 16;
 
-CKDIST_INLINE uint32_t bits_of(float x) { return read_as<uint32_t>(&x); }
-CKDIST_INLINE float float_of(uint32_t bits) { return read_as<float>(&bits); }
-
-// Conversions of one number to and from IEEE binary16 and bfloat16, rounded to nearest even.
+// Conversions of one number to and from IEEE binary16, rounded to nearest even.
 CKDIST_INLINE float from_f16(uint16_t half) {
 #if defined(__AVX2__)
   return _cvtsh_ss(half);
@@ -46,9 +45,7 @@ CKDIST_INLINE float from_f16(uint16_t half) {
   std::memcpy(&x, &half, 2);
   return x;
 #else
-  const uint32_t magnitude = static_cast<uint32_t>(half & 0x7fff) << 13;  // the exponent is too small by 112
-  const uint32_t special = magnitude >= 0x0f800000 ? 0x7f800000 : 0;      // infinity and NaN
-  return float_of(bits_of(float_of(magnitude) * 0x1p112f) | special | static_cast<uint32_t>(half & 0x8000) << 16);
+  return float_of_half(half);
 #endif
 }
 CKDIST_INLINE uint16_t to_f16(float x) {
@@ -58,20 +55,8 @@ CKDIST_INLINE uint16_t to_f16(float x) {
   const __fp16 half = static_cast<__fp16>(x);
   return read_as<uint16_t>(&half);
 #else
-  const uint32_t sign = bits_of(x) >> 16 & 0x8000;
-  uint32_t magnitude = bits_of(x) & 0x7fffffff;
-  if (magnitude > 0x7f800000) return static_cast<uint16_t>(sign | 0x7e00);
-  if (magnitude >= 0x47800000) return static_cast<uint16_t>(sign | 0x7c00);  // 65536 and beyond
-  if (magnitude < 0x38800000)                                                // subnormal: units of 2^-24
-    return static_cast<uint16_t>(sign | (bits_of(float_of(magnitude) + 0.5f) - bits_of(0.5f)));
-  magnitude += 0xfff + (magnitude >> 13 & 1);
-  return static_cast<uint16_t>(sign | ((magnitude >> 13) - (112 << 10)));
+  return half_of_float(x);
 #endif
-}
-CKDIST_INLINE uint16_t to_bf16(float x) {
-  const uint32_t bits = bits_of(x);
-  if ((bits & 0x7fffffff) > 0x7f800000) return static_cast<uint16_t>(bits >> 16 | 0x40);
-  return static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
 #if defined(__AVX512F__)

@@ -27,7 +27,7 @@ void each_packed(Inference& r, int thread, const Weight& weight, int64_t begin, 
     } else if (r.repacker()->claim(*sliced, slice)) {
       sliced->stored().pack(sliced->begin(slice), sliced->begin(slice + 1), room);
       part(room + (tile - sliced->begin(slice)) * tile_bytes, tile, next);
-      r.repacker()->keep(*sliced, slice, room, r.engine(thread));
+      r.repacker()->keep(*sliced, slice, room);
     } else {
       sliced->stored().pack(tile, next, room);
       part(room, tile, next);

@@ -1,6 +1,7 @@
 // Rows of the residual stream: scalar * (x + factor * rms_norm(sum of the ranks' summands)), and their norms.
 #pragma once
 #include "runtime/inference.h"
+#include "runtime/shares.h"
 
 namespace ckdist {
 
@@ -87,14 +88,12 @@ struct Residual {
   // the barrier takes longer. Without a norm, x is added already.
   const float* shared(int64_t n, const ckdist_step& step, int index) const {
     constexpr int64_t kSharedBytes = 64 << 10;  // a core reads them in 4 to 8 us from other NUMA nodes
-    constexpr int64_t kLineFloats = 16;
     const ckdist_value& v = r.value(y);
     if (r.active() == 1 || (v.place != ckdist_place_slot && v.place != ckdist_place_sums)) return nullptr;
     const float* parts[kMaxRanks];
     const int count = r.ranks->summands(int(v.offset), parts);
     if ((count - 1 + (x >= 0)) * n * v.width * 4 < kSharedBytes) return nullptr;
-    const Range lines = r.part_of(thread, (v.width + kLineFloats - 1) / kLineFloats);
-    const Range own = {lines.begin * kLineFloats, std::min(lines.end * kLineFloats, v.width)};
+    const Range own = own_columns(v.width, thread, r.active());
     float* const rows = r.next_shared_rows(thread);
     for (int64_t out_row = 0; out_row < n; out_row++) {
       float* const to = rows + out_row * v.width + own.begin;

@@ -1,10 +1,16 @@
-#include "copy_engines/stream_engine.h"
+#include "core/stream_copy.h"
 
-#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 
-#include "copy_engines/intrinsics.h"
+#if defined(__x86_64__)
+// gcc 12 warns about its own headers.
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#include <immintrin.h>
+#pragma GCC diagnostic pop
+#endif
 
 namespace ckdist {
 namespace {
@@ -64,12 +70,12 @@ __attribute__((target("avx512f"))) void copy_64(uint8_t* to, const uint8_t* from
 }
 #endif
 
-WidestStream choose() {
+StreamCopy choose() {
   const char* isa = std::getenv("CKDIST_ISA");
   const int most = !isa ? 64 : !std::strcmp(isa, "baseline") ? 16 : !std::strncmp(isa, "avx2", 4) ? 32 : 64;
   for (int bytes = most; bytes >= 16; bytes /= 2)
-    if (const StreamCopy copy = stream_copy_of(bytes)) return {copy, bytes};
-  return {copy_plain, 0};
+    if (const StreamCopy copy = stream_copy_of(bytes)) return copy;
+  return copy_plain;
 }
 
 }  // namespace
@@ -84,8 +90,8 @@ StreamCopy stream_copy_of([[maybe_unused]] int vector_bytes) {
   return nullptr;
 }
 
-const WidestStream& widest_stream() {
-  static const WidestStream chosen = choose();
+StreamCopy widest_stream_copy() {
+  static const StreamCopy chosen = choose();
   return chosen;
 }
 
@@ -93,17 +99,6 @@ void stream_fence() {
 #if defined(__x86_64__)
   _mm_sfence();
 #endif
-}
-
-StreamEngine::StreamEngine() : stream_(widest_stream()) {
-  if (stream_.vector_bytes) std::snprintf(name_, sizeof name_, "streaming stores of %d bytes", stream_.vector_bytes);
-  else std::snprintf(name_, sizeof name_, "plain copies");
-}
-
-int64_t StreamEngine::submit(const Copy* copies, int count) {
-  for (int i = 0; i < count; ++i) stream_.copy(copies[i].to, copies[i].from, copies[i].bytes);
-  stream_fence();
-  return 0;
 }
 
 }  // namespace ckdist

@@ -1,2 +1,0 @@
-#pragma once
-#define CKDIST_EXPORT __attribute__((visibility("default")))
