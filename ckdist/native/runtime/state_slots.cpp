@@ -51,18 +51,18 @@ void StateSlots::read_kernels(const ckdist_execution_plan& plan) {
     if (const auto* step = fields_of<ckdist_gated_conv_step>(those, ckdist_step_gated_conv)) {
       Layer& layer = layers[step->layer];
       if (layer.value_heads) convolution(layer, 0, step->conv, int64_t{layer.value_heads} * layer.channels, 1.f);
-    } else if (const auto* step = fields_of<ckdist_selective_scan_step>(those, ckdist_step_selective_scan)) {
-      Layer& layer = layers[step->layer];
-      layer.kernels[1] = transposed(plan.vectors[step->a_log], int64_t{layer.value_heads} * layer.channels,
+    } else if (const auto* scan = fields_of<ckdist_selective_scan_step>(those, ckdist_step_selective_scan)) {
+      Layer& layer = layers[scan->layer];
+      layer.kernels[1] = transposed(plan.vectors[scan->a_log], int64_t{layer.value_heads} * layer.channels,
                                     layer.key_width, [](float x) { return -std::exp(x); });
-    } else if (const auto* step = fields_of<ckdist_delta_rule_step>(those, ckdist_step_delta_rule)) {
-      Layer& layer = layers[step->layer];
+    } else if (const auto* rule = fields_of<ckdist_delta_rule_step>(those, ckdist_step_delta_rule)) {
+      Layer& layer = layers[rule->layer];
       if (layer.value_heads == 0) continue;
       const int key_heads = *std::max_element(layer.key_head_of, layer.key_head_of + layer.value_heads) + 1;
       const int64_t keys = int64_t{key_heads} * layer.key_width;
-      convolution(layer, 0, step->conv_q, keys, step->q_scale);
-      convolution(layer, 1, step->conv_k, keys, step->k_scale);
-      convolution(layer, 2, step->conv_v, int64_t{layer.value_heads} * layer.value_width, step->v_scale);
+      convolution(layer, 0, rule->conv_q, keys, rule->q_scale);
+      convolution(layer, 1, rule->conv_k, keys, rule->k_scale);
+      convolution(layer, 2, rule->conv_v, int64_t{layer.value_heads} * layer.value_width, rule->v_scale);
     }
   }
 }
