@@ -107,7 +107,7 @@ class Inference : public Executor {
   bool packing = false;                            // the batch reads matrices that are not all packed
   Repacker* repacker() const { return repacker_; }
 
-  // Of each sequence: its first token in the batch, and its first entry in the block tables.
+  // A sequence's first token in the batch, and its first entry in the block tables.
   struct Start {
     int64_t token, block;
   };

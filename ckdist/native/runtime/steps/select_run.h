@@ -84,7 +84,7 @@ struct IndexBlocks {
   }
 };
 
-// A step that lists for each token what sparse attention reads, if the token may read more. `Run` has
+// A step that lists the positions, entries or blocks that each token reads, if it does not read all. `Run` has
 //   score_floats(r, step): floats of a token's scores;
 //   room(...).scores: a thread's room for them;
 //   blocks(position): number of blocks to score for a token at a position; 0: it has no list;
