@@ -226,7 +226,7 @@ class BatchRunner:
         log.warning("batch %s is %s: %d answers, %d errors", batch_id, status, counts["completed"], counts["failed"])
 
     async def _fail_or_wait(self, batch: dict[str, Any], why: str) -> None:
-        """Ends a batch that cannot go on; its results stay. If the disk has no room for that, it is tried again later."""
+        """Ends a batch that cannot go on; its results stay. Without room on the disk it is tried again later."""
         log.error("batch %s has failed: %s", batch["id"], why)
         errors = [{"line": None, "message": why, "code": "failed"}]
         try:
