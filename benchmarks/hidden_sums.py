@@ -17,6 +17,7 @@ import json
 import pathlib
 import statistics
 import tempfile
+from typing import Any
 
 from layouts_over_links import job, write
 from limited_links import Host, network
@@ -56,14 +57,14 @@ def exchanges(trace: pathlib.Path) -> dict[str, list[tuple[float, float]]]:
     return {kind: steps[1:] for kind, steps in found.items()}  # the first one packs weights
 
 
-def measure(hosts: list[Host], model: pathlib.Path, least: float, folder: str) -> dict:
+def measure(hosts: list[Host], model: pathlib.Path, least: float, folder: str) -> dict[str, Any]:
     """Milliseconds of a prompt and of a token, and medians of their exchanges."""
     trace = pathlib.Path(folder, "trace.json")
     words = ["bench", "-m", str(model), "-t", "1", "-r", str(ROUNDS), "-o", "json", "-c", "1024", "-pp", "1"]
     words += ["-p", str(PROMPT), "-n", str(GENERATED), "--comm-timeout", "60", "--trace", str(trace)]
     out, _ = job(hosts, 1, words, ["-c", START, str(least)])
     best = {"prefill" if row["n_prompt"] else "decode": max(row["samples_ts"]) for row in json.loads(out)}
-    row: dict = {"prefill_ms": 1e3 * PROMPT / best["prefill"], "decode_ms": 1e3 / best["decode"]}
+    row: dict[str, Any] = {"prefill_ms": 1e3 * PROMPT / best["prefill"], "decode_ms": 1e3 / best["decode"]}
     for kind, steps in exchanges(trace).items():
         exchanged, waiting = (statistics.median(column) for column in zip(*steps, strict=True))
         row[kind] = {"exchanged": exchanged, "waiting": waiting, "hidden": 1 - waiting / exchanged}

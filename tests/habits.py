@@ -65,7 +65,7 @@ PRIVATE_WORDS = {
     r"\bReach\b|\breach_|\bfelt\b": "cache distance, probe",
     r"\btwins?\b": "peer of the same local rank",
     r"\bWires?\b|(?<!the )\bwires?\b(?! format|\$)|\bPipes\b": "transport",
-    r"[Mm]overs?\b": "copy engine",
+    r"[Mm]overs?\b": "copy",
     rf"\b(?:{SHARDED}) (?:is |are |was |were |be |to be |cannot be )?cut\b"
     r"|\bcuts? (?:over|by|across|evenly)\b|\bcuts (?:tokens|tensors|dimensions)\b"
     r"|\bdef cut\b|(?<![.\w])cut\(|\bimport (?:\w+, )*cut\b|\.cuts\b|\bcuts:": "shard",

@@ -108,7 +108,7 @@ def parse_arguments(config_class: type[Config], arguments: Sequence[str], prog: 
             values = layered(config_class, values)
         return config_class(**values)
     except ConfigError as error:
-        raise ConfigError(_one_line(str(error))) from None
+        raise ConfigError(escaped(str(error))) from None
 
 
 def is_in_environment() -> bool:
@@ -151,7 +151,7 @@ def _pair(parser: CommandParser, arguments: Sequence[str]) -> tuple[list[str], l
     return paired, []
 
 
-def _one_line(text: str) -> str:
+def escaped(text: str) -> str:
     """Escapes characters that cannot be printed, such as line ends and control characters of a hostile argument."""
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 

@@ -12,7 +12,7 @@ import time
 from typing import NoReturn
 
 from ckdist import __version__, native
-from ckdist.cli.arguments import is_in_environment, parse_arguments
+from ckdist.cli.arguments import escaped, is_in_environment, parse_arguments
 from ckdist.cli.frozen_import import frozen_import
 from ckdist.errors import CkdistError, ConfigError, EngineError, FetchError, UserError
 
@@ -102,7 +102,7 @@ def report(error: BaseException, rank: int | None) -> None:
         from ckdist.terminal import styled
 
         with contextlib.suppress(OSError):
-            print(f"{styled('ckdist:', 'error', sys.stderr)} {name}{error}", file=sys.stderr, flush=True)
+            print(f"{styled('ckdist:', 'error', sys.stderr)} {name}{escaped(str(error))}", file=sys.stderr, flush=True)
 
 
 def run(arguments: list[str], rank: int | None) -> int:

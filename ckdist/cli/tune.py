@@ -20,12 +20,12 @@ from ckdist.train import tuning
 from ckdist.train.config import TrainConfig, from_mapping, override
 from ckdist.train.data.chats import ChatProcess
 from ckdist.train.data.data_files import find_files
-from ckdist.train.data.preferences import KINDS
-from ckdist.train.data.token_cache import TokenCache, open_cache
+from ckdist.train.data.token_cache import TokenCache
 from ckdist.train.longer_context import parse
 from ckdist.train.model import open_model
 from ckdist.train.ranks import training_mesh
 from ckdist.train.trainer import PEAK_FORMATS
+from ckdist.train.training_data import cached_tokens
 from ckdist.weights.checkpoint import open_checkpoint
 
 LITTLE_HELD_OUT = 10.0  # per cent of little data that are held out for --early-stopping and --samples
@@ -141,17 +141,7 @@ def _tokens(config: TrainConfig, model: str) -> TokenCache:
     folder = pathlib.Path(config.tokenizer_name or model)
     with contextlib.closing(ChatProcess(folder)) as chats:
         files = find_files(config.train_file, lambda line: log.warning("%s", line))
-        directory = pathlib.Path(config.cache_dir or pathlib.Path(config.output_dir) / "cache")
-        cache = open_cache(
-            directory,
-            files,
-            load_tried(folder),
-            config.text_column,
-            config.bad_lines,
-            chats.write,
-            progress=True,
-            kind=KINDS.get(config.method, ""),
-        )
+        cache = cached_tokens(config, files, load_tried(folder), chats, progress=True)
     if cache.learned is not None and not cache.learned.any():
         raise ConfigError(f"{files[0]} has no answer to learn")
     return cache

@@ -184,7 +184,8 @@ def checked(item: Field[Any], value: Any, name: str) -> Any:
     if value is None and item.default is None:
         return None
     is_list = isinstance(value, (tuple, list))
-    if not isinstance(item.default, tuple) and not (item.default is None and is_list):
+    takes_list = item.metadata["repeat"] or "tuple" in str(item.type)
+    if not takes_list or not (is_list or isinstance(item.default, tuple)):
         return checked_value(item.metadata, value, name)
     parts = cast("Sequence[Any]", value if is_list else (value,))
     return tuple(checked_value(item.metadata, part, name) for part in parts)

@@ -171,7 +171,9 @@ class ServeConfig(RequestDefaultFlags, EngineConfig):
         super().__post_init__()
         for name in (self.model, self.alias):  # clients get it as JSON
             if name is not None and name != name.encode(errors="replace").decode():
-                raise ConfigError(f"a server cannot name the model {name!r:.200}, which is not valid Unicode: rename it")
+                raise ConfigError(
+                    f"a server cannot name the model {name!r:.200}, which is not valid Unicode: rename it"
+                )
         if self.allow_model_changes and not self.is_router:
             raise ConfigError("--allow-model-changes is for several models: give --models, or --models-max 1")
         if self.batch_dir is not None:

@@ -90,14 +90,14 @@ def load_model(
     check_quantize(loader, steps.main[0], world)
     sizes = weights.sizes()
     caches = {layer: cache for lowered in own for layer, cache in lowered.caches.items()}
-    rows = 0
+    step_bytes = 0
     if not config.ubatch_size and checkpoint.spec.usual_ubatch > LEAST_UBATCH:  # a mixture of many experts
         from ckdist.layouts.step_rows import fitting_step
 
-        config, rows = fitting_step(config, checkpoint.spec, world, sizes, [*steps.main, *steps.hidden])
+        config, step_bytes = fitting_step(config, checkpoint.spec, world, sizes, [*steps.main, *steps.hidden])
         if config.ubatch_size:
             steps = lower_programs(programs, loader, config.ubatch_size, splits_roles, config.adapter_slots)
-    plan = make_plan(config, rank.part_of(checkpoint.spec), world, sizes, programs.layouts, caches.values(), rows)
+    plan = make_plan(config, rank.part_of(checkpoint.spec), world, sizes, programs.layouts, caches.values(), step_bytes)
     weights.open(plan.placement, rank.world, shared=programs.prefill is not None)
     plans, hidden_plans = ([weights.plan(lowered) for lowered in some] for some in steps)
     fill = fill or (lambda loader: fill_shard(loader, config, world, progress, trace and trace.handle))

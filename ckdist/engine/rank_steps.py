@@ -9,7 +9,7 @@ from ckdist.comm.world_protocol import World
 from ckdist.engine.stage_programs import StagePrograms
 from ckdist.layout import Dim
 from ckdist.mesh import Mesh
-from ckdist.program.lower import lower, stored_dims
+from ckdist.program.lower import ServingLowering, stored_dims
 from ckdist.program.lowered import Lowered
 from ckdist.program.program import Program
 from ckdist.weights.loader import ShardLoader
@@ -81,7 +81,7 @@ def _lower(
 ) -> Lowered:
     """Lowers a program for weights in the types that the loader packs."""
     format_of = native.lib.ckdist_prompt_format if prompts else native.lib.ckdist_activation_format
-    lowered = lower(
+    lowered = ServingLowering(
         program,
         mesh,
         formats=lambda name: format_of(native.ffi.NULL, packed_type(loader, name)),
@@ -90,7 +90,7 @@ def _lower(
         stored=stored,
         host_rows=host_rows,
         prompts=prompts,
-    )
+    ).run()
     if any(source.scales and source.scales.order for source in loader.checkpoint.tensors.values()):
         from ckdist.program.column_orders import with_orders
 

@@ -87,11 +87,11 @@ def make_plan(
     weights: WeightBytes,
     layouts: tuple[Layout, Layout, Mesh],
     caches: Collection[LayerCache],
-    rows: int = 0,
+    step_bytes: int = 0,
 ) -> Plan:
     """Makes the plan of this rank, with `layouts` from `layouts_for`. A collective call: all get the same cache.
 
-    `caches`: those of this rank's layers. `rows`: bytes of a step's rows, if they are more than usual.
+    `caches`: those of this rank's layers. `step_bytes`: those of a step's rows, if they are more than usual.
 
     Raises CapacityError, with a remedy, if weights or cache do not fit the free memory.
     """
@@ -103,7 +103,7 @@ def make_plan(
     per_block, per_slot = native.lib.ckdist_block_stride(block_bytes(caches, types)), slot_bytes(caches)
     free = free_memory(world.local_size, config.own_memory, weights.kept)
     slots = _state_slots(config, world, per_slot, free - weights.total)
-    room = free - weights.total - slots * per_slot - rows
+    room = free - weights.total - slots * per_slot - step_bytes
     if room < per_block:
         raise too_large(world.rank, (world.size, world.local_size), weights, per_block, free)
     context = wanted_context(config, spec)
@@ -119,9 +119,9 @@ def make_plan(
     needed, there = (needed, limit) if needed > limit else (needed + context * rope, room)
     most = budget // per_block * BLOCK_TOKENS if per_block else sys.maxsize
     spins = SPINS_CROWDED if placement.crowded else SPINS if placement.quota is None else SPINS_QUOTA
-    rows = world.gather([most, needed, there, longest * BLOCK_TOKENS, spins])
-    most, needed, there, *_ = min(rows)  # of the rank with the least memory
-    longest, spins = min(row[3] for row in rows), min(row[4] for row in rows)
+    gathered = world.gather([most, needed, there, longest * BLOCK_TOKENS, spins])
+    most, needed, there, *_ = min(gathered)  # of the rank with the least memory
+    longest, spins = min(row[3] for row in gathered), min(row[4] for row in gathered)
     if most < wanted:
         least = f"give --kv-memory at least {per_block}, which holds {BLOCK_TOKENS} tokens"
         remedy = f"--ctx-size {longest} would fit" if longest else least

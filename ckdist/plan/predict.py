@@ -23,7 +23,7 @@ from ckdist.plan.cost import CostModel, RankPlace, Times
 from ckdist.plan.rank_memory import RankMemory, Wanted, rank_memory
 from ckdist.plan.step_cost import StepTotals
 from ckdist.plan.step_shape import Chunks, StepShape
-from ckdist.program.lower import lower, stored_dims
+from ckdist.program.lower import ServingLowering, stored_dims
 from ckdist.program.lowered import Lowered
 from ckdist.program.pipeline_stage import Stage
 from ckdist.program.program import Program
@@ -267,14 +267,14 @@ class Predictor:
         return found
 
     def _lower(self, program: Program, first: Program, mesh: Mesh) -> Lowered:
-        return lower(
+        return ServingLowering(
             program,
             mesh,
             formats=lambda name: self.weight(name).form,
             block_columns=lambda name: native.lib.ckdist_type_undivided_columns(self.packed(name)),
             max_tokens=self.question.ubatch_size,
             stored=None if program is first else stored_dims(program, first),
-        )
+        ).run()
 
     def memory(self, context: int, sequences: int) -> list[RankMemory]:
         """Memory of the first rank of each stage, with caches for `sequences` sequences of the whole cluster."""

@@ -105,11 +105,10 @@ def _answer(spec: ModelSpec, cluster: Cluster, tokens: int, setup: Setup, mesh: 
     names = [w.name for w in trainable(whole) if method == "full" or ".lora_" in w.name]
     stage = TrainingStage.of(mesh, whole, [w for w in whole.weights if w.name in set(names)], 1, batches)
     part = tokens_of_rank(tokens, mesh.size("sp")) if mesh.size("sp") > 1 else tokens
-    gathers = zero_stage > 2 and mesh.size("dp") * mesh.size("sp") > 1
-    more = {"stage": stage, "gathers": gathers, "weights_dtype": weights_dtype}
+    more = {"stage": stage, "zero_stage": zero_stage, "weights_dtype": weights_dtype}
     program = lower_model(spec, part, "bfloat16", mesh, names, True, tracer, **more)
     threads = max(1, cluster.machine.total_cores // cluster.local_size)
-    memory = rank_bytes(optim, zero_stage, program, mesh, threads)
+    memory = rank_bytes(optim, program, threads)
     if sum(memory.values()) > cluster.rank_memory:
         return TrainingAnswer(mesh, memory, None, 0)
     trained = sum(w.elements for w in whole.weights if w.name in set(names))

@@ -4,7 +4,6 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ckdist.program.ops import op_named
-from ckdist.program.ops.op import axes
 from ckdist.program.program import Instr, Value, Weight
 
 
@@ -32,23 +31,21 @@ class Emitter:
         The outputs are named after `names`, with a number added. By default they are named after the op.
 
         Raises:
-            LayoutError: The op's `infer` rejects the operands.
+            LayoutError: The op cannot take the operands.
         """
         inputs, weights = tuple(inputs), tuple(weights)
-        defined = op_named(op)
-        inferred = defined.infer(inputs, weights, attrs)
-        outputs = tuple(
-            Value(self._fresh(name), dims, dtype, axes(partial))
-            for name, dtype, (dims, partial) in zip(
-                names or [op] * len(inferred), defined.dtypes or ("f32",) * len(inferred), inferred, strict=True
-            )
-        )
+        made = op_named(op).outputs(inputs, weights, attrs)
+        named = zip(names or [op] * len(made), made, strict=True)
+        outputs = tuple(Value(self._fresh(name), *fields) for name, fields in named)
         self.instrs.append(Instr(op, inputs, outputs, weights, attrs))
         return outputs
 
-    def whole(self, value: Value) -> Value:
-        """Emits an all_reduce for each axis that `value` is partial over, innermost first; returns the result."""
-        name = value.name.rpartition(".")[0]
+    def whole(self, value: Value, name: str = "") -> Value:
+        """Emits an all_reduce for each axis that `value` is partial over, innermost first; returns the result.
+
+        By default the result has the name of `value`, with another number.
+        """
+        name = name or value.name.rpartition(".")[0]
         for axis in reversed(value.partial):
             (value,) = self.emit("all_reduce", (value,), names=[name], axis=axis)
         return value

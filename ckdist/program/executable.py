@@ -17,7 +17,7 @@ from ckdist.program.lowered import Lowered
 from ckdist.program.model_shape import ModelShape
 from ckdist.program.native_worker import COMMANDS, NativeWorker
 from ckdist.program.stage_costs import StageCosts
-from ckdist.program.step_batch import BLOCK_TOKENS, Batch
+from ckdist.program.step_batch import Batch
 
 if TYPE_CHECKING:  # a program does not need the modules that open a communicator
     from ckdist.comm.communicator import Communicator
@@ -157,9 +157,8 @@ class Executable:
         self.costs = StageCosts() if stages is None else stages.costs
         self.max_tokens, self.max_sequences = config.max_tokens, config.max_sequences
         self.max_outputs = config.max_outputs or config.max_tokens
-        self.num_blocks, self.context_length = config.num_blocks, config.context_length
-        self.vocab_size = spec.vocab_size
-        self.state_slots = config.state_slots
+        self.num_blocks, self.state_slots = config.num_blocks, config.state_slots
+        self.context_length, self.vocab_size = config.context_length, spec.vocab_size
         self.threads, self.threads_batch = threads, threads_batch
         self.single_threads = threads  # of steps of at most SINGLE_ROWS tokens; at most `threads`
         self.has_logits, self.has_hidden = bool(plans), bool(hidden_plans)
@@ -187,8 +186,6 @@ class Executable:
         self._messages = deque(_Message(self.model) for _ in range(self.in_flight))  # the free one first
         # each batch in flight: its number of selected rows, and whether they are hidden states
         self._published: deque[tuple[int, bool]] = deque()
-        self._logits: np.ndarray | None = None  # (max_outputs, vocab), gathered from all ranks
-        self._hidden: np.ndarray | None = None  # (max_outputs, hidden)
 
     @property
     def in_flight(self) -> int:
@@ -307,17 +304,21 @@ class Executable:
             CommError: A rank died or stalled. The message names it and the step.
         """
         selected, hidden = self._collect()
-        if hidden:
-            return self.output_rows()[:selected]
-        if self._logits is None:
-            self._logits = self._rows(native.lib.ckdist_executable_logits(self._handle), self.vocab_size)
-        return self._logits[:selected]
+        return (self._hidden if hidden else self._logits)[:selected]
 
     def output_rows(self) -> np.ndarray:
         """Rank 0: the last step's float32 rows (max_outputs, hidden) that its plan returns with the logits."""
-        if self._hidden is None:
-            self._hidden = self._rows(native.lib.ckdist_executable_hidden(self._handle), self._hidden_width)
         return self._hidden
+
+    @functools.cached_property
+    def _logits(self) -> np.ndarray:
+        """Float32 (max_outputs, vocab), gathered from all ranks."""
+        return self._rows(native.lib.ckdist_executable_logits(self._handle), self.vocab_size)
+
+    @functools.cached_property
+    def _hidden(self) -> np.ndarray:
+        """Float32 (max_outputs, hidden)."""
+        return self._rows(native.lib.ckdist_executable_hidden(self._handle), self._hidden_width)
 
     def _rows(self, address: native.CData, width: int) -> np.ndarray:
         """A view of the native float32 array (max_outputs, width) at `address`."""
@@ -466,14 +467,3 @@ class Executable:
         if self._handle is not None:
             native.lib.ckdist_executable_free(self._handle)
             self._handle = None
-
-
-__all__ = [
-    "BLOCK_TOKENS",
-    "DECODE",
-    "PREFILL",
-    "CacheConfig",
-    "Executable",
-    "StageRanks",
-    "StepStats",
-]

@@ -8,6 +8,7 @@ are chosen later, by each op's `lower`.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from ckdist.errors import LayoutError
 from ckdist.program.program import Instr, Program, Value
 
 SAME = ("all_reduce", "select_rows")  # ops whose result is read in place of their operand, without a copy
@@ -22,6 +23,16 @@ class Group:
 
     def __getitem__(self, name: str) -> Instr | None:
         return self.parts.get(name)
+
+    def part(self, name: str) -> Instr:
+        """The instruction of a role. Raises LayoutError if the forward lacks it."""
+        if name not in self.parts:
+            raise LayoutError(f"cannot lower a {self.instr.op} without its {name}: {self.instr}")
+        return self.parts[name]
+
+    def before(self, value: Value, *names: str) -> Value:
+        """The input of the first of these parts that is there, or `value`, the result of the last one."""
+        return next((self.parts[name].inputs[0] for name in names if name in self.parts), value)
 
 
 class Graph:
@@ -125,11 +136,6 @@ def gathered_rows(graph: Graph, gather: Instr) -> dict[str, Instr]:
     return residual(graph, gather.inputs[0]) if gather.inputs[0].dims[0].axis else {}
 
 
-def sent_rows(graph: Graph, send: Instr) -> dict[str, Instr]:
-    """The residual that makes the rows a stage sends."""
-    return residual(graph, send.inputs[0])
-
-
 def rotated_attention(
     graph: Graph, attend: Instr, norms: tuple[str, ...] = ("rms_norm", "norm_latent", "l2_norm")
 ) -> dict[str, Instr]:
@@ -147,11 +153,6 @@ def rotated_attention(
     if len(attend.inputs) > 2 and (made := graph.maker(attend.inputs[2], "l2_norm")):
         parts["v_norm"] = made
     return parts
-
-
-def rotated_index(graph: Graph, select: Instr) -> dict[str, Instr]:
-    """The rotations of an index's queries and keys, and the layer norm of keys."""
-    return rotated_attention(graph, select, ("layer_norm",))
 
 
 def normed_windows(graph: Graph, select: Instr) -> dict[str, Instr]:
@@ -195,8 +196,8 @@ PATTERNS: dict[str, Callable[[Graph, Instr], dict[str, Instr]]] = {
     "attend_latent": rotated_attention,
     "select_blocks": rotated_attention,
     "select_entries": normed_windows,
-    "select_positions": rotated_index,
-    "send": sent_rows,
+    "select_positions": lambda graph, select: rotated_attention(graph, select, ("layer_norm",)),
+    "send": lambda graph, send: residual(graph, send.inputs[0]),
 }
 
 
@@ -205,6 +206,3 @@ def fuse(program: Program, graph: Graph) -> list[Group | None]:
     found = [Group(i, PATTERNS[i.op](graph, i)) if i.op in PATTERNS else Group(i) for i in program.instrs]
     taken = {id(part) for group in found for part in group.parts.values()}
     return [None if id(group.instr) in taken else group for group in found]
-
-
-__all__ = ["Graph", "Group", "fuse", "norm_over_heads", "normed", "residual"]

@@ -82,9 +82,8 @@ def _next(used: Sequence[list[int]], now: Sequence[int]) -> list[int]:
 
 
 def _place(freed: list[int], gathered: list[int], awaited: int) -> Step:
-    fields = {"freed_count": len(freed) // 2, "gathered_count": len(gathered) // 2, "awaited": awaited}
-    lists = {"freed": freed, "gathered": gathered}
-    return Step(PLACE, {**{name: edges for name, edges in lists.items() if edges}, **fields})
+    counts = {"freed_count": len(freed) // 2, "gathered_count": len(gathered) // 2}
+    return Step(PLACE, {"freed": freed, "gathered": gathered, **counts, "awaited": awaited})
 
 
 class Floats(NamedTuple):
@@ -113,8 +112,8 @@ def _floats(lowered: Lowered, steps: StepList, own: Range) -> Iterator[Floats]:
     for step in steps.steps:
         if step.kind == PLACE:
             for name, sign in (("freed", -1), ("gathered", 1)):
-                edges = step.fields.get(name, [])
-                gathered += sign * sum(outside(pair, own) for pair in _pairs(edges) if pair not in kept_units)
+                pairs = _pairs(step.fields[name])
+                gathered += sign * sum(outside(pair, own) for pair in pairs if pair not in kept_units)
         live |= {int(p): size(int(p)) for p in step.operands(GradientIndex)}
         yield Floats(gathered, kept + sum(live.values()) + sum(ended[-UNDER_WAY:]))
         if step.kind == "reduce_gradients":
@@ -130,7 +129,7 @@ def _kept(lowered: Lowered) -> tuple[set[Range], set[Range]]:
         if step.kind == "reduce_gradients" and step.fields["kept"]:
             gradients.add((step.fields["begin"], step.fields["end"]))
         if step.kind == PLACE:
-            units |= {pair for pair in _pairs(step.fields.get("gathered", [])) if is_kept(pair[1])}
+            units |= {pair for pair in _pairs(step.fields["gathered"]) if is_kept(pair[1])}
     return gradients, units
 
 

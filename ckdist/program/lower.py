@@ -55,7 +55,18 @@ MOST_FORMS = 3  # forms in which one norm_quantize writes a value
 
 
 class ServingLowering(Lowering):
-    """The lowering of a program that serves: shards of weights, exchanges between ranks, activations of products."""
+    """The lowering of a program that serves: shards of weights, exchanges between ranks, activations of products.
+
+    Args:
+        program: The traced program.
+        mesh: The mesh, with this rank's coordinates.
+        formats: Weight name -> the activation format (`enum ckdist_activation_format`) that its kernel reads.
+        block_columns: Weight name -> columns of one block of its type.
+        max_tokens: Tokens of a step.
+        stored: Only if tokens are sharded: program dimension of a weight -> the dimension as the ranks hold it.
+        host_rows: The hosts share out the rows of a rank. All hosts have the same number of ranks.
+        prompts: The rows are prompts' rows; `formats` are those of their products.
+    """
 
     step_set = "inference"
 
@@ -66,13 +77,13 @@ class ServingLowering(Lowering):
         formats: Callable[[str], int],
         block_columns: Callable[[str], int],
         max_tokens: int,
-        stored: Mapping[Dim, Dim],
-        host_rows: bool,
-        prompts: bool,
+        stored: Mapping[Dim, Dim] | None = None,
+        host_rows: bool = False,
+        prompts: bool = False,
     ):
         super().__init__(mesh, max_tokens)
         self.begin(program)
-        self.stored, self.host_rows, self.prompts = stored, host_rows, prompts
+        self.stored, self.host_rows, self.prompts = stored or {}, host_rows, prompts
         self.of_hosts: set[ValueIndex] = set()  # buffers with the rows of this host only
         self.by_host: set[str] = set()  # values whose activations have the rows of this host only
         self.formats, self.block_columns = formats, block_columns
@@ -82,14 +93,14 @@ class ServingLowering(Lowering):
         self.matrices: Numbering[MatrixKey] = Numbering()
         self.vectors: Numbering[VectorKey] = Numbering()
         self.prepared: dict[str, dict[str, Span]] = {}  # value -> its activations by name of the matrix that reads them
-        self.slots = 0
+        self.slots = 0  # exchange slots so far
         self.caches: dict[int, LayerCache] = {}
         self.experts: dict[int, int] = {}
         self.key_places: tuple[int, ...] = ()  # LayerCache.key_places of the current layer
         self.exchange_floats = 1
 
     def run(self) -> Lowered:
-        """Lowers the whole program, as `lower` describes."""
+        """Lowers the program to the steps of this rank. Raises LayoutError if an instruction has no step."""
         first_layer = self.program.boundaries[1] if len(self.program.boundaries) > 1 else None
         layer_steps = 0
         for instr, group in zip(self.program.instrs, fuse(self.program, self.graph), strict=True):
@@ -134,12 +145,23 @@ class ServingLowering(Lowering):
         """The `rows` field of a step that multiplies `value`."""
         return "host" if value.name in self.by_host else value.rows
 
-    def next_slot(self) -> None:
-        """Moves to the next exchange slot."""
-        self.slots += 1
+    def own_rows(self, *values: Value) -> list[ValueIndex]:
+        """Consecutive new buffers for values whose columns are whole, with the rows of this rank's tokens."""
+        places = [self.buffer("arena", v.dims[-1].elements, rows=self.local_tokens) for v in values]
+        self.at |= {value.name: place for value, place in zip(values, places, strict=True)}
+        return places
+
+    def result(self, value: Value) -> ValueIndex:
+        """The buffer that a step with one result writes: see `results`."""
+        return self.results([value])[0]
 
     def results(self, values: Sequence[Value]) -> list[ValueIndex]:
         """The buffers that a step writes. Partial values, and operands of an all_to_all, are in exchange slots."""
+        places = self._result_places(values)
+        self.at |= {value.name: place for value, place in zip(values, places, strict=True)}
+        return places
+
+    def _result_places(self, values: Sequence[Value]) -> list[ValueIndex]:
         first = values[0]
         rows = self.local_tokens if first.dims[0].axis else self.max_tokens
         selected = first.selected
@@ -152,7 +174,7 @@ class ServingLowering(Lowering):
                 return [self.buffer("arena", widths[0], rows=rows, sum=total)]
             part = self.slot(widths[0], rows)
             self.buffers[part].sum = total
-            self.next_slot()
+            self.slots += 1
             return [part]
         if first.partial and len(self.peers) > 1:  # partial over hosts; the ranks of a host share the tokens
             place = {"offset": self.slots % SLOTS, "rows": self.max_tokens}
@@ -176,7 +198,7 @@ class ServingLowering(Lowering):
             ]
         else:
             return [self.buffer("arena", width, rows=rows, selected=selected) for width in widths]
-        self.next_slot()
+        self.slots += 1
         return results
 
     def is_exchanged(self, value: Value) -> bool:
@@ -190,7 +212,7 @@ class ServingLowering(Lowering):
         if exchanged:
             most = max(out.dims[-1].local(mesh) for mesh in self.peers)
             self.at[out.name] = self.slot(width, self.max_tokens, most)
-            self.next_slot()
+            self.slots += 1
         else:
             self.at[out.name] = self.buffer("arena", width)
         return self.at[out.name], exchanged
@@ -226,7 +248,7 @@ class ServingLowering(Lowering):
             for v in values
         ]
         if exchange.inputs[0] in values:  # the first operand is made last
-            self.next_slot()
+            self.slots += 1
         return results
 
     # Weights
@@ -438,38 +460,10 @@ class Numbering(Generic[Key]):
 
 
 def stored_dims(tokens: Program, tensors: Program) -> dict[Dim, Dim]:
-    """Maps each weight dimension of `tokens` to the same dimension in `tensors`: the `stored` argument of `lower`.
+    """Maps each weight dimension of `tokens` to the same dimension in `tensors`: the argument `stored` of a lowering.
 
     `tokens` is a program whose tokens are sharded. `tensors` is the program of decode, which defines the shards that
     the ranks hold.
     """
     held = {w.name: w.dims for w in tensors.weights}
     return {dim: own for w in tokens.weights for dim, own in zip(w.dims, held[w.name], strict=True)}
-
-
-def lower(
-    program: Program,
-    mesh: Mesh,
-    formats: Callable[[str], int],
-    block_columns: Callable[[str], int],
-    max_tokens: int,
-    stored: Mapping[Dim, Dim] | None = None,
-    host_rows: bool = False,
-    prompts: bool = False,
-) -> Lowered:
-    """Lowers a program to the steps of this rank.
-
-    Args:
-        program: The traced program.
-        mesh: The mesh, with this rank's coordinates.
-        formats: Weight name -> the activation format (`enum ckdist_activation_format`) that its kernel reads.
-        block_columns: Weight name -> columns of one block of its type.
-        max_tokens: Tokens of a step.
-        stored: Only if tokens are sharded: program dimension of a weight -> the dimension as the ranks hold it.
-        host_rows: The hosts share out the rows of a rank. All hosts have the same number of ranks.
-        prompts: The rows are prompts' rows; `formats` are those of their products.
-
-    Raises:
-        LayoutError: The executor has no step for an instruction.
-    """
-    return ServingLowering(program, mesh, formats, block_columns, max_tokens, stored or {}, host_rows, prompts).run()

@@ -20,7 +20,7 @@ product reads together lie side by side.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ckdist.errors import LayoutError
@@ -42,17 +42,6 @@ FLOAT_READERS = {"scale", "add", "embed_grad", "all_reduce", "route", "route_gra
 FLOAT_READERS |= {"tally", "tally_grad", "balance_loss_grad", "delta_packed", "delta_grad", "convolve", "convolve_grad"}
 # kinds of steps that can overwrite a gradient
 PRODUCTS = ("weight_grad", "cross_entropy", "grouped_experts_grad", "latent_keys_weight_grad")
-
-
-@dataclass
-class Names:
-    """Lookup tables for the values of the program that is being lowered."""
-
-    of_weight: dict[Value, int] = field(default_factory=dict)  # summand of a weight's gradient -> its parameter
-    partial: dict[int, tuple[str, ...]] = field(default_factory=dict)  # parameter -> axes its gradient is summed over
-    residuals: dict[Value, Value] = field(default_factory=dict)  # a product's output -> the value that its step adds
-    beside: dict[Value, tuple[list[int], int]] = field(default_factory=dict)  # value -> (its row, its index there)
-    operands: dict[Value, ValueIndex] = field(default_factory=dict)  # value -> its copy in the form of an operand
 
 
 class TrainingLowering(Lowering):
@@ -85,13 +74,20 @@ class TrainingLowering(Lowering):
             self.places.append(place)
             offset = -(-self.places[-1].end // ALIGNMENT) * ALIGNMENT
         self.trained = len(dict.fromkeys(wrt))
+
+    def begin(self, program: Program) -> None:
+        """Begins the steps of a program, with empty tables of its values."""
+        super().begin(program)
         self.begun: set[int] = set()  # parameters whose gradients an earlier step writes
-        self.names = Names()
+        self.of_weight: dict[Value, int] = {}  # summand of a weight's gradient -> its parameter
+        self.partial: dict[int, tuple[str, ...]] = {}  # parameter -> axes its gradient is summed over
+        self.residuals: dict[Value, Value] = {}  # a product's output -> the value that its step adds
+        self.beside: dict[Value, tuple[list[int], int]] = {}  # value -> (its row, its index there)
+        self.operands: dict[Value, ValueIndex] = {}  # value -> its copy in the form of an operand
 
     def lowered(self, program: Program, wrt: Sequence[Weight] = ()) -> list[Step]:
         """The steps of one program, whose outputs after the first are the gradients by `wrt`."""
         self.begin(program)
-        self.begun, self.names = set(), Names()
         for weight, output in zip(wrt, program.outputs[1:], strict=False):
             self._claim(output, self.parameters[weight])
         self._fuse_adds(program)
@@ -106,13 +102,13 @@ class TrainingLowering(Lowering):
         Raises LayoutError if parts of one gradient are summed over different axes.
         """
         instr = self.graph.makers[value.name]
-        self.names.of_weight[value] = parameter
+        self.of_weight[value] = parameter
         if instr.op == "all_reduce":
             axes = (instr.attrs["axis"], *axes)
         if instr.op in ("add", "all_reduce"):
             for part in instr.inputs:
                 self._claim(part, parameter, axes)
-        elif self.names.partial.setdefault(parameter, axes) != axes:
+        elif self.partial.setdefault(parameter, axes) != axes:
             raise LayoutError(f"parts of the gradient of {self.places[parameter].name} are partial over different axes")
 
     def _fuse_adds(self, program: Program) -> None:
@@ -120,43 +116,41 @@ class TrainingLowering(Lowering):
 
         Only if nothing else reads b, and a is made before b. Either operand may be b.
         """
-        names = self.names
         made_at = {v: index for index, instr in enumerate(program.instrs) for v in instr.outputs}
         for v in program.inputs:
             made_at[v] = -1
         for instr in program.instrs:
-            if instr.op != "add" or instr.outputs[0] in names.of_weight:
+            if instr.op != "add" or instr.outputs[0] in self.of_weight:
                 continue
             a, b = instr.inputs
             for own, other in ((b, a), (a, b)):
                 maker = self.graph.makers.get(own.name)
-                if a == b or maker is None or self.graph.readers(own) != [instr] or own in names.residuals:
+                if a == b or maker is None or self.graph.readers(own) != [instr] or own in self.residuals:
                     continue
                 fits = maker.op == "rms_norm_grad" or (maker.op == "linear" and len(maker.outputs) == 1)
                 if fits and made_at[other] < made_at[own]:
-                    names.residuals[own] = other
+                    self.residuals[own] = other
                     made_at[instr.outputs[0]] = made_at[own]
                     break
 
     def _lay_beside(self, program: Program) -> None:
         """Assigns one row to the gradients that one product reads together."""
-        names = self.names
         for instr in program.instrs:
             together = instr.op == "linear_grad" and len(instr.inputs) > 1
-            if together and all(v not in names.beside and self._is_operand(v) for v in instr.inputs):
+            if together and all(v not in self.beside and self._is_operand(v) for v in instr.inputs):
                 self.rows.append([UNPLACED] * len(instr.inputs))
-                names.beside |= {v: (self.rows[-1], at) for at, v in enumerate(instr.inputs)}
+                self.beside |= {v: (self.rows[-1], at) for at, v in enumerate(instr.inputs)}
 
     # Called by the ops' `lower`
 
     def residual(self, output: Value) -> ValueIndex:
         """The value that the step of `output` adds to it, or ABSENT."""
-        other = self.names.residuals.get(output)
+        other = self.residuals.get(output)
         while (
             other is not None and self.source(other).name not in self.at
         ):  # an add in the step of one operand, which comes later
             first, second = self.graph.makers[other.name].inputs
-            other = first if self.names.residuals.get(first) == second else second
+            other = first if self.residuals.get(first) == second else second
         return ValueIndex(ABSENT) if other is None else self.place_of(other)
 
     def is_for_loss_alone(self, value: Value) -> bool:
@@ -166,16 +160,16 @@ class TrainingLowering(Lowering):
     def is_fused(self, instr: Instr) -> bool:
         """True if the step of one operand computes the add. The result is then an alias of that operand."""
         for own, other in (instr.inputs, instr.inputs[::-1]):
-            if self.names.residuals.get(own) == other:
+            if self.residuals.get(own) == other:
                 self.stands_for(instr.outputs[0], own)
                 return True
         return False
 
     def operand(self, value: Value) -> ValueIndex:
         """The value in the form that products read. The first call emits a conversion if it has another form."""
-        if value not in self.names.operands:
-            self.names.operands[value] = self.converted(self.place_of(value))
-        return self.names.operands[value]
+        if value not in self.operands:
+            self.operands[value] = self.converted(self.place_of(value))
+        return self.operands[value]
 
     def converted(self, index: ValueIndex) -> ValueIndex:
         """`index` if that is an operand, else a new value: its conversion by a step."""
@@ -185,13 +179,19 @@ class TrainingLowering(Lowering):
         self.emit("convert", x=index, out=made)
         return made
 
+    def emit_rows(self, kind: str, instr: Instr, inputs: str, outputs: str = "out", /, **fields: Any) -> None:
+        """Appends a step whose operands are those of `instr`, with these names."""
+        names = *inputs.split(), *outputs.split()
+        places = [*map(self.place_of, instr.inputs), *map(self.output, instr.outputs)]
+        self.emit(kind, **dict(zip(names, places, strict=True)), **fields)
+
     def output(self, value: Value) -> ValueIndex:
         """Adds the value that the next step makes, and returns its index."""
         width, rows = value.dims[-1].local(self.mesh), value.dims[0].width
         if len(value.dims) == 1:
             made = self.alone(width, False, 0)
-        elif value in self.names.beside:
-            row, at = self.names.beside[value]
+        elif value in self.beside:
+            row, at = self.beside[value]
             made = row[at] = self._beside(width)
         else:
             head = value.dims[-1].width  # products read whole tiles, also of the last head
@@ -238,9 +238,15 @@ class TrainingLowering(Lowering):
         key = transposed, tuple(int(self.parameters[w]) for w in weights)
         return self.packs.setdefault(key, PackIndex(len(self.packs)))
 
-    def gradient(self, value: Value) -> GradientIndex:
-        """The parameter whose gradient `value` is a part of."""
-        return GradientIndex(self.names.of_weight[value])
+    def gradient(self, value: Value | None) -> GradientIndex:
+        """The parameter whose gradient `value` is a part of; ABSENT for None."""
+        return GradientIndex(ABSENT if value is None else self.of_weight[value])
+
+    def added(self, value: Value | None) -> GradientIndex:
+        """`gradient`, for a step that adds to it."""
+        if value is not None:
+            self.is_fresh(value)
+        return self.gradient(value)
 
     def message(self, sender: int, receiver: int) -> tuple[int, int]:
         """The stage that the current chunk exchanges rows with, and the tag of the message.
@@ -252,7 +258,7 @@ class TrainingLowering(Lowering):
 
     def is_fresh(self, value: Value) -> bool:
         """True if the next step is the first to write the gradient that `value` is a part of."""
-        parameter = self.names.of_weight[value]
+        parameter = self.of_weight[value]
         fresh = parameter not in self.begun
         self.begun.add(parameter)
         return fresh
@@ -275,7 +281,7 @@ class TrainingLowering(Lowering):
         Each gradient is in one range. All gradients of a range are summed over the same axes. The ranges are the same
         on all replicas.
         """
-        tensor = {p for p, axes in self.names.partial.items() if "tp" in axes}
+        tensor = {p for p, axes in self.partial.items() if "tp" in axes}
         last = {p: index for index, step in enumerate(steps) for p in step.operands(GradientIndex)}
         waiting: set[int] = set()
         result: list[Step] = []

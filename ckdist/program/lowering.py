@@ -1,11 +1,12 @@
 """Lowering: the steps of a program, the numbers of its values, and their places in the arena."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
+
+import numpy as np
 
 from ckdist.errors import LayoutError
 from ckdist.mesh import Mesh
-from ckdist.program.arena_offsets import first_fit
 from ckdist.program.fusion import Graph
 from ckdist.program.lowered import Buffer
 from ckdist.program.ops import op_named
@@ -64,8 +65,10 @@ class Lowering:
             value = self.same[value.name]
         return value
 
-    def place_of(self, value: Value) -> ValueIndex:
-        """The buffer of a value. Raises LayoutError if it has none yet."""
+    def place_of(self, value: Value | None) -> ValueIndex:
+        """The buffer of a value; ABSENT for None. Raises LayoutError if it has none yet."""
+        if value is None:
+            return ValueIndex(ABSENT)
         found = self.at.get(self.source(value).name)
         if found is None:
             raise LayoutError(f"cannot lower %{value.name}: its reader needs it in memory")
@@ -116,3 +119,32 @@ class Lowering:
         """Puts a row at byte `begin`. Until then, offsets of its buffers count from the start of the row."""
         for b in self.rows[row]:
             self.buffers[b].offset += begin
+
+
+def first_fit(uses: Iterable[tuple[int, int]], size: Callable[[int], int]) -> tuple[dict[int, int], int]:
+    """Places the largest value first, each at the lowest offset that is free during its lifetime.
+
+    Args:
+        uses: (time, value) pairs, times ascending. A value lives from its first use to its last, both included.
+        size: Bytes of a value.
+
+    Returns:
+        The offset of each value, and the bytes of the arena.
+    """
+    first: dict[int, int] = {}
+    last: dict[int, int] = {}
+    for time, value in uses:
+        first.setdefault(value, time)
+        last[value] = time
+    sizes = {value: size(value) for value in first}
+    order = sorted(first, key=lambda v: -sizes[v])
+    firsts, lasts = (np.array([times[v] for v in order], np.int64) for times in (first, last))  # (values,)
+    begins, ends = np.zeros((2, len(order)), np.int64)  # byte ranges of the values that are already placed
+    for at, value in enumerate(order):
+        overlapping = np.flatnonzero((firsts[:at] <= last[value]) & (lasts[:at] >= first[value]))
+        offset, bytes_ = 0, sizes[value]
+        for begin, end in sorted(zip(begins[overlapping].tolist(), ends[overlapping].tolist(), strict=True)):
+            if offset + bytes_ > begin:
+                offset = max(offset, end)
+        begins[at], ends[at] = offset, offset + bytes_
+    return dict(zip(order, begins.tolist(), strict=True)), int(ends.max(initial=0))

@@ -93,6 +93,3 @@ class NativeWorker:
     def _check(self, status: int) -> None:
         self.failed |= status < 0
         native.check(status)
-
-
-__all__ = ["COMMANDS", "NativeWorker"]

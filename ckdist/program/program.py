@@ -108,13 +108,9 @@ class Program:
     carried: tuple[Value, ...] = ()
 
     def __str__(self) -> str:
-        head = f"program({', '.join(map(str, self.inputs))})"
-        return (
-            "\n".join(
-                [head, *(f"  {i}" for i in self.instrs), f"  return {', '.join('%' + v.name for v in self.outputs)}"]
-            )
-            + "\n"
-        )
+        returned = ", ".join(f"%{v.name}" for v in self.outputs)
+        lines = f"program({', '.join(map(str, self.inputs))})", *(f"  {i}" for i in self.instrs), f"  return {returned}"
+        return "\n".join(lines) + "\n"
 
     @property
     def weights(self) -> tuple[Weight, ...]:

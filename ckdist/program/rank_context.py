@@ -14,9 +14,7 @@ class RankContext:
 
     def __init__(self, mesh: Mesh, spec: ModelShape):
         self.mesh, self.spec = mesh, spec
-        self.cache: dict[int, tuple[np.ndarray, np.ndarray]] = {}  # layer -> K, V: (positions, kv_heads, head_dim)
-        self.index: dict[int, np.ndarray] = {}  # layer -> keys that choose positions: (positions, width)
-        self.states: dict[tuple[int, str], np.ndarray] = {}  # (layer, name) -> state of the sequence
+        self.states: dict[tuple[int, str], np.ndarray] = {}  # (layer, name) -> state or rows of the sequence
         self.positions = np.zeros(0, np.int_)  # position in its sequence, for each token of the step
         self.axes: np.ndarray | None = None  # (tokens, 3): positions of three axes, for rotations; None: of one
         self.first_token = 0  # index of this rank's first token in the step; not 0 only if tokens are sharded
@@ -51,12 +49,18 @@ class RankContext:
         angles = positions.astype(np.float32) * rope.inverse_frequencies.astype(np.float32)
         return np.cos(angles) * np.float32(rope.magnitude), np.sin(angles) * np.float32(rope.magnitude)
 
-    def extend_cache(self, layer: int, k: np.ndarray, v: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Appends the step's keys and values to a layer's cache; returns all, (positions, kv_heads, head_dim) each."""
-        if layer in self.cache:
-            k, v = np.concatenate([self.cache[layer][0], k]), np.concatenate([self.cache[layer][1], v])
-        self.cache[layer] = k, v
-        return k, v
+    def extended(self, layer: int, name: str, rows: np.ndarray) -> np.ndarray:
+        """Appends the step's rows to those of the sequence; returns all."""
+        before = self.states.get((layer, name), rows[:0])
+        self.states[layer, name] = np.concatenate([before, rows])
+        return self.states[layer, name]
+
+    def with_last(self, layer: int, name: str, rows: np.ndarray, count: int) -> np.ndarray:
+        """The step's rows after the `count` rows before them; zeros before the sequence. Keeps the last `count`."""
+        before = self.states.get((layer, name), np.zeros((count, *rows.shape[1:]), rows.dtype))
+        both = np.concatenate([before, rows])
+        self.states[layer, name] = both[len(both) - count :]
+        return both
 
     def sequences(self) -> list[slice]:
         """The tokens of each packed sequence."""

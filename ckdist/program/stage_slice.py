@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from ckdist.errors import LayoutError
 from ckdist.mesh import WHOLE, Mesh
 from ckdist.program.ops import op_named
-from ckdist.program.ops.op import axes
 from ckdist.program.pipeline_stage import Stage
 from ckdist.program.program import Instr, Program, Value
 
@@ -96,8 +95,5 @@ def _sharing(value: Value, mesh: Mesh) -> str | None:
 
 def _instr(op: str, inputs: tuple[Value, ...], names: tuple[str, ...], **attrs: object) -> Instr:
     """An instruction whose outputs have these names. Names beyond the number of outputs are not used."""
-    inferred = op_named(op).infer(inputs, (), attrs)
-    outputs = tuple(
-        Value(name, dims, "f32", axes(partial)) for name, (dims, partial) in zip(names, inferred, strict=False)
-    )
-    return Instr(op, inputs, outputs, (), attrs)
+    made = op_named(op).outputs(inputs, (), attrs)
+    return Instr(op, inputs, tuple(Value(name, *of) for name, of in zip(names, made, strict=False)), (), attrs)

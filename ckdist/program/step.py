@@ -132,18 +132,3 @@ def _text(value: Any) -> str:
     if isinstance(value, bool):
         return str(value) if value else ""
     return f"{value:g}" if value not in (ABSENT, 0.0) or (isinstance(value, int) and value == 0) else ""
-
-
-__all__ = [
-    "ABSENT",
-    "NO_SPAN",
-    "GradientIndex",
-    "Index",
-    "MatrixIndex",
-    "PackIndex",
-    "ParameterIndex",
-    "Span",
-    "Step",
-    "ValueIndex",
-    "VectorIndex",
-]

@@ -7,7 +7,7 @@ state: a tracer records only the calls on itself.
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar, overload
+from typing import Any, TypeVar
 
 from ckdist.layout import Dim, Layout, Sharding, head_dims
 from ckdist.mesh import WHOLE, Mesh
@@ -61,16 +61,9 @@ class Tracer(Emitter):
         self.dropout_keys: tuple[Value, ...] = ()  # of LoRA's dropout: one number for each token
         self.positions: Value | None = None  # of the last layer with an indexer
 
-    def _emit(
-        self,
-        op: str,
-        inputs: Sequence[Value],
-        weights: Sequence[Weight | None] = (),
-        names: Sequence[str] | None = None,
-        **attrs: Any,
-    ) -> Value:
+    def _emit(self, op: str, *operands: Any, **attrs: Any) -> Value:
         """`emit` for an op with one output."""
-        (output,) = self.emit(op, inputs, weights, names, **attrs)
+        (output,) = self.emit(op, *operands, **attrs)
         return output
 
     def weight(self, name: str, *dims: Dim) -> Weight:
@@ -85,32 +78,13 @@ class Tracer(Emitter):
         if axis := ids.dims[0].axis:
             rows, columns = table.dims
             table = Weight(table.name, (replace(rows, axis=self.mesh.without(rows.axis, axis)), columns))
-        more: dict[str, Any] = {"eps": eps} if eps else {}
-        return self._emit("embed", (ids,), (table,), **more)
-
-    @overload
-    def linear(
-        self, x: Value, weight: Weight, /, *, bias: Sequence[Weight] = (), names: Sequence[str] | None = None
-    ) -> Value: ...
-
-    @overload
-    def linear(
-        self,
-        x: Value,
-        weight: Weight,
-        second: Weight,
-        /,
-        *more: Weight,
-        bias: Sequence[Weight] = (),
-        names: Sequence[str] | None = None,
-    ) -> tuple[Value, ...]: ...
+        return self._emit("embed", (ids,), (table,), **_given(eps=eps))
 
     def linear(
-        self, x: Value, *weights: Weight, bias: Sequence[Weight] = (), names: Sequence[str] | None = None
-    ) -> Value | tuple[Value, ...]:
-        """`linears`, but a single output is not a tuple."""
-        outputs = self.linears(x, weights, bias, names)
-        return outputs[0] if len(weights) == 1 else outputs
+        self, x: Value, weight: Weight, bias: Sequence[Weight] = (), names: Sequence[str] | None = None
+    ) -> Value:
+        """`linears` with one weight."""
+        return self.linears(x, (weight,), bias, names)[0]
 
     def linears(
         self, x: Value, weights: Sequence[Weight], bias: Sequence[Weight] = (), names: Sequence[str] | None = None
@@ -129,7 +103,7 @@ class Tracer(Emitter):
         names = [f"{weights[i].name.split('.')[-2]}_lora" for i in pairs]
         operands = (x, *(outputs[i] for i in pairs), *self.dropout_keys)
         matrices = [w for pair in pairs.values() for w in pair]
-        attrs: dict[str, Any] = {"slots": low_rank.slots} if low_rank.slots else {}
+        attrs = _given(slots=low_rank.slots)
         attrs |= {"dropout": low_rank.dropout} if self.dropout_keys else {}
         results = self.emit("low_rank", operands, matrices, names, scale=low_rank.scale, **attrs)
         found = dict(zip(pairs, results, strict=True))
@@ -160,13 +134,18 @@ class Tracer(Emitter):
         q, k = self.emit("rms_norm_heads", (q, k, squares), (q_weight, k_weight), ["norm", "norm"], eps=eps)
         return q, k
 
+    @property
+    def exchange_axis(self) -> str | None:
+        """The axis over which tokens are exchanged for heads; None if tokens are not sharded."""
+        return self.sharding.tokens.axis
+
     def to_heads(self, values: Sequence[Value], heads: Callable[[Sharding], tuple[Dim, Dim]]) -> tuple[Value, ...]:
         """Exchanges (own tokens, all heads) for (all tokens, own heads), the layout of the cache.
 
         Emits nothing if tokens are not sharded. `heads` makes the dimensions `heads` and `kv_heads` under a sharding;
         the last dimension of each value is one of these, or whole.
         """
-        axis = self.sharding.tokens.axis
+        axis = self.exchange_axis
         if not axis:
             return tuple(values)
         to_axis = WHOLE if any(x.dims[-1].axis for x in values) else axis
@@ -177,12 +156,12 @@ class Tracer(Emitter):
 
     def to_tokens(self, o: Value, heads: Dim) -> Value:
         """The inverse of `to_heads`: (all tokens, own heads) -> (own tokens, `heads`)."""
-        axis = self.sharding.tokens.axis
+        axis = self.exchange_axis
         return self._emit("all_to_all", (o,), names=["o"], axis=axis, to=(heads,)) if axis else o
 
     def to_heads_latent(self, q: Value, *shared: Value) -> tuple[Value, ...]:
         """`to_heads` for latent attention: queries, and values that all heads share: latent vectors, and an index."""
-        axis = self.sharding.tokens.axis
+        axis = self.exchange_axis
         if not axis:
             return q, *shared
         heads, *whole = (x.dims[-1] for x in (q, *shared))
@@ -200,7 +179,7 @@ class Tracer(Emitter):
 
     def rope(self, x: Value, table: str, first: int = 0) -> Value:
         """Rotates the dimensions of each head from `first` on; `table` is "global" or "local"."""
-        return self._emit("rope", (x,), table=table, first=first) if first else self._emit("rope", (x,), table=table)
+        return self._emit("rope", (x,), table=table, **_given(first=first))
 
     def scale_queries(self, q: Value, rule: QueryScale | None) -> Value:
         """Scales queries by their position. None: unchanged."""
@@ -234,12 +213,8 @@ class Tracer(Emitter):
         - `shared`: the cache has k and v already, which an earlier `attend` of this `layer` has stored.
         """
         attrs: dict[str, Any] = {"layer": layer, "scale": scale, "soft_cap": soft_cap, "window": window}
-        if shared:
-            attrs["shared"] = True
-        attrs |= {"listed_block": listed_block} if listed_block else {}
-        attrs |= {"listed_window": listed_window} if listed_window else {}
-        if bidirectional:
-            attrs["bidirectional"] = True
+        listing = {"listed_block": listed_block, "listed_window": listed_window}
+        attrs |= _given(shared=shared, **listing, bidirectional=bidirectional)
         weights: tuple[Weight | None, ...] = () if sinks is None else (sinks,)
         if relative is not None:
             weights = (sinks, relative[0])
@@ -332,7 +307,7 @@ class Tracer(Emitter):
         q = self.scale_queries(q, query_scale)
         listed = () if positions is None else (positions,)
         own = () if sinks is None else (sinks,)
-        more = {name: size for name, size in (("listed_window", listed_window), ("window", window)) if size}
+        more = _given(listed_window=listed_window, window=window)
         o = self._emit("attend_latent", (q, k, *listed), own, ["o"], layer=layer, scale=scale, value_width=rank, **more)
         return self.linear_heads(o, w.values)
 
@@ -402,7 +377,7 @@ class Tracer(Emitter):
 
     def _of_experts(self, weights: Sequence[Weight], biases: Sequence[Weight]) -> tuple[list[Weight], dict[str, Any]]:
         """All weights of an experts instruction, with A and B of LoRA, and the attributes that describe them."""
-        attrs: dict[str, Any] = {"biased": True} if biases else {}
+        attrs = _given(biased=bool(biases))
         pairs = {i: pair for i, w in enumerate(weights) if self.low_rank and (pair := self.low_rank.pair(w))}
         if pairs and self.low_rank:
             attrs |= {"adapted": tuple(pairs), "scale": self.low_rank.scale}
@@ -430,9 +405,7 @@ class Tracer(Emitter):
 
     def reduce(self, x: Value) -> Value:
         """Emits an all_reduce over each axis that x is partial over, or nothing."""
-        for axis in reversed(x.partial):
-            x = self._emit("all_reduce", (x,), names=["sum"], axis=axis)
-        return x
+        return self.whole(x, "sum")
 
     def gather(self, x: Value) -> Value:
         """Emits an all_gather if a dimension is sharded."""
@@ -444,6 +417,11 @@ class Tracer(Emitter):
         self.boundaries.append(x)
         self.carried |= dict.fromkeys(more)
         return x
+
+
+def _given(**attrs: Any) -> dict[str, Any]:
+    """The attributes that are not 0 or False. The others are left out of a program's text."""
+    return {name: value for name, value in attrs.items() if value}
 
 
 def trace(
@@ -461,6 +439,3 @@ def trace(
     g = tracer(layout, mesh)
     ids = Value("ids", (g.sharding.tokens,), "i32")
     return Program((ids,), (forward(g, ids, spec),), tuple(g.instrs), tuple(g.boundaries), tuple(g.carried))
-
-
-__all__ = ["Dim", "LatentWeights", "LowRank", "Tracer", "trace"]

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ckdist.errors import ConfigError
-from ckdist.layout import Dim, Layout, Sharding
+from ckdist.layout import Dim, Layout
 from ckdist.mesh import Mesh
 from ckdist.program.program import Program, Value, Weight
 from ckdist.program.query_scale import QueryScale
@@ -90,42 +90,22 @@ class TrainingTracer(Tracer):
         """Emits two norms, each over a whole row: a rank has all heads of its tokens."""
         return self.rms_norm(q, q_weight, eps), self.rms_norm(k, k_weight, eps)
 
-    def to_heads(self, values: Sequence[Value], heads: Callable[[Sharding], tuple[Dim, Dim]]) -> tuple[Value, ...]:
-        """Emits nothing: a rank has all heads of its tokens."""
-        del heads  # there is nothing to exchange
-        return tuple(values)
+    @property
+    def exchange_axis(self) -> str | None:
+        """None: a rank has all heads of its tokens."""
+        return None
 
-    def to_tokens(self, o: Value, heads: Dim) -> Value:  # noqa: ARG002
-        """Emits nothing, like `to_heads`."""
-        return o
+    def attend(self, q: Value, k: Value, v: Value, sinks: Weight | None = None, **attrs: Any) -> Value:
+        """Causal attention within each sequence of the batch. Raises ConfigError for any other attention.
 
-    def attend(
-        self,
-        q: Value,
-        k: Value,
-        v: Value,
-        sinks: Weight | None = None,
-        *,
-        layer: int,
-        scale: float,
-        soft_cap: float,
-        window: int,
-        bidirectional: bool = False,
-        relative: tuple[Weight, int, int] | None = None,
-        positions: Value | None = None,
-        listed_block: int = 0,
-        listed_window: int = 0,
-        shared: bool = False,
-    ) -> Value:
-        """Causal attention within each sequence of the batch. Raises ConfigError for any other attention."""
-        # there is no cache to choose, and no `select_positions`
-        del layer, positions, listed_block, listed_window, shared
-        if relative is not None:
+        `attrs`: as of `Tracer.attend`. Those of its cache and of `select_positions` have no effect.
+        """
+        if attrs.get("relative") is not None:
             raise ConfigError(NOT_TRAINED)
-        if bidirectional:
+        if attrs.get("bidirectional"):
             raise ConfigError("encoders can be served, not trained: choose another model")
-        weights, attrs = () if sinks is None else (sinks,), {"scale": scale, "soft_cap": soft_cap, "window": window}
-        return self.emit("attend_packed", (q, k, v), weights, ["o", "lse"], **attrs)[0]
+        weights, scores = () if sinks is None else (sinks,), {n: attrs[n] for n in ("scale", "soft_cap", "window")}
+        return self.emit("attend_packed", (q, k, v), weights, ["o", "lse"], **scores)[0]
 
     def embed(self, ids: Value, table: Weight, eps: float = 0.0) -> Value:
         """(tokens,) ids -> (tokens, hidden). Raises ConfigError for rows that are normed."""
@@ -222,12 +202,11 @@ class TrainingTracer(Tracer):
         logits: Sequence[Value],
         correction: Weight | None,
         routing: Routing,
-        shared: bool,
+        shared: bool,  # noqa: ARG002 - `experts` computes the shared expert separately
         factors: Weight | None = None,
         table: tuple[Value, Weight] | None = None,
     ) -> tuple[Value, Value]:
         """The experts of each token and their shares, without a shared expert."""
-        del shared  # `experts` computes the shared expert separately
         if factors is not None or table is not None:
             raise ConfigError(NOT_TRAINED)
         router, *switch = logits
@@ -259,15 +238,11 @@ class TrainingTracer(Tracer):
         chosen_sum = self.emit("grouped_experts", operands, matrices, names, function=function, **attrs)[0]
         if not shared:
             return chosen_sum
-        a, b = self.linear(x, *shared[:2], names=["gate", "up"])
+        a, b = self.linears(x, shared[:2], names=["gate", "up"])
         y = self.linear(self.gated(a, b, function), shared[2], names=["shared"])
         if shares in self._switches:
             y = self._emit("switched", (y, self._switches[shares]))
         return self.add(chosen_sum, y)
-
-    def to_heads_latent(self, q: Value, *shared: Value) -> tuple[Value, ...]:
-        """Emits nothing, like `to_heads`."""
-        return q, *shared
 
     def attend_latent(
         self,
@@ -275,18 +250,15 @@ class TrainingTracer(Tracer):
         kv: Value,
         w: LatentWeights,
         *,
-        layer: int,
         rope: str | None,
         scale: float,
         eps: float,
-        positions: Value | None = None,
-        listed_window: int = 0,
         window: int = 0,
         sinks: Weight | None = None,
         query_scale: QueryScale | None = None,
+        **_: Any,
     ) -> Value:
         """Causal latent attention within each sequence, in the expanded form: each head has its own keys and values."""
-        del positions, listed_window  # there is no `select_positions`
         rank, nope = w.keys.dims[0].width, w.keys.dims[1].elements
         k = self.norm_latent(kv, w.norm, eps, *w.key_norm)
         if rope is not None:
@@ -295,7 +267,7 @@ class TrainingTracer(Tracer):
         keys = self._emit("latent_keys", (k,), (w.keys,), names=["keys"])
         latent = self._emit("latent_values", (k,), names=["latent"], dim=w.values.dims[1])
         values = self.linear(latent, w.values, names=["values"])
-        return self.attend(q, keys, values, sinks, layer=layer, scale=scale, soft_cap=0.0, window=window)
+        return self.attend(q, keys, values, sinks, scale=scale, soft_cap=0.0, window=window)
 
     def cross_entropy(self, x: Value, targets: Value, head: Weight, soft_cap: float) -> Value:
         """The sum of losses of soft_cap(x @ head.T) over tokens with a target. Partial if tokens are sharded.
@@ -304,15 +276,11 @@ class TrainingTracer(Tracer):
         """
         if (teacher := self.teacher) is not None:
             operands, names = (targets, *self.teacher_inputs), ["loss", "lse", "rest"]
-            emit = lambda x, own, its: self.emit(
-                "cross_entropy",
-                (x, *operands),
-                (head,),
-                names,
-                soft_cap=soft_cap,
-                target_weight=own,
-                teacher_weight=its,
-            )[0]
+
+            def emit(x: Value, own: float, its: float) -> Value:
+                attrs = {"soft_cap": soft_cap, "target_weight": own, "teacher_weight": its}
+                return self.emit("cross_entropy", (x, *operands), (head,), names, **attrs)[0]
+
             weight = teacher.weight * teacher.temperature**2
             if teacher.temperature == 1:
                 return emit(x, 1 - teacher.weight, weight)
@@ -344,6 +312,3 @@ def trace_loss(
     ids, targets = (Value(name, (g.sharding.tokens,), "i32") for name in ("ids", "targets"))
     inputs = (ids, targets, *g.teacher_inputs, *g.dropout_keys)
     return Program(inputs, (loss(g, ids, targets, spec),), tuple(g.instrs), tuple(g.boundaries))
-
-
-__all__ = ["TrainingTracer", "trace_loss"]

@@ -226,18 +226,14 @@ class BatchRunner:
         log.warning("batch %s is %s: %d answers, %d errors", batch_id, status, counts["completed"], counts["failed"])
 
     async def _fail_or_wait(self, batch: dict[str, Any], why: str) -> None:
-        """Ends a batch that cannot go on. If the disk has no room for that either, it goes on after a while."""
+        """Ends a batch that cannot go on; its results stay. If the disk has no room for that, it is tried again later."""
+        log.error("batch %s has failed: %s", batch["id"], why)
+        errors = [{"line": None, "message": why, "code": "failed"}]
         try:
-            self._fail(batch, why)
+            self.store.change(batch["id"], "failed", failed_at=int(time.time()), errors=errors, **self._files(batch))
         except (CkdistError, OSError) as error:
             log.error("batch %s waits for room: %s", batch["id"], error)
             await asyncio.sleep(FULL_SECONDS)
-
-    def _fail(self, batch: dict[str, Any], why: str) -> None:
-        """Ends a batch that cannot go on. Its results stay."""
-        log.error("batch %s has failed: %s", batch["id"], why)
-        errors = [{"line": None, "message": why, "code": "failed"}]
-        self.store.change(batch["id"], "failed", failed_at=int(time.time()), errors=errors, **self._files(batch))
 
     def _now(self, batch_id: str) -> dict[str, Any] | None:
         """Returns the batch as it is now; None if it has ended."""

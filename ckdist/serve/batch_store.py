@@ -25,7 +25,7 @@ from ckdist.serve.problems import Problem
 MAX_FILE = 200 << 20  # bytes, as OpenAI's
 MAX_LINES = 100_000
 ROWS_BYTES = 1 << 20  # of the disk that stay free for rows, so that the end of a batch can be written
-MAX_FILES = 1000  # of one owner; as many batches
+MAX_FILES = 1000  # of one owner, beside results; as many batches
 OPEN = ("validating", "in_progress", "finalizing", "cancelling")  # a batch that has not ended
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS files (
@@ -89,8 +89,12 @@ class BatchStore:
         return sum(entry.stat().st_size for folder in folders for entry in os.scandir(folder))
 
     @contextlib.contextmanager
-    def upload(self) -> Iterator[pathlib.Path]:
-        """Yields a new place for contents. It is removed unless they become a file (`add_file`)."""
+    def upload(self, owner: str) -> Iterator[pathlib.Path]:
+        """Yields a new place for contents. It is removed unless they become a file (`add_file`).
+
+        Raises Problem 400 if the owner has too many files. Results of batches are not refused: they would never end.
+        """
+        self._check_count("files", owner)
         path = self.path(f".{secrets.token_hex(8)}")
         try:
             yield path
@@ -100,8 +104,7 @@ class BatchStore:
             path.unlink(missing_ok=True)
 
     def add_file(self, owner: str, path: pathlib.Path, purpose: str, filename: str) -> dict[str, Any]:
-        """Makes a file of the contents at `path`. Raises Problem: 400 if the owner has too many, 507 on a full disk."""
-        self._check_count("files", owner)
+        """Makes a file of the contents at `path`. Raises Problem 507 on a full disk."""
         file_id = f"file-{secrets.token_hex(12)}"
         row = (file_id, owner, purpose, filename[:200], path.stat().st_size, int(time.time()))
         self._write("INSERT INTO files VALUES (?, ?, ?, ?, ?, ?)", row)
@@ -180,7 +183,8 @@ class BatchStore:
         self._write("DELETE FROM batches WHERE id = ?", (batch_id,))
 
     def _check_count(self, table: str, owner: str) -> None:
-        count = self._rows.execute(f"SELECT COUNT(*) FROM {table} WHERE owner = ?", (owner,)).fetchone()[0]  # noqa: S608
+        wanted = f"SELECT COUNT(*) FROM {table} WHERE owner = ?"  # noqa: S608 - `table` is a constant
+        count = self._rows.execute(wanted, (owner,)).fetchone()[0]
         if count >= MAX_FILES:
             raise Problem(400, f"there are {count} {table} already, of at most {MAX_FILES}; delete some")
 

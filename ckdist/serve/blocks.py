@@ -1,4 +1,4 @@
-"""Answers in consecutive blocks of reasoning, of text, and of one tool call each: Anthropic's, and OpenAI's responses."""
+"""Answers in consecutive blocks of reasoning, of text, and of one tool call: Anthropic's, and OpenAI's responses."""
 
 from collections.abc import AsyncGenerator, Iterable, Iterator
 from dataclasses import dataclass, field

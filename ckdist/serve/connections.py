@@ -108,11 +108,17 @@ class ConnectionPool:
         async def serve(scope: Scope, receive: Receive, send: Send) -> None:
             """Handles one request."""
             connection = _current.get()
-            self._begin(connection)
+            connection.requests += 1
+            if connection in self._silent:
+                del self._silent[connection]
+                self._busy.add(connection)
             try:
                 await app(scope, receive, send)
             finally:
-                self._end(connection)
+                if connection in self._busy:
+                    self._busy.remove(connection)
+                    connection.silent_since = time.monotonic()
+                    self._silent[connection] = None
 
         return serve
 
@@ -141,18 +147,6 @@ class ConnectionPool:
         for connection in late:
             del self._silent[connection]
             connection.abort()
-
-    def _begin(self, connection: Connection) -> None:
-        connection.requests += 1
-        if connection in self._silent:
-            del self._silent[connection]
-            self._busy.add(connection)
-
-    def _end(self, connection: Connection) -> None:
-        if connection in self._busy:
-            self._busy.remove(connection)
-            connection.silent_since = time.monotonic()
-            self._silent[connection] = None
 
 
 def room_for(places: int) -> tuple[int, int]:

@@ -6,14 +6,12 @@ import time
 from collections import OrderedDict
 from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any
 
 FREE_FAILURES = 5
 MAX_SECONDS = 60
 FORGET_SECONDS = 600.0
 MAX_ENTRIES = 4096  # addresses, and keys that they used; the least recently used are dropped
-
-Value = TypeVar("Value")
 
 
 @dataclass
@@ -62,7 +60,7 @@ class FailedKeys:
         return (network(host), name) in self._accepted
 
 
-def _keep(entries: OrderedDict[Hashable, Value], key: Hashable, value: Value) -> None:
+def _keep(entries: OrderedDict[Hashable, Any], key: Hashable, value: Failures | None) -> None:
     entries[key] = value
     if len(entries) > MAX_ENTRIES:
         entries.popitem(last=False)

@@ -151,7 +151,8 @@ class Service:
         scores, encodes = str(self.client.model.get("scores", "")), bool(self.client.model.get("encodes"))
         return ModelFacts(
             name, *sizes, settings.strict_fields, scores, encodes, settings.defaults, self.adapters,
-            self.adapters_of_all, settings.special_tokens_in_text, names, str(self.client.model.get("rank_template", "")),
+            self.adapters_of_all, settings.special_tokens_in_text, names,
+            str(self.client.model.get("rank_template", "")),
         )  # fmt: skip
 
     @property

@@ -52,7 +52,7 @@ class HostedSettings(ModelSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class HttpSettings(ModelSettings):
-    """Settings of the HTTP process. Times are in seconds. Those with the name of a flag have its value (`process.FLAGS`)."""
+    """Settings of the HTTP process. Times are in seconds. Those named like a flag have its value (`process.FLAGS`)."""
 
     endpoint: str  # address of rank 0's ROUTER
     listener: int  # descriptor of the inherited listening socket

@@ -24,6 +24,7 @@ from ckdist.weights.safetensors_writer import TensorToWrite, write_safetensors
 
 PARTS = "training"  # the folder of the files
 TYPES = {WIDE: "F32", NARROW: "BF16"}
+DTYPES = {name: dtype for dtype, name in TYPES.items()}
 Span = tuple[int, int]
 
 
@@ -69,11 +70,10 @@ class SavedTensors:
             path = table.with_suffix(".safetensors")
             stored, mapped = read_safetensors(path), np.memmap(path, np.uint8, "r")
             for name, place in read_json_object(table).items():
-                if name not in stored or stored[name].dtype not in TYPES.values():
+                if name not in stored or stored[name].dtype not in DTYPES:
                     raise self._damaged(name)
                 tensor = stored[name]
-                dtype = next(dtype for dtype, stored_as in TYPES.items() if stored_as == tensor.dtype)
-                values = mapped[tensor.offset : tensor.offset + tensor.nbytes].view(dtype)
+                values = mapped[tensor.offset : tensor.offset + tensor.nbytes].view(DTYPES[tensor.dtype])
                 self._add(name, place, values)
 
     def _damaged(self, name: str) -> ModelFileError:

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from ckdist.layouts.memory_sizes import free_memory, gigabytes
 from ckdist.regular_file import sync
 from ckdist.tokens.tokenizer import Tokenizer
 from ckdist.train.arena import ALIGNMENT, Arena, assign
-from ckdist.train.checkpoint_parts import PARTS, TYPES, Part, SavedTensors, write_parts
+from ckdist.train.checkpoint_parts import DTYPES, PARTS, TYPES, Part, SavedTensors, write_parts
 from ckdist.train.config import TrainConfig
 from ckdist.train.model import TrainedModel
 from ckdist.train.model_folder import write_result
@@ -38,15 +38,6 @@ log = logging.getLogger(__name__)
 PARTS_TAG = 1002
 NICE = 5  # of the writing thread, so that it takes little time from the threads that compute
 WEIGHTS = "weights"
-
-
-class HasParameters(Protocol):
-    """An executable, as far as checkpoints are concerned."""
-
-    @property
-    def parameters(self) -> Arena:
-        """This rank's shards of the trained weights."""
-        ...
 
 
 class Saved(NamedTuple):
@@ -101,12 +92,11 @@ class CheckpointWriter:
         model: TrainedModel,
         tokenizer: Tokenizer,
         shards: Shards,
-        executable: HasParameters,
         optimizer: Optimizer,
     ) -> None:
         self.config, self.world, self.ranks, self.folder = config, world, ranks, folder
         self.model, self.tokenizer, self.shards = model, tokenizer, shards
-        self.parameters, self.optimizer = executable.parameters, optimizer
+        self.parameters, self.optimizer = optimizer.parameters, optimizer  # this rank's shards of the weights
         self._writing: _Writing | None = None
         self._has_warned = False
 
@@ -263,7 +253,6 @@ class CheckpointWriter:
             every.send(np.concatenate([part.values.view(np.uint8) for part in parts]), 0, PARTS_TAG)
             return {}
         found: dict[int, Sequence[Part]] = {rank: parts}
-        dtypes = {name: dtype for dtype, name in TYPES.items()}
         for other, table in enumerate(tables):
             if every is None or rank or table is None:
                 continue
@@ -271,7 +260,7 @@ class CheckpointWriter:
             values = every.recv(np.empty(sum(sizes), np.uint8), other, PARTS_TAG)
             pieces = np.split(values, np.cumsum(sizes)[:-1])
             found[other] = [
-                Part(name, tuple(shape), tuple(map(tuple, spans)), begin, piece.view(dtypes[dtype]))
+                Part(name, tuple(shape), tuple(map(tuple, spans)), begin, piece.view(DTYPES[dtype]))
                 for (name, shape, spans, begin, dtype, _), piece in zip(table, pieces, strict=True)
             ]
         return found
@@ -303,23 +292,24 @@ class CheckpointWriter:
         self._writing.join()
         done, self._writing = self._writing, None
         results = self.ranks.gather([done.checksums, done.error])
-        errors = [error for _, error in results if error]
-        failure = None
-        if self.folder is not None:
-            sums = {name: checksum for own, _ in results for name, checksum in own.items()}
-            failure = self._finish(self.folder, done.state, sums, errors)
-        (failure, *_) = self.ranks.gather(failure)
+        (failure, *_) = self.ranks.gather(self._finish(done.state, results))
         if failure:
             raise EngineError(failure)
         path = Path(self.config.output_dir, f"checkpoint-{done.state.step}")
         return Saved(path, done.state.step, time.perf_counter() - done.began, done.paused)
 
-    def _finish(self, folder: Folder, state: TrainState, sums: dict[str, str], errors: list[str]) -> str | None:
-        """Names a checkpoint. Returns the reason if it cannot be complete."""
-        if errors:
-            return str(folder.failed(state.step, errors[0]))
+    def _finish(self, state: TrainState, results: list[tuple[dict[str, str], str]]) -> str | None:
+        """Names a checkpoint on rank 0. Returns the reason if it cannot be complete.
+
+        `results`: the checksums and the error of each rank.
+        """
+        if self.folder is None:
+            return None
+        if error := next((error for _, error in results if error), ""):
+            return str(self.folder.failed(state.step, error))
+        sums = {name: checksum for own, _ in results for name, checksum in own.items()}
         try:
-            folder.finish(state, sums, self.config.save_total_limit)
+            self.folder.finish(state, sums, self.config.save_total_limit)
         except EngineError as error:
             return str(error)
         return None

@@ -20,31 +20,36 @@ else:
     import tomli as tomllib
 
 SCHEDULES = ("constant", "linear", "cosine", "wsd")
+# Method -> the fields that only some methods read.
+USED_BY: dict[str, tuple[str, ...]] = {
+    "sft": ("train_file_weights",),
+    "dpo": ("beta", "loss_type", "rpo_alpha"),
+    "orpo": ("beta",),
+    "kto": ("beta", "desirable_weight", "undesirable_weight"),
+    "reward": (),
+    "grpo": ("reward", "num_generations", "max_completion_length", "num_iterations", "epsilon", "kl_coef"),
+}
 MAX_STEPS = 1 << 40
 MAX_CONFIG_BYTES = 1 << 20
-# Names of other trainers for a field.
-OTHER_NAMES = {
-    "lr": "learning_rate", "max_lr": "learning_rate", "min_lr": "min_lr_ratio", "lr_scheduler": "lr_scheduler_type",
-    "scheduler": "lr_scheduler_type", "epochs": "num_train_epochs", "num_epochs": "num_train_epochs",
-    "steps": "max_steps", "batch_size": "per_device_train_batch_size",
-    "micro_batch_size": "per_device_train_batch_size", "grad_accum": "gradient_accumulation_steps",
-    "accumulation_steps": "gradient_accumulation_steps",
-    "max_seq_length": "max_length", "max_seq_len": "max_length", "seq_len": "max_length", "block_size": "max_length",
-    "sequence_len": "max_length", "context_length": "max_length", "model": "model_name_or_path",
-    "base_model": "model_name_or_path", "tokenizer": "tokenizer_name", "data": "train_file", "dataset": "train_file",
-    "datasets": "train_file", "weights": "train_file_weights", "train_weights": "train_file_weights",
-    "dataset_weights": "train_file_weights", "train_data": "train_file", "eval_file": "validation_file",
-    "output": "output_dir",
-    "out": "output_dir", "optimizer": "optim", "warmup": "warmup_steps", "grad_clip": "max_grad_norm",
-    "clip_grad": "max_grad_norm", "gradient_checkpointing": "activation_checkpointing", "r": "lora_r",
-    "rank": "lora_r", "lora_rank": "lora_r", "alpha": "lora_alpha", "target_modules": "lora_target_modules",
-    "resume_from_checkpoint": "resume", "beta1": "adam_beta1", "beta2": "adam_beta2", "tp": "tensor_parallel_size",
-    "teacher": "teacher_file", "distill": "teacher_file",
-    "patience": "early_stopping", "early_stopping_patience": "early_stopping", "pp": "pipeline_parallel_size",
-    "dp": "data_parallel_size", "sp": "sequence_parallel_size", "cp": "sequence_parallel_size", "zero": "zero_stage",
-    "context_parallel_size": "sequence_parallel_size", "wd": "weight_decay", "dtype": "weights_dtype",
-    "torch_dtype": "weights_dtype", "weight_dtype": "weights_dtype",
+# Field -> its names in other trainers.
+_OTHERS = {
+    "learning_rate": "lr max_lr", "min_lr_ratio": "min_lr", "lr_scheduler_type": "lr_scheduler scheduler",
+    "num_train_epochs": "epochs num_epochs", "max_steps": "steps",
+    "per_device_train_batch_size": "batch_size micro_batch_size",
+    "gradient_accumulation_steps": "grad_accum accumulation_steps",
+    "max_length": "max_seq_length max_seq_len seq_len block_size sequence_len context_length",
+    "model_name_or_path": "model base_model", "tokenizer_name": "tokenizer",
+    "train_file": "data dataset datasets train_data", "train_file_weights": "weights train_weights dataset_weights",
+    "validation_file": "eval_file", "output_dir": "output out", "optim": "optimizer", "warmup_steps": "warmup",
+    "max_grad_norm": "grad_clip clip_grad", "activation_checkpointing": "gradient_checkpointing",
+    "lora_r": "r rank lora_rank", "lora_alpha": "alpha", "lora_target_modules": "target_modules",
+    "resume": "resume_from_checkpoint", "adam_beta1": "beta1", "adam_beta2": "beta2", "tensor_parallel_size": "tp",
+    "teacher_file": "teacher distill", "early_stopping": "patience early_stopping_patience",
+    "pipeline_parallel_size": "pp", "data_parallel_size": "dp",
+    "sequence_parallel_size": "sp cp context_parallel_size", "zero_stage": "zero", "weight_decay": "wd",
+    "weights_dtype": "dtype torch_dtype weight_dtype",
 }  # fmt: skip
+OTHER_NAMES = {other: name for name, others in _OTHERS.items() for other in others.split()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,7 +155,7 @@ class TrainConfig(Settings, has_flags=False):
         "sft",
         help="sft: learn the texts and answers; dpo, orpo or kto: learn from preferences; reward: learn to score "
         "answers; grpo: learn from rewards of sampled answers",
-        choices=("sft", "dpo", "orpo", "kto", "reward", "grpo"),
+        choices=tuple(USED_BY),
     )
     beta: float = option(0.1, help="dpo, kto: weight of the distance from the model before training; orpo: weight of "
                          "the odds ratio", within=(1e-6, 1e3))  # fmt: skip
@@ -279,32 +284,33 @@ class TrainConfig(Settings, has_flags=False):
                 f"{len(self.train_file)} entries: give one for each"
             )
         self._check_method()
+        remedy = "batches, layers and tensors are divided over ranks, not experts"
+        self._check("training", remedy, expert_parallel_size=1)
         if self.zero_stage > 1:
-            self._check_zero()
+            needs = f"zero_stage {self.zero_stage}"
+            self._check(needs, "set zero_stage to 1", method="sft", pipeline_parallel_size=1)
+            if self.zero_stage > 2:
+                self._check(needs, "set zero_stage to 2, and tensor_parallel_size to shard the base", lora_r=0)
         if self.sequence_parallel_size > 1:
-            self._check_divided()
-        if self.global_batch_size and self.gradient_accumulation_steps != 1:
-            raise ConfigError(
-                f"gradient_accumulation_steps ({self.gradient_accumulation_steps}) follows from global_batch_size "
-                f"({self.global_batch_size}) and the ranks: leave it out"
-            )
-        if self.samples and self.pipeline_parallel_size > 1:
-            raise ConfigError(f"samples ({self.samples}) need pipeline_parallel_size 1: a rank needs all layers")
+            needs = f"sequence_parallel_size {self.sequence_parallel_size}"
+            self._check(needs, "a rank needs whole sequences", method="sft", samples=0)
+        if self.pipeline_parallel_size > 1:
+            self._check(f"pipeline_parallel_size {self.pipeline_parallel_size}", "a rank needs all layers", samples=0)
+        if self.global_batch_size:
+            needs = f"global_batch_size {self.global_batch_size}"
+            self._check(needs, "it follows from the ranks, leave it out", gradient_accumulation_steps=1)
         if self.early_stopping and not self.eval_steps:
             raise ConfigError(f"early_stopping ({self.early_stopping}) needs validation losses: set eval_steps")
-        if self.lora_r and not self.model_name_or_path:
-            raise ConfigError(f"lora_r ({self.lora_r}) needs a model to continue from: set model_name_or_path")
-        if self.lora_r and self.weights_dtype != "float32":
-            raise ConfigError(
-                f"weights_dtype ({self.weights_dtype}) is for all weights, and lora_r ({self.lora_r}) trains few: "
-                "set lora_r to 0 (ckdist tune --full), or leave it out"
-            )
+        if self.lora_r:
+            if not self.model_name_or_path:
+                raise ConfigError(f"lora_r ({self.lora_r}) needs a model to continue from: set model_name_or_path")
+            remedy = "set lora_r to 0 (ckdist tune --full), or leave it out"
+            self._check(f"lora_r {self.lora_r}, which trains few weights", remedy, weights_dtype="float32")
         for name in ("use_dora", "lora_dropout") if not self.lora_r else ():
             if getattr(self, name):
                 raise ConfigError(f"{name} ({getattr(self, name)}) has no effect without lora_r: set lora_r")
-        if self.lora_dropout and (self.method != "sft" or self.use_dora):
-            with_what = "use_dora" if self.use_dora else f"method {self.method}"
-            raise ConfigError(f"lora_dropout ({self.lora_dropout:g}) is not supported with {with_what}: leave it out")
+        if self.lora_dropout:
+            self._check(f"lora_dropout {self.lora_dropout:g}", "leave one of them out", method="sft", use_dora=False)
         if self.resume in ("", "latest"):
             raise ConfigError(f"resume ({self.resume!r}) must be auto, never, or a checkpoint's folder")
 
@@ -314,50 +320,21 @@ class TrainConfig(Settings, has_flags=False):
         sequences = {"sft": 1, "grpo": self.num_generations}.get(self.method, 2)
         return self.per_device_train_batch_size * self.max_length * sequences
 
-    def _check_zero(self) -> None:
-        """Raises ConfigError for a setting that needs all gradients or weights on a rank."""
-        others = {"method": ("sft", "1"), "pipeline_parallel_size": (1, "1")}
-        if self.zero_stage > 2:
-            others["lora_r"] = 0, "2, and tensor_parallel_size to shard the base"
-        for name, (value, remedy) in others.items():
-            if getattr(self, name) != value:
-                raise ConfigError(
-                    f"{name} ({getattr(self, name)}) must be {value} with zero_stage {self.zero_stage}: "
-                    f"set zero_stage to {remedy}"
-                )
-
-    def _check_divided(self) -> None:
-        """Raises ConfigError for a setting that needs whole sequences on a rank."""
-        for name, value in (("method", "sft"), ("samples", 0)):
-            if getattr(self, name) != value:
-                raise ConfigError(
-                    f"sequence_parallel_size ({self.sequence_parallel_size}) must be 1 with {name} "
-                    f"{getattr(self, name)}: a rank needs whole sequences"
-                )
+    def _check(self, setting: str, remedy: str, **needed: object) -> None:
+        """Raises ConfigError if a field does not have the value that `setting` needs."""
+        for name, value in needed.items():
+            if (given := getattr(self, name)) != value:
+                wanted = "empty" if value == () else value
+                raise ConfigError(f"{name} ({given}) must be {wanted} with {setting}: {remedy}")
 
     def _check_method(self) -> None:
         """Raises ConfigError for a setting that the method would ignore."""
-        used: dict[str, tuple[str, ...]] = {
-            "sft": (),
-            "dpo": ("beta", "loss_type", "rpo_alpha"),
-            "orpo": ("beta",),
-            "reward": (),
-        }
-        used["kto"] = ("beta", "desirable_weight", "undesirable_weight")
-        used["grpo"] = ("reward", "num_generations", "max_completion_length", "num_iterations", "epsilon", "kl_coef")
-        for name in dict.fromkeys(name for names in used.values() for name in names):
+        for name in dict.fromkeys(name for names in USED_BY.values() for name in names):
             value, default = getattr(self, name), type(self).__dataclass_fields__[name].default
-            if name not in used[self.method] and value != default:
+            if name not in USED_BY[self.method] and value != default:
                 raise ConfigError(f"{name} ({value}) has no effect with method {self.method}: leave it out")
-        if self.method != "sft" and self.train_file_weights:
-            raise ConfigError(f"train_file_weights has no effect with method {self.method}: leave it out")
         if self.teacher_file:
-            others = {"method": "sft", "validation_file": (), "pipeline_parallel_size": 1}
-            for name, value in others.items():
-                if getattr(self, name) != value:
-                    raise ConfigError(
-                        f"{name} ({getattr(self, name)}) is not supported with a teacher_file: leave it out"
-                    )
+            self._check("a teacher_file", "leave it out", method="sft", validation_file=(), pipeline_parallel_size=1)
         elif self.teacher_weight != 1:
             raise ConfigError(
                 f"teacher_weight ({self.teacher_weight:g}) has no effect without a teacher_file: give one"

@@ -2,12 +2,11 @@
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
 from ckdist.errors import ConfigError
-from ckdist.models.spec import ModelSpec
 from ckdist.tokens.tokenizer import Tokenizer
 from ckdist.train.batch import PackedBatch
 from ckdist.train.config import TrainConfig
@@ -15,6 +14,7 @@ from ckdist.train.data.batches import FileBatches, OwnBatches
 from ckdist.train.data.prompt_rows import PromptBatch
 from ckdist.train.data.token_rows import Rows
 from ckdist.train.grpo_loss import TokenLosses, advantages, grpo
+from ckdist.train.methods import MethodStep
 from ckdist.train.model import TrainedModel
 from ckdist.train.native_executable import NativeExecutable
 from ckdist.train.pipeline import StepSums
@@ -23,18 +23,18 @@ from ckdist.train.rewards import open_reward
 from ckdist.train.rollouts import Rollouts, Sampled
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class AnswerBatch(PackedBatch):
     """Prompts with sampled answers. Only the answers' tokens are targets."""
 
-    gains: np.ndarray = field(kw_only=True)  # float64 (tokens,): the advantage of the token's sequence
-    sampled: np.ndarray = field(kw_only=True)  # float32 (tokens,): the engine's log-probabilities; NaN: it gave none
-    rewards: np.ndarray = field(kw_only=True)  # float64 (sequences,)
-    ended: int = field(kw_only=True)  # answers that ended by themselves
+    gains: np.ndarray  # float64 (tokens,): the advantage of the token's sequence
+    sampled: np.ndarray  # float32 (tokens,): the engine's log-probabilities; NaN: it gave none
+    rewards: np.ndarray  # float64 (sequences,)
+    ended: int  # answers that ended by themselves
 
 
-class GrpoStep:
-    """Samples answers and computes losses and gradients. All ranks call its functions together.
+class GrpoStep(MethodStep):
+    """Samples answers and computes losses and gradients. It holds nothing out, so it has no `loss`.
 
     Args:
         update: Updates the weights between iterations, with the mean over this number of tokens.
@@ -50,13 +50,10 @@ class GrpoStep:
         update: Callable[[float], object],
     ) -> None:
         assert model.lora is not None and model.checkpoint is not None, "check_grpo requires both"
-        self.config, self.executable, self.ranks = config, executable, ranks
-        self.tokenizer, self.update = tokenizer, update
+        super().__init__(executable, ranks)
+        self.config, self.tokenizer, self.update = config, tokenizer, update
         self.reward = open_reward(config.reward)
         self.rollouts = Rollouts(config, model.checkpoint.path, model.lora, executable.pool.threads)
-
-    def measure_reference(self, *every: Rows) -> None:
-        """Does nothing: the reference is measured on each step's answers."""
 
     def take(self, batches: FileBatches | OwnBatches) -> list[PackedBatch]:
         """This rank's prompts of the next step, with sampled answers. Raises ConfigError if a reward fails."""
@@ -93,23 +90,11 @@ class GrpoStep:
             if iteration:
                 self.update(total)
                 policy = [self._logprobs(batch) for batch in answers]
-            self.executable.zero_grad()
-            losses = []
-            for index, batch in enumerate(answers):
-                losses.append(grpo(policy[index], before[index], references[index], batch.gains, c.epsilon, c.kl_coef))
-                own = losses[-1]._replace(slopes=np.where(batch.targets >= 0, losses[-1].slopes, 0.0))
-                weighted = PackedBatch(
-                    batch.token_ids, np.where(own.slopes != 0, batch.targets, -1), batch.starts,
-                    (-own.slopes).astype(np.float32),
-                )  # fmt: skip
-                self.executable.forward_backward(weighted, index == len(answers) - 1)
-        self.executable.flush()
+            measured = zip(answers, policy, before, references, strict=True)
+            losses = [grpo(now, old, base, own.gains, c.epsilon, c.kl_coef) for own, now, old, base in measured]
+            self.backward(map(_weighted, answers, losses))
         loss, metrics = self._metrics(answers, before, losses)
         return StepSums(loss, 0.0, time.perf_counter() - began, tokens, metrics)
-
-    def loss(self, batches: Sequence[PackedBatch], rows: Rows) -> float:
-        """Is not called: GRPO holds nothing out."""
-        raise NotImplementedError
 
     def close(self) -> None:
         """Frees the engine."""
@@ -160,6 +145,13 @@ class GrpoStep:
         return float(own[0]), metrics
 
 
+def _weighted(batch: AnswerBatch, losses: TokenLosses) -> PackedBatch:
+    """The batch whose weighted cross-entropies have the gradient of the losses."""
+    slopes = np.where(batch.targets >= 0, losses.slopes, 0.0)
+    targets = np.where(slopes != 0, batch.targets, -1)
+    return PackedBatch(batch.token_ids, targets, batch.starts, (-slopes).astype(np.float32))
+
+
 def packed(sequences: Sequence[tuple[np.ndarray, Sampled]], rewards: np.ndarray) -> AnswerBatch:
     """The batch of prompts with their answers. `rewards`: (prompts, samples)."""
     if not sequences:
@@ -188,20 +180,11 @@ def packed(sequences: Sequence[tuple[np.ndarray, Sampled]], rewards: np.ndarray)
     )
 
 
-def check_grpo(config: TrainConfig, spec: ModelSpec) -> None:
+def check_grpo(config: TrainConfig) -> None:
     """Raises ConfigError for settings that GRPO cannot be trained with."""
-    for name in ("tensor_parallel_size", "pipeline_parallel_size"):
-        if (given := getattr(config, name)) > 1:
-            raise ConfigError(
-                f"{name} ({given}) is not supported with method grpo, whose ranks sample with the whole model: set it "
-                "to 1, and use replicas (-dp)"
-            )
-    needed = {"use_dora": False, "validation_file": ()}
-    for name, value in needed.items():
-        if (given := getattr(config, name)) != value:
+    for name in ("use_dora", "validation_file"):
+        if given := getattr(config, name):
             raise ConfigError(f"{name} ({given}) is not supported with method grpo: leave it out")
     if not config.lora_r:
         raise ConfigError("method grpo needs lora_r: the engine that samples gets the adapter after each step")
-    if spec.balance_coefficient:
-        raise ConfigError("method grpo has no load-balancing loss: set router_aux_loss_coef to 0")
     open_reward(config.reward)

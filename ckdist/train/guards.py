@@ -1,4 +1,4 @@
-"""Guards of a training: steps whose loss or gradient is not finite, or is far above its running mean.
+"""Guards of a training: steps whose loss or gradient is not finite, is far above its running mean, or is zero.
 
 Every rank has the same loss and norm, so all ranks decide the same. The running means are part of a checkpoint.
 """
@@ -15,6 +15,9 @@ DECAY = 0.95  # of the running means
 FIRST_UPDATES = 20  # nothing is a spike before
 NORM_FACTOR = 10.0  # times its running mean: a spike of the gradient's norm
 LOSS_FACTOR, LOSS_NATS = 2.0, 1.0  # a spike of the loss: above this factor of its running mean, plus these nats
+
+MOST_IN_A_ROW = 10
+MOST_PART = 10  # at most one in MOST_PART of all steps may be lost; a single one always may
 
 
 class Guards:
@@ -69,3 +72,34 @@ class Guards:
                 f"({name} is stop)"
             )
         return action == "back"
+
+
+class LostSteps:
+    """Counts steps that could not learn: their losses or gradients are not finite, or their gradients are zero.
+
+    Args:
+        learning_rate: Named in the error.
+        before: Lost steps of earlier runs of the same training.
+    """
+
+    def __init__(self, learning_rate: float, before: int = 0) -> None:
+        self.learning_rate, self.count, self.in_a_row = learning_rate, before, 0
+
+    def add(self, report: StepReport, updates: int) -> None:
+        """Raises EngineError if too many steps are lost, or if the last one ends and `updates` is 0."""
+        if report.step == report.steps and not updates:
+            raise EngineError(
+                f"none of the {report.steps} steps changed the model, and none is written: {report.reason}"
+            )
+        if not report.is_lost:
+            self.in_a_row = 0 if report.tokens else self.in_a_row
+            return
+        self.count += 1
+        self.in_a_row += 1
+        if self.in_a_row >= MOST_IN_A_ROW or self.count > max(1, report.steps // MOST_PART):
+            raise EngineError(
+                f"training ends at step {report.step} of {report.steps}, and no model is written: {self.count} steps "
+                f"were lost, {self.in_a_row} in a row ({report.reason}); lower learning_rate "
+                f"({self.learning_rate:g}), and set another output_dir or resume from a checkpoint before the first of "
+                "them"
+            )

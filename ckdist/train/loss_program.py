@@ -34,6 +34,7 @@ class LossProgram:
     trained_shards: Shards  # of `trained`, and the trained weights of other stages
     shards: Shards  # of all weights
     weights_dtype: str = "float32"  # of the trained weights
+    zero_stage: int = 0  # as of TrainConfig
 
     @property
     def positions(self) -> int:
@@ -83,7 +84,7 @@ def lower_model(
     tracer: Callable[..., TrainingTracer] = TrainingTracer,
     stored: frozenset[str] = frozenset(),
     stage: TrainingStage | None = None,
-    gathers: bool = False,
+    zero_stage: int = 0,
     weights_dtype: str = "float32",
 ) -> LossProgram:
     """Returns the steps of this rank.
@@ -99,7 +100,7 @@ def lower_model(
         tracer: Writes the program.
         stored: Frozen matrices that stay in their file's own type.
         stage: This rank's layers. Default: all.
-        gathers: Gather trained weights shortly before their use, and free them after it (ZeRO-3).
+        zero_stage: As of TrainConfig. From 3 on, steps gather trained weights shortly before their use.
         weights_dtype: Type of the trained weights in memory.
 
     Raises:
@@ -116,7 +117,7 @@ def lower_model(
     wrt = trainable(program) if trained is None else tuple(weights[name] for name in trained)
     chunks = _chunks(program, stage, place, wrt, recompute)
     lowered = lower_training(chunks, place, max_tokens, OPERAND_BYTES[dtype], stored)
-    if gathers:
+    if zero_stage > 2 and place.size("dp") * place.size("sp") > 1:
         from ckdist.program.gathered_parameters import with_gathers
 
         lowered = with_gathers(lowered)
@@ -124,7 +125,7 @@ def lower_model(
     by_stage = [_read_of(program, other, place, wrt) for other in stage.all_stages()]
     own = tuple(w for chunk in chunks for w in chunk.wrt)
     trained_shards = Shards(own, place, by_stage)
-    return LossProgram(spec, max_tokens, dtype, stage, lowered, own, trained_shards, shards, weights_dtype)
+    return LossProgram(spec, max_tokens, dtype, stage, lowered, own, trained_shards, shards, weights_dtype, zero_stage)
 
 
 def _read_of(program: Program, stage: TrainingStage, mesh: Mesh, wrt: Collection[Weight]) -> tuple[Weight, ...]:

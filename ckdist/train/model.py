@@ -90,7 +90,7 @@ class TrainedModel:
                 self.tracer,
                 frozenset(self._quantised(shards)),
                 stage,
-                config.zero_stage > 2 and mesh.size("dp") * mesh.size("sp") > 1,
+                config.zero_stage,
                 config.weights_dtype,
             )
         except LayoutError as error:

@@ -1,5 +1,6 @@
 """Writes a finished model: a Hugging Face folder (config, safetensors, tokenizer), or a GGUF if its base is one."""
 
+import contextlib
 import json
 import shutil
 from collections.abc import Mapping
@@ -8,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from ckdist.errors import ConfigError, RequestError
 from ckdist.models.decoder import OUTPUT, SCORE
 from ckdist.models.registry import family
 from ckdist.models.spec import ModelSpec
@@ -15,20 +17,20 @@ from ckdist.regular_file import sync, write_synced
 from ckdist.tokens.tokenizer import Tokenizer
 from ckdist.train.arena import NARROW, widened
 from ckdist.train.config import TrainConfig
+from ckdist.train.data.chats import ChatProcess
 from ckdist.train.data.turns import end_of_text
 from ckdist.train.model import TrainedModel
-from ckdist.train.reward_template import rerank_template
 from ckdist.train.stored_tensors import stored_tensors
 from ckdist.weights.adapter_file import save_adapter
+from ckdist.weights.checkpoint import Checkpoint
 from ckdist.weights.dequantize import read_rows
 from ckdist.weights.gguf_export import write_model
 from ckdist.weights.safetensors import SINGLE_FILE
 from ckdist.weights.safetensors_writer import TensorToWrite, as_stored, write_safetensors
-from ckdist.weights.stored_ranking import RERANK_FILE
+from ckdist.weights.stored_ranking import DOCUMENT, QUERY, RERANK_FILE
 from ckdist.weights.tensor_source import TensorSource
 
 _TYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
-_GGUF_TYPES = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}
 CLASSIFIER = "ForSequenceClassification"
 TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
@@ -57,30 +59,8 @@ def write_result(
         if SCORE in parameters:
             _write_question(out, model, tokenizer)
         return out
-    return _write_model(output, model, parameters, tokenizer, config.save_dtype, inside)
-
-
-def _write_model(
-    output: Path,
-    model: TrainedModel,
-    parameters: Mapping[str, np.ndarray],
-    tokenizer: Tokenizer,
-    save_dtype: str,
-    inside: bool,
-) -> Path:
-    """Writes the whole model."""
     if model.checkpoint is not None and model.checkpoint.format == "gguf":
-
-        def rows(name: str, source: TensorSource, begin: int, end: int, matrix: int = 0, /) -> np.ndarray:
-            """Rows of a trained weight, or of a frozen one in the base."""
-            if name not in parameters:
-                return read_rows(source, begin, end, matrix)
-            values = parameters[name]
-            return widened(values[matrix, begin:end] if source.matrices else values[begin:end])
-
-        out = output / "model.gguf"
-        write_model(model.checkpoint, str(out), _GGUF_TYPES[save_dtype], read=rows)
-        return out
+        return _write_gguf(output / "model.gguf", model.checkpoint, parameters, _TYPES[config.save_dtype].lower())
     out = output if inside else output / "model"
     frozen = {w.name: model.load(w.name) for w in model.program.weights if w.name not in parameters}
     weights, fields = {**parameters, **frozen}, dict(model.config)
@@ -92,7 +72,21 @@ def _write_model(
         fields |= {"architectures": [architecture], "id2label": {"0": "reward"}, "label2id": {"reward": 0}}
         fields.setdefault("pad_token_id", end_of_text(tokenizer))
         _write_question(out, model, tokenizer)
-    write_folder(out, model.spec, fields, weights, tokenizer, model.tokenizer_folder, save_dtype)
+    write_folder(out, model.spec, fields, weights, tokenizer, model.tokenizer_folder, config.save_dtype)
+    return out
+
+
+def _write_gguf(out: Path, base: Checkpoint, parameters: Mapping[str, np.ndarray], kind: str) -> Path:
+    """Writes the trained weights, and the frozen ones of the base."""
+
+    def rows(name: str, source: TensorSource, begin: int, end: int, matrix: int = 0, /) -> np.ndarray:
+        """Rows of a trained weight, or of a frozen one in the base."""
+        if name not in parameters:
+            return read_rows(source, begin, end, matrix)
+        values = parameters[name]
+        return widened(values[matrix, begin:end] if source.matrices else values[begin:end])
+
+    write_model(base, str(out), kind, read=rows)
     return out
 
 
@@ -105,7 +99,26 @@ def _write_question(out: Path, model: TrainedModel, tokenizer: Tokenizer) -> Non
     """Writes the text around a question and its answer, which servers need to score it."""
     template = out.joinpath(*RERANK_FILE)
     template.parent.mkdir(parents=True, exist_ok=True)
-    write_synced(template, rerank_template(model.tokenizer_folder, tokenizer).encode())
+    write_synced(template, _rerank_template(model.tokenizer_folder, tokenizer).encode())
+
+
+def _rerank_template(folder: Path, tokenizer: Tokenizer) -> str:
+    """The text that a reward model reads, as its training renders it: marks for a question and an answer, up to the
+    answer's end token.
+    """
+    if not tokenizer.templates:
+        end = end_of_text(tokenizer)
+        return QUERY + DOCUMENT + ("" if end is None else tokenizer.token_text(end))
+    chat = [{"role": "user", "content": QUERY}, {"role": "assistant", "content": DOCUMENT}]
+    with contextlib.closing(ChatProcess(folder)) as process:
+        (written,) = process.write([(chat, [])])
+    if isinstance(written, RequestError):
+        raise ConfigError(f"the chat template of {folder} refuses a question with an answer: {written}")
+    turn = written[-1]
+    text = turn.prompt + turn.answer[: turn.learned[-1][1]]
+    if not 0 <= text.find(QUERY) < text.find(DOCUMENT):
+        raise ConfigError(f"the chat template of {folder} changes the words of a question or its answer")
+    return text
 
 
 def write_folder(

@@ -2,6 +2,7 @@
 
 import math
 import re
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -9,9 +10,9 @@ import numpy as np
 
 from ckdist import native
 from ckdist.native import CData
+from ckdist.train import muon
 from ckdist.train.arena import NARROW, Arena, widened
 from ckdist.train.config import TrainConfig
-from ckdist.train.rounding import rounding
 
 lib = native.lib
 Shape = tuple[int, ...]
@@ -51,6 +52,36 @@ def is_kernel(name: str) -> bool:
     return re.search(r"conv\w*\.weight$", name) is not None
 
 
+def rounding(
+    seed: int, name: str, shape: Shape, spans: tuple[tuple[int, int], ...] = (), first: int = 0
+) -> dict[str, int]:
+    """The `struct ckdist_rounding` of a part of a bfloat16 weight, for its random rounding.
+
+    The random number of an element depends only on the seed, the step and its place in the whole weight. So a result
+    depends neither on ranks and threads nor on a stop.
+
+    Args:
+        seed: The training's.
+        name: The weight's.
+        shape: The whole weight's.
+        spans: The range of each dimension in this rank's shard. Default: all.
+        first: The element of the shard that the part begins with.
+    """
+    rows, stacks = (1, *shape)[-2], shape[:-2]
+    spans = spans or tuple((0, size) for size in shape)
+    (row, row_end), (column, column_end) = ((0, 1), *spans)[-2:]
+    before = spans[0][0] * math.prod(stacks[1:]) if stacks else 0  # matrices
+    return {
+        "key": zlib.crc32(f"{seed} {name}".encode()),
+        "first": first,
+        "rows": row_end - row,
+        "columns": column_end - column,
+        "whole_rows": rows,
+        "first_row": before * rows + row,
+        "first_column": column,
+    }
+
+
 def update_parameter(
     handle: CData,
     config: TrainConfig,
@@ -73,16 +104,13 @@ def update_parameter(
         own |= {"narrow": values, "rounding": [rounding(c.seed, name, shape)]}
     else:
         own["parameters"] = values
-    if c.optim == "muon":
-        from ckdist.train import muon
-
-        if muon.is_matrix(name, shape):
-            scale, rate = numbers["gradient_scale"], numbers["learning_rate"]
-            floats = widened(values)
-            muon.update(floats, gradient, states[0], scale, rate, c.muon_momentum, c.weight_decay)
-            if floats is not values:
-                native.call(lib.ckdist_optimizer_round, handle, {**numbers, **own}, floats)
-            return
+    if c.optim == "muon" and muon.is_matrix(name, shape):
+        scale, rate = numbers["gradient_scale"], numbers["learning_rate"]
+        floats = widened(values)
+        muon.update(floats, gradient, states[0], scale, rate, c.muon_momentum, c.weight_decay)
+        if floats is not values:
+            native.call(lib.ckdist_optimizer_round, handle, {**numbers, **own}, floats)
+        return
     betas = [c.adam_beta1, c.adam_beta2, c.adam_epsilon]
     if c.optim == "adafactor":
         beta = 1 - float(numbers["step"]) ** ADAFACTOR_DECAY

@@ -90,8 +90,6 @@ class NativeExecutable:
         pool: The threads. Default: one.
         ranks: The communicators. Default: this rank alone.
         stored: Frozen matrices that are held once, packed in the type of their file. Steps unpack them on the fly.
-        zero_stage: As of TrainConfig. From 1 on the optimizer sums gradients over the replicas, or from 2 on the passes
-            add these sums to `gradient_share`.
         owned: The floats of the parameters that each replica owns, if the optimizer's state is sharded.
     """
 
@@ -102,11 +100,11 @@ class NativeExecutable:
         pool: ThreadPool | None = None,
         ranks: TrainingRanks | None = None,
         stored: Mapping[str, MatrixHandle] | None = None,
-        zero_stage: int = 0,
         owned: Sequence[Range] = (),
     ) -> None:
         self.program, self.ranks = program, ranks or TrainingRanks(program.shards.mesh)
-        self._zero, self._owned = zero_stage if self.ranks.data else 0, owned
+        # From 1 on the optimizer sums gradients over replicas, from 2 on passes add these sums to `gradient_share`.
+        self._zero, self._owned = program.zero_stage if self.ranks.data else 0, owned
         self.pool = pool or ThreadPool(1)
         self._stored = stored or {}
         lowered = program.lowered

@@ -17,10 +17,9 @@ from ckdist.mesh import Mesh
 from ckdist.program.pool import ThreadPool
 from ckdist.train.arena import NARROW, Arena
 from ckdist.train.config import TrainConfig
-from ckdist.train.moments import is_decayed, state_shapes
+from ckdist.train.moments import is_decayed, rounding, state_shapes
 from ckdist.train.ownership import ELEMENTWISE, owned_ranges
 from ckdist.train.ranks import TrainingRanks
-from ckdist.train.rounding import rounding
 from ckdist.train.shards import GATHER_TAG, Shards
 from ckdist.train.whole_updates import WholeUpdates
 
@@ -86,21 +85,14 @@ class Optimizer:
             own, tensor = (self.begin, self.end), ranks.tensor
             self.whole = WholeUpdates(config, parameters, own, shards if tensor else None, tensor, self._native)
         part = self.end - self.begin
-        sizes = {name: Arena.size(self.state_shapes(name).values()) if self.whole else part for name in self._states}
-        self.state = {name: np.zeros(size, np.float32) for name, size in sizes.items()}
+        size = lambda name: Arena.size(self.state_shapes(name).values()) if self.whole else part
+        self.state = {name: np.zeros(size(name), np.float32) for name in STATES[config.optim]}
         self.steps = 0  # steps that changed the parameters
         self._part_ends, self._decays = self._parts()
         self._rounding = self._places(shards if ranks.tensor is not None else None)
-        others = {*(() if ranks.speaks else self._replicated), *(self._tied if self._is_last else ())}
+        is_last = self._ends is not None and self._ends.rank > 0
+        others = {*(() if ranks.speaks else self._replicated), *(self._tied if is_last else ())}
         self._counted = self._stretches(sorted(others))  # other ranks of the replica leave these out
-
-    @property
-    def _states(self) -> tuple[str, ...]:
-        return STATES[self.config.optim]
-
-    @property
-    def _is_last(self) -> bool:
-        return self._ends is not None and self._ends.rank > 0
 
     @property
     def sharded(self) -> bool:
@@ -136,13 +128,9 @@ class Optimizer:
 
     def _parts(self) -> tuple[np.ndarray, np.ndarray]:
         """(end of each parameter's part on this rank, counted from `begin`; whether it is decayed)."""
-        ends, decays = [], []
         bounds = [*[begin for begin, _ in self.parameters.places.values()][1:], self.parameters.flat.size]
-        for (name, shape), bound in zip(self.parameters.shapes.items(), bounds, strict=False):
-            end = min(max(bound, self.begin), self.end) - self.begin
-            decays.append(is_decayed(name, shape))
-            ends.append(end)
-        return np.array(ends, np.int64), np.array(decays, np.uint8)
+        decays = [is_decayed(name, shape) for name, shape in self.parameters.shapes.items()]
+        return np.clip(np.array(bounds, np.int64), self.begin, self.end) - self.begin, np.array(decays, np.uint8)
 
     def _places(self, shards: Shards | None) -> list[dict[str, int]]:
         """The place of each part in its whole parameter, if parameters are bfloat16."""

@@ -11,14 +11,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ckdist.errors import ConfigError
 from ckdist.layout import even_ranges
-from ckdist.models.spec import ModelSpec
 from ckdist.train.batch import PackedBatch
 from ckdist.train.config import TrainConfig
-from ckdist.train.data.batches import FileBatches, OwnBatches
 from ckdist.train.data.preference_rows import PreferenceBatch, PreferenceRows
 from ckdist.train.data.token_rows import Rows
+from ckdist.train.methods import MethodStep
 from ckdist.train.native_executable import NativeExecutable
 from ckdist.train.pipeline import StepSums
 from ckdist.train.preference_loss import UnitLosses, dpo, kto, orpo
@@ -51,11 +49,12 @@ class Totals(NamedTuple):
     divergence: float
 
 
-class PreferenceStep:
-    """Computes losses and gradients of preferences. All ranks call its functions together."""
+class PreferenceStep(MethodStep):
+    """Computes losses and gradients of preferences."""
 
     def __init__(self, config: TrainConfig, executable: NativeExecutable, ranks: TrainingRanks) -> None:
-        self.config, self.executable, self.ranks = config, executable, ranks
+        super().__init__(executable, ranks)
+        self.config = config
         # The coefficient of the cross-entropy of chosen sequences.
         self.cross_entropy = 1.0 if config.method == "orpo" else config.rpo_alpha
 
@@ -72,28 +71,13 @@ class PreferenceStep:
             flat = self.ranks.sum_replicas(*rows.reference.ravel().tolist())
             rows.reference[:] = np.reshape(flat, rows.reference.shape)
 
-    def take(self, batches: FileBatches | OwnBatches) -> list[PackedBatch]:
-        """This rank's batches of the next step."""
-        return batches.take()
-
-    def close(self) -> None:
-        """Does nothing: it owns nothing."""
-
     def forward_backward(self, batches: Sequence[PackedBatch], rows: Rows) -> StepSums:
         """Computes the gradients of the sum of losses over the units of all replicas, from zero, and reduces them."""
         began = time.perf_counter()
         measured = [self._measure(batch) for batch in batches]
         losses, totals = self._losses(measured, rows)
         factor = self.cross_entropy * totals.units / max(totals.tokens, 1.0)
-        self.executable.zero_grad()
-        for index, (one, own) in enumerate(zip(measured, losses, strict=True)):
-            batch = one.batch
-            slopes = np.repeat(-own.slopes.ravel(), np.diff(batch.starts)) if len(batch.units) else 0.0
-            weights = (np.where(batch.answers, slopes, 0.0) if len(batch.units) else np.zeros(1)) + factor * one.learned
-            targets = np.where(weights != 0, batch.targets, -1)
-            weighted = PackedBatch(batch.token_ids, targets, batch.starts, weights.astype(np.float32))
-            self.executable.forward_backward(weighted, index == len(measured) - 1)
-        self.executable.flush()
+        self.backward(_weighted(one, own, factor) for one, own in zip(measured, losses, strict=True))
         loss, metrics = self._metrics(totals)
         share = loss * totals.units if self.ranks.mesh.index("dp") == 0 else 0.0  # the caller sums over replicas
         units = sum(len(one.batch.units) for one in measured)
@@ -164,15 +148,10 @@ class PreferenceStep:
         return of.losses / max(of.units, 1.0) + self.cross_entropy * mean, metrics
 
 
-def check_preferences(config: TrainConfig, spec: ModelSpec) -> None:
-    """Raises ConfigError for settings that preferences cannot be trained with."""
-    if config.pipeline_parallel_size > 1:
-        raise ConfigError(
-            f"pipeline_parallel_size ({config.pipeline_parallel_size}) must be 1 for method {config.method}: "
-            "a rank needs its answers' log-probabilities; use tensor_parallel_size"
-        )
-    if spec.balance_coefficient:
-        raise ConfigError(
-            f"method {config.method} has no load-balancing loss, and the coefficient is {spec.balance_coefficient:g}: "
-            "set router_aux_loss_coef to 0"
-        )
+def _weighted(one: Measured, own: UnitLosses, factor: float) -> PackedBatch:
+    """The batch whose weighted cross-entropies have the gradient of the losses. `factor`: of the own cross-entropy."""
+    batch = one.batch
+    slopes = np.repeat(-own.slopes.ravel(), np.diff(batch.starts)) if len(batch.units) else 0.0
+    weights = (np.where(batch.answers, slopes, 0.0) if len(batch.units) else np.zeros(1)) + factor * one.learned
+    targets = np.where(weights != 0, batch.targets, -1)
+    return PackedBatch(batch.token_ids, targets, batch.starts, weights.astype(np.float32))

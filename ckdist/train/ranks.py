@@ -14,27 +14,21 @@ from typing import Any
 import numpy as np
 
 from ckdist.comm.communicator import Communicator
-from ckdist.errors import ConfigError
 from ckdist.launcher.job import FULL_RANKS_VARIABLE
 from ckdist.mesh import Mesh
 from ckdist.train.config import TrainConfig
 
 
 def training_mesh(config: TrainConfig, ranks: int, rank: int) -> Mesh:
-    """The mesh of a configuration. Raises ConfigError if the ranks do not fill it, or experts are sharded."""
-    sizes = {
-        "dp": 0 if FULL_RANKS_VARIABLE in os.environ else config.data_parallel_size,
-        "sp": config.sequence_parallel_size,
-        "pp": config.pipeline_parallel_size,
-        "ep": config.expert_parallel_size,
-        "tp": config.tensor_parallel_size,
-    }
-    if sizes["ep"] > 1:
-        raise ConfigError(
-            f"expert_parallel_size ({sizes['ep']}) must be 1: training divides batches, layers and tensors over ranks, "
-            "not experts"
-        )
-    return Mesh.of_job(ranks, rank, **sizes)
+    """The mesh of a configuration. Raises ConfigError if the ranks do not fill it."""
+    return Mesh.of_job(
+        ranks,
+        rank,
+        dp=0 if FULL_RANKS_VARIABLE in os.environ else config.data_parallel_size,
+        sp=config.sequence_parallel_size,
+        pp=config.pipeline_parallel_size,
+        tp=config.tensor_parallel_size,
+    )
 
 
 def full_replicas(mesh: Mesh) -> int:

@@ -64,16 +64,14 @@ def changed_settings(config: TrainConfig, saved: TrainState, state: TrainState) 
 
     `state` has the steps that are planned now.
     """
-    if not saved.settings:
-        return "does not record its settings: whether they have changed is not known"
     lines = [f"{name} {old} → {new}" for name, old, new in _changes(config, saved) if name in NAMED]
     if saved.rows_of_step and saved.rows_of_step != state.rows_of_step:
         lines.append(f"rows of a step {saved.rows_of_step} → {state.rows_of_step}")
     if saved.steps != state.steps:
         lines.append(f"steps {saved.steps} → {state.steps}")
     before = replace(config, **{name: saved.settings[name] for name in SCHEDULE if name in saved.settings})
-    expected = Schedule.of(before, saved.steps).rate(min(saved.step, saved.steps - 1))
-    rate = Schedule.of(config, state.steps).rate(min(saved.step, state.steps - 1))
+    expected = Schedule(before, saved.steps).rate(min(saved.step, saved.steps - 1))
+    rate = Schedule(config, state.steps).rate(min(saved.step, state.steps - 1))
     if lines and abs(rate - expected) > 0.01 * expected:
         lines.append(f"learning rate of the next step {expected:.3g} → {rate:.3g}")
     return f"was trained with other settings: {', '.join(lines)}" if lines else ""

@@ -13,31 +13,16 @@ from ckdist.errors import ConfigError
 from ckdist.models.decoder import SCORE
 from ckdist.train.batch import PackedBatch
 from ckdist.train.config import TrainConfig
-from ckdist.train.data.batches import FileBatches, OwnBatches
 from ckdist.train.data.preference_rows import PreferenceBatch
 from ckdist.train.data.token_rows import Rows
+from ckdist.train.methods import MethodStep
 from ckdist.train.model import TrainedModel
-from ckdist.train.native_executable import NativeExecutable
 from ckdist.train.pipeline import StepSums
 from ckdist.train.preference_loss import sigmoid
-from ckdist.train.ranks import TrainingRanks
 
 
-class RewardStep:
-    """Computes losses and gradients of pairs. All ranks call its functions together."""
-
-    def __init__(self, executable: NativeExecutable, ranks: TrainingRanks) -> None:
-        self.executable, self.ranks = executable, ranks
-
-    def measure_reference(self, *every: Rows) -> None:
-        """Does nothing: there is no reference."""
-
-    def take(self, batches: FileBatches | OwnBatches) -> list[PackedBatch]:
-        """This rank's batches of the next step."""
-        return batches.take()
-
-    def close(self) -> None:
-        """Does nothing: it owns nothing."""
+class RewardStep(MethodStep):
+    """Computes losses and gradients of pairs."""
 
     def rewards(self, batch: PackedBatch) -> np.ndarray:
         """The reward of each sequence, float64 (units, 2)."""
@@ -51,10 +36,7 @@ class RewardStep:
         """Computes the gradients of the sum of losses over pairs, from zero, and reduces them."""
         began = time.perf_counter()
         rewards = [self.rewards(batch) for batch in batches]
-        self.executable.zero_grad()
-        for index, (batch, own) in enumerate(zip(batches, rewards, strict=True)):
-            self.executable.forward_backward(_weighted(batch, own), index == len(batches) - 1)
-        self.executable.flush()
+        self.backward(map(_weighted, batches, rewards))
         self.executable.gradients[SCORE][1] = 0
         pairs = np.concatenate(rewards)
         metrics = self._metrics(pairs)[1]
@@ -100,7 +82,3 @@ def check_reward(config: TrainConfig, model: TrainedModel) -> None:
             "method reward continues from a model, and trains all weights of a folder with safetensors alone: set "
             "model_name_or_path, or lora_r"
         )
-    if config.pipeline_parallel_size > 1 or config.tensor_parallel_size > 1:
-        raise ConfigError("method reward needs pipeline_parallel_size 1 and tensor_parallel_size 1")
-    if model.spec.balance_coefficient:
-        raise ConfigError("method reward has no load-balancing loss: set router_aux_loss_coef to 0")

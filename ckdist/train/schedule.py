@@ -11,38 +11,29 @@ from ckdist.train.config import TrainConfig
 
 @dataclass(frozen=True)
 class Schedule:
-    """`rate(step)` for steps 0 to steps - 1. Only wsd uses `decay_steps`."""
+    """`rate(step)` for steps 0 to steps - 1, as a configuration says."""
 
-    kind: str  # constant, linear, cosine, wsd
-    peak: float
+    config: TrainConfig
     steps: int
-    warmup_steps: int = 0
-    decay_steps: int = 0
-    min_ratio: float = 0.0
 
-    @classmethod
-    def of(cls, config: TrainConfig, steps: int) -> "Schedule":
-        """The schedule of a training of `steps` steps."""
-        warmup = config.warmup_steps or math.ceil(config.warmup_ratio * steps)
-        return cls(
-            config.lr_scheduler_type,
-            config.learning_rate,
-            steps,
-            warmup,
-            config.num_decay_steps or max(1, steps // 10),
-            config.min_lr_ratio,
-        )
+    @property
+    def warmup_steps(self) -> int:
+        """Steps of the warm-up."""
+        return self.config.warmup_steps or math.ceil(self.config.warmup_ratio * self.steps)
 
     def rate(self, step: int) -> float:
         """The learning rate of a step, counted from 0."""
+        peak, least = self.config.learning_rate, self.config.min_lr_ratio
         if step < self.warmup_steps:
-            return self.peak * (step + 1) / self.warmup_steps
-        return self.peak * (self.min_ratio + (1 - self.min_ratio) * self._height(step))
+            return peak * (step + 1) / self.warmup_steps
+        return peak * (least + (1 - least) * self._height(step))
 
     def _height(self, step: int) -> float:
         """Falls from 1 to 0."""
-        if self.kind == "constant":
+        kind, begin = self.config.lr_scheduler_type, self.warmup_steps
+        if kind == "constant":
             return 1.0
-        begin = max(self.warmup_steps, self.steps - self.decay_steps) if self.kind == "wsd" else self.warmup_steps
+        if kind == "wsd":
+            begin = max(begin, self.steps - (self.config.num_decay_steps or max(1, self.steps // 10)))
         progress = min(1.0, max(0.0, (step - begin) / max(1, self.steps - begin)))
-        return 0.5 * (1 + math.cos(math.pi * progress)) if self.kind == "cosine" else 1.0 - progress
+        return 0.5 * (1 + math.cos(math.pi * progress)) if kind == "cosine" else 1.0 - progress

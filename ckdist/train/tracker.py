@@ -2,9 +2,9 @@
 
 import importlib
 import importlib.util
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
 from ckdist.errors import ConfigError
 
@@ -12,14 +12,11 @@ from ckdist.errors import ConfigError
 PACKAGES = {"tensorboard": ("tensorboardX", "train"), "wandb": ("wandb", "wandb"), "mlflow": ("mlflow", "mlflow")}
 
 
-class Tracker(Protocol):
+class Tracker(NamedTuple):
     """Takes numbers of steps until `close`."""
 
-    def log(self, values: Mapping[str, float], step: int) -> None:
-        """Adds the values of a step."""
-
-    def close(self) -> None:
-        """Ends the run."""
+    log: Callable[[Mapping[str, float], int], object]  # adds the values of a step
+    close: Callable[[], object]  # ends the run
 
 
 def check_report_to(report_to: tuple[str, ...]) -> None:
@@ -43,53 +40,37 @@ def open_trackers(
         start: The step to resume from.
         settings: The training's settings, which are recorded.
     """
-    kinds = {"tensorboard": _TensorBoard, "wandb": _Wandb, "mlflow": _Mlflow}
+    kinds = {"tensorboard": _tensorboard, "wandb": _wandb, "mlflow": _mlflow}
     return [kinds[name](importlib.import_module(PACKAGES[name][0]), output_dir, start, settings) for name in report_to]
 
 
-class _TensorBoard:
-    def __init__(self, module: Any, output_dir: Path, start: int, _settings: Mapping[str, Any]) -> None:
-        # Steps of an earlier run after `start` are dropped.
-        self._board = module.SummaryWriter(str(output_dir / "tensorboard"), purge_step=start + 1 if start else None)
+def _tensorboard(module: Any, output_dir: Path, start: int, _settings: Mapping[str, Any]) -> Tracker:
+    # Steps of an earlier run after `start` are dropped.
+    board = module.SummaryWriter(str(output_dir / "tensorboard"), purge_step=start + 1 if start else None)
 
-    def log(self, values: Mapping[str, float], step: int) -> None:
+    def log(values: Mapping[str, float], step: int) -> None:
         for name, value in values.items():
-            self._board.add_scalar(name, value, step)
+            board.add_scalar(name, value, step)
 
-    def close(self) -> None:
-        self._board.close()
+    return Tracker(log, board.close)
 
 
-class _Wandb:
+def _wandb(module: Any, output_dir: Path, _start: int, settings: Mapping[str, Any]) -> Tracker:
     """WANDB_PROJECT, WANDB_MODE and so on are the package's own variables."""
-
-    def __init__(self, module: Any, output_dir: Path, _start: int, settings: Mapping[str, Any]) -> None:
-        name = _run_name(output_dir)
-        self._run = module.init(name=name, id=name, resume="allow", dir=str(output_dir), config=dict(settings))
-
-    def log(self, values: Mapping[str, float], step: int) -> None:
-        self._run.log(dict(values), step=step)
-
-    def close(self) -> None:
-        self._run.finish()
+    name = _run_name(output_dir)
+    run = module.init(name=name, id=name, resume="allow", dir=str(output_dir), config=dict(settings))
+    return Tracker(lambda values, step: run.log(dict(values), step=step), run.finish)
 
 
-class _Mlflow:
+def _mlflow(module: Any, output_dir: Path, start: int, settings: Mapping[str, Any]) -> Tracker:
     """MLFLOW_TRACKING_URI and MLFLOW_EXPERIMENT_NAME are the package's own variables."""
-
-    def __init__(self, module: Any, output_dir: Path, start: int, settings: Mapping[str, Any]) -> None:
-        self._module, path = module, output_dir / "mlflow_run"
-        found = path.read_text().strip() if start and path.exists() else None
-        run = module.start_run(run_id=found) if found else module.start_run(run_name=_run_name(output_dir))
-        path.write_text(run.info.run_id)
-        if not found:
-            module.log_params({name: str(value)[:500] for name, value in settings.items()})
-
-    def log(self, values: Mapping[str, float], step: int) -> None:
-        self._module.log_metrics(dict(values), step=step)
-
-    def close(self) -> None:
-        self._module.end_run()
+    path = output_dir / "mlflow_run"
+    found = path.read_text().strip() if start and path.exists() else None
+    run = module.start_run(run_id=found) if found else module.start_run(run_name=_run_name(output_dir))
+    path.write_text(run.info.run_id)
+    if not found:
+        module.log_params({name: str(value)[:500] for name, value in settings.items()})
+    return Tracker(lambda values, step: module.log_metrics(dict(values), step=step), module.end_run)
 
 
 def _run_name(output_dir: Path) -> str:

@@ -32,8 +32,7 @@ from ckdist.train.callback import Callback, StepFunction
 from ckdist.train.checkpoint_writer import CheckpointWriter, Saved
 from ckdist.train.config import TrainConfig
 from ckdist.train.data.batches import FileBatches, OwnBatches, Position, validation_batches
-from ckdist.train.divergence import LostSteps
-from ckdist.train.guards import Guards
+from ckdist.train.guards import Guards, LostSteps
 from ckdist.train.loss_program import LossProgram
 from ckdist.train.methods import MethodStep, check_method, method_step
 from ckdist.train.model import TrainedModel, open_model, open_tokenizer
@@ -49,8 +48,8 @@ from ckdist.train.resumption import changed_settings, check_settings, settings_o
 from ckdist.train.schedule import Schedule
 from ckdist.train.tracker import check_report_to
 from ckdist.train.training_checkpoint import Folder, TrainState
-from ckdist.train.training_data import EVAL_ROWS, check_validation, open_data
-from ckdist.train.training_memory import memory_line, rank_bytes, require
+from ckdist.train.training_data import check_validation, open_data
+from ckdist.train.training_memory import memory_text, rank_bytes, require
 from ckdist.weights.copies import compare_samples
 from ckdist.weights.model_files import model_files
 from ckdist.weights.whole_comparison import MAX_READERS, WholeComparison
@@ -61,10 +60,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 PEAK_FORMATS = {True: 1, False: 0}  # bf16 -> activation format of the products
-# (model, configuration, program, ranks, threads) -> executable
-MakeExecutable: TypeAlias = Callable[
-    [TrainedModel, TrainConfig, LossProgram, TrainingRanks, ThreadPool], NativeExecutable
-]
 OnStep: TypeAlias = Callable[[StepReport], None]
 ShouldStop: TypeAlias = Callable[[], bool]
 
@@ -76,7 +71,6 @@ def train(
     *,
     callbacks: Sequence[Callback] = (),
     world: World | None = None,
-    make_executable: MakeExecutable | None = None,
     should_stop: ShouldStop | None = None,
 ) -> StepReport | None:
     """Trains and writes the model to `config.output_dir`.
@@ -88,7 +82,6 @@ def train(
             function is sent to all ranks.
         callbacks: Called on every rank after steps, after checkpoints and at the end.
         world: The ranks. Default: those that the launcher started.
-        make_executable: Makes the executable that computes gradients. Default: the native one.
         should_stop: If it returns true on any rank, training ends after the step, with a checkpoint.
 
     Returns:
@@ -99,9 +92,7 @@ def train(
         CommError: A rank is lost.
     """
     ranks = start_world(config.encrypt) if world is None else world
-    trainer = Trainer(
-        config, ranks, share_source(ranks, batches, config.zero_stage), make_executable or native_executable
-    )
+    trainer = Trainer(config, ranks, share_source(ranks, batches, config.zero_stage))
     try:
         if on_step is not None:
             callbacks = (*callbacks, StepFunction(on_step))
@@ -122,7 +113,7 @@ def native_executable(
     stored = model.stored(program.shards, program.lowered.stored, pool.threads)
     shards = program.trained_shards
     owned = owned_ranges(config.optim, shards.shapes, ranks.data.size, shards) if ranks.data else ()
-    return NativeExecutable(program, model.load, pool, ranks, stored, config.zero_stage, owned)
+    return NativeExecutable(program, model.load, pool, ranks, stored, owned)
 
 
 class Trainer:
@@ -130,9 +121,7 @@ class Trainer:
     `train`.
     """
 
-    def __init__(
-        self, config: TrainConfig, world: World, source: BatchSource | None, make_executable: MakeExecutable
-    ) -> None:
+    def __init__(self, config: TrainConfig, world: World, source: BatchSource | None) -> None:
         check_report_to(config.report_to)
         self.config, self.world = config, world
         self.output = Path(config.output_dir)
@@ -144,7 +133,7 @@ class Trainer:
         self.communicator: Communicator | None = None
         self.preference: MethodStep | None = None
         try:
-            self._open(source, make_executable)
+            self._open(source)
         except BaseException as error:
             self.fail(error)
             raise
@@ -177,7 +166,7 @@ class Trainer:
             log=log.warning,
         )
 
-    def _open(self, source: BatchSource | None, make_executable: MakeExecutable) -> None:
+    def _open(self, source: BatchSource | None) -> None:
         config, world = self.config, self.world
         agree_on_start(world, config)
         mesh = training_mesh(config, world.size, world.rank)
@@ -194,21 +183,20 @@ class Trainer:
         steady = 2 * mesh.size("pp") if source is not None else 1
         program = self.model.lowered(config, mesh, max(accumulated_batches(config, mesh), steady))
         self.stage = program.stage
-        needed = self._needed_memory(program, mesh)
+        needed = self._needed_memory(program)
         if world.size > 1:
             self.communicator = self._open_communicator(needed)
         self.ranks = TrainingRanks.split(mesh, self.communicator)
         self.pool = ThreadPool(self.threads, self.placement.cpus)
-        self.executable = self._loaded(make_executable, program)
+        self.executable = self._loaded(program)
         self.shards = program.trained_shards
         self.optimizer = Optimizer(
             config, self.executable.parameters, self.executable.gradients, self.ranks, self.pool,
-            self.shards, getattr(self.executable, "gradient_share", None),
+            self.shards, self.executable.gradient_share,
         )  # fmt: skip
         self.writer = CheckpointWriter(
-            config, world, self.ranks, self.folder, self.model, self.tokenizer, self.shards, self.executable,
-            self.optimizer,
-        )  # fmt: skip
+            config, world, self.ranks, self.folder, self.model, self.tokenizer, self.shards, self.optimizer
+        )
         data = open_data(config, world, mesh, self.tokenizer, self.model.tokenizer_folder, source)
         self.batches, self.validation = data.batches, data.validation
         self.state = TrainState(seed=config.seed, data=data.digest)
@@ -221,7 +209,7 @@ class Trainer:
             self.preference.measure_reference(*data.rows)  # with the weights before training
         check_validation(config, self.validation)
         self._resume(Path(resumed) if resumed else None)
-        self.schedule = Schedule.of(config, self.state.steps)
+        self.schedule = Schedule(config, self.state.steps)
         self.lost = LostSteps(config.learning_rate, self.state.skipped_steps)
         self.peak = self.ranks.sum(arithmetic_rate(self.threads, self.placement.cpus, PEAK_FORMATS[config.bf16]))[0]
         self._log_memory(mesh, needed)
@@ -232,7 +220,7 @@ class Trainer:
         if world.rank == 0:
             self.report = Report(self.output, self.state.step, self.state.steps, config.as_dict())
 
-    def _loaded(self, make_executable: MakeExecutable, program: LossProgram) -> NativeExecutable:
+    def _loaded(self, program: LossProgram) -> NativeExecutable:
         """Makes the executable while other threads compare the base model's files over hosts. A collective call.
 
         Raises ModelFileError if the files differ.
@@ -241,13 +229,13 @@ class Trainer:
         files = together(self.world, lambda: model_files(checkpoint)) if checkpoint and self.world.size > 1 else []
         compare_samples(self.world, files)
         comparison = WholeComparison(self.world, files, {}, min(self.threads, MAX_READERS))
-        executable = make_executable(self.model, self.config, program, self.ranks, self.pool)
+        executable = native_executable(self.model, self.config, program, self.ranks, self.pool)
         comparison.finish()
         return executable
 
-    def _needed_memory(self, program: LossProgram, mesh: Mesh) -> dict[str, int]:
+    def _needed_memory(self, program: LossProgram) -> dict[str, int]:
         """Bytes of this rank, by content. Raises CapacityError if they are not free."""
-        needed = rank_bytes(self.config.optim, self.config.zero_stage, program, mesh, self.threads)
+        needed = rank_bytes(self.config.optim, program, self.threads)
         remedy = "use a smaller batch, lora_r, weights_dtype bfloat16, or a larger zero_stage or tensor_parallel_size"
         require(needed, self.world.local_size, remedy)
         return needed
@@ -255,7 +243,7 @@ class Trainer:
     def _log_memory(self, mesh: Mesh, needed: dict[str, int]) -> None:
         """Logs the mesh and the memory of each stage on rank 0. A collective call."""
         alone, over = self.stage.count == 1, f"training over {mesh}"
-        lines = self.world.gather(memory_line(over if alone else str(self.stage), needed))
+        lines = self.world.gather(f"{over if alone else self.stage}: {memory_text(needed)}")
         if self.world.rank == 0:
             for line in (*(() if alone else (over,)), *(lines[first.rank] for first in mesh.along("pp"))):
                 log.info("%s", line)
@@ -463,7 +451,7 @@ class Trainer:
         loss, tokens = 0.0, 0
         assert self.validation is not None  # otherwise it is not called
         mesh, per_device = self.ranks.mesh, self.config.per_device_train_batch_size
-        batches = validation_batches(self.validation, mesh.index("dp"), mesh.size("dp"), per_device, EVAL_ROWS)
+        batches = validation_batches(self.validation, mesh.index("dp"), mesh.size("dp"), per_device)
         if self.preference is not None:
             return self.preference.loss(list(batches), self.validation)
         for batch in batches:

@@ -50,7 +50,7 @@ class TrainState:
     not_better: int = 0  # validation losses since then
     loss_mean: float = 0.0  # running means, for guards
     norm_mean: float = 0.0
-    settings: dict[str, Any] = field(default_factory=dict)  # the configuration; {} in older checkpoints
+    settings: dict[str, Any] = field(default_factory=dict)  # the configuration
 
 
 class Folder:
@@ -143,7 +143,7 @@ class Folder:
             f"{self.at(step)} could not be written: {reason}; {last}: make room and start again to go on from there"
         )
 
-    def finish(self, state: TrainState, checksums: dict[str, str], keep: int) -> Path:
+    def finish(self, state: TrainState, checksums: dict[str, str], keep: int) -> None:
         """Names the checkpoint of `state` that `begin` has begun, then removes all but the last `keep` (0: none).
 
         `checksums` are those of its files, which are synced. Raises EngineError if the disk is full or the folder
@@ -163,7 +163,6 @@ class Folder:
         if keep:
             for step in [step for step in self.steps() if step != state.step][: max(0, len(self.steps()) - keep)]:
                 self._remove(self.at(step))
-        return target
 
     def _remove(self, checkpoint: Path) -> None:
         # It loses its name first, so that a half removed one is never taken for complete.
@@ -202,7 +201,6 @@ def verify(checkpoint: Path) -> TrainState:
                 f"{checkpoint} is corrupt: the SHA-256 of {name} begins with {found[:12]}, "
                 f"and must with {str(expected)[:12]}"
             )
-    values.setdefault("settings", {})
     known = asdict(TrainState())
     if set(values) != set(known) or not all(type(values[name]) is type(default) for name, default in known.items()):
         raise ModelFileError(

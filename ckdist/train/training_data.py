@@ -17,13 +17,12 @@ from ckdist.mesh import Mesh
 from ckdist.tokens.tokenizer import Tokenizer
 from ckdist.train.batch_source import BatchSource
 from ckdist.train.config import TrainConfig
-from ckdist.train.data.batches import FileBatches, OwnBatches
+from ckdist.train.data.batches import EVAL_ROWS, FileBatches, OwnBatches
 from ckdist.train.data.chats import ChatProcess
 from ckdist.train.data.data_files import find_files, find_source
-from ckdist.train.data.preference_rows import PreferenceRows
+from ckdist.train.data.preference_rows import PreferenceRows, RewardRows
 from ckdist.train.data.preferences import KINDS
 from ckdist.train.data.prompt_rows import PromptRows
-from ckdist.train.data.reward_rows import RewardRows
 from ckdist.train.data.token_cache import TokenCache, open_cache
 from ckdist.train.data.token_rows import Rows, split
 from ckdist.train.data.truncation import count_truncated, describe_truncation
@@ -33,8 +32,6 @@ if TYPE_CHECKING:
     from ckdist.train.data.teacher_file import TeacherFile
 
 log = logging.getLogger(__name__)
-
-EVAL_ROWS = 256  # most rows of max_length of a validation loss
 
 
 @dataclass(frozen=True)
@@ -74,12 +71,9 @@ def _own_batches(config: TrainConfig, mesh: Mesh, source: BatchSource) -> Traini
     """Steps of a user's source. Raises ConfigError without max_steps: a source has no end."""
     if config.max_steps < 0:
         raise ConfigError("a batch source has no end: set max_steps")
-    if config.method != "sft":
-        raise ConfigError(f"a batch source has no preferences: method {config.method} needs train_file")
-    if config.teacher_file:
-        raise ConfigError("a batch source has no teacher: teacher_file needs train_file")
-    if config.lora_dropout:
-        raise ConfigError("a batch source has no dropout: lora_dropout needs train_file")
+    for name, value in {"method": "sft", "teacher_file": "", "lora_dropout": 0}.items():
+        if (given := getattr(config, name)) != value:
+            raise ConfigError(f"{name} ({given}) needs train_file, and is not supported with a batch source")
     tokens = config.per_device_train_batch_size * config.max_length
     return TrainingData(OwnBatches(source, mesh.index("dp"), mesh.size("dp"), tokens))
 
@@ -199,19 +193,20 @@ def held_out_percentage(config: TrainConfig) -> float:
     return 0.0 if config.validation_file or config.method == "grpo" else config.validation_split_percentage
 
 
+def cached_tokens(
+    config: TrainConfig, files: list[Path], tokenizer: Tokenizer, chats: ChatProcess, progress: bool
+) -> TokenCache:
+    """The tokens of `files`, in the cache of a training. Raises as `open_cache`."""
+    directory = Path(config.cache_dir or Path(config.output_dir) / "cache")
+    kind = KINDS.get(config.method, "")
+    reading = config.text_column, config.bad_lines, chats.write
+    return open_cache(directory, files, tokenizer, *reading, progress, kind=kind)
+
+
 def _open_cache(config: TrainConfig, world: World, files: list[Path], tokenizer: Tokenizer, folder: Path) -> TokenCache:
     """Opens the token cache. One rank of each host makes it while the others wait."""
     chats = ChatProcess(folder)
-    load = lambda: open_cache(
-        Path(config.cache_dir or Path(config.output_dir) / "cache"),
-        files,
-        tokenizer,
-        config.text_column,
-        config.bad_lines,
-        chats.write,
-        world.rank == 0,
-        kind=KINDS.get(config.method, ""),
-    )
+    load = lambda: cached_tokens(config, files, tokenizer, chats, world.rank == 0)
     with contextlib.closing(chats):
         cache = load() if world.local_rank == 0 else None
     world.gather(None)

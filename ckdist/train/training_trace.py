@@ -1,7 +1,6 @@
 """The trace of a training: the steps of every thread, and a rank's work between them (`ckdist/engine/trace.py`)."""
 
-import contextlib
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 
 from ckdist import native
 from ckdist.comm.world_protocol import World
@@ -9,14 +8,6 @@ from ckdist.engine.trace import Labels, Trace
 from ckdist.program.lowered import Lowered, layer_of
 from ckdist.program.step import PackIndex, ParameterIndex
 from ckdist.train.native_executable import NativeExecutable
-
-lib = native.lib
-SPANS = {
-    "data": lib.ckdist_trace_data,
-    "run": lib.ckdist_trace_run,
-    "update": lib.ckdist_trace_update,
-    "save": lib.ckdist_trace_save,
-}
 
 
 class TrainingTrace:
@@ -31,11 +22,9 @@ class TrainingTrace:
         self._labels = labels(executable.program.lowered)
         executable.trace(self._trace.handle)
 
-    @contextlib.contextmanager
-    def span(self, name: str) -> Iterator[None]:
-        """Writes an event around the `with` block. `name`: one of `SPANS`."""
-        with self._trace.span(SPANS[name]):
-            yield
+    def span(self, name: str) -> AbstractContextManager[None]:
+        """Writes an event around the `with` block. `name`: data, run, update or save."""
+        return self._trace.span(getattr(native.lib, f"ckdist_trace_{name}"))
 
     def save(self) -> None:
         """Writes the file on rank 0. A collective call."""

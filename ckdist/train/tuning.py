@@ -1,5 +1,6 @@
 """Settings of a fine-tuning without a configuration file, chosen from the data, and its memory and time."""
 
+import functools
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ckdist.layouts.memory_sizes import free_memory, gigabytes
+from ckdist.layouts.memory_sizes import free_memory
 from ckdist.mesh import Mesh
 from ckdist.train.config import TrainConfig
 from ckdist.train.data.batches import FileBatches
@@ -17,7 +18,7 @@ from ckdist.train.data.token_cache import TokenCache
 from ckdist.train.data.token_rows import split
 from ckdist.train.model import TrainedModel
 from ckdist.train.training_data import rows_of
-from ckdist.train.training_memory import rank_bytes
+from ckdist.train.training_memory import memory_text, rank_bytes
 
 MOST_LENGTH = 2048  # default of max_length is at most this
 STEP_TOKENS = 4096  # of a replica
@@ -28,7 +29,6 @@ HELD_OUT_FROM = 50  # records, from which a part is held out for validation
 SHARE_OF_MEMORY = 0.9  # of the free memory that the settings may fill
 # Share of the measured rate of products that a step reaches: SmolLM2 with LoRA, in bfloat16, on 1 to 16 cores.
 EFFICIENCY = 0.4
-TABLES = ("rope_scaling",)
 FACTOR = 2  # by which the hours may be wrong, either way
 
 
@@ -111,7 +111,7 @@ def fitted(
     free = SHARE_OF_MEMORY * free_memory(ranks_on_host)
     for candidate in candidates:
         program = model.lowered(candidate, mesh, candidate.gradient_accumulation_steps)
-        needed = rank_bytes(candidate.optim, candidate.zero_stage, program, mesh, threads)
+        needed = rank_bytes(candidate.optim, program, threads)
         needed["quantised weights"] = _stored_bytes(candidate, model)
         if sum(needed.values()) <= free or candidate is candidates[-1]:
             return candidate, needed
@@ -153,9 +153,8 @@ def description(config: TrainConfig, name: str, one: Expected, rate: float) -> I
         f"rate      {config.learning_rate:g}, {config.lr_scheduler_type}, warm-up {config.warmup_ratio:.0%}; "
         f"{config.validation_split_percentage:g} % of the data held out"
     )
-    parts = ", ".join(f"{gigabytes(size)} {purpose}" for purpose, size in one.bytes.items() if size)
     how = ", activations recomputed" if config.activation_checkpointing else ""
-    yield f"memory    {gigabytes(sum(one.bytes.values()))} on each rank ({parts}){how}"
+    yield f"memory    {memory_text(one.bytes)}{how}"
     hours = one.operations / (EFFICIENCY * rate) / 3600
     shown = f"{hours:.1f} hours" if hours >= 1 else f"{60 * hours:.1f} minutes"
     yield f"time      about {shown}, or {FACTOR} times more or less ({rate / 1e9:.0f} GFLOP/s measured)"
@@ -166,11 +165,13 @@ def description(config: TrainConfig, name: str, one: Expected, rate: float) -> I
 def as_toml(config: TrainConfig) -> str:
     """The settings that differ from the defaults, as a file for `ckdist train`."""
     lines = []
+    written = functools.partial(json.dumps, ensure_ascii=False)  # TOML has no pairs of surrogates
     for name, value in config.as_dict().items():
-        default = TrainConfig.__dataclass_fields__[name].default
-        if value != default and name != "model_config":
-            inner = ", ".join(f"{key} = {json.dumps(one)}" for key, one in value.items()) if name in TABLES else ""
-            lines.append(f"{name} = {{{inner}}}" if inner else f"{name} = {json.dumps(value)}")
+        if isinstance(value, dict):
+            inner = ", ".join(f"{key} = {written(one)}" for key, one in value.items())
+            lines += [f"{name} = {{{inner}}}"] if inner else []
+        elif value != TrainConfig.__dataclass_fields__[name].default:
+            lines.append(f"{name} = {written(value)}")
     return "\n".join(lines) + "\n"
 
 

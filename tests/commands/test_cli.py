@@ -336,3 +336,8 @@ def test_generate_takes_the_samplers_flags_of_llama_cli():
     assert sampling_of(none).dry_sequence_breakers == ()
     with pytest.raises(ConfigError, match=r"--samplers: .* has the unknown sampler 'adaptive'; the known ones are"):
         parse_arguments(GenerateConfig, ["--samplers", "top_k;adaptive"], "ckdist generate")
+
+
+def test_an_error_is_one_line_whatever_it_quotes(capsys):
+    program.report(ConfigError("no model a\nb\x1b[2J\udcff"), None)
+    assert capsys.readouterr().err == "ckdist: no model a\\nb\\x1b[2J\\udcff\n"

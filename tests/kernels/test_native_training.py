@@ -247,7 +247,7 @@ def test_planned_memory_is_what_is_taken(trained):
     shapes = program.shards.whole_shapes
     e = NativeExecutable(program, lambda name: np.ones(shapes[name], np.float32))
     state = 4 * state_floats("adamw", STATES["adamw"], program.trained_shards.shapes)
-    planned = training_bytes(program.lowered, program.max_tokens, program.operand_bytes, state)
+    planned = training_bytes(program, state)
     assert planned["trained weights"] == planned["gradients"] == e.gradients.flat.nbytes
     assert planned["optimizer state"] == 2 * e.gradients.flat.nbytes
     read = 4 * program.lowered.floats - e.gradients.flat.nbytes  # frozen weights before they are packed

@@ -170,12 +170,15 @@ def test_a_gradient_that_is_not_finite_changes_nothing(bad):
 
 
 def test_schedules():
-    rates = lambda kind, **more: [Schedule(kind, 1.0, 10, **more).rate(step) for step in range(10)]
+    def rates(kind: str, **more) -> list[float]:
+        schedule = Schedule(config(lr_scheduler_type=kind, learning_rate=1.0, **more), 10)
+        return [schedule.rate(step) for step in range(10)]
+
     assert rates("constant", warmup_steps=2) == [0.5, 1.0] + [1.0] * 8
     np.testing.assert_allclose(rates("linear", warmup_steps=2), [0.5, 1] + [1 - i / 8 for i in range(8)])
     np.testing.assert_allclose(
-        rates("cosine", min_ratio=0.1), [0.1 + 0.45 * (1 + np.cos(np.pi * i / 10)) for i in range(10)]
+        rates("cosine", min_lr_ratio=0.1), [0.1 + 0.45 * (1 + np.cos(np.pi * i / 10)) for i in range(10)]
     )
     np.testing.assert_allclose(
-        rates("wsd", warmup_steps=1, decay_steps=4, min_ratio=0.5), [1] * 7 + [0.875, 0.75, 0.625]
+        rates("wsd", warmup_steps=1, num_decay_steps=4, min_lr_ratio=0.5), [1] * 7 + [0.875, 0.75, 0.625]
     )

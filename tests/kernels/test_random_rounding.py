@@ -10,8 +10,8 @@ from ckdist import native
 from ckdist.program.pool import ThreadPool
 from ckdist.train.arena import NARROW, Arena, assign, widened
 from ckdist.train.config import TrainConfig
+from ckdist.train.moments import rounding
 from ckdist.train.optimizer import Optimizer
-from ckdist.train.rounding import rounding
 from tests.kernels.test_whole_updates import updated
 from tests.support.levels import HERE, VECTORS
 from tests.support.thread_ranks import run_threads

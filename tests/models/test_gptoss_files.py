@@ -69,7 +69,7 @@ def test_a_config_without_them_has_the_published_numbers():
         ({}, {"num_local_experts": 6}, r"but the model needs .*: \(6, 36, 64\)"),
         ({}, {"num_experts_per_tok": 6}, "a token takes 6 experts, but there are 5"),
         ({}, {"swiglu_limit": 8.0}, "swiglu_limit is 8.0; it must be 7"),
-        ({}, {"swiglu_alpha": "x"}, "swiglu_alpha is 'x'; it must be a number"),
+        ({}, {"swiglu_alpha": "x"}, "swiglu_alpha is 'x'; it must be 1.702"),
         ({}, {"layer_types": ["sliding_attention"]}, "layer_types is .*; it must be a list of 2"),
     ],
 )

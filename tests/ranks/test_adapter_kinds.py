@@ -151,8 +151,8 @@ def test_a_merged_adapter_of_peft_has_its_logits():
     "fields, message",
     [
         ({"lora_r": 0, "use_dora": True}, "use_dora (True) has no effect without lora_r"),
-        ({"lora_dropout": 0.1, "use_dora": True}, "lora_dropout (0.1) is not supported with use_dora"),
-        ({"lora_dropout": 0.1, "method": "dpo"}, "lora_dropout (0.1) is not supported with method dpo"),
+        ({"lora_dropout": 0.1, "use_dora": True}, "use_dora (True) must be False with lora_dropout 0.1"),
+        ({"lora_dropout": 0.1, "method": "dpo"}, "method (dpo) must be sft with lora_dropout 0.1"),
     ],
 )
 def test_what_would_not_be_applied_is_refused(base, tmp_path, fields, message):

@@ -151,8 +151,8 @@ EXPERTS = {**WIDE, "model_type": "qwen3_moe", "num_experts": 4, "num_experts_per
 @pytest.mark.parametrize(
     "fields, message",
     [
-        ({"method": "dpo"}, r"sequence_parallel_size \(2\) must be 1 with method dpo: a rank needs whole sequences"),
-        ({"samples": 1}, r"sequence_parallel_size \(2\) must be 1 with samples 1"),
+        ({"method": "dpo"}, r"method \(dpo\) must be sft with sequence_parallel_size 2: a rank needs whole sequences"),
+        ({"samples": 1}, r"samples \(1\) must be 0 with sequence_parallel_size 2"),
         ({"sequence_parallel_size": 3}, "2 ranks cannot be a mesh of sp 3, which has 3"),
         (
             {"model_config": {**EXPERTS, "output_router_logits": True}},

@@ -28,7 +28,7 @@ def test_steps_have_the_same_rows_on_any_ranks(tmp_path):
         reports = curve(tmp_path / name, ranks, **fields)
         np.testing.assert_allclose([report.loss for report in reports], losses, rtol=1e-5, err_msg=name)
         assert [report.tokens for report in reports] == tokens
-    with pytest.raises(ConfigError, match=r"gradient_accumulation_steps \(2\) follows from global_batch_size \(6\)"):
+    with pytest.raises(ConfigError, match=r"gradient_accumulation_steps \(2\) must be 1 with global_batch_size 6"):
         config(tmp_path, global_batch_size=6, gradient_accumulation_steps=2)
 
 

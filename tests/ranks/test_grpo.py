@@ -9,7 +9,7 @@ import pytest
 
 from ckdist.errors import ConfigError
 from ckdist.train.grpo_loss import advantages, grpo
-from ckdist.train.grpo_step import check_grpo
+from ckdist.train.methods import check_method
 from ckdist.train.model import open_model
 from ckdist.train.rewards import open_reward
 from ckdist.train.rollouts import Rollouts, sampling_bytes
@@ -111,8 +111,8 @@ def test_rewards(base, tmp_path):
     ]:  # fmt: skip
         with pytest.raises(ConfigError, match=message):
             train(sampling(base, tmp_path / "refused", **fields))
-    with pytest.raises(ConfigError, match=r"tensor_parallel_size \(2\) .* sample with the whole model: set it to 1"):
-        check_grpo(sampling(base, tmp_path / "tp", tensor_parallel_size=2), None)
+    with pytest.raises(ConfigError, match=r"tensor_parallel_size \(2\) must be 1 .* the whole model: use replicas"):
+        check_method(sampling(base, tmp_path / "tp", tensor_parallel_size=2), None)
     with pytest.raises(ConfigError, match=r"reward \(best\) has no effect with method sft"):
         replace(sampling(base, tmp_path / "sft"), method="sft", reward="best")
 

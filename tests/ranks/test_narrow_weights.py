@@ -1,5 +1,7 @@
 """A training whose weights are bfloat16: it learns as with float32 weights, and its files have the same bits."""
 
+from unittest import mock
+
 import numpy as np
 import pytest
 
@@ -25,9 +27,8 @@ def test_random_rounding_learns_as_float32_does(tmp_path):
             assign(codes, flat)
             flat[:] = widened(codes)
 
-        keep = lambda *arguments: made.append(plain(*arguments)) or made[-1]
-        last = trainer.train(c, round_to_nearest if nearest else None, make_executable=keep)
-        return last.eval_loss
+        with mock.patch.object(trainer, "native_executable", lambda *given: made.append(plain(*given)) or made[-1]):
+            return trainer.train(c, round_to_nearest if nearest else None).eval_loss
 
     expected, lost = trained("float32"), trained("nearest", nearest=True)
     assert trained("random", weights_dtype="bfloat16") == pytest.approx(expected, rel=0.03)
@@ -42,5 +43,5 @@ def test_random_rounding_learns_as_float32_does(tmp_path):
 
 
 def test_a_frozen_base_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match=r"weights_dtype \(bfloat16\) is for all weights, and lora_r \(8\)"):
+    with pytest.raises(ConfigError, match=r"weights_dtype \(bfloat16\) must be float32 with lora_r 8"):
         config(tmp_path, model_config={}, model_name_or_path="m", lora_r=8, weights_dtype="bfloat16")

@@ -47,7 +47,9 @@ def select(g, x, layer, top_k):
         return None
     w = lambda name, *dims: g.weight(f"model.layers.{layer}.indexer.{name}", *dims)
     heads, key, hidden = Dim("index_heads", INDEX_HEADS, WIDTH), Dim("index", 1, WIDTH), x.dims[-1]
-    k, weights = g.linear(x, w("wk", key, hidden), w("weights_proj", replace(heads, width=1), hidden), names=["k", "w"])
+    k, weights = g.linears(
+        x, (w("wk", key, hidden), w("weights_proj", replace(heads, width=1), hidden)), names=["k", "w"]
+    )
     q = g.linear(x, w("wq_b", heads, hidden), names=["q"])
     q, k, weights = to_index(g, q, k, weights)
     k = g.layer_norm(k, w("k_norm.weight", Dim("width", WIDTH)), w("k_norm.bias", Dim("width", WIDTH)), 1e-6)
@@ -57,7 +59,7 @@ def select(g, x, layer, top_k):
 def attend(g, x, layer, positions):
     w = lambda name, *dims: g.weight(f"model.layers.{layer}.self_attn.{name}", *dims)
     heads, keys = g.sharding.heads(6, 3, 16)
-    q, k, v = g.linear(x, w("q", heads, x.dims[-1]), w("k", keys, x.dims[-1]), w("v", keys, x.dims[-1]))
+    q, k, v = g.linears(x, (w("q", heads, x.dims[-1]), w("k", keys, x.dims[-1]), w("v", keys, x.dims[-1])))
     q, k, v = g.to_heads((q, k, v), lambda sharding: sharding.heads(6, 3, 16))
     q, k = g.rope(q, "global"), g.rope(k, "global")
     o = g.attend(q, k, v, layer=layer, scale=0.5, soft_cap=0.0, window=0, positions=positions)
@@ -67,7 +69,7 @@ def attend(g, x, layer, positions):
 def attend_latent(g, x, layer, positions):
     w = lambda name, *dims: g.weight(f"model.layers.{layer}.self_attn.{name}", *dims)
     (heads, _), rank, hidden = g.sharding.heads(9, 1, 24 + 16), Dim("kv_lora", 32), x.dims[-1]
-    q, kv = g.linear(x, w("q", heads, hidden), w("kv", Dim("latent", 1, 32 + 16), hidden), names=["q", "kv"])
+    q, kv = g.linears(x, (w("q", heads, hidden), w("kv", Dim("latent", 1, 32 + 16), hidden)), names=["q", "kv"])
     q, kv = g.to_heads_latent(q, kv)
     own = q.dims[-1]
     k_b = w("k_b", replace(own, width=32), Dim("nope", 24))

@@ -289,10 +289,12 @@ def test_killed_at_any_point_of_saving_the_last_good_one_is_there(tmp_path):
     assert kills >= 8 and came_through
 
 
-def test_a_step_that_is_not_finite_is_skipped_counted_and_told(tmp_path, caplog):
+def test_a_step_that_is_not_finite_is_skipped_counted_and_told(tmp_path, caplog, monkeypatch):
     c = config(tmp_path, max_steps=4)
 
     class Broken:
+        gradient_share = None
+
         def __init__(self, *arguments):
             self.inner, self.calls = reference_executable(*arguments), 0
             self.parameters, self.gradients, self.loss, self.balance, self.waited, self.zero_grad, self.flush = (
@@ -308,7 +310,8 @@ def test_a_step_that_is_not_finite_is_skipped_counted_and_told(tmp_path, caplog)
             return loss
 
     with caplog.at_level("INFO"):
-        reports = curve(c, make_executable=Broken)
+        monkeypatch.setattr("ckdist.train.trainer.native_executable", Broken)
+        reports = curve(c)
     assert [r.skipped for r in reports] == [False, True, False, False]
     state = verify(tmp_path / "out" / "checkpoint-4")
     assert (state.skipped_steps, state.updates) == (1, 3)
@@ -469,11 +472,12 @@ def test_memory_is_asked_before_loading_and_bound_as_in_serving(tmp_path, monkey
     events = []
     monkeypatch.setattr("ckdist.train.trainer.bind_memory", lambda placement: events.append("bound"))
     made = lambda *_: events.append("loaded") or pytest.fail("nothing fits")
+    monkeypatch.setattr("ckdist.train.trainer.native_executable", made)
     monkeypatch.setattr("ckdist.train.training_memory.free_memory", lambda ranks: 50_000)
     with pytest.raises(
         CapacityError,
-        match=r"training needs 2.2 MiB on each rank \(.* of trained weights, .*1.2 MiB of activations, "
+        match=r"training needs 2.2 MiB on each rank \(.* trained weights, .*1.2 MiB activations, "
         r".*48\.8 KiB are free for it \(0\.25 GiB of memory less 0\.25 GiB for everything else\): ",
     ):
-        train(config(tmp_path), world=SingleWorld(), make_executable=made)
+        train(config(tmp_path), world=SingleWorld())
     assert events == ["bound"]

@@ -75,7 +75,7 @@ def test_samples_are_continued_by_the_weights_in_training(tmp_path, caplog):
         caplog.clear()
     assert said[0] == said[1] and len(said[0]) == 2, said
     assert all(" → '" in line for line in said[0])
-    with pytest.raises(ConfigError, match=r"samples \(2\) need pipeline_parallel_size 1"):
+    with pytest.raises(ConfigError, match=r"samples \(2\) must be 0 with pipeline_parallel_size 2"):
         config(tmp_path, samples=2, pipeline_parallel_size=2)
 
 

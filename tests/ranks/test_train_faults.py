@@ -6,6 +6,7 @@ import json
 import pathlib
 import re
 from dataclasses import replace
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -13,9 +14,9 @@ import pytest
 from ckdist.errors import ConfigError, EngineError
 from ckdist.train import guards, trainer
 from ckdist.train.batch import PackedBatch
-from ckdist.train.divergence import MOST_IN_A_ROW
+from ckdist.train.guards import MOST_IN_A_ROW
 from ckdist.train.trainer import train
-from ckdist.train.training_checkpoint import STATE, verify
+from ckdist.train.training_checkpoint import verify
 from tests.support.launcher import run_ranks
 from tests.support.reference_training import reference_executable
 from tests.support.thread_ranks import run_threads
@@ -31,11 +32,17 @@ def chats(folder: pathlib.Path, words: int, count: int = 6) -> str:
     return str(folder / "chats.jsonl")
 
 
+def curve_of(made, c, on_step=None, ranks: int = 1) -> None:
+    """Trains with other executables."""
+    with mock.patch("ckdist.train.trainer.native_executable", made):
+        run_threads(ranks, lambda world: train(c, on_step, world=world))
+
+
 def broken(steps: set[int], value: float = np.inf):
     """An executable whose gradient, or loss if `value` is NaN, is not finite in these calls, from 1."""
 
     class Broken:
-        gathers = False
+        gathers, gradient_share = False, None
 
         def __init__(self, *arguments):
             self.inner, self.calls = reference_executable(*arguments), 0
@@ -100,14 +107,14 @@ def test_too_many_skipped_steps_end_a_training(tmp_path, steps, ends):
     c = config(tmp_path, max_steps=200 if len(steps) == MOST_IN_A_ROW else 60)
     reports: list = []
     with pytest.raises(EngineError, match=f"ends at step {ends} of .*: {len(steps)} steps were lost"):
-        run_threads(1, lambda world: train(c, reports.append, world=world, make_executable=broken(steps)))
+        curve_of(broken(steps), c, reports.append)
     assert len(reports) == ends and not (tmp_path / "out" / "model").exists()
 
 
 def test_a_loss_that_is_not_finite_changes_nothing(tmp_path, caplog):
     c = config(tmp_path, max_steps=3)
     with caplog.at_level("INFO"):
-        run_threads(1, lambda world: train(c, world=world, make_executable=broken({2}, np.nan)))
+        curve_of(broken({2}, np.nan), c)
     assert "step 2 is skipped: its loss is nan, and nothing was changed" in caplog.text
     assert (verify(tmp_path / "out" / "checkpoint-3").updates, caplog.text.count("is skipped")) == (2, 1)
 
@@ -126,7 +133,7 @@ def test_a_spike_is_skipped_or_goes_back_on_all_ranks(tmp_path, caplog, monkeypa
     for action in ("skip", "back", "stop"):
         (tmp_path / action).mkdir()
         c = config(tmp_path / action, on_spike=action, max_steps=9, per_device_train_batch_size=3)
-        work = lambda c=c: run_threads(2, lambda world: train(c, world=world, make_executable=Spiking))
+        work = lambda c=c: curve_of(Spiking, c, ranks=2)
         if action == "stop":
             with pytest.raises(EngineError, match=r"ends at step 7 of 9.*its loss is .*\(on_spike is stop\)"):
                 work()
@@ -142,7 +149,7 @@ def test_a_spike_is_skipped_or_goes_back_on_all_ranks(tmp_path, caplog, monkeypa
 def test_a_loss_that_is_not_finite_goes_back(tmp_path, caplog):
     c = config(tmp_path, max_steps=20, on_nan="back")
     with caplog.at_level("INFO"):
-        run_threads(1, lambda world: train(c, world=world, make_executable=broken({2, 5}, np.nan)))
+        curve_of(broken({2, 5}, np.nan), c)
     assert "there is no checkpoint to go back to yet" in caplog.text
     assert "step 5: the weights are those of step 4 again" in caplog.text
     assert verify(tmp_path / "out" / "checkpoint-20").updates == 18
@@ -156,7 +163,7 @@ def test_a_model_without_a_gradient_ends_its_training(tmp_path):
             return loss
 
     with pytest.raises(EngineError, match=rf"ends at step {MOST_IN_A_ROW} of 200.*its gradient's norm is 0.0\)"):
-        run_threads(1, lambda world: train(config(tmp_path, max_steps=200), world=world, make_executable=Dead))
+        curve_of(Dead, config(tmp_path, max_steps=200))
 
 
 def test_batches_without_a_target_make_no_model(tmp_path):
@@ -201,17 +208,6 @@ def test_a_lora_is_not_taken_up_with_another_alpha(tmp_path):
     train(lora)
     with pytest.raises(ConfigError, match=r"with lora_alpha 16.0, and lora_alpha is 64.0: .* another factor"):
         train(replace(lora, lora_alpha=64.0))
-
-
-def test_a_checkpoint_of_an_earlier_version_is_taken_up_and_said(tmp_path, caplog):
-    c = config(tmp_path, max_steps=2)
-    train(c)
-    path = tmp_path / "out" / "checkpoint-2" / STATE
-    values = json.loads(path.read_text())
-    del values["settings"]
-    path.write_text(json.dumps(values))
-    last = train(replace(c, max_steps=3))
-    assert last and last.step == 3 and "does not record its settings" in caplog.text
 
 
 @pytest.mark.parametrize("measured", [1e3, 1e18])

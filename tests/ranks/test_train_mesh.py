@@ -127,7 +127,7 @@ def test_ranks_that_share_no_memory(alone, tmp_path):
     "fields, message",
     [
         ({"tensor_parallel_size": 2, "data_parallel_size": 2}, "1 ranks cannot be a mesh of dp 2 x tp 2, which has 4"),
-        ({"expert_parallel_size": 2}, r"expert_parallel_size \(2\) must be 1: training divides batches, layers and"),
+        ({"expert_parallel_size": 2}, r"expert_parallel_size \(2\) must be 1 with training: batches, layers and"),
     ],
 )
 def test_meshes_that_cannot_be_are_one_line(tmp_path, fields, message):

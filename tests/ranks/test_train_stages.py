@@ -19,7 +19,7 @@ from ckdist.train.loss_program import lower_model, trace_model, trainable
 from ckdist.train.native_executable import NativeExecutable
 from ckdist.train.ranks import TrainingRanks
 from ckdist.train.stage import TrainingStage
-from ckdist.train.trainer import Trainer, native_executable, train
+from ckdist.train.trainer import Trainer, train
 from ckdist.train.training_memory import training_bytes
 from ckdist.weights.adapter_file import MODULES
 from tests.support.curves import WIDE, assert_same_curve, assert_same_tensors, curve, metrics, tensors, wide
@@ -99,7 +99,7 @@ def test_no_tied_embeddings_and_batches_of_ones_own(tmp_path):
         c = deep(tmp_path / f"{pp} {v}", pp, v, **more)
 
         def body(world):
-            trainer = Trainer(c, world, batches, native_executable)
+            trainer = Trainer(c, world, batches)
             trainer.run((), None)
             trainer.close()
 
@@ -266,7 +266,7 @@ def test_planned_memory_is_what_is_taken():
         e = NativeExecutable(
             lowered, lambda name, shapes=shapes: np.ones(shapes[name], np.float32), ranks=TrainingRanks(mesh)
         )
-        planned = training_bytes(lowered.lowered, 64, 4, 0, stage.waiting)
+        planned = training_bytes(lowered, 0)
         assert planned["activations"] == e.bytes.activations and planned["gradients"] == e.gradients.flat.nbytes
         kept.append(sum(size * n for size, n in zip(lowered.lowered.kept_bytes, stage.waiting, strict=True)))
         e.close()

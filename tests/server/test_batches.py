@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import httpx
 import pytest
 
+from ckdist.serve import batch_store
 from ckdist.serve.batch_store import BatchStore
 from ckdist.serve.problems import Problem
 from tests.support.clients import anthropic, openai
@@ -190,7 +191,7 @@ def test_a_batch_goes_on_after_a_restart(folder, tmp_path):
 def test_an_expired_batch_ends(tmp_path, folder):
     room = tmp_path / "room"
     store = BatchStore(str(room), 1 << 20)
-    with store.upload() as path:
+    with store.upload("ann") as path:
         path.write_bytes(lines(2))
         file = store.add_file("ann", path, "batch", "in.jsonl")
     facts = {"input_file_id": file["id"], "endpoint": TEXT, "metadata": {}}
@@ -219,12 +220,27 @@ def test_a_full_disk_is_a_507_and_loses_no_results(tmp_path, monkeypatch):
             results.write_text("x")
             store.add_file("ann", results, "batch_output", "n" * 200)
     assert full.value.status == 507 and results.read_text() == "x"
-    with pytest.raises(Problem, match="cannot be written to --batch-dir: No space left"), store.upload():
+    with pytest.raises(Problem, match="cannot be written to --batch-dir: No space left"), store.upload("ann"):
         raise OSError(errno.ENOSPC, "No space left on device")
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1 << 20))
     store.check_room(0)
     with pytest.raises(Problem, match="has 1048576 bytes free, and 1 bytes and their rows need 1048577"):
         store.check_room(1)
+    store.close()
+
+
+def test_a_result_has_a_place_beside_the_most_files(tmp_path, monkeypatch):
+    """Or its batch would never end, and those of all others would wait for it."""
+    monkeypatch.setattr(batch_store, "MAX_FILES", 1)
+    store = BatchStore(str(tmp_path / "room"), 1 << 20)
+    with store.upload("ann") as path:
+        path.write_text("{}")
+        store.add_file("ann", path, "batch", "in.jsonl")
+    with pytest.raises(Problem, match="1 files already, of at most 1"), store.upload("ann"):
+        pass
+    results = store.results("batch_1", "answers")
+    results.write_text("{}")
+    assert store.add_file("ann", results, "batch_output", "out.jsonl")["bytes"] == 2
     store.close()
 
 

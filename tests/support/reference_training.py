@@ -41,7 +41,7 @@ class ReferenceExecutable:
         source = lambda name: self.parameters[name] if name in self.parameters else load(name)
         self._forward = Interpreter(program, spec, mesh, source)
         self._backward = Interpreter(backward(program, program.outputs[0], wrt, recompute), spec, mesh, source)
-        self._communicator, self.balance, self.waited = communicator, 0.0, 0.0
+        self._communicator, self.balance, self.waited, self.gradient_share = communicator, 0.0, 0.0, None
         self._coefficient, self._balance = spec.balance_coefficient, None
         balances = [instr.outputs for instr in program.instrs if instr.op == "balance_loss"]
         if balances:

@@ -205,33 +205,6 @@ def test_a_norm_over_heads_that_ranks_share_is_refused():
         trace_loss(loss, spec(**PIECES["norms_after"]), TRAINING, Mesh.of_job(2, 0, tp=2))
 
 
-def test_gathered_values_have_gradients():
-    """A sharded result gathered before it is used again: each rank takes back its part."""
-
-    def gathers(g, ids, targets, s):
-        d = dims(g, s)
-        x = g.reduce(g.embed(ids, g.weight("table", d["vocab"], d["hidden"])))
-        y = g.gather(g.linear(x, g.weight("up", d["ffn"], d["hidden"])))
-        return g.reduce(g.cross_entropy(y, targets, Weight("head", (d["vocab"], y.dims[-1])), 0.0))
-
-    s, batch = spec(**TINY), random_batch()
-    rng = np.random.default_rng(8)
-    weights = {
-        "table": rng.standard_normal((30, 64)),
-        "up": rng.standard_normal((70, 64)) * 0.1,
-        "head": rng.standard_normal((30, 70)),
-    }
-    results = []
-    for ranks in (1, 3):
-        mesh = Mesh({"tp": ranks})
-        program = trace_loss(gathers, s, HEADS_AND_FFN, mesh)
-        program = backward(program, program.outputs[0], program.weights)
-        results.append(Interpreter(program, s, mesh, weights.get).run_packed([batch] * ranks))
-    (whole,), cut_up = results
-    joined = [cut_up[0][1], np.concatenate([own[2] for own in cut_up]), cut_up[0][3]]
-    assert_same(dict(zip("tuh", joined, strict=True)), dict(zip("tuh", whole[1:], strict=True)))
-
-
 def test_only_what_the_trained_weights_need_is_computed():
     """Frozen weights have no gradient, values below the first trained weight none either; those between pass it
     through.

@@ -52,6 +52,7 @@ def test_a_table_is_the_json_of_a_text(parsed):
         ({"file": "config = 'other.toml'"}, "unknown setting 'config'"),
         ({"file": "a = = 1"}, "serve.toml is not TOML"),
         ({"file": "ctx_size = " + "1" * 5000}, "serve.toml is not TOML"),
+        ({"file": "cache_disk = []"}, r"serve.toml: cache_disk \(\[\]\) must be a text"),
     ],
 )
 def test_wrong_values_are_one_line_with_their_place(parsed, given, message):

@@ -1,12 +1,14 @@
 """rope_scaling of a training: the configuration that the result has."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from ckdist.errors import ConfigError
 from ckdist.models import rope, rope_scaling
 from ckdist.models.registry import read_config
-from ckdist.train.config import TrainConfig
+from ckdist.train.config import TrainConfig, load_config
 from ckdist.train.longer_context import parse, stretched
 from ckdist.train.model import open_model
 from ckdist.train.tuning import as_toml
@@ -41,9 +43,12 @@ def test_rotations_and_positions(kind, expected, own):
     assert again["max_position_embeddings"] == 8 * 2048
 
 
-def test_a_flag_is_written_to_the_settings_file():
+def test_a_flag_is_written_to_the_settings_file(tmp_path):
     config = settings(model_name_or_path="m", rope_scaling=parse("yarn:4"))
     assert 'rope_scaling = {rope_type = "yarn", factor = 4.0}' in as_toml(config)
+    config = replace(config, train_file=('日記 😀 "a".jsonl',))
+    (tmp_path / "train.toml").write_text(as_toml(config))
+    assert load_config(str(tmp_path / "train.toml")) == config
     with pytest.raises(ConfigError, match=r"yarn:x.*must be KIND:FACTOR"):
         parse("yarn:x")
 

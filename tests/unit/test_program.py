@@ -10,7 +10,7 @@ from ckdist.layout import SINGLE, TENSOR, TOKEN
 from ckdist.mesh import Mesh
 from ckdist.models.decoder import forward
 from ckdist.models.training_loss import loss
-from ckdist.program.lower import lower, stored_dims
+from ckdist.program.lower import ServingLowering, stored_dims
 from ckdist.program.step import ValueIndex
 from ckdist.program.tracer import trace
 from ckdist.program.training_tracer import trace_loss
@@ -31,7 +31,9 @@ def test_golden_text(family, layout):
     s, mesh = spec(**FAMILIES[family]), Mesh({"tp": 2})
     program = trace(forward, s, layout, mesh)
     stored = stored_dims(program, trace(forward, s, TENSOR, mesh)) if layout is TOKEN else None
-    lowered = lower(program, mesh, formats=lambda name: 0, block_columns=lambda name: 1, max_tokens=8, stored=stored)
+    lowered = ServingLowering(
+        program, mesh, formats=lambda name: 0, block_columns=lambda name: 1, max_tokens=8, stored=stored
+    ).run()
     text = f"{program}\nlowered for rank 0\n{lowered}"
     path = GOLDEN / f"{family}{'' if layout is TENSOR else '_token'}.txt"
     if not path.exists():
@@ -69,14 +71,14 @@ def test_buffers_that_live_together_do_not_overlap(ranks, layout):
     for rank in range(ranks):
         mesh = Mesh({"tp": ranks}, rank)
         program = trace(forward, s, layout, mesh)
-        lowered = lower(
+        lowered = ServingLowering(
             program,
             mesh,
             formats=lambda name: 2,
             block_columns=lambda name: 32,
             max_tokens=8,
             stored=stored_dims(program, trace(forward, s, TENSOR, mesh)) if layout is TOKEN else None,
-        )
+        ).run()
         phase, life = 0, {}
         for step in lowered.steps:
             for b in step.operands(ValueIndex):
@@ -100,7 +102,7 @@ def test_experts_without_gates_read_one_matrix_once():
     s = replace(s, layers=[replace(one, ffn=replace(one.ffn, activation="relu2", gated=False)) for one in s.layers])
     program = trace(forward, s, TOKEN, mesh)
     stored = stored_dims(program, trace(forward, s, TENSOR, mesh))
-    lowered = lower(program, mesh, lambda name: 0, lambda name: 1, 8, stored)
+    lowered = ServingLowering(program, mesh, lambda name: 0, lambda name: 1, 8, stored).run()
     for step in (step for step in lowered.steps if step.kind == "experts"):
         assert step.fields["sets"][0]["gate"] == step.fields["sets"][0]["up"]
     assert len(lowered.matrices) == len(set(lowered.matrices))
@@ -111,4 +113,4 @@ def test_what_has_no_step_is_an_error_of_the_layout():
     mesh = Mesh({"tp": 1})
     program = trace_loss(loss, spec(), SINGLE, mesh)
     with pytest.raises(LayoutError, match="cannot lower rope"):
-        lower(program, mesh, formats=lambda name: 0, block_columns=lambda name: 1, max_tokens=8)
+        ServingLowering(program, mesh, formats=lambda name: 0, block_columns=lambda name: 1, max_tokens=8).run()

@@ -68,7 +68,7 @@ def test_bad_lines_are_named_or_counted(tmp_path, tokenizer, chats, caplog):
         open_cache(tmp_path / "cache", files, tokenizer, "text", "error", chats.write)
     with caplog.at_level(logging.WARNING):
         cache = open_cache(tmp_path / "cache", files, tokenizer, "text", "skip", chats.write)
-    assert cache.skipped == 6 and cache.documents == 1
+    assert cache.report.skipped == 6 and cache.documents == 1
     assert "data.jsonl:3 has no text in 'text'" in caplog.text and "6 lines in all" in caplog.text
     caplog.clear()
     open_cache(tmp_path / "cache", files, tokenizer, "text", "skip", chats.write, progress=True)
@@ -113,7 +113,7 @@ def test_a_template_that_never_ends_costs_its_own_chat_alone(tmp_path, caplog):
     with contextlib.closing(ChatProcess(tmp_path / "model")) as chats:
         with caplog.at_level(logging.WARNING):
             cache = open_cache(tmp_path / "cache", files, tokenizer, "text", "skip", chats.write)
-        assert cache.documents == 2 and cache.skipped == 1
+        assert cache.documents == 2 and cache.report.skipped == 1
         assert "data.jsonl:2 is a chat that cannot be written: the model's chat template takes too much" in caplog.text
 
 
@@ -132,7 +132,7 @@ def test_parquet_rows(tmp_path, tokenizer, chats):
     path = tmp_path / "a.parquet"
     parquet.write_table(pa.table({"content": ["one", "two", None], "n": [1, 2, 3]}), path)
     cache = open_cache(tmp_path / "cache", [path], tokenizer, "content", "skip", chats.write)
-    assert cache.documents == 2 and cache.skipped == 1
+    assert cache.documents == 2 and cache.report.skipped == 1
     with pytest.raises(ConfigError, match=r"a.parquet:3 has no text in 'content'"):
         open_cache(tmp_path / "cache", [path], tokenizer, "content", "error", chats.write)
     with pytest.raises(ConfigError, match=r"has no text in 'text' and no chat; its keys are content, n: give messages"):
@@ -148,7 +148,7 @@ def made_up(lengths, chats: int = 0) -> TokenCache:
     tokens = np.arange(1, starts[-1] + 1, dtype=np.uint32)
     learned = np.ones(starts[-1], np.uint8)
     learned[starts[:chats]] = 0
-    return TokenCache(tokens, starts, learned if chats else None, "", 0, np.arange(len(lengths)), ("a.jsonl",))
+    return TokenCache(tokens, starts, learned if chats else None, "", np.arange(len(lengths)), ("a.jsonl",))
 
 
 def pairs(batches) -> list[tuple[int, int]]:
@@ -200,8 +200,9 @@ def test_a_place_in_the_data_gives_the_same_batches_again():
         at = source.position
         taken.append((at, source.take()))
     for at, batches in taken:
-        again = FileBatches(Rows(rows.cache, np.arange(5), 16, seed=1), 1, 2, 2, 1, at).take()
-        for a, b in zip(batches, again, strict=True):
+        again = FileBatches(Rows(rows.cache, np.arange(5), 16, seed=1), 1, 2, 2, 1)
+        again.position = at
+        for a, b in zip(batches, again.take(), strict=True):
             np.testing.assert_array_equal(a.token_ids, b.token_ids)
             np.testing.assert_array_equal(a.targets, b.targets)
             np.testing.assert_array_equal(a.starts, b.starts)

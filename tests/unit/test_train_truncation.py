@@ -16,7 +16,7 @@ def cache_of(*flags: str) -> TokenCache:
     places = np.arange(1, len(flags) + 1) + (1 << LINE_BITS)
     tokens = np.arange(len(learned), dtype=np.uint16)
     is_chat = not learned.all()
-    return TokenCache(tokens, starts, learned if is_chat else None, "", 0, places, ("other.txt", "a.jsonl"))
+    return TokenCache(tokens, starts, learned if is_chat else None, "", places, ("other.txt", "a.jsonl"))
 
 
 def test_counts_are_those_of_the_rows():

@@ -18,7 +18,7 @@ from tests.support.paths import ROOT
 from tests.support.specs import rope, spec
 
 STARTS = np.array([0, 3, 4, 9])
-TOKENS, OUTPUTS = Dim("tokens", None), Dim("outputs", None)
+TOKENS = Dim("tokens", None)
 RANK = Dim("rank", 2)
 HEADS, KV_HEADS, HIDDEN, FFN, VOCAB = (
     Dim("heads", 6, 4),
@@ -58,7 +58,6 @@ CASES = {
     "embed": ("embed", (IDS,), (weight("table", VOCAB, HIDDEN),), {}),
     "scale": ("scale", values(HIDDEN), (), {"factor": 2.5}),
     "scale_queries": ("scale_queries", values(HEADS), (), {"beta": 0.7, "context": 2, "from_one": False}),
-    "soft_cap": ("soft_cap", values(HIDDEN), (), {"cap": 1.5}),
     "rms_norm": ("rms_norm", values(HIDDEN), (weight("norm", HIDDEN),), {"eps": 1e-2}),
     "rms_norm per head": ("rms_norm", values(HEADS), (weight("norm", Dim("head_dim", 4)),), {"eps": 1e-6}),
     "linear": ("linear", values(HIDDEN), (weight("w", FFN, HIDDEN), None), {}),
@@ -201,7 +200,6 @@ CASES = {
     "gated heads": ("gated_heads", values(Dim("heads", 3), Dim("heads", 3, 4)), (), {"function": "softplus"}),
     "gated gelu": ("gated", values(FFN, FFN), (), {"function": "gelu_tanh"}),
     "add": ("add", values(FFN, FFN), (), {}),
-    "select_rows": ("select_rows", values(HIDDEN), (), {"dim": OUTPUTS}),
     "cross_entropy": ("cross_entropy", (*values(HIDDEN), TARGETS), (weight("head", VOCAB, HIDDEN),), {"soft_cap": 0.0}),
     "cross_entropy capped": (
         "cross_entropy",
@@ -225,7 +223,7 @@ def evaluate(program, arrays, weights, mesh=None):
     s = spec(head_dim=4, ropes={"global": rope(4, magnitude=1.3), "part": rope(2), "pairs": rope(4, interleaved=True)})
     interpreter = Interpreter(program, s, mesh or Mesh({"tp": 1}), weights.get, np.float64)
     for context in interpreter.contexts:
-        context.starts, context.logits_indices = STARTS, np.array([0, 4, 8])
+        context.starts = STARTS
         context.positions = np.arange(9) - np.repeat(STARTS[:-1], np.diff(STARTS))
     return interpreter.evaluate([[arrays[v.name] for v in program.inputs]])[0]
 
@@ -286,11 +284,10 @@ def test_every_op_of_training_is_checked():
     names = [name for listed in FILES.values() for name in listed.split()]
     assert {name for name in names if op_named(name).vjp} == {case[0] for case in CASES.values()} | {
         "all_reduce",
-        "all_gather",
         "recv",
         "send",
     }
-    assert len(names) <= 103
+    assert len(names) <= 100
 
 
 def test_the_table_of_ops_has_every_file_and_its_ops():

@@ -12,9 +12,8 @@ def dense_ffn(g: Tracer, x: Value, f: DenseFfn, path: str) -> Value:
     down_bias = (w("down_proj.bias", hidden),) if f.bias else ()
     if f.gated:
         bias = (w("gate_proj.bias", ffn), w("up_proj.bias", ffn)) if f.bias else ()
-        gate, up = g.linear(
-            x, w("gate_proj.weight", ffn, hidden), w("up_proj.weight", ffn, hidden), bias=bias, names=["gate", "up"]
-        )
+        weights = w("gate_proj.weight", ffn, hidden), w("up_proj.weight", ffn, hidden)
+        gate, up = g.linears(x, weights, bias, ["gate", "up"])
         if f.deviations is not None:
             from ckdist.models.blocks.cut_gate import cut_gate
 

@@ -31,16 +31,9 @@ def gated_delta_net(
     of = lambda dim, width: replace(dim, width=width)
     heads, key_heads = d.heads(g.sharding)
     keys, values, hidden = of(key_heads, d.key_dim), of(heads, d.value_dim), x.dims[-1]
-    q, k, v, z, b, a = g.linear(
-        x,
-        w("in_proj_q.weight", keys, hidden),
-        w("in_proj_k.weight", keys, hidden),
-        w("in_proj_v.weight", values, hidden),
-        w("in_proj_z.weight", values, hidden),
-        w("in_proj_b.weight", heads, hidden),
-        w("in_proj_a.weight", heads, hidden),
-        names=["q", "k", "v", "z", "b", "a"],
-    )
+    outputs = {"q": keys, "k": keys, "v": values, "z": values, "b": heads, "a": heads}
+    weights = [w(f"in_proj_{name}.weight", dim, hidden) for name, dim in outputs.items()]
+    q, k, v, z, b, a = g.linears(x, weights, names=list(outputs))
     q, k, v, z, b, a = g.to_heads((q, k, v, z, b, a), d.heads)
     own, parts = a.dims[-1], zip("qkv", (q, k, v), strict=True)  # own: the heads, sharded like the states
     taps = lambda x: of(x.dims[-1], x.dims[-1].width * d.conv_kernel)

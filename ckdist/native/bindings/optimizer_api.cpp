@@ -14,7 +14,7 @@ struct ckdist_optimizer {
 
 namespace {
 
-Segments checked(const ckdist_update* u) {
+const ckdist_update& checked(const ckdist_update* u) {
   if (u->n < 0 || u->step < 1)
     fail(Status::config, "an update of %lld parameters in step %lld is not possible", (long long)u->n,
          (long long)u->step);
@@ -30,18 +30,13 @@ Segments checked(const ckdist_update* u) {
     if (u->rounding[i].columns < 1 || u->rounding[i].rows < 1 || u->rounding[i].first < 0)
       fail(Status::native, "part %lld is in a matrix of %lld rows and %lld columns", (long long)i,
            (long long)u->rounding[i].rows, (long long)u->rounding[i].columns);
-  return {u->ends, u->decays, u->parts};
-}
-
-Updated updated(const Optimizer& optimizer, const ckdist_update* u) {
-  return {optimizer.parameters(*u), u->gradients, u->n};
+  return *u;
 }
 
 // Whether an update's only part has weight decay.
 bool decayed(const ckdist_update* u) {
-  const Segments segments = checked(u);
-  if (segments.count != 1) fail(Status::config, "an update of one parameter has %lld parts", (long long)segments.count);
-  return segments.decays[0] != 0;
+  if (checked(u).parts != 1) fail(Status::config, "an update of one parameter has %lld parts", (long long)u->parts);
+  return u->decays[0] != 0;
 }
 
 AdamwNumbers numbers_of(const ckdist_update* u, double beta1, double beta2, double eps) {
@@ -71,8 +66,8 @@ int ckdist_optimizer_sum_squares(struct ckdist_optimizer* optimizer, const float
 int ckdist_optimizer_adamw(struct ckdist_optimizer* optimizer, const struct ckdist_update* u, double beta1,
                            double beta2, double eps, float* mean, float* square) {
   return guard([&] {
-    const Segments segments = checked(u);
-    optimizer->self.adamw(numbers_of(u, beta1, beta2, eps), segments, updated(optimizer->self, u), mean, square);
+    const ckdist_update& update = checked(u);
+    optimizer->self.adamw(numbers_of(u, beta1, beta2, eps), update, mean, square);
   });
 }
 
@@ -82,7 +77,7 @@ int ckdist_optimizer_adamw_8bit(struct ckdist_optimizer* optimizer, const struct
   return guard([&] {
     AdamwNumbers numbers = numbers_of(u, beta1, beta2, eps);
     if (!decayed(u)) numbers.keep = 1;
-    optimizer->self.adamw_8bit(numbers, updated(optimizer->self, u), {mean, mean_scales}, {square, square_scales});
+    optimizer->self.adamw_8bit(numbers, *u, {mean, mean_scales}, {square, square_scales});
   });
 }
 
@@ -91,29 +86,28 @@ int ckdist_optimizer_adafactor(struct ckdist_optimizer* optimizer, const struct 
   return guard([&] {
     const double keep = decayed(u) ? 1 - u->learning_rate * u->weight_decay : 1;
     const AdafactorNumbers numbers = {u->gradient_scale, beta, u->learning_rate, keep};
-    const Updated those = updated(optimizer->self, u);
-    if (!column_means) return optimizer->self.adafactor(numbers, those, row_means);
+    if (!column_means) return optimizer->self.adafactor(numbers, *u, row_means);
     if (matrices < 1 || rows < 1 || u->n % (matrices * rows))
       fail(Status::config, "%lld parameters are not %lld matrices of %lld rows", (long long)u->n, (long long)matrices,
            (long long)rows);
     const MatrixStack shape = {matrices, rows, u->n / (matrices * rows)};
-    optimizer->self.adafactor(numbers, shape, those, row_means, column_means);
+    optimizer->self.adafactor(numbers, shape, *u, row_means, column_means);
   });
 }
 
 int ckdist_optimizer_sgd(struct ckdist_optimizer* optimizer, const struct ckdist_update* u, double momentum,
                          float* velocity) {
   return guard([&] {
-    const Segments segments = checked(u);
+    const ckdist_update& update = checked(u);
     const SgdNumbers numbers = {float(u->gradient_scale), float(momentum), float(u->learning_rate),
                                 float(1 - u->learning_rate * u->weight_decay), u->step == 1};
-    optimizer->self.sgd(numbers, segments, updated(optimizer->self, u), velocity);
+    optimizer->self.sgd(numbers, update, velocity);
   });
 }
 
 int ckdist_optimizer_round(struct ckdist_optimizer* optimizer, const struct ckdist_update* u, const float* values) {
   return guard([&] {
-    if (!u->narrow || checked(u).count != 1) fail(Status::native, "this update has no single part to round");
+    if (!u->narrow || checked(u).parts != 1) fail(Status::native, "this update has no single part to round");
     optimizer->self.parameters(*u).round(0, 0, u->n, values);
   });
 }

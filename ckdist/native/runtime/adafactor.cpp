@@ -1,7 +1,7 @@
 // Adafactor (Shazeer & Stern 2018, arXiv:1804.04235) without momentum: the second moment of a matrix is the product of
 // the means of its rows and of its columns. Sums are in double, in an order that depends only on the shape.
-#include <algorithm>
 #include <cmath>
+#include <numeric>
 
 #include "runtime/optimizer_pass.h"
 
@@ -13,40 +13,23 @@ constexpr int64_t kColumns = 1024;  // columns of one item
 constexpr double kLeast = 1e-30;    // added to each squared gradient
 constexpr double kClip = 1.0;       // most root mean square of an update
 
-template <class Body>
-void each_item(Pool& pool, int64_t count, int64_t size, Body&& body) {
-  const int64_t items = (count + size - 1) / size;
-  const int threads = pool.size();
-  pool.run(threads, [&](int thread) {
-    for (int64_t item = items * thread / threads; item < items * (thread + 1) / threads; ++item)
-      body(item * size, std::min(count, (item + 1) * size));
-  });
-}
-
-double total(const std::vector<double>& sums) {
-  double sum = 0;
-  for (const double one : sums) sum += one;
-  return sum;
-}
-
 }  // namespace
 
-void Optimizer::adafactor(const AdafactorNumbers& k, const MatrixStack& shape, const Updated& those, float* row,
+void Optimizer::adafactor(const AdafactorNumbers& k, const MatrixStack& shape, const ckdist_update& update, float* row,
                           float* column) {
-  const float* const g = those.gradients;
+  const float* const g = update.gradients;
   const int64_t rows = shape.rows, columns = shape.columns, all = shape.matrices * rows;
   const float kept = float(k.beta), fresh = float(1 - k.beta);
   const double square = k.scale * k.scale;
-  std::vector<float> by_row, by_column;
-  by_row.resize(size_t(all)), by_column.resize(size_t(shape.matrices * columns));
-  each_item(*pool_, all, kRows, [&](int64_t begin, int64_t end) {
+  std::vector<float> by_row(all, 0.f), by_column(shape.matrices * columns, 0.f);
+  each_part(all, kRows, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       const double mean = kernels_.optimizer.sum_squares(g + i * columns, columns) * square / double(columns);
       row[i] = kept * row[i] + fresh * float(mean + kLeast);
     }
   });
   for (int64_t m = 0; m < shape.matrices; ++m) {
-    each_item(*pool_, columns, kColumns, [&](int64_t begin, int64_t end) {
+    each_part(columns, kColumns, [&](int64_t begin, int64_t end) {
       double sums[kColumns] = {};
       for (int64_t i = m * rows; i < (m + 1) * rows; ++i)
         for (int64_t j = begin; j < end; ++j)
@@ -57,33 +40,31 @@ void Optimizer::adafactor(const AdafactorNumbers& k, const MatrixStack& shape, c
         by_column[size_t(m * columns + j)] = 1 / std::sqrt(own);
       }
     });
-    double mean = 0;
-    for (int64_t i = m * rows; i < (m + 1) * rows; ++i) mean += double(row[i]);
-    mean /= double(rows);
+    const double mean = std::accumulate(row + m * rows, row + (m + 1) * rows, 0.0) / double(rows);
     for (int64_t i = m * rows; i < (m + 1) * rows; ++i)
       by_row[size_t(i)] = float(k.scale / std::sqrt(double(row[i]) / mean));
   }
-  const auto update = [&](int64_t i, int64_t j) {
+  const auto step = [&](int64_t i, int64_t j) {
     return g[i * columns + j] * by_row[size_t(i)] * by_column[size_t(i / rows * columns + j)];
   };
   sums_.assign(size_t(all), 0.0);
-  each_item(*pool_, all, kRows, [&](int64_t begin, int64_t end) {
+  each_part(all, kRows, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i)
-      for (int64_t j = 0; j < columns; ++j) sums_[size_t(i)] += double(update(i, j)) * double(update(i, j));
+      for (int64_t j = 0; j < columns; ++j) sums_[size_t(i)] += double(step(i, j)) * double(step(i, j));
   });
-  const double size = double(all * columns), root = std::sqrt(total(sums_) / size);
+  const double size = double(all * columns), root = std::sqrt(std::accumulate(sums_.begin(), sums_.end(), 0.0) / size);
   const float keep = float(k.keep), rate = float(k.rate / std::max(1.0, root / kClip));
-  each_item(*pool_, all, kRows, [&](int64_t begin, int64_t end) {
+  each_part(all, kRows, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i)
-      those.parameters.each(0, i * columns, columns, [&](float* p, int64_t at, int64_t n) {
-        for (int64_t j = 0; j < n; ++j) p[j] = keep * p[j] - rate * update(i, at - i * columns + j);
+      parameters(update).each(0, i * columns, columns, [&](float* p, int64_t at, int64_t n) {
+        for (int64_t j = 0; j < n; ++j) p[j] = keep * p[j] - rate * step(i, at - i * columns + j);
       });
   });
 }
 
-void Optimizer::adafactor(const AdafactorNumbers& k, const Updated& those, float* square) {
-  const float* const g = those.gradients;
-  const int64_t n = those.size;
+void Optimizer::adafactor(const AdafactorNumbers& k, const ckdist_update& update, float* square) {
+  const float* const g = update.gradients;
+  const int64_t n = update.n;
   const float kept = float(k.beta), fresh = float(1 - k.beta);
   double sum = 0;
   for (int64_t i = 0; i < n; ++i) {
@@ -92,7 +73,7 @@ void Optimizer::adafactor(const AdafactorNumbers& k, const Updated& those, float
     sum += gradient * gradient / double(square[i]);
   }
   const double rate = k.rate / std::max(1.0, std::sqrt(sum / double(n)) / kClip);
-  those.parameters.each(0, 0, n, [&](float* p, int64_t at, int64_t some) {
+  parameters(update).each(0, 0, n, [&](float* p, int64_t at, int64_t some) {
     for (int64_t i = 0; i < some; ++i)
       p[i] = float(k.keep * p[i] - rate * (g[at + i] * k.scale) / std::sqrt(double(square[at + i])));
   });

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <cstring>
 #include <iterator>
+#include <utility>
 
 #include "api/commands_api.h"
 #include "api/program_api.h"
@@ -47,17 +48,14 @@ struct BatchView {
 
   // Throws unless every count, token, position, block and index lies within the limits.
   static BatchView parse(const int32_t* m, int64_t ints, const ckdist_program& program) {
-    const int64_t max_tokens = program.max_tokens, max_sequences = program.max_sequences;
-    const int64_t max_selected = program.max_outputs, context = program.context_length;
-    const int64_t blocks = program.blocks, vocab = program.vocab;
     BatchView b;
     if (ints < kHeader) fail(Status::native, "batch of %lld ints has no header", (long long)ints);
     const ckdist_run& h = *reinterpret_cast<const ckdist_run*>(m);
     const int64_t table = h.blocks;
     b.tokens = h.tokens, b.sequences = h.sequences, b.selected = h.selected;
     b.threads = h.threads, b.plan = h.plan, b.steps = h.steps;
-    if (b.tokens < 1 || b.tokens > max_tokens || b.sequences < 1 || b.sequences > max_sequences || b.selected < 0 ||
-        b.selected > max_selected || table < 0 || (h.states != 0 && h.states != b.sequences) ||
+    if (b.tokens < 1 || b.tokens > program.max_tokens || b.sequences < 1 || b.sequences > program.max_sequences ||
+        b.selected < 0 || b.selected > program.max_outputs || table < 0 || (h.states != 0 && h.states != b.sequences) ||
         (h.firsts != 0 && h.firsts != b.sequences) || h.embeddings < 0 || h.embeddings > program.embedding_rows ||
         (h.positions != 0 && h.positions != b.tokens) || h.adapters < 0 || h.adapters % b.sequences != 0 ||
         ints != kHeader + b.tokens + 3 * b.sequences + table + 4 * int64_t{h.states} + h.firsts + b.selected +
@@ -66,8 +64,9 @@ struct BatchView {
       fail(Status::native,
            "batch of %lld tokens, %lld sequences, %lld outputs, %d embeddings exceeds %lld, %lld, %lld, %lld or has a "
            "wrong length",
-           (long long)b.tokens, (long long)b.sequences, (long long)b.selected, h.embeddings, (long long)max_tokens,
-           (long long)max_sequences, (long long)max_selected, (long long)program.embedding_rows);
+           (long long)b.tokens, (long long)b.sequences, (long long)b.selected, h.embeddings,
+           (long long)program.max_tokens, (long long)program.max_sequences, (long long)program.max_outputs,
+           (long long)program.embedding_rows);
     if (h.adapters > 0 && program.adapters == 0)
       fail(Status::native, "a batch names adapters, and the model has no slots for adapters");
     b.adapter_lists = h.adapters / b.sequences;
@@ -77,29 +76,29 @@ struct BatchView {
     b.token_ids = m + kHeader;
     b.chunks = reinterpret_cast<const Chunk*>(b.token_ids + b.tokens);
     b.block_tables = b.token_ids + b.tokens + 3 * b.sequences;
-    const int32_t* const states = b.block_tables + table;
-    if (h.states > 0) b.states = reinterpret_cast<const ckdist_state_slots*>(states);
-    const int32_t* const firsts = states + 4 * h.states;
-    if (h.firsts > 0) b.firsts = firsts;
-    b.selected_tokens = firsts + h.firsts;
-    const int32_t* const adapters = b.selected_tokens + b.selected;
-    if (h.adapters > 0) b.adapters = adapters;
-    const int32_t* const positions = adapters + kAdapterInts * int64_t{h.adapters};
-    if (h.positions > 0) b.positions = positions, b.check_positions(program);
-    b.embeddings = reinterpret_cast<const float*>(positions + 3 * int64_t{h.positions});
+    const int32_t* at = b.block_tables + table;
+    const auto take = [&](int64_t n) { return std::exchange(at, at + n); };
+    const auto given = [&](int64_t n) { return n > 0 ? take(n) : nullptr; };
+    b.states = reinterpret_cast<const ckdist_state_slots*>(given(4 * int64_t{h.states}));
+    b.firsts = given(h.firsts);
+    b.selected_tokens = take(b.selected);
+    b.adapters = given(kAdapterInts * int64_t{h.adapters});
+    b.positions = given(3 * int64_t{h.positions});
+    if (b.positions != nullptr) b.check_positions(program);
+    b.embeddings = reinterpret_cast<const float*>(at);
     b.embedding_rows = h.embeddings;
     for (int64_t i = 0; i < b.tokens; i++)
-      if (b.token_ids[i] < -h.embeddings || b.token_ids[i] >= vocab)
+      if (b.token_ids[i] < -h.embeddings || b.token_ids[i] >= program.vocab)
         fail(Status::native, "token id %d is outside the vocabulary of %lld and %d rows of embeddings", b.token_ids[i],
-             (long long)vocab, h.embeddings);
+             (long long)program.vocab, h.embeddings);
     int64_t tokens = 0, used = 0;
     for (int64_t r = 0; r < b.sequences; r++) {
       const Chunk& chunk = b.chunks[r];
       const int64_t end = int64_t(chunk.first_position) + chunk.tokens;
-      if (chunk.tokens < 1 || chunk.first_position < 0 || end > context || chunk.blocks < 0 ||
+      if (chunk.tokens < 1 || chunk.first_position < 0 || end > program.context_length || chunk.blocks < 0 ||
           int64_t(chunk.blocks) * ckdist_block_tokens < end)
         fail(Status::native, "sequence of %d tokens from position %d has %d blocks in a context of %lld", chunk.tokens,
-             chunk.first_position, chunk.blocks, (long long)context);
+             chunk.first_position, chunk.blocks, (long long)program.context_length);
       if (b.firsts != nullptr && (b.firsts[r] < 0 || b.firsts[r] > int64_t(chunk.blocks) * ckdist_block_tokens))
         fail(Status::native, "the first text of a sequence has %d tokens, and its %d blocks hold %d", b.firsts[r],
              chunk.blocks, chunk.blocks * ckdist_block_tokens);
@@ -111,8 +110,8 @@ struct BatchView {
     if (tokens != b.tokens || used != table)
       fail(Status::native, "the sequences' tokens or blocks do not add up to the batch's");
     for (int64_t i = 0; i < table; i++)
-      if (b.block_tables[i] < 0 || b.block_tables[i] >= blocks)
-        fail(Status::native, "block %d is outside the cache of %lld", b.block_tables[i], (long long)blocks);
+      if (b.block_tables[i] < 0 || b.block_tables[i] >= program.blocks)
+        fail(Status::native, "block %d is outside the cache of %lld", b.block_tables[i], (long long)program.blocks);
     for (int64_t i = 0; i < b.selected; i++) {
       if (b.selected_tokens[i] < 0 || b.selected_tokens[i] >= b.tokens)
         fail(Status::native, "output %d is outside the batch of %lld tokens", b.selected_tokens[i],

@@ -1,21 +1,10 @@
 #include "runtime/block_copier.h"
 
-#include <utility>
-
-#include "core/futex.h"
 #include "runtime/inference.h"
 
 namespace ckdist {
 
-namespace {
-CpuMask own_cpus() {
-  CpuMask mask;
-  mask.read();
-  return mask;
-}
-}  // namespace
-
-BlockCopier::BlockCopier() : cpus_(own_cpus()) {}
+BlockCopier::BlockCopier() { cpus_.read(); }
 
 BlockCopier::~BlockCopier() {
   {

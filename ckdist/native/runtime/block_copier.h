@@ -43,7 +43,7 @@ class BlockCopier {
   void sleep_until(uint32_t count);
 
   TraceLane* lane_ = nullptr;
-  const CpuMask cpus_;             // the CPUs of the rank, not the one that the pool pins its first thread to
+  CpuMask cpus_;                   // the CPUs of the rank, not the one that the pool pins its first thread to
   std::atomic<uint32_t> done_{0};  // ended copies; written by the copier's thread
   std::mutex mutex_;               // protects the members below
   std::condition_variable changed_;

@@ -14,8 +14,11 @@
 namespace ckdist {
 
 struct CacheArrays {
-  const ckdist_cache_array* arrays = nullptr;
-  int count = 0;
+  const ckdist_cache_array* const arrays;
+  const int count;
+
+  CacheArrays(const ckdist_cache_array* arrays, int count) : arrays(arrays), count(count) {}
+  explicit CacheArrays(const ckdist_layer& layer) : CacheArrays(layer.arrays, layer.array_count) {}
 
   const ckdist_cache_array* find(ckdist_array name) const;  // null: the layer does not have it
   const ckdist_cache_array& at(ckdist_array name) const;    // throws if the layer does not have it

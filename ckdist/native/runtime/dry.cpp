@@ -31,11 +31,11 @@ Trie trie_of(const uint8_t* breakers, const int64_t* begins, int count) {
     for (int64_t i = 0; i < length; ++i) {
       const uint8_t byte = breakers[begin + i];
       if (!trie[node].child[byte]) {
-        if (static_cast<int64_t>(trie.size()) == kMaxNodes)
-          fail(Status::config, "the breakers of DRY have more than %lld bytes", static_cast<long long>(kMaxNodes));
-        trie[node].child[byte] = static_cast<int16_t>(trie.size());
+        if (int64_t(trie.size()) == kMaxNodes)
+          fail(Status::config, "the breakers of DRY have more than %lld bytes", (long long)kMaxNodes);
+        trie[node].child[byte] = int16_t(trie.size());
         trie.emplace_back();
-        trie.back().depth = static_cast<int>(i + 1);
+        trie.back().depth = int(i + 1);
       }
       node = trie[node].child[byte];
       trie[node].through |= uint64_t{1} << b;
@@ -82,9 +82,9 @@ DryBreakers::DryBreakers(const uint8_t* pieces, const int64_t* piece_begins, int
   for (int64_t t = 0; t < ends; ++t) {
     std::vector<int32_t> tail(tails + tail_begins[t], tails + tail_begins[t + 1]);
     if (!tail.empty() && tail[0] == -1) continue;
-    if (static_cast<int64_t>(tail.size()) > kMaxTail) tail.resize(kMaxTail);
+    if (int64_t(tail.size()) > kMaxTail) tail.resize(kMaxTail);
     const auto same = std::find(tails_.begin(), tails_.end(), tail);
-    tail_of[t] = static_cast<int32_t>(same - tails_.begin());
+    tail_of[t] = int32_t(same - tails_.begin());
     if (same == tails_.end()) tails_.push_back(std::move(tail));
   }
 
@@ -97,8 +97,7 @@ DryBreakers::DryBreakers(const uint8_t* pieces, const int64_t* piece_begins, int
     const size_t begin = entries_.size();
     const auto add = [&](int32_t tail) {
       const auto same = [&](const Entry& e) { return e.tail == tail; };
-      if (std::none_of(entries_.begin() + begin, entries_.end(), same))
-        entries_.push_back({static_cast<int32_t>(token), tail});
+      if (std::none_of(entries_.begin() + begin, entries_.end(), same)) entries_.push_back({int32_t(token), tail});
     };
     if (contained) add(0);
     for (const int node : partial)
@@ -111,24 +110,25 @@ DryBreakers::DryBreakers(const uint8_t* pieces, const int64_t* piece_begins, int
   }
 }
 
+DryBreakers::Entries DryBreakers::entries_of(int32_t token) const {
+  const auto less = [](const Entry& a, const Entry& b) { return a.head < b.head; };
+  return std::equal_range(entries_.begin(), entries_.end(), Entry{token, 0}, less);
+}
+
 bool DryBreakers::is_breaker(int32_t token) const {
   if (!is_head(token)) return false;
-  const auto less = [](const Entry& e, int32_t t) { return e.head < t; };
-  for (auto e = std::lower_bound(entries_.begin(), entries_.end(), token, less);
-       e != entries_.end() && e->head == token; ++e)
-    if (tails_[e->tail].empty()) return true;
-  return false;
+  const auto [begin, end] = entries_of(token);
+  return std::any_of(begin, end, [&](const Entry& e) { return tails_[e.tail].empty(); });
 }
 
 int64_t DryBreakers::longest_match(const std::vector<int32_t>& reversed, int64_t i) const {
   const int32_t token = reversed[i];
   if (!is_head(token)) return -1;
   int64_t longest = -1;
-  const auto less = [](const Entry& e, int32_t t) { return e.head < t; };
-  for (auto e = std::lower_bound(entries_.begin(), entries_.end(), token, less);
-       e != entries_.end() && e->head == token; ++e) {
+  const auto [begin, end] = entries_of(token);
+  for (auto e = begin; e != end; ++e) {
     const auto& tail = tails_[e->tail];
-    const int64_t length = static_cast<int64_t>(tail.size());
+    const int64_t length = int64_t(tail.size());
     if (length <= longest || length > i) continue;
     int64_t n = 0;
     while (n < length && tail[n] == reversed[i - 1 - n]) ++n;
@@ -162,7 +162,7 @@ const std::vector<Dry::Repetition>& Dry::find(const int32_t* prompt, int64_t pro
   // Z function of the reversed text (Gusfield 1997, 1.4): [left, right) is the match found so far that reaches
   // farthest.
   common_.resize(count);
-  common_[0] = static_cast<int32_t>(count);
+  common_[0] = int32_t(count);
   for (int64_t k = 1, left = 0, right = 0; k < count; ++k) {
     int64_t n = k < right ? std::min<int64_t>(right - k, common_[k - left]) : 0;
     if (k + n >= right) {
@@ -170,11 +170,11 @@ const std::vector<Dry::Repetition>& Dry::find(const int32_t* prompt, int64_t pro
       left = k;
       right = k + n;
     }
-    common_[k] = static_cast<int32_t>(n);
+    common_[k] = int32_t(n);
   }
 
   for (int64_t k = 1; k < count; ++k) {
-    const int32_t length = static_cast<int32_t>(std::min<int64_t>(common_[k], limit));
+    const int32_t length = int32_t(std::min<int64_t>(common_[k], limit));
     if (length < allowed_length) continue;
     const int32_t next = reversed_[k - 1];  // the token that came after the earlier occurrence
     if (longest_[next] == 0) found_.push_back({next, 0});
@@ -193,10 +193,10 @@ const std::vector<Dry::Repetition>& Dry::find(const int32_t* prompt, int64_t pro
 double dry_penalty(float multiplier, float base, int64_t allowed_length, int64_t length) {
   int64_t exponent = length - allowed_length;
   if (base > 1.000001f) {
-    const int64_t most = static_cast<int64_t>(std::log(std::numeric_limits<float>::max()) / std::log(base));
+    const int64_t most = int64_t(std::log(std::numeric_limits<float>::max()) / std::log(base));
     if (most > 0) exponent = std::min(exponent, most);
   }
-  return static_cast<double>(multiplier) * std::pow(static_cast<double>(base), static_cast<double>(exponent));
+  return double(multiplier) * std::pow(double(base), double(exponent));
 }
 
 }  // namespace ckdist

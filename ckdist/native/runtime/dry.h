@@ -2,6 +2,7 @@
 // penalty grows exponentially with the length of the repetition. The definitions are llama.cpp's.
 #pragma once
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "api/sampler_api.h"
@@ -23,14 +24,17 @@ class DryBreakers {
     int32_t tail;  // index into tails_; 0: empty
   };
   const std::vector<Entry>& entries() const { return entries_; }
-  int64_t tail_length(const Entry& entry) const { return static_cast<int64_t>(tails_[entry.tail].size()); }
-  bool is_head(int32_t token) const { return token < static_cast<int64_t>(heads_.size()) && heads_[token]; }
+  int64_t tail_length(const Entry& entry) const { return int64_t(tails_[entry.tail].size()); }
+  bool is_head(int32_t token) const { return token < int64_t(heads_.size()) && heads_[token]; }
   // True if the token's bytes contain a breaker.
   bool is_breaker(int32_t token) const;
   // The length of the longest tail that follows the head at reversed[i] (reversed[0] is the last token), or -1.
   int64_t longest_match(const std::vector<int32_t>& reversed, int64_t i) const;
 
  private:
+  using Entries = std::pair<std::vector<Entry>::const_iterator, std::vector<Entry>::const_iterator>;
+  Entries entries_of(int32_t token) const;  // those whose head the token is
+
   std::vector<std::vector<int32_t>> tails_;
   std::vector<Entry> entries_;  // by ascending head, without duplicates
   std::vector<bool> heads_;     // by token

@@ -1,7 +1,5 @@
 #include "runtime/executor.h"
 
-#include <algorithm>
-#include <string>
 #include <utility>
 
 #include "core/error.h"

@@ -3,10 +3,7 @@
 // `Inference` and `Training` hold the other data that steps work on. A run of the list allocates no memory.
 #pragma once
 #include <array>
-#include <atomic>
-#include <memory>
 #include <optional>
-#include <vector>
 
 #include "api/executable_api.h"
 #include "api/program_api.h"
@@ -26,6 +23,12 @@ struct Ahead {
   const uint8_t *at = nullptr, *end = nullptr;
 };
 
+// The fields of a step of one kind; null for a step of another.
+template <class Fields>
+const Fields* fields_of(const ckdist_step* step, int32_t kind) {
+  return step->kind == kind ? reinterpret_cast<const Fields*>(step) : nullptr;
+}
+
 // A kind of step. Each file of runtime/steps registers its own (see `RegisteredKind`).
 struct StepKind {
   void (*run)(Executor& executor, int thread, int index, const ckdist_step& step);
@@ -38,6 +41,30 @@ struct StepKind {
 // Throws for a kind that no file has registered.
 const StepKind& step_kind(int32_t kind);
 void add_step_kind(int32_t kind, const StepKind& that);
+
+// Allocates consecutive memory from `base` on. If `base` is null, only counts the bytes.
+struct Carver {
+  uint8_t* base = nullptr;
+  int64_t used = 0;
+  uint8_t* bytes(int64_t n) {
+    uint8_t* const at = base ? base + used : nullptr;
+    used += (n + 63) / 64 * 64;
+    return at;
+  }
+  template <class T>
+  T* array(int64_t n) {
+    return reinterpret_cast<T*>(bytes(n * int64_t{sizeof(T)}));
+  }
+  float* floats(int64_t n) { return array<float>(n); }
+};
+
+// Bytes that carve(carver) takes.
+template <class Carve>
+int64_t carved_bytes(Carve&& carve) {
+  Carver c;
+  carve(c);
+  return c.used;
+}
 
 // One thread's run of one step: the base of every kind of step. A derived class has `void run()` and may hide the
 // members below. With kReadsAhead it also has `static void ahead(Owner&, int thread, const Fields&, Ahead&)`.
@@ -52,6 +79,21 @@ struct StepRun {
   static int64_t thread_bytes(const Owner&, const Fields&) { return 0; }
   static int64_t workspace_bytes(const Owner&, const Fields&) { return 0; }
   static constexpr bool kReadsAhead = false;
+
+  float* buffer() const { return reinterpret_cast<float*>(r.memory(thread)); }  // the thread's own memory
+};
+
+// A step whose threads carve buffers from their memory. `Run` derives from Carved<Run, its other base> and has
+// `static … room(Carver&, const Owner&, const Fields&)`.
+template <class Run, class Base>
+struct Carved : Base {
+  static int64_t thread_bytes(const typename Base::Owner& r, const typename Base::Fields& step) {
+    return carved_bytes([&](Carver& c) { Run::room(c, r, step); });
+  }
+  auto buffers() const {
+    Carver c{this->r.memory(this->thread)};
+    return Run::room(c, this->r, this->step);
+  }
 };
 
 // Registers `Run` for steps of a kind.
@@ -78,18 +120,6 @@ struct RegisteredKind {
       };
     add_step_kind(kind, that);
   }
-};
-
-// Allocates consecutive memory from `base` on. If `base` is null, only counts the bytes.
-struct Carver {
-  uint8_t* base = nullptr;
-  int64_t used = 0;
-  uint8_t* bytes(int64_t n) {
-    uint8_t* const at = base ? base + used : nullptr;
-    used += (n + 63) / 64 * 64;
-    return at;
-  }
-  float* floats(int64_t n) { return reinterpret_cast<float*>(bytes(4 * n)); }
 };
 
 class Executor {
@@ -144,19 +174,28 @@ class Executor {
   // with a barrier.
   template <class Body>
   void parallel_for(int thread, int index, int64_t items, Body&& body) {
-    for (int o = 0; o < active_; o++) {
-      const int owner = (thread + o) % active_;
-      const int64_t begin = items * owner / active_, count = items * (owner + 1) / active_ - begin;
-      std::atomic<int64_t>& taken = threads_[owner].taken;
-      if (count == 0 || (o > 0 && taken.load(std::memory_order_relaxed) >= count)) continue;
-      for (int64_t i; (i = taken.fetch_add(1, std::memory_order_relaxed)) < count;) body(begin + i);
-    }
+    take_shares(
+        thread, active_, [&](int owner) { return items * owner / active_; },
+        [&](int owner) -> std::atomic<int64_t>& { return threads_[owner].taken; }, body);
     meet(thread, index, false, [this](Idle) {
       for (int owner = 0; owner < active_; owner++) threads_[owner].taken.store(0, std::memory_order_relaxed);
     });
   }
 
  protected:
+  // Runs body(item) for the items of a share, and then for those of other shares that nobody has taken. The items of
+  // share s begin at begin(s); taken(s) counts those that are begun.
+  template <class Begin, class Taken, class Body>
+  static void take_shares(int own, int shares, Begin&& begin, Taken&& taken, Body&& body) {
+    for (int o = 0; o < shares; o++) {
+      const int share = (own + o) % shares;
+      const int64_t first = begin(share), count = begin(share + 1) - first;
+      std::atomic<int64_t>& next = taken(share);
+      if (o > 0 && next.load(std::memory_order_relaxed) >= count) continue;  // leaves the line to the other threads
+      for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < count;) body(first + i);
+    }
+  }
+
   // Steps and their kinds, in the order in which they run.
   struct StepList {
     std::vector<const ckdist_step*> steps;

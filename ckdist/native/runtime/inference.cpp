@@ -1,12 +1,5 @@
 #include "runtime/inference.h"
 
-#include <cstddef>
-#include <cstring>
-#include <iterator>
-#include <utility>
-
-#include "core/error.h"
-
 namespace ckdist {
 
 namespace {
@@ -15,10 +8,9 @@ int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 // Counters that a step needs: for a product, one for each group of rows; for experts, one for each.
 int step_counters(const ckdist_step& step) {
   if (step.kind == ckdist_step_linear) return StepCommunicator::kMaxChunks;
-  if (step.kind != ckdist_step_experts) return 0;
-  const auto& experts = reinterpret_cast<const ckdist_experts_step&>(step);
   int count = 0;
-  for (int set = 0; set < experts.count; set++) count += experts.sets[set].count;
+  if (const auto* experts = fields_of<ckdist_experts_step>(&step, ckdist_step_experts))
+    for (int set = 0; set < experts->count; set++) count += experts->sets[set].count;
   return count;
 }
 }  // namespace
@@ -33,13 +25,12 @@ Inference::Inference(const ckdist_program& that, Communicator& job, Communicator
       outgoing_(size_t(std::max(that.in_flight, 1))),
       repacker_(repacker && !repacker->finished() ? repacker : nullptr),
       buffers_(threads()) {
-  if (program.plan_count < 1 || program.plan_count > kMaxPlans)
-    fail(Status::native, "%d plans; one to %d are possible", program.plan_count, kMaxPlans);
   make_cache();
   reserve_exchange();
   make_lists();
   read_lists();
   make_buffers();
+  starts.resize(size_t(program.max_sequences));
   hidden_.resize(size_t(program.max_outputs * program.hidden));
   adapters_.resize(size_t(program.max_tokens * most_adapters()));
   for (size_t i = 0; i < std::size(axes_); i++)
@@ -48,7 +39,7 @@ Inference::Inference(const ckdist_program& that, Communicator& job, Communicator
 
 void Inference::make_cache() {
   for (const ckdist_layer* own = program.layers; own != program.layers + program.layer_count; own++) {
-    const CacheArrays arrays{own->arrays, own->array_count};
+    const CacheArrays arrays(*own);
     Layer& layer = layers.emplace_back();
     const std::optional<CacheShape> head = arrays.shape();
     if (!head) continue;
@@ -84,18 +75,18 @@ void Inference::read_lists() {
     const std::vector<const ckdist_step*>& steps = lists_[p].steps;
     most_steps_ = std::max(most_steps_, int(steps.size()));
     if (p == 0) traffic_.read_plan(*this);
-    biases.read_plan(program, *plan);
-    needs_firsts_[p] = std::any_of(steps.begin(), steps.end(),
-                                   [](const ckdist_step* step) { return step->kind == ckdist_step_attend_cross; });
-    needs_rows_[p] = std::any_of(steps.begin(), steps.end(), [](const ckdist_step* step) {
-      return step->kind == ckdist_step_embed &&
-             reinterpret_cast<const ckdist_embed_step*>(step)->by == ckdist_embed_by_place;
-    });
+    read_biases(program, *plan, biases);
+    PlanFacts& facts = facts_.emplace_back();
     const auto of_tokens = [](const ckdist_step* step) {
       return step->rows == ckdist_rows_tokens || step->rows == ckdist_rows_host;
     };
-    token_steps_[p] = int(std::find_if_not(steps.begin(), steps.end(), of_tokens) - steps.begin());
-    for (const ckdist_step* step : steps) counters = std::max(counters, step_counters(*step));
+    facts.token_steps = int(std::find_if_not(steps.begin(), steps.end(), of_tokens) - steps.begin());
+    for (const ckdist_step* step : steps) {
+      facts.needs_firsts |= step->kind == ckdist_step_attend_cross;
+      const auto* const embed = fields_of<ckdist_embed_step>(step, ckdist_step_embed);
+      facts.needs_rows |= embed != nullptr && embed->by == ckdist_embed_by_place;
+      counters = std::max(counters, step_counters(*step));
+    }
   }
   step_counters_.reset(new Counter[counters]);
   most_steps_ = int(round_up(most_steps_, 8));
@@ -111,10 +102,9 @@ void Inference::make_buffers() {
         activation_bytes[v->format] = std::max(activation_bytes[v->format], v->stride);
       if (v->place == ckdist_place_slot || v->place == ckdist_place_sums) widest = std::max<int64_t>(widest, v->width);
     }
-    plan_bytes_[p] = 0;
     for (int m = 0; m < plan->matrix_count; m++) {
       if (weight(m).sliced && weight(m).sliced->mapped()) continue;
-      plan_bytes_[p] += matrix(m).tile_count() * matrix(m).tile_bytes;
+      facts_[size_t(p)].bytes += matrix(m).tile_count() * matrix(m).tile_bytes;
       if (plan->prompts && kernels.linear[int(matrix(m).type)].multiply_prompt) panel = kPromptBytes;
       if (repacker_ && weight(m).sliced) slice = std::max(slice, round_up(weight(m).sliced->largest_bytes(), 4096));
     }
@@ -170,16 +160,16 @@ int64_t Inference::message_ints() const {
   return std::max(batch, copy / int64_t{sizeof(int32_t)});
 }
 
-float* Inference::floats(int index, int64_t* stride) {
+FloatRows Inference::floats(int index) {
   const ckdist_value& v = value(index);
-  *stride = v.width;
-  if (v.place == ckdist_place_slot) return ranks->partial(int(v.offset)) + v.lead;
+  FloatRows rows{reinterpret_cast<float*>(arena_->data() + v.offset), v.width};
+  if (v.place == ckdist_place_slot) rows.at = ranks->partial(int(v.offset)) + v.lead;
   if (v.place == ckdist_place_sums)
-    return ranks->host_partial(int(v.offset), (v.selected ? batch.selected : batch.tokens) * v.width) +
-           (v.selected ? first_selected : first_token) * v.width;
-  if (v.place == ckdist_place_logits) return ranks->logits(stride);
-  if (v.place == ckdist_place_hidden) return hidden_.data();
-  return reinterpret_cast<float*>(arena_->data() + v.offset);
+    rows.at = ranks->host_partial(int(v.offset), (v.selected ? batch.selected : batch.tokens) * v.width) +
+              (v.selected ? first_selected : first_token) * v.width;
+  if (v.place == ckdist_place_logits) rows.at = ranks->logits(&rows.stride);
+  if (v.place == ckdist_place_hidden) rows.at = hidden_.data();
+  return rows;
 }
 
 // Checks the files first: results of a file that has changed must not be published.
@@ -249,9 +239,8 @@ void Inference::finish(int thread, int index, int out, int64_t rows) {
   count_step(thread);
   const ckdist_value& v = value(out);
   if (plan->host_rows && v.sum >= 0) {
-    int64_t stride;
     StepTeam team(*this, thread, index);
-    host_rows->reduce_scatter(team, {floats(out, &stride), int(v.offset)}, floats(v.sum, &stride), v.width, index);
+    host_rows->reduce_scatter(team, {floats(out).at, int(v.offset)}, floats(v.sum).at, v.width, index);
   } else if (v.place == ckdist_place_logits) meet(thread, index, true, [&](Idle) { end_batch(rows, index); });
   else if (v.place == ckdist_place_hidden && index + 1 == int(list_->steps.size()))
     meet(thread, index, true, [&](Idle) { end_batch(0, index); });
@@ -320,11 +309,12 @@ BatchView Inference::accept(const int32_t* message, int64_t ints) {
   if (those.plan < 0 || those.plan >= program.plan_count || those.steps < 0 ||
       those.steps > int(lists_[those.plan].steps.size()))
     fail(Status::native, "a batch asks for %d steps of plan %d of %d", those.steps, those.plan, program.plan_count);
-  if (needs_firsts_[those.plan] &&
+  const PlanFacts& facts = facts_[size_t(those.plan)];
+  if (facts.needs_firsts &&
       (those.firsts == nullptr || *std::min_element(those.firsts, those.firsts + those.sequences) < 1))
     fail(Status::native, "a batch of %lld sequences decodes without the output of an encoder",
          (long long)those.sequences);
-  if (needs_rows_[those.plan] && those.embedding_rows < those.tokens)
+  if (facts.needs_rows && those.embedding_rows < those.tokens)
     fail(Status::native, "a batch of %lld tokens has %lld rows of hidden states", (long long)those.tokens,
          (long long)those.embedding_rows);
   states.accept(those);
@@ -345,7 +335,7 @@ void Inference::run(const BatchView& those) {
     const bool prompts =
         batch.tokens > batch.sequences || std::any_of(batch.chunks, batch.chunks + batch.sequences,
                                                       [](const BatchView::Chunk& c) { return c.first_position == 0; });
-    repacker_->allow(plan_bytes_[batch.plan] / (prompts ? 1 : kKeptShare));
+    repacker_->allow(facts_[size_t(batch.plan)].bytes / (prompts ? 1 : kKeptShare));
   }
   // The earlier message from the same buffer.
   Channel::Pending sent = std::exchange(outgoing_[turn()], Channel::Pending{0, 0});
@@ -377,6 +367,11 @@ void Inference::begin(const BatchView& those) {
   first_selected = std::lower_bound(selected, selected + batch.selected, first_token) - selected;
   local_selected =
       std::lower_bound(selected, selected + batch.selected, first_token + local_tokens) - selected - first_selected;
+  Start start{0, 0};
+  for (int64_t s = 0; s < batch.sequences; s++) {
+    starts[size_t(s)] = start;
+    start.token += batch.chunks[s].tokens, start.block += batch.chunks[s].blocks;
+  }
   if (batch.positions != nullptr) read_positions();
   if (batch.adapters != nullptr) read_adapters();
   if (plan->host_rows) host_rows->begin(local_tokens);
@@ -430,7 +425,7 @@ void Inference::expert_rows(int64_t* out) const {
 
 void Inference::replay(int thread) {
   const int all = int(list_->steps.size());
-  const int steps = batch.steps > 0 ? batch.steps : batch.selected > 0 ? all : token_steps_[batch.plan];
+  const int steps = batch.steps > 0 ? batch.steps : batch.selected > 0 ? all : facts_[size_t(batch.plan)].token_steps;
   const int64_t begin = lane(thread) ? now_ns() : 0;
   walk(thread, steps);
   if (steps < all) meet(thread, steps - 1, true, [&](Idle) { end_batch(0, steps); });

@@ -3,15 +3,8 @@
 // The number of tokens is data: buffers are sized once for the largest batch. Small batches take a path with fewer
 // barriers (see `replicated`).
 #pragma once
-#include <algorithm>
-#include <atomic>
-#include <memory>
-#include <optional>
-#include <vector>
-
 #include "comm/communicator.h"
 #include "comm/row_exchange.h"
-#include "core/range.h"
 #include "kernels/kernels.h"
 #include "runtime/batch.h"
 #include "runtime/cache_arrays.h"
@@ -23,6 +16,13 @@
 #include "runtime/traffic.h"
 
 namespace ckdist {
+
+// Rows of a value in floats.
+struct FloatRows {
+  float* at;
+  int64_t stride;
+  float* row(int64_t i) const { return at + i * stride; }
+};
 
 class Inference : public Executor {
  public:
@@ -107,12 +107,31 @@ class Inference : public Executor {
   bool packing = false;                            // the batch reads matrices that are not all packed
   Repacker* repacker() const { return repacker_; }
 
+  // A sequence's first token in the batch, and its first entry in the block tables.
+  struct Start {
+    int64_t token, block;
+  };
+  std::vector<Start> starts;
+  const int32_t* table_of(int sequence) const { return batch.block_tables + starts[size_t(sequence)].block; }
+  // A token of the batch: its sequence, its index in the sequence's chunk, and its position.
+  struct Token {
+    int sequence, index;
+    int64_t position;
+  };
+  Token token_of(int64_t token) const {
+    int s = 0;
+    while (s + 1 < batch.sequences && starts[size_t(s) + 1].token <= token) s++;
+    const int index = int(token - starts[size_t(s)].token);
+    return {s, index, int64_t{batch.chunks[s].first_position} + index};
+  }
+  // The position of a token of a sequence.
+  int64_t position_of(int sequence, int64_t token) const {
+    return batch.chunks[sequence].first_position + token - starts[size_t(sequence)].token;
+  }
+
   // A token's row of a value that each rank has whole, or that is in the slots of the tokens' ranks.
   const float* row_of(int index, int64_t token) {
-    if (value(index).place == ckdist_place_tokens) return peer_row(index, token);
-    int64_t stride;
-    const float* const rows = floats(index, &stride);
-    return rows + token * stride;
+    return value(index).place == ckdist_place_tokens ? peer_row(index, token) : floats(index).row(token);
   }
 
   // If tokens are sharded: the first token of a local rank, and the local rank of a token.
@@ -156,9 +175,9 @@ class Inference : public Executor {
   }
   int64_t most_adapters() const { return std::min<int64_t>(program.adapters, ckdist_most_adapters); }
   // First product x A^T of a row for its adapter in a list. A row of `value` has a place for each list.
-  float* low_rank(int value, int64_t list, int64_t* stride) {
-    float* const first = floats(value, stride);
-    return first + list * (*stride / most_adapters());
+  FloatRows low_rank(int value, int64_t list) {
+    const FloatRows rows = floats(value);
+    return {rows.at + list * (rows.stride / most_adapters()), rows.stride};
   }
   // True if every thread computes the activations of all rows itself. Sharded rows are never replicated.
   bool replicated(const ckdist_step& step) const {
@@ -172,6 +191,10 @@ class Inference : public Executor {
     return thread == active() || n < kThreadRows * active() ? n * thread / active() : n * thread / active() / 16 * 16;
   }
   Range rows_of(int thread, int64_t n) const { return {row_begin(thread, n), row_begin(thread + 1, n)}; }
+  // A thread's part of items that are divided evenly.
+  Range part_of(int thread, int64_t items) const {
+    return {items * thread / active(), items * (thread + 1) / active()};
+  }
 
   // The rows that this rank exchanges with other stages: its local tokens if tokens are sharded; its part of its host's
   // rows if rows are sharded over hosts; else its part of the batch's tokens.
@@ -190,7 +213,7 @@ class Inference : public Executor {
   // After the last step: gathers the logits of `rows` rows.
   void end_batch(int64_t rows, int step);
 
-  float* floats(int value, int64_t* stride);  // row 0 of a float value; stride in floats
+  FloatRows floats(int value);
   // A row of a value in the slot of the rank that has the token.
   const float* peer_row(int index, int64_t token) const {
     const ckdist_value& v = value(index);
@@ -260,25 +283,18 @@ class Inference : public Executor {
   // of a group takes the group's next item, then items that other groups have left. A step may do so in two phases.
   template <class Work>
   void take_items(int thread, int index, int64_t items, Work&& work, int phase = 0) {
-    const int groups = pool_->groups(), own = pool_->group_of(thread);
-    for (int o = 0; o < groups; o++) {
-      const int group = (own + o) % groups;
-      const int64_t begin = pool_->share_begin(group, items), count = pool_->share_begin(group + 1, items) - begin;
-      std::atomic<int64_t>& next = counters_[(phase * threads() + group) * most_steps_ + index];
-      if (o > 0 && next.load(std::memory_order_relaxed) >= count) continue;  // leaves the line to the other group
-      for (int64_t i; (i = next.fetch_add(1)) < count;) work(begin + i);
-    }
+    take_shares(
+        pool_->group_of(thread), groups(), [&](int group) { return pool_->share_begin(group, items); },
+        [&](int group) -> auto& { return counters_[(phase * threads() + group) * most_steps_ + index]; }, work);
   }
   int groups() const { return pool_->groups(); }
   // Runs work(item) for items that are divided evenly over the threads. A thread that has finished takes items that
   // others have left.
   template <class Work>
   void for_each_item(int thread, int index, int64_t items, Work&& work) {
-    for (int o = 0; o < active(); o++) {
-      const int owner = (thread + o) % active();
-      const int64_t begin = items * owner / active(), end = items * (owner + 1) / active();
-      for (int64_t i; (i = begin + counters_[owner * most_steps_ + index].fetch_add(1)) < end;) work(i);
-    }
+    take_shares(
+        thread, active(), [&](int owner) { return items * owner / active(); },
+        [&](int owner) -> auto& { return counters_[owner * most_steps_ + index]; }, work);
   }
   // Ends a step that wrote `rows` rows of the value `out`: exchanges them if other ranks read them, else a barrier of
   // this rank's threads.
@@ -298,7 +314,6 @@ class Inference : public Executor {
   void begin_sum(int index, int out, int until, Idle idle = {});
 
  private:
-  static constexpr int kMaxPlans = 12;
   // A step without prompts keeps at most 1 / kKeptShare of the bytes it reads as packed slices. A step with prompts
   // keeps all slices that it packs.
   static constexpr int64_t kKeptShare = 16;
@@ -329,12 +344,15 @@ class Inference : public Executor {
   // For each batch that may be in flight, rows on their way to the next stage, which need progress.
   std::vector<Channel::Pending> outgoing_;
   Repacker* const repacker_;
-  int64_t plan_bytes_[kMaxPlans];  // bytes of the matrices that a step reads
-  int token_steps_[kMaxPlans];     // steps before those of selected rows only
-  bool needs_firsts_[kMaxPlans];   // the plan attends to an encoder's output
-  bool needs_rows_[kMaxPlans];     // the plan reads a row of the batch's embeddings for each token
-  int most_steps_ = 0;             // largest number of steps of a plan, rounded up to whole cache lines of counters
-  uint32_t runs_ = 0;              // number of batches so far
+  struct PlanFacts {
+    int64_t bytes = 0;          // of the matrices that a step reads
+    int token_steps = 0;        // steps before those of selected rows only
+    bool needs_firsts = false;  // attends to an encoder's output
+    bool needs_rows = false;    // reads a row of the batch's embeddings for each token
+  };
+  std::vector<PlanFacts> facts_;  // of each plan
+  int most_steps_ = 0;            // largest number of steps of a plan, rounded up to whole cache lines of counters
+  uint32_t runs_ = 0;             // number of batches so far
   std::unique_ptr<Counter[]> step_counters_;
   int64_t kv_bytes_ = 0;
   std::optional<Arena> kv_arena_, buffer_arena_;
@@ -357,6 +375,23 @@ class Inference : public Executor {
   Traffic traffic_;           // traffic of plan 0, which decodes
   int64_t experts_read_ = 0;  // bytes in this batch
   int64_t prefilled_ = 0;     // end of the batch before, if it was a token-parallel prefill; else 0
+};
+
+// One thread's run of a serving step.
+template <class Fields>
+struct InferenceRun : StepRun<Inference, Fields> {
+  // Runs body(row) for this thread's range of n rows.
+  template <class Body>
+  void each_row(int64_t n, Body&& body) const {
+    const Range own = this->r.rows_of(this->thread, n);
+    for (int64_t row = own.begin; row < own.end; row++) body(row);
+  }
+  // Runs body(item) for this thread's part of the items.
+  template <class Body>
+  void each_own_item(int64_t items, Body&& body) const {
+    const Range own = this->r.part_of(this->thread, items);
+    for (int64_t item = own.begin; item < own.end; item++) body(item);
+  }
 };
 
 }  // namespace ckdist

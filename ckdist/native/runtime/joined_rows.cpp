@@ -24,21 +24,16 @@ int scale_bytes(ScaleForm form) {
 void copy_nibbles(const uint8_t* pairs, uint8_t* out) {
   for (int i = 0; i < 8; ++i) {
     const uint8_t first = pairs[i], second = pairs[i + 8];
-    out[2 * i] = static_cast<uint8_t>((first & 0x0f) | second << 4);
-    out[2 * i + 1] = static_cast<uint8_t>(first >> 4 | (second & 0xf0));
+    out[2 * i] = uint8_t((first & 0x0f) | second << 4);
+    out[2 * i + 1] = uint8_t(first >> 4 | (second & 0xf0));
   }
 }
 
 // True if one of 32 float8 codes is a NaN: all bits except the sign are 1.
 bool has_nan(const uint8_t* codes) {
-  constexpr uint64_t ones = 0x0101010101010101u;
-  uint64_t found = 0;
-  for (int i = 0; i < kColumns; i += 8) {
-    uint64_t word;
-    std::memcpy(&word, codes + i, sizeof word);
-    found |= (word & 0x7f * ones) + ones;  // sets the top bit if all lower bits are 1
-  }
-  return found & 0x80 * ones;
+  bool found = false;  // all codes are read, so that compilers use vectors
+  for (int i = 0; i < kColumns; ++i) found |= (codes[i] & 0x7f) == 0x7f;
+  return found;
 }
 
 struct Scale {
@@ -47,10 +42,10 @@ struct Scale {
 
 Scale read_scale(ScaleForm form, const uint8_t* at) {
   uint32_t bits = 0;
-  std::memcpy(&bits, at, static_cast<size_t>(scale_bytes(form)));
+  std::memcpy(&bits, at, size_t(scale_bytes(form)));
   switch (form) {
     case ScaleForm::f32: return {bits, bits};
-    case ScaleForm::f16: return {bits, bits_of_float(float_of_half(static_cast<uint16_t>(bits)))};
+    case ScaleForm::f16: return {bits, bits_of_float(float_of_half(uint16_t(bits)))};
     case ScaleForm::bf16: return {bits, bits << 16};
     case ScaleForm::exponent: return {bits, bits == 0xff ? 0x7fc00000u : bits ? bits << 23 : 2 * kLeastPower};
     default: return {bits, 0};
@@ -71,7 +66,7 @@ bool store_float8(float factor, const uint8_t* scales, uint8_t* out) {
 int store_scale(Type type, Scale scale, uint32_t zero, uint8_t* out) {
   const uint32_t word = is_float8(type) ? scale.single : scale.single | zero;
   const int bytes = type == Type::mxfp4 ? 1 : type == Type::q4_0 || type == Type::int4_32 ? 2 : 4;
-  std::memcpy(out, bytes == 4 ? &word : &scale.stored, static_cast<size_t>(bytes));
+  std::memcpy(out, bytes == 4 ? &word : &scale.stored, size_t(bytes));
   return bytes;
 }
 
@@ -103,7 +98,7 @@ void gather_pairs(CodeForm form, const uint8_t* tensor, int64_t rows, int64_t ro
   const uint8_t* byte = tensor + (col * rows / 8 + row / 8) * 4 + kRowWordShifts[row % 8] / 8;
   for (int i = 0; i < kColumns / 2; ++i, byte += rows) {
     const int first = byte[0] >> shift & 0x0f, second = byte[rows / 2] >> shift & 0x0f;
-    pairs[i] = static_cast<uint8_t>(first | second << 4);
+    pairs[i] = uint8_t(first | second << 4);
   }
 }
 
@@ -113,8 +108,7 @@ void gather_ordered(const Scales& s, const uint8_t* codes, int64_t row, const in
     const int64_t byte = s.codes == CodeForm::columns ? 4 * (column / 8 * s.rows + row) + column % 8 / 2 : column / 2;
     return codes[byte] >> (4 * (column % 2)) & 0x0f;
   };
-  for (int i = 0; i < kColumns / 2; ++i)
-    pairs[i] = static_cast<uint8_t>(code(columns[2 * i]) | code(columns[2 * i + 1]) << 4);
+  for (int i = 0; i < kColumns / 2; ++i) pairs[i] = uint8_t(code(columns[2 * i]) | code(columns[2 * i + 1]) << 4);
 }
 
 void check_within(const char* name, const FilePlace& place, int64_t bytes) {
@@ -150,7 +144,7 @@ void Scales::check(const char* name, Type type, int64_t matrix_rows, int64_t mat
   const auto outside = [&](int32_t column) { return column < 0 || column >= matrix_cols; };
   if (!order.empty() &&
       (codes == CodeForm::bytes || codes == CodeForm::rows || form == ScaleForm::e4m3 || matrices != 1 ||
-       static_cast<int64_t>(order.size()) != matrix_cols || std::any_of(order.begin(), order.end(), outside)))
+       int64_t(order.size()) != matrix_cols || std::any_of(order.begin(), order.end(), outside)))
     fail(Status::native, "%s cannot have %zu columns in an order of their own", name, order.size());
   if (is_across() && (rows % 8 || rows_each != 1))
     fail(Status::native, "%s has words across %" PRId64 " rows, which are no multiple of 8", name, rows);

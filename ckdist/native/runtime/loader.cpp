@@ -1,9 +1,6 @@
 #include "runtime/loader.h"
 
-#include <algorithm>
 #include <cinttypes>
-
-#include "core/error.h"
 
 namespace ckdist {
 namespace {
@@ -11,22 +8,21 @@ namespace {
 constexpr int64_t kCacheLine = 64;
 constexpr int kMaxThreads = 4096;  // as --threads
 
+template <class List>
+auto& element(List& list, int index, const char* name) {
+  if (index < 0 || index >= int(list.size())) fail(Status::native, "%s %d of %zu", name, index, list.size());
+  return list[size_t(index)];
+}
+
 }  // namespace
 
 Loader::Loader(const std::vector<std::string>& paths) {
   for (const std::string& path : paths) files_.emplace_back(path);
 }
 
-void Loader::expect_writes(int index) {
-  file(index);
-  files_[static_cast<size_t>(index)].expect_writes();
-}
+void Loader::expect_writes(int index) { element(files_, index, "file").expect_writes(); }
 
-const MappedFile& Loader::file(int index) const {
-  if (index < 0 || index >= static_cast<int>(files_.size()))
-    fail(Status::native, "file %d of %zu", index, files_.size());
-  return files_[index];
-}
+const MappedFile& Loader::file(int index) const { return element(files_, index, "file"); }
 
 int64_t Loader::reserve(int64_t bytes, const std::string& name) {
   if (arena_) fail(Status::native, "%s was added to a loader that is open", name.c_str());
@@ -38,29 +34,27 @@ int64_t Loader::reserve(int64_t bytes, const std::string& name) {
 }
 
 int Loader::add_matrix(StoredMatrix stored, bool cold, bool mapped) {
-  if (mapped) {
-    matrices_.emplace_back(std::move(stored), cold, mapped);
-    return static_cast<int>(matrices_.size()) - 1;
+  PlannedMatrix planned{std::move(stored), cold, mapped};
+  if (!mapped) {
+    const Matrix& shape = planned.stored.shape();
+    const std::string& name = planned.stored.source().name;
+    int64_t bytes;
+    if (__builtin_mul_overflow(shape.tile_count(), shape.tile_bytes, &bytes))
+      fail(Status::capacity, "%s needs more than %" PRId64 " bytes", name.c_str(), INT64_MAX);
+    planned.tiles_offset = reserve(bytes, name), planned.states_offset = state_bytes_;
+    state_bytes_ += SlicedMatrix::state_bytes(shape);
+    source_bytes_ += planned.stored.stored_bytes();
   }
-  const Matrix& shape = stored.shape();
-  int64_t bytes;
-  if (__builtin_mul_overflow(shape.tile_count(), shape.tile_bytes, &bytes))
-    fail(Status::capacity, "%s needs more than %" PRId64 " bytes", stored.source().name.c_str(), INT64_MAX);
-  const int64_t tiles = reserve(bytes, stored.source().name);
-  matrices_.emplace_back(std::move(stored), cold, mapped);
-  PlannedMatrix& planned = matrices_.back();
-  planned.tiles_offset = tiles, planned.states_offset = state_bytes_;
-  state_bytes_ += SlicedMatrix::state_bytes(planned.stored.shape());
-  source_bytes_ += planned.stored.stored_bytes();
-  return static_cast<int>(matrices_.size()) - 1;
+  matrices_.push_back(std::move(planned));
+  return int(matrices_.size()) - 1;
 }
 
 int Loader::add_vector(StoredVector stored) {
   stored.check();
   source_bytes_ += stored.stored_bytes();
-  const int64_t offset = reserve((stored.end - stored.begin) * static_cast<int64_t>(sizeof(float)), stored.source.name);
+  const int64_t offset = reserve((stored.end - stored.begin) * int64_t(sizeof(float)), stored.source.name);
   vectors_.push_back({std::move(stored), offset});
-  return static_cast<int>(vectors_.size()) - 1;
+  return int(vectors_.size()) - 1;
 }
 
 void Loader::slice(PlannedMatrix& planned, WeightArena& arena, int64_t tiles, int64_t states) {
@@ -104,26 +98,20 @@ void Loader::open(bool shared, const std::string& path) {
   for (const MappedFile& file : files_) file.check();
 }
 
-const Weight& Loader::matrix(int index) const {
-  if (index < 0 || index >= static_cast<int>(matrices_.size()))
-    fail(Status::native, "matrix %d of %zu", index, matrices_.size());
-  return matrices_[index].weight;
-}
+const Weight& Loader::matrix(int index) const { return element(matrices_, index, "matrix").weight; }
 
 const float* Loader::vector(int index) const {
-  if (index < 0 || index >= static_cast<int>(vectors_.size()))
-    fail(Status::native, "vector %d of %zu", index, vectors_.size());
-  return reinterpret_cast<const float*>(arena_->data() + vectors_[index].offset);
+  return reinterpret_cast<const float*>(arena_->data() + element(vectors_, index, "vector").offset);
 }
 
 int Loader::add_peer(const std::string& path, int64_t arena_bytes) {
   peer_arenas_.emplace_back(path, arena_bytes);
-  return static_cast<int>(peer_arenas_.size()) - 1;
+  return int(peer_arenas_.size()) - 1;
 }
 
 const Weight& Loader::add_peer_matrix(int peer, StoredMatrix stored, int64_t tiles_offset, int64_t states_offset) {
   if (repacker_) fail(Status::native, "%s was added to a loader that is filling", stored.source().name.c_str());
-  peer_matrices_.emplace_back(std::move(stored), false, false);
+  peer_matrices_.push_back({std::move(stored), false, false});
   slice(peer_matrices_.back(), peer_arenas_[peer], tiles_offset, states_offset);
   return peer_matrices_.back().weight;
 }

@@ -3,11 +3,7 @@
 // First all weights are planned. open() allocates the arena and reads the vectors; then steps can multiply with the
 // matrices, packed or not. fill() starts packing.
 #pragma once
-#include <cstdint>
 #include <deque>
-#include <memory>
-#include <string>
-#include <vector>
 
 #include "runtime/repacker.h"
 #include "runtime/sliced_matrix.h"
@@ -58,11 +54,10 @@ class Loader {
 
  private:
   struct PlannedMatrix {
-    PlannedMatrix(StoredMatrix s, bool c, bool m) : stored(std::move(s)), cold(c), mapped(m) {}
     StoredMatrix stored;
     bool cold, mapped;
     int64_t tiles_offset = 0, states_offset = 0;  // states lie after the weights
-    std::unique_ptr<SlicedMatrix> sliced;
+    std::unique_ptr<SlicedMatrix> sliced = nullptr;
     Weight weight{};
   };
   struct PlannedVector {

@@ -1,6 +1,6 @@
 #include "runtime/optimizer_pass.h"
 
-#include <algorithm>
+#include <numeric>
 #include <utility>
 
 namespace ckdist {
@@ -14,50 +14,42 @@ constexpr int64_t kLine = 16;        // floats of a cache line, the unit of a th
 Optimizer::Optimizer(const Kernels& kernels, std::shared_ptr<Pool> pool) : kernels_(kernels), pool_(std::move(pool)) {}
 
 double Optimizer::sum_squares(const float* x, int64_t n) {
-  const int64_t blocks = (n + kBlock - 1) / kBlock;
-  sums_.assign(blocks, 0.0);
-  const int threads = pool_->size();
-  pool_->run(threads, [&](int thread) {
-    for (int64_t b = blocks * thread / threads; b < blocks * (thread + 1) / threads; ++b)
-      sums_[b] = kernels_.optimizer.sum_squares(x + b * kBlock, std::min(kBlock, n - b * kBlock));
+  sums_.assign(size_t((n + kBlock - 1) / kBlock), 0.0);
+  each_part(n, kBlock, [&](int64_t begin, int64_t end) {
+    sums_[size_t(begin / kBlock)] = kernels_.optimizer.sum_squares(x + begin, end - begin);
   });
-  double total = 0;
-  for (double sum : sums_) total += sum;
-  return total;
+  return std::accumulate(sums_.begin(), sums_.end(), 0.0);
 }
 
-template <class Numbers, class Update>
-void Optimizer::each(Numbers numbers, const Segments& segments, int64_t n, Update&& update) {
+// Calls step(numbers, values, first, count) for pieces of the parameters.
+template <class Numbers, class Step>
+void Optimizer::each_piece(const Numbers& numbers, const ckdist_update& update, Step&& step) {
   const int threads = pool_->size();
-  const int64_t lines = (n + kLine - 1) / kLine;
+  const int64_t lines = (update.n + kLine - 1) / kLine;
   Numbers kept = numbers;
   kept.keep = 1.0f;
   pool_->run(threads, [&](int thread) {
     int64_t at = lines * thread / threads * kLine;
-    const int64_t end = std::min(n, lines * (thread + 1) / threads * kLine);
-    int64_t s = std::upper_bound(segments.ends, segments.ends + segments.count, at) - segments.ends;
-    for (; at < end; ++s) {
-      const int64_t until = std::min(end, segments.ends[s]);
-      update(segments.decays[s] ? numbers : kept, s, at, until - at);
+    const int64_t end = std::min(update.n, lines * (thread + 1) / threads * kLine);
+    int64_t part = std::upper_bound(update.ends, update.ends + update.parts, at) - update.ends;
+    for (; at < end; ++part) {
+      const int64_t until = std::min(end, update.ends[part]);
+      const Numbers& own = update.decays[part] ? numbers : kept;
+      parameters(update).each(part, at, until - at, [&](float* p, int64_t i, int64_t n) { step(own, p, i, n); });
       at = until;
     }
   });
 }
 
-void Optimizer::adamw(const AdamwNumbers& numbers, const Segments& segments, const Updated& those, float* mean,
-                      float* square) {
-  each(numbers, segments, those.size, [&](const AdamwNumbers& k, int64_t part, int64_t at, int64_t count) {
-    those.parameters.each(part, at, count, [&](float* p, int64_t i, int64_t n) {
-      kernels_.optimizer.adamw(k, p, those.gradients + i, mean + i, square + i, n);
-    });
+void Optimizer::adamw(const AdamwNumbers& numbers, const ckdist_update& update, float* mean, float* square) {
+  each_piece(numbers, update, [&](const AdamwNumbers& k, float* p, int64_t i, int64_t n) {
+    kernels_.optimizer.adamw(k, p, update.gradients + i, mean + i, square + i, n);
   });
 }
 
-void Optimizer::sgd(const SgdNumbers& numbers, const Segments& segments, const Updated& those, float* momentum) {
-  each(numbers, segments, those.size, [&](const SgdNumbers& k, int64_t part, int64_t at, int64_t count) {
-    those.parameters.each(part, at, count, [&](float* p, int64_t i, int64_t n) {
-      kernels_.optimizer.sgd(k, p, those.gradients + i, momentum + i, n);
-    });
+void Optimizer::sgd(const SgdNumbers& numbers, const ckdist_update& update, float* momentum) {
+  each_piece(numbers, update, [&](const SgdNumbers& k, float* p, int64_t i, int64_t n) {
+    kernels_.optimizer.sgd(k, p, update.gradients + i, momentum + i, n);
   });
 }
 

@@ -1,20 +1,9 @@
-// One pass of a rank's threads over an arena of parameters. The arena has segments with and without weight decay.
+// One pass of a rank's threads over an arena of parameters. The arena has parts with and without weight decay.
 #pragma once
-#include <memory>
-#include <vector>
-
-#include "kernels/kernels.h"
 #include "runtime/pool.h"
 #include "runtime/updated_parameters.h"
 
 namespace ckdist {
-
-// Segment i is [ends[i - 1], ends[i]). It has weight decay if decays[i] is not 0.
-struct Segments {
-  const int64_t* ends;
-  const uint8_t* decays;
-  int64_t count;
-};
 
 // A weight as matrices that follow one another.
 struct MatrixStack {
@@ -23,12 +12,6 @@ struct MatrixStack {
 // `scale`: factor of the gradient. `beta`: decay of the means. `keep` = 1 - learning rate * weight decay.
 struct AdafactorNumbers {
   double scale, beta, rate, keep;
-};
-// A rank's parameters and gradients.
-struct Updated {
-  UpdatedParameters parameters;
-  const float* gradients;
-  int64_t size;
 };
 // Codes of 8 bits, and a scale for each block of them.
 struct QuantizedMoment {
@@ -42,21 +25,31 @@ class Optimizer {
 
   // The sum of x[i]^2. Its bits do not depend on the number of threads. Infinite or NaN if any x is.
   double sum_squares(const float* x, int64_t n);
-  // The factor numbers.keep applies to segments with weight decay; other segments use 1.
-  void adamw(const AdamwNumbers& numbers, const Segments& segments, const Updated& those, float* mean, float* square);
+  // The factor numbers.keep applies to parts with weight decay; other parts use 1.
+  void adamw(const AdamwNumbers& numbers, const ckdist_update& update, float* mean, float* square);
   // Adafactor of matrices, with a mean for each row and each column, and of a vector.
-  void adafactor(const AdafactorNumbers& numbers, const MatrixStack& shape, const Updated& those, float* row,
+  void adafactor(const AdafactorNumbers& numbers, const MatrixStack& shape, const ckdist_update& update, float* row,
                  float* column);
-  void adafactor(const AdafactorNumbers& numbers, const Updated& those, float* square);
-  void adamw_8bit(const AdamwNumbers& numbers, const Updated& those, const QuantizedMoment& mean,
+  void adafactor(const AdafactorNumbers& numbers, const ckdist_update& update, float* square);
+  void adamw_8bit(const AdamwNumbers& numbers, const ckdist_update& update, const QuantizedMoment& mean,
                   const QuantizedMoment& square);
-  void sgd(const SgdNumbers& numbers, const Segments& segments, const Updated& those, float* momentum);
+  void sgd(const SgdNumbers& numbers, const ckdist_update& update, float* momentum);
   // The parameters as they are read and written in an update.
   UpdatedParameters parameters(const ckdist_update& update) const { return {kernels_, update}; }
 
  private:
-  template <class Numbers, class Update>
-  void each(Numbers numbers, const Segments& segments, int64_t n, Update&& update);
+  // Runs body(begin, end) for the parts of [0, n), `size` items each, which the threads divide.
+  template <class Body>
+  void each_part(int64_t n, int64_t size, Body&& body) {
+    const int threads = pool_->size();
+    const int64_t parts = (n + size - 1) / size;
+    pool_->run(threads, [&](int thread) {
+      for (int64_t part = parts * thread / threads; part < parts * (thread + 1) / threads; ++part)
+        body(part * size, std::min(n, (part + 1) * size));
+    });
+  }
+  template <class Numbers, class Step>
+  void each_piece(const Numbers& numbers, const ckdist_update& update, Step&& step);
 
   const Kernels& kernels_;
   const std::shared_ptr<Pool> pool_;

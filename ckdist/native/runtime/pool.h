@@ -51,8 +51,8 @@ class Pool {
 
   // Barrier over the active threads. The last to arrive runs `last()` first. Waiting threads call `idle()` between
   // polls. Throws Aborted once a thread has failed.
-  template <class Last, class Idle>
-  void barrier(int thread, Last&& last, Idle&& idle) {
+  template <class Last, class Idle = void()>
+  void barrier(int thread, Last&& last, Idle&& idle = cpu_pause) {
     Group& own = groups_[group_of_[thread]];
     const uint32_t generation = own.generation.value.load(std::memory_order_relaxed);
     if (own.arrived.fetch_add(1, std::memory_order_acq_rel) + 1 == own.active) {
@@ -68,10 +68,6 @@ class Pool {
       }
     }
     own.generation.wait(spins_, 50'000'000, [&](uint32_t v) { return v != generation; }, [&] { check(); }, idle);
-  }
-  template <class Last>
-  void barrier(int thread, Last&& last) {
-    barrier(thread, last, cpu_pause);
   }
   void barrier(int thread) {
     barrier(thread, [] {});

@@ -2,7 +2,6 @@
 //
 // A block of 256 elements has a scale: its element with the largest magnitude, with its sign. So this element has the
 // code of 1, and codes that are quantised again do not change.
-#include <algorithm>
 #include <array>
 #include <cmath>
 
@@ -52,25 +51,21 @@ float quantise(const Codes& codes, const float* x, int64_t n, uint8_t* out) {
 
 }  // namespace
 
-void Optimizer::adamw_8bit(const AdamwNumbers& numbers, const Updated& those, const QuantizedMoment& mean,
+void Optimizer::adamw_8bit(const AdamwNumbers& numbers, const ckdist_update& update, const QuantizedMoment& mean,
                            const QuantizedMoment& square) {
   static const Codes both(true), positive(false);
-  const int threads = pool_->size();
-  const int64_t n = those.size, blocks = (n + kBlock - 1) / kBlock;
-  pool_->run(threads, [&](int thread) {
+  each_part(update.n, kBlock, [&](int64_t at, int64_t end) {
     float m[kBlock], v[kBlock];
-    for (int64_t b = blocks * thread / threads; b < blocks * (thread + 1) / threads; ++b) {
-      const int64_t at = b * kBlock, count = std::min(kBlock, n - at);
-      for (int64_t i = 0; i < count; ++i) {
-        m[i] = both.values[mean.codes[at + i]] * mean.scales[b];
-        v[i] = positive.values[square.codes[at + i]] * square.scales[b];
-      }
-      those.parameters.each(0, at, count, [&](float* p, int64_t first, int64_t some) {
-        kernels_.optimizer.adamw(numbers, p, those.gradients + first, m + (first - at), v + (first - at), some);
-      });
-      mean.scales[b] = quantise(both, m, count, mean.codes + at);
-      square.scales[b] = quantise(positive, v, count, square.codes + at);
+    const int64_t b = at / kBlock, count = end - at;
+    for (int64_t i = 0; i < count; ++i) {
+      m[i] = both.values[mean.codes[at + i]] * mean.scales[b];
+      v[i] = positive.values[square.codes[at + i]] * square.scales[b];
     }
+    parameters(update).each(0, at, count, [&](float* p, int64_t first, int64_t some) {
+      kernels_.optimizer.adamw(numbers, p, update.gradients + first, m + (first - at), v + (first - at), some);
+    });
+    mean.scales[b] = quantise(both, m, count, mean.codes + at);
+    square.scales[b] = quantise(positive, v, count, square.codes + at);
   });
 }
 

@@ -15,16 +15,9 @@ struct RelativeBias {
 
   const float* of(int64_t head) const { return rows.data() + head * (2 * reach + 1); }
 };
+using RelativeBiases = std::map<const float*, RelativeBias>;  // by the weights that a step of a plan reads
 
-class RelativeBiases {
- public:
-  // Builds the biases of all steps of a plan.
-  void read_plan(const ckdist_program& program, const ckdist_execution_plan& plan);
-  // The bias of these weights, which a step of a plan reads.
-  const RelativeBias& of(const float* weights) const { return found_.at(weights); }
-
- private:
-  std::map<const float*, RelativeBias> found_;
-};
+// Builds the biases of all steps of a plan.
+void read_biases(const ckdist_program& program, const ckdist_execution_plan& plan, RelativeBiases& biases);
 
 }  // namespace ckdist

@@ -28,7 +28,7 @@ Repacker::Repacker(Way way, std::vector<const SlicedMatrix*> own, std::vector<co
   for (size_t i = 0; i < own_.size(); ++i) {
     first_[own_[i]] = slices_.size();
     for (int64_t slice = 0; slice < own_[i]->count(); ++slice) {
-      slices_.push_back({static_cast<int32_t>(i), static_cast<int32_t>(slice)});
+      slices_.push_back({int32_t(i), int32_t(slice)});
       bytes_ += own_[i]->bytes(slice);
     }
   }
@@ -91,7 +91,7 @@ int64_t Repacker::ready_bytes() const {
 
 double Repacker::seconds() const {
   std::lock_guard<std::mutex> lock(mutex_);
-  return static_cast<double>((end_ns_ ? end_ns_ : now_ns()) - begin_ns_) * 1e-9;
+  return double((end_ns_ ? end_ns_ : now_ns()) - begin_ns_) * 1e-9;
 }
 
 bool Repacker::steps_run() const {
@@ -102,9 +102,7 @@ bool Repacker::steps_run() const {
 bool Repacker::claim_within_limit(const SlicedMatrix& matrix, int64_t slice) {
   if (way_.until >= 1) return matrix.claim(slice);
   const int64_t bytes = matrix.bytes(slice);
-  if (static_cast<double>(claimed_.fetch_add(bytes) + bytes) <= way_.until * static_cast<double>(bytes_) &&
-      matrix.claim(slice))
-    return true;
+  if (double(claimed_.fetch_add(bytes) + bytes) <= way_.until * double(bytes_) && matrix.claim(slice)) return true;
   claimed_ -= bytes;
   return false;
 }
@@ -143,6 +141,12 @@ void Repacker::publish(const SlicedMatrix& matrix, int64_t slice) {
                          std::memory_order_relaxed);
 }
 
+void Repacker::fail_with(const Error& error) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (!error_) error_ = std::make_unique<Error>(error);
+  failed_ = stop_ = true;
+}
+
 void Repacker::work(int number) noexcept {
   try {
     if (way_.background) {
@@ -152,15 +156,8 @@ void Repacker::work(int number) noexcept {
       sched_setscheduler(0, SCHED_IDLE, &none);
     }
     fill(number);
-  } catch (const Error& e) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    if (!error_) error_ = std::make_unique<Error>(e);
-    failed_ = stop_ = true;
-  } catch (const std::exception& e) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    if (!error_)
-      error_ = std::make_unique<Error>(Status::capacity, std::string("a loading thread failed: ") + e.what());
-    failed_ = stop_ = true;
+  } catch (const Error& e) { fail_with(e); } catch (const std::exception& e) {
+    fail_with(Error(Status::capacity, std::string("a loading thread failed: ") + e.what()));
   }
   bool last;
   {
@@ -193,13 +190,13 @@ void Repacker::fill(int number) {
     matrix.stored().pack(matrix.begin(slice), matrix.begin(slice + 1), packed.get(), &rows);
     store(matrix, slice, packed.get());
     const int64_t end_ns = now_ns();
-    if (lane) lane->add(ckdist_trace_copy, begin_ns, end_ns, static_cast<int32_t>(matrix.bytes(slice) >> 10));
+    if (lane) lane->add(ckdist_trace_copy, begin_ns, end_ns, int32_t(matrix.bytes(slice) >> 10));
     make_room(number, end_ns - begin_ns);
   }
 }
 
 void Repacker::read_ahead(size_t from) {
-  const size_t until = std::min(slices_.size(), from + static_cast<size_t>(kAheadBytes / SlicedMatrix::kSliceBytes));
+  const size_t until = std::min(slices_.size(), from + size_t(kAheadBytes / SlicedMatrix::kSliceBytes));
   for (size_t i; (i = read_.load(std::memory_order_relaxed)) < until;) {
     if (!read_.compare_exchange_weak(i, i + 1, std::memory_order_relaxed)) continue;
     const SlicedMatrix& matrix = *own_[slices_[i].matrix];
@@ -226,12 +223,7 @@ void Repacker::finish() {
   if (stop_ || way_.until < 1) return;
   try {
     for (const MappedFile* file : files_) file->check();
-  } catch (const Error& e) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    error_ = std::make_unique<Error>(e);
-    failed_ = stop_ = true;
-    return;
-  }
+  } catch (const Error& e) { return fail_with(e); }
   for (const MappedFile* file : files_)
     for (int64_t at = 0; at < file->size() && !stop_; at += kGivenBytes) {
       const int64_t begin_ns = now_ns();

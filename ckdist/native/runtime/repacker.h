@@ -3,15 +3,9 @@
 // Its own threads pack slices. Computing threads do too: a step packs a slice that it needs and keeps it, within the
 // step's allowance. If steps use all cores, the computing threads do the packing, so no spare core is needed.
 #pragma once
-#include <atomic>
 #include <condition_variable>
-#include <cstdint>
-#include <memory>
-#include <mutex>
-#include <string>
 #include <thread>
 #include <unordered_map>
-#include <vector>
 
 #include "core/error.h"
 #include "core/futex.h"
@@ -79,6 +73,7 @@ class Repacker {
   };
 
   void work(int number) noexcept;
+  void fail_with(const Error& error);  // ends all threads
   void fill(int number);
   void store(const SlicedMatrix& matrix, int64_t slice, const uint8_t* from);
   void publish(const SlicedMatrix& matrix, int64_t slice);

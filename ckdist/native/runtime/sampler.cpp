@@ -1,8 +1,6 @@
 #include "runtime/sampler.h"
 
-#include <algorithm>
 #include <cmath>
-#include <limits>
 
 #include "core/error.h"
 
@@ -26,13 +24,13 @@ uint64_t mix(uint64_t x) {
 
 double uniform_draw(uint64_t seed, int64_t position) {
   constexpr uint64_t golden = 0x9e3779b97f4a7c15u;
-  const uint64_t bits = mix(mix(seed + golden) + golden * (static_cast<uint64_t>(position) + 1));
-  return (static_cast<double>(bits >> 11) + 0.5) * 0x1p-53;
+  const uint64_t bits = mix(mix(seed + golden) + golden * (uint64_t(position) + 1));
+  return (double(bits >> 11) + 0.5) * 0x1p-53;
 }
 
 Sampler::Sampler(const Kernels& kernels, int64_t vocab) : kernels_(kernels), vocab_(vocab) {
   if (vocab < 1 || vocab > (int64_t{1} << 28))
-    fail(Status::config, "a vocabulary of %lld tokens is not between 1 and 2^28", static_cast<long long>(vocab));
+    fail(Status::config, "a vocabulary of %lld tokens is not between 1 and 2^28", (long long)vocab);
   dry_.resize(vocab);
   maxima_.resize(max_count(vocab));
   seen_.resize(vocab);
@@ -62,7 +60,7 @@ void Sampler::check_tokens(const int32_t* tokens, int64_t count, const char* wha
   for (int64_t i = 0; i < count; ++i)
     if (tokens[i] < 0 || tokens[i] >= vocab_)
       fail(Status::config, "token %d in the %s of row %d is not in the vocabulary of %lld", tokens[i], what, row,
-           static_cast<long long>(vocab_));
+           (long long)vocab_);
 }
 
 void Sampler::scan(const float* logits, int32_t row) {
@@ -78,7 +76,7 @@ int32_t Sampler::best(const float* logits) const {
     const float* m = maxima_.data() + span / kMaxSpan * 16;
     if (std::find(m, m + 16, value) == m + 16) continue;
     const float* end = logits + std::min(span + kMaxSpan, vocab_);
-    return static_cast<int32_t>(std::find(logits + span, end, value) - logits);
+    return int32_t(std::find(logits + span, end, value) - logits);
   }
   return 0;
 }
@@ -96,15 +94,14 @@ void Sampler::gather(const float* logits, float threshold) {
     for (int64_t i = span; i < end; i += 16)
       for (int hit = 0; hit < hits; ++hit) {
         const int64_t token = i + lanes[hit];
-        if (token < end && logits[token] >= threshold)
-          candidates_.push_back({logits[token], static_cast<int32_t>(token), 0.0f});
+        if (token < end && logits[token] >= threshold) candidates_.push_back({logits[token], int32_t(token), 0.0f});
       }
   }
 }
 
 // Returns a logit that at least `count` tokens reach: at least `count` of the maxima reach it.
 float Sampler::threshold_for(int64_t count) {
-  if (count > static_cast<int64_t>(maxima_.size())) return -kInfinity;
+  if (count > int64_t(maxima_.size())) return -kInfinity;
   selected_maxima_ = maxima_;
   const auto nth = selected_maxima_.begin() + (count - 1);
   std::nth_element(selected_maxima_.begin(), nth, selected_maxima_.end(), std::greater<float>());
@@ -130,7 +127,7 @@ void Sampler::keep_top(const float* logits, int64_t count) {
 
 // Keeps the first `count` candidates of the order.
 void Sampler::keep_first(int64_t count) {
-  if (static_cast<int64_t>(candidates_.size()) <= count) return;
+  if (int64_t(candidates_.size()) <= count) return;
   selection_ = candidates_;
   const auto nth = selection_.begin() + (count - 1);
   std::nth_element(selection_.begin(), nth, selection_.end(), before);
@@ -142,9 +139,8 @@ double Sampler::weigh(float shift, float scale) {
   logits_of_candidates_.resize(candidates_.size());
   terms_of_candidates_.resize(candidates_.size());
   for (size_t i = 0; i < candidates_.size(); ++i) logits_of_candidates_[i] = candidates_[i].logit;
-  const double sum =
-      kernels_.elementwise.sum_exp(logits_of_candidates_.data(), static_cast<int64_t>(candidates_.size()), shift, scale,
-                                   terms_of_candidates_.data());
+  const double sum = kernels_.elementwise.sum_exp(logits_of_candidates_.data(), int64_t(candidates_.size()), shift,
+                                                  scale, terms_of_candidates_.data());
   for (size_t i = 0; i < candidates_.size(); ++i) candidates_[i].term = terms_of_candidates_[i];
   return sum;
 }
@@ -207,7 +203,7 @@ void Sampler::forget_tokens() {
 float Sampler::penalised(float x, int32_t token, const ckdist_sampling& s) const {
   const uint32_t count = seen_[token] & ~kInPrompt;
   x = x > 0.0f ? x / s.repetition_penalty : x * s.repetition_penalty;
-  if (count) x -= s.presence_penalty + s.frequency_penalty * static_cast<float>(count);
+  if (count) x -= s.presence_penalty + s.frequency_penalty * float(count);
   return x;
 }
 
@@ -221,7 +217,7 @@ const std::vector<Dry::Repetition>& Sampler::repetitions(const ckdist_sampling& 
 // The logit of a token that would continue a repetition of `length` tokens. `scale` as in Kept.
 float Sampler::less_repetition(float logit, float scale, int32_t length, const ckdist_sampling& s) {
   const double penalty = dry_penalty(s.dry_multiplier, s.dry_base, s.dry_allowed_length, length) / scale;
-  return static_cast<float>(std::max(logit - penalty, static_cast<double>(kRemoved)));
+  return float(std::max(logit - penalty, double(kRemoved)));
 }
 
 void Sampler::rescan(int32_t row) {
@@ -252,11 +248,10 @@ bool Sampler::keep_allowed(const float* logits, const ckdist_sampling& s, int32_
 // Applies logit_bias, penalties and DRY, and removes banned and forbidden tokens. If a row has `steps`, these apply
 // penalties and DRY. Returns `logits` itself if nothing changes, else modified_, scanned again.
 const float* Sampler::modify(const float* logits, const ckdist_sampling& s, int32_t row) {
-  const bool steps = s.step_count > 0 || s.mirostat > 0;
   check_tokens(s.bias_tokens, s.bias_count, "logit_bias", row);
   check_tokens(s.banned_tokens, s.banned_count, "banned tokens", row);
-  const bool penalties = !steps && count_tokens(s, row);
-  const bool dry = !steps && s.dry_multiplier > 0.0f;
+  const bool penalties = !has_steps(s) && count_tokens(s, row);
+  const bool dry = !has_steps(s) && s.dry_multiplier > 0.0f;
   const bool edited = penalties || dry || s.bias_count + s.banned_count > 0;
   if (!edited && !s.allowed) return logits;
   if (edited) modified_.assign(logits, logits + vocab_);
@@ -280,19 +275,18 @@ const float* Sampler::modify(const float* logits, const ckdist_sampling& s, int3
 // Inverts the cumulative distribution over the whole vocabulary: first sums of spans, then the span of the draw.
 int32_t Sampler::draw_from_all(const float* logits, float shift, float scale, double uniform, double& total) {
   const auto length = [&](int64_t start) { return std::min(kDrawSpan, vocab_ - start); };
-  std::vector<double>& sums = sums_;
-  sums.clear();
+  sums_.clear();
   total = 0.0;
   for (int64_t start = 0; start < vocab_; start += kDrawSpan) {
-    sums.push_back(kernels_.elementwise.sum_exp(logits + start, length(start), shift, scale, nullptr));
-    total += sums.back();
+    sums_.push_back(kernels_.elementwise.sum_exp(logits + start, length(start), shift, scale, nullptr));
+    total += sums_.back();
   }
   double left = uniform * total;
   size_t span = 0;
-  while (span + 1 < sums.size() && left >= sums[span]) left -= sums[span++];
-  while (sums[span] == 0.0) --span;  // rounding moved past the last span with any mass
+  while (span + 1 < sums_.size() && left >= sums_[span]) left -= sums_[span++];
+  while (sums_[span] == 0.0) --span;  // rounding moved past the last span with any mass
 
-  const int64_t start = static_cast<int64_t>(span) * kDrawSpan;
+  const int64_t start = int64_t(span) * kDrawSpan;
   terms_.resize(vocab_);
   kernels_.elementwise.sum_exp(logits + start, length(start), shift, scale, terms_.data());
   int64_t last = 0;
@@ -302,7 +296,7 @@ int32_t Sampler::draw_from_all(const float* logits, float shift, float scale, do
     left -= terms_[i];
     if (left < 0.0) break;
   }
-  return static_cast<int32_t>(start + last);
+  return int32_t(start + last);
 }
 
 int32_t Sampler::draw(const float* logits, const ckdist_sampling& s) {
@@ -345,13 +339,13 @@ double Sampler::log_normaliser(const float* logits) const {
 }
 
 void Sampler::fill_top(const float* logits, double log_normaliser, int32_t top, ckdist_sampled_token& out) {
-  out.top_count = static_cast<int32_t>(std::min<int64_t>(top, vocab_));
+  out.top_count = int32_t(std::min<int64_t>(top, vocab_));
   if (out.top_count == 0) return;
   keep_top(logits, out.top_count);
   std::sort(candidates_.begin(), candidates_.end(), before);
   for (int32_t i = 0; i < out.top_count; ++i) {
     out.top_tokens[i] = candidates_[i].token;
-    out.top_logprobs[i] = static_cast<float>(candidates_[i].logit - log_normaliser);
+    out.top_logprobs[i] = float(candidates_[i].logit - log_normaliser);
   }
 }
 
@@ -362,7 +356,7 @@ int32_t Sampler::greedy(const float* logits, int32_t row) {
 
 void Sampler::sample(const float* logits, int32_t row, const ckdist_sampling& sampling, ckdist_sampled_token& out) {
   check(sampling, row);
-  if (sampling.step_count > 0 || sampling.mirostat > 0) check_steps(sampling, row);
+  if (has_steps(sampling)) check_steps(sampling, row);
   if (!sampling.allowed || sampling.top_logprobs >= 0) scan(logits, row);  // else modify() scans with the mask
   out = {};
   double normaliser = 0.0;
@@ -372,9 +366,8 @@ void Sampler::sample(const float* logits, int32_t row, const ckdist_sampling& sa
   }
   out.mirostat_mu = sampling.mirostat_mu;
   const float* modified = modify(logits, sampling, row);
-  const bool steps = sampling.step_count > 0 || sampling.mirostat > 0;
-  out.token = steps ? take_steps(modified, sampling, row, out.mirostat_mu) : draw(modified, sampling);
-  out.logprob = sampling.top_logprobs >= 0 ? static_cast<float>(logits[out.token] - normaliser) : std::nanf("");
+  out.token = has_steps(sampling) ? take_steps(modified, sampling, row, out.mirostat_mu) : draw(modified, sampling);
+  out.logprob = sampling.top_logprobs >= 0 ? float(logits[out.token] - normaliser) : std::nanf("");
 }
 
 void Sampler::logprobs(const float* logits, int32_t row, int32_t target, int32_t top, ckdist_sampled_token& out) {
@@ -385,7 +378,7 @@ void Sampler::logprobs(const float* logits, int32_t row, int32_t target, int32_t
   const double normaliser = log_normaliser(logits);
   fill_top(logits, normaliser, top, out);
   out.token = target;
-  out.logprob = static_cast<float>(logits[target] - normaliser);
+  out.logprob = float(logits[target] - normaliser);
 }
 
 }  // namespace ckdist

@@ -14,9 +14,7 @@
 // A removed token has the lowest finite logit, kRemoved.
 #pragma once
 #include <algorithm>
-#include <cstdint>
 #include <limits>
-#include <vector>
 
 #include "api/sampler_api.h"
 #include "kernels/kernels.h"
@@ -90,8 +88,7 @@ class Sampler {
   // Keeps the candidates up to `last` in the order of `less`.
   template <class Less>
   void keep_until(const Candidate& last, Less less) {
-    const Candidate cut = last;
-    remove_if([&](const Candidate& c) { return less(cut, c); });
+    remove_if([&, cut = last](const Candidate& c) { return less(cut, c); });
   }
   template <class Test>
   void remove_if(Test test) {
@@ -132,9 +129,12 @@ class Sampler {
   }
 
   // Defined in sampler_steps.cpp.
+  static bool has_steps(const ckdist_sampling& sampling) { return sampling.step_count > 0 || sampling.mirostat > 0; }
   int32_t take_steps(const float* logits, const ckdist_sampling& sampling, int32_t row, float& mu);
   void take_step(int32_t kind, Kept& kept, const ckdist_sampling& sampling, int32_t row);
   double weigh(Kept& kept);
+  void gather_weighed(const Kept& kept, float threshold);
+  void end_cut(Kept& kept) const;
   double mean_logit(const Kept& kept, double total) const;
   void edit(Kept& kept);
   float* find(Kept& kept, int32_t token);

@@ -1,5 +1,6 @@
 // The samplers of a row with `steps`, in the order of the row, with llama.cpp's definitions; and mirostat.
 #include <cmath>
+#include <iterator>
 
 #include "core/error.h"
 #include "runtime/sampler.h"
@@ -44,7 +45,7 @@ int32_t Sampler::take_steps(const float* logits, const ckdist_sampling& s, int32
   if (s.mirostat == 2) cut_surprise(kept, mu);
   double probability = 1.0;
   const int32_t token = draw(kept, uniform_draw(s.seed, s.position), probability);
-  if (s.mirostat) mu -= s.mirostat_eta * static_cast<float>(-std::log2(probability) - s.mirostat_tau);
+  if (s.mirostat) mu -= s.mirostat_eta * float(-std::log2(probability) - s.mirostat_tau);
   return token;
 }
 
@@ -74,14 +75,24 @@ double Sampler::weigh(Kept& kept) {
   return weigh(kept.shift, kept.scale);
 }
 
+// gather() with the terms of the last weigh(), which was of the whole vocabulary.
+void Sampler::gather_weighed(const Kept& kept, float threshold) {
+  gather(kept.logits, threshold);
+  for (Candidate& c : candidates_) c.term = terms_[c.token];
+}
+
+void Sampler::end_cut(Kept& kept) const {
+  kept.whole = false;
+  kept.count = int64_t(candidates_.size());
+}
+
 // The expectation of logit - shift under the terms, with sum `total`.
 double Sampler::mean_logit(const Kept& kept, double total) const {
   double sum = 0.0;
   if (kept.whole) {
     double lanes[kLanes] = {};
     const auto weighted = [&](int64_t i) {
-      return terms_[i] == 0.0f ? 0.0
-                               : static_cast<double>(terms_[i]) * (static_cast<double>(kept.logits[i]) - kept.shift);
+      return terms_[i] == 0.0f ? 0.0 : double(terms_[i]) * (double(kept.logits[i]) - kept.shift);
     };
     int64_t i = 0;
     for (; i + kLanes <= vocab_; i += kLanes)
@@ -90,7 +101,7 @@ double Sampler::mean_logit(const Kept& kept, double total) const {
     for (const double lane : lanes) sum += lane;
   } else {
     for (const Candidate& c : candidates_)
-      if (c.term != 0.0f) sum += static_cast<double>(c.term) * (static_cast<double>(c.logit) - kept.shift);
+      if (c.term != 0.0f) sum += double(c.term) * (double(c.logit) - kept.shift);
   }
   return sum / total;
 }
@@ -120,7 +131,7 @@ void Sampler::penalise(Kept& kept, const ckdist_sampling& s, int32_t row) {
       finite = finite && std::isfinite(*logit);
     }
   forget_tokens();
-  if (!finite) fail(Status::config, "logit_bias or penalties of row %d make logits infinite; use smaller ones", row);
+  if (!finite) fail_infinite(row);
   if (kept.whole) rescan(row);
 }
 
@@ -152,10 +163,9 @@ void Sampler::set_temperature(Kept& kept, const ckdist_sampling& s) {
     if (kept.count <= 1) return;
     const double total = weigh(kept);
     const double entropy = std::log(total) - mean_logit(kept, total) * kept.scale;
-    const double normalised = std::max(0.0, entropy / std::log(static_cast<double>(kept.count)));
+    const double normalised = std::max(0.0, entropy / std::log(double(kept.count)));
     const double low = std::max(0.0f, s.temperature - s.dynatemp_range), high = s.temperature + s.dynatemp_range;
-    temperature =
-        static_cast<float>(low + (high - low) * std::pow(normalised, static_cast<double>(s.dynatemp_exponent)));
+    temperature = float(low + (high - low) * std::pow(normalised, double(s.dynatemp_exponent)));
   }
   if (temperature < kGreedyTemperature) keep_one(kept);
   else kept.scale *= 1.0f / temperature;
@@ -184,9 +194,8 @@ void Sampler::cut_sigma(Kept& kept, double n) {
   for (int lane = 1; lane < kLanes; ++lane) sum[0] += sum[lane], squares[0] += squares[lane], counts[0] += counts[lane];
   const double mean = sum[0] / counts[0];
   const double deviation = std::sqrt(std::max(0.0, squares[0] / counts[0] - mean * mean));
-  constexpr double least = -static_cast<double>(std::numeric_limits<float>::max());
-  const float cut =
-      std::max(static_cast<float>(std::max(shift - n * deviation, least)), std::nextafter(kRemoved, 0.0f));
+  constexpr double least = -double(std::numeric_limits<float>::max());
+  const float cut = std::max(float(std::max(shift - n * deviation, least)), std::nextafter(kRemoved, 0.0f));
   if (kept.whole) gather(kept.logits, cut);
   else remove_if([&](const Candidate& c) { return c.logit < cut; });
   kept.whole = false;
@@ -206,7 +215,7 @@ void Sampler::keep_mass(double target, int64_t min_keep, Less less) {
   Candidate last;
   if (!last_of_mass(target, less, last)) return;
   if (min_keep > 1) {
-    if (min_keep >= static_cast<int64_t>(selection_.size())) return;
+    if (min_keep >= int64_t(selection_.size())) return;
     const auto nth = selection_.begin() + (min_keep - 1);
     std::nth_element(selection_.begin(), nth, selection_.end(), less);
     if (less(last, *nth)) last = *nth;
@@ -228,14 +237,10 @@ void Sampler::cut_typical(Kept& kept, double p, int64_t min_keep) {
   if (kept.whole && min_keep <= 1) {
     keep_around(kept, centre, target, nearer);
   } else {
-    if (kept.whole) {
-      gather(kept.logits, kRemoved);
-      for (Candidate& c : candidates_) c.term = terms_[c.token];
-    }
+    if (kept.whole) gather_weighed(kept, kRemoved);
     keep_mass(target, min_keep, nearer);
   }
-  kept.whole = false;
-  kept.count = static_cast<int64_t>(candidates_.size());
+  end_cut(kept);
 }
 
 // Keeps the tokens nearest to `centre` whose terms sum to `target`: bisects the distance until few tokens are left to
@@ -246,7 +251,7 @@ void Sampler::keep_around(const Kept& kept, double centre, double target, Less n
   double low = 0.0, high = std::max(kept.shift - centre, centre - nothing);
   const auto mass_from = [&](double logit) {
     if (logit > kept.shift) return 0.0;
-    return kernels_.elementwise.sum_at_least(kept.logits, terms_.data(), vocab_, static_cast<float>(logit));
+    return kernels_.elementwise.sum_at_least(kept.logits, terms_.data(), vocab_, float(logit));
   };
   for (int i = 0; i < kHalvings; ++i) {
     const double middle = low + (high - low) / 2;
@@ -254,7 +259,7 @@ void Sampler::keep_around(const Kept& kept, double centre, double target, Less n
     else low = middle;
   }
   const double rounding = 1e-6 * (1.0 + std::fabs(centre) + high);  // rounding error of logits in float
-  gather(kept.logits, static_cast<float>(std::max(centre - high - rounding, static_cast<double>(kRemoved))));
+  gather(kept.logits, float(std::max(centre - high - rounding, double(kRemoved))));
   remove_if([&](const Candidate& c) { return c.logit > centre + high + rounding; });
   selection_.clear();
   double mass = 0.0;  // of the tokens that are certainly kept
@@ -273,29 +278,26 @@ void Sampler::cut_top_p(Kept& kept, float p, int64_t min_keep) {
     keep_mass(p * weigh(kept), min_keep, before);
   } else {
     cut_mass(kept.logits, largest(), kept.scale, 1.0f / kept.scale, p, -kInfinity);
-    if (static_cast<int64_t>(candidates_.size()) < min_keep) keep_top(kept.logits, min_keep);
+    if (int64_t(candidates_.size()) < min_keep) keep_top(kept.logits, min_keep);
   }
-  kept.whole = false;
-  kept.count = static_cast<int64_t>(candidates_.size());
+  end_cut(kept);
 }
 
 void Sampler::cut_min_p(Kept& kept, double p, int64_t min_keep) {
   if (p <= 0.0) return;
   if (kept.whole) kept.shift = largest();
   else weigh(kept);
-  const float cut = static_cast<float>(kept.shift + std::log(p) / kept.scale);
+  const float cut = float(kept.shift + std::log(p) / kept.scale);
   if (kept.whole) {
     gather(kept.logits, cut);
-    if (static_cast<int64_t>(candidates_.size()) < min_keep) keep_top(kept.logits, min_keep);
+    if (int64_t(candidates_.size()) < min_keep) keep_top(kept.logits, min_keep);
   } else {
     const auto below = [&](const Candidate& c) { return c.logit < cut; };
-    const int64_t reach =
-        std::count_if(candidates_.begin(), candidates_.end(), [&](const Candidate& c) { return !below(c); });
-    if (reach < min_keep) keep_first(min_keep);
+    const int64_t removed = std::count_if(candidates_.begin(), candidates_.end(), below);
+    if (int64_t(candidates_.size()) - removed < min_keep) keep_first(min_keep);
     else remove_if(below);
   }
-  kept.whole = false;
-  kept.count = static_cast<int64_t>(candidates_.size());
+  end_cut(kept);
 }
 
 // Exclude top choices (p-e-w 2024): with a given probability, removes all tokens of at least `threshold` except the
@@ -303,17 +305,13 @@ void Sampler::cut_min_p(Kept& kept, double p, int64_t min_keep) {
 void Sampler::cut_xtc(Kept& kept, const ckdist_sampling& s) {
   if (s.xtc_probability <= 0.0f || s.xtc_threshold > 0.5f || kept.count < 2) return;
   if (uniform_draw(s.seed ^ kXtcStream, s.position) > s.xtc_probability) return;
-  const double least = static_cast<double>(s.xtc_threshold) * weigh(kept);
-  if (kept.whole) {
-    gather(kept.logits,
-           least > 0.0 ? static_cast<float>(kept.shift + (std::log(least) - 0.01) / kept.scale) : -kInfinity);
-    for (Candidate& c : candidates_) c.term = terms_[c.token];
-  }
+  const double least = double(s.xtc_threshold) * weigh(kept);
+  if (kept.whole)
+    gather_weighed(kept, least > 0.0 ? float(kept.shift + (std::log(least) - 0.01) / kept.scale) : -kInfinity);
   const auto likely = [&](const Candidate& c) { return c.term >= least && c.term > 0.0f; };
   selection_.clear();
-  for (const Candidate& c : candidates_)
-    if (likely(c)) selection_.push_back(c);
-  const int64_t removed = static_cast<int64_t>(selection_.size()) - 1;
+  std::copy_if(candidates_.begin(), candidates_.end(), std::back_inserter(selection_), likely);
+  const int64_t removed = int64_t(selection_.size()) - 1;
   if (removed < 1 || kept.count - removed < s.min_keep) return;
   const Candidate last = *std::max_element(selection_.begin(), selection_.end(), before);
   if (kept.whole) {
@@ -333,8 +331,7 @@ void Sampler::cut_surprise(Kept& kept, double most) {
   const double total = weigh(kept);
   if (kept.whole) {
     const double logit = kept.shift + (std::log(total) - most * kLog2 - 0.01) / kept.scale;
-    gather(kept.logits, static_cast<float>(std::max(logit, static_cast<double>(kRemoved))));
-    for (Candidate& c : candidates_) c.term = terms_[c.token];
+    gather_weighed(kept, float(std::max(logit, double(kRemoved))));
   }
   const auto surprising = [&](const Candidate& c) { return c.term == 0.0f || std::log2(total / c.term) > most; };
   if (std::all_of(candidates_.begin(), candidates_.end(), surprising)) return keep_one(kept);
@@ -350,16 +347,16 @@ void Sampler::cut_zipf(Kept& kept, double target) {
   std::sort(candidates_.begin(), candidates_.end(), before);
   double products = 0.0, squares = 0.0;
   for (size_t i = 0; i + 1 < candidates_.size(); ++i) {
-    const double t = std::log(static_cast<double>(i + 2) / static_cast<double>(i + 1));
-    products += t * (static_cast<double>(candidates_[i].logit) - candidates_[i + 1].logit) * kept.scale;
+    const double t = std::log(double(i + 2) / double(i + 1));
+    products += t * (double(candidates_[i].logit) - candidates_[i + 1].logit) * kept.scale;
     squares += t * t;
   }
   const double exponent = products / squares, excess = exponent - 1.0;
-  const double inverse_sum = std::fabs(excess) < 1e-6 ? 1.0 / std::log(static_cast<double>(vocab_))
-                                                      : excess / (1.0 - std::pow(static_cast<double>(vocab_), -excess));
+  const double inverse_sum =
+      std::fabs(excess) < 1e-6 ? 1.0 / std::log(double(vocab_)) : excess / (1.0 - std::pow(double(vocab_), -excess));
   const double count = std::pow(inverse_sum * std::exp2(target), 1.0 / exponent);
-  if (!(count < static_cast<double>(vocab_))) return;  // infinite for a flat distribution
-  cut_top_k(kept, std::max<int64_t>(1, static_cast<int64_t>(count)));
+  if (!(count < double(vocab_))) return;  // infinite for a flat distribution
+  cut_top_k(kept, std::max<int64_t>(1, int64_t(count)));
 }
 
 // Draws a token. Sets `probability` to its probability among the kept tokens.
@@ -368,7 +365,7 @@ int32_t Sampler::draw(Kept& kept, double uniform, double& probability) {
     double total = 0.0;
     kept.shift = largest();
     const int32_t token = draw_from_all(kept.logits, kept.shift, kept.scale, uniform, total);
-    probability = std::exp((static_cast<double>(kept.logits[token]) - kept.shift) * kept.scale) / total;
+    probability = std::exp((double(kept.logits[token]) - kept.shift) * kept.scale) / total;
     return token;
   }
   const double total = weigh(kept);

@@ -50,25 +50,22 @@ uint64_t checksum(const ckdist_slab_header& header, const uint8_t* data, int64_t
   return sum.get();
 }
 
-// 0, or an errno. EBADMSG: the file ends before.
-int read_all(int file, void* to, int64_t bytes, int64_t at) {
-  for (auto* p = static_cast<uint8_t*>(to); bytes > 0;) {
-    const ssize_t n = pread(file, p, size_t(bytes), at);
+// Calls pread or pwrite until all bytes have moved. Returns 0 or an errno; `ended` if the file takes no more.
+template <class Call, class Byte>
+int move_all(Call call, int file, Byte* p, int64_t bytes, int64_t at, int ended) {
+  while (bytes > 0) {
+    const ssize_t n = call(file, p, size_t(bytes), at);
     if (n < 0 && errno == EINTR) continue;
-    if (n <= 0) return n < 0 ? errno : EBADMSG;
+    if (n <= 0) return n < 0 ? errno : ended;
     p += n, bytes -= n, at += n;
   }
   return 0;
 }
-
+int read_all(int file, void* to, int64_t bytes, int64_t at) {
+  return move_all(pread, file, static_cast<uint8_t*>(to), bytes, at, EBADMSG);
+}
 int write_all(int file, const void* from, int64_t bytes, int64_t at) {
-  for (const auto* p = static_cast<const uint8_t*>(from); bytes > 0;) {
-    const ssize_t n = pwrite(file, p, size_t(bytes), at);
-    if (n < 0 && errno == EINTR) continue;
-    if (n <= 0) return n < 0 ? errno : ENOSPC;
-    p += n, bytes -= n, at += n;
-  }
-  return 0;
+  return move_all(pwrite, file, static_cast<const uint8_t*>(from), bytes, at, ENOSPC);
 }
 
 }  // namespace

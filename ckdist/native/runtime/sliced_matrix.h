@@ -5,9 +5,7 @@
 // from the file if a slice is not ready.
 #pragma once
 #include <algorithm>
-#include <cstdint>
 
-#include "kernels/linear.h"
 #include "runtime/stored_matrix.h"
 #include "runtime/weight_arena.h"
 
@@ -28,9 +26,7 @@ class SlicedMatrix {
   static int64_t count(const Matrix& shape) {
     return shape.tile_bytes ? (shape.tile_count() + tiles_each(shape) - 1) / tiles_each(shape) : 0;
   }
-  static int64_t state_bytes(const Matrix& shape) {
-    return (static_cast<int64_t>(sizeof(States)) + count(shape) + 63) / 64 * 64;
-  }
+  static int64_t state_bytes(const Matrix& shape) { return (int64_t(sizeof(States)) + count(shape) + 63) / 64 * 64; }
 
   // `stored`, `arena` and the memory in it must outlive this object.
   SlicedMatrix(const StoredMatrix& stored, WeightArena& arena, uint8_t* tiles, States* states)
@@ -76,7 +72,7 @@ class SlicedMatrix {
       __atomic_store_n(states_->of + i, is_ready ? uint8_t{kReady} : uint8_t{kStored}, __ATOMIC_RELAXED);
       if (is_ready) ready++, kept += bytes(i);
     }
-    __atomic_store_n(&states_->left, static_cast<uint32_t>(count_ - ready), __ATOMIC_RELEASE);
+    __atomic_store_n(&states_->left, uint32_t(count_ - ready), __ATOMIC_RELEASE);
     return kept;
   }
 

@@ -1,22 +1,20 @@
 #include "runtime/state_slots.h"
 
-#include <algorithm>
-#include <cmath>
-
 #include "api/steps_inference_api.h"
-#include "core/error.h"
 #include "runtime/cache_arrays.h"
+#include "runtime/executor.h"
 
 namespace ckdist {
 
 StateSlots::StateSlots(const ckdist_program& program)
     : slots_(program.state_slots), positions_(program.state_slots, -1), written_(program.state_slots) {
   for (const ckdist_layer* own = program.layers; own != program.layers + program.layer_count; own++) {
-    const CacheArrays arrays{own->arrays, own->array_count};
+    const CacheArrays arrays(*own);
     Layer& layer = layers.emplace_back();
     const ckdist_cache_array* const convolution = arrays.find(ckdist_array_convolution);
     layer.value_heads = convolution ? convolution->heads : 1;
     if (convolution) layer.channels = convolution->width, layer.taps = convolution->rows + 1;
+    layer.zeros.resize(size_t(layer.channels));
     if (const ckdist_cache_array* const state = arrays.find(ckdist_array_state))
       layer.key_width = state->rows, layer.value_width = state->width, layer.key_head_of = own->key_head_of;
     layer.state_floats = arrays.state_floats(), layer.head_floats = arrays.head_floats();
@@ -27,42 +25,44 @@ StateSlots::StateSlots(const ckdist_program& program)
 void StateSlots::place(uint8_t* memory) {
   for (Layer& layer : layers) {
     layer.first = reinterpret_cast<float*>(memory);
-    memory += slots_ * layer.value_heads * layer.head_floats * int64_t{sizeof(float)};
+    memory += slots_ * layer.slot_bytes();
   }
 }
 
-void StateSlots::transpose(Layer& layer, int part, const float* stored, int64_t channels, float scale) {
-  layer.kernels[part].resize(channels * layer.taps);
-  for (int64_t c = 0; c < channels; c++)
-    for (int t = 0; t < layer.taps; t++) layer.kernels[part][t * channels + c] = scale * stored[c * layer.taps + t];
+namespace {
+
+// f of the elements of a matrix (columns, rows), transposed.
+template <class Function>
+std::vector<float> transposed(const float* stored, int64_t columns, int64_t rows, Function&& f) {
+  std::vector<float> out(size_t(columns * rows));
+  for (int64_t c = 0; c < columns; c++)
+    for (int64_t row = 0; row < rows; row++) out[size_t(row * columns + c)] = f(stored[c * rows + row]);
+  return out;
 }
 
+}  // namespace
+
 void StateSlots::read_kernels(const ckdist_execution_plan& plan) {
+  const auto convolution = [&](Layer& layer, int part, int32_t vector, int64_t channels, float scale) {
+    layer.kernels[part] = transposed(plan.vectors[vector], channels, layer.taps, [=](float x) { return scale * x; });
+  };
   for (int i = 0; i < plan.lists[0].count; i++) {
     const ckdist_step* const those = plan.lists[0].steps[i];
-    if (those->kind == ckdist_step_gated_conv) {
-      const auto& step = *reinterpret_cast<const ckdist_gated_conv_step*>(those);
-      Layer& layer = layers[step.layer];
-      if (layer.value_heads)
-        transpose(layer, 0, plan.vectors[step.conv], int64_t{layer.value_heads} * layer.channels, 1.f);
-    } else if (those->kind == ckdist_step_selective_scan) {
-      const auto& step = *reinterpret_cast<const ckdist_selective_scan_step*>(those);
-      Layer& layer = layers[step.layer];
-      const int64_t channels = int64_t{layer.value_heads} * layer.channels, rows = layer.key_width;
-      const float* const stored = plan.vectors[step.a_log];
-      layer.kernels[1].resize(channels * rows);
-      for (int64_t c = 0; c < channels; c++)
-        for (int64_t row = 0; row < rows; row++)
-          layer.kernels[1][row * channels + c] = -std::exp(stored[c * rows + row]);
-    } else if (those->kind == ckdist_step_delta_rule) {
-      const auto& step = *reinterpret_cast<const ckdist_delta_rule_step*>(those);
-      Layer& layer = layers[step.layer];
+    if (const auto* step = fields_of<ckdist_gated_conv_step>(those, ckdist_step_gated_conv)) {
+      Layer& layer = layers[step->layer];
+      if (layer.value_heads) convolution(layer, 0, step->conv, int64_t{layer.value_heads} * layer.channels, 1.f);
+    } else if (const auto* scan = fields_of<ckdist_selective_scan_step>(those, ckdist_step_selective_scan)) {
+      Layer& layer = layers[scan->layer];
+      layer.kernels[1] = transposed(plan.vectors[scan->a_log], int64_t{layer.value_heads} * layer.channels,
+                                    layer.key_width, [](float x) { return -std::exp(x); });
+    } else if (const auto* rule = fields_of<ckdist_delta_rule_step>(those, ckdist_step_delta_rule)) {
+      Layer& layer = layers[rule->layer];
       if (layer.value_heads == 0) continue;
       const int key_heads = *std::max_element(layer.key_head_of, layer.key_head_of + layer.value_heads) + 1;
       const int64_t keys = int64_t{key_heads} * layer.key_width;
-      transpose(layer, 0, plan.vectors[step.conv_q], keys, step.q_scale);
-      transpose(layer, 1, plan.vectors[step.conv_k], keys, step.k_scale);
-      transpose(layer, 2, plan.vectors[step.conv_v], int64_t{layer.value_heads} * layer.value_width, step.v_scale);
+      convolution(layer, 0, rule->conv_q, keys, rule->q_scale);
+      convolution(layer, 1, rule->conv_k, keys, rule->k_scale);
+      convolution(layer, 2, rule->conv_v, int64_t{layer.value_heads} * layer.value_width, rule->v_scale);
     }
   }
 }

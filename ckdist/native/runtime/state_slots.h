@@ -4,7 +4,6 @@
 // A slot holds the states of all layers after a known number of tokens. A step that would continue from the state of
 // other tokens is refused.
 #pragma once
-#include <cstdint>
 #include <vector>
 
 #include "api/executable_api.h"
@@ -22,6 +21,7 @@ class StateSlots {
     const int32_t* key_head_of = nullptr;
     int64_t state_floats = 0, head_floats = 0;
     float* first = nullptr;         // of slot 0
+    std::vector<float> zeros;       // (channels,): the tail before a sequence
     std::vector<float> kernels[3];  // of q, k and v, or of one part: (taps, channels of all local heads).
                                     // Mamba-1: of x; then -exp(a_log), (rows of a state, channels)
 
@@ -50,7 +50,6 @@ class StateSlots {
 
  private:
   void check(const BatchView& batch) const;
-  static void transpose(Layer& layer, int part, const float* stored, int64_t channels, float scale);
 
   const int64_t slots_;
   int64_t bytes_ = 0;

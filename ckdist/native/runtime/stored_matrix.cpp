@@ -24,7 +24,7 @@ int64_t bytes_of(Type type, int64_t elements) {
 
 void to_float(Type type, const uint8_t* stored, int64_t n, float* out) {
   if (type == Type::f32) {
-    std::memcpy(out, stored, static_cast<size_t>(n) * sizeof(float));
+    std::memcpy(out, stored, size_t(n) * sizeof(float));
     return;
   }
   for (int64_t i = 0; i < n; ++i) {
@@ -45,7 +45,7 @@ int64_t interleaved(int64_t row, int64_t head_rows) {
 
 void Source::check() const {
   const TypeTraits& traits = type_traits(type);
-  if (!traits.block_elements) fail(Status::native, "%s has unknown type %d", name.c_str(), static_cast<int>(type));
+  if (!traits.block_elements) fail(Status::native, "%s has unknown type %d", name.c_str(), int(type));
   if (rows <= 0 || cols <= 0 || (part.stored ? part.columns : cols) % traits.block_elements)
     fail(Status::native, "%s of type %s cannot have %" PRId64 " rows of %" PRId64, name.c_str(), traits.name, rows,
          cols);
@@ -84,9 +84,9 @@ StoredMatrix::StoredMatrix(Source source, Type packed_type, std::vector<RowRange
   source_.check();
   const char* name = source_.name.c_str();
   const TypeTraits& traits = type_traits(packed_type);
-  const LinearKernel* kernel = traits.block_elements ? &kernels().linear[static_cast<int>(packed_type)] : nullptr;
+  const LinearKernel* kernel = traits.block_elements ? &kernels().linear[int(packed_type)] : nullptr;
   if (!kernel || !kernel->pack)
-    fail(Status::native, "%s cannot be packed as type %d: it has no kernel", name, static_cast<int>(packed_type));
+    fail(Status::native, "%s cannot be packed as type %d: it has no kernel", name, int(packed_type));
   const bool transposed = source_.part.transposed;
   if (packed_type != source_.type || transposed) {
     quantize_ =
@@ -134,7 +134,7 @@ void StoredMatrix::gather(int64_t matrix, int64_t row, int count, float* out) co
   const HeadPart& part = source_.part;
   const int64_t cols = shape_.cols;
   const TypeTraits& traits = type_traits(source_.type);
-  const LinearKernel& kernel = kernels().linear[static_cast<int>(source_.type)];
+  const LinearKernel& kernel = kernels().linear[int(source_.type)];
   alignas(64) uint8_t tile[kColumnPad * kTileRows * sizeof(float) * 2];
   float block[kColumnPad];
   const int64_t step = part.width > 1 ? 1 : part.every;
@@ -177,7 +177,7 @@ void StoredMatrix::pack(int64_t begin, int64_t end, uint8_t* out, Rows* scratch)
   for (int64_t tile = begin; tile < end; ++tile, out += shape_.tile_bytes) {
     const int64_t matrix = tile / tiles_each(), first = tile % tiles_each() * kTileRows;
     const FilePlace& place = source_.places[matrix];
-    const int rows_here = static_cast<int>(std::min<int64_t>(kTileRows, rows_each_ - first));
+    const int rows_here = int(std::min<int64_t>(kTileRows, rows_each_ - first));
     if (transposed) {
       gather(matrix, first, rows_here, scratch->floats.data());
     } else if (source_.is_joined() && !quantize_) {

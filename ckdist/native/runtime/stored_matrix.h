@@ -1,12 +1,6 @@
 // A part of a tensor in its mapped file, and the packing of its rows to tiles.
 #pragma once
-#include <cstdint>
-#include <string>
-#include <vector>
-
-#include "core/mapped_file.h"
 #include "kernels/layout_blocks.h"
-#include "kernels/linear.h"
 #include "kernels/quantize.h"
 #include "runtime/joined_rows.h"
 
@@ -82,7 +76,7 @@ class StoredMatrix {
   void join(int64_t matrix, int64_t stored, int64_t col, int64_t cols, uint8_t* out) const;
   // Reads a row in float32.
   void read_floats(int64_t matrix, int64_t row, float* out) const;
-  int64_t count() const { return static_cast<int64_t>(source_.places.size()); }
+  int64_t count() const { return int64_t(source_.places.size()); }
   int64_t tiles_each() const { return (rows_each_ + kTileRows - 1) / kTileRows; }
   void gather(int64_t matrix, int64_t row, int count, float* out) const;
 

@@ -1,39 +1,36 @@
 #include "runtime/traffic.h"
 
-#include <algorithm>
-
 #include "runtime/inference.h"
 
 namespace ckdist {
 
 void Traffic::read_plan(const Inference& inference) {
   const ckdist_step_list& list = inference.plan->lists[0];
+  const auto index_bytes = [](const Inference::Layer& layer) { return layer.block_bytes - layer.index_offset; };
   for (int i = 0; i < list.count; i++) {
     const ckdist_step* const step = list.steps[i];
-    if (step->kind == ckdist_step_linear) {
-      const auto& linear = reinterpret_cast<const ckdist_linear_step&>(*step);
-      for (const ckdist_product* p = linear.products; p != linear.products + linear.count; p++) {
+    if (const auto* linear = fields_of<ckdist_linear_step>(step, ckdist_step_linear)) {
+      for (const ckdist_product* p = linear->products; p != linear->products + linear->count; p++) {
         add_matrices(inference, p->weight);
         add_matrices(inference, p->low_weight);
       }
-    } else if (step->kind == ckdist_step_linear_heads) {
-      add_matrices(inference, reinterpret_cast<const ckdist_linear_heads_step&>(*step).weight);
-    } else if (step->kind == ckdist_step_attend) {
-      const auto& attend = reinterpret_cast<const ckdist_attend_step&>(*step);
-      const int64_t heads = std::max(inference.layers[attend.layer].kv_heads, 1), block = attend.listed_block;
-      const int64_t listed = attend.listed < 0 ? 0 : inference.value(attend.listed).width;
-      add_cache(inference, attend.layer, attend.listed < 0 ? attend.window : block ? listed / heads * block : listed);
-    } else if (step->kind == ckdist_step_attend_latent) {
-      const auto& attend = reinterpret_cast<const ckdist_attend_latent_step&>(*step);
-      add_cache(inference, attend.layer, attend.listed < 0 ? 0 : inference.value(attend.listed).width);
-    } else if (step->kind == ckdist_step_select_positions) {
-      const auto& layer = inference.layers[reinterpret_cast<const ckdist_select_positions_step&>(*step).layer];
-      add_bytes(layer.block_bytes - layer.index_offset, 0);
-    } else if (step->kind == ckdist_step_select_blocks) {
-      const auto& layer = inference.layers[reinterpret_cast<const ckdist_select_blocks_step&>(*step).layer];
-      add_bytes(layer.block_bytes - layer.index_offset, 0);
-    } else if (step->kind == ckdist_step_attend_cross) {
-      add_cache(inference, reinterpret_cast<const ckdist_attend_cross_step&>(*step).layer, kCross);
+    } else if (const auto* heads = fields_of<ckdist_linear_heads_step>(step, ckdist_step_linear_heads)) {
+      add_matrices(inference, heads->weight);
+    } else if (const auto* attend = fields_of<ckdist_attend_step>(step, ckdist_step_attend)) {
+      const int64_t groups = std::max(inference.layers[attend->layer].kv_heads, 1), block = attend->listed_block;
+      const int64_t listed = attend->listed < 0 ? 0 : inference.value(attend->listed).width;
+      add_cache(inference, attend->layer,
+                attend->listed < 0 ? attend->window
+                : block            ? listed / groups * block
+                                   : listed);
+    } else if (const auto* latent = fields_of<ckdist_attend_latent_step>(step, ckdist_step_attend_latent)) {
+      add_cache(inference, latent->layer, latent->listed < 0 ? 0 : inference.value(latent->listed).width);
+    } else if (const auto* positions = fields_of<ckdist_select_positions_step>(step, ckdist_step_select_positions)) {
+      add_bytes(index_bytes(inference.layers[positions->layer]), 0);
+    } else if (const auto* blocks = fields_of<ckdist_select_blocks_step>(step, ckdist_step_select_blocks)) {
+      add_bytes(index_bytes(inference.layers[blocks->layer]), 0);
+    } else if (const auto* cross = fields_of<ckdist_attend_cross_step>(step, ckdist_step_attend_cross)) {
+      add_cache(inference, cross->layer, kCross);
     }
   }
 }

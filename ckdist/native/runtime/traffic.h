@@ -1,7 +1,6 @@
 // Counts the bytes that a rank reads from memory in a step without prompts: its matrices, and the cached keys and
 // values of the positions that its tokens attend to. Steps that choose experts count those themselves.
 #pragma once
-#include <cstdint>
 #include <vector>
 
 #include "api/steps_api.h"

@@ -1,13 +1,6 @@
-#include "runtime/training.h"
 
 #include <sys/mman.h>
-#include <unistd.h>
 
-#include <algorithm>
-#include <numeric>
-
-#include "core/error.h"
-#include "core/futex.h"
 #include "runtime/steps/packs.h"
 
 namespace ckdist {
@@ -43,7 +36,7 @@ Training::Training(const ckdist_program& that, Communicator* data, Communicator*
   active_ = threads();
   for (int v = 0; v < plan->value_count; ++v)
     // Rows are not 4096 bytes apart: with that distance loads would wait for stores.
-    row_floats_ = std::max(row_floats_, (width(v) + 15) / 16 * 16 + 80);
+    row_floats_ = std::max(row_floats_, round16(width(v)) + 80);
   make_packs();
   make_lists();
   if (that.narrow_parameters)
@@ -60,7 +53,7 @@ void Training::make_packs() {
     int64_t rows = shape(p.parameters[0]).rows, cols = shape(p.parameters[0]).cols;
     if (p.transposed) {
       rows = cols, cols = 0;
-      for (int m = 0; m < p.count; ++m) cols += (shape(p.parameters[m]).rows + 15) / 16 * 16;
+      for (int m = 0; m < p.count; ++m) cols += round16(shape(p.parameters[m]).rows);
     }
     packed_.push_back(matrix(rows, cols, nullptr));
     if (std::all_of(p.parameters, p.parameters + p.count,
@@ -112,9 +105,7 @@ void Training::check(const ckdist_training_batch& b) const {
 // Leaves out sequences without a target, which only fill up batches: they do not change the loss. Keeps at least one
 // token. A divided batch is taken whole, because other ranks have the rest of its sequences.
 void Training::take(const ckdist_training_batch& b) {
-  batch.token_ids.clear(), batch.targets.clear(), batch.positions.clear(), batch.learned.clear();
-  batch.given.clear(), batch.weights.clear(), batch.teacher_ids.clear(), batch.teacher_logprobs.clear();
-  batch.keys.clear();
+  batch = Batch{};
   batch.choices = b.choices;
   const auto append = [&](int64_t begin, int64_t end) {
     batch.token_ids.insert(batch.token_ids.end(), b.token_ids + begin, b.token_ids + end);
@@ -175,13 +166,11 @@ double Training::run(const ckdist_training_batch& those, const ckdist_training_p
   seconds_[ckdist_step_reduce_gradients] += double(now_ns() - start) * 1e-9;
   double loss = 0;
   for (int64_t t = 0; t < batch.tokens; ++t) loss += losses[t] * weight(t);
-  if (those.token_losses) {
-    std::fill_n(those.token_losses, those.tokens, 0.f);
-    for (int64_t t = 0; t < batch.tokens; ++t) those.token_losses[batch.given[t]] = float(losses[t]);
-  }
-  if (those.best_tokens) {
-    std::fill_n(those.best_tokens, those.tokens, -1);
-    for (int64_t t = 0; t < batch.tokens; ++t) those.best_tokens[batch.given[t]] = batch.best[t];
+  if (those.token_losses) std::fill_n(those.token_losses, those.tokens, 0.f);
+  if (those.best_tokens) std::fill_n(those.best_tokens, those.tokens, -1);
+  for (int64_t t = 0; t < batch.tokens; ++t) {
+    if (those.token_losses) those.token_losses[batch.given[t]] = float(losses[t]);
+    if (those.best_tokens) those.best_tokens[batch.given[t]] = batch.best[t];
   }
   return loss;
 }
@@ -195,7 +184,7 @@ std::array<double, ckdist_step_kinds + 1> Training::times() const {
 
 void Training::replay(int thread) {
   if (!frozen_packed_)
-    for (const int32_t index : frozen_) make_pack(*this, thread, 0, &index, &packed_[index], 1);
+    for (const int32_t index : frozen_) ckdist::make_packs(*this, thread, 0, {{index}, {packed_[index]}, 1});
   if (pass_.clear) clear(thread);
   walk(thread, int(list_->steps.size()), true);
 }
@@ -271,14 +260,9 @@ void Training::sum_over_tensor(float* x, int64_t n) const {
   if (tensor_) tensor_->run([x, n](Collectives& c) { c.all_reduce(x, x, n, Element::f32, ReduceOp::sum); });
 }
 
-void Training::gather_over_tensor(const void* own, int64_t n, void* all) const {
-  const std::vector<int64_t> bytes(tensor_->size, n);
-  tensor_->run([&](Collectives& c) { c.all_gather(own, all, bytes.data()); });
-}
-
-void Training::gather_sequence(const void* own, int64_t n, void* all) const {
-  const std::vector<int64_t> bytes(sequence_->size, n);
-  sequence_->run([&](Collectives& c) { c.all_gather(own, all, bytes.data()); });
+void Training::gather(Communicator& ranks, const void* own, int64_t n, void* all) {
+  const std::vector<int64_t> bytes(ranks.size, n);
+  ranks.run([&](Collectives& c) { c.all_gather(own, all, bytes.data()); });
 }
 
 void Training::scatter_sequence(const float* all, int64_t n, float* own) const {
@@ -321,13 +305,19 @@ const float* Training::parameter_rows(int index, int64_t begin, int64_t n, float
   }
   if (!packed) return parameter(index) + begin * w.cols;
   const Matrix& m = packed->matrix;
-  const int64_t each = w.rows / w.matrices, tiles = (each + kTileRows - 1) / kTileRows;  // tiles of one matrix
+  const int64_t each = w.rows / w.matrices, tiles = tiles_of(each);  // of one matrix
   for (int64_t row = begin; row < begin + n; ++row) {
     const int64_t tile = row / each * tiles + row % each / kTileRows;
     kernels.linear[int(m.type)].unpack_row(m.tiles + tile * m.tile_bytes, int(row % each % kTileRows), w.cols,
                                            buffer + (row - begin) * w.cols);
   }
   return buffer;
+}
+
+void Training::pack_columns(const Operand& x, int64_t rows, int64_t columns, uint8_t* tiles, int64_t tile_bytes) const {
+  for (int64_t at = 0; at < columns; at += 2 * kTileRows)
+    packing.operand_columns(x.at + at * element_bytes(), x.stride, int(std::min<int64_t>(2 * kTileRows, columns - at)),
+                            rows, tiles + at / kTileRows * tile_bytes, tile_bytes);
 }
 
 void Training::store(int index, int64_t token, int64_t column, const float* x, int64_t n) const {
@@ -340,7 +330,6 @@ void Training::store(int index, int64_t token, int64_t column, const float* x, i
   if (is_operand(index)) std::fill(to + n, to + (end - column), 0.f);
 }
 
-// Writes zeros after the width of an operand.
 void Training::pad(int index, int64_t token) const {
   const ckdist_value& v = value(index);
   if (is_operand(index))

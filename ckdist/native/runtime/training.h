@@ -4,11 +4,6 @@
 // computed in chunks of fixed size, which are added in order. So the results are identical bit for bit in every run and
 // for any number of threads.
 #pragma once
-#include <array>
-#include <memory>
-#include <optional>
-#include <vector>
-
 #include "api/training_api.h"
 #include "comm/communicator.h"
 #include "core/error.h"
@@ -17,6 +12,11 @@
 #include "runtime/sliced_matrix.h"
 
 namespace ckdist {
+
+// Number of parts of `size` that n has; the last may be smaller.
+constexpr int64_t parts_of(int64_t n, int64_t size) { return (n + size - 1) / size; }
+constexpr int64_t tiles_of(int64_t rows) { return parts_of(rows, kTileRows); }
+constexpr int64_t round16(int64_t n) { return parts_of(n, 16) * 16; }
 
 // Rows of elements that products read.
 struct Operand {
@@ -100,6 +100,12 @@ class Training : public Executor {
     packing.widen(operand(index, token).at, width(index), buffer);
     return buffer;
   }
+  // Columns [column, column + n) of a row as floats.
+  void copy(int index, int64_t token, int64_t column, int64_t n, float* to) const {
+    const uint8_t* const from = operand(index, token).at + column * bytes_of(index);
+    if (narrow(index)) packing.widen(from, n, to);
+    else std::copy_n(reinterpret_cast<const float*>(from), n, to);
+  }
   // The address for writing a row as floats. Call `written` afterwards.
   float* write(int index, int64_t token, float* buffer) const { return narrow(index) ? buffer : floats(index, token); }
   void written(int index, int64_t token, const float* row) const { store(index, token, 0, row, width(index)); }
@@ -124,6 +130,8 @@ class Training : public Executor {
     if (is_narrow(index)) return vectors_.data() + vector_at_[size_t(index)];
     return program.parameter_arena + (shape(index).offset - (program.narrow_parameters ? program.trained_floats : 0));
   }
+  // Packs rows of x transposed, as tiles of `columns` rows, `tile_bytes` from tile to tile.
+  void pack_columns(const Operand& x, int64_t rows, int64_t columns, uint8_t* tiles, int64_t tile_bytes) const;
   // Rows [begin, begin + n) of a matrix: in place, or unpacked in `buffer`, (n, cols).
   const float* parameter_rows(int index, int64_t begin, int64_t n, float* buffer) const;
   float* gradient(int index) const { return program.gradient_arena + shape(index).offset; }
@@ -137,7 +145,7 @@ class Training : public Executor {
   // Bytes between rows of elements: an odd number of cache lines, so that rows do not share cache sets.
   static int64_t stride(int64_t cols, int64_t bytes) { return ((padded(cols) * bytes + 63) / 64 | 1) * 64; }
   int64_t column_bytes() const { return tile_type == Type::bf16 ? 32 : 64; }
-  int64_t tile_bytes(int64_t cols) const { return (cols + 15) / 16 * 16 * column_bytes(); }
+  int64_t tile_bytes(int64_t cols) const { return round16(cols) * column_bytes(); }
   int64_t element_bytes() const { return narrow_values ? 2 : 4; }  // of values that products read
   // Bytes of an element of a step's temporary operands, which are multiplied with tiles.
   int64_t scratch_bytes() const { return tile_type == Type::bf16 ? 2 : 4; }
@@ -160,12 +168,12 @@ class Training : public Executor {
   int64_t chunk_tokens() const { return batch.tokens / 2; }
   int64_t own_chunk(int64_t i) const { return i ? 2 * sequence_ranks() - 1 - sequence_rank() : sequence_rank(); }
   int64_t most_keys() const { return program.max_tokens * sequence_ranks(); }  // of a sequence
-  void gather_sequence(const void* own, int64_t n, void* all) const;           // n bytes of every rank, in rank order
+  // Gather n bytes of every rank, in rank order.
+  void gather_sequence(const void* own, int64_t n, void* all) const { gather(*sequence_, own, n, all); }
+  void gather_over_tensor(const void* own, int64_t n, void* all) const { gather(*tensor_, own, n, all); }
   // Sums `all`, n floats for each rank, over the ranks. Each gets its own part.
   void scatter_sequence(const float* all, int64_t n, float* own) const;
   void sum_over_tensor(float* x, int64_t n) const;
-  // Gathers n bytes of every rank, in rank order.
-  void gather_over_tensor(const void* own, int64_t n, void* all) const;
   // The range of the batch's rows that this rank exchanges with other stages.
   std::pair<int64_t, int64_t> own_rows(bool shared) const {
     const auto begin = [&](int64_t rank) { return batch.tokens * rank / tensor_ranks(); };
@@ -190,6 +198,7 @@ class Training : public Executor {
   };
   Share share_of(int rank, int64_t begin, int64_t end) const;
   std::vector<int64_t> sizes_of_shares(int64_t begin, int64_t end, int64_t factor) const;  // by rank, times `factor`
+  static void gather(Communicator& ranks, const void* own, int64_t n, void* all);
   void scatter(Collectives& c, const ckdist_reduce_gradients_step& step) const;
 
   void make_packs();
@@ -237,16 +246,27 @@ struct TrainingRun : StepRun<Training, Fields> {
     if (this->thread == 0) this->r.push();
     this->r.parallel_for(this->thread, this->index, items, body);
   }
+  // Runs body(begin, end) for the parts of [0, n), `size` items each, in the same way.
+  template <class Body>
+  void each_part(int64_t n, int64_t size, Body&& body) {
+    parallel_for(parts_of(n, size), [&](int64_t part) { body(part * size, std::min<int64_t>((part + 1) * size, n)); });
+  }
   template <class Body>
   void each_token(Body&& body) {
-    const int64_t tokens = this->r.batch.tokens;
-    parallel_for((tokens + Training::kRows - 1) / Training::kRows, [&](int64_t item) {
-      const int64_t end = (item + 1) * Training::kRows < tokens ? (item + 1) * Training::kRows : tokens;
-      for (int64_t t = item * Training::kRows; t < end; ++t) body(t);
+    each_part(this->r.batch.tokens, Training::kRows, [&](int64_t begin, int64_t end) {
+      for (int64_t t = begin; t < end; ++t) body(t);
     });
   }
   float* row_buffer(int n) const { return this->r.row_buffer(this->thread, n); }
   static int64_t thread_bytes(const Training& r, const Fields&) { return r.row_buffers_bytes(); }
+};
+
+// A training step whose rows are independent of each other. `Run` has token(t).
+template <class Run, class Fields>
+struct TokenRun : TrainingRun<Fields> {
+  void run() {
+    this->each_token([&](int64_t t) { static_cast<Run*>(this)->token(t); });
+  }
 };
 
 }  // namespace ckdist

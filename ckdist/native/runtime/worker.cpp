@@ -1,10 +1,5 @@
 #include "runtime/worker.h"
 
-#include <algorithm>
-#include <utility>
-
-#include "core/error.h"
-
 namespace ckdist {
 
 namespace {

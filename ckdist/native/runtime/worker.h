@@ -8,12 +8,6 @@
 // the channel and the models' step communicators. The pool's other threads run steps alone. Blocks are copied by the
 // thread of BlockCopier. A model is loaded by a thread of the caller, which uses neither the channel nor the pool.
 #pragma once
-#include <cstdint>
-#include <functional>
-#include <map>
-#include <memory>
-#include <vector>
-
 #include "comm/communicator.h"
 #include "runtime/batch.h"
 #include "runtime/block_copier.h"

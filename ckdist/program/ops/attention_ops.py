@@ -10,14 +10,14 @@ from ckdist.mesh import Mesh
 from ckdist.program.cache import LayerCache, attention_cache
 from ckdist.program.fusion import norm_over_heads
 from ckdist.program.ops.elementwise import query_fields
-from ckdist.program.ops.op import ServingLowering, TrainingLowering, lower, op, unchanged_whole, vjp, whole
+from ckdist.program.ops.op import ServingLowering, TrainingLowering, lower, op, unchanged, vjp
 from ckdist.program.ops.op_types import Arrays, Attrs, Emitter, Gradients, Group, Inferred, RankContext, Values, Weights
 from ckdist.program.program import Instr, Value
 from ckdist.program.rotations import NO_ROPE, ROPE_TABLES
 from ckdist.program.step import ABSENT, ValueIndex
 
 
-@op("rope", unchanged_whole("rope"))
+@op("rope", unchanged)
 def rope(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
     """Rotates the first dimensions of each head by position * frequency. Su et al. 2021, arXiv:2104.09864."""
     return [rotate(context, inputs[0], attrs, 1)]
@@ -30,9 +30,8 @@ def lower_rope(lowering: TrainingLowering, instr: Instr) -> None:
 
 
 def _rotation(lowering: TrainingLowering, instr: Instr, back: bool) -> None:
-    x, table = lowering.place_of(instr.inputs[0]), ROPE_TABLES[instr.attrs["table"]]
     fields = {"width": instr.inputs[0].dims[-1].width, "first": instr.attrs.get("first", 0)}
-    lowering.emit("rope", x=x, out=lowering.output(instr.outputs[0]), table=table, back=back, **fields)
+    lowering.emit_rows("rope", instr, "x", table=ROPE_TABLES[instr.attrs["table"]], back=back, **fields)
 
 
 @vjp("rope")
@@ -41,7 +40,7 @@ def rope_vjp(g: Emitter, instr: Instr, grads: list[Value], wanted: list[bool]) -
     return [*g.emit("rope_grad", (grads[0],), names=["d_rope"], **instr.attrs)]
 
 
-@op("rope_grad", unchanged_whole("rope_grad"))
+@op("rope_grad", unchanged)
 def rope_grad(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
     """Rotates by the negative angle. Yarn's magnitude remains a factor."""
     return [rotate(context, inputs[0], attrs, -1)]
@@ -73,7 +72,6 @@ def rotate(context: RankContext, x: np.ndarray, attrs: Attrs, sign: int) -> np.n
 def infer_attend(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
     """The dims of the queries, with the width of the values. Raises LayoutError if the heads do not fit together."""
     q, k, v = inputs[:3]
-    whole("attend", *inputs)
     heads, kv_heads = q.dims[-1], k.dims[-1]
     if replace(v.dims[-1], width=kv_heads.width) != kv_heads or heads.width != kv_heads.width:
         raise LayoutError(f"attend: queries [{heads}], keys [{kv_heads}] and values [{v.dims[-1]}] do not fit together")
@@ -149,8 +147,9 @@ def attend(context: RankContext, inputs: Arrays, weights: list[np.ndarray | None
     sinks, biases = (*weights, None, None)[:2]
     heads = Heads(context, attrs, biases)
     q, k, v = (heads.split(inputs, i) for i in range(3))  # (tokens, heads, head_dim)
+    layer, (own_k, own_v) = attrs["layer"], (k[:0], v[:0]) if attrs.get("shared") else (k, v)
     # (positions, kv_heads, head_dim) each
-    k_all, v_all = context.cache[attrs["layer"]] if attrs.get("shared") else context.extend_cache(attrs["layer"], k, v)
+    k_all, v_all = context.extended(layer, "keys", own_k), context.extended(layer, "values", own_v)
     out = np.zeros((*q.shape[:2], v.shape[2]), q.dtype)
     seen = np.ones((k.shape[1], 1, 1), bool)
     if len(inputs) > 3:
@@ -173,10 +172,8 @@ def lower_attend(lowering: ServingLowering, group: Group) -> None:
     rope, q_norm, k_norm = group["q_rope"], group["q_norm"], group["k_norm"]
     is_rotated_first = q_norm is not None and rope is not None and q_norm.inputs[0] in rope.outputs
     order = ("rope", "norm", "scale") if is_rotated_first else ("norm", "rope", "scale")
-    q, k = (
-        _first_operand(value, *(group[f"{name}_{part}"] for part in order))
-        for name, value in zip("qk", instr.inputs, strict=False)
-    )
+    named = zip("qk", instr.inputs, strict=False)
+    q, k = (group.before(value, *(f"{name}_{part}" for part in order)) for name, value in named)
     over_heads, is_shared = norm_over_heads(lowering.graph, q), attrs.get("shared", False)
     sinks, relative = (*instr.weights, None, None)[:2]
     (out,) = instr.outputs
@@ -192,7 +189,7 @@ def lower_attend(lowering: ServingLowering, group: Group) -> None:
         "attend",
         q=lowering.place_of(q),
         k=ValueIndex(ABSENT) if is_shared else lowering.place_of(k),
-        v=ValueIndex(ABSENT) if is_shared else lowering.place_of(_first_operand(instr.inputs[2], group["v_norm"])),
+        v=ValueIndex(ABSENT) if is_shared else lowering.place_of(group.before(instr.inputs[2], "v_norm")),
         out=place,
         rotated=rotated,
         q_norm=norms[0],
@@ -240,8 +237,3 @@ def _eps(norm: Instr) -> float:
     """The epsilon of a norm's mean of squares."""
     width = norm.inputs[0].dims[-1].width
     return norm.attrs["eps"] / width if norm.op == "l2_norm" else norm.attrs["eps"]
-
-
-def _first_operand(value: Value, *parts: Instr | None) -> Value:
-    """The input of the first part that is not None, or the value itself."""
-    return next((part.inputs[0] for part in parts if part), value)

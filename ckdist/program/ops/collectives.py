@@ -1,7 +1,4 @@
-"""The collectives.
-
-Their gradients need at most a `shard`, because the gradient of a partial value is not partial.
-"""
+"""The collectives. Only all_reduce has a gradient: no other one is in a program of training."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -9,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 
 from ckdist.errors import LayoutError
-from ckdist.program.ops.op import ServingLowering, TrainingLowering, lower, op, total, unsharded, vjp, whole
+from ckdist.program.ops.op import ServingLowering, TrainingLowering, lower, op, total, vjp
 from ckdist.program.ops.op_types import Arrays, Attrs, Emitter, Gradients, Group, Inferred, RankContext, Values, Weights
 from ckdist.program.program import Instr, Value
 from ckdist.program.step import ABSENT, ValueIndex
@@ -23,7 +20,7 @@ def infer_all_reduce(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred
     return [(x.dims, tuple(other for other in x.partial if other != axis))]
 
 
-@op("all_reduce", infer_all_reduce, collective=True)
+@op("all_reduce", infer_all_reduce, collective=True, takes_partial=True)
 def all_reduce(contexts: Sequence[RankContext], inputs: list[Arrays], attrs: Attrs) -> list[Arrays]:
     """The float32 sum over the ranks of the axis, in rank order."""
     return in_groups(contexts, inputs, attrs["axis"], total)
@@ -47,9 +44,9 @@ def lower_training_reduce(lowering: TrainingLowering, instr: Instr) -> None:
     None for the loss, nor for gradients of weights: `TrainingLowering.reduced` inserts their steps.
     """
     (value,), (out,) = instr.inputs, instr.outputs
-    if not value.dims or value in lowering.names.of_weight:
+    if not value.dims or value in lowering.of_weight:
         return
-    if value in lowering.names.beside:
+    if value in lowering.beside:
         raise LayoutError(f"all_reduce of a value that shares its row with others: {instr}")
     lowering.emit("all_reduce", x=lowering.place_of(value))
     lowering.stands_for(out, value)
@@ -63,7 +60,6 @@ def all_reduce_vjp(g: Emitter, instr: Instr, grads: list[Value], wanted: list[bo
 
 def infer_all_gather(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
     """The same dims, no longer sharded over the axis."""
-    whole("all_gather", inputs[0])
     return [(tuple(replace(d, axis=None) if d.axis == attrs["axis"] else d for d in inputs[0].dims), None)]
 
 
@@ -91,33 +87,10 @@ def lower_all_gather(lowering: ServingLowering, group: Group) -> None:
         return
     width = value.dims[-1].elements
     slot = lowering.slot(width, lowering.max_tokens)
-    lowering.next_slot()
+    lowering.slots += 1
     lowering.emit("gather_rows", **lowering.residual(value).fields(), out=slot)
     offset = lowering.buffers[slot].offset
     lowering.at[out.name] = lowering.buffer("outputs", width, offset=offset, rows=lowering.max_tokens, selected=True)
-
-
-@vjp("all_gather")
-def all_gather_vjp(g: Emitter, instr: Instr, grads: list[Value], wanted: list[bool]) -> Gradients:
-    """This rank's shard of the gradient. Raises LayoutError if the last dimension is not the sharded one."""
-    if not instr.inputs[0].dims[-1].axis:
-        raise LayoutError(f"all_gather has no gradient over {instr.inputs[0].dims[0].name}; only over a last dimension")
-    return [*g.emit("shard", (grads[0],), names=["d_all"], dim=instr.inputs[0].dims[-1])]
-
-
-def infer_shard(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
-    """The same dims, with `dim` as the last."""
-    whole("shard", inputs[0])
-    unsharded("shard", inputs[0])
-    return [((*inputs[0].dims[:-1], attrs["dim"]), None)]
-
-
-@op("shard", infer_shard)
-def shard(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
-    """This rank's shard of the last dimension."""
-    dim = attrs["dim"]
-    begin, end = context.share(dim)
-    return [inputs[0][..., begin * dim.width : end * dim.width]]
 
 
 def infer_all_to_all(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
@@ -127,7 +100,6 @@ def infer_all_to_all(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred
     """
     results: Inferred = []
     for x, to in zip(inputs, attrs["to"], strict=True):
-        whole("all_to_all", x)
         rows, last = x.dims
         # axes of n without and with this axis; both are None if each rank needs all of n
         axis, less, more = attrs["axis"], *((last.axis, to.axis) if rows.axis else (to.axis, last.axis))

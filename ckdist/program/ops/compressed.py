@@ -12,14 +12,14 @@ import numpy as np
 from ckdist.errors import LayoutError
 from ckdist.layout import Dim
 from ckdist.program.cache import CacheArray, LayerCache, latent_cache
-from ckdist.program.ops.op import ServingLowering, lower, op, unsharded, whole
+from ckdist.program.ops.op import ServingLowering, lower, op, unsharded
 from ckdist.program.ops.op_types import Arrays, Attrs, Group, Inferred, RankContext, Values, Weights
 from ckdist.program.ops.rms_norm import inverse_rms
 from ckdist.program.program import Weight
 from ckdist.program.rotations import NO_ROPE, ROPE_TABLES
 from ckdist.program.step import ABSENT, ValueIndex, VectorIndex
+from ckdist.program.step_batch import BLOCK_TOKENS
 
-BLOCK_TOKENS = 16
 NO_VECTORS = dict.fromkeys(("bias", "norm", "key_norm", "key_bias"), VectorIndex(ABSENT))
 NO_ENTRIES = {
     **dict.fromkeys(("kv", "gates"), ValueIndex(ABSENT)),
@@ -81,16 +81,9 @@ def entries_of(context: RankContext, kv: np.ndarray, gates: np.ndarray, weights:
     return rotated(context, entries, attrs, np.arange(count) * ratio)
 
 
-def _extended(context: RankContext, key: tuple[int, str], x: np.ndarray) -> np.ndarray:
-    """Appends the step's rows to stored ones."""
-    context.states[key] = np.concatenate([context.states[key], x]) if key in context.states else x
-    return context.states[key]
-
-
 def infer_select_entries(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
     """(tokens, listed). Raises LayoutError if a rank lacks tokens or heads, or if the operands do not fit."""
     q, *w = inputs[:-1] if attrs.get("means") else inputs[:-2]
-    whole("select_entries", *inputs)
     for value in inputs:
         unsharded("select_entries", value)
     _check("select_entries", inputs, inputs[1 + len(w) :], weights, q.dims[-1].width, attrs)
@@ -134,11 +127,11 @@ def select_entries(context: RankContext, inputs: Arrays, weights: Arrays, attrs:
     layer, top_k = attrs["layer"], attrs["index_top_k"]
     if attrs.get("means"):
         (q, kv), (norm,) = inputs, weights
-        kv, w = _extended(context, (layer, "index_rows"), kv), np.ones((len(q), 1), q.dtype)
+        kv, w = context.extended(layer, "index_rows", kv), np.ones((len(q), 1), q.dtype)
         entries = means_of(context, kv, norm, attrs)
     else:
         q, w, kv, gates = inputs
-        kv, gates = _extended(context, (layer, "index_rows"), kv), _extended(context, (layer, "index_gates"), gates)
+        kv, gates = context.extended(layer, "index_rows", kv), context.extended(layer, "index_gates", gates)
         entries = entries_of(context, kv, gates, weights, attrs)
     q = rotated(context, q.reshape(len(q), -1, entries.shape[1]), attrs, context.positions)
     scores = (np.maximum(np.einsum("thw,pw->thp", q, entries), 0) * w[..., None]).sum(axis=1)
@@ -155,7 +148,6 @@ def select_entries(context: RankContext, inputs: Arrays, weights: Arrays, attrs:
 def infer_attend_compressed(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
     """The heads of the queries as `groups`. Raises LayoutError if the operands do not fit together."""
     q, k, *rows = inputs
-    whole("attend_compressed", *inputs)
     unsharded("attend_compressed", k)
     heads, key, groups = q.dims[-1], k.dims[-1], attrs["groups"]
     if heads.width != key.elements or heads.count % groups or heads.unit % (heads.count // groups):
@@ -178,12 +170,12 @@ def attend_compressed(context: RankContext, inputs: Arrays, weights: Arrays, att
     norm, sinks, *of_entries = weights
     layer, width = attrs["layer"], k.shape[1]
     k = rotated(context, k * inverse_rms(k, attrs["eps"]) * norm, attrs, context.positions)
-    keys, _ = context.extend_cache(layer, k, k)
+    keys = context.extended(layer, "keys", k)
     first, own = len(keys) - len(q), np.arange(len(keys) - len(q), len(keys))[:, None]
     at = np.arange(len(keys))
     visible = (at <= own) & (at > own - attrs["window"])
     if rows:
-        kv, gates = (_extended(context, (layer, name), x) for name, x in zip(("rows", "gates"), rows, strict=False))
+        kv, gates = (context.extended(layer, name, x) for name, x in zip(("rows", "gates"), rows, strict=False))
         entries = entries_of(context, kv, gates, of_entries, attrs)
         seen = np.arange(len(entries)) < (own + 1) // attrs["ratio"]
         if len(rows) > 2:
@@ -223,7 +215,7 @@ def _arrays(prefix: str, width: int, attrs: Attrs) -> tuple[CacheArray, CacheArr
 def lower_select_entries(lowering: ServingLowering, group: Group) -> None:
     """Emits one step, which also norms keys and extends the index."""
     instr, norm, q_norm = group.instr, group["key_norm"], group["q_norm"]
-    attrs, heads, q = instr.attrs, instr.inputs[0].dims[-1], q_norm.inputs[0] if q_norm else instr.inputs[0]
+    attrs, heads, q = instr.attrs, instr.inputs[0].dims[-1], group.before(instr.inputs[0], "q_norm")
     w, rows = (None, instr.inputs[1:]) if attrs.get("means") else (instr.inputs[1], instr.inputs[2:])
     lowering.caches[attrs["layer"]] = LayerCache(_arrays("index_", heads.width, attrs))
     out = lowering.at[instr.outputs[0].name] = lowering.buffer("arena", listed_width(attrs))
@@ -233,9 +225,9 @@ def lower_select_entries(lowering: ServingLowering, group: Group) -> None:
     lowering.emit(
         "select_entries",
         q=lowering.place_of(q),
-        weights=ValueIndex(ABSENT) if w is None else lowering.place_of(w),
+        weights=lowering.place_of(w),
         out=out,
-        q_norm=lowering.vector(q_norm.weight(0) if q_norm else None),
+        q_norm=lowering.vector(q_norm.weights[0] if q_norm else None),
         layer=attrs["layer"],
         rope_table=ROPE_TABLES[attrs["rope"]] if attrs["rope"] else NO_ROPE,
         heads=heads.count,
@@ -251,7 +243,7 @@ def lower_attend_compressed(lowering: ServingLowering, group: Group) -> None:
     instr = group.instr
     (q, k, *rows), attrs, heads, key = instr.inputs, instr.attrs, instr.inputs[0].dims[-1], instr.inputs[1].dims[-1]
     layer, width = attrs["layer"], heads.local(lowering.mesh)
-    listed = lowering.place_of(rows[2]) if len(rows) > 2 else ValueIndex(ABSENT)
+    listed = lowering.place_of(rows[2] if len(rows) > 2 else None)
     out = lowering.at[instr.outputs[0].name] = lowering.buffer("arena", width)
     lowering.emit(
         "attend_compressed",

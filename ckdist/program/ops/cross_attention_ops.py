@@ -6,14 +6,13 @@ import numpy as np
 
 from ckdist.errors import LayoutError
 from ckdist.program.cache import attention_cache
-from ckdist.program.ops.op import ServingLowering, lower, op, whole
+from ckdist.program.ops.op import ServingLowering, lower, op
 from ckdist.program.ops.op_types import Arrays, Attrs, Group, Inferred, RankContext, Values, Weights
 
 
 def infer_store_cross(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
     """No outputs. Raises LayoutError if tokens are sharded, or keys and values do not fit together."""
     k, v = inputs
-    whole("store_cross", *inputs)
     if k.dims[0].axis is not None:
         raise LayoutError(f"store_cross: tokens are sharded over {k.dims[0].axis}; shard heads")
     if replace(v.dims[-1], width=1) != replace(k.dims[-1], width=1):
@@ -25,7 +24,7 @@ def infer_store_cross(inputs: Values, weights: Weights, attrs: Attrs) -> Inferre
 def store_cross(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
     """Stores keys and values, (tokens, kv_heads, width) each."""
     k, v = (x.reshape(len(x), -1, of.dims[-1].width) for x, of in zip(inputs, attrs["inputs"], strict=True))
-    context.cache[attrs["layer"]] = k, v
+    context.states |= {(attrs["layer"], "keys"): k, (attrs["layer"], "values"): v}
     return []
 
 
@@ -42,7 +41,6 @@ def lower_store_cross(lowering: ServingLowering, group: Group) -> None:
 def infer_attend_cross(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
     """The dims of the queries, with the width of the values. Raises LayoutError if the heads do not fit together."""
     (q,), keys, values = inputs, attrs["keys"], attrs["values"]
-    whole("attend_cross", q)
     heads = q.dims[-1]
     if heads.width != keys.width or heads.count % keys.count or heads.axis != keys.axis:
         raise LayoutError(f"attend_cross: queries [{heads}] and keys [{keys}] do not fit together")
@@ -52,7 +50,7 @@ def infer_attend_cross(inputs: Values, weights: Weights, attrs: Attrs) -> Inferr
 @op("attend_cross", infer_attend_cross)
 def attend_cross(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
     """softmax(scale * q @ k.T) @ v over all cached positions. Vaswani et al. 2017, arXiv:1706.03762."""
-    k, v = context.cache[attrs["layer"]]  # (positions, kv_heads, width)
+    k, v = (context.states[attrs["layer"], name] for name in ("keys", "values"))  # (positions, kv_heads, width)
     heads, keys = attrs["inputs"][0].dims[-1], attrs["keys"]
     q = inputs[0].reshape(len(inputs[0]), -1, heads.width)  # (tokens, heads, width)
     group, first = heads.count // keys.count, context.share(keys)[0]

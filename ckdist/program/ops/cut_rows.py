@@ -4,7 +4,7 @@ import numpy as np
 
 from ckdist.errors import LayoutError
 from ckdist.layout import FFN_UNIT, Dim
-from ckdist.program.ops.op import ServingLowering, lower, op, whole
+from ckdist.program.ops.op import ServingLowering, lower, op
 from ckdist.program.ops.op_types import Arrays, Attrs, Group, Inferred, RankContext, Values, Weights
 
 
@@ -16,7 +16,6 @@ def _blocks(columns: int) -> int:
 def infer_column_sums(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
     """Two numbers for each block of columns. Partial if columns are sharded."""
     (x,) = inputs
-    whole("column_sums", x)
     return [((x.dims[0], Dim("sums", _blocks(x.dims[-1].elements), 2)), x.dims[-1].axis)]
 
 
@@ -36,16 +35,13 @@ def column_sums(context: RankContext, inputs: Arrays, weights: Arrays, attrs: At
 def lower_column_sums(lowering: ServingLowering, group: Group) -> None:
     """Emits one step."""
     (x,), (out,) = group.instr.inputs, group.instr.outputs
-    (place,) = lowering.results([out])
     first, source = x.dims[-1].share(lowering.mesh)[0] // FFN_UNIT, lowering.place_of(x)
-    lowering.emit("column_sums", x=source, out=place, first=first, block=FFN_UNIT)
-    lowering.at[out.name] = place
+    lowering.emit("column_sums", x=source, out=lowering.result(out), first=first, block=FFN_UNIT)
 
 
 def infer_cut_rows(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
     """The dims of x. Raises LayoutError if the sums are those of other columns."""
     x, sums = inputs
-    whole("cut_rows", *inputs)
     if sums.dims[-1].count != _blocks(x.dims[-1].elements):
         raise LayoutError(f"cut_rows of [{x.dims[-1]}] needs the sums of its blocks, and %{sums.name} has others")
     return [(x.dims, None)]

@@ -3,7 +3,7 @@
 One step computes all of them. The state of a sequence is in `RankContext.states`, or in the executor's state slots.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -12,10 +12,9 @@ from ckdist.layout import Dim
 from ckdist.mesh import Mesh
 from ckdist.program.cache import state_cache
 from ckdist.program.ops.elementwise import GATES
-from ckdist.program.ops.op import ServingLowering, lower, op, total, unchanged_whole, whole
+from ckdist.program.ops.op import ServingLowering, alike, lower, op, total, unchanged
 from ckdist.program.ops.op_types import Arrays, Attrs, Group, Inferred, RankContext, Values, Weights
 from ckdist.program.ops.rms_norm import inverse_rms
-from ckdist.program.program import Instr
 from ckdist.program.step import ABSENT, VectorIndex
 
 
@@ -31,7 +30,6 @@ def softplus(x: np.ndarray) -> np.ndarray:
 
 def infer_short_conv(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
     """The dims of the inputs. Raises LayoutError if a kernel has other channels."""
-    whole("short_conv", *inputs)
     for x, w in zip(inputs, weights, strict=True):
         if replace(w.dims[0], width=x.dims[-1].width) != x.dims[-1] or w.dims[0].width % x.dims[-1].width:
             raise LayoutError(f"short_conv of [{x.dims[-1]}] has a kernel of [{w.dims[0]}]: {w}")
@@ -44,15 +42,13 @@ def short_conv(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Att
     results = []
     for name, x, w, declared in zip("qkv", inputs, weights, attrs["weights"], strict=True):
         taps = declared.dims[0].elements // attrs["inputs"]["qkv".index(name)].dims[-1].elements
-        kernel, place = w.reshape(x.shape[1], taps), (attrs["layer"], name)  # (channels, taps)
-        tail = context.states.get(place, np.zeros((taps - 1, x.shape[1]), x.dtype))
-        rows = np.concatenate([tail, x])  # (taps - 1 + tokens, channels)
-        context.states[place] = rows[len(rows) - taps + 1 :]
+        kernel = w.reshape(x.shape[1], taps)  # (channels, taps)
+        rows = context.with_last(attrs["layer"], name, x, taps - 1)  # (taps - 1 + tokens, channels)
         results.append(silu(total(rows[i : i + len(x)] * kernel[:, i] for i in range(taps))))
     return results
 
 
-@op("l2_norm", unchanged_whole("l2_norm"))
+@op("l2_norm", unchanged)
 def l2_norm(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
     """Per head: x / sqrt(sum(x^2) + eps) * scale."""
     x = inputs[0].reshape(len(inputs[0]), -1, attrs["inputs"][0].dims[-1].width)  # (tokens, heads, width)
@@ -87,7 +83,6 @@ def delta_gates(context: RankContext, inputs: Arrays, weights: Arrays, attrs: At
 def infer_delta_rule(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
     """The dims of the values. Raises LayoutError if the heads do not fit together."""
     q, k, v, decay, beta = inputs
-    whole("delta_rule", *inputs)
     keys, values = q.dims[-1], v.dims[-1]
     factors = decay.dims[-1].width  # of a state: one, or one for each of its rows
     gates = replace(values, width=factors), replace(values, width=1)
@@ -130,7 +125,7 @@ def infer_gated_norm(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred
     """The dims of x. Raises LayoutError if the weight does not have the size of one head."""
     if weights[0].dims[-1].elements != inputs[0].dims[-1].width:
         raise LayoutError(f"gated_norm of heads of {inputs[0].dims[-1].width} has another weight: {weights[0]}")
-    return unchanged_whole("gated_norm")(inputs, weights, attrs)
+    return alike("gated_norm")(inputs, weights, attrs)
 
 
 @op("gated_norm", infer_gated_norm)
@@ -142,66 +137,41 @@ def gated_norm(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Att
     return [(heads * inverse_rms(heads, attrs["eps"]) * w).reshape(x.shape) * factor]
 
 
-@dataclass(frozen=True)
-class _Parts:
-    """The instructions that one step computes with a delta rule."""
-
-    conv: Instr
-    q_norm: Instr
-    k_norm: Instr
-    gates: Instr
-    norm: Instr
-
-
-def _parts(group: Group) -> _Parts:
-    """The parts of a group. Raises LayoutError if the forward lacks one of them."""
-    found = {name: group[name] for name in ("conv", "q_norm", "k_norm", "gates", "norm")}
-    missing = [name for name, part in found.items() if part is None]
-    if missing:
-        raise LayoutError(f"cannot lower a delta_rule without its {', '.join(missing)}: {group.instr}")
-    return _Parts(**found)  # pyright: ignore[reportArgumentType]
+# Fields of a step that either this rule or Mamba-2 leaves out.
+NEUTRAL = {
+    **dict.fromkeys(("bias_q", "bias_k", "bias_v", "skip", "norm"), VectorIndex(ABSENT)),
+    **dict.fromkeys(("q_scale", "k_scale", "v_scale", "gate_scale", "dt_scale", "scale", "beta_scale"), 1.0),
+    **dict.fromkeys(("dt_low", "dt_high", "eps", "l2_eps", "decay_floor"), 0.0),
+}
 
 
 @lower("delta_rule", "inference")
 def lower_delta_rule(lowering: ServingLowering, group: Group) -> None:
     """Emits one step that also computes convolutions, norms and gates, and updates the states."""
-    instr, attrs, parts = group.instr, group.instr.attrs, _parts(group)
-    (out,) = parts.norm.outputs
-    heads, keys = out.dims[-1], instr.inputs[0].dims[-1]
-    place, exchanged = lowering.head_results(out)
-    q, k, v = map(lowering.place_of, parts.conv.inputs)
-    a, b = map(lowering.place_of, parts.gates.inputs)
-    conv = [lowering.vector(parts.conv.weight(i)) for i in range(3)]
-    lowering.emit(
-        "delta_rule",
-        q=q,
-        k=k,
-        v=v,
-        z=lowering.place_of(parts.norm.inputs[1]),
-        b=b,
-        a=a,
-        out=place,
-        conv_q=conv[0],
-        conv_k=conv[1],
-        conv_v=conv[2],
-        **dict.fromkeys(("bias_q", "bias_k", "bias_v", "skip"), VectorIndex(ABSENT)),
-        a_log=lowering.vector(parts.gates.weight(0)),
-        dt_bias=lowering.vector(parts.gates.weight(1)),
-        norm=lowering.vector(parts.norm.weight(0)),
-        layer=attrs["layer"],
-        exchanged=exchanged,
-        corrects=True,
-        **dict.fromkeys(("q_scale", "k_scale", "v_scale", "gate_scale", "dt_scale"), 1.0),
-        dt_low=0.0,
-        dt_high=0.0,
-        by_row=instr.inputs[3].dims[-1].width > 1,
-        gate=GATES[parts.norm.attrs["function"]],
-        eps=parts.norm.attrs["eps"],
-        l2_eps=parts.q_norm.attrs["eps"],
-        scale=parts.q_norm.attrs["scale"],
-        beta_scale=parts.gates.attrs.get("beta_scale", 1.0),
-        decay_floor=parts.gates.attrs.get("decay_floor", 0.0),
-    )
-    taps = parts.conv.weight(2).dims[0].width // heads.width
+    instr, attrs = group.instr, group.instr.attrs
+    conv, q_norm, _, gates, norm = map(group.part, ("conv", "q_norm", "k_norm", "gates", "norm"))
+    heads, keys = norm.outputs[0].dims[-1], instr.inputs[0].dims[-1]
+    place, exchanged = lowering.head_results(norm.outputs[0])
+    operands = (*conv.inputs, norm.inputs[1], *gates.inputs)
+    vectors = [*(conv.weight(i) for i in range(3)), gates.weight(0), gates.weight(1), norm.weight(0)]
+    own = {
+        **dict(zip("qkvzab", map(lowering.place_of, operands), strict=True)),
+        **dict(
+            zip(("conv_q", "conv_k", "conv_v", "a_log", "dt_bias", "norm"), map(lowering.vector, vectors), strict=True)
+        ),
+        "out": place,
+        "layer": attrs["layer"],
+        "exchanged": exchanged,
+        "corrects": True,
+        "by_row": instr.inputs[3].dims[-1].width > 1,
+        "gate": GATES[norm.attrs["function"]],
+        "eps": norm.attrs["eps"],
+        "l2_eps": q_norm.attrs["eps"],
+        "scale": q_norm.attrs["scale"],
+        "beta_scale": gates.attrs.get("beta_scale", 1.0),
+        "decay_floor": gates.attrs.get("decay_floor", 0.0),
+    }
+    lowering.emit("delta_rule", **{**NEUTRAL, **own})
+    taps = conv.weight(2).dims[0].width // heads.width
     of = tuple(key_heads(keys, heads, attrs["tiled"], lowering.mesh))
     lowering.caches[attrs["layer"]] = state_cache(keys, heads, taps, of)

@@ -11,8 +11,8 @@ import numpy as np
 
 from ckdist.layout import Dim
 from ckdist.mesh import Mesh
-from ckdist.program.ops.op import TrainingLowering, lower, op, whole
-from ckdist.program.ops.op_types import Arrays, Attrs, Inferred, RankContext, Values, Weights
+from ckdist.program.ops.op import TrainingLowering, lower, op, unchanged
+from ckdist.program.ops.op_types import Arrays, Attrs, RankContext
 from ckdist.program.program import Instr
 
 COLUMN = 0x9E3779B9
@@ -40,13 +40,7 @@ def _mixed(x: np.ndarray) -> np.ndarray:
     return x ^ (x >> np.uint32(16))
 
 
-def infer_dropout(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
-    """The dims of x."""
-    whole("dropout", *inputs)
-    return [(inputs[0].dims, None)]
-
-
-@op("dropout", infer_dropout)
+@op("dropout", unchanged)
 def dropout(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
     """Returns x / (1 - probability) where an element is kept, else 0; x if there are no keys."""
     x, keys = inputs

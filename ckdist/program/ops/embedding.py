@@ -1,9 +1,10 @@
-"""embed."""
+"""embed, and input_rows: rows of hidden states that a batch brings, one for each token."""
 
 from typing import Any
 
 import numpy as np
 
+from ckdist import native
 from ckdist.errors import LayoutError
 from ckdist.program.lowered import MatrixKey
 from ckdist.program.ops.op import ServingLowering, TrainingLowering, lower, op, vjp
@@ -11,6 +12,11 @@ from ckdist.program.ops.op_types import Arrays, Attrs, Emitter, Gradients, Group
 from ckdist.program.program import Instr, Value
 from ckdist.program.rotations import NO_ROPE
 from ckdist.program.step import ABSENT, NO_SPAN, MatrixIndex
+
+
+def infer_hidden_rows(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
+    """(tokens, hidden), whole."""
+    return [((inputs[0].dims[0], attrs["hidden"]), None)]
 
 
 def infer_embed(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
@@ -59,9 +65,9 @@ def lower_embed(lowering: ServingLowering, group: Group) -> None:
 
 def emit_embed(lowering: ServingLowering, out: Value, **fields: Any) -> None:
     """Emits a step of the kind `embed`. The default of its fields: no table, position or rotation."""
-    (lowering.at[out.name],) = lowering.results([out])
+    place = lowering.result(out)
     neutral = {"by": False, "table": NO_SPAN, "waves": NO_ROPE, "added": MatrixIndex(ABSENT), "first_row": 0}
-    lowering.emit("embed", out=lowering.at[out.name], **{**neutral, "scale": 1.0, "eps": 0.0, **fields})
+    lowering.emit("embed", out=place, **{**neutral, "scale": 1.0, "eps": 0.0, **fields})
 
 
 @lower("embed", "training")
@@ -77,3 +83,16 @@ def embed_vjp(g: Emitter, instr: Instr, grads: list[Value], wanted: list[bool]) 
     """One instruction, for the gradient of the table."""
     table = instr.weight(0)
     return [None, *g.emit("embed_grad", (instr.inputs[0], grads[0]), names=[f"d_{table.name}"], vocab=table.dims[0])]
+
+
+@op("input_rows", infer_hidden_rows)
+def input_rows(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
+    """The rows of this rank's tokens."""
+    begin = context.first_token
+    return [context.input_rows[begin : begin + len(inputs[0])]]
+
+
+@lower("input_rows", "inference")
+def lower_input_rows(lowering: ServingLowering, group: Group) -> None:
+    """Emits one step."""
+    emit_embed(lowering, group.instr.outputs[0], by=native.lib.ckdist_embed_by_place)

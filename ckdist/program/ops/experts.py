@@ -13,7 +13,7 @@ from ckdist.mesh import HOST, LOCAL, WHOLE
 from ckdist.program.lowered import MatrixKey, layer_of
 from ckdist.program.ops.elementwise import gate_number, gated
 from ckdist.program.ops.low_rank import padded
-from ckdist.program.ops.op import ServingLowering, TrainingLowering, lower, op, summed_over, unsharded, vjp, whole
+from ckdist.program.ops.op import ServingLowering, TrainingLowering, lower, op, summed_over, unsharded, vjp
 from ckdist.program.ops.op_types import Arrays, Attrs, Emitter, Gradients, Group, Inferred, RankContext, Values, Weights
 from ckdist.program.program import Instr, Value, Weight
 from ckdist.program.step import ABSENT, NO_SPAN, GradientIndex, ValueIndex, VectorIndex
@@ -30,7 +30,6 @@ def infer_route(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
     Raises LayoutError if there are fewer experts to select from than `used`.
     """
     logits = inputs[0]
-    whole("route", *inputs)
     unsharded("route", logits)
     count, used, groups = logits.dims[-1].elements, attrs["used"], attrs["groups"]
     if count % groups or used > count // groups * attrs["top_groups"]:
@@ -152,7 +151,6 @@ def infer_experts(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
     fit.
     """
     x = inputs[0]
-    whole("experts", *inputs)
     unsharded("experts", x)
     partial, split = set(), split_weights(weights, attrs)
     matrices, biases = split.matrices, split.biases
@@ -255,8 +253,7 @@ def lower_experts(lowering: ServingLowering, group: Group) -> None:
     weights, used, rows = split.matrices, routed.attrs["used"], lowering.most_rows(x)
     sets = [_set(lowering, instr, split, 0, rows * used) | _bias_fields(lowering, weights[0].dims[-2], split.biases)]
     sets += [_set(lowering, instr, split, 3, rows) | NO_BIAS] if len(weights) > 3 else []
-    (out,) = lowering.results([instr.outputs[0]])
-    lowering.at[instr.outputs[0].name] = out
+    out = lowering.result(instr.outputs[0])
     layer = layer_of(weights[0].name) or 0
     lowering.experts[layer] = weights[0].dims[0].count
     lowering.emit(

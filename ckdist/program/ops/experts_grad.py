@@ -24,7 +24,6 @@ STACKS = ("gate", "up", "down")
 
 def infer_route_grad(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
     """The dims of the logits."""
-    whole("route_grad", *inputs)
     return [(inputs[2].dims, None)]
 
 
@@ -151,7 +150,6 @@ def infer_grouped_experts_grad(inputs: Values, weights: Weights, attrs: Attrs) -
     rank has whole, but whose gradient comes from the rank's slice only, is partial over the slices too.
     """
     x, _, shares, *_ = inputs
-    whole("grouped_experts_grad", *inputs)
     ffn, split = weights[0].dims[1], split_weights(weights, attrs)
     partial = summed_over(*weights[0].dims[:-1])
     of_slices = {*split.biases[:DOWN], *(pair[at == DOWN] for at, pair in split.low.items())}
@@ -239,8 +237,7 @@ def lower_grouped_experts_grad(lowering: TrainingLowering, instr: Instr) -> None
     found = iter(d_weights)
     gradients = [next(found) if wanted else None for wanted in instr.attrs["wanted"]]
     fresh = [lowering.is_fresh(of) for of in d_weights]  # all are equal: one instruction has all of a stack's weights
-    place = lambda of: GradientIndex(ABSENT) if of is None else lowering.gradient(of)
-    split = split_weights([place(of) for of in gradients], instr.attrs)
+    split = split_weights(list(map(lowering.gradient, gradients)), instr.attrs)
     absent = GradientIndex(ABSENT)
     like = lambda index: index if index == ABSENT else lowering.like(index)
     for at, low in enumerate(fields["low"]):
@@ -271,7 +268,7 @@ def infer_switched(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
     return [(x.dims, x.partial)]
 
 
-@op("switched", infer_switched)
+@op("switched", infer_switched, takes_partial=True)
 def switched(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
     """Returns x * sigmoid(switch). The switch is one number per token."""
     x, switch = inputs
@@ -291,7 +288,7 @@ def infer_switched_grad(inputs: Values, weights: Weights, attrs: Attrs) -> Infer
     return [(x.dims, None), (switch.dims, x.partial)]
 
 
-@op("switched_grad", infer_switched_grad)
+@op("switched_grad", infer_switched_grad, takes_partial=True)
 def switched_grad(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
     """With s = sigmoid(switch): dx = dy * s, d_switch = sum(dy * x) * s * (1 - s)."""
     x, switch, dy = inputs
@@ -302,13 +299,10 @@ def switched_grad(context: RankContext, inputs: Arrays, weights: Arrays, attrs: 
 @lower("switched", "training")
 def lower_switched(lowering: TrainingLowering, instr: Instr) -> None:
     """Emits one step."""
-    x, switch = map(lowering.place_of, instr.inputs)
-    lowering.emit("switched", x=x, by=switch, out=lowering.output(instr.outputs[0]))
+    lowering.emit_rows("switched", instr, "x by")
 
 
 @lower("switched_grad", "training")
 def lower_switched_grad(lowering: TrainingLowering, instr: Instr) -> None:
     """Emits one step."""
-    x, switch, dy = map(lowering.place_of, instr.inputs)
-    dx, d_switch = map(lowering.output, instr.outputs)
-    lowering.emit("switched_grad", x=x, by=switch, dy=dy, dx=dx, d_by=d_switch)
+    lowering.emit_rows("switched_grad", instr, "x by dy", "dx d_by")

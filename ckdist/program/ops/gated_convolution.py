@@ -1,11 +1,9 @@
 """Short convolutions for inference: the gated one of LFM2, and that of Mamba-1, without gates and with SiLU."""
 
-import numpy as np
-
 from ckdist.errors import LayoutError
 from ckdist.program.cache import CacheArray, LayerCache
 from ckdist.program.ops.delta_rule import silu
-from ckdist.program.ops.op import ServingLowering, lower, op, total, unchanged_whole
+from ckdist.program.ops.op import ServingLowering, alike, lower, op, total
 from ckdist.program.ops.op_types import Arrays, Attrs, Group, Inferred, RankContext, Values, Weights
 from ckdist.program.step import ABSENT, ValueIndex
 
@@ -15,7 +13,7 @@ def infer_gated_conv(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred
     x, w = inputs[-1].dims[-1], weights[0].dims[0]
     if (w.count, w.axis) != (x.count, x.axis) or w.width % x.width:
         raise LayoutError(f"gated_conv of [{x}] has a kernel of [{w}]: {weights[0]}")
-    return unchanged_whole("gated_conv")(inputs, weights, attrs)
+    return alike("gated_conv")(inputs, weights, attrs)
 
 
 @op("gated_conv", infer_gated_conv)
@@ -27,10 +25,9 @@ def gated_conv(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Att
     *gates, x = inputs
     kernel, *bias = weights
     taps = attrs["weights"][0].dims[0].width // attrs["inputs"][-1].dims[-1].width
-    kernel, place = kernel.reshape(x.shape[1], taps), (attrs["layer"], "x")  # (channels, taps)
-    tail = context.states.get(place, np.zeros((taps - 1, x.shape[1]), x.dtype))
-    rows = np.concatenate([tail, gates[0] * x if gates else x])  # (taps - 1 + tokens, channels)
-    context.states[place] = rows[len(rows) - taps + 1 :]
+    kernel = kernel.reshape(x.shape[1], taps)  # (channels, taps)
+    # (taps - 1 + tokens, channels)
+    rows = context.with_last(attrs["layer"], "x", gates[0] * x if gates else x, taps - 1)
     result = total(rows[i : i + len(x)] * kernel[:, i] for i in range(taps))
     result = result + bias[0] if bias else result
     return [gates[1] * result if gates else silu(result)]

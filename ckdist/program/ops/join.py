@@ -3,12 +3,12 @@
 import numpy as np
 
 from ckdist.program.ops.elementwise import GATES
-from ckdist.program.ops.op import ServingLowering, lower, op, unchanged_whole
+from ckdist.program.ops.op import ServingLowering, alike, lower, op
 from ckdist.program.ops.op_types import Arrays, Attrs, Group, RankContext
 from ckdist.program.step import ABSENT, NO_SPAN, ValueIndex, VectorIndex
 
 
-@op("join", unchanged_whole("join"))
+@op("join", alike("join"))
 def join(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
     """Returns x + factor * y. In training it is a product and a sum (`TrainingTracer.join`)."""
     return [inputs[0] + np.float32(attrs["factor"]) * inputs[1]]

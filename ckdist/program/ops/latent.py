@@ -13,17 +13,15 @@ from ckdist.program.cache import latent_cache
 from ckdist.program.ops.attention_ops import NO_ROPE, ROPE_TABLES
 from ckdist.program.ops.elementwise import query_fields
 from ckdist.program.ops.listed import check_listed, is_listed
-from ckdist.program.ops.op import ServingLowering, TrainingLowering, lower, op, same, unsharded, vjp, whole
+from ckdist.program.ops.op import ServingLowering, TrainingLowering, lower, op, same, unsharded, vjp
 from ckdist.program.ops.op_types import Arrays, Attrs, Emitter, Gradients, Group, Inferred, RankContext, Values, Weights
-from ckdist.program.ops.rms_norm import inverse_rms
+from ckdist.program.ops.rms_norm import inverse_rms, lower_norm, norm_gradients
 from ckdist.program.program import Instr, Value
-from ckdist.program.step import ABSENT, ValueIndex
 
 
 def infer_norm_latent(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
     """The dims of x. Raises LayoutError if the weights are wider."""
     (x,), (w, *rest) = inputs, weights
-    whole("norm_latent", x)
     unsharded("norm_latent", x)
     if w.dims[-1].elements > x.dims[-1].elements:
         raise LayoutError(f"norm_latent of [{x.dims[-1]}] has a weight of [{w.dims[-1]}]: {w}")
@@ -47,11 +45,7 @@ def norm_latent_vjp(g: Emitter, instr: Instr, grads: list[Value], wanted: list[b
     """One instruction for both gradients. Raises LayoutError if the rotated part is normed."""
     if len(instr.weights) > 1:
         raise LayoutError(f"{instr} has no gradient: it norms rotated keys")
-    w = instr.weight(0)
-    names = ["d_latent", *([f"d_{w.name}"] if wanted[1] else [])]
-    attrs = {"eps": instr.attrs["eps"], "weight_grad": wanted[1]}
-    dx, *dw = g.emit("norm_latent_grad", (instr.inputs[0], grads[0]), (w,), names, **attrs)
-    return [dx, *(dw or [None])]
+    return norm_gradients(g, instr, grads[0], wanted[1], "d_latent")
 
 
 def infer_norm_latent_grad(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
@@ -65,24 +59,17 @@ def infer_norm_latent_grad(inputs: Values, weights: Weights, attrs: Attrs) -> In
 @lower("norm_latent", "training")
 def lower_training_norm_latent(lowering: TrainingLowering, instr: Instr) -> None:
     """Emits one step."""
-    x, w = lowering.place_of(instr.inputs[0]), instr.weight(0)
-    n, out = w.dims[0].elements, lowering.output(instr.outputs[0])
-    lowering.emit(
-        "rms_norm", x=x, out=out, weight=lowering.parameter(w), size=n, normed=n, groups=1, eps=instr.attrs["eps"]
-    )
+    lower_norm(lowering, instr, instr.weight(0).dims[0].elements)
 
 
 @op("norm_latent_grad", infer_norm_latent_grad)
 def norm_latent_grad(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
     """rms_norm_grad on the first elements. The gradient of the others is passed on."""
-    (x, dy), (w,) = inputs, weights
-    n = len(w)
-    latent, dn = x[:, :n], dy[:, :n] * w
-    r = inverse_rms(latent, attrs["eps"])
-    normed = latent * r
-    dx = r * (dn - normed * np.mean(dn * normed, axis=-1, keepdims=True))
-    whole_dx = np.concatenate([dx, dy[:, n:]], axis=-1)
-    return [whole_dx, (dy[:, :n] * normed).sum(axis=0)] if attrs["weight_grad"] else [whole_dx]
+    from ckdist.program.ops.rms_norm_grad import rms_norm_grad
+
+    (x, dy), n = inputs, len(weights[0])
+    dx, *dw = rms_norm_grad(context, [x[:, :n], dy[:, :n]], weights, attrs)
+    return [np.concatenate([dx, dy[:, n:]], axis=-1), *dw]
 
 
 @lower("norm_latent_grad", "training")
@@ -96,7 +83,6 @@ def lower_norm_latent_grad(lowering: TrainingLowering, instr: Instr) -> None:
 def infer_attend_latent(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
     """The heads of the queries, with the width of a value. Raises LayoutError if queries and keys differ in width."""
     q, k = inputs[:2]
-    whole("attend_latent", *inputs)
     check_listed("attend_latent", inputs[2:], q, attrs)
     unsharded("attend_latent", k)
     heads, key = q.dims[-1], k.dims[-1]
@@ -115,7 +101,7 @@ def attend_latent(context: RankContext, inputs: Arrays, weights: Arrays, attrs: 
     A third input lists the positions that each token sees. Optional weight: sinks, as in `attend`.
     """
     q, k, *listed = inputs
-    keys, _ = context.extend_cache(attrs["layer"], k, k[:, : attrs["value_width"]])  # (positions, key width)
+    keys = context.extended(attrs["layer"], "keys", k)  # (positions, key width)
     heads = q.reshape(len(q), -1, keys.shape[1])  # (tokens, heads, key width)
     scores = np.einsum("thw,pw->htp", heads, keys) * np.float32(attrs["scale"])
     behind = len(keys) - len(q) + np.arange(len(q))[:, None] - np.arange(len(keys))
@@ -140,12 +126,9 @@ def lower_attend_latent(lowering: ServingLowering, group: Group) -> None:
     """Emits one step that also computes the norm and the rotations, and extends the cache."""
     instr, rope, norm = group.instr, group["k_rope"], group["k_norm"]
     q, k, *listed = instr.inputs
-    for part in (group["q_scale"], group["q_rope"]):
-        q = part.inputs[0] if part else q
-    k = norm.inputs[0] if norm else rope.inputs[0] if rope else k
+    q, k = group.before(q, "q_rope", "q_scale"), group.before(k, "k_norm", "k_rope")
     (out,) = instr.outputs
-    place = lowering.buffer("arena", out.dims[-1].local(lowering.mesh))
-    lowering.at[out.name] = place
+    place = lowering.at[out.name] = lowering.buffer("arena", out.dims[-1].local(lowering.mesh))
     lowering.emit(
         "attend_latent",
         q=lowering.place_of(q),
@@ -159,7 +142,7 @@ def lower_attend_latent(lowering: ServingLowering, group: Group) -> None:
         window=instr.attrs.get("window", 0),
         eps=norm.attrs["eps"] if norm else 0.0,
         scale=instr.attrs["scale"],
-        listed=lowering.place_of(listed[0]) if listed else ValueIndex(ABSENT),
+        listed=lowering.place_of(listed[0] if listed else None),
         listed_window=instr.attrs.get("listed_window", 0),
         **query_fields(group["q_scale"]),
     )

@@ -10,7 +10,7 @@ import numpy as np
 
 from ckdist.errors import LayoutError
 from ckdist.layout import Dim
-from ckdist.program.ops.op import TrainingLowering, lower, op, unsharded, vjp, whole
+from ckdist.program.ops.op import TrainingLowering, lower, op, unsharded, vjp
 from ckdist.program.ops.op_types import Arrays, Attrs, Emitter, Gradients, Inferred, RankContext, Values, Weights
 from ckdist.program.program import Instr, Value
 
@@ -18,7 +18,6 @@ from ckdist.program.program import Instr, Value
 def infer_latent_keys(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
     """Heads of width nope + rope. Raises LayoutError if k has fewer elements than the latent vector."""
     (k,), (w,) = inputs, weights
-    whole("latent_keys", k)
     unsharded("latent_keys", k)
     heads, columns = w.dims
     rope = k.dims[-1].elements - heads.width
@@ -67,7 +66,6 @@ def latent_keys_vjp(g: Emitter, instr: Instr, grads: list[Value], wanted: list[b
 
 def infer_latent_keys_grad(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
     """The dims of k, partial if heads are sharded."""
-    whole("latent_keys_grad", *inputs)
     return [((inputs[0].dims[0], attrs["dim"]), weights[0].dims[0].axis)]
 
 
@@ -89,7 +87,6 @@ def lower_latent_keys_grad(lowering: TrainingLowering, instr: Instr) -> None:
 
 def infer_latent_keys_weight_grad(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
     """The dims of the matrices, partial if tokens are sharded."""
-    whole("latent_keys_weight_grad", *inputs)
     return [(weights[0].dims, inputs[0].dims[0].axis)]
 
 
@@ -106,17 +103,13 @@ def latent_keys_weight_grad(context: RankContext, inputs: Arrays, weights: Array
 def lower_latent_keys_weight_grad(lowering: TrainingLowering, instr: Instr) -> None:
     """Emits one step, which adds to the gradient of the matrices."""
     (x, dy), (out,) = map(lowering.operand, instr.inputs), instr.outputs
-    gradient, rank = (
-        {"gradient": lowering.gradient(out), "fresh": lowering.is_fresh(out)},
-        instr.weight(0).dims[0].width,
-    )
-    lowering.emit("latent_keys_weight_grad", x=x, dy=dy, **gradient, rank=rank)
+    gradient = {"gradient": lowering.gradient(out), "fresh": lowering.is_fresh(out)}
+    lowering.emit("latent_keys_weight_grad", x=x, dy=dy, **gradient, rank=instr.weight(0).dims[0].width)
 
 
 def infer_latent_values(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
     """The first elements of the keys. Raises LayoutError if there are fewer."""
     (k,) = inputs
-    whole("latent_values", k)
     if k.dims[-1].elements < attrs["dim"].elements:
         raise LayoutError(f"latent_values: %{k.name} ends in [{k.dims[-1]}], and [{attrs['dim']}] are wanted")
     return [((k.dims[0], attrs["dim"]), None)]
@@ -131,7 +124,7 @@ def latent_values(context: RankContext, inputs: Arrays, weights: Arrays, attrs: 
 @lower("latent_values", "training")
 def lower_latent_values(lowering: TrainingLowering, instr: Instr) -> None:
     """Emits one step that copies."""
-    lowering.emit("convert", x=lowering.place_of(instr.inputs[0]), out=lowering.output(instr.outputs[0]))
+    lowering.emit_rows("convert", instr, "x")
 
 
 @vjp("latent_values")
@@ -142,7 +135,6 @@ def latent_values_vjp(g: Emitter, instr: Instr, grads: list[Value], wanted: list
 
 def infer_latent_values_grad(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
     """The dims of the keys."""
-    whole("latent_values_grad", *inputs)
     return [((inputs[0].dims[0], attrs["dim"]), None)]
 
 
@@ -156,4 +148,4 @@ def latent_values_grad(context: RankContext, inputs: Arrays, weights: Arrays, at
 @lower("latent_values_grad", "training")
 def lower_latent_values_grad(lowering: TrainingLowering, instr: Instr) -> None:
     """Emits one step that copies."""
-    lowering.emit("convert", x=lowering.place_of(instr.inputs[0]), out=lowering.output(instr.outputs[0]))
+    lowering.emit_rows("convert", instr, "x")

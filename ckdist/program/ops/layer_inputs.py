@@ -5,16 +5,15 @@ import numpy as np
 from ckdist.errors import LayoutError
 from ckdist.layout import Dim
 from ckdist.program.lowered import MatrixKey
-from ckdist.program.ops.op import ServingLowering, lower, op, same, unsharded, whole
+from ckdist.program.ops.op import ServingLowering, lower, op, same, unchanged, unsharded
 from ckdist.program.ops.op_types import Arrays, Attrs, Group, Inferred, RankContext, Values, Weights
 from ckdist.program.ops.rms_norm import inverse_rms
-from ckdist.program.step import ABSENT, MatrixIndex, Span, ValueIndex, VectorIndex
+from ckdist.program.step import ABSENT, MatrixIndex, Span, VectorIndex
 
 
 def infer_layer_inputs(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
     """(tokens, width) for each layer. Raises LayoutError if x, the table and the norm do not fit together."""
     (_, x), (table, norm) = inputs, weights
-    whole("layer_inputs", x)
     unsharded("layer_inputs", x)
     columns = table.dims[1]
     if x.dims[-1] != columns or norm.dims[0].elements != columns.width or table.dims[0].axis:
@@ -40,10 +39,7 @@ def lower_layer_inputs(lowering: ServingLowering, group: Group) -> None:
         raise LayoutError("layer_inputs makes all rows on each host: use --experts tensor")
     instr = group.instr
     table, norm = instr.weight(0), instr.weight(1)
-    width = instr.outputs[0].dims[-1].elements
-    places = [lowering.buffer("arena", width, rows=lowering.local_tokens) for _ in instr.outputs]
-    for value, place in zip(instr.outputs, places, strict=True):
-        lowering.at[value.name] = place
+    places = lowering.own_rows(*instr.outputs)
     key = MatrixKey(table.name, *((0, dim.elements) for dim in table.dims))
     lowering.emit(
         "layer_inputs",
@@ -55,13 +51,7 @@ def lower_layer_inputs(lowering: ServingLowering, group: Group) -> None:
     )
 
 
-def infer_scale_by(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
-    """The dims of x."""
-    whole("scale_by", *inputs)
-    return [(inputs[0].dims, None)]
-
-
-@op("scale_by", infer_scale_by)
+@op("scale_by", unchanged)
 def scale_by(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
     """Returns x * w, with a weight of one element. The step that reads the sum computes it."""
     return [inputs[0] * weights[0]]
@@ -69,7 +59,6 @@ def scale_by(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs
 
 def infer_sum_rows(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
     """The dims of y."""
-    whole("sum_rows", *inputs)
     same("sum_rows", *inputs)
     unsharded("sum_rows", inputs[0])
     return [(inputs[0].dims, None)]
@@ -97,7 +86,7 @@ def lower_sum_rows(lowering: ServingLowering, group: Group) -> None:
     lowering.emit(
         "sum_rows",
         "host" if by_host else total.rows,
-        x=lowering.place_of(x[0]) if x else ValueIndex(ABSENT),
+        x=lowering.place_of(x[0] if x else None),
         y=source,
         post_norm=lowering.vector(group.instr.weight(0)),
         scalar=VectorIndex(ABSENT),

@@ -1,9 +1,11 @@
-"""The gradients of linear: of its input, of its matrices and of its biases."""
+"""The gradients of linear, of its input, its matrices and its biases; and of the table of embed."""
 
 from typing import Any
 
+import numpy as np
+
 from ckdist.errors import LayoutError
-from ckdist.program.ops.op import TrainingLowering, lower, op, total, whole
+from ckdist.program.ops.op import TrainingLowering, lower, op, total
 from ckdist.program.ops.op_types import Arrays, Attrs, Inferred, RankContext, Values, Weights
 from ckdist.program.program import Instr
 from ckdist.program.step import ValueIndex
@@ -11,7 +13,6 @@ from ckdist.program.step import ValueIndex
 
 def infer_linear_grad(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
     """The dims of the input, partial if the rows are sharded. Raises LayoutError if a gradient does not fit."""
-    whole("linear_grad", *inputs)
     for dy, w in zip(inputs, weights, strict=True):
         if dy.dims[-1] != w.dims[0]:
             raise LayoutError(f"linear_grad: %{dy.name} ends in [{dy.dims[-1]}], {w} writes [{w.dims[0]}]")
@@ -38,7 +39,6 @@ def lower_linear_grad(lowering: TrainingLowering, instr: Instr) -> None:
 def infer_linear_weight_grad(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
     """The dims of each matrix, partial if tokens are sharded."""
     x, *dys = inputs
-    whole("linear_weight_grad", *inputs)
     return [((dy.dims[-1], x.dims[-1]), x.dims[0].axis) for dy in dys]
 
 
@@ -66,7 +66,6 @@ def _gradients(lowering: TrainingLowering, instr: Instr, dys: list[ValueIndex]) 
 
 def infer_bias_grad(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
     """The dims of each bias, partial if tokens are sharded."""
-    whole("bias_grad", *inputs)
     return [((dy.dims[-1],), dy.dims[0].axis) for dy in inputs]
 
 
@@ -81,3 +80,28 @@ def lower_bias_grad(lowering: TrainingLowering, instr: Instr) -> None:
     """Emits one step, which adds to the gradients of the biases."""
     dys = [lowering.place_of(v) for v in instr.inputs]
     lowering.emit("bias_grad", count=len(dys), gradients=_gradients(lowering, instr, dys))
+
+
+def infer_embed_grad(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
+    """The dims of the table, partial if tokens are sharded."""
+    ids, dy = inputs
+    return [((attrs["vocab"], dy.dims[-1]), ids.dims[0].axis)]
+
+
+@op("embed_grad", infer_embed_grad)
+def embed_grad(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
+    """Adds the row of each token to the row of its id, in token order, for ids in the rank's shard."""
+    ids, dy = inputs
+    begin, end = context.share(attrs["vocab"])
+    mine = (ids >= begin) & (ids < end)
+    table = np.zeros((end - begin, dy.shape[1]), dy.dtype)  # (vocab, hidden)
+    np.add.at(table, ids[mine] - begin, dy[mine])
+    return [table]
+
+
+@lower("embed_grad", "training")
+def lower_embed_grad(lowering: TrainingLowering, instr: Instr) -> None:
+    """Emits one step, which adds to the gradient of the table."""
+    first, _ = instr.attrs["vocab"].span(lowering.mesh)
+    dy = lowering.place_of(instr.inputs[1])
+    lowering.emit("embed_grad", dy=dy, gradient=lowering.added(instr.outputs[0]), first_row=first)

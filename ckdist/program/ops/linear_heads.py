@@ -6,14 +6,13 @@ import numpy as np
 
 from ckdist.errors import LayoutError
 from ckdist.program.lowered import MatrixKey
-from ckdist.program.ops.op import ServingLowering, lower, op, whole
+from ckdist.program.ops.op import ServingLowering, lower, op
 from ckdist.program.ops.op_types import Arrays, Attrs, Group, Inferred, RankContext, Values, Weights
 
 
 def infer_linear_heads(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
     """Heads of width rows + width - columns. Raises LayoutError if x and the matrices do not fit together."""
     (x,), (w,) = inputs, weights
-    whole("linear_heads", x)
     heads, (rows, columns) = x.dims[-1], w.dims
     if replace(heads, width=rows.width) != rows or heads.width < columns.elements or columns.axis:
         raise LayoutError(f"linear_heads: %{x.name} ends in [{heads}], {w} is [{rows}, {columns}]")

@@ -9,11 +9,11 @@ import numpy as np
 
 from ckdist.errors import LayoutError
 from ckdist.program.ops.collectives import in_groups
-from ckdist.program.ops.op import TrainingLowering, lower, op, total, vjp, whole
+from ckdist.program.ops.op import TrainingLowering, lower, op, total, vjp
 from ckdist.program.ops.op_types import Arrays, Attrs, Emitter, Gradients, Inferred, RankContext, Values, Weights
 from ckdist.program.ops.teacher_loss import divergence, logit_gradient
-from ckdist.program.program import Instr
-from ckdist.program.step import ABSENT, GradientIndex, PackIndex, ValueIndex
+from ckdist.program.program import Instr, Value
+from ckdist.program.step import ABSENT, PackIndex, ValueIndex
 
 
 def infer_cross_entropy(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
@@ -22,7 +22,6 @@ def infer_cross_entropy(inputs: Values, weights: Weights, attrs: Attrs) -> Infer
     Raises LayoutError if the operands do not fit, or the columns of the matrix are sharded.
     """
     (x, targets), (head,) = inputs[:2], weights
-    whole("cross_entropy", *inputs)
     _, hidden = head.dims
     if x.dims[-1] != hidden:
         raise LayoutError(f"cross_entropy: %{x.name} ends in [{x.dims[-1]}], {head} reads [{hidden}]")
@@ -91,30 +90,27 @@ def cap(logits: np.ndarray, soft_cap: float) -> np.ndarray:
 @lower("cross_entropy", "training")
 def lower_cross_entropy(lowering: TrainingLowering, instr: Instr) -> None:
     """Emits one step. None if there is a gradient: its step computes the loss too."""
-    if lowering.graph.readers(instr.outputs[1]):
-        return
+    if not lowering.graph.readers(instr.outputs[1]):
+        _emit_loss(lowering, instr, None, None)
+
+
+def _emit_loss(lowering: TrainingLowering, instr: Instr, dx: Value | None, d_head: Value | None) -> None:
+    """Emits the step for the loss and its gradients, as far as they are wanted."""
+    head, attrs = instr.weight(0), instr.attrs
     lowering.emit(
         "cross_entropy",
         x=lowering.operand(instr.inputs[0]),
-        dx=ValueIndex(ABSENT),
-        head=lowering.pack(False, instr.weight(0)),
-        head_transposed=PackIndex(ABSENT),
-        gradient=GradientIndex(ABSENT),
-        fresh=False,
-        soft_cap=instr.attrs["soft_cap"],
-        first_row=instr.weight(0).dims[0].span(lowering.mesh)[0],
-        **_teacher_fields(instr),
+        dx=lowering.output(dx) if dx else ValueIndex(ABSENT),
+        head=lowering.pack(False, head),
+        head_transposed=lowering.pack(True, head) if dx else PackIndex(ABSENT),
+        gradient=lowering.gradient(d_head),
+        fresh=d_head is not None and lowering.is_fresh(d_head),
+        soft_cap=attrs["soft_cap"],
+        first_row=head.dims[0].span(lowering.mesh)[0],
+        target_weight=attrs.get("target_weight", 1.0),
+        teacher_weight=attrs.get("teacher_weight", 0.0),
+        choices=instr.inputs[-2].dims[-1].elements if "teacher_weight" in attrs else 0,
     )
-
-
-def _teacher_fields(instr: Instr) -> dict[str, float]:
-    """The fields of the step that a teacher's operands change."""
-    choices = instr.inputs[-2].dims[-1].elements if "teacher_weight" in instr.attrs else 0
-    return {
-        "target_weight": instr.attrs.get("target_weight", 1.0),
-        "teacher_weight": instr.attrs.get("teacher_weight", 0.0),
-        "choices": choices,
-    }
 
 
 @vjp("cross_entropy")
@@ -173,19 +169,8 @@ def cross_entropy_grad(context: RankContext, inputs: Arrays, weights: Arrays, at
 @lower("cross_entropy_grad", "training")
 def lower_cross_entropy_grad(lowering: TrainingLowering, instr: Instr) -> None:
     """Emits one step for the loss and its gradients."""
-    head, (dx, *d_head) = instr.weight(0), instr.outputs
-    lowering.emit(
-        "cross_entropy",
-        x=lowering.operand(instr.inputs[0]),
-        dx=lowering.output(dx),
-        head=lowering.pack(False, head),
-        head_transposed=lowering.pack(True, head),
-        gradient=lowering.gradient(d_head[0]) if d_head else GradientIndex(ABSENT),
-        fresh=bool(d_head) and lowering.is_fresh(d_head[0]),
-        soft_cap=instr.attrs["soft_cap"],
-        first_row=head.dims[0].span(lowering.mesh)[0],
-        **_teacher_fields(instr),
-    )
+    dx, d_head, *_ = *instr.outputs, None
+    _emit_loss(lowering, instr, dx, d_head)
 
 
 def infer_one(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:

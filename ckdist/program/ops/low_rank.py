@@ -44,7 +44,7 @@ def infer_low_rank(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
     return [(y.dims, y.partial) for y in ys]
 
 
-@op("low_rank", infer_low_rank)
+@op("low_rank", infer_low_rank, takes_partial=True)
 def low_rank(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
     """Returns y + scale * (x @ a.T) @ b.T for each result y of a linear. arXiv:2106.09685.
 

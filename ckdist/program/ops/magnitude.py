@@ -9,10 +9,9 @@ import numpy as np
 
 from ckdist.errors import LayoutError
 from ckdist.program.ops.collectives import in_groups
-from ckdist.program.ops.op import TrainingLowering, lower, op, same, total, vjp, whole
+from ckdist.program.ops.op import TrainingLowering, lower, op, same, total, vjp
 from ckdist.program.ops.op_types import Arrays, Attrs, Emitter, Gradients, Inferred, RankContext, Values, Weights
 from ckdist.program.program import Instr, Value
-from ckdist.program.step import ABSENT, ParameterIndex, ValueIndex
 
 
 def infer_row_norms(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
@@ -45,7 +44,6 @@ def lower_row_norms(lowering: TrainingLowering, instr: Instr) -> None:
 def infer_magnitude(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
     """The dims of the first value. Raises LayoutError if the norms do not fit."""
     *values, norms = inputs
-    whole("magnitude", *values)
     same("magnitude", *values)
     if norms.dims != values[0].dims[1:]:
         raise LayoutError(f"magnitude: %{values[0].name} and the norms %{norms.name} differ in their columns")
@@ -86,9 +84,9 @@ def lower_magnitude(lowering: TrainingLowering, instr: Instr) -> None:
     lowering.emit(
         "magnitude",
         x=lowering.place_of(x),
-        by=lowering.place_of(by[0]) if by else ValueIndex(ABSENT),
+        by=lowering.place_of(by[0] if by else None),
         norms=lowering.place_of(norms),
-        magnitude=lowering.parameter(m) if m else ParameterIndex(ABSENT),
-        bias=lowering.parameter(bias) if bias else ParameterIndex(ABSENT),
+        magnitude=lowering.parameter(m),
+        bias=lowering.parameter(bias),
         out=lowering.output(instr.outputs[0]),
     )

@@ -1,6 +1,7 @@
 """Mamba-2 (Dao & Gu 2024, arXiv:2405.21060) for inference: convolutions, the states of heads, norms over groups.
 
-The state of a sequence is in `RankContext.states`, or in the executor's state slots.
+And Mamba-1 (Gu & Dao 2023, arXiv:2312.00752): the inputs that channels share, and their states. The state of a sequence
+is in `RankContext.states`, or in the executor's state slots.
 """
 
 from dataclasses import replace
@@ -8,23 +9,14 @@ from dataclasses import replace
 import numpy as np
 
 from ckdist.errors import LayoutError
-from ckdist.program.cache import state_cache
-from ckdist.program.ops.delta_rule import key_heads, silu, softplus
+from ckdist.program.cache import CacheArray, LayerCache, state_cache
+from ckdist.program.ops.delta_rule import NEUTRAL, key_heads, silu, softplus
 from ckdist.program.ops.elementwise import GATES
-from ckdist.program.ops.op import ServingLowering, TrainingLowering, lower, op, same, total, vjp, whole
-from ckdist.program.ops.op_types import (
-    Arrays,
-    Attrs,
-    Emitter,
-    Gradients,
-    Group,
-    Inferred,
-    RankContext,
-    Values,
-    Weights,
-)  # fmt: skip
+from ckdist.program.ops.op import ServingLowering, TrainingLowering, lower, op, same, total, unsharded, vjp
+from ckdist.program.ops.op_types import Arrays, Attrs, Emitter, Gradients, Group, Inferred, RankContext, Values, Weights
+from ckdist.program.ops.rms_norm import inverse_rms, lower_rms_norm, norm_gradients
 from ckdist.program.program import Instr, Value
-from ckdist.program.step import ABSENT, ValueIndex, VectorIndex
+from ckdist.program.step import ABSENT, VectorIndex
 
 PARTS = ("c", "b", "x")  # queries, keys and values of linear attention
 
@@ -32,7 +24,6 @@ PARTS = ("c", "b", "x")  # queries, keys and values of linear attention
 def infer_mamba2(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
     """The dims of x. Raises LayoutError if heads, groups and kernels do not fit together."""
     c, b, x, z, dt = inputs
-    whole("mamba2", *inputs)
     same("mamba2", c, b)
     same("mamba2", x, z)
     heads, groups = x.dims[-1], c.dims[-1]
@@ -56,10 +47,8 @@ def mamba2(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) 
     parts = {}
     for i, (name, rows) in enumerate(zip(PARTS, inputs, strict=False)):
         taps = attrs["weights"][i].dims[0].width // attrs["inputs"][i].dims[-1].width
-        kernel, place = kernels[i].reshape(rows.shape[1], taps), (attrs["layer"], name)
-        tail = context.states.get(place, np.zeros((taps - 1, rows.shape[1]), rows.dtype))
-        seen = np.concatenate([tail, rows])
-        context.states[place] = seen[len(seen) - taps + 1 :]
+        kernel = kernels[i].reshape(rows.shape[1], taps)
+        seen = context.with_last(attrs["layer"], name, rows, taps - 1)
         made = total(scales[name] * seen[t : t + len(rows)] * kernel[:, t] for t in range(taps))
         parts[name] = silu(made + biases[i] if biases else made)
     groups, heads = attrs["inputs"][0].dims[-1], attrs["inputs"][2].dims[-1]
@@ -81,41 +70,25 @@ def mamba2(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) 
 def lower_mamba2(lowering: ServingLowering, group: Group) -> None:
     """Emits the step of linear attention, without corrections by keys."""
     instr, attrs, (out,) = group.instr, group.instr.attrs, group.instr.outputs
-    q, k, v, z, a = map(lowering.place_of, instr.inputs)
+    operands = dict(zip("qkvza", map(lowering.place_of, instr.inputs), strict=True))
     place, exchanged = lowering.head_results(out)
-    vectors = [lowering.vector(w) for w in instr.weights]
-    biases = vectors[6:] or [VectorIndex(ABSENT)] * 3
-    z_scale, x_scale, b_scale, c_scale, dt_scale = attrs["scales"]
-    lowering.emit(
-        "delta_rule",
-        q=q,
-        k=k,
-        v=v,
-        z=z,
-        b=a,
-        a=a,
-        out=place,
-        **dict(zip(("conv_q", "conv_k", "conv_v", "a_log", "skip", "dt_bias"), vectors, strict=False)),
-        **dict(zip(("bias_q", "bias_k", "bias_v"), biases, strict=True)),
-        norm=VectorIndex(ABSENT),
-        layer=attrs["layer"],
-        exchanged=exchanged,
-        corrects=False,
-        by_row=False,
-        gate=GATES["silu"],
-        eps=0.0,
-        l2_eps=0.0,
-        scale=1.0,
-        beta_scale=1.0,
-        decay_floor=0.0,
-        q_scale=c_scale,
-        k_scale=b_scale,
-        v_scale=x_scale,
-        gate_scale=z_scale,
-        dt_scale=dt_scale,
-        dt_low=attrs["limits"][0],
-        dt_high=attrs["limits"][1],
-    )
+    weights = "conv_q", "conv_k", "conv_v", "a_log", "skip", "dt_bias", "bias_q", "bias_k", "bias_v"
+    scales = "gate_scale", "v_scale", "k_scale", "q_scale", "dt_scale"
+    own = {
+        **operands,
+        "b": operands["a"],  # not read
+        "out": place,
+        **dict(zip(weights, map(lowering.vector, instr.weights), strict=False)),
+        **dict(zip(scales, attrs["scales"], strict=True)),
+        "layer": attrs["layer"],
+        "exchanged": exchanged,
+        "corrects": False,
+        "by_row": False,
+        "gate": GATES["silu"],
+        "dt_low": attrs["limits"][0],
+        "dt_high": attrs["limits"][1],
+    }
+    lowering.emit("delta_rule", **{**NEUTRAL, **own})
     heads, groups = out.dims[-1], instr.inputs[0].dims[-1]
     taps = instr.weight(2).dims[0].width // heads.width
     of = tuple(key_heads(groups, heads, False, lowering.mesh))
@@ -128,7 +101,6 @@ def lower_mamba2(lowering: ServingLowering, group: Group) -> None:
 def infer_head_squares(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
     """One number for each head. Partial if heads are sharded."""
     (x,) = inputs
-    whole("head_squares", x)
     heads = x.dims[-1]
     return [((x.dims[0], replace(heads, name="squares", width=1, axis=None, unit=1)), heads.axis)]
 
@@ -148,17 +120,14 @@ def lower_head_squares(lowering: ServingLowering, group: Group) -> None:
     """Emits one step."""
     (x,), (out,) = group.instr.inputs, group.instr.outputs
     heads = x.dims[-1]
-    (place,) = lowering.results([out])
-    first, source = heads.share(lowering.mesh)[0], lowering.place_of(x)
+    place, first = lowering.result(out), heads.share(lowering.mesh)[0]
     sizes = {"heads": heads.count, "first_head": first, "head_width": heads.width}
-    lowering.emit("head_squares", x=source, out=place, **sizes)
-    lowering.at[out.name] = place
+    lowering.emit("head_squares", x=lowering.place_of(x), out=place, **sizes)
 
 
 def infer_group_norm(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
     """The dims of x. Raises LayoutError if heads are sharded and there are no sums of squares."""
     x, *squares = inputs
-    whole("group_norm", *inputs)
     if weights[0].dims[-1] != x.dims[-1] or x.dims[-1].count % attrs["groups"]:
         raise LayoutError(f"group_norm of [{x.dims[-1]}] in {attrs['groups']} groups has a weight of {weights[0]}")
     if x.dims[-1].axis and not squares:
@@ -184,17 +153,12 @@ def group_norm_vjp(g: Emitter, instr: Instr, grads: list[Value], wanted: list[bo
     """One instruction for the gradients of x and of the weight. Raises LayoutError if heads are sharded."""
     if len(instr.inputs) > 1:
         raise LayoutError(f"group_norm of sharded heads [{instr.inputs[0].dims[-1]}] has no gradient")
-    names = ["d_norm", f"d_{instr.weight(0).name}"][: 1 + wanted[1]]
-    attrs = {**instr.attrs, "weight_grad": wanted[1]}
-    dx, *dw = g.emit("group_norm_grad", (*instr.inputs, grads[0]), instr.weights, names, **attrs)
-    return [dx, *(dw or [None])]
+    return norm_gradients(g, instr, grads[0], wanted[1], "d_norm")
 
 
 @lower("group_norm", "training")
 def lower_group_norm_rows(lowering: TrainingLowering, instr: Instr) -> None:
     """Emits the step of a norm whose weight is for all groups."""
-    from ckdist.program.ops.rms_norm import lower_rms_norm
-
     lower_rms_norm(lowering, instr)
 
 
@@ -213,7 +177,7 @@ def lower_group_norm(lowering: ServingLowering, group: Group) -> None:
     lowering.emit(
         "group_norm",
         x=lowering.place_of(x),
-        squares=lowering.place_of(squares[0]) if squares else ValueIndex(ABSENT),
+        squares=lowering.place_of(squares[0] if squares else None),
         norm=norm,
         out=place,
         heads=heads.count,
@@ -224,3 +188,74 @@ def lower_group_norm(lowering: ServingLowering, group: Group) -> None:
         ends=ends,
         eps=instr.attrs["eps"],
     )
+
+
+def infer_scan_inputs(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
+    """The low rank of the steps of time, then b and c. Raises LayoutError if these do not fit together."""
+    (x,), low, pairs = inputs, attrs["low"], attrs["pairs"]
+    unsharded("scan_inputs", x)
+    if x.dims[0].axis or low.elements + pairs.elements != x.dims[-1].elements or pairs.elements % 2:
+        raise LayoutError(f"scan_inputs of [{x.dims[-1]}] cannot make [{low}] and [{pairs}]")
+    return [((x.dims[0], low), None), ((x.dims[0], pairs), None)]
+
+
+@op("scan_inputs", infer_scan_inputs)
+def scan_inputs(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
+    """The parts of x: the low rank; b and c side by side. With attrs["eps"] each is normed, with weights if given."""
+    rank, state, eps = attrs["low"].elements, attrs["pairs"].elements // 2, attrs["eps"]
+    parts = np.split(inputs[0], [rank, rank + state], axis=1)
+    if eps:
+        by = weights or [np.float32(1)] * 3
+        parts = [y * inverse_rms(y, eps) * w for y, w in zip(parts, by, strict=True)]
+    return [parts[0], np.concatenate(parts[1:], axis=1)]
+
+
+@lower("scan_inputs", "inference")
+def lower_scan_inputs(lowering: ServingLowering, group: Group) -> None:
+    """Emits one step, which adds the summands of all ranks."""
+    instr = group.instr
+    x, places = lowering.place_of(instr.inputs[0]), lowering.results(instr.outputs)
+    norms = [lowering.vector(w) for w in instr.weights] or [VectorIndex(ABSENT)] * 3
+    names = dict(zip(("low_norm", "b_norm", "c_norm"), norms, strict=True))
+    lowering.emit("scan_inputs", x=x, low=places[0], bc=places[1], **names, eps=instr.attrs["eps"])
+
+
+def infer_selective_scan(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
+    """The dims of x. Raises LayoutError if channels and rows of states do not fit together."""
+    x, z, dt, bc = inputs
+    same("selective_scan", x, z)
+    same("selective_scan", x, dt)
+    unsharded("selective_scan", bc)
+    a = weights[0].dims[0]
+    if replace(a, width=x.dims[-1].width) != x.dims[-1] or 2 * a.width != bc.dims[-1].elements * x.dims[-1].width:
+        raise LayoutError(f"selective_scan of [{x.dims[-1]}] and [{bc.dims[-1]}] has states of [{a}]")
+    return [(x.dims, None)]
+
+
+@op("selective_scan", infer_selective_scan)
+def selective_scan(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
+    """Per channel and token: S = exp(-exp(A_log) d) S + b d x; y = (c S + D x) silu(z); d = softplus(dt + dt_bias)."""
+    (x, z, dt, bc), (a_log, d, dt_bias) = inputs, weights
+    b, c = np.split(bc, 2, axis=1)  # (tokens, rows)
+    dt = softplus(dt + dt_bias)  # (tokens, channels)
+    a = -np.exp(a_log.reshape(x.shape[1], b.shape[1]))  # (channels, rows)
+    place = (attrs["layer"], "recurrent")
+    state = context.states.get(place, np.zeros(a.shape, x.dtype))
+    out = np.zeros_like(x)
+    for t in range(len(x)):
+        state = np.exp(a * dt[t][:, None]) * state + b[t] * (dt[t] * x[t])[:, None]
+        out[t] = state @ c[t] + d * x[t]
+    context.states[place] = state
+    return [out * silu(z)]
+
+
+@lower("selective_scan", "inference")
+def lower_selective_scan(lowering: ServingLowering, group: Group) -> None:
+    """Emits one step. The layer's cache has the convolution's inputs already."""
+    instr, layer, (out,) = group.instr, group.instr.attrs["layer"], group.instr.outputs
+    inputs = dict(zip(("x", "z", "dt", "bc"), map(lowering.place_of, instr.inputs), strict=True))
+    vectors = dict(zip(("a_log", "skip", "dt_bias"), map(lowering.vector, instr.weights), strict=True))
+    lowering.emit("selective_scan", **inputs, out=lowering.result(out), **vectors, layer=layer)
+    (tail,) = lowering.caches[layer].arrays
+    state = CacheArray("state", tail.heads, tail.width, instr.inputs[3].dims[-1].elements // 2, "sequence")
+    lowering.caches[layer] = LayerCache((state, tail))

@@ -12,7 +12,7 @@ from ckdist.layout import Dim
 from ckdist.program.cache import CacheArray, LayerCache
 from ckdist.program.lowered import MatrixKey
 from ckdist.program.ops.delta_rule import silu
-from ckdist.program.ops.op import ServingLowering, lower, op, unsharded, whole
+from ckdist.program.ops.op import ServingLowering, lower, op, unsharded
 from ckdist.program.ops.op_types import Arrays, Attrs, Group, Inferred, RankContext, Values, Weights
 from ckdist.program.step import MatrixIndex
 
@@ -64,8 +64,7 @@ def ngram_rows(contexts: Sequence[RankContext], inputs: list[Arrays], attrs: Att
 def lower_ngram_rows(lowering: ServingLowering, group: Group) -> None:
     """Emits one step. The table is read in its file."""
     instr, table = group.instr, group.instr.weight(0)
-    (out,), attrs = instr.outputs, instr.attrs
-    place = lowering.at[out.name] = lowering.buffer("arena", out.dims[-1].elements, rows=lowering.local_tokens)
+    attrs, (place,) = instr.attrs, lowering.own_rows(*instr.outputs)
     key = MatrixKey(table.name, *((0, dim.elements) for dim in table.dims[-2:]))
     lists = {name: np.array(attrs[name], np.int64) for name in ("multipliers", "sizes", "offsets")}
     lowering.emit(
@@ -90,7 +89,6 @@ def _keep(lowering: ServingLowering, layer: int, array: CacheArray) -> None:
 def infer_convolve_streams(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
     """The columns of the rows, for the tokens of this rank. Raises LayoutError if a rank lacks tokens or columns."""
     (rows,), (kernel,) = inputs, weights
-    whole("convolve_streams", rows)
     unsharded("convolve_streams", rows)
     if rows.dims[0].axis or kernel.dims[0].elements != rows.dims[-1].elements * attrs["taps"]:
         raise LayoutError(f"convolve_streams: [{rows.dims[0]}, {rows.dims[-1]}] and {kernel} do not fit together")
@@ -101,10 +99,8 @@ def infer_convolve_streams(inputs: Values, weights: Weights, attrs: Attrs) -> In
 def convolve_streams(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
     """silu(sum over i of w[:, i] * rows[t - (taps - 1 - i) * dilation]), with zeros before the sequence."""
     ((rows,), (kernel,)), taps, step = (inputs, weights), attrs["taps"], attrs["dilation"]
-    kernel, place, span = kernel.reshape(rows.shape[1], taps), (attrs["layer"], "rows"), (taps - 1) * step
-    before = context.states.get(place, np.zeros((span, rows.shape[1]), rows.dtype))
-    every = np.concatenate([before, rows])
-    context.states[place] = every[len(every) - span :]
+    kernel = kernel.reshape(rows.shape[1], taps)
+    every = context.with_last(attrs["layer"], "rows", rows, (taps - 1) * step)
     parts = [kernel[:, i] * every[i * step : i * step + len(rows)] for i in range(taps)]
     begin, end = context.rows(attrs["tokens"].axis, len(rows))
     return [silu(np.sum(parts, axis=0))[begin:end]]
@@ -114,9 +110,8 @@ def convolve_streams(context: RankContext, inputs: Arrays, weights: Arrays, attr
 def lower_convolve_streams(lowering: ServingLowering, group: Group) -> None:
     """Emits one step."""
     instr, attrs = group.instr, group.instr.attrs
-    (rows,), (out,) = instr.inputs, instr.outputs
+    (rows,), (place,) = instr.inputs, lowering.own_rows(*instr.outputs)
     columns, sizes = rows.dims[-1].elements, {name: attrs[name] for name in ("layer", "taps", "dilation")}
-    place = lowering.at[out.name] = lowering.buffer("arena", columns, rows=lowering.local_tokens)
     kernel = lowering.vector(instr.weights[0])
     lowering.emit("convolve_streams", rows=lowering.place_of(rows), out=place, conv=kernel, **sizes)
     kept = CacheArray("rows", 1, columns, (attrs["taps"] - 1) * attrs["dilation"] + 1, "sequence")

@@ -6,14 +6,13 @@ import numpy as np
 
 from ckdist.errors import LayoutError
 from ckdist.layout import Dim
-from ckdist.program.ops.op import ServingLowering, lower, op, whole
+from ckdist.program.ops.op import ServingLowering, lower, op
 from ckdist.program.ops.op_types import Arrays, Attrs, Group, Inferred, RankContext, Values, Weights
 
 
 def infer_sum_squares(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
     """One number for each head of queries, then of keys. Partial if heads are sharded."""
     q, k = inputs
-    whole("sum_squares", *inputs)
     heads, keys = q.dims[-1], k.dims[-1]
     return [((q.dims[0], Dim("squares", heads.count + keys.count)), heads.axis)]
 
@@ -40,7 +39,7 @@ def lower_sum_squares(lowering: ServingLowering, group: Group) -> None:
     (squares,), keys = group.instr.outputs, group.instr.inputs[1].dims[-1]
     count, source = squares.dims[-1].count, lowering.buffers[q]
     behind = replace(source, lead=source.width - count)
-    (out,) = [lowering.buffer(**vars(behind))] if source.place == "slot" else lowering.results([squares])
+    out = lowering.buffer(**vars(behind)) if source.place == "slot" else lowering.result(squares)
     instrs = lowering.program.instrs
     attend = next(i for i in instrs[instrs.index(group.instr) :] if i.op == "attend")
     lowering.emit("sum_squares", q=q, k=k, out=out, layer=attend.attrs["layer"])
@@ -55,7 +54,6 @@ def lower_sum_squares(lowering: ServingLowering, group: Group) -> None:
 def infer_rms_norm_heads(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
     """The dims of queries and keys. Raises LayoutError if a weight has another size."""
     q, k, squares = inputs
-    whole("rms_norm_heads", *inputs)
     for x, w in zip((q, k), weights, strict=True):
         if w.dims[-1] != x.dims[-1]:
             raise LayoutError(f"rms_norm_heads of [{x.dims[-1]}] has a weight of [{w.dims[-1]}]: {w}")

@@ -1,6 +1,6 @@
 """The definition of an op: inference of dimensions and placement, numpy reference, gradient rule, and lowering."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -9,7 +9,7 @@ import numpy as np
 from ckdist.errors import LayoutError
 from ckdist.layout import Dim
 from ckdist.program.ops.op_types import Attrs, Gradients, Inferred, Partial, Values, Weights
-from ckdist.program.program import Value
+from ckdist.program.program import Value, Weight
 
 if TYPE_CHECKING:  # these modules import the ops
     from ckdist.program.lower import ServingLowering
@@ -17,9 +17,7 @@ if TYPE_CHECKING:  # these modules import the ops
 else:
     ServingLowering = TrainingLowering = Any
 
-Reference = TypeVar("Reference", bound=Callable[..., Any])
-Vjp = TypeVar("Vjp", bound=Callable[..., Gradients])
-Lower = TypeVar("Lower", bound=Callable[..., None])
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True)
@@ -28,6 +26,7 @@ class Op:
 
     Attributes:
         infer: infer(inputs, weights, attrs) -> list of (dims, partial), one for each output.
+        takes_partial: Inputs may be partial. Else `outputs` raises LayoutError for one that is.
         reference: reference(context, inputs, weights, attrs) -> list of arrays. A collective has
             reference(contexts, inputs, attrs), with one list of arrays per rank; `attrs["arrays"]` has the weights.
         vjp: vjp(g, instr, grads, wanted) -> list of gradients. `grads` are those of the outputs, None if nothing reads
@@ -45,28 +44,35 @@ class Op:
     collective: bool = False
     lower: Mapping[str, Callable[..., None]] = field(default_factory=dict)
     dtypes: tuple[str, ...] = ()
+    takes_partial: bool = False
+
+    def outputs(self, inputs: Values, weights: Sequence[Weight | None], attrs: Attrs) -> list[tuple[Any, ...]]:
+        """The (dims, dtype, partial) of each result. Raises LayoutError if the op cannot take the operands."""
+        if not self.takes_partial:
+            whole(self.name, *inputs)
+        inferred = self.infer(inputs, weights, attrs)
+        dtypes = self.dtypes or ("f32",) * len(inferred)
+        return [(dims, dtype, axes(partial)) for dtype, (dims, partial) in zip(dtypes, inferred, strict=True)]
 
 
 OPS: dict[str, Op] = {}
 
 
-def op(
-    name: str, infer: Callable[..., Inferred], collective: bool = False, dtypes: tuple[str, ...] = ()
-) -> Callable[[Reference], Reference]:
-    """Registers the decorated function as the reference of op `name`."""
+def op(name: str, infer: Callable[..., Inferred], **more: Any) -> Callable[[Function], Function]:
+    """Registers the decorated function as the reference of op `name`. `more`: further fields of `Op`."""
 
-    def register(reference: Reference) -> Reference:
+    def register(reference: Function) -> Function:
         """Registers and returns it."""
-        OPS[name] = Op(name, infer, reference, collective=collective, dtypes=dtypes)
+        OPS[name] = Op(name, infer, reference, **more)
         return reference
 
     return register
 
 
-def vjp(name: str) -> Callable[[Vjp], Vjp]:
+def vjp(name: str) -> Callable[[Function], Function]:
     """Registers the decorated function as the vjp of op `name`."""
 
-    def register(function: Vjp) -> Vjp:
+    def register(function: Function) -> Function:
         """Registers and returns it."""
         OPS[name] = replace(OPS[name], vjp=function)
         return function
@@ -74,10 +80,10 @@ def vjp(name: str) -> Callable[[Vjp], Vjp]:
     return register
 
 
-def lower(name: str, step_set: str) -> Callable[[Lower], Lower]:
+def lower(name: str, step_set: str) -> Callable[[Function], Function]:
     """Registers the decorated function as the lowering of op `name` for `step_set`: "inference" or "training"."""
 
-    def register(function: Lower) -> Lower:
+    def register(function: Function) -> Function:
         """Registers and returns it."""
         OPS[name] = replace(OPS[name], lower={**OPS[name].lower, step_set: function})
         return function
@@ -131,16 +137,15 @@ def summed_over(*dims: Dim) -> tuple[str, ...]:
 
 
 def unchanged(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
-    """The `infer` of an op on one value that may be partial."""
+    """The `infer` of an op on one value."""
     return [(inputs[0].dims, inputs[0].partial)]
 
 
-def unchanged_whole(name: str) -> Callable[[Values, Weights, Attrs], Inferred]:
-    """Makes the `infer` of an elementwise op on values of equal dimensions, none of them partial."""
+def alike(name: str) -> Callable[[Values, Weights, Attrs], Inferred]:
+    """Makes the `infer` of an elementwise op on values of equal dimensions."""
 
     def infer(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
-        """The dimensions of the operands. Raises LayoutError if an operand is partial or has other dimensions."""
-        whole(name, *inputs)
+        """The dimensions of the operands. Raises LayoutError if they differ."""
         same(name, *inputs)
         return [(inputs[0].dims, None)]
 

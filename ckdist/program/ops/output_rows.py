@@ -2,11 +2,11 @@
 
 import numpy as np
 
-from ckdist.program.ops.op import ServingLowering, lower, op, unchanged_whole
+from ckdist.program.ops.op import ServingLowering, lower, op, unchanged
 from ckdist.program.ops.op_types import Arrays, Attrs, Group, RankContext
 
 
-@op("output_rows", unchanged_whole("output_rows"))
+@op("output_rows", unchanged)
 def output_rows(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
     """The identity."""
     return inputs
@@ -21,7 +21,7 @@ def lower_output_rows(lowering: ServingLowering, group: Group) -> None:
     lowering.emit("output_rows", x.rows, **source.fields(), **norm, out=out)
 
 
-@op("mean_rows", unchanged_whole("mean_rows"))
+@op("mean_rows", unchanged)
 def mean_rows(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
     """Replaces each row by the mean of the sequence's rows."""
     return [np.tile(inputs[0].mean(axis=0, dtype=np.float64).astype(inputs[0].dtype), (len(inputs[0]), 1))]
@@ -32,6 +32,4 @@ def lower_mean_rows(lowering: ServingLowering, group: Group) -> None:
     """Emits one step, which also computes the norm and the residual that make the rows."""
     (x,), (mean,) = group.instr.inputs, group.instr.outputs
     source, norm = lowering.normed(x)
-    (out,) = lowering.results([mean])
-    lowering.at[mean.name] = out
-    lowering.emit("mean_rows", x.rows, **source.fields(), **norm, out=out)
+    lowering.emit("mean_rows", x.rows, **source.fields(), **norm, out=lowering.result(mean))

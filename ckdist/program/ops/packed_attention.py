@@ -10,7 +10,6 @@ from ckdist.program.ops.attention_ops import Heads, cache_of, infer_attend
 from ckdist.program.ops.op import TrainingLowering, lower, op, same, summed_over, vjp
 from ckdist.program.ops.op_types import Arrays, Attrs, Emitter, Gradients, Inferred, RankContext, Values, Weights
 from ckdist.program.program import Instr
-from ckdist.program.step import ABSENT, GradientIndex, ParameterIndex
 
 
 def infer_attend_packed(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
@@ -122,8 +121,7 @@ def lower_attend_grad(lowering: TrainingLowering, instr: Instr) -> None:
         name: lowering.operand(value) for name, value in (("q", q), ("k", k), ("v", v), ("out", o), ("d_out", d_o))
     }
     dq, dk, dv = map(lowering.output, instr.outputs[:3])
-    sinks, gradient = ParameterIndex(ABSENT), GradientIndex(ABSENT)
-    if instr.weights:
-        sinks, gradient = lowering.parameter(instr.weights[0]), lowering.gradient(instr.outputs[3])
+    sinks = lowering.parameter(instr.weights[0] if instr.weights else None)
+    gradient = lowering.gradient(instr.outputs[3] if instr.weights else None)
     fields = {"log_sum_exp": lowering.place_of(lse), "dq": dq, "dk": dk, "dv": dv}
     lowering.emit("attend_grad", **inputs, **fields, sinks=sinks, sinks_gradient=gradient, **_scores(instr))

@@ -1,27 +1,23 @@
 """Embeddings of positions, and of the first and the second text."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from ckdist import native
-from ckdist.layout import Dim
 from ckdist.program.lowered import MatrixKey
-from ckdist.program.ops.embedding import emit_embed
+from ckdist.program.ops.embedding import emit_embed, infer_hidden_rows
 from ckdist.program.ops.op import ServingLowering, lower, op, total
-from ckdist.program.ops.op_types import Arrays, Attrs, Group, Inferred, RankContext, Values, Weights
+from ckdist.program.ops.op_types import Arrays, Attrs, Group, Inferred, RankContext, Values
 from ckdist.program.program import Weight
 from ckdist.program.rotations import ROPE_TABLES
 from ckdist.program.step import ABSENT, MatrixIndex
 
 
-def infer_embed_positions(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
+def infer_embed_positions(inputs: Values, weights: Sequence[Weight | None], attrs: Attrs) -> Inferred:
     """(tokens, hidden), whole."""
-    return [((inputs[0].dims[0], _columns(*weights)), None)]
-
-
-def _columns(*tables: Weight | None) -> Dim:
-    """The columns of the tables, which are equal. One table may be None."""
-    (columns,) = {table.dims[1] for table in tables if table is not None}
-    return columns
+    (columns,) = {table.dims[1] for table in weights if table is not None}
+    return [((inputs[0].dims[0], columns), None)]
 
 
 @op("embed_positions", infer_embed_positions)
@@ -39,9 +35,7 @@ def embed_positions(
 @lower("embed_positions", "inference")
 def lower_embed_positions(lowering: ServingLowering, group: Group) -> None:
     """Emits one step of the kind `embed`."""
-    positions: Weight | None = group.instr.weights[0]
-    types: Weight | None = group.instr.weights[1]
-    (out,) = group.instr.outputs
+    (positions, types), (out,) = group.instr.weights, group.instr.outputs
     table, added = (positions, types) if positions else (types, None)
     assert table is not None  # checked by `infer`
     whole_table = lambda w: lowering.matrix([MatrixKey(w.name, *((0, dim.elements) for dim in w.dims))])
@@ -55,12 +49,7 @@ def lower_embed_positions(lowering: ServingLowering, group: Group) -> None:
     )
 
 
-def infer_embed_waves(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
-    """(tokens, hidden), whole."""
-    return [((inputs[0].dims[0], attrs["hidden"]), None)]
-
-
-@op("embed_waves", infer_embed_waves)
+@op("embed_waves", infer_hidden_rows)
 def embed_waves(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
     """[sin(angles), cos(angles)] of each token. Vaswani et al. 2017, arXiv:1706.03762, section 3.5.
 

@@ -1,9 +1,9 @@
-"""rms_norm over rows or heads."""
+"""rms_norm over rows or heads, and layer_norm, which the step of its reader computes."""
 
 import numpy as np
 
 from ckdist.errors import LayoutError
-from ckdist.program.ops.op import TrainingLowering, lower, op, unsharded, vjp, whole
+from ckdist.program.ops.op import TrainingLowering, lower, op, unsharded, vjp
 from ckdist.program.ops.op_types import Arrays, Attrs, Emitter, Gradients, Inferred, RankContext, Values, Weights
 from ckdist.program.program import Instr, Value
 
@@ -11,7 +11,6 @@ from ckdist.program.program import Instr, Value
 def infer_rms_norm(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
     """The dims of x. Raises LayoutError if the weight has another size."""
     x, w = inputs[0], weights[0]
-    whole("rms_norm", *inputs)
     elements = x.dims[-1].elements if weights == (None,) else w.dims[-1].elements
     if elements != x.dims[-1].width:  # not a norm per head
         unsharded("rms_norm", x)
@@ -38,20 +37,46 @@ def inverse_rms(rows: np.ndarray, eps: float) -> np.ndarray:
 @lower("rms_norm", "training")
 def lower_rms_norm(lowering: TrainingLowering, instr: Instr) -> None:
     """Emits one step."""
-    (x,), w = map(lowering.place_of, instr.inputs), instr.weight(0)
-    out, groups = lowering.output(instr.outputs[0]), instr.attrs.get("groups", 1)  # of the op group_norm
-    width, size = lowering.buffers[out].width, w.dims[0].elements // groups
-    fields = {"size": size, "normed": width, "groups": groups, "eps": instr.attrs["eps"]}
-    lowering.emit("rms_norm", x=x, out=out, weight=lowering.parameter(w), **fields)
+    lower_norm(lowering, instr, instr.inputs[0].dims[-1].local(lowering.mesh))
+
+
+def lower_norm(lowering: TrainingLowering, instr: Instr, normed: int) -> None:
+    """Emits the step of a norm over the first `normed` elements of a row."""
+    w, groups = instr.weight(0), instr.attrs.get("groups", 1)  # of the op group_norm
+    fields = {"size": w.dims[0].elements // groups, "normed": normed, "groups": groups, "eps": instr.attrs["eps"]}
+    lowering.emit_rows("rms_norm", instr, "x", weight=lowering.parameter(w), **fields)
 
 
 @vjp("rms_norm")
 def rms_norm_vjp(g: Emitter, instr: Instr, grads: list[Value], wanted: list[bool]) -> Gradients:
     """One instruction for the gradients of x and of the weight."""
-    w, names = instr.weight(0), ["d_norm"]
-    if wanted[1]:
-        names.append(f"d_{w.name}")
-    dx, *dw = g.emit(
-        "rms_norm_grad", (instr.inputs[0], grads[0]), (w,), names, eps=instr.attrs["eps"], weight_grad=wanted[1]
-    )
+    return norm_gradients(g, instr, grads[0], wanted[1], "d_norm")
+
+
+def norm_gradients(g: Emitter, instr: Instr, dy: Value, of_weight: bool, name: str) -> Gradients:
+    """Emits the gradient of a norm: of x, and `of_weight`."""
+    names, attrs = [name, f"d_{instr.weight(0).name}"], {**instr.attrs, "weight_grad": of_weight}
+    operands = (*instr.inputs, dy), instr.weights
+    dx, *dw = g.emit(f"{instr.op}_grad", *operands, names[: 1 + of_weight], **attrs)
     return [dx, *(dw or [None])]
+
+
+def infer_layer_norm(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
+    """The dims of x. Raises LayoutError if the weight has another size."""
+    x, w = inputs[0], weights[0]
+    unsharded("layer_norm", x)
+    if w.dims[-1].elements != x.dims[-1].elements:
+        raise LayoutError(f"layer_norm of {x.dims[-1].elements} elements has a weight of {w.dims[-1].elements}: {w}")
+    return [(x.dims, None)]
+
+
+@op("layer_norm", infer_layer_norm)
+def layer_norm(
+    context: RankContext, inputs: list[np.ndarray], weights: list[np.ndarray | None], attrs: Attrs
+) -> list[np.ndarray]:
+    """(x - mean(x)) / sqrt(var(x) + eps) * w (+ b). Ba et al. 2016, arXiv:1607.06450."""
+    (x,), (w, bias) = inputs, weights
+    assert w is not None  # only the bias is optional
+    centred = x - x.mean(axis=-1, keepdims=True)
+    y = centred / np.sqrt((centred * centred).mean(axis=-1, keepdims=True) + np.float32(attrs["eps"])) * w
+    return [y if bias is None else y + bias]

@@ -6,7 +6,6 @@ from ckdist.program.ops.op import TrainingLowering, lower, op, same, summed_over
 from ckdist.program.ops.op_types import Arrays, Attrs, Inferred, RankContext, Values, Weights
 from ckdist.program.ops.rms_norm import infer_rms_norm, inverse_rms
 from ckdist.program.program import Instr
-from ckdist.program.step import ABSENT, GradientIndex
 
 
 def infer_rms_norm_grad(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
@@ -34,24 +33,21 @@ def rms_norm_grad(context: RankContext, inputs: Arrays, weights: Arrays, attrs: 
 @lower("rms_norm_grad", "training")
 def lower_rms_norm_grad(lowering: TrainingLowering, instr: Instr) -> None:
     """Emits one step, which also adds to the gradient of the weight."""
-    lower_norm_grad(lowering, instr, lowering.buffers[lowering.place_of(instr.inputs[0])].width)
+    lower_norm_grad(lowering, instr, instr.inputs[0].dims[-1].local(lowering.mesh))
 
 
 def lower_norm_grad(lowering: TrainingLowering, instr: Instr, normed: int) -> None:
     """Emits the step for the gradient of a norm over the first `normed` elements of a row."""
     (x, dy), w = map(lowering.place_of, instr.inputs), instr.weight(0)
-    gradient = GradientIndex(ABSENT)
-    for d_weight in instr.outputs[1:]:
-        lowering.is_fresh(d_weight)
-        gradient = lowering.gradient(d_weight)
+    dx, d_weight, *_ = *instr.outputs, None
     lowering.emit(
         "rms_norm_grad",
         x=x,
         dy=dy,
-        residual=lowering.residual(instr.outputs[0]),
-        dx=lowering.output(instr.outputs[0]),
+        residual=lowering.residual(dx),
+        dx=lowering.output(dx),
         weight=lowering.parameter(w),
-        weight_grad=gradient,
+        weight_grad=lowering.added(d_weight),
         size=w.dims[0].elements // instr.attrs.get("groups", 1),
         groups=instr.attrs.get("groups", 1),
         normed=normed,

@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 
 from ckdist.layout import Dim, even_ranges
-from ckdist.program.ops.op import ServingLowering, TrainingLowering, lower, op, unsharded, vjp, whole
+from ckdist.program.ops.op import ServingLowering, TrainingLowering, lower, op, unsharded, vjp
 from ckdist.program.ops.op_types import Arrays, Attrs, Emitter, Gradients, Group, Inferred, RankContext, Values, Weights
 from ckdist.program.program import Instr, Value
 from ckdist.program.step import ABSENT, ValueIndex
@@ -52,11 +52,9 @@ def lower_recv(lowering: ServingLowering, group: Group) -> None:
     """Emits one step, and one for each of several values."""
     values = group.instr.outputs
     rows = _side_by_side(values)
-    (lowering.at[rows.name],) = lowering.results([rows])
-    lowering.emit("recv", out=lowering.at[rows.name])
+    lowering.emit("recv", out=lowering.result(rows))
     for value, begin in _columns(values):
-        out = lowering.buffer("arena", value.dims[-1].elements, rows=lowering.local_tokens)
-        lowering.at[value.name] = out
+        (out,) = lowering.own_rows(value)
         lowering.emit("copy_columns", **lowering.residual(rows).fields(), out=out, first=begin, first_out=0)
 
 
@@ -79,9 +77,8 @@ def lower_recv_rows(lowering: TrainingLowering, instr: Instr) -> None:
     """Emits one step."""
     peer, tag = lowering.message(instr.attrs["stage"], lowering.chunk)
     is_shared = instr.attrs["axis"] is not None
-    rows, *tally = map(lowering.output, instr.outputs)
-    of_tally = tally[0] if tally else ValueIndex(ABSENT)
-    lowering.emit("recv_rows", out=rows, tally=of_tally, peer=peer, tag=tag, shared=is_shared)
+    rows, tally, *_ = *map(lowering.output, instr.outputs), ValueIndex(ABSENT)
+    lowering.emit("recv_rows", out=rows, tally=tally, peer=peer, tag=tag, shared=is_shared)
 
 
 @vjp("recv")
@@ -94,7 +91,6 @@ def recv_vjp(g: Emitter, instr: Instr, grads: list[Value], wanted: list[bool]) -
 
 def infer_send(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
     """The same dims. Raises LayoutError if a value is partial or its columns are sharded."""
-    whole("send", *inputs)
     for value in inputs:
         unsharded("send", value)
     return [(value.dims, None) for value in inputs]
@@ -112,7 +108,7 @@ def lower_send(lowering: ServingLowering, group: Group) -> None:
     values = group.instr.inputs
     rows = _side_by_side(values)
     if len(values) > 1:
-        lowering.at[rows.name] = lowering.buffer("arena", rows.dims[-1].elements, rows=lowering.local_tokens)
+        lowering.own_rows(rows)
     for value, begin in _columns(values):
         out = lowering.at[rows.name]
         lowering.emit("copy_columns", **lowering.residual(value).fields(), out=out, first=0, first_out=begin)
@@ -124,9 +120,8 @@ def lower_send_rows(lowering: TrainingLowering, instr: Instr) -> None:
     """Emits one step."""
     peer, tag = lowering.message(lowering.chunk, instr.attrs["to"])
     is_shared = instr.attrs["axis"] is not None
-    rows, *tally = map(lowering.place_of, instr.inputs)
-    of_tally = tally[0] if tally else ValueIndex(ABSENT)
-    lowering.emit("send_rows", x=rows, tally=of_tally, peer=peer, tag=tag, shared=is_shared)
+    rows, tally, *_ = map(lowering.place_of, (*instr.inputs, None))
+    lowering.emit("send_rows", x=rows, tally=tally, peer=peer, tag=tag, shared=is_shared)
 
 
 @vjp("send")

@@ -117,7 +117,7 @@ async def _upload(service: Service, request: Request, room: BatchRunner, owner: 
     if length.isdigit() and int(length[:18]) > MAX_FILE + PART_BYTES:
         raise Problem(413, f"the file has about {length[:18]} bytes, of at most {MAX_FILE}")
     room.store.check_room(int(length[:18]) if length.isdigit() else 0)
-    with room.store.upload() as path:
+    with room.store.upload(owner) as path:
         try:
             form = receive_form(request, {"file": path}, MAX_FILE)
             names, fields = await asyncio.wait_for(form, UPLOAD_SECONDS)

@@ -38,7 +38,7 @@ async def batches(service: Service, request: Request) -> Response:
     lines = _checked(given, service.settings.strict_fields)
     size = sum(map(len, lines))
     room.store.check_room(size)
-    with room.store.upload() as path:
+    with room.store.upload(owner) as path:
         await asyncio.to_thread(path.write_bytes, b"".join(lines))
         found = room.store.add_file(owner, path, "message_batch", "requests.jsonl")
     facts = {"input_file_id": found["id"], "endpoint": URL, "total": len(lines)}

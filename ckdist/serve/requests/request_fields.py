@@ -98,7 +98,7 @@ class Fields:
 
 
 def wrong(name: str, text: str, code: str = "invalid_value") -> RequestError:
-    """Returns the error of the field `name`. `text` says what is wrong, after the name."""
+    """Returns the error of the field `name`. `text` follows the name in its message."""
     return RequestError(f"{name} {text}", name, code)
 
 

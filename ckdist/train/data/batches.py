@@ -13,6 +13,8 @@ from ckdist.layout import even_ranges
 from ckdist.train.batch import PackedBatch
 from ckdist.train.data.token_rows import Rows
 
+EVAL_ROWS = 256  # most rows of max_length of a validation loss
+
 
 @dataclass(frozen=True)
 class Position:
@@ -28,12 +30,12 @@ class FileBatches:
     Args:
         per_device: Rows of a micro-batch.
         accumulation: Micro-batches of a step.
-        position: The first row.
         dropout_seed: Seed of the keys of LoRA's dropout; None: batches have none.
         rows_of_step: Rows of a step over all ranks, if it is not 0: `accumulation` follows from it.
         replicas: The ranks that `accumulation` is for, if more than `size`: the others compute their rows.
 
     Attributes:
+        position: The first row of the next step.
         rows_of_step: Rows of a step over all ranks.
     """
 
@@ -44,7 +46,6 @@ class FileBatches:
         size: int,
         per_device: int,
         accumulation: int,
-        position: Position = Position(),
         replicas: int = 0,
         dropout_seed: int | None = None,
         rows_of_step: int = 0,
@@ -52,7 +53,7 @@ class FileBatches:
         self.rows, self.rank, self.size, self.per_device = rows, rank, size, per_device
         self.rows_of_step = rows_of_step or max(replicas, size) * per_device * accumulation
         self.accumulation = -(-self.rows_of_step // (size * per_device))
-        self.position, self.dropout_seed = position, dropout_seed
+        self.position, self.dropout_seed = Position(), dropout_seed
 
     def steps_left(self, epochs: float) -> int:
         """Steps from the position to the end of `epochs` epochs. The last step of an epoch may be smaller."""
@@ -136,9 +137,9 @@ class OwnBatches:
         )
 
 
-def validation_batches(rows: Rows, rank: int, size: int, per_device: int, limit: int) -> Iterator[PackedBatch]:
-    """This rank's batches of at most `limit` rows. Every row goes to one rank; all have the same number."""
-    count = min(rows.count(0), limit)
+def validation_batches(rows: Rows, rank: int, size: int, per_device: int) -> Iterator[PackedBatch]:
+    """This rank's batches of at most EVAL_ROWS rows. Every row goes to one rank; all have the same number."""
+    count = min(rows.count(0), EVAL_ROWS)
     begin, end = even_ranges(count, size)[rank]
     for first in range(begin, begin - (-count // size), per_device):
         yield rows.batch(0, range(min(end, first), min(end, first + per_device)), per_device)

@@ -1,7 +1,7 @@
 """Counts of the records of a data set: by form, left out, and unusual, each with an example."""
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 SHOWN_BAD_LINES = 5
@@ -22,10 +22,6 @@ class DataReport:
     notes: dict[str, list[Any]] = field(default_factory=dict)  # finding -> [count, example's file:line]
     skipped: int = 0  # records that were left out
     bad: list[str] = field(default_factory=list)  # the first of these, with the reason
-
-    def as_dict(self) -> dict[str, Any]:
-        """The counts in JSON's types."""
-        return asdict(self)
 
     def add_record(self, form: str) -> None:
         """Counts a record that is learned."""

@@ -181,16 +181,20 @@ def _parquet(path: Path, text_column: str) -> Iterator[Document | BadLine]:
         raise ConfigError(f"{path} needs pyarrow: pip install 'ckdist[train]'") from None
     try:
         file = parquet.ParquetFile(path)
-        names = file.schema_arrow.names
-        if text_column not in names and form_of(names) is None and not preference_keys(names):
-            raise ConfigError(f"{path} {no_text(names, text_column)}")
-        number = 0
-        for batch in file.iter_batches(batch_size=1024, columns=columns_of(names, text_column)):
+        number, columns = 0, _columns(path, file.schema_arrow.names, text_column)
+        for batch in file.iter_batches(batch_size=1024, columns=columns):
             for record in batch.to_pylist():
                 number += 1
                 yield read_record(_without_nulls(record), f"{path}:{number}", text_column)
     except pa.ArrowException as error:
         raise ConfigError(f"{path} is not Parquet that can be read: {one_line(error)}") from None
+
+
+def _columns(path: Path, names: list[str], text_column: str) -> list[str]:
+    """The columns of a table that are read. Raises ConfigError if it has no records."""
+    if text_column not in names and form_of(names) is None and not preference_keys(names):
+        raise ConfigError(f"{path} {no_text(names, text_column)}")
+    return columns_of(names, text_column)
 
 
 def _csv(path: Path, text_column: str, delimiter: str) -> Iterator[Document | BadLine]:
@@ -203,9 +207,7 @@ def _csv(path: Path, text_column: str, delimiter: str) -> Iterator[Document | Ba
             names = next(rows, [])
             if len(set(names)) < len(names):
                 raise ConfigError(f"{path} has two columns of one name: its first row must name the columns")
-            if text_column not in names and form_of(names) is None and not preference_keys(names):
-                raise ConfigError(f"{path} {no_text(names, text_column)}")
-            kept = set(columns_of(names, text_column))
+            kept = set(_columns(path, names, text_column))
             line = rows.line_num
             for row in rows:
                 where, line = f"{path}:{line + 1}", rows.line_num

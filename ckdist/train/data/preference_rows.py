@@ -5,7 +5,7 @@ answer of the record before it, which measures the divergence from the reference
 padding.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -17,13 +17,13 @@ from ckdist.train.data.token_cache import TokenCache
 from ckdist.train.data.token_rows import Rows
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class PreferenceBatch(PackedBatch):
     """Units end to end: sequences 2 i and 2 i + 1 are those of `units[i]`. Without units, it has one token."""
 
-    units: np.ndarray = field(kw_only=True)  # int64 (units,): their places in the data set
-    answers: np.ndarray = field(kw_only=True)  # bool (tokens,): the target belongs to the answer
-    desirable: np.ndarray = field(kw_only=True)  # bool (units,): KTO's label
+    units: np.ndarray  # int64 (units,): their places in the data set
+    answers: np.ndarray  # bool (tokens,): the target belongs to the answer
+    desirable: np.ndarray  # bool (units,): KTO's label
 
 
 class _Sequence(NamedTuple):
@@ -124,3 +124,20 @@ class PreferenceRows(Rows):
         return _Sequence(
             np.asarray(self.cache.tokens[begin:end], np.int32), np.asarray(self.cache.learned[begin:end]) > 0
         )
+
+
+class RewardRows(PreferenceRows):
+    """Chosen and rejected sequences in turn, for a reward model. The target of a last token is label 0."""
+
+    def units_batch(self, units: np.ndarray) -> PreferenceBatch:
+        """The batch of some units."""
+        if not len(units):
+            return super().units_batch(units)
+        sequences = [one.ids[: self.length] for unit in units.tolist() for one in self._sequences(unit)]
+        starts = np.cumsum([0, *map(len, sequences)]).astype(np.int32)
+        ids, targets = np.concatenate(sequences), np.full(starts[-1], -1, np.int32)
+        targets[starts[1:] - 1] = 0
+        return PreferenceBatch(
+            ids, targets, starts, units=np.asarray(units, np.int64), answers=targets == 0,
+            desirable=np.ones(len(units), bool),
+        )  # fmt: skip

@@ -1,6 +1,6 @@
 """The prompts of a token cache, for methods that sample the answers. A row is a record's answer with its prompt."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -10,12 +10,12 @@ from ckdist.train.data.token_cache import TokenCache
 from ckdist.train.data.token_rows import Rows
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class PromptBatch(PackedBatch):
     """Prompts end to end, without targets. `keys` of the sampler are in `seeds`."""
 
-    expected: tuple[np.ndarray, ...] = field(kw_only=True)  # tokens of each record's own answer
-    seeds: tuple[int, ...] = field(kw_only=True)  # of each prompt's samples
+    expected: tuple[np.ndarray, ...]  # tokens of each record's own answer
+    seeds: tuple[int, ...]  # of each prompt's samples
 
 
 class PromptRows(Rows):

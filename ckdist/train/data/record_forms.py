@@ -5,7 +5,7 @@ A field that changes the meaning of a record is converted or refused, never igno
 
 import json
 from collections.abc import Callable, Iterable
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from ckdist.errors import RequestError
 from ckdist.tokens.chat_input import kind_of
@@ -95,36 +95,29 @@ def _completion(record: Record) -> list[Any]:
     return [*prompt, *completion]
 
 
-# (keys that a record of the form has, the form's name in reports, the converter, other keys that it reads)
-FORMS: tuple[tuple[frozenset[str], str, Callable[[Record], list[Any]], tuple[str, ...]], ...] = (
-    (frozenset({"messages"}), "messages", lambda record: record["messages"], ()),
-    (frozenset({"conversations"}), "ShareGPT", lambda record: _conversation(record, "conversations"), ("system",)),
-    (frozenset({"conversation"}), "ShareGPT", lambda record: _conversation(record, "conversation"), ("system",)),
-    (
-        frozenset({"instruction", "output"}),
-        "Alpaca",
-        lambda record: _question(record, "instruction", "output", "input"),
-        ("input", "system", "history"),
-    ),
-    (
-        frozenset({"instruction", "response"}),
-        "instruction and response",
-        lambda record: _question(record, "instruction", "response", "context"),
-        ("context", "system"),
-    ),
-    (frozenset({"prompt", "completion"}), COMPLETION, _completion, ("system",)),
-    (
-        frozenset({"prompt", "response"}),
-        "prompt and response",
-        lambda record: _question(record, "prompt", "response"),
-        ("system",),
-    ),
-    (
-        frozenset({"question", "answer"}),
-        "question and answer",
-        lambda record: _question(record, "question", "answer"),
-        ("system",),
-    ),
+class Form(NamedTuple):
+    """A form of records."""
+
+    keys: tuple[str, ...]  # that a record of the form has
+    name: str  # in reports
+    convert: Callable[[Record], list[Any]]
+    more: tuple[str, ...] = ()  # other keys that it reads
+
+
+def _asked(name: str, asked: str, given: str, *more: str) -> Form:
+    """A form with a question and its answer. `more`: the key of text under the question, then further keys."""
+    return Form((asked, given), name, lambda record: _question(record, asked, given, *more[:1]), (*more, "system"))
+
+
+FORMS = (
+    Form(("messages",), "messages", lambda record: record["messages"]),
+    Form(("conversations",), "ShareGPT", lambda record: _conversation(record, "conversations"), ("system",)),
+    Form(("conversation",), "ShareGPT", lambda record: _conversation(record, "conversation"), ("system",)),
+    _asked("Alpaca", "instruction", "output", "input", "history"),
+    _asked("instruction and response", "instruction", "response", "context"),
+    Form(("prompt", "completion"), COMPLETION, _completion, ("system",)),
+    _asked("prompt and response", "prompt", "response"),
+    _asked("question and answer", "question", "answer"),
 )
 KNOWN = "messages, conversations, instruction and output, prompt and completion, or question and answer"
 
@@ -139,13 +132,7 @@ def preference_keys(keys: Iterable[str]) -> set[str]:
     return there & {*PAIR_KEYS, *LABEL_KEYS, "tools", "system"} if is_one else set()
 
 
-def form_of(keys: Iterable[str]) -> tuple[str, Callable[[Record], list[Any]]] | None:
-    """The name and the converter of the form that a record with `keys` has; None if it has none."""
+def form_of(keys: Iterable[str]) -> Form | None:
+    """The form that a record with `keys` has, or None."""
     there = set(keys)
-    return next(((name, convert) for needed, name, convert, _ in FORMS if needed <= there), None)
-
-
-def form_keys(keys: Iterable[str]) -> set[str]:
-    """The keys among `keys` that their form reads."""
-    there = set(keys)
-    return next((there & {*needed, *more} for needed, _, _, more in FORMS if needed <= there), set())
+    return next((form for form in FORMS if there.issuperset(form.keys)), None)

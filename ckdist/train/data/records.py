@@ -9,7 +9,7 @@ from typing import Any
 
 from ckdist.errors import RequestError
 from ckdist.tokens.chat_input import kind_of, read_message, read_tool_list
-from ckdist.train.data.record_forms import KNOWN, form_keys, form_of, preference_keys
+from ckdist.train.data.record_forms import KNOWN, form_of, preference_keys
 
 DEFAULT_COLUMN = "text"
 PREFERENCES = "train preferences with method dpo or orpo (tune: --method), or write the chosen chat as messages"
@@ -67,9 +67,8 @@ def _read(record: object, where: str, text_column: str) -> Document | BadLine:
     if form is not None and not (
         text_column in present and "messages" not in present and text_column != DEFAULT_COLUMN
     ):
-        name, convert = form
         try:
-            return read_chat(record, convert(record), where, name)
+            return read_chat(record, form.convert(record), where, form.name)
         except RequestError as error:
             return BadLine(where, f"has a chat that cannot be learned: {error}")
     text = record.get(text_column)
@@ -93,7 +92,8 @@ def no_text(keys: list[str], text_column: str) -> str:
 
 def columns_of(names: list[str], text_column: str) -> list[str]:
     """The columns of a table that `read_record` reads."""
-    read = {text_column, "tools", *NOT_READ, *form_keys(names), *preference_keys(names)}
+    form = form_of(names)
+    read = {text_column, "tools", *NOT_READ, *preference_keys(names), *((*form.keys, *form.more) if form else ())}
     return [name for name in names if name in read]
 
 

@@ -5,12 +5,13 @@ and the CRC-32 of all before it. While it is written it is OUT.part, and OUT.par
 documents and records, and their CRC.
 """
 
+import contextlib
 import fcntl
 import hashlib
 import json
 import os
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -184,14 +185,14 @@ class TeacherWriter:
         records = np.empty(len(ids), self.header.dtype)
         records["ids"], records["logprobs"] = ids, logprobs
         data = records.tobytes()
-        self._wrap(lambda: self._file.write(data))
+        with self._writing():
+            self._file.write(data)
         self._crc = zlib.crc32(data, self._crc)
         self.documents, self.entries = self.documents + documents, self.entries + len(records)
 
     def save(self) -> None:
         """Makes all records so far survive the end of this process."""
-
-        def write() -> None:
+        with self._writing():
             self._file.flush()
             os.fsync(self._file.fileno())
             temporary = self.state.with_name(f"{self.state.name}.new")
@@ -199,12 +200,10 @@ class TeacherWriter:
             write_synced(temporary, json.dumps(values).encode())
             temporary.replace(self.state)
 
-        self._wrap(write)
-
     def finish(self) -> None:
         """Completes the file and gives it its name."""
-
-        def write() -> None:
+        assert self.entries == self.header.entries, "all documents are written"
+        with self._writing():
             self._file.write(self._crc.to_bytes(CRC_BYTES, "little"))
             self._file.flush()
             os.fsync(self._file.fileno())
@@ -212,12 +211,11 @@ class TeacherWriter:
             self.state.unlink(missing_ok=True)
             self._file.close()
 
-        assert self.entries == self.header.entries, "all documents are written"
-        self._wrap(write)
-
-    def _wrap(self, work: Any) -> None:
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Makes an error of the `with` block one line."""
         try:
-            work()
+            yield
         except OSError as error:
             raise EngineError(
                 f"{self.part} could not be written: {error.strerror}; make room and start again"

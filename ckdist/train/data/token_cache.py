@@ -8,8 +8,8 @@ import json
 import logging
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -50,7 +50,6 @@ class TokenCache:
     starts: np.ndarray  # int64 (documents + 1,)
     learned: np.ndarray | None  # uint8 (tokens,): 1 if the loss is taken on the token; None: on all
     digest: str  # of the tokens; must be equal on all ranks
-    skipped: int  # bad lines that were left out
     places: np.ndarray  # int64 (documents,): index in `files` << LINE_BITS | line
     files: tuple[str, ...]
     report: DataReport = field(default_factory=DataReport)
@@ -71,6 +70,19 @@ class TokenCache:
         return f"{self.files[place >> LINE_BITS]}:{place & ((1 << LINE_BITS) - 1)}"
 
 
+@dataclass(frozen=True)
+class _Rules:
+    """The arguments of `open_cache` that decide how files are read."""
+
+    tokenizer: Tokenizer
+    text_column: str
+    bad_lines: str
+    write_chats: WriteChats
+    progress: bool
+    quiet: bool
+    kind: str
+
+
 def open_cache(
     directory: Path,
     files: list[Path],
@@ -84,14 +96,21 @@ def open_cache(
 ) -> TokenCache:
     """Returns the tokens of `files`, and makes them first if they do not exist.
 
-    `bad_lines`: error or skip. `progress`: show a bar and warnings. `quiet`: log no bad lines. `kind`: of
-    preferences, pairs or labels. Raises ConfigError if a
-    line is bad or there are no tokens, EngineError if the cache cannot be written.
+    Args:
+        bad_lines: error or skip.
+        progress: Show a bar and warnings.
+        quiet: Log no bad lines.
+        kind: pairs or labels, for preferences.
+
+    Raises:
+        ConfigError: A line is bad, or there are no tokens.
+        EngineError: The cache cannot be written.
     """
-    folder = directory / cache_key(files, tokenizer, text_column, bad_lines, kind)
+    rules = _Rules(tokenizer, text_column, bad_lines, write_chats, progress, quiet, kind)
+    folder = directory / _cache_key(files, rules)
     is_made = (folder / "meta.json").is_file()
     if not is_made:
-        _make(folder, files, tokenizer, text_column, bad_lines, write_chats, progress, quiet, kind)
+        _make(folder, files, rules)
     meta = json.loads((folder / "meta.json").read_text())
     if is_made and progress and meta["report"]["skipped"]:
         log.warning("%d lines in all were left out when these tokens were made", meta["report"]["skipped"])
@@ -106,39 +125,22 @@ def open_cache(
     places = load("places.bin", np.int64, meta["documents"])
     report = DataReport(**meta["report"])
     labels = load("labels.bin", np.uint8, meta["documents"]) if kind else None
-    named = tuple(meta["files"])
-    return TokenCache(tokens, starts, learned, meta["digest"], report.skipped, places, named, report, labels)
+    return TokenCache(tokens, starts, learned, meta["digest"], places, tuple(meta["files"]), report, labels)
 
 
-def cache_key(files: list[Path], tokenizer: Tokenizer, text_column: str, bad_lines: str, kind: str = "") -> str:
+def _cache_key(files: list[Path], rules: _Rules) -> str:
     """A digest of the files (names, sizes, times), the tokenizer, and the rules of reading."""
-    rules = [
-        VERSION,
-        text_column,
-        bad_lines,
-        tokenizer.prefix,
-        sorted(tokenizer.eos_token_ids),
-        dict(tokenizer.templates),
-        *filter(None, [kind]),
-    ]
-    digest = hashlib.sha256(json.dumps(rules).encode() + tokenizer.backend.to_str().encode())
+    tokenizer = rules.tokenizer
+    words = [VERSION, rules.text_column, rules.bad_lines, tokenizer.prefix, sorted(tokenizer.eos_token_ids)]
+    words += [dict(tokenizer.templates), *([rules.kind] if rules.kind else [])]
+    digest = hashlib.sha256(json.dumps(words).encode() + tokenizer.backend.to_str().encode())
     for file in files:
         stat = file.stat()
         digest.update(f"{file.resolve()}\0{stat.st_size}\0{stat.st_mtime_ns}\0".encode())
     return digest.hexdigest()[:32]
 
 
-def _make(
-    folder: Path,
-    files: list[Path],
-    tokenizer: Tokenizer,
-    text_column: str,
-    bad_lines: str,
-    write_chats: WriteChats,
-    progress: bool,
-    quiet: bool,
-    kind: str,
-) -> None:
+def _make(folder: Path, files: list[Path], rules: _Rules) -> None:
     """Makes a cache in `folder`. Raises ConfigError for a fault that the user can mend, EngineError if it cannot be
     written.
     """
@@ -150,20 +152,10 @@ def _make(
             f"cannot write in {folder.parent}: {error.strerror}; give another output folder, or set cache_dir"
         ) from None
     try:
-        with _Writer(temporary, tokenizer.vocab_size, quiet, kind) as writer:
-            refuse = lambda bad: _refuse(bad, bad_lines, writer)
-
-            def write(chats: list[Document]) -> list[Written]:
-                """The turns of chats, or why they cannot be written."""
-                if kind:
-                    return _written_answers(chats, tokenizer, write_chats)
-                if not tokenizer.templates:
-                    return [_plain_turn(chat, tokenizer) for chat in chats]
-                return write_chats([(chat.messages or [], chat.tools) for chat in chats])
-
-            for batch in _batches(_read(files, text_column, bad_lines, writer, progress, kind)):
-                waiting = list(_written(batch, write, refuse))
-                for document, sequences in _encode_batch(waiting, tokenizer):
+        with _Writer(temporary, rules) as writer:
+            for batch in _batches(_read(files, rules, writer)):
+                waiting = list(_written(batch, rules, writer))
+                for document, sequences in _encode_batch(waiting, rules.tokenizer):
                     writer.add(document, sequences)
                 for document, turns in waiting:
                     writer.count(document, turns or [])
@@ -178,7 +170,9 @@ def _make(
         except OSError:  # another host made it in the meantime
             if not (folder / "meta.json").is_file():
                 raise
-        (log.debug if quiet else log.info)("%d documents, %d tokens in %s", writer.documents, writer.tokens, folder)
+        (log.debug if rules.quiet else log.info)(
+            "%d documents, %d tokens in %s", writer.documents, writer.tokens, folder
+        )
     except OSError as error:
         raise EngineError(
             f"the token cache {folder} could not be written: {error.strerror or error}; make room, or set cache_dir"
@@ -190,10 +184,9 @@ def _make(
 class _Writer:
     """Writes the files of a cache. `tokens`, `documents` and `report` count; the context manager closes the files."""
 
-    def __init__(self, folder: Path, vocab_size: int, quiet: bool = False, kind: str = "") -> None:
-        self.kind, self.labels = kind, bytearray()
-        self.folder, self.quiet = folder, quiet
-        self.dtype = np.dtype(np.uint16 if vocab_size <= 1 << 16 else np.uint32)
+    def __init__(self, folder: Path, rules: _Rules) -> None:
+        self.folder, self.rules, self.labels = folder, rules, bytearray()
+        self.dtype = np.dtype(np.uint16 if rules.tokenizer.vocab_size <= 1 << 16 else np.uint32)
         self.tokens = self.documents = 0
         self.chats = False
         self.files: dict[str, int] = {}
@@ -215,7 +208,7 @@ class _Writer:
     def add(self, document: Document, sequences: Iterable[LearnedTokens]) -> None:
         """Appends the sequences of a record. Raises OSError if the disk is full."""
         sequences = list(sequences)
-        if self.kind and len(sequences) != len(document.labels):
+        if self.rules.kind and len(sequences) != len(document.labels):
             self.skip(BadLine(document.where, "has an answer without a token"))
             return
         self.labels += bytes(document.labels)
@@ -238,26 +231,34 @@ class _Writer:
         """Counts a record and the findings of its turns."""
         if document.begins:
             self.report.add_record(document.form)
-            if document.preference and not self.kind:
+            if document.preference and not self.rules.kind:
                 self.report.add_note("records of preferences: no label and no rejected answer is read", document.where)
         self.report.answers += len(turns)
         for turn in turns:
             for note in turn.notes:
                 self.report.add_note(note, document.where)
 
+    def refuse(self, bad: BadLine) -> None:
+        """Counts a bad line. Raises ConfigError if `bad_lines` is error."""
+        if self.rules.bad_lines == "error":
+            raise ConfigError(
+                f'{bad.where} {bad.why}; mend it, or leave such lines out with bad_lines = "skip" (tune: --skip-bad)'
+            )
+        self.skip(bad)
+
     def skip(self, bad: BadLine) -> None:
         """Counts a bad line, and logs the first SHOWN_BAD_LINES."""
         self.report.add_bad(bad.where, bad.why)
-        if self.report.skipped <= SHOWN_BAD_LINES and not self.quiet:
+        if self.report.skipped <= SHOWN_BAD_LINES and not self.rules.quiet:
             log.warning("left out: %s %s", bad.where, bad.why)
 
     def finish(self) -> None:
         """Writes meta.json and syncs all files. Raises OSError on failure."""
-        if self.report.skipped and not self.quiet:
+        if self.report.skipped and not self.rules.quiet:
             log.warning("%d lines in all were left out", self.report.skipped)
         if not self.chats:
             (self.folder / "learned.bin").unlink()
-        if self.kind:
+        if self.rules.kind:
             write_synced(self.folder / "labels.bin", bytes(self.labels))
             self.digest.update(self.labels)
         meta: dict[str, Any] = {
@@ -267,35 +268,24 @@ class _Writer:
             "dtype": self.dtype.name,
             "chats": self.chats,
             "files": list(self.files),
-            "report": self.report.as_dict(),
+            "report": asdict(self.report),
         }
         for path in self.folder.iterdir():  # synced before the folder gets its name
             sync(path)
         write_synced(self.folder / "meta.json", json.dumps(meta | {"digest": self.digest.hexdigest()}).encode())
 
 
-def _refuse(bad: BadLine, bad_lines: str, writer: _Writer) -> None:
-    """Counts a bad line. Raises ConfigError if `bad_lines` is error."""
-    if bad_lines == "error":
-        raise ConfigError(
-            f'{bad.where} {bad.why}; mend it, or leave such lines out with bad_lines = "skip" (tune: --skip-bad)'
-        )
-    writer.skip(bad)
-
-
-def _read(
-    files: list[Path], text_column: str, bad_lines: str, writer: _Writer, progress: bool, kind: str
-) -> Iterator[Document]:
-    """Yields the documents of all files, with a progress bar. Raises ConfigError as `read_documents` and `_refuse`."""
+def _read(files: list[Path], rules: _Rules, writer: _Writer) -> Iterator[Document]:
+    """Yields the documents of all files, with a progress bar. Raises ConfigError as `read_documents` and `refuse`."""
     total = sum(file.stat().st_size for file in files)
-    with ProgressBar(total, "B", "tokenising", progress) as bar:
+    with ProgressBar(total, "B", "tokenising", rules.progress) as bar:
         for file in files:
-            for read in read_documents(file, text_column):
-                document = read_preference(read, kind) if kind else read
+            for read in read_documents(file, rules.text_column):
+                document = read_preference(read, rules.kind) if rules.kind else read
                 if isinstance(document, BadLine):
-                    _refuse(document, bad_lines, writer)
-                    continue
-                yield document
+                    writer.refuse(document)
+                else:
+                    yield document
             bar.update(file.stat().st_size)
 
 
@@ -333,15 +323,22 @@ def _plain_turn(document: Document, tokenizer: Tokenizer) -> Written:
     ]
 
 
-def _written(
-    batch: list[Document], write: Callable[[list[Document]], list[Written]], refuse: Callable[[BadLine], None]
-) -> Iterator[Waiting]:
+def _turns_of(chats: list[Document], rules: _Rules) -> list[Written]:
+    """The turns of chats, or why they cannot be written."""
+    if rules.kind:
+        return _written_answers(chats, rules.tokenizer, rules.write_chats)
+    if not rules.tokenizer.templates:
+        return [_plain_turn(chat, rules.tokenizer) for chat in chats]
+    return rules.write_chats([(chat.messages or [], chat.tools) for chat in chats])
+
+
+def _written(batch: list[Document], rules: _Rules, writer: _Writer) -> Iterator[Waiting]:
     """Renders chats. Those that cannot be rendered are refused."""
-    chats = iter(write([document for document in batch if document.messages is not None]))
+    chats = iter(_turns_of([document for document in batch if document.messages is not None], rules))
     for document in batch:
         written = None if document.messages is None else next(chats)
         if isinstance(written, RequestError):
-            refuse(BadLine(document.where, f"is a chat that cannot be written: {written}"))
+            writer.refuse(BadLine(document.where, f"is a chat that cannot be written: {written}"))
         else:
             yield document, written
 

@@ -30,16 +30,13 @@ def count_truncated(cache: TokenCache, documents: np.ndarray, length: int) -> Tr
     """Counts over `documents`, (documents,), in rows of `length` tokens."""
     counts = Truncation()
     for first in range(0, len(documents), BLOCK):
-        block = documents[first : first + BLOCK]
-        begins, ends = cache.starts[block], cache.starts[block + 1]
-        _add_block(counts, cache, block, begins, ends, length)
+        _add_block(counts, cache, documents[first : first + BLOCK], length)
     return counts
 
 
-def _add_block(
-    counts: Truncation, cache: TokenCache, block: np.ndarray, begins: np.ndarray, ends: np.ndarray, length: int
-) -> None:
-    """Adds the documents of `block`, whose tokens are [begins, ends)."""
+def _add_block(counts: Truncation, cache: TokenCache, block: np.ndarray, length: int) -> None:
+    """Adds the documents of `block`."""
+    begins, ends = cache.starts[block], cache.starts[block + 1]
     sizes = ends - begins
     # The first token of a document is never a target. The one after a row's end still is.
     within = np.minimum(begins + length + 1, ends)

@@ -16,7 +16,7 @@ from ckdist.models.decoder import forward
 from ckdist.models.spec import ModelSpec
 from ckdist.program.executable import CacheConfig, Executable
 from ckdist.program.execution_plan import ExecutionPlan
-from ckdist.program.lower import lower, stored_dims
+from ckdist.program.lower import ServingLowering, stored_dims
 from ckdist.program.native_worker import NativeWorker
 from ckdist.program.tracer import trace
 from tests.support.interpreter import Interpreter
@@ -61,7 +61,7 @@ def part_of(weight: np.ndarray, key) -> np.ndarray:
 
 def phase_of(program, mesh, weights, chunk: int, stored=None, host_rows=False):
     """A phase over packed copies of its weights, and what must stay alive with it."""
-    lowered = lower(program, mesh, lambda name: 0, lambda name: 1, chunk, stored, host_rows)
+    lowered = ServingLowering(program, mesh, lambda name: 0, lambda name: 1, chunk, stored, host_rows).run()
     keep = [packed(np.ascontiguousarray(part_of(weights[key.name], key))) for key in lowered.matrices]
     vectors = [np.ascontiguousarray(weights[name][begin:end]) for name, (begin, end) in lowered.vectors]
     return ExecutionPlan(lowered, [int(ffi.cast("intptr_t", m)) for m, _ in keep], [v.ctypes.data for v in vectors]), (

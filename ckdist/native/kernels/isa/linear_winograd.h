@@ -69,7 +69,7 @@ constexpr float kBase = 3 << 22;
 // A tile's weights of 32 columns.
 struct WeightGroup {
   __m256i odd[kSteps][kParts], even[kSteps][kParts];
-  __m256i products[kParts];  // bits of kBase, minus the sum of w0 w1
+  __m256i products[kParts];            // bits of kBase, minus the sum of w0 w1
   __m256 scale[kParts], base[kParts];  // base: -kBase times the scale, exact for scales of 11 bits
 
   template <Type type, int step>
@@ -150,7 +150,7 @@ void multiply_panel(const uint8_t* block, int64_t blocks, const TokenPanel& x, i
   constexpr int groups = layout.columns / kGroupColumns;
   alignas(64) float buffer[kMostTokens][kTileRows], zeros[kTileRows] = {};
   const TokenSums sums = {buffer[0], kTileRows}, none = {zeros, 0}, in_y = {y, y_stride};
-  // Their first sums are read from y, and their last ones are written to it, beside products: y is far away.
+  // Their first sums are read from y, and their last ones are written to it while products run: y is far away.
   const int64_t direct = rows == kTileRows && blocks > 0 ? tokens / kTokensAtOnce * kTokensAtOnce : 0;
   for (int64_t t = direct; t < x.tokens; ++t)
     for (int h = 0; h < kParts; ++h)
@@ -172,8 +172,7 @@ void multiply_panel(const uint8_t* block, int64_t blocks, const TokenPanel& x, i
     }
   }
   for (int64_t t = direct; t < tokens; ++t)
-    for (int h = 0; h < kParts; ++h)
-      store_rows(y + t * y_stride, rows, h, _mm256_load_ps(buffer[t] + kPartRows * h));
+    for (int h = 0; h < kParts; ++h) store_rows(y + t * y_stride, rows, h, _mm256_load_ps(buffer[t] + kPartRows * h));
 }
 
 template <Type type>

@@ -1,8 +1,5 @@
 // Attention over the KV cache: normalizes and rotates queries and keys, stores keys and values, and attends.
-#include <cmath>
-
 #include "runtime/steps/attention_run.h"
-#include "runtime/steps/carved.h"
 #include "runtime/steps/residual.h"
 
 namespace ckdist {
@@ -11,21 +8,10 @@ namespace {
 struct Attend : Carved<Attend, AttentionRun<Attend, ckdist_attend_step>> {
   AttentionFields attention() const {
     const int32_t q = step.rotated >= 0 ? step.rotated : step.q;
-    const float* const sinks = step.sinks >= 0 ? r.vector(step.sinks) : nullptr;
-    const RelativeBias* const relative = step.relative >= 0 ? &r.biases.of(r.vector(step.relative)) : nullptr;
-    return {step.layer,
-            q,
-            step.out,
-            step.window,
-            step.scale,
-            step.soft_cap,
-            sinks,
-            step.bidirectional != 0,
-            false,
-            relative,
-            step.listed,
-            step.listed_block,
-            step.listed_window};
+    AttentionFields of{q, step.out, step.window, step.scale, step.soft_cap, step.sinks};
+    of.bidirectional = step.bidirectional != 0, of.relative = step.relative;
+    of.listed = step.listed, of.listed_block = step.listed_block, of.listed_window = step.listed_window;
+    return of;
   }
   static int64_t workspace_bytes(const Inference& r, const Fields& step) {
     return listed_bytes(r, step, step.listed, step.listed_block);
@@ -38,33 +24,18 @@ struct Attend : Carved<Attend, AttentionRun<Attend, ckdist_attend_step>> {
   };
   static Room room(Carver& c, const Inference& r, const Fields& step) {
     const Inference::Layer& layer = r.layers[step.layer];
-    uint8_t* const scratch =
-        c.bytes(r.kernels.attention.scratch_bytes(layer.cache, kQueryTile, layer.max_heads_per_kv));
-    float* const key = c.floats(layer.cache.key_width);
-    float* const value = c.floats(layer.cache.value_width);
-    return {scratch, key, value, c.floats(step.squares >= 0 ? r.value(step.squares).width : 0)};
+    return {c.bytes(r.kernels.attention.scratch_bytes(layer.cache, kQueryTile, layer.max_heads_per_kv)),
+            c.floats(layer.cache.key_width), c.floats(layer.cache.value_width),
+            c.floats(step.squares >= 0 ? r.value(step.squares).width : 0)};
   }
 
   // Factors of a token's queries and keys, without their norm weights, if one RMS norm covers all heads: 1 /
   // sqrt(mean(x^2) + eps).
   void inverse_norms(int64_t token, float* queries, float* keys) {
     const ckdist_layer& a = r.program.layers[step.layer];
-    const ckdist_value& v = r.value(step.squares);
     // (total_heads + total_kv_heads,): sums of squares of the token's heads
-    const float* row;
-    if (step.rotated >= 0) {
-      row = r.peer_row(step.squares, token);
-    } else {
-      const float* parts[kMaxRanks];
-      int64_t stride;
-      int count = 1;
-      if (v.place == ckdist_place_slot) count = r.ranks->summands(int(v.offset), parts);
-      else parts[0] = r.floats(step.squares, &stride);
-      for (int p = 0; p < count; p++) parts[p] += token * v.width;
-      row = parts[0];
-      float* const sums = buffers().squares;
-      if (count > 1) r.kernels.elementwise.sum_parts(nullptr, parts, count, v.width, sums), row = sums;
-    }
+    const float* const row = step.rotated >= 0 ? r.peer_row(step.squares, token)
+                                               : Residual{r, thread, buffers().squares, step.squares}.read(token);
     const auto inverse = [&](const float* squares, int count) {
       float sum = 0.f;
       for (int h = 0; h < count; h++) sum += squares[h];
@@ -83,20 +54,14 @@ struct Attend : Carved<Attend, AttentionRun<Attend, ckdist_attend_step>> {
     const CacheShape& cache = layer().cache;
     const int64_t head = int64_t(layer().first_head[kv_head]) * cache.key_width,
                   key_column = int64_t(kv_head) * cache.key_width, value_column = int64_t(kv_head) * cache.value_width;
-    int64_t stride;
-    if (step.rotated < 0) {
-      float* const q = r.floats(step.q, &stride) + token * stride + head;
-      if (!stores()) return {q, nullptr, nullptr, q, nullptr};
-      float* const key = r.floats(step.k, &stride) + token * stride + key_column;
-      return {q, key, r.floats(step.v, &stride) + token * stride + value_column, q, key};
-    }
-    if (r.rank_of(token) != r.ranks->local_rank)
+    const bool in_place = step.rotated < 0;  // else inputs are in the slot of the token's rank
+    if (!in_place && r.rank_of(token) != r.ranks->local_rank)
       r.count_moved(thread, ((layer().heads_per_kv[kv_head] + 1) * cache.key_width + cache.value_width) * 4);
-    float* const rotated = r.floats(step.rotated, &stride) + token * stride + head;
-    if (!stores()) return {r.peer_row(step.q, token) + head, nullptr, nullptr, rotated, nullptr};
-    return {r.peer_row(step.q, token) + head, r.peer_row(step.k, token) + key_column,
-            r.peer_row(step.v, token) + value_column, rotated,
-            buffers().key};  // inputs in the slot of the token's rank
+    const float* const q = r.row_of(step.q, token) + head;
+    float* const rotated = r.floats(in_place ? step.q : step.rotated).row(token) + head;
+    if (!stores()) return {q, nullptr, nullptr, rotated, nullptr};
+    return {q, r.row_of(step.k, token) + key_column, r.row_of(step.v, token) + value_column, rotated,
+            in_place ? r.floats(step.k).row(token) + key_column : buffers().key};
   }
 
   // Keys and values of the batch are stored: the layer has a cache of its own.
@@ -129,15 +94,13 @@ struct Attend : Carved<Attend, AttentionRun<Attend, ckdist_attend_step>> {
     const bool together = step.q_norm >= 0 && step.squares >= 0;
     if (together) inverse_norms(token, &q_factor, &k_factor);
     auto [q, key, value, rotated, rotated_key] = heads_of(token, kv_head);
-    const Start start = start_of(sequence);
-    const int64_t position = r.batch.chunks[sequence].first_position + token - start.token;
+    const int64_t position = r.position_of(sequence, token);
     const Rope rope = rotation(token, position);
     const float scale = query_factor(step.query_beta, step.query_context, position + step.query_from_one);
-    uint8_t* const block =
-        of.kv(kv_head) + r.batch.block_tables[start.block + position / kBlockTokens] * of.block_stride;
+    uint8_t* const block = of.kv(kv_head) + block_offset(sequence, position);
     // Prefetches the key half of the block, because storing a key touches each of its cache lines. Later positions of
     // the block find the lines in the cache.
-    if (r.batch.tokens == r.batch.sequences || position % kBlockTokens == 0)
+    if (one_token_each() || position % kBlockTokens == 0)
       for (int64_t line = 0; line < of.head_bytes / 2; line += 64) __builtin_prefetch(block + line, 1);
     for (int h = 0; h < of.heads_per_kv[kv_head]; h++, q += width, rotated += width) {
       const float* x = q;
@@ -165,18 +128,15 @@ struct Attend : Carved<Attend, AttentionRun<Attend, ckdist_attend_step>> {
     for (const int32_t of : {step.q, step.k, step.v}) {
       if (of < 0) continue;
       const int64_t width = of == step.v ? layer.cache.value_width : layer.cache.key_width;
-      int64_t stride;
-      const float* at = step.rotated >= 0 ? r.peer_row(of, token) : r.floats(of, &stride) + token * stride;
-      at += (of == step.q ? layer.first_head[kv_head] : kv_head) * width;
-      const int64_t n = (of == step.q ? layer.heads_per_kv[kv_head] : 1) * width;
-      fetch_floats(at, n);
+      const float* const at = r.row_of(of, token) + (of == step.q ? layer.first_head[kv_head] : kv_head) * width;
+      fetch_floats(at, (of == step.q ? layer.heads_per_kv[kv_head] : 1) * width);
     }
   }
 
   void run() {
     const int kv_heads = layer().kv_heads;
-    if (r.batch.tokens != r.batch.sequences || step.listed >= 0) return attend_prompt();
-    if (r.active() > 1 && kv_heads > 0) {
+    if (!one_token_each() || step.listed >= 0) return attend_prompt();
+    if (kv_heads > 0) {
       const Split split = split_of();
       if (split.spans_each > 0) return attend_split(split);
     }
@@ -203,7 +163,7 @@ struct Attend : Carved<Attend, AttentionRun<Attend, ckdist_attend_step>> {
     const AttentionTask next = placed(sequence, 0, 1);
     const int64_t first = next.first_span() * (kSpan / kBlockTokens);
     task.next_kv = layer().kv(kv_head);
-    task.next_table = r.batch.block_tables + start_of(sequence).block + first;
+    task.next_table = r.table_of(sequence) + first;
     task.next_blocks = (next.end() + kBlockTokens - 1) / kBlockTokens - first;
   }
 

@@ -2,11 +2,7 @@
 //
 // The rows that a token sees are copied, in the order of their positions, to blocks of a thread; the kernels attend to
 // these blocks. So the bits of a token depend on its rows alone.
-#include <cmath>
-#include <cstring>
-
 #include "runtime/steps/attention_run.h"
-#include "runtime/steps/carved.h"
 #include "runtime/steps/residual.h"
 #include "runtime/steps/window_cache.h"
 
@@ -14,9 +10,7 @@ namespace ckdist {
 namespace {
 
 struct AttendCompressed : Carved<AttendCompressed, AttentionRun<AttendCompressed, ckdist_attend_compressed_step>> {
-  AttentionFields attention() const {
-    return {step.layer, step.rotated, step.out, 0, step.scale, 0.f, step.sinks >= 0 ? r.vector(step.sinks) : nullptr};
-  }
+  AttentionFields attention() const { return {step.rotated, step.out, 0, step.scale, 0.f, step.sinks}; }
 
   // Buffers of one thread: the kernel's scratch memory, the rows of a token, a key, and room for an entry.
   struct Room {
@@ -27,12 +21,9 @@ struct AttendCompressed : Carved<AttendCompressed, AttentionRun<AttendCompressed
   static Room room(Carver& c, const Inference& r, const Fields& step) {
     const Inference::Layer& layer = r.layers[step.layer];
     const int64_t blocks = blocks_of(step.window + most_entries(r, step)), width = layer.cache.key_width;
-    uint8_t* const scratch =
-        c.bytes(r.kernels.attention.scratch_bytes(layer.cache, kLatentTile, layer.max_heads_per_kv));
-    uint8_t* const rows = c.bytes(blocks * layer.head_bytes);
-    auto* const table = reinterpret_cast<int32_t*>(c.bytes(blocks * int64_t{sizeof(int32_t)}));
-    float* const key = c.floats(width);
-    return {scratch, rows, table, key, c.floats(WindowCache::room_floats(width))};
+    return {c.bytes(r.kernels.attention.scratch_bytes(layer.cache, kLatentTile, layer.max_heads_per_kv)),
+            c.bytes(blocks * layer.head_bytes), c.array<int32_t>(blocks), c.floats(width),
+            c.floats(WindowCache::room_floats(width))};
   }
   static int64_t most_entries(const Inference& r, const Fields& step) {
     if (step.entries.ratio == 0) return 0;
@@ -40,61 +31,48 @@ struct AttendCompressed : Carved<AttendCompressed, AttentionRun<AttendCompressed
     return step.listed >= 0 ? std::min(all, r.value(step.listed).width) : all;
   }
 
-  const int32_t* table_of(int sequence) const { return r.batch.block_tables + start_of(sequence).block; }
-
   void run() {
     rotate();
     r.meet(thread, index);
     if (step.entries.ratio > 0) {
       const WindowCache cache(r, step.layer, step.entries, false);
-      const int64_t made = cache.each_complete(thread, [&](int sequence, int64_t window) {
-        const Rope rope = r.rotation(step.rope_table, start_of(sequence).token, window * step.entries.ratio);
-        cache.compress(sequence, start_of(sequence).token, table_of(sequence), window, rope, step.eps, buffers().entry);
-      });
-      if (made > 0) r.meet(thread, index);
-      cache.keep_rows(thread);
+      cache.make_entries(*this, buffers().entry);
     }
     int64_t gathered = -1, count = 0;
     const int tasks = layer().kv_heads > 0 ? tasks_of(r.batch.tokens) : 0;
     const auto work = [&](int64_t i) {
-      if (i / tasks != gathered) gathered = i / tasks, count = gather(token_of(gathered), gathered);
-      const Token token = token_of(gathered);
-      attend(token, gathered, item_of(token.sequence, token.first, i % tasks, tasks), count);
+      if (i / tasks != gathered) gathered = i / tasks, count = gather(r.token_of(gathered), gathered);
+      const Token token = r.token_of(gathered);
+      attend(token, gathered, item_of(token.sequence, token.index, i % tasks, tasks), count);
     };
-    if (r.batch.tokens == r.batch.sequences) r.take_items(thread, index, r.batch.tokens * tasks, work);
+    if (one_token_each()) r.take_items(thread, index, r.batch.tokens * tasks, work);
     else r.for_each_item(thread, index, r.batch.tokens * tasks, work);
     if (tasks > 0) keep_keys();
     r.finish(thread, index, step.out, r.batch.tokens);
   }
 
-  float* key(int64_t token) {
-    int64_t stride;
-    float* const keys = r.floats(step.keys, &stride);
-    return keys + token * stride;
-  }
+  float* key(int64_t token) { return r.floats(step.keys).row(token); }
 
   // Each thread norms and rotates an equal part of all tokens' heads and keys.
   void rotate() {
-    int64_t stride;
-    float* const rotated = r.floats(step.rotated, &stride);  // (tokens, heads, key_width)
+    const FloatRows rotated = r.floats(step.rotated);  // (tokens, heads, key_width)
     const int64_t heads = layer().heads(), width = layer().cache.key_width, each = heads + (heads > 0);
     const ElementwiseKernel& k = r.kernels.elementwise;
-    const int64_t items = r.batch.tokens * each;
-    for (int64_t i = items * thread / r.active(); i < items * (thread + 1) / r.active(); i++) {
+    each_own_item(r.batch.tokens * each, [&](int64_t i) {
       const int64_t token = i / each, h = i % each;
-      float* const out = h < heads ? rotated + token * stride + h * width : key(token);
+      float* const out = h < heads ? rotated.row(token) + h * width : key(token);
       if (h < heads) {
         const float* const x = r.row_of(step.q, token) + h * width;
         scaled(x, 1.f / std::sqrt(k.sum_squares(x, width) / float(width) + step.eps), width, out);
       } else {
         k.rms_norm(r.row_of(step.k, token), r.vector(step.norm), step.eps, width, out);
       }
-      WindowCache::rotate(k, out, rotation(token, token_of(token).position), width);
-    }
+      WindowCache::rotate(k, out, rotation(token, r.token_of(token).position), width);
+    });
   }
 
   void keep_keys() {
-    if (r.batch.tokens != r.batch.sequences) r.meet(thread, index);
+    if (!one_token_each()) r.meet(thread, index);
     const RecentRows recent(r, step.layer, ckdist_array_latent);
     recent.keep(thread, [&](int64_t token, float* to) { std::copy_n(key(token), recent.width, to); });
   }
@@ -110,7 +88,7 @@ struct AttendCompressed : Carved<AttendCompressed, AttentionRun<AttendCompressed
       r.kernels.attention.store(of.cache, block, int(count++ % kBlockTokens), key, nullptr);
     };
     const RecentRows recent(r, step.layer, ckdist_array_latent);
-    const int64_t first = token.position - token.first;  // of the chunk
+    const int64_t first = token.position - token.index;  // of the chunk
     for (int64_t p = std::max<int64_t>(token.position - step.window + 1, 0); p <= token.position; p++)
       put(p < first ? recent.before(token.sequence, p) : key(number + p - token.position));
     if (step.entries.ratio > 0) {
@@ -122,7 +100,7 @@ struct AttendCompressed : Carved<AttendCompressed, AttentionRun<AttendCompressed
         list = reinterpret_cast<const int32_t*>(r.row_of(step.listed, number));
       }
       for (int64_t e = 0; e < entries; e++) {
-        cache.read_entry(table_of(token.sequence), list ? list[e] : e, own.key);
+        cache.read_entry(r.table_of(token.sequence), list ? list[e] : e, own.key);
         put(own.key);
       }
     }
@@ -137,8 +115,7 @@ struct AttendCompressed : Carved<AttendCompressed, AttentionRun<AttendCompressed
     r.kernels.attention.attend(task, buffers().scratch);
     const Rope rope = rotation(number, token.position);
     for (int h = 0; h < task.heads && rope.dims > 0; h++) {
-      float* const end = task.out + h * task.out_head_stride + task.value_width - rope.dims;
-      const Row row = {reinterpret_cast<uint8_t*>(end), false};
+      const Row row = float_row(task.out + h * task.out_head_stride + task.value_width - rope.dims);
       r.kernels.row.rope(row, rope, true, rope.dims, rope.dims, row);
     }
   }

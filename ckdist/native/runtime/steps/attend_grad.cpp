@@ -61,9 +61,7 @@ struct AttendGrad : PackedAttention<ckdist_attend_grad_step> {
     return s;
   }
   static int64_t thread_bytes(const Training& r, const Fields& step) {
-    Carver c;
-    space(c, r, step, r.most_keys());
-    return c.used;
+    return carved_bytes([&](Carver& c) { space(c, r, step, r.most_keys()); });
   }
 
   // In the workspace. delta: if sinks are trained, (tokens, heads), the dot product of the attention's result and its
@@ -80,9 +78,7 @@ struct AttendGrad : PackedAttention<ckdist_attend_grad_step> {
             c.floats(r.most_keys() * floats), c.floats(r.program.max_tokens * floats)};
   }
   static int64_t workspace_bytes(const Training& r, const Fields& step) {
-    Carver c;
-    shared(c, r, step);
-    return c.used;
+    return carved_bytes([&](Carver& c) { shared(c, r, step); });
   }
   Shared shared() const {
     Carver c{r.workspace()};
@@ -146,16 +142,9 @@ struct AttendGrad : PackedAttention<ckdist_attend_grad_step> {
       std::fill_n(s.dv + t * round16(value_width), round16(value_width), 0.f);
     }
     const int64_t part = std::min(round16(n), kKeys);
-    return {item,
-            has_sums,
-            has_queries,
-            first_key,
-            end_key,
-            part + 16,
-            Training::stride(part + 16, r.scratch_bytes()),
-            s,
-            r.matrix(n, key_width, s.k),
-            r.matrix(n, value_width, s.v)};
+    const int64_t ds_stride = Training::stride(part + 16, r.scratch_bytes());
+    const Matrix keys = r.matrix(n, key_width, s.k), values = r.matrix(n, value_width, s.v);
+    return {item, has_sums, has_queries, first_key, end_key, part + 16, ds_stride, s, keys, values};
   }
 
   void kv_head_of(const Item& item) {
@@ -179,19 +168,12 @@ struct AttendGrad : PackedAttention<ckdist_attend_grad_step> {
   void block_of(const Item& item, int64_t head, const OwnQueries& own, int64_t first) {
     const int64_t queries = std::min<int64_t>(kGradQueries, own.end - first), low = first_seen(first) / 16 * 16,
                   token = own.token + first - own.first;
-    const Block block{head,
-                      first,
-                      queries,
-                      token,
-                      low,
-                      round16(first + queries) - low,
-                      own,
-                      key_head(step.q, token, head),
-                      value_head(step.out, token, head),
-                      value_head(step.d_out, token, head)};
+    const Operand q = key_head(step.q, token, head), o = value_head(step.out, token, head),
+                  d_out = value_head(step.d_out, token, head);
+    const Block block{head, first, queries, token, low, round16(first + queries) - low, own, q, o, d_out};
     if (first == own.first) {
-      fetch_queries(block, first);
-      for (const int32_t of : {step.d_out, step.out}) fetch_values(block, of, first);
+      fetch_heads(block, step.q, key_width, first);
+      for (const int32_t of : {step.d_out, step.out}) fetch_heads(block, of, value_width, first);
     }
     const Space& s = item.s;
     pack_columns(block.d_out, queries, value_width, s.do_transposed);
@@ -212,13 +194,9 @@ struct AttendGrad : PackedAttention<ckdist_attend_grad_step> {
       r.store(step.dq, token + t, head * key_width, s.dq + t * round16(key_width), key_width);
   }
 
-  void fetch_queries(const Block& b, int64_t at) const {
-    fetch(key_head(step.q, b.token + at - b.first, b.head), std::clamp<int64_t>(b.own.end - at, 0, kQueries),
-          key_width);
-  }
-  void fetch_values(const Block& b, int32_t of, int64_t at) const {
-    fetch(value_head(of, b.token + at - b.first, b.head), std::clamp<int64_t>(b.own.end - at, 0, kQueries),
-          value_width);
+  void fetch_heads(const Block& b, int32_t of, int64_t width, int64_t at) const {
+    fetch(r.head_of(of, b.token + at - b.first, b.head, width), std::clamp<int64_t>(b.own.end - at, 0, kQueries),
+          width);
   }
 
   // Rows of a packed matrix from `first` on, a multiple of 16.
@@ -236,20 +214,20 @@ struct AttendGrad : PackedAttention<ckdist_attend_grad_step> {
     const bool is_first = keys.is_first;
     if (end <= keys.begin) return;  // they see none of the keys
     if (is_first) {
-      fetch_queries(b, next);
+      fetch_heads(b, step.q, key_width, next);
       if (b.head % group == 0) fetch_next(item.number, b.first + i);
     }
     const int64_t first_tile = (from - keys.begin) / 16, end_tile = (end - keys.begin) / 16;
     if (from < end)
       r.product.multiply(rows_from(item.keys, keys.begin), first_tile, end_tile, b.q.row(i), b.q.stride, part, s.scores,
                          item.row, false);
-    if (is_first) fetch_values(b, step.d_out, next);
+    if (is_first) fetch_heads(b, step.d_out, value_width, next);
     if (from < end)
       r.product.multiply(rows_from(item.values, keys.begin), first_tile, end_tile, b.d_out.row(i), b.d_out.stride, part,
                          s.dp, item.row, false);
     if (is_first) {
       begin_queries(b, i, part, keys.queries + i);
-      fetch_values(b, step.out, next);
+      fetch_heads(b, step.out, value_width, next);
       fetch_to_write(key_head(step.dk, at, item.kv_head), part, key_width);
       fetch_to_write(value_head(step.dv, at, item.kv_head), part, value_width);
     }

@@ -3,15 +3,13 @@
 // All heads read the same cached vectors. So a rank's heads are divided into groups, which take the place of kv-heads
 // in `attend`: a thread attends for one group at a time and reads vectors from caches that threads share.
 #include "runtime/steps/attention_run.h"
-#include "runtime/steps/carved.h"
 
 namespace ckdist {
 namespace {
 
 struct AttendLatent : Carved<AttendLatent, AttentionRun<AttendLatent, ckdist_attend_latent_step>> {
   AttentionFields attention() const {
-    AttentionFields of = {step.layer, step.q, step.out, step.window, step.scale, 0.f, nullptr};
-    if (step.sinks >= 0) of.sinks = r.vector(step.sinks);
+    AttentionFields of{step.q, step.out, step.window, step.scale, 0.f, step.sinks};
     of.listed = step.listed, of.listed_window = step.listed_window;
     return of;
   }
@@ -24,9 +22,8 @@ struct AttendLatent : Carved<AttendLatent, AttentionRun<AttendLatent, ckdist_att
   };
   static Room room(Carver& c, const Inference& r, const Fields& step) {
     const Inference::Layer& layer = r.layers[step.layer];
-    uint8_t* const scratch =
-        c.bytes(r.kernels.attention.scratch_bytes(layer.cache, kLatentTile, layer.max_heads_per_kv));
-    return {scratch, c.floats(layer.cache.key_width)};
+    return {c.bytes(r.kernels.attention.scratch_bytes(layer.cache, kLatentTile, layer.max_heads_per_kv)),
+            c.floats(layer.cache.key_width)};
   }
 
   void run() {
@@ -35,8 +32,8 @@ struct AttendLatent : Carved<AttendLatent, AttentionRun<AttendLatent, ckdist_att
   }
 
   void attend() {
-    const bool single = r.batch.tokens == r.batch.sequences;  // one token per sequence
-    const Split split = single && step.listed < 0 && r.active() > 1 ? split_of() : Split{};
+    const bool single = one_token_each();
+    const Split split = single && step.listed < 0 ? split_of() : Split{};
     if (split.spans_each > 0) clear_parts();
     each_stored(1, [&](int sequence, int64_t token, int) { store_key(sequence, token); });
     rotate_queries();
@@ -49,9 +46,8 @@ struct AttendLatent : Carved<AttendLatent, AttentionRun<AttendLatent, ckdist_att
     float* const key = buffers().key;
     const Inference::Layer& of = layer();
     const int width = of.cache.key_width, latent = of.cache.value_width;
-    const Start start = start_of(sequence);
-    const int64_t position = r.batch.chunks[sequence].first_position + token - start.token;
-    uint8_t* const block = of.kv(0) + r.batch.block_tables[start.block + position / kBlockTokens] * of.block_stride;
+    const int64_t position = r.position_of(sequence, token);
+    uint8_t* const block = of.kv(0) + block_offset(sequence, position);
     const float* const x = r.row_of(step.k, token);
     if (r.value(step.k).place == ckdist_place_tokens && r.rank_of(token) != r.ranks->local_rank)
       r.count_moved(thread, width * 4);
@@ -70,27 +66,20 @@ struct AttendLatent : Carved<AttendLatent, AttentionRun<AttendLatent, ckdist_att
 
   // Each thread rotates an equal part of all tokens' heads.
   void rotate_queries() {
-    int64_t stride;
-    float* const q = r.floats(step.q, &stride);  // (tokens, heads, key_width)
-    const int64_t heads = layer().heads(), width = layer().cache.key_width, items = r.batch.tokens * heads;
-    const Range own = {items * thread / r.active(), items * (thread + 1) / r.active()};
-    int64_t token = 0;
-    for (int64_t s = 0; s < r.batch.sequences; s++) {
-      const BatchView::Chunk& chunk = r.batch.chunks[s];
-      const int64_t first = token, end = token + chunk.tokens;
-      for (token = std::max(first, own.begin / heads); token < end && token * heads < own.end; token++) {
-        const int64_t position = chunk.first_position + token - first;
-        const Rope rope = rotation(token, position);
-        const float scale = query_factor(step.query_beta, step.query_context, position + step.query_from_one);
-        for (int64_t h = std::max<int64_t>(own.begin - token * heads, 0); h < std::min(own.end - token * heads, heads);
-             h++) {
-          float* const head = q + token * stride + h * width;
-          rotate(head, rope, width, head, layer().cache.value_width);
-          if (step.query_beta != 0.f)
-            for (int64_t i = 0; i < width; i++) head[i] *= scale;
-        }
+    const FloatRows q = r.floats(step.q);  // (tokens, heads, key_width)
+    const int64_t heads = layer().heads(), width = layer().cache.key_width;
+    const Range own = r.part_of(thread, r.batch.tokens * heads);
+    for (int64_t token = own.begin / heads; token * heads < own.end; token++) {
+      const int64_t position = r.token_of(token).position;
+      const Rope rope = rotation(token, position);
+      const float scale = query_factor(step.query_beta, step.query_context, position + step.query_from_one);
+      const int64_t end = std::min(own.end - token * heads, heads);
+      for (int64_t h = std::max<int64_t>(own.begin - token * heads, 0); h < end; h++) {
+        float* const head = q.row(token) + h * width;
+        rotate(head, rope, width, head, layer().cache.value_width);
+        if (step.query_beta != 0.f)
+          for (int64_t i = 0; i < width; i++) head[i] *= scale;
       }
-      token = end;
     }
   }
 };

@@ -1,6 +1,5 @@
 // Causal grouped-query attention within packed sequences.
-#include <cmath>
-
+#include "runtime/scalars.h"
 #include "runtime/steps/packed_attention.h"
 
 namespace ckdist {
@@ -14,19 +13,14 @@ struct AttendPacked : PackedAttention<ckdist_attend_packed_step> {
   };
   static Space space(Carver& c, const Training& r, const Fields& step, int64_t tokens) {
     const int64_t values = value_width_of(r, step);
-    Space s;
-    s.k = c.bytes(tiles_of(tokens) * r.tile_bytes(key_width_of(r, step)));
-    s.v = c.bytes(tiles_of(values) * r.tile_bytes(tokens));
-    s.p = c.bytes(kQueries * Training::stride(round16(tokens), r.scratch_bytes()));
-    s.scores = c.floats(kQueries * (round16(tokens) + 16));
-    s.sums = c.floats(kQueries * round16(values));
-    return s;
+    return {c.bytes(tiles_of(tokens) * r.tile_bytes(key_width_of(r, step))),
+            c.bytes(tiles_of(values) * r.tile_bytes(tokens)),
+            c.bytes(kQueries * Training::stride(round16(tokens), r.scratch_bytes())),
+            c.floats(kQueries * (round16(tokens) + 16)), c.floats(kQueries * round16(values))};
   }
 
   static int64_t thread_bytes(const Training& r, const Fields& step) {
-    Carver c;
-    space(c, r, step, r.most_keys());
-    return c.used;
+    return carved_bytes([&](Carver& c) { space(c, r, step, r.most_keys()); });
   }
   static int64_t workspace_bytes(const Training& r, const Fields& step) { return gathered_bytes(r, step); }
 
@@ -75,8 +69,7 @@ struct AttendPacked : PackedAttention<ckdist_attend_packed_step> {
       r.scratch_product.multiply(values, 0, tiles_of(d), s.p, p_stride, queries, s.sums, round16(d), false);
       for (int64_t i = 0; i < queries; ++i) {
         const Operand o = value_head(step.out, token + i, head);
-        r.kernels.row.scale({reinterpret_cast<uint8_t*>(s.sums + i * round16(d)), false}, inverse[i], d,
-                            {o.at, r.narrow(step.out)});
+        r.kernels.row.scale(float_row(s.sums + i * round16(d)), inverse[i], d, {o.at, r.narrow(step.out)});
         if (head + 1 == heads) r.pad(step.out, token + i);
       }
     }

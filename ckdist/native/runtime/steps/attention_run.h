@@ -1,42 +1,41 @@
 // Common parts of the attention steps: how their work is divided over threads, by kv-heads, query tokens or spans of
 // the context.
 #pragma once
-#include <atomic>
-
-#include "kernels/prefetch.h"
-#include "runtime/inference.h"
-#include "runtime/query_scale.h"
+#include "runtime/scalars.h"
+#include "runtime/steps/layer_run.h"
 
 namespace ckdist {
 
 constexpr int kQueryTile = 32;  // most query tokens of one attention task
 // The same for latent attention. Its heads are wide: the sums of 128 queries stay in the L2 cache.
 constexpr int kLatentTile = 16;
-constexpr int64_t kTasksEach = 8;    // tasks of a thread if contexts are divided
-constexpr int64_t kTilesEach = 4;    // tiles of a thread, at least, unless they have fewer queries than this:
-constexpr int kLeastQueries = 64;    // two Vecs of queries share each load of a key
-constexpr int64_t kTokensAhead = 2;  // keys of this many tokens are prefetched while one is stored
+constexpr int64_t kTasksEach = 8;  // tasks of a thread if contexts are divided
+constexpr int64_t kTilesEach = 4;  // tiles of a thread, at least, unless they have fewer queries than this:
+constexpr int kLeastQueries = 64;  // two Vecs of queries share each load of a key
 
 // The inputs of a step's tasks: values of rotated queries and of the result, and how scores are computed.
 struct AttentionFields {
-  int32_t layer, q, out, window;
-  float scale, soft_cap;
-  const float* sinks;  // one for each local head; null: none
+  int32_t q, out, window;
+  float scale, soft_cap = 0.f;
+  int32_t sinks = -1;  // vector, one for each local head; -1: none
   bool bidirectional = false;
-  bool cross = false;                      // attends to an encoder's output
-  const RelativeBias* relative = nullptr;  // null: none
-  int32_t listed = -1;                     // value of positions that tokens see if they have more; -1: all
+  bool cross = false;         // attends to an encoder's output
+  int32_t relative = -1;      // vector of RelativeBiases; -1: none
+  int32_t listed = -1;        // value of positions that tokens see if they have more; -1: all
   int32_t listed_block = 0;   // positions of a block, if blocks are listed for each kv-head; 0: positions are
   int32_t listed_window = 0;  // tokens of a window, if the last, incomplete one ends the list
 };
 
 // `Derived` must have `AttentionFields attention() const`.
 template <class Derived, class StepFields>
-struct AttentionRun : StepRun<Inference, StepFields> {
-  using StepRun<Inference, StepFields>::r;
-  using StepRun<Inference, StepFields>::thread;
-  using StepRun<Inference, StepFields>::index;
-  using StepRun<Inference, StepFields>::step;
+struct AttentionRun : LayerRun<StepFields> {
+  using LayerRun<StepFields>::r;
+  using LayerRun<StepFields>::thread;
+  using LayerRun<StepFields>::index;
+  using LayerRun<StepFields>::step;
+  using LayerRun<StepFields>::layer;
+  using LayerRun<StepFields>::blocks_of;
+  using Token = Inference::Token;
 
   struct Item {
     int sequence, first, tokens, kv_head;
@@ -50,15 +49,11 @@ struct AttentionRun : StepRun<Inference, StepFields> {
     int64_t spans = 0;       // spans of all sequences together
     int tasks = 0;           // tasks that have the kv-heads of a sequence
   };
-  struct Start {
-    int64_t token = 0, block = 0;
-  };  // offset of a sequence in the batch's arrays
   struct Parts {
     std::atomic<int64_t>* merged;  // (sequences, kv_heads): spans whose parts are complete
     uint8_t* at;
   };
 
-  const Inference::Layer& layer() const { return r.layers[step.layer]; }
   AttentionFields fields() const { return static_cast<const Derived*>(this)->attention(); }
 
   // Number of parts of contexts that threads share: enough for the whole cache, less than a hundredth of its size.
@@ -70,38 +65,15 @@ struct AttentionRun : StepRun<Inference, StepFields> {
     return (r.kernels.attention.part_bytes(layer.cache, 1, heads) + 63) / 64 * 64;
   }
   static Parts parts(Carver& c, const Inference& r, const Inference::Layer& layer) {
-    const int64_t bytes = part_bytes(r, layer, layer.max_heads_per_kv);
-    const int64_t merged = r.program.max_sequences * layer.kv_heads;
-    auto* const counts =
-        reinterpret_cast<std::atomic<int64_t>*>(c.bytes(merged * int64_t{sizeof(std::atomic<int64_t>)}));
-    return {counts, c.bytes(part_count(r, layer) * bytes)};
+    return {c.array<std::atomic<int64_t>>(r.program.max_sequences * layer.kv_heads),
+            c.bytes(part_count(r, layer) * part_bytes(r, layer, layer.max_heads_per_kv))};
+  }
+  Parts parts() const {
+    Carver c{r.workspace()};
+    return parts(c, r, layer());
   }
   static int64_t workspace_bytes(const Inference& r, const StepFields& step) {
-    Carver c;
-    parts(c, r, r.layers[step.layer]);
-    return c.used;
-  }
-
-  Start start_of(int sequence) const {
-    Start start;
-    for (int s = 0; s < sequence; s++) start.token += r.batch.chunks[s].tokens, start.block += r.batch.chunks[s].blocks;
-    return start;
-  }
-
-  // The rotation of a token, whose position in its sequence is `place`; of no dimensions if the step has none.
-  Rope rotation(int64_t token, int64_t place) const {
-    return step.rope_table < 0 ? Rope{} : r.rotation(step.rope_table, token, place);
-  }
-  // Rotates a head from its dimension `first` on. Dimensions outside the rotated ones are copied.
-  void rotate(const float* x, const Rope& rope, int64_t width, float* out, int first = 0) const {
-    const int64_t dims = rope.dims;
-    if (dims > 0) {
-      const ElementwiseKernel& k = r.kernels.elementwise;
-      (rope.interleaved ? k.rope_pairs : k.rope)(x + first, rope.cos, rope.sin, dims, out + first);
-    }
-    if (out == x) return;
-    std::copy(x, x + first, out);
-    if (first + dims < width) std::copy(x + first + dims, x + width, out + first + dims);
+    return carved_bytes([&](Carver& c) { parts(c, r, r.layers[step.layer]); });
   }
 
   // Sets the position of a task's queries and their visible context.
@@ -121,34 +93,35 @@ struct AttentionRun : StepRun<Inference, StepFields> {
   }
 
   AttentionTask task_of(const Item& item) {
-    int64_t q_stride, out_stride;
-    const Start start = start_of(item.sequence);
+    const int64_t token = r.starts[size_t(item.sequence)].token + item.first;
     const Inference::Layer& layer = this->layer();
     const CacheShape& cache = layer.cache;
     const int64_t head = layer.first_head[item.kv_head];
     const AttentionFields of = fields();
-    const float* q = r.floats(of.q, &q_stride);
-    float* out = r.floats(of.out, &out_stride);
+    const FloatRows q = r.floats(of.q), out = r.floats(of.out);
     AttentionTask task = placed(item.sequence, item.first, item.tokens);
     task.key_type = cache.key_type, task.value_type = cache.value_type;
     task.key_width = cache.key_width, task.value_width = cache.value_width, task.latent = cache.latent;
     task.kv = layer.kv(item.kv_head);
     task.block_stride = layer.block_stride;
-    task.block_table = r.batch.block_tables + start.block;
+    task.block_table = r.table_of(item.sequence);
     task.heads = int(layer.first_head[item.kv_head + item.kv_heads - 1] - head) +
                  layer.heads_per_kv[item.kv_head + item.kv_heads - 1];
     // (tokens, heads, key_width) and, for the result, (tokens, heads, value_width)
-    task.q = q + (start.token + item.first) * q_stride + head * cache.key_width;
-    task.q_token_stride = q_stride;
+    task.q = q.row(token) + head * cache.key_width;
+    task.q_token_stride = q.stride;
     task.q_head_stride = cache.key_width;
-    task.out = out + (start.token + item.first) * out_stride + head * cache.value_width;
-    task.out_token_stride = out_stride;
+    task.out = out.row(token) + head * cache.value_width;
+    task.out_token_stride = out.stride;
     task.out_head_stride = cache.value_width;
     task.scale = of.scale;
     task.soft_cap = of.soft_cap;
-    if (of.relative != nullptr) task.bias = of.relative->of(head), task.bias_reach = of.relative->reach;
-    task.sinks = of.sinks ? of.sinks + head : nullptr;
-    if (of.listed < 0 || !is_listed(int64_t{r.batch.chunks[item.sequence].first_position} + item.first)) return task;
+    if (of.relative >= 0) {
+      const RelativeBias& bias = r.biases.at(r.vector(of.relative));
+      task.bias = bias.of(head), task.bias_reach = bias.reach;
+    }
+    if (of.sinks >= 0) task.sinks = r.vector(of.sinks) + head;
+    if (!is_listed(int64_t{r.batch.chunks[item.sequence].first_position} + item.first)) return task;
     const Listed own = listed();
     const int64_t slot = item.slot < 0 ? item.sequence : item.slot;
     if (of.listed_block > 0) {
@@ -175,13 +148,11 @@ struct AttentionRun : StepRun<Inference, StepFields> {
   }
   bool is_listed(int64_t position) const { return fields().listed >= 0 && position >= top_k(); }
   int64_t listed_blocks() const { return blocks_of(top_k()); }
-  static int64_t blocks_of(int64_t positions) { return (positions + kBlockTokens - 1) / kBlockTokens; }
   static int64_t slots(const Inference& r) { return std::max<int64_t>(r.program.max_sequences, r.threads()); }
   // blocks: listed_blocks(), times the kv-heads if blocks are listed, which are not `copied`
   static Listed carve_listed(Carver& c, const Inference& r, const Inference::Layer& layer, int64_t blocks,
                              bool copied) {
-    uint8_t* const rows = c.bytes(copied ? slots(r) * blocks * layer.index_offset : 0);
-    return {rows, reinterpret_cast<int32_t*>(c.bytes(slots(r) * blocks * int64_t{sizeof(int32_t)}))};
+    return {c.bytes(copied ? slots(r) * blocks * layer.index_offset : 0), c.array<int32_t>(slots(r) * blocks)};
   }
   Listed listed() const {
     Carver c{r.workspace()};
@@ -189,38 +160,28 @@ struct AttentionRun : StepRun<Inference, StepFields> {
     return carve_listed(c, r, layer(), listed_blocks(), fields().listed_block == 0);
   }
   static int64_t listed_bytes(const Inference& r, const StepFields& step, int32_t listed, int64_t block = 0) {
-    Carver c;
-    parts(c, r, r.layers[step.layer]);
-    if (listed >= 0)
-      carve_listed(c, r, r.layers[step.layer], blocks_of(r.value(listed).width * std::max<int64_t>(block, 1)), !block);
-    return c.used;
-  }
-
-  // A token of the batch: its sequence, and its index and position in it.
-  struct Token {
-    int sequence, first;
-    int64_t position;
-  };
-  Token token_of(int64_t token) const {
-    int sequence = 0;
-    for (; token >= r.batch.chunks[sequence].tokens; sequence++) token -= r.batch.chunks[sequence].tokens;
-    return {sequence, int(token), r.batch.chunks[sequence].first_position + token};
+    const Inference::Layer& layer = r.layers[step.layer];
+    return carved_bytes([&](Carver& c) {
+      parts(c, r, layer);
+      if (listed >= 0)
+        carve_listed(c, r, layer, blocks_of(r.value(listed).width * std::max<int64_t>(block, 1)), !block);
+    });
   }
 
   // Makes the tables of the listed blocks of the tokens [begin, begin + count), in the slots 0, 1, ...
   void make_tables(int64_t begin, int64_t count) {
     const int64_t heads = layer().kv_heads, each = listed_blocks(), per = fields().listed_block / kBlockTokens;
     int32_t* const to = listed().table;
-    for (int64_t i = count * heads * thread / r.active(); i < count * heads * (thread + 1) / r.active(); i++) {
-      const Token token = token_of(begin + i / heads);
-      if (!is_listed(token.position)) continue;
+    this->each_own_item(count * heads, [&](int64_t i) {
+      const Token token = r.token_of(begin + i / heads);
+      if (!is_listed(token.position)) return;
       const auto* const list = reinterpret_cast<const int32_t*>(r.row_of(fields().listed, begin + i / heads));
-      const int32_t* const table = r.batch.block_tables + start_of(token.sequence).block;
+      const int32_t* const table = r.table_of(token.sequence);
       for (int64_t b = 0; b < each; b++) {
         const int64_t block = list[i % heads * (each / per) + b / per] * per + b % per;
         to[i * each + b] = table[std::min(block, token.position / kBlockTokens)];  // those after its own are not read
       }
-    }
+    });
   }
 
   // Copies the listed rows of the tokens [begin, begin + count) to the slots 0, 1, ... Threads divide the blocks.
@@ -228,20 +189,20 @@ struct AttentionRun : StepRun<Inference, StepFields> {
     if (fields().listed_block > 0) return make_tables(begin, count);
     const Inference::Layer& layer = this->layer();
     const Listed own = listed();
-    const int64_t each = listed_blocks(), all = count * each;
+    const int64_t each = listed_blocks();
     const int heads = layer.cache.latent ? 1 : layer.kv_heads;
-    for (int64_t i = all * thread / r.active(); i < all * (thread + 1) / r.active(); i++) {
-      const Token token = token_of(begin + i / each);
-      if (!is_listed(token.position)) continue;
+    this->each_own_item(count * each, [&](int64_t i) {
+      const Token token = r.token_of(begin + i / each);
+      if (!is_listed(token.position)) return;
       const int32_t* const list = reinterpret_cast<const int32_t*>(r.row_of(fields().listed, begin + i / each));
-      const int32_t* const table = r.batch.block_tables + start_of(token.sequence).block;
+      const int32_t* const table = r.table_of(token.sequence);
       own.table[i] = int32_t(i);
       for (int64_t at = i % each * kBlockTokens, slot = 0; slot < kBlockTokens && at < top_k(); at++, slot++)
         for (int h = 0; h < heads; h++)
           r.kernels.attention.copy(layer.cache, layer.kv(h) + table[list[at] / kBlockTokens] * layer.block_stride,
                                    list[at] % kBlockTokens, own.rows + i * layer.index_offset + h * layer.head_bytes,
                                    int(slot));
-    }
+    });
   }
 
   // In how many tasks the kv-heads of a token are, if threads have `items` tokens, or spans of tokens, to share. In
@@ -268,8 +229,8 @@ struct AttentionRun : StepRun<Inference, StepFields> {
 
   // Attention of all tokens, whose keys are stored.
   void attend_listed() {
-    if (r.batch.tokens == r.batch.sequences) {  // one token per sequence
-      const Split split = r.active() > 1 ? split_of() : Split{};
+    if (this->one_token_each()) {
+      const Split split = split_of();
       if (split.spans_each > 0) clear_parts();
       copy_listed(0, r.batch.tokens);
       r.meet(thread, index);
@@ -279,15 +240,15 @@ struct AttentionRun : StepRun<Inference, StepFields> {
     for (int64_t begin = 0, count; begin < r.batch.tokens; begin += count) {
       count = std::min(slots(r), r.batch.tokens - begin);
       bool any = false;
-      for (int64_t t = 0; t < count && !any; t++) any = is_listed(token_of(begin + t).position);
+      for (int64_t t = 0; t < count && !any; t++) any = is_listed(r.token_of(begin + t).position);
       if (!any) continue;
       copy_listed(begin, count);
       r.meet(thread, index);
       const int tasks = tasks_of(count);
       for (int64_t i = thread; i < count * tasks; i += r.active()) {
-        const Token token = token_of(begin + i / tasks);
+        const Token token = r.token_of(begin + i / tasks);
         if (!is_listed(token.position)) continue;
-        const Item item = item_of(token.sequence, token.first, i % tasks, tasks, int(i / tasks));
+        const Item item = item_of(token.sequence, token.index, i % tasks, tasks, int(i / tasks));
         r.kernels.attention.attend(task_of(item), r.memory(thread));
       }
       r.meet(thread, index);
@@ -298,6 +259,7 @@ struct AttentionRun : StepRun<Inference, StepFields> {
   // longest item is a large part of one thread's share.
   Split split_of() {
     Split split;
+    if (r.active() == 1) return split;
     int64_t longest = 0;
     for (int s = 0; s < r.batch.sequences; s++) {
       const AttentionTask task = placed(s, 0, 1);
@@ -325,16 +287,14 @@ struct AttentionRun : StepRun<Inference, StepFields> {
   // Resets this thread's part of the counters of attend_parts(). A barrier must follow.
   void clear_parts() {
     const int64_t items = r.batch.sequences * layer().kv_heads;
-    Carver c{r.workspace()};
-    const Parts own = parts(c, r, layer());
+    const Parts own = parts();
     for (int64_t i = thread; i < items; i += r.active()) own.merged[i].store(0, std::memory_order_relaxed);
   }
 
   // Attends to the parts that this thread takes, for a batch of single tokens whose keys are stored.
   void attend_parts(const Split& split) {
     const int tasks_each = split.tasks;
-    Carver c{r.workspace()};
-    const Parts own = parts(c, r, layer());
+    const Parts own = parts();
     const auto spans_of = [&](int64_t item) {
       const AttentionTask task = placed(int(item / tasks_each), 0, 1);
       return task.last_span() - task.first_span();
@@ -358,30 +318,6 @@ struct AttentionRun : StepRun<Inference, StepFields> {
       if (merged.fetch_add(to - from, std::memory_order_acq_rel) + to - from < spans) return;
       r.kernels.attention.merge(task, at, r.memory(thread));
     });
-  }
-
-  // Calls store(sequence, token, kv_head) for this thread's part of the kv-heads and blocks of a batch. Heads, or parts
-  // of a head's tokens, are divided over the threads in the same way for storing and for attending. One thread stores
-  // all positions of a block, because they share cache lines.
-  template <class Store>
-  void each_stored(int kv_heads, Store&& store) {
-    int64_t blocks = 0;
-    for (int64_t s = 0; s < r.batch.sequences; s++) {
-      const BatchView::Chunk& chunk = r.batch.chunks[s];
-      blocks += (chunk.first_position + chunk.tokens - 1) / kBlockTokens - chunk.first_position / kBlockTokens + 1;
-    }
-    const Range own = {kv_heads * blocks * thread / r.active(), kv_heads * blocks * (thread + 1) / r.active()};
-    for (int64_t sequence = 0, block = 0, first = 0, end = 0; sequence < r.batch.sequences; sequence++) {
-      end += r.batch.chunks[sequence].tokens;
-      for (int64_t position = r.batch.chunks[sequence].first_position, next; first < end; first = next, block++) {
-        next = std::min(first + kBlockTokens - position % kBlockTokens, end);
-        position += next - first;
-        for (int h = 0; h < kv_heads; h++) {
-          if (h * blocks + block < own.begin || h * blocks + block >= own.end) continue;
-          for (int64_t token = first; token < next; token++) store(int(sequence), token, h);
-        }
-      }
-    }
   }
 
   // Attention for tokens of prompts, whose keys are stored, if they see all positions before them.

@@ -1,8 +1,5 @@
 // Causal depthwise convolutions over packed sequences, and their gradients. The gradients of weights are summed in
 // chunks of tokens, which are added in order.
-#include <algorithm>
-
-#include "runtime/steps/carved.h"
 #include "runtime/training.h"
 
 namespace ckdist {
@@ -10,8 +7,6 @@ namespace {
 
 constexpr int64_t kChunk = Training::kSumRows;  // tokens of an item
 constexpr int kMostTaps = 16;
-
-int64_t chunks(int64_t tokens) { return (tokens + kChunk - 1) / kChunk; }
 
 // The taps of each channel side by side, (channels, taps) -> (taps, channels); backwards: the last tap first.
 void transpose_taps(const float* weight, int64_t channels, int taps, bool backwards, float* out) {
@@ -24,9 +19,7 @@ template <class Run>
 void read_before(const Run& run, int64_t first, int64_t end, float* rows) {
   const int64_t n = run.r.width(run.step.x), before = run.step.taps - 1;
   for (int64_t t = std::max<int64_t>(first - before, 0); t < end; ++t) {
-    float* const to = rows + (t - first + before) * n;
-    const float* const x = run.r.read(run.step.x, t, to);
-    if (x != to) std::copy_n(x, n, to);
+    run.r.copy(run.step.x, t, 0, n, rows + (t - first + before) * n);
   }
 }
 
@@ -46,9 +39,7 @@ struct Convolve : Carved<Convolve, TrainingRun<ckdist_convolve_step>> {
   };
   static Room room(Carver& c, const Training& r, const Fields& step) {
     const int64_t n = r.width(step.x);
-    float *const taps = c.floats(step.taps * n), *const rows = c.floats((step.taps - 1 + kChunk) * n);
-    float* const zeros = c.floats(n);
-    return {taps, rows, zeros, c.floats(n)};
+    return {c.floats(step.taps * n), c.floats((step.taps - 1 + kChunk) * n), c.floats(n), c.floats(n)};
   }
 
   void run() {
@@ -57,8 +48,7 @@ struct Convolve : Carved<Convolve, TrainingRun<ckdist_convolve_step>> {
     transpose_taps(r.parameter(step.weight), n, step.taps, false, own.taps);
     std::fill_n(own.zeros, n, 0.f);
     const float* const bias = step.bias < 0 ? nullptr : r.parameter(step.bias);
-    parallel_for(chunks(r.batch.tokens), [&](int64_t chunk) {
-      const int64_t first = chunk * kChunk, end = std::min(first + kChunk, r.batch.tokens);
+    each_part(r.batch.tokens, kChunk, [&](int64_t first, int64_t end) {
       read_before(*this, first, end, own.rows);
       for (int64_t t = first; t < end; ++t) {
         const float* rows[kMostTaps];
@@ -79,39 +69,40 @@ struct ConvolveGrad : Carved<ConvolveGrad, TrainingRun<ckdist_convolve_grad_step
   };
   static Room room(Carver& c, const Training& r, const Fields& step) {
     const int64_t n = r.width(step.x), rows = step.taps - 1 + kChunk;
-    float *const taps = c.floats(step.taps * n), *const backwards = c.floats(step.taps * n);
-    float *const x = c.floats((rows + step.taps - 1) * n), *const zeros = c.floats(n), *const sums = c.floats(rows * n);
-    float* const dx = c.floats(n);
-    return {taps, backwards, x, zeros, sums, dx, c.floats(n)};
+    return {c.floats(step.taps * n),
+            c.floats(step.taps * n),
+            c.floats((rows + step.taps - 1) * n),
+            c.floats(n),
+            c.floats(rows * n),
+            c.floats(n),
+            c.floats(n)};
   }
   // Partial gradients of the chunks, (chunks, taps + 1, channels): the last row is that of the bias.
   static int64_t workspace_bytes(const Training& r, const Fields& step) {
-    return chunks(r.program.max_tokens) * (step.taps + 1) * r.width(step.x) * 4;
+    return parts_of(r.program.max_tokens, kChunk) * (step.taps + 1) * r.width(step.x) * 4;
   }
   float* partial(int64_t chunk) const {
     return reinterpret_cast<float*>(r.workspace()) + chunk * (step.taps + 1) * r.width(step.x);
   }
 
+  const Room own = buffers();
+  const int64_t n = r.width(step.x);
+
   void run() {
-    const Room own = buffers();
-    const int64_t n = r.width(step.x);
     transpose_taps(r.parameter(step.weight), n, step.taps, false, own.taps);
     transpose_taps(r.parameter(step.weight), n, step.taps, true, own.backwards);
     std::fill_n(own.zeros, n, 0.f);
-    parallel_for(chunks(r.batch.tokens), [&](int64_t chunk) { run_chunk(own, chunk); });
+    each_part(r.batch.tokens, kChunk, [&](int64_t first, int64_t end) { run_chunk(first, end); });
     if (step.weight_gradient < 0 && step.bias_gradient < 0) return;
-    parallel_for((n + Training::kColumns - 1) / Training::kColumns, [&](int64_t item) {
-      add_partials(item * Training::kColumns, std::min<int64_t>((item + 1) * Training::kColumns, n));
-    });
+    each_part(n, Training::kColumns, [&](int64_t begin, int64_t end) { add_partials(begin, end); });
   }
 
-  void run_chunk(const Room& own, int64_t chunk) {
-    const int64_t n = r.width(step.x), first = chunk * kChunk, end = std::min(first + kChunk, r.batch.tokens);
+  void run_chunk(int64_t first, int64_t end) {
     // Results up to taps - 1 tokens later read the chunk's inputs, too.
     const int64_t last = std::min(end + step.taps - 1, r.batch.tokens);
     const float* const bias = step.bias < 0 ? nullptr : r.parameter(step.bias);
     read_before(*this, first, last, own.rows);
-    float* const sums = partial(chunk);
+    float* const sums = partial(first / kChunk);
     std::fill_n(sums, (step.taps + 1) * n, 0.f);
     for (int64_t t = first; t < last; ++t) {
       const float* rows[kMostTaps];
@@ -142,8 +133,8 @@ struct ConvolveGrad : Carved<ConvolveGrad, TrainingRun<ckdist_convolve_grad_step
 
   // Adds the partial gradients of channels [begin, end).
   void add_partials(int64_t begin, int64_t end) const {
-    const int64_t n = r.width(step.x), count = end - begin;
-    for (int64_t chunk = 1; chunk < chunks(r.batch.tokens); ++chunk)
+    const int64_t count = end - begin;
+    for (int64_t chunk = 1; chunk < parts_of(r.batch.tokens, kChunk); ++chunk)
       for (int i = 0; i <= step.taps; ++i)
         r.kernels.elementwise.add(partial(chunk) + i * n + begin, count, partial(0) + i * n + begin);
     if (step.bias_gradient >= 0)

@@ -6,7 +6,6 @@
 // maximum and by the token's weight. If many tokens have no target, as in chats, the tokens with a target are gathered
 // first. Ranks that shard the vocabulary exchange three numbers per token (Shoeybi et al. 2019, arXiv:1909.08053,
 // section 3).
-#include <algorithm>
 #include <cmath>
 
 #include "kernels/half.h"
@@ -24,7 +23,6 @@ constexpr int64_t kPartBytes = 384 << 10;
 constexpr double kLeastRest = 1e-6;
 
 struct CrossEntropy : TrainingRun<ckdist_cross_entropy_step> {
-  using Packs = StepPacks<2>;
   // For one token: the largest of its logits and its token, the sum of exp(logit - largest), and the logit of its
   // target (0 if another rank has it).
   struct TokenSums {
@@ -45,20 +43,19 @@ struct CrossEntropy : TrainingRun<ckdist_cross_entropy_step> {
   // Floats between the logits of one token and the next: one extra tile avoids conflicts in the cache.
   static int64_t part_row(const Training& r, const Matrix& head) { return (part_tiles(r, head) + 1) * kTileRows; }
 
-  static Packs packs(const Training& r, const Fields& step, Carver& c) {
-    Packs packs;
-    packs.add(r, c, step.head);
-    if (step.dx >= 0) packs.add(r, c, step.head_transposed);
-    return packs;
+  struct Heads {
+    Matrix head, transposed;
+  };
+  static Heads heads(StepPacks& packs, Carver& c, const Training& r, const Fields& step) {
+    return {packs.add(r, c, step.head), step.dx < 0 ? Matrix{} : packs.add(r, c, step.head_transposed)};
   }
   static int64_t thread_bytes(const Training& r, const Fields& step) {
     return std::max({Products::kTokens * part_row(r, r.packed(step.head)) * 4, Products::thread_bytes(r),
                      pack_thread_bytes(r, step.head), r.row_buffers_bytes()});
   }
   static int64_t workspace_bytes(const Training& r, const Fields& step) {
-    Carver c;
-    loss_space(c, r, step), packs(r, step, c);
-    return c.used;
+    StepPacks packs;
+    return carved_bytes([&](Carver& c) { loss_space(c, r, step), heads(packs, c, r, step); });
   }
 
   // Tokens whose gradients of logits exist at once. It is the same on all ranks that shard the vocabulary.
@@ -72,19 +69,18 @@ struct CrossEntropy : TrainingRun<ckdist_cross_entropy_step> {
   static Space loss_space(Carver& c, const Training& r, const Fields& step) {
     const int64_t chunk = loss_chunk(r), hidden = r.width(step.x), vocab = vocab_of(r, step),
                   columns = part_tiles(r, r.packed(step.head)) * kTileRows;
-    const int64_t parts = (vocab + columns - 1) / columns;
+    const int64_t parts = parts_of(vocab, columns);
     Space s{};
     if (step.dx >= 0 || step.gradient >= 0) s.d = c.bytes(chunk * Training::stride(vocab, r.element_bytes()));
-    if (step.gradient >= 0) s.x_transposed = c.bytes((hidden + 15) / 16 * r.tile_bytes(chunk));
+    if (step.gradient >= 0) s.x_transposed = c.bytes(tiles_of(hidden) * r.tile_bytes(chunk));
     s.x = c.bytes(chunk * r.row_stride(step.x));
     if (step.dx >= 0) s.dx = c.bytes(chunk * r.row_stride(step.dx));
     s.choices = c.floats(chunk * step.choices);
     s.largest = c.floats(chunk * parts), s.sums = c.floats(chunk * parts), s.logits = c.floats(chunk);
-    s.best = reinterpret_cast<int32_t*>(c.floats(chunk * parts));
+    s.best = c.array<int32_t>(chunk * parts);
     if (r.tensor_ranks() > 1) {
-      const int64_t bytes = chunk * int64_t(sizeof(TokenSums));
-      s.own = reinterpret_cast<TokenSums*>(c.bytes(bytes));
-      s.ranks = reinterpret_cast<TokenSums*>(c.bytes(bytes * r.tensor_ranks()));
+      s.own = c.array<TokenSums>(chunk);
+      s.ranks = c.array<TokenSums>(chunk * r.tensor_ranks());
       s.rank_choices = c.floats(chunk * step.choices * r.tensor_ranks());
     }
     return s;
@@ -95,8 +91,8 @@ struct CrossEntropy : TrainingRun<ckdist_cross_entropy_step> {
   // Computes for n tokens: s.largest and s.sums of every part of the logits, (tokens, parts); s.logits of the targets;
   // s.d relative to the largest logit of each part.
   void logits(const Matrix& head, const Space& s, const Operand& x, int64_t first, int64_t n) {
-    const int64_t tiles = part_tiles(r, head), parts = (head.tile_count() + tiles - 1) / tiles,
-                  token_parts = (n + Products::kTokens - 1) / Products::kTokens;
+    const int64_t tiles = part_tiles(r, head), parts = parts_of(head.tile_count(), tiles),
+                  token_parts = parts_of(n, Products::kTokens);
     const int64_t row = part_row(r, head), d_stride = Training::stride(head.rows, r.element_bytes());
     parallel_for(parts * token_parts, [&](int64_t item) {
       const int64_t part = item / token_parts, begin = item % token_parts * Products::kTokens,
@@ -246,10 +242,11 @@ struct CrossEntropy : TrainingRun<ckdist_cross_entropy_step> {
   void run() {
     Carver c{r.workspace()};
     const Space s = loss_space(c, r, step);
-    const Packs those = packs(r, step, c);
-    make_packs(r, thread, index, those);
+    StepPacks packs;
+    const auto [head, transposed] = heads(packs, c, r, step);
+    make_packs(r, thread, index, packs);
     const int64_t chunk = loss_chunk(r), hidden = r.width(step.x), vocab = vocab_of(r, step);
-    const int64_t columns = part_tiles(r, those.matrix[0]) * kTileRows, parts = (vocab + columns - 1) / columns;
+    const int64_t columns = part_tiles(r, head) * kTileRows, parts = parts_of(vocab, columns);
     const Operand d{s.d, Training::stride(vocab, r.element_bytes())};
     const int64_t count = int64_t(r.batch.learned.size());
     const bool all = r.all_learned();
@@ -265,11 +262,11 @@ struct CrossEntropy : TrainingRun<ckdist_cross_entropy_step> {
         parallel_for(n, [&](int64_t token) {
           std::copy_n(r.operand(step.x, r.learned(first + token)).at, r.row_bytes(step.x), x.row(token));
         });
-      logits(those.matrix[0], s, x, first, n);
+      logits(head, s, x, first, n);
       if (r.tensor_ranks() > 1) exchange_sums(parts, s, first, n);
       parallel_for(n, [&](int64_t token) { loss_of(parts, columns, s, first, n, token); });
       if (step.dx >= 0) {
-        Product dx{those.matrix[1], d, n, step.dx, nullptr, -1, first};
+        Product dx{transposed, d, n, step.dx, nullptr, -1, first};
         if (!all) dx.to = {s.dx, r.row_stride(step.dx)};
         products.multiply(&dx, 1);
         if (!all)

@@ -10,8 +10,6 @@ namespace {
 
 constexpr int64_t kChunk = 32;  // tokens
 
-int64_t chunks(int64_t tokens) { return (tokens + kChunk - 1) / kChunk; }
-
 struct DeltaPacked : Carved<DeltaPacked, TrainingRun<ckdist_delta_packed_step>> {
   using States = PackedStates<Fields>;
   struct Room {
@@ -23,24 +21,27 @@ struct DeltaPacked : Carved<DeltaPacked, TrainingRun<ckdist_delta_packed_step>> 
   static Room room(Carver& c, const Training& r, const Fields& step) {
     const States of{r, step};
     const int64_t tokens = r.program.max_tokens, by_row = step.by_row ? tokens * of.key_width() : 0;
-    const StateRows rows = StateRows::carve(c, tokens, of.key_width(), of.factors());
-    float *const q = c.floats(by_row), *const k = c.floats(by_row),
-                 *const state = c.floats(of.key_width() * of.columns());
-    float *const v = c.floats(kChunk * of.columns()), *const out = c.floats(kChunk * of.columns());
-    return {rows, q, k, state, v, out, c.floats(of.factors())};
+    return {StateRows::carve(c, tokens, of.key_width(), of.factors()),
+            c.floats(by_row),
+            c.floats(by_row),
+            c.floats(of.key_width() * of.columns()),
+            c.floats(kChunk * of.columns()),
+            c.floats(kChunk * of.columns()),
+            c.floats(of.factors())};
   }
 
+  const States of{r, step};
+  const Room own = buffers();
+
   void run() {
-    const States of{r, step};
-    const Room own = buffers();
     parallel_for(of.sequences() * step.key_heads, [&](int64_t item) {
       const int64_t sequence = item / step.key_heads, key_head = item % step.key_heads;
       of.read_keys(sequence, key_head, own.rows);
-      for (int64_t i = 0; i < of.group(); ++i) run_head(of, own, sequence, of.value_head(key_head, i));
+      for (int64_t i = 0; i < of.group(); ++i) run_head(sequence, of.value_head(key_head, i));
     });
   }
 
-  void run_head(const States& of, const Room& own, int64_t sequence, int64_t head) {
+  void run_head(int64_t sequence, int64_t head) {
     const int64_t keys = of.key_width(), columns = of.columns(), values = of.value_width(), all = of.tokens(sequence);
     of.read_gates(sequence, head, own.rows, own.gates);
     for (int64_t i = 0; step.by_row && i < all * keys; ++i) {
@@ -52,7 +53,7 @@ struct DeltaPacked : Carved<DeltaPacked, TrainingRun<ckdist_delta_packed_step>> 
       const int64_t count = std::min(kChunk, all - first), token = of.first(sequence) + first;
       for (int64_t t = 0; t < count; ++t) {
         float* const v = own.v + t * columns;
-        of.part(step.v, token + t, head * values, values, v);
+        r.copy(step.v, token + t, head * values, values, v);
         std::fill(v + values, v + columns, 0.f);
       }
       r.kernels.delta_rule.update({int(count), own.rows.q + first * keys, own.rows.k + first * keys, own.v,
@@ -81,31 +82,39 @@ struct DeltaGrad : Carved<DeltaGrad, TrainingRun<ckdist_delta_grad_step>> {
   static Room room(Carver& c, const Training& r, const Fields& step) {
     const States of{r, step};
     const int64_t tokens = r.program.max_tokens, keys = of.key_width(), size = keys * kStateColumns;
+    const int64_t part = kChunk * kStateColumns;
     const StateRows rows = StateRows::carve(c, tokens, keys, of.factors());
     const StateRows sums = StateRows::carve(c, tokens, keys, of.factors());
-    float *const kept = c.floats(chunks(tokens) * size), *const states = c.floats((kChunk + 1) * size);
-    float* const d_state = c.floats(size);
-    float* parts[4];
-    for (float*& part : parts) part = c.floats(kChunk * kStateColumns);
-    float *const gates = c.floats(of.factors()), *const row = c.floats(keys), *const skip = c.floats(tokens);
-    return {rows,     sums,     kept,  states, d_state, parts[0],      parts[1],
-            parts[2], parts[3], gates, row,    skip,    c.floats(keys)};
+    return {rows,
+            sums,
+            c.floats(parts_of(tokens, kChunk) * size),
+            c.floats((kChunk + 1) * size),
+            c.floats(size),
+            c.floats(part),
+            c.floats(part),
+            c.floats(part),
+            c.floats(part),
+            c.floats(of.factors()),
+            c.floats(keys),
+            c.floats(tokens),
+            c.floats(keys)};
   }
 
+  const States of{r, step};
+  const Room own = buffers();
+
   void run() {
-    const States of{r, step};
-    const Room own = buffers();
     parallel_for(of.sequences() * step.key_heads, [&](int64_t item) {
       const int64_t sequence = item / step.key_heads, key_head = item % step.key_heads;
       const int64_t floats = of.tokens(sequence) * of.key_width();
       of.read_keys(sequence, key_head, own.rows);
       std::fill_n(own.sums.q, floats, 0.f), std::fill_n(own.sums.k, floats, 0.f);
-      for (int64_t i = 0; i < of.group(); ++i) run_head(of, own, sequence, of.value_head(key_head, i));
-      store_keys(of, own, sequence, key_head);
+      for (int64_t i = 0; i < of.group(); ++i) run_head(sequence, of.value_head(key_head, i));
+      store_keys(sequence, key_head);
     });
   }
 
-  StateTokens tokens_of(const States& of, const Room& own, int64_t first, int64_t count) const {
+  StateTokens tokens_of(int64_t first, int64_t count) const {
     const int64_t keys = of.key_width();
     return {int(count),
             int(keys),
@@ -118,25 +127,24 @@ struct DeltaGrad : Carved<DeltaGrad, TrainingRun<ckdist_delta_grad_step>> {
             own.rows.beta + first};
   }
 
-  void run_head(const States& of, const Room& own, int64_t sequence, int64_t head) {
+  void run_head(int64_t sequence, int64_t head) {
     const int64_t all = of.tokens(sequence);
     of.read_gates(sequence, head, own.rows, own.gates);
     std::fill_n(own.sums.decay, all * of.factors(), 0.f), std::fill_n(own.sums.beta, all, 0.f);
     std::fill_n(own.skip, all, 0.f);
-    for (int64_t column = 0; column < of.value_width(); column += kStateColumns)
-      run_columns(of, own, sequence, head, column);
-    store_gates(of, own, sequence, head);
+    for (int64_t column = 0; column < of.value_width(); column += kStateColumns) run_columns(sequence, head, column);
+    store_gates(sequence, head);
   }
 
   // Adds the gradients of kStateColumns columns of a head, and stores those of its values.
-  void run_columns(const States& of, const Room& own, int64_t sequence, int64_t head, int64_t column) {
+  void run_columns(int64_t sequence, int64_t head, int64_t column) {
     const StateGradientKernel& kernel = r.kernels.state_gradient;
     const int64_t all = of.tokens(sequence), start = of.first(sequence), keys = of.key_width();
-    const int64_t size = keys * kStateColumns, count = chunks(all);
+    const int64_t size = keys * kStateColumns, count = parts_of(all, kChunk);
     const auto length = [&](int64_t chunk) { return std::min(kChunk, all - chunk * kChunk); };
     const auto advance = [&](int64_t chunk) {  // from states[0] on
       of.read_columns(step.v, start + chunk * kChunk, length(chunk), head, column, own.v);
-      kernel.advance(tokens_of(of, own, chunk * kChunk, length(chunk)), own.states, own.taken);
+      kernel.advance(tokens_of(chunk * kChunk, length(chunk)), own.states, own.taken);
     };
     std::fill_n(own.states, size, 0.f);
     for (int64_t chunk = 0; chunk < count; ++chunk) {
@@ -154,8 +162,7 @@ struct DeltaGrad : Carved<DeltaGrad, TrainingRun<ckdist_delta_grad_step>> {
       of.read_columns(step.d_out, start + first, length(chunk), head, column, own.d_out);
       const StateSums sums{own.sums.q + first * keys, own.sums.k + first * keys, own.sums.decay + first * of.factors(),
                            own.sums.beta + first};
-      kernel.back(tokens_of(of, own, first, length(chunk)), own.states, own.taken, own.d_out, own.d_state, sums,
-                  own.dv);
+      kernel.back(tokens_of(first, length(chunk)), own.states, own.taken, own.d_out, own.d_state, sums, own.dv);
       for (int64_t t = 0; t < length(chunk); ++t) {
         float *const dv = own.dv + t * kStateColumns, *const d_out = own.d_out + t * kStateColumns;
         if (step.skip >= 0) {
@@ -168,27 +175,27 @@ struct DeltaGrad : Carved<DeltaGrad, TrainingRun<ckdist_delta_grad_step>> {
   }
 
   // Stores the gradients of a head's gates, and the summands of its rate and its skip for each token.
-  void store_gates(const States& of, const Room& own, int64_t sequence, int64_t head) {
+  void store_gates(int64_t sequence, int64_t head) {
     const int64_t n = of.factors(), start = of.first(sequence);
     const float by = of.rate(head), *const bias = r.parameter(step.dt_bias) + head * n;
     for (int64_t t = 0; t < of.tokens(sequence); ++t) {
       const float *const decay = own.rows.decay + t * n, *const d_decay = own.sums.decay + t * n;
       float *const da = own.result, beta = own.rows.beta[t], d_beta = own.sums.beta[t], d_rate = 0;
-      of.part(step.a, start + t, head * n, n, own.gates);
+      r.copy(step.a, start + t, head * n, n, own.gates);
       for (int64_t i = 0; i < n; ++i) {
         const float d_log = d_decay[i] * decay[i];  // of the decay's logarithm
         if (!step.corrects) {
-          const float x = own.gates[i] + bias[i], dt = States::softplus(x);
+          const float x = own.gates[i] + bias[i], dt = softplus(x);
           d_rate = -d_log * by * beta;
           const bool is_free = dt > step.dt_low && dt < step.dt_high;
-          da[i] = is_free ? (d_beta - d_log * by) * States::sigmoid(x) : 0.f;
+          da[i] = is_free ? (d_beta - d_log * by) * sigmoid(x) : 0.f;
         } else if (step.decay_floor < 0) {
-          const float x = own.gates[i] + bias[i], s = States::sigmoid(by * x);
+          const float x = own.gates[i] + bias[i], s = sigmoid(by * x);
           const float slope = d_log * step.decay_floor * s * (1 - s) * by;
           d_rate += slope * x, da[i] = slope;
         } else {
           const float x = own.gates[i] + bias[i];
-          d_rate -= d_log * by * States::softplus(x), da[i] = -d_log * by * States::sigmoid(x);
+          d_rate -= d_log * by * softplus(x), da[i] = -d_log * by * sigmoid(x);
         }
       }
       r.store(step.da, start + t, head * n, da, n);
@@ -201,11 +208,11 @@ struct DeltaGrad : Carved<DeltaGrad, TrainingRun<ckdist_delta_grad_step>> {
   }
 
   // Stores the gradients of a key head's queries and keys.
-  void store_keys(const States& of, const Room& own, int64_t sequence, int64_t key_head) {
+  void store_keys(int64_t sequence, int64_t key_head) {
     const int64_t n = of.key_width(), start = of.first(sequence);
     const auto store = [&](int32_t x, int32_t dx, const float* sum, float scale, int64_t t) {
       if (step.corrects) {
-        of.part(x, start + t, key_head * n, n, own.row);
+        r.copy(x, start + t, key_head * n, n, own.row);
         r.kernels.state_gradient.l2_norm(own.row, sum, step.l2_eps, scale, n, own.result);
         sum = own.result;
       }

@@ -1,22 +1,18 @@
 // Linear attention (gated delta rule, Mamba-2): short convolutions, gates and norms of each value head, and updates of
 // its state.
-#include "kernels/delta_rule.h"
-
-#include <cmath>
-
-#include "runtime/steps/carved.h"
+#include "runtime/scalars.h"
 #include "runtime/steps/state_run.h"
 
 namespace ckdist {
 namespace {
 
-struct DeltaRule : Carved<DeltaRule, StepRun<Inference, ckdist_delta_rule_step>> {
+struct DeltaRule : Carved<DeltaRule, InferenceRun<ckdist_delta_rule_step>> {
   // Buffers of one thread for a tile of one head.
   struct Room {
     // q, k: (kStateTile, key_width). v, out: (kStateTile, value columns). beta: (kStateTile,). gate: (value_width,).
-    // zeros: (channels,). decay: (kStateTile,); with a factor per row (kStateTile, key_width), as decayed_q and
-    // decayed_k, which else are empty.
-    float *q, *k, *v, *out, *decay, *beta, *gate, *zeros, *decayed_q, *decayed_k;
+    // decay: (kStateTile,); with a factor per row (kStateTile, key_width), as decayed_q and decayed_k, which else are
+    // empty.
+    float *q, *k, *v, *out, *decay, *beta, *gate, *decayed_q, *decayed_k;
   };
   static Room room(Carver& c, const Inference& r, const Fields& step) {
     const StateSlots::Layer& layer = r.states.layers[step.layer];
@@ -29,11 +25,9 @@ struct DeltaRule : Carved<DeltaRule, StepRun<Inference, ckdist_delta_rule_step>>
             c.floats(std::max<int64_t>(kStateTile, by_row)),
             c.floats(kStateTile),
             c.floats(layer.value_width),
-            c.floats(layer.channels),
             c.floats(by_row),
             c.floats(by_row)};
   }
-  float* zeros() const { return buffers().zeros; }
 
   void run() {
     const StateSlots::Layer& layer = r.states.layers[step.layer];
@@ -54,7 +48,7 @@ struct DeltaRule : Carved<DeltaRule, StepRun<Inference, ckdist_delta_rule_step>>
 
   // Inputs of a part at token `t` of the chunk; a negative `t` is a token before the chunk.
   const float* seen(const StateItem& item, int64_t t, int part) const {
-    if (t >= 0) return state_row(*this, value_of(part), item.first_token + t) + from_of(item, part);
+    if (t >= 0) return r.row_of(value_of(part), item.first_token + t) + from_of(item, part);
     return item.tail + (item.layer.taps - 1 + t) * item.tail_stride + int64_t{part} * item.layer.key_width;
   }
 
@@ -64,6 +58,7 @@ struct DeltaRule : Carved<DeltaRule, StepRun<Inference, ckdist_delta_rule_step>>
     const Room here = buffers();
     const int keys = layer.key_width, values = layer.value_width, columns = int(state_columns(values));
     const float a_factor = std::exp(r.vector(step.a_log)[item.head]);
+    const float* const bias = r.vector(step.dt_bias);
     for (int t = 0; t < count; t++) {
       float* const q = here.q + t * keys;
       float* const k = here.k + t * keys;
@@ -74,10 +69,10 @@ struct DeltaRule : Carved<DeltaRule, StepRun<Inference, ckdist_delta_rule_step>>
         kernel.l2_norm(q, step.l2_eps, step.scale, keys, q);
         kernel.l2_norm(k, step.l2_eps, 1.f, keys, k);
         if (step.by_row) decay_rows(item, here, a_factor, token, t);
-        else here.decay[t] = std::exp(-a_factor * softplus(state_row(*this, step.a, token)[item.head], item.head));
-        here.beta[t] = step.beta_scale / (1.f + std::exp(-state_row(*this, step.b, token)[item.head]));
+        else here.decay[t] = std::exp(-a_factor * softplus(r.row_of(step.a, token)[item.head] + bias[item.head]));
+        here.beta[t] = step.beta_scale / (1.f + std::exp(-r.row_of(step.b, token)[item.head]));
       } else {
-        const float dt = softplus(state_row(*this, step.a, token)[item.head] * step.dt_scale, item.head);
+        const float dt = softplus(r.row_of(step.a, token)[item.head] * step.dt_scale + bias[item.head]);
         here.beta[t] = std::min(std::max(dt, step.dt_low), step.dt_high);
         here.decay[t] = std::exp(-a_factor * here.beta[t]);
       }
@@ -85,35 +80,29 @@ struct DeltaRule : Carved<DeltaRule, StepRun<Inference, ckdist_delta_rule_step>>
     kernel.update({count, here.q, here.k, here.v, here.decay, here.beta, here.out,
                    step.by_row ? here.decayed_q : nullptr, step.by_row ? here.decayed_k : nullptr, step.corrects != 0},
                   keys, columns, state);
-    int64_t stride;
-    float* const out = r.floats(step.out, &stride) + int64_t{item.head} * values;
+    const FloatRows out = r.floats(step.out);
     for (int t = 0; t < count; t++) {
       const int64_t token = item.first_token + done + t;
       float* const o = here.out + t * columns;
       const ElementwiseKernel& k = r.kernels.elementwise;
       if (step.skip >= 0) k.add_scaled(here.v + t * columns, r.vector(step.skip)[item.head], values, o);
       if (step.norm >= 0) k.rms_norm(o, r.vector(step.norm), step.eps, values, o);
-      const float* z = state_row(*this, step.z, token) + int64_t{item.head} * values;
+      const float* z = r.row_of(step.z, token) + int64_t{item.head} * values;
       if (step.gate_scale != 1.f) {
         for (int i = 0; i < values; i++) here.gate[i] = step.gate_scale * z[i];
         z = here.gate;
       }
-      k.gated(GateFunction(step.gate), z, o, values, out + token * stride);
+      k.gated(GateFunction(step.gate), z, o, values, out.row(token) + int64_t{item.head} * values);
       if (step.exchanged && r.rank_of(token) != r.ranks->local_rank)
         r.count_moved(thread, ((step.by_row ? 3 : 2) * keys + 2 * values + 2) * int64_t{sizeof(float)});
     }
   }
 
-  // softplus(a + element `channel` of dt_bias).
-  float softplus(float a, int64_t channel) const {
-    a += r.vector(step.dt_bias)[channel];
-    return std::max(a, 0.f) + std::log1p(std::exp(-std::abs(a)));
-  }
   // The factors of the state's rows for token `t` of the tile, and its query and key times these.
   void decay_rows(const StateItem& item, const Room& here, float a_factor, int64_t token, int t) const {
     const int width = item.layer.key_width;
     const int64_t first = int64_t{item.head} * width, to = int64_t{t} * width;
-    const float* const a = state_row(*this, step.a, token) + first;
+    const float* const a = r.row_of(step.a, token) + first;
     r.kernels.delta_rule.decay_rows({a, r.vector(step.dt_bias) + first, here.q + to, here.k + to, a_factor,
                                      step.decay_floor, here.decay + to, here.decayed_q + to, here.decayed_k + to},
                                     width);

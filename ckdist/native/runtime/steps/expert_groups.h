@@ -1,8 +1,6 @@
 // A batch's rows grouped by expert, for training. Groups are concatenated in the order of experts; within a group rows
 // are in the order of tokens.
 #pragma once
-#include <algorithm>
-
 #include "runtime/training.h"
 
 namespace ckdist {
@@ -16,10 +14,8 @@ struct ExpertGroups {
 
   static ExpertGroups carve(Carver& c, const Training& r, int chosen, int64_t experts) {
     const int64_t rows = r.program.max_tokens * r.width(chosen);
-    const auto numbers = [&](int64_t n) { return reinterpret_cast<int32_t*>(c.bytes(4 * n)); };
-    int64_t* const starts = reinterpret_cast<int64_t*>(c.bytes(8 * (experts + 1)));
-    int32_t *const tokens = numbers(rows), *const slots = numbers(rows), *const touched = numbers(experts);
-    return {starts, tokens, slots, touched, reinterpret_cast<int64_t*>(c.bytes(8))};
+    return {c.array<int64_t>(experts + 1), c.array<int32_t>(rows), c.array<int32_t>(rows), c.array<int32_t>(experts),
+            c.array<int64_t>(1)};
   }
 
   int64_t rows(int64_t expert) const { return starts[expert + 1] - starts[expert]; }

@@ -4,14 +4,12 @@
 // laid end to end. The thread that completes an expert computes the input activations of its down projection. Then
 // threads take columns of the output, each over all experts in order, and wait only for an expert that is not complete.
 // So each weight is read once for all rows of its expert, and a token's sum has one order in any batch.
-#include <cmath>
-
+#include "runtime/scalars.h"
 #include "runtime/shares.h"
-#include "runtime/steps/carved.h"
-#include "runtime/steps/expert_exchange.h"
 #include "runtime/steps/low_rank.h"
 #include "runtime/steps/packed_weight.h"
 #include "runtime/steps/residual.h"
+#include "runtime/steps/routing.h"
 
 namespace ckdist {
 namespace {
@@ -27,7 +25,7 @@ constexpr int64_t kDownTiles = 8;           // output tiles at a time for few ro
 constexpr int64_t kLeastUnits = 8;          // units of output tiles for each of many threads; else a unit is smaller
 constexpr int64_t kLowRows = 256;           // rows at a time of products with matrices A of LoRA
 
-struct Experts : Carved<Experts, StepRun<Inference, ckdist_experts_step>> {
+struct Experts : Carved<Experts, InferenceRun<ckdist_experts_step>> {
   using Set = ckdist_expert_set;
 
   struct Room {
@@ -38,22 +36,19 @@ struct Experts : Carved<Experts, StepRun<Inference, ckdist_experts_step>> {
     Grouping grouping;
   };
   static Room room(Carver& c, const Inference& r, const Fields& step) {
-    Room it{};
-    int64_t row = 0;
+    int64_t row = 0, low = 0;
     for (int i = 0; i < kExpertInputs * step.count; i++)
       if (const int x = expert_input(step, i); x >= 0) row = std::max(row, r.value(x).stride);
-    it.gathered = c.bytes(std::max(kGatheredBytes, row));
-    it.scratch = c.floats(scratch_floats(r));
-    it.sums =
-        step.sets[0].gate.count > 1 ? c.floats(r.program.max_tokens * sum_columns(r.program.max_tokens)) : nullptr;
-    it.logits = c.floats(r.value(step.logits).width * 2 + 2 * step.routing.groups);
-    it.choice = Choice::carve(c, Inference::kReplicatedRows, step.routing.used);
-    it.grouping = Grouping::carve(c, Inference::kReplicatedRows, step);
-    int64_t low = 0;
     for (int s = 0; s < step.count; s++) low = std::max(low, low_width(r, step.sets[s]));
-    if (low > 0) it.low = c.floats(kLowRows * low);
-    if (low > 0 || has_low(step)) it.low_sum = LowRankSum::carve(c);
-    return it;
+    const int64_t tokens = r.program.max_tokens, sums = step.sets[0].gate.count > 1 ? tokens * sum_columns(tokens) : 0;
+    return {c.bytes(std::max(kGatheredBytes, row)),
+            c.floats(scratch_floats(r)),
+            c.floats(sums),
+            c.floats(r.value(step.logits).width * 2 + 2 * step.routing.groups),
+            c.floats(kLowRows * low),
+            low > 0 || has_low(step) ? LowRankSum::carve(c) : LowRankSum{},
+            Choice::carve(c, Inference::kReplicatedRows, step.routing.used),
+            Grouping::carve(c, Inference::kReplicatedRows, step)};
   }
   // Products of a block before they are joined or added.
   static int64_t scratch_floats(const Inference& r) {
@@ -75,11 +70,17 @@ struct Experts : Carved<Experts, StepRun<Inference, ckdist_experts_step>> {
   }
   int64_t tiles_each(const Set& set, int32_t matrix) const { return tiles_each(r, set, matrix); }
   static int64_t workspace_bytes(const Inference& r, const Fields& step) {
-    Carver c;
-    Choice::carve(c, r.program.max_tokens, step.routing.used);
-    Grouping::carve(c, r.program.max_tokens, step);
-    ExpertExchange::carve(c, r, step);
-    return c.used;
+    return carved_bytes([&](Carver& c) { shared(c, r, step); });
+  }
+  // In the workspace, for rows that threads divide.
+  struct Shared {
+    Choice choice;
+    Grouping grouping;
+    ExpertExchange exchange;
+  };
+  static Shared shared(Carver& c, const Inference& r, const Fields& step) {
+    return {Choice::carve(c, r.program.max_tokens, step.routing.used), Grouping::carve(c, r.program.max_tokens, step),
+            ExpertExchange::carve(c, r, step)};
   }
   // Columns of the output at a time if the shards of ranks are summed.
   static int64_t sum_columns(int64_t rows) { return rows > 64 ? 128 : 1024; }
@@ -124,12 +125,10 @@ struct Experts : Carved<Experts, StepRun<Inference, ckdist_experts_step>> {
       return;
     }
     Carver c{r.workspace()};
-    choice = Choice::carve(c, r.program.max_tokens, step.routing.used);
-    grouping = Grouping::carve(c, r.program.max_tokens, step);
-    exchange = ExpertExchange::carve(c, r, step);
+    const Shared those = shared(c, r, step);
+    choice = those.choice, grouping = those.grouping, exchange = those.exchange;
     const int64_t first = r.first_row(step.step);
-    const Range rows = r.rows_of(thread, r.rows(step.step));
-    for (int64_t row = first + rows.begin; row < first + rows.end; row++) choose(row);
+    each_row(r.rows(step.step), [&](int64_t row) { choose(first + row); });
     if (shared_out) {
       StepTeam team(r, thread, index);
       exchange.dispatch(team, r, step, choice, index);
@@ -147,24 +146,19 @@ struct Experts : Carved<Experts, StepRun<Inference, ckdist_experts_step>> {
   }
 
   void choose(int64_t row) {
-    int64_t stride;
-    const float* const logits = r.floats(step.logits, &stride) + row * r.value(step.logits).width;
+    const FloatRows logits = r.floats(step.logits);
     const float* const correction = step.correction >= 0 ? r.vector(step.correction) : nullptr;
     const float* given = nullptr;
     if (step.experts_of >= 0) {
       const int32_t id = r.batch.token_ids[r.batch_token(step.step, row - r.first_row(step.step))];
       given = r.vector(step.experts_of) + std::max(id, 0) * step.routing.used;
     }
-    choose_experts(r.kernels, step.routing, logits, stride, correction, given, own.logits, choice.experts(row),
-                   choice.shares(row));
+    choose_experts(r.kernels, step.routing, logits.row(row), logits.stride, correction, given, own.logits,
+                   choice.experts(row), choice.shares(row));
     if (step.share_factors >= 0)
       for (int slot = 0; slot < step.routing.used; slot++)
         choice.shares(row)[slot] *= r.vector(step.share_factors)[choice.experts(row)[slot]];
-    choice.all(row) = 1.f;
-    if (step.switches >= 0) {
-      const float x = r.floats(step.switches, &stride)[row * r.value(step.switches).width];
-      choice.all(row) = 1.f / (1.f + std::exp(-x));
-    }
+    choice.all(row) = step.switches < 0 ? 1.f : sigmoid(*r.floats(step.switches).row(row));
   }
 
   // Runs work(from, to, bytes of a piece) for the pieces of a phase that this thread takes. `tile`: cost of a tile.
@@ -191,6 +185,12 @@ struct Experts : Carved<Experts, StepRun<Inference, ckdist_experts_step>> {
     }
     return bytes;
   }
+  // Calls visit(group, shard) for the shards of all groups.
+  template <class Visit>
+  void each_shard(Visit&& visit) const {
+    for (const ExpertRows* g = grouping.groups; g != grouping.groups + *grouping.count; g++)
+      for (int s = 0; s < set_of(*g).gate.count; s++) visit(*g, s);
+  }
   static int64_t rows_cost(const ExpertRows& g) { return std::max(g.rows, kLeastRows); }
   int64_t up_tile_cost(const ExpertRows& g, int shard) const {
     const Set& set = set_of(g);
@@ -198,11 +198,9 @@ struct Experts : Carved<Experts, StepRun<Inference, ckdist_experts_step>> {
   }
   int64_t up_cost() const {
     int64_t cost = 0;
-    for (int64_t i = 0; i < *grouping.count; i++) {
-      const ExpertRows& g = grouping.groups[i];
-      for (int s = 0; s < set_of(g).gate.count; s++)
-        cost += up_tile_cost(g, s) * tiles_each(set_of(g), set_of(g).gate.first + s);
-    }
+    each_shard([&](const ExpertRows& g, int s) {
+      cost += up_tile_cost(g, s) * tiles_each(set_of(g), set_of(g).gate.first + s);
+    });
     return cost;
   }
   int64_t longest_up() const {
@@ -213,11 +211,8 @@ struct Experts : Carved<Experts, StepRun<Inference, ckdist_experts_step>> {
   // Cost of one tile of the output, over all experts.
   int64_t down_cost() const {
     int64_t cost = 0;
-    for (int64_t i = 0; i < *grouping.count; i++) {
-      const ExpertRows& g = grouping.groups[i];
-      for (int s = 0; s < set_of(g).down.count; s++)
-        cost += r.matrix(set_of(g).down.first + s).tile_bytes * rows_cost(g);
-    }
+    each_shard(
+        [&](const ExpertRows& g, int s) { cost += r.matrix(set_of(g).down.first + s).tile_bytes * rows_cost(g); });
     return cost;
   }
   int64_t down_tiles() const { return (r.value(step.out).width + kTileRows - 1) / kTileRows; }
@@ -271,9 +266,7 @@ struct Experts : Carved<Experts, StepRun<Inference, ckdist_experts_step>> {
     const int64_t x_stride = r.value(set.gate_x).stride;
     const int64_t few_rows = set.low_x < 0 ? g.rows : std::min(g.rows, kLowRows);
     const int64_t most = g.set == 1 ? few_rows : std::min(few_rows, rows_gathered(set.gate_x));
-    int64_t stride;
-    // (rows of all groups, ffn columns)
-    float* const joined = r.floats(set.joined, &stride) + g.first * stride + column;
+    const FloatRows joined = r.floats(set.joined);  // (rows of all groups, ffn columns)
     for (int64_t row = 0; row < g.rows; row += most) {
       const Range chunk = {row, std::min(row + most, g.rows)};
       make_low(g, chunk);
@@ -288,7 +281,8 @@ struct Experts : Carved<Experts, StepRun<Inference, ckdist_experts_step>> {
         for (int64_t at = chunk.begin; at < chunk.end; at += rows_each) {
           const Range block = {at, std::min(at + rows_each, chunk.end)};
           const uint8_t* const block_x = same ? x + (at - chunk.begin) * x_stride : inputs(g, set.gate_x, block);
-          join_block(g, s, column, some, block_x, block, at - chunk.begin, joined + at * stride, stride);
+          join_block(g, s, column, some, block_x, block, at - chunk.begin, joined.row(g.first + at) + column,
+                     joined.stride);
         }
       }
     }
@@ -350,7 +344,7 @@ struct Experts : Carved<Experts, StepRun<Inference, ckdist_experts_step>> {
     }
     for (int64_t row = 0; step.shares_input != 0 && g.set == 0 && row < count; row++) {
       const float share = grouping.shares[g.first + rows.begin + row];
-      for (float* const x : {gate, up}) scaled(x + row * scratch_stride, share, columns, x + row * scratch_stride);
+      for (float* const of : {gate, up}) scaled(of + row * scratch_stride, share, columns, of + row * scratch_stride);
     }
     const int64_t bias = g.expert * set.bias_width + set.bias_column + column + from;
     add_bias(set.gate_bias, bias, columns, count, gate, scratch_stride);
@@ -382,27 +376,26 @@ struct Experts : Carved<Experts, StepRun<Inference, ckdist_experts_step>> {
     prepare(g, set.activations);
     if (set.down_low.a.count == 0) return;
     prepare(g, set.low_activations);
-    int64_t stride;
-    float* const low = r.floats(set.low, &stride) + g.first * stride;
+    const FloatRows low = r.floats(set.low);
     for (int s = 0; s < set.down_low.a.count; s++) {
       const int x = set.low_activations.first + s, a = set.down_low.a.first + s;
       const int64_t bytes = r.value(x).stride;
       if (r.matrix(a).cols > 0)
         product(g, a, {0, tiles_each(set, a)}, r.step_activations(x) + g.first * bytes, bytes, g.rows,
-                low + s * a_columns(r, set, set.down_low), stride);
+                low.row(g.first) + s * a_columns(r, set, set.down_low), low.stride);
     }
   }
 
   // Converts `joined` to the activation format of each shard.
   void prepare(const ExpertRows& g, const ckdist_span& shards) {
-    int64_t stride, column = 0;
-    const float* const joined = r.floats(set_of(g).joined, &stride) + g.first * stride;
+    int64_t column = 0;
+    const FloatRows joined = r.floats(set_of(g).joined);
     for (int x = shards.first; x < shards.first + shards.count; x++) {
       const ckdist_value& a = r.value(x);
       const int64_t bytes = a.stride;
       uint8_t* const out = r.step_activations(x) + g.first * bytes;
       for (int64_t row = 0; a.width > 0 && row < g.rows; row++)
-        r.kernels.elementwise.prepare(ActivationFormat(a.format), joined + row * stride + column, a.floats, a.lead,
+        r.kernels.elementwise.prepare(ActivationFormat(a.format), joined.row(g.first + row) + column, a.floats, a.lead,
                                       a.width, out + row * bytes);
       column += a.floats;
     }
@@ -412,8 +405,7 @@ struct Experts : Carved<Experts, StepRun<Inference, ckdist_experts_step>> {
   void multiply_down(Range tiles) {
     const int shards = step.sets[0].down.count;
     const int64_t tiles_each = (shards > 1 ? sum_columns(n) : few ? 1024 : 128) / kTileRows;
-    int64_t stride;
-    float* const out = r.floats(step.out, &stride);
+    const auto [out, stride] = r.floats(step.out);
     for (int64_t tile = tiles.begin; tile < tiles.end; tile += tiles_each) {
       const Range some = {tile, std::min(tile + tiles_each, tiles.end)};
       const int64_t from = some.begin * kTileRows, columns = std::min(some.end * kTileRows, stride) - from;
@@ -442,10 +434,9 @@ struct Experts : Carved<Experts, StepRun<Inference, ckdist_experts_step>> {
       const int64_t count = std::min(rows_each, g.rows - row);
       product(g, set.down.first + s, tiles, in + row * x_stride, x_stride, count, own.scratch, width);
       if (set.down_low.a.count > 0) {
-        int64_t low_stride;
-        const float* const low = r.floats(set.low, &low_stride) + (g.first + row) * low_stride;
-        add_low(g, set.down_low.b.first, tiles, columns, low + s * a_columns(r, set, set.down_low), low_stride, count,
-                own.scratch, width);
+        const FloatRows low = r.floats(set.low);
+        add_low(g, set.down_low.b.first, tiles, columns, low.row(g.first + row) + s * a_columns(r, set, set.down_low),
+                low.stride, count, own.scratch, width);
       }
       if (s == set.biased)
         add_bias(set.down_bias, g.expert * r.value(step.out).width + tiles.begin * kTileRows, columns, count,
@@ -462,9 +453,8 @@ struct Experts : Carved<Experts, StepRun<Inference, ckdist_experts_step>> {
 
   // Writes zeros if this rank has no part of the chosen experts.
   void clear() {
-    int64_t stride;
-    float* const out = r.floats(step.out, &stride);
-    for (int64_t row = thread; row < n; row += r.active()) std::fill(out + row * stride, out + (row + 1) * stride, 0.f);
+    const FloatRows out = r.floats(step.out);
+    for (int64_t row = thread; row < n; row += r.active()) std::fill_n(out.row(row), out.stride, 0.f);
   }
 
  public:

@@ -1,8 +1,6 @@
 // Streams of hidden states that gates of low rank read, and that each part of a layer writes to. A thread computes
 // whole streams of a token, or chunks of columns, so the bits do not depend on the threads.
-#include <cmath>
-
-#include "runtime/steps/carved.h"
+#include "runtime/scalars.h"
 #include "runtime/steps/residual.h"
 
 namespace ckdist {
@@ -10,36 +8,23 @@ namespace {
 
 constexpr int64_t kChunk = 256;  // columns
 
-float sigmoid(float x) { return 1.f / (1.f + std::exp(-x)); }
-
 // Steps whose items are the streams of a token, or chunks of its columns.
 template <class Run, class Fields>
-struct StreamsRun : Carved<Run, StepRun<Inference, Fields>> {
-  using StepRun<Inference, Fields>::r;
-  using StepRun<Inference, Fields>::thread;
-
-  float* row(int32_t value, int64_t t, int64_t first = 0) const {
-    int64_t stride;
-    float* const rows = r.floats(value, &stride);
-    return rows + t * stride + first;
-  }
-  // Calls visit(token, item) for this thread's part of `each` items per token.
+struct StreamsRun : Carved<Run, InferenceRun<Fields>> {
+  float* row(int32_t value, int64_t t, int64_t first = 0) const { return this->r.floats(value).row(t) + first; }
+  // Calls visit(token, part) for this thread's items, if a token has `each` of them.
   template <class Visit>
-  void each_item(int64_t each, Visit&& visit) const {
-    const int64_t items = r.local_tokens * each;
-    for (int64_t i = items * thread / r.active(); i < items * (thread + 1) / r.active(); i++) visit(i / each, i % each);
+  void each_part(int64_t each, Visit&& visit) const {
+    this->each_own_item(this->r.local_tokens * each, [&](int64_t i) { visit(i / each, i % each); });
   }
 };
 
 struct AddStreams : StreamsRun<AddStreams, ckdist_add_streams_step> {
-  struct Room {
-    float* sum;
-  };
   static int64_t width(const Inference& r, const Fields& step) { return r.value(step.sum).width / step.streams; }
-  static Room room(Carver& c, const Inference& r, const Fields& step) { return {c.floats(width(r, step))}; }
+  static float* room(Carver& c, const Inference& r, const Fields& step) { return c.floats(width(r, step)); }
 
   void run() {
-    each_item(step.streams, [&](int64_t t, int64_t i) { make(t, i); });
+    each_part(step.streams, [&](int64_t t, int64_t i) { make(t, i); });
     r.finish(thread, index, step.normed < 0 ? step.sum : step.normed, r.local_tokens);
   }
 
@@ -49,9 +34,7 @@ struct AddStreams : StreamsRun<AddStreams, ckdist_add_streams_step> {
     float* const sum = row(step.sum, t, i * n);
     if (step.y >= 0) {
       const bool wide = step.x >= 0 && step.coefs < 0;
-      const float* const y =
-          wide ? row(step.y, t, i * n)
-               : Residual{r, thread, -1, step.y, -1, -1, 0.f, 1.f, buffers().sum}.summed(t, t, {0, n});
+      const float* const y = wide ? row(step.y, t, i * n) : Residual{r, thread, buffers(), step.y}.summed(t, t, {0, n});
       scaled(y, step.coefs < 0 ? 1.f : 2.f * sigmoid(row(step.coefs, t)[i]), n, sum);
       if (step.x >= 0) k.add(row(step.x, t, i * n), n, sum);
     }
@@ -63,15 +46,12 @@ struct AddStreams : StreamsRun<AddStreams, ckdist_add_streams_step> {
 };
 
 struct ReadStreams : StreamsRun<ReadStreams, ckdist_read_streams_step> {
-  struct Room {
-    float* part;
-  };
-  static Room room(Carver& c, const Inference&, const Fields&) { return {c.floats(kChunk)}; }
+  static float* room(Carver& c, const Inference&, const Fields&) { return c.floats(kChunk); }
 
   void run() {
     const int64_t width = r.value(step.out).width;
-    float* const part = buffers().part;
-    each_item((width + kChunk - 1) / kChunk, [&](int64_t t, int64_t chunk) {
+    float* const part = buffers();
+    each_part((width + kChunk - 1) / kChunk, [&](int64_t t, int64_t chunk) {
       const int64_t first = chunk * kChunk, n = std::min(kChunk, width - first);
       float* const out = row(step.out, t, first);
       for (int64_t i = 0; i < step.streams; i++) {
@@ -89,12 +69,11 @@ struct GateStreams : StreamsRun<GateStreams, ckdist_gate_streams_step> {
     float *key, *query;
   };
   static Room room(Carver& c, const Inference& r, const Fields& step) {
-    float* const key = c.floats(r.value(step.value).width);
-    return {key, c.floats(r.value(step.value).width)};
+    return {c.floats(r.value(step.value).width), c.floats(r.value(step.value).width)};
   }
 
   void run() {
-    each_item(step.streams, [&](int64_t t, int64_t i) { make(t, i); });
+    each_part(step.streams, [&](int64_t t, int64_t i) { make(t, i); });
     r.finish(thread, index, step.rows, r.local_tokens);
   }
 
@@ -105,8 +84,7 @@ struct GateStreams : StreamsRun<GateStreams, ckdist_gate_streams_step> {
     const float* const x = row(step.x, t, first);
     k.rms_norm(row(step.key, t, first), r.vector(step.key_norm) + first, step.eps, n, key);
     k.rms_norm(x, r.vector(step.query_norm) + first, step.eps, n, query);
-    const auto as_row = [](float* at) { return Row{reinterpret_cast<uint8_t*>(at), false}; };
-    const float score = r.kernels.row.dot(as_row(key), as_row(query), n) / std::sqrt(float(n));
+    const float score = r.kernels.row.dot(float_row(key), float_row(query), n) / std::sqrt(float(n));
     const float size = std::sqrt(std::max(std::fabs(score), 1e-6f));
     float *const sum = row(step.sum, t, first), *const rows = row(step.rows, t, first);
     scaled(row(step.value, t), sigmoid(score > 0.f ? size : score < 0.f ? -size : 0.f), n, sum);

@@ -3,6 +3,7 @@
 // Threads take items of (expert, slice of its intermediate size). An item packs its part of the expert's weights once
 // for all rows of the expert. Sums over a token's experts are divided into slices of columns; each slice sums over all
 // experts in order. So the bits do not depend on the threads or on their timing.
+#include "runtime/scalars.h"
 #include "runtime/steps/expert_groups.h"
 #include "runtime/steps/part_products.h"
 
@@ -18,7 +19,7 @@ struct ExpertsRun : TrainingRun<Fields> {
 
   // Buffers of one thread for products with two matrices, and with two of LoRA.
   struct Room {
-    uint8_t *tiles, *second, *gathered, *low[2];  // packed matrices, (kRows, width), packed matrices of LoRA
+    uint8_t *tiles, *second, *low[2], *gathered;  // packed matrices, packed matrices of LoRA, (kRows, width)
     float *a, *b, *unpacked;                      // (kRows, slice stride) twice
   };
   // Tiles of an item over the intermediate size, and over the hidden size.
@@ -37,7 +38,7 @@ struct ExpertsRun : TrainingRun<Fields> {
   }
   static Room room(Carver& c, const Training& r, const Fields& step) {
     const int64_t widths[] = {r.width(step.x), r.width(step.gate)};
-    const int64_t most = rank(r, step), low_tiles = (most + kTileRows - 1) / kTileRows,
+    const int64_t most = rank(r, step), low_tiles = tiles_of(most),
                   tiles = std::max({ffn_tiles(r, step), hidden_tiles(r, step), low_tiles});
     const int64_t bytes =
         std::max({ffn_tiles(r, step) * r.tile_bytes(widths[0]), hidden_tiles(r, step) * r.tile_bytes(widths[1]),
@@ -48,20 +49,21 @@ struct ExpertsRun : TrainingRun<Fields> {
     };
     for (const int32_t w : {step.gate_weight, step.up_weight, step.down_weight}) unpack(w);
     for (const auto& low : step.low) unpack(low.a), unpack(low.b);
-    Room it{};
-    it.tiles = c.bytes(bytes), it.second = c.bytes(bytes);
-    for (uint8_t*& low : it.low) low = most ? c.bytes(tiles * r.tile_bytes(most)) : nullptr;
-    it.gathered = c.bytes(kRows * std::max(r.row_stride(step.x), r.row_stride(step.gate)));
-    it.a = c.floats(kRows * (tiles + 1) * kTileRows), it.b = c.floats(kRows * (tiles + 1) * kTileRows);
-    it.unpacked = c.floats(unpacked);
-    return it;
+    const int64_t low = most ? tiles * r.tile_bytes(most) : 0, products = kRows * (tiles + 1) * kTileRows;
+    return {c.bytes(bytes),
+            c.bytes(bytes),
+            {c.bytes(low), c.bytes(low)},
+            c.bytes(kRows * std::max(r.row_stride(step.x), r.row_stride(step.gate))),
+            c.floats(products),
+            c.floats(products),
+            c.floats(unpacked)};
   }
 
   // A slice of columns, and the stride of products over it.
   struct Slice {
     int64_t begin, columns, stride;
   };
-  static int64_t slices(int64_t width, int64_t tiles) { return (width + tiles * kTileRows - 1) / (tiles * kTileRows); }
+  static int64_t slices(int64_t width, int64_t tiles) { return parts_of(width, tiles * kTileRows); }
   static Slice slice(int64_t width, int64_t tiles, int64_t index) {
     const int64_t begin = index * tiles * kTileRows;
     return {begin, std::min(tiles * kTileRows, width - begin), (tiles + 1) * kTileRows};
@@ -118,7 +120,7 @@ struct ExpertsRun : TrainingRun<Fields> {
     const int64_t rank = this->r.width(to), stride = m.tile_count() * kTileRows;
     multiply(m, x, rows, own.a, stride);
     for (int64_t i = 0; i < rows; ++i) {
-      const Row y{reinterpret_cast<uint8_t*>(own.a + i * stride), false};
+      const Row y = float_row(own.a + i * stride);
       this->r.kernels.row.scale(y, this->step.scale, rank, y);
       this->r.store(to, first + i, 0, own.a + i * stride, rank);
     }
@@ -150,14 +152,10 @@ struct ExpertsRun : TrainingRun<Fields> {
 
 struct GroupedExperts : ExpertsRun<ckdist_grouped_experts_step> {
   static int64_t thread_bytes(const Training& r, const Fields& step) {
-    Carver c;
-    room(c, r, step);
-    return c.used;
+    return carved_bytes([&](Carver& c) { room(c, r, step); });
   }
   static int64_t workspace_bytes(const Training& r, const Fields& step) {
-    Carver c;
-    ExpertGroups::carve(c, r, step.chosen, step.experts);
-    return c.used;
+    return carved_bytes([&](Carver& c) { ExpertGroups::carve(c, r, step.chosen, step.experts); });
   }
 
   void run() {
@@ -238,16 +236,14 @@ struct GroupedExpertsGrad : ExpertsRun<ckdist_grouped_experts_grad_step> {
     float* row;
   };
   static OuterRoom outer_room(Carver& c, const Training& r, const Fields& step) {
-    uint8_t *const x = c.bytes(PartProducts::transposed_bytes(r, kOuterWidth)), *const y = c.bytes(
-                                                                                    PartProducts::transposed_bytes(
-                                                                                        r, PartProducts::kOuterRows));
-    uint8_t* const narrow = c.bytes(PartProducts::narrow_bytes(r, kOuterWidth));
-    return {x, y, narrow, c.floats(std::max(r.width(step.x), r.width(step.gate)))};
+    return {c.bytes(PartProducts::transposed_bytes(r, kOuterWidth)),
+            c.bytes(PartProducts::transposed_bytes(r, PartProducts::kOuterRows)),
+            c.bytes(PartProducts::narrow_bytes(r, kOuterWidth)),
+            c.floats(std::max(r.width(step.x), r.width(step.gate)))};
   }
   static int64_t thread_bytes(const Training& r, const Fields& step) {
-    Carver products, outer;
-    room(products, r, step), outer_room(outer, r, step);
-    return std::max(products.used, outer.used);
+    return std::max(carved_bytes([&](Carver& c) { room(c, r, step); }),
+                    carved_bytes([&](Carver& c) { outer_room(c, r, step); }));
   }
   // (tokens * used, slices): for each row and slice the dot product whose sum over slices is the gradient of the row's
   // share.
@@ -256,10 +252,10 @@ struct GroupedExpertsGrad : ExpertsRun<ckdist_grouped_experts_grad_step> {
     return c.floats(rows * slices(r.width(step.gate), ffn_tiles(r, step)));
   }
   static int64_t workspace_bytes(const Training& r, const Fields& step) {
-    Carver c;
-    ExpertGroups::carve(c, r, step.chosen, step.experts);
-    share_parts(c, r, step);
-    return c.used;
+    return carved_bytes([&](Carver& c) {
+      ExpertGroups::carve(c, r, step.chosen, step.experts);
+      share_parts(c, r, step);
+    });
   }
 
   float* const of_shares = share_parts(workspace, r, step);
@@ -329,12 +325,12 @@ struct GroupedExpertsGrad : ExpertsRun<ckdist_grouped_experts_grad_step> {
       add_low(down_a, step.low[kDown].d_low, first, rows, own.a, s.stride);
       for (int64_t i = 0; i < rows; ++i) {
         const int64_t row = first + i;
-        const Row d{reinterpret_cast<uint8_t*>(own.a + i * s.stride), false},
-            joined{reinterpret_cast<uint8_t*>(own.b), false}, gate = part(step.gate, row, s.begin),
-                                                              up = part(step.up, row, s.begin);
+        const Row d = float_row(own.a + i * s.stride), joined = float_row(own.b), gate = part(step.gate, row, s.begin),
+                  up = part(step.up, row, s.begin);
         r.kernels.row.gated(function, gate, up, s.columns, joined);
         of_shares[row * count + number] = r.kernels.row.dot(joined, d, s.columns);
-        if (down_bias != nullptr) of_shares[row * count] += dot(down_bias, r.row(step.dy, groups.tokens[row]));
+        if (down_bias != nullptr)
+          of_shares[row * count] += r.kernels.row.dot(float_row(down_bias), r.row(step.dy, groups.tokens[row]), hidden);
         r.kernels.row.scale(joined, share(row), s.columns, part(step.joined, row, s.begin));
         r.kernels.row.scale(d, share(row), s.columns, d);
         r.kernels.row.gated_grad(function, gate, up, d, s.columns, part(step.d_gate, row, s.begin),
@@ -343,9 +339,6 @@ struct GroupedExpertsGrad : ExpertsRun<ckdist_grouped_experts_grad_step> {
           for (const int32_t value : {step.joined, step.d_gate, step.d_up}) r.pad(value, row);
       }
     });
-  }
-  float dot(const float* bias, Row dy) const {
-    return r.kernels.row.dot({reinterpret_cast<uint8_t*>(const_cast<float*>(bias)), false}, dy, hidden);
   }
 
   void sum_share(int64_t row, int64_t count) const {
@@ -386,32 +379,6 @@ struct GroupedExpertsGrad : ExpertsRun<ckdist_grouped_experts_grad_step> {
                            narrow);
   }
 
-  // Columns `s` of the gradients of an expert's matrices, each of `height` rows: gradient = y^T x, summed over the
-  // expert's rows.
-  void add(int64_t expert, const Slice& s, const Factor& x, int64_t height, int count, const int32_t* gradients,
-           const Factor* ys) const {
-    Carver c{r.memory(thread)};
-    const OuterRoom own_outer = outer_room(c, r, step);
-    const bool adds = r.adds(step.fresh);
-    const auto place = [&](int n) {
-      const int64_t width = r.shape(gradients[n]).cols;
-      return r.gradient(gradients[n]) + expert * height * width + s.begin;
-    };
-    for (int n = 0; n < count && groups.rows(expert) == 0 && !adds; ++n)
-      if (gradients[n] >= 0)
-        for (int64_t i = 0; i < height; ++i) std::fill_n(place(n) + i * r.shape(gradients[n]).cols, s.columns, 0.f);
-    for (int64_t row = groups.starts[expert]; row < groups.starts[expert + 1]; row += kOuterColumns) {
-      const int64_t rows = std::min(kOuterColumns, groups.starts[expert + 1] - row);
-      const Matrix of_x = transpose(x, row, rows, s.begin, s.columns, own_outer.x, own_outer.narrow);
-      for (int n = 0; n < count; ++n)
-        for (int64_t i = 0; i < height && gradients[n] >= 0; i += PartProducts::kOuterRows) {
-          const Matrix y = transpose(ys[n], row, rows, i, std::min(PartProducts::kOuterRows, height - i), own_outer.y,
-                                     own_outer.narrow);
-          const int64_t width = r.shape(gradients[n]).cols;
-          parts.outer(y, of_x, place(n) + i * width, width, adds || row > groups.starts[expert]);
-        }
-    }
-  }
   // Gradients of up to two matrices of an expert, (height, width). They share the factor x, which has `width` columns.
   struct Outer {
     Factor x;
@@ -420,9 +387,32 @@ struct GroupedExpertsGrad : ExpertsRun<ckdist_grouped_experts_grad_step> {
     Factor ys[2];
   };
   int64_t items_of(const Outer& o) const { return step.experts * slices(o.width, PartProducts::kOuterTiles); }
+  // One item of the gradients, a slice of their columns for one expert: gradient = y^T x, summed over the expert's
+  // rows.
   void add(const Outer& o, int64_t item) const {
-    const int64_t count = slices(o.width, PartProducts::kOuterTiles);
-    add(item / count, slice(o.width, PartProducts::kOuterTiles, item % count), o.x, o.height, 2, o.gradients, o.ys);
+    const int64_t count = slices(o.width, PartProducts::kOuterTiles), expert = item / count;
+    const Slice s = slice(o.width, PartProducts::kOuterTiles, item % count);
+    Carver c{r.memory(thread)};
+    const OuterRoom own_outer = outer_room(c, r, step);
+    const bool adds = r.adds(step.fresh);
+    const auto place = [&](int n) {
+      const int64_t width = r.shape(o.gradients[n]).cols;
+      return r.gradient(o.gradients[n]) + expert * o.height * width + s.begin;
+    };
+    for (int n = 0; n < 2 && groups.rows(expert) == 0 && !adds; ++n)
+      for (int64_t i = 0; i < o.height && o.gradients[n] >= 0; ++i)
+        std::fill_n(place(n) + i * r.shape(o.gradients[n]).cols, s.columns, 0.f);
+    for (int64_t row = groups.starts[expert]; row < groups.starts[expert + 1]; row += kOuterColumns) {
+      const int64_t rows = std::min(kOuterColumns, groups.starts[expert + 1] - row);
+      const Matrix of_x = transpose(o.x, row, rows, s.begin, s.columns, own_outer.x, own_outer.narrow);
+      for (int n = 0; n < 2; ++n)
+        for (int64_t i = 0; i < o.height && o.gradients[n] >= 0; i += PartProducts::kOuterRows) {
+          const Matrix y = transpose(o.ys[n], row, rows, i, std::min(PartProducts::kOuterRows, o.height - i),
+                                     own_outer.y, own_outer.narrow);
+          const int64_t width = r.shape(o.gradients[n]).cols;
+          parts.outer(y, of_x, place(n) + i * width, width, adds || row > groups.starts[expert]);
+        }
+    }
   }
   int list_outers(Outer* to) const {
     int count = 0;
@@ -458,7 +448,7 @@ struct GroupedExpertsGrad : ExpertsRun<ckdist_grouped_experts_grad_step> {
         r.kernels.elementwise.add(row, n, to + column);
       }
     };
-    const Row to{reinterpret_cast<uint8_t*>(row), false};
+    const Row to = float_row(row);
     sum(step.gate_bias_gradient, step.bias_column, ffn,
         [&](int64_t at) { r.kernels.row.scale(r.row(step.d_gate, at), 1.f, ffn, to); });
     sum(step.up_bias_gradient, step.bias_column, ffn,

@@ -1,8 +1,5 @@
 // Keys of every head from latent vectors, in training, and their gradients. The thread that multiplies by a head's
 // matrix packs it. Sums over heads are in the order of heads.
-#include <algorithm>
-
-#include "runtime/steps/carved.h"
 #include "runtime/steps/part_products.h"
 
 namespace ckdist {
@@ -11,9 +8,6 @@ namespace {
 constexpr int64_t kRows = PartProducts::kRows;
 constexpr int64_t kChunk = 256;                              // tokens of an item
 constexpr int64_t kRankRows = 4 * PartProducts::kOuterRows;  // rows of a head's gradient in one item
-
-int64_t parts_of(int64_t n, int64_t size) { return (n + size - 1) / size; }
-int64_t tiles_of(int64_t n) { return parts_of(n, kTileRows); }
 
 // Columns of a head's matrix, and the head's width: those columns and the elements after them.
 struct HeadSizes {
@@ -31,19 +25,19 @@ struct LatentKeys : Carved<LatentKeys, TrainingRun<ckdist_latent_keys_step>> {
   };
   static Room room(Carver& c, const Training& r, const Fields& step) {
     const int64_t columns = r.shape(step.weight).cols;
-    uint8_t* const tiles = c.bytes(tiles_of(columns) * r.tile_bytes(step.rank));
-    float* const y = c.floats(kRows * tiles_of(columns) * kTileRows);
-    return {tiles, y, c.floats(PartProducts::unpacked_floats(r, step.weight))};
+    return {c.bytes(tiles_of(columns) * r.tile_bytes(step.rank)), c.floats(kRows * tiles_of(columns) * kTileRows),
+            c.floats(PartProducts::unpacked_floats(r, step.weight))};
   }
+
+  const HeadSizes of = sizes_of(r, step.weight, step.rank, r.width(step.out));
+  const Room own = buffers();
 
   void run() {
-    const HeadSizes of = sizes_of(r, step.weight, step.rank, r.width(step.out));
     parallel_for(of.heads * parts_of(r.batch.tokens, kChunk),
-                 [&](int64_t item) { head(of, item % of.heads, item / of.heads * kChunk); });
+                 [&](int64_t item) { head(item % of.heads, item / of.heads * kChunk); });
   }
 
-  void head(const HeadSizes& of, int64_t head, int64_t first) const {
-    const Room own = buffers();
+  void head(int64_t head, int64_t first) const {
     const Matrix keys = PartProducts(r, own.unpacked)
                             .pack_transposed({step.weight, head * step.rank, step.rank, 0, of.columns}, own.tiles);
     const int64_t end = std::min(first + kChunk, r.batch.tokens), stride = tiles_of(of.columns) * kTileRows;
@@ -71,10 +65,12 @@ struct LatentKeysGrad : Carved<LatentKeysGrad, TrainingRun<ckdist_latent_keys_gr
   }
   static Room room(Carver& c, const Training& r, const Fields& step) {
     const int64_t tiles = item_tiles(r, step), behind = r.width(step.dx) - step.rank;
-    uint8_t* const packed = c.bytes(tiles * r.tile_bytes(r.shape(step.weight).cols));
-    float *const sums = c.floats(kChunk * tiles * kTileRows), *const widened = c.floats(2 * behind);
-    return {packed, sums, widened, c.floats(PartProducts::unpacked_floats(r, step.weight))};
+    return {c.bytes(tiles * r.tile_bytes(r.shape(step.weight).cols)), c.floats(kChunk * tiles * kTileRows),
+            c.floats(2 * behind), c.floats(PartProducts::unpacked_floats(r, step.weight))};
   }
+
+  const HeadSizes of = sizes_of(r, step.weight, step.rank, r.width(step.dy));
+  const Room own = buffers();
 
   void run() {
     const int64_t columns = item_tiles(r, step) * kTileRows, slices = parts_of(step.rank, columns);
@@ -88,8 +84,6 @@ struct LatentKeysGrad : Carved<LatentKeysGrad, TrainingRun<ckdist_latent_keys_gr
 
   // Elements [begin, begin + n) of the gradients of the latent vectors, summed over heads.
   void sum_heads(int64_t first, int64_t tokens, int64_t begin, int64_t n) const {
-    const Room own = buffers();
-    const HeadSizes of = sizes_of(r, step.weight, step.rank, r.width(step.dy));
     const int64_t stride = tiles_of(n) * kTileRows;
     for (int64_t head = 0; head < of.heads; ++head) {
       const Matrix part =
@@ -102,16 +96,12 @@ struct LatentKeysGrad : Carved<LatentKeysGrad, TrainingRun<ckdist_latent_keys_gr
 
   // Gradients of the elements after the rank, which all heads share: their sum over heads.
   void sum_behind(int64_t first, int64_t tokens) const {
-    const Room own = buffers();
-    const HeadSizes of = sizes_of(r, step.weight, step.rank, r.width(step.dy));
     const int64_t behind = of.width - of.columns;
     float *const sum = own.widened, *const part = sum + behind;
     for (int64_t t = first; t < first + tokens && behind > 0; ++t) {
       std::fill_n(sum, behind, 0.f);
       for (int64_t head = 0; head < of.heads; ++head) {
-        const uint8_t* const x = r.head_of(step.dy, t, head, of.width).at + of.columns * r.element_bytes();
-        if (r.narrow(step.dy)) r.packing.widen(x, behind, part);
-        else std::copy_n(reinterpret_cast<const float*>(x), behind, part);
+        r.copy(step.dy, t, head * of.width + of.columns, behind, part);
         r.kernels.elementwise.add(part, behind, sum);
       }
       r.store(step.dx, t, step.rank, sum, behind);
@@ -124,24 +114,22 @@ struct LatentKeysWeightGrad : Carved<LatentKeysWeightGrad, TrainingRun<ckdist_la
     uint8_t *dy, *x;
   };
   static Room room(Carver& c, const Training& r, const Fields& step) {
-    const int64_t columns = r.shape(step.gradient).cols;
-    uint8_t *const dy = c.bytes(PartProducts::transposed_bytes(r, columns)), *const x =
-                                                                                 c.bytes(PartProducts::transposed_bytes(
-                                                                                     r, PartProducts::kOuterRows));
-    return {dy, x};
+    return {c.bytes(PartProducts::transposed_bytes(r, r.shape(step.gradient).cols)),
+            c.bytes(PartProducts::transposed_bytes(r, PartProducts::kOuterRows))};
   }
 
+  const HeadSizes of = sizes_of(r, step.gradient, step.rank, r.width(step.dy));
+  const Room own = buffers();
+
   void run() {
-    const HeadSizes of = sizes_of(r, step.gradient, step.rank, r.width(step.dy));
     parallel_for(of.heads * parts_of(step.rank, kRankRows), [&](int64_t item) {
       const int64_t begin = item / of.heads * kRankRows;
-      add(of, item % of.heads, begin, std::min(begin + kRankRows, step.rank));
+      add(item % of.heads, begin, std::min(begin + kRankRows, step.rank));
     });
   }
 
   // Adds rows [begin, end) of a head's gradient, (rank, columns).
-  void add(const HeadSizes& of, int64_t head, int64_t begin, int64_t end) const {
-    const Room own = buffers();
+  void add(int64_t head, int64_t begin, int64_t end) const {
     const PartProducts parts(r, nullptr);
     for (int64_t t = 0; t < r.batch.tokens; t += kOuterColumns) {
       const int64_t tokens = std::min(kOuterColumns, r.batch.tokens - t);

@@ -1,6 +1,5 @@
 // Products of one input with several matrices, with their biases, low-rank additions, gate and soft cap.
 #include "runtime/shares.h"
-#include "runtime/steps/carved.h"
 #include "runtime/steps/low_rank.h"
 #include "runtime/steps/packed_weight.h"
 
@@ -22,7 +21,7 @@ constexpr int64_t kAheadBytes = 256 << 10;  // bytes of a product's weights that
 // Tokens and tiles of a summed product at a time. The result stays in the L2 cache.
 constexpr int64_t kSummedTokens = 256, kSummedPrompts = 512, kSummedTiles = 8;
 
-struct Linear : Carved<Linear, StepRun<Inference, ckdist_linear_step>> {
+struct Linear : Carved<Linear, InferenceRun<ckdist_linear_step>> {
   using Product = ckdist_product;
   static constexpr bool kReadsAhead = true;
 
@@ -98,9 +97,8 @@ struct Linear : Carved<Linear, StepRun<Inference, ckdist_linear_step>> {
     for (int m = 0; m < step.count; m++) {
       const ckdist_value& v = r.value(step.products[m].out);
       if (v.place == ckdist_place_logits || (v.place == ckdist_place_slot && r.plan->tokens_sharded)) continue;
-      int64_t stride;
-      float* const y = r.floats(step.products[m].out, &stride);
-      for (int64_t t = thread; t < n; t += r.active()) std::fill(y + t * stride, y + (t + 1) * stride, 0.f);
+      const FloatRows y = r.floats(step.products[m].out);
+      for (int64_t t = thread; t < n; t += r.active()) std::fill_n(y.row(t), y.stride, 0.f);
     }
   }
 
@@ -168,15 +166,8 @@ struct Linear : Carved<Linear, StepRun<Inference, ckdist_linear_step>> {
     const Shares shares(bytes, piece_tile(r, step), r.active(), true);
     each_range(r, step, shares.begin(thread), shares.begin(thread + 1), shares.first(),
                [&](int m, int s, int64_t, int64_t begin, int64_t end) {
-                 if (ahead.at != nullptr) return;
-                 const Weight& weight = r.weight(step.products[m].weight.first + s);
-                 const Matrix& w = weight.matrix;
-                 if (weight.sliced && !weight.sliced->whole()) {
-                   const int64_t slice = weight.sliced->slice_of(begin);
-                   end = weight.sliced->ready(slice) ? std::min(end, weight.sliced->begin(slice + 1)) : begin;
-                 }
-                 ahead.at = w.tiles + begin * w.tile_bytes;
-                 ahead.end = ahead.at + std::min((end - begin) * w.tile_bytes, kAheadBytes);
+                 if (ahead.at == nullptr)
+                   read_ahead(r.weight(step.products[m].weight.first + s), begin, end, kAheadBytes, ahead);
                });
   }
 
@@ -201,9 +192,9 @@ struct Linear : Carved<Linear, StepRun<Inference, ckdist_linear_step>> {
   void multiply(const Product& p, int s, int64_t column, Range tiles, Range rows) {
     const Weight& weight = r.weight(p.weight.first + s);
     const int64_t from = tiles.begin * kTileRows, to = std::min(tiles.end * kTileRows, weight.matrix.rows);
-    int64_t stride;
+    const auto [out, stride] = r.floats(p.out);
     // (rows, columns)
-    float* const y = r.floats(p.out, &stride) + (r.first_row(step.step) + rows.begin) * stride + column + from;
+    float* const y = out + (r.first_row(step.step) + rows.begin) * stride + column + from;
     product(weight, p.x.first, tiles, rows, y, stride);
     if (p.bias >= 0) add_bias(r.vector(p.bias + s) + from, to - from, rows, y, stride);
     if (p.low.count > 0) add_low(p, s, p.low.first, tiles, rows, y, stride);
@@ -222,21 +213,16 @@ struct Linear : Carved<Linear, StepRun<Inference, ckdist_linear_step>> {
   // y += low * B^T for tiles of the matrices B in shard s, which belong to all rows or to each row's adapter.
   void add_low(const Product& p, int s, int low, Range tiles, Range rows, float* y, int64_t stride) {
     const LowRankSum sum = buffers().low;
-    const auto add = [&](const Matrix& w, Range some, const float* x, int64_t x_stride) {
+    const auto add = [&](const Matrix& w, Range some, const FloatRows& x) {
       const int64_t columns = std::min(tiles.end * kTileRows, w.rows) - tiles.begin * kTileRows;
-      sum.add(r.kernels, w, tiles, columns, x + some.begin * x_stride, x_stride, some.end - some.begin,
+      sum.add(r.kernels, w, tiles, columns, x.row(some.begin), x.stride, some.end - some.begin,
               y + (some.begin - rows.begin) * stride, stride);
     };
-    int64_t x_stride;
-    if (step.adapters == 0) {
-      const float* const x = r.floats(low, &x_stride);
-      return add(r.matrix(p.low_weight.first + s), rows, x, x_stride);
-    }
+    if (step.adapters == 0) return add(r.matrix(p.low_weight.first + s), rows, r.floats(low));
     const int shards = p.low_weight.count / step.adapters;
     r.each_adapter(step.step, rows, [&](int adapter, int64_t list, Range some) {
       const Matrix& w = r.matrix(p.low_weight.first + adapter * shards + s);
-      const float* const x = r.low_rank(low, list, &x_stride);
-      if (w.cols > 0) add(w, some, x, x_stride);
+      if (w.cols > 0) add(w, some, r.low_rank(low, list));
     });
   }
 
@@ -253,9 +239,7 @@ struct Linear : Carved<Linear, StepRun<Inference, ckdist_linear_step>> {
                                : divided                         ? tiles_at_once(kGatedBytes, pair_bytes, kLeastTiles)
                                                                  : tiles.end - tiles.begin;
     const int64_t rows_each = divided && !prompts ? kGatedRows : rows.end - rows.begin;
-    int64_t gate_stride, up_stride;
-    float* const g = r.floats(gate.out, &gate_stride) + column;
-    const float* const u = r.floats(up.out, &up_stride) + column;
+    const FloatRows g = r.floats(gate.out), u = r.floats(up.out);
     for (int64_t tile = tiles.begin; tile < tiles.end; tile += tiles_each) {
       const Range some_tiles = {tile, std::min(tile + tiles_each, tiles.end)};
       const int64_t from = some_tiles.begin * kTileRows, to = std::min(some_tiles.end * kTileRows, w.rows);
@@ -263,9 +247,9 @@ struct Linear : Carved<Linear, StepRun<Inference, ckdist_linear_step>> {
         const Range some_rows = {row, std::min(row + rows_each, rows.end)};
         for (int m = 0; m < 2; m++) multiply(step.products[m], s, column, some_tiles, some_rows);
         for (int64_t t = some_rows.begin; t < some_rows.end; t++) {
-          float* const own = g + t * gate_stride + from;
+          float* const own = g.row(t) + column + from;
           for (int64_t i = 0; step.gate_factor != 1.f && i < to - from; i++) own[i] *= step.gate_factor;
-          r.kernels.elementwise.gated(GateFunction(step.gate), own, u + t * up_stride + from, to - from, own);
+          r.kernels.elementwise.gated(GateFunction(step.gate), own, u.row(t) + column + from, to - from, own);
         }
       }
     }
@@ -275,8 +259,7 @@ struct Linear : Carved<Linear, StepRun<Inference, ckdist_linear_step>> {
   // ranks.
   void multiply_summed(const Product& p, Range tiles, Range rows) {
     float* const sum = buffers().product;
-    int64_t stride;
-    float* const out = r.floats(p.out, &stride);
+    const auto [out, stride] = r.floats(p.out);
     for (int64_t tile = tiles.begin; tile < tiles.end; tile += kSummedTiles) {
       const Range some_tiles = {tile, std::min(tile + kSummedTiles, tiles.end)};
       const int64_t from = tile * kTileRows,

@@ -21,7 +21,7 @@ inline void claim_floats(float* at, int64_t n) {
   }
 }
 
-struct LinearHeads : StepRun<Inference, ckdist_linear_heads_step> {
+struct LinearHeads : InferenceRun<ckdist_linear_heads_step> {
   static constexpr bool kReadsAhead = true;
 
   static int64_t row_bytes(const Inference& r, const Fields& step) {
@@ -64,24 +64,24 @@ struct LinearHeads : StepRun<Inference, ckdist_linear_heads_step> {
     const Weight& weight = r.weight(step.weight.first + int(head));
     const int64_t n = rows.end - rows.begin, x_stride = row_bytes(r, step), behind = step.x_width - step.columns,
                   out_width = step.head_rows + behind;
-    int64_t out_stride;
-    // (tokens, heads, head_rows + behind); x: (tokens, heads, x_width)
-    float* const out = r.floats(step.out, &out_stride) + rows.begin * out_stride + head * out_width;
+    const FloatRows all = r.floats(step.out);
+    // (rows, heads, head_rows + behind); x: (tokens, heads, x_width)
+    const FloatRows out{all.row(rows.begin) + head * out_width, all.stride};
     uint8_t* const activations = r.memory(thread);
     for (int64_t t = 0; t < n; t++) {
       const float* const later = r.row_of(step.x, std::min(rows.begin + t + kRowsAhead, rows.end - 1));
       fetch_floats(later + head * step.x_width, step.x_width);
       const float* const x = r.row_of(step.x, rows.begin + t) + head * step.x_width;
-      claim_floats(out + t * out_stride + tiles.begin * kTileRows,
+      claim_floats(out.row(t) + tiles.begin * kTileRows,
                    std::min(tiles.end * kTileRows, step.head_rows) - tiles.begin * kTileRows);
       if (r.value(step.x).place == ckdist_place_tokens && r.rank_of(rows.begin + t) != r.ranks->local_rank)
         r.count_moved(thread, step.x_width * 4);
       r.kernels.elementwise.prepare(ActivationFormat(step.format), x, step.columns, 0, weight.matrix.cols,
                                     activations + t * x_stride);
-      if (tiles.begin == 0) std::copy(x + step.columns, x + step.x_width, out + t * out_stride + step.head_rows);
+      if (tiles.begin == 0) std::copy(x + step.columns, x + step.x_width, out.row(t) + step.head_rows);
     }
     each_packed(r, thread, weight, tiles.begin, tiles.end, [&](const Matrix& part, int64_t first) {
-      r.multiply(thread, part, activations, x_stride, n, out + first * kTileRows, out_stride);
+      r.multiply(thread, part, activations, x_stride, n, out.at + first * kTileRows, out.stride);
     });
   }
 
@@ -89,14 +89,10 @@ struct LinearHeads : StepRun<Inference, ckdist_linear_heads_step> {
   static void ahead(Inference& r, int thread, const Fields& step, Ahead& ahead) {
     if (r.batch.tokens > Inference::kFewRows || step.weight.count == 0) return;
     const Items items = items_of(r, step);
-    const int64_t item = thread;
-    if (item >= step.weight.count * items.chunks * items.pieces) return;
-    const Weight& weight = r.weight(step.weight.first + int(item / items.pieces / items.chunks));
-    if (weight.sliced && !weight.sliced->whole()) return;
-    const Matrix& w = weight.matrix;
-    const int64_t begin = w.tile_count() * (item % items.pieces) / items.pieces;
-    ahead.at = w.tiles + begin * w.tile_bytes;
-    ahead.end = w.tiles + w.tile_count() * w.tile_bytes;
+    if (thread >= step.weight.count * items.chunks * items.pieces) return;
+    const Weight& weight = r.weight(step.weight.first + int(thread / items.pieces / items.chunks));
+    const int64_t tiles = weight.matrix.tile_count();
+    read_ahead(weight, tiles * (thread % items.pieces) / items.pieces, tiles, INT64_MAX, ahead);
   }
 };
 

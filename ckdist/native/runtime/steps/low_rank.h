@@ -1,7 +1,5 @@
 // Adds the product of LoRA's matrix B: rows of x A^T, in float32, times tiles of B.
 #pragma once
-#include <algorithm>
-
 #include "runtime/inference.h"
 
 namespace ckdist {

@@ -1,6 +1,4 @@
 // Products with matrices, and their gradients with respect to the input and the matrices.
-#include <algorithm>
-
 #include "runtime/steps/packs.h"
 #include "runtime/steps/products.h"
 
@@ -13,59 +11,51 @@ struct ProductRun : TrainingRun<Fields> {
 };
 
 struct Matmul : ProductRun<ckdist_matmul_step> {
-  using Packs = StepPacks<Products::kMost>;
-  static Packs packs(const Training& r, const Fields& step, Carver& c) {
-    Packs packs;
-    for (int m = 0; m < step.count; ++m) packs.add(r, c, step.products[m].pack);
-    return packs;
-  }
   static int64_t thread_bytes(const Training& r, const Fields& step) {
     int64_t bytes = Products::thread_bytes(r);
     for (int m = 0; m < step.count; ++m) bytes = std::max(bytes, pack_thread_bytes(r, step.products[m].pack));
     return bytes;
   }
   static int64_t workspace_bytes(const Training& r, const Fields& step) {
-    Carver c;
-    packs(r, step, c);
-    return c.used;
+    return carved_bytes([&](Carver& c) {
+      StepPacks packs;
+      for (int m = 0; m < step.count; ++m) packs.add(r, c, step.products[m].pack);
+    });
   }
 
   void run() {
     Carver c{r.workspace()};
-    const Packs those = packs(r, step, c);
-    make_packs(r, thread, index, those);
+    StepPacks packs;
     Product made[Products::kMost];
     for (int m = 0; m < step.count; ++m) {
       const ckdist_matmul& p = step.products[m];
       // x: (tokens, cols), out: (tokens, rows)
-      made[m] = {those.matrix[m], r.operand(step.x), r.batch.tokens, p.out, p.bias < 0 ? nullptr : r.parameter(p.bias),
+      made[m] = {packs.add(r, c, p.pack),
+                 r.operand(step.x),
+                 r.batch.tokens,
+                 p.out,
+                 p.bias < 0 ? nullptr : r.parameter(p.bias),
                  p.residual};
     }
+    make_packs(r, thread, index, packs);
     products().multiply(made, step.count);
   }
 };
 
 struct MatmulGrad : ProductRun<ckdist_matmul_grad_step> {
-  static StepPacks<1> packs(const Training& r, const Fields& step, Carver& c) {
-    StepPacks<1> packs;
-    packs.add(r, c, step.pack);
-    return packs;
-  }
   static int64_t thread_bytes(const Training& r, const Fields& step) {
     return std::max(Products::thread_bytes(r), pack_thread_bytes(r, step.pack));
   }
   static int64_t workspace_bytes(const Training& r, const Fields& step) {
-    Carver c;
-    packs(r, step, c);
-    return c.used;
+    return carved_bytes([&](Carver& c) { StepPacks{}.add(r, c, step.pack); });
   }
 
   void run() {
     Carver c{r.workspace()};
-    const StepPacks<1> those = packs(r, step, c);
-    make_packs(r, thread, index, those);
+    StepPacks packs;
     // dx = dy W. Several dy lie side by side from dy[0] on.
-    const Product product{those.matrix[0], r.operand(step.dy[0]), r.batch.tokens, step.dx};
+    const Product product{packs.add(r, c, step.pack), r.operand(step.dy[0]), r.batch.tokens, step.dx};
+    make_packs(r, thread, index, packs);
     products().multiply(&product, 1);
   }
 };
@@ -73,7 +63,7 @@ struct MatmulGrad : ProductRun<ckdist_matmul_grad_step> {
 struct WeightGrad : ProductRun<ckdist_weight_grad_step> {
   static int64_t thread_bytes(const Training& r, const Fields&) { return Products::thread_bytes(r); }
   static int64_t workspace_bytes(const Training& r, const Fields& step) {
-    return (r.width(step.x) + 15) / 16 * r.tile_bytes(r.program.max_tokens);
+    return tiles_of(r.width(step.x)) * r.tile_bytes(r.program.max_tokens);
   }
 
   void run() {

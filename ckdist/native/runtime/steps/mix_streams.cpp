@@ -2,8 +2,7 @@
 //
 // A thread computes chunks of columns. The sums over a row are added in the order of the chunks, so the bits do not
 // depend on the threads.
-#include <cmath>
-
+#include "runtime/scalars.h"
 #include "runtime/steps/residual.h"
 
 namespace ckdist {
@@ -12,7 +11,7 @@ namespace {
 constexpr int kMostStreams = 8;
 constexpr int64_t kChunk = 256;  // columns of each stream
 
-struct MixStreams : StepRun<Inference, ckdist_mix_streams_step> {
+struct MixStreams : InferenceRun<ckdist_mix_streams_step> {
   static int64_t thread_bytes(const Inference&, const Fields&) { return kChunk * int64_t{sizeof(float)}; }
   static int64_t workspace_bytes(const Inference& r, const Fields& step) {
     return r.program.max_tokens * chunks_of(r, step) * parts(step) * int64_t{sizeof(float)};
@@ -26,33 +25,24 @@ struct MixStreams : StepRun<Inference, ckdist_mix_streams_step> {
   static int parts(const Fields& step) { return weights(step) + 1; }  // the last one is the sum of squares
 
   int64_t width() const { return r.value(step.y).width; }
-  float* row(int32_t value, int64_t t) const {
-    int64_t stride;
-    float* const rows = r.floats(value, &stride);
-    return rows + t * stride;
-  }
+  float* row(int32_t value, int64_t t) const { return r.floats(value).row(t); }
   Range columns(int64_t chunk) const { return {chunk * kChunk, std::min((chunk + 1) * kChunk, width())}; }
 
   void run() {
     const int64_t tokens = r.local_tokens, chunks = chunks_of(r, step), items = tokens * chunks;
-    const Range own = {items * thread / r.active(), items * (thread + 1) / r.active()};
     // A thread keeps the columns of `fn` in its cache from token to token.
-    for (int64_t i = own.begin; i < own.end; i++) add(i % tokens, i / tokens);
+    each_own_item(items, [&](int64_t i) { add(i % tokens, i / tokens); });
     r.meet(thread, index);
     float c[kMostStreams * (kMostStreams + 2)];
-    for (int64_t i = own.begin, last = -1; i < own.end; i++) {
+    int64_t last = -1;
+    each_own_item(items, [&](int64_t i) {
       const int64_t t = i / chunks, chunk = i % chunks;
       if (t != last) coefficients(t, c);
       last = t;
       if (chunk == 0 && step.coefs >= 0) std::copy(c + step.streams, c + weights(step), row(step.coefs, t));
       collapse(t, columns(chunk), c);
-    }
+    });
     r.finish(thread, index, step.out, r.local_tokens);
-  }
-
-  float dot(const float* x, const float* y, int64_t n) const {
-    const auto row = [](const float* of) { return Row{reinterpret_cast<uint8_t*>(const_cast<float*>(of)), false}; };
-    return r.kernels.row.dot(row(x), row(y), n);
   }
 
   // Makes a chunk of the streams, and its parts of the sums.
@@ -60,8 +50,7 @@ struct MixStreams : StepRun<Inference, ckdist_mix_streams_step> {
     const ElementwiseKernel& k = r.kernels.elementwise;
     const Range at = columns(chunk);
     const int64_t n = at.end - at.begin, count = step.streams;
-    float* const room = reinterpret_cast<float*>(r.memory(thread));
-    const float* const y = Residual{r, thread, -1, step.y, -1, -1, 0.f, 1.f, room}.summed(t, t, at);
+    const float* const y = Residual{r, thread, buffer(), step.y}.summed(t, t, at);
     const float* const post = step.x < 0 ? nullptr : row(step.old_coefs, t);
     float* const sums = reinterpret_cast<float*>(r.workspace()) + (t * chunks_of(r, step) + chunk) * parts(step);
     std::fill(sums, sums + parts(step), 0.f);
@@ -73,7 +62,8 @@ struct MixStreams : StepRun<Inference, ckdist_mix_streams_step> {
         k.add_scaled(row(step.x, t) + j * width() + at.begin, post[count + j * count + i], n, out);
       sums[parts(step) - 1] += k.sum_squares(out, n);
       const float* fn = step.fn < 0 ? nullptr : r.vector(step.fn) + i * width() + at.begin;
-      for (int w = 0; step.fn >= 0 && w < weights(step); w++, fn += count * width()) sums[w] += dot(fn, out, n);
+      for (int w = 0; step.fn >= 0 && w < weights(step); w++, fn += count * width())
+        sums[w] += r.kernels.row.dot(float_row(fn), float_row(out), n);
     }
   }
 
@@ -92,7 +82,7 @@ struct MixStreams : StepRun<Inference, ckdist_mix_streams_step> {
     const float inverse = 1.f / std::sqrt(squares / float(count * width()) + step.norm_eps);
     const float *const base = r.vector(step.base), *const scale = r.vector(step.scale);
     for (int w = 0; w < all; w++) c[w] = c[w] * inverse * scale[std::min(w / count, 2)] + base[w];
-    for (int w = 0; w < std::min(all, 2 * count); w++) c[w] = 1.f / (1.f + std::exp(-c[w]));
+    for (int w = 0; w < std::min(all, 2 * count); w++) c[w] = sigmoid(c[w]);
     for (int w = 0; w < count; w++) c[w] += step.eps;
     for (int w = count; w < std::min(all, 2 * count); w++) c[w] = c[w] * step.magnitude + (step.apart ? step.eps : 0.f);
     if (all > 2 * count) balance(c + 2 * count);

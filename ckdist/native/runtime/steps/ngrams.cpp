@@ -1,8 +1,5 @@
 // Embeddings of n-grams: rows of a table in a file, chosen by hashes of the last tokens, and their dilated convolution.
 // The last tokens and rows of a sequence are rings in its slot. Every rank keeps those of all tokens.
-#include <cstring>
-
-#include "runtime/steps/carved.h"
 #include "runtime/steps/recent_rows.h"
 
 namespace ckdist {
@@ -10,58 +7,33 @@ namespace {
 
 constexpr int64_t kChunk = 512;
 
-// Tokens of the batch by index: their sequence and position.
-template <class Run, class Fields>
-struct RecentRun : Carved<Run, StepRun<Inference, Fields>> {
-  using StepRun<Inference, Fields>::r;
-  using StepRun<Inference, Fields>::thread;
-  using StepRun<Inference, Fields>::index;
+// Rings have a place more than are read, so a step of single tokens needs no barrier before they are written.
+template <class Run, class Write>
+void keep(const Run& run, const RecentRows& recent, Write&& write) {
+  if (run.r.batch.tokens != run.r.batch.sequences) run.r.meet(run.thread, run.index);
+  recent.keep(run.thread, write);
+}
 
-  struct Token {
-    int sequence;
-    int64_t first, position;  // first token of its chunk in the batch; its position
-  };
-  Token token_of(int64_t token) const {
-    int64_t first = 0;
-    int s = 0;
-    for (; token >= first + r.batch.chunks[s].tokens; s++) first += r.batch.chunks[s].tokens;
-    return {s, first, r.batch.chunks[s].first_position + token - first};
-  }
-  // Rings have a place more than are read, so a step of single tokens needs no barrier before they are written.
-  template <class Write>
-  void keep(const RecentRows& recent, Write&& write) const {
-    if (r.batch.tokens != r.batch.sequences) r.meet(thread, index);
-    recent.keep(thread, write);
-  }
-};
-
-struct NgramRows : RecentRun<NgramRows, ckdist_ngram_rows_step> {
-  struct Room {
-    uint8_t* tile;
-  };
-  static Room room(Carver& c, const Inference& r, const Fields& step) {
-    return {c.bytes(r.matrix(step.table).tile_bytes)};
-  }
+struct NgramRows : InferenceRun<ckdist_ngram_rows_step> {
+  static int64_t thread_bytes(const Inference& r, const Fields& step) { return r.matrix(step.table).tile_bytes; }
 
   void run() {
     const StoredMatrix& stored = r.weight(step.table).sliced->stored();
     const RecentRows recent(r, step.layer, ckdist_array_index_rows);
-    const int64_t items = r.local_tokens * step.heads;
-    const Range own = {items * thread / r.active(), items * (thread + 1) / r.active()};
     for (const bool ahead : {true, false})
-      for (int64_t i = own.begin; i < own.end; i++) {
+      each_own_item(r.local_tokens * step.heads, [&](int64_t i) {
         const int64_t row = row_of(recent, i / step.heads, int(i % step.heads));
         if (ahead) stored.will_need_row(row);
         else read(stored, row, i);
-      }
-    keep(recent, [&](int64_t token, float* to) { std::memcpy(to, &r.batch.token_ids[token], sizeof(int32_t)); });
+      });
+    keep(*this, recent, [&](int64_t token, float* to) { std::memcpy(to, &r.batch.token_ids[token], sizeof(int32_t)); });
     r.meet(thread, index, true, [&](Idle) { stored.check_files(); });
   }
 
   // The id of the token `back` places before one.
-  int32_t id_of(const RecentRows& recent, const Token& at, int64_t token, int64_t back) const {
+  int32_t id_of(const RecentRows& recent, const Inference::Token& at, int64_t token, int64_t back) const {
     if (at.position < back) return step.end;
-    if (token - back >= at.first) return r.batch.token_ids[token - back];
+    if (at.index >= back) return r.batch.token_ids[token - back];
     int32_t id;
     std::memcpy(&id, recent.before(at.sequence, at.position - back), sizeof id);
     return id;
@@ -69,7 +41,7 @@ struct NgramRows : RecentRun<NgramRows, ckdist_ngram_rows_step> {
 
   int64_t row_of(const RecentRows& recent, int64_t t, int head) const {
     const int64_t token = r.first_token + t;
-    const Token at = token_of(token);
+    const Inference::Token at = r.token_of(token);
     const int tokens = 2 + head / step.each;
     uint64_t hash = uint64_t(uint32_t(r.batch.token_ids[token])) * uint64_t(step.multipliers[0]);
     bool ended = false;
@@ -82,43 +54,38 @@ struct NgramRows : RecentRun<NgramRows, ckdist_ngram_rows_step> {
   }
 
   void read(const StoredMatrix& stored, int64_t row, int64_t item) const {
-    uint8_t* const tile = buffers().tile;
+    uint8_t* const tile = r.memory(thread);
     const Matrix& table = r.matrix(step.table);
-    int64_t stride;
-    float* const out = r.floats(step.out, &stride) + item / step.heads * stride + item % step.heads * table.cols;
+    float* const out = r.floats(step.out).row(item / step.heads) + item % step.heads * table.cols;
     stored.pack_row(row, tile);
     r.kernels.linear[int(table.type)].unpack_row(tile, 0, table.cols, out);
   }
 };
 
-struct ConvolveStreams : RecentRun<ConvolveStreams, ckdist_convolve_streams_step> {
-  struct Room {};
-  static Room room(Carver&, const Inference&, const Fields&) { return {}; }
-
+struct ConvolveStreams : InferenceRun<ckdist_convolve_streams_step> {
   void run() {
     const RecentRows recent(r, step.layer, ckdist_array_rows);
-    const int64_t chunks = (recent.width + kChunk - 1) / kChunk, items = r.local_tokens * chunks;
-    for (int64_t i = items * thread / r.active(); i < items * (thread + 1) / r.active(); i++) {
+    const int64_t chunks = (recent.width + kChunk - 1) / kChunk;
+    each_own_item(r.local_tokens * chunks, [&](int64_t i) {
       const int64_t first = i % chunks * kChunk;
       convolve(recent, i / chunks, first, std::min(kChunk, recent.width - first));
-    }
-    keep(recent, [&](int64_t token, float* to) { std::copy_n(r.row_of(step.rows, token), recent.width, to); });
+    });
+    keep(*this, recent, [&](int64_t token, float* to) { std::copy_n(r.row_of(step.rows, token), recent.width, to); });
     r.finish(thread, index, step.out, r.local_tokens);
   }
 
   void convolve(const RecentRows& recent, int64_t t, int64_t first, int64_t n) const {
     const int64_t token = r.first_token + t;
-    const Token at = token_of(token);
+    const Inference::Token at = r.token_of(token);
     const float* const taps = r.vector(step.conv) + first * step.taps;
-    int64_t stride;
-    float* const out = r.floats(step.out, &stride) + t * stride + first;
+    float* const out = r.floats(step.out).row(t) + first;
     std::fill(out, out + n, 0.f);
     for (int k = 0; k < step.taps; k++) {
       const int64_t back = int64_t{step.taps - 1 - k} * step.dilation;
       if (at.position < back) continue;
-      const float* const row = (token - back >= at.first ? r.row_of(step.rows, token - back)
-                                                         : recent.before(at.sequence, at.position - back)) +
-                               first;
+      const float* const row =
+          (at.index >= back ? r.row_of(step.rows, token - back) : recent.before(at.sequence, at.position - back)) +
+          first;
       for (int64_t i = 0; i < n; i++) out[i] += taps[i * step.taps + k] * row[i];
     }
     r.kernels.elementwise.activate(GateFunction::silu, out, n);

@@ -4,7 +4,7 @@
 namespace ckdist {
 namespace {
 
-struct NormQuantize : StepRun<Inference, ckdist_norm_quantize_step> {
+struct NormQuantize : ResidualRun<ckdist_norm_quantize_step> {
   static int64_t thread_bytes(const Inference& r, const Fields& step) {
     const int64_t gated = step.gate >= 0 ? Residual::row_bytes(r, step.gate) * step.gate_width : 0;
     return room_bytes(r, step) + std::max(Residual::row_bytes(r, step.y), gated) + (step.gate_width > 1 ? gated : 0);
@@ -23,12 +23,11 @@ struct NormQuantize : StepRun<Inference, ckdist_norm_quantize_step> {
     const int64_t n = r.rows(step.step);
     if (r.replicated(step.step)) {
       // Every thread computes every row itself. One thread also stores the row's residual for later steps.
-      if (r.value(step.y).place != ckdist_place_columns) shared = residual().shared(n, step.step, index);
+      if (r.value(step.y).place != ckdist_place_columns) shared = residual(room()).shared(n, step.step, index);
       for (int64_t row = 0; row < n; row++) make_row(row, row % r.active() == thread);
       return;
     }
-    const Range own = r.rows_of(thread, n);
-    for (int64_t row = own.begin; row < own.end; row++) make_row(row, true);
+    each_row(n, [&](int64_t row) { make_row(row, true); });
     if (step.gather) gather();
     else r.meet(thread, index);
   }
@@ -46,16 +45,11 @@ struct NormQuantize : StepRun<Inference, ckdist_norm_quantize_step> {
     r.host_rows->all_gather(team, r.step_activations(step.sum), row_bytes, index);
   }
 
-  Residual residual() const {
-    float* const room = reinterpret_cast<float*>(r.memory(thread) + room_bytes(r, step));
-    return Residual::of(r, thread, step, room);
-  }
+  float* room() const { return reinterpret_cast<float*>(r.memory(thread) + room_bytes(r, step)); }  // of a row
 
   // A gate for each element of a row of y.
   const float* gate_row(int64_t out_row, int64_t in_row) const {
-    int64_t stride;
-    const float* row = r.floats(step.gate, &stride);
-    row += (r.value(step.gate).selected ? out_row : in_row) * stride;
+    const float* const row = r.floats(step.gate).row(r.value(step.gate).selected ? out_row : in_row);
     if (step.gate_width <= 1) return row;
     const int64_t count = r.value(step.gate).width;
     float* const wide = reinterpret_cast<float*>(r.memory(thread) + thread_bytes(r, step) -
@@ -67,18 +61,18 @@ struct NormQuantize : StepRun<Inference, ckdist_norm_quantize_step> {
   void make_row(int64_t out_row, bool keep) {
     const ckdist_value& y = r.value(step.y);
     const int64_t in_row = r.token_row(step.step, out_row);
-    float* const room = reinterpret_cast<float*>(r.memory(thread) + room_bytes(r, step));
+    float* const room = this->room();
     const float* const gate = step.gate >= 0 ? gate_row(out_row, in_row) : nullptr;
     if (y.place == ckdist_place_columns) return quantize_columns(y, out_row, in_row, gate, room);
     const ElementwiseKernel& k = r.kernels.elementwise;
-    const float* s = shared == nullptr ? residual().read(out_row, in_row) : shared + out_row * y.width;
-    if (shared != nullptr && step.post_norm >= 0) s = residual().added(s, out_row, in_row, {0, y.width});
+    const Residual rows = residual(room);
+    const float* s = shared == nullptr ? rows.read(out_row, in_row) : shared + out_row * y.width;
+    if (shared != nullptr && step.post_norm >= 0) s = rows.added(s, out_row, in_row, {0, y.width});
     if (gate != nullptr) k.gated(GateFunction(step.gate_function), gate, s, y.width, room), s = room;
-    int64_t stride;
-    const int64_t place = (r.first_row(step.step) + out_row) * y.width;  // offset in `sum` and `normed`
-    if (step.sum >= 0 && keep) std::copy(s, s + y.width, r.floats(step.sum, &stride) + place);
+    const int64_t place = r.first_row(step.step) + out_row;  // row in `sum` and `normed`
+    if (step.sum >= 0 && keep) std::copy_n(s, y.width, r.floats(step.sum).row(place));
     s = normed(r, step, s, y.width, room);
-    if (step.normed >= 0 && keep) std::copy(s, s + y.width, r.floats(step.normed, &stride) + place);
+    if (step.normed >= 0 && keep) std::copy_n(s, y.width, r.floats(step.normed).row(place));
     each_shard([&](int, const ckdist_value& a, uint8_t* base, const float* part) { quantize(a, part, base, out_row); },
                s);
   }
@@ -112,7 +106,7 @@ struct NormQuantize : StepRun<Inference, ckdist_norm_quantize_step> {
 
   void quantize(const ckdist_value& a, const float* x, uint8_t* base, int64_t row) const {
     if (a.order) {
-      float* const ordered = reinterpret_cast<float*>(r.memory(thread));
+      float* const ordered = buffer();
       for (int64_t i = 0; i < a.floats; ++i) ordered[i] = x[a.order[i]];
       x = ordered;
     }

@@ -5,14 +5,10 @@
 // If ranks divide the batch, each computes its own queries. Keys and values of all ranks are gathered to the workspace
 // first, in rank order.
 #pragma once
-#include <algorithm>
-
+#include "kernels/prefetch.h"
 #include "runtime/training.h"
 
 namespace ckdist {
-
-inline int64_t round16(int64_t n) { return (n + 15) / 16 * 16; }
-inline int64_t tiles_of(int64_t n) { return (n + 15) / 16; }
 
 // Queries [first, end) of a sequence, in this rank's rows from `token` on.
 struct OwnQueries {
@@ -70,13 +66,13 @@ struct PackedAttention : TrainingRun<Fields> {
       items += n ? kv_heads : 0, longest = std::max(longest, n);
     }
     if (items >= threads || !items) return 1;
-    return std::clamp<int64_t>(4 * threads / items, 1, (longest + kPartQueries - 1) / kPartQueries);
+    return std::clamp<int64_t>(4 * threads / items, 1, parts_of(longest, kPartQueries));
   }
   // The item with the queries of its part alone.
   AttentionItem queries_of_part(AttentionItem item, int64_t parts) const {
     item.n = 0;
     for (OwnQueries& own : item.queries) {
-      const int64_t blocks = (own.end - own.first + kPartQueries - 1) / kPartQueries;
+      const int64_t blocks = parts_of(own.end - own.first, kPartQueries);
       const int64_t first = own.first + blocks * item.part / parts * kPartQueries;
       own.end = std::min(own.end, own.first + blocks * (item.part + 1) / parts * kPartQueries);
       own.token += first - own.first, own.first = first;
@@ -157,7 +153,7 @@ struct PackedAttention : TrainingRun<Fields> {
   // so waiting for each of them would be slow. To the L2 cache, or to the L1 cache for writing.
   void fetch(const Operand& x, int64_t rows, int64_t width) const {
     for (int64_t row = 0; row < rows; ++row)
-      for (int64_t at = 0; at < width * this->r.element_bytes(); at += 64) __builtin_prefetch(x.row(row) + at, 0, 2);
+      fetch_lines(x.row(row), int(parts_of(width * this->r.element_bytes(), 64)));
   }
   void fetch_to_write(const Operand& x, int64_t rows, int64_t width) const {
     for (int64_t row = 0; row < rows; ++row)
@@ -183,10 +179,7 @@ struct PackedAttention : TrainingRun<Fields> {
                                    to + tile * this->r.tile_bytes(cols));
   }
   void pack_columns(const Operand& x, int64_t rows, int64_t cols, uint8_t* to) const {
-    for (int64_t tile = 0; tile < tiles_of(cols); tile += 2)
-      this->r.packing.operand_columns(x.at + tile * 16 * this->r.element_bytes(), x.stride,
-                                      int(std::min<int64_t>(32, cols - tile * 16)), rows,
-                                      to + tile * this->r.tile_bytes(rows), this->r.tile_bytes(rows));
+    this->r.pack_columns(x, rows, cols, to, this->r.tile_bytes(rows));
   }
   // Packs an item's keys or values as a matrix (item.n, width), or transposed.
   void pack_keys(const AttentionItem& item, bool values, uint8_t* to) const {
@@ -202,10 +195,7 @@ struct PackedAttention : TrainingRun<Fields> {
     const int64_t width = values ? value_width : key_width, bytes = r.tile_bytes(item.n);
     if (!is_divided()) return pack_columns(own_rows(item, values), item.n, width, to);
     each_gathered(item, column_of(item, values), width, [&](const Operand& x, int64_t count, int64_t key) {
-      for (int64_t tile = 0; tile < tiles_of(width); tile += 2)
-        r.packing.operand_columns(x.at + tile * 16 * r.element_bytes(), x.stride,
-                                  int(std::min<int64_t>(32, width - tile * 16)), count,
-                                  to + tile * bytes + key * r.column_bytes(), bytes);
+      r.pack_columns(x, count, width, to + key * r.column_bytes(), bytes);
     });
   }
   // The rows of an item's keys or values on this rank.

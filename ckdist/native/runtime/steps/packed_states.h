@@ -1,10 +1,6 @@
 // The tokens' rows that the states of heads read in training (gated delta rule, Mamba-2).
 #pragma once
-#include <algorithm>
-#include <cmath>
-
-#include "kernels/state_gradient.h"
-#include "runtime/steps/carved.h"
+#include "runtime/scalars.h"
 #include "runtime/training.h"
 
 namespace ckdist {
@@ -15,9 +11,7 @@ struct StateRows {
   float *decay, *beta;  // (tokens, factors), (tokens,)
 
   static StateRows carve(Carver& c, int64_t tokens, int64_t key_width, int64_t factors) {
-    float *const q = c.floats(tokens * key_width), *const k = c.floats(tokens * key_width);
-    float* const decay = c.floats(tokens * factors);
-    return {q, k, decay, c.floats(tokens)};
+    return {c.floats(tokens * key_width), c.floats(tokens * key_width), c.floats(tokens * factors), c.floats(tokens)};
   }
 };
 
@@ -39,19 +33,12 @@ struct PackedStates {
   int64_t tokens(int64_t sequence) const { return r.batch.starts[size_t(sequence) + 1] - first(sequence); }
   int64_t sequences() const { return int64_t(r.batch.starts.size()) - 1; }
 
-  // Elements [column, column + n) of a row as floats, in `room`.
-  void part(int value, int64_t token, int64_t column, int64_t n, float* room) const {
-    const Operand row = r.operand(value, token);
-    if (r.narrow(value)) r.packing.widen(row.at + 2 * column, n, room);
-    else std::copy_n(reinterpret_cast<const float*>(row.at) + column, n, room);
-  }
-
   // Queries and keys of a key head, for all tokens of a sequence.
   void read_keys(int64_t sequence, int64_t head, const StateRows& rows) const {
     const int64_t n = key_width();
     for (int64_t t = 0; t < tokens(sequence); ++t) {
       float *const q = rows.q + t * n, *const k = rows.k + t * n;
-      part(step.q, first(sequence) + t, head * n, n, q), part(step.k, first(sequence) + t, head * n, n, k);
+      r.copy(step.q, first(sequence) + t, head * n, n, q), r.copy(step.k, first(sequence) + t, head * n, n, k);
       if (!step.corrects) continue;
       r.kernels.delta_rule.l2_norm(q, step.l2_eps, step.scale, n, q);
       r.kernels.delta_rule.l2_norm(k, step.l2_eps, 1.f, n, k);
@@ -59,15 +46,13 @@ struct PackedStates {
   }
 
   float rate(int64_t head) const { return std::exp(r.parameter(step.a_log)[head]); }
-  static float softplus(float x) { return std::max(x, 0.f) + std::log1p(std::exp(-std::abs(x))); }
-  static float sigmoid(float x) { return 1.f / (1.f + std::exp(-x)); }
 
   // Factors of a value head's state, and weights of its new values. `room`: (factors,).
   void read_gates(int64_t sequence, int64_t head, const StateRows& rows, float* room) const {
     const int64_t n = factors();
     const float by = rate(head), *const bias = r.parameter(step.dt_bias) + head * n;
     for (int64_t t = 0; t < tokens(sequence); ++t) {
-      part(step.a, first(sequence) + t, head * n, n, room);
+      r.copy(step.a, first(sequence) + t, head * n, n, room);
       float* const decay = rows.decay + t * n;
       if (!step.corrects) {
         rows.beta[t] = std::min(std::max(softplus(room[0] + bias[0]), step.dt_low), step.dt_high);
@@ -78,7 +63,7 @@ struct PackedStates {
         const float a = room[i] + bias[i];
         decay[i] = std::exp(step.decay_floor < 0 ? step.decay_floor * sigmoid(by * a) : -by * softplus(a));
       }
-      part(step.b, first(sequence) + t, head, 1, room);
+      r.copy(step.b, first(sequence) + t, head, 1, room);
       rows.beta[t] = step.beta_scale * sigmoid(room[0]);
     }
   }
@@ -88,7 +73,7 @@ struct PackedStates {
     const int64_t n = std::min<int64_t>(kStateColumns, value_width() - column);
     for (int64_t t = 0; t < count; ++t) {
       float* const row = out + t * kStateColumns;
-      part(value, token + t, head * value_width() + column, n, row);
+      r.copy(value, token + t, head * value_width() + column, n, row);
       std::fill(row + n, row + kStateColumns, 0.f);
     }
   }

@@ -1,7 +1,5 @@
 // Packed tiles of a weight for products: from the arena if they are ready, else packed by the calling thread.
 #pragma once
-#include <algorithm>
-
 #include "runtime/inference.h"
 
 namespace ckdist {
@@ -35,6 +33,16 @@ void each_packed(Inference& r, int thread, const Weight& weight, int64_t begin, 
       part(room, tile, next);
     }
   }
+}
+
+// Prefetch for waiting threads: at most `most` bytes of the packed tiles [begin, end).
+inline void read_ahead(const Weight& weight, int64_t begin, int64_t end, int64_t most, Ahead& ahead) {
+  if (weight.sliced && !weight.sliced->whole()) {
+    const int64_t slice = weight.sliced->slice_of(begin);
+    end = weight.sliced->ready(slice) ? std::min(end, weight.sliced->begin(slice + 1)) : begin;
+  }
+  ahead.at = weight.matrix.tiles + begin * weight.matrix.tile_bytes;
+  ahead.end = ahead.at + std::min((end - begin) * weight.matrix.tile_bytes, most);
 }
 
 // Reads one row of a weight in float32.

@@ -5,35 +5,26 @@
 
 namespace ckdist {
 
-// The packs of one step: in place if they are packed once, else in carved memory.
-template <int kCount>
+// The packs that a step makes in carved memory.
 struct StepPacks {
-  int32_t index[kCount];
-  Matrix matrix[kCount];
+  static constexpr int kMost = 4;
+  int32_t index[kMost];
+  Matrix matrix[kMost];
   int count = 0;
 
-  void add(const Training& r, Carver& c, int32_t pack) {
-    index[count] = pack;
-    matrix[count] = r.packed(pack);
-    if (!matrix[count].tiles) matrix[count].tiles = c.bytes(Training::bytes_of(matrix[count]));
-    ++count;
+  // Adds a pack and returns its matrix, which is made by make_packs() unless it is packed once.
+  Matrix add(const Training& r, Carver& c, int32_t pack) {
+    Matrix m = r.packed(pack);
+    if (m.tiles != nullptr) return m;
+    m.tiles = c.bytes(Training::bytes_of(m));
+    index[count] = pack, matrix[count++] = m;
+    return m;
   }
 };
 
 // Bytes of each thread's memory for packing.
 int64_t pack_thread_bytes(const Training& r, int32_t pack);
-// All threads pack `n` packs, at most 4, to the tiles of `matrices`.
-void make_pack(Training& r, int thread, int index, const int32_t* packs, const Matrix* matrices, int n);
-
-// Packs those matrices of a step that are not packed once.
-template <int kCount>
-void make_packs(Training& r, int thread, int index, const StepPacks<kCount>& packs) {
-  int32_t fresh[kCount];
-  Matrix matrices[kCount];
-  int n = 0;
-  for (int i = 0; i < packs.count; ++i)
-    if (!r.packed(packs.index[i]).tiles) fresh[n] = packs.index[i], matrices[n++] = packs.matrix[i];
-  if (n) make_pack(r, thread, index, fresh, matrices, n);
-}
+// All threads pack those matrices.
+void make_packs(Training& r, int thread, int index, const StepPacks& packs);
 
 }  // namespace ckdist

@@ -1,7 +1,5 @@
 #include "runtime/steps/part_products.h"
 
-#include <algorithm>
-
 namespace ckdist {
 namespace {
 
@@ -10,15 +8,12 @@ constexpr int64_t kMaxTiles = 12;            // maximum tiles of an item
 constexpr int64_t kUnpackedRows = 32;        // rows that are unpacked, or packed transposed, at a time
 constexpr int64_t kTransposed = 64;          // tokens that are transposed at a time
 
-int64_t tiles_of(int64_t n) { return (n + kTileRows - 1) / kTileRows; }
-
 }  // namespace
 
 int64_t PartProducts::item_tiles(const Training& r, int64_t rows, int64_t cols, int matrices) {
   const int64_t all = std::max<int64_t>(tiles_of(rows), 1),
                 most = std::clamp<int64_t>(kPackedBytes / (r.tile_bytes(cols) * matrices), 1, kMaxTiles);
-  const int64_t items = (all + most - 1) / most;
-  return (all + items - 1) / items;
+  return parts_of(all, parts_of(all, most));
 }
 
 int64_t PartProducts::unpacked_floats(const Training& r, int32_t parameter) {
@@ -37,9 +32,10 @@ Matrix PartProducts::pack(const ParameterPart& part, uint8_t* tiles) const {
 }
 
 // A few rows at a time: the tiles' parts of a row lie side by side.
-Matrix PartProducts::pack_transposed(const ParameterPart& part, uint8_t* tiles) const {
+Matrix PartProducts::pack_transposed(const ParameterPart& part, uint8_t* tiles, int64_t tile_bytes) const {
   const int64_t stride = r_.shape(part.parameter).cols;
-  const Matrix matrix = r_.matrix(part.columns, part.rows, tiles);
+  Matrix matrix = r_.matrix(part.columns, part.rows, tiles);
+  if (tile_bytes > 0) matrix.tile_bytes = tile_bytes;
   for (int64_t row = 0; row < part.rows; row += kUnpackedRows) {
     const int64_t rows = std::min(kUnpackedRows, part.rows - row);
     const float* const x = r_.parameter_rows(part.parameter, part.row + row, rows, unpacked_) + part.column;
@@ -79,10 +75,7 @@ Matrix PartProducts::transpose(int value, const int32_t* tokens, int64_t first, 
       for (int64_t i = 0; i < some; ++i)
         std::copy_n(r_.operand(value, tokens[row + i]).at + column * bytes, columns * bytes, x.row(i));
     }
-    for (int64_t at = 0; at < columns; at += 2 * kTileRows)
-      r_.packing.operand_columns(x.at + at * bytes, x.stride, int(std::min<int64_t>(2 * kTileRows, columns - at)), some,
-                                 tiles + at / kTileRows * matrix.tile_bytes + row * r_.column_bytes(),
-                                 matrix.tile_bytes);
+    r_.pack_columns(x, some, columns, tiles + row * r_.column_bytes(), matrix.tile_bytes);
   }
   return matrix;
 }

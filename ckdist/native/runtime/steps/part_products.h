@@ -25,9 +25,10 @@ class PartProducts {
   // Size of `unpacked`: if the parameter is not stored as floats, the rows that are unpacked at a time.
   static int64_t unpacked_floats(const Training& r, int32_t parameter);
 
-  // Packs the part as a matrix: (rows, columns), or transposed (columns, rows).
+  // Packs the part as a matrix: (rows, columns), or transposed (columns, rows), `tile_bytes` from tile to tile if it is
+  // a part of a matrix of more columns.
   Matrix pack(const ParameterPart& part, uint8_t* tiles) const;
-  Matrix pack_transposed(const ParameterPart& part, uint8_t* tiles) const;
+  Matrix pack_transposed(const ParameterPart& part, uint8_t* tiles, int64_t tile_bytes = 0) const;
 
   // Gathers the rows of `tokens`, `row_stride(value)` bytes apart.
   Operand gather(int value, const int32_t* tokens, int64_t rows, uint8_t* to) const;

@@ -1,7 +1,5 @@
 #include "runtime/steps/products.h"
 
-#include <algorithm>
-
 namespace ckdist {
 
 namespace {
@@ -12,8 +10,6 @@ constexpr int64_t kOuterRows = 128,
                   kSumTiles = 32;                // of a gradient; both factors stay in the L2 cache
 constexpr int64_t kLeastTiles = 12, kItems = 4;  // of an item; of a thread in one product
 constexpr int64_t kTransposed = 64;              // tokens that are transposed at a time
-
-int64_t round16(int64_t n) { return (n + 15) / 16 * 16; }
 }  // namespace
 
 // Items are as even as possible, in multiples of three tiles, as kernels take them. If fewer than three tiles fit into
@@ -22,7 +18,7 @@ int64_t round16(int64_t n) { return (n + 15) / 16 * 16; }
 int64_t Products::item_tiles(const Training& r, const Matrix& matrix, int64_t bytes) {
   const int64_t all = matrix.tile_count(), fitting = bytes / (matrix.cols * r.column_bytes());
   int64_t tiles = fitting < 3 ? kMaxTiles : std::min(fitting, kMaxTiles);
-  tiles = (all + (all + tiles - 1) / tiles - 1) / ((all + tiles - 1) / tiles);
+  tiles = parts_of(all, parts_of(all, tiles));
   return std::min((tiles + 2) / 3 * 3, all);
 }
 
@@ -38,11 +34,11 @@ void Products::multiply(const Product* products, int n) {
   for (int p = 0; p < n; ++p) {
     Parts& c = parts[p];
     const int64_t all = products[p].matrix.tile_count();
-    c.by_tokens = (products[p].tokens + kTokens - 1) / kTokens;
-    const int64_t parts = std::max<int64_t>(kItems * r_.threads() / (n * std::max<int64_t>(c.by_tokens, 1)), 1);
+    c.by_tokens = parts_of(products[p].tokens, kTokens);
+    const int64_t wanted = std::max<int64_t>(kItems * r_.threads() / (n * std::max<int64_t>(c.by_tokens, 1)), 1);
     c.tiles = item_tiles(r_, products[p].matrix, kTileBytes);
-    c.tiles = std::min(c.tiles, std::max((all / parts + 5) / 6 * 6, kLeastTiles));
-    c.by_tiles = (all + c.tiles - 1) / c.tiles;
+    c.tiles = std::min(c.tiles, std::max((all / wanted + 5) / 6 * 6, kLeastTiles));
+    c.by_tiles = parts_of(all, c.tiles);
     items += c.by_tiles * c.by_tokens;
   }
   r_.parallel_for(thread_, index_, items, [&](int64_t item) {
@@ -76,31 +72,26 @@ void Products::multiply(const Product* products, int n) {
 // cache from one tile to the next.
 void Products::transpose(const Operand& x, int64_t width, int64_t tokens, uint8_t* tiles, int64_t tile_bytes) const {
   for (int64_t first = 0; first < tokens; first += kTransposed)
-    for (int64_t at = 0; at < width; at += 2 * kTileRows)
-      r_.packing.operand_columns(x.row(first) + at * r_.element_bytes(), x.stride,
-                                 int(std::min<int64_t>(2 * kTileRows, width - at)),
-                                 std::min<int64_t>(kTransposed, tokens - first),
-                                 tiles + at / kTileRows * tile_bytes + first * r_.column_bytes(), tile_bytes);
-}
-
-void Products::transpose_matrix(const Operand& x, int64_t width, int64_t tokens, int64_t item, uint8_t* tiles) const {
-  const int64_t at = item * Training::kColumns;
-  transpose({x.at + at * r_.element_bytes(), x.stride}, std::min<int64_t>(Training::kColumns, width - at), tokens,
-            tiles + at / kTileRows * r_.tile_bytes(tokens), r_.tile_bytes(tokens));
+    r_.pack_columns({x.row(first), x.stride}, std::min<int64_t>(kTransposed, tokens - first), width,
+                    tiles + first * r_.column_bytes(), tile_bytes);
 }
 
 void Products::transpose_all(const Operand& x, int64_t width, int64_t tokens, uint8_t* tiles) {
-  r_.parallel_for(thread_, index_, (width + Training::kColumns - 1) / Training::kColumns,
-                  [&](int64_t item) { transpose_matrix(x, width, tokens, item, tiles); });
+  const int64_t tile_bytes = r_.tile_bytes(tokens);
+  r_.parallel_for(thread_, index_, parts_of(width, Training::kColumns), [&](int64_t item) {
+    const int64_t at = item * Training::kColumns;
+    transpose({x.at + at * r_.element_bytes(), x.stride}, std::min<int64_t>(Training::kColumns, width - at), tokens,
+              tiles + at / kTileRows * tile_bytes, tile_bytes);
+  });
 }
 
 // gradient (+)= dy^T x for each dy over one x. A thread transposes a few columns of dy and multiplies them while they
 // are in the L2 cache.
 void Products::add_outer(const Matrix& x, int64_t tokens, const Outer* outers, int n) {
   int64_t items[kMost + 1] = {0};
-  for (int i = 0; i < n; ++i) items[i + 1] = items[i] + (outers[i].width + kOuterRows - 1) / kOuterRows;
-  const int64_t parts = std::clamp<int64_t>(8 * r_.threads() / std::max<int64_t>(items[n], 1), 1,
-                                            (x.tile_count() + kLeastTiles - 1) / kLeastTiles);
+  for (int i = 0; i < n; ++i) items[i + 1] = items[i] + parts_of(outers[i].width, kOuterRows);
+  const int64_t parts =
+      std::clamp<int64_t>(8 * r_.threads() / std::max<int64_t>(items[n], 1), 1, parts_of(x.tile_count(), kLeastTiles));
   const auto boundary = [&](int64_t part) {  // kernels take pairs of tiles
     return part == parts ? x.tile_count() : x.tile_count() * part / parts / 2 * 2;
   };

@@ -36,8 +36,6 @@ class Products {
 
   void multiply(const Product* products, int count);
   void add_outer(const Matrix& x, int64_t tokens, const Outer* outers, int count);
-  // Transposes columns [64 * item, 64 * (item + 1)) of x.
-  void transpose_matrix(const Operand& x, int64_t width, int64_t tokens, int64_t item, uint8_t* tiles) const;
   void transpose_all(const Operand& x, int64_t width, int64_t tokens, uint8_t* tiles);
 
   // Tiles of the matrix that one item takes: about `bytes` bytes.

@@ -2,8 +2,6 @@
 //
 // The rows of a chunk are in the step's values. They enter the ring at its end.
 #pragma once
-#include <algorithm>
-
 #include "runtime/inference.h"
 
 namespace ckdist {
@@ -14,7 +12,7 @@ struct RecentRows {
   int64_t offset, count, width;  // floats before the ring in a slot; rows; floats of a row
 
   RecentRows(Inference& r, int number, ckdist_array name) : r(r), layer(r.states.layers[number]) {
-    const CacheArrays arrays{r.program.layers[number].arrays, r.program.layers[number].array_count};
+    const CacheArrays arrays(r.program.layers[number]);
     offset = arrays.ring_offset(name), count = arrays.at(name).rows, width = arrays.at(name).width;
   }
 
@@ -25,20 +23,19 @@ struct RecentRows {
   // thread may read a ring any more, unless all chunks are single tokens: the row that these replace is not read.
   template <class Write>
   void keep(int thread, Write&& write) const {
-    int64_t token = 0;
-    for (int64_t s = 0; s < r.batch.sequences; token += r.batch.chunks[s++].tokens) {
+    for (int64_t s = 0; s < r.batch.sequences; s++) {
       const BatchView::Chunk& chunk = r.batch.chunks[s];
       const ckdist_state_slots& slots = r.batch.states[s];
-      const int64_t first = chunk.first_position, end = first + chunk.tokens;
+      const int64_t first = chunk.first_position, end = first + chunk.tokens, token = r.starts[size_t(s)].token;
       const auto copy = [&](int64_t position, int32_t slot) {
         float* const to = at(slot, position);
         if (position >= first) write(token + position - first, to);
         else std::copy_n(at(slots.in, position), width, to);
       };
       const bool all = slots.in != slots.out || slots.save >= 0;
-      const int64_t begin = std::max(all ? 0 : first, end - count), rows = end - begin;
-      const Range own = {begin + rows * thread / r.active(), begin + rows * (thread + 1) / r.active()};
-      for (int64_t p = own.begin; p < own.end; p++) {
+      const int64_t begin = std::max(all ? 0 : first, end - count);
+      const Range own = r.part_of(thread, end - begin);
+      for (int64_t p = begin + own.begin; p < begin + own.end; p++) {
         // the saved row in the same place of the ring
         const int64_t last = slots.save_position - 1, saved = last - ((last - p) % count + count) % count;
         if (slots.save >= 0 && saved >= 0) copy(saved, slots.save);

@@ -1,7 +1,5 @@
 // Rows of the residual stream: scalar * (x + factor * rms_norm(sum of the ranks' summands)), and their norms.
 #pragma once
-#include <cmath>
-
 #include "runtime/inference.h"
 #include "runtime/shares.h"
 
@@ -34,14 +32,9 @@ const float* normed(const Inference& r, const Fields& step, const float* s, int6
 struct Residual {
   Inference& r;
   const int thread;
-  const int32_t x, y, post_norm, scalar;
-  const float post_eps, post_factor;
   float* const row;
-
-  template <class Fields>
-  static Residual of(Inference& r, int thread, const Fields& step, float* row) {
-    return {r, thread, step.x, step.y, step.post_norm, step.scalar, step.post_eps, step.post_factor, row};
-  }
+  const int32_t y, x = -1, post_norm = -1, scalar = -1;
+  const float post_eps = 0.f, post_factor = 1.f;
 
   static int64_t row_bytes(const Inference& r, int32_t y) { return r.value(y).width * int64_t{sizeof(float)}; }
 
@@ -50,9 +43,8 @@ struct Residual {
   const float* summed(int64_t out_row, int64_t in_row, Range columns) const {
     const ckdist_value& v = r.value(y);
     const int64_t n = v.width, count_of = columns.end - columns.begin;
-    const float* parts[kMaxRanks];
-    int64_t stride;
     if (v.place == ckdist_place_slot || v.place == ckdist_place_sums) {
+      const float* parts[kMaxRanks];
       const int count = r.ranks->summands(int(v.offset), parts);
       const int64_t at = v.place == ckdist_place_slot ? (v.selected ? out_row : in_row)
                          : v.selected                 ? r.first_selected + out_row
@@ -68,13 +60,15 @@ struct Residual {
       r.count_moved(thread, rank == r.ranks->local_rank ? 0 : count_of * 4);
       return r.peer_slot(v, rank) + out_row * n + columns.begin;
     }
-    return r.floats(y, &stride) + (v.selected ? out_row : in_row) * n + columns.begin;
+    return r.floats(y).row(v.selected ? out_row : in_row) + columns.begin;
   }
 
   const float* read(int64_t out_row, int64_t in_row) const {
     const Range all = {0, r.value(y).width};
     return added(summed(out_row, in_row, all), out_row, in_row, all);
   }
+  // The row of a token, if y and x have rows of all tokens.
+  const float* read(int64_t token) const { return read(token, token); }
 
   // scalar * (x + factor * norm(s)), where `s` has `columns` of the sum: all of them if there is a norm.
   const float* added(const float* s, int64_t out_row, int64_t in_row, Range columns) const {
@@ -83,14 +77,10 @@ struct Residual {
     if (post_norm >= 0) k.rms_norm(s, r.vector(post_norm), post_eps, n, row), s = row;
     if (post_factor != 1.f) s = scaled(s, post_factor, n, row);
     if (x >= 0) {
-      int64_t stride;
-      const float* const before =
-          r.floats(x, &stride) + (r.value(x).selected ? out_row : in_row) * r.value(y).width + columns.begin;
-      const float* two[] = {before, s};
+      const float* two[] = {r.floats(x).row(r.value(x).selected ? out_row : in_row) + columns.begin, s};
       k.sum_parts(nullptr, two, 2, n, row), s = row;
     }
-    if (scalar >= 0) s = scaled(s, *r.vector(scalar), n, row);
-    return s;
+    return scalar >= 0 ? scaled(s, *r.vector(scalar), n, row) : s;
   }
 
   // Rows [0, n) of the sum, which the threads of the rank compute together, each its columns: otherwise each thread
@@ -108,7 +98,7 @@ struct Residual {
     for (int64_t out_row = 0; out_row < n; out_row++) {
       float* const to = rows + out_row * v.width + own.begin;
       const int64_t in_row = r.token_row(step, out_row);
-      const Residual part = {r, thread, x, y, post_norm, scalar, post_eps, post_factor, to};
+      const Residual part = {r, thread, to, y, x, post_norm, scalar, post_eps, post_factor};
       const float* s = part.summed(out_row, in_row, own);
       if (post_norm < 0) s = part.added(s, out_row, in_row, own);
       if (s != to) std::copy(s, s + (own.end - own.begin), to);
@@ -116,6 +106,18 @@ struct Residual {
     r.meet(thread, index);
     return rows;
   }
+};
+
+// A step that reads rows of the residual stream.
+template <class Fields>
+struct ResidualRun : InferenceRun<Fields> {
+  static int64_t thread_bytes(const Inference& r, const Fields& step) { return Residual::row_bytes(r, step.y); }
+  int64_t width() const { return this->r.value(this->step.y).width; }
+  Residual residual(float* row) const {
+    const Fields& s = this->step;
+    return {this->r, this->thread, row, s.y, s.x, s.post_norm, s.scalar, s.post_eps, s.post_factor};
+  }
+  Residual residual() const { return residual(this->buffer()); }
 };
 
 }  // namespace ckdist

@@ -1,21 +1,17 @@
 // Training steps that choose experts, and their gradients. Rows are independent.
-#include <cmath>
-
+#include "runtime/scalars.h"
 #include "runtime/steps/routing.h"
 #include "runtime/training.h"
 
 namespace ckdist {
 namespace {
 
-float sigmoid(float x) { return 1.f / (1.f + std::exp(-x)); }
-
-// Base of steps that read router logits. room(): the buffer of choose_experts().
+// Base of steps that read router logits. The thread's buffer is that of choose_experts().
 template <class Fields>
 struct RoutingRun : TrainingRun<Fields> {
   static int64_t thread_bytes(const Training& r, const Fields& step) {
     return 4 * (2 * r.width(step.logits) + 2 * step.routing.groups);
   }
-  float* room() const { return reinterpret_cast<float*>(this->r.memory(this->thread)); }
 };
 
 struct Route : RoutingRun<ckdist_route_step> {
@@ -23,7 +19,7 @@ struct Route : RoutingRun<ckdist_route_step> {
     const float* const correction = step.correction >= 0 ? r.parameter(step.correction) : nullptr;
     each_token([&](int64_t t) {
       choose_experts(r.kernels, step.routing, r.floats(step.logits, t), r.width(step.logits), correction, nullptr,
-                     room(), reinterpret_cast<int32_t*>(r.floats(step.chosen, t)), r.floats(step.shares, t));
+                     buffer(), reinterpret_cast<int32_t*>(r.floats(step.chosen, t)), r.floats(step.shares, t));
     });
   }
 };
@@ -37,7 +33,7 @@ struct RouteGrad : RoutingRun<ckdist_route_grad_step> {
   void token(int64_t t) {
     const int64_t experts = r.width(step.logits);
     const ckdist_routing& routing = step.routing;
-    float *const scores = room(), *const d = scores + experts;  // (experts,): scores, their gradients
+    float *const scores = buffer(), *const d = scores + experts;  // (experts,): scores, their gradients
     const int32_t* const chosen = reinterpret_cast<const int32_t*>(r.floats(step.chosen, t));
     const float* const d_shares = r.floats(step.d_shares, t);
     router_scores(r.kernels, routing, r.floats(step.logits, t), experts, scores);
@@ -62,25 +58,21 @@ struct RouteGrad : RoutingRun<ckdist_route_grad_step> {
   }
 };
 
-struct Switched : TrainingRun<ckdist_switched_step> {
-  void run() {
-    each_token([&](int64_t t) {
-      r.kernels.row.scale(r.row(step.x, t), sigmoid(*r.read(step.by, t, row_buffer(0))), r.width(step.out),
-                          r.row(step.out, t));
-      r.pad(step.out, t);
-    });
+struct Switched : TokenRun<Switched, ckdist_switched_step> {
+  void token(int64_t t) {
+    r.kernels.row.scale(r.row(step.x, t), sigmoid(*r.read(step.by, t, row_buffer(0))), r.width(step.out),
+                        r.row(step.out, t));
+    r.pad(step.out, t);
   }
 };
 
-struct SwitchedGrad : TrainingRun<ckdist_switched_grad_step> {
-  void run() {
-    each_token([&](int64_t t) {
-      const float s = sigmoid(*r.read(step.by, t, row_buffer(0)));
-      const float d = r.kernels.row.dot(r.row(step.dy, t), r.row(step.x, t), r.width(step.x)) * s * (1 - s);
-      r.kernels.row.scale(r.row(step.dy, t), s, r.width(step.dx), r.row(step.dx, t));
-      r.pad(step.dx, t);
-      r.store(step.d_by, t, 0, &d, 1);
-    });
+struct SwitchedGrad : TokenRun<SwitchedGrad, ckdist_switched_grad_step> {
+  void token(int64_t t) {
+    const float s = sigmoid(*r.read(step.by, t, row_buffer(0)));
+    const float d = r.kernels.row.dot(r.row(step.dy, t), r.row(step.x, t), r.width(step.x)) * s * (1 - s);
+    r.kernels.row.scale(r.row(step.dy, t), s, r.width(step.dx), r.row(step.dx, t));
+    r.pad(step.dx, t);
+    r.store(step.d_by, t, 0, &d, 1);
   }
 };
 

@@ -1,4 +1,5 @@
-// The choice of experts for the rows of a step, and its rows grouped by expert.
+// The choice of experts for the rows of a step, its rows grouped by expert, and their exchange if rows are sharded over
+// hosts: each row goes to the hosts that have its experts, and their results come back.
 #pragma once
 #include "runtime/inference.h"
 
@@ -33,15 +34,26 @@ struct Grouping {
 
   static Grouping carve(Carver& c, int64_t rows, const ckdist_experts_step& step) {
     const int64_t experts = step.sets[0].count + 2;
-    Grouping g;
-    g.groups = reinterpret_cast<ExpertRows*>(c.bytes(experts * int64_t{sizeof(ExpertRows)}));
-    g.tokens = reinterpret_cast<int32_t*>(c.bytes(rows * step.routing.used * 4));
-    g.shares = c.floats(rows * step.routing.used);
-    g.starts = reinterpret_cast<int32_t*>(c.bytes(experts * 4));
-    g.count = reinterpret_cast<int64_t*>(c.bytes(8));
-    return g;
+    return {c.array<ExpertRows>(experts), c.array<int32_t>(rows * step.routing.used),
+            c.floats(rows * step.routing.used), c.array<int32_t>(experts), c.array<int64_t>(1)};
   }
   void make(const ckdist_experts_step& step, const Choice& choice, int64_t rows);
+};
+
+// Activations that each set of experts of a step reads. Some or all may be the same; -1: not used.
+constexpr int kExpertInputs = 3;
+int expert_input(const ckdist_experts_step& step, int i);
+
+// Rows to send to other hosts, and rows to receive from them. Empty if rows are not sharded over hosts.
+struct ExpertExchange {
+  RowExchange::Lists to, from;
+
+  static ExpertExchange carve(Carver& c, const Inference& r, const ckdist_experts_step& step);
+  // All threads make these calls. Gathers the choice of experts from all hosts. Then sends rows to the hosts that have
+  // their experts.
+  void dispatch(Team& team, Inference& r, const ckdist_experts_step& step, const Choice& choice, int index) const;
+  // Adds every host's results of a row at the host that owns the row.
+  void combine(Team& team, Inference& r, const ckdist_experts_step& step, int index) const;
 };
 
 // Computes the scores of one row's logits. Both are (experts,).

@@ -1,17 +1,15 @@
 // Chooses the blocks of positions that sparse attention reads: for each kv-head, those with the largest scores, where
 // the score of a block is that of its best position.
-#include "runtime/steps/carved.h"
 #include "runtime/steps/select_run.h"
 
 namespace ckdist {
 namespace {
 
-struct SelectBlocks : Carved<SelectBlocks, AttentionRun<SelectBlocks, ckdist_select_blocks_step>> {
-  AttentionFields attention() const { return {step.layer, step.q, step.out, 0, 0.f, 0.f, nullptr}; }
-
+struct SelectBlocks : SelectRun<SelectBlocks, ckdist_select_blocks_step> {
   static int64_t all_blocks(const Inference& r, const Fields& step) {
     return r.program.context_length / step.block + 1;
   }
+  static int64_t score_floats(const Inference& r, const Fields& step) { return step.groups * all_blocks(r, step); }
   // Buffers of one thread: queries, a key, scores of a piece's positions, and those of a token's blocks.
   struct Room {
     IndexQueries queries;
@@ -19,35 +17,20 @@ struct SelectBlocks : Carved<SelectBlocks, AttentionRun<SelectBlocks, ckdist_sel
   };
   static Room room(Carver& c, const Inference& r, const Fields& step) {
     const int width = r.layers[step.layer].index.key_width;
-    const IndexQueries queries = IndexQueries::carve(c, step.groups, width);
-    float* const key = c.floats(width);
-    float* const positions = c.floats(kIndexPiece * step.groups * kBlockTokens);
-    return {queries, key, positions, c.floats(step.groups * all_blocks(r, step))};
-  }
-  static int64_t workspace_bytes(const Inference& r, const Fields& step) {
-    return 4 * r.program.max_sequences * step.groups * all_blocks(r, step);
+    return {IndexQueries::carve(c, step.groups, width), c.floats(width),
+            c.floats(kIndexPiece * step.groups * kBlockTokens), c.floats(score_floats(r, step))};
   }
 
   void run() {
     each_stored(1, [&](int sequence, int64_t token, int) { store_key(sequence, token); });
     r.meet(thread, index);
-    if (step.groups > 0 && r.batch.tokens == r.batch.sequences) {
-      run_decode();
-    } else if (step.groups > 0) {
-      r.for_each_item(thread, index, r.batch.tokens, [&](int64_t t) {
-        const Token token = token_of(t);
-        const int64_t blocks = candidates(token.position);
-        if (blocks == 0) return;
-        score(t, token, 0, blocks, buffers().scores);
-        list(t, token.position, buffers().scores);
-      });
-    }
-    r.finish(thread, index, step.out, r.batch.tokens);
+    select();
   }
 
   int64_t kept() const { return r.value(step.out).width / step.groups; }
   // Number of blocks before the local ones: some of them are chosen. 0: a token sees all of its blocks.
-  int64_t candidates(int64_t position) const {
+  int64_t blocks(int64_t position) const {
+    if (step.groups == 0) return 0;
     const int64_t last = position / step.block;
     return last < kept() ? 0 : last + 1 - step.local;
   }
@@ -57,29 +40,14 @@ struct SelectBlocks : Carved<SelectBlocks, AttentionRun<SelectBlocks, ckdist_sel
   }
 
   void store_key(int sequence, int64_t token) {
-    const CacheShape& cache = layer().index;
-    const int64_t position = r.batch.chunks[sequence].first_position + token - start_of(sequence).token;
+    const int64_t position = r.position_of(sequence, token);
     float* const key = buffers().key;
-    norm_and_rotate(r.row_of(step.k, token), step.k_norm, rotation(token, position), cache.key_width, key);
-    uint8_t* const block =
-        layer().blocks + layer().index_offset +
-        r.batch.block_tables[start_of(sequence).block + position / kBlockTokens] * layer().block_stride;
-    r.kernels.attention.store(cache, block, int(position % kBlockTokens), key, nullptr);
-  }
-
-  // One token per sequence.
-  void run_decode() {
-    const int64_t stride = step.groups * all_blocks(r, step);
-    float* const scores = reinterpret_cast<float*>(r.workspace());  // (sequences, stride)
-    const auto position_of = [&](int64_t s) { return int64_t{r.batch.chunks[s].first_position}; };
-    select_by_sequence(
-        *this, [&](int64_t s) { return candidates(position_of(s)); },
-        [&](int64_t s, int64_t begin, int64_t end) { score(s, token_of(s), begin, end, scores + s * stride); },
-        [&](int64_t s) { list(s, position_of(s), scores + s * stride); });
+    norm_and_rotate(r.row_of(step.k, token), step.k_norm, rotation(token, position), layer().index.key_width, key);
+    store_index(sequence, position, key);
   }
 
   // Scores of the blocks [begin, end) for a token: out (groups, all blocks).
-  void score(int64_t t, const Token& token, int64_t begin, int64_t end, float* out) {
+  void score(int64_t t, const Inference::Token& token, int64_t begin, int64_t end, float* out) {
     const CacheShape& cache = layer().index;
     const int width = cache.key_width;
     const Room own = buffers();
@@ -105,8 +73,8 @@ struct SelectBlocks : Carved<SelectBlocks, AttentionRun<SelectBlocks, ckdist_sel
 
   // Writes a token's list: the candidates with the largest scores, then the local blocks.
   void list(int64_t t, int64_t position, const float* scores) {
-    const int64_t count = candidates(position), each = kept(), chosen = each - step.local;
-    int32_t* out = reinterpret_cast<int32_t*>(const_cast<float*>(r.row_of(step.out, t)));
+    const int64_t count = blocks(position), each = kept(), chosen = each - step.local;
+    int32_t* out = list_of(t);
     for (int g = 0; g < step.groups; g++, out += each) {
       select_largest(scores + g * all_blocks(r, step), count, chosen, out);
       for (int64_t i = 0; i < step.local; i++) out[chosen + i] = int32_t(count + i);

@@ -1,8 +1,5 @@
 // The work of steps that keep a state of every sequence: an item is one head of one sequence's chunk.
 #pragma once
-#include <algorithm>
-#include <cstring>
-
 #include "runtime/inference.h"
 
 namespace ckdist {
@@ -19,17 +16,7 @@ struct StateItem {
   int64_t tail_stride;                    // 0: there is no earlier token; tail is one row of zeros
 };
 
-// A token's row of one of a step's values.
-template <class Run>
-const float* state_row(const Run& run, int32_t value, int64_t token) {
-  if (run.step.exchanged) return run.r.peer_row(value, token);
-  int64_t stride;
-  const float* const at = run.r.floats(value, &stride);
-  return at + token * stride;
-}
-
 // Runs one item. A `Run` has
-//   zeros(): room for a row of channels;
 //   tile(item, done, count, state): runs tokens [done, done + count) of the chunk through the head's state;
 //   write_tail(item, done, tail): writes the tail after the chunk's first `done` tokens.
 template <class Run>
@@ -38,17 +25,14 @@ void run_state_head(Run& run, const StateSlots::Layer& layer, int64_t i) {
   const int head = int(i % layer.value_heads);
   const ckdist_state_slots& slots = run.r.batch.states[sequence];
   const BatchView::Chunk& chunk = run.r.batch.chunks[sequence];
-  StateItem item{layer, head, 0, chunk.tokens, chunk.first_position, nullptr, layer.channels};
-  for (int64_t s = 0; s < sequence; s++) item.first_token += run.r.batch.chunks[s].tokens;
+  const int64_t first_token = run.r.starts[size_t(sequence)].token;
+  StateItem item{layer, head, first_token, chunk.tokens, chunk.first_position, layer.zeros.data(), 0};
   float* const state = layer.head(slots.out, head);
   if (slots.in < 0) {
     std::memset(state, 0, layer.state_floats * sizeof(float));
-    float* const zeros = run.zeros();
-    std::memset(zeros, 0, layer.channels * sizeof(float));
-    item.tail = zeros, item.tail_stride = 0;
   } else {
     const float* const before = layer.head(slots.in, head);
-    item.tail = before + layer.state_floats;
+    item.tail = before + layer.state_floats, item.tail_stride = layer.channels;
     if (before != state) std::memcpy(state, before, layer.state_floats * sizeof(float));
   }
   const int64_t saved_tokens = slots.save < 0 ? 0 : slots.save_position - item.position;
@@ -75,8 +59,7 @@ void run_state_heads(Run& run) {
   if (r.batch.tokens != r.batch.sequences) {
     r.for_each_item(run.thread, run.index, items, [&](int64_t i) { run_state_head(run, layer, i); });
   } else if (items % r.active() == 0) {
-    for (int64_t i = items * run.thread / r.active(); i < items * (run.thread + 1) / r.active(); i++)
-      run_state_head(run, layer, i);
+    run.each_own_item(items, [&](int64_t i) { run_state_head(run, layer, i); });
   } else {
     r.take_items(run.thread, run.index, items, [&](int64_t i) { run_state_head(run, layer, i); });
   }

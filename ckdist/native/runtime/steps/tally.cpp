@@ -1,45 +1,44 @@
 // Counts how often each expert was chosen, and sums its scores, over the tokens of some layers; and the gradients of
 // their logits. Each chunk of tokens is summed separately, and chunks are added in order, so the bits do not depend on
-// threads.
-#include <algorithm>
-
+// threads. The load-balancing loss of experts reads these sums.
 #include "runtime/steps/routing.h"
 #include "runtime/training.h"
 
 namespace ckdist {
 namespace {
 
-int64_t chunks(int64_t tokens) { return (tokens + Training::kSumRows - 1) / Training::kSumRows; }
-
 // Writes the softmax of a token's logits, (experts,).
 void score(const Training& r, int logits, int64_t t, int64_t experts, float* scores) {
   router_scores(r.kernels, {0, ckdist_scores_softmax, 0, 1, 1, 1, 1.f}, r.floats(logits, t), experts, scores);
 }
 
-struct Tally : TrainingRun<ckdist_tally_step> {
+template <class Fields>
+struct TallyRun : TrainingRun<Fields> {
   static int64_t experts_of(const Training& r, const Fields& step) { return r.width(step.layers[0].logits); }
-  static int64_t thread_bytes(const Training& r, const Fields& step) { return 4 * experts_of(r, step); }  // scores
-  static int64_t workspace_bytes(const Training& r, const Fields& step) {
-    return 16 * chunks(r.program.max_tokens) * experts_of(r, step);
-  }
+  // Scores of a token, and their gradients.
+  static int64_t thread_bytes(const Training& r, const Fields& step) { return 8 * experts_of(r, step); }
 
-  const int64_t experts = experts_of(r, step);
-  float* const scores = reinterpret_cast<float*>(r.memory(thread));
+  const int64_t experts = experts_of(this->r, this->step);
+  float* const scores = this->buffer();
+};
+
+struct Tally : TallyRun<ckdist_tally_step> {
+  static int64_t workspace_bytes(const Training& r, const Fields& step) {
+    return 16 * parts_of(r.program.max_tokens, Training::kSumRows) * experts_of(r, step);
+  }
 
   // (chunks, 2, experts): counts, sums of scores
   double* sums(int64_t chunk) const { return reinterpret_cast<double*>(r.workspace()) + chunk * 2 * experts; }
 
   void run() {
-    const int64_t tokens = r.batch.tokens, count = chunks(tokens);
-    parallel_for(count, [&](int64_t chunk) {
-      sum(sums(chunk), chunk * Training::kSumRows, std::min<int64_t>((chunk + 1) * Training::kSumRows, tokens));
-    });
+    each_part(r.batch.tokens, Training::kSumRows,
+              [&](int64_t first, int64_t end) { sum(sums(first / Training::kSumRows), first, end); });
     r.meet(thread, index, false, [&](Idle) {
       const float* const before = step.before < 0 ? nullptr : r.floats(step.before, 0);
       float* const out = r.floats(step.out, 0);  // (2, experts)
       for (int64_t i = 0; i < 2 * experts; ++i) {
         double total = before == nullptr ? 0 : double(before[i]);
-        for (int64_t chunk = 0; chunk < count; ++chunk) total += sums(chunk)[i];
+        for (int64_t chunk = 0; chunk < parts_of(r.batch.tokens, Training::kSumRows); ++chunk) total += sums(chunk)[i];
         out[i] = float(total);
       }
     });
@@ -58,15 +57,7 @@ struct Tally : TrainingRun<ckdist_tally_step> {
 };
 
 // Gradients only of the sums of scores: the counts do not depend smoothly on the logits.
-struct TallyGrad : TrainingRun<ckdist_tally_grad_step> {
-  static int64_t experts_of(const Training& r, const Fields& step) { return r.width(step.layers[0].logits); }
-  static int64_t thread_bytes(const Training& r, const Fields& step) {
-    return 8 * experts_of(r, step);
-  }  // scores and gradients
-
-  const int64_t experts = experts_of(r, step);
-  float* const scores = reinterpret_cast<float*>(r.memory(thread));
-
+struct TallyGrad : TallyRun<ckdist_tally_grad_step> {
   void run() {
     each_token([&](int64_t t) {
       for (int i = 0; i < step.count; ++i) token(step.layers[i], t);
@@ -84,8 +75,33 @@ struct TallyGrad : TrainingRun<ckdist_tally_grad_step> {
   }
 };
 
+// The load-balancing loss of experts and its gradient (Fedus et al. 2021, arXiv:2101.03961, equations 4 to 6), over the
+// tokens of all layers.
+struct BalanceLoss : TrainingRun<ckdist_balance_loss_step> {
+  void run() {
+    r.meet(thread, index, false, [&](Idle) {
+      const int64_t experts = r.width(step.tally) / 2;
+      // (experts,): times that each expert was chosen, and sums of its scores
+      const float *const taken = r.floats(step.tally, 0), *const scores = taken + experts;
+      float* const d = r.floats(step.d_tally, 0);
+      const double rows = double(step.layers) * double(r.batch.tokens);
+      const auto targets =
+          double(std::count_if(r.batch.targets.begin(), r.batch.targets.end(), [](int32_t t) { return t >= 0; }));
+      const double factor = targets * double(experts) / rows / rows;
+      double sum = 0;
+      for (int64_t e = 0; e < experts; ++e) {
+        sum += double(taken[e]) * double(scores[e]);
+        d[e] = float(double(step.coefficient) * factor * double(scores[e]));
+        d[experts + e] = float(double(step.coefficient) * factor * double(taken[e]));
+      }
+      r.balance = factor * sum;
+    });
+  }
+};
+
 const RegisteredKind<Tally> kTally(ckdist_step_tally);
 const RegisteredKind<TallyGrad> kTallyGrad(ckdist_step_tally_grad);
+const RegisteredKind<BalanceLoss> kBalanceLoss(ckdist_step_balance_loss);
 
 }  // namespace
 }  // namespace ckdist

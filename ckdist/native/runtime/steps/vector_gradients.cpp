@@ -1,13 +1,11 @@
 // Gradients that are sums over tokens (of norms, biases and embeddings), and sums over ranks. Each chunk of tokens is
 // summed separately, and chunks are added in order, so the bits do not depend on threads.
-#include <algorithm>
-
 #include "runtime/training.h"
 
 namespace ckdist {
 namespace {
 
-int64_t chunks(int64_t tokens) { return (tokens + Training::kSumRows - 1) / Training::kSumRows; }
+int64_t chunks(int64_t tokens) { return parts_of(tokens, Training::kSumRows); }
 
 // Base of steps that sum to vectors. The workspace holds partial sums of the chunks, (chunks, n).
 template <class Fields>
@@ -18,18 +16,16 @@ struct VectorGradient : TrainingRun<Fields> {
   template <class Body>
   void sum_chunks(int64_t n, int32_t gradient, Body&& body) {
     Training& r = this->r;
-    this->parallel_for(chunks(r.batch.tokens), [&](int64_t chunk) {
-      float* const sums = gradient < 0 ? nullptr : partial() + chunk * n;
-      if (sums) std::fill(sums, sums + n, 0.f);
-      const int64_t first = chunk * Training::kSumRows;
-      body(first, std::min<int64_t>(first + Training::kSumRows, r.batch.tokens), sums);
+    this->each_part(r.batch.tokens, Training::kSumRows, [&](int64_t first, int64_t end) {
+      float* const sums = gradient < 0 ? nullptr : partial() + first / Training::kSumRows * n;
+      if (sums) std::fill_n(sums, n, 0.f);
+      body(first, end, sums);
     });
     if (gradient < 0) return;
-    this->parallel_for((n + Training::kColumns - 1) / Training::kColumns, [&](int64_t item) {
-      const int64_t at = item * Training::kColumns, columns = std::min<int64_t>(Training::kColumns, n - at);
+    this->each_part(n, Training::kColumns, [&](int64_t at, int64_t end) {
       for (int64_t chunk = 1; chunk < chunks(r.batch.tokens); ++chunk)
-        r.kernels.elementwise.add(partial() + chunk * n + at, columns, partial() + at);
-      r.kernels.elementwise.add(partial() + at, columns, r.gradient(gradient) + at);
+        r.kernels.elementwise.add(partial() + chunk * n + at, end - at, partial() + at);
+      r.kernels.elementwise.add(partial() + at, end - at, r.gradient(gradient) + at);
     });
   }
 };
@@ -81,11 +77,11 @@ struct EmbedGrad : TrainingRun<ckdist_embed_grad_step> {
   void run() {
     const int64_t n = r.width(step.dy), rows = r.shape(step.gradient).rows;
     float* const table = r.gradient(step.gradient);
-    parallel_for((n + Training::kColumns - 1) / Training::kColumns, [&](int64_t item) {
-      const int64_t at = item * Training::kColumns, columns = std::min<int64_t>(Training::kColumns, n - at);
+    each_part(n, Training::kColumns, [&](int64_t at, int64_t end) {
       for (int64_t t = 0; t < r.batch.tokens; ++t) {
         const int64_t row = r.batch.token_ids[t] - step.first_row;
-        if (row >= 0 && row < rows) r.kernels.elementwise.add(r.floats(step.dy, t) + at, columns, table + row * n + at);
+        if (row >= 0 && row < rows)
+          r.kernels.elementwise.add(r.floats(step.dy, t) + at, end - at, table + row * n + at);
       }
     });
   }

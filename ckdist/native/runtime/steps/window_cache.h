@@ -20,7 +20,7 @@ struct WindowCache {
 
   WindowCache(Inference& r, int number, const ckdist_compression& of, bool index)
       : r(r), layer(r.layers[number]), of(of), rows(r, number, index ? ckdist_array_index_rows : ckdist_array_rows) {
-    const CacheArrays arrays{r.program.layers[number].arrays, r.program.layers[number].array_count};
+    const CacheArrays arrays(r.program.layers[number]);
     const auto entries = index ? ckdist_array_index_entries : ckdist_array_entries;
     row_width = rows.width;
     width = entry_width(row_width, of);
@@ -32,14 +32,30 @@ struct WindowCache {
   }
   static int64_t room_floats(int64_t width) { return 5 * width; }
 
-  // Keeps the last rows of each sequence. Entries are complete.
-  void keep_rows(int thread) const {
-    rows.keep(thread, [&](int64_t token, float* to) {
+  // Makes the entries of the windows that the batch completes, for a step of the layer, and keeps the last rows of each
+  // sequence. Ends with a barrier if there are entries. room: room_floats(width).
+  template <class Run>
+  void make_entries(const Run& run, float* room) const {
+    const int64_t made = each_complete(run.thread, [&](int sequence, int64_t window) {
+      compress(sequence, window, run.rotation(r.starts[size_t(sequence)].token, window * of.ratio), run.step.eps, room);
+    });
+    if (made > 0) r.meet(run.thread, run.index);
+    rows.keep(run.thread, [&](int64_t token, float* to) {
       std::copy_n(r.row_of(of.kv, token), of.gates < 0 ? row_width : row_width / 2, to);
       if (of.gates >= 0) std::copy_n(r.row_of(of.gates, token), row_width / 2, to + row_width / 2);
     });
   }
 
+  void read_entry(const int32_t* table, int64_t window, float* out) const { read(entry(table, window), width, out); }
+
+  // Rotates the last elements of a head, or the first.
+  static void rotate(const ElementwiseKernel& k, float* head, const Rope& rope, int64_t width, bool front = false) {
+    if (rope.dims == 0) return;
+    float* const at = front ? head : head + width - rope.dims;
+    (rope.interleaved ? k.rope_pairs : k.rope)(at, rope.cos, rope.sin, rope.dims, at);
+  }
+
+ private:
   // Calls visit(sequence, window) for this thread's part of the windows that the batch completes. Returns their number.
   template <class Visit>
   int64_t each_complete(int thread, Visit&& visit) const {
@@ -49,21 +65,19 @@ struct WindowCache {
     };
     int64_t all = 0, before = 0;
     for (int64_t s = 0; s < r.batch.sequences; s++) all += range(s).end - range(s).begin;
-    const Range own = {all * thread / r.active(), all * (thread + 1) / r.active()};
+    const Range own = r.part_of(thread, all);
     for (int64_t s = 0; s < r.batch.sequences; before += range(s).end - range(s).begin, s++)
       for (int64_t w = range(s).begin; w < range(s).end; w++)
         if (const int64_t i = before + w - range(s).begin; i >= own.begin && i < own.end) visit(int(s), w);
     return all;
   }
 
-  // Computes and stores the entry of a window. `first_token` of the sequence's chunk, `table`: its blocks. `rope`: the
-  // rotation of the window's first position. room: room_floats(width).
-  void compress(int sequence, int64_t first_token, const int32_t* table, int64_t window, const Rope& rope, float eps,
-                float* room) const {
+  // Computes and stores the entry of a window. `rope`: the rotation of the window's first position.
+  void compress(int sequence, int64_t window, const Rope& rope, float eps, float* room) const {
     const ElementwiseKernel& k = r.kernels.elementwise;
     float *const most = room, *const sum = most + width, *const total = sum + width, *const gate = total + width,
                  *const normed = gate + width;
-    const int64_t first = r.batch.chunks[sequence].first_position;
+    const int64_t first = r.batch.chunks[sequence].first_position, first_token = r.starts[size_t(sequence)].token;
     const auto part_of = [&](int64_t position, int64_t part, bool gates) {
       const float* const row = position >= first ? r.row_of(gates ? of.gates : of.kv, first_token + position - first)
                                                  : rows.before(sequence, position) + (gates ? row_width / 2 : 0);
@@ -80,7 +94,7 @@ struct WindowCache {
         k.add_scaled(part_of(position, part, false), 1.f, width, total);
       });
       for (int64_t i = 0; i < width; i++) total[i] /= float(of.ratio);
-      return finish(total, table, window, rope, eps);
+      return finish(total, sequence, window, rope, eps);
     }
     std::fill(most, most + width, -std::numeric_limits<float>::infinity());
     std::fill(sum, sum + 2 * width, 0.f);
@@ -100,27 +114,17 @@ struct WindowCache {
       for (int64_t i = 0; i < width; i++) sum[i] += gate[i], total[i] += gate[i] * key[i];
     });
     for (int64_t i = 0; i < width; i++) total[i] /= sum[i];
-    finish(total, table, window, rope, eps);
+    finish(total, sequence, window, rope, eps);
   }
 
   // Norms, rotates and stores an entry.
-  void finish(float* total, const int32_t* table, int64_t window, const Rope& rope, float eps) const {
+  void finish(float* total, int sequence, int64_t window, const Rope& rope, float eps) const {
     const ElementwiseKernel& k = r.kernels.elementwise;
     if (of.norm >= 0) k.rms_norm(total, r.vector(of.norm), eps, width, total);
     rotate(k, total, rope, width, of.front != 0);
-    write(total, width, entry(table, window));
+    write(total, width, entry(r.table_of(sequence), window));
   }
 
-  void read_entry(const int32_t* table, int64_t window, float* out) const { read(entry(table, window), width, out); }
-
-  // Rotates the last elements of a head, or the first.
-  static void rotate(const ElementwiseKernel& k, float* head, const Rope& rope, int64_t width, bool front = false) {
-    if (rope.dims == 0) return;
-    float* const at = front ? head : head + width - rope.dims;
-    (rope.interleaved ? k.rope_pairs : k.rope)(at, rope.cos, rope.sin, rope.dims, at);
-  }
-
- private:
   int64_t bytes() const { return narrow ? 2 : 4; }
   uint8_t* entry(const int32_t* table, int64_t window) const {
     const int64_t slot = of.ratio < kBlockTokens ? window % (kBlockTokens / of.ratio) : 0;
