@@ -19,7 +19,7 @@ from ckdist.comm.world_protocol import World
 from ckdist.config.engine_config import EngineConfig
 from ckdist.engine.loaded_model import Model
 from ckdist.engine.rank_executable import bind
-from ckdist.engine.rank_steps import has_prompt_products, lower_programs
+from ckdist.engine.rank_steps import RankSteps, has_prompt_products, lower_programs
 from ckdist.engine.rank_weights import RankWeights, check_quantize
 from ckdist.engine.stage_programs import trace_programs
 from ckdist.engine.stage_ranks import StageRank, stage_rank, tell_stages
@@ -27,9 +27,10 @@ from ckdist.engine.step_choices import choose_steps
 from ckdist.errors import ConfigError
 from ckdist.hub.bundled import BUNDLED
 from ckdist.layout import Layout, Range
+from ckdist.layouts.memory_sizes import WeightBytes
 from ckdist.layouts.rank_plan import make_plan, step_tokens
 from ckdist.mesh import Mesh
-from ckdist.models.spec import LEAST_UBATCH
+from ckdist.models.spec import LEAST_UBATCH, ModelSpec
 from ckdist.native import CData
 from ckdist.overrides import metadata_overrides
 from ckdist.program.tracer import Tracer
@@ -73,7 +74,6 @@ def load_model(
     checkpoint = checkpoint or open_model(config, world, embeddings)
     checkpoint, adapter, files = open_adapter(config, world, checkpoint)
     slots = open_slots(config, checkpoint)
-    # programs of this rank's stage
     tracer = functools.partial(Tracer, low_rank=adapter.low_rank) if adapter else Tracer
     loader = open_loader(config, world, checkpoint)
     config, layers, shares = with_stages(config, world, loader, tracer)
@@ -82,7 +82,8 @@ def load_model(
     trace = open_trace(config, world)
     # their steps, and the weights that these read
     splits_roles = has_prompt_products(loader, programs.decode, world, config.prompt_tiles == "auto")
-    steps = lower_programs(programs, loader, step_tokens(config, checkpoint.spec), splits_roles, config.adapter_slots)
+    lower = functools.partial(lower_programs, programs, loader, splits_roles=splits_roles, slots=config.adapter_slots)
+    steps = lower(step_tokens(config, checkpoint.spec))
     weights = RankWeights(loader, adapter or slots)
     own = steps.main[:1] + [one for one in steps.main if one.adapters] + steps.hidden * bool(checkpoint.spec.encoder)
     for lowered in own:
@@ -90,20 +91,13 @@ def load_model(
     check_quantize(loader, steps.main[0], world)
     sizes = weights.sizes()
     caches = {layer: cache for lowered in own for layer, cache in lowered.caches.items()}
-    step_bytes = 0
-    if not config.ubatch_size and checkpoint.spec.usual_ubatch > LEAST_UBATCH:  # a mixture of many experts
-        from ckdist.layouts.step_rows import fitting_step
-
-        config, step_bytes = fitting_step(config, checkpoint.spec, world, sizes, [*steps.main, *steps.hidden])
-        if config.ubatch_size:
-            steps = lower_programs(programs, loader, config.ubatch_size, splits_roles, config.adapter_slots)
+    config, steps, step_bytes = with_fitting_steps(config, world, checkpoint.spec, sizes, steps, lower)
     plan = make_plan(config, rank.part_of(checkpoint.spec), world, sizes, programs.layouts, caches.values(), step_bytes)
     weights.open(plan.placement, rank.world, shared=programs.prefill is not None)
     plans, hidden_plans = ([weights.plan(lowered) for lowered in some] for some in steps)
     fill = fill or (lambda loader: fill_shard(loader, config, world, progress, trace and trace.handle))
     with trace.span(native.lib.ckdist_trace_load) if trace else contextlib.nullcontext():
         fill_and_compare(loader, files, world, fill)
-    # steps bound to weights, cache and threads
     executable = bind(config, world, rank, programs.decode, plan, loader, plans, hidden_plans, colocation)
     model = Model(world, checkpoint, plan, loader, weights.shards, adapter or slots, executable, sizes.total, trace)
     model.adapters = open_adapters(config, world, slots)
@@ -116,6 +110,23 @@ def load_model(
         executable.trace(trace.handle)
         executable.worker.trace(trace.handle)
     return model
+
+
+def with_fitting_steps(
+    config: EngineConfig,
+    world: World,
+    spec: ModelSpec,
+    sizes: WeightBytes,
+    steps: RankSteps,
+    lower: Callable[[int], RankSteps],
+) -> tuple[EngineConfig, RankSteps, int]:
+    """Gives a mixture's steps fewer tokens if the memory demands it. The third: more bytes of rows than usual."""
+    if config.ubatch_size or spec.usual_ubatch <= LEAST_UBATCH:
+        return config, steps, 0
+    from ckdist.layouts.step_rows import fitting_step
+
+    config, step_bytes = fitting_step(config, spec, world, sizes, [*steps.main, *steps.hidden])
+    return config, lower(config.ubatch_size) if config.ubatch_size else steps, step_bytes
 
 
 def open_loader(config: EngineConfig, world: World, checkpoint: Checkpoint) -> ShardLoader:

@@ -106,8 +106,7 @@ def make_plan(
     room = free - weights.total - slots * per_slot - step_bytes
     if room < per_block:
         raise too_large(world.rank, (world.size, world.local_size), weights, per_block, free)
-    context = wanted_context(config, spec)
-    rope = rope_bytes_per_position(spec)
+    context, rope = wanted_context(config, spec), rope_bytes_per_position(spec)
     limit = config.kv_memory or sys.maxsize
     budget = max(0, min(room - context * rope, limit))
     wanted = context if config.ctx_size or config.kv_memory else BLOCK_TOKENS
@@ -137,8 +136,7 @@ def make_plan(
     if not spec.generates:  # only the sequences of one step need a cache; they keep nothing for later steps
         sequences = max(sequences, most_tokens // BLOCK_TOKENS)
         total = min(total, most_tokens + sequences * BLOCK_TOKENS)
-    context = min(context, total)
-    blocks = -(-total // BLOCK_TOKENS)
+    context, blocks = min(context, total), -(-total // BLOCK_TOKENS)
     outputs = most_tokens if spec.reads_whole else min(most_tokens, max(LEAST_UBATCH, sequences))
     cache = CacheConfig(most_tokens, sequences, context, blocks, *types, slots, spec.predicts * most_tokens, outputs)
     return Plan(mesh, prefill, layout, cache, threads, threads_batch, spins, placement, max(0, free))
