@@ -48,7 +48,11 @@ def json_object(text: str) -> str:
 SamplingDefaults: Any = make_dataclass(
     "SamplingDefaults",
     [
-        (item.name, Any, changed(SamplingFields, item.name, default=None, help=f"for requests that give none: {help_}"))
+        (
+            item.name,
+            item.type,
+            changed(SamplingFields, item.name, default=None, help=f"for requests that give none: {help_}"),
+        )
         for item in fields(SamplingFields)
         if item.name != "ignore_eos" and (help_ := item.metadata["help"].partition(" (default")[0])
     ],

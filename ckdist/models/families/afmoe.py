@@ -43,7 +43,6 @@ def layers(plain: Attention, window: int, sliding: list[bool], ffns: Sequence[Ff
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
-    """Reads a config.json."""
     n = from_config.sizes(f)
     sliding = from_config.sliding_layers(f, n.num_layers, f.integer("global_attn_every_n_layers"))
     ffns = glm4moe.feed_forwards(f, n.num_layers, "num_experts")

@@ -20,7 +20,6 @@ KEYS = llama.KEYS.but(
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
-    """Reads a config.json."""
     n = from_config.sizes(f)
     ffn = DenseFfn(f.integer("intermediate_size", high=limits.MAX_FFN), "relu2", f.flag("mlp_bias"), gated=False)
     return from_config.model(f, outer, n, [LayerSpec(from_config.attention(f, n), ffn)] * n.num_layers)

@@ -49,7 +49,6 @@ def linear_layers(f: Fields, count: int) -> list[bool]:
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
-    """Reads a config.json."""
     for name in ("expert_swiglu_limit_list", "share_expert_swiglu_limit_list"):
         if any(f.raw(name) or ()):
             raise f.error(name, f.raw(name), "null or zeros: limits of gates are not supported in this family")
@@ -76,7 +75,6 @@ def with_linear(spec: ModelSpec, net: GatedDeltaNet, linear: list[bool]) -> Mode
 
 
 def gguf(header: GgufHeader) -> ModelSpec:
-    """Reads GGUF metadata."""
     spec = kimi_linear.gguf(header)
     floor = header.fields.number("kda.gate_lower_bound", low=-1e3, high=0.0)
     if not header.fields.flag("kda.safe_gate", True):

@@ -29,7 +29,6 @@ KEYS = ConfigKeys(
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
-    """Reads a config.json."""
     n = from_config.sizes(f)
     attention = n.attention(qkv_bias=f.flag("use_qkv_bias"), qk_norm="head")
     ffns = glm4moe.feed_forwards(f, n.num_layers, "num_experts", "num_shared_experts")

@@ -19,7 +19,6 @@ KEYS = ConfigKeys(
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
-    """Reads a config.json."""
     n, full = from_config.sizes(f), f.raw("attn_layer_indices") or []
     if not isinstance(full, list) or any(type(i) is not int or not 0 <= i < n.num_layers for i in full):
         raise f.error("attn_layer_indices", full, f"a list of numbers below {n.num_layers}")

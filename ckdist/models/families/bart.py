@@ -53,7 +53,6 @@ class Stack:
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
-    """Reads a config.json."""
     return model(f, outer, norm_first=True)
 
 

@@ -36,7 +36,6 @@ def layers(attention: Attention, window: int, ffn: DenseFfn, sliding: list[bool]
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
-    """Reads a config.json."""
     n = from_config.sizes(f, "layer_norm_eps")
     n = replace(n, head_dim=n.hidden_size // n.num_heads)  # as transformers
     if not n.head_dim:
@@ -48,7 +47,6 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
 
 
 def gguf(header: GgufHeader) -> ModelSpec:
-    """Reads GGUF metadata."""
     f, n = header.fields, header.sizes("attention.layer_norm_epsilon")
     sliding = header.sliding_layers(n.num_layers, PERIOD)
     window = f.integer("attention.sliding_window", 4096, low=0)

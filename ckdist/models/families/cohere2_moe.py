@@ -26,7 +26,6 @@ KEYS = cohere2.KEYS.but(
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
-    """Reads a config.json."""
     rms = f.has("rms_norm_eps")
     n = from_config.sizes(f, "rms_norm_eps" if rms else "layer_norm_eps")
     count, dense = n.num_layers, min(f.integer("first_k_dense_replace", low=0), n.num_layers)
@@ -60,7 +59,6 @@ def layers(attention: Attention, window: int, ffns: list[Ffn], sliding: list[boo
 
 
 def gguf(header: GgufHeader) -> ModelSpec:
-    """Reads GGUF metadata."""
     f, rms_name = header.fields, "attention.layer_norm_rms_epsilon"
     rms = bool(f.raw(rms_name))
     n = header.sizes(rms_name if rms else "attention.layer_norm_epsilon")

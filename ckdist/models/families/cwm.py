@@ -24,7 +24,6 @@ KEYS = llama.KEYS.but(
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
-    """Reads a config.json."""
     spec, window = llama.config(f, outer), from_config.window(f)
     sliding = from_config.sliding_layers(f, len(spec.layers), [i % PERIOD != 0 for i in range(len(spec.layers))])
     mixers = zip(spec.mixers(Attention), sliding, strict=True)

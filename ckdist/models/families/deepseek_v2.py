@@ -93,12 +93,10 @@ def feed_forwards(f: Fields, layers: int, group_scores: int = 2, function: str |
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
-    """Reads a config.json."""
     return model(f, outer, group_scores=1)
 
 
 def gguf(header: GgufHeader) -> ModelSpec:
-    """Reads GGUF metadata."""
     return gguf_model(header, ROUTING)
 
 

@@ -66,7 +66,6 @@ def gguf_indexer(f: Fields, rope: str) -> Indexer:
 
 
 def gguf(header: GgufHeader) -> ModelSpec:
-    """Reads GGUF metadata."""
     spec = deepseek_v2.gguf_model(header, deepseek_v2.ROUTING)
     return with_indexers(spec, header.fields, gguf_indexer(header.fields, "local"), [True] * len(spec.layers))
 

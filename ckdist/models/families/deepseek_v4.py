@@ -52,7 +52,6 @@ def kinds(f: Fields, count: int) -> list[str]:
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
-    """Reads a config.json."""
     n = from_config.sizes(f)
     if n.num_kv_heads != 1:
         raise f.error("num_key_value_heads", n.num_kv_heads, "1: all heads share one key")

@@ -19,7 +19,6 @@ KEYS = replace(glm4moe.KEYS, nulls={"sliding_window": None}).but(
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
-    """Reads a config.json."""
     n, window = from_config.sizes(f), from_config.window(f)
     f.choice("scoring_func", ("sigmoid", "noaux_tc"))  # both mean the same
     first = f.integer("max_window_layers", low=0, high=limits.MAX_LAYERS)

@@ -70,7 +70,6 @@ def rotations(f: Fields, n: ModelSpec) -> dict[str, RopeSpec]:
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
-    """Reads a config.json."""
     count = f.integer("num_hidden_layers", high=limits.MAX_LAYERS)
     usual = [SPARSE if i < 2 or i % 4 == 1 else SLIDING for i in range(count)]
     kinds = from_config.layer_kinds(f, count, (FULL, SPARSE, SLIDING)) or usual

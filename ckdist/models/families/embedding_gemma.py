@@ -23,20 +23,17 @@ def bidirectional(spec: ModelSpec) -> ModelSpec:
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
-    """Reads a config.json."""
     spec = gemma3.config(f, outer)
     return bidirectional(spec) if f.flag("use_bidirectional_attention") else spec
 
 
 def gguf(header: GgufHeader) -> ModelSpec:
-    """Reads GGUF metadata."""
     spec = bidirectional(gemma3.gguf(header))
     dims = (header.dims.get(f"{name}.weight", ()) for name in DENSE)
     return replace(spec, projections=tuple(rows[1] for rows in dims if len(rows) > 1))
 
 
 def written(spec: ModelSpec, where: str) -> dict[str, Any]:
-    """Further GGUF metadata."""
     window = max(mixer.window for mixer in spec.mixers(Attention))
     own = {"attention.sliding_window": 2 * (window - 1), "attention.causal": False, "pooling_type": 1}
     rows = pairwise([spec.hidden_size, *spec.projections])

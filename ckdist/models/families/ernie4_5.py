@@ -18,7 +18,6 @@ KEYS = llama.KEYS.but(
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
-    """Reads a config.json."""
     n, bias = from_config.sizes(f), f.flag("use_bias")
     attention, ropes = n.attention(qkv_bias=bias, o_bias=bias), from_config.rotations(f, n, interleaved=True)
     layer = LayerSpec(attention, from_config.dense(f, bias=bias))

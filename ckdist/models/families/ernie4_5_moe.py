@@ -36,7 +36,6 @@ def sparse_layers(f: Fields, num_layers: int) -> list[bool]:
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
-    """Reads a config.json."""
     n = from_config.sizes(f)
     size = f.integer("moe_intermediate_size", high=limits.MAX_FFN)
     shared = f.integer("moe_num_shared_experts", low=0, high=limits.MAX_EXPERTS) * size
@@ -49,7 +48,6 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
 
 
 def gguf(header: GgufHeader) -> ModelSpec:
-    """Reads GGUF metadata."""
     f, n = header.fields, header.sizes()
     dense, experts = header.dense(), header.experts(ROUTING, shared=True)
     first = f.integer("leading_dense_block_count", 0, low=0, high=limits.MAX_LAYERS)

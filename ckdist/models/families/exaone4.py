@@ -42,7 +42,6 @@ def mixers(full: Attention, window: int, sliding: list[bool]) -> list[Attention]
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
-    """Reads a config.json."""
     n, window, ffn = from_config.sizes(f), from_config.window(f), from_config.dense(f)
     sliding = sliding_layers(f, n.num_layers) if window else [False] * n.num_layers
     layers = [LayerSpec(mixer, ffn, olmo2.NORMS) for mixer in mixers(n.attention(qk_norm="head"), window, sliding)]
@@ -50,7 +49,6 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
 
 
 def gguf(header: GgufHeader) -> ModelSpec:
-    """Reads GGUF metadata."""
     n, ffn = header.sizes(), header.dense()
     made = mixers(header.attention(n), *header.windows(n.num_layers, PERIOD))
     return header.model(n, [LayerSpec(mixer, ffn, olmo2.NORMS) for mixer in made])

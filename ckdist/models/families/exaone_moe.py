@@ -26,7 +26,6 @@ KEYS = glm4moe.KEYS.but(
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
-    """Reads a config.json."""
     n, window, dense = from_config.sizes(f), from_config.window(f), from_config.dense_layers(f)
     if (given := f.raw("is_moe_layer")) not in (None, [i >= dense for i in range(n.num_layers)]):
         raise f.error("is_moe_layer", given, f"false in the first {dense} of {n.num_layers} layers, then true")
@@ -37,7 +36,6 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
 
 
 def gguf(header: GgufHeader) -> ModelSpec:
-    """Reads GGUF metadata."""
     spec = glm4moe.gguf(header)
     windows = header.windows(len(spec.layers), exaone4.PERIOD)
     return spec.with_layers(mixer=exaone4.mixers(spec.layers[0].attention, *windows))

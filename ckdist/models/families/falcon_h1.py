@@ -25,7 +25,6 @@ KEYS = ConfigKeys(
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
-    """Reads a config.json."""
     n = from_config.sizes(f)
     factor = {name: f.number(f"{name}_multiplier", low=-1e6, high=1e6) for name in FACTORS}
     gate, down = f.numbers("mlp_multipliers", 2, low=-1e6, high=1e6)
@@ -48,7 +47,6 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
 
 
 def gguf(header: GgufHeader) -> ModelSpec:
-    """Reads GGUF metadata."""
     n = header.sizes()
     normed = header.has_any(".ssm_norm.weight")
     mamba = mamba2_fields.from_gguf(header, **({} if normed else {"norm_groups": 0}))

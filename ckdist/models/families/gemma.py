@@ -29,7 +29,6 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
 
 
 def gguf(header: GgufHeader) -> ModelSpec:
-    """Reads GGUF metadata."""
     n = header.sizes()
     layers = [LayerSpec(header.attention(n), header.dense("gelu_tanh"))] * n.num_layers
     return header.model(n, layers, embedding_scale=math.sqrt(n.hidden_size))

@@ -48,7 +48,6 @@ def layers(full: Attention, ffn: DenseFfn, sliding: list[bool], window: int, rop
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
-    """Reads a config.json."""
     n = from_config.sizes(f)
     sliding = from_config.sliding_layers(f, n.num_layers, [i % 2 == 0 for i in range(n.num_layers)])
     made = layers(attention(f, n), dense(f), sliding, from_config.window(f))

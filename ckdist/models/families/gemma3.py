@@ -30,7 +30,6 @@ def rotations(f: Fields, n: Sizes) -> dict[str, RopeSpec]:
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
-    """Reads a config.json."""
     n = from_config.sizes(f)
     sliding = from_config.sliding_layers(f, n.num_layers, f.integer("sliding_window_pattern"))
     full = gemma2.attention(f, n, qk_norm="head")
@@ -41,7 +40,6 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
 
 
 def gguf(header: GgufHeader) -> ModelSpec:
-    """Reads GGUF metadata."""
     f, n = header.fields, header.sizes()
     cap = lambda name: f.number(name, 0.0, high=1e6)
     full = replace(gemma2.gguf_attention(header, n, 62), soft_cap=cap("attn_logit_softcapping"))
@@ -53,7 +51,6 @@ def gguf(header: GgufHeader) -> ModelSpec:
 
 
 def written(spec: ModelSpec, where: str) -> dict[str, Any]:
-    """Further GGUF metadata."""
     more: dict[str, Any] = dict(gemma2.caps(spec, where))
     sliding = [mixer.window > 0 for mixer in spec.mixers(Attention)]
     if any(sliding):

@@ -40,7 +40,6 @@ def cuts(sparsity: list[float] | None, layers: int) -> list[float | None]:
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
-    """Reads a config.json."""
     n = from_config.sizes(f)
     full = from_config.attention(f, n, scale=1.0, qk_norm="head", value_norm=True)
     slide = replace(full, window=from_config.window(f), rope="local")
@@ -61,7 +60,6 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
 
 
 def gguf(header: GgufHeader) -> ModelSpec:
-    """Reads GGUF metadata."""
     spec, f, name = gemma4.gguf(header, PERIOD), header.fields, "activation_sparsity_scale"
     if spec.layer_inputs is None:
         raise f.error("embedding_length_per_layer_input", 0, "at least 1")

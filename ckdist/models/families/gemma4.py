@@ -78,7 +78,6 @@ def full_sizes(f: Fields, n: Sizes, sliding: list[bool]) -> tuple[int, int]:
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
-    """Reads a config.json."""
     n = from_config.sizes(f)
     sliding = from_config.sliding_layers(f, n.num_layers, PERIOD)
     sliding[-1] = False  # as in transformers

@@ -26,7 +26,6 @@ GGUF_NAMES = {
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
-    """Reads a config.json."""
     n = from_config.sizes(f)
     layer = LayerSpec(n.attention(qkv_bias=f.flag("attention_bias")), from_config.dense(f), NORMS)
     ropes = from_config.rotations(f, n, from_config.part(f), interleaved=True)

@@ -50,7 +50,6 @@ def feed_forwards(
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
-    """Reads a config.json."""
     n = from_config.sizes(f)
     attention = n.attention(qkv_bias=f.flag("attention_bias"), qk_norm="head" if f.flag("use_qk_norm") else "")
     ropes = {"global": from_config.rotations(f, n, from_config.part(f))["global"]}
@@ -59,7 +58,6 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
 
 
 def gguf(header: GgufHeader) -> ModelSpec:
-    """Reads GGUF metadata."""
     n = header.sizes()
     experts = header.experts(ROUTING, shared=True)
     layers = [LayerSpec(header.attention(n), ffn) for ffn in header.feed_forwards(n, experts, 1)]

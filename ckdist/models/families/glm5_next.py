@@ -47,7 +47,6 @@ def linear_layers(f: Fields, count: int) -> list[bool]:
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
-    """Reads a config.json."""
     size = lambda name, high: f.integer(name, high=high)
     f.integer("qk_rope_head_dim", low=0, high=0)
     n = from_config.sizes(f, head_dim=size("qk_nope_head_dim", limits.MAX_HEAD_DIM))

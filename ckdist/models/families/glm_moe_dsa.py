@@ -41,12 +41,10 @@ def indexer_layers(f: Fields) -> list[bool]:
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
-    """Reads a config.json."""
     return deepseek_v32.sparse_model(f, outer, indexer_layers(f))
 
 
 def gguf(header: GgufHeader) -> ModelSpec:
-    """Reads GGUF metadata."""
     f, name = header.fields, "attention.indexer.types"
     if not header.has_any(".exp_probs_b.bias") and not f.has("expert_gating_func"):
         header = header.but({"expert_gating_func": 2})

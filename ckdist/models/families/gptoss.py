@@ -41,7 +41,6 @@ def layers(attention: Attention, ffn: MoeFfn, window: int, sliding: list[bool]) 
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
-    """Reads a config.json."""
     n = from_config.sizes(f)
     ffn = from_config.experts(f, "num_local_experts", "intermediate_size", ROUTING, ACTIVATION, bias=True)
     sliding = from_config.sliding_layers(f, n.num_layers, PERIOD)

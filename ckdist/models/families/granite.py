@@ -34,7 +34,6 @@ def layers(n: Sizes, attention: Attention, ffn: Ffn, mixers: Sequence[Mamba2 | N
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
-    """Reads a config.json."""
     return model(f, outer, from_config.dense(f, bias=f.flag("mlp_bias")))
 
 
@@ -52,7 +51,6 @@ def gguf_model(header: GgufHeader, ffn: Ffn, mixers: Sequence[Mamba2 | None] = (
 
 
 def gguf(header: GgufHeader) -> ModelSpec:
-    """Reads GGUF metadata."""
     return gguf_model(header, header.dense())
 
 

@@ -40,7 +40,6 @@ def rotated_layers(f: Fields, count: int, usual: list[bool]) -> list[bool]:
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
-    """Reads a config.json."""
     return windowed(granite.config(f, outer), f)
 
 
@@ -52,7 +51,6 @@ def windowed(spec: ModelSpec, f: Fields) -> ModelSpec:
 
 
 def gguf(header: GgufHeader) -> ModelSpec:
-    """Reads GGUF metadata."""
     if header.is_mixture():
         from ckdist.models.families.granitemoe_swa import experts
 

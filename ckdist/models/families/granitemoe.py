@@ -30,12 +30,10 @@ def experts(f: Fields) -> MoeFfn:
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
-    """Reads a config.json."""
     return granite.model(f, outer, experts(f), **from_config.balance(f))
 
 
 def gguf(header: GgufHeader) -> ModelSpec:
-    """Reads GGUF metadata."""
     return granite.gguf_model(header, header.experts(ROUTING, shared=True))
 
 

@@ -18,7 +18,6 @@ KEYS = granitemoe.KEYS.but(
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
-    """Reads a config.json."""
     return granite_swa.windowed(granitemoe.config(f, outer), f)
 
 

@@ -21,7 +21,6 @@ KEYS = granitemoe.KEYS.but(
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
-    """Reads a config.json."""
     n = from_config.sizes(f)
     types = from_config.layer_kinds(f, n.num_layers, (*MAMBA, *FULL)) or [MAMBA[1]] * n.num_layers
     rotates = f.choice("position_embedding_type", ("rope", "nope"), "nope") == "rope"
@@ -35,7 +34,6 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
 
 
 def gguf(header: GgufHeader) -> ModelSpec:
-    """Reads GGUF metadata."""
     mamba, is_mixture = mamba2_fields.from_gguf(header), header.is_mixture()
     count = header.fields.integer("block_count", high=limits.MAX_LAYERS)
     full = header.layers_with("attention.head_count_kv", count)

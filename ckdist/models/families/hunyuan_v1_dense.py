@@ -11,7 +11,6 @@ KEYS = hunyuan_v1_moe.KEYS.but(only={"moe_topk": 1, "num_experts": 1, "use_rotar
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
-    """Reads a config.json."""
     n = from_config.sizes(f)
     layer = LayerSpec(hunyuan_v1_moe.attention(f, n), from_config.dense(f))
     return from_config.model(f, outer, n, [layer] * n.num_layers)

@@ -45,7 +45,6 @@ def every_layer(f: Fields, name: str, high: int, default: int | None = None) -> 
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
-    """Reads a config.json."""
     n = from_config.sizes(f)
     size = f.integer("intermediate_size", high=limits.MAX_FFN)
     for name, needed in (("moe_intermediate_size", size), ("num_shared_expert", 1)):

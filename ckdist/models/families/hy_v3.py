@@ -27,7 +27,6 @@ KEYS = glm4moe.KEYS.but(
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
-    """Reads a config.json."""
     n = from_config.sizes(f)
     attention = from_config.attention(f, n, qk_norm="head")
     layers = [LayerSpec(attention, ffn) for ffn in glm4moe.feed_forwards(f, n.num_layers, "num_experts")]

@@ -30,7 +30,6 @@ HC = (("attn", "attn"), ("mlp", "ffn"))  # (name in files, name of weights)
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
-    """Reads a config.json."""
     count, eps, factor = f.integer("hc_mult", high=8), f.number("hc_eps", high=1.0), f.number("hc_magnitude", high=1e3)
     streams = HyperConnections(count, 0, eps, apart=True, magnitude=factor)
     spec, indexer = deepseek_v2.model(f, outer), deepseek_v32.config_indexer(f)

@@ -18,17 +18,14 @@ KEYS = arcee.KEYS.but(
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
-    """Reads a config.json."""
     return replace(arcee.config(f.but({"rms_norm_eps": f.number("layer_norm_eps", high=1.0)}), outer), norm=NORM)
 
 
 def gguf(header: GgufHeader) -> ModelSpec:
-    """Reads GGUF metadata."""
     return arcee.gguf(header, EPSILON, norm=NORM)
 
 
 def written(spec: ModelSpec, *_: str) -> dict[str, object]:
-    """Further GGUF metadata."""
     return {EPSILON: float(spec.norm_eps)}
 
 

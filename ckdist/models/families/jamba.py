@@ -38,7 +38,6 @@ def chosen(f: Fields, kind: str, count: int) -> list[bool]:
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
-    """Reads a config.json."""
     n = from_config.sizes(f)
     mamba = Mamba1(
         n.hidden_size * f.integer("mamba_expand", high=64),

@@ -35,7 +35,6 @@ def changed(spec: ModelSpec, size: int, floor: float, latent: int, norm: bool, r
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
-    """Reads a config.json."""
     spec, own = kimi_linear.config(f, outer), f.sub("linear_attn_config")
     if not own.flag("use_full_rank_gate", True):
         raise own.error("use_full_rank_gate", False, "true: K3's gates have one matrix")
@@ -47,7 +46,6 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
 
 
 def gguf(header: GgufHeader) -> ModelSpec:
-    """Reads GGUF metadata."""
     f, spec = header.fields, kimi_linear.gguf(header)
     for name, known in BETAS.items():
         if f.number(f"activation.{name}") != known:

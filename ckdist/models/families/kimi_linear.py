@@ -56,7 +56,6 @@ def delta_attention(f: Fields) -> GatedDeltaNet:
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
-    """Reads a config.json."""
     rotated = f.integer("qk_rope_head_dim", high=limits.MAX_HEAD_DIM)
     n, none = from_config.sizes(f, head_dim=rotated), rope.unscaled(rotated, 1e4, interleaved=True)  # no layer uses it
     full, linear = replace(deepseek_v2.latent_attention(f, n, none), rope=None), delta_attention(f)
@@ -66,7 +65,6 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
 
 
 def gguf(header: GgufHeader) -> ModelSpec:
-    """Reads GGUF metadata."""
     f, name = header.fields, "attention.head_count_kv"
     counts = f.raw(name)
     if not isinstance(counts, np.ndarray) or len(counts) != f.integer("block_count", high=limits.MAX_LAYERS):

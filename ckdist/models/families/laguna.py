@@ -69,7 +69,6 @@ def gates(f: Fields, n: Sizes) -> dict[str, Any]:
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
-    """Reads a config.json."""
     n, window = from_config.sizes(f), from_config.window(f)
     dense = from_config.dense_layers(f) if f.raw("mlp_layer_types") else 1
     shared = f.integer("shared_expert_intermediate_size", high=limits.MAX_FFN)
@@ -100,7 +99,6 @@ def gguf_sizes(header: GgufHeader) -> tuple[Sizes, list[int]]:
 
 
 def gguf(header: GgufHeader) -> ModelSpec:
-    """Reads GGUF metadata."""
     f, (n, heads), pattern = header.fields, gguf_sizes(header), "attention.sliding_window_pattern"
     window = f.integer("attention.sliding_window", 0, low=0, high=limits.MAX_POSITION)
     usual = header.but({pattern: np.asarray([i % PERIOD != 0 for i in range(n.num_layers)])})
@@ -114,7 +112,6 @@ def gguf(header: GgufHeader) -> ModelSpec:
 
 
 def written(spec: ModelSpec, where: str) -> dict[str, Any]:
-    """Further GGUF metadata."""
     heads = {"attention.head_count": [mixer.num_heads for mixer in spec.mixers(Attention)]}
     if (local := spec.ropes.get("local")) is None:
         return heads

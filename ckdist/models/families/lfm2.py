@@ -53,7 +53,6 @@ def layers(f: Fields, n: Sizes, ffns: Sequence[Ffn]) -> list[LayerSpec]:
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
-    """Reads a config.json."""
     n = from_config.sizes(f, "norm_eps")
     return from_config.model(f, outer, n, layers(f, n, [feed_forward(f)] * n.num_layers))
 
@@ -68,7 +67,6 @@ def gguf_model(header: GgufHeader, n: Sizes, ffns: Sequence[Ffn]) -> ModelSpec:
 
 
 def gguf(header: GgufHeader) -> ModelSpec:
-    """Reads GGUF metadata."""
     n = header.sizes()
     return gguf_model(header, n, [header.dense()] * n.num_layers)
 

@@ -20,7 +20,6 @@ ROUTING = Routing(used=4, scores="sigmoid")
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
-    """Reads a config.json."""
     n = from_config.sizes(f, "norm_eps")
     dense = f.integer("num_dense_layers", low=0, high=limits.MAX_LAYERS)
     routing = replace(ROUTING, renormalise=f.flag("norm_topk_prob"), scale=f.number("routed_scaling_factor", high=1e6))
@@ -32,7 +31,6 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
 
 
 def gguf(header: GgufHeader) -> ModelSpec:
-    """Reads GGUF metadata."""
     n = header.sizes()
     ffns = header.feed_forwards(n, header.experts(ROUTING))
     return lfm2.gguf_model(header, n, ffns)

@@ -26,7 +26,6 @@ KEYS = lfm2.KEYS.but(
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
-    """Reads a config.json."""
     n = from_config.sizes(f, "norm_eps")
     usual = [FULL if i % 4 == 2 else SLIDING if i % 4 == 0 and i else CONV for i in range(n.num_layers)]
     kinds = from_config.layer_kinds(f, n.num_layers, KINDS) or usual

@@ -13,14 +13,12 @@ KEYS = ConfigKeys({"hidden_act": "silu", "max_position_embeddings": 2048, "rms_n
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
-    """Reads a config.json."""
     n = from_config.sizes(f)
     layer = LayerSpec(from_config.attention(f, n), from_config.dense(f, bias=f.flag("mlp_bias")))
     return from_config.model(f, outer, n, [layer] * n.num_layers)
 
 
 def gguf(header: GgufHeader) -> ModelSpec:
-    """Reads GGUF metadata."""
     f, n = header.fields, header.sizes()
     window = f.integer("attention.sliding_window", 0, low=0)
     if header.is_mixture():

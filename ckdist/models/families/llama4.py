@@ -44,7 +44,6 @@ def layers_of(
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
-    """Reads a config.json."""
     n, bias = from_config.sizes(f), f.flag("attention_bias")
     base = n.attention(qkv_bias=bias, o_bias=bias, qk_norm="unit" if f.flag("use_qk_norm") else "")
     period = f.integer("no_rope_layer_interval")
@@ -70,7 +69,6 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
 
 
 def gguf(header: GgufHeader) -> ModelSpec:
-    """Reads GGUF metadata."""
     f, n = header.fields, header.sizes()
     moe = replace(header.experts(ROUTING, shared=True), shares_input=True)
     dense, step = header.dense(), f.integer("interleave_moe_layer_step", high=limits.MAX_LAYERS)

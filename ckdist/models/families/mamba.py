@@ -45,7 +45,6 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
 
 
 def gguf(header: GgufHeader) -> ModelSpec:
-    """Reads GGUF metadata."""
     f = header.fields
     count, hidden = f.integer("block_count", high=limits.MAX_LAYERS), f.integer("embedding_length", high=1 << 20)
     position, eps = f.integer("context_length", high=limits.MAX_POSITION), "attention.layer_norm_rms_epsilon"

@@ -27,7 +27,6 @@ KEYS = qwen3moe.KEYS.but(
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
-    """Reads a config.json."""
     n, window = from_config.sizes(f), from_config.window(f)
     if (types := f.raw("mlp_layer_types")) not in (None, ["sparse"] * n.num_layers):
         raise f.error("mlp_layer_types", types, "sparse in all layers")
@@ -41,7 +40,6 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
 
 
 def gguf(header: GgufHeader) -> ModelSpec:
-    """Reads GGUF metadata."""
     spec = header.uniform(GgufReader(qwen3moe.ROUTING))
     full, (window, sliding) = spec.layers[0].attention, header.windows(len(spec.layers), PERIOD)
     slide = replace(full, window=window, rope="local")

@@ -39,7 +39,6 @@ def kinds(f: Fields, name: str, published: str, words: tuple[str, str], otherwis
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
-    """Reads a config.json."""
     n = from_config.sizes(f)
     usual = [i > 0 and (i + 1) % PERIOD != 0 for i in range(n.num_layers)]
     sliding = kinds(f, "layer_types", "hybrid_layer_pattern", ("full_attention", "sliding_attention"), usual)

@@ -32,7 +32,6 @@ def part_rotations(f: Fields, n: Sizes) -> dict[str, RopeSpec]:
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
-    """Reads a config.json."""
     n = from_config.sizes(f)
     types = f.raw("attn_type_list") or []
     if not isinstance(types, list) or any(kind != 1 for kind in types):

@@ -75,7 +75,6 @@ def layers(attention: Any, i: BlockIndexer, sparse: list[bool], ffns: list[Ffn])
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
-    """Reads a config.json."""
     n, given = from_config.sizes(f), f.sub("sparse_attention_config")
     f.choice("hidden_act", ("silu", "swigluoai"))  # which both are a clamped SwiGLU here
     heads, *sizes = (

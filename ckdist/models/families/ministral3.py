@@ -28,14 +28,12 @@ KEYS = llama.KEYS.but(
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
-    """Reads a config.json."""
     n = from_config.sizes(f)
     attention = n.attention(window=from_config.window(f), query_scale=config_query_scale(f))
     return from_config.model(f, outer, n, [LayerSpec(attention, from_config.dense(f))] * n.num_layers)
 
 
 def gguf(header: GgufHeader) -> ModelSpec:
-    """Reads GGUF metadata."""
     n = header.sizes()
     attention = replace(header.attention(n), query_scale=gguf_query_scale(header.fields))
     rotation = gguf_magnitude(header.fields, header.rotation(n))
@@ -50,7 +48,6 @@ def gguf_magnitude(f: Fields, rotation: RopeSpec) -> RopeSpec:
 
 
 def written(spec: ModelSpec, where: str) -> dict[str, Any]:  # noqa: ARG001
-    """Further GGUF metadata."""
     r, scale, more = spec.ropes["global"], spec.layers[0].attention.query_scale, dict[str, Any]()
     if r.scaling.get("rope_type", r.scaling.get("type")) == "yarn":
         more |= {"rope.scaling.yarn_log_multiplier": 1.0, "rope.scaling.attn_factor": r.magnitude}

@@ -14,7 +14,6 @@ KEYS = llama.KEYS.but(
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
-    """Reads a config.json."""
     n = from_config.sizes(f)
     layer = LayerSpec(n.attention(window=from_config.window(f)), from_config.dense(f))
     return from_config.model(f, outer, n, [layer] * n.num_layers)

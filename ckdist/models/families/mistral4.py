@@ -29,7 +29,6 @@ BETA = 0.1  # of all published models; their GGUF files of architecture mistral4
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
-    """Reads a config.json."""
     spec, query_scale = deepseek_v2.model(f, outer), config_query_scale(f)
     eps = 0.0 if spec.norm_eps == deepseek_v2.NORM_EPS else deepseek_v2.NORM_EPS
     mixers = [
@@ -40,7 +39,6 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
 
 
 def gguf(header: GgufHeader) -> ModelSpec:
-    """Reads GGUF metadata."""
     return deepseek_v2.gguf_model(header, Routing(used=4), BETA)
 
 

@@ -17,7 +17,6 @@ KEYS = llama.KEYS.but(
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
-    """Reads a config.json."""
     n = from_config.sizes(f)
     ffn = from_config.experts(f, "num_local_experts", "intermediate_size", Routing(used=2))
     layer = LayerSpec(n.attention(window=from_config.window(f)), ffn)

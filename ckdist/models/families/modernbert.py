@@ -28,7 +28,6 @@ FIRST_NORMS = Norms(replaces_stream=(True, False))  # the norm of the embeddings
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
-    """Reads a config.json."""
     del outer  # there are no multimodal encoders
     n = from_config.sizes(f, "norm_eps")
     period = f.integer("global_attn_every_n_layers")

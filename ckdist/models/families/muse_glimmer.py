@@ -42,7 +42,6 @@ def layers(
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
-    """Reads a config.json."""
     n = from_config.sizes(f)
     scale = n.head_dim**-0.5 * f.number("qk_scale_factor", high=1e6)
     attention = n.attention(scale, qk_norm="unit", gated="sigmoid")
@@ -56,7 +55,6 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
 
 
 def gguf(header: GgufHeader) -> ModelSpec:
-    """Reads GGUF metadata."""
     f, n = header.fields, header.sizes()
     sliding = header.sliding_layers(n.num_layers, PERIOD)
     window = f.integer("attention.sliding_window", low=0, high=1 << 30)

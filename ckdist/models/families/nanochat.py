@@ -23,7 +23,6 @@ KEYS = llama.KEYS.but(
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
-    """Reads a config.json."""
     n = from_config.sizes(f)
     attention = from_config.attention(f, n, qk_norm="unit", norms_rotated=True)
     layer = LayerSpec(attention, DenseFfn(f.integer("intermediate_size", high=limits.MAX_FFN), "relu2", gated=False))

@@ -93,7 +93,6 @@ def mamba(f: Fields) -> Mamba2:
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
-    """Reads a config.json."""
     found = kinds(f)
     n = from_config.sizes(f.but({"num_hidden_layers": len(found)}), "layer_norm_epsilon")
     made = {

@@ -34,7 +34,6 @@ KEYS = ConfigKeys(
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
-    """Reads a config.json."""
     del outer  # there are no multimodal encoders
     n = from_config.sizes(f, "layer_norm_eps")
     # for longer texts, the model's own code uses a different rotation for each length

@@ -20,7 +20,6 @@ GGUF_NORMS: dict[str, Target] = {
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
-    """Reads a config.json."""
     n = from_config.sizes(f)
     layer = LayerSpec(from_config.attention(f, n, qk_norm="row"), from_config.dense(f), NORMS)
     return from_config.model(f, outer, n, [layer] * n.num_layers)

@@ -14,7 +14,6 @@ KEYS = olmo2.KEYS.but(defaults={"rope_theta": 500000.0, "sliding_window": 4096},
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
-    """Reads a config.json."""
     n = from_config.sizes(f)
     full, window = from_config.attention(f, n, qk_norm="row"), from_config.window(f)
     ropes = from_config.rotations(f, n)

@@ -26,7 +26,6 @@ KEYS = olmo2.KEYS.but(
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
-    """Reads a config.json."""
     n = from_config.sizes(f)
     kinds = from_config.layer_kinds(f, n.num_layers, (qwen35.LINEAR, qwen35.FULL))
     linear = from_config.periodic(n.num_layers, PERIOD) if kinds is None else [one == qwen35.LINEAR for one in kinds]

@@ -16,7 +16,6 @@ ROUTING = Routing(used=8, renormalise=False)
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
-    """Reads a config.json."""
     n = from_config.sizes(f)
     routing = replace(ROUTING, renormalise=f.flag("norm_topk_prob"))
     ffn = from_config.experts(f, "num_experts", "intermediate_size", routing)

@@ -23,14 +23,12 @@ QKV, GATE_UP = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), ("m
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
-    """Reads a config.json."""
     n = from_config.sizes(f)
     layer = LayerSpec(n.attention(window=from_config.window(f)), from_config.dense(f))
     return from_config.model(f, outer, n, [layer] * n.num_layers, from_config.rotations(f, n, from_config.part(f)))
 
 
 def gguf(header: GgufHeader) -> ModelSpec:
-    """Reads GGUF metadata."""
     n = header.sizes()
     window = header.fields.integer("attention.sliding_window", 0, low=0, high=limits.MAX_POSITION)
     ropes = {"global": header.rotation(n, partial=True, longrope=True)}

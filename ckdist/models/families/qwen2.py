@@ -29,7 +29,6 @@ def model(f: Fields, outer: Fields, n: Sizes, attention: Attention) -> ModelSpec
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
-    """Reads a config.json."""
     n = from_config.sizes(f)
     return model(f, outer, n, n.attention(qkv_bias=True))
 

@@ -25,7 +25,6 @@ def experts(f: Fields, routing: Routing) -> MoeFfn:
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
-    """Reads a config.json."""
     n = from_config.sizes(f)
     if f.flag("use_sliding_window") or any(from_config.sliding_layers(f, n.num_layers, [])):
         raise f.error("use_sliding_window", True, "false: windows of this family are not supported")

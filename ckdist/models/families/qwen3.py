@@ -11,7 +11,6 @@ KEYS = replace(qwen2.KEYS.but(defaults={"head_dim": 128}), unused=())
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
-    """Reads a config.json."""
     n = from_config.sizes(f)
     return qwen2.model(f, outer, n, from_config.attention(f, n, qk_norm="head"))
 

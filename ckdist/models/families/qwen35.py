@@ -57,7 +57,6 @@ def model(f: Fields, outer: Fields, ffns: Callable[[int], Sequence[Ffn]]) -> Mod
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
-    """Reads a config.json."""
     return model(f, outer, lambda count: [from_config.dense(f)] * count)
 
 
@@ -90,7 +89,6 @@ def gguf_linear_layers(f: Fields, num_layers: int) -> list[bool]:
 
 
 def gguf(header: GgufHeader) -> ModelSpec:
-    """Reads GGUF metadata."""
     n, ffn = header.sizes(), header.dense()
     layers = [LayerSpec(mixer, ffn) for mixer in gguf_mixers(header, n, tiled=True)]
     return header.model(n, layers, {"global": gguf_rotation(header, n)})
@@ -131,7 +129,6 @@ def written_sections(spec: ModelSpec, where: str) -> dict[str, Any]:  # noqa: AR
 
 
 def written(spec: ModelSpec, where: str) -> dict[str, Any]:
-    """Further GGUF metadata."""
     return {**hybrid_metadata(spec, where), **written_sections(spec, where)}
 
 

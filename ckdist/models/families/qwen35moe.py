@@ -18,7 +18,6 @@ ROUTING = Routing(used=8)
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
-    """Reads a config.json."""
     return qwen35.model(f, outer, lambda count: [qwen2moe.experts(f, ROUTING)] * count)
 
 

@@ -40,7 +40,6 @@ def feed_forwards(f: Fields, num_layers: int, experts: Callable[[], MoeFfn]) -> 
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
-    """Reads a config.json."""
     n = from_config.sizes(f)
     window = from_config.window(f) * f.flag("use_sliding_window")
     attention = from_config.attention(f, n, window=window, qk_norm="head")

@@ -25,13 +25,11 @@ BA = ("linear_attn.in_proj_b", "linear_attn.in_proj_a")
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
-    """Reads a config.json."""
     routing = Routing(used=10, renormalise=f.flag("norm_topk_prob"))
     return qwen35.model(f, outer, lambda count: qwen3moe.feed_forwards(f, count, lambda: qwen2moe.experts(f, routing)))
 
 
 def gguf(header: GgufHeader) -> ModelSpec:
-    """Reads GGUF metadata."""
     return qwen35moe.gguf(header, tiled=False)
 
 

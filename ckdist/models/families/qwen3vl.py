@@ -19,7 +19,6 @@ KEYS = qwen3.KEYS.but(
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
-    """Reads a config.json."""
     n = from_config.sizes(f)
     layer = LayerSpec(from_config.attention(f, n, qk_norm="head"), from_config.dense(f))
     ropes = from_config.rotations(f, n, mrope_interleaved=True)

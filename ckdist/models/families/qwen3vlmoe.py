@@ -24,7 +24,6 @@ INPUTS_AS_ROWS = (family.STACKED_EXPERTS[0], "transposed_or_not")
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
-    """Reads a config.json."""
     n = from_config.sizes(f)
     attention = from_config.attention(f, n, qk_norm="head")
     experts = lambda: from_config.experts(f, "num_local_experts", "moe_intermediate_size", qwen3moe.ROUTING)

@@ -56,7 +56,6 @@ def ngrams(f: Fields, n: from_config.Sizes) -> Ngrams | None:
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
-    """Reads a config.json."""
     n = from_config.sizes(f)
     gate = f.choice("output_gate_type", ("sigmoid", "silu"), f.text("hidden_act"))
     linear = replace(qwen35.delta_net(f), output_gate=gate)

@@ -16,7 +16,6 @@ KEYS = llama.KEYS.but(
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
-    """Reads a config.json."""
     n = from_config.sizes(f)
     attention = n.attention(qkv_bias=f.flag("attention_bias"), o_bias=f.flag("attention_out_bias"))
     layer = LayerSpec(attention, from_config.dense(f, bias=f.flag("mlp_bias")))

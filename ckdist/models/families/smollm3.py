@@ -32,7 +32,6 @@ def rotated_layers(f: Fields, num_layers: int) -> list[bool]:
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
-    """Reads a config.json."""
     n = from_config.sizes(f)
     rotated = rotated_layers(f, n.num_layers)
     window = from_config.window(f) * f.flag("use_sliding_window")

@@ -19,7 +19,6 @@ KEYS = glm4moe.KEYS.but(
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
-    """Reads a config.json."""
     if first := f.integer("first_k_dense_replace", low=0):
         raise f.error("first_k_dense_replace", first, "0: all layers have experts")
     return glm4moe.config(f, outer)

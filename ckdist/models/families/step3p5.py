@@ -109,7 +109,6 @@ def nested_rotations(f: Fields, kinds: list[str]) -> Fields:
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
-    """Reads a config.json."""
     n, window = from_config.sizes(f), from_config.window(f)
     kinds = listed(f, "layer_types", n.num_layers, KINDS[0])
     if any(kind not in KINDS for kind in kinds):

@@ -29,7 +29,6 @@ FUNCTIONS = {"relu": "relu", "gelu": "gelu", "gelu_new": "gelu_tanh", "silu": "s
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
-    """Reads a config.json."""
     heads, width = f.integer("num_heads", high=limits.MAX_HEADS), f.integer("d_kv", high=limits.MAX_HEAD_DIM)
     buckets = f.integer("relative_attention_num_buckets", low=4, high=1 << 12)
     distance = f.integer("relative_attention_max_distance", low=buckets, high=1 << 16)

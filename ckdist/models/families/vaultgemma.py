@@ -8,7 +8,6 @@ from ckdist.models.spec import ModelSpec, Norms
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
-    """Reads a config.json."""
     spec = gemma2.config(f, outer)
     return spec.with_layers(norms=[Norms(before_ffn="pre_feedforward_layernorm")] * len(spec.layers))
 

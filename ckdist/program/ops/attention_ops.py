@@ -25,7 +25,6 @@ def rope(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) ->
 
 @lower("rope", "training")
 def lower_rope(lowering: TrainingLowering, instr: Instr) -> None:
-    """Emits one step."""
     _rotation(lowering, instr, back=False)
 
 
@@ -48,7 +47,6 @@ def rope_grad(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attr
 
 @lower("rope_grad", "training")
 def lower_rope_grad(lowering: TrainingLowering, instr: Instr) -> None:
-    """Emits one step."""
     _rotation(lowering, instr, back=True)
 
 

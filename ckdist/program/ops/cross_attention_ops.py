@@ -30,7 +30,6 @@ def store_cross(context: RankContext, inputs: Arrays, weights: Arrays, attrs: At
 
 @lower("store_cross", "inference")
 def lower_store_cross(lowering: ServingLowering, group: Group) -> None:
-    """Emits one step."""
     instr = group.instr
     k, v = instr.inputs
     layer = instr.attrs["layer"]
@@ -64,7 +63,6 @@ def attend_cross(context: RankContext, inputs: Arrays, weights: Arrays, attrs: A
 
 @lower("attend_cross", "inference")
 def lower_attend_cross(lowering: ServingLowering, group: Group) -> None:
-    """Emits one step."""
     instr, attrs = group.instr, group.instr.attrs
     (q,), (o,), layer = instr.inputs, instr.outputs, attrs["layer"]
     out = lowering.buffer("arena", o.dims[-1].local(lowering.mesh))

@@ -33,7 +33,6 @@ def column_sums(context: RankContext, inputs: Arrays, weights: Arrays, attrs: At
 
 @lower("column_sums", "inference")
 def lower_column_sums(lowering: ServingLowering, group: Group) -> None:
-    """Emits one step."""
     (x,), (out,) = group.instr.inputs, group.instr.outputs
     first, source = x.dims[-1].share(lowering.mesh)[0] // FFN_UNIT, lowering.place_of(x)
     lowering.emit("column_sums", x=source, out=lowering.result(out), first=first, block=FFN_UNIT)
@@ -59,7 +58,6 @@ def cut_rows(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs
 
 @lower("cut_rows", "inference")
 def lower_cut_rows(lowering: ServingLowering, group: Group) -> None:
-    """Emits one step."""
     (x, sums), (out,) = group.instr.inputs, group.instr.outputs
     source, columns = lowering.place_of(x), x.dims[-1]
     place = lowering.buffer("arena", columns.local(lowering.mesh), rows=lowering.most_rows(out), selected=out.selected)

@@ -63,7 +63,6 @@ def step_fields(probability: float, stream: int, columns: Dim, mesh: Mesh) -> di
 
 @lower("dropout", "training")
 def lower_dropout(lowering: TrainingLowering, instr: Instr) -> None:
-    """Emits one step."""
     fields = step_fields(instr.attrs["probability"], instr.attrs["stream"], instr.inputs[0].dims[-1], lowering.mesh)
     x = lowering.place_of(instr.inputs[0])
     lowering.emit("dropout", x=x, out=lowering.output(instr.outputs[0]), **fields)

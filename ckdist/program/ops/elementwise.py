@@ -42,7 +42,6 @@ def scale(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -
 
 @lower("scale", "training")
 def lower_scale(lowering: TrainingLowering, instr: Instr) -> None:
-    """Emits one step."""
     lowering.emit_rows("scale", instr, "x", factor=instr.attrs["factor"])
 
 
@@ -61,7 +60,6 @@ def scale_queries(context: RankContext, inputs: Arrays, weights: Arrays, attrs: 
 
 @lower("scale_queries", "training")
 def lower_scale_queries(lowering: TrainingLowering, instr: Instr) -> None:
-    """Emits one step."""
     lowering.emit_rows("scale_queries", instr, "x", **query_fields(instr))
 
 
@@ -120,7 +118,6 @@ def gated(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -
 
 @lower("gated", "training")
 def lower_gated(lowering: TrainingLowering, instr: Instr) -> None:
-    """Emits one step."""
     lowering.emit_rows("gated", instr, "gate up", function=GATES[instr.attrs["function"]])
 
 

@@ -46,5 +46,4 @@ def _slope(x: np.ndarray, function: str) -> np.ndarray:
 
 @lower("gated_grad", "training")
 def lower_gated_grad(lowering: TrainingLowering, instr: Instr) -> None:
-    """Emits one step."""
     lowering.emit_rows("gated_grad", instr, "gate up dy", "d_gate d_up", function=GATES[instr.attrs["function"]])

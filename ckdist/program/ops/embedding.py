@@ -72,7 +72,6 @@ def emit_embed(lowering: ServingLowering, out: Value, **fields: Any) -> None:
 
 @lower("embed", "training")
 def lookup(lowering: TrainingLowering, instr: Instr) -> None:
-    """Emits one step."""
     table = instr.weight(0)
     first, _ = table.dims[0].span(lowering.mesh)
     lowering.emit("lookup", out=lowering.output(instr.outputs[0]), table=lowering.parameter(table), first_row=first)
@@ -94,5 +93,4 @@ def input_rows(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Att
 
 @lower("input_rows", "inference")
 def lower_input_rows(lowering: ServingLowering, group: Group) -> None:
-    """Emits one step."""
     emit_embed(lowering, group.instr.outputs[0], by=native.lib.ckdist_embed_by_place)

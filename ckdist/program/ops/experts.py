@@ -94,7 +94,6 @@ def lower_route(lowering: ServingLowering, group: Group) -> None:
 
 @lower("route", "training")
 def lower_route_training(lowering: TrainingLowering, instr: Instr) -> None:
-    """Emits one step."""
     logits, correction = lowering.place_of(instr.inputs[0]), lowering.parameter(instr.weights[0])
     chosen, shares = map(lowering.output, instr.outputs)
     fields = {"logits": logits, "correction": correction, "chosen": chosen, "shares": shares}

@@ -45,7 +45,6 @@ def route_grad(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Att
 
 @lower("route_grad", "training")
 def lower_route_grad(lowering: TrainingLowering, instr: Instr) -> None:
-    """Emits one step."""
     chosen, d_shares, logits = map(lowering.place_of, instr.inputs)
     fields = {"logits": logits, "chosen": chosen, "d_shares": d_shares}
     lowering.emit("route_grad", **fields, d_logits=lowering.output(instr.outputs[0]), routing=routing(instr.attrs))
@@ -223,7 +222,6 @@ def _experts(lowering: TrainingLowering, instr: Instr, kept: Sequence[Value]) ->
 
 @lower("grouped_experts", "training")
 def lower_grouped_experts(lowering: TrainingLowering, instr: Instr) -> None:
-    """Emits one step."""
     out, gate, *_ = map(lowering.output, instr.outputs)
     fields = _experts(lowering, instr, instr.outputs[1:])
     lowering.emit("grouped_experts", **fields, out=out, joined=lowering.like(gate))
@@ -298,11 +296,9 @@ def switched_grad(context: RankContext, inputs: Arrays, weights: Arrays, attrs: 
 
 @lower("switched", "training")
 def lower_switched(lowering: TrainingLowering, instr: Instr) -> None:
-    """Emits one step."""
     lowering.emit_rows("switched", instr, "x by")
 
 
 @lower("switched_grad", "training")
 def lower_switched_grad(lowering: TrainingLowering, instr: Instr) -> None:
-    """Emits one step."""
     lowering.emit_rows("switched_grad", instr, "x by dy", "dx d_by")

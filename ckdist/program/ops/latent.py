@@ -58,7 +58,6 @@ def infer_norm_latent_grad(inputs: Values, weights: Weights, attrs: Attrs) -> In
 
 @lower("norm_latent", "training")
 def lower_training_norm_latent(lowering: TrainingLowering, instr: Instr) -> None:
-    """Emits one step."""
     lower_norm(lowering, instr, instr.weight(0).dims[0].elements)
 
 

@@ -46,7 +46,6 @@ def latent_keys(context: RankContext, inputs: Arrays, weights: Arrays, attrs: At
 
 @lower("latent_keys", "training")
 def lower_latent_keys(lowering: TrainingLowering, instr: Instr) -> None:
-    """Emits one step."""
     (x,), w = map(lowering.operand, instr.inputs), instr.weight(0)
     out = lowering.output(instr.outputs[0])
     lowering.emit("latent_keys", x=x, out=out, weight=lowering.parameter(w), rank=w.dims[0].width)
@@ -79,7 +78,6 @@ def latent_keys_grad(context: RankContext, inputs: Arrays, weights: Arrays, attr
 
 @lower("latent_keys_grad", "training")
 def lower_latent_keys_grad(lowering: TrainingLowering, instr: Instr) -> None:
-    """Emits one step."""
     (dy,), w = map(lowering.operand, instr.inputs), instr.weight(0)
     dx = lowering.output(instr.outputs[0])
     lowering.emit("latent_keys_grad", dy=dy, dx=dx, weight=lowering.parameter(w), rank=w.dims[0].width)

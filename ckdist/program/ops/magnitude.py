@@ -30,7 +30,6 @@ def row_norms(contexts: Sequence[RankContext], inputs: list[Arrays], attrs: Attr
 
 @lower("row_norms", "training")
 def lower_row_norms(lowering: TrainingLowering, instr: Instr) -> None:
-    """Emits one step."""
     w, a, b = (instr.weight(at) for at in range(3))
     lowering.emit(
         "row_norms",
@@ -78,7 +77,6 @@ def magnitude_vjp(g: Emitter, instr: Instr, grads: Gradients, wanted: list[bool]
 
 @lower("magnitude", "training")
 def lower_magnitude(lowering: TrainingLowering, instr: Instr) -> None:
-    """Emits one step."""
     x, *by, norms = instr.inputs
     m, bias = instr.weights
     lowering.emit(

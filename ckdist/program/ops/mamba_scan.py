@@ -117,7 +117,6 @@ def head_squares(context: RankContext, inputs: Arrays, weights: Arrays, attrs: A
 
 @lower("head_squares", "inference")
 def lower_head_squares(lowering: ServingLowering, group: Group) -> None:
-    """Emits one step."""
     (x,), (out,) = group.instr.inputs, group.instr.outputs
     heads = x.dims[-1]
     place, first = lowering.result(out), heads.share(lowering.mesh)[0]

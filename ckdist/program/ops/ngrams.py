@@ -108,7 +108,6 @@ def convolve_streams(context: RankContext, inputs: Arrays, weights: Arrays, attr
 
 @lower("convolve_streams", "inference")
 def lower_convolve_streams(lowering: ServingLowering, group: Group) -> None:
-    """Emits one step."""
     instr, attrs = group.instr, group.instr.attrs
     (rows,), (place,) = instr.inputs, lowering.own_rows(*instr.outputs)
     columns, sizes = rows.dims[-1].elements, {name: attrs[name] for name in ("layer", "taps", "dilation")}

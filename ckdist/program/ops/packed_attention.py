@@ -42,7 +42,6 @@ def attend_packed(context: RankContext, inputs: Arrays, weights: Arrays, attrs: 
 
 @lower("attend_packed", "training")
 def lower_attend_packed(lowering: TrainingLowering, instr: Instr) -> None:
-    """Emits one step."""
     if len(set(cache_of(instr, lowering.mesh).heads_per_kv)) != 1:
         raise LayoutError(
             f"training needs equal numbers of query heads for each kv_head of a rank, at least 1: {instr}"
@@ -115,7 +114,6 @@ def attend_grad(context: RankContext, inputs: Arrays, weights: Arrays, attrs: At
 
 @lower("attend_grad", "training")
 def lower_attend_grad(lowering: TrainingLowering, instr: Instr) -> None:
-    """Emits one step."""
     q, k, v, o, lse, d_o = instr.inputs
     inputs = {
         name: lowering.operand(value) for name, value in (("q", q), ("k", k), ("v", v), ("out", o), ("d_out", d_o))

@@ -217,14 +217,12 @@ def local_heads(keys: Dim, values: Dim, tiled: bool, lowering: TrainingLowering)
 
 @lower("delta_packed", "training")
 def lower_delta_packed(lowering: TrainingLowering, instr: Instr) -> None:
-    """Emits one step."""
     fields = _fields(lowering, instr)
     lowering.emit("delta_packed", **fields, out=lowering.output(instr.outputs[0]))
 
 
 @lower("delta_grad", "training")
 def lower_delta_grad(lowering: TrainingLowering, instr: Instr) -> None:
-    """Emits one step."""
     fields, d_out = _fields(lowering, instr), lowering.place_of(instr.inputs[-1])
     count = len(instr.inputs) - 1
     made = list(map(lowering.output, instr.outputs))
@@ -310,7 +308,6 @@ def _kernel_fields(lowering: TrainingLowering, instr: Instr) -> dict[str, Any]:
 
 @lower("convolve", "training")
 def lower_convolve(lowering: TrainingLowering, instr: Instr) -> None:
-    """Emits one step."""
     lowering.emit("convolve", **_kernel_fields(lowering, instr), out=lowering.output(instr.outputs[0]))
 
 

@@ -62,6 +62,5 @@ def embed_waves(context: RankContext, inputs: Arrays, weights: Arrays, attrs: At
 
 @lower("embed_waves", "inference")
 def lower_embed_waves(lowering: ServingLowering, group: Group) -> None:
-    """Emits one step."""
     waves = ROPE_TABLES[group.instr.attrs["table"]]
     emit_embed(lowering, group.instr.outputs[0], by=native.lib.ckdist_embed_by_position, waves=waves)

@@ -36,7 +36,6 @@ def inverse_rms(rows: np.ndarray, eps: float) -> np.ndarray:
 
 @lower("rms_norm", "training")
 def lower_rms_norm(lowering: TrainingLowering, instr: Instr) -> None:
-    """Emits one step."""
     lower_norm(lowering, instr, instr.inputs[0].dims[-1].local(lowering.mesh))
 
 

@@ -74,7 +74,6 @@ def _columns(values: Values) -> list[tuple[Value, int]]:
 
 @lower("recv", "training")
 def lower_recv_rows(lowering: TrainingLowering, instr: Instr) -> None:
-    """Emits one step."""
     peer, tag = lowering.message(instr.attrs["stage"], lowering.chunk)
     is_shared = instr.attrs["axis"] is not None
     rows, tally, *_ = *map(lowering.output, instr.outputs), ValueIndex(ABSENT)
@@ -117,7 +116,6 @@ def lower_send(lowering: ServingLowering, group: Group) -> None:
 
 @lower("send", "training")
 def lower_send_rows(lowering: TrainingLowering, instr: Instr) -> None:
-    """Emits one step."""
     peer, tag = lowering.message(lowering.chunk, instr.attrs["to"])
     is_shared = instr.attrs["axis"] is not None
     rows, tally, *_ = map(lowering.place_of, (*instr.inputs, None))

@@ -83,7 +83,6 @@ def mix_streams(context: RankContext, inputs: Arrays, weights: Arrays, attrs: At
 
 @lower("mix_streams", "inference")
 def lower_mix_streams(lowering: ServingLowering, group: Group) -> None:
-    """Emits one step."""
     instr = group.instr
     y, *before = map(lowering.place_of, instr.inputs)
     places = lowering.own_rows(*instr.outputs)
@@ -154,7 +153,6 @@ def add_streams(context: RankContext, inputs: Arrays, weights: Arrays, attrs: At
 
 @lower("add_streams", "inference")
 def lower_add_streams(lowering: ServingLowering, group: Group) -> None:
-    """Emits one step."""
     instr, absent = group.instr, ValueIndex(ABSENT)
     y, *before = map(lowering.place_of, instr.inputs)
     places = lowering.own_rows(*instr.outputs)
@@ -191,7 +189,6 @@ def read_streams(context: RankContext, inputs: Arrays, weights: Arrays, attrs: A
 
 @lower("read_streams", "inference")
 def lower_read_streams(lowering: ServingLowering, group: Group) -> None:
-    """Emits one step."""
     x, gates = map(lowering.place_of, group.instr.inputs)
     (out,) = lowering.own_rows(*group.instr.outputs)
     lowering.emit("read_streams", x=x, gates=gates, out=out, streams=group.instr.attrs["streams"])
@@ -272,14 +269,12 @@ def altup_correct(context: RankContext, inputs: Arrays, weights: Arrays, attrs: 
 
 @lower("altup_predict", "inference")
 def lower_predict(lowering: ServingLowering, group: Group) -> None:
-    """Emits one step."""
     inputs, outputs = group.instr.inputs, group.instr.outputs
     _emit(lowering, group, list(inputs), list(outputs), y=ValueIndex(ABSENT), active=ValueIndex(ABSENT))
 
 
 @lower("altup_correct", "inference")
 def lower_correct(lowering: ServingLowering, group: Group) -> None:
-    """Emits one step."""
     (*x, y), (*outputs, active) = group.instr.inputs, group.instr.outputs
     (place,) = lowering.own_rows(active)
     _emit(lowering, group, x, outputs, y=lowering.place_of(y), active=place)
@@ -316,7 +311,6 @@ def match_rms(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attr
 
 @lower("match_rms", "inference")
 def lower_match_rms(lowering: ServingLowering, group: Group) -> None:
-    """Emits one step."""
     places = lowering.own_rows(*group.instr.outputs)
     lowering.emit(
         "match_rms",
@@ -358,7 +352,6 @@ def mix_blocks(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Att
 
 @lower("mix_blocks", "inference")
 def lower_mix_blocks(lowering: ServingLowering, group: Group) -> None:
-    """Emits one step."""
     instr, absent = group.instr, ValueIndex(ABSENT)
     own = instr.attrs["added"] + instr.attrs["streams"]
     places = [lowering.place_of(value) for value in instr.inputs]

@@ -89,7 +89,6 @@ def lower_tally(lowering: TrainingLowering, instr: Instr) -> None:
 
 @lower("tally_grad", "training")
 def lower_tally_grad(lowering: TrainingLowering, instr: Instr) -> None:
-    """Emits one step."""
     _, *logits, d = instr.inputs
     layers = [
         {"logits": lowering.place_of(of), "d_logits": lowering.output(out)}
@@ -147,7 +146,6 @@ def lower_balance_loss(lowering: TrainingLowering, instr: Instr) -> None:
 
 @lower("balance_loss_grad", "training")
 def lower_balance_loss_grad(lowering: TrainingLowering, instr: Instr) -> None:
-    """Emits one step."""
     lowering.emit(
         "balance_loss",
         tally=lowering.place_of(instr.inputs[1]),
