@@ -46,9 +46,9 @@ def before():
     return established()
 
 
-def all_sums(world, count: int, after=lambda number: None, encrypt: str = "auto") -> None:
+def all_sums(world, count: int, after=lambda number: None, encrypt: str = "auto", timeout: float = 8) -> None:
     world.encrypt = encrypt
-    communicator = open_communicator(world, "tcp", timeout=8)
+    communicator = open_communicator(world, "tcp", timeout=timeout)
     rng = np.random.default_rng(1)
     for number in range(count):
         x = rng.integers(-9, 9, (1 << 20) if number % 2 else 1000).astype(np.float32)
@@ -103,7 +103,7 @@ def drop(monkeypatch):
 
 def test_a_dropped_connection_is_replaced(drop, caplog):
     with caplog.at_level(logging.WARNING):
-        run_threads("ab", lambda world: all_sums(world, 8, lambda number: drop() if number == 3 else None))
+        run_threads("ab", lambda world: all_sums(world, 8, lambda number: drop() if number == 3 else None, timeout=16))
     assert caplog.text.count("rank 0 (on a) broke; it is back after") == 1
 
 

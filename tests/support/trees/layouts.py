@@ -21,7 +21,7 @@ def folder_in_memory() -> Iterator[pathlib.Path]:
     """A folder in memory. On a disk, the thousands of small files of a large machine take seconds of CPU time: ext4
     does not use the numbers of files that were deleted in the last seconds, and searches for others.
     """
-    with tempfile.TemporaryDirectory(prefix="ckdist-tree-", dir=MEMORY) as name:
+    with tempfile.TemporaryDirectory(prefix="machine-tree-", dir=MEMORY) as name:
         yield pathlib.Path(name)
 
 
