@@ -103,7 +103,7 @@ def drop(monkeypatch):
 
 def test_a_dropped_connection_is_replaced(drop, caplog):
     with caplog.at_level(logging.WARNING):
-        run_threads("ab", lambda world: all_sums(world, 8, lambda number: drop() if number == 3 else None, timeout=16))
+        run_threads("ab", lambda world: all_sums(world, 8, lambda number: drop() if number == 3 else None))
     assert caplog.text.count("rank 0 (on a) broke; it is back after") == 1
 
 

@@ -220,9 +220,10 @@ void FailureDetector::run() {
       for (Peer& p : peers_) p.heard_ns = now;
     looked = now;
     if (now >= next) {
-      tell(kHeartbeat, "");
+      // Before the next heartbeat is sent: by now, the last one is acknowledged or was sent again.
       for (size_t r = 0; r < peers_.size(); r++)
         if (peers_[r].socket && !peers_[r].gone) transport_->mend_stalled(int(r));
+      tell(kHeartbeat, "");
       next = now + period;
     }
     watched.assign(1, {wake_, POLLIN, 0});

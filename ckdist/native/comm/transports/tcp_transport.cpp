@@ -126,8 +126,8 @@ int64_t TcpTransport::read(int peer, void* data, int64_t bytes) {
 bool TcpTransport::heartbeats_pass(int peer, tcp_info* data) const {
   tcp_info heartbeats;
   return size_t(peer) < heartbeat_sockets.size() && info_of(heartbeat_sockets[peer].fd(), &heartbeats) &&
-         info_of(sockets_[peer].fd(), data) && heartbeats.tcpi_state == kEstablished && heartbeats.tcpi_unacked == 0 &&
-         heartbeats.tcpi_last_ack_recv < kFreshMs;
+         info_of(sockets_[peer].fd(), data) && heartbeats.tcpi_state == kEstablished &&
+         heartbeats.tcpi_retransmits == 0 && heartbeats.tcpi_last_ack_recv < kFreshMs;
 }
 
 // True if a packet of full size was not acknowledged for long, while packets of the heartbeats' connection were.
