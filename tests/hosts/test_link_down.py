@@ -86,7 +86,7 @@ def test_a_server_of_two_stages(hosts):
         reset_often(hosts)
         asking.join()
         assert short[1:] == [before] and "has ended" not in output.text(), output.text()
-        assert f"the connection to rank 0 (on {hosts.namespaces[0]}) broke; it is back" in output.text()
+        output.wait_for(rf"the connection to rank 0 \(on {hosts.namespaces[0]}\) broke; it is back")
 
         clients = [threading.Thread(target=keep_asking, daemon=True) for _ in range(3)]
         for client in clients:
