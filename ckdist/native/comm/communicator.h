@@ -11,6 +11,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <deque>
+#include <exception>
 #include <functional>
 #include <map>
 #include <memory>
@@ -130,7 +131,7 @@ class Communicator::Operation {
   std::function<void(Collectives&)> body;  // a collective; empty for a message
   Channel::Pending pending{0, 0};
   bool done = false;
-  std::string error;
+  std::exception_ptr error;
 };
 
 }  // namespace ckdist
