@@ -55,6 +55,7 @@ class Communicator {
   const int rank, size;
   // "shared memory", "tcp", or "shared memory and tcp".
   const std::string& transport() const { return transport_; }
+  int64_t timeout_ns() const { return channel_->timeout_ns(); }
 
   // Runs collectives (see comm/algorithms/collectives.h) in `body` on the calling thread.
   void run(const std::function<void(Collectives&)>& body);
