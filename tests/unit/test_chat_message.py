@@ -49,4 +49,7 @@ def test_text_after_a_custom_call_that_is_cut_off_is_a_block_of_its_own(monkeypa
     parser, blocks = ChatParser(SimpleNamespace(custom=("f",))), Blocks()
     for text in ("+", '{"input": "a', "=b", ""):
         list(blocks.take(parser.take(text, ended=not text)))
-    assert [(b.kind, b.name, b.custom, b.text) for b in blocks.all] == [("call", "f", True, "a"), ("text", "", False, "=b")]
+    assert [(b.kind, b.name, b.custom, b.text) for b in blocks.all] == [
+        ("call", "f", True, "a"),
+        ("text", "", False, "=b"),
+    ]
