@@ -4,7 +4,6 @@ import pytest
 
 from tests.support.launcher import run_ranks
 
-
 ENDS = {1: "a disk that does not answer was named", 2: "blocks were copied beside steps"}
 
 

@@ -47,10 +47,10 @@ class BlockCopier {
   const int64_t timeout_ns_;
   bool is_stuck_ = false;
   TraceLane* lane_ = nullptr;
-  CpuMask cpus_;                   // the CPUs of the rank, not the one that the pool pins its first thread to
+  CpuMask cpus_;  // the CPUs of the rank, not the one that the pool pins its first thread to
   // Ended copies, and blocks. Written by the copier's thread.
   std::atomic<uint32_t> done_{0}, blocks_{0};
-  std::mutex mutex_;               // protects the members below
+  std::mutex mutex_;  // protects the members below
   std::condition_variable changed_;
   std::deque<Copy> queue_;
   ckdist_copy_results results_{};

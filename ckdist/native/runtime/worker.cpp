@@ -22,7 +22,8 @@ const ckdist_command& parse(const int32_t* message, int64_t ints) {
 }  // namespace
 
 Worker::Worker(Communicator& job)
-    : job_(job), progress_([this] {
+    : job_(job),
+      progress_([this] {
         bool under_way = false;
         for (const auto& [id, model] : models_) under_way |= model->test_outgoing();
         return under_way;

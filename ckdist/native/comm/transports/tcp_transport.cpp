@@ -19,9 +19,9 @@ namespace {
 
 constexpr uint32_t kFreshMs = 3000;  // a heartbeat comes at least every second
 
-constexpr int kVain = 3;                      // retransmissions without an answer: more than a second
-constexpr uint64_t kCarriedLarge = 16 << 10;  // acknowledged bytes, among which were packets of full size: each
-                                              // connection between hosts carries so many at start
+constexpr int kVain = 3;  // retransmissions without an answer: more than a second
+// Acknowledged bytes, among which were packets of full size. The check at start sends as many between hosts.
+constexpr uint64_t kCarriedLarge = 16 << 10;
 
 constexpr int kLosesLarge = EMSGSIZE;  // error of a connection that was given up
 

@@ -34,8 +34,8 @@ class TcpTransport : public StreamTransport {
 
   std::deque<SealedSocket> sockets_;
   std::shared_ptr<BrokenSockets> broken_ = std::make_shared<BrokenSockets>();
-  std::vector<bool> readable_;  // epoll reported data that is not completely read
-  std::vector<bool> watched_;   // epoll watches for room to write
+  std::vector<bool> readable_;       // epoll reported data that is not completely read
+  std::vector<bool> watched_;        // epoll watches for room to write
   std::vector<int64_t> stalled_ns_;  // when the connection was last found to carry nothing
   int epoll_;
 };
