@@ -159,9 +159,18 @@ double Training::run(const ckdist_training_batch& those, const ckdist_training_p
   seconds_.fill(0), pack_seconds_ = 0;
   operations_.clear(), gathers_.clear(), gathered_ = 0;
   widen_vectors(0, program.trained_floats);
-  pool_->run(active_, [this](int thread) { replay(thread); });
+  // Collectives use memory of the caller: all of them end, also after a failure.
+  std::exception_ptr failure;
+  const auto attempt = [&](auto&& call) {
+    try {
+      call();
+    } catch (...) { failure = failure ? failure : std::current_exception(); }
+  };
+  attempt([&] { pool_->run(active_, [this](int thread) { replay(thread); }); });
   const int64_t start = now_ns();
-  for (const auto& operation : operations_) operation->wait();
+  for (const auto& operation : operations_) attempt([&] { operation->wait(); });
+  for (const Gather& gather : gathers_) attempt([&] { gather.operation->wait(); });
+  if (failure) std::rethrow_exception(failure);
   frozen_packed_ = true;
   seconds_[ckdist_step_reduce_gradients] += double(now_ns() - start) * 1e-9;
   double loss = 0;

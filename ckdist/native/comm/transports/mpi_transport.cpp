@@ -24,7 +24,7 @@ void MpiTransport::post(Part& part) {
 }
 
 void MpiTransport::send(Operation& operation, int peer, int tag, const void* data, int64_t bytes) {
-  Queue& queue = queues_[{peer, tag}];
+  Queue& queue = queues_.try_emplace({peer, tag}, &pool_).first->second;
   for (int64_t at = 0; at == 0 || at < bytes; at += kMost) {
     operation.parts.push_back({{},
                                peer,
@@ -95,33 +95,33 @@ void MpiTransport::take_head(int peer, const Head& head, int came) {
 }
 
 Transport::Request MpiTransport::isend(int peer, int tag, const void* data, int64_t bytes) {
-  Operation& operation = operations_[++last_];
+  Operation& operation = operations_.try_emplace(++last_, &pool_).first->second;
   if (!mark) {
     send(operation, peer, tag, data, bytes);
     return last_;
   }
   const int64_t some = std::min(bytes, kWithHead);
-  operation.head.reset(new Head);
+  operation.head.emplace();
   operation.head->mark = mark, operation.head->pad = 0, operation.head->bytes = bytes;
   if (some) std::memcpy(operation.head->data, data, size_t(some));
-  send(operation, peer, tag, operation.head.get(), kHeadBytes + some);
+  send(operation, peer, tag, &*operation.head, kHeadBytes + some);
   if (bytes > some) send(operation, peer, tag, static_cast<const uint8_t*>(data) + some, bytes - some);
   return last_;
 }
 
 Transport::Request MpiTransport::irecv(int peer, int tag, void* data, int64_t bytes) {
-  Operation& operation = operations_[++last_];
+  Operation& operation = operations_.try_emplace(++last_, &pool_).first->second;
   if (!mark) {
     receive(operation, peer, tag, data, bytes);
     return last_;
   }
   const int64_t some = std::min(bytes, kWithHead);
-  operation.head.reset(new Head);
+  operation.head.emplace();
   operation.head->wanted_mark = mark, operation.head->wanted_bytes = bytes,
   operation.head->to = static_cast<uint8_t*>(data);
-  receive(operation, peer, tag, operation.head.get(),
+  receive(operation, peer, tag, &*operation.head,
           kHeadBytes + kWithHead);  // room for any message: a wrong one is reported, not truncated
-  operation.parts.back().head = operation.head.get();
+  operation.parts.back().head = &*operation.head;
   if (bytes > some) receive(operation, peer, tag, static_cast<uint8_t*>(data) + some, bytes - some);
   return last_;
 }
@@ -131,7 +131,7 @@ void MpiTransport::expose(int window, void* base, int64_t bytes) {
 }
 
 Transport::Request MpiTransport::ask(int peer, const Ask& ask, Operation** out) {
-  Operation& operation = operations_[++last_];
+  Operation& operation = operations_.try_emplace(++last_, &pool_).first->second;
   operation.ask = ask;
   send(operation, peer, kAskTag, &operation.ask, sizeof operation.ask);
   *out = &operation;
@@ -237,7 +237,7 @@ int64_t MpiTransport::receive_heartbeat(int peer, void* data, int64_t bytes) {
       calls_.get_count(status, calls_.byte, &came))
     return 0;
   if (came > bytes) fail(Status::comm, "sent a heartbeat of %d bytes; at most %lld are taken", came, (long long)bytes);
-  Operation heartbeat;
+  Operation heartbeat(&pool_);
   receive(heartbeat, peer, kHeartbeatTag, data, came);
   while (!done(heartbeat)) cpu_pause();  // it has already arrived
   return came;

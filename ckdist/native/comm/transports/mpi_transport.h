@@ -10,7 +10,9 @@
 #include <cstddef>
 #include <deque>
 #include <map>
-#include <memory>
+#include <memory_resource>
+#include <optional>
+#include <utility>
 #include <vector>
 
 #include "comm/transports/transport.h"
@@ -30,7 +32,9 @@ struct MpiCalls {
 class MpiTransport : public Transport {
  public:
   MpiTransport(const MpiCalls& calls, int rank, int size, double timeout_s)
-      : Transport(rank, size, timeout_s), calls_(calls), serving_(size), heartbeats_(size) {}
+      : Transport(rank, size, timeout_s), calls_(calls), heartbeats_(size) {
+    for (int i = 0; i < size; i++) serving_.emplace_back(&pool_);
+  }
 
   Request isend(int peer, int tag, const void* data, int64_t bytes) override;
   Request irecv(int peer, int tag, void* data, int64_t bytes) override;
@@ -74,12 +78,15 @@ class MpiTransport : public Transport {
   // Messages of one peer with one tag. MPI gets only a few parts at a time, or heartbeats would wait behind all of
   // them.
   struct Queue {
-    std::deque<Part*> waiting, under_way;
+    explicit Queue(std::pmr::memory_resource* pool) : waiting(pool), under_way(pool) {}
+    std::pmr::deque<Part*> waiting, under_way;
   };
   struct Operation {
-    std::deque<Part> parts;
+    explicit Operation(std::pmr::memory_resource* pool) : parts(pool) {}
+    Operation(Operation&&) = default;  // a copy would not use the pool
+    std::pmr::deque<Part> parts;
     Ask ask;  // of a one-sided operation; sent from this memory
-    std::unique_ptr<Head> head;
+    std::optional<Head> head;
   };
   struct Window {
     uint8_t* base;
@@ -88,6 +95,7 @@ class MpiTransport : public Transport {
   };
   // Service of this rank for one peer: one operation at a time, so that a notification follows the puts before it.
   struct Served {
+    explicit Served(std::pmr::memory_resource* pool) : operation(pool) {}
     int stage = 0;  // 0: none, 1: the request is arriving, 2: its data is in flight
     Ask ask;
     Operation operation;
@@ -105,9 +113,10 @@ class MpiTransport : public Transport {
   void serve();
 
   MpiCalls calls_;
-  std::map<Request, Operation> operations_;
+  std::pmr::unsynchronized_pool_resource pool_{{0, 2 * sizeof(Operation)}};  // keeps its memory: steps allocate nothing
+  std::pmr::map<Request, Operation> operations_{&pool_};
   Request last_ = 0;
-  std::map<std::pair<int, int>, Queue> queues_;  // by peer and tag
+  std::pmr::map<std::pair<int, int>, Queue> queues_{&pool_};  // by peer and tag
   std::map<int, Window> windows_;
   std::vector<Served> serving_;
   struct Heartbeat {

@@ -82,6 +82,7 @@ class StreamTransport : public Transport {
   struct Peer {
     explicit Peer(std::pmr::memory_resource* pool)
         : out(pool), unexpected(pool), posted(pool), gets(pool), lent(pool) {}
+    Peer(Peer&&) = default;  // a copy would not use the pool
     std::pmr::deque<Outgoing> out;
     // The frame that is being read.
     FrameHeader header{};

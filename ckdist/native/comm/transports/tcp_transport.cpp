@@ -20,7 +20,7 @@ namespace {
 constexpr uint32_t kFreshMs = 3000;  // a heartbeat comes at least every second
 
 constexpr int kVain = 3;  // retransmissions without an answer: more than a second
-// Acknowledged bytes, among which were packets of full size. The check at start sends as many between hosts.
+// Acknowledged bytes, among which were packets of full size. The check at start sends these between hosts.
 constexpr uint64_t kCarriedLarge = 16 << 10;
 
 constexpr int kLosesLarge = EMSGSIZE;  // error of a connection that was given up

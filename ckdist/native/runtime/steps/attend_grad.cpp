@@ -61,7 +61,7 @@ struct AttendGrad : PackedAttention<ckdist_attend_grad_step> {
     return s;
   }
   static int64_t thread_bytes(const Training& r, const Fields& step) {
-    return carved_bytes([&](Carver& c) { space(c, r, step, r.most_keys()); });
+    return carved_bytes([&](Carver& c) { space(c, r, step, r.most_keys()), c.bytes(copied_bytes(r, step)); });
   }
 
   // In the workspace. delta: if sinks are trained, (tokens, heads), the dot product of the attention's result and its
@@ -133,6 +133,7 @@ struct AttendGrad : PackedAttention<ckdist_attend_grad_step> {
                   end_key = has_sums ? 16 * (tiles * (item.part + 1) / parts) : round16(n);
     Carver c{r.memory(thread)};
     const Space s = space(c, r, step, n);
+    copied = c.bytes(copied_bytes(r, step));
     if (!is_divided()) fetch(own_rows(item, false), n, key_width), fetch(own_rows(item, true), n, value_width);
     pack_keys(item, false, s.k);
     pack_keys(item, true, s.v);

@@ -20,7 +20,7 @@ struct AttendPacked : PackedAttention<ckdist_attend_packed_step> {
   }
 
   static int64_t thread_bytes(const Training& r, const Fields& step) {
-    return carved_bytes([&](Carver& c) { space(c, r, step, r.most_keys()); });
+    return carved_bytes([&](Carver& c) { space(c, r, step, r.most_keys()), c.bytes(copied_bytes(r, step)); });
   }
   static int64_t workspace_bytes(const Training& r, const Fields& step) { return gathered_bytes(r, step); }
 
@@ -32,6 +32,7 @@ struct AttendPacked : PackedAttention<ckdist_attend_packed_step> {
       if (!item.n) return;
       Carver c{r.memory(thread)};
       const Space s = space(c, r, step, item.n);
+      copied = c.bytes(copied_bytes(r, step));
       if (!is_divided())
         fetch(own_rows(item, false), item.n, key_width), fetch(own_rows(item, true), item.n, value_width);
       pack_keys(item, false, s.k);

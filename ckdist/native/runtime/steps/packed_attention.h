@@ -123,6 +123,11 @@ struct PackedAttention : TrainingRun<Fields> {
     r.meet(this->thread, this->index, true,
            [&](Idle) { r.gather_sequence(own, r.batch.tokens * bytes, own + r.program.max_tokens * bytes); });
   }
+  uint8_t* copied = nullptr;  // in this thread's memory: 16 rows of one head, for each_gathered()
+  static int64_t copied_bytes(const Training& r, const Fields& step) {
+    const int64_t widest = std::max(key_width_of(r, step), value_width_of(r, step));
+    return r.sequence_ranks() == 1 ? 0 : 16 * ((widest * r.element_bytes() + 63) / 64 * 64) + 256;
+  }
   // Calls body(rows, count, key) for 16 keys of an item at a time, or fewer: their columns from `column` on. Rows of
   // several chunks are copied side by side.
   template <class Body>
@@ -136,10 +141,9 @@ struct PackedAttention : TrainingRun<Fields> {
         body(Operand{rows + first * bytes, bytes}, count, key);
         continue;
       }
-      std::vector<uint8_t> copied(size_t(16 * row + 256));
       for (int64_t i = 0; i < count; ++i)
-        std::copy_n(rows + row_of(item.begin + key + i) * bytes, width * r.element_bytes(), &copied[size_t(i * row)]);
-      body(Operand{copied.data(), row}, count, key);
+        std::copy_n(rows + row_of(item.begin + key + i) * bytes, width * r.element_bytes(), copied + i * row);
+      body(Operand{copied, row}, count, key);
     }
   }
   // The first key that a query sees.
