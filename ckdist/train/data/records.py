@@ -181,7 +181,7 @@ def _check_results(messages: list[dict[str, Any]]) -> None:
             continue
         if not ids:
             raise RequestError(
-                f"messages[{index}] is of the role {message['role']!r}, and no call of a tool is before it"
+                f"messages[{index}] has the role {message['role']!r}, but no tool call comes before it"
             )
         answered = message.get("tool_call_id")
         if answered is not None and None not in ids and answered not in ids:
