@@ -40,27 +40,10 @@ def largest(transport: str, ranks: int) -> int:
 
 @pytest.mark.parametrize("ranks", RANKS)
 @pytest.mark.parametrize("transport", ["shared", "tcp", "hybrid", "hosts without shared memory"])
-class TestCommunicator:
+def test_every_operation(transport, ranks):
     """Ranks as threads. Each part checks against numpy, which fixes the bits for all transports alike."""
-
-    def run(self, transport, ranks, part, largest=5000):
-        hosts, opened = options(transport, ranks)
-        run_threads(hosts, lambda world: collectives.battery(world, largest, (part,), **opened))
-
-    def test_reductions(self, transport, ranks):
-        self.run(transport, ranks, collectives.reductions, largest(transport, ranks))
-
-    def test_movements(self, transport, ranks):
-        self.run(transport, ranks, collectives.movements, largest(transport, ranks))
-
-    def test_overlapping(self, transport, ranks):
-        self.run(transport, ranks, collectives.overlapping, 40_000)
-
-    def test_windows(self, transport, ranks):
-        self.run(transport, ranks, collectives.windows)
-
-    def test_splits(self, transport, ranks):
-        self.run(transport, ranks, collectives.splits)
+    hosts, opened = options(transport, ranks)
+    run_threads(hosts, lambda world: collectives.battery(world, largest(transport, ranks), **opened))
 
 
 def test_40_mib_over_hosts():
