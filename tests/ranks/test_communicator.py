@@ -23,6 +23,7 @@ from ckdist.comm.bootstrap.sockets import DATA, HEARTBEATS, connect_ranks
 from ckdist.comm.bootstrap.tcp_world import TcpWorld
 from ckdist.comm.communicator import open_communicator
 from ckdist.errors import CommError, ConfigError
+from tests.support import launcher
 from tests.support.collective_jobs import WRONG_CALLS, options, start_program
 from tests.support.launcher import mpirun, run_ranks
 from tests.support.pairs import pairs
@@ -261,7 +262,8 @@ def test_lost_process_under_mpirun(how, what):
     anything else.
     """
     timeout = 2.0
-    with start_program([*mpirun(3), "tests/support/programs/until_lost.py", "mpi", what, str(timeout)], {}) as job:
+    program = ("tests/support/programs/until_lost.py", "mpi", what, str(timeout))
+    with start_program([*mpirun(3)[:-1], *launcher.STUB, sys.executable, *program], {}) as job:
         try:
             lines = [job.stdout.readline() for _ in range(3)]
             pids = {int(rank): int(pid) for rank, pid in re.findall(r"rank (\d) pid (\d+) running", "".join(lines))}
