@@ -35,6 +35,7 @@ from tests.support.warm_starts import cold_starts, warm_starts
 LONGEST = ("test_under_mpirun.py", "test_link_down.py", "test_layout.py")  # files with tests of 20 s and more
 POLLS = 50  # of a flag before a thread sleeps
 ARITHMETIC_SECONDS = 0.002  # of a measurement
+SHOWN_SECONDS = 0.01  # a setup that took less is in no summary
 MPIRUN_SESSIONS = "PRTE_MCA_prte_tmpdir_base"  # where each mpirun makes a folder, named by its process number
 
 
@@ -58,6 +59,22 @@ def pytest_configure(config) -> None:
         folder = tempfile.TemporaryDirectory(prefix=prefix, ignore_cleanup_errors=True)
         os.environ[variable] = folder.name
         config.add_cleanup(folder.cleanup)
+
+
+def pytest_sessionstart(session) -> None:
+    """A worker sends only reports that tell something: of calls, and of setups that failed or took time. The others
+    are four of five messages.
+    """
+    for plugin in session.config.pluginmanager.get_plugins():
+        if type(plugin).__name__ == "WorkerInteractor":
+            plugin.sendevent = functools.partial(send_if_telling, plugin.sendevent)
+
+
+def send_if_telling(send, name: str, **fields) -> None:
+    report = fields.get("data", {}) if name == "testreport" else {}
+    is_empty = report.get("when", "call") != "call" and report["outcome"] == "passed"
+    if name not in ("logstart", "logfinish") and not (is_empty and report["duration"] < SHOWN_SECONDS):
+        send(name, **fields)
 
 
 @pytest.fixture(scope="session", autouse=True)
