@@ -149,25 +149,12 @@ def test_a_template_that_explodes_is_a_400_in_a_second(served):
     "template", ["{{ " + "~".join(["'a'"] * 60_000) + " }}", "{{ ([[1]] * 4000000) | sum(start=[]) | length }}"]
 )
 def test_a_template_that_never_ends_leaves_completions_working(template):
-    """CPU time is limited, so that is measured: wall time would measure the machine's other work."""
+    """The template was tried at the start, so its refusal takes no time."""
     with serving(template=template) as (_, http):
-        before = most = cpu_seconds(http.pid)
-        with ThreadPoolExecutor(1) as pool:
-            answer = pool.submit(httpx.post, f"{http.url}/v1/chat/completions", json=chat("a"), timeout=60)
-            while not answer.done():
-                time.sleep(0.02)
-                most = max(most, cpu_seconds(http.pid))
-        assert answer.result().status_code == 400 and 0.1 < most - before < SECONDS
+        begun = time.monotonic()
+        answer = httpx.post(f"{http.url}/v1/chat/completions", json=chat("a"))
+        assert answer.status_code == 400 and time.monotonic() - begun < SECONDS
         assert httpx.post(f"{http.url}/v1/completions", json={"prompt": "a", "max_tokens": 1}).status_code == 200
-
-
-def cpu_seconds(pid: int) -> float:
-    """CPU time of a process and of all that it has started and that run."""
-    found = 0.0
-    for process in [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]:
-        with contextlib.suppress(psutil.Error):  # it has ended
-            found += sum(process.cpu_times()[:2])
-    return found
 
 
 def leave(http, body: bytes) -> None:
