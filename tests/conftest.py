@@ -33,7 +33,7 @@ from tests.support.paths import ROOT
 from tests.support.stubs import stubs
 from tests.support.warm_starts import cold_starts, warm_starts
 
-LONGEST = ("test_under_mpirun.py", "test_link_down.py", "test_layout.py", "test_ray.py")  # files with tests of 20 s and more
+LONGEST = ("test_under_mpirun.py", "test_link_down.py", "test_layout.py", "test_ray.py")  # tests of 20 s and more
 POLLS = 50  # of a flag before a thread sleeps
 ARITHMETIC_SECONDS = 0.002  # of a measurement
 READ_BYTES = 16 << 20  # of a measurement, for each thread

@@ -101,7 +101,7 @@ def test_only_commands_import_the_annex():
     assert "ckdist.layouts.rank_plan" in loaded and "ckdist.plan" not in loaded
 
 
-DISTRIBUTIONS = {"cffi": "_cffi_backend", "opentelemetry-sdk": "opentelemetry", "pyzmq": "zmq"}  # other names of modules
+DISTRIBUTIONS = {"cffi": "_cffi_backend", "opentelemetry-sdk": "opentelemetry", "pyzmq": "zmq"}
 
 
 def test_everything_imported_is_asked_for():
