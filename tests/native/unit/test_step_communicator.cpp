@@ -2,6 +2,7 @@
 // a size.
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdlib>
 #include <memory>
@@ -24,8 +25,17 @@ void* operator new(size_t bytes) {
   if (void* const at = std::malloc(bytes)) return at;
   throw std::bad_alloc();
 }
+// std::pmr calls these.
+void* operator new(size_t bytes, std::align_val_t alignment) {
+  allocations++;
+  void* at = nullptr;
+  if (posix_memalign(&at, std::max(sizeof(void*), size_t(alignment)), bytes) == 0) return at;
+  throw std::bad_alloc();
+}
 void operator delete(void* at) noexcept { std::free(at); }
 void operator delete(void* at, size_t) noexcept { std::free(at); }
+void operator delete(void* at, std::align_val_t) noexcept { std::free(at); }
+void operator delete(void* at, size_t, std::align_val_t) noexcept { std::free(at); }
 
 using namespace ckdist;
 
