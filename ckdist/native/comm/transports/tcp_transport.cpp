@@ -9,7 +9,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <utility>
 
 #include "core/error.h"
 
@@ -44,7 +43,7 @@ TcpTransport::TcpTransport(int rank, int size, std::deque<SealedSocket> sockets,
       sockets_(std::move(sockets)),
       readable_(sockets_.size()),
       watched_(sockets_.size()),
-      stalled_ns_(sockets_.size(), -timeout_ns),
+      replaced_ns_(sockets_.size()),
       epoll_(epoll_create1(EPOLL_CLOEXEC)) {
   if (epoll_ < 0) fail(Status::native, "epoll_create1: %s", std::strerror(errno));
   for (int i = 0; i < size; i++) {
@@ -96,6 +95,7 @@ int64_t TcpTransport::write(int peer, const void* data, int64_t bytes) {
 
 int64_t TcpTransport::read(int peer, void* data, int64_t bytes) {
   if (sockets_[peer].changed()) {
+    replaced_ns_[peer] = now_ns();
     watch(peer, EPOLL_CTL_ADD, false);
     readable_[peer] = true;
   }
@@ -138,7 +138,7 @@ void TcpTransport::mend_stalled(int peer) {
       data.tcpi_last_ack_recv < uint64_t(timeout_ns / 4'000'000))
     return;
   const int64_t now = now_ns();
-  const bool again = now - std::exchange(stalled_ns_[peer], now) < timeout_ns;
+  const bool again = now - replaced_ns_[peer].exchange(now) < timeout_ns;
   const bool loses_large = data.tcpi_bytes_acked < kCarriedLarge && in_flight(data) >= data.tcpi_snd_mss;
   sockets_[peer].break_off(again && loses_large ? kLosesLarge : 0);
 }

@@ -34,9 +34,9 @@ class TcpTransport : public StreamTransport {
 
   std::deque<SealedSocket> sockets_;
   std::shared_ptr<BrokenSockets> broken_ = std::make_shared<BrokenSockets>();
-  std::vector<bool> readable_;       // epoll reported data that is not completely read
-  std::vector<bool> watched_;        // epoll watches for room to write
-  std::vector<int64_t> stalled_ns_;  // when the connection was last found to carry nothing
+  std::vector<bool> readable_;                     // epoll reported data that is not completely read
+  std::vector<bool> watched_;                      // epoll watches for room to write
+  std::vector<std::atomic<int64_t>> replaced_ns_;  // when another connection was wanted, or took its place
   int epoll_;
 };
 
