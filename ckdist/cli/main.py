@@ -132,10 +132,11 @@ def run(arguments: list[str], rank: int | None) -> int:
 def main(arguments: list[str] | None = None) -> int:
     """Runs one command. Returns its exit code."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    if "CKDIST_WARM" in os.environ:  # returns in the ranks that it forks
-        importlib.import_module("ckdist.cli.warm_ranks").fork_ranks(*arguments[:1])
-    rank = launched_rank()
+    rank = 0
     try:
+        if "CKDIST_WARM" in os.environ:  # returns in the ranks that it forks
+            importlib.import_module("ckdist.cli.warm_ranks").fork_ranks(*arguments[:1])
+        rank = launched_rank()
         code = run(arguments, rank)
         if sys.stdout is not None:
             sys.stdout.flush()
