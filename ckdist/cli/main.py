@@ -143,6 +143,10 @@ def main(arguments: list[str] | None = None) -> int:
     except CkdistError as error:
         report(error, rank)
         code = 2 if isinstance(error, UserError) else 1
+    except UnicodeEncodeError as error:  # an argument with bytes of another encoding
+        name = error.object[max(0, error.start - 80) : error.end]
+        report(ConfigError(f"{name!r} is not valid Unicode: rename the file or folder"), rank)
+        code = 2
     except KeyboardInterrupt:
         code = 130
     except BrokenPipeError:

@@ -144,6 +144,12 @@ def test_files_that_are_no_models(refused, tmp_path, content, line):
     assert str(path) in said and line in said
 
 
+def test_names_that_are_not_unicode(refused, tmp_path):
+    made = folder(tmp_path).rename(tmp_path / "m\udcff")
+    line = r"'m\udcff' is not valid Unicode: rename the file or folder"
+    assert refused("export", "--gguf", made, tmp_path / "o.gguf") == line
+
+
 def test_folders_that_are_no_models(refused, tmp_path):
     assert "has no config.json; give a folder with one, or a GGUF file" in refused("generate", "-m", tmp_path)
     made = folder(tmp_path, architectures=["NewForCausalLM"])
