@@ -97,6 +97,7 @@ def _load(model: str, overrides: dict[str, Any], limits: Limits, status: FileIO)
         refused = f"the tokenizer of {model} does not load ({why}); {REMEDY}"
     finally:
         confinement.disarm()
+    refused = refused.encode(errors="backslashreplace").decode()  # the model's name may have any bytes
     return worker_frames.packed({"refused": refused}), None  # without limits: memory may have run out
 
 
