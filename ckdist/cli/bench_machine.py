@@ -4,6 +4,7 @@ The first row is for the instruction level whose kernels run. Each other level o
 arithmetic rates.
 """
 
+import logging
 import pathlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ from ckdist.topology.arithmetic import ARITHMETIC, arithmetic_rate
 from ckdist.topology.bandwidth import read_bandwidth
 from ckdist.topology.instructions import reason
 from ckdist.topology.machine import this_machine
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -103,6 +106,10 @@ def save(path: str, world: World) -> int:
     """
     from ckdist.plan.this_machine import measured
 
+    if world.rank == 0:
+        if pathlib.Path(path).is_dir() or not pathlib.Path(path).parent.is_dir():
+            raise ConfigError(f"cannot write --save {path}: it is a folder, or its folder does not exist")
+        log.info("measuring this machine for about 20 s, or longer if it is busy")
     spec = measured(world)
     if spec is not None:
         try:

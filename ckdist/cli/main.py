@@ -132,16 +132,21 @@ def run(arguments: list[str], rank: int | None) -> int:
 def main(arguments: list[str] | None = None) -> int:
     """Runs one command. Returns its exit code."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    if "CKDIST_WARM" in os.environ:  # returns in the ranks that it forks
-        importlib.import_module("ckdist.cli.warm_ranks").fork_ranks(*arguments[:1])
-    rank = launched_rank()
+    rank = 0
     try:
+        if "CKDIST_WARM" in os.environ:  # returns in the ranks that it forks
+            importlib.import_module("ckdist.cli.warm_ranks").fork_ranks(*arguments[:1])
+        rank = launched_rank()
         code = run(arguments, rank)
         if sys.stdout is not None:
             sys.stdout.flush()
     except CkdistError as error:
         report(error, rank)
         code = 2 if isinstance(error, UserError) else 1
+    except UnicodeEncodeError as error:  # an argument with bytes of another encoding
+        name = error.object[max(0, error.start - 80) : error.end]
+        report(ConfigError(f"{name!r} is not valid Unicode: rename the file or folder"), rank)
+        code = 2
     except KeyboardInterrupt:
         code = 130
     except BrokenPipeError:

@@ -127,8 +127,8 @@ class RestartedEngine:
         self.job.answer(restart=False)
 
     def stop(self) -> None:
-        """Ends the engine, which may store blocks and write a trace."""
-        asyncio.run(self.job.stop(STOP_SECONDS))
+        """Ends the engine, which may store blocks and write a trace once it has loaded."""
+        asyncio.run(self.job.stop(STOP_SECONDS if self.is_ready or self._launch else 0.0))
 
     def _start(self) -> None:
         more = {"launch": self._launch, "again": self.is_ready, "keeper": self._keeper, "ranks": self._ranks}

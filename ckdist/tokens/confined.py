@@ -88,7 +88,7 @@ class Zygote:
                     "RUST_BACKTRACE": "0",
                 },
             )
-        self.control.send(json.dumps(settings, ensure_ascii=False).encode())
+        self.control.send(json.dumps(settings, ensure_ascii=False).encode(errors="surrogatepass"))
 
     def load(self) -> Vocabulary:
         """Waits for the model's vocabulary. Raises ModelFileError if it cannot be loaded within the limits."""

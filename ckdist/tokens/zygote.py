@@ -46,7 +46,9 @@ KEPT_SIGNALS = 256
 def main() -> None:
     """Loads the tokenizer, reports the result, and forks workers until the owner closes its side."""
     control = socket.socket(fileno=0)
-    settings = json.loads(control.recv(MAX_SETTINGS))
+    if not (text := control.recv(MAX_SETTINGS)):
+        return  # the owner has ended
+    settings = json.loads(text)
     die_with_parent(settings["parent"])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the owner, which ends this process or continues
     # A panic of the tokenizers library writes many lines to descriptor 2. Python's log still goes to standard error.
@@ -95,6 +97,7 @@ def _load(model: str, overrides: dict[str, Any], limits: Limits, status: FileIO)
         refused = f"the tokenizer of {model} does not load ({why}); {REMEDY}"
     finally:
         confinement.disarm()
+    refused = refused.encode(errors="backslashreplace").decode()  # the model's name may have any bytes
     return worker_frames.packed({"refused": refused}), None  # without limits: memory may have run out
 
 

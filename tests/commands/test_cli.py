@@ -20,6 +20,7 @@ from ckdist.cli import main as program
 from ckdist.cli.arguments import parse_arguments
 from ckdist.cli.generate import sampling_of
 from ckdist.config.generate_config import GenerateConfig
+from ckdist.engine.load_model import BUNDLED
 from ckdist.engine.sampling_params import SamplingParams
 from ckdist.errors import ConfigError
 from tests.support.launcher import environment, run_ranks
@@ -142,6 +143,17 @@ def test_files_that_are_no_models(refused, tmp_path, content, line):
         path.write_bytes(GGUF.read_bytes()[:content] if isinstance(content, int) else content)
     said = refused("generate", "-m", path)
     assert str(path) in said and line in said
+
+
+def test_names_that_are_not_unicode(refused, tmp_path):
+    (made := tmp_path / "m\udcff").mkdir()
+    for path in pathlib.Path(BUNDLED).iterdir():
+        if path.name != "tokenizer.json":
+            (made / path.name).symlink_to(path)
+    export = ("export", "--gguf", made, tmp_path / "o.gguf")
+    assert r"m\udcff/tokenizer.json cannot be read: No such file or directory" in refused(*export)
+    (made / "tokenizer.json").symlink_to(pathlib.Path(BUNDLED) / "tokenizer.json")
+    assert refused(*export) == r"'m\udcff' is not valid Unicode: rename the file or folder"
 
 
 def test_folders_that_are_no_models(refused, tmp_path):

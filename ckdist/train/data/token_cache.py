@@ -6,6 +6,7 @@ A cache is a folder named by a digest of its inputs. It gets this name when it i
 import hashlib
 import json
 import logging
+import os
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
@@ -136,7 +137,7 @@ def _cache_key(files: list[Path], rules: _Rules) -> str:
     digest = hashlib.sha256(json.dumps(words).encode() + tokenizer.backend.to_str().encode())
     for file in files:
         stat = file.stat()
-        digest.update(f"{file.resolve()}\0{stat.st_size}\0{stat.st_mtime_ns}\0".encode())
+        digest.update(os.fsencode(f"{file.resolve()}\0{stat.st_size}\0{stat.st_mtime_ns}\0"))
     return digest.hexdigest()[:32]
 
 
