@@ -106,7 +106,7 @@ class DraftGain:
         return Price(tokens, cost, least / plain, most / plain)
 
     def _corrected(self, expected: float) -> float:
-        """Expected right tokens, if lately fewer were right than were expected."""
+        """Expected right tokens, scaled by the recent ratio of right to expected guesses if it is below 1."""
         return min(1.0, self._right / self._expected) * expected
 
     def _value(self, price: Price) -> float:
