@@ -43,8 +43,8 @@ class DraftGain:
     Attributes:
         costs: Seconds of the steps, without those of a draft model.
         drafted, accepted: Tokens since the start.
-        predicted, measured: Seconds that drafts save, since the start: as predicted before their steps, and as the
-            accepted tokens gave.
+        predicted, measured: Seconds that drafts saved since the start: as predicted before each step, and as computed
+            from the accepted tokens.
         seconds: Measured seconds of the steps with drafts, and of a draft model.
     """
 
