@@ -162,7 +162,7 @@ def folder_key(config: EngineConfig, model: Model) -> str:
 def content_digest(model: Model, config: EngineConfig) -> str:
     """A digest of all bytes of the model's files and of its adapter, which is computed once and then kept.
 
-    Of a file at a URL the version counts, since this host may have only parts of it.
+    The version of a file at a URL counts, since this host may have only parts of it.
     """
     digest = hashlib.blake2b(digest_size=16)
     for file in model_files(model.checkpoint, pathlib.Path(config.fixed_adapter) if config.fixed_adapter else None):
