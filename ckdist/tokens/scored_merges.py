@@ -45,7 +45,7 @@ def _halves(tokens: list[str]) -> Iterator[tuple[int, int]]:
 
 
 class _Hashed:
-    """Tokens in one array of characters, of which any part has a hash: sum of character * _FACTOR ** place."""
+    """Tokens in one array of characters. Hash of a part: sum of (character + 1) * _FACTOR ** place."""
 
     def __init__(self, tokens: list[str]) -> None:
         lengths = np.fromiter(map(len, tokens), np.int64, len(tokens))

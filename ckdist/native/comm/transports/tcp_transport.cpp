@@ -20,8 +20,8 @@ namespace {
 constexpr uint32_t kFreshMs = 3000;  // a heartbeat comes at least every second
 
 constexpr int kVain = 3;                      // retransmissions without an answer: more than a second
-constexpr uint64_t kCarriedLarge = 16 << 10;  // acknowledged bytes, among which were packets of full size: each
-                                              // connection between hosts carries so many at start
+constexpr uint64_t kCarriedLarge = 16 << 10;  // acknowledged bytes that include packets of full size: each
+                                              // connection between hosts carries as much at start
 
 constexpr int kLosesLarge = EMSGSIZE;  // error of a connection that was given up
 
