@@ -54,7 +54,7 @@ class FoundEntry(NamedTuple):
 
 @dataclass
 class DiskCache:
-    """The cache on disk of a rank. Only rank 0 uses more than the folder.
+    """The cache on disk of a rank. Rank 0 uses all fields, other ranks only the folder.
 
     Attributes:
         secret: Makes the names of tenants.
@@ -162,7 +162,7 @@ def folder_key(config: EngineConfig, model: Model) -> str:
 def content_digest(model: Model, config: EngineConfig) -> str:
     """A digest of all bytes of the model's files and of its adapter, which is computed once and then kept.
 
-    A file at a URL counts by its version, since this host may have parts of it alone.
+    The version of a file at a URL counts, since this host may have only parts of it.
     """
     digest = hashlib.blake2b(digest_size=16)
     for file in model_files(model.checkpoint, pathlib.Path(config.fixed_adapter) if config.fixed_adapter else None):

@@ -395,7 +395,7 @@ class DiskTier:
             else:
                 self._indices[kind].drop(named.name)
             if kind == "states" and self._states is not None:
-                self._states.let_go(place)
+                self._states.remove_reader(place)
             self._pool.release([block])
 
     # commands

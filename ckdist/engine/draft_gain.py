@@ -43,8 +43,8 @@ class DraftGain:
     Attributes:
         costs: Seconds of the steps, without those of a draft model.
         drafted, accepted: Tokens since the start.
-        predicted, measured: Seconds that drafts save, since the start: as predicted before their steps, and as the
-            accepted tokens gave.
+        predicted, measured: Seconds that drafts saved since the start: as predicted before each step, and as computed
+            from the accepted tokens.
         seconds: Measured seconds of the steps with drafts, and of a draft model.
     """
 
@@ -106,7 +106,7 @@ class DraftGain:
         return Price(tokens, cost, least / plain, most / plain)
 
     def _corrected(self, expected: float) -> float:
-        """Expected right tokens, if lately fewer were right than were expected."""
+        """Expected right tokens, scaled by the recent ratio of right to expected guesses if it is below 1."""
         return min(1.0, self._right / self._expected) * expected
 
     def _value(self, price: Price) -> float:

@@ -22,7 +22,7 @@ from ckdist.engine.rank_executable import bind
 from ckdist.engine.rank_steps import RankSteps, has_prompt_products, lower_programs
 from ckdist.engine.rank_weights import RankWeights, check_quantize
 from ckdist.engine.stage_programs import trace_programs
-from ckdist.engine.stage_ranks import StageRank, stage_rank, tell_stages
+from ckdist.engine.stage_ranks import StageRank, log_stages, stage_rank
 from ckdist.engine.step_choices import choose_steps
 from ckdist.errors import ConfigError
 from ckdist.hub.bundled import BUNDLED
@@ -101,7 +101,7 @@ def load_model(
     executable = bind(config, world, rank, programs.decode, plan, loader, plans, hidden_plans, colocation)
     model = Model(world, checkpoint, plan, loader, weights.shards, adapter or slots, executable, sizes.total, trace)
     model.adapters = open_adapters(config, world, slots)
-    tell_plan(model, rank)
+    log_plan(model, rank)
     choose_steps(model, config, programs, steps.main[0], measure, colocation is not None)
     model.disk = open_disk(config, model)
     model.total_weight_bytes = sum(world.gather(sizes.total))
@@ -245,10 +245,10 @@ def open_trace(config: EngineConfig, world: World) -> "Trace | None":
     return Trace(config.trace, world, max(default_threads(world, config.threads), config.threads_batch))
 
 
-def tell_plan(model: Model, rank: StageRank) -> None:
+def log_plan(model: Model, rank: StageRank) -> None:
     """Logs the stages and the plan of the ranks, and warns of a quota that has too few CPUs. A collective call."""
     world, plan = model.world, model.plan
-    tell_stages(world, rank, model.weight_bytes)
+    log_stages(world, rank, model.weight_bytes)
     if world.rank == 0:
         log.debug("%s%s", "each stage: " if model.executable.stages else "", plan)
     if world.local_rank == 0 and plan.placement.is_over_quota:

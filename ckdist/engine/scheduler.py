@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 # a prompt waits for a shared prefix that is being computed if that is this many blocks longer than the known one
 MIN_AWAITED_BLOCKS = 4
-# After this time, no sequence of a client with as large a share passes a sequence that finds too few blocks.
+# After this time, no sequence of a client with an equal or larger share passes a sequence that finds too few blocks.
 PASSING_SECONDS = 10.0
 
 

@@ -62,7 +62,7 @@ class SequenceState:
             pool.hold(begin)
         if not pool.available:
             if begin != NO_SLOT:
-                pool.let_go(begin)
+                pool.remove_reader(begin)
             return None
         return cls(pool, pool.allocate(), begin, known, reuses)
 
@@ -89,7 +89,7 @@ class SequenceState:
     def commit(self) -> None:
         """Marks a chunk as issued. Its full blocks are shared after this."""
         if self._snapshot != NO_SLOT:
-            self._pool.let_go(self._snapshot)
+            self._pool.remove_reader(self._snapshot)
             self._snapshot = NO_SLOT
         self._begin = self._slot
 
@@ -119,7 +119,7 @@ class SequenceState:
     def release(self) -> None:
         """Frees all slots. Snapshots stay."""
         if self._snapshot != NO_SLOT:
-            self._pool.let_go(self._snapshot)
+            self._pool.remove_reader(self._snapshot)
         if self._draft != NO_SLOT:
             self._pool.release(self._draft)
         self._pool.release(self._slot)
@@ -128,7 +128,7 @@ class SequenceState:
         """Returns a slot for a snapshot, if possible that of the last one that decoding left, or NO_SLOT."""
         slot = NO_SLOT
         if decoded and self._last_block >= 0:
-            slot, self._last_block = self._pool.take_behind(self._last_block), -1
+            slot, self._last_block = self._pool.take_after(self._last_block), -1
         return self._pool.allocate() if slot == NO_SLOT and self._pool.available else slot
 
     def _keep(self, sequence: "Sequence", position: int, slot: int, decoded: bool) -> None:

@@ -85,7 +85,7 @@ def stage_lines(ranks: Sequence[tuple[int, int, int, int]]) -> list[str]:
     return lines
 
 
-def tell_stages(world: World, rank: StageRank, weight_bytes: int) -> None:
+def log_stages(world: World, rank: StageRank, weight_bytes: int) -> None:
     """Logs the layers of each stage. A collective call."""
     stage = rank.stage
     rows = world.gather([stage.number, *stage.layers, weight_bytes])

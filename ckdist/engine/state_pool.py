@@ -78,11 +78,11 @@ class StatePool:
         self._free.append(slot)
 
     def hold(self, slot: int) -> None:
-        """Adds a reader to a snapshot, which then stays until `let_go`."""
+        """Adds a reader to a snapshot, which then stays until `remove_reader`."""
         self._readers[slot] = self._readers.get(slot, 0) + 1
 
-    def let_go(self, slot: int) -> None:
-        """Removes a reader. This is a use."""
+    def remove_reader(self, slot: int) -> None:
+        """Removes a reader, and counts a use of the snapshot."""
         self._readers[slot] -= 1
         if self._readers[slot] == 0:
             del self._readers[slot]
@@ -123,7 +123,7 @@ class StatePool:
         self._forget(slot)
         return True
 
-    def take_behind(self, block: int) -> int:
+    def take_after(self, block: int) -> int:
         """Takes the snapshot after a block. Returns NO_SLOT if there is none, or if others read it."""
         slot = self.slot_after(block)
         return slot if slot != NO_SLOT and self.take(slot) else NO_SLOT

@@ -36,7 +36,7 @@ def dispatched(rows: int, width: int, ffn: MoeFfn, hosts: int, element_bytes: fl
 def dispatch_from(
     spec: ModelSpec, hosts: int, link: Link, most: int, direct_bytes: int, element_bytes: float = ELEMENT_BYTES
 ) -> int | None:
-    """The smallest number of rows, `most` or a power of two below it, from which on dispatch is faster; None: never."""
+    """The least rows, `most` or a power of two below it, from which dispatch is faster. None: it never is."""
     layers, width, found = _mixtures(spec), spec.hidden_size, None
     for rows in sorted({most, *(1 << power for power in range(most.bit_length()) if 1 << power <= most)}, reverse=True):
         limit = (1 - LEAST_GAIN) * summed(rows, width, hosts, direct_bytes).seconds(link)

@@ -80,7 +80,7 @@ class CheckpointWriter:
     """One rank's checkpoints.
 
     Args:
-        folder: On rank 0.
+        folder: The folder of the checkpoints; None on other ranks than the first.
     """
 
     def __init__(

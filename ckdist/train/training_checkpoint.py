@@ -144,7 +144,7 @@ class Folder:
         )
 
     def finish(self, state: TrainState, checksums: dict[str, str], keep: int) -> None:
-        """Names the checkpoint of `state` that `begin` has begun, then removes all but the last `keep` (0: none).
+        """Renames the folder of `begin` to a complete checkpoint, then removes all but the last `keep` (0: keeps all).
 
         `checksums` are those of its files, which are synced. Raises EngineError if the disk is full or the folder
         cannot be written.

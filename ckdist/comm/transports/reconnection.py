@@ -1,4 +1,4 @@
-"""Connects two ranks again whose connection broke while both live, as after a firewall's reset.
+"""Restores the connection of two live ranks, for example after a firewall's reset.
 
 The rank with the higher number connects. The other one knocks at its listener, in case it has not noticed. A refused
 connection means that the peer has ended. Both prove the job's secret (`handshake`) and exchange the numbers of bytes
