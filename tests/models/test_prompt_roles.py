@@ -50,15 +50,15 @@ def test_steps_of_one_role_have_the_bits_of_mixed_steps(model, monkeypatch):
     assert split == mixed
 
 
-@pytest.mark.parametrize("model, type", [("llama3", "q4_k"), ("qwen3moe", "q8_0")])
-def test_quantised_prompts_have_the_same_bits_in_any_chunks(model, type):
+@pytest.mark.parametrize("model, quantize", [("llama3", "q4_k"), ("qwen3moe", "q8_0")])
+def test_quantised_prompts_have_the_same_bits_in_any_chunks(model, quantize):
     rng = np.random.default_rng(1)
     prompts = [rng.integers(3, 180, length).tolist() for length in (90, 1, 33, 16)]
     logits = [
-        logits_of(model, prompts, ubatch_size=size, threads=threads, quantize=type)[0]
+        logits_of(model, prompts, ubatch_size=size, threads=threads, quantize=quantize)[0]
         for size, threads in ((24, 2), (40, 1))
     ]
     assert logits[0] == logits[1]
-    alone, keys = logits_of(model, prompts[:1], quantize=type)
+    alone, keys = logits_of(model, prompts[:1], quantize=quantize)
     assert alone.items() <= logits[0].items()
     assert len(keys) == 1 + (native.isa() == "amx")  # where prompts have other products
