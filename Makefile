@@ -1,5 +1,5 @@
-# make setup | serve | lint | format | tidy | docs | unit | test | test-avx2 | test-native | test-wheel | test-asan
-#      test-tsan | test-vm | test-aarch64 | fuzz | coverage | bench-check | native | lock | clean
+# make setup | serve | lint | format | tidy | docs | unit | test | test-avx2 | test-native | test-wheel | test-tiles
+#      test-asan test-tsan | test-vm | test-aarch64 | fuzz | coverage | bench-check | native | lock | clean
 # Python 3.10 or newer, a C++ compiler and make are all that must be there; the rest goes into .venv.
 
 PYTHON ?= python3
@@ -33,7 +33,7 @@ LIBRARY := ckdist/native/libckdist.so
 SOURCES := CMakeLists.txt cmake/declarations.py $(shell find ckdist/native -name '*.cpp' -o -name '*.h')
 
 .PHONY: setup serve lint format tidy docs lock unit test test-avx2 test-native test-wheel test-asan test-tsan test-vm
-.PHONY: test-aarch64 fuzz coverage bench-check native clean
+.PHONY: test-tiles test-aarch64 fuzz coverage bench-check native clean
 
 # For contributors; `make serve` needs less.
 setup: $(VENV)/.ready $(LIBRARY)
@@ -120,6 +120,16 @@ test-avx2: setup
 	@$(CONFIGURE) >/dev/null
 	@$(BIN)/cmake --build build/native --parallel $(JOBS)
 	$(AS_AVX2) $(BIN)/python -m pytest $(PARALLEL) -m "not alone" $(CPU_TESTS)
+
+# Numbers as on a CPU with AMX, whose tiles are a model in C++ (12 GFLOP/s) on another CPU with AVX-512. The library is
+# a target of the build that shares all other objects.
+TILE_TESTS := tests/kernels tests/models tests/ranks/test_token.py tests/ranks/test_dispatch.py \
+	tests/ranks/test_stages.py tests/ranks/test_replay.py
+test-tiles: setup
+	@$(CONFIGURE) >/dev/null
+	@why=$$($(BIN)/python -m tests.support.tile_library) && if [ -n "$$why" ]; then echo "skipped: $$why"; else \
+	CKDIST_ISA=amx CKDIST_LIBRARY=$(CURDIR)/build/native/libckdist_tiles.so \
+		$(BIN)/python -m pytest $(PARALLEL) -m "not alone" -o timeout=1200 $(TILE_TESTS); fi
 
 # Lines that the tests execute, of Python and of C++ (a build of its own), by room.
 coverage: setup

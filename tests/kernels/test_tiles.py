@@ -32,7 +32,7 @@ from tests.support.products import (
     prepare,
     random_rows,
 )
-from tests.support.tile_library import tile_library
+from tests.support.tile_library import LIBRARY, tile_library
 
 TOKENS = (1, 9, 10, 16, 17, 33)
 
@@ -243,6 +243,21 @@ def test_the_peak_counts_what_tiles_do(tiles):
     assert not model.tiles_are_live()
 
 
+@pytest.mark.parametrize(
+    "name, prompt, most_stores", [("Q4_K", True, 0.01), ("Q6_K", True, 0.01), ("BF16", False, 0.04)]
+)
+def test_a_product_needs_one_load_and_few_stores(tiles, name, prompt, most_stores):
+    """Two by two tiles of sums take four loads for four products; sums stay in tiles over many columns."""
+    cols, tokens = 4096, 64
+    packed = pack("avx512_bf16", name, random_rows(name, 32, cols)[0], 32, cols)
+    prepared = prepare("avx512_bf16", 1, np.ones((tokens, cols), np.float32))
+    before = operations(tiles[1])
+    in_tiles(tiles, name, packed, 32, cols, prepared, prompt=prompt)
+    loads, stores, products, _ = operations(tiles[1]) - before
+    assert products == 2 * (tokens // 16) * (cols // 32)
+    assert loads / products <= 1.04 and stores / products <= most_stores
+
+
 # Of keys, values, and whether these are a part of keys.
 WIDTHS = [(128, 128, False), (72, 40, False), (8, 24, False), (96, 64, True), (40, 24, True)]
 
@@ -263,6 +278,25 @@ def test_attention_in_tiles_has_the_bits_of_avx512(tiles, key_width, value_width
                 before = operations(model)
                 assert_same_bits(attend(here, q, positions - tokens, settings, spans, library), whole)
                 assert operations(model)[3] > before[3] and not model.tiles_are_live()
+
+
+# Training in bfloat16, experts over ranks, prompts of quantised weights and of experts.
+IN_TILES = [
+    "tests/kernels/test_native_training.py::test_odd_shapes",
+    "tests/kernels/test_native_training.py::test_threads_and_repetition_change_no_bit",
+    "tests/models/test_prompt_roles.py::test_quantised_prompts_have_the_same_bits_in_any_chunks",
+    "tests/models/test_gptoss_files.py::test_blocks_on_several_ranks",
+]
+
+
+def test_models_and_training_in_tiles(tiles):
+    """A part of `make test-tiles`."""
+    environment = {**os.environ, "CKDIST_ISA": "amx", "CKDIST_LIBRARY": str(LIBRARY)}
+    environment = {key: value for key, value in environment.items() if not key.startswith("PYTEST_")}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", "-p", "no:cacheprovider", *IN_TILES]
+    command += ["-k", "lengths2-bfloat16 or change_no_bit and bfloat16 or same_bits or ab-tensor"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280, cwd=ROOT)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-1000:]
 
 
 @pytest.mark.skipif(

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from ckdist import native
 from ckdist.comm.world import SingleWorld
 from ckdist.config.engine_config import EngineConfig
 from ckdist.engine import load_model as loading
@@ -14,7 +15,7 @@ from tests.support.paths import GOLDEN
 
 def logits_of(model, prompts, **fields):
     """The bytes of the logits that choose each token, by (prompt, length), and the plans' kinds."""
-    config = EngineConfig(model=str(GOLDEN / model), threads=2, ctx_size=256, parallel=4, **fields)
+    config = EngineConfig(model=str(GOLDEN / model), ctx_size=256, parallel=4, **{"threads": 2, **fields})
     loaded = loading.load_model(config, SingleWorld())
     try:
         engine = Engine(loaded.executable, Sampler(loaded.executable.vocab_size))
@@ -47,3 +48,17 @@ def test_steps_of_one_role_have_the_bits_of_mixed_steps(model, monkeypatch):
     split, keys = logits_of(model, prompts, ubatch_size=40)
     assert [key.prompts for key in keys] == [False, True]
     assert split == mixed
+
+
+@pytest.mark.parametrize("model, quantize", [("llama3", "q4_k"), ("qwen3moe", "q8_0")])
+def test_quantised_prompts_have_the_same_bits_in_any_chunks(model, quantize):
+    rng = np.random.default_rng(1)
+    prompts = [rng.integers(3, 180, length).tolist() for length in (90, 1, 33, 16)]
+    logits = [
+        logits_of(model, prompts, ubatch_size=size, threads=threads, quantize=quantize)[0]
+        for size, threads in ((24, 2), (40, 1))
+    ]
+    assert logits[0] == logits[1]
+    alone, keys = logits_of(model, prompts[:1], quantize=quantize)
+    assert alone.items() <= logits[0].items()
+    assert len(keys) == 1 + (native.isa() == "amx")  # where prompts have other products

@@ -71,7 +71,7 @@ template <int tile>
 inline void tile_load(const void* from, int64_t stride) {
   check_usable(tile);
   count(tile_counts.loads);
-  TileModel& model = tile_model;  // one look-up of the thread's
+  TileModel& model = tile_model;                              // one look-up of the thread's
   std::memset(model.data[tile], 0, sizeof model.data[tile]);  // beyond the shape
   for (int row = 0; row < model.shapes.rows[tile]; ++row)
     std::memcpy(model.data[tile][row], static_cast<const uint8_t*>(from) + row * stride, model.shapes.row_bytes[tile]);
