@@ -4,6 +4,7 @@ It does not depend on this machine. `ckdist.layouts.memory_sizes` has the parts 
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -47,6 +48,13 @@ class Wanted:
     cache: CacheTypes
 
 
+def tile_bytes(kind: int, begin: int, end: int) -> int:
+    """Bytes of TILE_ROWS rows of a matrix of the ggml type `kind`, from column `begin` to `end`, in whole blocks."""
+    block = native.lib.ckdist_type_undivided_columns(kind)
+    width = -(-end // block) * block - begin // block * block
+    return native.check(native.lib.ckdist_tile_bytes(native.ffi.NULL, kind, width))
+
+
 def weights_bytes(
     lowered: Lowered, program: Program, packed: Callable[[str], int], chosen: Callable[[str], bool] = lambda _: True
 ) -> int:
@@ -55,17 +63,13 @@ def weights_bytes(
     `packed(name)` is the ggml type of a matrix. Only weights with `chosen(name)` count.
     """
     stacks = {w.name: w.dims[0].count for w in program.weights if len(w.dims) > 2}
-    total, seen = 0, set()
-    for key in lowered.matrices:
-        rows, columns, kind = key.rows[1] - key.rows[0], key.columns, packed(key.name)
-        if key in seen or key.name in MAPPED or not chosen(key.name) or columns[1] <= columns[0]:
+    total, bytes_of = 0, functools.cache(tile_bytes)  # matrices of all layers are alike
+    for key in dict.fromkeys(lowered.matrices):
+        rows, columns = key.rows[1] - key.rows[0], key.columns
+        if key.name in MAPPED or not chosen(key.name) or columns[1] <= columns[0]:
             continue
-        seen.add(key)
-        block = native.lib.ckdist_type_undivided_columns(kind)
-        width = -(-columns[1] // block) * block - columns[0] // block * block
         count = key.matrices[1] - key.matrices[0] if key.matrices else stacks.get(key.name, 1)
-        tiles = -(-rows // TILE_ROWS) * count
-        total += tiles * native.check(native.lib.ckdist_tile_bytes(native.ffi.NULL, kind, width))
+        total += -(-rows // TILE_ROWS) * count * bytes_of(packed(key.name), *columns)
     return total + sum(4 * (end - begin) for name, (begin, end) in dict.fromkeys(lowered.vectors) if chosen(name))
 
 

@@ -355,6 +355,7 @@ def print_error(kind, error, trace) -> None:
 def preload() -> None:
     """Imports the package, and checks that this process can be forked: it must have one thread."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    gc.disable()
     import ckdist
 
     for found in pkgutil.walk_packages(ckdist.__path__, "ckdist."):
@@ -364,8 +365,8 @@ def preload() -> None:
     assert len(threads) == 1, f"{len(threads)} threads"
     assert "huggingface_hub" not in sys.modules, "it reads variables when it is imported"
     show(sys.orig_argv, dict(os.environ))  # fails here if this kernel cannot do it
-    gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 def run(words: list[str]) -> None:
