@@ -155,7 +155,7 @@ def test_counts_that_do_not_fit_name_both_numbers(transport):
             c.all_to_all(np.zeros(sum(send), np.int32), send, [2, 2, 2])
             c.barrier()
 
-    for _ in range(10):
+    for _ in range(5):
         run_threads(hosts, body)
 
 
