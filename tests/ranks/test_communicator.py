@@ -48,7 +48,12 @@ def test_every_operation(transport, ranks):
 
 
 def test_40_mib_over_hosts():
-    run_threads("aab", lambda world: collectives.battery(world, 0, (collectives.large,), timeout=60, transport="tcp"))
+    run_threads(
+        "aab",
+        lambda world: collectives.battery(
+            world, collectives.LARGE_BYTES, (collectives.large,), timeout=60, transport="tcp"
+        ),
+    )
 
 
 @pytest.mark.parametrize("transport", ["shared", "tcp"])
