@@ -97,6 +97,8 @@ def test_what_cannot_be():
             c.reduce_scatter(np.zeros(7, np.float32))
         with pytest.raises(ConfigError, match="bytes cannot be reduced"):
             c.all_reduce(np.zeros(3, np.uint8))
+        with pytest.raises(ConfigError, match="bytes cannot be reduced"):
+            c.start.all_reduce(np.zeros(3, np.uint8)).wait()
         with pytest.raises(ConfigError, match="rank 2"):
             c.send(np.zeros(3), 2)
         with pytest.raises(ConfigError, match="'average' is not a reduction"):
