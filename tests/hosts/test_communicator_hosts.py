@@ -90,7 +90,7 @@ def test_same_bits(hosts, tmp_path, transport):
     assert hosts.carried() - before > 500_000, "the ranks met, but not over the wire"
 
 
-def test_40_mib(hosts, tmp_path):
+def test_20_mib(hosts, tmp_path):
     output = "".join(
         finish(start(hosts, 1, tmp_path, "tests/support/programs/collectives.py", "tcp", "share", "large"), 60)
     )

@@ -4,12 +4,14 @@ import contextlib
 import json
 import pathlib
 import signal
+import sys
 from collections.abc import Iterator
 
 import psutil
 import pytest
 
 from ckdist.topology import this_machine
+from tests.support import launcher
 from tests.support.generated import GENERATE, tokens_of_one_process
 from tests.support.hosts import Hosts, Output, why_not
 from tests.support.launched import launch, launched
@@ -19,7 +21,10 @@ from tests.support.tiny_training import toml
 
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=f"no network namespaces here: {why_not()}")
 
-AGENT = f"{ROOT}/launch/netns-agent {{host}} {{command}}"
+
+def agent() -> str:
+    """The template of agents, which are forks."""
+    return " ".join((f"{ROOT}/launch/netns-agent", "{host}", *launcher.STUB, "{command}"))
 
 
 @pytest.fixture
@@ -30,7 +35,7 @@ def hosts():
 
 def words(hosts: Hosts, *flags: str) -> tuple[str, ...]:
     """The flags that name both hosts."""
-    return ("--hosts", ",".join(hosts.addresses), "--agent", AGENT, *flags)
+    return ("--hosts", ",".join(hosts.addresses), "--agent", agent(), *flags)
 
 
 def env(hosts: Hosts) -> dict[str, str]:
@@ -56,7 +61,7 @@ def test_a_host_without_slots_has_a_rank_for_each_numa_node(hosts):
     """The agents count; slots of the other host stand beside that."""
     first, second = hosts.addresses
     nodes = this_machine().nodes_in_use()
-    flags = ("--hosts", f"{first}:2,{second}", "--agent", AGENT, "--no-prefix")
+    flags = ("--hosts", f"{first}:2,{second}", "--agent", agent(), "--no-prefix")
     done = launch(*flags, "bash", "-c", "echo $WORLD_SIZE $(hostname)", env=env(hosts))
     assert done.returncode == 0, done.stderr
     said = f"one rank for each NUMA node: {first}:2, {second}:{nodes}; use -n N or slots to change it"
@@ -66,7 +71,7 @@ def test_a_host_without_slots_has_a_rank_for_each_numa_node(hosts):
 
 
 def test_a_host_that_cannot_be_asked_is_named(hosts):
-    done = launch("--hosts", f"{hosts.addresses[0]},nowhere", "--agent", AGENT, "echo", env=env(hosts))
+    done = launch("--hosts", f"{hosts.addresses[0]},nowhere", "--agent", agent(), "echo", env=env(hosts))
     assert done.returncode == 1 and done.stderr.count("\n") == 1, done.stderr
     assert "host nowhere cannot be reached" in done.stderr and "or nowhere:N" in done.stderr
 
@@ -75,7 +80,7 @@ def test_ranks_of_a_hostfile_and_their_environment(hosts, tmp_path):
     hostfile = tmp_path / "hostfile"
     hostfile.write_text(f"# two hosts\n{hosts.addresses[0]} slots=1\n{hosts.addresses[1]}:2\n")
     shell = "echo $RANK $LOCAL_RANK $(hostname) $CKDIST_TOLD $GIVEN; echo err >&2; exit $((RANK == 2 ? 5 : 0))"
-    flags = ("--hostfile", str(hostfile), "--agent", AGENT, "-x", "GIVEN=a b")
+    flags = ("--hostfile", str(hostfile), "--agent", agent(), "-x", "GIVEN=a b")
     done = launch(*flags, "bash", "-c", shell, env={**env(hosts), "CKDIST_TOLD": "yes"})
     first, second = hosts.namespaces
     assert sorted(done.stdout.splitlines()) == [
@@ -88,8 +93,8 @@ def test_ranks_of_a_hostfile_and_their_environment(hosts, tmp_path):
 def test_the_example_of_a_training_over_a_hostfile(hosts, tmp_path):
     hostfile = tmp_path / "hostfile"
     hostfile.write_text("".join(f"{address} slots=1\n" for address in hosts.addresses))
-    words = ("python", str(ROOT / "examples/train_ddp.py"), "--steps", "3", "--output", str(tmp_path / "out"))
-    done = launch("--hostfile", str(hostfile), "--agent", AGENT, "--no-prefix", *words, env=env(hosts))
+    words = (sys.executable, str(ROOT / "examples/train_ddp.py"), "--steps", "3", "--output", str(tmp_path / "out"))
+    done = launch("--hostfile", str(hostfile), "--agent", agent(), "--no-prefix", *words, env=env(hosts))
     assert done.returncode == 0 and done.stdout.startswith("step 3 on 2 ranks: loss "), done.stderr
 
 
@@ -102,7 +107,7 @@ def test_words_of_the_command_follow_a_template_without_it(hosts):
 
 
 def test_a_host_that_cannot_be_reached(hosts):
-    flags = ("-n", "2", "--hosts", f"{hosts.addresses[0]},nowhere", "--agent", AGENT)
+    flags = ("-n", "2", "--hosts", f"{hosts.addresses[0]},nowhere", "--agent", agent())
     done = launch(*flags, "--restarts", "1", "echo", "x", env=env(hosts))
     assert done.returncode == 1 and done.stdout == ""
     first, last = done.stderr.splitlines()
@@ -155,7 +160,7 @@ def test_a_spare_takes_the_ranks_of_a_lost_host(hosts):
     """The spare is the first host again, by its name in the table."""
     first, second = hosts.addresses
     hosts.table.write_text(hosts.table.read_text() + f"spare {hosts.namespaces[0]}\n")
-    flags = ("--hosts", f"{first},{second},spare", "--spares", "1", "--agent", AGENT, "--restarts", "1")
+    flags = ("--hosts", f"{first},{second},spare", "--spares", "1", "--agent", agent(), "--restarts", "1")
     shell = f"echo $(hostname) $WORLD_SIZE; [ -e {hosts.directory}/back ] || sleep 100"
     with launched(*flags, "bash", "-c", shell, env=env(hosts)) as job:
         output = Output(job)

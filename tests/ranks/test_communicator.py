@@ -48,7 +48,12 @@ def test_every_operation(transport, ranks):
 
 
 def test_40_mib_over_hosts():
-    run_threads("aab", lambda world: collectives.battery(world, 0, (collectives.large,), timeout=60, transport="tcp"))
+    run_threads(
+        "aab",
+        lambda world: collectives.battery(
+            world, collectives.LARGE_BYTES, (collectives.large,), timeout=60, transport="tcp"
+        ),
+    )
 
 
 @pytest.mark.parametrize("transport", ["shared", "tcp"])
@@ -157,7 +162,7 @@ def test_counts_that_do_not_fit_name_both_numbers(transport):
             c.all_to_all(np.zeros(sum(send), np.int32), send, [2, 2, 2])
             c.barrier()
 
-    for _ in range(10):
+    for _ in range(5):
         run_threads(hosts, body)
 
 

@@ -13,7 +13,6 @@ from ckdist.program.cache import block_bytes, slot_bytes
 from ckdist.program.step_batch import Batch
 from tests.support.levels import VECTORS, each
 from tests.support.programs.replay import build, check
-from tests.support.situations import driven, situations
 from tests.support.specs import LINEAR, PIECES
 from tests.support.thread_ranks import run_threads
 
@@ -97,7 +96,8 @@ def test_384_threads_on_few_cores_give_the_bits_of_one(family):
     def run(threads):
         def rank(world):
             *_, executable, _keep = build(world, family, "auto", threads, 64, 16, "i16")
-            result = driven(world, executable, situations)
+            sequence = SingleSequence(executable)
+            result = [sequence.feed(np.arange(40)), sequence.feed([3])]
             executable.close()
             return result
 

@@ -24,7 +24,6 @@ from tests.support.paths import ROOT
 from tests.support.ports import free_port
 from tests.support.steps import ARENA_BYTES, Steps, open_steps
 
-
 ROUNDS = 60  # of one rank, and so fewer of more: each checks the numbers of all
 
 

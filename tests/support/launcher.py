@@ -20,7 +20,7 @@ def environment() -> dict[str, str]:
     """
     return {
         **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(ROOT), str(CHILD_MODULES), os.environ.get("PYTHONPATH", "")]),
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), str(CHILD_MODULES), os.environ.get("PYTHONPATH")])),
         "PATH": f"{pathlib.Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",

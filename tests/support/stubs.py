@@ -71,6 +71,9 @@ def run(connection: socket.socket) -> None:
     with connection, selectors.DefaultSelector() as selector:
         data, streams, _, _ = socket.recv_fds(connection, MAX_REQUEST, 3, socket.MSG_CMSG_CLOEXEC)
         words, folder, environment = marshal.loads(data)
+        if words[0] == "env":  # as the launcher starts agents
+            while "=" in (words := words[1:])[0]:
+                environment.update([words[0].split("=", 1)])
         given = {"stdin": streams[0], "stdout": streams[1], "stderr": streams[2]}
         if places := namespaces(connection):
             given |= {"pass_fds": places, "preexec_fn": functools.partial(enter, folder, places)}

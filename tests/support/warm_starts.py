@@ -41,7 +41,7 @@ READ_AT_START = ("PYTHON", "LD_", "LC_", "LANG", "TZ", "OPENBLAS_", "OMP_", "NPY
 READ_AT_START += ("CKDIST_LIBRARY",)
 OF_MPIRUN = os.path.join(sys.prefix, "lib")
 OURS = "tests.support.warm_starts"
-STARTS_OTHERS = {"ckdist.serve", "serve", "launch", "-tp"}  # a module, commands and a flag
+STARTS_OTHERS = {"ckdist.serve", "ckdist.launcher.agent", "serve", "launch", "-tp"}  # a module, commands and a flag
 FLAGS = {"-P"}
 PYTHON, SCRIPT = sys.executable, os.path.join(os.path.dirname(sys.executable), "ckdist")
 COLD: list = []  # not empty within cold_starts()
@@ -233,7 +233,7 @@ def serve() -> dict:
         pid = fork()
         if pid == 0:
             request, refused = pickle.loads(data), ""
-            if nested(request):
+            if nested(request, descriptors):
                 continue
             with socket.socket(fileno=os.dup2(control.detach(), ABOVE - 1, inheritable=False)) as reply:
                 try:
@@ -249,15 +249,19 @@ def serve() -> dict:
             os.close(descriptor)
 
 
-def nested(request: dict) -> bool:
+def nested(request: dict, descriptors: list[int]) -> bool:
     """Forks the interpreter of a program that starts others; returns True in that.
 
-    The process that forks ranks may have no other descriptors, as the interpreter's.
+    The process that forks ranks may have no other descriptors, as the interpreter's. It enters the namespaces that the
+    program will enter (tests/support/stubs.py).
     """
     if not STARTS_OTHERS & set(request["words"]) or WARM_VARIABLE in request["environment"]:
         return False
+    namespaces = [number for number in descriptors[3:] if os.readlink(f"/proc/self/fd/{number}").startswith("net:")]
     own, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     if os.fork() == 0:
+        for number in descriptors[3:] if namespaces else ():
+            assert ctypes.CDLL(None).setns(number, 0) == 0, "no namespace"
         os.dup2(theirs.detach(), 0)
         own.detach()
         os.closerange(3, ABOVE)
@@ -265,6 +269,7 @@ def nested(request: dict) -> bool:
     theirs.close()
     high = os.dup2(own.detach(), ABOVE - 2, inheritable=False)  # no descriptor of the program takes its place
     template = Template(request["environment"], socket.socket(fileno=high))
+    template.network = os.readlink(f"/proc/self/fd/{namespaces[0]}") if namespaces else template.network
     subprocess.Popen._execute_child = forks_of(template, subprocess.Popen._execute_child)
     return False
 

@@ -27,4 +27,12 @@ def test_40_mib(world, transports):
     if world.size > 2:
         pytest.skip("40 MiB are for two ranks: more take minutes on two cores")
     parts = (collectives.large,)
-    assert len({collectives.battery(world, 0, parts, transport=transport) for transport in transports}) == 1
+    assert (
+        len(
+            {
+                collectives.battery(world, collectives.LARGE_BYTES, parts, transport=transport)
+                for transport in transports
+            }
+        )
+        == 1
+    )

@@ -2,7 +2,7 @@
 results.
 
 Under mpirun, or with RANK and so on: python tests/support/programs/collectives.py TRANSPORTS share|alone LARGEST, one
-transport after the other, with or without memory shared inside a host, up to LARGEST elements; LARGEST `large`: 40 MiB
+transport after the other, with or without memory shared inside a host, up to LARGEST elements; LARGEST `large`: 20 MiB
 at once and nothing else.
 """
 
@@ -221,34 +221,36 @@ def repeat(period: np.ndarray, out: np.ndarray) -> np.ndarray:
 
 
 def same_repeated(got: np.ndarray, period: np.ndarray, what: str) -> None:
-    """Period by period, so that nothing of 40 MiB is made to compare with."""
+    """Period by period, so that nothing large is made to compare with."""
     for begin in range(0, got.size, PERIOD):
         same(got[begin : begin + PERIOD], period[: got.size - begin], what)
 
 
 def large(c, hosts, largest: int, digest) -> None:
-    """40 MiB of numbers that repeat, so that what is expected is quickly known."""
+    """`largest` bytes of numbers that repeat, so that what is expected is quickly known."""
     for dtype in ("float32", "bfloat16", "int8"):  # elements of 4, 2 and 1 byte
         own, wanted = values(c.rank, PERIOD, dtype), expected(hosts, PERIOD, dtype, "sum")
-        x = c.allocate(LARGE_BYTES // own.itemsize, dtype)
+        x = c.allocate(largest // own.itemsize, dtype)
         for array in (x, np.empty_like(x)) if dtype == "float32" else (x,):
-            same_repeated(c.all_reduce(repeat(own, array), out=array, dtype=dtype), wanted, f"40 MiB of {dtype}")
+            same_repeated(
+                c.all_reduce(repeat(own, array), out=array, dtype=dtype), wanted, f"{largest} bytes of {dtype}"
+            )
         digest.update(wanted)
         del x, array
     after, before = (c.rank + 1) % c.size, (c.rank - 1) % c.size
-    size = LARGE_BYTES // 4
+    size = largest // 4
     everyone = [values(r, PERIOD, "float32") for r in range(c.size)]
     x = repeat(everyone[c.rank], c.allocate(size))
     back = np.empty_like(x)
     arriving = c.irecv(back, before)
     c.send(x, after)
-    same_repeated(arriving.wait(), everyone[before], "a message of 40 MiB")
+    same_repeated(arriving.wait(), everyone[before], "a large message")
     counts = [(size // c.size) * (r != 1) for r in range(c.size)]
     gathered = c.all_gather(x[: counts[c.rank]], counts)
     assert gathered.size == sum(counts)
     for own, end, count in zip(everyone, np.cumsum(counts), counts, strict=True):
         same_repeated(gathered[end - count : end], own, "all_gather of large parts")
-    same_repeated(c.broadcast(x, root=1), everyone[1], "broadcast of 40 MiB")
+    same_repeated(c.broadcast(x, root=1), everyone[1], "broadcast of a large array")
 
 
 BATTERY = (reductions, movements, overlapping, windows, splits)
@@ -267,7 +269,7 @@ def battery(world, largest: int = SIZES[-1], parts=BATTERY, timeout: float = 30,
 
 if __name__ == "__main__":
     world = TcpWorld.from_environment() if is_started() else MpiWorld()
-    size, parts = (0, (large,)) if sys.argv[3] == "large" else (int(sys.argv[3]), BATTERY)
+    size, parts = (20 << 20, (large,)) if sys.argv[3] == "large" else (int(sys.argv[3]), BATTERY)
     for transport in sys.argv[1].split(","):
         # One write: lines of several ranks may not mix.
         sys.stdout.write(
