@@ -9,8 +9,10 @@ RANKS ?= 2
 PORT ?= 8080
 MODEL ?= smollm2
 WERROR ?= OFF
-# Levels of instructions to build: native (this CPU's) or all.
-LEVELS ?= native
+# Levels of instructions to build: best (this CPU's best one), native (its own and the baseline, which tests need) or all.
+# `make serve` takes those that are built.
+BUILT := $(shell sed -n 's/^CKDIST_LEVELS:STRING=//p' build/native/CMakeCache.txt 2>/dev/null)
+LEVELS ?= $(if $(filter serve,$(MAKECMDGOALS)),$(or $(BUILT),best),native)
 JOBS ?= $(shell getconf _NPROCESSORS_ONLN)
 # The wheel is built in the same folder (`make test-wheel`), and its settings would put the library elsewhere.
 CMAKE = $(BIN)/cmake -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python \
@@ -33,7 +35,7 @@ LIBRARY := ckdist/native/libckdist.so
 SOURCES := CMakeLists.txt cmake/declarations.py $(shell find ckdist/native -name '*.cpp' -o -name '*.h')
 
 .PHONY: setup serve lint format tidy docs lock unit test test-avx2 test-native test-wheel test-asan test-tsan test-vm
-.PHONY: test-aarch64 fuzz coverage bench-check native clean
+.PHONY: test-aarch64 fuzz coverage bench-check native more-levels clean
 
 # For contributors; `make serve` needs less.
 setup: $(VENV)/.ready $(LIBRARY)
@@ -57,7 +59,7 @@ $(VENV)/.ready: $(VENV)/.serve
 
 native: $(LIBRARY)
 
-$(LIBRARY): $(SOURCES) | $(VENV)/.serve
+$(LIBRARY): $(SOURCES) $(if $(filter best-native best-all native-all,$(BUILT)-$(LEVELS)),more-levels) | $(VENV)/.serve
 	@echo "compiling the native library for this CPU; LEVELS=all builds it for every CPU"
 	@$(CONFIGURE) >/dev/null
 	@$(BIN)/cmake --build build/native --parallel $(JOBS)
