@@ -40,13 +40,19 @@ SOURCES := CMakeLists.txt cmake/declarations.py $(shell find ckdist/native -name
 # For contributors; `make serve` needs less.
 setup: $(VENV)/.ready $(LIBRARY)
 
-# The package itself is installed as a link to this checkout, without its library: that is built below, once.
-$(VENV)/.serve: pyproject.toml constraints.txt
+# The compiler needs no other packages.
+$(VENV)/.build: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \
 	  echo "ckdist needs Python 3.10 or newer, and $(PYTHON) is not: PYTHON=... chooses another"; exit 2; }
 	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { \
 	  echo "$(PYTHON) has no venv module: install it (Debian and Ubuntu: apt-get install python3-venv)"; exit 2; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "installing cmake and ninja into $(VENV)"
+	@$(INSTALL) cffi cmake ninja
+	@touch $@
+
+# The package itself is installed as a link to this checkout, without its library: that is built below, once.
+$(VENV)/.serve: $(VENV)/.build
 	@echo "installing the packages that serving needs into $(VENV), 285 MB"
 	@$(BIN)/python -m pip install --quiet --upgrade pip
 	@$(INSTALL) --editable '.[build,mpi]'
@@ -59,14 +65,16 @@ $(VENV)/.ready: $(VENV)/.serve
 
 native: $(LIBRARY)
 
-$(LIBRARY): $(SOURCES) $(if $(filter best-native best-all native-all,$(BUILT)-$(LEVELS)),more-levels) | $(VENV)/.serve
+$(LIBRARY): $(SOURCES) $(if $(filter best-native best-all native-all,$(BUILT)-$(LEVELS)),more-levels) | $(VENV)/.build
 	@echo "compiling the native library for this CPU; LEVELS=all builds it for every CPU"
 	@$(CONFIGURE) >/dev/null
 	@$(BIN)/cmake --build build/native --parallel $(JOBS)
 	@touch $@
 
-# A model that cannot be fetched now (code 1) leaves the bundled one; any other mistake ends here.
-serve: $(VENV)/.serve $(LIBRARY)
+# Packages are fetched while the library is compiled. A model that cannot be fetched now (code 1) leaves the bundled one;
+# any other mistake ends here.
+serve:
+	@$(MAKE) --no-print-directory -j2 LEVELS=$(LEVELS) $(VENV)/.serve $(LIBRARY)
 	@ckdist pull $(MODEL); code=$$?; model="-m $(MODEL)"; \
 	test $$code -le 1 || exit $$code; \
 	test $$code -eq 0 || { model=; echo "serving the bundled model instead: a toy, whose text loops"; }; \
