@@ -67,6 +67,7 @@ native: $(LIBRARY)
 
 $(LIBRARY): $(SOURCES) $(if $(filter best-native best-all native-all,$(BUILT)-$(LEVELS)),more-levels) | $(VENV)/.build
 	@echo "compiling the native library for this CPU; LEVELS=all builds it for every CPU"
+	@rm -f $@  # so that a build that is interrupted goes on, with its levels
 	@$(CONFIGURE) >/dev/null
 	@$(BIN)/cmake --build build/native --parallel $(JOBS)
 	@touch $@
