@@ -3,6 +3,7 @@
 Writes files that others may read meanwhile, and files that survive a loss of power.
 """
 
+import contextlib
 import errno
 import hashlib
 import os
@@ -37,6 +38,14 @@ def open_regular(path: str | os.PathLike[str], pipes: bool = False) -> BufferedR
     except BaseException:
         os.close(descriptor)
         raise
+
+
+def check_replaceable(path: str | os.PathLike[str]) -> None:
+    """Raises OSError unless `path` is absent or a regular file: a rename would replace a device such as /dev/null."""
+    with contextlib.suppress(FileNotFoundError):
+        kind = stat.S_IFMT(pathlib.Path(path).stat().st_mode)
+        if kind != stat.S_IFREG:
+            raise OSError(errno.EINVAL, f"it is {KINDS.get(kind, 'something else')}, not a regular file", str(path))
 
 
 def replace_text(path: str | os.PathLike[str], text: str, mode: int = 0o666) -> None:

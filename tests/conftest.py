@@ -26,15 +26,18 @@ from ckdist.comm import communicator
 from ckdist.hub.store import FOLDER_VARIABLE, store_folder
 from ckdist.layouts import rank_plan
 from ckdist.topology import arithmetic as topology_arithmetic
+from ckdist.topology import bandwidth
 from ckdist.train import report as training_report
 from tests.support import launcher
 from tests.support.paths import ROOT
 from tests.support.stubs import stubs
 from tests.support.warm_starts import cold_starts, warm_starts
 
-LONGEST = ("test_under_mpirun.py", "test_link_down.py", "test_layout.py")  # files with tests of 20 s and more
+LONGEST = ("test_under_mpirun.py", "test_link_down.py", "test_layout.py", "test_ray.py")  # tests of 20 s and more
 POLLS = 50  # of a flag before a thread sleeps
 ARITHMETIC_SECONDS = 0.002  # of a measurement
+READ_BYTES = 16 << 20  # of a measurement, for each thread
+SHOWN_SECONDS = 0.01  # a setup that took less is in no summary
 MPIRUN_SESSIONS = "PRTE_MCA_prte_tmpdir_base"  # where each mpirun makes a folder, named by its process number
 
 
@@ -60,6 +63,22 @@ def pytest_configure(config) -> None:
         config.add_cleanup(folder.cleanup)
 
 
+def pytest_sessionstart(session) -> None:
+    """A worker sends only reports that tell something: of calls, and of setups that failed or took time. The others
+    are four of five messages.
+    """
+    for plugin in session.config.pluginmanager.get_plugins():
+        if type(plugin).__name__ == "WorkerInteractor":
+            plugin.sendevent = functools.partial(send_if_telling, plugin.sendevent)
+
+
+def send_if_telling(send, name: str, **fields) -> None:
+    report = fields.get("data", {}) if name == "testreport" else {}
+    is_empty = report.get("when", "call") != "call" and report["outcome"] == "passed"
+    if name not in ("logstart", "logfinish") and not (is_empty and report["duration"] < SHOWN_SECONDS):
+        send(name, **fields)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def certificates():
     """Each client of httpx, so each `httpx.get`, reads all certificates, 23 ms of CPU; tests that wait for a server ask
@@ -82,10 +101,13 @@ def polls():
 
 
 @pytest.fixture(scope="session", autouse=True)
-def arithmetic():
-    """Each training measures the CPU's arithmetic. A fifteenth of the time is enough: only figures of a log use it."""
+def measurements():
+    """Each training measures the CPU's arithmetic, and each bench its memory, too. A fifteenth is enough: only figures
+    of a log or of a row use it.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(topology_arithmetic, "ARITHMETIC_SECONDS", ARITHMETIC_SECONDS)
+        patch.setattr(bandwidth, "READ_BYTES", READ_BYTES)
         yield
 
 

@@ -1,7 +1,6 @@
 """`ckdist perplexity`: exp of the mean negative log-likelihood of a text, and its logits on request."""
 
 import contextlib
-import errno
 import json
 import os
 import pathlib
@@ -14,6 +13,7 @@ from ckdist.config.perplexity_config import PerplexityConfig
 from ckdist.engine.single import SingleSequence
 from ckdist.errors import ConfigError
 from ckdist.program.executable import Executable
+from ckdist.regular_file import check_replaceable
 from ckdist.text_file import read_text_file
 from ckdist.tokens.tried import load_tried
 from ckdist.weights.checkpoint import Checkpoint
@@ -54,8 +54,7 @@ class LogitsFile:
     def __init__(self, path: str, shape: tuple[int, int]):
         self.path, self.temporary = path, f"{path}.tmp"
         try:
-            if os.path.isdir(path):  # noqa: PTH112 - also False if access is denied
-                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+            check_replaceable(path)
             self.array = np.lib.format.open_memmap(self.temporary, "w+", np.float32, shape)
             # Reserves the disk space at once: a mapped page without space would kill the process.
             with open(self.temporary, "r+b") as file:

@@ -93,7 +93,7 @@ class ExportCommand(CommandSettings):
     source: str | None = option(
         None, "source", metavar="IN", help="folder with config.json, safetensors and a tokenizer, or hf:owner/repo"
     )
-    lora: str = option("", metavar="DIR", help="write only this adapter of IN, which may be a GGUF too")
+    lora: str = option("", metavar="DIR", help="write only this adapter; its base IN may be a GGUF too")
     target: str | None = option(None, "target", metavar="OUT.gguf", help="file to write")
 
 

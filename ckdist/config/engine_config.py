@@ -121,7 +121,7 @@ class EngineConfig(DraftFlags):
     )  # fmt: skip
     tensor_split: str = option(
         "even", "-ts", parse=proportions, metavar="even|auto|N,N,...",
-        help="parts of the model by rank or by host; auto: by measured rates of memory if hosts differ, else even",
+        help="parts of the model by rank or by host; auto: by measured memory bandwidth if hosts differ, else even",
     )  # fmt: skip
     prefill: str = option(
         "auto", choices=("auto", "token", "tensor"),

@@ -227,7 +227,7 @@ def agreed_entries(world: World, folder: CacheFolder, kind: str) -> list[FoundEn
 
 
 def found_entries(slots: np.ndarray, entries: np.ndarray) -> list[FoundEntry]:
-    """Entries from the headers in these slots."""
+    """Decodes `entries`, the headers in `slots`."""
     return [
         FoundEntry(
             int(entry["depth"]),
@@ -241,7 +241,7 @@ def found_entries(slots: np.ndarray, entries: np.ndarray) -> list[FoundEntry]:
 
 
 def read_seconds(folder: CacheFolder, kind: str) -> float:
-    """Measured seconds of reading one entry on this rank."""
+    """Seconds of reading one entry on this rank: measured, or estimated if the folder has no entries."""
     files = folder.slabs[kind]
     slots, _ = files.entries()
     if not len(slots):

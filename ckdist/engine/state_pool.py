@@ -4,9 +4,9 @@ A snapshot is the state after the last token of a known block, so that a sequenc
 cannot be divided at any other position. The pool moves no states. The executable holds these, under the same slot
 numbers.
 
-If a slot is needed, the snapshot with the lowest value goes: the blocks that a later sequence would have to compute
-again, by the time since it was used last (hyperbolic caching, Blankstein et al. 2017). So the snapshots of a long
-conversation get sparse with their age, and its turns do not drive out its beginning.
+If a slot is needed, the snapshot with the lowest value is evicted. Value = blocks that a later sequence would have to
+compute again / time since the last use (hyperbolic caching, Blankstein et al. 2017). So old snapshots of a long
+conversation get sparse, but new turns do not evict its beginning.
 """
 
 from collections.abc import Callable, Sequence

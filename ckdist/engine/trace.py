@@ -19,6 +19,7 @@ from ckdist.comm.world import together
 from ckdist.comm.world_protocol import World
 from ckdist.errors import ConfigError
 from ckdist.native import CData
+from ckdist.regular_file import check_replaceable
 
 log = logging.getLogger(__name__)
 lib, ffi = native.lib, native.ffi
@@ -125,8 +126,7 @@ class Trace:
     def _check(self) -> None:
         """Raises ConfigError if the file cannot be written."""
         try:
-            if self.path.is_dir():
-                raise IsADirectoryError(0, "it is a folder")
+            check_replaceable(self.path)
             with open(self._temporary, "wb"):
                 pass
             self._temporary.unlink()

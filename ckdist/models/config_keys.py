@@ -135,9 +135,9 @@ class ConfigKeys:
 
         Raises ModelFileError if this family does not support the value of a field.
         """
-        found = []
+        found, must = [], {**REFUSED_UNLESS, **self.only}
         for one, name in fields.unread():
-            value, must = one.values[name], {**REFUSED_UNLESS, **self.only}
+            value = one.values[name]
             if name in must:
                 if value != must[name]:
                     raise one.error(name, value, f"{json.dumps(must[name])}: another value is not supported here")

@@ -1,5 +1,6 @@
 """Residual streams that gates of low rank read, and embeddings of n-grams (Qwen4)."""
 
+import functools
 import math
 from dataclasses import dataclass
 
@@ -72,6 +73,7 @@ def multipliers(vocab: int, tokens: int, seed: int) -> tuple[int, ...]:
     return tuple(found)
 
 
+@functools.cache
 def primes_from(least: int, count: int) -> tuple[int, ...]:
     """The first `count` primes that are not less than `least`."""
     found: list[int] = []

@@ -27,15 +27,15 @@ def checked(spec: ModelSpec, where: str) -> ModelSpec:
                     f"{b.head_dim}; both must be the same, for they share a cache"
                 )
     kinds = (Attention, LatentAttention)
-    for a in dict.fromkeys(layer.mixer for layer in spec.layers if layer.mixer is not None):
+    for a in {id(layer.mixer): layer.mixer for layer in spec.layers}.values():
         if isinstance(a, kinds):
             check_attention(a, where)
-        else:
+        elif a is not None:
             a.check(where)
     mixers = [getattr(layer.mixer, "attention", layer.mixer) for layer in spec.layers]
     if not any(isinstance(one, kinds) or hasattr(one, "window") or hasattr(one, "dt_rank") for one in mixers):
         raise ModelFileError(f"{where}: no layer has attention; without it only models of Mamba-1 are supported")
-    for f in dict.fromkeys(layer.ffn for layer in spec.layers):
+    for f in {id(layer.ffn): layer.ffn for layer in spec.layers}.values():
         if isinstance(f, MoeFfn):
             _check_experts(f, where)
     return spec

@@ -229,7 +229,7 @@ def machine_of(found: Mapping[str, Any], where: str) -> MachineSpec:
     values.setdefault("name", pathlib.Path(where).stem)
     rates = found.get("rates", {})
     if not isinstance(rates, dict) or not all(isinstance(pair, list) for pair in rates.values()):
-        raise ConfigError(f"{where}: rates must be a table of lists of two rates")
+        raise ConfigError(f"{where}: rates must be a table, and each value a list of two rates")
     values["rates"] = {str(name)[:20]: tuple(pair[:3]) for name, pair in rates.items()}
     return MachineSpec(**values)
 

@@ -31,7 +31,7 @@ class Group:
         return self.parts[name]
 
     def before(self, value: Value, *names: str) -> Value:
-        """The input of the first of these parts that is there, or `value`, the result of the last one."""
+        """The input of the first part in `names` that the group has; `value` if it has none."""
         return next((self.parts[name].inputs[0] for name in names if name in self.parts), value)
 
 

@@ -61,8 +61,9 @@ class ChatParser:
         return given + (self._cut_text() if ended else [])
 
     def _parts(self, delta: Delta) -> Iterator[Delta]:
-        if delta.name is not None:
+        if delta.name is not None or delta.call is None:  # the last call has ended
             yield from self._cut_text()
+        if delta.name is not None:
             self.calls += 1
             self._arguments, self._is_custom = "", delta.name in self._custom
             yield replace(delta, id=delta.id or new_id(), arguments="", custom=self._is_custom)

@@ -3,6 +3,7 @@
 import json
 import logging
 import logging.handlers
+import math
 import re
 import secrets
 import sys
@@ -23,6 +24,7 @@ PROBES = (
     "/metrics",
 )  # not logged if the status is 200 or 503, and always answered
 MAX_PATH = 200
+COMPLAINT_SECONDS = 60.0  # between two lines about a log that cannot be written
 MAX_PROMPT_TOKENS = 4096  # maximum of a prompt in the log
 
 log = logging.getLogger("ckdist.requests")
@@ -134,6 +136,31 @@ class JsonLines(logging.Formatter):
         return json.dumps(line)
 
 
+class LogFile(logging.handlers.WatchedFileHandler):
+    """--log-file, opened again after a log rotation has moved it.
+
+    While it cannot be written, its lines are lost, and standard error gets one line a minute.
+    """
+
+    _said = -math.inf
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Writes a line. Opening the file again may fail, too."""
+        try:
+            super().emit(record)
+        except OSError:
+            self.handleError(record)
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
+        """Says that the file cannot be written."""
+        error = sys.exc_info()[1]
+        if not isinstance(error, OSError):
+            super().handleError(record)
+        elif time.monotonic() - self._said > COMPLAINT_SECONDS:
+            self._said = time.monotonic()
+            print(f"the log {self.baseFilename} cannot be written: {error.strerror}", file=sys.stderr, flush=True)
+
+
 def _word(value: Any) -> str:
     """A value as one word: texts that hold spaces, quotes or control characters are quoted."""
     text = str(value)
@@ -144,8 +171,8 @@ def start_logging(settings: HttpSettings) -> None:
     """Sends this process's log to standard error or --log-file."""
     if settings.log_file is None:
         handler: logging.Handler = logging.StreamHandler(sys.stderr)
-    else:  # it opens the file again after a log rotation has moved it
-        handler = logging.handlers.WatchedFileHandler(settings.log_file)
+    else:
+        handler = LogFile(settings.log_file)
     handler.setFormatter(JsonLines() if settings.log_format == "json" else TextLines(LOG_FORMAT))
     logging.basicConfig(level=logging.INFO if settings.verbose else logging.WARNING, handlers=[handler])
     log.setLevel(logging.WARNING if settings.no_log_requests else logging.INFO)

@@ -33,8 +33,8 @@ async def receive_form(
         raise Problem(400, f"the body must be {FORM} with the fields {', '.join(places)}")
     with contextlib.ExitStack() as opened:
         form = _Form(places, most, opened)
-        parser = MultipartParser(options[b"boundary"], form.callbacks())
         try:
+            parser = MultipartParser(options[b"boundary"], form.callbacks())
             async for part in request.stream():
                 parser.write(part)
             parser.finalize()

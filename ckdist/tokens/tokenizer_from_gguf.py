@@ -15,6 +15,7 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 
 from ckdist.errors import ModelFileError, one_line
 from ckdist.tokens.pieces import BYTE_TOKEN, SPACE, byte_level_bytes, sentencepiece_bytes, text_bytes
+from ckdist.tokens.scored_merges import scored_merges
 from ckdist.tokens.splits import NAMING, Split, split_named
 from ckdist.tokens.tokenizer import Tokenizer
 
@@ -207,10 +208,10 @@ def _word_piece(v: _Vocabulary) -> Tokenizer:
 
 def _sentencepiece_bpe(v: _Vocabulary) -> Tokenizer:
     unknown = v.token_id("unknown_token_id", 0)
-    has_bytes = BYTE in v.types
+    has_bytes, ids = BYTE in v.types, _ids(v.tokens)
     model = models.BPE(
-        vocab=_ids(v.tokens),
-        merges=_merges_by_score(v),
+        vocab=ids,
+        merges=scored_merges({v.tokens[i]: v.scores[i] for i in v.of_type(NORMAL)}, ids),
         unk_token=v.tokens[unknown or 0],
         fuse_unk=True,
         byte_fallback=has_bytes,
@@ -269,23 +270,6 @@ def _sentencepiece_pieces(v: _Vocabulary) -> list[bytes]:
         sentencepiece_bytes(token) if i in is_byte or not BYTE_TOKEN.fullmatch(token) else text_bytes(token)
         for i, token in enumerate(v.tokens)
     ]
-
-
-def _merges_by_score(v: _Vocabulary) -> list[tuple[str, str]]:
-    """SentencePiece joins the neighbours whose joint token has the best score, and the leftmost ones among equals.
-
-    The equivalent merges are all ways to halve a token, in the order of the tokens' scores. Tokens of one score are
-    runs of spaces and the like (Mistral's). There the leftmost is joined repeatedly, so longer left halves come first.
-    """
-    normal = {v.tokens[i]: v.scores[i] for i in v.of_type(NORMAL)}
-    rank = _ids(v.tokens)
-    merges = []
-    for token, score in normal.items():
-        for cut in range(1, min(len(token), 65)):
-            left = token[:cut]
-            if left in normal and (right := token[cut:]) in normal:
-                merges.append((-score, -cut, rank[left], rank[right], left, right))
-    return [(left, right) for *_, left, right in sorted(merges)]
 
 
 def _ids(tokens: list[str]) -> dict[str, int]:

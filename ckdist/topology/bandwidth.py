@@ -25,10 +25,14 @@ METHOD = 2  # version of the method; results of other versions are ignored
 TRIES = 3  # starts that measure again because other work used their cores; the best result is kept
 
 
-def read_bandwidth(threads: int, cpus: Sequence[int] = (), repeats: int = 5, bytes_each: int = READ_BYTES) -> float:
-    """Bytes per second that `threads` threads of this process read together; the best of `repeats` passes."""
+def read_bandwidth(threads: int, cpus: Sequence[int] = (), repeats: int = 5, bytes_each: int = 0) -> float:
+    """Bytes per second that `threads` threads of this process read together; the best of `repeats` passes.
+
+    Args:
+        bytes_each: Bytes per thread. 0: READ_BYTES.
+    """
     pins = cpus if len(cpus) >= threads else None
-    return native.call(native.lib.ckdist_read_bandwidth, threads, pins, bytes_each, repeats)
+    return native.call(native.lib.ckdist_read_bandwidth, threads, pins, bytes_each or READ_BYTES, repeats)
 
 
 def read_size(machine: Machine, cpus: Sequence[int]) -> int:

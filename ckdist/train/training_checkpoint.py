@@ -179,8 +179,9 @@ def disk_reason(error: OSError) -> str:
 
 
 def verify(checkpoint: Path) -> TrainState:
-    """Returns the state of a checkpoint after checking its files' checksums. Raises ModelFileError that begins with its
-    name.
+    """Compares the files of a checkpoint with their checksums, and returns its state.
+
+    Raises ModelFileError. Its text begins with the checkpoint's name.
     """
     if not (checkpoint / STATE).is_file():
         raise ModelFileError(f"{checkpoint} is not a checkpoint: it has no {STATE}")

@@ -18,6 +18,7 @@ from ckdist.models.decoder import EMBEDDING, NGRAMS, OUTPUT
 from ckdist.models.moe_weights import is_expert, is_router
 from ckdist.models.registry import family
 from ckdist.progress import ProgressBar
+from ckdist.regular_file import check_replaceable
 from ckdist.tokens.tokenizer_to_gguf import tokenizer_metadata
 from ckdist.weights import dtypes
 from ckdist.weights.checkpoint import Checkpoint, open_checkpoint
@@ -261,8 +262,14 @@ def write_replacing(
 ) -> int:
     """Writes a GGUF file under a temporary name, which then replaces `path`. Returns its size in bytes.
 
-    Raises EngineError if it cannot be written.
+    Raises:
+        ConfigError: `path` is no regular file.
+        EngineError: It cannot be written.
     """
+    try:
+        check_replaceable(path)
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {error.strerror}") from None
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     with ProgressBar(len(tensors), "tensor", "exporting", progress) as bar:
         watched = [t._replace(data=lambda t=t: (bar.update(1), t.data())[1]) for t in tensors]

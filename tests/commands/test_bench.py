@@ -50,30 +50,19 @@ def test_drafts(bench):
     assert sum(row["drafted"] for row in rows) >= sum(row["accepted"] for row in rows)  # a busy machine may draft none
 
 
-@pytest.mark.alone
 def test_machine(bench):
-    rows = json.loads(bench("machine", "-t", 2, "-o", "json"))
-    assert [row["isa"] for row in rows] == [
-        native.isa(),
-        *(isa for isa, lacks in native.isas().items() if not lacks and isa != native.isa()),
-    ]
-    for row in rows:
-        assert all(
-            row[name] > 0
-            for name in (
-                "read_bandwidth_1",
-                "read_bandwidth",
-                "fma_1",
-                "bf16_1",
-                "int8_1",
-                "fma",
-                "bf16",
-                "int8",
-                "barrier",
-                "line_round_trip",
-            )
-        )
-    assert rows[0]["int8_1"] > rows[0]["fma_1"]
+    names = ("read_bandwidth_1", "read_bandwidth", "fma_1", "bf16_1", "int8_1", "fma", "bf16", "int8", "barrier")
+    for _ in range(3):  # other work may take the CPU during one of the measurements
+        rows = json.loads(bench("machine", "-t", 2, "-o", "json"))
+        assert [row["isa"] for row in rows] == [
+            native.isa(),
+            *(isa for isa, lacks in native.isas().items() if not lacks and isa != native.isa()),
+        ]
+        for row in rows:
+            assert all(row[name] > 0 for name in (*names, "line_round_trip"))
+        if rows[0]["int8_1"] > rows[0]["fma_1"]:
+            return
+    raise AssertionError(rows[0])
 
 
 def test_rows(bench):

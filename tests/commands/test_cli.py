@@ -225,7 +225,7 @@ def test_logits_are_saved_whole_or_not_at_all(refused, ckdist, tmp_path):
     out = tmp_path / "logits.npy"
     assert ckdist(*score("--save-logits", out))[0] == 0
     assert np.load(out).shape == (3, 210) and os.listdir(tmp_path) == ["logits.npy"]
-    assert f"cannot write --save-logits {tmp_path}: Is a directory" in refused(*score("--save-logits", tmp_path))
+    assert f"cannot write --save-logits {tmp_path}: it is a folder" in refused(*score("--save-logits", tmp_path))
     assert "No such file or directory" in refused(*score("--save-logits", tmp_path / "no" / "x.npy"))
     assert "3 tokens needs a context of 3, not 2: use --ctx-size 3" in refused(
         *score("-c", 2, "--save-logits", tmp_path / "y.npy")

@@ -148,8 +148,8 @@ def test_a_template_that_explodes_is_a_400_in_a_second(served):
 @pytest.mark.parametrize(
     "template", ["{{ " + "~".join(["'a'"] * 60_000) + " }}", "{{ ([[1]] * 4000000) | sum(start=[]) | length }}"]
 )
-@pytest.mark.alone
 def test_a_template_that_never_ends_leaves_completions_working(template):
+    """The template was tried at the start, so its refusal takes no time."""
     with serving(template=template) as (_, http):
         begun = time.monotonic()
         answer = httpx.post(f"{http.url}/v1/chat/completions", json=chat("a"))
@@ -234,7 +234,7 @@ def test_nothing_long_runs_on_the_event_loop(tmp_path):
     for name, answers in results.items():
         if name in ("token ids", "text", "three texts"):
             assert all("exceeds the available context size" in begin for _, begin, _, _ in answers), (name, answers)
-    assert results["tokenize with pieces"][0][2] > 10e6 and results["echo"][0][2] > 1e6
+    assert results["tokenize with pieces"][0][2] > 5e6 and results["echo"][0][2] > 0.6e6
     slowest = {name: round(1e3 * max(seconds for *_, seconds in answers), 1) for name, answers in results.items()}
     print("longest turns of the event loop, in ms of CPU time:", slowest)
     three = slowest.pop("three texts")  # one turn of the loop reads for all three clients

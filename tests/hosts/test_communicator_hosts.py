@@ -2,6 +2,7 @@
 way to lose a rank.
 """
 
+import os
 import pathlib
 import re
 import secrets
@@ -12,6 +13,7 @@ import time
 
 import pytest
 
+from tests.support import launcher
 from tests.support.collective_jobs import start_program
 from tests.support.delayed_link import LinkDelay
 from tests.support.hosts import Hosts, run, why_not
@@ -47,9 +49,8 @@ def start(hosts: Hosts, each: int, tmp_path, *words: str) -> list[subprocess.Pop
         "MASTER_PORT": str(PORT),
         "CKDIST_JOB_SECRET_FILE": str(secret),
     }
-    return [
-        start_program(hosts.inside(r // each, sys.executable, *words), {**job, "RANK": str(r)}) for r in range(2 * each)
-    ]
+    program = (*launcher.STUB, sys.executable, *words)
+    return [start_program(hosts.inside(r // each, *program), {**job, "RANK": str(r)}) for r in range(2 * each)]
 
 
 def finish(processes: list[subprocess.Popen], seconds: float) -> list[str]:
@@ -136,13 +137,15 @@ def test_a_lost_rank_is_named_by_all(hosts, tmp_path, fault, what):
     """Rank 3, on the second host beside rank 2; or the whole other host."""
     processes = start(hosts, 2, tmp_path, "tests/support/programs/until_lost.py", "auto", what, str(TIMEOUT))
     try:
+        pids = []
         for rank, p in enumerate(processes):
-            assert re.fullmatch(rf"rank {rank} pid \d+ running\n", p.stdout.readline())
+            (pid,) = re.fullmatch(rf"rank {rank} pid (\d+) running\n", p.stdout.readline()).groups()
+            pids.append(int(pid))
         time.sleep(0.3)
         if fault == "link":
             hosts.set_link("down")
         else:
-            processes[3].send_signal(signal.SIGKILL if fault == "kill" else signal.SIGSTOP)
+            os.kill(pids[3], signal.SIGKILL if fault == "kill" else signal.SIGSTOP)
         began = time.monotonic()
         for rank in range(4 if fault == "link" else 3):
             _, error = processes[rank].communicate(timeout=20)

@@ -113,7 +113,7 @@ def test_rows_that_a_link_takes_piece_by_piece(hosts):
     """Sockets have room for less than a chunk's rows: ranks push them on while they compute, and while they wait."""
     for host in range(2):
         subprocess.run(hosts.inside(host, "sysctl", "-q", "-w", "net.ipv4.tcp_wmem=4096 4096 4096"), check=True)
-    words = perplexity("-pp", "2", "-ub", "80", "--transport", "tcp")
+    words = perplexity("-pp", "2", "-ub", "80", "--transport", "tcp", "--prefill", "tensor")
     output = start(hosts, "torchrun", 2, *words)
     assert not any(output.wait(60)), output.text()
     # the order of sums is that of two ranks

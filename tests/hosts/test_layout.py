@@ -46,16 +46,23 @@ def test_the_link_chooses(megabits, delay, most_megabytes):
     assert not delay or microseconds >= 0.9 * delay.seconds * 1e6, output.text()
 
 
+def said_by_ranks(hosts, *words: str) -> str:
+    """What a rank on each host prints, without mpirun."""
+    output = start(hosts, "torchrun", 1, *words)
+    output.wait(60)
+    return output.text()
+
+
 def test_a_model_is_served_in_the_layout_that_was_chosen(hosts):
     """One line says why; flags that name another way go before it."""
     hosts.limit_link(100)
     words = ["-m", "ckdist.cli.main", "generate", "-m", str(ROOT / "tests/golden/llama3"), "-p", "", "-n", "1"]
     words += ["-t", "1", "-v"]
-    _, said = hosts.run(1, *words)
+    _, said = hosts.run(1, *words)  # under mpirun
     assert re.search(r"^layout: 2 stages rather than tensors over all ranks: predicted", said, re.MULTILINE), said
     assert "stage 0 of 2: embedding" in said, said
-    _, said = hosts.run(1, *words, "-tp", "2", "--layout", "auto")
+    said = said_by_ranks(hosts, *words, "-tp", "2", "--layout", "auto")
     assert "layout: tensors over all ranks: flags, ranks and layers leave no other" in said, said
     for flags in (("-pp", "1"), ("--prefill", "tensor")):
-        _, said = hosts.run(1, *words, *flags)
+        said = said_by_ranks(hosts, *words, *flags)
         assert "layout:" not in said and "stage 0 of" not in said, said

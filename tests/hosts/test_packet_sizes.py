@@ -22,7 +22,7 @@ from ckdist.comm.world import start_world
 from ckdist.errors import CommError
 world = start_world()
 try:
-    c = open_communicator(world, "tcp", timeout=3, arena_bytes=1 << 22)
+    c = open_communicator(world, "tcp", timeout=20, arena_bytes=1 << 22)
     c.barrier()
     print("open", flush=True)
     time.sleep(3)

@@ -29,7 +29,6 @@ def test_hosts_are_ray_s_alone():
 
 
 @needs_ray
-@pytest.mark.alone  # Ray's dozen processes take the time of other tests, and theirs
 @pytest.mark.timeout(400)
 def test_jobs_on_two_nodes():
     """One test for one cluster."""

@@ -6,7 +6,7 @@ import httpx
 import pytest
 
 from tests.support.generated import GENERATE, tokens_of_one_process
-from tests.support.launcher import environment
+from tests.support.launcher import one_host
 from tests.support.paths import ROOT
 from tests.support.ports import free_port
 from tests.support.served import healthy, wait_for
@@ -28,7 +28,7 @@ def slurm(tmp_path_factory):
 
 @pytest.fixture
 def env(tmp_path):
-    return {**environment(), "HOME": str(tmp_path), "CKDIST_START_TIMEOUT": "60"}
+    return {**one_host(), "HOME": str(tmp_path), "CKDIST_START_TIMEOUT": "60"}
 
 
 def test_the_tasks_of_srun_are_ranks(slurm, env, tmp_path):

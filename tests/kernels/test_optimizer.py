@@ -182,3 +182,6 @@ def test_schedules():
     np.testing.assert_allclose(
         rates("wsd", warmup_steps=1, num_decay_steps=4, min_lr_ratio=0.5), [1] * 7 + [0.875, 0.75, 0.625]
     )
+    np.testing.assert_allclose(  # the decay begins after the warm-up, even if fewer steps are left
+        rates("wsd", warmup_steps=7, num_decay_steps=5), [*np.arange(1, 8) / 7, 1, 2 / 3, 1 / 3]
+    )

@@ -5,6 +5,7 @@ Products of quantised weights must have AVX-512's bits, since it takes the fewes
 own.
 """
 
+import copy
 import ctypes
 import functools
 import os
@@ -18,7 +19,7 @@ import pytest
 from ckdist import native
 from ckdist.errors import ConfigError
 from tests.kernels.test_attention import Cache, Settings, attend
-from tests.support.compiled import NATIVE, OURS, compiled
+from tests.support.compiled import NATIVE
 from tests.support.paths import ROOT
 from tests.support.products import (
     HALF_FIELDS,
@@ -31,76 +32,40 @@ from tests.support.products import (
     prepare,
     random_rows,
 )
+from tests.support.tile_library import tile_library
 
-ISA_FLAGS = [
-    "-mavx2",
-    "-mfma",
-    "-mf16c",
-    "-mbmi2",
-    "-mavx512f",
-    "-mavx512bw",
-    "-mavx512vl",
-    "-mavx512dq",
-    "-mavx512vnni",
-    "-mavx512bf16",
-    "-mavx512vbmi",
-    "-mamx-tile",
-    "-mamx-int8",
-    "-mamx-bf16",
-]
 TOKENS = (1, 9, 10, 16, 17, 33)
-
-
-def over_model(name, sources):
-    """A library of kernels of ISA amx over the model."""
-    if lacks := native.isas().get("avx512_bf16", "a compiler that knows it"):
-        pytest.skip(f"level avx512_bf16: this CPU lacks {lacks}")  # which runs the kernels around the tiles
-    return compiled(
-        name,
-        [OURS / f"{name}.cpp", *(NATIVE / source for source in sources)],
-        "-O1",
-        "-shared",
-        "-fPIC",
-        "-ffp-contract=off",
-        *ISA_FLAGS,
-        "-DCKDIST_ISA=amx",
-        "-DCKDIST_VECTORS=amx",
-        '-DCKDIST_TILES="tile_model.h"',
-        unknown=("unrecognized command", "unknown argument"),
-    )
-
-
-def loaded(path):
-    library = ctypes.CDLL(str(path))
-    library.tile_faults.restype = ctypes.c_char_p
-    for name in ("tile_row_products", "tile_is_live"):
-        getattr(library, name).restype = ctypes.c_int64
-    return library
 
 
 @pytest.fixture(scope="module")
 def tiles():
-    """Products."""
-    linear = [f"isa/linear_{kind}" for kind in ("bytes", "interleaved", "bf16", "float8")]
-    names = [*linear, "isa/machine", "isa/pack_tile", "layout", "layout_blocks", "layout_interleaved"]
-    sources = [f"kernels/{name}.cpp" for name in names]
-    library = loaded(over_model("tile_products", sources))
-    library.tile_peak.restype = ctypes.c_int64
-    return library
+    """Functions of the library, and of the model."""
+    return tile_library()
 
 
-def in_tiles(library, name, tiles, rows, cols, prepared, tile_range=None, product="tile_multiply"):
+def operations(model):
+    """Loads, stores and products of tiles, and rows of sums in products, since the start."""
+    counts = np.empty(4, np.int64)
+    model.tile_operations(ctypes.c_void_p(counts.ctypes.data))
+    return counts
+
+
+def in_tiles(tiles, name, packed, rows, cols, prepared, tile_range=None, prompt=False):
     """Y (tokens, rows), and how many rows of tiles products were added to."""
+    library, model = tiles
     begin, end = tile_range or (0, (rows + 15) // 16)
     y = np.full((len(prepared), rows), 7, np.float32)
-    before = library.tile_row_products()
-    as_pointer = lambda a: ctypes.c_void_p(a.ctypes.data)
-    sizes = [ctypes.c_int64(n) for n in (rows, cols, begin, end, prepared.shape[1], len(prepared))]
-    getattr(library, product)(
-        number(name), *sizes[:2], as_pointer(tiles), *sizes[2:4], as_pointer(prepared), *sizes[4:], as_pointer(y)
-    )
-    assert library.tile_faults() == b"" and not library.tile_is_live()
-    return y, library.tile_row_products() - before
+    before = operations(model)
+    if prompt:
+        as_pointer = lambda a: ctypes.c_void_p(a.ctypes.data)
+        sizes = [ctypes.c_int64(n) for n in (rows, cols, begin, end, prepared.shape[1], len(prepared))]
+        model.tile_multiply_prompt(
+            number(name), *sizes[:2], as_pointer(packed), *sizes[2:4], as_pointer(prepared), *sizes[4:], as_pointer(y)
+        )
+    else:
+        multiply("amx", name, packed, rows, cols, prepared, (begin, end), y, library)
+    assert not model.tiles_are_live()
+    return y, (operations(model) - before)[3]
 
 
 def as_bfloat16(values):
@@ -126,12 +91,9 @@ def test_bytes_in_tiles_have_the_bits_of_avx512(tiles, name):
         whole = multiply("avx512_bf16", name, packed, rows, cols, prepared)
         for tokens in TOKENS:
             y, worked = in_tiles(tiles, name, packed, rows, cols, prepared[:tokens])
-            if worked:
-                assert tokens >= 10
-                assert_same_bits(y, whole[:tokens])
-                assert worked % tokens == 0  # tiles have as many rows as there are tokens, and read no others
-            else:  # left to vectors, which the model has not
-                assert tokens <= 17 and (y == 7).all()
+            assert_same_bits(y, whole[:tokens])
+            assert tokens >= 10 if worked else tokens <= 17  # fewer tokens take vectors
+            assert worked % tokens == 0  # tiles have as many rows as there are tokens, and read no others
 
 
 @pytest.mark.parametrize("name", [*HALF_FIELDS, "INT4_32", "INT4_32Z", "INT4_128Z", "NVFP4"])
@@ -142,7 +104,7 @@ def test_prompts_are_products_of_weights_in_bfloat16(tiles, name):
         packed = pack("avx512_bf16", name, data, rows, cols)
         x = np.random.default_rng(rows).normal(size=(70, cols)).astype(np.float32)
         prepared = prepare("avx512_bf16", 1, x)
-        run = functools.partial(in_tiles, tiles, name, packed, rows, cols, product="tile_multiply_prompt")
+        run = functools.partial(in_tiles, tiles, name, packed, rows, cols, prompt=True)
         y, worked = run(prepared)
         assert worked
         near = lambda a: as_bfloat16(a).astype(np.float64)
@@ -272,11 +234,13 @@ def test_empty_matrices(tiles, name):
 
 def test_the_peak_counts_what_tiles_do(tiles):
     """One product of whole tiles: 16 x 16 sums of 64 bytes or 32 bfloat16, two operations each."""
+    model = tiles[1]
     for fmt, depth in ((2, 64), (1, 32)):
-        before = tiles.tile_row_products()
-        assert tiles.tile_peak(fmt, ctypes.c_int64(3)) == (tiles.tile_row_products() - before) * 16 * depth * 2
-        assert tiles.tile_row_products() - before == 3 * 4 * 16
-    assert tiles.tile_faults() == b"" and not tiles.tile_is_live()
+        before = operations(model)
+        peak = model.tile_peak(fmt, ctypes.c_int64(3))
+        rows = (operations(model) - before)[3]
+        assert rows == 3 * 4 * 16 and peak == rows * 16 * depth * 2
+    assert not model.tiles_are_live()
 
 
 # Of keys, values, and whether these are a part of keys.
@@ -284,23 +248,21 @@ WIDTHS = [(128, 128, False), (72, 40, False), (8, 24, False), (96, 64, True), (4
 
 
 @pytest.mark.parametrize("key_width, value_width, latent", WIDTHS)
-def test_attention_in_tiles_has_the_bits_of_avx512(key_width, value_width, latent):
-    names = ["", "_float", "_index", "_index_codes", "_integer", "_bytes", "_parts", "_rotation", "_store"]
-    sources = ["core/error.cpp", "bindings/attention_api.cpp", *(f"kernels/isa/attention{name}.cpp" for name in names)]
-    path = over_model("tile_attention", sources)
-    library, tiles = native.ffi.dlopen(str(path)), loaded(path)
+def test_attention_in_tiles_has_the_bits_of_avx512(tiles, key_width, value_width, latent):
+    library, model = tiles
     rng = np.random.default_rng(5)
     for tokens, heads, positions in ((9, 1, 9), (20, 3, 500), (1, 17, 300), (150, 1, 150)):
         k, v = (rng.normal(size=(positions, width)).astype(np.float32) for width in (key_width, value_width))
         q = 2 * rng.normal(size=(tokens, heads, key_width)).astype(np.float32)
         cache = Cache(b"avx512_bf16", "i16", k, k[:, :value_width].copy() if latent else v, latent=latent)
+        here = copy.copy(cache)
+        here.isa = b"amx"
         for settings in (Settings(), Settings(window=40, soft_cap=5, sinks=tuple(range(heads)))):
             whole = attend(cache, q, positions - tokens, settings)
             for spans in (0, 1):
-                before = tiles.tile_row_products()
-                assert_same_bits(attend(cache, q, positions - tokens, settings, spans, library), whole)
-                assert tiles.tile_row_products() > before
-                assert tiles.tile_faults() == b"" and not tiles.tile_is_live()
+                before = operations(model)
+                assert_same_bits(attend(here, q, positions - tokens, settings, spans, library), whole)
+                assert operations(model)[3] > before[3] and not model.tiles_are_live()
 
 
 @pytest.mark.skipif(

@@ -4,6 +4,7 @@ import dataclasses
 import importlib
 import importlib.util
 import json
+import os
 import pathlib
 import shutil
 from statistics import NormalDist
@@ -224,6 +225,9 @@ def test_a_sentencepiece_vocabulary(tmp_path):
 def test_mistakes(tmp_path):
     with pytest.raises(ConfigError, match="is a folder: name the file"):
         export_gguf(str(BUNDLED), str(tmp_path), "f16")
+    os.mkfifo(fifo := tmp_path / "fifo")
+    with pytest.raises(ConfigError, match="fifo: it is a FIFO, not a regular file"):
+        export_gguf(str(BUNDLED), str(fifo), "f16")
     with pytest.raises(EngineError, match="could not be written: No such file"):
         export_gguf(str(BUNDLED), str(tmp_path / "none" / "m.gguf"), "f16")
     with pytest.raises(ModelFileError, match="the tokenizer has 4096 tokens, and the model 7"):

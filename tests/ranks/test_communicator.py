@@ -23,6 +23,7 @@ from ckdist.comm.bootstrap.sockets import DATA, HEARTBEATS, connect_ranks
 from ckdist.comm.bootstrap.tcp_world import TcpWorld
 from ckdist.comm.communicator import open_communicator
 from ckdist.errors import CommError, ConfigError
+from tests.support import launcher
 from tests.support.collective_jobs import WRONG_CALLS, options, start_program
 from tests.support.launcher import mpirun, run_ranks
 from tests.support.pairs import pairs
@@ -40,27 +41,10 @@ def largest(transport: str, ranks: int) -> int:
 
 @pytest.mark.parametrize("ranks", RANKS)
 @pytest.mark.parametrize("transport", ["shared", "tcp", "hybrid", "hosts without shared memory"])
-class TestCommunicator:
+def test_every_operation(transport, ranks):
     """Ranks as threads. Each part checks against numpy, which fixes the bits for all transports alike."""
-
-    def run(self, transport, ranks, part, largest=5000):
-        hosts, opened = options(transport, ranks)
-        run_threads(hosts, lambda world: collectives.battery(world, largest, (part,), **opened))
-
-    def test_reductions(self, transport, ranks):
-        self.run(transport, ranks, collectives.reductions, largest(transport, ranks))
-
-    def test_movements(self, transport, ranks):
-        self.run(transport, ranks, collectives.movements, largest(transport, ranks))
-
-    def test_overlapping(self, transport, ranks):
-        self.run(transport, ranks, collectives.overlapping, 40_000)
-
-    def test_windows(self, transport, ranks):
-        self.run(transport, ranks, collectives.windows)
-
-    def test_splits(self, transport, ranks):
-        self.run(transport, ranks, collectives.splits)
+    hosts, opened = options(transport, ranks)
+    run_threads(hosts, lambda world: collectives.battery(world, largest(transport, ranks), **opened))
 
 
 def test_40_mib_over_hosts():
@@ -108,6 +92,8 @@ def test_what_cannot_be():
             c.reduce_scatter(np.zeros(7, np.float32))
         with pytest.raises(ConfigError, match="bytes cannot be reduced"):
             c.all_reduce(np.zeros(3, np.uint8))
+        with pytest.raises(ConfigError, match="bytes cannot be reduced"):
+            c.start.all_reduce(np.zeros(3, np.uint8)).wait()
         with pytest.raises(ConfigError, match="rank 2"):
             c.send(np.zeros(3), 2)
         with pytest.raises(ConfigError, match="'average' is not a reduction"):
@@ -278,7 +264,8 @@ def test_lost_process_under_mpirun(how, what):
     anything else.
     """
     timeout = 2.0
-    with start_program([*mpirun(3), "tests/support/programs/until_lost.py", "mpi", what, str(timeout)], {}) as job:
+    program = ("tests/support/programs/until_lost.py", "mpi", what, str(timeout))
+    with start_program([*mpirun(3)[:-1], *launcher.STUB, sys.executable, *program], {}) as job:
         try:
             lines = [job.stdout.readline() for _ in range(3)]
             pids = {int(rank): int(pid) for rank, pid in re.findall(r"rank (\d) pid (\d+) running", "".join(lines))}

@@ -107,6 +107,23 @@ def test_a_dropped_connection_is_replaced(drop, caplog):
     assert caplog.text.count("rank 0 (on a) broke; it is back after") == 1
 
 
+def test_an_idle_connection_that_is_dropped_is_replaced(drop):
+    """Its last acknowledgement is old, which does not mean that the path loses large packets."""
+    dropped = threading.Barrier(2)
+
+    def body(world):
+        communicator = open_communicator(world, "tcp", timeout=5)
+        communicator.barrier()
+        time.sleep(2.6)
+        if dropped.wait(5) == 0:
+            drop()
+        dropped.wait(5)
+        assert communicator.all_reduce(np.ones(1 << 18, np.float32)).sum() == 2 << 18
+        communicator.close()
+
+    run_threads("ab", body)
+
+
 def test_a_reset_during_the_last_message_loses_nothing(before, drop):
     message, is_sent = np.arange(1000, dtype=np.float32), threading.Event()
 

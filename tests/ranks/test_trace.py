@@ -122,7 +122,8 @@ def test_a_disk_that_is_full_fails_nothing(tmp_path, caplog, monkeypatch):
 
 def test_paths_are_refused_before_anything_is_loaded():
     for path, why in [
-        ("/tmp", "it is a folder"),
+        ("/tmp", "it is a folder, not a regular file"),
+        ("/dev/null", "it is a device, not a regular file"),
         ("/proc/t.json", "No such file or directory"),
         ("a\0b", "embedded null byte"),
     ]:

@@ -163,6 +163,7 @@ def test_uploads_have_limits(server):
         (post(data={"purpose": "batch"}, files={"other": b"x"}), 400, "has no file"),
         (post(files=[("file", b"x"), ("file", b"y")], data={"purpose": "batch"}), 400, "two files"),
         (post(content=b"--b\r\nnonsense", headers={"Content-Type": "multipart/form-data; boundary=b"}), 400, "form"),
+        (post(content=b"x", headers={"Content-Type": "multipart/form-data; boundary=" + "b" * 999}), 400, "Boundary"),
         (post(json={}), 400, "must be multipart/form-data"),
         (post(files={"file": b"x" * (5 << 20)}, data={"purpose": "batch"}), 507, "--batch-dir"),
         (post(files={"file": b"x"}, data={"purpose": "y" * 5000}), 413, "1024 bytes"),

@@ -113,6 +113,7 @@ def test_models_cannot_be_changed_by_clients(client):
     [
         ({"options": {"temperature": -1}}, "temperature (-1) must be from 0"),
         ({"options": {"seed": 1}, "seed": 2}, "options.seed and seed say the same"),
+        ({"options": {"n": 2}}, "n is not supported by this server; use /v1/chat/completions"),
         ({"options": 3}, "options must be an object"),
         ({"template": "x"}, "--chat-template-file"),
         ({"messages": [{"role": "user", "content": "a", "images": ["eA=="]}]}, "images"),

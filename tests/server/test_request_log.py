@@ -1,7 +1,10 @@
 """The line that each request leaves in the log."""
 
 import asyncio
+import contextlib
 import json
+import logging
+import shutil
 
 import httpx
 import pytest
@@ -10,6 +13,7 @@ from ckdist.config.serve_config import ServeConfig
 from ckdist.errors import ConfigError
 from ckdist.serve.addresses import listen
 from ckdist.serve.process import HttpProcess
+from ckdist.serve.request_log import LogFile
 from tests.support.served import serving, wait_for
 
 
@@ -95,3 +99,18 @@ def test_prompts_are_logged_on_demand_and_requests_not_at_all(tmp_path):
 def test_a_log_file_that_cannot_be_written_is_the_users_mistake(tmp_path):
     with listen("127.0.0.1", 0) as listener, pytest.raises(ConfigError, match="cannot be written: Is a directory"):
         HttpProcess.start(ServeConfig(log_file=str(tmp_path)), "ipc://none", str(tmp_path), "m", listener)
+
+
+def test_a_full_disk_costs_one_line_and_no_request(tmp_path, capfd):
+    record = logging.makeLogRecord({"msg": "a"})
+    gone = tmp_path / "folder" / "log"
+    gone.parent.mkdir()
+    logs = [LogFile("/dev/full"), LogFile(str(gone))]
+    shutil.rmtree(gone.parent)
+    for log in logs * 2:
+        log.emit(record)
+    full, absent = capfd.readouterr().err.splitlines()
+    assert full == "the log /dev/full cannot be written: No space left on device"
+    assert absent == f"the log {gone} cannot be written: No such file or directory"
+    with contextlib.suppress(OSError):
+        logs[0].close()

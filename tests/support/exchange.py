@@ -4,6 +4,8 @@ order, logits in place.
 Ranks are threads or processes; every rank draws the same sizes from one seed and its own numbers from another.
 """
 
+import functools
+
 import numpy as np
 
 from ckdist import native
@@ -14,10 +16,13 @@ lib, ffi = native.lib, native.ffi
 FLOATS, ROWS, VOCAB, INTS = 40_000, 100, 1009, 3000
 
 
+@functools.lru_cache(64)  # ranks that are threads expect the same
 def numbers(rank: int, exchange: int, count: int) -> np.ndarray:
-    """float32 (count,): what `rank` brings to an exchange."""
+    """float32 (count,): what `rank` brings to an exchange. Read-only."""
     generator = np.random.Generator(np.random.SFC64([rank, exchange]))
-    return generator.standard_normal(count, np.float32)
+    drawn = generator.standard_normal(count, np.float32)
+    drawn.flags.writeable = False
+    return drawn
 
 
 def view(address, count: int) -> np.ndarray:

@@ -1,6 +1,6 @@
 """A rank 0 without a model: a ROUTER in a thread that answers with tokens that follow from the prompt alone.
 
-The output of prompt p is p repeated from its start, one token per message; token 1 in it ends the sequence with "stop".
+The output of prompt p is p repeated from its start; token 1 in it ends the sequence with "stop".
 """
 
 import threading
@@ -19,7 +19,7 @@ CONTEXT = 256
 
 
 class FakeEngine:
-    """`state`, `pause` and `delay` may be changed while it runs; `submitted` and `aborted` hold what it was told.
+    """`state`, `delay` and `at_once` may be changed while it runs; `submitted` and `aborted` hold what it was told.
 
     `said`: messages that it sends as they are, each once.
     """
@@ -38,6 +38,7 @@ class FakeEngine:
         self.state, self.error = "ready", None
         self.silent = False
         self.delay = 0.0  # seconds between rounds of tokens
+        self.at_once = 1  # tokens of a message
         self.refusal: tuple[int, str] | None = None
         self.submitted: list[dict] = []
         self.groups: list[int] = []  # messages that came together
@@ -143,12 +144,17 @@ class FakeEngine:
 
     def _step(self, socket, sequence: dict) -> None:
         prompt, sampling, given = sequence["prompt"], sequence["sampling"], sequence["given"]
-        token = prompt[given % len(prompt)]
-        ends = (token == 1 and not sampling["ignore_eos"]) or token in sampling["stop_token_ids"]
-        tokens = [] if ends or sampling["max_tokens"] == 0 else [token]
-        finish = "stop" if ends else "length" if given + 1 >= sampling["max_tokens"] else None
+        tokens, stop, finish = [], None, None
+        while finish is None and len(tokens) < self.at_once:
+            token = prompt[(given + len(tokens)) % len(prompt)]
+            if token in sampling["stop_token_ids"]:
+                finish, stop = "stop", token
+            elif token == 1 and not sampling["ignore_eos"]:
+                finish = "stop"
+            else:
+                tokens += [token][: sampling["max_tokens"]]
+                finish = "length" if given + len(tokens) >= sampling["max_tokens"] else None
         top, prompt_top = sampling["logprobs"], sampling["prompt_logprobs"]
-        stop = token if ends and token in sampling["stop_token_ids"] else None
         message = {
             "op": "tokens",
             "stop_token": stop,
@@ -166,7 +172,7 @@ class FakeEngine:
             ),
         }
         self._send(socket, message)
-        sequence["given"] += 1
+        sequence["given"] += len(tokens)
         if finish is not None:
             del self._running[sequence["id"]]
 

@@ -20,17 +20,17 @@ TEXT = "the quick brown fox " * (8 * MB // 20 - 10)
 def requests() -> dict[str, tuple[str, dict]]:
     """Requests that hold an event loop for 100 ms to seconds if their work runs on it, and long bodies."""
     return {
-        "tokenize with pieces": ("/tokenize", {"content": TEXT[: MB // 2], "with_pieces": True}),
-        "tokenize": ("/tokenize", {"content": TEXT[: 2 * MB]}),
-        "detokenize": ("/detokenize", {"tokens": [100] * (1 << 18)}),
-        "token ids": ("/v1/completions", {"prompt": [7] * 3_900_000, "max_tokens": 1}),
-        "objects": ("/v1/completions", {"prompt": "a", "max_tokens": 1, "metadata": {"a": [{}] * 2_600_000}}),
-        "echo": ("/v1/completions", {"prompt": "ab" * 10_000, "max_tokens": 1, "echo": True, "logprobs": 5}),
+        "tokenize with pieces": ("/tokenize", {"content": TEXT[: MB // 4], "with_pieces": True}),
+        "tokenize": ("/tokenize", {"content": TEXT[:MB]}),
+        "detokenize": ("/detokenize", {"tokens": [100] * (1 << 17)}),
+        "token ids": ("/v1/completions", {"prompt": [7] * 2_000_000, "max_tokens": 1}),
+        "objects": ("/v1/completions", {"prompt": "a", "max_tokens": 1, "metadata": {"a": [{}] * 1_300_000}}),
+        "echo": ("/v1/completions", {"prompt": "ab" * 5000, "max_tokens": 1, "echo": True, "logprobs": 5}),
         "echo streamed": (
             "/v1/completions",
-            {"prompt": "ab" * 10_000, "max_tokens": 1, "echo": True, "logprobs": 5, "stream": True},
+            {"prompt": "ab" * 5000, "max_tokens": 1, "echo": True, "logprobs": 5, "stream": True},
         ),
-        "long answer": ("/v1/completions", {"prompt": "ab", "max_tokens": 20_000, "logprobs": 5, "ignore_eos": True}),
+        "long answer": ("/v1/completions", {"prompt": "ab", "max_tokens": 8000, "logprobs": 5, "ignore_eos": True}),
         "text": ("/v1/completions", {"prompt": TEXT, "max_tokens": 1}),
     }
 

@@ -183,11 +183,11 @@ def prepare(isa, fmt, x, lead=0, cols=None):
     return out
 
 
-def multiply(isa, name, tiles, rows, cols, prepared, tile_range=None, y=None):
+def multiply(isa, name, tiles, rows, cols, prepared, tile_range=None, y=None, library=lib):
     begin, end = tile_range or (0, (rows + 15) // 16)
     y = np.full((len(prepared), rows), np.nan, np.float32) if y is None else y
     check(
-        lib.ckdist_multiply(
+        library.ckdist_multiply(
             isa.encode(),
             number(name),
             rows,

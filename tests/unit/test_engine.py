@@ -406,6 +406,7 @@ def test_how_large_the_steps_of_stages_are():
     works = [costs.work(first, end) for first, end in itertools.pairwise(ends)]
     assert len(works) == 27 and works == pytest.approx([costs.work(0, 4000) / 27] * 27, rel=0.12)
     assert costs.pieces(20.0) == 1 and costs.piece_tokens(20.0, 200.0, 0, 512) == 64
+    assert costs.piece_tokens(300.0, 1200.0, 0, 128) == 128
     assert [costs.groups(count) for count in (0, 1, 8, 64)] == [1, 1, 1, 2]
     assert StageCosts(3, 40.0, slowest=0.4).groups(2) == 2 and StageCosts().piece_tokens(20.0, 200.0, 0, 512) == 512
 

@@ -1,12 +1,14 @@
 """A file imports only from lower floors, or from its own (docs/architecture.md: The floors)."""
 
 import ast
+import functools
 import pathlib
 import re
 import subprocess
 import sys
 
 from tests.support.paths import ROOT
+from tests.unit.test_requirements import OPTIONAL, WANTED
 
 ROOT = ROOT / "ckdist"
 FLOORS = {
@@ -52,17 +54,23 @@ def floor(module: str) -> int:
     return FLOORS[parts[1]] if len(parts) > 1 else max(FLOORS.values())
 
 
-def imported(path: pathlib.Path) -> list[str]:
-    """The project's modules that a file imports."""
+@functools.cache  # three tests read all files
+def all_imported(path: pathlib.Path) -> tuple[str, ...]:
+    """The modules that a file imports."""
     names: list[str] = []
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             names += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module == "ckdist":
             names += [f"ckdist.{alias.name}" for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
+        elif isinstance(node, ast.ImportFrom) and not node.level:
             names.append(node.module or "")
-    return [name for name in names if name.split(".")[0] == "ckdist" and name != "ckdist.__version__"]
+    return tuple(names)
+
+
+def imported(path: pathlib.Path) -> list[str]:
+    """The project's modules that a file imports."""
+    return [name for name in all_imported(path) if name.split(".")[0] == "ckdist" and name != "ckdist.__version__"]
 
 
 def test_imports_go_down():
@@ -91,6 +99,21 @@ def test_only_commands_import_the_annex():
     code = f"import sys, {started}; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert "ckdist.layouts.rank_plan" in loaded and "ckdist.plan" not in loaded
+
+
+DISTRIBUTIONS = {"cffi": "_cffi_backend", "opentelemetry-sdk": "opentelemetry", "pyzmq": "zmq"}
+
+
+def test_everything_imported_is_asked_for():
+    """By pyproject.toml."""
+    names = [re.match(r"[\w.-]+", line)[0] for line in WANTED + OPTIONAL]
+    known = (
+        {DISTRIBUTIONS.get(name, name).replace("-", "_").lower() for name in names}
+        | set(sys.stdlib_module_names)
+        | {"ckdist", "tomllib", "_typeshed"}  # the last one is the type checkers' own
+    )
+    found = {name.partition(".")[0].lower(): path for path in ROOT.rglob("*.py") for name in all_imported(path)}
+    assert "numpy" in found and not {module: path for module, path in found.items() if module not in known}
 
 
 # What each floor of the native code includes beside itself and api, which holds plain C declarations.

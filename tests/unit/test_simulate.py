@@ -127,9 +127,9 @@ def test_waiting_is_that_of_the_formula_for_one_server_and_equal_requests():
     """
     server = ServerShape(max_tokens=64, max_sequences=1, context=64, cache_tokens=64, max_waiting=1 << 20)
     cost, service, rho = LinearStepCost((64,), (0.05,)), 0.05, 0.6
-    load = requests(rho / service, 3000.0, prompt="64", output="1")
+    load = requests(rho / service, 1500.0, prompt="64", output="1")
     load.prompt = 63
-    rows = simulate_requests(Fleet(1, server, cost), load, 3000.0).table
+    rows = simulate_requests(Fleet(1, server, cost), load, 1500.0).table
     wait = float((rows.first - rows.arrival).mean()) - service
     assert wait == pytest.approx(rho * service / (2 * (1 - rho)), rel=0.05)
 

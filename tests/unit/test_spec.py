@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from ckdist.errors import ArchitectureError, ModelFileError
 from ckdist.models.decoder import weight_shapes
 from ckdist.models.registry import spec_from_config
+from ckdist.models.rope import plain
+from ckdist.models.rope_scaling import yarn
 from ckdist.weights.checkpoint import open_checkpoint
 from ckdist.weights.dequantize import read_tensor
 from tests.support.paths import GOLDEN as GOLDEN_FILES
@@ -48,6 +50,12 @@ def test_config_as_transformers_reads_it(name, written):
     assert (spec.family, spec.max_position, spec.norm_eps) == (name.split("-")[0], 4096, 1e-5)
     assert {layer.ffn.activation for layer in spec.layers} == {"gelu_tanh" if gemma else "silu"}
     assert spec.embedding_scale == (8.0 if gemma else 1.0)
+
+
+def test_yarn_of_a_short_context_as_in_transformers():
+    """Dimension 0 rotates less than beta_fast times: the bound below 0 is clamped."""
+    expected = [1.0, 0.1976424, 0.025, 0.007905695, 0.0025, 0.0007905695, 0.00025, 7.905695e-05]
+    np.testing.assert_allclose(yarn(plain(16, 1e4), 1e4, 4.0, 32, 32.0, 1.0), expected, rtol=1e-6)
 
 
 GGUF_NAMES = {

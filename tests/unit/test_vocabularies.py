@@ -13,6 +13,7 @@ import tokenizers
 from tokenizers import AddedToken, Regex, pre_tokenizers
 
 from ckdist.errors import ModelFileError
+from ckdist.tokens.scored_merges import scored_merges
 from ckdist.tokens.splits import SPLITS
 from ckdist.tokens.tokenizer_folder import load_tokenizer
 from ckdist.tokens.tokenizer_from_gguf import tokenizer_from_gguf
@@ -203,6 +204,23 @@ def test_a_mask_takes_the_spaces_before_it(vocab):
     made = metadata("gpt2", [*tokens, "<mask>"], merges, pre="jina-v2-de")
     made["tokenizer.ggml.token_type"][-1] = 3
     assert tokenizer_from_gguf(made).encode("x  <mask>") == [tokens.index("x"), len(tokens)]
+
+
+def test_merges_are_all_halves_by_score_then_from_the_left():
+    draw = random.Random(1)
+    tokens = ["".join(draw.choices("ab▁é😀", k=draw.choice((0, 1, 2, 3, 4, 70)))) for _ in range(400)]
+    tokens += [f"{left}{right}" for left, right in zip(tokens, reversed(tokens), strict=True)]
+    scores = {token: draw.choice((0.0, -1.0, -float(i))) for i, token in enumerate(tokens)}
+    ids = {token: i for i, token in enumerate(scores)}
+    expected = sorted(
+        (-scores[token], -cut, ids[token[:cut]], ids[token[cut:]])
+        for token in scores
+        for cut in range(1, min(len(token), 65))
+        if token[:cut] in scores and token[cut:] in scores
+    )
+    merges = scored_merges(scores, ids)
+    assert [(ids[left], ids[right]) for left, right in merges] == [key[2:] for key in expected]
+    assert len(merges) > 300
 
 
 def test_end_ends_no_answer_beside_return_and_call(vocab):

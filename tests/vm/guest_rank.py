@@ -15,7 +15,7 @@ import numpy as np
 
 from ckdist import native
 from ckdist.comm.transports import verbs
-from ckdist.errors import CommError
+from ckdist.errors import CkdistError, CommError
 
 ADDRESSES = ("10.9.0.1", "10.9.0.2")
 SIZES = [0, 1, 7, 64, 4095, 8152, 8153, 65536, (1 << 20) + 3, 8 << 20]
@@ -123,6 +123,31 @@ def messages(t, rank, peer, exchange):
             t.wait(receiving, peer, f"receive {size}")
             t.wait(sending, peer, f"send {size}")
             assert (into == pattern(size, 10 * i + peer)).all(), f"{size} bytes differ"
+    failed_registrations(t, peer, exchange)
+
+
+def failed_registrations(t, peer, exchange):
+    """The slots of operations whose memory cannot be registered are used again."""
+    count, far = 1 << 20, native.ffi.cast("void *", 4096)  # no memory is mapped there
+    slots = []
+    for tag in (97, 98):
+        receiving = t.irecv(peer, tag, np.empty(0, np.uint8))
+        slots.append(receiving % 2**32)
+        exchange(b"")
+        t.send(peer, tag, np.empty(0, np.uint8))
+        t.wait(receiving, peer, "receive")
+        for call, *arguments in (
+            (native.lib.ckdist_verbs_isend, 99, far),
+            (native.lib.ckdist_verbs_irecv, 99, far),
+            (native.lib.ckdist_verbs_iput, 99, 0, far),
+            (native.lib.ckdist_verbs_iget, 99, 0, far),
+        ):
+            try:
+                t._begin(call, peer, *arguments, count)
+                raise SystemExit("memory that is not mapped was registered")
+            except CkdistError as error:
+                assert f"{count} bytes cannot be registered with RDMA device rxe" in str(error), error
+    assert slots[0] == slots[1], f"operations that failed are still in use: {slots}"
 
 
 def order(t, rank, peer, exchange):

@@ -55,7 +55,7 @@ def gguf(header: GgufHeader) -> ModelSpec:
 
 
 def written(spec: ModelSpec, where: str) -> dict[str, Any]:  # noqa: ARG001
-    """Further GGUF metadata. llama.cpp honours windows in models of 64 layers."""
+    """Further GGUF metadata. llama.cpp applies windows only in models with 64 layers."""
     windows = [mixer.window for mixer in spec.mixers(Attention)]
     sliding = {"attention.sliding_window": max(windows), "attention.sliding_window_pattern": [w > 0 for w in windows]}
     return sliding if any(windows) else {}

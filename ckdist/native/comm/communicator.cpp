@@ -139,11 +139,11 @@ void Communicator::work() {
     if (queue_.empty()) return;
     const std::shared_ptr<Operation> operation = queue_.front();
     lock.unlock();
-    std::string error;
+    std::exception_ptr error;
     try {
       std::lock_guard<std::mutex> turn(running_);
       guarded([&] { operation->body(*collectives_); });
-    } catch (const std::exception& e) { error = e.what(); }
+    } catch (...) { error = std::current_exception(); }
     lock.lock();
     operation->done = true;
     operation->error = error;
@@ -156,7 +156,7 @@ bool Communicator::Operation::test() {
   Communicator& c = *communicator;
   if (body) {
     std::lock_guard<std::mutex> lock(c.mutex_);
-    if (done && !error.empty()) fail(Status::comm, "%s", error.c_str());
+    if (error) std::rethrow_exception(error);
     return done;
   }
   if (!done) done = c.guarded([&] { return c.channel_->test(pending); });
@@ -168,7 +168,7 @@ void Communicator::Operation::wait() {
   if (body) {
     std::unique_lock<std::mutex> lock(c.mutex_);
     c.changed_.wait(lock, [&] { return done; });
-    if (!error.empty()) fail(Status::comm, "%s", error.c_str());
+    if (error) std::rethrow_exception(error);
     return;
   }
   if (!done) c.guarded([&] { c.channel_->wait(pending, {"a message"}); });

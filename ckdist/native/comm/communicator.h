@@ -11,6 +11,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <deque>
+#include <exception>
 #include <functional>
 #include <map>
 #include <memory>
@@ -54,6 +55,7 @@ class Communicator {
   const int rank, size;
   // "shared memory", "tcp", or "shared memory and tcp".
   const std::string& transport() const { return transport_; }
+  int64_t timeout_ns() const { return channel_->timeout_ns(); }
 
   // Runs collectives (see comm/algorithms/collectives.h) in `body` on the calling thread.
   void run(const std::function<void(Collectives&)>& body);
@@ -130,7 +132,7 @@ class Communicator::Operation {
   std::function<void(Collectives&)> body;  // a collective; empty for a message
   Channel::Pending pending{0, 0};
   bool done = false;
-  std::string error;
+  std::exception_ptr error;
 };
 
 }  // namespace ckdist

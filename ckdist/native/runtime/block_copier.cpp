@@ -1,10 +1,18 @@
 #include "runtime/block_copier.h"
 
+#include <chrono>
+
+#include "comm/failure/waiting.h"
+#include "core/error.h"
 #include "runtime/inference.h"
 
 namespace ckdist {
 
-BlockCopier::BlockCopier() { cpus_.read(); }
+namespace {
+constexpr std::chrono::milliseconds kLook{100};  // between two looks at the progress of a copy
+}
+
+BlockCopier::BlockCopier(int64_t timeout_ns) : timeout_ns_(timeout_ns) { cpus_.read(); }
 
 BlockCopier::~BlockCopier() {
   {
@@ -24,7 +32,15 @@ void BlockCopier::begin(Copy copy) {
 
 void BlockCopier::sleep_until(uint32_t count) {
   std::unique_lock<std::mutex> hold(mutex_);
-  changed_.wait(hold, [&] { return int32_t(done_.load(std::memory_order_acquire) - count) >= 0; });
+  Waited quiet;
+  for (uint32_t seen = blocks_;
+       !changed_.wait_for(hold, kLook, [&] { return int32_t(done_.load(std::memory_order_acquire) - count) >= 0; });) {
+    if (blocks_ != seen) seen = blocks_, quiet = {};
+    if (quiet.ns() < timeout_ns_) continue;
+    is_stuck_ = true;
+    fail(Status::native, "--cache-disk: no block was read or written within %.0f s: the disk does not answer",
+         double(timeout_ns_) / 1e9);
+  }
 }
 
 ckdist_copy_results BlockCopier::results() {
@@ -41,6 +57,7 @@ ckdist_copy_result BlockCopier::run(const Copy& copy) {
     result.error = copy.model->copy_block(block, copy.into_cache);
     if (result.error != 0) break;
     result.good++;
+    blocks_++;
   }
   result.nanoseconds = now_ns() - begin;
   return result;

@@ -21,8 +21,8 @@ class Inference;
 
 class BlockCopier {
  public:
-  BlockCopier();
-  ~BlockCopier();  // finishes the copies
+  explicit BlockCopier(int64_t timeout_ns);  // longest wait for one block
+  ~BlockCopier();                            // finishes the copies
 
   struct Copy {
     Inference* model;
@@ -30,21 +30,26 @@ class BlockCopier {
     std::vector<ckdist_block_copy> blocks;
   };
   void begin(Copy copy);
-  // Returns when `count` copies have ended since the start. Costs one load if they have.
+  // Returns when `count` copies have ended since the start. Costs one load if they have. Fails if the disk does not
+  // answer.
   void wait(uint32_t count) {
     if (int32_t(done_.load(std::memory_order_acquire) - count) < 0) sleep_until(count);
   }
+  bool is_stuck() const { return is_stuck_; }  // a wait has failed: the thread cannot be joined
   ckdist_copy_results results();
   void trace(Trace& trace) { lane_ = trace.lane("block copies"); }
 
  private:
   void work();
-  static ckdist_copy_result run(const Copy& copy);
+  ckdist_copy_result run(const Copy& copy);
   void sleep_until(uint32_t count);
 
+  const int64_t timeout_ns_;
+  bool is_stuck_ = false;
   TraceLane* lane_ = nullptr;
   CpuMask cpus_;                   // the CPUs of the rank, not the one that the pool pins its first thread to
-  std::atomic<uint32_t> done_{0};  // ended copies; written by the copier's thread
+  // Ended copies, and blocks. Written by the copier's thread.
+  std::atomic<uint32_t> done_{0}, blocks_{0};
   std::mutex mutex_;               // protects the members below
   std::condition_variable changed_;
   std::deque<Copy> queue_;

@@ -26,7 +26,12 @@ Worker::Worker(Communicator& job)
         bool under_way = false;
         for (const auto& [id, model] : models_) under_way |= model->test_outgoing();
         return under_way;
-      }) {}
+      }),
+      copier_(std::make_unique<BlockCopier>(job.timeout_ns())) {}
+
+Worker::~Worker() {
+  if (copier_->is_stuck()) copier_.release();  // a join could take forever, and the job has failed
+}
 
 Inference& Worker::model(int32_t id) const {
   const auto at = models_.find(id);
@@ -68,7 +73,7 @@ void Worker::add(int32_t id, Inference& model) {
 }
 
 void Worker::remove(int32_t id) {
-  copier_.wait(copies_);
+  copier_->wait(copies_);
   const auto at = models_.find(id);
   if (at == models_.end()) return;  // it was not loaded
   at->second->finish_outgoing();
@@ -119,14 +124,14 @@ void Worker::publish(const int32_t* message, int64_t ints) {
   if (command.kind == ckdist_command_copy_blocks) {
     copies_++;
     place_states(copy);
-    if (published_ == runs_) copier_.begin(std::move(copy));
+    if (published_ == runs_) copier_->begin(std::move(copy));
     else waiting_.push_back({published_, std::move(copy)});
   }
   if (command.kind == ckdist_command_unload) remove(command.model);
 }
 
 void Worker::execute(const Step& step) {
-  copier_.wait(step.copies);
+  copier_->wait(step.copies);
   step.model->run(step.batch);
 }
 
@@ -135,7 +140,7 @@ void Worker::run() {
   guarded([&] { execute(steps_[runs_ % steps_.size()]); });
   runs_++;
   for (; !waiting_.empty() && waiting_.front().step == runs_; waiting_.pop_front())
-    copier_.begin(std::move(waiting_.front().copy));
+    copier_->begin(std::move(waiting_.front().copy));
 }
 
 template <class Answer>
@@ -153,7 +158,7 @@ void Worker::report(int32_t id, ckdist_step_stats* out) {
 }
 
 void Worker::copy_results(ckdist_copy_results* out) {
-  out[0] = copier_.results();
+  out[0] = copier_->results();
   ask(ckdist_command_copy_results, 0, out);
 }
 
@@ -172,12 +177,12 @@ ckdist_command Worker::work() {
         copies_++;
         BlockCopier::Copy copy = copy_of(command, message, ints);
         place_states(copy);
-        copier_.begin(std::move(copy));
+        copier_->begin(std::move(copy));
       } else if (command.kind == ckdist_command_report) {
         const ckdist_step_stats own = model(command.model).stats(false);
         channel_->send(0, &own, sizeof own, 0);
       } else if (command.kind == ckdist_command_copy_results) {
-        const ckdist_copy_results own = copier_.results();
+        const ckdist_copy_results own = copier_->results();
         channel_->send(0, &own, sizeof own, 0);
       } else {
         if (command.kind == ckdist_command_unload) remove(command.model);

@@ -18,6 +18,7 @@ namespace ckdist {
 class Worker {
  public:
   explicit Worker(Communicator& job);
+  ~Worker();
 
   // The channel takes batches of the largest model. A collective call while no step is in flight.
   void add(int32_t id, Inference& model);
@@ -28,7 +29,7 @@ class Worker {
   void copy_results(ckdist_copy_results* out);
   // Other ranks. Returns a command that the caller must execute; other commands are executed here.
   ckdist_command work();
-  void trace(Trace& trace) { copier_.trace(trace); }
+  void trace(Trace& trace) { copier_->trace(trace); }
 
  private:
   struct Step {
@@ -63,7 +64,7 @@ class Worker {
     BlockCopier::Copy copy;
   };
   std::deque<Waiting> waiting_;
-  BlockCopier copier_;  // last: its thread uses the models
+  std::unique_ptr<BlockCopier> copier_;  // last: its thread uses the models
 };
 
 }  // namespace ckdist

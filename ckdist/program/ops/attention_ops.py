@@ -220,7 +220,7 @@ def cache_of(attend: Instr, mesh: Mesh) -> LayerCache:
 
 
 def _optional_fields(lowering: ServingLowering, attend: Instr) -> dict[str, Any]:
-    """The fields of listed positions or blocks, and of relative biases."""
+    """Fields of the step that only attention over listed positions or blocks, or with relative biases, needs."""
     listed, attrs = lowering.place_of(attend.inputs[3]) if len(attend.inputs) > 3 else ABSENT, attend.attrs
     fields = {"listed": listed, "listed_block": attrs.get("listed_block", 0), "reach": attrs.get("distance", ABSENT)}
     fields["listed_window"] = attrs.get("listed_window", False)

@@ -329,7 +329,8 @@ def infer_mix_blocks(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred
     same("mix_blocks", *inputs)
     unsharded("mix_blocks", inputs[0])
     if attrs["added"] not in (1, 2) or len(inputs) > MOST_BLOCKS or any(w.dims != inputs[0].dims[1:] for w in weights):
-        raise LayoutError(f"mix_blocks: {', '.join(map(str, weights))} do not fit {len(inputs)} of %{inputs[0].name}")
+        found = f"{', '.join(map(str, weights))} do not fit {len(inputs)} values like %{inputs[0].name}"
+        raise LayoutError(f"mix_blocks: {found}")
     return [(inputs[0].dims, None)] * 2
 
 

@@ -318,7 +318,7 @@ def check_fields(face: str, body: dict[str, Any], strict: bool) -> tuple[str, ..
 
 
 def _named(body: dict[str, Any], objects: frozenset[str]) -> Iterator[tuple[str, Any]]:
-    """Yields the fields of `body` that are not null. For objects in `objects` it yields their fields."""
+    """Yields (name, value) of the fields that are not null. The fields of `objects` replace these: object.field."""
     for name, value in body.items():
         if name in objects and isinstance(value, dict):
             yield from ((f"{name}.{key}", item) for key, item in value.items() if item is not None)

@@ -17,6 +17,11 @@ from ckdist.tokens.tokenizer import Tokenizer
 
 # Ollama's defaults of `options`. The server's own flags have precedence.
 DEFAULTS = {"temperature": 0.8, "top_k": 40, "top_p": 0.9, "repetition_penalty": 1.1, "repeat_last_n": 64}
+# Fields of OpenAI's paths for contents that an answer of Ollama's has no place for. /v1/responses refuses them, too.
+OTHERS = (
+    *("n", "n_cmpl", "best_of", "echo", "timings_per_token"),
+    *("return_token_ids", "return_tokens", "return_tokens_as_token_ids"),
+)
 READ = ("options", "messages", "tools", "prompt", "system", "suffix", "raw", "stream", "shift", "truncate")
 REFUSED = {
     "images": "images are not read: this server reads text",
@@ -54,6 +59,7 @@ def ollama_generate(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFact
 def _prepared(face: str, body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts) -> Prepared:
     sampling = {**DEFAULTS, **facts.defaults.sampling}
     facts = structs.replace(facts, defaults=replace(facts.defaults, sampling=sampling))
+    check_fields("response", {name: body[name] for name in OTHERS if name in body}, strict=False)
     ignored = check_fields(face, body, facts.strict_fields)
     work = (chat if face == "chat" else completion)(body, tokenizer, facts)
     return structs.replace(work, ignored=ignored)

@@ -139,14 +139,14 @@ def _check_order(roles: list[str]) -> None:
     for index, role in enumerate(roles[head:], head):
         before = roles[index - 1] if index > head else ""
         if role in ("system", "developer"):
-            raise RequestError(f"messages[{index}] is of the role {role!r}, which may only come first")
+            raise RequestError(f"messages[{index}] has the role {role!r}, which may only come first")
         if role == "assistant" and before not in ("user", "tool", "function"):
-            after = "another message of the assistant's" if before else "no question of the user's"
-            raise RequestError(f"messages[{index}] is the assistant's and follows {after}")
+            earlier = "another answer" if before else "no question"
+            raise RequestError(f"messages[{index}] is an answer, but {earlier} comes before it")
         if role in ("tool", "function") and before not in ("assistant", "tool", "function"):
-            raise RequestError(f"messages[{index}] is of the role {role!r}, and no call of a tool is before it")
+            raise RequestError(f"messages[{index}] has the role {role!r}, but no tool call comes before it")
     if roles[-1] != "assistant":
-        raise RequestError(f"its last message is of the role {roles[-1]!r}, and must be the assistant's answer")
+        raise RequestError(f"its last message has the role {roles[-1]!r}; it must be the assistant's answer")
 
 
 def _check_message(message: dict[str, Any], name: str) -> None:
@@ -158,7 +158,9 @@ def _check_message(message: dict[str, Any], name: str) -> None:
         raise RequestError(f"{name}.weight ({message['weight']!r:.20}) is not read; every answer is learned")
     if message["role"] != "assistant":
         if calls:
-            raise RequestError(f"{name}.tool_calls must be the assistant's, not of the role {message['role']!r}")
+            raise RequestError(
+                f"{name} has tool_calls, but the role {message['role']!r}; only the assistant calls tools"
+            )
         return
     for index, call in enumerate(calls or ()):
         function = call.get("function")
@@ -167,7 +169,7 @@ def _check_message(message: dict[str, Any], name: str) -> None:
         if not isinstance(function.get("arguments", ""), (str, dict)):
             raise RequestError(f"{name}.tool_calls[{index}]: arguments must be an object, or its JSON text")
     if not (message["content"] or calls or message.get("reasoning_content")):
-        raise RequestError(f"{name} is an empty answer of the assistant's")
+        raise RequestError(f"{name} is an empty answer")
 
 
 def _check_results(messages: list[dict[str, Any]]) -> None:
@@ -180,9 +182,7 @@ def _check_results(messages: list[dict[str, Any]]) -> None:
         if message["role"] not in ("tool", "function"):
             continue
         if not ids:
-            raise RequestError(
-                f"messages[{index}] is of the role {message['role']!r}, and no call of a tool is before it"
-            )
+            raise RequestError(f"messages[{index}] has the role {message['role']!r}, but no tool call comes before it")
         answered = message.get("tool_call_id")
         if answered is not None and None not in ids and answered not in ids:
-            raise RequestError(f"messages[{index}].tool_call_id ({answered!r:.40}) is none of the calls before it")
+            raise RequestError(f"messages[{index}].tool_call_id ({answered!r:.40}) is the id of no call before it")

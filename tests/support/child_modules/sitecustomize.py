@@ -15,6 +15,8 @@ from importlib.machinery import PathFinder
 
 POLLS = 50  # of a flag before a thread sleeps; a thread that polls for long takes the core of another test
 ARITHMETIC_SECONDS = 0.002  # of a measurement of the CPU; every rank of a training makes five
+READ_BYTES = 16 << 20  # of a measurement of memory; every rank of `ckdist bench` makes one, 256 MiB for each thread
+DOCTOR_SECONDS = 0.6  # of all measurements of `ckdist doctor`
 DOCSTRINGS = ("numpy._core._add_newdocs", "numpy._core._add_newdocs_scalars")
 FOLDER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../../build/tests")
 
@@ -55,17 +57,19 @@ class Methods:
             os.replace(own, self.FILE)
 
 
-# Module -> its name that is set after the import, and what gives the value.
+# Module -> its names that are set after the import, and what gives the values.
 NAMES = {
-    "ckdist.layouts.rank_plan": ("SPINS", lambda: POLLS),
-    "ckdist.comm.communicator": ("_PATIENT_POLLS", lambda: POLLS),
-    "ckdist.topology.arithmetic": ("ARITHMETIC_SECONDS", lambda: ARITHMETIC_SECONDS),
-    "dataclasses": ("exec", lambda: Methods().execute),
+    "ckdist.cli.doctor": {"MEASURE_SECONDS": lambda: DOCTOR_SECONDS},
+    "ckdist.layouts.rank_plan": {"SPINS": lambda: POLLS},
+    "ckdist.comm.communicator": {"_PATIENT_POLLS": lambda: POLLS},
+    "ckdist.topology.arithmetic": {"ARITHMETIC_SECONDS": lambda: ARITHMETIC_SECONDS},
+    "ckdist.topology.bandwidth": {"READ_BYTES": lambda: READ_BYTES},
+    "dataclasses": {"exec": lambda: Methods().execute},
 }
 
 
 class SetNames:
-    """Sets a name of a module after it was imported."""
+    """Sets names of a module after it was imported."""
 
     @staticmethod
     def find_spec(name, path=None, target=None):
@@ -76,8 +80,8 @@ class SetNames:
 
         def execute_and_set(module):
             execute(module)
-            attribute, value = NAMES[name]
-            setattr(module, attribute, value())
+            for attribute, value in NAMES[name].items():
+                setattr(module, attribute, value())
 
         spec.loader.exec_module = execute_and_set
         return spec

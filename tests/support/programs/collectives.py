@@ -6,6 +6,7 @@ transport after the other, with or without memory shared inside a host, up to LA
 at once and nothing else.
 """
 
+import functools
 import hashlib
 import sys
 
@@ -17,6 +18,7 @@ from ckdist.comm.mpi_world import MpiWorld
 
 DTYPES = ("float32", "bfloat16", "float16", "int32", "int8")
 SIZES = (0, 1, 7, 64, 1023, 4099, 40_000, 300_001)
+AT_ONCE = 40_000  # elements at most of operations that overlap
 
 
 def widen(x: np.ndarray, dtype: str) -> np.ndarray:
@@ -32,12 +34,17 @@ def narrow(x: np.ndarray, dtype: str) -> np.ndarray:
     return x.astype(np.float16) if dtype == "float16" else x
 
 
+@functools.lru_cache(64)  # ranks that are threads expect the same
 def values(rank: int, size: int, dtype: str) -> np.ndarray:
+    """What a rank brings to an operation: no operation may change it."""
     rng = np.random.default_rng([rank, size, DTYPES.index(dtype)])
     if dtype in ("int32", "int8"):
         limits = np.iinfo(dtype)
-        return rng.integers(limits.min, limits.max, size, dtype=dtype, endpoint=True)
-    return narrow((rng.standard_normal(size) * 8).astype(np.float32), dtype)
+        drawn = rng.integers(limits.min, limits.max, size, dtype=dtype, endpoint=True)
+    else:
+        drawn = narrow((rng.standard_normal(size) * 8).astype(np.float32), dtype)
+    drawn.flags.writeable = False
+    return drawn
 
 
 def fold(parts: list, op: str) -> np.ndarray:
@@ -47,7 +54,8 @@ def fold(parts: list, op: str) -> np.ndarray:
     return total
 
 
-def expected(hosts, size: int, dtype: str, op: str) -> np.ndarray:
+@functools.lru_cache(8)
+def expected(hosts: tuple, size: int, dtype: str, op: str) -> np.ndarray:
     """Within a host in rank order, then hosts in the order of their first ranks, in float32."""
     with np.errstate(over="ignore"):
         of_host = [
@@ -139,7 +147,7 @@ def movements(c, hosts, largest: int, digest) -> None:
 
 def overlapping(c, hosts, largest: int, digest) -> None:
     """Several collectives, messages and a blocking collective under way at once."""
-    sizes = [n for n in SIZES if n <= largest]
+    sizes = [n for n in SIZES if n <= AT_ONCE]
     sums = [c.start.all_reduce(values(c.rank, n, "float32")) for n in sizes]
     after, before = (c.rank + 1) % c.size, (c.rank - 1) % c.size
     inbox = [np.empty(n, np.int32) for n in sizes]

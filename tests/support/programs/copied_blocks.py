@@ -1,19 +1,23 @@
 """A rank program: `copied_blocks.py FOLDER` copies blocks of the cache to a slab and, to other places, in again. Rank
-0 compares the logits with those of blocks that stayed, and the trace must show copies beside steps on every rank.
+0 compares the logits with those of blocks that stayed, and the trace must show copies beside steps on every rank. A
+rank alone ends with a disk that does not answer.
 """
 
+import ctypes
 import json
 import os
 import pathlib
+import signal
 import sys
 from collections import defaultdict
 
 import numpy as np
 
 from ckdist import native
-from ckdist.comm.world import start_world
+from ckdist.comm.world import leave, start_world
 from ckdist.config.engine_config import EngineConfig
 from ckdist.engine.load_model import load_model
+from ckdist.errors import NativeError
 from ckdist.program.step_batch import BLOCK_TOKENS, Batch
 from tests.support.situations import driven
 
@@ -45,7 +49,9 @@ def body(executable) -> None:
     before, after = PLACES
     run(executable, range(PROMPT), 0, before)
     expected = run(executable, [3], PROMPT, before)
+    others = threads()
     out = copy(executable, [(block, 20 + i) for i, block in enumerate(before)], into_cache=False)
+    (copier,) = threads() - others
     run(executable, GARBAGE, 0, before, out)
     assert not np.array_equal(run(executable, [3], PROMPT, before), expected)
     back = copy(executable, [(block, 20 + i) for i, block in enumerate(after)], into_cache=True)
@@ -58,6 +64,26 @@ def body(executable) -> None:
             copy(executable, many, into_cache=False)
         run(executable, GARBAGE, 0, range(16, 32))
     assert np.array_equal(run(executable, [3], PROMPT, after), expected)
+    if executable.worker.communicator.size == 1:
+        stuck(executable, copier)
+
+
+def threads() -> set[int]:
+    return set(map(int, os.listdir("/proc/self/task")))
+
+
+def stuck(executable, copier: int) -> None:
+    """A step waits for a copy whose disk does not answer: the copier's thread sleeps in the handler of a signal."""
+    libc = ctypes.CDLL(None)
+    libc.signal(signal.SIGUSR1, ctypes.cast(libc.pause, ctypes.c_void_p))
+    libc.tgkill(os.getpid(), copier, signal.SIGUSR1)
+    try:
+        run(executable, GARBAGE, 0, range(16, 32), copy(executable, [(12, 0)], into_cache=False))
+    except NativeError as error:
+        assert "no block was read or written within 2 s" in str(error), error
+        executable.worker.close()
+        print("a disk that does not answer was named", flush=True)
+        leave(0)
 
 
 def overlapping(events) -> set[int]:
@@ -78,7 +104,8 @@ def job(world, folder: str) -> None:
     """Every rank's part."""
     file = pathlib.Path(folder, "trace.json")
     config = EngineConfig(
-        threads=1, ctx_size=512, parallel=1, comm_timeout=30.0, trace=str(file), cache_type_k="f32", cache_type_v="f32",
+        threads=1, ctx_size=512, parallel=1, comm_timeout=30.0 if world.size > 1 else 2.0, trace=str(file),
+        cache_type_k="f32", cache_type_v="f32",
     )  # fmt: skip
     model = load_model(config, world)
     files = [os.open(pathlib.Path(folder, f"{name}-{world.rank}"), os.O_RDWR | os.O_CREAT) for name in ("i", "d")]

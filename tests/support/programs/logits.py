@@ -24,6 +24,7 @@ for transport in sys.argv[1:]:
             transport=transport,
             comm_timeout=10,
             pipeline_parallel_size=1,  # hosts would choose stages
+            prefill="tensor",  # else two ranks of a host measure both forms, which have the same bits
         ),
         world,
     )

@@ -166,10 +166,11 @@ void SealedSocket::note_break() {
   broken_->add(number_);
 }
 
-void SealedSocket::break_off() {
+void SealedSocket::break_off(int error) {
   const std::lock_guard<std::mutex> lock(mutex_);
   if (!broken_ || state_ != State::open) return;
-  note_break();
+  if (error) state_ = State::given_up, error_ = error;
+  else note_break();
   changed_ = true;  // the reader looks at it
 }
 

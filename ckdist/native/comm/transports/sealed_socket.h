@@ -46,7 +46,8 @@ class SealedSocket {
   // Returns false while the peer's kernel may lack a record, if another connection could still carry it. Reports a
   // broken connection, since possibly no thread reads from it. Any thread may ask.
   bool has_settled();
-  void break_off();  // as if the connection had broken. Any thread may call it
+  // As if the connection had broken. error: of errno, if no other one is to replace it. Any thread may call it.
+  void break_off(int error = 0);
   bool changed() { return changed_.load(std::memory_order_relaxed) && changed_.exchange(false); }  // it waited before
   // Any thread may call these. pause() ends the use of the connection, and reads all that has arrived.
   struct Pause {

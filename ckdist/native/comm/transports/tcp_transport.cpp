@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <utility>
 
 #include "core/error.h"
 
@@ -18,8 +19,11 @@ namespace {
 
 constexpr uint32_t kFreshMs = 3000;  // a heartbeat comes at least every second
 
-constexpr int kVain = 3;                     // retransmissions without an answer: more than a second
-constexpr uint64_t kCarriedLarge = 1 << 18;  // acknowledged bytes, among which were packets of full size
+constexpr int kVain = 3;                      // retransmissions without an answer: more than a second
+constexpr uint64_t kCarriedLarge = 16 << 10;  // acknowledged bytes, among which were packets of full size: each
+                                              // connection between hosts carries so many at start
+
+constexpr int kLosesLarge = EMSGSIZE;  // error of a connection that was given up
 
 constexpr uint8_t kEstablished = 1;  // TCP_ESTABLISHED of the kernel
 
@@ -40,6 +44,7 @@ TcpTransport::TcpTransport(int rank, int size, std::deque<SealedSocket> sockets,
       sockets_(std::move(sockets)),
       readable_(sockets_.size()),
       watched_(sockets_.size()),
+      stalled_ns_(sockets_.size(), -timeout_ns),
       epoll_(epoll_create1(EPOLL_CLOEXEC)) {
   if (epoll_ < 0) fail(Status::native, "epoll_create1: %s", std::strerror(errno));
   for (int i = 0; i < size; i++) {
@@ -99,12 +104,8 @@ int64_t TcpTransport::read(int peer, void* data, int64_t bytes) {
   if (n > 0) return n;
   readable_[peer] = false;
   if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) {
-    if (!sockets_[peer].waits()) return 0;
-    if (loses_large_packets(peer)) {  // a new connection would lose them too
-      sockets_[peer].give_up(ETIMEDOUT);
-    } else {
-      watch(peer, EPOLL_CTL_DEL, false);  // the end of its connection would wake this rank forever
-    }
+    // The end of its old connection would wake this rank forever.
+    if (sockets_[peer].waits()) watch(peer, EPOLL_CTL_DEL, false);
     return 0;
   }
   if (n < 0 && errno == EBADMSG) {
@@ -113,12 +114,11 @@ int64_t TcpTransport::read(int peer, void* data, int64_t bytes) {
   }
   const bool reset = n == 0 || errno == ECONNRESET;
   // A connection that times out without a route reports that instead (EHOSTUNREACH, ENETUNREACH).
-  ended(peer,
-        loses_large_packets(peer)
-            ? "does not answer: nothing large is acknowledged while heartbeats pass; check that the MTU is the same on "
-              "both hosts and on all switches between them"
-        : reset ? "closed the connection: it ended or died"
-                : "does not answer: its connection timed out");
+  ended(peer, n < 0 && errno == kLosesLarge
+                  ? "does not answer: nothing large is acknowledged while heartbeats pass; check that the MTU is the "
+                    "same on both hosts and on all switches between them"
+              : reset ? "closed the connection: it ended or died"
+                      : "does not answer: its connection timed out");
   return 0;
 }
 
@@ -130,22 +130,17 @@ bool TcpTransport::heartbeats_pass(int peer, tcp_info* data) const {
          heartbeats.tcpi_retransmits == 0 && heartbeats.tcpi_last_ack_recv < kFreshMs;
 }
 
-// True if a packet of full size was not acknowledged for long, while packets of the heartbeats' connection were.
-bool TcpTransport::loses_large_packets(int peer) const {
-  tcp_info data;
-  return heartbeats_pass(peer, &data) && data.tcpi_last_ack_recv > uint64_t(timeout_ns / 2'000'000) &&
-         in_flight(data) >= data.tcpi_snd_mss;
-}
-
-// A firewall that has forgotten a connection drops its packets in silence. If only large packets are lost, another
-// connection would lose them too: read() reports that.
+// A firewall that has forgotten a connection drops its packets in silence. If the connection that replaces it carries
+// nothing large either, the path loses large packets.
 void TcpTransport::mend_stalled(int peer) {
   tcp_info data;
   if (!heartbeats_pass(peer, &data) || data.tcpi_state != kEstablished || data.tcpi_retransmits < kVain ||
       data.tcpi_last_ack_recv < uint64_t(timeout_ns / 4'000'000))
     return;
-  const bool carried_large = data.tcpi_bytes_acked >= kCarriedLarge;
-  if (carried_large || in_flight(data) < data.tcpi_snd_mss || loses_large_packets(peer)) sockets_[peer].break_off();
+  const int64_t now = now_ns();
+  const bool again = now - std::exchange(stalled_ns_[peer], now) < timeout_ns;
+  const bool loses_large = data.tcpi_bytes_acked < kCarriedLarge && in_flight(data) >= data.tcpi_snd_mss;
+  sockets_[peer].break_off(again && loses_large ? kLosesLarge : 0);
 }
 
 void TcpTransport::idle(int64_t ns) {

@@ -31,12 +31,12 @@ class TcpTransport : public StreamTransport {
   void wait(int milliseconds);
   void watch(int peer, int operation, bool for_room);
   bool heartbeats_pass(int peer, tcp_info* data) const;
-  bool loses_large_packets(int peer) const;
 
   std::deque<SealedSocket> sockets_;
   std::shared_ptr<BrokenSockets> broken_ = std::make_shared<BrokenSockets>();
   std::vector<bool> readable_;  // epoll reported data that is not completely read
   std::vector<bool> watched_;   // epoll watches for room to write
+  std::vector<int64_t> stalled_ns_;  // when the connection was last found to carry nothing
   int epoll_;
 };
 

@@ -60,7 +60,7 @@ class Transport {
 
   // Returns false while a peer may lack data or heartbeats that this rank has sent. Any thread may ask.
   virtual bool has_settled(int) { return true; }
-  // Replaces the connection to a peer if it carries nothing, though heartbeats pass. Any thread may call it.
+  // Replaces the connection to a peer if it carries nothing, though heartbeats pass. One thread calls it.
   virtual void mend_stalled(int) {}
 
   // Sends the reason why this rank fails to its peers, if possible.

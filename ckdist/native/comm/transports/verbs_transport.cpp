@@ -120,26 +120,24 @@ ibv_mr* VerbsTransport::registered(const void* base, int64_t bytes) const {
   return nullptr;
 }
 
-// The key of an operation's buffer. If no arena holds it, it is registered for the operation's lifetime.
-uint32_t VerbsTransport::local_key(uint32_t operation, int access) {
-  Operation& o = operations_[operation - 1];
-  ibv_mr* region = registered(o.data, o.bytes);
-  if (!region) region = o.region = device_.register_memory(o.data, o.bytes, access);
-  return o.key = access & IBV_ACCESS_REMOTE_WRITE ? region->rkey : region->lkey;
-}
-
-uint32_t VerbsTransport::begin(What what, int peer, void* data, int64_t bytes) {
+// access: ibv_access_flags of the buffer, or kNoKey if it needs no key. If no arena holds the buffer, it is registered
+// for the operation's lifetime. If that fails, no operation is in use.
+uint32_t VerbsTransport::begin(What what, int peer, void* data, int64_t bytes, int access) {
   if (unused_.empty()) {
     operations_.emplace_back();
     unused_.push_back(uint32_t(operations_.size()));
   }
+  Operation o;
+  o.used = true, o.what = what, o.peer = peer, o.data = static_cast<uint8_t*>(data), o.bytes = bytes;
+  if (access != kNoKey) {
+    ibv_mr* region = registered(data, bytes);
+    if (!region) region = o.region = device_.register_memory(data, bytes, access);
+    o.key = access & IBV_ACCESS_REMOTE_WRITE ? region->rkey : region->lkey;
+  }
   const uint32_t operation = unused_.back();
   unused_.pop_back();
-  Operation& o = operations_[operation - 1];
-  const uint32_t generation = o.generation;
-  o = {};
-  o.generation = generation;
-  o.used = true, o.what = what, o.peer = peer, o.data = static_cast<uint8_t*>(data), o.bytes = bytes;
+  o.generation = operations_[operation - 1].generation;
+  operations_[operation - 1] = o;
   if (!peers_[peer].pending++) peers_[peer].heard_ns = now_ns();
   return operation;
 }
@@ -220,11 +218,11 @@ Transport::Request VerbsTransport::isend(int peer, int tag, const void* data, in
     work.data = static_cast<const uint8_t*>(data);
     work.bytes = bytes;
   }
-  const uint32_t operation = begin(What::send, peer, const_cast<void*>(data), bytes);
+  const uint32_t operation =
+      begin(What::send, peer, const_cast<void*>(data), bytes, bytes <= kVerbsEager ? kNoKey : 0);
   if (bytes <= kVerbsEager) {
     work.operation = operation;
   } else {
-    local_key(operation, 0);
     operations_[operation - 1].open = true;
     work.header.kind = VerbsKind::kOffer;
     work.header.id = operation;
@@ -237,23 +235,24 @@ Transport::Request VerbsTransport::irecv(int peer, int tag, void* data, int64_t 
   Peer& from = peers_[peer < 0 || peer >= size ? rank : peer];
   const auto offer =
       std::find_if(from.unexpected.begin(), from.unexpected.end(), [&](const Offer& o) { return o.tag == tag; });
+  const int access = bytes <= kVerbsEager ? kNoKey : IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE;
   if (offer == from.unexpected.end()) {
     reachable(peer);
-    const uint32_t operation = begin(What::receive, peer, data, bytes);
+    const uint32_t operation = begin(What::receive, peer, data, bytes, access);
     from.posted.push_back({tag, mark, operation});
     return ticket(operation);
   }
   check_match(peer, offer->bytes, offer->mark, bytes, mark);
-  const Offer taken = std::move(*offer);
-  from.unexpected.erase(offer);
-  if (taken.here) {
-    if (bytes) std::memcpy(data, taken.data.data(), size_t(bytes));
+  if (offer->here) {
+    if (bytes) std::memcpy(data, offer->data.data(), size_t(bytes));
     unexpected_bytes_ -= bytes;
+    from.unexpected.erase(offer);
     return 0;
   }
   reachable(peer);
-  const uint32_t operation = begin(What::receive, peer, data, bytes);
-  accept(peer, operation, taken.id);
+  const uint32_t operation = begin(What::receive, peer, data, bytes, access), id = offer->id;
+  from.unexpected.erase(offer);
+  accept(peer, operation, id);
   return ticket(operation);
 }
 
@@ -269,7 +268,7 @@ void VerbsTransport::accept(int peer, uint32_t operation, uint32_t id) {
   work.header.kind = VerbsKind::kAccept;
   work.header.id = id;
   work.header.answer = operation;
-  work.header.key = local_key(operation, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
+  work.header.key = o.key;
   work.header.address = uint64_t(o.data);
   work.header.bytes = o.bytes;
   enqueue(peer, std::move(work));
@@ -310,19 +309,16 @@ void VerbsTransport::take_window(int peer, const VerbsFrame& frame) {
 
 void VerbsTransport::expose(int window, void* base, int64_t bytes) {
   if (bytes < 0) fail(Status::config, "a window of %lld bytes", (long long)bytes);
+  ibv_mr *region = nullptr, *only = nullptr;  // of the memory; registered only for this window
+  if (bytes && !(region = registered(base, bytes)))
+    region = only = device_.register_memory(
+        base, bytes, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ);
+  const uint32_t key = region ? region->rkey : 0;
   Window& own = windows_[window];
   if (own.region) device_.release(own.region);
-  own.region = nullptr;
+  own.region = only;
   own.bytes = bytes;
   own.times++;
-  uint32_t key = 0;
-  if (bytes) {
-    ibv_mr* region = registered(base, bytes);
-    if (!region)
-      region = own.region = device_.register_memory(
-          base, bytes, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ);
-    key = region->rkey;
-  }
   for (int p = 0; p < size; p++) {
     if (p == rank || !peers_[p].lost.empty() || peers_[p].left) continue;
     reachable(p);
@@ -343,14 +339,14 @@ Transport::Request VerbsTransport::access(What what, int peer, int window, int64
   const bool put = what == What::put;
   if (offset < 0 || bytes < 0)
     fail(Status::config, "%s of %lld bytes at offset %lld", put ? "put" : "get", (long long)bytes, (long long)offset);
-  const uint32_t operation = begin(what, peer, data, bytes);
+  const int flags = bytes <= (put ? to.pair->inline_bytes() : 0) ? kNoKey : put ? 0 : IBV_ACCESS_LOCAL_WRITE;
+  const uint32_t operation = begin(what, peer, data, bytes, flags);
   Work work{put ? Work::put : Work::get};
   work.header.tag = window;
   work.header.address = uint64_t(offset);
   work.operation = operation;
   work.data = static_cast<const uint8_t*>(data);
   work.bytes = bytes;
-  if (bytes > (put ? to.pair->inline_bytes() : 0)) local_key(operation, put ? 0 : IBV_ACCESS_LOCAL_WRITE);
   enqueue(peer, std::move(work));
   return ticket(operation);
 }
@@ -371,7 +367,7 @@ Transport::Request VerbsTransport::inotify(int peer, int window, int slot) {
   work.header.tag = window;
   work.header.id = uint32_t(slot);
   if (to.work.empty() && post_frame(to, work.header, nullptr, 0, 1)) return 0;
-  work.operation = begin(What::notify, peer, nullptr, 0);
+  work.operation = begin(What::notify, peer, nullptr, 0, kNoKey);
   const uint32_t operation = work.operation;
   enqueue(peer, std::move(work));
   return ticket(operation);

@@ -102,7 +102,8 @@ class VerbsTransport : public Verbs {
     bool left = false;  // it has finished and needs nothing more from this rank
   };
 
-  uint32_t begin(What what, int peer, void* data, int64_t bytes);
+  static constexpr int kNoKey = -1;
+  uint32_t begin(What what, int peer, void* data, int64_t bytes, int access);
   Request access(What what, int peer, int window, int64_t offset, void* data, int64_t bytes);
   void finish(uint32_t operation);
   Request ticket(uint32_t operation) const { return uint64_t(operations_[operation - 1].generation) << 32 | operation; }
@@ -111,7 +112,6 @@ class VerbsTransport : public Verbs {
   [[noreturn]] void lost(int peer) const;
   void lose(int peer, const std::string& why);
 
-  uint32_t local_key(uint32_t operation, int access);
   ibv_mr* registered(const void* base, int64_t bytes) const;
 
   void enqueue(int peer, Work work);

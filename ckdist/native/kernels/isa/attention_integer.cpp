@@ -12,6 +12,16 @@
 #include "kernels/isa/attention_typed.h"
 
 namespace ckdist {
+#ifdef __AMX_INT8__  // caches of fewer bits take vectors, in a part of the scratch memory that tiles have
+namespace avx512_vnni {
+void attend_bytes(const AttentionTask& task, float* scratch);
+void attend_bytes_spans(const AttentionTask& task, int64_t first, int64_t last, float* parts, float* scratch);
+}  // namespace avx512_vnni
+namespace bytes = avx512_vnni;
+#else
+namespace bytes = CKDIST_ISA;
+#endif
+
 namespace CKDIST_ISA {
 namespace {
 
@@ -31,12 +41,12 @@ int64_t integer_scratch_floats(const CacheShape& cache, int tokens, int heads) {
 
 void attend_integer(const AttentionTask& task, float* scratch) {
   if (is_words(task)) attend_typed<int16_t, int16_t>(task, scratch);
-  else attend_bytes(task, scratch);
+  else bytes::attend_bytes(task, scratch);
 }
 
 void attend_integer_spans(const AttentionTask& task, int64_t first, int64_t last, float* parts, float* scratch) {
   if (is_words(task)) attend_spans<int16_t, int16_t>(task, first, last, parts, scratch);
-  else attend_bytes_spans(task, first, last, parts, scratch);
+  else bytes::attend_bytes_spans(task, first, last, parts, scratch);
 }
 
 }  // namespace CKDIST_ISA
