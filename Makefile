@@ -9,8 +9,8 @@ RANKS ?= 2
 PORT ?= 8080
 MODEL ?= smollm2
 WERROR ?= OFF
-# Levels of instructions to build: best (this CPU's best one), native (its own and the baseline, which tests need) or all.
-# `make serve` takes those that are built.
+# Levels of instructions to build: best (this CPU's best one), native (its own and the baseline, which tests need) or
+# all. `make serve` takes those that are built.
 BUILT := $(shell sed -n 's/^CKDIST_LEVELS:STRING=//p' build/native/CMakeCache.txt 2>/dev/null)
 LEVELS ?= $(if $(filter serve,$(MAKECMDGOALS)),$(or $(BUILT),best),native)
 JOBS ?= $(shell getconf _NPROCESSORS_ONLN)
@@ -72,8 +72,8 @@ $(LIBRARY): $(SOURCES) $(if $(filter best-native best-all native-all,$(BUILT)-$(
 	@$(BIN)/cmake --build build/native --parallel $(JOBS)
 	@touch $@
 
-# Packages are fetched while the library is compiled. A model that cannot be fetched now (code 1) leaves the bundled one;
-# any other mistake ends here.
+# Packages are fetched while the library is compiled. A model that cannot be fetched now (code 1) leaves the bundled
+# one; any other mistake ends here.
 serve:
 	@$(MAKE) --no-print-directory -j2 LEVELS=$(LEVELS) $(VENV)/.serve $(LIBRARY)
 	@ckdist pull $(MODEL); code=$$?; model="-m $(MODEL)"; \

@@ -272,7 +272,8 @@ const Kernels& choose() {
   for (const Level& level : levels())
     if (level.lacks.empty()) return *level.kernels;
   const Level& only = levels().back();  // every other kind of build has the baseline
-  fail(Status::config, "this build is for %s, which needs %s, which this CPU lacks; make native LEVELS=all serves others",
+  fail(Status::config,
+       "this build is for %s, which needs %s, which this CPU lacks; make native LEVELS=all serves others",
        only.kernels->name, only.lacks.c_str());
 }
 

@@ -218,8 +218,7 @@ Transport::Request VerbsTransport::isend(int peer, int tag, const void* data, in
     work.data = static_cast<const uint8_t*>(data);
     work.bytes = bytes;
   }
-  const uint32_t operation =
-      begin(What::send, peer, const_cast<void*>(data), bytes, bytes <= kVerbsEager ? kNoKey : 0);
+  const uint32_t operation = begin(What::send, peer, const_cast<void*>(data), bytes, bytes <= kVerbsEager ? kNoKey : 0);
   if (bytes <= kVerbsEager) {
     work.operation = operation;
   } else {
@@ -311,8 +310,8 @@ void VerbsTransport::expose(int window, void* base, int64_t bytes) {
   if (bytes < 0) fail(Status::config, "a window of %lld bytes", (long long)bytes);
   ibv_mr *region = nullptr, *only = nullptr;  // of the memory; registered only for this window
   if (bytes && !(region = registered(base, bytes)))
-    region = only = device_.register_memory(
-        base, bytes, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ);
+    region = only =
+        device_.register_memory(base, bytes, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ);
   const uint32_t key = region ? region->rkey : 0;
   Window& own = windows_[window];
   if (own.region) device_.release(own.region);
