@@ -9,8 +9,10 @@ RANKS ?= 2
 PORT ?= 8080
 MODEL ?= smollm2
 WERROR ?= OFF
-# Levels of instructions to build: native (this CPU's) or all.
-LEVELS ?= native
+# Levels of instructions to build: best (this CPU's best one), native (its own and the baseline, which tests need) or
+# all. `make serve` takes those that are built.
+BUILT := $(shell sed -n 's/^CKDIST_LEVELS:STRING=//p' build/native/CMakeCache.txt 2>/dev/null)
+LEVELS ?= $(if $(filter serve,$(MAKECMDGOALS)),$(or $(BUILT),best),native)
 JOBS ?= $(shell getconf _NPROCESSORS_ONLN)
 # The wheel is built in the same folder (`make test-wheel`), and its settings would put the library elsewhere.
 CMAKE = $(BIN)/cmake -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python \
@@ -33,18 +35,24 @@ LIBRARY := ckdist/native/libckdist.so
 SOURCES := CMakeLists.txt cmake/declarations.py $(shell find ckdist/native -name '*.cpp' -o -name '*.h')
 
 .PHONY: setup serve lint format tidy docs lock unit test test-avx2 test-native test-wheel test-asan test-tsan test-vm
-.PHONY: test-tiles test-aarch64 fuzz coverage bench-check native clean
+.PHONY: test-tiles test-aarch64 fuzz coverage bench-check native more-levels clean
 
 # For contributors; `make serve` needs less.
 setup: $(VENV)/.ready $(LIBRARY)
 
-# The package itself is installed as a link to this checkout, without its library: that is built below, once.
-$(VENV)/.serve: pyproject.toml constraints.txt
+# The compiler needs no other packages.
+$(VENV)/.build: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \
 	  echo "ckdist needs Python 3.10 or newer, and $(PYTHON) is not: PYTHON=... chooses another"; exit 2; }
 	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { \
 	  echo "$(PYTHON) has no venv module: install it (Debian and Ubuntu: apt-get install python3-venv)"; exit 2; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "installing cmake and ninja into $(VENV)"
+	@$(INSTALL) cffi cmake ninja
+	@touch $@
+
+# The package itself is installed as a link to this checkout, without its library: that is built below, once.
+$(VENV)/.serve: $(VENV)/.build
 	@echo "installing the packages that serving needs into $(VENV), 285 MB"
 	@$(BIN)/python -m pip install --quiet --upgrade pip
 	@$(INSTALL) --editable '.[build,mpi]'
@@ -57,14 +65,17 @@ $(VENV)/.ready: $(VENV)/.serve
 
 native: $(LIBRARY)
 
-$(LIBRARY): $(SOURCES) | $(VENV)/.serve
+$(LIBRARY): $(SOURCES) $(if $(filter best-native best-all native-all,$(BUILT)-$(LEVELS)),more-levels) | $(VENV)/.build
 	@echo "compiling the native library for this CPU; LEVELS=all builds it for every CPU"
+	@rm -f $@  # so that a build that is interrupted goes on, with its levels
 	@$(CONFIGURE) >/dev/null
 	@$(BIN)/cmake --build build/native --parallel $(JOBS)
 	@touch $@
 
-# A model that cannot be fetched now (code 1) leaves the bundled one; any other mistake ends here.
-serve: $(VENV)/.serve $(LIBRARY)
+# Packages are fetched while the library is compiled. A model that cannot be fetched now (code 1) leaves the bundled
+# one; any other mistake ends here.
+serve:
+	@$(MAKE) --no-print-directory -j2 LEVELS=$(LEVELS) $(VENV)/.serve $(LIBRARY)
 	@ckdist pull $(MODEL); code=$$?; model="-m $(MODEL)"; \
 	test $$code -le 1 || exit $$code; \
 	test $$code -eq 0 || { model=; echo "serving the bundled model instead: a toy, whose text loops"; }; \

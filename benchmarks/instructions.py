@@ -20,7 +20,7 @@ import tempfile
 ROOT = pathlib.Path(__file__).parent.parent
 RECORD = pathlib.Path(__file__).with_suffix(".json")
 TOLERANCE = 0.01
-STEP = ("ckdist::Inference::publish(int const*, long)", "ckdist::Inference::run()")
+STEP = ("ckdist::Inference::run(ckdist::BatchView const&)",)
 DECODED, PROMPT = 8, 64
 CASES = [("avx2", "bf16"), ("avx2", "q8_0"), ("avx2", "q4_k"), ("baseline", "q8_0")]
 

@@ -7,9 +7,9 @@ from ckdist import native
 
 def reason() -> str:
     """The reason for the selected level: CKDIST_ISA, this CPU, or the other ranks; and the flags of the next one."""
+    chosen = native.isa()
     levels = list(native.isas().items())  # best first
     best = next(i for i, (_, lacks) in enumerate(levels) if not lacks)
-    chosen = native.isa()
     if os.environ.get("CKDIST_ISA") == chosen:
         why = "chosen by CKDIST_ISA"
     elif chosen == levels[best][0]:

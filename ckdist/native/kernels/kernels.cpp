@@ -12,7 +12,7 @@
 #include <cpuid.h>
 
 #include "core/numa.h"
-#elif defined(CKDIST_HAVE_NEON)
+#elif defined(__aarch64__)
 #include <asm/hwcap.h>
 #include <sys/auxv.h>
 #endif
@@ -67,42 +67,17 @@ const bool weights_fetched = false, codes_fetched = false;
 #define CKDIST_DECLARE_ALL(isa) CKDIST_DECLARE_VECTORS(isa) CKDIST_DECLARE_BYTES(isa) CKDIST_DECLARE_BF16(isa)
 
 CKDIST_DECLARE_ALL(baseline)
-#ifdef CKDIST_HAVE_AVX2
 CKDIST_DECLARE_ALL(avx2)
-#endif
-#ifdef CKDIST_HAVE_AVX512
 CKDIST_DECLARE_ALL(avx512)
-#endif
-#ifdef CKDIST_HAVE_AVX2_VNNI
 CKDIST_DECLARE_BYTES(avx2_vnni)
-#endif
-#ifdef CKDIST_HAVE_AVX512_VNNI
 CKDIST_DECLARE_BYTES(avx512_vnni)
-#endif
-#ifdef CKDIST_HAVE_AVX512_BF16
 CKDIST_DECLARE_BF16(avx512_bf16)
-#endif
-#ifdef CKDIST_HAVE_AMX
-namespace amx {
-extern const KernelTable ordered_kernels, interleaved_kernels, float8_kernels;
-extern const LinearKernel bf16_kernel;
-extern const ProductKernel bf16_product;
-extern const AttentionKernel attention_kernel;
-extern const MachineKernel machine_kernel;
-}  // namespace amx
-#endif
-#ifdef CKDIST_HAVE_NEON
+CKDIST_DECLARE_BYTES(amx)
+CKDIST_DECLARE_BF16(amx)
 CKDIST_DECLARE_ALL(neon)
-#endif
-#ifdef CKDIST_HAVE_NEON_DOTPROD
 CKDIST_DECLARE_BYTES(neon_dotprod)
-#endif
-#ifdef CKDIST_HAVE_NEON_I8MM
 CKDIST_DECLARE_BYTES(neon_i8mm)
-#endif
-#ifdef CKDIST_HAVE_NEON_BF16
 CKDIST_DECLARE_BF16(neon_bf16)
-#endif
 
 namespace {
 
@@ -208,11 +183,9 @@ void add_x86_levels([[maybe_unused]] std::vector<Level>& levels) {
     return a.empty() || b.empty() ? a + b : a + " " + b;
   };
   [[maybe_unused]] const std::string avx512 = both(avx2, wide);
-#ifdef CKDIST_HAVE_AVX512
-#ifdef CKDIST_HAVE_AVX512_VNNI
-  const std::string vnni = both(avx512, lacking({{"avx512_vnni", __builtin_cpu_supports("avx512vnni") != 0}}));
-#ifdef CKDIST_HAVE_AVX512_BF16
-  const std::string bf16 = both(vnni, lacking({{"avx512_bf16", has_leaf_7_1(5)}}));
+  [[maybe_unused]] const std::string vnni =
+      both(avx512, lacking({{"avx512_vnni", __builtin_cpu_supports("avx512vnni") != 0}}));
+  [[maybe_unused]] const std::string bf16 = both(vnni, lacking({{"avx512_bf16", has_leaf_7_1(5)}}));
 #ifdef CKDIST_HAVE_AMX
   static const Kernels of_amx = [] {
     Kernels k = CKDIST_MAKE(amx, avx512, avx512_vnni, avx512_bf16, amx);
@@ -231,12 +204,15 @@ void add_x86_levels([[maybe_unused]] std::vector<Level>& levels) {
   if (tiles.empty() && !kTileModel && !may_use_tiles()) tiles = "the kernel's permission to use tiles";
   levels.push_back({&of_amx, tiles});
 #endif
+#ifdef CKDIST_HAVE_AVX512_BF16
   static const Kernels of_bf16 = CKDIST_MAKE(avx512_bf16, avx512, avx512_vnni, avx512_bf16, avx512_bf16);
   levels.push_back({&of_bf16, bf16});
 #endif
+#ifdef CKDIST_HAVE_AVX512_VNNI
   static const Kernels of_vnni = CKDIST_MAKE(avx512_vnni, avx512, avx512_vnni, avx512, avx512_vnni);
   levels.push_back({&of_vnni, vnni});
 #endif
+#ifdef CKDIST_HAVE_AVX512
   static const Kernels of_avx512 = CKDIST_MAKE(avx512, avx512, avx512, avx512, avx512);
   levels.push_back({&of_avx512, avx512});
 #endif
@@ -251,16 +227,17 @@ void add_x86_levels([[maybe_unused]] std::vector<Level>& levels) {
 }
 #endif
 
-#ifdef CKDIST_HAVE_NEON
+#ifdef __aarch64__
 void add_arm_levels(std::vector<Level>& levels) {
   const unsigned long has = getauxval(AT_HWCAP), has_more = getauxval(AT_HWCAP2);
-  const Flag dotprod = {"asimddp", (has & HWCAP_ASIMDDP) != 0}, i8mm = {"i8mm", (has_more & HWCAP2_I8MM) != 0};
+  [[maybe_unused]] const Flag dotprod = {"asimddp", (has & HWCAP_ASIMDDP) != 0};
+  [[maybe_unused]] const Flag i8mm = {"i8mm", (has_more & HWCAP2_I8MM) != 0};
   [[maybe_unused]] const Flag bf16 = {"bf16", (has_more & HWCAP2_BF16) != 0};
-#if defined(CKDIST_HAVE_NEON_DOTPROD) && defined(CKDIST_HAVE_NEON_I8MM)
 #ifdef CKDIST_HAVE_NEON_BF16
   static const Kernels of_neon_bf16 = CKDIST_MAKE(neon_bf16, neon, neon_i8mm, neon_bf16, neon_bf16);
   levels.push_back({&of_neon_bf16, lacking({dotprod, i8mm, bf16})});
 #endif
+#ifdef CKDIST_HAVE_NEON_I8MM
   static const Kernels of_neon_i8mm = CKDIST_MAKE(neon_i8mm, neon, neon_i8mm, neon, neon_i8mm);
   levels.push_back({&of_neon_i8mm, lacking({dotprod, i8mm})});
 #endif
@@ -268,8 +245,10 @@ void add_arm_levels(std::vector<Level>& levels) {
   static const Kernels of_neon_dotprod = CKDIST_MAKE(neon_dotprod, neon, neon_dotprod, neon, neon_dotprod);
   levels.push_back({&of_neon_dotprod, lacking({dotprod})});
 #endif
+#ifdef CKDIST_HAVE_NEON
   static const Kernels of_neon = CKDIST_MAKE(neon, neon, neon, neon, neon);
   levels.push_back({&of_neon, ""});
+#endif
 }
 #endif
 
@@ -278,11 +257,13 @@ std::vector<Level> find_levels() {
 #ifdef __x86_64__
   add_x86_levels(levels);
 #endif
-#ifdef CKDIST_HAVE_NEON
+#ifdef __aarch64__
   add_arm_levels(levels);
 #endif
+#ifdef CKDIST_HAVE_BASELINE
   static const Kernels of_baseline = CKDIST_MAKE(baseline, baseline, baseline, baseline, baseline);
   levels.push_back({&of_baseline, ""});
+#endif
   return levels;
 }
 
@@ -290,7 +271,10 @@ const Kernels& choose() {
   if (const char* forced = std::getenv("CKDIST_ISA")) return kernels_named(forced);
   for (const Level& level : levels())
     if (level.lacks.empty()) return *level.kernels;
-  return *levels().back().kernels;
+  const Level& only = levels().back();  // every other kind of build has the baseline
+  fail(Status::config,
+       "this build is for %s, which needs %s, which this CPU lacks; make native LEVELS=all serves others",
+       only.kernels->name, only.lacks.c_str());
 }
 
 std::atomic<const Kernels*>& chosen_kernels() {
@@ -312,7 +296,9 @@ const Kernels& kernels_named(const char* isa) {
     if (level.lacks.empty()) here += (here.empty() ? "" : ", ") + std::string(level.kernels->name);
     else if (!std::strcmp(level.kernels->name, isa)) lacks = level.lacks;
   }
-  if (lacks.empty()) fail(Status::config, "ISA %.32s is not known to this build; use one of %s", isa, here.c_str());
+  if (lacks.empty())
+    fail(Status::config, "ISA %.32s is not known to this build; use one of %s, or build others: make native LEVELS=all",
+         isa, here.c_str());
   fail(Status::config, "ISA %.32s needs %s, which this CPU lacks; use one of %s", isa, lacks.c_str(), here.c_str());
 }
 

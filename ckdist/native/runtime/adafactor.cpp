@@ -8,10 +8,10 @@
 namespace ckdist {
 namespace {
 
-constexpr int64_t kRows = 16;       // rows of one item
-constexpr int64_t kColumns = 1024;  // columns of one item
-constexpr double kLeast = 1e-30;    // added to each squared gradient
-constexpr double kClip = 1.0;       // most root mean square of an update
+constexpr int64_t kRows = 16;           // rows of one item
+constexpr int64_t kItemColumns = 1024;  // columns of one item
+constexpr double kLeast = 1e-30;        // added to each squared gradient
+constexpr double kClip = 1.0;           // most root mean square of an update
 
 }  // namespace
 
@@ -29,8 +29,8 @@ void Optimizer::adafactor(const AdafactorNumbers& k, const MatrixStack& shape, c
     }
   });
   for (int64_t m = 0; m < shape.matrices; ++m) {
-    each_part(columns, kColumns, [&](int64_t begin, int64_t end) {
-      double sums[kColumns] = {};
+    each_part(columns, kItemColumns, [&](int64_t begin, int64_t end) {
+      double sums[kItemColumns] = {};
       for (int64_t i = m * rows; i < (m + 1) * rows; ++i)
         for (int64_t j = begin; j < end; ++j)
           sums[j - begin] += double(g[i * columns + j]) * double(g[i * columns + j]);

@@ -124,7 +124,7 @@ struct BatchView {
   }
 
   void check_positions(const ckdist_program& program) const {
-    const auto has_axes = [](const ckdist_rope& rope) { return rope.axes != nullptr; };
+    const auto has_axes = [](const struct ckdist_rope& rope) { return rope.axes != nullptr; };
     if (std::none_of(program.ropes, std::end(program.ropes), has_axes))
       fail(Status::native, "a batch has positions of three axes, and the positions of the model have one");
     for (int64_t i = 0; i < 3 * tokens; i++)

@@ -92,7 +92,7 @@ class Inference : public Executor {
   RelativeBiases biases;
   // Cosines and sines of a token's rotation. `place`: the token's position in its sequence.
   Rope rotation(int table, int64_t token, int64_t place) const {
-    const ckdist_rope& rope = program.ropes[table];
+    const struct ckdist_rope& rope = program.ropes[table];
     const int64_t half = rope.dims / 2;
     const bool by_place = batch.positions == nullptr || rope.axes == nullptr;
     const float* const cos = by_place ? rope.cos + place * half : axes_[table].data() + token * rope.dims;

@@ -6,17 +6,17 @@
 namespace ckdist {
 namespace {
 
-constexpr int64_t kBlock = 1 << 14;  // elements whose squares are summed at once; determines the order of the sum
-constexpr int64_t kLine = 16;        // floats of a cache line, the unit of a thread's part
+constexpr int64_t kSummed = 1 << 14;  // elements whose squares are summed at once; determines the order of the sum
+constexpr int64_t kLine = 16;         // floats of a cache line, the unit of a thread's part
 
 }  // namespace
 
 Optimizer::Optimizer(const Kernels& kernels, std::shared_ptr<Pool> pool) : kernels_(kernels), pool_(std::move(pool)) {}
 
 double Optimizer::sum_squares(const float* x, int64_t n) {
-  sums_.assign(size_t((n + kBlock - 1) / kBlock), 0.0);
-  each_part(n, kBlock, [&](int64_t begin, int64_t end) {
-    sums_[size_t(begin / kBlock)] = kernels_.optimizer.sum_squares(x + begin, end - begin);
+  sums_.assign(size_t((n + kSummed - 1) / kSummed), 0.0);
+  each_part(n, kSummed, [&](int64_t begin, int64_t end) {
+    sums_[size_t(begin / kSummed)] = kernels_.optimizer.sum_squares(x + begin, end - begin);
   });
   return std::accumulate(sums_.begin(), sums_.end(), 0.0);
 }

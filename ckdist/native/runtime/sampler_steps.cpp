@@ -9,7 +9,7 @@ namespace ckdist {
 namespace {
 
 constexpr uint64_t kXtcStream = 0x5843545f64726177u;  // makes XTC's draw independent of the token's
-constexpr int kHalvings = 12;                         // of the distance from the mean logit, in typical_p
+constexpr int kTypicalHalvings = 12;                  // of the distance from the mean logit, in typical_p
 constexpr int64_t kZipfTokens = 100;  // mirostat estimates the exponent of Zipf's law from this many tokens
 constexpr int kLanes = 8;
 constexpr double kLog2 = 0.6931471805599453;
@@ -253,7 +253,7 @@ void Sampler::keep_around(const Kept& kept, double centre, double target, Less n
     if (logit > kept.shift) return 0.0;
     return kernels_.elementwise.sum_at_least(kept.logits, terms_.data(), vocab_, float(logit));
   };
-  for (int i = 0; i < kHalvings; ++i) {
+  for (int i = 0; i < kTypicalHalvings; ++i) {
     const double middle = low + (high - low) / 2;
     if (mass_from(centre - middle) - mass_from(centre + middle) >= target) high = middle;
     else low = middle;

@@ -135,7 +135,7 @@ class Training : public Executor {
   // Rows [begin, begin + n) of a matrix: in place, or unpacked in `buffer`, (n, cols).
   const float* parameter_rows(int index, int64_t begin, int64_t n, float* buffer) const;
   float* gradient(int index) const { return program.gradient_arena + shape(index).offset; }
-  const ckdist_pack& pack(int index) const { return plan->packs[index]; }
+  const struct ckdist_pack& pack(int index) const { return plan->packs[index]; }
   const Matrix& packed(int index) const { return packed_[index]; }  // without tiles if each step packs it
   // True if a product is added to the gradient, false if it overwrites the gradient.
   bool adds(bool fresh) const { return !(pass_.clear && fresh); }

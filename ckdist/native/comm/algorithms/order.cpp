@@ -8,7 +8,7 @@
 namespace ckdist {
 
 namespace {
-constexpr int64_t kBlock = 2048;  // elements that are folded at a time, one host after the other
+constexpr int64_t kOrderBlock = 2048;  // elements that are folded at a time, one host after the other
 
 int row(Element e) {
   if (e == Element::byte) fail(Status::config, "bytes cannot be reduced: use int8");
@@ -50,16 +50,16 @@ void Order::fold_ranks(Element e, ReduceOp op, void* const* outs, int out_count,
   if (!widened_) return kernels().reduce.fold[row(e)][int(op)](outs, out_count, parts, size_, n);
   const int64_t bytes = element_bytes(e);
   const int hosts = int(hosts_.size());
-  std::vector<float> room(hosts * kBlock);
+  std::vector<float> room(hosts * kOrderBlock);
   std::vector<const void*> partials(hosts), some(size_);
   std::vector<void*> to(out_count);
-  for (int64_t i = 0; i < n; i += kBlock) {
-    const int64_t m = std::min(kBlock, n - i);
+  for (int64_t i = 0; i < n; i += kOrderBlock) {
+    const int64_t m = std::min(kOrderBlock, n - i);
     for (int h = 0; h < hosts; h++) {
       int count = 0;
       for (int r : hosts_[h]) some[count++] = static_cast<const uint8_t*>(parts[r]) + i * bytes;
-      fold_host(e, op, room.data() + h * kBlock, some.data(), count, m);
-      partials[h] = room.data() + h * kBlock;
+      fold_host(e, op, room.data() + h * kOrderBlock, some.data(), count, m);
+      partials[h] = room.data() + h * kOrderBlock;
     }
     for (int o = 0; o < out_count; o++) to[o] = static_cast<uint8_t*>(outs[o]) + i * bytes;
     fold_hosts(e, op, to.data(), out_count, partials.data(), m);

@@ -14,8 +14,8 @@ namespace {
 
 constexpr int kDepth = 256;                        // requests in flight to one peer
 constexpr int64_t kRingBytes = int64_t(64) << 20;  // for all rings of a rank; they have 8 to 64 slots
-constexpr int64_t kMaxMessage = int64_t(1) << 40;
-constexpr int64_t kMaxUnexpected = int64_t(256) << 20;  // bytes held for receives that are not posted yet
+constexpr int64_t kMaxVerbsMessage = int64_t(1) << 40;
+constexpr int64_t kMaxEarly = int64_t(256) << 20;  // bytes held for receives that are not posted yet
 constexpr size_t kWindowsAhead = 1024;
 constexpr int64_t kLeaveNs = 2'000'000'000;  // time limit for data in flight when the transport closes
 
@@ -205,8 +205,9 @@ void VerbsTransport::lose(int peer, const std::string& why) {
 
 Transport::Request VerbsTransport::isend(int peer, int tag, const void* data, int64_t bytes) {
   Peer& to = reachable(peer);
-  if (bytes < 0 || bytes > kMaxMessage)
-    fail(Status::config, "a message of %lld bytes; at most %lld can be sent", (long long)bytes, (long long)kMaxMessage);
+  if (bytes < 0 || bytes > kMaxVerbsMessage)
+    fail(Status::config, "a message of %lld bytes; at most %lld can be sent", (long long)bytes,
+         (long long)kMaxVerbsMessage);
   Work work{Work::frame};
   work.header.tag = tag;
   work.header.key = mark;
@@ -279,7 +280,7 @@ void VerbsTransport::take_message(int peer, const VerbsFrame& frame, const uint8
       std::find_if(from.posted.begin(), from.posted.end(), [&](const Posted& p) { return p.tag == frame.tag; });
   if (posted == from.posted.end()) {
     const int64_t held = unexpected_bytes_ + (here ? frame.bytes : 0);
-    if (held > kMaxUnexpected || from.unexpected.size() >= size_t(kMaxUnexpected / kVerbsSlotBytes))
+    if (held > kMaxEarly || from.unexpected.size() >= size_t(kMaxEarly / kVerbsSlotBytes))
       return lose(peer, "sent more than is held for receives that are not posted yet: " + std::to_string(held) +
                             " bytes in " + std::to_string(from.unexpected.size() + 1) + " messages");
     from.unexpected.push_back({frame.tag, frame.key, frame.bytes, frame.id, here, {}});

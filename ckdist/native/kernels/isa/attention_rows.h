@@ -1,6 +1,8 @@
 // Few queries over a span of an integer cache: a lane is a position (scores) or a dimension (values), and each load of
 // the cache serves all queries. Private to isa/.
 #pragma once
+#include <type_traits>
+
 #include "kernels/isa/attention_soften.h"
 
 namespace ckdist {
@@ -99,6 +101,23 @@ void accumulate_columns(const Span& span, int first, int last, const int16_t* we
     accumulate_columns<Code, Value, R, D / 2>(span, first, last, weights, group, column, values, width);
 }
 
+// Every type of values with these bytes has one function of what depends on the bytes alone.
+template <class Value>
+using Sized = std::conditional_t<sizeof(Value) == 1, int8_t, int16_t>;
+
+// Converts the scores of a group of queries to weights, and writes its lanes of the part.
+template <class Value>
+__attribute__((noinline)) void weigh_rows(const AttentionTask& task, const Shape& shape, const Workspace& work,
+                                          const Span& span, const SpanPart& part, const QueryGroup& group) {
+  const int first = group.first, last = group.last;
+  const auto weigh_row = [&](int g, int r, Vec factor) {
+    int16_t* weights = work.weights + (g * group.rows + r) * kSpan;
+    for (int i = first * kLanes; i < last * kLanes; i += kLanes)
+      store_i16(weights + i, (load(work.scores + r * kSpan + i) * factor) * load(span.v_scales + g * kSpan + i));
+  };
+  soften_rows<Value>(task, shape, work, span, part, group, work.scores, weigh_row);
+}
+
 // A group of R queries, beginning with query `row`: computes its lanes and rows of the part.
 template <class Key, class Value, int R>
 void attend_group(const AttentionTask& task, const Shape& shape, const Workspace& work, const Span& span,
@@ -109,15 +128,10 @@ void attend_group(const AttentionTask& task, const Shape& shape, const Workspace
   const int first = group.first, last = group.last;
   score_blocks<Key, R, kBlocks>(span, first, last, work.q + row * task.key_width, task.key_width,
                                 key_group(task.cache()), behind_of(task, work, row), work.scores);
-  const auto weigh_row = [&](int g, int r, Vec factor) {
-    int16_t* weights = work.weights + (g * R + r) * kSpan;
-    for (int i = first * kLanes; i < last * kLanes; i += kLanes)
-      store_i16(weights + i, (load(work.scores + r * kSpan + i) * factor) * load(span.v_scales + g * kSpan + i));
-  };
-  soften_rows<Value>(task, shape, work, span, part, group, work.scores, weigh_row);
+  weigh_rows<Sized<Value>>(task, shape, work, span, part, group);
   const auto accumulate = [&](auto code) {
-    accumulate_columns<decltype(code), Value, R, 8>(span, first, last, work.weights, shape.group, 0,
-                                                    part.values + row * shape.width, shape.width);
+    accumulate_columns<decltype(code), Sized<Value>, R, 8>(span, first, last, work.weights, shape.group, 0,
+                                                           part.values + row * shape.width, shape.width);
   };
   task.latent ? accumulate(int16_t{}) : accumulate(Value{});
 }

@@ -84,7 +84,7 @@ struct MatchRms : InferenceRun<ckdist_match_rms_step> {
 };
 
 const RegisteredKind<AltUp> kAltUp(ckdist_step_altup);
-const RegisteredKind<MatchRms> kMatch(ckdist_step_match_rms);
+const RegisteredKind<MatchRms> kMatchRms(ckdist_step_match_rms);
 
 }  // namespace
 }  // namespace ckdist

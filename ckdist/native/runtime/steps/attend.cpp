@@ -189,7 +189,7 @@ struct Attend : Carved<Attend, AttentionRun<Attend, ckdist_attend_step>> {
   }
 };
 
-const RegisteredKind<Attend> kKind(ckdist_step_attend);
+const RegisteredKind<Attend> kAttend(ckdist_step_attend);
 
 }  // namespace
 }  // namespace ckdist

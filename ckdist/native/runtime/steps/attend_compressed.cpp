@@ -121,7 +121,7 @@ struct AttendCompressed : Carved<AttendCompressed, AttentionRun<AttendCompressed
   }
 };
 
-const RegisteredKind<AttendCompressed> kKind(ckdist_step_attend_compressed);
+const RegisteredKind<AttendCompressed> kAttendCompressed(ckdist_step_attend_compressed);
 
 }  // namespace
 }  // namespace ckdist

@@ -285,7 +285,7 @@ struct AttendGrad : PackedAttention<ckdist_attend_grad_step> {
   }
 };
 
-const RegisteredKind<AttendGrad> kKind(ckdist_step_attend_grad);
+const RegisteredKind<AttendGrad> kAttendGrad(ckdist_step_attend_grad);
 
 }  // namespace
 }  // namespace ckdist

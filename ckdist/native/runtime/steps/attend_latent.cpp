@@ -84,7 +84,7 @@ struct AttendLatent : Carved<AttendLatent, AttentionRun<AttendLatent, ckdist_att
   }
 };
 
-const RegisteredKind<AttendLatent> kKind(ckdist_step_attend_latent);
+const RegisteredKind<AttendLatent> kAttendLatent(ckdist_step_attend_latent);
 
 }  // namespace
 }  // namespace ckdist

@@ -86,7 +86,7 @@ struct AttendPacked : PackedAttention<ckdist_attend_packed_step> {
   }
 };
 
-const RegisteredKind<AttendPacked> kKind(ckdist_step_attend_packed);
+const RegisteredKind<AttendPacked> kAttendPacked(ckdist_step_attend_packed);
 
 }  // namespace
 }  // namespace ckdist

@@ -5,7 +5,7 @@
 namespace ckdist {
 namespace {
 
-constexpr int64_t kChunk = Training::kSumRows;  // tokens of an item
+constexpr int64_t kConvolveTokens = Training::kSumRows;  // tokens of an item
 constexpr int kMostTaps = 16;
 
 // The taps of each channel side by side, (channels, taps) -> (taps, channels); backwards: the last tap first.
@@ -14,7 +14,7 @@ void transpose_taps(const float* weight, int64_t channels, int taps, bool backwa
     for (int i = 0; i < taps; ++i) out[(backwards ? taps - 1 - i : i) * channels + c] = weight[c * taps + i];
 }
 
-// Rows of x from the token `first - taps + 1` on, as floats, (taps - 1 + kChunk, channels).
+// Rows of x from the token `first - taps + 1` on, as floats, (taps - 1 + kConvolveTokens, channels).
 template <class Run>
 void read_before(const Run& run, int64_t first, int64_t end, float* rows) {
   const int64_t n = run.r.width(run.step.x), before = run.step.taps - 1;
@@ -39,7 +39,7 @@ struct Convolve : Carved<Convolve, TrainingRun<ckdist_convolve_step>> {
   };
   static Room room(Carver& c, const Training& r, const Fields& step) {
     const int64_t n = r.width(step.x);
-    return {c.floats(step.taps * n), c.floats((step.taps - 1 + kChunk) * n), c.floats(n), c.floats(n)};
+    return {c.floats(step.taps * n), c.floats((step.taps - 1 + kConvolveTokens) * n), c.floats(n), c.floats(n)};
   }
 
   void run() {
@@ -48,7 +48,7 @@ struct Convolve : Carved<Convolve, TrainingRun<ckdist_convolve_step>> {
     transpose_taps(r.parameter(step.weight), n, step.taps, false, own.taps);
     std::fill_n(own.zeros, n, 0.f);
     const float* const bias = step.bias < 0 ? nullptr : r.parameter(step.bias);
-    each_part(r.batch.tokens, kChunk, [&](int64_t first, int64_t end) {
+    each_part(r.batch.tokens, kConvolveTokens, [&](int64_t first, int64_t end) {
       read_before(*this, first, end, own.rows);
       for (int64_t t = first; t < end; ++t) {
         const float* rows[kMostTaps];
@@ -64,11 +64,11 @@ struct Convolve : Carved<Convolve, TrainingRun<ckdist_convolve_step>> {
 struct ConvolveGrad : Carved<ConvolveGrad, TrainingRun<ckdist_convolve_grad_step>> {
   struct Room {
     float *taps, *backwards, *rows, *zeros;
-    float* sums;  // gradients of the results before SiLU, (kChunk + taps - 1, channels)
+    float* sums;  // gradients of the results before SiLU, (kConvolveTokens + taps - 1, channels)
     float *dx, *dy;
   };
   static Room room(Carver& c, const Training& r, const Fields& step) {
-    const int64_t n = r.width(step.x), rows = step.taps - 1 + kChunk;
+    const int64_t n = r.width(step.x), rows = step.taps - 1 + kConvolveTokens;
     return {c.floats(step.taps * n),
             c.floats(step.taps * n),
             c.floats((rows + step.taps - 1) * n),
@@ -79,7 +79,7 @@ struct ConvolveGrad : Carved<ConvolveGrad, TrainingRun<ckdist_convolve_grad_step
   }
   // Partial gradients of the chunks, (chunks, taps + 1, channels): the last row is that of the bias.
   static int64_t workspace_bytes(const Training& r, const Fields& step) {
-    return parts_of(r.program.max_tokens, kChunk) * (step.taps + 1) * r.width(step.x) * 4;
+    return parts_of(r.program.max_tokens, kConvolveTokens) * (step.taps + 1) * r.width(step.x) * 4;
   }
   float* partial(int64_t chunk) const {
     return reinterpret_cast<float*>(r.workspace()) + chunk * (step.taps + 1) * r.width(step.x);
@@ -92,7 +92,7 @@ struct ConvolveGrad : Carved<ConvolveGrad, TrainingRun<ckdist_convolve_grad_step
     transpose_taps(r.parameter(step.weight), n, step.taps, false, own.taps);
     transpose_taps(r.parameter(step.weight), n, step.taps, true, own.backwards);
     std::fill_n(own.zeros, n, 0.f);
-    each_part(r.batch.tokens, kChunk, [&](int64_t first, int64_t end) { run_chunk(first, end); });
+    each_part(r.batch.tokens, kConvolveTokens, [&](int64_t first, int64_t end) { run_chunk(first, end); });
     if (step.weight_gradient < 0 && step.bias_gradient < 0) return;
     each_part(n, Training::kColumns, [&](int64_t begin, int64_t end) { add_partials(begin, end); });
   }
@@ -102,7 +102,7 @@ struct ConvolveGrad : Carved<ConvolveGrad, TrainingRun<ckdist_convolve_grad_step
     const int64_t last = std::min(end + step.taps - 1, r.batch.tokens);
     const float* const bias = step.bias < 0 ? nullptr : r.parameter(step.bias);
     read_before(*this, first, last, own.rows);
-    float* const sums = partial(first / kChunk);
+    float* const sums = partial(first / kConvolveTokens);
     std::fill_n(sums, (step.taps + 1) * n, 0.f);
     for (int64_t t = first; t < last; ++t) {
       const float* rows[kMostTaps];
@@ -134,7 +134,7 @@ struct ConvolveGrad : Carved<ConvolveGrad, TrainingRun<ckdist_convolve_grad_step
   // Adds the partial gradients of channels [begin, end).
   void add_partials(int64_t begin, int64_t end) const {
     const int64_t count = end - begin;
-    for (int64_t chunk = 1; chunk < parts_of(r.batch.tokens, kChunk); ++chunk)
+    for (int64_t chunk = 1; chunk < parts_of(r.batch.tokens, kConvolveTokens); ++chunk)
       for (int i = 0; i <= step.taps; ++i)
         r.kernels.elementwise.add(partial(chunk) + i * n + begin, count, partial(0) + i * n + begin);
     if (step.bias_gradient >= 0)

@@ -43,8 +43,8 @@ struct AttendCross : AttentionRun<AttendCross, ckdist_attend_cross_step> {
   }
 };
 
-const RegisteredKind<StoreCross> kStore(ckdist_step_store_cross);
-const RegisteredKind<AttendCross> kAttend(ckdist_step_attend_cross);
+const RegisteredKind<StoreCross> kStoreCross(ckdist_step_store_cross);
+const RegisteredKind<AttendCross> kAttendCross(ckdist_step_attend_cross);
 
 }  // namespace
 }  // namespace ckdist

@@ -283,7 +283,7 @@ struct CrossEntropy : TrainingRun<ckdist_cross_entropy_step> {
   }
 };
 
-const RegisteredKind<CrossEntropy> kKind(ckdist_step_cross_entropy);
+const RegisteredKind<CrossEntropy> kCrossEntropy(ckdist_step_cross_entropy);
 
 }  // namespace
 }  // namespace ckdist

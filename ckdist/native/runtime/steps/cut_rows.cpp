@@ -39,8 +39,8 @@ struct CutRows : InferenceRun<ckdist_cut_rows_step> {
   }
 };
 
-const RegisteredKind<ColumnSums> kSums(ckdist_step_column_sums);
-const RegisteredKind<CutRows> kCut(ckdist_step_cut_rows);
+const RegisteredKind<ColumnSums> kColumnSums(ckdist_step_column_sums);
+const RegisteredKind<CutRows> kCutRows(ckdist_step_cut_rows);
 
 }  // namespace
 }  // namespace ckdist

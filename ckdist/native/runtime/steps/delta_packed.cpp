@@ -8,14 +8,14 @@
 namespace ckdist {
 namespace {
 
-constexpr int64_t kChunk = 32;  // tokens
+constexpr int64_t kDeltaTokens = 32;  // tokens
 
 struct DeltaPacked : Carved<DeltaPacked, TrainingRun<ckdist_delta_packed_step>> {
   using States = PackedStates<Fields>;
   struct Room {
     StateRows rows;
     float *decayed_q, *decayed_k;  // (tokens, key_width); by row only
-    float *state, *v, *out;        // a head's state; (kChunk, columns)
+    float *state, *v, *out;        // a head's state; (kDeltaTokens, columns)
     float* gates;
   };
   static Room room(Carver& c, const Training& r, const Fields& step) {
@@ -25,8 +25,8 @@ struct DeltaPacked : Carved<DeltaPacked, TrainingRun<ckdist_delta_packed_step>> 
             c.floats(by_row),
             c.floats(by_row),
             c.floats(of.key_width() * of.columns()),
-            c.floats(kChunk * of.columns()),
-            c.floats(kChunk * of.columns()),
+            c.floats(kDeltaTokens * of.columns()),
+            c.floats(kDeltaTokens * of.columns()),
             c.floats(of.factors())};
   }
 
@@ -49,8 +49,8 @@ struct DeltaPacked : Carved<DeltaPacked, TrainingRun<ckdist_delta_packed_step>> 
       own.decayed_k[i] = own.rows.decay[i] * own.rows.k[i];
     }
     std::fill_n(own.state, keys * columns, 0.f);
-    for (int64_t first = 0; first < all; first += kChunk) {
-      const int64_t count = std::min(kChunk, all - first), token = of.first(sequence) + first;
+    for (int64_t first = 0; first < all; first += kDeltaTokens) {
+      const int64_t count = std::min(kDeltaTokens, all - first), token = of.first(sequence) + first;
       for (int64_t t = 0; t < count; ++t) {
         float* const v = own.v + t * columns;
         r.copy(step.v, token + t, head * values, values, v);
@@ -76,19 +76,19 @@ struct DeltaGrad : Carved<DeltaGrad, TrainingRun<ckdist_delta_grad_step>> {
   struct Room {
     StateRows rows, sums;                // the gradients of `rows`
     float *kept, *states, *d_state;      // of kStateColumns: before each chunk; in a chunk; the gradient
-    float *v, *taken, *d_out, *dv;       // (kChunk, kStateColumns)
+    float *v, *taken, *d_out, *dv;       // (kDeltaTokens, kStateColumns)
     float *gates, *row, *skip, *result;  // (factors,), (key_width,), (tokens,), (factors or key_width,)
   };
   static Room room(Carver& c, const Training& r, const Fields& step) {
     const States of{r, step};
     const int64_t tokens = r.program.max_tokens, keys = of.key_width(), size = keys * kStateColumns;
-    const int64_t part = kChunk * kStateColumns;
+    const int64_t part = kDeltaTokens * kStateColumns;
     const StateRows rows = StateRows::carve(c, tokens, keys, of.factors());
     const StateRows sums = StateRows::carve(c, tokens, keys, of.factors());
     return {rows,
             sums,
-            c.floats(parts_of(tokens, kChunk) * size),
-            c.floats((kChunk + 1) * size),
+            c.floats(parts_of(tokens, kDeltaTokens) * size),
+            c.floats((kDeltaTokens + 1) * size),
             c.floats(size),
             c.floats(part),
             c.floats(part),
@@ -140,11 +140,11 @@ struct DeltaGrad : Carved<DeltaGrad, TrainingRun<ckdist_delta_grad_step>> {
   void run_columns(int64_t sequence, int64_t head, int64_t column) {
     const StateGradientKernel& kernel = r.kernels.state_gradient;
     const int64_t all = of.tokens(sequence), start = of.first(sequence), keys = of.key_width();
-    const int64_t size = keys * kStateColumns, count = parts_of(all, kChunk);
-    const auto length = [&](int64_t chunk) { return std::min(kChunk, all - chunk * kChunk); };
+    const int64_t size = keys * kStateColumns, count = parts_of(all, kDeltaTokens);
+    const auto length = [&](int64_t chunk) { return std::min(kDeltaTokens, all - chunk * kDeltaTokens); };
     const auto advance = [&](int64_t chunk) {  // from states[0] on
-      of.read_columns(step.v, start + chunk * kChunk, length(chunk), head, column, own.v);
-      kernel.advance(tokens_of(chunk * kChunk, length(chunk)), own.states, own.taken);
+      of.read_columns(step.v, start + chunk * kDeltaTokens, length(chunk), head, column, own.v);
+      kernel.advance(tokens_of(chunk * kDeltaTokens, length(chunk)), own.states, own.taken);
     };
     std::fill_n(own.states, size, 0.f);
     for (int64_t chunk = 0; chunk < count; ++chunk) {
@@ -156,7 +156,7 @@ struct DeltaGrad : Carved<DeltaGrad, TrainingRun<ckdist_delta_grad_step>> {
     std::fill_n(own.d_state, size, 0.f);
     const int64_t width = std::min<int64_t>(kStateColumns, of.value_width() - column);
     for (int64_t chunk = count - 1; chunk >= 0; --chunk) {
-      const int64_t first = chunk * kChunk;
+      const int64_t first = chunk * kDeltaTokens;
       std::copy_n(own.kept + chunk * size, size, own.states);
       advance(chunk);
       of.read_columns(step.d_out, start + first, length(chunk), head, column, own.d_out);
@@ -225,8 +225,8 @@ struct DeltaGrad : Carved<DeltaGrad, TrainingRun<ckdist_delta_grad_step>> {
   }
 };
 
-const RegisteredKind<DeltaPacked> kForward(ckdist_step_delta_packed);
-const RegisteredKind<DeltaGrad> kBackward(ckdist_step_delta_grad);
+const RegisteredKind<DeltaPacked> kDeltaPacked(ckdist_step_delta_packed);
+const RegisteredKind<DeltaGrad> kDeltaGrad(ckdist_step_delta_grad);
 
 }  // namespace
 }  // namespace ckdist

@@ -130,7 +130,7 @@ struct DeltaRule : Carved<DeltaRule, InferenceRun<ckdist_delta_rule_step>> {
   }
 };
 
-const RegisteredKind<DeltaRule> kKind(ckdist_step_delta_rule);
+const RegisteredKind<DeltaRule> kDeltaRule(ckdist_step_delta_rule);
 
 }  // namespace
 }  // namespace ckdist

@@ -16,7 +16,7 @@ namespace {
 
 constexpr int64_t kGatheredBytes = 512 << 10;  // bytes of activations whose rows are gathered
 constexpr int64_t kScratchFloats = 32 << 10;
-constexpr int64_t kBlockRows = 64;          // rows of a product at a time, if there are many
+constexpr int64_t kExpertRows = 64;         // rows of a product at a time, if there are many
 constexpr int64_t kPromptRows = 256;        // the same for prompts, whose weights are expanded for each block
 constexpr int64_t kBlockBytes = 256 << 10;  // bytes of weights at a time, if there are many rows
 constexpr int64_t kBlockTiles = 6;          // minimum number of tiles for kBlockBytes
@@ -271,7 +271,7 @@ struct Experts : Carved<Experts, InferenceRun<ckdist_experts_step>> {
       const Range chunk = {row, std::min(row + most, g.rows)};
       make_low(g, chunk);
       const uint8_t* const x = same ? inputs(g, set.gate_x, chunk) : nullptr;
-      const int64_t block_rows = r.plan->prompts ? kPromptRows : kBlockRows;
+      const int64_t block_rows = r.plan->prompts ? kPromptRows : kExpertRows;
       const int64_t rows_each = few ? chunk.end - chunk.begin : std::min(block_rows, chunk.end - chunk.begin);
       const int64_t pair_bytes = r.matrix(set.gate.first + s).tile_bytes + r.matrix(set.up.first + s).tile_bytes;
       int64_t tiles_each = std::max<int64_t>(scratch_floats(r) / 2 / kTileRows / rows_each, 1);
@@ -467,7 +467,7 @@ struct Experts : Carved<Experts, InferenceRun<ckdist_experts_step>> {
   ExpertExchange exchange{};
 };
 
-const RegisteredKind<Experts> kKind(ckdist_step_experts);
+const RegisteredKind<Experts> kExperts(ckdist_step_experts);
 
 }  // namespace
 }  // namespace ckdist

@@ -52,7 +52,7 @@ struct GatedConv : Carved<GatedConv, InferenceRun<ckdist_gated_conv_step>> {
   }
 };
 
-const RegisteredKind<GatedConv> kKind(ckdist_step_gated_conv);
+const RegisteredKind<GatedConv> kGatedConv(ckdist_step_gated_conv);
 
 }  // namespace
 }  // namespace ckdist

@@ -6,7 +6,7 @@
 namespace ckdist {
 namespace {
 
-constexpr int64_t kChunk = 256;  // columns
+constexpr int64_t kGateColumns = 256;  // columns
 
 // Steps whose items are the streams of a token, or chunks of its columns.
 template <class Run, class Fields>
@@ -46,13 +46,13 @@ struct AddStreams : StreamsRun<AddStreams, ckdist_add_streams_step> {
 };
 
 struct ReadStreams : StreamsRun<ReadStreams, ckdist_read_streams_step> {
-  static float* room(Carver& c, const Inference&, const Fields&) { return c.floats(kChunk); }
+  static float* room(Carver& c, const Inference&, const Fields&) { return c.floats(kGateColumns); }
 
   void run() {
     const int64_t width = r.value(step.out).width;
     float* const part = buffers();
-    each_part((width + kChunk - 1) / kChunk, [&](int64_t t, int64_t chunk) {
-      const int64_t first = chunk * kChunk, n = std::min(kChunk, width - first);
+    each_part((width + kGateColumns - 1) / kGateColumns, [&](int64_t t, int64_t chunk) {
+      const int64_t first = chunk * kGateColumns, n = std::min(kGateColumns, width - first);
       float* const out = row(step.out, t, first);
       for (int64_t i = 0; i < step.streams; i++) {
         r.kernels.elementwise.gated(GateFunction::sigmoid, row(step.gates, t, i * width + first),
@@ -93,9 +93,9 @@ struct GateStreams : StreamsRun<GateStreams, ckdist_gate_streams_step> {
   }
 };
 
-const RegisteredKind<AddStreams> kAdd(ckdist_step_add_streams);
-const RegisteredKind<ReadStreams> kRead(ckdist_step_read_streams);
-const RegisteredKind<GateStreams> kGate(ckdist_step_gate_streams);
+const RegisteredKind<AddStreams> kAddStreams(ckdist_step_add_streams);
+const RegisteredKind<ReadStreams> kReadStreams(ckdist_step_read_streams);
+const RegisteredKind<GateStreams> kGateStreams(ckdist_step_gate_streams);
 
 }  // namespace
 }  // namespace ckdist

@@ -99,8 +99,8 @@ struct GroupNorm : InferenceRun<ckdist_group_norm_step> {
 };
 
 const RegisteredKind<SumSquares> kSumSquares(ckdist_step_sum_squares);
-const RegisteredKind<HeadSquares> kSquares(ckdist_step_head_squares);
-const RegisteredKind<GroupNorm> kNorm(ckdist_step_group_norm);
+const RegisteredKind<HeadSquares> kHeadSquares(ckdist_step_head_squares);
+const RegisteredKind<GroupNorm> kGroupNorm(ckdist_step_group_norm);
 
 }  // namespace
 }  // namespace ckdist

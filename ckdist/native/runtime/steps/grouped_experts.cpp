@@ -458,8 +458,8 @@ struct GroupedExpertsGrad : ExpertsRun<ckdist_grouped_experts_grad_step> {
   }
 };
 
-const RegisteredKind<GroupedExperts> kForward(ckdist_step_grouped_experts);
-const RegisteredKind<GroupedExpertsGrad> kBackward(ckdist_step_grouped_experts_grad);
+const RegisteredKind<GroupedExperts> kGroupedExperts(ckdist_step_grouped_experts);
+const RegisteredKind<GroupedExpertsGrad> kGroupedExpertsGrad(ckdist_step_grouped_experts_grad);
 
 }  // namespace
 }  // namespace ckdist

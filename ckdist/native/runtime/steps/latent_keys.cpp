@@ -5,8 +5,8 @@
 namespace ckdist {
 namespace {
 
-constexpr int64_t kRows = PartProducts::kRows;
-constexpr int64_t kChunk = 256;                              // tokens of an item
+constexpr int64_t kKeyRows = PartProducts::kRows;
+constexpr int64_t kKeyTokens = 256;                          // tokens of an item
 constexpr int64_t kRankRows = 4 * PartProducts::kOuterRows;  // rows of a head's gradient in one item
 
 // Columns of a head's matrix, and the head's width: those columns and the elements after them.
@@ -21,11 +21,11 @@ HeadSizes sizes_of(const Training& r, int32_t weight, int64_t rank, int64_t row)
 struct LatentKeys : Carved<LatentKeys, TrainingRun<ckdist_latent_keys_step>> {
   struct Room {
     uint8_t* tiles;
-    float *y, *unpacked;  // (kRows, columns of a head)
+    float *y, *unpacked;  // (kKeyRows, columns of a head)
   };
   static Room room(Carver& c, const Training& r, const Fields& step) {
     const int64_t columns = r.shape(step.weight).cols;
-    return {c.bytes(tiles_of(columns) * r.tile_bytes(step.rank)), c.floats(kRows * tiles_of(columns) * kTileRows),
+    return {c.bytes(tiles_of(columns) * r.tile_bytes(step.rank)), c.floats(kKeyRows * tiles_of(columns) * kTileRows),
             c.floats(PartProducts::unpacked_floats(r, step.weight))};
   }
 
@@ -33,16 +33,16 @@ struct LatentKeys : Carved<LatentKeys, TrainingRun<ckdist_latent_keys_step>> {
   const Room own = buffers();
 
   void run() {
-    parallel_for(of.heads * parts_of(r.batch.tokens, kChunk),
-                 [&](int64_t item) { head(item % of.heads, item / of.heads * kChunk); });
+    parallel_for(of.heads * parts_of(r.batch.tokens, kKeyTokens),
+                 [&](int64_t item) { head(item % of.heads, item / of.heads * kKeyTokens); });
   }
 
   void head(int64_t head, int64_t first) const {
     const Matrix keys = PartProducts(r, own.unpacked)
                             .pack_transposed({step.weight, head * step.rank, step.rank, 0, of.columns}, own.tiles);
-    const int64_t end = std::min(first + kChunk, r.batch.tokens), stride = tiles_of(of.columns) * kTileRows;
-    for (int64_t t = first; t < end; t += kRows) {
-      const int64_t rows = std::min(kRows, end - t);
+    const int64_t end = std::min(first + kKeyTokens, r.batch.tokens), stride = tiles_of(of.columns) * kTileRows;
+    for (int64_t t = first; t < end; t += kKeyRows) {
+      const int64_t rows = std::min(kKeyRows, end - t);
       const Operand x = r.operand(step.x, t);
       r.product.multiply(keys, 0, keys.tile_count(), x.at, x.stride, rows, own.y, stride, false);
       for (int64_t i = 0; i < rows; ++i) {
@@ -58,14 +58,14 @@ struct LatentKeys : Carved<LatentKeys, TrainingRun<ckdist_latent_keys_step>> {
 struct LatentKeysGrad : Carved<LatentKeysGrad, TrainingRun<ckdist_latent_keys_grad_step>> {
   struct Room {
     uint8_t* tiles;
-    float *sums, *widened, *unpacked;  // (kChunk, slice of rank), two rows of the elements after the rank
+    float *sums, *widened, *unpacked;  // (kKeyTokens, slice of rank), two rows of the elements after the rank
   };
   static int64_t item_tiles(const Training& r, const Fields& step) {
     return PartProducts::item_tiles(r, step.rank, r.shape(step.weight).cols, 1);
   }
   static Room room(Carver& c, const Training& r, const Fields& step) {
     const int64_t tiles = item_tiles(r, step), behind = r.width(step.dx) - step.rank;
-    return {c.bytes(tiles * r.tile_bytes(r.shape(step.weight).cols)), c.floats(kChunk * tiles * kTileRows),
+    return {c.bytes(tiles * r.tile_bytes(r.shape(step.weight).cols)), c.floats(kKeyTokens * tiles * kTileRows),
             c.floats(2 * behind), c.floats(PartProducts::unpacked_floats(r, step.weight))};
   }
 
@@ -74,9 +74,9 @@ struct LatentKeysGrad : Carved<LatentKeysGrad, TrainingRun<ckdist_latent_keys_gr
 
   void run() {
     const int64_t columns = item_tiles(r, step) * kTileRows, slices = parts_of(step.rank, columns);
-    parallel_for((slices + 1) * parts_of(r.batch.tokens, kChunk), [&](int64_t item) {
-      const int64_t slice = item % (slices + 1), first = item / (slices + 1) * kChunk,
-                    tokens = std::min(kChunk, r.batch.tokens - first), begin = slice * columns;
+    parallel_for((slices + 1) * parts_of(r.batch.tokens, kKeyTokens), [&](int64_t item) {
+      const int64_t slice = item % (slices + 1), first = item / (slices + 1) * kKeyTokens,
+                    tokens = std::min(kKeyTokens, r.batch.tokens - first), begin = slice * columns;
       if (slice == slices) sum_behind(first, tokens);
       else sum_heads(first, tokens, begin, std::min(columns, step.rank - begin));
     });
@@ -144,9 +144,9 @@ struct LatentKeysWeightGrad : Carved<LatentKeysWeightGrad, TrainingRun<ckdist_la
   }
 };
 
-const RegisteredKind<LatentKeys> kForward(ckdist_step_latent_keys);
-const RegisteredKind<LatentKeysGrad> kBackward(ckdist_step_latent_keys_grad);
-const RegisteredKind<LatentKeysWeightGrad> kWeights(ckdist_step_latent_keys_weight_grad);
+const RegisteredKind<LatentKeys> kLatentKeys(ckdist_step_latent_keys);
+const RegisteredKind<LatentKeysGrad> kLatentKeysGrad(ckdist_step_latent_keys_grad);
+const RegisteredKind<LatentKeysWeightGrad> kLatentKeysWeightGrad(ckdist_step_latent_keys_weight_grad);
 
 }  // namespace
 }  // namespace ckdist

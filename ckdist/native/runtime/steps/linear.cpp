@@ -297,7 +297,7 @@ struct Linear : Carved<Linear, InferenceRun<ckdist_linear_step>> {
   }
 };
 
-const RegisteredKind<Linear> kKind(ckdist_step_linear);
+const RegisteredKind<Linear> kLinear(ckdist_step_linear);
 
 }  // namespace
 }  // namespace ckdist

@@ -96,7 +96,7 @@ struct LinearHeads : InferenceRun<ckdist_linear_heads_step> {
   }
 };
 
-const RegisteredKind<LinearHeads> kKind(ckdist_step_linear_heads);
+const RegisteredKind<LinearHeads> kLinearHeads(ckdist_step_linear_heads);
 
 }  // namespace
 }  // namespace ckdist

@@ -42,7 +42,7 @@ struct MixBlocks : InferenceRun<ckdist_mix_blocks_step> {
   }
 };
 
-const RegisteredKind<MixBlocks> kKind(ckdist_step_mix_blocks);
+const RegisteredKind<MixBlocks> kMixBlocks(ckdist_step_mix_blocks);
 
 }  // namespace
 }  // namespace ckdist

@@ -8,16 +8,16 @@
 namespace ckdist {
 namespace {
 
-constexpr int kMostStreams = 8;
-constexpr int64_t kChunk = 256;  // columns of each stream
+constexpr int kMostMixed = 8;
+constexpr int64_t kMixColumns = 256;  // columns of each stream
 
 struct MixStreams : InferenceRun<ckdist_mix_streams_step> {
-  static int64_t thread_bytes(const Inference&, const Fields&) { return kChunk * int64_t{sizeof(float)}; }
+  static int64_t thread_bytes(const Inference&, const Fields&) { return kMixColumns * int64_t{sizeof(float)}; }
   static int64_t workspace_bytes(const Inference& r, const Fields& step) {
     return r.program.max_tokens * chunks_of(r, step) * parts(step) * int64_t{sizeof(float)};
   }
   static int64_t chunks_of(const Inference& r, const Fields& step) {
-    return (r.value(step.y).width + kChunk - 1) / kChunk;
+    return (r.value(step.y).width + kMixColumns - 1) / kMixColumns;
   }
   static int weights(const Fields& step) {
     return step.streams * (step.coefs < 0 ? 1 : step.apart ? 2 : step.streams + 2);
@@ -26,14 +26,14 @@ struct MixStreams : InferenceRun<ckdist_mix_streams_step> {
 
   int64_t width() const { return r.value(step.y).width; }
   float* row(int32_t value, int64_t t) const { return r.floats(value).row(t); }
-  Range columns(int64_t chunk) const { return {chunk * kChunk, std::min((chunk + 1) * kChunk, width())}; }
+  Range columns(int64_t chunk) const { return {chunk * kMixColumns, std::min((chunk + 1) * kMixColumns, width())}; }
 
   void run() {
     const int64_t tokens = r.local_tokens, chunks = chunks_of(r, step), items = tokens * chunks;
     // A thread keeps the columns of `fn` in its cache from token to token.
     each_own_item(items, [&](int64_t i) { add(i % tokens, i / tokens); });
     r.meet(thread, index);
-    float c[kMostStreams * (kMostStreams + 2)];
+    float c[kMostMixed * (kMostMixed + 2)];
     int64_t last = -1;
     each_own_item(items, [&](int64_t i) {
       const int64_t t = i / chunks, chunk = i % chunks;
@@ -117,7 +117,7 @@ struct MixStreams : InferenceRun<ckdist_mix_streams_step> {
   }
 };
 
-const RegisteredKind<MixStreams> kKind(ckdist_step_mix_streams);
+const RegisteredKind<MixStreams> kMixStreams(ckdist_step_mix_streams);
 
 }  // namespace
 }  // namespace ckdist

@@ -5,7 +5,7 @@
 namespace ckdist {
 namespace {
 
-constexpr int64_t kChunk = 512;
+constexpr int64_t kNgramColumns = 512;
 
 // Rings have a place more than are read, so a step of single tokens needs no barrier before they are written.
 template <class Run, class Write>
@@ -65,10 +65,10 @@ struct NgramRows : InferenceRun<ckdist_ngram_rows_step> {
 struct ConvolveStreams : InferenceRun<ckdist_convolve_streams_step> {
   void run() {
     const RecentRows recent(r, step.layer, ckdist_array_rows);
-    const int64_t chunks = (recent.width + kChunk - 1) / kChunk;
+    const int64_t chunks = (recent.width + kNgramColumns - 1) / kNgramColumns;
     each_own_item(r.local_tokens * chunks, [&](int64_t i) {
-      const int64_t first = i % chunks * kChunk;
-      convolve(recent, i / chunks, first, std::min(kChunk, recent.width - first));
+      const int64_t first = i % chunks * kNgramColumns;
+      convolve(recent, i / chunks, first, std::min(kNgramColumns, recent.width - first));
     });
     keep(*this, recent, [&](int64_t token, float* to) { std::copy_n(r.row_of(step.rows, token), recent.width, to); });
     r.finish(thread, index, step.out, r.local_tokens);
@@ -92,8 +92,8 @@ struct ConvolveStreams : InferenceRun<ckdist_convolve_streams_step> {
   }
 };
 
-const RegisteredKind<NgramRows> kRows(ckdist_step_ngram_rows);
-const RegisteredKind<ConvolveStreams> kConvolve(ckdist_step_convolve_streams);
+const RegisteredKind<NgramRows> kNgramRows(ckdist_step_ngram_rows);
+const RegisteredKind<ConvolveStreams> kConvolveStreams(ckdist_step_convolve_streams);
 
 }  // namespace
 }  // namespace ckdist

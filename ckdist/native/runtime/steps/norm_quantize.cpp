@@ -117,7 +117,7 @@ struct NormQuantize : ResidualRun<ckdist_norm_quantize_step> {
   const float* shared = nullptr;  // rows that all threads have summed together
 };
 
-const RegisteredKind<NormQuantize> kKind(ckdist_step_norm_quantize);
+const RegisteredKind<NormQuantize> kNormQuantize(ckdist_step_norm_quantize);
 
 }  // namespace
 }  // namespace ckdist

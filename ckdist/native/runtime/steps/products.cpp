@@ -5,11 +5,11 @@ namespace ckdist {
 namespace {
 // Bytes of a product's item: fits an L2 cache of 2 MiB. AMX is faster with many tiles.
 constexpr int64_t kTileBytes = 1536 << 10;
-constexpr int64_t kMaxTiles = 32;  // maximum tiles of an item
+constexpr int64_t kMaxItemTiles = 32;  // maximum tiles of an item
 constexpr int64_t kOuterRows = 128,
-                  kSumTiles = 32;                // of a gradient; both factors stay in the L2 cache
-constexpr int64_t kLeastTiles = 12, kItems = 4;  // of an item; of a thread in one product
-constexpr int64_t kTransposed = 64;              // tokens that are transposed at a time
+                  kSumTiles = 32;                    // of a gradient; both factors stay in the L2 cache
+constexpr int64_t kLeastItemTiles = 12, kItems = 4;  // of an item; of a thread in one product
+constexpr int64_t kTransposedRows = 64;              // tokens that are transposed at a time
 }  // namespace
 
 // Items are as even as possible, in multiples of three tiles, as kernels take them. If fewer than three tiles fit into
@@ -17,13 +17,13 @@ constexpr int64_t kTransposed = 64;              // tokens that are transposed a
 // tokens.
 int64_t Products::item_tiles(const Training& r, const Matrix& matrix, int64_t bytes) {
   const int64_t all = matrix.tile_count(), fitting = bytes / (matrix.cols * r.column_bytes());
-  int64_t tiles = fitting < 3 ? kMaxTiles : std::min(fitting, kMaxTiles);
+  int64_t tiles = fitting < 3 ? kMaxItemTiles : std::min(fitting, kMaxItemTiles);
   tiles = parts_of(all, parts_of(all, tiles));
   return std::min((tiles + 2) / 3 * 3, all);
 }
 
 int64_t Products::thread_bytes(const Training& r) {
-  return std::max(kTokens * (kMaxTiles + 1) * kTileRows * 4, kOuterRows / kTileRows * r.tile_bytes(kOuterColumns));
+  return std::max(kTokens * (kMaxItemTiles + 1) * kTileRows * 4, kOuterRows / kTileRows * r.tile_bytes(kOuterColumns));
 }
 
 void Products::multiply(const Product* products, int n) {
@@ -37,7 +37,7 @@ void Products::multiply(const Product* products, int n) {
     c.by_tokens = parts_of(products[p].tokens, kTokens);
     const int64_t wanted = std::max<int64_t>(kItems * r_.threads() / (n * std::max<int64_t>(c.by_tokens, 1)), 1);
     c.tiles = item_tiles(r_, products[p].matrix, kTileBytes);
-    c.tiles = std::min(c.tiles, std::max((all / wanted + 5) / 6 * 6, kLeastTiles));
+    c.tiles = std::min(c.tiles, std::max((all / wanted + 5) / 6 * 6, kLeastItemTiles));
     c.by_tiles = parts_of(all, c.tiles);
     items += c.by_tiles * c.by_tokens;
   }
@@ -71,8 +71,8 @@ void Products::multiply(const Product* products, int n) {
 // Packs x, (tokens, width), transposed: (width, tokens). A few tokens at a time, so that their rows stay in the L1
 // cache from one tile to the next.
 void Products::transpose(const Operand& x, int64_t width, int64_t tokens, uint8_t* tiles, int64_t tile_bytes) const {
-  for (int64_t first = 0; first < tokens; first += kTransposed)
-    r_.pack_columns({x.row(first), x.stride}, std::min<int64_t>(kTransposed, tokens - first), width,
+  for (int64_t first = 0; first < tokens; first += kTransposedRows)
+    r_.pack_columns({x.row(first), x.stride}, std::min<int64_t>(kTransposedRows, tokens - first), width,
                     tiles + first * r_.column_bytes(), tile_bytes);
 }
 
@@ -90,8 +90,8 @@ void Products::transpose_all(const Operand& x, int64_t width, int64_t tokens, ui
 void Products::add_outer(const Matrix& x, int64_t tokens, const Outer* outers, int n) {
   int64_t items[kMost + 1] = {0};
   for (int i = 0; i < n; ++i) items[i + 1] = items[i] + parts_of(outers[i].width, kOuterRows);
-  const int64_t parts =
-      std::clamp<int64_t>(8 * r_.threads() / std::max<int64_t>(items[n], 1), 1, parts_of(x.tile_count(), kLeastTiles));
+  const int64_t parts = std::clamp<int64_t>(8 * r_.threads() / std::max<int64_t>(items[n], 1), 1,
+                                            parts_of(x.tile_count(), kLeastItemTiles));
   const auto boundary = [&](int64_t part) {  // kernels take pairs of tiles
     return part == parts ? x.tile_count() : x.tile_count() * part / parts / 2 * 2;
   };

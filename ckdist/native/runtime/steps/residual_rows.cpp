@@ -98,11 +98,11 @@ struct MeanRows : Carved<MeanRows, ResidualRun<ckdist_mean_rows_step>> {
   }
 };
 
-const RegisteredKind<SumRows> kSum(ckdist_step_sum_rows);
-const RegisteredKind<CopyColumns> kCopy(ckdist_step_copy_columns);
-const RegisteredKind<GatherRows> kGather(ckdist_step_gather_rows);
-const RegisteredKind<OutputRows> kOutput(ckdist_step_output_rows);
-const RegisteredKind<MeanRows> kMean(ckdist_step_mean_rows);
+const RegisteredKind<SumRows> kSumRows(ckdist_step_sum_rows);
+const RegisteredKind<CopyColumns> kCopyColumns(ckdist_step_copy_columns);
+const RegisteredKind<GatherRows> kGatherRows(ckdist_step_gather_rows);
+const RegisteredKind<OutputRows> kOutputRows(ckdist_step_output_rows);
+const RegisteredKind<MeanRows> kMeanRows(ckdist_step_mean_rows);
 
 }  // namespace
 }  // namespace ckdist

@@ -64,13 +64,11 @@ struct RmsNorm : TokenRun<RmsNorm, ckdist_rms_norm_step> {
   }
 };
 
-using Angles = ckdist::Rope;
-
-struct Rope : TokenRun<Rope, ckdist_rope_step> {
+struct Rotate : TokenRun<Rotate, ckdist_rope_step> {
   void token(int64_t t) {
     const ckdist_rope& rope = r.program.ropes[step.table];
     const int64_t at = r.batch.positions[t] * (rope.dims / 2);
-    const Angles angles{rope.cos + at, rope.sin + at, rope.dims, rope.interleaved != 0};
+    const Rope angles{rope.cos + at, rope.sin + at, rope.dims, rope.interleaved != 0};
     const Row x = r.row(step.x, t), out = r.row(step.out, t);
     if (step.first == 0) r.kernels.row.rope(x, angles, step.back, step.width, r.width(step.out), out);
     else
@@ -79,7 +77,7 @@ struct Rope : TokenRun<Rope, ckdist_rope_step> {
   }
 
   // Rotates the end of the head that begins at element `head`. Copies its first step.first elements.
-  void rotate_end(Row x, const Angles& angles, int64_t head, Row out) const {
+  void rotate_end(Row x, const Rope& angles, int64_t head, Row out) const {
     const int64_t n = step.width - step.first, end = head + step.first;
     const auto part = [](Row row, int64_t at) { return Row{row.at + at * (row.narrow ? 2 : 4), row.narrow}; };
     r.kernels.row.scale(part(x, head), 1.f, step.first, part(out, head));
@@ -128,7 +126,7 @@ const RegisteredKind<Scale> kScale(ckdist_step_scale);
 const RegisteredKind<ScaleQueries> kScaleQueries(ckdist_step_scale_queries);
 const RegisteredKind<Add> kAdd(ckdist_step_add);
 const RegisteredKind<RmsNorm> kRmsNorm(ckdist_step_rms_norm);
-const RegisteredKind<Rope> kRope(ckdist_step_rope);
+const RegisteredKind<Rotate> kRotate(ckdist_step_rope);
 const RegisteredKind<Gated> kGated(ckdist_step_gated);
 const RegisteredKind<GatedGrad> kGatedGrad(ckdist_step_gated_grad);
 

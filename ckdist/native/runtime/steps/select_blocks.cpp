@@ -82,7 +82,7 @@ struct SelectBlocks : SelectRun<SelectBlocks, ckdist_select_blocks_step> {
   }
 };
 
-const RegisteredKind<SelectBlocks> kKind(ckdist_step_select_blocks);
+const RegisteredKind<SelectBlocks> kSelectBlocks(ckdist_step_select_blocks);
 
 }  // namespace
 }  // namespace ckdist

@@ -88,7 +88,7 @@ struct SelectEntries : SelectRun<SelectEntries, ckdist_select_entries_step> {
   }
 };
 
-const RegisteredKind<SelectEntries> kKind(ckdist_step_select_entries);
+const RegisteredKind<SelectEntries> kSelectEntries(ckdist_step_select_entries);
 
 }  // namespace
 }  // namespace ckdist

@@ -58,7 +58,7 @@ struct SelectPositions : SelectRun<SelectPositions, ckdist_select_positions_step
   }
 };
 
-const RegisteredKind<SelectPositions> kKind(ckdist_step_select_positions);
+const RegisteredKind<SelectPositions> kSelectPositions(ckdist_step_select_positions);
 
 }  // namespace
 }  // namespace ckdist

@@ -51,8 +51,8 @@ struct ScanInputs : InferenceRun<ckdist_scan_inputs_step> {
   }
 };
 
-const RegisteredKind<SelectiveScan> kScan(ckdist_step_selective_scan);
-const RegisteredKind<ScanInputs> kInputs(ckdist_step_scan_inputs);
+const RegisteredKind<SelectiveScan> kSelectiveScan(ckdist_step_selective_scan);
+const RegisteredKind<ScanInputs> kScanInputs(ckdist_step_scan_inputs);
 
 }  // namespace
 }  // namespace ckdist
