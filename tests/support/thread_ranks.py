@@ -33,7 +33,7 @@ class ThreadWorld:
         pass
 
 
-def run_threads(hosts, body) -> list:
+def run_threads(hosts, body, seconds: float = 120) -> list:
     """`body(world)` on every rank; the results in rank order. The first error of any rank is raised."""
     hosts = ["here"] * hosts if isinstance(hosts, int) else list(hosts)
     shared = {"barrier": threading.Barrier(len(hosts))}
@@ -50,7 +50,7 @@ def run_threads(hosts, body) -> list:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(120)
+        thread.join(seconds)
     if errors:
         real = [e for e in errors if not isinstance(e, threading.BrokenBarrierError)]
         raise (real or errors)[0]

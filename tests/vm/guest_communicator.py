@@ -1,5 +1,6 @@
 """Guest program: communicators over verbs, their ranks on rxe0 and rxe1 in turn: `guest_communicator.py CASE...`."""
 
+import functools
 import os
 import pathlib
 import re
@@ -14,13 +15,14 @@ import numpy as np
 
 from ckdist.comm.communicator import open_communicator
 from ckdist.errors import CommError, ConfigError
+from tests.support import thread_ranks
 from tests.support.collective_jobs import WRONG_CALLS
 from tests.support.launcher import environment
 from tests.support.ports import free_port
 from tests.support.programs import collectives
-from tests.support.thread_ranks import run_threads
 
 ADDRESSES = ("10.9.0.1", "10.9.0.2")
+run_threads = functools.partial(thread_ranks.run_threads, seconds=300)  # the machine is emulated
 
 
 def interface(rank: int) -> str:

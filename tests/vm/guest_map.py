@@ -1,5 +1,5 @@
 """Guest program, a rank under mpirun: runs a prompt on a small model and prints the placement map when all weights are
-packed.
+packed, then how many sampled pages of rank 0's weights and cache are on nodes 0 and 1.
 
 guest_map.py off|threads [refused]: packed before anything runs, or behind it; with the system calls that bind memory
 refused, as in many containers.
@@ -14,6 +14,7 @@ from ckdist.config.engine_config import EngineConfig
 from ckdist.engine.load_model import load_model
 from ckdist.engine.placement_map import placement_map
 from ckdist.engine.single import SingleSequence
+from ckdist.topology.pages import sample_pages
 
 PR_SET_NO_NEW_PRIVS, PR_SET_SECCOMP, SECCOMP_MODE_FILTER = 38, 22, 2
 LOAD, EQUAL, RETURN = 0x20, 0x15, 0x06  # of classic BPF: a word of seccomp_data, a comparison, the verdict
@@ -57,5 +58,10 @@ model.loader.wait()
 text = placement_map(model)
 if world.rank == 0:
     print(text, flush=True)
+    for name, start, size in (
+        ("weights", model.loader.arena, model.loader.planned_bytes),
+        ("cache", model.executable.kv, model.executable.kv_bytes),
+    ):
+        print(name, *(sample_pages(start, size, (node,)).here for node in (0, 1)), flush=True)
 model.executable.close()
 world.close()

@@ -24,7 +24,7 @@ from pyverbs.wr import SGE, RecvWR, SendWR
 HOST, PAIR, FRAME = struct.Struct("<8sIIHBBI16s"), struct.Struct("<QIIII"), struct.Struct("<IIiIIIQq")
 MESSAGE, OFFER, ACCEPT, ARRIVED, WINDOW, NOTIFY, CREDITS, GOODBYE = range(1, 9)
 SLOT, SLOTS = 8192, 64
-SILENCE = 60  # seconds without a completion
+SILENCE = 120  # seconds without a completion
 ACCESS = e.IBV_ACCESS_LOCAL_WRITE | e.IBV_ACCESS_REMOTE_WRITE | e.IBV_ACCESS_REMOTE_READ
 OUTBOX, BUFFER = SLOT * SLOTS, 2 * SLOT * SLOTS  # after the inbox; where frames leave from; data
 

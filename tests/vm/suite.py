@@ -137,6 +137,13 @@ def test_weights_are_packed_behind_steps_on_lesser_machines(machine, launch, ref
     assert done.stdout.count("the kernel refuses to bind memory") == bool(refused), done.stdout
 
 
+def test_one_rank_over_both_nodes_has_half_of_its_pages_on_each(machine):
+    done = machine.run("python tests/vm/guest_map.py off")
+    row = next(line for line in done.stdout.splitlines() if line.startswith("0 "))
+    assert row.split()[2] == "0-1" and "128 / 0" in row and row.endswith("transparent"), done.stdout
+    assert "weights 32 32" in done.stdout and "cache 32 32" in done.stdout, done.stdout
+
+
 def test_ranks_are_bound_to_their_nodes(machine):
     done = machine.run("mpirun -n 2 --map-by numa --bind-to numa python tests/vm/guest_mpi.py")
     assert last_json(done.stdout)["cpus"] == [[0, 1], [2, 3]]
