@@ -101,7 +101,7 @@ void accumulate_columns(const Span& span, int first, int last, const int16_t* we
     accumulate_columns<Code, Value, R, D / 2>(span, first, last, weights, group, column, values, width);
 }
 
-// Every type of values with these bytes has one function of what depends on the bytes alone.
+// Code that depends only on the bytes of a value is compiled once for each number of bytes.
 template <class Value>
 using Sized = std::conditional_t<sizeof(Value) == 1, int8_t, int16_t>;
 
