@@ -73,7 +73,7 @@ def test_the_catalogue_says_that_it_is_not_measured():
         ({"rates": {"F32": [1e9, 1e9]}}, "rates need F32, BF16, Q8_0"),
         ({"rates": {**LEAST["rates"], "Q4_K": [1e9]}}, "rates.Q4_K needs two rates"),
         ({"rates": {**LEAST["rates"], "Q4_K": ["x"] * 2}}, "rates.Q4_K ('x') must be a number"),
-        ({"rates": 7}, "rates must be a table of lists"),
+        ({"rates": 7}, "rates must be a table"),
         ({"steps": {"barrier": 7}}, "steps.barrier must be a list of pairs"),
         ({"steps": {"barrier": [[8]]}}, "steps.barrier must be at most 256 pairs"),
         ({"steps": {"barrier": [[8, "x"]]}}, "steps.barrier ('x') must be a number"),
