@@ -239,9 +239,9 @@ def test_one_text_whatever_is_cut(ranks, prefill, folder):
 
 
 def logits_of(world, path, prefill: str) -> list[np.ndarray]:
-    """As the model is, and with tensor-parallel prefill: logits of a prompt in two chunks, of a token after it, and of a
-    prompt shorter than four ranks. The last one goes on from the first blocks, or from nothing if a state per sequence
-    cannot go back.
+    """As the model is, and with tensor-parallel prefill: logits of a prompt in two chunks, of a token after it, and of
+    a prompt shorter than four ranks. The last one goes on from the first blocks, or from nothing if a state per
+    sequence cannot go back.
     """
     config = EngineConfig(
         model=str(path), cache_type_k="f32", cache_type_v="f32", threads=1, ubatch_size=32, ctx_size=64, prefill=prefill
