@@ -47,7 +47,7 @@ def test_the_link_chooses(megabits, delay, most_megabytes):
 
 
 def said_by_ranks(hosts, *words: str) -> str:
-    """What a rank on each host prints, without mpirun."""
+    """Runs a rank on each host without mpirun, and returns their output."""
     output = start(hosts, "torchrun", 1, *words)
     output.wait(60)
     return output.text()

@@ -13,7 +13,7 @@
 
 namespace ckdist {
 
-// Of all threads since the start. `rows`: rows of sums in products.
+// Counts of all threads since the start. `rows` counts rows of sums in products.
 struct TileCounts {
   std::atomic<int64_t> configured, loads, stores, products, rows;
 };

@@ -1,4 +1,4 @@
-"""What pyproject.toml asks for: no version that nobody has tried."""
+"""The versions in pyproject.toml: each has been tried."""
 
 import re
 import sys

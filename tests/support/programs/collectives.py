@@ -36,7 +36,7 @@ def narrow(x: np.ndarray, dtype: str) -> np.ndarray:
 
 @functools.lru_cache(64)  # ranks that are threads expect the same
 def values(rank: int, size: int, dtype: str) -> np.ndarray:
-    """What a rank brings to an operation: no operation may change it."""
+    """The arrays of a rank for an operation. They are read-only: no operation may change its input."""
     rng = np.random.default_rng([rank, size, DTYPES.index(dtype)])
     if dtype in ("int32", "int8"):
         limits = np.iinfo(dtype)
