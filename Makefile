@@ -135,7 +135,7 @@ test-avx2: setup
 # Numbers as on a CPU with AMX, whose tiles are a model in C++ (12 GFLOP/s) on another CPU with AVX-512. The library is
 # a target of the build that shares all other objects.
 TILE_TESTS := tests/kernels tests/models tests/ranks/test_token.py tests/ranks/test_dispatch.py \
-	tests/ranks/test_stages.py tests/ranks/test_replay.py
+	tests/ranks/test_stages.py tests/ranks/test_replay.py tests/ranks/test_column_parts.py
 test-tiles: setup
 	@$(CONFIGURE) >/dev/null
 	@why=$$($(BIN)/python -m tests.support.tile_library) && if [ -n "$$why" ]; then echo "skipped: $$why"; else \

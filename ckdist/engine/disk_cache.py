@@ -142,7 +142,9 @@ def folder_key(config: EngineConfig, model: Model) -> str:
     world, executable = model.world, model.executable
     hosts = [world.hosts.index(host) for host in world.hosts]
     built = hashlib.sha256(native.LIBRARY.read_bytes()).hexdigest()
-    own = [native.isa(), built, repr(sorted(executable.caches.items())), executable.slab_bytes("blocks")]
+    # From 17 threads on, sums over columns may have parts, whose number depends on the threads.
+    threads = max(executable.worker.pool.threads, 16)
+    own = [native.isa(), built, repr(sorted(executable.caches.items())), executable.slab_bytes("blocks"), threads]
     parts = {
         "format": FORMAT,
         "model": together(world, lambda: content_digest(model, config) if world.rank == 0 else ""),

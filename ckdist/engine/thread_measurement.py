@@ -1,7 +1,7 @@
 """Measures the first layer of a model with all threads and with fewer, and sets the threads of decode.
 
-More threads read no faster once memory is the limit, and each barrier takes longer. Any number of threads gives the
-same bits, so only speed matters.
+More threads read no faster once memory is the limit, and each barrier takes longer. A step has the same bits on any
+number of the rank's threads, so only speed matters.
 """
 
 import functools

@@ -9,8 +9,9 @@ struct ckdist_matrix {
   int64_t cols; /* columns of this shard, a multiple of the type's block */
   int64_t tile_bytes;
   const uint8_t* tiles;
-  const void* sliced; /* null: all tiles are packed */
-  double scale;       /* of an adapter's matrix A in a slot; else unused */
+  int64_t first_column, row_columns; /* 0: of products with some of the columns, which are made while steps run */
+  const void* sliced;                /* null: all tiles are packed */
+  double scale;                      /* of an adapter's matrix A in a slot; else unused */
 };
 
 /* The rows that a matrix takes of each head of a tensor. The tensor has rows of `columns` elements, `stored` rows

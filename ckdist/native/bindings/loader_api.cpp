@@ -17,6 +17,8 @@ static_assert(sizeof(ckdist_matrix) == sizeof(Weight) && offsetof(ckdist_matrix,
                   offsetof(ckdist_matrix, cols) == offsetof(Matrix, cols) &&
                   offsetof(ckdist_matrix, tile_bytes) == offsetof(Matrix, tile_bytes) &&
                   offsetof(ckdist_matrix, tiles) == offsetof(Matrix, tiles) &&
+                  offsetof(ckdist_matrix, first_column) == offsetof(Matrix, first_column) &&
+                  offsetof(ckdist_matrix, row_columns) == offsetof(Matrix, row_columns) &&
                   offsetof(ckdist_matrix, sliced) == offsetof(Weight, sliced) &&
                   offsetof(ckdist_matrix, scale) == offsetof(Weight, scale),
               "ckdist_matrix must be Weight");

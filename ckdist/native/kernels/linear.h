@@ -58,6 +58,10 @@ struct ActivationRow {
   static constexpr int64_t sums32(int64_t p) { return p + p / 8; }
   static constexpr int64_t sums16(int64_t p) { return p + p / 4; }
   static constexpr int64_t group_sums(int64_t p) { return p + p / 2; }
+  // Offset in bytes of a column in a row of floats. The parts of a q8 row have offsets of their own: 0.
+  static constexpr int64_t offset(ActivationFormat format, int64_t column) {
+    return format == ActivationFormat::q8 ? 0 : column * (format == ActivationFormat::f32 ? 4 : 2);
+  }
 };
 
 // A rank's shard of one weight matrix, packed.
@@ -68,7 +72,11 @@ struct Matrix {
   int64_t cols;
   int64_t tile_bytes;
   const uint8_t* tiles;
+  // If these are some columns of another matrix: the first one, a multiple of kColumnPad, and all columns of the
+  // activations' row. Bytes of `tile_bytes` are then from a tile's first column to the next tile's.
+  int64_t first_column = 0, row_columns = 0;
 
+  int64_t padded() const { return ActivationRow::padded(row_columns > 0 ? row_columns : cols); }
   int64_t tile_count() const { return (rows + kTileRows - 1) / kTileRows; }
 };
 
@@ -88,8 +96,8 @@ struct LinearKernel {
   void (*unpack_row)(const uint8_t* tile, int row, int64_t cols, float* out);
 
   // y[t * y_stride + row] = dot(matrix[row], x[t]) for the rows of tiles [tile_begin, tile_end) and tokens [0, tokens).
-  // x: `tokens` rows of x_stride bytes, prepared in `activation` format for matrix.cols columns. The function itself
-  // blocks for the caches.
+  // x: `tokens` rows of x_stride bytes, prepared in `activation` format for matrix.cols columns, or row_columns if they
+  // are set. The function itself blocks for the caches.
   void (*multiply)(const Matrix& matrix, int64_t tile_begin, int64_t tile_end, const uint8_t* x, int64_t x_stride,
                    int64_t tokens, float* y, int64_t y_stride);
 

@@ -5,10 +5,15 @@ namespace ckdist {
 namespace {
 int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 
-// Counters that a step needs: for a product, one for each group of rows; for experts, one for each.
-int step_counters(const ckdist_step& step) {
-  if (step.kind == ckdist_step_linear) return StepCommunicator::kMaxChunks;
-  int count = 0;
+// Counters that a step needs: for a product, one for each group of rows, and one for each tile whose columns may be
+// divided; for experts, one for each.
+int64_t step_counters(const Inference& r, const ckdist_step& step) {
+  int64_t count = 0;
+  if (const auto* linear = fields_of<ckdist_linear_step>(&step, ckdist_step_linear)) {
+    for (int m = 0; m < linear->count && r.most_threads() > kSixteen; m++)
+      count += r.matrix(linear->products[m].weight.first).tile_count();
+    return StepCommunicator::kMaxChunks + count;
+  }
   if (const auto* experts = fields_of<ckdist_experts_step>(&step, ckdist_step_experts))
     for (int set = 0; set < experts->count; set++) count += experts->sets[set].count;
   return count;
@@ -69,7 +74,7 @@ void Inference::make_cache() {
 }
 
 void Inference::read_lists() {
-  int counters = 0;
+  int64_t counters = 0;
   for (int p = 0; p < program.plan_count; p++) {
     plan = &program.plans[p];
     const std::vector<const ckdist_step*>& steps = lists_[p].steps;
@@ -85,7 +90,7 @@ void Inference::read_lists() {
       facts.needs_firsts |= step->kind == ckdist_step_attend_cross;
       const auto* const embed = fields_of<ckdist_embed_step>(step, ckdist_step_embed);
       facts.needs_rows |= embed != nullptr && embed->by == ckdist_embed_by_place;
-      counters = std::max(counters, step_counters(*step));
+      counters = std::max(counters, step_counters(*this, *step));
     }
   }
   step_counters_.reset(new Counter[counters]);
@@ -143,6 +148,9 @@ void Inference::reserve_exchange() {
     if (those.host_rows == ckdist_host_rows_alike) sizes.rows = program.max_tokens;
   }
   ranks = stage_.steps(sizes);
+  int32_t most = threads();
+  stage_.run([&](Collectives& c) { c.all_reduce(&most, &most, 1, Element::i32, ReduceOp::max); });
+  most_threads_ = most;
   if (&stage_ != &communicator) job_ = communicator.steps(StepSizes{});
   for (int slot = 0; slot < kSlots; slot++) {
     peers_[slot].resize(kMaxRanks);

@@ -11,6 +11,7 @@
 #include "runtime/executor.h"
 #include "runtime/relative_bias.h"
 #include "runtime/repacker.h"
+#include "runtime/shares.h"
 #include "runtime/slab.h"
 #include "runtime/state_slots.h"
 #include "runtime/traffic.h"
@@ -243,6 +244,16 @@ class Inference : public Executor {
       kernel.multiply_prompt(matrix, 0, matrix.tile_count(), x, x_stride, rows, y, y_stride, buffers_[thread].panel);
     else kernel.multiply(matrix, 0, matrix.tile_count(), x, x_stride, rows, y, y_stride);
   }
+  // Parts into which the columns of a matrix are divided, and one of them (see `column_parts`).
+  int parts_of(const Matrix& w) const {
+    return plan->prompts ? 1 : column_parts(w.tile_count(), w.cols, most_threads_);
+  }
+  Matrix columns(const Matrix& w, int part, int parts) const {
+    const Range own = part_columns(w.cols, part, parts);
+    const uint8_t* const tiles = w.tiles + kernels.linear[int(w.type)].tile_bytes(own.begin);
+    return {w.type, w.rows, own.end - own.begin, w.tile_bytes, tiles, own.begin, w.cols};
+  }
+  int most_threads() const { return most_threads_; }
   void count_moved(int thread, int64_t bytes) { buffers_[thread].moved += bytes; }
   // Adds the bytes of the experts that a step chose. Only the step's first thread calls it.
   void count_experts(int64_t bytes) { experts_read_ += bytes; }
@@ -368,6 +379,7 @@ class Inference : public Executor {
   // (2 phases, threads, most_steps): next item of each step that shares its items dynamically. Items that groups divide
   // use the first rows of each phase.
   std::unique_ptr<std::atomic<int64_t>[]> counters_;
+  int most_threads_ = 0;         // of a rank of this stage
   int begun_ = 0, arrived_ = 0;  // chunks of the current sum over hosts
   int64_t chunk_begin_[StepCommunicator::kMaxChunks], chunk_end_ = 0;
   TraceLane* sums_lane_ = nullptr;

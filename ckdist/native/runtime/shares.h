@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "core/range.h"
+#include "kernels/linear.h"
 
 namespace ckdist {
 
@@ -72,6 +73,24 @@ inline int64_t boundary(int64_t at, int64_t tile_bytes, int64_t tiles, int64_t p
   if (tile_bytes == 0) return 0;
   const int64_t unit = piece < several * tile_bytes ? 1 : 2, bytes = unit * tile_bytes;
   return std::clamp<int64_t>((at + bytes / 2) / bytes * unit, 0, tiles);
+}
+
+// If a matrix has few tiles for this many threads, its columns are divided into parts, whose products are added in
+// order. The result has other bits than one sum over all columns, so the parts depend on nothing but the matrix and the
+// threads that a rank may have.
+inline int column_parts(int64_t tiles, int64_t cols, int threads) {
+  constexpr int64_t enough = 8;  // tiles, or parts of them, of each thread
+  if (threads <= kSixteen || tiles == 0) return 1;
+  const int64_t units = (cols + kColumnPad - 1) / kColumnPad, least = (enough * threads + tiles - 1) / tiles;
+  for (int64_t parts = least; parts <= std::min(2 * least, units); parts++)
+    if (units % parts == 0) return int(parts);  // equal parts
+  return int(std::clamp<int64_t>(units, 1, least));
+}
+
+// The columns of one part. Their begin is a multiple of kColumnPad.
+inline Range part_columns(int64_t cols, int64_t part, int64_t parts) {
+  const int64_t units = (cols + kColumnPad - 1) / kColumnPad;
+  return {units * part / parts * kColumnPad, std::min(units * (part + 1) / parts * kColumnPad, cols)};
 }
 
 // Number of tiles of a product to compute at a time: about `bytes` bytes, at least `least` tiles, a multiple of 6,

@@ -53,6 +53,7 @@ void multiply_float8_in_tiles(const Matrix& matrix, int64_t tile_begin, int64_t 
   const int64_t blocks = (matrix.cols + layout.columns - 1) / layout.columns;
   TileStrip strip{};
   strip.y_stride = y_stride;
+  x += ActivationRow::offset(ActivationFormat::bf16, matrix.first_column);
   int configured = 0;
   for (int64_t tile = tile_begin; tile < tile_end; tile += 2) {
     const int64_t rows = matrix.rows - tile * kTileRows;

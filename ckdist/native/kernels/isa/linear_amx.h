@@ -37,6 +37,7 @@ struct ByteStrip : TileStrip {
   const uint8_t* x;    // row of the first token
   int64_t x_stride;    // in bytes
   int64_t padded;      // columns of such a row
+  int64_t column;      // the first column
   ExpandBlock expand;  // for types that are packed as they are stored; bytes of such a block
   int block_bytes;
   bool fetched;  // the weights come from memory
@@ -155,8 +156,8 @@ void byte_strip(const ByteStrip& strip) {
                 lines = (bytes / 64 + parts_of_block - 1) / parts_of_block;
   ExpandedBlocks<type> stored[2];
   for (int i = 0; i < 2; ++i) stored[i].begin(strip.tiles + i * strip.tile_bytes, strip.expand, strip.block_bytes);
-  Columns x = Columns::of(strip.x, strip.padded);
-  const uint8_t* group_sums = strip.x + ActivationRow::group_sums(strip.padded);
+  Columns x = Columns::of(strip.x, strip.padded, strip.column);
+  const uint8_t* group_sums = Columns::group_sums(strip.x, strip.padded, strip.column);
   for (int64_t b = 0; b < strip.blocks; ++b, group_sums += sizeof(GroupSums)) {
     Block<type> blocks[2] = {{strip.tiles + b * bytes}, {strip.tiles + strip.tile_bytes + b * bytes}};
     if constexpr (ExpandedBlocks<type>::used)
@@ -194,7 +195,8 @@ void multiply_bytes(const Matrix& matrix, int64_t tile_begin, int64_t tile_end, 
   strip.tile_bytes = matrix.tile_bytes;
   strip.blocks = (matrix.cols + layout.columns - 1) / layout.columns;
   strip.x_stride = x_stride;
-  strip.padded = ActivationRow::padded(matrix.cols);
+  strip.padded = matrix.padded();
+  strip.column = matrix.first_column;
   strip.y_stride = y_stride;
   strip.expand = expand_of<type>();
   strip.block_bytes = interleaved_of(type).bytes();
@@ -225,7 +227,8 @@ template <Type type>
 void multiply_in_tiles(const Matrix& matrix, int64_t tile_begin, int64_t tile_end, const uint8_t* x, int64_t x_stride,
                        int64_t tokens, float* y, int64_t y_stride) {
   if constexpr (type == Type::bf16) {
-    multiply_bf16<false>(matrix, tile_begin, tile_end, PaddedRows{x, x_stride}, tokens, y, y_stride);
+    const uint8_t* const at = x + ActivationRow::offset(ActivationFormat::bf16, matrix.first_column);
+    multiply_bf16<false>(matrix, tile_begin, tile_end, PaddedRows{at, x_stride}, tokens, y, y_stride);
   } else {
     const KernelTable& vectors = is_interleaved(type) ? avx512_vnni::interleaved_kernels : avx512_vnni::ordered_kernels;
     const auto product = tokens < kTilesFrom<type> ? vectors.of[static_cast<int>(type)].multiply : multiply_bytes<type>;

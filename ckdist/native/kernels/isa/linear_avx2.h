@@ -181,8 +181,8 @@ void block_strip(const Strip& strip) {
   __m256 sums[tokens][kParts];
   for (int t = 0; t < tokens; ++t) sums[t][0] = sums[t][1] = _mm256_setzero_ps();
   const uint8_t* at = strip.tile;
-  Columns x = Columns::of(strip.x, strip.padded);
-  const uint8_t* group_sums = strip.x + ActivationRow::group_sums(strip.padded);
+  Columns x = Columns::of(strip.x, strip.padded, strip.column);
+  const uint8_t* group_sums = Columns::group_sums(strip.x, strip.padded, strip.column);
   ExpandedBlocks<type> expanded;
   expanded.begin(strip.tile, strip.expand, strip.block_bytes);
   for (int64_t b = 0; b < strip.blocks; ++b, at += layout.bytes()) {

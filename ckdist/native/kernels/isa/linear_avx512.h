@@ -114,8 +114,8 @@ void block_strip(const Strip& strip) {
 #pragma GCC unroll 16
     for (int t = 0; t < tokens; ++t) sums[i][t] = _mm512_setzero_ps();
   }
-  Columns x = Columns::of(strip.x, strip.padded);
-  const uint8_t* group_sums = strip.x + ActivationRow::group_sums(strip.padded);
+  Columns x = Columns::of(strip.x, strip.padded, strip.column);
+  const uint8_t* group_sums = Columns::group_sums(strip.x, strip.padded, strip.column);
   for (int64_t b = 0; b < strip.blocks; ++b) {
     __m512 of_block[tiles][tokens];
 #pragma GCC unroll 2

@@ -138,7 +138,7 @@ void block_strip(const Strip& strip) {
       read_codes<type>(block + layout.planes() + g * layout.plane_bytes(), codes);
       for (int p = 0; p < parts; ++p)
         read_scales<type>(block, block_scale, block_minimum, g * parts + p, scale[p], minimum[p]);
-      const int64_t group = b * layout.columns / kGroupColumns + g;
+      const int64_t group = (strip.column + b * layout.columns) / kGroupColumns + g;
       for (int t = 0; t < strip.tokens; ++t) {
         const uint8_t* row = strip.x + t * strip.x_stride;
         const int8_t* x_codes = reinterpret_cast<const int8_t*>(row) + group * kGroupColumns;

@@ -94,8 +94,8 @@ void block_strip(const Strip& strip) {
   for (int t = 0; t < tokens; ++t)
     for (int q = 0; q < kParts; ++q) sums[t][q] = vdupq_n_f32(0.0f);
   const uint8_t* at = strip.tile;
-  Columns x = Columns::of(strip.x, strip.padded);
-  const uint8_t* group_sums = strip.x + ActivationRow::group_sums(strip.padded);
+  Columns x = Columns::of(strip.x, strip.padded, strip.column);
+  const uint8_t* group_sums = Columns::group_sums(strip.x, strip.padded, strip.column);
   ExpandedBlocks<type> expanded;
   expanded.begin(strip.tile, strip.expand, strip.block_bytes);
   for (int64_t b = 0; b < strip.blocks; ++b, at += layout.bytes()) {

@@ -30,6 +30,7 @@ struct Strip {
   const uint8_t* x;  // row of the first token
   int64_t x_stride;  // in bytes
   int64_t padded;    // columns of such a row
+  int64_t column;    // the first column, in a q8 row
   float* y;          // (tokens, 16) of a tile through y_stride
   int64_t y_stride;
   int64_t y_tile;  // floats from a tile's y to the next tile's
@@ -44,9 +45,15 @@ struct Strip {
 struct Columns {
   const uint8_t *codes, *scales, *sums32, *sums16;
 
-  static Columns of(const uint8_t* row, int64_t padded) {
-    return {row, row + ActivationRow::scales(padded), row + ActivationRow::sums32(padded),
-            row + ActivationRow::sums16(padded)};
+  // `column`: a multiple of kColumnPad.
+  static Columns of(const uint8_t* row, int64_t padded, int64_t column) {
+    const int64_t group = column / kGroupColumns;
+    return {row + column, row + ActivationRow::scales(padded) + group * int64_t{sizeof(float)},
+            row + ActivationRow::sums32(padded) + group * int64_t{sizeof(int32_t)},
+            row + ActivationRow::sums16(padded) + 2 * group * int64_t{sizeof(int32_t)}};
+  }
+  static const uint8_t* group_sums(const uint8_t* row, int64_t padded, int64_t column) {
+    return row + ActivationRow::group_sums(padded) + column / kColumnPad * int64_t{sizeof(GroupSums)};
   }
   void skip(int groups) {
     codes += groups * kGroupColumns;
@@ -125,7 +132,8 @@ void multiply(const Matrix& matrix, int64_t tile_begin, int64_t tile_end, const 
   Strip strip;
   strip.blocks = (matrix.cols + Product::kBlockColumns - 1) / Product::kBlockColumns;
   strip.x_stride = x_stride;
-  strip.padded = ActivationRow::padded(matrix.cols);
+  strip.padded = matrix.padded();
+  strip.column = matrix.first_column;
   strip.y_stride = y_stride;
   // Tiles that several strips read are expanded once.
   const ExpandBlock expand = expand_of<Product::kType>();
@@ -142,14 +150,16 @@ void multiply(const Matrix& matrix, int64_t tile_begin, int64_t tile_end, const 
     const int64_t end = begin + tile_block < tile_end ? begin + tile_block : tile_end;
     const uint8_t* first = matrix.tiles + begin * matrix.tile_bytes;
     if (once) {
-      for (int64_t block = 0; block < (end - begin) * strip.blocks; ++block)
-        expand(first + block * packed_bytes, expanded + block * expanded_bytes);
+      for (int64_t tile = 0; tile < end - begin; ++tile)
+        for (int64_t block = 0; block < strip.blocks; ++block)
+          expand(first + tile * matrix.tile_bytes + block * packed_bytes,
+                 expanded + (tile * strip.blocks + block) * expanded_bytes);
       first = expanded;
     }
     for (int64_t token = 0; token < tokens; token += strip.tokens) {
       const StripFunction widest = Product::strip(tokens - token, end - begin);
       strip.tokens = widest.tokens;
-      strip.x = x + token * x_stride;
+      strip.x = x + token * x_stride + ActivationRow::offset(activation_format(kFormats, Product::kType), strip.column);
       // If tiles are apart, one is from the first half and one from the second.
       const int64_t step = widest.apart ? (end - begin) / 2 : 1;
       strip.tile_bytes = step * each;

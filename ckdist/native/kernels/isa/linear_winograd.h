@@ -183,11 +183,10 @@ void multiply_in_panels(const Matrix& matrix, int64_t tile_begin, int64_t tile_e
   constexpr BlockLayout layout = layout_of(type);
   constexpr int64_t groups = layout.columns / kGroupColumns, most_blocks = kMostGroups / groups;
   const int64_t blocks = (matrix.cols + layout.columns - 1) / layout.columns;
-  const int64_t padded = ActivationRow::padded(matrix.cols);
   TokenPanel panel;
   for (int64_t token = 0; token < tokens; token += kMostTokens) {
     const int64_t count = tokens - token < kMostTokens ? tokens - token : kMostTokens;
-    Columns columns = Columns::of(x + token * x_stride, padded);
+    Columns columns = Columns::of(x + token * x_stride, matrix.padded(), matrix.first_column);
     int64_t block = 0;
     do {  // once for a matrix without columns, too
       const int64_t some = blocks - block < most_blocks ? blocks - block : most_blocks;

@@ -20,6 +20,8 @@ constexpr int64_t kPairs = INT64_MAX;       // of `boundary`: pieces are pairs o
 constexpr int64_t kAheadBytes = 256 << 10;  // bytes of a product's weights that are prefetched
 // Tokens and tiles of a summed product at a time. The result stays in the L2 cache.
 constexpr int64_t kSummedTokens = 256, kSummedPrompts = 512, kSummedTiles = 8;
+constexpr int64_t kStreamedTiles = 2;  // tiles of few rows at a time, if their columns are divided
+constexpr int64_t kCellFloats = Inference::kFewRows * kTileRows;
 
 struct Linear : Carved<Linear, InferenceRun<ckdist_linear_step>> {
   using Product = ckdist_product;
@@ -42,13 +44,15 @@ struct Linear : Carved<Linear, InferenceRun<ckdist_linear_step>> {
           end_item(groups, group, pieces * r.active());
         });
       } else if (n >= kBlockRows && r.active() > 1 && !r.packing && !r.plan->prompts && groups.count == 1) {
-        const Blocks blocks(bytes, piece_tile(r, step), r.active(), n, kBlockRows);
+        const Blocks blocks(bytes, piece_bytes(r, step, false), r.active(), n, kBlockRows);
         multiply_bytes(blocks.begin(thread), blocks.end(thread), kPairs, {0, n});
         r.take_items(thread, index, blocks.items(), [&](int64_t i) {
           multiply_bytes(blocks.item_begin(i), blocks.item_end(i), kPairs, {blocks.first_row(i), blocks.end_row(i)});
         });
+      } else if (divides_columns(r, step, n)) {
+        multiply_cells(bytes, n);
       } else {
-        const Shares shares(bytes, piece_tile(r, step), r.active(), n <= Inference::kFewRows);
+        const Shares shares(bytes, piece_bytes(r, step, false), r.active(), n <= Inference::kFewRows);
         const int64_t pieces = shares.pieces();
         const auto take = [&](int64_t item) {
           const int64_t piece = item % pieces;
@@ -118,24 +122,38 @@ struct Linear : Carved<Linear, InferenceRun<ckdist_linear_step>> {
     return bytes;
   }
 
-  // Bytes of the longest unit that `each_range` divides: a tile, or the tiles that lie side by side.
-  static int64_t piece_tile(const Inference& r, const Fields& step) {
+  // True if threads divide single tiles by columns, into cells: each is one part of a tile's columns. There are few
+  // rows on many threads, and all matrices are packed.
+  static bool divides_columns(const Inference& r, const Fields& step, int64_t n) {
+    if (n > Inference::kFewRows || r.most_threads() <= kSixteen || r.packing || r.plan->prompts || step.summed)
+      return false;
+    bool divided = false;
+    for (int m = 0; m < step.count; m++) {
+      if (step.products[m].weight.count != 1) return false;
+      divided |= r.parts_of(r.matrix(step.products[m].weight.first)) > 1;
+    }
+    return divided;
+  }
+
+  // Bytes of the longest unit that `each_range` divides: a tile or a cell, or those that lie side by side.
+  static int64_t piece_bytes(const Inference& r, const Fields& step, bool cells) {
     int64_t longest = 0, together = 0;
     for (int m = 0; m < step.count; m++) {
       const ckdist_span& w = step.products[m].weight;
       for (int s = 0; s < (step.summed ? w.count : 1); s++) {
-        const int64_t bytes = r.matrix(w.first + s).tile_bytes;
+        const Matrix& matrix = r.matrix(w.first + s);
+        const int64_t bytes = matrix.tile_bytes / (cells ? r.parts_of(matrix) : 1);
         longest = std::max(longest, bytes), together += bytes;
       }
     }
     return step.gate != ckdist_gate_none || step.summed ? together : longest;
   }
 
-  // Calls visit(m, s, column, first tile, end) for the tiles in bytes [from, to) of a step's matrices. The matrices are
-  // laid end to end and divided into pieces of about `piece` bytes. Tiles of gate and up lie side by side, and so do
-  // tiles of shards that are summed. `column`: number of rows of the shards before.
+  // Calls visit(m, s, column, first tile, end) for the tiles in bytes [from, to) of a step's matrices; `cells`: for the
+  // cells. The matrices are laid end to end and divided into pieces of about `piece` bytes. Tiles of gate and up lie
+  // side by side, and so do tiles of shards that are summed. `column`: number of rows of the shards before.
   template <class Visit>
-  static void each_range(const Inference& r, const Fields& step, int64_t from, int64_t to, int64_t piece,
+  static void each_range(const Inference& r, const Fields& step, int64_t from, int64_t to, int64_t piece, bool cells,
                          Visit&& visit) {
     const bool gated = step.gate != ckdist_gate_none;
     int64_t offset = 0;
@@ -148,8 +166,9 @@ struct Linear : Carved<Linear, InferenceRun<ckdist_linear_step>> {
         if (gated) tile_bytes += r.matrix(step.products[1].weight.first + s).tile_bytes;
         for (int more = 1; step.summed && more < shards.count; more++)
           tile_bytes += r.matrix(shards.first + more).tile_bytes;
-        const int64_t begin = boundary(from - offset, tile_bytes, w.tile_count(), piece, r.active()),
-                      end = boundary(to - offset, tile_bytes, w.tile_count(), piece, r.active());
+        const int64_t parts = cells ? r.parts_of(w) : 1, units = w.tile_count() * parts;
+        const int64_t begin = boundary(from - offset, tile_bytes / parts, units, piece, r.active()),
+                      end = boundary(to - offset, tile_bytes / parts, units, piece, r.active());
         if (begin < end) visit(m, s, column, begin, end);
         offset += tile_bytes * w.tile_count();
         column += w.rows;
@@ -163,39 +182,160 @@ struct Linear : Carved<Linear, InferenceRun<ckdist_linear_step>> {
     if (r.rows(step.step) > Inference::kFewRows) return;
     const int64_t bytes = weight_bytes(r, step);
     if (bytes == 0) return;  // this rank has no part of the matrices
-    const Shares shares(bytes, piece_tile(r, step), r.active(), true);
-    each_range(r, step, shares.begin(thread), shares.begin(thread + 1), shares.first(),
+    const bool cells = divides_columns(r, step, r.rows(step.step));
+    const Shares shares(bytes, piece_bytes(r, step, cells), r.active(), true);
+    each_range(r, step, shares.begin(thread), shares.begin(thread + 1), shares.first(), cells,
                [&](int m, int s, int64_t, int64_t begin, int64_t end) {
-                 if (ahead.at == nullptr)
-                   read_ahead(r.weight(step.products[m].weight.first + s), begin, end, kAheadBytes, ahead);
+                 if (ahead.at != nullptr) return;
+                 const Weight& weight = r.weight(step.products[m].weight.first + s);
+                 const int parts = cells ? r.parts_of(weight.matrix) : 1;
+                 read_ahead(weight, begin / parts, (end + parts - 1) / parts, kAheadBytes, ahead);
                });
   }
 
   void multiply_bytes(int64_t from, int64_t to, int64_t piece, Range rows) {
-    each_range(r, step, from, to, piece, [&](int m, int s, int64_t column, int64_t begin, int64_t end) {
-      if (step.summed) multiply_summed(step.products[m], {begin, end}, rows);
-      else if (step.gate != ckdist_gate_none) multiply_gated(s, column, {begin, end}, rows);
-      else multiply(step.products[m], s, column, {begin, end}, rows);
+    each_range(r, step, from, to, piece, false, [&](int m, int s, int64_t column, int64_t begin, int64_t end) {
+      multiply_tiles(m, s, column, {begin, end}, rows);
     });
+  }
+
+  void multiply_tiles(int m, int s, int64_t column, Range tiles, Range rows) {
+    if (step.summed) multiply_summed(step.products[m], tiles, rows);
+    else if (step.gate != ckdist_gate_none) multiply_gated(s, column, tiles, rows);
+    else multiply(step.products[m], s, column, tiles, rows);
+  }
+
+  // All threads compute n rows of `bytes` bytes of weights, divided into cells.
+  void multiply_cells(int64_t bytes, int64_t n) {
+    const Shares shares(bytes, piece_bytes(r, step, true), r.active(), true);
+    const auto take = [&](int64_t piece) {
+      each_range(r, step, shares.begin(piece), shares.begin(piece + 1), shares.first(), true,
+                 [&](int m, int, int64_t, int64_t begin, int64_t end) { multiply_cells(m, {begin, end}, n); });
+    };
+    take(thread);
+    r.take_items(thread, index, shares.pieces() - r.active(), [&](int64_t i) { take(r.active() + i); });
+  }
+
+  // Multiplies by some cells of a matrix, or of gate and up. If others have the rest of a tile, the thread that ends
+  // the tile's last cell adds them all.
+  void multiply_cells(int m, Range cells, int64_t n) {
+    const int parts = r.parts_of(r.matrix(step.products[m].weight.first));
+    const uint32_t number = r.step_number(index);
+    for (int64_t cell = cells.begin, next; cell < cells.end; cell = next) {
+      const int64_t tile = cell / parts;
+      next = std::min(cells.end, (tile + 1) * parts);
+      if (next - cell == parts) {
+        next = cells.end / parts * parts;
+        multiply_tiles(m, 0, 0, {tile, next / parts}, {0, n});
+        continue;
+      }
+      const int last = step.gate != ckdist_gate_none ? 2 : m + 1;
+      for (int64_t i = cell; i < next; i++)
+        for (int own = m; own < last; own++) multiply_cell(own, i, n);
+      const auto count = uint32_t(next - cell);
+      if (r.counter(StepCommunicator::kMaxChunks + int(place(m).tiles + tile)).add(number, count) + count !=
+          uint32_t(parts))
+        continue;
+      for (int own = m; own < last; own++) add_cells(own, tile, n);
+      if (step.gate != ckdist_gate_none)
+        join(0, {tile, tile + 1}, {0, n}, r.matrix(step.products[m].weight.first).rows);
+    }
+  }
+
+  // Tiles and cells of the matrices before number m.
+  struct Place {
+    int64_t tiles = 0, cells = 0;
+  };
+  static Place place(const Inference& r, const Fields& step, int m) {
+    Place before;
+    for (int i = 0; i < m; i++) {
+      const Matrix& w = r.matrix(step.products[i].weight.first);
+      before.tiles += w.tile_count(), before.cells += w.tile_count() * r.parts_of(w);
+    }
+    return before;
+  }
+  Place place(int m) const { return place(r, step, m); }
+  // The product of a cell, (rows, kTileRows).
+  float* sums(int m, int64_t cell) const {
+    return reinterpret_cast<float*>(r.workspace()) + (place(m).cells + cell) * kCellFloats;
+  }
+
+  void multiply_cell(int m, int64_t cell, int64_t n) {
+    const Product& p = step.products[m];
+    const Matrix& w = r.matrix(p.weight.first);
+    const int parts = r.parts_of(w);
+    const int64_t tile = cell / parts;
+    Matrix own = r.columns(w, int(cell % parts), parts);
+    own.tiles += tile * w.tile_bytes, own.rows = std::min<int64_t>(w.rows - tile * kTileRows, kTileRows);
+    r.multiply(thread, own, r.activations(thread, step.step, p.x.first), r.value(p.x.first).stride, n, sums(m, cell),
+               kTileRows);
+  }
+
+  // Adds a tile's cells in their order, and ends the tile.
+  void add_cells(int m, int64_t tile, int64_t n) {
+    const Product& p = step.products[m];
+    const Matrix& w = r.matrix(p.weight.first);
+    const int parts = r.parts_of(w);
+    const int64_t columns = std::min<int64_t>(w.rows - tile * kTileRows, kTileRows);
+    const auto [y, stride] = tile_rows(p, 0, tile * kTileRows, 0);
+    for (int64_t t = 0; t < n; t++) {
+      std::copy_n(sums(m, tile * parts) + t * kTileRows, columns, y + t * stride);
+      for (int part = 1; part < parts; part++)
+        r.kernels.elementwise.add(sums(m, tile * parts + part) + t * kTileRows, columns, y + t * stride);
+    }
+    complete(p, 0, {tile, tile + 1}, {0, n}, y, stride);
   }
 
   // Multiplies rows of the activations `x` by tiles of one shard. y[row][0] belongs to the first row of the first tile.
   void product(const Weight& weight, int x, Range tiles, Range rows, float* y, int64_t stride) {
     const int64_t x_stride = r.value(x).stride;
     const uint8_t* const at = r.activations(thread, step.step, x) + rows.begin * x_stride;
-    each_packed(r, thread, weight, tiles.begin, tiles.end, [&](const Matrix& part, int64_t first) {
-      r.multiply(thread, part, at, x_stride, rows.end - rows.begin, y + (first - tiles.begin) * kTileRows, stride);
+    const int parts = r.parts_of(weight.matrix);
+    each_packed(r, thread, weight, tiles.begin, tiles.end, [&](const Matrix& w, int64_t first) {
+      float* const own = y + (first - tiles.begin) * kTileRows;
+      if (parts == 1) r.multiply(thread, w, at, x_stride, rows.end - rows.begin, own, stride);
+      else multiply_parts(w, parts, at, x_stride, rows.end - rows.begin, own, stride);
     });
+  }
+
+  // Adds the products of parts of the columns in their order.
+  void multiply_parts(const Matrix& w, int parts, const uint8_t* x, int64_t x_stride, int64_t rows, float* y,
+                      int64_t stride) {
+    float* const sum = buffers().part;
+    const int64_t tiles_each = rows <= Inference::kFewRows ? kStreamedTiles : kSummedTiles;
+    for (int64_t tile = 0; tile < w.tile_count(); tile += tiles_each) {
+      const int64_t width = std::min(w.rows - tile * kTileRows, tiles_each * kTileRows);
+      for (int64_t row = 0; row < rows; row += kSummedTokens) {
+        const int64_t some = std::min(rows - row, kSummedTokens);
+        float* const to = y + row * stride + tile * kTileRows;
+        for (int part = 0; part < parts; part++) {
+          Matrix own = r.columns(w, part, parts);
+          own.tiles += tile * w.tile_bytes, own.rows = width;
+          r.multiply(thread, own, x + row * x_stride, x_stride, some, part == 0 ? to : sum, part == 0 ? stride : width);
+          for (int64_t t = 0; part > 0 && t < some; t++)
+            r.kernels.elementwise.add(sum + t * width, width, to + t * stride);
+        }
+      }
+    }
+  }
+
+  // The result's rows, from `row` on, at column `column` + `from`.
+  FloatRows tile_rows(const Product& p, int64_t column, int64_t from, int64_t row) const {
+    const auto [out, stride] = r.floats(p.out);
+    return {out + (r.first_row(step.step) + row) * stride + column + from, stride};
   }
 
   // Multiplies by tiles of shard s. The shard's first row is column `column` of the result.
   void multiply(const Product& p, int s, int64_t column, Range tiles, Range rows) {
-    const Weight& weight = r.weight(p.weight.first + s);
-    const int64_t from = tiles.begin * kTileRows, to = std::min(tiles.end * kTileRows, weight.matrix.rows);
-    const auto [out, stride] = r.floats(p.out);
-    // (rows, columns)
-    float* const y = out + (r.first_row(step.step) + rows.begin) * stride + column + from;
-    product(weight, p.x.first, tiles, rows, y, stride);
+    const auto [y, stride] = tile_rows(p, column, tiles.begin * kTileRows, rows.begin);
+    product(r.weight(p.weight.first + s), p.x.first, tiles, rows, y, stride);
+    complete(p, s, tiles, rows, y, stride);
+  }
+
+  // Ends products of tiles: bias, low-rank addition, soft cap and activation. y: (rows, rows of the tiles).
+  void complete(const Product& p, int s, Range tiles, Range rows, float* y, int64_t stride) {
+    const int64_t from = tiles.begin * kTileRows,
+                  to = std::min(tiles.end * kTileRows, r.matrix(p.weight.first + s).rows);
     if (p.bias >= 0) add_bias(r.vector(p.bias + s) + from, to - from, rows, y, stride);
     if (p.low.count > 0) add_low(p, s, p.low.first, tiles, rows, y, stride);
     if (step.soft_cap != 0.f)
@@ -239,19 +379,25 @@ struct Linear : Carved<Linear, InferenceRun<ckdist_linear_step>> {
                                : divided                         ? tiles_at_once(kGatedBytes, pair_bytes, kLeastTiles)
                                                                  : tiles.end - tiles.begin;
     const int64_t rows_each = divided && !prompts ? kGatedRows : rows.end - rows.begin;
-    const FloatRows g = r.floats(gate.out), u = r.floats(up.out);
     for (int64_t tile = tiles.begin; tile < tiles.end; tile += tiles_each) {
       const Range some_tiles = {tile, std::min(tile + tiles_each, tiles.end)};
-      const int64_t from = some_tiles.begin * kTileRows, to = std::min(some_tiles.end * kTileRows, w.rows);
       for (int64_t row = rows.begin; row < rows.end; row += rows_each) {
         const Range some_rows = {row, std::min(row + rows_each, rows.end)};
         for (int m = 0; m < 2; m++) multiply(step.products[m], s, column, some_tiles, some_rows);
-        for (int64_t t = some_rows.begin; t < some_rows.end; t++) {
-          float* const own = g.row(t) + column + from;
-          for (int64_t i = 0; step.gate_factor != 1.f && i < to - from; i++) own[i] *= step.gate_factor;
-          r.kernels.elementwise.gated(GateFunction(step.gate), own, u.row(t) + column + from, to - from, own);
-        }
+        join(column, some_tiles, some_rows, w.rows);
       }
+    }
+  }
+
+  // gate = f(gate_factor * gate) * up, for tiles of a shard of `most` rows.
+  void join(int64_t column, Range tiles, Range rows, int64_t most) {
+    const int64_t from = tiles.begin * kTileRows, columns = std::min(tiles.end * kTileRows, most) - from;
+    const FloatRows gate = tile_rows(step.products[0], column, from, rows.begin),
+                    up = tile_rows(step.products[1], column, from, rows.begin);
+    for (int64_t t = 0; t < rows.end - rows.begin; t++) {
+      float* const own = gate.row(t);
+      for (int64_t i = 0; step.gate_factor != 1.f && i < columns; i++) own[i] *= step.gate_factor;
+      r.kernels.elementwise.gated(GateFunction(step.gate), own, up.row(t), columns, own);
     }
   }
 
@@ -284,8 +430,13 @@ struct Linear : Carved<Linear, InferenceRun<ckdist_linear_step>> {
     }
   }
 
+  static int64_t workspace_bytes(const Inference& r, const Fields& step) {
+    return divides_columns(r, step, 1) ? place(r, step, step.count).cells * kCellFloats * 4 : 0;
+  }
+
   struct Room {
     float* product;  // (summed_tokens, kSummedTiles * kTileRows)
+    float* part;     // (kSummedTokens, kSummedTiles * kTileRows), if columns may be divided
     LowRankSum low;
   };
   static int64_t summed_tokens(const Inference& r) { return r.plan->prompts ? kSummedPrompts : kSummedTokens; }
@@ -293,6 +444,7 @@ struct Linear : Carved<Linear, InferenceRun<ckdist_linear_step>> {
     bool low = false;
     for (int m = 0; m < step.count; m++) low |= step.products[m].low.count > 0;
     return {step.summed ? c.floats(summed_tokens(r) * kSummedTiles * kTileRows) : nullptr,
+            r.most_threads() > kSixteen ? c.floats(kSummedTokens * kSummedTiles * kTileRows) : nullptr,
             low ? LowRankSum::carve(c) : LowRankSum{}};
   }
 };
