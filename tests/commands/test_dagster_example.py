@@ -10,10 +10,9 @@ import pytest
 
 from tests.support.paths import ROOT
 
-dagster = pytest.importorskip("dagster")
-
 
 def test_a_data_set_is_expanded_and_a_second_run_computes_what_is_missing(tmp_path, monkeypatch):
+    dagster = pytest.importorskip("dagster")  # here, because every worker imports this file
     rows = [{"id": number, "question": f"What is {number} + 1?"} for number in range(5)]
     (tmp_path / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     for name, value in {"DATA": tmp_path / "data.jsonl", "OUT": tmp_path / "out", "MAX_TOKENS": 4}.items():
