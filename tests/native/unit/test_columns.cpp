@@ -4,6 +4,7 @@
 
 #include <cstring>
 #include <random>
+#include <string>
 #include <vector>
 
 #include "kernels/kernels.h"
@@ -62,12 +63,12 @@ TEST_CASE("products with some columns have the bits of a matrix of these columns
   for (const Level& level : levels()) {
     if (!level.lacks.empty()) continue;
     const Kernels& kernels = *level.kernels;
-    CAPTURE(kernels.name);
+    CAPTURE(std::string(kernels.name));
     for (int number = 0; number < kTypeCount; ++number) {
       const LinearKernel& kernel = kernels.linear[number];
       const Type type = Type(number);
       if (!kernel.multiply) continue;
-      CAPTURE(type_traits(type).name);
+      CAPTURE(std::string(type_traits(type).name));
       const auto row_bytes = [&](int64_t cols) {
         return cols / type_traits(type).block_elements * type_traits(type).block_bytes;
       };
