@@ -33,7 +33,8 @@ from tests.support.paths import ROOT
 from tests.support.stubs import stubs
 from tests.support.warm_starts import cold_starts, warm_starts
 
-LONGEST = ("test_under_mpirun.py", "test_link_down.py", "test_layout.py", "test_ray.py")  # tests of 20 s and more
+# Files with tests of 15 s and more.
+LONGEST = ("test_under_mpirun.py", "test_link_down.py", "test_layout.py", "test_ray.py", "test_packet_sizes.py")
 POLLS = 50  # of a flag before a thread sleeps
 ARITHMETIC_SECONDS = 0.002  # of a measurement
 READ_BYTES = 16 << 20  # of a measurement, for each thread
@@ -181,12 +182,12 @@ def pytest_collection(session) -> None:
 
 
 def pytest_collection_modifyitems(items) -> None:
-    """A test's room is its marker, too: `pytest -m unit`. The longest tests come first, so that none is left at the
-    end.
+    """A test's room is its marker, too: `pytest -m unit`. The longest tests come first, and then those over hosts, which
+    wait for seconds: none of them is left at the end.
     """
     for item in items:
         item.add_marker(room_of(item.nodeid))
-    items.sort(key=lambda item: item.path.name not in LONGEST)
+    items.sort(key=lambda item: (item.path.name not in LONGEST, room_of(item.nodeid) != "hosts"))
 
 
 def pytest_collection_finish() -> None:
