@@ -13,6 +13,7 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from ckdist.config.serve_config import ServeConfig
 from ckdist.serve.addresses import listen
 from ckdist.serve.process import HttpProcess
+from ckdist.tokens.tried import remember
 from tests.support.fake_engine import FakeEngine
 
 TEMPLATE = (
@@ -50,6 +51,7 @@ def serving(
     """A FakeEngine and an HttpProcess over it, ready. `metrics`: the socket of --metrics-port."""
     with tempfile.TemporaryDirectory() as name:
         folder = write_tokenizer(Path(name), template)
+        remember(folder)  # so that the HTTP process does not try it
         endpoint = f"ipc://{name}/engine"
         with FakeEngine(endpoint, VOCAB, **(engine_options or {})) as engine:
             first, *more = listeners or [listen("127.0.0.1", 0)]
