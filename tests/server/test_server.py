@@ -206,7 +206,7 @@ def test_echoed_log_probabilities_sum_like_a_scorer_needs(client):
 
 def test_a_prompt_longer_than_the_context_is_refused(client):
     with pytest.raises(openai.BadRequestError, match=r"\d+ tokens"):
-        client.completions.create(model="any", prompt=[5] * 100_000, max_tokens=1)
+        client.completions.create(model="any", prompt=[5] * 2000, max_tokens=1)
 
 
 def test_idle_threads_sleep(server, client):
@@ -286,7 +286,7 @@ def test_a_signal_finishes_what_runs(wrapper, number):
     with serving(2, wrapper=wrapper) as server:
         client = openai.OpenAI(base_url=server.url + "/v1", api_key="none")
         stream = client.completions.create(
-            model="any", prompt="x", max_tokens=200, temperature=0, stream=True, extra_body={"ignore_eos": True}
+            model="any", prompt="x", max_tokens=100, temperature=0, stream=True, extra_body={"ignore_eos": True}
         )
         pieces = iter(stream)
         next(pieces)
