@@ -30,6 +30,7 @@ from ckdist.tokens.tokenizer import Tokenizer
 from ckdist.tokens.tokenizer_source import tokenizer_of
 from ckdist.tokens.tool_format import ToolFormat
 from ckdist.tokens.traits import Traits
+from ckdist.tokens.tried import was_tried
 
 log = logging.getLogger(__name__)
 
@@ -59,8 +60,11 @@ def main() -> None:
     give_up_privileges()
     handler = _named(settings["handler"])
     status = FileIO("/proc/self/status")
-    confine_loading(Path(settings["model"]), handler is not None)
-    result, tokenizer = _load(settings["model"], settings["overrides"], Limits(*settings["limits"]), status)
+    model = Path(settings["model"])
+    is_tried = model.is_dir() and was_tried(model)  # this process cannot read the user's cache once it is confined
+    confine_loading(model, handler is not None)
+    limits = Limits(*settings["limits"])
+    result, tokenizer = _load(settings["model"], settings["overrides"], limits, status, is_tried)
     if tokenizer is not None and handler is not None:
         tokenizer = with_template(tokenizer)
         if tokenizer.chat_template is not None:
@@ -80,13 +84,16 @@ def _named(name: str | None) -> Handler | None:
     return getattr(importlib.import_module(module), function)
 
 
-def _load(model: str, overrides: dict[str, Any], limits: Limits, status: FileIO) -> tuple[bytes, Tokenizer | None]:
-    """The message to the owner, and the tokenizer if it was loaded."""
+def _load(
+    model: str, overrides: dict[str, Any], limits: Limits, status: FileIO, is_tried: bool
+) -> tuple[bytes, Tokenizer | None]:
+    """The message to the owner, and the tokenizer if it was loaded. `is_tried`: it has passed `probe` earlier."""
     confinement = Confinement(status)
     confinement.arm(limits)
     try:
         tokenizer = tokenizer_of(model, overrides)
-        probe(tokenizer, model)
+        if not is_tried:
+            probe(tokenizer, model)
         # Computed once here, so that workers have them.
         _ = tokenizer.most_bytes_per_token, tokenizer.control_text, tokenizer.encode("", parse_special=False)
         return worker_frames.packed({"vocabulary": tokenizer.to_bytes()}), tokenizer

@@ -8,17 +8,22 @@ import re
 import signal
 import socket
 import subprocess
+import sys
 import time
+from collections.abc import Iterator
 
 import httpx
 import psutil
 import pytest
 
+from tests.support import launcher
 from tests.support.clients import openai
 from tests.support.launcher import environment, mpirun, one_host, run_ranks
 from tests.support.paths import ROOT
 from tests.support.served import wait_healthy
 
+COMMAND = [sys.executable, "-m", "ckdist.cli.main", "serve"]
+JOB, RANK = "CKDIST_TEST_JOB", "OMPI_COMM_WORLD_RANK"  # variables of a rank
 MEASURED = ("--prefill", "auto")  # a job of a test measures no prefill by default
 PROMPTS = [
     "def main(",
@@ -33,13 +38,17 @@ PROMPTS = [
 
 
 class Server:
-    """A running job. `ranks` are the processes of the ranks, rank 0 first."""
+    """A running job. `ranks` are the processes of the ranks, rank 0 first.
 
-    def __init__(self, ranks: int, *flags: str, wrapper: tuple[str, ...] = ()):
-        words = ["-m", "ckdist.cli.main", "serve", "--port", "0", "-t", "1", "--comm-timeout", "5", *flags]
+    `cold`: the ranks are children of mpirun, not forks (tests/support/stubs.py).
+    """
+
+    def __init__(self, ranks: int, *flags: str, wrapper: tuple[str, ...] = (), cold: bool = False):
+        words = [*COMMAND, "--port", "0", "-t", "1", "--comm-timeout", "5", *flags]
+        job = str(time.monotonic_ns())
         self.process = subprocess.Popen(
-            [*wrapper, *mpirun(ranks), *words],
-            env=one_host(),
+            [*wrapper, *mpirun(ranks)[:-1], *(() if cold else launcher.STUB), *words],
+            env={**one_host(), JOB: job},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -55,17 +64,15 @@ class Server:
             raise AssertionError("the server ended:\n" + "".join(self.lines))
         self.reader = concurrent.futures.ThreadPoolExecutor(1)
         self.rest = self.reader.submit(self.process.stdout.read)
-        deadline = time.monotonic() + 60
-        while httpx.get(self.url + "/health").status_code != 200:
-            assert time.monotonic() < deadline, "not healthy within 60 s"
-            time.sleep(0.05)
-        job = psutil.Process(self.process.pid).children(recursive=True)
-        found = {
-            int(p.environ().get("OMPI_COMM_WORLD_RANK", -1)): p
-            for p in job
-            if "ckdist.cli.main" in " ".join(p.cmdline())
-        }
-        self.ranks = [found[r] for r in range(ranks)]
+        wait_healthy(self.url)
+        found = dict(ranks_of(job))
+        self.ranks = [found[rank] for rank in range(ranks)]
+
+    @property
+    def http(self) -> psutil.Process:
+        """Rank 0's HTTP process."""
+        (found,) = [process for process in self.ranks[0].children() if "ckdist.serve" in process.cmdline()]
+        return found
 
     def output(self) -> str:
         return "".join(self.lines) + self.rest.result(timeout=30)
@@ -77,6 +84,15 @@ class Server:
                 self.process.wait(30)
             except subprocess.TimeoutExpired:
                 self.process.kill()
+
+
+def ranks_of(job: str) -> Iterator[tuple[int, psutil.Process]]:
+    """The ranks of a job with their processes."""
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):  # it has ended
+            variables = process.environ()
+            if process.cmdline()[: len(COMMAND)] == COMMAND and variables.get(JOB) == job and RANK in variables:
+                yield int(variables[RANK]), process
 
 
 @contextlib.contextmanager
@@ -190,7 +206,7 @@ def test_echoed_log_probabilities_sum_like_a_scorer_needs(client):
 
 def test_a_prompt_longer_than_the_context_is_refused(client):
     with pytest.raises(openai.BadRequestError, match=r"\d+ tokens"):
-        client.completions.create(model="any", prompt=[5] * 100_000, max_tokens=1)
+        client.completions.create(model="any", prompt=[5] * 2000, max_tokens=1)
 
 
 def test_idle_threads_sleep(server, client):
@@ -270,7 +286,7 @@ def test_a_signal_finishes_what_runs(wrapper, number):
     with serving(2, wrapper=wrapper) as server:
         client = openai.OpenAI(base_url=server.url + "/v1", api_key="none")
         stream = client.completions.create(
-            model="any", prompt="x", max_tokens=200, temperature=0, stream=True, extra_body={"ignore_eos": True}
+            model="any", prompt="x", max_tokens=100, temperature=0, stream=True, extra_body={"ignore_eos": True}
         )
         pieces = iter(stream)
         next(pieces)
@@ -300,8 +316,7 @@ def test_a_killed_http_process_is_started_again(server, client):
         )
     )
     next(stream)
-    (http,) = server.ranks[0].children()
-    http.kill()
+    server.http.kill()
     with pytest.raises((openai.APIError, httpx.TransportError)):
         for _ in stream:
             pass
@@ -314,7 +329,7 @@ def test_a_killed_http_process_is_started_again(server, client):
 
 
 def test_ranks_end_with_a_killed_mpirun():
-    with serving(2) as server:
+    with serving(2, cold=True) as server:
         server.process.kill()
         _, left = psutil.wait_procs(server.ranks, 20)
         assert not left

@@ -13,12 +13,14 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from ckdist.config.serve_config import ServeConfig
 from ckdist.serve.addresses import listen
 from ckdist.serve.process import HttpProcess
+from ckdist.tokens.tried import remember
 from tests.support.fake_engine import FakeEngine
 
 TEMPLATE = (
     "{% for m in messages %}{{ '[' + m.role + ']' + m.content }}{% endfor %}"
     "{% if shout %}!{% endif %}{% if add_generation_prompt %}[assistant]{% endif %}"
 )
+LONGEST_SLEEP, SLEEP_PER_CALL = 0.1, 8.0  # seconds, and times the seconds of a call
 VOCAB = 260  # two special tokens, 256 bytes, and rows of the model that stand for no text
 
 
@@ -50,6 +52,7 @@ def serving(
     """A FakeEngine and an HttpProcess over it, ready. `metrics`: the socket of --metrics-port."""
     with tempfile.TemporaryDirectory() as name:
         folder = write_tokenizer(Path(name), template)
+        remember(folder)  # so that the HTTP process does not try it
         endpoint = f"ipc://{name}/engine"
         with FakeEngine(endpoint, VOCAB, **(engine_options or {})) as engine:
             first, *more = listeners or [listen("127.0.0.1", 0)]
@@ -77,8 +80,11 @@ def wait_healthy(url: str, seconds: float = 60.0, insecure: bool = False) -> Non
 
 
 def wait_for(condition, seconds: float = 15.0, every: float = 0.01) -> None:
-    """Until `condition()`, which is asked `every` so many seconds: seldom, where asking costs."""
+    """Calls `condition` until it is true. Sleeps `every` seconds in between, or longer if a call takes long."""
     end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not happen in time"
-        time.sleep(every)
+    while True:
+        begun = time.monotonic()
+        if condition():
+            return
+        assert begun < end, "it did not happen in time"
+        time.sleep(max(every, min(LONGEST_SLEEP, SLEEP_PER_CALL * (time.monotonic() - begun))))

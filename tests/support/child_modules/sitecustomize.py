@@ -16,6 +16,7 @@ from importlib.machinery import PathFinder
 POLLS = 50  # of a flag before a thread sleeps; a thread that polls for long takes the core of another test
 ARITHMETIC_SECONDS = 0.002  # of a measurement of the CPU; every rank of a training makes five
 READ_BYTES = 16 << 20  # of a measurement of memory; every rank of `ckdist bench` makes one, 256 MiB for each thread
+PREFILL_SECONDS = 0.2  # of a measurement of both forms of prefill
 DOCTOR_SECONDS = 0.6  # of all measurements of `ckdist doctor`
 DOCSTRINGS = ("numpy._core._add_newdocs", "numpy._core._add_newdocs_scalars")
 FOLDER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../../build/tests")
@@ -60,6 +61,7 @@ class Methods:
 # Module -> its names that are set after the import, and what gives the values.
 NAMES = {
     "ckdist.cli.doctor": {"MEASURE_SECONDS": lambda: DOCTOR_SECONDS},
+    "ckdist.engine.prefill_measurement": {"SECONDS": lambda: PREFILL_SECONDS},
     "ckdist.layouts.rank_plan": {"SPINS": lambda: POLLS},
     "ckdist.comm.communicator": {"_PATIENT_POLLS": lambda: POLLS},
     "ckdist.topology.arithmetic": {"ARITHMETIC_SECONDS": lambda: ARITHMETIC_SECONDS},
