@@ -103,7 +103,9 @@ def _answer(spec: ModelSpec, cluster: Cluster, tokens: int, setup: Setup, mesh: 
     tracer = functools.partial(TrainingTracer, low_rank=LORA.low_rank()) if method == "lora" else TrainingTracer
     whole = trace_model(spec, mesh, tracer)
     names = [w.name for w in trainable(whole) if method == "full" or ".lora_" in w.name]
-    stage = TrainingStage.of(mesh, whole, [w for w in whole.weights if w.name in set(names)], 1, batches)
+    read = {w.name: w for w in whole.weights}
+    chosen = [read[name] for name in names]
+    stage = TrainingStage.of(mesh, whole, chosen, 1, batches)
     part = tokens_of_rank(tokens, mesh.size("sp")) if mesh.size("sp") > 1 else tokens
     more = {"stage": stage, "zero_stage": zero_stage, "weights_dtype": weights_dtype}
     program = lower_model(spec, part, "bfloat16", mesh, names, True, tracer, **more)
@@ -111,7 +113,7 @@ def _answer(spec: ModelSpec, cluster: Cluster, tokens: int, setup: Setup, mesh: 
     memory = rank_bytes(optim, program, threads)
     if sum(memory.values()) > cluster.rank_memory:
         return TrainingAnswer(mesh, memory, None, 0)
-    trained = sum(w.elements for w in whole.weights if w.name in set(names))
+    trained = sum(w.elements for w in chosen)
     cost = _cost(spec, cluster, mesh, simulated.Batches(batches, tokens, tokens), trained)
     return TrainingAnswer(mesh, memory, _times(cost), tokens * batches * mesh.size("dp"))
 

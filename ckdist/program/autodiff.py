@@ -67,13 +67,14 @@ class _Backward:
         """Returns the program with its backward pass, as `backward` describes."""
         if self.loss in self.active:
             self.contributions.update((of, [gradient]) for of, gradient in self._first_gradients())
+        wanted = set(self.wrt)
         for index in reversed(range(len(self.program.instrs))):
             instr = self.program.instrs[index]
             if index in self.blocks:
                 self._run_again(*self.blocks[index])
             self._through(instr)
             for w in dict.fromkeys(instr.weights):
-                if w in self.wrt and self.first_use[w] == index and (gradient := self._complete(w)) is not None:
+                if w in wanted and self.first_use[w] == index and (gradient := self._complete(w)) is not None:
                     self.gradients[w] = gradient
         for w in self.wrt:
             if w not in self.gradients:

@@ -108,18 +108,21 @@ def _floats(lowered: Lowered, steps: StepList, own: Range) -> Iterator[Floats]:
         return 0 if place.offset < end else place.rows * place.columns
 
     live, ended, gathered = {p: size(p) for p in steps.cleared}, list[int](), sum(outside(u, own) for u in kept_units)
-    kept = sum(last - first for first, last in kept_gradients)
+    kept, waiting = sum(last - first for first, last in kept_gradients), sum(live.values())
     for step in steps.steps:
         if step.kind == PLACE:
             for name, sign in (("freed", -1), ("gathered", 1)):
                 pairs = _pairs(step.fields[name])
                 gathered += sign * sum(outside(pair, own) for pair in pairs if pair not in kept_units)
-        live |= {int(p): size(int(p)) for p in step.operands(GradientIndex)}
-        yield Floats(gathered, kept + sum(live.values()) + sum(ended[-UNDER_WAY:]))
+        if written := step.operands(GradientIndex):
+            live |= {int(p): size(int(p)) for p in written}
+            waiting = sum(live.values())
+        yield Floats(gathered, kept + waiting + sum(ended[-UNDER_WAY:]))
         if step.kind == "reduce_gradients":
             begin, last = step.fields["begin"], step.fields["end"]
             ended.append(0 if step.fields["kept"] else last - begin)
             live = {p: floats for p, floats in live.items() if not begin <= lowered.parameters[p].offset < last}
+            waiting = sum(live.values())
 
 
 def _kept(lowered: Lowered) -> tuple[set[Range], set[Range]]:

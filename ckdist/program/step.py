@@ -3,6 +3,7 @@
 Each kind of step is a struct in native/api/steps_inference_api.h or steps_training_api.h, with the same field names.
 """
 
+import functools
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -83,9 +84,14 @@ class Step:
 
     def operands(self, index_type: type[AnyIndex]) -> list[AnyIndex]:
         """All operands of a type that the step reads or writes, in the order of the fields."""
+        return [index for index in self._indices if isinstance(index, index_type)]
+
+    @functools.cached_property
+    def _indices(self) -> list[Index]:
+        """All operands that are not absent."""
         found: list[Index] = []
         _add_indices(self.fields, found)
-        return [index for index in found if isinstance(index, index_type) and index != ABSENT]
+        return [index for index in found if index != ABSENT]
 
     def native(self) -> CData:
         """A pointer to the native struct. It owns the struct and everything that the struct points to."""

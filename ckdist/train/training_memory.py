@@ -32,7 +32,7 @@ class _StepBytes:
         self.ranks = program.shards.mesh.size("sp")  # that divide each sequence
         is_frozen = lambda p: p.offset >= self.lowered.trained_floats and not p.stored
         frozen = {i for i, p in enumerate(self.lowered.parameters) if is_frozen(p)}
-        self.packed_once = [i for i, (_, parts) in enumerate(self.lowered.packs) if frozen.issuperset(parts)]
+        self.packed_once = {i for i, (_, parts) in enumerate(self.lowered.packs) if frozen.issuperset(parts)}
 
     def packed(self, pack: int) -> int:
         """Bytes of one pack of matrices."""
