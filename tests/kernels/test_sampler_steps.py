@@ -64,15 +64,12 @@ def assert_distribution(logits, want, row_at) -> None:
     share of the unit interval. So no token more or less is kept, and none is much more or less likely.
     """
     cumulative = np.cumsum(want)
-    tokens, positions = [], []
-    for token in np.flatnonzero(want > 1e-7):
-        before, width = cumulative[token] - want[token], want[token]
-        for where in (0.005, 0.995):
-            i = np.searchsorted(UNIFORMS, before + where * width)
-            margin = 1e-3 * width + 1e-6
-            if i < len(UNIFORMS) and before + margin < UNIFORMS[i] < before + width - margin:
-                tokens.append(token)
-                positions.append(int(POSITIONS[i]))
+    kept = np.repeat(np.flatnonzero(want > 1e-7), 2)
+    before, width = cumulative[kept] - want[kept], want[kept]
+    i = np.searchsorted(UNIFORMS[:-1], before + np.tile([0.005, 0.995], len(kept) // 2) * width)
+    margin = 1e-3 * width + 1e-6
+    inside = (before + margin < UNIFORMS[i]) & (UNIFORMS[i] < before + width - margin)
+    tokens, positions = kept[inside], POSITIONS[i[inside]].tolist()
     assert len(tokens) > 0
     got = Sampler(len(logits)).sample(
         np.broadcast_to(logits, (len(tokens), len(logits))), [row_at(p) for p in positions]

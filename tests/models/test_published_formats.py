@@ -338,7 +338,7 @@ def test_sizes_of_groups_that_lie(tmp_path, form, change, message):
 
 @pytest.fixture(scope="module")
 def undamaged(tmp_path_factory):
-    """The folder of a model of one layer, by its form, which examples copy."""
+    """The folder of a model of one layer, by its form, which examples read."""
 
     @functools.cache
     def written(form, mixture):
@@ -347,7 +347,7 @@ def undamaged(tmp_path_factory):
             write_stacks(folder)
         else:
             write_published(folder, form, (MIXTURE if mixture else CONFIG) | {"num_hidden_layers": 1})
-        return folder
+        return folder / "quantised"
 
     return written
 
@@ -362,16 +362,15 @@ def test_damaged_scales_are_refused_or_run(undamaged, tmp_path_factory, form, mi
     """A part of a quantised matrix, of one expert or of a dense one, is missing, has another shape or dtype, or numbers
     that no one meant.
     """
-    folder = tmp_path_factory.mktemp("scales")
-    shutil.copytree(undamaged(form, mixture), folder, dirs_exist_ok=True)
-    path = folder / "quantised" / "model.safetensors"
-    tensors = stored(path)
+    folder, given = tmp_path_factory.mktemp("scales"), undamaged(form, mixture)
+    shutil.copy(given / "config.json", folder)
+    tensors = stored(given / "model.safetensors")
     parts = [name for name, (dtype, *_) in tensors.items() if not name.endswith((".weight", "_bias", "embed_tokens"))]
     for name in data.draw(st.lists(st.sampled_from(sorted(parts)), min_size=1, max_size=2, unique=True)):
         damage(tensors, name, data)
-    write_tensors(path, tensors)
+    write_tensors(folder / "model.safetensors", tensors)
     try:
-        logits(folder / "quantised", repack=data.draw(st.sampled_from(["off", "threads"])))
+        logits(folder, repack=data.draw(st.sampled_from(["off", "threads"])))
     except UserError as error:
         assert "\n" not in str(error)
 
@@ -407,16 +406,15 @@ def damage(tensors: dict, name: str, data) -> None:
 )
 def test_damaged_files_are_refused_or_run(undamaged, tmp_path_factory, form, changes):
     """Half of the changes fall into the header, the rest anywhere."""
-    folder = tmp_path_factory.mktemp("damaged")
-    shutil.copytree(undamaged(form, False), folder, dirs_exist_ok=True)
-    path = folder / "quantised" / "model.safetensors"
-    data = bytearray(path.read_bytes())
+    folder, given = tmp_path_factory.mktemp("damaged"), undamaged(form, False)
+    shutil.copy(given / "config.json", folder)
+    data = bytearray((given / "model.safetensors").read_bytes())
     header = 8 + int.from_bytes(data[:8], "little")
     for at, new in changes:
         at %= header if at % 2 else len(data)
         data[at : at + len(new)] = new[: len(data) - at]
-    path.write_bytes(data)
+    (folder / "model.safetensors").write_bytes(data)
     try:
-        logits(folder / "quantised")
+        logits(folder)
     except UserError as error:
         assert "\n" not in str(error)

@@ -3,6 +3,8 @@
 Types of GGUF mean what the gguf package says, those of safetensors what is written here.
 """
 
+import functools
+
 import numpy as np
 from gguf import GGMLQuantizationType, quants
 
@@ -123,9 +125,10 @@ def scale_elsewhere(name, blocks, scales):
         blocks[..., 0] = np.frexp(np.abs(scales).astype(np.float32))[1] + 127
 
 
+@functools.lru_cache(64)
 def random_rows(name, rows, cols, seed=0):
     """Rows in the file's format, every code and sub-scale drawn at random: uint8 (rows, bytes), and their float32
-    values.
+    values. Nobody may change them.
     """
     rng = np.random.default_rng(seed)
     elements, size = block_of(name)

@@ -1,5 +1,6 @@
 """Small models in the quantised forms of safetensors, with the same values in float32 beside them."""
 
+import functools
 import json
 
 import numpy as np
@@ -89,9 +90,7 @@ def quantised(form: str, name: str, weight: np.ndarray) -> tuple[dict[str, Tenso
         scales = np.abs(padded).reshape(shape[0], block[0], shape[1], block[1]).max((1, 3)) / np.float32(448)
         scales = bf16(scales)
         each = scales.repeat(block[0], 0).repeat(block[1], 1)[:rows, :cols]
-        ordered = np.argsort(np.nan_to_num(E4M3_VALUES, nan=1e9))[:254]
-        at = np.searchsorted(E4M3_VALUES[ordered], weight / each).clip(0, 253)
-        codes = ordered[at].astype(np.uint8)
+        codes = _e4m3_codes()[(weight / each).view(np.uint32) >> 16]
         suffix = "_scale_inv" if form == "fp8-block" else "_scale"
         tensors = {name: ("F8_E4M3", (rows, cols), codes.tobytes()), name + suffix: stored_bf16(scales)}
         return tensors, each * E4M3_VALUES[codes]
@@ -134,6 +133,14 @@ def quantised(form: str, name: str, weight: np.ndarray) -> tuple[dict[str, Tenso
     return tensors, values
 
 
+@functools.cache
+def _e4m3_codes() -> np.ndarray:
+    """The code of each bfloat16, rounded up: uint8 (65536,)."""
+    numbers = np.nan_to_num((np.arange(1 << 16, dtype=np.uint32) << 16).view(np.float32))
+    ordered = np.argsort(np.nan_to_num(E4M3_VALUES, nan=1e9))[:254]
+    return ordered[np.searchsorted(E4M3_VALUES[ordered], numbers).clip(0, 253)].astype(np.uint8)
+
+
 def _nvfp4(name: str, weight: np.ndarray) -> tuple[dict[str, Tensor], np.ndarray]:
     """The tensors of a matrix of ModelOpt's NVFP4, and their values."""
     rows, cols = weight.shape
@@ -173,8 +180,15 @@ def _across(form: str, name: str, words, codes, scales: np.ndarray, zeros: np.nd
 
 def write_published(folder, form: str, config: dict = CONFIG) -> None:
     """`folder`/quantised: a random model whose projections have this form; `folder`/plain: its values in float32."""
+    method = FORMS.get(form) or FORMS[form.replace("128", "32")] | {"group_size": 128}
+    _write_both(folder, config, method, *_published(form, json.dumps(config)))
+
+
+@functools.lru_cache(6)
+def _published(form: str, config: str) -> tuple[dict[str, Tensor], dict[str, np.ndarray]]:
+    """The tensors of a random model whose projections have this form, and their values in float32."""
     rng = np.random.default_rng(0)
-    shapes = weight_shapes(spec_from_config(config, "config"))
+    shapes = weight_shapes(spec_from_config(json.loads(config), "config"))
     stored, values = {}, {}
     for name, shape in shapes.items():
         array = bf16(np.ones(shape) if len(shape) == 1 else rng.standard_normal(shape) / 16)
@@ -188,8 +202,7 @@ def write_published(folder, form: str, config: dict = CONFIG) -> None:
         else:
             stored[name] = stored_bf16(array)
         values[name] = array
-    method = FORMS.get(form) or FORMS[form.replace("128", "32")] | {"group_size": 128}
-    _write_both(folder, config, method, stored, values)
+    return stored, values
 
 
 def _write_both(folder, config: dict, quantization: dict, stored: dict[str, Tensor], values: dict) -> None:

@@ -161,19 +161,24 @@ PIECES = st.sampled_from(
 )
 
 
-@settings(max_examples=150, deadline=None)
-@given(st.lists(st.lists(PIECES, max_size=6).map("".join), min_size=4, max_size=4), st.booleans())
-def test_fields_that_a_template_joins_make_no_control_token(bare, texts, in_parts):
+@pytest.fixture(scope="module")
+def joining(bare):
+    """A tokenizer whose template joins fields."""
     source = (
         "{{ bos_token }}{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.content is string %}"
         "{{ m.content | trim }}{{ m.name }}{% else %}{% for p in m.content %}{{ p.text }}{% endfor %}{% endif %}"
         "<|im_end|>{% endfor %}"
         "{% if tools %}{{ tools[0].function.name }}{{ '<' ~ tools[0].function.description ~ '>' }}{% endif %}"
     )
-    tokenizer = with_source(bare, source)
+    return with_source(bare, source)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.lists(PIECES, max_size=6).map("".join), min_size=4, max_size=4), st.booleans())
+def test_fields_that_a_template_joins_make_no_control_token(joining, texts, in_parts):
     content = [{"type": "text", "text": text} for text in texts[:2]] if in_parts else texts[0]
     tools = [{"type": "function", "function": {"name": "f", "description": f"|{texts[3]}|"}}]
-    found = controls(tokenizer, [{"role": "user", "content": content, "name": texts[2]}], tools)
+    found = controls(joining, [{"role": "user", "content": content, "name": texts[2]}], tools)
     assert found == ["<s>", "<|im_start|>", "<|im_end|>"]
 
 

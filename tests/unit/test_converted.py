@@ -167,11 +167,14 @@ def test_a_wrong_header_is_refused_in_a_line(name):
         metadata = family(name).gguf_form(golden_spec(name), name).metadata
         dims = {"token_embd.weight": (24, 100), "blk.0.laurel_l.weight": (24, 6), "per_layer_token_embd.weight": (8, 9)}
     metadata = arrays(metadata)
-    weight_shapes(spec_from_gguf(metadata, dims, name))
+    right = spec_from_gguf(metadata, dims, name)
+    weight_shapes(right)
     once = {tensor.replace("blk.1.", "blk.0."): tensor for tensor in dims}.values()
     headers = [({**metadata, key: value}, dims) for key in metadata if "." in key[8:] for value in WRONG]
     headers += [({key: metadata[key] for key in metadata if key != absent}, dims) for absent in metadata]
     headers += [(metadata, {**dims, tensor: sizes}) for tensor in once for sizes in ((), (8,), (8, 8, 8))]
     for found, sizes in headers:
         with contextlib.suppress(CkdistError):
-            weight_shapes(spec_from_gguf(found, sizes, name))
+            spec = spec_from_gguf(found, sizes, name)
+            if spec != right or spec.ropes.keys() != right.ropes.keys():
+                weight_shapes(spec)

@@ -6,6 +6,7 @@ import pathlib
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 
 from tests.support.paths import ROOT
 from tests.unit.test_requirements import OPTIONAL, WANTED
@@ -54,11 +55,19 @@ def floor(module: str) -> int:
     return FLOORS[parts[1]] if len(parts) > 1 else max(FLOORS.values())
 
 
+def statements(node: ast.AST) -> Iterator[ast.AST]:
+    """All statements below a node. Expressions hold none, and are not searched."""
+    for child in ast.iter_child_nodes(node):
+        if not isinstance(child, ast.expr):
+            yield child
+            yield from statements(child)
+
+
 @functools.cache  # three tests read all files
 def all_imported(path: pathlib.Path) -> tuple[str, ...]:
     """The modules that a file imports."""
     names: list[str] = []
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in statements(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             names += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module == "ckdist":

@@ -134,7 +134,10 @@ def test_a_measured_machine_has_all_figures(monkeypatch, tmp_path):
     monkeypatch.setattr(this_machine, "SECONDS", 1e-4)
     monkeypatch.setattr(this_machine, "PASSES", 1)
     kinds = [dtypes.BY_NAME[name] for name in FORMATS]
-    spec = this_machine.measure_machine(topology.this_machine(), kinds)
+    for name in ("LEAST_LARGE", "LEAST_STREAMED"):
+        monkeypatch.setattr(this_machine, name, 1 << 20)
+    small_cache = dataclasses.replace(topology.this_machine(), l3_bytes=1 << 20)
+    spec = this_machine.measure_machine(small_cache, kinds)
     path = tmp_path / "saved.toml"
     path.write_text(spec.toml())
     assert read_machine_file(path).rates.keys() == set(FORMATS)
