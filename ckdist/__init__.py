@@ -4,8 +4,7 @@
 >>> LLM("model.gguf", threads=2).generate(["def main("], SamplingParams(max_tokens=32, temperature=0))
 """
 
-from typing import TYPE_CHECKING
-
+TYPE_CHECKING = False  # importing it from typing takes longer than all of this module
 if TYPE_CHECKING:
     from ckdist import train
     from ckdist.engine.llm import LLM

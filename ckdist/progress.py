@@ -1,8 +1,9 @@
-"""A progress bar for a terminal. A pipe or a file never gets one.
+"""A progress bar for a terminal. A pipe or a file never gets one, but a line now and then if the task asks for it.
 
 The thread that reports progress draws it, at most ten times a second. A separate thread would be lost in a fork.
 """
 
+import logging
 import sys
 import time
 from collections.abc import Callable
@@ -14,7 +15,9 @@ from ckdist.terminal import console, is_terminal
 if TYPE_CHECKING:
     from rich.progress import Progress
 
+log = logging.getLogger(__name__)
 REDRAW_SECONDS = 0.1
+LINE_SECONDS = 10.0  # between two lines without a terminal
 
 
 class ProgressBar:
@@ -22,9 +25,10 @@ class ProgressBar:
 
     Args:
         unit: "B" counts bytes, any other word counts things.
-        shown: Nothing is ever written if this is false or there is no terminal.
+        shown: Nothing is ever written if this is false, and no bar is drawn if there is no terminal.
         leave: The finished bar stays.
         start: Units that are done already.
+        lines: Without a terminal, log a line every LINE_SECONDS.
 
     Attributes:
         n: Units of `total` that are done.
@@ -34,11 +38,19 @@ class ProgressBar:
     sink: Callable[[str, int, int], None] | None = None
 
     def __init__(
-        self, total: int, unit: str, what: str, shown: bool = True, leave: bool = False, start: int = 0
+        self,
+        total: int,
+        unit: str,
+        what: str,
+        shown: bool = True,
+        leave: bool = False,
+        start: int = 0,
+        lines: bool = False,
     ) -> None:
-        self.total, self.n, self._what = total, start, what
+        self.total, self.n, self._unit, self._what = total, start, unit, what
         self.shown = shown and (self.sink is not None or is_terminal(sys.stderr))
-        self._drawn = 0.0
+        self._has_lines = lines and shown and not self.shown
+        self._drawn = time.monotonic() if self._has_lines else 0.0
         self._progress: Progress | None = None
         if not self.shown or self.sink is not None:
             return
@@ -54,6 +66,9 @@ class ProgressBar:
         if self._progress is not None:
             self._progress.update(self._task, completed=self.n)
             self._draw()
+        elif self._has_lines and time.monotonic() - self._drawn >= LINE_SECONDS:
+            self._drawn = time.monotonic()
+            log.info("%s: %d of %d %ss", self._what, self.n, self.total, self._unit)
 
     def note(self, text: str) -> None:
         """Sets the text after the bar, from the next drawing on."""

@@ -47,7 +47,7 @@ def _write(
     if writer.documents:
         log.info("%d of %d sequences are done", writer.documents, cache.documents)
     saved, mass, first = time.monotonic(), 0.0, writer.entries
-    with ProgressBar(header.entries - first, "tokens", "distilling", True) as bar:
+    with ProgressBar(header.entries, "token", "distilling", start=first, lines=True) as bar:
         for documents, logits in learned_logits(executable, cache, writer.documents):
             parts = [top_choices(logits[at : at + ROWS], header, known) for at in range(0, max(1, len(logits)), ROWS)]
             ids, logprobs = map(np.concatenate, zip(*parts, strict=True))

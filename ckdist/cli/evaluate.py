@@ -9,6 +9,7 @@ from ckdist.cli.perplexity import log_likelihoods
 from ckdist.cli.scored_data import ScoredData, learned_logits, learned_tokens, scored_data
 from ckdist.config.distill_config import EvaluateConfig
 from ckdist.program.ops.teacher_loss import divergence
+from ckdist.progress import ProgressBar
 from ckdist.train.data.teacher_file import TeacherFile
 
 
@@ -34,14 +35,16 @@ def measured(config: EvaluateConfig, data: ScoredData) -> dict[str, float]:
         teacher.verify(cache, data.tokenizer)
     loss = apart = 0.0
     tokens = document = 0
-    for count, logits in learned_logits(data.model.executable, cache, 0, config.max_length):
-        parts = [learned_tokens(cache, document + index, config.max_length) for index in range(count)]
-        targets = np.concatenate([ids[1:][learned[1:]] for ids, learned in parts])
-        loss -= float(log_likelihoods(logits, targets).sum())
-        if teacher is not None:
-            records = teacher.records[tokens : tokens + len(targets)]
-            apart += _divergence(logits, records, teacher.header.temperature)
-        tokens, document = tokens + len(targets), document + count
+    with ProgressBar(cache.documents, "sequence", "evaluating", lines=True) as bar:
+        for count, logits in learned_logits(data.model.executable, cache, 0, config.max_length):
+            parts = [learned_tokens(cache, document + index, config.max_length) for index in range(count)]
+            targets = np.concatenate([ids[1:][learned[1:]] for ids, learned in parts])
+            loss -= float(log_likelihoods(logits, targets).sum())
+            if teacher is not None:
+                records = teacher.records[tokens : tokens + len(targets)]
+                apart += _divergence(logits, records, teacher.header.temperature)
+            tokens, document = tokens + len(targets), document + count
+            bar.update(count)
     mean = loss / max(tokens, 1)
     result = {"loss": mean, "perplexity": math.exp(min(mean, 700)), "tokens": tokens, "sequences": cache.documents}
     return result | ({"divergence": apart / max(tokens, 1)} if teacher is not None else {})

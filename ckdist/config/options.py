@@ -20,8 +20,10 @@ BYTE_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 def integer(text: str) -> int:
     """Parses a whole number of at most 18 digits. Raises ValueError otherwise."""
-    if not re.fullmatch(r"[+-]?\d{1,18}", text, re.ASCII):
+    if not re.fullmatch(r"[+-]?\d+", text, re.ASCII):
         raise ValueError("is not a whole number")
+    if len(text.lstrip("+-")) > 18:
+        raise ValueError("has more than 18 digits")
     return int(text)
 
 

@@ -1,6 +1,7 @@
 """`ckdist status`."""
 
 import re
+import urllib.parse
 from dataclasses import dataclass
 
 from ckdist.config.options import CommandSettings, option
@@ -25,5 +26,9 @@ class StatusConfig(CommandSettings):
 
 def check_url(url: str, name: str = "the URL") -> None:
     """Raises ConfigError, which begins with `name`, if this is no URL of a server."""
-    if not re.fullmatch(r"https?://[^/\s]+(/\S*)?", url):
+    try:
+        is_url = re.fullmatch(r"https?://[^/\s]+(/\S*)?", url) and urllib.parse.urlsplit(url).port != 0
+    except ValueError:  # a bracket is missing, or the port is no number up to 65535
+        is_url = False
+    if not is_url:
         raise ConfigError(f"{name} ({url}) must be http://HOST:PORT or https://HOST:PORT")

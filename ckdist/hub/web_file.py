@@ -147,12 +147,13 @@ class WebFile:
 
     def _redirected(self, url: str, location: str) -> str:
         """Returns the URL of a redirect. Raises FetchError if it must not be followed."""
-        before, target = urlsplit(url), urljoin(url, location).partition("#")[0]
-        where = shown(target)[:200]
+        before = urlsplit(url)
         try:
+            target = urljoin(url, location).partition("#")[0]
             place = _split(target)
-        except ConfigError:
-            raise FetchError(f"{self.shown} redirects to {where}, which is not an https URL") from None
+        except (ConfigError, ValueError):  # ValueError: a bracket is missing
+            raise FetchError(f"{self.shown} redirects to {shown(location)[:200]}, which is not an https URL") from None
+        where = shown(target)[:200]
         if place.scheme != "https" and _origin(place) != _origin(before):
             raise FetchError(
                 f"{self.shown} redirects to {where}: only redirects to https or on one origin are followed; "

@@ -24,7 +24,7 @@ CData: TypeAlias = Any  # cffi objects, whose functions and fields type checkers
 
 
 def _load() -> tuple[CData, CData]:
-    """Returns the parsed declarations and the library. Raises NativeError if one of the files is missing."""
+    """Returns the parsed declarations and the library. Raises NativeError if a file is missing or damaged."""
     for file in (LIBRARY, HERE / "declarations.py"):
         if not file.exists():
             raise errors.NativeError(f"{file} is missing: run `make setup`, or install ckdist with pip")
@@ -33,7 +33,10 @@ def _load() -> tuple[CData, CData]:
     for name in declared.list_types()[1]:
         with contextlib.suppress(declared.error):  # the type is opaque
             declared.sizeof(f"struct {name}")
-    return declared, declared.dlopen(str(LIBRARY))
+    try:
+        return declared, declared.dlopen(str(LIBRARY))
+    except OSError as error:  # of another machine, or damaged
+        raise errors.NativeError(f"{LIBRARY} cannot be loaded: {errors.one_line(error)}") from None
 
 
 ffi, lib = _load()

@@ -6,7 +6,6 @@
 
 import bisect
 import json
-import pathlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
@@ -85,9 +84,9 @@ def step_row(step: StepTotals, seconds: float) -> dict[str, Any]:
 def read_step_cost(path: str) -> LinearStepCost:
     """Fits prices to a file of `ckdist bench steps -o json`. Raises ConfigError if it cannot be used."""
     try:
-        rows = json.loads(read_text_file(path, "--steps", MAX_FILE_BYTES))
+        rows = json.loads(read_text_file(path, f"--steps {path[:200]}", MAX_FILE_BYTES))
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"--steps {pathlib.Path(path).name} is not JSON: {str(error)[:100]}") from None
+        raise ConfigError(f"--steps {path[:200]} is not JSON: {str(error)[:100]}") from None
     if not isinstance(rows, list) or not 1 <= len(rows) <= MOST_ROWS:
         raise ConfigError(
             f"--steps {path} needs a list of 1 to {MOST_ROWS} rows: write it by ckdist bench steps -o json"

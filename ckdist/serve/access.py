@@ -101,7 +101,8 @@ class Access:
             return self.origins.preflight(headers)
         problem = self.origins.refusal(method, headers)
         is_form = path in UPLOADS and headers.get(b"content-type", b"").startswith(FORM.encode())
-        if problem is not None and problem.status == 415 and (path in NAMES or is_form):
+        is_other_type = problem is not None and problem.code == "unsupported_media_type"
+        if is_other_type and (path in NAMES or is_form):
             problem = None  # a path that does not exist is answered as such; files are uploaded as forms
         problem = problem or no_key
         if problem is None and path not in request_log.PROBES:

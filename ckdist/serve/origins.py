@@ -53,6 +53,10 @@ class Origins:
         if origin is None and site not in (b"none", b"same-origin"):
             message = "another site's web page may not use this server without naming its origin"
             return Problem(403, message, code="origin_not_allowed")
+        encoding = headers.get(b"content-encoding", b"").decode("latin-1").strip()
+        if encoding.lower() not in ("", "identity"):
+            message = f"the body has the encoding {encoding[:100]!r}: send it without Content-Encoding"
+            return Problem(415, message, code="unsupported_encoding")
         kind = headers.get(b"content-type", b"").decode("latin-1").partition(";")[0].strip().lower()
         from_browser = origin is not None or b"sec-fetch-site" in headers
         if kind not in JSON_TYPES and (from_browser or kind != CURL_TYPE):

@@ -41,10 +41,11 @@ class SavedSlots:
         self.folder, self.slots, self.model = pathlib.Path(folder), slots, model
         self._kept: OrderedDict[bytes, OrderedDict[int, Slot]] = OrderedDict()
 
-    def check(self, slot: int) -> None:
-        """Raises Problem 400 unless there is such a slot."""
+    def check(self, slot: int, given: str | None = None) -> None:
+        """Raises Problem 400 unless there is such a slot. `given` is the client's text of it."""
         if not 0 <= slot < self.slots:
-            raise Problem(400, f"id_slot ({slot}) must be from 0 to {self.slots - 1}", "id_slot", "invalid_value")
+            shown = slot if given is None else repr(given[:32])
+            raise Problem(400, f"id_slot ({shown}) must be from 0 to {self.slots - 1}", "id_slot", "invalid_value")
 
     def note(self, account: Account, slot: int, kept: Slot) -> None:
         """Remembers the last sequence of a slot. -1: the slot whose sequence this one continues, or the oldest."""

@@ -96,8 +96,12 @@ def collector_url(endpoint: str) -> str:
 def check_traces(endpoint: str) -> None:
     """Raises ConfigError if the package is missing, or the address is none of HTTP."""
     flag = "--otlp-traces-endpoint"
-    parts = urllib.parse.urlsplit(endpoint)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
+    try:
+        parts = urllib.parse.urlsplit(endpoint)
+        is_http = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:  # a bracket is missing, or the port is no number up to 65535
+        is_http = False
+    if not is_http:
         raise ConfigError(f"{flag} ({endpoint}) must be an address of OTLP over HTTP, e.g. http://127.0.0.1:4318")
     for package in ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http"):
         try:

@@ -30,6 +30,7 @@ USED_BY: dict[str, tuple[str, ...]] = {
     "grpo": ("reward", "num_generations", "max_completion_length", "num_iterations", "epsilon", "kl_coef"),
 }
 MAX_STEPS = 1 << 40
+ALL_FIELDS = "'Fields of a training' in the documentation lists all"
 MAX_CONFIG_BYTES = 1 << 20
 # Field -> its names in other trainers.
 _OTHERS = {
@@ -361,12 +362,14 @@ def from_mapping(values: Mapping[str, Any], where: str) -> TrainConfig:
 
 
 def _nearest(name: str, known: list[str]) -> str:
-    """A hint for an unknown field: the probable one, or those that begin with the same word, or all."""
+    """A hint for an unknown field: the probable one, or those that begin with the same word, or the nearest."""
     close = [OTHER_NAMES[name]] if name in OTHER_NAMES else difflib.get_close_matches(name, known, n=1, cutoff=0.75)
     if close:
-        return f", did you mean {close[0]}?"
-    akin = [item for item in known if item.partition("_")[0] == name.partition("_")[0]]
-    return f"; the known ones are {', '.join(akin or known)}"
+        return f", did you mean {close[0]}? {ALL_FIELDS}"
+    word = name.partition("_")[0]
+    if akin := [item for item in known if item.partition("_")[0] == word]:
+        return f"; those that begin with {word:.80} are {', '.join(akin)}; {ALL_FIELDS}"
+    return f"; the nearest is {difflib.get_close_matches(name, known, n=1, cutoff=0)[0]}; {ALL_FIELDS}"
 
 
 def load_config(path: str, overrides: Iterable[str] = ()) -> TrainConfig:

@@ -48,6 +48,19 @@ def test_a_pipe_gets_nothing(monkeypatch, tmp_path):
     filled(None, monkeypatch)
 
 
+def test_a_task_that_asks_for_lines_logs_some_without_a_terminal(monkeypatch, tmp_path, caplog):
+    caplog.set_level("INFO")
+    monkeypatch.setattr("ckdist.progress.LINE_SECONDS", 0.05)
+    with open(tmp_path / "log", "w") as log:
+        monkeypatch.setattr(sys, "stderr", log)
+        with ProgressBar(9, "token", "reading", start=4, lines=True) as bar:
+            bar.update(1)
+            time.sleep(0.05)
+            bar.update(2)
+            bar.update(1)
+    assert caplog.messages == ["reading: 7 of 9 tokens"]
+
+
 @pytest.mark.parametrize("plain", [True, False])
 def test_a_terminal_gets_a_bar_and_colours_that_switch_off(monkeypatch, plain):
     monkeypatch.setenv("TERM", "xterm-256color")

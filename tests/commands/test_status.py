@@ -1,6 +1,7 @@
 """`ckdist status`: the figures between two events, a real server's table, and servers that are none."""
 
 import json
+import re
 
 import pytest
 
@@ -60,5 +61,6 @@ def test_what_is_no_state_is_one_line(body):
 def test_no_server_and_no_url():
     with pytest.raises(EngineError, match=r"127.0.0.1:9 does not answer .*: is a server running there\?"):
         run(StatusConfig(url="http://127.0.0.1:9", once=True))
-    with pytest.raises(ConfigError, match=r"the URL \(localhost\) must be http://HOST:PORT"):
-        StatusConfig(url="localhost")
+    for url in ("localhost", "http://[", "http://h:99999", "http://h:x"):
+        with pytest.raises(ConfigError, match=rf"the URL \({re.escape(url)}\) must be http://HOST:PORT"):
+            StatusConfig(url=url)

@@ -193,6 +193,7 @@ def test_credentials_stay_on_their_origin(web):
         ("https://127.0.0.1/m.gguf", "an address of a private network"),
         ("https://169.254.169.254/latest", "an address of a private network"),
         ("file:///etc/hostname", "not an https URL"),
+        ("https://[", "not an https URL"),
         ("", "redirects more than 5 times"),
     ],
 )

@@ -93,9 +93,9 @@ Link share(int rank, int ranks, const Link* first) {
 // sockets: (ranks, ranks), one for data or one for heartbeats.
 Link connect(int rank, int ranks, const std::vector<int>& data, const std::vector<int>& heartbeats) {
   const Order order(numbered(ranks));
-  const auto tcp = std::make_shared<TcpTransport>(
-      rank, ranks, SealedSocket::all(data.data() + rank * ranks, ranks, nullptr), kTimeout);
-  tcp->heartbeat_sockets = SealedSocket::all(heartbeats.data() + rank * ranks, ranks, nullptr);
+  const auto tcp =
+      std::make_shared<TcpTransport>(rank, ranks, SealedSocket::all(data.data() + rank * ranks, ranks), kTimeout);
+  tcp->heartbeat_sockets = SealedSocket::all(heartbeats.data() + rank * ranks, ranks);
   return {order, nullptr, tcp,
           Segment(StepCommunicator::memory_bytes(order, rank, Thresholds{}, sizes_of(rank, ranks)))};
 }

@@ -137,3 +137,5 @@ def test_history_and_formats_of_responses(served, client):
     assert "put" in served[0].submitted[-1]["sampling"]["grammar"]
     for wrong in ({}, {"input": [3]}, {"input": "a", "background": True}, {"input": [{"type": "x"}]}):
         assert httpx.post(f"{served[1].url}/v1/responses", json=wrong).status_code == 400
+    huge = httpx.post(f"{served[1].url}/v1/responses", json={"input": "a", "metadata": {"k": 10**30}})
+    assert "metadata has a whole number of more than 64 bits" in huge.text and huge.status_code == 400

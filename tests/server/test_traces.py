@@ -79,6 +79,7 @@ def test_a_collector_that_is_gone_delays_nobody():
 def test_addresses_of_collectors():
     assert collector_url("http://h:4318") == collector_url("http://h:4318/") == "http://h:4318/v1/traces"
     assert collector_url("https://h/otlp/traces?x=1") == "https://h/otlp/traces?x=1"
-    with pytest.raises(ConfigError, match=r"--otlp-traces-endpoint \(h:4317\) must be an address of OTLP over HTTP"):
-        check_traces("h:4317")
+    for wrong in ("h:4317", "http://[", "http://h:x"):
+        with pytest.raises(ConfigError, match=r"--otlp-traces-endpoint \(.*\) must be an address of OTLP over HTTP"):
+            check_traces(wrong)
     assert ServeConfig().otlp_traces_endpoint is None

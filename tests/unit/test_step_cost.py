@@ -62,4 +62,6 @@ def test_a_file_that_is_none(tmp_path, text, message):
     path.write_text(text)
     with pytest.raises(ConfigError, match=message) as error:
         read_step_cost(str(path))
-    assert "\n" not in str(error.value)
+    assert "\n" not in str(error.value) and ("no step of" in message or str(path) in str(error.value))
+    with pytest.raises(ConfigError, match=f"cannot read --steps {tmp_path}: "):
+        read_step_cost(str(tmp_path))

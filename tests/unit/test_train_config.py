@@ -101,14 +101,18 @@ def test_the_models_own_coefficient():
         ("lr", "did you mean learning_rate?"),
         ("max_seq_length", "did you mean max_length?"),
         ("gradient_checkpointing", "did you mean activation_checkpointing?"),
-        ("lora_scale", "; the known ones are lora_r, lora_alpha, lora_target_modules"),
-        ("packing", "; the known ones are output_dir, "),
+        ("lora_scale", "; those that begin with lora are lora_r, lora_alpha, lora_target_modules"),
+        ("packing", "; the nearest is "),
     ],
 )
 def test_an_unknown_field_is_answered_by_the_one_that_is_meant(tmp_path, name, said):
     with pytest.raises(ConfigError) as caught:
         load_config(write(tmp_path, f"{name} = 1"))
-    assert str(caught.value).partition(f"unknown field '{name}'")[2].removeprefix(", ").startswith(said)
+    hint = str(caught.value).partition(f"unknown field '{name}'")[2]
+    assert hint.removeprefix(", ").startswith(said) and hint.endswith(
+        "'Fields of a training' in the documentation lists all"
+    )
+    assert len(hint) < 250
 
 
 def test_names_of_other_trainers_lead_to_fields():

@@ -66,7 +66,8 @@ def test_bad_lines_are_named_or_counted(tmp_path, tokenizer, chats, caplog):
         '{"text": "\\ud800"}',
     )
     with pytest.raises(ConfigError, match=r"data.jsonl:2 is not JSON.*bad_lines = \"skip\""):
-        open_cache(tmp_path / "cache", files, tokenizer, "text", "error", chats.write)
+        open_cache(tmp_path / "new" / "cache", files, tokenizer, "text", "error", chats.write)
+    assert not (tmp_path / "new").exists()
     with caplog.at_level(logging.WARNING):
         cache = open_cache(tmp_path / "cache", files, tokenizer, "text", "skip", chats.write)
     assert cache.report.skipped == 6 and cache.documents == 1

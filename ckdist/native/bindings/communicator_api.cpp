@@ -85,8 +85,12 @@ void ckdist_rendezvous_free(ckdist_rendezvous* rendezvous) { delete rendezvous; 
 int ckdist_transport_tcp(int32_t rank, int32_t size, const int32_t* sockets, const int32_t* heartbeats,
                          const uint8_t* keys, double timeout_s, ckdist_transport** out) {
   return guard([&] {
-    auto tcp = std::make_shared<TcpTransport>(rank, size, SealedSocket::all(sockets, size, keys), timeout_s);
-    tcp->heartbeat_sockets = SealedSocket::all(heartbeats, size, keys ? keys + 2 * Sealer::kKeyBytes * size : nullptr);
+    // Owns all descriptors before anything else can fail.
+    std::deque<SealedSocket> data = SealedSocket::all(sockets, size), beats = SealedSocket::all(heartbeats, size);
+    SealedSocket::seal(data, keys);
+    SealedSocket::seal(beats, keys ? keys + 2 * Sealer::kKeyBytes * size : nullptr);
+    auto tcp = std::make_shared<TcpTransport>(rank, size, std::move(data), timeout_s);
+    tcp->heartbeat_sockets = std::move(beats);
     *out = new ckdist_transport{std::move(tcp)};
   });
 }
@@ -107,7 +111,9 @@ int ckdist_transport_verbs(ckdist_verbs* verbs, const int32_t* heartbeats, const
                            ckdist_transport** out) {
   return guard([&] {
     if (!verbs->transport) fail(Status::native, "the verbs transport was given away already");
-    verbs->transport->heartbeat_sockets = SealedSocket::all(heartbeats, verbs->transport->size, keys);
+    std::deque<SealedSocket>& sockets = verbs->transport->heartbeat_sockets;
+    sockets = SealedSocket::all(heartbeats, verbs->transport->size);
+    SealedSocket::seal(sockets, keys);
     *out = new ckdist_transport{std::move(verbs->transport)};
   });
 }

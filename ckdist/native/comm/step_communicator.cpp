@@ -110,7 +110,9 @@ StepCommunicator::StepCommunicator(Parts parts, Segment memory, const StepSizes&
   rows_bytes_ = rows_bytes(sizes, host_count_, local_size);
   mailbox_ = reinterpret_cast<Mailbox*>(at);
   const int64_t sent_bytes = (layout.floats() + layout.counters + layout.rows) * 4;  // 0 if only commands are sent
-  if (host_count_ > 1 && sent_bytes > 0) registered_ = parts_.channel->register_memory(memory_.data(), sent_bytes);
+  registered_.base = memory_.data();
+  if (host_count_ > 1 && sent_bytes > 0 && parts_.channel->register_memory(memory_.data(), sent_bytes))
+    registered_.channel = parts_.channel.get();
   std::memset(partial(0), 0, size_t(kSlots * padded_ * 4));  // first touch by the owner
   Segment::collapse(reinterpret_cast<uint8_t*>(partial(0)), kSlots * padded_ * 4);
   pending_.reserve(size_t(size) * (kRowsAtOnce + 4));
@@ -118,10 +120,6 @@ StepCommunicator::StepCommunicator(Parts parts, Segment memory, const StepSizes&
     chunk.sums.reserve(size_t(2 * host_count_)), chunk.totals.reserve(size_t(2 * host_count_));
   meet(kStart, grace_ns_, {});
   step_ = kBetween;
-}
-
-StepCommunicator::~StepCommunicator() {
-  if (registered_) parts_.channel->forget_memory(memory_.data());
 }
 
 CallName StepCommunicator::call() const {

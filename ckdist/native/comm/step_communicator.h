@@ -59,7 +59,6 @@ class StepCommunicator {
   static int64_t memory_bytes(const Order& order, int rank, const Thresholds& thresholds, const StepSizes& sizes);
   // `memory`: memory_bytes() zeros; no page is touched yet. A collective call.
   StepCommunicator(Parts parts, Segment memory, const StepSizes& sizes);
-  ~StepCommunicator();
 
   const int rank, size;
   const int local_rank, local_size;  // among the ranks that share memory with this one
@@ -183,11 +182,20 @@ class StepCommunicator {
   Range slice_of(const Chunk& chunk, int host) const;
   void add_slices(Chunk& chunk);
 
+  struct Registered {  // memory of the transport
+    Channel* channel = nullptr;
+    void* base = nullptr;
+    ~Registered() {
+      if (channel) channel->forget_memory(base);
+    }
+  };
+
   Parts parts_;
   const int host_, host_count_;
   const int leaders_;  // ranks of each host that carry a large value
   const int64_t grace_ns_;
   Segment memory_;
+  Registered registered_;  // memory_, if the transport needs it
   StepSizes sizes_;
   Messages pending_;
   Chunk chunks_[kMaxChunks];
@@ -197,7 +205,6 @@ class StepCommunicator {
   int64_t sent_ = 0;
 
   int64_t padded_ = 0, kept_floats_ = 0, slice_floats_ = 0;
-  bool registered_ = false;    // the memory is registered with the transport
   float* partials_ = nullptr;  // (ranks of this host, kSlots, padded_)
   float* sums_[kSlots] = {};   // (hosts, kept_floats_): sums of the hosts
   float* total_[kSlots] = {};  // the total of a large value of three or more hosts

@@ -30,7 +30,7 @@ async def act(service: Service, request: Request) -> Response:
     if action not in ACTIONS:
         raise Problem(400, f"action ({action[:32]!r}) must be one of {', '.join(ACTIONS)}", "action", "invalid_value")
     slot = int(number) if number.isascii() and number.isdigit() and len(number) < 8 else -1
-    service.slots.check(slot)
+    service.slots.check(slot, number)
     account = request.scope["ckdist.account"]
     if action == "erase":
         return json_answer({"id_slot": slot, "n_erased": service.slots.erase(account, slot)})

@@ -4,6 +4,8 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
+
 from ckdist.errors import RequestError
 from ckdist.serve.requests.request_fields import Fields
 from ckdist.serve.requests.tools import TEXT
@@ -36,8 +38,14 @@ ECHOED: dict[str, Any] = {
 
 
 def echoed(body: dict[str, Any]) -> dict[str, Any]:
-    """Returns the fields of the request that the answer repeats."""
-    return {name: default if body.get(name) is None else body[name] for name, default in ECHOED.items()}
+    """Returns the fields of the request that the answer repeats. Raises RequestError for a number of over 64 bits."""
+    fields = {name: default if body.get(name) is None else body[name] for name, default in ECHOED.items()}
+    for name, value in fields.items():
+        try:
+            msgspec.msgpack.encode(value)  # as the answer's process receives it
+        except OverflowError:
+            raise RequestError(f"{name} has a whole number of more than 64 bits", name, "invalid_value") from None
+    return fields
 
 
 def to_chat(body: dict[str, Any], history: list[Any] | None = None) -> tuple[dict[str, Any], tuple[str, ...]]:

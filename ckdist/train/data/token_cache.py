@@ -3,6 +3,7 @@
 A cache is a folder named by a digest of its inputs. It gets this name when it is complete.
 """
 
+import contextlib
 import hashlib
 import json
 import logging
@@ -145,6 +146,7 @@ def _make(folder: Path, files: list[Path], rules: _Rules) -> None:
     """Makes a cache in `folder`. Raises ConfigError for a fault that the user can mend, EngineError if it cannot be
     written.
     """
+    absent = [parent for parent in folder.parents if not parent.exists()]
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         temporary = Path(tempfile.mkdtemp(prefix=".tokens-", dir=folder.parent))
@@ -180,6 +182,9 @@ def _make(folder: Path, files: list[Path], rules: _Rules) -> None:
         ) from None
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+        with contextlib.suppress(OSError):  # they hold the cache, or what another process has written
+            for parent in absent:
+                parent.rmdir()
 
 
 class _Writer:

@@ -78,9 +78,9 @@ std::vector<Communicator::Parts> parts_of(const std::vector<int>& host_of, bool 
       std::iota(own.arenas.begin(), own.arenas.end(), 0);
     }
     if (shared && order.hosts().size() == 1) continue;
-    const auto tcp = std::make_shared<TcpTransport>(
-        rank, ranks, SealedSocket::all(data.data() + rank * ranks, ranks, nullptr), kTimeout);
-    tcp->heartbeat_sockets = SealedSocket::all(heartbeats.data() + rank * ranks, ranks, nullptr);
+    const auto tcp =
+        std::make_shared<TcpTransport>(rank, ranks, SealedSocket::all(data.data() + rank * ranks, ranks), kTimeout);
+    tcp->heartbeat_sockets = SealedSocket::all(heartbeats.data() + rank * ranks, ranks);
     own.transport = tcp;
   }
   return all;

@@ -239,7 +239,11 @@ int64_t MpiTransport::receive_heartbeat(int peer, void* data, int64_t bytes) {
   if (came > bytes) fail(Status::comm, "sent a heartbeat of %d bytes; at most %lld are taken", came, (long long)bytes);
   Operation heartbeat(&pool_);
   receive(heartbeat, peer, kHeartbeatTag, data, came);
-  while (!done(heartbeat)) cpu_pause();  // it has already arrived
+  const int64_t end = now_ns() + timeout_ns;
+  while (!done(heartbeat)) {  // it has already arrived
+    if (now_ns() > end) fail(Status::comm, "did not complete a heartbeat within %.0f s", timeout_ns / 1e9);
+    cpu_pause();
+  }
   return came;
 }
 

@@ -34,21 +34,24 @@ void set_retransmission(int fd) {
 }
 }  // namespace
 
-SealedSocket::SealedSocket(int fd, const uint8_t* keys) : fd_(fd) {
+SealedSocket::SealedSocket(int fd) : fd_(fd) {
   if (fd >= 0) set_retransmission(fd);
-  if (fd < 0 || !keys) return;
-  try {
-    sealer_ = std::make_unique<Sealer>(keys);
-  } catch (...) {
-    close(fd);
-    throw;
-  }
 }
 
-std::deque<SealedSocket> SealedSocket::all(const int32_t* fds, int count, const uint8_t* keys) {
-  std::deque<SealedSocket> sockets;
-  for (int i = 0; i < count; i++) sockets.emplace_back(fds[i], keys ? keys + 2 * Sealer::kKeyBytes * i : nullptr);
-  return sockets;
+SealedSocket::SealedSocket(int fd, const uint8_t* keys) : SealedSocket(fd) {
+  if (fd >= 0 && keys) sealer_ = std::make_unique<Sealer>(keys);
+}
+
+std::deque<SealedSocket> SealedSocket::all(const int32_t* fds, int count) {
+  return std::deque<SealedSocket>(fds, fds + count);
+}
+
+void SealedSocket::seal(std::deque<SealedSocket>& sockets, const uint8_t* keys) {
+  if (!keys) return;
+  for (SealedSocket& socket : sockets) {
+    if (socket.fd_ >= 0) socket.sealer_ = std::make_unique<Sealer>(keys);
+    keys += 2 * Sealer::kKeyBytes;
+  }
 }
 
 SealedSocket::~SealedSocket() {

@@ -26,9 +26,11 @@ class SealedSocket {
       "traffic";
 
   // Takes ownership of `fd`; -1: there is none. keys: of a Sealer, or null.
-  explicit SealedSocket(int fd, const uint8_t* keys = nullptr);
+  explicit SealedSocket(int fd);
+  SealedSocket(int fd, const uint8_t* keys);
+  static std::deque<SealedSocket> all(const int32_t* fds, int count);
   // keys: of all sockets, one after another, or null.
-  static std::deque<SealedSocket> all(const int32_t* fds, int count, const uint8_t* keys);
+  static void seal(std::deque<SealedSocket>& sockets, const uint8_t* keys);
   SealedSocket(const SealedSocket&) = delete;
   ~SealedSocket();
 
