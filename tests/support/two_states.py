@@ -24,14 +24,14 @@ LARGE = {
 }
 
 
-def loaded(world, path, until, threads=1):
+def loaded(world, path, until, threads=1, parallel=2):
     """The model with a repacker that ends for good where the share `until` of the bytes is packed."""
     config = EngineConfig(
         model=str(path),
         threads=threads,
         ubatch_size=32,
         ctx_size=96,
-        parallel=2,
+        parallel=parallel,
         cache_type_k="f32",
         cache_type_v="f32",
         prefill=prefill_of(Path(path)) if world.size > 1 else "auto",

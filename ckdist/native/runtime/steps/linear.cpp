@@ -178,6 +178,11 @@ struct Linear : Carved<Linear, InferenceRun<ckdist_linear_step>> {
     }
   }
 
+  // Where the weights of a cell begin.
+  static const uint8_t* cell_bytes(const Inference& r, const Matrix& w, int64_t cell, int parts) {
+    return r.columns(w, int(cell % parts), parts).tiles + cell / parts * w.tile_bytes;
+  }
+
   // Prefetch for waiting threads in a step of few tokens, when memory would be idle: the start of the thread's first
   // piece of the next product, to the L2 cache.
   static void ahead(Inference& r, int thread, const Fields& step, Ahead& ahead) {
@@ -191,7 +196,9 @@ struct Linear : Carved<Linear, InferenceRun<ckdist_linear_step>> {
                  if (ahead.at != nullptr) return;
                  const Weight& weight = r.weight(step.products[m].weight.first + s);
                  const int parts = cells ? r.parts_of(weight.matrix) : 1;
-                 read_ahead(weight, begin / parts, (end + parts - 1) / parts, kAheadBytes, ahead);
+                 if (parts == 1) return read_ahead(weight, begin, end, kAheadBytes, ahead);
+                 ahead.at = cell_bytes(r, weight.matrix, begin, parts);
+                 ahead.end = std::min(cell_bytes(r, weight.matrix, end, parts), ahead.at + kAheadBytes);
                });
   }
 
