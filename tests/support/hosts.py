@@ -81,13 +81,13 @@ class Hosts(contextlib.AbstractContextManager):
 
     def __init__(self, delay: LinkDelay | None = None, count: int = 2):
         self.delay, self.stack = delay, contextlib.ExitStack()
-        # Several test runs on one machine keep apart by process id; the second octet pair of 10.77.0.0/16 comes from it
-        # too.
+        # Several test runs on one machine keep apart by process id; the last two octets of 10.77.0.0/16 come from it
+        # too. Eight addresses each, the last ones unused: four hosts end before the broadcast address.
         key = os.getpid()
         self.namespaces = [f"ckdist{key}{name}" for name in NAMES[:count]]
         self.links = [f"ck{key}{name}" for name in NAMES[:count]]
-        block = key % (256 * 63)
-        self.network = f"10.77.{block // 64 % 256}.{block % 64 * 4}"
+        block = key % (256 * 31)
+        self.network = f"10.77.{block // 31}.{block % 31 * 8}"
         base, last = self.network.rsplit(".", 1)
         self.addresses = [f"{base}.{int(last) + 1 + i}" for i in range(count)]
         self.directory = None
