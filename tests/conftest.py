@@ -187,8 +187,8 @@ def pytest_collection(session) -> None:
 
 
 def pytest_collection_modifyitems(items) -> None:
-    """A test's room is its marker, too: `pytest -m unit`. The longest tests come first, and then those over hosts, which
-    wait for seconds: none of them is left at the end.
+    """A test's room is its marker, too: `pytest -m unit`. The longest tests come first, then those over hosts, which
+    wait for seconds. None of them is left at the end.
     """
     for item in items:
         item.add_marker(room_of(item.nodeid))
