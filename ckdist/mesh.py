@@ -63,7 +63,7 @@ class Mesh:
 
     def size(self, axis: str) -> int:
         """Ranks along `axis`."""
-        return self.axes[axis] if axis in self.axes else math.prod(self.axes[name] for name in self.parts(axis))
+        return math.prod(self.axes[name] for name in self.parts(axis))
 
     def index(self, axis: str) -> int:
         """This rank's coordinate along `axis`."""

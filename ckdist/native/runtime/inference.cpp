@@ -32,6 +32,7 @@ Inference::Inference(const ckdist_program& that, Communicator& job, Communicator
       buffers_(threads()) {
   make_cache();
   reserve_exchange();
+  divide_columns();
   make_lists();
   read_lists();
   make_buffers();
@@ -148,9 +149,6 @@ void Inference::reserve_exchange() {
     if (those.host_rows == ckdist_host_rows_alike) sizes.rows = program.max_tokens;
   }
   ranks = stage_.steps(sizes);
-  int32_t most = threads();
-  stage_.run([&](Collectives& c) { c.all_reduce(&most, &most, 1, Element::i32, ReduceOp::max); });
-  most_threads_ = most;
   if (&stage_ != &communicator) job_ = communicator.steps(StepSizes{});
   for (int slot = 0; slot < kSlots; slot++) {
     peers_[slot].resize(kMaxRanks);
@@ -158,6 +156,19 @@ void Inference::reserve_exchange() {
   }
   if (sizes.row_bytes > 0)
     host_rows = std::make_unique<RowExchange>(*ranks, program.max_tokens, sizes.row_bytes, sizes.rows > 0, threads());
+}
+
+// All ranks of the stage have the same parts of a matrix.
+void Inference::divide_columns() {
+  int32_t most = threads();
+  stage_.run([&](Collectives& c) { c.all_reduce(&most, &most, 1, Element::i32, ReduceOp::max); });
+  most_threads_ = most;
+  for (int p = 0; p < program.plan_count; p++) {
+    plan = &program.plans[p];
+    std::vector<int>& parts = parts_.emplace_back();
+    for (int m = 0; m < plan->matrix_count; m++)
+      parts.push_back(plan->prompts ? 1 : column_parts(matrix(m).tile_count(), matrix(m).cols, most_threads_));
+  }
 }
 
 int64_t Inference::message_ints() const {

@@ -244,10 +244,8 @@ class Inference : public Executor {
       kernel.multiply_prompt(matrix, 0, matrix.tile_count(), x, x_stride, rows, y, y_stride, buffers_[thread].panel);
     else kernel.multiply(matrix, 0, matrix.tile_count(), x, x_stride, rows, y, y_stride);
   }
-  // Parts into which the columns of a matrix are divided, and one of them (see `column_parts`).
-  int parts_of(const Matrix& w) const {
-    return plan->prompts ? 1 : column_parts(w.tile_count(), w.cols, most_threads_);
-  }
+  // Number of parts into which the columns of a matrix are divided, and one of them (see `column_parts`).
+  int parts_of(int matrix) const { return parts_[size_t(plan - program.plans)][size_t(matrix)]; }
   Matrix columns(const Matrix& w, int part, int parts) const {
     const Range own = part_columns(w.cols, part, parts);
     const uint8_t* const tiles = w.tiles + kernels.linear[int(w.type)].tile_bytes(own.begin);
@@ -340,6 +338,7 @@ class Inference : public Executor {
   void make_cache();
   void make_buffers();
   void reserve_exchange();
+  void divide_columns();
   void begin(const BatchView& batch);
   void read_positions();
   void read_adapters();
@@ -379,8 +378,9 @@ class Inference : public Executor {
   // (2 phases, threads, most_steps): next item of each step that shares its items dynamically. Items that groups divide
   // use the first rows of each phase.
   std::unique_ptr<std::atomic<int64_t>[]> counters_;
-  int most_threads_ = 0;         // of a rank of this stage
-  int begun_ = 0, arrived_ = 0;  // chunks of the current sum over hosts
+  int most_threads_ = 0;                 // of a rank of this stage
+  std::vector<std::vector<int>> parts_;  // (plans, matrices)
+  int begun_ = 0, arrived_ = 0;          // chunks of the current sum over hosts
   int64_t chunk_begin_[StepCommunicator::kMaxChunks], chunk_end_ = 0;
   TraceLane* sums_lane_ = nullptr;
   int64_t sent_before_ = 0;   // bytes sent to other hosts before the counts were reset

@@ -105,7 +105,8 @@ TEST_CASE("the busiest of many threads has at most 1.15 of the mean, or one smal
     for (Step& step : kimi_k2(ranks)) steps.push_back(step);
     for (const Step& step : steps)
       for (const int machine : {48, 96, 192, 384})
-        for (const int threads : {machine / ranks, machine}) {  // of a machine with so many, and of each rank
+        for (const int threads :
+             {machine / ranks, machine}) {  // the machine's threads divided among ranks, or all per rank
           if (threads <= kSixteen) continue;
           CAPTURE(step.name);
           CAPTURE(ranks);

@@ -132,7 +132,7 @@ struct Linear : Carved<Linear, InferenceRun<ckdist_linear_step>> {
     bool divided = false;
     for (int m = 0; m < step.count; m++) {
       if (step.products[m].weight.count != 1) return false;
-      divided |= r.parts_of(r.matrix(step.products[m].weight.first)) > 1;
+      divided |= r.parts_of(step.products[m].weight.first) > 1;
     }
     return divided;
   }
@@ -143,8 +143,7 @@ struct Linear : Carved<Linear, InferenceRun<ckdist_linear_step>> {
     for (int m = 0; m < step.count; m++) {
       const ckdist_span& w = step.products[m].weight;
       for (int s = 0; s < (step.summed ? w.count : 1); s++) {
-        const Matrix& matrix = r.matrix(w.first + s);
-        const int64_t bytes = matrix.tile_bytes / (cells ? r.parts_of(matrix) : 1);
+        const int64_t bytes = r.matrix(w.first + s).tile_bytes / (cells ? r.parts_of(w.first + s) : 1);
         longest = std::max(longest, bytes), together += bytes;
       }
     }
@@ -168,7 +167,7 @@ struct Linear : Carved<Linear, InferenceRun<ckdist_linear_step>> {
         if (gated) tile_bytes += r.matrix(step.products[1].weight.first + s).tile_bytes;
         for (int more = 1; step.summed && more < shards.count; more++)
           tile_bytes += r.matrix(shards.first + more).tile_bytes;
-        const int64_t parts = cells ? r.parts_of(w) : 1, units = w.tile_count() * parts;
+        const int64_t parts = cells ? r.parts_of(shards.first + s) : 1, units = w.tile_count() * parts;
         const int64_t begin = boundary(from - offset, tile_bytes / parts, units, piece, r.active()),
                       end = boundary(to - offset, tile_bytes / parts, units, piece, r.active());
         if (begin < end) visit(m, s, column, begin, end);
@@ -194,8 +193,8 @@ struct Linear : Carved<Linear, InferenceRun<ckdist_linear_step>> {
     each_range(r, step, shares.begin(thread), shares.begin(thread + 1), shares.first(), cells,
                [&](int m, int s, int64_t, int64_t begin, int64_t end) {
                  if (ahead.at != nullptr) return;
-                 const Weight& weight = r.weight(step.products[m].weight.first + s);
-                 const int parts = cells ? r.parts_of(weight.matrix) : 1;
+                 const int number = step.products[m].weight.first + s, parts = cells ? r.parts_of(number) : 1;
+                 const Weight& weight = r.weight(number);
                  if (parts == 1) return read_ahead(weight, begin, end, kAheadBytes, ahead);
                  ahead.at = cell_bytes(r, weight.matrix, begin, parts);
                  ahead.end = std::min(cell_bytes(r, weight.matrix, end, parts), ahead.at + kAheadBytes);
@@ -228,7 +227,7 @@ struct Linear : Carved<Linear, InferenceRun<ckdist_linear_step>> {
   // Multiplies by some cells of a matrix, or of gate and up. If others have the rest of a tile, the thread that ends
   // the tile's last cell adds them all.
   void multiply_cells(int m, Range cells, int64_t n) {
-    const int parts = r.parts_of(r.matrix(step.products[m].weight.first));
+    const int parts = r.parts_of(step.products[m].weight.first);
     const uint32_t number = r.step_number(index);
     for (int64_t cell = cells.begin, next; cell < cells.end; cell = next) {
       const int64_t tile = cell / parts;
@@ -258,8 +257,9 @@ struct Linear : Carved<Linear, InferenceRun<ckdist_linear_step>> {
   static Place place(const Inference& r, const Fields& step, int m) {
     Place before;
     for (int i = 0; i < m; i++) {
-      const Matrix& w = r.matrix(step.products[i].weight.first);
-      before.tiles += w.tile_count(), before.cells += w.tile_count() * r.parts_of(w);
+      const int number = step.products[i].weight.first;
+      const int64_t tiles = r.matrix(number).tile_count();
+      before.tiles += tiles, before.cells += tiles * r.parts_of(number);
     }
     return before;
   }
@@ -272,7 +272,7 @@ struct Linear : Carved<Linear, InferenceRun<ckdist_linear_step>> {
   void multiply_cell(int m, int64_t cell, int64_t n) {
     const Product& p = step.products[m];
     const Matrix& w = r.matrix(p.weight.first);
-    const int parts = r.parts_of(w);
+    const int parts = r.parts_of(p.weight.first);
     const int64_t tile = cell / parts;
     Matrix own = r.columns(w, int(cell % parts), parts);
     own.tiles += tile * w.tile_bytes, own.rows = std::min<int64_t>(w.rows - tile * kTileRows, kTileRows);
@@ -284,7 +284,7 @@ struct Linear : Carved<Linear, InferenceRun<ckdist_linear_step>> {
   void add_cells(int m, int64_t tile, int64_t n) {
     const Product& p = step.products[m];
     const Matrix& w = r.matrix(p.weight.first);
-    const int parts = r.parts_of(w);
+    const int parts = r.parts_of(p.weight.first);
     const int64_t columns = std::min<int64_t>(w.rows - tile * kTileRows, kTileRows);
     const auto [y, stride] = tile_rows(p, 0, tile * kTileRows, 0);
     for (int64_t t = 0; t < n; t++) {
@@ -296,11 +296,11 @@ struct Linear : Carved<Linear, InferenceRun<ckdist_linear_step>> {
   }
 
   // Multiplies rows of the activations `x` by tiles of one shard. y[row][0] belongs to the first row of the first tile.
-  void product(const Weight& weight, int x, Range tiles, Range rows, float* y, int64_t stride) {
+  void product(int matrix, int x, Range tiles, Range rows, float* y, int64_t stride) {
     const int64_t x_stride = r.value(x).stride;
     const uint8_t* const at = r.activations(thread, step.step, x) + rows.begin * x_stride;
-    const int parts = r.parts_of(weight.matrix);
-    each_packed(r, thread, weight, tiles.begin, tiles.end, [&](const Matrix& w, int64_t first) {
+    const int parts = r.parts_of(matrix);
+    each_packed(r, thread, r.weight(matrix), tiles.begin, tiles.end, [&](const Matrix& w, int64_t first) {
       float* const own = y + (first - tiles.begin) * kTileRows;
       if (parts == 1) r.multiply(thread, w, at, x_stride, rows.end - rows.begin, own, stride);
       else multiply_parts(w, parts, at, x_stride, rows.end - rows.begin, own, stride);
@@ -337,7 +337,7 @@ struct Linear : Carved<Linear, InferenceRun<ckdist_linear_step>> {
   // Multiplies by tiles of shard s. The shard's first row is column `column` of the result.
   void multiply(const Product& p, int s, int64_t column, Range tiles, Range rows) {
     const auto [y, stride] = tile_rows(p, column, tiles.begin * kTileRows, rows.begin);
-    product(r.weight(p.weight.first + s), p.x.first, tiles, rows, y, stride);
+    product(p.weight.first + s, p.x.first, tiles, rows, y, stride);
     complete(p, s, tiles, rows, y, stride);
   }
 
@@ -428,7 +428,7 @@ struct Linear : Carved<Linear, InferenceRun<ckdist_linear_step>> {
           if (r.matrix(p.weight.first + s).cols == 0) continue;
           float* const to = first ? y : sum;
           const int64_t to_stride = first ? stride : width;
-          product(r.weight(p.weight.first + s), p.x.first + s, some_tiles, some_rows, to, to_stride);
+          product(p.weight.first + s, p.x.first + s, some_tiles, some_rows, to, to_stride);
           if (first && p.bias >= 0) add_bias(r.vector(p.bias) + from, width, some_rows, y, stride);
           if (p.low.count > 0) add_low(p, 0, p.low.first + s, some_tiles, some_rows, to, to_stride);
           for (int64_t t = 0; !first && t < some_rows.end - some_rows.begin; t++)
