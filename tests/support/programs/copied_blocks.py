@@ -9,6 +9,7 @@ import os
 import pathlib
 import signal
 import sys
+import time
 from collections import defaultdict
 
 import numpy as np
@@ -74,7 +75,12 @@ def threads() -> set[int]:
 
 
 def stuck(executable, copier: int) -> None:
-    """A step waits for a copy whose disk does not answer: the copier's thread sleeps in the handler of a signal."""
+    """A step waits for a copy whose disk does not answer: the copier's thread sleeps in the handler of a signal. It has
+    ended its copies before: a signal may not find it with a lock that the step needs.
+    """
+    stat = pathlib.Path(f"/proc/self/task/{copier}/stat")
+    while stat.read_text().rpartition(")")[2].split()[0] != "S":
+        time.sleep(0.01)
     libc = ctypes.CDLL(None)
     libc.signal(signal.SIGUSR1, ctypes.cast(libc.pause, ctypes.c_void_p))
     libc.tgkill(os.getpid(), copier, signal.SIGUSR1)
