@@ -11,7 +11,7 @@ from ckdist.config.distill_config import DistillConfig
 from ckdist.program.executable import Executable
 from ckdist.progress import ProgressBar
 from ckdist.tokens.tokenizer import Tokenizer
-from ckdist.train.data.teacher_file import Header, TeacherWriter, data_digests, learned_before
+from ckdist.train.data.teacher_file import Header, TeacherWriter, data_digests, learned_before, verify_place
 from ckdist.train.data.token_cache import TokenCache
 from ckdist.weights.checkpoint import Checkpoint
 from ckdist.weights.model_files import model_files
@@ -23,7 +23,7 @@ ROWS = 128  # of logits that are sorted at once
 
 def run(config: DistillConfig) -> int:
     """Writes the file. Returns 0."""
-    with scored_data(config) as data:
+    with scored_data(config, lambda: verify_place(str(config.output))) as data:
         if data is not None:
             _write(config, data.model.checkpoint, data.model.executable, data.cache, data.tokenizer)
     return 0
@@ -48,7 +48,7 @@ def _write(
         log.info("%d of %d sequences are done", writer.documents, cache.documents)
     saved, mass, first = time.monotonic(), 0.0, writer.entries
     with ProgressBar(header.entries, "token", "distilling", start=first, lines=True) as bar:
-        for documents, logits in learned_logits(executable, cache, writer.documents):
+        for documents, logits, _ in learned_logits(executable, cache, writer.documents):
             parts = [top_choices(logits[at : at + ROWS], header, known) for at in range(0, max(1, len(logits)), ROWS)]
             ids, logprobs = map(np.concatenate, zip(*parts, strict=True))
             writer.add(documents, ids, logprobs)

@@ -34,17 +34,16 @@ def measured(config: EvaluateConfig, data: ScoredData) -> dict[str, float]:
     if teacher is not None:
         teacher.verify(cache, data.tokenizer)
     loss = apart = 0.0
-    tokens = document = 0
-    with ProgressBar(cache.documents, "sequence", "evaluating", lines=True) as bar:
-        for count, logits in learned_logits(data.model.executable, cache, 0, config.max_length):
-            parts = [learned_tokens(cache, document + index, config.max_length) for index in range(count)]
-            targets = np.concatenate([ids[1:][learned[1:]] for ids, learned in parts])
+    tokens = 0
+    total = sum(int(learned_tokens(cache, index, config.max_length)[1][1:].sum()) for index in range(cache.documents))
+    with ProgressBar(total, "token", "evaluating", lines=True) as bar:
+        for _, logits, targets in learned_logits(data.model.executable, cache, 0, config.max_length):
             loss -= float(log_likelihoods(logits, targets).sum())
             if teacher is not None:
                 records = teacher.records[tokens : tokens + len(targets)]
                 apart += _divergence(logits, records, teacher.header.temperature)
-            tokens, document = tokens + len(targets), document + count
-            bar.update(count)
+            tokens += len(targets)
+            bar.update(len(targets))
     mean = loss / max(tokens, 1)
     result = {"loss": mean, "perplexity": math.exp(min(mean, 700)), "tokens": tokens, "sequences": cache.documents}
     return result | ({"divergence": apart / max(tokens, 1)} if teacher is not None else {})

@@ -4,7 +4,7 @@ import contextlib
 import logging
 import pathlib
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -35,9 +35,13 @@ class ScoredData(NamedTuple):
 
 
 @contextlib.contextmanager
-def scored_data(config: ScoredDataConfig) -> Iterator[ScoredData | None]:
-    """Yields the model and the data on rank 0, None on the other ranks after rank 0 is done with them."""
+def scored_data(config: ScoredDataConfig, verify: Callable[[], object] = bool) -> Iterator[ScoredData | None]:
+    """Yields the model and the data on rank 0, None on the other ranks after rank 0 is done with them.
+
+    Rank 0 calls `verify` before anything is loaded. Its error ends all ranks.
+    """
     world = start_ranks(config)
+    together(world, lambda: verify() if world.rank == 0 else None)
     model = resolve(config.model, world)
     tokenizer = pathlib.Path(str(resolve(config.tokenizer, world) if config.tokenizer else model))
     with tempfile.TemporaryDirectory() as folder:
@@ -65,10 +69,19 @@ def learned_tokens(cache: TokenCache, document: int, max_length: int = 0) -> tup
 
 def learned_logits(
     executable: Executable, cache: TokenCache, first: int = 0, max_length: int = 0
-) -> Iterator[tuple[int, np.ndarray]]:
-    """(documents, logits before their learned tokens) from document `first` on, in the cache's order."""
+) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
+    """Yields (documents that end with it, logits before learned tokens, these tokens) for each step.
+
+    Documents are those from `first` on, in the cache's order. One that is longer than a step takes several.
+    """
 
     def pieces(document: int) -> list[Piece]:
         return windows(*learned_tokens(cache, document, max_length), executable.context_length)
 
-    yield from steps_of(executable, pieces, range(first, cache.documents))
+    following, tokens = first, np.empty(0, np.int32)
+    for documents, logits in steps_of(executable, pieces, range(first, cache.documents)):
+        while len(tokens) < len(logits):
+            ids, learned = learned_tokens(cache, following, max_length)
+            tokens, following = np.append(tokens, ids[1:][learned[1:]]), following + 1
+        yield documents, logits, tokens[: len(logits)]
+        tokens = tokens[len(logits) :]

@@ -39,35 +39,23 @@ def windows(ids: np.ndarray, learned: np.ndarray, context: int) -> list[Piece]:
 def steps_of(
     executable: Executable, pieces: Callable[[int], Sequence[Piece]], documents: range
 ) -> Iterator[tuple[int, np.ndarray]]:
-    """Yields (documents, wanted logits) for groups of documents in their order.
+    """Yields (documents that end with it, its wanted logits) for each step. Documents are in their order.
 
     Several steps are in flight if the model has several stages, so that all of them compute.
     """
-    waiting, parts = deque[int](), list[np.ndarray]()
+    waiting = deque[int]()
     try:
         for count, batch in _batches(executable, pieces, documents):
             if len(waiting) == executable.in_flight:
-                yield from _collected(executable, waiting, parts)
+                yield waiting.popleft(), executable.collect().copy()
             executable.publish(batch)
             waiting.append(count)
         while waiting:
-            yield from _collected(executable, waiting, parts)
+            yield waiting.popleft(), executable.collect().copy()
     finally:  # the reader has failed: no step may stay in flight
         while waiting and not executable.failed:
             waiting.popleft()
             executable.collect()
-
-
-def _collected(
-    executable: Executable, waiting: deque[int], parts: list[np.ndarray]
-) -> Iterator[tuple[int, np.ndarray]]:
-    """Collects a step. Yields its documents if they end with it."""
-    count = waiting.popleft()
-    parts.append(executable.collect().copy())
-    if count:
-        logits = np.concatenate(parts)
-        parts.clear()
-        yield count, logits
 
 
 def _batches(

@@ -91,7 +91,7 @@ def read_step_cost(path: str) -> LinearStepCost:
         raise ConfigError(
             f"--steps {path} needs a list of 1 to {MOST_ROWS} rows: write it by ckdist bench steps -o json"
         )
-    return fit_step_cost([_step_of(row, path) for row in rows])
+    return fit_step_cost([_step_of(row, path) for row in rows], f"--steps {path}")
 
 
 def _step_of(row: Any, path: str) -> tuple[StepTotals, float]:
@@ -106,15 +106,15 @@ def _step_of(row: Any, path: str) -> tuple[StepTotals, float]:
     return StepTotals(*map(int, shape)), float(seconds)
 
 
-def fit_step_cost(steps: Sequence[tuple[StepTotals, float]]) -> LinearStepCost:
+def fit_step_cost(steps: Sequence[tuple[StepTotals, float]], source: str = "the measured steps") -> LinearStepCost:
     """Fits prices to measured steps.
 
     The table has the median seconds of steps with one prompt without context. Least squares gives the other prices,
-    none of them negative. Raises ConfigError if there is no step with only a prompt.
+    none of them negative. Raises ConfigError, which names `source`, if there is no step with only a prompt.
     """
     alone = _alone(steps)
     if not alone:
-        raise ConfigError("--steps has no step of one prompt without context: write it by ckdist bench steps -o json")
+        raise ConfigError(f"{source} has no step of one prompt without context: write it by ckdist bench steps -o json")
     sizes = tuple(sorted(alone))
     seconds = np.maximum.accumulate([float(np.median(alone[size])) for size in sizes])
     table = LinearStepCost(sizes, tuple(seconds.tolist()))

@@ -44,7 +44,10 @@ class Access:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handles one HTTP request of ASGI. The server passes no other scopes."""
         begun, status = time.monotonic(), 499  # 499 if nothing is sent: then the client went away
-        headers = dict(reversed(scope["headers"]))  # the first of repeated headers counts
+        headers = dict(reversed(scope["headers"]))  # the first of repeated headers counts, but encodings add up
+        headers[b"content-encoding"] = b", ".join(
+            text for name, text in scope["headers"] if name == b"content-encoding"
+        )
         request = request_log.begin(cast("dict[str, Any]", scope), headers)
         more = [*self.origins.headers(headers), (b"x-request-id", request.id.encode())]
 

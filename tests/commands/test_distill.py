@@ -4,11 +4,12 @@ files, and a loss that falls on one and on two ranks.
 
 import itertools
 import json
+import pathlib
 
 import numpy as np
 import pytest
 
-from ckdist.cli import distill
+from ckdist.cli import distill, evaluate, scored_data
 from ckdist.cli.distill import top_choices
 from ckdist.cli.main import run
 from ckdist.comm.world import SingleWorld
@@ -16,6 +17,7 @@ from ckdist.config.engine_config import EngineConfig
 from ckdist.engine.load_model import BUNDLED, load_model
 from ckdist.engine.single import SingleSequence
 from ckdist.errors import ConfigError
+from ckdist.tokens.tried import load_tried
 from ckdist.train.config import TrainConfig
 from ckdist.train.data.teacher_file import HEADER_BYTES, Header, TeacherFile
 from ckdist.train.trainer import train
@@ -99,6 +101,29 @@ def test_a_stopped_run_writes_the_same_bytes(data, monkeypatch):
     assert not list(data.glob("again.kl.*"))
     with pytest.raises(ConfigError, match="remove it, or give another -o"):
         run([*words(data, out), "--temperature", "2"], None)
+
+
+def test_a_step_is_all_that_is_in_memory(data, capsys, monkeypatch):
+    seen = []
+    likelihoods = evaluate.log_likelihoods
+    monkeypatch.setattr(evaluate, "log_likelihoods", lambda *given: seen.append(given) or likelihoods(*given))
+    (data / "long.txt").write_text(" ".join(str(number) for number in range(400)))
+    flags = ["-m", str(BUNDLED), "-t", "1", "-tp", "1", "-c", "256", "-ub", "48"]
+    assert run(["evaluate", str(data / "long.txt"), *flags, "--json"], None) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert max(len(logits) for logits, _ in seen) <= 128
+    assert result["tokens"] > 1000 and result["sequences"] == 1
+    ids = load_tried(pathlib.Path(BUNDLED)).encode((data / "long.txt").read_text())
+    assert np.concatenate([targets for _, targets in seen]).tolist()[: len(ids) - 1] == ids[1:]
+
+
+@pytest.mark.parametrize(
+    "name, said", [("", "it is a folder"), ("none/t.kl", "there is no folder"), ("t.kl/t.kl", "there is no folder")]
+)
+def test_a_place_that_cannot_be_written_is_named_before_the_model_loads(data, monkeypatch, name, said):
+    monkeypatch.setattr(scored_data, "model_session", None)
+    with pytest.raises(ConfigError, match=f"cannot write -o .*{said}"):
+        run(words(data, data / name), None)
 
 
 def settings(data, output, **fields) -> TrainConfig:

@@ -254,6 +254,7 @@ PAGES = [  # headers of a POST on loopback without keys, its status, the remedy
     ({"Sec-Fetch-Site": "same-site", "Content-Type": "application/json"}, 403, "origin"),
     ({"Content-Encoding": "gzip"}, 415, "the body has the encoding 'gzip': send it without Content-Encoding"),
     ({"Content-Encoding": "Identity"}, 200, ""),
+    (httpx.Headers([("Content-Encoding", "identity"), ("Content-Encoding", "br")]), 415, "encoding 'identity, br'"),
     ({"Sec-Fetch-Site": "none", "Content-Type": "application/x-www-form-urlencoded"}, 415, "application/json"),
     ({"Host": "localhost:8080", "Origin": "http://localhost:8080", "Content-Type": "application/json"}, 200, ""),
     ({"Origin": "https://chat.example", "Content-Type": "application/json"}, 200, ""),

@@ -125,13 +125,25 @@ class TeacherFile:
                 raise ConfigError(f"{self.path} is damaged (its checksum differs): write it again with ckdist distill")
 
 
+def verify_place(path: str | Path) -> None:
+    """Raises ConfigError if no file of this name can be written."""
+    folder = Path(path).parent
+    if Path(path).is_dir():
+        raise ConfigError(f"cannot write -o {path}: it is a folder")
+    if not folder.is_dir():
+        raise ConfigError(f"cannot write -o {path}: there is no folder {folder}")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise ConfigError(f"cannot write -o {path}: the folder {folder} is read-only")
+
+
 class TeacherWriter:
     """Writes a file, and continues one that was stopped.
 
     Raises ConfigError if there is another file under these names, EngineError if it cannot be written.
 
     Attributes:
-        documents: Documents whose records are written.
+        documents: Documents whose records are all written.
+        entries: Written records.
         is_complete: The file was there already.
     """
 
@@ -153,6 +165,7 @@ class TeacherWriter:
         except OSError as error:
             raise ConfigError(f"cannot write {self.part}: {error.strerror}") from None
         self._crc = self._resume()
+        self._whole = self.entries, self._crc  # up to the last whole document
 
     def _resume(self) -> int:
         """Goes to the end of the complete records, and returns their CRC."""
@@ -181,7 +194,7 @@ class TeacherWriter:
         return crc
 
     def add(self, documents: int, ids: np.ndarray, logprobs: np.ndarray) -> None:
-        """Appends the records of the next `documents` documents, both arrays (records, choices)."""
+        """Appends records, both arrays (records, choices). `documents`: how many end with them."""
         records = np.empty(len(ids), self.header.dtype)
         records["ids"], records["logprobs"] = ids, logprobs
         data = records.tobytes()
@@ -189,14 +202,17 @@ class TeacherWriter:
             self._file.write(data)
         self._crc = zlib.crc32(data, self._crc)
         self.documents, self.entries = self.documents + documents, self.entries + len(records)
+        if documents:
+            self._whole = self.entries, self._crc
 
     def save(self) -> None:
-        """Makes all records so far survive the end of this process."""
+        """Makes the records of whole documents survive the end of this process."""
         with self._writing():
             self._file.flush()
             os.fsync(self._file.fileno())
             temporary = self.state.with_name(f"{self.state.name}.new")
-            values = {"documents": self.documents, "entries": self.entries, "crc": self._crc}
+            entries, crc = self._whole
+            values = {"documents": self.documents, "entries": entries, "crc": crc}
             write_synced(temporary, json.dumps(values).encode())
             temporary.replace(self.state)
 
