@@ -8,6 +8,7 @@ import numpy as np
 from ckdist.cli.perplexity import log_likelihoods
 from ckdist.cli.scored_data import ScoredData, learned_logits, learned_tokens, scored_data
 from ckdist.config.distill_config import EvaluateConfig
+from ckdist.engine.sampler import Sampler
 from ckdist.program.ops.teacher_loss import divergence
 from ckdist.progress import ProgressBar
 from ckdist.train.data.teacher_file import TeacherFile
@@ -34,11 +35,11 @@ def measured(config: EvaluateConfig, data: ScoredData) -> dict[str, float]:
     if teacher is not None:
         teacher.verify(cache, data.tokenizer)
     loss = apart = 0.0
-    tokens = 0
+    tokens, sampler = 0, Sampler(data.model.executable.vocab_size)
     total = sum(int(learned_tokens(cache, index, config.max_length)[1][1:].sum()) for index in range(cache.documents))
     with ProgressBar(total, "token", "evaluating", lines=True) as bar:
         for _, logits, targets in learned_logits(data.model.executable, cache, 0, config.max_length):
-            loss -= float(log_likelihoods(logits, targets).sum())
+            loss -= float(log_likelihoods(sampler, logits, targets).sum())
             if teacher is not None:
                 records = teacher.records[tokens : tokens + len(targets)]
                 apart += _divergence(logits, records, teacher.header.temperature)

@@ -10,6 +10,7 @@ import numpy as np
 from ckdist.cli.session import longer_context, model_session, packed_first
 from ckdist.comm.agreement import start_ranks
 from ckdist.config.perplexity_config import PerplexityConfig
+from ckdist.engine.sampler import Sampler
 from ckdist.engine.single import SingleSequence
 from ckdist.errors import ConfigError
 from ckdist.program.executable import Executable
@@ -21,11 +22,10 @@ from ckdist.weights.checkpoint import Checkpoint
 MAX_TEXT_BYTES = 1 << 28
 
 
-def log_likelihoods(logits: np.ndarray, targets: np.ndarray) -> np.ndarray:
+def log_likelihoods(sampler: Sampler, logits: np.ndarray, targets: np.ndarray) -> np.ndarray:
     """Returns log softmax(logits)[target]: float64 (tokens,) for float32 logits (tokens, vocab)."""
-    x = logits.astype(np.float64)
-    top = x.max(axis=1)
-    return x[np.arange(len(targets)), targets] - top - np.log(np.exp(x - top[:, None]).sum(axis=1))
+    samples = sampler.logprobs(logits, targets) if len(targets) else []
+    return np.array([sample.logprob for sample in samples], np.float64)
 
 
 def tokens_of(config: PerplexityConfig, text: str | None, checkpoint: Checkpoint, vocab_size: int) -> np.ndarray:
@@ -89,7 +89,7 @@ def score(executable: Executable, ids: np.ndarray, logits_file: np.ndarray | Non
     Args:
         logits_file: float32 (tokens, vocab) array to fill. The ids must then fit one context.
     """
-    context = executable.context_length
+    context, sampler = executable.context_length, Sampler(executable.vocab_size)
     scored = []
     begin = 0
     while begin + 1 < len(ids) or begin == 0:
@@ -104,7 +104,7 @@ def score(executable: Executable, ids: np.ndarray, logits_file: np.ndarray | Non
             targets = window[at + 1 : at + 1 + len(chunk)]
             first = max(0, skip - at)
             if first < len(targets):
-                scored.append(log_likelihoods(logits[first : len(targets)], targets[first:]))
+                scored.append(log_likelihoods(sampler, logits[first : len(targets)], targets[first:]))
         if begin + len(window) >= len(ids):
             break
         begin += len(window) - context // 2 - 1
