@@ -13,6 +13,8 @@ from ckdist.program.ops.teacher_loss import divergence
 from ckdist.progress import ProgressBar
 from ckdist.train.data.teacher_file import TeacherFile
 
+ROWS = 128  # of logits in float64 at once
+
 
 def run(config: EvaluateConfig) -> int:
     """Prints the loss. Returns 0."""
@@ -42,7 +44,8 @@ def measured(config: EvaluateConfig, data: ScoredData) -> dict[str, float]:
             loss -= float(log_likelihoods(sampler, logits, targets).sum())
             if teacher is not None:
                 records = teacher.records[tokens : tokens + len(targets)]
-                apart += _divergence(logits, records, teacher.header.temperature)
+                for at in range(0, len(targets), ROWS):
+                    apart += _divergence(logits[at : at + ROWS], records[at : at + ROWS], teacher.header.temperature)
             tokens += len(targets)
             bar.update(len(targets))
     mean = loss / max(tokens, 1)
