@@ -20,7 +20,6 @@ from ckdist.engine.single import SingleSequence
 from ckdist.errors import ConfigError
 from ckdist.layout import TENSOR, TOKEN, TOKEN_IN_HOSTS
 from ckdist.layouts.phase_layouts import layouts_for
-from ckdist.weights.checkpoint import open_checkpoint
 from tests.support import thread_ranks
 from tests.support.distinct_families import distinct_families, prefill_of
 from tests.support.pairs import pairs
@@ -173,16 +172,13 @@ def generated(world, folder, prefill: str, transport: str = "auto", experts: str
         transport=transport,
         experts=experts,
     )
-    model = load_model(config, world, checkpoint=opened(folder))
+    model = load_model(config, world)
     engine = lambda executable: Engine(
         executable, Sampler(model.spec.vocab_size), more_stats=lambda: prefill_stats(model.prefill, executable)
     )
     result = driven(world, model.executable, lambda executable: texts(engine(executable)))
     model.executable.close()
     return result
-
-
-opened = functools.cache(open_checkpoint)
 
 
 @functools.cache

@@ -1,6 +1,5 @@
 """Models whose weights are packed so far and no further."""
 
-import functools
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +7,6 @@ import numpy as np
 from ckdist.config.engine_config import EngineConfig
 from ckdist.engine.load_model import load_model
 from ckdist.engine.single import SingleSequence
-from ckdist.weights.checkpoint import open_checkpoint
 from tests.support.distinct_families import prefill_of
 from tests.support.paths import GOLDEN
 
@@ -24,10 +22,9 @@ LARGE = {
     "vocab_size": 3001,
     "tie_word_embeddings": False,
 }
-opened = functools.cache(open_checkpoint)
 
 
-def loaded(world, path, until, threads=1, parallel=2, checkpoint=None):
+def loaded(world, path, until, threads=1, parallel=2):
     """The model with a repacker that ends for good where the share `until` of the bytes is packed."""
     config = EngineConfig(
         model=str(path),
@@ -41,16 +38,16 @@ def loaded(world, path, until, threads=1, parallel=2, checkpoint=None):
         repack="off" if until is BEFORE else "threads",
     )
     if until is BEFORE:
-        return load_model(config, world, checkpoint=checkpoint)
-    return load_model(config, world, fill=lambda loader: loader.repack(until), checkpoint=checkpoint)
+        return load_model(config, world)
+    return load_model(config, world, fill=lambda loader: loader.repack(until))
 
 
 def logits(world, path, until, threads=1, settled=True):
     """What `situations` gives on rank 0, and how far every rank's weights were packed before and after.
 
-    `settled`: nothing is packed meanwhile. The files stay as they are.
+    `settled`: nothing is packed meanwhile.
     """
-    model = loaded(world, path, until, threads, checkpoint=opened(path))
+    model = loaded(world, path, until, threads)
     if settled:
         model.loader.wait()
     world.gather(None)
