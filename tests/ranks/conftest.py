@@ -1,5 +1,5 @@
-"""What every test of ranks finds: a short measurement of the transport between hosts, and golden models that are
-opened once.
+"""What every test of ranks finds: short measurements of the transport between hosts and of
+arithmetic, and golden models that are opened once.
 """
 
 import functools
@@ -11,6 +11,7 @@ import pytest
 from ckdist.comm.transports import transport_choice
 from ckdist.engine import load_model
 from ckdist.hub.bundled import BUNDLED
+from ckdist.train import trainer
 from tests.support.paths import GOLDEN
 
 
@@ -20,6 +21,15 @@ def exchanges():
     with pytest.MonkeyPatch.context() as patch:
         for name in ("FEW", "LARGE"):
             patch.setattr(transport_choice, name, (getattr(transport_choice, name)[0], 1))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def arithmetic():
+    """Each rank of a training measures the rate of its threads, which only figures of a log use. Once is enough."""
+    measured = functools.cache(functools.partial(trainer.arithmetic_rate, cpus=()))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trainer, "arithmetic_rate", lambda threads, cpus, form: measured(threads, form=form))
         yield
 
 
