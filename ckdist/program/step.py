@@ -96,11 +96,7 @@ class Step:
     def native(self) -> CData:
         """A pointer to the native struct. It owns the struct and everything that the struct points to."""
         kind = f"ckdist_{self.kind}_step"
-        types = native.field_types(kind)
-        absent = types.keys() - self.fields.keys() - {"step"}
-        # a pointer may be absent: it is null then
-        missing = [name for name in types if name in absent and types[name].kind != "pointer"]
-        if missing:
+        if missing := [name for name in _required_fields(kind) if name not in self.fields]:
             raise LayoutError(f"a step {self.kind} lacks its field {missing[0]!r}")
         numbers = {"kind": getattr(native.lib, f"ckdist_step_{self.kind}"), "rows": self.rows}
         return native.struct(kind, step=numbers, **self.fields)
@@ -110,6 +106,13 @@ class Step:
         shown = {name: _text(value) for name, value in self.fields.items() if not plain(name, value)}
         rows = [] if self.rows == "tokens" else [f"rows={self.rows}"]
         return " ".join([f"{self.kind:13s}", *rows, *(f"{name}={text}" for name, text in shown.items() if text)])
+
+
+@functools.cache
+def _required_fields(struct: str) -> list[str]:
+    """The fields that a step must have. A pointer may be absent: it is null then."""
+    types = native.field_types(struct)
+    return [name for name, ctype in types.items() if name != "step" and ctype.kind != "pointer"]
 
 
 def _add_indices(value: Any, found: list[Index]) -> None:

@@ -149,10 +149,9 @@ class Trainer:
 
     def _open_tokenizer(self) -> None:
         """Opens the tokenizer. Trains one if the configuration names none. A collective call."""
-        if self.world.local_rank == 0:
-            open_tokenizer(self.config, self.model, make=True)
+        made = open_tokenizer(self.config, self.model, make=True) if self.world.local_rank == 0 else None
         self.world.gather(None)  # its files exist now
-        self.tokenizer = open_tokenizer(self.config, self.model, make=False)
+        self.tokenizer = made or open_tokenizer(self.config, self.model, make=False)
 
     def _open_communicator(self, needed: dict[str, int]) -> Communicator:
         """Opens the communicator of all ranks. `needed`: bytes by content."""

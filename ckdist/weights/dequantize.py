@@ -3,6 +3,7 @@
 The runtime computes on the stored blocks directly.
 """
 
+import math
 import pathlib
 from dataclasses import replace
 
@@ -58,7 +59,7 @@ def read_rows(source: TensorSource, begin: int, end: int, matrix: int = 0) -> np
     row_shape = source.shape[-1:] if len(source.shape) > 1 else ()
     order = np.arange(begin, end) if source.row_order is None else source.row_order[begin:end]
     low, high = (int(order.min()), int(order.max()) + 1) if len(order) else (begin, begin)
-    columns, scales = int(np.prod(row_shape, dtype=np.int64)), source.scales
+    columns, scales = math.prod(row_shape), source.scales
 
     def read(place: Place, count: int) -> np.ndarray:
         """Reads uint8 (count,) at a place in a file."""

@@ -48,11 +48,12 @@ def open_folder(path: pathlib.Path) -> Checkpoint:
         found[EMBEDDING] = replace(found[OUTPUT], name=EMBEDDING)
     elif spec.tie_embeddings and OUTPUT in found and not _has_same_bytes(found[OUTPUT], found[EMBEDDING]):
         spec = replace(spec, tie_embeddings=False)
+        shapes = weight_shapes(spec)
         notes.append(
             f"config.json ties {OUTPUT} to {EMBEDDING}, and the file has another one, which is used, "
             "as in transformers: set tie_word_embeddings to false"
         )
-    tensors = required(spec, found, str(path), unread)
+    tensors = required(spec, shapes, found, str(path), unread)
     predicting = config.get("num_nextn_predict_layers")
     notes += [f"{field} in config.json and is ignored: {spec.family} has no such field" for field in unknown]
     others = [one for one in unread if (one.name, one.shape) != (SCORE, (1, spec.hidden_size))]

@@ -31,8 +31,9 @@ def open_gguf(path: pathlib.Path, overrides: Mapping[str, Any]) -> Checkpoint:
 
     spec, unknown = read_gguf_metadata(model.metadata, dims, where, vector)
     stored = [tensor for name, tensor in model.tensors.items() if name not in held]
-    found, unread = sources(spec, family(spec.family).gguf_names, stored, weight_shapes(spec))
-    tensors = required(spec, found, where, unread)
+    shapes = weight_shapes(spec)
+    found, unread = sources(spec, family(spec.family).gguf_names, stored, shapes)
+    tensors = required(spec, shapes, found, where, unread)
     predicting = model.metadata.get(f"{model.metadata['general.architecture']}.nextn_predict_layers", 0)
     metadata = {name: value for name, value in model.metadata.items() if not _of_vocabulary(name, value)}
     small = [model.tensors[name] for name in held if name in model.tensors]

@@ -53,11 +53,12 @@ def open_predictor(checkpoint: Checkpoint) -> Checkpoint:
     shared = {name: source for name, source in checkpoint.tensors.items() if name in (EMBEDDING, OUTPUT)}
     if spec.tie_embeddings and OUTPUT in found:
         spec = replace(spec, tie_embeddings=False)
+        shapes = weight_shapes(spec)
     second = len(checkpoint.spec.layers) + 1
     further = re.compile(rf"(?:.+\.)?(?:(?:layers|blk)\.{second}|mtp[._]layers\.[1-9]\d*)\..+")
     unused = [one.name for one in checkpoint.unread if further.fullmatch(one.name)]
     note = f"--spec mtp reads the first layer that predicts tokens: {len(unused)} tensors of others stay unused"
-    tensors = required(spec, {**shared, **found}, where, unread)
+    tensors = required(spec, shapes, {**shared, **found}, where, unread)
     return replace(checkpoint, spec=spec, tensors=tensors, notes=(note,) * bool(unused), unread=())
 
 

@@ -1,14 +1,13 @@
 """Finds a model's weights in the tensors of its files, whose names and forms differ by family and format."""
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from ckdist.errors import ModelFileError
-from ckdist.models.decoder import EMBEDDING, OUTPUT, weight_shapes
+from ckdist.models.decoder import EMBEDDING, OUTPUT
 from ckdist.models.families.family import TensorNames, stack_of
 from ckdist.models.spec import LatentAttention, ModelSpec, MoeFfn
 from ckdist.weights import dtypes
@@ -111,10 +110,10 @@ def _weights_in(
             f"{tensor.file}: tensor {tensor.name!r} has shape {tensor.shape}, "
             f"but the model needs {sum(rows)} rows: {', '.join(map(str, rows))} of {', '.join(weights)}"
         )
-    columns, scales = int(np.prod(tensor.shape[of_rows + 1 :], dtype=np.int64)), tensor.scales
+    columns, scales = math.prod(tensor.shape[of_rows + 1 :]), tensor.scales
     row_bytes = scales.row_step(columns) if scales else dtypes.BY_NUMBER[tensor.type].row_bytes(columns)
     found = []
-    for weight, count, begin in zip(weights, rows, np.cumsum([0, *rows]).tolist(), strict=False):
+    for weight, count, begin in zip(weights, rows, itertools.accumulate([0, *rows]), strict=False):
         shape = tensor.shape if len(weights) == 1 else (*tensor.shape[:of_rows], count, *tensor.shape[of_rows + 1 :])
         offsets = [tensor.offset + (matrix * there + begin) * row_bytes for matrix in range(math.prod(shape[:of_rows]))]
         stack = tuple((tensor.file, offset) for offset in offsets) if of_rows else ()
@@ -216,7 +215,7 @@ def _joined_parts(
             f"{tensor.file}: tensor {tensor.name!r} has shape {tensor.shape} {tensor.dtype}, but the model needs "
             f"{(heads * sum(rows), columns)}: for each of {heads} heads rows of {', '.join(weights)}"
         )
-    begins = np.cumsum([0, *rows]).tolist()
+    begins = list(itertools.accumulate([0, *rows]))
     return [
         TensorSource(
             weight, tensor.type, shapes[weight], tensor.file, tensor.offset,
@@ -261,14 +260,18 @@ def notes_on(spec: ModelSpec, unread: list[StoredTensor], predicting_layers: Any
 
 
 def required(
-    spec: ModelSpec, found: Mapping[str, TensorSource], where: str, unread: Sequence[StoredTensor]
+    spec: ModelSpec,
+    shapes: Mapping[str, tuple[int, ...]],
+    found: Mapping[str, TensorSource],
+    where: str,
+    unread: Sequence[StoredTensor],
 ) -> dict[str, TensorSource]:
-    """The sources of all weights that `spec` needs, in its order.
+    """The sources of all weights that `spec` needs, in the order of `shapes`, its `weight_shapes`.
 
     Raises ModelFileError if one is missing or has the wrong shape or type.
     """
     tensors = {}
-    for name, shape in weight_shapes(spec).items():
+    for name, shape in shapes.items():
         source = found.get(name)
         if source is None:
             there = f"{len(found)} tensors of the model are there"

@@ -86,7 +86,7 @@ class TensorSource:
     @property
     def nbytes(self) -> int:
         """Bytes of the weight in the files."""
-        elements = int(np.prod(self.stored_shape, dtype=np.int64))
+        elements = math.prod(self.stored_shape)
         if self.scales is None:
             return dtypes.BY_NUMBER[self.type].row_bytes(elements)
         scales = len(self.scales.places) * (self.scales.matrix_bytes + self.scales.zero_bytes)

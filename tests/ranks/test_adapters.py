@@ -92,12 +92,19 @@ def flags(folders):
 
 
 @pytest.mark.parametrize(
-    "ranks, more",
-    [(1, {}), (3, {"prefill": "token"}), (2, {"prefill": "tensor"}), (2, {"pipeline_parallel_size": 2})],
+    "ranks, more, fixed",
+    [
+        (1, {}, (0, 3, 6, 8)),
+        (3, {"prefill": "token"}, (0, 8)),
+        (2, {"prefill": "tensor"}, (3, 8)),
+        (2, {"pipeline_parallel_size": 2}, (6, 8)),
+    ],
     ids=["one", "tokens", "tensors", "stages"],
 )
-def test_eight_adapters_in_one_batch_have_the_bits_of_each_alone(folders, ranks, more):
-    """And of a server that adds it for all requests, if its files are of 16 bits. Some adapters have several rows."""
+def test_eight_adapters_in_one_batch_have_the_bits_of_each_alone(folders, ranks, more, fixed):
+    """And of servers that add one of `fixed` for all requests, if its files are of 16 bits. 8 is no adapter. Some
+    adapters have several rows.
+    """
     requests = requests_of([*NAMES, None, *NAMES[:1] * 3, *NAMES[7:] * 3])
     together, alone = on_ranks(
         ranks,
@@ -107,9 +114,9 @@ def test_eight_adapters_in_one_batch_have_the_bits_of_each_alone(folders, ranks,
         **more,
     )
     assert together == alone
-    for i in (0, 3, 6, 8):
-        fixed = {} if i == 8 else {"lora": str(folders[i])}
-        expected = on_ranks(ranks, lambda engine, _, i=i: outputs(engine, [(requests[i][0], None)]), **fixed, **more)
+    for i in fixed:
+        lora = {} if i == 8 else {"lora": str(folders[i])}
+        expected = on_ranks(ranks, lambda engine, _, i=i: outputs(engine, [(requests[i][0], None)]), **lora, **more)
         assert together[i] == expected[0]
 
 

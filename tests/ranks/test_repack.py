@@ -200,8 +200,11 @@ def test_what_cannot_be_is_refused(caplog):
 
 def test_held_it_stands_still(tmp_path):
     """While a layer is measured; what was begun is ended first."""
-    # 230 MB take a while to pack
-    write_model(tmp_path, LARGE | {"num_hidden_layers": 1, "intermediate_size": 200_000}, dtype=np.float32)
+    wide = 200_000  # 230 MB take a while to pack
+    shapes = {"gate_proj": (wide, 96), "up_proj": (wide, 96), "down_proj": (96, wide)}
+    zeros = {f"model.layers.0.mlp.{name}.weight": np.zeros(shape, np.float32) for name, shape in shapes.items()}
+    config = LARGE | {"num_hidden_layers": 1, "intermediate_size": wide}
+    write_model(tmp_path, config, drop=zeros, **zeros)
 
     def fill(loader):
         loader.repack()

@@ -14,7 +14,7 @@ from tests.support.situations import driven
 from tests.support.thread_ranks import run_threads
 
 lib, ffi = native.lib, native.ffi
-ROWS, FEW = 600, 40  # each rank sums so many rows in several chunks, and so few in one
+ROWS, FEW = 400, 40  # each rank sums so many rows in several chunks, and so few in one
 WIDE = {"hidden": 1024, "heads": 8, "kv_heads": 4, "changes": [{}] * 2}
 
 
@@ -33,7 +33,7 @@ def lanes(trace) -> dict[str, np.ndarray]:
     return found
 
 
-def prefilled(hosts: str, threads: int, prefill: str = "auto") -> tuple[list[np.ndarray], dict[str, np.ndarray]]:
+def prefilled(hosts: str, threads: int, prefill: str = "auto", has_pieces: bool = True):
     """Logits of a prompt in pieces of `FEW` tokens and as a whole, and rank 0's trace of the latter."""
     ids = np.arange(ROWS * hosts.count("a")) % 100
 
@@ -44,9 +44,9 @@ def prefilled(hosts: str, threads: int, prefill: str = "auto") -> tuple[list[np.
 
         def body(executable):
             pieces, whole = SingleSequence(executable), SingleSequence(executable)
-            few = [pieces.feed(ids[at : at + FEW]) for at in range(0, len(ids), FEW)]
+            few = [pieces.feed(ids[at : at + FEW]) for at in range(0, len(ids), FEW) if has_pieces]
             executable.trace(trace)
-            return [np.concatenate(few), whole.feed(ids)], lanes(trace)
+            return [few and np.concatenate(few), whole.feed(ids)], lanes(trace)
 
         result = driven(world, executable, body)
         executable.close()
@@ -66,7 +66,7 @@ def test_chunks_change_no_bit(hosts, threads, prefill):
 
 @pytest.mark.parametrize("hosts", ["ab", "abc", "aabb"])
 def test_a_sum_begins_while_its_product_runs(hosts):
-    _, traced = prefilled(hosts, 1)
+    _, traced = prefilled(hosts, 1, has_pieces=False)
     sums, thread = traced["sums between hosts"], traced["thread 0"]
     waits = {e["args"][0]: e for e in thread if e["kind"] == lib.ckdist_trace_exchange}
     begun = {}
@@ -87,4 +87,4 @@ def test_a_sum_that_a_fast_link_carries_soon_has_one_chunk(monkeypatch):
 
 
 def test_one_host_has_no_sums_between_hosts():
-    assert set(prefilled("aa", 2)[1]) == {"thread 0", "thread 1"}
+    assert set(prefilled("aa", 2, has_pieces=False)[1]) == {"thread 0", "thread 1"}

@@ -33,7 +33,7 @@ from tests.support.curves import tensors
 from tests.support.launcher import environment, mpirun, run_ranks
 from tests.support.reference_training import reference_executable
 from tests.support.thread_ranks import run_threads
-from tests.support.tiny_training import config, toml
+from tests.support.tiny_training import config, text, toml
 
 
 def curve(c, ranks: int = 1, **more) -> list:
@@ -140,7 +140,8 @@ def test_going_on_with_another_number_of_ranks(eight, tmp_path):
 
 
 def test_a_corrupt_checkpoint_is_refused_and_the_one_before_offered(eight, tmp_path):
-    c = config(tmp_path, max_steps=9)
+    own = {"train_file": (text(tmp_path),)}
+    c = config(tmp_path, max_steps=9, **own)
     curve(c, should_stop=stop_after(8))
     out = tmp_path / "out"
     assert sorted(p.name for p in out.glob("checkpoint-*")) == ["checkpoint-4", "checkpoint-8"]
@@ -152,16 +153,16 @@ def test_a_corrupt_checkpoint_is_refused_and_the_one_before_offered(eight, tmp_p
         match=r"checkpoint-8 is corrupt: the SHA-256 of training/rank-0.safetensors.*--set resume=.*checkpoint-4",
     ):
         curve(c)
-    reports = curve(config(tmp_path, max_steps=9, resume=str(out / "checkpoint-4")))
+    reports = curve(config(tmp_path, max_steps=9, resume=str(out / "checkpoint-4"), **own))
     assert [r.step for r in reports] == [5, 6, 7, 8, 9] and reports[3].loss == pytest.approx(eight[1][7].loss, rel=0.1)
     assert verify(out / "checkpoint-8").step == 8
     with pytest.raises(ConfigError, match=r"resume is never, and .* has checkpoint-9"):
-        curve(config(tmp_path, resume="never"))
+        curve(config(tmp_path, resume="never", **own))
     with pytest.raises(ConfigError, match="was trained with seed 42, and seed is 1"):
-        curve(config(tmp_path, max_steps=9, seed=1))
+        curve(config(tmp_path, max_steps=9, seed=1, **own))
     (tmp_path / "99.txt").write_text("another text")
     with pytest.raises(ConfigError, match="was trained on other text"):
-        curve(config(tmp_path, max_steps=10))
+        curve(config(tmp_path, max_steps=10, **own))
 
 
 def test_a_full_disk_leaves_the_last_good_checkpoint(tmp_path):

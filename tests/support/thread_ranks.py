@@ -13,14 +13,13 @@ class ThreadWorld:
         same = [r for r, host in enumerate(hosts) if host == hosts[rank]]
         self.local_rank, self.local_size = same.index(rank), len(same)
         self.address = "127.0.0.1"
-        self._shared, self._barrier = shared, shared["barrier"]
+        self._shared, self._barrier, self._turn = shared, shared["barrier"], 0
 
     def gather(self, value) -> list:
-        self._shared[self.rank] = msgpack.packb(value)
+        self._turn ^= 1  # ranks may still read values of the call before
+        self._shared[self._turn, self.rank] = msgpack.packb(value)
         self._barrier.wait(60)
-        values = [msgpack.unpackb(self._shared[r], strict_map_key=False) for r in range(self.size)]
-        self._barrier.wait(60)
-        return values
+        return [msgpack.unpackb(self._shared[self._turn, r], strict_map_key=False) for r in range(self.size)]
 
     def broadcast(self, value=None):
         return self.gather(value)[0]

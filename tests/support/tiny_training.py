@@ -1,6 +1,9 @@
 """A training that takes seconds: a small Llama from nothing on a made-up text, and its configuration."""
 
+import functools
+import os
 import pathlib
+import tempfile
 
 from ckdist.train.config import TrainConfig
 
@@ -24,10 +27,17 @@ def text(folder: pathlib.Path) -> str:
     return str(folder / "*.txt")
 
 
+@functools.cache
+def shared_text() -> str:
+    """The same in a folder of this process. Tests do not change its files."""
+    return text(pathlib.Path(tempfile.mkdtemp(prefix="text-", dir=os.environ.get("XDG_CACHE_HOME"))))
+
+
 def config(folder: pathlib.Path, **fields) -> TrainConfig:
+    """`folder`: of what is written."""
     common = {
         "output_dir": str(folder / "out"),
-        "train_file": (text(folder),),
+        "train_file": (shared_text(),),
         "model_config": MODEL,
         "max_length": 32,
         "per_device_train_batch_size": 6,

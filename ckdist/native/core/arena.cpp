@@ -40,7 +40,7 @@ std::map<uint8_t*, int64_t> promised_arenas;  // address, bytes; guarded by prom
 
 int64_t untouched(uint8_t* begin, int64_t bytes) {
   constexpr int64_t kPage = 4096, kPages = 1 << 16;
-  std::vector<unsigned char> resident(kPages);
+  std::vector<unsigned char> resident(size_t(std::clamp<int64_t>((bytes + kPage - 1) / kPage, 0, kPages)));
   int64_t pages = 0;
   for (int64_t at = 0; at < bytes; at += kPages * kPage) {
     const int64_t part = std::min(kPages * kPage, bytes - at);

@@ -18,7 +18,7 @@ HierarchicalCollectives::HierarchicalCollectives(std::shared_ptr<Channel> channe
       host_(order.host_of(channel_->rank)),
       index_(order.index_of(channel_->rank)),
       leaders_(order.smallest_host()),
-      staging_(static_cast<uint8_t*>(memory_->allocate(kSegment))),
+      staging_(static_cast<uint8_t*>(memory_->allocate(kSegment, false))),
       staging_offset_(memory_->offset(staging_, kSegment)) {
   outs_.resize(size_t(rendezvous_.size));
 }

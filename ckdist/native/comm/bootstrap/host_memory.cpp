@@ -29,7 +29,7 @@ HostMemory::HostMemory(const std::string& path, int index, int count, int64_t ar
   free_[0] = arena_bytes_;
 }
 
-void* HostMemory::allocate(int64_t bytes) {
+void* HostMemory::allocate(int64_t bytes, bool touched) {
   const int64_t wanted = std::max<int64_t>(kPage, (bytes + kPage - 1) / kPage * kPage);
   const int64_t available = available_memory();
   std::lock_guard<std::mutex> lock(mutex_);
@@ -60,8 +60,12 @@ void* HostMemory::allocate(int64_t bytes) {
   if (left) free_[offset + wanted] = left;
   used_[offset] = wanted;
   uint8_t* data = arena(index) + offset;
-  std::memset(data, 0, size_t(wanted));
-  Segment::collapse(data, wanted);
+  if (touched) {
+    std::memset(data, 0, size_t(wanted));
+    Segment::collapse(data, wanted);
+  } else {
+    Segment::place_huge(data, wanted);
+  }
   return data;
 }
 

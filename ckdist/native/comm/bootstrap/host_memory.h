@@ -20,7 +20,9 @@ class HostMemory {
   int64_t arena_bytes() const { return arena_bytes_; }
   uint8_t* arena(int i) const { return segment_.data() + i * stride_; }
 
-  void* allocate(int64_t bytes);  // zeroed, aligned to 4096; throws Error(capacity) with both numbers
+  // Zeroed, aligned to 4096. `touched`: this rank touches all pages; else it must write them before its peers do.
+  // Throws Error(capacity) with both numbers.
+  void* allocate(int64_t bytes, bool touched = true);
   void release(void* data);
   // Offset of `data` in this rank's arena, or -1.
   int64_t offset(const void* data, int64_t bytes) const;

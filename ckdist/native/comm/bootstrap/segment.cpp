@@ -51,6 +51,11 @@ void Segment::collapse(uint8_t* begin, int64_t bytes) {
   if (from < to) madvise(reinterpret_cast<void*>(from), to - from, kCollapse);
 }
 
+void Segment::place_huge(uint8_t* begin, int64_t bytes) {
+  for (int64_t at = 0; at < bytes; at += kHugePage) begin[at] = 0;  // chooses the node of the huge page
+  collapse(begin, bytes);
+}
+
 struct Segment::Registry {  // of the segments that this process created
   std::mutex lock;
   std::map<std::string, std::weak_ptr<Mapping>> made;

@@ -67,8 +67,7 @@ ShmRendezvous::ShmRendezvous(const std::string& path, int index, const std::vect
   own.waits_for = -1;
   own.start = process_start(getpid());
   own.pid = getpid();
-  std::memset(slot(index, 0), 0, Segment::kHugePage);  // first touch by the owner
-  Segment::collapse(slot(index, 0), Segment::kHugePage);
+  Segment::place_huge(slot(index, 0), Segment::kHugePage);  // the owner writes its slots before peers do
 }
 
 ShmRendezvous::Line& ShmRendezvous::line(int i) const { return reinterpret_cast<Line*>(segment_.data())[i]; }
