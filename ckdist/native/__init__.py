@@ -64,9 +64,7 @@ def pointer(array: np.ndarray, ctype: str | CData = "void *") -> CData:
     Raises:
         ValueError: The array is not C-contiguous.
     """
-    if not array.flags.c_contiguous:
-        raise ValueError("a native call needs a C-contiguous array")
-    return ffi.cast(ctype, array.ctypes.data)
+    return ffi.from_buffer(ctype, array)
 
 
 def address(pointer: CData) -> int:

@@ -2,6 +2,7 @@
 
 import random
 
+import numpy as np
 from llguidance import LLMatcher, LLTokenizer
 
 from ckdist.serve.chat_message import parser_of
@@ -71,8 +72,8 @@ def written(grammar: str, choose: random.Random) -> str | None:
     """A random text that follows a grammar; None where it has no end within 1000 bytes."""
     matcher, text = LLMatcher(LLTokenizer("byte", slices=[]), grammar, log_level=0, limits=limits()), bytearray()
     for _ in range(1000):
-        mask = int.from_bytes(matcher.compute_bitmask(), "little")
-        allowed = [byte for byte in range(256) if mask >> byte & 1]
+        mask = np.frombuffer(matcher.compute_bitmask(), np.uint8)
+        allowed = np.flatnonzero(np.unpackbits(mask, count=256, bitorder="little")).tolist()
         if matcher.is_accepting() and (not allowed or choose.random() < 0.3):
             return text.decode()
         likely = [byte for byte in allowed if chr(byte) in '"<}]\n,'] if choose.random() < 0.5 else []
