@@ -15,11 +15,11 @@ def cases(names: str, values: Iterable[Any]) -> Callable[[Callable[..., None]], 
 
     def decorate(test: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(test)
-        def run(**fixtures: Any) -> None:
+        def run(*instance: Any, **fixtures: Any) -> None:
             for row in rows:
                 case = dict(zip(keys, row if len(keys) > 1 else [row], strict=True))
                 try:
-                    test(**fixtures, **case)
+                    test(*instance, **fixtures, **case)
                 except Exception as error:
                     raise AssertionError(", ".join(f"{key}={value!r:.80}" for key, value in case.items())) from error
 

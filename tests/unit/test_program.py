@@ -15,8 +15,9 @@ from ckdist.program.lower import ServingLowering, stored_dims
 from ckdist.program.step import ValueIndex
 from ckdist.program.tracer import trace
 from ckdist.program.training_tracer import trace_loss
+from tests.support.cases import cases
 from tests.support.interpreter import Interpreter
-from tests.support.pairs import pairs
+from tests.support.pairs import paired
 from tests.support.paths import GOLDEN as GOLDEN_FILES
 from tests.support.specs import FAMILIES, LINEAR, PIECES, spec, weights_of
 
@@ -55,7 +56,7 @@ def alone(family):
     return s, weights, [interpreter.run(*step) for step in STEPS]
 
 
-@pairs({"family": [*FAMILIES, *LINEAR], "ranks": [2, 3, 4, 7, 13], "layout": [TENSOR, TOKEN]})
+@cases(*paired({"family": [*FAMILIES, *LINEAR], "ranks": [2, 3, 4, 7, 13], "layout": [TENSOR, TOKEN]}))
 def test_any_number_of_ranks_means_the_same(family, ranks, layout):
     (s, weights, expected), mesh = alone(family), Mesh({"tp": ranks})
     many = Interpreter(trace(forward, s, layout, mesh), s, mesh, weights.get)
