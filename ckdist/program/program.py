@@ -23,6 +23,9 @@ class Value:
     dtype: str = "f32"
     partial: tuple[str, ...] = ()
 
+    def __hash__(self) -> int:
+        return hash(self.name)
+
     @property
     def selected(self) -> bool:
         """True if its rows are the positions whose logits are needed, not all tokens."""
@@ -47,6 +50,9 @@ class Weight:
 
     name: str
     dims: tuple[Dim, ...]
+
+    def __hash__(self) -> int:
+        return hash(self.name)
 
     @property
     def elements(self) -> int:
