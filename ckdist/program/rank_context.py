@@ -68,7 +68,4 @@ class RankContext:
 
     def slice(self, weight: Weight, array: np.ndarray) -> np.ndarray:
         """This rank's shard of a whole weight."""
-        for axis, dim in enumerate(weight.dims):
-            begin, end = dim.span(self.mesh)
-            array = array.take(range(begin, end), axis=axis)
-        return array
+        return array[tuple(slice(*dim.span(self.mesh)) for dim in weight.dims)].copy()

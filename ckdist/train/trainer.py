@@ -20,7 +20,7 @@ from ckdist.comm.world import start_world, together
 from ckdist.comm.world_protocol import World
 from ckdist.errors import CommError, ConfigError
 from ckdist.hub.resolve import resolve
-from ckdist.layouts.rank_plan import SPINS_QUOTA
+from ckdist.layouts.rank_plan import SPINS_CROWDED, SPINS_QUOTA
 from ckdist.mesh import Mesh
 from ckdist.program.pool import ThreadPool
 from ckdist.topology import bind_memory, default_threads, place
@@ -186,7 +186,7 @@ class Trainer:
         if world.size > 1:
             self.communicator = self._open_communicator(needed)
         self.ranks = TrainingRanks.split(mesh, self.communicator)
-        self.pool = ThreadPool(self.threads, self.placement.cpus)
+        self.pool = ThreadPool(self.threads, self.placement.cpus, SPINS_CROWDED if self.placement.crowded else None)
         self.executable = self._loaded(program)
         self.shards = program.trained_shards
         self.optimizer = Optimizer(

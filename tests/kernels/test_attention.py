@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from ckdist import errors, native
+from tests.support.cases import cases
 from tests.support.levels import HERE, INTEGERS, each
-from tests.support.pairs import pairs
+from tests.support.pairs import paired
 
 F32 = np.float32
 # Largest error against float64 where queries and keys have a spread of 2 (scores of 4). Integer arithmetic rounds
@@ -29,16 +30,6 @@ TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q8_0": 8, "i16": 25, "bf16": 30}
 LEVELS = [level.encode() for level in each(INTEGERS)]
 # A level has code of its own for each type, so most tests pair each kernel with every shape.
 KERNELS = list(product(LEVELS, TYPES))
-
-
-@pytest.fixture(params=LEVELS)
-def isa(request):
-    return request.param
-
-
-@pytest.fixture(params=list(TYPES))
-def kv_type(request):
-    return request.param
 
 
 def floats(array):
@@ -162,12 +153,14 @@ def random_case(head_dim, positions, tokens, heads, seed=1):
     return k, v, rng.normal(size=(tokens, heads, head_dim)).astype(F32) * 2
 
 
-@pairs(
-    {
-        "isa, kv_type": KERNELS,
-        "head_dim": [8, 64, 72, 80, 96, 128, 256],
-        "tokens, heads, positions": [(1, 1, 1), (1, 3, 200), (1, 8, 67), (16, 4, 150), (35, 1, 530)],
-    }
+@cases(
+    *paired(
+        {
+            "isa, kv_type": KERNELS,
+            "head_dim": [8, 64, 72, 80, 96, 128, 256],
+            "tokens, heads, positions": [(1, 1, 1), (1, 3, 200), (1, 8, 67), (16, 4, 150), (35, 1, 530)],
+        }
+    )
 )
 def test_agrees_with_reference(isa, kv_type, head_dim, tokens, heads, positions):
     k, v, q = random_case(head_dim, positions, tokens, heads)
@@ -177,12 +170,14 @@ def test_agrees_with_reference(isa, kv_type, head_dim, tokens, heads, positions)
     np.testing.assert_allclose(out, want, atol=TOLERANCE[kv_type])
 
 
-@pairs(
-    {
-        "isa, kv_type": KERNELS,
-        "tokens, heads, first": [(32, 1, 288), (7, 2, 0), (1, 3, 299)],
-        "window": [0, 20, 270],
-    }
+@cases(
+    *paired(
+        {
+            "isa, kv_type": KERNELS,
+            "tokens, heads, first": [(32, 1, 288), (7, 2, 0), (1, 3, 299)],
+            "window": [0, 20, 270],
+        }
+    )
 )
 def test_bidirectional(isa, kv_type, tokens, heads, first, window):
     k, v, q = random_case(64, 530, tokens, heads)
@@ -198,12 +193,14 @@ MIXED = ["i16/q8_0", "q8_0/i16", "q8_0/f16", "f16/q8_0", "i16/f32", "bf16/i16", 
 MIXED += ["i16/q4_0", "q4_0/i16", "q8_0/q4_0", "q4_0/q8_0", "q4_0/f16", "f16/q4_0"]
 
 
-@pairs(
-    {
-        "isa, types": list(product(LEVELS, MIXED)),
-        "key_width, value_width": [(64, 64), (96, 40), (72, 128)],
-        "tokens, heads, positions": [(1, 3, 200), (16, 4, 150), (35, 1, 530)],
-    }
+@cases(
+    *paired(
+        {
+            "isa, types": list(product(LEVELS, MIXED)),
+            "key_width, value_width": [(64, 64), (96, 40), (72, 128)],
+            "tokens, heads, positions": [(1, 3, 200), (16, 4, 150), (35, 1, 530)],
+        }
+    )
 )
 def test_keys_and_values_of_unequal_types_and_widths(isa, types, key_width, value_width, tokens, heads, positions):
     rng = np.random.default_rng(1)
@@ -220,9 +217,16 @@ def test_keys_and_values_of_unequal_types_and_widths(isa, types, key_width, valu
     assert np.isnan(attend(Cache(isa, types, k, v), q, positions - tokens, settings)).any()
 
 
-@pytest.mark.parametrize("level, below", [pair for pair in PAIRS_OF_LEVELS if pair[0] in HERE])
-@pytest.mark.parametrize("integers", ["i16", "q8_0"])
-@pytest.mark.parametrize("tokens, heads, positions", [(1, 3, 200), (1, 8, 700), (16, 4, 150), (35, 1, 530)])
+@cases(
+    "level, below, integers, tokens, heads, positions",
+    [
+        (*levels, integers, *sizes)
+        for levels in PAIRS_OF_LEVELS
+        for integers in ("i16", "q8_0")
+        for sizes in ((1, 3, 200), (1, 8, 700), (16, 4, 150), (35, 1, 530))
+        if levels[0] in HERE
+    ],
+)
 def test_dot_products_of_integers_have_the_bits_of_the_level_below(level, below, integers, tokens, heads, positions):
     k, v, q = random_case(128, positions, tokens, heads)
     out, plain = (
@@ -231,12 +235,19 @@ def test_dot_products_of_integers_have_the_bits_of_the_level_below(level, below,
     np.testing.assert_array_equal(out.view(np.uint32), plain.view(np.uint32))
 
 
-@pairs(
-    {
-        "isa, kv_type": KERNELS,
-        "settings": [Settings(soft_cap=5), Settings(window=1), Settings(window=40), Settings(window=100, soft_cap=20)],
-        "tokens": [1, 20],
-    }
+@cases(
+    *paired(
+        {
+            "isa, kv_type": KERNELS,
+            "settings": [
+                Settings(soft_cap=5),
+                Settings(window=1),
+                Settings(window=40),
+                Settings(window=100, soft_cap=20),
+            ],
+            "tokens": [1, 20],
+        }
+    )
 )
 def test_soft_cap_and_window(isa, kv_type, settings, tokens):
     k, v, q = random_case(64, 210, tokens, 2)
@@ -245,7 +256,7 @@ def test_soft_cap_and_window(isa, kv_type, settings, tokens):
     np.testing.assert_allclose(out, want, atol=TOLERANCE[kv_type])
 
 
-@pairs({"isa, kv_type": KERNELS, "tokens, heads": [(1, 3), (1, 8), (20, 3)], "window": [0, 40]})
+@cases(*paired({"isa, kv_type": KERNELS, "tokens, heads": [(1, 3), (1, 8), (20, 3)], "window": [0, 40]}))
 def test_sinks(isa, kv_type, tokens, heads, window):
     """Below all scores, among them, above them, and so far above that nothing else counts."""
     positions = 530
@@ -261,12 +272,14 @@ def test_sinks(isa, kv_type, tokens, heads, window):
     np.testing.assert_array_equal(attend(cache, q, positions - tokens, settings, 1), out)
 
 
-@pairs(
-    {
-        "isa, kv_type": KERNELS,
-        "head_dim": [72, 128],
-        "settings": [Settings(scale=0.3), Settings(scale=0.3, window=50, soft_cap=30)],
-    }
+@cases(
+    *paired(
+        {
+            "isa, kv_type": KERNELS,
+            "head_dim": [72, 128],
+            "settings": [Settings(scale=0.3), Settings(scale=0.3, window=50, soft_cap=30)],
+        }
+    )
 )
 def test_bits_do_not_depend_on_the_cut(isa, kv_type, head_dim, settings):
     positions, heads = 270, 5
@@ -284,7 +297,7 @@ def test_bits_do_not_depend_on_the_cut(isa, kv_type, head_dim, settings):
         np.testing.assert_array_equal(attend(cache, q[:, head : head + 1].copy(), 0, settings)[:, 0], whole[:, head])
 
 
-@pairs({"isa": LEVELS, "kv_type": TYPES, "heads": range(1, 10)})
+@cases(*paired({"isa": LEVELS, "kv_type": TYPES, "heads": range(1, 10)}))
 def test_bits_do_not_depend_on_who_reads_which_part(isa, kv_type, heads):
     positions = 1100
     k, v, q = random_case(64, positions, 2, heads)
@@ -296,6 +309,7 @@ def test_bits_do_not_depend_on_who_reads_which_part(isa, kv_type, heads):
             np.testing.assert_array_equal(attend(cache, q, positions - 2, settings, spans), whole)
 
 
+@cases("isa", LEVELS)
 def test_precision_of_integers(isa):
     """i16 loses less than float16 does, q8_0's arithmetic far less than its cache; also where one dimension
     outweighs all others.
@@ -313,7 +327,7 @@ def test_precision_of_integers(isa):
         assert rms("q8_0", stored) < 0.1 * rms("q8_0", exact)
 
 
-@pytest.mark.parametrize("kv_type", ["q8_0", "q4_0"])
+@cases("isa, kv_type", product(LEVELS, ["q8_0", "q4_0"]))
 def test_outliers_cost_rotated_types_less(isa, kv_type):
     """Each group of 32 has an outlier. Without a transform, its scale would be too coarse for the others."""
     v = np.random.default_rng(1).normal(size=(64, 128)).astype(F32)
@@ -327,7 +341,7 @@ def test_outliers_cost_rotated_types_less(isa, kv_type):
     assert np.square(error).mean() < 0.5 * np.square(plain).mean()
 
 
-@pytest.mark.parametrize("kv_type", ["i16", "q8_0", "q4_0"])
+@cases("kv_type", ["i16", "q8_0", "q4_0"])
 def test_the_last_of_131072_positions(kv_type):
     positions, tokens, times = 1 << 17, 3, 128
     k, v, q = random_case(32, positions // times, tokens, 4)  # the blocks are repeated
@@ -340,6 +354,7 @@ def test_the_last_of_131072_positions(kv_type):
     np.testing.assert_array_equal(attend(cache, q, positions - tokens, settings, spans=8), out)
 
 
+@cases("isa, kv_type", KERNELS)
 def test_blocks_outside_the_window_are_not_touched(isa, kv_type):
     k, v, q = random_case(64, 200, 1, 2)
     cache = Cache(isa, kv_type, k, v)
@@ -349,6 +364,7 @@ def test_blocks_outside_the_window_are_not_touched(isa, kv_type):
     np.testing.assert_array_equal(attend(cache, q, 199, Settings(window=33)), want)
 
 
+@cases("isa, kv_type", KERNELS)
 def test_later_positions_are_not_seen(isa, kv_type):
     k, v, q = random_case(64, 100, 8, 2)
     before = attend(Cache(isa, kv_type, k, v), q, 40, Settings())
@@ -356,6 +372,7 @@ def test_later_positions_are_not_seen(isa, kv_type):
     np.testing.assert_array_equal(attend(Cache(isa, kv_type, k, v), q, 40, Settings()), before)
 
 
+@cases("isa, kv_type", KERNELS)
 def test_large_scores_stay_finite_and_nan_stays_visible(isa, kv_type):
     k, v, q = random_case(64, 90, 1, 1)
     out = attend(Cache(isa, kv_type, k * 1000, v), q * 100, 89, Settings(scale=1))
@@ -365,12 +382,14 @@ def test_large_scores_stay_finite_and_nan_stays_visible(isa, kv_type):
     assert np.isnan(attend(Cache(isa, kv_type, k, v), q, 89, Settings())).all()
 
 
+@cases("isa", LEVELS)
 def test_keys_beyond_float16_saturate(isa):
     k, v, q = random_case(64, 3, 1, 1)
     v[1, 7] = 1e6
     assert np.isfinite(attend(Cache(isa, "f16", k, v), q, 2, Settings())).all()
 
 
+@cases("isa, kv_type", KERNELS)
 def test_every_magnitude_is_rounded_to_nearest_even(isa, kv_type):
     rng = np.random.default_rng(3)
     v = (rng.normal(size=(64, 64)) * 2.0 ** rng.integers(-28, 15, (64, 1))).astype(F32)
@@ -388,6 +407,7 @@ def test_every_magnitude_is_rounded_to_nearest_even(isa, kv_type):
         np.testing.assert_array_equal(out, rounded(kv_type, v))
 
 
+@cases("isa, kv_type", KERNELS)
 def test_block_bytes_are_whole_cache_lines(isa, kv_type):
     for width in range(8, 264, 8):
         assert block_bytes(isa, TYPES[kv_type], 8, width, 264 - width) % 64 == 0
@@ -403,6 +423,7 @@ def block_bytes(isa, *shape):
     return native.check(native.lib.ckdist_attention_block_bytes(isa, shape))
 
 
+@cases("isa", LEVELS)
 def test_wrong_shapes_are_refused(isa):
     with pytest.raises(errors.ConfigError, match=r"width of a head .12."):
         block_bytes(isa, 1, 1, 64, 12)
@@ -423,12 +444,14 @@ def latent_case(latent, rotated, positions, tokens, heads):
     return k, q
 
 
-@pairs(
-    {
-        "isa, kv_type": KERNELS,
-        "latent, rotated": LATENT,
-        "tokens, heads, positions": [(1, 1, 1), (1, 3, 200), (1, 8, 67), (16, 4, 150), (35, 2, 530)],
-    }
+@cases(
+    *paired(
+        {
+            "isa, kv_type": KERNELS,
+            "latent, rotated": LATENT,
+            "tokens, heads, positions": [(1, 1, 1), (1, 3, 200), (1, 8, 67), (16, 4, 150), (35, 2, 530)],
+        }
+    )
 )
 def test_values_that_are_the_beginning_of_keys(isa, kv_type, latent, rotated, tokens, heads, positions):
     k, q = latent_case(latent, rotated, positions, tokens, heads)
@@ -439,7 +462,7 @@ def test_values_that_are_the_beginning_of_keys(isa, kv_type, latent, rotated, to
     np.testing.assert_allclose(out, want, atol=TOLERANCE[kv_type])
 
 
-@pairs({"isa": LEVELS, "kv_type": TYPES, "latent, rotated": [(40, 8), (96, 32)]})
+@cases(*paired({"isa": LEVELS, "kv_type": TYPES, "latent, rotated": [(40, 8), (96, 32)]}))
 def test_latent_bits_do_not_depend_on_the_division_of_work(isa, kv_type, latent, rotated):
     k, q = latent_case(latent, rotated, 600, 40, 6)
     cache, settings = Cache(isa, kv_type, k, k[:, :latent].copy(), latent=True), Settings(0.1)
@@ -452,6 +475,7 @@ def test_latent_bits_do_not_depend_on_the_division_of_work(isa, kv_type, latent,
     assert np.array_equal(attend(cache, q, 560, settings, spans=2), whole)
 
 
+@cases("kv_type", TYPES)
 def test_latent_bits_are_those_of_every_level_of_the_same_vectors(kv_type):
     k, q = latent_case(64, 16, 300, 20, 4)
     results = {

@@ -1,28 +1,20 @@
 """Row-wise kernels of every ISA against float64 numpy, over lengths that end in every part of a vector."""
 
 import math
+from itertools import product
 
 import numpy as np
 import pytest
 
 from ckdist import errors, native
 from ckdist.program.ops.elementwise import GATES, gate_number
+from tests.support.cases import cases
 from tests.support.levels import VECTORS, each
-from tests.support.pairs import pairs
+from tests.support.pairs import paired
 
 LENGTHS = [1, 7, 16, 17, 63, 64, 65, 130, 1024, 1025, 4099]
 LEVELS = [level.encode() for level in each(VECTORS)]
 F32 = np.float32
-
-
-@pytest.fixture(params=LEVELS)
-def isa(request):
-    return request.param
-
-
-@pytest.fixture
-def rng():
-    return np.random.default_rng(7)
 
 
 def floats(array):
@@ -33,8 +25,9 @@ def call(name, *args):
     return native.check(getattr(native.lib, f"ckdist_{name}")(*args))
 
 
-@pytest.mark.parametrize("n", LENGTHS)
-def test_rms_norm(isa, rng, n):
+@cases("isa, n", product(LEVELS, LENGTHS))
+def test_rms_norm(isa, n):
+    rng = np.random.default_rng(7)
     x, weight = rng.normal(size=(2, n)).astype(F32)
     want = x / np.sqrt(np.mean(x.astype(float) ** 2) + 1e-5) * weight
     out = np.full(n + 4, 99, F32)
@@ -45,8 +38,9 @@ def test_rms_norm(isa, rng, n):
     np.testing.assert_array_equal(x, out[:n])
 
 
-@pairs({"isa": LEVELS, "n": LENGTHS, "with_x": [False, True]})
-def test_sum_parts_adds_in_order(isa, rng, n, with_x):
+@cases(*paired({"isa": LEVELS, "n": LENGTHS, "with_x": [False, True]}))
+def test_sum_parts_adds_in_order(isa, n, with_x):
+    rng = np.random.default_rng(7)
     x = rng.normal(size=n).astype(F32) * 1e3
     parts = rng.normal(size=(3, n)).astype(F32)
     want = x.copy() if with_x else parts[0].copy()
@@ -58,8 +52,9 @@ def test_sum_parts_adds_in_order(isa, rng, n, with_x):
     np.testing.assert_array_equal(out, want)
 
 
-@pytest.mark.parametrize("head_dim", [8, 64, 80, 96, 128, 256])
-def test_rope_rotates_halves(isa, rng, head_dim):
+@cases("isa, head_dim", product(LEVELS, [8, 64, 80, 96, 128, 256]))
+def test_rope_rotates_halves(isa, head_dim):
+    rng = np.random.default_rng(7)
     x = rng.normal(size=head_dim).astype(F32)
     angle = rng.uniform(0, 6, head_dim // 2)
     cos, sin = np.cos(angle).astype(F32), np.sin(angle).astype(F32)
@@ -69,8 +64,9 @@ def test_rope_rotates_halves(isa, rng, head_dim):
     np.testing.assert_allclose(x, want, atol=5e-7)
 
 
-@pairs({"isa": LEVELS, "n": LENGTHS, "biased": [False, True]})
-def test_layer_norm(isa, rng, n, biased):
+@cases(*paired({"isa": LEVELS, "n": LENGTHS, "biased": [False, True]}))
+def test_layer_norm(isa, n, biased):
+    rng = np.random.default_rng(7)
     x, weight, bias, out = (np.asarray(rng.normal(size=n) * 3 + 5, F32) for _ in range(4))
     call(
         "layer_norm", isa, floats(x), floats(weight), floats(bias) if biased else native.ffi.NULL, 1e-5, n, floats(out)
@@ -80,8 +76,9 @@ def test_layer_norm(isa, rng, n, biased):
     np.testing.assert_allclose(out, want, rtol=1e-5, atol=1e-4)
 
 
-@pairs({"isa": LEVELS, "n": LENGTHS, "function": [0, 1, 4]})
-def test_gated(isa, rng, n, function):
+@cases(*paired({"isa": LEVELS, "n": LENGTHS, "function": [0, 1, 4]}))
+def test_gated(isa, n, function):
+    rng = np.random.default_rng(7)
     gate = (rng.normal(size=n) * 4).astype(F32)
     up = rng.normal(size=n).astype(F32)
     g = gate.astype(float)
@@ -93,9 +90,10 @@ def test_gated(isa, rng, n, function):
     np.testing.assert_allclose(out, f * up, rtol=2e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("n", LENGTHS)
-def test_clamped_swiglu(isa, rng, n):
+@cases("isa, n", product(LEVELS, LENGTHS))
+def test_clamped_swiglu(isa, n):
     """Against what PyTorch's clamp, sigmoid and products mean, in float64."""
+    rng = np.random.default_rng(7)
     gate, up = (rng.normal(size=(2, n)) * 6).astype(F32)
     g, u = np.minimum(gate.astype(float), 7), np.clip(up.astype(float), -7, 7)
     out = np.empty(n, F32)
@@ -107,8 +105,9 @@ def test_clamped_swiglu(isa, rng, n):
     np.testing.assert_allclose(out, [0, 56 / (1 + np.exp(-1.702 * 7)), np.nan, np.nan], rtol=1e-6)
 
 
-@pairs({"isa": LEVELS, "n": LENGTHS})
-def test_softplus(isa, rng, n):
+@cases(*paired({"isa": LEVELS, "n": LENGTHS}))
+def test_softplus(isa, n):
+    rng = np.random.default_rng(7)
     gate, up = (rng.normal(size=(2, n)) * 6).astype(F32)
     gate[:4] = np.array([-80, 80, 3e38, 0], F32)[:n]
     out = np.empty(n, F32)
@@ -117,8 +116,9 @@ def test_softplus(isa, rng, n):
         np.testing.assert_allclose(out, np.logaddexp(0, gate.astype(float)).astype(F32) * up, rtol=2e-6)
 
 
-@pairs({"isa": LEVELS, "n": LENGTHS, "limit": [0.0625, 1, 7]})
-def test_limited_silu(isa, rng, n, limit):
+@cases(*paired({"isa": LEVELS, "n": LENGTHS, "limit": [0.0625, 1, 7]}))
+def test_limited_silu(isa, n, limit):
+    rng = np.random.default_rng(7)
     gate, up = (rng.normal(size=(2, n)) * 6).astype(F32)
     g = gate.astype(float)
     out = np.empty(n, F32)
@@ -127,6 +127,7 @@ def test_limited_silu(isa, rng, n, limit):
     np.testing.assert_allclose(out, want, rtol=2e-6, atol=1e-6)
 
 
+@cases("isa", LEVELS)
 def test_gated_far_out_and_nan(isa):
     gate = np.array([-200, -90, 90, 200, np.nan, 0, -0.0, 3e38], F32)
     for function in (0, 1, 4):
@@ -135,6 +136,7 @@ def test_gated_far_out_and_nan(isa):
         np.testing.assert_array_equal(out, np.array([0, 0, 90, 200, np.nan, 0, 0, 3e38], F32))
 
 
+@cases("isa", LEVELS)
 def test_tanh_within_two_units_in_the_last_place(isa):
     x = np.concatenate([np.linspace(-12, 12, 100_001), np.geomspace(1e-30, 1, 5000), [0, 1e30, -np.inf]]).astype(F32)
     y = x.copy()
@@ -146,6 +148,7 @@ def test_tanh_within_two_units_in_the_last_place(isa):
     np.testing.assert_allclose(capped, 30 * np.tanh(x.astype(float) / 30), rtol=4e-7)
 
 
+@cases("isa", LEVELS)
 def test_exp_within_two_units_in_the_last_place(isa):
     x = np.concatenate([np.linspace(-87.3, 88.7, 200_001), np.linspace(-1, 1, 20_001)]).astype(F32)
     y, total = np.empty_like(x), native.ffi.new("double *")
@@ -158,16 +161,18 @@ def test_exp_within_two_units_in_the_last_place(isa):
     np.testing.assert_array_equal(y, np.array([1, 1, 0, 0, np.inf, np.inf, 0, np.nan], F32))
 
 
-@pytest.mark.parametrize("n", LENGTHS)
-def test_sum_exp(isa, rng, n):
+@cases("isa, n", product(LEVELS, LENGTHS))
+def test_sum_exp(isa, n):
+    rng = np.random.default_rng(7)
     x = rng.normal(size=n).astype(F32) * 3
     total = native.ffi.new("double *")
     call("sum_exp", isa, floats(x), n, 2.0, 0.5, native.ffi.NULL, total)
     np.testing.assert_allclose(total[0], np.exp((x.astype(float) - 2) * 0.5).sum(), rtol=2e-6)
 
 
-@pytest.mark.parametrize("n", LENGTHS)
-def test_sum_at_least(isa, rng, n):
+@cases("isa, n", product(LEVELS, LENGTHS))
+def test_sum_at_least(isa, n):
+    rng = np.random.default_rng(7)
     x, terms = np.round(rng.normal(size=n)).astype(F32), rng.exponential(size=n).astype(F32)
     total = native.ffi.new("double *")
     for threshold in (-9, 0, 1, 9):
@@ -175,16 +180,18 @@ def test_sum_at_least(isa, rng, n):
         np.testing.assert_allclose(total[0], terms[x >= threshold].astype(float).sum(), rtol=2e-6)
 
 
-@pytest.mark.parametrize("n", LENGTHS)
-def test_add(isa, rng, n):
+@cases("isa, n", product(LEVELS, LENGTHS))
+def test_add(isa, n):
+    rng = np.random.default_rng(7)
     x, out = rng.normal(size=(2, n)).astype(F32)
     want = out + x
     call("add", isa, floats(x), n, floats(out))
     np.testing.assert_array_equal(out, want)
 
 
-@pytest.mark.parametrize("n", LENGTHS)
-def test_maxima_are_strided(isa, rng, n):
+@cases("isa, n", product(LEVELS, LENGTHS))
+def test_maxima_are_strided(isa, n):
+    rng = np.random.default_rng(7)
     x = -rng.exponential(size=n).astype(F32)
     spans = -(-n // 1024)
     padded = np.full(spans * 1024, -np.inf, F32)
@@ -208,8 +215,12 @@ def test_maxima_are_strided(isa, rng, n):
     assert call("maxima_allowed", isa, *masked) == 0
 
 
-@pytest.mark.parametrize("cols, lead, n", [(256, 0, 256), (300, 0, 300), (512, 40, 100), (64, 63, 1)])
-def test_prepare(isa, rng, cols, lead, n):
+@cases(
+    "isa, cols, lead, n",
+    [(isa, *sizes) for isa in LEVELS for sizes in ((256, 0, 256), (300, 0, 300), (512, 40, 100), (64, 63, 1))],
+)
+def test_prepare(isa, cols, lead, n):
+    rng = np.random.default_rng(7)
     x = rng.normal(size=n).astype(F32)
     padded = -(-cols // 256) * 256
     full = np.zeros(padded, F32)

@@ -2,10 +2,13 @@
 treatment of what is not normal.
 """
 
+from itertools import product
+
 import numpy as np
 import pytest
 
 from ckdist import native
+from tests.support.cases import cases
 from tests.support.levels import BF16 as BF16_LEVELS
 from tests.support.levels import each
 
@@ -65,8 +68,7 @@ def hard(n, seed=0):
     return bits.view(np.float32)
 
 
-@pytest.mark.parametrize("isa", each(BF16_LEVELS))
-@pytest.mark.parametrize("n", LENGTHS)
+@cases("isa, n", product(each(BF16_LEVELS), LENGTHS))
 def test_bfloat16_is_rounded_as_the_instruction_does(isa, n):
     x = hard(n)
     np.testing.assert_array_equal(fold(isa, BF16, SUM, NARROW, [x], np.empty(n, np.uint16)), rounded(x))

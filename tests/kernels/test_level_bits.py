@@ -1,13 +1,15 @@
 """Levels whose sums are fused and in one order give the same bits on every CPU: those on record, which AVX2 made."""
 
+import functools
 import hashlib
+import itertools
 import json
 
 import numpy as np
-import pytest
 
 from tests.kernels import test_attention as attention
 from tests.support import products as linear
+from tests.support.cases import cases
 from tests.support.levels import ALL, each
 from tests.support.paths import GOLDEN
 
@@ -39,6 +41,11 @@ def rows_of(name, rows, cols):
     return np.ascontiguousarray(halves).view(np.uint8)
 
 
+@functools.cache
+def recorded(kind):
+    return json.loads(RECORD.read_text())[kind]
+
+
 def product(isa, name):
     rows, cols = 37, 3 * max(256, linear.block_of(name)[0])
     tiles = linear.pack(isa, name, rows_of(name, rows, cols), rows, cols)
@@ -52,23 +59,19 @@ def attended(isa, kv_type, heads):
     return attention.attend(attention.Cache(isa.encode(), kv_type, k, v), q, 293, settings)
 
 
-@pytest.mark.parametrize("isa", each(FUSED))
-@pytest.mark.parametrize("name", [name for name in linear.TYPES if name not in BY_PAIRS])
+@cases("isa, name", itertools.product(each(FUSED), [name for name in linear.TYPES if name not in BY_PAIRS]))
 def test_products(isa, name):
-    assert digest(product(isa, name)) == json.loads(RECORD.read_text())["products"][name]
+    assert digest(product(isa, name)) == recorded("products")[name]
 
 
-@pytest.mark.parametrize("isa", each([name for name in FUSED if name not in BF16_DOT]))
-@pytest.mark.parametrize("name", BY_PAIRS)
+@cases("isa, name", itertools.product(each([name for name in FUSED if name not in BF16_DOT]), BY_PAIRS))
 def test_products_of_expanded_bfloat16(isa, name):
-    assert digest(product(isa, name)) == json.loads(RECORD.read_text())["products"][name]
+    assert digest(product(isa, name)) == recorded("products")[name]
 
 
-@pytest.mark.parametrize("isa", each(FUSED))
-@pytest.mark.parametrize("kv_type", list(attention.TYPES))
-@pytest.mark.parametrize("heads", [1, 5])
+@cases("isa, kv_type, heads", itertools.product(each(FUSED), list(attention.TYPES), [1, 5]))
 def test_attention(isa, kv_type, heads):
-    assert digest(attended(isa, kv_type, heads)) == json.loads(RECORD.read_text())["attention"][f"{kv_type} {heads}"]
+    assert digest(attended(isa, kv_type, heads)) == recorded("attention")[f"{kv_type} {heads}"]
 
 
 if __name__ == "__main__":

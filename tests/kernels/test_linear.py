@@ -5,14 +5,17 @@ themselves and scale 1, and are exact in bfloat16 too: with them a product may d
 rounding alone.
 """
 
+from itertools import product
+
 import numpy as np
 import pytest
 from gguf import GGMLQuantizationType, quants
 
 from ckdist import errors
 from ckdist.native import check, ffi, lib, pointer
+from tests.support.cases import cases
 from tests.support.levels import HERE, each
-from tests.support.pairs import pairs
+from tests.support.pairs import paired
 from tests.support.products import (
     HALF_FIELDS,
     TYPES,
@@ -31,7 +34,7 @@ from tests.support.products import (
 F32, BF16, Q8 = 0, 1, 2
 
 
-@pytest.mark.parametrize("name", TYPES)
+@cases("name", TYPES)
 def test_dequantize_equals_gguf(name):
     data, values = random_rows(name, 5, odd_columns(name))
     out = np.empty_like(values)
@@ -43,7 +46,7 @@ def test_dequantize_equals_gguf(name):
     np.testing.assert_array_equal(out, values)
 
 
-@pytest.mark.parametrize("name", TYPES)
+@cases("name", TYPES)
 def test_unpacking_gives_the_files_values(name):
     rows, cols = 37, odd_columns(name)
     data, values = random_rows(name, rows, cols)
@@ -59,14 +62,14 @@ def test_unpacking_gives_the_files_values(name):
         np.testing.assert_array_equal(pack(isa, name, data, rows, cols), tiles)
 
 
-@pytest.mark.parametrize("name", TYPES)
+@cases("name", TYPES)
 def test_packing_costs_a_few_per_cent(name):
     elements, size = block_of(name)
     packed = check(lib.ckdist_tile_bytes(ffi.NULL, number(name), 4096))
     assert packed <= 1.06 * 16 * 4096 // elements * size
 
 
-@pytest.mark.parametrize("name", HALF_FIELDS)
+@cases("name", HALF_FIELDS)
 def test_blocks_of_any_bytes_mean_what_gguf_says(name):
     """Infinite scales and such too: what is no number there is none here, and the products of other rows stay as
     they are.
@@ -93,7 +96,7 @@ def test_blocks_of_any_bytes_mean_what_gguf_says(name):
         assert np.all(np.abs(y - exact)[whole] <= 2e-6 * magnitude[whole]) and not np.isfinite(y[~whole]).any()
 
 
-@pairs({"isa": each(), "name": TYPES, "rows, tokens": [(16, 1), (37, 3), (50, 35)]})
+@cases(*paired({"isa": each(), "name": TYPES, "rows, tokens": [(16, 1), (37, 3), (50, 35)]}))
 def test_whole_activations_give_the_exact_product(isa, name, rows, tokens):
     cols = odd_columns(name)
     data, values = random_rows(name, rows, cols, seed=rows)
@@ -106,8 +109,7 @@ def test_whole_activations_give_the_exact_product(isa, name, rows, tokens):
     assert np.all(np.abs(y - exact) <= 2e-6 * magnitude)
 
 
-@pytest.mark.parametrize("isa", each())
-@pytest.mark.parametrize("name", HALF_FIELDS)
+@cases("isa, name", product(each(), HALF_FIELDS))
 def test_the_largest_codes_do_not_saturate(isa, name):
     elements, size = block_of(name)
     cols = 2 * elements
@@ -123,8 +125,7 @@ def test_the_largest_codes_do_not_saturate(isa, name):
         assert np.all(np.abs(y - x @ values.T) <= 2e-6 * 127 * np.abs(values).sum(1))
 
 
-@pytest.mark.parametrize("isa", each())
-@pytest.mark.parametrize("name", HALF_FIELDS)
+@cases("isa, name", product(each(), HALF_FIELDS))
 def test_extreme_codes_in_every_order_do_not_saturate(isa, name):
     """Neighbours of every sign and size: products of two and four columns take each combination of the extremes."""
     elements, size = block_of(name)
@@ -141,7 +142,7 @@ def test_extreme_codes_in_every_order_do_not_saturate(isa, name):
     assert np.all(np.abs(y - x @ values.T) <= 2e-6 * 127 * np.abs(values).sum(1))
 
 
-@pytest.mark.parametrize("name", TYPES)
+@cases("name", TYPES)
 def test_levels_give_the_same_bits(name):
     """Sums of whole numbers are exact and floats are added in one order, so instructions do not show.
 
@@ -168,8 +169,7 @@ def test_levels_give_the_same_bits(name):
         assert np.all(np.abs(y - plain) <= (2.0**-9 * 1.001 + 2e-6) * magnitude)
 
 
-@pytest.mark.parametrize("isa", each())
-@pytest.mark.parametrize("name", TYPES)
+@cases("isa, name", product(each(), TYPES))
 def test_rounded_activations_stay_within_their_step(isa, name):
     rows, cols, tokens = 32, 768, 2
     data, values = random_rows(name, rows, cols)
@@ -182,8 +182,7 @@ def test_rounded_activations_stay_within_their_step(isa, name):
     assert np.all(np.abs(y - x.astype(np.float64) @ values.T.astype(np.float64)) <= bound)
 
 
-@pytest.mark.parametrize("isa", each())
-@pytest.mark.parametrize("name", TYPES)
+@cases("isa, name", product(each(), TYPES))
 def test_a_token_does_not_depend_on_its_batch(isa, name):
     rows, cols = 40, 1280
     data, _ = random_rows(name, rows, cols)
@@ -196,7 +195,7 @@ def test_a_token_does_not_depend_on_its_batch(isa, name):
         np.testing.assert_array_equal(together.view(np.uint32), alone[:tokens].view(np.uint32))
 
 
-@pytest.mark.parametrize("isa", each())
+@cases("isa", each())
 def test_many_tokens_and_rows_give_what_few_tokens_give(isa):
     rows, cols = 270, 544  # more of both than a kernel takes at once
     data, _ = random_rows("BF16", rows, cols)
@@ -209,7 +208,7 @@ def test_many_tokens_and_rows_give_what_few_tokens_give(isa):
         np.testing.assert_array_equal(together.view(np.uint32), few[:tokens].view(np.uint32))
 
 
-@pytest.mark.parametrize("isa", each())
+@cases("isa", each())
 def test_rows_too_wide_to_be_expanded_once(isa):
     """Expanded, the tile is larger than what stays in the cache; each strip of tokens expands it for itself, with
     the same bits.
@@ -223,7 +222,7 @@ def test_rows_too_wide_to_be_expanded_once(isa):
     assert np.all(np.abs(y - x @ values.T) <= 1e-5 * np.abs(x) @ np.abs(values).T)
 
 
-@pytest.mark.parametrize("isa", each())
+@cases("isa", each())
 def test_prepared_rows_agree_between_isas(isa):
     x = np.random.default_rng(4).normal(size=(3, 300)).astype(np.float32)
     x[1, 32:64] = 0
@@ -252,8 +251,7 @@ def test_prepared_rows_agree_between_isas(isa):
         assert np.abs(scale * (256 * high + low) - exact).max() <= np.abs(exact).max() * 2.0**-15
 
 
-@pytest.mark.parametrize("isa", each())
-@pytest.mark.parametrize("name", ["Q8_0", "Q4_K", "BF16", "F32"])
+@cases("isa, name", product(each(), ["Q8_0", "Q4_K", "BF16", "F32"]))
 def test_what_is_not_finite_shows_in_the_result(isa, name):
     data, _ = random_rows(name, 16, 256)
     tiles = pack(isa, name, data, 16, 256)
@@ -263,7 +261,7 @@ def test_what_is_not_finite_shows_in_the_result(isa, name):
     assert np.isfinite(y[0]).all() and np.isnan(y[1]).all()
 
 
-@pytest.mark.parametrize("isa", each())
+@cases("isa", each())
 def test_only_the_rows_of_the_given_tiles_are_written(isa):
     data, _ = random_rows("Q4_K", 40, 256)
     tiles = pack(isa, "Q4_K", data, 40, 256)
@@ -274,8 +272,7 @@ def test_only_the_rows_of_the_given_tiles_are_written(isa):
     assert (y[:, :16] == 7).all() and (y[:, 32:] == 7).all()
 
 
-@pytest.mark.parametrize("isa", each())
-@pytest.mark.parametrize("name", ["Q8_0", "Q6_K", "BF16"])
+@cases("isa, name", product(each(), ["Q8_0", "Q6_K", "BF16"]))
 def test_empty_matrices(isa, name):
     for rows, cols, tokens in ((0, 256, 2), (5, 0, 2), (5, 0, 40), (5, 256, 0)):
         data, _ = random_rows(name, rows, cols)
@@ -313,8 +310,7 @@ def test_quantisers_err_as_little_as_the_formats_allow():
         np.testing.assert_array_equal(quantized(name, x), same)
 
 
-@pytest.mark.parametrize("scale", [1e-30, 1e-6, 1.0, 3e4])
-@pytest.mark.parametrize("shift", [0.0, 3.0, -3.0])
+@cases("scale, shift", product([1e-30, 1e-6, 1.0, 3e4], [0.0, 3.0, -3.0]))
 def test_quantisers_at_the_edges_of_range(scale, shift):
     x = ((np.random.default_rng(6).normal(size=(4, 256)) + shift) * scale / 8).astype(np.float32)
     x[1] = 0

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -28,6 +29,7 @@ from ckdist.train.moments import state_floats
 from ckdist.train.native_executable import NativeExecutable
 from ckdist.train.optimizer import STATES
 from ckdist.train.training_memory import training_bytes
+from tests.support.cases import cases
 from tests.support.golden_training import FAMILIES, GRADIENT_ERROR, LOSS_ERROR, batches, golden, model, split
 from tests.support.interpreter import Interpreter
 from tests.support.levels import HERE, each
@@ -207,8 +209,7 @@ def on_level(isa):
             return dict(stored)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("isa", each(("avx2", "avx512", "avx512_bf16")))
+@cases("isa, dtype", product(each(("avx2", "avx512", "avx512_bf16")), ["float32", "bfloat16"]))
 def test_levels(isa, dtype):
     plain, found = on_level("baseline")[f"{dtype} 29"], on_level(isa)[f"{dtype} 29"]
     same_order = isa == "avx512" or (isa == "avx512_bf16" and dtype == "float32")  # of sums, as on AVX2
@@ -271,18 +272,9 @@ def test_planned_memory_is_what_is_taken(trained):
     e.close()
 
 
-# What a mesh adds to the error of one rank: sums in another order.
-@pairs(
-    {
-        "dp, tp": [(2, 2), (1, 3), (1, 2)],
-        "dtype": ["float32", "bfloat16"],
-        "piece": ["plain", "unequal", "soft_cap", "qwen3", "experts", "latent"],
-    }
-)
-def test_meshes(dp, tp, dtype, piece):
-    """Every rank has its shard of the whole gradients, the same bits as its peers of other replicas; weights that all
-    ranks hold have the same bits on all. Twice, to the same bits.
-    """
+@functools.cache
+def of_mesh(piece, dtype):
+    """(spec, weights, batch, reference) of a model for meshes."""
     heads = {"heads": 6, "kv_heads": 3, "head_dim": 12, "ffn": 100, "vocab": 77}
     kinds = {
         "plain": {"mixer": {"qkv_bias": True, "o_bias": True}, "tie_embeddings": True},
@@ -302,7 +294,22 @@ def test_meshes(dp, tp, dtype, piece):
         w.name: (0.2 * rng.standard_normal([d.elements for d in w.dims])).astype(np.float32) for w in program.weights
     }
     batch = random_batch([40, 23, 1, 31], spec.vocab_size)
-    loss, gradients = reference(spec, weights, batch)
+    return spec, weights, batch, reference(spec, weights, batch)
+
+
+# What a mesh adds to the error of one rank: sums in another order.
+@pairs(
+    {
+        "piece": ["plain", "unequal", "soft_cap", "qwen3", "experts", "latent"],
+        "dp, tp": [(2, 2), (1, 3), (1, 2)],
+        "dtype": ["float32", "bfloat16"],
+    }
+)
+def test_meshes(dp, tp, dtype, piece):
+    """Every rank has its shard of the whole gradients, the same bits as its peers of other replicas; weights that all
+    ranks hold have the same bits on all. Twice, to the same bits.
+    """
+    spec, weights, batch, (loss, gradients) = of_mesh(piece, dtype)
     parts = split(batch, dp)
 
     def body(world):

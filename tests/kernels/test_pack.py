@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from ckdist.native import check, ffi, lib, pointer
+from tests.support.cases import cases
 from tests.support.levels import HERE, VECTORS
 from tests.support.products import TYPES, block_of, number
 
@@ -40,7 +41,7 @@ def packed(isa, name, source, rows, cols):
     return tiles
 
 
-@pytest.mark.parametrize("name", TYPES)
+@cases("name", TYPES)
 def test_every_isa_packs_the_same_bytes_and_reads_nothing_else(guarded, name):
     elements, size = block_of(name)
     long = 9000 // size + 1  # blocks of a row that is packed in two strips

@@ -15,6 +15,7 @@ from ckdist.engine.sampling_params import SamplingParams
 from ckdist.engine.sampling_state import SamplingState, sampling_state
 from ckdist.errors import ConfigError
 from ckdist.tokens.tokenizer_source import tokenizer_of
+from tests.support.cases import cases
 from tests.support.paths import GOLDEN as GOLDEN_FILES
 from tests.support.sample_row import SampleRow
 
@@ -80,7 +81,7 @@ def assert_distribution(logits, want, row_at) -> None:
     assert not wrong, f"{len(wrong)} of {len(tokens)} draws: {wrong[:5]}"
 
 
-@pytest.mark.parametrize("i", range(len(CASES)))
+@cases("i", range(len(CASES)))
 def test_keeps_what_llama_cpp_keeps(i, dry_breakers):
     case = CASES[i]
     logits, want = GOLDEN[f"row{case['row']}"], GOLDEN[f"kept{i}"].astype(float)
@@ -95,7 +96,7 @@ def test_keeps_what_llama_cpp_keeps(i, dry_breakers):
     )
 
 
-@pytest.mark.parametrize("i", [i for i, case in enumerate(CASES) if case["params"].get("mirostat")])
+@cases("i", [i for i, case in enumerate(CASES) if case["params"].get("mirostat")])
 def test_mirostat_learns_from_the_probability_of_what_was_drawn(i):
     case, want = CASES[i], GOLDEN[f"kept{i}"].astype(float)
     params = params_of(case["params"])

@@ -19,6 +19,7 @@ import pytest
 from ckdist import native
 from ckdist.errors import ConfigError
 from tests.kernels.test_attention import Cache, Settings, attend
+from tests.support.cases import cases
 from tests.support.compiled import NATIVE
 from tests.support.paths import ROOT
 from tests.support.products import (
@@ -80,7 +81,7 @@ def assert_same_bits(ours, theirs):
     np.testing.assert_array_equal(ours.view(np.uint32), theirs.view(np.uint32))
 
 
-@pytest.mark.parametrize("name", [*HALF_FIELDS, "INT4_32", "INT4_32Z", "INT4_128Z", "NVFP4"])
+@cases("name", [*HALF_FIELDS, "INT4_32", "INT4_32Z", "INT4_128Z", "NVFP4"])
 def test_bytes_in_tiles_have_the_bits_of_avx512(tiles, name):
     for rows, cols in ((37, odd_columns(name)), (32, 512), (16, 256), (5, 256), (70, block_of(name)[0])):
         data, _ = random_rows(name, rows, cols, seed=rows)
@@ -96,7 +97,7 @@ def test_bytes_in_tiles_have_the_bits_of_avx512(tiles, name):
             assert worked % tokens == 0  # tiles have as many rows as there are tokens, and read no others
 
 
-@pytest.mark.parametrize("name", [*HALF_FIELDS, "INT4_32", "INT4_32Z", "INT4_128Z", "NVFP4"])
+@cases("name", [*HALF_FIELDS, "INT4_32", "INT4_32Z", "INT4_128Z", "NVFP4"])
 def test_prompts_are_products_of_weights_in_bfloat16(tiles, name):
     wide = -(-4352 // block_of(name)[0]) * block_of(name)[0]  # more columns than are expanded at a time
     for rows, cols in ((37, odd_columns(name)), (300, 512), (5, 256), (18, wide)):
@@ -118,7 +119,7 @@ def test_prompts_are_products_of_weights_in_bfloat16(tiles, name):
         assert_same_bits(part[:, 16:], y[:, 16:])
 
 
-@pytest.mark.parametrize("name", HALF_FIELDS)
+@cases("name", HALF_FIELDS)
 def test_the_largest_codes_and_what_is_not_finite(tiles, name):
     elements, size = block_of(name)
     cols = 256 // elements * elements

@@ -1,5 +1,7 @@
 """Muon, Adafactor and AdamW with 8-bit moments over replicas and tensors: the bits of one rank."""
 
+import functools
+
 import numpy as np
 import pytest
 
@@ -19,15 +21,23 @@ SPEC = small_spec(heads=6, kv_heads=3, head_dim=8, ffn=100, vocab=77)
 STEPS, TOKENS = 2, 16
 
 
+@functools.cache
+def shards_of(dp: int, tp: int, rank: int):
+    return lower_model(SPEC, 16, mesh=Mesh.of_job(dp * tp, rank, dp=dp, tp=tp)).trained_shards
+
+
+@functools.cache
+def numbers(name: str, step: int, shape: tuple[int, ...]) -> np.ndarray:
+    return np.random.default_rng([step, *name.encode()]).standard_normal(shape, np.float32)
+
+
 def updated(optim: str, dp: int, tp: int, zero: int, world=None, dtype=WIDE):
     """The whole parameters' shards after some updates, and the names that this rank keeps."""
     mesh = Mesh.of_job(dp * tp, world.rank if world else 0, dp=dp, tp=tp)
     communicator = open_communicator(world, timeout=20) if world else None
-    shards = lower_model(SPEC, 16, mesh=mesh).trained_shards
+    shards = shards_of(dp, tp, mesh.rank)
     parameters, gradients = Arena(shards.shapes, dtype=dtype), Arena(shards.shapes)
-    normal = lambda name, step: np.random.default_rng([step, *name.encode()]).standard_normal(
-        shards.whole_shapes[name], np.float32
-    )
+    normal = lambda name, step: numbers(name, step, tuple(shards.whole_shapes[name]))
     for name in parameters:
         assign(parameters[name], shards.part(name, normal(name, STEPS)))
     # Without clipping, no sum over ranks has an influence.

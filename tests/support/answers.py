@@ -1,7 +1,9 @@
 """Answers of a chat, read in parts that a seed decides, and random ones that follow a grammar."""
 
+import functools
 import random
 
+import numpy as np
 from llguidance import LLMatcher, LLTokenizer
 
 from ckdist.serve.chat_message import parser_of
@@ -60,23 +62,31 @@ SCHEMAS = {
 }
 
 
+LIKELY = frozenset(b'"<}]\n,')
+PLAIN = frozenset(range(32, 127)) - {92}
+
+
+@functools.cache
+def bytes_alone() -> LLTokenizer:
+    return LLTokenizer("byte", slices=[])
+
+
 def follows(grammar: str, text: str) -> bool:
     """Whether the bytes of `text` are a whole answer by the grammar."""
-    matcher = LLMatcher(LLTokenizer("byte", slices=[]), grammar, log_level=0, limits=limits())
+    matcher = LLMatcher(bytes_alone(), grammar, log_level=0, limits=limits())
     tokens = list(text.encode())
     return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
 
 
 def written(grammar: str, choose: random.Random) -> str | None:
     """A random text that follows a grammar; None where it has no end within 1000 bytes."""
-    matcher, text = LLMatcher(LLTokenizer("byte", slices=[]), grammar, log_level=0, limits=limits()), bytearray()
+    matcher, text = LLMatcher(bytes_alone(), grammar, log_level=0, limits=limits()), bytearray()
     for _ in range(1000):
-        mask = int.from_bytes(matcher.compute_bitmask(), "little")
-        allowed = [byte for byte in range(256) if mask >> byte & 1]
+        mask = np.frombuffer(matcher.compute_bitmask(), np.uint8)
+        allowed = np.unpackbits(mask, count=256, bitorder="little").nonzero()[0].tolist()
         if matcher.is_accepting() and (not allowed or choose.random() < 0.3):
             return text.decode()
-        likely = [byte for byte in allowed if chr(byte) in '"<}]\n,'] if choose.random() < 0.5 else []
-        plain = [byte for byte in allowed if 32 <= byte < 127 and byte != 92]
-        text.append(choose.choice(likely or plain or allowed))
+        chosen = [byte for byte in allowed if byte in LIKELY] if choose.random() < 0.5 else []
+        text.append(choose.choice(chosen or [byte for byte in allowed if byte in PLAIN] or allowed))
         assert matcher.consume_token(text[-1])
     return None

@@ -2,6 +2,7 @@
 them.
 """
 
+import functools
 import json
 
 import numpy as np
@@ -29,6 +30,7 @@ LOSS_ERROR = {"float32": 1e-6, "bfloat16": 2e-3}
 OPTIMIZER = json.loads((GOLDEN / "training" / "optimizer.json").read_text())
 
 
+@functools.cache
 def batches(vocab: int = 1 << 30) -> list[PackedBatch]:
     """`vocab`: of the model, if it is smaller than the batches'."""
     within = lambda x: (x - 3) % (vocab - 3) + 3
@@ -51,6 +53,7 @@ def split(batch: PackedBatch, ranks: int) -> list[PackedBatch]:
     ]
 
 
+@functools.cache
 def golden(family: str) -> dict[str, np.ndarray]:
     with np.load(GOLDEN / "training" / f"{family}.npz") as stored:
         return dict(stored)

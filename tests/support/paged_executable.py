@@ -4,6 +4,7 @@ block table.
 Any mistake in a block table, a position, a reused prefix, a chunk or a preemption changes the text.
 """
 
+import functools
 import zlib
 from collections import deque
 from types import SimpleNamespace
@@ -113,9 +114,19 @@ def prefix_logits(prefix, vocab_size: int) -> np.ndarray:
     """float32 (vocab,): what stands for a model's forward over `prefix`."""
     prefix = np.asarray(prefix, np.int32)
     assert (prefix >= 0).all(), "a position was read that nothing was written to"
-    return np.random.Generator(np.random.Philox(key=zlib.crc32(prefix.tobytes()))).standard_normal(
-        vocab_size, np.float32
-    )
+    return _normal(zlib.crc32(prefix.tobytes()), vocab_size)
+
+
+@functools.lru_cache(1 << 14)  # a sequence is computed alone, too
+def _normal(key: int, size: int) -> np.ndarray:
+    values = np.random.Generator(np.random.Philox(key=key)).standard_normal(size, np.float32)
+    values.flags.writeable = False
+    return values
+
+
+@functools.lru_cache(1 << 14)
+def _gumbel(key: tuple[int, int], size: int) -> np.ndarray:
+    return np.random.default_rng(key).gumbel(size=size)
 
 
 def log_softmax(row: np.ndarray) -> np.ndarray:
@@ -133,7 +144,8 @@ class PlainSampler:
         samples = []
         for values, row in zip(logits, rows, strict=True):
             assert row.length == len(row.prompt) + len(row.output)
-            noise = np.random.default_rng((row.seed, row.length)).gumbel(size=len(values)) * row.params.temperature
+            heat = row.params.temperature
+            noise = _gumbel((row.seed, row.length), len(values)) * heat if heat else 0
             token = int(np.argmax(values + noise))
             if row.params.logprobs is None:
                 samples.append(SimpleNamespace(token=token, logprob=None, top=[]))

@@ -8,7 +8,12 @@ import pytest
 
 
 def pairs(factors: Mapping[str, Iterable[Any]]) -> pytest.MarkDecorator:
-    """Parametrizes a test so that every two values of different factors occur together in at least one case.
+    """Parametrizes a test by `paired`."""
+    return pytest.mark.parametrize(*paired(factors))
+
+
+def paired(factors: Mapping[str, Iterable[Any]]) -> tuple[str, list[list[Any]]]:
+    """Names and cases in which every two values of different factors occur together at least once.
 
     Args:
         factors: The values of each factor. As in `pytest.mark.parametrize`, a factor "a, b" has tuples as values.
@@ -16,7 +21,7 @@ def pairs(factors: Mapping[str, Iterable[Any]]) -> pytest.MarkDecorator:
     columns = [[value if "," in name else (value,) for value in values] for name, values in factors.items()]
     rows = covering([len(column) for column in columns])
     cases = [[x for column, i in zip(columns, row, strict=True) for x in column[i]] for row in rows]
-    return pytest.mark.parametrize(", ".join(factors), cases)
+    return ", ".join(factors), cases
 
 
 def covering(sizes: Sequence[int]) -> list[tuple[int, ...]]:

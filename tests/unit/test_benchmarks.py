@@ -4,12 +4,11 @@ import ast
 import importlib
 import importlib.util
 
-import pytest
-
+from tests.support.cases import cases
 from tests.support.paths import ROOT
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "benchmarks").glob("*.py")), ids=lambda path: path.stem)
+@cases("path", sorted((ROOT / "benchmarks").glob("*.py")))
 def test_what_a_benchmark_imports_is_there(path):
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "ckdist":

@@ -16,6 +16,7 @@ import pytest
 from ckdist.errors import CkdistError
 from ckdist.models.decoder import weight_shapes
 from ckdist.models.registry import family, read_gguf_metadata, spec_from_config
+from tests.support.cases import cases
 from tests.support.paths import GOLDEN
 
 CONVERTED = json.loads((GOLDEN / "configs" / "converted.json").read_text())
@@ -56,7 +57,7 @@ def golden_spec(folder: str):
     return spec_from_config(json.loads((GOLDEN / folder / "config.json").read_text()), folder)
 
 
-@pytest.mark.parametrize("name", CONVERTED)
+@cases("name", CONVERTED)
 def test_a_converted_model_is_the_same_model(name):
     entry = CONVERTED[name]
     dims = {tensor: tuple(sizes) for tensor, sizes in entry["tensors"].items()}

@@ -7,12 +7,13 @@ import pytest
 
 from ckdist.errors import ConfigError, LayoutError
 from ckdist.mesh import AXES, Mesh
+from tests.support.cases import cases
 
 SIZES = itertools.product(range(1, 4), repeat=4)
 MOST_RANKS = 24
 
 
-@pytest.mark.parametrize("dp, sp, pp, tp", [sizes for sizes in SIZES if math.prod(sizes) <= MOST_RANKS])
+@cases("dp, sp, pp, tp", [sizes for sizes in SIZES if math.prod(sizes) <= MOST_RANKS])
 def test_every_rank_has_its_own_place(dp, sp, pp, tp):
     """Row-major: tp neighbours follow one another, and the groups of any axes are disjoint and cover all ranks."""
     ranks = dp * sp * pp * tp
@@ -21,9 +22,9 @@ def test_every_rank_has_its_own_place(dp, sp, pp, tp):
     assert places == list(itertools.product(range(dp), range(sp), range(pp), range(1), range(tp)))
     for count in range(len(AXES) + 1):
         for axes in itertools.combinations(AXES, count):
-            groups = {tuple(mesh.group(*axes)) for mesh in meshes}
-            assert sorted(itertools.chain(*groups)) == list(range(ranks))
-            assert all(mesh.rank in mesh.group(*axes) for mesh in meshes)
+            groups = [tuple(mesh.group(*axes)) for mesh in meshes]
+            assert sorted(itertools.chain(*set(groups))) == list(range(ranks))
+            assert all(mesh.rank in group for mesh, group in zip(meshes, groups, strict=True))
     for axis in AXES:
         assert [m.group(axis) for m in meshes] == [[p.rank for p in m.along(axis)] for m in meshes]
     assert meshes[0].group("tp") == list(range(tp))

@@ -1,5 +1,6 @@
 """The program: its golden text, its meaning under any number of ranks, and what lowering makes of it."""
 
+import functools
 from dataclasses import replace
 
 import numpy as np
@@ -14,12 +15,14 @@ from ckdist.program.lower import ServingLowering, stored_dims
 from ckdist.program.step import ValueIndex
 from ckdist.program.tracer import trace
 from ckdist.program.training_tracer import trace_loss
+from tests.support.cases import cases
 from tests.support.interpreter import Interpreter
-from tests.support.pairs import pairs
+from tests.support.pairs import paired
 from tests.support.paths import GOLDEN as GOLDEN_FILES
 from tests.support.specs import FAMILIES, LINEAR, PIECES, spec, weights_of
 
 GOLDEN = GOLDEN_FILES / "programs"
+STEPS = ((np.arange(9), None), ([3], None), ([4, 5], [1]))  # token ids and outputs: a prompt, then more from the cache
 
 
 @pytest.mark.parametrize("family, layout", [*((family, TENSOR) for family in FAMILIES), ("qwen2", TOKEN)])
@@ -43,16 +46,22 @@ def test_golden_text(family, layout):
     assert text == path.read_text()
 
 
-@pairs({"family": [*FAMILIES, *LINEAR], "ranks": [2, 3, 4, 7, 13], "layout": [TENSOR, TOKEN]})
-def test_any_number_of_ranks_means_the_same(family, ranks, layout):
+@functools.cache
+def alone(family):
+    """The weights of a family's model, and what one rank computes of `STEPS`."""
     s = spec(**{**FAMILIES, **LINEAR}[family])
-    alone = trace(forward, s, SINGLE, Mesh({"tp": 1}))
-    weights = weights_of(alone)
-    expected = Interpreter(alone, s, Mesh({"tp": 1}), weights.get)
-    mesh = Mesh({"tp": ranks})
+    program = trace(forward, s, SINGLE, Mesh({"tp": 1}))
+    weights = weights_of(program)
+    interpreter = Interpreter(program, s, Mesh({"tp": 1}), weights.get)
+    return s, weights, [interpreter.run(*step) for step in STEPS]
+
+
+@cases(*paired({"family": [*FAMILIES, *LINEAR], "ranks": [2, 3, 4, 7, 13], "layout": [TENSOR, TOKEN]}))
+def test_any_number_of_ranks_means_the_same(family, ranks, layout):
+    (s, weights, expected), mesh = alone(family), Mesh({"tp": ranks})
     many = Interpreter(trace(forward, s, layout, mesh), s, mesh, weights.get)
-    for ids, outputs in ((np.arange(9), None), ([3], None), ([4, 5], [1])):  # a prompt, then more from the cache
-        np.testing.assert_allclose(many.run(ids, outputs), expected.run(ids, outputs), atol=2e-6)
+    for step, logits in zip(STEPS, expected, strict=True):
+        np.testing.assert_allclose(many.run(*step), logits, atol=2e-6)
 
 
 def test_one_rank_has_no_collectives():

@@ -1,6 +1,7 @@
 """The scheduler: who computes what in a step, within budgets of tokens, outputs and blocks."""
 
 import random
+from itertools import product
 
 import pytest
 
@@ -9,6 +10,7 @@ from ckdist.engine.pooling import Pooling
 from ckdist.engine.sampling_params import SamplingParams
 from ckdist.engine.scheduler import PASSING_SECONDS, EngineBusy, Scheduler
 from ckdist.engine.sequence import Sequence, State
+from tests.support.cases import cases
 
 
 def make(num_blocks=64, max_tokens=32, max_sequences=4, max_outputs=32, max_waiting=8, **more):
@@ -168,8 +170,7 @@ def test_a_request_knows_the_length_of_the_sequence_whose_cache_it_takes_over():
     assert (second.cached_tokens, second.cached_from) == (16, 41)
 
 
-@pytest.mark.parametrize("split", [False, True])
-@pytest.mark.parametrize("seed", range(20))
+@cases("split, seed", product([False, True], range(20)))
 def test_all_requests_end_and_every_step_keeps_to_its_budgets(seed, split):
     draw = random.Random(seed)
     sizes = draw.randint(8, 14), draw.randint(8, 64), draw.randint(2, 8), draw.randint(2, 8), 30

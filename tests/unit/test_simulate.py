@@ -43,20 +43,20 @@ def one_by_one(monkeypatch):
     seed=st.integers(0, 1 << 30),
     rate=st.floats(0.1, 8),
     router=st.sampled_from(ROUTERS),
-    failure=st.sampled_from([math.inf, 15.0]),
+    failure=st.sampled_from([math.inf, 8.0]),
     stages=st.integers(1, 3),
     prefix=st.sampled_from([0, 40]),
 )
 def test_every_request_ends_once(seed, rate, router, failure, stages, prefix):
-    load = requests(rate, 30, seed, prefix_tokens=prefix, prefixes=2)
+    load = requests(rate, 15, seed, prefix_tokens=prefix, prefixes=2)
     server = replace(SERVER, stages=stages, stage_hop=0.001)
-    fleet = replace(FLEET, router=router, failure_seconds=failure, restart=5.0, server=server, seed=seed)
-    seen = simulate_requests(fleet, load, 30)
+    fleet = replace(FLEET, router=router, failure_seconds=failure, restart=3.0, server=server, seed=seed)
+    seen = simulate_requests(fleet, load, 15)
     rows = seen.table
     assert sorted(rows.arrival) == sorted(load.arrival)
     finished = rows.how == 0
     assert (rows.first[finished] > rows.arrival[finished]).all() and (rows.end >= rows.arrival).all()
-    found = report(seen, fleet, 30, Objective())
+    found = report(seen, fleet, 15, Objective())
     assert found["requests"] == len(load) == found["finished"] + found["failed"] + found["refused"]
     assert 0 <= found["utilisation"] <= 1 and (failure < math.inf or found["failures"] == 0)
     gaps = rows.output[finished].sum() - finished.sum()
@@ -85,12 +85,12 @@ def test_processes_change_nothing(monkeypatch):
 @settings(max_examples=20, deadline=None)
 @given(seed=st.integers(0, 1 << 30), rate=st.floats(0.05, 6), prefix=st.sampled_from([0, 40]))
 def test_stretches_of_decode_are_what_single_steps_are(seed, rate, prefix):
-    load = requests(rate, 30, seed, prefix_tokens=prefix, prefixes=2)
-    fleet = replace(FLEET, failure_seconds=20.0, restart=2.0)
-    quick = simulate_requests(fleet, load, 30)
+    load = requests(rate, 20, seed, prefix_tokens=prefix, prefixes=2)
+    fleet = replace(FLEET, failure_seconds=12.0, restart=2.0)
+    quick = simulate_requests(fleet, load, 20)
     with pytest.MonkeyPatch.context() as patch:
         one_by_one(patch)
-        slow = simulate_requests(fleet, load, 30)
+        slow = simulate_requests(fleet, load, 20)
     assert np.allclose(np.array(quick.rows), np.array(slow.rows), atol=1e-6)
     assert (quick.steps, quick.preemptions, quick.failures) == (slow.steps, slow.preemptions, slow.failures)
     for name in ("busy", "waiting", "running"):

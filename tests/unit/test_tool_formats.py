@@ -1,5 +1,6 @@
 """Calls of tools: found in templates, read out of answers however these are cut, and enforced by grammars."""
 
+import functools
 import json
 import random
 
@@ -176,6 +177,11 @@ def test_llama_3_calls_in_python():
         python_call(hostile)
 
 
+@functools.cache
+def text_of(grammar, seed):
+    return written(grammar, random.Random(seed))
+
+
 @pytest.mark.parametrize("name", FORMS)
 def test_what_follows_the_grammar_of_calls_is_read_as_calls_that_validate(name):
     source, wanted, _ = FORMS[name]
@@ -183,7 +189,7 @@ def test_what_follows_the_grammar_of_calls_is_read_as_calls_that_validate(name):
     types = {tool: {key: item["type"] for key, item in s["properties"].items()} for tool, s in SCHEMAS.items()}
     grammar = ToolGrammar(form, quoted, frozenset(SCHEMAS)).lark(SCHEMAS, True, None)
     check_grammar(grammar)
-    texts = [text for seed in range(12) if (text := written(grammar, random.Random(seed))) is not None]
+    texts = [text for seed in range(12) if (text := text_of(grammar, seed)) is not None]
     assert texts
     for text in texts:
         content, _, calls = read(AnswerForm(None, False, form, types), text)
@@ -200,7 +206,7 @@ def test_in_an_answer_that_is_free_calls_validate_once_they_begin(name):
     rules = ToolGrammar(form, quoted, frozenset(SCHEMAS))
     free = rules.lark_in_text(SCHEMAS, True, THINK, False)
     check_grammar(free)
-    call = next(text for seed in range(50) if (text := written(rules.lark(SCHEMAS, True, None), random.Random(seed))))
+    call = next(text for seed in range(50) if (text := text_of(rules.lark(SCHEMAS, True, None), seed)))
     texts = ["", "I look.", "a < b { x", '{"name": "Anna"}', "<think>Should I?</think>\n\nNo."]
     marked = form.call_begin.strip() or form.section_begin.strip()
     befores = ["", "I look.\n", f"<think>I {call}?</think>\n"] if marked else ["", "<think>Yes.</think>"]
@@ -219,4 +225,4 @@ def test_in_an_answer_that_is_free_calls_validate_once_they_begin(name):
 def rules_call(form: ToolFormat) -> str:
     """One call that validates."""
     grammar = ToolGrammar(form, quoted, frozenset(SCHEMAS)).lark(SCHEMAS, False, None)
-    return next(text.lstrip() for seed in range(50) if (text := written(grammar, random.Random(seed))))
+    return next(text.lstrip() for seed in range(50) if (text := text_of(grammar, seed)))

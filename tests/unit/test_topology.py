@@ -10,6 +10,7 @@ import random
 import re
 import subprocess
 import sys
+from itertools import product
 
 import numpy as np
 import pytest
@@ -31,6 +32,7 @@ from ckdist.topology.placement import (
 from ckdist.topology.tree import format_cpu_list, parse_cpu_list
 from ckdist.weights.checkpoint import open_checkpoint
 from ckdist.weights.loader import ShardLoader
+from tests.support.cases import cases
 from tests.support.paths import ROOT
 from tests.support.trees.layouts import GIB, LAYOUTS, Layout, folder_in_memory, hybrid
 
@@ -195,15 +197,14 @@ class TestReading:
 
 
 class TestPlacement:
-    @pytest.mark.parametrize("name", [*LAYOUTS, "hybrid"])
-    @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 7, 8, 13])
+    @cases("name, ranks", product([*LAYOUTS, "hybrid"], [1, 2, 3, 4, 7, 8, 13]))
     def test_every_layout(self, name, ranks, recorded):
         """Shares never overlap, leave nothing out, never cut a core, and stay in a node where there are ranks
         enough.
         """
         machine = recorded(name)
         if ranks > len(machine.cores()):
-            pytest.skip("fewer cores than ranks")
+            return
         everyone = places(machine, ranks)
         together = [cpu for place in everyone for cpu in place.share]
         assert sorted(together) == [cpu.number for cpu in machine.cpus]

@@ -13,6 +13,7 @@ from ckdist.program.emitter import Emitter
 from ckdist.program.ops import FILES, op_named
 from ckdist.program.program import Program, Value, Weight
 from ckdist.program.routing import Routing
+from tests.support.cases import cases
 from tests.support.interpreter import Interpreter
 from tests.support.paths import ROOT
 from tests.support.specs import rope, spec
@@ -252,7 +253,7 @@ def numbers(rng, dims):
     return rng.standard_normal([{"tokens": 9, "outputs": 3}.get(d.name) or d.elements for d in dims])
 
 
-@pytest.mark.parametrize("name", CASES)
+@cases("name", CASES)
 def test_gradient(name):
     rng = np.random.default_rng(7)
     forward, backward, operands, _ = gradients(name)

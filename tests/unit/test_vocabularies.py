@@ -17,6 +17,7 @@ from ckdist.tokens.scored_merges import scored_merges
 from ckdist.tokens.splits import SPLITS
 from ckdist.tokens.tokenizer_folder import load_tokenizer
 from ckdist.tokens.tokenizer_from_gguf import tokenizer_from_gguf
+from tests.support.cases import cases
 from tests.support.paths import GOLDEN as GOLDEN_FILES
 
 GOLDEN = GOLDEN_FILES / "vocab"
@@ -59,7 +60,7 @@ def assert_alike(tokenizer, texts, ids, name):
 GOLDEN_NAMES = {split: name for name, split in reversed(SPLITS.items())}
 
 
-@pytest.mark.parametrize("name", SPLITS)
+@cases("name", SPLITS)
 def test_every_name_splits_as_published(vocab, ids, name):
     tokens, merges = vocab["visible_space" if SPLITS[name].visible_space else "byte_level"]
     tokenizer = tokenizer_from_gguf(metadata("gpt2", tokens, merges, pre=name))
