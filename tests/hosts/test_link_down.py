@@ -117,7 +117,7 @@ def losses(folder) -> dict[int, float]:
 def test_a_training_of_two_stages(hosts, tmp_path):
     """It goes on from its last checkpoint, with the losses of one that nothing has happened to."""
     fields = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "pipeline_parallel_size": 2}
-    fields |= {"max_steps": 160, "save_steps": 40}
+    fields |= {"max_steps": 80, "save_steps": 20}
     for name in ("whole", "cut"):
         (tmp_path / name).mkdir()
     whole = launch("-n", "2", "ckdist", "train", str(toml(tmp_path / "whole", **fields)))
@@ -135,4 +135,4 @@ def test_a_training_of_two_stages(hosts, tmp_path):
         hosts.set_link("up")
         assert output.wait(60) == [0], output.text()
     assert "restart 1 of 3" in output.text() and "steps are done" in output.text()
-    assert losses(tmp_path / "cut") == losses(tmp_path / "whole") and len(losses(tmp_path / "whole")) == 160
+    assert losses(tmp_path / "cut") == losses(tmp_path / "whole") and len(losses(tmp_path / "whole")) == 80
