@@ -47,7 +47,7 @@ def test_every_operation(transport, ranks):
     run_threads(hosts, lambda world: collectives.battery(world, largest(transport, ranks), **opened))
 
 
-def test_40_mib_over_hosts():
+def test_33_mib_over_hosts():
     run_threads(
         "aab",
         lambda world: collectives.battery(
