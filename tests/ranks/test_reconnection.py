@@ -51,7 +51,7 @@ def all_sums(world, count: int, after=lambda number: None, encrypt: str = "auto"
     communicator = open_communicator(world, "tcp", timeout=timeout)
     rng = np.random.default_rng(1)
     for number in range(count):
-        x = rng.integers(-9, 9, (1 << 20) if number % 2 else 1000).astype(np.float32)
+        x = rng.integers(-9, 9, (1 << 20) if number % 2 else 1000, np.int8).astype(np.float32)
         total = communicator.all_reduce(x * (world.rank + 1))
         assert np.array_equal(total, x * (world.size * (world.size + 1) // 2))
         if world.rank == 0:
