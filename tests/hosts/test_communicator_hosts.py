@@ -2,6 +2,7 @@
 way to lose a rank.
 """
 
+import functools
 import os
 import pathlib
 import re
@@ -74,6 +75,11 @@ def test_a_small_sum_of_four_hosts_takes_one_way():
             assert 0.9 * 0.04 <= float(said) < 1.6 * 0.04, said
 
 
+@functools.cache
+def digests_of_threads() -> list[str]:
+    return run_threads("aabb", lambda world: collectives.battery(world, 5000))
+
+
 @TRANSPORTS
 def test_same_bits(hosts, tmp_path, transport):
     words = ("tests/support/programs/collectives.py", transport, "share", "5000")
@@ -83,9 +89,8 @@ def test_same_bits(hosts, tmp_path, transport):
         assert code == 0, output
     else:
         output = "".join(finish(start(hosts, 2, tmp_path, *words), 60))
-    threads = run_threads("aabb", lambda world: collectives.battery(world, 5000))
     assert sorted(re.findall(r"^\d [0-9a-f]{64}$", output, re.MULTILINE)) == [
-        f"{r} {digest}" for r, digest in enumerate(threads)
+        f"{r} {digest}" for r, digest in enumerate(digests_of_threads())
     ]
     assert hosts.carried() - before > 500_000, "the ranks met, but not over the wire"
 

@@ -1,14 +1,20 @@
 """`--layout auto` over two hosts whose link is limited: stages where it is slow, tensors where it is not."""
 
+import logging
 import math
 import re
 import shutil
 
 import pytest
 
+from ckdist.config.engine_config import EngineConfig
+from ckdist.engine.load_model import load_model
 from tests.support.delayed_link import LinkDelay
 from tests.support.hosts import Hosts, start, why_not
-from tests.support.paths import ROOT
+from tests.support.paths import GOLDEN
+from tests.support.thread_ranks import run_threads
+
+MODEL = GOLDEN / "llama3"
 
 pytestmark = pytest.mark.skipif(
     bool(why_not()) or not shutil.which("tc"), reason=f"no network namespaces here: {why_not() or 'tc not installed'}"
@@ -46,23 +52,29 @@ def test_the_link_chooses(megabits, delay, most_megabytes):
     assert not delay or microseconds >= 0.9 * delay.seconds * 1e6, output.text()
 
 
-def said_by_ranks(hosts, *words: str) -> str:
-    """Runs a rank on each host without mpirun, and returns their output."""
-    output = start(hosts, "torchrun", 1, *words)
-    output.wait(60)
-    return output.text()
-
-
 def test_a_model_is_served_in_the_layout_that_was_chosen(hosts):
-    """One line says why; flags that name another way go before it."""
+    """One line says why."""
     hosts.limit_link(100)
-    words = ["-m", "ckdist.cli.main", "generate", "-m", str(ROOT / "tests/golden/llama3"), "-p", "", "-n", "1"]
-    words += ["-t", "1", "-v"]
-    _, said = hosts.run(1, *words)  # under mpirun
+    words = ["generate", "-m", str(MODEL), "-p", "", "-n", "1", "-t", "1", "-v"]
+    _, said = hosts.run(1, "-m", "ckdist.cli.main", *words)  # under mpirun
     assert re.search(r"^layout: 2 stages rather than tensors over all ranks: predicted", said, re.MULTILINE), said
     assert "stage 0 of 2: embedding" in said, said
-    said = said_by_ranks(hosts, *words, "-tp", "2", "--layout", "auto")
-    assert "layout: tensors over all ranks: flags, ranks and layers leave no other" in said, said
-    for flags in (("-pp", "1"), ("--prefill", "tensor")):
-        said = said_by_ranks(hosts, *words, *flags)
-        assert "layout:" not in said and "stage 0 of" not in said, said
+
+
+@pytest.mark.parametrize(
+    "flags, reasons",
+    [
+        (
+            {"tensor_parallel_size": 2, "layout": "auto"},
+            ["tensors over all ranks: flags, ranks and layers leave no other"],
+        ),
+        ({"pipeline_parallel_size": 1}, []),
+        ({"prefill": "tensor"}, []),
+    ],
+)
+def test_flags_that_name_another_way_go_before_it(caplog, flags, reasons):
+    config = EngineConfig(model=str(MODEL), threads=1, **flags)
+    with caplog.at_level(logging.INFO):
+        run_threads("ab", lambda world: load_model(config, world).close())
+    assert [line.removeprefix("layout: ") for line in caplog.messages if line.startswith("layout: ")] == reasons
+    assert "stage 0 of" not in caplog.text

@@ -7,6 +7,7 @@ import time
 import httpx
 import pytest
 
+from tests.support import launcher
 from tests.support.hosts import Hosts, Output, why_not
 from tests.support.launched import launch, launched
 from tests.support.served import wait_for, wait_healthy
@@ -18,6 +19,7 @@ pytestmark = pytest.mark.skipif(bool(why_not() or why_no_ssh()), reason=f"no suc
 TIMEOUT = 5.0  # --comm-timeout: four fifths of it is the silence after which a rank is lost
 LOST = r"rank 0: rank 1 \(on \w+\) (?:has not been heard of|does not answer)"  # heartbeats, or the kernel, notice first
 RESETS = 10
+TOKENS = 500  # of an answer that a fault meets
 URL = "http://127.0.0.1:8080"  # in the first host's network
 
 
@@ -30,7 +32,7 @@ def hosts():
 def over_the_link(hosts, *words: str):
     """`ckdist launch` on the first host: a rank there and one on the second. Busy machines may need more restarts."""
     both = ("-n", "2", "--hosts", f"{hosts.namespaces[0]},{hosts.addresses[1]}", "--restarts", "3")
-    return launched(*both, *words, before=hosts.inside(0), env=hosts.ssh.environment())
+    return launched(*both, *words, before=hosts.inside(0, *launcher.STUB), env=hosts.ssh.environment())
 
 
 def reset_often(hosts: Hosts) -> None:
@@ -55,13 +57,13 @@ def test_a_server_of_two_stages(hosts):
 
     def ask_once() -> None:
         with hosts.entered(0):
-            short.append(ask(900))
+            short.append(ask(TOKENS))
 
     def keep_asking() -> None:
         with hosts.entered(0):
             while not done.is_set():
                 began = time.monotonic()
-                status, _ = ask(200)
+                status, _ = ask(100)
                 ends.append((status, time.monotonic() - began))
                 time.sleep(0.1)
 
@@ -70,10 +72,10 @@ def test_a_server_of_two_stages(hosts):
     with over_the_link(hosts, "ckdist", "serve", *flags) as job, hosts.entered(0):
         output = Output(job)
         output.wait_for("serving ")
-        before = ask(900)
+        before = ask(TOKENS)
         asking = threading.Thread(target=ask_once, daemon=True)
         asking.start()
-        time.sleep(0.05)  # 900 tokens take ten times as long
+        time.sleep(0.05)  # TOKENS take eight times as long
         hosts.set_link("down")
         time.sleep(TIMEOUT / 8)
         hosts.set_link("up")
@@ -96,7 +98,7 @@ def test_a_server_of_two_stages(hosts):
         output.wait_for(LOST)
         hosts.set_link("up")
         wait_healthy(URL, 20)
-        assert ask(900) == before
+        assert ask(TOKENS) == before
         done.set()
         for client in clients:
             client.join()
@@ -115,7 +117,7 @@ def losses(folder) -> dict[int, float]:
 def test_a_training_of_two_stages(hosts, tmp_path):
     """It goes on from its last checkpoint, with the losses of one that nothing has happened to."""
     fields = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "pipeline_parallel_size": 2}
-    fields |= {"max_steps": 160, "save_steps": 40}
+    fields |= {"max_steps": 80, "save_steps": 20}
     for name in ("whole", "cut"):
         (tmp_path / name).mkdir()
     whole = launch("-n", "2", "ckdist", "train", str(toml(tmp_path / "whole", **fields)))
@@ -133,4 +135,4 @@ def test_a_training_of_two_stages(hosts, tmp_path):
         hosts.set_link("up")
         assert output.wait(60) == [0], output.text()
     assert "restart 1 of 3" in output.text() and "steps are done" in output.text()
-    assert losses(tmp_path / "cut") == losses(tmp_path / "whole") and len(losses(tmp_path / "whole")) == 160
+    assert losses(tmp_path / "cut") == losses(tmp_path / "whole") and len(losses(tmp_path / "whole")) == 80

@@ -33,29 +33,25 @@ def test_hosts_are_ray_s_alone():
 def test_jobs_on_two_nodes():
     """One test for one cluster."""
     with RayCluster() as ray:
-        ranks_and_exit_codes(ray)
-        nothing_is_left_of_a_job_whose_launcher_is_killed(ray)
-        texts(ray)
+        ranks_of_a_job_whose_launcher_is_killed(ray)
+        texts_and_an_exit_code(ray)
 
 
-def ranks_and_exit_codes(ray: RayCluster) -> None:
-    done = ray.launch("-n", "4", "bash", "-c", "echo $RANK $LOCAL_RANK $(hostname); exit $((RANK == 3 ? 5 : 0))")
-    places = [line.split()[1:] for line in sorted(filter(None, done.stdout.splitlines()))]
-    assert [place[:2] for place in places] == [["0", "0"], ["1", "1"], ["2", "0"], ["3", "1"]], done.stdout
-    assert len({place[2] for place in places[:2]}) == 1 and len({place[2] for place in places}) == 2
-    assert done.returncode == 5 and "rank 3 of 4 on 1@" in done.stderr
-
-
-def nothing_is_left_of_a_job_whose_launcher_is_killed(ray: RayCluster) -> None:
-    job = subprocess.Popen(ray.hosts.inside(0, *LAUNCH, "--on", "ray", "sleep", "1234"), env=ray.env())
-    wait_for(lambda: len(ray.hosts.ranks_named("sleep")) == 2, 120, every=0.1)
-    job.send_signal(signal.SIGKILL)
-    job.wait()
+def ranks_of_a_job_whose_launcher_is_killed(ray: RayCluster) -> None:
+    shell = "echo $RANK $LOCAL_RANK $(hostname); exec sleep 1234"
+    command = ray.hosts.inside(0, *LAUNCH, "--on", "ray", "-n", "4", "bash", "-c", shell)
+    with subprocess.Popen(command, env=ray.env(), stdout=subprocess.PIPE, text=True) as job:
+        places = sorted(job.stdout.readline().split()[1:] for _ in range(4))
+        assert [place[:2] for place in places] == [["0", "0"], ["1", "1"], ["2", "0"], ["3", "1"]], places
+        assert len({place[2] for place in places[:2]}) == 1 and len({place[2] for place in places}) == 2, places
+        wait_for(lambda: len(ray.hosts.ranks_named("sleep")) == 4, 120, every=0.1)
+        job.send_signal(signal.SIGKILL)
     wait_for(lambda: not ray.hosts.ranks_named("sleep"), 60, every=0.1)
 
 
-def texts(ray: RayCluster) -> None:
+def texts_and_an_exit_code(ray: RayCluster) -> None:
     """Of a rank for each node; the nodes of the killed job are free."""
-    done = ray.launch("--no-prefix", "ckdist", *GENERATE)
-    assert done.returncode == 0, done.stderr
+    shell = '"$@"; code=$?; exit $((RANK ? code : 5))'
+    done = ray.launch("--no-prefix", "bash", "-c", shell, "bash", "ckdist", *GENERATE)
+    assert done.returncode == 5 and "rank 0 of 2 on 0@" in done.stderr, done.stderr
     assert json.loads(done.stdout)["token_ids"] == tokens_of_one_process()

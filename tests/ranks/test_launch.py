@@ -132,8 +132,9 @@ def test_a_world_is_started_once_and_not_by_what_a_rank_starts():
         "from ckdist.comm.world import start_world; import subprocess, sys, os\n"
         "w = start_world(); assert w.gather(w.rank) == [0, 1] and len(set(w.hosts)) == 1\n"
         "words = [sys.executable, '-m', 'ckdist.cli.main', 'generate']\n"
-        "inner = subprocess.run(words, capture_output=True, text=True)\n"
-        "assert inner.returncode == 2 and 'a rank starts its world once' in inner.stderr, inner\n"
+        "if w.rank:\n"
+        "    inner = subprocess.run(words, capture_output=True, text=True)\n"
+        "    assert inner.returncode == 2 and 'a rank starts its world once' in inner.stderr, inner\n"
         "w.gather(None); w.close()"
     )
     done = launch("-n", "2", "python", "-c", program)
@@ -188,7 +189,7 @@ def test_a_server_answers_again_after_a_lost_rank(rank, how, flags):
         wait_for(lambda: ends or time.sleep(0.2) is None)
         lost = ranks_of(job)[rank]
         lost.send_signal(how)
-        wait_for(lambda: ranks_of(job).get(rank, lost) != lost, HEALTHY_SECONDS)
+        wait_for(lambda: ranks_of(job).get(rank, lost) != lost, HEALTHY_SECONDS, every=0.25)
         after = ask(port, 8, timeout=HEALTHY_SECONDS).json()["choices"][0]["text"]
         done.set()
         for client in clients:
@@ -231,7 +232,7 @@ def losses(folder) -> dict[int, float]:
 
 def test_a_training_goes_on_from_its_last_checkpoint(tmp_path):
     """With the same losses as one that nothing has happened to."""
-    fields = {"per_device_train_batch_size": 3, "max_steps": 240, "save_steps": 40}
+    fields = {"per_device_train_batch_size": 3, "max_steps": 160, "save_steps": 20}
     for name in ("whole", "killed"):
         (tmp_path / name).mkdir()
     whole = launch("-n", "2", "ckdist", "train", str(toml(tmp_path / "whole", **fields)))
@@ -243,7 +244,7 @@ def test_a_training_goes_on_from_its_last_checkpoint(tmp_path):
         said = job.stdout.read()
         assert job.wait(60) == 0, said
     assert "rank 1 of 2 was ended by signal 9" in said and "steps are done" in said
-    assert losses(tmp_path / "killed") == losses(tmp_path / "whole") and len(losses(tmp_path / "whole")) == 240
+    assert losses(tmp_path / "killed") == losses(tmp_path / "whole") and len(losses(tmp_path / "whole")) == 160
 
 
 def test_sigterm_ends_a_training_with_a_checkpoint(tmp_path):

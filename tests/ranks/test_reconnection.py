@@ -49,9 +49,9 @@ def before():
 def all_sums(world, count: int, after=lambda number: None, encrypt: str = "auto", timeout: float = 8) -> None:
     world.encrypt = encrypt
     communicator = open_communicator(world, "tcp", timeout=timeout)
-    rng = np.random.default_rng(1)
+    drawn = np.random.default_rng(1).integers(-9, 9, (1 << 20) + count).astype(np.float32)
     for number in range(count):
-        x = rng.integers(-9, 9, (1 << 20) if number % 2 else 1000).astype(np.float32)
+        x = drawn[number:][: (1 << 20) if number % 2 else 1000]  # of each sum other numbers
         total = communicator.all_reduce(x * (world.rank + 1))
         assert np.array_equal(total, x * (world.size * (world.size + 1) // 2))
         if world.rank == 0:

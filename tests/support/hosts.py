@@ -31,8 +31,9 @@ NAMES = ("a", "b", "c", "d")
 CLONE_NEWNET = 0x40000000  # of <sched.h>
 
 
-def run(*words: str, check: bool = True) -> str:
-    done = subprocess.run(words, capture_output=True, text=True, timeout=20)
+def run(*words: str, check: bool = True, lines: str | None = None) -> str:
+    """Runs a program with `lines` as its input, and returns its output. Raises OSError if it fails."""
+    done = subprocess.run(words, capture_output=True, text=True, timeout=20, input=lines)
     if check and done.returncode:
         raise OSError(f"{' '.join(words)}: {done.stderr.strip()}")
     return done.stdout
@@ -96,19 +97,18 @@ class Hosts(contextlib.AbstractContextManager):
     def __enter__(self):
         remove(abandoned())
         try:
-            for namespace in self.namespaces:
-                run("ip", "netns", "add", namespace)
+            made = [f"netns add {namespace}" for namespace in self.namespaces]
+            if not self.delay:
+                near, far = self.namespaces
+                made.append(f"link add {self.links[0]} netns {near} type veth peer name {self.links[1]} netns {far}")
+            run("ip", "-batch", "-", lines="\n".join(made))
             if self.delay:
                 self.stack.enter_context(delayed_links(dict(zip(self.links, self.addresses, strict=True)), self.delay))
                 for namespace, link in zip(self.namespaces, self.links, strict=True):
                     run("ip", "link", "set", link, "netns", namespace)
-            else:
-                near, far = (("netns", namespace) for namespace in self.namespaces)
-                run("ip", "link", "add", self.links[0], *near, "type", "veth", "peer", "name", self.links[1], *far)
             for namespace, link, address in zip(self.namespaces, self.links, self.addresses, strict=True):
-                run("ip", "-n", namespace, "addr", "add", f"{address}/24", "dev", link)
-                run("ip", "-n", namespace, "link", "set", link, "up")
-                run("ip", "-n", namespace, "link", "set", "lo", "up")
+                settings = f"addr add {address}/24 dev {link}\nlink set {link} up\nlink set lo up"
+                run("ip", "-n", namespace, "-batch", "-", lines=settings)
             self.directory = tempfile.mkdtemp(prefix="ckdist-hosts-")
             self.table = pathlib.Path(self.directory, "hosts")
             self.table.write_text("".join(f"{a} {n}\n" for a, n in zip(self.addresses, self.namespaces, strict=True)))
@@ -183,14 +183,14 @@ class Hosts(contextlib.AbstractContextManager):
 
     def reset_connections(self, count: int, but: int = 22) -> None:
         """Both ends of all TCP connections over the link get a reset, but those of one port. Waits for `count`."""
-        inside = ("ip", "netns", "exec", self.namespaces[0], "ss")
         choice = ("state", "established", "dst", self.addresses[1], "dport", "!=", str(but))
         end = time.monotonic() + 20
-        while len(run(*inside, "-tHn", *choice).splitlines()) < count:
-            if time.monotonic() > end:
-                raise OSError(f"there are no {count} connections")
-            time.sleep(0.01)
-        run(*inside, "-K", *choice)
+        with self.entered(0):
+            while len(run("ss", "-tHn", *choice).splitlines()) < count:
+                if time.monotonic() > end:
+                    raise OSError(f"there are no {count} connections")
+                time.sleep(0.02)
+            run("ss", "-K", *choice)
 
     def inside(self, host: int, *words: str) -> list[str]:
         """The command that runs `words` on a host."""

@@ -1,14 +1,21 @@
-"""A host (network namespace) that `ssh` reaches from the other one: an sshd there, and the keys of both ends."""
+"""A host (network namespace) that `ssh` reaches from the other one: an sshd there, and the keys of both ends.
+
+Agents that ssh starts are forks (`tests/support/stubs.py`). The variables that an interpreter reads at its start must
+then be those of this process.
+"""
 
 import contextlib
 import os
 import pathlib
+import shlex
 import shutil
 import subprocess
 
+from tests.support import launcher
 from tests.support.hosts import Hosts
 from tests.support.launcher import environment
 from tests.support.served import wait_for
+from tests.support.warm_starts import at_start
 
 SSHD = shutil.which("sshd", path=os.pathsep.join([os.environ["PATH"], "/usr/sbin"]))
 PRIVILEGES = pathlib.Path("/run/sshd")  # where sshd locks itself up; a service that starts it makes the folder
@@ -19,6 +26,8 @@ AuthorizedKeysFile {folder}/key.pub
 PidFile none
 StrictModes no
 UsePAM no
+SetEnv SHLVL=2 {variables}
+ForceCommand eval "exec {stub} $SSH_ORIGINAL_COMMAND"
 """
 CLIENT = """\
 IdentityFile {folder}/key
@@ -43,7 +52,9 @@ class Ssh(contextlib.AbstractContextManager):
         (self.folder / "bin").mkdir(parents=True)
         PRIVILEGES.mkdir(exist_ok=True)
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", self.folder / "key"], check=True)
-        (self.folder / "server").write_text(SERVER.format(address=self.hosts.addresses[1], folder=self.folder))
+        fields = {"address": self.hosts.addresses[1], "stub": shlex.join(launcher.STUB)}
+        fields["variables"] = " ".join(f'"{name}={value}"' for name, value in at_start(os.environ).items())
+        (self.folder / "server").write_text(SERVER.format(folder=self.folder, **fields))
         (self.folder / "client").write_text(CLIENT.format(folder=self.folder))
         ssh = self.folder / "bin/ssh"  # the person's own settings are left alone
         ssh.write_text(f'#!/bin/sh\nexec {shutil.which("ssh")} -F {self.folder}/client "$@"\n')

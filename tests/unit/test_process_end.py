@@ -30,6 +30,22 @@ def test_it_waits_for_threads_and_runs_exit_handlers():
     assert (done.returncode, done.stdout) == (3, "a thread works\nthe exit handler ran\n"), done.stderr
 
 
+WITH_MPI = """
+from mpi4py import MPI
+from ckdist.process_end import end_process
+end_process(3)
+print("MPI is not ended", flush=True)
+MPI.Finalize()
+end_process(3)
+print("not reached")
+"""
+
+
+def test_it_leaves_mpi_to_the_teardown_unless_the_job_was_left():
+    done = subprocess.run([sys.executable, "-c", WITH_MPI], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (3, "MPI is not ended\n"), done.stderr
+
+
 FAULTS = """
 import sys
 class Faults:

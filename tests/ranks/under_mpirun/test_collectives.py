@@ -23,9 +23,9 @@ def test_processes_get_what_threads_get(world):
     assert own == world.broadcast(expected)
 
 
-def test_40_mib(world, transports):
+def test_33_mib(world, transports):
     if world.size > 2:
-        pytest.skip("40 MiB are for two ranks: more take minutes on two cores")
+        pytest.skip("33 MiB are for two ranks: more take minutes on two cores")
     parts = (collectives.large,)
     assert (
         len(

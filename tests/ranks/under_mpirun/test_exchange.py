@@ -4,7 +4,7 @@ from ckdist.comm.communicator import open_communicator
 from tests.support.exchange import exchange
 from tests.support.steps import ARENA_BYTES
 
-ROUNDS = 60  # of one rank, and so fewer of more: each checks the numbers of all
+ROUNDS = 36  # of one rank, and so fewer of more: each checks the numbers of all
 KINDS = {"auto": "shared memory", "mpi": "mpi", "tcp": "tcp"}
 
 

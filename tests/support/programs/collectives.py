@@ -211,7 +211,7 @@ def splits(c, hosts, largest: int, digest) -> None:
     half.barrier()
 
 
-LARGE_BYTES, PERIOD = 40 << 20, 40_001  # the largest segment of a reduction is 16 MiB
+LARGE_BYTES, PERIOD = 33 << 20, 40_001  # a reduction has segments of 16 MiB at most: two whole ones and a part
 
 
 def repeat(period: np.ndarray, out: np.ndarray) -> np.ndarray:
