@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from ckdist.cli.frozen_import import without_collections
 from ckdist.config.engine_config import EngineConfig
 from ckdist.config.plan_config import PlanConfig
 from ckdist.errors import ConfigError, did_you_mean
@@ -43,6 +44,7 @@ BOUNDS = {
 }
 
 
+@without_collections()
 def run(config: PlanConfig) -> int:
     """Prints the plan. Returns 0."""
     if config.plot is not None:

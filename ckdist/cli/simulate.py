@@ -7,6 +7,7 @@ import os
 
 import numpy as np
 
+from ckdist.cli.frozen_import import without_collections
 from ckdist.cli.main import launched_rank
 from ckdist.cli.plan import open_machine, open_model, question_of
 from ckdist.config.plan_config import PlanConfig
@@ -30,6 +31,7 @@ MOST_FAILURES = 1_000_000
 MOST_STEPS = 1e10  # of clients, which send requests as fast as they are answered
 
 
+@without_collections()
 def cost_of(config: SimulateConfig) -> tuple[StepCost, int]:
     """Returns the cost of steps, and the stages of a replica.
 

@@ -55,22 +55,26 @@ def tile_bytes(kind: int, begin: int, end: int) -> int:
     return native.check(native.lib.ckdist_tile_bytes(native.ffi.NULL, kind, width))
 
 
-def weights_bytes(
-    lowered: Lowered, program: Program, packed: Callable[[str], int], chosen: Callable[[str], bool] = lambda _: True
-) -> int:
-    """Bytes of this rank's packed matrices, in tiles of 16 rows, and vectors.
+def weights_bytes(lowered: Lowered, program: Program, packed: Callable[[str], int]) -> tuple[int, int]:
+    """Bytes of this rank's packed matrices, in tiles of 16 rows, and vectors: (all, those of experts).
 
-    `packed(name)` is the ggml type of a matrix. Only weights with `chosen(name)` count.
+    `packed(name)` is the ggml type of a matrix.
     """
     stacks = {w.name: w.dims[0].count for w in program.weights if len(w.dims) > 2}
-    total, bytes_of = 0, functools.cache(tile_bytes)  # matrices of all layers are alike
+    total, experts, bytes_of = 0, 0, functools.cache(tile_bytes)  # matrices of all layers are alike
     for key in dict.fromkeys(lowered.matrices):
         rows, columns = key.rows[1] - key.rows[0], key.columns
-        if key.name in MAPPED or not chosen(key.name) or columns[1] <= columns[0]:
+        if key.name in MAPPED or columns[1] <= columns[0]:
             continue
         count = key.matrices[1] - key.matrices[0] if key.matrices else stacks.get(key.name, 1)
-        total += -(-rows // TILE_ROWS) * count * bytes_of(packed(key.name), *columns)
-    return total + sum(4 * (end - begin) for name, (begin, end) in dict.fromkeys(lowered.vectors) if chosen(name))
+        size = -(-rows // TILE_ROWS) * count * bytes_of(packed(key.name), *columns)
+        total += size
+        experts += size if is_expert(key.name) else 0
+    for name, (begin, end) in dict.fromkeys(lowered.vectors):
+        size = 4 * (end - begin)
+        total += size
+        experts += size if is_expert(name) else 0
+    return total, experts
 
 
 def rank_memory(
@@ -93,9 +97,10 @@ def rank_memory(
         * REPLICATED_ROWS
         * sum(native.check(native.lib.ckdist_activation_bytes(form, widest)) for form in range(3))
     )
+    weights, experts = weights_bytes(lowered, program, packed)
     return RankMemory(
-        weights=weights_bytes(lowered, program, packed),
-        experts=weights_bytes(lowered, program, packed, is_expert),
+        weights=weights,
+        experts=experts,
         cache=block_bytes(caches, wanted.cache) * blocks,
         states=slot_bytes(caches) * (wanted.sequences + 1),
         activations=max(one.arena_bytes for _, one in plans),

@@ -71,11 +71,9 @@ def answers(port: int, server: subprocess.Popen) -> bool:
         return False
 
 
-# Under mpirun a rank is the process that mpirun starts.
 SCRIPT = """\
 #!/bin/sh
 export PATH='{path}'
-test -n "$PMIX_RANK" && exec {program} "$@"
 exec {stub} {program} "$@"
 """
 
