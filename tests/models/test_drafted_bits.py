@@ -41,16 +41,16 @@ CASES = {
         "llama3",
         1,
         1,
-        {"threads": 2, "cache_type_k": "f32", "cache_type_v": "f32", "kv_memory": 96 << 10},
+        {"cache_type_k": "f32", "cache_type_v": "f32", "kv_memory": 96 << 10},
     ),
     "gemma3, 2 ranks": ("gemma3", 2, 1, {}),
     "qwen3moe": ("qwen3moe", 1, 1, {"threads": 2}),
     "mixtral, 3 ranks": ("mixtral", 3, 1, {}),
-    "gemma4, crowded": ("gemma4", 1, 1, {"threads": 2, "kv_memory": 72 << 10}),
+    "gemma4, crowded": ("gemma4", 1, 1, {"kv_memory": 72 << 10}),
     "gptoss, 2 stages": ("gptoss", 2, 2, {}),
     "deepseek_v3": ("deepseek_v3", 1, 1, {"threads": 2}),
     "deepseek_v2, 2 stages": ("deepseek_v2", 2, 2, {}),
-    "mixtral with an adapter": ("mixtral", 1, 1, {"threads": 2, "lora": (str(GOLDEN / "lora/mixtral"),)}),
+    "mixtral with an adapter": ("mixtral", 1, 1, {"lora": (str(GOLDEN / "lora/mixtral"),)}),
     "llama3 with an adapter, 2 ranks": ("llama3", 2, 1, {"lora": (str(GOLDEN / "lora/llama3-patterns"),)}),
     "qwen35": ("qwen35", 1, 1, {"threads": 2}),
     "qwen3next, 2 ranks": ("qwen3next", 2, 1, {}),
@@ -143,7 +143,7 @@ def test_no_bit_differs_with_drafts(case):
 
 
 def test_no_bit_differs_with_grammars_and_calls_of_tools():
-    settings = {"threads": 2, "ctx_size": 256, "parallel": 4, "pipeline_parallel_size": 1}
+    settings = {"threads": 1, "ctx_size": 256, "parallel": 4, "pipeline_parallel_size": 1}
     model = load_model(EngineConfig(**settings), SingleWorld())
     executable, tokenizer = model.executable, tokenizer_of(BUNDLED)
     grammars = Grammars(tokenizer, vocab := executable.vocab_size)
@@ -166,7 +166,7 @@ def test_no_bit_differs_with_grammars_and_calls_of_tools():
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_no_bit_differs_with_a_draft_model_and_its_tokens_are_right(ranks):
     """It is the model itself."""
-    settings = {"threads": 2 // ranks, "ubatch_size": 48, "ctx_size": 112, "parallel": 8, "comm_timeout": 30.0}
+    settings = {"threads": 1, "ubatch_size": 48, "ctx_size": 112, "parallel": 8, "comm_timeout": 30.0}
     name = str(GOLDEN / "llama3")
     config = EngineConfig(model=name, pipeline_parallel_size=1, model_draft=name, spec="model", **settings)
 
