@@ -132,7 +132,13 @@ def test_no_bit_differs_with_such_a_layer(family, ranks, tmp_path):
         assert gain.accepted > (12 if family == "dots3_note" else 25) and gain.drafted > gain.accepted  # it is tiny
         assert pool.available == pool.num_blocks and not drafting.model._followers
 
-    on_ranks(with_predictor(GOLDEN / family, tmp_path, follows=True), ranks, body, 2 if family == "deepseek_v3" else 1, ubatch_size=48)
+    on_ranks(
+        with_predictor(GOLDEN / family, tmp_path, follows=True),
+        ranks,
+        body,
+        2 if family == "deepseek_v3" else 1,
+        ubatch_size=48,
+    )
 
 
 def test_a_model_without_such_a_layer_is_refused():
