@@ -4,6 +4,7 @@ import json
 import os
 import pathlib
 import resource
+import shlex
 import subprocess
 import sys
 
@@ -13,8 +14,8 @@ import pytest
 from ckdist.engine.cache_folder import HEADER
 from ckdist.engine.disk_tier import NO_NAME
 from ckdist.errors import ConfigError
+from tests.support import launcher
 from tests.support.disk_caches import answers, ask, engine_of, load, prompts
-from tests.support.launcher import environment
 from tests.support.mounts import why_no_mounts
 
 MODEL, BLOCK_BYTES = "llama3", 6912  # which take two pages in the file
@@ -233,10 +234,16 @@ def test_folders_that_are_not_this_users_own_are_refused(folder, tmp_path):
 def test_a_read_only_folder_is_refused_and_a_full_file_system_is_not(tmp_path, alone):
     """The first as a user's mistake; on the second the prompts that have room are there after a restart."""
     small = f"mount -t tmpfs -o size=72k tmpfs {tmp_path}"
-    answer = f"{sys.executable} -m tests.support.programs.disk_prompts {tmp_path}:1M {MODEL}"
+    answer = shlex.join(
+        [*launcher.STUB, sys.executable, "-m", "tests.support.programs.disk_prompts", f"{tmp_path}:1M", MODEL]
+    )
     words = f"{small} && {answer} && {answer} && mount -o remount,ro {tmp_path} && {answer}"
     done = subprocess.run(
-        ["unshare", "--mount", "bash", "-c", words], capture_output=True, text=True, timeout=100, env=environment()
+        ["unshare", "--mount", "bash", "-c", words],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        env=launcher.environment(),
     )
     (_, first, none, _), (_, second, loaded, stored) = [json.loads(row) for row in done.stdout.splitlines()]
     assert first == second == json.loads(json.dumps(alone)) and none == 0 and loaded > 0 and 0 < stored < 10

@@ -1,4 +1,4 @@
-"""A family of another package, by the entry point `ckdist.families`: a package made here, seen by a new process."""
+"""A family of another package, by the entry point `ckdist.families`: a package made here, seen by a new process or in this one."""
 
 import json
 import os
@@ -6,7 +6,10 @@ import subprocess
 import sys
 
 import numpy as np
+import pytest
 
+from ckdist.errors import ArchitectureError
+from ckdist.models import registry
 from tests.support.paths import GOLDEN, ROOT
 
 SOURCE = """
@@ -61,16 +64,20 @@ def test_a_family_of_another_package_runs(tmp_path):
     np.testing.assert_allclose(np.load(tmp_path / "logits.npy"), np.load(GOLDEN / "llama2" / "logits.npy"), atol=2e-4)
 
 
-def test_entry_points_that_are_no_families_are_one_line(tmp_path):
+def test_entry_points_that_are_no_families_are_one_line(tmp_path, monkeypatch):
     model(tmp_path)
+    command = [sys.executable, "-m", "ckdist.cli.main", "perplexity", "--token-ids", "4,5", "-m", str(tmp_path)]
+    environment = package(tmp_path, "echo_family:WRONG")
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1, done.stderr
+    assert "entry point echo" in done.stderr and "is int; it must name a Family with a name" in done.stderr
+    monkeypatch.syspath_prepend(tmp_path)
     for value, message in [
-        ("echo_family:WRONG", "is int; it must name a Family with a name"),
         ("echo_family:TAKEN", "there is a family 'llama' already; give it another name"),
         ("echo_family:ABSENT", "cannot be loaded: AttributeError"),
     ]:
-        done = subprocess.run(
-            [sys.executable, "-m", "ckdist.cli.main", "perplexity", "--token-ids", "4,5", "-m", str(tmp_path)],
-            env=package(tmp_path, value), capture_output=True, text=True, timeout=120,
-        )  # fmt: skip
-        assert done.returncode == 2 and message in done.stderr, done.stderr
-        assert len(done.stderr.splitlines()) == 1 and "entry point echo" in done.stderr
+        package(tmp_path, value)
+        with pytest.raises(ArchitectureError, match=f"^entry point echo = {value} .*{message}") as error:
+            registry.other_families.__wrapped__()
+        assert "\n" not in str(error.value)
+    del sys.modules["echo_family"]

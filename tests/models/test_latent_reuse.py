@@ -18,19 +18,21 @@ CROWDED = {  # bytes of cache for one sequence of 336 tokens and some of another
 }
 
 
-def load(model: str, cache: str, ubatch: int, kv_memory: int):
+def load(model: str, cache: str, threads: int, ubatch: int, kv_memory: int):
     """A golden model with so much cache."""
     config = EngineConfig(
-        model=str(GOLDEN / model), cache_type_k=cache, cache_type_v=cache, threads=2, ubatch_size=ubatch, ctx_size=336,
-        parallel=8, kv_memory=kv_memory,
+        model=str(GOLDEN / model), cache_type_k=cache, cache_type_v=cache, threads=threads, ubatch_size=ubatch,
+        ctx_size=336, parallel=8, kv_memory=kv_memory,
     )  # fmt: skip
     return load_model(config, SingleWorld())
 
 
 @pytest.fixture(scope="module", params=CROWDED, ids="-".join)
 def models(request):
-    """One that reuses, preempts and computes prompts in chunks of 24; and one that has room for each, at once."""
-    crowded, roomy = load(*request.param, 24, CROWDED[request.param]), load(*request.param, 336, 4 << 20)
+    """One that reuses, preempts and computes prompts in chunks of 24; and one that has room for each, at once,
+    and one thread.
+    """
+    crowded, roomy = load(*request.param, 2, 24, CROWDED[request.param]), load(*request.param, 1, 336, 4 << 20)
     yield crowded.executable, roomy.executable
     crowded.close()
     roomy.close()

@@ -31,9 +31,9 @@ from tests.unit.test_drafts import answers
 SETTINGS = {"ctx_size": 112, "parallel": 8, "comm_timeout": 30.0, "pipeline_parallel_size": 1, "spec": "mtp"}
 
 
-def on_ranks(folder, ranks: int, body, **settings) -> None:
+def on_ranks(folder, ranks: int, body, threads: int = 1, **settings) -> None:
     """Runs `body(model)` on rank 0 of a job."""
-    config = EngineConfig(model=str(folder), **SETTINGS, threads=2 if ranks == 1 else 1, **settings)
+    config = EngineConfig(model=str(folder), **SETTINGS, threads=threads, **settings)
 
     def rank(world):
         model = load_model(config, world)
@@ -132,7 +132,13 @@ def test_no_bit_differs_with_such_a_layer(family, ranks, tmp_path):
         assert gain.accepted > (12 if family == "dots3_note" else 25) and gain.drafted > gain.accepted  # it is tiny
         assert pool.available == pool.num_blocks and not drafting.model._followers
 
-    on_ranks(with_predictor(GOLDEN / family, tmp_path, follows=True), ranks, body, ubatch_size=48)
+    on_ranks(
+        with_predictor(GOLDEN / family, tmp_path, follows=True),
+        ranks,
+        body,
+        2 if family == "deepseek_v3" else 1,
+        ubatch_size=48,
+    )
 
 
 def test_a_model_without_such_a_layer_is_refused():

@@ -117,9 +117,9 @@ def test_eight_clients_of_three_models_get_the_bits_that_each_has_alone(server):
 
 def test_a_killed_engine_comes_back_and_its_streams_go_on(server):
     bodies = [{**body, "model": "a", "max_tokens": 400, "ignore_eos": True} for body in BODIES]
-    wanted = [streamed(server, body) for body in bodies]
-    process, started = engine("a"), threading.Event()
     with ThreadPoolExecutor(3) as pool:
+        wanted = list(pool.map(lambda body: streamed(server, body), bodies))
+        process, started = engine("a"), threading.Event()
         answers = [pool.submit(streamed, server, body, started) for body in bodies]
         assert started.wait(30)
         process.kill()

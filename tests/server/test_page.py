@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from tests.support.browser import chromium, opened
+from tests.support.browser import Tab, chromium
 from tests.support.served import serving, wait_for
 
 TEMPLATE = "{{ messages[-1].content }}<|end|>{% if false %}<think>{% endif %}"
@@ -67,13 +67,13 @@ FENCE = "```js\nconst path = '\u202egnp.exe'; // <script>window.hacked = 6</scri
 
 
 @pytest.fixture(scope="module")
-def browser():
-    with chromium() as started:
-        yield started
+def tab():
+    with chromium() as browser:
+        yield Tab(browser)
 
 
 @pytest.fixture(scope="module")
-def served(browser):
+def served(tab):
     with serving(OPTIONS, TEMPLATE) as pair:
         yield pair
 
@@ -85,8 +85,8 @@ def engine(served):
 
 
 @pytest.fixture
-def page(browser, served, engine):
-    with opened(browser, served[1].url) as shown:
+def page(tab, served, engine):
+    with tab.at(served[1].url) as shown:
         yield shown
 
 
@@ -251,8 +251,8 @@ def test_a_lost_server_is_told_and_found_again(page, served, engine):
     assert answers(page).inner_text() == ("word " * 200).strip()
 
 
-def test_a_key_is_asked_for_and_kept_in_the_tab(browser):
-    with serving(OPTIONS, TEMPLATE, api_key="secret") as (_, process), opened(browser, process.url) as page:
+def test_a_key_is_asked_for_and_kept_in_the_tab(tab):
+    with serving(OPTIONS, TEMPLATE, api_key="secret") as (_, process), tab.at(process.url) as page:
         page.fill("#key-field", "wrong")
         page.press("#key-field", "Enter")
         page.wait_for_selector("#key-problem:visible")
@@ -320,10 +320,10 @@ def test_keys_alone_are_enough(page, engine):
 
 
 @pytest.mark.parametrize("width, scheme", [(360, "light"), (1440, "dark")])  # of places, and of colours
-def test_axe_has_no_findings(browser, served, engine, width, scheme):
+def test_axe_has_no_findings(tab, served, engine, width, scheme):
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-playwright-python is not installed")
     engine.ranks = [{**RANK, "rank": i} for i in range(2)]
-    with opened(browser, served[1].url, width, scheme, bypass_csp=True) as page:
+    with tab.at(served[1].url, width, scheme, any_script=True) as page:
         say(page, f"<think>Hm.</think>\n{MARKDOWN}")
         wait_complete(page)
         for name in ("chat", "settings", "machine"):

@@ -60,15 +60,15 @@ def test_refusals_leave_a_line_each_and_no_more(tmp_path):
     async def ask(url):
         limits = httpx.Limits(max_connections=20)
         async with httpx.AsyncClient(limits=limits, timeout=60) as client:
-            bad = [client.post(f"{url}/v1/completions", json={"prompt": "a", "n": -1}) for _ in range(150)]
-            strangers = [client.get(f"{url}/v1/models/{i}%0afake") for i in range(150)]
+            bad = [client.post(f"{url}/v1/completions", json={"prompt": "a", "n": -1}) for _ in range(60)]
+            strangers = [client.get(f"{url}/v1/models/{i}%0afake") for i in range(60)]
             return [answer.status_code for answer in await asyncio.gather(*bad, *strangers)]
 
     with serving(log_file=str(log), api_key="key", no_webui=True) as (_, http):
         statuses = asyncio.run(ask(http.url))
-    assert statuses == [401] * 300
+    assert statuses == [401] * 120
     lines = log.read_text().splitlines()
-    assert len(lines) == 300
+    assert len(lines) == 120
     assert all("status=401" in line and "error=invalid_api_key" in line and "key=-" in line for line in lines)
     assert any('path="/v1/models/7\\nfake"' in line for line in lines), "control characters are escaped"
 

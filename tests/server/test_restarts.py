@@ -53,13 +53,9 @@ def child(server, module: str) -> psutil.Process:
 def test_streams_go_on_after_the_end_of_the_engine_and_the_http_process_stays(server):
     url = server[1]
     bodies = [{**body, "max_tokens": 200, "ignore_eos": True} for body in BODIES]
-    wanted = [streamed(url, body) for body in bodies]
-    http, engine, started = (
-        child(server, "ckdist.serve").pid,
-        child(server, "ckdist.cli.child_engine"),
-        threading.Event(),
-    )
+    http, engine = child(server, "ckdist.serve").pid, child(server, "ckdist.cli.child_engine")
     with ThreadPoolExecutor(3) as pool:
+        wanted, started = list(pool.map(lambda body: streamed(url, body), bodies)), threading.Event()
         answers = [pool.submit(streamed, url, body, started) for body in bodies]
         assert started.wait(30)
         engine.kill()

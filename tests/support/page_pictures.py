@@ -8,7 +8,7 @@ An answer is under way in each; temperature 0 makes them alike.
 import pathlib
 import sys
 
-from tests.support.browser import chromium, opened
+from tests.support.browser import Tab, chromium
 
 QUESTIONS = (
     "Give me a list of three tips for writing clear emails.",
@@ -18,9 +18,9 @@ GROWN_MS = 3000  # until the second answer is shown in the middle
 SIZES = (1440, 360)
 
 
-def take(browser, url: str, folder: pathlib.Path, width: int, scheme: str) -> None:
+def take(tab: Tab, url: str, folder: pathlib.Path, width: int, scheme: str) -> None:
     """Pictures of the chat, and on a narrow screen of the machine too."""
-    with opened(browser, url, width, scheme) as page:
+    with tab.at(url, width, scheme) as page:
         page.wait_for_selector("#model option[value]", state="attached")
         page.click("#open-settings")
         page.fill("[name=temperature]", "0")
@@ -40,9 +40,10 @@ def take(browser, url: str, folder: pathlib.Path, width: int, scheme: str) -> No
 
 def main(url: str, folder: str) -> None:
     with chromium() as browser:
+        tab = Tab(browser)
         for width in SIZES:
             for scheme in ("light", "dark"):
-                take(browser, url, pathlib.Path(folder), width, scheme)
+                take(tab, url, pathlib.Path(folder), width, scheme)
 
 
 if __name__ == "__main__":
