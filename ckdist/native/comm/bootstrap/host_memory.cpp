@@ -31,7 +31,7 @@ HostMemory::HostMemory(const std::string& path, int index, int count, int64_t ar
 
 void* HostMemory::allocate(int64_t bytes, bool touched) {
   const int64_t wanted = std::max<int64_t>(kPage, (bytes + kPage - 1) / kPage * kPage);
-  // The system's numbers are in nine files. A small buffer is not worth reading them.
+  // The system's numbers are in several files. A small buffer is not worth reading them.
   const bool fits = wanted < Segment::kHugePage || wanted <= available_memory();
   std::lock_guard<std::mutex> lock(mutex_);
   // Large buffers begin at a huge page boundary, if there is room.
