@@ -1,5 +1,5 @@
-"""What every test of ranks finds: short measurements of the transport between hosts and of
-arithmetic, and golden models that are opened once.
+"""What every test of ranks finds: short measurements of the transport between hosts and of arithmetic, and golden
+models that are opened once.
 """
 
 import functools
@@ -15,7 +15,7 @@ from ckdist.train import trainer
 from tests.support.paths import GOLDEN
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="package", autouse=True)
 def exchanges():
     """Each job over hosts measures exchanges. One of each size is enough: no result depends on their seconds."""
     with pytest.MonkeyPatch.context() as patch:
@@ -24,7 +24,7 @@ def exchanges():
         yield
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="package", autouse=True)
 def arithmetic():
     """Each rank of a training measures the rate of its threads, which only figures of a log use. Once is enough."""
     measured = functools.cache(functools.partial(trainer.arithmetic_rate, cpus=()))
@@ -33,7 +33,7 @@ def arithmetic():
         yield
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="package", autouse=True)
 def checkpoints():
     """Ranks are threads here, and each rank of each job opens its model. Golden models and the bundled one do not
     change.

@@ -31,7 +31,8 @@ HostMemory::HostMemory(const std::string& path, int index, int count, int64_t ar
 
 void* HostMemory::allocate(int64_t bytes, bool touched) {
   const int64_t wanted = std::max<int64_t>(kPage, (bytes + kPage - 1) / kPage * kPage);
-  const int64_t available = available_memory();
+  // The system's numbers are in several files. A small buffer is not worth reading them.
+  const bool fits = wanted < Segment::kHugePage || wanted <= available_memory();
   std::lock_guard<std::mutex> lock(mutex_);
   // Large buffers begin at a huge page boundary, if there is room.
   const auto gap = [&](int64_t offset, int64_t unit) {
@@ -44,14 +45,14 @@ void* HostMemory::allocate(int64_t bytes, bool touched) {
   };
   auto place = find();
   if (place == free_.end()) unit = kPage, place = find();
-  if (bytes < 0 || place == free_.end() || wanted > available) {
+  if (bytes < 0 || place == free_.end() || !fits) {
     int64_t largest = 0;
     for (const auto& f : free_) largest = std::max(largest, f.second);
     fail(Status::capacity,
          "%lld bytes were requested of the shared arena, whose largest free part has %lld (%lld bytes of memory are "
          "available): "
          "make the arena larger or release buffers",
-         (long long)bytes, (long long)largest, (long long)available);
+         (long long)bytes, (long long)largest, (long long)available_memory());
   }
   const auto [begin, room] = *place;
   const int64_t skipped = gap(begin, unit), offset = begin + skipped, left = room - skipped - wanted;
