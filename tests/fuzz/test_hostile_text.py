@@ -34,16 +34,10 @@ BOMBS = {
     "sum": "{{ ([[1]] * k * 4000000) | sum(start=[]) | length }}",
     "equal": DOUBLED
     + "{% set ns.m = [1] %}{% for i in range(60) %}{% set ns.m = [ns.m, ns.m] %}{% endfor %}{{ ns.l == ns.m }}",
-    "sort": DOUBLED
-    + "{% set ns.m = [1] %}{% for i in range(60) %}{% set ns.m = [ns.m, ns.m] %}{% endfor %}"
-    + "{{ [ns.l, ns.m] | sort | length }}",
     "key": "{% set ns = namespace(l=(1,)) %}{% for i in range(60) %}{% set ns.l = (ns.l, ns.l) %}{% endfor %}"
     "{{ {ns.l: 1} | length }}",
     "upper": TEXTS + "{{ ns.l | upper | length }}",
-    "escape": TEXTS + "{{ ns.l | e | length }}",
-    "trim": TEXTS + "{{ ns.l | trim | length }}",
     "replace": TEXTS + "{{ ns.l | replace('a', 'b' * k * 1000) | length }}",
-    "urlencode": TEXTS + "{{ ns.l | string | urlencode | length }}",
     "raise": TEXTS + "{{ raise_exception(ns.l) }}",
     "strftime": TEXTS + "{{ strftime_now(ns.l | string) }}",
     "join": TEXTS + "{{ ns.l | join(ns.l) | length }}",
