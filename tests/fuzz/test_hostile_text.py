@@ -231,8 +231,7 @@ def test_nothing_long_runs_on_the_event_loop(tmp_path):
     assert results["tokenize with pieces"][0][2] > 5e6 and results["echo"][0][2] > 0.6e6
     slowest = {name: round(1e3 * max(seconds for *_, seconds in answers), 1) for name, answers in results.items()}
     print("longest turns of the event loop, in ms of CPU time:", slowest)
-    three = slowest.pop("three texts")  # one turn of the loop reads for all three clients
-    assert max(slowest.values()) < 50 and three < 3 * 50, (slowest, three)
+    assert max(slowest.values()) < 50, slowest
 
 
 def replacing(pattern, content, kind="String"):
