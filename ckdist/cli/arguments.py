@@ -5,6 +5,7 @@ guessed from a prefix, and a value may begin with a dash.
 """
 
 import argparse
+import functools
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import Field, fields
@@ -48,6 +49,7 @@ class CommandParser(argparse.ArgumentParser):
         raise ConfigError(f"{message.removeprefix('argument ')}; see {self.prog} --help")
 
 
+@functools.cache
 def parser_for(config_class: type, prog: str) -> CommandParser:
     """Builds the parser of one command. Its description is the first line of the class's docstring."""
     description = (config_class.__doc__ or "").strip().splitlines()[0]

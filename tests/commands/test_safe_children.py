@@ -9,7 +9,6 @@ import pytest
 
 from ckdist.python_words import code_words, module_words
 from tests.support.launcher import one_host
-from tests.support.paths import ROOT
 from tests.support.ports import free_port
 
 pytestmark = pytest.mark.cold
@@ -95,7 +94,7 @@ def test_no_module_of_the_current_folder_is_run(name, hostile_folder):
 
 def test_a_server_runs_no_module_of_the_current_folder(hostile_folder):
     words = [f"{os.path.dirname(sys.executable)}/ckdist", "serve", "--port", str(free_port()), "-t", "1"]
-    server = subprocess.Popen(words, cwd=hostile_folder, stdout=subprocess.PIPE, text=True)
+    server = subprocess.Popen(words, cwd=hostile_folder, env=one_host(), stdout=subprocess.PIPE, text=True)
     try:
         assert server.stdout is not None
         assert "memory per rank" in "".join(server.stdout.readline() for _ in range(2))
@@ -110,7 +109,6 @@ def test_a_server_runs_no_module_of_the_current_folder(hostile_folder):
 def ckdist(words, folder):
     """The command's result, as its console script runs it in `folder`."""
     program = f"{os.path.dirname(sys.executable)}/ckdist"
-    environment = {**one_host(), "PYTHONPATH": str(ROOT)}
     return subprocess.run(
-        [program, *words], cwd=folder, env=environment, capture_output=True, text=True, timeout=120, check=False
+        [program, *words], cwd=folder, env=one_host(), capture_output=True, text=True, timeout=120, check=False
     )

@@ -34,16 +34,10 @@ BOMBS = {
     "sum": "{{ ([[1]] * k * 4000000) | sum(start=[]) | length }}",
     "equal": DOUBLED
     + "{% set ns.m = [1] %}{% for i in range(60) %}{% set ns.m = [ns.m, ns.m] %}{% endfor %}{{ ns.l == ns.m }}",
-    "sort": DOUBLED
-    + "{% set ns.m = [1] %}{% for i in range(60) %}{% set ns.m = [ns.m, ns.m] %}{% endfor %}"
-    + "{{ [ns.l, ns.m] | sort | length }}",
     "key": "{% set ns = namespace(l=(1,)) %}{% for i in range(60) %}{% set ns.l = (ns.l, ns.l) %}{% endfor %}"
     "{{ {ns.l: 1} | length }}",
     "upper": TEXTS + "{{ ns.l | upper | length }}",
-    "escape": TEXTS + "{{ ns.l | e | length }}",
-    "trim": TEXTS + "{{ ns.l | trim | length }}",
     "replace": TEXTS + "{{ ns.l | replace('a', 'b' * k * 1000) | length }}",
-    "urlencode": TEXTS + "{{ ns.l | string | urlencode | length }}",
     "raise": TEXTS + "{{ raise_exception(ns.l) }}",
     "strftime": TEXTS + "{{ strftime_now(ns.l | string) }}",
     "join": TEXTS + "{{ ns.l | join(ns.l) | length }}",
@@ -237,8 +231,7 @@ def test_nothing_long_runs_on_the_event_loop(tmp_path):
     assert results["tokenize with pieces"][0][2] > 5e6 and results["echo"][0][2] > 0.6e6
     slowest = {name: round(1e3 * max(seconds for *_, seconds in answers), 1) for name, answers in results.items()}
     print("longest turns of the event loop, in ms of CPU time:", slowest)
-    three = slowest.pop("three texts")  # one turn of the loop reads for all three clients
-    assert max(slowest.values()) < 50 and three < 3 * 50, (slowest, three)
+    assert max(slowest.values()) < 50, slowest
 
 
 def replacing(pattern, content, kind="String"):

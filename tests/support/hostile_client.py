@@ -14,6 +14,7 @@ from tests.support.fake_engine import FakeEngine
 from tests.support.served import VOCAB, wait_healthy
 
 MB = 1 << 20
+THIRDS = "three texts"
 TEXT = "the quick brown fox " * (8 * MB // 20 - 10)
 
 
@@ -32,6 +33,8 @@ def requests() -> dict[str, tuple[str, dict]]:
         ),
         "long answer": ("/v1/completions", {"prompt": "ab", "max_tokens": 8000, "logprobs": 5, "ignore_eos": True}),
         "text": ("/v1/completions", {"prompt": TEXT, "max_tokens": 1}),
+        # sent three times at once: one turn of the loop may read for all three
+        THIRDS: ("/v1/completions", {"prompt": TEXT[: len(TEXT) // 3], "max_tokens": 1}),
     }
 
 
@@ -50,10 +53,11 @@ def main() -> None:
     with FakeEngine(endpoint, VOCAB, context_length=1 << 16):
         wait_healthy(url)
         print(json.dumps(["ready", 200, 0, 0, ""]), flush=True)
+        thirds = bodies.pop(THIRDS)
         for name, (path, body) in bodies.items():
             send(url, name, path, body)
         with ThreadPoolExecutor(3) as pool:
-            for done in [pool.submit(send, url, "three texts", *bodies["text"]) for _ in range(3)]:
+            for done in [pool.submit(send, url, THIRDS, *thirds) for _ in range(3)]:
                 done.result()
 
 
