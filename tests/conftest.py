@@ -26,6 +26,7 @@ from hypothesis.internal.conjecture import providers
 from ckdist.comm import communicator
 from ckdist.hub.store import FOLDER_VARIABLE, store_folder
 from ckdist.layouts import rank_plan
+from ckdist.program import pool
 from ckdist.topology import arithmetic as topology_arithmetic
 from ckdist.topology import bandwidth
 from ckdist.train import report as training_report
@@ -102,6 +103,7 @@ def polls():
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rank_plan, "SPINS", POLLS)
+        patch.setattr(pool, "SPINS", POLLS)
         patch.setattr(communicator, "_PATIENT_POLLS", POLLS)
         yield
 
