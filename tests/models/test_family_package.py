@@ -1,4 +1,4 @@
-"""A family of another package, by the entry point `ckdist.families`: a package made here, seen by a new process or in this one."""
+"""A family of another package, by the entry point `ckdist.families`: a package made here, for Python to find."""
 
 import json
 import os
