@@ -41,11 +41,13 @@ def ranks_of_a_job_whose_launcher_is_killed(ray: RayCluster) -> None:
     shell = "echo $RANK $LOCAL_RANK $(hostname); exec sleep 1234"
     command = ray.hosts.inside(0, *LAUNCH, "--on", "ray", "-n", "4", "bash", "-c", shell)
     with subprocess.Popen(command, env=ray.env(), stdout=subprocess.PIPE, text=True) as job:
-        places = sorted(job.stdout.readline().split()[1:] for _ in range(4))
-        assert [place[:2] for place in places] == [["0", "0"], ["1", "1"], ["2", "0"], ["3", "1"]], places
-        assert len({place[2] for place in places[:2]}) == 1 and len({place[2] for place in places}) == 2, places
-        wait_for(lambda: len(ray.hosts.ranks_named("sleep")) == 4, 120, every=0.1)
-        job.send_signal(signal.SIGKILL)
+        try:
+            places = sorted(job.stdout.readline().split()[1:] for _ in range(4))
+            wait_for(lambda: len(ray.hosts.ranks_named("sleep")) == 4, 60, every=0.1)
+        finally:
+            job.send_signal(signal.SIGKILL)
+    assert [place[:2] for place in places] == [["0", "0"], ["1", "1"], ["2", "0"], ["3", "1"]], places
+    assert len({place[2] for place in places[:2]}) == 1 and len({place[2] for place in places}) == 2, places
     wait_for(lambda: not ray.hosts.ranks_named("sleep"), 60, every=0.1)
 
 
