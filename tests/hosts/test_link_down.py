@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(bool(why_not() or why_no_ssh()), reason=f"no suc
 TIMEOUT = 5.0  # --comm-timeout: four fifths of it is the silence after which a rank is lost
 LOST = r"rank 0: rank 1 \(on \w+\) (?:has not been heard of|does not answer)"  # heartbeats, or the kernel, notice first
 RESETS = 10
-TOKENS = 500  # of an answer that a fault meets
+TOKENS = 900  # of an answer that a fault meets
 URL = "http://127.0.0.1:8080"  # in the first host's network
 
 
@@ -75,7 +75,7 @@ def test_a_server_of_two_stages(hosts):
         before = ask(TOKENS)
         asking = threading.Thread(target=ask_once, daemon=True)
         asking.start()
-        time.sleep(0.05)  # TOKENS take eight times as long
+        time.sleep(0.05)  # TOKENS take ten times as long
         hosts.set_link("down")
         time.sleep(TIMEOUT / 8)
         hosts.set_link("up")
