@@ -35,7 +35,7 @@ from ckdist.launcher.rank_forker import WARM_VARIABLE
 CLONE = {"x86_64": 56, "aarch64": 220}.get(platform.machine())  # the system call's number
 CLONE_PARENT, CLONE_CHILD_CLEARTID, CLONE_CHILD_SETTID = 0x8000, 0x200000, 0x1000000  # of <sched.h>
 PR_GET_TID_ADDRESS, PR_SET_MM, PR_SET_MM_MAP = 40, 35, 14
-MAX_MESSAGE, MAX_DESCRIPTORS, ABOVE = 1 << 17, 64, 200  # ABOVE: no program is given so high a descriptor
+MAX_MESSAGE, MAX_DESCRIPTORS, ABOVE = 1 << 17, 64, 400  # ABOVE: no fork is given so high a descriptor
 REPLY_SECONDS = 60.0
 READ_AT_START = ("PYTHON", "LD_", "LC_", "LANG", "TZ", "OPENBLAS_", "OMP_", "NPY_", "MALLOC_", "GLIBC_", "OPENSSL_")
 READ_AT_START += ("CKDIST_LIBRARY",)
@@ -80,6 +80,7 @@ class Template:
         special = self.refuses or call["shell"] or call["executable"] or not call["close_fds"]
         special = special or any(call[name] not in (None, -1) for name in ("gid", "gids", "uid", "umask"))
         special = special or not isinstance(call["preexec_fn"], functools.partial | None)
+        special = special or any(number >= ABOVE - 2 for number in call["pass_fds"])
         if special or words[0] != PYTHON or len(call["pass_fds"]) > MAX_DESCRIPTORS - 3:
             return False
         if not all(isinstance(word, str) for word in (*words, *env)) or (found := program_of(words)) is None:
