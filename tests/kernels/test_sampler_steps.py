@@ -96,6 +96,20 @@ def test_keeps_what_llama_cpp_keeps(i, dry_breakers):
     )
 
 
+@pytest.mark.parametrize("breakers, length", [((), 3), (("a",), 3), (("ab",), 2), (("a", "ab"), 2)])
+def test_the_longest_of_several_breakers_ends_a_repetition(dry_breakers, breakers, length):
+    """`bXY` repeats. A breaker ends it if one of its tokens is part of it: `b` is the end of `ab`."""
+    pieces = tokenizer_of(BUNDLED).pieces
+    history = np.array([pieces.index(bytes([byte])) for byte in b"bXYZabXY"], np.int32)
+    logits = np.zeros((1, len(pieces)), F32)
+    logits[0, history[3]] = 3  # less a penalty of 2 to the power of length - 1
+    dry = {"dry_multiplier": 1.0, "dry_base": 2.0, "dry_allowed_length": 1, "dry_sequence_breakers": breakers}
+    params = SamplingParams(temperature=0.0, **dry)
+    row = SampleRow(params, SEED, 9, history[:4], history[4:], state_of(params, len(pieces), dry_breakers))
+    (sample,) = Sampler(len(pieces)).sample(logits, [row])
+    assert (sample.token == history[3]) == (length == 2)
+
+
 @cases("i", [i for i, case in enumerate(CASES) if case["params"].get("mirostat")])
 def test_mirostat_learns_from_the_probability_of_what_was_drawn(i):
     case, want = CASES[i], GOLDEN[f"kept{i}"].astype(float)
