@@ -164,9 +164,8 @@ class HttpServer(ServerLoop):
             return await self._give_up(str(error), USER_ERROR)
         beating = asyncio.create_task(send_heartbeats(self.settings.heartbeat, lambda: self.service.has_started))
         answering = asyncio.create_task(self.uvicorn.serve(self.listeners))
-        loading = asyncio.create_task(self.service.text.start())
         try:
-            code = await self._watch(loading)
+            code = await self._watch(self._load())
             self.uvicorn.should_exit = True
             await answering
             return code
@@ -187,6 +186,13 @@ class HttpServer(ServerLoop):
             self.client.disconnect()
             self.client.connect(self.settings.endpoint)
 
+    def _load(self) -> asyncio.Task[Vocabulary]:
+        """Begins to load the tokenizer."""
+        task = asyncio.create_task(self.service.text.start())
+        # Nobody looks at its error if the server is drained before. It would then be printed with a traceback.
+        task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+        return task
+
     async def _watch(self, begun: asyncio.Task[Vocabulary]) -> int:
         """Watches the tokenizer, rank 0 and signals. Returns the exit code. `begun` loads the tokenizer."""
         loading: asyncio.Task[Vocabulary] | None = begun
@@ -200,7 +206,7 @@ class HttpServer(ServerLoop):
                 gc.freeze()  # later collections skip permanent objects: each stops the event loop
             if loading is None and self.service.text.ended:
                 log.error("the tokenizer's process has ended; it is restarted")
-                self.service.tokenizer, loading = None, asyncio.create_task(self.service.text.start())
+                self.service.tokenizer, loading = None, self._load()
             if prefill is None and self.service.prefilling and self.service.has_started:
                 prefill = asyncio.create_task(prefill_all(self.service, self.settings.prefill_file or ""))
             if prefill is not None and prefill.done():

@@ -22,6 +22,7 @@ from ckdist.config.serve_config import ServeConfig
 from ckdist.engine.messages import Submit, pack_tokens
 from ckdist.engine.sampling_params import SamplingParams
 from ckdist.errors import ConfigError, EngineError, RequestError
+from ckdist.hub.bundled import BUNDLED
 from ckdist.serve import body, heartbeat
 from ckdist.serve.addresses import listen, url_of
 from ckdist.serve.api_keys import ApiKey
@@ -240,9 +241,7 @@ def test_a_tokenizer_that_does_not_load_ends_the_process(tmp_path):
 
 
 def test_drained_before_it_can_handle_signals(tmp_path):
-    http = HttpProcess.start(
-        ServeConfig(port=0), f"ipc://{tmp_path}/engine", str(tmp_path), "x", listen("127.0.0.1", 0)
-    )
+    http = HttpProcess.start(ServeConfig(port=0), f"ipc://{tmp_path}/engine", str(BUNDLED), "x", listen("127.0.0.1", 0))
     http.drain()
     wait_for(lambda: http.poll() is not None)
     assert http.poll() == 0
