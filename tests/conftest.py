@@ -166,9 +166,11 @@ def cpus():
 
 @pytest.fixture(autouse=True)
 def remains():
-    """What tests leave goes. Ranks that failed in this process are garbage that still has connections, up to 800 of
-    them, and 1,024 is a usual limit. An mpirun that was killed leaves its folder, and a later one that is given the
-    same process number then ends with "The PMIx server's listener thread failed to start".
+    """Cleans up after a test.
+
+    Ranks that failed in this process keep up to 800 connections until garbage is collected, and 1,024 is a usual limit.
+    An mpirun that was killed leaves its folder. A later one that is given the same process number then ends with "The
+    PMIx server's listener thread failed to start".
     """
     yield
     if len(os.listdir("/proc/self/fd")) > MANY_DESCRIPTORS:

@@ -1,5 +1,5 @@
-"""What every test of ranks finds: short measurements of the transport between hosts and of arithmetic, and golden
-models that are opened once.
+"""Fixtures of all tests of ranks: they shorten measurements of the transport between hosts and of arithmetic, and open
+golden models once.
 """
 
 import functools

@@ -14,7 +14,7 @@ from tests.support.situations import driven
 from tests.support.thread_ranks import run_threads
 
 lib, ffi = native.lib, native.ffi
-ROWS, FEW = 400, 40  # each rank sums so many rows in several chunks, and so few in one
+ROWS, FEW = 400, 40  # a rank sums ROWS in several chunks, and FEW in one
 WIDE = {"hidden": 1024, "heads": 8, "kv_heads": 4, "changes": [{}] * 2}
 
 

@@ -22,8 +22,8 @@ class Segment {
   // Converts touched pages to huge pages, if possible. The system's setting for shared memory usually forbids huge
   // pages, but does not apply to explicit requests.
   static void collapse(uint8_t* begin, int64_t bytes);
-  // Makes huge pages of zeros, if possible, of memory that nobody has used. They lie on this thread's node. Small pages
-  // lie on the node of the thread that uses them first.
+  // Gives unused memory huge pages of zeros on this thread's node, if possible. If not, each small page lies on the
+  // node of the thread that uses it first.
   static void place_huge(uint8_t* begin, int64_t bytes);
 
   int64_t size() const { return mapping_->bytes; }
