@@ -14,6 +14,7 @@ from ckdist.program.program import Instr, Program, Value
 from ckdist.program.step import ABSENT, Step, ValueIndex
 
 ROW_ALIGN = 64
+STRIP_ROWS = 16  # of ActivationRow (native/kernels/linear.h)
 
 
 class Lowering:
@@ -113,7 +114,10 @@ class Lowering:
     def row_bytes(self, row: int) -> int:
         """Bytes of a row's buffers for a whole batch, rounded up to a multiple of ROW_ALIGN."""
         head = self.buffers[self.rows[row][0]]
-        return -(-head.stride * (head.rows or self.max_tokens) // ROW_ALIGN) * ROW_ALIGN
+        rows = head.rows or self.max_tokens
+        if head.place == "activations":  # they may be in strips
+            rows = -(-rows // STRIP_ROWS) * STRIP_ROWS
+        return -(-head.stride * rows // ROW_ALIGN) * ROW_ALIGN
 
     def move(self, row: int, begin: int) -> None:
         """Puts a row at byte `begin`. Until then, offsets of its buffers count from the start of the row."""

@@ -51,7 +51,18 @@ def operations(model):
     return counts
 
 
-def in_tiles(tiles, name, packed, rows, cols, prepared, tile_range=None, prompt=False):
+def in_strips(prepared):
+    """Rows of bfloat16 in strips of 16 rows, [column / 32][row][32 columns]. What no row fills is not finite."""
+    tokens, stride = prepared.shape
+    strips = np.full((-(-tokens // 16), 16 * stride), 0xFF, np.uint8)
+    for row, values in enumerate(prepared):
+        steps = values[: stride // 64 * 64].reshape(-1, 64)
+        places = np.arange(len(steps))[:, None] * 1024 + row % 16 * 64 + np.arange(64)
+        strips[row // 16][places] = steps
+    return strips
+
+
+def in_tiles(tiles, name, packed, rows, cols, prepared, tile_range=None, prompt=False, strips=False):
     """Y (tokens, rows), and how many rows of tiles products were added to."""
     library, model = tiles
     begin, end = tile_range or (0, (rows + 15) // 16)
@@ -59,10 +70,12 @@ def in_tiles(tiles, name, packed, rows, cols, prepared, tile_range=None, prompt=
     before = operations(model)
     if prompt:
         as_pointer = lambda a: ctypes.c_void_p(a.ctypes.data)
-        sizes = [ctypes.c_int64(n) for n in (rows, cols, begin, end, prepared.shape[1], len(prepared))]
-        model.tile_multiply_prompt(
-            number(name), *sizes[:2], as_pointer(packed), *sizes[2:4], as_pointer(prepared), *sizes[4:], as_pointer(y)
+        rows, cols, begin, end, stride, tokens = (
+            ctypes.c_int64(n) for n in (rows, cols, begin, end, prepared.shape[1], len(prepared))
         )
+        x = in_strips(prepared) if strips else prepared
+        where = as_pointer(packed), begin, end, as_pointer(x), stride, int(strips), tokens, as_pointer(y)
+        model.tile_multiply_prompt(number(name), rows, cols, *where)
     else:
         multiply("amx", name, packed, rows, cols, prepared, (begin, end), y, library)
     assert not model.tiles_are_live()
@@ -114,9 +127,22 @@ def test_prompts_are_products_of_weights_in_bfloat16(tiles, name):
         assert (np.abs(y - exact) <= 2e-5 * sizes + 1e-30).all()
         for tokens in (1, 17, 33, 65):  # bits of any number of tokens, and of any division of rows
             assert_same_bits(run(prepared[-tokens:])[0], y[-tokens:])
-        part, _ = run(prepared, tile_range=(1, (rows + 15) // 16))
-        assert (part[:, :16] == 7).all()
-        assert_same_bits(part[:, 16:], y[:, 16:])
+        for strips in (False, True):
+            part, _ = run(prepared, tile_range=(1, (rows + 15) // 16), strips=strips)
+            assert (part[:, :16] == 7).all()
+            assert_same_bits(part[:, 16:], y[:, 16:])
+
+
+def test_strips_have_the_bits_of_rows(tiles):
+    for name, rows, cols, tokens in (("BF16", 40, 1072, 530), ("BF16", 530, 256, 90), ("Q4_K", 300, 1280, 600)):
+        data, _ = random_rows(name, rows, cols, seed=cols)
+        packed = pack("avx512_bf16", name, data, rows, cols)
+        x = np.random.default_rng(rows).normal(size=(tokens, cols)).astype(np.float32)
+        prepared = prepare("avx512_bf16", 1, x)
+        run = functools.partial(in_tiles, tiles, name, packed, rows, cols)
+        y, _ = run(prepared, prompt=name != "BF16")
+        for count in (tokens, 64, 33, 7):
+            assert_same_bits(run(prepared[:count], prompt=True, strips=True)[0], y[:count])
 
 
 @cases("name", HALF_FIELDS)

@@ -21,11 +21,13 @@ CKDIST_EXPORT int tiles_are_live() { return tile_model.configured; }
 
 // ckdist_multiply with the kernel of prompts.
 CKDIST_EXPORT void tile_multiply_prompt(int type, int64_t rows, int64_t cols, const uint8_t* tiles, int64_t begin,
-                                        int64_t end, const uint8_t* x, int64_t x_stride, int64_t tokens, float* y) {
+                                        int64_t end, const uint8_t* x, int64_t x_stride, int strips, int64_t tokens,
+                                        float* y) {
   static std::vector<uint8_t> room(kPromptBytes + 64);
   const LinearKernel& kernel = kernels_named("amx").linear[type];
   kernel.multiply_prompt({static_cast<Type>(type), rows, cols, kernel.tile_bytes(cols), tiles}, begin, end, x, x_stride,
-                         tokens, y, rows, room.data() + (-reinterpret_cast<uintptr_t>(room.data()) & 63));
+                         strips != 0, tokens, y, rows,
+                         room.data() + (-reinterpret_cast<uintptr_t>(room.data()) & 63));
 }
 
 CKDIST_EXPORT int64_t tile_peak(int format, int64_t rounds) {

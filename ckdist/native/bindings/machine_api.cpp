@@ -19,7 +19,7 @@ namespace {
 constexpr int kSpins = 10000;
 constexpr int64_t kMostProduct = 1 << 20;      // maximum rows, columns and tokens of a timed product
 constexpr int64_t kBetweenBarriers = 1 << 28;  // multiply-adds of a thread between two barriers of a timed product
-constexpr int64_t kPromptTokens = 64;          // products of at least this many rows are prompts'
+constexpr int64_t kPromptsFrom = 64;           // products of at least this many rows are prompts'
 constexpr uint8_t kNormalByte = 0x3E;  // gives a number of ordinary size in every type, and no subnormal products
 
 void check_threads(int threads) {
@@ -97,12 +97,14 @@ int ckdist_product_rate(const char* isa, int32_t type, int32_t threads, const in
       fail(Status::native, "a product of %lld rows with (%lld, %lld) weights of %s", (long long)tokens, (long long)rows,
            (long long)cols, traits.name);
     const LinearKernel& kernel = kernels_by_name(isa).linear[type];
-    const bool prompts = kernel.multiply_prompt && tokens >= kPromptTokens;
+    const bool prompts = kernel.multiply_prompt && tokens >= kPromptsFrom;
     const int64_t panel = prompts ? kPromptBytes : 0;
     const int64_t stride = ActivationRow::bytes(prompts ? kernel.prompt_activation : kernel.activation, cols);
     Matrix matrix{Type(type), rows, cols, kernel.tile_bytes(cols), nullptr};
     const int64_t tiles = matrix.tile_count() * matrix.tile_bytes, floats = tokens * matrix.tile_count() * kTileRows;
-    const int64_t each = (panel + tiles + tokens * stride + floats * int64_t(sizeof(float)) + 4095) / 4096 * 4096;
+    constexpr int64_t strip = ActivationRow::kStripRows;
+    const int64_t rows_bytes = (tokens + strip - 1) / strip * strip * stride;
+    const int64_t each = (panel + tiles + rows_bytes + floats * int64_t(sizeof(float)) + 4095) / 4096 * 4096;
     Arena memory(threads * each, "the measurement of products");
     Pool pool(threads, of_threads(cpus, threads), {}, kSpins);
     pool.run(threads, [&](int t) { std::memset(memory.data() + t * each, kNormalByte, each); });
@@ -119,12 +121,12 @@ int ckdist_product_rate(const char* isa, int32_t type, int32_t threads, const in
         uint8_t* const room = memory.data() + t * each;
         own.tiles = room + panel;
         uint8_t* const x = room + panel + tiles;
-        const auto y = reinterpret_cast<float*>(x + tokens * stride);
+        const auto y = reinterpret_cast<float*>(x + rows_bytes);
         while (!enough) {
           for (int64_t round = 0; round < rounds; round++)
             for (int64_t tile = 0; tile < own.tile_count(); tile += tiles_each) {
               const int64_t end = std::min(tile + tiles_each, own.tile_count());
-              if (prompts) kernel.multiply_prompt(own, tile, end, x, stride, tokens, y, rows, room);
+              if (prompts) kernel.multiply_prompt(own, tile, end, x, stride, true, tokens, y, rows, room);
               else kernel.multiply(own, tile, end, x, stride, tokens, y, rows);
               if (rounds == 1) pool.barrier(t);
             }

@@ -49,6 +49,8 @@ struct ElementwiseKernel {
   // Writes one ActivationRow from `n` floats, which are columns [lead, lead + n) of `cols` columns. Other columns and
   // the padding are zeros.
   void (*prepare)(ActivationFormat format, const float* x, int64_t n, int64_t lead, int64_t cols, uint8_t* row);
+  // The same row of bfloat16 in strips. `row`: its first columns (ActivationRow::strip_offset).
+  void (*prepare_in_strip)(const float* x, int64_t n, int64_t lead, int64_t cols, uint8_t* row);
   // out[i] += x[i]
   void (*add)(const float* x, int64_t n, float* out);
   // out[i] += factor * x[i]

@@ -20,8 +20,13 @@ namespace ckdist {
 constexpr int kTileRows = 16;
 constexpr int kColumnPad = 256;  // columns of activations are padded to this with zeros
 
-constexpr int kPromptTiles = 8, kPromptColumns = 4096;  // weights that are expanded at a time
-constexpr int64_t kPromptBytes = int64_t{kPromptTiles} * kTileRows * kPromptColumns * 2;
+// Prompts in tiles: weights, columns and tokens of a product at a time. The products keep expanded weights, and
+// sums, in memory of this many bytes.
+constexpr int64_t kPromptTiles = 16, kPromptColumns = 512, kPromptTokens = 512;
+// Tiles and columns if activations are in rows, which are slow in short runs.
+constexpr int64_t kRowsTiles = 8, kRowsColumns = 4096;
+constexpr int64_t kPanelBytes = kRowsTiles * kTileRows * kRowsColumns * 2,
+                  kPromptBytes = kPanelBytes + kPromptTokens * kPromptTiles * kTileRows * 4;
 
 constexpr int kSums32Factor = 128, kSums16Factor = 32;
 
@@ -52,6 +57,13 @@ struct ActivationRow {
                                                          : group_sums(p) + p / kColumnPad * int64_t{sizeof(GroupSums)};
     const int64_t lines = (n + 63) / 64;
     return 64 * (format == ActivationFormat::bf16 ? lines | 1 : lines);
+  }
+  // Rows of bfloat16 for tiles may be in strips of 16 rows: [column / 32][row][32 columns]. A strip takes the bytes of
+  // 16 rows. Its columns are consecutive memory, so hardware prefetches them, and they share the sets of a cache evenly.
+  static constexpr int64_t kStripRows = 16, kStripColumns = 32;
+  // Offset in bytes of 32 columns of a row in strips. `stride`: bytes of a row.
+  static constexpr int64_t strip_offset(int64_t row, int64_t column, int64_t stride) {
+    return row / kStripRows * kStripRows * stride + (column / kStripColumns * kStripRows + row % kStripRows) * 64;
   }
   // Offsets in bytes of the parts of a q8 row of p padded columns.
   static constexpr int64_t scales(int64_t p) { return p; }
@@ -101,11 +113,12 @@ struct LinearKernel {
   void (*multiply)(const Matrix& matrix, int64_t tile_begin, int64_t tile_end, const uint8_t* x, int64_t x_stride,
                    int64_t tokens, float* y, int64_t y_stride);
 
-  // The product of prompts' rows, if the level has another for them: it expands weights to bfloat16 in `panel`
-  // (kPromptBytes), once for all tokens. x is in `prompt_activation`. Null: `multiply` takes prompts, too.
+  // The product of prompts' rows, if the level has another for them: it multiplies bfloat16, to which it expands
+  // weights. x is in `prompt_activation`, in rows or in strips, and then its first row begins a strip. `room`:
+  // kPromptBytes. Null: `multiply` takes prompts, too. It takes rows of bfloat16 if weights are bfloat16.
   ActivationFormat prompt_activation;
   void (*multiply_prompt)(const Matrix& matrix, int64_t tile_begin, int64_t tile_end, const uint8_t* x,
-                          int64_t x_stride, int64_t tokens, float* y, int64_t y_stride, uint8_t* panel);
+                          int64_t x_stride, bool strips, int64_t tokens, float* y, int64_t y_stride, uint8_t* room);
 };
 
 // Indexed by the number of the type. Functions are null if there is no kernel.

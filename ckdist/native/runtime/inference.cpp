@@ -1,5 +1,7 @@
 #include "runtime/inference.h"
 
+#include "runtime/steps/routing.h"
+
 namespace ckdist {
 
 namespace {
@@ -83,6 +85,7 @@ void Inference::read_lists() {
     if (p == 0) traffic_.read_plan(*this);
     read_biases(program, *plan, biases);
     PlanFacts& facts = facts_.emplace_back();
+    facts.strips = values_in_strips();
     const auto of_tokens = [](const ckdist_step* step) {
       return step->rows == ckdist_rows_tokens || step->rows == ckdist_rows_host;
     };
@@ -99,8 +102,35 @@ void Inference::read_lists() {
   counters_.reset(new std::atomic<int64_t>[2 * threads() * most_steps_]);
 }
 
+// Activations may be in strips if nothing but products with kernels for strips reads them.
+std::vector<bool> Inference::values_in_strips() const {
+  std::vector<bool> read(size_t(plan->value_count)), other = read;
+  const auto mark = [](std::vector<bool>& marks, const ckdist_span& span, bool value = true) {
+    for (int i = 0; value && i < span.count; i++) marks[size_t(span.first + i)] = true;
+  };
+  for (const ckdist_step* step : lists_[plan - program.plans].steps) {
+    const bool host = step->rows == ckdist_rows_host;
+    if (const auto* linear = fields_of<ckdist_linear_step>(step, ckdist_step_linear)) {
+      for (int m = 0; m < linear->count; m++) {
+        const ckdist_product& p = linear->products[m];
+        const bool can = !host && kernels.linear[int(matrix(p.weight.first).type)].multiply_prompt;
+        mark(can && value(p.x.first).format == ckdist_activation_bf16 ? read : other, p.x);
+      }
+    } else if (const auto* made = fields_of<ckdist_norm_quantize_step>(step, ckdist_step_norm_quantize)) {
+      for (const ckdist_span& activations : made->activations) mark(other, activations, host || made->gather);
+    } else if (const auto* adapt = fields_of<ckdist_adapt_step>(step, ckdist_step_adapt)) {
+      for (int m = 0; m < adapt->count; m++) mark(other, adapt->products[m].x);
+    } else if (const auto* experts = fields_of<ckdist_experts_step>(step, ckdist_step_experts)) {
+      for (int i = 0; i < kExpertInputs * experts->count; i++)
+        mark(other, {expert_input(*experts, i), 1}, expert_input(*experts, i) >= 0);
+    }
+  }
+  for (size_t i = 0; i < read.size(); i++) read[i] = read[i] && !other[i];
+  return read;
+}
+
 void Inference::make_buffers() {
-  int64_t activation_bytes[3] = {64, 64, 64}, slice = 0, panel = 0, widest = 0;
+  int64_t activation_bytes[3] = {64, 64, 64}, slice = 0, room = 0, widest = 0;
   for (int p = 0; p < program.plan_count; p++) {
     plan = &program.plans[p];
     for (const ckdist_value* v = plan->values; v != plan->values + plan->value_count; v++) {
@@ -111,11 +141,11 @@ void Inference::make_buffers() {
     for (int m = 0; m < plan->matrix_count; m++) {
       if (weight(m).sliced && weight(m).sliced->mapped()) continue;
       facts_[size_t(p)].bytes += matrix(m).tile_count() * matrix(m).tile_bytes;
-      if (plan->prompts && kernels.linear[int(matrix(m).type)].multiply_prompt) panel = kPromptBytes;
+      if (kernels.linear[int(matrix(m).type)].multiply_prompt) room = kPromptBytes;
       if (repacker_ && weight(m).sliced) slice = std::max(slice, round_up(weight(m).sliced->largest_bytes(), 4096));
     }
   }
-  int64_t each = slice + panel;
+  int64_t each = slice + room;
   for (const int64_t bytes : activation_bytes) each += kReplicatedRows * bytes;
   each = round_up(each, 4096);
   const int64_t shared = round_up(kReplicatedRows * widest * 4, 4096);
@@ -125,7 +155,7 @@ void Inference::make_buffers() {
   for (ThreadBuffers& w : buffers_) {
     uint8_t* p = at;
     w.slice = p, p += slice;
-    w.panel = panel ? p : nullptr, p += panel;
+    w.room = room ? p : nullptr, p += room;
     for (int f = 0; f < 3; f++) w.activations[f] = p, p += kReplicatedRows * activation_bytes[f];
     at += each;
   }

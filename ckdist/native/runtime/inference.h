@@ -67,6 +67,8 @@ class Inference : public Executor {
   // From this many rows per thread on, products are divided by rows and not by weights: a thread reads the rows that it
   // wrote from its own caches.
   static constexpr int64_t kThreadRows = 64;
+  // From this many rows on, activations may be in strips.
+  static constexpr int64_t kStripRows = 64;
 
   // State of the job.
   Communicator& communicator;               // all ranks of the job
@@ -228,6 +230,10 @@ class Inference : public Executor {
     if (replicated(step)) return buffers_[thread].activations[a.format];
     return arena_->data() + a.offset + first_row(step) * a.stride;
   }
+  // True if norm_quantize made the activations of the step's rows in strips.
+  bool in_strips(const ckdist_step& step, int index) const {
+    return facts_[size_t(plan - program.plans)].strips[size_t(index)] && rows(step) >= kStripRows;
+  }
   const Weight& weight(int index) const { return *static_cast<const Weight*>(plan->matrices[index]); }
   const Matrix& matrix(int index) const { return weight(index).matrix; }
   const float* vector(int index) const { return plan->vectors[index]; }
@@ -236,12 +242,14 @@ class Inference : public Executor {
   // alternates, so that a thread may still read the rows of the call before.
   float* next_shared_rows(int thread) { return shared_rows_[buffers_[thread].shared_turn ^= 1]; }
   uint8_t* slice(int thread) { return buffers_[thread].slice; }  // room for a slice that is not packed yet
-  // Multiplies `rows` rows of activations by all tiles of a matrix, as the plan's tokens are multiplied.
+  // Multiplies `rows` rows of activations by all tiles of a matrix, as the plan's tokens are multiplied. `strips`: the
+  // rows are in strips.
   void multiply(int thread, const Matrix& matrix, const uint8_t* x, int64_t x_stride, int64_t rows, float* y,
-                int64_t y_stride) const {
+                int64_t y_stride, bool strips = false) const {
     const LinearKernel& kernel = kernels.linear[int(matrix.type)];
-    if (plan->prompts && kernel.multiply_prompt)
-      kernel.multiply_prompt(matrix, 0, matrix.tile_count(), x, x_stride, rows, y, y_stride, buffers_[thread].panel);
+    if (strips || (plan->prompts && kernel.prompt_activation != kernel.activation))
+      kernel.multiply_prompt(matrix, 0, matrix.tile_count(), x, x_stride, strips, rows, y, y_stride,
+                             buffers_[thread].room);
     else kernel.multiply(matrix, 0, matrix.tile_count(), x, x_stride, rows, y, y_stride);
   }
   // Number of parts into which the columns of a matrix are divided, and one of them (see `column_parts`).
@@ -329,7 +337,7 @@ class Inference : public Executor {
 
   struct alignas(64) ThreadBuffers {  // memory of one thread that lasts over steps
     uint8_t* activations[3];          // kReplicatedRows rows for each format
-    uint8_t *slice, *panel;           // panel: null if no plan expands weights
+    uint8_t *slice, *room;            // room: of LinearKernel::multiply_prompt; null if no plan needs it
     int shared_turn = 0;
     int64_t moved = 0;  // bytes read from other ranks' memory in this batch
   };
@@ -337,6 +345,7 @@ class Inference : public Executor {
   void read_lists();
   void make_cache();
   void make_buffers();
+  std::vector<bool> values_in_strips() const;  // of the plan
   void reserve_exchange();
   void divide_columns();
   void begin(const BatchView& batch);
@@ -359,6 +368,7 @@ class Inference : public Executor {
     int token_steps = 0;        // steps before those of selected rows only
     bool needs_firsts = false;  // attends to an encoder's output
     bool needs_rows = false;    // reads a row of the batch's embeddings for each token
+    std::vector<bool> strips;   // for each value: many rows of it are in strips
   };
   std::vector<PlanFacts> facts_;  // of each plan
   int most_steps_ = 0;            // largest number of steps of a plan, rounded up to whole cache lines of counters

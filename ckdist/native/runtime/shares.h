@@ -43,14 +43,16 @@ class Shares {
 // too few, and a single tile for all rows would read the activations of eight.
 class Blocks {
  public:
-  // Own tiles are multiples of eight, as kernels take them, if there are enough. `rows_each`: fewest rows of an item.
-  Blocks(int64_t bytes, int64_t tile, int threads, int64_t rows, int64_t rows_each)
+  // Own tiles are multiples of eight, as kernels take them, if there are enough. `rows_each`: fewest rows of an item;
+  // `tiles_each`: most tiles, a multiple of eight.
+  Blocks(int64_t bytes, int64_t tile, int threads, int64_t rows, int64_t rows_each, int64_t tiles_each)
       : bytes_(bytes), rows_(rows), parts_(std::max<int64_t>(rows / rows_each, 1)) {
     tile = std::max<int64_t>(tile, 1);
     const int64_t share = bytes / (tile * threads), most = share / 4 * 3;
-    own_ = threads == 1 ? bytes : (most < 8 ? share / 4 * 2 : most / 8 * 8) * tile;
+    const int64_t unit = most < tiles_each ? 8 : tiles_each;
+    own_ = threads == 1 ? bytes : (most < 8 ? share / 4 * 2 : most / unit * unit) * tile;
     own_bytes_ = own_ * threads;
-    wide_ = std::clamp<int64_t>(share / 4 * 2, 2, 8) * tile;
+    wide_ = std::clamp<int64_t>(share / 4 * 2, 2, tiles_each) * tile;
   }
 
   int64_t begin(int thread) const { return thread * own_; }

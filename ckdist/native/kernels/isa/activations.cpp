@@ -290,5 +290,20 @@ void prepare_activations(ActivationFormat format, const float* x, int64_t n, int
   prepare_f32(x, n, lead, cols, row);
 }
 
+void prepare_in_strip(const float* x, int64_t n, int64_t lead, int64_t cols, uint8_t* row) {
+  constexpr int64_t columns = ActivationRow::kStripColumns, step = ActivationRow::kStripRows * columns * 2;
+  const int64_t padded = ActivationRow::padded(cols);
+  for (int64_t first = 0; first < padded; first += columns, row += step) {
+    uint16_t* const out = reinterpret_cast<uint16_t*>(row);
+    const float* const from = x + (first - lead);
+    if (first >= lead && first + columns <= lead + n) {
+      for (int64_t i = 0; i < columns; ++i) out[i] = bf16_of_float(from[i]);
+      continue;
+    }
+    for (int64_t i = 0; i < columns; ++i)
+      out[i] = first + i >= lead && first + i < lead + n ? bf16_of_float(from[i]) : uint16_t{0};
+  }
+}
+
 }  // namespace CKDIST_ISA
 }  // namespace ckdist

@@ -1,10 +1,18 @@
 // Products of prompts with AMX: weights of any byte type are expanded to a panel of bfloat16 tiles in the L2 cache,
 // once for all tokens, and multiplied as bfloat16. Scaling sums of 32 columns, as decode does, would cost more than the
-// tiles. A weight is (block scale * group scale) * code - minimum in float32, rounded once to bfloat16. Sums stay in
-// tile registers over up to kPromptColumns columns, and run over the columns in order. Private to isa/.
+// tiles. A weight is (block scale * group scale) * code - minimum in float32, rounded once to bfloat16. Weights of
+// bfloat16 are multiplied in place. Private to isa/.
+//
+// A core gets 140 GB/s from its L2 cache, but 25 GB/s from the L3 cache and 14 GB/s from memory (Xeon, family 6 model
+// 207): a tile of 1 KB takes 6, 40 and 70 ns, and a product of tiles takes 6 ns. So tiles from far away must serve many
+// products. A group is kPromptTiles tiles of weights by kPromptTokens tokens, in blocks of kPromptColumns columns. A
+// block's weights and the sums of the group stay in the L2 cache. The activations of 32 tokens stay in the L1 cache for
+// all tiles of weights, which are therefore streamed past it. Between blocks the sums wait in memory, so additions
+// happen in the order of columns. Each step prefetches its share of the next tokens and of the next block's weights.
 //
 // A panel has pairs of tiles: [step of 32 columns][2 tiles][16 pairs of columns][16 rows][2].
 #pragma once
+#include "core/range.h"
 #include "kernels/isa/linear_amx.h"
 
 namespace ckdist {
@@ -27,8 +35,8 @@ inline __m512 signed_byte(__m512i words) {
   return _mm512_cvtepi32_ps(_mm512_srai_epi32(words, 24));
 }
 
-constexpr int kPairBytes = 2 * kWeightBytes;  // of a step of two tiles
-constexpr int kStepsAhead = 2;                // steps whose weights are on their way to the L1 cache
+constexpr int kPairBytes = 2 * kWeightBytes;                // of a step of two tiles
+constexpr int64_t kPromptPairs = kPromptTiles / 2;
 
 // Expands a block to bfloat16. `out`: the tile's part of the first step; the next step's is kPairBytes later.
 template <Type type>
@@ -76,72 +84,182 @@ void expand_tile(const uint8_t* tile, int64_t first, int64_t count, uint8_t* out
   }
 }
 
-// Loads the sums from y: the opposite of store_sums, and of write_sums by way of `room`.
-inline void load_sums(const TileStrip& strip, float* room) {
-  if (strip.whole()) {
-    const int64_t stride = 4 * strip.y_stride;
-    tile_load<0>(strip.y, stride);
-    if (strip.tile_count > 1) tile_load<1>(strip.y + kTileRows, stride);
-    if (strip.strips() > 1) {
-      const float* const y = strip.y + kStripTokens * strip.y_stride;
-      tile_load<2>(y, stride);
-      if (strip.tile_count > 1) tile_load<3>(y + kTileRows, stride);
-    }
-    return;
+// A block of a group. Addresses are those of the block's first column.
+struct PromptBlock {
+  const uint8_t* weights;  // of the group's first tile
+  int64_t step_bytes, tile_bytes, pair_bytes;
+  const uint8_t* next_weights;  // to prefetch, or null
+  const uint8_t* x;
+  int64_t token_bytes, x_bytes, strip_bytes;  // from a token, a step or a strip of 16 tokens to the next
+  const uint8_t* next_x;                      // to prefetch, or null
+  int64_t steps;
+  bool begins, ends;  // the sums
+};
+
+// Lines of memory in two places to prefetch, some in each step.
+struct FetchTwo {
+  const uint8_t* at;
+  int64_t other, left;  // bytes from one place to the other; lines
+  int each;
+
+  FetchTwo(const uint8_t* begin, int64_t to_other, int64_t bytes, int64_t share, int64_t shares, int64_t steps)
+      : at(begin), other(to_other), left(0), each(0) {
+    if (begin == nullptr) return;
+    const int64_t lines = bytes / 64, first = lines * share / shares;
+    at += 64 * first, left = lines * (share + 1) / shares - first, each = static_cast<int>((left + steps - 1) / steps);
   }
-  for (int s = 0; s < strip.strips(); ++s)
-    for (int tile = 0; tile < strip.tile_count; ++tile) {
-      const int left = strip.rows - tile * kTileRows;
-      const __mmask16 rows = static_cast<__mmask16>(left < kTileRows ? (1u << left) - 1 : 0xffffu);
-      const float* y = strip.y + s * kStripTokens * strip.y_stride + tile * kTileRows;
-      for (int t = 0; t < strip.strip_tokens(s); ++t, y += strip.y_stride)
-        _mm512_store_ps(room + (2 * s + tile) * kTileSums + t * kTileRows, _mm512_maskz_loadu_ps(rows, y));
-    }
-  load_tiles(strip, room);
+  void step() {
+    for (int i = 0; i < each && left > 0; ++i, --left, at += 64) fetch_lines(at, 1), fetch_lines(at + other, 1);
+  }
+};
+
+// Adds the products of two tiles of weights and two strips of tokens.
+inline void multiply_pair(const PromptBlock& block, const uint8_t* weights, const uint8_t* x, FetchTwo later_weights,
+                          FetchTwo later_x) {
+  for (int64_t s = 0; s < block.steps; ++s, weights += block.step_bytes, x += block.x_bytes) {
+    later_weights.step(), later_x.step();
+    tile_stream<kWeightTile>(weights, kTileRowBytes);
+    tile_load<kActivationTile>(x, block.token_bytes);
+    tile_dot_bf16<0, kActivationTile, kWeightTile>();
+    tile_stream<kWeightTile + 1>(weights + block.tile_bytes, kTileRowBytes);
+    tile_dot_bf16<1, kActivationTile, kWeightTile + 1>();
+    tile_load<kActivationTile + 1>(x + block.strip_bytes, block.token_bytes);
+    tile_dot_bf16<2, kActivationTile + 1, kWeightTile>();
+    tile_dot_bf16<3, kActivationTile + 1, kWeightTile + 1>();
+  }
 }
 
-// Multiplies a pair of tiles of a panel by a strip of tokens. `adds`: to the sums in y.
-inline void multiply_pair(const TileStrip& strip, const uint8_t* pair, int64_t steps, const uint8_t* x,
-                          int64_t x_stride, bool adds) {
-  alignas(64) float room[kSumsTiles * kTileSums];
-  if (adds) load_sums(strip, room);
-  else zero_sums(strip.strips());
-  for (int64_t s = 0; s < steps; ++s, pair += kPairBytes, x += kStepBytes) {
-    fetch_lines_near(pair + kStepsAhead * kPairBytes, kPairBytes / 64);
-    add_products<false>(strip, x, x_stride, pair, pair + kWeightBytes);
+// The same for fewer tokens or one tile.
+inline void multiply_some(const TileStrip& strip, const PromptBlock& block, const uint8_t* weights, const uint8_t* x) {
+  constexpr int a = kActivationTile, b = kWeightTile;
+  const bool pair = strip.tile_count > 1;
+  for (int64_t s = 0; s < block.steps; ++s, weights += block.step_bytes, x += block.x_bytes) {
+    tile_load<b>(weights, kTileRowBytes);
+    tile_load<a>(x, block.token_bytes);
+    tile_dot_bf16<0, a, b>();
+    if (pair) {
+      tile_load<b + 1>(weights + block.tile_bytes, kTileRowBytes);
+      tile_dot_bf16<1, a, b + 1>();
+    }
+    if (strip.strips() > 1) {
+      tile_load<a + 1>(x + block.strip_bytes, block.token_bytes);
+      tile_dot_bf16<2, a + 1, b>();
+      if (pair) tile_dot_bf16<3, a + 1, b + 1>();
+    }
   }
-  if (strip.whole()) return store_sums(strip);
-  store_tiles(strip, room);
-  write_sums(strip, room);
+}
+
+// A group's weights and tokens, and its result. `y`: of the first token and row.
+struct PromptGroup {
+  int64_t tiles, rows, tokens;
+  float* y;
+  int64_t y_stride;
+  float* waiting;  // [strip of 32 tokens][pair of tiles][tile of sums]
+};
+
+inline void multiply_block(const PromptGroup& group, const PromptBlock& block, int& configured) {
+  const int64_t strips = (group.tokens + kTokensAtOnce - 1) / kTokensAtOnce, pairs = (group.tiles + 1) / 2;
+  TileStrip strip{};
+  strip.y_stride = group.y_stride;
+  for (int64_t i = 0; i < strips; ++i) {
+    const int64_t token = i * kTokensAtOnce;
+    strip.tokens = static_cast<int>(least(kTokensAtOnce, group.tokens - token));
+    if (strip.tokens != configured) configure(configured = strip.tokens, kTileRowBytes);
+    const uint8_t* const x = block.x + 2 * i * block.strip_bytes;
+    const uint8_t* const next_x = block.next_x && i + 1 < strips ? x + 2 * block.strip_bytes : block.next_x;
+    for (int64_t pair = 0; pair < pairs; ++pair) {
+      const uint8_t* const weights = block.weights + pair * block.pair_bytes;
+      float* const waiting = group.waiting + (i * kPromptPairs + pair) * kSumsTiles * kTileSums;
+      strip.tile_count = group.tiles - 2 * pair > 1 ? 2 : 1;
+      strip.rows = static_cast<int>(least(strip.tile_count * kTileRows, group.rows - 2 * pair * kTileRows));
+      strip.y = group.y + token * group.y_stride + 2 * pair * kTileRows;
+      if (block.begins) zero_sums(strip.strips());
+      else load_tiles(strip, waiting);
+      if (strip.tokens == kTokensAtOnce && strip.tile_count == 2) {
+        const uint8_t* const next = block.next_weights ? block.next_weights + pair * block.pair_bytes : nullptr;
+        const int64_t bytes = block.steps * kWeightBytes;
+        multiply_pair(block, weights, x, {next, block.tile_bytes, bytes, i, strips, block.steps},
+                      {next_x, block.strip_bytes, bytes, pair, pairs, block.steps});
+      } else {
+        multiply_some(strip, block, weights, x);
+      }
+      if (block.ends && strip.whole()) {
+        store_sums(strip);
+        continue;
+      }
+      store_tiles(strip, waiting);
+      if (block.ends) write_sums(strip, waiting);
+    }
+  }
+}
+
+// Copies the weights of bfloat16 of some columns to a panel. Columns beyond the last are zero.
+inline void copy_tile(const uint8_t* tile, int64_t first, int64_t blocks, uint8_t* out) {
+  for (int64_t b = 0; b < (blocks + 1) / 2 * 2; ++b) {  // blocks of 16 columns
+    uint8_t* const to = out + b / 2 * kPairBytes + b % 2 * (kWeightBytes / 2);
+    if (b < blocks) std::memcpy(to, tile + (first + b) * (kWeightBytes / 2), kWeightBytes / 2);
+    else std::memset(to, 0, kWeightBytes / 2);
+  }
+}
+
+// The weights of a block: those of bfloat16 in place, if they are whole steps. Others are expanded to the panel.
+template <Type type>
+void take_weights(const Matrix& matrix, int64_t tile, int64_t tiles, Range own, PromptBlock& block, uint8_t* panel) {
+  const uint8_t* const at = matrix.tiles + tile * matrix.tile_bytes;
+  const int64_t column = own.begin, columns = own.end - own.begin;
+  block.step_bytes = kPairBytes, block.tile_bytes = kWeightBytes, block.next_weights = nullptr;
+  block.weights = panel;
+  if constexpr (type == Type::bf16) {
+    const int64_t blocks = (columns + 15) / 16;
+    block.steps = (blocks + 1) / 2;
+    if (blocks % 2 == 0) {
+      block.step_bytes = kWeightBytes, block.tile_bytes = matrix.tile_bytes, block.pair_bytes = 2 * matrix.tile_bytes;
+      block.weights = at + column * 2 * kTileRows;
+      block.next_weights = block.weights + columns * 2 * kTileRows;
+      if (own.end == matrix.cols) block.next_weights = at + tiles * matrix.tile_bytes;
+      return;
+    }
+    block.pair_bytes = block.steps * kPairBytes;
+    for (int64_t t = 0; t < tiles; ++t)
+      copy_tile(at + t * matrix.tile_bytes, column / 16, blocks,
+                panel + t / 2 * block.pair_bytes + t % 2 * kWeightBytes);
+  } else {
+    constexpr int width = layout_of(form_of(type)).columns;
+    static_assert(kPromptColumns % width == 0);
+    const int64_t blocks = (columns + width - 1) / width;
+    block.steps = blocks * width * 2 / kStepBytes, block.pair_bytes = block.steps * kPairBytes;
+    for (int64_t t = 0; t < tiles; ++t)
+      expand_tile<type>(at + t * matrix.tile_bytes, column / width, blocks,
+                        panel + t / 2 * block.pair_bytes + t % 2 * kWeightBytes);
+  }
 }
 
 template <Type type>
 void multiply_prompt(const Matrix& matrix, int64_t tile_begin, int64_t tile_end, const uint8_t* x, int64_t x_stride,
-                     int64_t tokens, float* y, int64_t y_stride, uint8_t* panel) {
-  constexpr int columns = layout_of(form_of(type)).columns;
-  static_assert(kPromptColumns % columns == 0 && kPromptTiles % 2 == 0);
-  TileStrip strip{};
-  strip.y_stride = y_stride;
+                     bool strips, int64_t tokens, float* y, int64_t y_stride, uint8_t* room) {
+  float* const waiting = reinterpret_cast<float*>(room + kPanelBytes);
+  const int64_t first = matrix.first_column;
   int configured = 0;
-  for (int64_t group = tile_begin; group < tile_end; group += kPromptTiles) {
-    const int64_t tiles = least(kPromptTiles, tile_end - group);
-    for (int64_t column = 0; column < matrix.cols; column += kPromptColumns) {
-      const int64_t blocks = (least(kPromptColumns, matrix.cols - column) + columns - 1) / columns;
-      const int64_t steps = blocks * columns * 2 / kStepBytes;
-      for (int64_t t = 0; t < tiles; ++t)
-        expand_tile<type>(matrix.tiles + (group + t) * matrix.tile_bytes, column / columns, blocks,
-                          panel + t / 2 * steps * kPairBytes + t % 2 * kWeightBytes);
-      for (int64_t token = 0; token < tokens; token += kTokensAtOnce) {
-        strip.tokens = static_cast<int>(least(kTokensAtOnce, tokens - token));
-        if (strip.tokens != configured) configure(configured = strip.tokens, kTileRowBytes);
-        for (int64_t t = 0; t < tiles; t += 2) {
-          const int64_t row = (group + t) * kTileRows;
-          strip.tile_count = tiles - t > 1 ? 2 : 1;
-          strip.rows = static_cast<int>(least(strip.tile_count * kTileRows, matrix.rows - row));
-          strip.y = y + token * y_stride + row;
-          multiply_pair(strip, panel + t / 2 * steps * kPairBytes, steps, x + token * x_stride + column * 2, x_stride,
-                        column > 0);
-        }
+  const int64_t tiles_each = strips ? kPromptTiles : kRowsTiles, columns_each = strips ? kPromptColumns : kRowsColumns;
+  for (int64_t tile = tile_begin; tile < tile_end; tile += tiles_each) {
+    for (int64_t token = 0; token < tokens; token += kPromptTokens) {
+      const PromptGroup group{least(tiles_each, tile_end - tile),
+                              matrix.rows - tile * kTileRows,
+                              least(kPromptTokens, tokens - token),
+                              y + token * y_stride + tile * kTileRows,
+                              y_stride,
+                              waiting};
+      const uint8_t* const rows = x + token * x_stride;
+      for (int64_t column = 0; column < matrix.cols; column += columns_each) {
+        PromptBlock block{};
+        const Range own{column, least(column + columns_each, matrix.cols)};
+        take_weights<type>(matrix, tile, group.tiles, own, block, room);
+        block.begins = column == 0, block.ends = own.end == matrix.cols;
+        block.x = rows + (strips ? ActivationRow::strip_offset(0, first + column, x_stride) : (first + column) * 2);
+        block.token_bytes = strips ? kStepBytes : x_stride, block.x_bytes = strips ? kWeightBytes : kStepBytes;
+        block.strip_bytes = kStripTokens * x_stride;
+        block.next_x = strips && !block.ends ? block.x + block.steps * kWeightBytes : nullptr;
+        multiply_block(group, block, configured);
       }
     }
   }

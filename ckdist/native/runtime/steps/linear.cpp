@@ -15,7 +15,8 @@ constexpr int64_t kLeastTiles = 12;  // minimum tiles of a product at a time, be
 constexpr int64_t kGatedRows = 256, kGatedBytes = 512 << 10;
 // If weights are bfloat16, whose kernels take eight tiles: tiles of a gated product at a time.
 constexpr int64_t kGatedTiles = 16;
-constexpr int64_t kBlockRows = 128;         // fewest rows of an item that is a part of the rows
+// Fewest rows of an item that is a part of the rows, and its most tiles; of rows in strips, too.
+constexpr int64_t kBlockRows = 128, kBlockTiles = 8, kStripsRows = 256, kStripsTiles = kPromptTiles;
 constexpr int64_t kPairs = INT64_MAX;       // of `boundary`: pieces are pairs of tiles
 constexpr int64_t kAheadBytes = 256 << 10;  // bytes of a product's weights that are prefetched
 // Tokens and tiles of a summed product at a time. The result stays in the L2 cache.
@@ -33,20 +34,22 @@ struct Linear : Carved<Linear, InferenceRun<ckdist_linear_step>> {
     const int64_t n = r.rows(step.step), bytes = weight_bytes(r, step);
     const Groups groups(r, step, n);
     if (n > 0 && bytes > 0) {
-      // If rows were divided, every thread would pack or expand all weights.
-      if (n >= Inference::kThreadRows * r.active() && !r.packing && !r.plan->prompts) {
+      const bool strips = r.in_strips(step.step, step.products[0].x.first);
+      // If rows were divided, every thread would pack, expand or read all weights.
+      if (n >= Inference::kThreadRows * r.active() && !r.packing && !r.plan->prompts && !strips) {
         const int64_t each = std::max(kPieceBytes, kLeastTiles * longest_tile());
         const int64_t pieces = std::max((bytes + each - 1) / each, kLeastPieces), own = pieces * groups.count;
         r.for_each_item(thread, index, own * r.active(), [&](int64_t item) {
           const int group = int(item % own / pieces);
-          const Range rows = groups.rows(group), part = r.rows_of(int(item / own), rows.end - rows.begin);
+          const Range rows = groups.rows(group), part = strips_of(int(item / own), rows.end - rows.begin);
           const int64_t piece = item % pieces;
           multiply_bytes(bytes * piece / pieces, bytes * (piece + 1) / pieces, bytes / pieces,
                          {rows.begin + part.begin, rows.begin + part.end});
           end_item(groups, group, pieces * r.active());
         });
-      } else if (n >= kBlockRows && r.active() > 1 && !r.packing && !r.plan->prompts && groups.count == 1) {
-        const Blocks blocks(bytes, piece_bytes(r, step, false), r.active(), n, kBlockRows);
+      } else if (n >= kBlockRows && r.active() > 1 && !r.packing && (strips || !r.plan->prompts) && groups.count == 1) {
+        const Blocks blocks(bytes, piece_bytes(r, step, false), r.active(), n, strips ? kStripsRows : kBlockRows,
+                            strips ? kStripsTiles : kBlockTiles);
         multiply_bytes(blocks.begin(thread), blocks.end(thread), kPairs, {0, n});
         r.take_items(thread, index, blocks.items(), [&](int64_t i) {
           multiply_bytes(blocks.item_begin(i), blocks.item_end(i), kPairs, {blocks.first_row(i), blocks.end_row(i)});
@@ -86,6 +89,13 @@ struct Linear : Carved<Linear, InferenceRun<ckdist_linear_step>> {
     int first_chunk(int group) const { return chunks.count * group / count; }
     Range rows(int group) const { return {chunks.begin(first_chunk(group)), chunks.begin(first_chunk(group + 1))}; }
   };
+
+  // A thread's part of n rows, in multiples of a strip's rows.
+  Range strips_of(int part, int64_t n) const {
+    constexpr int64_t unit = ActivationRow::kStripRows;
+    const Range own = r.part_of(part, (n + unit - 1) / unit);
+    return {own.begin * unit, std::min(own.end * unit, n)};
+  }
 
   // Counts an item of a group. The first thread begins to sum the groups that are complete.
   void end_item(const Groups& groups, int group, int64_t items) {
@@ -295,21 +305,22 @@ struct Linear : Carved<Linear, InferenceRun<ckdist_linear_step>> {
     complete(p, 0, {tile, tile + 1}, {0, n}, y, stride);
   }
 
-  // Multiplies rows of the activations `x` by tiles of one shard. y[row][0] belongs to the first row of the first tile.
+  // Multiplies rows of the activations `x`, the first of which begins a strip, by tiles of one shard. y[row][0] belongs to the first row of the first tile.
   void product(int matrix, int x, Range tiles, Range rows, float* y, int64_t stride) {
     const int64_t x_stride = r.value(x).stride;
     const uint8_t* const at = r.activations(thread, step.step, x) + rows.begin * x_stride;
     const int parts = r.parts_of(matrix);
+    const bool strips = r.in_strips(step.step, x);
     each_packed(r, thread, r.weight(matrix), tiles.begin, tiles.end, [&](const Matrix& w, int64_t first) {
       float* const own = y + (first - tiles.begin) * kTileRows;
-      if (parts == 1) r.multiply(thread, w, at, x_stride, rows.end - rows.begin, own, stride);
-      else multiply_parts(w, parts, at, x_stride, rows.end - rows.begin, own, stride);
+      if (parts == 1) r.multiply(thread, w, at, x_stride, rows.end - rows.begin, own, stride, strips);
+      else multiply_parts(w, parts, at, x_stride, strips, rows.end - rows.begin, own, stride);
     });
   }
 
   // Adds the products of parts of the columns in their order.
-  void multiply_parts(const Matrix& w, int parts, const uint8_t* x, int64_t x_stride, int64_t rows, float* y,
-                      int64_t stride) {
+  void multiply_parts(const Matrix& w, int parts, const uint8_t* x, int64_t x_stride, bool strips, int64_t rows,
+                      float* y, int64_t stride) {
     float* const sum = buffers().part;
     const int64_t tiles_each = rows <= Inference::kFewRows ? kStreamedTiles : kSummedTiles;
     for (int64_t tile = 0; tile < w.tile_count(); tile += tiles_each) {
@@ -320,7 +331,8 @@ struct Linear : Carved<Linear, InferenceRun<ckdist_linear_step>> {
         for (int part = 0; part < parts; part++) {
           Matrix own = r.columns(w, part, parts);
           own.tiles += tile * w.tile_bytes, own.rows = width;
-          r.multiply(thread, own, x + row * x_stride, x_stride, some, part == 0 ? to : sum, part == 0 ? stride : width);
+          r.multiply(thread, own, x + row * x_stride, x_stride, some, part == 0 ? to : sum, part == 0 ? stride : width,
+                     strips);
           for (int64_t t = 0; part > 0 && t < some; t++)
             r.kernels.elementwise.add(sum + t * width, width, to + t * stride);
         }
@@ -382,7 +394,7 @@ struct Linear : Carved<Linear, InferenceRun<ckdist_linear_step>> {
     const Matrix& w = r.matrix(gate.weight.first + s);
     const bool divided = rows.end - rows.begin > Inference::kFewRows && !r.packing;
     const int64_t pair_bytes = w.tile_bytes + r.matrix(up.weight.first + s).tile_bytes;
-    const bool prompts = r.plan->prompts;
+    const bool prompts = r.plan->prompts || r.in_strips(step.step, gate.x.first);
     const int64_t tiles_each = prompts                           ? kPromptTiles
                                : divided && w.type == Type::bf16 ? kGatedTiles
                                : divided                         ? tiles_at_once(kGatedBytes, pair_bytes, kLeastTiles)

@@ -73,45 +73,48 @@ struct NormQuantize : ResidualRun<ckdist_norm_quantize_step> {
     if (step.sum >= 0 && keep) std::copy_n(s, y.width, r.floats(step.sum).row(place));
     s = normed(r, step, s, y.width, room);
     if (step.normed >= 0 && keep) std::copy_n(s, y.width, r.floats(step.normed).row(place));
-    each_shard([&](int, const ckdist_value& a, uint8_t* base, const float* part) { quantize(a, part, base, out_row); },
-               s);
+    each_shard([&](int, int value, uint8_t* base, const float* part) { quantize(value, part, base, out_row); }, s);
   }
 
   // Quantizes a row whose columns are in the slots of several ranks. gate: (columns of all ranks,), or null. room:
   // (columns of all ranks,).
   void quantize_columns(const ckdist_value& y, int64_t out_row, int64_t in_row, const float* gate, float* room) {
     each_shard(
-        [&](int rank, const ckdist_value& a, uint8_t* base, const float* part) {
+        [&](int rank, int value, uint8_t* base, const float* part) {
+          const ckdist_value& a = r.value(value);
           const float* s = r.peer_slot(y, rank) + (r.first_token + in_row) * a.floats;
           if (part != nullptr)
             r.kernels.elementwise.gated(GateFunction(step.gate_function), part, s, a.floats, room), s = room;
-          quantize(a, s, base, out_row);
+          quantize(value, s, base, out_row);
           r.count_moved(thread, rank == r.ranks->local_rank ? 0 : a.floats * 4);
         },
         gate);
   }
 
-  // Calls visit(shard, activations, row 0 of them, the shard's floats in `s`) for every format and shard.
+  // Calls visit(shard, its activations, row 0 of them, the shard's floats in `s`) for every format and shard.
   template <class Visit>
   void each_shard(Visit&& visit, const float* s) {
     for (const ckdist_span& shards : step.activations) {
       const float* part = s;
       for (int c = 0; c < shards.count; c++) {
-        const ckdist_value& a = r.value(shards.first + c);
-        visit(c, a, r.activations(thread, step.step, shards.first + c), part);
-        if (part) part += a.floats;
+        visit(c, shards.first + c, r.activations(thread, step.step, shards.first + c), part);
+        if (part) part += r.value(shards.first + c).floats;
       }
     }
   }
 
-  void quantize(const ckdist_value& a, const float* x, uint8_t* base, int64_t row) const {
+  void quantize(int value, const float* x, uint8_t* base, int64_t row) const {
+    const ckdist_value& a = r.value(value);
     if (a.order) {
       float* const ordered = buffer();
       for (int64_t i = 0; i < a.floats; ++i) ordered[i] = x[a.order[i]];
       x = ordered;
     }
-    if (a.width > 0)
-      r.kernels.elementwise.prepare(ActivationFormat(a.format), x, a.floats, a.lead, a.width, base + row * a.stride);
+    if (a.width == 0) return;
+    const ElementwiseKernel& k = r.kernels.elementwise;
+    if (r.in_strips(step.step, value))
+      k.prepare_in_strip(x, a.floats, a.lead, a.width, base + ActivationRow::strip_offset(row, 0, a.stride));
+    else k.prepare(ActivationFormat(a.format), x, a.floats, a.lead, a.width, base + row * a.stride);
   }
 
   const float* shared = nullptr;  // rows that all threads have summed together
