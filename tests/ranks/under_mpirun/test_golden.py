@@ -28,7 +28,7 @@ DISTINCT = distinct_families()
 # and 0.12 for types with blocks of 32, 0.031 and 0.19 for those of 256.
 TOLERANCE = {"F32": (2e-6, 1e-5), "F16": (2e-6, 1e-5), "BF16": (0.0065, 0.05)}
 QUANTISED = (0.024, 0.14)
-SINGLE = 12  # tokens fed one at a time, across the end of a block: in each, ranks wait for each other many times
+FEW_AT_ONCE = 12  # tokens fed a few at a time, across the end of a block: ranks wait for each other many times
 BLOCKS, FEW = 32, 3  # tokens of two blocks, and of a short prompt after them
 SHARED_TEXT = 32  # tokens of the golden text that several ranks generate: two blocks; one rank generates all
 
@@ -49,6 +49,14 @@ def on_rank_0(world, model, ubatch_size: int, check) -> None:
         loaded.close()
 
 
+def assert_same_in_pieces(executable, ids, logits):
+    """Single tokens have the bits of a chunk. Where prompts have products of their own, single tokens are generated
+    ones, and two are the fewest of a prompt."""
+    again, first, piece = SingleSequence(executable), len(ids) - FEW_AT_ONCE, 1 + executable.splits_roles
+    pieces = [again.feed(ids[:first])] + [again.feed(ids[i : i + piece]) for i in range(first, len(ids), piece)]
+    assert np.array_equal(logits, np.concatenate(pieces)), "a few tokens at a time gave other bits than a chunk"
+
+
 def test_there_are_files():
     assert len(FILES) == 25 and len(FAMILIES) >= 7
 
@@ -63,9 +71,7 @@ def test_every_type(world, path):
         difference = logits - golden
         rms, largest = TOLERANCE.get(path.stem, QUANTISED)
         assert np.sqrt(np.mean(difference**2)) < rms and np.abs(difference).max() < largest
-        again, first = SingleSequence(executable), len(ids) - SINGLE
-        pieces = [again.feed(ids[:first])] + [again.feed(ids[i : i + 1]) for i in range(first, len(ids))]
-        assert np.array_equal(logits, np.concatenate(pieces)), "one token at a time gave other bits than a chunk"
+        assert_same_in_pieces(executable, ids, logits)
 
     on_rank_0(world, path, 64, check)
 
@@ -84,9 +90,7 @@ def test_every_published_form(world, tmp_path, form):
 
     def check(executable):
         logits = SingleSequence(executable).feed(tokens)
-        again = SingleSequence(executable)
-        pieces = [again.feed(tokens[:-SINGLE])] + [again.feed(tokens[i : i + 1]) for i in range(40 - SINGLE, 40)]
-        assert np.array_equal(logits, np.concatenate(pieces)), "one token at a time gave other bits than a chunk"
+        assert_same_in_pieces(executable, tokens, logits)
         config = EngineConfig(model=f"{folder}/quantised", threads=1, cache_type_k="f32", cache_type_v="f32")
         alone = load_model(config, SingleWorld())
         difference = SingleSequence(alone.executable).feed(tokens) - logits
