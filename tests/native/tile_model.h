@@ -78,6 +78,11 @@ inline void tile_load(const void* from, int64_t stride) {
 }
 
 template <int tile>
+inline void tile_stream(const void* from, int64_t stride) {
+  tile_load<tile>(from, stride);
+}
+
+template <int tile>
 inline void tile_store(void* to, int64_t stride) {
   check_usable(tile);
   count(tile_counts.stores);

@@ -3,6 +3,7 @@
 #pragma once
 #include "kernels/isa/bf16_tiles.h"
 #include "kernels/isa/product_output.h"
+#include "kernels/isa/training_tiles.h"
 
 namespace ckdist {
 namespace CKDIST_ISA {
@@ -34,6 +35,26 @@ void outer_columns(const Matrix& matrix, int64_t tile_begin, int64_t tile_end, c
   (add ? multiply_bf16<true, PackedRows> : multiply_bf16<false, PackedRows>)(matrix, tile_begin, tile_end, rows, tokens,
                                                                              y, y_stride);
 }
+
+void produce_strips(const Matrix& matrix, const uint8_t* strips, int64_t tokens, const uint8_t* next, float* sums,
+                    const ProductOutput& out) {
+  multiply_segments(
+      StripProduct(matrix, strips, tokens, next, sums), kBlockColumns / 32, false,
+      [](int64_t, int64_t, int) { return set(0.0f); },
+      [&](int64_t token, int64_t column, int lanes, Vec sum) { finish(out, token, column, lanes, sum); });
+}
+
+void outer_strips(const Matrix& matrix, const uint8_t* strips, int64_t tokens, const uint8_t* next, float* sums,
+                  float* y, int64_t y_stride, bool add) {
+  multiply_segments(
+      StripProduct(matrix, strips, tokens, next, sums), kOuterColumns / 32, add,
+      [&](int64_t token, int64_t column, int lanes) { return load_n(y + token * y_stride + column, lanes); },
+      [&](int64_t token, int64_t column, int lanes, Vec sum) {
+        store_n(y + token * y_stride + column, sum, lanes);
+      });
+}
+
+constexpr StripKernel kStrips = {pack_strip_rows, pack_strip_columns, produce_strips, outer_strips};
 
 }  // namespace
 }  // namespace CKDIST_ISA

@@ -52,6 +52,12 @@ inline void tile_load(const void* from, int64_t stride) {
   asm volatile("tileloadd (%0,%1,1), %%tmm%c2" ::"r"(from), "r"(stride), "n"(tile) : "memory");
 }
 
+// The same, with a hint that the rows need not stay in the L1 cache.
+template <int tile>
+inline void tile_stream(const void* from, int64_t stride) {
+  asm volatile("tileloaddt1 (%0,%1,1), %%tmm%c2" ::"r"(from), "r"(stride), "n"(tile) : "memory");
+}
+
 template <int tile>
 inline void tile_store(void* to, int64_t stride) {
   asm volatile("tilestored %%tmm%c2, (%0,%1,1)" ::"r"(to), "r"(stride), "n"(tile) : "memory");

@@ -1,0 +1,200 @@
+// Training's large products in bfloat16 with AMX: both operands are in the order of tiles (StripKernel).
+//
+// A block is 512 columns of a strip (32 KB, in the L1 cache) and of 256 rows of the matrix (256 KB, in the L2 cache,
+// from which tiles are streamed past the L1 cache). Between blocks, sums wait in memory as whole tiles. Every step
+// prefetches a part of the next strip, and of the rows' next block. Private to isa/.
+#pragma once
+#include "kernels/isa/product_output.h"
+#include "kernels/isa/tile_strip.h"
+
+namespace ckdist {
+namespace CKDIST_ISA {
+namespace {
+
+constexpr int64_t kTileBytes = kTileMostRows * kTileRowBytes, kStepOfStrip = 2 * kTileBytes;
+constexpr int64_t kTileLines = kTileBytes / 64;
+constexpr int64_t kStripsPairs = kStripsTiles / 2, kBlockSteps = 16;
+constexpr int kPairSums = kSumsTiles * kTileSums;  // floats
+constexpr TileStrip kWholeStrip{kTokensAtOnce, 2, 2 * kTileRows, nullptr, 0};
+
+// Steps [first, first + steps) of the columns. A segment is summed separately; its sums are added to those before it.
+struct StripBlock {
+  int64_t first, steps, segment, segment_end;
+
+  bool begins_segment() const { return first == segment; }
+  bool ends_segment() const { return first + steps == segment_end; }
+};
+
+// Blocks of a segment are as even as possible.
+inline StripBlock block_from(int64_t first, const StripBlock& before, int64_t segment_steps, int64_t all) {
+  StripBlock b{first, 0, before.segment, before.segment_end};
+  if (first == b.segment_end) b.segment = first, b.segment_end = least(first + segment_steps, all);
+  const int64_t left = b.segment_end - first, blocks = (left + kBlockSteps - 1) / kBlockSteps;
+  b.steps = blocks ? (left + blocks - 1) / blocks : 0;
+  return b;
+}
+
+// Lines that each step prefetches: of a strip, and of two tiles of the matrix.
+struct StepFetch {
+  const uint8_t *strip, *tiles;
+  int64_t tile_bytes;
+  int strip_lines, tile_lines;
+
+  void step() {
+    fetch_lines(strip, strip_lines), strip += 64 * strip_lines;
+    fetch_lines(tiles, tile_lines), fetch_lines(tiles + tile_bytes, tile_lines), tiles += 64 * tile_lines;
+  }
+};
+
+inline void add_step(const uint8_t* x, const uint8_t* one, const uint8_t* two) {
+  constexpr int a = kActivationTile, b = kWeightTile;
+  tile_stream<b>(one, kTileRowBytes);
+  tile_load<a>(x, kTileRowBytes);
+  tile_dot_bf16<0, a, b>();
+  tile_stream<b + 1>(two, kTileRowBytes);
+  tile_dot_bf16<1, a, b + 1>();
+  tile_load<a + 1>(x + kTileBytes, kTileRowBytes);
+  tile_dot_bf16<2, a + 1, b>();
+  tile_dot_bf16<3, a + 1, b + 1>();
+}
+
+// `half`: the last step has 16 columns of the matrix.
+inline void add_steps(const uint8_t* x, const uint8_t* one, const uint8_t* two, int64_t steps, bool half,
+                      StepFetch fetch) {
+  for (int64_t s = half; s < steps; ++s, x += kStepOfStrip, one += kTileBytes, two += kTileBytes) {
+    fetch.step();
+    add_step(x, one, two);
+  }
+  if (!half) return;
+  alignas(64) uint8_t ends[2][kTileBytes] = {};
+  std::memcpy(ends[0], one, kTileBytes / 2);
+  std::memcpy(ends[1], two, kTileBytes / 2);
+  add_step(x, ends[0], ends[1]);
+}
+
+// The operands of a product, with at most kStripsTiles tiles and kStripsTokens tokens.
+struct StripProduct {
+  const Matrix& matrix;
+  const uint8_t* strips;
+  int64_t tokens;
+  const uint8_t* next;
+  float *waiting, *totals;  // [strip][pair][tile of sums][16][16]: of a segment, and of the segments before it
+
+  StripProduct(const Matrix& m, const uint8_t* x, int64_t n, const uint8_t* after, float* sums)
+      : matrix(m), strips(x), tokens(n), next(after), waiting(sums), totals(sums + kStripsSums / 2) {}
+
+  int64_t half_steps() const { return (matrix.cols + 15) / 16; }
+  int64_t steps() const { return (half_steps() + 1) / 2; }
+  int64_t count() const { return (tokens + kStripRows - 1) / kStripRows; }
+  int64_t pairs() const { return (matrix.tile_count() + 1) / 2; }
+  const uint8_t* strip_at(int64_t strip, int64_t step) const {
+    return strips + strip * strip_bytes(matrix.cols) + step * kStepOfStrip;
+  }
+
+  // Multiplies a block of a strip by all pairs of tiles. done(pair, sums) takes the sums of a segment.
+  template <class Done>
+  void multiply(const StripBlock& b, int64_t strip, Done&& done) const {
+    alignas(64) float sums[kPairSums];
+    const bool last_strip = strip + 1 == count(), last_block = b.first + b.steps == steps();
+    const bool half = last_block && half_steps() % 2;
+    const uint8_t* const next_strip = last_strip ? strip_at(0, last_block ? 0 : b.first + b.steps)
+                                                 : strip_at(strip + 1, b.first);
+    const uint8_t* const next_tiles = last_block ? next : matrix.tiles + (b.first + b.steps) * kTileBytes;
+    StepFetch fetch{nullptr, nullptr, 0, static_cast<int>((2 * kTileLines + pairs() - 1) / pairs()),
+                    next_tiles ? static_cast<int>((kTileLines + count() - 1) / count()) : 0};
+    for (int64_t pair = 0; pair < pairs(); ++pair) {
+      float* const wait = waiting + (strip * kStripsPairs + pair) * kPairSums;
+      const int64_t apart = 2 * pair + 1 < matrix.tile_count() ? matrix.tile_bytes : 0;
+      const uint8_t* const tiles = matrix.tiles + 2 * pair * matrix.tile_bytes + b.first * kTileBytes;
+      fetch.strip = next_strip + pair * b.steps * fetch.strip_lines * 64;
+      fetch.tiles = next_tiles + 2 * pair * matrix.tile_bytes + strip * b.steps * fetch.tile_lines * 64;
+      fetch.tile_bytes = apart;
+      if (b.begins_segment()) zero_sums(2);
+      else load_tiles(kWholeStrip, wait);
+      add_steps(strip_at(strip, b.first), tiles, tiles + apart, b.steps, half, fetch);
+      if (!b.ends_segment()) {
+        store_tiles(kWholeStrip, wait);
+        continue;
+      }
+      store_tiles(kWholeStrip, sums);
+      done(pair, sums);
+    }
+  }
+};
+
+// Calls row(token, column, lanes, sums) for all vectors of sums of a strip and a pair.
+template <class Row>
+CKDIST_INLINE void each_sum(const StripProduct& p, int64_t strip, int64_t pair, const float* sums, Row&& row) {
+  for (int half = 0; half < 2; ++half)
+    for (int64_t t = 0; t < least(kStripTokens, p.tokens - strip * kStripRows - half * kStripTokens); ++t)
+      for (int tile = 0; tile < 2; ++tile) {
+        const int64_t column = (2 * pair + tile) * kTileRows, at = (2 * half + tile) * kTileSums + t * kTileRows;
+        if (column < p.matrix.rows)
+          row(strip * kStripRows + half * kStripTokens + t, column,
+              static_cast<int>(least(kTileRows, p.matrix.rows - column)), sums + at, at);
+      }
+}
+
+// Sums of segments are added in order, beginning with start(token, column, lanes) if `started`. finish(token, column,
+// lanes, sum) takes the results.
+template <class Start, class Finish>
+CKDIST_INLINE void multiply_segments(const StripProduct& p, int64_t segment_steps, bool started, Start&& start,
+                                     Finish&& finish) {
+  const int64_t all = p.steps();
+  configure(kTokensAtOnce, kTileRowBytes);
+  for (StripBlock b = block_from(0, {}, segment_steps, all); b.steps > 0;
+       b = block_from(b.first + b.steps, b, segment_steps, all)) {
+    const bool last = b.segment_end == all, first = b.segment == 0;
+    for (int64_t strip = 0; strip < p.count(); ++strip)
+      p.multiply(b, strip, [&](int64_t pair, const float* sums) {
+        float* const total = p.totals + (strip * kStripsPairs + pair) * kPairSums;
+        each_sum(p, strip, pair, sums, [&](int64_t token, int64_t column, int lanes, const float* from, int64_t at) {
+          Vec sum = CKDIST_VECTORS::load(from);
+          if (!first) sum = CKDIST_VECTORS::load(total + at) + sum;
+          else if (started) sum = start(token, column, lanes) + sum;
+          if (last) finish(token, column, lanes, sum);
+          else store(total + at, sum);
+        });
+      });
+  }
+  tile_release();
+}
+
+void pack_strip_rows(const uint8_t* x, int64_t stride, int64_t rows, int64_t cols, uint8_t* strip) {
+  constexpr int64_t at_once = 4;  // steps
+  const int64_t steps = (cols + 31) / 32, left = cols - (steps - 1) * 32;
+  for (int64_t first = 0; first < steps; first += at_once)
+    for (int64_t row = 0; row < kStripRows; ++row)
+      for (int64_t s = first; s < least(first + at_once, steps); ++s) {
+        const __mmask32 columns = static_cast<__mmask32>(row >= rows ? 0 : s + 1 < steps ? ~0u : ~0u >> (32 - left));
+        _mm512_store_si512(strip + s * kStepOfStrip + row * kTileRowBytes,
+                           _mm512_maskz_loadu_epi16(columns, x + row * stride + s * kTileRowBytes));
+      }
+}
+
+// Neighbouring rows of x become pairs of 32 columns, and blocks of 16 x 16 pairs are transposed.
+void pack_strip_columns(const uint8_t* x, int64_t stride, int64_t rows, int64_t columns, uint8_t* strip) {
+  const __m512i step = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+  const __m512i low = _mm512_or_si512(step, _mm512_slli_epi32(_mm512_add_epi32(step, _mm512_set1_epi32(32)), 16));
+  const __m512i high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
+  const __mmask32 some = static_cast<__mmask32>(~0u >> (kStripRows - columns));
+  for (int64_t row = 0; row < rows; row += 32, strip += kStepOfStrip) {
+    Vec one[kLanes], two[kLanes];
+    for (int64_t i = 0; i < kLanes; ++i) {
+      const int64_t at = row + 2 * i;
+      const __m512i a = _mm512_maskz_loadu_epi16(at < rows ? some : 0, x + at * stride),
+                    b = _mm512_maskz_loadu_epi16(at + 1 < rows ? some : 0, x + (at + 1) * stride);
+      one[i].v = _mm512_castsi512_ps(_mm512_permutex2var_epi16(a, low, b));
+      two[i].v = _mm512_castsi512_ps(_mm512_permutex2var_epi16(a, high, b));
+    }
+    transpose(one), transpose(two);
+    for (int i = 0; i < kLanes; ++i) {
+      store(reinterpret_cast<float*>(strip + i * kTileRowBytes), one[i]);
+      store(reinterpret_cast<float*>(strip + kTileBytes + i * kTileRowBytes), two[i]);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace CKDIST_ISA
+}  // namespace ckdist
