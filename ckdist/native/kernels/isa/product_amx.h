@@ -38,20 +38,15 @@ void outer_columns(const Matrix& matrix, int64_t tile_begin, int64_t tile_end, c
 
 void produce_strips(const Matrix& matrix, const uint8_t* strips, int64_t tokens, const uint8_t* next, float* sums,
                     const ProductOutput& out) {
-  multiply_segments(
-      StripProduct(matrix, strips, tokens, next, sums), kBlockColumns / 32, false,
-      [](int64_t, int64_t, int) { return set(0.0f); },
-      [&](int64_t token, int64_t column, int lanes, Vec sum) { finish(out, token, column, lanes, sum); });
+  multiply_segments(StripProduct(matrix, strips, tokens, next, sums), kBlockColumns / 32,
+                    [&](const PairSums& pair) { finish_pair(out, pair); });
 }
 
 void outer_strips(const Matrix& matrix, const uint8_t* strips, int64_t tokens, const uint8_t* next, float* sums,
                   float* y, int64_t y_stride, bool add) {
-  multiply_segments(
-      StripProduct(matrix, strips, tokens, next, sums), kOuterColumns / 32, add,
-      [&](int64_t token, int64_t column, int lanes) { return load_n(y + token * y_stride + column, lanes); },
-      [&](int64_t token, int64_t column, int lanes, Vec sum) {
-        store_n(y + token * y_stride + column, sum, lanes);
-      });
+  multiply_segments(StripProduct(matrix, strips, tokens, next, sums), kOuterColumns / 32,
+                    [&](const PairSums& pair) { add_pair(y, y_stride, add, pair); });
+  _mm_sfence();
 }
 
 constexpr StripKernel kStrips = {pack_strip_rows, pack_strip_columns, produce_strips, outer_strips};

@@ -72,6 +72,20 @@ inline void add_steps(const uint8_t* x, const uint8_t* one, const uint8_t* two, 
   add_step(x, ends[0], ends[1]);
 }
 
+// The sums of a segment for a strip and a pair of tiles, [tile of sums][16][16], and `totals` of the segments before it.
+struct PairSums {
+  const float* sums;
+  float* totals;
+  bool first, last;  // of the segments
+  int64_t token, column;
+  int tokens, columns;
+
+  // Vector `tile` of a token.
+  static int64_t place(int token, int tile) {
+    return (token / kStripTokens * 2 + tile) * kTileSums + token % kStripTokens * kTileRows;
+  }
+};
+
 // The operands of a product, with at most kStripsTiles tiles and kStripsTokens tokens.
 struct StripProduct {
   const Matrix& matrix;
@@ -91,9 +105,9 @@ struct StripProduct {
     return strips + strip * strip_bytes(matrix.cols) + step * kStepOfStrip;
   }
 
-  // Multiplies a block of a strip by all pairs of tiles. done(pair, sums) takes the sums of a segment.
-  template <class Done>
-  void multiply(const StripBlock& b, int64_t strip, Done&& done) const {
+  // Multiplies a block of a strip by all pairs of tiles. take(PairSums) takes the sums of a segment.
+  template <class Take>
+  void multiply(const StripBlock& b, int64_t strip, Take&& take) const {
     alignas(64) float sums[kPairSums];
     const bool last_strip = strip + 1 == count(), last_block = b.first + b.steps == steps();
     const bool half = last_block && half_steps() % 2;
@@ -102,62 +116,86 @@ struct StripProduct {
     const uint8_t* const next_tiles = last_block ? next : matrix.tiles + (b.first + b.steps) * kTileBytes;
     StepFetch fetch{nullptr, nullptr, 0, static_cast<int>((2 * kTileLines + pairs() - 1) / pairs()),
                     next_tiles ? static_cast<int>((kTileLines + count() - 1) / count()) : 0};
+    PairSums own{sums, nullptr, b.segment == 0, b.segment_end == steps(), strip * kStripRows, 0,
+                 static_cast<int>(least(kStripRows, tokens - strip * kStripRows)), 0};
     for (int64_t pair = 0; pair < pairs(); ++pair) {
-      float* const wait = waiting + (strip * kStripsPairs + pair) * kPairSums;
+      const int64_t at = (strip * kStripsPairs + pair) * kPairSums;
       const int64_t apart = 2 * pair + 1 < matrix.tile_count() ? matrix.tile_bytes : 0;
       const uint8_t* const tiles = matrix.tiles + 2 * pair * matrix.tile_bytes + b.first * kTileBytes;
       fetch.strip = next_strip + pair * b.steps * fetch.strip_lines * 64;
       fetch.tiles = next_tiles + 2 * pair * matrix.tile_bytes + strip * b.steps * fetch.tile_lines * 64;
       fetch.tile_bytes = apart;
       if (b.begins_segment()) zero_sums(2);
-      else load_tiles(kWholeStrip, wait);
+      else load_tiles(kWholeStrip, waiting + at);
       add_steps(strip_at(strip, b.first), tiles, tiles + apart, b.steps, half, fetch);
-      if (!b.ends_segment()) {
-        store_tiles(kWholeStrip, wait);
-        continue;
-      }
-      store_tiles(kWholeStrip, sums);
-      done(pair, sums);
+      store_tiles(kWholeStrip, b.ends_segment() ? sums : waiting + at);
+      if (!b.ends_segment()) continue;
+      own.totals = totals + at, own.column = 2 * pair * kTileRows;
+      own.columns = static_cast<int>(least(2 * kTileRows, matrix.rows - own.column));
+      take(own);
     }
   }
 };
 
-// Calls row(token, column, lanes, sums) for all vectors of sums of a strip and a pair.
-template <class Row>
-CKDIST_INLINE void each_sum(const StripProduct& p, int64_t strip, int64_t pair, const float* sums, Row&& row) {
-  for (int half = 0; half < 2; ++half)
-    for (int64_t t = 0; t < least(kStripTokens, p.tokens - strip * kStripRows - half * kStripTokens); ++t)
-      for (int tile = 0; tile < 2; ++tile) {
-        const int64_t column = (2 * pair + tile) * kTileRows, at = (2 * half + tile) * kTileSums + t * kTileRows;
-        if (column < p.matrix.rows)
-          row(strip * kStripRows + half * kStripTokens + t, column,
-              static_cast<int>(least(kTileRows, p.matrix.rows - column)), sums + at, at);
-      }
+template <class Take>
+CKDIST_INLINE void multiply_segments(const StripProduct& p, int64_t segment_steps, Take&& take) {
+  configure(kTokensAtOnce, kTileRowBytes);
+  for (StripBlock b = block_from(0, {}, segment_steps, p.steps()); b.steps > 0;
+       b = block_from(b.first + b.steps, b, segment_steps, p.steps()))
+    for (int64_t strip = 0; strip < p.count(); ++strip) p.multiply(b, strip, take);
+  tile_release();
 }
 
-// Sums of segments are added in order, beginning with start(token, column, lanes) if `started`. finish(token, column,
-// lanes, sum) takes the results.
-template <class Start, class Finish>
-CKDIST_INLINE void multiply_segments(const StripProduct& p, int64_t segment_steps, bool started, Start&& start,
-                                     Finish&& finish) {
-  const int64_t all = p.steps();
-  configure(kTokensAtOnce, kTileRowBytes);
-  for (StripBlock b = block_from(0, {}, segment_steps, all); b.steps > 0;
-       b = block_from(b.first + b.steps, b, segment_steps, all)) {
-    const bool last = b.segment_end == all, first = b.segment == 0;
-    for (int64_t strip = 0; strip < p.count(); ++strip)
-      p.multiply(b, strip, [&](int64_t pair, const float* sums) {
-        float* const total = p.totals + (strip * kStripsPairs + pair) * kPairSums;
-        each_sum(p, strip, pair, sums, [&](int64_t token, int64_t column, int lanes, const float* from, int64_t at) {
-          Vec sum = CKDIST_VECTORS::load(from);
-          if (!first) sum = CKDIST_VECTORS::load(total + at) + sum;
-          else if (started) sum = start(token, column, lanes) + sum;
-          if (last) finish(token, column, lanes, sum);
-          else store(total + at, sum);
-        });
-      });
+// Adds the sums to those of earlier segments, and writes the last ones to the output.
+CKDIST_INLINE void finish_pair(const ProductOutput& given, const PairSums& p) {
+  const ProductOutput out = given;
+  const bool whole = p.columns > kTileRows;
+  const float* const bias = out.bias ? out.bias + p.column : nullptr;
+  for (int t = 0; t < p.tokens; ++t) {
+    const int64_t first = PairSums::place(t, 0), second = PairSums::place(t, 1);
+    Vec one = CKDIST_VECTORS::load(p.sums + first), two = CKDIST_VECTORS::load(p.sums + second);
+    if (!p.first)
+      one = CKDIST_VECTORS::load(p.totals + first) + one, two = CKDIST_VECTORS::load(p.totals + second) + two;
+    if (!p.last) {
+      store(p.totals + first, one), store(p.totals + second, two);
+      continue;
+    }
+    if (bias) one = one + CKDIST_VECTORS::load(bias);
+    if (bias && whole) two = two + CKDIST_VECTORS::load(bias + kTileRows);
+    if (out.residual) {
+      const float* const residual = out.residual + (p.token + t) * out.residual_stride + p.column;
+      one = one + load_n(residual, p.columns < kTileRows ? p.columns : kTileRows);
+      if (whole) two = two + load_n(residual + kTileRows, p.columns - kTileRows);
+    }
+    uint8_t* const row = out.at + (p.token + t) * out.stride + p.column * (out.narrow ? 2 : 4);
+    if (out.narrow && whole) {
+      _mm512_storeu_si512(row, to_bf16(one, two));
+    } else if (out.narrow) {
+      store_bf16(reinterpret_cast<uint16_t*>(row), one);
+    } else {
+      store(reinterpret_cast<float*>(row), one);
+      if (whole) store(reinterpret_cast<float*>(row) + kTileRows, two);
+    }
   }
-  tile_release();
+}
+
+// The same, (+)= to y. Whole lines that are not read are written past the caches, since other steps read them.
+CKDIST_INLINE void add_pair(float* y, int64_t stride, bool add, const PairSums& p) {
+  const bool reads = add && p.first;
+  float* row = y + p.token * stride + p.column;
+  const bool streams = !add && p.columns == 2 * kTileRows && (reinterpret_cast<uintptr_t>(row) | stride * 4) % 64 == 0;
+  const int lanes[2] = {p.columns < kTileRows ? p.columns : kTileRows, p.columns - kTileRows};
+  for (int t = 0; t < p.tokens; ++t, row += stride)
+    for (int tile = 0; tile < (lanes[1] > 0 ? 2 : 1); ++tile) {
+      float* const to = row + tile * kTileRows;
+      const int64_t at = PairSums::place(t, tile);
+      Vec sum = CKDIST_VECTORS::load(p.sums + at);
+      if (!p.first) sum = CKDIST_VECTORS::load(p.totals + at) + sum;
+      else if (reads) sum = load_n(to, lanes[tile]) + sum;
+      if (!p.last) store(p.totals + at, sum);
+      else if (streams) _mm512_stream_ps(to, sum.v);
+      else store_n(to, sum, lanes[tile]);
+    }
 }
 
 void pack_strip_rows(const uint8_t* x, int64_t stride, int64_t rows, int64_t cols, uint8_t* strip) {
@@ -174,23 +212,21 @@ void pack_strip_rows(const uint8_t* x, int64_t stride, int64_t rows, int64_t col
 
 // Neighbouring rows of x become pairs of 32 columns, and blocks of 16 x 16 pairs are transposed.
 void pack_strip_columns(const uint8_t* x, int64_t stride, int64_t rows, int64_t columns, uint8_t* strip) {
-  const __m512i step = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
-  const __m512i low = _mm512_or_si512(step, _mm512_slli_epi32(_mm512_add_epi32(step, _mm512_set1_epi32(32)), 16));
-  const __m512i high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
   const __mmask32 some = static_cast<__mmask32>(~0u >> (kStripRows - columns));
   for (int64_t row = 0; row < rows; row += 32, strip += kStepOfStrip) {
-    Vec one[kLanes], two[kLanes];
+    Vec low[kLanes], high[kLanes];
     for (int64_t i = 0; i < kLanes; ++i) {
       const int64_t at = row + 2 * i;
       const __m512i a = _mm512_maskz_loadu_epi16(at < rows ? some : 0, x + at * stride),
                     b = _mm512_maskz_loadu_epi16(at + 1 < rows ? some : 0, x + (at + 1) * stride);
-      one[i].v = _mm512_castsi512_ps(_mm512_permutex2var_epi16(a, low, b));
-      two[i].v = _mm512_castsi512_ps(_mm512_permutex2var_epi16(a, high, b));
+      low[i].v = _mm512_castsi512_ps(_mm512_unpacklo_epi16(a, b));
+      high[i].v = _mm512_castsi512_ps(_mm512_unpackhi_epi16(a, b));
     }
-    transpose(one), transpose(two);
+    transpose(low), transpose(high);
     for (int i = 0; i < kLanes; ++i) {
-      store(reinterpret_cast<float*>(strip + i * kTileRowBytes), one[i]);
-      store(reinterpret_cast<float*>(strip + kTileBytes + i * kTileRowBytes), two[i]);
+      // Unpacking takes four of each eight columns.
+      float* const to = reinterpret_cast<float*>(strip + (i / 4 * 8 + i % 4) * kTileRowBytes);
+      store(to, low[i]), store(to + 4 * kLanes, high[i]);
     }
   }
 }

@@ -12,7 +12,7 @@ constexpr int64_t kLeastItemTiles = 12, kItems = 4;  // of an item; of a thread 
 constexpr int64_t kTransposedRows = 64;              // tokens that are transposed at a time
 // Columns of a gradient's dy that an item multiplies by all tiles of x, and tokens of a call: their strips and sums fit
 // the L2 cache.
-constexpr int64_t kStripsOuterRows = 512, kLeastOuterRows = 128, kOuterTokens = 1024;
+constexpr int64_t kStripsOuterRows = 256, kLeastOuterRows = 128, kOuterTokens = 1024;
 }  // namespace
 
 // Items are as even as possible, in multiples of three tiles, as kernels take them. If fewer than three tiles fit into
