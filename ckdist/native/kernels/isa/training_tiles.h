@@ -198,6 +198,43 @@ CKDIST_INLINE void add_pair(float* y, int64_t stride, bool add, const PairSums& 
     }
 }
 
+// Up to 32 rows of activations, and the distances in bytes between rows and between steps of 32 columns.
+struct StepRows {
+  const uint8_t* at;
+  int64_t row, step;
+  int count;
+};
+
+// Multiplies rows by tiles of a matrix of one segment, for small products whose operands are in the caches.
+template <bool add>
+void multiply_rows(const Matrix& matrix, int64_t tile_begin, int64_t tile_end, const StepRows& x, float* y,
+                   int64_t y_stride) {
+  alignas(64) float sums[kPairSums];
+  alignas(64) uint8_t ends[2][kTileBytes] = {}, x_ends[kTokensAtOnce][kTileRowBytes] = {};
+  const int64_t blocks = (matrix.cols + 15) / 16, whole = blocks / 2;
+  const bool half = blocks % 2 != 0;
+  for (int t = 0; t < x.count && half; ++t)
+    std::memcpy(x_ends[t], x.at + t * x.row + whole * x.step, kTileRowBytes / 2);
+  for (int64_t tile = tile_begin; tile < tile_end; tile += 2) {
+    TileStrip strip{x.count, tile_end - tile > 1 ? 2 : 1, 0, y + tile * kTileRows, y_stride};
+    strip.rows = static_cast<int>(least(strip.tile_count * kTileRows, matrix.rows - tile * kTileRows));
+    const uint8_t *one = matrix.tiles + tile * matrix.tile_bytes, *two = one + (strip.tile_count - 1) * matrix.tile_bytes;
+    zero_sums(strip.strips());
+    for (int64_t s = 0; s < whole; ++s, one += kTileBytes, two += kTileBytes)
+      add_products<false>(strip, x.at + s * x.step, x.row, one, two);
+    if (half) {
+      std::memcpy(ends[0], one, kTileBytes / 2), std::memcpy(ends[1], two, kTileBytes / 2);
+      add_products<false>(strip, x_ends[0], kTileRowBytes, ends[0], ends[1]);
+    }
+    if (!add && strip.whole()) {
+      store_sums(strip);
+      continue;
+    }
+    store_tiles(strip, sums);
+    write_sums<add>(strip, sums);
+  }
+}
+
 void pack_strip_rows(const uint8_t* x, int64_t stride, int64_t rows, int64_t cols, uint8_t* strip) {
   constexpr int64_t at_once = 4;  // steps
   const int64_t steps = (cols + 31) / 32, left = cols - (steps - 1) * 32;
@@ -229,6 +266,22 @@ void pack_strip_columns(const uint8_t* x, int64_t stride, int64_t rows, int64_t 
       store(to, low[i]), store(to + 4 * kLanes, high[i]);
     }
   }
+}
+
+// The strip of up to 32 rows that are packed like weights: two tiles, with words (pairs of columns) as [word][16 rows].
+void pack_strip_tiles(const uint8_t* tiles, int64_t tile_bytes, int64_t rows, int64_t cols, uint8_t* strip) {
+  const int64_t words = (cols + 15) / 16 * 8;
+  for (int64_t word = 0; word < words; word += kLanes, strip += kStepOfStrip)
+    for (int half = 0; half * kTileRows < rows; ++half) {
+      Vec block[kLanes];
+      for (int i = 0; i < kLanes; ++i)
+        block[i].v = word + i < words
+                         ? _mm512_loadu_ps(tiles + half * tile_bytes + (word + i) * 4 * kTileRows)
+                         : _mm512_setzero_ps();
+      transpose(block);
+      for (int i = 0; i < kLanes; ++i)
+        store(reinterpret_cast<float*>(strip + half * kTileBytes + i * kTileRowBytes), block[i]);
+    }
 }
 
 }  // namespace
