@@ -15,7 +15,7 @@
 namespace ckdist {
 namespace {
 
-constexpr int64_t kLogitBytes = 32 << 20;  // bytes of gradients of logits that exist at once
+constexpr int64_t kLogitBytes = 64 << 20;  // bytes of gradients of logits that exist at once
 // Bytes of the head's weights for one part of the logits. The bits of a loss depend on the parts, so this is
 // independent of the tuning of products.
 constexpr int64_t kPartBytes = 384 << 10;
