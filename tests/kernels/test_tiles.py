@@ -278,17 +278,21 @@ def test_strips_have_the_bits_of_rows(tiles, tokens, rows, cols):
     packed = pack("avx512_bf16", "BF16", np.ascontiguousarray(w[:, :cols]).view(np.uint8), rows, cols)
     bias, residual = rng.normal(size=rows + 16).astype(np.float32), rng.normal(size=(tokens, rows)).astype(np.float32)
     pointers = [ctypes.c_void_p(a.ctypes.data) for a in (packed, x, bias, residual)]
-    width, outputs = (rows + 15) // 16 * 16, []
-    for narrow, strips in ((0, 0), (0, 1), (1, 0), (1, 1)):
-        out = np.zeros((tokens, width), np.uint16 if narrow else np.float32)
-        sizes = [ctypes.c_int64(n) for n in (rows, cols)]
-        stride, count, to = ctypes.c_int64(x.strides[0]), ctypes.c_int64(tokens), ctypes.c_void_p(out.ctypes.data)
-        tiles[1].tile_produce(strips, *sizes, *pointers[:2], stride, count, *pointers[2:], narrow, to)
-        outputs.append(out[:, :rows])
-    assert_same_bits(*outputs[:2])
-    assert np.array_equal(*outputs[2:])
-    exact = values.astype(np.float64) @ weights.T.astype(np.float64) + bias[:rows] + residual
-    assert np.abs(outputs[0] - exact).max() <= 1e-5 * np.sqrt(cols) and not tiles[1].tiles_are_live()
+    sizes = [ctypes.c_int64(n) for n in (rows, cols, x.strides[0], tokens)]
+    y = np.empty((tokens, rows), np.float32)
+    tiles[1].tile_multiply_rows(*sizes[:2], *pointers[:2], *sizes[2:], ctypes.c_void_p(y.ctypes.data))
+    exact = values.astype(np.float64) @ weights.T.astype(np.float64)
+    assert np.abs(y - exact).max() <= 1e-5 * np.sqrt(cols)
+    y = y + bias[:rows] + residual
+    for narrow in (0, 1):
+        out = np.zeros((tokens, (rows + 15) // 16 * 16), np.uint16 if narrow else np.float32)
+        to = ctypes.c_void_p(out.ctypes.data)
+        tiles[1].tile_produce(*sizes[:2], *pointers[:2], *sizes[2:], *pointers[2:], narrow, to)
+        if narrow:
+            assert np.array_equal(out[:, :rows], as_bfloat16(y).view(np.uint32) >> 16)
+        else:
+            assert_same_bits(out[:, :rows], y)
+    assert not tiles[1].tiles_are_live()
 
 
 @pytest.mark.parametrize("tokens, rows, columns", [(7, 5, 16), (40, 70, 48), (530, 33, 300), (1100, 64, 64)])

@@ -31,30 +31,34 @@ CKDIST_EXPORT void tile_multiply_prompt(int type, int64_t rows, int64_t cols, co
                          tokens, y, rows, room.data() + (-reinterpret_cast<uintptr_t>(room.data()) & 63));
 }
 
-// ProductKernel::produce or, with `strips`, StripKernel::produce. out: (tokens, whole tiles of rows).
-CKDIST_EXPORT void tile_produce(int strips, int64_t rows, int64_t cols, const uint8_t* tiles, const uint8_t* x,
-                                int64_t x_stride, int64_t tokens, const float* bias, const float* residual, int narrow,
-                                uint8_t* out) {
-  const ProductKernel& kernel = kernels_named("amx").product.bf16;
+// ProductKernel::multiply. y: (tokens, rows).
+CKDIST_EXPORT void tile_multiply_rows(int64_t rows, int64_t cols, const uint8_t* tiles, const uint8_t* x,
+                                      int64_t x_stride, int64_t tokens, float* y) {
+  const Matrix matrix{Type::bf16, rows, cols, (cols + 15) / 16 * 512, tiles};
+  kernels_named("amx").product.bf16.multiply(matrix, 0, matrix.tile_count(), x, x_stride, tokens, y, rows, false);
+}
+
+// StripKernel::produce. out: (tokens, whole tiles of rows).
+CKDIST_EXPORT void tile_produce(int64_t rows, int64_t cols, const uint8_t* tiles, const uint8_t* x, int64_t x_stride,
+                                int64_t tokens, const float* bias, const float* residual, int narrow, uint8_t* out) {
+  const StripKernel& kernel = *kernels_named("amx").product.bf16.strips;
   const int64_t tile_bytes = (cols + 15) / 16 * 512, width = (rows + 15) / 16 * 16;
-  const int64_t tokens_at_once = strips ? kStripsTokens : 64, rows_at_once = kStripsTiles * 16;
-  std::vector<float> sums(std::max(kStripsSums, 64 * (rows_at_once + 16)) + 16);
+  constexpr int64_t rows_at_once = kStripsTiles * 16;
+  std::vector<float> sums(kStripsSums + 16);
   std::vector<uint8_t> packed((tokens + kStripRows) * strip_bytes(cols) / kStripRows + 64);
   const auto aligned = [](auto& v) { return v.data() + (-reinterpret_cast<uintptr_t>(v.data()) & 63) / sizeof v[0]; };
-  for (int64_t t = 0; t < tokens && strips; t += kStripRows)
-    kernel.strips->pack_rows(x + t * x_stride, x_stride, std::min(kStripRows, tokens - t), cols,
-                             aligned(packed) + t / kStripRows * strip_bytes(cols));
-  for (int64_t t = 0; t < tokens; t += tokens_at_once)
+  for (int64_t t = 0; t < tokens; t += kStripRows)
+    kernel.pack_rows(x + t * x_stride, x_stride, std::min(kStripRows, tokens - t), cols,
+                     aligned(packed) + t / kStripRows * strip_bytes(cols));
+  for (int64_t t = 0; t < tokens; t += kStripsTokens)
     for (int64_t row = 0; row < rows; row += rows_at_once) {
       const Matrix part{Type::bf16, std::min(rows_at_once, rows - row), cols, tile_bytes,
                         tiles + row / 16 * tile_bytes};
-      const int64_t n = std::min(tokens_at_once, tokens - t), element = narrow ? 2 : 4;
-      const ProductOutput to{out + (t * width + row) * element, width * element, narrow != 0, bias + row,
-                             residual + t * rows + row, rows};
-      if (strips)
-        kernel.strips->produce(part, aligned(packed) + t / kStripRows * strip_bytes(cols), n, part.tiles, aligned(sums),
-                               to);
-      else kernel.produce(part, x + t * x_stride, x_stride, n, aligned(sums), to);
+      const int64_t element = narrow ? 2 : 4;
+      kernel.produce(part, aligned(packed) + t / kStripRows * strip_bytes(cols), std::min(kStripsTokens, tokens - t),
+                     part.tiles, aligned(sums),
+                     {out + (t * width + row) * element, width * element, narrow != 0, bias + row,
+                      residual + t * rows + row, rows});
     }
 }
 

@@ -47,7 +47,7 @@ struct ProductKernel {
   void (*multiply)(const Matrix& matrix, int64_t tile_begin, int64_t tile_end, const uint8_t* x, int64_t x_stride,
                    int64_t tokens, float* y, int64_t y_stride, bool add);
   // The same for all tiles, plus bias and residual, to `out`. Writes zeros for the missing rows of the last tile.
-  // `sums`: 16 floats for each token and tile.
+  // `sums`: 16 floats for each token and tile. Null if the level has strips.
   void (*produce)(const Matrix& matrix, const uint8_t* x, int64_t x_stride, int64_t tokens, float* sums,
                   const ProductOutput& out);
   // multiply with x packed like a matrix: token t is row t % 16 of tile t / 16. At most kOuterColumns columns. `next`:

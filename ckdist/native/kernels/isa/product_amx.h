@@ -19,19 +19,13 @@ void multiply_columns(const Matrix& matrix, int64_t tile_begin, int64_t tile_end
     for (int64_t token = 0; token < tokens; token += kTokensAtOnce) {
       const int some = static_cast<int>(least(kTokensAtOnce, tokens - token));
       if (some != configured) configure(configured = some, kTileRowBytes);
-      (add || column > 0 ? multiply_rows<true> : multiply_rows<false>)(
-          part, tile_begin, tile_end, {x + column * 2 + token * x_stride, x_stride, kTileRowBytes, some},
-          y + token * y_stride, y_stride);
+      (add || column > 0 ? multiply_rows<true>
+                         : multiply_rows<false>)(part, tile_begin, tile_end,
+                                                 {x + column * 2 + token * x_stride, x_stride, kTileRowBytes, some},
+                                                 y + token * y_stride, y_stride);
     }
   }
   if (configured) tile_release();
-}
-
-void produce_columns(const Matrix& matrix, const uint8_t* x, int64_t x_stride, int64_t tokens, float* sums,
-                     const ProductOutput& out) {
-  const int64_t tiles = matrix.tile_count(), stride = (tiles + 1) * kTileRows;
-  multiply_columns(matrix, 0, tiles, x, x_stride, tokens, sums, stride, false);
-  finish_rows(matrix, tokens, sums, stride, out);
 }
 
 void outer_columns(const Matrix& matrix, int64_t tile_begin, int64_t tile_end, const uint8_t* x_tiles,
@@ -43,8 +37,8 @@ void outer_columns(const Matrix& matrix, int64_t tile_begin, int64_t tile_end, c
     if (some != configured) configure(configured = some, kTileRowBytes);
     pack_strip_tiles(x_tiles + token / kTileRows * x_tile_bytes, x_tile_bytes, some, matrix.cols, strip);
     (add ? multiply_rows<true> : multiply_rows<false>)(matrix, tile_begin, tile_end,
-                                                       {strip, kTileRowBytes, kStepOfStrip, some},
-                                                       y + token * y_stride, y_stride);
+                                                       {strip, kTileRowBytes, kStepOfStrip, some}, y + token * y_stride,
+                                                       y_stride);
   }
   if (configured) tile_release();
 }

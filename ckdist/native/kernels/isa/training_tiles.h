@@ -72,7 +72,8 @@ inline void add_steps(const uint8_t* x, const uint8_t* one, const uint8_t* two, 
   add_step(x, ends[0], ends[1]);
 }
 
-// The sums of a segment for a strip and a pair of tiles, [tile of sums][16][16], and `totals` of the segments before it.
+// The sums of a segment for a strip and a pair of tiles, [tile of sums][16][16], and `totals` of the segments before
+// it.
 struct PairSums {
   const float* sums;
   float* totals;
@@ -111,13 +112,19 @@ struct StripProduct {
     alignas(64) float sums[kPairSums];
     const bool last_strip = strip + 1 == count(), last_block = b.first + b.steps == steps();
     const bool half = last_block && half_steps() % 2;
-    const uint8_t* const next_strip = last_strip ? strip_at(0, last_block ? 0 : b.first + b.steps)
-                                                 : strip_at(strip + 1, b.first);
+    const uint8_t* const next_strip =
+        last_strip ? strip_at(0, last_block ? 0 : b.first + b.steps) : strip_at(strip + 1, b.first);
     const uint8_t* const next_tiles = last_block ? next : matrix.tiles + (b.first + b.steps) * kTileBytes;
     StepFetch fetch{nullptr, nullptr, 0, static_cast<int>((2 * kTileLines + pairs() - 1) / pairs()),
                     next_tiles ? static_cast<int>((kTileLines + count() - 1) / count()) : 0};
-    PairSums own{sums, nullptr, b.segment == 0, b.segment_end == steps(), strip * kStripRows, 0,
-                 static_cast<int>(least(kStripRows, tokens - strip * kStripRows)), 0};
+    PairSums own{sums,
+                 nullptr,
+                 b.segment == 0,
+                 b.segment_end == steps(),
+                 strip * kStripRows,
+                 0,
+                 static_cast<int>(least(kStripRows, tokens - strip * kStripRows)),
+                 0};
     for (int64_t pair = 0; pair < pairs(); ++pair) {
       const int64_t at = (strip * kStripsPairs + pair) * kPairSums;
       const int64_t apart = 2 * pair + 1 < matrix.tile_count() ? matrix.tile_bytes : 0;
@@ -210,15 +217,17 @@ template <bool add>
 void multiply_rows(const Matrix& matrix, int64_t tile_begin, int64_t tile_end, const StepRows& x, float* y,
                    int64_t y_stride) {
   alignas(64) float sums[kPairSums];
-  alignas(64) uint8_t ends[2][kTileBytes] = {}, x_ends[kTokensAtOnce][kTileRowBytes] = {};
+  alignas(64) uint8_t ends[2][kTileBytes], x_ends[kTokensAtOnce][kTileRowBytes];
   const int64_t blocks = (matrix.cols + 15) / 16, whole = blocks / 2;
   const bool half = blocks % 2 != 0;
+  if (half) std::memset(ends, 0, sizeof ends), std::memset(x_ends, 0, sizeof x_ends);
   for (int t = 0; t < x.count && half; ++t)
     std::memcpy(x_ends[t], x.at + t * x.row + whole * x.step, kTileRowBytes / 2);
   for (int64_t tile = tile_begin; tile < tile_end; tile += 2) {
     TileStrip strip{x.count, tile_end - tile > 1 ? 2 : 1, 0, y + tile * kTileRows, y_stride};
     strip.rows = static_cast<int>(least(strip.tile_count * kTileRows, matrix.rows - tile * kTileRows));
-    const uint8_t *one = matrix.tiles + tile * matrix.tile_bytes, *two = one + (strip.tile_count - 1) * matrix.tile_bytes;
+    const uint8_t *one = matrix.tiles + tile * matrix.tile_bytes,
+                  *two = one + (strip.tile_count - 1) * matrix.tile_bytes;
     zero_sums(strip.strips());
     for (int64_t s = 0; s < whole; ++s, one += kTileBytes, two += kTileBytes)
       add_products<false>(strip, x.at + s * x.step, x.row, one, two);
@@ -275,9 +284,8 @@ void pack_strip_tiles(const uint8_t* tiles, int64_t tile_bytes, int64_t rows, in
     for (int half = 0; half * kTileRows < rows; ++half) {
       Vec block[kLanes];
       for (int i = 0; i < kLanes; ++i)
-        block[i].v = word + i < words
-                         ? _mm512_loadu_ps(tiles + half * tile_bytes + (word + i) * 4 * kTileRows)
-                         : _mm512_setzero_ps();
+        block[i].v = word + i < words ? _mm512_loadu_ps(tiles + half * tile_bytes + (word + i) * 4 * kTileRows)
+                                      : _mm512_setzero_ps();
       transpose(block);
       for (int i = 0; i < kLanes; ++i)
         store(reinterpret_cast<float*>(strip + half * kTileBytes + i * kTileRowBytes), block[i]);

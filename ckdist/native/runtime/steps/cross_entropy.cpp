@@ -101,7 +101,8 @@ struct CrossEntropy : TrainingRun<ckdist_cross_entropy_step> {
       return r.product.multiply(part, 0, part.tile_count(), x.row(begin), x.stride, end - begin, out, row, false);
     for (int64_t tile = 0; tile < part.tile_count(); tile += kStripsTiles) {
       Matrix some = part;
-      some.rows = std::min(kStripsTiles * kTileRows, part.rows - tile * kTileRows), some.tiles += tile * part.tile_bytes;
+      some.rows = std::min(kStripsTiles * kTileRows, part.rows - tile * kTileRows),
+      some.tiles += tile * part.tile_bytes;
       r.product.strips->produce(some, s.x_strips + begin / kStripRows * strip_bytes(part.cols), end - begin, nullptr,
                                 out + kLogitTokens * row,
                                 {reinterpret_cast<uint8_t*>(out + tile * kTileRows), row * 4, false});

@@ -180,7 +180,8 @@ void Products::add_outer_strips(const Matrix& x, int64_t tokens, const Outer* ou
     const int64_t item = index / parts, part = index % parts;
     int i = 0;
     while (item >= items[i + 1]) ++i;
-    outer_strips(x, tokens, outers[i], (item - items[i]) * rows, rows, groups * part / parts, groups * (part + 1) / parts);
+    outer_strips(x, tokens, outers[i], (item - items[i]) * rows, rows, groups * part / parts,
+                 groups * (part + 1) / parts);
   });
 }
 
