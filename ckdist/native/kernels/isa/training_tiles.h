@@ -14,6 +14,9 @@ namespace {
 constexpr int64_t kTileBytes = kTileMostRows * kTileRowBytes, kStepOfStrip = 2 * kTileBytes;
 constexpr int64_t kTileLines = kTileBytes / 64;
 constexpr int64_t kStripsPairs = kStripsTiles / 2, kBlockSteps = 16;
+// A segment of up to this number of steps is one block: if another thread of the core shares its caches, sums that wait
+// take longer than a strip that does not fit the L1 cache.
+constexpr int64_t kWholeSteps = 24;
 constexpr int kPairSums = kSumsTiles * kTileSums;  // floats
 constexpr TileStrip kWholeStrip{kTokensAtOnce, 2, 2 * kTileRows, nullptr, 0};
 
@@ -29,7 +32,8 @@ struct StripBlock {
 inline StripBlock block_from(int64_t first, const StripBlock& before, int64_t segment_steps, int64_t all) {
   StripBlock b{first, 0, before.segment, before.segment_end};
   if (first == b.segment_end) b.segment = first, b.segment_end = least(first + segment_steps, all);
-  const int64_t left = b.segment_end - first, blocks = (left + kBlockSteps - 1) / kBlockSteps;
+  const int64_t left = b.segment_end - first,
+                blocks = left > kWholeSteps || first > b.segment ? (left + kBlockSteps - 1) / kBlockSteps : left > 0;
   b.steps = blocks ? (left + blocks - 1) / blocks : 0;
   return b;
 }
