@@ -18,10 +18,10 @@ from ckdist.train.ownership import ELEMENTWISE, exchanged_floats, kept_shapes, o
 from ckdist.train.shards import Shards
 
 TILE = 16  # rows and columns of packed matrices are padded to multiples of this
-KEYS, QUERIES, GRAD_QUERIES = 4096, 16, 128  # of blocks, as in native/runtime/steps/attend_grad.cpp
+KEYS, QUERIES, GRAD_QUERIES = 4096, 32, 128  # of blocks, as in native/runtime/steps/attend_grad.cpp
 SUM_ROWS = 64  # tokens whose contributions to a vector are added at once
 STATE_TOKENS, STATE_COLUMNS = 32, 32  # of a chunk and of a part of a state, as in native/kernels/state_gradient.h
-LOGIT_BYTES = 32 << 20  # gradients of logits in memory at once, as in native/runtime/steps/cross_entropy.cpp
+LOGIT_BYTES = 64 << 20  # gradients of logits in memory at once, as in native/runtime/steps/cross_entropy.cpp
 
 
 class _StepBytes:
@@ -42,7 +42,8 @@ class _StepBytes:
     def workspace(self, step: Step) -> int:
         """Bytes of a step's temporary memory.
 
-        Packed matrices; for the loss also gradients of logits of some tokens; for experts only their rows and sums.
+        Packed matrices, and rows that products read (with AMX); for the loss also gradients of logits of some tokens;
+        for experts only their rows and sums.
         """
         packs, logits = step.operands(PackIndex), 0
         if step.kind.startswith("attend"):
@@ -54,7 +55,17 @@ class _StepBytes:
         if step.kind == "cross_entropy":
             vocab = self.lowered.parameters[self.lowered.packs[packs[0]][1][0]].rows
             logits = min(LOGIT_BYTES, self.tokens * _padded(vocab) * self.operand_bytes)
-        return logits + sum(self.packed(i) for i in packs if i not in self.packed_once)
+        rows = logits
+        if step.kind.startswith("matmul"):
+            rows = self.tokens * self._columns(packs[0]) * self.operand_bytes
+        if self.operand_bytes > 2:
+            rows = 0
+        return logits + rows + sum(self.packed(i) for i in packs if i not in self.packed_once)
+
+    def _columns(self, pack: int) -> int:
+        transposed, numbers = self.lowered.packs[pack]
+        parameters = [self.lowered.parameters[p] for p in numbers]
+        return sum(_padded(p.rows) for p in parameters) if transposed else parameters[0].columns
 
     def of_thread(self, step: Step) -> int:
         """Bytes of a thread for one kv-head of a sequence: keys and values, packed and as gradients; or states."""

@@ -255,11 +255,14 @@ def test_changed_parameters_are_seen():
     e.close()
 
 
-@pytest.mark.parametrize("trained", [None, ["model.layers.1.self_attn.v_proj.weight"]])
-def test_planned_memory_is_what_is_taken(trained):
+@cases(
+    "trained, dtype",
+    [(None, "float32"), (None, "bfloat16"), (["model.layers.1.self_attn.v_proj.weight"], "float32")],
+)
+def test_planned_memory_is_what_is_taken(trained, dtype):
     """Activations and packed weights to the byte, the workspace about."""
     spec = small_spec(heads=8, kv_heads=4, head_dim=32, ffn=512, vocab=1000)
-    program = lower_model(spec, 128, trained=trained)
+    program = lower_model(spec, 128, dtype, trained=trained)
     shapes = program.shards.whole_shapes
     e = NativeExecutable(program, lambda name: np.ones(shapes[name], np.float32))
     state = 4 * state_floats("adamw", STATES["adamw"], program.trained_shards.shapes)
@@ -268,7 +271,7 @@ def test_planned_memory_is_what_is_taken(trained):
     assert planned["optimizer state"] == 2 * e.gradients.flat.nbytes
     read = 4 * program.lowered.floats - e.gradients.flat.nbytes  # frozen weights before they are packed
     assert (planned["activations"], planned["frozen weights"]) == (e.bytes.activations, read + e.bytes.packed)
-    assert e.bytes.workspace / 4 < planned["workspace"] < 2 * e.bytes.workspace
+    assert e.bytes.workspace * 0.7 < planned["workspace"] < 2 * e.bytes.workspace
     e.close()
 
 

@@ -285,6 +285,60 @@ def test_a_product_needs_one_load_and_few_stores(tiles, name, prompt, most_store
     assert loads / products <= 1.04 and stores / products <= most_stores
 
 
+def bfloat16_rows(rng, rows, cols):
+    """(rows, cols + 32) of bits, the last columns zero, and the values."""
+    values = as_bfloat16(rng.normal(size=(rows, cols + 32))).view(np.float32)
+    values[:, cols:] = 0
+    return (values.view(np.uint32) >> 16).astype(np.uint16), values[:, :cols]
+
+
+# Blocks of 512 columns, segments of 2,048, odd tiles, half steps, several groups of tiles and of strips.
+SHAPES = [(5, 3, 16), (33, 40, 48), (70, 300, 560), (40, 35, 2048), (20, 50, 4640), (530, 17, 80)]
+
+
+@pytest.mark.parametrize("tokens, rows, cols", SHAPES)
+def test_strips_have_the_bits_of_rows(tiles, tokens, rows, cols):
+    rng = np.random.default_rng(cols)
+    w, weights = bfloat16_rows(rng, rows, cols)
+    x, values = bfloat16_rows(rng, tokens, cols)
+    packed = pack("avx512_bf16", "BF16", np.ascontiguousarray(w[:, :cols]).view(np.uint8), rows, cols)
+    bias, residual = rng.normal(size=rows + 16).astype(np.float32), rng.normal(size=(tokens, rows)).astype(np.float32)
+    pointers = [ctypes.c_void_p(a.ctypes.data) for a in (packed, x, bias, residual)]
+    sizes = [ctypes.c_int64(n) for n in (rows, cols, x.strides[0], tokens)]
+    y = np.empty((tokens, rows), np.float32)
+    tiles[1].tile_multiply_rows(*sizes[:2], *pointers[:2], *sizes[2:], ctypes.c_void_p(y.ctypes.data))
+    exact = values.astype(np.float64) @ weights.T.astype(np.float64)
+    assert np.abs(y - exact).max() <= 1e-5 * np.sqrt(cols)
+    y = y + bias[:rows] + residual
+    for narrow in (0, 1):
+        out = np.zeros((tokens, (rows + 15) // 16 * 16), np.uint16 if narrow else np.float32)
+        to = ctypes.c_void_p(out.ctypes.data)
+        tiles[1].tile_produce(*sizes[:2], *pointers[:2], *sizes[2:], *pointers[2:], narrow, to)
+        if narrow:
+            assert np.array_equal(out[:, :rows], as_bfloat16(y).view(np.uint32) >> 16)
+        else:
+            assert_same_bits(out[:, :rows], y)
+    assert not tiles[1].tiles_are_live()
+
+
+@pytest.mark.parametrize("tokens, rows, columns", [(7, 5, 16), (40, 70, 48), (530, 33, 300), (1100, 64, 64)])
+def test_gradients_in_strips_have_the_bits_of_tiles(tiles, tokens, rows, columns):
+    rng = np.random.default_rng(tokens)
+    dy, slopes = bfloat16_rows(rng, tokens, rows)
+    x, values = bfloat16_rows(rng, tokens, columns)
+    exact = slopes.T.astype(np.float64) @ values.astype(np.float64)
+    for add in (0, 1):
+        outputs = []
+        for strips in (0, 1):
+            memory = np.ones(rows * columns + 16, np.float32)
+            y = memory[-memory.ctypes.data // 4 % 16 :][: rows * columns]  # lines that can be written past the caches
+            sizes = [ctypes.c_int64(n) for n in (tokens, rows, columns)]
+            tiles[1].tile_outer(strips, *sizes, *(ctypes.c_void_p(a.ctypes.data) for a in (dy, x, y)), add)
+            outputs.append(y.reshape(rows, columns))
+        assert_same_bits(*outputs)
+        assert np.abs(outputs[0] - add - exact).max() <= 1e-5 * np.sqrt(tokens)
+
+
 # Of keys, values, and whether these are a part of keys.
 WIDTHS = [(128, 128, False), (72, 40, False), (8, 24, False), (96, 64, True), (40, 24, True)]
 

@@ -49,7 +49,7 @@ inline void tile_configure(const TileShapes& shapes) {
   bool good = shapes.palette == 1 && shapes.start_row == 0;
   for (uint8_t byte : shapes.reserved) good = good && byte == 0;
   for (int i = 0; i < 16; ++i) {
-    good = good && (i < kTiles || (shapes.rows[i] == 0 && shapes.row_bytes[i] == 0));
+    good = good && (i < ckdist::kTiles || (shapes.rows[i] == 0 && shapes.row_bytes[i] == 0));
     good = good && shapes.rows[i] <= kTileMostRows && shapes.row_bytes[i] <= kTileRowBytes &&
            !shapes.rows[i] == !shapes.row_bytes[i];
   }

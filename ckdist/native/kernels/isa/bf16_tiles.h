@@ -1,8 +1,8 @@
-// Products of bfloat16 with AMX, for inference and training. Tiles handle every number of tokens, because their order
-// of additions differs from that of vectors. They are 32 columns deep.
+// Products of bfloat16 with AMX for rows in place: few tokens, and experts. Tiles handle every number of tokens, because
+// their order of additions differs from that of vectors. They are 32 columns deep.
 //
-// For up to 32 tokens, a block has 1,024 columns. For up to 16 tokens read in place, it has all columns: weights are
-// fastest from memory in one stretch. Two tiles of weights at a time are multiplied by a block. Between two blocks of
+// For up to 32 tokens, a block has 1,024 columns. For up to 16 tokens, it has all columns: weights are fastest from
+// memory in one stretch. Two tiles of weights at a time are multiplied by a block. Between two blocks of
 // columns the sums are stored in memory, so that they are added in the order of columns for any block size. Blocks of
 // 256 columns, whose activations stay in the L1 cache, were slower on 16 cores by 7 to 19 %: their sums pass the L2
 // cache four times as often.
@@ -23,73 +23,7 @@ constexpr int kWeightBytes = kTileMostRows * kTileRowBytes;  // bytes of a tile'
 constexpr int kBlockBytes = 64 << 10;                        // bytes of 32 tokens' activations in a block
 constexpr int64_t kNearTokens = 64;  // up to this number, weights are prefetched only from near ahead
 
-// The activations of up to 32 tokens for some steps of columns. A step of a token is 64 bytes.
-struct ActivationBlock {
-  const uint8_t* at;
-  int64_t token_stride, step_stride;  // bytes
-};
-
-// Rows of bfloat16 as inference prepares them, `stride` bytes apart: an odd number of cache lines. They are read in
-// place.
-struct PaddedRows {
-  static constexpr bool kInPlace = true;
-  static constexpr int kGroupPairs = 4, kGroupStrips = 16;  // 128 rows of weights by 512 tokens
-  const uint8_t* at;
-  int64_t stride;
-
-  ActivationBlock block(int64_t token, int, int64_t first, int64_t, uint8_t*) const {
-    return {at + token * stride + first * kStepBytes, stride, kStepBytes};
-  }
-};
-
-// Rows of bfloat16, `stride` bytes apart. `blocks`: blocks of 16 columns in each row. They are copied to
-// [step][token][32 columns]: in place, rows at a distance of a power of two would share few cache sets.
-struct ActivationRows {
-  static constexpr bool kInPlace = false;
-  static constexpr int kGroupPairs = 16, kGroupStrips = 4;  // 512 by 128: copies serve many rows
-  const uint8_t* at;
-  int64_t stride, blocks;
-
-  ActivationBlock block(int64_t token, int tokens, int64_t first, int64_t steps, uint8_t* to) const {
-    const int64_t whole = blocks / 2 - first < steps ? blocks / 2 - first : steps;
-    for (int t = 0; t < tokens; ++t) {
-      const uint8_t* from = at + (token + t) * stride + first * kStepBytes;
-      uint8_t* out = to + t * kStepBytes;
-      for (int64_t s = 0; s < whole; ++s, from += kStepBytes, out += tokens * kStepBytes)
-        _mm512_store_si512(out, _mm512_loadu_si512(from));
-      if (whole < steps) std::memcpy(out, from, kStepBytes / 2);
-    }
-    return {to, kStepBytes, tokens * kStepBytes};
-  }
-};
-
-// Rows that are packed like weights: tile i has rows 16 i to 16 i + 15, with words (pairs of columns) as [word][16
-// rows]. They are copied to [step][token][32 columns], too.
-struct PackedRows {
-  static constexpr bool kInPlace = false;
-  static constexpr int kGroupPairs = 16, kGroupStrips = 4;  // 512 by 128: copies serve many rows
-  const uint8_t* tiles;
-  int64_t tile_bytes, blocks;
-
-  ActivationBlock block(int64_t token, int tokens, int64_t first, int64_t steps, uint8_t* to) const {
-    const int64_t words = blocks * 8;
-    for (int strip = 0; strip < tokens; strip += kTileRows) {
-      const int rows = tokens - strip < kTileRows ? tokens - strip : kTileRows;
-      const float* from = reinterpret_cast<const float*>(tiles + (token + strip) / kTileRows * tile_bytes);
-      for (int64_t s = 0; s < steps; ++s) {
-        Vec block[kLanes];
-        for (int i = 0; i < kLanes; ++i) {
-          const int64_t word = (first + s) * kLanes + i;
-          block[i] = {word < words ? _mm512_loadu_ps(from + word * kTileRows) : _mm512_setzero_ps()};
-        }
-        transpose(block);
-        uint8_t* out = to + (s * tokens + strip) * kStepBytes;
-        for (int t = 0; t < rows; ++t) _mm512_store_ps(reinterpret_cast<float*>(out + t * kStepBytes), block[t].v);
-      }
-    }
-    return {to, kStepBytes, tokens * kStepBytes};
-  }
-};
+constexpr int kGroupPairs = 4, kGroupStrips = 16;  // 128 rows of weights by 512 tokens
 
 // Rows of weights by tokens, whose sums (256 KB) stay in the L2 cache. `next`: the tiles that are read after these;
 // null if these tiles are used for more tokens.
@@ -127,35 +61,32 @@ struct Fetch {
 // Multiplies steps [first, first + steps) of the columns of two tiles and adds to the sums in the tiles. `fetched`: the
 // weights come from memory. `fetch`: later memory to prefetch.
 inline void bf16_steps(const TileStrip& strip, const uint8_t* tiles, int64_t tile_bytes, int64_t blocks, int64_t first,
-                       int64_t steps, const ActivationBlock& activations, bool fetched, Fetch fetch) {
+                       int64_t steps, const uint8_t* x, int64_t x_stride, bool fetched, Fetch fetch) {
   const uint8_t *one = tiles + first * kWeightBytes, *two = one + (strip.tile_count - 1) * tile_bytes;
-  const uint8_t* x = activations.at;
   const int64_t whole = blocks / 2 - first < steps ? blocks / 2 - first : steps;
   constexpr int64_t near = kNear / kWeightBytes;  // steps
-  for (int64_t s = 0; s < whole; ++s, one += kWeightBytes, two += kWeightBytes, x += activations.step_stride) {
+  for (int64_t s = 0; s < whole; ++s, one += kWeightBytes, two += kWeightBytes, x += kStepBytes) {
     // After the last step, the next ones are the first of the following tiles.
     const int64_t ahead = kNear + (s + near < whole ? 0 : strip.tile_count * tile_bytes - whole * kWeightBytes);
     if (fetched) fetch_lines(one + ahead, kWeightBytes / 64), fetch_lines(two + ahead, kWeightBytes / 64);
     fetch.step();
-    add_products<false>(strip, x, activations.token_stride, one, two);
+    add_products<false>(strip, x, x_stride, one, two);
   }
   if (whole == steps) return;
   // Columns beyond the last are zero on both sides.
   alignas(64) uint8_t ends[2][kWeightBytes] = {}, x_ends[kTokensAtOnce][kStepBytes] = {};
   std::memcpy(ends[0], one, kWeightBytes / 2);
   std::memcpy(ends[1], two, kWeightBytes / 2);
-  for (int t = 0; t < strip.tokens; ++t) std::memcpy(x_ends[t], x + t * activations.token_stride, kStepBytes / 2);
+  for (int t = 0; t < strip.tokens; ++t) std::memcpy(x_ends[t], x + t * x_stride, kStepBytes / 2);
   add_products<false>(strip, x_ends[0], kStepBytes, ends[0], ends[1]);
 }
 
-template <bool add, class Rows>
-void bf16_group(const Bf16Group& group, const Rows& rows, int& configured) {
-  alignas(64) float sums[Rows::kGroupStrips][Rows::kGroupPairs][kSumsTiles * kTileSums];
-  alignas(64) uint8_t x[Rows::kInPlace ? 64 : kBlockBytes];
+inline void bf16_group(const Bf16Group& group, const uint8_t* x, int64_t x_stride, int& configured) {
+  alignas(64) float sums[kGroupStrips][kGroupPairs][kSumsTiles * kTileSums];
   const int widest = static_cast<int>(group.tokens < kTokensAtOnce ? group.tokens : kTokensAtOnce);
   const int64_t all = group.steps(), tile_bytes = group.matrix.tile_bytes;
-  const int64_t block = Rows::kInPlace && widest <= kStripTokens ? all : kBlockBytes / (widest * kStepBytes);
-  const bool far = Rows::kInPlace && group.tokens > kNearTokens;
+  const int64_t block = widest <= kStripTokens ? all : kBlockBytes / (widest * kStepBytes);
+  const bool far = group.tokens > kNearTokens;
   // Lines to prefetch of a block of a tile, divided evenly over the strips. Additional lines would evict others.
   const int64_t strips = (group.tokens + kTokensAtOnce - 1) / kTokensAtOnce, lines = block * (kWeightBytes / 64);
   int64_t first = 0;
@@ -166,7 +97,7 @@ void bf16_group(const Bf16Group& group, const Rows& rows, int& configured) {
       TileStrip strip{};
       strip.tokens = static_cast<int>(group.tokens - token < kTokensAtOnce ? group.tokens - token : kTokensAtOnce);
       if (strip.tokens != configured) configure(configured = strip.tokens, kTileRowBytes);
-      const ActivationBlock activations = rows.block(group.token + token, strip.tokens, first, steps, x);
+      const uint8_t* const of_strip = x + (group.token + token) * x_stride + first * kStepBytes;
       const bool fetched = group.token + token == 0 && !(far && first > 0);
       for (int64_t tile = group.tile_begin; tile < group.tile_end; tile += 2) {
         const int64_t at = (tile - group.tile_begin) * tile_bytes;
@@ -183,35 +114,35 @@ void bf16_group(const Bf16Group& group, const Rows& rows, int& configured) {
         }
         if (first) load_tiles(strip, wait);
         else zero_sums(strip.strips());
-        bf16_steps(strip, group.tiles() + at, tile_bytes, group.blocks(), first, steps, activations, fetched, fetch);
+        bf16_steps(strip, group.tiles() + at, tile_bytes, group.blocks(), first, steps, of_strip, x_stride, fetched, fetch);
         strip.y = group.y + (group.token + token) * group.y_stride + tile * kTileRows;
         strip.y_stride = group.y_stride;
         const bool last = first + steps == all;
-        if (!add && last && strip.whole()) {
+        if (last && strip.whole()) {
           store_sums(strip);
           continue;
         }
         store_tiles(strip, wait);
-        if (last) write_sums<add>(strip, wait);
+        if (last) write_sums(strip, wait);
       }
     }
     first += steps;
   } while (first < all);
 }
 
-// y[t * y_stride + row] = dot(matrix[row], rows[t]), or += if `add`, for the rows of tiles [tile_begin, tile_end).
-template <bool add, class Rows>
-void multiply_bf16(const Matrix& matrix, int64_t tile_begin, int64_t tile_end, const Rows& rows, int64_t tokens,
-                   float* y, int64_t y_stride) {
+// y[t * y_stride + row] = dot(matrix[row], x[t]) for the rows of tiles [tile_begin, tile_end). x_stride: an odd number of
+// cache lines.
+inline void multiply_bf16(const Matrix& matrix, int64_t tile_begin, int64_t tile_end, const uint8_t* x,
+                          int64_t x_stride, int64_t tokens, float* y, int64_t y_stride) {
   int configured = 0;
-  constexpr int64_t tiles = 2 * Rows::kGroupPairs, group_tokens = Rows::kGroupStrips * kTokensAtOnce;
+  constexpr int64_t tiles = 2 * kGroupPairs, group_tokens = kGroupStrips * kTokensAtOnce;
   for (int64_t tile = tile_begin; tile < tile_end; tile += tiles) {
     const int64_t end = tile_end - tile < tiles ? tile_end : tile + tiles;
     for (int64_t token = 0; token < tokens; token += group_tokens) {
       const int64_t left = tokens - token;
       const uint8_t* const next = left > group_tokens ? nullptr : matrix.tiles + end * matrix.tile_bytes;
-      bf16_group<add>({matrix, tile, end, token, left < group_tokens ? left : group_tokens, next, y, y_stride}, rows,
-                      configured);
+      bf16_group({matrix, tile, end, token, left < group_tokens ? left : group_tokens, next, y, y_stride}, x, x_stride,
+                 configured);
     }
   }
   if (configured) tile_release();

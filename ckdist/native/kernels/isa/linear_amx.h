@@ -228,7 +228,7 @@ void multiply_in_tiles(const Matrix& matrix, int64_t tile_begin, int64_t tile_en
                        int64_t tokens, float* y, int64_t y_stride) {
   if constexpr (type == Type::bf16) {
     const uint8_t* const at = x + ActivationRow::offset(ActivationFormat::bf16, matrix.first_column);
-    multiply_bf16<false>(matrix, tile_begin, tile_end, PaddedRows{at, x_stride}, tokens, y, y_stride);
+    multiply_bf16(matrix, tile_begin, tile_end, at, x_stride, tokens, y, y_stride);
   } else {
     const KernelTable& vectors = is_interleaved(type) ? avx512_vnni::interleaved_kernels : avx512_vnni::ordered_kernels;
     const auto product = tokens < kTilesFrom<type> ? vectors.of[static_cast<int>(type)].multiply : multiply_bytes<type>;

@@ -12,7 +12,7 @@ namespace ckdist {
 namespace CKDIST_ISA {
 
 #if defined(__AMX_BF16__)
-extern const ProductKernel bf16_product = {Type::bf16, multiply_columns, produce_columns, outer_columns};
+extern const ProductKernel bf16_product = {Type::bf16, multiply_columns, nullptr, outer_columns, &kStrips};
 #elif defined(__AVX512BF16__)
 extern const ProductKernel bf16_product = product_kernel<Form::bf16>();
 #else

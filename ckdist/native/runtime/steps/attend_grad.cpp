@@ -273,14 +273,19 @@ struct AttendGrad : PackedAttention<ckdist_attend_grad_step> {
   void sum_queries(const Item& item, const Block& b, const Keys& keys, const uint8_t* weights, int64_t d,
                    const uint8_t* x_transposed, float* out) {
     const int64_t d_row = round16(d), weight_bytes = transposed_bytes(r);
-    for (int64_t key = keys.begin; key < std::min(keys.end, item.n); key += kTileRows) {
-      const int64_t part = std::min<int64_t>(kTileRows, item.n - key),
-                    skipped = std::max<int64_t>(0, key - round16(b.first));
+    const int64_t end = std::min(keys.end, item.n);
+    // A tile of keys has the same queries for any division of the keys.
+    const auto skipped = [&](int64_t key) {
+      return std::max<int64_t>(0, key - round16(b.first)) / kQueries * kQueries;
+    };
+    for (int64_t key = keys.begin, part = 0; key < end; key += part) {
+      const int64_t first = skipped(key);
+      part = std::min<int64_t>((skipped(key + kTileRows) == first ? 2 : 1) * kTileRows, end - key);
       Matrix m = r.matrix(d, b.queries, x_transposed);
-      m.cols -= skipped, m.tiles += skipped * r.column_bytes();
+      m.cols -= first, m.tiles += first * r.column_bytes();
       r.product.outer(m, 0, tiles_of(d),
-                      weights + (key - keys.begin) / kTileRows * weight_bytes + skipped * r.column_bytes(),
-                      weight_bytes, part, out + key * d_row, d_row, true, nullptr);
+                      weights + (key - keys.begin) / kTileRows * weight_bytes + first * r.column_bytes(), weight_bytes,
+                      part, out + key * d_row, d_row, true, nullptr);
     }
   }
 };

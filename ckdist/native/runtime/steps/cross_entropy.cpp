@@ -15,10 +15,11 @@
 namespace ckdist {
 namespace {
 
-constexpr int64_t kLogitBytes = 32 << 20;  // bytes of gradients of logits that exist at once
+constexpr int64_t kLogitBytes = 64 << 20;  // bytes of gradients of logits that exist at once
 // Bytes of the head's weights for one part of the logits. The bits of a loss depend on the parts, so this is
 // independent of the tuning of products.
 constexpr int64_t kPartBytes = 384 << 10;
+constexpr int64_t kLogitTokens = 128;  // maximum tokens of a part's logits, which stay in the L2 cache
 // Smallest probability of all tokens that are not a teacher's choices: 1 - the sum of the choices is rounding below.
 constexpr double kLeastRest = 1e-6;
 
@@ -33,6 +34,7 @@ struct CrossEntropy : TrainingRun<ckdist_cross_entropy_step> {
   // Buffers of a chunk of tokens, and of the parts in which their logits are computed.
   struct Space {
     uint8_t *d, *x_transposed, *x, *dx;  // (tokens, vocab), tiles (hidden, tokens), (tokens, hidden) twice
+    uint8_t *x_strips, *d_strips;        // of x and d, if the level has strips
     float *largest, *sums, *logits;      // (tokens, parts) twice, (tokens,)
     int32_t* best;                       // (tokens, parts): the token of the largest logit, if wanted
     TokenSums *own, *ranks;              // (tokens,) and (ranks, tokens), if ranks shard the vocabulary
@@ -50,8 +52,8 @@ struct CrossEntropy : TrainingRun<ckdist_cross_entropy_step> {
     return {packs.add(r, c, step.head), step.dx < 0 ? Matrix{} : packs.add(r, c, step.head_transposed)};
   }
   static int64_t thread_bytes(const Training& r, const Fields& step) {
-    return std::max({Products::kTokens * part_row(r, r.packed(step.head)) * 4, Products::thread_bytes(r),
-                     pack_thread_bytes(r, step.head), r.row_buffers_bytes()});
+    return std::max({kLogitTokens * part_row(r, r.packed(step.head)) * 4 + (r.product.strips ? kStripsSums * 4 : 0),
+                     Products::thread_bytes(r), pack_thread_bytes(r, step.head), r.row_buffers_bytes()});
   }
   static int64_t workspace_bytes(const Training& r, const Fields& step) {
     StepPacks packs;
@@ -74,7 +76,11 @@ struct CrossEntropy : TrainingRun<ckdist_cross_entropy_step> {
     if (step.dx >= 0 || step.gradient >= 0) s.d = c.bytes(chunk * Training::stride(vocab, r.element_bytes()));
     if (step.gradient >= 0) s.x_transposed = c.bytes(tiles_of(hidden) * r.tile_bytes(chunk));
     s.x = c.bytes(chunk * r.row_stride(step.x));
-    if (step.dx >= 0) s.dx = c.bytes(chunk * r.row_stride(step.dx));
+    if (step.dx >= 0) {
+      s.dx = c.bytes(chunk * r.row_stride(step.dx));
+      if (r.product.strips) s.d_strips = c.bytes(Products::strips_bytes(r, vocab, chunk));
+    }
+    if (r.product.strips) s.x_strips = c.bytes(Products::strips_bytes(r, hidden, chunk));
     s.choices = c.floats(chunk * step.choices);
     s.largest = c.floats(chunk * parts), s.sums = c.floats(chunk * parts), s.logits = c.floats(chunk);
     s.best = c.array<int32_t>(chunk * parts);
@@ -88,38 +94,58 @@ struct CrossEntropy : TrainingRun<ckdist_cross_entropy_step> {
 
   const int32_t* choices(int64_t i) const { return r.batch.teacher_ids.data() + r.learned(i) * step.choices; }
 
+  // Multiplies tokens [begin, end) by a part of the head: (tokens, columns).
+  void multiply_part(const Matrix& part, const Space& s, const Operand& x, int64_t begin, int64_t end, float* out,
+                     int64_t row) const {
+    if (!r.product.strips)
+      return r.product.multiply(part, 0, part.tile_count(), x.row(begin), x.stride, end - begin, out, row, false);
+    for (int64_t tile = 0; tile < part.tile_count(); tile += kStripsTiles) {
+      Matrix some = part;
+      some.rows = std::min(kStripsTiles * kTileRows, part.rows - tile * kTileRows),
+      some.tiles += tile * part.tile_bytes;
+      r.product.strips->produce(some, s.x_strips + begin / kStripRows * strip_bytes(part.cols), end - begin, nullptr,
+                                out + kLogitTokens * row,
+                                {reinterpret_cast<uint8_t*>(out + tile * kTileRows), row * 4, false});
+    }
+  }
+
   // Computes for n tokens: s.largest and s.sums of every part of the logits, (tokens, parts); s.logits of the targets;
   // s.d relative to the largest logit of each part.
   void logits(const Matrix& head, const Space& s, const Operand& x, int64_t first, int64_t n) {
     const int64_t tiles = part_tiles(r, head), parts = parts_of(head.tile_count(), tiles),
-                  token_parts = parts_of(n, Products::kTokens);
-    const int64_t row = part_row(r, head), d_stride = Training::stride(head.rows, r.element_bytes());
+                  tokens = r.product.strips ? kLogitTokens : Products::kTokens, token_parts = parts_of(n, tokens);
+    if (r.product.strips) Products(r, thread, index).pack_strips(x, head.cols, n, s.x_strips);
     parallel_for(parts * token_parts, [&](int64_t item) {
-      const int64_t part = item / token_parts, begin = item % token_parts * Products::kTokens,
-                    end = std::min(begin + Products::kTokens, n);
-      const int64_t tile = part * tiles, last = std::min(tile + tiles, head.tile_count()), column = tile * kTileRows;
-      const int64_t columns = std::min(last * kTileRows, head.rows) - column;
-      float* const sums = reinterpret_cast<float*>(r.memory(thread));  // (tokens, columns)
+      const int64_t part = item / token_parts, begin = item % token_parts * tokens, tile = part * tiles;
       Matrix some = head;
-      some.rows = columns, some.tiles += tile * head.tile_bytes;
-      r.product.multiply(some, 0, last - tile, x.row(begin), x.stride, end - begin, sums, row, false);
-      for (int64_t t = begin; t < end; ++t) {
-        const float* const of = sums + (t - begin) * row;
-        const int64_t own_target = r.batch.targets[r.learned(first + t)], target = own_target - step.first_row - column;
-        if (own_target < 0) continue;
-        if (target >= 0 && target < columns) s.logits[t] = of[target];
-        const int32_t *const ids = choices(first + t), *const end_of_ids = ids + step.choices;
-        for (const int32_t* id = std::lower_bound(ids, end_of_ids, step.first_row + column); id < end_of_ids; ++id) {
-          const int64_t place = *id - step.first_row - column;
-          if (place >= columns) break;
-          s.choices[t * step.choices + (id - ids)] = of[place];
-        }
-        if (!r.batch.best.empty())
-          s.best[t * parts + part] = int32_t(step.first_row + column + (std::max_element(of, of + columns) - of));
-        const Row d{s.d ? s.d + t * d_stride + column * r.element_bytes() : nullptr, r.narrow_values};
-        s.sums[t * parts + part] = r.kernels.softmax.part(of, columns, step.soft_cap, s.largest + t * parts + part, d);
-      }
+      some.rows = std::min(tiles * kTileRows, head.rows - tile * kTileRows), some.tiles += tile * head.tile_bytes;
+      logits_of_part(some, part, parts, s, x, first, begin, std::min(begin + tokens, n));
     });
+  }
+
+  void logits_of_part(const Matrix& head, int64_t part, int64_t parts, const Space& s, const Operand& x, int64_t first,
+                      int64_t begin, int64_t end) const {
+    const Matrix& all = r.packed(step.head);
+    const int64_t row = part_row(r, all), column = part * part_tiles(r, all) * kTileRows,
+                  d_stride = Training::stride(all.rows, r.element_bytes());
+    float* const sums = reinterpret_cast<float*>(r.memory(thread));  // (tokens, columns)
+    multiply_part(head, s, x, begin, end, sums, row);
+    for (int64_t t = begin; t < end; ++t) {
+      const float* const of = sums + (t - begin) * row;
+      const int64_t own_target = r.batch.targets[r.learned(first + t)], target = own_target - step.first_row - column;
+      if (own_target < 0) continue;
+      if (target >= 0 && target < head.rows) s.logits[t] = of[target];
+      const int32_t *const ids = choices(first + t), *const end_of_ids = ids + step.choices;
+      for (const int32_t* id = std::lower_bound(ids, end_of_ids, step.first_row + column); id < end_of_ids; ++id) {
+        const int64_t place = *id - step.first_row - column;
+        if (place >= head.rows) break;
+        s.choices[t * step.choices + (id - ids)] = of[place];
+      }
+      if (!r.batch.best.empty())
+        s.best[t * parts + part] = int32_t(step.first_row + column + (std::max_element(of, of + head.rows) - of));
+      const Row d{s.d ? s.d + t * d_stride + column * r.element_bytes() : nullptr, r.narrow_values};
+      s.sums[t * parts + part] = r.kernels.softmax.part(of, head.rows, step.soft_cap, s.largest + t * parts + part, d);
+    }
   }
 
   // Sums over this rank's logits of one token, which has a target.
@@ -267,6 +293,7 @@ struct CrossEntropy : TrainingRun<ckdist_cross_entropy_step> {
       parallel_for(n, [&](int64_t token) { loss_of(parts, columns, s, first, n, token); });
       if (step.dx >= 0) {
         Product dx{transposed, d, n, step.dx, nullptr, -1, first};
+        dx.strips = s.d_strips;
         if (!all) dx.to = {s.dx, r.row_stride(step.dx)};
         products.multiply(&dx, 1);
         if (!all)

@@ -16,7 +16,7 @@ constexpr int64_t kGatedRows = 256, kGatedBytes = 512 << 10;
 // If weights are bfloat16, whose kernels take eight tiles: tiles of a gated product at a time.
 constexpr int64_t kGatedTiles = 16;
 // Fewest rows of an item that is a part of the rows, and its most tiles; of rows in strips, too.
-constexpr int64_t kBlockRows = 128, kItemTiles = 8, kStripsRows = 256, kStripsTiles = kPromptTiles;
+constexpr int64_t kBlockRows = 128, kItemTiles = 8, kPromptItemRows = 256, kPromptItemTiles = kPromptTiles;
 constexpr int64_t kPairs = INT64_MAX;       // of `boundary`: pieces are pairs of tiles
 constexpr int64_t kAheadBytes = 256 << 10;  // bytes of a product's weights that are prefetched
 // Tokens and tiles of a summed product at a time. The result stays in the L2 cache.
@@ -48,8 +48,8 @@ struct Linear : Carved<Linear, InferenceRun<ckdist_linear_step>> {
           end_item(groups, group, pieces * r.active());
         });
       } else if (n >= kBlockRows && r.active() > 1 && !r.packing && (strips || !r.plan->prompts) && groups.count == 1) {
-        const Blocks blocks(bytes, piece_bytes(r, step, false), r.active(), n, strips ? kStripsRows : kBlockRows,
-                            strips ? kStripsTiles : kItemTiles);
+        const Blocks blocks(bytes, piece_bytes(r, step, false), r.active(), n, strips ? kPromptItemRows : kBlockRows,
+                            strips ? kPromptItemTiles : kItemTiles);
         multiply_bytes(blocks.begin(thread), blocks.end(thread), kPairs, {0, n});
         r.take_items(thread, index, blocks.items(), [&](int64_t i) {
           multiply_bytes(blocks.item_begin(i), blocks.item_end(i), kPairs, {blocks.first_row(i), blocks.end_row(i)});
@@ -428,7 +428,7 @@ struct Linear : Carved<Linear, InferenceRun<ckdist_linear_step>> {
     float* const sum = buffers().product;
     const auto [out, stride] = r.floats(p.out);
     const bool strips = r.in_strips(step.step, p.x.first);
-    const int64_t tiles_each = strips ? kStripsTiles : kSummedTiles,
+    const int64_t tiles_each = strips ? kPromptItemTiles : kSummedTiles,
                   rows_each = strips || r.plan->prompts ? kSummedPrompts : kSummedTokens;
     for (int64_t tile = tiles.begin; tile < tiles.end; tile += tiles_each) {
       const Range some_tiles = {tile, std::min(tile + tiles_each, tiles.end)};
@@ -465,7 +465,7 @@ struct Linear : Carved<Linear, InferenceRun<ckdist_linear_step>> {
   static int64_t summed_floats(const Inference& r, const Fields& step) {
     if (!step.summed) return 0;
     const bool strips = r.kernels.linear[int(r.matrix(step.products[0].weight.first).type)].multiply_prompt;
-    if (strips) return kSummedPrompts * kStripsTiles * kTileRows;
+    if (strips) return kSummedPrompts * kPromptItemTiles * kTileRows;
     return (r.plan->prompts ? kSummedPrompts : kSummedTokens) * kSummedTiles * kTileRows;
   }
   static Room room(Carver& c, const Inference& r, const Fields& step) {

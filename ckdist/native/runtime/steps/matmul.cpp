@@ -8,6 +8,11 @@ namespace {
 template <class Fields>
 struct ProductRun : TrainingRun<Fields> {
   Products products() const { return {this->r, this->thread, this->index}; }
+  // Carves the strips of the product's x; null if it has none.
+  uint8_t* strips_of(Carver& c, const Product& product) const {
+    const int64_t bytes = Products::strips_bytes(this->r, product.matrix.cols, product.tokens);
+    return bytes ? c.bytes(bytes) : nullptr;
+  }
 };
 
 struct Matmul : ProductRun<ckdist_matmul_step> {
@@ -20,6 +25,7 @@ struct Matmul : ProductRun<ckdist_matmul_step> {
     return carved_bytes([&](Carver& c) {
       StepPacks packs;
       for (int m = 0; m < step.count; ++m) packs.add(r, c, step.products[m].pack);
+      c.bytes(Products::strips_bytes(r, r.width(step.x), r.program.max_tokens));
     });
   }
 
@@ -37,6 +43,8 @@ struct Matmul : ProductRun<ckdist_matmul_step> {
                  p.bias < 0 ? nullptr : r.parameter(p.bias),
                  p.residual};
     }
+    uint8_t* const strips = strips_of(c, made[0]);
+    for (int m = 0; m < step.count; ++m) made[m].strips = strips;
     make_packs(r, thread, index, packs);
     products().multiply(made, step.count);
   }
@@ -47,14 +55,18 @@ struct MatmulGrad : ProductRun<ckdist_matmul_grad_step> {
     return std::max(Products::thread_bytes(r), pack_thread_bytes(r, step.pack));
   }
   static int64_t workspace_bytes(const Training& r, const Fields& step) {
-    return carved_bytes([&](Carver& c) { StepPacks{}.add(r, c, step.pack); });
+    return carved_bytes([&](Carver& c) {
+      StepPacks{}.add(r, c, step.pack);
+      c.bytes(Products::strips_bytes(r, r.packed(step.pack).cols, r.program.max_tokens));
+    });
   }
 
   void run() {
     Carver c{r.workspace()};
     StepPacks packs;
     // dx = dy W. Several dy lie side by side from dy[0] on.
-    const Product product{packs.add(r, c, step.pack), r.operand(step.dy[0]), r.batch.tokens, step.dx};
+    Product product{packs.add(r, c, step.pack), r.operand(step.dy[0]), r.batch.tokens, step.dx};
+    product.strips = strips_of(c, product);
     make_packs(r, thread, index, packs);
     products().multiply(&product, 1);
   }

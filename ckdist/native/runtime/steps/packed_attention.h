@@ -24,7 +24,7 @@ struct AttentionItem {
 
 template <class Fields>
 struct PackedAttention : TrainingRun<Fields> {
-  static constexpr int kQueries = 16;  // queries of a block
+  static constexpr int kQueries = 32;  // queries of a block
 
   // Numbers of this rank's heads, and their widths. They follow from the widths of the values.
   const int64_t heads = this->r.width(this->step.log_sum_exp);

@@ -16,7 +16,8 @@ struct Product {
   const float* bias = nullptr;
   int residual = -1;
   int64_t first = 0;
-  Operand to{nullptr, 0};  // if set: rows to write instead of the value's
+  Operand to{nullptr, 0};     // if set: rows to write instead of the value's
+  uint8_t* strips = nullptr;  // Products::strips_bytes; products of one x share them
 };
 // gradient[column of dy][column of x] (+)= sum over tokens of dy * x.
 struct Outer {
@@ -36,13 +37,27 @@ class Products {
 
   void multiply(const Product* products, int count);
   void add_outer(const Matrix& x, int64_t tokens, const Outer* outers, int count);
+  // Packs rows of x for a level with strips.
+  void pack_strips(const Operand& x, int64_t width, int64_t tokens, uint8_t* strips);
   void transpose_all(const Operand& x, int64_t width, int64_t tokens, uint8_t* tiles);
 
   // Tiles of the matrix that one item takes: about `bytes` bytes.
   static int64_t item_tiles(const Training& r, const Matrix& matrix, int64_t bytes);
   static int64_t thread_bytes(const Training& r);
+  // Bytes in which the level packs the `x` of a product; 0 if it reads the rows in place.
+  static int64_t strips_bytes(const Training& r, int64_t width, int64_t tokens);
 
  private:
+  // The division of a product into items.
+  struct Parts {
+    int64_t tiles, tokens, by_tiles, by_tokens;
+    int64_t items() const { return by_tiles * by_tokens; }
+  };
+  void divide(const Product* products, int n, Parts* parts) const;
+  void produce(const Product& product, const Parts& parts, int64_t item);
+  void add_outer_strips(const Matrix& x, int64_t tokens, const Outer* outers, int count);
+  void outer_strips(const Matrix& x, int64_t tokens, const Outer& outer, int64_t at, int64_t rows, int64_t begin,
+                    int64_t end);
   void transpose(const Operand& x, int64_t width, int64_t tokens, uint8_t* tiles, int64_t tile_bytes) const;
   void outer_item(const Matrix& x, int64_t tokens, const Outer& outer, int64_t at, int64_t begin, int64_t end,
                   bool transposed);
