@@ -231,7 +231,7 @@ def test_random_messages_are_refused(loaded, message):
         ({4: -1}, "wrong length"),
         ({5: 1}, "wrong length"),
         ({5: -1}, "wrong length"),
-        ({7: 1}, "steps of plan 1 of 1"),
+        ({7: 2}, "steps of plan 2 of [12]"),  # 2: one for prompts
         ({7: -1}, "plan -1"),
         ({8: 1 << 20}, "asks for 1048576 steps"),
         ({8: -1}, "asks for -1 steps"),
