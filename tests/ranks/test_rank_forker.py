@@ -14,12 +14,19 @@ from tests.support.launcher import one_host
 # Starts rank 1 of 2: forked, not forked, and after the death of the process that forks. Each waits for rank 0, whose
 # end of the connection is here.
 STARTS = """
-import json, os, pathlib, signal, socket, tempfile, time
+import contextlib, json, os, pathlib, signal, socket, tempfile, time
 from ckdist.comm.bootstrap.launched_world import describe
 from ckdist.launcher.children import Children
 from ckdist.launcher.job import Job
 from ckdist.launcher.rank_forker import RankForker, RankStart
 from ckdist.python_words import module_words
+
+def links(place):
+    found = {}
+    for fd in place.joinpath("fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            found[int(fd.name)] = os.readlink(fd)
+    return found
 
 children, forker = Children(), RankForker()
 job = Job(tuple(module_words("ckdist.cli.main", "generate", "-p", "x", "-t", "1")), 2, tempfile.gettempdir())
@@ -36,7 +43,9 @@ for forks in (True, False, True):
     place = pathlib.Path("/proc", str(child.pid))
     read = lambda name: place.joinpath(name).read_bytes().decode().split(chr(0))
     status = dict(line.split(":", 1) for line in place.joinpath("status").read_text().splitlines())
-    fds = {int(fd.name): os.readlink(fd) for fd in place.joinpath("fd").iterdir()}
+    before = links(place)
+    time.sleep(0.1)  # the rank opens files and closes them
+    fds = {fd: to for fd, to in links(place).items() if before.get(fd) == to}
     variables = [v.partition(":")[0] for v in read("environ") if v]
     facts = {name: status[name].split() for name in ("PPid", "SigBlk", "SigIgn", "SigCgt", "NoNewPrivs", "Threads")}
     facts |= {"words": read("cmdline"), "variables": sorted(variables), "folder": os.readlink(place / "cwd")}
