@@ -133,7 +133,7 @@ def test_prompts_are_products_of_weights_in_bfloat16(tiles, name):
             assert_same_bits(part[:, 16:], y[:, 16:])
 
 
-def test_strips_have_the_bits_of_rows(tiles):
+def test_prompts_in_strips_have_the_bits_of_rows(tiles):
     for name, rows, cols, tokens in (("BF16", 40, 1072, 530), ("BF16", 530, 256, 90), ("Q4_K", 300, 1280, 600)):
         data, _ = random_rows(name, rows, cols, seed=cols)
         packed = pack("avx512_bf16", name, data, rows, cols)

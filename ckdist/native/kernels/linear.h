@@ -59,7 +59,8 @@ struct ActivationRow {
     return 64 * (format == ActivationFormat::bf16 ? lines | 1 : lines);
   }
   // Rows of bfloat16 for tiles may be in strips of 16 rows: [column / 32][row][32 columns]. A strip takes the bytes of
-  // 16 rows. Its columns are consecutive memory, so hardware prefetches them, and they share the sets of a cache evenly.
+  // 16 rows. Its columns are consecutive memory, so hardware prefetches them, and they share the sets of a cache
+  // evenly.
   static constexpr int64_t kStripRows = 16, kStripColumns = 32;
   // Offset in bytes of 32 columns of a row in strips. `stride`: bytes of a row.
   static constexpr int64_t strip_offset(int64_t row, int64_t column, int64_t stride) {
@@ -113,9 +114,9 @@ struct LinearKernel {
   void (*multiply)(const Matrix& matrix, int64_t tile_begin, int64_t tile_end, const uint8_t* x, int64_t x_stride,
                    int64_t tokens, float* y, int64_t y_stride);
 
-  // The product of prompts' rows, if the level has another for them: it multiplies bfloat16, to which it expands
-  // weights. x is in `prompt_activation`, in rows or in strips, and then its first row begins a strip. `room`:
-  // kPromptBytes. Null: `multiply` takes prompts, too. It takes rows of bfloat16 if weights are bfloat16.
+  // The product of prompts' rows, if the level has another for them: it multiplies bfloat16, and expands other weights.
+  // x is in `prompt_activation`, in rows or in strips; in strips, its first row begins one. `room`: kPromptBytes. Null:
+  // `multiply` takes prompts, too, which also takes rows for weights of bfloat16.
   ActivationFormat prompt_activation;
   void (*multiply_prompt)(const Matrix& matrix, int64_t tile_begin, int64_t tile_end, const uint8_t* x,
                           int64_t x_stride, bool strips, int64_t tokens, float* y, int64_t y_stride, uint8_t* room);

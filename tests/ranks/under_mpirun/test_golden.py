@@ -50,8 +50,10 @@ def on_rank_0(world, model, ubatch_size: int, check) -> None:
 
 
 def assert_same_in_pieces(executable, ids, logits):
-    """Single tokens have the bits of a chunk. Where prompts have products of their own, single tokens are generated
-    ones, and two are the fewest of a prompt."""
+    """Single tokens have the bits of a chunk.
+
+    Where prompts have products of their own, single tokens are generated ones, and two are the fewest of a prompt.
+    """
     again, first, piece = SingleSequence(executable), len(ids) - FEW_AT_ONCE, 1 + executable.splits_roles
     pieces = [again.feed(ids[:first])] + [again.feed(ids[i : i + piece]) for i in range(first, len(ids), piece)]
     assert np.array_equal(logits, np.concatenate(pieces)), "a few tokens at a time gave other bits than a chunk"

@@ -1,5 +1,5 @@
-// Products of bfloat16 with AMX for rows in place: few tokens, and experts. Tiles handle every number of tokens, because
-// their order of additions differs from that of vectors. They are 32 columns deep.
+// Products of bfloat16 with AMX for rows in place: few tokens, and experts. Tiles handle every number of tokens,
+// because their order of additions differs from that of vectors. They are 32 columns deep.
 //
 // For up to 32 tokens, a block has 1,024 columns. For up to 16 tokens, it has all columns: weights are fastest from
 // memory in one stretch. Two tiles of weights at a time are multiplied by a block. Between two blocks of
@@ -114,7 +114,8 @@ inline void bf16_group(const Bf16Group& group, const uint8_t* x, int64_t x_strid
         }
         if (first) load_tiles(strip, wait);
         else zero_sums(strip.strips());
-        bf16_steps(strip, group.tiles() + at, tile_bytes, group.blocks(), first, steps, of_strip, x_stride, fetched, fetch);
+        bf16_steps(strip, group.tiles() + at, tile_bytes, group.blocks(), first, steps, of_strip, x_stride, fetched,
+                   fetch);
         strip.y = group.y + (group.token + token) * group.y_stride + tile * kTileRows;
         strip.y_stride = group.y_stride;
         const bool last = first + steps == all;
@@ -130,8 +131,8 @@ inline void bf16_group(const Bf16Group& group, const uint8_t* x, int64_t x_strid
   } while (first < all);
 }
 
-// y[t * y_stride + row] = dot(matrix[row], x[t]) for the rows of tiles [tile_begin, tile_end). x_stride: an odd number of
-// cache lines.
+// y[t * y_stride + row] = dot(matrix[row], x[t]) for the rows of tiles [tile_begin, tile_end). x_stride: an odd number
+// of cache lines.
 inline void multiply_bf16(const Matrix& matrix, int64_t tile_begin, int64_t tile_end, const uint8_t* x,
                           int64_t x_stride, int64_t tokens, float* y, int64_t y_stride) {
   int configured = 0;

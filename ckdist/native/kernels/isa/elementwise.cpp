@@ -240,9 +240,24 @@ double sum_at_least(const float* x, const float* terms, int64_t n, float thresho
 
 }  // namespace
 
-extern const ElementwiseKernel elementwise_kernel = {
-    rms_norm, sum_parts,           rope, rope_pairs, sum_squares, scale_weighted, gated,   activate,    layer_norm,
-    soft_cap, prepare_activations, prepare_in_strip, add,  add_scaled, maxima,      maxima_allowed, sum_exp, sum_at_least};
+extern const ElementwiseKernel elementwise_kernel = {rms_norm,
+                                                     sum_parts,
+                                                     rope,
+                                                     rope_pairs,
+                                                     sum_squares,
+                                                     scale_weighted,
+                                                     gated,
+                                                     activate,
+                                                     layer_norm,
+                                                     soft_cap,
+                                                     prepare_activations,
+                                                     prepare_in_strip,
+                                                     add,
+                                                     add_scaled,
+                                                     maxima,
+                                                     maxima_allowed,
+                                                     sum_exp,
+                                                     sum_at_least};
 
 }  // namespace CKDIST_ISA
 }  // namespace ckdist

@@ -28,8 +28,7 @@ constexpr LinearKernel kernel_of() {
                          nullptr};
 #ifdef __AMX_INT8__
   kernel.multiply = multiply_in_tiles<type>;
-  if constexpr (prompt_format(kFormats, type) == ActivationFormat::bf16)
-    kernel.multiply_prompt = multiply_prompt<type>;
+  if constexpr (prompt_format(kFormats, type) == ActivationFormat::bf16) kernel.multiply_prompt = multiply_prompt<type>;
 #elif defined(__AVX2__) && !defined(__AVX512F__)
   if constexpr (in_pairs<type>()) kernel.multiply = multiply_in_panels<type>;
   else kernel.multiply = multiply<Product<type>>;

@@ -35,7 +35,7 @@ inline __m512 signed_byte(__m512i words) {
   return _mm512_cvtepi32_ps(_mm512_srai_epi32(words, 24));
 }
 
-constexpr int kPairBytes = 2 * kWeightBytes;                // of a step of two tiles
+constexpr int kPairBytes = 2 * kWeightBytes;  // of a step of two tiles
 constexpr int64_t kPromptPairs = kPromptTiles / 2;
 
 // Expands a block to bfloat16. `out`: the tile's part of the first step; the next step's is kPairBytes later.

@@ -305,7 +305,8 @@ struct Linear : Carved<Linear, InferenceRun<ckdist_linear_step>> {
     complete(p, 0, {tile, tile + 1}, {0, n}, y, stride);
   }
 
-  // Multiplies rows of the activations `x`, the first of which begins a strip, by tiles of one shard. y[row][0] belongs to the first row of the first tile.
+  // Multiplies rows of the activations `x` by tiles of one shard. The first row begins a strip. y[row][0] belongs
+  // to the first row of the first tile.
   void product(int matrix, int x, Range tiles, Range rows, float* y, int64_t stride) {
     const int64_t x_stride = r.value(x).stride;
     const uint8_t* const at = r.activations(thread, step.step, x) + rows.begin * x_stride;
