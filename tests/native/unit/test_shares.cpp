@@ -164,12 +164,13 @@ TEST_CASE("threads sum a row in whole lines, and a thread reads few lines of the
 TEST_CASE("own tiles and items of a product of many rows cover every tile and row once") {
   for (const int64_t tiles : {1, 3, 64, 129, 1024})
     for (const int threads : {1, 2, 3, 16, 384})
-      for (const int64_t rows : {128, 200, 512, 1000}) {
+      for (const int64_t rows : {128, 200, 512, 600, 1000, 1002}) {
         CAPTURE(tiles);
         CAPTURE(threads);
         CAPTURE(rows);
         constexpr int64_t kBytes = 3072;
-        const Blocks blocks(tiles * kBytes, kBytes, threads, rows, 128);
+        const int64_t tiles_each = rows % 3 == 0 ? 16 : 8;
+        const Blocks blocks(tiles * kBytes, kBytes, threads, rows, 16 * tiles_each, tiles_each);
         std::vector<int> seen(size_t(tiles * rows));
         const auto take = [&](int64_t from, int64_t to, int64_t first, int64_t end) {
           const auto at = [&](int64_t byte) { return boundary(byte, kBytes, tiles, INT64_MAX, threads); };
