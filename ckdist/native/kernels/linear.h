@@ -116,7 +116,7 @@ struct LinearKernel {
 
   // The product of prompts' rows, if the level has another for them: it multiplies bfloat16, and expands other weights.
   // x is in `prompt_activation`, in rows or in strips; in strips, its first row begins one. `room`: kPromptBytes. Null:
-  // `multiply` takes prompts, too, which also takes rows for weights of bfloat16.
+  // `multiply` takes prompts, too. Weights of bfloat16 have both: `multiply` takes their rows that are not in strips.
   ActivationFormat prompt_activation;
   void (*multiply_prompt)(const Matrix& matrix, int64_t tile_begin, int64_t tile_end, const uint8_t* x,
                           int64_t x_stride, bool strips, int64_t tokens, float* y, int64_t y_stride, uint8_t* room);

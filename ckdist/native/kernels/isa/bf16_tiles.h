@@ -21,8 +21,7 @@ namespace {
 constexpr int kStepBytes = kTileRowBytes;                    // bytes of a token's columns in one product
 constexpr int kWeightBytes = kTileMostRows * kTileRowBytes;  // bytes of a tile's weights in one product
 constexpr int kBlockBytes = 64 << 10;                        // bytes of 32 tokens' activations in a block
-constexpr int64_t kNearTokens = 64;  // up to this number, weights are prefetched only from near ahead
-
+constexpr int64_t kNearTokens = 64;                // up to this number, weights are prefetched only from near ahead
 constexpr int kGroupPairs = 4, kGroupStrips = 16;  // 128 rows of weights by 512 tokens
 
 // Rows of weights by tokens, whose sums (256 KB) stay in the L2 cache. `next`: the tiles that are read after these;

@@ -1,5 +1,5 @@
-// Training's products of bfloat16 with AMX: the tiles of inference for each block of columns; the blocks are added.
-// Private to isa/.
+// Training's products of bfloat16 with AMX: large ones have both operands in strips, small ones read rows in place.
+// Sums of each block of columns are added. Private to isa/.
 #pragma once
 #include "kernels/isa/product_output.h"
 #include "kernels/isa/training_tiles.h"
