@@ -28,8 +28,9 @@ CKDIST_EXPORT void tile_multiply_prompt(int type, int64_t rows, int64_t cols, co
                                         float* y) {
   static std::vector<uint8_t> room(kPromptBytes + 64);
   const LinearKernel& kernel = kernels_named("amx").linear[type];
-  kernel.multiply_prompt({static_cast<Type>(type), rows, cols, kernel.tile_bytes(cols), tiles}, begin, end, x, x_stride,
-                         strips != 0, tokens, y, rows, room.data() + (-reinterpret_cast<uintptr_t>(room.data()) & 63));
+  const Matrix matrix{static_cast<Type>(type), rows, cols, kernel.tile_bytes(cols), tiles};
+  kernel.multiply_prompt({matrix, begin, end, x, x_stride, strips != 0, tokens, y, rows,
+                          room.data() + (-reinterpret_cast<uintptr_t>(room.data()) & 63)});
 }
 
 // ProductKernel::multiply. y: (tokens, rows).

@@ -126,7 +126,7 @@ int ckdist_product_rate(const char* isa, int32_t type, int32_t threads, const in
           for (int64_t round = 0; round < rounds; round++)
             for (int64_t tile = 0; tile < own.tile_count(); tile += tiles_each) {
               const int64_t end = std::min(tile + tiles_each, own.tile_count());
-              if (prompts) kernel.multiply_prompt(own, tile, end, x, stride, true, tokens, y, rows, room);
+              if (prompts) kernel.multiply_prompt({own, tile, end, x, stride, true, tokens, y, rows, room});
               else kernel.multiply(own, tile, end, x, stride, tokens, y, rows);
               if (rounds == 1) pool.barrier(t);
             }

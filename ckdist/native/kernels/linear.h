@@ -93,6 +93,25 @@ struct Matrix {
   int64_t tile_count() const { return (rows + kTileRows - 1) / kTileRows; }
 };
 
+enum class GateFunction : int32_t;
+
+// A product of prompts' rows by the tiles [tile_begin, tile_end): y[t * y_stride + row] = dot(matrix[row], x[t]).
+struct PromptProduct {
+  const Matrix& matrix;
+  int64_t tile_begin, tile_end;
+  const uint8_t* x;  // in LinearKernel::prompt_activation, in rows or in strips; in strips, the first row begins one
+  int64_t x_stride;
+  bool strips;
+  int64_t tokens;
+  float* y;
+  int64_t y_stride;
+  uint8_t* room;  // kPromptBytes
+  // If not null: tiles of a matrix of the same type and shape, and y = function(matrix * x) * (up * x). x is in strips.
+  const uint8_t* up = nullptr;
+  GateFunction function{};
+  void (*gated)(GateFunction, const float* gate, const float* up, int64_t n, float* out) = nullptr;
+};
+
 // The functions of one weight type on one ISA: a row of the table.
 struct LinearKernel {
   ActivationFormat activation;
@@ -115,11 +134,10 @@ struct LinearKernel {
                    int64_t tokens, float* y, int64_t y_stride);
 
   // The product of prompts' rows, if the level has another for them: it multiplies bfloat16, and expands other weights.
-  // x is in `prompt_activation`, in rows or in strips; in strips, its first row begins one. `room`: kPromptBytes. Null:
-  // `multiply` takes prompts, too. Weights of bfloat16 have both: `multiply` takes their rows that are not in strips.
+  // Null: `multiply` takes prompts, too. Weights of bfloat16 have both: `multiply` takes their rows that are not in
+  // strips.
   ActivationFormat prompt_activation;
-  void (*multiply_prompt)(const Matrix& matrix, int64_t tile_begin, int64_t tile_end, const uint8_t* x,
-                          int64_t x_stride, bool strips, int64_t tokens, float* y, int64_t y_stride, uint8_t* room);
+  void (*multiply_prompt)(const PromptProduct& product);
 };
 
 // Indexed by the number of the type. Functions are null if there is no kernel.

@@ -248,9 +248,17 @@ class Inference : public Executor {
                 int64_t y_stride, bool strips = false) const {
     const LinearKernel& kernel = kernels.linear[int(matrix.type)];
     if (strips || (plan->prompts && kernel.prompt_activation != kernel.activation))
-      kernel.multiply_prompt(matrix, 0, matrix.tile_count(), x, x_stride, strips, rows, y, y_stride,
-                             buffers_[thread].room);
+      kernel.multiply_prompt(
+          {matrix, 0, matrix.tile_count(), x, x_stride, strips, rows, y, y_stride, buffers_[thread].room});
     else kernel.multiply(matrix, 0, matrix.tile_count(), x, x_stride, rows, y, y_stride);
+  }
+  // The same for both matrices of a gate, with rows in strips: y = function(gate) * up, for tiles of both. The result
+  // is not written before it is complete.
+  void multiply_gated(int thread, const Matrix& gate, const Matrix& up, Range tiles, GateFunction function,
+                      const uint8_t* x, int64_t x_stride, int64_t rows, float* y, int64_t y_stride) const {
+    kernels.linear[int(gate.type)].multiply_prompt({gate, tiles.begin, tiles.end, x, x_stride, true, rows, y, y_stride,
+                                                    buffers_[thread].room, up.tiles, function,
+                                                    kernels.elementwise.gated});
   }
   // Number of parts into which the columns of a matrix are divided, and one of them (see `column_parts`).
   int parts_of(int matrix) const { return parts_[size_t(plan - program.plans)][size_t(matrix)]; }

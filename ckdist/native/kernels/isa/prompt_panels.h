@@ -113,11 +113,27 @@ struct FetchTwo {
   }
 };
 
+// Rows of the result that are written soon, some in each step. They go to the L2 cache, since rows at a distance of
+// some KB share few sets of the L1 cache.
+struct FetchResult {
+  static constexpr int kRowsEach = 2;
+  const float* row;
+  int64_t stride;
+  int left;
+
+  FetchResult(const TileStrip& strip, bool ends)
+      : row(strip.y), stride(strip.y_stride), left(ends ? strip.tokens : 0) {}
+  void step() {
+    for (int i = 0; i < kRowsEach && left > 0; ++i, --left, row += stride)
+      __builtin_prefetch(row, 0, 2), __builtin_prefetch(row + kTileRows, 0, 2);
+  }
+};
+
 // Adds the products of two tiles of weights and two strips of tokens.
 inline void multiply_pair(const PromptBlock& block, const uint8_t* weights, const uint8_t* x, FetchTwo later_weights,
-                          FetchTwo later_x) {
+                          FetchTwo later_x, FetchResult result) {
   for (int64_t s = 0; s < block.steps; ++s, weights += block.step_bytes, x += block.x_bytes) {
-    later_weights.step(), later_x.step();
+    later_weights.step(), later_x.step(), result.step();
     tile_stream<kWeightTile>(weights, kTileRowBytes);
     tile_load<kActivationTile>(x, block.token_bytes);
     tile_dot_bf16<0, kActivationTile, kWeightTile>();
@@ -149,46 +165,68 @@ inline void multiply_some(const TileStrip& strip, const PromptBlock& block, cons
   }
 }
 
-// A group's weights and tokens, and its result. `y`: of the first token and row.
+// A group's weights and tokens, and its result. A pair of tiles are neighbours, or tiles of gate and up of the same
+// rows.
 struct PromptGroup {
-  int64_t tiles, rows, tokens;
-  float* y;
-  int64_t y_stride;
+  const PromptProduct& product;
+  int64_t tile, tiles;  // tiles: of gate and up together
+  int64_t token, tokens;
   float* waiting;  // [strip of 32 tokens][pair of tiles][tile of sums]
+
+  bool gated() const { return product.up != nullptr; }
+  int64_t rows_of_pair() const { return gated() ? kTileRows : 2 * kTileRows; }
+  int64_t tile_bytes() const { return gated() ? product.up - product.matrix.tiles : product.matrix.tile_bytes; }
+  int64_t pair_bytes() const { return (gated() ? 1 : 2) * product.matrix.tile_bytes; }
+  const uint8_t* tile_at(int64_t t) const {
+    return product.matrix.tiles + tile * product.matrix.tile_bytes + t / 2 * pair_bytes() + t % 2 * tile_bytes();
+  }
+
+  // Tokens from `first` on, and a pair of tiles.
+  TileStrip strip(int64_t first, int64_t pair) const {
+    const int64_t row = tile * kTileRows + pair * rows_of_pair();
+    TileStrip s{};
+    s.tokens = static_cast<int>(least(kTokensAtOnce, tokens - first));
+    s.tile_count = tiles - 2 * pair > 1 ? 2 : 1;
+    s.rows = static_cast<int>(least(rows_of_pair(), product.matrix.rows - row));
+    s.y = product.y + (token + first) * product.y_stride + row, s.y_stride = product.y_stride;
+    return s;
+  }
+
+  // Ends a strip, whose sums are in tiles.
+  void end(TileStrip strip, float* sums) const {
+    if (!gated() && strip.whole()) return store_sums(strip);
+    store_tiles(strip, sums);
+    for (int s = 0; s < strip.strips() && gated(); ++s) {
+      float* const gate = sums + 2 * s * kTileSums;
+      product.gated(product.function, gate, gate + kTileSums, strip.strip_tokens(s) * kTileRows, gate);
+    }
+    if (gated()) strip.tile_count = 1;
+    write_sums(strip, sums);
+  }
 };
 
 inline void multiply_block(const PromptGroup& group, const PromptBlock& block, int& configured) {
   const int64_t strips = (group.tokens + kTokensAtOnce - 1) / kTokensAtOnce, pairs = (group.tiles + 1) / 2;
-  TileStrip strip{};
-  strip.y_stride = group.y_stride;
   for (int64_t i = 0; i < strips; ++i) {
-    const int64_t token = i * kTokensAtOnce;
-    strip.tokens = static_cast<int>(least(kTokensAtOnce, group.tokens - token));
-    if (strip.tokens != configured) configure(configured = strip.tokens, kTileRowBytes);
     const uint8_t* const x = block.x + 2 * i * block.strip_bytes;
     const uint8_t* const next_x = block.next_x && i + 1 < strips ? x + 2 * block.strip_bytes : block.next_x;
     for (int64_t pair = 0; pair < pairs; ++pair) {
+      const TileStrip strip = group.strip(i * kTokensAtOnce, pair);
       const uint8_t* const weights = block.weights + pair * block.pair_bytes;
       float* const waiting = group.waiting + (i * kPromptPairs + pair) * kSumsTiles * kTileSums;
-      strip.tile_count = group.tiles - 2 * pair > 1 ? 2 : 1;
-      strip.rows = static_cast<int>(least(strip.tile_count * kTileRows, group.rows - 2 * pair * kTileRows));
-      strip.y = group.y + token * group.y_stride + 2 * pair * kTileRows;
+      if (strip.tokens != configured) configure(configured = strip.tokens, kTileRowBytes);
       if (block.begins) zero_sums(strip.strips());
       else load_tiles(strip, waiting);
       if (strip.tokens == kTokensAtOnce && strip.tile_count == 2) {
         const uint8_t* const next = block.next_weights ? block.next_weights + pair * block.pair_bytes : nullptr;
         const int64_t bytes = block.steps * kWeightBytes;
         multiply_pair(block, weights, x, {next, block.tile_bytes, bytes, i, strips, block.steps},
-                      {next_x, block.strip_bytes, bytes, pair, pairs, block.steps});
+                      {next_x, block.strip_bytes, bytes, pair, pairs, block.steps}, {strip, block.ends});
       } else {
         multiply_some(strip, block, weights, x);
       }
-      if (block.ends && strip.whole()) {
-        store_sums(strip);
-        continue;
-      }
-      store_tiles(strip, waiting);
-      if (block.ends) write_sums(strip, waiting);
+      if (block.ends) group.end(strip, waiting);
+      else store_tiles(strip, waiting);
     }
   }
 }
@@ -204,61 +242,58 @@ inline void copy_tile(const uint8_t* tile, int64_t first, int64_t blocks, uint8_
 
 // The weights of a block: those of bfloat16 in place, if they are whole steps. Others are expanded to the panel.
 template <Type type>
-void take_weights(const Matrix& matrix, int64_t tile, int64_t tiles, Range own, PromptBlock& block, uint8_t* panel) {
-  const uint8_t* const at = matrix.tiles + tile * matrix.tile_bytes;
+void take_weights(const PromptGroup& group, Range own, PromptBlock& block, uint8_t* panel) {
   const int64_t column = own.begin, columns = own.end - own.begin;
+  const auto part_of_panel = [&](int64_t t) { return panel + t / 2 * block.pair_bytes + t % 2 * kWeightBytes; };
   block.step_bytes = kPairBytes, block.tile_bytes = kWeightBytes, block.next_weights = nullptr;
   block.weights = panel;
   if constexpr (type == Type::bf16) {
     const int64_t blocks = (columns + 15) / 16;
     block.steps = (blocks + 1) / 2;
     if (blocks % 2 == 0) {
-      block.step_bytes = kWeightBytes, block.tile_bytes = matrix.tile_bytes, block.pair_bytes = 2 * matrix.tile_bytes;
-      block.weights = at + column * 2 * kTileRows;
-      block.next_weights = block.weights + columns * 2 * kTileRows;
-      if (own.end == matrix.cols) block.next_weights = at + tiles * matrix.tile_bytes;
+      block.step_bytes = kWeightBytes, block.tile_bytes = group.tile_bytes(), block.pair_bytes = group.pair_bytes();
+      block.weights = group.tile_at(0) + column * 2 * kTileRows;
+      block.next_weights =
+          block.ends ? group.tile_at((group.tiles + 1) / 2 * 2) : block.weights + columns * 2 * kTileRows;
       return;
     }
     block.pair_bytes = block.steps * kPairBytes;
-    for (int64_t t = 0; t < tiles; ++t)
-      copy_tile(at + t * matrix.tile_bytes, column / 16, blocks,
-                panel + t / 2 * block.pair_bytes + t % 2 * kWeightBytes);
+    for (int64_t t = 0; t < group.tiles; ++t) copy_tile(group.tile_at(t), column / 16, blocks, part_of_panel(t));
   } else {
     constexpr int width = layout_of(form_of(type)).columns;
     static_assert(kPromptColumns % width == 0);
     const int64_t blocks = (columns + width - 1) / width;
     block.steps = blocks * width * 2 / kStepBytes, block.pair_bytes = block.steps * kPairBytes;
-    for (int64_t t = 0; t < tiles; ++t)
-      expand_tile<type>(at + t * matrix.tile_bytes, column / width, blocks,
-                        panel + t / 2 * block.pair_bytes + t % 2 * kWeightBytes);
+    for (int64_t t = 0; t < group.tiles; ++t)
+      expand_tile<type>(group.tile_at(t), column / width, blocks, part_of_panel(t));
   }
 }
 
 template <Type type>
-void multiply_prompt(const Matrix& matrix, int64_t tile_begin, int64_t tile_end, const uint8_t* x, int64_t x_stride,
-                     bool strips, int64_t tokens, float* y, int64_t y_stride, uint8_t* room) {
-  float* const waiting = reinterpret_cast<float*>(room + kPanelBytes);
-  const int64_t first = matrix.first_column;
+void multiply_prompt(const PromptProduct& p) {
+  float* const waiting = reinterpret_cast<float*>(p.room + kPanelBytes);
+  const int64_t first = p.matrix.first_column, tiles_each = p.strips ? kPromptTiles : kRowsTiles,
+                columns_each = p.strips ? kPromptColumns : kRowsColumns;
+  const int matrices = p.up ? 2 : 1;
   int configured = 0;
-  const int64_t tiles_each = strips ? kPromptTiles : kRowsTiles, columns_each = strips ? kPromptColumns : kRowsColumns;
-  for (int64_t tile = tile_begin; tile < tile_end; tile += tiles_each) {
-    for (int64_t token = 0; token < tokens; token += kPromptTokens) {
-      const PromptGroup group{least(tiles_each, tile_end - tile),
-                              matrix.rows - tile * kTileRows,
-                              least(kPromptTokens, tokens - token),
-                              y + token * y_stride + tile * kTileRows,
-                              y_stride,
+  for (int64_t tile = p.tile_begin; tile < p.tile_end; tile += tiles_each / matrices) {
+    for (int64_t token = 0; token < p.tokens; token += kPromptTokens) {
+      const PromptGroup group{p,
+                              tile,
+                              matrices * least(tiles_each / matrices, p.tile_end - tile),
+                              token,
+                              least(kPromptTokens, p.tokens - token),
                               waiting};
-      const uint8_t* const rows = x + token * x_stride;
-      for (int64_t column = 0; column < matrix.cols; column += columns_each) {
+      const uint8_t* const rows = p.x + token * p.x_stride;
+      for (int64_t column = 0; column < p.matrix.cols; column += columns_each) {
         PromptBlock block{};
-        const Range own{column, least(column + columns_each, matrix.cols)};
-        take_weights<type>(matrix, tile, group.tiles, own, block, room);
-        block.begins = column == 0, block.ends = own.end == matrix.cols;
-        block.x = rows + (strips ? ActivationRow::strip_offset(0, first + column, x_stride) : (first + column) * 2);
-        block.token_bytes = strips ? kStepBytes : x_stride, block.x_bytes = strips ? kWeightBytes : kStepBytes;
-        block.strip_bytes = kStripTokens * x_stride;
-        block.next_x = strips && !block.ends ? block.x + block.steps * kWeightBytes : nullptr;
+        const Range own{column, least(column + columns_each, p.matrix.cols)};
+        block.begins = column == 0, block.ends = own.end == p.matrix.cols;
+        take_weights<type>(group, own, block, p.room);
+        block.x = rows + (p.strips ? ActivationRow::strip_offset(0, first + column, p.x_stride) : (first + column) * 2);
+        block.token_bytes = p.strips ? kStepBytes : p.x_stride;
+        block.x_bytes = p.strips ? kWeightBytes : kStepBytes, block.strip_bytes = kStripTokens * p.x_stride;
+        block.next_x = p.strips && !block.ends ? block.x + block.steps * kWeightBytes : nullptr;
         multiply_block(group, block, configured);
       }
     }

@@ -393,6 +393,7 @@ struct Linear : Carved<Linear, InferenceRun<ckdist_linear_step>> {
   void multiply_gated(int s, int64_t column, Range tiles, Range rows) {
     const Product &gate = step.products[0], &up = step.products[1];
     const Matrix& w = r.matrix(gate.weight.first + s);
+    if (joins_sums(s)) return multiply_joined(s, column, tiles, rows);
     const bool divided = rows.end - rows.begin > Inference::kFewRows && !r.packing;
     const int64_t pair_bytes = w.tile_bytes + r.matrix(up.weight.first + s).tile_bytes;
     const bool prompts = r.plan->prompts || r.in_strips(step.step, gate.x.first);
@@ -409,6 +410,25 @@ struct Linear : Carved<Linear, InferenceRun<ckdist_linear_step>> {
         join(column, some_tiles, some_rows, w.rows);
       }
     }
+  }
+
+  // True if the sums of gate and up can be joined before they are written.
+  bool joins_sums(int s) const {
+    const Product &gate = step.products[0], &up = step.products[1];
+    const int a = gate.weight.first + s, b = up.weight.first + s;
+    const auto plain = [](const Product& p) { return p.bias < 0 && p.low.count == 0; };
+    return r.in_strips(step.step, gate.x.first) && gate.x.first == up.x.first && !r.packing &&
+           r.matrix(a).type == r.matrix(b).type && r.parts_of(a) == 1 && r.parts_of(b) == 1 && plain(gate) &&
+           plain(up) && step.gate_factor == 1.f && step.soft_cap == 0.f && step.activation == ckdist_gate_none;
+  }
+
+  void multiply_joined(int s, int64_t column, Range tiles, Range rows) {
+    const Product& gate = step.products[0];
+    const int64_t x_stride = r.value(gate.x.first).stride;
+    const auto [y, stride] = tile_rows(gate, column, 0, rows.begin);
+    r.multiply_gated(thread, r.matrix(gate.weight.first + s), r.matrix(step.products[1].weight.first + s), tiles,
+                     GateFunction(step.gate), r.activations(thread, step.step, gate.x.first) + rows.begin * x_stride,
+                     x_stride, rows.end - rows.begin, y, stride);
   }
 
   // gate = f(gate_factor * gate) * up, for tiles of a shard of `most` rows.
