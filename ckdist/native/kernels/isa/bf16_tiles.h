@@ -12,15 +12,13 @@
 #pragma once
 #include <cstring>
 
-#include "kernels/isa/tile_strip.h"
+#include "kernels/isa/tile_steps.h"
 
 namespace ckdist {
 namespace CKDIST_ISA {
 namespace {
 
-constexpr int kStepBytes = kTileRowBytes;                    // bytes of a token's columns in one product
-constexpr int kWeightBytes = kTileMostRows * kTileRowBytes;  // bytes of a tile's weights in one product
-constexpr int kBlockBytes = 64 << 10;                        // bytes of 32 tokens' activations in a block
+constexpr int kBlockBytes = 64 << 10;              // bytes of 32 tokens' activations in a block
 constexpr int64_t kNearTokens = 64;                // up to this number, weights are prefetched only from near ahead
 constexpr int kGroupPairs = 4, kGroupStrips = 16;  // 128 rows of weights by 512 tokens
 
@@ -43,24 +41,10 @@ struct Bf16Group {
   }
 };
 
-// For each of two tiles: the next lines to prefetch. Each step prefetches up to `lines` of them.
-struct Fetch {
-  const uint8_t* at;
-  int64_t tile_bytes;
-  int lines, left;
-
-  void step() {
-    if (left == 0) return;
-    const int now = lines < left ? lines : left;
-    fetch_lines(at, now), fetch_lines(at + tile_bytes, now);
-    at += 64 * now, left -= now;
-  }
-};
-
 // Multiplies steps [first, first + steps) of the columns of two tiles and adds to the sums in the tiles. `fetched`: the
-// weights come from memory. `fetch`: later memory to prefetch.
+// weights come from memory.
 inline void bf16_steps(const TileStrip& strip, const uint8_t* tiles, int64_t tile_bytes, int64_t blocks, int64_t first,
-                       int64_t steps, const uint8_t* x, int64_t x_stride, bool fetched, Fetch fetch) {
+                       int64_t steps, const uint8_t* x, int64_t x_stride, bool fetched, FetchTwo later) {
   const uint8_t *one = tiles + first * kWeightBytes, *two = one + (strip.tile_count - 1) * tile_bytes;
   const int64_t whole = blocks / 2 - first < steps ? blocks / 2 - first : steps;
   constexpr int64_t near = kNear / kWeightBytes;  // steps
@@ -68,7 +52,7 @@ inline void bf16_steps(const TileStrip& strip, const uint8_t* tiles, int64_t til
     // After the last step, the next ones are the first of the following tiles.
     const int64_t ahead = kNear + (s + near < whole ? 0 : strip.tile_count * tile_bytes - whole * kWeightBytes);
     if (fetched) fetch_lines(one + ahead, kWeightBytes / 64), fetch_lines(two + ahead, kWeightBytes / 64);
-    fetch.step();
+    later.step();
     add_products<false>(strip, x, x_stride, one, two);
   }
   if (whole == steps) return;
@@ -86,8 +70,7 @@ inline void bf16_group(const Bf16Group& group, const uint8_t* x, int64_t x_strid
   const int64_t all = group.steps(), tile_bytes = group.matrix.tile_bytes;
   const int64_t block = widest <= kStripTokens ? all : kBlockBytes / (widest * kStepBytes);
   const bool far = group.tokens > kNearTokens;
-  // Lines to prefetch of a block of a tile, divided evenly over the strips. Additional lines would evict others.
-  const int64_t strips = (group.tokens + kTokensAtOnce - 1) / kTokensAtOnce, lines = block * (kWeightBytes / 64);
+  const int64_t strips = (group.tokens + kTokensAtOnce - 1) / kTokensAtOnce;
   int64_t first = 0;
   do {
     const int64_t steps = all - first < block ? all - first : block;
@@ -104,17 +87,13 @@ inline void bf16_group(const Bf16Group& group, const uint8_t* x, int64_t x_strid
         const int64_t left = group.matrix.rows - tile * kTileRows;
         strip.tile_count = group.tile_end - tile > 1 ? 2 : 1;
         strip.rows = static_cast<int>(left < strip.tile_count * kTileRows ? left : strip.tile_count * kTileRows);
-        Fetch fetch{};
-        if (after != nullptr) {
-          const int64_t part = token / kTokensAtOnce, begin = lines * part / strips,
-                        count = lines * (part + 1) / strips - begin;
-          fetch = {after + at + begin * 64, (strip.tile_count - 1) * tile_bytes,
-                   static_cast<int>((count + steps - 1) / steps), static_cast<int>(count)};
-        }
+        // A block of both tiles, divided evenly over the strips. Additional lines would evict others.
+        const FetchTwo later(after ? after + at : nullptr, (strip.tile_count - 1) * tile_bytes, block * kWeightBytes,
+                             token / kTokensAtOnce, strips, steps);
         if (first) load_tiles(strip, wait);
         else zero_sums(strip.strips());
         bf16_steps(strip, group.tiles() + at, tile_bytes, group.blocks(), first, steps, of_strip, x_stride, fetched,
-                   fetch);
+                   later);
         strip.y = group.y + (group.token + token) * group.y_stride + tile * kTileRows;
         strip.y_stride = group.y_stride;
         const bool last = first + steps == all;

@@ -14,6 +14,7 @@
 #pragma once
 #include "core/range.h"
 #include "kernels/isa/linear_amx.h"
+#include "kernels/isa/tile_steps.h"
 
 namespace ckdist {
 namespace CKDIST_ISA {
@@ -84,86 +85,19 @@ void expand_tile(const uint8_t* tile, int64_t first, int64_t count, uint8_t* out
   }
 }
 
-// A block of a group. Addresses are those of the block's first column.
-struct PromptBlock {
-  const uint8_t* weights;  // of the group's first tile
-  int64_t step_bytes, tile_bytes, pair_bytes;
+// A block of a group, from its first tile, token and column on.
+struct PromptBlock : TileSteps {
+  int64_t pair_bytes;
   const uint8_t* next_weights;  // to prefetch, or null
-  const uint8_t* x;
-  int64_t token_bytes, x_bytes, strip_bytes;  // from a token, a step or a strip of 16 tokens to the next
-  const uint8_t* next_x;                      // to prefetch, or null
-  int64_t steps;
-  bool begins, ends;  // the sums
-};
+  const uint8_t* next_x;        // to prefetch, or null
+  bool begins, ends;            // the sums
 
-// Lines of memory in two places to prefetch, some in each step.
-struct FetchTwo {
-  const uint8_t* at;
-  int64_t other, left;  // bytes from one place to the other; lines
-  int each;
-
-  FetchTwo(const uint8_t* begin, int64_t to_other, int64_t bytes, int64_t share, int64_t shares, int64_t steps)
-      : at(begin), other(to_other), left(0), each(0) {
-    if (begin == nullptr) return;
-    const int64_t lines = bytes / 64, first = lines * share / shares;
-    at += 64 * first, left = lines * (share + 1) / shares - first, each = static_cast<int>((left + steps - 1) / steps);
-  }
-  void step() {
-    for (int i = 0; i < each && left > 0; ++i, --left, at += 64) fetch_lines(at, 1), fetch_lines(at + other, 1);
+  TileSteps of(int64_t pair, int64_t two_strips) const {
+    TileSteps own = *this;
+    own.weights += pair * pair_bytes, own.x += 2 * two_strips * strip_bytes;
+    return own;
   }
 };
-
-// Rows of the result that are written soon, some in each step. They go to the L2 cache, since rows at a distance of
-// some KB share few sets of the L1 cache.
-struct FetchResult {
-  static constexpr int kRowsEach = 2;
-  const float* row;
-  int64_t stride;
-  int left;
-
-  FetchResult(const TileStrip& strip, bool ends)
-      : row(strip.y), stride(strip.y_stride), left(ends ? strip.tokens : 0) {}
-  void step() {
-    for (int i = 0; i < kRowsEach && left > 0; ++i, --left, row += stride)
-      __builtin_prefetch(row, 0, 2), __builtin_prefetch(row + kTileRows, 0, 2);
-  }
-};
-
-// Adds the products of two tiles of weights and two strips of tokens.
-inline void multiply_pair(const PromptBlock& block, const uint8_t* weights, const uint8_t* x, FetchTwo later_weights,
-                          FetchTwo later_x, FetchResult result) {
-  for (int64_t s = 0; s < block.steps; ++s, weights += block.step_bytes, x += block.x_bytes) {
-    later_weights.step(), later_x.step(), result.step();
-    tile_stream<kWeightTile>(weights, kTileRowBytes);
-    tile_load<kActivationTile>(x, block.token_bytes);
-    tile_dot_bf16<0, kActivationTile, kWeightTile>();
-    tile_stream<kWeightTile + 1>(weights + block.tile_bytes, kTileRowBytes);
-    tile_dot_bf16<1, kActivationTile, kWeightTile + 1>();
-    tile_load<kActivationTile + 1>(x + block.strip_bytes, block.token_bytes);
-    tile_dot_bf16<2, kActivationTile + 1, kWeightTile>();
-    tile_dot_bf16<3, kActivationTile + 1, kWeightTile + 1>();
-  }
-}
-
-// The same for fewer tokens or one tile.
-inline void multiply_some(const TileStrip& strip, const PromptBlock& block, const uint8_t* weights, const uint8_t* x) {
-  constexpr int a = kActivationTile, b = kWeightTile;
-  const bool pair = strip.tile_count > 1;
-  for (int64_t s = 0; s < block.steps; ++s, weights += block.step_bytes, x += block.x_bytes) {
-    tile_load<b>(weights, kTileRowBytes);
-    tile_load<a>(x, block.token_bytes);
-    tile_dot_bf16<0, a, b>();
-    if (pair) {
-      tile_load<b + 1>(weights + block.tile_bytes, kTileRowBytes);
-      tile_dot_bf16<1, a, b + 1>();
-    }
-    if (strip.strips() > 1) {
-      tile_load<a + 1>(x + block.strip_bytes, block.token_bytes);
-      tile_dot_bf16<2, a + 1, b>();
-      if (pair) tile_dot_bf16<3, a + 1, b + 1>();
-    }
-  }
-}
 
 // A group's weights and tokens, and its result. A pair of tiles are neighbours, or tiles of gate and up of the same
 // rows.
@@ -208,22 +142,20 @@ struct PromptGroup {
 inline void multiply_block(const PromptGroup& group, const PromptBlock& block, int& configured) {
   const int64_t strips = (group.tokens + kTokensAtOnce - 1) / kTokensAtOnce, pairs = (group.tiles + 1) / 2;
   for (int64_t i = 0; i < strips; ++i) {
-    const uint8_t* const x = block.x + 2 * i * block.strip_bytes;
-    const uint8_t* const next_x = block.next_x && i + 1 < strips ? x + 2 * block.strip_bytes : block.next_x;
+    const uint8_t* const next_x = block.next_x && i + 1 < strips ? block.of(0, i + 1).x : block.next_x;
     for (int64_t pair = 0; pair < pairs; ++pair) {
       const TileStrip strip = group.strip(i * kTokensAtOnce, pair);
-      const uint8_t* const weights = block.weights + pair * block.pair_bytes;
       float* const waiting = group.waiting + (i * kPromptPairs + pair) * kSumsTiles * kTileSums;
       if (strip.tokens != configured) configure(configured = strip.tokens, kTileRowBytes);
       if (block.begins) zero_sums(strip.strips());
       else load_tiles(strip, waiting);
       if (strip.tokens == kTokensAtOnce && strip.tile_count == 2) {
         const uint8_t* const next = block.next_weights ? block.next_weights + pair * block.pair_bytes : nullptr;
-        const int64_t bytes = block.steps * kWeightBytes;
-        multiply_pair(block, weights, x, {next, block.tile_bytes, bytes, i, strips, block.steps},
-                      {next_x, block.strip_bytes, bytes, pair, pairs, block.steps}, {strip, block.ends});
+        const int64_t bytes = block.count * kWeightBytes;
+        add_steps(block.of(pair, i), FetchTwo(next, block.tile_bytes, bytes, i, strips, block.count),
+                  FetchTwo(next_x, block.strip_bytes, bytes, pair, pairs, block.count), FetchResult(strip, block.ends));
       } else {
-        multiply_some(strip, block, weights, x);
+        add_some_steps(strip, block.of(pair, i));
       }
       if (block.ends) group.end(strip, waiting);
       else store_tiles(strip, waiting);
@@ -249,7 +181,7 @@ void take_weights(const PromptGroup& group, Range own, PromptBlock& block, uint8
   block.weights = panel;
   if constexpr (type == Type::bf16) {
     const int64_t blocks = (columns + 15) / 16;
-    block.steps = (blocks + 1) / 2;
+    block.count = (blocks + 1) / 2;
     if (blocks % 2 == 0) {
       block.step_bytes = kWeightBytes, block.tile_bytes = group.tile_bytes(), block.pair_bytes = group.pair_bytes();
       block.weights = group.tile_at(0) + column * 2 * kTileRows;
@@ -257,13 +189,13 @@ void take_weights(const PromptGroup& group, Range own, PromptBlock& block, uint8
           block.ends ? group.tile_at((group.tiles + 1) / 2 * 2) : block.weights + columns * 2 * kTileRows;
       return;
     }
-    block.pair_bytes = block.steps * kPairBytes;
+    block.pair_bytes = block.count * kPairBytes;
     for (int64_t t = 0; t < group.tiles; ++t) copy_tile(group.tile_at(t), column / 16, blocks, part_of_panel(t));
   } else {
     constexpr int width = layout_of(form_of(type)).columns;
     static_assert(kPromptColumns % width == 0);
     const int64_t blocks = (columns + width - 1) / width;
-    block.steps = blocks * width * 2 / kStepBytes, block.pair_bytes = block.steps * kPairBytes;
+    block.count = blocks * width * 2 / kStepBytes, block.pair_bytes = block.count * kPairBytes;
     for (int64_t t = 0; t < group.tiles; ++t)
       expand_tile<type>(group.tile_at(t), column / width, blocks, part_of_panel(t));
   }
@@ -293,7 +225,7 @@ void multiply_prompt(const PromptProduct& p) {
         block.x = rows + (p.strips ? ActivationRow::strip_offset(0, first + column, p.x_stride) : (first + column) * 2);
         block.token_bytes = p.strips ? kStepBytes : p.x_stride;
         block.x_bytes = p.strips ? kWeightBytes : kStepBytes, block.strip_bytes = kStripTokens * p.x_stride;
-        block.next_x = p.strips && !block.ends ? block.x + block.steps * kWeightBytes : nullptr;
+        block.next_x = p.strips && !block.ends ? block.x + block.count * kWeightBytes : nullptr;
         multiply_block(group, block, configured);
       }
     }

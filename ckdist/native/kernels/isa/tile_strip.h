@@ -56,10 +56,11 @@ inline void tile_dot() {
   else tile_dot_bf16<sum, a, b>();
 }
 
-// x: the activations of the first token; the next token's are x_stride bytes later.
+// x: the activations of the first token; the next token's are x_stride bytes later, those of the next strip
+// strip_bytes.
 template <bool bytes>
 inline void add_products(const TileStrip& strip, const uint8_t* x, int64_t x_stride, const void* first,
-                         const void* second) {
+                         const void* second, int64_t strip_bytes) {
   constexpr int a = kActivationTile, b = kWeightTile;
   const bool pair = strip.tile_count > 1;
   tile_load<b>(first, kTileRowBytes);
@@ -70,10 +71,17 @@ inline void add_products(const TileStrip& strip, const uint8_t* x, int64_t x_str
     tile_dot<bytes, 1, a, b + 1>();
   }
   if (strip.strips() > 1) {
-    tile_load<a + 1>(x + kStripTokens * x_stride, x_stride);
+    tile_load<a + 1>(x + strip_bytes, x_stride);
     tile_dot<bytes, 2, a + 1, b>();
     if (pair) tile_dot<bytes, 3, a + 1, b + 1>();
   }
+}
+
+// The same for tokens that are all x_stride bytes apart.
+template <bool bytes>
+inline void add_products(const TileStrip& strip, const uint8_t* x, int64_t x_stride, const void* first,
+                         const void* second) {
+  add_products<bytes>(strip, x, x_stride, first, second, kStripTokens * x_stride);
 }
 
 // Loads the sums from [tile of sums][token][row] of 32 bits.

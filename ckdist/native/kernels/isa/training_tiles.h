@@ -5,14 +5,13 @@
 // prefetches a part of the next strip, and of the rows' next block. Private to isa/.
 #pragma once
 #include "kernels/isa/product_output.h"
-#include "kernels/isa/tile_strip.h"
+#include "kernels/isa/tile_steps.h"
 
 namespace ckdist {
 namespace CKDIST_ISA {
 namespace {
 
 constexpr int64_t kTileBytes = kTileMostRows * kTileRowBytes, kStepOfStrip = 2 * kTileBytes;
-constexpr int64_t kTileLines = kTileBytes / 64;
 constexpr int64_t kStripsPairs = kStripsTiles / 2, kBlockSteps = 16;
 // A segment of up to this number of steps is one block: if another thread of the core shares its caches, sums that wait
 // take longer than a strip that does not fit the L1 cache.
@@ -38,42 +37,18 @@ inline StripBlock block_from(int64_t first, const StripBlock& before, int64_t se
   return b;
 }
 
-// Lines that each step prefetches: of a strip, and of two tiles of the matrix.
-struct StepFetch {
-  const uint8_t *strip, *tiles;
-  int64_t tile_bytes;
-  int strip_lines, tile_lines;
-
-  void step() {
-    fetch_lines(strip, strip_lines), strip += 64 * strip_lines;
-    fetch_lines(tiles, tile_lines), fetch_lines(tiles + tile_bytes, tile_lines), tiles += 64 * tile_lines;
-  }
-};
-
-inline void add_step(const uint8_t* x, const uint8_t* one, const uint8_t* two) {
-  constexpr int a = kActivationTile, b = kWeightTile;
-  tile_stream<b>(one, kTileRowBytes);
-  tile_load<a>(x, kTileRowBytes);
-  tile_dot_bf16<0, a, b>();
-  tile_stream<b + 1>(two, kTileRowBytes);
-  tile_dot_bf16<1, a, b + 1>();
-  tile_load<a + 1>(x + kTileBytes, kTileRowBytes);
-  tile_dot_bf16<2, a + 1, b>();
-  tile_dot_bf16<3, a + 1, b + 1>();
-}
-
 // `half`: the last step has 16 columns of the matrix.
-inline void add_steps(const uint8_t* x, const uint8_t* one, const uint8_t* two, int64_t steps, bool half,
-                      StepFetch fetch) {
-  for (int64_t s = half; s < steps; ++s, x += kStepOfStrip, one += kTileBytes, two += kTileBytes) {
-    fetch.step();
-    add_step(x, one, two);
-  }
-  if (!half) return;
+inline void add_steps_of_strip(TileSteps at, bool half, FetchTwo later_tiles, FetchTwo later_strip) {
+  if (!half) return add_steps(at, later_tiles, later_strip);
   alignas(64) uint8_t ends[2][kTileBytes] = {};
-  std::memcpy(ends[0], one, kTileBytes / 2);
-  std::memcpy(ends[1], two, kTileBytes / 2);
-  add_step(x, ends[0], ends[1]);
+  TileSteps last = at;
+  --at.count, last.count = 1;
+  add_steps(at, later_tiles, later_strip);
+  last.x += at.count * last.x_bytes, last.weights += at.count * last.step_bytes;
+  std::memcpy(ends[0], last.weights, kTileBytes / 2);
+  std::memcpy(ends[1], last.weights + last.tile_bytes, kTileBytes / 2);
+  last.weights = ends[0], last.tile_bytes = kTileBytes;
+  add_steps(last);
 }
 
 // The sums of a segment for a strip and a pair of tiles, [tile of sums][16][16], and `totals` of the segments before
@@ -119,8 +94,6 @@ struct StripProduct {
     const uint8_t* const next_strip =
         last_strip ? strip_at(0, last_block ? 0 : b.first + b.steps) : strip_at(strip + 1, b.first);
     const uint8_t* const next_tiles = last_block ? next : matrix.tiles + (b.first + b.steps) * kTileBytes;
-    StepFetch fetch{nullptr, nullptr, 0, static_cast<int>((2 * kTileLines + pairs() - 1) / pairs()),
-                    next_tiles ? static_cast<int>((kTileLines + count() - 1) / count()) : 0};
     PairSums own{sums,
                  nullptr,
                  b.segment == 0,
@@ -133,12 +106,15 @@ struct StripProduct {
       const int64_t at = (strip * kStripsPairs + pair) * kPairSums;
       const int64_t apart = 2 * pair + 1 < matrix.tile_count() ? matrix.tile_bytes : 0;
       const uint8_t* const tiles = matrix.tiles + 2 * pair * matrix.tile_bytes + b.first * kTileBytes;
-      fetch.strip = next_strip + pair * b.steps * fetch.strip_lines * 64;
-      fetch.tiles = next_tiles + 2 * pair * matrix.tile_bytes + strip * b.steps * fetch.tile_lines * 64;
-      fetch.tile_bytes = apart;
+      const int64_t bytes = b.steps * kTileBytes;
+      const FetchTwo later_tiles(next_tiles ? next_tiles + 2 * pair * matrix.tile_bytes : nullptr, apart, bytes, strip,
+                                 count(), b.steps),
+          later_strip(next_strip, bytes, bytes, pair, pairs(), b.steps);
       if (b.begins_segment()) zero_sums(2);
       else load_tiles(kWholeStrip, waiting + at);
-      add_steps(strip_at(strip, b.first), tiles, tiles + apart, b.steps, half, fetch);
+      add_steps_of_strip(
+          {tiles, kTileBytes, apart, strip_at(strip, b.first), kStepOfStrip, kTileBytes, kTileRowBytes, b.steps}, half,
+          later_tiles, later_strip);
       store_tiles(kWholeStrip, b.ends_segment() ? sums : waiting + at);
       if (!b.ends_segment()) continue;
       own.totals = totals + at, own.column = 2 * pair * kTileRows;
