@@ -13,8 +13,6 @@ constexpr int64_t kPieceBytes = 1536 << 10, kLeastPieces = 4;
 constexpr int64_t kLeastTiles = 12;  // minimum tiles of a product at a time, because kernels are fast for many
 // Rows, and bytes of both weights, of a gated product at a time. They stay in the L2 cache.
 constexpr int64_t kGatedRows = 256, kGatedBytes = 512 << 10;
-// If weights are bfloat16, whose kernels take eight tiles: tiles of a gated product at a time.
-constexpr int64_t kGatedTiles = 16;
 // Fewest rows of an item that is a part of the rows, and its most tiles; of rows in strips, too.
 constexpr int64_t kBlockRows = 128, kItemTiles = 8, kPromptItemRows = 256, kPromptItemTiles = kPromptTiles;
 constexpr int64_t kPairs = INT64_MAX;       // of `boundary`: pieces are pairs of tiles
@@ -305,11 +303,16 @@ struct Linear : Carved<Linear, InferenceRun<ckdist_linear_step>> {
     complete(p, 0, {tile, tile + 1}, {0, n}, y, stride);
   }
 
+  // The first of some rows of the activations `x`.
+  const uint8_t* first_of(int x, Range rows) const {
+    return r.activations(thread, step.step, x) + rows.begin * r.value(x).stride;
+  }
+
   // Multiplies rows of the activations `x` by tiles of one shard. The first row begins a strip. y[row][0] belongs
   // to the first row of the first tile.
   void product(int matrix, int x, Range tiles, Range rows, float* y, int64_t stride) {
     const int64_t x_stride = r.value(x).stride;
-    const uint8_t* const at = r.activations(thread, step.step, x) + rows.begin * x_stride;
+    const uint8_t* const at = first_of(x, rows);
     const int parts = r.parts_of(matrix);
     const bool strips = r.in_strips(step.step, x);
     each_packed(r, thread, r.weight(matrix), tiles.begin, tiles.end, [&](const Matrix& w, int64_t first) {
@@ -392,15 +395,18 @@ struct Linear : Carved<Linear, InferenceRun<ckdist_linear_step>> {
   // rows read long runs of weights. If weights are not packed, or expanded for prompts, that happens once for all rows.
   void multiply_gated(int s, int64_t column, Range tiles, Range rows) {
     const Product &gate = step.products[0], &up = step.products[1];
-    const Matrix& w = r.matrix(gate.weight.first + s);
-    if (joins_sums(s)) return multiply_joined(s, column, tiles, rows);
+    const Matrix &w = r.matrix(gate.weight.first + s), &u = r.matrix(up.weight.first + s);
+    if (joins_sums(s)) {
+      const auto [y, stride] = tile_rows(gate, column, 0, rows.begin);
+      return r.multiply_gated(thread, w, u, tiles, GateFunction(step.gate), first_of(gate.x.first, rows),
+                              r.value(gate.x.first).stride, rows.end - rows.begin, y, stride);
+    }
     const bool divided = rows.end - rows.begin > Inference::kFewRows && !r.packing;
-    const int64_t pair_bytes = w.tile_bytes + r.matrix(up.weight.first + s).tile_bytes;
+    const int64_t pair_bytes = w.tile_bytes + u.tile_bytes;
     const bool prompts = r.plan->prompts || r.in_strips(step.step, gate.x.first);
-    const int64_t tiles_each = prompts                           ? kPromptTiles
-                               : divided && w.type == Type::bf16 ? kGatedTiles
-                               : divided                         ? tiles_at_once(kGatedBytes, pair_bytes, kLeastTiles)
-                                                                 : tiles.end - tiles.begin;
+    const int64_t tiles_each = prompts || (divided && w.type == Type::bf16) ? kPromptTiles
+                               : divided ? tiles_at_once(kGatedBytes, pair_bytes, kLeastTiles)
+                                         : tiles.end - tiles.begin;
     const int64_t rows_each = divided && !prompts ? kGatedRows : rows.end - rows.begin;
     for (int64_t tile = tiles.begin; tile < tiles.end; tile += tiles_each) {
       const Range some_tiles = {tile, std::min(tile + tiles_each, tiles.end)};
@@ -416,19 +422,9 @@ struct Linear : Carved<Linear, InferenceRun<ckdist_linear_step>> {
   bool joins_sums(int s) const {
     const Product &gate = step.products[0], &up = step.products[1];
     const int a = gate.weight.first + s, b = up.weight.first + s;
-    const auto plain = [](const Product& p) { return p.bias < 0 && p.low.count == 0; };
-    return r.in_strips(step.step, gate.x.first) && gate.x.first == up.x.first && !r.packing &&
-           r.matrix(a).type == r.matrix(b).type && r.parts_of(a) == 1 && r.parts_of(b) == 1 && plain(gate) &&
-           plain(up) && step.gate_factor == 1.f && step.soft_cap == 0.f && step.activation == ckdist_gate_none;
-  }
-
-  void multiply_joined(int s, int64_t column, Range tiles, Range rows) {
-    const Product& gate = step.products[0];
-    const int64_t x_stride = r.value(gate.x.first).stride;
-    const auto [y, stride] = tile_rows(gate, column, 0, rows.begin);
-    r.multiply_gated(thread, r.matrix(gate.weight.first + s), r.matrix(step.products[1].weight.first + s), tiles,
-                     GateFunction(step.gate), r.activations(thread, step.step, gate.x.first) + rows.begin * x_stride,
-                     x_stride, rows.end - rows.begin, y, stride);
+    const auto plain = [&](const Product& p, int w) { return p.bias < 0 && p.low.count == 0 && r.parts_of(w) == 1; };
+    return r.in_strips(step.step, gate.x.first) && gate.x.first == up.x.first && !r.packing && plain(gate, a) &&
+           plain(up, b) && r.matrix(a).type == r.matrix(b).type && step.gate_factor == 1.f;
   }
 
   // gate = f(gate_factor * gate) * up, for tiles of a shard of `most` rows.
