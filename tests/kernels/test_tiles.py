@@ -18,7 +18,9 @@ import pytest
 
 from ckdist import native
 from ckdist.errors import ConfigError
+from ckdist.program.ops.elementwise import GATES
 from tests.kernels.test_attention import Cache, Settings, attend
+from tests.kernels.test_elementwise import floats
 from tests.support.cases import cases
 from tests.support.compiled import NATIVE
 from tests.support.paths import ROOT
@@ -62,20 +64,23 @@ def in_strips(prepared):
     return strips
 
 
-def in_tiles(tiles, name, packed, rows, cols, prepared, tile_range=None, prompt=False, strips=False):
+def pointer(array):
+    return ctypes.c_void_p(array.ctypes.data)
+
+
+def in_tiles(tiles, name, packed, rows, cols, prepared, tile_range=None, prompt=False, strips=False, up=None):
     """Y (tokens, rows), and how many rows of tiles products were added to."""
     library, model = tiles
     begin, end = tile_range or (0, (rows + 15) // 16)
     y = np.full((len(prepared), rows), 7, np.float32)
     before = operations(model)
     if prompt:
-        as_pointer = lambda a: ctypes.c_void_p(a.ctypes.data)
         rows, cols, begin, end, stride, tokens = (
             ctypes.c_int64(n) for n in (rows, cols, begin, end, prepared.shape[1], len(prepared))
         )
         x = in_strips(prepared) if strips else prepared
-        where = as_pointer(packed), begin, end, as_pointer(x), stride, int(strips), tokens, as_pointer(y)
-        model.tile_multiply_prompt(number(name), rows, cols, *where)
+        where = pointer(packed), begin, end, pointer(x), stride, int(strips), tokens, pointer(y)
+        model.tile_multiply_prompt(number(name), rows, cols, *where, None if up is None else pointer(up))
     else:
         multiply("amx", name, packed, rows, cols, prepared, (begin, end), y, library)
     assert not model.tiles_are_live()
@@ -143,6 +148,25 @@ def test_prompts_in_strips_have_the_bits_of_rows(tiles):
         y, _ = run(prepared, prompt=name != "BF16")
         for count in (tokens, 64, 33, 7):
             assert_same_bits(run(prepared[:count], prompt=True, strips=True)[0], y[:count])
+
+
+@pytest.mark.parametrize(
+    "name, rows, cols, tokens", [("BF16", 300, 1072, 90), ("BF16", 37, 256, 7), ("Q4_K", 150, 768, 70)]
+)
+def test_gates_that_are_joined_early_have_the_bits_of_two_products(tiles, name, rows, cols, tokens):
+    gate, up = (pack("avx512_bf16", name, random_rows(name, rows, cols, seed=s)[0], rows, cols) for s in (1, 2))
+    x = np.random.default_rng(rows).normal(size=(tokens, cols)).astype(np.float32)
+    prepared = prepare("avx512_bf16", 1, x)
+    run = functools.partial(in_tiles, tiles, name, rows=rows, cols=cols, prepared=prepared, prompt=True, strips=True)
+    products = [run(packed=packed)[0] for packed in (gate, up)]
+    expected = np.empty_like(products[0])
+    native.check(
+        native.lib.ckdist_gated(b"avx512_bf16", GATES["silu"], *map(floats, products), expected.size, floats(expected))
+    )
+    assert_same_bits(run(packed=gate, up=up)[0], expected)
+    part, _ = run(packed=gate, up=up, tile_range=(1, 2))
+    assert_same_bits(part[:, 16:32], expected[:, 16:32])
+    assert (part[:, :16] == 7).all() and (part[:, 32:] == 7).all()
 
 
 @cases("name", HALF_FIELDS)

@@ -22,15 +22,16 @@ CKDIST_EXPORT void tile_operations(int64_t* out) {
 // Whether this thread's tiles are configured.
 CKDIST_EXPORT int tiles_are_live() { return tile_model.configured; }
 
-// ckdist_multiply with the kernel of prompts.
+// ckdist_multiply with the kernel of prompts. up: null, or tiles of a matrix of which the first one is the gate (SiLU).
 CKDIST_EXPORT void tile_multiply_prompt(int type, int64_t rows, int64_t cols, const uint8_t* tiles, int64_t begin,
                                         int64_t end, const uint8_t* x, int64_t x_stride, int strips, int64_t tokens,
-                                        float* y) {
+                                        float* y, const uint8_t* up) {
   static std::vector<uint8_t> room(kPromptBytes + 64);
   const LinearKernel& kernel = kernels_named("amx").linear[type];
   const Matrix matrix{static_cast<Type>(type), rows, cols, kernel.tile_bytes(cols), tiles};
   kernel.multiply_prompt({matrix, begin, end, x, x_stride, strips != 0, tokens, y, rows,
-                          room.data() + (-reinterpret_cast<uintptr_t>(room.data()) & 63)});
+                          room.data() + (-reinterpret_cast<uintptr_t>(room.data()) & 63), up, GateFunction::silu,
+                          kernels_named("amx").elementwise.gated});
 }
 
 // ProductKernel::multiply. y: (tokens, rows).
