@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "kernels/half.h"
+#include "kernels/isa/simd.h"
 
 #if defined(__AVX2__)
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // gcc 12 emits it for its own undefined vectors
@@ -296,8 +297,9 @@ void prepare_in_strip(const float* x, int64_t n, int64_t lead, int64_t cols, uin
   for (int64_t first = 0; first < padded; first += columns, row += step) {
     uint16_t* const out = reinterpret_cast<uint16_t*>(row);
     const float* const from = x + (first - lead);
+    __builtin_prefetch(row + 64, 1);  // of the next row, which hardware does not expect
     if (first >= lead && first + columns <= lead + n) {
-      for (int64_t i = 0; i < columns; ++i) out[i] = bf16_of_float(from[i]);
+      for (int64_t i = 0; i < columns; i += kLanes) store_bf16(out + i, load(from + i));
       continue;
     }
     for (int64_t i = 0; i < columns; ++i)
