@@ -204,31 +204,39 @@ void take_weights(const PromptGroup& group, Range own, PromptBlock& block, uint8
 template <Type type>
 void multiply_prompt(const PromptProduct& p) {
   float* const waiting = reinterpret_cast<float*>(p.room + kPanelBytes);
-  const int64_t first = p.matrix.first_column, tiles_each = p.strips ? kPromptTiles : kRowsTiles,
-                columns_each = p.strips ? kPromptColumns : kRowsColumns;
+  const bool whole = p.strips && p.matrix.cols <= kWholeColumns;
+  const int64_t first = p.matrix.first_column,
+                tiles_each = whole      ? kWholeTiles
+                             : p.strips ? kPromptTiles
+                                        : kRowsTiles,
+                columns_each = whole      ? kWholeColumns
+                               : p.strips ? kPromptColumns
+                                          : kRowsColumns;
   const int matrices = p.up ? 2 : 1;
   int configured = 0;
-  for (int64_t tile = p.tile_begin; tile < p.tile_end; tile += tiles_each / matrices) {
-    for (int64_t token = 0; token < p.tokens; token += kPromptTokens) {
-      const PromptGroup group{p,
-                              tile,
-                              matrices * least(tiles_each / matrices, p.tile_end - tile),
-                              token,
-                              least(kPromptTokens, p.tokens - token),
-                              waiting};
-      const uint8_t* const rows = p.x + token * p.x_stride;
-      for (int64_t column = 0; column < p.matrix.cols; column += columns_each) {
-        PromptBlock block{};
-        const Range own{column, least(column + columns_each, p.matrix.cols)};
-        block.begins = column == 0, block.ends = own.end == p.matrix.cols;
-        take_weights<type>(group, own, block, p.room);
-        block.x = rows + (p.strips ? ActivationRow::strip_offset(0, first + column, p.x_stride) : (first + column) * 2);
-        block.token_bytes = p.strips ? kStepBytes : p.x_stride;
-        block.x_bytes = p.strips ? kWeightBytes : kStepBytes, block.strip_bytes = kStripTokens * p.x_stride;
-        block.next_x = p.strips && !block.ends ? block.x + block.count * kWeightBytes : nullptr;
-        multiply_block(group, block, configured);
-      }
+  const auto multiply = [&](int64_t tile, int64_t token) {
+    const int64_t tiles = least(tiles_each / matrices, p.tile_end - tile);
+    const PromptGroup group{p, tile, matrices * tiles, token, least(kPromptTokens, p.tokens - token), waiting};
+    const uint8_t* const rows = p.x + token * p.x_stride;
+    for (int64_t column = 0; column < p.matrix.cols; column += columns_each) {
+      PromptBlock block{};
+      const Range own{column, least(column + columns_each, p.matrix.cols)};
+      block.begins = column == 0, block.ends = own.end == p.matrix.cols;
+      take_weights<type>(group, own, block, p.room);
+      block.x = rows + (p.strips ? ActivationRow::strip_offset(0, first + column, p.x_stride) : (first + column) * 2);
+      block.token_bytes = p.strips ? kStepBytes : p.x_stride;
+      block.x_bytes = p.strips ? kWeightBytes : kStepBytes, block.strip_bytes = kStripTokens * p.x_stride;
+      block.next_x = p.strips && !block.ends ? block.x + block.count * kWeightBytes : nullptr;
+      multiply_block(group, block, configured);
     }
+  };
+  const int64_t tiles_step = tiles_each / matrices;
+  if (whole) {
+    for (int64_t token = 0; token < p.tokens; token += kPromptTokens)
+      for (int64_t tile = p.tile_begin; tile < p.tile_end; tile += tiles_step) multiply(tile, token);
+  } else {
+    for (int64_t tile = p.tile_begin; tile < p.tile_end; tile += tiles_step)
+      for (int64_t token = 0; token < p.tokens; token += kPromptTokens) multiply(tile, token);
   }
   if (configured) tile_release();
 }
