@@ -56,24 +56,30 @@ inline void tile_dot() {
   else tile_dot_bf16<sum, a, b>();
 }
 
+// Adds the products of strip `s`, whose tokens are in tile `a`, and one or two tiles.
+template <bool bytes, int s, int a>
+inline void add_strip(bool pair) {
+  tile_dot<bytes, 2 * s, a, kWeightTile>();
+  if (pair) tile_dot<bytes, 2 * s + 1, a, kWeightTile + 1>();
+}
+
 // x: the activations of the first token; the next token's are x_stride bytes later, those of the next strip
-// strip_bytes.
+// strip_bytes. A second strip with 16 tokens takes the first one's tile: see add_steps().
 template <bool bytes>
 inline void add_products(const TileStrip& strip, const uint8_t* x, int64_t x_stride, const void* first,
                          const void* second, int64_t strip_bytes) {
   constexpr int a = kActivationTile, b = kWeightTile;
   const bool pair = strip.tile_count > 1;
-  tile_load<b>(first, kTileRowBytes);
   tile_load<a>(x, x_stride);
-  tile_dot<bytes, 0, a, b>();
-  if (pair) {
-    tile_load<b + 1>(second, kTileRowBytes);
-    tile_dot<bytes, 1, a, b + 1>();
-  }
-  if (strip.strips() > 1) {
+  tile_load<b>(first, kTileRowBytes);
+  if (pair) tile_load<b + 1>(second, kTileRowBytes);
+  add_strip<bytes, 0, a>(pair);
+  if (strip.tokens == kTokensAtOnce) {
+    tile_load<a>(x + strip_bytes, x_stride);
+    add_strip<bytes, 1, a>(pair);
+  } else if (strip.strips() > 1) {
     tile_load<a + 1>(x + strip_bytes, x_stride);
-    tile_dot<bytes, 2, a + 1, b>();
-    if (pair) tile_dot<bytes, 3, a + 1, b + 1>();
+    add_strip<bytes, 1, a + 1>(pair);
   }
 }
 
