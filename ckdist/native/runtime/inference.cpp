@@ -212,6 +212,7 @@ int64_t Inference::message_ints() const {
 FloatRows Inference::floats(int index) {
   const ckdist_value& v = value(index);
   FloatRows rows{reinterpret_cast<float*>(arena_->data() + v.offset), v.width};
+  if (v.place == ckdist_place_arena) rows.stride = v.stride / int64_t{sizeof(float)};
   if (v.place == ckdist_place_slot) rows.at = ranks->partial(int(v.offset)) + v.lead;
   if (v.place == ckdist_place_sums)
     rows.at = ranks->host_partial(int(v.offset), (v.selected ? batch.selected : batch.tokens) * v.width) +

@@ -177,10 +177,10 @@ class Inference : public Executor {
       }
   }
   int64_t most_adapters() const { return std::min<int64_t>(program.adapters, ckdist_most_adapters); }
-  // First product x A^T of a row for its adapter in a list. A row of `value` has a place for each list.
-  FloatRows low_rank(int value, int64_t list) {
-    const FloatRows rows = floats(value);
-    return {rows.at + list * (rows.stride / most_adapters()), rows.stride};
+  // First product x A^T of a row for its adapter in a list. A row of value `index` has a place for each list.
+  FloatRows low_rank(int index, int64_t list) {
+    const FloatRows rows = floats(index);
+    return {rows.at + list * (value(index).width / most_adapters()), rows.stride};
   }
   // True if every thread computes the activations of all rows itself. Sharded rows are never replicated.
   bool replicated(const ckdist_step& step) const {

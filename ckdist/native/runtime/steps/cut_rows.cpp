@@ -7,12 +7,13 @@ namespace {
 struct ColumnSums : InferenceRun<ckdist_column_sums_step> {
   void run() {
     const FloatRows x = r.floats(step.x), out = r.floats(step.out);
+    const int64_t width = r.value(step.x).width;
     each_row(r.local_tokens, [&](int64_t t) {
       float* to = out.row(t) + 2 * step.first;
-      std::fill_n(out.row(t), out.stride, 0.f);
-      for (int64_t begin = 0; begin < x.stride; begin += step.block, to += 2) {
+      std::fill_n(out.row(t), r.value(step.out).width, 0.f);
+      for (int64_t begin = 0; begin < width; begin += step.block, to += 2) {
         const float* const from = x.row(t) + begin;
-        const int64_t count = std::min<int64_t>(step.block, x.stride - begin);
+        const int64_t count = std::min<int64_t>(step.block, width - begin);
         for (int64_t i = 0; i < count; i++) to[0] += from[i];
         to[1] = r.kernels.elementwise.sum_squares(from, count);
       }
@@ -33,7 +34,7 @@ struct CutRows : InferenceRun<ckdist_cut_rows_step> {
       for (const float* block = s; block < end; block += 2) sum += block[0], squares += block[1];
       const double mean = sum / step.columns, variance = std::max(squares / step.columns - mean * mean, 0.0);
       const float cut = float(mean + step.deviations * std::sqrt(variance));
-      for (int64_t i = 0; i < out.stride; i++) out.row(t)[i] = std::max(x.row(t)[i] - cut, 0.f);
+      for (int64_t i = 0; i < r.value(step.out).width; i++) out.row(t)[i] = std::max(x.row(t)[i] - cut, 0.f);
     });
     r.meet(thread, index);
   }

@@ -37,7 +37,7 @@ struct Embed : InferenceRun<ckdist_embed_step> {
 
   void run() {
     const FloatRows out = r.floats(step.out);  // (tokens, hidden)
-    each_row(r.local_tokens, [&](int64_t t) { make_row(r.first_token + t, out.row(t), out.stride); });
+    each_row(r.local_tokens, [&](int64_t t) { make_row(r.first_token + t, out.row(t), r.value(step.out).width); });
     r.finish(thread, index, step.out, r.local_tokens);
   }
 

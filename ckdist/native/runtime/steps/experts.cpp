@@ -153,7 +153,7 @@ struct Experts : Carved<Experts, InferenceRun<ckdist_experts_step>> {
       const int32_t id = r.batch.token_ids[r.batch_token(step.step, row - r.first_row(step.step))];
       given = r.vector(step.experts_of) + std::max(id, 0) * step.routing.used;
     }
-    choose_experts(r.kernels, step.routing, logits.row(row), logits.stride, correction, given, own.logits,
+    choose_experts(r.kernels, step.routing, logits.row(row), r.value(step.logits).width, correction, given, own.logits,
                    choice.experts(row), choice.shares(row));
     if (step.share_factors >= 0)
       for (int slot = 0; slot < step.routing.used; slot++)
@@ -408,7 +408,8 @@ struct Experts : Carved<Experts, InferenceRun<ckdist_experts_step>> {
     const auto [out, stride] = r.floats(step.out);
     for (int64_t tile = tiles.begin; tile < tiles.end; tile += tiles_each) {
       const Range some = {tile, std::min(tile + tiles_each, tiles.end)};
-      const int64_t from = some.begin * kTileRows, columns = std::min(some.end * kTileRows, stride) - from;
+      const int64_t from = some.begin * kTileRows,
+                    columns = std::min(some.end * kTileRows, r.value(step.out).width) - from;
       for (int s = 0; s < shards; s++) {
         float* const y = s == 0 ? out + from : own.sums;
         const int64_t y_stride = s == 0 ? stride : columns;
@@ -454,7 +455,7 @@ struct Experts : Carved<Experts, InferenceRun<ckdist_experts_step>> {
   // Writes zeros if this rank has no part of the chosen experts.
   void clear() {
     const FloatRows out = r.floats(step.out);
-    for (int64_t row = thread; row < n; row += r.active()) std::fill_n(out.row(row), out.stride, 0.f);
+    for (int64_t row = thread; row < n; row += r.active()) std::fill_n(out.row(row), r.value(step.out).width, 0.f);
   }
 
  public:

@@ -38,7 +38,7 @@ struct HeadSquares : InferenceRun<ckdist_head_squares_step> {
     const FloatRows out = r.floats(step.out);  // (tokens, heads)
     each_row(r.local_tokens, [&](int64_t t) {
       std::fill_n(out.row(t), step.heads, 0.f);
-      for (int64_t h = 0; h < x.stride / step.head_width; h++)
+      for (int64_t h = 0; h < r.value(step.x).width / step.head_width; h++)
         out.row(t)[step.first_head + h] =
             r.kernels.elementwise.sum_squares(x.row(t) + h * step.head_width, step.head_width);
     });

@@ -11,7 +11,7 @@ struct SumRows : ResidualRun<ckdist_sum_rows_step> {
     const FloatRows out = r.floats(step.out);
     each_row(r.rows(step.step), [&](int64_t row) {
       const float* const s = rows.read(row, r.token_row(step.step, row));
-      scaled(s, step.factor, out.stride, out.row(r.first_row(step.step) + row));
+      scaled(s, step.factor, width(), out.row(r.first_row(step.step) + row));
     });
     r.meet(thread, index);
   }
@@ -22,7 +22,7 @@ struct CopyColumns : ResidualRun<ckdist_copy_columns_step> {
   void run() {
     const Residual rows = residual();
     const FloatRows out = r.floats(step.out);
-    const int64_t n = std::min(width() - step.first, out.stride - step.first_out);
+    const int64_t n = std::min(width() - step.first, r.value(step.out).width - step.first_out);
     const Range columns = {step.first, step.first + n};
     each_row(r.local_tokens, [&](int64_t row) {
       const float* const s = rows.added(rows.summed(row, row, columns), row, row, columns);
@@ -41,7 +41,7 @@ struct GatherRows : ResidualRun<ckdist_gather_rows_step> {
     for (int64_t o = thread; o < r.batch.selected; o += r.active()) {
       const int64_t row = r.batch.selected_tokens[o] - r.first_token;
       if (row < 0 || row >= r.local_tokens) continue;
-      std::copy_n(rows.read(o - r.first_selected, row), out.stride, out.row(o));
+      std::copy_n(rows.read(o - r.first_selected, row), width(), out.row(o));
     }
     r.finish(thread, index, step.out, r.batch.selected);
   }

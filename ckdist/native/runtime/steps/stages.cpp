@@ -12,11 +12,12 @@ struct Recv : InferenceRun<ckdist_recv_step> {
   void run() {
     const FloatRows out = r.floats(step.out);  // (tokens, hidden)
     const Range own = r.stage_rows();
+    const int64_t width = r.value(step.out).width;  // rows lie side by side: no product writes them
     each_row(r.local_tokens, [&](int64_t row) {
-      if (row < own.begin || row >= own.end) std::fill_n(out.row(row), out.stride, 0.f);
+      if (row < own.begin || row >= own.end) std::fill_n(out.row(row), width, 0.f);
     });
     r.meet(thread, index, true,
-           [&](Idle) { r.receive_rows(out.row(own.begin), (own.end - own.begin) * out.stride, index); });
+           [&](Idle) { r.receive_rows(out.row(own.begin), (own.end - own.begin) * width, index); });
     r.finish(thread, index, step.out, r.local_tokens);
   }
 };
