@@ -204,7 +204,8 @@ void take_weights(const PromptGroup& group, Range own, PromptBlock& block, uint8
 template <Type type>
 void multiply_prompt(const PromptProduct& p) {
   float* const waiting = reinterpret_cast<float*>(p.room + kPanelBytes);
-  const bool whole = p.strips && p.matrix.cols <= kWholeColumns;
+  const bool whole =
+      p.strips && p.matrix.cols <= kWholeColumns && p.matrix.cols * least(p.tokens, kPromptTokens) <= kWholeActivations;
   const int64_t first = p.matrix.first_column,
                 tiles_each = whole      ? kWholeTiles
                              : p.strips ? kPromptTiles
