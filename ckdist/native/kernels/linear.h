@@ -23,8 +23,8 @@ constexpr int kColumnPad = 256;  // columns of activations are padded to this wi
 // Prompts in tiles: weights, columns and tokens of a product at a time. The products keep expanded weights, and
 // sums, in memory of this many bytes.
 constexpr int64_t kPromptTiles = 16, kPromptColumns = 512, kPromptTokens = 512;
-// Up to this number of activations (1 MB), those of at most kPromptTokens tokens stay in the L2 cache for all tiles, and
-// sums do not wait. Then this is the number of tiles at a time, for at most this number of columns.
+// Up to this number of activations (1 MB), those of kPromptTokens tokens stay in the L2 cache for all tiles, and sums
+// do not wait. Then this is the number of tiles at a time, for at most this number of columns.
 constexpr int64_t kWholeActivations = 512 << 10, kWholeTiles = 2, kWholeColumns = 2048;
 // Tiles and columns if activations are in rows, which are slow in short runs.
 constexpr int64_t kRowsTiles = 8, kRowsColumns = 4096;

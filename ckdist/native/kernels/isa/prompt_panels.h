@@ -3,12 +3,13 @@
 // tiles. A weight is (block scale * group scale) * code - minimum in float32, rounded once to bfloat16. Weights of
 // bfloat16 are multiplied in place. Private to isa/.
 //
-// A core gets 140 GB/s from its L2 cache, but 25 GB/s from the L3 cache and 14 GB/s from memory (Xeon, family 6 model
-// 207): a tile of 1 KB takes 6, 40 and 70 ns, and a product of tiles takes 6 ns. So tiles from far away must serve many
-// products. A group is kPromptTiles tiles of weights by kPromptTokens tokens, in blocks of kPromptColumns columns. A
-// block's weights and the sums of the group stay in the L2 cache. The activations of 32 tokens stay in the L1 cache for
-// all tiles of weights, which are therefore streamed past it. Between blocks the sums wait in memory, so additions
-// happen in the order of columns. Each step prefetches its share of the next tokens and of the next block's weights.
+// A tile of 1 KB takes 6 ns from the L2 cache, 40 from the L3 cache and 70 from memory (Xeon, family 6 model 207), and
+// a product of tiles takes 6 ns. So tiles from far away must serve many products (docs/how/tiles.md). A group is
+// kPromptTiles tiles of weights by kPromptTokens tokens, in blocks of kPromptColumns columns. A block's weights and the
+// sums of the group stay in the L2 cache. The activations of 32 tokens stay in the L1 cache for all tiles of weights,
+// which are therefore streamed past it. Between blocks the sums wait in memory, so additions happen in the order of
+// columns. Few activations (kWholeActivations) stay in the L2 cache for all weights: then a group is kWholeTiles tiles,
+// in one block. Each step prefetches its share of the next tokens, of the next block's weights and of the result.
 //
 // A panel has pairs of tiles: [step of 32 columns][2 tiles][16 pairs of columns][16 rows][2].
 #pragma once

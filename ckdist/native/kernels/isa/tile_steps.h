@@ -1,5 +1,4 @@
-// Steps of products in tiles of bfloat16, 32 columns each, with prefetches of what is read or written later. Private to
-// isa/.
+// Steps of products in tiles of bfloat16, 32 columns each, with prefetches for later steps. Private to isa/.
 #pragma once
 #include "kernels/isa/tile_strip.h"
 
