@@ -144,14 +144,30 @@ struct PendingScores {
     }
   }
 };
+// A group's values of a span, to be written as they are, or merged into the state or the result.
+struct ValueRows {
+  float* to[kTileQueries];
+  const float* before = nullptr;  // (rows, width): the state; null: there is none yet
+  int64_t width;
+  bool merged = false;   // values = before * kept + sums * unit
+  bool divided = false;  // values * inverse, the result
+  alignas(64) float kept[kTileQueries], unit[kTileQueries], inverse[kTileQueries];
+};
 struct PendingValues {
   const int32_t* sums = nullptr;
-  int rows = 0;
-  float* out = nullptr;
-  int64_t stride = 0;
+  int rows = 0, column = 0, lanes = kLanes;
+  const ValueRows* group = nullptr;
 
   void combine(int first, int last) const {
-    for (int r = first; r < last && r < rows; ++r) store(out + r * stride, sums_of_row(sums, r));
+    for (int r = first; r < last && r < rows; ++r) {
+      const ValueRows& of = *group;
+      Vec values = sums_of_row(sums, r);
+      if (of.merged)
+        values = fma(of.before ? load(of.before + r * of.width + column) : set(0.0f), set(of.kept[r]),
+                     values * set(of.unit[r]));
+      if (of.divided) store_n(of.to[r] + column, values * set(of.inverse[r]) + set(0.0f), lanes);  // no -0
+      else store(of.to[r] + column, values);
+    }
   }
 };
 
@@ -160,8 +176,10 @@ struct PendingValues {
 // width, the buffers hold old data: their weights are 0, or their sums are not read.
 class TileSpan {
  public:
-  TileSpan(const AttentionTask& task, const Shape& shape, const Workspace& work, const Span& span, const SpanPart& part)
-      : task_(task), shape_(shape), work_(work), span_(span), part_(part), cache_(task.cache()) {}
+  // state: the spans before this one, which it is merged into; null: the part gets its values.
+  TileSpan(const AttentionTask& task, const Shape& shape, const Workspace& work, const Span& span, const SpanPart& part,
+           const SpanPart* state)
+      : task_(task), shape_(shape), work_(work), span_(span), part_(part), state_(state), cache_(task.cache()) {}
 
   // Takes groups from `row` on that see the span. Returns the first row that is not taken.
   int64_t take(int64_t row) {
@@ -173,8 +191,7 @@ class TileSpan {
     }
     return row;
   }
-  template <class Done>
-  void attend(Done&& done) {
+  void attend() {
     if (count_ == 0) return;
     int first = kSpanBlocks, last = 0;
     for (int i = 0; i < count_; ++i) {
@@ -184,11 +201,13 @@ class TileSpan {
     PendingScores scores;
     for (int b = first; b < last; ++b) score(b, scores);
     scores.combine(0, kTileQueries);
-    for (int i = 0; i < count_; ++i) soften(i);
+    for (int i = 0; i < count_; ++i) {
+      soften(i);
+      direct_values(i);
+    }
     PendingValues values;
     for (int column = 0; column < shape_.width; column += kLanes) accumulate(column, first, last, values);
     values.combine(0, kTileQueries);
-    for (int i = 0; i < count_; ++i) done(groups_[i].row, groups_[i].row + kTileQueries);
   }
 
  private:
@@ -232,6 +251,32 @@ class TileSpan {
     soften_rows<int16_t>(task_, shape_, work_, span_, part_, group, scores(i), weigh_row);
   }
 
+  // Chooses where the values of a group go. The last span that the group sees completes the result.
+  void direct_values(int i) {
+    const QueryGroup& group = groups_[i];
+    const int64_t row = group.row, width = shape_.width;
+    ValueRows& of = values_[i];
+    const auto position = [&](int64_t r) { return task_.first_position + r / task_.heads; };
+    of.width = width;
+    of.merged = state_ != nullptr;
+    of.divided = state_ && task_.to(position(row + group.rows - 1)) <= span_.start + kSpan;
+    if (state_) {
+      merge_lanes(shape_, part_, *state_, work_.factors, row, row + kTileQueries);
+      of.before = task_.from(position(row)) < span_.start ? state_->values + row * width : nullptr;
+      store(of.kept, load(work_.factors + row));
+      store(of.unit, load(work_.factors + shape_.lanes + row));
+      if (of.divided) store(of.inverse, inverse_sums(task_, shape_, *state_, row));
+    }
+    float* const values = (state_ ? state_->values : part_.values) + row * width;
+    for (int r = 0; r < group.rows; ++r) {
+      of.to[r] = values + r * width;
+      if (!of.divided) continue;
+      of.to[r] = task_.out + (row + r) / task_.heads * task_.out_token_stride +
+                 (row + r) % task_.heads * task_.out_head_stride;
+      for (int column = 0; column < task_.value_width; column += kLanes) __builtin_prefetch(of.to[r] + column, 1);
+    }
+  }
+
   // Splits sixteen columns of the values of positions [64 p, 64 p + 64), in the order of weigh_halves().
   void split_values(int column, int p, uint8_t* to) const {
     const int64_t next_pair = 2 * span_.v_pairs, vec = 2 * span_.v_vecs;  // in bytes
@@ -267,8 +312,9 @@ class TileSpan {
                      pending);
       pending.sums = sums_;
       pending.rows = group.rows;
-      pending.out = part_.values + group.row * shape_.width + column;
-      pending.stride = shape_.width;
+      pending.column = column;
+      pending.lanes = task_.value_width - column < kLanes ? task_.value_width - column : kLanes;
+      pending.group = &values_[i];
     }
   }
 
@@ -277,9 +323,11 @@ class TileSpan {
   const Workspace& work_;
   const Span& span_;
   const SpanPart& part_;
+  const SpanPart* state_;
   const CacheShape cache_;
   int count_ = 0;
   QueryGroup groups_[kMostGroups];
+  ValueRows values_[kMostGroups];
   alignas(64) int32_t sums_[3 * kSums];
 };
 
@@ -293,15 +341,14 @@ struct TilesInUse {
   ~TilesInUse() { tile_release(); }
 };
 
-// Calls done(first query, last query) for every sixteen queries that see the span.
-template <class Done>
+// Attends to one span, and merges it into the state. Without a state, the part gets the values.
 void attend_tiles(const AttentionTask& task, const Shape& shape, const Workspace& work, const Span& span,
-                  const SpanPart& part, Done&& done) {
+                  const SpanPart& part, const SpanPart* state) {
   const TilesInUse configured;
-  TileSpan tiles(task, shape, work, span, part);
+  TileSpan tiles(task, shape, work, span, part, state);
   for (int64_t row = 0; row < shape.queries;) {
     row = tiles.take(row);
-    tiles.attend(done);
+    tiles.attend();
   }
 }
 

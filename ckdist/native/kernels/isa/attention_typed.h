@@ -95,14 +95,17 @@ void prepare_queries(const AttentionTask& task, const Shape& shape, const Worksp
   }
 }
 
-// Computes one span's part. Calls done(first lane, last lane) when these lanes are complete.
-template <class Key, class Value, class Done>
+// Computes one span's part. With a state, merges it; tiles then write the result of queries that see no later span.
+template <class Key, class Value>
 void attend_span(const AttentionTask& task, const Shape& shape, const Workspace& work, int64_t start,
-                 const SpanPart& part, Done&& done) {
+                 const SpanPart& part, const SpanPart* state) {
   const Span span = open_span<Key, Value>(task, shape, work, start);
 #ifdef __AMX_INT8__
-  if (in_tiles(task)) return attend_tiles(task, shape, work, span, part, done);
+  if (in_tiles(task)) return attend_tiles(task, shape, work, span, part, state);
 #endif
+  const auto done = [&](int64_t first, int64_t last) {
+    if (state) merge_part(shape, part, *state, work.factors, first, last);
+  };
   if (shape.by_lane) return attend_lanes<Key, Value>(task, shape, work, span, part, done);
   attend_rows<Key, Value>(task, shape, work, span, part);
   done(0, shape.lanes);
@@ -114,13 +117,12 @@ void attend_typed(const AttentionTask& task, float* scratch) {
   const Shape shape = shape_of_integers(task);
   const SpanPart part(work.part, shape), state(work.state, shape);
   prepare_queries(task, shape, work);
-  clear(shape, part);
-  clear(shape, state);
+  const bool tiles = in_tiles(task);
+  tiles ? clear_lanes(shape, part) : clear(shape, part);
+  tiles ? clear_lanes(shape, state) : clear(shape, state);
   for (int64_t s = task.first_span(); s < task.last_span(); ++s)
-    attend_span<Key, Value>(task, shape, work, s * kSpan, part, [&](int64_t first, int64_t last) {
-      merge_part(shape, part, state, work.factors, first, last);
-    });
-  finish(task, shape, state);
+    attend_span<Key, Value>(task, shape, work, s * kSpan, part, &state);
+  if (!tiles) finish(task, shape, state);
 }
 
 template <class Key, class Value>
@@ -131,7 +133,7 @@ void attend_spans(const AttentionTask& task, int64_t first, int64_t last, float*
   for (int64_t s = first; s < last; ++s) {
     const SpanPart part(parts + (s - first) * shape.part_floats(), shape);
     clear(shape, part);
-    attend_span<Key, Value>(task, shape, work, s * kSpan, part, [](int64_t, int64_t) {});
+    attend_span<Key, Value>(task, shape, work, s * kSpan, part, nullptr);
   }
 }
 
