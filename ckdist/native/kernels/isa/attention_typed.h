@@ -13,8 +13,6 @@ namespace ckdist {
 namespace CKDIST_ISA {
 namespace {
 
-constexpr int kQueriesAhead = 6;  // queries that are prefetched while one is converted to codes
-
 // True if AMX computes the task. Then queries are in rows, as for vectors with few queries.
 [[maybe_unused]] bool in_tiles([[maybe_unused]] const AttentionTask& task) {
 #ifdef __AMX_INT8__
@@ -24,73 +22,80 @@ constexpr int kQueriesAhead = 6;  // queries that are prefetched while one is co
 #endif
 }
 
-void prepare_queries(const AttentionTask& task, const Shape& shape, const Workspace& work) {
-  const auto query = [&](int64_t row) {
-    return task.q + row / task.heads * task.q_token_stride + row % task.heads * task.q_head_stride;
-  };
-  const auto codes = [&](int64_t row, int16_t* out) {
-    // Tokens' rows are pages apart, so the hardware does not prefetch them.
-    if (row + kQueriesAhead < shape.queries) {
-      const float* next = query(row + kQueriesAhead);
-      for (int i = 0; i < task.key_width; i += kLanes) __builtin_prefetch(next + i);
-    }
-    const int width = task.latent ? task.value_width : task.key_width;
-    const float* q = query(row);
+// Converts `count` queries from `first` on, at most sixteen, to codes (count, key_width).
+void code_queries(const AttentionTask& task, const Workspace& work, int64_t first, int count) {
+  const float *queries[kLanes], *rests[kLanes];
+  const int width = task.latent ? task.value_width : task.key_width;
+  for (int r = 0; r < count; ++r) {
+    const int64_t row = first + r;
+    queries[r] = task.q + row / task.heads * task.q_token_stride + row % task.heads * task.q_head_stride;
     if (is_rotated(task.key_type)) {
-      std::memcpy(work.rotated, q, 4 * task.key_width);
-      rotate_key(task.cache(), work.rotated);
-      q = work.rotated;
+      float* rotated = work.rotated + r * task.key_width;
+      std::memcpy(rotated, queries[r], 4 * task.key_width);
+      rotate_key(task.cache(), rotated);
+      queries[r] = rotated;
     }
-    float scale = quantise(q, width, kLargestCode, kLongest, out);
-    work.behind[row] = 1.0f;
+    rests[r] = queries[r] + width;
+  }
+  float scales[kLanes], rest[kLanes];
+  quantise_rows([&](int r) { return queries[r]; }, count, width, kLargestCode, kLongest, work.codes, task.key_width,
+                scales);
+  if (width < task.key_width)
+    quantise_rows([&](int r) { return rests[r]; }, count, task.key_width - width, kLargestCode, kLongest,
+                  work.codes + width, task.key_width, rest);
+  for (int r = 0; r < count; ++r) {
+    work.behind[first + r] = 1.0f;
     if (width < task.key_width) {
-      const float rest = quantise(q + width, task.key_width - width, kLargestCode, kLongest, out + width);
-      if (scale == 0.0f) scale = rest;
-      else work.behind[row] = rest / scale;
+      if (scales[r] == 0.0f) scales[r] = rest[r];
+      else work.behind[first + r] = rest[r] / scales[r];
     }
-    work.factor[row] = scale * task.scale;
-  };
-#ifdef __AMX_INT8__
-  if (in_tiles(task)) {
-    const int64_t bytes = row_bytes(task.cache());
-    for (int64_t row = 0; row < shape.queries; ++row) {
-      uint8_t* group = reinterpret_cast<uint8_t*>(work.q) + row / kTileQueries * kTileQueries * 2 * bytes;
-      uint8_t* high = group + row % kTileQueries * bytes;
-      codes(row, work.codes);
-      lay_out_query(task.cache(), work.codes, high, high + kTileQueries * bytes);
-    }
-    return;
+    work.factor[first + r] = scales[r] * task.scale;
   }
-#endif
-  if (!shape.by_lane) {
-    const int rows = rows_of_group(shape);
-    for (int64_t row = 0; row < shape.queries; ++row) {
-      const int64_t group = row / rows * rows, count = shape.queries - group < rows ? shape.queries - group : rows;
-      int16_t* packed = work.q + group * task.key_width + (row - group) * 2;
-      codes(row, work.codes);
-      for (int i = 0; i < task.key_width; i += 2) std::memcpy(packed + i * count, work.codes + i, 4);
-    }
-    return;
-  }
+}
+
+// Moves the codes of sixteen queries from `first` on to lanes: pairs of dimensions, as floats.
+void lay_out_lanes(const AttentionTask& task, const Workspace& work, int64_t first) {
   const int pairs = task.key_width / 2;
-  for (int64_t at = 0; at < shape.lanes; at += kLanes) {
-    for (int r = 0; r < kLanes; ++r) {
-      if (at + r < shape.queries) {
-        codes(at + r, work.codes + r * task.key_width);
-      } else {
-        std::memset(work.codes + r * task.key_width, 0, 2 * task.key_width);
-        work.factor[at + r] = 0.0f;
-        work.behind[at + r] = 1.0f;
-      }
+  for (int i = 0; i < pairs; i += kLanes) {
+    const int count = pairs - i < kLanes ? pairs - i : kLanes;
+    Vec tile[kLanes];
+    for (int r = 0; r < kLanes; ++r)
+      tile[r] = load_n(reinterpret_cast<const float*>(work.codes + r * task.key_width + 2 * i), count);
+    transpose(tile);
+    for (int j = 0; j < count; ++j)
+      store(reinterpret_cast<float*>(work.q + first * task.key_width + (i + j) * 2 * kLanes), tile[j]);
+  }
+}
+
+void prepare_queries(const AttentionTask& task, const Shape& shape, const Workspace& work) {
+  const int width = task.key_width;
+  for (int64_t first = 0; first < shape.queries; first += kLanes) {
+    const int count = shape.queries - first < kLanes ? static_cast<int>(shape.queries - first) : kLanes;
+    code_queries(task, work, first, count);
+#ifdef __AMX_INT8__
+    if (in_tiles(task)) {
+      const int64_t bytes = row_bytes(task.cache());
+      uint8_t* high = reinterpret_cast<uint8_t*>(work.q) + first * 2 * bytes;
+      for (int r = 0; r < count; ++r, high += bytes)
+        lay_out_query(task.cache(), work.codes + r * width, high, high + kTileQueries * bytes);
+      continue;
     }
-    for (int i = 0; i < pairs; i += kLanes) {  // moves pairs as floats
-      const int count = pairs - i < kLanes ? pairs - i : kLanes;
-      Vec tile[kLanes];
-      for (int r = 0; r < kLanes; ++r)
-        tile[r] = load_n(reinterpret_cast<const float*>(work.codes + r * task.key_width + 2 * i), count);
-      transpose(tile);
-      for (int j = 0; j < count; ++j)
-        store(reinterpret_cast<float*>(work.q + at * task.key_width + (i + j) * 2 * kLanes), tile[j]);
+#endif
+    if (shape.by_lane) {
+      for (int r = count; r < kLanes; ++r) {
+        std::memset(work.codes + r * width, 0, 2 * width);
+        work.factor[first + r] = 0.0f;
+        work.behind[first + r] = 1.0f;
+      }
+      lay_out_lanes(task, work, first);
+      continue;
+    }
+    const int rows = rows_of_group(shape);
+    for (int r = 0; r < count; ++r) {
+      const int64_t row = first + r, group = row / rows * rows;
+      const int64_t together = shape.queries - group < rows ? shape.queries - group : rows;
+      int16_t* packed = work.q + group * width + (row - group) * 2;
+      for (int i = 0; i < width; i += 2) std::memcpy(packed + i * together, work.codes + r * width + i, 4);
     }
   }
 }
