@@ -95,5 +95,18 @@ CKDIST_INLINE float quantise(const float* x, int n, float largest, float longest
   return scale;
 }
 
+// Moves sixteen rows of codes, (16, width), to lanes: (width / 2, 16, 2). Pairs are moved as floats.
+CKDIST_INLINE void move_to_lanes(const int16_t* codes, int width, int16_t* lanes) {
+  const int pairs = width / 2;
+  for (int i = 0; i < pairs; i += kLanes) {
+    const int count = pairs - i < kLanes ? pairs - i : kLanes;
+    Vec tile[kLanes];
+    for (int r = 0; r < kLanes; ++r)
+      tile[r] = load_n(reinterpret_cast<const float*>(codes + r * width + 2 * i), count);
+    transpose(tile);
+    for (int j = 0; j < count; ++j) store(reinterpret_cast<float*>(lanes + (i + j) * 2 * kLanes), tile[j]);
+  }
+}
+
 }  // namespace CKDIST_ISA
 }  // namespace ckdist

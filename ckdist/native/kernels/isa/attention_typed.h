@@ -53,20 +53,6 @@ void code_queries(const AttentionTask& task, const Workspace& work, int64_t firs
   }
 }
 
-// Moves the codes of sixteen queries from `first` on to lanes: pairs of dimensions, as floats.
-void lay_out_lanes(const AttentionTask& task, const Workspace& work, int64_t first) {
-  const int pairs = task.key_width / 2;
-  for (int i = 0; i < pairs; i += kLanes) {
-    const int count = pairs - i < kLanes ? pairs - i : kLanes;
-    Vec tile[kLanes];
-    for (int r = 0; r < kLanes; ++r)
-      tile[r] = load_n(reinterpret_cast<const float*>(work.codes + r * task.key_width + 2 * i), count);
-    transpose(tile);
-    for (int j = 0; j < count; ++j)
-      store(reinterpret_cast<float*>(work.q + first * task.key_width + (i + j) * 2 * kLanes), tile[j]);
-  }
-}
-
 void prepare_queries(const AttentionTask& task, const Shape& shape, const Workspace& work) {
   const int width = task.key_width;
   for (int64_t first = 0; first < shape.queries; first += kLanes) {
@@ -87,7 +73,7 @@ void prepare_queries(const AttentionTask& task, const Shape& shape, const Worksp
         work.factor[first + r] = 0.0f;
         work.behind[first + r] = 1.0f;
       }
-      lay_out_lanes(task, work, first);
+      move_to_lanes(work.codes, width, work.q + first * width);
       continue;
     }
     const int rows = rows_of_group(shape);
