@@ -25,7 +25,8 @@ struct Attend : Carved<Attend, AttentionRun<Attend, ckdist_attend_step>> {
   };
   static Room room(Carver& c, const Inference& r, const Fields& step) {
     const Inference::Layer& layer = r.layers[step.layer];
-    return {c.bytes(r.kernels.attention.scratch_bytes(layer.cache, kQueryTile, layer.max_heads_per_kv)),
+    const int heads = layer.max_heads_per_kv;
+    return {c.bytes(r.kernels.attention.scratch_bytes(layer.cache, query_tile(heads), heads)),
             c.floats(kBlockTokens * layer.cache.key_width), c.floats(kBlockTokens * layer.cache.value_width),
             c.floats(step.squares >= 0 ? r.value(step.squares).width : 0)};
   }
