@@ -48,9 +48,14 @@ struct Numbers {
   }
   void round(float factor, int16_t* codes) const {
     for (int i = 0; i < count(); i += kLanes) {
+      const Vec numbers = load_at(i) * set(factor);
+      if (count() - i >= kLanes) {
+        store_i16(codes + i, numbers);
+        continue;
+      }
       int16_t rounded[kLanes];
-      store_i16(rounded, load_at(i) * set(factor));
-      std::memcpy(codes + i, rounded, 2 * (count() - i < kLanes ? count() - i : kLanes));
+      store_i16(rounded, numbers);
+      std::memcpy(codes + i, rounded, 2 * (count() - i));
     }
   }
 };

@@ -172,8 +172,8 @@ struct PendingValues {
 };
 
 // Several groups of queries and one span. Keys and values are split just before use, so that they are in the L1 cache.
-// For blocks that are not in use, and columns beyond the
-// width, the buffers hold old data: their weights are 0, or their sums are not read.
+// For blocks that are not in use, and columns beyond the width, the buffers hold old data: their weights are 0, or their
+// sums are not read.
 class TileSpan {
  public:
   // state: the spans before this one, which it is merged into; null: the part gets its values.

@@ -8,8 +8,8 @@ namespace ckdist {
 
 // Most query tokens of one attention task: this number, or as many as have this number of queries. With AMX, the bytes
 // of keys and values are split once for up to 128 queries.
-constexpr int kQueryTile = 32, kTileQueries = 128;
-inline int query_tile(int heads_per_kv) { return std::max(kQueryTile, kTileQueries / std::max(heads_per_kv, 1)); }
+constexpr int kQueryTile = 32, kMostQueries = 128;
+inline int query_tile(int heads_per_kv) { return std::max(kQueryTile, kMostQueries / std::max(heads_per_kv, 1)); }
 // The same for latent attention. Its heads are wide: the sums of 128 queries stay in the L2 cache.
 constexpr int kLatentTile = 16;
 constexpr int64_t kTasksEach = 8;  // tasks of a thread if contexts are divided
