@@ -408,6 +408,20 @@ def test_every_magnitude_is_rounded_to_nearest_even(isa, kv_type):
 
 
 @cases("isa, kv_type", KERNELS)
+def test_a_block_has_the_bytes_of_its_positions(isa, kv_type):
+    rng = np.random.default_rng(3)
+    for key_width, value_width in (128, 64), (80, 96):
+        k, v = rng.normal(size=(16, key_width)).astype(F32), rng.normal(size=(16, value_width)).astype(F32)
+        k[3], v[4], k[5, 7], v[6, 9] = 0, 0, np.nan, np.inf
+        one_by_one = Cache(isa, kv_type, k, v)
+        together = np.full(one_by_one.stride, 0xFF, np.uint8)
+        block = native.ffi.cast("uint8_t *", together.ctypes.data)
+        native.check(native.lib.ckdist_attention_store_block(isa, one_by_one.shape, block, floats(k), floats(v)))
+        start = int(one_by_one.table[0]) * one_by_one.stride
+        np.testing.assert_array_equal(together, one_by_one.bytes[start : start + one_by_one.stride])
+
+
+@cases("isa, kv_type", KERNELS)
 def test_block_bytes_are_whole_cache_lines(isa, kv_type):
     for width in range(8, 264, 8):
         assert block_bytes(isa, TYPES[kv_type], 8, width, 264 - width) % 64 == 0

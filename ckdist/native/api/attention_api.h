@@ -13,6 +13,9 @@ struct ckdist_cache_shape {
 CKDIST_EXPORT int64_t ckdist_attention_block_bytes(const char* isa, const struct ckdist_cache_shape* cache);
 CKDIST_EXPORT int32_t ckdist_attention_store(const char* isa, const struct ckdist_cache_shape* cache, uint8_t* block,
                                              int32_t slot, const float* k, const float* v);
+/* The same for all sixteen positions of a block. k: (16, key_width), v: (16, value_width), or null if latent. */
+CKDIST_EXPORT int32_t ckdist_attention_store_block(const char* isa, const struct ckdist_cache_shape* cache,
+                                                   uint8_t* block, const float* k, const float* v);
 
 struct ckdist_attention_task {
   struct ckdist_cache_shape cache;

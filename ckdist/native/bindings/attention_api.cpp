@@ -56,6 +56,19 @@ int32_t ckdist_attention_store(const char* isa, const struct ckdist_cache_shape*
   });
 }
 
+int32_t ckdist_attention_store_block(const char* isa, const struct ckdist_cache_shape* cache, uint8_t* block,
+                                     const float* k, const float* v) {
+  return guard([&] {
+    const CacheShape shape = checked_shape(*cache);
+    const float *keys[kBlockTokens], *values[kBlockTokens];
+    for (int slot = 0; slot < kBlockTokens; ++slot) {
+      keys[slot] = k + slot * shape.key_width;
+      values[slot] = v ? v + slot * shape.value_width : nullptr;
+    }
+    kernels_by_name(isa).attention.store_block(shape, block, keys, values);
+  });
+}
+
 int64_t ckdist_attention_scratch_bytes(const char* isa, const struct ckdist_cache_shape* cache, int32_t tokens,
                                        int32_t heads) {
   return guard_value(

@@ -99,6 +99,8 @@ struct AttentionKernel {
   // Writes one position's key and value to slot 0..15 of a block of one kv-head. v is null if the value is a part of
   // the key.
   void (*store)(const CacheShape& cache, uint8_t* block, int slot, const float* k, const float* v);
+  // The same for all sixteen positions of a block, with a row of k and v each. Rows of v may be null as above.
+  void (*store_block)(const CacheShape& cache, uint8_t* block, const float* const* k, const float* const* v);
   // Bytes of scratch memory (64-byte aligned) for a task of at most `tokens` x `heads` queries, and bytes of one span's
   // part of such a task.
   int64_t (*scratch_bytes)(const CacheShape& cache, int tokens, int heads);

@@ -23,41 +23,94 @@ void attend_bytes_spans(const AttentionTask& task, int64_t first, int64_t last, 
 constexpr float kLargestCode = 32767.0f, kLongest = 46200.0f;
 constexpr float kLargestValue = 16383.0f, kMostWeight = 130800.0f;
 
-// whole: number of Vecs of x if known, or 0. If known, loops are unrolled, and numbers stay in registers.
+// The numbers of a row. whole: the number of its Vecs if known, or 0. If known, loops are unrolled.
 template <int whole>
-CKDIST_INLINE float quantise_vecs(const float* x, int n, float largest, float longest, int16_t* codes) {
-  if constexpr (whole > 0) n = whole * kLanes;
-  const auto lanes = [&](int i) { return !whole && n - i < kLanes ? load_n(x + i, n - i) : load(x + i); };
-  Vec peak = set(0.0f), probe = set(0.0f);
-  for (int i = 0; i < n; i += kLanes) {
-    peak = max(peak, abs(lanes(i)));
-    probe = fma(lanes(i), set(0.0f), probe);
+struct Numbers {
+  const float* x;
+  int n;
+
+  int count() const { return whole ? whole * kLanes : n; }
+  Vec load_at(int i) const { return !whole && n - i < kLanes ? load_n(x + i, n - i) : load(x + i); }
+  // NaN if any number is NaN or infinite.
+  float magnitude() const {
+    Vec peak = set(0.0f), probe = set(0.0f);
+    for (int i = 0; i < count(); i += kLanes) {
+      peak = max(peak, abs(load_at(i)));
+      probe = fma(load_at(i), set(0.0f), probe);
+    }
+    const float largest = reduce_max(peak);
+    return reduce_sum(probe) == 0.0f ? largest : __builtin_nanf("");
   }
-  const float magnitude = reduce_max(peak);
-  const bool bad = !(reduce_sum(probe) == 0.0f);
-  if (bad || magnitude < 1e-28f) {
-    std::memset(codes, 0, 2 * n);
-    return bad ? __builtin_nanf("") : 0.0f;
+  float squares(float factor) const {
+    Vec sum = set(0.0f);
+    for (int i = 0; i < count(); i += kLanes) sum = fma(load_at(i) * set(factor), load_at(i) * set(factor), sum);
+    return reduce_sum(sum);
   }
-  Vec squares = set(0.0f);
-  const Vec inverse = set(1.0f / magnitude);
-  for (int i = 0; i < n; i += kLanes) squares = fma(lanes(i) * inverse, lanes(i) * inverse, squares);
-  const float limit = longest / __builtin_sqrtf(reduce_sum(squares));
-  const float peak_code = limit < largest ? limit : largest;
-  const Vec factor = set(peak_code / magnitude);
-  for (int i = 0; i < n; i += kLanes) {
-    int16_t rounded[kLanes];
-    store_i16(rounded, lanes(i) * factor);
-    std::memcpy(codes + i, rounded, 2 * (n - i < kLanes ? n - i : kLanes));
+  void round(float factor, int16_t* codes) const {
+    for (int i = 0; i < count(); i += kLanes) {
+      const Vec numbers = load_at(i) * set(factor);
+      if (count() - i >= kLanes) {
+        store_i16(codes + i, numbers);
+        continue;
+      }
+      int16_t rounded[kLanes];
+      store_i16(rounded, numbers);
+      std::memcpy(codes + i, rounded, 2 * (count() - i));
+    }
   }
-  return magnitude / peak_code;
+};
+
+// Each step is done for all rows before the next one, so that no row waits for the sums of another one.
+template <int whole, class Row>
+CKDIST_INLINE void quantise_vecs(Row&& row, int rows, int n, float largest, float longest, int16_t* codes,
+                                 int64_t stride, float* scales) {
+  float magnitudes[kLanes], factors[kLanes];
+  for (int r = 0; r < rows; ++r) magnitudes[r] = Numbers<whole>{row(r), n}.magnitude();
+  for (int r = 0; r < rows; ++r) {
+    const float magnitude = magnitudes[r];
+    if (magnitude >= 1e-28f) {
+      const float limit = longest / __builtin_sqrtf(Numbers<whole>{row(r), n}.squares(1.0f / magnitude));
+      const float peak_code = limit < largest ? limit : largest;
+      factors[r] = peak_code / magnitude;
+      scales[r] = magnitude / peak_code;
+    } else {
+      factors[r] = 0.0f;
+      scales[r] = magnitude < 1e-28f ? 0.0f : magnitude;
+    }
+  }
+  for (int r = 0; r < rows; ++r) {
+    if (factors[r] > 0.0f) Numbers<whole>{row(r), n}.round(factors[r], codes + r * stride);
+    else std::memset(codes + r * stride, 0, 2 * n);
+  }
 }
-// codes = round(x / scale), with codes of at most `largest` and a vector length of at most `longest`. Returns the
-// scale, or NaN if any x is NaN or infinite, so that it shows in the result. n is a multiple of 8.
+// Up to sixteen rows: codes = round(row(r)[i] / scale), (rows, n) through the stride, with codes of at most `largest`
+// and a vector length of at most `longest`. A scale is NaN if any number of the row is NaN or infinite, so that it shows
+// in the result. n is a multiple of 8.
+template <class Row>
+CKDIST_INLINE void quantise_rows(Row&& row, int rows, int n, float largest, float longest, int16_t* codes,
+                                 int64_t stride, float* scales) {
+  if (n == 8 * kLanes) quantise_vecs<8>(row, rows, n, largest, longest, codes, stride, scales);
+  else if (n == 4 * kLanes) quantise_vecs<4>(row, rows, n, largest, longest, codes, stride, scales);
+  else quantise_vecs<0>(row, rows, n, largest, longest, codes, stride, scales);
+}
+// The same for one row. Returns its scale.
 CKDIST_INLINE float quantise(const float* x, int n, float largest, float longest, int16_t* codes) {
-  if (n == 8 * kLanes) return quantise_vecs<8>(x, n, largest, longest, codes);
-  return n == 4 * kLanes ? quantise_vecs<4>(x, n, largest, longest, codes)
-                         : quantise_vecs<0>(x, n, largest, longest, codes);
+  float scale;
+  quantise_rows([&](int) { return x; }, 1, n, largest, longest, codes, 0, &scale);
+  return scale;
+}
+
+// Moves sixteen rows of codes, (16, width), to lanes: (width / 2, 16, 2). Pairs are moved as floats.
+CKDIST_INLINE void move_to_lanes(const int16_t* codes, int width, int16_t* lanes) {
+  const int pairs = width / 2;
+  for (int i = 0; i < pairs; i += kLanes) {
+    const int count = pairs - i < kLanes ? pairs - i : kLanes;
+    Vec tile[kLanes];
+    for (int r = 0; r < kLanes; ++r)
+      tile[r] = load_n(reinterpret_cast<const float*>(codes + r * width + 2 * i), count);
+    transpose(tile);
+    for (int j = 0; j < count; ++j) store(reinterpret_cast<float*>(lanes + (i + j) * 2 * kLanes), tile[j]);
+  }
 }
 
 }  // namespace CKDIST_ISA

@@ -20,14 +20,18 @@ Shape shape_of(const AttentionTask& task) {
   return shape;
 }
 
-void clear(const Shape& shape, const SpanPart& state) {
+void clear_lanes(const Shape& shape, const SpanPart& state) {
   for (int64_t i = 0; i < shape.lanes; ++i) state.largest[i] = -__builtin_inff();
-  std::memset(state.sum, 0, 4 * (shape.part_floats() - shape.lanes));
+  std::memset(state.sum, 0, 4 * shape.lanes * (1 + shape.groups()));
 }
 
-void merge_part(const Shape& shape, const SpanPart& part, const SpanPart& state, float* factors, int64_t first,
-                int64_t last) {
-  const int groups = shape.groups();
+void clear(const Shape& shape, const SpanPart& state) {
+  clear_lanes(shape, state);
+  std::memset(state.values, 0, 4 * shape.values());
+}
+
+void merge_lanes(const Shape& shape, const SpanPart& part, const SpanPart& state, float* factors, int64_t first,
+                 int64_t last) {
   for (int64_t at = first; at < last; at += kLanes) {
     const Vec before = load(state.largest + at), here = load(part.largest + at);
     const Vec now = max(here, before);
@@ -36,9 +40,14 @@ void merge_part(const Shape& shape, const SpanPart& part, const SpanPart& state,
     store(state.largest + at, now);
     store(state.sum + at, fma(load(state.sum + at), kept, load(part.sum + at) * added));
     store(factors + at, kept);
-    for (int g = 0; g < groups; ++g)
+    for (int g = 0; g < shape.groups(); ++g)
       store(factors + (1 + g) * shape.lanes + at, load(part.unit + g * shape.lanes + at) * added);
   }
+}
+
+void merge_part(const Shape& shape, const SpanPart& part, const SpanPart& state, float* factors, int64_t first,
+                int64_t last) {
+  merge_lanes(shape, part, state, factors, first, last);
   if (shape.by_lane) {
     for (int64_t at = first; at < last; at += kLanes) {
       float* values = state.values + at * shape.columns;
@@ -63,10 +72,7 @@ void merge_part(const Shape& shape, const SpanPart& part, const SpanPart& state,
   }
 }
 
-namespace {
-
-// 1 / (sum of weights) for the sixteen queries from `at` on. A sink is a score without a value.
-Vec inverse_sum(const AttentionTask& task, const Shape& shape, const SpanPart& state, int64_t at) {
+Vec inverse_sums(const AttentionTask& task, const Shape& shape, const SpanPart& state, int64_t at) {
   Vec sum = load(state.sum + at);
   if (task.sinks) {
     float sinks[kLanes] = {};
@@ -75,8 +81,6 @@ Vec inverse_sum(const AttentionTask& task, const Shape& shape, const SpanPart& s
   }
   return set(1.0f) / sum;
 }
-
-}  // namespace
 
 void finish(const AttentionTask& task, const Shape& shape, const SpanPart& state) {
   const auto row_of = [&](int64_t row) {
@@ -89,7 +93,7 @@ void finish(const AttentionTask& task, const Shape& shape, const SpanPart& state
   if (!shape.by_lane) {
     float inverses[kLanes];
     for (int64_t row = 0; row < shape.queries; ++row) {
-      if (row % kLanes == 0) store(inverses, inverse_sum(task, shape, state, row));
+      if (row % kLanes == 0) store(inverses, inverse_sums(task, shape, state, row));
       float* out = row_of(row);
       const Vec inverse = set(inverses[row % kLanes]);
       for (int i = 0; i < task.value_width; i += kLanes)
@@ -103,7 +107,7 @@ void finish(const AttentionTask& task, const Shape& shape, const SpanPart& state
     float *out[kLanes], *next[kLanes];
     for (int r = 0; r < rows; ++r)
       out[r] = row_of(at + r), next[r] = row_of(at + kLanes + r < shape.queries ? at + kLanes + r : at + r);
-    const Vec inverse = inverse_sum(task, shape, state, at);
+    const Vec inverse = inverse_sums(task, shape, state, at);
     for (int i = 0; i < task.value_width; i += kLanes) {
       Vec tile[kLanes];
       for (int j = 0; j < kLanes; ++j)

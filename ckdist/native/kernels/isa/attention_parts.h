@@ -44,10 +44,17 @@ struct SpanPart {
 
 Shape shape_of(const AttentionTask& task);
 void clear(const Shape& shape, const SpanPart& state);
+void clear_lanes(const Shape& shape, const SpanPart& state);  // everything except the values
+// Merges everything except the values of lanes [first, last) of a part into the state. factors: (1 + groups, lanes), of
+// the state's values and of the part's.
+void merge_lanes(const Shape& shape, const SpanPart& part, const SpanPart& state, float* factors, int64_t first,
+                 int64_t last);
 // Merges lanes [first, last) of a part into the state. The state's units are all 1 and not stored. factors: scratch
 // memory, (1 + groups, lanes).
 void merge_part(const Shape& shape, const SpanPart& part, const SpanPart& state, float* factors, int64_t first,
                 int64_t last);
+// 1 / sum for the sixteen queries from `at` on, where the sum includes the task's sinks: scores without a value.
+Vec inverse_sums(const AttentionTask& task, const Shape& shape, const SpanPart& state, int64_t at);
 // out = values / sum, where the sum includes the task's sinks.
 void finish(const AttentionTask& task, const Shape& shape, const SpanPart& state);
 

@@ -25,72 +25,85 @@ struct QueryGroup {
       last = to > last ? to : last;
     }
   }
-  bool sees_all(int r, int from, int to) const { return low[r] <= from && high[r] >= to; }
 };
 
-// `here` in the lanes of positions [i, i + 16) that query r of the group sees, else `other`.
-CKDIST_INLINE Vec seen_or(const QueryGroup& group, int r, int i, Vec here, Vec other) {
-  if (group.sees_all(r, i, i + kLanes)) return here;
+// `here` in the lanes of positions [i, i + 16) within [low, high), else `other`.
+CKDIST_INLINE Vec seen_or(int low, int high, int i, Vec here, Vec other) {
+  if (low <= i && high >= i + kLanes) return here;
   const Vec position = lane_numbers() + set(static_cast<float>(i));
-  return select(less(position, set(static_cast<float>(group.high[r]))),
-                select(less(position, set(static_cast<float>(group.low[r]))), other, here), other);
+  return select(less(position, set(static_cast<float>(high))),
+                select(less(position, set(static_cast<float>(low))), other, here), other);
+}
+
+// Completes the scores (256,) of query r of the group, and returns the largest.
+CKDIST_INLINE float complete_scores(const AttentionTask& task, const Workspace& work, const Span& span,
+                                    const QueryGroup& group, int r, float* scores) {
+  const int from = group.first * kLanes, to = group.last * kLanes, low = group.low[r], high = group.high[r];
+  float biases[kSpan];
+  if (task.bias) {
+    const ScoreBias bias(task, group.row + r);
+    for (int i = from; i < to; ++i) biases[i] = bias.of(span.start + i);
+  }
+  const bool plain = task.bias == nullptr && task.soft_cap <= 0.0f;
+  const Vec factor = set(work.factor[group.row + r]);
+  Vec largest = set(-__builtin_inff());
+  for (int i = from; i < to; i += kLanes) {
+    Vec s = load(scores + i) * factor;
+    if (!plain) {
+      if (task.bias) s = s + load(biases + i);
+      s = cap(s, task.soft_cap);
+    }
+    s = seen_or(low, high, i, s, set(-__builtin_inff()));
+    store(scores + i, s);
+    largest = max(s, largest);
+  }
+  return reduce_max(largest);
+}
+
+// Converts the scores [from, to) of a query to weights, and returns their sum.
+CKDIST_INLINE float exponentiate(float peak, int from, int to, float* scores) {
+  const Vec shift = set(peak == -__builtin_inff() ? 0.0f : peak);
+  Vec sum = set(0.0f);
+  for (int i = from; i < to; i += kLanes) {
+    const Vec weight = exp_units(load(scores + i) - shift);
+    store(scores + i, weight);
+    sum = sum + weight;
+  }
+  return reduce_sum(sum);
+}
+
+// The largest scale of the values that each query of a group sees.
+CKDIST_INLINE void largest_scales(const QueryGroup& group, const float* scales, float* largest) {
+  for (int r = 0; r < group.rows; ++r) {
+    const int low = group.low[r], high = group.high[r];
+    if (r > 0 && low == group.low[r - 1] && high == group.high[r - 1]) {  // another head, or the whole span
+      largest[r] = largest[r - 1];
+      continue;
+    }
+    Vec most = set(0.0f);
+    for (int i = low / kLanes * kLanes; i < high; i += kLanes)
+      most = max(seen_or(low, high, i, load(scales + i), set(0.0f)), most);
+    largest[r] = reduce_max(most);
+  }
 }
 
 // Converts scores (rows, 256) to weights, and writes the part except its values. Then calls weigh(group of values, r,
-// factor). The weights of query r must be multiplied by factor and their scales of V, and rounded.
+// factor). The weights of query r must be multiplied by factor and their scales of V, and rounded. Each step is done
+// for all rows before the next one, so that no row waits for another one's sum.
 template <class Value, class Weigh>
 CKDIST_INLINE void soften_rows(const AttentionTask& task, const Shape& shape, const Workspace& work, const Span& span,
                                const SpanPart& part, const QueryGroup& group, float* scores, Weigh&& weigh_row) {
   const int from = group.first * kLanes, to = group.last * kLanes, rows = group.rows;
   const int64_t row = group.row;
-  float sums[kLanes] = {}, scales[kLanes] = {}, factors[kLanes], biases[kSpan];
-  for (int r = 0; r < rows; ++r) {
-    float* score = scores + r * kSpan;
-    if (task.bias) {
-      const ScoreBias bias(task, row + r);
-      for (int i = from; i < to; ++i) biases[i] = bias.of(span.start + i);
-    }
-    const bool plain = task.bias == nullptr && task.soft_cap <= 0.0f;
-    const Vec factor = set(work.factor[row + r]);
-    Vec largest = set(-__builtin_inff());
-    for (int i = from; i < to; i += kLanes) {
-      Vec s = load(score + i) * factor;
-      if (!plain) {
-        if (task.bias) s = s + load(biases + i);
-        s = cap(s, task.soft_cap);
-      }
-      s = seen_or(group, r, i, s, set(-__builtin_inff()));
-      store(score + i, s);
-      largest = max(s, largest);
-    }
-    const float peak = reduce_max(largest);
-    const Vec shift = set(peak == -__builtin_inff() ? 0.0f : peak);
-    Vec sum = set(0.0f);
-    for (int i = from; i < to; i += kLanes) {
-      const Vec weight = exp_units(load(score + i) - shift);
-      store(score + i, weight);
-      sum = sum + weight;
-    }
-    part.largest[row + r] = peak;
-    part.sum[row + r] = sums[r] = reduce_sum(sum);
-  }
+  float sums[kLanes] = {}, scales[kLanes] = {}, factors[kLanes], units[kLanes];
+  for (int r = 0; r < rows; ++r)
+    part.largest[row + r] = complete_scores(task, work, span, group, r, scores + r * kSpan);
+  for (int r = 0; r < rows; ++r)
+    part.sum[row + r] = sums[r] = exponentiate(part.largest[row + r], from, to, scores + r * kSpan);
   for (int g = 0; g < shape.groups(); ++g) {
-    int last_whole = -1;  // a query that sees all positions: later ones have the same largest scale
-    for (int r = 0; r < rows; ++r) {
-      const bool whole = group.sees_all(r, from, to);
-      if (whole && last_whole >= 0) {
-        scales[r] = scales[last_whole];
-        continue;
-      }
-      Vec largest = set(0.0f);
-      for (int i = from; i < to; i += kLanes)
-        largest = max(seen_or(group, r, i, load(span.v_scales + g * kSpan + i), set(0.0f)), largest);
-      scales[r] = reduce_max(largest);
-      if (whole) last_whole = r;
-    }
+    largest_scales(group, span.v_scales + g * kSpan, scales);
     Vec unit;
     store(factors, weigh<Value>(load(sums), load(scales), &unit));
-    float units[kLanes];
     store(units, unit);
     for (int r = 0; r < rows; ++r) {
       part.unit[g * shape.lanes + row + r] = units[r];

@@ -36,7 +36,7 @@ struct Workspace {
   // rows: groups of R queries, each (key_width / 2, R, 2). lanes: Vecs of queries, each (key_width / 2, 16, 2).
   int16_t* q;
   int16_t* codes;  // (16, key_width)
-  float* rotated;  // (key_width,)
+  float* rotated;  // (16, key_width)
   float* factor;   // (lanes,): score / (codes of q . k)
   // (lanes,), latent: additional factor of the scores of the elements after the values.
   float* behind;
@@ -62,7 +62,7 @@ struct Workspace {
     const auto words = [&](int64_t n) { return reinterpret_cast<int16_t*>(take((n + 1) / 2)); };
     q = words(lanes * (cache.key_width + 2 * kQueryPadding));
     codes = words(kLanes * int64_t{cache.key_width});
-    rotated = take(cache.key_width);
+    rotated = take(kLanes * int64_t{cache.key_width});
     factor = take(lanes);
     behind = take(lanes);
     scores = take(kSpan * kMostRows);

@@ -192,5 +192,34 @@ void attention_store(const CacheShape& cache, uint8_t* block, int slot, const fl
   }
 }
 
+// Keys and values of i16 are converted together, and a block is written in whole cache lines.
+void attention_store_block(const CacheShape& cache, uint8_t* block, const float* const* k, const float* const* v) {
+  constexpr int kMostWidth = 512;
+  const int key_width = cache.key_width, value_width = cache.value_width;
+  const bool words = cache.key_type == KvType::i16 && cache.value_type == KvType::i16;
+  if (!words || cache.latent || key_width > kMostWidth || value_width > kMostWidth) {
+    for (int slot = 0; slot < kBlockTokens; ++slot)
+      attention_store(cache, block, slot, k[slot], v[slot]);
+    return;
+  }
+  const BlockLayout layout(cache);
+  alignas(64) int16_t codes[kBlockTokens * kMostWidth];
+  float* const k_scales = reinterpret_cast<float*>(block + layout.k_scales_offset);
+  float* const v_scales = reinterpret_cast<float*>(block + layout.v_scales_offset);
+  quantise_rows([&](int slot) { return k[slot]; }, kBlockTokens, key_width, kLargestCode, kLongest, codes, key_width,
+                k_scales);
+  move_to_lanes(codes, key_width, reinterpret_cast<int16_t*>(block));
+  quantise_rows([&](int slot) { return v[slot]; }, kBlockTokens, value_width, kLargestValue, __builtin_inff(), codes,
+                value_width, v_scales);
+  uint32_t* pairs = reinterpret_cast<uint32_t*>(block + layout.v_offset);
+  for (int slot = 0; slot < kBlockTokens; slot += 2, pairs += value_width) {
+    const int16_t *first = codes + slot * value_width, *second = first + value_width;
+    for (int i = 0; i < value_width; ++i)
+      pairs[i] = static_cast<uint16_t>(first[i]) | uint32_t{static_cast<uint16_t>(second[i])} << 16;
+  }
+  for (int slot = 0; slot < kBlockTokens; ++slot)
+    if (v_scales[slot] != v_scales[slot]) k_scales[slot] = v_scales[slot];
+}
+
 }  // namespace CKDIST_ISA
 }  // namespace ckdist

@@ -10,10 +10,9 @@ namespace CKDIST_ISA {
 namespace {
 
 constexpr int kTileQueries = kTileMostRows;
-constexpr int kTileCodes = kTileRowBytes;                       // codes that a product sums
-constexpr int kHalvesBytes = 2 * kTileRowBytes;                 // a line of high bytes and a line of low bytes
-constexpr int kCodesBytes = kTileMostRows * kHalvesBytes;       // codes of one product
-constexpr int kValuesBytes = kSpan / kTileCodes * kCodesBytes;  // sixteen columns of a span's values
+constexpr int kTileCodes = kTileRowBytes;                  // codes that a product sums
+constexpr int kHalvesBytes = 2 * kTileRowBytes;            // a line of high bytes and a line of low bytes
+constexpr int kCodesBytes = kTileMostRows * kHalvesBytes;  // codes of one product
 constexpr int kSums = kTileMostRows * kLanes;
 
 // Dimensions [first, last) of a key that share a scale, and the offset of their high bytes in a row of a query. In a
@@ -32,119 +31,155 @@ CKDIST_INLINE int row_bytes(const CacheShape& cache) {
   return end.at + end.products() * kTileCodes;
 }
 
+// Splits two lines of pairs of codes into a line of high bytes and a line of low bytes. A lane of each has four codes,
+// which a product sums. Their order is free, but both factors must have the same one: the pairs' codes alternate.
+CKDIST_INLINE void split_lines(__m512i first, __m512i second, uint8_t* high, uint8_t* low) {
+  constexpr int or_and = 0xf8, or_and_not = 0xf4;  // truth tables of a | (b & c) and a | (b & ~c)
+  const __m512i lows = _mm512_set1_epi16(0xff);
+  _mm512_storeu_si512(high, _mm512_ternarylogic_epi32(_mm512_srli_epi16(first, 8), second, lows, or_and_not));
+  _mm512_storeu_si512(low, _mm512_ternarylogic_epi32(_mm512_slli_epi16(second, 8), first, lows, or_and));
+}
+
 // Writes the codes of a query, (key_width,), to its row of a group of queries: all rows of high bytes, then all rows of
-// low bytes.
+// low bytes. The codes of a product are two lines.
 CKDIST_INLINE void lay_out_query(const CacheShape& cache, const int16_t* codes, uint8_t* high, uint8_t* low) {
+  const auto line = [&](int from, int end) {
+    const int left = end - from;
+    return _mm512_maskz_loadu_epi16(left < 0 ? 0 : left < 32 ? (1u << left) - 1 : 0xffffffffu, codes + from);
+  };
   for (int g = 0; g < key_groups(cache); ++g) {
     const KeyGroup of(cache, g);
-    for (int i = of.first, at = of.at; i < of.last; i += 32, at += 32) {
-      const int left = of.last - i;
-      const __m512i words = _mm512_maskz_loadu_epi16(left < 32 ? (1u << left) - 1 : 0xffffffffu, codes + i);
-      _mm256_storeu_si256(reinterpret_cast<__m256i*>(low + at), _mm512_cvtepi16_epi8(words));
-      _mm256_storeu_si256(reinterpret_cast<__m256i*>(high + at), _mm512_cvtepi16_epi8(_mm512_srli_epi16(words, 8)));
-    }
-    const int rest = of.products() * kTileCodes - (of.last - of.first + 31) / 32 * 32;
-    std::memset(high + of.at + of.products() * kTileCodes - rest, 0, rest);
-    std::memset(low + of.at + of.products() * kTileCodes - rest, 0, rest);
+    for (int i = of.first, at = of.at; i < of.last; i += kTileCodes, at += kTileCodes)
+      split_lines(line(i, of.last), line(i + kTileCodes / 2, of.last), high + at, low + at);
   }
 }
 
-// Stores the high and low bytes of 64 codes, which are in lanes of 32 bits.
-CKDIST_INLINE void store_halves(const __m512i* codes, uint8_t* high, uint8_t* low) {
-  alignas(64) static constexpr uint8_t kFirst[64] = {0,  4,  8,  12,  16,  20,  24,  28,  32,  36, 40,
-                                                     44, 48, 52, 56,  60,  64,  68,  72,  76,  80, 84,
-                                                     88, 92, 96, 100, 104, 108, 112, 116, 120, 124};
-  const __m512i lows = _mm512_load_si512(kFirst), highs = _mm512_or_si512(lows, _mm512_set1_epi8(1));
-  const auto pack = [&](__m512i index) {
-    return _mm512_inserti64x4(_mm512_permutex2var_epi8(codes[0], index, codes[1]),
-                              _mm512_castsi512_si256(_mm512_permutex2var_epi8(codes[2], index, codes[3])), 1);
-  };
-  _mm512_storeu_si512(low, pack(lows));
-  _mm512_storeu_si512(high, pack(highs));
+// Splits the keys of a block, for all products of a row.
+CKDIST_INLINE void split_keys(const CacheShape& cache, const uint8_t* block, uint8_t* to) {
+  const auto line = [&](int i) { return _mm512_loadu_si512(block + int64_t{i} * 2 * kLanes); };  // of dimension i
+  for (int g = 0; g < key_groups(cache); ++g) {
+    const KeyGroup of(cache, g);
+    for (int p = 0; p < of.products(); ++p, to += kCodesBytes) {
+      const int first = of.first + p * kTileCodes, second = first + kTileCodes / 2;
+      for (int i = 0; i < kTileCodes / 2 && first + i < of.last; i += 2)
+        split_lines(line(first + i), second + i < of.last ? line(second + i) : _mm512_setzero_si512(),
+                    to + i / 2 * kHalvesBytes, to + i / 2 * kHalvesBytes + kTileRowBytes);
+    }
+  }
 }
 
-// Splits two lines of pairs of codes (the first two and the next two that a product sums) into a line of high bytes and
-// a line of low bytes.
-CKDIST_INLINE void split_lines(const void* first, const void* second, uint8_t* to) {
-  const __m512i lanes =
-      _mm512_set_epi32(0x3c3c3c3c, 0x38383838, 0x34343434, 0x30303030, 0x2c2c2c2c, 0x28282828, 0x24242424, 0x20202020,
-                       0x1c1c1c1c, 0x18181818, 0x14141414, 0x10101010, 0x0c0c0c0c, 0x08080808, 0x04040404, 0);
-  const __m512i low = _mm512_or_si512(lanes, _mm512_set1_epi32(0x42400200)),
-                high = _mm512_or_si512(lanes, _mm512_set1_epi32(0x43410301));
-  const __m512i a = _mm512_loadu_si512(first), b = _mm512_loadu_si512(second);
-  _mm512_storeu_si512(to, _mm512_permutex2var_epi8(a, high, b));
-  _mm512_storeu_si512(to + kTileRowBytes, _mm512_permutex2var_epi8(a, low, b));
-}
-
-// Converts a row of scores to weights, padded to whole products.
+// Converts a row of scores to weights, padded to whole products. Two lines of a product are blocks 0 and 1, and blocks 2
+// and 3, of 64 positions.
 CKDIST_INLINE void weigh_halves(const QueryGroup& group, const float* scores, const float* v_scales, Vec factor,
                                 uint8_t* high, uint8_t* low) {
   const int from = group.first * kLanes, to = group.last * kLanes;
-  for (int i = from / kTileCodes * kTileCodes; i < to; i += kTileCodes) {
-    __m512i codes[4];
-    for (int j = 0; j < 4; ++j) {
-      const int at = i + j * kLanes;
-      codes[j] = at < from || at >= to ? _mm512_setzero_si512()
-                                       : _mm512_cvtps_epi32(((load(scores + at) * factor) * load(v_scales + at)).v);
-    }
-    store_halves(codes, high + i, low + i);
-  }
+  const auto codes = [&](int at) {
+    if (at < from || at >= to) return _mm512_setzero_si512();
+    return _mm512_cvtps_epi32(((load(scores + at) * factor) * load(v_scales + at)).v);
+  };
+  for (int i = from / kTileCodes * kTileCodes; i < to; i += kTileCodes)
+    split_lines(_mm512_packs_epi32(codes(i), codes(i + kLanes)),
+                _mm512_packs_epi32(codes(i + 2 * kLanes), codes(i + 3 * kLanes)), high + i, low + i);
 }
 
-// Products of `steps` times 64 codes of 16 rows with two times 16 columns, which are `apart` bytes apart. sums:
-// [columns][high by high; high by low and low by high; low by low][row][column].
-CKDIST_INLINE void multiply_codes(const uint8_t* high, const uint8_t* low, int64_t stride, const uint8_t* codes,
-                                  int64_t apart, int steps, int32_t* sums) {
-  tile_zero<0>();
-  tile_zero<1>();
-  tile_zero<2>();
-  tile_zero<3>();
-  tile_zero<4>();
-  tile_zero<5>();
+// Products of `steps` times 64 codes of 16 rows with 16 columns. sums: [high by high; high by low and low by high; low
+// by low][row][column]. After each product, combines `each` rows of the pending sums, which may be the same memory.
+template <int each, class Pending>
+CKDIST_INLINE void add_products(const uint8_t* high, const uint8_t* low, int64_t stride, const uint8_t* codes,
+                                int steps, int32_t* sums, const Pending& pending) {
+  // TILEZERO would make the next product wait for all before it (20 ns); loading zeros does not.
+  alignas(64) static constexpr int32_t kZeros[kLanes] = {};
+  tile_load<0>(kZeros, 0);
+  tile_load<1>(kZeros, 0);
+  tile_load<2>(kZeros, 0);
+  int row = 0;
   for (int s = 0; s < steps; ++s, high += kTileCodes, low += kTileCodes, codes += kCodesBytes) {
-    constexpr int row = 6, column = 7;
-    const uint8_t *second = codes + apart, *lows = codes + kTileRowBytes, *second_lows = second + kTileRowBytes;
-    tile_load<row>(high, stride);
-    tile_load<column>(codes, kHalvesBytes);
-    tile_dot_bytes<0, row, column>();
-    tile_load<column>(lows, kHalvesBytes);
-    tile_dot_bytes<1, row, column, true, false>();
-    tile_load<column>(second, kHalvesBytes);
-    tile_dot_bytes<3, row, column>();
-    tile_load<column>(second_lows, kHalvesBytes);
-    tile_dot_bytes<4, row, column, true, false>();
-    tile_load<row>(low, stride);
-    tile_dot_bytes<5, row, column, false, false>();
-    tile_load<column>(second, kHalvesBytes);
-    tile_dot_bytes<4, row, column, false, true>();
-    tile_load<column>(codes, kHalvesBytes);
-    tile_dot_bytes<1, row, column, false, true>();
-    tile_load<column>(lows, kHalvesBytes);
-    tile_dot_bytes<2, row, column, false, false>();
+    tile_load<3>(high, stride);
+    tile_load<4>(codes, kHalvesBytes);
+    tile_load<5>(codes + kTileRowBytes, kHalvesBytes);
+    tile_load<6>(low, stride);
+    tile_dot_bytes<0, 3, 4>();
+    pending.combine(row, row + each);
+    tile_dot_bytes<1, 3, 5, true, false>();
+    pending.combine(row + each, row + 2 * each);
+    tile_dot_bytes<2, 6, 5, false, false>();
+    pending.combine(row + 2 * each, row + 3 * each);
+    tile_dot_bytes<1, 6, 4, false, true>();
+    pending.combine(row + 3 * each, row + 4 * each);
+    row += 4 * each;
   }
   tile_store<0>(sums, kTileRowBytes);
-  tile_store<1>(sums + kSums, kTileRowBytes);
   tile_store<2>(sums + 2 * kSums, kTileRowBytes);
-  tile_store<3>(sums + 3 * kSums, kTileRowBytes);
-  tile_store<4>(sums + 4 * kSums, kTileRowBytes);
-  tile_store<5>(sums + 5 * kSums, kTileRowBytes);
+  tile_store<1>(sums + kSums, kTileRowBytes);
+}
+template <class Pending>
+void multiply_codes(const uint8_t* high, const uint8_t* low, int64_t stride, const uint8_t* codes, int steps,
+                    int32_t* sums, const Pending& pending) {
+  if (steps == 1) add_products<4>(high, low, stride, codes, steps, sums, pending);
+  else if (steps < 4) add_products<2>(high, low, stride, codes, steps, sums, pending);
+  else add_products<1>(high, low, stride, codes, steps, sums, pending);
 }
 
-// Combines the products of one row with the first or second columns. The shifts may drop bits, but the sum stays below
-// 2^31.
-CKDIST_INLINE Vec sums_of_row(const int32_t* sums, int columns, int row) {
-  const int32_t* at = sums + (columns * 3 * kTileMostRows + row) * kLanes;
+// Combines the products of one row. The shifts may drop bits, but the sum stays below 2^31.
+CKDIST_INLINE Vec sums_of_row(const int32_t* sums, int row) {
+  const int32_t* at = sums + row * kLanes;
   const __m512i upper = _mm512_add_epi32(_mm512_slli_epi32(_mm512_load_si512(at), 8), _mm512_load_si512(at + kSums));
   return {_mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32(upper, 8), _mm512_load_si512(at + 2 * kSums)))};
 }
 
+// Sums of a group that are still to be combined, which is done while the tiles multiply the next group.
+struct PendingScores {
+  const int32_t* sums = nullptr;
+  int rows = 0;
+  bool add = false;  // to the scores of earlier groups of keys
+  float* scores = nullptr;
+  Vec scale;
+  const float* factors = nullptr;  // (rows,), or null
+
+  void combine(int first, int last) const {
+    for (int r = first; r < last && r < rows; ++r) {
+      float* score = scores + r * kSpan;
+      store(score, fma(sums_of_row(sums, r), factors ? scale * set(factors[r]) : scale,
+                       add ? load(score) : set(0.0f)));
+    }
+  }
+};
+// A group's values of a span, to be written as they are, or merged into the state or the result.
+struct ValueRows {
+  float* to[kTileQueries];
+  const float* before = nullptr;  // (rows, width): the state; null: there is none yet
+  int64_t width;
+  bool merged = false;   // values = before * kept + sums * unit
+  bool divided = false;  // values * inverse, the result
+  alignas(64) float kept[kTileQueries], unit[kTileQueries], inverse[kTileQueries];
+};
+struct PendingValues {
+  const int32_t* sums = nullptr;
+  int rows = 0, column = 0, lanes = kLanes;
+  const ValueRows* group = nullptr;
+
+  void combine(int first, int last) const {
+    for (int r = first; r < last && r < rows; ++r) {
+      const ValueRows& of = *group;
+      Vec values = sums_of_row(sums, r);
+      if (of.merged)
+        values = fma(of.before ? load(of.before + r * of.width + column) : set(0.0f), set(of.kept[r]),
+                     values * set(of.unit[r]));
+      if (of.divided) store_n(of.to[r] + column, values * set(of.inverse[r]) + set(0.0f), lanes);  // no -0
+      else store(of.to[r] + column, values);
+    }
+  }
+};
+
 // Several groups of queries and one span. Keys and values are split just before use, so that they are in the L1 cache.
-// For blocks that are not in use, and columns beyond the width, the buffers hold old data: their weights are 0, or
-// their sums are not read.
+// For blocks that are not in use, and columns beyond the width, the buffers hold old data: their weights are 0, or their
+// sums are not read.
 class TileSpan {
  public:
-  TileSpan(const AttentionTask& task, const Shape& shape, const Workspace& work, const Span& span, const SpanPart& part)
-      : task_(task), shape_(shape), work_(work), span_(span), part_(part), cache_(task.cache()) {}
+  // state: the spans before this one, which it is merged into; null: the part gets its values.
+  TileSpan(const AttentionTask& task, const Shape& shape, const Workspace& work, const Span& span, const SpanPart& part,
+           const SpanPart* state)
+      : task_(task), shape_(shape), work_(work), span_(span), part_(part), state_(state), cache_(task.cache()) {}
 
   // Takes groups from `row` on that see the span. Returns the first row that is not taken.
   int64_t take(int64_t row) {
@@ -156,58 +191,53 @@ class TileSpan {
     }
     return row;
   }
-  template <class Done>
-  void attend(Done&& done) const {
+  void attend() {
     if (count_ == 0) return;
     int first = kSpanBlocks, last = 0;
     for (int i = 0; i < count_; ++i) {
       first = groups_[i].first < first ? groups_[i].first : first;
       last = groups_[i].last > last ? groups_[i].last : last;
     }
-    for (int b = first / 2 * 2; b < last; b += 2) score(b);
-    for (int i = 0; i < count_; ++i) soften(i);
-    for (int column = 0; column < shape_.width; column += 2 * kLanes) accumulate(column, first, last);
-    for (int i = 0; i < count_; ++i) done(groups_[i].row, groups_[i].row + kTileQueries);
+    PendingScores scores;
+    for (int b = first; b < last; ++b) score(b, scores);
+    scores.combine(0, kTileQueries);
+    for (int i = 0; i < count_; ++i) {
+      soften(i);
+      direct_values(i);
+    }
+    PendingValues values;
+    for (int column = 0; column < shape_.width; column += kLanes) accumulate(column, first, last, values);
+    values.combine(0, kTileQueries);
   }
 
  private:
   float* scores(int i) const { return work_.scores + i * kTileQueries * kSpan; }
   uint8_t* weights(int i) const { return reinterpret_cast<uint8_t*>(work_.weights) + i * 2 * kTileQueries * kSpan; }
 
-  // Scores of all groups for blocks b and b + 1.
-  void score(int b) const {
-    alignas(64) int32_t sums[6 * kSums];
+  // Scores of all groups for block b.
+  void score(int b, PendingScores& pending) {
     uint8_t* const keys = reinterpret_cast<uint8_t*>(work_.keys);
-    const int64_t block_bytes = int64_t{2} * kBlockTokens * task_.key_width, stride = row_bytes(cache_);
-    for (int i = 0; i < 2; ++i) {
-      if (b + i < span_.first || b + i >= span_.last) continue;
-      const uint8_t *from = span_.k[b + i], *after = span_.after_k[b + i];
-      for (int64_t at = 0; at < block_bytes; at += kHalvesBytes) {
-        split_lines(from + at, from + at + kTileRowBytes, keys + i * block_bytes + at);
-        if (task_.latent) continue;  // the next data is already prefetched
-        __builtin_prefetch(after + at, 0, 2);
-        __builtin_prefetch(after + at + kTileRowBytes, 0, 2);
-      }
-    }
+    const int64_t stride = row_bytes(cache_);
+    split_keys(cache_, span_.k[b], keys);
+    if (!task_.latent)  // else the next data is already prefetched
+      for (int64_t at = 0; at < int64_t{2} * kBlockTokens * task_.key_width; at += 64)
+        __builtin_prefetch(span_.after_k[b] + at, 0, 2);
     for (int g = 0; g < key_groups(cache_); ++g) {
       const KeyGroup of(cache_, g);
-      const float* scales = span_.k_scales + g * kSpan + b * kLanes;
+      const Vec scale = load(span_.k_scales + g * kSpan + b * kLanes);
       for (int i = 0; i < count_; ++i) {
         const QueryGroup& group = groups_[i];
-        if (b + 1 < group.first || b >= group.last) continue;
+        if (b < group.first || b >= group.last) continue;
         const uint8_t* queries = reinterpret_cast<const uint8_t*>(work_.q) + 2 * group.row * stride + of.at;
-        multiply_codes(queries, queries + kTileQueries * stride, stride, keys + of.first / 4 * kHalvesBytes,
-                       block_bytes, of.products(), sums);
+        multiply_codes(queries, queries + kTileQueries * stride, stride, keys + of.at / kTileCodes * kCodesBytes,
+                       of.products(), sums_, pending);
         const Behind behind = behind_of(task_, work_, group.row);
-        float* score = scores(i) + b * kLanes;
-        for (int r = 0; r < group.rows; ++r, score += kSpan) {
-          for (int j = 0; j < 2; ++j) {
-            Vec scale = load(scales + j * kLanes);
-            if (of.first >= behind.from) scale = scale * set(behind.factor[r]);
-            store(score + j * kLanes,
-                  fma(sums_of_row(sums, j, r), scale, g > 0 ? load(score + j * kLanes) : set(0.0f)));
-          }
-        }
+        pending.sums = sums_;
+        pending.rows = group.rows;
+        pending.add = g > 0;
+        pending.scores = scores(i) + b * kLanes;
+        pending.scale = scale;
+        pending.factors = of.first >= behind.from ? behind.factor : nullptr;
       }
     }
   }
@@ -221,34 +251,70 @@ class TileSpan {
     soften_rows<int16_t>(task_, shape_, work_, span_, part_, group, scores(i), weigh_row);
   }
 
-  // Two times sixteen columns of all groups' values, over blocks [first, last).
-  void accumulate(int column, int first, int last) const {
-    alignas(64) int32_t sums[6 * kSums];
-    uint8_t* const values = reinterpret_cast<uint8_t*>(work_.keys);
-    const int64_t next_pair = 2 * span_.v_pairs, next_lanes = 2 * span_.v_vecs;  // in bytes
-    const int count = shape_.width - column < 2 * kLanes ? 1 : 2;
-    for (int j = 0; j < count; ++j) {
-      uint8_t* to = values + j * kValuesBytes + first * kBlockTokens / 4 * kHalvesBytes;
-      for (int b = first; b < last; ++b) {
-        const uint8_t* v = span_.v[b] + (column / kLanes + j) * next_lanes;
-        const int64_t ahead = span_.after_v[b] - span_.v[b];
-        for (int pair = 0; pair < kBlockTokens / 2; pair += 2, v += 2 * next_pair, to += kHalvesBytes) {
-          split_lines(v, v + next_pair, to);
-          __builtin_prefetch(v + ahead, 0, 2);
-          __builtin_prefetch(v + next_pair + ahead, 0, 2);
-        }
+  // Chooses where the values of a group go. The last span that the group sees completes the result.
+  void direct_values(int i) {
+    const QueryGroup& group = groups_[i];
+    const int64_t row = group.row, width = shape_.width;
+    ValueRows& of = values_[i];
+    const auto position = [&](int64_t r) { return task_.first_position + r / task_.heads; };
+    of.width = width;
+    of.merged = state_ != nullptr;
+    of.divided = state_ && task_.to(position(row + group.rows - 1)) <= span_.start + kSpan;
+    if (state_) {
+      merge_lanes(shape_, part_, *state_, work_.factors, row, row + kTileQueries);
+      of.before = task_.from(position(row)) < span_.start ? state_->values + row * width : nullptr;
+      store(of.kept, load(work_.factors + row));
+      store(of.unit, load(work_.factors + shape_.lanes + row));
+      if (of.divided) store(of.inverse, inverse_sums(task_, shape_, *state_, row));
+    }
+    float* const values = (state_ ? state_->values : part_.values) + row * width;
+    for (int r = 0; r < group.rows; ++r) {
+      of.to[r] = values + r * width;
+      if (!of.divided) continue;
+      of.to[r] = task_.out + (row + r) / task_.heads * task_.out_token_stride +
+                 (row + r) % task_.heads * task_.out_head_stride;
+      for (int column = 0; column < task_.value_width; column += kLanes) __builtin_prefetch(of.to[r] + column, 1);
+    }
+  }
+
+  // Splits sixteen columns of the values of positions [64 p, 64 p + 64), in the order of weigh_halves().
+  void split_values(int column, int p, uint8_t* to) const {
+    const int64_t next_pair = 2 * span_.v_pairs, vec = 2 * span_.v_vecs;  // in bytes
+    const auto used = [&](int b) { return b >= span_.first && b < span_.last; };
+    for (int half = 0; half < 2; ++half, to += 2 * kHalvesBytes) {
+      int first = p * kTileCodes / kBlockTokens + half, second = first + 2;
+      if (!used(first)) first = second;
+      if (!used(second)) second = first;
+      if (!used(first)) continue;
+      const uint8_t *v = span_.v[first] + column / kLanes * vec, *w = span_.v[second] + column / kLanes * vec;
+      const uint8_t *after_v = v + (span_.after_v[first] - span_.v[first]),
+                    *after_w = w + (span_.after_v[second] - span_.v[second]);
+      for (int pair = 0; pair < kBlockTokens / 2; ++pair) {
+        uint8_t* line = to + (pair / 2 * 4 + pair % 2) * kHalvesBytes;
+        split_lines(_mm512_loadu_si512(v + pair * next_pair), _mm512_loadu_si512(w + pair * next_pair), line,
+                    line + kTileRowBytes);
+        __builtin_prefetch(after_v + pair * next_pair, 0, 2);
+        __builtin_prefetch(after_w + pair * next_pair, 0, 2);
       }
     }
+  }
+
+  // Sixteen columns of all groups' values, over blocks [first, last).
+  void accumulate(int column, int first, int last, PendingValues& pending) {
+    uint8_t* const values = reinterpret_cast<uint8_t*>(work_.keys);
+    constexpr int blocks = kTileCodes / kBlockTokens;
+    for (int p = first / blocks; p * blocks < last; ++p) split_values(column, p, values + p * kCodesBytes);
     for (int i = 0; i < count_; ++i) {
       const QueryGroup& group = groups_[i];
-      const int begin = group.first * kBlockTokens / kTileCodes,
-                end = (group.last * kBlockTokens + kTileCodes - 1) / kTileCodes;
+      const int begin = group.first / blocks, end = (group.last + blocks - 1) / blocks;
       const uint8_t* high = weights(i) + begin * kTileCodes;
-      multiply_codes(high, high + kTileQueries * kSpan, kSpan, values + begin * kCodesBytes, kValuesBytes, end - begin,
-                     sums);
-      float* out = part_.values + group.row * shape_.width + column;
-      for (int r = 0; r < group.rows; ++r, out += shape_.width)
-        for (int j = 0; j < count; ++j) store(out + j * kLanes, sums_of_row(sums, j, r));
+      multiply_codes(high, high + kTileQueries * kSpan, kSpan, values + begin * kCodesBytes, end - begin, sums_,
+                     pending);
+      pending.sums = sums_;
+      pending.rows = group.rows;
+      pending.column = column;
+      pending.lanes = task_.value_width - column < kLanes ? task_.value_width - column : kLanes;
+      pending.group = &values_[i];
     }
   }
 
@@ -257,9 +323,12 @@ class TileSpan {
   const Workspace& work_;
   const Span& span_;
   const SpanPart& part_;
+  const SpanPart* state_;
   const CacheShape cache_;
   int count_ = 0;
   QueryGroup groups_[kMostGroups];
+  ValueRows values_[kMostGroups];
+  alignas(64) int32_t sums_[3 * kSums];
 };
 
 // Configures the tiles during its lifetime.
@@ -272,15 +341,14 @@ struct TilesInUse {
   ~TilesInUse() { tile_release(); }
 };
 
-// Calls done(first query, last query) for every sixteen queries that see the span.
-template <class Done>
+// Attends to one span, and merges it into the state. Without a state, the part gets the values.
 void attend_tiles(const AttentionTask& task, const Shape& shape, const Workspace& work, const Span& span,
-                  const SpanPart& part, Done&& done) {
+                  const SpanPart& part, const SpanPart* state) {
   const TilesInUse configured;
-  TileSpan tiles(task, shape, work, span, part);
+  TileSpan tiles(task, shape, work, span, part, state);
   for (int64_t row = 0; row < shape.queries;) {
     row = tiles.take(row);
-    tiles.attend(done);
+    tiles.attend();
   }
 }
 

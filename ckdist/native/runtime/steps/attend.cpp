@@ -17,15 +17,17 @@ struct Attend : Carved<Attend, AttentionRun<Attend, ckdist_attend_step>> {
     return listed_bytes(r, step, step.listed, step.listed_block);
   }
 
-  // Buffers of one thread: the kernel's scratch memory, a rotated key, a normed value, the squares of a token's heads.
+  // Buffers of one thread: the kernel's scratch memory, rotated keys and normed values of a block's positions, the
+  // squares of a token's heads.
   struct Room {
     uint8_t* scratch;
     float *key, *value, *squares;
   };
   static Room room(Carver& c, const Inference& r, const Fields& step) {
     const Inference::Layer& layer = r.layers[step.layer];
-    return {c.bytes(r.kernels.attention.scratch_bytes(layer.cache, kQueryTile, layer.max_heads_per_kv)),
-            c.floats(layer.cache.key_width), c.floats(layer.cache.value_width),
+    const int heads = layer.max_heads_per_kv;
+    return {c.bytes(r.kernels.attention.scratch_bytes(layer.cache, query_tile(heads), heads)),
+            c.floats(kBlockTokens * layer.cache.key_width), c.floats(kBlockTokens * layer.cache.value_width),
             c.floats(step.squares >= 0 ? r.value(step.squares).width : 0)};
   }
 
@@ -50,7 +52,7 @@ struct Attend : Carved<Attend, AttentionRun<Attend, ckdist_attend_step>> {
     const float *q, *key, *value;  // (heads_per_kv, key_width), (key_width,), (value_width,)
     float *rotated, *rotated_key;  // (heads_per_kv, key_width), (key_width,)
   };
-  TokenHeads heads_of(int64_t token, int kv_head) {
+  TokenHeads heads_of(int64_t token, int kv_head, int slot) {
     const CacheShape& cache = layer().cache;
     const int64_t head = int64_t(layer().first_head[kv_head]) * cache.key_width,
                   key_column = int64_t(kv_head) * cache.key_width, value_column = int64_t(kv_head) * cache.value_width;
@@ -61,7 +63,7 @@ struct Attend : Carved<Attend, AttentionRun<Attend, ckdist_attend_step>> {
     float* const rotated = r.floats(in_place ? step.q : step.rotated).row(token) + head;
     if (!stores()) return {q, nullptr, nullptr, rotated, nullptr};
     return {q, r.row_of(step.k, token) + key_column, r.row_of(step.v, token) + value_column, rotated,
-            in_place ? r.floats(step.k).row(token) + key_column : buffers().key};
+            in_place ? r.floats(step.k).row(token) + key_column : buffers().key + slot * cache.key_width};
   }
 
   // Keys and values of the batch are stored: the layer has a cache of its own.
@@ -84,8 +86,13 @@ struct Attend : Carved<Attend, AttentionRun<Attend, ckdist_attend_step>> {
     if (norm >= 0 && step.norms_rotated) k.rms_norm(out, r.vector(norm), step.eps, width, out);
   }
 
-  // Norms and rotates one token's queries and key of one kv-head. Stores key and value.
-  void rotate_and_store(int sequence, int64_t token, int kv_head) {
+  struct KeyValue {
+    const float *key, *value;
+  };
+
+  // Norms and rotates one token's queries and key of one kv-head. Returns the key and value to be stored in a slot of a
+  // block, if the layer stores them.
+  KeyValue rotate_heads(int sequence, int64_t token, int kv_head, int slot) {
     const ElementwiseKernel& k = r.kernels.elementwise;
     const Inference::Layer& of = layer();
     const int width = of.cache.key_width;
@@ -93,15 +100,10 @@ struct Attend : Carved<Attend, AttentionRun<Attend, ckdist_attend_step>> {
     float q_factor = 0.f, k_factor = 0.f;
     const bool together = step.q_norm >= 0 && step.squares >= 0;
     if (together) inverse_norms(token, &q_factor, &k_factor);
-    auto [q, key, value, rotated, rotated_key] = heads_of(token, kv_head);
+    auto [q, key, value, rotated, rotated_key] = heads_of(token, kv_head, slot);
     const int64_t position = r.position_of(sequence, token);
     const Rope rope = rotation(token, position);
     const float scale = query_factor(step.query_beta, step.query_context, position + step.query_from_one);
-    uint8_t* const block = of.kv(kv_head) + block_offset(sequence, position);
-    // Prefetches the key half of the block, because storing a key touches each of its cache lines. Later positions of
-    // the block find the lines in the cache.
-    if (one_token_each() || position % kBlockTokens == 0)
-      for (int64_t line = 0; line < of.head_bytes / 2; line += 64) __builtin_prefetch(block + line, 1);
     for (int h = 0; h < of.heads_per_kv[kv_head]; h++, q += width, rotated += width) {
       const float* x = q;
       if (together)
@@ -110,18 +112,40 @@ struct Attend : Carved<Attend, AttentionRun<Attend, ckdist_attend_step>> {
       if (step.query_beta != 0.f)
         for (int i = 0; i < width; i++) rotated[i] *= scale;
     }
-    if (!stores()) return;
+    if (!stores()) return {};
     if (step.value_norm != 0) {  // before the key, which may be the value and be normed in place
-      unit_norm(value, of.cache.value_width, buffers().value);
-      value = buffers().value;
+      float* const normed = buffers().value + slot * of.cache.value_width;
+      unit_norm(value, of.cache.value_width, normed);
+      value = normed;
     }
     if (together)
       k.scale_weighted(key, k_factor, r.vector(step.k_norm) + key_column, width, rotated_key), key = rotated_key;
     norm_and_rotate(key, together ? -1 : step.k_norm, rope, width, rotated_key);
-    r.kernels.attention.store(of.cache, block, int(position % kBlockTokens), rotated_key, value);
+    return {rotated_key, value};
   }
 
-  // Prefetches the rows that rotate_and_store() reads. Tokens' rows are pages apart, so the hardware does not prefetch
+  // Norms and rotates the queries and keys of tokens of one block. Stores keys and values.
+  void rotate_and_store(int sequence, int64_t first, int64_t end, int kv_head) {
+    const Inference::Layer& of = layer();
+    const int64_t position = r.position_of(sequence, first);
+    const int slot = int(position % kBlockTokens), count = int(end - first);
+    uint8_t* const block = of.kv(kv_head) + block_offset(sequence, position);
+    // Prefetches the key half of the block, because storing a key touches each of its cache lines. Later positions of
+    // the block find the lines in the cache.
+    if (one_token_each() || slot == 0)
+      for (int64_t line = 0; line < of.head_bytes / 2; line += 64) __builtin_prefetch(block + line, 1);
+    const float *keys[kBlockTokens], *values[kBlockTokens];
+    for (int i = 0; i < count; i++) {
+      if (!one_token_each()) fetch_token(std::min(first + i + kTokensAhead, r.batch.tokens - 1), kv_head);
+      const KeyValue rows = rotate_heads(sequence, first + i, kv_head, slot + i);
+      keys[i] = rows.key, values[i] = rows.value;
+    }
+    if (!stores()) return;
+    if (count == kBlockTokens) return r.kernels.attention.store_block(of.cache, block, keys, values);
+    for (int i = 0; i < count; i++) r.kernels.attention.store(of.cache, block, slot + i, keys[i], values[i]);
+  }
+
+  // Prefetches the rows that rotate_heads() reads. Tokens' rows are pages apart, so the hardware does not prefetch
   // them.
   void fetch_token(int64_t token, int kv_head) {
     const Inference::Layer& layer = this->layer();
@@ -144,7 +168,7 @@ struct Attend : Carved<Attend, AttentionRun<Attend, ckdist_attend_step>> {
     const int64_t items = r.batch.sequences * kv_heads;
     const auto attend_one = [&](int64_t item, int64_t next) {
       const int sequence = int(item / kv_heads), kv_head = int(item % kv_heads);
-      rotate_and_store(sequence, sequence, kv_head);
+      rotate_and_store(sequence, sequence, sequence + 1, kv_head);
       AttentionTask task = task_of({sequence, 0, 1, kv_head});
       if (next < items) read_next(task, int(next / kv_heads), int(next % kv_heads));
       r.kernels.attention.attend(task, r.memory(thread));
@@ -171,16 +195,15 @@ struct Attend : Carved<Attend, AttentionRun<Attend, ckdist_attend_step>> {
     const int kv_heads = layer().kv_heads;
     clear_parts();
     for (int64_t i = thread; i < r.batch.sequences * kv_heads; i += r.active())
-      rotate_and_store(int(i / kv_heads), i / kv_heads, int(i % kv_heads));
+      rotate_and_store(int(i / kv_heads), i / kv_heads, i / kv_heads + 1, int(i % kv_heads));
     r.meet(thread, index);
     attend_parts(split);
     r.finish(thread, index, step.out, r.batch.tokens);
   }
 
   void attend_prompt() {
-    each_stored(layer().kv_heads, [&](int sequence, int64_t token, int kv_head) {
-      fetch_token(std::min(token + kTokensAhead, r.batch.tokens - 1), kv_head);
-      rotate_and_store(sequence, token, kv_head);
+    each_stored_block(layer().kv_heads, [&](int sequence, int64_t first, int64_t end, int kv_head) {
+      rotate_and_store(sequence, first, end, kv_head);
     });
     r.meet(thread, index);
     if (step.listed >= 0) attend_listed();

@@ -6,7 +6,10 @@
 
 namespace ckdist {
 
-constexpr int kQueryTile = 32;  // most query tokens of one attention task
+// Most query tokens of one attention task: this number, or as many as have this number of queries. With AMX, the bytes
+// of keys and values are split once for up to 128 queries.
+constexpr int kQueryTile = 32, kMostQueries = 128;
+inline int query_tile(int heads_per_kv) { return std::max(kQueryTile, kMostQueries / std::max(heads_per_kv, 1)); }
 // The same for latent attention. Its heads are wide: the sums of 128 queries stay in the L2 cache.
 constexpr int kLatentTile = 16;
 constexpr int64_t kTasksEach = 8;  // tasks of a thread if contexts are divided
@@ -323,7 +326,7 @@ struct AttentionRun : LayerRun<StepFields> {
   // Attention for tokens of prompts, whose keys are stored, if they see all positions before them.
   void attend_tiles() {
     const int kv_heads = layer().kv_heads;
-    int tile_tokens = layer().cache.latent ? kLatentTile : kQueryTile;
+    int tile_tokens = layer().cache.latent ? kLatentTile : query_tile(layer().max_heads_per_kv);
     const int32_t listed = fields().listed;
     const auto dense_tokens = [&](int64_t s) {
       const BatchView::Chunk& chunk = r.batch.chunks[s];

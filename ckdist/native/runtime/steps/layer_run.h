@@ -38,11 +38,19 @@ struct LayerRun : InferenceRun<Fields> {
     if (first + dims < width) std::copy(x + first + dims, x + width, out + first + dims);
   }
 
-  // Calls store(sequence, token, kv_head) for this thread's part of the kv-heads and blocks of a batch. Heads, or parts
-  // of a head's tokens, are divided over the threads in the same way for storing and for attending. One thread stores
-  // all positions of a block, because they share cache lines.
+  // Calls store(sequence, token, kv_head) for this thread's part of the kv-heads and blocks of a batch.
   template <class Store>
   void each_stored(int kv_heads, Store&& store) {
+    each_stored_block(kv_heads, [&](int sequence, int64_t first, int64_t end, int kv_head) {
+      for (int64_t token = first; token < end; token++) store(sequence, token, kv_head);
+    });
+  }
+
+  // The same with store(sequence, first token, end, kv_head) for the tokens of a block. Heads, or parts of a head's
+  // tokens, are divided over the threads in the same way for storing and for attending. One thread stores all positions
+  // of a block, because they share cache lines.
+  template <class Store>
+  void each_stored_block(int kv_heads, Store&& store) {
     int64_t blocks = 0;
     for (int64_t s = 0; s < r.batch.sequences; s++) {
       const BatchView::Chunk& chunk = r.batch.chunks[s];
@@ -56,7 +64,7 @@ struct LayerRun : InferenceRun<Fields> {
         position += next - first;
         for (int h = 0; h < kv_heads; h++) {
           if (h * blocks + block < own.begin || h * blocks + block >= own.end) continue;
-          for (int64_t token = first; token < next; token++) store(int(sequence), token, h);
+          store(int(sequence), first, next, h);
         }
       }
     }
