@@ -68,7 +68,7 @@ void scores(const IndexTask& task, const uint8_t* const* blocks, int count, floa
 }  // namespace
 
 extern const AttentionKernel attention_kernel = {
-    attention_block_bytes, attention_store, attention_store_block, scratch_bytes, part_bytes, attend,
+    attention_block_bytes, attention_store, attention_store_block, scratch_bytes, part_bytes,    attend,
     attend_spans,          merge,           index_codes,           scores,        attention_copy};
 
 }  // namespace CKDIST_ISA

@@ -23,6 +23,10 @@ void attend_bytes_spans(const AttentionTask& task, int64_t first, int64_t last, 
 constexpr float kLargestCode = 32767.0f, kLongest = 46200.0f;
 constexpr float kLargestValue = 16383.0f, kMostWeight = 130800.0f;
 
+struct CodeScale {
+  float factor, scale;  // codes are numbers * factor, numbers are codes * scale
+};
+
 // The numbers of a row. whole: the number of its Vecs if known, or 0. If known, loops are unrolled.
 template <int whole>
 struct Numbers {
@@ -38,15 +42,25 @@ struct Numbers {
       peak = max(peak, abs(load_at(i)));
       probe = fma(load_at(i), set(0.0f), probe);
     }
-    const float largest = reduce_max(peak);
-    return reduce_sum(probe) == 0.0f ? largest : __builtin_nanf("");
+    if (__builtin_expect(!(reduce_sum(probe) == 0.0f), false)) return __builtin_nanf("");
+    return reduce_max(peak);
   }
-  float squares(float factor) const {
-    Vec sum = set(0.0f);
-    for (int i = 0; i < count(); i += kLanes) sum = fma(load_at(i) * set(factor), load_at(i) * set(factor), sum);
-    return reduce_sum(sum);
+  // For codes of at most `largest` and a vector length of at most `longest`.
+  CodeScale fit(float magnitude, float largest, float longest) const {
+    if (!(magnitude >= 1e-28f)) return {0.0f, magnitude < 1e-28f ? 0.0f : magnitude};
+    Vec squares = set(0.0f);
+    const Vec inverse = set(1.0f / magnitude);
+    for (int i = 0; i < count(); i += kLanes) squares = fma(load_at(i) * inverse, load_at(i) * inverse, squares);
+    const float limit = longest / __builtin_sqrtf(reduce_sum(squares));
+    const float peak_code = limit < largest ? limit : largest;
+    return {peak_code / magnitude, magnitude / peak_code};
   }
+  // All codes are 0 if the factor is.
   void round(float factor, int16_t* codes) const {
+    if (factor == 0.0f) {
+      std::memset(codes, 0, 2 * count());
+      return;
+    }
     for (int i = 0; i < count(); i += kLanes) {
       const Vec numbers = load_at(i) * set(factor);
       if (count() - i >= kLanes) {
@@ -60,44 +74,37 @@ struct Numbers {
   }
 };
 
-// Each step is done for all rows before the next one, so that no row waits for the sums of another one.
-template <int whole, class Row>
-CKDIST_INLINE void quantise_vecs(Row&& row, int rows, int n, float largest, float longest, int16_t* codes,
-                                 int64_t stride, float* scales) {
-  float magnitudes[kLanes], factors[kLanes];
-  for (int r = 0; r < rows; ++r) magnitudes[r] = Numbers<whole>{row(r), n}.magnitude();
-  for (int r = 0; r < rows; ++r) {
-    const float magnitude = magnitudes[r];
-    if (magnitude >= 1e-28f) {
-      const float limit = longest / __builtin_sqrtf(Numbers<whole>{row(r), n}.squares(1.0f / magnitude));
-      const float peak_code = limit < largest ? limit : largest;
-      factors[r] = peak_code / magnitude;
-      scales[r] = magnitude / peak_code;
-    } else {
-      factors[r] = 0.0f;
-      scales[r] = magnitude < 1e-28f ? 0.0f : magnitude;
-    }
-  }
-  for (int r = 0; r < rows; ++r) {
-    if (factors[r] > 0.0f) Numbers<whole>{row(r), n}.round(factors[r], codes + r * stride);
-    else std::memset(codes + r * stride, 0, 2 * n);
-  }
+// codes = round(x / scale), with codes of at most `largest` and a vector length of at most `longest`. Returns the
+// scale, or NaN if any x is NaN or infinite, so that it shows in the result. n is a multiple of 8.
+CKDIST_INLINE float quantise(const float* x, int n, float largest, float longest, int16_t* codes) {
+  const auto quantise_one = [&](auto numbers) CKDIST_INLINED {
+    const CodeScale to = numbers.fit(numbers.magnitude(), largest, longest);
+    numbers.round(to.factor, codes);
+    return to.scale;
+  };
+  if (n == 8 * kLanes) return quantise_one(Numbers<8>{x, n});
+  return n == 4 * kLanes ? quantise_one(Numbers<4>{x, n}) : quantise_one(Numbers<0>{x, n});
 }
-// Up to sixteen rows: codes = round(row(r)[i] / scale), (rows, n) through the stride, with codes of at most `largest`
-// and a vector length of at most `longest`. A scale is NaN if any number of the row is NaN or infinite, so that it shows
-// in the result. n is a multiple of 8.
+
+// The same for up to sixteen rows: row(r) are the numbers of row r, codes are (rows, n) through the stride. Each step
+// is done for all rows before the next one, so that no row waits for the sums of another one.
 template <class Row>
 CKDIST_INLINE void quantise_rows(Row&& row, int rows, int n, float largest, float longest, int16_t* codes,
                                  int64_t stride, float* scales) {
-  if (n == 8 * kLanes) quantise_vecs<8>(row, rows, n, largest, longest, codes, stride, scales);
-  else if (n == 4 * kLanes) quantise_vecs<4>(row, rows, n, largest, longest, codes, stride, scales);
-  else quantise_vecs<0>(row, rows, n, largest, longest, codes, stride, scales);
-}
-// The same for one row. Returns its scale.
-CKDIST_INLINE float quantise(const float* x, int n, float largest, float longest, int16_t* codes) {
-  float scale;
-  quantise_rows([&](int) { return x; }, 1, n, largest, longest, codes, 0, &scale);
-  return scale;
+  const auto quantise_all = [&](auto numbers) CKDIST_INLINED {
+    using Numbers = decltype(numbers);
+    float magnitudes[kLanes], factors[kLanes];
+    for (int r = 0; r < rows; ++r) magnitudes[r] = Numbers{row(r), n}.magnitude();
+    for (int r = 0; r < rows; ++r) {
+      const CodeScale to = Numbers{row(r), n}.fit(magnitudes[r], largest, longest);
+      factors[r] = to.factor;
+      scales[r] = to.scale;
+    }
+    for (int r = 0; r < rows; ++r) Numbers{row(r), n}.round(factors[r], codes + r * stride);
+  };
+  if (n == 8 * kLanes) quantise_all(Numbers<8>{});
+  else if (n == 4 * kLanes) quantise_all(Numbers<4>{});
+  else quantise_all(Numbers<0>{});
 }
 
 // Moves sixteen rows of codes, (16, width), to lanes: (width / 2, 16, 2). Pairs are moved as floats.
@@ -106,8 +113,7 @@ CKDIST_INLINE void move_to_lanes(const int16_t* codes, int width, int16_t* lanes
   for (int i = 0; i < pairs; i += kLanes) {
     const int count = pairs - i < kLanes ? pairs - i : kLanes;
     Vec tile[kLanes];
-    for (int r = 0; r < kLanes; ++r)
-      tile[r] = load_n(reinterpret_cast<const float*>(codes + r * width + 2 * i), count);
+    for (int r = 0; r < kLanes; ++r) tile[r] = load_n(reinterpret_cast<const float*>(codes + r * width + 2 * i), count);
     transpose(tile);
     for (int j = 0; j < count; ++j) store(reinterpret_cast<float*>(lanes + (i + j) * 2 * kLanes), tile[j]);
   }

@@ -198,8 +198,7 @@ void attention_store_block(const CacheShape& cache, uint8_t* block, const float*
   const int key_width = cache.key_width, value_width = cache.value_width;
   const bool words = cache.key_type == KvType::i16 && cache.value_type == KvType::i16;
   if (!words || cache.latent || key_width > kMostWidth || value_width > kMostWidth) {
-    for (int slot = 0; slot < kBlockTokens; ++slot)
-      attention_store(cache, block, slot, k[slot], v[slot]);
+    for (int slot = 0; slot < kBlockTokens; ++slot) attention_store(cache, block, slot, k[slot], v[slot]);
     return;
   }
   const BlockLayout layout(cache);

@@ -68,8 +68,8 @@ CKDIST_INLINE void split_keys(const CacheShape& cache, const uint8_t* block, uin
   }
 }
 
-// Converts a row of scores to weights, padded to whole products. Two lines of a product are blocks 0 and 1, and blocks 2
-// and 3, of 64 positions.
+// Converts a row of scores to weights, padded to whole products. Two lines of a product are blocks 0 and 1, and blocks
+// 2 and 3, of 64 positions.
 CKDIST_INLINE void weigh_halves(const QueryGroup& group, const float* scores, const float* v_scales, Vec factor,
                                 uint8_t* high, uint8_t* low) {
   const int from = group.first * kLanes, to = group.last * kLanes;
@@ -139,8 +139,7 @@ struct PendingScores {
   void combine(int first, int last) const {
     for (int r = first; r < last && r < rows; ++r) {
       float* score = scores + r * kSpan;
-      store(score, fma(sums_of_row(sums, r), factors ? scale * set(factors[r]) : scale,
-                       add ? load(score) : set(0.0f)));
+      store(score, fma(sums_of_row(sums, r), factors ? scale * set(factors[r]) : scale, add ? load(score) : set(0.0f)));
     }
   }
 };
@@ -172,8 +171,8 @@ struct PendingValues {
 };
 
 // Several groups of queries and one span. Keys and values are split just before use, so that they are in the L1 cache.
-// For blocks that are not in use, and columns beyond the width, the buffers hold old data: their weights are 0, or their
-// sums are not read.
+// For blocks that are not in use, and columns beyond the width, the buffers hold old data: their weights are 0, or
+// their sums are not read.
 class TileSpan {
  public:
   // state: the spans before this one, which it is merged into; null: the part gets its values.

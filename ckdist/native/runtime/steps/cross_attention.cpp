@@ -24,8 +24,7 @@ struct AttendCross : AttentionRun<AttendCross, ckdist_attend_cross_step> {
   AttentionFields attention() const { return {step.q, step.out, 0, step.scale, 0.f, -1, false, true}; }
   static int64_t thread_bytes(const Inference& r, const Fields& step) {
     const Inference::Layer& layer = r.layers[step.layer];
-    return r.kernels.attention.scratch_bytes(layer.cache, query_tile(layer.max_heads_per_kv),
-                                             layer.max_heads_per_kv);
+    return r.kernels.attention.scratch_bytes(layer.cache, query_tile(layer.max_heads_per_kv), layer.max_heads_per_kv);
   }
 
   void run() {
