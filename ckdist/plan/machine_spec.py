@@ -25,7 +25,8 @@ CATALOGUE = pathlib.Path(__file__).parent / "machines"
 MAX_TYPES = 256
 FORMATS = "F32", "BF16", "Q8_0"  # the weight type that stands for each activation format (float32, bfloat16, int8)
 MANY = 256  # rows of a product at its second rate
-# Weights per second that a core expands for prompts in tiles: assumed. Vectors of a Zen 5 core expanded 13 to 21e9.
+# Weights per second that a core expands for prompts in tiles: assumed. A core of a Xeon with AMX (family 6 model 207)
+# expanded 12 to 13e9, by the rates of Q4_K and BF16; vectors of a Zen 5 core 13 to 21e9.
 EXPANDED = 1e10
 SATURATING = 0.5  # of a node's cores reach its bandwidth
 MEASURED, DATA_SHEET = "measured", "data sheet, not measured"

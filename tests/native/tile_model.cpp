@@ -22,7 +22,8 @@ CKDIST_EXPORT void tile_operations(int64_t* out) {
 // Whether this thread's tiles are configured.
 CKDIST_EXPORT int tiles_are_live() { return tile_model.configured; }
 
-// ckdist_multiply with the kernel of prompts. up: null, or tiles of a matrix of which the first one is the gate (SiLU).
+// ckdist_multiply with the kernel of prompts. If `up` is not null: y = SiLU(the product) * (the product with the tiles
+// at up).
 CKDIST_EXPORT void tile_multiply_prompt(int type, int64_t rows, int64_t cols, const uint8_t* tiles, int64_t begin,
                                         int64_t end, const uint8_t* x, int64_t x_stride, int strips, int64_t tokens,
                                         float* y, const uint8_t* up) {
