@@ -14,6 +14,7 @@ from typing import NoReturn
 from ckdist import __version__, native
 from ckdist.cli.arguments import escaped, is_in_environment, parse_arguments
 from ckdist.cli.frozen_import import frozen_import
+from ckdist.ended_threads import raise_priorities
 from ckdist.errors import CkdistError, ConfigError, EngineError, FetchError, UserError
 
 # Command -> (its class in `ckdist.config`, imported on demand; its line of help).
@@ -160,6 +161,7 @@ def main(arguments: list[str] | None = None) -> int:
         with contextlib.suppress(OSError):  # the reader has gone
             if sys.stdout is not None:
                 sys.stdout.flush()
+        raise_priorities(os.getpid())
         os._exit(code)
     return 0
 

@@ -16,6 +16,7 @@ from typing import Any, NoReturn, TypeVar
 from ckdist.comm.bootstrap.launchers import CONNECTIONS_VARIABLE, MPI_VARIABLES, is_rank
 from ckdist.comm.host_name import rank_on_host
 from ckdist.comm.world_protocol import World
+from ckdist.ended_threads import raise_priorities
 from ckdist.errors import CkdistError, CommError, ConfigError, UserError
 
 log = logging.getLogger(__name__)
@@ -91,4 +92,5 @@ def leave(code: int) -> NoReturn:
     """Ends this process at once after a failure. It waits for nothing, because peers may be gone."""
     sys.stdout.flush()
     sys.stderr.flush()
+    raise_priorities(os.getpid())
     os._exit(code)

@@ -12,7 +12,7 @@ from typing import IO, Any
 
 import psutil
 
-from ckdist.launcher.ended_threads import end_soon
+from ckdist.ended_threads import end_soon
 from ckdist.launcher.event_loop import EventLoop
 from ckdist.prctl import adopt_orphans, die_with_parent
 

@@ -12,8 +12,8 @@ from typing import IO, TYPE_CHECKING
 from ckdist.comm.bootstrap.launchers import AGAIN
 from ckdist.config.given_elsewhere import environment_without
 from ckdist.config.serve_config import ServeConfig
+from ckdist.ended_threads import end_soon
 from ckdist.engine.socket_directory import DIRECTORY, PARENT, PREFIX, TURNS, socket_address
-from ckdist.launcher.ended_threads import end_soon
 from ckdist.python_words import module_words
 from ckdist.serve.error_output import ErrorOutput
 

@@ -18,6 +18,7 @@ import pytest
 
 from tests.support import launcher
 from tests.support.clients import openai
+from tests.support.launched import wait_ended
 from tests.support.launcher import environment, mpirun, one_host, run_ranks
 from tests.support.paths import ROOT
 from tests.support.served import wait_healthy
@@ -327,8 +328,7 @@ def test_a_killed_http_process_is_started_again(server, client):
 def test_ranks_end_with_a_killed_mpirun():
     with serving(2, cold=True) as server:
         server.process.kill()
-        _, left = psutil.wait_procs(server.ranks, 20)
-        assert not left
+        assert wait_ended(server.ranks, 20) == []
 
 
 @pytest.mark.parametrize(
@@ -350,10 +350,10 @@ def test_a_lost_rank_ends_the_job_by_name(kill, flags):
         with pytest.raises((openai.APIError, httpx.RemoteProtocolError)):
             for _ in stream:
                 pass
-        code = server.process.wait(20)
-        assert time.monotonic() - start < 15 and code != 0
+        code = server.process.wait(30)
+        assert time.monotonic() - start < 30 and code != 0
         assert "rank 2" in server.output()
-        assert not psutil.wait_procs(server.ranks, timeout=10)[1]
+        assert wait_ended(server.ranks, 20) == []
 
 
 def test_stages_serve_many_at_once_and_drain():

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 
 import psutil
 
+from ckdist.ended_threads import end_soon
 from tests.support.launcher import environment, one_host
 from tests.support.paths import ROOT
 
@@ -64,6 +65,7 @@ def wait_ended(processes: list[psutil.Process], seconds: float) -> list[psutil.P
     family = {os.getpid(), *(process.pid for process in processes)}
 
     def ended(process: psutil.Process) -> bool:
+        end_soon(process.pid)
         try:
             return not process.is_running() or (
                 process.status() == psutil.STATUS_ZOMBIE and process.ppid() not in family

@@ -19,6 +19,7 @@ import tempfile
 import threading
 from collections.abc import Iterator
 
+from ckdist.ended_threads import end_soon
 from tests.support.paths import ROOT
 
 STUB = ROOT / "tests/support/programs/stub.py"
@@ -84,7 +85,8 @@ def run(connection: socket.socket) -> None:
             selector.register(end, selectors.EVENT_READ)
             selector.register(connection, selectors.EVENT_READ)
             while program.poll() is None:
-                for key, _ in selector.select():
+                end_soon(program.pid)
+                for key, _ in selector.select(0.5):
                     if key.fileobj is connection:
                         number = connection.recv(16)
                         program.send_signal(int(number or b"9"))

@@ -8,9 +8,9 @@ import sys
 import pytest
 
 from ckdist.comm.bootstrap.launched_world import describe, inherited
+from ckdist.ended_threads import end_soon
 from ckdist.errors import CommError, ConfigError
 from ckdist.launcher.agent_frames import GREETING, FrameReader, packed
-from ckdist.launcher.ended_threads import end_soon
 from ckdist.launcher.hosts import Host, parse_hosts, place_ranks, read_hostfile
 from ckdist.launcher.local_ranks import Lines
 from ckdist.launcher.remote_ranks import SSH, agent_words
