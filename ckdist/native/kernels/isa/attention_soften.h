@@ -47,16 +47,22 @@ CKDIST_INLINE float complete_scores(const AttentionTask& task, const Workspace& 
   const bool plain = task.bias == nullptr && task.soft_cap <= 0.0f;
   const Vec factor = set(work.factor[group.row + r]);
   Vec largest = set(-__builtin_inff());
-  for (int i = from; i < to; i += kLanes) {
-    Vec s = load(scores + i) * factor;
-    if (!plain) {
-      if (task.bias) s = s + load(biases + i);
-      s = cap(s, task.soft_cap);
+  const auto complete = [&](auto completed) CKDIST_INLINED {
+    for (int i = from; i < to; i += kLanes) {
+      const Vec s = completed(load(scores + i) * factor, i);
+      store(scores + i, s);
+      largest = max(s, largest);
     }
-    s = seen_or(low, high, i, s, set(-__builtin_inff()));
-    store(scores + i, s);
-    largest = max(s, largest);
-  }
+  };
+  if (plain && low <= from && high >= to) complete([](Vec s, int) CKDIST_INLINED { return s; });
+  else
+    complete([&](Vec s, int i) CKDIST_INLINED {
+      if (!plain) {
+        if (task.bias) s = s + load(biases + i);
+        s = cap(s, task.soft_cap);
+      }
+      return seen_or(low, high, i, s, set(-__builtin_inff()));
+    });
   return reduce_max(largest);
 }
 

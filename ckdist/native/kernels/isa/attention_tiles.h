@@ -73,38 +73,40 @@ CKDIST_INLINE void split_keys(const CacheShape& cache, const uint8_t* block, uin
 CKDIST_INLINE void weigh_halves(const QueryGroup& group, const float* scores, const float* v_scales, Vec factor,
                                 uint8_t* high, uint8_t* low) {
   const int from = group.first * kLanes, to = group.last * kLanes;
-  const auto codes = [&](int at) {
-    if (at < from || at >= to) return _mm512_setzero_si512();
+  const auto weigh = [&](auto codes) CKDIST_INLINED {
+    for (int i = from / kTileCodes * kTileCodes; i < to; i += kTileCodes)
+      split_lines(_mm512_packs_epi32(codes(i), codes(i + kLanes)),
+                  _mm512_packs_epi32(codes(i + 2 * kLanes), codes(i + 3 * kLanes)), high + i, low + i);
+  };
+  const auto codes = [&](int at) CKDIST_INLINED {
     return _mm512_cvtps_epi32(((load(scores + at) * factor) * load(v_scales + at)).v);
   };
-  for (int i = from / kTileCodes * kTileCodes; i < to; i += kTileCodes)
-    split_lines(_mm512_packs_epi32(codes(i), codes(i + kLanes)),
-                _mm512_packs_epi32(codes(i + 2 * kLanes), codes(i + 3 * kLanes)), high + i, low + i);
+  if ((from | to) % kTileCodes == 0) weigh(codes);
+  else weigh([&](int at) CKDIST_INLINED { return at < from || at >= to ? _mm512_setzero_si512() : codes(at); });
 }
 
 // Products of `steps` times 64 codes of 16 rows with 16 columns. sums: [high by high; high by low and low by high; low
-// by low][row][column]. After each product, combines `each` rows of the pending sums, which may be the same memory.
+// by low][row][column]. After each product, combines `each` rows of the pending sums, which may be the same memory. A
+// factor is loaded just before its first product.
 template <int each, class Pending>
 CKDIST_INLINE void add_products(const uint8_t* high, const uint8_t* low, int64_t stride, const uint8_t* codes,
                                 int steps, int32_t* sums, const Pending& pending) {
-  // TILEZERO would make the next product wait for all before it (20 ns); loading zeros does not.
-  alignas(64) static constexpr int32_t kZeros[kLanes] = {};
-  tile_load<0>(kZeros, 0);
-  tile_load<1>(kZeros, 0);
-  tile_load<2>(kZeros, 0);
+  tile_zero<0>();
+  tile_zero<1>();
+  tile_zero<2>();
   int row = 0;
   for (int s = 0; s < steps; ++s, high += kTileCodes, low += kTileCodes, codes += kCodesBytes) {
     tile_load<3>(high, stride);
     tile_load<4>(codes, kHalvesBytes);
-    tile_load<5>(codes + kTileRowBytes, kHalvesBytes);
-    tile_load<6>(low, stride);
     tile_dot_bytes<0, 3, 4>();
+    tile_load<5>(low, stride);
     pending.combine(row, row + each);
-    tile_dot_bytes<1, 3, 5, true, false>();
+    tile_dot_bytes<1, 5, 4, false, true>();
+    tile_load<6>(codes + kTileRowBytes, kHalvesBytes);
     pending.combine(row + each, row + 2 * each);
-    tile_dot_bytes<2, 6, 5, false, false>();
+    tile_dot_bytes<2, 5, 6, false, false>();
     pending.combine(row + 2 * each, row + 3 * each);
-    tile_dot_bytes<1, 6, 4, false, true>();
+    tile_dot_bytes<1, 3, 6, true, false>();
     pending.combine(row + 3 * each, row + 4 * each);
     row += 4 * each;
   }
