@@ -19,6 +19,7 @@ FLOORS = {
     "overrides": 1,
     "topology": 1,
     "comm": 1,
+    "ended_threads": 1,
     "hub": 1,
     "launcher": 1,
     "layout": 1,
